@@ -31,57 +31,57 @@ def ones(n):
 # algorithm: numbers of ranks in the pictures; messages in a row; most bytes that a rank sends, as parts of N; description
 ABOUT = {
     "all_reduce=direct": ((4,), ("2", lambda n: 2), ("2 (n-1)/n", lambda n: 2 * (n - 1) / n),
-                          "Rank j owns slice j: it gets that slice of all others, adds all at once, and sends the sum to everyone."),
+                          "Rank j owns slice j: it receives that slice from all others, adds all at once, and sends the sum to all."),
     "all_reduce=symmetric": ((4,), ("1", lambda n: 1), ("(n-1)", lambda n: n - 1),
-                             "Everyone sends everything to everyone and adds: the shortest way for a few bytes on a few ranks."),
+                             "Each rank sends all its data to all others and adds: the lowest latency for a few bytes on a few ranks."),
     "all_reduce=recursive_doubling": ((8, 6), ("log2 n", log), ("log2 n", log),
-                                      "Partners at distance 1, 2, 4, ... exchange their sums. Where n is no power of two, some neighbours "
-                                      "form pairs in which one gives its data to the other first and gets the result at last; the pairs "
-                                      "are the nodes of the sum tree, so its order is kept for any n."),
+                                      "Partners at distance 1, 2, 4, ... exchange their sums. If n is no power of two, some neighbors "
+                                      "form pairs: one sends its data to the other first, and receives the result at the end. The pairs "
+                                      "are nodes of the sum tree, so its order is kept for any n."),
     "all_reduce=rabenseifner": ((8,), ("2 log2 n", lambda n: 2 * log(n)), ("2 (n-1)/n", lambda n: 2 * (n - 1) / n),
-                                "Recursive halving, then doubling: at distance 1, 2, 4, ... partners share the adding of what they have "
-                                "in common; then the pieces come back the same way."),
+                                "Recursive halving, then doubling: at distance 1, 2, 4, ... each partner adds one half of the slices that "
+                                "both have; then the sums return by the same steps."),
     "all_reduce=tree": ((8,), ("2 log2 n", lambda n: 2 * log(n)), ("log2 n", log),
-                        "Sums go up the sum tree, the result comes down. Segments follow each other."),
+                        "Sums go up the sum tree, the result goes down. Segments are pipelined."),
     "all_reduce=ring": ((4,), ("2 (n-1)", lambda n: 2 * (n - 1)), ("2 (n-1)/n", lambda n: 2 * (n - 1) / n),
-                        "Slice j starts at rank j + 1, goes around once and grows, and a second time complete. Each rank has one neighbour to "
-                        "send to and one to hear from."),
+                        "Slice j starts at rank j + 1 and goes around the ring twice: first it is summed, then the sum is distributed. Each "
+                        "rank sends to one neighbor and receives from the other."),
     "reduce_scatter=direct": ((4,), ("1", lambda n: 1), ("(n-1)/n", lambda n: (n - 1) / n),
                               "The first half of all_reduce=direct."),
     "reduce_scatter=recursive_halving": ((8,), ("log2 n", log), ("(n-1)/n", lambda n: (n - 1) / n),
                                          "The first half of rabenseifner. The blocks are sorted first, so that the halves at distance 1, 2, 4, ... "
                                          "are contiguous and the order of the tree is kept."),
     "reduce_scatter=ring": ((4,), ("n-1", lambda n: n - 1), ("(n-1)/n", lambda n: (n - 1) / n), "The first half of all_reduce=ring."),
-    "all_gather=direct": ((4,), ("1", lambda n: 1), ("(n-1)/n", lambda n: (n - 1) / n), "Everyone sends its part to everyone."),
+    "all_gather=direct": ((4,), ("1", lambda n: 1), ("(n-1)/n", lambda n: (n - 1) / n), "Each rank sends its part to all others."),
     "all_gather=recursive_doubling": ((8,), ("log2 n", log), ("(n-1)/n", lambda n: (n - 1) / n),
-                                      "Partners at distance 1, 2, 4, ... exchange all that they have so far."),
+                                      "Partners at distance 1, 2, 4, ... exchange all parts that they have so far."),
     "all_gather=bruck": ((6,), ("log2 n, rounded up", lambda n: math.ceil(math.log2(n))), ("(n-1)/n", lambda n: (n - 1) / n),
-                         "Everyone gives what it has to the rank 1, 2, 4, ... below: any n in as few rounds as there can be. Parts travel to "
-                         "where they belong, so nothing is moved afterwards; a message that passes the end of the ring is two."),
+                         "Each rank sends all parts that it has to the rank 1, 2, 4, ... below: the fewest rounds possible for any n. Parts "
+                         "arrive where they belong, so nothing is moved afterwards; a message that passes the end of the ring is split."),
     "all_gather=ring": ((4,), ("n-1", lambda n: n - 1), ("(n-1)/n", lambda n: (n - 1) / n), "The second half of all_reduce=ring."),
-    "broadcast=direct": ((4,), ("1", lambda n: 1), ("(n-1)", lambda n: n - 1), "The root sends to everyone."),
-    "broadcast=binomial": ((8,), ("log2 n", log), ("log2 n", log), "Down the sum tree; who has the data helps to spread it."),
+    "broadcast=direct": ((4,), ("1", lambda n: 1), ("(n-1)", lambda n: n - 1), "The root sends to all others."),
+    "broadcast=binomial": ((8,), ("log2 n", log), ("log2 n", log), "Down the sum tree: each rank that has the data forwards it."),
     "broadcast=pipelined": ((4,), ("n-1, and segments", None), ("1", lambda n: 1),
-                            "A chain that passes on each segment when it has come: nobody sends more than N."),
-    "reduce=direct": ((4,), ("1", lambda n: 1), ("1", lambda n: 1), "Everyone sends to the root, which adds all at once."),
+                            "A chain that forwards each segment on arrival: no rank sends more than N."),
+    "reduce=direct": ((4,), ("1", lambda n: 1), ("1", lambda n: 1), "All others send to the root, which adds all at once."),
     "reduce=binomial": ((8,), ("log2 n", log), ("1", lambda n: 1),
-                        "Up the sum tree. The root keeps each node that it is in, so no other hop is needed for any root."),
-    "gather=direct": ((4,), ("1", lambda n: 1), ("1/n", lambda n: 1 / n), "Everyone sends to the root."),
-    "gather=binomial": ((8,), ("log2 n", log), ("1/2", lambda n: 1 / 2), "Up the tree; a rank passes on its subtree's parts as one message."),
-    "scatter=direct": ((4,), ("1", lambda n: 1), ("(n-1)/n", lambda n: (n - 1) / n), "The root sends to everyone."),
+                        "Up the sum tree. The root owns each node that contains it, so no root needs an additional hop."),
+    "gather=direct": ((4,), ("1", lambda n: 1), ("1/n", lambda n: 1 / n), "All others send to the root."),
+    "gather=binomial": ((8,), ("log2 n", log), ("1/2", lambda n: 1 / 2), "Up the tree: a rank forwards the parts of its subtree as one message."),
+    "scatter=direct": ((4,), ("1", lambda n: 1), ("(n-1)/n", lambda n: (n - 1) / n), "The root sends to all others."),
     "scatter=binomial": ((8,), ("log2 n", log), ("(n-1)/n", lambda n: (n - 1) / n), "Down the tree: half of the parts first."),
     "all_to_all=direct": ((4,), ("1", lambda n: 1), ("(n-1)/n", lambda n: (n - 1) / n), "All exchanges at once."),
     "all_to_all=pairwise": ((4,), ("n-1", lambda n: n - 1), ("(n-1)/n", lambda n: (n - 1) / n),
-                            "One exchange after the other: to the rank d further, from the rank d back, d = 1, 2, ..."),
+                            "One exchange after the other: to the rank d above, from the rank d below, d = 1, 2, ..."),
     "all_to_all=bruck": ((8,), ("log2 n, rounded up", lambda n: math.ceil(math.log2(n))),
                          ("1/2 log2 n", lambda n: ones(n) / n),
-                         "A block for the rank i further travels by the binary digits of i, packed with others of that digit: few messages, "
+                         "A block for the rank i above moves by the binary digits of i, packed with others of that digit: few messages, "
                          "but each byte moves several times."),
     "barrier=dissemination": ((8, 6), ("log2 n, rounded up", lambda n: math.ceil(math.log2(n))), ("0", lambda n: 0),
-                              "Empty messages to the rank 1, 2, 4, ... further: after round k, 2^k ranks are known to have come."),
+                              "Empty messages to the rank 1, 2, 4, ... above: after round k, a rank knows that 2^k ranks have arrived."),
 }
 
-NO_PARTS = {"all_reduce", "broadcast", "reduce", "barrier"}  # operations whose buffers aren't divided into slices of ranks
+NO_PARTS = {"all_reduce", "broadcast", "reduce", "barrier"}  # operations whose buffers have no slice per rank
 
 STYLE = """
   text { font: 12px system-ui, sans-serif; fill: #1c2024; } .line { stroke: #aeb6be; } .of { text-anchor: middle; font-size: 11px; }
@@ -209,15 +209,15 @@ def check(runs):
 
 def page(runs):
     lines = ["# Algorithms", "",
-             "Written by `docs/algorithms.py` from the schedules that the library itself makes (`tessera/comm/schedule.h`): a schedule is what one",
-             "rank sends, receives, copies and adds, and what each of these waits for. One executor runs them all over any transport, and",
-             "`TESSERA_ALGO` chooses them by operation and size.", "",
-             "n ranks; N bytes are the larger of a rank's two buffers. *In a row*: messages that wait for each other, what a small call costs.",
-             "*Bytes*: the most that one rank sends, what a large call costs; it can't be less than (n-1)/n N for all_gather and reduce_scatter,",
-             "and twice that for all_reduce. *Ordered*: whether the sum is that of the tree (see [collectives](collectives.md)) to the bit, so that the",
-             "deterministic mode takes it. *Roundings*: how often a 16-bit sum is rounded on its way on 8 ranks, by at most half a unit of the last place",
-             "each time; the deterministic mode wants 1. *Any parts*: takes the `_v` forms.", "",
-             "`native` is none of these: there the library below carries out the whole operation ([backends](backends.md#mpi)).", "",
+             "Written by `docs/algorithms.py` from the library's schedules (`tessera/comm/schedule.h`): a schedule is a rank's sends, receives,",
+             "copies and reductions with their dependencies. One executor runs them all over any transport, and `TESSERA_ALGO` selects them by",
+             "operation and size.", "",
+             "n ranks; N bytes are the larger of a rank's two buffers. *In a row*: the longest chain of dependent messages, the cost of a small call.",
+             "*Bytes*: the most that one rank sends, the cost of a large call; at least (n-1)/n N for all_gather and reduce_scatter, and twice that",
+             "for all_reduce. *Ordered*: whether the sum is bitwise that of the tree (see [collectives](collectives.md)), as deterministic mode",
+             "requires. *Roundings*: how often a half-precision sum is rounded on 8 ranks, by at most half a unit of the last place each time;",
+             "deterministic mode requires 1. *Any parts*: supports the `_v` forms.", "",
+             "`native` is none of these: the backend's library executes the whole operation ([backends](backends.md#mpi)).", "",
              "| algorithm | in a row | bytes | ordered | roundings | any parts |", "|---|---|---|---|---|---|"]
     for name, (_, (hops, _), (part, _), _) in ABOUT.items():
         run = runs[name, 8]
@@ -226,11 +226,11 @@ def page(runs):
         any_parts = "" if name.split("=")[0] in NO_PARTS else "yes" if run.head["unequal"] else "no"
         lines.append(f"| [`{name}`](#{name.replace('=', '')}) | {hops} | {part if part == '0' else (part + ' N').removeprefix('1 ')} | {kept} | "
                      f"{max(run.roundings.values()) if adds else ''} | {any_parts} |")
-    lines += ["", "## The pictures", "",
-              "Time goes to the right, an arrow is a message; orange: a part of a sum, which is added where it arrives (+); blue: data that stays as it is.",
-              "Below: what a rank sends at that time. Large data goes in segments of 256 KiB (more where a call is huge), each of which takes these ways",
-              "by itself: one is added while the next is coming. In place, a buffer is written only when nobody reads its old content any more: by a",
-              "dependency, or because what arrives can only exist after the old content has arrived elsewhere. A test proves this for every algorithm."]
+    lines += ["", "## Diagrams", "",
+              "Time goes to the right, an arrow is a message; orange: a partial sum, which is added where it arrives (+); blue: data that does not change.",
+              "Below: the bytes that a rank sends at that time. Large data moves in segments of 256 KiB (more in very large calls), each by the same steps:",
+              "one is added while the next one arrives. In place, a buffer is written only when its old content is no longer needed: by a dependency, or",
+              "because the arriving data can exist only after the old content has arrived elsewhere. A test proves this for every algorithm."]
     for name, (drawn, _, _, text) in ABOUT.items():
         lines += ["", f"### {name}", "", text, ""]
         lines += [f"![{name} on {ranks} ranks](algorithms/{file_of(name, ranks)})" for ranks in drawn]

@@ -21,7 +21,7 @@ def page(tool):
     done = subprocess.run([tool, "info", "--json"], env=clean, text=True, stdout=subprocess.PIPE, timeout=60, check=True)
     lines = ["# Environment variables", "",
              "Written by `docs/environment.py` from `tessera info --json`; `tessera info --env` shows the values that are set now.",
-             "An option of the command line wins over the variable of the same name. Durations are written `500ms`, `6s`, `2m`,",
+             "An option of the command line overrides the variable of the same name. Durations are written `500ms`, `6s`, `2m`,",
              "sizes `64K`, `8M`, `1G`.", "", "| variable | default | meaning |", "|---|---|---|"]
     for variable in json.loads(done.stdout)["env"]:
         default = f"`{variable['default']}`" if variable["default"] else ""

@@ -13,8 +13,8 @@ BOXES = [
     (0, 8, 1, "engine", "src/fsdp", "mesh, strategies as data, flat parameters, engine"),
     (0, 4, 2, "nn", "src/nn", "tensors, tape, layers, models"),
     (4, 4, 2, "comm", "src/comm", "Communicator, Work, registry, launch"),
-    (8, 4, 2, "side", "backends/", "how bytes move between ranks"),
-    (0, 12, 3, "base", "src/base", "dtypes, errors, environment, memory and its ledger, streams, events"),
+    (8, 4, 2, "side", "backends/", "communication between ranks"),
+    (0, 12, 3, "base", "src/base", "dtypes, errors, environment, memory and its tracker, streams, events"),
 ]
 
 STYLE = """

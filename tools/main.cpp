@@ -102,7 +102,7 @@ void warn_of_unknown_variables() {
   const Catalog all = catalog();  // it may be a module's variable; asking the modules takes a while
   for (const comm::ModuleVariable& known : all.variables) std::erase(unknown, known.name);
   for (const std::string& name : unknown)
-    say("warning: " + name + " is no variable of this program; see tessera info --env");
+    say("warning: " + name + " is not a variable of this program; see tessera info --env");
 }
 
 int run(const CommandLine& commands) {

@@ -83,26 +83,26 @@ void start_mpi() {
     process().ours = true;
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     if (level < MPI_THREAD_SERIALIZED)
-      throw BackendError("mpi: " + loaded_library() + " offers " + level_name(level) +
-                         ", needed is MPI_THREAD_SERIALIZED");
+      throw BackendError("mpi: " + loaded_library() + " provides " + level_name(level) +
+                         ", needs MPI_THREAD_SERIALIZED");
     return;
   }
   MPI_Query_thread(&level);
   // The program calls MPI at any time, and so does the progress thread.
   if (!process().ours && level < MPI_THREAD_MULTIPLE)
     throw InvalidUsage(std::string("mpi: the program started MPI with ") + level_name(level) +
-                       ": call MPI_Init_thread with MPI_THREAD_MULTIPLE, or leave it to this library");
+                       "; call MPI_Init_thread with MPI_THREAD_MULTIPLE, or let this library initialize MPI");
 }
 
 /// Returns "" or why this process can't start MPI. Checked first, so that no rank waits inside MPI for one that can't.
 std::string problem_before_start(const Bootstrap& bootstrap) {
   if (!process().failure.empty())
     return "mpi: no new communicator in this process, since an earlier one failed: " + process().failure;
-  if (flag_of(MPI_Finalized)) return "mpi: MPI has been finalized in this process, and starts only once";
+  if (flag_of(MPI_Finalized)) return "mpi: MPI has been finalized in this process and can't be initialized again";
   if (flag_of(MPI_Initialized) || !launchers_mpi().empty()) return "";
   const std::string ranks = std::to_string(bootstrap.size());
-  return "mpi: these " + ranks + " ranks were started by '" + resolve_launch().launcher + "', of which " + kName +
-         " knows nothing: start them with mpirun -n " + ranks +
+  return "mpi: these " + ranks + " ranks were started by '" + resolve_launch().launcher +
+         "', which is not a launcher of " + kName + "; start them with mpirun -n " + ranks +
          ", or with srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)";
 }
 
@@ -113,7 +113,7 @@ std::string problem_after_start(const Bootstrap& bootstrap) {
   if (size == bootstrap.size()) return "";
   return "mpi: the world of " + loaded_library() + " has " + std::to_string(size) + " ranks, this one has " +
          std::to_string(bootstrap.size()) + " (started by '" + resolve_launch().launcher +
-         "'): is that launcher of another MPI?";
+         "'); use the launcher of the same MPI";
 }
 
 void require_none(const std::vector<std::string>& problems) {
@@ -180,8 +180,8 @@ std::string text_of(int code) {
 
 std::string no_more_communicators(int code) {
   return std::string(kName) +
-         " can't make another communicator; too many are in use, here or in the program: free some (" + text_of(code) +
-         ")";
+         " can't create another communicator: this library or the program has too many in use; free some (" +
+         text_of(code) + ")";
 }
 
 ErrorsReturned::ErrorsReturned() noexcept {
@@ -201,9 +201,9 @@ ErrorsReturned::~ErrorsReturned() {
 std::string wrong_library() {
   const std::string loaded = loaded_library();
   if (loaded.find(kName) == std::string::npos)
-    return "made for " + std::string(kName) + ", but the program has " + loaded;
+    return "built for " + std::string(kName) + ", but the program has " + loaded;
   if (launchers_mpi() == kOther)
-    return std::string("made for ") + kName + ", but this process was started by a launcher of " + kOther;
+    return std::string("built for ") + kName + ", but this process was started by a launcher of " + kOther;
   return "";
 }
 
@@ -216,8 +216,8 @@ void log_end_to(std::shared_ptr<Logger> logger) {
 Ranks open_ranks(Bootstrap& bootstrap, std::chrono::milliseconds timeout) {
   if (bootstrap.size() == 1) return {};
   if (bootstrap.in_process())
-    throw InvalidUsage("mpi: its ranks are processes, these " + std::to_string(bootstrap.size()) +
-                       " are threads of one");
+    throw InvalidUsage("mpi: its ranks must be processes, but these " + std::to_string(bootstrap.size()) +
+                       " are threads of one; use another backend");
   Process& the = process();
   const std::lock_guard lock(the.mutex);
   if (!the.failure.empty())

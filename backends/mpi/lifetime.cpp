@@ -70,8 +70,8 @@ bool all_ranks_are_here(const ExitPlan& plan) {
     if (here != 0) return true;
     if (Clock::now() < until) continue;
     if (!plan.doubtful)
-      say(plan, "mpi: not all ranks came to their end within " + format_duration(patience) +
-                    " of this one's; it ends without MPI_Finalize");
+      say(plan, "mpi: not all ranks finished within " + format_duration(patience) +
+                    " of this one; it exits without MPI_Finalize");
     return false;
   }
 }
@@ -91,7 +91,7 @@ void end_library(int code, void* /*unused*/) {
   const milliseconds patience = std::min(plan.patience, kLongestEnding);
   if (ends_within(patience, [] { MPI_Finalize(); })) return;
   say(plan, "mpi: MPI_Finalize waits for other ranks and has not returned within " + format_duration(patience) +
-                ", although all are at their end; this one ends without it");
+                ", although all have finished; this one exits without it");
   leave_at_once(code, nullptr);
 }
 

@@ -52,7 +52,7 @@ void MpiLink::fail(const std::string& why) noexcept {
 /// without further calls the memory stays as it is.
 void MpiLink::stop() noexcept {
   if (!failure_.empty()) return;
-  failure_ = "an operation failed while MPI was carrying it out";
+  failure_ = "an operation failed in MPI";
   close(CloseMode::broken);
   events_.link_failed(failure_);
 }
@@ -214,7 +214,7 @@ void MpiLink::close(CloseMode how) noexcept {
   const auto until = Clock::now() + kClosing;
   MPI_Status status;
   for (std::size_t i = 0; i < sends_.size() && how != CloseMode::broken && failure_.empty(); ++i)
-    if (!end_request(sends_[i], status, until)) failure_ = "the last messages were not taken within 5 s";
+    if (!end_request(sends_[i], status, until)) failure_ = "the last messages were not received within 5 s";
   if (how == CloseMode::broken && failure_.empty()) failure_ = "a rank was lost, or did not finish a message";
   if (failure_.empty()) {
     std::vector<MPI_Request> unwanted(receives_.begin(), receives_.end());

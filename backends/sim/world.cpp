@@ -44,7 +44,7 @@ void fill_result(const OpDesc& call, int ranks) {
   if (!on_host(call.out)) return;
   if (!call.in_counts.empty() || !call.out_counts.empty())  // parts whose lengths differ from this rank's
     throw Unsupported(std::string(name_of(call.kind)) +
-                      ": a simulation's ranks are alike; parts of different lengths of the host's memory are not");
+                      ": a simulation needs parts of equal length in host memory, since its ranks are alike");
   auto* const out = static_cast<std::byte*>(call.out.data);
   const auto* const in = static_cast<const std::byte*>(call.in.data);
   const auto parts = static_cast<std::size_t>(ranks);
@@ -74,7 +74,7 @@ void fill_result(const OpDesc& call, int ranks) {
       return;
     default:
       throw Unsupported(std::string(name_of(call.kind)) +
-                        ": a simulation has no other ranks whose values it could bring to this host");
+                        ": a simulation has no values of other ranks for host memory");
   }
 }
 
@@ -134,8 +134,8 @@ class SimulatedCommunicator final : public Communicator {
   std::unique_ptr<Communicator> do_split(int color, int key) override {
     if (color < 0) return nullptr;
     if (key < 0 || key >= size())
-      throw InvalidUsage("split: key " + std::to_string(key) + "; a simulation needs keys 0, 1, ... below " +
-                         std::to_string(size()) + ", since its rank is the last one");
+      throw InvalidUsage("split: key " + std::to_string(key) + "; a simulation needs keys 0 to " +
+                         std::to_string(size() - 1) + ", since its rank is the last one");
     return std::make_unique<SimulatedCommunicator>(key + 1, simulation_, options());
   }
 
@@ -184,7 +184,8 @@ int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 2 : 1; }
 Network alpha_beta(std::chrono::nanoseconds latency, double bytes_per_second) {
   if (latency.count() < 0 || !(bytes_per_second > 0))
     throw InvalidUsage("network: latency " + std::to_string(latency.count()) + " ns and " +
-                       std::to_string(bytes_per_second) + " bytes a second; not negative, and above 0");
+                       std::to_string(bytes_per_second) +
+                       " bytes a second; needs a latency of 0 or more and a rate above 0");
   return {.time = [=](const SimulatedOp& operation) {
     const std::chrono::duration<double> sending(static_cast<double>(operation.bytes_sent) / bytes_per_second);
     return rounds(operation.kind) * latency + std::chrono::duration_cast<std::chrono::nanoseconds>(sending);
@@ -195,14 +196,14 @@ Network measured(std::map<OpKind, CostTable> seconds) {
   return {.time = [tables = std::move(seconds)](const SimulatedOp& operation) {
     const auto found = tables.find(operation.kind);
     if (found == tables.end())
-      throw InvalidUsage("network: it was not measured how long " + std::string(name_of(operation.kind)) + " takes");
+      throw InvalidUsage("network: " + std::string(name_of(operation.kind)) + " has no measured cost");
     const std::chrono::duration<double> time(found->second.at(static_cast<double>(operation.bytes)));
     return std::chrono::duration_cast<std::chrono::nanoseconds>(time);
   }};
 }
 
 std::unique_ptr<Communicator> make_world(int ranks, VirtualClock& clock, Network network, CommunicatorOptions options) {
-  if (ranks < 1) throw InvalidUsage("simulation: " + std::to_string(ranks) + " ranks; 1 or more");
+  if (ranks < 1) throw InvalidUsage("simulation: " + std::to_string(ranks) + " ranks, needs 1 or more");
   if (options.memory_tracker == nullptr) options.memory_tracker = std::make_shared<MemoryTracker>();
   return std::make_unique<SimulatedCommunicator>(
       ranks, std::make_shared<Simulation>(Simulation{clock, std::move(network), {}}), std::move(options));

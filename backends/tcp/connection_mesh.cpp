@@ -54,12 +54,12 @@ std::vector<Endpoint> read_lines(const std::vector<std::string>& lines, int own_
     if (!words || format != kHere || error)
       throw SystemError("tcp: rank " + std::to_string(r) + " runs another version of the library");
     if (streams != own_streams)
-      throw InvalidUsage("tcp: TESSERA_TCP_STREAMS is " + std::to_string(own_streams) + " here and " +
+      throw InvalidUsage("tcp: TESSERA_TCP_STREAMS is " + std::to_string(own_streams) + " on this rank and " +
                          std::to_string(streams) + " on rank " + std::to_string(r) +
-                         "; it must be the same everywhere");
+                         "; use the same value on all ranks");
     if (checksum != static_cast<int>(own_checksum))
       throw InvalidUsage("tcp: TESSERA_TCP_CHECKSUM (or TESSERA_CHECK) differs between this rank and rank " +
-                         std::to_string(r) + "; it must be the same everywhere");
+                         std::to_string(r) + "; use the same value on all ranks");
     endpoints.emplace_back(numeric, port);
   }
   return endpoints;

@@ -30,7 +30,7 @@ std::string_view FrameDecoder::advance(std::span<const std::byte> bytes) {
 }
 
 std::string_view FrameDecoder::end_payload() {
-  if (checked_ && !summed_ && sum_.value() != frame_.payload_sum) return damage("the content of a message");
+  if (checked_ && !summed_ && sum_.value() != frame_.payload_sum) return damage("the payload of a message");
   sink_.frame_ends(*target_, frame_.length);
   target_ = nullptr;
   return "";
@@ -44,9 +44,9 @@ std::string_view FrameDecoder::damage(std::string_view what) noexcept {
 std::string_view FrameDecoder::take_header() {
   std::memcpy(&frame_, staging_.data() + begin_, sizeof(Frame));
   begin_ += sizeof(Frame);
-  if (frame_.magic != Frame::kMagic) return damage("bytes that are no frame of this version");
+  if (frame_.magic != Frame::kMagic) return damage("bytes that are not a frame of this version");
   if (frame_.header_sum != header_sum_of(frame_)) return damage("the header of a message");
-  if (bye_) return "bytes behind its last";
+  if (bye_) return "bytes after its last frame";
   if (const std::string_view wrong = flaw(frame_); !wrong.empty()) return wrong;
   bye_ = frame_.kind == FrameKind::bye;
   if (const std::string_view wrong = sink_.frame_begins(frame_, target_); !wrong.empty()) return wrong;
@@ -61,7 +61,7 @@ std::string_view FrameDecoder::begin_payload() {
   if (!summed_) {
     sum_.reset();
   } else if (checksum({staging_.data() + begin_, frame_.length}) != frame_.payload_sum) {
-    return damage("the content of a message");
+    return damage("the payload of a message");
   }
   return frame_.length == 0 ? end_payload() : "";
 }

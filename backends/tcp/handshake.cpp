@@ -68,14 +68,15 @@ asio::awaitable<std::optional<ConnectionId>> welcome(Socket& socket, const Boots
 asio::awaitable<std::string> introduce(Socket& socket, const Bootstrap::Token& token, ConnectionId link) {
   Challenge challenge;
   if (!co_await receive(socket, challenge)) co_return "it did not answer";
-  if (challenge.magic != kMagic) co_return "who answers there is no rank of this version";
+  if (challenge.magic != kMagic) co_return "the process that listens there is not a rank of this version";
   Answer answer;
   answer.link = link;
   answer.nonce = random_digest();
   answer.proof = proof_of("from", token, challenge.nonce, answer);
   Digest proof;
   if (!co_await send(socket, answer) || !co_await receive(socket, proof)) co_return "it did not accept this rank";
-  if (!same(proof, proof_of("to", token, challenge.nonce, answer))) co_return "who answers there is not of this world";
+  if (!same(proof, proof_of("to", token, challenge.nonce, answer)))
+    co_return "the process that listens there is not of this world";
   // If either proof was damaged, the connecting side retries; so the accepting side waits for this byte of any value.
   if (!co_await send(socket, std::uint8_t{1})) co_return "it closed the connection";
   co_return "";

@@ -78,7 +78,7 @@ void check(const std::string& item, std::string_view wanted, const std::vector<I
   boost::system::error_code v4, v6;
   ip::make_network_v4(item, v4);
   ip::make_network_v6(item, v6);
-  if (v4 && v6) refuse(wanted, "'" + item + "' is no network such as 10.0.0.0/8", interfaces);
+  if (v4 && v6) refuse(wanted, "'" + item + "' is not a network such as 10.0.0.0/8", interfaces);
 }
 
 }  // namespace

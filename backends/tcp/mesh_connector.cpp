@@ -73,7 +73,7 @@ void MeshConnector::start(Task<void> task) {
 
 std::string MeshConnector::run(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit) {
   done_.assign(endpoints.size(), std::vector<SharedSocket>(streams_));
-  reasons_.assign(endpoints.size(), "it has not come");
+  reasons_.assign(endpoints.size(), "it has not connected");
   to_come_ = (endpoints.size() - 1) * streams_;
   if (to_come_ == 0) return "";
   start(accept_ranks());

@@ -179,7 +179,7 @@ void PeerConnection::cancel(Message& message) noexcept {
   if (message.state == kReceiving)
     inbox_.cancel(message);
   else if (!outbox_.cancel(message))
-    drop("there is no memory to complete a message that was given up");
+    drop("no memory to complete a canceled message");
   message.state = kIdle;
 }
 

@@ -71,7 +71,7 @@ std::string_view ReceiveQueue::frame_begins(const Frame& frame, InboundMessage*&
     case FrameKind::announce:
       return note_announce(frame);
     case FrameKind::ready:
-      return outbox_.note_ready(frame.tag) ? "" : "two requests for one message";
+      return outbox_.note_ready(frame.tag) ? "" : "two CTS for one message";
     case FrameKind::bye:
     case FrameKind::credit:
       return "";
@@ -82,8 +82,8 @@ std::string_view ReceiveQueue::frame_begins(const Frame& frame, InboundMessage*&
 std::string_view ReceiveQueue::begin_eager(const Frame& frame, InboundMessage*& target) {
   InboundMessage* inbound = table_.find(frame.tag);
   if (inbound == nullptr) inbound = &entry(frame.tag);
-  if (inbound->known || inbound->announced) return "a message that has come already";
-  if (held_ + eager_cost(frame.total) > kCredit) return "more unasked messages than it may";
+  if (inbound->known || inbound->announced) return "a message that was already received";
+  if (held_ + eager_cost(frame.total) > kCredit) return "more eager messages than its credit allows";
   held_ += eager_cost(frame.total);
   inbound->known = inbound->eager = true;
   inbound->total = inbound->begun = frame.total;
@@ -96,9 +96,9 @@ std::string_view ReceiveQueue::begin_eager(const Frame& frame, InboundMessage*& 
 std::string_view ReceiveQueue::begin_piece(const Frame& frame, InboundMessage*& target) {
   InboundMessage* inbound = table_.find(frame.tag);
   if (inbound == nullptr || !inbound->asked || inbound->eager || inbound->complete)
-    return "a part of a message that nobody asked for";
-  if (inbound->known && inbound->total != frame.total) return "parts that don't agree on their message's length";
-  if (frame.length > frame.total - inbound->begun) return "more parts than the message has";
+    return "a chunk of a message that was not requested";
+  if (inbound->known && inbound->total != frame.total) return "chunks with different lengths of their message";
+  if (frame.length > frame.total - inbound->begun) return "more bytes than the message has";
   inbound->known = true;
   inbound->total = frame.total;
   inbound->begun += frame.length;
@@ -111,7 +111,7 @@ std::string_view ReceiveQueue::note_announce(const Frame& frame) {
   InboundMessage* inbound = table_.find(frame.tag);
   if (inbound == nullptr && given_up_.has(frame.tag)) return "";
   if (inbound == nullptr) inbound = &entry(frame.tag);
-  if (inbound->announced || inbound->eager) return "two announcements of one message";
+  if (inbound->announced || inbound->eager) return "two RTS for one message";
   inbound->announced = true;
   ++announcements_;
   if (inbound->complete)  // the message overtook its announcement

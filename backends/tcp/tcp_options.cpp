@@ -13,11 +13,9 @@ constexpr std::array<EnvVariable, 3> kVariables{{
     {"TESSERA_IFNAME", "",
      "network interfaces in order of preference: names or networks such as eth1,10.0.0.0/8; ^eth0 excludes"},
     {"TESSERA_TCP_CHECKSUM", "",
-     "checksum over the content of messages: 1 of all, 0 of none; else of those between hosts, with TESSERA_CHECK=1 of "
-     "all"},
+     "checksums of message payloads: 1: all, 0: none; default: between hosts, with TESSERA_CHECK=1 all"},
     {"TESSERA_TCP_STREAMS", "",
-     "TCP connections between two ranks, over which large messages are spread, 1 to 16; else 1 where all ranks are on "
-     "one host, 2 where not"},
+     "TCP connections between two ranks that share large messages: 1 to 16; default: 1 on one host, else 2"},
 }};
 
 }  // namespace

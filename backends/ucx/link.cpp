@@ -81,7 +81,7 @@ void UcxLink::make_worker() {
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // several threads, one at a time, under the engine's lock
-  check(ucp_worker_create(context_, &params, &worker_), "making a worker");
+  check(ucp_worker_create(context_, &params, &worker_), "creating a worker");
   ucp_am_handler_param_t handler{};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
   handler.id = kNote;
@@ -94,7 +94,7 @@ void UcxLink::make_worker() {
 void UcxLink::connect(Bootstrap& bootstrap) {
   ucp_address_t* address = nullptr;
   std::size_t length = 0;
-  check(ucp_worker_get_address(worker_, &address, &length), "asking for the worker's address");
+  check(ucp_worker_get_address(worker_, &address, &length), "getting the worker's address");
   const std::string own(reinterpret_cast<const char*>(address), length);
   ucp_worker_release_address(worker_, address);
   const std::vector<std::string> all = bootstrap.all_gather(own);
@@ -110,7 +110,8 @@ void UcxLink::connect(Bootstrap& bootstrap) {
     params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params.err_handler.cb = on_peer_error;
     params.err_handler.arg = &peer;
-    check(ucp_ep_create(worker_, &params, &peer.endpoint), "no way to rank " + std::to_string(rank) + " (see UCX_TLS)");
+    check(ucp_ep_create(worker_, &params, &peer.endpoint),
+          "no connection to rank " + std::to_string(rank) + " (see UCX_TLS)");
   }
 }
 
@@ -192,7 +193,7 @@ UcxLink::BulkTransfer& UcxLink::take_bulk(Message& message, bool receives) {
 
 void UcxLink::send_bulk(Message& message, std::uint64_t slot) noexcept {
   const ucp_ep_h endpoint = peers_[static_cast<std::size_t>(message.peer)].endpoint;
-  if (endpoint == nullptr) return events_.bulk_failed(message, "ucx: the connection was given up");
+  if (endpoint == nullptr) return events_.bulk_failed(message, "ucx: the connection was closed");
   BulkTransfer& bulk = take_bulk(message, false);
   ucp_request_param_t param = host_memory(&bulk);
   param.cb.send = on_bulk_sent;

@@ -27,8 +27,8 @@ bool travels_as_it_is(Encoding encoding, DType dtype) {
 float divisor_of(const ReduceOp& op, int ranks) {
   if (op.kind == ReduceOp::Kind::sum || op.kind == ReduceOp::Kind::premul_sum) return 1;
   if (op.kind != ReduceOp::Kind::avg)
-    throw base::Unsupported("encoded collectives add and average; " + std::string(comm::name_of(op.kind)) +
-                            " needs plain");
+    throw base::Unsupported("compressed collectives support sum, premul_sum and avg, not " +
+                            std::string(comm::name_of(op.kind)) + "; use plain");
   return op.scalar == 0 ? static_cast<float>(ranks) : static_cast<float>(op.scalar);
 }
 
@@ -121,9 +121,8 @@ WorkChain CompressedCollective::run(const CollectiveCall& call) {
     auto flight = std::make_shared<InFlight>(call, transfer);
     flight->encoded = encoded_bytes(options_.encoding, flight->part);
     if (flight->part * flight->ranks != std::max(transfer.in.count, transfer.out.count))
-      throw base::InvalidUsage(
-          "encoded collectives cut their data into equal parts: " + std::to_string(transfer.in.count) +
-          " elements for " + std::to_string(flight->ranks) + " ranks");
+      throw base::InvalidUsage("compressed collectives need equal parts: " + std::to_string(transfer.in.count) +
+                               " elements for " + std::to_string(flight->ranks) + " ranks");
     const auto found = errors_.find({transfer.flat, flight->part * flight->ranks});
     if (found != errors_.end()) {
       flight->error = static_cast<float*>(found->second.sent.data());

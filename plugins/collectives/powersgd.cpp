@@ -69,7 +69,7 @@ Packing pack(std::span<const nn::Shape> shapes, int rank, int ranks) {
 double share_of(const ReduceOp& op, int ranks) {
   if (op.kind == ReduceOp::Kind::sum) return 1.0 / ranks;
   if (op.kind == ReduceOp::Kind::avg) return op.scalar == 0 ? 1.0 : op.scalar / ranks;
-  throw base::Unsupported("powersgd adds and averages; " + std::string(comm::name_of(op.kind)) + " needs plain");
+  throw base::Unsupported("powersgd supports sum and avg, not " + std::string(comm::name_of(op.kind)) + "; use plain");
 }
 
 }  // namespace
@@ -132,7 +132,8 @@ WorkChain PowerSgd::run(const CollectiveCall& call) {
   stream.wait(call.options.after->record());
   nn::KernelTable<float>& kernels = context_->kernels<float>(name_);
   for (const FlatTransfer& transfer : call.transfers) {
-    if (transfer.in.data != transfer.out.data) throw base::InvalidUsage(name_ + ": reduces in place");
+    if (transfer.in.data != transfer.out.data)
+      throw base::InvalidUsage(name_ + ": in and out differ; it reduces in place");
     share_of(call.op, call.channel.size());  // throws Unsupported before anything is sent
     const PowerSgdState& plugin_state = plugin_state_.at(transfer.flat);
     const Packing& packing = plugin_state.packing;

@@ -34,7 +34,7 @@ class DelayedWork final : public WrappedWork {
   }
   void wait_on(Stream& stream) override {
     if (stream.device().type != DeviceType::cpu)
-      throw Unsupported("delay: can't hold up a stream of " + name_of(stream.device()));
+      throw Unsupported("delay: streams of " + name_of(stream.device()) + " are not supported");
     WorkState::wait_on(stream);
   }
 

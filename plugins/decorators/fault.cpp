@@ -37,7 +37,7 @@ class DroppedWork final : public WorkState {
     std::unique_lock lock(stop_->mutex);
     stop_->changed.wait_until(lock, std::min(until, deadline_), [this] { return stop_->stopped; });
     if (stop_->stopped) throw Aborted(what_ + ": " + stop_->reason);
-    if (Clock::now() >= deadline_) throw Timeout(what_ + ": this rank dropped it (a planted fault)");
+    if (Clock::now() >= deadline_) throw Timeout(what_ + ": this rank dropped it (an injected fault)");
     return false;
   }
   void wait() override { wait_until(Clock::time_point::max()); }
@@ -105,7 +105,7 @@ Work FaultDecorator::corrupt(std::span<const OpDesc> calls, bool batch, std::uin
     throw InvalidUsage(what + ": it has no elements on this rank");
   const ConstView touched = received != changed.end() ? ConstView(received->out) : given->in;
   if (touched.device.type != DeviceType::cpu)
-    throw Unsupported(what + ": its memory is that of " + name_of(touched.device));
+    throw Unsupported(what + ": memory of " + name_of(touched.device) + " is not supported");
   // A low bit of the middle element: it changes a result without making it absurd.
   const std::size_t place = touched.count / 2 * size_of(touched.dtype);
   constexpr std::byte kMask{1};

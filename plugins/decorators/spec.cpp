@@ -117,7 +117,7 @@ std::unique_ptr<Communicator> decorate(std::unique_ptr<Communicator> communicato
     } else if (item.name() == "trace") {
       communicator = make_trace(std::move(communicator), item);
     } else {
-      item.fail("unknown; there are delay, fault, trace");
+      item.fail("unknown; known: delay fault trace");
     }
   }
   return communicator;

@@ -58,7 +58,7 @@ TraceSink trace_to_log(std::shared_ptr<Logger> logger) {
     if (!event.label.empty()) text += " (" + event.label + ")";
     text +=
         " " + std::to_string(event.bytes) + " bytes " + std::to_string((event.end_ns - event.start_ns) / 1000) + "us";
-    if (event.handed_over) text += ", handed over to a stream";
+    if (event.handed_over) text += ", awaited by a stream";
     if (!event.error.empty()) text += ", failed: " + event.error;
     logger->write(LogLevel::info, text);
   };

@@ -155,7 +155,8 @@ class QueueLink final : public Link, private ProgressWaiter {
 
 std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) {
   if (!bootstrap->in_process())
-    throw tessera::base::InvalidUsage("queue: its ranks are threads of one process; use another backend for processes");
+    throw tessera::base::InvalidUsage(
+        "queue: its ranks must be threads of one process; use another backend for processes");
   return make_host_communicator(
       std::move(bootstrap), options, "queue", [](Bootstrap& ranks, TransportEvents& told, const BackendOptions&) {
         return std::make_unique<TagMatchingTransport>(

@@ -10,7 +10,7 @@ namespace tessera::base {
 
 void CostTable::add(double size, double seconds) {
   if (!std::isfinite(size) || !std::isfinite(seconds) || size < 0 || seconds < 0)
-    throw InvalidUsage("time table: size " + std::to_string(size) + " and time " + std::to_string(seconds) +
+    throw InvalidUsage("cost table: size " + std::to_string(size) + " and time " + std::to_string(seconds) +
                        " s must be finite and not negative");
   std::vector<double>& of_size = measured_[size];
   of_size.insert(std::upper_bound(of_size.begin(), of_size.end(), seconds), seconds);

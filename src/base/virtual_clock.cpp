@@ -54,7 +54,8 @@ class VirtualStream final : public Stream {
 
 VirtualStream& own(Stream& stream, const VirtualClock::State* clock) {
   auto* mine = dynamic_cast<VirtualStream*>(&stream);
-  if (mine == nullptr || mine->clock() != clock) throw InvalidUsage("virtual clock: this stream was not made by it");
+  if (mine == nullptr || mine->clock() != clock)
+    throw InvalidUsage("virtual clock: the stream belongs to another clock");
   return *mine;
 }
 

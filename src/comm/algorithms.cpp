@@ -69,8 +69,8 @@ void AlgorithmTable::parse_operation(std::string_view text, std::span<const std:
     if (std::find(known.begin(), known.end(), operation + "=" + range.name) == known.end()) {
       std::string names;
       for (const std::string& name : known) names += " " + name;
-      throw InvalidUsage(std::string(kVariable) + ": no algorithm '" + operation + "=" + range.name +
-                         "' here; known:" + names);
+      throw InvalidUsage(std::string(kVariable) + ": unknown algorithm '" + operation + "=" + range.name +
+                         "'; known:" + names);
     }
     if (colon != std::string_view::npos) {
       const std::string_view sizes = part.substr(colon + 1);
@@ -82,7 +82,7 @@ void AlgorithmTable::parse_operation(std::string_view text, std::span<const std:
       const std::string_view to = sizes.substr(dash + 1);
       if (to != "max") range.to = parse_size(to, kVariable);
       if (range.from >= range.to)
-        throw InvalidUsage(std::string(kVariable) + ": range '" + std::string(sizes) + "' holds no size");
+        throw InvalidUsage(std::string(kVariable) + ": range '" + std::string(sizes) + "' is empty");
     }
     ranges_[static_cast<std::size_t>(kind)].push_back(std::move(range));
   });

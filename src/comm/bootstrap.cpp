@@ -12,7 +12,9 @@ std::vector<std::shared_ptr<void>> Bootstrap::all_gather_objects(std::shared_ptr
   throw Unsupported("bootstrap: these ranks are not threads of one process");
 }
 
-std::vector<UniqueFd> Bootstrap::all_gather_fds(int) { throw Unsupported("bootstrap: these ranks don't share a host"); }
+std::vector<UniqueFd> Bootstrap::all_gather_fds(int) {
+  throw Unsupported("bootstrap: these ranks are not on one host");
+}
 
 void require_one_host(const Bootstrap& bootstrap, std::string_view what, std::string_view advice) {
   const std::vector<std::string>& hosts = bootstrap.hosts();

@@ -68,7 +68,7 @@ std::vector<BackendState> list_backends() {
       modules[report.file.backend].push_back(&report);
     } else {
       states.push_back(
-          {.name = report.file.path, .reason = "the library itself has a backend '" + report.file.backend + "'"});
+          {.name = report.file.path, .reason = "the library has a built-in backend '" + report.file.backend + "'"});
     }
   }
   for (auto& [name, variants] : modules) states.push_back(state_of(name, variants));
@@ -81,7 +81,7 @@ std::vector<BackendState> list_backends() {
 
 const Backend& find_backend(std::string_view name) {
   std::string problem = "unknown backend '" + std::string(name) + "'";
-  const std::string unusable = "backend '" + std::string(name) + "' can't be used here";
+  const std::string unusable = "backend '" + std::string(name) + "' is not available";
   std::vector<ModuleFile> variants = find_modules();
   std::erase_if(variants, [&](const ModuleFile& file) { return file.backend != name; });
   const auto left_out = backends_not_built();
@@ -98,7 +98,7 @@ const Backend& find_backend(std::string_view name) {
   } catch (const InvalidUsage& error) {
     problem = unusable + ": " + error.what();
   }
-  throw InvalidUsage(problem + "; there are: " + all_states());
+  throw InvalidUsage(problem + "; known: " + all_states());
 }
 
 }  // namespace tessera::comm

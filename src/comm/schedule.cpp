@@ -111,14 +111,14 @@ std::string refusal(const CollectiveSpec& problem, std::string_view name) {
       if (other.kind == problem.kind) known += std::string(" ").append(other.name);
     return asked + ": no such algorithm; known:" + known;
   }
-  if (unequal(problem) && !algorithm->unequal) return asked + " needs parts of equal length; direct takes any";
+  if (unequal(problem) && !algorithm->unequal) return asked + " needs parts of equal length; use direct";
   if (!problem.ordered || !adds(problem.kind) || problem.ranks == 1) return "";
   if (!is_floating(problem.dtype)) return "";  // integers wrap: any order gives the same bits
   if (algorithm->order == Order::other)
-    return asked + " adds in an order of its own, the deterministic mode asks for the tree's; direct keeps it";
+    return asked + " does not reduce along the tree, as deterministic mode requires; use direct";
   if (algorithm->order == Order::tree && !steps_are_exact(problem))
     return asked + " rounds " + std::string(name_of(problem.dtype)) +
-           " at every hop, the deterministic mode once at the end; direct does";
+           " at every hop, but deterministic mode rounds once at the end; use direct";
   return "";
 }
 

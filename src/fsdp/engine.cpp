@@ -57,7 +57,7 @@ void Engine::sync_replicas() {
   }
 }
 
-void Engine::wait() { core_->wait(); }
+void Engine::wait() { core_->join_step(); }
 void Engine::abort_step() { scheduler_->abort_step(); }
 
 void Engine::set_loss_scale(double scale) {

@@ -8,7 +8,7 @@ GradientScaler::GradientScaler(Engine& engine, Options options) : engine_(engine
   if (!(options_.growth > 1) || !(options_.backoff > 0) || !(options_.backoff < 1) || options_.interval < 1)
     throw InvalidUsage("gradient scaler: growth " + std::to_string(options_.growth) + ", backoff " +
                        std::to_string(options_.backoff) + ", interval " + std::to_string(options_.interval) +
-                       "; growth is above 1, backoff between 0 and 1, interval 1 or more");
+                       "; growth must be above 1, backoff between 0 and 1, interval 1 or more");
   set_state({.scale = options_.initial});
 }
 

@@ -27,7 +27,7 @@ Lease::~Lease() {
 }
 
 void Lease::release(Event released) {
-  if (pool_ == nullptr) throw InvalidUsage("lease: given back twice");
+  if (pool_ == nullptr) throw InvalidUsage("lease: released twice");
   std::exchange(pool_, nullptr)->release(slot_, std::move(released));
   data_ = nullptr;
   bytes_ = 0;

@@ -21,7 +21,7 @@ MeshShape MeshShape::grid(int replicas, int shards) { return {{{kReplicateAxis, 
 MeshShape parse_mesh(std::string_view text) {
   const std::size_t cross = text.find('x');
   if (cross == std::string_view::npos)
-    throw InvalidUsage("--mesh '" + std::string(text) + "': write replicas x shards, as 2x4");
+    throw InvalidUsage("--mesh '" + std::string(text) + "': write replicas x shards, such as 2x4");
   constexpr int kMost = 1 << 20;
   const auto replicas = parse_integer(text.substr(0, cross), "--mesh replicas", 1, kMost);
   const auto shards = parse_integer(text.substr(cross + 1), "--mesh shards", 1, kMost);
@@ -45,7 +45,7 @@ Mesh::Mesh(comm::Communicator& world, MeshShape shape) : world_(world), shape_(s
   if (shape_.size() != world.size()) {
     std::string text;
     for (const MeshAxis& axis : shape_.axes) text += (text.empty() ? "" : "x") + std::to_string(axis.size);
-    throw InvalidUsage("mesh " + text + " has " + std::to_string(shape_.size()) + " places for " +
+    throw InvalidUsage("mesh " + text + " has " + std::to_string(shape_.size()) + " positions for " +
                        std::to_string(world.size()) + " ranks; replicas x shards must equal --ranks");
   }
   for (const MeshAxis& axis : shape_.axes) {
@@ -84,7 +84,7 @@ int Mesh::coordinate(const Axis& name) const {
 AxisCommunicators& Mesh::channels(const Axis& name) {
   for (auto& [axis, channels] : channels_)
     if (axis == name) return channels;
-  throw InvalidUsage("mesh: axis " + name + " has length 1 and carries no collectives");
+  throw InvalidUsage("mesh: axis " + name + " has length 1 and no communicator");
 }
 
 }  // namespace tessera::fsdp

@@ -42,8 +42,9 @@ fs::path find_file(const std::string& file) {
   if (bare)
     for (const comm::ModuleFile& module : comm::find_modules())
       if (fs::path(module.path).filename() == file && module.problem.empty()) return fs::canonical(module.path);
-  throw InvalidUsage(file + ": there is no such file" +
-                     (bare ? " here, nor where TESSERA_PLUGIN_PATH points; name its folder too, as ./" + file : ""));
+  throw InvalidUsage(
+      file + ": no such file" +
+      (bare ? " in the current directory or in TESSERA_PLUGIN_PATH; name its directory too, as ./" + file : ""));
 }
 
 std::string listed(const PluginExports& offer) {
@@ -62,7 +63,7 @@ void require_name(const std::string& name, const std::string& what) {
            c == '.';
   });
   if (!fits || name.empty())
-    throw InvalidUsage(what + " is called '" + name + "'; a name has letters, digits, '_', '-' and '.'");
+    throw InvalidUsage(what + " is called '" + name + "'; names consist of letters, digits, '_', '-' and '.'");
 }
 
 /// Throws InvalidUsage if an export is invalid.
@@ -70,15 +71,15 @@ void look_over(const PluginExports& offer) {
   std::set<std::pair<std::string, std::string>> names;
   const auto add = [&](const std::string& kind, const std::string& name) {
     require_name(name, "its " + kind);
-    if (!names.emplace(kind, name).second) throw InvalidUsage("it offers " + kind + " " + name + " twice");
+    if (!names.emplace(kind, name).second) throw InvalidUsage("it provides " + kind + " " + name + " twice");
   };
   for (const OfferedCollective& each : offer.collectives) {
     const std::string kind(comm::name_of(each.collective));
     add(kind, each.name);
     if (std::find(kPluggable.begin(), kPluggable.end(), each.collective) == kPluggable.end())
       throw InvalidUsage("its " + kind + " " + each.name +
-                         " would never be called; trainings have all_gather, reduce_scatter and all_reduce");
-    if (!each.make) throw InvalidUsage("its " + kind + " " + each.name + " has no maker");
+                         " would never be called; an engine calls all_gather, reduce_scatter and all_reduce");
+    if (!each.make) throw InvalidUsage("its " + kind + " " + each.name + " has no make function");
   }
   const CollectiveRegistry built_in = CollectiveRegistry::built_in();
   for (const Strategy& strategy : offer.strategies) {
@@ -90,7 +91,7 @@ void look_over(const PluginExports& offer) {
       const std::string kind(comm::name_of(collective));
       if (!names.contains({kind, *name}) && (is_plugin_name(*name) || !built_in.has(collective, *name)))
         throw InvalidUsage("strategy " + strategy.name + ": its " + kind + " '" + *name +
-                           "' is neither built in nor offered by the file itself");
+                           "' is neither built in nor provided by the file itself");
     }
   }
 }
@@ -105,7 +106,7 @@ auto call_named(const std::string& name, const Function& function, const Argumen
   } catch (const std::exception& error) {
     throw InvalidUsage(name + ": " + error.what());
   } catch (...) {
-    throw InvalidUsage(name + ": its maker threw something that says nothing");
+    throw InvalidUsage(name + ": it threw an exception that is not a std::exception");
   }
 }
 
@@ -136,8 +137,8 @@ const PluginExports& load(const std::string& file) {
 
 [[noreturn]] void refuse(const PluginName& wanted, std::string_view kind, const PluginExports& offer) {
   if (wanted.name.empty())
-    throw InvalidUsage(wanted.file + ": write " + wanted.file + ":NAME; it offers " + listed(offer));
-  throw InvalidUsage(wanted.file + " offers no " + std::string(kind) + " '" + wanted.name + "'; it offers " +
+    throw InvalidUsage(wanted.file + ": write " + wanted.file + ":NAME; it provides " + listed(offer));
+  throw InvalidUsage(wanted.file + " provides no " + std::string(kind) + " '" + wanted.name + "'; it provides " +
                      listed(offer));
 }
 
@@ -178,7 +179,7 @@ OfferedCollective plugin_collective(OpKind collective, std::string_view name) {
   OfferedCollective named = *found;
   named.make = [title = std::string(name), make = found->make] {
     auto made = call_named(title, make);
-    if (made == nullptr) throw InvalidUsage(title + ": its maker made nothing");
+    if (made == nullptr) throw InvalidUsage(title + ": its make function returned null");
     return made;
   };
   if (found->cost)

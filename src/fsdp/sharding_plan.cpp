@@ -30,11 +30,11 @@ std::size_t reduced_each(const ShardingPlan& plan, const Strategy& strategy) {
   for (auto stage = first; stage != plan.reductions.end(); ++stage) {
     if (!waits(*stage))
       throw Unsupported("strategy " + strategy.name + ": gradients can't be reduced over axis " + stage->axis +
-                        " every microbatch where they are reduced over axis " + first->axis + " before, once a step");
+                        " every microbatch if they are reduced over axis " + first->axis +
+                        " first, but only once a step");
     if (stage->to_kept && first != plan.reductions.begin())
-      throw Unsupported("strategy " + strategy.name + ": what is kept of gradients is sharded over axis " +
-                        stage->axis + ", so they must be reduced over it as often as over axis " +
-                        plan.reductions.front().axis);
+      throw Unsupported("strategy " + strategy.name + ": gradients at rest are sharded over axis " + stage->axis +
+                        ", so they must be reduced over it as often as over axis " + plan.reductions.front().axis);
   }
   return static_cast<std::size_t>(first - plan.reductions.begin());
 }
@@ -88,7 +88,8 @@ ShardingPlan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offl
   const int replicas_apart = plan.periodic ? plan.periodic->replicas : 1;
   const auto is_periodic = [&](const Axis& axis) { return plan.periodic && plan.periodic->axis == axis; };
   if (plan.periodic && cpu_offload)
-    throw Unsupported("cpu offload: strategy " + strategy.name + " has a period, whose state stays on the device");
+    throw Unsupported("cpu offload: strategy " + strategy.name +
+                      " has a sync period, and its state must stay on the device");
 
   if (!plan.rest_cuts.empty()) {
     for (auto cut = plan.rest_cuts.rbegin(); cut != plan.rest_cuts.rend(); ++cut) plan.gather_axes.push_back(cut->axis);
@@ -116,7 +117,7 @@ ShardingPlan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offl
     if (!strategy.param_at_rest.contains(cut->axis)) plan.gather_after_step.push_back(cut->axis);
   if (plan.offloaded.parameters && !plan.gather_after_step.empty())
     throw Unsupported("cpu offload: strategy " + strategy.name + " gathers parameters over axis " +
-                      plan.gather_after_step.front() + " after the step, so they have to stay on the device");
+                      plan.gather_after_step.front() + " after the step, so they must stay on the device");
   return plan;
 }
 

@@ -75,7 +75,7 @@ StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context
 }  // namespace
 
 StepProfile profile_step(const TrainingStep& step, comm::Communicator& world, int steps) {
-  if (steps < 1) throw InvalidUsage("profile_step: " + std::to_string(steps) + " steps; 1 or more");
+  if (steps < 1) throw InvalidUsage("profile_step: " + std::to_string(steps) + " steps, needs 1 or more");
   nn::KernelProfiler measurement;
   nn::Context context({.threads = step.threads,
                        .memory_tracker = world.memory_tracker(),
@@ -91,7 +91,7 @@ StepProfile profile_step(const TrainingStep& step, comm::Communicator& world, in
 
 StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, base::VirtualClock& clock,
                          const nn::KernelCostModel& kernels, int steps) {
-  if (steps < 1) throw InvalidUsage("predict_step: " + std::to_string(steps) + " steps; 1 or more");
+  if (steps < 1) throw InvalidUsage("predict_step: " + std::to_string(steps) + " steps, needs 1 or more");
   nn::KernelSimulator observer(clock, kernels);
   const Device meta{base::DeviceType::meta, 0};
   nn::Context context({.threads = step.threads,

@@ -74,7 +74,7 @@ void require_inner(const Strategy& s, const Axes& fewer, const Axes& more, const
       without = axis->name;
     } else if (!without.empty()) {
       throw Unsupported("strategy " + s.name + ": " + what +
-                        " can stay sharded over inner axes of the mesh, not over " + axis->name + " without " +
+                        " can stay sharded only over inner axes of the mesh, not over " + axis->name + " without " +
                         without);
     }
   }
@@ -84,15 +84,17 @@ void validate_sync(const Strategy& s, const Axis& axis, const Sync& sync) {
   const std::string what = "strategy " + s.name + ": axis " + axis;
   const bool periodic = sync.when == Sync::When::period;
   if (periodic != (sync.what == Sync::What::parameter_delta))
-    throw Unsupported(what + ": gradients are exchanged every microbatch or step, parameter deltas once in a period");
+    throw Unsupported(what + ": gradients are reduced every microbatch or step, parameter deltas once per sync period");
   if (!periodic) return;
-  if (s.optimizer.contains(axis)) throw InvalidUsage(what + " is sharded, and only replicas may have a period");
+  if (s.optimizer.contains(axis)) throw InvalidUsage(what + " is sharded, but only replicas may have a sync period");
   if (s.param_at_rest != s.optimizer)
-    throw Unsupported(what + " has a period: parameters must be sharded as the optimizer is");
-  if (sync.period < 1) throw InvalidUsage(what + ": a period of " + std::to_string(sync.period) + " steps; 1 or more");
+    throw Unsupported(what + " has a sync period: parameters must be sharded like the optimizer");
+  if (sync.period < 1)
+    throw InvalidUsage(what + ": a sync period of " + std::to_string(sync.period) + " steps, needs 1 or more");
   if (!(sync.outer.learning_rate > 0) || !(sync.outer.momentum >= 0 && sync.outer.momentum < 1))
     throw InvalidUsage(what + ": outer learning rate " + std::to_string(sync.outer.learning_rate) + ", momentum " +
-                       std::to_string(sync.outer.momentum) + "; a rate above 0, a momentum from 0 to below 1");
+                       std::to_string(sync.outer.momentum) +
+                       "; the rate must be above 0, the momentum at least 0 and below 1");
 }
 
 }  // namespace
@@ -106,7 +108,7 @@ Axis periodic_axis(const Strategy& strategy) {
 Strategy with_period(Strategy strategy, const SyncOverrides& period) {
   const Axis axis = periodic_axis(strategy);
   if (axis.empty())
-    throw InvalidUsage("strategy " + strategy.name + " exchanges gradients in every step and has no period to set");
+    throw InvalidUsage("strategy " + strategy.name + " reduces gradients in every step and has no sync period to set");
   Sync& sync = strategy.sync.at(axis);
   sync.period = period.steps.value_or(sync.period);
   sync.outer.learning_rate = period.outer_learning_rate.value_or(sync.outer.learning_rate);
@@ -164,7 +166,7 @@ std::vector<std::string> strategy_names() {
 
 void validate(const Strategy& s) {
   require_subset(s.param_after_forward, s.param_at_rest, s.name,
-                 "parameters can't be sharded after forward where they are not at rest");
+                 "parameters can't be sharded after forward where they are not sharded at rest");
   require_subset(s.param_at_rest, s.optimizer, s.name, "where parameters are sharded, the optimizer must be too");
   require_subset(s.param_at_rest, s.gradient, s.name, "where parameters are sharded, gradients must be too");
   require_subset(s.gradient, s.optimizer, s.name, "where gradients are sharded, the optimizer must be too");
@@ -179,11 +181,11 @@ void validate(const Strategy& s, const MeshShape& mesh) {
     const auto is_it = [&](const MeshAxis& each) { return each.name == axis; };
     if (std::none_of(mesh.axes.begin(), mesh.axes.end(), is_it))
       throw InvalidUsage("strategy " + s.name + ": " + std::string(what) + " axis " + axis +
-                         ", and the mesh has no such axis; it has" + known);
+                         ", which the mesh does not have; it has" + known);
   };
   // covers all kinds of state: see above
   for (const Axis& axis : s.optimizer) require(axis, "the optimizer is sharded over");
-  if (const Axis axis = periodic_axis(s); !axis.empty()) require(axis, "replicas meet over");
+  if (const Axis axis = periodic_axis(s); !axis.empty()) require(axis, "replicas synchronize over");
   require_inner(s, s.param_after_forward, s.param_at_rest, mesh, "parameters after forward");
   require_inner(s, s.param_at_rest, s.gradient, mesh, "parameters");
   require_inner(s, s.gradient, s.optimizer, mesh, "gradients");
@@ -192,7 +194,7 @@ void validate(const Strategy& s, const MeshShape& mesh) {
 void require_offloadable(const Strategy& s) {
   if (s.optimizer.empty())  // then nothing is sharded: see validate()
     throw InvalidUsage("cpu offload: strategy " + s.name +
-                       " shards nothing, and what every rank computes with stays on the device; use one that shards");
+                       " shards nothing, and only shards can be offloaded; use a strategy that shards");
 }
 
 std::string describe(const Strategy& s) {

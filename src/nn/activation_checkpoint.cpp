@@ -28,8 +28,8 @@ void backward(const Region& region, Gradient& dy) {
     const Tensor& from = dy.value();
     if (y.shape() != from.shape() || y.dtype() != from.dtype())
       throw InvalidUsage("checkpoint: the region returned " + to_string(from.shape()) + " " +
-                         std::string(name_of(from.dtype())) + ", and in the backward " + to_string(y.shape()) + " " +
-                         std::string(name_of(y.dtype())) + "; it must compute the same again");
+                         std::string(name_of(from.dtype())) + ", but in the backward " + to_string(y.shape()) + " " +
+                         std::string(name_of(y.dtype())) + "; both must be equal");
     y.gradient()->accumulate(from);
   }
   dy.clear();  // drops the second owner of the memory, so that the first backward may run in place
@@ -68,7 +68,7 @@ int checkpoint_activations(Module& model, const std::function<bool(const Module&
   }
   if (picked == 0)
     throw InvalidUsage(which ? "checkpoint_activations: no module was picked"
-                             : "checkpoint_activations: the model has no blocks; say which modules to pick");
+                             : "checkpoint_activations: the model has no blocks; name the modules");
   return picked;
 }
 

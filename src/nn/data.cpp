@@ -65,7 +65,7 @@ void require_window(const TokenDataset& files, ElementRange range, std::int64_t 
     throw InvalidUsage("data: a sequence length of " + std::to_string(positions) + ", needs 1 or more");
   if (range.begin < 0 || range.end > files.size() || range.count() < positions + 1)
     throw InvalidUsage("data: " + files.name() + " has " + std::to_string(range.count()) +
-                       " tokens here, needs at least " + std::to_string(positions + 1) + " (sequence length " +
+                       " tokens in this range, needs at least " + std::to_string(positions + 1) + " (sequence length " +
                        std::to_string(positions) + " and one to predict)");
 }
 
@@ -75,7 +75,7 @@ TokenFormat parse_token_format(std::string_view name) {
   if (name == "bytes") return TokenFormat::bytes;
   if (name == "u16") return TokenFormat::u16;
   if (name == "u32") return TokenFormat::u32;
-  throw InvalidUsage("data format '" + std::string(name) + "' is unknown; there are: bytes u16 u32");
+  throw InvalidUsage("unknown data format '" + std::string(name) + "'; known: bytes u16 u32");
 }
 
 TokenDataset::TokenDataset(const std::vector<std::string>& paths, TokenFormat format, std::int64_t vocabulary)
@@ -101,8 +101,8 @@ void TokenDataset::check_ids(std::size_t file, std::int64_t vocabulary) const {
   const std::span<const std::byte> bytes = files_[file].bytes();
   const std::int64_t most = format_ == TokenFormat::u16 ? largest<std::uint16_t>(bytes) : largest<std::uint32_t>(bytes);
   if (most >= vocabulary)
-    throw InvalidUsage(files_[file].path() + ": holds token " + std::to_string(most) +
-                       ", but the model's vocabulary has " + std::to_string(vocabulary));
+    throw InvalidUsage(files_[file].path() + ": token " + std::to_string(most) +
+                       " is outside the model's vocabulary of " + std::to_string(vocabulary));
 }
 
 std::string TokenDataset::name() const {

@@ -29,7 +29,8 @@ std::string made(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error || !std::filesystem::is_directory(folder, error))
-    throw InvalidUsage(folder + ": can't be made" + (error ? " (" + error.message() + ")" : ": it is not a folder"));
+    throw InvalidUsage(folder + ": can't be created" +
+                       (error ? " (" + error.message() + ")" : ": it is not a directory"));
   return folder;
 }
 
@@ -74,7 +75,7 @@ void HfCheckpointReader::open_index(const std::string& path) {
     const std::string file_name = name.get<std::string>();
     if (file_name.empty() || file_name.find('/') != std::string::npos || !file_name.ends_with(".safetensors"))
       throw InvalidUsage(path + ": '" + file_name.substr(0, 100) +
-                         "' is not the name of a safetensors file in the same folder");
+                         "' is not the name of a safetensors file in the same directory");
     ++names[file_name];
   }
   for (const auto& [name, tensors] : names) add_file(folder_ + "/" + name);
@@ -85,7 +86,7 @@ void HfCheckpointReader::add_file(const std::string& path) {
   for (const SafetensorsEntry& entry : files_.back()->entries()) {
     if (ignored(entry.name)) continue;
     if (!places_.emplace(canonical(entry.name), Place{files_.back().get(), &entry}).second)
-      throw InvalidUsage(path + ": '" + canonical(entry.name).substr(0, 100) + "' is there twice");
+      throw InvalidUsage(path + ": '" + canonical(entry.name).substr(0, 100) + "' appears twice");
   }
 }
 

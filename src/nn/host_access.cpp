@@ -29,7 +29,7 @@ PinnedBufferCache::Block PinnedBufferCache::take(std::size_t bytes) {
 
 void upload(Context& context, void* to, std::size_t bytes, const std::function<void(void*)>& write) {
   DeviceRuntime& runtime = context.runtime();
-  context.refuse_in_capture("an upload", "its data would be those of the recording for ever");
+  context.refuse_in_capture("an upload", "every replay would use the recorded data");
   if (runtime.host_accessible()) return write(to);
   if (runtime.device().type == DeviceType::meta || bytes == 0) return;
   PinnedBufferCache::Block block = context.staging().take(bytes);
@@ -41,7 +41,7 @@ void upload(Context& context, void* to, std::size_t bytes, const std::function<v
 
 void download(Context& context, const void* from, std::size_t bytes, const std::function<void(const void*)>& read) {
   DeviceRuntime& runtime = context.runtime();
-  context.refuse_in_capture("a download", "nothing has run yet");
+  context.refuse_in_capture("a download", "recorded work has not run yet");
   if (runtime.host_accessible()) {
     context.stream().synchronize();
     return read(from);

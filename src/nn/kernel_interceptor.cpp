@@ -18,7 +18,7 @@ KernelCostModel KernelCostModel::scaled(double factor) const {
 }
 
 void KernelCostModel::merge(const KernelCostModel& other) {
-  if (factor_ != 1 || other.factor_ != 1) throw InvalidUsage("kernel times: what is scaled can't be merged");
+  if (factor_ != 1 || other.factor_ != 1) throw InvalidUsage("kernel cost model: scaled costs can't be merged");
   for (const auto& [key, table] : other.tables_) tables_[key].merge(table);
 }
 
@@ -32,8 +32,8 @@ void KernelProfiler::call(const KernelInvocation& call, Stream& stream, const st
 
 void KernelSimulator::call(const KernelInvocation& call, Stream& stream, const std::function<void()>& run) {
   if (!times_.has(call))
-    throw InvalidUsage("simulation: it was not measured how long " + std::string(call.kernel) + " of " +
-                       std::string(name_of(call.dtype)) + " takes");
+    throw InvalidUsage("simulation: kernel " + std::string(call.kernel) + " of " + std::string(name_of(call.dtype)) +
+                       " has no measured cost; profile a step that uses it");
   run();
   clock_.advance(stream, static_cast<std::int64_t>(times_.seconds(call) * 1e9));
 }

@@ -14,8 +14,9 @@ bool names(std::string_view target, std::string_view path) {
 }
 
 void check(const LoraOptions& options) {
-  if (options.rank < 1) throw InvalidUsage("lora: rank " + std::to_string(options.rank) + "; 1 or more");
-  if (!(options.alpha > 0)) throw InvalidUsage("lora: alpha " + std::to_string(options.alpha) + "; above 0");
+  if (options.rank < 1) throw InvalidUsage("lora: rank " + std::to_string(options.rank) + ", needs 1 or more");
+  if (!(options.alpha > 0))
+    throw InvalidUsage("lora: alpha " + std::to_string(options.alpha) + ", needs a number above 0");
   if (options.targets.empty()) throw InvalidUsage("lora: no targets; name linear layers");
 }
 
@@ -50,7 +51,7 @@ int add_lora(Module& model, const LoraOptions& options) {
   for (const std::string& target : options.targets) {
     bool found = false;
     for (const Linear* layer : layers) found = found || names(target, layer->path());
-    if (!found) throw InvalidUsage("lora: '" + target + "' is the end of no linear layer's name");
+    if (!found) throw InvalidUsage("lora: '" + target + "' matches no linear layer; give the end of a layer's name");
   }
   int adapted = 0;
   for (Linear* layer : layers) {

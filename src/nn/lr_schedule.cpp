@@ -12,7 +12,7 @@ namespace tessera::nn {
 LrSchedule::Kind parse_schedule(std::string_view name) {
   if (name == "constant") return LrSchedule::Kind::constant;
   if (name == "cosine") return LrSchedule::Kind::cosine;
-  throw base::InvalidUsage("schedule '" + std::string(name) + "' is unknown; there are: constant cosine");
+  throw base::InvalidUsage("unknown schedule '" + std::string(name) + "'; known: constant cosine");
 }
 
 void validate(const LrSchedule& schedule) {

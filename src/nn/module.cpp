@@ -70,7 +70,7 @@ Module& Module::find(std::string_view path) {
   }
   std::string known;
   for (const auto& child : parent->children_) known += (known.empty() ? "" : " ") + child->path_;
-  throw InvalidUsage("no module '" + std::string(path) + "'; there are: " + known);
+  throw InvalidUsage("no module '" + std::string(path) + "'; known: " + known);
 }
 
 Parameter& Module::add_parameter(std::string name, Shape shape, Init init) {
@@ -86,19 +86,20 @@ Parameter& Module::tie_parameter(const Parameter& parameter, const Module& owner
     local_names_.emplace_back();
     return *candidate;
   }
-  throw InvalidUsage("tie: " + parameter.name() + " is not a parameter of the module that was named as its owner");
+  throw InvalidUsage("tie: " + parameter.name() + " is not a parameter of the module that is named as its owner");
 }
 
 ModuleBuffer& Module::add_buffer(const std::string& name, Shape shape, BufferOptions options) {
   const bool taken = std::find(local_names_.begin(), local_names_.end(), name) != local_names_.end() ||
                      std::any_of(buffers_.begin(), buffers_.end(), [&](const auto& b) { return b->name() == name; });
-  if (taken) throw InvalidUsage("buffer " + name + ": the module has a parameter or buffer of that name already");
+  if (taken) throw InvalidUsage("buffer " + name + ": the module already has a parameter or buffer of that name");
   const DType dtype = options.dtype;
   if (!is_floating(dtype) && dtype != DType::i32 && dtype != DType::i64 && dtype != DType::u8)
-    throw InvalidUsage("buffer " + name + " of " + std::string(name_of(dtype)) + ": floating types, i32, i64 or u8");
+    throw InvalidUsage("buffer " + name + " of " + std::string(name_of(dtype)) +
+                       " is not supported; use a floating type, i32, i64 or u8");
   if (!is_floating(dtype) && (options.init.kind != Init::Kind::zeros || options.follows_dtype))
     throw InvalidUsage("buffer " + name + " of " + std::string(name_of(dtype)) +
-                       ": integers begin as zeros, and stay what they are");
+                       ": integer buffers start as zeros and keep their dtype");
   buffers_.push_back(std::make_shared<ModuleBuffer>(context_, name, std::move(shape), options));
   return *buffers_.back();
 }
@@ -137,10 +138,10 @@ void Module::remake(Parameter& parameter, std::string name, Shape shape, DType d
 
 void Module::set_dtype(DType dtype) {
   if (!is_floating(dtype))
-    throw InvalidUsage("a model of " + std::string(name_of(dtype)) + ": parameters need a floating type");
+    throw InvalidUsage("set_dtype: " + std::string(name_of(dtype)) + " is not a floating type, which parameters need");
   const auto require_no_memory = [](const Tensor& tensor) {
     if (tensor.bound())
-      throw InvalidUsage("set_dtype: " + tensor.name() + " has memory already; choose the type first");
+      throw InvalidUsage("set_dtype: " + tensor.name() + " already has memory; call set_dtype() before");
   };
   for (const auto& parameter : parameters()) {
     require_no_memory(parameter->tensor());
@@ -164,14 +165,13 @@ void Module::validate_dtypes() const {
   const DType own = dtype();
   for (const auto& parameter : parameters_)
     if (is_floating(parameter->dtype()) && parameter->dtype() != own)
-      throw InvalidUsage((path_.empty() ? "the root" : path_) + " is of " + std::string(name_of(own)) +
-                         ", and its parameter " + parameter->name() + " of " +
-                         std::string(name_of(parameter->dtype())) +
-                         ": modules that share one need the same dtype, and what is added to a model comes before "
-                         "set_dtype()");
+      throw InvalidUsage(
+          (path_.empty() ? "the root" : path_) + " is of " + std::string(name_of(own)) + ", and its parameter " +
+          parameter->name() + " of " + std::string(name_of(parameter->dtype())) +
+          ": modules that share a parameter need the same dtype; call set_dtype() after all parameters were added");
   if (is_boundary() && (own == DType::f64 || parent_->dtype() == DType::f64))
     throw InvalidUsage(path_ + " is of " + std::string(name_of(own)) + " inside " +
-                       std::string(name_of(parent_->dtype())) + ": f64 is cast to nothing else; use one dtype");
+                       std::string(name_of(parent_->dtype())) + ": f64 is never cast; use one dtype");
   for (const auto& child : children_) child->validate_dtypes();
 }
 
@@ -181,7 +181,7 @@ Tensor Module::boundary_cast(const Tensor& x, DType dtype) {
 
 void Module::encode_parameter(Parameter& parameter, std::int64_t bytes) {
   if (parameter.tensor().bound())
-    throw InvalidUsage("encode: " + parameter.name() + " has memory already; choose the encoding first");
+    throw InvalidUsage("encode: " + parameter.name() + " already has memory; choose the encoding before");
   parameter.tensor_.set_requires_grad(false);
   parameter.init_ = Init::zeros();
   remake(parameter, parameter.name(), {bytes}, DType::u8);
@@ -221,7 +221,7 @@ void Module::notify_recompute_ends() {
 
 void Module::refuse_checkpoint() const {
   throw InvalidUsage("checkpoint_activations: " + (path_.empty() ? "the root" : path_) +
-                     " doesn't return one tensor, or takes what can't be copied; checkpoint what is inside it");
+                     " does not return one tensor, or has an argument that can't be copied; checkpoint its submodules");
 }
 
 void Module::notify_backward_begins() {

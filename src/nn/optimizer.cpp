@@ -57,7 +57,7 @@ OptimizerConfig::Kind parse_optimizer(std::string_view name) {
   if (name == "sgd") return Kind::sgd;
   if (name == "adam") return Kind::adam;
   if (name == "adamw") return Kind::adamw;
-  throw InvalidUsage("optimizer '" + std::string(name) + "' is unknown; there are: adamw adam sgd");
+  throw InvalidUsage("unknown optimizer '" + std::string(name) + "'; known: adamw adam sgd");
 }
 
 void validate(const OptimizerConfig& config) {

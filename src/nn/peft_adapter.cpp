@@ -25,14 +25,14 @@ std::string canonical(std::string_view key) {
 /// Throws for settings that change the mathematics and are not supported.
 void refuse_others(const Fields& fields) {
   const std::string type = fields.text("peft_type", "?");
-  if (type != "LORA") fields.fail("peft_type is '" + type + "'; there is: LORA");
+  if (type != "LORA") fields.fail("peft_type '" + type + "' is not supported; supported: LORA");
   if (fields.text("bias", "none") != "none") fields.fail("trained biases ('bias') are not supported");
   fields.only("use_rslora", false);
   fields.only("use_dora", false);
   for (const char* field : {"rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform"})
     if (fields.has(field) && !fields.at(field).empty())
       fields.fail(std::string("'") + field +
-                  "' is not supported: all adapters have one rank and alpha, and all layers");
+                  "' is not supported: all adapters share one rank and alpha, and all layers have them");
 }
 
 std::vector<std::string> targets_of(const Fields& fields) {
@@ -48,7 +48,7 @@ std::vector<std::string> targets_of(const Fields& fields) {
 std::string made(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) throw InvalidUsage(folder + ": can't be made (" + error.message() + ")");
+  if (error) throw InvalidUsage(folder + ": can't be created (" + error.message() + ")");
   return folder;
 }
 
@@ -96,7 +96,7 @@ PeftAdapterReader::PeftAdapterReader(const std::string& folder)
       file_(folder + kTensors) {
   for (const SafetensorsEntry& entry : file_.entries())
     if (!places_.emplace(canonical(entry.name), &entry).second)
-      throw InvalidUsage(file_.path() + ": '" + canonical(entry.name).substr(0, 100) + "' is there twice");
+      throw InvalidUsage(file_.path() + ": '" + canonical(entry.name).substr(0, 100) + "' appears twice");
 }
 
 void PeftAdapterReader::check(const std::vector<SafetensorsTensor>& needed) const {

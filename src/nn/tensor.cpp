@@ -64,7 +64,7 @@ Tensor Tensor::unbound(Context& context, Shape shape, DType dtype, std::string n
   impl->shape = std::move(shape);
   impl->dtype = dtype;
   impl->name = std::move(name);
-  impl->reason = "it was never given memory (materialize the model, or wrap it in an engine)";
+  impl->reason = "it has no memory yet (materialize the model, or wrap it in an engine)";
   return Tensor(std::move(impl));
 }
 

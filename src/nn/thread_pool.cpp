@@ -108,7 +108,7 @@ class ThreadPool::Impl {
 };
 
 ThreadPool::ThreadPool(std::size_t threads) : threads_(threads) {
-  if (threads < 1) throw base::InvalidUsage("thread pool: 0 threads asked for, needs 1 or more");
+  if (threads < 1) throw base::InvalidUsage("thread pool: 0 threads, needs 1 or more");
   if (threads > 1) impl_ = std::make_unique<Impl>(threads);
 }
 ThreadPool::~ThreadPool() = default;

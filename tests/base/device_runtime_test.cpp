@@ -105,8 +105,8 @@ TEST(DeviceModules, AModuleIsRefusedWithTheReason) {
   EXPECT_EQ(load_device_module(folder + "/abacus.so").probe().problem, "a bead is missing");
   EXPECT_THAT(refusal(folder + "/otherabi.so"), HasSubstr("'tessera 0, punched cards'"));
   EXPECT_THAT(refusal(folder + "/otherabi.so"), HasSubstr("'" TESSERA_ABI "'"));
-  EXPECT_THAT(refusal(folder + "/othersize.so"), HasSubstr("bytes, this library's"));
-  EXPECT_THAT(refusal(folder + "/misnamed.so"), HasSubstr("name the file abacus.so"));
+  EXPECT_THAT(refusal(folder + "/othersize.so"), HasSubstr("bytes, but this library's"));
+  EXPECT_THAT(refusal(folder + "/misnamed.so"), HasSubstr("rename the file to abacus.so"));
   EXPECT_THAT(refusal(folder + "/noentry.so"), HasSubstr("no tessera_device_entry()"));
   EXPECT_THAT(refusal(folder + "/nothere.so"), HasSubstr("nothere.so"));
 }

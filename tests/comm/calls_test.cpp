@@ -160,7 +160,7 @@ TEST(Composite, AbortReachesWhatGoesOverSharedMemory) {
 TEST(Threads, ThatDontComeAreATimeout) {
   const auto ranks = make_thread_bootstraps(2, 200ms);
   const std::string error = error_of([&] { ranks[0]->all_gather("here"); });
-  EXPECT_EQ(error, "Timeout: init: not all ranks came within 200ms");
+  EXPECT_EQ(error, "Timeout: init: not all ranks joined within 200ms");
 }
 
 }  // namespace

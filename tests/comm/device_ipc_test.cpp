@@ -154,8 +154,10 @@ TEST(DeviceIpc, WhereOneRankCantOpenOrShareAllStage) {
         },
         config);
     if (!other.shares_memory) continue;
-    EXPECT_EQ(said, std::vector<std::string>{"memory of cuda:0 passes through the host's, not by IPC: the guarded "
-                                             "device opens nobody's memory"});
+    EXPECT_EQ(
+        said,
+        std::vector<std::string>{
+            "memory of cuda:0 moves through pinned host memory, not by IPC: the guarded device opens nobody's memory"});
   }
 }
 
@@ -207,7 +209,7 @@ TEST(DeviceIpc, ADifferentCallIsAMismatchOnEveryRank) {
       const View view{x.view().data, one, DType::f32, device->device()};
       const ReduceOp op = same_size && comm.rank() == 1 ? ReduceOp::max() : ReduceOp::sum();
       const std::string error = error_of([&] { comm.all_reduce(view, view, op).wait(); });
-      EXPECT_TRUE(error.find("called something else than rank") != std::string::npos) << error;
+      EXPECT_TRUE(error.find("called a different operation than rank") != std::string::npos) << error;
       EXPECT_NE(error_of([&] { comm.barrier().wait(); }), "");
     });
   }

@@ -109,11 +109,10 @@ TEST(Flipped, ALengthInTheHandshakeIsNotWaitedForLong) {
 TEST(Flipped, WhatIsExchangedIsAnErrorOnBothRanks) {
   for (const bool to_listener : {true, false}) {
     const std::size_t begin = to_listener ? kHello + 1 : kChallenge + kAnswer;
-    std::string text = "BackendError: init: what ";
-    text.append(to_listener ? "rank 1 sent to rank 0" : "rank 0 sent to rank 1");
+    std::string text = "BackendError: init: a message from ";
+    text.append(to_listener ? "rank 1 to rank 0" : "rank 0 to rank 1");
     text.append(
-        " came damaged or forged: its authentication code is wrong; check the network between the two, and start "
-        "again");
+        " is damaged or forged: its authentication code is wrong; check the network between the two, and start again");
     for (std::size_t at = begin; at < begin + 200; at += at < begin + 9 ? 1 : 40) {  // each byte of a header
       World world;
       const auto start = steady_clock::now();
@@ -150,7 +149,7 @@ TEST(Flipped, OpeningAChannelIsAnError) {
     run(hurt, FlippingProxy::Flip{.to_listener = true, .at = kHello + 1 + kSeal + introduction + blob + 11, .bit = 0});
     if (hurt.errors[0].find("control channel") == std::string::npos) continue;
     EXPECT_EQ(hurt.errors[0],
-              "BackendError: init: control channel 'test' can't be opened: what rank 1 sent came damaged or forged; "
+              "BackendError: init: control channel 'test' can't be opened: a message from rank 1 is damaged or forged; "
               "check the network between the hosts, and start again");
     return;
   }

@@ -73,7 +73,7 @@ TEST_F(JobFile, ThatIsAFifoIsRefusedAtOnce) {
     auto one = come(local(rank));
     ASSERT_EQ(one.wait_for(10s), std::future_status::ready) << "it waits for a writer";
     EXPECT_EQ(one.get().error, "SystemError: init: " + path_.string() +
-                                   " is not a file of this user alone; remove it, or set another TESSERA_RUN_ID");
+                                   " is not private to this user; remove it, or set another TESSERA_RUN_ID");
   }
 }
 
@@ -81,7 +81,7 @@ TEST_F(JobFile, ThatIsALinkIsRefused) {
   const fs::path elsewhere = path_.string() + "-elsewhere";
   write("tessera-job-1 x y 1 1\n", elsewhere);
   fs::create_symlink(elsewhere, path_);
-  EXPECT_NE(come(local(1)).get().error.find("is not a file of this user alone"), std::string::npos);
+  EXPECT_NE(come(local(1)).get().error.find("is not private to this user"), std::string::npos);
   fs::remove(elsewhere);
 }
 
@@ -149,8 +149,9 @@ TEST_F(JobFile, LetsNobodyInWithoutItsToken) {
   write(magic + " " + socket + " " + token + rest + "\n", aside);
   fs::rename(aside, path_);
   const std::string error = come(local(1)).get().error;
-  EXPECT_NE(error.find("refuses rank 1: the two have not the same TESSERA_TOKEN"), std::string::npos) << error;
-  EXPECT_NE(zero.get().error.find("rank 1 did not come"), std::string::npos);
+  EXPECT_NE(error.find("refuses rank 1: authentication failed; use the same TESSERA_TOKEN"), std::string::npos)
+      << error;
+  EXPECT_NE(zero.get().error.find("rank 1 did not connect"), std::string::npos);
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ void expect_refused(const std::string& name, const testing::Matcher<std::string>
   EXPECT_FALSE(state.available);
   EXPECT_THAT(state.reason, reason);
   EXPECT_THAT(error_of([&] { find_backend(name); }),
-              AllOf(HasSubstr("InvalidUsage: backend '" + name + "' can't be used here"), HasSubstr("shm (available)"),
+              AllOf(HasSubstr("InvalidUsage: backend '" + name + "' is not available"), HasSubstr("shm (available)"),
                     HasSubstr(state.reason)));
 }
 
@@ -89,7 +89,7 @@ TEST(Modules, AMissingLibraryIsNamed) {
 
 TEST(Modules, AnotherNameThanTheFilesIsRefused) {
   search_in(file_of("misnamed"));
-  expect_refused("misnamed", HasSubstr("its backend is called 'paper': name the file paper.so"));
+  expect_refused("misnamed", HasSubstr("its backend is called 'paper'; rename the file to paper.so"));
 }
 
 TEST(Modules, WhatTheProbeSaysIsTheReason) {
@@ -123,12 +123,12 @@ TEST(Modules, OfSeveralForOneBackendTheUsableOneIsTaken) {
 
 TEST(Modules, WhatIsNotThereIsSaid) {
   search_in("/nowhere/at/all");
-  expect_refused("/nowhere/at/all", HasSubstr("no such file or folder (TESSERA_PLUGIN_PATH)"));
+  expect_refused("/nowhere/at/all", HasSubstr("no such file or directory (TESSERA_PLUGIN_PATH)"));
 }
 
 TEST(Modules, ABuiltInNameCanNotBeTaken) {
   search_in(file_of("shm"));
-  EXPECT_THAT(state_of(file_of("shm")).reason, HasSubstr("the library itself has a backend 'shm'"));
+  EXPECT_THAT(state_of(file_of("shm")).reason, HasSubstr("the library has a built-in backend 'shm'"));
   EXPECT_TRUE(state_of("shm").available);
 }
 

@@ -230,7 +230,7 @@ TEST(ProcessWorld, AMissingRankIsNamed) {
   Process zero = start_rank(run, 0, 3, "once", "700ms");
   Process two = start_rank(run, 2, 3, "once", "5s");
   const std::string expected =
-      "Timeout: init: of 3 ranks, rank 1 did not come within 700ms (launcher tessera, run '" + run + "')";
+      "Timeout: init: of 3 ranks, rank 1 did not connect within 700ms (launcher tessera, run '" + run + "')";
   EXPECT_EQ(zero.line(), expected);
   EXPECT_EQ(two.line(), expected);
   Process alone = start_rank(new_run(), 1, 2, "once", "300ms");

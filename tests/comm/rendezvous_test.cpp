@@ -172,7 +172,7 @@ TEST(Rendezvous, ARankThatStopsAnsweringIsNamed) {
   const std::vector<Outcome> all = meet_all(3, free_port(), soon);
   expect_complete(all);
   auto one = std::async(std::launch::async, [&] { return error_of([&] { all[1].bootstrap->all_gather("x"); }); });
-  const std::string expected = "Timeout: init: rank 2 of 3 came, but did not answer within 600ms";
+  const std::string expected = "Timeout: init: rank 2 of 3 connected, but did not answer within 600ms";
   EXPECT_EQ(error_of([&] { all[0].bootstrap->all_gather("x"); }), expected);
   // Rank 1's own deadline passes at the same time, so either error may come first.
   EXPECT_TRUE(one.get().starts_with("Timeout: init: "));
@@ -222,7 +222,7 @@ TEST(RendezvousTimeout, RanksAreNamedByAllWhoCame) {
   auto zero = come(first);
   auto two = come(meeting(2, 4, port));
   const std::string expected =
-      "Timeout: init: of 4 ranks, rank 1, 3 did not come at TESSERA_MASTER=127.0.0.1:" + std::to_string(port) +
+      "Timeout: init: of 4 ranks, rank 1, 3 did not connect at TESSERA_MASTER=127.0.0.1:" + std::to_string(port) +
       " within 700ms (launcher tessera, run 'run-1')";
   EXPECT_EQ(zero.get().error, expected);
   EXPECT_EQ(two.get().error, expected);
@@ -243,7 +243,7 @@ TEST(RendezvousTimeout, RanksAreNamedToThoseWhoCameALittleBeforeRankZero) {
   };
   auto two = come(impatient(2, 700ms));
   const std::string error = come(impatient(0, 1000ms)).get().error;
-  EXPECT_NE(error.find("of 3 ranks, rank 1 did not come"), std::string::npos) << error;
+  EXPECT_NE(error.find("of 3 ranks, rank 1 did not connect"), std::string::npos) << error;
   EXPECT_EQ(two.get().error, error);
 }
 
@@ -266,11 +266,11 @@ TEST(Settings, APortInUseIsSaid) {
   for (const std::string host : {"127.0.0.1", "localhost"})
     EXPECT_EQ(come(meeting(0, 2, port_of(taken), host)).get().error,
               "InvalidUsage: init: TESSERA_MASTER=" + host + ":" + port + ": port " + port +
-                  " is in use on the host of rank 0; choose another, or end the run that has it");
+                  " is in use on the host of rank 0; choose another port, or end the run that uses it");
 }
 
 TEST(Settings, AForeignAddressIsSaid) {
-  EXPECT_NE(come(meeting(0, 2, 29400, "203.0.113.7")).get().error.find("this is no address of the host of rank 0"),
+  EXPECT_NE(come(meeting(0, 2, 29400, "203.0.113.7")).get().error.find("not an address of the host of rank 0"),
             std::string::npos);
 }
 

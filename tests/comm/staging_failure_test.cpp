@@ -24,7 +24,7 @@ TEST_P(StagingFailure, AStreamThatIsNeverThereIsATimeoutAndNobodyHangs) {
     const auto start = std::chrono::steady_clock::now();
     const std::string error = error_of([&] { comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), options).wait(); });
     EXPECT_LT(std::chrono::steady_clock::now() - start, 20s);
-    const std::string why = "all_reduce (block.3): the stream was not where it comes after within 300ms";
+    const std::string why = "all_reduce (block.3): its stream did not reach the operation within 300ms";
     if (comm.rank() == 1) {
       EXPECT_EQ(error, "Timeout: " + why);
     } else {

@@ -258,7 +258,7 @@ TEST_P(Staging, MemoryIsTheDevicesAndBooked) {
               "InvalidUsage: all_reduce: in is on cpu but out is on cuda:0");
     const View elsewhere{there.data, 8, DType::f32, {DeviceType::cuda, 3}};
     EXPECT_EQ(error_of([&] { comm.broadcast(elsewhere, elsewhere, 0); }),
-              "InvalidUsage: broadcast: memory is on cuda:3, this communicator takes that of cuda:0");
+              "InvalidUsage: broadcast: memory is on cuda:3, this communicator needs cuda:0");
     device->free(there.data, 64);
   });
 }

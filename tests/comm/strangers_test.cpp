@@ -113,8 +113,7 @@ TEST(UnauthenticatedPeer, WithAnotherTokenAreRefusedAndToldWhy) {
     wrong.token = "sardine";
     EXPECT_EQ(come(wrong).get().error,
               "InvalidUsage: init: rank 0 at TESSERA_MASTER=127.0.0.1:" + std::to_string(port) +
-                  " refuses rank 1: the two have not the same TESSERA_TOKEN (or it is no rank of this run); set the "
-                  "same for all ranks");
+                  " refuses rank 1: authentication failed; use the same TESSERA_TOKEN on all ranks");
   });
 }
 
@@ -180,8 +179,7 @@ TEST(UnauthenticatedPeer, InRankZerosPlaceRefuseNobodyInWordsOfTheirOwn) {
   done.store(true);
   impostor.join();
   EXPECT_EQ(error, "InvalidUsage: init: rank 0 at TESSERA_MASTER=127.0.0.1:" + std::to_string(port_of(listener)) +
-                       " refuses rank 1: the two have not the same TESSERA_TOKEN (or it is no rank of this run); set "
-                       "the same for all ranks");
+                       " refuses rank 1: authentication failed; use the same TESSERA_TOKEN on all ranks");
   EXPECT_GE(steady_clock::now() - start, 900ms) << "one such answer is not believed";
 }
 
@@ -216,7 +214,7 @@ TEST(UnauthenticatedPeer, ThatAreNoRankZeroAreNamed) {
   auto one = come(lost);
   const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
   send_bytes(guest, "SSH-2.0-OpenSSH_9.2\r\n");
-  EXPECT_NE(one.get().error.find("what answers there is no rank 0 of this library"), std::string::npos);
+  EXPECT_NE(one.get().error.find("the process that listens there is not rank 0 of this library"), std::string::npos);
 }
 
 /// The text of an authenticated rank reaches the terminal, too.
@@ -236,7 +234,7 @@ TEST(RejectedPeer, IsARankThatTheWorldHasNot) {
   auto zero = come(meeting(0, 2, port));
   for (const int rank : {2, 3, 1'000'000}) {
     const std::string error = come(meeting(rank, 2, port)).get().error;
-    EXPECT_NE(error.find("rank " + std::to_string(rank) + " is none of the ranks 0 to 1"), std::string::npos) << error;
+    EXPECT_NE(error.find("rank " + std::to_string(rank) + " is outside the ranks 0 to 1"), std::string::npos) << error;
   }
   EXPECT_EQ(come(meeting(1, 2, port)).get().error, "");
   EXPECT_EQ(zero.get().error, "");
@@ -251,7 +249,7 @@ TEST(RejectedPeer, IsASecondProcessOfOneRank) {
     if (one.wait_for(1ms) != std::future_status::timeout) std::swap(one, other);
   const std::string error = other.get().error;
   EXPECT_TRUE(error.starts_with("InvalidUsage")) << error;
-  EXPECT_NE(error.find("there are two ranks 1 in run 'run-1'"), std::string::npos) << error;
+  EXPECT_NE(error.find("two processes are rank 1 in run 'run-1'"), std::string::npos) << error;
   EXPECT_EQ(come(meeting(2, 3, port)).get().error, "");
   EXPECT_EQ(zero.get().error, "");
   EXPECT_EQ(one.get().error, "");
@@ -280,7 +278,7 @@ TEST(RejectedPeer, IsAnEarlierRestartAndALaterOneWaits) {
             std::string::npos);
   auto one = come(restarted(1, 2));  // starts while the old rank 0 still holds the port
   const std::string error = old_zero.get().error;
-  EXPECT_NE(error.find("rank 1 did not come"), std::string::npos) << error;
+  EXPECT_NE(error.find("rank 1 did not connect"), std::string::npos) << error;
   EXPECT_NE(error.find("; refused: rank 1 belongs to run 'run-1', rank 0 to"), std::string::npos) << error;
   EXPECT_NE(error.find("rank 1 belongs to run 'run-1', restart 2"), std::string::npos) << error;
   auto zero = come(restarted(0, 2));
@@ -318,7 +316,7 @@ TEST(RejectedPeer, IsWhoComesTooLate) {
         std::async(std::launch::async, [&one] { return one.bootstrap->open_channel("test", ControlEvents{}); }));
   for (auto& channel : channels) channel.wait();
   const auto start = steady_clock::now();
-  EXPECT_NE(come(meeting(1, 2, port)).get().error.find("the world of 2 ranks is complete; rank 1 comes too late"),
+  EXPECT_NE(come(meeting(1, 2, port)).get().error.find("the world of 2 ranks is already complete; rank 1 can't join"),
             std::string::npos);
   EXPECT_LT(steady_clock::now() - start, 1s);
 }

@@ -89,9 +89,9 @@ TEST_P(PluginState, IsDroppedWithALineWhereItDoesNotFit) {
   train(saving(spec_for(GetParam()), folder.path(), 1, /*asynchronous=*/true));
   Case fewer = GetParam();
   fewer.ranks = fewer.ranks == 2 ? 4 : 2;
-  EXPECT_THAT(resume(spec_for(fewer), folder.path()).dropped, HasSubstr("they begin anew"));
+  EXPECT_THAT(resume(spec_for(fewer), folder.path()).dropped, HasSubstr("starts empty"));
   const Case plain{GetParam().strategy, GetParam().ranks, "plain", "plain"};
-  EXPECT_THAT(resume(spec_for(plain), folder.path()).dropped, HasSubstr("they begin anew"));
+  EXPECT_THAT(resume(spec_for(plain), folder.path()).dropped, HasSubstr("starts empty"));
 }
 
 /// A refresh rebuilds the layout of flat parameters, and plug-ins start with new state.

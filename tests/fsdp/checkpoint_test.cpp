@@ -274,7 +274,7 @@ TEST(Checkpoints, AFolderIsOneRuns) {
     first->claim();  // a second claim has no effect
     first->save({});
     CheckpointWriter second(engine, control, options), elsewhere(engine, control, {.folder = folder.path("other")});
-    const std::string who = "another run saves there (process " + std::to_string(::getpid()) + " on ";
+    const std::string who = "another run (process " + std::to_string(::getpid()) + " on ";
     EXPECT_THAT(error_of<base::InvalidUsage>([&] { second.claim(); }), HasSubstr(who)) << rank;
     EXPECT_THAT(error_of<base::SystemError>([&] { second.save({}); }), HasSubstr(who)) << rank;
     elsewhere.claim();

@@ -254,8 +254,8 @@ std::string refusal_of(TrainingSpec spec) {
 
 TEST(Refusals, NameThePluginAndTheReason) {
   EXPECT_THAT(refusal_of(spec_for("zero1", 2, everywhere("int8"))),
-              HasSubstr("all_gather by int8: it rounds, and under strategy zero1"));
-  EXPECT_THAT(refusal_of(spec_for("zero2", 2, everywhere("bf16"))), HasSubstr("f32 masters"));
+              HasSubstr("all_gather by int8: it rounds, but strategy zero1"));
+  EXPECT_THAT(refusal_of(spec_for("zero2", 2, everywhere("bf16"))), HasSubstr("f32 master weights"));
   EXPECT_THAT(refusal_of(spec_for("hsdp", 4, {"plain", "plain", "powersgd"})),
               HasSubstr("all_reduce by powersgd: needs whole flat parameters"));
   TrainingSpec narrow = spec_for("ddp", 2, {"plain", "plain", "powersgd"});

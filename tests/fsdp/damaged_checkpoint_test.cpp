@@ -102,10 +102,10 @@ TEST_F(CheckpointCorruption, ShortAndMissingFilesAreNamed) {
   fs::remove(step("rank-00001.safetensors"));
   EXPECT_THAT(error(), HasSubstr("rank-00001.safetensors: can't be opened (No such file"));
   fs::rename(folder_.path("step-00000002"), folder_.path("step-00000002.partial"));
-  EXPECT_THAT(error(), HasSubstr("no checkpoint in it that was finished"));
+  EXPECT_THAT(error(), HasSubstr("contains no complete checkpoint"));
   EXPECT_EQ(latest_checkpoint(folder_.path()), "");
   EXPECT_THAT(error_of<base::InvalidUsage>([&] { Checkpoint checkpoint(folder_.path("nowhere")); }),
-              HasSubstr("nowhere: no such folder"));
+              HasSubstr("nowhere: no such directory"));
 }
 
 TEST_F(CheckpointCorruption, AnotherModelOrOptimizerIsRefusedByName) {
@@ -114,7 +114,7 @@ TEST_F(CheckpointCorruption, AnotherModelOrOptimizerIsRefusedByName) {
   const auto refused = [&](const TrainingSpec& spec) {
     return error_of<base::InvalidUsage>([&] { train(resuming(spec, folder_.path(), 2)); });
   };
-  EXPECT_THAT(refused(deeper), HasSubstr("not this model's: it lacks 'h.2.ln_1.weight'"));
+  EXPECT_THAT(refused(deeper), HasSubstr("does not match the model: it lacks 'h.2.ln_1.weight'"));
   TrainingSpec shallower = spec_for("fsdp", 2);
   shallower.model.layers = 1;
   EXPECT_THAT(refused(shallower), HasSubstr("the model has no 'h.1."));

@@ -242,7 +242,7 @@ TEST(ReshardGroup, RefusesWhatCantBe) {
         options.strategy = over_groups(options.strategy);
         options.strategy.param_after_forward = {kGroupAxis};
       },
-      "can stay sharded over inner axes");
+      "can stay sharded only over inner axes");
 }
 
 }  // namespace

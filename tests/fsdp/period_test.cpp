@@ -270,9 +270,10 @@ TEST(Period, WhatCannotBeIsRefused) {
   };
   const auto sync = [](TrainingSpec& spec) -> Sync& { return spec.engine.strategy.sync.at(kReplicateAxis); };
   EXPECT_EQ(refusal([](TrainingSpec&) {}), "");
-  EXPECT_THAT(refusal([&](TrainingSpec& s) { sync(s).period = 0; }), HasSubstr("a period of 0 steps"));
+  EXPECT_THAT(refusal([&](TrainingSpec& s) { sync(s).period = 0; }), HasSubstr("a sync period of 0 steps"));
   EXPECT_THAT(refusal([&](TrainingSpec& s) { sync(s).outer.momentum = 1; }), HasSubstr("momentum"));
-  EXPECT_THAT(refusal([&](TrainingSpec& s) { sync(s).what = Sync::What::gradient; }), HasSubstr("once in a period"));
+  EXPECT_THAT(refusal([&](TrainingSpec& s) { sync(s).what = Sync::What::gradient; }),
+              HasSubstr("once per sync period"));
   EXPECT_THAT(refusal([&](TrainingSpec& s) { s.engine.use_loss_scaling = true; }), HasSubstr("skip different steps"));
   EXPECT_THAT(
       refusal([](TrainingSpec& s) { s.engine.strategy.sync[kShardAxis] = s.engine.strategy.sync[kReplicateAxis]; }),
@@ -362,7 +363,7 @@ TEST(PeriodicCheckpoints, OtherWorldsBeginWhereTheReplicasMetLast) {
       other.engine.mesh = MeshShape::grid(1, 4);
     }
     EXPECT_EQ(train(resuming(other, folder.path(), &dropped)).parameters, steps[2][0]) << strategy;
-    EXPECT_THAT(dropped, HasSubstr("begin anew"));
+    EXPECT_THAT(dropped, HasSubstr("starts empty"));
   }
 }
 

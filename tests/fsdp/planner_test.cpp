@@ -139,7 +139,7 @@ TEST(StepPrediction, LetsADevicesStreamsOverlap) {
 TEST(StepPrediction, NamesAKernelThatWasNotMeasured) {
   const TrainingStep step = step_of(config_of(2, 32), engine_for("ddp"));
   EXPECT_THAT([&] { predict_on(2, step, {}, microseconds_each(1)); },
-              ThrowsMessage<base::InvalidUsage>(HasSubstr("it was not measured how long")));
+              ThrowsMessage<base::InvalidUsage>(HasSubstr("has no measured cost")));
 }
 
 /// Thousands of ranks and a model too large for one rank of this machine: tensors have shapes only.

@@ -168,7 +168,7 @@ TEST(ModuleBufferCheckpoint, ThatAreDamagedAreNamed) {
     whole.read_buffer("last.running_mean", out.data());
     EXPECT_TRUE(whole.verify().empty());
     EXPECT_THAT(error_of<base::InvalidUsage>([&] { whole.read_buffer("last.nothing", out.data()); }),
-                HasSubstr("buffer 'last.nothing' is not there"));
+                HasSubstr("buffer 'last.nothing' is missing"));
   }
   const std::string path = Checkpoint(folder.path()).folder() + "/rank-00000.safetensors";
   const auto size = static_cast<std::streamoff>(std::filesystem::file_size(path));

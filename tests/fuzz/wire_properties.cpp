@@ -102,7 +102,7 @@ std::vector<std::string> seeds() {
       {Type::hello, encode(hello)},
       {Type::hello, encode(Hello{.run = std::string(kLongestText, 'r')})},
       {Type::answer, encode(HandshakeReply{})},
-      {Type::answer, encode(HandshakeReply{.verdict = Verdict::try_again, .text = "rank 1 comes too late"})},
+      {Type::answer, encode(HandshakeReply{.verdict = Verdict::try_again, .text = "rank 1 can't join"})},
       {Type::opened, encode(ChannelOpened{7, "world"})},
       {Type::told, encode(ChannelMessage{7, 2, -1, "all_reduce #12"})},
       {Type::told, encode(ChannelMessage{0, 0, 1, ""})},
@@ -110,7 +110,7 @@ std::vector<std::string> seeds() {
       {Type::left, encode_rank(0)},
       {Type::probe, ""},
       {Type::data, std::string(2000, 'd')},
-      {Type::refusal, "Timeout\ninit: of 3 ranks, rank 1 did not come"}};
+      {Type::refusal, "Timeout\ninit: of 3 ranks, rank 1 did not connect"}};
   std::vector<std::string> all;
   std::string whole_talk;
   for (const auto& [type, payload] : sent) {

@@ -68,13 +68,13 @@ class MasterTest(Case):
 
     def test_another_token_is_refused_and_said_on_both_sides(self):
         zero, one = self.ends(self.pair({}, dict(TESSERA_TOKEN="marlin")))
-        self.assert_one_line(one, 2, r"refuses rank 1: the two have not the same TESSERA_TOKEN \(or it is no rank of this run\); set the same for all ranks\n$")
-        self.assert_one_line(zero, 1, "rank 1 did not come .*; refused: rank 1 has another TESSERA_TOKEN than rank 0\n$")
+        self.assert_one_line(one, 2, r"refuses rank 1: authentication failed; use the same TESSERA_TOKEN on all ranks\n$")
+        self.assert_one_line(zero, 1, "rank 1 did not connect .*; refused: rank 1 has a different TESSERA_TOKEN than rank 0\n$")
 
     def test_a_port_in_use_is_said_by_rank_0(self):
         with socket.create_server(("127.0.0.1", self.port)):
             zero, one = self.ends(self.pair())
-        self.assert_one_line(zero, 2, f"port {self.port} is in use on the host of rank 0; choose another, or end the run that has it\n$")
+        self.assert_one_line(zero, 2, f"port {self.port} is in use on the host of rank 0; choose another port, or end the run that uses it\n$")
         self.assert_one_line(one, 1, f"^tessera: rank 1: init: rank 1 of 2 found no rank 0 within 3s .*127.0.0.1:{self.port}: ")
 
     def test_an_interface_that_is_not_there_is_named_with_those_that_are(self):
@@ -90,7 +90,7 @@ class MasterTest(Case):
                 if line.startswith("step 2 "):
                     break
             for late in self.ends(self.start(dict(TESSERA_RANK=1), **common)):
-                self.assert_one_line(late, 2, "refuses rank 1: the world of 2 ranks is complete; rank 1 comes too late\n$")
+                self.assert_one_line(late, 2, "refuses rank 1: the world of 2 ranks is already complete; rank 1 can't join\n$")
             ended = [jobs.finish(process) for process in job.processes]
         self.assertEqual([one.code for one in ended], [0, 0], ended)
         self.assertIn("step 400 ", ended[0].out)
@@ -110,7 +110,7 @@ class MasterTest(Case):
         common = dict(TESSERA_WORLD_SIZE=3, TESSERA_MASTER=f"127.0.0.1:{self.port}", TESSERA_TOKEN="swordfish", TESSERA_TIMEOUT="2s")
         job = self.start(dict(TESSERA_RANK=0), dict(TESSERA_RANK=2), **common)
         for ended in self.ends(job):
-            self.assert_one_line(ended, 1, r"^tessera: rank [02]: init: of 3 ranks, rank 1 did not come at TESSERA_MASTER=\S+ within 2s")
+            self.assert_one_line(ended, 1, r"^tessera: rank [02]: init: of 3 ranks, rank 1 did not connect at TESSERA_MASTER=\S+ within 2s")
 
     def test_compare_makes_one_world_after_another_at_one_port(self):
         # Ranks don't end a world simultaneously: the first one connects for the next world and must not disturb the current one.

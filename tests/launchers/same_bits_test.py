@@ -100,7 +100,7 @@ class Launched:
         self.assertEqual(ended.code, 2, ended)
         self.assertEqual(ended.out, "")
         for line in jobs.last_words(ended.err):
-            self.assertRegex(line, r"mpi: these 4 ranks were started by '\w+', of which .* knows nothing: start them with mpirun -n 4")
+            self.assertRegex(line, r"mpi: these 4 ranks were started by '\w+', which is not a launcher of .*; start them with mpirun -n 4")
 
     def test_train_and_bench_speak_with_one_voice(self):
         with self.launcher.start(self.training("train", "--json", self.path("t.json"))) as job:

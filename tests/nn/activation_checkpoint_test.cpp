@@ -255,7 +255,7 @@ TEST(CheckpointedModules, WhatCantBeRepeatedIsRefused) {
   const Tensor x = leaf(context, {4}, "x");
   Pair pair(context);
   pair.checkpoint_activations(true);
-  EXPECT_THAT(error_of<InvalidUsage>([&] { pair(x); }), HasSubstr("doesn't return one tensor"));
+  EXPECT_THAT(error_of<InvalidUsage>([&] { pair(x); }), HasSubstr("does not return one tensor"));
   EXPECT_THAT(error_of<InvalidUsage>([&] { checkpoint_activations(pair); }), HasSubstr("has no blocks"));
   EXPECT_THAT(error_of<InvalidUsage>([&] { checkpoint_activations(pair, [](const Module&) { return false; }); }),
               HasSubstr("no module was picked"));
@@ -265,7 +265,7 @@ TEST(CheckpointedModules, WhatCantBeRepeatedIsRefused) {
   const TapeScope scope(context, &tape);
   const Tensor loss = weighted_sum(shrinking(x));
   EXPECT_THAT(error_of<InvalidUsage>([&] { tape.backward(loss); }),
-              HasSubstr("returned [4, 1] f64, and in the backward [2, 2] f64"));
+              HasSubstr("returned [4, 1] f64, but in the backward [2, 2] f64"));
   EXPECT_EQ(tape.size(), 0U);
 }
 

@@ -70,7 +70,7 @@ TEST(ParameterLeases, StayF32UnlessTheyAreToFollow) {
   EXPECT_EQ(model.second.follows.dtype(), DType::bf16);
   model.materialize(1);
   EXPECT_EQ(static_cast<float>(model.second.follows.tensor().data<bf16>()[1]), 1.0F);
-  EXPECT_THAT(error_of<InvalidUsage>([&] { model.set_dtype(DType::f32); }), HasSubstr("has memory already"));
+  EXPECT_THAT(error_of<InvalidUsage>([&] { model.set_dtype(DType::f32); }), HasSubstr("already has memory"));
 }
 
 TEST(ParameterLeases, BeginWithWhatSeedAndNameSayAndAreBookedAsOther) {
@@ -78,7 +78,7 @@ TEST(ParameterLeases, BeginWithWhatSeedAndNameSayAndAreBookedAsOther) {
     Context context;
     Outer model(context);
     EXPECT_THAT(error_of<InvalidUsage>([&] { model.first.mean.tensor().data<float>(); }),
-                HasSubstr("a.first.mean is not readable: it was never given memory"));
+                HasSubstr("a.first.mean is not readable: it has no memory yet"));
     model.materialize(seed);
     const auto now = context.memory_tracker().snapshot();
     EXPECT_EQ(now.now_of(MemoryCategory::other), 2U * (3 * 4 + 2 * 4 + 8));
@@ -97,11 +97,12 @@ TEST(ParameterLeases, BeginWithWhatSeedAndNameSayAndAreBookedAsOther) {
 TEST(ParameterLeases, AreRefusedWhereTheyMakeNoSense) {
   Context context;
   Counter counter(context);
-  EXPECT_THAT(error_of<InvalidUsage>([&] { counter.also("mean"); }), HasSubstr("of that name already"));
+  EXPECT_THAT(error_of<InvalidUsage>([&] { counter.also("mean"); }),
+              HasSubstr("already has a parameter or buffer of that name"));
   EXPECT_THAT(error_of<InvalidUsage>([&] { counter.also("x", {.dtype = DType::i32, .init = Init::ones()}); }),
-              HasSubstr("integers begin as zeros"));
+              HasSubstr("integer buffers start as zeros"));
   EXPECT_THAT(error_of<InvalidUsage>([&] { counter.also("x", {.dtype = DType::i32, .follows_dtype = true}); }),
-              HasSubstr("stay what they are"));
+              HasSubstr("keep their dtype"));
   EXPECT_THAT(error_of<InvalidUsage>([&] { counter.also("x", {.dtype = DType::u64}); }), HasSubstr("i32, i64 or u8"));
 }
 

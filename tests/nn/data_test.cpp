@@ -56,7 +56,7 @@ TEST(TokenFiles, WideIdsAreCheckedAgainstTheVocabulary) {
   files.read(0, 2, out.data());
   EXPECT_EQ(out, (std::vector<std::int32_t>{1, 512}));
   EXPECT_THAT(error_of<InvalidUsage>([&] { TokenDataset({path}, TokenFormat::u16, 512); }),
-              HasSubstr("holds token 512"));
+              HasSubstr("token 512 is outside"));
   EXPECT_NO_THROW(TokenDataset({path}, TokenFormat::u32, 1 << 26));
   EXPECT_THROW(TokenDataset({path}, TokenFormat::u32, 1 << 25), InvalidUsage);
 }

@@ -130,12 +130,12 @@ TEST(Lora, WhatMakesNoSenseIsRefused) {
   EXPECT_THAT(refuses({.rank = 0, .targets = {"c_attn"}}), HasSubstr("rank 0"));
   EXPECT_THAT(refuses({.alpha = 0, .targets = {"c_attn"}}), HasSubstr("above 0"));
   EXPECT_THAT(refuses({}), HasSubstr("no targets"));
-  EXPECT_THAT(refuses({.targets = {"c_attn", "attn"}}), HasSubstr("'attn' is the end of no linear layer's name"));
+  EXPECT_THAT(refuses({.targets = {"c_attn", "attn"}}), HasSubstr("'attn' matches no linear layer"));
   EXPECT_THAT(refuses({.targets = {"_attn"}}), HasSubstr("'_attn'")) << "whole parts of a name";
   EXPECT_EQ(refuses({.targets = {"mlp.c_fc", "h.1.attn.c_proj"}}), "");
   const auto model = make_model(context, preset("gpt-nano"));
   add_lora(*model, {.targets = {"c_attn"}});
-  EXPECT_THAT(error_of<InvalidUsage>([&] { add_lora(*model, {.targets = {"c_attn"}}); }), HasSubstr("has one already"));
+  EXPECT_THAT(error_of<InvalidUsage>([&] { add_lora(*model, {.targets = {"c_attn"}}); }), HasSubstr("already has one"));
 }
 
 /// A quantized layer with adapters in double, and the dense weight that its bytes decode to.
@@ -188,7 +188,7 @@ TEST(Lora, AQuantizedModelHasItsLinearWeightsInBytesAlone) {
   model->set_dtype(DType::bf16);
   for (const auto& parameter : model->parameters())
     EXPECT_EQ(parameter->dtype() == DType::u8, parameter->name().find("_proj") != std::string::npos);
-  EXPECT_THAT(error_of<InvalidUsage>([&] { quantize_nf4(*model); }), HasSubstr("quantized already"));
+  EXPECT_THAT(error_of<InvalidUsage>([&] { quantize_nf4(*model); }), HasSubstr("already quantized"));
 }
 
 // --- merging and files
@@ -275,8 +275,7 @@ TEST(AdapterFiles, WhatIsNoPlainLoraIsRefused) {
   EXPECT_THAT(parse(R"(, "bias": "all")"), HasSubstr("bias"));
   EXPECT_THAT(parse(R"(, "modules_to_save": ["wte"])"), HasSubstr("modules_to_save"));
   EXPECT_THAT(parse(R"(, "rank_pattern": {"q_proj": 2})"), HasSubstr("rank_pattern"));
-  EXPECT_THAT(error_of<InvalidUsage>([] { parse_lora(R"({"peft_type": "IA3"})", "a"); }),
-              HasSubstr("peft_type is 'IA3'"));
+  EXPECT_THAT(error_of<InvalidUsage>([] { parse_lora(R"({"peft_type": "IA3"})", "a"); }), HasSubstr("peft_type 'IA3'"));
   EXPECT_THAT(error_of<InvalidUsage>(
                   [] { parse_lora(R"({"peft_type": "LORA", "r": 4, "target_modules": "all-linear"})", "a"); }),
               HasSubstr("'target_modules' must be a list"));

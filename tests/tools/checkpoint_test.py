@@ -95,7 +95,7 @@ class CheckpointTest(Folder):
             while not self.whole_steps() and time.monotonic() - begin < 30:
                 time.sleep(0.05)
             error = self.wrong(*self.arguments(2, "--save", self.saves, ranks=3))
-            self.assertRegex(error, f"{self.saves}: another run saves there .process [0-9]+ on .*; give this one a folder of its own$")
+            self.assertRegex(error, f"{self.saves}: another run .process [0-9]+ on .* saves to this directory; use a different one$")
             self.assertIsNone(first.poll())
             self.train(1, "--save", self.folder / "another")
         finally:
@@ -133,15 +133,15 @@ class CheckpointTest(Folder):
     def test_what_makes_no_sense_is_one_line(self):
         self.train(3, "--save", self.saves)
         at = self.arguments(6)
-        self.assertIn("no such folder", self.wrong(*at, "--resume", self.folder / "nowhere"))
-        self.assertIn("no checkpoint in it that was finished", self.wrong(*at, "--resume", self.folder))
+        self.assertIn("no such directory", self.wrong(*at, "--resume", self.folder / "nowhere"))
+        self.assertIn("contains no complete checkpoint", self.wrong(*at, "--resume", self.folder))
         self.assertIn("written with --seed 0, this run has 1", self.wrong(*at, "--resume", self.saves, "--seed", 1))
         self.assertIn("--data of tokens", self.wrong(*at[:-1], sys.argv[0], "--resume", self.saves))
         self.assertIn("leave --init out", self.wrong(*at, "--resume", self.saves, "--init", self.folder))
         self.assertIn("written with --optimizer adamw", self.wrong(*at, "--resume", self.saves, "--optimizer", "sgd"))
         self.assertIn("needs --save", self.wrong(*at, "--save-every", 2))
         self.assertIn("needs --save", self.wrong(*at, "--keep-last", 2))
-        self.assertIn("--save: can't make", self.wrong(*at, "--save", self.text / "below"))
+        self.assertIn("--save: can't create", self.wrong(*at, "--save", self.text / "below"))
         self.assertIn("A subcommand is required", self.wrong("checkpoint"))
         self.assertIn("--keep-last", self.wrong("compare", "--keep-last", 2))
 
@@ -154,7 +154,7 @@ class CheckpointTest(Folder):
             options = self.arguments(6, "--data-format", "bytes", "--resume", self.saves)
             for option, value in changes.items():
                 options[options.index(option) + 1] = value
-            self.assertIn(f"written with {said}: its batches would not be the next ones", self.wrong(*options))
+            self.assertIn(f"written with {said}, so its batches would not be the next ones", self.wrong(*options))
             # A run without training steps needs no batches.
             options[options.index("--steps") + 1] = 3
             code, _, err = tool(*options)
@@ -169,7 +169,7 @@ class CheckpointTest(Folder):
         code, out, err = tool(*self.arguments(4, "--save", self.saves, "--save-every", 2))
         self.assertEqual(out.split()[-1], end, "the training was another")
         self.assertEqual(code, 1)
-        self.assertIn("No space left on device; training goes on", err)
+        self.assertIn("No space left on device; training continues", err)
         self.assertIn("checkpoint of step 4 is not written: rank ", err.strip().splitlines()[-1])
         self.assertEqual(self.whole_steps(), [2])
         self.assertEqual(tool("checkpoint", "verify", self.saves)[0], 0)

@@ -72,7 +72,7 @@ class CommandLineTest(unittest.TestCase):
 
     def test_a_misspelled_variable_is_noticed(self):
         code, _, err = tool("info", env={**os.environ, "TESSERA_TIMOUT": "1s", "TESSERA_TIMEOUT": "1s"})
-        self.assertEqual((code, err), (0, "tessera: warning: TESSERA_TIMOUT is no variable of this program; see tessera info --env\n"))
+        self.assertEqual((code, err), (0, "tessera: warning: TESSERA_TIMOUT is not a variable of this program; see tessera info --env\n"))
         self.assertEqual(tool("info", env={**os.environ, "TESSERA_TIMEOUT": "1s"})[2], "")
 
     def test_info_lists_what_the_libraries_have(self):

@@ -154,7 +154,7 @@ class RecoveryTest(Faults):
         shutil.rmtree(self.saves)
         code, _, err = self.train_with(at=int(count.read_text()) // 2, kind="once")
         self.assertEqual(code, 0, err)
-        self.assertEqual(err.count("training goes on"), 1, err)
+        self.assertEqual(err.count("training continues"), 1, err)
         self.assertEqual(self.whole_steps(), [2])
         # The control: a save that fails at the end fails the run.
         shutil.rmtree(self.saves)

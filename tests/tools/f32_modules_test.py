@@ -91,7 +91,7 @@ class F32ModulesTest(unittest.TestCase):
             for arguments, hint in (
                 (["--f32-modules", "ln_f"], "needs --precision bf16 or f16"),
                 (["--precision", "bf16", "--f32-modules", "type:RMSNorm"], "has no module of that class; it has Dropout Embedding"),
-                (["--precision", "bf16", "--f32-modules", "ln_g"], "no module 'ln_g'; there are: wte"),
+                (["--precision", "bf16", "--f32-modules", "ln_g"], "no module 'ln_g'; known: wte"),
                 (["--precision", "bf16", "--f32-modules", "lm_head"], "wte is of bf16, and its parameter wte.weight"),
                 (["--precision", "bf16", "--f32-modules", "ln_f", "--collectives", "all_gather=int8"] + (["--strategies", "zero1"] if command == "compare" else ["--strategy", "zero1"]),
                  "it rounds"),

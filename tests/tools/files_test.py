@@ -81,8 +81,8 @@ class FilesTest(unittest.TestCase):
         for part in (0.1, 0.5, 0.9, 0.999):
             cut = self.folder / "cut.so"
             cut.write_bytes(whole[:int(len(whole) * part)])
-            self.assert_one_line(self.train("--strategy", f"{cut}:hfsdp"), 2, cut, "cut short")
-            self.assert_one_line(self.train("--backend", "cut", env={"TESSERA_PLUGIN_PATH": str(cut)}), 2, "cut short")
+            self.assert_one_line(self.train("--strategy", f"{cut}:hfsdp"), 2, cut, "truncated")
+            self.assert_one_line(self.train("--backend", "cut", env={"TESSERA_PLUGIN_PATH": str(cut)}), 2, "truncated")
         cut.write_bytes(b"not an object")
         self.assert_one_line(self.train("--strategy", f"{cut}:hfsdp"), 2, cut, "not a shared object")
 
@@ -92,11 +92,11 @@ class FilesTest(unittest.TestCase):
         victim = self.folder / "victim.txt"
         victim.write_text("what must stay")
         (saves / ".lock").symlink_to(victim)
-        self.assert_one_line(self.train("--save", saves), 2, saves / ".lock", "no regular file", "remove it")
+        self.assert_one_line(self.train("--save", saves), 2, saves / ".lock", "not a regular file", "remove it")
         self.assertEqual(victim.read_text(), "what must stay")
         (saves / ".lock").unlink()
         os.mkfifo(saves / ".lock")
-        self.assert_one_line(self.train("--save", saves), 2, "no regular file")
+        self.assert_one_line(self.train("--save", saves), 2, "not a regular file")
 
     def test_a_limit_of_file_size_fails_the_save(self):
         def limited():

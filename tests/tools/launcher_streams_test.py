@@ -102,7 +102,7 @@ class StreamsTest(unittest.TestCase):
         done = subprocess.run([TOOL, "run", "-n", "2", "--log-dir", logs, "--", "echo", "x"], capture_output=True, text=True, timeout=20)
         self.assertEqual((done.returncode, sorted(done.stdout.split())), (1, ["[0]", "[1]", "x", "x"]))
         problem = f"--log-dir: can't write '{logs}/rank-1.log': No space left on device"
-        self.assertEqual(done.stderr.splitlines(), [f"tessera: warning: {problem}; what comes now is not in it", f"tessera: {problem}"])
+        self.assertEqual(done.stderr.splitlines(), [f"tessera: warning: {problem}; later output is missing from it", f"tessera: {problem}"])
         self.assertEqual(pathlib.Path(logs, "rank-0.log").read_text(), "x\n")  # negative control: the other log is complete
 
     def test_closed_streams_become_no_file_of_ours(self):

@@ -92,7 +92,7 @@ class LoraTest(unittest.TestCase):
         self.assertEqual(code, 0, err)
         self.assertTrue(tensors(again / "model.safetensors") == tensors(merged / "model.safetensors"))
         self.assertFalse(tensors(again / "model.safetensors") == tensors(self.folder / "base" / "model.safetensors"))
-        self.wrong("is not what is in --resume", "train", "--resume", saves, "--lora", "3", "--steps", "4", "--data", self.text)
+        self.wrong("differs from --resume", "train", "--resume", saves, "--lora", "3", "--steps", "4", "--data", self.text)
 
     def test_a_model_in_four_bits_is_fine_tuned_saved_and_merged(self):
         init = self.base()
@@ -135,10 +135,10 @@ class LoraTest(unittest.TestCase):
         self.run_tool("train", *init, "--lora", "4", "--steps", "0", "--export-adapter", adapter)
         for hint, arguments in (("--lora-alpha needs adapters", ["--lora-alpha", "4"]), ("--lora-targets needs adapters", ["--lora-targets", "c_attn"]),
                                 ("--export-adapter needs adapters", ["--export-adapter", self.folder / "x"]),
-                                ("'q_proj' is the end of no linear layer", ["--lora", "4", "--lora-targets", "q_proj"]),
+                                ("'q_proj' matches no linear layer", ["--lora", "4", "--lora-targets", "q_proj"]),
                                 ("--init-adapter needs --init", ["--init-adapter", adapter]),
-                                ("--lora 5 is not what is in --init-adapter", [*init, "--init-adapter", adapter, "--lora", "5"]),
-                                ("--lora-alpha 5 is not", [*init, "--init-adapter", adapter, "--lora-alpha", "5"]),
+                                ("--lora 5 differs from --init-adapter", [*init, "--init-adapter", adapter, "--lora", "5"]),
+                                ("--lora-alpha 5 differs from", [*init, "--init-adapter", adapter, "--lora-alpha", "5"]),
                                 ("--lora", ["--lora", "0"]), ("can't be read", [*init, "--init-adapter", self.folder / "nothing"])):
             self.wrong(hint, "train", "--model", "gpt-nano", "--data", self.text, *arguments)
 

@@ -76,21 +76,21 @@ class PluginTest(unittest.TestCase):
     def test_mistakes_are_one_line_before_anything_runs(self):
         (self.folder / "text.so").write_text(TEXT)
         mistakes = {
-            "./gone.so:own": "./gone.so: there is no such file",
-            "lab.so:hfsdp": "name its folder too, as ./lab.so",  # not in the current folder
+            "./gone.so:own": "./gone.so: no such file",
+            "lab.so:hfsdp": "name its directory too, as ./lab.so",  # not in the current folder
             f"{self.folder}/text.so:own": "text.so: ",
-            LAB: f"write {LAB}:NAME; it offers strategy hfsdp, all_gather f16",
-            f"{LAB}:fsdp": f"offers no strategy 'fsdp'; it offers strategy hfsdp, all_gather f16",
-            f"ddp+{LAB}:g16": "offers no all_gather 'g16'",
-            f"fsdp+reduce_scatter={LAB}:f16": "offers no reduce_scatter 'f16'",
+            LAB: f"write {LAB}:NAME; it provides strategy hfsdp, all_gather f16",
+            f"{LAB}:fsdp": f"provides no strategy 'fsdp'; it provides strategy hfsdp, all_gather f16",
+            f"ddp+{LAB}:g16": "provides no all_gather 'g16'",
+            f"fsdp+reduce_scatter={LAB}:f16": "provides no reduce_scatter 'f16'",
             f"zero2+{LAB}:f16": "it rounds",
-            f"{WRONG}/otherabi.so:own": "was built for 'fsdp 0, quills', this library is 'fsdp ",
-            f"{WRONG}/othersize.so:own": "build it again with this library's headers",
+            f"{WRONG}/otherabi.so:own": "built for 'fsdp 0, quills', but this library is 'fsdp ",
+            f"{WRONG}/othersize.so:own": "rebuild it with this library's headers",
             f"{WRONG}/noentry.so:own": "it has no tessera_fsdp_plugin_entry()",
             f"{WRONG}/throws.so:own": "throws.so: no ink",
             f"{WRONG}/twice.so:own": "offers strategy own twice",
             f"{WRONG}/nonsense.so:own": "the optimizer must be too (axis shard)",
-            f"{WRONG}/stranger.so:own": "axis tensor, and the mesh has no such axis; it has replicate shard",
+            f"{WRONG}/stranger.so:own": "axis tensor, which the mesh does not have; it has replicate shard",
             f"fsdp+{WRONG}/good.so:throwing": "good.so:throwing: the pen is dry",
             f"fsdp+{WRONG}/good.so:priceless": "good.so:priceless: beyond price",
         }

@@ -181,7 +181,7 @@ class ReportTest(unittest.TestCase):
         del missing["runs"][1]["step_ms"]["p95"]
         mistyped = copy.deepcopy(GOLDEN)
         mistyped["runs"][0]["losses"] = "5"
-        for document, words in (("{", "no JSON"), ("[]", "is no object"), ({"model": 1}, "'model'"), (missing, "run 1 step_ms"),
+        for document, words in (("{", "not JSON"), ("[]", "is not an object"), ({"model": 1}, "'model'"), (missing, "run 1 step_ms"),
                                 (mistyped, "'losses'"), ({**GOLDEN, "runs": []}, "no runs")):
             done = self.report(document)
             self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)

@@ -204,7 +204,7 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(hashes[0], hashes[1])
         code, _, err = tool(*arguments, "--ranks", "4", "--steps", "4", "--resume", self.path("s"), "--data", self.text)
         self.assertEqual((code, err.count("\n")), (0, 1), err)
-        self.assertIn("they begin anew", err)
+        self.assertIn("starts empty", err)
 
     def test_wrappings_side_by_side_differ_in_cost_and_not_in_bits(self):
         wraps = ["none", "block", "block;wpe;ln_f", "type:Mlp"]
@@ -328,7 +328,7 @@ class TrainingTest(unittest.TestCase):
         plain, offloaded = tool(*arguments), tool(*arguments, "--cpu-offload", "--strategy", "ddp")
         self.assertEqual((plain[0], offloaded[0]), (0, 0), offloaded[2])
         self.assertEqual(offloaded[1].split()[-1], plain[1].split()[-1])
-        self.assertEqual(offloaded[2].strip(), "tessera: --cpu-offload does nothing with --device cpu: ranks compute in the host's memory as it is")
+        self.assertEqual(offloaded[2].strip(), "tessera: --cpu-offload does nothing with --device cpu: it already uses host memory")
         self.assertEqual(plain[2], "")
 
     def test_compare_takes_every_option_of_train_but_those_of_one_run(self):
@@ -387,13 +387,13 @@ class TrainingTest(unittest.TestCase):
             (["train", "--sync-every", "4"], "diloco"),
             (["compare", "--outer-lr", "1"], "diloco"),
             (["train", "--strategy", "diloco", "--outer-momentum", "1"], "momentum"),
-            (["train", "--strategy", "diloco", "--outer-lr", "0"], "a rate above 0"),
+            (["train", "--strategy", "diloco", "--outer-lr", "0"], "the rate must be above 0"),
             (["train", "--strategy", "diloco", "--precision", "f16"], "skip different steps"),
             (["train", "--collectives", "gather=int8"], "all_gather"),
             (["train", "--collectives", "all_gather=powersgd"], "known: bf16"),
             (["train", "--strategy", "zero1+int8"], "all_gather by int8: it rounds"),
             (["train", "--strategy", "hsdp+powersgd"], "all_reduce by powersgd: needs whole flat parameters"),
-            (["train", "--strategy", "ddp+powersgd", "--precision", "bf16"], "it takes f32"),
+            (["train", "--strategy", "ddp+powersgd", "--precision", "bf16"], "only f32"),
             (["compare", "--collectives", "all_gather=powersgd"], "known: bf16"),
             (["train", "--backend", "carrier-pigeon"], "shm"),
             (["train", "--ranks", "5"], "multiple of 5"),
@@ -403,7 +403,7 @@ class TrainingTest(unittest.TestCase):
             (["train", "--json", "/no/such/folder/x.json"], "/no/such/folder"),
             (["compare", "--report", "/no/such/folder/x.html"], "/no/such/folder"),
             (["compare", "--strategies", "hsdp", "--ranks", "3"], "--mesh"),
-            (["train", "--strategy", "hsdp", "--mesh", "3x3"], "9 places"),
+            (["train", "--strategy", "hsdp", "--mesh", "3x3"], "9 positions"),
             (["train", "--wrap", "no.such.module"], "no.such.module"),
             (["train", "--seq-len", "100000"], "context"),
             (["train", "--lr", "0"], "--lr"),
@@ -416,8 +416,8 @@ class TrainingTest(unittest.TestCase):
             (["train", "--norm-type", "4"], "--norm-type"),
             (["compare", "--norm-type", "inf"], "give --clip-norm too"),
             (["train", "--backward-prefetch", "post", "--prefetch", "0"], "leave one of the two out"),
-            (["train", "--graphs"], "device cpu has none; use --device cuda"),
-            (["compare", "--graphs"], "device cpu has none; use --device cuda"),
+            (["train", "--graphs"], "device cpu has no graphs; use --device cuda"),
+            (["compare", "--graphs"], "device cpu has no graphs; use --device cuda"),
             (["train", "--precision", "int8"], "--precision"),
             (["train", "--reduce-dtype", "bf16"], "--reduce-dtype"),
         ]

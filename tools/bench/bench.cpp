@@ -101,7 +101,7 @@ int run_here(const BenchOptions& options, const BenchSpec& plan) {
         fmt::format("--backends {}: under a launcher one run has one backend; start it once for each",
                     fmt::join(plan.backends, ",")));
   if (!options.tune.empty())
-    throw base::InvalidUsage("--tune starts ranks of its own for every algorithm; start it without a launcher");
+    throw base::InvalidUsage("--tune: it starts its own ranks for every algorithm; use it without a launcher");
   const auto device = base::open_device(device_of_rank(plan.device));
   const auto world = join(plan, plan.backends.front(), device, std::nullopt);
   const bool first = world->rank() == 0;
@@ -196,7 +196,7 @@ void finish_bench(const BenchOptions& options, const BenchReport& report) {
 
 void add_bench(CommandLine& commands) {
   CLI::App* command =
-      commands.app.add_subcommand("bench", "time the operations between ranks, in the columns of nccl-tests");
+      commands.app.add_subcommand("bench", "measure operations between ranks, in the columns of nccl-tests");
   const auto options = std::make_shared<BenchOptions>();
   add_bench_options(*command, *options);
   command->callback(

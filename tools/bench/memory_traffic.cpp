@@ -27,7 +27,7 @@ BenchMemory::BenchMemory(comm::Communicator& world, base::DeviceRuntime& device,
       pool_(world.memory_tracker()),
       stream_(device.make_stream()) {
   if (on_host() && !takes(world, MemoryKind::host))
-    throw base::InvalidUsage(fmt::format("{} moves the memory of GPUs only; give --device cuda", world.backend()));
+    throw base::InvalidUsage(fmt::format("backend {} supports device memory only; use --device cuda", world.backend()));
 }
 
 std::size_t BenchMemory::larger_than_caches() const {

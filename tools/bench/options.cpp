@@ -85,7 +85,7 @@ BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
     for (const auto& [given, name] : {std::pair(options.cold, "--cold"), {options.overlap, "--overlap"}})
       if (given)
         throw base::InvalidUsage(std::string(name) +
-                                 " is about the host's caches and cores; leave it out with --device " + options.device);
+                                 " measures the host's caches and cores; leave it out with --device " + options.device);
   plan.backends = options.only.empty() ? backends_of(options) : std::vector{options.only};
   if (!options.tune.empty()) check_tuning(options, plan);
   return plan;
@@ -98,51 +98,51 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
       ->type_name("A,B")
       ->delimiter(',')
       ->capture_default_str();
-  command.add_option("--ranks", options.ranks, "how many processes on this host (default: the launcher's, else 4)")
+  command.add_option("--ranks", options.ranks, "number of ranks on this host (default: the launcher's, else 4)")
       ->transform(whole_number(1, 1024));
   command
       .add_option("--backends,--backend", options.backends,
-                  "which to measure, one after the other (default: TESSERA_BACKEND, else shm)")
+                  "backends to measure, one after the other (default: TESSERA_BACKEND, else shm)")
       ->type_name("A,B")
       ->delimiter(',')
       ->allow_extra_args(false);
-  command.add_option("--min-bytes", options.min_bytes, "the smallest total size, such as 8 or 64K")
+  command.add_option("--min-bytes", options.min_bytes, "smallest total size, such as 8 or 64K")
       ->type_name("SIZE")
       ->capture_default_str();
-  command.add_option("--max-bytes", options.max_bytes, "the largest")->type_name("SIZE")->capture_default_str();
-  command.add_option("--factor", options.factor, "each size is the one before times this")
+  command.add_option("--max-bytes", options.max_bytes, "largest total size")->type_name("SIZE")->capture_default_str();
+  command.add_option("--factor", options.factor, "ratio of each size to the one before")
       ->type_name("N")
       ->capture_default_str();
-  command.add_option("--dtype", options.dtype, "f32 f64 f16 bf16 i8 u8 i32 i64 u32 u64")->capture_default_str();
+  command.add_option("--dtype", options.dtype, "type of the elements: f32 f64 f16 bf16 i8 u8 i32 i64 u32 u64")
+      ->capture_default_str();
   add_device_option(command, options.device);
-  command.add_option("--op", options.op, "how values are reduced: sum avg prod min max premul_sum (default: sum)");
-  command.add_option("--root", options.root, "the root of broadcast, reduce, gather and scatter (default: 0)")
+  command.add_option("--op", options.op, "reduction: sum avg prod min max premul_sum (default: sum)");
+  command.add_option("--root", options.root, "root of broadcast, reduce, gather and scatter (default: 0)")
       ->type_name("RANK");
   command
-      .add_option("--memory", options.memory, "communicator: what the backend moves fastest; ordinary: the C library's")
+      .add_option("--memory", options.memory,
+                  "buffers: communicator: allocated by the backend; ordinary: by the caller")
       ->check(CLI::IsMember({"communicator", "ordinary"}))
       ->capture_default_str();
   command
       .add_option("--iterations", options.iterations,
                   "timed calls per size (default: 500 up to 64K, 100 up to 4M, then 20)")
       ->transform(whole_number(1, 10'000'000));
-  command.add_option("--warmup", options.warmup, "calls before them")
+  command.add_option("--warmup", options.warmup, "untimed calls before the timed ones")
       ->transform(whole_number(0, 10'000'000))
       ->capture_default_str();
   command.add_flag("--check", options.check,
-                   "compare every value of one more call with the expected ones; a wrong one ends with code 1");
-  command.add_flag("--cold", options.cold,
-                   "flush the call's buffers out of the caches before each call (default: they stay there)");
-  command.add_flag(
-      "--overlap", options.overlap,
-      "also measure how much of an operation's time computing hides, in percent, as the OSU benchmarks do");
+                   "compare the values of one more call with the expected ones; exit with 1 if one is wrong");
+  command.add_flag("--cold", options.cold, "flush the buffers from the caches before each call (default: off)");
+  command.add_flag("--overlap", options.overlap,
+                   "also measure the percentage of an operation's time that compute hides, as OSU benchmarks do");
   command.add_flag("--csv", options.csv, "print CSV instead of the table");
-  command.add_option("--json", options.json, "write the results for programs")->type_name("FILE");
-  command.add_option("--plot", options.plot, "draw time and busbw over size, a curve per backend, as SVG")
+  command.add_option("--json", options.json, "write the results as JSON")->type_name("FILE");
+  command.add_option("--plot", options.plot, "plot time and busbw over size as SVG, a curve per backend")
       ->type_name("FILE.svg");
   command
       .add_option("--tune", options.tune,
-                  "measure every algorithm of the backend, and write the best by size: TESSERA_ALGO=@FILE uses it")
+                  "measure all algorithms of the backend and write the best by size for TESSERA_ALGO=@FILE")
       ->type_name("FILE");
   command.add_option("--algorithms", options.algorithms)->group("");  // of the ranks that this command starts
   command.add_option("--only", options.only)->group("");              // of the ranks that this command starts

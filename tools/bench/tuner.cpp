@@ -119,8 +119,8 @@ void AlgorithmTuner::add(const BenchResult& result) {
 
 std::string AlgorithmTuner::table_of(const BenchOp& op, const Operation& operation) const {
   const std::vector<AlgorithmRange> ranges = choose_ranges(operation.times);
-  std::string text =
-      fmt::format("#\n# {}: median us out of place by algorithm, * what the table takes\n#\n#{:>11}", op.name, "size");
+  std::string text = fmt::format("#\n# {}: median us out of place by algorithm, * the choice of the table\n#\n#{:>11}",
+                                 op.name, "size");
   for (const AlgorithmTimes& one : operation.times) text += fmt::format("  {:>18}", one.name);
   text += fmt::format("  {:>18}\n", "own choice");
   for (const std::uint64_t bytes : sizes_of(operation.times)) {

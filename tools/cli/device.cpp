@@ -7,7 +7,7 @@
 namespace tessera::tools {
 
 void add_device_option(CLI::App& command, std::string& name) {
-  command.add_option("--device", name, "where ranks compute: cpu, cuda, or cuda:N for one of several")
+  command.add_option("--device", name, "device that ranks compute on: cpu, cuda, or cuda:N for one of several")
       ->type_name("NAME")
       ->capture_default_str();
 }
@@ -16,8 +16,7 @@ void check_device(const std::string& name) {
   const base::Device device = base::parse_device(name);
   if (device.type == base::DeviceType::cpu) return;
   if (device.type == base::DeviceType::meta)
-    throw base::InvalidUsage(
-        "--device meta has shapes without data: there is nothing to compute with; use cpu or cuda");
+    throw base::InvalidUsage("--device meta: it holds shapes without data to compute with; use cpu or cuda");
   base::require_device(device);
 }
 

@@ -20,8 +20,7 @@ void check_period(const TrainOptions& o) {
   for (const std::string& name : names)
     if (!fsdp::periodic_axis(fsdp::parse_strategy(name, registry)).empty()) return;
   throw InvalidUsage(
-      "--sync-every, --outer-lr and --outer-momentum are of strategies whose replicas meet once in a "
-      "period: diloco or local_sgd");
+      "--sync-every, --outer-lr and --outer-momentum need a strategy with a sync period: diloco or local_sgd");
 }
 
 fsdp::StepShape course_of(const TrainOptions& options) {
@@ -66,8 +65,8 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
                     ? fsdp::parse_mesh(plan.options.mesh)
                     : fsdp::default_mesh(engine.strategy, plan.ranks, plan.ranks);
   if (engine.mesh->size() != plan.ranks)
-    throw InvalidUsage("--mesh " + plan.options.mesh + " has " + std::to_string(engine.mesh->size()) + " places for " +
-                       std::to_string(plan.ranks) + " ranks; replicas x shards must equal --ranks");
+    throw InvalidUsage("--mesh " + plan.options.mesh + " has " + std::to_string(engine.mesh->size()) +
+                       " positions for " + std::to_string(plan.ranks) + " ranks; replicas x shards must equal --ranks");
   fsdp::validate(engine.strategy, *engine.mesh);
   fsdp::validate_collectives(engine.strategy, *engine.mesh, plan.precision, engine.collectives);
   if (!plan.options.f32_modules.empty())

@@ -158,23 +158,24 @@ int run_info(const InfoOptions& options) {
 void add_info(CommandLine& commands) {
   CLI::App* info = commands.app.add_subcommand("info", "show backends, strategies, models and environment variables");
   const auto options = std::make_shared<InfoOptions>();
-  info->add_flag("--json", options->json, "everything, for programs");
-  info->add_flag("--env", options->env, "the environment variables with their defaults");
-  info->add_flag("--models", options->models, "the model presets");
-  CLI::Option* const units = info->add_flag("--units", options->units, "what a wrapping makes of a model");
-  info->add_option("--model", options->model, "for --units: a preset or a Hugging Face config.json")
+  info->add_flag("--json", options->json, "print everything as JSON");
+  info->add_flag("--env", options->env, "list the environment variables with values and defaults");
+  info->add_flag("--models", options->models, "list the model presets");
+  CLI::Option* const units =
+      info->add_flag("--units", options->units, "list the units that a wrapping makes of a model");
+  info->add_option("--model", options->model, "model for --units: a preset or a Hugging Face config.json")
       ->needs(units)
       ->capture_default_str();
-  info->add_option("--wrap", options->wrap, "for --units: as train has it")->needs(units)->capture_default_str();
-  info->add_option("--ranks", options->ranks, "for --units: padding is to multiples of 8 x ranks")
+  info->add_option("--wrap", options->wrap, "wrapping for --units, as in train")->needs(units)->capture_default_str();
+  info->add_option("--ranks", options->ranks, "ranks for --units: padding is to multiples of 8 x ranks")
       ->needs(units)
       ->transform(whole_number(1, 4096))
       ->capture_default_str();
-  info->add_option("--precision", options->precision, "for --units: as train has it")
+  info->add_option("--precision", options->precision, "precision for --units, as in train")
       ->needs(units)
       ->check(CLI::IsMember({"f32", "bf16", "f16"}))
       ->capture_default_str();
-  info->add_option("--f32-modules", options->f32_modules, "for --units: as train has it")
+  info->add_option("--f32-modules", options->f32_modules, "f32 modules for --units, as in train")
       ->needs(units)
       ->type_name("LIST")
       ->delimiter(',');

@@ -56,7 +56,7 @@ void check_writable(std::string_view option, const std::string& path) {
   const std::string probe = is_replaceable(path) ? beside(path) : path;
   std::error_code ignored;
   if (fs::is_directory(path, ignored))
-    throw base::InvalidUsage(std::string(option) + " '" + path + "' is a folder; name a file");
+    throw base::InvalidUsage(std::string(option) + " '" + path + "' is a directory; name a file");
   const int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
   if (fd < 0)
     throw base::InvalidUsage(std::string(option) + ": " + base::system_error("can't write '" + path + "'").what());

@@ -78,7 +78,7 @@ int verify(const CheckpointCommand& options) {
   const std::vector<std::string> wrong = checkpoint.verify();
   for (const std::string& line : wrong) fmt::print("{}\n", line);
   if (!wrong.empty())
-    throw CheckFailed(fmt::format("{}: {} blocks are not what was written; the first: {}", checkpoint.folder(),
+    throw CheckFailed(fmt::format("{}: {} blocks do not match their hashes; the first: {}", checkpoint.folder(),
                                   wrong.size(), wrong.front()));
   fmt::print("{}: whole, {} bytes of {} ranks\n", checkpoint.folder(), checkpoint.bytes_read(), checkpoint.ranks());
   return 0;
@@ -113,7 +113,8 @@ int export_folder(const CheckpointCommand& options) {
     if (nn::is_adapter(tensor.name)) continue;
     const auto found =
         std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return t.name == tensor.name; });
-    if (found == tensors.end()) throw base::InvalidUsage(options.folder + ": '" + tensor.name + "' is not the model's");
+    if (found == tensors.end())
+      throw base::InvalidUsage(options.folder + ": '" + tensor.name + "' is not part of the model");
     const bool encoded = quantized && found->shape != tensor.shape;  // read whole: any part depends on what precedes it
     if (encoded) {
       numbers.resize(static_cast<std::size_t>(elements_of(tensor.shape)));
@@ -146,23 +147,24 @@ int export_folder(const CheckpointCommand& options) {
 }  // namespace
 
 void add_checkpoint(CommandLine& commands) {
-  CLI::App* command = commands.app.add_subcommand("checkpoint", "look into, check or convert what train --save wrote");
+  CLI::App* command =
+      commands.app.add_subcommand("checkpoint", "inspect, verify or export a checkpoint of train --save");
   command->require_subcommand(1);
   const auto options = std::make_shared<CheckpointCommand>();
   const auto add = [&](const char* name, const char* help, int (*run)(const CheckpointCommand&)) {
     CLI::App* part = command->add_subcommand(name, help);
-    part->add_option("folder", options->folder, "a folder of checkpoints (the newest is taken), or that of one step")
+    part->add_option("folder", options->folder, "directory of checkpoints (the newest one is used) or of one step")
         ->type_name("DIR")
         ->required();
     part->callback([&commands, options, run] { commands.chosen = [options, run] { return run(*options); }; });
     return part;
   };
-  CLI::App* inspecting = add("inspect", "which step, by which ranks, and what is saved", inspect);
+  CLI::App* inspecting = add("inspect", "show the step, the ranks that saved it, and what is saved", inspect);
   inspecting->add_flag("--tensors", options->tensors, "also list the tensors");
-  inspecting->add_option("--json", options->json, "write all of it for programs")->type_name("FILE");
-  add("verify", "read everything and compare every block with its hash", verify);
-  add("export", "write the parameters as a Hugging Face folder", export_folder)
-      ->add_option("-o,--output", options->output, "the folder to write")
+  inspecting->add_option("--json", options->json, "write everything as JSON")->type_name("FILE");
+  add("verify", "read every block and compare it with its hash", verify);
+  add("export", "write the parameters as a Hugging Face directory", export_folder)
+      ->add_option("-o,--output", options->output, "directory to write")
       ->type_name("DIR")
       ->required();
 }

@@ -237,19 +237,17 @@ int compare(const CommandLine& commands, const CompareOptions& options) {
 }  // namespace
 
 void add_compare(CommandLine& commands) {
-  CLI::App* command =
-      commands.app.add_subcommand("compare", "train the same model under several strategies, and show what each costs");
+  CLI::App* command = commands.app.add_subcommand(
+      "compare", "train one model under several strategies and compare losses, memory, traffic and time");
   const auto options = std::make_shared<CompareOptions>();
   add_train_options(*command, *options);
   command
       ->add_option("--strategies,--strategy", options->strategies,
-                   "which to run, each as train's --strategy has it (default: ddp zero1 zero2 fsdp hsdp)")
+                   "strategies to run, each as in train --strategy (default: ddp zero1 zero2 fsdp hsdp)")
       ->type_name("A,B")
       ->delimiter(',');
-  command->add_option("--report", options->report, "write a page with pictures")->type_name("FILE.html");
-  command
-      ->add_option("--wraps", options->wraps,
-                   "wrappings, each as --wrap has it: every strategy is run with each of them")
+  command->add_option("--report", options->report, "write an HTML page with charts")->type_name("FILE.html");
+  command->add_option("--wraps", options->wraps, "wrappings to run every strategy with, each as in --wrap")
       ->type_name("A,B")
       ->delimiter(',')
       ->excludes("--wrap");

@@ -38,7 +38,7 @@ void Descriptor::close() {
 
 Pipe make_pipe() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw base::system_error("launcher: can't make a pipe");
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw base::system_error("launcher: can't create a pipe");
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 

@@ -21,8 +21,7 @@ bool is_final_error(std::string_view line) {
 RankOutput::RankOutput(RankOutputPlan plan) : plan_(std::move(plan)) {
   if (!plan_.log_file.empty()) {
     log_ = Descriptor(::open(plan_.log_file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (!log_)
-      throw base::InvalidUsage("--log-dir: can't write '" + plan_.log_file + "'; give a folder that can be written");
+    if (!log_) throw base::InvalidUsage("--log-dir: can't write '" + plan_.log_file + "'; give a writable directory");
   }
   errors_pipe_ = make_pipe();
   ::fcntl(errors_pipe_.read_end.get(), F_SETFL, O_NONBLOCK);
@@ -81,7 +80,7 @@ void RankOutput::log(std::string_view line) {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
       log_problem_ = "--log-dir: " + std::string(base::system_error("can't write '" + plan_.log_file + "'").what());
-      plan_.errors->write("tessera: warning: " + log_problem_ + "; what comes now is not in it\n");
+      plan_.errors->write("tessera: warning: " + log_problem_ + "; later output is missing from it\n");
       return log_.close();
     }
     rest.remove_prefix(static_cast<std::size_t>(count));

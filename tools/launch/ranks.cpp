@@ -20,8 +20,8 @@ namespace {
 
 constexpr int kDefaultRanks = 4;
 constexpr base::EnvVariable kVariables[] = {
-    {"TESSERA_LOG", "warn", "what the tool's ranks say on standard error: debug, info, warn, error or off"},
-    {"TESSERA_LAUNCH_SOCKET", "", "set by the tool where mpirun starts its ranks: where they report to it"}};
+    {"TESSERA_LOG", "warn", "log level of the tool's ranks on standard error: debug, info, warn, error or off"},
+    {"TESSERA_LAUNCH_SOCKET", "", "set by the tool if mpirun starts its ranks: the socket on which they report"}};
 
 std::shared_ptr<base::Logger> make_logger(int rank) {
   return std::make_shared<base::Logger>(

@@ -43,7 +43,7 @@ int run_program(const RunOptions& options) {
   if (!options.log_dir.empty()) {
     std::error_code error;
     std::filesystem::create_directories(options.log_dir, error);
-    if (error) throw base::InvalidUsage("--log-dir: can't make '" + options.log_dir + "': " + error.message());
+    if (error) throw base::InvalidUsage("--log-dir: can't create '" + options.log_dir + "': " + error.message());
     plan.log_dir = options.log_dir;
   }
   return launch(plan);
@@ -54,14 +54,14 @@ int run_program(const RunOptions& options) {
 void add_run(CommandLine& commands) {
   CLI::App* run = commands.app.add_subcommand("run", "start a program as ranks on this host");
   const auto options = std::make_shared<RunOptions>();
-  run->add_option("-n,--ranks", options->ranks, "how many ranks")
+  run->add_option("-n,--ranks", options->ranks, "number of ranks")
       ->transform(whole_number(1, 1024))
       ->capture_default_str();
-  run->add_flag("--no-tag", options->no_tag, "don't begin each line with [rank]; standard output then is inherited");
-  run->add_option("--bind", options->bind, "core: each rank gets an equal share of the cores; none: all may use all")
+  run->add_flag("--no-tag", options->no_tag, "no [rank] before each line; the program inherits standard output");
+  run->add_option("--bind", options->bind, "cores of ranks: core: each gets an equal share; none: all may use all")
       ->check(CLI::IsMember({"core", "none"}))
       ->capture_default_str();
-  run->add_option("--log-dir", options->log_dir, "also write each rank's lines to DIR/rank-R.log")->type_name("DIR");
+  run->add_option("--log-dir", options->log_dir, "also write each rank's output to DIR/rank-R.log")->type_name("DIR");
   run->footer(
       "Write: tessera run -n 4 -- PROGRAM ARGS\n"
       "The ranks find TESSERA_RANK, TESSERA_WORLD_SIZE, TESSERA_LOCAL_RANK and TESSERA_LOCAL_WORLD_SIZE in their\n"

@@ -15,7 +15,7 @@ using nlohmann::json;
 class Reader {
  public:
   Reader(const json& value, std::string place) : value_(value), place_(std::move(place)) {
-    if (!value_.is_object()) fail("is no object");
+    if (!value_.is_object()) fail("is not an object");
   }
 
   bool has(const char* name) const { return value_.contains(name); }
@@ -27,18 +27,18 @@ class Reader {
   template <class T>
   T number(const char* name) const {
     const json& value = at(name);
-    if (!value.is_number()) fail(std::string("'") + name + "' is no number");
+    if (!value.is_number()) fail(std::string("'") + name + "' is not a number");
     return value.get<T>();
   }
   std::string text(const char* name) const {
     const json& value = at(name);
-    if (!value.is_string()) fail(std::string("'") + name + "' is no text");
+    if (!value.is_string()) fail(std::string("'") + name + "' is not a string");
     return value.get<std::string>();
   }
   Reader object(const char* name) const { return {at(name), place_ + " " + name}; }
   const json& list(const char* name) const {
     const json& value = at(name);
-    if (!value.is_array()) fail(std::string("'") + name + "' is no list");
+    if (!value.is_array()) fail(std::string("'") + name + "' is not an array");
     return value;
   }
   template <std::size_t N>
@@ -66,7 +66,7 @@ Run parse_run(const Reader& in) {
     in.fail("'mesh' is not two numbers");
   run.mesh = {mesh[0].get<int>(), mesh[1].get<int>()};
   for (const json& loss : in.list("losses")) {
-    if (!loss.is_number() && !loss.is_null()) in.fail("'losses' holds something that is no number");
+    if (!loss.is_number() && !loss.is_null()) in.fail("'losses' holds a value that is not a number");
     run.losses.push_back(number_or_nan(loss));
   }
   run.hash = in.text("final_parameters_hash");

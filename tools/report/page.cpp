@@ -137,8 +137,8 @@ std::string peaks_of(const Comparison& c) {
   }
   return "<h2>Peak memory per rank</h2>\n" +
          paragraph(
-             "Each kind's own highest; since they don't peak together, the highest sum at "
-             "one instant (the line, and the number) lies below the bar's end.") +
+             "The maximum of each kind. The kinds peak at different times, so the highest sum at one instant (the line "
+             "and the number) lies below the end of the bar.") +
          bars(all, "Peak bytes per rank by kind and strategy; the table below has the numbers") + legend(keys) +
          to_html(table);
 }

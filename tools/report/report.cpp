@@ -25,7 +25,7 @@ report::Comparison read_comparison(const std::string& path) {
                              "; give a file that `tessera compare --json` wrote");
   const nlohmann::json document = nlohmann::json::parse(read.text, nullptr, false);
   if (document.is_discarded())
-    throw base::InvalidUsage("report: '" + path + "' is no JSON; give a file that `tessera compare --json` wrote");
+    throw base::InvalidUsage("report: '" + path + "' is not JSON; give a file that `tessera compare --json` wrote");
   return report::parse_comparison(document, path);
 }
 
@@ -51,11 +51,10 @@ std::string report_page(const std::vector<Comparison>& comparisons) {
 }
 
 void add_report(CommandLine& commands) {
-  CLI::App* report =
-      commands.app.add_subcommand("report", "write one HTML page with pictures of what compare measured");
+  CLI::App* report = commands.app.add_subcommand("report", "write an HTML page with charts of the results of compare");
   const auto options = std::make_shared<ReportOptions>();
-  report->add_option("RUN.json", options->files, "files that `tessera compare --json` wrote")->required();
-  report->add_option("-o,--output", options->output, "the page to write; it is replaced")
+  report->add_option("RUN.json", options->files, "result files of tessera compare --json")->required();
+  report->add_option("-o,--output", options->output, "page to write; an existing file is replaced")
       ->required()
       ->type_name("FILE.html");
   report->callback([&commands, options] { commands.chosen = [options] { return run_report(*options); }; });

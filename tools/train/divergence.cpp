@@ -18,7 +18,7 @@ std::string list_of(const std::vector<std::size_t>& ranks) {
 }
 
 constexpr const char* kRemedy =
-    "what follows is worthless; lower --lr, give --clip-norm, or resume from an earlier checkpoint";
+    "later steps are meaningless; lower --lr, give --clip-norm, or resume from an earlier checkpoint";
 
 }  // namespace
 

@@ -56,8 +56,7 @@ class Encoder {
 /// Checks the command line against adapters whose rank, alpha and targets are in `origin`.
 void check_given(const TrainOptions& o, const std::optional<nn::LoraOptions>& there, const std::string& origin) {
   const auto refuse = [&](const std::string& option, const std::string& given, const std::string& is) {
-    throw InvalidUsage(
-        fmt::format("{} {} is not what is in {}, which has {}; leave it out", option, given, origin, is));
+    throw InvalidUsage(fmt::format("{} {} differs from {}, which has {}; leave it out", option, given, origin, is));
   };
   if (!there) {
     if (o.lora) refuse("--lora", std::to_string(*o.lora), "no adapters");
@@ -121,24 +120,24 @@ bool quantized_in(const std::string& folder) {
   const fsdp::Checkpoint checkpoint(folder);
   const auto found = checkpoint.attributes().find(kQuantizeAttribute);
   if (found == checkpoint.attributes().end()) return false;
-  if (found->second != kNf4) throw InvalidUsage(folder + ": weights in '" + found->second + "'; there is: nf4");
+  if (found->second != kNf4) throw InvalidUsage(folder + ": unknown weight format '" + found->second + "'; known: nf4");
   return true;
 }
 
 bool quantized_of(const TrainOptions& o, const std::string& checkpoint, bool adapters) {
   const bool quantized = checkpoint.empty() ? !o.quantize.empty() : quantized_in(checkpoint);
   if (!quantized && !o.quantize.empty())
-    throw InvalidUsage("--quantize is not what is in --resume " + o.resume + "; leave it out");
+    throw InvalidUsage("--quantize differs from --resume " + o.resume + ", which is not quantized; leave it out");
   if (!quantized) return false;
   if (checkpoint.empty() && o.init.empty())
-    throw InvalidUsage("--quantize needs --init, the model whose weights are kept in 4 bits");
+    throw InvalidUsage("--quantize needs --init, the model whose weights are quantized");
   if (!adapters) throw InvalidUsage("--quantize: weights in 4 bits can't be trained; train adapters with --lora RANK");
   return true;
 }
 
 void set_dtypes(nn::Module& model, base::DType dtype, const std::vector<std::string>& f32_modules) {
   if (!f32_modules.empty() && dtype == base::DType::f32)
-    throw InvalidUsage("--f32-modules needs --precision bf16 or f16: the whole model is of f32");
+    throw InvalidUsage("--f32-modules needs --precision bf16 or f16; the whole model is f32");
   model.set_dtype(dtype);
   for (const std::string& item : f32_modules)
     for (nn::Module* module : fsdp::modules_named(model, item, "--f32-modules")) module->set_dtype(base::DType::f32);

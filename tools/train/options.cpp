@@ -12,169 +12,164 @@ namespace tessera::tools {
 namespace {
 
 void add_model_options(CLI::App& command, TrainOptions& o) {
-  command.add_option("--ranks", o.ranks, "world size; under a launcher it comes from there (default 4)")
+  command.add_option("--ranks", o.ranks, "number of ranks; under a launcher, its number (default: 4)")
       ->transform(whole_number(1, 4096));
-  command.add_option("--backend", o.backend, "transport between the ranks; as TESSERA_BACKEND, which it overrides")
+  command.add_option("--backend", o.backend, "backend that connects the ranks; overrides TESSERA_BACKEND")
       ->capture_default_str()
       ->each([&o](const std::string&) { o.backend_given = true; });
   add_device_option(command, o.device);
   command.add_flag("--graphs", o.graphs,
-                   "on one rank, forward and backward are recorded once and replayed as one graph of the device: for "
-                   "small models");
+                   "replay forward and backward as one captured device graph, for small models; needs --ranks 1");
   command
       .add_option("--model", o.model,
-                  "a preset (tessera info --models) or a Hugging Face config.json of type gpt2 or llama")
+                  "model preset (tessera info --models) or Hugging Face config.json of type gpt2 or llama")
       ->type_name("NAME|FILE")
       ->capture_default_str()
       ->each([&o](const std::string&) { o.model_given = true; });
-  command
-      .add_option("--data", o.data, "text files, read as bytes, or token files (default: the corpus of scripts/setup)")
+  command.add_option("--data", o.data, "text or token files to train on (default: the corpus of scripts/setup)")
       ->type_name("FILE[,FILE]")
       ->delimiter(',');
-  command.add_option("--data-format", o.data_format, "bytes, or headerless token ids of 16 or 32 bits")
+  command
+      .add_option("--data-format", o.data_format,
+                  "format of --data: bytes of text, or headerless token ids of 16 or 32 bits")
       ->check(CLI::IsMember({"bytes", "u16", "u32"}))
       ->capture_default_str();
-  command.add_option("--init", o.init, "begin with the weights of a Hugging Face folder, which also gives the model")
+  command.add_option("--init", o.init, "start from the model and weights of a Hugging Face directory")
       ->type_name("DIR");
 }
 
 void add_adapter_options(CLI::App& command, TrainOptions& o) {
   command
-      .add_option("--lora", o.lora,
-                  "train low-rank adapters of this rank (LoRA) on the model, which stays as it is; see --init")
+      .add_option("--lora", o.lora, "train LoRA adapters of this rank and freeze the weights of the model; see --init")
       ->type_name("RANK")
       ->transform(whole_number(1, 1ULL << 20));
-  command.add_option("--lora-alpha", o.lora_alpha, "adapters count alpha / rank (default: 8)")
+  command.add_option("--lora-alpha", o.lora_alpha, "scale adapters by alpha / rank (default: 8)")
       ->check(finite_number(std::numeric_limits<double>::min()));
   command
       .add_option("--lora-targets", o.lora_targets,
-                  "which linear layers get adapters, by the end of their names (default: c_attn, or q_proj and v_proj)")
+                  "linear layers with adapters, by the end of their names (default: c_attn, or q_proj and v_proj)")
       ->type_name("A,B")
       ->delimiter(',');
   command
       .add_option("--quantize", o.quantize,
-                  "with --lora: keep the model's linear weights in 4 bits (QLoRA), at rest and when they are gathered")
+                  "keep the frozen linear weights in 4 bits (QLoRA), at rest and gathered; needs --lora")
       ->check(CLI::IsMember({"nf4"}));
-  command.add_option("--init-adapter", o.init_adapter, "begin with the adapters of a PEFT folder, beside --init")
+  command.add_option("--init-adapter", o.init_adapter, "start from the adapters of a PEFT directory; needs --init")
       ->type_name("DIR");
 }
 
 void add_loop_options(CLI::App& command, TrainOptions& o) {
   constexpr std::uint64_t kMost = 1ULL << 40;
-  command.add_option("--steps", o.steps, "optimizer steps")->transform(whole_number(0, kMost))->capture_default_str();
-  command.add_option("--global-batch", o.global_batch, "sequences per optimizer step, over all ranks")
+  command.add_option("--steps", o.steps, "optimizer steps in total, also when resuming")
+      ->transform(whole_number(0, kMost))
+      ->capture_default_str();
+  command.add_option("--global-batch", o.global_batch, "sequences per optimizer step over all ranks and microbatches")
       ->transform(whole_number(1, kMost))
       ->capture_default_str();
   command.add_option("--seq-len", o.seq_len, "tokens per sequence (default: the model's context, at most 256)")
       ->transform(whole_number(1, kMost));
-  command.add_option("--lr", o.lr, "learning rate, the highest of the schedule")
-      ->check(finite_number())
-      ->capture_default_str();
-  command.add_option("--schedule", o.schedule, "how the learning rate goes on after the warm-up")
+  command.add_option("--lr", o.lr, "peak learning rate of the schedule")->check(finite_number())->capture_default_str();
+  command.add_option("--schedule", o.schedule, "learning rate after the warm-up")
       ->check(CLI::IsMember({"constant", "cosine"}))
       ->capture_default_str();
   command.add_option("--warmup", o.warmup, "steps of linear warm-up")
       ->transform(whole_number(0, kMost))
       ->capture_default_str();
-  command.add_option("--seed", o.seed, "of initial values, batch order and dropout")
+  command.add_option("--seed", o.seed, "seed of initial values, batch order and dropout")
       ->transform(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
       ->capture_default_str();
   command
       .add_option("--precision", o.precision,
-                  "of parameters, activations and gradients; the optimizer keeps f32 masters of 16-bit ones")
+                  "dtype of parameters, activations and gradients; bf16 and f16 have f32 master weights")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}))
       ->capture_default_str();
   command
       .add_option("--f32-modules", o.f32_modules,
-                  "with --precision bf16 or f16: modules that stay in f32, by path or type:CLASS, such as "
-                  "type:RMSNorm,lm_head; what they are called with is cast, and what they return is cast back")
+                  "modules that stay in f32 with --precision bf16 or f16, by path or type:CLASS (type:RMSNorm,lm_head)")
       ->type_name("LIST")
       ->delimiter(',');
   command
       .add_option("--reduce-dtype", o.reduce_dtype,
-                  "of gradients while they are reduced and kept: f32, or (default) as --precision")
+                  "dtype in which gradients are reduced and kept: f32, or as --precision (default)")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
-  command
-      .add_option("--accumulate", o.accumulate,
-                  "microbatches in a step: each rank's part of the global batch in so many pieces")
+  command.add_option("--accumulate", o.accumulate, "microbatches per optimizer step (gradient accumulation)")
       ->transform(whole_number(1, kMost))
       ->capture_default_str();
   command
       .add_option("--reduce-when", o.reduce_when,
-                  "with --accumulate: gradients are reduced for every microbatch (default), after the last one, or "
-                  "scattered for every one and all-reduced over replicas after the last")
+                  "when --accumulate reduces gradients: every: in each microbatch (default); last: in the last one; "
+                  "scatter: reduce-scatter in each, all-reduce over replicas in the last")
       ->check(CLI::IsMember({"every", "last", "scatter"}));
-  command.add_option("--norm-type", o.norm_type, "of gradients, for --clip-norm and as it is shown")
+  command.add_option("--norm-type", o.norm_type, "norm of the gradients that is shown and that --clip-norm uses")
       ->check(CLI::IsMember({"1", "2", "3", "inf"}))
       ->capture_default_str();
-  command.add_option("--clip-norm", o.clip_norm, "clip gradients to this norm over all parameters (0: don't)")
+  command.add_option("--clip-norm", o.clip_norm, "clip gradients to this norm over all parameters (0: off)")
       ->check(finite_number(0))
       ->capture_default_str();
 }
 
 void add_optimizer_options(CLI::App& command, TrainOptions& o) {
   nn::OptimizerConfig& c = o.optimizer_config;
-  command.add_option("--optimizer", o.optimizer, "adamw, adam or sgd")
+  command.add_option("--optimizer", o.optimizer, "optimizer of the trainable parameters")
       ->check(CLI::IsMember({"adamw", "adam", "sgd"}))
       ->capture_default_str();
-  command.add_option("--betas", o.betas, "adam's decay rates")
+  command.add_option("--betas", o.betas, "decay rates of adam's moments (default: 0.9,0.999)")
       ->type_name("A,B")
       ->delimiter(',')
       ->expected(2)
       ->check(finite_number(0));
-  command.add_option("--eps", c.eps, "adam's term against division by zero")
+  command.add_option("--eps", c.eps, "epsilon in adam's denominator")->check(finite_number(0))->capture_default_str();
+  command.add_option("--weight-decay", c.weight_decay, "weight decay, except for norms and biases")
       ->check(finite_number(0))
       ->capture_default_str();
-  command.add_option("--weight-decay", c.weight_decay, "not for norms and biases")
-      ->check(finite_number(0))
-      ->capture_default_str();
-  command.add_option("--momentum", c.momentum, "of sgd")->check(finite_number(0))->capture_default_str();
-  command.add_flag("--nesterov", c.nesterov, "sgd looks ahead by the momentum");
-  command.add_flag("--amsgrad", c.amsgrad, "adam divides by the largest second moment seen");
-  command.add_flag("--maximize", c.maximize, "ascend instead of descending");
+  command.add_option("--momentum", c.momentum, "momentum of sgd")->check(finite_number(0))->capture_default_str();
+  command.add_flag("--nesterov", c.nesterov, "use Nesterov momentum in sgd");
+  command.add_flag("--amsgrad", c.amsgrad, "use the largest second moment so far in adam and adamw");
+  command.add_flag("--maximize", c.maximize, "maximize the loss instead of minimizing it");
 }
 
 void add_sharding_options(CLI::App& command, TrainOptions& o) {
-  command.add_option("--mesh", o.mesh, "replicas x shards, for hsdp (default: 2 x ranks/2 on one host)")
+  command
+      .add_option("--mesh", o.mesh,
+                  "replicas x shards for hsdp (default: 2 x ranks/2 on one host, else hosts x ranks per host)")
       ->type_name("RxS");
   command
       .add_option("--collectives", o.collectives,
-                  "what carries the collectives of every strategy: a plug-in (tessera info), or one for each "
-                  "collective, as all_gather=int8,reduce_scatter=bf16; for one strategy: fsdp+int8; FILE.so:NAME of a "
-                  "shared object too")
+                  "collective plug-ins of every strategy: PLUGIN (see tessera info), COLLECTIVE=PLUGIN or FILE.so:NAME")
       ->type_name("[COLLECTIVE=]PLUGIN")
       ->delimiter(',');
-  command.add_option("--sync-every", o.period.steps, "diloco, local_sgd: steps until the replicas meet (default 10)")
+  command.add_option("--sync-every", o.period.steps, "sync period of diloco and local_sgd in steps (default: 10)")
       ->transform(whole_number(1, 1 << 30));
   command
       .add_option("--outer-lr", o.period.outer_learning_rate,
-                  "diloco, local_sgd: of the step that replicas take when they meet (default 0.7; 1)")
+                  "learning rate of the outer optimizer (default: diloco 0.7, local_sgd 1)")
       ->check(finite_number(0));
-  command.add_option("--outer-momentum", o.period.outer_momentum, "and its Nesterov momentum (default 0.9; 0)")
+  command
+      .add_option("--outer-momentum", o.period.outer_momentum,
+                  "Nesterov momentum of the outer optimizer (default: diloco 0.9, local_sgd 0)")
       ->check(finite_number(0));
   command
       .add_option("--wrap", o.wrap,
-                  "what is gathered together: none, block, size:N, type:CLASS, or a list such as \"block;wte;ln_f\"; "
-                  "tessera info --units shows what comes of it")
+                  "modules that form units (see tessera info --units): none, block, size:N, type:CLASS, or a list such "
+                  "as \"block;wte;ln_f\"")
       ->capture_default_str();
-  command.add_option("--prefetch", o.prefetch, "units gathered ahead of the one that computes")
+  command.add_option("--prefetch", o.prefetch, "units to unshard ahead of the one that computes")
       ->transform(whole_number(0, 1024))
       ->capture_default_str();
   command
       .add_option("--backward-prefetch", o.backward_prefetch,
-                  "when a backward gathers the next unit: before it computes one (pre), or after (post)")
+                  "when backward unshards the next unit: before computing the current one (pre) or after (post)")
       ->check(CLI::IsMember({"pre", "post"}))
       ->capture_default_str();
   command
       .add_option("--limit-all-gathers", o.limit_all_gathers,
-                  "units gathered at once beside the root, the one that computes included, whatever --prefetch says "
-                  "(0: no limit)")
+                  "most units unsharded at once, including the computing one, without the root (0: no limit)")
       ->transform(whole_number(0, 1024))
       ->capture_default_str();
   command
       .add_option("--reshard-after-forward", o.reshard_after_forward,
-                  "true: all but the root; false: none; K: to K neighbours, which the backward gathers among; default: "
-                  "all but the root and the last unit")
+                  "units to reshard after forward: true: all but the root; false: none; K: to shards over K neighbor "
+                  "ranks (default: all but the root and the last unit)")
       ->type_name("true|false|K")
       ->check([](const std::string& value) {
         int ranks = 0;
@@ -185,18 +180,15 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
       });
   command
       .add_option("--reshard-after-backward", o.reshard_after_backward,
-                  "with --accumulate: false keeps what a backward gathered for the next microbatch")
+                  "false: keep parameters unsharded between the microbatches of --accumulate")
       ->check(CLI::IsMember({"true", "false"}));
-  command.add_flag(
-      "--checkpoint-activations", o.checkpoint_activations,
-      "blocks keep only their inputs, and compute the rest again in the backward: less memory, a third more "
-      "work, the same bits");
+  command.add_flag("--checkpoint-activations", o.checkpoint_activations,
+                   "recompute activations of blocks in backward: less memory, a third more work, bitwise equal");
   command.add_flag("--cpu-offload", o.cpu_offload,
-                   "what a strategy shards lies in the host's memory, and comes to the device when it is needed");
+                   "keep sharded state in pinned host memory; copy it to the device on demand");
   command
       .add_option("--threads", o.threads,
-                  "compute threads per rank (default: cores / ranks); where there is a core for each thread, ranks are "
-                  "bound to their shares")
+                  "compute threads per rank; ranks are bound to cores if each thread has one (default: cores / ranks)")
       ->transform(whole_number(1, 1024));
 }
 
@@ -208,10 +200,10 @@ void add_train_options(CLI::App& command, TrainOptions& options) {
   add_loop_options(command, options);
   add_optimizer_options(command, options);
   add_sharding_options(command, options);
-  command.add_option("--eval", options.eval, "after training, the mean loss over this file")->type_name("FILE");
-  command.add_option("--json", options.json, "write the results for programs")->type_name("FILE");
+  command.add_option("--eval", options.eval, "print the mean loss over this file after training")->type_name("FILE");
+  command.add_option("--json", options.json, "write the results as JSON")->type_name("FILE");
   command
-      .add_option("--trace", options.trace, "write the last step of every rank as a Chrome trace (opens in Perfetto)")
+      .add_option("--trace", options.trace, "write the last step of every rank as a Chrome trace, which Perfetto opens")
       ->type_name("FILE");
 }
 

@@ -64,7 +64,7 @@ fsdp::Precision precision_of(const TrainOptions& o) {
   if (!o.reduce_dtype.empty()) reduce = base::parse_dtype(o.reduce_dtype);
   if (reduce && *reduce != base::DType::f32 && o.reduce_dtype != o.precision)
     throw InvalidUsage("--reduce-dtype " + o.reduce_dtype + " with --precision " + o.precision +
-                       ": gradients are reduced in their own type or in f32");
+                       ": gradients are reduced in the type of --precision or in f32");
   return fsdp::make_precision(base::parse_dtype(o.precision), reduce);
 }
 
@@ -106,15 +106,15 @@ void check_graphs(const TrainPlan& plan) {
   };
   const nn::ModelConfig& m = plan.model;
   refuse(base::parse_device(o.device).type == base::DeviceType::cpu,
-         "device " + o.device + " has none; use --device cuda");
+         "device " + o.device + " has no graphs; use --device cuda");
   refuse(plan.ranks > 1, std::to_string(plan.ranks) + " ranks wait for each other on several streams; use --ranks 1");
   refuse(m.embedding_dropout > 0 || m.residual_dropout > 0 || m.attention_dropout > 0,
          "the model has dropout, whose masks change with every step; set it to 0");
   refuse(o.accumulate > 1, "--accumulate changes what a backward does with gradients; leave one of the two out");
   refuse(o.precision == "f16", "the loss scale of f16 changes from step to step; use bf16");
-  refuse(o.cpu_offload, "--cpu-offload brings parameters on another stream; leave one of the two out");
-  refuse(plan.precision.casts(), "--reduce-dtype " + o.reduce_dtype + " converts gradients on the way; leave it out");
-  refuse(!o.trace.empty(), "what is replayed has no events for --trace; leave one of the two out");
+  refuse(o.cpu_offload, "--cpu-offload copies parameters on another stream; leave one of the two out");
+  refuse(plan.precision.casts(), "--reduce-dtype " + o.reduce_dtype + " converts gradients; leave it out");
+  refuse(!o.trace.empty(), "a replayed graph has no events for --trace; leave one of the two out");
 }
 
 }  // namespace
@@ -171,8 +171,7 @@ void check_results(const TrainOptions& o) {
 
 void warn_ineffective_options(const TrainOptions& options) {
   if (options.cpu_offload && base::parse_device(options.device).type == base::DeviceType::cpu)
-    fmt::print(stderr,
-               "tessera: --cpu-offload does nothing with --device {}: ranks compute in the host's memory as it is\n",
+    fmt::print(stderr, "tessera: --cpu-offload does nothing with --device {}: it already uses host memory\n",
                options.device);
 }
 

@@ -43,25 +43,26 @@ fsdp::Attributes attributes_of(const TrainPlan& plan) {
 }  // namespace
 
 void add_saving_options(CLI::App& command, TrainOptions& o) {
-  command.add_option("--save", o.save, "write checkpoints to this folder: at the end, and as --save-every says")
+  command.add_option("--save", o.save, "write checkpoints to this directory at the end and as --save-every says")
       ->type_name("DIR");
-  command.add_option("--save-every", o.save_every, "also after each N steps, while training goes on")
+  command.add_option("--save-every", o.save_every, "also write a checkpoint every N steps, while training continues")
       ->type_name("N")
       ->transform(whole_number(1, 1ULL << 40));
-  command.add_option("--keep-last", o.keep_last, "of the checkpoints in --save only the last N stay (default: all)")
+  command
+      .add_option("--keep-last", o.keep_last,
+                  "keep only the last N checkpoints in the directory of --save (default: all)")
       ->type_name("N")
       ->transform(whole_number(1, 1 << 20));
   command
-      .add_option(
-          "--resume", o.resume,
-          "go on from the newest whole checkpoint of this folder, on any number of ranks and under any strategy")
+      .add_option("--resume", o.resume,
+                  "continue from the newest complete checkpoint in this directory, with any ranks and strategy")
       ->type_name("DIR");
 }
 
 std::string checkpoint_to_resume(const TrainOptions& o) {
   for (const auto& [given, name] :
        {std::pair(o.save_every.has_value(), "--save-every"), {o.keep_last.has_value(), "--keep-last"}})
-    if (given && o.save.empty()) throw InvalidUsage(std::string(name) + " needs --save, the folder to write to");
+    if (given && o.save.empty()) throw InvalidUsage(std::string(name) + " needs --save, the directory to write to");
   if (o.resume.empty()) return "";
   // The same command starts a run and resumes it after a crash.
   std::error_code error;
@@ -76,7 +77,7 @@ nn::ModelConfig model_in(const std::string& folder) {
   const fsdp::Checkpoint checkpoint(folder);
   const auto found = checkpoint.attributes().find(kModel);
   if (found == checkpoint.attributes().end())
-    throw InvalidUsage(folder + ": another program's checkpoint: it doesn't say of which model");
+    throw InvalidUsage(folder + ": written by another program: it does not name its model");
   return nn::parse_config(found->second, folder);
 }
 
@@ -95,8 +96,8 @@ std::int64_t check_resumed(const TrainPlan& plan) {
   for (const auto& [name, value] : data_attributes(plan))
     if (attribute(name) != value)
       throw InvalidUsage(fmt::format(
-          "--resume {}: written with {} {}, this run has {}: its batches would not be the next ones; give "
-          "the same, or begin anew with --init of an export",
+          "--resume {}: written with {} {}, this run has {}, so its batches would not be the next ones; use the same, "
+          "or start over with --init of an export",
           plan.options.resume, name == "data-tokens" ? "--data of tokens" : "--" + name, attribute(name), value));
   return step;
 }
@@ -140,7 +141,7 @@ void RunCheckpointer::attempt(Attempt&& attempt) {
     attempt();
   } catch (const base::SystemError& error) {  // on every rank
     failure_ = error.what();
-    if (rank_ == 0) fmt::print(stderr, "tessera: {}; training goes on\n", failure_);
+    if (rank_ == 0) fmt::print(stderr, "tessera: {}; training continues\n", failure_);
   }
 }
 

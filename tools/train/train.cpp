@@ -43,7 +43,7 @@ void check_folder(const std::string& option, const std::string& folder, const st
   if (folder.empty()) return;
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) throw base::InvalidUsage(option + ": can't make '" + folder + "': " + error.message());
+  if (error) throw base::InvalidUsage(option + ": can't create '" + folder + "': " + error.message());
   check_writable(option, folder + "/" + file);
 }
 
@@ -126,17 +126,16 @@ void add_train(CommandLine& commands) {
   const auto options = std::make_shared<TrainOptions>();
   add_train_options(*train_command, *options);
   train_command
-      ->add_option(
-          "--strategy", options->strategy,
-          "ddp zero1 zero2 fsdp hsdp shard_grad_op diloco local_sgd, PyTorch's name for one, or FILE.so:NAME of a "
-          "plug-in")
+      ->add_option("--strategy", options->strategy,
+                   "sharding strategy: ddp zero1 zero2 fsdp hsdp shard_grad_op diloco local_sgd, PyTorch's name for "
+                   "one, or FILE.so:NAME of a plug-in")
       ->capture_default_str();
   add_saving_options(*train_command, *options);
   train_command
       ->add_option("--export", options->export_dir,
-                   "write the trained model as a Hugging Face folder, with adapters merged")
+                   "write the trained model, with adapters merged, as a Hugging Face directory")
       ->type_name("DIR");
-  train_command->add_option("--export-adapter", options->export_adapter, "write the adapters as a PEFT folder")
+  train_command->add_option("--export-adapter", options->export_adapter, "write the adapters as a PEFT directory")
       ->type_name("DIR");
   train_command->callback(
       [&commands, options] { commands.chosen = [&commands, options] { return train(commands, *options); }; });

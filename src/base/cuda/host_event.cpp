@@ -101,7 +101,7 @@ void HostEventState::make_stream_wait(cudaStream_t stream) const {
 }
 
 std::unique_ptr<HostEvent> make_signal(std::shared_ptr<WaitWordPool> words) {
-  if (wait_value() == nullptr) throw Unsupported("cuda: this driver can't let a stream wait for the host's memory");
+  if (wait_value() == nullptr) throw Unsupported("cuda: this driver does not support stream waits on host memory");
   return std::make_unique<WordSignal>(std::move(words));
 }
 

@@ -55,7 +55,7 @@ void IpcMemory::reach(int owner) const {
   int can = 0;
   check_shared(cudaDeviceCanAccessPeer(&can, index_, owner), "cudaDeviceCanAccessPeer");
   if (can == 0)
-    throw Unsupported("cuda: device " + std::to_string(index_) + " can't read the memory of device " +
+    throw Unsupported("cuda: device " + std::to_string(index_) + " has no peer access to device " +
                       std::to_string(owner));
 }
 

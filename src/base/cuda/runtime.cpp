@@ -137,7 +137,7 @@ void check(cudaError_t error, std::string_view what) {
 cudaStream_t native(Stream& stream) {
   auto* own = dynamic_cast<DeviceStream*>(&stream);
   if (own == nullptr || stream.device().type != DeviceType::cuda)
-    throw InvalidUsage("cuda: a stream of " + name_of(stream.device()) + " was given");
+    throw InvalidUsage("cuda: stream is on " + name_of(stream.device()) + ", needs a cuda stream");
   return static_cast<cudaStream_t>(own->native());
 }
 
@@ -150,7 +150,7 @@ DeviceProbe probe() noexcept {
     if (error != cudaSuccess) {
       result.problem = text_of(error);
     } else if (count == 0) {
-      result.problem = "no device was found";
+      result.problem = "no CUDA device found";
     }
     for (int i = 0; i < count && result.problem.empty(); ++i) result.devices.push_back(properties_of(i));
     for (const DeviceProperties& device : result.devices)
@@ -167,7 +167,8 @@ std::shared_ptr<DeviceRuntime> open(int index, Find find) {
   int count = 0;
   check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
   if (index < 0 || index >= count)
-    throw InvalidUsage("device cuda:" + std::to_string(index) + ": there are " + std::to_string(count));
+    throw InvalidUsage("device cuda:" + std::to_string(index) + ": no such device; this host has " +
+                       std::to_string(count));
   return std::make_shared<CudaRuntime>(index, find);
 }
 

@@ -17,17 +17,17 @@ DeviceRuntime::~DeviceRuntime() = default;
 Graph::~Graph() = default;
 
 void DeviceRuntime::begin_capture(Stream&) {
-  throw Unsupported("device " + name_of(device()) + " can't record its work as a graph");
+  throw Unsupported("graph capture: device " + name_of(device()) + " does not support it");
 }
 
-std::unique_ptr<Graph> DeviceRuntime::end_capture(Stream&) { throw InvalidUsage("graph: nothing is being recorded"); }
+std::unique_ptr<Graph> DeviceRuntime::end_capture(Stream&) { throw InvalidUsage("graph capture: end without begin"); }
 
 IpcMemoryHandle DeviceRuntime::get_ipc_handle(void*, std::size_t) {
-  throw Unsupported("memory of " + name_of(device()) + " can't be shared between processes");
+  throw Unsupported("IPC: memory of " + name_of(device()) + " can't be shared between processes");
 }
 
 void* DeviceRuntime::open_ipc_handle(const IpcMemoryHandle&) {
-  throw Unsupported("memory of " + name_of(device()) + " can't be shared between processes");
+  throw Unsupported("IPC: memory of " + name_of(device()) + " can't be shared between processes");
 }
 
 void DeviceRuntime::close_ipc_handle(void*) noexcept {}
@@ -92,7 +92,7 @@ class MetaRuntime final : public DeviceRuntime {
 
   void copy(Stream&, CopyDirection direction, void*, const void*, std::size_t bytes) override {
     if (direction == CopyDirection::device_to_host && bytes > 0)
-      throw InvalidUsage("device meta has shapes without data: there is nothing to read");
+      throw InvalidUsage("copy: device meta holds shapes without data, so nothing can be read");
   }
   void fill(Stream&, void*, unsigned char, std::size_t) override {}
   void synchronize() override {}

@@ -57,26 +57,26 @@ void* module_entry(const std::string& path, const ModuleDescriptor& table) {
     throw InvalidUsage(text != nullptr ? text : path + ": can't be loaded");
   }
   void* const entry = ::dlsym(handle, (table.name + "_entry").c_str());
-  if (entry == nullptr) throw InvalidUsage(path + " is no " + table.kind + ": it has no " + table.name + "_entry()");
+  if (entry == nullptr) throw InvalidUsage(path + ": not a " + table.kind + ": it has no " + table.name + "_entry()");
   return entry;
 }
 
 void check_module(const std::string& path, const ModuleDescriptor& table, const char* abi, const std::size_t* size) {
-  if (abi == nullptr) throw InvalidUsage(path + ": its " + table.name + "_entry() returned nothing");
+  if (abi == nullptr) throw InvalidUsage(path + ": " + table.name + "_entry() returned null");
   if (std::strcmp(abi, table.abi) != 0)
-    throw InvalidUsage(path + " was built for '" + abi + "', this library is '" + table.abi +
-                       "': build it again with this library's headers and compiler");
+    throw InvalidUsage(path + ": built for '" + abi + "', but this library is '" + table.abi +
+                       "'; rebuild it with this library's headers and compiler");
   if (*size != table.size)
-    throw InvalidUsage(path + ": its " + table.name + " has " + std::to_string(*size) + " bytes, this library's " +
-                       std::to_string(table.size) + ": build it again with this library's headers");
+    throw InvalidUsage(path + ": " + table.name + " has " + std::to_string(*size) + " bytes, but this library's has " +
+                       std::to_string(table.size) + "; rebuild it with this library's headers");
 }
 
 const tessera_device& load_device_module(const std::string& path) {
   const auto* const module =
-      &open_module<tessera_device>(path, {"tessera_device", "device of tessera", TESSERA_ABI, sizeof(tessera_device)});
+      &open_module<tessera_device>(path, {"tessera_device", "device module", TESSERA_ABI, sizeof(tessera_device)});
   const std::string name = fs::path(path).stem().string();
   if (module->name != name)
-    throw InvalidUsage(path + ": its device is called '" + std::string(module->name) + "': name the file " +
+    throw InvalidUsage(path + ": its device is called '" + std::string(module->name) + "'; rename the file to " +
                        std::string(module->name) + ".so");
   return *module;
 }
@@ -95,7 +95,8 @@ const tessera_device& usable_module(Device device) {
   const DeviceProbe probe = module.probe();
   if (!probe.problem.empty()) throw InvalidUsage("device " + kind + " can't be used: " + probe.problem);
   if (device.index < 0 || static_cast<std::size_t>(device.index) >= probe.devices.size())
-    throw InvalidUsage("device " + name_of(device) + ": there are " + std::to_string(probe.devices.size()));
+    throw InvalidUsage("device " + name_of(device) + ": no such device; this host has " +
+                       std::to_string(probe.devices.size()));
   return module;
 }
 

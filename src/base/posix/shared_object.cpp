@@ -37,7 +37,7 @@ std::string shared_object_problem(const std::string& path) {
   std::vector<Segment> segments(header.e_phentsize == sizeof(Segment) ? header.e_phnum : 0);
   const bool whole = read_at(file.fd.get(), segments.data(), segments.size() * sizeof(Segment), header.e_phoff) &&
                      end_of(header, segments) <= file.bytes;
-  return whole ? "" : "cut short: it has " + std::to_string(file.bytes) + " bytes; copy or build it again";
+  return whole ? "" : "truncated at " + std::to_string(file.bytes) + " bytes; copy or build it again";
 }
 
 }  // namespace tessera::base

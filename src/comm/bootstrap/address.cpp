@@ -41,7 +41,7 @@ Resolved resolve_now(const HostPort& where, int flags) {
   addrinfo* found = nullptr;
   Resolved resolved;
   const int code = ::getaddrinfo(where.host.c_str(), std::to_string(where.port).c_str(), &hints, &found);
-  if (code != 0) resolved.error = "can't find host '" + where.host + "': " + ::gai_strerror(code);
+  if (code != 0) resolved.error = "can't resolve host '" + where.host + "': " + ::gai_strerror(code);
   for (const addrinfo* one = code == 0 ? found : nullptr; one != nullptr; one = one->ai_next) {
     Endpoint endpoint;
     endpoint.length = one->ai_addrlen;
@@ -60,7 +60,7 @@ Resolved resolve(const HostPort& where, Deadline deadline) {
   std::future<Resolved> answer = promise->get_future();
   std::thread([promise, where] { promise->set_value(resolve_now(where, 0)); }).detach();
   if (answer.wait_until(deadline) == std::future_status::ready) return answer.get();
-  return {{}, "host '" + where.host + "' was not found in time"};
+  return {{}, "host '" + where.host + "' was not resolved in time"};
 }
 
 UniqueFd make_socket(int family) { return UniqueFd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
@@ -84,10 +84,10 @@ UniqueFd try_listen(const Endpoint& endpoint, int& code) {
   const std::string found = "init: TESSERA_MASTER=" + where.text() + ": ";
   if (code == EADDRINUSE)
     throw InvalidUsage(found + "port " + std::to_string(where.port) +
-                       " is in use on the host of rank 0; choose another, or end the run that has it");
+                       " is in use on the host of rank 0; choose another port, or end the run that uses it");
   if (code == EADDRNOTAVAIL)
-    throw InvalidUsage(found + "this is no address of the host of rank 0; name the host that rank 0 runs on");
-  if (code == EACCES) throw InvalidUsage(found + "this user may not listen there; choose a port above 1023");
+    throw InvalidUsage(found + "not an address of the host of rank 0; name the host that rank 0 runs on");
+  if (code == EACCES) throw InvalidUsage(found + "this user may not listen on this port; choose one above 1023");
   throw system_error(found + "can't listen", code);
 }
 

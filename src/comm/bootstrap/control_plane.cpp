@@ -83,8 +83,8 @@ ControlPlane::~ControlPlane() {
 
 std::unique_ptr<ControlChannel> ControlPlane::open(std::string_view name, ControlEvents events) {
   if (name.empty() || name.size() > protocol::kLongestName)
-    throw InvalidUsage("channel: a name has 1 to " + std::to_string(protocol::kLongestName) + " letters, not '" +
-                       std::string(name) + "'");
+    throw InvalidUsage("control channel: a name has 1 to " + std::to_string(protocol::kLongestName) +
+                       " characters, not '" + std::string(name) + "'");
   const auto channel = std::make_shared<Channel>();
   channel->name = name;
   channel->events = std::move(events);
@@ -235,7 +235,7 @@ void ControlPlane::damaged(int rank) {
   {
     const std::lock_guard lock(mutex_);
     if (broken_.empty()) {
-      broken_ = "what " + name_of(rank) + " sent came damaged or forged";
+      broken_ = "a message from " + name_of(rank) + " is damaged or forged";
       damaged_ = true;
     }
     open = break_channels();

@@ -50,23 +50,23 @@ HandshakeVerdict judge(const RankIdentity& self, const protocol::Challenge& chal
   judgement.proven = same(hello.proof, prove_hello(self.key, challenge, hello));
   answer.verdict = protocol::Verdict::refused;
   if (!judgement.proven) {
-    answer.text = who + " has another TESSERA_TOKEN than rank 0";
+    answer.text = who + " has a different TESSERA_TOKEN than rank 0";
   } else if (age_of(hello) > age_of(self)) {
     answer.verdict = protocol::Verdict::try_again;
-    answer.text = who + " belongs to " + start_of(hello) + ", but the rank 0 that answers to " + start_of(self);
+    answer.text = who + " belongs to " + start_of(hello) + ", but rank 0 at this address to " + start_of(self);
   } else if (hello.run != self.run || age_of(hello) != age_of(self)) {
     answer.text = who + " belongs to " + start_of(hello) + ", rank 0 to " + start_of(self) +
-                  ": it is left from another start, or TESSERA_RUN_ID differs";
+                  "; it remains from another start, or TESSERA_RUN_ID differs";
   } else if (complete) {
-    answer.text = "the world of " + std::to_string(self.size) + " ranks is complete; " + who + " comes too late";
+    answer.text = "the world of " + std::to_string(self.size) + " ranks is already complete; " + who + " can't join";
   } else if (hello.size != static_cast<std::uint32_t>(self.size)) {
     answer.text = who + " was started as one of " + std::to_string(hello.size) + " ranks, rank 0 as one of " +
                   std::to_string(self.size);
     judgement.fatal = true;
   } else if (hello.rank >= hello.size) {
-    answer.text = who + " is none of the ranks 0 to " + std::to_string(self.size - 1);
+    answer.text = who + " is outside the ranks 0 to " + std::to_string(self.size - 1);
   } else if (hello.rank == 0 || taken) {
-    answer.text = "there are two ranks " + std::to_string(hello.rank) + " in run '" + self.run + "'";
+    answer.text = "two processes are rank " + std::to_string(hello.rank) + " in run '" + self.run + "'";
   } else {
     answer.verdict = protocol::Verdict::welcome;
   }
@@ -119,11 +119,11 @@ Attempt client_handshake(Connection& connection, const RankIdentity& self, const
   const std::string rank_0 = "init: rank 0 at " + place;
   Attempt attempt;
   if (!challenge) {
-    attempt.why = "what answers there is no rank 0 of this library";
+    attempt.why = "the process that listens there is not rank 0 of this library";
   } else if (challenge->version != protocol::kVersion) {
     throw InvalidUsage(rank_0 + " speaks version " + std::to_string(challenge->version) + " of the protocol, rank " +
                        std::to_string(self.rank) + " version " + std::to_string(protocol::kVersion) +
-                       ": start all ranks with one version of the library");
+                       "; start all ranks with one version of the library");
   } else if (!answer) {
     attempt.why = "rank 0 closed the connection";
   } else if (!same(answer->proof, prove_answer(self.key, *challenge, hello, *answer))) {

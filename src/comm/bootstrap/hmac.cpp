@@ -12,7 +12,7 @@ namespace tessera::comm {
 Digest random_digest() {
   Digest digest;
   if (RAND_bytes(digest.data(), static_cast<int>(digest.size())) != 1)
-    throw SystemError("init: no random numbers to be had");
+    throw SystemError("init: RAND_bytes failed; OpenSSL has no random numbers");
   return digest;
 }
 
@@ -42,11 +42,11 @@ std::string to_hex(const Digest& digest) {
 Digest from_hex(std::string_view text) {
   const auto digit = [](char c) { return c >= '0' && c <= '9' ? c - '0' : (c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1); };
   Digest digest;
-  if (text.size() != 2 * digest.size()) throw SystemError("init: the job file has no valid token");
+  if (text.size() != 2 * digest.size()) throw SystemError("init: the rendezvous file has no valid token");
   for (std::size_t i = 0; i < digest.size(); ++i) {
     const int high = digit(text[2 * i]);
     const int low = digit(text[2 * i + 1]);
-    if (high < 0 || low < 0) throw SystemError("init: the job file has no valid token");
+    if (high < 0 || low < 0) throw SystemError("init: the rendezvous file has no valid token");
     digest[i] = static_cast<std::uint8_t>(high * 16 + low);
   }
   return digest;

@@ -21,9 +21,8 @@ constexpr auto kUnprovenTime = 1s;  // of refusals without proof
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
 std::string damage(int from, int to) {
-  return "init: what rank " + std::to_string(from) + " sent to rank " + std::to_string(to) +
-         " came damaged or forged: its authentication code is wrong; check the network between the two, and start "
-         "again";
+  return "init: a message from rank " + std::to_string(from) + " to rank " + std::to_string(to) +
+         " is damaged or forged: its authentication code is wrong; check the network between the two, and start again";
 }
 
 /// The first message that the ranks exchange.
@@ -40,7 +39,7 @@ struct PeerLocation {
     PeerLocation one;
     std::istringstream fields(text);
     fields >> one.processes >> one.pid >> one.address;
-    if (!fields || fields.get() != ' ') throw SystemError("init: another rank's introduction makes no sense");
+    if (!fields || fields.get() != ' ') throw SystemError("init: another rank sent an invalid address");
     if (one.address == "-") one.address.clear();
     std::getline(fields, one.host, '\0');
     return one;
@@ -53,7 +52,7 @@ JoinResult connect_to_rank0(const RankIdentity& self, const std::string& place, 
                             const std::string& about,
                             const std::function<Connection(std::string& why, Digest& key)>& connect) {
   const Digest instance = random_digest();
-  std::string why = "nobody answers";
+  std::string why = "no answer";
   bool tried = false;
   RankIdentity proven = self;
   auto unproven_since = steady_clock::time_point::max();
@@ -69,8 +68,7 @@ JoinResult connect_to_rank0(const RankIdentity& self, const std::string& place, 
       // One flipped bit looks the same, and so may a process that has briefly taken rank 0's port.
       if (unproven_since <= now - kUnprovenTime)
         throw InvalidUsage("init: rank 0 at " + place + " refuses rank " + std::to_string(self.rank) +
-                           ": the two have not the same TESSERA_TOKEN (or it is no rank of this run); set the same "
-                           "for all ranks");
+                           ": authentication failed; use the same TESSERA_TOKEN on all ranks");
     }
     if (tried && steady_clock::now() >= deadline) why = before;  // the last attempt was cut short: it knows less
     tried = true;
@@ -131,7 +129,7 @@ void ProcessBootstrap::each_peer(std::vector<Connection>& links, F&& call) {
   try {
     for (; r < size(); ++r) call(r);
   } catch (const Timeout&) {
-    const Timeout late(who() + " came, but did not answer within " + format_duration(timeout_));
+    const Timeout late(who() + " connected, but did not answer within " + format_duration(timeout_));
     give_up(late, false);
     throw late;
   } catch (const Damaged&) {
@@ -149,7 +147,7 @@ void ProcessBootstrap::each_peer(std::vector<Connection>& links, F&& call) {
 }
 
 std::vector<std::string> ProcessBootstrap::all_gather(std::string_view blob) {
-  if (switchboard_ != nullptr) throw InvalidUsage("bootstrap: exchanges come before the first control channel");
+  if (switchboard_ != nullptr) throw InvalidUsage("bootstrap: exchanges must precede the first control channel");
   std::vector<std::string> all(index(size()));
   if (rank() != 0) {
     exchange_with_first(blob, all);
@@ -175,13 +173,13 @@ void ProcessBootstrap::exchange_with_first(std::string_view blob, std::vector<st
     throw damaged;
   } catch (const Timeout&) {
     if (steady_clock::now() < until) throw;  // rank 0's own message
-    throw Timeout("init: rank 0 of " + std::to_string(size()) + " let this rank in, but then did not answer within " +
+    throw Timeout("init: rank 0 of " + std::to_string(size()) + " accepted this rank, but did not answer within " +
                   format_duration(timeout_));
   }
 }
 
 std::vector<UniqueFd> ProcessBootstrap::all_gather_fds(int fd) {
-  if (switchboard_ != nullptr) throw InvalidUsage("bootstrap: exchanges come before the first control channel");
+  if (switchboard_ != nullptr) throw InvalidUsage("bootstrap: exchanges must precede the first control channel");
   require_one_host(*this, "passing descriptors");
   std::vector<Connection>& links = descriptor_links();
   std::vector<UniqueFd> all(index(size()));
@@ -220,7 +218,7 @@ std::vector<Connection> ProcessBootstrap::meet_on_this_host() {
     return door.accept_all(deadline_);
   }
   std::vector<Connection> links;
-  links.push_back(connect_to_rank0(self, "a socket of its own", deadline_, about, [&](std::string&, Digest&) {
+  links.push_back(connect_to_rank0(self, "its descriptor socket", deadline_, about, [&](std::string&, Digest&) {
                     return connect_to(name);
                   }).link);
   return links;

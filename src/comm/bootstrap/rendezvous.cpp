@@ -91,7 +91,7 @@ void meet_on_one_host(const RendezvousOptions& meeting, ProcessBootstrap::StarSo
       return Connection();
     }
     key = key_of(address->token, meeting.token);
-    why = "nobody answers at the address in it";
+    why = "no answer at the address in it";
     return connect_to(address->socket);
   };
   take(parts, connect_to_rank0(parts.self, path, parts.deadline, about(meeting), connect));

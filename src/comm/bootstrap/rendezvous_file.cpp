@@ -47,7 +47,7 @@ std::optional<Content> read_content(const std::string& path) {
   if (!file.fd && file.code != 0 && file.code != ELOOP) throw system_error("init: can't read " + path, file.code);
   struct stat status = {};
   if (!file.fd || ::fstat(file.fd.get(), &status) != 0 || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0)
-    throw SystemError("init: " + path + " is not a file of this user alone; remove it, or set another TESSERA_RUN_ID");
+    throw SystemError("init: " + path + " is not private to this user; remove it, or set another TESSERA_RUN_ID");
   std::array<char, 1024> text{};
   const ssize_t length = ::read(file.fd.get(), text.data(), text.size());
   std::istringstream fields(std::string(text.data(), length < 0 ? 0 : static_cast<std::size_t>(length)));
@@ -55,7 +55,8 @@ std::optional<Content> read_content(const std::string& path) {
   std::string token;
   Content content;
   fields >> magic >> content.address.socket >> token >> content.pid >> content.start;
-  if (!fields || magic != kMagic) throw SystemError("init: " + path + " is not a job file of this version; remove it");
+  if (!fields || magic != kMagic)
+    throw SystemError("init: " + path + " is not a rendezvous file of this version; remove it");
   content.address.token = from_hex(token);
   fields >> content.space;
   return content;
@@ -103,7 +104,7 @@ RendezvousFile::RendezvousFile(std::string job, const RendezvousAddress& address
                          "'; give each run its own TESSERA_RUN_ID");
     if (other) ::unlink(path_.c_str());  // left by a process that died
   }
-  throw SystemError("init: can't create " + path_ + ": others keep creating it");
+  throw SystemError("init: can't create " + path_ + ": other processes keep creating it");
 }
 
 void remove_dead_job_files() noexcept {

@@ -266,7 +266,7 @@ std::vector<Connection> RendezvousServer::accept_all(Deadline deadline) {
   }
   if (joined_ + 1 < self_.size) {
     std::string text =
-        "init: of " + std::to_string(self_.size) + " ranks, rank " + missing() + " did not come " + about_;
+        "init: of " + std::to_string(self_.size) + " ranks, rank " + missing() + " did not connect " + about_;
     for (std::size_t i = 0; i < refused_.size(); ++i) text += (i == 0 ? "; refused: " : "; ") + printable(refused_[i]);
     const Timeout error(text);
     give_up(error);

@@ -35,13 +35,13 @@ void require_ready(int fd, short events, Deadline deadline) {
 
 bool again() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
-[[noreturn]] void throw_damaged() { throw Damaged("init: what another rank sent came damaged or forged"); }
+[[noreturn]] void throw_damaged() { throw Damaged("init: a message from another rank is damaged or forged"); }
 
 /// Throws the error with which the peer refused. The peer is authenticated; its text is made printable all the same.
 [[noreturn]] void throw_refusal(const std::string& payload) {
   const std::size_t end = payload.find('\n');
   const std::string kind = payload.substr(0, end);
-  const std::string text = end == std::string::npos ? "init: another rank gave up" : printable(payload.substr(end + 1));
+  const std::string text = end == std::string::npos ? "init: another rank failed" : printable(payload.substr(end + 1));
   if (kind == "InvalidUsage") throw InvalidUsage(text);
   if (kind == "PeerLost") throw PeerLost(text);
   if (kind == "BackendError") throw BackendError(text);
@@ -118,7 +118,7 @@ std::string Connection::receive_rest(std::string begun, Deadline deadline, proto
   const auto head = seal_ ? Seal::open_head(bytes, longest) : protocol::decode_head(bytes, longest);
   if (!head && seal_) throw_damaged();
   if (!head || (head->type != type && head->type != protocol::Type::refusal))
-    throw SystemError("init: what another rank sent is none of ours");
+    throw SystemError("init: another rank sent a message of unknown type");
   std::string payload = receive_bytes(head->length, deadline);
   if (seal_ && !seal_.open(bytes, payload, receive_bytes(Seal::kProofBytes, deadline))) throw_damaged();
   if (head->type == protocol::Type::refusal) throw_refusal(payload);
@@ -169,7 +169,7 @@ UniqueFd Connection::receive_descriptor(Deadline deadline) {
     receive_rest(std::string(1, byte), deadline, protocol::Type::refusal, protocol::kLongestExchange);
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
   if (header == nullptr || header->cmsg_type != SCM_RIGHTS)
-    throw SystemError("init: no descriptor came; is the limit of open files (ulimit -n) reached?");
+    throw SystemError("init: no descriptor was received; raise the limit of open files (ulimit -n)");
   int fd = -1;
   std::memcpy(&fd, CMSG_DATA(header), sizeof(int));
   return UniqueFd(fd);

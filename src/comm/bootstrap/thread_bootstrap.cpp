@@ -131,8 +131,8 @@ class ThreadBootstrap::Hub {
   void wait(std::unique_lock<std::mutex>& lock, std::chrono::steady_clock::time_point deadline, Condition reached) {
     const bool in_time = changed_.wait_until(lock, deadline, [&] { return abandoned_ || reached(); });
     if (reached()) return;
-    if (abandoned_) throw Aborted("init: another rank gave up while the world was set up");
-    if (!in_time) throw Timeout("init: not all ranks came within " + format_duration(timeout_));
+    if (abandoned_) throw Aborted("init: another rank failed while the world was set up");
+    if (!in_time) throw Timeout("init: not all ranks joined within " + format_duration(timeout_));
   }
 
   const Bootstrap::Token token_ = random_digest();

@@ -29,7 +29,7 @@ void look_in(const fs::path& place, bool asked_for, std::vector<ModuleFile>& fou
     } else if (asked_for) {
       const bool exists = fs::exists(place, error);
       found.push_back({place.string(), place.string(),
-                       std::string(exists ? "neither a folder nor a .so file" : "no such file or folder") +
+                       std::string(exists ? "neither a directory nor a .so file" : "no such file or directory") +
                            " (TESSERA_PLUGIN_PATH)"});
     }
     return;
@@ -80,9 +80,9 @@ const Backend& load_module(const ModuleFile& file) {
   const auto known = loaded.find(file.path);
   if (known != loaded.end()) return known->second;
   const auto& plugin = base::open_module<tessera_plugin>(
-      file.path, {"tessera_plugin", "module with a backend", TESSERA_PLUGIN_ABI, sizeof(tessera_plugin)});
+      file.path, {"tessera_plugin", "backend module", TESSERA_PLUGIN_ABI, sizeof(tessera_plugin)});
   if (plugin.name != file.backend)
-    throw InvalidUsage(file.path + ": its backend is called '" + std::string(plugin.name) + "': name the file " +
+    throw InvalidUsage(file.path + ": its backend is called '" + std::string(plugin.name) + "'; rename the file to " +
                        std::string(plugin.name) + ".so");
   return loaded.emplace(file.path, backend_of(plugin)).first->second;
 }

@@ -49,10 +49,11 @@ void StagedCommunicator::negotiate_ipc() {
   std::uint8_t shares = engine_->options().ipc && engine_->device().traits().shares_memory ? 1 : 0;
   closing_->all_reduce(view_of(&shares, 1), view_of(&shares, 1), ReduceOp::min()).wait();
   if (rank() == 0 && logger() != nullptr)
-    logger()->write(LogLevel::info,
-                    "memory of " + name_of(engine_->device().device()) +
-                        (shares != 0 ? " goes from rank to rank on one host: by IPC"
-                                     : " passes through the host's: IPC is switched off, or a rank's device has none"));
+    logger()->write(
+        LogLevel::info,
+        "memory of " + name_of(engine_->device().device()) +
+            (shares != 0 ? " moves by IPC between ranks of a host"
+                         : " moves through pinned host memory: IPC is off, or a rank's device does not support it"));
   if (shares == 0) return closing_.reset();
   engine_->share(AlgorithmTable(engine_->options().algorithms, can.algorithms));
   share_here();
@@ -84,7 +85,7 @@ void StagedCommunicator::check_memory(const OpDesc& call) const {
   for (const ConstView& view : {call.in, ConstView(call.out)})
     if (view.device.type != DeviceType::cpu && view.device != own)
       throw InvalidUsage(std::string(name_of(call.kind)) + ": memory is on " + name_of(view.device) +
-                         ", this communicator takes that of " + name_of(own));
+                         ", this communicator needs " + name_of(own));
   if (call.in.count != 0 && call.out.count != 0 && call.in.device.type != call.out.device.type)
     throw InvalidUsage(std::string(name_of(call.kind)) + ": in is on " + name_of(call.in.device) + " but out is on " +
                        name_of(call.out.device));

@@ -55,7 +55,7 @@ void IpcState::correct(TrafficStats& snapshot) const {
 void IpcState::complain(std::string_view why) {
   if (std::exchange(complained_, true) || logger_ == nullptr) return;
   logger_->write(LogLevel::warn, "memory of " + name_of(engine_.device().device()) +
-                                     " passes through the host's, not by IPC: " + std::string(why));
+                                     " moves through pinned host memory, not by IPC: " + std::string(why));
 }
 
 }  // namespace tessera::comm::staging

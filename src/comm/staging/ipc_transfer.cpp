@@ -184,9 +184,9 @@ void IpcTransfer::decide() {
 void IpcTransfer::check(const IpcDescriptor& offer, int owner) const {
   const IpcDescriptor& own = mine_[static_cast<std::size_t>(rank_)];
   if (offer.call == own.call && offer.bytes == reads_.taken(owner).count * size_) return;
-  throw Mismatch(name_ + ": rank " + std::to_string(owner) + " called something else than rank " +
-                 std::to_string(rank_) + ", which has " + std::to_string(call_.in.count) + " elements in and " +
-                 std::to_string(call_.out.count) + " out, of " + std::string(name_of(call_.in.dtype)));
+  throw Mismatch(name_ + ": rank " + std::to_string(owner) + " called a different operation than rank " +
+                 std::to_string(rank_) + ", which passed " + std::to_string(call_.in.count) + " elements in and " +
+                 std::to_string(call_.out.count) + " out of " + std::string(name_of(call_.in.dtype)));
 }
 
 void IpcTransfer::open_all() {

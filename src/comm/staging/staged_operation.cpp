@@ -91,7 +91,7 @@ void StagedOperation::check_deadline() {
   const auto moving = [](const StagedTransfer& part) { return part.moving(); };
   if (std::any_of(parts_.begin(), parts_.end(), moving)) return;  // it has its own deadline and names the late ranks
   const std::string why = name_ + (label_.empty() ? "" : " (" + label_ + ")") + ": " +
-                          (begun_ ? "memory of the device was not copied" : "the stream was not where it comes after") +
+                          (begun_ ? "device memory was not copied" : "its stream did not reach the operation") +
                           " within " + format_duration(timeout_);
   communicator_.abort_inner(why);
   throw Timeout(why);

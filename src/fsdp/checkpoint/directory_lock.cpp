@@ -44,7 +44,7 @@ DirectoryLock::DirectoryLock(const std::string& folder, std::chrono::millisecond
   const bool foreign = file_ < 0 ? code == ELOOP : ::fstat(file_, &status) != 0 || !S_ISREG(status.st_mode);
   if (foreign) {
     if (file_ >= 0) ::close(file_);
-    throw InvalidUsage(path + " is no regular file, so this run can't lock the folder; remove it");
+    throw InvalidUsage(path + " is not a regular file, so this run can't lock the directory; remove it");
   }
   if (file_ < 0) throw system_error("open of " + path, code);
   constexpr std::chrono::milliseconds kPause{50};
@@ -56,7 +56,7 @@ DirectoryLock::DirectoryLock(const std::string& folder, std::chrono::millisecond
   if (!mine) {
     const std::string who = holder(file_);
     ::close(file_);
-    throw InvalidUsage(folder + ": another run saves there" + who + "; give this one a folder of its own");
+    throw InvalidUsage(folder + ": another run" + who + " saves to this directory; use a different one");
   }
   // The text is informational: failing to write it is no error.
   const std::string text = this_one();

@@ -43,10 +43,9 @@ auto parsing(const std::string& origin, Parse&& parse) {
 }
 
 void require_format(const ordered_json& json, const std::string& origin) {
-  if (!json.is_object() || json.value("format", "") != kFormat)
-    throw InvalidUsage(origin + ": not a file of a checkpoint");
+  if (!json.is_object() || json.value("format", "") != kFormat) throw InvalidUsage(origin + ": not a checkpoint file");
   if (const int version = json.at("version"); version != kVersion)
-    throw InvalidUsage(origin + ": of version " + std::to_string(version) + "; this program reads version " +
+    throw InvalidUsage(origin + ": has version " + std::to_string(version) + "; this program reads version " +
                        std::to_string(kVersion));
 }
 
@@ -83,11 +82,11 @@ Manifest parse_manifest(const std::string& text, const std::string& origin) {
   return parsing(origin, [&] {
     const ordered_json json = ordered_json::parse(text);
     require_format(json, origin);
-    if (json.at("block_bytes") != kBlock) throw InvalidUsage(origin + ": blocks of another length");
+    if (json.at("block_bytes") != kBlock) throw InvalidUsage(origin + ": its block length is not supported");
     Manifest manifest{.rank = json.at("rank"), .file_bytes = json.at("bytes"), .blocks = {}, .pieces = {}};
     const std::string blocks = json.at("blocks");
     if (blocks.size() != (manifest.file_bytes + kBlock - 1) / kBlock * kDigits)
-      throw InvalidUsage(origin + ": has hashes of another number of blocks than its file");
+      throw InvalidUsage(origin + ": its number of block hashes does not match its file");
     for (std::size_t i = 0; i < blocks.size(); i += kDigits)
       manifest.blocks.push_back(std::stoull(blocks.substr(i, kDigits), nullptr, 16));
     for (const ordered_json& p : json.at("pieces")) {

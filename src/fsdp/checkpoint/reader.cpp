@@ -69,7 +69,7 @@ class DataFile {
   }
   std::string describe(std::size_t block) const {
     return path_ + ": damaged: block " + std::to_string(block) + " (64 KiB from byte " +
-           std::to_string(block * kBlock) + ") of " + tensors_in(block) + " is not what was written";
+           std::to_string(block * kBlock) + ") of " + tensors_in(block) + " does not match its hash";
   }
 
  private:
@@ -93,9 +93,9 @@ void widen(DType dtype, const std::vector<std::byte>& from, float* out) {
 /// The directory of a step: `folder`, or the newest step in it.
 std::string resolve(const std::string& folder) {
   if (fs::exists(fs::path(folder) / checkpoint::kIndex)) return folder;
-  if (!fs::is_directory(folder)) throw InvalidUsage(folder + ": no such folder");
+  if (!fs::is_directory(folder)) throw InvalidUsage(folder + ": no such directory");
   std::string newest = latest_checkpoint(folder);
-  if (newest.empty()) throw InvalidUsage(folder + ": no checkpoint in it that was finished");
+  if (newest.empty()) throw InvalidUsage(folder + ": contains no complete checkpoint");
   return newest;
 }
 
@@ -136,7 +136,7 @@ void Checkpoint::State::open(const std::string& text) {
     const std::string list = folder + "/" + checkpoint::manifest_name(static_cast<int>(rank));
     const std::string manifest = checkpoint::read_text(list);
     if (checkpoint::hash128(manifest) != index.manifests[rank])
-      throw InvalidUsage(list + ": damaged: its hash is not that of the index");
+      throw InvalidUsage(list + ": damaged: its hash differs from the one in the index");
     manifests.push_back(checkpoint::parse_manifest(manifest, list));
   }
   for (std::size_t rank = 0; rank < manifests.size(); ++rank) {
@@ -235,7 +235,7 @@ void Checkpoint::read(const std::string& tensor, int what, nn::ElementRange rang
   }
   if (next < range.end)
     throw InvalidUsage(folder() + ": element " + std::to_string(next) + " of " +
-                       (what == kValue ? "" : "the optimizer's state of ") + "'" + tensor + "' is not there");
+                       (what == kValue ? "" : "the optimizer state of ") + "'" + tensor + "' is missing");
 }
 
 void Checkpoint::read_buffer(const std::string& name, void* out) {
@@ -246,7 +246,7 @@ void Checkpoint::read_buffer(const std::string& name, void* out) {
   const auto found = state_->places.find({name, checkpoint::kBuffer});
   const TensorSlice* const piece = found == state_->places.end() ? nullptr : found->second.front().piece;
   if (count < 0 || piece == nullptr || piece->range.count() != count || piece->dtype != buffer->dtype)
-    throw InvalidUsage(folder() + ": buffer '" + name + "' is not there");
+    throw InvalidUsage(folder() + ": buffer '" + name + "' is missing");
   state_->read_bytes(*state_->files[found->second.front().file], piece->offset, piece->offset + piece->bytes(),
                      static_cast<std::byte*>(out));
 }
@@ -265,7 +265,7 @@ void Checkpoint::read_plugin_state(int rank, const std::string& name, float* out
   for (const TensorSlice& piece : state_->manifests.at(file).pieces)
     if (piece.what == checkpoint::kPluginState && piece.tensor == name)
       return state_->read({file, &piece}, piece.range, out);
-  throw InvalidUsage(folder() + ": rank " + std::to_string(rank) + " carried no '" + name + "'");
+  throw InvalidUsage(folder() + ": rank " + std::to_string(rank) + " saved no plug-in state '" + name + "'");
 }
 
 std::vector<std::string> Checkpoint::verify() {
@@ -287,7 +287,7 @@ std::string latest_checkpoint(const std::string& folder) {
   const checkpoint::StepList steps = checkpoint::find_steps(folder);
   // The damaged one might be the newest: resuming from another would silently lose steps.
   if (!steps.damaged.empty())
-    throw InvalidUsage(steps.damaged.front() + "; name the folder of another step, or remove this one");
+    throw InvalidUsage(steps.damaged.front() + "; name the directory of another step, or remove this one");
   return steps.whole.empty() ? "" : steps.whole.back().path;
 }
 

@@ -65,12 +65,13 @@ RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const Restor
     if (options.optimizer && parameter->tensor().requires_grad() && tensor->states != engine.state().optimizer_slots())
       throw InvalidUsage(checkpoint.folder() + ": the optimizer kept " + std::to_string(tensor->states) +
                          " values for each element of '" + tensor->name + "', this one keeps " +
-                         std::to_string(engine.state().optimizer_slots()) + "; give the optimizer that it was written with");
+                         std::to_string(engine.state().optimizer_slots()) +
+                         "; use the optimizer that it was written with");
   }
   add_unexpected(checkpoint.tensors(), std::move(names), report);
   compare_buffers(engine, checkpoint, report);
   if (!options.strict || (report.missing.empty() && report.unexpected.empty())) return report;
-  std::string text = checkpoint.folder() + ": not this model's:";
+  std::string text = checkpoint.folder() + ": does not match the model:";
   if (!report.missing.empty()) text += " it lacks " + listed(report.missing);
   if (!report.unexpected.empty())
     text += std::string(report.missing.empty() ? "" : ";") + " the model has no " + listed(report.unexpected);
@@ -81,7 +82,8 @@ RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const Restor
 /// with cleared state.
 std::string restore_plugin_state(Engine& engine, Checkpoint& checkpoint) {
   std::vector<Checkpoint::PluginStateEntry> expected;
-  for (const CollectivePlugin::State& state : engine.state().plugin_state()) expected.push_back({state.name, state.count});
+  for (const CollectivePlugin::State& state : engine.state().plugin_state())
+    expected.push_back({state.name, state.count});
   std::sort(expected.begin(), expected.end());
   const int ranks = engine.mesh().shape().size();
   bool fits = checkpoint.ranks() == ranks, has_some = false;
@@ -93,8 +95,8 @@ std::string restore_plugin_state(Engine& engine, Checkpoint& checkpoint) {
   if (!fits) {
     engine.state().load_plugin_state({});
     if (expected.empty() && !has_some) return "";
-    return checkpoint.folder() + ": what collectives carry from step to step is not there for this world, strategy " +
-           "and choice of collectives; they begin anew";
+    return checkpoint.folder() +
+           ": has no plug-in state for this world, strategy and choice of collectives, which therefore starts empty";
   }
   engine.state().load_plugin_state([&](const CollectivePlugin::State& state, int rank, float* out) {
     checkpoint.read_plugin_state(rank, state.name, out);
@@ -110,12 +112,13 @@ RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions opt
     return find(checkpoint.tensors(), parameter.name()) != nullptr;
   };
   engine.state().load([&](const nn::Parameter& parameter, nn::ElementRange range,
-                  float* out) { checkpoint.read(parameter.name(), Checkpoint::kValue, range, out); },
-              there);
-  engine.state().load_buffers([&](const nn::ModuleBuffer& buffer, void* out) { checkpoint.read_buffer(buffer.name(), out); },
-                      [&](const nn::ModuleBuffer& buffer) {
-                        return buffer.persistent() && find(checkpoint.buffers(), buffer.name()) != nullptr;
-                      });
+                          float* out) { checkpoint.read(parameter.name(), Checkpoint::kValue, range, out); },
+                      there);
+  engine.state().load_buffers(
+      [&](const nn::ModuleBuffer& buffer, void* out) { checkpoint.read_buffer(buffer.name(), out); },
+      [&](const nn::ModuleBuffer& buffer) {
+        return buffer.persistent() && find(checkpoint.buffers(), buffer.name()) != nullptr;
+      });
   if (!options.optimizer) {
     engine.state().load_plugin_state({});
     return report;
@@ -125,8 +128,8 @@ RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions opt
     return tensor == nullptr ? std::uint64_t{0} : tensor->trained_since;
   });
   engine.state().load_optimizer_state([&](const nn::Parameter& parameter, int state, nn::ElementRange range,
-                                  float* out) { checkpoint.read(parameter.name(), state, range, out); },
-                              there);
+                                          float* out) { checkpoint.read(parameter.name(), state, range, out); },
+                                      there);
   report.dropped = restore_plugin_state(engine, checkpoint);
   engine.state().set_steps(checkpoint.step(), 0, checkpoint.replicas_apart());
   return report;

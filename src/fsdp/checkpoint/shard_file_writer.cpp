@@ -118,7 +118,7 @@ bool ShardFileWriter::next(Chunk& chunk) {
   if (chunk.copy.capacity() > 0) free_.push_back(std::move(chunk.copy));
   changed_.notify_all();
   changed_.wait(lock, [&] { return given_up_ || ended_ || !waiting_.empty(); });
-  if (given_up_) throw SystemError("the save was given up");
+  if (given_up_) throw SystemError("the save was canceled");
   if (waiting_.empty()) return false;
   chunk = std::move(waiting_.front());
   waiting_.pop_front();

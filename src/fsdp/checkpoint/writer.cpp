@@ -187,8 +187,10 @@ class CheckpointWriter::Save {
 
 CheckpointWriter::CheckpointWriter(Engine& engine, comm::HostCollectives& control, CheckpointOptions options)
     : engine_(engine), control_(control), options_(std::move(options)) {
-  if (options_.folder.empty()) throw InvalidUsage("checkpoint: no folder is given");
-  if (options_.keep_last < 0) throw InvalidUsage("checkpoint: keep_last is " + std::to_string(options_.keep_last));
+  if (options_.folder.empty()) throw InvalidUsage("checkpoint: no directory is given");
+  if (options_.keep_last < 0)
+    throw InvalidUsage("checkpoint: keep_last is " + std::to_string(options_.keep_last) +
+                       ", needs 0 (keep all) or more");
 }
 
 CheckpointWriter::~CheckpointWriter() {

@@ -145,13 +145,13 @@ std::uint64_t EngineCore::sync_period() const {
   return periodic ? static_cast<std::uint64_t>(periodic->steps) : 1;
 }
 
-void EngineCore::wait() {
+void EngineCore::join_step() {
   for (const auto& unit : units) unit->group.wait_for_gathers();
   resources.join_offload();
 }
 
 void EngineCore::begin_writing_values() {
-  wait();
+  join_step();
   if (resources.offload) resources.compute().synchronize();  // the host itself writes to memory that copies read
 }
 

@@ -41,7 +41,7 @@ struct EngineCore {
   void clear_plugin_state();
   void reserve_offload_chunks();
   /// Makes the compute stream wait for what the last step left in flight.
-  void wait();
+  void join_step();
   /// Called before values are written: orders the writes after what the last step left in flight.
   void begin_writing_values();
   /// Orders the next gather after what was written to parameters on the compute stream.

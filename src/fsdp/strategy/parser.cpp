@@ -51,8 +51,9 @@ void choose(Strategy& strategy, std::string_view part, const CollectiveRegistry&
   for (const std::string& name : registry.names()) names.insert(name.substr(name.find(':') + 1));
   std::string known;
   for (const std::string& name : names) known += " " + name;
-  throw InvalidUsage("collectives '" + std::string(part) +
-                     "': write PLUGIN or COLLECTIVE=PLUGIN, of all_gather, reduce_scatter, all_reduce, and of" + known);
+  throw InvalidUsage(
+      "collectives '" + std::string(part) +
+      "': write PLUGIN or COLLECTIVE=PLUGIN with all_gather, reduce_scatter or all_reduce; known plug-ins:" + known);
 }
 
 bool cuts(const Axes& axes, const MeshShape& mesh) {
@@ -109,19 +110,19 @@ void validate_collectives(const Strategy& strategy, const MeshShape& mesh, Preci
     if (!can.dtypes.empty() && std::find(can.dtypes.begin(), can.dtypes.end(), use.dtype) == can.dtypes.end()) {
       std::string known;
       for (const DType dtype : can.dtypes) known += " " + std::string(name_of(dtype));
-      throw InvalidUsage(title + ": of " + std::string(name_of(use.dtype)) + ", and it takes" + known +
+      throw InvalidUsage(title + ": " + std::string(name_of(use.dtype)) + " is not supported, only" + known +
                          "; choose another plug-in, or another precision");
     }
     if (can.whole && use.shards)
-      throw InvalidUsage(title + ": needs whole flat parameters, and under strategy " + strategy.name +
-                         " each rank has a shard to reduce; choose another plug-in");
+      throw InvalidUsage(title + ": needs whole flat parameters, but strategy " + strategy.name +
+                         " reduces shards; choose another plug-in");
     // [Note: gathers that round] A rounding gather may overwrite parameters only if they are also kept elsewhere: as
     // f32 master weights, or at rest. Here the owner would continue from its own values and the other ranks from
     // rounded ones; and if the owner's were rounded too, updates smaller than the rounding would be lost.
     if (!can.exact && use.overwrites)
-      throw InvalidUsage(title + ": it rounds, and under strategy " + strategy.name +
-                         " the parameters that it gathers after the step are the only ones there are; use 16-bit "
-                         "precision, which keeps f32 masters, or a strategy that shards parameters at rest");
+      throw InvalidUsage(title + ": it rounds, but strategy " + strategy.name +
+                         " gathers the only copy of the parameters after the step; use half precision, which keeps f32 "
+                         "master weights, or a strategy that shards parameters at rest");
   }
 }
 

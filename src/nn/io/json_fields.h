@@ -73,7 +73,8 @@ class Fields {
 /// Throws InvalidUsage if the text is no object, is nested too deeply or is too long for a configuration.
 inline Json parse_object(std::string_view text, const std::string& origin) {
   if (text.size() > (1U << 20U))
-    throw InvalidUsage(origin + ": " + std::to_string(text.size()) + " bytes are too many for a configuration");
+    throw InvalidUsage(origin + ": " + std::to_string(text.size()) +
+                       " bytes exceed the 1 MiB limit of a configuration");
   int deepest = 0;
   const auto shallow = [&deepest](int depth, Json::parse_event_t, Json&) {
     return (deepest = std::max(deepest, depth)) < 64;

@@ -46,7 +46,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
   bool key(string_t& name) override {
     if (depth_ == 1) {
-      if (!names_.insert(name).second) fail("'" + shown(name) + "' is there twice");
+      if (!names_.insert(name).second) fail("'" + shown(name) + "' appears twice");
       entry_ = {};
       entry_.name = name;
       offsets_.clear();
@@ -68,7 +68,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool start_array(std::size_t) override {
-    if (depth_ != 2 || in_metadata_ || numbers_ != nullptr) fail("the header has an array where none belongs");
+    if (depth_ != 2 || in_metadata_ || numbers_ != nullptr) fail("the header has an unexpected array");
     if (field_ == "shape") {
       numbers_ = &entry_.shape;
     } else if (field_ == "data_offsets") {
@@ -117,7 +117,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
       if (zero) {
         bytes = 0;
       } else if (__builtin_mul_overflow(bytes, extent, &bytes)) {
-        fail("'" + shown(entry_.name) + "' has the impossible shape " + shape_text());
+        fail("'" + shown(entry_.name) + "' has the invalid shape " + shape_text());
       }
     if (entry_.end < entry_.begin || entry_.end - entry_.begin != static_cast<std::uint64_t>(bytes))
       fail("'" + shown(entry_.name) + "' of " + entry_.dtype + shape_text() + " needs " + std::to_string(bytes) +
@@ -156,16 +156,14 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t 
   std::uint64_t at = 0;
   for (const SafetensorsEntry* entry : order) {  // the format allows no holes
     if (entry->begin != at)
-      throw InvalidUsage(origin + ": '" + entry->name.substr(0, 100) + "' begins at byte " +
-                         std::to_string(entry->begin) +
-                         (entry->begin < at ? ", inside another tensor" : ", behind a hole") + " (expected " +
-                         std::to_string(at) + ")");
+      throw InvalidUsage(
+          origin + ": '" + entry->name.substr(0, 100) + "' begins at byte " + std::to_string(entry->begin) +
+          (entry->begin < at ? ", inside another tensor" : ", after a gap") + " (expected " + std::to_string(at) + ")");
     at = entry->end;
   }
   if (at != data_bytes)
     throw InvalidUsage(origin + ": the tensors take " + std::to_string(at) + " bytes, the file has " +
-                       std::to_string(data_bytes) +
-                       (at > data_bytes ? " (truncated?)" : " (something is behind them)"));
+                       std::to_string(data_bytes) + (at > data_bytes ? " (truncated?)" : " (trailing data)"));
   return header;
 }
 

@@ -34,7 +34,7 @@ SafetensorsWriter::~SafetensorsWriter() = default;
 SafetensorsWriter::Place& SafetensorsWriter::place_of(std::string_view name) {
   const auto found = places_.find(name);
   if (found == places_.end())
-    throw InvalidUsage(file_->path() + ": no tensor '" + std::string(name) + "' was announced");
+    throw InvalidUsage(file_->path() + ": tensor '" + std::string(name) + "' was not declared");
   return found->second;
 }
 
@@ -47,7 +47,7 @@ void SafetensorsWriter::write_whole(std::string_view name, const void* values) {
 void SafetensorsWriter::write(std::string_view name, ElementRange range, const float* values) {
   Place& place = place_of(name);
   if (place.dtype != DType::f32)
-    throw InvalidUsage(file_->path() + ": '" + std::string(name) + "' was announced as " +
+    throw InvalidUsage(file_->path() + ": '" + std::string(name) + "' was declared as " +
                        safetensors_name(place.dtype) + ", not F32");
   if (range.begin < 0 || range.begin > range.end || range.end > place.count)
     throw InvalidUsage(file_->path() + ": elements " + std::to_string(range.begin) + " to " +

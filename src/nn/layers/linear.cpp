@@ -28,7 +28,7 @@ Linear::Linear(Context& context, const LinearOptions& options)
       weight_shape_(weight_.shape()) {}
 
 void Linear::quantize() {
-  if (quantized_) throw InvalidUsage("quantize: " + path() + " is quantized already");
+  if (quantized_) throw InvalidUsage("quantize: " + path() + " is already quantized");
   encode_parameter(weight_, static_cast<std::int64_t>(nf4_bytes(count_of(weight_shape_))));
   quantized_ = true;
 }
@@ -39,8 +39,8 @@ Tensor Linear::product(const Tensor& x) const {
 }
 
 void Linear::add_adapter(std::int64_t rank, double factor) {
-  if (lora_a_ != nullptr) throw InvalidUsage("adapter: " + path() + " has one already");
-  if (rank < 1) throw InvalidUsage("adapter: rank " + std::to_string(rank) + "; 1 or more");
+  if (lora_a_ != nullptr) throw InvalidUsage("adapter: " + path() + " already has one");
+  if (rank < 1) throw InvalidUsage("adapter: rank " + std::to_string(rank) + ", needs 1 or more");
   lora_a_ = &add<LoraFactor>("lora_A", Shape{rank, in_}, Init::uniform(1.0 / std::sqrt(static_cast<double>(in_))));
   lora_b_ = &add<LoraFactor>("lora_B", Shape{out_, rank}, Init::zeros());
   factor_ = factor;

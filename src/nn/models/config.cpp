@@ -69,8 +69,8 @@ std::vector<std::string> preset_names() {
 ModelConfig preset(std::string_view name) {
   for (const ModelConfig& config : make_presets())
     if (config.name == name) return config;
-  throw InvalidUsage("model '" + std::string(name) + "' is unknown; there are: " + known_presets() +
-                     ", or a config.json of Hugging Face (gpt2 or llama)");
+  throw InvalidUsage("unknown model '" + std::string(name) + "'; known: " + known_presets() +
+                     ", or a Hugging Face config.json (gpt2 or llama)");
 }
 
 ModelConfig find_config(const std::string& name_or_file) {

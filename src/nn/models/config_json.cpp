@@ -16,7 +16,7 @@ Activation activation_of(const Fields& fields, const std::string& name) {
   if (name == "gelu") return Activation::gelu_erf;
   if (name == "relu") return Activation::relu;
   if (name == "silu" || name == "swish") return Activation::silu;
-  fields.fail("activation '" + name + "' is not supported; there are: gelu_new gelu_pytorch_tanh gelu relu silu");
+  fields.fail("activation '" + name + "' is not supported; supported: gelu_new gelu_pytorch_tanh gelu relu silu");
 }
 
 std::string name_of(Activation activation) {
@@ -104,7 +104,7 @@ ModelConfig parse_config(std::string_view text, const std::string& origin) {
   } else if (type == "llama") {
     read_llama(fields, config);
   } else {
-    fields.fail("model_type is '" + type + "'; there are: gpt2 llama");
+    fields.fail("model_type '" + type + "' is not supported; supported: gpt2 llama");
   }
   config.init_deviation = fields.number("initializer_range", 0.02);
   validate(config);

@@ -7,7 +7,7 @@ namespace {
 
 void require_castable(DType dtype) {
   if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16)
-    throw Unsupported("cast: no kernel for " + std::string(name_of(dtype)) + "; f32, f16 and bf16 are cast");
+    throw Unsupported("cast: no kernel for " + std::string(name_of(dtype)) + "; f32, f16 and bf16 are supported");
 }
 
 Tensor converted(const Tensor& x, DType dtype) {

@@ -56,7 +56,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOp
   require_dtype("cross_entropy", "targets", targets, DType::i32);
   if (logits.shape().empty() || targets.count() != rows_of(logits))
     throw InvalidUsage("cross_entropy: logits have shape " + to_string(logits.shape()) + " and targets " +
-                       to_string(targets.shape()));
+                       to_string(targets.shape()) + "; needs one target for each row of logits");
   Context& context = logits.context();
   Tensor loss = Tensor::empty(context, {}, DType::f64);
   Saved saved{logits, targets, {}, {}, Tensor::empty(context, {}, DType::f64), options, nullptr};

@@ -59,8 +59,8 @@ Tensor embedding(const Tensor& ids, const Tensor& tokens, const Tensor& position
                        ", needs [batch, position] with at most " + std::to_string(positions.dim(0)) + " positions");
   require_dtype("embedding", "position table", positions, tokens.dtype());
   if (positions.dim(1) != tokens.dim(-1))
-    throw InvalidUsage("embedding: tables of width " + std::to_string(tokens.dim(-1)) + " and " +
-                       std::to_string(positions.dim(1)));
+    throw InvalidUsage("embedding: token and position table have widths " + std::to_string(tokens.dim(-1)) + " and " +
+                       std::to_string(positions.dim(1)) + "; they must be equal");
   Tensor y = make_output(ids, tokens);
   const Tensor order = positions_of(ids);
   for_floating("embedding", tokens.dtype(), [&](auto zero) {

@@ -45,7 +45,7 @@ Tensor decoded(const Nf4Weight& weight, DType dtype) {
   const Tensor& encoded = weight.encoded;
   if (encoded.dtype() != DType::u8 || encoded.requires_grad() ||
       encoded.count() != static_cast<std::int64_t>(nf4_bytes(count_of(weight.shape))))
-    throw InvalidUsage("linear: " + encoded.name() + to_string(encoded.shape()) + " is no frozen NF4 encoding of " +
+    throw InvalidUsage("linear: " + encoded.name() + to_string(encoded.shape()) + " is not a frozen NF4 encoding of " +
                        to_string(weight.shape));
   Context& context = encoded.context();
   Tensor out = Tensor::empty(context, weight.shape, dtype);

@@ -50,7 +50,7 @@ void backward_rms(const Saved& saved) {
 }
 
 void check(std::string_view op, const Tensor& x, const Tensor& weight) {
-  if (x.shape().empty()) throw InvalidUsage(std::string(op) + ": x is a scalar");
+  if (x.shape().empty()) throw InvalidUsage(std::string(op) + ": x is a scalar, needs one dimension or more");
   require_shape(op, "weight", weight, {x.dim(-1)});
   require_dtype(op, "weight", weight, x.dtype());
 }

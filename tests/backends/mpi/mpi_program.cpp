@@ -68,7 +68,7 @@ int init_mpi() {
 }
 
 void expect_used_up(const std::string& error) {
-  expect(error.starts_with("BackendError: mpi: ") && error.find("can't make another communicator; too many") < 40 &&
+  expect(error.starts_with("BackendError: mpi: ") && error.find("can't create another communicator: ") < 40 &&
              error.find('\n') == std::string::npos,
          error);
 }

@@ -53,7 +53,7 @@ TEST(Failure, BytesThatAreNoFrameAreDamage) {
   const std::string garbage(100, '!');
   ASSERT_EQ(::send(descriptor(*world[0], 1, 1), garbage.data(), garbage.size(), 0), 100);
   ASSERT_TRUE(drive(world, [&] { return !world[1]->damage.empty() && !world[0]->lost.empty(); }));
-  EXPECT_EQ(world[1]->damage, "from 0: bytes that are no frame of this version");
+  EXPECT_EQ(world[1]->damage, "from 0: bytes that are not a frame of this version");
   EXPECT_TRUE(world[1]->lost.empty());
 }
 

@@ -105,9 +105,9 @@ TEST_F(Flipped, ContentIsDamage) {
 }
 
 TEST_F(Flipped, ContentOnOneHostIsDamageInCheckedModeAndWhereItIsAskedFor) {
-  expect_damage(run(behind_handshake(true, 40'000), {"here", "here"}, true), "the content of a message from rank 0");
+  expect_damage(run(behind_handshake(true, 40'000), {"here", "here"}, true), "the payload of a message from rank 0");
   ::setenv("TESSERA_TCP_CHECKSUM", "1", 1);
-  expect_damage(run(behind_handshake(true, 40'000), {"here", "here"}), "the content of a message from rank 0");
+  expect_damage(run(behind_handshake(true, 40'000), {"here", "here"}), "the payload of a message from rank 0");
 }
 
 TEST_F(Flipped, ContentWithoutTheChecksumIsAnotherResult) {  // negative control

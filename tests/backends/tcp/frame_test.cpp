@@ -105,7 +105,7 @@ TEST(Frames, RandomBytesAreNone) {
     Side side;
     Bytes bytes(5000);
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
-    EXPECT_EQ(feed(side.reader, bytes, random), "bytes that are no frame of this version");
+    EXPECT_EQ(feed(side.reader, bytes, random), "bytes that are not a frame of this version");
   }
 }
 
@@ -224,12 +224,12 @@ TEST(Frames, WhatThePeerMayNotDoIsRefused) {
   greedy.consumed = 1;
   const std::vector<std::pair<std::vector<Frame>, std::string>> cases = {
       {{greedy}, "a credit for more than was sent"},
-      {{unasked}, "a part of a message that nobody asked for"},
-      {{ready, ready}, "two requests for one message"},
-      {{announce, announce}, "two announcements of one message"},
-      {{piece, whole}, "more parts than the message has"},
-      {{piece, other}, "parts that don't agree on their message's length"},
-      {{bye, eager}, "bytes behind its last"}};
+      {{unasked}, "a chunk of a message that was not requested"},
+      {{ready, ready}, "two CTS for one message"},
+      {{announce, announce}, "two RTS for one message"},
+      {{piece, whole}, "more bytes than the message has"},
+      {{piece, other}, "chunks with different lengths of their message"},
+      {{bye, eager}, "bytes after its last frame"}};
   for (const auto& [frames, wrong] : cases) {
     std::mt19937 random(1);
     Side side;
@@ -242,7 +242,7 @@ TEST(Frames, WhatThePeerMayNotDoIsRefused) {
   Bytes bytes;
   for (std::uint32_t i = 0; i < 17; ++i)
     append(bytes, {.kind = FrameKind::eager, .tag = {5, i, 0}, .length = kEagerLimit, .total = kEagerLimit});
-  EXPECT_EQ(feed(side.reader, bytes, random), "more unasked messages than it may");
+  EXPECT_EQ(feed(side.reader, bytes, random), "more eager messages than its credit allows");
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ COMPARE = r"^tools\.training$"
 MISTAKES = [
     # Options that are parsed but not applied.
     mistake("option-eps", "src/nn/optimizer.cpp", "  args.eps = config.eps;\n", "  args.eps = 1e-8;\n", OPTIMIZER, "--eps does nothing"),
-    mistake("option-amsgrad", "tools/train/options.cpp", "c.amsgrad, \"adam divides", "o.graphs, \"adam divides", OPTIMIZER, "--amsgrad has another effect"),
+    mistake("option-amsgrad", "tools/train/options.cpp", "c.amsgrad, \"use the largest", "o.graphs, \"use the largest", OPTIMIZER, "--amsgrad has another effect"),
     mistake("option-maximize", "src/nn/optimizer.cpp", "  args.maximize = config.maximize;\n  args.first_step", "  args.first_step",
             OPTIMIZER, "--maximize does nothing with sgd"),
     mistake("option-nesterov", "src/nn/optimizer.cpp", "  args.nesterov = config.nesterov;\n", "  args.nesterov = false;\n", OPTIMIZER, "--nesterov does nothing"),

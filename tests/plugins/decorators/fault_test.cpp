@@ -73,7 +73,7 @@ TEST(Fault, ADroppedCallIsATimeoutThatNamesWhoIsBehind) {
     comm.barrier().wait();
     const std::string error = error_of([&] { summed(comm, 10, {.timeout = 300ms, .label = "block.3"}); });
     EXPECT_EQ(error, comm.rank() == 1
-                         ? "Timeout: all_reduce #2 (block.3): this rank dropped it (a planted fault)"
+                         ? "Timeout: all_reduce #2 (block.3): this rank dropped it (an injected fault)"
                          : "Timeout: all_reduce #2 (block.3): not done within 300ms; rank 1 is behind at operation #1");
     if (comm.rank() == 1) std::this_thread::sleep_for(1s);  // must still answer when others ask which rank is behind
   });

@@ -15,8 +15,8 @@ TEST(DecoratorSpec, GoodOnesAreTaken) {
 }
 
 TEST(DecoratorSpec, BadOnesSayWhatIsWrong) {
-  EXPECT_EQ(error_for("slow"), "InvalidUsage: decorator 'slow': unknown; there are delay, fault, trace");
-  EXPECT_EQ(error_for("trace;"), "InvalidUsage: decorator '': unknown; there are delay, fault, trace");
+  EXPECT_EQ(error_for("slow"), "InvalidUsage: decorator 'slow': unknown; known: delay fault trace");
+  EXPECT_EQ(error_for("trace;"), "InvalidUsage: decorator '': unknown; known: delay fault trace");
   EXPECT_EQ(error_for("delay"), "InvalidUsage: decorator 'delay': needs a time, such as delay:2ms");
   EXPECT_EQ(error_for("delay:1ms,sed=1"),
             "InvalidUsage: decorator 'delay:1ms,sed=1': unknown or repeated setting 'sed'");

@@ -40,7 +40,7 @@ std::string refusal_of(const std::string& strategy) {
 }
 
 constexpr const char* kOffered =
-    "it offers strategy own, all_gather carrier, all_reduce carrier, all_gather throwing, all_gather nothing, "
+    "it provides strategy own, all_gather carrier, all_reduce carrier, all_gather throwing, all_gather nothing, "
     "all_gather priceless";
 
 TEST(FsdpPlugins, AStrategyHasItsWholeNameAndWhatTheFileOffersCarriesIt) {
@@ -66,7 +66,7 @@ TEST(FsdpPlugins, ACollectiveIsChosenForAllThatItIsOfferedFor) {
   EXPECT_EQ(one.reduce_scatter, "int8");
   EXPECT_EQ(one.all_reduce, carrier);
   EXPECT_THAT(refusal_of("fsdp+reduce_scatter=" + carrier),
-              AllOf(HasSubstr("offers no reduce_scatter 'carrier'"), HasSubstr(kOffered)));
+              AllOf(HasSubstr("provides no reduce_scatter 'carrier'"), HasSubstr(kOffered)));
 }
 
 TEST(FsdpPlugins, APathMayHaveWhatSeparatesParts) {
@@ -85,7 +85,7 @@ TEST(FsdpPlugins, AFileWithoutAFolderIsLookedForHereAndInThePath) {
   const fs::path before = fs::current_path();
   ::unsetenv("TESSERA_PLUGIN_PATH");
   EXPECT_THAT(refusal_of("good.so:own"),
-              HasSubstr("good.so: there is no such file here, nor where TESSERA_PLUGIN_PATH points"));
+              HasSubstr("good.so: no such file in the current directory or in TESSERA_PLUGIN_PATH"));
   ::setenv("TESSERA_PLUGIN_PATH", kModules.c_str(), 1);
   EXPECT_EQ(parse_strategy("good.so:own", kRegistry).name, "good.so:own");
   ::unsetenv("TESSERA_PLUGIN_PATH");
@@ -97,14 +97,15 @@ TEST(FsdpPlugins, AFileWithoutAFolderIsLookedForHereAndInThePath) {
 
 TEST(FsdpPlugins, WhatIsNotOfferedIsAnsweredWithWhatIs) {
   const std::string file = file_of("good");
-  EXPECT_EQ(refusal_of(file + ":carrier"), "InvalidUsage: " + file + " offers no strategy 'carrier'; " + kOffered);
+  EXPECT_EQ(refusal_of(file + ":carrier"), "InvalidUsage: " + file + " provides no strategy 'carrier'; " + kOffered);
   EXPECT_EQ(refusal_of(file), "InvalidUsage: " + file + ": write " + file + ":NAME; " + kOffered);
-  EXPECT_EQ(refusal_of("fsdp+" + file + ":own"), "InvalidUsage: " + file + " offers no all_gather 'own'; " + kOffered);
+  EXPECT_EQ(refusal_of("fsdp+" + file + ":own"),
+            "InvalidUsage: " + file + " provides no all_gather 'own'; " + kOffered);
   EXPECT_THAT(refusal_of("mine"), HasSubstr("or FILE.so:NAME"));
 }
 
 TEST(FsdpPlugins, WhatCannotBeLoadedIsRefusedWithTheReason) {
-  EXPECT_EQ(refusal_of("/nowhere/a.so:b"), "InvalidUsage: /nowhere/a.so: there is no such file");
+  EXPECT_EQ(refusal_of("/nowhere/a.so:b"), "InvalidUsage: /nowhere/a.so: no such file");
   EXPECT_THAT(refusal_of(file_of("otherabi") + ":own"),
               AllOf(HasSubstr("'fsdp 0, quills'"), HasSubstr("'" TESSERA_FSDP_PLUGIN_ABI "'")));
   EXPECT_THAT(refusal_of(file_of("othersize") + ":own"),
@@ -122,20 +123,20 @@ TEST(FsdpPlugins, AnOfferThatCannotBeIsRefusedWithTheReason) {
     EXPECT_EQ(refusal_of(file_of(name) + ":own"), "InvalidUsage: " + file_of(name) + ": " + reason);
   };
   expect("throws", "no ink");
-  expect("twice", "it offers strategy own twice");
-  expect("misnamed", "its all_gather is called 'a+b'; a name has letters, digits, '_', '-' and '.'");
-  expect("lost", "strategy own: its all_gather 'nowhere' is neither built in nor offered by the file itself");
-  expect("makerless", "its all_gather carrier has no maker");
-  expect("sent", "its send carrier would never be called; trainings have all_gather, reduce_scatter and all_reduce");
+  expect("twice", "it provides strategy own twice");
+  expect("misnamed", "its all_gather is called 'a+b'; names consist of letters, digits, '_', '-' and '.'");
+  expect("lost", "strategy own: its all_gather 'nowhere' is neither built in nor provided by the file itself");
+  expect("makerless", "its all_gather carrier has no make function");
+  expect("sent", "its send carrier would never be called; an engine calls all_gather, reduce_scatter and all_reduce");
   expect("nonsense", "strategy own: where parameters are sharded, the optimizer must be too (axis shard)");
 }
 
 /// A mesh may have additional axes, so the check needs the mesh.
 TEST(FsdpPlugins, AnAxisThatTheMeshLacksIsRefused) {
   const Strategy stranger = parse_strategy(file_of("stranger") + ":own", kRegistry);
-  EXPECT_THAT(error_of([&] { validate(stranger, MeshShape::grid(2, 2)); }),
-              HasSubstr("the optimizer is sharded over axis tensor, and the mesh has no such axis; it has replicate "
-                        "shard"));
+  EXPECT_THAT(
+      error_of([&] { validate(stranger, MeshShape::grid(2, 2)); }),
+      HasSubstr("the optimizer is sharded over axis tensor, which the mesh does not have; it has replicate shard"));
   MeshShape with = MeshShape::grid(1, 2);
   with.axes.push_back({"tensor", 2});
   EXPECT_NO_THROW(validate(strategy_named("fsdp"), with));
@@ -147,7 +148,7 @@ TEST(FsdpPlugins, WhatMakersThrowHasTheirName) {
     return error_of([&] { kRegistry.make(OpKind::all_gather, good + name); });
   };
   EXPECT_EQ(make("throwing"), "InvalidUsage: " + good + "throwing: the pen is dry");
-  EXPECT_EQ(make("nothing"), "InvalidUsage: " + good + "nothing: its maker made nothing");
+  EXPECT_EQ(make("nothing"), "InvalidUsage: " + good + "nothing: its make function returned null");
   EXPECT_NE(kRegistry.make(OpKind::all_gather, good + "carrier"), nullptr);
   EXPECT_EQ(refusal_of("fsdp+" + good + "priceless"), "InvalidUsage: " + good + "priceless: beyond price");
   const CollectiveSize size{1024, DType::f32, 4};

@@ -39,15 +39,16 @@ __global__ void sum_kernel(const __grid_constant__ Sources sources) {
 }
 
 void check(cudaError_t error) {
-  if (error != cudaSuccess) throw BackendError("cuda: a sum: " + std::string(cudaGetErrorString(error)));
+  if (error != cudaSuccess) throw BackendError("cuda: reduction: " + std::string(cudaGetErrorString(error)));
 }
 
 void append(Stream& stream, const DeviceReduceArgs& sum) {
   if (sum.count == 0) return;
   auto* const own = dynamic_cast<DeviceStream*>(&stream);
   if (own == nullptr || sum.source_count < 1 || sum.source_count > DeviceReduceKernels::kMostSources)
-    throw InvalidUsage("cuda: a sum of " + std::to_string(sum.source_count) + " sources on a stream of " +
-                       name_of(stream.device()));
+    throw InvalidUsage("cuda: reduction of " + std::to_string(sum.source_count) + " sources on a stream of " +
+                       name_of(stream.device()) + "; needs 1 to " + std::to_string(DeviceReduceKernels::kMostSources) +
+                       " sources and a cuda stream");
   Sources sources{};
   sources.op = sum.op;
   sources.count = sum.source_count;

@@ -41,9 +41,10 @@ class FirstProduct {
     const std::size_t bytes = (pending().threads + 1) * kBlasBuffer;
     void* const room = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (room == MAP_FAILED)
-      throw base::SystemError("gemm: BLAS needs 128 MiB of address space for each computing thread, and the system refuses " +
-                              std::to_string(bytes >> 20) + " MiB: " + std::generic_category().message(errno) +
-                              "; allow more (ulimit -v, vm.overcommit_memory), or give fewer --threads");
+      throw base::SystemError(
+          "gemm: BLAS needs 128 MiB of address space for each computing thread, and the system refuses " +
+          std::to_string(bytes >> 20) + " MiB: " + std::generic_category().message(errno) +
+          "; allow more (ulimit -v, vm.overcommit_memory), or use fewer --threads");
     ::munmap(room, bytes);
     ++pending().threads;
     counted_ = true;
@@ -96,7 +97,8 @@ Tiling tiling(std::size_t m, std::size_t n) {
 }
 
 blasint blas_int(std::size_t value) {
-  if (value > 0x7fffffff) throw base::InvalidUsage("gemm: a size of " + std::to_string(value) + " is beyond BLAS's 2^31");
+  if (value > 0x7fffffff)
+    throw base::InvalidUsage("gemm: size " + std::to_string(value) + " exceeds the limit of BLAS, 2^31 - 1");
   return static_cast<blasint>(value);
 }
 
@@ -149,7 +151,7 @@ template <class T>
 void multiply_tile(const GemmArgs<T>& g, const T* bias) {
   if (by_onednn(g)) return multiply_by_onednn(g, bias);
   if constexpr (std::is_same_v<T, bf16>) {
-    throw base::Unsupported("gemm: no product of bf16 on this processor");
+    throw base::Unsupported("gemm: this processor does not support products of bf16");
   } else {
     GemmArgs<T> product = g;
     if (bias != nullptr) {

@@ -6,7 +6,7 @@ namespace tessera::nn::cuda {
 NativeStream native_stream(Stream& stream) {
   auto* own = dynamic_cast<DeviceStream*>(&stream);
   if (own == nullptr || stream.device().type != DeviceType::cuda)
-    throw InvalidUsage("cuda: a stream of " + name_of(stream.device()) + " was given");
+    throw InvalidUsage("cuda: stream is on " + name_of(stream.device()) + ", needs a cuda stream");
   const cudaError_t error = cudaSetDevice(stream.device().index);
   if (error != cudaSuccess) throw BackendError(std::string("cuda: cudaSetDevice: ") + cudaGetErrorString(error));
   return static_cast<NativeStream>(own->native());

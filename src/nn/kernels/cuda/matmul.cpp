@@ -148,7 +148,8 @@ bool CublasLtMatmul::can(const MatmulArgs& p) {
 void CublasLtMatmul::run(Stream& stream, const MatmulArgs& p) {
   if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) {  // an empty sum
-    if (p.bias != nullptr) throw Unsupported("cuda: a product over no elements with a bias");
+    if (p.bias != nullptr)
+      throw Unsupported("cuda: a matrix product with a bias needs an inner dimension of 1 or more");
     if (!p.accumulate) runtime_.fill(stream, p.c, 0, p.m * p.n * size_of(p.dtype));
     return;
   }

@@ -290,11 +290,13 @@ void NarrowKernels<T>::linear_backward(Stream& s, const LinearBackward<T>& a) {
 
 template <class T>
 void NarrowKernels<T>::sgd_step(Stream&, const SgdStep<T>&) {
-  throw Unsupported("sgd: no kernel for " + std::string(name_of(dtype_of<T>)) + "; 16-bit values have f32 masters");
+  throw Unsupported("sgd: no kernel for " + std::string(name_of(dtype_of<T>)) +
+                    "; half-precision parameters need f32 master weights");
 }
 template <class T>
 void NarrowKernels<T>::adam_step(Stream&, const AdamStep<T>&) {
-  throw Unsupported("adam: no kernel for " + std::string(name_of(dtype_of<T>)) + "; 16-bit values have f32 masters");
+  throw Unsupported("adam: no kernel for " + std::string(name_of(dtype_of<T>)) +
+                    "; half-precision parameters need f32 master weights");
 }
 
 }  // namespace tessera::nn

@@ -2,7 +2,7 @@
 
 from table import mistake
 
-SHM = (r"^comm\.Over/Failure", r"^comm\.(Communicator|Unchecked|Progress|Meter|Deadlines|Over/Operations|Algorithms)", r"^comm_processes$", r"^conformance\.")
+SHM = (r"^comm\.Over/Failure", r"^comm\.(Communicator|Unchecked|Progress|Meter|Deadlines|Over/Communicator|Algorithms)", r"^comm_processes$", r"^conformance\.")
 TCP = (r"^tcp\.",)
 MPI = (r"^mpi\.",)
 UCX = (r"^ucx\.",)
@@ -16,7 +16,7 @@ MISTAKES = [
     mistake("shm-trims-live-pages", "backends/shm/arena.cpp", "    const std::size_t first = round_up(it->first, kPage);", "    const std::size_t first = it->first / kPage * kPage;", (*SHM, r"^base\."), "pages in use are discarded"),
     mistake("shm-mismatch-not-compared", "backends/shm/failure.cpp", "same &= port(k).slot(op.sequence).fingerprint == op.fingerprint;", "same &= port(k).slot(op.sequence).fingerprint == op.fingerprint || !host_->options().check;",
             r"^comm\.Unchecked", "ranks with different calls read beyond their windows"),
-    mistake("shm-read-after-failure", "backends/shm/tiled_collective.cpp", "  if (adopt_peer_failure()) return true;\n  collectives_.pop();", "  collectives_.pop();", (*SHM, r"^fsdp_order\."), "data read from an aborted peer counts as valid"),
+    mistake("shm-read-after-failure", "backends/shm/tiled_collective.cpp", "  if (adopt_peer_failure()) return true;\n  collectives_.pop();", "  collectives_.pop();", (*SHM, r"^fsdp_exec_order\."), "data read from an aborted peer counts as valid"),
     mistake("shm-counts-itself", "backends/shm/shm_group.cpp", "  if (!op.internal && reader != rank_) add(sent_", "  if (reader != rank_) add(sent_", SHM, "traffic includes the messages of a split"),
     mistake("shm-timeout-names-all", "backends/shm/failure.cpp", "} else if (at < wanted) {", "} else if (at <= wanted) {", SHM, "a timeout also names ranks that are waiting"),
     mistake("shm-pings-not-answered", "backends/shm/failure.cpp", "    host_->engine().answer_pings();  // the others may be asking at the same moment\n", "", (*SHM, r"^tools\.failure$"), "two ranks that time out together report each other as silent"),
@@ -74,5 +74,5 @@ MISTAKES = [
     # sim
     mistake("sim-order-ignored", "backends/sim/world.cpp", "    free_ = begun + took;\n", "    free_ = called + took + (begun - begun);\n", r"^sim\.", "a simulation overlaps operations that one channel runs in sequence"),
     mistake("sim-abort-ignored", "backends/sim/world.cpp", "    if (!simulation_->aborted.empty()) throw Aborted(simulation_->aborted);\n", "", r"^sim\.", "operations still succeed after a simulated abort"),
-    mistake("sim-one-latency-too-few", "backends/sim/world.cpp", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 2 : 1; }", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 1 : 1; }", (r"^sim\.", r"^fsdp_planner\."), "a simulation counts all_reduce as one exchange"),
+    mistake("sim-one-latency-too-few", "backends/sim/world.cpp", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 2 : 1; }", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 1 : 1; }", (r"^sim\.", r"^fsdp_simulation\."), "a simulation counts all_reduce as one exchange"),
 ]

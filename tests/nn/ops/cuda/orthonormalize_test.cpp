@@ -1,7 +1,7 @@
 // Orthonormalization of columns: its results, and bitwise equality of device and host.
 #include "tessera/nn/kernels/orthonormalize.h"
 
-#include "tests/fsdp/carriers.h"
+#include "tests/fsdp/training_specs.h"
 #include "tests/nn/ops/cuda/compare.h"
 
 namespace tessera::nn::test {
@@ -91,7 +91,7 @@ TEST(Orthonormalize, AnotherNumberIsSeen) {
 #if !defined(TESSERA_TEST_HOST) && !defined(TESSERA_TEST_HARDWARE)
 /// Several ranks on one emulated device.
 TEST(PowerSgdOnADevice, HasTheHostsLosses) {
-  harness::TrainingSpec spec = fsdp::spec_for("ddp", 2, {"plain", "plain", "powersgd"});
+  harness::TrainingSpec spec = fsdp::plugin_spec("ddp", 2, {"plain", "plain", "powersgd"});
   const harness::TrainingRecord host = harness::train(spec);
   spec.runtime = harness::make_guarded_device({.kernels = make_emulated_kernels});
   const harness::TrainingRecord device = harness::train(spec);

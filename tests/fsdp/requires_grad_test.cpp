@@ -5,8 +5,7 @@
 #include <mutex>
 
 #include "tessera/fsdp/checkpoint.h"
-#include "tests/fsdp/saved_training.h"
-#include "tests/fsdp/small_training.h"
+#include "tests/fsdp/checkpoint_support.h"
 #include "tests/harness/guarded_device.h"
 #include "tests/nn/temporary_folder.h"
 
@@ -14,12 +13,9 @@ namespace tessera::fsdp {
 namespace {
 
 using base::DType;
-using base::MemoryCategory;
-using harness::engine_for;
 using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
-using harness::TrainingSpec;
 using testing::HasSubstr;
 
 void freeze(nn::Module& model, bool frozen, const std::function<bool(const nn::Parameter&)>& which = is_attention) {
@@ -46,12 +42,12 @@ std::map<std::string, float> states_of(Engine& engine) {
 class FrozenModel : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, FrozenModel, testing::Values(1, 2, 3, 4));
 
-TEST_P(FrozenModel, TrainsTheRestWithTheSameBits) {
+TEST_P(FrozenModel, StrategiesAreBitwiseEqual) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     std::optional<TrainingRecord> first;
     for (const char* name : kStrategies) {
       if (std::string(name) == "hsdp" && GetParam() % 2 != 0) continue;
-      TrainingSpec spec = spec_for(name, GetParam());
+      TrainingSpec spec = five_step_spec(name, GetParam());
       spec.dtype = dtype;
       if (dtype != DType::f32) spec.engine.reduce_dtype = DType::f32;
       spec.lazy_streams = true;
@@ -67,9 +63,9 @@ TEST_P(FrozenModel, TrainsTheRestWithTheSameBits) {
   }
 }
 
-TEST(Frozen, StaysAsItIsAndCostsNoGradient) {
+TEST(FrozenParameters, StayUnchangedAndHaveNoGradient) {
   for (const char* name : {"ddp", "zero2", "fsdp"}) {
-    TrainingSpec spec = spec_for(name, 2);
+    TrainingSpec spec = five_step_spec(name, 2);
     Values before, after;
     std::int64_t frozen = 0;
     spec.before_training = [&](Engine& engine, comm::Communicator& control) {
@@ -105,11 +101,11 @@ TEST(Frozen, StaysAsItIsAndCostsNoGradient) {
 
 // --- between steps
 
-/// A refresh changes neither values nor the remaining optimizer states.
-TEST(ApplyRequiresGrad, KeepsValuesAndStatesBitwise) {
+/// apply_requires_grad() changes neither values nor the remaining optimizer states.
+TEST(ApplyRequiresGrad, KeepsValuesAndOptimizerState) {
   for (const char* name : kStrategies)
     for (const DType dtype : {DType::f32, DType::bf16}) {
-      TrainingSpec spec = spec_for(name, 2);
+      TrainingSpec spec = five_step_spec(name, 2);
       spec.dtype = dtype;
       spec.after_step = [&](int, int step, Engine& engine, nn::CausalModel& model) {
         if (step != 1) return;
@@ -138,10 +134,11 @@ TEST(ApplyRequiresGrad, KeepsValuesAndStatesBitwise) {
     }
 }
 
-/// Under ddp each rank holds everything, so its run with refreshes equals one with masked gradients: the reference.
-TEST(ApplyRequiresGrad, TrainsOnAsIfTheLayoutHadAlwaysBeenSo) {
+/// Under ddp each rank holds everything, so its run with apply_requires_grad() equals one with masked gradients: the
+/// reference.
+TEST(ApplyRequiresGrad, StrategiesAreBitwiseEqual) {
   const auto run = [](const std::string& name, int ranks) {
-    TrainingSpec spec = spec_for(name, ranks);
+    TrainingSpec spec = five_step_spec(name, ranks);
     spec.global_batch = 12;
     spec.steps = 6;
     spec.after_step = [](int, int step, Engine& engine, nn::CausalModel& model) {
@@ -157,7 +154,7 @@ TEST(ApplyRequiresGrad, TrainsOnAsIfTheLayoutHadAlwaysBeenSo) {
       if (std::string(name) != "hsdp" || ranks % 2 == 0) {
         EXPECT_TRUE(same_bits(ddp, run(name, ranks))) << name;
       }
-    TrainingSpec control = spec_for("ddp", ranks);
+    TrainingSpec control = five_step_spec("ddp", ranks);
     control.global_batch = 12;
     control.steps = 6;
     EXPECT_FALSE(same_bits(ddp, train(control)));
@@ -166,8 +163,8 @@ TEST(ApplyRequiresGrad, TrainsOnAsIfTheLayoutHadAlwaysBeenSo) {
 
 /// Adam's bias correction counts from the step at which a parameter becomes trainable: its first update is lr, as in
 /// PyTorch, where each parameter has its own step count.
-TEST(ApplyRequiresGrad, AnOptimizerBeginsWhereTrainingDoes) {
-  TrainingSpec spec = spec_for("fsdp", 2);
+TEST(ApplyRequiresGrad, BiasCorrectionStartsWithTraining) {
+  TrainingSpec spec = five_step_spec("fsdp", 2);
   spec.engine.optimizer = {.kind = nn::OptimizerConfig::Kind::adam, .weight_decay = 0};
   spec.lr = 1e-3;
   spec.steps = 4;
@@ -198,9 +195,9 @@ TEST(ApplyRequiresGrad, AnOptimizerBeginsWhereTrainingDoes) {
 }
 
 /// The same in a run resumed from a checkpoint.
-TEST(ApplyRequiresGrad, ARunThatGoesOnKnowsWhereOptimizersBegan) {
+TEST(ApplyRequiresGrad, ResumedRunKeepsStartOfTraining) {
   const nn::test::TemporaryFolder folder;
-  TrainingSpec spec = spec_for("fsdp", 2);
+  TrainingSpec spec = five_step_spec("fsdp", 2);
   spec.before_training = [](Engine& engine, comm::Communicator&) {
     freeze(engine.model(), true);
     engine.apply_requires_grad();
@@ -212,7 +209,7 @@ TEST(ApplyRequiresGrad, ARunThatGoesOnKnowsWhereOptimizersBegan) {
   };
   spec = saving(spec, folder.path(), 2);
   const TrainingRecord whole = train(spec);
-  TrainingSpec resumed = spec_for("fsdp", 2);
+  TrainingSpec resumed = five_step_spec("fsdp", 2);
   resumed.first_step = 3;
   resumed.seed = 9;
   for (const bool forgets : {false, true}) {
@@ -225,8 +222,8 @@ TEST(ApplyRequiresGrad, ARunThatGoesOnKnowsWhereOptimizersBegan) {
   }
 }
 
-TEST(ApplyRequiresGrad, OnAGuardedDeviceWithOffloadToo) {
-  TrainingSpec spec = spec_for("fsdp", 2);
+TEST(ApplyRequiresGrad, SupportsDevicesAndCpuOffload) {
+  TrainingSpec spec = five_step_spec("fsdp", 2);
   spec.model.layers = 1;
   spec.steps = 3;
   spec.engine.measure_norm = false;
@@ -243,11 +240,11 @@ TEST(ApplyRequiresGrad, OnAGuardedDeviceWithOffloadToo) {
   }
 }
 
-TEST(ApplyRequiresGrad, CalledByOneRankOnlyIsAMismatchOnAll) {
+TEST(ApplyRequiresGrad, CallOnOneRankIsMismatchOnAll) {
   for (const char* name : {"ddp", "fsdp"}) {
-    TrainingSpec spec = spec_for(name, 3);
+    TrainingSpec spec = five_step_spec(name, 3);
     std::mutex mutex;
-    std::map<int, std::string> said;
+    std::map<int, std::string> errors;
     comm::InitOptions config;
     config.backend = "shm";
     config.timeout = std::chrono::seconds(20);
@@ -273,35 +270,38 @@ TEST(ApplyRequiresGrad, CalledByOneRankOnlyIsAMismatchOnAll) {
         for (int step = 1; step < 4; ++step) one_step(step);
       } catch (const base::Error& error) {
         const std::lock_guard lock(mutex);
-        said[world.rank()] = std::string(error.kind()) + ": " + error.what();
+        errors[world.rank()] = std::string(error.kind()) + ": " + error.what();
       }
     });
-    ASSERT_EQ(said.size(), 3U) << name;
-    EXPECT_THAT(said[1], HasSubstr("Mismatch: the ranks don't do the same: rank 0: step 2"));
-    for (const auto& [rank, text] : said) {
+    ASSERT_EQ(errors.size(), 3U) << name;
+    EXPECT_THAT(errors[1], HasSubstr("Mismatch: the ranks don't do the same: rank 0: step 2"));
+    for (const auto& [rank, text] : errors) {
       EXPECT_THAT(text, HasSubstr("the ranks don't do the same"));
       EXPECT_THAT(text, HasSubstr("rank 1: apply_requires_grad with nothing frozen"));
     }
   }
 }
 
-TEST(ApplyRequiresGrad, OfDifferentParametersIsAMismatch) {
-  TrainingSpec spec = spec_for("fsdp", 2);
+TEST(ApplyRequiresGrad, DifferentParametersAreMismatch) {
+  TrainingSpec spec = five_step_spec("fsdp", 2);
   spec.before_training = [](Engine& engine, comm::Communicator& control) {
     if (control.rank() == 1) freeze(engine.model(), true);
     try {
       engine.apply_requires_grad();
       ADD_FAILURE();
     } catch (const base::Mismatch& error) {
-      EXPECT_THAT(error.what(), HasSubstr("rank 0: apply_requires_grad with nothing frozen; rank 1: apply_requires_grad with frozen h.0.attn"));
+      EXPECT_THAT(
+          error.what(),
+          HasSubstr(
+              "rank 0: apply_requires_grad with nothing frozen; rank 1: apply_requires_grad with frozen h.0.attn"));
     }
     throw 1;  // the test ends here
   };
   EXPECT_THROW(train(spec), int);
 }
 
-TEST(ApplyRequiresGrad, BetweenBackwardAndStepIsRefused) {
-  TrainingSpec spec = spec_for("fsdp", 2);
+TEST(ApplyRequiresGrad, IsRejectedBetweenBackwardAndStep) {
+  TrainingSpec spec = five_step_spec("fsdp", 2);
   spec.after_backward = [](int, int, Engine& engine, nn::CausalModel&) {
     EXPECT_THROW(engine.apply_requires_grad(), base::InvalidUsage);
   };

@@ -8,16 +8,14 @@
 
 #include "tessera/fsdp/checkpoint.h"
 #include "tessera/nn/hf_checkpoint.h"
-#include "tests/fsdp/saved_training.h"
-#include "tests/fsdp/small_training.h"
-#include "tests/fsdp/statistics.h"
+#include "tests/fsdp/checkpoint_support.h"
+#include "tests/fsdp/models.h"
 #include "tests/nn/temporary_folder.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using harness::train;
-using harness::TrainingRecord;
 using nn::test::error_of;
 using nn::test::TemporaryFolder;
 using testing::ElementsAre;
@@ -38,20 +36,20 @@ TrainingSpec with_odd_values(TrainingSpec spec) {
 
 std::vector<double> tail(const std::vector<double>& losses) { return {losses.end() - 2, losses.end()}; }
 
-/// With BufferSync::first_rank all state is resumed, including statistics that feed back; with buffers per rank only
+/// With BufferSync::first_rank all state is resumed, including buffers that feed back; with buffers per rank only
 /// rank 0's.
-TEST(ModuleBufferCheckpoint, AResumedRunIsTheOneThatNeverStopped) {
+TEST(ModuleBufferCheckpoint, ResumedRunEqualsUninterrupted) {
   for (const char* strategy : {"ddp", "fsdp", "zero1"})
-    for (const bool speaks : {true, false}) {
+    for (const bool first_rank : {true, false}) {
       const TemporaryFolder folder;
-      TrainingSpec spec = statistics_spec(strategy, 2, {.feeds_back = speaks});
-      if (speaks) spec.engine.buffers = BufferSync::first_rank;
-      const StatisticsRecord whole = train_statistics(saving(with_odd_values(spec), folder.path(), 1));
-      const StatisticsRecord resumed = train_statistics(resuming(spec, folder.path(), 2));
+      TrainingSpec spec = buffer_spec(strategy, 2, {.feeds_back = first_rank});
+      if (first_rank) spec.engine.buffers = BufferSync::first_rank;
+      const BufferRecord whole = train_buffers(saving(with_odd_values(spec), folder.path(), 1));
+      const BufferRecord resumed = train_buffers(resuming(spec, folder.path(), 2));
       EXPECT_EQ(resumed.training.parameters, whole.training.parameters);
       EXPECT_EQ(resumed.training.losses, tail(whole.training.losses));
       EXPECT_EQ(resumed.buffers[0], whole.buffers[0]);
-      EXPECT_EQ(resumed.buffers[1] == whole.buffers[1], speaks) << "others go on from rank 0's";
+      EXPECT_EQ(resumed.buffers[1] == whole.buffers[1], first_rank) << "others go on from rank 0's";
       TrainingSpec forgetful = resuming(spec, folder.path(), 2);
       forgetful.before_training = [read = forgetful.before_training](Engine& engine, comm::Communicator& control) {
         const BufferBytes initial = buffers_of(engine);
@@ -61,18 +59,18 @@ TEST(ModuleBufferCheckpoint, AResumedRunIsTheOneThatNeverStopped) {
           std::copy(initial.at(buffer.name()).begin(), initial.at(buffer.name()).end(), static_cast<std::byte*>(out));
         });
       };
-      const StatisticsRecord control = train_statistics(forgetful);
+      const BufferRecord control = train_buffers(forgetful);
       EXPECT_NE(control.buffers[0], whole.buffers[0]) << "the control";
-      EXPECT_EQ(control.training.parameters != whole.training.parameters, speaks) << "the control";
+      EXPECT_EQ(control.training.parameters != whole.training.parameters, first_rank) << "the control";
     }
 }
 
-TEST(ModuleBufferCheckpoint, AreThereOnceAndReadByEveryRankOfAnyWorld) {
+TEST(ModuleBufferCheckpoint, SavesBuffersOnceAndRestoresOnAnyWorld) {
   const TemporaryFolder folder;
-  const StatisticsRecord saved = [&] {
-    TrainingSpec spec = statistics_spec("fsdp", 3);
+  const BufferRecord saved = [&] {
+    TrainingSpec spec = buffer_spec("fsdp", 3);
     spec.steps = 2;
-    return train_statistics(saving(with_odd_values(spec), folder.path(), 1));
+    return train_buffers(saving(with_odd_values(spec), folder.path(), 1));
   }();
   Checkpoint checkpoint(folder.path());
   std::vector<std::string> names;
@@ -90,7 +88,7 @@ TEST(ModuleBufferCheckpoint, AreThereOnceAndReadByEveryRankOfAnyWorld) {
   }
   EXPECT_EQ(bytes, 2U * (64 * 4 + 4 + 16));
   for (const auto& [strategy, ranks] : {std::pair("ddp", 1), std::pair("zero2", 2), std::pair("fsdp", 4)}) {
-    TrainingSpec spec = statistics_spec(strategy, ranks);
+    TrainingSpec spec = buffer_spec(strategy, ranks);
     spec.steps = 0;
     spec = resuming(spec, folder.path(), 0);
     spec.before_training = [&, read = spec.before_training](Engine& engine, comm::Communicator& control) {
@@ -106,9 +104,9 @@ TEST(ModuleBufferCheckpoint, AreThereOnceAndReadByEveryRankOfAnyWorld) {
   }
 }
 
-/// The same model without statistics.
+/// The same model without module buffers.
 TrainingSpec without(const char* strategy) {
-  TrainingSpec spec = statistics_spec(strategy, 1);
+  TrainingSpec spec = buffer_spec(strategy, 1);
   spec.steps = 1;
   class Plain : public nn::CausalModel {
    public:
@@ -130,9 +128,9 @@ TrainingSpec without(const char* strategy) {
   return spec;
 }
 
-TEST(ModuleBufferCheckpoint, ThatAreMissingUnexpectedOrOthersAreNamed) {
+TEST(ModuleBufferCheckpoint, ErrorNamesMissingUnexpectedAndDifferentBuffers) {
   const TemporaryFolder with, none;
-  TrainingSpec spec = statistics_spec("fsdp", 1);
+  TrainingSpec spec = buffer_spec("fsdp", 1);
   spec.steps = 1;
   train(saving(with_odd_values(spec), with.path(), 0));
   train(saving(with_odd_values(without("fsdp")), none.path(), 0));
@@ -153,13 +151,13 @@ TEST(ModuleBufferCheckpoint, ThatAreMissingUnexpectedOrOthersAreNamed) {
   EXPECT_EQ(read(spec, none.path(), false).missing.size(), 6U);
   EXPECT_EQ(read(without("fsdp"), with.path(), false).unexpected.size(), 6U);
   EXPECT_TRUE(read(spec, with.path(), true).missing.empty());
-  EXPECT_THAT(error_of<base::InvalidUsage>([&] { read(statistics_spec("ddp", 1, {.counts = 2}), with.path(), false); }),
+  EXPECT_THAT(error_of<base::InvalidUsage>([&] { read(buffer_spec("ddp", 1, {.counts = 2}), with.path(), false); }),
               HasSubstr("buffer 'inner.count' is f32 [1], the model's f32 [2]"));
 }
 
-TEST(ModuleBufferCheckpoint, ThatAreDamagedAreNamed) {
+TEST(ModuleBufferCheckpoint, ErrorNamesDamagedBuffers) {
   const TemporaryFolder folder;
-  TrainingSpec spec = statistics_spec("fsdp", 2);
+  TrainingSpec spec = buffer_spec("fsdp", 2);
   spec.steps = 1;
   train(saving(with_odd_values(spec), folder.path(), 0));
   std::vector<std::byte> out(64 * 4);
@@ -181,9 +179,9 @@ TEST(ModuleBufferCheckpoint, ThatAreDamagedAreNamed) {
               HasSubstr("'last.batches'"));
 }
 
-TEST(ModuleBufferCheckpoint, OfHuggingFacesFolderAreUnderTheirNames) {
+TEST(ModuleBufferCheckpoint, HuggingFaceExportKeepsBufferNames) {
   const TemporaryFolder folder;
-  TrainingSpec spec = statistics_spec("ddp", 1);
+  TrainingSpec spec = buffer_spec("ddp", 1);
   spec.steps = 2;
   BufferBytes written;
   const nn::ModelConfig config = spec.model;

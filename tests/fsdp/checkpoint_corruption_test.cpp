@@ -5,24 +5,22 @@
 #include <filesystem>
 #include <fstream>
 
-#include "tests/fsdp/checkpoints.h"
+#include "tests/fsdp/checkpoint_support.h"
 #include "tests/nn/temporary_folder.h"
 
 namespace tessera::fsdp {
 namespace {
 
-using harness::engine_for;
 using harness::train;
 using harness::TrainingRecord;
 using nn::test::error_of;
 using nn::test::TemporaryFolder;
-using testing::ElementsAre;
 using testing::HasSubstr;
 namespace fs = std::filesystem;
 
 class CheckpointCorruption : public testing::Test {
  protected:
-  CheckpointCorruption() { train(saving(spec_for("fsdp", 2), folder_.path(), 1)); }
+  CheckpointCorruption() { train(saving(checkpoint_spec("fsdp", 2), folder_.path(), 1)); }
   std::string step(const std::string& name = "") const { return folder_.path("step-00000002/" + name); }
   static void flip(const std::string& path, std::streamoff at) {
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
@@ -33,12 +31,12 @@ class CheckpointCorruption : public testing::Test {
     ASSERT_TRUE(file.good());
   }
   std::string error() const {
-    return error_of<base::InvalidUsage>([&] { train(resuming(spec_for("ddp", 2), folder_.path(), 2)); });
+    return error_of<base::InvalidUsage>([&] { train(resuming(checkpoint_spec("ddp", 2), folder_.path(), 2)); });
   }
   const TemporaryFolder folder_;
 };
 
-TEST_F(CheckpointCorruption, IsReadWhereItIsWhole) {
+TEST_F(CheckpointCorruption, ReadsIntactCheckpoint) {
   EXPECT_EQ(error(), "");
   Checkpoint checkpoint(folder_.path());
   EXPECT_TRUE(checkpoint.verify().empty());
@@ -49,7 +47,7 @@ TEST_F(CheckpointCorruption, IsReadWhereItIsWhole) {
   EXPECT_EQ(latest_checkpoint(folder_.path()), step().substr(0, step().size() - 1));
 }
 
-TEST_F(CheckpointCorruption, AFlippedBitIsNamedWithFileAndTensor) {
+TEST_F(CheckpointCorruption, ErrorNamesFileAndTensorOfFlippedBit) {
   flip(step("rank-00001.safetensors"), 3 * 65536 + 17);
   EXPECT_THAT(error(), HasSubstr("rank-00001.safetensors: damaged: block 3"));
   Checkpoint checkpoint(folder_.path());
@@ -58,7 +56,7 @@ TEST_F(CheckpointCorruption, AFlippedBitIsNamedWithFileAndTensor) {
   EXPECT_THAT(wrong[0], HasSubstr("rank-00001.safetensors: damaged: block 3 (64 KiB from byte 196608) of '"));
 }
 
-TEST_F(CheckpointCorruption, AFlippedBitInAListOrTheIndexIsSeen) {
+TEST_F(CheckpointCorruption, DetectsFlippedBitInManifestOrIndex) {
   flip(step("rank-00000.json"), 300);
   EXPECT_THAT(error(), HasSubstr("rank-00000.json: damaged"));
   flip(step("rank-00000.json"), 300);
@@ -80,7 +78,7 @@ void replace_in(const std::string& path, const std::string& from, const std::str
 }
 
 /// Damage that leaves valid JSON and an otherwise valid checkpoint.
-TEST_F(CheckpointCorruption, AnotherWordInTheIndexIsSeen) {
+TEST_F(CheckpointCorruption, DetectsChangedWordInIndex) {
   replace_in(step("index.json"), "blue", "glue");
   EXPECT_THAT(error(), HasSubstr("index.json: damaged: its hash differs"));
   replace_in(step("index.json"), "glue", "blue");
@@ -88,15 +86,15 @@ TEST_F(CheckpointCorruption, AnotherWordInTheIndexIsSeen) {
 }
 
 /// If the newest checkpoint is damaged, resuming fails instead of silently using an older one.
-TEST_F(CheckpointCorruption, ANewestOneIsNotPassedOver) {
-  train(saving(spec_for("fsdp", 2, 3), folder_.path(), 2));
+TEST_F(CheckpointCorruption, RejectsDamagedNewestCheckpoint) {
+  train(saving(checkpoint_spec("fsdp", 2, 3), folder_.path(), 2));
   EXPECT_EQ(Checkpoint(folder_.path()).step(), 3U);
   replace_in(folder_.path("step-00000003/index.json"), "blue", "glue");
   EXPECT_THAT(error(), HasSubstr("step-00000003/index.json: damaged"));
   EXPECT_EQ(Checkpoint(step()).step(), 2U) << "by name the older one is read";
 }
 
-TEST_F(CheckpointCorruption, ShortAndMissingFilesAreNamed) {
+TEST_F(CheckpointCorruption, ErrorNamesShortAndMissingFiles) {
   fs::resize_file(step("rank-00001.safetensors"), 1000);
   EXPECT_THAT(error(), HasSubstr("rank-00001.safetensors: has 1000 bytes instead of "));
   fs::remove(step("rank-00001.safetensors"));
@@ -108,26 +106,26 @@ TEST_F(CheckpointCorruption, ShortAndMissingFilesAreNamed) {
               HasSubstr("nowhere: no such folder"));
 }
 
-TEST_F(CheckpointCorruption, AnotherModelOrOptimizerIsRefusedByName) {
-  TrainingSpec deeper = spec_for("fsdp", 2);
+TEST_F(CheckpointCorruption, RejectsOtherModelOrOptimizer) {
+  TrainingSpec deeper = checkpoint_spec("fsdp", 2);
   deeper.model.layers = 3;
   const auto refused = [&](const TrainingSpec& spec) {
     return error_of<base::InvalidUsage>([&] { train(resuming(spec, folder_.path(), 2)); });
   };
   EXPECT_THAT(refused(deeper), HasSubstr("not this model's: it lacks 'h.2.ln_1.weight'"));
-  TrainingSpec shallower = spec_for("fsdp", 2);
+  TrainingSpec shallower = checkpoint_spec("fsdp", 2);
   shallower.model.layers = 1;
   EXPECT_THAT(refused(shallower), HasSubstr("the model has no 'h.1."));
-  TrainingSpec wider = spec_for("fsdp", 2);
+  TrainingSpec wider = checkpoint_spec("fsdp", 2);
   wider.model.vocabulary = 300;
   EXPECT_THAT(refused(wider), HasSubstr("has shape"));
-  TrainingSpec other = spec_for("fsdp", 2);
+  TrainingSpec other = checkpoint_spec("fsdp", 2);
   other.engine.optimizer.kind = nn::OptimizerConfig::Kind::sgd;
   EXPECT_THAT(refused(other), HasSubstr("the optimizer kept 2 values for each element"));
 }
 
-TEST_F(CheckpointCorruption, WhatBothHaveIsReadWhereThatIsAskedFor) {
-  TrainingSpec deeper = spec_for("fsdp", 2, 0);
+TEST_F(CheckpointCorruption, NonStrictRestoreReadsCommonParameters) {
+  TrainingSpec deeper = checkpoint_spec("fsdp", 2, 0);
   deeper.model.layers = 3;
   std::vector<float> before, after;
   deeper.before_training = [&](Engine& engine, comm::Communicator& control) {
@@ -146,7 +144,6 @@ TEST_F(CheckpointCorruption, WhatBothHaveIsReadWhereThatIsAskedFor) {
   fresh.before_training = {};
   EXPECT_EQ(record.parameters.at("h.2.mlp.c_fc.weight"), train(fresh).parameters.at("h.2.mlp.c_fc.weight"));
 }
-
 
 }  // namespace
 }  // namespace tessera::fsdp

@@ -5,24 +5,22 @@
 #include <cmath>
 #include <mutex>
 
-#include "tests/fsdp/small_training.h"
+#include "tests/fsdp/training_specs.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using base::DType;
 using base::MemoryCategory;
-using harness::engine_for;
 using harness::train;
 using harness::TrainingRecord;
-using harness::TrainingSpec;
 
 // --- gradients by name
 
 /// With plain SGD a parameter whose gradient is overwritten changes by exactly that gradient.
-TEST(Gradients, AreReadAndWrittenByNameBeforeTheStep) {
+TEST(Gradients, AreReadAndWrittenByNameBeforeStep) {
   for (const char* name : kStrategies) {
-    TrainingSpec spec = spec_for(name, 2);
+    TrainingSpec spec = five_step_spec(name, 2);
     spec.engine.optimizer.kind = nn::OptimizerConfig::Kind::sgd;
     spec.engine.optimizer.weight_decay = 0;
     spec.steps = 1;
@@ -57,8 +55,8 @@ TEST(Gradients, AreReadAndWrittenByNameBeforeTheStep) {
   }
 }
 
-TEST(Gradients, AreThereOnlyBetweenBackwardAndStep) {
-  TrainingSpec spec = spec_for("fsdp", 2);
+TEST(Gradients, ExistBetweenBackwardAndStepOnly) {
+  TrainingSpec spec = five_step_spec("fsdp", 2);
   spec.after_step = [](int, int, Engine& engine, nn::CausalModel&) {
     EXPECT_THROW(engine.for_each_gradient([](const GradientShard&) {}), base::InvalidUsage);
   };
@@ -67,10 +65,10 @@ TEST(Gradients, AreThereOnlyBetweenBackwardAndStep) {
 
 // --- values
 
-TEST(BroadcastFrom, GivesEveryRankTheValuesOfOne) {
+TEST(BroadcastFrom, CopiesValuesOfOneRankToAll) {
   for (const char* name : kStrategies)
     for (const DType dtype : {DType::f32, DType::bf16}) {
-      TrainingSpec spec = spec_for(name, 4);
+      TrainingSpec spec = five_step_spec(name, 4);
       spec.steps = 1;
       spec.dtype = dtype;
       spec.before_training = [&](Engine& engine, comm::Communicator& control) {
@@ -91,8 +89,8 @@ TEST(BroadcastFrom, GivesEveryRankTheValuesOfOne) {
 }
 
 /// The program sets some parameters, Init sets the others; each rank writes only its own ranges.
-TEST(Initialising, MayBeTheProgramsOwn) {
-  TrainingSpec spec = spec_for("fsdp", 4);
+TEST(Initialize, UsesLoaderOfProgram) {
+  TrainingSpec spec = five_step_spec("fsdp", 4);
   spec.steps = 1;
   std::atomic<std::int64_t> filled{0};
   std::int64_t attention = 0;
@@ -120,11 +118,11 @@ TEST(Initialising, MayBeTheProgramsOwn) {
 }
 
 /// Initializing also resets moments and step count: the last steps repeat the first ones.
-TEST(Initialising, BeginsATrainingAnew) {
+TEST(Initialize, ResetsTraining) {
   for (const char* name : {"ddp", "zero1", "fsdp"}) {
     std::mutex mutex;
     std::map<int, Values> ends;
-    TrainingSpec spec = spec_for(name, 2);
+    TrainingSpec spec = five_step_spec(name, 2);
     spec.engine.optimizer = {.amsgrad = true};
     spec.steps = 6;
     spec.repeat_data = 3;
@@ -145,8 +143,8 @@ TEST(Initialising, BeginsATrainingAnew) {
 }
 
 /// The model itself has no memory: the engine allocates each rank's shard, and one unit while values are drawn or read.
-TEST(Initialising, NeedsNoRankThatHoldsTheModel) {
-  TrainingSpec spec = spec_for("fsdp", 4);
+TEST(Initialize, NeedsNoRankWithFullModel) {
+  TrainingSpec spec = five_step_spec("fsdp", 4);
   spec.model.layers = 8;
   spec.steps = 0;
   std::vector<std::uint64_t> peaks(4);

@@ -6,20 +6,17 @@
 
 #include "tessera/fsdp/checkpoint.h"
 #include "tessera/nn/activation_checkpoint.h"
-#include "tests/fsdp/saved_training.h"
+#include "tests/fsdp/checkpoint_support.h"
 #include "tests/harness/guarded_device.h"
-#include "tests/harness/training.h"
 #include "tests/nn/temporary_folder.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using base::MemoryCategory;
-using harness::engine_for;
 using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
-using harness::TrainingSpec;
 using nn::test::error_of;
 
 struct Case {
@@ -40,16 +37,10 @@ const std::vector<Case>& cases() {
   return all;
 }
 
-TrainingSpec spec_for(const std::string& strategy, int ranks, const Case& c, const std::string& mesh = "") {
-  TrainingSpec spec;
-  spec.ranks = ranks;
-  spec.global_batch = 2 * ranks;
-  spec.model.layers = 3;
-  spec.dtype = c.whole;
+TrainingSpec mixed_spec(const std::string& strategy, int ranks, const Case& c, const std::string& mesh = "") {
+  TrainingSpec spec =
+      base_spec(strategy, ranks, {.mesh = mesh, .clip_norm = 0.5, .dtype = c.whole, .reduce_dtype = c.reduce});
   spec.module_dtypes = c.parts;
-  spec.engine = engine_for(strategy, mesh);
-  spec.engine.reduce_dtype = c.reduce;
-  spec.engine.clip_norm = 0.5;
   return spec;
 }
 
@@ -57,27 +48,27 @@ class MixedDtypes : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Models, MixedDtypes, testing::ValuesIn(cases()),
                          [](const auto& test) { return std::string(test.param.name); });
 
-TEST_P(MixedDtypes, StrategiesEndWithTheSameBits) {
+TEST_P(MixedDtypes, StrategiesAreBitwiseEqual) {
   for (const int ranks : {1, 2, 4}) {
-    const TrainingRecord ddp = train(spec_for("ddp", ranks, GetParam()));
+    const TrainingRecord ddp = train(mixed_spec("ddp", ranks, GetParam()));
     for (const char* name : {"zero1", "zero2", "fsdp", "shard_grad_op"})
-      EXPECT_TRUE(same_bits(ddp, train(spec_for(name, ranks, GetParam())))) << name << " of " << ranks;
+      EXPECT_TRUE(same_bits(ddp, train(mixed_spec(name, ranks, GetParam())))) << name << " of " << ranks;
     for (const double loss : ddp.losses) EXPECT_TRUE(std::isfinite(loss));
     if (ranks < 4 || !GetParam().reduce) continue;  // two stages of half-precision sums round twice
-    EXPECT_TRUE(same_bits(ddp, train(spec_for("hsdp", 4, GetParam(), "2x2"))));
+    EXPECT_TRUE(same_bits(ddp, train(mixed_spec("hsdp", 4, GetParam(), "2x2"))));
   }
 }
 
-TEST_P(MixedDtypes, ControlAnotherChoiceOfDtypesHasOtherBits) {
-  TrainingSpec other = spec_for("ddp", 2, GetParam());
+TEST_P(MixedDtypes, DetectsOtherDtypes) {
+  TrainingSpec other = mixed_spec("ddp", 2, GetParam());
   const TrainingRecord mixed = train(other);
   other.module_dtypes.clear();
   EXPECT_FALSE(same_bits(mixed, train(other)));
 }
 
-TEST_P(MixedDtypes, LateStreamsAndCheckpointedActivationsGiveTheSameBits) {
+TEST_P(MixedDtypes, LazyStreamsAndActivationCheckpointingAreBitwiseEqual) {
   for (const char* name : {"ddp", "zero1", "fsdp"}) {
-    TrainingSpec spec = spec_for(name, 2, GetParam());
+    TrainingSpec spec = mixed_spec(name, 2, GetParam());
     spec.engine.poison = true;
     const TrainingRecord eager = train(spec);
     spec.lazy_streams = true;
@@ -113,12 +104,12 @@ void expect_formulas(const TrainingSpec& spec, const TrainingRecord& record, Pre
   EXPECT_EQ(record.copied_bytes, 0U);
 }
 
-TEST_P(MixedDtypes, CostWhatTheFormulasSay) {
+TEST_P(MixedDtypes, CostEqualsFormulas) {
   for (const auto& [name, ranks, mesh] :
        {std::tuple("ddp", 3, ""), std::tuple("zero1", 2, ""), std::tuple("zero2", 4, ""), std::tuple("fsdp", 3, ""),
         std::tuple("hsdp", 4, "2x2"), std::tuple("fsdp", 1, "")}) {
     SCOPED_TRACE(name + std::to_string(ranks));
-    TrainingSpec spec = spec_for(name, ranks, GetParam(), mesh);
+    TrainingSpec spec = mixed_spec(name, ranks, GetParam(), mesh);
     const TrainingRecord record = train(spec);
     expect_formulas(spec, record, GetParam().precision());
     // The control: the formulas with all parameters of the model's dtype.
@@ -142,9 +133,9 @@ TEST_P(MixedDtypes, CostWhatTheFormulasSay) {
   }
 }
 
-TEST(MixedUnits, HoldEachDtypeInItsOwnFlatParameter) {
+TEST(MixedUnits, HoldOneFlatParameterPerDtype) {
   const Case& c = cases()[0];
-  const TrainingSpec spec = spec_for("fsdp", 2, c);
+  const TrainingSpec spec = mixed_spec("fsdp", 2, c);
   const TrainingRecord record = train(spec);
   const std::int64_t width = spec.model.width;
   ASSERT_EQ(record.unit_sizes.size(), 4U);
@@ -163,9 +154,9 @@ TEST(MixedUnits, HoldEachDtypeInItsOwnFlatParameter) {
 }
 
 /// Norms of another dtype may be frozen, too; they then have neither gradient nor optimizer state.
-TEST(MixedUnits, MayBeFrozenInPart) {
+TEST(MixedUnits, MayBePartlyFrozen) {
   for (const char* name : {"zero1", "fsdp"}) {
-    TrainingSpec spec = spec_for(name, 2, cases()[0]);
+    TrainingSpec spec = mixed_spec(name, 2, cases()[0]);
     spec.before_training = [](Engine& engine, comm::Communicator&) {
       for (const auto& parameter : engine.parameters())
         if (parameter->dtype() == DType::f32) nn::Tensor(parameter->tensor()).set_requires_grad(false);
@@ -181,9 +172,9 @@ TEST(MixedUnits, MayBeFrozenInPart) {
   }
 }
 
-TEST_P(MixedDtypes, WithShardsInTheHostsMemoryHaveTheSameBitsAndTheBytesOfTheFormula) {
+TEST_P(MixedDtypes, CpuOffloadIsBitwiseEqualAndMovesFormulaBytes) {
   for (const auto& [name, ranks] : {std::pair("zero2", 2), std::pair("fsdp", 1), std::pair("fsdp", 2)}) {
-    TrainingSpec spec = spec_for(name, ranks, GetParam());
+    TrainingSpec spec = mixed_spec(name, ranks, GetParam());
     spec.engine.poison = true;
     spec.engine.offload_chunk_elements = 5001;
     spec.runtime = harness::make_guarded_device({.lazy = true});
@@ -199,8 +190,8 @@ TEST_P(MixedDtypes, WithShardsInTheHostsMemoryHaveTheSameBitsAndTheBytesOfTheFor
   }
 }
 
-TEST(MixedUnits, OnADeviceTheHostCantReachHaveTheSameBitsAndMakeItWaitForNothing) {
-  TrainingSpec spec = spec_for("fsdp", 2, cases()[1]);
+TEST(MixedUnits, DeviceIsBitwiseEqualAndHostNeverWaits) {
+  TrainingSpec spec = mixed_spec("fsdp", 2, cases()[1]);
   spec.steps = 4;
   const TrainingRecord host = train(spec);
   spec.runtime = harness::make_guarded_device({.lazy = true});
@@ -212,9 +203,9 @@ TEST(MixedUnits, OnADeviceTheHostCantReachHaveTheSameBitsAndMakeItWaitForNothing
 
 // --- checkpoints
 
-TEST_P(MixedDtypes, CheckpointsAreOfF32ValuesAndReadWithAnyChoiceOfDtypes) {
+TEST_P(MixedDtypes, CheckpointsHoldF32AndRestoreToAnyDtypes) {
   const nn::test::TemporaryFolder folder;
-  TrainingSpec spec = spec_for("fsdp", 2, GetParam());
+  TrainingSpec spec = mixed_spec("fsdp", 2, GetParam());
   spec.global_batch = 12;
   spec.steps = 4;
   const TrainingRecord whole = train(saving(spec, folder.path(), 1));
@@ -227,15 +218,15 @@ TEST_P(MixedDtypes, CheckpointsAreOfF32ValuesAndReadWithAnyChoiceOfDtypes) {
   EXPECT_NE(saved, whole.parameters);
   for (const auto& [name, ranks] : {std::pair("zero1", 3), std::pair("fsdp", 4), std::pair("ddp", 1)})
     for (const Case& other : cases()) {
-      TrainingSpec next = spec_for(name, ranks, other);
+      TrainingSpec next = mixed_spec(name, ranks, other);
       next.global_batch = 12;
       next.steps = 2;
       EXPECT_EQ(train(resuming(next, folder.path(), 2)).parameters, saved) << name << " " << other.name;
     }
 }
 
-TEST(MixedUnits, WithATiedParameterOfTwoDtypesAreRefusedBeforeAnyMemory) {
-  TrainingSpec spec = spec_for("fsdp", 1, {"", DType::bf16, {{"lm_head", DType::f32}}, {}});
+TEST(MixedUnits, RejectTiedParameterOfTwoDtypes) {
+  TrainingSpec spec = mixed_spec("fsdp", 1, {"", DType::bf16, {{"lm_head", DType::f32}}, {}});
   EXPECT_THAT(error_of<base::InvalidUsage>([&] { train(spec); }),
               testing::HasSubstr("wte is of bf16, and its parameter wte.weight"));
 }

@@ -2,34 +2,24 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/fsdp/training_specs.h"
 #include "tests/harness/guarded_device.h"
-#include "tests/harness/training.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using base::DType;
 using base::MemoryCategory;
-using harness::engine_for;
 using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
-using harness::TrainingSpec;
 using testing::HasSubstr;
 
-TrainingSpec spec_for(const std::string& strategy, int ranks, const std::string& mesh = "") {
-  TrainingSpec spec;
-  spec.ranks = ranks;
-  spec.global_batch = 2 * ranks;
-  spec.model.layers = 4;
-  spec.engine = engine_for(strategy, mesh);
-  spec.engine.clip_norm = 0.5;
-  return spec;
-}
+const SpecOptions kFourBlocks = {.layers = 4, .clip_norm = 0.5};
 
 /// Units use the given strategies in turn.
 TrainingSpec mixed_spec(int ranks, const std::vector<std::string>& names) {
-  TrainingSpec spec = spec_for("fsdp", ranks);
+  TrainingSpec spec = base_spec("fsdp", ranks, kFourBlocks);
   spec.engine.unit_strategy = [names](const UnitSpec& unit) -> std::optional<Strategy> {
     if (unit.is_root) return strategy_named(names[0]);
     const std::size_t number = unit.name.back() - '0';
@@ -40,9 +30,9 @@ TrainingSpec mixed_spec(int ranks, const std::vector<std::string>& names) {
 
 const std::vector<std::string> kAll = {"ddp", "fsdp", "zero1", "zero2", "shard_grad_op"};
 
-TEST(MixedStrategies, GiveTheBitsOfEachAlone) {
+TEST(MixedStrategies, AreBitwiseEqualToEachAlone) {
   for (const int ranks : {1, 2, 3, 4}) {
-    const TrainingRecord ddp = train(spec_for("ddp", ranks));
+    const TrainingRecord ddp = train(base_spec("ddp", ranks, kFourBlocks));
     for (const auto& names : {kAll, {"fsdp", "ddp"}, {"ddp", "fsdp"}, {"zero2", "ddp", "fsdp"}}) {
       TrainingSpec spec = mixed_spec(ranks, names);
       spec.lazy_streams = true;
@@ -53,7 +43,7 @@ TEST(MixedStrategies, GiveTheBitsOfEachAlone) {
 }
 
 /// Each unit costs what its own strategy costs.
-TEST(MixedStrategies, CostTheSumOfTheirFormulas) {
+TEST(MixedStrategies, CostSumOfTheirFormulas) {
   const TrainingSpec spec = mixed_spec(3, kAll);
   const TrainingRecord record = train(spec);
   CommunicationFormula sum;
@@ -83,9 +73,9 @@ TEST(MixedStrategies, CostTheSumOfTheirFormulas) {
 }
 
 /// Like PyTorch's ignored modules and its tests of DDP(A) + FSDP(B): the engine leaves ignored modules to the program.
-TEST(Ignored, ModulesAreTheProgramsOwn) {
+TEST(MixedStrategies, IgnoredModulesBelongToProgram) {
   for (const char* name : {"ddp", "fsdp"}) {
-    const TrainingSpec spec = spec_for(name, 2);
+    const TrainingSpec spec = base_spec(name, 2, kFourBlocks);
     comm::InitOptions config;
     config.backend = "shm";
     comm::run_threads(2, config, [&](comm::Communicator& world) {
@@ -125,8 +115,8 @@ TEST(Ignored, ModulesAreTheProgramsOwn) {
   }
 }
 
-TEST(MixedStrategies, WithOtherCollectivesAreRefused) {
-  TrainingSpec spec = spec_for("fsdp", 2);
+TEST(MixedStrategies, RejectDifferentCollectives) {
+  TrainingSpec spec = base_spec("fsdp", 2, kFourBlocks);
   spec.engine.unit_strategy = [](const UnitSpec&) {
     Strategy other = strategy_named("ddp");
     other.all_reduce = "another";
@@ -149,7 +139,12 @@ struct Case {
   int to;
 };
 
-class ReshardGroup : public testing::TestWithParam<Case> {};
+class ReshardGroup : public testing::TestWithParam<Case> {
+ protected:
+  static TrainingSpec spec() {
+    return base_spec(GetParam().strategy, GetParam().ranks, {.layers = 4, .mesh = GetParam().mesh, .clip_norm = 0.5});
+  }
+};
 INSTANTIATE_TEST_SUITE_P(Meshes, ReshardGroup,
                          testing::Values(Case{"fsdp", 4, "", 2}, Case{"fsdp", 4, "", 1}, Case{"fsdp", 4, "", 4},
                                          Case{"fsdp", 8, "", 2}, Case{"fsdp", 8, "", 4}, Case{"hsdp", 8, "2x4", 2},
@@ -160,28 +155,28 @@ INSTANTIATE_TEST_SUITE_P(Meshes, ReshardGroup,
                                   std::to_string(test.param.to);
                          });
 
-TEST_P(ReshardGroup, GivesTheSameBits) {
-  TrainingSpec spec = spec_for(GetParam().strategy, GetParam().ranks, GetParam().mesh);
-  const TrainingRecord over_all = train(spec);
-  spec.engine.reshard_group_size = GetParam().to;
-  spec.engine.poison = true;
-  spec.lazy_streams = true;
-  EXPECT_TRUE(same_bits(over_all, train(spec)));
+TEST_P(ReshardGroup, IsBitwiseEqual) {
+  TrainingSpec given = spec();
+  const TrainingRecord over_all = train(given);
+  given.engine.reshard_group_size = GetParam().to;
+  given.engine.poison = true;
+  given.lazy_streams = true;
+  EXPECT_TRUE(same_bits(over_all, train(given)));
 }
 
-TEST_P(ReshardGroup, CostsWhatTheFormulaSays) {
+TEST_P(ReshardGroup, CostEqualsFormula) {
   for (const int microbatches : {1, 2}) {
-    TrainingSpec spec = spec_for(GetParam().strategy, GetParam().ranks, GetParam().mesh);
-    spec.microbatches = microbatches;
-    spec.engine.clip_norm = 0;
-    spec.engine.reshard_group_size = GetParam().to;
-    const TrainingRecord record = train(spec);
+    TrainingSpec given = spec();
+    given.microbatches = microbatches;
+    given.engine.clip_norm = 0;
+    given.engine.reshard_group_size = GetParam().to;
+    const TrainingRecord record = train(given);
     const StepShape course{.microbatches = microbatches};
     const auto formula = communication_formula(record.strategy, record.mesh, record.unit_sizes, {}, course);
     const PeakBounds peak = peak_formula(record.strategy, record.mesh, record.unit_sizes, course);
     for (const EngineTraffic& rank : record.later_by_rank) {
-      EXPECT_EQ(harness::calls_per_step(rank, spec.steps - 1), formula.calls);
-      EXPECT_EQ(harness::bytes_per_step(rank, spec.steps - 1), formula.bytes);
+      EXPECT_EQ(harness::calls_per_step(rank, given.steps - 1), formula.calls);
+      EXPECT_EQ(harness::bytes_per_step(rank, given.steps - 1), formula.bytes);
     }
     for (const base::MemoryTracker::Snapshot& memory_tracker : record.memory_trackers)
       EXPECT_EQ(memory_tracker.peak_of(MemoryCategory::unsharded_parameter), peak.unsharded_parameter);
@@ -189,8 +184,8 @@ TEST_P(ReshardGroup, CostsWhatTheFormulaSays) {
 }
 
 /// The purpose of hpZ: gathers of backward stay inside the smaller groups.
-TEST(ReshardGroup, MovesNoMoreBytesInForwardAndFewerInBackward) {
-  TrainingSpec spec = spec_for("fsdp", 4);
+TEST(ReshardGroup, MovesFewerBytesInBackwardOnly) {
+  TrainingSpec spec = base_spec("fsdp", 4, kFourBlocks);
   spec.steps = 2;
   const std::uint64_t over_all = train(spec).all_later.all_gather.bytes_sent;
   spec.engine.reshard_group_size = 2;
@@ -204,8 +199,8 @@ TEST(ReshardGroup, MovesNoMoreBytesInForwardAndFewerInBackward) {
   EXPECT_EQ(record.all_later.all_gather.bytes_sent, whole / 4 * 3 + again / 2);
 }
 
-TEST(ReshardGroup, GoesWithOffloadAndSixteenBits) {
-  TrainingSpec spec = spec_for("fsdp", 4);
+TEST(ReshardGroup, SupportsOffloadAndHalfPrecision) {
+  TrainingSpec spec = base_spec("fsdp", 4, kFourBlocks);
   spec.model.layers = 2;
   spec.steps = 2;
   spec.dtype = DType::bf16;
@@ -217,9 +212,9 @@ TEST(ReshardGroup, GoesWithOffloadAndSixteenBits) {
   EXPECT_TRUE(same_bits(host, train(spec)));
 }
 
-TEST(ReshardGroup, RefusesWhatCantBe) {
+TEST(ReshardGroup, RejectsInvalidSizes) {
   const auto refused = [](const std::function<void(EngineOptions&)>& set, const std::string& what) {
-    TrainingSpec spec = spec_for("fsdp", 4);
+    TrainingSpec spec = base_spec("fsdp", 4, kFourBlocks);
     set(spec.engine);
     try {
       train(spec);

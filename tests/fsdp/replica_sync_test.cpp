@@ -6,8 +6,7 @@
 #include <mutex>
 
 #include "tessera/fsdp/checkpoint.h"
-#include "tests/fsdp/saved_training.h"
-#include "tests/harness/training.h"
+#include "tests/fsdp/checkpoint_support.h"
 #include "tests/nn/temporary_folder.h"
 
 namespace tessera::fsdp {
@@ -16,16 +15,12 @@ namespace {
 using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
-using harness::TrainingSpec;
 using nn::test::TemporaryFolder;
 using testing::HasSubstr;
-using Values = std::map<std::string, std::vector<float>>;
 
-TrainingSpec spec_for(const std::string& strategy, const std::string& mesh, int steps_apart, int steps) {
-  TrainingSpec spec;
-  spec.engine.strategy = with_period(strategy_named(strategy), {.steps = steps_apart});
-  spec.engine.mesh = parse_mesh(mesh);
-  spec.ranks = spec.engine.mesh->size();
+TrainingSpec sync_spec(const std::string& strategy, const std::string& mesh, int period, int steps) {
+  TrainingSpec spec = base_spec(strategy, parse_mesh(mesh).size(), {.layers = 2, .mesh = mesh});
+  spec.engine.strategy = with_period(spec.engine.strategy, {.steps = period});
   spec.global_batch = 12;
   spec.steps = steps;
   return spec;
@@ -38,16 +33,13 @@ TrainingSpec with_sgd(TrainingSpec spec) {
 }
 
 /// Parameters of every rank after every step: [step][rank].
-std::vector<std::vector<Values>> shown(TrainingSpec spec, bool meet_at_the_end = false) {
+std::vector<std::vector<Values>> parameters_by_step(TrainingSpec spec, bool sync_at_end = false) {
   std::mutex mutex;
   std::vector<std::vector<Values>> all(static_cast<std::size_t>(spec.steps),
                                        std::vector<Values>(static_cast<std::size_t>(spec.ranks)));
   spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel&) {
-    if (meet_at_the_end && step + 1 == spec.steps) engine.sync_replicas();
-    Values mine;
-    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
-      mine[parameter.name()].assign(values.begin(), values.end());
-    });
+    if (sync_at_end && step + 1 == spec.steps) engine.sync_replicas();
+    Values mine = values_of(engine);
     const std::lock_guard lock(mutex);
     all[static_cast<std::size_t>(step)][static_cast<std::size_t>(rank)] = std::move(mine);
   };
@@ -78,7 +70,7 @@ struct Case {
 class LocalSgdSync : public testing::TestWithParam<Case> {
  protected:
   static TrainingSpec spec(int steps_apart, int steps) {
-    TrainingSpec spec = spec_for(GetParam().strategy, GetParam().mesh, steps_apart, steps);
+    TrainingSpec spec = sync_spec(GetParam().strategy, GetParam().mesh, steps_apart, steps);
     spec.dtype = GetParam().dtype;
     spec.engine.strategy.all_reduce = GetParam().all_reduce;
     return spec;
@@ -97,14 +89,14 @@ INSTANTIATE_TEST_SUITE_P(Strategies, LocalSgdSync,
                                   c.all_reduce;
                          });
 
-TEST_P(LocalSgdSync, EndWithEqualParametersAndDifferWithin) {
-  const auto steps = shown(spec(2, 5), true);
+TEST_P(LocalSgdSync, ReplicasAreEqualAfterSyncOnly) {
+  const auto steps = parameters_by_step(spec(2, 5), true);
   const bool alone = GetParam().mesh[0] == '1';
   for (const std::size_t met : {1U, 3U, 4U}) EXPECT_TRUE(all_equal(steps[met])) << met;
   for (const std::size_t within : {0U, 2U}) EXPECT_EQ(all_equal(steps[within]), alone) << within;
 }
 
-TEST_P(LocalSgdSync, CostWhatTheFormulaSays) {
+TEST_P(LocalSgdSync, CostEqualsFormula) {
   const TrainingSpec given = spec(2, 5);
   const TrainingRecord record = train(given);
   const Precision precision = make_precision(GetParam().dtype, {});
@@ -129,7 +121,7 @@ TEST_P(LocalSgdSync, CostWhatTheFormulaSays) {
   EXPECT_EQ(formula.bytes.all_reduce, 2 * (whole / replicas * (replicas - 1)) / 2) << "2 c(R) b Psi / S / H";
 }
 
-TEST_P(LocalSgdSync, LazyStreamsGiveTheSameBits) {
+TEST_P(LocalSgdSync, LazyStreamsAreBitwiseEqual) {
   TrainingSpec given = spec(2, 5);
   given.engine.clip_norm = 0.5;
   given.engine.poison = true;
@@ -139,27 +131,27 @@ TEST_P(LocalSgdSync, LazyStreamsGiveTheSameBits) {
 }
 
 /// Syncing the mean after every step equals averaging gradients if the inner optimizer is plain SGD.
-TEST(LocalSgd, OfOneStepAveragesGradients) {
-  TrainingSpec ddp = with_sgd(spec_for("local_sgd", "4x1", 1, 5));
+TEST(LocalSgd, PeriodOfOneAveragesGradients) {
+  TrainingSpec ddp = with_sgd(sync_spec("local_sgd", "4x1", 1, 5));
   ddp.engine.strategy = strategy_named("ddp");
   ddp.engine.mesh = MeshShape::grid(1, 4);
   const Values averaged = train(ddp).parameters;
-  EXPECT_LT(distance(train(with_sgd(spec_for("local_sgd", "4x1", 1, 5))).parameters, averaged), 6e-7)
+  EXPECT_LT(distance(train(with_sgd(sync_spec("local_sgd", "4x1", 1, 5))).parameters, averaged), 6e-7)
       << "5 steps, each within an ulp of values up to 1";
   // The negative controls: a longer period, and another outer optimizer.
-  EXPECT_GT(distance(train(with_sgd(spec_for("local_sgd", "4x1", 5, 5))).parameters, averaged), 2e-5);
-  EXPECT_GT(distance(train(with_sgd(spec_for("diloco", "4x1", 1, 5))).parameters, averaged), 2e-5);
+  EXPECT_GT(distance(train(with_sgd(sync_spec("local_sgd", "4x1", 5, 5))).parameters, averaged), 2e-5);
+  EXPECT_GT(distance(train(with_sgd(sync_spec("diloco", "4x1", 1, 5))).parameters, averaged), 2e-5);
 }
 
 /// theta - lr (1 + momentum) (theta - mean), after the first sync period.
-TEST(DiLoCo, TakesTheOuterStepOfItsPaper) {
-  const auto start = shown([] {
-    TrainingSpec spec = spec_for("diloco", "3x1", 100, 1);
+TEST(DiLoCo, OuterStepEqualsPaper) {
+  const auto start = parameters_by_step([] {
+    TrainingSpec spec = sync_spec("diloco", "3x1", 100, 1);
     spec.lr = 1e-30;
     return spec;
   }());
-  const auto apart = shown(spec_for("diloco", "3x1", 100, 3));
-  const auto met = shown(spec_for("diloco", "3x1", 3, 3));
+  const auto apart = parameters_by_step(sync_spec("diloco", "3x1", 100, 3));
+  const auto met = parameters_by_step(sync_spec("diloco", "3x1", 3, 3));
   double worst = 0, moved = 0;
   for (const auto& [name, theta] : start[0][0])
     for (std::size_t i = 0; i < theta.size(); ++i) {
@@ -174,62 +166,52 @@ TEST(DiLoCo, TakesTheOuterStepOfItsPaper) {
 }
 
 /// b = momentum b + g, theta -= lr (g + momentum b) at every sync, where g is theta minus the replicas' mean.
-TEST(DiLoCo, CarriesItsMomentumFromMeetingToMeeting) {
-  constexpr int kMeetings = 3;
+TEST(DiLoCo, MomentumPersistsBetweenSyncs) {
+  constexpr int kSyncs = 3;
   std::mutex mutex;
-  std::vector<Values> met(kMeetings + 1);
-  std::vector<std::vector<Values>> apart(kMeetings, std::vector<Values>(2));
-  const auto values_of = [](Engine& engine) {
-    Values values;
-    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> all) {
-      values[parameter.name()].assign(all.begin(), all.end());
-    });
-    return values;
-  };
-  TrainingSpec spec = spec_for("diloco", "2x1", 100, kMeetings);
+  std::vector<Values> met(kSyncs + 1);
+  std::vector<std::vector<Values>> apart(kSyncs, std::vector<Values>(2));
+  TrainingSpec spec = sync_spec("diloco", "2x1", 100, kSyncs);
   spec.before_training = [&](Engine& engine, comm::Communicator& control) {
     const Values values = values_of(engine);
     if (control.rank() == 0) met[0] = values;
   };
   spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel&) {
-    const auto meeting = static_cast<std::size_t>(step);
+    const auto sync = static_cast<std::size_t>(step);
     const Values before = values_of(engine);
     engine.sync_replicas();
     const Values after = values_of(engine);
     const std::lock_guard lock(mutex);
-    apart[meeting][static_cast<std::size_t>(rank)] = before;
-    if (rank == 0) met[meeting + 1] = after;
+    apart[sync][static_cast<std::size_t>(rank)] = before;
+    if (rank == 0) met[sync + 1] = after;
   };
   train(spec);
-  double worst = 0, plugin_state = 0;
+  double worst = 0, momentum = 0;
   for (const auto& [name, theta] : met[0]) {
     std::vector<double> buffer(theta.size(), 0);
-    for (std::size_t m = 0; m < kMeetings; ++m)
+    for (std::size_t m = 0; m < kSyncs; ++m)
       for (std::size_t i = 0; i < theta.size(); ++i) {
         const double at = met[m].at(name)[i];
         const double g = at - (static_cast<double>(apart[m][0].at(name)[i]) + apart[m][1].at(name)[i]) / 2;
-        plugin_state = std::max(plugin_state, std::abs(0.9 * buffer[i]));
+        momentum = std::max(momentum, std::abs(0.9 * buffer[i]));
         buffer[i] = 0.9 * buffer[i] + g;
         worst = std::max(worst, std::abs(met[m + 1].at(name)[i] - (at - 0.7 * (g + 0.9 * buffer[i]))));
       }
   }
   EXPECT_LT(worst, 1e-6);
-  EXPECT_GT(plugin_state, 1e-3);  // without momentum the last syncs would give other values
+  EXPECT_GT(momentum, 1e-3);  // without momentum the last syncs would give other values
 }
 
 /// A second sync in a row has no effect, and initializing drops the momentum of an earlier training.
-TEST(DiLoCo, MeetsOnceAndBeginsAnew) {
+TEST(DiLoCo, SecondSyncIsNoOpAndInitializeResetsMomentum) {
   std::mutex mutex;
   std::vector<Values> seen;
   const auto note = [&](Engine& engine) {
-    Values values;
-    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> all) {
-      values[parameter.name()].assign(all.begin(), all.end());
-    });
+    const Values values = values_of(engine);
     const std::lock_guard lock(mutex);
     if (engine.rank() == 0) seen.push_back(values);
   };
-  TrainingSpec spec = spec_for("diloco", "2x1", 2, 8);
+  TrainingSpec spec = sync_spec("diloco", "2x1", 2, 8);
   spec.repeat_data = 4;  // the last four steps repeat the first four
   spec.after_step = [&](int, int step, Engine& engine, nn::CausalModel&) {
     if (step % 4 == 3) {
@@ -241,7 +223,7 @@ TEST(DiLoCo, MeetsOnceAndBeginsAnew) {
   };
   train(spec);
   ASSERT_EQ(seen.size(), 4U);
-  EXPECT_EQ(seen[0], seen[1]) << "they met twice";
+  EXPECT_EQ(seen[0], seen[1]) << "synced twice";
   EXPECT_EQ(seen[0], seen[2]) << "something of the first training was left";
   spec.repeat_data = 0;  // the control: other data
   seen.clear();
@@ -249,17 +231,17 @@ TEST(DiLoCo, MeetsOnceAndBeginsAnew) {
   EXPECT_NE(seen[0], seen[2]);
 }
 
-TEST(Period, ClippingAndNormsAreEachReplicasOwn) {
-  TrainingSpec spec = spec_for("diloco", "2x2", 2, 4);
+TEST(SyncPeriod, ReplicasClipIndependently) {
+  TrainingSpec spec = sync_spec("diloco", "2x2", 2, 4);
   spec.engine.clip_norm = 0.5;
   const TrainingRecord record = train(spec);
   EXPECT_THAT(record.norms, testing::Each(testing::Gt(0.5)));
-  EXPECT_TRUE(all_equal(shown(spec)[3]));
+  EXPECT_TRUE(all_equal(parameters_by_step(spec)[3]));
 }
 
-TEST(Period, WhatCannotBeIsRefused) {
+TEST(SyncPeriod, RejectsInvalidOptions) {
   const auto refusal = [](const std::function<void(TrainingSpec&)>& spoil) -> std::string {
-    TrainingSpec spec = spec_for("diloco", "2x1", 2, 1);
+    TrainingSpec spec = sync_spec("diloco", "2x1", 2, 1);
     spoil(spec);
     try {
       train(spec);
@@ -278,14 +260,14 @@ TEST(Period, WhatCannotBeIsRefused) {
       refusal([](TrainingSpec& s) { s.engine.strategy.sync[kShardAxis] = s.engine.strategy.sync[kReplicateAxis]; }),
       HasSubstr("only replicas"));
   EXPECT_THROW(with_period(strategy_named("ddp"), {}), base::InvalidUsage);
-  TrainingSpec offloaded = spec_for("diloco", "2x1", 2, 1);
+  TrainingSpec offloaded = sync_spec("diloco", "2x1", 2, 1);
   offloaded.runtime = harness::make_guarded_device({});
   offloaded.engine.cpu_offload = true;
   EXPECT_THROW(train(offloaded), base::Unsupported);
 }
 
-TEST(Period, ADevicesMemoryIsNotTouchedByTheHost) {
-  TrainingSpec spec = spec_for("diloco", "2x2", 2, 4);
+TEST(SyncPeriod, HostAccessesNoDeviceMemory) {
+  TrainingSpec spec = sync_spec("diloco", "2x2", 2, 4);
   const TrainingRecord host = train(spec);
   spec.runtime = harness::make_guarded_device({.lazy = true});
   EXPECT_TRUE(same_bits(host, train(spec)));
@@ -305,7 +287,7 @@ TrainingSpec resuming(TrainingSpec spec, const std::string& folder, std::string*
   return spec;
 }
 
-TEST_P(LocalSgdSync, GoOnFromACheckpointWithin) {
+TEST_P(LocalSgdSync, ResumesWithinPeriod) {
   const TemporaryFolder folder;
   std::string dropped;
   const TrainingSpec given = spec(3, 8);  // saved after 4 steps, synced after 3 and 6
@@ -332,7 +314,7 @@ TEST_P(LocalSgdSync, GoOnFromACheckpointWithin) {
 }
 
 /// Saved just after a sync within a period: a sync before the next step has no effect, as in the saving run.
-TEST_P(LocalSgdSync, GoOnFromACheckpointJustAfterASyncWithin) {
+TEST_P(LocalSgdSync, ResumesAfterEarlySync) {
   const TemporaryFolder folder;
   std::string dropped;
   TrainingSpec first = saving(spec(3, 8), folder.path(), 3);
@@ -350,13 +332,13 @@ TEST_P(LocalSgdSync, GoOnFromACheckpointJustAfterASyncWithin) {
   EXPECT_EQ(train(more).parameters, whole.parameters);
 }
 
-TEST(PeriodicCheckpoints, OtherWorldsBeginWhereTheReplicasMetLast) {
+TEST(SyncPeriod, OtherWorldsResumeFromLastSync) {
   const TemporaryFolder folder;
   std::string dropped;
-  const auto steps = shown(spec_for("diloco", "2x1", 3, 3));
-  train(saving(spec_for("diloco", "2x1", 3, 5), folder.path(), 3));
+  const auto steps = parameters_by_step(sync_spec("diloco", "2x1", 3, 3));
+  train(saving(sync_spec("diloco", "2x1", 3, 5), folder.path(), 3));
   for (const char* strategy : {"ddp", "diloco"}) {
-    TrainingSpec other = spec_for("diloco", "4x1", 3, 4);
+    TrainingSpec other = sync_spec("diloco", "4x1", 3, 4);
     if (std::string(strategy) == "ddp") {
       other.engine.strategy = strategy_named("ddp");
       other.engine.mesh = MeshShape::grid(1, 4);

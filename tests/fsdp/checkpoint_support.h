@@ -1,6 +1,7 @@
 // Trainings that save checkpoints and resume from them.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -10,12 +11,30 @@
 
 #include "tessera/fsdp/checkpoint.h"
 #include "tessera/nn/host_access.h"
-#include "tests/fsdp/saved_training.h"
-#include "tests/harness/training.h"
+#include "tests/fsdp/training_specs.h"
 
 namespace tessera::fsdp {
 
-using harness::TrainingSpec;
+/// Saves after step `at` (from 0) and waits.
+inline TrainingSpec saving(TrainingSpec spec, const std::string& folder, int at, bool asynchronous = false) {
+  spec.between_steps = [=](int step, Engine& engine, comm::HostCollectives& control) {
+    if (step != at) return;
+    CheckpointWriter writer(engine, control, {.folder = folder, .asynchronous = asynchronous});
+    writer.save({{"colour", "blue"}});
+    writer.finish();
+  };
+  return spec;
+}
+
+inline TrainingSpec resuming(TrainingSpec spec, const std::string& folder, int from, RestoreOptions options = {}) {
+  spec.first_step = from;
+  spec.seed += 1;  // other initial values: all values must come from the checkpoint
+  spec.before_training = [=](Engine& engine, comm::Communicator&) {
+    Checkpoint checkpoint(folder);
+    restore(engine, checkpoint, options);
+  };
+  return spec;
+}
 
 /// The whole sharded state of an engine: by name, and -1 for values or the number of the optimizer state.
 class WholeState {
@@ -41,13 +60,11 @@ class WholeState {
   std::mutex mutex_;
 };
 
-inline TrainingSpec spec_for(const std::string& strategy, int ranks, int steps = 2) {
-  TrainingSpec spec;
-  spec.ranks = ranks;
+inline TrainingSpec checkpoint_spec(const std::string& strategy, int ranks, int steps = 2) {
+  TrainingSpec spec = base_spec(strategy, ranks, {.layers = 2});
   spec.steps = steps;
   spec.global_batch = 120;  // divisible by 1, 2, 3, 4, 5 and 8
   spec.seq_len = 4;
-  spec.engine = harness::engine_for(strategy);
   return spec;
 }
 

@@ -7,17 +7,14 @@
 #include <mutex>
 
 #include "tessera/fsdp/checkpoint.h"
-#include "tests/fsdp/saved_training.h"
-#include "tests/harness/training.h"
+#include "tests/fsdp/checkpoint_support.h"
 #include "tests/nn/temporary_folder.h"
 
 namespace tessera::fsdp {
 namespace {
 
-using harness::engine_for;
 using harness::train;
 using harness::TrainingRecord;
-using harness::TrainingSpec;
 using nn::test::TemporaryFolder;
 using testing::HasSubstr;
 
@@ -29,14 +26,10 @@ struct Case {
   friend void PrintTo(const Case& c, std::ostream* out) { *out << c.strategy << " on " << c.ranks << " ranks"; }
 };
 
-TrainingSpec spec_for(const Case& c) {
-  TrainingSpec spec;
-  spec.ranks = c.ranks;
+TrainingSpec case_spec(const Case& c) {
+  TrainingSpec spec = plugin_spec(c.strategy, c.ranks, {"plain", c.reduce_scatter, c.all_reduce});
   spec.steps = 5;
   spec.global_batch = 12;
-  spec.engine = engine_for(c.strategy);
-  spec.engine.strategy.reduce_scatter = c.reduce_scatter;
-  spec.engine.strategy.all_reduce = c.all_reduce;
   return spec;
 }
 
@@ -73,9 +66,9 @@ INSTANTIATE_TEST_SUITE_P(Plugins, PluginState,
                                   test.param.all_reduce;
                          });
 
-TEST_P(PluginState, ComesBackWithACheckpoint) {
+TEST_P(PluginState, ResumesFromCheckpoint) {
   const TemporaryFolder folder;
-  const TrainingSpec spec = spec_for(GetParam());
+  const TrainingSpec spec = case_spec(GetParam());
   const TrainingRecord whole = train(saving(spec, folder.path(), 1, /*asynchronous=*/true));
   const Resumed resumed = resume(spec, folder.path());
   EXPECT_EQ(resumed.dropped, "");
@@ -84,21 +77,21 @@ TEST_P(PluginState, ComesBackWithACheckpoint) {
   EXPECT_NE(resume(spec, folder.path(), true).record.parameters, whole.parameters);
 }
 
-TEST_P(PluginState, IsDroppedWithALineWhereItDoesNotFit) {
+TEST_P(PluginState, ReportsDroppedStateOfOtherWorldOrPlugin) {
   const TemporaryFolder folder;
-  train(saving(spec_for(GetParam()), folder.path(), 1, /*asynchronous=*/true));
+  train(saving(case_spec(GetParam()), folder.path(), 1, /*asynchronous=*/true));
   Case fewer = GetParam();
   fewer.ranks = fewer.ranks == 2 ? 4 : 2;
-  EXPECT_THAT(resume(spec_for(fewer), folder.path()).dropped, HasSubstr("they begin anew"));
+  EXPECT_THAT(resume(case_spec(fewer), folder.path()).dropped, HasSubstr("they begin anew"));
   const Case plain{GetParam().strategy, GetParam().ranks, "plain", "plain"};
-  EXPECT_THAT(resume(spec_for(plain), folder.path()).dropped, HasSubstr("they begin anew"));
+  EXPECT_THAT(resume(case_spec(plain), folder.path()).dropped, HasSubstr("they begin anew"));
 }
 
-/// A refresh rebuilds the layout of flat parameters, and plug-ins start with new state.
-TEST_P(PluginState, BeginsAnewAfterARefresh) {
+/// apply_requires_grad() rebuilds the layout of flat parameters, and plug-ins start with new state.
+TEST_P(PluginState, ApplyRequiresGradResetsState) {
   std::mutex mutex;
-  std::vector<std::map<std::string, std::vector<float>>> by_rank(static_cast<std::size_t>(GetParam().ranks));
-  TrainingSpec spec = spec_for(GetParam());
+  std::vector<Values> by_rank(static_cast<std::size_t>(GetParam().ranks));
+  TrainingSpec spec = case_spec(GetParam());
   spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
     if (step == 1) {
       for (const auto& parameter : model.parameters()) {
@@ -117,10 +110,7 @@ TEST_P(PluginState, BeginsAnewAfterARefresh) {
       EXPECT_EQ(not_zero, 0U);
     }
     if (step != 4) return;
-    std::map<std::string, std::vector<float>> mine;
-    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
-      mine[parameter.name()].assign(values.begin(), values.end());
-    });
+    Values mine = values_of(engine);
     const std::lock_guard lock(mutex);
     by_rank[static_cast<std::size_t>(rank)] = std::move(mine);
   };
@@ -129,10 +119,10 @@ TEST_P(PluginState, BeginsAnewAfterARefresh) {
   for (const auto& mine : by_rank) EXPECT_EQ(mine, by_rank[0]);
 }
 
-TEST(PluginState, IsNothingToSpeakOf) {
+TEST(PluginState, StatelessPluginsDropNothing) {
   const TemporaryFolder folder;
-  train(saving(spec_for({"fsdp", 2, "plain", "plain"}), folder.path(), 1, /*asynchronous=*/true));
-  EXPECT_EQ(resume(spec_for({"fsdp", 3, "int8", "plain"}), folder.path()).dropped, "");
+  train(saving(case_spec({"fsdp", 2, "plain", "plain"}), folder.path(), 1, /*asynchronous=*/true));
+  EXPECT_EQ(resume(case_spec({"fsdp", 3, "int8", "plain"}), folder.path()).dropped, "");
 }
 
 }  // namespace

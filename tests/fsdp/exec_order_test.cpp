@@ -5,45 +5,26 @@
 #include "tessera/nn/kernels/gemm.h"
 #include "tessera/nn/layers/linear.h"
 #include "tessera/nn/ops/cross_entropy.h"
+#include "tests/fsdp/training_specs.h"
 #include "tests/harness/device_only.h"
-#include "tests/harness/training.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using base::TraceEventKind;
-using base::TraceEvent;
-using harness::engine_for;
 using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
-using harness::TrainingSpec;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-TrainingSpec spec_for(const std::string& strategy, int ranks = 2) {
-  TrainingSpec spec;
-  spec.ranks = ranks;
-  spec.global_batch = 2 * ranks;
-  spec.model.layers = 3;
-  spec.engine = engine_for(strategy);
-  return spec;
-}
-
-std::vector<std::string> order(const TrainingRecord& record, std::initializer_list<TraceEventKind> kinds) {
-  std::vector<std::string> out;
-  for (const TraceEvent& event : record.last_events)
-    if (std::find(kinds.begin(), kinds.end(), event.kind) != kinds.end())
-      out.push_back(std::string(base::name_of(event.kind)) + " " + event.unit);
-  return out;
-}
-
-TEST(PrefetchOrder, BackwardMayGatherAfterTheComputation) {
-  TrainingSpec spec = spec_for("fsdp");
+TEST(PrefetchOrder, BackwardPostGathersAfterCompute) {
+  TrainingSpec spec = base_spec("fsdp");
   const TrainingRecord pre = train(spec);
   spec.engine.backward_prefetch = BackwardPrefetch::post;
   const TrainingRecord post = train(spec);
-  EXPECT_THAT(order(post, {TraceEventKind::unshard_issue, TraceEventKind::backward, TraceEventKind::reduce_issue}),
+  EXPECT_THAT(event_names(post.last_events,
+                          {TraceEventKind::unshard_issue, TraceEventKind::backward, TraceEventKind::reduce_issue}),
               ElementsAre("unshard_issue root", "unshard_issue h.0", "unshard_issue h.1", "unshard_issue h.2",  //
                           "backward root", "backward h.2", "unshard_issue h.1", "reduce_issue h.2",             //
                           "backward h.1", "unshard_issue h.0", "reduce_issue h.1",                              //
@@ -51,24 +32,25 @@ TEST(PrefetchOrder, BackwardMayGatherAfterTheComputation) {
   EXPECT_TRUE(same_bits(pre, post));
 }
 
-TEST(PrefetchOrder, MayBeTheProgramsOwn) {
-  TrainingSpec spec = spec_for("fsdp");
+TEST(PrefetchOrder, FollowsProgram) {
+  TrainingSpec spec = base_spec("fsdp");
   const TrainingRecord neighbours = train(spec);
   spec.engine.prefetch_order.forward = {{"root", {"h.0", "h.1"}}, {"h.0", {"h.2"}}};
   spec.engine.prefetch_order.backward = {{"h.2", {"h.0", "h.1"}}};
   spec.engine.poison = true;
   const TrainingRecord own = train(spec);
-  EXPECT_THAT(order(own, {TraceEventKind::unshard_issue, TraceEventKind::forward, TraceEventKind::backward}),
-              ElementsAre("unshard_issue root", "unshard_issue h.0", "unshard_issue h.1", "forward root",
-                          "unshard_issue h.2", "forward h.0", "forward h.1", "forward h.2",  //
-                          "backward root", "unshard_issue h.0", "unshard_issue h.1", "backward h.2", "backward h.1",
-                          "backward h.0"));
+  EXPECT_THAT(
+      event_names(own.last_events, {TraceEventKind::unshard_issue, TraceEventKind::forward, TraceEventKind::backward}),
+      ElementsAre("unshard_issue root", "unshard_issue h.0", "unshard_issue h.1", "forward root", "unshard_issue h.2",
+                  "forward h.0", "forward h.1", "forward h.2",  //
+                  "backward root", "unshard_issue h.0", "unshard_issue h.1", "backward h.2", "backward h.1",
+                  "backward h.0"));
   EXPECT_TRUE(same_bits(neighbours, own));
 }
 
 /// An unneeded prefetch is resharded, and a unit without prefetch is gathered when it is used.
-TEST(PrefetchOrder, AWrongOneCostsTimeOnly) {
-  TrainingSpec spec = spec_for("fsdp");
+TEST(PrefetchOrder, WrongOrderCostsTimeOnly) {
+  TrainingSpec spec = base_spec("fsdp");
   const TrainingRecord right = train(spec);
   spec.engine.prefetch_order.forward = {{"h.1", {"h.0"}}};
   spec.engine.prefetch_order.backward = {{"h.1", {"h.2"}}, {"h.0", {"h.1"}}};
@@ -76,11 +58,12 @@ TEST(PrefetchOrder, AWrongOneCostsTimeOnly) {
   const TrainingRecord wrong = train(spec);
   EXPECT_TRUE(same_bits(right, wrong));
   EXPECT_GT(wrong.all_later.all_gather.calls, right.all_later.all_gather.calls);
-  for (const auto& memory_tracker : wrong.memory_trackers) EXPECT_EQ(memory_tracker.now_of(base::MemoryCategory::unsharded_parameter), 0U);
+  for (const auto& memory_tracker : wrong.memory_trackers)
+    EXPECT_EQ(memory_tracker.now_of(base::MemoryCategory::unsharded_parameter), 0U);
 }
 
-TEST(PrefetchOrder, NamesUnits) {
-  TrainingSpec spec = spec_for("fsdp");
+TEST(PrefetchOrder, RejectsUnknownUnits) {
+  TrainingSpec spec = base_spec("fsdp");
   spec.engine.prefetch_order.forward = {{"h.0", {"h.7"}}};
   try {
     train(spec);
@@ -108,26 +91,26 @@ class TwoWays final : public nn::Layer<TwoWays> {
   nn::Linear &a_, &b_;
 };
 
-struct Disagreement {
+struct OrderMismatch {
   std::string strategy;
   std::string backend = "shm";
   bool swaps = false;
   bool skips = false;
-  int from = 1;  ///< step
-  bool refreshes = false;  ///< just before it
+  int from = 1;                        ///< step
+  bool applies_requires_grad = false;  ///< just before it
   bool checked = false;
   std::shared_ptr<base::DeviceRuntime> device = {};  ///< if set: the communicator accepts only its memory
 };
 
-struct Said {
+struct Reports {
   std::vector<std::string> by_rank;
   int steps = 0;  // completed by the first rank
   double seconds = 0;
 };
 
-Said run_two_ways(const Disagreement& how) {
-  Said said;
-  said.by_rank.resize(2);
+Reports run_two_ways(const OrderMismatch& how) {
+  Reports reports;
+  reports.by_rank.resize(2);
   comm::InitOptions config;
   config.backend = how.backend;
   config.timeout = std::chrono::seconds(3);
@@ -151,7 +134,7 @@ Said run_two_ways(const Disagreement& how) {
       engine.initialize(0);
       for (int step = 0; step < 4; ++step) {
         const bool other = world.rank() == 1 && step >= how.from;
-        if (how.refreshes && step == how.from) engine.apply_requires_grad();
+        if (how.applies_requires_grad && step == how.from) engine.apply_requires_grad();
         nn::Tape tape;
         nn::Tensor loss;
         {
@@ -162,87 +145,89 @@ Said run_two_ways(const Disagreement& how) {
         }
         tape.backward(loss);
         engine.step(1e-3);
-        if (world.rank() == 0) ++said.steps;
+        if (world.rank() == 0) ++reports.steps;
       }
     } catch (const base::Error& error) {
-      said.by_rank[static_cast<std::size_t>(world.rank())] = std::string(error.kind()) + ": " + error.what();
+      reports.by_rank[static_cast<std::size_t>(world.rank())] = std::string(error.kind()) + ": " + error.what();
     }
   });
-  said.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return said;
+  reports.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return reports;
 }
 
 constexpr const char* kDifferent = "the ranks don't do the same: rank 0: ";
 
-TEST(ExecutionOrder, FromTheBeginningAreNamedBeforeTheFirstBackward) {
+TEST(ExecutionOrder, P14_InitialMismatchIsReportedBeforeFirstBackward) {
   const std::string backward = "the first backward with products by " + nn::kernels::products_name();
   for (const char* backend : {"shm", "tcp"})
     for (const char* strategy : {"fsdp", "shard_grad_op"}) {
-      const Said said = run_two_ways({.strategy = strategy, .backend = backend, .swaps = true, .from = 0});
-      EXPECT_EQ(said.steps, 0);
-      EXPECT_LT(said.seconds, 2);
-      for (const std::string& text : said.by_rank) {
+      const Reports reports = run_two_ways({.strategy = strategy, .backend = backend, .swaps = true, .from = 0});
+      EXPECT_EQ(reports.steps, 0);
+      EXPECT_LT(reports.seconds, 2);
+      for (const std::string& text : reports.by_rank) {
         EXPECT_THAT(text, HasSubstr(kDifferent + backward + ", after a b; rank 1: " + backward + ", after b a"))
             << backend;
       }
     }
 }
 
-/// After a refresh the execution order is recorded anew; ranks usually differ from its beginning.
-TEST(ExecutionOrder, AfterARefreshAreNamedBeforeTheFirstBackward) {
+/// After apply_requires_grad() the execution order is recorded anew; ranks usually differ from its beginning.
+TEST(ExecutionOrder, MismatchAfterApplyRequiresGradIsReportedBeforeBackward) {
   for (const bool swaps : {true, false}) {
-    const Said said = run_two_ways({.strategy = "fsdp", .swaps = swaps, .from = 2, .refreshes = true});
-    EXPECT_EQ(said.steps, swaps ? 2 : 4);  // the control: ranks with equal orders
-    for (const std::string& text : said.by_rank)
+    const Reports reports =
+        run_two_ways({.strategy = "fsdp", .swaps = swaps, .from = 2, .applies_requires_grad = true});
+    EXPECT_EQ(reports.steps, swaps ? 2 : 4);  // the control: ranks with equal orders
+    for (const std::string& text : reports.by_rank)
       EXPECT_THAT(text, swaps ? testing::Matcher<std::string>(HasSubstr(kDifferent + std::string("the first backward")))
                               : testing::Matcher<std::string>(""));
   }
 }
 
-TEST(ExecutionOrder, LaterAreNamedAtTheNextStep) {
+TEST(ExecutionOrder, LaterMismatchIsReportedAtNextStep) {
   for (const char* backend : {"shm", "tcp"})
     for (const char* strategy : {"ddp", "zero1", "zero2"}) {
-      const Said said = run_two_ways({.strategy = strategy, .backend = backend, .swaps = true});
-      EXPECT_LT(said.steps, 4) << strategy;
-      EXPECT_LT(said.seconds, 2) << strategy;
-      for (const std::string& text : said.by_rank) {
+      const Reports reports = run_two_ways({.strategy = strategy, .backend = backend, .swaps = true});
+      EXPECT_LT(reports.steps, 4) << strategy;
+      EXPECT_LT(reports.seconds, 2) << strategy;
+      for (const std::string& text : reports.by_rank) {
         EXPECT_THAT(text, HasSubstr(kDifferent + std::string("step 3, after"))) << backend << strategy;
       }
       // The control: with equal orders no rank reports an error.
-      const Said agreed = run_two_ways({.strategy = strategy, .backend = backend});
+      const Reports agreed = run_two_ways({.strategy = strategy, .backend = backend});
       EXPECT_EQ(agreed.steps, 4);
       EXPECT_THAT(agreed.by_rank, testing::Each(""));
     }
 }
 
 /// Ranks whose communicator accepts device memory only.
-TEST(ExecutionOrder, AreNamedOverTheDevicesMemory) {
+TEST(ExecutionOrder, MismatchIsReportedOverDeviceMemory) {
   for (const bool swaps : {true, false}) {
-    const Said said = run_two_ways({.strategy = "ddp", .swaps = swaps, .device = harness::make_guarded_device({})});
-    EXPECT_EQ(said.steps == 4, !swaps);
-    for (const std::string& text : said.by_rank)
+    const Reports reports =
+        run_two_ways({.strategy = "ddp", .swaps = swaps, .device = harness::make_guarded_device({})});
+    EXPECT_EQ(reports.steps == 4, !swaps);
+    for (const std::string& text : reports.by_rank)
       EXPECT_THAT(text, swaps ? testing::Matcher<std::string>(HasSubstr(kDifferent + std::string("step 3, after")))
                               : testing::Matcher<std::string>(""));
   }
 }
 
 /// A gather that another rank never calls does not complete; the timeout error names unit, operation and rank.
-TEST(ExecutionOrder, InAWayThatHangsAreNamedByTheDeadline) {
+TEST(ExecutionOrder, HangingMismatchIsReportedAtDeadline) {
   for (const auto& how :
-       {Disagreement{.strategy = "fsdp", .swaps = true}, Disagreement{.strategy = "fsdp", .skips = true},
-        Disagreement{.strategy = "ddp", .skips = true},
-        Disagreement{.strategy = "fsdp", .backend = "tcp", .skips = true}}) {
-    const Said said = run_two_ways(how);
-    EXPECT_LT(said.seconds, 15);
-    for (const std::string& text : said.by_rank)
+       {OrderMismatch{.strategy = "fsdp", .swaps = true}, OrderMismatch{.strategy = "fsdp", .skips = true},
+        OrderMismatch{.strategy = "ddp", .skips = true},
+        OrderMismatch{.strategy = "fsdp", .backend = "tcp", .skips = true}}) {
+    const Reports reports = run_two_ways(how);
+    EXPECT_LT(reports.seconds, 15);
+    for (const std::string& text : reports.by_rank)
       EXPECT_THAT(text, testing::AnyOf(HasSubstr(kDifferent), HasSubstr("(a)"), HasSubstr("(b)"))) << how.strategy;
   }
 }
 
 /// Under strategies whose forward needs no other rank, one rank may repeat a forward.
-TEST(ExecutionOrder, DontWhereOneDoesAForwardAgain) {
+TEST(ExecutionOrder, OneRankMayRepeatForward) {
   const auto run = [](bool again) {
-    TrainingSpec spec = spec_for("ddp", 3);
+    TrainingSpec spec = base_spec("ddp", 3);
     spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
       if (!again || rank != 1) return;
       const auto batch = harness::make_batch(model.context(), spec, step, rank);
@@ -256,13 +241,13 @@ TEST(ExecutionOrder, DontWhereOneDoesAForwardAgain) {
   EXPECT_TRUE(same_bits(run(false), run(true)));
 }
 
-TEST(ExecutionOrder, AreNamedAtOnceInCheckedMode) {
+TEST(ExecutionOrder, CheckedModeReportsMismatchAtOnce) {
   for (const char* backend : {"shm", "tcp"})
     for (const bool skips : {false, true}) {
-      const Said said =
+      const Reports reports =
           run_two_ways({.strategy = "fsdp", .backend = backend, .swaps = !skips, .skips = skips, .checked = true});
-      EXPECT_LT(said.seconds, 2);
-      for (const std::string& text : said.by_rank) {
+      EXPECT_LT(reports.seconds, 2);
+      for (const std::string& text : reports.by_rank) {
         EXPECT_THAT(text, HasSubstr("Mismatch: ")) << backend;
         EXPECT_THAT(text, testing::AnyOf(HasSubstr("(a)"), HasSubstr("(b)"), HasSubstr(kDifferent))) << backend;
       }

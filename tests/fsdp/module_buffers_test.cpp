@@ -5,8 +5,7 @@
 #include <cstring>
 
 #include "tessera/nn/activation_checkpoint.h"
-#include "tests/fsdp/small_training.h"
-#include "tests/fsdp/statistics.h"
+#include "tests/fsdp/models.h"
 #include "tests/harness/guarded_device.h"
 #include "tests/nn/temporary_folder.h"
 
@@ -25,11 +24,11 @@ TrainingSpec shared(TrainingSpec spec) {
   return spec;
 }
 
-constexpr StatisticsOptions kFeedsBack = {.feeds_back = true};
+constexpr BufferModelOptions kFeedsBack = {.feeds_back = true};
 
-TEST(BufferMemory, IsTheSameEverywhereAndThatOfAMaterializedModel) {
+TEST(ModuleBuffers, InitialValuesEqualMaterializedModel) {
   nn::Context context;
-  const auto model = statistics_spec("ddp", 1).make_model(context);
+  const auto model = buffer_spec("ddp", 1).make_model(context);
   model->materialize(7);
   std::map<std::string, std::vector<float>> expected;
   for (const auto& buffer : model->buffers())
@@ -39,7 +38,7 @@ TEST(BufferMemory, IsTheSameEverywhereAndThatOfAMaterializedModel) {
   EXPECT_EQ(expected.at("inner.one"), std::vector<float>{1});
   EXPECT_NE(expected.at("inner.running_mean"), expected.at("last.running_mean")) << "keyed by name";
   for (const char* strategy : kStrategies) {
-    TrainingSpec spec = statistics_spec(strategy, 2);
+    TrainingSpec spec = buffer_spec(strategy, 2);
     spec.seed = 7;
     spec.steps = 0;
     spec.before_training = [&](Engine& engine, comm::Communicator&) {
@@ -60,19 +59,19 @@ TEST(BufferMemory, IsTheSameEverywhereAndThatOfAMaterializedModel) {
   }
 }
 
-class Statistic : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Statistic, testing::Values(1, 2, 4));
+class BufferSyncModes : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, BufferSyncModes, testing::Values(1, 2, 4));
 
-TEST_P(Statistic, StrategiesEndWithTheSameBitsWhoeverSpeaks) {
-  for (const bool speaks : {false, true}) {
+TEST_P(BufferSyncModes, StrategiesAreBitwiseEqual) {
+  for (const bool first_rank : {false, true}) {
     const auto run = [&](const char* strategy) {
-      TrainingSpec spec = statistics_spec(strategy, GetParam(), kFeedsBack);
-      return train_statistics(speaks ? shared(spec) : spec);
+      TrainingSpec spec = buffer_spec(strategy, GetParam(), kFeedsBack);
+      return train_buffers(first_rank ? shared(spec) : spec);
     };
-    const StatisticsRecord ddp = run("ddp");
+    const BufferRecord ddp = run("ddp");
     for (const char* strategy : kStrategies) {
       if (std::string(strategy) == "hsdp" && GetParam() == 1) continue;
-      const StatisticsRecord other = run(strategy);
+      const BufferRecord other = run(strategy);
       EXPECT_TRUE(same_bits(other.training, ddp.training)) << strategy;
       EXPECT_EQ(other.buffers, ddp.buffers) << strategy;
     }
@@ -80,33 +79,32 @@ TEST_P(Statistic, StrategiesEndWithTheSameBitsWhoeverSpeaks) {
   }
 }
 
-TEST(Statistics, OfTheFirstRankReplaceThoseOfTheOthers) {
-  const StatisticsRecord own = train_statistics(statistics_spec("fsdp", 2));
-  const StatisticsRecord first = train_statistics(shared(statistics_spec("fsdp", 2)));
+TEST(ModuleBuffers, FirstRankReplacesBuffersOfOthers) {
+  const BufferRecord own = train_buffers(buffer_spec("fsdp", 2));
+  const BufferRecord first = train_buffers(shared(buffer_spec("fsdp", 2)));
   EXPECT_EQ(own.buffers[0], first.buffers[0]) << "what it sees is its own";
   EXPECT_NE(own.buffers[1], own.buffers[0]) << "each has its part of the data";
   EXPECT_NE(own.buffers[1], first.buffers[1]);
   EXPECT_TRUE(same_bits(own.training, first.training)) << "which nothing reads";
-  // Between two broadcasts a rank adds the statistics of its own data.
-  const auto one_step = [](bool speaks) {
-    TrainingSpec spec = statistics_spec("fsdp", 2);
+  // Between two broadcasts a rank updates its buffers from its own data.
+  const auto one_step = [](bool first_rank) {
+    TrainingSpec spec = buffer_spec("fsdp", 2);
     spec.steps = 1;
-    return train_statistics(speaks ? shared(spec) : spec).buffers;
+    return train_buffers(first_rank ? shared(spec) : spec).buffers;
   };
   EXPECT_EQ(one_step(true), one_step(false)) << "they begin alike";
-  // Statistics that feed back change the training: the control of all bitwise comparisons.
-  EXPECT_FALSE(same_bits(train(statistics_spec("fsdp", 2, kFeedsBack)), train(statistics_spec("fsdp", 2))));
-  EXPECT_FALSE(
-      same_bits(train(shared(statistics_spec("fsdp", 2, kFeedsBack))), train(statistics_spec("fsdp", 2, kFeedsBack))));
+  // Buffers that feed back change the training: the control of all bitwise comparisons.
+  EXPECT_FALSE(same_bits(train(buffer_spec("fsdp", 2, kFeedsBack)), train(buffer_spec("fsdp", 2))));
+  EXPECT_FALSE(same_bits(train(shared(buffer_spec("fsdp", 2, kFeedsBack))), train(buffer_spec("fsdp", 2, kFeedsBack))));
 }
 
-TEST(Statistics, CostOneBroadcastAStepAndNothingWithoutOne) {
+TEST(ModuleBuffers, CostOneBroadcastPerStep) {
   for (const auto& [strategy, ranks, microbatches] :
        {std::tuple("ddp", 2, 1), std::tuple("fsdp", 4, 1), std::tuple("hsdp", 4, 3), std::tuple("fsdp", 1, 1)}) {
-    TrainingSpec spec = statistics_spec(strategy, ranks);
+    TrainingSpec spec = buffer_spec(strategy, ranks);
     spec.microbatches = microbatches;
     const std::uint64_t bytes = 2 * (static_cast<std::uint64_t>(spec.model.width) * 4 + 3 * 64);
-    const StatisticsRecord own = train_statistics(spec), first = train_statistics(shared(spec));
+    const BufferRecord own = train_buffers(spec), first = train_buffers(shared(spec));
     for (std::size_t rank = 0; rank < first.traffic.size(); ++rank) {
       const auto others = static_cast<std::uint64_t>(ranks - 1);
       EXPECT_EQ(first.formula[rank], rank == 0 ? bytes * others : 0U);
@@ -122,8 +120,8 @@ TEST(Statistics, CostOneBroadcastAStepAndNothingWithoutOne) {
   }
 }
 
-TEST(Statistics, AreNotSentForAForwardWithoutABackward) {
-  TrainingSpec spec = shared(statistics_spec("fsdp", 2));
+TEST(ModuleBuffers, EvaluationSendsNothing) {
+  TrainingSpec spec = shared(buffer_spec("fsdp", 2));
   spec.before_training = [spec](Engine& engine, comm::Communicator& control) {
     auto& model = dynamic_cast<nn::CausalModel&>(engine.model());
     const auto batch = harness::make_batch(model.context(), spec, 0, control.rank());
@@ -133,23 +131,23 @@ TEST(Statistics, AreNotSentForAForwardWithoutABackward) {
     EXPECT_EQ(buffers_of(engine), before) << "evaluation is no training";
     EXPECT_EQ(engine.traffic().broadcast.calls, 0U);
   };
-  const StatisticsRecord record = train_statistics(spec);
+  const BufferRecord record = train_buffers(spec);
   EXPECT_EQ(record.traffic[0].broadcast.calls, 4U);
-  EXPECT_EQ(record.buffers, train_statistics(shared(statistics_spec("fsdp", 2))).buffers);
+  EXPECT_EQ(record.buffers, train_buffers(shared(buffer_spec("fsdp", 2))).buffers);
 }
 
-TEST(Statistics, HaveTheSameBitsOnLateStreamsAndWhereTheHostCantReachThem) {
+TEST(ModuleBuffers, LazyStreamsAndDevicesAreBitwiseEqual) {
   for (const char* strategy : {"ddp", "fsdp"}) {
-    TrainingSpec spec = shared(statistics_spec(strategy, 2, kFeedsBack));
+    TrainingSpec spec = shared(buffer_spec(strategy, 2, kFeedsBack));
     spec.engine.poison = true;
-    const StatisticsRecord host = train_statistics(spec);
+    const BufferRecord host = train_buffers(spec);
     spec.lazy_streams = true;
-    const StatisticsRecord late = train_statistics(spec);
+    const BufferRecord late = train_buffers(spec);
     EXPECT_TRUE(same_bits(late.training, host.training)) << strategy;
     EXPECT_EQ(late.buffers, host.buffers);
     spec.lazy_streams = false;
     spec.runtime = harness::make_guarded_device({.lazy = true});
-    const StatisticsRecord guarded = train_statistics(spec);
+    const BufferRecord guarded = train_buffers(spec);
     EXPECT_TRUE(same_bits(guarded.training, host.training)) << strategy;
     EXPECT_EQ(guarded.buffers, host.buffers);
     for (const auto& steps : guarded.training.waits)
@@ -158,8 +156,8 @@ TEST(Statistics, HaveTheSameBitsOnLateStreamsAndWhereTheHostCantReachThem) {
 }
 
 /// A broadcast sends the values that the compute stream writes, even if it writes them late.
-TEST(Statistics, AreSentAfterWhatWasWritten) {
-  TrainingSpec spec = shared(statistics_spec("fsdp", 3));
+TEST(ModuleBuffers, BroadcastWaitsForComputeStream) {
+  TrainingSpec spec = shared(buffer_spec("fsdp", 3));
   spec.lazy_streams = true;
   spec.steps = 0;
   spec.before_training = [spec](Engine& engine, comm::Communicator& control) {
@@ -180,37 +178,37 @@ TEST(Statistics, AreSentAfterWhatWasWritten) {
   train(spec);
 }
 
-TEST(Statistics, StayInF32InsideAModelOf16Bits) {
-  TrainingSpec spec = shared(statistics_spec("fsdp", 2, kFeedsBack));
+TEST(ModuleBuffers, StayF32InHalfPrecisionModel) {
+  TrainingSpec spec = shared(buffer_spec("fsdp", 2, kFeedsBack));
   spec.dtype = DType::bf16;
-  spec.module_dtypes = {{"type:Statistics", DType::f32}};
-  const StatisticsRecord fsdp = train_statistics(spec);
+  spec.module_dtypes = {{"type:RunningMean", DType::f32}};
+  const BufferRecord fsdp = train_buffers(spec);
   EXPECT_EQ(fsdp.buffers[0].at("inner.running_mean").size(),
             static_cast<std::size_t>(spec.model.width) * sizeof(float));
   spec.engine.strategy = strategy_named("zero1");
   EXPECT_TRUE(same_bits(train(spec), fsdp.training));
 }
 
-TEST(Statistics, AreCountedOnceThoughTheForwardIsRepeated) {
+TEST(ModuleBuffers, RecomputeUpdatesOnce) {
   const auto run = [](bool careless, bool repeated) {
-    TrainingSpec spec = statistics_spec("fsdp", 2, {.careless = careless});
+    TrainingSpec spec = buffer_spec("fsdp", 2, {.counts_recomputation = careless});
     spec.make_model = [make = spec.make_model, repeated](nn::Context& context) {
       auto model = make(context);
       if (repeated)
         nn::checkpoint_activations(*model, [](const nn::Module& m) { return m.path() == "inner" || m.is_block(); });
       return model;
     };
-    return train_statistics(spec);
+    return train_buffers(spec);
   };
-  const StatisticsRecord once = run(false, false), repeated = run(false, true);
+  const BufferRecord once = run(false, false), repeated = run(false, true);
   EXPECT_EQ(repeated.buffers, once.buffers);
   EXPECT_TRUE(same_bits(repeated.training, once.training));
   EXPECT_EQ(floats(run(true, true).buffers[0].at("inner.count")), std::vector<float>{8}) << "the control";
   EXPECT_EQ(floats(once.buffers[0].at("inner.count")), std::vector<float>{4});
 }
 
-TEST(Statistics, AreThoseOfTheRankThatBroadcasts) {
-  TrainingSpec spec = statistics_spec("fsdp", 3);
+TEST(ModuleBuffers, BroadcastFromSetsBuffersOfSource) {
+  TrainingSpec spec = buffer_spec("fsdp", 3);
   spec.steps = 0;
   std::mutex mutex;
   std::map<int, BufferBytes> before, after;
@@ -234,8 +232,8 @@ TEST(Statistics, AreThoseOfTheRankThatBroadcasts) {
   for (const auto& [rank, buffers] : after) EXPECT_EQ(buffers, before[1]) << rank;
 }
 
-TEST(Statistics, OfReplicasThatAreAloneCantBeTheFirstRanks) {
-  TrainingSpec spec = shared(statistics_spec("local_sgd", 2));
+TEST(ModuleBuffers, SyncPeriodRejectsFirstRankMode) {
+  TrainingSpec spec = shared(buffer_spec("local_sgd", 2));
   EXPECT_THAT(error_of<base::Unsupported>([&] { train(spec); }), HasSubstr("leave buffers each rank's own"));
 }
 

@@ -1,4 +1,4 @@
-// A training step that the planner tests simulate and measure.
+// A training step that the simulation tests simulate and measure.
 #pragma once
 
 #include <string>

@@ -4,7 +4,7 @@
 
 #include <mutex>
 
-#include "tests/fsdp/foretelling.h"
+#include "tests/fsdp/simulation_support.h"
 #include "tests/harness/training.h"
 
 namespace tessera::fsdp {
@@ -45,7 +45,7 @@ EngineOptions engine_of(const std::string& name) {
 
 int steps_of(const Strategy& strategy) { return periodic_axis(strategy).empty() ? 1 : kPeriod; }
 
-TEST(StepPrediction, ForetellsCallsAndBytesOfAnyWorld) {
+TEST(StepPrediction, CallsAndBytesEqualFormulasOnAnyWorld) {
   for (const std::string& name : strategy_names()) {
     const TrainingStep step = step_of(config_of(3, 32), engine_of(name));
     const Strategy& strategy = step.engine.strategy;
@@ -77,7 +77,7 @@ std::vector<Seen> seen(const std::vector<TraceEvent>& events) {
   return all;
 }
 
-TEST(StepPrediction, ForetellsTheEventsAndTheMemoryOfARealTraining) {
+TEST(StepPrediction, EventsAndMemoryEqualRealTraining) {
   for (const std::string& name : strategy_names())
     for (const int microbatches : {1, 2}) {
       EngineOptions engine = engine_for(name);
@@ -86,12 +86,12 @@ TEST(StepPrediction, ForetellsTheEventsAndTheMemoryOfARealTraining) {
       TrainingStep step = step_of(config_of(4, 32), engine);
       step.microbatches = microbatches;
       const StepProfile real = measured_on(4, "shm", step, 2);
-      const StepProfile foretold = predict_on(4, step, real.kernels, microseconds_each(1));
-      EXPECT_TRUE(seen(real.steps.back().events) == seen(foretold.steps.back().events)) << name;
+      const StepProfile predicted = predict_on(4, step, real.kernels, microseconds_each(1));
+      EXPECT_TRUE(seen(real.steps.back().events) == seen(predicted.steps.back().events)) << name;
       for (const MemoryCategory use :
            {MemoryCategory::parameter, MemoryCategory::gradient, MemoryCategory::optimizer, MemoryCategory::activation,
             MemoryCategory::unsharded_parameter, MemoryCategory::unsharded_gradient})
-        EXPECT_EQ(real.memory.peak_of(use), foretold.memory.peak_of(use)) << name << " " << base::name_of(use);
+        EXPECT_EQ(real.memory.peak_of(use), predicted.memory.peak_of(use)) << name << " " << base::name_of(use);
       // The control: another prefetch gives another order of events if the strategy gathers.
       step.engine.prefetch = 0;
       const StepProfile other = predict_on(4, step, real.kernels, microseconds_each(1));
@@ -101,7 +101,7 @@ TEST(StepPrediction, ForetellsTheEventsAndTheMemoryOfARealTraining) {
 }
 
 /// Without compute time the times of sequential collectives add up.
-TEST(StepPrediction, ForetellsWhatAFormulaSays) {
+TEST(StepPrediction, TimesEqualFormulas) {
   const TrainingStep ddp = step_of(config_of(3, 32), engine_for("ddp"));
   const nn::KernelCostModel none = no_time(ddp);
   const StepProfile reduced = predict_on(8, ddp, none, microseconds_each(100));
@@ -121,7 +121,7 @@ TEST(StepPrediction, ForetellsWhatAFormulaSays) {
 }
 
 /// On a device the host runs ahead: work that no stream waits for costs nothing.
-TEST(StepPrediction, LetsADevicesStreamsOverlap) {
+TEST(StepPrediction, DeviceStreamsOverlap) {
   EngineOptions engine = engine_for("fsdp");
   engine.prefetch = 1;
   const TrainingStep step = step_of(config_of(6, 32), engine);
@@ -136,14 +136,14 @@ TEST(StepPrediction, LetsADevicesStreamsOverlap) {
   EXPECT_LT(exposed(VirtualClock::Machine::host, 1), exposed(VirtualClock::Machine::host, 0));
 }
 
-TEST(StepPrediction, NamesAKernelThatWasNotMeasured) {
+TEST(StepPrediction, ErrorNamesUnmeasuredKernel) {
   const TrainingStep step = step_of(config_of(2, 32), engine_for("ddp"));
   EXPECT_THAT([&] { predict_on(2, step, {}, microseconds_each(1)); },
               ThrowsMessage<base::InvalidUsage>(HasSubstr("it was not measured how long")));
 }
 
 /// Thousands of ranks and a model too large for one rank of this machine: tensors have shapes only.
-TEST(StepPrediction, NeedsNoMemoryForTensors) {
+TEST(StepPrediction, AllocatesNoTensors) {
   const nn::KernelCostModel kernels = no_time(step_of(config_of(2, 32), engine_for("fsdp")));
   TrainingStep step = step_of(nn::preset("gpt2-xl"), engine_for("fsdp"));
   step.seq_len = 1024;

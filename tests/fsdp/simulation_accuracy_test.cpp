@@ -6,7 +6,7 @@
 #include <cmath>
 #include <iostream>
 
-#include "tests/fsdp/foretelling.h"
+#include "tests/fsdp/simulation_support.h"
 #include "tests/harness/training.h"
 
 namespace tessera::fsdp {
@@ -66,19 +66,19 @@ constexpr double kError = 0.15;
 constexpr int kAttempts = 8;
 constexpr int kGood = 3;
 
-double error(const StepTimes& foretold, const StepTimes& real) {
+double error(const StepTimes& predicted, const StepTimes& real) {
   const auto share = [&](std::int64_t a, std::int64_t b) {
     return std::abs(milliseconds(a) - milliseconds(b)) / milliseconds(real.step_ns);
   };
-  return std::max(share(foretold.step_ns, real.step_ns), share(foretold.exposed_ns, real.exposed_ns));
+  return std::max(share(predicted.step_ns, real.step_ns), share(predicted.exposed_ns, real.exposed_ns));
 }
 
-std::string told(const StepTimes& times) {
+std::string text_of(const StepTimes& times) {
   return "step " + std::to_string(milliseconds(times.step_ns)) + " ms, of which exposed " +
          std::to_string(milliseconds(times.exposed_ns)) + " ms";
 }
 
-TEST_P(PredictionAccuracy, P19_ForetellsStepAndExposedTimeOfAModelThatWasNotMeasured) {
+TEST_P(PredictionAccuracy, P19_PredictsStepAndExposedTimeOfUnmeasuredModel) {
   nn::KernelCostModel times = kernels();
   for (const auto& [name, prefetch] : {std::pair("ddp", 1), std::pair("zero1", 1), std::pair("zero2", 1),
                                        std::pair("fsdp", 1), std::pair("fsdp", 0)}) {
@@ -88,13 +88,13 @@ TEST_P(PredictionAccuracy, P19_ForetellsStepAndExposedTimeOfAModelThatWasNotMeas
     int good = 0, worse = 0, attempts = 0;  // worse: the control, links with four times the bandwidth
     for (; attempts < kAttempts && good < kGood && attempts - good <= kAttempts - kGood; ++attempts) {
       if (attempts > 0) times = kernels();
-      const StepTimes foretold = predict_on(2, step, times, those_links()).steps.back();
+      const StepTimes predicted = predict_on(2, step, times, those_links()).steps.back();
       const StepTimes faster = predict_on(2, step, times, those_links(4 * kBytesPerSecond)).steps.back();
       const StepTimes real = fastest(measured_on(2, GetParam(), step, 16, kLinks));
-      good += error(foretold, real) <= kError ? 1 : 0;
-      worse += error(faster, real) > error(foretold, real) ? 1 : 0;
-      std::cout << name << ", prefetch " << prefetch << ": foretold " << told(foretold) << "; measured " << told(real)
-                << "\n";
+      good += error(predicted, real) <= kError ? 1 : 0;
+      worse += error(faster, real) > error(predicted, real) ? 1 : 0;
+      std::cout << name << ", prefetch " << prefetch << ": predicted " << text_of(predicted) << "; measured "
+                << text_of(real) << "\n";
     }
     EXPECT_GE(good, kGood) << "of " << attempts << " attempts: " << name << " " << prefetch;
     EXPECT_GE(worse, good) << name << " " << prefetch;

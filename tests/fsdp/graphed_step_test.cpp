@@ -4,13 +4,12 @@
 
 #include "tessera/fsdp/graphed_step.h"
 #include "tessera/nn/graph_capture.h"
+#include "tests/fsdp/training_specs.h"
 #include "tests/harness/guarded_device.h"
-#include "tests/harness/training.h"
 
 namespace tessera::fsdp {
 namespace {
 
-using harness::TrainingSpec;
 using testing::HasSubstr;
 
 struct Outcome {
@@ -22,13 +21,10 @@ struct Outcome {
   }
 };
 
-TrainingSpec spec_for(const char* strategy) {
-  TrainingSpec spec;
-  spec.ranks = 1;
+TrainingSpec graph_spec(const char* strategy) {
+  TrainingSpec spec = base_spec(strategy, 1, {.layers = 2, .clip_norm = 0.5});
   spec.steps = 6;
   spec.global_batch = 4;
-  spec.engine = harness::engine_for(strategy);
-  spec.engine.clip_norm = 0.5;
   spec.engine.poison = true;
   spec.runtime = harness::make_guarded_device({.lazy = true});
   return spec;
@@ -105,9 +101,9 @@ Outcome train(const TrainingSpec& spec, bool graphs) {
   return outcome;
 }
 
-TEST(Graphs, GiveTheBitsOfARunWithout) {
+TEST(GraphedStep, IsBitwiseEqual) {
   for (const char* strategy : {"ddp", "zero2", "fsdp"}) {
-    const TrainingSpec spec = spec_for(strategy);
+    const TrainingSpec spec = graph_spec(strategy);
     const Outcome plain = train(spec, false), graphed = train(spec, true);
     EXPECT_EQ(graphed, plain) << strategy;
     EXPECT_NE(plain.losses.front(), plain.losses.back());
@@ -116,18 +112,18 @@ TEST(Graphs, GiveTheBitsOfARunWithout) {
   }
 }
 
-TEST(Graphs, OfOtherModelsAndTypesToo) {
+TEST(GraphedStep, SupportsModelsAndDtypes) {
   for (const char* model : {"gpt-nano", "llama-nano"})
     for (const base::DType dtype : {base::DType::f32, base::DType::bf16}) {
-      TrainingSpec spec = spec_for("ddp");
+      TrainingSpec spec = graph_spec("ddp");
       spec.model = nn::preset(model);
       spec.dtype = dtype;
       EXPECT_EQ(train(spec, true), train(spec, false)) << model;
     }
 }
 
-TEST(Graphs, RecomputeWhatIsCheckpointed) {
-  TrainingSpec spec = spec_for("fsdp");
+TEST(GraphedStep, RecomputesCheckpointedModules) {
+  TrainingSpec spec = graph_spec("fsdp");
   const Outcome plain = train(spec, false);
   spec.make_model = [config = spec.model](nn::Context& context) {
     auto model = nn::make_model(context, config);
@@ -164,13 +160,13 @@ float sum_after_others(bool own_memory) {
   return static_cast<float>(scalar.item());
 }
 
-TEST(Graphs, NobodyElseGetsTheirMemory) {
+TEST(GraphedStep, MemoryOfGraphIsNotReused) {
   EXPECT_EQ(sum_after_others(true), 12.0F);
   EXPECT_EQ(sum_after_others(false), 3.0F) << "the control: the replay writes where others are";
 }
 
-TEST(Graphs, TheHostWaitsForNothingAndEventsAreThoseOfTheFirstStep) {
-  alone(spec_for("ddp"), [](Alone& rank) {
+TEST(GraphedStep, HostNeverWaitsAndEventsAreOfFirstStep) {
+  alone(graph_spec("ddp"), [](Alone& rank) {
     GraphedStep graphed(rank.context_, rank.engine_);
     harness::HostWaits last;
     for (int step = 0; step < 6; ++step) {
@@ -199,26 +195,26 @@ std::string refusal(const std::function<void()>& what) {
   return "done";
 }
 
-TEST(GraphRefusals, SayWhy) {
-  TrainingSpec spec = spec_for("fsdp");
+TEST(GraphedStep, ErrorsStateReason) {
+  TrainingSpec spec = graph_spec("fsdp");
   spec.ranks = 2;
   spec.runtime = nullptr;
   EXPECT_THAT(refusal([&] { train(spec, true); }), HasSubstr("2 ranks wait for each other"));
   spec.ranks = 1;
   EXPECT_THAT(refusal([&] { train(spec, true); }), HasSubstr("device cpu can't record its work"));
-  spec = spec_for("fsdp");
+  spec = graph_spec("fsdp");
   spec.engine.cpu_offload = true;
   EXPECT_THAT(refusal([&] { train(spec, true); }), HasSubstr("cpu offload brings parameters on another stream"));
-  spec = spec_for("fsdp");
+  spec = graph_spec("fsdp");
   spec.dtype = base::DType::bf16;
   spec.engine.reduce_dtype = base::DType::f32;
   EXPECT_THAT(refusal([&] { train(spec, true); }), HasSubstr("reduce them in the type of the parameters"));
-  spec = spec_for("ddp");
+  spec = graph_spec("ddp");
   spec.model.residual_dropout = 0.1;
   EXPECT_THAT(refusal([&] { train(spec, true); }), HasSubstr("dropout can't be part of a graph"));
 }
 
-TEST(GraphRefusals, LeaveTheContextAsItWas) {
+TEST(GraphedStep, FailedCaptureRestoresContext) {
   nn::Context context({.runtime = harness::make_guarded_device({.lazy = true})});
   const auto memory = context.memory().make_keeping();
   const nn::Tensor tensor = nn::Tensor::zeros(context, {1}, base::DType::f32);

@@ -2,7 +2,7 @@
 
 from table import mistake
 
-SHM = (r"^comm\.Over/Failure", r"^comm\.(Communicator|Unchecked|Progress|Meter|Deadlines|Over/Communicator|Algorithms)", r"^comm_processes$", r"^conformance\.")
+SHM = (r"^comm\.Over/Failure", r"^comm\.(Communicator|Unchecked|Progress|Traffic|Deadlines|Over/Communicator|Algorithms)", r"^comm_processes$", r"^conformance\.")
 TCP = (r"^tcp\.",)
 MPI = (r"^mpi\.",)
 UCX = (r"^ucx\.",)
@@ -29,8 +29,8 @@ MISTAKES = [
     mistake("shm-readers-not-awaited", "backends/shm/operation.h", "return (sends_input() && !copied_in) ||", "return (sends_input() && !copied_in && false) ||", (r"^comm\.Communicator", r"^comm_processes$", *SHM), "a call returns while peers still read its input"),
     mistake("shm-results-not-awaited", "backends/shm/operation.h", "(second_half() && !copied_out); }", "(second_half() && !copied_out && false); }", (r"^comm\.Communicator", r"^comm_processes$", *SHM), "a call returns while peers still read its output"),
     mistake("shm-reader-says-nothing", "backends/shm/tiled_collective.cpp", "    op.any_awaits |= (slot.hints & kAwaitsReaders) != 0;\n", "", (r"^comm\.Communicator", *SHM), "a rank that waits for its readers waits forever"),
-    mistake("shm-copy-counted-twice", "backends/shm/tiled_collective.cpp", "    if (!peer.copied_out) credit(", "    credit(", (r"^comm\.Meter", *SHM), "traffic counts the results of an all_reduce twice"),
-    mistake("shm-copy-not-counted", "backends/shm/publish.cpp", "    if (op.copied_in) count_sent(", "    if (false) count_sent(", (r"^comm\.Meter", *SHM), "traffic lacks copied bytes"),
+    mistake("shm-copy-counted-twice", "backends/shm/tiled_collective.cpp", "    if (!peer.copied_out) credit(", "    credit(", (r"^comm\.Traffic", *SHM), "traffic counts the results of an all_reduce twice"),
+    mistake("shm-copy-not-counted", "backends/shm/publish.cpp", "    if (op.copied_in) count_sent(", "    if (false) count_sent(", (r"^comm\.Traffic", *SHM), "traffic lacks copied bytes"),
     mistake("shm-rounds-of-a-copy-ignored", "backends/shm/tiled_collective.cpp", "std::min({op.rounds_for(whole.count), there, taken", "std::min({op.rounds_for(whole.count), taken", (r"^comm\.Communicator", r"^comm_processes$", *SHM), "a reader overtakes the rank that writes the copy"),
     mistake("shm-mismatch-without-the-others", "backends/shm/tiled_collective.cpp", "    op.everyone = true;  // waits for all ranks, to report what each calls\n", "", (r"^comm\.", *SHM), "a rank that waits for few ranks never reports a mismatch"),
     mistake("shm-deadline-never-set", "backends/shm/shm_group.cpp", "  op.set_deadline();\n  engine.wake", "  engine.wake", (r"^comm\.", *SHM), "an operation waits forever"),

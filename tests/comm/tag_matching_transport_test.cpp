@@ -9,13 +9,13 @@
 #include <algorithm>
 #include <random>
 
-#include "tests/backends/wires/parcels.h"
-#include "tests/comm/fake_wire.h"
+#include "tests/backends/links/messages.h"
+#include "tests/comm/fake_link.h"
 
 namespace tessera::comm_test {
 namespace {
 
-using namespace wire_test;
+using namespace link_test;
 
 /// Provides only the rank and the token of its world.
 class FakeBootstrap final : public Bootstrap {
@@ -88,21 +88,21 @@ std::string random_exchange(std::uint64_t seed, bool corrupts, Way way) {
     payload += bytes;
   }
   std::shuffle(parts.begin(), parts.end(), dice);
-  std::vector<const Parcel*> received;
+  std::vector<const TestMessage*> received;
   for (const Part& p : parts) {
     if (p.sends) world[p.rank].send(p.peer, p.tag, p.bytes);
     if (!p.sends) received.push_back(&world[p.rank].receive(p.peer, p.tag, p.bytes));
     if (dice() % 2 == 0) world.drive(1);
   }
   world.drive();
-  for (const Parcel* parcel : received)
-    if (auto problem = Rank::problem(*parcel); !problem.empty()) return problem;
+  for (const TestMessage* test_message : received)
+    if (auto problem = Rank::problem(*test_message); !problem.empty()) return problem;
   std::uint64_t sent = 0;
   for (const auto& rank : world.ranks) sent += rank->sent;
   return sent == payload ? "" : "the meter is wrong";
 }
 
-TEST(MatchedTransport, JoinsWhatBelongsTogetherInAnyOrder) {
+TEST(TagMatchingTransport, MatchesMessagesInAnyOrder) {
   for (const Way way : {Way::link, Way::near}) {
     for (std::uint64_t seed = 1; seed <= 200; ++seed)
       ASSERT_EQ(random_exchange(seed, false, way), "") << "seed " << seed;
@@ -110,7 +110,7 @@ TEST(MatchedTransport, JoinsWhatBelongsTogetherInAnyOrder) {
   }
 }
 
-TEST(MatchedTransport, TheReceiverLearnsTheSendersLength) {
+TEST(TagMatchingTransport, ReportsLengthOfSender) {
   constexpr std::size_t kSizes[] = {0, 50, 100, 101, 3000, 30000, 40000};
   for (std::uint64_t seed = 1; seed <= 40; ++seed)
     for (const std::size_t sent : kSizes)
@@ -118,7 +118,7 @@ TEST(MatchedTransport, TheReceiverLearnsTheSendersLength) {
         World world(2, seed, 1, seed % 3 == 0 ? Way::near : Way::link);
         if (seed % 2 == 0) world[0].send(1, {1, 2, 3}, sent);
         world.drive(static_cast<int>(seed % 7));
-        const Parcel& got = world[1].receive(0, {1, 2, 3}, wanted);
+        const TestMessage& got = world[1].receive(0, {1, 2, 3}, wanted);
         if (seed % 2 != 0) world[0].send(1, {1, 2, 3}, sent);
         world.drive(300);
         ASSERT_EQ(got.times_done, 1) << sent << " for " << wanted << ", seed " << seed;
@@ -139,25 +139,27 @@ bool survives_cancel(std::uint64_t seed, bool writes_after_cancel, Way way = Way
     const bool receiver_first = dice() % 2 == 0;
     if (receiver_first) world[1].receive(0, tag, bytes);
     world.drive(static_cast<int>(dice() % 4));
-    Parcel& sent = world[0].send(1, tag, bytes);
+    TestMessage& sent = world[0].send(1, tag, bytes);
     world.drive(static_cast<int>(dice() % 4));
     if (!receiver_first) world[1].receive(0, tag, bytes);
-    Parcel& received = *world[1].parcels.back();
+    TestMessage& received = *world[1].test_messages.back();
     world.drive(static_cast<int>(dice() % 5));
-    Parcel& parcel = gives_up_send ? sent : received;
+    TestMessage& test_message = gives_up_send ? sent : received;
     Rank& rank = gives_up_send ? world[0] : world[1];
-    if (parcel.times_done != 0) continue;
-    rank.transport->cancel(parcel.message);
-    const auto before = parcel.times_done;
-    std::fill(parcel.memory.begin(), parcel.memory.end(), std::byte{0x11});
+    if (test_message.times_done != 0) continue;
+    rank.transport->cancel(test_message.message);
+    const auto before = test_message.times_done;
+    std::fill(test_message.memory.begin(), test_message.memory.end(), std::byte{0x11});
     world.drive(200);
-    good &= before == 0 && parcel.times_done == 0;
-    good &= std::all_of(parcel.memory.begin(), parcel.memory.end(), [](std::byte b) { return b == std::byte{0x11}; });
-    Parcel& other = gives_up_send ? received : sent;  // the other side is canceled too, before its tag is used again
+    good &= before == 0 && test_message.times_done == 0;
+    good &= std::all_of(test_message.memory.begin(), test_message.memory.end(),
+                        [](std::byte b) { return b == std::byte{0x11}; });
+    TestMessage& other =
+        gives_up_send ? received : sent;  // the other side is canceled too, before its tag is used again
     if (other.times_done == 0) (gives_up_send ? world[1] : world[0]).transport->cancel(other.message);
     world.drive(200);
     const MessageTag next{0, 1, 1000 + i};
-    const Parcel& after = world[1].receive(0, next, bytes);
+    const TestMessage& after = world[1].receive(0, next, bytes);
     world[0].send(1, next, bytes);
     world.drive(300);
     good &= Rank::problem(after).empty();
@@ -165,7 +167,7 @@ bool survives_cancel(std::uint64_t seed, bool writes_after_cancel, Way way = Way
   return good;
 }
 
-TEST(MatchedTransport, WhatIsGivenUpIsLeftAlone) {
+TEST(TagMatchingTransport, CanceledReceiveIsNotWritten) {
   for (std::uint64_t seed = 1; seed <= 100; ++seed)
     for (const Way way : {Way::link, Way::near}) ASSERT_TRUE(survives_cancel(seed, false, way)) << "seed " << seed;
   bool seen = false;  // negative control: a link that writes after the cancel
@@ -175,13 +177,13 @@ TEST(MatchedTransport, WhatIsGivenUpIsLeftAlone) {
 
 /// A sender cancels a message while the receiver reads it: it must not complete. Without the cancel both sides
 /// complete.
-TEST(MatchedTransport, WhatItsSenderGaveUpDoesNotCountAsComeEvenIfItIsRead) {
+TEST(TagMatchingTransport, CanceledSendDoesNotComplete) {
   World world(2, 4, 1, Way::near);
   constexpr std::size_t kBytes = std::size_t{3} << 20;  // several pieces
   for (const bool gives_up : {false, true}) {
     const MessageTag tag{0, gives_up ? 1u : 2u, 3};
-    Parcel& received = world[1].receive(0, tag, kBytes);
-    Parcel& sent = world[0].send(1, tag, kBytes);
+    TestMessage& received = world[1].receive(0, tag, kBytes);
+    TestMessage& sent = world[0].send(1, tag, kBytes);
     const auto begun = [&] { return received.memory.front() != kUntouched; };
     for (int turn = 0; turn < 3000 && !begun(); ++turn) world.drive(1);
     ASSERT_TRUE(begun());
@@ -198,34 +200,34 @@ TEST(MatchedTransport, WhatItsSenderGaveUpDoesNotCountAsComeEvenIfItIsRead) {
   }
 }
 
-TEST(MatchedTransport, AWithdrawnQuestionIsNotAnswered) {
+TEST(TagMatchingTransport, CanceledCtsGetsNoData) {
   World world(2, 3);
-  Parcel& given_up = world[1].receive(0, {0, 1, 2}, 3000);
+  TestMessage& given_up = world[1].receive(0, {0, 1, 2}, 3000);
   world.drive(100);  // the CTS waits at rank 0
   world[1].transport->cancel(given_up.message);
   world.drive(100);
-  const Parcel& again = world[1].receive(0, {0, 1, 2}, 3000);
+  const TestMessage& again = world[1].receive(0, {0, 1, 2}, 3000);
   world[0].send(1, {0, 1, 2}, 3000);
   world.drive(300);
   EXPECT_EQ(Rank::problem(again), "");
 }
 
-TEST(MatchedTransport, WhatIsLeftOfAnotherWorldIsThrownAway) {
+TEST(TagMatchingTransport, DiscardsMessagesOfOtherWorlds) {
   World old(2, 9, 1);
   old[0].send(1, {0, 1, 2}, 10);
   for (const std::uint8_t number : {1, 2}) {
     World now(2, 9, number);
     now.net.notes = old.net.notes;
-    const Parcel& got = now[1].receive(0, {0, 1, 2}, 10);
+    const TestMessage& got = now[1].receive(0, {0, 1, 2}, 10);
     now.drive(100);
     EXPECT_EQ(got.times_done, number == 1 ? 1 : 0);  // the first is the control: its messages are accepted
-    if (got.times_done == 0) now[1].transport->cancel(now[1].parcels.back()->message);
+    if (got.times_done == 0) now[1].transport->cancel(now[1].test_messages.back()->message);
   }
 }
 
-TEST(MatchedTransport, ASinkGoesWhenItsQuestionIsAnswered) {
+TEST(TagMatchingTransport, DrainBufferEndsWithItsMessage) {
   World world(2, 8);
-  Parcel& given_up = world[1].receive(0, {0, 1, 2}, 3000);
+  TestMessage& given_up = world[1].receive(0, {0, 1, 2}, 3000);
   EXPECT_FALSE(world[1].transport->needs_polls());
   world[1].transport->cancel(given_up.message);
   EXPECT_TRUE(world[1].transport->needs_polls());
@@ -235,12 +237,12 @@ TEST(MatchedTransport, ASinkGoesWhenItsQuestionIsAnswered) {
   EXPECT_TRUE(world.net.receives.empty());
 }
 
-TEST(MatchedTransport, MemoryThatCanNotBePromisedEndsTheWire) {
+TEST(TagMatchingTransport, FailedAllocationClosesLink) {
   for (const bool receiving : {true, false}) {
     World world(2, 5);
-    Parcel& received = world[1].receive(0, {0, 1, 2}, 3000);
+    TestMessage& received = world[1].receive(0, {0, 1, 2}, 3000);
     world.net.stuck = true;
-    Parcel& sent = world[0].send(1, {0, 1, 2}, 3000);
+    TestMessage& sent = world[0].send(1, {0, 1, 2}, 3000);
     world.drive(100);
     Rank& rank = receiving ? world[1] : world[0];
     rank.transport->cancel((receiving ? received : sent).message);
@@ -248,34 +250,34 @@ TEST(MatchedTransport, MemoryThatCanNotBePromisedEndsTheWire) {
     EXPECT_EQ(rank.failure, "");  // not from inside cancel()
     rank.transport->poll(true);
     EXPECT_NE(rank.failure, "");
-    const Parcel& later = rank.receive(receiving ? 0 : 1, {0, 1, 3}, 10);
+    const TestMessage& later = rank.receive(receiving ? 0 : 1, {0, 1, 3}, 10);
     world.drive(100);
     EXPECT_EQ(later.times_done, 0);
-    rank.transport->cancel(rank.parcels.back()->message);
+    rank.transport->cancel(rank.test_messages.back()->message);
     rank.transport->close(false);
   }
 }
 
-TEST(MatchedTransport, HowItEndsIsToldToTheWire) {
+TEST(TagMatchingTransport, ReportsCloseModeToLink) {
   World world(2, 6);
   world[0].transport->close(false);
   EXPECT_EQ(world.net.closed[0], static_cast<int>(Link::CloseMode::orderly));
-  Parcel& never = world[1].receive(0, {0, 1, 2}, 10);
+  TestMessage& never = world[1].receive(0, {0, 1, 2}, 10);
   world[1].transport->cancel(never.message);
   world[1].transport->close(false);
   EXPECT_EQ(world.net.closed[1], static_cast<int>(Link::CloseMode::with_failures));
 }
 
-TEST(MatchedTransport, AFailureThatNobodyHasBeenToldDoesNotHoldTheEnd) {
+TEST(TagMatchingTransport, UnreportedFailureDoesNotDelayClose) {
   World world(2, 8);
   world.net.events[1]->link_failed("out of order");
   EXPECT_TRUE(world[1].transport->needs_polls());
   world[1].transport->close(false);  // must not wait forever
 }
 
-TEST(MatchedTransport, ALostPeerIsTold) {
+TEST(TagMatchingTransport, ReportsLostPeer) {
   World world(2, 7);
-  Parcel& never = world[1].receive(0, {0, 1, 2}, 3000);
+  TestMessage& never = world[1].receive(0, {0, 1, 2}, 3000);
   world.net.events[1]->bulk_failed(never.message, "cable cut");
   world.net.receives.clear();
   EXPECT_EQ(world[1].lost, "");
@@ -285,7 +287,7 @@ TEST(MatchedTransport, ALostPeerIsTold) {
   world[1].transport->cancel(never.message);
 }
 
-TEST(MatchedTransport, WhatComesForACommunicatorThatWasGivenUpIsThrownAway) {
+TEST(TagMatchingTransport, DiscardsMessagesOfDiscardedCommunicators) {
   for (const bool given_up : {true, false}) {  // false is the control
     World world(2);
     world[0].send(1, {1, 1, 0}, 50);
@@ -295,9 +297,9 @@ TEST(MatchedTransport, WhatComesForACommunicatorThatWasGivenUpIsThrownAway) {
     if (given_up) world[1].transport->discard_communicator(1);
     world[0].send(1, {1, 3, 0}, 50);
     world.drive();
-    const Parcel* early = &world[1].receive(0, {1, 1, 0}, 50);
-    const Parcel* late = &world[1].receive(0, {1, 3, 0}, 50);
-    const Parcel* other = &world[1].receive(0, {2, 1, 0}, 50);
+    const TestMessage* early = &world[1].receive(0, {1, 1, 0}, 50);
+    const TestMessage* late = &world[1].receive(0, {1, 3, 0}, 50);
+    const TestMessage* other = &world[1].receive(0, {2, 1, 0}, 50);
     world.drive();
     EXPECT_NE(Rank::problem(*early).empty(), given_up);
     EXPECT_NE(Rank::problem(*late).empty(), given_up);

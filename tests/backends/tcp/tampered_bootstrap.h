@@ -12,9 +12,9 @@
 
 namespace tessera::tcp_test {
 
-class Meddled : public Bootstrap {
+class TamperedBootstrap : public Bootstrap {
  public:
-  explicit Meddled(std::shared_ptr<Bootstrap> real) : real_(std::move(real)), token_(real_->token()) {}
+  explicit TamperedBootstrap(std::shared_ptr<Bootstrap> real) : real_(std::move(real)), token_(real_->token()) {}
   int rank() const noexcept override { return real_->rank(); }
   int size() const noexcept override { return real_->size(); }
   bool in_process() const noexcept override { return real_->in_process(); }

@@ -15,7 +15,7 @@
 namespace tessera::comm_test {
 namespace {
 
-TEST(Communicator, PartsOfDifferentLengths) {
+TEST(Communicator, SupportsPartsOfDifferentLengths) {
   for (const std::size_t scale : {1u, 40'000u})
     run_ranks(4, [&](Communicator& comm) {
       const auto n = static_cast<std::size_t>(comm.size());
@@ -79,7 +79,7 @@ class Narrow final : public Communicator {
   Capabilities capabilities_;
 };
 
-TEST(Communicator, OnlyInDtypesThatTheBackendTakes) {
+TEST(Communicator, RejectsUnsupportedDtypes) {
   Narrow comm;
   std::vector<float> numbers(2);
   std::vector<double> wide(2);
@@ -96,7 +96,7 @@ TEST(Communicator, OnlyInDtypesThatTheBackendTakes) {
   EXPECT_EQ(comm.started, 2);
 }
 
-TEST(Communicator, MessagesArriveInOrderAndInABatchDoNotBlockEachOther) {
+TEST(Communicator, MessagesKeepOrderAndBatchesDoNotBlock) {
   run_ranks(3, [](Communicator& comm) {
     const int right = (comm.rank() + 1) % comm.size();
     const int left = (comm.rank() + comm.size() - 1) % comm.size();
@@ -131,7 +131,7 @@ TEST(Communicator, MessagesArriveInOrderAndInABatchDoNotBlockEachOther) {
   });
 }
 
-TEST(Communicator, SplitOrdersByKeyThenRankAndKnowsMemoryOfTheRoot) {
+TEST(Communicator, SplitOrdersByKeyThenRankAndInheritsMemory) {
   run_ranks(5, [](Communicator& world) {
     Buffer buffer = world.allocate(1 << 20, MemoryKind::host, MemoryCategory::parameter);
     EXPECT_EQ(world.memory_tracker()->snapshot().now_of(MemoryCategory::parameter), 1u << 20);
@@ -159,12 +159,12 @@ TEST(Communicator, SplitOrdersByKeyThenRankAndKnowsMemoryOfTheRoot) {
   });
 }
 
-TEST(Communicator, OnMemoryOfEitherKindOnAnyRank) {
+TEST(Communicator, AcceptsHostMemoryAndWindows) {
   for (const int ranks : {2, 3, 5}) run_ranks(ranks, [](Communicator& comm) { move_mixed_memory(comm, 5, 60); });
 }
 
 /// A root may be far ahead: its payloads remain until all ranks have read them.
-TEST(Communicator, ARootThatRunsAheadOverwritesNothing) {
+TEST(Communicator, EarlyRootOverwritesNothing) {
   run_ranks(3, [](Communicator& comm) {
     for (int step = 0; step < 300; ++step) {
       std::vector<float> x(500, comm.rank() == 1 ? static_cast<float>(step) : -1.0f);
@@ -177,7 +177,7 @@ TEST(Communicator, ARootThatRunsAheadOverwritesNothing) {
 
 /// A root completes before the other ranks have read: its payload remains, although it closes the communicator and
 /// creates others.
-TEST(Communicator, ARootThatLeavesAtOnceTakesNothingAway) {
+TEST(Communicator, EarlyExitOfRootLosesNoData) {
   std::atomic<bool> gone{false};
   run_ranks(3, [&](Communicator& world) {
     const auto pair = world.split(world.rank() == 1 ? -1 : 0, 0);
@@ -200,7 +200,7 @@ TEST(Communicator, ARootThatLeavesAtOnceTakesNothingAway) {
 }
 
 /// The scratch memory that a large operation needs between its steps is freed.
-TEST(Communicator, LargeScratchIsGivenBack) {
+TEST(Communicator, ReleasesLargeScratch) {
   InitOptions config = quick_config();
   config.backend = "tcp";
   run_threads(4, config, [](Communicator& comm) {
@@ -215,7 +215,7 @@ TEST(Communicator, LargeScratchIsGivenBack) {
 }
 
 /// Checked mode keeps the signatures of an operation only until the ranks agree.
-TEST(Communicator, CheckedModeNeedsNoMoreMemoryWithEveryCall) {
+TEST(Communicator, CheckedModeMemoryIsBounded) {
   InitOptions config = quick_config();
   config.backend = "tcp";
   config.check = true;
@@ -235,7 +235,7 @@ TEST(Communicator, CheckedModeNeedsNoMoreMemoryWithEveryCall) {
 
 /// Windows grow past the freed ones, whose pages are dropped while the library searches for a place for the new one. A
 /// broken list of free places causes overlapping windows, which the sanitizers detect at once.
-TEST(Communicator, GrowingWindowsNeverOverlapLivingOnes) {
+TEST(Communicator, GrowingWindowsNeverOverlapLiveOnes) {
   run_ranks(2, [](Communicator& comm) {
     constexpr std::size_t kMiB = std::size_t{1} << 20;
     std::vector<Buffer> living;
@@ -265,7 +265,7 @@ std::size_t resident_bytes() {
 }
 
 /// Idle windows return to the system when an allocation needs another size.
-TEST(Communicator, IdleWindowsAreGivenBack) {
+TEST(Communicator, ReleasesIdleWindows) {
   run_ranks(1, [](Communicator& comm) {
     constexpr std::size_t kMiB = std::size_t{1} << 20;
     const std::size_t before = resident_bytes();
@@ -283,7 +283,7 @@ TEST(Communicator, IdleWindowsAreGivenBack) {
   });
 }
 
-TEST(Meter, EqualsTheFormulas) {
+TEST(Traffic, EqualsFormulas) {
   InitOptions config = quick_config();
   config.algorithms = "all_reduce=direct";
   for (const int ranks : {2, 3, 4})
@@ -326,7 +326,7 @@ TEST(Meter, EqualsTheFormulas) {
     });
 }
 
-TEST(Meter, LeavesOutWhatSplittingSends) {
+TEST(Traffic, ExcludesSplit) {
   run_ranks(3, [](Communicator& comm) {
     const TrafficStats before = comm.meter();
     const auto part = comm.split(0, comm.rank());
@@ -337,7 +337,7 @@ TEST(Meter, LeavesOutWhatSplittingSends) {
 }
 
 /// The bytes that backends count if their library can't report what it sent.
-TEST(Meter, TheFormulasPerPeerAddUp) {
+TEST(Traffic, FormulasPerPeerAddUp) {
   constexpr int kRanks = 5;
   constexpr OpKind kKinds[] = {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter, OpKind::broadcast,
                                OpKind::all_to_all, OpKind::reduce,     OpKind::gather,         OpKind::scatter};
@@ -354,7 +354,7 @@ TEST(Meter, TheFormulasPerPeerAddUp) {
 }
 
 /// Negative control: the meter detects an algorithm that moves more data.
-TEST(Meter, SeesThatTheSymmetricAlgorithmMovesMore) {
+TEST(Traffic, CountsMoreBytesOfSymmetricAlgorithm) {
   InitOptions config = quick_config();
   config.algorithms = "all_reduce=symmetric:0-1K";
   run_threads(4, config, [](Communicator& comm) {

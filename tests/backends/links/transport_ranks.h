@@ -8,7 +8,7 @@
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/transport.h"
 
-namespace tessera::wire_test {
+namespace tessera::link_test {
 
 using MakeTransport = std::function<std::unique_ptr<comm::Transport>(comm::Bootstrap&, comm::TransportEvents&)>;
 
@@ -16,4 +16,4 @@ using MakeTransport = std::function<std::unique_ptr<comm::Transport>(comm::Boots
 /// to standard error.
 int run_transport_ranks(const std::string& mode, const MakeTransport& make_transport);
 
-}  // namespace tessera::wire_test
+}  // namespace tessera::link_test

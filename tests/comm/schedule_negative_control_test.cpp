@@ -27,7 +27,7 @@ bool carries_data(const Schedule& schedule, const ScheduleStep& earlier, const S
   return reads;
 }
 
-TEST(ScheduleNegativeControl, ADroppedDependencyIsSeen) {
+TEST(ScheduleNegativeControl, DetectsDroppedDependency) {
   int dropped = 0;
   for (const Named& algorithm : algorithms(false))
     for (const int ranks : {3, 4, 5}) {
@@ -48,7 +48,7 @@ TEST(ScheduleNegativeControl, ADroppedDependencyIsSeen) {
 }
 
 /// The runner detects it too: some order of events gives a wrong result.
-TEST(ScheduleNegativeControl, ADroppedDependencyGivesWrongResults) {
+TEST(ScheduleNegativeControl, DetectsWrongResultOfDroppedDependency) {
   ScheduleWorld world = world_of(OpKind::all_reduce, "ring", 3);
   const std::vector<Bytes> inputs = make_inputs(world, true, 1);
   const std::vector<Bytes> wanted = expected(world, inputs);
@@ -67,7 +67,7 @@ TEST(ScheduleNegativeControl, ADroppedDependencyGivesWrongResults) {
 }
 
 /// In place, dependencies that wait until memory is free matter as well.
-TEST(ScheduleNegativeControl, AForgottenHazardInPlaceIsSeen) {
+TEST(ScheduleNegativeControl, DetectsMissingInPlaceHazard) {
   for (const char* name : {"symmetric", "recursive_doubling"}) {
     ScheduleWorld world = world_of(OpKind::all_reduce, name, 2, ~0u);
     ASSERT_EQ(world.race(), "");
@@ -87,7 +87,7 @@ TEST(ScheduleNegativeControl, AForgottenHazardInPlaceIsSeen) {
 }
 
 /// Each dependency of these algorithms is needed and its absence is detected, also where buffers are reused in turn.
-TEST(ScheduleNegativeControl, NoDependencyIsIdle) {
+TEST(ScheduleNegativeControl, DetectsRemovalOfEachDependency) {
   for (const Named& algorithm : algorithms(false)) {
     const std::string& name = algorithm.name;
     if (name != "direct" && name != "symmetric" && name != "ring" && name != "tree" && name != "binomial" &&
@@ -107,14 +107,14 @@ TEST(ScheduleNegativeControl, NoDependencyIsIdle) {
   }
 }
 
-TEST(ScheduleNegativeControl, ABarrierThatForgetsIsSeen) {
+TEST(ScheduleNegativeControl, DetectsIncompleteBarrier) {
   ScheduleWorld world(CollectiveSpec{.kind = OpKind::barrier, .ranks = 8}, "dissemination");
   ASSERT_EQ(world.early_leaver(), "");
   drop_dependency(world.schedules[3], 0);
   EXPECT_THAT(world.early_leaver(), HasSubstr("may leave"));
 }
 
-TEST(ScheduleNegativeControl, SwappedSourcesAreSeenByTheOrder) {
+TEST(ScheduleNegativeControl, DetectsSwappedSources) {
   const CollectiveSpec problem{.kind = OpKind::all_reduce, .ranks = 4, .count = 400, .ordered = true};
   ScheduleWorld world(problem, "direct");
   ASSERT_EQ(verify(world, false), "");
@@ -124,21 +124,21 @@ TEST(ScheduleNegativeControl, SwappedSourcesAreSeenByTheOrder) {
   EXPECT_THAT(verify(world, false), HasSubstr("differs"));
 }
 
-TEST(ScheduleNegativeControl, AnotherOrderIsSeen) {
+TEST(ScheduleNegativeControl, DetectsOtherOrder) {
   CollectiveSpec problem{.kind = OpKind::all_reduce, .ranks = 4, .count = 400, .ordered = false};
   EXPECT_THAT(verify(ScheduleWorld(problem, "ring"), false), HasSubstr("differs"));
   problem.ordered = true;
   EXPECT_THAT(refusal(problem, "ring"), HasSubstr("order of its own"));
 }
 
-TEST(ScheduleNegativeControl, RoundingAtEveryHopIsSeen) {
+TEST(ScheduleNegativeControl, DetectsRoundingAtEveryHop) {
   CollectiveSpec problem{.kind = OpKind::all_reduce, .dtype = DType::bf16, .ranks = 4, .count = 400, .ordered = false};
   EXPECT_THAT(verify(ScheduleWorld(problem, "recursive_doubling"), false), HasSubstr("differs"));
   problem.ordered = true;
   EXPECT_THAT(refusal(problem, "recursive_doubling"), HasSubstr("at every hop"));
 }
 
-TEST(ScheduleNegativeControl, BrokenMessagesAreSeen) {
+TEST(ScheduleNegativeControl, DetectsBrokenMessages) {
   ScheduleWorld world = world_of(OpKind::all_gather, "ring", 3);
   Schedule& schedule = world.schedules[0];
   const Schedule whole = schedule;
@@ -162,7 +162,7 @@ TEST(ScheduleNegativeControl, BrokenMessagesAreSeen) {
 }
 
 /// Two ranks that each receive before they send: every order of events deadlocks.
-TEST(ScheduleNegativeControl, ACircleIsSeen) {
+TEST(ScheduleNegativeControl, DetectsCycle) {
   ScheduleWorld world = world_of(OpKind::all_to_all, "direct", 2);
   for (Schedule& schedule : world.schedules) {
     std::vector<ScheduleStep> steps;

@@ -10,7 +10,7 @@
 
 #include "tessera/comm/transport.h"
 
-namespace tessera::wire_test {
+namespace tessera::link_test {
 
 using namespace tessera::comm;
 
@@ -20,7 +20,7 @@ inline std::uint64_t scramble(std::uint64_t x) {
   return x ^ x >> 31;
 }
 
-struct Parcel {
+struct TestMessage {
   Message message;
   std::vector<std::byte> memory;
   std::size_t came = 0;
@@ -39,9 +39,9 @@ struct Rank final : MessageOwner, TransportEvents {
   explicit Rank(int number) : rank(number) {}
 
   void message_done(Message& message, std::size_t bytes) noexcept override {
-    Parcel& parcel = *parcels[message.index];
-    ++parcel.times_done;
-    parcel.came = bytes;
+    TestMessage& test_message = *test_messages[message.index];
+    ++test_message.times_done;
+    test_message.came = bytes;
     ++finished;
   }
   void connection_lost(int peer, const std::string& why) noexcept override {
@@ -50,9 +50,9 @@ struct Rank final : MessageOwner, TransportEvents {
   void message_damaged(int, const std::string& what) noexcept override { failure += what; }
   void transport_failed(const std::string& why) noexcept override { failure += why; }
 
-  Parcel& parcel(int peer, const MessageTag& tag, std::size_t bytes) {
-    parcels.push_back(std::make_unique<Parcel>());
-    Parcel& made = *parcels.back();
+  TestMessage& test_message(int peer, const MessageTag& tag, std::size_t bytes) {
+    test_messages.push_back(std::make_unique<TestMessage>());
+    TestMessage& made = *test_messages.back();
     made.memory.assign(bytes, kUntouched);
     made.message.data = bytes == 0 ? nullptr : made.memory.data();
     made.message.bytes = bytes;
@@ -60,29 +60,30 @@ struct Rank final : MessageOwner, TransportEvents {
     made.message.tag = tag;
     made.message.owner = this;
     made.message.sent = &sent;
-    made.message.index = static_cast<std::uint32_t>(parcels.size() - 1);
+    made.message.index = static_cast<std::uint32_t>(test_messages.size() - 1);
     return made;
   }
-  Parcel& send(int peer, const MessageTag& tag, std::size_t bytes) {
-    Parcel& made = parcel(peer, tag, bytes);
+  TestMessage& send(int peer, const MessageTag& tag, std::size_t bytes) {
+    TestMessage& made = test_message(peer, tag, bytes);
     for (std::size_t i = 0; i < bytes; ++i) made.memory[i] = pattern(rank, tag, i);
     transport->send(made.message);
     return made;
   }
-  Parcel& receive(int peer, const MessageTag& tag, std::size_t bytes) {
-    Parcel& made = parcel(peer, tag, bytes);
+  TestMessage& receive(int peer, const MessageTag& tag, std::size_t bytes) {
+    TestMessage& made = test_message(peer, tag, bytes);
     transport->receive(made.message);
     return made;
   }
   /// Returns "" or the defect of a completed receive.
-  static std::string problem(const Parcel& parcel) {
-    const Message& m = parcel.message;
+  static std::string problem(const TestMessage& test_message) {
+    const Message& m = test_message.message;
     const std::string name = "message " + std::to_string(m.tag.operation) + "/" + std::to_string(m.tag.step) + " of " +
                              std::to_string(m.bytes) + " bytes from rank " + std::to_string(m.peer);
-    if (parcel.times_done != 1) return name + " was done " + std::to_string(parcel.times_done) + " times";
-    if (parcel.came != m.bytes) return name + ": " + std::to_string(parcel.came) + " bytes came";
+    if (test_message.times_done != 1) return name + " was done " + std::to_string(test_message.times_done) + " times";
+    if (test_message.came != m.bytes) return name + ": " + std::to_string(test_message.came) + " bytes came";
     for (std::size_t i = 0; i < m.bytes; ++i)
-      if (parcel.memory[i] != pattern(m.peer, m.tag, i)) return name + ": byte " + std::to_string(i) + " is wrong";
+      if (test_message.memory[i] != pattern(m.peer, m.tag, i))
+        return name + ": byte " + std::to_string(i) + " is wrong";
     return "";
   }
   /// Polls, and sleeps without progress. False: timeout.
@@ -98,10 +99,10 @@ struct Rank final : MessageOwner, TransportEvents {
 
   const int rank;
   std::unique_ptr<Transport> transport;
-  std::vector<std::unique_ptr<Parcel>> parcels;
+  std::vector<std::unique_ptr<TestMessage>> test_messages;
   std::size_t finished = 0;
   std::atomic<std::uint64_t> sent{0};
   std::string lost, failure;
 };
 
-}  // namespace tessera::wire_test
+}  // namespace tessera::link_test

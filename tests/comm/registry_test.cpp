@@ -19,7 +19,7 @@ TEST(Algorithms, RangesAreHalfOpen) {
   EXPECT_EQ(table.choose(OpKind::broadcast, 8), "");
 }
 
-TEST(Algorithms, RefusesWhatItDoesNotKnow) {
+TEST(Algorithms, RejectsUnknownText) {
   for (const char* text : {"all_reduce=tree", "all_reduc=ring", "all_reduce", "all_reduce=ring:5",
                            "all_reduce=ring:8-4", "all_gather=ring"}) {
     const std::string error = error_of([&] { AlgorithmTable(text, kKnown); });
@@ -28,7 +28,7 @@ TEST(Algorithms, RefusesWhatItDoesNotKnow) {
   EXPECT_NE(error_of([] { AlgorithmTable("all_reduce=tree", kKnown); }).find("all_reduce=ring"), std::string::npos);
 }
 
-TEST(Algorithms, AFileIsReadAsItWouldBeWrittenInOneLine) {
+TEST(Algorithms, FileEqualsOneLine) {
   const std::string path = testing::TempDir() + "algorithms_test.txt";
   const auto write = [&](const std::string& text) { std::ofstream(path, std::ios::trunc) << text; };
   write(
@@ -51,7 +51,7 @@ TEST(Algorithms, AFileIsReadAsItWouldBeWrittenInOneLine) {
   }
 }
 
-TEST(Algorithms, TheOneThatRanIsNamed) {
+TEST(Algorithms, ReportsAlgorithmThatRan) {
   const auto ran = [](const std::string& setting, std::size_t count) {
     std::string name;
     InitOptions config;
@@ -74,7 +74,7 @@ TEST(Algorithms, TheOneThatRanIsNamed) {
 }
 
 /// Over shm, symmetric reads payloads from the slots, which hold 16 KiB.
-TEST(Algorithms, SymmetricIsRefusedForMoreThanItsRoom) {
+TEST(Algorithms, SymmetricRejectsMoreThanItsWindow) {
   InitOptions config = quick_config();
   config.algorithms = "all_reduce=symmetric";
   run_threads(2, config, [](Communicator& comm) {
@@ -88,19 +88,19 @@ TEST(Algorithms, SymmetricIsRefusedForMoreThanItsRoom) {
   });
 }
 
-TEST(Registry, AnUnknownBackendIsAnErrorThatListsAll) {
+TEST(Registry, UnknownBackendErrorListsAll) {
   const std::string error = error_of([] { find_backend("carrier-pigeon"); });
   EXPECT_TRUE(error.starts_with("InvalidUsage: unknown backend 'carrier-pigeon'")) << error;
   EXPECT_NE(error.find("shm (available)"), std::string::npos) << error;
   EXPECT_EQ(find_backend("shm").name, "shm");
 }
 
-TEST(Registry, VariablesAreDeclaredOnceAndSorted) {
+TEST(Registry, VariablesAreUniqueAndSorted) {
   const auto all = variables();
   for (std::size_t i = 1; i < all.size(); ++i) EXPECT_LT(all[i - 1].name, all[i].name);
 }
 
-TEST(Checks, NameTheValues) {
+TEST(ArgumentChecks, NameValues) {
   run_ranks(2, [](Communicator& comm) {
     std::vector<float> in(8);
     std::vector<float> out(12);
@@ -139,7 +139,7 @@ TEST(Checks, NameTheValues) {
   });
 }
 
-TEST(Checks, AWorldOfOneWorksLocally) {
+TEST(ArgumentChecks, WorldOfOneWorksLocally) {
   const auto comm = init({.backend = "shm", .launch = Launch{}, .timeout = 5s});
   std::vector<float> in = {1, 2, 3};
   std::vector<float> out(3);

@@ -4,8 +4,8 @@
 #include <numeric>
 
 #include "tessera/comm/registry.h"
-#include "tests/backends/tcp/meddled.h"
 #include "tests/backends/tcp/support.h"
+#include "tests/backends/tcp/tampered_bootstrap.h"
 #include "tests/harness/flipping_proxy.h"
 
 namespace tessera::comm::tcp {
@@ -37,10 +37,10 @@ Outcome run(std::optional<FlippingProxy::Flip> flip, std::vector<std::string> ho
   std::vector<std::thread> ranks;
   for (std::size_t r = 0; r < 2; ++r)
     ranks.emplace_back([&, r] {
-      const auto meddled = std::make_shared<Meddled>(bootstraps[r]);
-      meddled->own_hosts = hosts;
+      const auto tampered = std::make_shared<TamperedBootstrap>(bootstraps[r]);
+      tampered->own_hosts = hosts;
       if (r == 0)
-        meddled->on_addresses = [&](std::vector<std::string>& lines) {
+        tampered->on_addresses = [&](std::vector<std::string>& lines) {
           proxy.emplace(port_of(lines[1]), flip);
           const std::string streams_and_checksum = lines[1].substr(0, lines[1].find(' ', lines[1].find(' ') + 1) + 3);
           lines[1] = streams_and_checksum + std::to_string(proxy->port()) + " 127.0.0.1";
@@ -49,7 +49,7 @@ Outcome run(std::optional<FlippingProxy::Flip> flip, std::vector<std::string> ho
       options.communicator.timeout = 10s;
       options.check = check;
       outcome.errors[r] = error_of([&] {
-        const auto world = comm::tcp::backend().create(meddled, options);
+        const auto world = comm::tcp::backend().create(tampered, options);
         std::vector<float> in(kCount, static_cast<float>(r + 1));
         const View out{outcome.sums[r].data(), kCount, DType::f32, Device{}};
         for (int i = 0; i < 3; ++i)
@@ -84,33 +84,33 @@ class Streams : public testing::Test {
     ::unsetenv("TESSERA_TCP_CHECKSUM");
   }
 };
-using Flipped = Streams;
+using BitFlips = Streams;
 
-TEST_F(Flipped, NothingIsRight) {  // control of the tests below
+TEST_F(BitFlips, NoFlipTransfersCorrectly) {  // control of the tests below
   const Outcome outcome = run(std::nullopt);
   EXPECT_EQ(outcome.errors, std::vector<std::string>(2));
   EXPECT_TRUE(outcome.right());
 }
 
-TEST_F(Flipped, HeadersAreDamage) {
+TEST_F(BitFlips, DamagedHeadersAreErrors) {
   for (const bool to_listener : {true, false})
     for (std::size_t at = 0; at < sizeof(comm::tcp::Frame); at += 7)
       expect_damage(run(behind_handshake(to_listener, at)), to_listener ? "from rank 0" : "from rank 1");
 }
 
-TEST_F(Flipped, ContentIsDamage) {
+TEST_F(BitFlips, DamagedPayloadIsError) {
   for (const bool to_listener : {true, false})
     for (const std::size_t at : {20'000, 40'000, 90'000})
       expect_damage(run(behind_handshake(to_listener, at)), to_listener ? "from rank 0" : "from rank 1");
 }
 
-TEST_F(Flipped, ContentOnOneHostIsDamageInCheckedModeAndWhereItIsAskedFor) {
+TEST_F(BitFlips, DamagedPayloadOnOneHostIsErrorIfChecked) {
   expect_damage(run(behind_handshake(true, 40'000), {"here", "here"}, true), "the content of a message from rank 0");
   ::setenv("TESSERA_TCP_CHECKSUM", "1", 1);
   expect_damage(run(behind_handshake(true, 40'000), {"here", "here"}), "the content of a message from rank 0");
 }
 
-TEST_F(Flipped, ContentWithoutTheChecksumIsAnotherResult) {  // negative control
+TEST_F(BitFlips, DetectsWrongResultWithoutChecksum) {  // negative control
   ::setenv("TESSERA_TCP_CHECKSUM", "0", 1);
   const Outcome outcome = run(behind_handshake(true, 280'000));  // in the last all_reduce
   EXPECT_TRUE(outcome.flipped);
@@ -118,7 +118,7 @@ TEST_F(Flipped, ContentWithoutTheChecksumIsAnotherResult) {  // negative control
   EXPECT_NE(outcome.sums[0], outcome.sums[1]);
 }
 
-TEST_F(Flipped, AHandshakeIsDoneAgain) {
+TEST_F(BitFlips, HandshakeIsRetried) {
   for (const bool to_listener : {true, false})
     for (const std::size_t at : {1, 10, 30, 60, 80}) {
       if (at >= (to_listener ? kAnswer : kChallenge + kProof)) continue;

@@ -1,4 +1,4 @@
-#include "tests/backends/wires/transport_ranks.h"
+#include "tests/backends/links/transport_ranks.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -9,9 +9,9 @@
 
 #include "tessera/base/env.h"
 #include "tessera/comm/bootstrap/rendezvous.h"
-#include "tests/backends/wires/parcels.h"
+#include "tests/backends/links/messages.h"
 
-namespace tessera::wire_test {
+namespace tessera::link_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -27,13 +27,13 @@ MessageTag tag_number(std::uint32_t i) { return {i % 5 * 1000, kTag.operation + 
 /// A barrier in which the ranks keep polling until all have arrived, so that no message waits for a rank outside the
 /// library.
 void meet_again(Rank& me, Bootstrap& bootstrap, std::uint32_t number) {
-  std::vector<Parcel*> all;
+  std::vector<TestMessage*> all;
   for (int peer = 0; peer < bootstrap.size(); ++peer) {
     if (peer == me.rank) continue;
     all.push_back(&me.receive(peer, {4000, number, 0}, 4));
     all.push_back(&me.send(peer, {4000, number, 0}, 4));
   }
-  const auto done = [](const Parcel* parcel) { return parcel->times_done == 1; };
+  const auto done = [](const TestMessage* test_message) { return test_message->times_done == 1; };
   expect(me.until([&] { return std::all_of(all.begin(), all.end(), done); }), "the ranks did not meet again");
 }
 
@@ -62,7 +62,7 @@ void messages(Rank& me, Bootstrap& bootstrap) {
   std::mt19937_64 dice(static_cast<std::uint64_t>(me.rank) + 5);
   std::shuffle(all.begin(), all.end(), dice);
   std::uint64_t payload = 0;
-  std::vector<const Parcel*> received;
+  std::vector<const TestMessage*> received;
   for (const Planned& p : all) {
     if (p.to == me.rank) received.push_back(&me.receive(p.from, p.tag, p.bytes));
     if (p.from == me.rank) {
@@ -71,8 +71,9 @@ void messages(Rank& me, Bootstrap& bootstrap) {
     }
     if (dice() % 4 == 0) me.transport->poll(false);
   }
-  expect(me.until([&] { return me.finished == me.parcels.size(); }), "messages did not arrive in time");
-  for (const Parcel* parcel : received) expect(Rank::problem(*parcel).empty(), Rank::problem(*parcel));
+  expect(me.until([&] { return me.finished == me.test_messages.size(); }), "messages did not arrive in time");
+  for (const TestMessage* test_message : received)
+    expect(Rank::problem(*test_message).empty(), Rank::problem(*test_message));
   expect(me.sent == payload, std::to_string(me.sent) + " bytes counted instead of " + std::to_string(payload));
 }
 
@@ -92,7 +93,7 @@ void lengths(Rank& me, Bootstrap& bootstrap) {
         }
         if (me.rank == 1) {
           if (sender_first) meet_again(me, bootstrap, i);
-          Parcel& got = me.receive(0, tag, wanted);
+          TestMessage& got = me.receive(0, tag, wanted);
           if (!sender_first) meet_again(me, bootstrap, i);
           expect(me.until([&] { return got.times_done != 0; }),
                  "nothing came of " + std::to_string(sent) + " bytes for " + std::to_string(wanted));
@@ -102,22 +103,22 @@ void lengths(Rank& me, Bootstrap& bootstrap) {
       }
     }
   meet_again(me, bootstrap, 100'000);
-  for (const auto& parcel : me.parcels)  // never received
-    if (parcel->times_done == 0) me.transport->cancel(parcel->message);
+  for (const auto& test_message : me.test_messages)  // never received
+    if (test_message->times_done == 0) me.transport->cancel(test_message->message);
   meet_again(me, bootstrap, 100'001);
 }
 
 /// Cancels a message; its memory then belongs to the caller, which overwrites it.
-void give_up(Rank& me, Parcel& parcel) {
-  me.transport->cancel(parcel.message);
-  std::fill(parcel.memory.begin(), parcel.memory.end(), std::byte{0x11});
-  parcel.message = Message{};  // no longer referenced
+void give_up(Rank& me, TestMessage& test_message) {
+  me.transport->cancel(test_message.message);
+  std::fill(test_message.memory.begin(), test_message.memory.end(), std::byte{0x11});
+  test_message.message = Message{};  // no longer referenced
 }
 
-void expect_left_alone(const Parcel& parcel) {
-  expect(parcel.times_done == 0, "a message that was given up was done");
-  const bool same =
-      std::all_of(parcel.memory.begin(), parcel.memory.end(), [](std::byte b) { return b == std::byte{0x11}; });
+void expect_left_alone(const TestMessage& test_message) {
+  expect(test_message.times_done == 0, "a message that was given up was done");
+  const bool same = std::all_of(test_message.memory.begin(), test_message.memory.end(),
+                                [](std::byte b) { return b == std::byte{0x11}; });
   expect(same, "memory was written after its message was given up");
 }
 
@@ -128,21 +129,21 @@ void cancel(Rank& me, Bootstrap& bootstrap) {
   for (const std::size_t bytes : {std::size_t{100}, std::size_t{50'000}, std::size_t{20'000'000}})
     for (int round = 0; round < 6; ++round) {
       const MessageTag tag = tag_number(1000 + number++);
-      std::vector<Parcel*> given_up;
+      std::vector<TestMessage*> given_up;
       meet_again(me, bootstrap, 3 * number);
       const bool sends = me.rank % 2 == 0;
       const int peer = me.rank ^ 1;
       if (peer < bootstrap.size() && (round % 3 != 0 || sends) && (round % 3 != 1 || !sends)) {
-        Parcel& parcel = sends ? me.send(peer, tag, bytes) : me.receive(peer, tag, bytes);
+        TestMessage& test_message = sends ? me.send(peer, tag, bytes) : me.receive(peer, tag, bytes);
         for (std::uint64_t polls = dice() % 30; polls > 0; --polls) me.transport->poll(false);
-        if (parcel.times_done == 0) {
-          give_up(me, parcel);
-          given_up.push_back(&parcel);
+        if (test_message.times_done == 0) {
+          give_up(me, test_message);
+          given_up.push_back(&test_message);
         }
       }
       meet_again(me, bootstrap, 3 * number + 1);
-      for (const Parcel* parcel : given_up) expect_left_alone(*parcel);
-      Parcel* next = nullptr;  // another message in the same direction
+      for (const TestMessage* test_message : given_up) expect_left_alone(*test_message);
+      TestMessage* next = nullptr;  // another message in the same direction
       if (peer < bootstrap.size())
         next = sends ? &me.send(peer, tag_number(5000 + number), bytes)
                      : &me.receive(peer, tag_number(5000 + number), bytes);
@@ -151,14 +152,14 @@ void cancel(Rank& me, Bootstrap& bootstrap) {
         if (!sends) expect(Rank::problem(*next).empty(), Rank::problem(*next));
       }
       meet_again(me, bootstrap, 3 * number + 2);
-      for (const Parcel* parcel : given_up) expect_left_alone(*parcel);
+      for (const TestMessage* test_message : given_up) expect_left_alone(*test_message);
     }
 }
 
 /// Many more short messages than fit into buffers, to a rank that polls late.
 void flood(Rank& me, Bootstrap& bootstrap) {
   constexpr std::uint32_t kMany = 5000;
-  std::vector<const Parcel*> received;
+  std::vector<const TestMessage*> received;
   if (me.rank != 0)
     for (std::uint32_t i = 0; i < kMany; ++i) me.send(0, tag_number(i), i % 3000);
   if (me.rank == 0) {
@@ -169,8 +170,9 @@ void flood(Rank& me, Bootstrap& bootstrap) {
         if (i % 16 == 0) me.transport->poll(false);
       }
   }
-  expect(me.until([&] { return me.finished == me.parcels.size(); }, 60s), "the flood did not pass");
-  for (const Parcel* parcel : received) expect(Rank::problem(*parcel).empty(), Rank::problem(*parcel));
+  expect(me.until([&] { return me.finished == me.test_messages.size(); }, 60s), "the flood did not pass");
+  for (const TestMessage* test_message : received)
+    expect(Rank::problem(*test_message).empty(), Rank::problem(*test_message));
   meet_again(me, bootstrap, 1);
 }
 
@@ -200,4 +202,4 @@ int run_transport_ranks(const std::string& mode, const MakeTransport& make_trans
   }
 }
 
-}  // namespace tessera::wire_test
+}  // namespace tessera::link_test

@@ -30,7 +30,7 @@ void expect_undisturbed(const std::function<void(int port)>& disturb) {
   EXPECT_LT(steady_clock::now() - start, 4s);
 }
 
-TEST(UnauthenticatedPeer, WithGarbageDisturbNobody) {
+TEST(UnauthenticatedPeer, GarbageDisturbsNoRank) {
   expect_undisturbed([](int port) {
     std::vector<UniqueFd> open;
     for (const std::string& bytes :
@@ -55,7 +55,7 @@ std::size_t open_files_at_most() {
   return static_cast<std::size_t>(std::min<rlim_t>(limit.rlim_cur, 20'000)) - 700;
 }
 
-TEST(UnauthenticatedPeer, InTenThousandHalfOpenConnectionsDisturbNobody) {
+TEST(UnauthenticatedPeer, TenThousandHalfOpenConnectionsDisturbNoRank) {
   const std::size_t room = open_files_at_most();
   std::deque<UniqueFd> open;
   std::atomic<bool> done{false};
@@ -80,7 +80,7 @@ TEST(UnauthenticatedPeer, InTenThousandHalfOpenConnectionsDisturbNobody) {
 }
 
 /// Under a low limit of open files, as `ulimit -n 64` sets it.
-TEST(UnauthenticatedPeer, LeaveRankZeroTheFilesThatItNeeds) {
+TEST(UnauthenticatedPeer, DoesNotExhaustFileDescriptors) {
   rlimit before = {};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   const int port = free_port();
@@ -107,7 +107,7 @@ TEST(UnauthenticatedPeer, LeaveRankZeroTheFilesThatItNeeds) {
   EXPECT_EQ(zero.line(), "ready");
 }
 
-TEST(UnauthenticatedPeer, WithAnotherTokenAreRefusedAndToldWhy) {
+TEST(UnauthenticatedPeer, OtherTokenIsRejectedWithReason) {
   expect_undisturbed([](int port) {
     RendezvousOptions wrong = meeting(1, 2, port);
     wrong.token = "sardine";
@@ -134,7 +134,7 @@ std::string challenge() {
 constexpr std::size_t kHelloBytes = 5 + 20 + 2 + 5 + 96 + 8;  // of a rank of 'run-1'
 
 /// The answer "welcome" alone is not enough: rank 0 must prove that it knows the token too.
-TEST(UnauthenticatedPeer, InRankZerosPlaceAreNotBelieved) {
+TEST(UnauthenticatedPeer, FakeRank0IsNotTrusted) {
   const UniqueFd listener = listen_on_port(0);
   std::atomic<int> welcomed{0};
   std::atomic<bool> done{false};
@@ -160,7 +160,7 @@ TEST(UnauthenticatedPeer, InRankZerosPlaceAreNotBelieved) {
 }
 
 /// Nor is its text trusted, which may target a terminal: a refusal must be proved.
-TEST(UnauthenticatedPeer, InRankZerosPlaceRefuseNobodyInWordsOfTheirOwn) {
+TEST(UnauthenticatedPeer, ErrorTextOfFakeRank0IsIgnored) {
   const UniqueFd listener = listen_on_port(0);
   std::atomic<bool> done{false};
   std::thread impostor([&] {
@@ -186,7 +186,7 @@ TEST(UnauthenticatedPeer, InRankZerosPlaceRefuseNobodyInWordsOfTheirOwn) {
 }
 
 /// The impostor answers for a moment only; then rank 0 listens.
-TEST(UnauthenticatedPeer, InRankZerosPlaceAreOutlasted) {
+TEST(UnauthenticatedPeer, RanksOutlastFakeRank0) {
   const int port = free_port();
   std::optional<UniqueFd> listener(listen_on_port(port));
   auto one = come(meeting(1, 2, port));
@@ -201,7 +201,7 @@ TEST(UnauthenticatedPeer, InRankZerosPlaceAreOutlasted) {
   EXPECT_EQ(one.get().error, "");
 }
 
-TEST(UnauthenticatedPeer, OfAnotherVersionAreNamed) {
+TEST(UnauthenticatedPeer, NamesOtherVersion) {
   const UniqueFd listener = listen_on_port(0);
   auto one = come(meeting(1, 2, port_of(listener)));
   const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
@@ -209,7 +209,7 @@ TEST(UnauthenticatedPeer, OfAnotherVersionAreNamed) {
   EXPECT_NE(one.get().error.find("speaks version 99 of the protocol, rank 1 version 4"), std::string::npos);
 }
 
-TEST(UnauthenticatedPeer, ThatAreNoRankZeroAreNamed) {
+TEST(UnauthenticatedPeer, NamesAddressThatIsNotRank0) {
   const UniqueFd listener = listen_on_port(0);
   RendezvousOptions lost = meeting(1, 2, port_of(listener));
   lost.timeout = 300ms;
@@ -220,7 +220,7 @@ TEST(UnauthenticatedPeer, ThatAreNoRankZeroAreNamed) {
 }
 
 /// The text of an authenticated rank reaches the terminal, too.
-TEST(RejectedPeer, SaysSoWithoutControlCharacters) {
+TEST(RejectedPeer, ErrorHasNoControlCharacters) {
   expect_undisturbed([](int port) {
     RendezvousOptions stale = meeting(1, 2, port);
     stale.launch.job = "run\x1b[2J\xc2\x9b\xff d\xc3\xa9j\xc3\xa0";
@@ -231,7 +231,7 @@ TEST(RejectedPeer, SaysSoWithoutControlCharacters) {
   });
 }
 
-TEST(RejectedPeer, IsARankThatTheWorldHasNot) {
+TEST(RejectedPeer, RankOutsideWorld) {
   const int port = free_port();
   auto zero = come(meeting(0, 2, port));
   for (const int rank : {2, 3, 1'000'000}) {
@@ -242,7 +242,7 @@ TEST(RejectedPeer, IsARankThatTheWorldHasNot) {
   EXPECT_EQ(zero.get().error, "");
 }
 
-TEST(RejectedPeer, IsASecondProcessOfOneRank) {
+TEST(RejectedPeer, SecondProcessOfRank) {
   const int port = free_port();
   auto zero = come(meeting(0, 3, port));
   auto one = come(meeting(1, 3, port));
@@ -257,7 +257,7 @@ TEST(RejectedPeer, IsASecondProcessOfOneRank) {
   EXPECT_EQ(one.get().error, "");
 }
 
-TEST(RejectedPeer, IsARankThatIsLeftFromAnEarlierStart) {
+TEST(RejectedPeer, RankOfEarlierStart) {
   expect_undisturbed([](int port) {
     RendezvousOptions stale = meeting(1, 2, port);
     stale.launch.job = "run-0";
@@ -265,7 +265,7 @@ TEST(RejectedPeer, IsARankThatIsLeftFromAnEarlierStart) {
   });
 }
 
-TEST(RejectedPeer, IsAnEarlierRestartAndALaterOneWaits) {
+TEST(RejectedPeer, EarlierRestartWhileLaterOneWaits) {
   const int port = free_port();
   const auto restarted = [&](int rank, std::uint64_t restart) {
     RendezvousOptions one = meeting(rank, 2, port);
@@ -288,7 +288,7 @@ TEST(RejectedPeer, IsAnEarlierRestartAndALaterOneWaits) {
   EXPECT_EQ(zero.get().error, "");
 }
 
-TEST(RejectedPeer, IsNobodyWhoComesForTheNextWorldWhileThisOneIsInUse) {
+TEST(RejectedPeer, NextWorldIsNotRejected) {
   const int port = free_port();
   const auto of_world = [&](int rank, std::uint32_t generation) {
     RendezvousOptions one = meeting(rank, 2, port);
@@ -308,7 +308,7 @@ TEST(RejectedPeer, IsNobodyWhoComesForTheNextWorldWhileThisOneIsInUse) {
   EXPECT_EQ(zero_again.get().error, "");
 }
 
-TEST(RejectedPeer, IsWhoComesTooLate) {
+TEST(RejectedPeer, LateRank) {
   const int port = free_port();
   const std::vector<Outcome> all = meet_all(2, port);
   expect_complete(all);
@@ -323,7 +323,7 @@ TEST(RejectedPeer, IsWhoComesTooLate) {
   EXPECT_LT(steady_clock::now() - start, 1s);
 }
 
-TEST(RejectedPeer, IsAWorldOfAnotherSizeOnBothSides) {
+TEST(RejectedPeer, OtherWorldSizeIsReportedOnBothRanks) {
   const int port = free_port();
   auto zero = come(meeting(0, 2, port));
   auto one = come(meeting(1, 3, port));

@@ -81,13 +81,13 @@ void run(World& world, std::optional<FlippingProxy::Flip> flip, const std::strin
   world.flipped = proxy.flipped();
 }
 
-TEST(Flipped, NothingIsRight) {  // the control of the tests below
+TEST(BitFlips, NoFlipTransfersCorrectly) {  // the control of the tests below
   World world;
   run(world, std::nullopt);
   EXPECT_TRUE(world.all_right()) << world.errors[0] << world.errors[1];
 }
 
-TEST(Flipped, TheHandshakeIsDoneAgain) {
+TEST(BitFlips, HandshakeIsRetried) {
   for (const bool to_listener : {true, false})
     for (std::size_t at = 3; at < (to_listener ? kHello + 1 : kChallenge + kAnswer); at += 6) {
       if (at % kChallenge < 5) continue;  // a length, for whose bytes the rank waits: the test below
@@ -98,7 +98,7 @@ TEST(Flipped, TheHandshakeIsDoneAgain) {
     }
 }
 
-TEST(Flipped, ALengthInTheHandshakeIsNotWaitedForLong) {
+TEST(BitFlips, DamagedLengthInHandshakeEndsSoon) {
   World world;
   const auto start = steady_clock::now();
   run(world, FlippingProxy::Flip{.to_listener = false, .at = 2, .bit = 0});  // announces 256 bytes more
@@ -106,7 +106,7 @@ TEST(Flipped, ALengthInTheHandshakeIsNotWaitedForLong) {
   EXPECT_LT(steady_clock::now() - start, 9s);
 }
 
-TEST(Flipped, WhatIsExchangedIsAnErrorOnBothRanks) {
+TEST(BitFlips, DamagedExchangeFailsBothRanks) {
   for (const bool to_listener : {true, false}) {
     const std::size_t begin = to_listener ? kHello + 1 : kChallenge + kAnswer;
     std::string text = "BackendError: init: what ";
@@ -126,7 +126,7 @@ TEST(Flipped, WhatIsExchangedIsAnErrorOnBothRanks) {
   }
 }
 
-TEST(Flipped, WhatIsToldIsHeardAsDamageAndByThatRankAlone) {
+TEST(BitFlips, DamagedControlMessageFailsReceiverOnly) {
   const std::string text(30'000, 't');
   for (const bool to_listener : {true, false}) {
     World world;
@@ -141,7 +141,7 @@ TEST(Flipped, WhatIsToldIsHeardAsDamageAndByThatRankAlone) {
   }
 }
 
-TEST(Flipped, OpeningAChannelIsAnError) {
+TEST(BitFlips, DamagedChannelOpeningIsError) {
   // Rank 1 sends the hello, the byte after it, its introduction and its blob, and then opens the channel.
   const std::size_t blob = kSeal + kBlob.size() + 1;
   for (std::size_t introduction = 20; introduction < 180; introduction += 20) {

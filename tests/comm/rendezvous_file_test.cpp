@@ -24,7 +24,7 @@ fs::path path_of(const std::string& job) {
   return path.str();
 }
 
-class JobFile : public testing::Test {
+class RendezvousFiles : public testing::Test {
  protected:
   void TearDown() override { fs::remove(path_); }
 
@@ -59,7 +59,7 @@ class JobFile : public testing::Test {
   const fs::path path_ = path_of(job_);
 };
 
-TEST_F(JobFile, LetsRanksMeet) {  // the control of the tests below
+TEST_F(RendezvousFiles, ConnectsRanks) {  // the control of the tests below
   auto zero = come(local(0));
   EXPECT_EQ(written().substr(0, 13), "tessera-job-1");
   EXPECT_EQ(come(local(1)).get().error, "");
@@ -67,7 +67,7 @@ TEST_F(JobFile, LetsRanksMeet) {  // the control of the tests below
   EXPECT_FALSE(fs::exists(path_));
 }
 
-TEST_F(JobFile, ThatIsAFifoIsRefusedAtOnce) {
+TEST_F(RendezvousFiles, RejectsFifoAtOnce) {
   ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
   for (const int rank : {0, 1}) {
     auto one = come(local(rank));
@@ -77,7 +77,7 @@ TEST_F(JobFile, ThatIsAFifoIsRefusedAtOnce) {
   }
 }
 
-TEST_F(JobFile, ThatIsALinkIsRefused) {
+TEST_F(RendezvousFiles, RejectsLink) {
   const fs::path elsewhere = path_.string() + "-elsewhere";
   write("tessera-job-1 x y 1 1\n", elsewhere);
   fs::create_symlink(elsewhere, path_);
@@ -123,13 +123,13 @@ std::string left_by(const Child& child) {
          "\n";
 }
 
-TEST_F(JobFile, OfAZombieIsReplaced) {
+TEST_F(RendezvousFiles, ReplacesFileOfZombie) {
   const Child zombie(true);
   write(left_by(zombie), path_);
   expect_world();
 }
 
-TEST_F(JobFile, OfALivingProcessIsNot) {  // the control
+TEST_F(RendezvousFiles, KeepsFileOfLiveProcess) {  // the control
   const Child living(false);
   write(left_by(living), path_);
   EXPECT_EQ(come(local(0)).get().error, "InvalidUsage: init: process " + std::to_string(living.pid) +
@@ -138,7 +138,7 @@ TEST_F(JobFile, OfALivingProcessIsNot) {  // the control
 }
 
 /// A process that finds the socket in other ways does not know the contents of the file.
-TEST_F(JobFile, LetsNobodyInWithoutItsToken) {
+TEST_F(RendezvousFiles, RejectsRanksWithoutToken) {
   auto zero = come(local(0, 4s));
   std::istringstream words(written());
   std::string magic, socket, token, rest;

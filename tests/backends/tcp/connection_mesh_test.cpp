@@ -11,8 +11,8 @@
 #include <cstring>
 
 #include "backends/tcp/handshake.h"
-#include "tests/backends/tcp/meddled.h"
 #include "tests/backends/tcp/support.h"
+#include "tests/backends/tcp/tampered_bootstrap.h"
 
 namespace tessera::tcp_test {
 namespace {
@@ -39,7 +39,7 @@ void expect_working(const World& world) {
     }
 }
 
-TEST(Mesh, ConnectsWorldsOfManySizes) {
+TEST(ConnectionMesh, ConnectsWorldsOfManySizes) {
   for (const int ranks : {1, 2, 5, 9}) {
     const World world = make_world(ranks, 3);
     expect_working(world);
@@ -48,23 +48,24 @@ TEST(Mesh, ConnectsWorldsOfManySizes) {
 }
 
 /// A world whose bootstraps are manipulated one by one.
-WorldPlan meddled(int ranks, const std::function<void(Meddled&)>& meddle) {
+WorldPlan tampered(int ranks, const std::function<void(TamperedBootstrap&)>& tamper) {
   WorldPlan plan;
   plan.ranks = ranks;
-  plan.wrap = [meddle](std::shared_ptr<Bootstrap> real) {
-    auto own = std::make_shared<Meddled>(std::move(real));
-    meddle(*own);
+  plan.wrap = [tamper](std::shared_ptr<Bootstrap> real) {
+    auto own = std::make_shared<TamperedBootstrap>(std::move(real));
+    tamper(*own);
     return own;
   };
   return plan;
 }
 
-TEST(Mesh, OverIPv6) {
-  const World world = make_world(meddled(3, [](Meddled& own) { own.address = "::1"; }));
+TEST(ConnectionMesh, SupportsIPv6) {
+  const World world = make_world(tampered(3, [](TamperedBootstrap& own) { own.address = "::1"; }));
   sockaddr_storage name = {};
   socklen_t length = sizeof(name);
   const auto& stream = *world[0]->transport->peer(1)->streams().front();
-  ::getpeername(const_cast<comm::tcp::Socket&>(stream.socket).native_handle(), reinterpret_cast<sockaddr*>(&name), &length);
+  ::getpeername(const_cast<comm::tcp::Socket&>(stream.socket).native_handle(), reinterpret_cast<sockaddr*>(&name),
+                &length);
   EXPECT_EQ(name.ss_family, AF_INET6);
   expect_working(world);
   close(world);
@@ -117,12 +118,12 @@ class Forger {
   std::thread thread_;
 };
 
-TEST(Mesh, StrangersDisturbNobody) {
+TEST(ConnectionMesh, UnauthenticatedPeersDisturbNoRank) {
   std::vector<UniqueFd> strangers;
   std::optional<Forger> forger;
   std::uint16_t port = 0;
   const auto start = Clock::now();
-  const World world = make_world(meddled(2, [&](Meddled& own) {
+  const World world = make_world(tampered(2, [&](TamperedBootstrap& own) {
     if (own.rank() != 0) return;
     own.on_addresses = [&](std::vector<std::string>& lines) {  // before rank 0 itself connects to rank 1
       port = port_of(lines[1]);
@@ -138,8 +139,8 @@ TEST(Mesh, StrangersDisturbNobody) {
   EXPECT_FALSE(connect_to_port(port)) << "nobody listens any more";
 }
 
-TEST(Mesh, ARankOfAnotherWorldIsNamed) {
-  WorldPlan plan = meddled(3, [](Meddled& own) {
+TEST(ConnectionMesh, NamesRankOfOtherWorld) {
+  WorldPlan plan = tampered(3, [](TamperedBootstrap& own) {
     if (own.rank() == 1) own.own_token()[0] ^= 1;
   });
   plan.timeout = 3s;
@@ -151,8 +152,8 @@ TEST(Mesh, ARankOfAnotherWorldIsNamed) {
   }
 }
 
-TEST(Mesh, ARankThatCannotBeReachedIsNamedWithTheReason) {
-  WorldPlan plan = meddled(3, [](Meddled& own) {
+TEST(ConnectionMesh, NamesUnreachableRankWithReason) {
+  WorldPlan plan = tampered(3, [](TamperedBootstrap& own) {
     own.on_addresses = [](std::vector<std::string>& lines) { lines[2] = "tessera-tcp-2 1 1 1 127.0.0.1"; };
   });
   plan.timeout = 2s;
@@ -163,13 +164,13 @@ TEST(Mesh, ARankThatCannotBeReachedIsNamedWithTheReason) {
   }
 }
 
-TEST(Mesh, OneConnectionOverLoopbackAndTwoBetweenHosts) {
+TEST(ConnectionMesh, OpensOneConnectionOverLoopbackAndTwoBetweenHosts) {
   EXPECT_EQ(comm::tcp::streams_for({}, {"a", "a", "a"}), 1);
   EXPECT_EQ(comm::tcp::streams_for({}, {"a", "a", "b"}), 2);
   EXPECT_EQ(comm::tcp::streams_for({.streams = 5}, {"a", "b"}), 5);
 }
 
-TEST(Mesh, WrongSettingsOfOneRankAreEverybodysError) {
+TEST(ConnectionMesh, InvalidOptionsOfOneRankFailAll) {
   WorldPlan plan;
   plan.ranks = 3;
   plan.change = [](int rank, TcpOptions& settings) {

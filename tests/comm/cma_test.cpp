@@ -52,7 +52,7 @@ class Child {
   pid_t gone_ = 0;
 };
 
-TEST(Remote, MemoryIsTheOwnersAndNotOurs) {
+TEST(Cma, ReadsMemoryOfOwner) {
   std::vector<std::byte> memory(300'001, std::byte{1});
   const Child child(memory);
   std::vector<std::byte> copy(memory.size() - 3);
@@ -61,7 +61,7 @@ TEST(Remote, MemoryIsTheOwnersAndNotOurs) {
   EXPECT_EQ(memory[5], std::byte{1});
 }
 
-TEST(Remote, WhoIsGoneIsToldApartFromMemoryThatIsNotThere) {
+TEST(Cma, DistinguishesDeadProcessFromUnmappedMemory) {
   std::vector<std::byte> memory(100);
   Child child(memory);
   std::byte to[100];
@@ -83,7 +83,7 @@ std::vector<std::vector<int>> neighbours(int ranks) {
   return all;
 }
 
-TEST(Remote, EveryRankButOneselfIsNearUnlessItIsSwitchedOff) {
+TEST(Cma, ReachesOtherRanksOfHostUnlessDisabled) {
   const pid_t me = ::getpid();
   EXPECT_THAT(neighbours(3), testing::ElementsAre(testing::ElementsAre(0, me, me), testing::ElementsAre(me, 0, me),
                                                   testing::ElementsAre(me, me, 0)));

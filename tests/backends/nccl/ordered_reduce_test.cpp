@@ -43,7 +43,7 @@ std::ptrdiff_t first_other_bits(DType dtype, ReduceOp::Kind kind, int ranks) {
   return conformance::first_difference(dtype, have.data(), want.data(), kCount);
 }
 
-TEST(NcclOrderedReduce, HasTheBitsOfTheHostsTree) {
+TEST(NcclOrderedReduce, IsBitwiseEqualToHostTree) {
   for (const DType dtype : kDTypes)
     for (const ReduceOp::Kind kind : kReduces)
       for (const int ranks : {1, 2, 3, 5, 8, 13})
@@ -51,7 +51,7 @@ TEST(NcclOrderedReduce, HasTheBitsOfTheHostsTree) {
             << name_of(dtype) << " " << name_of(kind) << " of " << ranks;
 }
 
-TEST(NcclOrderedReduce, EveryF16AndBf16GoesThereAndBack) {
+TEST(NcclOrderedReduce, ConvertsEveryF16AndBf16) {
   for (std::uint32_t bits = 0; bits < 0x10000U; ++bits) {
     const auto h = f16::of_bits(static_cast<std::uint16_t>(bits));
     const auto b = bf16::of_bits(static_cast<std::uint16_t>(bits));
@@ -129,7 +129,7 @@ std::string sums(Communicator& comm, ReduceOp::Kind kind, double scalar, bool in
 
 class NcclDeterministic : public testing::TestWithParam<int> {};
 
-TEST_P(NcclDeterministic, SumsFollowTheTreeOnEveryDType) {
+TEST_P(NcclDeterministic, SumsFollowTreeForEveryDtype) {
   reset_fake();
   run_ranks(
       GetParam(),
@@ -148,7 +148,7 @@ TEST_P(NcclDeterministic, SumsFollowTheTreeOnEveryDType) {
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, NcclDeterministic, testing::Values(1, 2, 3, 5));
 
-TEST(NcclOrderedReduce, WhatTheVendorLacksGoesThisWayInAnyMode) {
+TEST(NcclOrderedReduce, HandlesOpsThatNcclLacksInAnyMode) {
   reset_fake();
   run_ranks(
       3,
@@ -163,10 +163,11 @@ TEST(NcclOrderedReduce, WhatTheVendorLacksGoesThisWayInAnyMode) {
       quick_options(), without_sums());
 }
 
-TEST(NcclOrderedReduce, AKernelThatIsNotThereOrWrongIsSeen) {
+TEST(NcclOrderedReduce, DetectsMissingOrWrongKernel) {
   reset_fake();
-  static constexpr comm::nccl::TreeKernels kNothing{[](const comm::nccl::TreeReduceArgs&, cudaStream_t) { return cudaSuccess; },
-                                              [](double*, double, cudaStream_t) { return cudaSuccess; }};
+  static constexpr comm::nccl::TreeKernels kNothing{
+      [](const comm::nccl::TreeReduceArgs&, cudaStream_t) { return cudaSuccess; },
+      [](double*, double, cudaStream_t) { return cudaSuccess; }};
   comm::nccl::NcclApi api = without_sums();
   api.tree = &kNothing;
   run_ranks(

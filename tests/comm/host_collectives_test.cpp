@@ -22,7 +22,7 @@ void on_two_ranks(const std::function<void(base::DeviceRuntime&, comm::Communica
   comm::run_threads(2, config, [&](comm::Communicator& comm) { body(*device, comm); });
 }
 
-TEST(HostExchange, NumbersPassThroughTheDevice) {
+TEST(HostCollectives, ExchangeNumbersOverDevice) {
   on_two_ranks([](base::DeviceRuntime& device, comm::Communicator& comm) {
     HostCollectives control(comm, device);
     double loss = comm.rank() + 1.0;
@@ -37,7 +37,7 @@ TEST(HostExchange, NumbersPassThroughTheDevice) {
   });
 }
 
-TEST(HostExchange, AlsoWhatIsEmptyOrOfDifferentLengths) {
+TEST(HostCollectives, ExchangeEmptyAndUnevenData) {
   on_two_ranks([](base::DeviceRuntime& device, comm::Communicator& comm) {
     HostCollectives control(comm, device);
     const std::vector<std::size_t> counts = {3, 0};
@@ -63,7 +63,7 @@ bool comes_true(const Condition& condition) {
 }
 
 /// Rank 1 starts after rank 0 has looked: before that, no data can have arrived.
-TEST(HostExchange, WhatIsBegunIsThereWhenItIsDone) {
+TEST(HostCollectives, AsynchronousResultIsCompleteWhenDone) {
   std::atomic<bool> looked = false;
   on_two_ranks([&](base::DeviceRuntime& device, comm::Communicator& comm) {
     HostCollectives control(comm, device);
@@ -88,7 +88,7 @@ TEST(HostExchange, WhatIsBegunIsThereWhenItIsDone) {
 }
 
 /// By then its buffer is used by another exchange.
-TEST(HostExchange, WhatIsDoneStaysAsItIs) {
+TEST(HostCollectives, CompletedResultDoesNotChange) {
   on_two_ranks([](base::DeviceRuntime& device, comm::Communicator& comm) {
     HostCollectives control(comm, device);
     double first = 1, second = 10;
@@ -105,7 +105,7 @@ TEST(HostExchange, WhatIsDoneStaysAsItIs) {
   });
 }
 
-TEST(HostExchange, MemoryOfTheHostStaysThereWhereItIsTaken) {
+TEST(HostCollectives, UseHostMemoryWhereSupported) {
   on_two_ranks([](base::DeviceRuntime& device, comm::Communicator& comm) {
     HostCollectives control(comm, device);
     const auto all = control.gather_all(std::vector<std::uint64_t>{static_cast<std::uint64_t>(comm.rank())});

@@ -85,11 +85,11 @@ MISTAKES = [
 
     # Start-up.
     mistake("half-set-launcher-taken", "src/comm/launch.cpp", "  return first_set(read, launcher.rank) || first_set(read, launcher.size);", "  return first_set(read, launcher.rank) && first_set(read, launcher.size);",
-            r"^comm\..*Re(solves|fuses)\.", "an incomplete set of launcher variables gives a world of one rank"),
-    mistake("local-size-is-world", "src/comm/launch.cpp", "    if (node < 0) return ranks;", "    if (node <= 0) return ranks;", r"^comm\..*Re(solves|fuses)\.", "Slurm's uneven nodes have wrong local sizes"),
+            r"^comm\..*ResolveLaunch", "an incomplete set of launcher variables gives a world of one rank"),
+    mistake("local-size-is-world", "src/comm/launch.cpp", "    if (node < 0) return ranks;", "    if (node <= 0) return ranks;", r"^comm\..*ResolveLaunch", "Slurm's uneven nodes have wrong local sizes"),
     mistake("restart-count-ignored", "src/comm/launch.cpp", "    launch.restart = static_cast<std::uint64_t>(whole(*restart, 0));", "    static_cast<void>(whole(*restart, 0));",
-            r"^comm\..*Re(solves|fuses)\.", "ranks of an earlier attempt connect to ranks of a later one"),
-    mistake("rank-may-be-size", "src/comm/launch.cpp", "if (launch.rank >= launch.size) throw", "if (launch.rank > launch.size) throw", r"^comm\..*Re(solves|fuses)\.", "rank 4 of 4 waits until the deadline"),
+            r"^comm\..*ResolveLaunch", "ranks of an earlier attempt connect to ranks of a later one"),
+    mistake("rank-may-be-size", "src/comm/launch.cpp", "if (launch.rank >= launch.size) throw", "if (launch.rank > launch.size) throw", r"^comm\..*ResolveLaunch", "rank 4 of 4 waits until the deadline"),
     mistake("abi-not-compared", "src/base/device/module_loader.cpp", "  if (std::strcmp(abi, table.abi) != 0)", "  if (std::strlen(abi) == 0)", r"^comm_modules\.", "a module from another compiler crashes"),
     mistake("init-does-not-end", "src/comm/bootstrap/thread_bootstrap.cpp", "    if (!in_time) throw Timeout(", "    if (!in_time && false) throw Timeout(",
             (CALLS, r"^comm\.", r"^conformance\."), "a world of threads with a missing thread counts as complete"),

@@ -81,7 +81,7 @@ MISTAKES = [
     mistake("meets-twice", "src/fsdp/engine/engine_step.cpp", "  if (!std::exchange(apart_, false)) return;", "  if (!apart_) return;",
             PERIOD, "a second sync in a row applies the outer update again"),
     mistake("period-forgotten-on-resume", "src/fsdp/engine/engine_values.cpp", "    apart_ = *apart && period() > 1;\n", "    apart_ = false;\n",
-            (PERIOD, "tools.training::TrainingTest.test_replicas_with_a_period_meet_and_cost_less"), "a run resumed within a sync period doesn't sync at its end"),
+            (PERIOD, "tools.training::TrainingTest.test_sync_period_reduces_cost"), "a run resumed within a sync period doesn't sync at its end"),
     mistake("apart-not-saved", "src/fsdp/checkpoint/format.cpp", '  if (index.apart) json["replicas_apart"] = *index.apart;\n', "",
             PERIOD, "a run resumed just after a sync within a period applies one outer update too many"),
     mistake("outer-momentum-kept", "src/fsdp/engine/param_group_sync.cpp",

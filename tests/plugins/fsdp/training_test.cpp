@@ -36,7 +36,7 @@ void expect_formula(const TrainingSpec& spec, const TrainingRecord& record) {
   EXPECT_EQ(bytes_per_step(record.all_later, spec.steps - 1), formula.bytes);
 }
 
-TEST(Lab, ItsStrategyEndsWithTheBitsOfFsdp) {
+TEST(Lab, StrategyIsBitwiseEqualToFsdp) {
   for (const auto& [ranks, mesh] : {std::pair(1, ""), std::pair(4, "2x2"), std::pair(4, "4x1"), std::pair(6, "2x3")}) {
     TrainingSpec spec = lab_spec(kLab + ":hfsdp", ranks, mesh);
     spec.engine.poison = true;
@@ -51,7 +51,7 @@ TEST(Lab, ItsStrategyEndsWithTheBitsOfFsdp) {
 }
 
 /// Shards parameters within a replica, and gradients and optimizer state over all ranks.
-TEST(Lab, ItsStrategyHoldsWhatItSays) {
+TEST(Lab, StrategyHoldsStatedState) {
   const TrainingSpec spec = lab_spec(kLab + ":hfsdp", 4);
   const TrainingRecord own = train(spec), hsdp = train(lab_spec("hsdp", 4)), fsdp = train(lab_spec("fsdp", 4));
   ASSERT_EQ(own.mesh.size_of(kReplicateAxis), 2) << "it wants two axes";
@@ -64,7 +64,7 @@ TEST(Lab, ItsStrategyHoldsWhatItSays) {
   }
 }
 
-TEST(Lab, ItsGatherSendsHalfAndAlmostTheSame) {
+TEST(Lab, GatherSendsHalfOfBytes) {
   for (const int ranks : {2, 3}) {
     TrainingSpec spec = lab_spec("fsdp+" + kLab + ":f16", ranks);
     spec.engine.poison = true;
@@ -80,7 +80,7 @@ TEST(Lab, ItsGatherSendsHalfAndAlmostTheSame) {
 }
 
 /// A lossy all_gather must not overwrite the only copy of the parameters: the engine checks its capabilities.
-TEST(Lab, ItsGatherIsRefusedWhereItWouldLoseUpdates) {
+TEST(Lab, GatherThatLosesUpdatesIsRejected) {
   const TrainingSpec spec = lab_spec("zero1+" + kLab + ":f16", 2);
   try {
     train(spec);
@@ -90,7 +90,7 @@ TEST(Lab, ItsGatherIsRefusedWhereItWouldLoseUpdates) {
   }
 }
 
-TEST(Lab, ACheckpointGoesOnBitForBit) {
+TEST(Lab, ResumedRunEqualsUninterrupted) {
   const nn::test::TemporaryFolder folder;
   TrainingSpec spec = lab_spec(kLab + ":hfsdp", 4);
   spec.steps = 4;

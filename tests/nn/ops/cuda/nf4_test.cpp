@@ -63,7 +63,7 @@ void check_decoding() {
   }
 }
 
-TEST(Nf4OnDevices, IsDecodedToTheHostsBits) {
+TEST(Nf4OnDevices, DecodesBitwiseEqualToHost) {
   check_decoding<float>();
   check_decoding<double>();
   check_decoding<bf16>();
@@ -71,7 +71,7 @@ TEST(Nf4OnDevices, IsDecodedToTheHostsBits) {
 }
 
 #if !defined(TESSERA_TEST_HOST)
-TEST(Nf4OnDevices, TrainsWithTheHostsLosses) {
+TEST(Nf4OnDevices, TrainingLossesEqualHost) {
   for (const char* model : {"gpt-nano", "llama-nano"}) {
     harness::TrainingSpec spec = fsdp::quantized(fsdp::lora_spec("ddp", 1, model));
     const harness::TrainingRecord host = harness::train(spec);

@@ -15,7 +15,7 @@ std::string refused(const std::string& json) {
   return error_of<InvalidUsage>([&] { parse_config(json, "config.json"); });
 }
 
-TEST(Config, WhatIsWrittenReadsBack) {
+TEST(Config, ReadsWhatItWrites) {
   for (const std::string& name : preset_names()) {
     ModelConfig config = preset(name);
     config.residual_dropout = config.family == ModelConfig::Family::gpt2 ? 0.125 : 0.0;
@@ -25,7 +25,7 @@ TEST(Config, WhatIsWrittenReadsBack) {
   }
 }
 
-TEST(Config, ReadsTransformersFourAndFive) {
+TEST(Config, ReadsTransformers4And5) {
   const std::string llama =
       R"({"model_type":"llama","hidden_size":64,"intermediate_size":172,"num_attention_heads":4,)";
   EXPECT_EQ(parse_config(llama + R"("rope_theta":500000.0,"rope_scaling":null})", "4").rope_theta, 500000.0);
@@ -44,7 +44,7 @@ TEST(Config, ReadsTransformersFourAndFive) {
   EXPECT_EQ(gpt.residual_dropout, 0.1);  // transformers' default
 }
 
-TEST(Config, WhatIsNotSupportedIsNamed) {
+TEST(Config, NamesUnsupportedFields) {
   const std::string gpt = R"({"model_type":"gpt2",)", llama = R"({"model_type":"llama",)";
   EXPECT_THAT(refused("{"), HasSubstr("not a JSON object"));
   EXPECT_THAT(refused("[]"), HasSubstr("not a JSON object"));
@@ -73,7 +73,7 @@ std::vector<SafetensorsTensor> tensors_of(const CausalModel& model, const std::s
   return out;
 }
 
-class Folders : public testing::Test {
+class HfCheckpoints : public testing::Test {
  protected:
   const TemporaryFolder folder_;
   Context context_;
@@ -109,7 +109,7 @@ class Folders : public testing::Test {
   }
 };
 
-TEST_F(Folders, WhatIsExportedOpensAgain) {
+TEST_F(HfCheckpoints, ReadTheirExport) {
   HfCheckpointWriter writer(folder_.path("out/deep"), config_, tensors_of(*model_));
   for (const auto& parameter : model_->parameters())
     writer.write(parameter->name(), {0, parameter->count()}, parameter->tensor().data<float>());
@@ -121,7 +121,7 @@ TEST_F(Folders, WhatIsExportedOpensAgain) {
   expect_same(opened);
 }
 
-TEST_F(Folders, PrefixesBuffersAndTheTiedHeadAreSeenThrough) {
+TEST_F(HfCheckpoints, AcceptPrefixesBuffersAndTiedHead) {
   write_config();
   write_tensors(
       model_file_, "transformer.",
@@ -129,7 +129,7 @@ TEST_F(Folders, PrefixesBuffersAndTheTiedHeadAreSeenThrough) {
   expect_same(HfCheckpointReader(folder_.path()));
 }
 
-TEST_F(Folders, AnIndexOfSeveralFilesIsRead) {
+TEST_F(HfCheckpoints, ReadIndexOfSeveralFiles) {
   write_config();
   write_tensors(folder_.path("part-1.safetensors"), "");
   folder_.write("model.safetensors.index.json", R"({"weight_map":{"wte.weight":"part-1.safetensors"}})");
@@ -141,7 +141,7 @@ TEST_F(Folders, AnIndexOfSeveralFilesIsRead) {
   }
 }
 
-TEST_F(Folders, WhatDoesNotFitIsNamed) {
+TEST_F(HfCheckpoints, NameMismatches) {
   EXPECT_THAT(error_of<InvalidUsage>([&] { HfCheckpointReader(folder_.path()); }), HasSubstr("config.json"));
   write_config();
   EXPECT_THAT(error_of<InvalidUsage>([&] { HfCheckpointReader(folder_.path()); }), HasSubstr("neither"));

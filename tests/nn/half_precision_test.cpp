@@ -15,9 +15,9 @@ void set_thread_order(int) {}  // the host has no thread order
 namespace {
 
 template <class T>
-class Narrow : public testing::Test {};
-using NarrowTypes = testing::Types<f16, bf16>;
-TYPED_TEST_SUITE(Narrow, NarrowTypes);
+class HalfKernels : public testing::Test {};
+using HalfTypes = testing::Types<f16, bf16>;
+TYPED_TEST_SUITE(HalfKernels, HalfTypes);
 
 template <class T, class Operation>
 void expect_rounded_f32(const Operation& operation) {
@@ -32,7 +32,7 @@ void expect_rounded_f32(const Operation& operation) {
 /// Longer than the pieces that are converted at once, and a multiple of none.
 constexpr std::size_t kLong = (std::size_t{1} << 19U) + 13;
 
-TYPED_TEST(Narrow, ElementsAreTheRoundedOnesOfF32) {
+TYPED_TEST(HalfKernels, ElementsEqualRoundedF32) {
   using T = TypeParam;
   const auto x = numbers<T>("x", kLong), y = numbers<T>("y", kLong);
   expect_rounded_f32<T>([&]<class U>(KernelTable<U>& k, Stream& s) {
@@ -48,7 +48,7 @@ TYPED_TEST(Narrow, ElementsAreTheRoundedOnesOfF32) {
   });
 }
 
-TYPED_TEST(Narrow, DropoutOfManySamplesIsThatOfOneCall) {
+TYPED_TEST(HalfKernels, DropoutOfManySamplesEqualsOneCall) {
   using T = TypeParam;
   const std::size_t samples = 5, elements = 100'003;
   const auto x = numbers<T>("x", samples * elements);
@@ -60,7 +60,7 @@ TYPED_TEST(Narrow, DropoutOfManySamplesIsThatOfOneCall) {
   });
 }
 
-TYPED_TEST(Narrow, LinearInPiecesIsTheRoundedOneOfF32WithinOneUnit) {
+TYPED_TEST(HalfKernels, ChunkedLinearEqualsRoundedF32WithinOneUnit) {
   using T = TypeParam;
   const std::size_t rows = 1500, in = 33, out = 515;
   const auto x = numbers<T>("x", rows * in), w = numbers<T>("w", in * out, 0.2), b = numbers<T>("b", out),
@@ -82,7 +82,7 @@ TYPED_TEST(Narrow, LinearInPiecesIsTheRoundedOneOfF32WithinOneUnit) {
 }
 
 /// Squares of half-precision numbers are exact in f64, so the sum has the same value in any order, up to f64 rounding.
-TYPED_TEST(Narrow, SumOfSquaresIsInF64) {
+TYPED_TEST(HalfKernels, SumOfSquaresIsInF64) {
   using T = TypeParam;
   const auto x = numbers<T>("x", kLong);
   double expected = 0;
@@ -94,7 +94,7 @@ TYPED_TEST(Narrow, SumOfSquaresIsInF64) {
   EXPECT_NEAR(out.values()[0], expected, 1e-10 * expected);
 }
 
-TEST(NarrowMemory, ScratchIsInTheLedgerAndBounded) {
+TEST(HalfMemory, ScratchIsTrackedAndBounded) {
   Context context;
   const Tensor x = Tensor::zeros(context, {1 << 22}, DType::bf16), y = Tensor::zeros(context, {1 << 22}, DType::bf16);
   context.kernels<bf16>("add").add(context.stream(), {x.data<bf16>(), y.data<bf16>(), y.data<bf16>(), 1 << 22});
@@ -102,7 +102,7 @@ TEST(NarrowMemory, ScratchIsInTheLedgerAndBounded) {
   EXPECT_EQ(peak, 2U * (2U << 22U) + 2U * (1U << 20U));
 }
 
-TEST(NarrowMemory, OptimizersKeepF32) {
+TEST(HalfMemory, OptimizersKeepF32) {
   Context context;
   EXPECT_THROW(context.kernels<bf16>("adam").adam_step(context.stream(), {}), Unsupported);
 }
@@ -138,8 +138,8 @@ Pass pass_of(const char* name, DType dtype, const ContextOptions& options = {}) 
   return pass;
 }
 
-class NarrowModels : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Models, NarrowModels, testing::Values("gpt-nano", "llama-nano"),
+class HalfModels : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Models, HalfModels, testing::Values("gpt-nano", "llama-nano"),
                          [](const auto& given) { return std::string(given.param).substr(0, 3); });
 
 /// Relative distance of norms: |a - b| / |b|.
@@ -152,17 +152,17 @@ double distance(const Pass& a, const Pass& b) {
   return std::sqrt(difference / size);
 }
 
-TEST_P(NarrowModels, LossAndGradientsAreCloseToThoseOfF32) {
-  const Pass wide = pass_of(GetParam(), DType::f32);
+TEST_P(HalfModels, LossAndGradientsAreCloseToF32) {
+  const Pass f32 = pass_of(GetParam(), DType::f32);
   for (const auto& [dtype, bound] : {std::pair(DType::bf16, 0.03), std::pair(DType::f16, 0.004)}) {
-    const Pass narrow = pass_of(GetParam(), dtype);
-    EXPECT_NEAR(narrow.loss, wide.loss, 0.2 * bound * wide.loss);
-    EXPECT_LT(distance(narrow, wide), bound);
-    EXPECT_GT(distance(narrow, wide), 1e-5);  // it computes in half precision
+    const Pass half = pass_of(GetParam(), dtype);
+    EXPECT_NEAR(half.loss, f32.loss, 0.2 * bound * f32.loss);
+    EXPECT_LT(distance(half, f32), bound);
+    EXPECT_GT(distance(half, f32), 1e-5);  // it computes in half precision
   }
 }
 
-TEST_P(NarrowModels, AStreamThatRunsLateGivesTheSameBits) {
+TEST_P(HalfModels, LazyStreamIsBitwiseEqual) {
   ContextOptions lazy{.make_stream = make_lazy_stream};
   lazy.memory = {.pooled_from = 1, .poison = true};
   const Pass late = pass_of(GetParam(), DType::bf16, lazy), now = pass_of(GetParam(), DType::bf16);
@@ -170,7 +170,7 @@ TEST_P(NarrowModels, AStreamThatRunsLateGivesTheSameBits) {
   EXPECT_EQ(late.gradients, now.gradients);
 }
 
-TEST_P(NarrowModels, ARunWithoutDataNeedsTheSameMemory) {
+TEST_P(HalfModels, MetaRunNeedsSameMemory) {
   const auto peaks = [&](Context& context) {
     const auto model = make_model(context, preset(GetParam()));
     model->set_dtype(DType::bf16);
@@ -205,13 +205,13 @@ std::vector<double> losses_of(DType dtype, double rate, int steps) {
   return losses;
 }
 
-TEST(NarrowModel, TrainsAsF32Does) {
-  const auto wide = losses_of(DType::f32, 1e-3, 20), narrow = losses_of(DType::bf16, 1e-3, 20);
-  EXPECT_LT(wide.back(), 0.9 * wide.front());
-  for (std::size_t i = 0; i < wide.size(); ++i) EXPECT_NEAR(narrow[i], wide[i], 0.01 * wide[i]) << i;
+TEST(HalfModel, TrainsLikeF32) {
+  const auto f32 = losses_of(DType::f32, 1e-3, 20), half = losses_of(DType::bf16, 1e-3, 20);
+  EXPECT_LT(f32.back(), 0.9 * f32.front());
+  for (std::size_t i = 0; i < f32.size(); ++i) EXPECT_NEAR(half[i], f32[i], 0.01 * f32[i]) << i;
 }
 
-TEST(NarrowModel, TheTypeIsChosenBeforeMemory) {
+TEST(HalfModel, DtypeIsSetBeforeMemory) {
   Context context;
   const auto model = make_model(context, preset("gpt-nano"));
   EXPECT_THROW(model->set_dtype(DType::i32), InvalidUsage);

@@ -21,7 +21,7 @@ TRANSPORTS = {  # settings of the two MPIs
 }
 
 
-class EndingsTest(jobs.Case):
+class ShutdownTest(jobs.Case):
     def loop(self, launcher, *arguments):
         for name, settings in TRANSPORTS.items():
             slowest = 0
@@ -42,7 +42,7 @@ class EndingsTest(jobs.Case):
         self.loop(jobs.Mpirun("openmpi"))
 
 
-class SlurmTest(EndingsTest):
+class SlurmTest(ShutdownTest):
     test_the_tool = test_mpich = test_open_mpi = None
 
     @classmethod
@@ -63,7 +63,7 @@ class FinalizeThatHangsTest(jobs.Case):
     """With UCX's original function, MPICH's MPI_Finalize hangs in half of the runs: negative control of the tests above, and
     a test of such a run: it completes its work, warns what it waits for, and ends."""
 
-    def test_it_has_a_deadline(self):
+    def test_finalize_has_deadline(self):
         for _ in range(20):
             ended = jobs.Plain().start(self.training("compare", "--strategies", "fsdp", "--backend", "mpi"), UCX_TLS="tcp,self",
                                        LD_PRELOAD="libucp.so.0", TESSERA_TIMEOUT="2s").finish(30)

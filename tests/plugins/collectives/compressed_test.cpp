@@ -18,7 +18,7 @@ struct Case {
   friend void PrintTo(const Case& c, std::ostream* out) { *out << c.world.ranks << " ranks over " << c.world.backend; }
 };
 
-class EncodedCollectives : public testing::TestWithParam<Case> {
+class CompressedCollectives : public testing::TestWithParam<Case> {
  protected:
   Results run(OpKind collective, const std::function<std::vector<float>(Bench&)>& body, bool feedback = false) const {
     const CompressionOptions options{collective, GetParam().encoding, feedback};
@@ -60,7 +60,7 @@ class EncodedCollectives : public testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(EncodedCollectives, GatherGivesEveryRankTheSameRoundedParts) {
+TEST_P(CompressedCollectives, GatherIsEqualOnAllRanks) {
   std::size_t padded = 0;
   const Results results = run(OpKind::all_gather, [&](Bench& bench) {
     if (bench.channel().rank() == 0) padded = bench.padded();
@@ -75,7 +75,7 @@ TEST_P(EncodedCollectives, GatherGivesEveryRankTheSameRoundedParts) {
   EXPECT_FALSE(same_bits(values_of(0, padded), expected)) << "it did round";
 }
 
-TEST_P(EncodedCollectives, SumsAreOfTheRoundedPartsInRankOrder) {
+TEST_P(CompressedCollectives, SumRoundedPartsInRankOrder) {
   std::vector<std::size_t> padded(static_cast<std::size_t>(GetParam().world.ranks));
   const auto body = [&](Bench& bench) {
     const int rank = bench.channel().rank();
@@ -94,7 +94,7 @@ TEST_P(EncodedCollectives, SumsAreOfTheRoundedPartsInRankOrder) {
   for (const auto& result : reduced) EXPECT_TRUE(same_bits(result, all)) << "the same on all ranks";
 }
 
-TEST_P(EncodedCollectives, SendWhatTheirCostSays) {
+TEST_P(CompressedCollectives, TrafficEqualsCost) {
   for (const OpKind collective : {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce}) {
     run(collective, [&](Bench& bench) {
       const int rank = bench.channel().rank(), ranks = bench.channel().size();
@@ -120,7 +120,7 @@ TEST_P(EncodedCollectives, SendWhatTheirCostSays) {
 }
 
 /// With error feedback, the mean over many steps of the same values converges; without it, it does not.
-TEST_P(EncodedCollectives, FeedbackMakesUpForRounding) {
+TEST_P(CompressedCollectives, ErrorFeedbackCompensatesRounding) {
   constexpr int kSteps = 64;
   const int ranks = GetParam().world.ranks;
   for (const OpKind collective : {OpKind::reduce_scatter, OpKind::all_reduce}) {
@@ -157,7 +157,7 @@ TEST_P(EncodedCollectives, FeedbackMakesUpForRounding) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, EncodedCollectives,
+INSTANTIATE_TEST_SUITE_P(Worlds, CompressedCollectives,
                          testing::Values(Case{{1}, Encoding::int8}, Case{{2}, Encoding::int8},
                                          Case{{3}, Encoding::int8}, Case{{4}, Encoding::int8},
                                          Case{{2, "tcp"}, Encoding::int8}, Case{{2, "shm", true}, Encoding::int8},
@@ -169,7 +169,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, EncodedCollectives,
                                   std::to_string(c.world.ranks) + "_" + c.world.backend + (c.world.lazy ? "_lazy" : "");
                          });
 
-TEST(EncodedCollective, OfSixteenBitsAsBf16TravelsAsItIs) {
+TEST(CompressedCollective, SendsHalfPrecisionUnchangedAsBf16) {
   const CompressionOptions options{OpKind::all_gather, Encoding::bf16};
   const auto same = [&](base::DType dtype) {
     return encoded_cost(options, {1024, dtype, 4}).bytes == 768 * base::size_of(dtype);
@@ -179,7 +179,7 @@ TEST(EncodedCollective, OfSixteenBitsAsBf16TravelsAsItIs) {
   EXPECT_FALSE(same(base::DType::f32));
 }
 
-TEST(EncodedCollective, DoesWhatItCanAndNamesWhatItCannot) {
+TEST(CompressedCollective, NamesUnsupportedCalls) {
   on_ranks(
       {.ranks = 2}, OpKind::all_reduce, kShapes,
       [] {

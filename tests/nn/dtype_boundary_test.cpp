@@ -96,7 +96,7 @@ struct Model {
   }
 };
 
-TEST(Borders, CastWhatGoesInAndBackWhatComesOut) {
+TEST(DtypeBoundaries, CastInputsAndCastOutputsBack) {
   for (const auto& [whole, inner] : {std::pair(DType::bf16, DType::f32), std::pair(DType::f32, DType::bf16),
                                      std::pair(DType::f16, DType::bf16), std::pair(DType::bf16, DType::bf16)}) {
     Model model(whole, inner);
@@ -108,7 +108,7 @@ TEST(Borders, CastWhatGoesInAndBackWhatComesOut) {
   }
 }
 
-TEST(Borders, AreWhereTheDtypeChangesOnly) {
+TEST(DtypeBoundaries, ExistWhereDtypeChangesOnly) {
   Model model(DType::bf16, DType::bf16), plain(DType::bf16, DType::f32);
   plain.outer.set_dtype(DType::bf16);  // set_dtype of the whole overrides that of its parts
   model.outer.materialize(1);
@@ -126,7 +126,7 @@ TEST(Borders, AreWhereTheDtypeChangesOnly) {
   EXPECT_EQ(nodes(mixed), nodes(plain) + 2) << "one cast in, one back";
 }
 
-TEST(Borders, GradientsAreThoseOfF32WithinTheRoundingOf16Bits) {
+TEST(DtypeBoundaries, GradientsEqualF32WithinRounding) {
   const auto results = [](DType whole, DType inner) {
     Model model(whole, inner);
     model.outer.materialize(1);
@@ -143,7 +143,7 @@ TEST(Borders, GradientsAreThoseOfF32WithinTheRoundingOf16Bits) {
   EXPECT_GT(error, 0);
 }
 
-TEST(Borders, ControlWithoutOneTheOperationRefusesByName) {
+TEST(DtypeBoundaries, DetectMissingBoundary) {
   Model model(DType::bf16, DType::f32);
   model.outer.materialize(1);
   const Tensor x = filled(model.context, DType::bf16);
@@ -151,7 +151,7 @@ TEST(Borders, ControlWithoutOneTheOperationRefusesByName) {
               HasSubstr("layer_norm: weight is f32, needs bf16"));
 }
 
-TEST(Borders, CheckpointedKeepWhatCameBeforeTheCast) {
+TEST(DtypeBoundaries, CheckpointedModulesKeepInputBeforeCast) {
   Model plain(DType::bf16, DType::f32), checkpointed(DType::bf16, DType::f32);
   plain.outer.materialize(1);
   checkpointed.outer.materialize(1);
@@ -189,7 +189,7 @@ class Several : public Layer<Several> {
   Many& many;
 };
 
-TEST(Borders, LeaveIntegersAndF64AndCastEveryResult) {
+TEST(DtypeBoundaries, KeepIntegersAndF64AndCastEveryResult) {
   Context context;
   Several model(context);
   model.set_dtype(DType::bf16);
@@ -204,7 +204,7 @@ TEST(Borders, LeaveIntegersAndF64AndCastEveryResult) {
   EXPECT_EQ(model.many(x, ids(context, {1}, {3}), loss).first.dtype(), DType::f32);
 }
 
-TEST(Borders, OfModulesThatShareAParameterAreRefused) {
+TEST(DtypeBoundaries, RejectModulesThatShareParameter) {
   Context context;
   ModelConfig config = preset("gpt-nano");
   const auto model = make_model(context, config);
@@ -217,14 +217,14 @@ TEST(Borders, OfModulesThatShareAParameterAreRefused) {
   model->materialize(1);
 }
 
-TEST(Borders, DontLeadToF64) {
+TEST(DtypeBoundaries, RejectF64) {
   for (const auto& [whole, inner] : {std::pair(DType::bf16, DType::f64), std::pair(DType::f64, DType::f32)}) {
     Model model(whole, inner);
     EXPECT_THAT(error_of<InvalidUsage>([&] { model.outer.materialize(1); }), HasSubstr("f64 is cast to nothing else"));
   }
 }
 
-TEST(Borders, InAModelGiveLogitsOfTheHeadsTypeAndTakeAnyTable) {
+TEST(DtypeBoundaries, LogitsHaveDtypeOfHead) {
   for (const char* name : {"gpt-nano", "llama-nano"})
     for (const std::vector<std::string>& wide :
          {std::vector<std::string>{"lm_head"}, {"wte"}, {"wpe"}, {"wte", "wpe", "lm_head"}, {"h.0", "h.1.ln_1"}}) {
@@ -280,7 +280,7 @@ double gradient_error(const std::vector<std::string>& f32_modules, DType whole =
 }
 
 /// Modules in f32 do not round, forward and backward.
-TEST(Borders, OfF32BringGradientsCloserToThoseOfF32) {
+TEST(DtypeBoundaries, F32ModulesImproveGradients) {
   std::vector<std::string> wide = {"model.norm",
                                    "lm_head",
                                    "model.layers.0.input_layernorm",

@@ -36,7 +36,7 @@ Tensor branches(const Tensor& x, const Tensor& w, const std::vector<int>& order)
   return weighted_sum(sum);
 }
 
-TEST(GradientSharing, EveryOrderOfBranchesGivesTheSameGradient) {
+TEST(GradientSharing, GradientIsIndependentOfBranchOrder) {
   Context context;
   const Tensor x = leaf(context, {3, 4}, "x"), w = leaf(context, {4, 4}, "w");
   std::vector<int> order{0, 1, 2, 3};
@@ -46,7 +46,7 @@ TEST(GradientSharing, EveryOrderOfBranchesGivesTheSameGradient) {
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
-TEST(GradientSharing, AGivenGradientIsNotWrittenWhileAnotherHoldsIt) {
+TEST(GradientSharing, SharedGradientIsNotWritten) {
   Context context;
   const Tensor shared = leaf(context, {4}, "shared");
   Gradient a(context, {4}, DType::f64), b(context, {4}, DType::f64);
@@ -61,7 +61,7 @@ TEST(GradientSharing, AGivenGradientIsNotWrittenWhileAnotherHoldsIt) {
 }
 
 /// Negative control: without write() the shared gradient is corrupted.
-TEST(GradientSharing, WritingIntoSharedMemoryWouldCorruptTheOther) {
+TEST(GradientSharing, DetectsWriteToSharedGradient) {
   Context context;
   const Tensor shared = leaf(context, {4}, "shared");
   Gradient a(context, {4}, DType::f64), b(context, {4}, DType::f64);
@@ -72,7 +72,7 @@ TEST(GradientSharing, WritingIntoSharedMemoryWouldCorruptTheOther) {
   EXPECT_NE(b.value().data<double>()[0], before);
 }
 
-TEST(GradientSharing, TheLastHolderAddsInPlace) {
+TEST(GradientSharing, LastOwnerAddsInPlace) {
   Context context;
   Gradient a(context, {4}, DType::f64);
   void* memory = nullptr;
@@ -84,7 +84,7 @@ TEST(GradientSharing, TheLastHolderAddsInPlace) {
   EXPECT_EQ(a.write().tensor.raw(), memory);
 }
 
-TEST(GradientSharing, FirstWriterOverwritesLaterOnesAdd) {
+TEST(GradientSharing, FirstWriteOverwritesAndLaterOnesAdd) {
   Context context;
   std::vector<double> memory(4, 1e300);  // garbage that must not be read
   Gradient gradient(context, {4}, DType::f64);
@@ -97,7 +97,7 @@ TEST(GradientSharing, FirstWriterOverwritesLaterOnesAdd) {
   EXPECT_TRUE(gradient.write().accumulate);
 }
 
-TEST(GradientSharing, TiedUseAddsIntoBoundMemory) {
+TEST(GradientSharing, TiedParameterAddsIntoBoundMemory) {
   Context context;
   const Tensor x = leaf(context, {3, 4}, "x"), w = leaf(context, {4, 4}, "w");
   const Loss loss = [&] { return weighted_sum(ops::linear(ops::linear(x, w), w)); };
@@ -123,7 +123,7 @@ class Handles : public testing::Test {
   }
 };
 
-TEST_F(Handles, AParameterMayMoveBetweenForwardAndBackward) {
+TEST_F(Handles, ParameterMayMoveBetweenForwardAndBackward) {
   std::vector<double> elsewhere = values_;
   weight_.bind(values_.data());
   const Loss loss = [&] {
@@ -158,7 +158,7 @@ TEST_F(Handles, ReadingAnUnboundParameterNamesIt) {
   EXPECT_EQ(tape.size(), 0U);  // emptied, also when it throws
 }
 
-TEST_F(Handles, BackwardNeedsSomethingRecorded) {
+TEST_F(Handles, BackwardRejectsEmptyTape) {
   weight_.bind(values_.data());
   Tape tape;
   const Tensor value = weighted_sum(ops::linear(x_, weight_));

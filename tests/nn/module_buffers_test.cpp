@@ -46,7 +46,7 @@ std::vector<std::string> names_of(const std::vector<std::shared_ptr<ModuleBuffer
   return names;
 }
 
-TEST(ParameterLeases, HaveTheirPathAsNameAndAreNoParameters) {
+TEST(ModuleBuffers, AreNamedByPathAndAreNoParameters) {
   Context context;
   const Outer model(context);
   EXPECT_THAT(names_of(model.buffers()), ElementsAre("a.first.mean", "a.first.follows", "a.first.steps",
@@ -58,7 +58,7 @@ TEST(ParameterLeases, HaveTheirPathAsNameAndAreNoParameters) {
   EXPECT_FALSE(model.first.follows.persistent());
 }
 
-TEST(ParameterLeases, StayF32UnlessTheyAreToFollow) {
+TEST(ModuleBuffers, StayF32UnlessTheyFollowModel) {
   Context context;
   Outer model(context);
   model.set_dtype(DType::bf16);
@@ -73,7 +73,7 @@ TEST(ParameterLeases, StayF32UnlessTheyAreToFollow) {
   EXPECT_THAT(error_of<InvalidUsage>([&] { model.set_dtype(DType::f32); }), HasSubstr("has memory already"));
 }
 
-TEST(ParameterLeases, BeginWithWhatSeedAndNameSayAndAreBookedAsOther) {
+TEST(ModuleBuffers, InitializeFromSeedAndNameAndAreTrackedAsOther) {
   const auto first_mean = [](std::uint64_t seed) {
     Context context;
     Outer model(context);
@@ -94,7 +94,7 @@ TEST(ParameterLeases, BeginWithWhatSeedAndNameSayAndAreBookedAsOther) {
   EXPECT_NE(first_mean(3), first_mean(4)) << "the control";
 }
 
-TEST(ParameterLeases, AreRefusedWhereTheyMakeNoSense) {
+TEST(ModuleBuffers, RejectInvalidOptions) {
   Context context;
   Counter counter(context);
   EXPECT_THAT(error_of<InvalidUsage>([&] { counter.also("mean"); }), HasSubstr("of that name already"));
@@ -105,7 +105,7 @@ TEST(ParameterLeases, AreRefusedWhereTheyMakeNoSense) {
   EXPECT_THAT(error_of<InvalidUsage>([&] { counter.also("x", {.dtype = DType::u64}); }), HasSubstr("i32, i64 or u8"));
 }
 
-TEST(ParameterLeases, MayChangeInATrainingsForwardAndNotInItsRepetition) {
+TEST(ModuleBuffers, ChangeInTrainingForwardButNotInRecompute) {
   Context context;
   Counter counter(context);
   Tensor x = leaf(context, {2}, "x");

@@ -28,14 +28,14 @@ std::vector<double> there_and_back(Devices& devices, Encoding encoding, const st
   return devices.on_device([&](DeviceKernels& k, Stream& s) { return there_and_back(k, s, encoding, x, error); });
 }
 
-TEST(Encodings, TakeTheBytesThatTheySay) {
+TEST(Compression, SizeEqualsStatedBytes) {
   EXPECT_EQ(encoded_bytes(Encoding::bf16, 1000), 2000U);
   EXPECT_EQ(encoded_bytes(Encoding::int8, 256), 256U + 4);
   EXPECT_EQ(encoded_bytes(Encoding::int8, 257), 257U + 8);
   EXPECT_EQ(encoded_bytes(Encoding::int8, 0), 0U);
 }
 
-TEST(Encodings, AreOffByHalfAStepAtMost) {
+TEST(Compression, ErrorIsAtMostHalfStep) {
   Devices devices;
   for (const std::size_t count : {1U, 255U, 256U, 1031U, 40000U}) {
     const auto x = numbers<float>("x", count);
@@ -54,7 +54,7 @@ TEST(Encodings, AreOffByHalfAStepAtMost) {
 }
 
 /// The negative control: with one scale for all, a block of small numbers is lost.
-TEST(Encodings, BlocksKeepSmallNumbersBesideLargeOnes) {
+TEST(Compression, BlocksKeepSmallValuesBesideLargeOnes) {
   Devices devices;
   std::vector<double> x(2 * kEncodingBlock, 1e-3);
   x[0] = 100;
@@ -63,7 +63,7 @@ TEST(Encodings, BlocksKeepSmallNumbersBesideLargeOnes) {
   EXPECT_NEAR(back[kEncodingBlock], 1e-3, 1e-8);
 }
 
-TEST(Encodings, WhatIsNotFiniteShows) {
+TEST(Compression, KeepsNonFiniteValues) {
   Devices devices;
   for (const float bad : {kInfinity, -kInfinity, kNan}) {
     std::vector<double> x(2 * kEncodingBlock + 9, 1.0);
@@ -78,7 +78,7 @@ TEST(Encodings, WhatIsNotFiniteShows) {
   for (const double value : small) EXPECT_EQ(value, 0.0);
 }
 
-TEST(Encodings, FeedbackKeepsWhatWasTakenOff) {
+TEST(Compression, ErrorFeedbackKeepsError) {
   Devices devices;
   for (const Encoding encoding : {Encoding::int8, Encoding::bf16}) {
     const auto x = numbers<float>("x", 1000), before = numbers<float>("e", 1000, 0.01);
@@ -135,7 +135,7 @@ void check_sums() {
     }
 }
 
-TEST(EncodedSums, HaveTheHostsBitsAndThoseOfOneAfterTheOther) {
+TEST(CompressedSums, AreBitwiseEqualToHostAndSequentialSum) {
   check_sums<float>();
   check_sums<bf16>();
   check_sums<f16>();

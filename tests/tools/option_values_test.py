@@ -90,7 +90,7 @@ class ValuesTest(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
         self.assertEqual((self.folder / "run.json").read_bytes(), run)
 
-    def test_a_config_is_refused_in_our_words(self):
+    def test_rejects_invalid_config_with_own_error(self):
         config = self.folder / "config.json"
         for scaling in ("x", 3, [1], {"type": 5}, {"rope_type": 5}, {"rope_type": "linear"}, {}):
             config.write_text(json.dumps({**LLAMA, "rope_scaling": scaling}))

@@ -54,7 +54,7 @@ class MasterTest(Case):
         return self.start(*places, **{**dict(TESSERA_WORLD_SIZE=2, TESSERA_MASTER=f"127.0.0.1:{self.port}", TESSERA_TOKEN="swordfish",
                                              TESSERA_TIMEOUT="3s", TESSERA_RUN_ID="one"), **common})
 
-    def test_with_all_that_is_needed_it_works(self):
+    def test_complete_variables_work(self):
         ended = self.ends(self.pair())
         self.assertEqual([one.code for one in ended], [0, 0], ended)
 
@@ -66,7 +66,7 @@ class MasterTest(Case):
         for ended in self.ends(self.pair(TESSERA_TOKEN="")):
             self.assert_one_line(ended, 2, r"^tessera: init: TESSERA_MASTER=\S+ needs TESSERA_TOKEN, the same secret text for all ranks")
 
-    def test_another_token_is_refused_and_said_on_both_sides(self):
+    def test_other_token_is_reported_on_both_ranks(self):
         zero, one = self.ends(self.pair({}, dict(TESSERA_TOKEN="marlin")))
         self.assert_one_line(one, 2, r"refuses rank 1: the two have not the same TESSERA_TOKEN \(or it is no rank of this run\); set the same for all ranks\n$")
         self.assert_one_line(zero, 1, "rank 1 did not come .*; refused: rank 1 has another TESSERA_TOKEN than rank 0\n$")
@@ -77,12 +77,12 @@ class MasterTest(Case):
         self.assert_one_line(zero, 2, f"port {self.port} is in use on the host of rank 0; choose another, or end the run that has it\n$")
         self.assert_one_line(one, 1, f"^tessera: rank 1: init: rank 1 of 2 found no rank 0 within 3s .*127.0.0.1:{self.port}: ")
 
-    def test_an_interface_that_is_not_there_is_named_with_those_that_are(self):
+    def test_error_lists_available_interfaces(self):
         for ended in self.ends(self.pair(TESSERA_IFNAME="nope0")):
             self.assert_one_line(ended, 2, r"^tessera: rank 0: tcp: TESSERA_IFNAME=nope0: no interface of that name or network is up and has an address; "
                                            r"this host has: .*lo \(127.0.0.1\)")
 
-    def test_a_rank_that_comes_too_late_is_refused_and_disturbs_nobody(self):
+    def test_late_rank_is_rejected_and_disturbs_no_other(self):
         common = dict(TESSERA_WORLD_SIZE=2, TESSERA_MASTER=f"127.0.0.1:{self.port}", TESSERA_TOKEN="swordfish", TESSERA_RUN_ID="two",
                       TESSERA_TIMEOUT="20s")
         with self.start(dict(TESSERA_RANK=0), dict(TESSERA_RANK=1), steps=400, **common) as job:
@@ -106,13 +106,13 @@ class MasterTest(Case):
         self.assertEqual(zero.code, 1)
         self.assertRegex(zero.err, r"^tessera: rank 0: .*rank 1 died\n$")
 
-    def test_a_rank_that_never_comes_is_named(self):
+    def test_names_missing_rank(self):
         common = dict(TESSERA_WORLD_SIZE=3, TESSERA_MASTER=f"127.0.0.1:{self.port}", TESSERA_TOKEN="swordfish", TESSERA_TIMEOUT="2s")
         job = self.start(dict(TESSERA_RANK=0), dict(TESSERA_RANK=2), **common)
         for ended in self.ends(job):
             self.assert_one_line(ended, 1, r"^tessera: rank [02]: init: of 3 ranks, rank 1 did not come at TESSERA_MASTER=\S+ within 2s")
 
-    def test_compare_makes_one_world_after_another_at_one_port(self):
+    def test_compare_creates_worlds_at_one_port(self):
         # Ranks don't end a world simultaneously: the first one connects for the next world and must not disturb the current one.
         places = [dict(TESSERA_RANK=r, TESSERA_WORLD_SIZE=4, TESSERA_MASTER=f"127.0.0.1:{self.port}", TESSERA_TOKEN="swordfish") for r in range(4)]
         ended = jobs.start_each(self.training("compare"), places).finish()

@@ -25,7 +25,7 @@ INSTANTIATE_TEST_SUITE_P(Over, Calls, testing::Values("shm", "tcp"),
                          [](const auto& given) { return std::string(given.param); });
 
 /// The world's timeout is a minute.
-TEST_P(Calls, HaveDeadlinesOfTheirOwnAlsoInABatch) {
+TEST_P(Calls, HaveTheirOwnDeadlinesInBatches) {
   for (const bool batch : {false, true})
     run_threads(3, config_of(GetParam()), [&](Communicator& comm) {
       if (comm.rank() > 0) {  // until the failure of rank 0 arrives
@@ -48,7 +48,7 @@ TEST_P(Calls, HaveDeadlinesOfTheirOwnAlsoInABatch) {
     });
 }
 
-TEST_P(Calls, OfABatchComeAfterItsStream) {
+TEST_P(Calls, BatchWaitsForStream) {
   for (const bool after : {true, false})
     run_threads(2, config_of(GetParam()), [&](Communicator& comm) {
       const std::unique_ptr<Stream> stream = make_lazy_stream();
@@ -68,7 +68,7 @@ TEST_P(Calls, OfABatchComeAfterItsStream) {
     });
 }
 
-TEST_P(Calls, AreCountedByPeerSinceAnEarlierLook) {
+TEST_P(Calls, TrafficCountsByPeerSinceSnapshot) {
   run_threads(3, config_of(GetParam()), [](Communicator& comm) {
     std::vector<float> x(300, 1), y(300);
     const auto all_to_all = [&] { comm.all_to_all(view_of(x.data(), 300), view_of(y.data(), 300)).wait(); };
@@ -84,7 +84,7 @@ TEST_P(Calls, AreCountedByPeerSinceAnEarlierLook) {
   });
 }
 
-TEST_P(Calls, OfPartsThatOverlapAtTheRootAreRefused) {
+TEST_P(Calls, RejectOverlappingPartsAtRoot) {
   run_threads(2, config_of(GetParam()), [](Communicator& comm) {
     std::vector<float> x(30, 1);
     const std::vector<std::size_t> counts = {10, 20};
@@ -114,7 +114,7 @@ TEST_P(Calls, OfPartsThatOverlapAtTheRootAreRefused) {
   });
 }
 
-TEST_P(Calls, OfOneselfAreRefused) {
+TEST_P(Calls, RejectMessagesToSelf) {
   run_threads(2, config_of(GetParam()), [](Communicator& comm) {
     float x = 1;
     EXPECT_NE(error_of([&] { comm.send(view_of(&x, 1), comm.rank()).wait(); }).find("needs another rank"),
@@ -123,7 +123,7 @@ TEST_P(Calls, OfOneselfAreRefused) {
 }
 
 /// Calls arrive for a communicator that their receiver has not created yet.
-TEST(Splits, AreUsedAtOnceInCheckedMode) {
+TEST(Splits, AreUsableAtOnceInCheckedMode) {
   InitOptions config = config_of("tcp");
   config.check = true;
   run_threads(4, config, [](Communicator& comm) {
@@ -135,14 +135,14 @@ TEST(Splits, AreUsedAtOnceInCheckedMode) {
 }
 
 /// Creates more communicators, one after the other, than may exist at a time.
-TEST(Splits, GiveTheirNumbersBack) {
+TEST(Splits, ReleaseTheirIds) {
   run_threads(2, config_of("tcp"), [](Communicator& comm) {
     for (int i = 0; i < 4200; ++i) EXPECT_EQ(comm.split(0, comm.rank())->size(), 2);
   });
 }
 
 /// If ranks of one host use shared memory and all others sockets, one failure ends both.
-TEST(Composite, AbortReachesWhatGoesOverSharedMemory) {
+TEST(Composite, AbortReachesSharedMemoryOperations) {
   run_threads(2, config_of("shm+tcp"), [](Communicator& comm) {
     comm.barrier().wait();
     if (comm.rank() == 0) {
@@ -157,7 +157,7 @@ TEST(Composite, AbortReachesWhatGoesOverSharedMemory) {
   });
 }
 
-TEST(Threads, ThatDontComeAreATimeout) {
+TEST(Threads, MissingThreadIsTimeout) {
   const auto ranks = make_thread_bootstraps(2, 200ms);
   const std::string error = error_of([&] { ranks[0]->all_gather("here"); });
   EXPECT_EQ(error, "Timeout: init: not all ranks joined within 200ms");

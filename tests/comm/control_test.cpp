@@ -42,7 +42,7 @@ class ControlPlane : public testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(Over, ControlPlane, testing::Bool(),
                          [](const auto& row) { return row.param ? "Master" : "UnixSocket"; });
 
-TEST_P(ControlPlane, MessagesReachWhomTheyAreFor) {
+TEST_P(ControlPlane, MessagesReachTheirReceivers) {
   std::vector<Process> ranks = start(3);
   ranks[1].say("tell 2 a");
   EXPECT_EQ(ranks[2].line(), "told test 1 1 a");
@@ -59,7 +59,7 @@ TEST_P(ControlPlane, MessagesReachWhomTheyAreFor) {
   EXPECT_EQ(ranks[1].line(), "told test 2 1 e");
 }
 
-TEST_P(ControlPlane, RanksKnowWhereTheyAre) {
+TEST_P(ControlPlane, RanksKnowTheirHosts) {
   std::vector<Process> ranks = start(2);
   for (Process& rank : ranks) {
     rank.say("where");
@@ -87,7 +87,7 @@ TEST_P(ControlPlane, MessagesKeepTheirOrder) {
   EXPECT_EQ(next["1"], kMessages);
 }
 
-TEST_P(ControlPlane, ChannelsAreApart) {
+TEST_P(ControlPlane, ChannelsAreIndependent) {
   std::vector<Process> ranks = start(2);
   for (Process& rank : ranks) rank.say("open second");
   for (Process& rank : ranks) EXPECT_EQ(rank.line(), "opened second");
@@ -106,7 +106,7 @@ TEST_P(ControlPlane, ChannelsAreApart) {
   for (Process& rank : ranks) EXPECT_EQ(rank.line(), "opened second");
 }
 
-TEST_P(ControlPlane, LongMessagesAreCut) {
+TEST_P(ControlPlane, TruncatesLongMessages) {
   std::vector<Process> ranks = start(2);
   ranks[0].say("flood 1 1 65000");
   EXPECT_TRUE(ranks[1].line().starts_with("told test 0 65000 0"));
@@ -115,14 +115,14 @@ TEST_P(ControlPlane, LongMessagesAreCut) {
 }
 
 /// Events of connections that were closed during the rendezvous must not be attributed to other connections.
-TEST_P(ControlPlane, NobodyIsLostWhoLives) {
+TEST_P(ControlPlane, ReportsNoLiveRankAsLost) {
   for (int i = 0; i < 5; ++i) {
     std::vector<Process> ranks = start(3);
     for (Process& rank : ranks) EXPECT_EQ(rank.line(i == 0 ? 500ms : 100ms), "");
   }
 }
 
-TEST_P(ControlPlane, AKilledRankIsLostWithinASecond) {
+TEST_P(ControlPlane, ReportsKilledRankWithinSecond) {
   for (const int victim : {0, 2}) {
     std::vector<Process> ranks = start(4);
     const auto start = steady_clock::now();
@@ -138,7 +138,7 @@ TEST_P(ControlPlane, AKilledRankIsLostWithinASecond) {
   }
 }
 
-TEST_P(ControlPlane, SeveralDeathsAreAllHeardOnce) {
+TEST_P(ControlPlane, ReportsEachLostRankOnce) {
   std::vector<Process> ranks = start(4);
   ranks[1].kill(SIGKILL);
   EXPECT_EQ(ranks[3].line(), "lost 1 on test");
@@ -150,13 +150,13 @@ TEST_P(ControlPlane, SeveralDeathsAreAllHeardOnce) {
 }
 
 /// A death is detected in two ways; each test disables the other one.
-TEST_P(ControlPlane, AConnectionThatEndsIsALoss) {
+TEST_P(ControlPlane, ClosedConnectionIsLoss) {
   std::vector<Process> ranks = start(3);
   ranks[2].say("hang-up");
   EXPECT_EQ(ranks[0].line(1s), "lost 2 on test");
   EXPECT_EQ(ranks[1].line(1s), "lost 2 on test");
 }
-TEST_P(ControlPlane, AProcessThatEndsIsALossAlsoWhereItsConnectionLives) {
+TEST_P(ControlPlane, EndedProcessIsLossWithOpenConnection) {
   std::vector<Process> ranks = start(3);
   ranks[2].say("fork");
   EXPECT_EQ(ranks[2].line(), "forked");
@@ -167,7 +167,7 @@ TEST_P(ControlPlane, AProcessThatEndsIsALossAlsoWhereItsConnectionLives) {
   EXPECT_LT(steady_clock::now() - start, 1s);
 }
 
-TEST_P(ControlPlane, WhoLeavesInGoodOrderIsNotLost) {
+TEST_P(ControlPlane, GracefulCloseIsNoLoss) {
   for (const int first : {0, 1}) {
     std::vector<Process> ranks = start(3);
     ranks[static_cast<std::size_t>(first)].end_input();
@@ -178,7 +178,7 @@ TEST_P(ControlPlane, WhoLeavesInGoodOrderIsNotLost) {
   }
 }
 
-TEST_P(ControlPlane, AllLeaveAtOnce) {
+TEST_P(ControlPlane, AllRanksMayCloseAtOnce) {
   std::vector<Process> ranks = start(4);
   const auto start = steady_clock::now();
   for (Process& rank : ranks) rank.end_input();
@@ -215,11 +215,11 @@ void flood_a_stopped_rank(std::vector<Process> ranks, int victim) {
   EXPECT_EQ(ranks[0].line(), "told test 1 5 alive");
 }
 
-TEST_P(ControlPlane, AStoppedRankHoldsNobodyUp) {
+TEST_P(ControlPlane, StoppedRankDelaysNoOther) {
   for (const int victim : {0, 2}) flood_a_stopped_rank(start(3), victim);
 }
 
-TEST_P(ControlPlane, NorIsASlowHubTakenForDead) {
+TEST_P(ControlPlane, SlowHubIsNotLost) {
   std::atomic<bool> done{false};
   std::vector<std::thread> busy;
   for (int i = 0; i < 4; ++i)
@@ -232,7 +232,7 @@ TEST_P(ControlPlane, NorIsASlowHubTakenForDead) {
   for (std::thread& one : busy) one.join();
 }
 
-TEST_P(ControlPlane, AChannelThatNotAllOpenIsAnError) {
+TEST_P(ControlPlane, ChannelThatNotAllRanksOpenIsError) {
   std::vector<Process> ranks = start(2, "1s");
   ranks[1].say("open more");
   EXPECT_EQ(ranks[1].line(), "Timeout: init: not all ranks opened the control channel 'more' within 1s");

@@ -62,7 +62,7 @@ bool sums_by_ipc(Communicator& comm, DeviceRuntime& device, Stream& stream, View
 
 class OtherMappings : public testing::TestWithParam<OpKind> {};
 
-TEST_P(OtherMappings, EqualTheSerialReferenceToTheBit) {
+TEST_P(OtherMappings, AreBitwiseEqualToSerialReference) {
   std::vector<conformance::Case> cases = conformance::cases_for(GetParam(), false, 11);
   std::erase_if(cases, [](const conformance::Case& c) { return c.count > 100'000; });
   const auto all = devices(3);
@@ -79,7 +79,7 @@ TEST_P(OtherMappings, EqualTheSerialReferenceToTheBit) {
 INSTANTIATE_TEST_SUITE_P(Each, OtherMappings, testing::ValuesIn(conformance::all_kinds()),
                          [](const auto& which) { return std::string(name_of(which.param)); });
 
-TEST(DeviceIpc, IsTheWayWhereEveryRanksMemoryIsAWindow) {
+TEST(DeviceIpc, IsUsedWhereAllMemoryIsInWindows) {
   const auto all = devices(3);
   run_apart(all, [&](Communicator& comm, DeviceRuntime& device) {
     const auto stream = device.make_stream();
@@ -110,7 +110,7 @@ TEST(DeviceIpc, IsTheWayWhereEveryRanksMemoryIsAWindow) {
   expect_nothing_open(all);
 }
 
-TEST(DeviceIpc, IsLeftWhereItIsSwitchedOffOrAnotherAlgorithmIsNamed) {
+TEST(DeviceIpc, IsUnusedIfDisabledOrOtherAlgorithmIsSet) {
   const auto ipc_with = [](StagingOptions options, const char* algorithms = "") {
     InitOptions config = quick_config();
     config.algorithms = algorithms;
@@ -133,7 +133,7 @@ TEST(DeviceIpc, IsLeftWhereItIsSwitchedOffOrAnotherAlgorithmIsNamed) {
   EXPECT_TRUE(ipc_with({}, "all_reduce=symmetric:0-1K;direct:1K-max"));
 }
 
-TEST(DeviceIpc, WhereOneRankCantOpenOrShareAllStage) {
+TEST(DeviceIpc, FallsBackToStagingOnAllRanks) {
   for (const GuardedOptions& other :
        {GuardedOptions{.refuses_imports = true}, GuardedOptions{.shares_memory = false}}) {
     auto all = devices(3);
@@ -161,7 +161,7 @@ TEST(DeviceIpc, WhereOneRankCantOpenOrShareAllStage) {
   }
 }
 
-TEST(DeviceIpc, CountsTheBytesOfTheFormulas) {
+TEST(DeviceIpc, TrafficEqualsFormulas) {
   constexpr std::size_t kCount = 12'003;
   const auto device = lazy_device();
   run_staged("ipc", 3, device, [&](Communicator& comm) {
@@ -198,7 +198,7 @@ TEST(DeviceIpc, CountsTheBytesOfTheFormulas) {
   });
 }
 
-TEST(DeviceIpc, ADifferentCallIsAMismatchOnEveryRank) {
+TEST(DeviceIpc, DifferentCallIsMismatchOnAllRanks) {
   for (const bool same_size : {false, true}) {
     const auto device = lazy_device();
     run_staged("ipc", 2, device, [&](Communicator& comm) {
@@ -255,18 +255,18 @@ float gathered_from_a_changing_rank(bool wait, bool free) {
   return got;
 }
 
-TEST(DeviceIpc, AFinishedCallIsReadByNobodyAnyMore) {
+TEST(DeviceIpc, CompletedCallIsNotRead) {
   EXPECT_EQ(gathered_from_a_changing_rank(true, false), 1);
   EXPECT_EQ(gathered_from_a_changing_rank(true, true), 1);
 }
 
 // Negative control: without the wait, the change reaches a slow peer.
-TEST(DeviceIpc, AnUnfinishedOneIs) {
+TEST(DeviceIpc, DetectsReadOfIncompleteCall) {
   EXPECT_EQ(gathered_from_a_changing_rank(false, false), 9);
   EXPECT_EQ(gathered_from_a_changing_rank(false, true), 9);
 }
 
-TEST(DeviceIpc, BuffersMayOutliveTheWorldAndTheirWindowsGoWithThem) {
+TEST(DeviceIpc, BuffersMayOutliveWorld) {
   const auto all = devices(2);
   std::mutex mutex;
   std::vector<Buffer> kept;
@@ -283,7 +283,7 @@ TEST(DeviceIpc, BuffersMayOutliveTheWorldAndTheirWindowsGoWithThem) {
 }
 
 // Negative control of the guarded device's checks that the tests above rely on.
-TEST(DeviceIpc, MemoryThatIsFreedUnderItsReadersIsSeen) {
+TEST(DeviceIpc, DetectsMemoryFreedDuringRead) {
   const auto all = devices(2);
   void* const data = all[0]->allocate(5000);
   void* const seen = all[1]->open_ipc_handle(all[0]->get_ipc_handle(data, 5000));

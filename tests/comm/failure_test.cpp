@@ -22,7 +22,7 @@ void all_reduce(Communicator& comm, std::size_t count, OpOptions options = {}) {
   comm.all_reduce(view_of(x.data(), count), view_of(x.data(), count), ReduceOp::sum(), options).wait();
 }
 
-TEST_P(Failure, AbortReachesAllAndStays) {
+TEST_P(Failure, AbortReachesAllRanksAndPersists) {
   for (const std::size_t count : {10u, 300'000u})
     run_ranks(3, [&](Communicator& comm) {
       if (comm.rank() == 2) {
@@ -34,7 +34,7 @@ TEST_P(Failure, AbortReachesAllAndStays) {
     });
 }
 
-TEST_P(Failure, AnExceptionOnOneRankEndsTheOthers) {
+TEST_P(Failure, ExceptionOnOneRankFailsOthers) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_THROW(run_ranks(3,
                          [](Communicator& comm) {
@@ -45,7 +45,7 @@ TEST_P(Failure, AnExceptionOnOneRankEndsTheOthers) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, 10s);
 }
 
-TEST_P(Failure, ATimeoutNamesOperationNumberAndRank) {
+TEST_P(Failure, TimeoutNamesOperationNumberAndRank) {
   for (const std::size_t count : {10u, 300'000u})
     run_ranks(3, [&](Communicator& comm) {
       comm.barrier().wait();
@@ -58,7 +58,7 @@ TEST_P(Failure, ATimeoutNamesOperationNumberAndRank) {
     });
 }
 
-TEST_P(Failure, DifferentCallsAreAMismatchWithATable) {
+TEST_P(Failure, DifferentCallsAreMismatchWithTable) {
   run_ranks(2, [](Communicator& comm) {
     const std::string error = error_of([&] { all_reduce(comm, comm.rank() == 0 ? 10 : 12); });
     EXPECT_EQ(error,
@@ -89,7 +89,7 @@ TEST_P(Failure, DifferentCallsAreAMismatchWithATable) {
   });
 }
 
-TEST_P(Failure, AFailedSplitLeavesTheOtherCommunicatorsAlone) {
+TEST_P(Failure, FailedSplitKeepsOtherCommunicatorsUsable) {
   run_ranks(4, [](Communicator& world) {
     const auto half = world.split(world.rank() / 2, 0);
     if (world.rank() == 3) half->abort("only us");
@@ -100,7 +100,7 @@ TEST_P(Failure, AFailedSplitLeavesTheOtherCommunicatorsAlone) {
 }
 
 /// Checked mode compares collectives only: a message concerns two ranks, whatever used its slot before.
-TEST_P(Failure, AMessageAfterACollectiveConcernsTwoRanks) {
+TEST_P(Failure, MessageAfterCollectiveConcernsTwoRanks) {
   run_ranks(3, [](Communicator& comm) {
     for (int round = 0; round < 3; ++round) {
       all_reduce(comm, 10);
@@ -114,7 +114,7 @@ TEST_P(Failure, AMessageAfterACollectiveConcernsTwoRanks) {
 }
 
 /// Data that a failed communicator leaves behind does not affect other communicators.
-TEST_P(Failure, ManyFailedSplitsWithMessagesThatNobodyReceived) {
+TEST_P(Failure, SurvivesManyFailedSplitsWithUnreceivedMessages) {
   run_ranks(2, [](Communicator& world) {
     const auto sibling = world.split(0, 0);
     for (int round = 0; round < 20; ++round) {
@@ -143,7 +143,7 @@ TEST_P(Failure, ManyFailedSplitsWithMessagesThatNobodyReceived) {
   });
 }
 
-TEST_P(Failure, ARankThatHasLeftIsNotWaitedFor) {
+TEST_P(Failure, RankThatClosedIsNotAwaited) {
   run_ranks(2, [](Communicator& comm) {
     comm.barrier().wait();
     if (comm.rank() == 0) return;
@@ -152,7 +152,7 @@ TEST_P(Failure, ARankThatHasLeftIsNotWaitedFor) {
   });
 }
 
-TEST_P(Failure, ARankThatLeavesAfterAFailureElsewhereSaysWhich) {
+TEST_P(Failure, ClosingRankReportsEarlierFailure) {
   run_ranks(2, [](Communicator& world) {
     const auto other = world.split(0, world.rank());
     if (world.rank() == 0) return other->abort("enough");
@@ -161,7 +161,7 @@ TEST_P(Failure, ARankThatLeavesAfterAFailureElsewhereSaysWhich) {
   });
 }
 
-TEST_P(Failure, ANewWorldWorksAfterwards) {
+TEST_P(Failure, NewWorldWorksAfterFailure) {
   for (int round = 0; round < 2; ++round) {
     run_ranks(2, [](Communicator& comm) {
       if (comm.rank() == 0) comm.abort("once more");
@@ -172,7 +172,7 @@ TEST_P(Failure, ANewWorldWorksAfterwards) {
 }
 
 /// An operation without data completes when the signature of the last rank arrives, perhaps during its submission.
-TEST_P(Failure, NothingToDoIsComparedToo) {
+TEST_P(Failure, EmptyCallsAreCompared) {
   run_ranks(3, [](Communicator& comm) {
     for (int i = 0; i < 300; ++i) EXPECT_EQ(error_of([&] { all_reduce(comm, 0); }), "");
     const std::string error = error_of([&] { comm.rank() == 0 ? comm.barrier().wait() : all_reduce(comm, 0); });
@@ -184,7 +184,7 @@ INSTANTIATE_TEST_SUITE_P(Over, Failure, testing::Values("shm", "tcp"),
                          [](const auto& given) { return std::string(given.param); });
 
 /// Only the two ranks can answer each other, and both wait for answers at the same time.
-TEST(Deadlines, OfTwoRanksAtOnceDontCallEachOtherDead) {
+TEST(Deadlines, TwoTimeoutsDoNotReportEachOtherAsDead) {
   InitOptions config = quick_config();
   config.progress_thread = false;
   run_threads(2, config, [](Communicator& comm) {
@@ -197,7 +197,7 @@ TEST(Deadlines, OfTwoRanksAtOnceDontCallEachOtherDead) {
 }
 
 /// A reader of a small broadcast waits for the root alone, so the error names no other rank.
-TEST(Deadlines, OfABroadcastNameItsRoot) {
+TEST(Deadlines, BroadcastTimeoutNamesRoot) {
   run_ranks(3, [](Communicator& comm) {
     std::vector<float> x(10);
     if (comm.rank() != 1) {  // until the failure arrives
@@ -213,7 +213,7 @@ TEST(Deadlines, OfABroadcastNameItsRoot) {
 }
 
 /// Without checked mode, different lengths are still detected on arrival.
-TEST(Unchecked, AnotherLengthIsAMismatch) {
+TEST(Unchecked, OtherLengthIsMismatch) {
   for (const char* backend : {"shm", "tcp"}) {
     InitOptions config;
     config.backend = backend;
@@ -230,7 +230,7 @@ TEST(Unchecked, AnotherLengthIsAMismatch) {
 
 /// The root of a small broadcast waits for no rank: the reader detects the mismatch, lists the call of each rank, and
 /// fails the root.
-TEST(Unchecked, AReaderThatExpectsAnotherBroadcastSaysSoToAll) {
+TEST(Unchecked, OtherBroadcastIsMismatchOnAllRanks) {
   run_ranks(3, [](Communicator& comm) {
     std::vector<float> x(12);
     const std::size_t count = comm.rank() == 1 ? 12 : 10;
@@ -245,7 +245,7 @@ TEST(Unchecked, AReaderThatExpectsAnotherBroadcastSaysSoToAll) {
 }
 
 /// A message concerns two ranks: they alone can detect that it is too short or too long.
-TEST(Unchecked, AShorterOrLongerMessageIsAMismatch) {
+TEST(Unchecked, ShorterOrLongerMessageIsMismatch) {
   for (const char* backend : {"shm", "tcp"})
     for (const std::size_t count : {9u, 11u}) {
       InitOptions config;
@@ -264,7 +264,7 @@ TEST(Unchecked, AShorterOrLongerMessageIsAMismatch) {
 }
 
 /// A late peer may still read them.
-TEST(FailedWindows, AreNotUsedAgain) {
+TEST(FailedWindows, AreNotReused) {
   run_ranks(2, [](Communicator& comm) {
     const auto child = comm.split(0, comm.rank());
     const auto allocate = [&] { return comm.allocate(std::size_t{1} << 20, MemoryKind::host, MemoryCategory::other); };

@@ -22,9 +22,9 @@ struct Row {
   Launch expected;
 };
 
-class Resolves : public testing::TestWithParam<Row> {};
+class ResolveLaunch : public testing::TestWithParam<Row> {};
 
-TEST_P(Resolves, FindsRankAndSize) {
+TEST_P(ResolveLaunch, FindsRankAndSize) {
   const Launch launch = resolve(GetParam().environment);
   const Launch& expected = GetParam().expected;
   EXPECT_EQ(launch.launcher, expected.launcher);
@@ -62,7 +62,7 @@ Environment both(const Environment& a, Environment b) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Table, Resolves,
+    Table, ResolveLaunch,
     testing::Values(
         Row{"nothing", {}, {"none", 0, 1, 0, 1, ""}},
         Row{"own",
@@ -144,7 +144,7 @@ struct Wrong {
 
 class ResolveLaunchErrors : public testing::TestWithParam<Wrong> {};
 
-TEST_P(ResolveLaunchErrors, AndListsWhatItFound) {
+TEST_P(ResolveLaunchErrors, ListVariablesFound) {
   const std::string error = error_of([&] { resolve(GetParam().environment); });
   EXPECT_TRUE(error.starts_with("InvalidUsage")) << error;
   for (const std::string& part : GetParam().says) EXPECT_NE(error.find(part), std::string::npos) << error;

@@ -30,7 +30,7 @@ BackendState state_of(const std::string& name) {
   return {};
 }
 
-TEST(Modules, AGoodOneIsListedWithWhatItSays) {
+TEST(Modules, ListsValidModuleWithCapabilities) {
   search_in(file_of("paper"));
   const BackendState state = state_of("paper");
   EXPECT_TRUE(state.available);
@@ -44,7 +44,7 @@ TEST(Modules, AGoodOneIsListedWithWhatItSays) {
   EXPECT_TRUE(state_of("shm").available);  // built-in backends remain
 }
 
-TEST(Modules, ErrorsCrossTheBorderWithTheirType) {
+TEST(Modules, ErrorsKeepTheirTypeAcrossModules) {
   search_in(file_of("paper"));
   const Backend& paper = find_backend("paper");
   EXPECT_EQ(&paper, &find_backend("paper"));  // loaded once
@@ -67,37 +67,37 @@ void expect_refused(const std::string& name, const testing::Matcher<std::string>
                     HasSubstr(state.reason)));
 }
 
-TEST(Modules, AnotherAbiIsRefusedAndBothAreShown) {
+TEST(Modules, RejectsOtherAbiAndShowsBoth) {
   search_in(file_of("otherabi"));
   expect_refused("otherabi", AllOf(HasSubstr("'tessera 0, punched cards'"), HasSubstr("'" TESSERA_PLUGIN_ABI "'")));
 }
 
-TEST(Modules, AnotherStructIsRefused) {
+TEST(Modules, RejectsOtherStruct) {
   search_in(file_of("othersize"));
   expect_refused("othersize", HasSubstr(std::to_string(sizeof(tessera_plugin) + 8) + " bytes"));
 }
 
-TEST(Modules, AMissingEntryIsNamed) {
+TEST(Modules, NamesMissingEntryPoint) {
   search_in(file_of("noentry"));
   expect_refused("noentry", HasSubstr("has no tessera_plugin_entry()"));
 }
 
-TEST(Modules, AMissingLibraryIsNamed) {
+TEST(Modules, NamesMissingLibrary) {
   search_in(file_of("needsgone"));
   expect_refused("needsgone", HasSubstr("libtessera_test_gone.so: cannot open shared object file"));
 }
 
-TEST(Modules, AnotherNameThanTheFilesIsRefused) {
+TEST(Modules, RejectsNameThatDiffersFromFile) {
   search_in(file_of("misnamed"));
   expect_refused("misnamed", HasSubstr("its backend is called 'paper'; rename the file to paper.so"));
 }
 
-TEST(Modules, WhatTheProbeSaysIsTheReason) {
+TEST(Modules, ReportsReasonOfProbe) {
   search_in(file_of("wet"));
   expect_refused("wet", testing::Eq("the paper is wet"));
 }
 
-TEST(Modules, GarbageIsNoModule) {
+TEST(Modules, RejectsGarbage) {
   const fs::path folder = fs::path(testing::TempDir()) / ("modules-" + std::to_string(::getpid()));
   fs::create_directories(folder);
   std::ofstream(folder / "garbage.so") << "no ELF file at all, but long enough to be looked at by whoever opens it\n";
@@ -106,14 +106,14 @@ TEST(Modules, GarbageIsNoModule) {
   fs::remove_all(folder);
 }
 
-TEST(Modules, ACrashStaysInItsOwnProcess) {
+TEST(Modules, ProbeSurvivesCrash) {
   search_in(file_of("crashes"));
   const BackendState state = state_of("crashes");
   EXPECT_FALSE(state.available);
   EXPECT_THAT(state.reason, HasSubstr("the process that loaded it"));
 }
 
-TEST(Modules, OfSeveralForOneBackendTheUsableOneIsTaken) {
+TEST(Modules, SelectsUsableModuleOfSeveral) {
   search_in(file_of("pair-first") + ":" + file_of("pair-second"));
   EXPECT_TRUE(state_of("pair").available);
   EXPECT_EQ(error_of([] { find_backend("pair").create(nullptr, {}); }), "Unsupported: paper carries nothing");
@@ -121,18 +121,18 @@ TEST(Modules, OfSeveralForOneBackendTheUsableOneIsTaken) {
   expect_refused("pair", testing::Eq("the first has no ink"));
 }
 
-TEST(Modules, WhatIsNotThereIsSaid) {
+TEST(Modules, NamesMissingFile) {
   search_in("/nowhere/at/all");
   expect_refused("/nowhere/at/all", HasSubstr("no such file or directory (TESSERA_PLUGIN_PATH)"));
 }
 
-TEST(Modules, ABuiltInNameCanNotBeTaken) {
+TEST(Modules, RejectsBuiltInName) {
   search_in(file_of("shm"));
   EXPECT_THAT(state_of(file_of("shm")).reason, HasSubstr("the library has a built-in backend 'shm'"));
   EXPECT_TRUE(state_of("shm").available);
 }
 
-TEST(Modules, AFolderIsSearched) {
+TEST(Modules, SearchesFolder) {
   search_in(":" + kModules.string() + "::");
   const auto all = list_backends();
   EXPECT_GT(std::count_if(all.begin(), all.end(), [](const BackendState& state) { return !state.available; }), 5);

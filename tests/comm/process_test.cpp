@@ -66,7 +66,7 @@ int files_left() {
 
 void expect_nothing_left() { EXPECT_EQ(files_left(), 0); }
 
-TEST(ProcessWorld, FindEachOtherAndLeaveNothing) {
+TEST(ProcessWorld, RanksConnectAndLeaveNoFiles) {
   for (const int size : {2, 4}) {
     std::vector<Process> ranks = start_ranks(size, "once");
     for (Process& rank : ranks) EXPECT_EQ(rank.line(), "ready");
@@ -76,7 +76,7 @@ TEST(ProcessWorld, FindEachOtherAndLeaveNothing) {
 }
 
 // Windows whose addresses agree in these bits evict each other from AMD's first-level caches, line by line.
-TEST(ProcessWorld, MapTheWindowsOfDifferentRanksAtDifferentColours) {
+TEST(ProcessWorld, MapsWindowsAtDifferentCacheColors) {
   std::vector<Process> ranks = start_ranks(4, "windows");
   for (Process& rank : ranks) {
     std::istringstream line(rank.line());
@@ -87,9 +87,9 @@ TEST(ProcessWorld, MapTheWindowsOfDifferentRanksAtDifferentColours) {
   for (Process& rank : ranks) EXPECT_EQ(rank.exit_code(), 0);
 }
 
-class MixedDtypes : public testing::TestWithParam<const char*> {};
+class MixedMemory : public testing::TestWithParam<const char*> {};
 
-TEST_P(MixedDtypes, MemoryOnAnyRankIsMovedAndDoneWithWhenACallSaysSo) {
+TEST_P(MixedMemory, IsTransferredAndReleasedAtCompletion) {
   for (const int size : {2, 3, 4}) {
     std::vector<Process> ranks = start_ranks(size, "mixed", "60s", GetParam());
     for (Process& rank : ranks) EXPECT_EQ(rank.line(), "right");
@@ -97,11 +97,11 @@ TEST_P(MixedDtypes, MemoryOnAnyRankIsMovedAndDoneWithWhenACallSaysSo) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, MixedDtypes, testing::Values("TESSERA_CMA=1", "TESSERA_CMA=0", "TESSERA_CHECK=1"));
+INSTANTIATE_TEST_SUITE_P(Each, MixedMemory, testing::Values("TESSERA_CMA=1", "TESSERA_CMA=0", "TESSERA_CHECK=1"));
 
-class Killed : public testing::TestWithParam<int> {};
+class KilledRank : public testing::TestWithParam<int> {};
 
-TEST_P(Killed, RankIsNamedByTheOthersWithinSeconds) {
+TEST_P(KilledRank, IsNamedByOthersWithinSeconds) {
   const int victim = GetParam();
   std::vector<Process> ranks = start_ranks(3, "loop");
   for (Process& rank : ranks) ASSERT_EQ(rank.line(), "ready");
@@ -117,11 +117,11 @@ TEST_P(Killed, RankIsNamedByTheOthersWithinSeconds) {
   EXPECT_LT(steady_clock::now() - start, 5s);
   expect_nothing_left();
 }
-INSTANTIATE_TEST_SUITE_P(Each, Killed, testing::Values(0, 1, 2));
+INSTANTIATE_TEST_SUITE_P(Each, KilledRank, testing::Values(0, 1, 2));
 
-class KilledOnADevice : public testing::TestWithParam<std::tuple<int, const char*>> {};
+class KilledRankOnDevice : public testing::TestWithParam<std::tuple<int, const char*>> {};
 
-TEST_P(KilledOnADevice, RankIsNamedByThoseThatWait) {
+TEST_P(KilledRankOnDevice, IsNamedByWaitingRanks) {
   const auto victim = static_cast<std::size_t>(std::get<0>(GetParam()));
   const std::string way = std::get<1>(GetParam());
   std::vector<Process> ranks = start_ranks(3, "device " + way);
@@ -136,10 +136,10 @@ TEST_P(KilledOnADevice, RankIsNamedByThoseThatWait) {
   }
   expect_nothing_left();
 }
-INSTANTIATE_TEST_SUITE_P(Each, KilledOnADevice,
+INSTANTIATE_TEST_SUITE_P(Each, KilledRankOnDevice,
                          testing::Combine(testing::Values(0, 1, 2), testing::Values("ipc", "direct")));
 
-TEST(ProcessWorld, StopOnADeviceIsNamedAtTheDeadline) {
+TEST(ProcessWorld, StoppedRankOnDeviceIsNamedAtDeadline) {
   std::vector<Process> ranks = start_ranks(3, "device ipc", "2s");
   for (Process& rank : ranks) ASSERT_EQ(rank.line(), "ready ipc");
   ranks[1].kill(SIGSTOP);
@@ -151,7 +151,7 @@ TEST(ProcessWorld, StopOnADeviceIsNamedAtTheDeadline) {
   }
 }
 
-TEST(ProcessWorld, LeaveNoMemoryOfADeviceOpen) {
+TEST(ProcessWorld, LeavesNoDeviceMemoryOpen) {
   std::vector<Process> ranks = start_ranks(4, "device leave");
   for (Process& rank : ranks) EXPECT_EQ(rank.line(), "right");
   // Each rank imported one window of every other rank; the window was freed after all had closed it.
@@ -160,7 +160,7 @@ TEST(ProcessWorld, LeaveNoMemoryOfADeviceOpen) {
 }
 
 // Control: a rank that leaves with an error does not wait for the others, and its windows remain exported.
-TEST(ProcessWorld, WhoLeavesWithAnErrorKeepsItsWindows) {
+TEST(ProcessWorld, RankThatFailsKeepsItsWindows) {
   std::vector<Process> ranks = start_ranks(2, "device throw");
   for (Process& rank : ranks) EXPECT_EQ(rank.line(), "right");
   EXPECT_EQ(ranks[1].line(), "exported 1, imported 0 of 1, freed too early 0");
@@ -168,9 +168,9 @@ TEST(ProcessWorld, WhoLeavesWithAnErrorKeepsItsWindows) {
   EXPECT_EQ(ranks[0].line(), "exported 1, imported 0 of 1, freed too early 0");
 }
 
-class Stopped : public testing::TestWithParam<int> {};
+class StoppedRank : public testing::TestWithParam<int> {};
 
-TEST_P(Stopped, RankIsNamedAtTheDeadline) {
+TEST_P(StoppedRank, IsNamedAtDeadline) {
   const int victim = GetParam();
   std::vector<Process> ranks = start_ranks(3, "loop", "2s");
   for (Process& rank : ranks) ASSERT_EQ(rank.line(), "ready");
@@ -190,7 +190,7 @@ TEST_P(Stopped, RankIsNamedAtTheDeadline) {
   EXPECT_EQ(ranks[static_cast<std::size_t>(victim)].exit_code(), 3);
   expect_nothing_left();
 }
-INSTANTIATE_TEST_SUITE_P(Each, Stopped, testing::Values(0, 1));
+INSTANTIATE_TEST_SUITE_P(Each, StoppedRank, testing::Values(0, 1));
 
 struct LettingGo {
   const char* mode;
@@ -200,7 +200,7 @@ struct LettingGo {
 /// If a rank comes to read memory that its owner has freed, the reported cause is what made the owner free it.
 class PeerFailure : public testing::TestWithParam<LettingGo> {};
 
-TEST_P(PeerFailure, MemoryThatAFailedPeerGaveBackIsThatPeersFailure) {
+TEST_P(PeerFailure, MemoryReleasedByFailedPeerIsItsFailure) {
   const bool death = std::string(GetParam().mode).ends_with("death");
   std::vector<Process> ranks = start_ranks(death ? 3 : 2, GetParam().mode);
   if (death) {
@@ -225,7 +225,7 @@ INSTANTIATE_TEST_SUITE_P(Each, PeerFailure,
                            return name;
                          });
 
-TEST(ProcessWorld, AMissingRankIsNamed) {
+TEST(ProcessWorld, NamesMissingRank) {
   const std::string run = new_run();
   Process zero = start_rank(run, 0, 3, "once", "700ms");
   Process two = start_rank(run, 2, 3, "once", "5s");
@@ -238,7 +238,7 @@ TEST(ProcessWorld, AMissingRankIsNamed) {
   expect_nothing_left();
 }
 
-TEST(ProcessWorld, TheFileOfADeadRunIsReplacedAndThatOfALivingOneIsNot) {
+TEST(ProcessWorld, ReplacesFileOfDeadRunOnly) {
   const std::string run = new_run();
   {
     Process dies = start_rank(run, 0, 2, "once");
@@ -256,13 +256,13 @@ TEST(ProcessWorld, TheFileOfADeadRunIsReplacedAndThatOfALivingOneIsNot) {
   expect_nothing_left();
 }
 
-TEST(ProcessWorld, HalfSetVariablesAreAnError) {
+TEST(ProcessWorld, RejectsIncompleteVariables) {
   Process rank(TESSERA_RANK_PROGRAM, {"TESSERA_RANK=1"}, "once");
   EXPECT_NE(rank.line().find("InvalidUsage: tessera launcher: TESSERA_RANK=1, TESSERA_WORLD_SIZE is not set"),
             std::string::npos);
 }
 
-TEST(ProcessWorld, RanksOfDifferentWorldsRefuseEachOther) {
+TEST(ProcessWorld, RejectsRanksOfOtherWorlds) {
   const std::string run = new_run();
   Process zero = start_rank(run, 0, 2, "once");
   Process one = start_rank(run, 1, 3, "once");

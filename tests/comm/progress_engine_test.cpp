@@ -55,7 +55,7 @@ class Peer {
   std::atomic<int> seen_{0};
 };
 
-TEST(Sleeps, OfTheProgressThreadMissNoRing) {
+TEST(ProgressWaits, ProgressThreadMissesNoWakeup) {
   Doorbell bell;
   Watched watched;
   Peer peer(bell, 50);
@@ -68,7 +68,7 @@ TEST(Sleeps, OfTheProgressThreadMissNoRing) {
   engine.end_operation();
 }
 
-TEST(Sleeps, OfAWaiterMissNoRing) {
+TEST(ProgressWaits, WaiterMissesNoWakeup) {
   Doorbell bell;
   Watched watched;
   Peer peer(bell, 50);
@@ -83,7 +83,7 @@ TEST(Sleeps, OfAWaiterMissNoRing) {
   EXPECT_TRUE(engine.wait(finished, Clock::now() + kSoon)) << peer.seen();
 }
 
-TEST(Sleeps, OfTheIdleProgressThreadEndWithAnOperation) {
+TEST(ProgressWaits, OperationWakesIdleProgressThread) {
   Doorbell bell;
   Watched watched;
   std::atomic<int> polls{0};
@@ -105,7 +105,7 @@ TEST(Sleeps, OfTheIdleProgressThreadEndWithAnOperation) {
   }
 }
 
-TEST(Sleeps, EndWhenTheEngineDoes) {
+TEST(ProgressWaits, EndWithEngine) {
   const auto start = Clock::now();
   for (const bool idle : {true, false}) {
     Doorbell bell;
@@ -117,7 +117,7 @@ TEST(Sleeps, EndWhenTheEngineDoes) {
   EXPECT_LT(Clock::now() - start, kSoon);
 }
 
-TEST(Sleeps, LastWhereNobodyRings) {  // control
+TEST(ProgressWaits, LastWithoutWakeup) {  // control
   Doorbell bell;
   Watched watched;
   std::atomic<std::uint32_t> finished{0};

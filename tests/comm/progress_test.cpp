@@ -22,7 +22,7 @@ struct Sum {
   std::vector<float> out;
 };
 
-TEST(Progress, TwoCommunicatorsInOppositeOrderOnTwoRanks) {
+TEST(Progress, CommunicatorsMayBeUsedInOppositeOrder) {
   run_ranks(2, [](Communicator& world) {
     const auto a = world.split(0, 0);
     const auto b = world.split(0, 0);
@@ -38,7 +38,7 @@ TEST(Progress, TwoCommunicatorsInOppositeOrderOnTwoRanks) {
   });
 }
 
-TEST(Progress, WaitedOutOfOrder) {
+TEST(Progress, OperationsMayBeAwaitedOutOfOrder) {
   run_ranks(3, [](Communicator& world) {
     std::vector<Sum> sums;
     std::vector<Work> works;
@@ -76,17 +76,17 @@ std::chrono::steady_clock::duration wait_beside_a_waiter(bool progress_thread, s
   return waited;
 }
 
-TEST(Progress, ARankThatIssuedAndSleepsDelaysNobody) { EXPECT_LT(wait_beside_a_waiter(true, 1000ms), 500ms); }
+TEST(Progress, SleepingRankDelaysNoOther) { EXPECT_LT(wait_beside_a_waiter(true, 1000ms), 500ms); }
 
-TEST(Progress, NorDoesOneThatHasAlwaysWaitedAtOnceBefore) {  // so its progress thread was not woken
+TEST(Progress, RankThatAlwaysWaitedBeforeDelaysNoOther) {  // so its progress thread was not woken
   EXPECT_LT(wait_beside_a_waiter(true, 1000ms, 200), 500ms);
 }
 
-TEST(Progress, WithoutTheProgressThreadItDoes) {  // negative control of the test above
+TEST(Progress, DetectsMissingProgressThread) {  // negative control of the test above
   EXPECT_GE(wait_beside_a_waiter(false, 300ms), 250ms);
 }
 
-TEST(Progress, FinishesWhileItsCallerNeverWaits) {
+TEST(Progress, CompletesWithoutWait) {
   run_ranks(2, [](Communicator& world) {
     Sum sum(world, kLarge);
     Work work = sum.start(world);
@@ -146,7 +146,7 @@ TEST(Progress, RandomOperationsOnTwoGroupsAtOnce) {
   });
 }
 
-TEST(Progress, ALazyStreamRunsBeforeTheOperationAndWaitsAfterIt) {
+TEST(Progress, LazyStreamsAreOrderedWithOperations) {
   run_ranks(2, [](Communicator& world) {
     const auto stream = make_lazy_stream();
     Sum sum(world, 1000);

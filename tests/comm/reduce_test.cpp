@@ -30,7 +30,7 @@ Bytes run(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs, std::size_
   return {out, out + bytes};
 }
 
-TEST(Reduce, AnyNumberOfSourcesAtAnyPosition) {
+TEST(Reduce, SupportsAnyNumberOfSourcesAndOffset) {
   for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8, DType::u8, DType::i32,
                             DType::i64, DType::u32, DType::u64})
     for (const std::size_t sources : {1u, 2u, 3u, 4u, 5u, 8u, 13u, 33u})
@@ -70,10 +70,10 @@ void every_value_times() {
   }
 }
 
-TEST(Reduce, ConvertsEveryHalfAsBaseDoes) { every_value_times<f16>(); }
-TEST(Reduce, ConvertsEveryBfloatAsBaseDoes) { every_value_times<bf16>(); }
+TEST(Reduce, ConvertsEveryF16AsBase) { every_value_times<f16>(); }
+TEST(Reduce, ConvertsEveryBf16AsBase) { every_value_times<bf16>(); }
 
-TEST(Reduce, CopiesOfAnySizeAndAlignment) {
+TEST(Reduce, CopiesAnySizeAndAlignment) {
   std::vector<std::byte> in(20'000);
   for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<std::byte>(i * 7);
   for (const bool streaming : {false, true})

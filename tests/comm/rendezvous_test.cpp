@@ -17,9 +17,9 @@
 namespace tessera::comm_test {
 namespace {
 
-class Addresses : public testing::TestWithParam<const char*> {};
+class RendezvousAddresses : public testing::TestWithParam<const char*> {};
 
-TEST_P(Addresses, RanksMeetThere) {
+TEST_P(RendezvousAddresses, ConnectsRanks) {
   const std::vector<Outcome> all = meet_all(3, free_port(), {}, GetParam());
   expect_complete(all);
   for (const Outcome& one : all) {
@@ -30,9 +30,9 @@ TEST_P(Addresses, RanksMeetThere) {
     EXPECT_EQ(one.bootstrap->local_address(), GetParam() == std::string("[::1]") ? "::1" : "127.0.0.1");
   }
 }
-INSTANTIATE_TEST_SUITE_P(Of, Addresses, testing::Values("127.0.0.1", "[::1]", "localhost"));
+INSTANTIATE_TEST_SUITE_P(Of, RendezvousAddresses, testing::Values("127.0.0.1", "[::1]", "localhost"));
 
-TEST(Rendezvous, RanksOfOneHostShareATokenToo) {
+TEST(Rendezvous, RanksOfOneHostShareToken) {
   std::array<Bootstrap::Token, 2> tokens{};
   std::vector<std::thread> ranks;
   for (int r = 0; r < 2; ++r)
@@ -53,13 +53,13 @@ TEST(Rendezvous, RanksOfOneHostShareATokenToo) {
   EXPECT_NE(tokens[0], Bootstrap::Token{});
 }
 
-TEST(Rendezvous, AHostsOwnNameWorksToo) {
+TEST(Rendezvous, AcceptsOwnHostName) {
   std::array<char, 256> name{};
   ASSERT_EQ(::gethostname(name.data(), name.size() - 1), 0);
   expect_complete(meet_all(2, free_port(), {}, name.data()));
 }
 
-TEST(Rendezvous, ExchangesCarryWhatWasGiven) {
+TEST(Rendezvous, ExchangesKeepData) {
   const std::vector<Outcome> all = meet_all(3, free_port());
   expect_complete(all);
   std::vector<std::future<std::vector<std::string>>> given;
@@ -73,7 +73,7 @@ TEST(Rendezvous, ExchangesCarryWhatWasGiven) {
   }
 }
 
-TEST(Rendezvous, EachStartHasATokenOfItsOwn) {
+TEST(Rendezvous, EachStartHasItsOwnToken) {
   std::set<Bootstrap::Token> tokens;
   for (int i = 0; i < 2; ++i) tokens.insert(meet_all(2, free_port())[0].bootstrap->token());
   EXPECT_EQ(tokens.size(), 2u);
@@ -84,7 +84,7 @@ ino_t inode_of(const UniqueFd& fd) {
   return ::fstat(fd.get(), &status) == 0 ? status.st_ino : 0;
 }
 
-TEST(Rendezvous, DescriptorsReachRanksOfOneHost) {
+TEST(Rendezvous, PassesDescriptorsWithinHost) {
   const std::vector<Outcome> all = meet_all(3, free_port());
   expect_complete(all);
   std::vector<UniqueFd> own;
@@ -102,7 +102,7 @@ TEST(Rendezvous, DescriptorsReachRanksOfOneHost) {
   }
 }
 
-TEST(Rendezvous, HostsAreToldApart) {
+TEST(Rendezvous, DistinguishesHosts) {
   const auto name_hosts = [](RendezvousOptions& one) { one.host_id = one.launch.rank == 2 ? "island" : "main land"; };
   const std::vector<Outcome> all = meet_all(3, free_port(), name_hosts);
   expect_complete(all);
@@ -132,7 +132,7 @@ std::string outer_address() {
 }
 
 /// Rank 1 shares rank 0's host and finds it by a loopback address, which rank 2 can't use.
-TEST(Rendezvous, ALoopbackAddressIsReplacedByTheLinksWhereThereAreOtherHosts) {
+TEST(Rendezvous, ReplacesLoopbackAddressForOtherHosts) {
   const std::string outer = outer_address();
   ASSERT_FALSE(outer.empty()) << "needs an IPv4 address that is not loopback's: give this machine one, for example of an "
                                  "interface of type dummy";
@@ -157,7 +157,7 @@ TEST(Rendezvous, ALoopbackAddressIsReplacedByTheLinksWhereThereAreOtherHosts) {
     EXPECT_EQ(one.bootstrap->local_address(), "127.0.0.1");
 }
 
-TEST(Rendezvous, ABackendThatNeedsOneHostSaysSo) {
+TEST(Rendezvous, SingleHostBackendRejectsSeveralHosts) {
   const std::vector<Outcome> all =
       meet_all(2, free_port(), [](RendezvousOptions& one) { one.host_id = "host" + std::to_string(one.launch.rank); });
   expect_complete(all);
@@ -167,7 +167,7 @@ TEST(Rendezvous, ABackendThatNeedsOneHostSaysSo) {
               "what reaches them all");
 }
 
-TEST(Rendezvous, ARankThatStopsAnsweringIsNamed) {
+TEST(Rendezvous, NamesRankThatStopsResponding) {
   const auto soon = [](RendezvousOptions& one) { one.timeout = 600ms; };
   const std::vector<Outcome> all = meet_all(3, free_port(), soon);
   expect_complete(all);
@@ -178,7 +178,7 @@ TEST(Rendezvous, ARankThatStopsAnsweringIsNamed) {
   EXPECT_TRUE(one.get().starts_with("Timeout: init: "));
 }
 
-TEST(Rendezvous, AWholeWorldCanRunOnIt) {
+TEST(Rendezvous, RunsWholeWorld) {
   const int port = free_port();
   std::vector<std::future<float>> sums;
   for (int r = 0; r < 2; ++r)
@@ -195,7 +195,7 @@ TEST(Rendezvous, AWholeWorldCanRunOnIt) {
   for (auto& sum : sums) EXPECT_EQ(sum.get(), 3.0f);
 }
 
-TEST(Rendezvous, NobodyIsTakenForDeadOnABusyMachine) {
+TEST(Rendezvous, ReportsNoRankAsDeadOnBusyMachine) {
   constexpr int kWorlds = 40;
   constexpr int kRanks = 4;
   std::atomic<int> lost{0};
@@ -215,7 +215,7 @@ TEST(Rendezvous, NobodyIsTakenForDeadOnABusyMachine) {
   EXPECT_EQ(lost.load(), 0);
 }
 
-TEST(RendezvousTimeout, RanksAreNamedByAllWhoCame) {
+TEST(RendezvousTimeout, ConnectedRanksNameMissingOnes) {
   const int port = free_port();
   RendezvousOptions first = meeting(0, 4, port);
   first.timeout = 700ms;
@@ -234,7 +234,7 @@ TEST(RendezvousTimeout, RanksAreNamedByAllWhoCame) {
                 std::to_string(port) + ": Connection refused");
 }
 
-TEST(RendezvousTimeout, RanksAreNamedToThoseWhoCameALittleBeforeRankZero) {
+TEST(RendezvousTimeout, RanksThatConnectBeforeRank0NameMissingOnes) {
   const int port = free_port();
   const auto impatient = [&](int rank, std::chrono::milliseconds timeout) {
     RendezvousOptions one = meeting(rank, 3, port);
@@ -247,7 +247,7 @@ TEST(RendezvousTimeout, RanksAreNamedToThoseWhoCameALittleBeforeRankZero) {
   EXPECT_EQ(two.get().error, error);
 }
 
-TEST(RendezvousTimeout, ARankThatCameAndDiedCanComeAgain) {
+TEST(RendezvousTimeout, RankThatDiedMayReconnect) {
   const int port = free_port();
   auto zero = come(meeting(0, 3, port));
   RendezvousOptions brief = meeting(1, 3, port);
@@ -260,7 +260,7 @@ TEST(RendezvousTimeout, ARankThatCameAndDiedCanComeAgain) {
   EXPECT_EQ(zero.get().error, "");
 }
 
-TEST(Settings, APortInUseIsSaid) {
+TEST(RendezvousOptions, NamePortInUse) {
   const UniqueFd taken = listen_on_port(0);
   const std::string port = std::to_string(port_of(taken));
   for (const std::string host : {"127.0.0.1", "localhost"})
@@ -269,19 +269,19 @@ TEST(Settings, APortInUseIsSaid) {
                   " is in use on the host of rank 0; choose another port, or end the run that uses it");
 }
 
-TEST(Settings, AForeignAddressIsSaid) {
+TEST(RendezvousOptions, NameForeignAddress) {
   EXPECT_NE(come(meeting(0, 2, 29400, "203.0.113.7")).get().error.find("not an address of the host of rank 0"),
             std::string::npos);
 }
 
-TEST(Settings, AMasterNeedsAToken) {
+TEST(RendezvousOptions, MasterNeedsToken) {
   RendezvousOptions one = meeting(0, 2, free_port());
   one.token.clear();
   EXPECT_TRUE(come(one).get().error.starts_with("InvalidUsage: init: TESSERA_MASTER=127.0.0.1:"));
   EXPECT_NE(come(one).get().error.find("needs TESSERA_TOKEN"), std::string::npos);
 }
 
-TEST(Settings, SeveralHostsNeedAMaster) {
+TEST(RendezvousOptions, SeveralHostsNeedMaster) {
   RendezvousOptions one = meeting(0, 4, 1);
   one.master.clear();
   one.launch.local_size = 2;
@@ -291,7 +291,7 @@ TEST(Settings, SeveralHostsNeedAMaster) {
   EXPECT_NE(error.find("TESSERA_TOKEN"), std::string::npos) << error;
 }
 
-TEST(Settings, AMasterIsAHostAndAPort) {
+TEST(RendezvousOptions, MasterIsHostAndPort) {
   for (const std::string wrong : {"node7", "node7:", ":29400", "node7:0", "node7:70000", "node7:x", "::1:29400",
                                   "[::1]", "[]:29400", "http://node7:29400", "a b:1"}) {
     RendezvousOptions one = meeting(1, 2, 1);
@@ -301,7 +301,7 @@ TEST(Settings, AMasterIsAHostAndAPort) {
   }
 }
 
-TEST(Settings, AParentIsNoNameAcrossHosts) {
+TEST(RendezvousOptions, ParentProcessIsNoNameAcrossHosts) {
   const std::vector<Outcome> all = meet_all(2, free_port(), [](RendezvousOptions& one) {
     one.launch.job = "parent-" + std::to_string(one.launch.rank);
     one.launch.job_is_local = true;

@@ -77,7 +77,7 @@ Bytes2 theory(const std::string& name, int n, double N) {
   return known.at(name);
 }
 
-TEST(ScheduleBytes, AreThoseOfTheTextbook) {
+TEST(ScheduleBytes, EqualTextbook) {
   for (const std::string& text : known_algorithms(false)) {
     const OpKind kind = parse_op_kind(text.substr(0, text.find('=')));
     const std::string name = text.substr(text.find('=') + 1);
@@ -99,7 +99,7 @@ TEST(ScheduleBytes, AreThoseOfTheTextbook) {
 
 /// For any number of ranks: each byte moves once where once is enough, and the ranks outside the power-of-two core of a
 /// recursive algorithm cost their data.
-TEST(ScheduleBytes, OfOtherNumbersOfRanks) {
+TEST(ScheduleBytes, EqualFormulasOnOtherWorldSizes) {
   for (const int ranks : {3, 5, 6, 7, 9, 13}) {
     const std::size_t count = static_cast<std::size_t>(ranks) * 100;
     const auto sent = [&](OpKind kind, const char* name) {
@@ -125,7 +125,7 @@ TEST(ScheduleBytes, OfOtherNumbersOfRanks) {
   }
 }
 
-TEST(ScheduleBytes, OfDirectEqualTheMetersFormula) {
+TEST(ScheduleBytes, DirectEqualsTrafficFormula) {
   for (const std::string& text : known_algorithms(false)) {
     if (text.substr(text.find('=') + 1) != "direct") continue;
     const OpKind kind = parse_op_kind(text.substr(0, text.find('=')));
@@ -170,7 +170,7 @@ int depth(const ScheduleWorld& world) {
   return deepest;
 }
 
-TEST(ScheduleDepth, IsThatOfTheTextbook) {
+TEST(ScheduleDepth, EqualsTextbook) {
   for (const int ranks : {2, 4, 8, 16}) {
     const int log = digits(ranks);
     const std::map<std::string, int> known = {{"direct", 1},
@@ -198,7 +198,7 @@ TEST(ScheduleDepth, IsThatOfTheTextbook) {
   }
 }
 
-TEST(ScheduleSize, StaysBoundedForHugeCalls) {
+TEST(ScheduleSize, IsBoundedForHugeCalls) {
   for (const std::string& text : known_algorithms(false)) {
     const OpKind kind = parse_op_kind(text.substr(0, text.find('=')));
     const std::string name = text.substr(text.find('=') + 1);
@@ -216,7 +216,7 @@ TEST(ScheduleSize, StaysBoundedForHugeCalls) {
   }
 }
 
-TEST(ScheduleChoice, IsAcceptedAndTheSameOnAllRanks) {
+TEST(ScheduleChoice, IsValidAndEqualOnAllRanks) {
   for (std::size_t kind = 0; kind < kOpKinds; ++kind) {
     const auto op = static_cast<OpKind>(kind);
     if (op == OpKind::send || op == OpKind::recv) continue;
@@ -240,7 +240,7 @@ TEST(ScheduleChoice, IsAcceptedAndTheSameOnAllRanks) {
   }
 }
 
-TEST(ScheduleChoice, PartsOfAnyLengthAreCarried) {
+TEST(ScheduleChoice, SupportsPartsOfAnyLength) {
   for (const OpKind kind :
        {OpKind::all_gather, OpKind::reduce_scatter, OpKind::gather, OpKind::scatter, OpKind::all_to_all})
     for (const int ranks : {1, 2, 4, 9, 16})

@@ -32,7 +32,7 @@ std::vector<std::size_t> counts(OpKind kind, int ranks) {
   return {0, 1, n - 1, n + 1, 100 * n + 3};
 }
 
-TEST(Schedules, EveryAlgorithmGivesTheReference) {
+TEST(Schedules, EveryAlgorithmEqualsReference) {
   Mixer mixer;
   for (const Named& algorithm : algorithms(false))
     for (const int ranks : kRanks)
@@ -51,7 +51,7 @@ TEST(Schedules, EveryAlgorithmGivesTheReference) {
           }
 }
 
-TEST(Schedules, OrderedSumsAreTheTreesToTheBit) {
+TEST(Schedules, DeterministicSumsAreBitwiseEqualToTree) {
   Mixer mixer;
   int verified = 0;
   for (const Named& algorithm : algorithms(false)) {
@@ -76,7 +76,7 @@ TEST(Schedules, OrderedSumsAreTheTreesToTheBit) {
   EXPECT_GT(verified, 1000);
 }
 
-TEST(Schedules, PartsOfAnyLength) {
+TEST(Schedules, SupportPartsOfAnyLength) {
   int refused = 0;
   for (const Named& algorithm : algorithms(false)) {
     if (!has_equal_parts(algorithm.kind) || algorithm.kind == OpKind::barrier) continue;
@@ -104,7 +104,7 @@ TEST(Schedules, PartsOfAnyLength) {
 }
 
 /// Large enough for more segments than buffers, so that buffers are reused.
-TEST(Schedules, LargeDataGoesInSegments) {
+TEST(Schedules, SplitLargeDataIntoSegments) {
   for (const Named& algorithm : algorithms(false)) {
     if (algorithm.kind == OpKind::barrier) continue;
     for (const int ranks : {2, 3, 4}) {
@@ -122,7 +122,7 @@ TEST(Schedules, LargeDataGoesInSegments) {
   }
 }
 
-TEST(Schedules, NobodyLeavesABarrierEarly) {
+TEST(Schedules, BarrierHoldsAllRanks) {
   for (const Named& algorithm : algorithms(false)) {
     if (algorithm.kind != OpKind::barrier) continue;
     for (const int ranks : kRanks) {
@@ -132,7 +132,7 @@ TEST(Schedules, NobodyLeavesABarrierEarly) {
   }
 }
 
-TEST(Schedules, RefusalsSayWhatElseToDo) {
+TEST(Schedules, ErrorsStateRemedy) {
   const CollectiveSpec sum{.kind = OpKind::all_reduce, .dtype = DType::bf16, .ranks = 4, .count = 8};
   EXPECT_THAT(refusal(sum, "best"), ::testing::HasSubstr("known: direct"));
   for (const Named& algorithm : algorithms(false)) {

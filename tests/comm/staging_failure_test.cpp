@@ -11,7 +11,7 @@ namespace {
 
 class StagingFailure : public testing::TestWithParam<const char*> {};
 
-TEST_P(StagingFailure, AStreamThatIsNeverThereIsATimeoutAndNobodyHangs) {
+TEST_P(StagingFailure, StalledStreamIsTimeoutWithoutHang) {
   const auto device = lazy_device();
   run_staged(GetParam(), 3, device, [&](Communicator& comm) {
     const auto stream = device->make_stream();
@@ -35,7 +35,7 @@ TEST_P(StagingFailure, AStreamThatIsNeverThereIsATimeoutAndNobodyHangs) {
   });
 }
 
-TEST_P(StagingFailure, AFailureReleasesStreamsAndNothingIsWrittenAfterIt) {
+TEST_P(StagingFailure, FailureReleasesStreamsAndWritesNothing) {
   const auto device = lazy_device();
   std::atomic<int> failed{0};
   run_staged(GetParam(), 3, device, [&](Communicator& comm) {
@@ -67,7 +67,7 @@ TEST_P(StagingFailure, AFailureReleasesStreamsAndNothingIsWrittenAfterIt) {
   });
 }
 
-TEST_P(StagingFailure, AbortReachesWhatIsInFlightAndQueued) {
+TEST_P(StagingFailure, AbortReachesOperationsInFlightAndQueued) {
   const auto device = lazy_device();
   std::latch ready(2);  // not a barrier of comm: the abort may overtake its end on the other rank
   run_staged(GetParam(), 2, device, [&](Communicator& comm) {
@@ -91,7 +91,7 @@ TEST_P(StagingFailure, AbortReachesWhatIsInFlightAndQueued) {
   });
 }
 
-TEST_P(StagingFailure, AnExceptionOnOneRankEndsTheOthers) {
+TEST_P(StagingFailure, ExceptionOnOneRankFailsOthers) {
   const auto device = lazy_device();
   EXPECT_THROW(run_staged(GetParam(), 3, device,
                           [&](Communicator& comm) {

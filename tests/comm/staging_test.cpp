@@ -12,7 +12,7 @@ class Staging : public testing::TestWithParam<const char*> {};
 
 class StagedConformance : public testing::TestWithParam<std::tuple<const char*, OpKind, int>> {};
 
-TEST_P(StagedConformance, EqualsTheSerialReferenceToTheBit) {
+TEST_P(StagedConformance, IsBitwiseEqualToSerialReference) {
   const auto& [backend, kind, ranks] = GetParam();
   const auto device = lazy_device();
   std::vector<conformance::Case> cases = conformance::cases_for(kind, false, 7);
@@ -32,7 +32,7 @@ INSTANTIATE_TEST_SUITE_P(All, StagedConformance,
                                   std::to_string(std::get<2>(which.param));
                          });
 
-TEST_P(Staging, MemoryOfTheHostBehavesAsBefore) {
+TEST_P(Staging, HostMemoryNeedsNoStaging) {
   const auto device = lazy_device();
   run_staged(GetParam(), 3, device, [](Communicator& comm) {
     for (const conformance::Behaviour& behaviour : conformance::behaviours())
@@ -63,14 +63,14 @@ std::vector<float> fill_reduce_double(Communicator& comm, DeviceRuntime& device,
   return y.read();
 }
 
-TEST_P(Staging, AnOperationComesAfterItsStreamAndTheStreamAfterIt) {
+TEST_P(Staging, OperationsAreOrderedWithStreams) {
   const auto device = lazy_device();
   run_staged(GetParam(), 3, device, [&](Communicator& comm) {
     EXPECT_EQ(fill_reduce_double(comm, *device, true, true), std::vector<float>(5000, 12));
   });
 }
 
-TEST_P(Staging, AForgottenDependencyShows) {
+TEST_P(Staging, DetectsMissingDependency) {
   const auto device = lazy_device();
   run_staged(GetParam(), 3, device, [&](Communicator& comm) {
     // Nothing made the stream run before the copy read the memory.
@@ -92,7 +92,7 @@ TEST_P(Staging, AForgottenDependencyShows) {
   });
 }
 
-TEST_P(Staging, TellingAStreamToWaitDoesNotMakeTheHostWait) {
+TEST_P(Staging, StreamWaitDoesNotBlockHost) {
   const auto device = lazy_device();
   std::promise<void> told;
   run_staged(GetParam(), 2, device, [&](Communicator& comm) {
@@ -116,7 +116,7 @@ TEST_P(Staging, TellingAStreamToWaitDoesNotMakeTheHostWait) {
 
 /// Each operation of one communicator waits for a stream that waits for an operation of the other: work on the copy
 /// streams must not block its own dependencies.
-TEST_P(Staging, OperationsThatDependOnEachOtherInCircles) {
+TEST_P(Staging, CrossDependentOperationsComplete) {
   const auto device = lazy_device();
   run_staged(GetParam(), 2, device, [&](Communicator& world) {
     const auto a = world.split(0, world.rank());
@@ -139,7 +139,7 @@ TEST_P(Staging, OperationsThatDependOnEachOtherInCircles) {
   });
 }
 
-TEST_P(Staging, MessagesOverASplitInBothDirectionsAndOutOfOrder) {
+TEST_P(Staging, SupportsMessagesOverSplitOutOfOrder) {
   const auto device = lazy_device();
   run_staged(GetParam(), 2, device, [&](Communicator& world) {
     const auto stream = device->make_stream();
@@ -165,7 +165,7 @@ TEST_P(Staging, MessagesOverASplitInBothDirectionsAndOutOfOrder) {
   });
 }
 
-TEST_P(Staging, PartsOfDifferentLengths) {
+TEST_P(Staging, SupportsPartsOfDifferentLengths) {
   const auto device = lazy_device();
   run_staged(GetParam(), 3, device, [&](Communicator& comm) {
     const auto stream = device->make_stream();
@@ -195,7 +195,7 @@ TEST_P(Staging, PartsOfDifferentLengths) {
   });
 }
 
-TEST_P(Staging, ChunksCountAsOneCallAndTheSameBytes) {
+TEST_P(Staging, ChunksCountAsOneCall) {
   const auto device = lazy_device();
   std::vector<TrafficStats> meters[2];
   for (const bool small : {false, true}) {
@@ -223,7 +223,7 @@ TEST_P(Staging, ChunksCountAsOneCallAndTheSameBytes) {
 }
 
 /// Pinning memory takes longer than an operation.
-TEST_P(Staging, PinsNothingAnewForOperationsLikeEarlierOnes) {
+TEST_P(Staging, RepeatedOperationsPinNoMemory) {
   const auto device = lazy_device();
   run_staged(GetParam(), 2, device, [&](Communicator& comm) {
     const auto stream = device->make_stream();
@@ -239,7 +239,7 @@ TEST_P(Staging, PinsNothingAnewForOperationsLikeEarlierOnes) {
   });
 }
 
-TEST_P(Staging, MemoryIsTheDevicesAndBooked) {
+TEST_P(Staging, MemoryIsPinnedAndTracked) {
   const auto device = lazy_device();
   run_staged(GetParam(), 2, device, [&](Communicator& comm) {
     const auto live = [&] { return comm.memory_tracker()->snapshot().now_of(MemoryCategory::parameter); };
@@ -266,7 +266,7 @@ TEST_P(Staging, MemoryIsTheDevicesAndBooked) {
 INSTANTIATE_TEST_SUITE_P(All, Staging, testing::ValuesIn(kWays),
                          [](const auto& which) { return std::string(which.param); });
 
-TEST(StagingConfig, WithoutADeviceItsMemoryIsRefused) {
+TEST(StagingConfig, RejectsDeviceMemoryWithoutDevice) {
   const auto device = lazy_device();
   float* const data = static_cast<float*>(device->allocate(64));
   const View there{data, 8, DType::f32, device->device()};

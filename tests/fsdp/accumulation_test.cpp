@@ -2,30 +2,26 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/fsdp/training_specs.h"
 #include "tests/harness/guarded_device.h"
-#include "tests/harness/training.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using base::DType;
 using base::MemoryCategory;
-using harness::engine_for;
 using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
-using harness::TrainingSpec;
 using testing::HasSubstr;
 
 constexpr int kMicrobatches = 3;
 
-TrainingSpec spec_for(const std::string& strategy, int ranks, Accumulation accumulation, const std::string& mesh = "") {
-  TrainingSpec spec;
-  spec.ranks = ranks;
+TrainingSpec accumulating(const std::string& strategy, int ranks, Accumulation accumulation,
+                          const std::string& mesh = "") {
+  TrainingSpec spec = base_spec(strategy, ranks, {.mesh = mesh});
   spec.microbatches = kMicrobatches;
   spec.global_batch = kMicrobatches * ranks;
-  spec.model.layers = 3;
-  spec.engine = engine_for(strategy, mesh);
   spec.engine.strategy = with_accumulation(spec.engine.strategy, accumulation);
   spec.engine.measure_norm = true;
   return spec;
@@ -43,21 +39,21 @@ void set_precision(TrainingSpec& spec, const Precise& precision) {
 
 constexpr Precise kPrecisions[] = {{}, {DType::bf16, DType::f32}, {DType::bf16, {}}};
 
-class Accumulated : public testing::TestWithParam<std::tuple<Accumulation, int>> {};
-INSTANTIATE_TEST_SUITE_P(Ways, Accumulated,
+class AccumulationModes : public testing::TestWithParam<std::tuple<Accumulation, int>> {};
+INSTANTIATE_TEST_SUITE_P(Ways, AccumulationModes,
                          testing::Combine(testing::Values(Accumulation::every, Accumulation::last),
                                           testing::Values(1, 2, 3, 4)));
 
-TEST_P(Accumulated, EveryStrategyGivesTheSameBits) {
+TEST_P(AccumulationModes, StrategiesAreBitwiseEqual) {
   const auto [way, ranks] = GetParam();
   for (const Precise& precision : kPrecisions) {
-    TrainingSpec spec = spec_for("ddp", ranks, way);
+    TrainingSpec spec = accumulating("ddp", ranks, way);
     set_precision(spec, precision);
     const TrainingRecord ddp = train(spec);
     for (const char* name : {"zero1", "zero2", "fsdp", "shard_grad_op", "hsdp"}) {
       const bool two_stages = std::string(name) == "hsdp";
       if (two_stages && (ranks % 2 != 0 || (precision.compute != DType::f32 && !precision.reduce))) continue;
-      spec = spec_for(name, ranks, way);
+      spec = accumulating(name, ranks, way);
       set_precision(spec, precision);
       spec.lazy_streams = true;
       spec.engine.poison = true;
@@ -66,8 +62,8 @@ TEST_P(Accumulated, EveryStrategyGivesTheSameBits) {
   }
 }
 
-TEST(Accumulation, KeepingUnitsGatheredChangesNoBits) {
-  TrainingSpec spec = spec_for("fsdp", 2, Accumulation::last);
+TEST(Accumulation, KeepingUnitsUnshardedIsBitwiseEqual) {
+  TrainingSpec spec = accumulating("fsdp", 2, Accumulation::last);
   const TrainingRecord base = train(spec);
   spec.engine.reshard_after_backward = false;
   spec.engine.poison = true;
@@ -75,9 +71,9 @@ TEST(Accumulation, KeepingUnitsGatheredChangesNoBits) {
 }
 
 /// The reference is one backward over as many sequences, with an optimizer that reveals a wrong scale.
-TEST(Accumulation, EqualsOneLargeBatchToRounding) {
+TEST(Accumulation, EqualsOneLargeBatchUpToRounding) {
   for (const Accumulation way : {Accumulation::every, Accumulation::last, Accumulation::scatter}) {
-    TrainingSpec spec = spec_for("hsdp", 4, way, "2x2");
+    TrainingSpec spec = accumulating("hsdp", 4, way, "2x2");
     spec.engine.optimizer.kind = nn::OptimizerConfig::Kind::sgd;
     spec.lr = 0.1;
     spec.steps = 6;
@@ -93,8 +89,8 @@ TEST(Accumulation, EqualsOneLargeBatchToRounding) {
 }
 
 /// Negative control: a step without its first microbatch is not equal.
-TEST(Accumulation, ALostMicrobatchIsSeen) {
-  TrainingSpec spec = spec_for("fsdp", 2, Accumulation::every);
+TEST(Accumulation, DetectsLostMicrobatch) {
+  TrainingSpec spec = accumulating("fsdp", 2, Accumulation::every);
   const TrainingRecord right = train(spec);
   spec.after_backward = [](int, int, Engine&, nn::CausalModel& model) {
     EXPECT_FALSE(model.parameters()[0]->gradient().bound());
@@ -141,14 +137,14 @@ void expect_formulas(const TrainingSpec& spec) {
   }
 }
 
-TEST_P(AccumulationCost, CallsBytesAndPeaksEqualTheFormula) {
+TEST_P(AccumulationCost, CallsBytesAndPeaksEqualFormula) {
   for (const Accumulation way : {Accumulation::every, Accumulation::last, Accumulation::scatter})
     for (const std::optional<bool> reshard : {std::optional<bool>(), std::optional(true), std::optional(false)})
       for (const bool after_backward : {true, false}) {
         SCOPED_TRACE(testing::Message() << "way " << static_cast<int>(way) << " reshard "
                                         << (reshard ? (*reshard ? "true" : "false") : "default") << " after backward "
                                         << after_backward);
-        TrainingSpec spec = spec_for(GetParam().strategy, GetParam().ranks, way, GetParam().mesh);
+        TrainingSpec spec = accumulating(GetParam().strategy, GetParam().ranks, way, GetParam().mesh);
         spec.steps = 2;
         spec.engine.reshard_after_forward = reshard;
         spec.engine.reshard_after_backward = after_backward;
@@ -160,18 +156,18 @@ TEST_P(AccumulationCost, CallsBytesAndPeaksEqualTheFormula) {
 }
 
 /// Negative control: one microbatch more than in the formula is detected.
-TEST(Accumulation, OneMoreMicrobatchCostsMore) {
-  const TrainingSpec spec = spec_for("fsdp", 2, Accumulation::every);
+TEST(Accumulation, DetectsAdditionalMicrobatch) {
+  const TrainingSpec spec = accumulating("fsdp", 2, Accumulation::every);
   const TrainingRecord record = train(spec);
   const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {},
                                              {.microbatches = kMicrobatches - 1});
   EXPECT_NE(harness::bytes_per_step(record.later_by_rank[0], spec.steps - 1), formula.bytes);
 }
 
-TEST(Accumulation, ReducesWhenTheScheduleSays) {
+TEST(Accumulation, ReducesInConfiguredMicrobatches) {
   using base::TraceEventKind;
   const auto reductions = [](Accumulation way) {
-    TrainingSpec spec = spec_for("hsdp", 4, way, "2x2");
+    TrainingSpec spec = accumulating("hsdp", 4, way, "2x2");
     const TrainingRecord record = train(spec);
     return std::count_if(record.last_events.begin(), record.last_events.end(),
                          [](const base::TraceEvent& event) { return event.kind == TraceEventKind::reduce_issue; });
@@ -184,11 +180,11 @@ TEST(Accumulation, ReducesWhenTheScheduleSays) {
 
 // --- CPU offload
 
-TEST(Accumulation, WithOffloadGivesTheSameBits) {
+TEST(Accumulation, CpuOffloadIsBitwiseEqual) {
   for (const Accumulation way : {Accumulation::every, Accumulation::last, Accumulation::scatter})
     for (const char* name : {"zero2", "fsdp", "hsdp"})
       for (const Precise& precision : {Precise{}, Precise{DType::bf16, DType::f32}}) {
-        TrainingSpec spec = spec_for(name, std::string(name) == "hsdp" ? 4 : 2, way);
+        TrainingSpec spec = accumulating(name, std::string(name) == "hsdp" ? 4 : 2, way);
         spec.model.layers = 1;
         spec.microbatches = 2;
         spec.steps = 2;
@@ -204,7 +200,7 @@ TEST(Accumulation, WithOffloadGivesTheSameBits) {
 // --- order
 
 void expect_refused(const std::function<void(Engine&, nn::CausalModel&)>& first, const std::string& what) {
-  TrainingSpec spec = spec_for("fsdp", 2, Accumulation::every);
+  TrainingSpec spec = accumulating("fsdp", 2, Accumulation::every);
   spec.steps = 1;
   spec.after_step = [&](int, int, Engine& engine, nn::CausalModel& model) {
     try {
@@ -219,7 +215,7 @@ void expect_refused(const std::function<void(Engine&, nn::CausalModel&)>& first,
 }
 
 void one_backward(nn::CausalModel& model, int rank) {
-  const TrainingSpec spec = spec_for("fsdp", 2, Accumulation::every);
+  const TrainingSpec spec = accumulating("fsdp", 2, Accumulation::every);
   const auto batch = harness::make_batch(model.context(), spec, 0, rank);
   nn::Tape tape;
   nn::Tensor loss;
@@ -230,7 +226,7 @@ void one_backward(nn::CausalModel& model, int rank) {
   tape.backward(loss);
 }
 
-TEST(Accumulation, CallsOutOfOrderAreNamed) {
+TEST(Accumulation, RejectsCallsOutOfOrder) {
   expect_refused([](Engine& engine, nn::CausalModel&) { engine.step(1e-3); },
                  "step: no backward of the whole model came before");
   expect_refused(
@@ -249,24 +245,10 @@ TEST(Accumulation, CallsOutOfOrderAreNamed) {
       "backward: this step's gradients are complete");
 }
 
-/// A reset drops the gradients of a failed microbatch together with the step's earlier ones.
-TEST(Accumulation, AResetBetweenMicrobatchesLeavesNothing) {
-  for (const Accumulation way : {Accumulation::every, Accumulation::last}) {
-    TrainingSpec spec = spec_for("fsdp", 2, way);
-    const TrainingRecord undisturbed = train(spec);
-    spec.after_step = [&](int rank, int, Engine& engine, nn::CausalModel& model) {
-      engine.set_is_last_backward(false);
-      one_backward(model, rank);
-      engine.abort_step();
-    };
-    EXPECT_TRUE(same_bits(undisturbed, train(spec)));
-  }
-}
-
-TEST(Accumulation, AScheduleThatCantBeIsRefused) {
+TEST(Accumulation, RejectsImpossibleModes) {
   Strategy odd = strategy_named("hsdp");
   odd.sync[kShardAxis].when = Sync::When::step;  // and replicas every microbatch
-  TrainingSpec spec = spec_for("hsdp", 4, Accumulation::every, "2x2");
+  TrainingSpec spec = accumulating("hsdp", 4, Accumulation::every, "2x2");
   spec.engine.strategy = odd;
   try {
     train(spec);

@@ -5,29 +5,22 @@
 #include <gtest/gtest.h>
 
 #include "tessera/nn/models/gpt2.h"
-#include "tests/harness/training.h"
+#include "tests/fsdp/training_specs.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using base::MemoryCategory;
 using base::TraceEventKind;
-using harness::engine_for;
 using harness::train;
 using harness::TrainingRecord;
-using harness::TrainingSpec;
 using testing::ElementsAre;
 
 using Which = std::function<bool(const nn::Module&)>;
 
-TrainingSpec spec_for(const std::string& strategy, int ranks) {
-  TrainingSpec spec;
-  spec.ranks = ranks;
-  spec.global_batch = 2 * ranks;
-  spec.model.layers = 3;
+TrainingSpec dropout_spec(const std::string& strategy, int ranks) {
+  TrainingSpec spec = base_spec(strategy, ranks, {.clip_norm = 0.5});
   spec.model.residual_dropout = spec.model.embedding_dropout = spec.model.attention_dropout = 0.1;
-  spec.engine = engine_for(strategy);
-  spec.engine.clip_norm = 0.5;
   return spec;
 }
 
@@ -60,13 +53,13 @@ std::uint64_t activation_peak(const TrainingRecord& record) {
   return record.memory_trackers.at(0).peak_of(MemoryCategory::activation);
 }
 
-class Checkpointed : public testing::TestWithParam<std::tuple<const char*, int>> {};
+class ActivationCheckpointing : public testing::TestWithParam<std::tuple<const char*, int>> {};
 
-TEST_P(Checkpointed, TrainingHasTheBitsAndTheTrafficOfARunWithout) {
+TEST_P(ActivationCheckpointing, BitsAndTrafficEqualRunWithout) {
   const auto& [strategy, ranks] = GetParam();
   for (const char* model : {"gpt-nano", "llama-nano"}) {
     for (const base::DType dtype : {base::DType::f32, base::DType::bf16}) {
-      TrainingSpec spec = spec_for(strategy, ranks);
+      TrainingSpec spec = dropout_spec(strategy, ranks);
       if (spec.engine.strategy.two_axes && ranks == 3) spec.engine.mesh = parse_mesh("1x3");
       if (std::string(model) != "gpt-nano") spec.model = nn::preset(model);
       spec.dtype = dtype;
@@ -88,7 +81,7 @@ TEST_P(Checkpointed, TrainingHasTheBitsAndTheTrafficOfARunWithout) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Strategies, Checkpointed,
+INSTANTIATE_TEST_SUITE_P(Strategies, ActivationCheckpointing,
                          testing::Combine(testing::Values("ddp", "zero1", "zero2", "fsdp", "hsdp", "shard_grad_op"),
                                           testing::Values(1, 2, 3, 4)),
                          [](const auto& given) {
@@ -111,7 +104,7 @@ std::int64_t further_gathers(const TrainingSpec& with, const TrainingSpec& witho
   return calls(a) - calls(b);
 }
 
-TEST(CheckpointedUnits, EachButTheLastInsideARegionIsGatheredOnceMore) {
+TEST(CheckpointedUnits, UnitsInsideRegionsGatherOnceMoreExceptLast) {
   const Which blocks, root = [](const nn::Module&m) { return m.path().empty(); };
   const Which mlps = [](const nn::Module& m) { return m.path().ends_with(".mlp"); };
   const Which all = [](const nn::Module&) { return true; };
@@ -128,7 +121,7 @@ TEST(CheckpointedUnits, EachButTheLastInsideARegionIsGatheredOnceMore) {
                         Case{"block;h.1.mlp", root, 3},                        // h.0, h.1 and h.1.mlp
                         Case{"h.0;h.1+ln_f", root, 1}}) {
     for (const int prefetch : {0, 1, 3}) {
-      TrainingSpec spec = spec_for("fsdp", 2);
+      TrainingSpec spec = dropout_spec("fsdp", 2);
       spec.engine.wrap = c.wrap;
       spec.engine.prefetch = prefetch;
       spec.engine.poison = true;
@@ -140,8 +133,8 @@ TEST(CheckpointedUnits, EachButTheLastInsideARegionIsGatheredOnceMore) {
 
 /// A unit gathers in two stages, over groups and inside one. Only the second stage is repeated: the secondary shard
 /// stays until backward, also when the unit is recomputed.
-TEST(CheckpointedUnits, GatherAmongNeighboursWhereThatIsWhatForwardLeft) {
-  TrainingSpec spec = spec_for("fsdp", 4);
+TEST(CheckpointedUnits, RecomputeGathersFromSecondaryShards) {
+  TrainingSpec spec = dropout_spec("fsdp", 4);
   spec.engine.reshard_group_size = 2;
   spec.engine.poison = true;
   EXPECT_EQ(further_gathers(checkpointed(spec), spec, "blocks"), 0);
@@ -151,7 +144,7 @@ TEST(CheckpointedUnits, GatherAmongNeighboursWhereThatIsWhatForwardLeft) {
 enum class Kind : std::uint8_t {
   plain,
   checkpointed,
-  careless  ///< recomputes with other dropout masks than forward
+  with_other_masks  ///< recomputes with other dropout masks than forward
 };
 
 /// A model with checkpointed regions of its own: two blocks in one, a block used twice, and a tied head in another.
@@ -196,7 +189,7 @@ class Regions : public nn::CausalModel {
 };
 
 TrainingSpec regions(const char* strategy, Kind kind) {
-  TrainingSpec spec = spec_for(strategy, 2);
+  TrainingSpec spec = dropout_spec(strategy, 2);
   spec.engine.poison = true;
   spec.make_model = [config = spec.model, kind](nn::Context& context) {
     return std::make_unique<Regions>(context, config, kind);
@@ -204,7 +197,7 @@ TrainingSpec regions(const char* strategy, Kind kind) {
   return spec;
 }
 
-TEST(CheckpointedUnits, MayBeUsedSeveralTimesAndTied) {
+TEST(CheckpointedUnits, SupportReusedAndTiedModules) {
   for (const char* strategy : {"ddp", "zero2", "shard_grad_op"})
     EXPECT_EQ(further_gathers(regions(strategy, Kind::checkpointed), regions(strategy, Kind::plain), strategy), 0)
         << strategy;
@@ -219,20 +212,17 @@ TEST(CheckpointedUnits, MayBeUsedSeveralTimesAndTied) {
 }
 
 /// Negative control of all bitwise comparisons.
-TEST(CheckpointedUnits, WouldShowOtherMasks) {
-  EXPECT_NE(train(regions("fsdp", Kind::careless)).norms, train(regions("fsdp", Kind::plain)).norms);
+TEST(CheckpointedUnits, DetectsDifferentDropoutMasks) {
+  EXPECT_NE(train(regions("fsdp", Kind::with_other_masks)).norms, train(regions("fsdp", Kind::plain)).norms);
 }
 
-TEST(CheckpointedUnits, ShowTheRecomputeAsAForwardInsideTheBackward) {
+TEST(CheckpointedUnits, TraceRecomputeAsForwardInsideBackward) {
   const auto order = [](const TrainingSpec& spec) {
-    std::vector<std::string> out;
-    for (const auto& event : train(spec).last_events)
-      if (event.kind == TraceEventKind::unshard_issue || event.kind == TraceEventKind::forward ||
-          event.kind == TraceEventKind::backward || event.kind == TraceEventKind::reshard)
-        out.push_back(std::string(base::name_of(event.kind)) + " " + event.unit);
-    return std::vector(std::find(out.begin(), out.end(), "backward root"), out.end());
+    const auto names = event_names(train(spec).last_events, {TraceEventKind::unshard_issue, TraceEventKind::forward,
+                                                             TraceEventKind::backward, TraceEventKind::reshard});
+    return std::vector(std::find(names.begin(), names.end(), "backward root"), names.end());
   };
-  const TrainingSpec spec = spec_for("fsdp", 2);
+  const TrainingSpec spec = dropout_spec("fsdp", 2);
   EXPECT_THAT(order(checkpointed(spec)),
               ElementsAre("backward root", "unshard_issue h.1", "backward h.2", "forward h.2", "reshard h.2",  //
                           "unshard_issue h.0", "backward h.1", "forward h.1", "reshard h.1",                   //
@@ -252,10 +242,10 @@ std::uint64_t block_input(const TrainingSpec& spec) {
          static_cast<std::uint64_t>(spec.model.width) * base::size_of(spec.dtype);
 }
 
-TEST(CheckpointedMemory, IsThatOfOneBlockAndTheInputsOfTheOthers) {
+TEST(CheckpointedMemory, EqualsOneBlockAndInputsOfOthers) {
   for (const char* strategy : {"ddp", "fsdp"}) {
     for (const char* model : {"gpt-nano", "llama-nano"}) {
-      TrainingSpec spec = spec_for(strategy, 2);
+      TrainingSpec spec = dropout_spec(strategy, 2);
       spec.lazy_streams = false;  // a host that runs ahead keeps more memory live
       spec.model = nn::preset(model);
       spec.seq_len = 32;
@@ -271,44 +261,11 @@ TEST(CheckpointedMemory, IsThatOfOneBlockAndTheInputsOfTheOthers) {
   }
 }
 
-// --- recovery
-
-/// A backward that throws after every unit was recomputed.
-void fail_in_recompute(const TrainingSpec& spec, int rank, nn::CausalModel& model) {
-  struct Thrown {};
-  nn::Context& context = model.context();
-  const auto batch = harness::make_batch(context, spec, 0, rank);
-  nn::Tape tape;
-  nn::Tensor loss;
-  int calls = 0;
-  {
-    const nn::TapeScope recording(context, &tape);
-    loss = nn::run_checkpointed(context, [&] {
-      const nn::Tensor result = model.loss(batch.tokens, batch.targets);
-      if (++calls == 2) throw Thrown{};
-      return result;
-    });
-  }
-  EXPECT_THROW(tape.backward(loss), Thrown);
-}
-
-TEST(CheckpointedRecovery, AnExceptionInARecomputeLeavesTheEngineUsable) {
-  for (const char* strategy : {"ddp", "zero1", "fsdp"}) {
-    const TrainingSpec spec = spec_for(strategy, 2);
-    TrainingSpec disturbed = checkpointed(spec);
-    disturbed.before_training = [&](Engine& engine, comm::Communicator& control) {
-      fail_in_recompute(spec, control.rank(), dynamic_cast<nn::CausalModel&>(engine.model()));
-      engine.abort_step();
-    };
-    expect_same_bits(train(disturbed), train(spec), strategy);
-  }
-}
-
 // --- devices
 
-TEST(CheckpointedDevices, TheHostTouchesAndWaitsForNothing) {
+TEST(CheckpointedDevices, HostNeitherAccessesNorWaits) {
   for (const int ranks : {1, 2}) {
-    TrainingSpec spec = checkpointed(spec_for("fsdp", ranks));
+    TrainingSpec spec = checkpointed(dropout_spec("fsdp", ranks));
     spec.steps = 4;
     spec.engine.poison = true;
     const TrainingRecord host = train(spec);

@@ -10,14 +10,13 @@
 #include <mutex>
 #include <thread>
 
-#include "tests/fsdp/checkpoints.h"
+#include "tests/fsdp/checkpoint_support.h"
 #include "tests/harness/guarded_device.h"
 #include "tests/nn/temporary_folder.h"
 
 namespace tessera::fsdp {
 namespace {
 
-using harness::engine_for;
 using harness::train;
 using harness::TrainingRecord;
 using nn::test::error_of;
@@ -37,7 +36,7 @@ class CheckpointResharding : public testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Backends, CheckpointResharding, testing::Values("shm", "tcp"),
                          [](const auto& test) { return test.param; });
 
-TEST_P(CheckpointResharding, P12_AnyWorldAndStrategyToAnyOther) {
+TEST_P(CheckpointResharding, P12_RestoresOnAnyWorldAndStrategy) {
   const std::vector<std::string> strategies = {"ddp", "zero1", "zero2", "fsdp", "shard_grad_op", "hsdp"};
   const std::vector<std::string> wraps = {"block", "none", "size:20000"};
   std::size_t turn = 0;
@@ -48,13 +47,13 @@ TEST_P(CheckpointResharding, P12_AnyWorldAndStrategyToAnyOther) {
       const std::string& name = strategies[turn++ % strategies.size()];
       return name == "hsdp" && ranks % 2 != 0 ? std::string("fsdp") : name;
     };
-    TrainingSpec writes = over(spec_for(pick(from), from));
+    TrainingSpec writes = over(checkpoint_spec(pick(from), from));
     writes.engine.wrap = wraps[turn % wraps.size()];
     train(saving(writes, folder.path(), 1, &saved));
     ASSERT_EQ(saved.values.size(), 3u * 28);  // parameters, and two optimizer states of each
     EXPECT_EQ(saved.elements, 3 * 120576);    // each element once
     for (const int to : {1, 2, 3, 4, 5, 8}) {
-      TrainingSpec reads = over(spec_for(pick(to), to, 0));
+      TrainingSpec reads = over(checkpoint_spec(pick(to), to, 0));
       reads.engine.wrap = wraps[turn % wraps.size()];
       WholeState found;
       reads = resuming(reads, folder.path(), 0);
@@ -70,11 +69,11 @@ TEST_P(CheckpointResharding, P12_AnyWorldAndStrategyToAnyOther) {
   }
 }
 
-TEST_P(CheckpointResharding, P12_AResumedRunIsTheOneThatNeverStopped) {
+TEST_P(CheckpointResharding, P12_ResumedRunEqualsUninterrupted) {
   for (const char* name : {"ddp", "zero1", "zero2", "fsdp", "hsdp", "shard_grad_op"})
     for (const base::DType dtype : {base::DType::f32, base::DType::bf16}) {
       const TemporaryFolder folder;
-      TrainingSpec spec = over(spec_for(name, 4, 4));
+      TrainingSpec spec = over(checkpoint_spec(name, 4, 4));
       spec.dtype = dtype;
       const TrainingRecord whole = train(saving(spec, folder.path(), 1));
       const TrainingRecord resumed = train(resuming(spec, folder.path(), 2));
@@ -86,11 +85,11 @@ TEST_P(CheckpointResharding, P12_AResumedRunIsTheOneThatNeverStopped) {
 }
 
 /// On a device whose streams run late, with shards on the device or offloaded to the CPU; and from there to a CPU run.
-TEST(Checkpoints, OfADeviceAndOfShardsWithTheHost) {
+TEST(Checkpoints, MoveBetweenDeviceOffloadAndCpu) {
   for (const bool offload : {false, true})
     for (const base::DType dtype : {base::DType::f32, base::DType::bf16}) {
       const TemporaryFolder folder;
-      TrainingSpec spec = spec_for("fsdp", 2, 4);
+      TrainingSpec spec = checkpoint_spec("fsdp", 2, 4);
       spec.dtype = dtype;
       const TrainingRecord on_host = train(spec);
       spec.runtime = harness::make_guarded_device({.lazy = true});
@@ -99,15 +98,15 @@ TEST(Checkpoints, OfADeviceAndOfShardsWithTheHost) {
       const TrainingRecord whole = train(saving(spec, folder.path(), 1));
       EXPECT_EQ(whole.parameters, on_host.parameters);
       EXPECT_EQ(train(resuming(spec, folder.path(), 2)).parameters, whole.parameters) << offload;
-      TrainingSpec elsewhere = spec_for("zero1", 2, 4);
+      TrainingSpec elsewhere = checkpoint_spec("zero1", 2, 4);
       elsewhere.dtype = dtype;
       EXPECT_EQ(train(resuming(elsewhere, folder.path(), 2)).parameters, whole.parameters) << offload;
     }
 }
 
-TEST(Checkpoints, TheStateIsThatOfTheSaveThoughTrainingGoesOn) {
+TEST(Checkpoints, AsynchronousSaveKeepsStateOfItsStep) {
   const TemporaryFolder folder;
-  TrainingSpec spec = spec_for("fsdp", 2, 6);
+  TrainingSpec spec = checkpoint_spec("fsdp", 2, 6);
   WholeState at_save, at_end;
   std::map<int, std::unique_ptr<CheckpointWriter>> writers;
   std::mutex mutex;
@@ -145,11 +144,11 @@ TEST(Checkpoints, TheStateIsThatOfTheSaveThoughTrainingGoesOn) {
 }
 
 /// A save waits for work of the step that is still in flight.
-TEST(Checkpoints, AreOfStepsThatHaveRun) {
+TEST(Checkpoints, SaveWaitsForStepInFlight) {
   std::vector<std::map<std::string, std::vector<float>>> saved;
   for (const bool lazy : {false, true}) {
     const TemporaryFolder folder;
-    TrainingSpec spec = spec_for("zero2", 2, 4);
+    TrainingSpec spec = checkpoint_spec("zero2", 2, 4);
     spec.lazy_streams = lazy;
     train(saving(spec, folder.path(), 2));
     Checkpoint checkpoint(folder.path());
@@ -165,9 +164,9 @@ TEST(Checkpoints, AreOfStepsThatHaveRun) {
   EXPECT_EQ(saved[0], saved[1]);
 }
 
-TEST(Checkpoints, ARankReadsLittleMoreThanItNeeds) {
+TEST(Checkpoints, RankReadsLittleMoreThanItsShard) {
   const TemporaryFolder folder;
-  TrainingSpec writes = spec_for("fsdp", 3, 1);
+  TrainingSpec writes = checkpoint_spec("fsdp", 3, 1);
   writes.model = nn::preset("gpt-mini");
   writes.global_batch = 12;
   train(saving(writes, folder.path(), 0));
@@ -190,10 +189,10 @@ TEST(Checkpoints, ARankReadsLittleMoreThanItNeeds) {
   train(reads);
 }
 
-TEST(Checkpoints, OnlyTheLastKStayAndASaveOfTheSameStepReplaces) {
+TEST(Checkpoints, KeepsLastKAndReplacesSameStep) {
   const TemporaryFolder folder;
   folder.write("latest.tmp-1-0", "left by a run that was killed");
-  TrainingSpec spec = spec_for("zero2", 2, 4);
+  TrainingSpec spec = checkpoint_spec("zero2", 2, 4);
   spec.between_steps = [&](int step, Engine& engine, comm::HostCollectives& control) {
     CheckpointWriter writer(engine, control, {.folder = folder.path(), .keep_last = 2});
     writer.save({{"time", "first"}});
@@ -212,9 +211,9 @@ TEST(Checkpoints, OnlyTheLastKStayAndASaveOfTheSameStepReplaces) {
   EXPECT_EQ(name, "step-00000004");
 }
 
-TEST(Checkpoints, KeepsTheLastFiniteOne) {
+TEST(Checkpoints, KeepsLastFiniteCheckpoint) {
   const TemporaryFolder folder;
-  TrainingSpec spec = spec_for("fsdp", 2, 5);
+  TrainingSpec spec = checkpoint_spec("fsdp", 2, 5);
   spec.between_steps = [&](int step, Engine& engine, comm::HostCollectives& control) {
     if (step == 3 && control.rank() == 1)  // one value of one rank
       engine.state().for_each_shard([&](const ShardRange& own) {
@@ -236,7 +235,7 @@ TEST(Checkpoints, KeepsTheLastFiniteOne) {
   EXPECT_FALSE(Checkpoint(folder.path()).finite());
 }
 
-TEST(Checkpoints, AreReadWhileOlderOnesAreRemoved) {
+TEST(Checkpoints, ReadsWhileOlderCheckpointsAreRemoved) {
   const TemporaryFolder folder;
   std::atomic<bool> begun = false, over = false;
   std::atomic<int> opened = 0;
@@ -248,7 +247,7 @@ TEST(Checkpoints, AreReadWhileOlderOnesAreRemoved) {
       ++opened;
     }
   });
-  TrainingSpec spec = spec_for("fsdp", 2, 60);
+  TrainingSpec spec = checkpoint_spec("fsdp", 2, 60);
   spec.between_steps = [&](int, Engine& engine, comm::HostCollectives& control) {
     CheckpointWriter writer(engine, control, {.folder = folder.path(), .keep_last = 1, .asynchronous = false});
     writer.save({});
@@ -263,9 +262,9 @@ TEST(Checkpoints, AreReadWhileOlderOnesAreRemoved) {
   EXPECT_THROW(Checkpoint{folder.path()}, InvalidUsage);
 }
 
-TEST(Checkpoints, AFolderIsOneRuns) {
+TEST(Checkpoints, DirectoryBelongsToOneRun) {
   const TemporaryFolder folder;
-  TrainingSpec spec = spec_for("fsdp", 2, 1);
+  TrainingSpec spec = checkpoint_spec("fsdp", 2, 1);
   spec.between_steps = [&](int, Engine& engine, comm::HostCollectives& control) {
     const int rank = control.rank();
     const CheckpointOptions options{.folder = folder.path()};
@@ -290,10 +289,10 @@ TEST(Checkpoints, AFolderIsOneRuns) {
   train(spec);
 }
 
-TEST(Checkpoints, AFailedSaveThrowsOnEveryRankAndTrainingGoesOn) {
+TEST(Checkpoints, FailedSaveThrowsOnAllRanksAndTrainingContinues) {
   const TemporaryFolder folder;
   fs::create_directory(folder.path("step-00000001.partial"));
-  TrainingSpec spec = spec_for("fsdp", 3, 2);
+  TrainingSpec spec = checkpoint_spec("fsdp", 3, 2);
   std::map<int, std::string> errors;
   std::mutex mutex;
   spec.between_steps = [&](int step, Engine& engine, comm::HostCollectives& control) {
@@ -305,7 +304,7 @@ TEST(Checkpoints, AFailedSaveThrowsOnEveryRankAndTrainingGoesOn) {
     const std::lock_guard lock(mutex);
     errors[control.rank()] = error;
   };
-  EXPECT_EQ(train(spec).losses, train(spec_for("fsdp", 3, 2)).losses);
+  EXPECT_EQ(train(spec).losses, train(checkpoint_spec("fsdp", 3, 2)).losses);
   ASSERT_EQ(errors.size(), 3u);
   for (const auto& [rank, error] : errors)
     EXPECT_THAT(error, HasSubstr("checkpoint of step 1 is not written: rank 0: ")) << rank;

@@ -33,7 +33,7 @@ struct Way {
 
 class EngineDevices : public testing::TestWithParam<Way> {};
 
-TEST_P(EngineDevices, TheHostTouchesNothingOfAnotherDevice) {
+TEST_P(EngineDevices, HostAccessesNoDeviceMemory) {
   const auto& [strategy, ranks, ipc] = GetParam();
   const auto device = harness::make_guarded_device({.lazy = ranks > 1});
   const TrainingRecord guarded = train_on(strategy, ranks, device, ipc);
@@ -79,7 +79,7 @@ std::vector<harness::HostWaits> waits_of(TrainingSpec spec) {
 
 class HostWaiting : public testing::TestWithParam<std::tuple<const char*, int>> {};
 
-TEST_P(HostWaiting, AStepMakesTheHostWaitForNothing) {
+TEST_P(HostWaiting, StepNeverMakesHostWait) {
   const auto& [strategy, ranks] = GetParam();
   TrainingSpec spec;
   spec.ranks = ranks;
@@ -102,13 +102,13 @@ INSTANTIATE_TEST_SUITE_P(Strategies, HostWaiting,
                          });
 
 /// Negative control: one wait in each step, by each rank.
-TEST(HostWaits, ADeliberateOneIsCounted) {
+TEST(HostWaits, DetectsDeliberateWait) {
   TrainingSpec spec;
   spec.after_backward = [](int, int, Engine&, nn::CausalModel&) {};  // makes the harness wait for the backward
   for (const harness::HostWaits& step : waits_of(spec)) EXPECT_EQ(step, (harness::HostWaits{.events = 1}));
 }
 
-TEST(HostWaits, AreWaitsForEventsCopiesOfUnpinnedMemoryAndMemoryItself) {
+TEST(HostWaits, CountEventsUnpinnedCopiesAndAllocations) {
   const auto device = harness::make_guarded_device({.lazy = true});
   const auto stream = device->make_stream();
   const auto counted = [&](const std::function<void()>& work) {

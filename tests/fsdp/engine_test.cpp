@@ -1,4 +1,4 @@
-// Order of events, lifetime of buffers, and recovery: the behavior of the engine, not its numbers.
+// Lifetime of buffers, options and clipping: the behavior of the engine, not its numbers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,94 +6,16 @@
 #include <cstring>
 
 #include "tessera/fsdp/lease.h"
-#include "tests/harness/training.h"
+#include "tests/fsdp/training_specs.h"
 
 namespace tessera::fsdp {
 namespace {
 
-using base::TraceEvent;
-using base::TraceEventKind;
-using harness::engine_for;
 using harness::make_batch;
 using harness::train;
 using harness::TrainingRecord;
-using harness::TrainingSpec;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-TrainingSpec spec_for(const std::string& strategy, int ranks = 2) {
-  TrainingSpec spec;
-  spec.ranks = ranks;
-  spec.global_batch = 2 * ranks;
-  spec.model.layers = 3;
-  spec.engine = engine_for(strategy);
-  return spec;
-}
-
-/// "forward h.0", ... of the given kinds, in the order of their begin.
-std::vector<std::string> order(const std::vector<TraceEvent>& events, std::initializer_list<TraceEventKind> kinds) {
-  std::vector<std::string> out;
-  for (const TraceEvent& event : events)
-    if (std::find(kinds.begin(), kinds.end(), event.kind) != kinds.end())
-      out.push_back(std::string(base::name_of(event.kind)) + " " + event.unit);
-  return out;
-}
-
-TEST(EventOrder, FsdpGathersOneUnitAheadBothWays) {
-  const TrainingRecord record = train(spec_for("fsdp"));
-  EXPECT_THAT(
-      order(record.last_events, {TraceEventKind::unshard_issue, TraceEventKind::forward, TraceEventKind::backward}),
-      ElementsAre("unshard_issue root", "unshard_issue h.0", "forward root",  //
-                  "unshard_issue h.1", "forward h.0",                         //
-                  "unshard_issue h.2", "forward h.1",                         //
-                  "forward h.2",                                              // the last unit stays unsharded
-                  "backward root", "unshard_issue h.1", "backward h.2",       //
-                  "unshard_issue h.0", "backward h.1", "backward h.0"));
-}
-
-TEST(EventOrder, WithoutPrefetchEachGatherIsIssuedWhenItIsNeeded) {
-  TrainingSpec spec = spec_for("fsdp");
-  spec.engine.prefetch = 0;
-  const TrainingRecord record = train(spec);
-  EXPECT_THAT(
-      order(record.last_events, {TraceEventKind::unshard_issue, TraceEventKind::forward, TraceEventKind::backward}),
-      ElementsAre("unshard_issue root", "forward root", "unshard_issue h.0", "forward h.0", "unshard_issue h.1",
-                  "forward h.1", "unshard_issue h.2", "forward h.2", "backward root", "backward h.2",
-                  "unshard_issue h.1", "backward h.1", "unshard_issue h.0", "backward h.0"));
-}
-
-TEST(EventOrder, GradientsAreReducedUnitByUnitAndWaitedForOneUnitLater) {
-  const TrainingRecord record = train(spec_for("fsdp"));
-  EXPECT_THAT(order(record.last_events, {TraceEventKind::reduce_issue, TraceEventKind::reduce_wait,
-                                         TraceEventKind::reshard, TraceEventKind::optimizer_step}),
-              ElementsAre("reshard h.0", "reshard h.1",                            // forward
-                          "reshard h.2", "reduce_issue h.2",                       //
-                          "reshard h.1", "reduce_issue h.1", "reduce_wait h.2",    //
-                          "reshard h.0", "reduce_issue h.0", "reduce_wait h.1",    //
-                          "reshard root", "reduce_issue root", "reduce_wait h.0",  //
-                          "reduce_wait root", "optimizer_step root", "optimizer_step h.0", "optimizer_step h.1",
-                          "optimizer_step h.2"));
-}
-
-TEST(EventOrder, DdpGathersNothingAndZeroGathersAfterTheStep) {
-  EXPECT_THAT(order(train(spec_for("ddp")).last_events, {TraceEventKind::unshard_issue, TraceEventKind::reshard}),
-              ElementsAre());
-  EXPECT_THAT(
-      order(train(spec_for("zero1")).last_events, {TraceEventKind::unshard_issue, TraceEventKind::optimizer_step}),
-      ElementsAre("optimizer_step root", "unshard_issue root", "optimizer_step h.0", "unshard_issue h.0",
-                  "optimizer_step h.1", "unshard_issue h.1", "optimizer_step h.2", "unshard_issue h.2"));
-}
-
-TEST(EventOrder, EventsCarryBytesAndTimesThatNest) {
-  const TrainingRecord record = train(spec_for("fsdp"));
-  for (const TraceEvent& event : record.last_events) {
-    EXPECT_LE(event.start_ns, event.end_ns);
-    EXPECT_GT(event.bytes, 0u);
-    EXPECT_EQ(event.rank, 0);
-  }
-}
-
-// --- buffers
 
 /// One rank's engine in a world of threads, for tests that inspect a step.
 void with_engine(const TrainingSpec& spec,
@@ -116,20 +38,8 @@ nn::Tensor parameter_named(nn::Module& model, const std::string& name) {
   throw std::runtime_error("no parameter " + name);
 }
 
-double forward_backward(nn::Context& context, nn::CausalModel& model, const TrainingSpec& spec, int step, int rank) {
-  const auto batch = make_batch(context, spec, step, rank);
-  nn::Tape tape;
-  nn::Tensor loss;
-  {
-    const nn::TapeScope recording(context, &tape);
-    loss = model.loss(batch.tokens, batch.targets);
-  }
-  tape.backward(loss);
-  return loss.item();
-}
-
-TEST(ParameterLeases, AReshardedParameterSaysWhoseItIs) {
-  const TrainingSpec spec = spec_for("fsdp");
+TEST(ParameterLeases, ErrorNamesUnitOfReshardedParameter) {
+  const TrainingSpec spec = base_spec("fsdp");
   with_engine(spec, [&](nn::Context&, nn::CausalModel& model, Engine&, comm::Communicator&) {
     const nn::Tensor tensor = parameter_named(model, "h.1.mlp.c_fc.weight");
     try {
@@ -144,7 +54,7 @@ TEST(ParameterLeases, AReshardedParameterSaysWhoseItIs) {
 
 /// Keeps a pointer into a unit's buffer after its reshard, as a bug would, and reads through it.
 float read_after_release(bool poison) {
-  TrainingSpec spec = spec_for("fsdp");
+  TrainingSpec spec = base_spec("fsdp");
   spec.engine.poison = poison;
   float seen = 0;
   with_engine(spec, [&](nn::Context&, nn::CausalModel& model, Engine& engine, comm::Communicator& world) {
@@ -159,22 +69,22 @@ float read_after_release(bool poison) {
   return seen;
 }
 
-TEST(ParameterLeases, ReadingAReleasedOneGivesNaNWherePoisoned) {
+TEST(ParameterLeases, PoisonedReleasedMemoryReadsAsNaN) {
   EXPECT_TRUE(std::isnan(read_after_release(true)));
   EXPECT_FALSE(std::isnan(read_after_release(false)));  // the control: without poison the stale value looks valid
 }
 
-TEST(ParameterLeases, PoisonChangesNoResult) {
+TEST(ParameterLeases, PoisonIsBitwiseEqual) {
   for (const char* name : {"zero2", "fsdp"}) {
-    TrainingSpec spec = spec_for(name);
+    TrainingSpec spec = base_spec(name);
     const TrainingRecord plain = train(spec);
     spec.engine.poison = true;
     EXPECT_EQ(train(spec).losses, plain.losses) << name;
   }
 }
 
-TEST(ParameterLeases, AForwardWithoutATapeLeavesEverythingSharded) {
-  const TrainingSpec spec = spec_for("fsdp");
+TEST(ParameterLeases, ForwardWithoutTapeReshardsAllUnits) {
+  const TrainingSpec spec = base_spec("fsdp");
   with_engine(spec, [&](nn::Context& context, nn::CausalModel& model, Engine&, comm::Communicator& world) {
     const auto batch = make_batch(context, spec, 0, world.rank());
     EXPECT_GT(model.loss(batch.tokens, batch.targets).item(), 0.0);
@@ -183,16 +93,16 @@ TEST(ParameterLeases, AForwardWithoutATapeLeavesEverythingSharded) {
   });
 }
 
-TEST(ParameterLeases, AllLeasesAreBackAfterAStep) {
+TEST(ParameterLeases, StepReleasesAllLeases) {
   for (const char* name : {"zero2", "fsdp", "shard_grad_op"}) {
-    const TrainingSpec spec = spec_for(name);
+    const TrainingSpec spec = base_spec(name);
     for (const auto& memory_tracker : train(spec).memory_trackers) {
       EXPECT_EQ(memory_tracker.now_of(base::MemoryCategory::unsharded_gradient), 0u) << name;
     }
   }
 }
 
-TEST(Leases, ReturnTwiceIsRefusedAndReuseWaitsForTheEvent) {
+TEST(Leases, RejectDoubleReleaseAndReuseAfterEvent) {
   base::MemoryTracker memory_tracker;
   nn::Context context;
   LeasePool pool(memory_tracker, base::MemoryCategory::unsharded_parameter,
@@ -214,7 +124,7 @@ TEST(Leases, ReturnTwiceIsRefusedAndReuseWaitsForTheEvent) {
   EXPECT_EQ(memory_tracker.snapshot().now_of(base::MemoryCategory::unsharded_parameter), 0u);
 }
 
-TEST(Leases, PoisonComesAfterTheLastTenantAndBeforeTheNext) {
+TEST(Leases, PoisonBetweenTwoUsers) {
   base::MemoryTracker memory_tracker;
   nn::Context context;
   const auto filler = base::make_lazy_stream();
@@ -242,55 +152,11 @@ TEST(Leases, PoisonComesAfterTheLastTenantAndBeforeTheNext) {
   second.release(base::Event());
 }
 
-// --- state
+// --- options
 
-/// A token outside the vocabulary: the embedding rejects it after the root was gathered and the first block's gather
-/// was submitted.
-void fail_in_forward(nn::Context& context, nn::CausalModel& model, const TrainingSpec& spec, int step, int rank) {
-  const auto batch = make_batch(context, spec, step, rank);
-  batch.tokens.data<std::int32_t>()[0] = 1 << 20;
-  nn::Tape tape;
-  const nn::TapeScope recording(context, &tape);
-  EXPECT_THROW(model.loss(batch.tokens, batch.targets), base::InvalidUsage);
-}
-
-/// Throws where backward begins, with the units that forward kept still unsharded.
-void fail_in_backward(nn::Context& context, nn::CausalModel& model, const TrainingSpec& spec, int step, int rank) {
-  struct Thrown {};
-  const auto batch = make_batch(context, spec, step, rank);
-  nn::Tape tape;
-  const nn::TapeScope recording(context, &tape);
-  const nn::Tensor loss = model.loss(batch.tokens, batch.targets);
-  tape.record("throws", loss, [] { throw Thrown{}; });
-  EXPECT_THROW(tape.backward(loss), Thrown);
-}
-
-TEST(Recovery, AnExceptionInForwardOrBackwardLeavesTheEngineUsable) {
-  for (const char* name : {"ddp", "zero1", "fsdp"}) {
-    const TrainingSpec spec = spec_for(name);
-    std::vector<double> undisturbed(2), disturbed(2);
-    for (const bool disturb : {false, true}) {
-      with_engine(spec, [&](nn::Context& context, nn::CausalModel& model, Engine& engine, comm::Communicator& world) {
-        for (int step = 0; step < 2; ++step) {
-          if (disturb) {
-            fail_in_forward(context, model, spec, step, world.rank());
-            engine.abort_step();
-            fail_in_backward(context, model, spec, step, world.rank());
-            engine.abort_step();
-          }
-          const double loss = forward_backward(context, model, spec, step, world.rank());
-          engine.step(1e-2);
-          if (world.rank() == 0) (disturb ? disturbed : undisturbed)[static_cast<std::size_t>(step)] = loss;
-        }
-      });
-    }
-    EXPECT_EQ(undisturbed, disturbed) << name;
-  }
-}
-
-TEST(Options, WhatMakesNoSenseIsRefused) {
+TEST(Options, RejectInvalidValues) {
   const auto refuses = [](const std::function<void(EngineOptions&)>& spoil) {
-    TrainingSpec spec = spec_for("fsdp");
+    TrainingSpec spec = base_spec("fsdp");
     spoil(spec.engine);
     EXPECT_THROW(train(spec), base::InvalidUsage);
   };
@@ -303,8 +169,8 @@ TEST(Options, WhatMakesNoSenseIsRefused) {
   refuses([](EngineOptions& o) { o.optimizer.beta1 = 1.5; });
 }
 
-TEST(Clipping, ScalesToTheNormThatWasAskedFor) {
-  TrainingSpec spec = spec_for("fsdp", 3);
+TEST(Clipping, ScalesToConfiguredNorm) {
+  TrainingSpec spec = base_spec("fsdp", 3);
   spec.engine.optimizer.kind = nn::OptimizerConfig::Kind::sgd;
   spec.steps = 1;
   spec.engine.measure_norm = true;

@@ -1,41 +1,37 @@
-// All strategies train bitwise equally; negative controls show that the comparison detects a difference.
+// All strategies, and all valid combinations of sharded state and mesh axes, train bitwise equally; negative controls
+// show that the comparison detects a difference.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
 
-#include "tests/fsdp/odd_model.h"
-#include "tests/harness/training.h"
+#include "tests/fsdp/models.h"
 
 namespace tessera::fsdp {
 namespace {
 
-using harness::engine_for;
 using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
-using harness::TrainingSpec;
 
-TrainingSpec spec_for(const std::string& strategy, int ranks) {
-  TrainingSpec spec;
-  spec.ranks = ranks;
-  spec.global_batch = 60 / 12 * ranks;
-  spec.engine = engine_for(strategy);
+TrainingSpec equality_spec(const std::string& strategy, int ranks) {
+  TrainingSpec spec = base_spec(strategy, ranks, {.layers = 2});
+  spec.global_batch = 5 * ranks;
   return spec;
 }
 
 class Equality : public testing::TestWithParam<int> {};
 
-TEST_P(Equality, OneAxisStrategiesEndWithTheSameBits) {
-  const TrainingRecord ddp = train(spec_for("ddp", GetParam()));
+TEST_P(Equality, OneAxisStrategiesAreBitwiseEqual) {
+  const TrainingRecord ddp = train(equality_spec("ddp", GetParam()));
   for (const char* name : {"zero1", "zero2", "fsdp", "shard_grad_op"})
-    EXPECT_TRUE(same_bits(ddp, train(spec_for(name, GetParam())))) << name;
+    EXPECT_TRUE(same_bits(ddp, train(equality_spec(name, GetParam())))) << name;
 }
 
-TEST_P(Equality, AlsoWithOddSizesClippingAndSmallUnits) {
-  TrainingSpec base = spec_for("ddp", GetParam());
-  base.model = odd_model();
+TEST_P(Equality, HoldsWithUnevenSizesClippingAndSmallUnits) {
+  TrainingSpec base = equality_spec("ddp", GetParam());
+  base.model = uneven_model();
   base.seq_len = 17;
   base.engine.clip_norm = 0.5;
   base.engine.wrap = "size:30";  // norms become units of their own: fewer elements than 8 x world
@@ -53,17 +49,17 @@ TEST_P(Equality, AlsoWithOddSizesClippingAndSmallUnits) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Equality, testing::Values(1, 2, 3, 4, 5));
 
-TEST(EqualityAcross, HsdpEqualsFsdpWhereReplicasAreAPowerOfTwo) {
+TEST(EqualityAcross, HsdpEqualsFsdpForPowerOfTwoReplicas) {
   for (const auto& [ranks, mesh] :
        {std::pair(4, "2x2"), std::pair(4, "4x1"), std::pair(4, "1x4"), std::pair(6, "2x3")}) {
-    TrainingSpec spec = spec_for("hsdp", ranks);
+    TrainingSpec spec = equality_spec("hsdp", ranks);
     spec.engine = engine_for("hsdp", mesh);
-    EXPECT_TRUE(same_bits(train(spec_for("fsdp", ranks)), train(spec))) << mesh;
+    EXPECT_TRUE(same_bits(train(equality_spec("fsdp", ranks)), train(spec))) << mesh;
   }
 }
 
-TEST(EqualityAcross, LlamaToo) {
-  TrainingSpec spec = spec_for("ddp", 3);
+TEST(EqualityAcross, HoldsForLlama) {
+  TrainingSpec spec = equality_spec("ddp", 3);
   spec.model = nn::preset("llama-nano");
   const TrainingRecord ddp = train(spec);
   for (const char* name : {"zero1", "zero2", "fsdp"}) {
@@ -72,35 +68,35 @@ TEST(EqualityAcross, LlamaToo) {
   }
 }
 
-TEST(EqualityAcross, ThreadsPrefetchAndWrappingOfTheSameKindChangeNothing) {
-  const TrainingRecord base = train(spec_for("fsdp", 2));
-  TrainingSpec spec = spec_for("fsdp", 2);
+TEST(EqualityAcross, ThreadsPrefetchAndWrappingChangeNoBit) {
+  const TrainingRecord base = train(equality_spec("fsdp", 2));
+  TrainingSpec spec = equality_spec("fsdp", 2);
   spec.threads = 2;
   EXPECT_TRUE(same_bits(base, train(spec))) << "threads";
   for (const int prefetch : {0, 2, 100}) {
-    spec = spec_for("fsdp", 2);
+    spec = equality_spec("fsdp", 2);
     spec.engine.prefetch = prefetch;
     EXPECT_TRUE(same_bits(base, train(spec))) << "prefetch " << prefetch;
   }
   for (const bool reshard : {false, true}) {
-    spec = spec_for("fsdp", 2);
+    spec = equality_spec("fsdp", 2);
     spec.engine.reshard_after_forward = reshard;
     EXPECT_TRUE(same_bits(base, train(spec))) << "reshard " << reshard;
   }
   for (const char* wrap : {"none", "block;wpe", "h.0.attn;h.1+ln_f"}) {
-    spec = spec_for("fsdp", 2);
+    spec = equality_spec("fsdp", 2);
     spec.engine.wrap = wrap;
     EXPECT_TRUE(same_bits(base, train(spec))) << wrap;
   }
 }
 
-TEST(EqualityAcross, OptimizersToo) {
+TEST(EqualityAcross, HoldsForEveryOptimizer) {
   using Kind = nn::OptimizerConfig::Kind;
   const nn::OptimizerConfig configs[] = {{.kind = Kind::sgd, .weight_decay = 0.1, .momentum = 0.9, .nesterov = true},
                                          {.kind = Kind::adam, .weight_decay = 0.1, .amsgrad = true},
                                          {.kind = Kind::sgd}};
   for (const nn::OptimizerConfig& config : configs) {
-    TrainingSpec spec = spec_for("ddp", 3);
+    TrainingSpec spec = equality_spec("ddp", 3);
     spec.engine.optimizer = config;
     const TrainingRecord ddp = train(spec);
     spec.engine.strategy = strategy_named("fsdp");
@@ -109,8 +105,8 @@ TEST(EqualityAcross, OptimizersToo) {
 }
 
 /// Negative control: the comparison detects one flipped bit, and a different seed.
-TEST(EqualityAcross, OneFlippedBitIsSeen) {
-  const TrainingRecord base = train(spec_for("ddp", 2));
+TEST(EqualityAcross, DetectsFlippedBit) {
+  const TrainingRecord base = train(equality_spec("ddp", 2));
   TrainingRecord flipped = base;
   auto& values = flipped.parameters.begin()->second;
   std::uint32_t bits;
@@ -118,15 +114,15 @@ TEST(EqualityAcross, OneFlippedBitIsSeen) {
   bits ^= 1;
   std::memcpy(&values[values.size() / 2], &bits, 4);
   EXPECT_FALSE(same_bits(base, flipped));
-  TrainingSpec seeded = spec_for("ddp", 2);
+  TrainingSpec seeded = equality_spec("ddp", 2);
   seeded.seed = 1;
   EXPECT_FALSE(same_bits(base, train(seeded)));
 }
 
 /// A strategy with a wrong divisor must not pass as equal: AdamW hides a wrong scale, so SGD is used.
-TEST(EqualityAcross, OneRankAndFourSeeTheSameGradients) {
+TEST(EqualityAcross, GradientsOfOneRankEqualThoseOfFour) {
   for (const auto kind : {nn::OptimizerConfig::Kind::sgd, nn::OptimizerConfig::Kind::adamw}) {
-    TrainingSpec spec = spec_for("fsdp", 1);
+    TrainingSpec spec = equality_spec("fsdp", 1);
     spec.global_batch = 12;
     spec.steps = 20;
     spec.drains = true;  // the norms of all steps
@@ -145,9 +141,9 @@ TEST(EqualityAcross, OneRankAndFourSeeTheSameGradients) {
 
 /// Streams that run their work as late as possible, only when something waits for it, give the same bits: no dependency
 /// is missing.
-TEST(LazyStreams, GiveTheSameBits) {
+TEST(LazyStreams, AreBitwiseEqual) {
   for (const char* name : {"ddp", "zero1", "zero2", "fsdp"}) {
-    TrainingSpec spec = spec_for(name, 2);
+    TrainingSpec spec = equality_spec(name, 2);
     spec.engine.clip_norm = 1.0;
     const TrainingRecord eager = train(spec);
     spec.lazy_streams = true;
@@ -168,8 +164,8 @@ class Hasty final : public CollectivePlugin {
 };
 
 /// Negative control of the test above: a missing dependency is detected.
-TEST(LazyStreams, ShowAForgottenDependency) {
-  TrainingSpec spec = spec_for("zero2", 2);
+TEST(LazyStreams, DetectMissingDependency) {
+  TrainingSpec spec = equality_spec("zero2", 2);
   spec.lazy_streams = true;
   const TrainingRecord right = train(spec);
   spec.engine.collectives.add(comm::OpKind::reduce_scatter, "hasty", [] { return std::make_unique<Hasty>(); });
@@ -178,6 +174,109 @@ TEST(LazyStreams, ShowAForgottenDependency) {
 }
 
 #endif
+
+// --- every combination of sharded state and mesh axes
+
+/// How much an axis shards: each kind of state may be sharded only if the next one is.
+enum Depth { nothing, optimizer, gradient, at_rest, after_forward };
+
+Strategy unit_strategy(Depth replicate, Depth shard) {
+  Strategy s{.name = "own"};
+  for (const auto& [axis, depth] : {std::pair(kReplicateAxis, replicate), std::pair(kShardAxis, shard)}) {
+    if (depth >= optimizer) s.optimizer.insert(axis);
+    if (depth >= gradient) s.gradient.insert(axis);
+    if (depth >= at_rest) s.param_at_rest.insert(axis);
+    if (depth >= after_forward) s.param_after_forward.insert(axis);
+  }
+  return s;
+}
+
+TrainingSpec combination_spec(const Strategy& strategy) {
+  TrainingSpec spec = base_spec("fsdp", 4, {.layers = 2, .mesh = "2x2"});
+  spec.lazy_streams = true;
+  spec.engine.strategy = strategy;
+  spec.engine.poison = true;
+  return spec;
+}
+
+class Combinations : public testing::TestWithParam<std::tuple<int, int>> {
+ protected:
+  Strategy strategy_ =
+      unit_strategy(static_cast<Depth>(std::get<0>(GetParam())), static_cast<Depth>(std::get<1>(GetParam())));
+};
+INSTANTIATE_TEST_SUITE_P(All, Combinations, testing::Combine(testing::Range(0, 5), testing::Range(0, 5)));
+
+TEST_P(Combinations, TrainOrAreRejectedWithReason) {
+  const auto [replicate, shard] = GetParam();
+  const TrainingSpec spec = combination_spec(strategy_);
+  if (replicate > shard && shard != nothing && replicate > optimizer) {  // replicas are the outer axis
+    EXPECT_THROW(validate(strategy_, *spec.engine.mesh), base::Unsupported);
+    EXPECT_THROW(train(spec), base::Unsupported);
+    return;
+  }
+  EXPECT_NO_THROW(validate(strategy_, *spec.engine.mesh));
+  const TrainingRecord own = train(spec);
+  const TrainingRecord fsdp = train(combination_spec(unit_strategy(nothing, after_forward)));
+  // Sums follow one binary tree where shards are added before replicas; gradients are reduce-scattered before they are
+  // all-reduced.
+  if (replicate == nothing || shard != nothing) {
+    EXPECT_TRUE(same_bits(own, fsdp));
+  } else {
+    for (std::size_t step = 0; step < own.losses.size(); ++step) EXPECT_NEAR(own.losses[step], fsdp.losses[step], 1e-4);
+  }
+  const CommunicationFormula formula = communication_formula(own.strategy, own.mesh, own.unit_sizes);
+  EXPECT_EQ(harness::calls_per_step(own.all_later, spec.steps - 1), formula.calls);
+  EXPECT_EQ(harness::bytes_per_step(own.all_later, spec.steps - 1), formula.bytes);
+}
+
+/// Gathers into a leased buffer and copies to the output only when the work is waited on.
+class Late final : public CollectivePlugin {
+ public:
+  void prepare(const CollectiveSetup& setup) override {
+    context_ = &setup.context;
+    buffers_ = &setup.buffers;
+  }
+  WorkChain run(const CollectiveCall& call) override {
+    WorkChain works;
+    std::vector<std::pair<comm::View, std::shared_ptr<Lease>>> come;
+    for (const FlatTransfer& t : call.transfers) {
+      const auto room = std::make_shared<Lease>(
+          buffers_->acquire(t.out.bytes(), std::string(call.options.label), *call.options.after));
+      works.add(call.channel.all_gather(t.in, {room->data(), t.out.count, t.out.dtype, t.out.device}, call.options));
+      come.emplace_back(t.out, room);
+    }
+    works.then([this, come](Stream& stream) {
+      for (const auto& [out, room] : come) {
+        context_->runtime().copy(stream, base::CopyDirection::device_to_device, out.data, room->data(), out.bytes());
+        room->release(stream.record());
+      }
+      return WorkChain();
+    });
+    return works;
+  }
+
+ private:
+  nn::Context* context_ = nullptr;
+  LeasePool* buffers_ = nullptr;
+};
+
+TEST_P(Combinations, GatherAxesInOrder) {
+  const auto [replicate, shard] = GetParam();
+  if (replicate > shard && shard != nothing && replicate > optimizer) return;  // rejected, see above
+  TrainingSpec spec = combination_spec(strategy_);
+  const TrainingRecord plain = train(spec);
+  spec.engine.collectives.add(comm::OpKind::all_gather, "late", [] { return std::make_unique<Late>(); });
+  spec.engine.strategy.all_gather = "late";
+  EXPECT_TRUE(same_bits(plain, train(spec)));
+}
+
+/// Negative control: one more sharded kind of state transfers other bytes.
+TEST(Combinations, DetectsBytesOfOtherCombination) {
+  const TrainingRecord own = train(combination_spec(unit_strategy(optimizer, after_forward)));
+  const CommunicationFormula other =
+      communication_formula(unit_strategy(nothing, after_forward), own.mesh, own.unit_sizes);
+  EXPECT_NE(harness::bytes_per_step(own.all_later, 2), other.bytes);
+}
 
 }  // namespace
 }  // namespace tessera::fsdp

@@ -59,7 +59,7 @@ std::vector<std::string> parameters(const UnitSpec& unit) {
   return out;
 }
 
-TEST(Wrap, BlocksBecomeUnitsAndTheRootTakesTheRest) {
+TEST(Wrap, BlocksAreUnitsAndRootHasRest) {
   nn::Context context;
   Model model(context);
   const auto units = make_units(model, "block");
@@ -69,7 +69,7 @@ TEST(Wrap, BlocksBecomeUnitsAndTheRootTakesTheRest) {
   EXPECT_TRUE(units[0].is_root);
 }
 
-TEST(Wrap, NoneIsOneUnitWithEveryParameterOnce) {
+TEST(Wrap, NoneMakesOneUnitWithAllParameters) {
   nn::Context context;
   Model model(context);
   const auto units = make_units(model, "none");
@@ -77,7 +77,7 @@ TEST(Wrap, NoneIsOneUnitWithEveryParameterOnce) {
   EXPECT_EQ(units[0].parameters.size(), model.parameters().size());
 }
 
-TEST(Wrap, SizeCountsOnlyWhatNoInnerUnitHas) {
+TEST(Wrap, SizeExcludesInnerUnits) {
   nn::Context context;
   Model model(context);
   EXPECT_THAT(names(make_units(model, "size:35")),
@@ -86,7 +86,7 @@ TEST(Wrap, SizeCountsOnlyWhatNoInnerUnitHas) {
   EXPECT_THAT(names(make_units(model, "size:1000")), ElementsAre("root"));
 }
 
-TEST(Wrap, ByTypeOfModule) {
+TEST(Wrap, ByModuleType) {
   nn::Context context;
   Model model(context);
   EXPECT_EQ(type_name(model.h0), "Block");
@@ -102,7 +102,7 @@ TEST(Wrap, ByTypeOfModule) {
   }
 }
 
-TEST(Wrap, ByTheProgramsOwnChoice) {
+TEST(Wrap, ByProgramPolicy) {
   nn::Context context;
   Model model(context);
   const auto units =
@@ -111,7 +111,7 @@ TEST(Wrap, ByTheProgramsOwnChoice) {
   EXPECT_THAT(parameters(units[0]), ElementsAre("wte.weight", "h.0.norm.weight", "ln_f.weight"));
 }
 
-TEST(Wrap, WhatIsIgnoredIsInNoUnit) {
+TEST(Wrap, IgnoredParametersAreInNoUnit) {
   nn::Context context;
   Model model(context);
   const auto is_norm = [](const nn::Parameter& parameter) { return parameter.shape().size() == 1; };
@@ -122,7 +122,7 @@ TEST(Wrap, WhatIsIgnoredIsInNoUnit) {
   EXPECT_THROW(make_units(model, "block", [](const nn::Parameter&) { return true; }), InvalidUsage);
 }
 
-TEST(Wrap, SaysWhatTheRootHoldsForNothing) {
+TEST(Wrap, ReportsRootOverhead) {
   nn::Context context;
   Model model(context);
   const auto units = make_units(model, "block");
@@ -133,7 +133,7 @@ TEST(Wrap, SaysWhatTheRootHoldsForNothing) {
   EXPECT_TRUE(needlessly_held(model, make_units(model, "block;ln_f")[0]).empty());
 }
 
-TEST(Wrap, AListJoinsModulesAndATiedTensorStaysWithTheRoot) {
+TEST(Wrap, ListJoinsModulesAndTiedTensorStaysInRoot) {
   nn::Context context;
   Model model(context);
   const auto units = make_units(model, "block;wte+ln_f");
@@ -143,7 +143,7 @@ TEST(Wrap, AListJoinsModulesAndATiedTensorStaysWithTheRoot) {
   EXPECT_THAT(parameters(units[1]), ElementsAre("ln_f.weight"));
 }
 
-TEST(Wrap, WhatNamesNothingIsRefused) {
+TEST(Wrap, RejectsUnknownNames) {
   nn::Context context;
   Model model(context);
   EXPECT_THROW(make_units(model, "block;nothing"), InvalidUsage);
@@ -154,7 +154,7 @@ TEST(Wrap, WhatNamesNothingIsRefused) {
   EXPECT_THROW(make_units(leaf, "block"), InvalidUsage);
 }
 
-TEST(Flat, StartsAtMultiplesOf8AndEndsAtAMultipleOf8TimesWorld) {
+TEST(FlatLayout, AlignsParametersAndPadsToWorldSize) {
   nn::Context context;
   Block block(context);
   for (const int world : {1, 2, 3, 4, 5, 7}) {
@@ -171,7 +171,7 @@ TEST(Flat, StartsAtMultiplesOf8AndEndsAtAMultipleOf8TimesWorld) {
   }
 }
 
-TEST(Flat, FrozenParametersAreLaidApart) {
+TEST(FlatLayout, SeparatesFrozenParameters) {
   nn::Context context;
   Block block(context);
   nn::Tensor frozen = block.norm.weight.tensor();
@@ -182,7 +182,7 @@ TEST(Flat, FrozenParametersAreLaidApart) {
   EXPECT_TRUE(layouts[1].trainable);
 }
 
-TEST(Flat, WithinCutsAParameterAtAShardBorder) {
+TEST(FlatLayout, WithinSplitsParameterAtShardBoundary) {
   nn::Context context;
   Block block(context);
   const FlatLayout layout = make_layouts(block.parameters(), 2)[0];  // norm 0..5, fc 8..43, padded 48
@@ -191,7 +191,7 @@ TEST(Flat, WithinCutsAParameterAtAShardBorder) {
   EXPECT_EQ(within(layout.entries[0], {24, 48}).count(), 0);
 }
 
-TEST(Strategy, AliasesAreTheSameData) {
+TEST(Strategy, AliasesAreEqual) {
   EXPECT_EQ(strategy_named("full_shard").name, "fsdp");
   EXPECT_EQ(strategy_named("no_shard").name, "ddp");
   EXPECT_EQ(strategy_named("hybrid_shard").name, "hsdp");
@@ -204,7 +204,7 @@ TEST(Strategy, AliasesAreTheSameData) {
   }
 }
 
-TEST(Strategy, PartsThatDontFitAreNamed) {
+TEST(Strategy, RejectsInconsistentAxes) {
   for (const std::string& name : strategy_names()) EXPECT_NO_THROW(validate(strategy_named(name)));
   EXPECT_THROW(validate({.name = "x", .gradient = {kShardAxis}}), InvalidUsage);
   EXPECT_THROW(validate({.name = "x", .param_at_rest = {kShardAxis}, .optimizer = {kShardAxis}}), InvalidUsage);
@@ -213,7 +213,7 @@ TEST(Strategy, PartsThatDontFitAreNamed) {
   EXPECT_THROW(validate(periodic), Unsupported);
 }
 
-TEST(Mesh, DefaultsAndSpellings) {
+TEST(Mesh, ParsesDefaultsAndSpellings) {
   const auto shape = [](const MeshShape& mesh) {
     return std::pair(mesh.size_of(kReplicateAxis), mesh.size_of(kShardAxis));
   };

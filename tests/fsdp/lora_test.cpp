@@ -6,38 +6,32 @@
 
 #include "tessera/fsdp/checkpoint.h"
 #include "tessera/nn/activation_checkpoint.h"
-#include "tests/fsdp/adapters.h"
+#include "tests/fsdp/models.h"
 #include "tests/harness/guarded_device.h"
-#include "tests/harness/training.h"
 #include "tests/nn/temporary_folder.h"
 
 namespace tessera::fsdp {
 namespace {
 
-using adapters::adapted;
-using adapters::kSlots;
-using adapters::quantized;
-using adapters::spec_for;
 using base::MemoryCategory;
 using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
-using harness::TrainingSpec;
 using nn::test::error_of;
 
 class Lora : public testing::TestWithParam<std::tuple<const char*, int>> {};
 
-TEST_P(Lora, EndWithTheSameBitsAndLeaveTheModelAsItWas) {
+TEST_P(Lora, StrategiesAreBitwiseEqualAndBaseStaysUnchanged) {
   const auto& [strategy, ranks] = GetParam();
   for (const char* model : {"gpt-nano", "llama-nano"})
     for (const base::DType dtype : {base::DType::f32, base::DType::bf16}) {
-      TrainingSpec ddp = spec_for("ddp", ranks, model), spec = spec_for(strategy, ranks, model);
+      TrainingSpec ddp = lora_spec("ddp", ranks, model), spec = lora_spec(strategy, ranks, model);
       ddp.dtype = spec.dtype = dtype;
       if (dtype != base::DType::f32) ddp.engine.reduce_dtype = spec.engine.reduce_dtype = base::DType::f32;
       spec.lazy_streams = spec.engine.poison = true;
       const TrainingRecord expected = train(ddp), record = train(spec);
       EXPECT_TRUE(same_bits(record, expected)) << model;
-      TrainingSpec untrained = spec_for(strategy, ranks, model);
+      TrainingSpec untrained = lora_spec(strategy, ranks, model);
       untrained.dtype = dtype;
       untrained.steps = 0;
       const TrainingRecord before = train(untrained);
@@ -46,16 +40,16 @@ TEST_P(Lora, EndWithTheSameBitsAndLeaveTheModelAsItWas) {
     }
 }
 
-TEST_P(Lora, CostWhatTheFormulasSay) {
+TEST_P(Lora, CostEqualsFormulas) {
   const auto& [strategy, ranks] = GetParam();
-  const TrainingSpec spec = spec_for(strategy, ranks);
+  const TrainingSpec spec = lora_spec(strategy, ranks);
   const TrainingRecord record = train(spec);
   const CommunicationFormula formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes);
   for (const EngineTraffic& rank : record.later_by_rank) {
     EXPECT_EQ(harness::calls_per_step(rank, spec.steps - 1), formula.calls);
     EXPECT_EQ(harness::bytes_per_step(rank, spec.steps - 1), formula.bytes);
   }
-  const ModelStateBytes state = model_state_formula(spec.engine.strategy, record.mesh, record.unit_sizes, kSlots);
+  const ModelStateBytes state = model_state_formula(spec.engine.strategy, record.mesh, record.unit_sizes, kAdamSlots);
   for (const auto& rank : record.model_state)
     EXPECT_THAT(rank, testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
   const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {});
@@ -74,10 +68,10 @@ INSTANTIATE_TEST_SUITE_P(Strategies, Lora,
                                   std::to_string(std::get<1>(given.param));
                          });
 
-TEST_P(Lora, OfAQuantizedModelEndAlikeAtAnEighthOfTheBytes) {
+TEST_P(Lora, QuantizedModelIsBitwiseEqualAndCostsFormulas) {
   const auto& [strategy, ranks] = GetParam();
   for (const base::DType dtype : {base::DType::f32, base::DType::bf16}) {
-    TrainingSpec ddp = quantized(spec_for("ddp", ranks)), spec = quantized(spec_for(strategy, ranks));
+    TrainingSpec ddp = quantized(lora_spec("ddp", ranks)), spec = quantized(lora_spec(strategy, ranks));
     ddp.dtype = spec.dtype = dtype;
     if (dtype != base::DType::f32) ddp.engine.reduce_dtype = spec.engine.reduce_dtype = base::DType::f32;
     spec.lazy_streams = spec.engine.poison = true;
@@ -90,7 +84,7 @@ TEST_P(Lora, OfAQuantizedModelEndAlikeAtAnEighthOfTheBytes) {
       EXPECT_EQ(harness::bytes_per_step(rank, spec.steps - 1), formula.bytes);
     }
     const ModelStateBytes state =
-        model_state_formula(spec.engine.strategy, record.mesh, record.unit_sizes, kSlots, precision);
+        model_state_formula(spec.engine.strategy, record.mesh, record.unit_sizes, kAdamSlots, precision);
     for (const auto& rank : record.model_state)
       EXPECT_THAT(rank, testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
     const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {}, precision);
@@ -101,19 +95,19 @@ TEST_P(Lora, OfAQuantizedModelEndAlikeAtAnEighthOfTheBytes) {
 }
 
 /// 4 bits per weight, 8 per 64 weights, 32 per tensor and per 16384 weights; a block of width 64 has four tensors.
-TEST(AdapterCost, OfAQuantizedBlockIsThatOfThePaper) {
-  const TrainingRecord record = train(quantized(spec_for("fsdp", 2)));
+TEST(AdapterCost, QuantizedBlockHasBytesOfPaper) {
+  const TrainingRecord record = train(quantized(lora_spec("fsdp", 2)));
   const std::int64_t weights = 12 * 64 * 64;
   EXPECT_EQ(record.unit_sizes.at(1).bytes, weights / 2 + weights / 64 + 4 * (4 + 4));
-  const TrainingRecord dense = train(spec_for("fsdp", 2));
+  const TrainingRecord dense = train(lora_spec("fsdp", 2));
   EXPECT_NE(record.losses, dense.losses) << "rounded weights are others";
   EXPECT_NEAR(record.losses[0], dense.losses[0], 0.05 * dense.losses[0]);
 }
 
 /// Negative control: the formulas of full training give other values.
-TEST(AdapterCost, IsFarFromThatOfTrainingEverything) {
+TEST(AdapterCost, DetectsCostOfFullTraining) {
   for (const char* strategy : {"ddp", "zero2", "fsdp"}) {
-    const TrainingSpec spec = spec_for(strategy, 4);
+    const TrainingSpec spec = lora_spec(strategy, 4);
     const TrainingRecord record = train(spec);
     std::vector<UnitSize> whole = record.unit_sizes;
     for (UnitSize& unit : whole) {
@@ -127,16 +121,16 @@ TEST(AdapterCost, IsFarFromThatOfTrainingEverything) {
     EXPECT_LT(20 * (cost(record.unit_sizes).reduce_scatter + cost(record.unit_sizes).all_reduce),
               cost(whole).reduce_scatter + cost(whole).all_reduce);
     const auto optimizer = [&](const std::vector<UnitSize>& units) {
-      return model_state_formula(spec.engine.strategy, record.mesh, units, kSlots).optimizer;
+      return model_state_formula(spec.engine.strategy, record.mesh, units, kAdamSlots).optimizer;
     };
     EXPECT_LT(20 * optimizer(record.unit_sizes), optimizer(whole));
   }
 }
 
-TEST(AdapterTraining, GoesOnWithCheckpointedActivationsAndMicrobatches) {
+TEST(AdapterTraining, SupportsActivationCheckpointingAndMicrobatches) {
   for (const auto& [strategy, four_bits] :
        {std::pair("ddp", false), std::pair("fsdp", false), std::pair("fsdp", true)}) {
-    TrainingSpec spec = spec_for(strategy, 2);
+    TrainingSpec spec = lora_spec(strategy, 2);
     if (four_bits) spec = quantized(spec);
     spec.global_batch = 8;
     spec.microbatches = 2;
@@ -155,9 +149,9 @@ TEST(AdapterTraining, GoesOnWithCheckpointedActivationsAndMicrobatches) {
 }
 
 /// Frozen shards are copied to the device for gathers and never copied back.
-TEST(AdapterTraining, WithShardsInTheHostsMemoryMovesWhatTheFormulaSays) {
+TEST(AdapterTraining, CpuOffloadMovesFormulaBytes) {
   for (const auto& [strategy, ranks] : {std::pair("zero2", 2), std::pair("fsdp", 1), std::pair("fsdp", 2)}) {
-    TrainingSpec spec = spec_for(strategy, ranks);
+    TrainingSpec spec = lora_spec(strategy, ranks);
     spec.engine.poison = true;
     spec.runtime = harness::make_guarded_device({.lazy = true});
     const TrainingRecord plain = train(spec);
@@ -165,15 +159,15 @@ TEST(AdapterTraining, WithShardsInTheHostsMemoryMovesWhatTheFormulaSays) {
     const TrainingRecord record = train(spec);
     EXPECT_TRUE(same_bits(record, plain)) << strategy;
     const auto steps = static_cast<std::uint64_t>(spec.steps - 1);
-    OffloadBytes formula = offload_formula(spec.engine.strategy, record.mesh, record.unit_sizes, kSlots);
+    OffloadBytes formula = offload_formula(spec.engine.strategy, record.mesh, record.unit_sizes, kAdamSlots);
     formula.to_device *= steps;
     formula.to_host *= steps;
     EXPECT_EQ(record.later_offload, formula) << strategy;
   }
 }
 
-TEST(AdapterTraining, InFourBitsHasTheSameBitsOnADeviceTheHostCantReach) {
-  TrainingSpec spec = quantized(spec_for("fsdp", 2));
+TEST(AdapterTraining, QuantizedModelIsBitwiseEqualOnDevice) {
+  TrainingSpec spec = quantized(lora_spec("fsdp", 2));
   const TrainingRecord host = train(spec);
   spec.runtime = harness::make_guarded_device({.lazy = true});
   EXPECT_TRUE(same_bits(train(spec), host));
@@ -182,10 +176,10 @@ TEST(AdapterTraining, InFourBitsHasTheSameBitsOnADeviceTheHostCantReach) {
 class AdapterCheckpoints : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Quantized, AdapterCheckpoints, testing::Bool());
 
-TEST_P(AdapterCheckpoints, AreReadAtAnyWorldSizeAndByTheSameModelOnly) {
+TEST_P(AdapterCheckpoints, RestoreOnAnyWorldAndRejectOtherModel) {
   const nn::test::TemporaryFolder folder;
   const auto sized = [](const char* strategy, int ranks, int steps) {
-    TrainingSpec spec = spec_for(strategy, ranks);
+    TrainingSpec spec = lora_spec(strategy, ranks);
     if (GetParam()) spec = quantized(spec);
     spec.global_batch = 12;
     spec.steps = steps;
@@ -223,7 +217,7 @@ TEST_P(AdapterCheckpoints, AreReadAtAnyWorldSizeAndByTheSameModelOnly) {
   EXPECT_NE(train(sized("ddp", 1, 0)).parameters, resumed("ddp", 1, "fsdp").parameters) << "the control";
   Checkpoint checkpoint(folder.path("fsdp"));
   for (const CheckpointTensor& tensor : checkpoint.tensors())
-    EXPECT_EQ(tensor.states, nn::is_adapter(tensor.name) ? kSlots : 0) << tensor.name;
+    EXPECT_EQ(tensor.states, nn::is_adapter(tensor.name) ? kAdamSlots : 0) << tensor.name;
   TrainingSpec plain = sized("ddp", 1, 0);
   plain.make_model = {};
   plain.before_training = [&](Engine& engine, comm::Communicator&) { restore(engine, checkpoint); };

@@ -6,30 +6,23 @@
 #include <set>
 
 #include "tessera/fsdp/gradient_scaler.h"
-#include "tests/harness/training.h"
+#include "tests/fsdp/training_specs.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using base::DType;
-using harness::engine_for;
 using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
-using harness::TrainingSpec;
 using nn::kernels::Norm;
-using testing::HasSubstr;
 
 constexpr Norm kNorms[] = {Norm::one, Norm::two, Norm::three, Norm::infinity};
 
-TrainingSpec spec_for(const std::string& strategy, int ranks, Norm norm, double clip) {
-  TrainingSpec spec;
-  spec.ranks = ranks;
+TrainingSpec norm_spec(const std::string& strategy, int ranks, Norm norm, double clip) {
+  TrainingSpec spec = base_spec(strategy, ranks, {.layers = 1, .clip_norm = clip});
   spec.global_batch = 12;
-  spec.model.layers = 1;
-  spec.engine = engine_for(strategy);
   spec.engine.norm = norm;
-  spec.engine.clip_norm = clip;
   spec.engine.measure_norm = true;
   return spec;
 }
@@ -51,9 +44,9 @@ double norm_of(nn::CausalModel& model, Norm norm) {
   return norm == Norm::three ? std::cbrt(total) : total;
 }
 
-TEST(Norms, AreThoseOfTheWholeGradient) {
+TEST(GradNorm, EqualsNormOfFullGradient) {
   for (const Norm norm : kNorms) {
-    TrainingSpec spec = spec_for("ddp", 1, norm, 0);
+    TrainingSpec spec = norm_spec("ddp", 1, norm, 0);
     spec.drains = true;  // the norm of the first step
     nn::Context context;
     const auto model = nn::make_model(context, spec.model);
@@ -69,32 +62,32 @@ TEST(Norms, AreThoseOfTheWholeGradient) {
     const double whole = norm_of(*model, norm);
     EXPECT_NEAR(train(spec).norms[0], whole, 1e-9 * whole) << static_cast<int>(norm);
     for (const char* strategy : {"zero2", "fsdp"}) {
-      spec = spec_for(strategy, 3, norm, 0);  // equal up to the rounding of sums over three ranks
+      spec = norm_spec(strategy, 3, norm, 0);  // equal up to the rounding of sums over three ranks
       spec.drains = true;
       EXPECT_NEAR(train(spec).norms[0], whole, 1e-5 * whole) << strategy << static_cast<int>(norm);
     }
   }
 }
 
-TEST(Norms, ClipTheSameUnderEveryStrategy) {
+TEST(GradNorm, ClippingIsBitwiseEqualAcrossStrategies) {
   for (const Norm norm : kNorms)
     for (const int ranks : {2, 3, 4}) {
-      const double clip = 0.5 * train(spec_for("ddp", ranks, norm, 0)).norms[0];
-      const TrainingRecord ddp = train(spec_for("ddp", ranks, norm, clip));
+      const double clip = 0.5 * train(norm_spec("ddp", ranks, norm, 0)).norms[0];
+      const TrainingRecord ddp = train(norm_spec("ddp", ranks, norm, clip));
       for (const char* name : {"zero1", "zero2", "fsdp", "hsdp"}) {
         if (std::string(name) == "hsdp" && ranks % 2 != 0) continue;
-        EXPECT_TRUE(same_bits(ddp, train(spec_for(name, ranks, norm, clip)))) << name << static_cast<int>(norm);
+        EXPECT_TRUE(same_bits(ddp, train(norm_spec(name, ranks, norm, clip)))) << name << static_cast<int>(norm);
       }
       // The control: clipping by another norm differs.
-      EXPECT_FALSE(same_bits(ddp, train(spec_for("ddp", ranks, norm == Norm::one ? Norm::two : Norm::one, clip))));
+      EXPECT_FALSE(same_bits(ddp, train(norm_spec("ddp", ranks, norm == Norm::one ? Norm::two : Norm::one, clip))));
     }
 }
 
-TEST(Norms, TakeOneReductionPerShardedAxis) {
+TEST(GradNorm, CostsOneReductionPerShardedAxis) {
   for (const Norm norm : kNorms)
     for (const auto& [name, ranks, calls] :
          {std::tuple("ddp", 3, 0U), std::tuple("zero1", 2, 1U), std::tuple("fsdp", 3, 1U), std::tuple("hsdp", 4, 1U)}) {
-      const TrainingSpec spec = spec_for(name, ranks, norm, 0.5);
+      const TrainingSpec spec = norm_spec(name, ranks, norm, 0.5);
       for (const EngineTraffic& rank : train(spec).later_by_rank)
         EXPECT_EQ(rank.control.calls, (calls + 1) * static_cast<unsigned>(spec.steps - 1))
             << name;  // one compares the execution order
@@ -107,17 +100,10 @@ TEST(Norms, TakeOneReductionPerShardedAxis) {
 struct Scaled {
   std::vector<bool> done;
   std::vector<double> scales, losses;
-  std::map<std::string, std::vector<float>> before, after;  // parameters around the spoiled step
-  std::map<std::string, std::vector<float>> end;
+  Values before, after;  // parameters around the spoiled step
+  Values end;
   std::uint64_t skipped = 0;
 };
-
-std::map<std::string, std::vector<float>> values_of(Engine& engine) {
-  std::map<std::string, std::vector<float>> values;
-  engine.state().for_each_parameter(
-      [&](const nn::Parameter& p, std::span<const float> v) { values[p.name()].assign(v.begin(), v.end()); });
-  return values;
-}
 
 /// The steps from `first` to before `end`; in the steps of `spoils` one rank's loss is infinite.
 struct Course {
@@ -130,7 +116,7 @@ Scaled train_scaled(const std::string& strategy, int ranks, const Course& course
   comm::InitOptions config;
   config.backend = "shm";
   config.timeout = std::chrono::seconds(60);
-  TrainingSpec spec = spec_for(strategy, ranks, Norm::two, 0);
+  TrainingSpec spec = norm_spec(strategy, ranks, Norm::two, 0);
   comm::run_threads(ranks, config, [&](comm::Communicator& world) {
     nn::Context context({.threads = 1, .memory_tracker = world.memory_tracker(), .memory = {}, .make_stream = {}});
     const auto model = nn::make_model(context, spec.model);
@@ -190,7 +176,7 @@ class SumsFirst final : public CollectivePlugin {
   const comm::OpKind kind_;
 };
 
-TEST(GradientScaling, OneRanksInfinityMakesAllSkipAndBackOff) {
+TEST(GradientScaling, InfinityOnOneRankSkipsStepAndBacksOffOnAll) {
   for (const auto& [name, ranks] : {std::pair("ddp", 2), std::pair("zero1", 2), std::pair("zero2", 3),
                                     std::pair("fsdp", 4), std::pair("hsdp", 4)}) {
     const Scaled scaled = train_scaled(name, ranks, {.spoils = {2}}, {.initial = 1024});
@@ -205,18 +191,18 @@ TEST(GradientScaling, OneRanksInfinityMakesAllSkipAndBackOff) {
   }
 }
 
-TEST(GradientScaling, ScalesOfPowersOfTwoChangeOnlyWhatVanishes) {
+TEST(GradientScaling, PowerOfTwoScalesChangeOnlyUnderflow) {
   const Scaled small = train_scaled("fsdp", 2, {}, {.initial = 1024}),
                large = train_scaled("fsdp", 2, {}, {.initial = 4096});
   for (std::size_t i = 0; i < small.losses.size(); ++i) EXPECT_NEAR(small.losses[i], large.losses[i], 2e-3);
 }
 
-TEST(GradientScaling, GrowsAfterGoodStepsInARow) {
+TEST(GradientScaling, GrowsAfterInterval) {
   const Scaled scaled = train_scaled("fsdp", 2, {.spoils = {2}}, {.initial = 1024, .interval = 2});
   EXPECT_THAT(scaled.scales, testing::ElementsAre(1024, 2048, 1024, 1024, 2048, 2048));
 }
 
-TEST(GradientScaling, GrowsAgainAndAgainAndCountsFromAnOverflowAnew) {
+TEST(GradientScaling, GrowsRepeatedlyAndOverflowRestartsInterval) {
   const Scaled grown = train_scaled("ddp", 2, {}, {.initial = 16, .interval = 2});
   EXPECT_THAT(grown.scales, testing::ElementsAre(16, 32, 32, 64, 64, 128));
   // Two good steps before the overflow don't count toward the three after it.
@@ -231,7 +217,7 @@ TEST(GradientScaling, StaysWithinBounds) {
 }
 
 /// A skipped step does not count for the optimizer: the rest equals a training without that step.
-TEST(GradientScaling, ASkippedStepIsNoneOfTheOptimizers) {
+TEST(GradientScaling, OptimizerDoesNotCountSkippedSteps) {
   for (const char* name : {"ddp", "fsdp"}) {
     const Scaled with = train_scaled(name, 2, {.spoils = {0}}, {.initial = 1024});
     const Scaled without = train_scaled(name, 2, {.first = 1}, {.initial = 512});
@@ -242,8 +228,8 @@ TEST(GradientScaling, ASkippedStepIsNoneOfTheOptimizers) {
   }
 }
 
-TEST(GradientScaling, IsRefusedWhereItMakesNoSense) {
-  TrainingSpec spec = spec_for("fsdp", 1, Norm::two, 0);
+TEST(GradientScaling, RejectsInvalidOptions) {
+  TrainingSpec spec = norm_spec("fsdp", 1, Norm::two, 0);
   spec.before_training = [](Engine& engine, comm::Communicator&) {
     EXPECT_THROW(engine.set_loss_scale(2), base::InvalidUsage);
     EXPECT_THROW(GradientScaler{engine}, base::InvalidUsage);
@@ -260,7 +246,7 @@ TEST(GradientScaling, IsRefusedWhereItMakesNoSense) {
 
 /// Largest gradient of one backward; every rank has the same batch. Not finite if any gradient is not finite.
 double largest_gradient(const std::string& strategy, int ranks, double scale, const std::string& reducer) {
-  TrainingSpec spec = spec_for(strategy, ranks, Norm::infinity, 0);
+  TrainingSpec spec = norm_spec(strategy, ranks, Norm::infinity, 0);
   spec.ranks = 1;  // all ranks use the batch of one rank
   spec.engine.use_loss_scaling = true;
   double largest = 0;
@@ -293,7 +279,7 @@ double largest_gradient(const std::string& strategy, int ranks, double scale, co
 }
 
 /// Four gradients of 40000 exceed the range of f16; their mean doesn't.
-TEST(GradientScaling, AveragesThatFitDontOverflowOnTheWay) {
+TEST(GradientScaling, AveragesInRangeDoNotOverflow) {
   const double scale = 40000 / largest_gradient("ddp", 1, 1, "plain");
   for (const char* name : {"ddp", "zero1", "zero2", "fsdp", "hsdp"}) {
     EXPECT_NEAR(largest_gradient(name, 4, scale, "plain"), 40000, 400) << name;

@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/fsdp/training_specs.h"
 #include "tests/harness/guarded_device.h"
-#include "tests/harness/training.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -13,7 +13,6 @@ using base::MemoryCategory;
 using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
-using harness::TrainingSpec;
 using testing::HasSubstr;
 
 struct Case {
@@ -29,14 +28,10 @@ std::string name_of(const Case& c) {
          (c.reduce ? "_" + std::string(base::name_of(*c.reduce)) : "");
 }
 
-TrainingSpec spec_for(const Case& c, bool offload, harness::GuardedOptions device = {.lazy = true}) {
-  TrainingSpec spec;
-  spec.ranks = c.ranks;
+TrainingSpec offload_spec(const Case& c, bool offload, harness::GuardedOptions device = {.lazy = true}) {
+  TrainingSpec spec =
+      base_spec(c.strategy, c.ranks, {.layers = 2, .clip_norm = 0.5, .dtype = c.dtype, .reduce_dtype = c.reduce});
   spec.global_batch = 4;
-  spec.dtype = c.dtype;
-  spec.engine = harness::engine_for(c.strategy);
-  spec.engine.reduce_dtype = c.reduce;
-  spec.engine.clip_norm = 0.5;
   spec.engine.poison = true;
   spec.engine.cpu_offload = offload;
   spec.engine.offload_chunk_elements = 5001;  // several chunks per unit, at odd offsets
@@ -54,12 +49,12 @@ INSTANTIATE_TEST_SUITE_P(Strategies, CpuOffload,
                                          Case{"hsdp", 4, DType::bf16, DType::f32}),
                          [](const auto& test) { return name_of(test.param); });
 
-TEST_P(CpuOffload, EndsWithTheSameBits) {
-  EXPECT_TRUE(same_bits(train(spec_for(GetParam(), true)), train(spec_for(GetParam(), false))));
+TEST_P(CpuOffload, IsBitwiseEqual) {
+  EXPECT_TRUE(same_bits(train(offload_spec(GetParam(), true)), train(offload_spec(GetParam(), false))));
 }
 
-TEST_P(CpuOffload, TheDeviceKeepsWhatTheFormulaLeavesIt) {
-  const TrainingSpec spec = spec_for(GetParam(), true);
+TEST_P(CpuOffload, DeviceBytesEqualFormula) {
+  const TrainingSpec spec = offload_spec(GetParam(), true);
   const TrainingRecord record = train(spec);
   std::int64_t padded = 0;
   for (const UnitSize& unit : record.unit_sizes) padded += unit.padded;
@@ -72,13 +67,13 @@ TEST_P(CpuOffload, TheDeviceKeepsWhatTheFormulaLeavesIt) {
     EXPECT_EQ(record.memory_trackers[rank].now_of(MemoryCategory::offloaded), state.offloaded);
   }
   // The negative control: without offload, all of that is on the device.
-  const TrainingRecord plain = train(spec_for(GetParam(), false));
+  const TrainingRecord plain = train(offload_spec(GetParam(), false));
   EXPECT_THAT(plain.model_state[0], testing::ElementsAre(all.parameter, all.gradient, all.optimizer));
   EXPECT_EQ(plain.memory_trackers[0].now_of(MemoryCategory::offloaded), 0U);
 }
 
-TEST_P(CpuOffload, TheLinkCarriesTheBytesOfTheFormulaAndNothingIsCopiedTwice) {
-  const TrainingSpec spec = spec_for(GetParam(), true);
+TEST_P(CpuOffload, TransfersEqualFormulaWithoutFurtherCopies) {
+  const TrainingSpec spec = offload_spec(GetParam(), true);
   const TrainingRecord record = train(spec);
   for (const UnitStats& unit : record.units) ASSERT_EQ(unit.padding, 0) << "the formula counts it";
   const OffloadBytes formula =
@@ -87,40 +82,42 @@ TEST_P(CpuOffload, TheLinkCarriesTheBytesOfTheFormulaAndNothingIsCopiedTwice) {
   EXPECT_EQ(record.later_offload, (OffloadBytes{formula.to_device * later, formula.to_host * later}));
   EXPECT_GT(formula.to_host, 0U);
   EXPECT_EQ(record.copied_bytes, 0U);
-  EXPECT_EQ(train(spec_for(GetParam(), false)).later_offload, OffloadBytes{}) << "the negative control";
+  EXPECT_EQ(train(offload_spec(GetParam(), false)).later_offload, OffloadBytes{}) << "the negative control";
 }
 
-TEST_P(CpuOffload, AStepMakesTheHostWaitForNothing) {
-  TrainingSpec spec = spec_for(GetParam(), true);
+TEST_P(CpuOffload, StepNeverMakesHostWait) {
+  TrainingSpec spec = offload_spec(GetParam(), true);
   spec.steps = 4;
   for (const auto& steps : train(spec).waits)
     for (std::size_t step = 2; step < steps.size(); ++step) EXPECT_EQ(steps[step], harness::HostWaits{});
 }
 
 /// Negative control of the bits: one of the two copy streams skips its waits.
-TEST(OffloadOrder, AForgottenDependencyShows) {
+TEST(CpuOffload, DetectsMissingDependency) {
   const Case one{"fsdp", 1};
-  const TrainingRecord right = train(spec_for(one, true));
+  const TrainingRecord right = train(offload_spec(one, true));
   for (const int stream : {2, 3})  // streams 0 and 1 belong to the communicator, which copies nothing with one rank
-    EXPECT_FALSE(same_bits(train(spec_for(one, true, {.lazy = true, .deaf_copy_stream = stream})), right)) << stream;
-  EXPECT_TRUE(same_bits(train(spec_for(one, true, {.lazy = true, .deaf_copy_stream = 4})), right)) << "there are two";
+    EXPECT_FALSE(same_bits(train(offload_spec(one, true, {.lazy = true, .deaf_copy_stream = stream})), right))
+        << stream;
+  EXPECT_TRUE(same_bits(train(offload_spec(one, true, {.lazy = true, .deaf_copy_stream = 4})), right))
+      << "there are two";
 }
 
-TEST(OffloadOrder, PiecesOfAnySizeGiveTheSameBits) {
-  const TrainingRecord plain = train(spec_for({"fsdp", 2}, false));
+TEST(CpuOffload, ChunkSizeChangesNoBit) {
+  const TrainingRecord plain = train(offload_spec({"fsdp", 2}, false));
   for (const std::int64_t piece : {7919, 1 << 20}) {
-    TrainingSpec spec = spec_for({"fsdp", 2}, true);
+    TrainingSpec spec = offload_spec({"fsdp", 2}, true);
     spec.engine.offload_chunk_elements = piece;
     EXPECT_TRUE(same_bits(train(spec), plain)) << piece;
   }
 }
 
-TEST(OffloadOrder, EveryOptimizerUpdatesTheHostsState) {
+TEST(CpuOffload, SupportsEveryOptimizer) {
   using Kind = nn::OptimizerConfig::Kind;
   for (const nn::OptimizerConfig& config :
        {nn::OptimizerConfig{.kind = Kind::sgd}, nn::OptimizerConfig{.kind = Kind::sgd, .momentum = 0.9},
         nn::OptimizerConfig{.kind = Kind::adam, .amsgrad = true}}) {
-    TrainingSpec spec = spec_for({"fsdp", 2}, true), plain = spec_for({"fsdp", 2}, false);
+    TrainingSpec spec = offload_spec({"fsdp", 2}, true), plain = offload_spec({"fsdp", 2}, false);
     spec.engine.optimizer = plain.engine.optimizer = config;
     EXPECT_TRUE(same_bits(train(spec), train(plain)));
   }
@@ -139,33 +136,16 @@ TrainingRecord train_with_values_from_outside(TrainingSpec spec) {
   return train(spec);
 }
 
-TEST(OffloadValues, ComeAndGoAsWithout) {
+TEST(CpuOffload, LoadsValuesDuringTraining) {
   for (const Case& c : {Case{"fsdp", 1}, Case{"fsdp", 2}, Case{"zero2", 2}, Case{"fsdp", 2, DType::bf16, DType::f32},
                         Case{"zero1", 2, DType::bf16}}) {
-    const TrainingRecord with = train_with_values_from_outside(spec_for(c, true));
-    TrainingSpec host = spec_for(c, false);
+    const TrainingRecord with = train_with_values_from_outside(offload_spec(c, true));
+    TrainingSpec host = offload_spec(c, false);
     host.runtime = nullptr;
-    EXPECT_TRUE(same_bits(with, train_with_values_from_outside(spec_for(c, false)))) << name_of(c);
+    EXPECT_TRUE(same_bits(with, train_with_values_from_outside(offload_spec(c, false)))) << name_of(c);
     EXPECT_TRUE(same_bits(with, train_with_values_from_outside(host))) << name_of(c);
-    EXPECT_FALSE(same_bits(with, train(spec_for(c, true)))) << "the values have changed something";
+    EXPECT_FALSE(same_bits(with, train(offload_spec(c, true)))) << "the values have changed something";
   }
-}
-
-TEST(OffloadRecovery, AnExceptionInForwardLeavesTheEngineUsable) {
-  const auto run = [](bool disturb) {
-    TrainingSpec spec = spec_for({"fsdp", 2}, true);
-    spec.after_step = [&](int rank, int, Engine& engine, nn::CausalModel& model) {
-      if (!disturb) return;
-      const auto batch = harness::make_batch(model.context(), spec, 0, rank);
-      nn::Tape tape;
-      const nn::TapeScope recording(model.context(), &tape);
-      const nn::Tensor wrong = nn::Tensor::zeros(model.context(), {1, 1}, DType::i32);
-      EXPECT_THROW(model.loss(batch.tokens, wrong), base::InvalidUsage);
-      engine.abort_step();
-    };
-    return train(spec);
-  };
-  EXPECT_TRUE(same_bits(run(true), run(false)));
 }
 
 std::string refusal(const TrainingSpec& spec) {
@@ -177,17 +157,17 @@ std::string refusal(const TrainingSpec& spec) {
   return "trained";
 }
 
-TEST(OffloadRefusals, AreOneLineWithTheReason) {
-  EXPECT_THAT(refusal(spec_for({"ddp", 2}, true)), HasSubstr("strategy ddp shards nothing"));
-  TrainingSpec host = spec_for({"fsdp", 2}, true);
+TEST(CpuOffload, ErrorsStateReason) {
+  EXPECT_THAT(refusal(offload_spec({"ddp", 2}, true)), HasSubstr("strategy ddp shards nothing"));
+  TrainingSpec host = offload_spec({"fsdp", 2}, true);
   host.runtime = nullptr;
   EXPECT_THAT(refusal(host), HasSubstr("device cpu computes in the host's memory"));
   host.runtime = base::open_device({base::DeviceType::meta, 0});
   EXPECT_THAT(refusal(host), HasSubstr("device meta has shapes without data"));
-  TrainingSpec pieces = spec_for({"fsdp", 2}, true);
+  TrainingSpec pieces = offload_spec({"fsdp", 2}, true);
   pieces.engine.offload_chunk_elements = 0;
   EXPECT_THAT(refusal(pieces), HasSubstr("offload piece: 0 parameters"));
-  TrainingSpec both = spec_for({"hsdp", 4}, true);
+  TrainingSpec both = offload_spec({"hsdp", 4}, true);
   both.engine.strategy.optimizer = {kReplicateAxis, kShardAxis};
   EXPECT_THAT(refusal(both), HasSubstr("gathers parameters over axis replicate after the step"));
   both.engine.cpu_offload = false;

@@ -109,17 +109,17 @@ class OverlapOver : public testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Backends, OverlapOver, testing::Values("shm", "tcp"),
                          [](const auto& test) { return test.param; });
 
-TEST_P(OverlapOver, P06_FsdpExposesTheFirstGatherAndTheLastReductionOnly) {
+TEST_P(OverlapOver, P06_FsdpExposesFirstGatherAndLastReduction) {
   EXPECT_LE(exposed("fsdp", 1), 1.15 * 2 * kCollective);
   // The control: without prefetch every gather of forward is exposed, and every one of backward except the last unit's.
   EXPECT_GE(exposed("fsdp", 0), (2 * kLayers - 1 + 1) * kCollective * 0.95);
 }
 
-TEST_P(OverlapOver, P06_DdpExposesTheLastReductionOnly) { EXPECT_LE(exposed("ddp", 1), 1.15 * kCollective); }
+TEST_P(OverlapOver, P06_DdpExposesLastReduction) { EXPECT_LE(exposed("ddp", 1), 1.15 * kCollective); }
 
 /// After the step each unit's parameters are gathered, in the order of the next forward; only the first gather is
 /// exposed.
-TEST_P(OverlapOver, P06_ZeroExposesTheLastReductionAndTheFirstGather) {
+TEST_P(OverlapOver, P06_ZeroExposesLastReductionAndFirstGather) {
   EXPECT_LE(exposed("zero1", 1), 1.15 * 2 * kCollective);
   EXPECT_LE(exposed("zero2", 1), 1.15 * 2 * kCollective);
 }
@@ -209,7 +209,7 @@ std::pair<int, int> updated_before_the_first_gather(bool everything) {
 }
 
 /// The first gather of a step depends on the first unit's update only; it may run while the others are updated.
-TEST(Overlap, TheFirstGatherNeedsTheFirstUnitsUpdateOnly) {
+TEST(Overlap, FirstGatherWaitsForFirstUpdateOnly) {
   EXPECT_EQ(updated_before_the_first_gather(false), std::pair(0, 2));
   EXPECT_EQ(updated_before_the_first_gather(true), std::pair(2, 2));
 }

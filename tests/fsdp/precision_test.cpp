@@ -5,17 +5,15 @@
 #include <cmath>
 #include <cstring>
 
-#include "tests/harness/training.h"
+#include "tests/fsdp/training_specs.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using base::MemoryCategory;
-using harness::engine_for;
 using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
-using harness::TrainingSpec;
 
 struct Case {
   DType compute;
@@ -28,15 +26,9 @@ std::string name_of(const Case& c) {
          (c.reduce ? std::string("_") + std::string(base::name_of(*c.reduce)) : "");
 }
 
-TrainingSpec spec_for(const std::string& strategy, int ranks, const Case& c, const std::string& mesh = "") {
-  TrainingSpec spec;
-  spec.ranks = ranks;
-  spec.global_batch = 2 * ranks;
-  spec.dtype = c.compute;
-  spec.engine = engine_for(strategy, mesh);
-  spec.engine.reduce_dtype = c.reduce;
-  spec.engine.clip_norm = 0.5;
-  return spec;
+TrainingSpec precision_spec(const std::string& strategy, int ranks, const Case& c, const std::string& mesh = "") {
+  return base_spec(strategy, ranks,
+                   {.layers = 2, .mesh = mesh, .clip_norm = 0.5, .dtype = c.compute, .reduce_dtype = c.reduce});
 }
 
 class MixedPrecision : public testing::TestWithParam<Case> {};
@@ -45,26 +37,26 @@ INSTANTIATE_TEST_SUITE_P(Types, MixedPrecision,
                                          Case{DType::f16, DType::f32}),
                          [](const auto& test) { return name_of(test.param); });
 
-TEST_P(MixedPrecision, StrategiesEndWithTheSameBits) {
+TEST_P(MixedPrecision, StrategiesAreBitwiseEqual) {
   for (const int ranks : {1, 2, 3, 4}) {
-    const TrainingRecord ddp = train(spec_for("ddp", ranks, GetParam()));
+    const TrainingRecord ddp = train(precision_spec("ddp", ranks, GetParam()));
     for (const char* name : {"zero1", "zero2", "fsdp", "shard_grad_op"})
-      EXPECT_TRUE(same_bits(ddp, train(spec_for(name, ranks, GetParam())))) << name << " of " << ranks;
+      EXPECT_TRUE(same_bits(ddp, train(precision_spec(name, ranks, GetParam())))) << name << " of " << ranks;
   }
 }
 
 /// Two stages round a half-precision sum twice; in f32 the tree over replicas and shards is the flat one.
-TEST_P(MixedPrecision, HsdpToo) {
-  const TrainingRecord fsdp = train(spec_for("fsdp", 4, GetParam()));
+TEST_P(MixedPrecision, HsdpEqualsFsdpUnlessSumsRoundTwice) {
+  const TrainingRecord fsdp = train(precision_spec("fsdp", 4, GetParam()));
   for (const char* mesh : {"1x4", "4x1", "2x2"}) {
     const bool twice = std::string(mesh) == "2x2" && GetParam().precision().reduce != DType::f32;
-    EXPECT_EQ(same_bits(fsdp, train(spec_for("hsdp", 4, GetParam(), mesh))), !twice) << mesh;
+    EXPECT_EQ(same_bits(fsdp, train(precision_spec("hsdp", 4, GetParam(), mesh))), !twice) << mesh;
   }
 }
 
-TEST_P(MixedPrecision, LateStreamsGiveTheSameBits) {
+TEST_P(MixedPrecision, LazyStreamsAreBitwiseEqual) {
   for (const char* name : {"ddp", "zero1", "zero2", "fsdp"}) {
-    TrainingSpec spec = spec_for(name, 2, GetParam());
+    TrainingSpec spec = precision_spec(name, 2, GetParam());
     spec.engine.poison = true;
     const TrainingRecord eager = train(spec);
     spec.lazy_streams = true;
@@ -72,11 +64,11 @@ TEST_P(MixedPrecision, LateStreamsGiveTheSameBits) {
   }
 }
 
-TEST_P(MixedPrecision, CostsWhatTheTableSays) {
+TEST_P(MixedPrecision, CostEqualsFormulas) {
   for (const auto& [name, ranks, mesh] :
        {std::tuple("ddp", 3, ""), std::tuple("zero1", 2, ""), std::tuple("zero2", 4, ""), std::tuple("fsdp", 3, ""),
         std::tuple("hsdp", 4, "2x2"), std::tuple("fsdp", 1, "")}) {
-    TrainingSpec spec = spec_for(name, ranks, GetParam(), mesh);
+    TrainingSpec spec = precision_spec(name, ranks, GetParam(), mesh);
     spec.model.layers = 4;
     const TrainingRecord record = train(spec);
     const Precision precision = GetParam().precision();
@@ -104,7 +96,7 @@ TEST_P(MixedPrecision, CostsWhatTheTableSays) {
 }
 
 /// The numbers of the table. Negative control: the check above detects the state size of f32.
-TEST(PrecisionFormulas, AreTheTable) {
+TEST(PrecisionFormulas, EqualTable) {
   const MeshShape four = MeshShape::grid(1, 4);
   const std::int64_t p = 4096;
   const auto bytes = [&](const char* name, Precision precision) {
@@ -117,16 +109,16 @@ TEST(PrecisionFormulas, AreTheTable) {
   EXPECT_THAT(bytes("fsdp", mixed), testing::ElementsAre(2 * p / 4, 4 * p / 4, 12 * p / 4));
   EXPECT_NE(bytes("fsdp", bf16), bytes("fsdp", {}));
   const std::vector<UnitSize> units = {{960, true, true}, {1920, false, false}, {480, true, false}};
-  const auto narrow = communication_formula(strategy_named("fsdp"), four, units, bf16);
+  const auto half = communication_formula(strategy_named("fsdp"), four, units, bf16);
   const auto cast = communication_formula(strategy_named("fsdp"), four, units, mixed);
-  const auto wide = communication_formula(strategy_named("fsdp"), four, units);
-  EXPECT_EQ(2 * narrow.bytes.all_gather, wide.bytes.all_gather);
-  EXPECT_EQ(2 * narrow.bytes.reduce_scatter, wide.bytes.reduce_scatter);
-  EXPECT_EQ(cast.bytes.all_gather, narrow.bytes.all_gather);
-  EXPECT_EQ(cast.bytes.reduce_scatter, wide.bytes.reduce_scatter);
+  const auto f32 = communication_formula(strategy_named("fsdp"), four, units);
+  EXPECT_EQ(2 * half.bytes.all_gather, f32.bytes.all_gather);
+  EXPECT_EQ(2 * half.bytes.reduce_scatter, f32.bytes.reduce_scatter);
+  EXPECT_EQ(cast.bytes.all_gather, half.bytes.all_gather);
+  EXPECT_EQ(cast.bytes.reduce_scatter, f32.bytes.reduce_scatter);
 }
 
-TEST(Precision, WhatCantBeDoneIsSaid) {
+TEST(Precision, RejectsUnsupportedDtypes) {
   EXPECT_THROW(make_precision(DType::f64, {}), base::Unsupported);
   EXPECT_THROW(make_precision(DType::f32, DType::bf16), base::Unsupported);
   EXPECT_THROW(make_precision(DType::bf16, DType::f16), base::Unsupported);
@@ -142,13 +134,13 @@ TrainingRecord twenty_steps(DType dtype, std::optional<DType> reduce, double rat
   return train(spec);
 }
 
-TEST(Precision, LossesStayCloseToThoseOfF32) {
-  const TrainingRecord wide = twenty_steps(DType::f32, {}, 1e-3);
+TEST(Precision, LossesStayCloseToF32) {
+  const TrainingRecord f32 = twenty_steps(DType::f32, {}, 1e-3);
   for (const std::optional<DType> reduce : {std::optional<DType>(), std::optional(DType::f32)}) {
-    const TrainingRecord narrow = twenty_steps(DType::bf16, reduce, 1e-3);
-    for (std::size_t i = 0; i < wide.losses.size(); ++i)
-      EXPECT_NEAR(narrow.losses[i], wide.losses[i], 0x1p-8 * wide.losses[i]) << i;
-    EXPECT_NE(narrow.losses, wide.losses);
+    const TrainingRecord half = twenty_steps(DType::bf16, reduce, 1e-3);
+    for (std::size_t i = 0; i < f32.losses.size(); ++i)
+      EXPECT_NEAR(half.losses[i], f32.losses[i], 0x1p-8 * f32.losses[i]) << i;
+    EXPECT_NE(half.losses, f32.losses);
   }
 }
 
@@ -156,7 +148,7 @@ float rounded(float value) { return static_cast<float>(base::bf16(value)); }
 
 /// Steps smaller than the last place of a bf16 number add up in the master weights. The control: the same values
 /// without master weights, rounded at each step, would not have moved.
-TEST(Precision, MastersKeepWhatBf16WouldLose) {
+TEST(Precision, MasterWeightsKeepSmallUpdates) {
   TrainingSpec spec;
   spec.steps = 20;
   spec.lr = 1e-5;  // AdamW moves an element by about that
@@ -178,9 +170,9 @@ TEST(Precision, MastersKeepWhatBf16WouldLose) {
 
 /// Loaded values are stored in the master weights and read back unrounded; half-precision parameters are their
 /// rounding.
-TEST(Precision, FilledValuesAreKeptInF32) {
+TEST(Precision, LoadedValuesStayInF32) {
   for (const char* name : {"ddp", "zero1", "fsdp", "hsdp"}) {
-    TrainingSpec spec = spec_for(name, 4, {DType::bf16, {}});
+    TrainingSpec spec = precision_spec(name, 4, {DType::bf16, {}});
     spec.steps = 1;
     const auto value = [](std::int64_t i) { return 1.0F + 1e-4F * static_cast<float>(i % 7); };
     spec.after_step = [&](int, int, Engine& engine, nn::CausalModel&) {

@@ -39,11 +39,11 @@ Growth train_gpt2(std::size_t hidden) {
   spec.lr = 1e-4;
   spec.engine = harness::engine_for("fsdp");
   Growth growth;
-  std::unique_ptr<char[]> unbooked;
+  std::unique_ptr<char[]> untracked;
   spec.after_backward = [&](int, int step, Engine&, nn::CausalModel&) {
     if (step != 1) return;
-    unbooked.reset(new char[hidden]);
-    std::memset(unbooked.get(), 1, hidden);
+    untracked.reset(new char[hidden]);
+    std::memset(untracked.get(), 1, hidden);
   };
   reset_peak();
   const std::uint64_t before = status_bytes("VmRSS");
@@ -57,15 +57,15 @@ Growth train_gpt2(std::size_t hidden) {
   return growth;
 }
 
-TEST(ProcessMemory, LedgerAndReservedAgreeWithTheProcessWithinFivePercent) {
+TEST(ProcessMemory, TrackedAndReservedEqualProcessWithinFivePercent) {
   const Growth growth = train_gpt2(0);
-  EXPECT_LT(growth.error(), 0.05) << "booked " << growth.tracked << ", process " << growth.seen;
+  EXPECT_LT(growth.error(), 0.05) << "tracked " << growth.tracked << ", process " << growth.seen;
 }
 
 /// Negative control: untracked memory is detected.
-TEST(ProcessMemory, UnbookedMemoryIsNoticed) {
+TEST(ProcessMemory, DetectsUntrackedMemory) {
   const Growth growth = train_gpt2(std::size_t{600} << 20);
-  EXPECT_GT(growth.error(), 0.05) << "booked " << growth.tracked << ", process " << growth.seen;
+  EXPECT_GT(growth.error(), 0.05) << "tracked " << growth.tracked << ", process " << growth.seen;
 }
 
 }  // namespace

@@ -1,27 +1,21 @@
-// NF4 weights under compressed gathers, after a refresh, and in plans: their bytes do not change.
+// NF4 weights under compressed gathers, after apply_requires_grad(), and in planned units: their bytes do not change.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/fsdp/adapters.h"
-#include "tests/fsdp/carriers.h"
+#include "tests/fsdp/models.h"
 #include "tests/harness/guarded_device.h"
 #include "tests/nn/temporary_folder.h"
 
 namespace tessera::fsdp {
 namespace {
 
-using adapters::quantized;
-using adapters::spec_for;
 using base::DType;
 using comm::OpKind;
 using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
-using harness::TrainingSpec;
 using nn::test::error_of;
 using testing::HasSubstr;
-
-using Values = std::map<std::string, std::vector<float>>;
 
 Values encodings_of(Engine& engine) {
   Values values;
@@ -39,7 +33,7 @@ Values encodings_of(const TrainingRecord& record, const Values& like) {
 }
 
 Values encodings_at_the_beginning() {
-  TrainingSpec spec = quantized(spec_for("ddp", 1));
+  TrainingSpec spec = quantized(lora_spec("ddp", 1));
   spec.steps = 0;
   Values values;
   spec.before_training = [&, fill = spec.before_training](Engine& engine, comm::Communicator& control) {
@@ -50,21 +44,21 @@ Values encodings_at_the_beginning() {
   return values;
 }
 
-TEST(CompressedGathers, LeaveEncodingsToPlainAndCostWhatTheFormulaSays) {
+TEST(QuantizedGathers, CompressionLeavesNf4WeightsExactAtFormulaCost) {
   const Values encodings = encodings_at_the_beginning();
   ASSERT_EQ(encodings.size(), 12U) << "four in each block";
   for (const auto& [strategy, ranks] : {std::pair("fsdp", 2), std::pair("fsdp", 3), std::pair("hsdp", 4)})
-    for (const char* carrier : {"int8", "bf16"}) {
-      TrainingSpec spec = quantized(spec_for(strategy, ranks));
-      spec.engine.strategy.all_gather = carrier;
+    for (const char* plugin : {"int8", "bf16"}) {
+      TrainingSpec spec = quantized(lora_spec(strategy, ranks));
+      spec.engine.strategy.all_gather = plugin;
       spec.lazy_streams = spec.engine.poison = true;
-      spec.after_step = stats_are_what_was_sent;
+      spec.after_step = expect_stats_equal_traffic;
       const TrainingRecord record = train(spec);
-      EXPECT_EQ(encodings_of(record, encodings), encodings) << strategy << carrier;
+      EXPECT_EQ(encodings_of(record, encodings), encodings) << strategy << plugin;
       const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes);
       for (const EngineTraffic& rank : record.later_by_rank) {
-        EXPECT_EQ(harness::calls_per_step(rank, spec.steps - 1), formula.calls) << strategy << carrier;
-        EXPECT_EQ(harness::bytes_per_step(rank, spec.steps - 1), formula.bytes) << strategy << carrier;
+        EXPECT_EQ(harness::calls_per_step(rank, spec.steps - 1), formula.calls) << strategy << plugin;
+        EXPECT_EQ(harness::bytes_per_step(rank, spec.steps - 1), formula.bytes) << strategy << plugin;
       }
       spec.engine.strategy.all_gather = "plain";
       EXPECT_FALSE(same_bits(record, train(spec))) << "the rest is rounded";
@@ -93,8 +87,8 @@ class Damaging final : public CollectivePlugin {
 };
 
 /// The negative control is the plug-in that claims to be exact for all dtypes: it gathers the encodings.
-TEST(CompressedGathers, GiveEncodingsOnlyToWhoKeepsEveryBit) {
-  TrainingSpec spec = quantized(spec_for("fsdp", 2));
+TEST(QuantizedGathers, DetectLossyPluginThatClaimsExactness) {
+  TrainingSpec spec = quantized(lora_spec("fsdp", 2));
   const TrainingRecord plain = train(spec);
   const auto with = [&](CollectiveCapabilities capabilities) {
     spec.engine.collectives.add(OpKind::all_gather, "damaging",
@@ -109,9 +103,9 @@ TEST(CompressedGathers, GiveEncodingsOnlyToWhoKeepsEveryBit) {
 
 /// A device whose memory the host can't access and whose work runs as late as possible: the host's bits, and no wait
 /// for decoded weights.
-TEST(QuantizedOnADevice, HasTheHostsBitsAndWaitsForNothing) {
+TEST(QuantizedWeights, DeviceIsBitwiseEqualAndHostNeverWaits) {
   for (const auto& [strategy, ranks] : {std::pair("ddp", 1), std::pair("fsdp", 2), std::pair("zero2", 2)}) {
-    TrainingSpec spec = quantized(spec_for(strategy, ranks));
+    TrainingSpec spec = quantized(lora_spec(strategy, ranks));
     spec.steps = 4;
     spec.engine.poison = true;
     const TrainingRecord host = train(spec);
@@ -126,14 +120,14 @@ TEST(QuantizedOnADevice, HasTheHostsBitsAndWaitsForNothing) {
 }
 
 /// Freezing and unfreezing a unit's adapters rebuilds its layout, including its encodings.
-TEST(RefreshedUnits, KeepTheirEncodingsBitForBit) {
+TEST(QuantizedWeights, ApplyRequiresGradKeepsEveryBit) {
   const Values encodings = encodings_at_the_beginning();
-  const auto run = [&](TrainingSpec spec, bool refreshes) {
+  const auto run = [&](TrainingSpec spec, bool refreezes) {
     spec.steps = 4;
     spec.global_batch = 12;
     spec.engine.clip_norm = 0;
-    spec.after_step = [&, refreshes](int, int step, Engine& engine, nn::CausalModel& model) {
-      if (!refreshes || step > 1) return;
+    spec.after_step = [&, refreezes](int, int step, Engine& engine, nn::CausalModel& model) {
+      if (!refreezes || step > 1) return;
       for (const auto& parameter : model.parameters()) {
         nn::Tensor tensor = parameter->tensor();
         if (nn::is_adapter(parameter->name()) && parameter->name().find("h.1.") != std::string::npos)
@@ -144,21 +138,21 @@ TEST(RefreshedUnits, KeepTheirEncodingsBitForBit) {
     };
     return train(spec);
   };
-  const TrainingRecord ddp = run(quantized(spec_for("ddp", 2)), true);
-  EXPECT_FALSE(same_bits(ddp, run(quantized(spec_for("ddp", 2)), false))) << "the control";
-  TrainingSpec compressed = quantized(spec_for("fsdp", 2));
+  const TrainingRecord ddp = run(quantized(lora_spec("ddp", 2)), true);
+  EXPECT_FALSE(same_bits(ddp, run(quantized(lora_spec("ddp", 2)), false))) << "the control";
+  TrainingSpec compressed = quantized(lora_spec("fsdp", 2));
   compressed.engine.strategy.all_gather = "int8";
   EXPECT_EQ(encodings_of(run(compressed, true), encodings), encodings);
   for (const char* strategy : {"zero2", "fsdp", "hsdp"})
-    EXPECT_TRUE(same_bits(run(quantized(spec_for(strategy, 2)), true), ddp)) << strategy;
-  TrainingSpec offloaded = quantized(spec_for("fsdp", 2));
+    EXPECT_TRUE(same_bits(run(quantized(lora_spec(strategy, 2)), true), ddp)) << strategy;
+  TrainingSpec offloaded = quantized(lora_spec("fsdp", 2));
   offloaded.runtime = harness::make_guarded_device({.lazy = true});
   offloaded.engine.cpu_offload = true;
   EXPECT_TRUE(same_bits(run(offloaded, true), ddp)) << "with shards in the host's memory";
 }
 
-TEST(RefreshedUnits, RefuseToTrainAnEncoding) {
-  TrainingSpec spec = quantized(spec_for("fsdp", 2));
+TEST(QuantizedWeights, RejectRequiresGrad) {
+  TrainingSpec spec = quantized(lora_spec("fsdp", 2));
   spec.after_step = [](int, int, Engine& engine, nn::CausalModel& model) {
     std::string name;
     for (const auto& parameter : model.parameters()) {
@@ -176,9 +170,9 @@ TEST(RefreshedUnits, RefuseToTrainAnEncoding) {
   EXPECT_FALSE(train(spec).parameters.empty());
 }
 
-TEST(PlannedUnits, CountEncodingsAsTheEngineDoes) {
+TEST(QuantizedWeights, PlannedUnitsEqualEngineUnits) {
   for (const char* strategy : {"ddp", "fsdp"}) {
-    const TrainingSpec spec = quantized(spec_for(strategy, 3));
+    const TrainingSpec spec = quantized(lora_spec(strategy, 3));
     const TrainingRecord record = train(spec);
     nn::Context context;
     const auto model = spec.make_model(context);

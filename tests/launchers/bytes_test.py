@@ -25,7 +25,7 @@ class LoopbackTest(jobs.Case):
         many, run = self.run_in_host(strategy, backend, STEPS[1])
         return (many - few) / (STEPS[1] - STEPS[0]), jobs.RANKS * sum(run["wire_bytes_per_step"].values())
 
-    def test_tcp_sends_over_the_network_what_the_meter_counts_and_shm_nothing(self):
+    def test_network_bytes_equal_traffic_of_tcp_and_shm_sends_none(self):
         for strategy in ("ddp", "fsdp", "hsdp"):
             wire, counted = self.bytes_per_step(strategy, "tcp")
             # Headers and acknowledgements are extra; some ranks count a few bytes less than the maximum.

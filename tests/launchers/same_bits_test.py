@@ -54,7 +54,7 @@ class Controls(Case):
     def test_another_seed_gives_another_hash(self):
         self.assertNotEqual(self.compare(jobs.Plain(), "--seed", 1), self.reference)
 
-    def test_ranks_that_know_of_no_launcher_all_speak(self):
+    def test_ranks_without_launcher_all_print(self):
         with jobs.Mpirun("mpich").start(self.training("compare"), TESSERA_LAUNCHER="none") as job:
             self.assertEqual(job.finish().out.count(SAID_ONCE), RANKS)
 
@@ -102,7 +102,7 @@ class Launched:
         for line in jobs.last_words(ended.err):
             self.assertRegex(line, r"mpi: these 4 ranks were started by '\w+', which is not a launcher of .*; start them with mpirun -n 4")
 
-    def test_train_and_bench_speak_with_one_voice(self):
+    def test_only_rank_0_of_train_and_bench_prints(self):
         with self.launcher.start(self.training("train", "--json", self.path("t.json"))) as job:
             ended = job.finish()
         self.assert_good(ended)
@@ -117,7 +117,7 @@ class Launched:
         self.assertEqual(results["ranks"], RANKS)
         self.assertEqual([one["wrong"] for one in results["results"]], [0] * 12)
 
-    def test_ranks_that_contradict_the_launcher_are_wrong_usage(self):
+    def test_contradicting_rank_options_are_invalid_usage(self):
         for command in (self.training("compare"), self.training("train"), [TOOL, "bench", "all_reduce"]):
             with self.launcher.start([*command, "--ranks", "3"]) as job:
                 ended = job.finish()
@@ -156,7 +156,7 @@ class MpichTest(Launched, Case):
 
 
 class WorldOfOneTest(Case):
-    def test_it_starts_the_ranks_that_are_asked_for_and_says_so(self):
+    def test_starts_requested_ranks_with_note(self):
         for kind in jobs.Mpirun.OPTIONS:
             for subcommand in ("compare", "train"):
                 with jobs.Mpirun(kind, ranks=1).start(self.training(subcommand, "--ranks", RANKS)) as job:
@@ -172,7 +172,7 @@ class TorchrunTest(Launched, Case):
     def test_over_mpi(self):
         self.assert_mpi_is_refused()
 
-    def test_a_later_start_is_a_run_of_its_own(self):
+    def test_later_start_is_independent_run(self):
         self.assertEqual(self.compare(jobs.Torchrun(restart=1), "--backend", "tcp"), self.reference)
 
 

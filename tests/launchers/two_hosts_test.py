@@ -85,7 +85,7 @@ class TwoHostsTest(jobs.Case):
         self.assertGreater(fsdp.seconds - hsdp.seconds, 0.5 * saved)
         self.assertLess(fsdp.seconds - hsdp.seconds, 2 * saved)
 
-    def test_a_cut_link_is_an_error_that_names_the_other_side_and_no_hang(self):
+    def test_broken_link_is_error_that_names_peer(self):
         for strategy, backend in (("fsdp", "tcp"), ("hsdp", "shm+tcp")):
             with self.start(self.command(strategy, backend, 1000)) as job:
                 self.wait_for_step(job, WARM_STEPS)

@@ -59,7 +59,7 @@ struct Parts {
   }
 };
 
-TEST(ActivationCheckpoint, GivesTheBitsOfAnOrdinaryCallAlsoNested) {
+TEST(ActivationCheckpoint, IsBitwiseEqualAlsoNested) {
   Parts p;
   const auto plain = p.results([&](const Tensor& t) { return p.plain(t); });
   const auto region = [&](const Tensor& t) {
@@ -73,7 +73,7 @@ TEST(ActivationCheckpoint, GivesTheBitsOfAnOrdinaryCallAlsoNested) {
       << "what a region captures gets gradients as its inputs do";
 }
 
-TEST(ActivationCheckpoint, ARegionThatReturnsItsInputPassesTheGradientOn) {
+TEST(ActivationCheckpoint, RegionThatReturnsInputPassesGradient) {
   Parts p;
   const auto identity = [&](const Tensor& t) {
     return checkpoint(
@@ -83,7 +83,7 @@ TEST(ActivationCheckpoint, ARegionThatReturnsItsInputPassesTheGradientOn) {
   EXPECT_EQ(p.results([&](const Tensor& t) { return identity(p.plain(identity(t))); }), plain);
 }
 
-TEST(ActivationCheckpoint, DrawsTheMasksOfTheForwardWhateverTheStateIsNow) {
+TEST(ActivationCheckpoint, RecomputeUsesDropoutMasksOfForward) {
   Parts p;
   const auto later = [&] { p.context.random() = {.seed = 5, .step = 9, .first_sample = 100}; };
   const auto plain = p.results([&](const Tensor& t) { return p.plain(t); });
@@ -107,7 +107,7 @@ TEST(ActivationCheckpoint, DrawsTheMasksOfTheForwardWhateverTheStateIsNow) {
   EXPECT_NE(p.results(careless), plain);
 }
 
-TEST(ActivationCheckpoint, RecordsNothingWhereNothingIsToBeKept) {
+TEST(ActivationCheckpoint, RecordsNothingWithoutTape) {
   Parts p;
   const Tensor result = p.twice(p.x);
   EXPECT_FALSE(result.requires_grad()) << "no tape";
@@ -142,7 +142,7 @@ std::uint64_t peak(int calls, bool checkpointed) {
   return context.memory_tracker().snapshot().peak_of(MemoryCategory::activation) - before;
 }
 
-TEST(ActivationCheckpoint, EachFurtherRegionCostsItsInputAndNoMore) {
+TEST(ActivationCheckpoint, RegionsCostTheirInputOnly) {
   const std::uint64_t input = 64 * 32 * sizeof(float);
   const std::uint64_t one = peak(1, true);
   EXPECT_LE(one, peak(1, false) + input) << "the region's result beside what the second call computes";
@@ -183,7 +183,7 @@ std::string story_of(Context& context, CausalModel& model) {
   return story;
 }
 
-TEST(CheckpointedModules, AreRecomputedInsideTheirOwnBackward) {
+TEST(CheckpointedModules, RecomputeInsideTheirBackward) {
   Context context;
   const auto model = make_model(context, preset("gpt-nano"));
   model->materialize(0);
@@ -220,7 +220,7 @@ std::vector<float> gradients(const ModelConfig& config, const std::optional<Whic
   return all;
 }
 
-TEST(CheckpointedModules, EveryChoiceOfThemGivesTheSameGradients) {
+TEST(CheckpointedModules, GradientsAreIndependentOfSelection) {
   for (const char* name : {"gpt-nano", "llama-nano"}) {
     ModelConfig config = preset(name);
     if (config.family == ModelConfig::Family::gpt2)
@@ -250,7 +250,7 @@ class Shrinking : public Layer<Shrinking> {
   std::int64_t calls_ = 0;
 };
 
-TEST(CheckpointedModules, WhatCantBeRepeatedIsRefused) {
+TEST(CheckpointedModules, RejectUnrepeatableModules) {
   Context context;
   const Tensor x = leaf(context, {4}, "x");
   Pair pair(context);
@@ -269,7 +269,7 @@ TEST(CheckpointedModules, WhatCantBeRepeatedIsRefused) {
   EXPECT_EQ(tape.size(), 0U);
 }
 
-TEST(CheckpointedModules, AnExceptionInTheSecondCallLeavesTapeAndContextUsable) {
+TEST(CheckpointedModules, ExceptionInRecomputeKeepsTapeAndContextUsable) {
   struct Thrown {};
   Parts p;
   int calls = 0;

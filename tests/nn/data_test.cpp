@@ -40,7 +40,7 @@ TEST(TokenFiles, AreReadAsOneSequence) {
   EXPECT_THROW(files->read(2, 5, out.data()), InvalidUsage);
 }
 
-TEST(TokenFiles, TheLastTenthIsForValidation) {
+TEST(TokenFiles, LastTenthIsForValidation) {
   const TemporaryFolder folder;
   const auto files = bytes({folder.write("a", counting(109))});
   EXPECT_EQ(files->training().end, 98);
@@ -48,7 +48,7 @@ TEST(TokenFiles, TheLastTenthIsForValidation) {
   EXPECT_EQ(files->validation().end, 109);
 }
 
-TEST(TokenFiles, WideIdsAreCheckedAgainstTheVocabulary) {
+TEST(TokenFiles, IdsAreCheckedAgainstVocabulary) {
   const TemporaryFolder folder;
   const std::string path = folder.write("ids", std::string("\x01\x00\x00\x02", 4));
   const TokenDataset files({path}, TokenFormat::u16, 513);
@@ -61,7 +61,7 @@ TEST(TokenFiles, WideIdsAreCheckedAgainstTheVocabulary) {
   EXPECT_THROW(TokenDataset({path}, TokenFormat::u32, 1 << 25), InvalidUsage);
 }
 
-TEST(TokenFiles, WhatIsWrongIsSaidInOneLine) {
+TEST(TokenFiles, ErrorsAreOneLine) {
   const TemporaryFolder folder;
   const auto error = [&](const std::vector<std::string>& paths, TokenFormat format = TokenFormat::bytes,
                          std::int64_t vocabulary = 256) {
@@ -80,7 +80,7 @@ TEST(TokenFiles, WhatIsWrongIsSaidInOneLine) {
   EXPECT_NO_THROW(BatchSampler(files, {.range = files->all(), .positions = 3, .global_batch = 1}));
 }
 
-TEST(Batches, RanksTogetherSeeWhatOneRankSees) {
+TEST(Batches, RanksTogetherReadDataOfOneRank) {
   const TemporaryFolder folder;
   const auto files = bytes({folder.write("a", counting(200))});
   const BatchSampler batches(files, {.range = {10, 150}, .positions = 7, .global_batch = 6, .seed = 3});
@@ -96,7 +96,7 @@ TEST(Batches, RanksTogetherSeeWhatOneRankSees) {
               values(whole.tokens)[static_cast<std::size_t>(i)] + 1);
 }
 
-TEST(Batches, DependOnSeedAndStepAndStayInTheRange) {
+TEST(Batches, DependOnSeedAndStepAndStayInRange) {
   const TemporaryFolder folder;
   const auto files = bytes({folder.write("a", counting(100))});
   const auto windows = [&](std::uint64_t seed, std::int64_t step) {
@@ -116,7 +116,7 @@ TEST(Batches, DependOnSeedAndStepAndStayInTheRange) {
   EXPECT_EQ(seen.size(), 10U);
 }
 
-TEST(Windows, CutTheFileAndLeaveTheRestOut) {
+TEST(SequentialWindows, SplitFileAndDropRemainder) {
   const TemporaryFolder folder;
   const auto files = bytes({folder.write("a", counting(15))});
   const SequentialSampler windows(files, files->all(), 4);

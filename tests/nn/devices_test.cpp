@@ -9,13 +9,13 @@ namespace {
 
 class Devices : public testing::TestWithParam<const char*> {};
 
-TEST_P(Devices, TheHostTouchesNothingOfAnotherDevice) {
+TEST_P(Devices, HostAccessesNoDeviceMemory) {
   Context host, guarded({.threads = 2, .runtime = harness::make_guarded_device()});
   EXPECT_EQ(train(GetParam(), guarded), train(GetParam(), host));
   EXPECT_EQ(guarded.device().type, DeviceType::cuda);
 }
 
-TEST_P(Devices, ARunWithoutDataNeedsTheSameMemory) {
+TEST_P(Devices, MetaRunNeedsSameMemory) {
   Context host, meta({.device = {DeviceType::meta, 0}});
   train(GetParam(), host);
   train(GetParam(), meta, false);
@@ -29,7 +29,7 @@ TEST_P(Devices, ARunWithoutDataNeedsTheSameMemory) {
 INSTANTIATE_TEST_SUITE_P(Models, Devices, testing::Values("gpt-nano", "llama-nano", "mixed"),
                          [](const auto& given) { return std::string(given.param).substr(0, 3); });
 
-TEST(GuardedDevice, SeesAHostThatTouchesATensor) {
+TEST(GuardedDevice, DetectsHostAccess) {
   Context context({.runtime = harness::make_guarded_device()});
   const Tensor x = Tensor::zeros(context, {3}, DType::f32);
   EXPECT_DEATH(x.data<float>()[0] = 1.0F, "");
@@ -37,7 +37,7 @@ TEST(GuardedDevice, SeesAHostThatTouchesATensor) {
   EXPECT_EQ(one.item(), 0.0);
 }
 
-TEST(MetaDevice, SaysThatThereIsNothingToRead) {
+TEST(MetaDevice, RejectsReads) {
   Context context({.device = {DeviceType::meta, 0}});
   const Tensor x = Tensor::zeros(context, {}, DType::f32);
   EXPECT_THROW(x.item(), InvalidUsage);

@@ -65,7 +65,7 @@ std::vector<double> by_definition(const Adapted& a, bool in_out) {
   return y;
 }
 
-TEST(Lora, AddsTheProductOfTheFactorsAndItsGradients) {
+TEST(Lora, AddsProductOfFactorsAndItsGradients) {
   for (const bool in_out : {false, true}) {
     Adapted a(in_out ? ops::WeightLayout::in_out : ops::WeightLayout::out_in);
     const Tensor y = a.layer(a.inputs[4]);
@@ -78,7 +78,7 @@ TEST(Lora, AddsTheProductOfTheFactorsAndItsGradients) {
   }
 }
 
-TEST(Lora, BeginsWhereTheModelIsAndTrainsTheAdaptersAlone) {
+TEST(Lora, StartsAtModelAndTrainsAdaptersOnly) {
   for (const char* name : {"gpt-nano", "llama-nano"}) {
     const ModelConfig config = preset(name);
     Context context;
@@ -100,7 +100,7 @@ TEST(Lora, BeginsWhereTheModelIsAndTrainsTheAdaptersAlone) {
   }
 }
 
-TEST(Lora, HasPeftsNamesShapesAndFirstValues) {
+TEST(Lora, NamesShapesAndInitialValuesEqualPeft) {
   Context context;
   const auto model = make_model(context, preset("gpt-nano"));
   add_lora(*model, {.rank = 4, .alpha = 8, .targets = {"c_attn"}});
@@ -121,7 +121,7 @@ TEST(Lora, HasPeftsNamesShapesAndFirstValues) {
   for (std::int64_t i = 0; i < b.count(); ++i) EXPECT_EQ(b.data<float>()[i], 0.0F);
 }
 
-TEST(Lora, WhatMakesNoSenseIsRefused) {
+TEST(Lora, RejectsInvalidOptions) {
   Context context;
   const auto refuses = [&](const LoraOptions& options) {
     const auto model = make_model(context, preset("gpt-nano"));
@@ -139,7 +139,7 @@ TEST(Lora, WhatMakesNoSenseIsRefused) {
 }
 
 /// A quantized layer with adapters in double, and the dense weight that its bytes decode to.
-TEST(Lora, OnAQuantizedWeightIsLoraOnWhatItIsDecodedTo) {
+TEST(Lora, OnQuantizedWeightEqualsLoraOnDecodedWeight) {
   for (const bool in_out : {false, true}) {
     Context context;
     const auto layout = in_out ? ops::WeightLayout::in_out : ops::WeightLayout::out_in;
@@ -181,7 +181,7 @@ TEST(Lora, OnAQuantizedWeightIsLoraOnWhatItIsDecodedTo) {
   }
 }
 
-TEST(Lora, AQuantizedModelHasItsLinearWeightsInBytesAlone) {
+TEST(Lora, QuantizedModelHoldsLinearWeightsAsBytes) {
   Context context;
   const auto model = make_model(context, preset("llama-nano"));
   EXPECT_EQ(quantize_nf4(*model), 2 * 7);
@@ -223,14 +223,14 @@ double merged_error(bool in_out, bool merge) {
   return error;
 }
 
-TEST(Lora, MergedWeightsGiveTheAdaptedModelsResults) {
+TEST(Lora, MergedWeightsEqualAdaptedModel) {
   for (const bool in_out : {false, true}) {
     EXPECT_LT(merged_error(in_out, true), 1e-5);
     EXPECT_GT(merged_error(in_out, false), 0.1) << "the control";
   }
 }
 
-TEST(AdapterFiles, AreReadBackAndHavePeftsKeys) {
+TEST(AdapterFiles, ReadBackAndHavePeftKeys) {
   const TemporaryFolder folder;
   const ModelConfig config = preset("gpt-nano");
   const LoraOptions options{.rank = 1, .alpha = 2.5, .targets = {"c_attn"}};
@@ -261,7 +261,7 @@ TEST(AdapterFiles, AreReadBackAndHavePeftsKeys) {
               HasSubstr("'c' is missing"));
 }
 
-TEST(AdapterFiles, WhatIsNoPlainLoraIsRefused) {
+TEST(AdapterFiles, RejectOtherThanPlainLora) {
   const auto parse = [](const std::string& more) {
     return error_of<InvalidUsage>([&] {
       parse_lora(

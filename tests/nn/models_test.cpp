@@ -11,7 +11,7 @@
 namespace tessera::nn {
 namespace {
 
-TEST(Models, PresetsHaveTheStatedSizes) {
+TEST(Models, PresetsHaveStatedSizes) {
   const std::map<std::string, std::int64_t> sizes{{"gpt-nano", 120576},   {"gpt-mini", 10844160},
                                                   {"gpt2", 124439808},    {"gpt2-xl", 1557611200},
                                                   {"llama-nano", 123712}, {"llama-7b", 6738415616}};
@@ -34,7 +34,7 @@ std::vector<std::string> names_and_shapes(const CausalModel& model) {
   return out;
 }
 
-TEST(Models, NamesAndShapesAreThoseOfHuggingFace) {
+TEST(Models, NamesAndShapesEqualHuggingFace) {
   Context context;
   ModelConfig gpt = preset("gpt-nano");
   gpt.layers = 1;
@@ -113,7 +113,7 @@ TEST(Models, GptAndLlamaLearn) {
   }
 }
 
-TEST(Models, ThreadsAndLazyStreamsChangeNoBit) {
+TEST(Models, ThreadsAndLazyStreamsAreBitwiseEqual) {
   ModelConfig dropping = preset("gpt-nano");
   dropping.embedding_dropout = dropping.residual_dropout = dropping.attention_dropout = 0.1;
   for (const ModelConfig& config : {preset("gpt-nano"), preset("llama-nano"), dropping}) {
@@ -143,7 +143,7 @@ TEST(Models, DropoutIsOffInEvaluation) {
   EXPECT_NE(loss(1), loss(2));
 }
 
-TEST(Models, AllMemoryIsGivenBackAfterAStep) {
+TEST(Models, StepReleasesAllMemory) {
   Context context;
   const auto model = make_model(context, preset("gpt-nano"));
   model->materialize(0);

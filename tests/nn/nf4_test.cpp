@@ -24,7 +24,7 @@ double quantile(double p) {
 }
 
 /// Equal to the digits to which the published tail probability is rounded.
-TEST(Nf4, LevelsAreQuantilesOfTheNormalDistribution) {
+TEST(Nf4, LevelsAreQuantilesOfNormalDistribution) {
   const double tail = 1 - (1.0 / 30 + 1.0 / 32) / 2;
   const double most = quantile(tail);
   const auto level = [&](int k, int parts) { return quantile(tail + (0.5 - tail) * k / parts) / most; };
@@ -75,7 +75,7 @@ double worst(const std::vector<float>& values, double gap) {
   return ratio;
 }
 
-TEST(Nf4, ARoundTripStaysWithinItsBound) {
+TEST(Nf4, RoundTripErrorIsBounded) {
   const double gap = 1 - 0.69619280;
   for (const std::size_t count : {1, 63, 64, 65, 4096, 100003})
     for (const float deviation : {1.0F, 0.02F, 1e-6F}) {
@@ -88,7 +88,7 @@ TEST(Nf4, ARoundTripStaysWithinItsBound) {
   EXPECT_GT(worst(normal(100003, 1.0F), gap / 2), 1.0) << "the control: half the bound is broken";
 }
 
-TEST(Nf4, LevelsAndZerosComeBackExactly) {
+TEST(Nf4, LevelsAndZerosAreExact) {
   std::vector<float> values(256);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = kNf4Levels[i % 16] * 0.5F;
   EXPECT_EQ(round_trip(values), values);
@@ -96,7 +96,7 @@ TEST(Nf4, LevelsAndZerosComeBackExactly) {
   EXPECT_TRUE(round_trip({}).empty());
 }
 
-TEST(Nf4, AnyRangeIsAPartOfTheWholeAndTheSizeIsThePapers) {
+TEST(Nf4, RangesEqualWholeAndSizeEqualsPaper) {
   const std::vector<float> values = normal(1001, 1.0F);
   std::vector<std::byte> encoded(nf4_bytes(1001));
   encode_nf4(values, encoded.data());
@@ -110,7 +110,7 @@ TEST(Nf4, AnyRangeIsAPartOfTheWholeAndTheSizeIsThePapers) {
   EXPECT_EQ(nf4_bytes(kCount), static_cast<std::size_t>(kCount / 2 + kCount / 64 + 4 * 10 + 4));
 }
 
-TEST(Nf4, WhatIsNotFiniteIsRefused) {
+TEST(Nf4, RejectsNonFiniteValues) {
   std::vector<std::byte> encoded(nf4_bytes(2));
   const float bad[] = {1.0F, std::numeric_limits<float>::quiet_NaN()};
   EXPECT_THROW(encode_nf4(bad, encoded.data()), base::InvalidUsage);

@@ -88,7 +88,7 @@ std::vector<float> run(Context& context, const OptimizerConfig& config, const st
   return values;
 }
 
-TEST_P(Updates, AgreeWithTheReferenceInDouble) {
+TEST_P(Updates, EqualReferenceInDouble) {
   Context context;
   for (const bool decay : {true, false}) {
     const std::vector<float> values = run(context, GetParam(), {0, kCount}, decay);
@@ -109,14 +109,14 @@ TEST_P(Updates, AgreeWithTheReferenceInDouble) {
   }
 }
 
-TEST_P(Updates, ARangeMayBeCutAnywhereAndRunLate) {
+TEST_P(Updates, SupportAnyRangeOnLazyStreams) {
   Context context, late({.threads = 2, .make_stream = make_lazy_stream});
   const std::vector<float> whole = run(context, GetParam(), {0, kCount}, true);
   EXPECT_EQ(run(context, GetParam(), {0, 1, 8, 21, kCount}, true), whole);
   EXPECT_EQ(run(late, GetParam(), {0, kCount}, true), whole);
 }
 
-TEST(Optimizers, TheGradientScaleIsReadWhenTheStreamGetsThere) {
+TEST(Optimizers, ReadGradientScaleInStreamOrder) {
   Context context({.make_stream = make_lazy_stream});
   float value = 1.0F, gradient = 2.0F;
   double factor = 1.0;
@@ -127,7 +127,7 @@ TEST(Optimizers, TheGradientScaleIsReadWhenTheStreamGetsThere) {
   EXPECT_EQ(value, 0.75F);
 }
 
-TEST(Optimizers, UnusedParametersStay) {
+TEST(Optimizers, KeepUnusedParameters) {
   Context context;
   const auto model = make_model(context, preset("gpt-nano"));
   model->materialize(0);
@@ -153,7 +153,7 @@ TEST(Optimizers, UnusedParametersStay) {
   EXPECT_NE(values(), before);
 }
 
-TEST(Optimizers, OptionsThatMakeNoSenseAreRefused) {
+TEST(Optimizers, RejectInvalidOptions) {
   EXPECT_NO_THROW(validate(OptimizerConfig{}));
   const std::vector<OptimizerConfig> wrong{{.beta1 = 1.0},
                                            {.beta2 = -0.1},
@@ -168,7 +168,7 @@ TEST(Optimizers, OptionsThatMakeNoSenseAreRefused) {
   EXPECT_THROW(parse_optimizer("lion"), InvalidUsage);
 }
 
-TEST(Schedules, FollowTheFormula) {
+TEST(LrSchedules, EqualFormula) {
   const LrSchedule constant{.peak = 0.5, .warmup = 4};
   EXPECT_DOUBLE_EQ(learning_rate(constant, 1), 0.125);
   EXPECT_DOUBLE_EQ(learning_rate(constant, 4), 0.5);

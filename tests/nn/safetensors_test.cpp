@@ -31,7 +31,7 @@ std::vector<float> read(const SafetensorsFile& file, const std::string& name, El
   return out;
 }
 
-TEST(Safetensors, WhatIsWrittenByRangesReadsBackByRanges) {
+TEST(Safetensors, WritesAndReadsRanges) {
   const TemporaryFolder folder;
   const std::string path = folder.path("m.safetensors");
   const std::vector<float> a{1, 2, 3, 4, 5, 6}, b{-7};
@@ -55,7 +55,7 @@ TEST(Safetensors, WhatIsWrittenByRangesReadsBackByRanges) {
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(opened.bytes(*opened.find("a")).data()) % 8, 0U);
 }
 
-TEST(Safetensors, AnAbandonedWriterLeavesTheOldFile) {
+TEST(Safetensors, AbandonedWriterKeepsOldFile) {
   const TemporaryFolder folder;
   const std::string path = folder.write("m.safetensors", "old");
   { const SafetensorsWriter writer(path, {{"a", {1}}}, {}); }
@@ -65,7 +65,7 @@ TEST(Safetensors, AnAbandonedWriterLeavesTheOldFile) {
   EXPECT_THROW(SafetensorsWriter(path, {{"a", {1}}, {"a", {1}}}, {}), InvalidUsage);
 }
 
-TEST(Safetensors, ConvertsTheFloatingTypes) {
+TEST(Safetensors, ConvertsFloatingDtypes) {
   const TemporaryFolder folder;
   const std::string header =
       R"({"h":{"dtype":"F16","shape":[2],"data_offsets":[0,4]},"b":{"dtype":"BF16","shape":[1],"data_offsets":[4,6]},)"
@@ -127,7 +127,7 @@ std::vector<Hostile> hostile_files() {
   };
 }
 
-TEST(Safetensors, HostileFilesAreRefusedInOneLine) {
+TEST(Safetensors, RejectsMalformedFilesInOneLine) {
   const TemporaryFolder folder;
   const std::vector<Hostile> all = hostile_files();
   for (std::size_t i = 0; i < all.size(); ++i) {

@@ -115,7 +115,7 @@ void check_case(const BenchData& data) {
   }
 }
 
-TYPED_TEST(BenchDataOf, ExpectedValuesAreThoseOfBruteForceInAnyOrder) {
+TYPED_TEST(BenchDataOf, ExpectedValuesEqualBruteForceInAnyOrder) {
   for (const BenchOp& op : bench_ops()) {
     for (const int ranks : {1, 2, 3, 5, 20}) {
       const BenchData data{&op, base::dtype_of<TypeParam>, Kind::sum, ranks, ranks / 2};
@@ -132,14 +132,14 @@ TYPED_TEST(BenchDataOf, ExpectedValuesAreThoseOfBruteForceInAnyOrder) {
   }
 }
 
-TEST(BenchData, RanksGiveDifferentValues) {
+TEST(BenchData, ValuesDifferByRank) {
   const BenchData data{&bench_op("all_gather"), DType::f32, Kind::sum, 2, 0};
   int equal = 0;
   for (std::size_t i = 0; i < 1000; ++i) equal += bench_value(data, 0, i) == bench_value(data, 1, i) ? 1 : 0;
   EXPECT_LT(equal, 5);
 }
 
-TEST(BenchData, AMissingAddendShows) {
+TEST(BenchData, DetectsMissingAddend) {
   for (const int ranks : {2, 4, 16}) {
     const BenchData data{&bench_op("all_reduce"), DType::bf16, Kind::sum, ranks, 0};
     for (int rank = 0; rank < ranks; ++rank)
@@ -147,7 +147,7 @@ TEST(BenchData, AMissingAddendShows) {
   }
 }
 
-TEST(BenchData, AnAverageMayDifferByOneUnitInTheLastPlaceAndNoMore) {
+TEST(BenchData, AverageMayDifferByOneUlp) {
   const BenchData data{&bench_op("all_reduce"), DType::f32, Kind::avg, 3, 0};
   const BenchShape shape = bench_shape(*data.op, 4, data.dtype, data.ranks);
   const float sum = static_cast<float>(bench_value(data, 0, 0) + bench_value(data, 1, 0) + bench_value(data, 2, 0));

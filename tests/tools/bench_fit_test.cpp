@@ -33,7 +33,7 @@ double alpha_of_absolute_errors(const std::vector<FitPoint>& points) {
   return (t * ss - st * s) / (n * ss - s * s);
 }
 
-TEST(BenchFit, ExactDataGiveTheCoefficientsBack) {
+TEST(BenchFit, ExactDataRecoverCoefficients) {
   const auto fit = fit_alpha_beta(points_of(3, 2e-4, 0));
   ASSERT_TRUE(fit);
   EXPECT_NEAR(fit->alpha_us, 3, 1e-9);
@@ -43,7 +43,7 @@ TEST(BenchFit, ExactDataGiveTheCoefficientsBack) {
   EXPECT_EQ(fit->span, std::pow(2.0, 24));
 }
 
-TEST(BenchFit, NoiseOnLargeSizesDoesNotDrownSmallOnes) {
+TEST(BenchFit, NoiseOfLargeSizesDoesNotHideSmallOnes) {
   const std::vector<FitPoint> points = points_of(3, 2e-4, 0.05);
   const auto fit = fit_alpha_beta(points);
   ASSERT_TRUE(fit);
@@ -54,7 +54,7 @@ TEST(BenchFit, NoiseOnLargeSizesDoesNotDrownSmallOnes) {
   EXPECT_GT(std::abs(alpha_of_absolute_errors(points) - 3), 30) << "control: this one must drown";
 }
 
-TEST(BenchFit, WhatIsNoLineShowsInTheError) {
+TEST(BenchFit, NonlinearDataHaveLargeError) {
   std::vector<FitPoint> points = points_of(3, 2e-4, 0);
   for (FitPoint& p : points)
     if (p.bytes > 1 << 20) p.microseconds *= 3;  // too large for the cache
@@ -79,7 +79,7 @@ TEST(BenchFit, NoCoefficientIsNegative) {
   EXPECT_GT(fit_alpha_beta(falling)->alpha_us, 0);
 }
 
-TEST(BenchFit, TooFewSizesGiveNone) {
+TEST(BenchFit, TooFewSizesHaveNoFit) {
   EXPECT_FALSE(fit_alpha_beta({}));
   const std::vector<FitPoint> two = {{0, 5}, {8, 1}, {8, 2}, {16, 2}};
   EXPECT_FALSE(fit_alpha_beta(two)) << "0 bytes and repeats are no sizes";

@@ -45,7 +45,7 @@ double overlap_of(const std::function<comm::Work()>& start) {
   return percent;
 }
 
-TEST(BenchOverlap, TheFormulaIsOsus) {
+TEST(BenchOverlap, FormulaEqualsOsu) {
   EXPECT_DOUBLE_EQ(overlap_percent({100, 100, 100}), 100);
   EXPECT_DOUBLE_EQ(overlap_percent({100, 100, 150}), 50);
   EXPECT_DOUBLE_EQ(overlap_percent({100, 100, 200}), 0);
@@ -53,7 +53,7 @@ TEST(BenchOverlap, TheFormulaIsOsus) {
   EXPECT_DOUBLE_EQ(overlap_percent({0, 0, 0}), 0);
 }
 
-TEST(BenchOverlap, WhatRunsByItselfIsHiddenAndWhatBlocksIsNot) {
+TEST(BenchOverlap, AsynchronousTimeIsHiddenAndBlockingTimeIsNot) {
   Timer timer;
   const double by_itself = overlap_of([&] {
     timer.begin(kTime);
@@ -67,7 +67,7 @@ TEST(BenchOverlap, WhatRunsByItselfIsHiddenAndWhatBlocksIsNot) {
   EXPECT_LT(blocking, 40);
 }
 
-TEST(BenchOverlap, TheComputationTakesAboutAsLongAsAsked) {
+TEST(BenchOverlap, ComputationLastsAsConfigured) {
   const Computation computation;
   std::vector<double> samples;
   for (int i = 0; i < 31; ++i) {
@@ -79,7 +79,7 @@ TEST(BenchOverlap, TheComputationTakesAboutAsLongAsAsked) {
   EXPECT_LT(bench_times(samples).min, 1000);
 }
 
-TEST(BenchCold, EvictedMemoryIsSlowToReadAndUnchanged) {
+TEST(BenchCold, EvictedMemoryIsUnchangedAndSlowToRead) {
   ASSERT_TRUE(can_evict());
   std::vector<std::uint64_t> data(1 << 14);  // 128 KiB: in the second-level cache when warm
   std::iota(data.begin(), data.end(), 1);
@@ -103,7 +103,7 @@ TEST(BenchCold, EvictedMemoryIsSlowToReadAndUnchanged) {
   EXPECT_LT(read(false), cold / 1.5) << "control: the same loop without the flush is fast again";
 }
 
-TEST(BenchCold, RunsUnderItsNameAndStaysRight) {
+TEST(BenchCold, RunsByNameAndStaysCorrect) {
   BenchSpec plan{.ranks = 2, .min_bytes = 64, .max_bytes = 65536, .factor = 32, .check = true, .iterations = 3, .warmup = 1,
                  .cold = true, .overlap = true};
   plan.ops = {&bench_op("all_reduce"), &bench_op("barrier")};

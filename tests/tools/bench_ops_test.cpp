@@ -22,7 +22,7 @@ struct Row {
   double factor;
 };
 
-TEST(BenchOps, ShapesAndFactorsAreThoseOfNcclTests) {
+TEST(BenchOps, ShapesAndFactorsEqualNcclTests) {
   // 1000 bytes of f32 on 3 ranks: 250 elements in all, 83 per slice.
   const std::vector<Row> rows = {
       {"all_reduce", 1000, 250, 250, 250, 4.0 / 3}, {"all_gather", 996, 83, 83, 249, 2.0 / 3},
@@ -44,19 +44,19 @@ TEST(BenchOps, ShapesAndFactorsAreThoseOfNcclTests) {
   }
 }
 
-TEST(BenchOps, SizesBelowOneElementAreRowsOfZero) {
+TEST(BenchOps, SizesBelowOneElementAreZeroRows) {
   EXPECT_EQ(bench_shape(bench_op("all_gather"), 8, DType::f32, 4).bytes, 0U);
   EXPECT_EQ(bench_shape(bench_op("all_reduce"), 8, DType::f32, 4).bytes, 8U);
   EXPECT_EQ(bench_shape(bench_op("all_reduce"), 7, DType::f64, 4).bytes, 0U);
   EXPECT_EQ(bench_shape(bench_op("all_gather"), 16, DType::f32, 4).bytes, 16U);
 }
 
-TEST(BenchOps, OneRankMovesNothingOverTheBus) {
+TEST(BenchOps, OneRankHasNoBusTraffic) {
   EXPECT_EQ(bus_factor(bench_op("all_reduce"), 1), 0);
   EXPECT_EQ(bus_factor(bench_op("all_gather"), 1), 0);
 }
 
-TEST(BenchOps, UnknownNamesAreAnsweredWithTheList) {
+TEST(BenchOps, ErrorForUnknownNameListsAll) {
   try {
     bench_op("allreduce");
     FAIL();
@@ -83,7 +83,7 @@ Totals totals(const char* name, std::uint64_t bytes, int ranks, bool in_place) {
   return sum;
 }
 
-TEST(BenchOps, TrafficAddsUpOverTheRanks) {
+TEST(BenchOps, TrafficAddsUpOverRanks) {
   // S = 1008 bytes on 4 ranks; all_reduce combines n S into S and copies (n-1) S, whether or not the slices are equal.
   EXPECT_EQ(totals("all_reduce", 1008, 4, false), (Totals{4032, 1008, 3024}));
   EXPECT_EQ(totals("all_reduce", 1004, 4, true), (Totals{4016, 1004, 3012})) << "251 elements in 4 slices";
@@ -101,7 +101,7 @@ TEST(BenchOps, TrafficAddsUpOverTheRanks) {
   EXPECT_EQ(totals("all_reduce", 0, 4, false), Totals{});
 }
 
-TEST(BenchBound, BothKindsOfStoresCombineEveryByte) {
+TEST(BenchBound, BothStoreKindsWriteEveryByte) {
   for (const Stores stores : {Stores::plain, Stores::non_temporal}) {
     for (const std::size_t bytes : {0, 1, 31, 64, 65, 1000}) {
       constexpr std::size_t kStride = 1024;

@@ -42,7 +42,7 @@ BenchSpec small_plan(int ranks) {
   return plan;
 }
 
-TEST(BenchRun, EveryOperationIsRightInAndOutOfPlace) {
+TEST(BenchRun, OperationsAreCorrectInAndOutOfPlace) {
   for (const bool communicator_memory : {true, false}) {
     BenchSpec plan = small_plan(3);
     plan.communicator_memory = communicator_memory;
@@ -64,7 +64,7 @@ TEST(BenchRun, EveryOperationIsRightInAndOutOfPlace) {
   }
 }
 
-TEST(BenchRun, OneBrokenValueIsCountedOnceAndEndsWithCode1) {
+TEST(BenchRun, DetectsWrongValueAndReturnsCode1) {
   BenchSpec plan = small_plan(2);
   const std::vector<BenchRow> rows = rows_of(plan, 1);  // rank 1 is the root too
   BenchReport report(plan, false);
@@ -82,7 +82,7 @@ TEST(BenchRun, OneBrokenValueIsCountedOnceAndEndsWithCode1) {
   EXPECT_THROW(finish_bench({}, report), CheckFailed);
 }
 
-TEST(BenchRun, ADevicesMemoryIsFilledMovedAndChecked) {
+TEST(BenchRun, DeviceMemoryIsFilledMovedAndChecked) {
   for (const bool communicator_memory : {true, false}) {
     BenchSpec plan = small_plan(2);
     plan.communicator_memory = communicator_memory;
@@ -96,7 +96,7 @@ TEST(BenchRun, ADevicesMemoryIsFilledMovedAndChecked) {
   }
 }
 
-TEST(BenchRun, ABrokenValueOfADeviceIsSeen) {
+TEST(BenchRun, DetectsWrongValueOnDevice) {
   BenchSpec plan = small_plan(2);
   plan.ops = {&bench_op("all_gather"), &bench_op("reduce"), &bench_op("send_recv")};
   for (const BenchRow& row : rows_of(plan, 1, harness::make_guarded_device({.lazy = true}))) {
@@ -106,7 +106,7 @@ TEST(BenchRun, ABrokenValueOfADeviceIsSeen) {
   }
 }
 
-TEST(BenchRun, WithoutCheckNothingIsClaimed) {
+TEST(BenchRun, WithoutCheckReportsNoResult) {
   BenchSpec plan = small_plan(2);
   plan.check = false;
   plan.ops = {&bench_op("all_reduce")};
@@ -121,13 +121,13 @@ TEST(BenchRun, WithoutCheckNothingIsClaimed) {
   EXPECT_NO_THROW(finish_bench({}, report));
 }
 
-TEST(BenchRun, OneRankWorksAlone) {
+TEST(BenchRun, OneRankWorks) {
   BenchSpec plan = small_plan(1);
   std::erase_if(plan.ops, [](const BenchOp* op) { return op->id == BenchOp::Id::send_recv; });
   for (const BenchRow& row : rows_of(plan, -1)) EXPECT_EQ(row.out_of_place.wrong, std::uint64_t{0}) << row.out_of_place.op;
 }
 
-TEST(BenchTimes, AreOrderStatistics) {
+TEST(BenchTimes, ArePercentiles) {
   std::vector<double> samples(200);
   std::iota(samples.rbegin(), samples.rend(), 1.0);
   const BenchTimes times = bench_times(samples);
@@ -140,7 +140,7 @@ TEST(BenchTimes, AreOrderStatistics) {
   EXPECT_THROW(bench_times({}), base::InvalidUsage);
 }
 
-TEST(BenchPlanOf, SizesGrowByTheFactorAndNeverOverflow) {
+TEST(BenchPlanOf, SizesGrowByFactorWithoutOverflow) {
   BenchSpec plan{.min_bytes = 8, .max_bytes = 100, .factor = 3};
   EXPECT_THAT(plan.sizes(bench_op("all_reduce")), testing::ElementsAre(8, 24, 72));
   EXPECT_THAT(plan.sizes(bench_op("barrier")), testing::ElementsAre(0));
@@ -148,7 +148,7 @@ TEST(BenchPlanOf, SizesGrowByTheFactorAndNeverOverflow) {
   EXPECT_EQ(plan.sizes(bench_op("all_reduce")).size(), 1U);
 }
 
-TEST(BenchResultJson, ReadsBackBitForBit) {
+TEST(BenchResultJson, ReadsBackExactly) {
   const BenchResult result{.backend = "shm", .op = "reduce", .bytes = 12, .dtype = "bf16", .time_us = {0.1, 1.0 / 3, 1e-7, 12345.678},
                            .algbw_gbps = 2.0 / 7, .busbw_gbps = 3.3, .wrong = 4, .in_place = true, .memory = "ordinary",
                            .algorithm = "direct", .bound_us = 1e-9};

@@ -45,7 +45,7 @@ def read_as_nccl_tests(text):
 
 
 class BenchTest(unittest.TestCase):
-    def test_a_real_run_prints_and_writes_what_the_page_says(self):
+    def test_run_prints_and_writes_documented_results(self):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "out.json"
             code, out, err = bench(",".join(OPS), "--ranks", "2", "--max-bytes", "1M", "--factor", "8", "--iterations", "20", "--check",
@@ -104,7 +104,7 @@ class BenchTest(unittest.TestCase):
         if r["bytes"] >= 1 << 18:  # the same loads and stores can't be far slower than the operation, which also waits for other ranks
             self.assertLess(r["bound_us"], 5 * time["max"])
 
-    def test_odd_ranks_other_types_and_roots(self):
+    def test_uneven_ranks_dtypes_and_roots(self):
         code, out, err = bench("reduce,all_to_all,broadcast", "--ranks", "3", "--min-bytes", "4", "--max-bytes", "1000", "--factor", "9", "--dtype",
                                "bf16", "--op", "max", "--root", "2", "--iterations", "2", "--memory", "ordinary", "--check")
         self.assertEqual((code, err), (0, ""))
@@ -141,7 +141,7 @@ class BenchTest(unittest.TestCase):
         mean = [float(row[side]["busbw"]) for row in ours[1] for side in ("out", "in")]
         self.assertAlmostEqual(ours[3], sum(mean) / len(mean), delta=0.006)
 
-    def test_cold_and_overlap_are_said(self):
+    def test_output_shows_cold_and_overlap(self):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "out.json"
             code, out, err = bench("all_reduce,all_to_all", "--ranks", "2", "--max-bytes", "64K", "--factor", "16", "--iterations", "5", "--check",
@@ -224,7 +224,7 @@ class BenchTest(unittest.TestCase):
         self.assertEqual(len(rows(done.stdout)), 4)
         self.assertIn("ranks 2,", done.stdout)
 
-    def test_mistakes_end_with_2_and_one_line_that_helps(self):
+    def test_invalid_usage_is_one_line_and_code_2(self):
         for arguments, says in (
             (("all_reduce,allgather",), "'allgather'; known: all_reduce all_gather"),
             (("send",), "'send'"),

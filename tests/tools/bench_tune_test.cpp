@@ -15,14 +15,14 @@ using Range = AlgorithmRange;
 
 constexpr std::uint64_t kMiB = 1 << 20;
 
-TEST(BenchTune, TheFasterOneTakesOver) {
+TEST(BenchTune, SelectsFasterAlgorithm) {
   const std::vector<AlgorithmTimes> times = {{"direct", {{8, 1.0}, {1024, 2.0}, {65536, 60}, {kMiB, 900}}},
                                              {"ring", {{8, 3.0}, {1024, 4.0}, {65536, 40}, {kMiB, 500}}}};
   EXPECT_THAT(choose_ranges(times), ElementsAre(Range{"direct", 0, 65536}, Range{"ring", 65536, UINT64_MAX}));
   EXPECT_EQ(algorithms_text("all_reduce", choose_ranges(times)), "all_reduce=direct:0-64K;ring:64K-max");
 }
 
-TEST(BenchTune, NoiseMakesNoRange) {
+TEST(BenchTune, NoiseAddsNoRange) {
   std::vector<AlgorithmTimes> times = {{"direct", {{8, 1.0}, {64, 1.0}, {512, 1.0}, {kMiB, 100}}},
                                        {"ring", {{8, 0.96}, {64, 0.97}, {512, 0.5}, {kMiB, 101}}}};
   EXPECT_THAT(choose_ranges(times), ElementsAre(Range{"direct", 0, UINT64_MAX})) << "4% is nothing, and one size alone neither";
@@ -31,7 +31,7 @@ TEST(BenchTune, NoiseMakesNoRange) {
   EXPECT_EQ(choose_ranges(times).size(), 1U) << "1% is too little to take it back";
 }
 
-TEST(BenchTune, NobodyIsAskedForWhatItRefuses) {
+TEST(BenchTune, SkipsUnsupportedAlgorithms) {
   const std::vector<AlgorithmTimes> times = {{"direct", {{8, 2.0}, {1024, 2.5}, {65536, 60}, {2 * kMiB, 900}}},
                                              {"symmetric", {{8, 1.0}, {1024, 1.0}}},
                                              {"huge", {{2 * kMiB, 100}}}};
@@ -39,7 +39,7 @@ TEST(BenchTune, NobodyIsAskedForWhatItRefuses) {
                                                 Range{"huge", 2 * kMiB, UINT64_MAX}));
 }
 
-TEST(BenchTune, ShortMeasurementsPromiseNothingBeyond) {
+TEST(BenchTune, ShortMeasurementsAreNotExtrapolated) {
   const std::vector<AlgorithmTimes> times = {{"direct", {{8, 2.0}, {16384, 20}}}, {"symmetric", {{8, 1.0}, {16384, 10}}}};
   EXPECT_EQ(algorithms_text("all_reduce", choose_ranges(times)), "all_reduce=symmetric:0-16385");
   EXPECT_TRUE(choose_ranges({}).empty());
@@ -50,7 +50,7 @@ BenchResult result(const std::string& op, const std::string& algorithm, std::uin
   return {.backend = "shm", .op = op, .bytes = bytes, .time_us = {us, us, us, us}, .algorithm = algorithm};
 }
 
-TEST(BenchTune, TheTableIsReadBackAsItWasChosen) {
+TEST(BenchTune, ReadsBackItsTable) {
   BenchSpec plan{.ranks = 2};
   plan.ops = {&bench_op("all_reduce"), &bench_op("all_gather")};
   AlgorithmTuner tuning(plan);
@@ -74,7 +74,7 @@ TEST(BenchTune, TheTableIsReadBackAsItWasChosen) {
   EXPECT_THAT(tuning.table(), testing::HasSubstr("own choice"));
 }
 
-TEST(BenchSummary, TheBestOfEachSizeIsMarked) {
+TEST(BenchSummary, MarksBestOfEachSize) {
   std::vector<BenchResult> results = {result("all_reduce", "direct", 8, 3), result("all_reduce", "direct", 64, 5)};
   for (BenchResult other : {results[0], results[1]}) {
     other.backend = "other";

@@ -53,7 +53,7 @@ class Folder(unittest.TestCase):
 
 
 class CheckpointTest(Folder):
-    def test_a_run_goes_on_as_if_it_had_never_stopped(self):
+    def test_resumed_run_equals_uninterrupted(self):
         losses, end = self.train(6, "--clip-norm", 1)
         self.train(4, "--clip-norm", 1, "--save", self.saves, "--save-every", 2)
         self.assertEqual(self.whole_steps(), [2, 4])
@@ -64,7 +64,7 @@ class CheckpointTest(Folder):
         # The control: without the checkpoint the run ends with another hash.
         self.assertNotEqual(self.train(2)[1], end)
 
-    def test_other_ranks_and_strategies_go_on_from_it(self):
+    def test_other_ranks_and_strategies_resume(self):
         losses, _ = self.train(6)
         self.train(3, "--save", self.saves)
         for ranks, strategy in ((1, "ddp"), (3, "zero2"), (4, "hsdp")):
@@ -72,7 +72,7 @@ class CheckpointTest(Folder):
             for step in (4, 5, 6):
                 self.assertAlmostEqual(float(more[step]), float(losses[step]), places=4)
 
-    def test_killed_in_the_middle_it_goes_on_from_the_last_whole_step(self):
+    def test_killed_run_resumes_from_last_complete_step(self):
         _, end = self.train(30)
         process = subprocess.Popen([TOOL, *map(str, self.arguments(30, "--save", self.saves, "--save-every", 1, "--resume", self.saves))],
                                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True)
@@ -87,7 +87,7 @@ class CheckpointTest(Folder):
         self.assertEqual(same_end, end)
         self.assertEqual(min(more), steps[-1] + 1)
 
-    def test_a_second_run_into_the_same_folder_is_refused(self):
+    def test_rejects_second_run_in_directory(self):
         first = subprocess.Popen([TOOL, *map(str, self.arguments(100000, "--save", self.saves, "--save-every", 1, "--keep-last", 2))],
                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         try:
@@ -117,7 +117,7 @@ class CheckpointTest(Folder):
         code, text, err = tool("train", "--ranks", "1", "--steps", "0", "--init", self.folder / "hf")
         self.assertEqual((code, text.split()[-1]), (0, end), err)
 
-    def test_damage_is_named_and_nothing_is_lost(self):
+    def test_names_damage_and_keeps_files(self):
         self.train(3, "--save", self.saves)
         data = self.saves / "step-00000003/rank-00001.safetensors"
         good = data.read_bytes()
@@ -130,7 +130,7 @@ class CheckpointTest(Folder):
         data.write_bytes(good)
         self.assertEqual(tool("checkpoint", "verify", self.saves)[0], 0)
 
-    def test_what_makes_no_sense_is_one_line(self):
+    def test_invalid_options_are_one_line(self):
         self.train(3, "--save", self.saves)
         at = self.arguments(6)
         self.assertIn("no such directory", self.wrong(*at, "--resume", self.folder / "nowhere"))
@@ -145,7 +145,7 @@ class CheckpointTest(Folder):
         self.assertIn("A subcommand is required", self.wrong("checkpoint"))
         self.assertIn("--keep-last", self.wrong("compare", "--keep-last", 2))
 
-    def test_what_would_give_other_batches_is_refused(self):
+    def test_rejects_options_that_change_batches(self):
         self.train(3, "--save", self.saves)
         wide = self.folder / "wide.txt"  # the same tokens, of two bytes each
         wide.write_text("\0".join(TEXT) + "\0")
@@ -160,7 +160,7 @@ class CheckpointTest(Folder):
             code, _, err = tool(*options)
             self.assertEqual(code, 0, err)
 
-    def test_a_full_disk_fails_the_save_and_not_the_training(self):
+    def test_full_disk_fails_save_and_not_training(self):
         _, end = self.train(4)
         self.saves.mkdir()
         # One checkpoint of 1.4 MB fits, two don't.
@@ -240,10 +240,10 @@ class FaultTest(Folder):
     def test_rank_1_is_killed_at_every_call(self):
         self.check_every_call(1, "kill")
 
-    def test_rank_0_finds_no_room_at_every_call(self):
+    def test_rank_0_has_full_disk_at_every_call(self):
         self.check_every_call(0, "full")
 
-    def test_rank_1_finds_no_room_at_every_call(self):
+    def test_rank_1_has_full_disk_at_every_call(self):
         self.check_every_call(1, "full")
 
 

@@ -22,7 +22,7 @@ class CommandLineTest(unittest.TestCase):
         self.assertTrue(err.startswith("tessera: "), err)
         return err
 
-    def test_mistakes_end_with_2_and_one_line_that_helps(self):
+    def test_invalid_usage_is_one_line_and_code_2(self):
         self.assertIn("known: ", self.wrong())
         self.assertIn("'trian'", self.wrong("trian"))
         self.assertIn("see tessera run --help", self.wrong("run", "--rnaks", "3", "--", "true"))
@@ -35,7 +35,7 @@ class CommandLineTest(unittest.TestCase):
         self.assertIn("see tessera info --help", self.wrong("info", "--jsno"))
         self.assertIn("see tessera info --help", self.wrong("info", "extra"))
 
-    def test_help_names_every_subcommand_and_each_explains_itself(self):
+    def test_help_lists_and_describes_subcommands(self):
         code, out, err = tool("--help")
         self.assertEqual((code, err), (0, ""))
         known = self.wrong("nothing").split("known: ")[1].split(";")[0].split()
@@ -70,12 +70,12 @@ class CommandLineTest(unittest.TestCase):
         self.assertEqual(code, 0)
         self.assertIn("seventeen", out)
 
-    def test_a_misspelled_variable_is_noticed(self):
+    def test_warns_of_misspelled_variable(self):
         code, _, err = tool("info", env={**os.environ, "TESSERA_TIMOUT": "1s", "TESSERA_TIMEOUT": "1s"})
         self.assertEqual((code, err), (0, "tessera: warning: TESSERA_TIMOUT is not a variable of this program; see tessera info --env\n"))
         self.assertEqual(tool("info", env={**os.environ, "TESSERA_TIMEOUT": "1s"})[2], "")
 
-    def test_info_lists_what_the_libraries_have(self):
+    def test_info_lists_capabilities_of_libraries(self):
         info = json.loads(tool("info", "--json")[1])
         self.assertGreaterEqual({backend["name"] for backend in info["backends"]}, {"shm"})
         self.assertEqual(set(info["strategies"]), {"ddp", "zero1", "zero2", "fsdp", "hsdp", "shard_grad_op", "diloco", "local_sgd"})
@@ -84,7 +84,7 @@ class CommandLineTest(unittest.TestCase):
         self.assertEqual(rows, {"gpt-nano": 120576, "gpt-mini": 10844160, "gpt2": 124439808, "gpt2-xl": 1557611200,
                                 "llama-nano": 123712, "llama-7b": 6738415616})
 
-    def test_a_device_that_cannot_be_used_is_an_error_that_says_why(self):
+    def test_unusable_device_is_error_with_reason(self):
         devices = {d["name"]: d for d in json.loads(tool("info", "--json")[1])["devices"]}
         self.assertTrue(devices["cpu"]["available"] and devices["meta"]["available"])
         for command in ("train", "compare", "bench"):

@@ -35,12 +35,12 @@ TEST(DivergenceMonitor, NamesStepAndRank) {
               testing::StartsWith("tessera: warning: fsdp: step 7: the loss is nan on every rank: "));
 }
 
-TEST(DivergenceMonitor, SeesGradientsBeforeTheLoss) {
+TEST(DivergenceMonitor, DetectsGradientsBeforeLoss) {
   EXPECT_THAT(said_for(1, 2, INFINITY),
               testing::StartsWith("tessera: warning: fsdp: step 7: the norm of the gradients is inf on every rank: "));
 }
 
-TEST(DivergenceMonitor, WarnsOnceAndOnlyOfWhatIsNotFinite) {
+TEST(DivergenceMonitor, WarnsOnceOfNonFiniteValues) {
   const std::string once = said_for(1, NAN, 2.0, 3);
   EXPECT_EQ(std::count(once.begin(), once.end(), '\n'), 1);
   EXPECT_EQ(said_for(1, 2, 3.0, 3), "");

@@ -62,7 +62,7 @@ class DivergenceTest(Diverging):
         code, out, err = self.tool("train")  # the negative control
         self.assertEqual((code, err), (0, ""))
 
-    def test_the_last_finite_checkpoint_stays(self):
+    def test_keeps_last_finite_checkpoint(self):
         saves = self.folder / "saves"
         code, _, err = self.tool("train", *DIVERGES, "--save", saves, "--save-every", 1, "--keep-last", 2)
         self.assertEqual(code, 0, err)
@@ -87,7 +87,7 @@ class DivergenceTest(Diverging):
         code, _, err = self.tool("train", "--resume", good, steps=5)
         self.assertEqual((code, err), (0, ""))
 
-    def test_steps_that_f16_skips_are_said(self):
+    def test_reports_steps_that_f16_skips(self):
         """Gradients times 65536 overflow in f16 if the loss is large, as with a learning rate that is too high."""
         code, out, err = self.tool("train", "--precision", "f16", "--lr", "0.3", "--json", self.folder / "t.json", steps=20)
         self.assertEqual(code, 0, err)
@@ -121,7 +121,7 @@ class LossScaleTest(Diverging):
         self.assertEqual((code, err), (0, ""))
         return [line for line in self.lines("t.json") if "loss" in line], out.split()[-1]
 
-    def test_a_resumed_f16_run_is_the_one_that_never_stopped(self):
+    def test_resumed_f16_run_equals_uninterrupted(self):
         whole, saves = self.folder / "whole", self.folder / "saves"
         steps, end = self.run_f16(16, "--save", whole, "--save-every", 1)
         skipped = [line["step"] for line in steps if line["skipped"]]

@@ -75,7 +75,7 @@ class Faults(checkpoint_test.Folder):
 
 
 class OrderTest(Faults):
-    def test_what_is_named_is_on_the_disk(self):
+    def test_directory_entries_are_durable(self):
         log = self.folder / "log"
         # Two saves and the removal of a step; then the same two steps again, which replace one of them.
         for lr in ("1e-3", "2e-3"):
@@ -94,7 +94,7 @@ class OrderTest(Faults):
 
 
 class ReplacingTest(Faults):
-    def test_a_killed_save_of_a_step_that_is_there_leaves_one_of_the_two(self):
+    def test_killed_replacement_leaves_one_checkpoint(self):
         def data():
             return [path.read_bytes() for path in sorted(self.saves.glob("step-00000001*/*.safetensors"))]
 
@@ -126,7 +126,7 @@ class ReplacingTest(Faults):
 
 
 class ShortTest(Faults):
-    def test_calls_that_do_a_part_of_their_work_are_repeated(self):
+    def test_short_writes_are_continued(self):
         whole = self.folder / "whole"
         self.train(2, "--save", whole, "--save-every", 1)
         for rank in (0, 1):
@@ -148,7 +148,7 @@ class ShortTest(Faults):
 
 
 class RecoveryTest(Faults):
-    def test_a_later_save_that_is_good_makes_up_for_one_that_failed(self):
+    def test_later_save_succeeds_after_failed_one(self):
         count = self.folder / "count"
         self.assertEqual(self.train_with(steps=1, count=count)[0], 0)
         shutil.rmtree(self.saves)

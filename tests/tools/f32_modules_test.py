@@ -37,7 +37,7 @@ class F32ModulesTest(unittest.TestCase):
     def hash_of(self, *arguments, **keywords):
         return next(line["final_parameters_hash"] for line in self.run_tool("train", *arguments, **keywords) if "final_parameters_hash" in line)
 
-    def test_strategies_agree_and_cost_what_the_formulas_say(self):
+    def test_strategies_agree_and_cost_formulas(self):
         for arguments, alike in ((["--reduce-dtype", "f32"], 1), (["--strategies", "ddp,zero1,zero2,fsdp"], 1)):
             runs = self.run_tool("compare", *NORMS, "--steps", "4", "--clip-norm", "0.5", *arguments, ranks=4)["runs"]
             self.assertEqual(len({run["final_parameters_hash"] for run in runs}), alike)
@@ -49,7 +49,7 @@ class F32ModulesTest(unittest.TestCase):
                 self.assertGreater(mixed["model_state_bytes"]["parameter"], narrow["model_state_bytes"]["parameter"])
                 self.assertLess(mixed["model_state_bytes"]["optimizer"], narrow["model_state_bytes"]["optimizer"], "no masters beside f32")
 
-    def test_a_run_goes_on_with_the_same_or_another_choice(self):
+    def test_resumes_with_same_or_other_selection(self):
         whole = self.hash_of(*NORMS, "--steps", "4")
         self.run_tool("train", *NORMS, "--steps", "2", "--save", self.folder / "c")
         self.assertEqual(self.hash_of(*NORMS, "--steps", "4", "--resume", self.folder / "c"), whole)
@@ -60,7 +60,7 @@ class F32ModulesTest(unittest.TestCase):
         read = {self.hash_of(*other, "--steps", "2", "--resume", self.folder / "c") for other in (NORMS, *others)}
         self.assertEqual(len(read), 1)
 
-    def test_it_is_exported_evaluated_and_begun_from(self):
+    def test_exports_evaluates_and_initializes(self):
         out = self.folder / "hf"
         end = self.hash_of(*NORMS, "--steps", "3", "--export", out)
         losses = {}
@@ -71,12 +71,12 @@ class F32ModulesTest(unittest.TestCase):
         self.assertEqual(len(set(losses.values())), 3)
         self.assertLess(max(losses.values()) - min(losses.values()), 0.02)
 
-    def test_f16_scales_the_loss_and_skips_alike(self):
+    def test_f16_scales_loss_and_skips_equally(self):
         arguments = ["--precision", "f16", "--f32-modules", "type:RMSNorm,lm_head", "--reduce-dtype", "f32", "--steps", "4"]
         ends = {self.hash_of(*arguments, "--strategy", strategy, model="llama-nano") for strategy in ("ddp", "zero2", "fsdp")}
         self.assertEqual(len(ends), 1)
 
-    def test_units_show_what_they_take(self):
+    def test_info_shows_bytes_of_units(self):
         def root(*arguments):
             code, out, err = tool("info", "--units", "--model", "llama-nano", *arguments)
             self.assertEqual(code, 0, err)
@@ -86,7 +86,7 @@ class F32ModulesTest(unittest.TestCase):
         mixed = root("--precision", "bf16", "--f32-modules", "lm_head")
         self.assertAlmostEqual(mixed, narrow + 256 * 64 * 2 / 1e6, delta=0.01)
 
-    def test_mistakes_end_with_2_and_one_line(self):
+    def test_invalid_usage_is_one_line_and_code_2(self):
         for command in ("train", "compare"):
             for arguments, hint in (
                 (["--f32-modules", "ln_f"], "needs --precision bf16 or f16"),

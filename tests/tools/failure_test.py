@@ -101,7 +101,7 @@ class FailureTest(unittest.TestCase):
         self.assertIn("SIGINT", err.splitlines()[-1])
         self.nothing_is_left(run)
 
-    def test_a_killed_launcher_takes_its_ranks_along(self):
+    def test_killed_launcher_ends_its_ranks(self):
         run = self.start()
         run.process.kill()
         run.process.wait()
@@ -109,7 +109,7 @@ class FailureTest(unittest.TestCase):
 
 
 class AddressSpaceTest(unittest.TestCase):
-    def test_too_little_of_it_is_an_error_and_not_a_hang(self):
+    def test_limit_is_error_and_not_hang(self):
         """OpenBLAS would retry forever to allocate its buffer."""
         with tempfile.TemporaryDirectory() as folder:
             text = os.path.join(folder, "text.txt")

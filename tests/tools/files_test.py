@@ -39,13 +39,13 @@ class FilesTest(unittest.TestCase):
         for word in words:
             self.assertIn(str(word), err)
 
-    def test_the_same_command_with_good_files_works(self):  # control of the tests below
+    def test_same_command_accepts_valid_files(self):  # control of the tests below
         code, _, err = self.train("--strategy", f"{LAB}:hfsdp", "--save", self.folder / "saves")
         self.assertEqual(code, 0, err)
         code, _, err = self.train("--resume", self.folder / "saves", steps=2)
         self.assertEqual(code, 0, err)
 
-    def test_a_fifo_is_refused_wherever_a_file_is_read(self):
+    def test_rejects_fifo_wherever_file_is_read(self):
         shared = self.folder / "fifo.so"
         os.mkfifo(shared)
         for name in ("config.json", "model.safetensors"):
@@ -76,7 +76,7 @@ class FilesTest(unittest.TestCase):
         os.mkfifo(index)
         self.assert_one_line(self.train("--resume", self.folder / "saves"), 2, "not a regular file")
 
-    def test_a_shared_object_that_is_cut_short_is_refused(self):
+    def test_rejects_truncated_shared_object(self):
         whole = LAB.read_bytes()
         for part in (0.1, 0.5, 0.9, 0.999):
             cut = self.folder / "cut.so"

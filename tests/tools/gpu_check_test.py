@@ -35,7 +35,7 @@ class GpuCheck(unittest.TestCase):
         report = out / "gpu-check.json"
         return done, json.loads(report.read_text())["steps"] if report.exists() else []
 
-    def test_no_gpu_is_said_and_nothing_follows(self):
+    def test_reports_missing_gpu_and_stops(self):
         done, steps = self.run_it()
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertEqual([(step["step"], step["result"]) for step in steps], [("gpu", "FAILED")])
@@ -60,7 +60,7 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(done.returncode, 0)
         self.assertEqual(done.stdout.split("\n")[:3], ["gpu", "unpack", "build"])
 
-    def test_what_is_measured_is_held_against_its_limit(self):
+    def test_compares_measurements_with_limits(self):
         loader = SourceFileLoader("gpu_check", str(SCRIPT))
         sys.dont_write_bytecode = True
         script = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_check", loader))

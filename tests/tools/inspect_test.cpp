@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/fsdp/checkpoint.h"
-#include "tests/fsdp/statistics.h"
+#include "tests/fsdp/models.h"
 #include "tests/nn/temporary_folder.h"
 #include "tools/cli/commands.h"
 
@@ -29,7 +29,7 @@ std::string run(const std::string& line) {
 
 TEST(CheckpointInspect, ShowsBuffers) {
   const nn::test::TemporaryFolder folder;
-  harness::TrainingSpec spec = fsdp::statistics_spec("fsdp", 1);
+  harness::TrainingSpec spec = fsdp::buffer_spec("fsdp", 1);
   spec.steps = 1;
   comm::Communicator* world = nullptr;
   spec.before_training = [&](fsdp::Engine&, comm::Communicator& control) { world = &control; };

@@ -29,7 +29,7 @@ class LaunchPrefixTest(unittest.TestCase):
         self.addCleanup(scratch.cleanup)
         self.folder = pathlib.Path(scratch.name)
 
-    def test_bench_measures_each_backend_in_its_own_way(self):
+    def test_bench_measures_each_backend(self):
         file = self.folder / "out.json"
         done = tessera("bench", "all_reduce", "--backends", "shm,parcel", "--ranks", "2", "--max-bytes", "512", "--factor", "8",
                        "--iterations", "3", "--check", "--json", str(file), "--plot", str(self.folder / "out.svg"))
@@ -64,14 +64,14 @@ class LaunchPrefixTest(unittest.TestCase):
         done = tessera("run", "-n", "3", "--no-tag", "--", "/bin/sh", "-c", "echo $OMPI_COMM_WORLD_RANK.$TESSERA_RANK", TESSERA_BACKEND="parcel")
         self.assertEqual((done.returncode, sorted(done.stdout.split())), (0, ["0.", "1.", "2."]), done.stderr)
 
-    def test_failures_end_with_code_1_and_our_line_last(self):
+    def test_failures_return_code_1_and_end_with_cause(self):
         script = "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then exit 9; fi"
         done = tessera("run", "-n", "2", "--no-tag", "--", "/bin/sh", "-c", script, TESSERA_BACKEND="parcel")
         self.assertEqual(done.returncode, 1)
         self.assertEqual(done.stderr.splitlines()[-1],
                          "tessera: parcelrun ended with code 9: parcelrun noticed that a rank ended with 9.")
 
-    def test_wrong_usage(self):
+    def test_invalid_usage(self):
         done = tessera("run", "-n", "2", "--", "/bin/true", TESSERA_BACKEND="parcel")
         self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
         self.assertIn("--no-tag", done.stderr)

@@ -64,24 +64,24 @@ class StreamsTest(unittest.TestCase):
         self.addCleanup(scratch.cleanup)
         self.folder = scratch.name
 
-    def test_a_signal_is_heard_though_nobody_reads(self):
+    def test_handles_signal_without_reader(self):
         run = FullPipe(self.folder)
         run.process.send_signal(signal.SIGTERM)
         code, err, _ = run.finish(10)
         self.assertEqual((code, err.splitlines()[-1]), (1, "tessera: stopped by signal 15 (SIGTERM)"))
 
-    def test_a_death_is_seen_though_nobody_reads(self):
+    def test_detects_dead_rank_without_reader(self):
         run = FullPipe(self.folder)
         os.kill(run.sleeper(), signal.SIGKILL)
         code, err, _ = run.finish(15)
         self.assertEqual((code, err.splitlines()[-1]), (1, "tessera: rank 1 was killed by signal 9 (SIGKILL)"))
 
-    def test_it_ends_though_even_its_last_line_finds_no_reader(self):
+    def test_exits_without_reader_of_last_line(self):
         run = FullPipe(self.folder, shared=True)
         run.process.send_signal(signal.SIGINT)
         self.assertEqual(run.finish(15)[0], 1)
 
-    def test_a_slow_reader_gets_everything(self):
+    def test_slow_reader_receives_all_output(self):
         program = "i=0; while [ $i -lt 3000 ]; do echo $i; i=$((i+1)); done; printf '%01000000d\\n' 0; echo last"
         run = subprocess.Popen([TOOL, "run", "-n", "1", "--", "sh", "-c", program], stdout=subprocess.PIPE, text=True)
         with self.assertRaises(subprocess.TimeoutExpired):  # it blocks until its reader reads
@@ -105,7 +105,7 @@ class StreamsTest(unittest.TestCase):
         self.assertEqual(done.stderr.splitlines(), [f"tessera: warning: {problem}; later output is missing from it", f"tessera: {problem}"])
         self.assertEqual(pathlib.Path(logs, "rank-0.log").read_text(), "x\n")  # negative control: the other log is complete
 
-    def test_closed_streams_become_no_file_of_ours(self):
+    def test_does_not_reuse_closed_standard_streams(self):
         text = os.path.join(self.folder, "text")
         pathlib.Path(text).write_text("the quick brown fox " * 100)
         out = os.path.join(self.folder, "out.json")

@@ -44,7 +44,7 @@ TEST(Launcher, SuccessIsSilent) {
   EXPECT_EQ(outcome.out + outcome.err, "");
 }
 
-TEST(Launcher, OutputOfRanksGoesToTheHandler) {
+TEST(Launcher, HandlerReceivesOutputOfRanks) {
   std::map<int, std::vector<std::string>> lines;
   LaunchSpec plan{.ranks = 3};
   plan.on_output = [&](int rank, std::string_view line) { lines[rank].emplace_back(line); };
@@ -56,13 +56,13 @@ TEST(Launcher, OutputOfRanksGoesToTheHandler) {
     EXPECT_THAT(lines[rank], testing::ElementsAre("rank " + std::to_string(rank) + " of 3", "no newline"));
 }
 
-TEST(Launcher, ExtraVariablesReachTheRanksButCannotReplaceTheirPlace) {
+TEST(Launcher, ExtraVariablesCannotReplaceRankVariables) {
   LaunchSpec plan{.ranks = 1, .tag = true};
   plan.environment = {{"TESSERA_TEST_EXTRA", "x y"}};
   EXPECT_EQ(run(plan, "echo $TESSERA_TEST_EXTRA").out, "[0] x y\n");
 }
 
-TEST(Launcher, TheFirstCauseIsTheLastLine) {
+TEST(Launcher, LastLineIsFirstCause) {
   const Outcome outcome = run({.ranks = 3, .own_program = true},
                               "if [ $TESSERA_RANK = 1 ]; then echo 'tessera: disk full' >&2; exit 1; fi;"
                               "sleep 0.3; echo 'tessera: all_reduce: rank 1 was lost' >&2; exit 3");
@@ -71,7 +71,7 @@ TEST(Launcher, TheFirstCauseIsTheLastLine) {
   EXPECT_THAT(outcome.err, HasSubstr("tessera: rank 0: all_reduce: rank 1 was lost\n"));
 }
 
-TEST(Launcher, ARankThatFailedThroughAnotherIsNotTheCauseEvenWhenItEndsFirst) {
+TEST(Launcher, SecondaryFailureIsNoCauseEvenIfItEndsFirst) {
   const char* script = "if [ $TESSERA_RANK = 1 ]; then sleep 0.3; echo 'tessera: disk full' >&2; exit 1; fi;"
                        "echo 'tessera: aborted by rank 1' >&2; exit ";
   EXPECT_THAT(run({.ranks = 2, .own_program = true}, script + std::string("3")).err, EndsWith("tessera: rank 1: disk full\n"));
@@ -79,7 +79,7 @@ TEST(Launcher, ARankThatFailedThroughAnotherIsNotTheCauseEvenWhenItEndsFirst) {
   EXPECT_THAT(run({.ranks = 2, .own_program = true}, script + std::string("1")).err, EndsWith("rank 0: aborted by rank 1\n"));
 }
 
-TEST(Launcher, WrongUsageIsOneLineAndCode2) {
+TEST(Launcher, InvalidUsageIsOneLineAndCode2) {
   const Outcome outcome = run({.ranks = 4, .own_program = true}, "echo \"tessera: no file 'x'; give --data\" >&2; exit 2");
   EXPECT_EQ(outcome.code, 2);
   EXPECT_EQ(outcome.err, "tessera: no file 'x'; give --data\n");
@@ -91,14 +91,14 @@ TEST(Launcher, NotesAndWarningsAreNoErrors) {
   EXPECT_EQ(outcome.err, "tessera: note: auto chose x\n");
 }
 
-TEST(Launcher, ADeadRankIsNamedWithItsSignal) {
+TEST(Launcher, NamesDeadRankWithItsSignal) {
   const Outcome outcome = run({.ranks = 3}, "if [ $TESSERA_RANK = 2 ]; then kill -9 $$; fi; sleep 0.2; exit 1");
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, EndsWith("tessera: rank 2 was killed by signal 9 (SIGKILL)\n"));
   EXPECT_LT(outcome.seconds, 2) << "all ended by themselves: nothing to wait for";
 }
 
-TEST(Launcher, StubbornRanksAreKilledInTime) {
+TEST(Launcher, KillsRanksThatIgnoreSignals) {
   LaunchSpec plan{.ranks = 3};
   plan.grace = std::chrono::milliseconds(300);
   plan.kill_after = std::chrono::milliseconds(300);
@@ -109,7 +109,7 @@ TEST(Launcher, StubbornRanksAreKilledInTime) {
   EXPECT_LT(outcome.seconds, 2.5);
 }
 
-TEST(Launcher, AnOwnLineOfAUsersProgramIsQuoted) {
+TEST(Launcher, QuotesLastLineOfUserProgram) {
   const Outcome outcome = run({.ranks = 1, .tag = true}, "echo 'bad input' >&2; exit 1");
   EXPECT_EQ(outcome.err, "[0] bad input\ntessera: rank 0 ended with code 1: bad input\n");
 }
@@ -119,7 +119,7 @@ LaunchSpec under_prefix(int ranks) {
   return {.ranks = ranks, .prefix = {TESSERA_PARCELRUN, "-n", "{ranks}"}, .own_program = true};
 }
 
-TEST(LaunchPrefix, RanksLearnTheirPlaceFromIt) {
+TEST(LaunchPrefix, SetsRankVariables) {
   std::vector<std::string> lines;
   LaunchSpec plan = under_prefix(3);
   plan.tag = plan.bind_to_cores = true;
@@ -134,7 +134,7 @@ TEST(LaunchPrefix, RanksLearnTheirPlaceFromIt) {
   EXPECT_THAT(lines, testing::UnorderedElementsAre("0 of 3  known", "1 of 3  known", "2 of 3  known"));
 }
 
-TEST(LaunchPrefix, TheFirstCauseIsTheLastLine) {
+TEST(LaunchPrefix, LastLineIsFirstCause) {
   const nn::test::TemporaryFolder folder;
   const Outcome outcome = run(under_prefix(3), "exec python3 " TESSERA_REPORTING_RANK " " + folder.path("said"));
   EXPECT_EQ(outcome.code, 1);
@@ -143,14 +143,14 @@ TEST(LaunchPrefix, TheFirstCauseIsTheLastLine) {
   EXPECT_THAT(outcome.err, HasSubstr("parcelrun noticed"));
 }
 
-TEST(LaunchPrefix, ARankThatIsKilledIsNamed) {
+TEST(LaunchPrefix, NamesKilledRank) {
   const Outcome outcome = run(under_prefix(3), "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then kill -9 $$; fi; sleep 0.3");
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, testing::ContainsRegex("tessera: rank 1 (was killed by signal 9 [(]SIGKILL[)]|died without an "
                                                   "error message; .*parcelrun ended with code 137)\n$"));
 }
 
-TEST(LaunchPrefix, TheOthersOfARankThatFailsAreEnded) {
+TEST(LaunchPrefix, FailureEndsOtherRanks) {
   const Outcome outcome = run(under_prefix(3), "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then echo 'tessera: disk full' >&2; sleep 0.1; exit 1; fi;"
                                                "exec sleep 60");
   EXPECT_EQ(outcome.code, 1);
@@ -158,32 +158,32 @@ TEST(LaunchPrefix, TheOthersOfARankThatFailsAreEnded) {
   EXPECT_LT(outcome.seconds, 5);
 }
 
-TEST(LaunchPrefix, TheOthersOfARankThatIsKilledAreEnded) {
+TEST(LaunchPrefix, KillEndsOtherRanks) {
   const Outcome outcome = run(under_prefix(3), "if [ $OMPI_COMM_WORLD_RANK = 2 ]; then kill -9 $$; fi; exec sleep 60");
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, HasSubstr("tessera: rank 2 "));
   EXPECT_LT(outcome.seconds, 5);
 }
 
-TEST(LaunchPrefix, WrongUsageIsSaidOnceAndCode2) {
+TEST(LaunchPrefix, InvalidUsageIsReportedOnceWithCode2) {
   const Outcome outcome = run(under_prefix(3), "echo \"tessera: no file 'x'; give --data\" >&2; sleep 0.1; exit 2");
   EXPECT_EQ(outcome.code, 2);
   EXPECT_EQ(outcome.err, "tessera: no file 'x'; give --data\n");
 }
 
-TEST(LaunchPrefix, WhatItLeavesBehindIsEnded) {
+TEST(LaunchPrefix, EndsProcessesThatItLeaves) {
   const Outcome outcome = run({.ranks = 2, .prefix = {"/bin/sh", "-c", "sleep 30 & exit 1"}, .own_program = true}, "true");
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, EndsWith("tessera: /bin/sh ended with code 1\n"));
   EXPECT_LT(outcome.seconds, 2);
 }
 
-TEST(LaunchPrefix, OneThatIsNotThereIsWrongUsage) {
+TEST(LaunchPrefix, MissingPrefixIsInvalidUsage) {
   const LaunchSpec plan{.ranks = 2, .command = {"/bin/true"}, .prefix = {"/no/such/mpirun", "{ranks}"}};
   EXPECT_THROW(launch(plan), base::InvalidUsage);
 }
 
-TEST(Launcher, ProgramsThatCannotStart) {
+TEST(Launcher, ReportsProgramsThatCannotStart) {
   LaunchSpec plan{.ranks = 2, .command = {"/no/such/program"}};
   EXPECT_THROW(launch(plan), base::InvalidUsage);
   plan.command = {"/etc/passwd"};

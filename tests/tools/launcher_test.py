@@ -61,7 +61,7 @@ SLEEPERS = ("-n", "4", "--", "sh", "-c", "echo pid $$; exec sleep 60")
 
 
 class LauncherTest(unittest.TestCase):
-    def test_sees_a_process_that_is_left(self):  # negative control of nothing_left()
+    def test_detects_remaining_process(self):  # negative control of nothing_left()
         mark = f"MARK_{uuid.uuid4().hex}"
         with subprocess.Popen(["sleep", "60"], env={**os.environ, mark: "1"}) as process:
             deadline = time.monotonic() + 5
@@ -79,7 +79,7 @@ class LauncherTest(unittest.TestCase):
         self.assertLess(time.monotonic() - killed, 5)
         self.assertTrue(run.nothing_left())
 
-    def test_a_killed_launcher_leaves_nobody(self):
+    def test_killed_launcher_leaves_no_rank(self):
         run = Running(*SLEEPERS)
         run.ranks(4)
         self.assertGreaterEqual(len(marked(run.mark)), 5)
@@ -94,7 +94,7 @@ class LauncherTest(unittest.TestCase):
         run.process.wait()
         self.assertTrue(run.nothing_left())
 
-    def test_what_ranks_leave_running_is_ended(self):
+    def test_ends_processes_that_ranks_leave(self):
         run = Running("-n", "2", "--", "sh", "-c", "sleep 60 & setsid sleep 60 & echo done")
         code, out, _ = run.finish()
         self.assertEqual((code, sorted(out.split("\n"))), (0, ["", "[0] done", "[1] done"]))
@@ -136,7 +136,7 @@ class LauncherTest(unittest.TestCase):
         self.assertLess(time.monotonic() - sent, 1.5)  # a single signal is followed by SIGTERM after a second, and by SIGKILL later
         self.assertTrue(run.nothing_left())
 
-    def test_a_stopped_rank_goes_when_another_fails(self):
+    def test_stopped_rank_ends_when_another_fails(self):
         run = Running("-n", "3", "--", "sh", "-c",
                       "echo pid $$; if [ $TESSERA_RANK = 1 ]; then kill -STOP $$; fi; if [ $TESSERA_RANK = 0 ]; then read go;"
                       " echo broken >&2; exit 1; fi; exec sleep 60", stdin=subprocess.PIPE)
@@ -153,13 +153,13 @@ class LauncherTest(unittest.TestCase):
         self.assertLess(time.monotonic() - told, 5)
         self.assertTrue(run.nothing_left())
 
-    def test_a_rank_that_ends_well_ends_nobody(self):
+    def test_successful_rank_ends_no_other(self):
         with tempfile.TemporaryDirectory() as scratch:
             script = (f"if [ $TESSERA_RANK = 0 ]; then echo $$ >{scratch}/pid; exit 0; fi;"
                       f" until [ -s {scratch}/pid ] && ! kill -0 $(cat {scratch}/pid) 2>/dev/null; do sleep 0.01; done; echo late")
             self.assertEqual(Running("-n", "2", "--", "sh", "-c", script).finish(), (0, "[1] late\n", ""))
 
-    def test_sixteen_ranks_know_their_places(self):
+    def test_sixteen_ranks_have_their_variables(self):
         run = Running("-n", "16", "--", "sh", "-c",
                       "echo $TESSERA_RANK $TESSERA_WORLD_SIZE $TESSERA_LOCAL_RANK $TESSERA_LOCAL_WORLD_SIZE $TESSERA_RUN_ID"
                       " $TESSERA_TOKEN")

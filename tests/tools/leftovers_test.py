@@ -51,7 +51,7 @@ def next_start():
 
 
 class LeftoversTest(unittest.TestCase):
-    def test_a_rendezvous_file_goes_with_the_next_start_once_its_process_is_dead(self):
+    def test_next_start_removes_rendezvous_file_of_dead_process(self):
         dead, alive = first_rank("dead"), first_rank("alive")
         try:
             left, used = (wait_for(lambda p=process: of_process(p.pid)) for process in (dead, alive))
@@ -68,7 +68,7 @@ class LeftoversTest(unittest.TestCase):
         next_start()
         self.assertNotIn(used, job_files())
 
-    def test_a_launcher_that_is_interrupted_while_its_ranks_meet_leaves_none(self):
+    def test_launcher_interrupted_in_rendezvous_leaves_no_file(self):
         before = job_files()
         script = f"echo $$; if [ $TESSERA_RANK = 0 ]; then exec '{TOOL}' {' '.join(WAITS)}; fi; exec sleep 60"
         run = subprocess.Popen([TOOL, "run", "-n", "2", "--", "sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -79,7 +79,7 @@ class LeftoversTest(unittest.TestCase):
         run.communicate(timeout=20)
         self.assertFalse([name for name in job_files() - before if of_process(int(pids["[0]"])) == name])
 
-    def test_segments_that_nobody_uses_any_more(self):
+    def test_removes_unused_segments(self):
         if os.stat("/proc/self/ns/pid").st_ino != 0xEFFFFFFC:
             self.skipTest("other processes may be there that are not seen from here")
         names = [f"/dev/shm/{prefix}{os.getpid()}" for prefix in ("mpich_shar_tmp", "vader_segment.host.", "ucx_shm_posix_", "sm_segment.")]

@@ -19,14 +19,14 @@ std::vector<std::string> split(const std::vector<std::string>& pieces) {
 
 using Lines = std::vector<std::string>;
 
-TEST(LineSplitter, PutsPiecesTogether) {
+TEST(LineSplitter, JoinsFragments) {
   EXPECT_EQ(split({"a", "b\nc", "\n\nd"}), (Lines{"ab", "c", "", "d"}));
   EXPECT_EQ(split({"\n", "\n"}), (Lines{"", ""}));
   EXPECT_EQ(split({"x\n"}), (Lines{"x"}));
   EXPECT_EQ(split({}), Lines{});
 }
 
-TEST(LineSplitter, CutsWhatNeverEnds) {
+TEST(LineSplitter, TruncatesEndlessLines) {
   const std::string piece(LineSplitter::kLongest / 2, 'x');
   const auto lines = split({piece, piece, "tail"});
   ASSERT_EQ(lines.size(), 2U);

@@ -111,7 +111,7 @@ class LoraTest(unittest.TestCase):
         for hint, arguments in (("--quantize needs --init", ["--lora", "4", "--quantize", "nf4"]), ("train adapters with --lora", [*init, "--quantize", "nf4"])):
             self.wrong(hint, "train", "--model", "gpt-nano", "--data", self.text, *arguments)
 
-    def test_compare_counts_what_the_formulas_say(self):
+    def test_compare_counts_formula_bytes(self):
         self.run_tool("compare", *self.base(), "--lora", "4", "--quantize", "nf4", "--steps", "3", "--json", self.folder / "q")
         for run in json.loads((self.folder / "q").read_text())["runs"]:
             self.assertEqual(run["wire_bytes_per_step"], run["formula_bytes_per_step"], run["strategy"])
@@ -129,7 +129,7 @@ class LoraTest(unittest.TestCase):
         self.assertEqual((code, err.count("\n")), (2, 1), err)
         self.assertIn(hint, err)
 
-    def test_mistakes_end_with_2_and_one_line(self):
+    def test_invalid_usage_is_one_line_and_code_2(self):
         init = self.base()
         adapter = self.folder / "adapter"
         self.run_tool("train", *init, "--lora", "4", "--steps", "0", "--export-adapter", adapter)

@@ -99,7 +99,7 @@ class OptionsTest(Training):
         for folder in (start, self.folder / "after-1", self.folder / "after-2"):
             subprocess.run(["rm", "-r", folder], check=True)
 
-    def test_options_of_the_optimizer_are_the_formula(self):
+    def test_optimizer_options_follow_formula(self):
         def sgd(lr, momentum=0.0, nesterov=False, decay=0.0, sign=1.0):
             def rule(history, value, decays):
                 gradients = [sign * g for g in history]
@@ -144,7 +144,7 @@ class OptionsTest(Training):
                 factor = 0.5 * (1 + math.cos(math.pi * (step - 4) / 6)) if schedule == "cosine" else 1.0
                 self.assertAlmostEqual(line["learning_rate"], 0.5e-2 * (step / 4 if step <= 4 else factor), delta=1e-9, msg=(schedule, step))
 
-    def test_the_norm_is_of_the_type_that_was_asked_for(self):
+    def test_clips_by_configured_norm(self):
         start = self.folder / "start"
         self.exported("--steps", 0).rename(start)
         gradient = [abs(g) for values in self.gradient(start).values() for g in values]
@@ -161,7 +161,7 @@ class OptionsTest(Training):
         return " ".join(shown[event["cat"]].format(event["args"]["unit"]) for event in sorted(events, key=lambda event: event["ts"])
                         if event["cat"] in shown)
 
-    def test_gathers_come_in_the_order_that_was_asked_for(self):
+    def test_gathers_follow_configured_order(self):
         at_once = "root (root) h.0 (h.0) h.1 (h.1) h.2 (h.2) [root] [h.2] h.1 [h.1] h.0 [h.0]"
         self.assertEqual(self.gathers("--prefetch", 0), at_once)
         self.assertEqual(self.gathers("--prefetch", 2, "--limit-all-gathers", 1), "root h.0 (root)" + at_once.removeprefix("root (root) h.0"))  # besides the root
@@ -176,7 +176,7 @@ class OptionsTest(Training):
         self.assertEqual([kept.split().count(unit) for unit in ("root", "h.0", "h.1", "h.2")], [1, 3, 3, 1], kept)  # not gathered for the second forward
         self.assertEqual(self.gathers("--wrap", "none"), "root (root) [root]")
 
-    def test_every_option_changes_what_it_should(self):
+    def test_every_option_has_effect(self):
         init, adapter, saves = self.folder / "init", self.folder / "adapter", self.folder / "saves"
         self.train("--steps", 0, "--export", init)
         self.train("--init", init, "--lora", 2, "--steps", 1, "--export-adapter", adapter, "--save", saves)
@@ -230,7 +230,7 @@ class FiguresTest(Training):
         self.assertEqual(code, 0, err)
         return json.loads((self.folder / "c").read_text())["runs"][0]
 
-    def test_the_first_two_steps_are_no_part_of_the_times(self):
+    def test_times_exclude_first_two_steps(self):
         run = self.compare("--steps", 3)  # so only the third is measured
         self.assertEqual(run["step_ms"]["median"], run["step_ms"]["p95"])
         self.assertAlmostEqual(run["tokens_per_second"] * run["step_ms"]["median"] / 1e3, 4 * 15, delta=1e-6 * 60)
@@ -253,7 +253,7 @@ class FiguresTest(Training):
         steps = [self.train("--model", self.files[model], "--steps", 1)[0][0]["loss"] for model in ("model.json", "dropout.json")]
         self.assertNotEqual(*steps)  # the control: training has dropout
 
-    def test_replicas_meet_before_what_is_exported(self):
+    def test_replicas_sync_before_export(self):
         ends = [self.end("--strategy", "local_sgd", "--sync-every", every, "--export", self.folder / str(every)) for every in (3, 10)]
         self.assertEqual(*ends)
         self.assertTrue(tensors(self.folder / "3") == tensors(self.folder / "10"))

@@ -35,7 +35,7 @@ class PluginTest(unittest.TestCase):
         self.assertEqual(code, 0, err)
         return out.splitlines()[-1].removeprefix("final parameters ")
 
-    def test_they_stand_beside_the_built_in_ones_in_a_comparison(self):
+    def test_compare_accepts_plugins_and_built_in_strategies(self):
         code, out, err = tool("compare", *self.common, "--ranks", 4, "--steps", 3, "--strategies",
                               "fsdp,./lab.so:hfsdp,fsdp+./lab.so:f16,./lab.so:hfsdp+reduce_scatter=bf16", "--json",
                               "c.json", "--report", "r.html", cwd=self.folder)
@@ -57,7 +57,7 @@ class PluginTest(unittest.TestCase):
         for run in runs:
             self.assertIn(run["strategy"], page)
 
-    def test_a_run_goes_on_from_its_checkpoint(self):
+    def test_run_resumes_from_its_checkpoint(self):
         whole = self.hash_of("--steps", 4, "--strategy", LAB + ":hfsdp")
         self.hash_of("--steps", 2, "--strategy", LAB + ":hfsdp", "--save", self.folder / "saved")
         for strategy in (LAB + ":hfsdp", "ddp"):
@@ -73,7 +73,7 @@ class PluginTest(unittest.TestCase):
         self.assertEqual(self.hash_of("--steps", 1, "--collectives", f"all_gather={LAB}:f16"), half)
         self.assertNotEqual(half, wanted)
 
-    def test_mistakes_are_one_line_before_anything_runs(self):
+    def test_invalid_plugins_are_one_line_before_start(self):
         (self.folder / "text.so").write_text(TEXT)
         mistakes = {
             "./gone.so:own": "./gone.so: no such file",
@@ -101,7 +101,7 @@ class PluginTest(unittest.TestCase):
                 self.assertEqual(len(err.splitlines()), 1, err)
                 self.assertIn(reason, err)
 
-    def test_a_good_one_of_the_same_file_is_taken(self):  # control of the mistakes above
+    def test_uses_valid_plugin_of_same_file(self):  # control of the mistakes above
         code, out, err = self.train("--steps", 1, "--strategy", f"{WRONG}/good.so:own")
         self.assertEqual(code, 0, err)
 

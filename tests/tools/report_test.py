@@ -88,7 +88,7 @@ class ReportTest(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         return (self.folder / "page.html").read_text()
 
-    def test_holds_every_number_of_the_file(self):
+    def test_contains_every_number_of_file(self):
         page = Page(self.text_of(GOLDEN))
         self.assertEqual(len(page.verdicts), 1)
         self.assertIn("ddp, zero1, zero2, fsdp and hsdp end bitwise equal", page.verdicts[0])
@@ -120,14 +120,14 @@ class ReportTest(unittest.TestCase):
         for width, bytes_ in zip(widths[:5], expected):
             self.assertAlmostEqual(width, 100 * bytes_ / longest, delta=0.01)
 
-    def test_needs_nothing_else(self):
+    def test_is_self_contained(self):
         text = self.text_of(GOLDEN)
         page = Page(text)
         self.assertEqual(page.loads, [])
         self.assertFalse({"script", "link", "img", "iframe", "object", "embed", "base"} & set(page.tags))
         self.assertNotRegex(text.lower(), r"http|url\(|@import|//[a-z]")
 
-    def test_hostile_names_stay_text(self):
+    def test_escapes_names(self):
         document = copy.deepcopy(GOLDEN)
         document["model"] = document["backend"] = document["machine"] = HOSTILE
         document["runs"][0]["strategy"] = document["runs"][0]["final_parameters_hash"] = HOSTILE
@@ -137,7 +137,7 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(page.table("Bytes of model")[1][0], HOSTILE)
         self.assertEqual(len(page.verdicts), 2)
 
-    def test_one_different_bit_is_said(self):
+    def test_reports_one_different_bit(self):
         document = copy.deepcopy(GOLDEN)
         document["runs"][3]["losses"][-1] = 3.1337000000000006
         verdicts = Page(self.text_of(document)).verdicts
@@ -161,7 +161,7 @@ class ReportTest(unittest.TestCase):
         self.assertNotRegex(text, r"[KMGT]iB")
         self.assertRegex(text, r"[0-9] MB")
 
-    def test_odd_losses(self):
+    def test_non_finite_losses(self):
         document = copy.deepcopy(GOLDEN)
         for run, losses in zip(document["runs"], ([5.0], [], [None, 2.0, None, 1.5], [4.0] * 5000, [1e-30, 1e30])):
             run["losses"] = losses

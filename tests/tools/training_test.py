@@ -102,7 +102,7 @@ class TrainingTest(unittest.TestCase):
             if comparison["ranks"] == 1:
                 self.assertEqual(sum(run["calls_per_step"].values()), 0)
 
-    def test_every_strategy_ends_with_the_same_bits_at_the_formulas_cost(self):
+    def test_strategies_are_bitwise_equal_at_formula_cost(self):
         for model, ranks in (("gpt-nano", 1), ("gpt-nano", 2), ("llama-nano", 3), ("gpt-nano", 4), ("llama-nano", 5)):
             comparison, out = self.compare("--model", model, "--ranks", str(ranks), "--global-batch", str(2 * ranks))
             names = [run["strategy"] for run in comparison["runs"]]
@@ -114,7 +114,7 @@ class TrainingTest(unittest.TestCase):
             self.assertIn("end bitwise equal", out)
             self.check_costs(comparison)
 
-    def test_checkpointing_activations_changes_memory_alone(self):
+    def test_activation_checkpointing_changes_memory_only(self):
         for model in ("gpt-nano", "llama-nano"):
             arguments = ("--model", model, "--ranks", "2", "--precision", "bf16", "--global-batch", "4")
             plain, _ = self.compare(*arguments)
@@ -126,14 +126,14 @@ class TrainingTest(unittest.TestCase):
                 self.assertLess(b["peak_bytes"]["activation"], a["peak_bytes"]["activation"])
             self.check_costs(checkpointed, parameter=2, gradient=2, optimizer=12)
 
-    def test_bf16_costs_what_the_table_says_and_all_strategies_agree(self):
+    def test_bf16_costs_formulas_and_strategies_agree(self):
         for arguments, gradient, alike in ((["--strategies", "ddp,zero1,zero2,fsdp"], 2, 1), (["--reduce-dtype", "f32"], 4, 1), ([], 2, 2)):
             comparison, _ = self.compare("--model", "gpt-nano", "--precision", "bf16", "--clip-norm", "0.5", *arguments)
             # The two stages of hsdp round a bf16 sum twice; f32 sums follow the same tree as in the other strategies.
             self.assertEqual(len({run["final_parameters_hash"] for run in comparison["runs"]}), alike, arguments)
             self.check_costs(comparison, parameter=2, gradient=gradient, optimizer=12)
 
-    def test_microbatches_cost_what_the_formula_says_and_all_strategies_agree(self):
+    def test_microbatches_cost_formulas_and_strategies_agree(self):
         hashes = {}
         for when, alike in (("every", 1), ("last", 1), ("scatter", 3)):
             comparison, _ = self.compare("--model", "gpt-nano", "--accumulate", "3", "--reduce-when", when, "--clip-norm", "0.5")
@@ -147,7 +147,7 @@ class TrainingTest(unittest.TestCase):
             self.assertAlmostEqual(a, b, delta=3e-5 * a)
         self.assertNotEqual(hashes["every"][0], hashes["last"][0])
 
-    def test_collectives_that_compress_cost_what_their_formulas_say(self):
+    def test_compressed_collectives_cost_formulas(self):
         for backend, ranks in (("shm", 2), ("shm", 3), ("tcp", 4)):
             strategies = "ddp,ddp+int8,ddp+powersgd,zero2+reduce_scatter=int8_feedback,fsdp,fsdp+bf16,fsdp+all_gather=int8"
             comparison, out = self.compare("--model", "gpt-nano", "--ranks", str(ranks), "--backend", backend, "--strategies", strategies)
@@ -173,7 +173,7 @@ class TrainingTest(unittest.TestCase):
         _, out = self.compare("--model", "gpt-nano", "--ranks", "2", "--collectives", "int8")
         self.assertEqual(out.count("left out: all_gather by int8: it rounds"), 2, out)  # zero1 and zero2
 
-    def test_replicas_with_a_period_meet_and_cost_less(self):
+    def test_sync_period_reduces_cost(self):
         comparison, out = self.compare("--model", "gpt-nano", "--ranks", "4", "--strategies", "ddp,diloco,local_sgd,diloco+int8", "--sync-every", "2",
                                        steps=5)
         ddp, diloco, local_sgd, int8 = comparison["runs"]
@@ -194,7 +194,7 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(self.run_tool(*arguments, "--steps", "5", "--resume", self.path("d")).split()[-1], whole)
         self.assertNotEqual(self.run_tool(*arguments, "--steps", "5", "--outer-lr", "0.5").split()[-1], whole)
 
-    def test_what_collectives_carry_is_saved_and_said_to_be_dropped(self):
+    def test_plugin_state_is_saved_and_dropping_is_reported(self):
         arguments = ("train", "--model", "gpt-nano", "--global-batch", "4", "--strategy", "ddp+powersgd")
         hashes = []
         for steps in ((["--steps", "4"],), (["--steps", "2", "--save", self.path("s")], ["--steps", "4", "--resume", self.path("s")])):
@@ -219,7 +219,7 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(tool("compare", "--wraps", "block,nothing", "--model", "gpt-nano")[0], 2)
         self.assertEqual(tool("compare", "--wraps", "block", "--wrap", "none", "--model", "gpt-nano")[0], 2)
 
-    def test_what_each_way_of_reducing_costs_is_said_before_the_run(self):
+    def test_prints_cost_of_accumulation_modes_before_run(self):
         arguments = ["train", "--model", "gpt-nano", "--ranks", "2", "--steps", "2", "--global-batch", "8", "--data", self.text]
         code, _, err = tool(*arguments, "--accumulate", "2")
         self.assertEqual(code, 0, err)
@@ -227,7 +227,7 @@ class TrainingTest(unittest.TestCase):
         self.assertIn("2 microbatches a step under fsdp, per rank: --reduce-when every sends", err)
         self.assertEqual(tool(*arguments)[2], "")
 
-    def test_the_hash_and_the_table_notice_a_difference(self):
+    def test_hash_and_table_detect_difference(self):
         one, _ = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "ddp")
         two, _ = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "ddp", "--seed", "1")
         again, _ = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "ddp")
@@ -235,7 +235,7 @@ class TrainingTest(unittest.TestCase):
         self.assertNotEqual(hashes[0], hashes[1])
         self.assertEqual(hashes[0], hashes[2])
 
-    def test_results_do_not_depend_on_threads_and_do_on_nothing_hidden(self):
+    def test_results_are_independent_of_threads(self):
         hashes = set()
         for threads in ("1", "2"):
             comparison, _ = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "ddp,full_shard", "--threads", threads,
@@ -323,7 +323,7 @@ class TrainingTest(unittest.TestCase):
         self.assertNotIn("eval_loss", without["runs"][0])
         self.assertNotIn("eval loss", out)
 
-    def test_offload_on_the_host_is_said_to_do_nothing(self):
+    def test_warns_that_offload_on_cpu_has_no_effect(self):
         arguments = ["train", "--model", "gpt-nano", "--ranks", "2", "--steps", "2", "--global-batch", "4", "--data", self.text]
         plain, offloaded = tool(*arguments), tool(*arguments, "--cpu-offload", "--strategy", "ddp")
         self.assertEqual((plain[0], offloaded[0]), (0, 0), offloaded[2])
@@ -331,7 +331,7 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(offloaded[2].strip(), "tessera: --cpu-offload does nothing with --device cpu: it already uses host memory")
         self.assertEqual(plain[2], "")
 
-    def test_compare_takes_every_option_of_train_but_those_of_one_run(self):
+    def test_compare_accepts_options_of_train(self):
         def options_of(command):
             _, out, _ = tool(command, "--help")
             return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", out))
@@ -343,7 +343,7 @@ class TrainingTest(unittest.TestCase):
             self.assertEqual((code, err.count("\n")), (2, 1), err)
             self.assertIn(option, err)
 
-    def test_compare_names_the_backend_that_carried_it(self):
+    def test_compare_names_backend(self):
         arguments = ("--model", "gpt-nano", "--ranks", "2", "--strategies", "ddp")
         for backend in usable_backends():
             comparison, out = self.compare(*arguments, env={"TESSERA_BACKEND": backend})
@@ -369,7 +369,7 @@ class TrainingTest(unittest.TestCase):
             with open(self.path(f"t.{strategy}.json")) as file:
                 json.load(file)
 
-    def test_mistakes_end_with_2_and_one_line(self):
+    def test_invalid_usage_is_one_line_and_code_2(self):
         empty, short, torn = self.path("empty"), self.path("short"), self.path("torn")
         open(empty, "w").close()
         with open(short, "w") as file:

@@ -2,11 +2,11 @@
 #include <chrono>
 
 #include "backends/mpi/transport.h"
-#include "tests/backends/wires/transport_ranks.h"
+#include "tests/backends/links/transport_ranks.h"
 
 int main(int count, char** arguments) {
   if (count != 2) return 2;
-  return tessera::wire_test::run_transport_ranks(arguments[1], [](auto& bootstrap, auto& events) {
+  return tessera::link_test::run_transport_ranks(arguments[1], [](auto& bootstrap, auto& events) {
     return tessera::comm::mpi::make_transport(bootstrap, events, std::chrono::seconds(30));
   });
 }

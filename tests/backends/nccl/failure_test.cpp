@@ -19,7 +19,7 @@ void all_reduce(Communicator& comm, int device, OpOptions options = {}) {
   comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), options).wait();
 }
 
-TEST(NcclFailure, AnInitThatNeverEndsIsATimeout) {
+TEST(NcclFailure, HangingInitIsTimeout) {
   reset_fake({.init_hangs = true});
   BackendOptions options = quick_options();
   options.communicator.timeout = 300ms;
@@ -30,7 +30,7 @@ TEST(NcclFailure, AnInitThatNeverEndsIsATimeout) {
   EXPECT_TRUE(fake_counts().nothing_left());
 }
 
-TEST(NcclFailure, AnAsynchronousErrorEndsTheWaiting) {
+TEST(NcclFailure, AsynchronousErrorEndsWait) {
   reset_fake();
   run_failing(3, [](Communicator& comm) {
     all_reduce(comm, comm.rank());
@@ -48,7 +48,7 @@ TEST(NcclFailure, AnAsynchronousErrorEndsTheWaiting) {
   EXPECT_TRUE(fake_counts().nothing_left());
 }
 
-TEST(NcclFailure, NobodyNeedsToWaitForAnErrorToBeNoticed) {
+TEST(NcclFailure, ErrorIsReportedWithoutWait) {
   reset_fake();
   run_failing(3, [](Communicator& comm) {
     comm.barrier().wait();
@@ -68,7 +68,7 @@ TEST(NcclFailure, NobodyNeedsToWaitForAnErrorToBeNoticed) {
   });
 }
 
-TEST(NcclFailure, ATimeoutNamesWhoIsBehind) {
+TEST(NcclFailure, TimeoutNamesRanksBehind) {
   reset_fake();
   run_failing(3, [](Communicator& comm) {
     comm.barrier().wait();
@@ -83,7 +83,7 @@ TEST(NcclFailure, ATimeoutNamesWhoIsBehind) {
   EXPECT_TRUE(fake_counts().nothing_left());
 }
 
-TEST(NcclFailure, DeadlinesHoldWhereOnlyStreamsWait) {
+TEST(NcclFailure, DeadlinesHoldWithStreamWaits) {
   reset_fake();
   run_failing(2, [](Communicator& comm) {
     comm.barrier().wait();
@@ -97,7 +97,7 @@ TEST(NcclFailure, DeadlinesHoldWhereOnlyStreamsWait) {
   });
 }
 
-TEST(NcclFailure, CheckedModeComparesTheCalls) {
+TEST(NcclFailure, CheckedModeComparesCalls) {
   for (const bool check : {true, false}) {
     reset_fake();
     BackendOptions options = quick_options();
@@ -120,7 +120,7 @@ TEST(NcclFailure, CheckedModeComparesTheCalls) {
   }
 }
 
-TEST(NcclFailure, AMessageThatNobodyTakesIsATimeout) {
+TEST(NcclFailure, UnmatchedMessageIsTimeout) {
   reset_fake();
   run_failing(3, [](Communicator& comm) {
     OnDevice<float> x(comm, comm.rank(), 8, 1);
@@ -132,7 +132,7 @@ TEST(NcclFailure, AMessageThatNobodyTakesIsATimeout) {
   });
 }
 
-TEST(NcclFailure, AbortFromAnotherThreadReachesAll) {
+TEST(NcclFailure, AbortFromOtherThreadReachesAllRanks) {
   reset_fake();
   run_failing(3, [](Communicator& comm) {
     comm.barrier().wait();
@@ -155,7 +155,7 @@ TEST(NcclFailure, AbortFromAnotherThreadReachesAll) {
   EXPECT_TRUE(fake_counts().nothing_left());
 }
 
-TEST(NcclFailure, AChildsFailureLeavesTheOthersAlone) {
+TEST(NcclFailure, FailureOfSplitKeepsOthersUsable) {
   reset_fake();
   run_ranks(4, [](Communicator& world) {
     const auto half = world.split(world.rank() / 2, 0);
@@ -169,7 +169,7 @@ TEST(NcclFailure, AChildsFailureLeavesTheOthersAlone) {
   });
 }
 
-TEST(NcclFailure, ARankThatHasClosedIsNotWaitedFor) {
+TEST(NcclFailure, RankThatClosedIsNotAwaited) {
   reset_fake();
   const auto start = Clock::now();
   const auto errors = run_world(2, quick_options(), [](Communicator& comm) {
@@ -182,7 +182,7 @@ TEST(NcclFailure, ARankThatHasClosedIsNotWaitedFor) {
 }
 
 /// A broken connection comes with an error of NCCL's and with the name of the rank that is gone: the name is reported.
-TEST(NcclFailure, ReportsTheRankAndNotNcclsRemoteError) {
+TEST(NcclFailure, ReportsRankInsteadOfRemoteError) {
   reset_fake();
   std::latch met(2);
   std::latch broken(2);
@@ -197,7 +197,7 @@ TEST(NcclFailure, ReportsTheRankAndNotNcclsRemoteError) {
   EXPECT_EQ(errors[1], "PeerLost: barrier #2: rank 0 has closed its communicator");
 }
 
-TEST(NcclFailure, AnAbortThatHangsIsLeftBehind) {
+TEST(NcclFailure, AbandonsHangingAbort) {
   reset_fake({.abort_hangs = true});
   std::thread release([] {
     std::this_thread::sleep_for(8s);  // longer than every timeout
@@ -217,7 +217,7 @@ TEST(NcclFailure, AnAbortThatHangsIsLeftBehind) {
   std::this_thread::sleep_for(500ms);  // the abandoned threads return
 }
 
-TEST(NcclFailure, AVendorsRefusalIsABackendErrorWithItsText) {
+TEST(NcclFailure, LibraryErrorIsBackendErrorWithItsText) {
   static const comm::nccl::NcclApi failing = [] {
     comm::nccl::NcclApi api = fake_api();
     api.ncclAllGather = [](const void*, void*, std::size_t, ncclDataType_t, ncclComm_t, cudaStream_t) {

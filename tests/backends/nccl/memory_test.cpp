@@ -4,7 +4,7 @@
 namespace tessera::nccl_test {
 namespace {
 
-TEST(NcclMemory, OfOthersIsRefused) {
+TEST(NcclMemory, RejectsUnregisteredMemory) {
   reset_fake();
   run_ranks(2, [](Communicator& comm) {
     std::vector<float> host(4);
@@ -19,7 +19,7 @@ TEST(NcclMemory, OfOthersIsRefused) {
   });
 }
 
-TEST(NcclMemory, LargeBlocksAreKnownToAllCommunicators) {
+TEST(NcclMemory, LargeBlocksAreRegisteredWithAllCommunicators) {
   reset_fake();
   const auto memory_tracker = std::make_shared<MemoryTracker>();
   BackendOptions options = quick_options();
@@ -48,7 +48,7 @@ TEST(NcclMemory, LargeBlocksAreKnownToAllCommunicators) {
   EXPECT_EQ(memory_tracker->snapshot().total_now, 0u);
 }
 
-TEST(NcclMemory, AnOldLibraryHasNoRegistration) {
+TEST(NcclMemory, OldLibrarySkipsRegistration) {
   static const comm::nccl::NcclApi old = [] {
     comm::nccl::NcclApi api = fake_api();
     api.ncclMemAlloc = nullptr;

@@ -182,7 +182,7 @@ class Case {
 
 class NcclOperations : public testing::TestWithParam<int> {};
 
-TEST_P(NcclOperations, EqualTheReference) {
+TEST_P(NcclOperations, EqualReference) {
   reset_fake();
   run_ranks(GetParam(), [](Communicator& comm) {
     int seed = 0;
@@ -198,7 +198,7 @@ TEST_P(NcclOperations, EqualTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, NcclOperations, testing::Values(1, 2, 3, 5));
 
-TEST(NcclOperations, AWrongCallIsSeen) {
+TEST(NcclOperations, DetectsWrongCall) {
   static const comm::nccl::NcclApi wrong = [] {
     comm::nccl::NcclApi api = fake_api();
     api.ncclReduceScatter = [](const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t,
@@ -223,7 +223,7 @@ TEST(NcclOperations, AWrongCallIsSeen) {
       quick_options(), wrong);
 }
 
-TEST(NcclOperations, EachRankHasAFactorOfItsOwn) {
+TEST(NcclOperations, SupportFactorPerRank) {
   reset_fake();
   run_ranks(2, [](Communicator& comm) {
     OnDevice<float> x(comm, comm.rank(), 8, 1);
@@ -232,7 +232,7 @@ TEST(NcclOperations, EachRankHasAFactorOfItsOwn) {
   });
 }
 
-TEST(NcclOperations, AveragesOverAnotherNumberThanTheRanks) {
+TEST(NcclOperations, AverageOverOtherCountThanRanks) {
   reset_fake();
   run_ranks(2, [](Communicator& comm) {
     const int device = comm.rank();
@@ -254,7 +254,7 @@ TEST(NcclOperations, AveragesOverAnotherNumberThanTheRanks) {
   });
 }
 
-TEST(NcclOperations, MessagesAndBatches) {
+TEST(NcclOperations, SupportMessagesAndBatches) {
   reset_fake();
   run_ranks(3, [](Communicator& comm) {
     const int r = comm.rank();
@@ -279,7 +279,7 @@ TEST(NcclOperations, MessagesAndBatches) {
   });
 }
 
-TEST(NcclOperations, OperationsInFlightFinishInAnyOrderOfWaiting) {
+TEST(NcclOperations, MayBeAwaitedInAnyOrder) {
   reset_fake();
   run_ranks(3, [](Communicator& comm) {
     std::vector<OnDevice<std::int64_t>> x;
@@ -292,7 +292,7 @@ TEST(NcclOperations, OperationsInFlightFinishInAnyOrderOfWaiting) {
   });
 }
 
-TEST(NcclOperations, SplitOrdersByKeyAndWorksOnTheSameMemory) {
+TEST(NcclOperations, SplitOrdersByKeyAndSharesMemory) {
   reset_fake();
   run_ranks(5, [](Communicator& world) {
     OnDevice<float> x(world, world.rank(), 3, static_cast<float>(world.rank()));
@@ -310,7 +310,7 @@ TEST(NcclOperations, SplitOrdersByKeyAndWorksOnTheSameMemory) {
   });
 }
 
-TEST(NcclOperations, CountsBytesLikeTheFormulas) {
+TEST(NcclOperations, TrafficEqualsFormulas) {
   reset_fake();
   run_ranks(3, [](Communicator& comm) {
     const int r = comm.rank();

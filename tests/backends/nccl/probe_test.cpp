@@ -8,7 +8,7 @@ const comm::Backend& backend();
 namespace tessera::nccl_test {
 namespace {
 
-TEST(NcclProbe, SaysWhyThereIsNoDevice) {
+TEST(NcclProbe, NamesReasonWithoutDevice) {
   reset_fake();
   EXPECT_EQ(comm::nccl::unusable(fake_api()), "");
   reset_fake({.devices = 0});
@@ -20,7 +20,7 @@ TEST(NcclProbe, SaysWhyThereIsNoDevice) {
 }
 
 /// With and without the real libraries the probe returns a result and does not crash.
-TEST(NcclProbe, AnswersOnThisMachine) {
+TEST(NcclProbe, SucceedsOnThisMachine) {
   const std::string reason = comm::nccl::backend().probe();
   std::cout << "reason: '" << reason << "'\n";
   if (comm::nccl::loaded_api().problem.empty()) {
@@ -30,7 +30,7 @@ TEST(NcclProbe, AnswersOnThisMachine) {
   }
 }
 
-TEST(NcclProbe, WhatItCannotDoIsRefusedAtTheStart) {
+TEST(NcclProbe, RejectsUnsupportedOptionsAtStart) {
   reset_fake();
   BackendOptions ordered = quick_options();
   ordered.deterministic = true;
@@ -51,7 +51,7 @@ TEST(NcclProbe, WhatItCannotDoIsRefusedAtTheStart) {
   EXPECT_FALSE(comm::nccl::backend().deterministic);
 }
 
-TEST(NcclProbe, ARankWithoutDeviceIsNamedEverywhere) {
+TEST(NcclProbe, AllRanksNameRankWithoutDevice) {
   reset_fake({.driver_error = cudaErrorInsufficientDriver});
   for (const std::string& error : run_world(2, quick_options(), [](Communicator&) {}))
     EXPECT_EQ(

@@ -30,14 +30,14 @@ std::vector<float> fill_reduce_double(Communicator& comm, bool after, bool wait_
   return y.values();
 }
 
-TEST(NcclStreams, AnOperationComesAfterItsStreamAndTheStreamAfterIt) {
+TEST(NcclStreams, OperationsAreOrderedWithStreams) {
   reset_fake();
   run_ranks(
       3, [](Communicator& comm) { EXPECT_EQ(fill_reduce_double(comm, true, true), std::vector<float>(4, 12)); },
       unwatched());
 }
 
-TEST(NcclStreams, AForgottenDependencyShows) {
+TEST(NcclStreams, DetectsMissingDependency) {
   reset_fake();
   // The operation runs when it is waited for; nothing has made the stream run.
   EXPECT_EQ(run_world(3, unwatched(),
@@ -55,7 +55,7 @@ TEST(NcclStreams, AForgottenDependencyShows) {
       unwatched());
 }
 
-TEST(NcclStreams, TellingAStreamToWaitDoesNotMakeTheHostWait) {
+TEST(NcclStreams, StreamWaitDoesNotBlockHost) {
   reset_fake();
   run_ranks(
       2,
@@ -84,7 +84,7 @@ TEST(NcclStreams, TellingAStreamToWaitDoesNotMakeTheHostWait) {
       unwatched());
 }
 
-TEST(NcclStreams, AHostStreamWaitsOnTheHost) {
+TEST(NcclStreams, HostStreamWaitsOnHost) {
   reset_fake();
   run_ranks(
       2,
@@ -105,7 +105,7 @@ TEST(NcclStreams, AHostStreamWaitsOnTheHost) {
       unwatched());
 }
 
-TEST(NcclStreams, DecoratorsKeepTheTie) {
+TEST(NcclStreams, DecoratorsKeepStreamOrder) {
   reset_fake();
   const CommunicatorDecorator decorate = [](auto world) {
     return decorators::decorate(std::move(world), "trace;fault:drop@99");
@@ -117,7 +117,7 @@ TEST(NcclStreams, DecoratorsKeepTheTie) {
             std::vector<std::string>(3));
 }
 
-TEST(NcclStreams, ADelayCannotHoldUpADevice) {
+TEST(NcclStreams, DelayDoesNotBlockDevice) {
   reset_fake();
   const CommunicatorDecorator decorate = [](auto world) { return decorators::decorate(std::move(world), "delay:1ms"); };
   run_world(
@@ -131,7 +131,7 @@ TEST(NcclStreams, ADelayCannotHoldUpADevice) {
       fake_api(), decorate);
 }
 
-TEST(NcclStreams, TwoCommunicatorsAreTiedByEvents) {
+TEST(NcclStreams, EventsOrderTwoCommunicators) {
   reset_fake();
   run_ranks(
       2,

@@ -36,7 +36,7 @@ struct Simulated {
   std::unique_ptr<Communicator> world;
 };
 
-TEST(Simulation, TakesLatencyAndWhatIsSent) {
+TEST(Simulation, CostsLatencyAndBytes) {
   Simulated s(4);
   const View whole = shape_only(4000);
   s.world->all_gather(part_of(whole, 4), whole).wait_on(*s.stream);
@@ -49,7 +49,7 @@ TEST(Simulation, TakesLatencyAndWhatIsSent) {
   EXPECT_THAT(s.world->meter().bytes_to_peer, ElementsAre(12000, 12000, 12000, 0));
 }
 
-TEST(Simulation, ComesAfterItsStream) {
+TEST(Simulation, OperationsWaitForStream) {
   Simulated s(2);
   s.clock.advance(*s.stream, 500);
   const View whole = shape_only(1000);
@@ -59,7 +59,7 @@ TEST(Simulation, ComesAfterItsStream) {
   EXPECT_EQ(s.clock.time_of(*s.stream), 500);  // the stream computes meanwhile
 }
 
-TEST(Simulation, KeepsTheOrderOfACommunicatorAndNoOther) {
+TEST(Simulation, OrdersOperationsWithinCommunicator) {
   for (const bool in_order : {true, false}) {
     Network network = alpha_beta(nanoseconds(1000), 1e9);
     network.in_order = in_order;
@@ -77,7 +77,7 @@ TEST(Simulation, KeepsTheOrderOfACommunicatorAndNoOther) {
   }
 }
 
-TEST(Simulation, SplitsAsAMeshDoes) {
+TEST(Simulation, SplitsLikeMesh) {
   Simulated s(12);  // 3 x 4; this is its last rank
   EXPECT_EQ(s.world->rank(), 11);
   const auto shards = s.world->split(8, 3), replicas = s.world->split(3, 2);
@@ -88,7 +88,7 @@ TEST(Simulation, SplitsAsAMeshDoes) {
   EXPECT_THAT([&] { s.world->split(0, 12); }, ThrowsMessage<InvalidUsage>(HasSubstr("key 12")));
 }
 
-TEST(Simulation, BringsToTheHostWhatEqualRanksWouldHave) {
+TEST(Simulation, HostCollectivesAssumeEqualRanks) {
   Simulated s(3);
   std::vector<float> mine = {1, 2}, all(6, 0), sum(2, 0), part(1, 0), three = {4, 5, 6};
   s.world->all_gather(comm::view_of(std::as_const(mine).data(), 2), comm::view_of(all.data(), 6)).wait();
@@ -116,7 +116,7 @@ TEST(Simulation, BringsToTheHostWhatEqualRanksWouldHave) {
       ThrowsMessage<Unsupported>(HasSubstr("parts of equal length")));
 }
 
-TEST(Simulation, TakesWhatWasMeasured) {
+TEST(Simulation, UsesMeasuredTimes) {
   std::map<OpKind, CostTable> tables;
   tables[OpKind::all_gather].add(1000, 1e-6);
   tables[OpKind::all_gather].add(3000, 2e-6);
@@ -127,7 +127,7 @@ TEST(Simulation, TakesWhatWasMeasured) {
   EXPECT_THAT([&] { s.world->barrier(); }, ThrowsMessage<InvalidUsage>(HasSubstr("barrier has no measured cost")));
 }
 
-TEST(Simulation, OfOneRankTakesNoTime) {
+TEST(Simulation, OneRankCostsNoTime) {
   Simulated s(1);
   const View whole = shape_only(100);
   s.world->all_reduce(whole, whole, ReduceOp::sum()).wait_on(*s.stream);
@@ -141,7 +141,7 @@ TEST(Simulation, EndsWithAbort) {
   EXPECT_THAT([&] { channel->barrier(); }, ThrowsMessage<Aborted>(HasSubstr("enough")));
 }
 
-TEST(Simulation, RefusesWhatIsNoNetwork) {
+TEST(Simulation, RejectsInvalidNetwork) {
   VirtualClock clock(VirtualClock::Machine::host);
   EXPECT_THROW(alpha_beta(nanoseconds(-1), 1), InvalidUsage);
   EXPECT_THROW(alpha_beta(nanoseconds(1), 0), InvalidUsage);

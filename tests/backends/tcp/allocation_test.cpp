@@ -25,29 +25,29 @@ void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 namespace tessera::tcp_test {
 namespace {
 
-TEST(Allocations, NoneOnceEverythingHasBeenSeen) {
+TEST(Allocations, SteadyStateAllocatesNothing) {
   const std::uint64_t before = allocations.load();
   const World world = make_world(2, 2);
   EXPECT_GT(allocations.load(), before) << "the control: the counter counts";
-  std::vector<std::unique_ptr<Parcel>> parcels;
+  std::vector<std::unique_ptr<TestMessage>> test_messages;
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{100}, comm::tcp::kEagerLimit, std::size_t{300'000}})
     for (const int from : {0, 1}) {
-      parcels.push_back(world[static_cast<std::size_t>(from)]->parcel(1 - from, {}, bytes));
-      parcels.push_back(world[static_cast<std::size_t>(1 - from)]->parcel(from, {}, bytes));
+      test_messages.push_back(world[static_cast<std::size_t>(from)]->test_message(1 - from, {}, bytes));
+      test_messages.push_back(world[static_cast<std::size_t>(1 - from)]->test_message(from, {}, bytes));
     }
   const auto round = [&](std::uint32_t number, bool receiver_first) {
-    for (std::size_t i = 0; i < parcels.size(); ++i) {
-      Parcel& parcel = *parcels[i ^ (receiver_first ? 1U : 0U)];
+    for (std::size_t i = 0; i < test_messages.size(); ++i) {
+      TestMessage& test_message = *test_messages[i ^ (receiver_first ? 1U : 0U)];
       const bool sends = ((i ^ (receiver_first ? 1U : 0U)) & 1U) == 0;
-      parcel.done = false;
-      parcel.message.tag = {1, number, static_cast<std::uint32_t>(i / 2)};
-      TcpTransport& transport = *static_cast<Node*>(parcel.message.owner)->transport;
-      sends ? transport.send(parcel.message) : transport.receive(parcel.message);
+      test_message.done = false;
+      test_message.message.tag = {1, number, static_cast<std::uint32_t>(i / 2)};
+      TcpTransport& transport = *static_cast<Node*>(test_message.message.owner)->transport;
+      sends ? transport.send(test_message.message) : transport.receive(test_message.message);
     }
     for (bool all = false; !all;) {
       for (const auto& node : world) node->transport->poll(number % 3 == 0);
       all = true;
-      for (const auto& parcel : parcels) all &= parcel->done;
+      for (const auto& test_message : test_messages) all &= test_message->done;
     }
   };
   for (std::uint32_t i = 0; i < 200; ++i) round(i, i % 2 == 0);

@@ -14,9 +14,9 @@ using comm::tcp::kEagerLimit;
 constexpr std::size_t kLarge = 24 << 20;
 constexpr std::byte kPoison{0xA5};
 
-void poison(Parcel& parcel) { std::fill(parcel.memory.begin(), parcel.memory.end(), kPoison); }
-bool still_poisoned(const Parcel& parcel) {
-  for (const std::byte byte : parcel.memory)
+void poison(TestMessage& test_message) { std::fill(test_message.memory.begin(), test_message.memory.end(), kPoison); }
+bool still_poisoned(const TestMessage& test_message) {
+  for (const std::byte byte : test_message.memory)
     if (byte != kPoison) return false;
   return true;
 }
@@ -38,11 +38,11 @@ void expect_usable(const World& world) {
 /// A large message that has been sent and received in part.
 struct HalfWay {
   World world = make_world(2, 2);
-  std::unique_ptr<Parcel> in, out;
+  std::unique_ptr<TestMessage> in, out;
   std::atomic<std::uint64_t> sent{0};
   HalfWay() {
     in = world[1]->receive(0, {1, 1, 0}, kLarge);
-    out = world[0]->parcel(1, {1, 1, 0}, kLarge);
+    out = world[0]->test_message(1, {1, 1, 0}, kLarge);
     out->message.sent = &sent;
     fill(*out);
     world[0]->transport->send(out->message);
@@ -51,7 +51,7 @@ struct HalfWay {
   }
 };
 
-TEST(Cancel, OfAHalfReceivedMessageLeavesItsMemoryAlone) {
+TEST(Cancel, HalfReceivedMessageIsNotWritten) {
   HalfWay half;
   half.world[1]->transport->cancel(half.in->message);
   poison(*half.in);
@@ -65,14 +65,14 @@ TEST(Cancel, OfAHalfReceivedMessageLeavesItsMemoryAlone) {
   close(half.world);
 }
 
-TEST(Cancel, ControlOfTheMemorySeesAMessageThatWasNotCancelled) {
+TEST(Cancel, DetectsWriteOfUncanceledReceive) {
   HalfWay half;
   poison(*half.in);
   ASSERT_TRUE(drive(half.world, [&] { return half.out->done && half.in->done; }));
   EXPECT_FALSE(still_poisoned(*half.in));
 }
 
-TEST(Cancel, OfAHalfSentMessageCompletesItFromACopy) {
+TEST(Cancel, HalfSentMessageCompletesFromCopy) {
   HalfWay half;
   half.world[0]->transport->cancel(half.out->message);
   poison(*half.out);
@@ -86,14 +86,14 @@ TEST(Cancel, OfAHalfSentMessageCompletesItFromACopy) {
   close(half.world);
 }
 
-TEST(Cancel, ControlOfTheContentSeesASenderThatWasNotCancelled) {
+TEST(Cancel, DetectsUncanceledSender) {
   HalfWay half;
   poison(*half.out);
   ASSERT_TRUE(drive(half.world, [&] { return half.in->done; }));
   EXPECT_FALSE(intact(*half.in, kLarge));
 }
 
-TEST(Cancel, OfBothHalves) {
+TEST(Cancel, SendAndReceive) {
   HalfWay half;
   half.world[1]->transport->cancel(half.in->message);
   half.world[0]->transport->cancel(half.out->message);
@@ -105,7 +105,7 @@ TEST(Cancel, OfBothHalves) {
   close(half.world);
 }
 
-TEST(Cancel, OfAReceiveWhoseMessageComesLater) {
+TEST(Cancel, ReceiveBeforeItsMessage) {
   const World world = make_world(2, 2);
   std::uint32_t number = 0;
   for (const std::size_t bytes :
@@ -125,7 +125,7 @@ TEST(Cancel, OfAReceiveWhoseMessageComesLater) {
   close(world);
 }
 
-TEST(Cancel, OfASendThatNobodyAskedFor) {
+TEST(Cancel, SendWithoutCts) {
   const World world = make_world(2, 2);
   auto out = world[0]->send(1, {1, 1, 0}, kLarge);
   settle(world);  // its RTS has arrived
@@ -140,19 +140,19 @@ TEST(Cancel, OfASendThatNobodyAskedFor) {
   close(world);
 }
 
-TEST(Cancel, OfSmallSendsThatWaitForRoom) {
+TEST(Cancel, EagerSendsThatWaitForCredit) {
   const World world = make_world(2, 1);
-  std::vector<std::unique_ptr<Parcel>> out;
+  std::vector<std::unique_ptr<TestMessage>> out;
   for (std::uint32_t i = 0; i < 64; ++i) {  // the peer does not read: first the connection fills up, then the credit
     out.push_back(world[0]->send(1, {1, i, 0}, kEagerLimit));
     if (!out.back()->done) break;
   }
   for (std::uint32_t i = 64; i < 100; ++i) out.push_back(world[0]->send(1, {1, i, 0}, kEagerLimit - i));
   std::size_t cancelled = 0;
-  for (auto& parcel : out) {
-    if (parcel->done) continue;
-    world[0]->transport->cancel(parcel->message);
-    parcel.reset();
+  for (auto& test_message : out) {
+    if (test_message->done) continue;
+    world[0]->transport->cancel(test_message->message);
+    test_message.reset();
     ++cancelled;
   }
   EXPECT_GT(cancelled, 30U);
@@ -161,7 +161,7 @@ TEST(Cancel, OfSmallSendsThatWaitForRoom) {
   close(world);
 }
 
-TEST(Cancel, OfQueuedSmallSendsReturnsTheirCredit) {
+TEST(Cancel, QueuedEagerSendsReturnCredit) {
   comm::tcp::SendQueue queue(1, false);
   std::vector<std::byte> data(kEagerLimit);
   for (std::uint32_t i = 0; i < 100; ++i) {  // more than six times the credit
@@ -176,11 +176,11 @@ TEST(Cancel, OfQueuedSmallSendsReturnsTheirCredit) {
   EXPECT_FALSE(queue.has_work(0)) << "without credit, a message announces itself";
 }
 
-TEST(Cancel, OfSomethingUnexpectedThatWasHalfThere) {
+TEST(Cancel, HalfReceivedUnexpectedMessage) {
   const World world = make_world(2, 1);
   // The receiver reads while the sender's connection is full: some messages are half received when their receive is
   // posted.
-  std::vector<std::unique_ptr<Parcel>> out, in;
+  std::vector<std::unique_ptr<TestMessage>> out, in;
   for (std::uint32_t i = 0; i < 15; ++i) out.push_back(world[0]->send(1, {1, i, 0}, kEagerLimit));
   for (std::uint32_t i = 0; i < 15; ++i) {
     world[1]->transport->poll(false);
@@ -191,7 +191,8 @@ TEST(Cancel, OfSomethingUnexpectedThatWasHalfThere) {
   }
   ASSERT_TRUE(drive(world, [&] { return world[0]->finished == 15; }));
   settle(world);
-  for (const auto& parcel : in) EXPECT_TRUE(parcel->done ? intact(*parcel, kEagerLimit) : still_poisoned(*parcel));
+  for (const auto& test_message : in)
+    EXPECT_TRUE(test_message->done ? intact(*test_message, kEagerLimit) : still_poisoned(*test_message));
   EXPECT_EQ(world[1]->transport->peer(0)->inbox().held(), 0U);
   expect_usable(world);
   close(world);
@@ -200,12 +201,12 @@ TEST(Cancel, OfSomethingUnexpectedThatWasHalfThere) {
 /// Small messages that are never received use up eager credit, again and again.
 void send_in_vain(const World& world, std::uint32_t communicator, bool told_before) {
   const auto& transport = world[1]->transport;
-  std::vector<std::unique_ptr<Parcel>> out, in;
+  std::vector<std::unique_ptr<TestMessage>> out, in;
   if (told_before) transport->discard_communicator(communicator);
   for (std::uint32_t i = 0; i < 5; ++i) out.push_back(world[0]->send(1, {communicator, i, 0}, kEagerLimit));
   if (!told_before) in.push_back(world[1]->receive(0, {communicator, 100, 0}, 100));
   settle(world, 2ms);
-  for (auto& parcel : out) world[0]->transport->cancel(parcel->message);
+  for (auto& test_message : out) world[0]->transport->cancel(test_message->message);
   if (told_before) return;
   transport->cancel(in.front()->message);
   transport->discard_communicator(communicator);
@@ -221,7 +222,7 @@ bool goes_unasked(const World& world, const MessageTag& tag) {
   return went;
 }
 
-TEST(DiscardedCommunicator, CommunicatorsGiveBackTheirShareOfWhatMayGoUnasked) {
+TEST(DiscardedCommunicator, ReleasesEagerCredit) {
   const World world = make_world(2, 1);
   for (std::uint32_t communicator = 10; communicator < 60; ++communicator) {
     send_in_vain(world, communicator, communicator % 2 == 0);
@@ -235,19 +236,19 @@ TEST(DiscardedCommunicator, CommunicatorsGiveBackTheirShareOfWhatMayGoUnasked) {
   close(world);
 }
 
-TEST(DiscardedCommunicator, ControlSeesCommunicatorsThatAreNot) {
+TEST(DiscardedCommunicator, DetectsCommunicatorThatIsKept) {
   const World world = make_world(2, 1);
   for (std::uint32_t communicator = 10; communicator < 14; ++communicator) {
-    std::vector<std::unique_ptr<Parcel>> out;
+    std::vector<std::unique_ptr<TestMessage>> out;
     for (std::uint32_t i = 0; i < 5; ++i) out.push_back(world[0]->send(1, {communicator, i, 0}, kEagerLimit));
     settle(world, 2ms);
-    for (auto& parcel : out) world[0]->transport->cancel(parcel->message);
+    for (auto& test_message : out) world[0]->transport->cancel(test_message->message);
   }
   EXPECT_FALSE(goes_unasked(world, {2, 1, 0}));
 }
 
 /// Large messages, one of them announced and one half received, and CTS without an answer.
-TEST(DiscardedCommunicator, WithLargeMessagesOnTheirWay) {
+TEST(DiscardedCommunicator, SupportsLargeMessagesInFlight) {
   HalfWay half;
   const auto asked = half.world[1]->receive(0, {1, 2, 0}, kLarge);
   const auto announced = half.world[0]->send(1, {1, 3, 0}, kLarge);
@@ -265,7 +266,7 @@ TEST(DiscardedCommunicator, WithLargeMessagesOnTheirWay) {
   close(half.world);
 }
 
-TEST(Cancel, OfWhatIsDoneIsNothing) {
+TEST(Cancel, CompletedOperationIsUnaffected) {
   const World world = make_world(2, 1);
   const auto in = world[1]->receive(0, {1, 1, 0}, 100);
   const auto out = world[0]->send(1, {1, 1, 0}, 100);

@@ -17,12 +17,12 @@ int descriptor(Node& node, int peer, std::size_t stream) {
   return node.transport->peer(peer)->streams()[stream]->socket.native_handle();
 }
 
-TEST(Failure, AConnectionThatEndsLosesItsPeerOnceAndNoOther) {
+TEST(Failure, ClosedConnectionLosesItsPeerOnce) {
   for (const std::size_t stream : {std::size_t{0}, std::size_t{1}}) {
     const World world = make_world(3, 2);
     auto in = world[1]->receive(0, {1, 1, 0}, 16 << 20);
     std::atomic<std::uint64_t> sent{0};
-    auto out = world[0]->parcel(1, {1, 1, 0}, 16 << 20);
+    auto out = world[0]->test_message(1, {1, 1, 0}, 16 << 20);
     out->message.sent = &sent;
     world[0]->transport->send(out->message);
     ASSERT_TRUE(drive(world, [&] { return sent.load() > 1 << 20; }));
@@ -48,7 +48,7 @@ TEST(Failure, AConnectionThatEndsLosesItsPeerOnceAndNoOther) {
   }
 }
 
-TEST(Failure, BytesThatAreNoFrameAreDamage) {
+TEST(Failure, InvalidFrameIsError) {
   const World world = make_world(2, 2);
   const std::string garbage(100, '!');
   ASSERT_EQ(::send(descriptor(*world[0], 1, 1), garbage.data(), garbage.size(), 0), 100);
@@ -57,39 +57,39 @@ TEST(Failure, BytesThatAreNoFrameAreDamage) {
   EXPECT_TRUE(world[1]->lost.empty());
 }
 
-TEST(Failure, ARankThatEndsWithoutAWordIsLost) {
+TEST(Failure, AbruptExitIsLoss) {
   const World world = make_world(2, 2);
   world[0]->transport->close(true);
   ASSERT_TRUE(world[1]->until([&] { return !world[1]->lost.empty(); }));
   EXPECT_TRUE(world[0]->lost.empty()) << "its own doing";
 }
 
-TEST(Failure, ARankThatClosesIsNotLostAndWhatItSentArrives) {
+TEST(Failure, GracefulCloseIsNoLossAndMessagesArrive) {
   const World world = make_world(2, 2);
   std::promise<void> sent;
   on_threads(world, [&sent](Node& node) {
-    std::vector<std::unique_ptr<Parcel>> parcels;
+    std::vector<std::unique_ptr<TestMessage>> test_messages;
     if (node.rank == 0) {
-      for (std::uint32_t i = 0; i < 10; ++i) parcels.push_back(node.send(1, {1, i, 0}, kEagerLimit));
+      for (std::uint32_t i = 0; i < 10; ++i) test_messages.push_back(node.send(1, {1, i, 0}, kEagerLimit));
       sent.set_value();
       node.transport->close(false);
-      for (const auto& parcel : parcels) EXPECT_TRUE(parcel->done);
+      for (const auto& test_message : test_messages) EXPECT_TRUE(test_message->done);
       EXPECT_TRUE(node.lost.empty());
       return;
     }
     EXPECT_EQ(sent.get_future().wait_for(20s), std::future_status::ready);
-    for (std::uint32_t i = 0; i < 10; ++i) parcels.push_back(node.receive(0, {1, i, 0}, kEagerLimit));
+    for (std::uint32_t i = 0; i < 10; ++i) test_messages.push_back(node.receive(0, {1, i, 0}, kEagerLimit));
     EXPECT_TRUE(node.until([&] { return node.finished == 10; }));
-    for (const auto& parcel : parcels) EXPECT_TRUE(intact(*parcel, kEagerLimit));
+    for (const auto& test_message : test_messages) EXPECT_TRUE(intact(*test_message, kEagerLimit));
     for (int i = 0; i < 100; ++i) node.transport->poll(true);
     EXPECT_TRUE(node.lost.empty()) << node.reason;
     node.transport->close(false);
   });
 }
 
-TEST(Failure, WhoLeavesEarlyWaitsForNobodyAndLosesNothing) {
+TEST(Failure, EarlyCloseDoesNotWaitAndLosesNothing) {
   const World world = make_world(3, 2);
-  std::vector<std::unique_ptr<Parcel>> in, out;
+  std::vector<std::unique_ptr<TestMessage>> in, out;
   for (std::uint32_t i = 0; i < 4; ++i) out.push_back(world[0]->send(1, {1, i, 0}, 10'000));
   const auto unread = world[1]->send(0, {1, 99, 0}, 10'000);  // resets the connection when rank 0 closes it
   const auto start = Clock::now();
@@ -98,26 +98,26 @@ TEST(Failure, WhoLeavesEarlyWaitsForNobodyAndLosesNothing) {
   const auto into_the_void = world[1]->send(0, {1, 100, 0}, 10'000);
   for (std::uint32_t i = 0; i < 4; ++i) in.push_back(world[1]->receive(0, {1, i, 0}, 10'000));
   EXPECT_TRUE(world[1]->until([&] { return in.back()->done; }, 5s)) << world[1]->reason;
-  for (const auto& parcel : in) EXPECT_TRUE(parcel->done && intact(*parcel, 10'000));
+  for (const auto& test_message : in) EXPECT_TRUE(test_message->done && intact(*test_message, 10'000));
   for (int i = 0; i < 100; ++i)
     for (const std::size_t r : {1U, 2U}) world[r]->transport->poll(true);
   EXPECT_TRUE(world[1]->lost.empty() && world[2]->lost.empty()) << world[1]->reason << world[2]->reason;
 }
 
-TEST(Failure, ClosingDoesNotWaitLongForARankThatHangs) {
+TEST(Failure, CloseDoesNotWaitForHangingRank) {
   const World world = make_world(2, 1);
   const auto start = Clock::now();
   world[0]->transport->close(false);  // rank 1 does nothing
   EXPECT_LT(Clock::now() - start, 5s);
 }
 
-TEST(Failure, AMessageToNobodyFailsTheTransport) {
+TEST(Failure, MessageToUnknownRankFailsTransport) {
   const World world = make_world(2, 1);
-  const auto parcel = world[0]->send(0, {1, 1, 0}, 10);
+  const auto test_message = world[0]->send(0, {1, 1, 0}, 10);
   EXPECT_NE(world[0]->failure.find("between ranks 0 and 0"), std::string::npos) << world[0]->failure;
 }
 
-TEST(Sleeping, EndsWhenSomethingComes) {
+TEST(EpollWaiter, WakesOnMessage) {
   const World world = make_world(2, 1);
   const auto in = world[1]->receive(0, {1, 1, 0}, 100);
   settle(world);
@@ -139,23 +139,23 @@ TEST(Sleeping, EndsWhenSomethingComes) {
   other.join();
 }
 
-TEST(Sleeping, EndsWhenThereIsRoomAgain) {
+TEST(EpollWaiter, WakesWhenSocketIsWritable) {
   const World world = make_world(2, 1);
   const auto in = world[1]->receive(0, {1, 1, 0}, 64 << 20);
   const auto out = world[0]->send(1, {1, 1, 0}, 64 << 20);
   on_threads(world, [&](Node& node) {
-    const auto& parcel = node.rank == 0 ? out : in;
+    const auto& test_message = node.rank == 0 ? out : in;
     const auto start = Clock::now();
-    while (!parcel->done && Clock::now() - start < 60s) {
+    while (!test_message->done && Clock::now() - start < 60s) {
       if (node.transport->poll(true)) continue;
       if (node.transport->waiter().arm()) node.transport->waiter().sleep(60s);
     }
-    EXPECT_TRUE(parcel->done);
+    EXPECT_TRUE(test_message->done);
     EXPECT_LT(Clock::now() - start, 30s);
   });
 }
 
-TEST(Sleeping, LastsWhileThereIsNothing) {  // control: nothing else ends it
+TEST(EpollWaiter, WaitsWithoutEvents) {  // control: nothing else ends it
   comm::tcp::EpollWaiter waiter;
   const auto start = Clock::now();
   ASSERT_TRUE(waiter.arm());
@@ -163,7 +163,7 @@ TEST(Sleeping, LastsWhileThereIsNothing) {  // control: nothing else ends it
   EXPECT_GE(Clock::now() - start, 99ms);
 }
 
-TEST(Sleeping, EndsByAWakeSinceArm) {
+TEST(EpollWaiter, WakesOnWakeSinceArm) {
   comm::tcp::EpollWaiter waiter;
   for (int i = 0; i < 3; ++i) {
     waiter.arm();
@@ -179,7 +179,7 @@ TEST(Sleeping, EndsByAWakeSinceArm) {
   EXPECT_GE(Clock::now() - start, 99ms) << "an old wake ends no new sleep";
 }
 
-TEST(Sleeping, NoWakeIsMissedByAnyOfSeveralThreads) {
+TEST(EpollWaiter, SeveralThreadsMissNoWakeup) {
   comm::tcp::EpollWaiter waiter;
   std::mutex lock;  // the engine's lock
   std::atomic<int> round{0};

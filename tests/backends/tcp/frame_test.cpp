@@ -56,10 +56,10 @@ struct Side {
   comm::tcp::SendQueue outbox;
   comm::tcp::ReceiveQueue inbox{outbox};
   FrameDecoder reader;
-  std::vector<std::unique_ptr<Parcel>> in;
+  std::vector<std::unique_ptr<TestMessage>> in;
   explicit Side(bool checked = true) : outbox(2, checked), reader(inbox, checked) {
     for (std::uint32_t i = 0; i < 10; ++i) {
-      in.push_back(node.parcel(0, {1, i, 0}, i % 2 == 0 ? 1000 * i : kEagerLimit + 1 + i * 20'000));
+      in.push_back(node.test_message(0, {1, i, 0}, i % 2 == 0 ? 1000 * i : kEagerLimit + 1 + i * 20'000));
       inbox.receive(in.back()->message);
     }
   }
@@ -88,18 +88,18 @@ Bytes good_frames() {
   return bytes;
 }
 
-TEST(Frames, GoodOnesAreReadHoweverTheyAreCut) {  // control of the tests below
+TEST(Frames, AreDecodedFromAnyFragments) {  // control of the tests below
   for (unsigned seed = 0; seed < 30; ++seed) {
     std::mt19937 random(seed);
     Side side;
     EXPECT_EQ(feed(side.reader, good_frames(), random), "");
     EXPECT_EQ(side.node.finished, 10U);
-    for (const auto& parcel : side.in) EXPECT_TRUE(intact(*parcel, parcel->memory.size()));
+    for (const auto& test_message : side.in) EXPECT_TRUE(intact(*test_message, test_message->memory.size()));
     EXPECT_TRUE(side.reader.said_bye());
   }
 }
 
-TEST(Frames, RandomBytesAreNone) {
+TEST(Frames, RejectRandomBytes) {
   for (unsigned seed = 0; seed < 500; ++seed) {
     std::mt19937 random(seed);
     Side side;
@@ -109,7 +109,7 @@ TEST(Frames, RandomBytesAreNone) {
   }
 }
 
-TEST(Frames, HeadersWithRandomFieldsDoNoHarm) {
+TEST(Frames, SurviveRandomHeaders) {
   std::size_t refused = 0, accepted = 0;
   for (unsigned seed = 0; seed < 1000; ++seed) {
     std::mt19937 random(seed);
@@ -141,14 +141,14 @@ TEST(Frames, HeadersWithRandomFieldsDoNoHarm) {
     }
     (feed(side.reader, bytes, random).empty() ? accepted : refused) += 1;
     EXPECT_LE(side.inbox.held(), kCredit);
-    for (const auto& parcel : side.in)
-      if (!parcel->done) side.inbox.cancel(parcel->message);
+    for (const auto& test_message : side.in)
+      if (!test_message->done) side.inbox.cancel(test_message->message);
   }
   EXPECT_GT(refused, 300U);
   EXPECT_GT(accepted, 30U);
 }
 
-TEST(Frames, FlippedBitsInGoodOnesDoNoHarm) {
+TEST(Frames, SurviveFlippedBits) {
   const Bytes good = good_frames();
   for (unsigned seed = 0; seed < 200; ++seed) {
     std::mt19937 random(seed);
@@ -177,16 +177,16 @@ Flip flip(const Bytes& good, std::size_t at, bool checked, unsigned seed) {
   bytes[at] ^= static_cast<std::byte>(1U << random() % 8);
   feed(side.reader, bytes, random);
   Flip result{side.reader.damaged(), true};
-  for (const auto& parcel : side.in) {
-    if (parcel->done)
-      result.intact &= intact(*parcel, parcel->memory.size());
+  for (const auto& test_message : side.in) {
+    if (test_message->done)
+      result.intact &= intact(*test_message, test_message->memory.size());
     else
-      side.inbox.cancel(parcel->message);
+      side.inbox.cancel(test_message->message);
   }
   return result;
 }
 
-TEST(Frames, OneFlippedBitIsSeenWhereverItIs) {
+TEST(Frames, DetectsAnyFlippedBit) {
   const Bytes good = good_frames();
   std::mt19937 random(7);
   for (unsigned seed = 0; seed < 400; ++seed) {
@@ -197,7 +197,7 @@ TEST(Frames, OneFlippedBitIsSeenWhereverItIs) {
   }
 }
 
-TEST(Frames, OneFlippedBitOfContentIsNotSeenWithoutTheChecksum) {  // negative control
+TEST(Frames, MissFlippedPayloadBitWithoutChecksum) {  // negative control
   const Bytes good = good_frames();
   for (std::size_t byte = 0; byte < sizeof(Frame); ++byte)
     EXPECT_TRUE(flip(good, byte, false, 1).damaged) << "headers always have one";
@@ -211,7 +211,7 @@ TEST(Frames, OneFlippedBitOfContentIsNotSeenWithoutTheChecksum) {  // negative c
   EXPECT_EQ(wrong, 20U);
 }
 
-TEST(Frames, WhatThePeerMayNotDoIsRefused) {
+TEST(Frames, RejectProtocolViolations) {
   const Frame eager{.kind = FrameKind::eager, .tag = {1, 2, 0}, .length = 2000, .total = 2000};
   const Frame unasked{.kind = FrameKind::piece, .tag = {3, 3, 3}, .length = 10, .total = 10};
   const Frame ready{.kind = FrameKind::ready, .tag = {3, 3, 3}};

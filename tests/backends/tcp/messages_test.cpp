@@ -37,26 +37,27 @@ void exchange_all(Node& node, int ranks, unsigned seed, bool mixed_up) {
       for (const bool sends : {false, true}) actions.push_back({peer, i, sends});
   std::shuffle(actions.begin(), actions.end(), own);
 
-  std::vector<std::unique_ptr<Parcel>> parcels;
+  std::vector<std::unique_ptr<TestMessage>> test_messages;
   for (const Action& action : actions) {
     // The communicator of the tag depends on the direction, so that the two messages never have the same content.
     const int from = action.sends ? node.rank : action.peer;
     const MessageTag tag{static_cast<std::uint32_t>(from), action.number, 7};
-    parcels.push_back(action.sends ? node.send(action.peer, tag, lengths[action.number])
-                                   : node.receive(action.peer, tag, lengths[action.number]));
+    test_messages.push_back(action.sends ? node.send(action.peer, tag, lengths[action.number])
+                                         : node.receive(action.peer, tag, lengths[action.number]));
     if (own() % 4 == 0) node.transport->poll(own() % 16 == 0);
     if (own() % 32 == 0) std::this_thread::sleep_for(200us);
   }
-  ASSERT_TRUE(node.until([&] { return node.finished == parcels.size(); })) << node.finished << " of " << parcels.size();
+  ASSERT_TRUE(node.until([&] { return node.finished == test_messages.size(); }))
+      << node.finished << " of " << test_messages.size();
   std::size_t wrong = 0;
-  for (std::size_t i = 0; i < parcels.size(); ++i) {
-    EXPECT_EQ(parcels[i]->came, parcels[i]->message.bytes);
+  for (std::size_t i = 0; i < test_messages.size(); ++i) {
+    EXPECT_EQ(test_messages[i]->came, test_messages[i]->message.bytes);
     // The control expects the content of another message of the same length.
-    if (mixed_up) parcels[i]->message.tag.operation += 1;
-    wrong += intact(*parcels[i], parcels[i]->memory.size()) ? 0 : 1;
+    if (mixed_up) test_messages[i]->message.tag.operation += 1;
+    wrong += intact(*test_messages[i], test_messages[i]->memory.size()) ? 0 : 1;
   }
   if (mixed_up)
-    EXPECT_GT(wrong, parcels.size() / 2);
+    EXPECT_GT(wrong, test_messages.size() / 2);
   else
     EXPECT_EQ(wrong, 0U);
   EXPECT_TRUE(node.lost.empty()) << node.reason;
@@ -66,7 +67,7 @@ void exchange_all(Node& node, int ranks, unsigned seed, bool mixed_up) {
 
 class Messages : public testing::TestWithParam<std::pair<int, int>> {};
 
-TEST_P(Messages, ArriveWholeAndWhereTheyBelong) {
+TEST_P(Messages, ArriveCompleteAtTheirReceiver) {
   const auto [ranks, streams] = GetParam();
   for (unsigned seed = 1; seed <= 2; ++seed) {
     const World world = make_world(ranks, streams);
@@ -81,18 +82,18 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Messages,
                                   "streams";
                          });
 
-TEST(Messages, ControlOfTheContentSeesMessagesThatWentAstray) {
+TEST(Messages, DetectsMisdirectedMessages) {
   const World world = make_world(2, 2);
   on_threads(world, [](Node& node) { exchange_all(node, 2, 1, true); });
 }
 
-TEST(Messages, OfFortyMegabytesInBothDirections) {
+TEST(Messages, TransferFortyMegabytesInBothDirections) {
   const World world = make_world(2, 2);
   on_threads(world, [](Node& node) {
     constexpr std::size_t kBytes = 40'000'001;
     const int peer = 1 - node.rank;
     std::atomic<std::uint64_t> sent{0};
-    auto out = node.parcel(peer, {static_cast<std::uint32_t>(node.rank), 1, 0}, kBytes);
+    auto out = node.test_message(peer, {static_cast<std::uint32_t>(node.rank), 1, 0}, kBytes);
     fill(*out);
     out->message.sent = &sent;
     node.transport->send(out->message);
@@ -105,10 +106,10 @@ TEST(Messages, OfFortyMegabytesInBothDirections) {
   });
 }
 
-TEST(Messages, ALargeOneIsNotSentBeforeItIsAskedFor) {
+TEST(Messages, LargeMessageWaitsForCts) {
   const World world = make_world(2, 2);
   std::atomic<std::uint64_t> sent{0};
-  auto out = world[0]->parcel(1, {1, 1, 0}, kEagerLimit + 1);
+  auto out = world[0]->test_message(1, {1, 1, 0}, kEagerLimit + 1);
   fill(*out);
   out->message.sent = &sent;
   world[0]->transport->send(out->message);
@@ -123,11 +124,11 @@ TEST(Messages, ALargeOneIsNotSentBeforeItIsAskedFor) {
   close(world);
 }
 
-TEST(Messages, AFloodThatNobodyExpectsIsBoundedAndHindersNoOther) {
+TEST(Messages, UnexpectedMessagesAreBoundedAndBlockNoOther) {
   const World world = make_world(2, 2);
   constexpr std::uint32_t kCount = 3000;
   const auto length = [](std::uint32_t i) { return std::size_t{i * 37 % 5000}; };
-  std::vector<std::unique_ptr<Parcel>> out, in;
+  std::vector<std::unique_ptr<TestMessage>> out, in;
   for (std::uint32_t i = 0; i < kCount; ++i) out.push_back(world[0]->send(1, {1, i, 0}, length(i)));
   settle(world);
   EXPECT_LE(world[1]->transport->peer(0)->inbox().held(), kCredit);
@@ -142,12 +143,12 @@ TEST(Messages, AFloodThatNobodyExpectsIsBoundedAndHindersNoOther) {
   }
   for (std::uint32_t i = kCount; i-- > 0;) in.push_back(world[1]->receive(0, {1, i, 0}, length(i)));
   ASSERT_TRUE(drive(world, [&] { return world[0]->finished == kCount + 3 && world[1]->finished == kCount + 3; }));
-  for (const auto& parcel : in) EXPECT_TRUE(intact(*parcel, parcel->memory.size()));
+  for (const auto& test_message : in) EXPECT_TRUE(intact(*test_message, test_message->memory.size()));
   EXPECT_EQ(world[1]->transport->peer(0)->inbox().held(), 0U);
   close(world);
 }
 
-TEST(Messages, ALongOneWayStreamNeverRunsOutOfCredit) {
+TEST(Messages, OneWayStreamNeverRunsOutOfCredit) {
   const World world = make_world(2, 1);
   for (std::uint32_t i = 0; i < 2000; ++i) {
     const auto in = world[1]->receive(0, {1, i, 0}, 3000);
@@ -159,7 +160,7 @@ TEST(Messages, ALongOneWayStreamNeverRunsOutOfCredit) {
   close(world);
 }
 
-TEST(Messages, OfAnotherLengthThanExpectedSayHowLongTheyAre) {
+TEST(Messages, ReportTheirLength) {
   const World world = make_world(2, 2);
   const std::vector<std::size_t> lengths = {0, 10, 3000, kEagerLimit, kEagerLimit + 1, 2 * kPiece + 3};
   std::uint32_t number = 0;
@@ -167,7 +168,7 @@ TEST(Messages, OfAnotherLengthThanExpectedSayHowLongTheyAre) {
     for (const std::size_t expected : lengths)
       for (const bool early : {false, true}) {
         const MessageTag tag{1, ++number, 0};
-        std::unique_ptr<Parcel> in;
+        std::unique_ptr<TestMessage> in;
         if (early) in = world[1]->receive(0, tag, expected);
         const auto out = world[0]->send(1, tag, sent);
         if (!early) settle(world, 2ms);

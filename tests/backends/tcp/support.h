@@ -25,7 +25,7 @@ using tessera::comm::tcp::TcpTransport;
 inline constexpr auto kPatience = 60s;
 
 /// A message and its memory, filled by its tag, so that every byte identifies its position.
-struct Parcel {
+struct TestMessage {
   Message message;
   std::vector<std::byte> memory;
   std::size_t came = 0;
@@ -40,23 +40,24 @@ inline std::byte pattern(const MessageTag& tag, std::size_t at) {
   return static_cast<std::byte>(x >> ((at & 7) * 8));
 }
 
-inline void fill(Parcel& parcel) {
-  for (std::size_t i = 0; i < parcel.memory.size(); ++i) parcel.memory[i] = pattern(parcel.message.tag, i);
+inline void fill(TestMessage& test_message) {
+  for (std::size_t i = 0; i < test_message.memory.size(); ++i)
+    test_message.memory[i] = pattern(test_message.message.tag, i);
 }
 
-/// Whether the first `bytes` bytes are those of the message that this parcel's tag names.
-inline bool intact(const Parcel& parcel, std::size_t bytes) {
+/// Whether the first `bytes` bytes are those of the message that this test_message's tag names.
+inline bool intact(const TestMessage& test_message, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; ++i)
-    if (parcel.memory[i] != pattern(parcel.message.tag, i)) return false;
+    if (test_message.memory[i] != pattern(test_message.message.tag, i)) return false;
   return true;
 }
 
 struct Node final : MessageOwner, TransportEvents {
   void message_done(Message& message, std::size_t bytes) noexcept override {
-    auto& parcel = *reinterpret_cast<Parcel*>(&message);
-    EXPECT_FALSE(parcel.done) << "done twice";
-    parcel.done = true;
-    parcel.came = bytes;
+    auto& test_message = *reinterpret_cast<TestMessage*>(&message);
+    EXPECT_FALSE(test_message.done) << "done twice";
+    test_message.done = true;
+    test_message.came = bytes;
     ++finished;
   }
   void connection_lost(int peer, const std::string& why) noexcept override {
@@ -68,8 +69,8 @@ struct Node final : MessageOwner, TransportEvents {
   }
   void transport_failed(const std::string& why) noexcept override { failure = why; }
 
-  std::unique_ptr<Parcel> parcel(int peer, MessageTag tag, std::size_t bytes) {
-    auto made = std::make_unique<Parcel>();
+  std::unique_ptr<TestMessage> test_message(int peer, MessageTag tag, std::size_t bytes) {
+    auto made = std::make_unique<TestMessage>();
     made->memory.resize(bytes);
     made->message.data = made->memory.data();
     made->message.bytes = bytes;
@@ -78,14 +79,14 @@ struct Node final : MessageOwner, TransportEvents {
     made->message.owner = this;
     return made;
   }
-  std::unique_ptr<Parcel> send(int peer, MessageTag tag, std::size_t bytes) {
-    auto made = parcel(peer, tag, bytes);
+  std::unique_ptr<TestMessage> send(int peer, MessageTag tag, std::size_t bytes) {
+    auto made = test_message(peer, tag, bytes);
     fill(*made);
     transport->send(made->message);
     return made;
   }
-  std::unique_ptr<Parcel> receive(int peer, MessageTag tag, std::size_t bytes) {
-    auto made = parcel(peer, tag, bytes);
+  std::unique_ptr<TestMessage> receive(int peer, MessageTag tag, std::size_t bytes) {
+    auto made = test_message(peer, tag, bytes);
     transport->receive(made->message);
     return made;
   }

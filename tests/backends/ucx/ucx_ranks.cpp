@@ -1,8 +1,8 @@
 // One rank of the tests of the bare transport: ucx_ranks MODE
 #include "backends/ucx/transport.h"
-#include "tests/backends/wires/transport_ranks.h"
+#include "tests/backends/links/transport_ranks.h"
 
 int main(int count, char** arguments) {
   if (count != 2) return 2;
-  return tessera::wire_test::run_transport_ranks(arguments[1], tessera::comm::ucx::make_transport);
+  return tessera::link_test::run_transport_ranks(arguments[1], tessera::comm::ucx::make_transport);
 }

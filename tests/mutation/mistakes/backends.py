@@ -2,7 +2,7 @@
 
 from table import mistake
 
-SHM = (r"^comm\.Over/Failure", r"^comm\.(Communicator|Unchecked|Progress|Meter|Deadlines|Over/Operations|Algorithms)", r"^comm_processes$", r"^conformance\.")
+SHM = (r"^comm\.Over/Failure", r"^comm\.(Communicator|Unchecked|Progress|Traffic|Deadlines|Over/Communicator|Algorithms)", r"^comm_processes$", r"^conformance\.")
 TCP = (r"^tcp\.",)
 MPI = (r"^mpi\.",)
 UCX = (r"^ucx\.",)
@@ -16,7 +16,7 @@ MISTAKES = [
     mistake("shm-trims-live-pages", "backends/shm/arena.cpp", "    const std::size_t first = round_up(it->first, kPage);", "    const std::size_t first = it->first / kPage * kPage;", (*SHM, r"^base\."), "pages in use are discarded"),
     mistake("shm-mismatch-not-compared", "backends/shm/failure.cpp", "same &= port(k).slot(op.sequence).fingerprint == op.fingerprint;", "same &= port(k).slot(op.sequence).fingerprint == op.fingerprint || !host_->options().check;",
             r"^comm\.Unchecked", "ranks with different calls read beyond their windows"),
-    mistake("shm-read-after-failure", "backends/shm/tiled_collective.cpp", "  if (adopt_peer_failure()) return true;\n  collectives_.pop();", "  collectives_.pop();", (*SHM, r"^fsdp_order\."), "data read from an aborted peer counts as valid"),
+    mistake("shm-read-after-failure", "backends/shm/tiled_collective.cpp", "  if (adopt_peer_failure()) return true;\n  collectives_.pop();", "  collectives_.pop();", (*SHM, r"^fsdp_exec_order\."), "data read from an aborted peer counts as valid"),
     mistake("shm-counts-itself", "backends/shm/shm_group.cpp", "  if (!op.internal && reader != rank_) add(sent_", "  if (reader != rank_) add(sent_", SHM, "traffic includes the messages of a split"),
     mistake("shm-timeout-names-all", "backends/shm/failure.cpp", "} else if (at < wanted) {", "} else if (at <= wanted) {", SHM, "a timeout also names ranks that are waiting"),
     mistake("shm-pings-not-answered", "backends/shm/failure.cpp", "    host_->engine().answer_pings();  // the others may be asking at the same moment\n", "", (*SHM, r"^tools\.failure$"), "two ranks that time out together report each other as silent"),
@@ -29,8 +29,8 @@ MISTAKES = [
     mistake("shm-readers-not-awaited", "backends/shm/operation.h", "return (sends_input() && !copied_in) ||", "return (sends_input() && !copied_in && false) ||", (r"^comm\.Communicator", r"^comm_processes$", *SHM), "a call returns while peers still read its input"),
     mistake("shm-results-not-awaited", "backends/shm/operation.h", "(second_half() && !copied_out); }", "(second_half() && !copied_out && false); }", (r"^comm\.Communicator", r"^comm_processes$", *SHM), "a call returns while peers still read its output"),
     mistake("shm-reader-says-nothing", "backends/shm/tiled_collective.cpp", "    op.any_awaits |= (slot.hints & kAwaitsReaders) != 0;\n", "", (r"^comm\.Communicator", *SHM), "a rank that waits for its readers waits forever"),
-    mistake("shm-copy-counted-twice", "backends/shm/tiled_collective.cpp", "    if (!peer.copied_out) credit(", "    credit(", (r"^comm\.Meter", *SHM), "traffic counts the results of an all_reduce twice"),
-    mistake("shm-copy-not-counted", "backends/shm/publish.cpp", "    if (op.copied_in) count_sent(", "    if (false) count_sent(", (r"^comm\.Meter", *SHM), "traffic lacks copied bytes"),
+    mistake("shm-copy-counted-twice", "backends/shm/tiled_collective.cpp", "    if (!peer.copied_out) credit(", "    credit(", (r"^comm\.Traffic", *SHM), "traffic counts the results of an all_reduce twice"),
+    mistake("shm-copy-not-counted", "backends/shm/publish.cpp", "    if (op.copied_in) count_sent(", "    if (false) count_sent(", (r"^comm\.Traffic", *SHM), "traffic lacks copied bytes"),
     mistake("shm-rounds-of-a-copy-ignored", "backends/shm/tiled_collective.cpp", "std::min({op.rounds_for(whole.count), there, taken", "std::min({op.rounds_for(whole.count), taken", (r"^comm\.Communicator", r"^comm_processes$", *SHM), "a reader overtakes the rank that writes the copy"),
     mistake("shm-mismatch-without-the-others", "backends/shm/tiled_collective.cpp", "    op.everyone = true;  // waits for all ranks, to report what each calls\n", "", (r"^comm\.", *SHM), "a rank that waits for few ranks never reports a mismatch"),
     mistake("shm-deadline-never-set", "backends/shm/shm_group.cpp", "  op.set_deadline();\n  engine.wake", "  engine.wake", (r"^comm\.", *SHM), "an operation waits forever"),
@@ -74,5 +74,5 @@ MISTAKES = [
     # sim
     mistake("sim-order-ignored", "backends/sim/world.cpp", "    free_ = begun + took;\n", "    free_ = called + took + (begun - begun);\n", r"^sim\.", "a simulation overlaps operations that one channel runs in sequence"),
     mistake("sim-abort-ignored", "backends/sim/world.cpp", "    if (!simulation_->aborted.empty()) throw Aborted(simulation_->aborted);\n", "", r"^sim\.", "operations still succeed after a simulated abort"),
-    mistake("sim-one-latency-too-few", "backends/sim/world.cpp", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 2 : 1; }", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 1 : 1; }", (r"^sim\.", r"^fsdp_planner\."), "a simulation counts all_reduce as one exchange"),
+    mistake("sim-one-latency-too-few", "backends/sim/world.cpp", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 2 : 1; }", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 1 : 1; }", (r"^sim\.", r"^fsdp_simulation\."), "a simulation counts all_reduce as one exchange"),
 ]

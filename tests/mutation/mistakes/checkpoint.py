@@ -2,15 +2,15 @@
 
 from table import mistake
 
-ORDER = "tools.durability::OrderTest.test_what_is_named_is_on_the_disk"
-REPLACING = "tools.durability::ReplacingTest.test_a_killed_save_of_a_step_that_is_there_leaves_one_of_the_two"
-SHORT = "tools.durability::ShortTest.test_calls_that_do_a_part_of_their_work_are_repeated"
+ORDER = "tools.durability::OrderTest.test_directory_entries_are_durable"
+REPLACING = "tools.durability::ReplacingTest.test_killed_replacement_leaves_one_checkpoint"
+SHORT = "tools.durability::ShortTest.test_short_writes_are_continued"
 CHECKPOINTS = r"^fsdp_checkpoint\."
-FULL = ("tools.checkpoint_faults::FaultTest.test_rank_0_finds_no_room_at_every_call", "tools.checkpoint_faults::FaultTest.test_rank_1_finds_no_room_at_every_call")
+FULL = ("tools.checkpoint_faults::FaultTest.test_rank_0_has_full_disk_at_every_call", "tools.checkpoint_faults::FaultTest.test_rank_1_has_full_disk_at_every_call")
 KILLED = ("tools.checkpoint_faults::FaultTest.test_rank_0_is_killed_at_every_call", "tools.checkpoint_faults::FaultTest.test_rank_1_is_killed_at_every_call")
-BATCHES = "tools.checkpoint::CheckpointTest.test_what_would_give_other_batches_is_refused"
-SENSE = "tools.checkpoint::CheckpointTest.test_what_makes_no_sense_is_one_line"
-LOSS_SCALE = "tools.divergence::LossScaleTest.test_a_resumed_f16_run_is_the_one_that_never_stopped"
+BATCHES = "tools.checkpoint::CheckpointTest.test_rejects_options_that_change_batches"
+SENSE = "tools.checkpoint::CheckpointTest.test_invalid_options_are_one_line"
+LOSS_SCALE = "tools.divergence::LossScaleTest.test_resumed_f16_run_equals_uninterrupted"
 
 MISTAKES = [
     # Durability.
@@ -47,7 +47,7 @@ MISTAKES = [
     mistake("write-error-swallowed", "src/fsdp/checkpoint/shard_file_writer.cpp", "    state = State::failed;\n    failure = error.what();", "    state = State::done;",
             FULL, "a save without disk space counts as good"),
     mistake("failed-save-keeps-its-room", "src/fsdp/checkpoint/writer.cpp", "  if (lock_ != nullptr) save_->abandon();\n  save_.reset();", "  save_.reset();",
-            ("tools.checkpoint::CheckpointTest.test_a_full_disk_fails_the_save_and_not_the_training", CHECKPOINTS), "a failed save keeps its space on a full disk"),
+            ("tools.checkpoint::CheckpointTest.test_full_disk_fails_save_and_not_training", CHECKPOINTS), "a failed save keeps its space on a full disk"),
     mistake("leftovers-kept", "src/fsdp/checkpoint/writer.cpp", "      if (begun || name.rfind(std::string(kLatest) + \".tmp-\", 0) == 0) fs::remove_all(entry.path());",
             "      static_cast<void>(begun);", (CHECKPOINTS, *KILLED), "files of killed saves are never removed"),
     mistake("temporary-index-kept", "src/nn/atomic_file.cpp", "  ::close(file_);\n  ::unlink(temporary_.c_str());", "  ::close(file_);",
@@ -61,7 +61,7 @@ MISTAKES = [
     mistake("finite-not-written", "src/fsdp/checkpoint/writer.cpp", "    index_.finite = finite;\n", "    static_cast<void>(finite);\n",
             (CHECKPOINTS, r"^tools\.divergence$"), "steps with infinities or NaN count as finite"),
     mistake("lock-not-taken", "src/fsdp/checkpoint/directory_lock.cpp", "  if (!mine) {\n", "  if (!mine && false) {\n",
-            (CHECKPOINTS, "tools.checkpoint::CheckpointTest.test_a_second_run_into_the_same_folder_is_refused"), "two runs write to one folder"),
+            (CHECKPOINTS, "tools.checkpoint::CheckpointTest.test_rejects_second_run_in_directory"), "two runs write to one folder"),
     mistake("snapshot-too-early", "src/fsdp/checkpoint/writer.cpp", "    engine.model().context().stream().synchronize();  // pending writes to the state are done\n", "",
             CHECKPOINTS, "a checkpoint of a device contains a part of the last update"),
 
@@ -82,13 +82,13 @@ MISTAKES = [
     mistake("resumed-step-zero", "src/fsdp/checkpoint/restorer.cpp", "  engine.set_steps(checkpoint.step(), 0, checkpoint.replicas_apart());\n", "",
             CHECKPOINTS, "a resumed run restarts Adam's bias correction"),
     mistake("ages-not-restored", "src/fsdp/checkpoint/restorer.cpp", "    return tensor == nullptr ? std::uint64_t{0} : tensor->trained_since;",
-            "    return tensor == nullptr ? std::uint64_t{0} : std::uint64_t{0};", (CHECKPOINTS, r"^fsdp_refresh\."), "a resumed run has the wrong bias correction for parameters that were frozen at first"),
+            "    return tensor == nullptr ? std::uint64_t{0} : std::uint64_t{0};", (CHECKPOINTS, r"^fsdp_requires_grad\."), "a resumed run has the wrong bias correction for parameters that were frozen at first"),
     mistake("ages-not-saved", "src/fsdp/checkpoint/format.cpp", "{\"trained_since\", tensor.trained_since}", "{\"trained_since\", 0}",
-            (CHECKPOINTS, r"^fsdp_refresh\."), "as ages-not-restored, at the save"),
+            (CHECKPOINTS, r"^fsdp_requires_grad\."), "as ages-not-restored, at the save"),
     mistake("buffers-not-restored", "src/fsdp/checkpoint/restorer.cpp", "return buffer.persistent() && find(", "return !buffer.persistent() && find(",
-            r"^fsdp_buffers\.", "running statistics start anew"),
+            r"^fsdp_module_buffers\.", "running statistics start anew"),
     mistake("carried-of-others", "src/fsdp/checkpoint/restorer.cpp", "    checkpoint.read_plugin_state(rank, state.name, out);", "    checkpoint.read_plugin_state(0 * rank, state.name, out);",
-            (r"^fsdp_carried\.", r"^fsdp_period\."), "every rank resumes with rank 0's compression error"),
+            (r"^fsdp_plugin_state\.", r"^fsdp_replica_sync\."), "every rank resumes with rank 0's compression error"),
     mistake("optimizer-of-others-taken", "src/fsdp/checkpoint/restorer.cpp", "tensor->states != engine.states())", "tensor->states < engine.states())",
             r"^fsdp_checkpoint\.CheckpointCorruption", "a checkpoint of amsgrad is read as one of Adam"),
 
@@ -96,7 +96,7 @@ MISTAKES = [
     mistake("last-step-not-saved", "tools/train/run_checkpointer.cpp", "  if (step != last_ && (every_ == 0", "  if ((every_ == 0",
             r"^tools\.checkpoint$", "--save alone writes nothing"),
     mistake("save-failure-forgotten-late", "tools/train/run_checkpointer.cpp", "  failure_.clear();\n", "",
-            "tools.durability::RecoveryTest.test_a_later_save_that_is_good_makes_up_for_one_that_failed", "a run whose last save is good exits with code 1"),
+            "tools.durability::RecoveryTest.test_later_save_succeeds_after_failed_one", "a run whose last save is good exits with code 1"),
     mistake("loss-scale-not-saved", "tools/train/run_checkpointer.cpp", "fmt::format(\"{}\", scaler_->state().scale);", "fmt::format(\"{}\", 65536);",
             LOSS_SCALE, "a resumed f16 run starts with the initial loss scale"),
     mistake("good-steps-not-saved", "tools/train/run_checkpointer.cpp", "std::to_string(scaler_->state().good_steps);", "std::to_string(0);",

@@ -7,11 +7,11 @@ def option(case):
     return f"tools.options::{case}"
 
 
-OPTIMIZER = option("OptionsTest.test_options_of_the_optimizer_are_the_formula")
+OPTIMIZER = option("OptionsTest.test_optimizer_options_follow_formula")
 SCHEDULE = option("OptionsTest.test_the_learning_rate_follows_its_schedule")
-NORM = option("OptionsTest.test_the_norm_is_of_the_type_that_was_asked_for")
-GATHERS = option("OptionsTest.test_gathers_come_in_the_order_that_was_asked_for")
-CHANGES = option("OptionsTest.test_every_option_changes_what_it_should")
+NORM = option("OptionsTest.test_clips_by_configured_norm")
+GATHERS = option("OptionsTest.test_gathers_follow_configured_order")
+CHANGES = option("OptionsTest.test_every_option_has_effect")
 LAUNCHER = (r"^tools\.launcher$", r"^tools\.Launcher\.", r"^tools\.LaunchPrefix\.")
 COMPARE = r"^tools\.training$"
 
@@ -66,9 +66,9 @@ MISTAKES = [
     mistake("loss-of-one-microbatch", "tools/train/trainer.cpp", "own += loss.item() / static_cast<double>(losses.size());", "own = loss.item();",
             option("FiguresTest.test_the_loss_is_the_mean_over_microbatches"), "with --accumulate the printed loss is the last microbatch's"),
     mistake("warm-up-counted", "tools/train/trainer.cpp", "values.begin() + 2, values.end()", "values.begin(), values.end()",
-            option("FiguresTest.test_the_first_two_steps_are_no_part_of_the_times"), "step_ms includes warm-up steps"),
+            option("FiguresTest.test_times_exclude_first_two_steps"), "step_ms includes warm-up steps"),
     mistake("p95-is-the-median", "tools/train/trainer.cpp", "percentile(warm, 0.95)", "percentile(warm, 0.5)",
-            option("FiguresTest.test_the_first_two_steps_are_no_part_of_the_times"), "p95 is the median"),
+            option("FiguresTest.test_times_exclude_first_two_steps"), "p95 is the median"),
     mistake("eval-counts-windows-twice", "tools/train/evaluation.cpp", "std::clamp<std::int64_t>(windows.count() - begin, 0, at_once)", "at_once",
             COMPARE, "--eval depends on the number of ranks"),
     mistake("eval-with-dropout", "tools/train/evaluation.cpp", "  const nn::EvaluationScope no_dropout(model.context());\n", "",
@@ -76,15 +76,15 @@ MISTAKES = [
     mistake("trace-of-one-rank", "tools/train/events.cpp", "mine.push_back({static_cast<int>(e.kind), e.unit, e.rank,", "mine.push_back({static_cast<int>(e.kind), e.unit, 0,",
             COMPARE, "--trace shows all ranks as one"),
     mistake("export-misses-the-last-step", "tools/train/trainer.cpp", "    engine_.sync_replicas();  // with a sync period: makes all replicas equal for what follows\n", "",
-            option("FiguresTest.test_replicas_meet_before_what_is_exported"), "local_sgd exports one replica"),
+            option("FiguresTest.test_replicas_sync_before_export"), "local_sgd exports one replica"),
     mistake("adapter-config-alpha", "src/nn/peft_adapter.cpp", "{\"lora_alpha\", options.alpha},", "{\"lora_alpha\", options.rank},", r"^tools\.lora$", "PEFT scales an exported adapter wrongly"),
     mistake("json-of-a-full-disk", "tools/train/train.cpp", "    if (!file_) throw base::SystemError(\"--json: writing failed; is the disk full?\");\n", "",
             option("FiguresTest.test_results_that_cannot_be_written_are_an_error"), "--json on a full disk exits with code 0"),
     mistake("lost-output-is-success", "tools/main.cpp", "std::fflush(stdout) == 0 && std::ferror(stdout) == 0", "std::fflush(stdout) != 12345",
             option("FiguresTest.test_results_that_cannot_be_written_are_an_error"), "output lost on a full disk exits with code 0"),
-    mistake("usage-error-code", "tools/main.cpp", "  if (error.kind() == \"InvalidUsage\") return 2;", "  if (error.kind() == \"InvalidUsage\") return 1;", r"^tools\.values$", "wrong usage exits with code 1"),
+    mistake("usage-error-code", "tools/main.cpp", "  if (error.kind() == \"InvalidUsage\") return 2;", "  if (error.kind() == \"InvalidUsage\") return 1;", r"^tools\.option_values$", "wrong usage exits with code 1"),
     mistake("save-failure-is-success", "tools/train/train.cpp", "  if (!outcome.save_failure.empty()) throw base::SystemError(outcome.save_failure);\n", "",
-            "tools.checkpoint::CheckpointTest.test_a_full_disk_fails_the_save_and_not_the_training", "a run without its last checkpoint exits with code 0"),
+            "tools.checkpoint::CheckpointTest.test_full_disk_fails_save_and_not_training", "a run without its last checkpoint exits with code 0"),
     mistake("divergence-warns-every-step", "tools/train/divergence.cpp", "  warned_ = true;\n", "", r"^tools\.Divergence", "one warning per step"),
     mistake("divergence-names-all", "tools/train/divergence.cpp", "    if (!std::isfinite(losses[rank])) ranks.push_back(rank);", "    ranks.push_back(rank);", r"^tools\.Divergence", "the rank with the NaN is not named"),
 

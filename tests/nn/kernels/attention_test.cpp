@@ -74,7 +74,7 @@ void naive(Case<double>& c) {
 const AttentionShape kShapes[] = {{1, 1, 1, 1, 1},     {2, 2, 2, 1, 5},    {1, 17, 4, 2, 7},  {2, 17, 3, 3, 13},      {1, 64, 2, 2, 16},
                                   {1, 65, 2, 1, 33},   {2, 65, 4, 4, 64},  {1, 130, 6, 2, 8}, {1, 130, 2, 2, 20, 0.3}, {1, 200, 3, 1, 64}};
 
-TEST(Attention, AgainstTheTextbook) {
+TEST(Attention, EqualsTextbook) {
   ThreadPool pool(2);
   for (const AttentionShape& shape : kShapes) {
     SCOPED_TRACE(testing::Message() << shape.positions << " positions, heads " << shape.heads << "/" << shape.kv_heads << " of " << shape.dim);
@@ -101,7 +101,7 @@ TEST(Attention, AgainstTheTextbook) {
   }
 }
 
-TEST(Attention, GradientsAgainstDifferences) {
+TEST(Attention, GradientsEqualFiniteDifferences) {
   ThreadPool pool;
   for (const AttentionShape& shape : {AttentionShape{1, 2, 2, 1, 5}, {1, 17, 4, 2, 3}, {1, 66, 2, 1, 2}}) {
     Case<double> c(shape);
@@ -154,7 +154,7 @@ TEST(Attention, BitsForOneTwoAndThreeThreads) {
   EXPECT_TRUE(same_bits(run(3), one));
 }
 
-TEST(Attention, AFusedBufferGivesTheSameBits) {
+TEST(Attention, FusedBufferIsBitwiseEqual) {
   ThreadPool pool(2);
   const AttentionShape shape{2, 70, 3, 3, 16};
   const std::size_t P = shape.positions, H = shape.heads, D = shape.dim;
@@ -184,7 +184,7 @@ TEST(Attention, AFusedBufferGivesTheSameBits) {
 
 // 8,192 positions: scratch stays under 512 KiB a thread (backward: plus 4 bytes a row and head), and no kernel writes
 // beyond the stated size. A matrix of 8192 x 8192 would be 256 MiB.
-TEST(Attention, EightThousandPositionsStayUnderTheStatedBytes) {
+TEST(Attention, EightThousandPositionsStayBelowStatedBytes) {
   ThreadPool pool(2);
   AttentionShape shape{1, 8192, 2, 1, 64};
   EXPECT_LE(attention_forward_scratch_bytes(shape, 2, 4), 2u * 512 * 1024);
@@ -209,7 +209,7 @@ TEST(Attention, EightThousandPositionsStayUnderTheStatedBytes) {
   for (const float x : c.dq) ASSERT_FALSE(std::isnan(x));
 }
 
-TEST(Attention, RefusesHeadsThatDoNotDivide) {
+TEST(Attention, RejectsIndivisibleHeads) {
   ThreadPool pool;
   EXPECT_THROW(attention_forward<float>(pool, {.shape = {1, 1, 3, 2, 4}}), base::InvalidUsage);
 }

@@ -24,7 +24,7 @@ double reference(Activation kind, double x) {
   return NAN;
 }
 
-TEST(Activation, ForwardAgainstTheLibrary) {
+TEST(Activation, ForwardEqualsLibrary) {
   ThreadPool pool;
   std::vector<double> x;
   for (int i = -1200; i <= 1200; ++i) x.push_back(i * 0.01);
@@ -45,7 +45,7 @@ TEST(Activation, ForwardAgainstTheLibrary) {
   }
 }
 
-TEST(Activation, GradientsAgainstDifferences) {
+TEST(Activation, GradientsEqualFiniteDifferences) {
   ThreadPool pool;
   for (const Activation kind : kActivations)
     for (const std::size_t n : kCounts) {
@@ -66,7 +66,7 @@ TEST(Activation, GradientsAgainstDifferences) {
     }
 }
 
-TEST(Swiglu, GradientsAgainstDifferences) {
+TEST(Swiglu, GradientsEqualFiniteDifferences) {
   ThreadPool pool;
   for (const std::size_t n : kCounts) {
     std::vector<double> gate = random_vector<double>(n, 1, 2), up = random_vector<double>(n, 2),
@@ -129,12 +129,12 @@ void expect_all_placeless() {
     scale<T>(pool, {x, T(0.3), y, n, false});
   })) << "scale";
 }
-TEST(Elementwise, AnElementsBitsDoNotDependOnItsPlace) {
+TEST(Elementwise, BitsOfElementAreIndependentOfPosition) {
   expect_all_placeless<float>();
   expect_all_placeless<double>();
 }
 // The control: a kernel that treats the last elements of its range differently is detected.
-TEST(Elementwise, TheCheckOfPlacesSeesADifference) {
+TEST(Elementwise, DetectsDifferenceByPosition) {
   EXPECT_FALSE(placeless<float>([](const float* x, float* y, std::size_t n) {
     for (std::size_t i = 0; i < n; ++i) y[i] = i < n / 8 * 8 ? std::fma(x[i], x[i], x[i]) : x[i] * x[i] + x[i];
   }));
@@ -218,7 +218,7 @@ TEST(Elementwise, SumsAreExactEnoughAndIndependentOfThreads) {
   }
 }
 
-TEST(Elementwise, ANumberThatIsNotFiniteShowsInEveryNorm) {
+TEST(Elementwise, NonFiniteValueReachesEveryNorm) {
   ThreadPool pool(2);
   for (const float bad : {NAN, INFINITY, -INFINITY})
     for (const std::size_t at : {0U, 7U, 70001U})

@@ -30,7 +30,7 @@ std::vector<double> reference(Transpose ta, Transpose tb, std::size_t m, std::si
   return c;
 }
 
-TEST(Gemm, AllFormsAgainstTheDefinition) {
+TEST(Gemm, AllFormsEqualDefinition) {
   for (const Transpose ta : {Transpose::no, Transpose::yes})
     for (const Transpose tb : {Transpose::no, Transpose::yes})
       for (const auto& [m, n, k] : {std::array<std::size_t, 3>{3, 5, 7}, {1, 33, 13}, {65, 40, 17}, {520, 200, 9}, {30, 900, 11}, {4, 4, 0}})
@@ -50,7 +50,7 @@ TEST(Gemm, BitsForOneTwoAndThreeThreads) {
     }
 }
 
-TEST(Gemm, RowsApart) {
+TEST(Gemm, SupportsRowStrides) {
   ThreadPool pool;
   const auto a = random_vector<double>(4 * 9, 1), b = random_vector<double>(5 * 8, 2);
   std::vector<double> c(4 * 7, 3.0);
@@ -65,7 +65,7 @@ TEST(Gemm, RowsApart) {
   }
 }
 
-TEST(Linear, GradientsAgainstDifferences) {
+TEST(Linear, GradientsEqualFiniteDifferences) {
   ThreadPool pool(2);
   for (const WeightLayout layout : {WeightLayout::out_in, WeightLayout::in_out})
     for (const auto& [rows, in, out] : {std::array<std::size_t, 3>{3, 5, 7}, {4, 13, 33}, {17, 7, 1}}) {

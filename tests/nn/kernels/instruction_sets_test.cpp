@@ -47,13 +47,13 @@ class InstructionSets : public testing::Test {
   }
 };
 
-TEST_F(InstructionSets, RandomNumbersHaveTheSameBitsEverywhere) {
+TEST_F(InstructionSets, RandomNumbersAreBitwiseEqual) {
   const auto results = under_each([] { return random_vector<float>(10007, 3); });
   for (const auto& [target, result] : results) EXPECT_TRUE(same_bits(result, results.at(HWY_SCALAR))) << hwy::TargetName(target);
 }
 
 // The control: code with fused multiply-adds differs from code without, so another path really ran.
-TEST_F(InstructionSets, AnotherPathReallyRuns) {
+TEST_F(InstructionSets, DetectUnchangedPath) {
   ThreadPool pool;
   const auto x = random_vector<float>(1000, 1);
   const auto results = under_each([&] {

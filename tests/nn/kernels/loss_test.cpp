@@ -44,7 +44,7 @@ TEST(Embedding, GathersAddsAndScattersInOrder) {
   }
 }
 
-TEST(Embedding, RefusesAForeignId) {
+TEST(Embedding, RejectsInvalidId) {
   ThreadPool pool;
   float weight[4] = {}, y[2] = {5, 5};
   for (const std::int32_t id : {-1, 2, -100}) {
@@ -64,7 +64,7 @@ struct LossCase {
   }
 };
 
-TEST(CrossEntropy, GradientsAgainstDifferences) {
+TEST(CrossEntropy, GradientsEqualFiniteDifferences) {
   ThreadPool pool(2);
   for (const std::size_t vocabulary : {1u, 5u, 13u, 33u, 257u}) {
     LossCase c(vocabulary);
@@ -118,7 +118,7 @@ TEST(CrossEntropy, LossAndCountAndFloat) {
   EXPECT_THROW(cross_entropy_forward(pool, args), base::InvalidUsage);
 }
 
-TEST(CrossEntropy, ANaNShowsInTheLoss) {
+TEST(CrossEntropy, NaNReachesLoss) {
   ThreadPool pool;
   for (std::size_t at = 0; at < 40; ++at) {
     std::vector<float> x = random_vector<float>(40, 1);
@@ -147,7 +147,7 @@ TEST(CrossEntropy, BitsForOneTwoAndThreeThreads) {
   }
 }
 
-TEST(Rope, RotatesPairsAndBack) {
+TEST(Rope, RotatesPairsForwardAndBackward) {
   ThreadPool pool(2);
   const std::size_t batch = 2, positions = 70, heads = 3, dim = 10, n = batch * positions * heads * dim;
   std::vector<double> cosine(positions * dim / 2), sine(cosine.size());
@@ -197,7 +197,7 @@ struct Dropped {
   }
 };
 
-TEST(Dropout, KeepsTheMeanAndScales) {
+TEST(Dropout, KeepsMeanAndScales) {
   const Dropped d({.seed = 1, .step = 5, .module = "h.0.mlp.dropout"}, 4, 50001);
   std::size_t dropped = 0;
   for (const float v : d.y) {
@@ -209,7 +209,7 @@ TEST(Dropout, KeepsTheMeanAndScales) {
   EXPECT_THROW(Dropped({}, 1, 1, 1.0), base::InvalidUsage);
 }
 
-TEST(Dropout, TheMaskBelongsToTheGlobalSample) {
+TEST(Dropout, MaskBelongsToGlobalSample) {
   const Key key{.seed = 1, .step = 5, .module = "m"};
   const std::size_t elements = 5001;
   const Dropped all(key, 4, elements), threads(key, 4, elements, 0.25, 3);

@@ -27,7 +27,7 @@ struct LayerNormCase {
   }
 };
 
-TEST(LayerNorm, ForwardAgainstItsDefinition) {
+TEST(LayerNorm, ForwardEqualsDefinition) {
   ThreadPool pool;
   LayerNormCase<double> c(3, 33);
   c.forward(pool);
@@ -40,7 +40,7 @@ TEST(LayerNorm, ForwardAgainstItsDefinition) {
   }
 }
 
-TEST(LayerNorm, GradientsAgainstDifferences) {
+TEST(LayerNorm, GradientsEqualFiniteDifferences) {
   ThreadPool pool;
   for (const std::size_t rows : {3u, 35u})
     for (const std::size_t width : kWidths) {
@@ -100,7 +100,7 @@ TEST(LayerNorm, BitsForOneTwoAndThreeThreads) {
 }
 
 // A row's result must not depend on its neighbors: ranks split the global batch.
-TEST(LayerNorm, ARowsBitsDoNotDependOnItsPlace) {
+TEST(LayerNorm, BitsOfRowAreIndependentOfPosition) {
   ThreadPool pool;
   LayerNormCase<float> all(40, 77);
   all.forward(pool);
@@ -112,7 +112,7 @@ TEST(LayerNorm, ARowsBitsDoNotDependOnItsPlace) {
   }
 }
 
-TEST(RmsNorm, ForwardAndGradientsAgainstDifferences) {
+TEST(RmsNorm, ForwardAndGradientsEqualFiniteDifferences) {
   ThreadPool pool(2);
   for (const std::size_t rows : {3u, 35u})
     for (const std::size_t width : kWidths) {

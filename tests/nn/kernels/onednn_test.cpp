@@ -99,9 +99,9 @@ void hold_against_definition(double bound) {
         }
 }
 
-TEST(OnednnProduct, F32MatchesTheDefinition) { hold_against_definition<float>(2e-6); }
+TEST(OnednnMatmul, F32EqualsDefinition) { hold_against_definition<float>(2e-6); }
 
-TEST(OnednnProduct, Bf16IsRoundedOnceWhereTheProcessorHasIt) {
+TEST(OnednnMatmul, Bf16IsRoundedOnceWhereSupported) {
   if (has_onednn_product(DType::bf16)) hold_against_definition<bf16>(1.0 / 256);  // half of the last place
 }
 
@@ -128,12 +128,12 @@ void hold_bits() {
   }
 }
 
-TEST(OnednnProduct, BitsDependNeitherOnThreadsNorOnMemory) {
+TEST(OnednnMatmul, BitsAreIndependentOfThreadsAndMemory) {
   hold_bits<float>();
   if (has_onednn_product(DType::bf16)) hold_bits<bf16>();
 }
 
-TEST(OnednnProduct, LinearLayersHaveTheirBiasInTheSum) {
+TEST(OnednnMatmul, LinearAddsBiasInSum) {
   ThreadPool pool(2);
   const std::size_t rows = 530, in = 24, out = 210;
   const auto x = random_vector<float>(rows * in, 1), w = random_vector<float>(in * out, 2),
@@ -148,7 +148,7 @@ TEST(OnednnProduct, LinearLayersHaveTheirBiasInTheSum) {
     }
 }
 
-TEST(OnednnProduct, NamesWhatMultiplies) {
+TEST(OnednnMatmul, NamesLibrary) {
   EXPECT_THAT(products_name(),
               testing::ContainsRegex(has_onednn_product(DType::f32) ? "^oneDNN [0-9.]+ .avx512" : "OpenBLAS"));
   EXPECT_FALSE(has_onednn_product(DType::f64));

@@ -73,7 +73,7 @@ std::vector<AdamStep<T>> adam_settings() {
   return all;
 }
 
-TEST(Adam, AgainstTheReference) {
+TEST(Adam, EqualsReference) {
   const auto in_double = adam_settings<double>();
   const auto in_float = adam_settings<float>();
   for (std::size_t i = 0; i < in_double.size(); ++i) {
@@ -87,7 +87,7 @@ TEST(Adam, AgainstTheReference) {
   }
 }
 
-TEST(Adam, AShardsBorderNeverShows) {
+TEST(Adam, ShardBoundariesChangeNoBit) {
   for (const auto& setting : adam_settings<float>()) {
     const auto whole = adam_run(setting, kWhole, 1);
     EXPECT_TRUE(same_bits(adam_run(setting, kCut, 1), whole));
@@ -143,7 +143,7 @@ std::vector<SgdStep<T>> sgd_settings() {
   return all;
 }
 
-TEST(Sgd, AgainstTheReferenceAndCutAnywhere) {
+TEST(Sgd, EqualsReferenceForAnySlices) {
   const auto in_double = sgd_settings<double>();
   const auto in_float = sgd_settings<float>();
   for (std::size_t i = 0; i < in_double.size(); ++i) {

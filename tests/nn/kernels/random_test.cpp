@@ -19,7 +19,7 @@ TEST(Philox, KnownAnswers) {
             (PhiloxCounter{0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u}));
 }
 
-TEST(Random, AnyRangeGivesTheSameElements) {
+TEST(Random, RangesHaveSameElements) {
   const RandomRange all{.name = "h.0.attn.c_attn.weight", .seed = 7, .end = 5000};
   std::vector<float> whole(5000), uniform(5000);
   fill_normal(all, 0.0f, 0.02f, whole.data());
@@ -111,7 +111,7 @@ TEST(Random, MomentsOfNormalAndUniform) {
 }
 
 // The values themselves, so that a compiler, vector width or machine that rounds differently is detected.
-TEST(Random, TheBitsAreFixed) {
+TEST(Random, BitsAreFixed) {
   std::vector<float> x(100000);
   fill_normal({.name = "fixed", .seed = 1, .end = x.size()}, 0.0f, 1.0f, x.data());
   std::uint64_t hash = 0xcbf29ce484222325u;

@@ -30,7 +30,7 @@ TEST(ThreadPool, ManyShortRuns) {
   EXPECT_EQ(total.load(), 2000u * 6u);
 }
 
-TEST(ThreadPool, AWorkerNumberIsUsedByOneTileAtATime) {
+TEST(ThreadPool, WorkerNumberIsUsedByOneTileAtATime) {
   ThreadPool pool(3);
   std::vector<std::atomic<int>> inside(3);
   std::atomic<bool> shared{false};
@@ -43,7 +43,7 @@ TEST(ThreadPool, AWorkerNumberIsUsedByOneTileAtATime) {
   EXPECT_FALSE(shared.load());
 }
 
-TEST(ThreadPool, AnExceptionReachesTheCallerAndThePoolLivesOn) {
+TEST(ThreadPool, ExceptionReachesCallerAndPoolStaysUsable) {
   for (const std::size_t threads : {1, 2, 4}) {
     ThreadPool pool(threads);
     const auto throwing = [&](std::size_t tile) {
@@ -68,7 +68,7 @@ TEST(ThreadPool, PoolsOfSeveralRanksWorkAtOnce) {
   EXPECT_EQ(total.load(), 3 * 200 * 5);
 }
 
-TEST(ThreadPool, RefusesNoThreads) { EXPECT_THROW(ThreadPool(0), base::InvalidUsage); }
+TEST(ThreadPool, RejectsZeroThreads) { EXPECT_THROW(ThreadPool(0), base::InvalidUsage); }
 
 }  // namespace
 }  // namespace tessera::nn

@@ -66,7 +66,7 @@ TEST_P(Casts, RoundValuesAndGradientsOnce) {
   for (std::size_t i = 0; i < kCount; ++i) EXPECT_NEAR(got[i], exact[i], most * std::abs(exact[i]));
 }
 
-TEST_P(Casts, AddTheirGradientToWhatIsThere) {
+TEST_P(Casts, AccumulateGradients) {
   Given given;
   given.run(
       [&](const Tensor& x) { return ops::add(ops::scale(x, 2), ops::cast(ops::cast(x, GetParam()), DType::f32)); });
@@ -77,7 +77,7 @@ TEST_P(Casts, AddTheirGradientToWhatIsThere) {
     EXPECT_EQ(both[i], static_cast<double>(static_cast<float>(2 * weights[i] + one[i])));
 }
 
-TEST_P(Casts, AreBookedAndReleased) {
+TEST_P(Casts, AreTrackedAndReleased) {
   Given given;
   const auto now = [&] { return given.context.memory_tracker().snapshot().now_of(MemoryCategory::activation); };
   const std::uint64_t before = now();
@@ -88,7 +88,7 @@ TEST_P(Casts, AreBookedAndReleased) {
   EXPECT_EQ(now(), before);
 }
 
-TEST(Cast, ToTheSameTypeIsTheTensorItself) {
+TEST(Cast, ToSameDtypeIsIdentity) {
   Given given;
   Tape tape;
   const TapeScope scope(given.context, &tape);
@@ -102,7 +102,7 @@ TEST(Cast, ToTheSameTypeIsTheTensorItself) {
   EXPECT_EQ(tape.size(), 1U) << "the control";
 }
 
-TEST(Cast, OfWhatNeedsNoGradientIsNotRecorded) {
+TEST(Cast, WithoutGradientIsNotRecorded) {
   Given given;
   Tape tape;
   const TapeScope scope(given.context, &tape);
@@ -110,7 +110,7 @@ TEST(Cast, OfWhatNeedsNoGradientIsNotRecorded) {
   EXPECT_EQ(tape.size(), 0U);
 }
 
-TEST(Cast, GoesBetweenTheTwoTypesOf16Bits) {
+TEST(Cast, ConvertsBetweenHalfPrecisionDtypes) {
   Given given;
   const Tensor y = ops::cast(ops::cast(ops::cast(given.x, DType::f16), DType::bf16), DType::f16);
   EXPECT_EQ(y.dtype(), DType::f16);
@@ -119,13 +119,13 @@ TEST(Cast, GoesBetweenTheTwoTypesOf16Bits) {
     ASSERT_EQ(static_cast<double>(static_cast<float>(y.data<f16>()[i])), expected[i]);
 }
 
-TEST(Cast, RefusesOtherTypes) {
+TEST(Cast, RejectsOtherDtypes) {
   Given given;
   EXPECT_THAT(error_of<Unsupported>([&] { ops::cast(given.x, DType::f64); }), HasSubstr("cast: no kernel for f64"));
   EXPECT_THAT(error_of<Unsupported>([&] { ops::cast(ids(given.context, {1}, {1}), DType::f32); }), HasSubstr("i32"));
 }
 
-TEST(Cast, OnMetaHasTheShapeAndTheBytes) {
+TEST(Cast, OnMetaHasShapeAndBytes) {
   Context context({.device = {DeviceType::meta, 0}});
   const Tensor y = ops::cast(Tensor::empty(context, {3, 5}, DType::f32), DType::bf16);
   EXPECT_EQ(y.shape(), (Shape{3, 5}));

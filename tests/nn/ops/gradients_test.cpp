@@ -34,7 +34,7 @@ TEST_P(Gradients, Linear) {
   }
 }
 
-TEST_P(Gradients, FiniteDifferencesSeeAWrongGradient) {
+TEST_P(Gradients, DetectWrongGradient) {
   const Tensor x = leaf({3, 4}, "x");
   const auto wrong = [&] {
     Tensor y = ops::scale(x.detached(), 2.0);
@@ -96,7 +96,7 @@ TEST_P(Gradients, AttentionWithDropout) {
   expect([&] { return weighted_sum(ops::causal_attention(q, k, v, {4, 2}, {0.3, "h.0.attn"})); }, {q, k, v}, 1e-6);
 }
 
-TEST_P(Gradients, AttentionDropoutIsKeyedBySampleAndKeepsTheMean) {
+TEST_P(Gradients, AttentionDropoutIsKeyedBySampleAndKeepsMean) {
   constexpr std::int64_t kPositions = 130;
   const Tensor qkv = leaf({2, kPositions, 3 * 4}, "qkv");
   std::fill_n(qkv.data<double>(), qkv.count(), 1.0);  // every output is then the sum of its kept weights
@@ -119,7 +119,7 @@ TEST_P(Gradients, AttentionDropoutIsKeyedBySampleAndKeepsTheMean) {
   EXPECT_EQ(run(0, "a"), run(0, "b"));
 }
 
-TEST_P(Gradients, AttentionLooksBackOnly) {
+TEST_P(Gradients, AttentionIsCausal) {
   const Tensor qkv = leaf({1, 6, 3 * 4}, "qkv");
   const auto first_row = [&] {
     const TapeScope none(context_, nullptr);
@@ -155,7 +155,7 @@ TEST_P(Gradients, CrossEntropy) {
   expect([&] { return ops::cross_entropy(ops::linear(x, w), targets, {.overwrite_logits = true}); }, {x, w});
 }
 
-TEST_P(Gradients, CrossEntropyIsTheMeanOverValidTargets) {
+TEST_P(Gradients, CrossEntropyIsMeanOverValidTargets) {
   Tensor logits = leaf({2, 3}, "logits");
   const TapeScope none(context_, nullptr);
   std::fill_n(logits.data<double>(), 6, 0.25);

@@ -20,7 +20,7 @@ std::uint64_t peak(Context& context, const Loss& loss) {
   return context.memory_tracker().snapshot().peak_of(MemoryCategory::activation) - before;
 }
 
-TEST(OperationMemory, AttentionAt8192PositionsStaysSmall) {
+TEST(OperationMemory, AttentionAt8192PositionsIsBounded) {
   constexpr std::int64_t kPositions = 8192, kDim = 8;
   constexpr std::uint64_t kMost =
       4U << 20U;  // inputs' gradient 0.8 MB, output and its gradient 0.5 MB, blocks of scratch
@@ -35,7 +35,7 @@ TEST(OperationMemory, AttentionAt8192PositionsStaysSmall) {
   EXPECT_GT(peak(context, with_scores), 60 * kMost);
 }
 
-TEST(OperationMemory, AResidualBranchCostsNoCopy) {
+TEST(OperationMemory, ResidualBranchIsNotCopied) {
   Context context;
   const Tensor x = leaf(context, {64, 64}, "x"), w = leaf(context, {64, 64}, "w");
   const std::uint64_t one = x.bytes();
@@ -48,7 +48,7 @@ TEST(OperationMemory, AResidualBranchCostsNoCopy) {
   EXPECT_GT(peak(context, copying), 3 * one + 1024);
 }
 
-TEST(OperationMemory, LogitsAreOverwrittenByTheirGradient) {
+TEST(OperationMemory, GradientOverwritesLogits) {
   Context context;
   const Tensor x = leaf(context, {32, 4}, "x"), w = leaf(context, {1000, 4}, "w");
   const Tensor targets = ids(context, {32}, std::vector<std::int32_t>(32, 7));

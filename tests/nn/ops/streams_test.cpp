@@ -41,14 +41,14 @@ Outcome step(const ContextOptions& options, bool ordered) {
   return outcome;
 }
 
-TEST(LazyStream, GivesTheSameResults) { EXPECT_EQ(step(lazy(), true), step({}, true)); }
+TEST(LazyStream, IsBitwiseEqual) { EXPECT_EQ(step(lazy(), true), step({}, true)); }
 
-TEST(LazyStream, AMissingDependencyShows) {
+TEST(LazyStream, DetectsMissingDependency) {
   EXPECT_NE(step(lazy(), false), step({}, true));
   EXPECT_EQ(step({}, false), step({}, true));  // an immediate stream hides the missing dependency
 }
 
-TEST(LazyStream, MemoryIsReusedInStreamOrderOnly) {
+TEST(LazyStream, ReusesMemoryInStreamOrder) {
   ContextOptions options = lazy();
   options.memory = {.pooled_from = 1, .poison = true};
   EXPECT_EQ(step(options, true), step({}, true));

@@ -40,7 +40,7 @@ Results reduce(const World& world, int rank, const std::function<std::vector<flo
 }
 
 /// Matrices whose mean has rank 1 are exact, and the same on all ranks.
-TEST(PowerSgd, GivesAMeanOfItsRankExactly) {
+TEST(PowerSgd, MeanOfItsRankIsExact) {
   for (const World& world : {World{1}, World{2}, World{3}, World{4}, World{2, "tcp"}, World{3, "shm", true}}) {
     std::vector<float> expected;
     const Results results = reduce(world, 2, [&](Bench& bench) {
@@ -60,7 +60,7 @@ TEST(PowerSgd, GivesAMeanOfItsRankExactly) {
 }
 
 /// Later steps add what one step loses: the mean over steps converges. Without feedback it does not.
-TEST(PowerSgd, FeedbackBringsWhatWasLost) {
+TEST(PowerSgd, ErrorFeedbackRecoversLoss) {
   constexpr int kSteps = 80;
   const auto error = [&](bool feedback) {
     double most = 0;
@@ -88,7 +88,7 @@ TEST(PowerSgd, FeedbackBringsWhatWasLost) {
 }
 
 /// The sum over ranks may be divided by more ranks, as in a mesh: the error is a rank's own share.
-TEST(PowerSgd, KeepsItsShareWhateverTheSumIsDividedBy) {
+TEST(PowerSgd, KeepsFactorOfSum) {
   for (const auto& [op, factor] : {std::pair(ReduceOp::sum(), 1.0F), std::pair(ReduceOp::average_over(8), 8.0F)}) {
     const Results results = reduce({.ranks = 2}, 2, [&](Bench& bench) {
       bench.run(products(bench, "u", "v"), op);
@@ -117,7 +117,7 @@ TEST(PowerSgd, RecoversFromZeros) {
   EXPECT_TRUE(same_bits(results[0], results[1]));
 }
 
-TEST(PowerSgd, SendsWhatItsCostSays) {
+TEST(PowerSgd, TrafficEqualsCost) {
   for (const int ranks : {2, 3, 4})
     reduce({.ranks = ranks}, 4, [&](Bench& bench) {
       const comm::TrafficStats before = bench.channel().meter();
@@ -142,7 +142,7 @@ TEST(PowerSgd, SendsWhatItsCostSays) {
     });
 }
 
-TEST(PowerSgd, BeginsAnewWhenItsStateIsCleared) {
+TEST(PowerSgd, ClearedStateRestarts) {
   reduce({.ranks = 2}, 2, [](Bench& bench) {
     const std::vector<float> mine = normals("m" + std::to_string(bench.channel().rank()), bench.padded());
     const std::vector<float> first = bench.run(mine), second = bench.run(mine);

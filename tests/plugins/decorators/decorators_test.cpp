@@ -82,7 +82,7 @@ void every_operation(Communicator& comm) {
   EXPECT_EQ(summed(comm, 5), std::vector<float>(5, sum_of_ranks(comm.size())));
 }
 
-TEST(Decorators, ForwardEveryOperationAndTheMeter) {
+TEST(Decorators, ForwardOperationsAndTraffic) {
   std::mutex mutex;
   std::vector<TrafficStats> plain(3);
   const auto record = [&](std::vector<TrafficStats>& into) {
@@ -110,7 +110,7 @@ TEST(Decorators, ForwardEveryOperationAndTheMeter) {
   }
 }
 
-TEST(Decorators, ErrorsAndAbortGoThrough) {
+TEST(Decorators, ForwardErrorsAndAbort) {
   run_threads(2, decorated("delay:1ms;trace"), [](Communicator& comm) {
     std::vector<float> x(4);
     EXPECT_EQ(error_of([&] { comm.all_gather(view_of(x.data(), 4), view_of(x.data(), 4)); }),
@@ -121,7 +121,7 @@ TEST(Decorators, ErrorsAndAbortGoThrough) {
   });
 }
 
-TEST(Decorators, WaitForWhatALazyStreamHolds) {
+TEST(Decorators, WaitForLazyStreams) {
   run_threads(2, decorated("delay:1ms;trace;fault:kill@9999"), [](Communicator& comm) {
     const auto stream = make_lazy_stream();
     std::vector<float> x(8, 0);
@@ -135,7 +135,7 @@ TEST(Decorators, WaitForWhatALazyStreamHolds) {
   });
 }
 
-TEST(Decorators, ForgetTheStreamOfAnEarlierCall) {
+TEST(Decorators, DropStreamOfEarlierCall) {
   run_threads(2, decorated("trace"), [](Communicator& comm) {
     const auto stream = make_lazy_stream();
     std::vector<float> x(8, 1);
@@ -152,7 +152,7 @@ TEST(Decorators, ForgetTheStreamOfAnEarlierCall) {
 
 // --- delay
 
-TEST(Delay, HoldsUpTheWorkWhileItsCallerComputes) {
+TEST(Delay, DelaysWorkButNotCaller) {
   run_threads(2, decorated("delay:400ms"), [](Communicator& comm) {
     std::vector<float> x(1000, 1);
     const Clock::time_point start = Clock::now();
@@ -177,7 +177,7 @@ TEST(Delay, HoldsUpTheWorkWhileItsCallerComputes) {
   });
 }
 
-TEST(Delay, OnlyTheNamedOperationAndItsBytes) {
+TEST(Delay, DelaysNamedOperationByItsBytes) {
   run_threads(2, decorated("delay:1ms,bandwidth=1M,op=broadcast"), [](Communicator& comm) {
     std::vector<std::uint8_t> x(50 << 10, 1);
     const Clock::time_point start = Clock::now();
@@ -189,7 +189,7 @@ TEST(Delay, OnlyTheNamedOperationAndItsBytes) {
   });
 }
 
-TEST(Delay, IsAFunctionOfSeedRankAndCall) {
+TEST(Delay, DependsOnSeedRankAndCall) {
   using decorators::delay_of;
   const decorators::DelayOptions options{.latency = 10ms, .seed = 1};
   decorators::DelayOptions other = options;
@@ -209,7 +209,7 @@ TEST(Delay, IsAFunctionOfSeedRankAndCall) {
   EXPECT_EQ(delay_of({.latency = 10ms}, 3, 77, 0), 10ms);
 }
 
-TEST(Delay, ReachesSplitCommunicatorsAndNotBeyondTheDeadline) {
+TEST(Delay, AppliesToSplitsWithinDeadline) {
   run_threads(2, decorated("delay:60s"), [](Communicator& comm) {
     const auto child = comm.split(0, 0);
     const Clock::time_point start = Clock::now();
@@ -221,7 +221,7 @@ TEST(Delay, ReachesSplitCommunicatorsAndNotBeyondTheDeadline) {
 
 // --- trace
 
-TEST(Trace, EachOperationIsALineInTheLog) {
+TEST(Trace, WritesOneLinePerOperation) {
   Lines lines;
   InitOptions config = decorated("trace");
   config.logger =
@@ -240,7 +240,7 @@ TEST(Trace, EachOperationIsALineInTheLog) {
   EXPECT_EQ(count("trace: barrier #2 0 bytes ", "us"), 2);
 }
 
-TEST(Trace, SeesTheDelayBelowItAndTheErrors) {
+TEST(Trace, IncludesInnerDelayAndErrors) {
   std::mutex mutex;
   std::vector<decorators::OperationEvent> events;
   InitOptions config = quick_config();
@@ -268,7 +268,7 @@ TEST(Trace, SeesTheDelayBelowItAndTheErrors) {
   }
 }
 
-TEST(Trace, TheFileIsAChromeTrace) {
+TEST(Trace, FileIsChromeTrace) {
   const std::string path = testing::TempDir() + "tessera-trace-" + std::to_string(::getpid());
   run_threads(2, decorated("trace:" + path), [](Communicator& comm) {
     summed(comm, 256, {.label = "a \"label\""});

@@ -28,7 +28,7 @@ std::vector<std::string> differences(const std::string& spec, DType dtype, std::
   return wrong.get();
 }
 
-TEST(Fault, ACorruptedBitIsSeenByTheReference) {
+TEST(Fault, CorruptedBitChangesResult) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::i64}) {
     EXPECT_EQ(differences("", dtype, 1000), std::vector<std::string>{});
     EXPECT_EQ(differences("fault:corrupt@2,rank=1", dtype, 1000), std::vector<std::string>{"1:500"});
@@ -36,7 +36,7 @@ TEST(Fault, ACorruptedBitIsSeenByTheReference) {
   }
 }
 
-TEST(Fault, CorruptsWhatIsSentWhereThereIsNoResult) {
+TEST(Fault, CorruptsInputOfOperationsWithoutResult) {
   run_threads(2, decorated("fault:corrupt@1,rank=0"), [](Communicator& comm) {
     std::vector<std::int32_t> x{4, 4, 4};
     const auto view = view_of(x.data(), 3);
@@ -68,7 +68,7 @@ TEST(Fault, CorruptsWhatIsSentWhereThereIsNoResult) {
   });
 }
 
-TEST(Fault, ADroppedCallIsATimeoutThatNamesWhoIsBehind) {
+TEST(Fault, DroppedCallIsTimeoutThatNamesRank) {
   run_threads(3, decorated("fault:drop@2,rank=1"), [](Communicator& comm) {
     comm.barrier().wait();
     const std::string error = error_of([&] { summed(comm, 10, {.timeout = 300ms, .label = "block.3"}); });
@@ -79,7 +79,7 @@ TEST(Fault, ADroppedCallIsATimeoutThatNamesWhoIsBehind) {
   });
 }
 
-TEST(Fault, AbortEndsTheWaitingForADroppedCall) {
+TEST(Fault, AbortEndsWaitForDroppedCall) {
   run_threads(1, decorated("fault:drop@1"), [](Communicator& comm) {
     Work work = comm.barrier();
     EXPECT_FALSE(work.wait_for(1ms));
@@ -109,7 +109,7 @@ TEST(Fault, AbortEndsTheWaitingForADroppedCall) {
   ::_exit(code);
 }
 
-TEST(Fault, KillsItsOwnProcessAtTheCall) {
+TEST(Fault, KillsOwnProcessAtCall) {
   const std::string job = "decorators-" + std::to_string(::getpid());
   pid_t ranks[2];
   for (const int rank : {0, 1}) {

@@ -8,13 +8,13 @@ std::string error_for(const std::string& spec) {
   return error_of([&] { run_threads(1, decorated(spec), [](Communicator&) {}); });
 }
 
-TEST(DecoratorSpec, GoodOnesAreTaken) {
+TEST(DecoratorSpec, ParsesValidSpecs) {
   for (const char* spec : {"", "trace", "delay:1ms", "delay:1ms,seed=7,bandwidth=1G,op=all_gather",
                            "fault:kill@99,rank=0", "delay:1ms;trace;fault:drop@99"})
     EXPECT_EQ(error_for(spec), "") << spec;
 }
 
-TEST(DecoratorSpec, BadOnesSayWhatIsWrong) {
+TEST(DecoratorSpec, ErrorsNameInvalidPart) {
   EXPECT_EQ(error_for("slow"), "InvalidUsage: decorator 'slow': unknown; known: delay fault trace");
   EXPECT_EQ(error_for("trace;"), "InvalidUsage: decorator '': unknown; known: delay fault trace");
   EXPECT_EQ(error_for("delay"), "InvalidUsage: decorator 'delay': needs a time, such as delay:2ms");

@@ -43,7 +43,7 @@ constexpr const char* kOffered =
     "it provides strategy own, all_gather carrier, all_reduce carrier, all_gather throwing, all_gather nothing, "
     "all_gather priceless";
 
-TEST(FsdpPlugins, AStrategyHasItsWholeNameAndWhatTheFileOffersCarriesIt) {
+TEST(FsdpPlugins, StrategyUsesCollectivesOfItsFile) {
   const std::string name = file_of("good") + ":own";
   const Strategy strategy = parse_strategy(name, kRegistry);
   EXPECT_EQ(strategy.name, name);
@@ -54,7 +54,7 @@ TEST(FsdpPlugins, AStrategyHasItsWholeNameAndWhatTheFileOffersCarriesIt) {
   EXPECT_EQ(parse_strategy(strategy.name, kRegistry).all_gather, strategy.all_gather);
 }
 
-TEST(FsdpPlugins, ACollectiveIsChosenForAllThatItIsOfferedFor) {
+TEST(FsdpPlugins, CollectiveIsUsedForAllExportedOperations) {
   const std::string carrier = file_of("good") + ":carrier";
   const Strategy all = parse_strategy("hsdp+" + carrier, kRegistry);
   EXPECT_EQ(all.name, "hsdp+" + carrier);
@@ -69,7 +69,7 @@ TEST(FsdpPlugins, ACollectiveIsChosenForAllThatItIsOfferedFor) {
               AllOf(HasSubstr("provides no reduce_scatter 'carrier'"), HasSubstr(kOffered)));
 }
 
-TEST(FsdpPlugins, APathMayHaveWhatSeparatesParts) {
+TEST(FsdpPlugins, PathMayContainSeparators) {
   const nn::test::TemporaryFolder folder;
   const fs::path odd = fs::path(folder.path()) / "c++=";
   fs::create_directory(odd);
@@ -81,7 +81,7 @@ TEST(FsdpPlugins, APathMayHaveWhatSeparatesParts) {
   EXPECT_EQ(strategy.reduce_scatter, "int8");
 }
 
-TEST(FsdpPlugins, AFileWithoutAFolderIsLookedForHereAndInThePath) {
+TEST(FsdpPlugins, FileWithoutFolderIsSearchedInPath) {
   const fs::path before = fs::current_path();
   ::unsetenv("TESSERA_PLUGIN_PATH");
   EXPECT_THAT(refusal_of("good.so:own"),
@@ -95,7 +95,7 @@ TEST(FsdpPlugins, AFileWithoutAFolderIsLookedForHereAndInThePath) {
   fs::current_path(before);
 }
 
-TEST(FsdpPlugins, WhatIsNotOfferedIsAnsweredWithWhatIs) {
+TEST(FsdpPlugins, ErrorListsExports) {
   const std::string file = file_of("good");
   EXPECT_EQ(refusal_of(file + ":carrier"), "InvalidUsage: " + file + " provides no strategy 'carrier'; " + kOffered);
   EXPECT_EQ(refusal_of(file), "InvalidUsage: " + file + ": write " + file + ":NAME; " + kOffered);
@@ -104,7 +104,7 @@ TEST(FsdpPlugins, WhatIsNotOfferedIsAnsweredWithWhatIs) {
   EXPECT_THAT(refusal_of("mine"), HasSubstr("or FILE.so:NAME"));
 }
 
-TEST(FsdpPlugins, WhatCannotBeLoadedIsRefusedWithTheReason) {
+TEST(FsdpPlugins, ErrorStatesReasonOfFailedLoad) {
   EXPECT_EQ(refusal_of("/nowhere/a.so:b"), "InvalidUsage: /nowhere/a.so: no such file");
   EXPECT_THAT(refusal_of(file_of("otherabi") + ":own"),
               AllOf(HasSubstr("'fsdp 0, quills'"), HasSubstr("'" TESSERA_FSDP_PLUGIN_ABI "'")));
@@ -118,7 +118,7 @@ TEST(FsdpPlugins, WhatCannotBeLoadedIsRefusedWithTheReason) {
   EXPECT_THAT(refusal_of(garbage + ":own"), AllOf(HasSubstr("InvalidUsage: "), HasSubstr("garbage.so: ")));
 }
 
-TEST(FsdpPlugins, AnOfferThatCannotBeIsRefusedWithTheReason) {
+TEST(FsdpPlugins, RejectsInvalidExports) {
   const auto expect = [](const std::string& name, const std::string& reason) {
     EXPECT_EQ(refusal_of(file_of(name) + ":own"), "InvalidUsage: " + file_of(name) + ": " + reason);
   };
@@ -132,7 +132,7 @@ TEST(FsdpPlugins, AnOfferThatCannotBeIsRefusedWithTheReason) {
 }
 
 /// A mesh may have additional axes, so the check needs the mesh.
-TEST(FsdpPlugins, AnAxisThatTheMeshLacksIsRefused) {
+TEST(FsdpPlugins, RejectsAxisThatMeshLacks) {
   const Strategy stranger = parse_strategy(file_of("stranger") + ":own", kRegistry);
   EXPECT_THAT(
       error_of([&] { validate(stranger, MeshShape::grid(2, 2)); }),
@@ -142,7 +142,7 @@ TEST(FsdpPlugins, AnAxisThatTheMeshLacksIsRefused) {
   EXPECT_NO_THROW(validate(strategy_named("fsdp"), with));
 }
 
-TEST(FsdpPlugins, WhatMakersThrowHasTheirName) {
+TEST(FsdpPlugins, ErrorsOfFactoriesNamePlugin) {
   const std::string good = file_of("good") + ":";
   const auto make = [&](const std::string& name) {
     return error_of([&] { kRegistry.make(OpKind::all_gather, good + name); });

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/fsdp/checkpoint.h"
-#include "tests/fsdp/saved_training.h"
+#include "tests/fsdp/checkpoint_support.h"
 #include "tests/harness/training.h"
 #include "tests/nn/temporary_folder.h"
 
@@ -20,7 +20,7 @@ using testing::HasSubstr;
 
 const std::string kLab = TESSERA_LAB;
 
-TrainingSpec spec_for(const std::string& strategy, int ranks, const std::string& mesh = "") {
+TrainingSpec lab_spec(const std::string& strategy, int ranks, const std::string& mesh = "") {
   TrainingSpec spec;
   spec.ranks = ranks;
   spec.global_batch = 2 * ranks;
@@ -36,13 +36,13 @@ void expect_formula(const TrainingSpec& spec, const TrainingRecord& record) {
   EXPECT_EQ(bytes_per_step(record.all_later, spec.steps - 1), formula.bytes);
 }
 
-TEST(Lab, ItsStrategyEndsWithTheBitsOfFsdp) {
+TEST(Lab, StrategyIsBitwiseEqualToFsdp) {
   for (const auto& [ranks, mesh] : {std::pair(1, ""), std::pair(4, "2x2"), std::pair(4, "4x1"), std::pair(6, "2x3")}) {
-    TrainingSpec spec = spec_for(kLab + ":hfsdp", ranks, mesh);
+    TrainingSpec spec = lab_spec(kLab + ":hfsdp", ranks, mesh);
     spec.engine.poison = true;
     spec.lazy_streams = true;
     const TrainingRecord own = train(spec);
-    TrainingSpec fsdp = spec_for("fsdp", ranks);
+    TrainingSpec fsdp = lab_spec("fsdp", ranks);
     EXPECT_TRUE(same_bits(own, train(fsdp))) << mesh;
     fsdp.seed = 1;  // negative control
     EXPECT_FALSE(same_bits(own, train(fsdp))) << mesh;
@@ -51,9 +51,9 @@ TEST(Lab, ItsStrategyEndsWithTheBitsOfFsdp) {
 }
 
 /// Shards parameters within a replica, and gradients and optimizer state over all ranks.
-TEST(Lab, ItsStrategyHoldsWhatItSays) {
-  const TrainingSpec spec = spec_for(kLab + ":hfsdp", 4);
-  const TrainingRecord own = train(spec), hsdp = train(spec_for("hsdp", 4)), fsdp = train(spec_for("fsdp", 4));
+TEST(Lab, StrategyHoldsStatedState) {
+  const TrainingSpec spec = lab_spec(kLab + ":hfsdp", 4);
+  const TrainingRecord own = train(spec), hsdp = train(lab_spec("hsdp", 4)), fsdp = train(lab_spec("fsdp", 4));
   ASSERT_EQ(own.mesh.size_of(kReplicateAxis), 2) << "it wants two axes";
   for (std::size_t rank = 0; rank < 4; ++rank) {
     const auto& [parameter, gradient, optimizer] = own.model_state[rank];
@@ -64,12 +64,12 @@ TEST(Lab, ItsStrategyHoldsWhatItSays) {
   }
 }
 
-TEST(Lab, ItsGatherSendsHalfAndAlmostTheSame) {
+TEST(Lab, GatherSendsHalfOfBytes) {
   for (const int ranks : {2, 3}) {
-    TrainingSpec spec = spec_for("fsdp+" + kLab + ":f16", ranks);
+    TrainingSpec spec = lab_spec("fsdp+" + kLab + ":f16", ranks);
     spec.engine.poison = true;
     spec.lazy_streams = true;
-    const TrainingRecord half = train(spec), plain = train(spec_for("fsdp", ranks));
+    const TrainingRecord half = train(spec), plain = train(lab_spec("fsdp", ranks));
     expect_formula(spec, half);
     EXPECT_EQ(half.all_later.all_gather.bytes_sent * 2, plain.all_later.all_gather.bytes_sent);
     EXPECT_EQ(half.all_later.reduce_scatter.bytes_sent, plain.all_later.reduce_scatter.bytes_sent);
@@ -80,8 +80,8 @@ TEST(Lab, ItsGatherSendsHalfAndAlmostTheSame) {
 }
 
 /// A lossy all_gather must not overwrite the only copy of the parameters: the engine checks its capabilities.
-TEST(Lab, ItsGatherIsRefusedWhereItWouldLoseUpdates) {
-  const TrainingSpec spec = spec_for("zero1+" + kLab + ":f16", 2);
+TEST(Lab, GatherThatLosesUpdatesIsRejected) {
+  const TrainingSpec spec = lab_spec("zero1+" + kLab + ":f16", 2);
   try {
     train(spec);
     FAIL();
@@ -90,15 +90,15 @@ TEST(Lab, ItsGatherIsRefusedWhereItWouldLoseUpdates) {
   }
 }
 
-TEST(Lab, ACheckpointGoesOnBitForBit) {
+TEST(Lab, ResumedRunEqualsUninterrupted) {
   const nn::test::TemporaryFolder folder;
-  TrainingSpec spec = spec_for(kLab + ":hfsdp", 4);
+  TrainingSpec spec = lab_spec(kLab + ":hfsdp", 4);
   spec.steps = 4;
   const TrainingRecord whole = train(spec);
   train(saving(spec, folder.path(), 1));
   EXPECT_EQ(Checkpoint(folder.path()).strategy(), kLab + ":hfsdp");
   for (const std::string& strategy : {kLab + ":hfsdp", std::string("fsdp")}) {
-    TrainingSpec resumed = spec_for(strategy, 4);
+    TrainingSpec resumed = lab_spec(strategy, 4);
     resumed.steps = 4;
     EXPECT_EQ(train(resuming(resumed, folder.path(), 2)).parameters, whole.parameters) << strategy;
   }

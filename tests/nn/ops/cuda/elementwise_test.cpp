@@ -74,7 +74,7 @@ TYPED_TEST(CudaElements, Activations) {
   }
 }
 
-TYPED_TEST(CudaElements, SwigluAlsoInPlace) {
+TYPED_TEST(CudaElements, SwigluInPlace) {
   using T = TypeParam;
   const auto gate = numbers<T>("gate", 517), up = numbers<T>("up", 517), dy = numbers<T>("dy", 517);
   check<T>(
@@ -91,7 +91,7 @@ TYPED_TEST(CudaElements, SwigluAlsoInPlace) {
       8);
 }
 
-TYPED_TEST(CudaElements, DropoutAndNormalsAreTheHostsNumbers) {
+TYPED_TEST(CudaElements, DropoutAndNormalsEqualHost) {
   using T = TypeParam;
   const auto x = numbers<T>("x", 3 * 1001);
   check<T>(
@@ -153,7 +153,7 @@ std::vector<double> adam_steps(KernelTable<U>& k, Stream& s, bool amsgrad, std::
   return parameter.values() + m.values() + v.values() + most.values();
 }
 
-TEST(CudaOptimizers, AdamHasTheHostsBits) {
+TEST(CudaOptimizers, AdamIsBitwiseEqualToHost) {
   for (const bool amsgrad : {false, true})
     for (const std::size_t offset : {0U, 3U}) {
       const auto steps = [&]<class U>(KernelTable<U>& k, Stream& s) { return adam_steps(k, s, amsgrad, offset); };
@@ -162,7 +162,7 @@ TEST(CudaOptimizers, AdamHasTheHostsBits) {
     }
 }
 
-TEST(CudaOptimizers, SgdHasTheHostsBits) {
+TEST(CudaOptimizers, SgdIsBitwiseEqualToHost) {
   const auto p = numbers<float>("p", 261), g = numbers<float>("g", 261);
   for (const bool nesterov : {false, true}) {
     const auto steps = [&]<class U>(KernelTable<U>& k, Stream& s) {
@@ -220,12 +220,12 @@ void check_narrow_steps() {
   }
 }
 
-TEST(CudaOptimizers, MastersTakeNarrowGradientsAndWriteTheRoundedCopy) {
+TEST(CudaOptimizers, MasterWeightsUseHalfGradientsAndWriteRoundedCopy) {
   check_narrow_steps<bf16>();
   check_narrow_steps<f16>();
 }
 
-TEST(CudaElements, ConversionsHaveTheHostsBits) {
+TEST(CudaElements, ConversionsAreBitwiseEqualToHost) {
   Devices devices;
   const auto x = numbers<float>("x", 1031, 100.0);
   for (const DType narrow : {DType::f16, DType::bf16}) {

@@ -48,13 +48,13 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-TEST(Emulation, ABarrierMakesTheOrderOfThreadsIrrelevant) {
+TEST(Emulation, BarrierMakesThreadOrderIrrelevant) {
   const auto all = outcomes(64, 64 * sizeof(float), pass_on);
   for (std::size_t i = 0; i < 128; ++i) EXPECT_EQ(all[0][i], static_cast<float>((i + 1) % 64));
   for (const auto& other : all) EXPECT_TRUE(same_bits(other, all[0]));
 }
 
-TEST(Emulation, AMissingBarrierShows) {
+TEST(Emulation, DetectsMissingBarrier) {
   const auto all = outcomes(64, 64 * sizeof(float), pass_on_without_barrier);
   EXPECT_FALSE(same_bits(all[0], all[1]));
   EXPECT_TRUE(std::isnan(all[0][0])) << "shared memory begins poisoned in every block";
@@ -76,7 +76,7 @@ void two_sums(float* out) {
   out[block_index() * thread_count() + thread_index()] = total;
 }
 
-TEST(Emulation, AWarpThatRunsAheadShows) {
+TEST(Emulation, DetectsUnsynchronizedWarp) {
   const auto right = outcomes(96, kReduceRoom<float>, two_sums<true>);
   for (const auto& other : right) EXPECT_EQ(other[5], 3 * 96.0F);
   const auto wrong = outcomes(96, kReduceRoom<float>, two_sums<false>);
@@ -85,7 +85,7 @@ TEST(Emulation, AWarpThatRunsAheadShows) {
   EXPECT_FALSE(same_bits(wrong[3], right[0]));
 }
 
-TEST(Emulation, ABlockSumsInOneTree) {
+TEST(Emulation, BlockSumsInOneTree) {
   const auto kernel = [](float* out) {
     const float sum = over_block(1.0F / static_cast<float>(thread_index() + 1), Add{}, shared_memory<float>());
     out[block_index() * thread_count() + thread_index()] = sum;
@@ -107,7 +107,7 @@ std::string failure(Kernel kernel) {
   return "none";
 }
 
-TEST(Emulation, KernelsThatWouldHangOrOverwriteAreRefused) {
+TEST(Emulation, RejectsHangingAndOverlappingKernels) {
   EXPECT_EQ(failure(pass_on), "none");
   EXPECT_THAT(failure([](float*) {
                 if (thread_index() > 40) sync_block();
@@ -131,7 +131,7 @@ struct TooFar {
   }
 };
 
-TEST(Emulation, AWriteBeyondAnArrayShows) {
+TEST(Emulation, DetectsWriteBeyondArray) {
   static const auto write = [](std::size_t count) {
     test::Array<float> array(std::vector<double>(10, 0.0));
     for_elements<4>(nullptr, count, {array.data()}, TooFar{array.data(), count});

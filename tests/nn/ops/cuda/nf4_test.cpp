@@ -1,7 +1,7 @@
 // NF4 weights on a device: bitwise the host's decoding, and a whole training with them.
 #include "tessera/nn/nf4.h"
 
-#include "tests/fsdp/adapters.h"
+#include "tests/fsdp/models.h"
 #include "tests/nn/ops/cuda/compare.h"
 
 namespace tessera::nn::test {
@@ -63,7 +63,7 @@ void check_decoding() {
   }
 }
 
-TEST(Nf4OnDevices, IsDecodedToTheHostsBits) {
+TEST(Nf4OnDevices, DecodesBitwiseEqualToHost) {
   check_decoding<float>();
   check_decoding<double>();
   check_decoding<bf16>();
@@ -71,9 +71,9 @@ TEST(Nf4OnDevices, IsDecodedToTheHostsBits) {
 }
 
 #if !defined(TESSERA_TEST_HOST)
-TEST(Nf4OnDevices, TrainsWithTheHostsLosses) {
+TEST(Nf4OnDevices, TrainingLossesEqualHost) {
   for (const char* model : {"gpt-nano", "llama-nano"}) {
-    harness::TrainingSpec spec = fsdp::adapters::quantized(fsdp::adapters::spec_for("ddp", 1, model));
+    harness::TrainingSpec spec = fsdp::quantized(fsdp::lora_spec("ddp", 1, model));
     const harness::TrainingRecord host = harness::train(spec);
 #if defined(TESSERA_TEST_HARDWARE)
     spec.runtime = base::open_device({DeviceType::cuda, 0});

@@ -1,7 +1,7 @@
 // Orthonormalization of columns: its results, and bitwise equality of device and host.
 #include "tessera/nn/kernels/orthonormalize.h"
 
-#include "tests/fsdp/carriers.h"
+#include "tests/fsdp/training_specs.h"
 #include "tests/nn/ops/cuda/compare.h"
 
 namespace tessera::nn::test {
@@ -48,19 +48,19 @@ void expect_orthonormal(Matrix result) {
       ASSERT_NEAR(dot(result, a, b), a == b ? 1.0 : 0.0, 1e-6) << result.rows << " x " << result.columns;
 }
 
-TEST(Orthonormalize, MakesColumnsThatAre) {
+TEST(Orthonormalize, ColumnsAreOrthonormal) {
   for (const auto& [rows, columns] : {std::pair(1U, 1U), std::pair(24U, 2U), std::pair(16U, 16U), std::pair(255U, 3U),
                                       std::pair(257U, 4U), std::pair(1000U, 16U), std::pair(5000U, 1U)})
     expect_orthonormal(check(random_matrix(rows, columns)));
 }
 
-TEST(Orthonormalize, KeepsWhatTheColumnsSpan) {
+TEST(Orthonormalize, KeepsSpan) {
   Matrix given = random_matrix(300, 2), result = check(given);
   EXPECT_NEAR(std::pow(dot(given, 0, 0), 0.5), given.at(7, 0) / result.at(7, 0), 1e-6) << "the first keeps its way";
   EXPECT_GT(std::abs(dot(given, 0, 1)), 1e-4) << "the control: the given ones are not orthogonal";
 }
 
-TEST(Orthonormalize, AColumnThatSaysNothingGetsAnother) {
+TEST(Orthonormalize, ReplacesDependentColumn) {
   for (const double factor : {0.0, 2.0}) {  // zero, or parallel to the first
     Matrix given = random_matrix(300, 3);
     for (std::size_t row = 0; row < 300; ++row) given.at(row, 1) = factor * given.at(row, 0);
@@ -69,7 +69,7 @@ TEST(Orthonormalize, AColumnThatSaysNothingGetsAnother) {
   expect_orthonormal(check({40, 4, std::vector<double>(160)}));
 }
 
-TEST(Orthonormalize, WhatIsNotFiniteShows) {
+TEST(Orthonormalize, KeepsNonFiniteValues) {
   for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     Matrix given = random_matrix(300, 3);
     given.at(299, 1) = bad;
@@ -81,7 +81,7 @@ TEST(Orthonormalize, WhatIsNotFiniteShows) {
 }
 
 /// Negative control: the bitwise comparison detects a change in the last place of one number.
-TEST(Orthonormalize, AnotherNumberIsSeen) {
+TEST(Orthonormalize, DetectsChangedInput) {
   Matrix given = random_matrix(300, 4);
   const Matrix before = check(given);
   given.at(123, 2) = static_cast<double>(std::nextafterf(static_cast<float>(given.at(123, 2)), 1.0F));
@@ -90,8 +90,8 @@ TEST(Orthonormalize, AnotherNumberIsSeen) {
 
 #if !defined(TESSERA_TEST_HOST) && !defined(TESSERA_TEST_HARDWARE)
 /// Several ranks on one emulated device.
-TEST(PowerSgdOnADevice, HasTheHostsLosses) {
-  harness::TrainingSpec spec = fsdp::spec_for("ddp", 2, {"plain", "plain", "powersgd"});
+TEST(PowerSgdOnDevice, LossesEqualHost) {
+  harness::TrainingSpec spec = fsdp::plugin_spec("ddp", 2, {"plain", "plain", "powersgd"});
   const harness::TrainingRecord host = harness::train(spec);
   spec.runtime = harness::make_guarded_device({.kernels = make_emulated_kernels});
   const harness::TrainingRecord device = harness::train(spec);

@@ -135,7 +135,7 @@ TYPED_TEST(CudaRows, EmbeddingForwardAndBackward) {
 }
 
 #if !defined(TESSERA_TEST_HOST)
-TEST(CudaRowsOnly, WhatTheHostWouldRefuseBecomesNan) {
+TEST(CudaRowsOnly, InvalidTargetsBecomeNaN) {
   Devices().on_device([](DeviceKernels& kernels, Stream& stream) {
     KernelTable<float>& k = *kernels.f32();
     Array<float> table(std::vector<double>(4, 1.0)), y(std::vector<double>(6));
@@ -151,7 +151,7 @@ TEST(CudaRowsOnly, WhatTheHostWouldRefuseBecomesNan) {
 
 #endif
 
-TYPED_TEST(CudaRows, PartsOfNorms) {
+TYPED_TEST(CudaRows, PartialNorms) {
   using T = TypeParam;
   using kernels::Norm;
   for (const Norm norm : {Norm::one, Norm::two, Norm::three, Norm::infinity})
@@ -190,7 +190,7 @@ TYPED_TEST(CudaRows, PartsOfNorms) {
     }
 }
 
-TYPED_TEST(CudaRows, LinearWithItsBias) {
+TYPED_TEST(CudaRows, LinearWithBias) {
   using T = TypeParam;
   const std::size_t rows = 53, in = 7, out = 139;
   const auto x = numbers<T>("x", rows * in), w = numbers<T>("w", in * out), b = numbers<T>("b", out),
@@ -211,7 +211,7 @@ TYPED_TEST(CudaRows, LinearWithItsBias) {
 }
 
 /// Widths that cuBLASLt's epilogue supports and ones that it doesn't; GELU, which it has, and another activation.
-TYPED_TEST(CudaRows, LinearWithItsActivation) {
+TYPED_TEST(CudaRows, LinearWithActivation) {
   using T = TypeParam;
   const std::size_t rows = 53, in = 7;
   for (const std::size_t out : {std::size_t{136}, std::size_t{139}})
@@ -276,7 +276,7 @@ void check_attention(const AttentionCase& c) {
       400, 8.0);  // matrix units round weights and their gradients before the next product
 }
 
-TYPED_TEST(CudaRows, AttentionOfOddShapes) {
+TYPED_TEST(CudaRows, AttentionOfUnevenShapes) {
   const AttentionCase cases[] = {
       {1, 1, 1, 1, 8, 0.0, true, false},    {2, 67, 2, 2, 5, 0.0, true, true},    {1, 130, 4, 2, 16, 0.0, false, false},
       {1, 66, 1, 1, 64, 0.0, true, true},   {2, 33, 2, 1, 12, 0.25, false, true}, {1, 65, 1, 1, 65, 0.1, true, false},
@@ -285,7 +285,7 @@ TYPED_TEST(CudaRows, AttentionOfOddShapes) {
 }
 
 #if !defined(TESSERA_TEST_HOST)
-TEST(CudaRowsOnly, AttentionRefusesHeadsThatDoNotFit) {
+TEST(CudaRowsOnly, AttentionRejectsTooLargeHeads) {
   Devices devices;
   kernels::AttentionForward<float> args;
   args.shape = {1, 1, 1, 1, 300, 0.0};

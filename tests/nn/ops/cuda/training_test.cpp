@@ -19,7 +19,7 @@ ContextOptions device_options() {
 #endif
 }
 
-TEST_P(CudaTraining, HasTheHostsLosses) {
+TEST_P(CudaTraining, LossesEqualHost) {
   Context host, device(device_options());
   const Outcome expected = train(GetParam(), host), got = train(GetParam(), device);
   ASSERT_EQ(got.losses.size(), expected.losses.size());
@@ -31,7 +31,7 @@ TEST_P(CudaTraining, HasTheHostsLosses) {
 }
 
 /// Sums in another order round to other half-precision numbers.
-TEST(CudaMixedTraining, OfSeveralDtypesHasLossesCloseToTheHosts) {
+TEST(CudaMixedTraining, LossesOfSeveralDtypesAreCloseToHost) {
   Context host, device(device_options());
   const Outcome expected = train("mixed", host), got = train("mixed", device);
   ASSERT_EQ(got.losses.size(), expected.losses.size());

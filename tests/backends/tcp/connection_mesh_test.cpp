@@ -1,0 +1,193 @@
+// How a world connects: addresses, settings, unauthenticated peers, unreachable ranks.
+#include "backends/tcp/connection_mesh.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/io_context.hpp>
+#include <cstring>
+
+#include "backends/tcp/handshake.h"
+#include "tests/backends/tcp/support.h"
+#include "tests/backends/tcp/tampered_bootstrap.h"
+
+namespace tessera::tcp_test {
+namespace {
+
+UniqueFd connect_to_port(std::uint16_t port) {
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) fd.reset();
+  return fd;
+}
+
+void expect_working(const World& world) {
+  for (const auto& a : world)
+    for (const auto& b : world) {
+      if (a == b) continue;
+      const MessageTag tag{1, static_cast<std::uint32_t>(a->rank * 100 + b->rank), 0};
+      const auto in = b->receive(a->rank, tag, 200'000);
+      const auto out = a->send(b->rank, tag, 200'000);
+      ASSERT_TRUE(drive(world, [&] { return in->done && out->done; })) << a->reason << b->reason;
+      EXPECT_TRUE(intact(*in, 200'000));
+    }
+}
+
+TEST(ConnectionMesh, ConnectsWorldsOfManySizes) {
+  for (const int ranks : {1, 2, 5, 9}) {
+    const World world = make_world(ranks, 3);
+    expect_working(world);
+    close(world);
+  }
+}
+
+/// A world whose bootstraps are manipulated one by one.
+WorldPlan tampered(int ranks, const std::function<void(TamperedBootstrap&)>& tamper) {
+  WorldPlan plan;
+  plan.ranks = ranks;
+  plan.wrap = [tamper](std::shared_ptr<Bootstrap> real) {
+    auto own = std::make_shared<TamperedBootstrap>(std::move(real));
+    tamper(*own);
+    return own;
+  };
+  return plan;
+}
+
+TEST(ConnectionMesh, SupportsIPv6) {
+  const World world = make_world(tampered(3, [](TamperedBootstrap& own) { own.address = "::1"; }));
+  sockaddr_storage name = {};
+  socklen_t length = sizeof(name);
+  const auto& stream = *world[0]->transport->peer(1)->streams().front();
+  ::getpeername(const_cast<comm::tcp::Socket&>(stream.socket).native_handle(), reinterpret_cast<sockaddr*>(&name),
+                &length);
+  EXPECT_EQ(name.ss_family, AF_INET6);
+  expect_working(world);
+  close(world);
+}
+
+/// Connects 200 times; half of the connections are silent, half send garbage.
+std::vector<UniqueFd> intrude(std::uint16_t port) {
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 200; ++i) {
+    UniqueFd fd = connect_to_port(port);
+    EXPECT_TRUE(fd);
+    std::array<unsigned char, 300> garbage;
+    for (std::size_t k = 0; k < garbage.size(); ++k)
+      garbage[k] = static_cast<unsigned char>(i * 7 + static_cast<int>(k) * 13);
+    if (i % 2 == 0) {
+      EXPECT_GT(::send(fd.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL), 0);
+    }
+    strangers.push_back(std::move(fd));
+  }
+  return strangers;
+}
+
+/// A peer that claims to be rank 0 without knowing the token: connects in the constructor and continues in its own
+/// thread.
+class Forger {
+ public:
+  explicit Forger(std::uint16_t port) : socket_(context_) {
+    socket_.connect({boost::asio::ip::make_address("127.0.0.1"), port});
+    boost::asio::co_spawn(
+        context_,
+        [this]() -> boost::asio::awaitable<void> {
+          refusal_ = co_await comm::tcp::introduce(socket_, Bootstrap::Token{7}, {0, 1, 0});
+        },
+        boost::asio::detached);
+    thread_ = std::thread([this] { context_.run_for(20s); });
+  }
+  ~Forger() {
+    if (thread_.joinable()) thread_.join();
+  }
+  /// Waits for the refusal.
+  const std::string& refusal() {
+    thread_.join();
+    return refusal_;
+  }
+
+ private:
+  boost::asio::io_context context_{1};
+  comm::tcp::Socket socket_;
+  std::string refusal_ = "unfinished";
+  std::thread thread_;
+};
+
+TEST(ConnectionMesh, UnauthenticatedPeersDisturbNoRank) {
+  std::vector<UniqueFd> strangers;
+  std::optional<Forger> forger;
+  std::uint16_t port = 0;
+  const auto start = Clock::now();
+  const World world = make_world(tampered(2, [&](TamperedBootstrap& own) {
+    if (own.rank() != 0) return;
+    own.on_addresses = [&](std::vector<std::string>& lines) {  // before rank 0 itself connects to rank 1
+      port = port_of(lines[1]);
+      strangers = intrude(port);
+      forger.emplace(port);
+    };
+  }));
+  EXPECT_LT(Clock::now() - start, 8s) << "silent strangers have 10 s, the ranks don't wait for them";
+  const std::string refusal = forger->refusal();
+  EXPECT_TRUE(refusal == "it did not accept this rank" || refusal == "it did not answer") << refusal;
+  expect_working(world);
+  close(world);
+  EXPECT_FALSE(connect_to_port(port)) << "nobody listens any more";
+}
+
+TEST(ConnectionMesh, NamesRankOfOtherWorld) {
+  WorldPlan plan = tampered(3, [](TamperedBootstrap& own) {
+    if (own.rank() == 1) own.own_token()[0] ^= 1;
+  });
+  plan.timeout = 3s;
+  World world;
+  for (const std::string& error : try_to_make(plan, world)) {
+    EXPECT_EQ(error.find("Timeout: rank 0: tcp: not connected within"), 0U) << error;
+    EXPECT_NE(error.find("rank 1 at 127.0.0.1:"), std::string::npos) << error;
+    EXPECT_EQ(error.find("rank 2 at"), std::string::npos) << error;
+  }
+}
+
+TEST(ConnectionMesh, NamesUnreachableRankWithReason) {
+  WorldPlan plan = tampered(3, [](TamperedBootstrap& own) {
+    own.on_addresses = [](std::vector<std::string>& lines) { lines[2] = "tessera-tcp-2 1 1 1 127.0.0.1"; };
+  });
+  plan.timeout = 2s;
+  World world;
+  for (const std::string& error : try_to_make(plan, world)) {
+    EXPECT_NE(error.find("rank 2 at 127.0.0.1:1: Connection refused"), std::string::npos) << error;
+    EXPECT_NE(error.find("TESSERA_IFNAME"), std::string::npos) << error;
+  }
+}
+
+TEST(ConnectionMesh, OpensOneConnectionOverLoopbackAndTwoBetweenHosts) {
+  EXPECT_EQ(comm::tcp::streams_for({}, {"a", "a", "a"}), 1);
+  EXPECT_EQ(comm::tcp::streams_for({}, {"a", "a", "b"}), 2);
+  EXPECT_EQ(comm::tcp::streams_for({.streams = 5}, {"a", "b"}), 5);
+}
+
+TEST(ConnectionMesh, InvalidOptionsOfOneRankFailAll) {
+  WorldPlan plan;
+  plan.ranks = 3;
+  plan.change = [](int rank, TcpOptions& settings) {
+    if (rank == 2) settings.interfaces = "nonesuch0";
+  };
+  World world;
+  for (const std::string& error : try_to_make(plan, world))
+    EXPECT_EQ(error.find("InvalidUsage: rank 2: tcp: TESSERA_IFNAME=nonesuch0: "), 0U) << error;
+  plan.change = [](int rank, TcpOptions& settings) { settings.streams = 1 + rank % 2; };
+  for (const std::string& error : try_to_make(plan, world))
+    EXPECT_EQ(error.find("InvalidUsage: tcp: TESSERA_TCP_STREAMS is "), 0U) << error;
+  plan.change = [](int rank, TcpOptions& settings) {
+    if (rank == 1) settings.checksum = comm::tcp::Checksum::never;
+  };
+  for (const std::string& error : try_to_make(plan, world))
+    EXPECT_EQ(error.find("InvalidUsage: tcp: TESSERA_TCP_CHECKSUM (or TESSERA_CHECK) differs"), 0U) << error;
+}
+
+}  // namespace
+}  // namespace tessera::tcp_test

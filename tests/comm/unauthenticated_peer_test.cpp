@@ -1,0 +1,333 @@
+// Peers that are refused at TESSERA_MASTER: plain sockets, and ranks of other runs. None of them disturbs the run.
+#include <sys/resource.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <thread>
+
+#include "tessera/base/checksum.h"
+#include "tests/comm/process.h"
+#include "tests/comm/rendezvous.h"
+
+namespace tessera::comm_test {
+namespace {
+
+/// Rank 0 waits, `disturb` interferes, and then rank 1 starts: the world must form, and soon.
+void expect_undisturbed(const std::function<void(int port)>& disturb) {
+  const int port = free_port();
+  auto zero = come(meeting(0, 2, port));
+  { connect_when_open(port); }
+  disturb(port);
+  const auto start = steady_clock::now();
+  auto one = come(meeting(1, 2, port));
+  EXPECT_EQ(one.get().error, "");
+  EXPECT_EQ(zero.get().error, "");
+  EXPECT_LT(steady_clock::now() - start, 4s);
+}
+
+TEST(UnauthenticatedPeer, GarbageDisturbsNoRank) {
+  expect_undisturbed([](int port) {
+    std::vector<UniqueFd> open;
+    for (const std::string& bytes :
+         {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100'000, 'x'), std::string(64, '\0'),
+          std::string("h\xff\xff\xff\x7f") + std::string(5000, 'y'),  // a hello of 2 GiB
+          std::string("h\x00\x04\x00\x00", 5) + std::string(2000, 'z'), std::string("h")}) {
+      open.push_back(connect_to_port(port));
+      send_bytes(open.back(), bytes);
+    }
+    for (std::size_t i = 0; i + 1 < open.size(); ++i) EXPECT_TRUE(closed_within(open[i], 2s)) << i;
+    EXPECT_FALSE(closed_within(open.back(), 300ms)) << "half a hello may still become a whole one";
+    EXPECT_TRUE(closed_within(open.back(), 7s)) << "but not for ever";
+  });
+}
+
+/// The number of files that this process can open, less those that the ranks need.
+std::size_t open_files_at_most() {
+  rlimit limit = {};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  return static_cast<std::size_t>(std::min<rlim_t>(limit.rlim_cur, 20'000)) - 700;
+}
+
+TEST(UnauthenticatedPeer, TenThousandHalfOpenConnectionsDisturbNoRank) {
+  const std::size_t room = open_files_at_most();
+  std::deque<UniqueFd> open;
+  std::atomic<bool> done{false};
+  std::future<void> flood;
+  expect_undisturbed([&](int port) {
+    for (int i = 0; i < 10'000; ++i) {
+      if (open.size() >= room) open.pop_front();
+      open.push_back(connect_to_port(port));
+      ASSERT_TRUE(open.back()) << "connection " << i << ": " << std::strerror(errno);
+      if (i % 2 == 0) send_bytes(open.back(), "h");
+    }
+    flood = std::async(std::launch::async, [&, port] {  // continues while the authentic rank connects
+      while (!done.load()) {
+        open.pop_front();
+        open.push_back(connect_to_port(port));
+        std::this_thread::sleep_for(100us);
+      }
+    });
+  });
+  done.store(true);
+  flood.get();
+}
+
+/// Under a low limit of open files, as `ulimit -n 64` sets it.
+TEST(UnauthenticatedPeer, DoesNotExhaustFileDescriptors) {
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int port = free_port();
+  const std::string master = "TESSERA_MASTER=127.0.0.1:" + std::to_string(port);
+  const auto start = [&](int rank) {
+    return Process(TESSERA_CONTROL_PROGRAM,
+                   {"TESSERA_RANK=" + std::to_string(rank), "TESSERA_WORLD_SIZE=2", "TESSERA_RUN_ID=few-files", master,
+                    "TESSERA_TOKEN=swordfish", "TESSERA_TIMEOUT=20s"},
+                   "");
+  };
+  const rlimit few{64, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  Process zero = start(0);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  connect_when_open(port);
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 200; ++i) strangers.push_back(connect_to_port(port));
+  // All connections were accepted, or closed again: the last one receives its challenge.
+  EXPECT_FALSE(read_all(strangers.back(), 10s, 1).empty());
+  const std::filesystem::directory_iterator files("/proc/" + std::to_string(zero.pid()) + "/fd");
+  EXPECT_LT(std::distance(begin(files), end(files)), 64 - 16) << "strangers have what rank 0 needs";
+  Process one = start(1);
+  EXPECT_EQ(one.line(), "ready");
+  EXPECT_EQ(zero.line(), "ready");
+}
+
+TEST(UnauthenticatedPeer, OtherTokenIsRejectedWithReason) {
+  expect_undisturbed([](int port) {
+    RendezvousOptions wrong = meeting(1, 2, port);
+    wrong.token = "sardine";
+    EXPECT_EQ(come(wrong).get().error,
+              "InvalidUsage: init: rank 0 at TESSERA_MASTER=127.0.0.1:" + std::to_string(port) +
+                  " refuses rank 1: authentication failed; use the same TESSERA_TOKEN on all ranks");
+  });
+}
+
+/// Frame format of protocol version 4.
+std::string frame(char type, const std::string& payload) {
+  std::string bytes(1, type);
+  for (int i = 0; i < 4; ++i) bytes += static_cast<char>(payload.size() >> (8 * i));
+  return bytes + payload;
+}
+std::string checked(const std::string& content) {
+  const std::uint64_t sum = base::checksum(std::as_bytes(std::span(content)));
+  return content + std::string(reinterpret_cast<const char*>(&sum), sizeof(sum));
+}
+std::string challenge() {
+  return frame('c', checked("tessera:" + std::string("\x04\x00\x00\x00", 4) + std::string(64, 'n')));
+}
+constexpr std::size_t kHelloBytes = 5 + 20 + 2 + 5 + 96 + 8;  // of a rank of 'run-1'
+
+/// The answer "welcome" alone is not enough: rank 0 must prove that it knows the token too.
+TEST(UnauthenticatedPeer, FakeRank0IsNotTrusted) {
+  const UniqueFd listener = listen_on_port(0);
+  std::atomic<int> welcomed{0};
+  std::atomic<bool> done{false};
+  std::thread impostor([&] {
+    while (!done.load()) {
+      pollfd entry{listener.get(), POLLIN, 0};
+      if (::poll(&entry, 1, 20) <= 0) continue;
+      const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
+      send_bytes(guest, challenge());
+      if (read_all(guest, 1s, kHelloBytes).empty()) continue;
+      send_bytes(guest, frame('a', checked(std::string(35, '\0'))));
+      ++welcomed;
+    }
+  });
+  RendezvousOptions one = meeting(1, 2, port_of(listener));
+  one.timeout = 2s;
+  const std::string error = come(one).get().error;
+  done.store(true);
+  impostor.join();
+  EXPECT_TRUE(error.starts_with("Timeout: init: rank 1 of 2 found no rank 0")) << error;
+  EXPECT_TRUE(error.ends_with("authentication failed; use the same TESSERA_TOKEN on all ranks")) << error;
+  EXPECT_GT(welcomed.load(), 0);
+}
+
+/// Nor is its text trusted, which may target a terminal: a refusal must be proved.
+TEST(UnauthenticatedPeer, ErrorTextOfFakeRank0IsIgnored) {
+  const UniqueFd listener = listen_on_port(0);
+  std::atomic<bool> done{false};
+  std::thread impostor([&] {
+    while (!done.load()) {
+      pollfd entry{listener.get(), POLLIN, 0};
+      if (::poll(&entry, 1, 20) <= 0) continue;
+      const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
+      send_bytes(guest, challenge());
+      if (read_all(guest, 1s, kHelloBytes).empty()) continue;
+      const std::string text = "\x1b[31mring 0900-1234\x1b[0m";
+      send_bytes(guest, frame('a', checked(std::string("\x01", 1) + static_cast<char>(text.size()) + '\0' + text +
+                                           std::string(32, '\0'))));
+    }
+  });
+  const auto start = steady_clock::now();
+  const std::string error = come(meeting(1, 2, port_of(listener))).get().error;
+  done.store(true);
+  impostor.join();
+  EXPECT_EQ(error, "InvalidUsage: init: rank 0 at TESSERA_MASTER=127.0.0.1:" + std::to_string(port_of(listener)) +
+                       " refuses rank 1: authentication failed; use the same TESSERA_TOKEN on all ranks");
+  EXPECT_GE(steady_clock::now() - start, 900ms) << "one such answer is not believed";
+}
+
+/// The impostor answers for a moment only; then rank 0 listens.
+TEST(UnauthenticatedPeer, RanksOutlastFakeRank0) {
+  const int port = free_port();
+  std::optional<UniqueFd> listener(listen_on_port(port));
+  auto one = come(meeting(1, 2, port));
+  for (int i = 0; i < 3; ++i) {
+    const UniqueFd guest(::accept(listener->get(), nullptr, nullptr));
+    send_bytes(guest, challenge());
+    read_all(guest, 1s, kHelloBytes);
+    send_bytes(guest, frame('a', checked(std::string("\x01\0\0", 3) + std::string(32, '\0'))));
+  }
+  listener.reset();
+  EXPECT_EQ(come(meeting(0, 2, port)).get().error, "");
+  EXPECT_EQ(one.get().error, "");
+}
+
+TEST(UnauthenticatedPeer, NamesOtherVersion) {
+  const UniqueFd listener = listen_on_port(0);
+  auto one = come(meeting(1, 2, port_of(listener)));
+  const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
+  send_bytes(guest, frame('c', checked("tessera:" + std::string("\x63\x00\x00\x00", 4))));
+  EXPECT_NE(one.get().error.find("speaks version 99 of the protocol, rank 1 version 4"), std::string::npos);
+}
+
+TEST(UnauthenticatedPeer, NamesAddressThatIsNotRank0) {
+  const UniqueFd listener = listen_on_port(0);
+  RendezvousOptions lost = meeting(1, 2, port_of(listener));
+  lost.timeout = 300ms;
+  auto one = come(lost);
+  const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
+  send_bytes(guest, "SSH-2.0-OpenSSH_9.2\r\n");
+  EXPECT_NE(one.get().error.find("the process that listens there is not rank 0 of this library"), std::string::npos);
+}
+
+/// The text of an authenticated rank reaches the terminal, too.
+TEST(RejectedPeer, ErrorHasNoControlCharacters) {
+  expect_undisturbed([](int port) {
+    RendezvousOptions stale = meeting(1, 2, port);
+    stale.launch.job = "run\x1b[2J\xc2\x9b\xff d\xc3\xa9j\xc3\xa0";
+    const std::string error = come(stale).get().error;
+    EXPECT_NE(error.find("belongs to run 'run\\x1b[2J\\xc2\\x9b\\xff d\xc3\xa9j\xc3\xa0', rank 0 to run 'run-1'"),
+              std::string::npos)
+        << error;
+  });
+}
+
+TEST(RejectedPeer, RankOutsideWorld) {
+  const int port = free_port();
+  auto zero = come(meeting(0, 2, port));
+  for (const int rank : {2, 3, 1'000'000}) {
+    const std::string error = come(meeting(rank, 2, port)).get().error;
+    EXPECT_NE(error.find("rank " + std::to_string(rank) + " is outside the ranks 0 to 1"), std::string::npos) << error;
+  }
+  EXPECT_EQ(come(meeting(1, 2, port)).get().error, "");
+  EXPECT_EQ(zero.get().error, "");
+}
+
+TEST(RejectedPeer, SecondProcessOfRank) {
+  const int port = free_port();
+  auto zero = come(meeting(0, 3, port));
+  auto one = come(meeting(1, 3, port));
+  auto other = come(meeting(1, 3, port));
+  while (other.wait_for(1ms) == std::future_status::timeout)  // the first of the two becomes rank 1
+    if (one.wait_for(1ms) != std::future_status::timeout) std::swap(one, other);
+  const std::string error = other.get().error;
+  EXPECT_TRUE(error.starts_with("InvalidUsage")) << error;
+  EXPECT_NE(error.find("two processes are rank 1 in run 'run-1'"), std::string::npos) << error;
+  EXPECT_EQ(come(meeting(2, 3, port)).get().error, "");
+  EXPECT_EQ(zero.get().error, "");
+  EXPECT_EQ(one.get().error, "");
+}
+
+TEST(RejectedPeer, RankOfEarlierStart) {
+  expect_undisturbed([](int port) {
+    RendezvousOptions stale = meeting(1, 2, port);
+    stale.launch.job = "run-0";
+    EXPECT_NE(come(stale).get().error.find("rank 1 belongs to run 'run-0', rank 0 to run 'run-1'"), std::string::npos);
+  });
+}
+
+TEST(RejectedPeer, EarlierRestartWhileLaterOneWaits) {
+  const int port = free_port();
+  const auto restarted = [&](int rank, std::uint64_t restart) {
+    RendezvousOptions one = meeting(rank, 2, port);
+    one.launch.restart = restart;
+    return one;
+  };
+  RendezvousOptions old = restarted(0, 1);
+  old.timeout = 1500ms;
+  auto old_zero = come(old);
+  { connect_when_open(port); }
+  EXPECT_NE(come(restarted(1, 0)).get().error.find("rank 1 belongs to run 'run-1', rank 0 to run 'run-1', restart 1"),
+            std::string::npos);
+  auto one = come(restarted(1, 2));  // starts while the old rank 0 still holds the port
+  const std::string error = old_zero.get().error;
+  EXPECT_NE(error.find("rank 1 did not connect"), std::string::npos) << error;
+  EXPECT_NE(error.find("; refused: rank 1 belongs to run 'run-1', rank 0 to"), std::string::npos) << error;
+  EXPECT_NE(error.find("rank 1 belongs to run 'run-1', restart 2"), std::string::npos) << error;
+  auto zero = come(restarted(0, 2));
+  EXPECT_EQ(one.get().error, "");
+  EXPECT_EQ(zero.get().error, "");
+}
+
+TEST(RejectedPeer, NextWorldIsNotRejected) {
+  const int port = free_port();
+  const auto of_world = [&](int rank, std::uint32_t generation) {
+    RendezvousOptions one = meeting(rank, 2, port);
+    one.launch.generation = generation;
+    return one;
+  };
+  auto zero = come(of_world(0, 0));
+  auto one = come(of_world(1, 0));
+  Outcome first = zero.get();
+  EXPECT_EQ(first.error, "");
+  EXPECT_EQ(one.get().error, "");  // and it leaves
+  auto next = come(of_world(1, 1));
+  EXPECT_EQ(next.wait_for(500ms), std::future_status::timeout) << next.get().error;
+  first.bootstrap.reset();  // rank 0 leaves too
+  auto zero_again = come(of_world(0, 1));
+  EXPECT_EQ(next.get().error, "");
+  EXPECT_EQ(zero_again.get().error, "");
+}
+
+TEST(RejectedPeer, LateRank) {
+  const int port = free_port();
+  const std::vector<Outcome> all = meet_all(2, port);
+  expect_complete(all);
+  std::vector<std::future<std::unique_ptr<ControlChannel>>> channels;
+  for (const Outcome& one : all)
+    channels.push_back(
+        std::async(std::launch::async, [&one] { return one.bootstrap->open_channel("test", ControlEvents{}); }));
+  for (auto& channel : channels) channel.wait();
+  const auto start = steady_clock::now();
+  EXPECT_NE(come(meeting(1, 2, port)).get().error.find("the world of 2 ranks is already complete; rank 1 can't join"),
+            std::string::npos);
+  EXPECT_LT(steady_clock::now() - start, 1s);
+}
+
+TEST(RejectedPeer, OtherWorldSizeIsReportedOnBothRanks) {
+  const int port = free_port();
+  auto zero = come(meeting(0, 2, port));
+  auto one = come(meeting(1, 3, port));
+  EXPECT_EQ(zero.get().error, "InvalidUsage: init: rank 1 was started as one of 3 ranks, rank 0 as one of 2");
+  EXPECT_NE(one.get().error.find("rank 1 was started as one of 3 ranks, rank 0 as one of 2"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera::comm_test

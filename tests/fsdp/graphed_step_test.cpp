@@ -1,0 +1,238 @@
+// Forward and backward as one device graph: bitwise equality, its own memory, and what can't be captured.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tessera/fsdp/graphed_step.h"
+#include "tessera/nn/graph_capture.h"
+#include "tests/fsdp/training_specs.h"
+#include "tests/harness/guarded_device.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using testing::HasSubstr;
+
+struct Outcome {
+  std::vector<double> losses, norms;
+  std::map<std::string, std::vector<float>> parameters;
+  int calls = 0;  // of forward and backward
+  bool operator==(const Outcome& other) const {
+    return losses == other.losses && norms == other.norms && parameters == other.parameters;
+  }
+};
+
+TrainingSpec graph_spec(const char* strategy) {
+  TrainingSpec spec = base_spec(strategy, 1, {.layers = 2, .clip_norm = 0.5});
+  spec.steps = 6;
+  spec.global_batch = 4;
+  spec.engine.poison = true;
+  spec.runtime = harness::make_guarded_device({.lazy = true});
+  return spec;
+}
+
+/// One rank that trains from a batch at a fixed address.
+class Alone {
+ public:
+  Alone(const TrainingSpec& spec, comm::Communicator& world)
+      : spec_(spec),
+        context_({.memory_tracker = world.memory_tracker(), .runtime = spec.runtime}),
+        model_(spec.make_model ? spec.make_model(context_) : nn::make_model(context_, spec.model)),
+        engine_((model_->set_dtype(spec.dtype), *model_), world, spec.engine),
+        batch_(harness::make_batch(context_, spec, 0, 0)) {
+    engine_.initialize(0);
+  }
+
+  nn::Tensor forward_backward() {
+    ++outcome_.calls;
+    nn::Tape tape;
+    nn::Tensor loss;
+    {
+      const nn::TapeScope recording(context_, &tape);
+      loss = model_->loss(batch_.tokens, batch_.targets);
+    }
+    tape.backward(loss);
+    return loss;
+  }
+
+  void next_batch(int step) {
+    const harness::TokenBatch fresh = harness::make_batch(context_, spec_, step, 0);
+    for (const auto& [from, to] : {std::pair(fresh.tokens, batch_.tokens), std::pair(fresh.targets, batch_.targets)})
+      context_.runtime().copy(context_.stream(), base::CopyDirection::device_to_device, to.raw(), from.raw(),
+                              to.bytes());
+  }
+
+  Outcome train(bool graphs) {
+    std::optional<GraphedStep> graphed;
+    if (graphs) graphed.emplace(context_, engine_);
+    for (int step = 0; step < spec_.steps; ++step) {
+      next_batch(step);
+      const nn::Tensor loss = graphed ? graphed->run([&] { return forward_backward(); }) : forward_backward();
+      engine_.step(spec_.lr);
+      outcome_.losses.push_back(loss.item());
+      outcome_.norms.push_back(engine_.grad_norm());
+    }
+    engine_.state().for_each_parameter([&](const nn::Parameter& p, std::span<const float> values) {
+      outcome_.parameters[p.name()].assign(values.begin(), values.end());
+    });
+    return outcome_;
+  }
+
+  const TrainingSpec& spec_;
+  nn::Context context_;
+  std::unique_ptr<nn::CausalModel> model_;
+  Engine engine_;
+  harness::TokenBatch batch_;
+  Outcome outcome_;
+};
+
+void alone(const TrainingSpec& spec, const std::function<void(Alone&)>& body) {
+  comm::InitOptions config;
+  config.backend = "shm";
+  config.timeout = std::chrono::seconds(60);
+  comm::run_threads(spec.ranks, config, [&](comm::Communicator& world) {
+    Alone rank(spec, world);
+    body(rank);
+  });
+}
+
+Outcome train(const TrainingSpec& spec, bool graphs) {
+  Outcome outcome;
+  alone(spec, [&](Alone& rank) { outcome = rank.train(graphs); });
+  return outcome;
+}
+
+TEST(GraphedStep, IsBitwiseEqual) {
+  for (const char* strategy : {"ddp", "zero2", "fsdp"}) {
+    const TrainingSpec spec = graph_spec(strategy);
+    const Outcome plain = train(spec, false), graphed = train(spec, true);
+    EXPECT_EQ(graphed, plain) << strategy;
+    EXPECT_NE(plain.losses.front(), plain.losses.back());
+    EXPECT_EQ(plain.calls, spec.steps);
+    EXPECT_EQ(graphed.calls, 2) << "once to warm up, once to record";
+  }
+}
+
+TEST(GraphedStep, SupportsModelsAndDtypes) {
+  for (const char* model : {"gpt-nano", "llama-nano"})
+    for (const base::DType dtype : {base::DType::f32, base::DType::bf16}) {
+      TrainingSpec spec = graph_spec("ddp");
+      spec.model = nn::preset(model);
+      spec.dtype = dtype;
+      EXPECT_EQ(train(spec, true), train(spec, false)) << model;
+    }
+}
+
+TEST(GraphedStep, RecomputesCheckpointedModules) {
+  TrainingSpec spec = graph_spec("fsdp");
+  const Outcome plain = train(spec, false);
+  spec.make_model = [config = spec.model](nn::Context& context) {
+    auto model = nn::make_model(context, config);
+    nn::checkpoint_activations(*model);
+    return model;
+  };
+  EXPECT_EQ(train(spec, true), plain);
+}
+
+/// Captures 1 + 2 in memory of the pool, lets other tensors use the pool's free memory, and replays.
+float sum_after_others(bool own_memory) {
+  nn::Context context({.runtime = harness::make_guarded_device({.lazy = true})});
+  const auto value = [&](float number) {
+    nn::Tensor tensor = nn::Tensor::empty(context, {4}, base::DType::f32);
+    context.kernels<float>("fill").fill(context.stream(), number, tensor.data<float>(), 4);
+    return tensor;
+  };
+  const nn::Tensor result = value(0);
+  const auto memory = context.memory().make_keeping();
+  std::optional<nn::GraphCapture> capture;
+  capture.emplace(context, own_memory ? *memory : context.memory());
+  {
+    const nn::Tensor one = value(1), two = value(2);
+    context.kernels<float>("add").add(context.stream(),
+                                      {one.data<float>(), two.data<float>(), result.data<float>(), 4});
+  }
+  const auto graph = capture->finish();
+  capture.reset();
+  const nn::Tensor other = value(5), another = value(7);  // live during the replay
+  graph->launch(context.stream());
+  const nn::Tensor scalar = nn::Tensor::empty(context, {1}, base::DType::f32);
+  context.kernels<float>("add").add(context.stream(),
+                                    {other.data<float>(), another.data<float>(), scalar.data<float>(), 1});
+  return static_cast<float>(scalar.item());
+}
+
+TEST(GraphedStep, MemoryOfGraphIsNotReused) {
+  EXPECT_EQ(sum_after_others(true), 12.0F);
+  EXPECT_EQ(sum_after_others(false), 3.0F) << "the control: the replay writes where others are";
+}
+
+TEST(GraphedStep, HostNeverWaitsAndEventsAreOfFirstStep) {
+  alone(graph_spec("ddp"), [](Alone& rank) {
+    GraphedStep graphed(rank.context_, rank.engine_);
+    harness::HostWaits last;
+    for (int step = 0; step < 6; ++step) {
+      const harness::HostWaits before = harness::host_waits();
+      rank.next_batch(step);
+      const nn::Tensor loss = graphed.run([&] { return rank.forward_backward(); });
+      rank.engine_.step(1e-2);
+      last = harness::host_waits() - before;
+      EXPECT_GT(loss.item(), 0.0);
+    }
+    EXPECT_EQ(last, harness::HostWaits{});
+    std::map<base::TraceEventKind, int> events;
+    for (const base::TraceEvent& event : rank.engine_.trace().drain()) events[event.kind] += event.unit == "root";
+    EXPECT_EQ(events[base::TraceEventKind::forward], 1);
+    EXPECT_EQ(events[base::TraceEventKind::backward], 1);
+    EXPECT_EQ(events[base::TraceEventKind::optimizer_step], 6);
+  });
+}
+
+std::string refusal(const std::function<void()>& what) {
+  try {
+    what();
+  } catch (const base::Error& error) {
+    return error.what();
+  }
+  return "done";
+}
+
+TEST(GraphedStep, ErrorsStateReason) {
+  TrainingSpec spec = graph_spec("fsdp");
+  spec.ranks = 2;
+  spec.runtime = nullptr;
+  EXPECT_THAT(refusal([&] { train(spec, true); }), HasSubstr("2 ranks wait for each other"));
+  spec.ranks = 1;
+  EXPECT_THAT(refusal([&] { train(spec, true); }), HasSubstr("graph capture: device cpu does not support it"));
+  spec = graph_spec("fsdp");
+  spec.engine.cpu_offload = true;
+  EXPECT_THAT(refusal([&] { train(spec, true); }), HasSubstr("cpu offload brings parameters on another stream"));
+  spec = graph_spec("fsdp");
+  spec.dtype = base::DType::bf16;
+  spec.engine.reduce_dtype = base::DType::f32;
+  EXPECT_THAT(refusal([&] { train(spec, true); }), HasSubstr("reduce them in the type of the parameters"));
+  spec = graph_spec("ddp");
+  spec.model.residual_dropout = 0.1;
+  EXPECT_THAT(refusal([&] { train(spec, true); }), HasSubstr("dropout can't be part of a graph"));
+}
+
+TEST(GraphedStep, FailedCaptureRestoresContext) {
+  nn::Context context({.runtime = harness::make_guarded_device({.lazy = true})});
+  const auto memory = context.memory().make_keeping();
+  const nn::Tensor tensor = nn::Tensor::zeros(context, {1}, base::DType::f32);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(refusal([&] {
+                  const nn::GraphCapture capture(context, *memory);
+                  tensor.item();
+                }),
+                HasSubstr("a download can't be part of a graph"));
+    EXPECT_THAT(refusal([&] {
+                  const nn::GraphCapture capture(context, *memory);
+                  nn::Tensor::empty(context, {1}, base::DType::f32);
+                  context.stream().record();
+                }),
+                HasSubstr("can't be recorded"));
+    EXPECT_EQ(tensor.item(), 0.0);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

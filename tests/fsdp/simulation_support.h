@@ -1,0 +1,55 @@
+// A training step that the simulation tests simulate and measure.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "backends/sim/world.h"
+#include "plugins/decorators/spec.h"
+#include "tessera/comm/init.h"
+#include "tessera/fsdp/simulation.h"
+
+namespace tessera::fsdp {
+
+inline nn::ModelConfig config_of(std::int64_t layers, std::int64_t width) {
+  nn::ModelConfig config = nn::preset("gpt-nano");
+  config.layers = layers;
+  config.width = width;
+  config.heads = width / 16;
+  config.kv_heads = config.heads;
+  config.head_dim = 16;
+  config.hidden = 4 * width;
+  return config;
+}
+
+inline TrainingStep step_of(const nn::ModelConfig& config, const EngineOptions& engine) {
+  return {.make_model = [config](nn::Context& context) { return nn::make_model(context, config); },
+          .sequences = 2,
+          .seq_len = 16,
+          .engine = engine};
+}
+
+inline StepProfile predict_on(int ranks, const TrainingStep& step, const nn::KernelCostModel& kernels,
+                              comm::sim::Network network, int steps = 1,
+                              base::VirtualClock::Machine machine = base::VirtualClock::Machine::host) {
+  base::VirtualClock clock(machine);
+  const auto world = comm::sim::make_world(ranks, clock, std::move(network));
+  return predict_step(step, *world, clock, kernels, steps);
+}
+
+/// The profile of the last rank, the one that a simulation reports.
+inline StepProfile measured_on(int ranks, const std::string& backend, const TrainingStep& step, int steps,
+                               const std::string& decorators = "") {
+  StepProfile record;
+  comm::InitOptions config;
+  config.backend = backend;
+  if (!decorators.empty())
+    config.decorate = [&](auto world) { return decorators::decorate(std::move(world), decorators); };
+  comm::run_threads(ranks, config, [&](comm::Communicator& world) {
+    StepProfile mine = profile_step(step, world, steps);
+    if (world.rank() + 1 == ranks) record = std::move(mine);
+  });
+  return record;
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,156 @@
+// A simulation has the same calls, bytes, memory and events as a real training, and the times of the formulas.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "tests/fsdp/simulation_support.h"
+#include "tests/harness/training.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using base::MemoryCategory;
+using base::VirtualClock;
+using harness::engine_for;
+using std::chrono::nanoseconds;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+/// Cost model in which every kernel that `step` calls takes no time.
+nn::KernelCostModel no_time(const TrainingStep& step, int steps = 1) {
+  nn::KernelCostModel times;
+  std::mutex mutex;
+  comm::run_threads(2, {.backend = "shm"}, [&](comm::Communicator& world) {
+    const StepProfile record = profile_step(step, world, steps);
+    const std::lock_guard lock(mutex);
+    times = record.kernels.scaled(0);
+  });
+  return times;
+}
+
+comm::sim::Network microseconds_each(int microseconds) {
+  return {.time = [=](const comm::sim::SimulatedOp&) { return std::chrono::microseconds(microseconds); }};
+}
+
+/// Sync period of the strategies that have one.
+constexpr int kPeriod = 4;
+
+EngineOptions engine_of(const std::string& name) {
+  EngineOptions engine = engine_for(name);
+  for (auto& [axis, sync] : engine.strategy.sync)
+    if (sync.period > 1) sync.period = kPeriod;
+  return engine;
+}
+
+int steps_of(const Strategy& strategy) { return periodic_axis(strategy).empty() ? 1 : kPeriod; }
+
+TEST(StepPrediction, CallsAndBytesEqualFormulasOnAnyWorld) {
+  for (const std::string& name : strategy_names()) {
+    const TrainingStep step = step_of(config_of(3, 32), engine_of(name));
+    const Strategy& strategy = step.engine.strategy;
+    const int steps = steps_of(strategy);
+    const nn::KernelCostModel kernels = no_time(step, 1 + steps);
+    for (const int ranks : {1, 2, 4, 6, 64, 1024}) {
+      const StepProfile record = predict_on(ranks, step, kernels, microseconds_each(1), steps);
+      const auto formula_of = [&](int n) {
+        return communication_formula(strategy, default_mesh(strategy, n, n), record.units);
+      };
+      EXPECT_EQ(harness::calls_per_step(record.traffic, steps), formula_of(ranks).calls) << name << " " << ranks;
+      EXPECT_EQ(harness::bytes_per_step(record.traffic, steps), formula_of(ranks).bytes) << name << " " << ranks;
+      // The control: those of another world size differ.
+      EXPECT_FALSE(harness::bytes_per_step(record.traffic, steps) == formula_of(2 * ranks).bytes) << name << ranks;
+    }
+  }
+}
+
+struct Seen {
+  base::TraceEventKind kind;
+  std::string unit;
+  std::uint64_t bytes;
+  bool operator==(const Seen&) const = default;
+};
+
+std::vector<Seen> seen(const std::vector<TraceEvent>& events) {
+  std::vector<Seen> all;
+  for (const TraceEvent& event : events) all.push_back({event.kind, event.unit, event.bytes});
+  return all;
+}
+
+TEST(StepPrediction, EventsAndMemoryEqualRealTraining) {
+  for (const std::string& name : strategy_names())
+    for (const int microbatches : {1, 2}) {
+      EngineOptions engine = engine_for(name);
+      engine.clip_norm = 1;
+      engine.prefetch = 2;
+      TrainingStep step = step_of(config_of(4, 32), engine);
+      step.microbatches = microbatches;
+      const StepProfile real = measured_on(4, "shm", step, 2);
+      const StepProfile predicted = predict_on(4, step, real.kernels, microseconds_each(1));
+      EXPECT_TRUE(seen(real.steps.back().events) == seen(predicted.steps.back().events)) << name;
+      for (const MemoryCategory use :
+           {MemoryCategory::parameter, MemoryCategory::gradient, MemoryCategory::optimizer, MemoryCategory::activation,
+            MemoryCategory::unsharded_parameter, MemoryCategory::unsharded_gradient})
+        EXPECT_EQ(real.memory.peak_of(use), predicted.memory.peak_of(use)) << name << " " << base::name_of(use);
+      // The control: another prefetch gives another order of events if the strategy gathers.
+      step.engine.prefetch = 0;
+      const StepProfile other = predict_on(4, step, real.kernels, microseconds_each(1));
+      const bool gathers = name == "fsdp" || name == "hsdp" || name == "shard_grad_op";
+      EXPECT_NE(seen(other.steps.back().events) == seen(real.steps.back().events), gathers) << name;
+    }
+}
+
+/// Without compute time the times of sequential collectives add up.
+TEST(StepPrediction, TimesEqualFormulas) {
+  const TrainingStep ddp = step_of(config_of(3, 32), engine_for("ddp"));
+  const nn::KernelCostModel none = no_time(ddp);
+  const StepProfile reduced = predict_on(8, ddp, none, microseconds_each(100));
+  EXPECT_EQ(reduced.steps.back().step_ns, static_cast<std::int64_t>(reduced.units.size()) * 100'000);
+  EXPECT_EQ(reduced.steps.back().exposed_ns, reduced.steps.back().step_ns);
+
+  // The opposite: collectives that take no time are never waited for, and a step takes the time of its kernels.
+  const StepProfile real = measured_on(1, "shm", ddp, 2);
+  const StepProfile alone = predict_on(1, ddp, real.kernels, microseconds_each(100));
+  const StepProfile fast = predict_on(8, ddp, real.kernels, microseconds_each(0));
+  EXPECT_EQ(fast.steps.back().exposed_ns, 0);
+  EXPECT_GT(fast.steps.back().step_ns, 0);
+  EXPECT_EQ(fast.steps.back().step_ns, alone.steps.back().step_ns);
+  const StepProfile slower = predict_on(8, ddp, real.kernels.scaled(2), microseconds_each(0));
+  EXPECT_NEAR(static_cast<double>(slower.steps.back().step_ns), 2.0 * static_cast<double>(fast.steps.back().step_ns),
+              1000);
+}
+
+/// On a device the host runs ahead: work that no stream waits for costs nothing.
+TEST(StepPrediction, DeviceStreamsOverlap) {
+  EngineOptions engine = engine_for("fsdp");
+  engine.prefetch = 1;
+  const TrainingStep step = step_of(config_of(6, 32), engine);
+  const StepProfile real = measured_on(1, "shm", step, 2);
+  const auto exposed = [&](VirtualClock::Machine machine, int prefetch) {
+    TrainingStep one = step;
+    one.engine.prefetch = prefetch;
+    // Collectives take longer than any unit's compute.
+    return predict_on(4, one, real.kernels.scaled(0.01), microseconds_each(1000), 1, machine).steps.back().exposed_ns;
+  };
+  EXPECT_LE(exposed(VirtualClock::Machine::device, 1), exposed(VirtualClock::Machine::host, 1));
+  EXPECT_LT(exposed(VirtualClock::Machine::host, 1), exposed(VirtualClock::Machine::host, 0));
+}
+
+TEST(StepPrediction, ErrorNamesUnmeasuredKernel) {
+  const TrainingStep step = step_of(config_of(2, 32), engine_for("ddp"));
+  EXPECT_THAT([&] { predict_on(2, step, {}, microseconds_each(1)); },
+              ThrowsMessage<base::InvalidUsage>(HasSubstr("has no measured cost")));
+}
+
+/// Thousands of ranks and a model too large for one rank of this machine: tensors have shapes only.
+TEST(StepPrediction, AllocatesNoTensors) {
+  const nn::KernelCostModel kernels = no_time(step_of(config_of(2, 32), engine_for("fsdp")));
+  TrainingStep step = step_of(nn::preset("gpt2-xl"), engine_for("fsdp"));
+  step.seq_len = 1024;
+  const StepProfile record = predict_on(4096, step, kernels, comm::sim::alpha_beta(nanoseconds(20'000), 25e9));
+  EXPECT_GT(record.memory.peak_of(MemoryCategory::activation), std::size_t{1} << 30);
+  EXPECT_LT(record.memory.peak_of(MemoryCategory::optimizer), std::size_t{1} << 23);
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

@@ -1,0 +1,124 @@
+"""Ranks that can't connect to each other: one clear line from each, the right code, in time."""
+
+import os
+import signal
+import socket
+
+import jobs
+from jobs import TOOL
+
+
+class Case(jobs.Case):
+    def start(self, *places, backend="tcp", steps=1, **common):
+        return jobs.start_each(self.training("train", "--backend", backend, steps=steps), [{**common, **place} for place in places])
+
+    def ends(self, job, seconds=20):
+        with job:
+            return [jobs.finish(process, seconds) for process in job.processes]
+
+    def assert_one_line(self, ended, code, pattern):
+        self.assertEqual((ended.code, ended.out), (code, ""), ended)
+        self.assertEqual(len(ended.err.splitlines()), 1, ended.err)
+        self.assertRegex(ended.err, pattern)
+
+
+class VariablesTest(Case):
+    def test_half_set_variables_are_listed(self):
+        for half, words in ((dict(TESSERA_RANK=0), "tessera launcher: TESSERA_RANK=0, TESSERA_WORLD_SIZE is not set"),
+                            (dict(WORLD_SIZE=2), "torchrun launcher: RANK is not set, WORLD_SIZE=2"),
+                            (dict(OMPI_COMM_WORLD_RANK=0), "openmpi launcher: OMPI_COMM_WORLD_RANK=0, OMPI_COMM_WORLD_SIZE is not set"),
+                            (dict(PMI_SIZE=2), "pmi launcher: PMI_RANK is not set, .*PMI_SIZE=2"),
+                            (dict(SLURM_STEP_ID=0, SLURM_PROCID=1), "slurm launcher: SLURM_PROCID=1, SLURM_STEP_NUM_TASKS is not set"),
+                            (dict(RANK=4, WORLD_SIZE=4), "torchrun launcher: RANK=4, WORLD_SIZE=4, .*the rank must be below")):
+            for ended in self.ends(self.start(half)):
+                self.assert_one_line(ended, 2, f"^tessera: {words}.*\n$")
+
+    def test_a_batch_script_is_no_rank(self):
+        # Slurm also sets these for the commands of a batch script, each of which is a world of its own.
+        job = jobs.start_each(self.training("train", "--ranks", 2, steps=1), [dict(SLURM_JOB_ID=7, SLURM_PROCID=0, SLURM_NTASKS=4)])
+        self.assert_good(job.finish())
+
+    def test_an_unknown_launcher_is_named(self):
+        for ended in self.ends(self.start(dict(TESSERA_LAUNCHER="pbs"))):
+            self.assert_one_line(ended, 2, "^tessera: TESSERA_LAUNCHER: unknown launcher 'pbs'; known: none tessera torchrun openmpi pmi slurm")
+
+
+class MasterTest(Case):
+    def setUp(self):
+        super().setUp()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+
+    def pair(self, *changes, **common):
+        places = [dict(TESSERA_RANK=r, **(changes[r] if r < len(changes) else {})) for r in range(2)]
+        return self.start(*places, **{**dict(TESSERA_WORLD_SIZE=2, TESSERA_MASTER=f"127.0.0.1:{self.port}", TESSERA_TOKEN="swordfish",
+                                             TESSERA_TIMEOUT="3s", TESSERA_RUN_ID="one"), **common})
+
+    def test_complete_variables_work(self):
+        ended = self.ends(self.pair())
+        self.assertEqual([one.code for one in ended], [0, 0], ended)
+
+    def test_a_backend_of_one_host_across_hosts_is_wrong_usage_on_every_rank(self):
+        for ended in self.ends(self.pair(dict(TESSERA_HOST_ID="east"), dict(TESSERA_HOST_ID="west"), backend="shm")):
+            self.assert_one_line(ended, 2, "^tessera: shm needs all ranks on one host: rank 1 is on host west, rank 0 on east; auto chooses what reaches them all\n$")
+
+    def test_it_needs_a_token(self):
+        for ended in self.ends(self.pair(TESSERA_TOKEN="")):
+            self.assert_one_line(ended, 2, r"^tessera: init: TESSERA_MASTER=\S+ needs TESSERA_TOKEN, the same secret text for all ranks")
+
+    def test_other_token_is_reported_on_both_ranks(self):
+        zero, one = self.ends(self.pair({}, dict(TESSERA_TOKEN="marlin")))
+        self.assert_one_line(one, 2, r"refuses rank 1: authentication failed; use the same TESSERA_TOKEN on all ranks\n$")
+        self.assert_one_line(zero, 1, "rank 1 did not connect .*; refused: rank 1 has a different TESSERA_TOKEN than rank 0\n$")
+
+    def test_a_port_in_use_is_said_by_rank_0(self):
+        with socket.create_server(("127.0.0.1", self.port)):
+            zero, one = self.ends(self.pair())
+        self.assert_one_line(zero, 2, f"port {self.port} is in use on the host of rank 0; choose another port, or end the run that uses it\n$")
+        self.assert_one_line(one, 1, f"^tessera: rank 1: init: rank 1 of 2 found no rank 0 within 3s .*127.0.0.1:{self.port}: ")
+
+    def test_error_lists_available_interfaces(self):
+        for ended in self.ends(self.pair(TESSERA_IFNAME="nope0")):
+            self.assert_one_line(ended, 2, r"^tessera: rank 0: tcp: TESSERA_IFNAME=nope0: no interface of that name or network is up and has an address; "
+                                           r"this host has: .*lo \(127.0.0.1\)")
+
+    def test_late_rank_is_rejected_and_disturbs_no_other(self):
+        common = dict(TESSERA_WORLD_SIZE=2, TESSERA_MASTER=f"127.0.0.1:{self.port}", TESSERA_TOKEN="swordfish", TESSERA_RUN_ID="two",
+                      TESSERA_TIMEOUT="20s")
+        with self.start(dict(TESSERA_RANK=0), dict(TESSERA_RANK=1), steps=400, **common) as job:
+            for line in job.processes[0].stdout:
+                if line.startswith("step 2 "):
+                    break
+            for late in self.ends(self.start(dict(TESSERA_RANK=1), **common)):
+                self.assert_one_line(late, 2, "refuses rank 1: the world of 2 ranks is already complete; rank 1 can't join\n$")
+            ended = [jobs.finish(process) for process in job.processes]
+        self.assertEqual([one.code for one in ended], [0, 0], ended)
+        self.assertIn("step 400 ", ended[0].out)
+
+    def test_a_rank_whose_peer_dies_ends_with_1_and_says_so(self):
+        mark = self.mark()
+        with self.start(dict(TESSERA_RANK=0), dict(TESSERA_RANK=1), steps=100000, MARK=mark, TESSERA_WORLD_SIZE=2, TESSERA_RUN_ID=mark) as job:
+            for line in job.processes[0].stdout:
+                if line.startswith("step 2 "):
+                    break
+            os.kill(jobs.pids_by_rank(mark)[1], signal.SIGKILL)
+            zero = jobs.finish(job.processes[0], 20)
+        self.assertEqual(zero.code, 1)
+        self.assertRegex(zero.err, r"^tessera: rank 0: .*rank 1 died\n$")
+
+    def test_names_missing_rank(self):
+        common = dict(TESSERA_WORLD_SIZE=3, TESSERA_MASTER=f"127.0.0.1:{self.port}", TESSERA_TOKEN="swordfish", TESSERA_TIMEOUT="2s")
+        job = self.start(dict(TESSERA_RANK=0), dict(TESSERA_RANK=2), **common)
+        for ended in self.ends(job):
+            self.assert_one_line(ended, 1, r"^tessera: rank [02]: init: of 3 ranks, rank 1 did not connect at TESSERA_MASTER=\S+ within 2s")
+
+    def test_compare_creates_worlds_at_one_port(self):
+        # Ranks don't end a world simultaneously: the first one connects for the next world and must not disturb the current one.
+        places = [dict(TESSERA_RANK=r, TESSERA_WORLD_SIZE=4, TESSERA_MASTER=f"127.0.0.1:{self.port}", TESSERA_TOKEN="swordfish") for r in range(4)]
+        ended = jobs.start_each(self.training("compare"), places).finish()
+        self.assert_good(ended)
+        self.assertEqual(ended.out.count("bitwise equal"), 1)
+
+
+if __name__ == "__main__":
+    jobs.main()

@@ -1,0 +1,137 @@
+"""MPI starts and ends under every launcher and over every transport, many times, without a hang.
+
+TESSERA_ENDINGS=50 repeats each combination 50 times (default 1; 50 takes a quarter of an hour).
+"""
+
+import os
+import random
+import signal
+import tempfile
+import time
+import unittest
+
+import jobs
+import slurm
+
+ROUNDS = int(os.environ.get("TESSERA_ENDINGS", "1"))
+TRANSPORTS = {  # settings of the two MPIs
+    "shared memory": {},
+    "shared memory without CMA": {"UCX_TLS": "^cma", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"},
+    "tcp": {"UCX_TLS": "tcp,self", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"},
+}
+
+
+class ShutdownTest(jobs.Case):
+    def loop(self, launcher, *arguments):
+        for name, settings in TRANSPORTS.items():
+            slowest = 0
+            for _ in range(ROUNDS):
+                command = self.training("compare", "--strategies", "fsdp", "--backend", "mpi", *arguments)
+                ended = launcher.start(command, **settings).finish(30)
+                self.assert_good(ended)
+                slowest = max(slowest, ended.seconds)
+            print(f"{self.id()}: {name}: {ROUNDS} runs ended well, the slowest after {slowest:.1f} s", flush=True)
+
+    def test_the_tool(self):
+        self.loop(jobs.Plain())
+
+    def test_mpich(self):
+        self.loop(jobs.Mpirun("mpich"))
+
+    def test_open_mpi(self):
+        self.loop(jobs.Mpirun("openmpi"))
+
+
+class SlurmTest(ShutdownTest):
+    test_the_tool = test_mpich = test_open_mpi = None
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory(prefix="tessera-slurm-")
+        cls.addClassCleanup(folder.cleanup)
+        cls.cluster = slurm.Slurm(folder.name).start()
+        cls.addClassCleanup(cls.cluster.stop)
+
+    def test_srun_with_pmi2(self):
+        self.loop(self.cluster.srun("--mpi=pmi2"))
+
+    def test_srun_with_pmix(self):
+        self.loop(self.cluster.srun("--mpi=pmix"))
+
+
+class FinalizeThatHangsTest(jobs.Case):
+    """With UCX's original function, MPICH's MPI_Finalize hangs in half of the runs: negative control of the tests above, and
+    a test of such a run: it completes its work, warns what it waits for, and ends."""
+
+    def test_finalize_has_deadline(self):
+        for _ in range(20):
+            ended = jobs.Plain().start(self.training("compare", "--strategies", "fsdp", "--backend", "mpi"), UCX_TLS="tcp,self",
+                                       LD_PRELOAD="libucp.so.0", TESSERA_TIMEOUT="2s").finish(30)
+            self.assertIn("ends alone", ended.out)
+            self.assertLess(ended.seconds, 10)
+            if "MPI_Finalize" in ended.err:
+                self.assertRegex(ended.err, r"warning: rank \d: mpi: MPI_Finalize waits for other ranks and has not returned within 2s")
+                return
+        self.fail("MPICH has ended well 20 times: is what backends/mpi/disconnect.cpp replaces still needed?")
+
+
+class StoppedRankTest(jobs.Case):
+    """A rank that is stopped during start-up is named at the deadline, and no rank waits longer."""
+
+    def stop_one(self, launcher, delay, *arguments):
+        mark = self.mark()
+        job = launcher.start(self.training("train", "--backend", "mpi", *arguments, steps=100000), MARK=mark, TESSERA_TIMEOUT="2s")
+        with job:
+            deadline = time.monotonic() + 10
+            while len(pids := jobs.pids_by_rank(mark)) < jobs.RANKS and time.monotonic() < deadline:
+                pass
+            begin = time.monotonic()
+            while time.monotonic() < begin + delay:  # the ranks' progress by then is random
+                pass
+            os.kill(pids[3], signal.SIGSTOP)
+            ended = job.finish(20)
+        self.assertNotEqual(ended.code, 0)
+        self.assertRegex(jobs.last_words(ended.err)[-1], r"rank 3\b", (delay, ended.err))
+        self.assert_nobody_is_left(mark)
+
+    def test_under_the_tool(self):
+        for delay in (0, 0.03, 0.06, 0.1, 0.15, 0.2):
+            self.stop_one(jobs.Plain(), delay)
+
+
+class KilledRankTest(jobs.Case):
+    """The last line names the killed rank, at any time of the kill, also if mpirun starts the ranks."""
+
+    def kill_one(self, launcher, backend, delay, first_step=False):
+        mark = self.mark()
+        with launcher.start(self.training("train", "--backend", backend, steps=100000), MARK=mark) as job:
+            if first_step:
+                for line in job.processes[0].stdout:
+                    if line.startswith("step 1 "):
+                        break
+            begin = time.monotonic()
+            while time.monotonic() < begin + delay or not (pids := jobs.pids_by_rank(mark)):
+                pass
+            rank, pid = random.choice(list(pids.items()))
+            os.kill(pid, signal.SIGKILL)
+            ended = job.finish(20)
+        self.assertNotEqual(ended.code, 0)
+        self.assertRegex(jobs.last_words(ended.err)[-1], rf"rank {rank} (was killed|died)", (backend, delay, ended.err))
+        self.assertLess(ended.seconds, 5)
+        self.assert_nobody_is_left(mark)
+        return ended
+
+    def test_at_any_moment(self):
+        for backend in ("mpi", "tcp"):
+            for _ in range(5 * ROUNDS):
+                ended = self.kill_one(jobs.Plain(), backend, random.uniform(0, 0.7))
+                self.assertTrue(ended.err.splitlines()[-1].startswith("tessera: "), ended.err)
+
+    def test_under_a_launcher_of_the_users_own(self):
+        for kind in ("openmpi", "mpich"):
+            for _ in range(2 * ROUNDS):
+                self.kill_one(jobs.Mpirun(kind), "mpi", random.uniform(0, 0.3), first_step=True)
+
+
+if __name__ == "__main__":
+    jobs.main()

@@ -175,8 +175,8 @@ void UnitScheduler::pre_backward(std::size_t index) {
   unshard(index);
   if (core_.options.backward_prefetch == BackwardPrefetch::pre) prefetch(index, -1, nn::Phase::backward);
   unit.group.wait_for_unshard();
-  if (unit.reducer.reducing())
-    finish_reductions();  // of the previous microbatch: they had this forward to overlap with
+  // Those of the previous microbatch had this forward to overlap with.
+  if (unit.reducer.reducing()) finish_reductions();
   unit.reducer.prepare_gradients();
   EngineResources& resources = core_.resources;
   progress_[index].spans.push_back(
@@ -219,9 +219,11 @@ void UnitScheduler::finish_reductions() {
 }
 
 void UnitScheduler::end_root_backward() {
-  for (std::size_t i = core_.units.size(); i-- > 0;)
+  for (std::size_t i = core_.units.size(); i-- > 0;) {
+    if (progress_[i].reduced) continue;
     // This backward did not use the unit. Other ranks may have used it, so this rank contributes zeros.
-    if (!progress_[i].reduced) start_reduction(i);
+    start_reduction(i);
+  }
   // Also units that were prefetched but not used: after the step they would hold old parameters.
   for (std::size_t i = 0; i < core_.units.size(); ++i) reshard_after_backward(i);
   gradients_ = last_backward_ ? Gradients::complete : Gradients::partial;

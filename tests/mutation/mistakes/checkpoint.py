@@ -79,7 +79,7 @@ MISTAKES = [
             CHECKPOINTS, "another world size reads other elements"),
     mistake("resumed-moments-alike", "src/fsdp/checkpoint/restorer.cpp", "float* out) { checkpoint.read(parameter.name(), state, range, out); },",
             "float* out) { checkpoint.read(parameter.name(), 0 * state, range, out); },", CHECKPOINTS, "a resumed run uses first moments as second ones"),
-    mistake("resumed-step-zero", "src/fsdp/checkpoint/restorer.cpp", "  engine.set_steps(checkpoint.step(), 0, checkpoint.replicas_apart());\n", "",
+    mistake("resumed-step-zero", "src/fsdp/checkpoint/restorer.cpp", "  engine.state().set_steps(checkpoint.step(), 0, checkpoint.replicas_apart());\n", "",
             CHECKPOINTS, "a resumed run restarts Adam's bias correction"),
     mistake("ages-not-restored", "src/fsdp/checkpoint/restorer.cpp", "    return tensor == nullptr ? std::uint64_t{0} : tensor->trained_since;",
             "    return tensor == nullptr ? std::uint64_t{0} : std::uint64_t{0};", (CHECKPOINTS, r"^fsdp_requires_grad\."), "a resumed run has the wrong bias correction for parameters that were frozen at first"),
@@ -89,7 +89,7 @@ MISTAKES = [
             r"^fsdp_module_buffers\.", "running statistics start anew"),
     mistake("carried-of-others", "src/fsdp/checkpoint/restorer.cpp", "    checkpoint.read_plugin_state(rank, state.name, out);", "    checkpoint.read_plugin_state(0 * rank, state.name, out);",
             (r"^fsdp_plugin_state\.", r"^fsdp_replica_sync\."), "every rank resumes with rank 0's compression error"),
-    mistake("optimizer-of-others-taken", "src/fsdp/checkpoint/restorer.cpp", "tensor->states != engine.states())", "tensor->states < engine.states())",
+    mistake("optimizer-of-others-taken", "src/fsdp/checkpoint/restorer.cpp", "tensor->states != engine.state().optimizer_slots())", "tensor->states < engine.state().optimizer_slots())",
             r"^fsdp_checkpoint\.CheckpointCorruption", "a checkpoint of amsgrad is read as one of Adam"),
 
     # The tool: saving and resuming.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <mutex>
 
 #include "tessera/nn/activation_checkpoint.h"
 #include "tests/fsdp/models.h"

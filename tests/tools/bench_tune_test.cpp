@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/comm/algorithms.h"
-#include "tools/bench/summary.h"
+#include "tools/bench/fit.h"
 
 namespace tessera::tools {
 namespace {

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "tessera/base/file.h"
 #include "tools/cli/outlet.h"
 #include "tools/launch/lines.h"
 #include "tools/launch/process.h"
@@ -55,7 +56,7 @@ class RankOutput {
   const std::string& last_error_line() const { return last_error_line_; }
 
  private:
-  bool read(Descriptor& source, LineSplitter& lines, bool is_error);
+  bool read(base::UniqueFd& source, LineSplitter& lines, bool is_error);
   void on_line(std::string_view line, bool is_error);
   void pass_on(std::string_view line, bool is_error) const;
   void log(std::string_view line);
@@ -68,7 +69,7 @@ class RankOutput {
   std::string last_error_line_;
   std::optional<std::string> held_;
   std::string others_;
-  Descriptor log_;
+  base::UniqueFd log_;
   std::string log_problem_;
 };
 

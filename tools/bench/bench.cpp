@@ -11,7 +11,7 @@
 #include "tools/bench/output.h"
 #include "tools/bench/tuner.h"
 #include "tools/cli/commands.h"
-#include "tools/cli/device.h"
+#include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/process.h"

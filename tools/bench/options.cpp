@@ -8,7 +8,7 @@
 #include "tessera/base/parse.h"
 #include "tessera/comm/registry.h"
 #include "tools/bench/memory_bound.h"
-#include "tools/cli/device.h"
+#include "tools/cli/machine.h"
 #include "tools/cli/validators.h"
 #include "tools/launch/ranks.h"
 

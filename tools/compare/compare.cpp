@@ -1,7 +1,7 @@
 // tessera compare: the same training with several strategies, each in fresh processes, side by side.
 #include "tools/compare/compare.h"
 #include "tools/cli/commands.h"
-#include "tools/cli/device.h"
+#include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"

@@ -12,7 +12,7 @@
 #include "tessera/nn/hf_checkpoint.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tools/cli/corpus.h"
-#include "tools/cli/device.h"
+#include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/launch/process.h"
 #include "tools/train/model_files.h"

@@ -5,7 +5,6 @@
 #include "tools/bench/fit.h"
 #include "tools/bench/plot.h"
 #include "tools/cli/machine.h"
-#include "tools/cli/output.h"
 #include "tools/version.h"
 
 namespace tessera::tools {

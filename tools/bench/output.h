@@ -7,6 +7,7 @@
 
 #include "tools/bench/options.h"
 #include "tools/bench/runner.h"
+#include "tools/cli/output.h"
 
 namespace tessera::tools {
 

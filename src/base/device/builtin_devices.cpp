@@ -13,25 +13,6 @@
 
 namespace tessera::base {
 
-DeviceRuntime::~DeviceRuntime() = default;
-Graph::~Graph() = default;
-
-void DeviceRuntime::begin_capture(Stream&) {
-  throw Unsupported("device " + name_of(device()) + " can't record its work as a graph");
-}
-
-std::unique_ptr<Graph> DeviceRuntime::end_capture(Stream&) { throw InvalidUsage("graph: nothing is being recorded"); }
-
-IpcMemoryHandle DeviceRuntime::get_ipc_handle(void*, std::size_t) {
-  throw Unsupported("memory of " + name_of(device()) + " can't be shared between processes");
-}
-
-void* DeviceRuntime::open_ipc_handle(const IpcMemoryHandle&) {
-  throw Unsupported("memory of " + name_of(device()) + " can't be shared between processes");
-}
-
-void DeviceRuntime::close_ipc_handle(void*) noexcept {}
-
 namespace {
 
 void* allocate_pages(std::size_t bytes) {

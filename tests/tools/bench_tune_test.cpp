@@ -11,7 +11,7 @@ namespace tessera::tools {
 namespace {
 
 using testing::ElementsAre;
-using Range = AlgorithmRange;
+using Range = comm::AlgorithmRange;
 
 constexpr std::uint64_t kMiB = 1 << 20;
 

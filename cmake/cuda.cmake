@@ -49,7 +49,6 @@ tessera_module(tessera_device_cuda cuda
   ${PROJECT_SOURCE_DIR}/src/base/cuda/host_event.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/stream.cpp
   ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/cublas_lt.cpp
-  ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/find.cpp
   ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul.cpp
   ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul_table.cpp
   $<TARGET_OBJECTS:tessera_cuda_kernels>)

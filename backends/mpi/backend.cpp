@@ -5,7 +5,6 @@
 
 #include "backends/mpi/library.h"
 #include "backends/mpi/link.h"
-#include "backends/mpi/transport.h"
 #include "tessera/comm/host_communicator.h"
 #include "tessera/comm/registry.h"
 #include "tessera/comm/tag_matching_transport.h"

@@ -86,4 +86,9 @@ class MpiLink final : public Link {
   bool closed_ = false;
 };
 
+/// The transport over this link, for the communicator and for tests of the bare transport. Collective. One MPI call moves at most `longest_piece` bytes (tests: a few). Throws InvalidUsage, BackendError,
+/// Timeout, and what the bootstrap throws.
+std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events,
+                                          std::chrono::milliseconds timeout, std::size_t longest_piece = kLongestPiece);
+
 }  // namespace tessera::comm::mpi

@@ -6,7 +6,6 @@
 #include <mutex>
 
 #include "backends/ucx/link.h"
-#include "backends/ucx/transport.h"
 #include "tessera/base/env.h"
 #include "tessera/comm/host_communicator.h"
 #include "tessera/comm/registry.h"

@@ -1,7 +1,7 @@
 // The library's collective plug-ins beside `plain`, by name.
-#include "tessera/fsdp/builtin.h"
 #include "plugins/collectives/compressed.h"
 #include "plugins/collectives/powersgd.h"
+#include "tessera/fsdp/collective_plugin.h"
 
 namespace tessera::fsdp {
 

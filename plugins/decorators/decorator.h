@@ -8,10 +8,12 @@
 #include <string>
 #include <utility>
 
-#include "plugins/decorators/names.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::decorators {
+
+using namespace base;  // NOLINT(google-build-using-namespace): one place, see the rules
+using namespace comm;  // NOLINT(google-build-using-namespace)
 
 /// State shared by a decorated communicator and all that are split from it.
 struct Family {

@@ -63,7 +63,7 @@ void AlgorithmTable::parse_operation(std::string_view text, std::span<const std:
   const std::string operation(text.substr(0, equals));
   const OpKind kind = parse_op_kind(operation);
   each_part(text.substr(equals + 1), ';', [&](std::string_view part) {
-    Range range;
+    AlgorithmRange range;
     const std::size_t colon = part.find(':');
     range.name = std::string(part.substr(0, colon));
     if (std::find(known.begin(), known.end(), operation + "=" + range.name) == known.end()) {
@@ -89,7 +89,7 @@ void AlgorithmTable::parse_operation(std::string_view text, std::span<const std:
 }
 
 std::string_view AlgorithmTable::choose(OpKind kind, std::uint64_t bytes) const {
-  for (const Range& range : ranges_[static_cast<std::size_t>(kind)])
+  for (const AlgorithmRange& range : ranges_[static_cast<std::size_t>(kind)])
     if (bytes >= range.from && bytes < range.to) return range.name;
   return {};
 }

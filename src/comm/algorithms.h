@@ -13,6 +13,14 @@
 
 namespace tessera::comm {
 
+/// The sizes for which an algorithm is used: from <= bytes < to.
+struct AlgorithmRange {
+  std::string name;                                        ///< of the algorithm
+  std::uint64_t from = 0;                                  ///< the smallest size
+  std::uint64_t to = UINT64_MAX;                           ///< exceeds the largest size
+  bool operator==(const AlgorithmRange&) const = default;  ///< by value
+};
+
 /// A parsed table such as "all_reduce=direct:0-64K;ring:64K-max,all_gather=direct". Commas separate operations,
 /// semicolons separate the ranges of one. A range includes its lower end and excludes its upper end; an algorithm
 /// without a range covers all sizes. Sizes are the bytes of the larger buffer. "@FILE" reads the table from a file,
@@ -28,14 +36,9 @@ class TESSERA_API AlgorithmTable {
   std::string_view choose(OpKind kind, std::uint64_t bytes) const;
 
  private:
-  struct Range {
-    std::uint64_t from = 0;
-    std::uint64_t to = UINT64_MAX;
-    std::string name;
-  };
   void parse(std::string_view text, std::span<const std::string> known);
   void parse_operation(std::string_view text, std::span<const std::string> known);
-  std::array<std::vector<Range>, kOpKinds> ranges_;
+  std::array<std::vector<AlgorithmRange>, kOpKinds> ranges_;
 };
 
 }  // namespace tessera::comm

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "tessera/fsdp/builtin.h"
 #include "tessera/fsdp/plugin.h"
 
 namespace tessera::fsdp {

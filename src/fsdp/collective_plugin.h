@@ -176,4 +176,7 @@ class TESSERA_API CollectiveRegistry {
   std::map<std::pair<comm::OpKind, std::string>, Entry> entries_;
 };
 
+/// Adds the plug-ins of plugins/collectives, which are part of the library; CollectiveRegistry::built_in() calls it.
+void add_built_in_collectives(CollectiveRegistry& registry);
+
 }  // namespace tessera::fsdp

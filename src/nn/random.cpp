@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tessera/nn/random_blocks.h"
+#include "tessera/nn/kernels/cpu/random_blocks.h"
 
 namespace tessera::nn {
 namespace {

@@ -1,6 +1,6 @@
 // Expected values of `bench --check` against a brute-force evaluation of every operation: element by element, rounded
 // at each addition, in both orders. For each, a wrong value must be counted as wrong.
-#include "tools/bench/data.h"
+#include "tools/bench/operations.h"
 
 #include <gtest/gtest.h>
 

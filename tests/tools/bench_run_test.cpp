@@ -9,7 +9,8 @@
 #include "tessera/base/error.h"
 #include "tests/harness/guarded_device.h"
 #include "tessera/comm/init.h"
-#include "tools/bench/bench.h"
+#include "tools/bench/options.h"
+#include "tools/bench/output.h"
 
 namespace tessera::tools {
 namespace {

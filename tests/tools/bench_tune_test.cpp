@@ -5,13 +5,13 @@
 #include <gtest/gtest.h>
 
 #include "tessera/comm/algorithms.h"
-#include "tools/bench/summary.h"
+#include "tools/bench/fit.h"
 
 namespace tessera::tools {
 namespace {
 
 using testing::ElementsAre;
-using Range = AlgorithmRange;
+using Range = comm::AlgorithmRange;
 
 constexpr std::uint64_t kMiB = 1 << 20;
 

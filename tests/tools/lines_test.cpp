@@ -1,4 +1,4 @@
-#include "tools/launch/lines.h"
+#include "tools/launch/rank_output.h"
 
 #include <gtest/gtest.h>
 

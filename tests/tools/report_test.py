@@ -207,6 +207,8 @@ class ReportTest(unittest.TestCase):
                    "document.body.setAttribute('data-seen', JSON.stringify({page: document.documentElement.scrollWidth,"
                    "window: innerWidth, bars: [...document.querySelectorAll('.track i')].map(w),"
                    "tracks: [...document.querySelectorAll('.track')].map(w),"
+                   "rejected: [...document.querySelector('style').textContent.matchAll(/[{;]\\s*([a-z][a-z-]*)\\s*:([^;{}]+)/g)]"
+                   ".filter(m => !CSS.supports(m[1], m[2])).map(m => m[0]),"
                    "curve: document.querySelector('svg path').getBBox().width}))</script></body>")
         text = self.text_of(GOLDEN).replace("</body>", measure)
         file = self.folder / "measured.html"
@@ -217,6 +219,7 @@ class ReportTest(unittest.TestCase):
                 for bytes_ in run["model_state_bytes"].values():
                     self.assertIn(f"<td>{bytes_:,}</td>", dom)
             seen = json.loads(html.unescape(re.search(r'data-seen="([^"]*)"', dom).group(1)))
+            self.assertEqual(seen["rejected"], [], "the browser knows every property and value of the style")
             self.assertLessEqual(seen["page"], seen["window"], "nothing sticks out sideways")
             self.assertGreater(min(seen["tracks"]), 150)
             self.assertGreater(max(seen["bars"]), 0.4 * max(seen["tracks"]))

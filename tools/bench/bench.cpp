@@ -1,6 +1,4 @@
 // tessera bench: the times of collectives, and whether their results are right.
-#include "tools/bench/bench.h"
-
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -9,9 +7,11 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/init.h"
 #include "tessera/comm/launch.h"
+#include "tools/bench/options.h"
+#include "tools/bench/output.h"
 #include "tools/bench/tuner.h"
 #include "tools/cli/commands.h"
-#include "tools/cli/device.h"
+#include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/process.h"
@@ -187,12 +187,6 @@ int bench(const CommandLine& commands, const BenchOptions& options) {
 }
 
 }  // namespace
-
-void finish_bench(const BenchOptions& options, const BenchReport& report) {
-  if (!options.json.empty()) write_file(options.json, json_text(report.json(), 1) + "\n");
-  if (!options.plot.empty()) write_file(options.plot, report.plot());
-  if (const std::string failure = report.failure(); !failure.empty()) throw CheckFailed(failure);
-}
 
 void add_bench(CommandLine& commands) {
   CLI::App* command =

@@ -1,14 +1,52 @@
-// The buffers of one operation on one rank, and the call on them.
+// The memory of benchmarked calls, which is the host's or a device's, and the calls on it.
 #pragma once
 
+#include <memory>
 #include <string>
 
+#include "tessera/base/device_runtime.h"
 #include "tessera/base/memory_pool.h"
 #include "tessera/comm/communicator.h"
-#include "tools/bench/data.h"
-#include "tools/bench/memory_traffic.h"
+#include "tools/bench/operations.h"
 
 namespace tessera::tools {
+
+/// The memory of one rank; used by one thread.
+class BenchMemory {
+ public:
+  struct Block {
+    base::Buffer memory;  ///< the memory passed to calls
+    base::Buffer copy;    ///< its copy for the host; empty if the host accesses the memory itself
+    std::byte* host() const { return copy ? copy.bytes_at(0) : memory.bytes_at(0); }
+  };
+
+  /// All arguments outlive it. `communicator_memory`: the memory that the backend moves fastest; else that of the C
+  /// library or the device. Throws InvalidUsage if the communicator doesn't support the device's memory.
+  BenchMemory(comm::Communicator& world, base::DeviceRuntime& device, bool communicator_memory);
+
+  base::Device device() const { return runtime_.device(); }
+  bool on_host() const { return runtime_.host_accessible(); }
+  /// Bytes that exceed a device's caches and easily fit into its memory.
+  std::size_t larger_than_caches() const;
+  base::MemoryPool& host_pool() { return pool_; }
+
+  Block allocate(std::size_t bytes);
+  void put(Block& block, std::size_t bytes);  ///< copies the first bytes from the host's copy; waits
+  void get(Block& block, std::size_t bytes);  ///< copies in the other direction
+
+  /// Moves as many bytes within the device's memory as `traffic` loads and stores, and waits. Not for the host.
+  void move(const MemoryTraffic& traffic);
+
+ private:
+  base::Buffer allocate_there(std::size_t bytes);
+
+  comm::Communicator& world_;
+  base::DeviceRuntime& runtime_;
+  const bool communicator_memory_;
+  base::MemoryPool pool_;
+  std::unique_ptr<base::Stream> stream_;
+  base::Buffer from_, to_;  ///< of move()
+};
 
 /// An operation with its arguments, as one rank calls it.
 struct BenchCall {

@@ -1,8 +1,10 @@
 // The bound that this machine's memory sets: the loads and stores of an operation on private memory, without
-// synchronization.
+// synchronization; and the eviction of memory from the processor's caches for `bench --cold`.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <span>
 
 #include "tessera/base/memory_pool.h"
 #include "tools/bench/operations.h"
@@ -38,5 +40,14 @@ struct CombinePass {
   std::size_t bytes = 0;
 };
 void combine_pass(const CombinePass& pass, Stores stores);
+
+/// Whether this processor lets a program evict lines.
+bool can_evict();
+
+/// After the return, the next access to any of these bytes goes to memory. Their content is unchanged. Flushes lines by
+/// address, which reaches every cache of the machine, including that of a peer that maps the memory. Reading a large
+/// array instead evicts most lines but not all, depending on the caches' replacement policy, and takes as long for 8
+/// bytes as for 64 MiB.
+void evict(std::span<const std::byte> bytes);
 
 }  // namespace tessera::tools

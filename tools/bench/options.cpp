@@ -1,4 +1,5 @@
-// The options of `tessera bench`, and the plan made from them.
+#include "tools/bench/options.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -6,9 +7,8 @@
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
 #include "tessera/comm/registry.h"
-#include "tools/bench/bench.h"
-#include "tools/bench/cold.h"
-#include "tools/cli/device.h"
+#include "tools/bench/memory_bound.h"
+#include "tools/cli/machine.h"
 #include "tools/cli/validators.h"
 #include "tools/launch/ranks.h"
 

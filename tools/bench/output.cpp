@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "tools/bench/fit.h"
 #include "tools/bench/plot.h"
-#include "tools/bench/summary.h"
 #include "tools/cli/machine.h"
 #include "tools/version.h"
 
@@ -159,6 +159,12 @@ std::string BenchReport::failure() const {
   if (first == nullptr) return "";
   return fmt::format("--check: {} wrong values; the first in {} of {} bytes ({}, backend {}): {}", wrong, first->op,
                      first->bytes, first->in_place ? "in place" : "out of place", first->backend, *first->wrong);
+}
+
+void finish_bench(const BenchOptions& options, const BenchReport& report) {
+  if (!options.json.empty()) write_file(options.json, json_text(report.json(), 1) + "\n");
+  if (!options.plot.empty()) write_file(options.plot, report.plot());
+  if (const std::string failure = report.failure(); !failure.empty()) throw CheckFailed(failure);
 }
 
 }  // namespace tessera::tools

@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "tools/bench/options.h"
 #include "tools/bench/runner.h"
+#include "tools/cli/output.h"
 
 namespace tessera::tools {
 
@@ -37,5 +39,8 @@ class BenchReport {
   std::size_t block_begin_ = 0;  ///< index of the first result of the operation and backend being printed
   std::optional<MemcpySpeed> memcpy_;
 };
+
+/// Writes JSON and plot, and throws CheckFailed (exit code 1) if a value was wrong.
+void finish_bench(const BenchOptions& options, const BenchReport& report);
 
 }  // namespace tessera::tools

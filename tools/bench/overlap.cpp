@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "tools/bench/runner.h"
-
 namespace tessera::tools {
 namespace {
 

@@ -2,7 +2,7 @@
 // micro-benchmarks.
 #pragma once
 
-#include "tools/bench/measure.h"
+#include "tools/bench/runner.h"
 
 namespace tessera::tools {
 

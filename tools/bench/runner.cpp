@@ -7,11 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tools/bench/buffers.h"
-#include "tools/bench/cold.h"
-#include "tools/bench/data.h"
-#include "tools/bench/measure.h"
 #include "tools/bench/memory_bound.h"
-#include "tools/bench/memory_traffic.h"
 #include "tools/bench/overlap.h"
 #include "tools/cli/statistics.h"
 

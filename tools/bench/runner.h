@@ -1,6 +1,7 @@
-// One rank's part of `tessera bench`: allocates the buffers, times the calls, checks the results.
+// One rank's part of `tessera bench`: times the calls and checks the results.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -9,7 +10,9 @@
 #include <vector>
 
 #include "tessera/base/device_runtime.h"
+#include "tessera/base/stream.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/host_collectives.h"
 #include "tools/bench/operations.h"
 
 namespace tessera::tools {
@@ -93,5 +96,43 @@ struct BenchCallbacks {
 /// Collective: every rank calls it with the same plan, whose `backends` is ignored. `device`: its memory is moved.
 void run_bench(const BenchSpec& plan, comm::Communicator& world, base::DeviceRuntime& device,
                const BenchCallbacks& callbacks);
+
+struct Repeats {
+  int warmup = 0;
+  int iterations = 1;
+  /// Called before each call, outside its time; may be empty.
+  std::function<void()> prepare = {};
+};
+
+/// For secondary measurements: as many repeats as a median needs.
+inline Repeats fewer(const Repeats& repeats) { return {1, std::clamp(repeats.iterations / 2, 3, 20), repeats.prepare}; }
+
+/// Replaces every sample by that of the slowest rank. Collective.
+inline void take_slowest(comm::HostCollectives& world, std::vector<double>& samples) {
+  world.all_reduce(samples.data(), samples.size(), comm::ReduceOp::max(), "bench");
+}
+
+/// This rank's microseconds for one call of `body`, which starts after a barrier. Collective.
+template <class F>
+double time_once(comm::HostCollectives& world, const Repeats& repeats, F&& body) {
+  if (repeats.prepare) repeats.prepare();
+  world.communicator().barrier().wait();
+  const std::int64_t start = base::host_time_ns();
+  body();
+  return static_cast<double>(base::host_time_ns() - start) * 1e-3;
+}
+
+/// The slowest rank's time of each iteration, in microseconds. Collective.
+template <class F>
+std::vector<double> measure(comm::HostCollectives& world, const Repeats& repeats, F&& body) {
+  std::vector<double> samples;
+  samples.reserve(static_cast<std::size_t>(repeats.iterations));
+  for (int i = -repeats.warmup; i < repeats.iterations; ++i) {
+    const double time = time_once(world, repeats, body);
+    if (i >= 0) samples.push_back(time);
+  }
+  take_slowest(world, samples);
+  return samples;
+}
 
 }  // namespace tessera::tools

@@ -55,9 +55,9 @@ const AlgorithmTimes* successor(std::span<const AlgorithmTimes> times, const std
 
 }  // namespace
 
-std::vector<AlgorithmRange> choose_ranges(std::span<const AlgorithmTimes> times) {
+std::vector<comm::AlgorithmRange> choose_ranges(std::span<const AlgorithmTimes> times) {
   const std::vector<std::uint64_t> sizes = sizes_of(times);
-  std::vector<AlgorithmRange> ranges;
+  std::vector<comm::AlgorithmRange> ranges;
   if (sizes.empty()) return ranges;
   const AlgorithmTimes* champion = nullptr;
   for (const AlgorithmTimes& one : times)
@@ -77,9 +77,9 @@ std::vector<AlgorithmRange> choose_ranges(std::span<const AlgorithmTimes> times)
   return ranges;
 }
 
-std::string algorithms_text(std::string_view operation, std::span<const AlgorithmRange> ranges) {
+std::string algorithms_text(std::string_view operation, std::span<const comm::AlgorithmRange> ranges) {
   std::string text;
-  for (const AlgorithmRange& range : ranges) {
+  for (const comm::AlgorithmRange& range : ranges) {
     text += text.empty() ? std::string(operation) + "=" : ";";
     text += range.name;
     if (range.from != 0 || range.to != UINT64_MAX) text += ":" + size_text(range.from) + "-" + size_text(range.to);
@@ -118,7 +118,7 @@ void AlgorithmTuner::add(const BenchResult& result) {
 }
 
 std::string AlgorithmTuner::table_of(const BenchOp& op, const Operation& operation) const {
-  const std::vector<AlgorithmRange> ranges = choose_ranges(operation.times);
+  const std::vector<comm::AlgorithmRange> ranges = choose_ranges(operation.times);
   std::string text = fmt::format("#\n# {}: median us out of place by algorithm, * the choice of the table\n#\n#{:>11}",
                                  op.name, "size");
   for (const AlgorithmTimes& one : operation.times) text += fmt::format("  {:>18}", one.name);
@@ -126,7 +126,7 @@ std::string AlgorithmTuner::table_of(const BenchOp& op, const Operation& operati
   for (const std::uint64_t bytes : sizes_of(operation.times)) {
     text += fmt::format("{:>12}", bytes);
     for (const AlgorithmTimes& one : operation.times) {
-      const bool taken = std::any_of(ranges.begin(), ranges.end(), [&](const AlgorithmRange& range) {
+      const bool taken = std::any_of(ranges.begin(), ranges.end(), [&](const comm::AlgorithmRange& range) {
         return range.name == one.name && bytes >= range.from && bytes < range.to;
       });
       const double* us = time_at(one, bytes);

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/comm/algorithms.h"
 #include "tools/bench/runner.h"
 
 namespace tessera::tools {
@@ -15,14 +16,6 @@ namespace tessera::tools {
 struct AlgorithmTimes {
   std::string name;
   std::map<std::uint64_t, double> us;  ///< by bytes; sizes that the algorithm refused are missing
-};
-
-/// from <= bytes < to
-struct AlgorithmRange {
-  std::string name;
-  std::uint64_t from = 0;
-  std::uint64_t to = UINT64_MAX;
-  bool operator==(const AlgorithmRange&) const = default;
 };
 
 /// An algorithm must be this much faster than that of the next smaller size, and still faster at the next larger size:
@@ -33,10 +26,10 @@ inline constexpr double kChallengerWins = 0.95;
 /// if sizes up to kEndless were measured, since algorithms for small messages have refused by then; else it ends there,
 /// and the backend chooses beyond.
 inline constexpr std::uint64_t kEndless = 1 << 20;
-std::vector<AlgorithmRange> choose_ranges(std::span<const AlgorithmTimes> times);
+std::vector<comm::AlgorithmRange> choose_ranges(std::span<const AlgorithmTimes> times);
 
 /// "all_reduce=direct:0-64K;ring:64K-max", as TESSERA_ALGO has it.
-std::string algorithms_text(std::string_view operation, std::span<const AlgorithmRange> ranges);
+std::string algorithms_text(std::string_view operation, std::span<const comm::AlgorithmRange> ranges);
 
 /// Collects the runs of a backend: first with its own choice, then one for each round of algorithms.
 class AlgorithmTuner {

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 
 namespace tessera::tools {
 namespace {
@@ -27,17 +28,12 @@ class File {
  public:
   explicit File(const std::string& path)
       : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
-    if (fd_ < 0) throw base::system_error("can't write '" + path + "'");
+    if (!fd_) throw base::system_error("can't write '" + path + "'");
   }
-  ~File() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
 
   void write(std::string_view content) {
     while (!content.empty()) {
-      const ssize_t written = ::write(fd_, content.data(), content.size());
+      const ssize_t written = ::write(fd_.get(), content.data(), content.size());
       if (written < 0 && errno == EINTR) continue;
       if (written < 0) throw base::system_error("can't write '" + path_ + "'");
       content.remove_prefix(static_cast<std::size_t>(written));
@@ -46,7 +42,7 @@ class File {
 
  private:
   const std::string path_;
-  const int fd_;
+  const base::UniqueFd fd_;
 };
 
 }  // namespace
@@ -57,10 +53,8 @@ void check_writable(std::string_view option, const std::string& path) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored))
     throw base::InvalidUsage(std::string(option) + " '" + path + "' is a directory; name a file");
-  const int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  if (fd < 0)
+  if (!base::UniqueFd(::open(probe.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666)))
     throw base::InvalidUsage(std::string(option) + ": " + base::system_error("can't write '" + path + "'").what());
-  ::close(fd);
   if (probe != path) ::unlink(probe.c_str());
 }
 

@@ -1,13 +1,4 @@
 // tessera compare: the same training with several strategies, each in fresh processes, side by side.
-#include "tools/compare/compare.h"
-#include "tools/cli/commands.h"
-#include "tools/cli/device.h"
-#include "tools/cli/output.h"
-#include "tools/launch/launcher.h"
-#include "tools/launch/ranks.h"
-#include "tools/report/report.h"
-#include "tools/train/trainer.h"
-
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -18,6 +9,14 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
+#include "tools/cli/commands.h"
+#include "tools/cli/machine.h"
+#include "tools/cli/output.h"
+#include "tools/compare/comparison.h"
+#include "tools/launch/launcher.h"
+#include "tools/launch/ranks.h"
+#include "tools/report/page.h"
+#include "tools/train/trainer.h"
 
 namespace tessera::tools {
 namespace {
@@ -172,7 +171,7 @@ void write_outputs(const CompareOptions& options, const TrainPlan& plan, const C
                    const std::vector<std::string>& traces) {
   fmt::print("{}{}\n{}", comparison_table(comparison), equality_statement(comparison), rounding_note(plan, comparison));
   if (!options.json.empty()) write_file(options.json, json_text(to_json(comparison), 1) + "\n");
-  if (!options.report.empty()) write_file(options.report, report_page({comparison}));
+  if (!options.report.empty()) write_file(options.report, report::page({comparison}));
   if (options.trace.empty()) return;
   if (traces.size() == 1) return write_file(options.trace, traces[0]);
   for (std::size_t i = 0; i < traces.size(); ++i)
@@ -214,7 +213,8 @@ int compare(const CommandLine& commands, const CompareOptions& options) {
   Comparison comparison{.model = options.init.empty() ? options.model : options.init,
                         .parameters = plan.parameters,
                         .ranks = ranks,
-                        .steps = options.steps};
+                        .steps = options.steps,
+                        .machine = machine_line()};
   std::vector<std::string> traces;
   for (const std::string& strategy : strategies)
     for (const TrainPlan& wrapped : plans) {

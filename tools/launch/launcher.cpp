@@ -15,7 +15,12 @@
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tools/cli/leftovers.h"
-#include "tools/launch/launcher_run.h"
+#include "tools/cli/outlet.h"
+#include "tools/launch/process.h"
+#include "tools/launch/rank_output.h"
+#include "tools/launch/rank_watch.h"
+#include "tools/launch/run_outcome.h"
+#include "tools/launch/signals.h"
 
 namespace tessera::tools {
 namespace {
@@ -37,7 +42,53 @@ std::string make_run_id() {
          std::to_string(std::chrono::system_clock::now().time_since_epoch().count()) + "-" + random_hex(4);
 }
 
-}  // namespace
+constexpr std::chrono::milliseconds kForOutput{2000};
+constexpr std::chrono::milliseconds kForErrors{1000};
+
+/// The state of one run.
+class Launcher {
+ public:
+  explicit Launcher(const LaunchSpec& plan);
+  ~Launcher();
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+  int run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  enum class Stage { running, grace, terminating, killing };
+
+  void start(int child, const std::string& token);
+  bool by_prefix() const { return !plan_.prefix.empty(); }
+  std::vector<std::string> command() const;
+  std::vector<std::pair<std::string, std::string>> variables(int rank, const std::string& token) const;
+  std::vector<int> cores_of(int rank) const;
+  void pump(std::chrono::milliseconds longest);
+  void read_rest();
+  bool write_rest(std::chrono::milliseconds patience);
+  void reap();
+  void begin_grace();
+  void on_interrupt(int signal);
+  void signal_running(int signal);
+  void escalate();
+  void sweep();
+  bool any_running() const;
+  int report();
+
+  const LaunchSpec& plan_;
+  SignalPipe signals_;
+  const std::string run_id_;
+  OrphanReaper guardian_;
+  Outlet output_;
+  Outlet errors_;
+  std::optional<RankWatch> watch_;  ///< under a prefix
+  std::vector<LaunchedProcess> ranks_;
+  int first_failed_ = -1;
+  bool error_came_first_ = false;  ///< under a prefix: an error line came before a rank was lost
+  int interrupted_by_ = 0;
+  Clock::time_point failed_at_{};
+  Stage stage_ = Stage::running;
+};
 
 Launcher::Launcher(const LaunchSpec& plan)
     : plan_(plan),
@@ -99,7 +150,7 @@ std::vector<std::pair<std::string, std::string>> Launcher::variables(int rank, c
 }
 
 void Launcher::start(int child, const std::string& token) {
-  Rank& rank = ranks_[static_cast<std::size_t>(child)];
+  LaunchedProcess& rank = ranks_[static_cast<std::size_t>(child)];
   RankOutputPlan output{.rank = by_prefix() ? -1 : child,
                         .tag = plan_.tag && !by_prefix(),
                         .hold_errors = plan_.own_program,
@@ -128,7 +179,7 @@ void Launcher::pump(std::chrono::milliseconds longest) {
                                  {output_.waiting(), POLLOUT, 0},
                                  {errors_.waiting(), POLLOUT, 0}};
   const std::size_t others = waiting.size();
-  for (const Rank& rank : ranks_) {
+  for (const LaunchedProcess& rank : ranks_) {
     waiting.push_back({rank.output->output(), POLLIN, 0});
     waiting.push_back({rank.output->errors(), POLLIN, 0});
   }
@@ -152,7 +203,7 @@ void Launcher::pump(std::chrono::milliseconds longest) {
 /// may take their time.
 void Launcher::read_rest() {
   const auto all_read = [&] {
-    return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.output->ended(); });
+    return std::all_of(ranks_.begin(), ranks_.end(), [](const LaunchedProcess& rank) { return rank.output->ended(); });
   };
   auto deadline = Clock::now() + std::chrono::seconds(1);
   while (!all_read() && Clock::now() < deadline) {
@@ -177,13 +228,13 @@ bool Launcher::write_rest(std::chrono::milliseconds patience) {
 /// Reaps ranks that ended. Among those reaped together, a rank killed by a signal is the cause rather than one that
 /// exited; a rank that failed because of another rank is the cause only if there is no better one.
 void Launcher::reap() {
-  const auto weight = [](const Rank& rank) {
+  const auto weight = [](const LaunchedProcess& rank) {
     if (WIFSIGNALED(rank.status)) return 2;
     return WEXITSTATUS(rank.status) == kOtherRankFailed ? 0 : 1;
   };
   int best = -1;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    Rank& rank = ranks_[i];
+    LaunchedProcess& rank = ranks_[i];
     if (!rank.running || ::waitpid(rank.pid, &rank.status, WNOHANG) != rank.pid) continue;
     rank.running = false;
     if (!rank.failed()) continue;
@@ -205,7 +256,7 @@ void Launcher::begin_grace() {
 }
 
 void Launcher::signal_running(int signal) {
-  for (Rank& rank : ranks_) {
+  for (LaunchedProcess& rank : ranks_) {
     if (!rank.running) continue;
     rank.told_to_stop = true;
     ::kill(rank.pid, signal);
@@ -268,8 +319,43 @@ int Launcher::run() {
 }
 
 bool Launcher::any_running() const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.running; });
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const LaunchedProcess& r) { return r.running; });
 }
+
+/// Prints the held errors, then the first cause.
+int Launcher::report() {
+  std::fflush(stdout);
+  const bool all_written = write_rest(kForOutput);
+  auto [code, cause, warning] = verdict_of({.plan = plan_,
+                                            .ranks = ranks_,
+                                            .watch = watch_ ? &*watch_ : nullptr,
+                                            .first_failed = first_failed_,
+                                            .interrupted_by = interrupted_by_,
+                                            .error_came_first = error_came_first_});
+  errors_.write(warning);
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    RankOutput& output = *ranks_[i].output;
+    const std::string others = output.take_others();
+    if (code != 2) errors_.write(others);  // wrong usage is reported in one line
+    const auto error = output.take_error();
+    if (code == 0 && !output.log_problem().empty()) {
+      code = 1;
+      cause = output.log_problem();
+    }
+    if (!error || code == 2) continue;  // wrong usage: every rank reports the same error, and one line suffices
+    if (cause.ends_with(*error)) continue;
+    errors_.write("tessera: " + (by_prefix() ? "" : "rank " + std::to_string(i) + ": ") + *error + "\n");
+  }
+  if (code == 0 && (output_.error() != 0 || !all_written)) {
+    code = 1;
+    cause = base::system_error("can't write standard output", output_.error()).what();
+  }
+  if (code != 0) errors_.write("tessera: " + cause + "\n");
+  write_rest(kForErrors);
+  return code;
+}
+
+}  // namespace
 
 int launch(const LaunchSpec& plan) {
   std::fflush(nullptr);

@@ -18,28 +18,10 @@
 
 namespace tessera::tools {
 
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  if (this != &other) {
-    close();
-    number_ = other.release();
-  }
-  return *this;
-}
-
-int Descriptor::release() {
-  const int number = number_;
-  number_ = -1;
-  return number;
-}
-
-void Descriptor::close() {
-  if (number_ >= 0) ::close(release());
-}
-
 Pipe make_pipe() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw base::system_error("launcher: can't create a pipe");
-  return {Descriptor(ends[0]), Descriptor(ends[1])};
+  return {base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
 }
 
 std::vector<int> allowed_cores() {
@@ -98,7 +80,7 @@ pid_t start_process(const ProcessSpec& plan) {
   const pid_t pid = ::fork();
   if (pid < 0) throw base::system_error("launcher: can't start '" + plan.command[0] + "'");
   if (pid == 0) run_child(plan, prepared, report.write_end.get());
-  report.write_end.close();
+  report.write_end.reset();
   int error = 0;
   ssize_t got = 0;
   do got = ::read(report.read_end.get(), &error, sizeof error);
@@ -172,7 +154,7 @@ OrphanReaper::OrphanReaper(const std::string& marker) {
   pid_ = ::fork();
   if (pid_ < 0) throw base::system_error("launcher: can't start its guardian");
   if (pid_ == 0) {
-    pipe.write_end.close();
+    pipe.write_end.reset();
     guard(pipe.read_end.get(), marker);
   }
   lifeline_ = std::move(pipe.write_end);
@@ -181,7 +163,7 @@ OrphanReaper::OrphanReaper(const std::string& marker) {
 OrphanReaper::~OrphanReaper() {
   const char byte = 1;
   [[maybe_unused]] const ssize_t written = ::write(lifeline_.get(), &byte, 1);
-  lifeline_.close();
+  lifeline_.reset();
   ::waitpid(pid_, nullptr, 0);
 }
 

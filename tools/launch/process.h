@@ -6,28 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/file.h"
+
 namespace tessera::tools {
 
-/// An owned file descriptor.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int number) : number_(number) {}
-  Descriptor(Descriptor&& other) noexcept : number_(other.release()) {}
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  ~Descriptor() { close(); }
-  int get() const { return number_; }
-  explicit operator bool() const { return number_ >= 0; }
-  int release();
-  void close();
-
- private:
-  int number_ = -1;
-};
-
 struct Pipe {
-  Descriptor read_end;
-  Descriptor write_end;
+  base::UniqueFd read_end;
+  base::UniqueFd write_end;
 };
 /// Creates a pipe; both ends are closed on exec. Throws SystemError.
 Pipe make_pipe();
@@ -59,7 +44,7 @@ class OrphanReaper {
 
  private:
   pid_t pid_ = -1;
-  Descriptor lifeline_;
+  base::UniqueFd lifeline_;
 };
 
 }  // namespace tessera::tools

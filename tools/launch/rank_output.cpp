@@ -20,7 +20,7 @@ bool is_final_error(std::string_view line) {
 
 RankOutput::RankOutput(RankOutputPlan plan) : plan_(std::move(plan)) {
   if (!plan_.log_file.empty()) {
-    log_ = Descriptor(::open(plan_.log_file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    log_ = base::UniqueFd(::open(plan_.log_file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     if (!log_) throw base::InvalidUsage("--log-dir: can't write '" + plan_.log_file + "'; give a writable directory");
   }
   errors_pipe_ = make_pipe();
@@ -31,11 +31,11 @@ RankOutput::RankOutput(RankOutputPlan plan) : plan_(std::move(plan)) {
 }
 
 void RankOutput::detach() {
-  output_pipe_.write_end.close();
-  errors_pipe_.write_end.close();
+  output_pipe_.write_end.reset();
+  errors_pipe_.write_end.reset();
 }
 
-bool RankOutput::read(Descriptor& source, LineSplitter& lines, bool is_error) {
+bool RankOutput::read(base::UniqueFd& source, LineSplitter& lines, bool is_error) {
   const auto on_each = [&](std::string_view line) { on_line(line, is_error); };
   char bytes[65536];
   const ssize_t got = ::read(source.get(), bytes, sizeof bytes);
@@ -45,7 +45,7 @@ bool RankOutput::read(Descriptor& source, LineSplitter& lines, bool is_error) {
   }
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
   lines.finish(on_each);
-  source.close();
+  source.reset();
   return false;
 }
 
@@ -81,7 +81,7 @@ void RankOutput::log(std::string_view line) {
     if (count < 0) {
       log_problem_ = "--log-dir: " + std::string(base::system_error("can't write '" + plan_.log_file + "'").what());
       plan_.errors->write("tessera: warning: " + log_problem_ + "; later output is missing from it\n");
-      return log_.close();
+      return log_.reset();
     }
     rest.remove_prefix(static_cast<std::size_t>(count));
   }

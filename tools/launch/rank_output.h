@@ -7,11 +7,49 @@
 #include <string_view>
 #include <utility>
 
+#include "tessera/base/file.h"
 #include "tools/cli/outlet.h"
-#include "tools/launch/lines.h"
 #include "tools/launch/process.h"
 
 namespace tessera::tools {
+
+/// Divides a stream of bytes into lines.
+class LineSplitter {
+ public:
+  /// Longer lines are split, so that a program without newlines can't fill the launcher's memory.
+  static constexpr std::size_t kLongest = 16 * 1024 * 1024;
+
+  /// Calls `line` for each complete line, without its newline.
+  template <class F>
+  void feed(std::string_view bytes, F&& line) {
+    while (!bytes.empty()) {
+      const std::size_t end = bytes.find('\n');
+      if (end == std::string_view::npos) {
+        rest_.append(bytes);
+        if (rest_.size() >= kLongest) finish(line);
+        return;
+      }
+      if (rest_.empty()) {
+        line(bytes.substr(0, end));
+      } else {
+        rest_.append(bytes.substr(0, end));
+        finish(line);
+      }
+      bytes.remove_prefix(end + 1);
+    }
+  }
+
+  /// Calls `line` for the last line if it has no newline.
+  template <class F>
+  void finish(F&& line) {
+    const std::string rest = std::move(rest_);
+    rest_.clear();
+    if (!rest.empty()) line(std::string_view(rest));
+  }
+
+ private:
+  std::string rest_;
+};
 
 struct RankOutputPlan {
   int rank = 0;
@@ -55,7 +93,7 @@ class RankOutput {
   const std::string& last_error_line() const { return last_error_line_; }
 
  private:
-  bool read(Descriptor& source, LineSplitter& lines, bool is_error);
+  bool read(base::UniqueFd& source, LineSplitter& lines, bool is_error);
   void on_line(std::string_view line, bool is_error);
   void pass_on(std::string_view line, bool is_error) const;
   void log(std::string_view line);
@@ -68,7 +106,7 @@ class RankOutput {
   std::string last_error_line_;
   std::optional<std::string> held_;
   std::string others_;
-  Descriptor log_;
+  base::UniqueFd log_;
   std::string log_problem_;
 };
 

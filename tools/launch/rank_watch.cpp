@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
+#include <spawn.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -10,12 +12,16 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <random>
 #include <sstream>
 
+#include "tessera/base/device/module_loader.h"
 #include "tessera/base/error.h"
 #include "tessera/base/process.h"
 #include "tools/launch/ranks.h"
@@ -60,6 +66,32 @@ std::optional<int> status_of_ended(pid_t pid) {
   constexpr int kExitCode = 52;
   for (int i = kFirst; i <= kExitCode; ++i) fields >> field;
   return fields ? std::optional(std::atoi(field.c_str())) : std::nullopt;
+}
+
+// A signal handler can only access globals.
+std::atomic<int> guards_connection{-1};  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
+
+/// SIGTERM: the launcher ends this rank because of another one.
+void on_signal(int signal) {
+  const char byte = signal == SIGABRT ? 'a' : 't';
+  [[maybe_unused]] const ssize_t written = ::write(guards_connection.load(std::memory_order_relaxed), &byte, 1);
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);
+}
+
+void spawn(std::vector<std::string> arguments) {
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  ::posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);  // the launcher waits until they are closed
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  char* none[] = {nullptr};  // so that this process is not mistaken for the rank
+  pid_t pid = -1;
+  ::posix_spawn(&pid, argv[0], &actions, nullptr, argv.data(), none);
+  ::posix_spawn_file_actions_destroy(&actions);
 }
 
 }  // namespace
@@ -108,7 +140,7 @@ void RankWatch::take() {
 
 void RankWatch::accept_all() {
   while (true) {
-    Descriptor connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    base::UniqueFd connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!connection) return;
     ucred peer = {};
     socklen_t size = sizeof peer;
@@ -117,11 +149,11 @@ void RankWatch::accept_all() {
   }
 }
 
-void RankWatch::on_connection(Descriptor connection, pid_t pid) {
+void RankWatch::on_connection(base::UniqueFd connection, pid_t pid) {
   Process& process = processes_[pid];
   const bool known = static_cast<bool>(process.handle);
   if (!known) {
-    process.handle = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    process.handle = base::UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
     if (process.handle) watch(process.handle.get(), static_cast<std::uint64_t>(pid));
   }
   // Sent immediately after connecting; the deadline is for a process that is stopped in between.
@@ -190,18 +222,18 @@ bool RankWatch::all_done() const {
 LauncherConnection::LauncherConnection(const std::string& name, std::string_view first) {
   const Address address = abstract(name);
   constexpr int kHigh = 512;
-  for (Descriptor& socket : sockets_) {
-    socket = Descriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  for (base::UniqueFd& socket : sockets_) {
+    socket = base::UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (&socket != sockets_.data())
-      if (Descriptor high(::fcntl(socket.get(), F_DUPFD_CLOEXEC, kHigh)); high) socket = std::move(high);
+      if (base::UniqueFd high(::fcntl(socket.get(), F_DUPFD_CLOEXEC, kHigh)); high) socket = std::move(high);
     if (!socket || ::connect(socket.get(), plain(address), address.length) != 0 ||
         ::send(socket.get(), first.data(), first.size(), MSG_NOSIGNAL) < 0)
-      socket.close();
+      socket.reset();
   }
 }
 
 void LauncherConnection::send(std::string_view text) const {
-  for (const Descriptor& socket : sockets_)
+  for (const base::UniqueFd& socket : sockets_)
     if (socket) [[maybe_unused]]
       const ssize_t sent = ::send(socket.get(), text.data(), text.size(), MSG_NOSIGNAL);
 }
@@ -209,5 +241,36 @@ void LauncherConnection::send(std::string_view text) const {
 RankReport::RankReport() {
   if (const std::optional<std::string> name = launch_socket()) connection_ = LauncherConnection(*name, "begin 0\n");
 }
+
+RankGuard::RankGuard(const comm::Launch& launch) {
+  if (launch.size == 1 || launch.launcher == "tessera") return;
+  const std::size_t job = std::hash<std::string>{}(launch.job + "/" + std::to_string(::geteuid()));
+  const std::string name = "tessera-guard-" + std::to_string(job);
+  const bool speaks_last = launch.launcher == "openmpi";
+  // Launchers number the ranks of a host consecutively unless configured otherwise; in that case the guard lists too
+  // many ranks.
+  spawn({base::module_folder() + "/rank-guard", name, std::to_string(speaks_last ? ::getppid() : 0),
+         std::to_string(launch.rank - launch.local_rank), std::to_string(launch.local_size)});
+  // Blocks SIGTERM until it can be distinguished from a death.
+  sigset_t terminated;
+  sigset_t before;
+  ::sigemptyset(&terminated);
+  ::sigaddset(&terminated, SIGTERM);
+  ::pthread_sigmask(SIG_BLOCK, &terminated, &before);
+  constexpr int kAttempts = 2000;  // 2 s on a busy machine; the rank also runs without a guard
+  for (int i = 0; i < kAttempts && !connection_.connected(); ++i) {
+    connection_ = LauncherConnection(name, std::to_string(launch.rank) + "\n");
+    if (!connection_.connected()) ::usleep(1000);
+  }
+  if (connection_.connected()) {
+    guards_connection = connection_.last();
+    struct sigaction action {};
+    action.sa_handler = on_signal;
+    for (const int signal : {SIGTERM, SIGABRT}) ::sigaction(signal, &action, nullptr);
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void RankGuard::end(int code) const { connection_.send(code == 0 ? "e" : "f"); }
 
 }  // namespace tessera::tools

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/file.h"
 #include "tessera/comm/launch.h"
-#include "tools/launch/process.h"
 
 namespace tessera::tools {
 
@@ -47,14 +47,14 @@ class RankWatch {
  private:
   struct Process {
     int rank = -1;
-    Descriptor handle;        ///< readable when the process has ended
+    base::UniqueFd handle;    ///< readable when the process has ended
     std::optional<int> code;  ///< as reported
     bool ended = false;
     std::optional<int> status;  ///< as of waitpid, if known
   };
   void accept_all();
   void watch(int fd, std::uint64_t mark);
-  void on_connection(Descriptor connection, pid_t pid);
+  void on_connection(base::UniqueFd connection, pid_t pid);
   void on_report(pid_t pid, const std::string& text);
   void on_hangup(int fd);
   void on_end(pid_t pid);
@@ -63,10 +63,10 @@ class RankWatch {
   const int ranks_;
   const bool own_program_;
   const std::string name_;
-  Descriptor listener_;
-  Descriptor events_;
+  base::UniqueFd listener_;
+  base::UniqueFd events_;
   std::map<pid_t, Process> processes_;
-  std::map<int, std::pair<Descriptor, pid_t>> connections_;  ///< of processes that have begun
+  std::map<int, std::pair<base::UniqueFd, pid_t>> connections_;  ///< of processes that have begun
   std::optional<Lost> lost_;
 };
 
@@ -84,7 +84,7 @@ class LauncherConnection {
   void send(std::string_view text) const;
 
  private:
-  std::array<Descriptor, 2> sockets_;
+  std::array<base::UniqueFd, 2> sockets_;
 };
 
 /// A rank's connection to this tool's launcher above it, if there is one that requests reports.

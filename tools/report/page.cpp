@@ -1,6 +1,7 @@
 #include "tools/report/page.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 
@@ -11,6 +12,30 @@
 
 namespace tessera::tools::report {
 namespace {
+
+constexpr std::array<const char*, 4> kCollectives = {"all_gather", "reduce_scatter", "all_reduce", "control"};
+constexpr std::array<const char*, 3> kModelState = {"parameter", "gradient", "optimizer"};
+/// Kinds of the device's memory: all but `offloaded`.
+constexpr std::size_t kMemoryKinds = base::kMemoryUses - 1;
+
+std::int64_t signed_of(std::uint64_t value) { return static_cast<std::int64_t>(value); }
+
+/// By kCollectives.
+std::array<std::int64_t, 4> values_of(const PerCollective& p) {
+  return {signed_of(p.all_gather), signed_of(p.reduce_scatter), signed_of(p.all_reduce), signed_of(p.control)};
+}
+
+/// By kModelState.
+std::array<std::int64_t, 3> values_of(const RunResult::ModelState& state) {
+  return {signed_of(state.parameter), signed_of(state.gradient), signed_of(state.optimizer)};
+}
+
+/// The strategy, with the wrapping if several are compared, and with the mesh if that has two axes.
+std::string full_name(const RunResult& run) {
+  if (run.mesh[0] == 1 || run.mesh[1] == 1) return name_of(run);
+  const std::string mesh = " " + std::to_string(run.mesh[0]) + "x" + std::to_string(run.mesh[1]);
+  return run.strategy + mesh + (run.wrap.empty() ? "" : " " + run.wrap);
+}
 
 std::string join(const std::vector<std::string>& words) {
   std::string text;
@@ -25,12 +50,12 @@ std::string verdict(const Comparison& comparison) {
   const auto groups = equal_groups(comparison);
   std::string html;
   for (const auto& group : groups) {
-    const Run& run = *group[0];
+    const RunResult& run = *group[0];
     std::vector<std::string> names;
-    for (const Run* member : group) names.push_back(name_of(*member));
+    for (const RunResult* member : group) names.push_back(name_of(*member));
     const std::string ends = group.size() == 1 ? " ends" : " end bitwise equal";
     html += "<p class=\"verdict" + std::string(groups.size() > 1 ? " differs" : "") + "\">" +
-            escape(join(names) + ends) + ": parameters <code>" + escape(run.hash) + "</code>" +
+            escape(join(names) + ends) + ": parameters <code>" + escape(run.final_parameters_hash) + "</code>" +
             (run.losses.empty() ? "" : ", last loss " + escape(exact(run.losses.back()))) + "</p>\n";
   }
   return html;
@@ -51,7 +76,7 @@ std::string head_of(const Comparison& c) {
 std::string all_losses_of(const Comparison& c) {
   Table table{"Loss by step", {"step"}, {}};
   std::size_t longest = 0;
-  for (const Run& run : c.runs) {
+  for (const RunResult& run : c.runs) {
     table.head.push_back(full_name(run));
     longest = std::max(longest, run.losses.size());
   }
@@ -59,7 +84,7 @@ std::string all_losses_of(const Comparison& c) {
   const std::size_t stride = longest / kMostRows + 1;
   for (std::size_t step = 0; step < longest; step += stride) {
     std::vector<std::string> row = {std::to_string(step + 1)};
-    for (const Run& run : c.runs) row.push_back(step < run.losses.size() ? exact(run.losses[step]) : "");
+    for (const RunResult& run : c.runs) row.push_back(step < run.losses.size() ? exact(run.losses[step]) : "");
     table.rows.push_back(row);
   }
   return "<details><summary>Loss by step</summary>" + to_html(table) + "</details>\n";
@@ -71,12 +96,12 @@ std::string losses_of(const Comparison& c) {
   Table table{"Loss at the first and the last step, and the hash of the final parameters",
               {"strategy", "first", "last", "hash"},
               {}};
-  for (const Run& run : c.runs) {
+  for (const RunResult& run : c.runs) {
     keys.push_back({full_name(run), static_cast<int>(all.size()) % kColours});
     all.push_back({full_name(run), run.losses});
     const bool none = run.losses.empty();
-    table.rows.push_back(
-        {full_name(run), none ? "" : exact(run.losses.front()), none ? "" : exact(run.losses.back()), run.hash});
+    table.rows.push_back({full_name(run), none ? "" : exact(run.losses.front()), none ? "" : exact(run.losses.back()),
+                          run.final_parameters_hash});
   }
   return "<h2>Loss</h2>\n" +
          paragraph("Global mean loss per step. Curves that lie on each other are drawn one inside the other.") +
@@ -93,14 +118,15 @@ std::string model_state_of(const Comparison& c) {
     table.head.emplace_back(kModelState[i]);
   }
   table.head.emplace_back("total");
-  for (const Run& run : c.runs) {
-    const auto total = std::accumulate(run.model_state.begin(), run.model_state.end(), std::int64_t{0});
+  for (const RunResult& run : c.runs) {
+    const auto state = values_of(run.model_state_bytes);
+    const auto total = std::accumulate(state.begin(), state.end(), std::int64_t{0});
     Bar bar{full_name(run), {}, -1, human_bytes(static_cast<double>(total))};
     std::vector<std::string> row = {full_name(run)};
     for (std::size_t i = 0; i < kModelState.size(); ++i) {
-      const auto bytes = static_cast<double>(run.model_state[i]);
+      const auto bytes = static_cast<double>(state[i]);
       bar.segments.push_back({bytes, static_cast<int>(i), std::string(kModelState[i]) + ": " + human_bytes(bytes)});
-      row.push_back(with_commas(run.model_state[i]));
+      row.push_back(with_commas(state[i]));
     }
     row.push_back(with_commas(total));
     all.push_back(bar);
@@ -118,19 +144,22 @@ std::string peaks_of(const Comparison& c) {
   std::vector<Bar> all;
   std::vector<Key> keys;
   Table table{"Peak bytes, highest rank", {"strategy", "total", "reserved"}, {}};
-  for (std::size_t i = 0; i < kMemoryKinds.size(); ++i) {
-    keys.push_back({kMemoryKinds[i], static_cast<int>(i)});
-    table.head.emplace_back(kMemoryKinds[i]);
+  for (std::size_t i = 0; i < kMemoryKinds; ++i) {
+    const std::string name(base::name_of(static_cast<base::MemoryCategory>(i)));
+    keys.push_back({name, static_cast<int>(i)});
+    table.head.push_back(name);
   }
   keys.push_back({"highest sum at one instant", -1});
-  for (const Run& run : c.runs) {
-    const auto total = static_cast<double>(run.peak_total);
+  for (const RunResult& run : c.runs) {
+    const auto total = static_cast<double>(signed_of(run.peak_bytes.total_peak));
     Bar bar{full_name(run), {}, total, human_bytes(total)};
-    std::vector<std::string> row = {full_name(run), with_commas(run.peak_total), with_commas(run.peak_reserved)};
-    for (std::size_t i = 0; i < kMemoryKinds.size(); ++i) {
-      const auto bytes = static_cast<double>(run.peak[i]);
-      bar.segments.push_back({bytes, static_cast<int>(i), std::string(kMemoryKinds[i]) + ": " + human_bytes(bytes)});
-      row.push_back(with_commas(run.peak[i]));
+    std::vector<std::string> row = {full_name(run), with_commas(signed_of(run.peak_bytes.total_peak)),
+                                    with_commas(signed_of(run.peak_bytes.reserved))};
+    for (std::size_t i = 0; i < kMemoryKinds; ++i) {
+      const std::int64_t peak = signed_of(run.peak_bytes.peak[i]);
+      const auto bytes = static_cast<double>(peak);
+      bar.segments.push_back({bytes, static_cast<int>(i), table.head[3 + i] + ": " + human_bytes(bytes)});
+      row.push_back(with_commas(peak));
     }
     all.push_back(bar);
     table.rows.push_back(row);
@@ -151,16 +180,19 @@ std::string communication_of(const Comparison& c) {
               {}};
   for (std::size_t i = 0; i < kCollectives.size(); ++i) keys.push_back({kCollectives[i], static_cast<int>(i)});
   keys.push_back({"formula", -1});
-  for (const Run& run : c.runs) {
-    const auto sent = std::accumulate(run.wire_bytes.begin(), run.wire_bytes.end(), std::int64_t{0});
-    const auto formula = std::accumulate(run.formula_bytes.begin(), run.formula_bytes.end(), std::int64_t{0});
+  for (const RunResult& run : c.runs) {
+    const auto calls = values_of(run.calls_per_step);
+    const auto wire = values_of(run.wire_bytes_per_step);
+    const auto predicted = values_of(run.formula_bytes_per_step);
+    const auto sent = std::accumulate(wire.begin(), wire.end(), std::int64_t{0});
+    const auto formula = std::accumulate(predicted.begin(), predicted.end(), std::int64_t{0});
     Bar bar{full_name(run), {}, static_cast<double>(formula), human_bytes(static_cast<double>(sent))};
     for (std::size_t i = 0; i < kCollectives.size(); ++i) {
-      const auto bytes = static_cast<double>(run.wire_bytes[i]);
+      const auto bytes = static_cast<double>(wire[i]);
       bar.segments.push_back({bytes, static_cast<int>(i), std::string(kCollectives[i]) + ": " + human_bytes(bytes)});
-      if (run.calls[i] == 0 && run.wire_bytes[i] == 0 && run.formula_bytes[i] == 0) continue;
-      table.rows.push_back({full_name(run), kCollectives[i], with_commas(run.calls[i]), with_commas(run.wire_bytes[i]),
-                            with_commas(run.formula_bytes[i]), with_commas(run.wire_bytes[i] - run.formula_bytes[i])});
+      if (calls[i] == 0 && wire[i] == 0 && predicted[i] == 0) continue;
+      table.rows.push_back({full_name(run), kCollectives[i], with_commas(calls[i]), with_commas(wire[i]),
+                            with_commas(predicted[i]), with_commas(wire[i] - predicted[i])});
     }
     all.push_back(bar);
   }
@@ -174,16 +206,17 @@ std::string times_of(const Comparison& c) {
   Table table{"Milliseconds per step, tokens per second of the whole world, bytes copied between flat buffers per step",
               {"strategy", "median", "p95", "exposed communication", "tokens/s", "copied"},
               {}};
-  for (const Run& run : c.runs) {
-    const double exposed = std::min(run.exposed_ms, run.step_median_ms);
-    Bar bar{full_name(run), {}, run.step_p95_ms, significant(run.step_median_ms, 4) + " ms"};
+  for (const RunResult& run : c.runs) {
+    const double exposed = std::min(run.exposed_communication_ms, run.step_ms_median);
+    Bar bar{full_name(run), {}, run.step_ms_p95, significant(run.step_ms_median, 4) + " ms"};
     bar.segments = {
-        {run.step_median_ms - exposed, 0, "compute: " + significant(run.step_median_ms - exposed, 4) + " ms"},
+        {run.step_ms_median - exposed, 0, "compute: " + significant(run.step_ms_median - exposed, 4) + " ms"},
         {exposed, 1, "exposed communication: " + significant(exposed, 4) + " ms"}};
     all.push_back(bar);
-    table.rows.push_back({full_name(run), significant(run.step_median_ms, 5), significant(run.step_p95_ms, 5),
-                          significant(run.exposed_ms, 4), with_commas(std::llround(run.tokens_per_second)),
-                          with_commas(run.copied_bytes)});
+    table.rows.push_back({full_name(run), significant(run.step_ms_median, 5), significant(run.step_ms_p95, 5),
+                          significant(run.exposed_communication_ms, 4),
+                          with_commas(std::llround(run.tokens_per_second)),
+                          with_commas(signed_of(run.copied_bytes_per_step))});
   }
   const std::vector<Key> keys = {{"compute", 0}, {"exposed communication", 1}, {"95th percentile", -1}};
   return "<h2>Time per step</h2>\n" + bars(all, "Milliseconds per step by strategy; the table below has the numbers") +

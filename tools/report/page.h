@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/report/comparison.h"
+#include "tools/compare/comparison.h"
 
 namespace tessera::tools::report {
 

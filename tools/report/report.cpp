@@ -5,10 +5,8 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tools/cli/commands.h"
-#include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/report/page.h"
-#include "tools/report/report.h"
 
 namespace tessera::tools {
 namespace {
@@ -18,7 +16,7 @@ struct ReportOptions {
   std::string output;
 };
 
-report::Comparison read_comparison(const std::string& path) {
+Comparison read_comparison(const std::string& path) {
   const base::FileText read = base::read_regular(path);
   if (!read.problem.empty())
     throw base::InvalidUsage("report: can't read '" + path + "': " + read.problem +
@@ -26,13 +24,13 @@ report::Comparison read_comparison(const std::string& path) {
   const nlohmann::json document = nlohmann::json::parse(read.text, nullptr, false);
   if (document.is_discarded())
     throw base::InvalidUsage("report: '" + path + "' is not JSON; give a file that `tessera compare --json` wrote");
-  return report::parse_comparison(document, path);
+  return parse_comparison(document, path);
 }
 
 int run_report(const ReportOptions& options) {
   check_writable("--output", options.output);
   refuse_to_replace("--output", options.output, options.files);
-  std::vector<report::Comparison> comparisons;
+  std::vector<Comparison> comparisons;
   for (const std::string& file : options.files) comparisons.push_back(read_comparison(file));
   write_file(options.output, report::page(comparisons));
   std::printf("wrote %s\n", options.output.c_str());
@@ -40,15 +38,6 @@ int run_report(const ReportOptions& options) {
 }
 
 }  // namespace
-
-std::string report_page(const std::vector<Comparison>& comparisons) {
-  std::vector<report::Comparison> parsed;
-  for (const Comparison& comparison : comparisons) {
-    parsed.push_back(report::parse_comparison(to_json(comparison), "this comparison"));
-    parsed.back().machine = machine_line();
-  }
-  return report::page(parsed);
-}
 
 void add_report(CommandLine& commands) {
   CLI::App* report = commands.app.add_subcommand("report", "write an HTML page with charts of the results of compare");

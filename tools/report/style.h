@@ -12,14 +12,14 @@ inline constexpr const char* kPalette = R"css(
 )css";
 
 inline constexpr const char* kStyle = R"css(
-* { box-sizing: boundary-box; }
+* { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.2rem 1rem 3rem; max-width: 54rem; background: var(--paper); color: var(--ink);
   font: 1rem/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; line-height: 1.25; margin: 1.5rem 0 .2rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.1rem; margin: 2.2rem 0 .3rem; }
 p { margin: .3rem 0; } .soft { color: var(--soft); }
-.verdict { boundary-left: .3rem solid var(--c2); background: var(--panel); padding: .5rem .8rem; overflow-wrap: anywhere; }
-.verdict.differs { boundary-color: var(--c1); }
+.verdict { border-left: .3rem solid var(--c2); background: var(--panel); padding: .5rem .8rem; overflow-wrap: anywhere; }
+.verdict.differs { border-color: var(--c1); }
 figure { margin: .8rem 0; }
 .curves { display: grid; grid-template-columns: 3.4rem 1fr; column-gap: .5rem; }
 .curves svg { width: 100%; height: 17rem; overflow: visible; }
@@ -39,9 +39,9 @@ figure { margin: .8rem 0; }
 .legend b { display: inline-block; width: 2px; height: 1em; margin: 0 .6em -.15em .2em; background: var(--ink); }
 summary { cursor: pointer; color: var(--soft); font-size: .85rem; margin: .5rem 0; }
 .scroll { overflow-x: auto; }
-table { boundary-collapse: collapse; font-size: .85rem; width: 100%; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; font-size: .85rem; width: 100%; font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--soft); padding: .3rem 0; }
-th, td { padding: .25rem .6rem; boundary-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th:first-child { text-align: left; } thead th { color: var(--soft); font-weight: 600; }
 @media (max-width: 34rem) {
   .bar { grid-template-columns: 1fr auto; gap: 0 .6rem; } .name { text-align: left; } .track { grid-row: 2; grid-column: 1 / 3; }

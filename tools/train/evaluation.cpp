@@ -1,6 +1,9 @@
 #include "tools/train/evaluation.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
+#include <memory>
 
 #include "tessera/nn/data.h"
 
@@ -24,6 +27,23 @@ Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, comm::HostCol
   }
   if (ranks > 1) control.all_reduce(sums, 2, comm::ReduceOp::sum(), "eval");
   return {sums[0] / sums[1], static_cast<std::int64_t>(sums[1]) * plan.seq_len};
+}
+
+std::string hash_parameters(fsdp::Engine& engine) {
+  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
+  XXH3_128bits_reset(state.get());
+  engine.state().for_each_parameter([&](const nn::Parameter&, std::span<const float> values) {
+    XXH3_128bits_update(state.get(), values.data(), values.size_bytes());
+  });
+  XXH128_canonical_t bytes;
+  XXH128_canonicalFromHash(&bytes, XXH3_128bits_digest(state.get()));
+  std::string text;
+  for (const unsigned char byte : bytes.digest) {
+    constexpr char kDigits[] = "0123456789abcdef";
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
 }
 
 }  // namespace tessera::tools

@@ -2,7 +2,7 @@
 
 #include <charconv>
 
-#include "tools/cli/device.h"
+#include "tools/cli/machine.h"
 #include "tools/cli/validators.h"
 #include "tools/train/model_files.h"
 #include "tools/train/run_checkpointer.h"

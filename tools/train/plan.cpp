@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 #include <thread>
 
 #include "tessera/base/error.h"
@@ -11,8 +13,7 @@
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/hf_checkpoint.h"
 #include "tessera/nn/models/causal_model.h"
-#include "tools/cli/corpus.h"
-#include "tools/cli/device.h"
+#include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/launch/process.h"
 #include "tools/train/model_files.h"
@@ -34,6 +35,20 @@ int threads_of(const TrainOptions& o, int ranks) {
   const int cores = launch.size > 1 ? static_cast<int>(std::thread::hardware_concurrency())
                                     : static_cast<int>(allowed_cores().size());
   return std::max(1, cores / std::max(1, ranks_here));
+}
+
+/// The corpus that scripts/setup unpacked: beside the build (`<folder of the program>/../corpus/gcide.txt`), else
+/// installed (`/usr/share/tessera/corpus/gcide.txt`). Throws InvalidUsage that explains how to get it.
+std::string default_corpus() {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  const fs::path built = (program.parent_path() / ".." / "corpus" / "gcide.txt").lexically_normal();
+  const fs::path installed = "/usr/share/tessera/corpus/gcide.txt";
+  for (const fs::path& path : {built, installed})
+    if (fs::is_regular_file(path, error)) return path.string();
+  throw InvalidUsage("no text to train on: neither '" + built.string() + "' nor '" + installed.string() +
+                     "' is there; run scripts/setup, or give --data FILE");
 }
 
 nn::LrSchedule schedule_of(const TrainOptions& o) {

@@ -10,7 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
 #include "tools/cli/commands.h"
-#include "tools/cli/device.h"
+#include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"

@@ -13,25 +13,6 @@
 
 namespace tessera::base {
 
-DeviceRuntime::~DeviceRuntime() = default;
-Graph::~Graph() = default;
-
-void DeviceRuntime::begin_capture(Stream&) {
-  throw Unsupported("graph capture: device " + name_of(device()) + " does not support it");
-}
-
-std::unique_ptr<Graph> DeviceRuntime::end_capture(Stream&) { throw InvalidUsage("graph capture: end without begin"); }
-
-IpcMemoryHandle DeviceRuntime::get_ipc_handle(void*, std::size_t) {
-  throw Unsupported("IPC: memory of " + name_of(device()) + " can't be shared between processes");
-}
-
-void* DeviceRuntime::open_ipc_handle(const IpcMemoryHandle&) {
-  throw Unsupported("IPC: memory of " + name_of(device()) + " can't be shared between processes");
-}
-
-void DeviceRuntime::close_ipc_handle(void*) noexcept {}
-
 namespace {
 
 void* allocate_pages(std::size_t bytes) {

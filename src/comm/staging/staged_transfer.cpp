@@ -1,4 +1,5 @@
-// The chunks of a call in flight.
+#include "tessera/comm/staging/staged_transfer.h"
+
 #include <algorithm>
 
 #include "tessera/base/error.h"

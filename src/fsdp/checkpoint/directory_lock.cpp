@@ -38,31 +38,25 @@ DirectoryLock::DirectoryLock(const std::string& folder, std::chrono::millisecond
   std::filesystem::create_directories(folder);
   const std::string path = folder + "/.lock";
   // A user with write access to the directory could have placed a link to one of this user's files there, or a FIFO.
-  file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+  file_ = base::UniqueFd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
   const int code = errno;
   struct stat status {};
-  const bool foreign = file_ < 0 ? code == ELOOP : ::fstat(file_, &status) != 0 || !S_ISREG(status.st_mode);
-  if (foreign) {
-    if (file_ >= 0) ::close(file_);
-    throw InvalidUsage(path + " is not a regular file, so this run can't lock the directory; remove it");
-  }
-  if (file_ < 0) throw system_error("open of " + path, code);
+  const bool foreign = file_ ? ::fstat(file_.get(), &status) != 0 || !S_ISREG(status.st_mode) : code == ELOOP;
+  if (foreign) throw InvalidUsage(path + " is not a regular file, so this run can't lock the directory; remove it");
+  if (!file_) throw system_error("open of " + path, code);
   constexpr std::chrono::milliseconds kPause{50};
-  bool mine = try_lock(file_);
+  bool mine = try_lock(file_.get());
   for (auto waited = kPause; !mine && waited <= patience; waited += kPause) {
     std::this_thread::sleep_for(kPause);
-    mine = try_lock(file_);
+    mine = try_lock(file_.get());
   }
   if (!mine) {
-    const std::string who = holder(file_);
-    ::close(file_);
+    const std::string who = holder(file_.get());
     throw InvalidUsage(folder + ": another run" + who + " saves to this directory; use a different one");
   }
   // The text is informational: failing to write it is no error.
   const std::string text = this_one();
-  if (::ftruncate(file_, 0) == 0) static_cast<void>(::pwrite(file_, text.data(), text.size(), 0) == 0);
+  if (::ftruncate(file_.get(), 0) == 0) static_cast<void>(::pwrite(file_.get(), text.data(), text.size(), 0) == 0);
 }
-
-DirectoryLock::~DirectoryLock() { ::close(file_); }
 
 }  // namespace tessera::fsdp::checkpoint

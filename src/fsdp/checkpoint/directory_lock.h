@@ -3,6 +3,8 @@
 #include <chrono>
 #include <string>
 
+#include "tessera/base/file.h"
+
 namespace tessera::fsdp::checkpoint {
 
 /// Locks a checkpoint directory for one run: an exclusive flock(2) of the file `.lock` in it, whose text names the
@@ -14,12 +16,9 @@ class DirectoryLock {
   /// a moment to exit. Throws InvalidUsage if another run still holds the lock, SystemError if the file cannot be
   /// opened.
   DirectoryLock(const std::string& folder, std::chrono::milliseconds patience);
-  ~DirectoryLock();
-  DirectoryLock(const DirectoryLock&) = delete;
-  DirectoryLock& operator=(const DirectoryLock&) = delete;
 
  private:
-  int file_ = -1;
+  base::UniqueFd file_;
 };
 
 }  // namespace tessera::fsdp::checkpoint

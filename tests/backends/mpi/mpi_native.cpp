@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/mpi/transport.h"
+#include "backends/mpi/link.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/bootstrap/rendezvous.h"
 #include "tessera/comm/host_communicator.h"

@@ -1,7 +1,7 @@
 // One rank of the tests of the bare transport: mpi_ranks MODE
 #include <chrono>
 
-#include "backends/mpi/transport.h"
+#include "backends/mpi/link.h"
 #include "tests/backends/links/transport_ranks.h"
 
 int main(int count, char** arguments) {

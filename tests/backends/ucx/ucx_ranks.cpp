@@ -1,5 +1,5 @@
 // One rank of the tests of the bare transport: ucx_ranks MODE
-#include "backends/ucx/transport.h"
+#include "backends/ucx/link.h"
 #include "tests/backends/links/transport_ranks.h"
 
 int main(int count, char** arguments) {

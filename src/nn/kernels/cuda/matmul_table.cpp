@@ -1,5 +1,6 @@
 #include "tessera/nn/kernels/cuda/matmul_table.cuh"
 
+#include "tessera/base/cuda/layers.h"
 #include "tessera/nn/kernels/cuda/matmul.h"
 
 namespace tessera::nn::cuda {
@@ -87,3 +88,15 @@ std::unique_ptr<MatmulTable> make_products(const KernelResources& resources) {
 }
 
 }  // namespace tessera::nn::cuda
+
+namespace tessera::base::cuda {
+
+// The CUDA device finds the kernels of nn here.
+const void* find_of_nn(std::string_view interface) noexcept {
+  static const nn::KernelFactory kKernels{[](const nn::KernelResources& resources) {
+    return nn::cuda::make_cuda_kernels(resources.memory, nn::cuda::make_products(resources));
+  }};
+  return interface == nn::KernelFactory::kInterface ? &kKernels : nullptr;
+}
+
+}  // namespace tessera::base::cuda

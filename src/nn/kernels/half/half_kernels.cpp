@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "tessera/nn/kernels/half/half_views.h"
+
 namespace tessera::nn {
 
 using namespace kernels;  // NOLINT: this file wraps them

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "tessera/nn/kernels/half/half_kernels.h"
+#include "tessera/nn/kernels/half/half_views.h"
 
 namespace tessera::nn {
 

@@ -1,7 +1,7 @@
+#include "tessera/nn/kernels/half/half_views.h"
+
 #include <algorithm>
 #include <functional>
-
-#include "tessera/nn/kernels/half/half_kernels.h"
 
 namespace tessera::nn {
 

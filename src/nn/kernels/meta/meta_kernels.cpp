@@ -1,7 +1,5 @@
 // Kernels of the meta device, which do nothing. They allocate as much scratch as the host's kernels, so the memory
 // tracker of a run without data reports what the same run on the host needs.
-#include "tessera/nn/kernels/meta/meta_kernels.h"
-
 #include "tessera/nn/kernels/half/half_kernels.h"
 
 namespace tessera::nn {
@@ -91,17 +89,13 @@ class MetaDeviceKernels final : public DeviceKernels {
 
 }  // namespace
 
-std::unique_ptr<DeviceKernels> make_meta_kernels(const KernelResources& resources) {
-  return std::make_unique<MetaDeviceKernels>(resources);
-}
-
 std::unique_ptr<DeviceKernels> make_kernels(const KernelResources& resources) {
   if (const KernelFactory* entry = resources.runtime.find<KernelFactory>()) return entry->make(resources);
   switch (resources.runtime.device().type) {
     case DeviceType::cpu:
       return make_host_kernels(resources);
     case DeviceType::meta:
-      return make_meta_kernels(resources);
+      return std::make_unique<MetaDeviceKernels>(resources);
     default:
       throw Unsupported("device " + name_of(resources.runtime.device()) + " has no kernels for tensors");
   }

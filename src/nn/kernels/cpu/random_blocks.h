@@ -1,4 +1,4 @@
-// Vectorized implementation of random.h. Internal.
+// Vectorized implementation of random.h.
 #pragma once
 
 #include <cstddef>

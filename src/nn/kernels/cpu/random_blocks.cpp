@@ -1,10 +1,10 @@
-#include "tessera/nn/random_blocks.h"
+#include "tessera/nn/kernels/cpu/random_blocks.h"
 
 #include <algorithm>
 #include <cstring>
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tessera/nn/random_blocks.cpp"
+#define HWY_TARGET_INCLUDE "tessera/nn/kernels/cpu/random_blocks.cpp"
 #include "hwy/foreach_target.h"  // includes this file once per instruction set
 
 #include "hwy/highway.h"

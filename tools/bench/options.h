@@ -6,12 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "tools/bench/output.h"
-#include "tools/cli/output.h"
+#include "tools/bench/runner.h"
 
 namespace tessera::tools {
 
-/// As given on the command line; see the help texts in bench.cpp.
+/// As given on the command line; see the help texts in options.cpp.
 struct BenchOptions {
   std::vector<std::string> ops = {"all_reduce", "all_gather", "reduce_scatter"};
   std::optional<int> ranks;
@@ -42,8 +41,5 @@ void add_bench_options(CLI::App& command, BenchOptions& options);
 
 /// Checks all options before a rank is started. Throws InvalidUsage: one line with the remedy.
 BenchSpec make_bench_plan(const BenchOptions& options, int ranks);
-
-/// Writes JSON and plot, and throws CheckFailed (exit code 1) if a value was wrong.
-void finish_bench(const BenchOptions& options, const BenchReport& report);
 
 }  // namespace tessera::tools

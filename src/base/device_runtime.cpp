@@ -1,10 +1,11 @@
-// The host event of devices without a native one: waiting for it blocks the host.
+#include "tessera/base/device_runtime.h"
+
 #include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
 
-#include "tessera/base/device_runtime.h"
+#include "tessera/base/error.h"
 
 namespace tessera::base {
 namespace {
@@ -32,6 +33,7 @@ class HostEventState final : public Event::State {
   std::atomic<std::int64_t> time_{0};
 };
 
+/// The event of devices without a native one: waiting for it blocks the host.
 class CpuHostEvent final : public HostEvent {
  public:
   ~CpuHostEvent() override {
@@ -50,7 +52,25 @@ class CpuHostEvent final : public HostEvent {
 }  // namespace
 
 HostEvent::~HostEvent() = default;
+Graph::~Graph() = default;
+DeviceRuntime::~DeviceRuntime() = default;
 
 std::unique_ptr<HostEvent> DeviceRuntime::make_signal() { return std::make_unique<CpuHostEvent>(); }
+
+void DeviceRuntime::begin_capture(Stream&) {
+  throw Unsupported("graph capture: device " + name_of(device()) + " does not support it");
+}
+
+std::unique_ptr<Graph> DeviceRuntime::end_capture(Stream&) { throw InvalidUsage("graph capture: end without begin"); }
+
+IpcMemoryHandle DeviceRuntime::get_ipc_handle(void*, std::size_t) {
+  throw Unsupported("IPC: memory of " + name_of(device()) + " can't be shared between processes");
+}
+
+void* DeviceRuntime::open_ipc_handle(const IpcMemoryHandle&) {
+  throw Unsupported("IPC: memory of " + name_of(device()) + " can't be shared between processes");
+}
+
+void DeviceRuntime::close_ipc_handle(void*) noexcept {}
 
 }  // namespace tessera::base

@@ -1,0 +1,38 @@
+// The results of a comparison: as compare.json, as a table, and which of its runs are equal.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tools/compare/run_result.h"
+
+namespace tessera::tools {
+
+struct Comparison {
+  std::string model;
+  std::int64_t parameters = 0;
+  int ranks = 1;
+  std::string backend;
+  std::int64_t steps = 0;
+  std::vector<RunResult> runs;
+  std::string machine;  ///< where it ran; "" if not recorded
+};
+
+nlohmann::ordered_json to_json(const Comparison& comparison);
+
+/// Reads what pages show; the rest keeps its defaults. Throws InvalidUsage that names `source` and the field if a field
+/// is missing or of another type.
+Comparison parse_comparison(const nlohmann::json& document, std::string_view source);
+
+/// The table as text.
+std::string comparison_table(const Comparison& comparison);
+
+/// Groups of runs with the same final parameters and the same losses, bit for bit, in the order of the runs.
+std::vector<std::vector<const RunResult*>> equal_groups(const Comparison& comparison);
+
+/// "ddp zero1 fsdp end bitwise equal (1a2b..); hsdp differs": the groups in one line.
+std::string equality_statement(const Comparison& comparison);
+
+}  // namespace tessera::tools

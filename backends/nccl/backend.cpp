@@ -90,7 +90,7 @@ std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, c
   const ncclUniqueId id = agree(*bootstrap, api, device);
   const auto world = std::make_shared<NcclRuntime>(std::move(bootstrap), own, api, device);
   world->open();
-  const auto group = std::make_shared<NcclGroup>(world, 0, own.communicator);
+  const auto group = std::make_shared<NcclGroup>(world, 0);
   try {
     group->connect(id);
   } catch (...) {

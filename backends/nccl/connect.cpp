@@ -44,102 +44,112 @@ Capabilities make_capabilities(int size, bool deterministic) {
 }  // namespace
 
 NcclGroup::~NcclGroup() {
-  if (comm_ != nullptr) stopper_ = CommAborter::start(api_, world_->device(), comm_);  // it was never finalized
-  if (stopper_ != nullptr) stopper_->wait_until(stop_deadline());
+  if (comm_ != nullptr) aborter_ = CommAborter::start(api_, runtime_->device(), comm_);  // it was never finalized
+  if (aborter_ != nullptr) aborter_->wait_until(stop_deadline());
 }
 
 void NcclGroup::connect(const ncclUniqueId& id) {
-  members_.resize(static_cast<std::size_t>(world_->size()));
-  std::iota(members_.begin(), members_.end(), 0);
-  rank_ = world_->rank();
-  closed_.resize(members_.size());
-  world_->add(*this);
-  const Clock::time_point until = Clock::now() + options_.timeout;
+  std::vector<int> all(static_cast<std::size_t>(runtime_->size()));
+  std::iota(all.begin(), all.end(), 0);
+  enter_members(runtime_->rank(), std::move(all));
+  runtime_->add(*this);
+  const Clock::time_point until = Clock::now() + timeout();
   ncclConfig_t config = non_blocking();
-  const DeviceGuard guard(api_, world_->device());  // NCCL uses the current device
+  const DeviceGuard guard(api_, runtime_->device());  // NCCL uses the current device
   try {
     issue_locked([&] {
-      return check(api_.ncclCommInitRankConfig(&comm_, size(), id, rank_, &config), "ncclCommInitRankConfig");
+      return check(api_.ncclCommInitRankConfig(&comm_, size(), id, rank(), &config), "ncclCommInitRankConfig");
     });
     wait_ready(until);
-    settle_in();
+    create_resources();
   } catch (const Timeout&) {
     fail({FailureKind::timeout, "nccl: the communicator of " + std::to_string(size()) + " ranks was not ready within " +
-                                    format_duration(options_.timeout)},
+                                    format_duration(timeout())},
          true);
   } catch (const BackendError& error) {
     fail({FailureKind::backend, error.what()}, true);
   }
-  if (failed_.load()) throw_failure();
+  throw_if_failed();
+}
+
+void NcclGroup::enter_members(int rank, std::vector<int> members) {
+  closed_.resize(members.size());
+  verifier_ = CallVerifier(members.size());
+  set_members(rank, std::move(members));
 }
 
 /// Creates what operations need, once the NCCL communicator is ready.
-void NcclGroup::settle_in() {
-  const DeviceGuard guard(api_, world_->device());
-  capabilities_ = make_capabilities(size(), world_->options().deterministic);
-  bytes_.assign(kOpKinds, std::vector<std::uint64_t>(members_.size()));
-  closed_.resize(members_.size());
+void NcclGroup::create_resources() {
+  const DeviceGuard guard(api_, runtime_->device());
+  capabilities_ = make_capabilities(size(), options().deterministic);
   stream_ = std::make_unique<CudaStream>(api_);
   before_ = std::make_unique<CudaEvent>(api_);
-  const std::size_t bytes = sizeof(int) * (members_.size() + 1);
+  const std::size_t bytes = sizeof(int) * (members().size() + 1);
   scratch_ = std::make_unique<PinnedScratch>(api_, bytes);
   check_cuda(api_, api_.cudaMemsetAsync(scratch_->device(), 0, bytes, stream_->get()), "cudaMemsetAsync");
 }
 
 std::shared_ptr<NcclGroup> NcclGroup::split(int color, int key) {
-  const DeviceGuard guard(api_, world_->device());
-  auto child = std::make_shared<NcclGroup>(world_, child_id(id_, ++splits_, color), options_);
+  const DeviceGuard guard(api_, runtime_->device());
+  auto child = std::make_shared<NcclGroup>(runtime_, child_id(id_, ++splits_, color));
   ncclConfig_t config = non_blocking();
-  launch({.name = "split",
-          .sequence = called_->fetch_add(1) + 1,
-          .timeout = options_.timeout,
-          .signature = world_->options().check ? "split" : ""},
-         [&] {
-           return check(api_.ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &child->comm_, &config),
-                        "ncclCommSplit");
-         })
-      .wait();
+  NcclOperation& op = acquire<NcclOperation>(api_, *this);
+  op.reset({.timeout = timeout()}, called_->fetch_add(1) + 1, "split");
+  if (options().check) op.signature = "split";
+  launch(op, [&] {
+    return check(api_.ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &child->comm_, &config),
+                 "ncclCommSplit");
+  }).wait();
   if (color < 0) return nullptr;
   try {
-    child->wait_ready(Clock::now() + options_.timeout);
-    int size = 0;
-    check(api_.ncclCommUserRank(child->comm_, &child->rank_), "ncclCommUserRank");
-    check(api_.ncclCommCount(child->comm_, &size), "ncclCommCount");
-    child->members_.assign(static_cast<std::size_t>(size), world_->rank());  // until they are known
-    child->settle_in();
-    child->members_ = child->gather_world_ranks();
+    child->wait_ready(Clock::now() + timeout());
+    int child_rank = 0;
+    int child_size = 0;
+    check(api_.ncclCommUserRank(child->comm_, &child_rank), "ncclCommUserRank");
+    check(api_.ncclCommCount(child->comm_, &child_size), "ncclCommCount");
+    // Until they are known:
+    child->enter_members(child_rank, std::vector<int>(static_cast<std::size_t>(child_size), runtime_->rank()));
+    child->create_resources();
+    child->enter_members(child_rank, child->gather_world_ranks());
   } catch (const Error& error) {
     fail({FailureKind::backend, std::string("split: ") + error.what()}, true);
-    throw_failure();
+    failure_.rethrow();
   } catch (const NcclError& error) {
     fail({FailureKind::backend, std::string("split: ") + error.function}, true);
-    throw_failure();
+    failure_.rethrow();
   }
-  world_->add(*child);
-  world_->memory().add(*child);
+  runtime_->add(*child);
+  runtime_->memory().add(*child);
   return child;
 }
 
 /// Gathers the world ranks of all members over the NCCL communicator, which also tests it.
 std::vector<int> NcclGroup::gather_world_ranks() {
-  std::vector<int> ranks(members_.size());
+  std::vector<int> ranks(members().size());
   const std::size_t bytes = sizeof(int) * ranks.size();
   int* const device = static_cast<int*>(scratch_->device());
   int* const host = static_cast<int*>(scratch_->host());
-  host[ranks.size()] = world_->rank();
+  host[ranks.size()] = runtime_->rank();
   const cudaStream_t stream = stream_->get();
-  launch({.name = "split", .timeout = options_.timeout}, [&] {
+  start_internal([&] {
     int* const mine = device + ranks.size();
     check_cuda(api_, api_.cudaMemcpyAsync(mine, host + ranks.size(), sizeof(int), cudaMemcpyHostToDevice, stream),
                "cudaMemcpyAsync");
     return check(api_.ncclAllGather(mine, device, sizeof(int), ncclUint8, comm_, stream), "ncclAllGather");
   }).wait();
-  launch({.name = "split", .timeout = options_.timeout}, [&] {
+  start_internal([&] {
     check_cuda(api_, api_.cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
     return ncclSuccess;
   }).wait();
   std::memcpy(ranks.data(), host, bytes);
   return ranks;
+}
+
+/// An operation of a split, which only this group's members call.
+Work NcclGroup::start_internal(const Issue& issue) {
+  NcclOperation& op = acquire<NcclOperation>(api_, *this);
+  op.reset({.timeout = timeout()}, 0, "split");
+  return launch(op, issue);
 }
 
 void NcclGroup::close() noexcept {
@@ -150,23 +160,23 @@ void NcclGroup::close() noexcept {
     if (in_flight_.empty()) break;
     pause(1ms);
   }
-  world_->tell(*this, {.kind = ControlMessage::Kind::leaving, .communicator = id_, .value = called_->load()});
-  world_->memory().remove(*this);
-  world_->remove(*this);
-  if (!failed_.load()) {
+  runtime_->monitor().send(members(),
+                           {.kind = ControlMessage::Kind::leaving, .communicator = id_, .value = called_->load()});
+  runtime_->memory().remove(*this);
+  runtime_->remove(*this);
+  if (!failed()) {
     try {
-      const DeviceGuard guard(api_, world_->device());
+      const DeviceGuard guard(api_, runtime_->device());
       issue_locked([this] { return check(api_.ncclCommFinalize(comm_), "ncclCommFinalize"); });
       wait_ready(Clock::now() + kCloseTime);
       const std::lock_guard lock(mutex_);
       api_.ncclCommDestroy(std::exchange(comm_, nullptr));
     } catch (const std::exception& error) {
-      if (options_.logger != nullptr)
-        options_.logger->write(LogLevel::warn, std::string("nccl: closing a communicator: ") + error.what());
+      log(LogLevel::warn, std::string("nccl: closing a communicator: ") + error.what());
     }
   }
-  if (stopper_ != nullptr && !stopper_->wait_until(stop_deadline()) && options_.logger != nullptr)
-    options_.logger->write(LogLevel::warn, "nccl: a failed communicator could not be ended, and is left behind");
+  if (aborter_ != nullptr && !aborter_->wait_until(stop_deadline()))
+    log(LogLevel::warn, "nccl: a failed communicator could not be ended, and is left behind");
 }
 
 /// Throws BackendError, Timeout, and a failure that a peer has reported.
@@ -183,7 +193,7 @@ void NcclGroup::wait_ready(Clock::time_point until) {
     if (Clock::now() >= until) throw Timeout("nccl: not ready in time");
     pause(1ms);
   }
-  throw_failure();
+  failure_.rethrow();
 }
 
 }  // namespace tessera::comm::nccl

@@ -8,34 +8,11 @@
 #include "tessera/comm/core/format.h"
 
 namespace tessera::comm::nccl {
-namespace {
 
 using namespace std::chrono_literals;
 
-}  // namespace
-
-NcclGroup::NcclGroup(std::shared_ptr<NcclRuntime> world, std::uint64_t id, CommunicatorOptions options)
-    : world_(std::move(world)), api_(world_->api()), id_(id), options_(std::move(options)) {}
-
-NcclOperation& NcclGroup::acquire() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!free_ops_.empty()) {
-      NcclOperation& op = *free_ops_.back();
-      free_ops_.pop_back();
-      return op;
-    }
-  }
-  auto made = std::make_unique<NcclOperation>(api_);
-  const std::lock_guard lock(mutex_);
-  all_ops_.push_back(std::move(made));
-  return *all_ops_.back();
-}
-
-void NcclGroup::put_back(NcclOperation& op) noexcept {
-  const std::lock_guard lock(mutex_);
-  free_ops_.push_back(&op);
-}
+NcclGroup::NcclGroup(std::shared_ptr<NcclRuntime> runtime, std::uint64_t id)
+    : GroupCore({runtime, &runtime->options()}, 0, {}), runtime_(std::move(runtime)), api_(runtime_->api()), id_(id) {}
 
 void NcclGroup::come_after(cudaStream_t stream) {
   before_->record(stream);
@@ -46,28 +23,24 @@ LaunchTarget NcclGroup::target() const {
   return {.api = api_,
           .comm = comm_,
           .stream = stream_->get(),
-          .rank = rank_,
+          .rank = rank(),
           .size = size(),
           .scratch = scratch_->device()};
 }
 
 void NcclGroup::check_device(const OpDesc& call) const {
   for (const ConstView& view : {call.in, ConstView(call.out)})
-    if (view.count != 0 && view.device.index != world_->device())
+    if (view.count != 0 && view.device.index != runtime_->device())
       throw InvalidUsage(std::string(name_of(call.kind)) + ": memory is on " + name_of(view.device) +
-                         ", this communicator works on device " + std::to_string(world_->device()));
+                         ", this communicator works on device " + std::to_string(runtime_->device()));
 }
 
-NcclOperation::OpInfo NcclGroup::describe_call(const OpDesc& call) {
-  const bool message = call.kind == OpKind::send || call.kind == OpKind::recv;
-  const bool checked = world_->options().check && !message;
-  return {.name = name_of(call.kind),
-          .sort = message ? NcclOperation::OpClass::message : NcclOperation::OpClass::ordered,
-          .peer = call.root,
-          .sequence = message ? 0 : called_->fetch_add(1) + 1,
-          .timeout = call.timeout,
-          .label = std::string(call.label),
-          .signature = checked ? checked_signature(call, size()) : ""};
+NcclOperation& NcclGroup::prepare(const OpDesc& call) {
+  NcclOperation& op = acquire<NcclOperation>(api_, *this);
+  const bool message = is_message(call.kind);
+  op.reset(call, message ? 0 : called_->fetch_add(1) + 1);
+  if (options().check && !message) op.signature = checked_signature(call, size());
+  return op;
 }
 
 /// Only grows: memory that operations in flight use is kept.
@@ -81,9 +54,9 @@ void* NcclGroup::workspace(std::size_t bytes) {
 Work NcclGroup::start_tree(const OpDesc& call) {
   LaunchTarget where = target();
   return launch(
-      describe_call(call),
+      prepare(call),
       [&] {
-        where.workspace = workspace(workspace_bytes(call, size(), rank_));
+        where.workspace = workspace(workspace_bytes(call, size(), rank()));
         const ncclResult_t result = issue_exchange(where, call);
         count(call);
         return result;
@@ -92,13 +65,13 @@ Work NcclGroup::start_tree(const OpDesc& call) {
 }
 
 Work NcclGroup::start(const OpDesc& call) {
-  const bool tree = uses_tree(api_, call, size(), world_->options().deterministic);
+  const bool tree = uses_tree(api_, call, size(), options().deterministic);
   if (!tree) require_supported(call, size());
   check_device(call);
-  if (failed_.load()) throw_failure();
+  throw_if_failed();
+  const DeviceGuard guard(api_, runtime_->device());
   if (tree) return start_tree(call);
-  if (failed_.load()) throw_failure();
-  return launch(describe_call(call), [&] {
+  return launch(prepare(call), [&] {
     const ncclResult_t result = issue(target(), call);
     count(call);
     return result;
@@ -107,24 +80,22 @@ Work NcclGroup::start(const OpDesc& call) {
 
 Work NcclGroup::start_batch(std::span<const OpDesc> parts) {
   for (const OpDesc& part : parts) check_device(part);
-  if (failed_.load()) throw_failure();
+  throw_if_failed();
   if (parts.empty()) return {};
-  const OpDesc& first = parts.front();
-  return launch({.name = "batch",
-                 .sort = NcclOperation::OpClass::batch,
-                 .timeout = first.timeout,
-                 .label = std::string(first.label)},
-                [&] {
-                  const ncclResult_t result = issue_batch(target(), parts);
-                  for (const OpDesc& part : parts) count(part);
-                  return result;
-                });
+  const DeviceGuard guard(api_, runtime_->device());
+  NcclOperation& op = acquire<NcclOperation>(api_, *this);
+  op.reset({.timeout = parts.front().timeout, .label = parts.front().label}, 0, "batch");
+  return launch(op, [&] {
+    const ncclResult_t result = issue_batch(target(), parts);
+    for (const OpDesc& part : parts) count(part);
+    return result;
+  });
 }
 
 /// Throws BackendError. Does nothing if the communicator has failed.
-void NcclGroup::issue_locked(const std::function<ncclResult_t()>& issue) {
+void NcclGroup::issue_locked(const Issue& issue) {
   const std::lock_guard lock(mutex_);
-  if (failed_.load()) return;
+  if (failed()) return;
   try {
     issue();
   } catch (const NcclError& error) {
@@ -132,16 +103,13 @@ void NcclGroup::issue_locked(const std::function<ncclResult_t()>& issue) {
   }
 }
 
-Work NcclGroup::launch(NcclOperation::OpInfo what, const std::function<ncclResult_t()>& issue,
-                       const std::function<ncclResult_t()>& and_then) {
-  if (failed_.load()) throw_failure();
-  const DeviceGuard guard(api_, world_->device());
-  NcclOperation& op = acquire();
+Work NcclGroup::launch(NcclOperation& op, const Issue& issue, const Issue& and_then) {
+  op.group = shared_from_this();
   const WorkRef hold(op);
-  op.prepare(shared_from_this(), std::move(what));
-  if (!op.what.signature.empty())
-    announce(op.what);  // before the call: NCCL may hang if the ranks call different operations
-  world_->begin_operation();
+  throw_if_failed();
+  if (!op.signature.empty())
+    send_signature(op);  // before the call: NCCL may hang if the ranks call different operations
+  runtime_->begin_operation();
   try {
     issue_locked([&] {
       if (comes_after_) before_->make_stream_wait(stream_->get());
@@ -151,21 +119,21 @@ Work NcclGroup::launch(NcclOperation::OpInfo what, const std::function<ncclResul
       return issue();
     });
     if (and_then) {
-      take_in(op, false);
+      wait_enqueued(op, false);
       issue_locked(and_then);
     }
   } catch (const BackendError& error) {
-    fail({FailureKind::backend, op.describe() + ": " + error.what()}, true);
+    fail({FailureKind::backend, op.format() + ": " + error.what()}, true);
   }
-  take_in(op, true);
+  wait_enqueued(op, true);
   return Work(&op);
 }
 
 /// Waits until NCCL has enqueued what was issued. `all`: this was all of the operation, so its event is recorded.
-void NcclGroup::take_in(NcclOperation& op, bool all) {
+void NcclGroup::wait_enqueued(NcclOperation& op, bool all) {
   Backoff pause;
-  while (!failed_.load()) {
-    Failure trouble;
+  while (!failed()) {
+    Failure failure;
     {
       const std::lock_guard lock(mutex_);
       if (comm_ == nullptr) break;
@@ -175,27 +143,26 @@ void NcclGroup::take_in(NcclOperation& op, bool all) {
         const cudaError_t error = api_.cudaEventRecord(op.event.get(), stream_->get());
         op.recorded = error == cudaSuccess;
         if (op.recorded) return;
-        trouble = {FailureKind::backend, op.describe() + ": nccl: cudaEventRecord: " + api_.cudaGetErrorString(error)};
+        failure = {FailureKind::backend, op.format() + ": nccl: cudaEventRecord: " + api_.cudaGetErrorString(error)};
       } else if (state != ncclInProgress) {
-        health_locked(trouble);
+        health_locked(failure);
       }
     }
-    if (trouble.kind != FailureKind::none) fail(std::move(trouble), true);
-    if (Clock::now() >= op.deadline) time_out(op);
+    if (failure.kind != FailureKind::none) fail(std::move(failure), true);
+    if (op.is_late(Clock::now())) fail_with_timeout(op);
     pause(1ms);
   }
   api_.cudaEventRecord(op.event.get(), stream_->get());  // what is on the stream must complete before the exception
-  throw_failure(&op);
+  throw_failure(op);
 }
 
 void* NcclGroup::register_memory(void* data, std::size_t bytes) {
   void* handle = nullptr;
   try {
-    wait_ready(Clock::now() + options_.timeout);
+    wait_ready(Clock::now() + timeout());
     issue_locked([&] { return check(api_.ncclCommRegister(comm_, data, bytes, &handle), "ncclCommRegister"); });
   } catch (const Error& error) {
-    if (options_.logger != nullptr)
-      options_.logger->write(LogLevel::warn, std::string("nccl: memory is not registered: ") + error.what());
+    log(LogLevel::warn, std::string("nccl: memory is not registered: ") + error.what());
     return nullptr;
   }
   return handle;
@@ -207,17 +174,7 @@ void NcclGroup::deregister_memory(void* handle) noexcept {
 }
 
 void NcclGroup::count(const OpDesc& call) {
-  for (int peer = 0; peer < size(); ++peer)
-    bytes_[static_cast<std::size_t>(call.kind)][static_cast<std::size_t>(peer)] += bytes_to(call, size(), rank_, peer);
-}
-
-void NcclGroup::read_traffic(TrafficStats& snapshot) const {
-  const std::lock_guard lock(mutex_);
-  for (std::size_t kind = 0; kind < kOpKinds; ++kind)
-    for (std::size_t peer = 0; peer < members_.size(); ++peer) {
-      snapshot.by_kind[kind].bytes_sent += bytes_[kind][peer];
-      snapshot.bytes_to_peer[peer] += bytes_[kind][peer];
-    }
+  for (int peer = 0; peer < size(); ++peer) traffic_.add(call.kind, peer, bytes_to(call, size(), rank(), peer));
 }
 
 }  // namespace tessera::comm::nccl

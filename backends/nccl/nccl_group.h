@@ -9,7 +9,6 @@
 #include <atomic>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -22,17 +21,15 @@
 #include "backends/nccl/cuda_objects.h"
 #include "backends/nccl/operation.h"
 #include "backends/nccl/runtime.h"
-#include "tessera/comm/failure.h"
-#include "tessera/comm/pollable.h"
+#include "tessera/comm/core/call_verifier.h"
+#include "tessera/comm/core/group_core.h"
 
 namespace tessera::comm::nccl {
 
-class NcclGroup final : public std::enable_shared_from_this<NcclGroup> {
+class NcclGroup final : public GroupCore {
  public:
-  NcclGroup(std::shared_ptr<NcclRuntime> world, std::uint64_t id, CommunicatorOptions options);
-  ~NcclGroup();
-  NcclGroup(const NcclGroup&) = delete;
-  NcclGroup& operator=(const NcclGroup&) = delete;
+  NcclGroup(std::shared_ptr<NcclRuntime> runtime, std::uint64_t id);
+  ~NcclGroup() override;
   /// Creates this group from all ranks of the world. Collective; throws Timeout, BackendError, PeerLost, Aborted.
   void connect(const ncclUniqueId& id);
   /// Returns the part of this group with the same color; null for a negative one. Collective.
@@ -44,84 +41,72 @@ class NcclGroup final : public std::enable_shared_from_this<NcclGroup> {
   void come_after(cudaStream_t stream);
   Work start(const OpDesc& call);
   Work start_batch(std::span<const OpDesc> parts);
-  void abort(std::string_view reason) noexcept;
-  void read_traffic(TrafficStats& snapshot) const;
 
-  int rank() const noexcept { return rank_; }
-  int size() const noexcept { return static_cast<int>(members_.size()); }
   std::uint64_t id() const noexcept { return id_; }
-  const std::vector<int>& members() const noexcept { return members_; }  ///< world ranks
   const Capabilities& capabilities() const noexcept { return capabilities_; }
-  NcclRuntime& world() const noexcept { return *world_; }
-  const std::shared_ptr<NcclRuntime>& shared_world() const noexcept { return world_; }
+  NcclRuntime& runtime() const noexcept { return *runtime_; }
   /// The number of the last operation that all members call.
-  std::shared_ptr<const std::atomic<std::uint64_t>> called() const noexcept { return called_; }
+  ControlPeerMonitor::LastCall called() const noexcept { return called_; }
 
   /// Returns null if NCCL can't register, which is logged, or if the communicator has failed.
   void* register_memory(void* data, std::size_t bytes);
   void deregister_memory(void* handle) noexcept;
 
-  // failure.cpp; any thread:
+  // Any thread:
   /// Removes completed operations; fails if NCCL has failed.
   void retire_completed() noexcept;
   /// Does the same and checks deadlines.
   void check_health() noexcept;
-  void time_out(const NcclOperation& op) noexcept;
-  /// The first cause wins. Returns at once: a separate thread aborts the NCCL communicator.
-  void fail(Failure failure, bool tell) noexcept;
-  void lose(int world_rank) noexcept;
-  void hear_closing(int world_rank, std::uint64_t called) noexcept;
-  void hear_call(int world_rank, std::uint64_t sequence, const std::string& signature) noexcept;
-  /// Throws the failure. `op`: first waits, bounded, until the device can no longer write its memory.
-  [[noreturn]] void throw_failure(const NcclOperation* op = nullptr);
-  /// Deadline for waits on the device of a failed communicator: once it has passed, no caller waits again.
-  Clock::time_point stop_deadline() const noexcept;
-  void put_back(NcclOperation& op) noexcept;
+  /// Returns at once: a separate thread aborts the NCCL communicator.
+  void fail(Failure failure, bool notify) noexcept override;
+  void on_peer_lost(int world_rank) noexcept;
+  void on_departure(int world_rank, std::uint64_t called) noexcept;
+  void on_op_signature(const ControlMessage& message) noexcept;
+  /// First waits, bounded, until the device can no longer write the operation's memory.
+  [[noreturn]] void throw_failure(const Operation& op) override;
 
  private:
-  enum class Health : std::uint8_t { well, suspicious, broken };
-  /// Checked mode: the signatures that the members call.
-  struct Agreement {
-    std::vector<std::string> signatures;
-    std::size_t here = 0;
-    bool reached = false;
-  };
+  enum class Health : std::uint8_t { ok, suspect, failed };
+  using Issue = std::function<ncclResult_t()>;
 
+  void advance() noexcept override { retire_completed(); }
+  bool wait_for(Operation& op, Clock::time_point until) noexcept override;
+
+  // The caller's thread:
+  NcclOperation& prepare(const OpDesc& call);
   /// Calls `issue` and waits until NCCL has enqueued it; then does the same with `and_then`, if present.
-  Work launch(NcclOperation::OpInfo what, const std::function<ncclResult_t()>& issue,
-              const std::function<ncclResult_t()>& and_then = {});
-  void issue_locked(const std::function<ncclResult_t()>& issue);
-  void take_in(NcclOperation& op, bool all);
+  Work launch(NcclOperation& op, const Issue& issue, const Issue& and_then = {});
+  void issue_locked(const Issue& issue);
+  void wait_enqueued(NcclOperation& op, bool all);
+  void wait_ready(Clock::time_point until);
+  void enter_members(int rank, std::vector<int> members);
+  void create_resources();
   Work start_tree(const OpDesc& call);
   void* workspace(std::size_t bytes);
-  void wait_ready(Clock::time_point until);
-  void settle_in();
   std::vector<int> gather_world_ranks();
-  NcclOperation& acquire();
+  Work start_internal(const Issue& issue);
   LaunchTarget target() const;
   void count(const OpDesc& call);
   void check_device(const OpDesc& call) const;
-  NcclOperation::OpInfo describe_call(const OpDesc& call);
+  void send_signature(const NcclOperation& op);
 
-  // failure.cpp
+  // Any thread:
   /// ncclInProgress, success, or the error of NCCL's threads.
   ncclResult_t state_locked() const noexcept;
-  void take_through_locked(std::vector<NcclOperation*>& through, Failure& trouble) noexcept;
+  void retire_locked(std::vector<NcclOperation*>& completed, Failure& failure) noexcept;
   Health health_locked(Failure& failure) noexcept;
-  bool somebody_left_locked(Failure& failure) const;
-  void announce(const NcclOperation::OpInfo& what);
-  bool agreed_locked(const NcclOperation& op) const;
-  std::string rank_name(int member) const;
+  void find_departure_locked(Failure& failure) const;
+  bool verified_locked(const NcclOperation& op) const;
   std::string vendor_text_locked(const NcclError& error) const;
-  int member_of(int world_rank) const noexcept;
-  void release_operations(std::span<NcclOperation* const> through) noexcept;
+  void release_operations(std::span<NcclOperation* const> completed) noexcept;
+  void fail_with_timeout(const Operation& op) noexcept;
+  void send_failure(const Failure& failure) noexcept override;
+  /// Deadline for waits on the device of a failed communicator: once it has passed, no caller waits again.
+  Clock::time_point stop_deadline() const noexcept;
 
-  const std::shared_ptr<NcclRuntime> world_;
+  const std::shared_ptr<NcclRuntime> runtime_;
   const NcclApi& api_;
   const std::uint64_t id_;
-  const CommunicatorOptions options_;
-  int rank_ = 0;
-  std::vector<int> members_;
   Capabilities capabilities_;
   const std::shared_ptr<std::atomic<std::uint64_t>> called_ = std::make_shared<std::atomic<std::uint64_t>>(0);
   std::uint64_t splits_ = 0;
@@ -131,20 +116,15 @@ class NcclGroup final : public std::enable_shared_from_this<NcclGroup> {
   std::unique_ptr<CudaEvent> before_;  ///< the next operation runs after it, if ...
   bool comes_after_ = false;
 
-  mutable std::mutex mutex_;  ///< guards what follows, and every use of comm_
+  // Guarded by mutex_, as is every use of comm_:
   ncclComm_t comm_ = nullptr;
-  Failure failure_;
-  std::deque<NcclOperation*> in_flight_;           ///< in the order of the stream
-  std::map<std::uint64_t, Agreement> agreements_;  ///< by sequence
-  std::vector<std::unique_ptr<NcclOperation>> all_ops_;
-  std::vector<NcclOperation*> free_ops_;
-  std::vector<std::vector<std::uint64_t>> bytes_;      ///< sent, by kind and member
-  std::vector<std::optional<std::uint64_t>> closed_;   ///< by member: what it had called when it closed
-  std::optional<Clock::time_point> suspicious_since_;  ///< NCCL reports an error that a dead peer may cause
-  std::shared_ptr<CommAborter> stopper_;
-  std::atomic<bool> failed_{false};
+  std::deque<NcclOperation*> in_flight_;  ///< in the order of the stream
+  CallVerifier verifier_{0};
+  std::vector<std::optional<std::uint64_t>> closed_;  ///< by member: what it had called when it closed
+  std::optional<Clock::time_point> suspect_since_;    ///< NCCL reports an error that a dead peer may cause
+  std::shared_ptr<CommAborter> aborter_;
   std::atomic<bool> does_not_stop_{false};
-  std::mutex time_out_mutex_;
+  std::mutex timeout_mutex_;
 };
 
 }  // namespace tessera::comm::nccl

@@ -15,7 +15,7 @@
 #include "backends/nccl/api.h"
 #include "backends/nccl/registered_memory.h"
 #include "tessera/comm/bootstrap.h"
-#include "tessera/comm/core/control_message.h"
+#include "tessera/comm/core/control_peer_monitor.h"
 #include "tessera/comm/registry.h"
 
 namespace tessera::comm::nccl {
@@ -38,24 +38,19 @@ class NcclRuntime {
   int size() const noexcept { return bootstrap_->size(); }
   const BackendOptions& options() const noexcept { return options_; }
   RegisteredMemory& memory() noexcept { return *memory_; }
+  ControlPeerMonitor& monitor() noexcept { return monitor_; }
 
   /// `group` must be removed before it is destroyed.
   void add(NcclGroup& group);
   void remove(NcclGroup& group) noexcept;
-  /// Sends `notice` to the other members of `group`.
-  void tell(const NcclGroup& group, const ControlMessage& notice) noexcept;
-  /// Returns the last collective that each member has called; none for a member that does not answer in time.
-  std::vector<std::optional<std::uint64_t>> ask(const NcclGroup& group) noexcept;
 
   /// Operations in flight: the watching thread sleeps while there are none.
   void begin_operation() noexcept;
   void end_operations(std::size_t count) noexcept { outstanding_.fetch_sub(static_cast<std::int64_t>(count)); }
 
  private:
-  void hear(int from, std::string_view text) noexcept;  // runs in the channel's thread, as does lost()
-  void lost(int rank) noexcept;
-  void damaged(int from) noexcept;
-  void deliver(int from, const ControlMessage& notice) noexcept;
+  void receive(const ControlMessage& message) noexcept;  // runs in the channel's thread
+  void deliver(const ControlMessage& message) noexcept;
   void watch() noexcept;
 
   const std::shared_ptr<Bootstrap> bootstrap_;
@@ -67,25 +62,17 @@ class NcclRuntime {
   /// Shared for readers (the watching thread may take a while, and the channel's must continue), exclusive for changes.
   std::shared_mutex groups_mutex_;
   std::vector<NcclGroup*> groups_;
-  std::mutex news_mutex_;                              ///< guards the next three, for holders of the shared lock
-  std::set<std::uint64_t> closed_;                     ///< communicators that existed once
-  std::vector<std::pair<int, ControlMessage>> early_;  ///< about communicators that this rank has not created yet
+  std::mutex news_mutex_;              ///< guards the next three, for holders of the shared lock
+  std::set<std::uint64_t> closed_;     ///< communicators that existed once
+  std::vector<ControlMessage> early_;  ///< about communicators that this rank has not created yet
   std::vector<bool> dead_;
-
-  std::mutex asking_mutex_;
-  std::mutex questions_mutex_;  ///< guards what follows; no lock is acquired while it is held
-  std::condition_variable answered_;
-  std::map<std::uint64_t, std::shared_ptr<const std::atomic<std::uint64_t>>> called_;  ///< by communicator
-  std::uint64_t question_ = 0;
-  std::vector<std::optional<std::uint64_t>> answers_;
 
   std::atomic<std::int64_t> outstanding_{0};
   std::mutex watch_mutex_;
   std::condition_variable watch_;
   bool stop_ = false;
   std::thread watcher_;
-  std::unique_ptr<ControlChannel> channel_;
-  std::atomic<ControlChannel*> speaks_{nullptr};  ///< the same, once available: its thread may start earlier
+  ControlPeerMonitor monitor_;
 };
 
 }  // namespace tessera::comm::nccl

@@ -6,227 +6,136 @@
 #include "tessera/comm/core/format.h"
 
 namespace tessera::comm::host {
-namespace {
 
-/// Up to this size an operation may complete inside its call.
-constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
-constexpr std::size_t kKeepScratchBytes = 1 << 20;
-
-}  // namespace
-
-HostGroup::HostGroup(std::shared_ptr<HostRuntime> world, std::uint32_t number, int rank, std::vector<int> members,
-                     CommunicatorOptions options)
-    : world_(std::move(world)),
-      number_(number),
-      rank_(rank),
-      members_(std::move(members)),
-      options_(std::move(options)),
-      sent_(kOpKinds * members_.size()),
-      called_(std::make_shared<std::atomic<std::uint64_t>>(0)),
-      messages_to_(members_.size()),
-      messages_from_(members_.size()) {}
+HostGroup::HostGroup(std::shared_ptr<HostRuntime> runtime, std::uint32_t id, int rank, std::vector<int> members)
+    : PolledGroup(runtime->engine(), {runtime, &runtime->options()}, rank, std::move(members)),
+      runtime_(std::move(runtime)),
+      id_(id),
+      schedules_(*runtime_, this->rank(), size()),
+      messages_to_(this->members().size()),
+      messages_from_(this->members().size()),
+      verifier_(this->members().size()) {}
 
 HostGroup::~HostGroup() {
   // Don't reuse a number whose messages may still be in flight.
-  if (!failed_.load()) world_->give_back(number_);
+  if (!failed()) runtime_->ids().release(id_);
 }
 
 void HostGroup::use_native(std::unique_ptr<NativeCommunicator> group) noexcept {
   native_ = std::move(group);
-  native_used_up_ = native_ == nullptr;
-  if (native_used_up_ && options_.logger != nullptr)
-    options_.logger->write(LogLevel::info, world_->capabilities().backend +
-                                               ": the library has no more communicators; " + "one of " +
-                                               std::to_string(size()) + " ranks goes without native");
+  schedules_.set_native(native_ != nullptr ? ScheduleCache::Native::available : ScheduleCache::Native::exhausted);
+  if (native_ == nullptr)
+    log(LogLevel::info, runtime_->capabilities().backend + ": the library has no more communicators; one of " +
+                            std::to_string(size()) + " ranks goes without native");
 }
 
 void HostGroup::open() {
-  const std::lock_guard lock(world_->engine().mutex());
-  world_->add(*this);
+  const std::lock_guard lock(engine().mutex());
+  runtime_->add(*this);
 }
 
 void HostGroup::close() noexcept {
-  // Terminates: every operation fails at its deadline.
-  while (!world_->engine().wait(idle_, Clock::now() + std::chrono::hours(1))) {
-  }
-  const std::lock_guard lock(world_->engine().mutex());
-  world_->remove(*this);
-  if (native_ != nullptr && failed_.load()) native_->abandon();
+  wait_until_idle();
+  const std::lock_guard lock(engine().mutex());
+  runtime_->remove(*this);
+  if (native_ != nullptr && failed()) native_->abandon();
   native_.reset();
 }
 
-int HostGroup::member_of(int world_rank) const noexcept {
-  const auto found = std::find(members_.begin(), members_.end(), world_rank);
-  return found == members_.end() ? -1 : static_cast<int>(found - members_.begin());
-}
-
-ScheduleExecutor& HostGroup::acquire() {
-  const std::lock_guard lock(submit_mutex_);
-  if (free_ops_.empty()) {
-    all_ops_.push_back(std::make_unique<ScheduleExecutor>());
-    free_ops_.reserve(all_ops_.size());
-    submitted_.reserve(all_ops_.size());
-    return *all_ops_.back();
+ScheduleExecutor& HostGroup::prepare(const OpDesc& call, bool internal) {
+  if (runtime_->has_messages()) engine().try_poll(false);
+  throw_if_failed();
+  if (is_message(call.kind)) {
+    last_algorithm_ = kMessageAlgorithm;
+    return prepare_message(call);
   }
-  ScheduleExecutor& op = *free_ops_.back();
-  free_ops_.pop_back();
+  // May throw: before anything is counted.
+  std::shared_ptr<const Schedule> schedule = internal ? schedules_.make_default(call) : schedules_.find(call);
+  if (!internal) last_algorithm_ = schedule->algorithm;
+  ScheduleExecutor& op = prepare_collective(call, std::move(schedule));
+  op.internal = internal;
+  if (options().check && !internal) op.signature = checked_signature(call, size());
   return op;
 }
 
-void HostGroup::put_back(ScheduleExecutor& op) noexcept {
-  op.rest(kKeepScratchBytes);
-  const std::lock_guard lock(submit_mutex_);
-  free_ops_.push_back(&op);
+ScheduleExecutor& HostGroup::prepare_message(const OpDesc& call) {
+  auto& numbers = call.kind == OpKind::send ? messages_to_ : messages_from_;
+  ScheduleExecutor& op = acquire<ScheduleExecutor>(*this);
+  op.reset(call, ++numbers[static_cast<std::size_t>(call.root)]);
+  return op;
 }
 
-Work HostGroup::start(const OpDesc& call, bool internal) {
-  if (world_->has_heard()) world_->engine().try_poll(false);
-  if (failed_.load()) throw_failure();
-  const bool message = call.kind == OpKind::send || call.kind == OpKind::recv;
-  std::shared_ptr<const Schedule> schedule;
-  if (internal) {  // regardless of TESSERA_ALGO
-    const CollectiveSpec problem = problem_of(call);
-    schedule = std::make_shared<const Schedule>(build_schedule(problem, default_algorithm(problem)));
-  } else if (!message) {
-    schedule = schedule_for(call);  // may throw: before anything is counted
-  }
-  if (!internal) last_algorithm_ = message ? kMessageAlgorithm : schedule->algorithm;
-  ScheduleExecutor& op = acquire();
-  const WorkRef hold(op);
-  if (message) {
-    auto& numbers = call.kind == OpKind::send ? messages_to_ : messages_from_;
-    op.prepare(shared_from_this(), call, ++numbers[static_cast<std::size_t>(call.root)]);
-  } else {
-    const bool native = schedule->algorithm == kNativeAlgorithm && !schedule->steps.empty();
-    op.prepare(shared_from_this(), call, ++sequence_);
-    op.take(std::move(schedule));
-    if (native) op.turn = ++native_called_;
-    called_->store(sequence_);
-    if (world_->options().check && !internal) op.called = checked_signature(call, size());
-  }
-  op.internal = internal;
-  submit(op);
-  return launch(op);
+ScheduleExecutor& HostGroup::prepare_collective(const OpDesc& call, std::shared_ptr<const Schedule> schedule) {
+  const bool native = schedule->algorithm == kNativeAlgorithm && !schedule->steps.empty();
+  ScheduleExecutor& op = acquire<ScheduleExecutor>(*this);
+  op.reset(call, called_->fetch_add(1) + 1);
+  op.set_schedule(std::move(schedule));
+  if (native) op.native_position = ++native_called_;
+  return op;
 }
 
 Work HostGroup::start_copy(std::unique_ptr<NativeCommunicator>& copy) {
-  if (failed_.load()) throw_failure();
-  const OpDesc call{.kind = OpKind::barrier, .timeout = options_.timeout, .label = "split"};
-  ScheduleExecutor& op = acquire();
-  const WorkRef hold(op);
-  op.prepare(shared_from_this(), call, ++sequence_);
-  op.take(std::make_shared<const Schedule>(build_native_schedule(problem_of(call))));
-  op.turn = ++native_called_;
+  throw_if_failed();
+  const OpDesc call{.kind = OpKind::barrier, .timeout = timeout(), .label = "split"};
+  ScheduleExecutor& op = prepare_collective(call, schedules_.make_native(call));
   op.copy = &copy;
   op.internal = true;
-  called_->store(sequence_);
-  submit(op);
   return launch(op);
 }
 
 Work HostGroup::start_batch(std::span<const OpDesc> parts) {
-  if (world_->has_heard()) world_->engine().try_poll(false);
-  if (failed_.load()) throw_failure();
+  if (runtime_->has_messages()) engine().try_poll(false);
+  throw_if_failed();
   if (parts.empty()) return {};
   last_algorithm_ = kMessageAlgorithm;
-  ScheduleExecutor& whole = acquire();
-  whole.prepare(shared_from_this(), OpDesc{.timeout = parts.front().timeout, .label = parts.front().label}, 0);
-  whole.parts_left = static_cast<std::uint32_t>(parts.size());
-  Work work(&whole);
-  for (const OpDesc& part : parts) {
-    ScheduleExecutor& op = acquire();
-    auto& numbers = part.kind == OpKind::send ? messages_to_ : messages_from_;
-    op.prepare(shared_from_this(), part, ++numbers[static_cast<std::size_t>(part.root)]);
-    op.parent = &whole;
-    submit(op);
-  }
-  world_->engine().try_poll(false);
-  world_->engine().wake_waiters();
-  world_->engine().wake_progress_thread();
-  return work;
+  ScheduleExecutor& batch = acquire<ScheduleExecutor>(*this);
+  batch.reset(OpDesc{.timeout = parts.front().timeout, .label = parts.front().label}, 0);
+  return launch_batch(batch, parts, [this](const OpDesc& part) -> Operation& { return prepare_message(part); });
 }
 
-void HostGroup::submit(ScheduleExecutor& op) noexcept {
-  op.retain();  // until finish()
-  if (op.parent != nullptr) op.parent->retain();
-  world_->engine().begin_operation();
-  const std::lock_guard lock(submit_mutex_);
-  if (in_flight_.fetch_add(1) == 0) idle_.store(0);
-  submitted_.push_back(&op);
-}
-
-Work HostGroup::launch(ScheduleExecutor& op) {
-  ProgressEngine& engine = world_->engine();
-  engine.try_poll(false);
-  if (op.call.in.bytes() <= kSmallBytes && op.call.out.bytes() <= kSmallBytes) engine.spin_for_completion(op.finished);
-  if (op.succeeded()) return {};
-  engine.wake_waiters();  // the thread that holds the lock may have looked before the submission
-  engine.wake_progress_thread_if_idle();
-  return Work(&op);
-}
-
-bool HostGroup::submitted() noexcept {
-  if (in_flight_.load() == running_.size()) return false;
-  fresh_.clear();
-  {
-    const std::lock_guard lock(submit_mutex_);
-    fresh_.swap(submitted_);
-    submitted_.reserve(all_ops_.size());
-    running_.reserve(all_ops_.size());
-  }
-  const std::span<ScheduleExecutor* const> fresh(fresh_);
-  running_.insert(running_.end(), fresh.begin(), fresh.end());
-  if (failed_.load()) {
-    fail({}, false);
-    return true;
-  }
-  for (ScheduleExecutor* op : fresh) {
-    op->agreed = op->called.empty();
-    op->begin();
-    if (!op->called.empty()) {
-      announce(*op);  // may end it, if the others have called it and it has no steps
-    } else if (!op->ready()) {
-      settle(*op);  // it has no steps
+bool HostGroup::begin_submitted() noexcept {
+  OperationQueue<Operation> submitted = take_submitted();
+  if (submitted.empty()) return false;
+  while (!submitted.empty()) {
+    auto& op = static_cast<ScheduleExecutor&>(submitted.pop());
+    if (failed()) {
+      PolledGroup::complete(op, Operation::failed);
+      continue;
     }
-    if (failed_.load()) break;
+    running_.push_back(&op);
+    op.verified = op.signature.empty();
+    op.begin();
+    if (!op.verified) {
+      send_signature(op);  // may complete it, if the others have called it and it has no steps
+    } else if (!op.ready()) {
+      complete_if_done(op);  // it has no steps
+    }
   }
-  return !fresh.empty();
+  return true;
 }
 
-void HostGroup::settle(ScheduleExecutor& op) noexcept {
-  if (op.surprise_peer >= 0 && op.agreed)  // else the signatures are being exchanged, which give more information
-    return fail({FailureKind::mismatch, describe(op.call, op.sequence) + ": rank " + std::to_string(op.surprise_peer) +
-                                            " sent " + std::to_string(op.surprise) +
+void HostGroup::complete_if_done(ScheduleExecutor& op) noexcept {
+  if (op.surprise_peer >= 0 && op.verified)  // else the signatures are being exchanged, which give more information
+    return fail({FailureKind::mismatch, op.format() + ": rank " + std::to_string(op.surprise_peer) + " sent " +
+                                            std::to_string(op.surprise) +
                                             " bytes where another number was expected: the ranks called different "
                                             "operations (TESSERA_CHECK=1 shows which)"},
                 true);
-  if (op.complete() && op.agreed) finish(op, ScheduleExecutor::kGood);
+  if (op.complete() && op.verified) complete(op, Operation::succeeded);
 }
 
-void HostGroup::finish(ScheduleExecutor& op, std::uint32_t how) noexcept {
+void HostGroup::complete(ScheduleExecutor& op, Operation::State state) noexcept {
   running_.erase(std::find(running_.begin(), running_.end(), &op));
-  ScheduleExecutor* parent = op.parent;
-  op.finished.store(how);
-  if (parent != nullptr && --parent->parts_left == 0)
-    parent->finished.store(failed_.load() ? ScheduleExecutor::kFailed : ScheduleExecutor::kGood);
-  world_->forget(op);
-  world_->engine().end_operation();
-  op.release();
-  if (parent != nullptr) parent->release();
-  {
-    const std::lock_guard lock(submit_mutex_);
-    if (in_flight_.fetch_sub(1) == 1) idle_.store(1);
-  }
-  world_->engine().wake_waiters();
+  runtime_->remove_runnable(op);
+  PolledGroup::complete(op, state);
 }
 
 std::atomic<std::uint64_t>* HostGroup::counter(const ScheduleExecutor& op, int member) noexcept {
-  if (op.internal) return nullptr;
-  return &sent_[static_cast<std::size_t>(op.call.kind) * members_.size() + static_cast<std::size_t>(member)];
+  return op.internal ? nullptr : &traffic_.counter(op.call.kind, member);
 }
 
 bool HostGroup::begin_native_in_order(const ScheduleExecutor& op) noexcept {
-  if (!op.agreed || op.turn != native_begun_ + 1) return false;
+  if (!op.verified || op.native_position != native_begun_ + 1) return false;
   ++native_begun_;
   return true;
 }
@@ -234,24 +143,110 @@ bool HostGroup::begin_native_in_order(const ScheduleExecutor& op) noexcept {
 /// The library can't report what it sent.
 void HostGroup::count_native(const ScheduleExecutor& op) noexcept {
   if (op.internal) return;
-  const std::size_t size = size_of(op.call.out.dtype);
+  const OpDesc& call = op.call;
   const std::size_t parts =
-      op.call.kind == OpKind::all_reduce || op.call.kind == OpKind::broadcast || op.call.kind == OpKind::reduce
+      call.kind == OpKind::all_reduce || call.kind == OpKind::broadcast || call.kind == OpKind::reduce
           ? 1
-          : members_.size();
-  const std::size_t count = part_count(op.call, this->size()) * parts;
-  for (int k = 0; k < this->size(); ++k)
-    counter(op, k)->fetch_add(direct_bytes_to(op.call.kind, count, size,
-                                              {.ranks = this->size(), .rank = rank_, .peer = k, .root = op.call.root}));
+          : members().size();
+  const std::size_t count = part_count(call, size()) * parts;
+  for (int k = 0; k < size(); ++k)
+    traffic_.add(call.kind, k,
+                 direct_bytes_to(call.kind, count, size_of(call.out.dtype),
+                                 {.ranks = size(), .rank = rank(), .peer = k, .root = call.root}));
 }
 
-void HostGroup::read_traffic(TrafficStats& snapshot) const {
-  for (std::size_t kind = 0; kind < kOpKinds; ++kind)
-    for (std::size_t member = 0; member < members_.size(); ++member) {
-      const std::uint64_t bytes = sent_[kind * members_.size() + member].load(std::memory_order_relaxed);
-      snapshot.by_kind[kind].bytes_sent += bytes;
-      snapshot.bytes_to_peer[member] += bytes;
-    }
+void HostGroup::send_failure(const Failure& failure) noexcept {
+  runtime_->monitor().send(members(), {.kind = ControlMessage::Kind::failure,
+                                       .communicator = id_,
+                                       .number = static_cast<std::uint64_t>(failure.kind),
+                                       .text = failure.cause});
+}
+
+/// Once their messages are cancelled, nothing writes the callers' memory any more.
+void HostGroup::fail_operations(bool first) noexcept {
+  verifier_.clear();
+  for (ScheduleExecutor* op : running_) op->cancel();
+  while (!running_.empty()) complete(*running_.back(), Operation::failed);
+  if (first) runtime_->transport().discard_communicator(id_);
+  runtime_->update_transport_polling();
+}
+
+void HostGroup::send_signature(ScheduleExecutor& op) noexcept {
+  const ControlMessage message{.kind = ControlMessage::Kind::call,
+                               .communicator = id_,
+                               .number = op.sequence,
+                               .value = CallVerifier::fingerprint(op.signature),
+                               .text = op.signature};
+  runtime_->monitor().send(members(), message);
+  on_op_signature(rank(), message);
+}
+
+void HostGroup::on_op_signature(int member, const ControlMessage& message) noexcept {
+  const std::uint64_t sequence = message.number;
+  if (failed() || !verifier_.submit(member, sequence, message.text, message.value)) return;
+  if (!verifier_.verified(sequence))
+    return fail({FailureKind::mismatch, verifier_.mismatch(sequence, [this](int k) { return rank_name(k); })}, true);
+  verifier_.erase(sequence);
+  const auto found = std::find_if(running_.begin(), running_.end(), [&](const ScheduleExecutor* op) {
+    return !op->signature.empty() && op->sequence == sequence;
+  });
+  if (found == running_.end()) return;
+  (*found)->verified = true;
+  complete_if_done(**found);
+}
+
+/// Why this operation can't complete any more, or "".
+std::string HostGroup::problem_of(const ScheduleExecutor& op) const {
+  for (int k = 0; k < size(); ++k) {
+    if (k == rank()) continue;
+    const PeerStatus& peer = runtime_->peer(world_rank(k));
+    if (!peer.left && !peer.died && !peer.cut) continue;
+    if (!op.needs(k)) continue;
+    if (peer.died) return rank_name(k) + " died";
+    // Messages sent before it left may still be in flight: wait until the connection ends or has been quiet for a
+    // while.
+    const bool quiet = Clock::now() - std::max(peer.since, runtime_->last_moved()) > kVerdictTime;
+    if (peer.left && (peer.cut || quiet)) return describe_leaving(rank_name(k), peer.why);
+    if (!peer.left && quiet && runtime_->would_know_departure(peer))
+      return "the connection to " + rank_name(k) + " is lost: " + peer.why;
+  }
+  return {};
+}
+
+void HostGroup::check_health() noexcept {
+  for (const ScheduleExecutor* op : running_)
+    if (const std::string problem = problem_of(*op); !problem.empty())
+      return fail({FailureKind::peer_lost, op->format() + ": " + problem}, true);
+  const Clock::time_point now = Clock::now();
+  for (const ScheduleExecutor* op : running_)
+    if (op->is_late(now)) return fail_with_timeout(*op);
+}
+
+void HostGroup::fail_with_timeout(const ScheduleExecutor& op) noexcept {
+  std::vector<int> queried = members();
+  if (member_of(kHub) < 0) queried.push_back(kHub);
+  const std::vector<std::optional<std::uint64_t>> replies = runtime_->monitor().query_progress(id_, queried);
+  runtime_->handle_messages();  // the cause may have arrived meanwhile
+  if (failed()) return;
+  fail({FailureKind::timeout, timeout_message(op, describe_replies(op, replies))}, true);
+}
+
+/// The ranks that delay the operation.
+std::string HostGroup::describe_replies(const ScheduleExecutor& op,
+                                        std::span<const std::optional<std::uint64_t>> by_world_rank) const {
+  // Queries go through rank 0: if it doesn't reply, nothing is known of the others.
+  if (runtime_->rank() != kHub && !by_world_rank[kHub]) return runtime_->describe_hub(*this);
+  std::vector<MemberProgress> replies;
+  bool any = false;
+  for (int k = 0; k < size(); ++k) {
+    if (k == rank()) continue;
+    const auto& called = by_world_rank[static_cast<std::size_t>(world_rank(k))];
+    any = any || called.has_value();
+    if (!op.is_message() || k == op.call.root) replies.push_back({k, called});
+  }
+  if (!any && size() > 2 && !op.is_message())
+    return "none of the other " + std::to_string(size() - 1) + " ranks is responding: this one may be cut off";
+  return describe_delay(op, op.sequence, replies, kUnderWay);
 }
 
 }  // namespace tessera::comm::host

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/core/format.h"
 #include "tessera/comm/host/host_group.h"
 #include "tessera/comm/schedule.h"
 
@@ -12,7 +13,6 @@ namespace {
 
 constexpr std::size_t kComputeBytes = std::size_t{4} << 20;  ///< copied and reduced in one poll of one operation
 constexpr std::size_t kMostEarly = 1024;
-constexpr std::uint64_t kNoCommunicator = kMostCommunicators;  ///< of a question that only probes rank 0
 
 /// Deterministic mode requires the tree's order, which such libraries don't keep.
 std::vector<std::string> algorithms_of(bool deterministic, std::span<const OpKind> native) {
@@ -62,9 +62,8 @@ HostRuntime::HostRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOpti
       algorithms_(make_table(options, native)),
       memory_(memory_tracker_of(options)),
       unbooked_memory_(std::make_shared<MemoryTracker>()),
-      taken_(kMostCommunicators),
-      peers_(static_cast<std::size_t>(size())),
-      answers_(static_cast<std::size_t>(size())) {}
+      monitor_(*bootstrap_),
+      peers_(static_cast<std::size_t>(size())) {}
 
 void HostRuntime::connect(const TransportFactory& make_transport) {
   transport_ = make_transport(*bootstrap_, *this, options_);
@@ -76,74 +75,37 @@ void HostRuntime::connect(const TransportFactory& make_transport) {
                              .oversubscribed = here > static_cast<std::ptrdiff_t>(cores),
                              .waiter = &transport_->waiter()});
   engine_->add(*this);
-  channel_ = bootstrap_->open_channel(
-      capabilities_.backend,
-      {.lost = [this](int who) { receive({.kind = ControlMessage::Kind::lost, .from = who}); },
-       .message =
-           [this](int from, std::string_view text) {
-             if (auto notice = parse_notice(text)) {
-               notice->from = from;
-               receive(std::move(*notice));
-             }
-           },
-       .damaged = [this](int who) { receive({.kind = ControlMessage::Kind::damaged, .from = who}); }});
-  voice_.store(channel_.get());
+  monitor_.open(capabilities_.backend, [this](ControlMessage message) { receive(std::move(message)); });
+  open_ = true;
 }
 
 void HostRuntime::leave() noexcept {
-  if (channel_ == nullptr || left_) return;
-  left_ = true;
-  tell(ControlChannel::kAll, {.kind = ControlMessage::Kind::leaving, .text = options_.first_failure_cause()});
+  if (!std::exchange(open_, false)) return;
+  monitor_.send(ControlChannel::kAll, {.kind = ControlMessage::Kind::leaving, .text = options_.first_failure_cause()});
   const std::lock_guard lock(engine_->mutex());
-  const bool failed = std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.died || p.cut; });
+  const bool failed = std::any_of(peers_.begin(), peers_.end(), [](const PeerStatus& p) { return p.died || p.cut; });
   transport_->close(failed);
   update_transport_polling();
 }
 
 HostRuntime::~HostRuntime() {
   leave();
-  voice_.store(nullptr);
-  channel_.reset();  // its thread uses the members below
+  monitor_.close();  // its thread uses the members below
   engine_.reset();
   transport_.reset();
 }
 
-std::uint32_t HostRuntime::free_number(std::uint32_t from) {
-  const std::lock_guard lock(numbers_mutex_);
-  for (std::uint32_t i = 0; i < kMostCommunicators; ++i) {
-    const std::uint32_t number = (from + i) % kMostCommunicators;
-    if (!taken_[number]) return number;
-  }
-  throw Unsupported("split: this rank has " + std::to_string(kMostCommunicators) + " communicators already");
-}
-
-bool HostRuntime::reserve(std::uint32_t number) {
-  const std::lock_guard lock(numbers_mutex_);
-  if (taken_[number]) return false;
-  taken_[number] = true;
-  return true;
-}
-
-void HostRuntime::give_back(std::uint32_t number) {
-  const std::lock_guard lock(numbers_mutex_);
-  taken_[number] = false;
-}
-
 void HostRuntime::add(HostGroup& group) {
   groups_.push_back(&group);
-  {
-    const std::lock_guard lock(questions_mutex_);
-    called_[group.number()] = group.called();
-  }
+  monitor_.add(group.id(), group.called());
   std::vector<ControlMessage> early;
   early.swap(early_);
-  for (const ControlMessage& notice : early) handle(notice);
+  for (const ControlMessage& message : early) handle(message);
 }
 
 void HostRuntime::remove(HostGroup& group) {
   std::erase(groups_, &group);
-  const std::lock_guard lock(questions_mutex_);
-  called_.erase(group.number());
+  monitor_.remove(group.id());
 }
 
 void HostRuntime::make_runnable(ScheduleExecutor& op) noexcept {
@@ -152,15 +114,15 @@ void HostRuntime::make_runnable(ScheduleExecutor& op) noexcept {
   runnable_.push_back(&op);
 }
 
-void HostRuntime::forget(ScheduleExecutor& op) noexcept {
+void HostRuntime::remove_runnable(ScheduleExecutor& op) noexcept {
   if (op.runnable) std::replace(runnable_.begin(), runnable_.end(), &op, static_cast<ScheduleExecutor*>(nullptr));
   op.runnable = false;
 }
 
 bool HostRuntime::poll(bool with_health_check) noexcept {
-  if (heard_.load()) hear();
+  if (any_received_.load()) handle_messages();
   bool moved = false;
-  for (std::size_t i = 0; i < groups_.size(); ++i) moved |= groups_[i]->submitted();
+  for (std::size_t i = 0; i < groups_.size(); ++i) moved |= groups_[i]->begin_submitted();
   moved |= run_ready();
   if (transport_->poll(with_health_check)) {
     moved = true;
@@ -171,7 +133,7 @@ bool HostRuntime::poll(bool with_health_check) noexcept {
   if (!with_health_check) return moved;
   if (std::exchange(stirred_, false)) last_moved_ = Clock::now();
   for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->check_health();
-  blame_transport();
+  report_transport_failure();
   return moved;
 }
 
@@ -193,112 +155,107 @@ bool HostRuntime::run_ready() noexcept {
     if (op->ready()) {
       make_runnable(*op);
     } else {
-      op->group->settle(*op);
+      static_cast<HostGroup&>(*op->group).complete_if_done(*op);
     }
   }
   std::erase(runnable_, nullptr);
   return moved;
 }
 
-void HostRuntime::connection_lost(int peer, const std::string& why) noexcept {
-  Peer& who = peers_[static_cast<std::size_t>(peer)];
-  if (who.cut) return;
-  who.cut = true;
-  who.since = Clock::now();
-  if (!who.left) who.why = why;
-  if (rank() == kHub || peer == kHub) return;
-  who.asked_hub = ++asked_hub_;
-  tell(kHub, {.kind = ControlMessage::Kind::question, .communicator = kNoCommunicator, .number = who.asked_hub});
+void HostRuntime::connection_lost(int rank, const std::string& why) noexcept {
+  PeerStatus& peer = peers_[static_cast<std::size_t>(rank)];
+  if (peer.cut) return;
+  peer.cut = true;
+  peer.since = Clock::now();
+  if (!peer.left) peer.why = why;
+  if (this->rank() != kHub && rank != kHub) peer.probe = monitor_.send_probe(kHub);
 }
 
-void HostRuntime::tell(int world_rank, const ControlMessage& notice) noexcept {
-  if (ControlChannel* const voice = voice_.load()) voice->tell(world_rank, format_notice(notice));
-}
-
-void HostRuntime::hear() noexcept {
-  std::vector<ControlMessage> heard;
+/// On the control thread.
+void HostRuntime::receive(ControlMessage message) noexcept {
   {
-    const std::lock_guard lock(inbox_mutex_);
-    heard.swap(inbox_);
-    heard_.store(false);
-  }
-  for (const ControlMessage& notice : heard) handle(notice);
-}
-
-void HostRuntime::handle(const ControlMessage& notice) noexcept {
-  Peer& sender = peers_[static_cast<std::size_t>(notice.from)];
-  if (notice.kind == ControlMessage::Kind::leaving) {
-    sender.left = true;
-    sender.since = Clock::now();
-    sender.why = notice.text;
-    return;
-  }
-  if (notice.kind == ControlMessage::Kind::lost) {
-    sender.died = !sender.left;
-    for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->check_health();
-    return;
-  }
-  if (notice.kind == ControlMessage::Kind::damaged)
-    return message_damaged(notice.from, "a message of the control channel");
-  const auto found = std::find_if(groups_.begin(), groups_.end(),
-                                  [&](const HostGroup* group) { return group->number() == notice.communicator; });
-  const int member = found == groups_.end() ? -1 : (*found)->member_of(notice.from);
-  if (member < 0) {
-    if (early_.size() < kMostEarly) early_.push_back(notice);
-    return;
-  }
-  if (notice.kind == ControlMessage::Kind::failure)
-    (*found)->fail({static_cast<FailureKind>(notice.number), notice.text}, false);
-  if (notice.kind == ControlMessage::Kind::call) (*found)->hear_call(member, notice.number, notice.value, notice.text);
-}
-
-/// On the control thread: answers at once what it can, and leaves the rest to the driving thread.
-void HostRuntime::receive(ControlMessage notice) noexcept {
-  if (notice.kind == ControlMessage::Kind::question) {
-    ControlMessage answer{
-        .kind = ControlMessage::Kind::answer, .communicator = notice.communicator, .number = notice.number};
-    {
-      const std::lock_guard lock(questions_mutex_);
-      const auto found = called_.find(notice.communicator);
-      if (found != called_.end()) answer.value = found->second->load();
-    }
-    tell(notice.from, answer);
-    return;
-  }
-  if (notice.kind == ControlMessage::Kind::answer) {
-    if (notice.communicator == kNoCommunicator) return heard_from_hub_.store(notice.number);
-    const std::lock_guard lock(questions_mutex_);
-    if (notice.number == question_) answers_[static_cast<std::size_t>(notice.from)] = notice.value;
-    answered_.notify_all();
-    return;
-  }
-  {
-    const std::lock_guard lock(inbox_mutex_);
-    inbox_.push_back(std::move(notice));
-    heard_.store(true);
+    const std::lock_guard lock(received_mutex_);
+    received_.push_back(std::move(message));
+    any_received_.store(true);
   }
   engine_->wake_waiters();
   engine_->wake_progress_thread();
 }
 
-std::vector<std::optional<std::uint64_t>> HostRuntime::ask(const HostGroup& group) noexcept {
-  constexpr auto kAnswerTime = std::chrono::seconds(1);  // a live rank answers within microseconds, if it gets a core
-  std::vector<int> asked;
-  for (int k = 0; k < group.size(); ++k)
-    if (group.world_rank(k) != rank()) asked.push_back(group.world_rank(k));
-  if (rank() != kHub && group.member_of(kHub) < 0) asked.push_back(kHub);
-  std::unique_lock lock(questions_mutex_);
-  const std::uint64_t question = ++question_;
-  std::fill(answers_.begin(), answers_.end(), std::nullopt);
-  lock.unlock();
-  for (const int who : asked)
-    tell(who, {.kind = ControlMessage::Kind::question, .communicator = group.number(), .number = question});
-  lock.lock();
-  answered_.wait_for(lock, kAnswerTime, [&] {
-    return std::all_of(asked.begin(), asked.end(),
-                       [&](int who) { return answers_[static_cast<std::size_t>(who)].has_value(); });
-  });
-  return answers_;
+void HostRuntime::handle_messages() noexcept {
+  std::vector<ControlMessage> received;
+  {
+    const std::lock_guard lock(received_mutex_);
+    received.swap(received_);
+    any_received_.store(false);
+  }
+  for (const ControlMessage& message : received) handle(message);
+}
+
+void HostRuntime::handle(const ControlMessage& message) noexcept {
+  PeerStatus& sender = peers_[static_cast<std::size_t>(message.from)];
+  if (message.kind == ControlMessage::Kind::leaving) {
+    sender.left = true;
+    sender.since = Clock::now();
+    sender.why = message.text;
+    return;
+  }
+  if (message.kind == ControlMessage::Kind::lost) {
+    sender.died = !sender.left;
+    for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->check_health();
+    return;
+  }
+  if (message.kind == ControlMessage::Kind::damaged)
+    return message_damaged(message.from, "a message of the control channel");
+  const auto found = std::find_if(groups_.begin(), groups_.end(),
+                                  [&](const HostGroup* group) { return group->id() == message.communicator; });
+  const int member = found == groups_.end() ? -1 : (*found)->member_of(message.from);
+  if (member < 0) {
+    if (early_.size() < kMostEarly) early_.push_back(message);
+    return;
+  }
+  if (message.kind == ControlMessage::Kind::failure)
+    (*found)->fail({static_cast<FailureKind>(message.number), message.text}, false);
+  if (message.kind == ControlMessage::Kind::call) (*found)->on_op_signature(member, message);
+}
+
+std::string HostRuntime::describe_hub(const HostGroup& group) const {
+  const int member = group.member_of(kHub);
+  const PeerStatus& hub = peers_[kHub];
+  const char* const state = hub.died ? " died" : hub.left ? " has left" : " is not responding";
+  if (member >= 0) return group.rank_name(member) + state + ", so the others can't be asked";
+  return "rank " + std::to_string(options_.job_rank(kHub)) + state +
+         ", over which the ranks of this communicator ask each other";
+}
+
+/// A leaving rank's message goes through rank 0. While rank 0 doesn't reply, a connection that ended may have been
+/// closed normally.
+bool HostRuntime::would_know_departure(const PeerStatus& peer) const {
+  const PeerStatus& hub = peers_[kHub];
+  return rank() == kHub || hub.died || hub.left || hub.cut || monitor_.replied_to_probe(peer.probe);
+}
+
+/// A library may detect a dead rank first, with its own message: wait a while for the actual cause to be reported.
+void HostRuntime::transport_failed(const std::string& why) noexcept {
+  if (!transport_failure_.empty()) return;
+  transport_failure_ = capabilities_.backend + ": " + why;
+  transport_blamed_at_ = Clock::now() + kVerdictTime;
+  update_transport_polling();
+}
+
+/// No other cause is possible, so don't wait for one.
+void HostRuntime::message_damaged(int peer, const std::string& what) noexcept {
+  transport_failure_ = capabilities_.backend + ": " + what + " from " + describe_rank(peer, options_.job_rank(peer)) +
+                       " came damaged: its checksum is wrong; check the network and the memory of the two hosts, and "
+                       "go on from the last checkpoint";
+  transport_blamed_at_ = Clock::now();
+  update_transport_polling();
+}
+
+void HostRuntime::report_transport_failure() noexcept {
+  if (transport_failure_.empty() || Clock::now() < transport_blamed_at_) return;
+  const std::string why = std::exchange(transport_failure_, {});
+  for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->fail({FailureKind::backend, why}, true);
 }
 
 }  // namespace tessera::comm::host

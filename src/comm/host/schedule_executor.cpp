@@ -13,6 +13,8 @@ constexpr std::uint8_t kIdle = 0;
 constexpr std::uint8_t kUnderWay = 1;
 constexpr std::uint8_t kDone = 2;
 
+constexpr std::size_t kKeptScratchBytes = 1 << 20;
+
 constexpr std::uint32_t kMessageStep = (1U << 24) - 1;  ///< a step number of tags that no collective reaches
 
 bool is_transfer(const ScheduleStep& step) {
@@ -33,23 +35,16 @@ void describe_message(const OpDesc& call, Schedule& schedule) {
 
 }  // namespace
 
-void ScheduleExecutor::prepare(std::shared_ptr<HostGroup> owner, const OpDesc& what, std::uint64_t number) {
-  group = std::move(owner);
-  call = what;
-  call.in_counts = {};
-  call.out_counts = {};
-  sequence = number;
-  called.clear();
-  deadline = Clock::now() + what.timeout;
-  finished.store(0);
-  internal = runnable = false;
-  agreed = true;
+void ScheduleExecutor::reset(const OpDesc& what, std::uint64_t number) {
+  Operation::reset(what, number);
+  small = what.in.bytes() <= kSmallBytes && what.out.bytes() <= kSmallBytes;
+  signature.clear();
+  runnable = false;
+  verified = true;
   surprise_peer = -1;
-  turn = 0;
+  native_position = 0;
   copy = nullptr;
   factor_ = what.op.kind == ReduceOp::Kind::premul_sum ? what.op.scalar : 1;
-  parent = nullptr;
-  parts_left = 0;
   left_ = 0;
   ready_.clear();
   next_ready_ = 0;
@@ -57,19 +52,21 @@ void ScheduleExecutor::prepare(std::shared_ptr<HostGroup> owner, const OpDesc& w
   if (!is_message()) return;
   if (message_ == nullptr) message_ = std::make_shared<Schedule>();
   describe_message(call, *message_);
-  take(message_);
+  set_schedule(message_);
 }
 
-void ScheduleExecutor::rest(std::size_t keep) noexcept {
+/// Frees scratch memory that few operations need.
+void ScheduleExecutor::recycle() noexcept {
   schedule_.reset();
-  if (scratch_.bytes() > keep) scratch_.reset();
+  if (scratch_.bytes() > kKeptScratchBytes) scratch_.reset();
+  Operation::recycle();
 }
 
-void ScheduleExecutor::take(std::shared_ptr<const Schedule> what) {
-  schedule_ = std::move(what);
+void ScheduleExecutor::set_schedule(std::shared_ptr<const Schedule> schedule) {
+  schedule_ = std::move(schedule);
   const std::size_t steps = schedule_->steps.size();
   if (schedule_->scratch_bytes > scratch_.bytes())
-    scratch_ = group->world().memory().allocate(schedule_->scratch_bytes, MemoryCategory::communication);
+    scratch_ = host_.runtime().memory().allocate(schedule_->scratch_bytes, MemoryCategory::communication);
   waits_.resize(steps);
   messages_.resize(steps);
   state_.assign(steps, kIdle);
@@ -103,42 +100,42 @@ void ScheduleExecutor::start_message(std::uint32_t index) {
   message = Message{};
   message.data = region.bytes == 0 ? nullptr : at(region);
   message.bytes = region.bytes;
-  message.peer = group->world_rank(step.peer);
-  message.tag = {group->number(), static_cast<std::uint32_t>(sequence), step.number};
+  message.peer = host_.world_rank(step.peer);
+  message.tag = {host_.id(), static_cast<std::uint32_t>(sequence), step.number};
   message.owner = this;
   message.index = index;
-  if (sends) message.sent = group->counter(*this, step.peer);
+  if (sends) message.sent = host_.counter(*this, step.peer);
   state_[index] = kUnderWay;
-  Transport& transport = group->world().transport();
+  Transport& transport = host_.runtime().transport();
   sends ? transport.send(message) : transport.receive(message);
 }
 
 /// False: earlier native operations must start first.
 bool ScheduleExecutor::start_native(std::uint32_t index) {
-  if (!group->begin_native_in_order(*this)) return false;
+  if (!host_.begin_native_in_order(*this)) return false;
   const ScheduleStep& step = schedule_->steps[index];
   const ReduceOp::Kind reduce = call.op.kind;
   const bool adds = reduce == ReduceOp::Kind::avg || reduce == ReduceOp::Kind::premul_sum;
   native_ = {.kind = call.kind,
              .dtype = call.out.dtype,
              .reduce = adds ? ReduceOp::Kind::sum : reduce,
-             .count = part_count(call, group->size()),
+             .count = part_count(call, host_.size()),
              .root = call.root,
              .in = step.from.bytes == 0 ? nullptr : at(step.from),
              .out = step.to.bytes == 0 ? nullptr : at(step.to),
-             .group = group->native(),
+             .group = host_.native(),
              .copy = copy,
              .owner = this,
              .index = index};
   state_[index] = kUnderWay;
-  group->world().transport().native()->start(native_);
+  host_.runtime().transport().native()->start(native_);
   return true;
 }
 
 void ScheduleExecutor::native_done(NativeRequest& collective) noexcept {
-  group->count_native(*this);
+  host_.count_native(*this);
   step_done(collective.index);
-  group->world().make_runnable(*this);
+  host_.runtime().make_runnable(*this);
 }
 
 std::size_t ScheduleExecutor::compute(const ScheduleStep& step) {
@@ -160,7 +157,7 @@ std::size_t ScheduleExecutor::compute(const ScheduleStep& step) {
 }
 
 void ScheduleExecutor::begin() {
-  if (ready()) group->world().make_runnable(*this);
+  if (ready()) host_.runtime().make_runnable(*this);
 }
 
 bool ScheduleExecutor::run(std::size_t budget) {
@@ -197,7 +194,7 @@ void ScheduleExecutor::message_done(Message& message, std::size_t bytes) noexcep
     surprise_peer = schedule_->steps[message.index].peer;
   }
   step_done(message.index);
-  group->world().make_runnable(*this);
+  host_.runtime().make_runnable(*this);
 }
 
 bool ScheduleExecutor::needs(int member) const noexcept {
@@ -209,27 +206,19 @@ bool ScheduleExecutor::needs(int member) const noexcept {
   return false;
 }
 
-void ScheduleExecutor::give_up(std::uint32_t index) noexcept {
-  Transport& transport = group->world().transport();
+void ScheduleExecutor::cancel_step(std::uint32_t index) noexcept {
+  Transport& transport = host_.runtime().transport();
   if (schedule_->steps[index].kind == ScheduleStep::Kind::native) return transport.native()->give_up(native_);
   transport.cancel(messages_[index]);
 }
 
 void ScheduleExecutor::cancel() noexcept {
   for (std::size_t i = 0; i < state_.size(); ++i)
-    if (state_[i] == kUnderWay) give_up(static_cast<std::uint32_t>(i));
+    if (state_[i] == kUnderWay) cancel_step(static_cast<std::uint32_t>(i));
   state_.clear();
   ready_.clear();
   next_ready_ = 0;
   left_ = 0;
-}
-
-ProgressEngine& ScheduleExecutor::engine() const noexcept { return group->world().engine(); }
-void ScheduleExecutor::throw_failure() const { group->throw_failure(); }
-
-void ScheduleExecutor::recycle() noexcept {
-  const std::shared_ptr<HostGroup> keep = std::move(group);  // may be the last reference to the group, and so to this
-  keep->put_back(*this);
 }
 
 }  // namespace tessera::comm::host

@@ -8,7 +8,7 @@
 
 #include "tessera/base/memory_pool.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/core/driven_work.h"
+#include "tessera/comm/core/operation.h"
 #include "tessera/comm/native_collectives.h"
 #include "tessera/comm/schedule.h"
 #include "tessera/comm/transport.h"
@@ -19,18 +19,17 @@ class HostGroup;
 
 inline constexpr std::string_view kMessageAlgorithm = "direct";  ///< of sends and receives
 
-class ScheduleExecutor final : public DrivenWork, public MessageOwner, public NativeOwner {
+class ScheduleExecutor final : public Operation, public MessageOwner, public NativeOwner {
  public:
-  /// Called on the caller's thread, before submission.
-  void prepare(std::shared_ptr<HostGroup> owner, const OpDesc& what, std::uint64_t number);
-  void take(std::shared_ptr<const Schedule> what);
+  explicit ScheduleExecutor(HostGroup& owner) : host_(owner) {}
+  // Called on the caller's thread, before the launch:
+  void reset(const OpDesc& what, std::uint64_t number);
+  void set_schedule(std::shared_ptr<const Schedule> schedule);
 
   // Under the engine's lock:
   void begin();
   /// Executes the steps that are ready, with at most about `budget` bytes of copying and reducing. True: it progressed.
   bool run(std::size_t budget);
-  /// No longer in use: frees scratch memory above `keep` bytes.
-  void rest(std::size_t keep) noexcept;
   bool ready() const noexcept { return next_ready_ < ready_.size(); }
   bool complete() const noexcept { return left_ == 0; }
   /// Whether anything remains to be sent to or received from this rank of the group.
@@ -39,36 +38,24 @@ class ScheduleExecutor final : public DrivenWork, public MessageOwner, public Na
   void message_done(Message& message, std::size_t bytes) noexcept override;
   void native_done(NativeRequest& collective) noexcept override;
 
-  std::shared_ptr<HostGroup> group;  ///< while in use
-  OpDesc call;
-  std::uint64_t sequence = 0;  ///< number of a collective in its group, or of a message between the two ranks
-  Clock::time_point deadline;
-  bool internal = false;     ///< not counted in traffic
-  bool runnable = false;     ///< is in its world's list
-  std::string called;        ///< checked mode: the signature that must be equal on all members
-  bool agreed = true;        ///< checked mode: all members are known to have made the same call
+  bool runnable = false;     ///< is in its runtime's list
+  std::string signature;     ///< checked mode: what must be equal on all members
+  bool verified = true;      ///< checked mode: all members are known to have made the same call
   std::size_t surprise = 0;  ///< bytes of a message whose length differs from this rank's
   int surprise_peer = -1;
-  std::uint64_t turn = 0;  ///< position among the native operations of its group; 0: not native
+  std::uint64_t native_position = 0;                    ///< among the native operations of its group; 0: not native
   std::unique_ptr<NativeCommunicator>* copy = nullptr;  ///< not null: this native operation creates a group
-  ScheduleExecutor* parent = nullptr;                   ///< the batch of which this is a part
-  std::uint32_t parts_left = 0;
-  ScheduleExecutor* next = nullptr;
-
- protected:
-  ProgressEngine& engine() const noexcept override;
-  [[noreturn]] void throw_failure() const override;
-  void recycle() noexcept override;
 
  private:
+  void recycle() noexcept override;
   std::byte* at(const BufferRegion& region) const noexcept;
   void start_message(std::uint32_t step);
   bool start_native(std::uint32_t step);
-  void give_up(std::uint32_t step) noexcept;
+  void cancel_step(std::uint32_t step) noexcept;
   std::size_t compute(const ScheduleStep& step);
   void step_done(std::uint32_t step) noexcept;
-  bool is_message() const { return call.kind == OpKind::send || call.kind == OpKind::recv; }
 
+  HostGroup& host_;
   std::shared_ptr<const Schedule> schedule_;
   std::shared_ptr<Schedule> message_;  ///< the schedule of a send or receive, reused
   double factor_ = 1;

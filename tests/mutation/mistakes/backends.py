@@ -63,13 +63,13 @@ MISTAKES = [
     # nccl, with the tests' replacement of the vendor's library
     mistake("nccl-bytes-not-counted", "backends/nccl/nccl_group.cpp", "    const ncclResult_t result = issue(target(), call);\n    count(call);", "    const ncclResult_t result = issue(target(), call);", NCCL, "traffic counts nothing"),
     mistake("nccl-not-after-its-stream", "backends/nccl/nccl_group.cpp", "      if (comes_after_) before_->make_stream_wait(stream_->get());\n", "", NCCL, "data that a stream has not yet written is sent"),
-    mistake("nccl-remote-error-at-once", "backends/nccl/failure.cpp", "    if (Clock::now() < *suspicious_since_ + kVerdictTime) return Health::suspicious;\n", "", NCCL, "a dead rank is reported in the vendor's words, not by its number"),
-    mistake("nccl-wrong-member-named", "backends/nccl/failure.cpp", "  fail({FailureKind::peer_lost, what + rank_name(member) + \" died\"}, true);", "  fail({FailureKind::peer_lost, what + rank_name(rank_) + \" died\"}, true);", (*NCCL, r"^comm_processes$", r"^comm\."), "a rank reports itself as dead"),
+    mistake("nccl-remote-error-at-once", "backends/nccl/failure.cpp", "    if (Clock::now() < *suspect_since_ + kVerdictTime) return Health::suspect;\n", "", NCCL, "a dead rank is reported in the vendor's words, not by its number"),
+    mistake("nccl-wrong-member-named", "backends/nccl/failure.cpp", "  fail({FailureKind::peer_lost, what + rank_name(member) + \" died\"}, true);", "  fail({FailureKind::peer_lost, what + rank_name(rank()) + \" died\"}, true);", (*NCCL, r"^comm_processes$", r"^comm\."), "a rank reports itself as dead"),
     mistake("nccl-closing-not-heard", "backends/nccl/failure.cpp", "  closed_[static_cast<std::size_t>(member)] = called;", "  static_cast<void>(called);", NCCL, "a rank that waits for a closed rank waits until the deadline"),
     mistake("nccl-registration-left", "backends/nccl/registered_memory.cpp", "    for (const auto& [group, handle] : blocks_[data].handles) group->deregister_memory(handle);\n", "", NCCL, "memory is freed while it is registered with the vendor's library"),
     mistake("nccl-later-groups-unregistered", "backends/nccl/registered_memory.cpp", "  for (auto& [data, block] : blocks_) enter(group, data, block);\n}\n\nvoid RegisteredMemory::remove", "}\n\nvoid RegisteredMemory::remove", NCCL, "later splits are slower"),
     mistake("nccl-average-over-ranks", "backends/nccl/reduce_op.cpp", "      if (op.scalar == target.size) {", "      if (op.scalar != 1) {", NCCL, "averages over another number are wrong"),
-    mistake("nccl-wrong-device", "backends/nccl/nccl_group.cpp", "    if (view.count != 0 && view.device.index != world_->device())", "    if (view.count != 0 && view.device.index < 0)", NCCL, "memory of another device is accepted"),
+    mistake("nccl-wrong-device", "backends/nccl/nccl_group.cpp", "    if (view.count != 0 && view.device.index != runtime_->device())", "    if (view.count != 0 && view.device.index < 0)", NCCL, "memory of another device is accepted"),
 
     # sim
     mistake("sim-order-ignored", "backends/sim/world.cpp", "    free_ = begun + took;\n", "    free_ = called + took + (begun - begun);\n", r"^sim\.", "a simulation overlaps operations that one channel runs in sequence"),

@@ -1,0 +1,102 @@
+#include "tessera/comm/core/control_peer_monitor.h"
+
+#include <algorithm>
+
+#include "tessera/comm/transport.h"
+
+namespace tessera::comm {
+namespace {
+
+constexpr auto kReplyTime = std::chrono::seconds(1);  ///< a live rank replies within microseconds, if it gets a core
+constexpr std::uint64_t kProbe = kMostCommunicators;  ///< no communicator: the query only shows that the rank replies
+
+}  // namespace
+
+ControlPeerMonitor::ControlPeerMonitor(Bootstrap& bootstrap)
+    : bootstrap_(bootstrap), replies_(static_cast<std::size_t>(bootstrap.size())) {}
+
+void ControlPeerMonitor::open(std::string_view name, std::function<void(ControlMessage)> on_message) {
+  const auto on_text = [this, on_message](int from, std::string_view text) {
+    std::optional<ControlMessage> message = parse_notice(text);
+    if (!message) return;
+    message->from = from;
+    if (message->kind == ControlMessage::Kind::question) return on_query(*message);
+    if (message->kind == ControlMessage::Kind::answer) return on_reply(*message);
+    on_message(std::move(*message));
+  };
+  channel_ = bootstrap_.open_channel(
+      name, {.lost = [on_message](int rank) { on_message({.kind = ControlMessage::Kind::lost, .from = rank}); },
+             .message = on_text,
+             .damaged = [on_message](int rank) { on_message({.kind = ControlMessage::Kind::damaged, .from = rank}); }});
+  open_channel_.store(channel_.get());
+}
+
+void ControlPeerMonitor::close() noexcept {
+  open_channel_.store(nullptr);
+  channel_.reset();
+}
+
+void ControlPeerMonitor::add(std::uint64_t communicator, LastCall called) {
+  const std::lock_guard lock(mutex_);
+  called_[communicator] = std::move(called);
+}
+
+void ControlPeerMonitor::remove(std::uint64_t communicator) {
+  const std::lock_guard lock(mutex_);
+  called_.erase(communicator);
+}
+
+void ControlPeerMonitor::send(int rank, const ControlMessage& message) noexcept {
+  if (ControlChannel* const channel = open_channel_.load()) channel->tell(rank, format_notice(message));
+}
+
+void ControlPeerMonitor::send(std::span<const int> ranks, const ControlMessage& message) noexcept {
+  ControlChannel* const channel = open_channel_.load();
+  if (channel == nullptr) return;
+  const std::string text = format_notice(message);
+  for (const int rank : ranks)
+    if (rank != bootstrap_.rank()) channel->tell(rank, text);
+}
+
+void ControlPeerMonitor::on_query(const ControlMessage& query) noexcept {
+  ControlMessage reply{
+      .kind = ControlMessage::Kind::answer, .communicator = query.communicator, .number = query.number};
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = called_.find(query.communicator);
+    if (found != called_.end()) reply.value = found->second->load();
+  }
+  send(query.from, reply);
+}
+
+void ControlPeerMonitor::on_reply(const ControlMessage& reply) noexcept {
+  if (reply.communicator == kProbe) return last_probe_reply_.store(reply.number);
+  const std::lock_guard lock(mutex_);
+  if (reply.number == query_) replies_[static_cast<std::size_t>(reply.from)] = reply.value;
+  replied_.notify_all();
+}
+
+std::vector<std::optional<std::uint64_t>> ControlPeerMonitor::query_progress(std::uint64_t communicator,
+                                                                             std::span<const int> ranks) noexcept {
+  const std::lock_guard one_at_a_time(query_mutex_);
+  std::unique_lock lock(mutex_);
+  const std::uint64_t query = ++query_;
+  std::fill(replies_.begin(), replies_.end(), std::nullopt);
+  lock.unlock();
+  send(ranks, {.kind = ControlMessage::Kind::question, .communicator = communicator, .number = query});
+  lock.lock();
+  replied_.wait_for(lock, kReplyTime, [&] {
+    return std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
+      return rank == bootstrap_.rank() || replies_[static_cast<std::size_t>(rank)].has_value();
+    });
+  });
+  return replies_;
+}
+
+std::uint64_t ControlPeerMonitor::send_probe(int rank) noexcept {
+  const std::uint64_t probe = ++probes_;
+  send(rank, {.kind = ControlMessage::Kind::question, .communicator = kProbe, .number = probe});
+  return probe;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,69 @@
+// How a rank asks the others of a world how far they are, and informs them, over a control channel.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/base/export.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/core/control_message.h"
+
+namespace tessera::comm {
+
+/// Answers the queries of other ranks by itself, on the control thread: a rank that computes or waits is not silent.
+/// Thread-safe.
+class TESSERA_API ControlPeerMonitor {
+ public:
+  /// The number of the last collective called on a communicator.
+  using LastCall = std::shared_ptr<const std::atomic<std::uint64_t>>;
+
+  explicit ControlPeerMonitor(Bootstrap& bootstrap);
+  /// Collective: opens the channel `name`. `on_message` receives all but queries, also lost and damaged ranks, on the
+  /// control thread, perhaps before this returns.
+  void open(std::string_view name, std::function<void(ControlMessage)> on_message);
+  /// After return, `on_message` does not run any more, and nothing is sent.
+  void close() noexcept;
+
+  /// Queries about `communicator` are answered from `called`.
+  void add(std::uint64_t communicator, LastCall called);
+  void remove(std::uint64_t communicator);
+
+  /// Sends to a rank of the world, or to all others for ControlChannel::kAll.
+  void send(int rank, const ControlMessage& message) noexcept;
+  /// Sends to these ranks except this one.
+  void send(std::span<const int> ranks, const ControlMessage& message) noexcept;
+  /// The last collective that each of these ranks has called on `communicator`, by rank of the world; none for a rank
+  /// that does not reply in time.
+  std::vector<std::optional<std::uint64_t>> query_progress(std::uint64_t communicator,
+                                                           std::span<const int> ranks) noexcept;
+  /// Sends a query that asks nothing; returns its number, for replied_to_probe().
+  std::uint64_t send_probe(int rank) noexcept;
+  bool replied_to_probe(std::uint64_t probe) const noexcept { return last_probe_reply_.load() >= probe; }
+
+ private:
+  void on_query(const ControlMessage& query) noexcept;
+  void on_reply(const ControlMessage& reply) noexcept;
+
+  Bootstrap& bootstrap_;
+  std::unique_ptr<ControlChannel> channel_;
+  std::atomic<ControlChannel*> open_channel_{nullptr};  ///< the same, for threads that send
+  std::mutex query_mutex_;                              ///< one query at a time
+  std::mutex mutex_;                                    ///< guards what follows; no lock is acquired while it is held
+  std::condition_variable replied_;
+  std::map<std::uint64_t, LastCall> called_;  ///< by communicator
+  std::uint64_t query_ = 0;
+  std::vector<std::optional<std::uint64_t>> replies_;  ///< by rank of the world
+  std::atomic<std::uint64_t> probes_{0};
+  std::atomic<std::uint64_t> last_probe_reply_{0};
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,46 @@
+#include "tessera/comm/core/operation.h"
+
+#include "tessera/comm/core/format.h"
+#include "tessera/comm/core/group_core.h"
+
+namespace tessera::comm {
+
+Operation::~Operation() = default;
+
+void Operation::reset(const OpDesc& what, std::uint64_t number) {
+  call = what;
+  call.in_counts = {};
+  call.out_counts = {};
+  sequence = number;
+  deadline.store(Clock::time_point::max(), std::memory_order_relaxed);
+  state.store(pending);
+  internal = small = false;
+  batch = nullptr;
+  batch_remaining = 0;
+}
+
+bool Operation::done() noexcept {
+  if (state.load() == pending) group->advance();
+  return state.load() != pending;
+}
+
+bool Operation::wait_until(Clock::time_point until) {
+  if (!group->wait_for(*this, until)) return false;
+  if (state.load() == failed) group->throw_failure(*this);
+  return true;
+}
+
+void Operation::wait() {
+  // Terminates: the group fails the operation at its deadline.
+  while (!wait_until(Clock::now() + std::chrono::hours(1))) {
+  }
+}
+
+std::string Operation::format() const { return describe(call, sequence); }
+
+void Operation::recycle() noexcept {
+  const std::shared_ptr<GroupCore> keep = std::move(group);  // may be the last reference to the group, which owns this
+  keep->recycle(*this);
+}
+
+}  // namespace tessera::comm

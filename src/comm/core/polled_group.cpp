@@ -1,0 +1,81 @@
+#include "tessera/comm/core/polled_group.h"
+
+namespace tessera::comm {
+
+PolledGroup::PolledGroup(ProgressEngine& engine, std::shared_ptr<const BackendOptions> options, int rank,
+                         std::vector<int> members)
+    : GroupCore(std::move(options), rank, std::move(members)), engine_(engine) {}
+PolledGroup::~PolledGroup() = default;
+
+Work PolledGroup::launch(Operation& op) {
+  op.group = shared_from_this();
+  const WorkRef hold(op);
+  if (op.state.load() != Operation::pending) return {};  // it needed no other rank
+  submit(op);
+  engine_.try_poll(false);
+  if (op.small) engine_.spin_for_completion(op.state);
+  if (op.state.load() == Operation::succeeded) return {};
+  op.start_deadline();
+  engine_.wake_waiters();  // the thread that holds the lock may have polled before the submission
+  engine_.wake_progress_thread_if_idle();
+  return Work(&op);
+}
+
+void PolledGroup::poll_after_batch() noexcept {
+  engine_.try_poll(false);
+  engine_.wake_waiters();
+  engine_.wake_progress_thread();
+}
+
+void PolledGroup::submit(Operation& op) noexcept {
+  op.retain();  // until complete()
+  if (op.batch != nullptr) op.batch->retain();
+  engine_.begin_operation();
+  const std::lock_guard lock(mutex_);
+  if (in_flight_.fetch_add(1) == 0) idle_.store(0);
+  submitted_.push(op);
+  any_submitted_.store(true);
+}
+
+OperationQueue<Operation> PolledGroup::take_submitted() noexcept {
+  if (!any_submitted_.load()) return {};
+  const std::lock_guard lock(mutex_);
+  any_submitted_.store(false);
+  return std::exchange(submitted_, {});
+}
+
+void PolledGroup::complete(Operation& op, Operation::State state) noexcept {
+  Operation* batch = op.batch;
+  op.state.store(state);
+  if (batch != nullptr && --batch->batch_remaining == 0)
+    batch->state.store(failed() ? Operation::failed : Operation::succeeded);
+  engine_.end_operation();
+  op.release();
+  if (batch != nullptr) batch->release();
+  {
+    const std::lock_guard lock(mutex_);
+    if (in_flight_.fetch_sub(1) == 1) idle_.store(1);
+  }
+  engine_.wake_waiters();
+}
+
+void PolledGroup::fail(Failure failure, bool notify) noexcept {
+  const bool first = failure_.set(std::move(failure));
+  if (first) publish_failure(notify);
+  for (OperationQueue<Operation> submitted = take_submitted(); !submitted.empty();)
+    complete(submitted.pop(), Operation::failed);
+  fail_operations(first);
+}
+
+void PolledGroup::abort(std::string_view reason) noexcept {
+  const std::lock_guard lock(engine_.mutex());
+  if (!failed()) GroupCore::abort(reason);
+}
+
+void PolledGroup::wait_until_idle() noexcept {
+  // Terminates: every operation has a deadline, at which it fails.
+  while (!engine_.wait(idle_, Clock::now() + std::chrono::hours(1))) {
+  }
+}
+
+}  // namespace tessera::comm

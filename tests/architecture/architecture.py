@@ -37,6 +37,9 @@ STRATEGY_NAME = re.compile(r'\b(ddp|zero1|zero2|hsdp|shard_grad_op|no_shard|full
 PAGE = re.compile(r"([\w-]+\.md)\b|\bDESIGN\b")
 PROSE = {".h", ".cpp", ".cu", ".cuh", ".py", ".md", ".cmake", ".txt"}
 LINES, EXAMPLE_LINES = 400, 100
+ENGINE_METHODS = 20  # public ones of fsdp::Engine, beside constructors and destructor
+METHOD = re.compile(r"^  (?:[\w:<>,&*\[\] ]+ [*&]?)?(~?\w+)\(", re.M)
+DEFINITION = re.compile(r"^(?! |return )(?:[\w:<>,&* ]+ [*&]?)?((?:[a-z]\w*::)*)([A-Z]\w+)::(?:\w+::)*~?\w+\(", re.M)
 
 # (rule, pattern, folders, exceptions); the patterns apply to code without comments.
 PATTERNS = [
@@ -145,11 +148,40 @@ def missing_pages(root):
                     yield path, number, "missing page", f"'{match.group(0)}' is not in the repository"
 
 
+def crowded_engine(root):
+    """The breach of an Engine with too many public methods, in the form of breaches()."""
+    path = root / "src" / "fsdp" / "engine.h"
+    if not path.exists():
+        return
+    code = without_comments(path.read_text())
+    public = code[code.index("class TESSERA_API Engine {"):].split(" private:")[0]
+    methods = {name for name in METHOD.findall(public) if name.lstrip("~") not in ("Engine", "operator")}
+    if len(methods) > ENGINE_METHODS:
+        yield "src/fsdp/engine.h", 1, "engine methods", f"{len(methods)} public methods, more than {ENGINE_METHODS}"
+
+
+def scattered_classes(root):
+    """Every class with member functions in several sources of a folder, in the form of breaches()."""
+    sources = {}
+    for folder in ("src", "backends", "plugins", "tools"):
+        for file in sorted((root / folder).rglob("*.cpp")):
+            path = file.relative_to(root).as_posix()
+            for space, name in DEFINITION.findall(without_comments(file.read_text())):
+                sources.setdefault((owner(path) if folder == "src" else "/".join(path.split("/")[:2]), space, name), set()).add(path)
+    for (_, _, name), paths in sorted(sources.items()):
+        if len(paths) > 1:
+            yield sorted(paths)[1], 1, "one source", f"{name} is also defined in {sorted(paths)[0]}"
+
+
+def all_breaches(root):
+    return [*breaches(root), *missing_pages(root), *crowded_engine(root), *scattered_classes(root)]
+
+
 def main():
     root = pathlib.Path(sys.argv[1]).resolve()
     if not (root / "src" / "base").is_dir():
         raise SystemExit(f"{root} is not the source tree")
-    found = [*breaches(root), *missing_pages(root)]
+    found = all_breaches(root)
     for path, line, rule, text in found:
         print(f"{path}:{line}: {rule}: {text}")
     print(f"{len(found)} breaches")

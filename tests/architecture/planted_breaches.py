@@ -3,7 +3,7 @@
 import pathlib
 import tempfile
 
-from architecture import PATTERNS, breaches, missing_pages
+from architecture import ENGINE_METHODS, PATTERNS, all_breaches
 
 PLANTED = [  # rule, file, content
     ("layering", "src/base/a.cpp", '#include "tessera/comm/work.h"\n'),
@@ -45,11 +45,17 @@ PLANTED = [  # rule, file, content
     ("print or exit", "plugins/x/c.cpp", 'printf("x");\n'),
     ("missing page", "src/nn/o.cpp", "// as docs/nowhere.md says\n"),
     ("missing page", "docs/o.md", "By the tree of DESIGN section 3.\n"),
+    ("engine methods", "src/fsdp/engine.h",
+     "class TESSERA_API Engine {\n public:\n" + "".join(f"  void f{i}();\n" for i in range(ENGINE_METHODS + 1)) + "};\n"),
     ("length", "src/nn/long.cpp", "int x();\n" * 401),
     ("length", "examples/long.cpp", "int x();\n" * 101),
 ]
 
+SCATTERED = {"src/fsdp/a.cpp": "void One::f() {}\nvoid Two::f() {}\n", "src/fsdp/b.cpp": "int One::g() const {}\n  two = Two::f();\n"}
+
 CLEAN = {
+    "src/fsdp/engine.h": "class TESSERA_API Engine {\n public:\n  Engine();\n"
+                         + "".join(f"  const A<B>& f{i}() const;\n" for i in range(ENGINE_METHODS)) + " private:\n  void more();\n};\n",
     "docs/page.md": "[here](page.md)\n",
     "src/base/env.cpp": 'auto v = std::getenv("X");\n',
     "src/base/ok.h": "#include <cstdint>\n#include <vector>\n",
@@ -79,7 +85,7 @@ def found_in(files):
         for path, content in files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(content)
-        return [*breaches(root), *missing_pages(root)]
+        return all_breaches(root)
 
 
 def main():
@@ -88,6 +94,8 @@ def main():
         found = found_in({path: content})
         if [breach[2] for breach in found] != [rule]:
             failures.append(f"{path}: planted '{rule}' in {content[:50]!r}, found {found}")
+    if [breach[2] for breach in found_in(SCATTERED)] != ["one source"]:
+        failures.append(f"a class in two sources is not found: {found_in(SCATTERED)}")
     untested = {rule for rule, *_ in PATTERNS} - {rule for rule, *_ in PLANTED}
     failures += [f"no breach planted for '{rule}'" for rule in untested]
     print("\n".join(failures) or f"{len(PLANTED)} planted breaches found, {len(CLEAN)} clean files left alone")

@@ -228,14 +228,14 @@ void one_backward(nn::CausalModel& model, int rank) {
 
 TEST(Accumulation, RejectsCallsOutOfOrder) {
   expect_refused([](Engine& engine, nn::CausalModel&) { engine.step(1e-3); },
-                 "step: no backward of the whole model came before");
+                 "step: no gradients; run a backward of the whole model first");
   expect_refused(
       [](Engine& engine, nn::CausalModel& model) {
         engine.set_is_last_backward(false);
         one_backward(model, 0);
         engine.step(1e-3);
       },
-      "step: the backwards so far were not the last");
+      "step: gradients are incomplete; call set_is_last_backward(true)");
   expect_refused(
       [](Engine& engine, nn::CausalModel& model) {
         engine.set_is_last_backward(true);

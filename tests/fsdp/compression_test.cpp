@@ -257,7 +257,7 @@ TEST(CompressionErrors, NamePluginAndReason) {
               HasSubstr("all_reduce by powersgd: needs whole flat parameters"));
   TrainingSpec half = plugin_spec("ddp", 2, {"plain", "plain", "powersgd"});
   half.dtype = DType::bf16;
-  EXPECT_THAT(refusal_of(half), HasSubstr("all_reduce by powersgd: of bf16"));
+  EXPECT_THAT(refusal_of(half), HasSubstr("all_reduce by powersgd: bf16 is not supported"));
   EXPECT_THAT(refusal_of(plugin_spec("fsdp", 2, {"powersgd", "plain", "plain"})), HasSubstr("known: "));
   EXPECT_EQ(refusal_of(plugin_spec("zero1", 1, all_collectives("int8"))), "") << "one rank gathers nothing";
 }

@@ -69,7 +69,7 @@ TEST(PrefetchOrder, RejectsUnknownUnits) {
     train(spec);
     FAIL();
   } catch (const base::InvalidUsage& error) {
-    EXPECT_THAT(error.what(), HasSubstr("no unit 'h.7'; there are root h.0 h.1 h.2"));
+    EXPECT_THAT(error.what(), HasSubstr("no unit 'h.7'; use one of root h.0 h.1 h.2"));
   }
 }
 

@@ -126,7 +126,7 @@ TEST(MixedStrategies, RejectDifferentCollectives) {
     train(spec);
     FAIL();
   } catch (const base::InvalidUsage& error) {
-    EXPECT_THAT(error.what(), HasSubstr("unit root: its strategy ddp has another collective (another)"));
+    EXPECT_THAT(error.what(), HasSubstr("unit root: strategy ddp uses collective another but the engine uses plain"));
   }
 }
 
@@ -223,14 +223,14 @@ TEST(ReshardGroup, RejectsInvalidSizes) {
       EXPECT_THAT(error.what(), HasSubstr(what));
     }
   };
-  refused([](EngineOptions& options) { options.reshard_group_size = 3; }, "must divide the 4 shards");
-  refused([](EngineOptions& options) { options.reshard_group_size = -1; }, "must divide the 4 shards");
+  refused([](EngineOptions& options) { options.reshard_group_size = 3; }, "does not divide the 4 shards");
+  refused([](EngineOptions& options) { options.reshard_group_size = -1; }, "does not divide the 4 shards");
   refused(
       [](EngineOptions& options) {
         options.reshard_group_size = 2;
         options.reshard_after_forward = true;
       },
-      "one of the two");
+      "set only one of them");
   refused(
       [](EngineOptions& options) {
         options.mesh = MeshShape{{{kGroupAxis, 2}, {kShardAxis, 2}}};

@@ -235,7 +235,7 @@ TEST(ModuleBuffers, BroadcastFromSetsBuffersOfSource) {
 
 TEST(ModuleBuffers, SyncPeriodRejectsFirstRankMode) {
   TrainingSpec spec = shared(buffer_spec("local_sgd", 2));
-  EXPECT_THAT(error_of<base::Unsupported>([&] { train(spec); }), HasSubstr("leave buffers each rank's own"));
+  EXPECT_THAT(error_of<base::Unsupported>([&] { train(spec); }), HasSubstr("use BufferSync::own"));
 }
 
 }  // namespace

@@ -161,12 +161,12 @@ TEST(CpuOffload, ErrorsStateReason) {
   EXPECT_THAT(refusal(offload_spec({"ddp", 2}, true)), HasSubstr("strategy ddp shards nothing"));
   TrainingSpec host = offload_spec({"fsdp", 2}, true);
   host.runtime = nullptr;
-  EXPECT_THAT(refusal(host), HasSubstr("device cpu computes in the host's memory"));
+  EXPECT_THAT(refusal(host), HasSubstr("device cpu already uses host memory"));
   host.runtime = base::open_device({base::DeviceType::meta, 0});
   EXPECT_THAT(refusal(host), HasSubstr("device meta has shapes without data"));
   TrainingSpec pieces = offload_spec({"fsdp", 2}, true);
   pieces.engine.offload_chunk_elements = 0;
-  EXPECT_THAT(refusal(pieces), HasSubstr("offload piece: 0 parameters"));
+  EXPECT_THAT(refusal(pieces), HasSubstr("offload_chunk_elements: 0 elements"));
   TrainingSpec both = offload_spec({"hsdp", 4}, true);
   both.engine.strategy.optimizer = {kReplicateAxis, kShardAxis};
   EXPECT_THAT(refusal(both), HasSubstr("gathers parameters over axis replicate after the step"));

@@ -161,7 +161,7 @@ TEST(QuantizedWeights, RejectRequiresGrad) {
       nn::Tensor tensor = parameter->tensor();
       tensor.set_requires_grad(true);
       EXPECT_THAT(error_of<base::InvalidUsage>([&] { engine.apply_requires_grad(); }),
-                  HasSubstr("apply_requires_grad: " + name + " is an encoding, which can't be trained"));
+                  HasSubstr("apply_requires_grad: " + name + " is quantized and cannot be trained"));
       tensor.set_requires_grad(false);
     }
     EXPECT_FALSE(name.empty());

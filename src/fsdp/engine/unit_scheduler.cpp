@@ -162,7 +162,7 @@ void UnitScheduler::end_root_forward(nn::Phase phase) {
 void UnitScheduler::pre_backward(std::size_t index) {
   if (gradients_ == Gradients::complete)
     throw InvalidUsage(
-        "backward: the gradients of this step are complete; call step() first, or set_is_last_backward(false) before "
+        "backward: this step's gradients are complete; call step() first, or set_is_last_backward(false) before "
         "all backwards of a step but the last");
   if (!std::exchange(orders_compared_, true)) {  // wait once: ranks that differ mostly differ from the beginning
     // GEMM libraries round differently: strategies are bitwise equal only if all ranks use the same code.

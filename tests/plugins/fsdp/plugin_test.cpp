@@ -109,9 +109,9 @@ TEST(FsdpPlugins, ErrorStatesReasonOfFailedLoad) {
   EXPECT_THAT(refusal_of(file_of("otherabi") + ":own"),
               AllOf(HasSubstr("'fsdp 0, quills'"), HasSubstr("'" TESSERA_FSDP_PLUGIN_ABI "'")));
   EXPECT_THAT(refusal_of(file_of("othersize") + ":own"),
-              HasSubstr("its tessera_fsdp_plugin has " + std::to_string(sizeof(tessera_fsdp_plugin) + 8) + " bytes"));
+              HasSubstr("tessera_fsdp_plugin has " + std::to_string(sizeof(tessera_fsdp_plugin) + 8) + " bytes"));
   EXPECT_THAT(refusal_of(file_of("noentry") + ":own"),
-              HasSubstr("no plug-in with strategies or collectives: it has no tessera_fsdp_plugin_entry()"));
+              HasSubstr("not a plug-in with strategies or collectives: it has no tessera_fsdp_plugin_entry()"));
   const nn::test::TemporaryFolder folder;
   const std::string garbage = folder.path() + "/garbage.so";
   std::ofstream(garbage) << "no ELF file at all, but long enough to be looked at by whoever opens it\n";

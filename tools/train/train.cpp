@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
+#include "tessera/fsdp/strategy.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/device.h"
 #include "tools/cli/output.h"
@@ -126,10 +127,9 @@ void add_train(CommandLine& commands) {
   const auto options = std::make_shared<TrainOptions>();
   add_train_options(*train_command, *options);
   train_command
-      ->add_option(
-          "--strategy", options->strategy,
-          "ddp zero1 zero2 fsdp hsdp shard_grad_op diloco local_sgd, PyTorch's name for one, or FILE.so:NAME of a "
-          "plug-in")
+      ->add_option("--strategy", options->strategy,
+                   fmt::format("{}, PyTorch's name for one, or FILE.so:NAME of a plug-in",
+                               fmt::join(fsdp::strategy_names(), " ")))
       ->capture_default_str();
   add_saving_options(*train_command, *options);
   train_command

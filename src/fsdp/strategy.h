@@ -96,9 +96,9 @@ TESSERA_API Strategy with_period(Strategy strategy, const SyncOverrides& period)
 /// but after forward over the inner axis only.
 TESSERA_API Strategy over_groups(Strategy strategy);
 
-/// The strategy of this name: ddp zero1 zero2 fsdp hsdp shard_grad_op diloco local_sgd; PyTorch's no_shard, full_shard,
-/// hybrid_shard, which return the strategy under this project's name; or FILE.so:NAME, of a plug-in file (plugin.h).
-/// Throws InvalidUsage that lists the known names.
+/// The strategy of this name: one of strategy_names(); PyTorch's no_shard, full_shard, hybrid_shard, which return the
+/// strategy under this project's name; or FILE.so:NAME, of a plug-in file (plugin.h). Throws InvalidUsage that lists
+/// the known names.
 TESSERA_API Strategy strategy_named(std::string_view name);
 
 class CollectiveRegistry;

@@ -120,7 +120,7 @@ class Acceptance : public testing::TestWithParam<std::tuple<std::string, int>> {
   /// The strategies that have a mesh for this world size.
   std::vector<std::string> strategies() const {
     std::vector<std::string> names(std::begin(kStrategies), std::end(kStrategies));
-    if (ranks() % 2 != 0) names.pop_back();
+    if (ranks() % 2 != 0) std::erase_if(names, [](const std::string& name) { return strategy_named(name).two_axes; });
     return names;
   }
 };

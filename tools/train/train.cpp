@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
+#include "tessera/fsdp/strategy.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
@@ -127,8 +128,8 @@ void add_train(CommandLine& commands) {
   add_train_options(*train_command, *options);
   train_command
       ->add_option("--strategy", options->strategy,
-                   "sharding strategy: ddp zero1 zero2 fsdp hsdp shard_grad_op diloco local_sgd, PyTorch's name for "
-                   "one, or FILE.so:NAME of a plug-in")
+                   fmt::format("sharding strategy: {}, PyTorch's name for one, or FILE.so:NAME of a plug-in",
+                               fmt::join(fsdp::strategy_names(), " ")))
       ->capture_default_str();
   add_saving_options(*train_command, *options);
   train_command

@@ -7,6 +7,26 @@
 #include "tessera/comm/core/group_core.h"
 
 namespace tessera::comm::shm {
+namespace {
+
+/// Requests to own a cache line. Processors that lack the instruction ignore it.
+void prefetch_for_write(const std::byte& line) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" ::"m"(line));
+#else
+  __builtin_prefetch(&line, 1);
+#endif
+}
+
+}  // namespace
+
+void Announcements::prefetch(const ShmOperation& op) const {
+  constexpr std::size_t kCacheLine = 64;
+  constexpr std::size_t kMost = 4096;  // more would wait for each other
+  const std::byte* payload = members_.own().slot(op.sequence).payload;
+  const std::size_t bytes = std::min(op.call.in.bytes(), kMost);
+  for (std::size_t at = 0; at < bytes; at += kCacheLine) prefetch_for_write(payload[at]);
+}
 
 bool Announcements::has_room(const ShmOperation& op) {
   if (all_announced_ + 1 >= op.sequence) return true;

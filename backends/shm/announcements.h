@@ -16,6 +16,9 @@ class Announcements {
   /// True if all ranks have announced the previous operation, hence are done with the one before it, whose slot this
   /// one reuses.
   bool has_room(const ShmOperation& op);
+  /// Fetches the cache lines that an eager operation will publish its payload in: the readers of an earlier one share
+  /// them, and to take them back in publish() would cost more than all else there.
+  void prefetch(const ShmOperation& op) const;
   /// Announces `op` to the peers.
   void publish(ShmOperation& op);
   /// Looks for the announcements of the peers that `op` awaits; its stage is `running` once all are there. Throws

@@ -54,6 +54,7 @@ ShmOperation& ShmGroup::prepare(const OpDesc& call, bool internal) {
   op.reset(call, ++sequence_, symmetric);
   op.internal = internal;
   select_protocol(op);
+  if (op.eager) announcements_.prefetch(op);
   return op;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 
 #include "backends/shm/communicator.h"
 #include "tessera/base/error.h"
@@ -19,20 +20,20 @@ std::string probe() {
 std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) {
   BackendOptions own = options;
   if (own.communicator.memory_tracker == nullptr) own.communicator.memory_tracker = std::make_shared<MemoryTracker>();
-  const std::shared_ptr<ShmRuntime> host = ShmRuntime::make(bootstrap, own);
-  std::shared_ptr<ShmGroup> group =
-      ShmGroup::make(host, bootstrap->rank(), bootstrap->size(), own.communicator.memory_tracker);
-  const ShmGroup::MemberOffsets place = group->own_place();
-  std::vector<ShmGroup::MemberOffsets> members;
+  const std::shared_ptr<ShmRuntime> runtime = ShmRuntime::make(bootstrap, own);
+  std::vector<int> ranks(static_cast<std::size_t>(bootstrap->size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  auto group =
+      std::make_shared<ShmGroup>(runtime, bootstrap->rank(), std::move(ranks), own.communicator.memory_tracker);
+  const MemberBlocks::Offsets place = group->own_offsets();
+  std::vector<MemberBlocks::Offsets> places;
   for (const std::string& blob : bootstrap->all_gather({reinterpret_cast<const char*>(&place), sizeof(place)})) {
-    ShmGroup::MemberOffsets member;
-    if (blob.size() != sizeof(member))
+    if (blob.size() != sizeof(place))
       throw SystemError("shm: a rank of another version of the library is in this world");
-    std::memcpy(&member, blob.data(), sizeof(member));
-    members.push_back(member);
+    std::memcpy(&places.emplace_back(), blob.data(), sizeof(place));
   }
-  group->connect(std::move(members));
-  host->watch();
+  group->connect(places);
+  runtime->watch();
   return std::make_unique<ShmCommunicator>(std::move(group), own.communicator, true);
 }
 

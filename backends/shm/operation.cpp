@@ -1,41 +1,43 @@
 #include "backends/shm/operation.h"
 
-#include "backends/shm/shm_group.h"
+#include <algorithm>
+#include <cstring>
 
 namespace tessera::comm::shm {
 
-void ShmOperation::prepare(std::shared_ptr<ShmGroup> owner, const OpDesc& what) {
-  group = std::move(owner);
-  call = what;
-  me = group->rank();
-  ranks = group->size();
-  const auto starts = [](std::vector<std::size_t>& into, std::span<const std::size_t> counts) {
-    into.clear();
-    if (counts.empty()) return;
-    into.push_back(0);
-    for (const std::size_t count : counts) into.push_back(into.back() + count);
-  };
-  starts(in_starts, what.in_counts);
-  starts(out_starts, what.out_counts);
-  call.in_counts = {};
-  call.out_counts = {};
-  deadline.store(Clock::time_point::max(), std::memory_order_relaxed);
-  finished.store(0);
+void ShmOperation::reset(const OpDesc& what, std::uint64_t number, bool all_inputs) {
+  Operation::reset(what, number);
+  layout.reset(what, all_inputs);
   stage = Stage::queued;
-  eager = small = symmetric = internal = everyone = stages_in = remote_in = copied_in = stages_out = remote_out =
-      copied_out = any_staged = any_awaits = streaming = false;
+  eager = everyone = stages_in = remote_in = copied_in = stages_out = remote_out = copied_out = any_staged =
+      any_awaits = streaming = false;
   arrived = 0;
-  sequence = fingerprint = staged = reduced = 0;
-  parent = nullptr;
-  parts_left = 0;
+  fingerprint = staged = reduced = 0;
 }
 
-ProgressEngine& ShmOperation::engine() const noexcept { return group->host().engine(); }
-void ShmOperation::throw_failure() const { group->throw_failure(); }
+std::uint64_t ShmOperation::rounds_for(std::size_t count) const {
+  const std::uint64_t elements = round_bytes / size_of(call.in.dtype);
+  return (count + elements - 1) / elements;
+}
 
-void ShmOperation::recycle() noexcept {
-  const std::shared_ptr<ShmGroup> keep = std::move(group);  // may be the last reference to the group, which owns this
-  keep->put_back(*this);
+std::uint64_t ShmOperation::rounds_sent() const {
+  std::size_t most = 0;
+  for (int j = 0; j < layout.ranks(); ++j)
+    if (j != layout.rank()) most = std::max(most, layout.sent_slice(j).count);
+  return rounds_for(most);
+}
+
+void ShmOperation::copy_sent(std::byte* to) const {
+  const std::size_t size = size_of(call.in.dtype);
+  const auto* in = static_cast<const std::byte*>(call.in.data);
+  const auto copy = [&](std::size_t begin, std::size_t end) {
+    if (begin < end) std::memcpy(to + begin * size, in + begin * size, (end - begin) * size);
+  };
+  if (!layout.sends_input()) return;
+  if (layout.shares_input()) return copy(0, call.in.count);
+  const Slice own = layout.sent_slice(layout.rank());
+  copy(0, own.offset);
+  copy(own.offset + own.count, call.in.count);
 }
 
 }  // namespace tessera::comm::shm

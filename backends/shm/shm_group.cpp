@@ -3,220 +3,131 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/kernels/reduce.h"
+#include "tessera/comm/core/format.h"
 
 namespace tessera::comm::shm {
 
-std::shared_ptr<ShmGroup> ShmGroup::make(std::shared_ptr<ShmRuntime> host, int rank, int members,
-                                         std::shared_ptr<MemoryTracker> memory_tracker) {
-  return std::shared_ptr<ShmGroup>(new ShmGroup(std::move(host), rank, members, std::move(memory_tracker)));
-}
-
-ShmGroup::ShmGroup(std::shared_ptr<ShmRuntime> host, int rank, int members,
+ShmGroup::ShmGroup(std::shared_ptr<ShmRuntime> runtime, int rank, std::vector<int> members,
                    std::shared_ptr<MemoryTracker> memory_tracker)
-    : host_(std::move(host)), rank_(rank), size_(members), memory_tracker_(std::move(memory_tracker)) {
-  head_ = host_->staging().allocate(ControlBlock::head_bytes(members), MemoryCategory::communication, memory_tracker_,
-                                    true);
-  sent_ = std::vector<ByteCounts>(static_cast<std::size_t>(members));
-  slots_ = host_->staging().allocate(sizeof(PortSlots), MemoryCategory::communication, memory_tracker_, true);
-}
+    : PolledGroup(runtime->engine(), {runtime, &runtime->options()}, rank, std::move(members)),
+      runtime_(std::move(runtime)),
+      blocks_(*runtime_, rank, this->members(), std::move(memory_tracker), traffic_),
+      buffers_(blocks_),
+      announcements_(blocks_, buffers_),
+      eager_(blocks_),
+      tiled_(blocks_, buffers_),
+      messages_(*this, blocks_),
+      monitor_(blocks_) {}
 
 ShmGroup::~ShmGroup() {
-  ShmRuntime::RetiredBlock retired;
-  for (ControlBlock& member : ports_) retired.closed.push_back(&member.head().closed.value);
-  retired.head = std::move(head_);
-  retired.slots = std::move(slots_);
-  retired.tiles = std::move(tiles_);
-  retired.copies = std::move(copies_);
-  host_->retire(std::move(retired));
+  ShmRuntime::RetiredBlock retired = blocks_.retire();
+  buffers_.retire(retired);
+  runtime_->retire(std::move(retired));
 }
 
-ShmGroup::MemberOffsets ShmGroup::own_place() const {
-  return {host_->rank(), host_->staging().offset_of(head_.data()), host_->staging().offset_of(slots_.data())};
-}
-
-void ShmGroup::connect(std::vector<MemberOffsets> members) {
-  members_ = std::move(members);
-  for (const MemberOffsets& member : members_) {
-    std::byte* staging = host_->staging(member.world_rank);
-    ports_.emplace_back(staging + member.head_offset, staging + member.slots_offset, size_);
-  }
-  sends_.resize(members_.size());
-  receives_.resize(members_.size());
-  peers_.resize(members_.size());
-  sources_.resize(members_.size());
-  factors_.resize(members_.size());
-  host_->engine().add(*this);
+void ShmGroup::connect(std::span<const MemberBlocks::Offsets> offsets) {
+  blocks_.connect(offsets);
+  engine().add(*this);
 }
 
 void ShmGroup::close() noexcept {
-  // This ends: every operation has a deadline, at which it fails.
-  while (!host_->engine().wait(idle_, Clock::now() + std::chrono::hours(1))) {
+  wait_until_idle();
+  engine().remove(*this);
+  blocks_.own().head().closed.value.store(1);
+}
+
+ShmOperation& ShmGroup::prepare(const OpDesc& call, bool internal) {
+  throw_if_failed();
+  if (is_message(call.kind)) {
+    last_algorithm_ = kDirect;
+    return prepare_message(call);
   }
-  host_->engine().remove(*this);
-  own().head().closed.value.store(1);
-}
-
-ShmOperation& ShmGroup::acquire() {
-  const std::lock_guard lock(submit_mutex_);
-  if (!free_ops_.empty()) return free_ops_.pop();
-  all_ops_.push_back(std::make_unique<ShmOperation>());
-  return *all_ops_.back();
-}
-
-void ShmGroup::put_back(ShmOperation& op) noexcept {
-  const std::lock_guard lock(submit_mutex_);
-  free_ops_.push(op);
-}
-
-namespace {
-
-/// Up to this size an operation may finish inside its call.
-constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
-
-}  // namespace
-
-Work ShmGroup::start(const OpDesc& call, bool internal) {
-  if (failed_.load()) throw_failure();
-  ShmOperation& op = acquire();
-  const WorkRef hold(op);
-  op.prepare(shared_from_this(), call);
+  const bool symmetric = uses_symmetric(call);
+  if (!internal) last_algorithm_ = symmetric ? kSymmetric : kDirect;
+  ShmOperation& op = acquire<ShmOperation>(blocks_);
+  if (size() == 1) {
+    op.reset(call, 0);
+    eager_.run(op);
+    op.state.store(Operation::succeeded);
+    return op;
+  }
+  op.reset(call, ++sequence_, symmetric);
   op.internal = internal;
-  if (!internal) last_algorithm_ = kDirect;
-  if (call.kind != OpKind::send && call.kind != OpKind::recv) {
-    if (size_ == 1) {
-      run_alone(op);
-      return {};
-    }
-    select_protocol(op);
-    if (op.symmetric && !internal) last_algorithm_ = kSymmetric;
-    op.sequence = ++sequence_;
-    op.fingerprint = op.make_fingerprint();
-    if (host_->options().check) op.fingerprint ^= std::hash<std::string_view>{}(call.label);
-  }
-  submit(op);
-  return launch(op);
+  select_protocol(op);
+  if (op.eager) announcements_.prefetch(op);
+  return op;
+}
+
+ShmOperation& ShmGroup::prepare_message(const OpDesc& call) {
+  ShmOperation& op = acquire<ShmOperation>(blocks_);
+  op.reset(call, 0);
+  return op;
+}
+
+bool ShmGroup::uses_symmetric(const OpDesc& call) const {
+  if (size() == 1) return false;
+  const std::size_t bytes = std::max(call.in.bytes(), call.out.bytes());
+  const std::string_view named = runtime_->algorithms().choose(call.kind, bytes);
+  if (named == kSymmetric && bytes > kEagerBytes)
+    throw InvalidUsage("all_reduce: algorithm symmetric takes at most " + std::to_string(kEagerBytes) + " bytes, not " +
+                       std::to_string(bytes) + "; see TESSERA_ALGO");
+  return call.kind == OpKind::all_reduce && named != kDirect && bytes <= kEagerBytes;
 }
 
 void ShmGroup::select_protocol(ShmOperation& op) const {
   const OpDesc& call = op.call;
-  const std::size_t bytes = std::max(call.in.bytes(), call.out.bytes());
-  const std::string_view named = host_->algorithms().choose(call.kind, bytes);
-  if (named == kSymmetric && bytes > kEagerBytes)
-    throw InvalidUsage("all_reduce: algorithm symmetric takes at most " + std::to_string(kEagerBytes) + " bytes, not " +
-                       std::to_string(bytes) + "; see TESSERA_ALGO");
-  op.symmetric = call.kind == OpKind::all_reduce && named != kDirect && bytes <= kEagerBytes;
-  op.small = bytes <= kSmallBytes;
-  op.eager = op.eager_size() <= kEagerBytes && (call.kind != OpKind::all_reduce || op.symmetric);
+  op.small = std::max(call.in.bytes(), call.out.bytes()) <= kSmallBytes;
+  op.eager = op.layout.eager_size() <= kEagerBytes && (call.kind != OpKind::all_reduce || op.layout.symmetric());
   const bool one_sided = call.kind == OpKind::broadcast || call.kind == OpKind::scatter ||
                          call.kind == OpKind::reduce || call.kind == OpKind::gather;
-  op.everyone = !op.eager || !one_sided || host_->options().check;
+  op.everyone = !op.eager || !one_sided || options().check;
+  op.fingerprint = op.layout.fingerprint(call.op);
+  if (options().check) op.fingerprint ^= std::hash<std::string_view>{}(call.label);
 }
 
 Work ShmGroup::start_batch(std::span<const OpDesc> parts) {
-  if (failed_.load()) throw_failure();
+  throw_if_failed();
   if (parts.empty()) return {};
   last_algorithm_ = kDirect;
-  ShmOperation& whole = acquire();
-  whole.prepare(shared_from_this(), parts.front());
-  whole.parts_left = static_cast<std::uint32_t>(parts.size());
-  Work work(&whole);
-  for (const OpDesc& part : parts) {
-    ShmOperation& op = acquire();
-    op.prepare(shared_from_this(), part);
-    op.set_deadline();
-    op.parent = &whole;
-    submit(op);
-  }
-  host_->engine().try_poll(false);
-  host_->engine().wake_waiters();
-  host_->engine().wake_progress_thread();
-  return work;
+  return launch_batch(prepare_message(parts.front()), parts,
+                      [this](const OpDesc& part) -> Operation& { return prepare_message(part); });
 }
 
-void ShmGroup::submit(ShmOperation& op) noexcept {
-  op.retain();  // until complete()
-  if (op.parent != nullptr) op.parent->retain();
-  host_->engine().begin_operation();
-  const std::lock_guard lock(submit_mutex_);
-  if (in_flight_.fetch_add(1) == 0) idle_.store(0);
-  submitted_.push(op);
-  any_submitted_.store(true);
+void ShmGroup::read_traffic(TrafficStats& stats) const {
+  PolledGroup::read_traffic(stats);
+  blocks_.read_traffic(stats);
 }
 
-Work ShmGroup::launch(ShmOperation& op) {
-  ProgressEngine& engine = host_->engine();
-  engine.try_poll(false);
-  if (op.small) engine.spin_for_completion(op.finished);
-  if (op.succeeded()) return {};
-  op.set_deadline();
-  engine.wake_waiters();  // the thread that holds the lock may have polled before the submission
-  engine.wake_progress_thread_if_idle();
-  return Work(&op);
-}
-
-void ShmGroup::run_alone(ShmOperation& op) {
-  const OpDesc& call = op.call;
-  if (op.reduces()) {
-    const void* source = call.in.data;
-    combine(op, std::span(&source, 1), static_cast<std::byte*>(call.out.data), call.out.count);
-  } else if (call.kind != OpKind::barrier) {
-    copy_bytes(call.out.data, call.in.data, call.out.bytes(), false);
-  }
-  op.finished.store(ShmOperation::kGood);
-}
-
-void ShmGroup::complete(ShmOperation& op, std::uint32_t how) noexcept {
-  ShmOperation* parent = op.parent;
-  op.finished.store(how);
-  if (parent != nullptr && --parent->parts_left == 0)
-    parent->finished.store(failed_.load() ? ShmOperation::kFailed : ShmOperation::kGood);
-  host_->engine().end_operation();
-  op.release();
-  if (parent != nullptr) parent->release();
-  {
-    const std::lock_guard lock(submit_mutex_);
-    if (in_flight_.fetch_sub(1) == 1) idle_.store(1);
-  }
-  host_->engine().wake_waiters();
-}
-
-bool ShmGroup::drain_submissions() noexcept {
-  if (!any_submitted_.load()) return false;
-  const std::lock_guard lock(submit_mutex_);
-  any_submitted_.store(false);
-  bool any = false;
-  while (!submitted_.empty()) {
-    ShmOperation& op = submitted_.pop();
-    any = true;
-    if (op.call.kind == OpKind::send || op.call.kind == OpKind::recv) {
-      const auto peer = static_cast<std::size_t>(op.call.root);
-      (op.call.kind == OpKind::send ? sends_ : receives_)[peer].queue.push(op);
-      ++messages_waiting_;
-    } else {
+bool ShmGroup::accept_submitted() noexcept {
+  OperationQueue<Operation> submitted = take_submitted();
+  if (submitted.empty()) return false;
+  while (!submitted.empty()) {
+    auto& op = static_cast<ShmOperation&>(submitted.pop());
+    if (op.is_message())
+      messages_.push(op);
+    else
       collectives_.push(op);
-    }
   }
-  return any;
+  return true;
 }
 
 bool ShmGroup::poll(bool with_health_check) noexcept {
-  if (in_flight_.load() == 0) return false;
-  bool moved = drain_submissions();
+  if (!any_in_flight()) return false;
+  bool moved = accept_submitted();
   try {
-    if (failed_.load()) {
-      fail(failure_, cause_);  // what was submitted since the failure
+    if (failed()) {
+      fail({}, false);  // what was submitted since the failure
       return true;
     }
     if (with_health_check && check_health()) return true;
     if (!collectives_.empty()) moved |= advance_first();
-    if (messages_waiting_ > 0) moved |= advance_messages();
+    if (messages_.any()) moved |= messages_.advance();
   } catch (const Mismatch& error) {
-    fail(FailureKind::mismatch, error.what());
+    fail({FailureKind::mismatch, error.what()}, true);
     return true;
   } catch (const std::exception& error) {
     // Memory of a peer that failed can become unreadable: then the peer's failure is the cause, not this error.
-    if (!adopt_peer_failure()) fail(FailureKind::system, error.what());
+    if (!adopt_peer_failure()) fail({FailureKind::system, error.what()}, true);
     return true;
   }
   return moved;
@@ -225,49 +136,100 @@ bool ShmGroup::poll(bool with_health_check) noexcept {
 /// Advances the first queued collective by one piece, or by many if it is small.
 bool ShmGroup::advance_first() {
   constexpr int kPieces = 64;  // bounded, so that deadlines are checked
-  const std::uint64_t sequence = collectives_.head->sequence;
+  ShmOperation& op = *collectives_.front();
   for (int piece = 0; piece < kPieces; ++piece) {
-    if (!advance_collective(*collectives_.head)) return piece > 0;
-    if (failed_.load() || collectives_.empty() || collectives_.head->sequence != sequence || !collectives_.head->small)
-      break;
+    if (!advance_collective(op)) return piece > 0;
+    if (collectives_.front() != &op || !op.small) break;
   }
   return true;
 }
 
-void ShmGroup::notify() noexcept {
-  for (int k = 0; k < size_; ++k)
-    if (k != rank_) ring(board(k).bell);
-}
-
-namespace {
-
-void add(ByteCounts& credit, OpKind kind, std::size_t bytes) noexcept {
-  auto& counter = credit.bytes[static_cast<std::size_t>(kind)];
-  counter.store(counter.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);  // one writer
-}
-
-}  // namespace
-
-void ShmGroup::credit(const ShmOperation& op, int source, std::size_t bytes) noexcept {
-  if (!op.internal && source != rank_) add(own().credit(source), op.call.kind, bytes);
-}
-
-void ShmGroup::count_sent(const ShmOperation& op, int reader, std::size_t bytes) noexcept {
-  if (!op.internal && reader != rank_) add(sent_[static_cast<std::size_t>(reader)], op.call.kind, bytes);
-}
-
-void ShmGroup::read_traffic(TrafficStats& snapshot) const {
-  for (int k = 0; k < size_; ++k) {
-    if (k == rank_) continue;
-    const ByteCounts& read = ports_[static_cast<std::size_t>(k)].credit(rank_);  // what k has read from this rank
-    const ByteCounts& sent = sent_[static_cast<std::size_t>(k)];
-    for (std::size_t i = 0; i < kOpKinds; ++i) {
-      const std::uint64_t bytes =
-          read.bytes[i].load(std::memory_order_relaxed) + sent.bytes[i].load(std::memory_order_relaxed);
-      snapshot.by_kind[i].bytes_sent += bytes;
-      snapshot.bytes_to_peer[static_cast<std::size_t>(k)] += bytes;
-    }
+bool ShmGroup::advance_collective(ShmOperation& op) {
+  using Stage = ShmOperation::Stage;
+  if (op.stage == Stage::queued) {
+    if (!announcements_.has_room(op)) return false;
+    announcements_.publish(op);
+    return true;
   }
+  bool moved = false;
+  if (op.stage == Stage::announced) {
+    moved = announcements_.read(op);
+    if (op.stage == Stage::announced) return (!op.eager && tiled_.prepare(op)) || moved;
+    if (!op.eager) tiled_.begin(op);
+  }
+  if (op.eager) {
+    eager_.run(op);
+  } else {
+    moved |= tiled_.advance(op);
+    if (op.stage != Stage::done) return moved;
+    // A peer that failed may have returned its buffer to its caller, which may have written into what this rank read.
+    if (adopt_peer_failure()) return true;
+  }
+  complete(collectives_.pop(), Operation::succeeded);
+  return true;
+}
+
+bool ShmGroup::adopt_peer_failure() noexcept {
+  std::optional<Failure> failure = monitor_.published_failure();
+  if (failure) fail(std::move(*failure), true);
+  return failure.has_value();
+}
+
+void ShmGroup::send_failure(const Failure& failure) noexcept {
+  runtime_->arena().quarantine();
+  runtime_->staging().quarantine();
+  monitor_.publish(failure);
+}
+
+void ShmGroup::fail_operations(bool) noexcept {
+  while (!collectives_.empty()) complete(collectives_.pop(), Operation::failed);
+  messages_.fail_all();
+}
+
+/// Checks the deadlines and the peers. True: the communicator has failed.
+bool ShmGroup::check_health() noexcept {
+  if (adopt_peer_failure()) return true;
+  const auto check_first = [this](const OperationQueue<ShmOperation>& queue) {
+    if (!failed() && !queue.empty()) check_peers(*queue.front());
+  };
+  check_first(collectives_);
+  messages_.for_each_queue(check_first);
+  const auto check_deadlines = [this, now = Clock::now()](const OperationQueue<ShmOperation>& queue) {
+    if (failed()) return;
+    for (const ShmOperation* op = queue.front(); op != nullptr; op = queue.after(*op))
+      if (op->is_late(now)) return fail_with_timeout(*queue.front());  // the first one delays the others
+  };
+  check_deadlines(collectives_);
+  messages_.for_each_queue(check_deadlines);
+  return failed();
+}
+
+void ShmGroup::check_peers(const ShmOperation& op) noexcept {
+  for (int k = 0; k < size(); ++k) {
+    if (k == rank() || (op.is_message() && k != op.call.root)) continue;
+    if (const std::string death = monitor_.death(k); !death.empty())
+      return fail({FailureKind::peer_lost, op.format() + ": " + rank_name(k) + " " + death}, true);
+    if (!monitor_.has_left(k)) continue;
+    if (op.is_message() ? messages_.awaits_peer(op) : announcements_.last(k) < op.sequence)
+      return fail({FailureKind::peer_lost,
+                   op.format() + ": " + describe_leaving(rank_name(k), monitor_.first_failure_cause(k))},
+                  true);
+  }
+}
+
+void ShmGroup::fail_with_timeout(const ShmOperation& op) noexcept {
+  const std::vector<bool> responds = monitor_.ping_all();
+  if (adopt_peer_failure()) return;  // another rank may have published the cause during the pings
+  // Before its announcement, an operation waits until all ranks are done with the one whose slot it reuses.
+  const bool queued = !op.is_message() && op.stage == ShmOperation::Stage::queued;
+  std::vector<MemberProgress> replies;
+  for (int k = 0; k < size(); ++k) {
+    if (k == rank() || (op.is_message() ? k != op.call.root : !queued && !op.awaits(k))) continue;
+    replies.push_back({k, {}});
+    if (responds[static_cast<std::size_t>(k)]) replies.back().called = announcements_.last(k);
+  }
+  const std::string delay = describe_delay(op, queued ? op.sequence - 1 : op.sequence, replies, kUnderWay);
+  fail({FailureKind::timeout, timeout_message(op, delay)}, true);
 }
 
 }  // namespace tessera::comm::shm

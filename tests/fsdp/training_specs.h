@@ -22,7 +22,7 @@ namespace tessera::fsdp {
 using harness::engine_for;
 using harness::TrainingSpec;
 
-/// All strategies without a sync period. The last one needs an even number of ranks.
+/// All strategies without a sync period. Those of two axes need an even number of ranks.
 inline constexpr const char* kStrategies[] = {"ddp", "zero1", "zero2", "fsdp", "shard_grad_op", "hsdp"};
 
 struct SpecOptions {

@@ -63,10 +63,4 @@ std::string GroupCore::describe_delay(const Operation& op, std::uint64_t wanted,
   return text.empty() ? std::string(otherwise) : text;
 }
 
-void GroupCore::recycle(Operation& op) noexcept {
-  const std::lock_guard lock(mutex_);
-  op.next = free_;
-  free_ = &op;
-}
-
 }  // namespace tessera::comm

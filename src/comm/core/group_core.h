@@ -91,7 +91,10 @@ class TESSERA_API GroupCore : public std::enable_shared_from_this<GroupCore> {
   virtual bool wait_for(Operation& op, Clock::time_point until) noexcept = 0;
   /// Throws the failure, once the operation's memory is no longer written.
   [[noreturn]] virtual void throw_failure(const Operation& op);
-  void recycle(Operation& op) noexcept;
+  void recycle(Operation& op) noexcept {
+    const std::lock_guard lock(mutex_);
+    op.next = std::exchange(free_, &op);
+  }
 
   const std::shared_ptr<const BackendOptions> options_;
   int rank_;

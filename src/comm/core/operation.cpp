@@ -7,18 +7,6 @@ namespace tessera::comm {
 
 Operation::~Operation() = default;
 
-void Operation::reset(const OpDesc& what, std::uint64_t number) {
-  call = what;
-  call.in_counts = {};
-  call.out_counts = {};
-  sequence = number;
-  deadline.store(Clock::time_point::max(), std::memory_order_relaxed);
-  state.store(pending);
-  internal = small = false;
-  batch = nullptr;
-  batch_remaining = 0;
-}
-
 bool Operation::done() noexcept {
   if (state.load() == pending) group->advance();
   return state.load() != pending;

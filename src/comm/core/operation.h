@@ -24,7 +24,17 @@ class TESSERA_API Operation : public WorkState {
   Operation() = default;
   ~Operation() override;
   /// Prepares it for another call; `number` counts the collectives of the group, or the messages between two ranks.
-  void reset(const OpDesc& what, std::uint64_t number);
+  void reset(const OpDesc& what, std::uint64_t number) {
+    call = what;
+    call.in_counts = {};
+    call.out_counts = {};
+    sequence = number;
+    deadline.store(Clock::time_point::max(), std::memory_order_relaxed);
+    state.store(pending, std::memory_order_relaxed);  // no other thread sees it before its submission
+    internal = small = false;
+    batch = nullptr;
+    batch_remaining = 0;
+  }
 
   bool done() noexcept final;
   bool wait_until(Clock::time_point until) final;

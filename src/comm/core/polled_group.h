@@ -14,7 +14,7 @@ inline constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
 inline constexpr std::string_view kUnderWay = "all ranks have called it, and it is still under way";
 
 /// Operations are launched on the caller's thread, and accepted, advanced and completed under the engine's lock.
-class TESSERA_API PolledGroup : public GroupCore {
+class PolledGroup : public GroupCore {
  public:
   /// Polls once, and waits a moment if the operation is small: most complete here. Else returns its handle.
   Work launch(Operation& op);

@@ -6,7 +6,6 @@
 #include <span>
 #include <vector>
 
-#include "tessera/base/export.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::comm {
@@ -34,7 +33,7 @@ struct SplitPlan {
 };
 
 /// Members of equal color, ordered by key, then by rank. `requests` by rank of the parent.
-TESSERA_API SplitPlan plan_split(std::span<const SplitRequest> requests, int rank);
+SplitPlan plan_split(std::span<const SplitRequest> requests, int rank);
 
 /// Gathers a value of every member, without counting traffic. T has the same size on all members.
 template <class Group, class T>
@@ -50,7 +49,7 @@ std::vector<T> gather_for_split(Group& group, const T& mine) {
 }
 
 /// The numbers of a rank's communicators in messages. Thread-safe.
-class TESSERA_API CommunicatorIds {
+class CommunicatorIds {
  public:
   explicit CommunicatorIds(std::uint32_t limit) : used_(limit) {}
   /// The first unused number from `from` on. Throws Unsupported if there is none.

@@ -5,13 +5,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "tessera/base/export.h"
 #include "tessera/comm/traffic.h"
 
 namespace tessera::comm {
 
 /// Counters by member and kind of operation. Any thread reads them; one thread at a time adds.
-class TESSERA_API TrafficCounters {
+class TrafficCounters {
  public:
   explicit TrafficCounters(std::size_t members) : bytes_(members * kOpKinds) {}
 
@@ -24,7 +23,13 @@ class TESSERA_API TrafficCounters {
     counter.store(counter.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
   }
   /// Adds the counters to `stats`.
-  void read_into(TrafficStats& stats) const;
+  void read_into(TrafficStats& stats) const {
+    for (std::size_t i = 0; i < bytes_.size(); ++i) {
+      const std::uint64_t bytes = bytes_[i].load(std::memory_order_relaxed);
+      stats.by_kind[i % kOpKinds].bytes_sent += bytes;
+      stats.bytes_to_peer[i / kOpKinds] += bytes;
+    }
+  }
 
  private:
   std::vector<std::atomic<std::uint64_t>> bytes_;

@@ -1,0 +1,74 @@
+// The control blocks and the memory of a communicator's members, as this rank maps them.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backends/shm/control_block.h"
+#include "backends/shm/runtime.h"
+#include "tessera/comm/core/operation.h"
+#include "tessera/comm/core/traffic_counters.h"
+
+namespace tessera::comm::shm {
+
+class MemberBlocks {
+ public:
+  /// Where a member's control block lies in its staging arena.
+  struct Offsets {
+    std::size_t head = 0;
+    std::size_t slots = 0;
+  };
+
+  /// Allocates this rank's control block. `sent` counts what this rank sends.
+  MemberBlocks(ShmRuntime& runtime, int rank, std::vector<int> world_ranks, std::shared_ptr<MemoryTracker> tracker,
+               TrafficCounters& sent);
+  Offsets own_offsets() const;
+  /// `offsets` of all members.
+  void connect(std::span<const Offsets> offsets);
+  /// Hands over the memory of this rank's control block.
+  ShmRuntime::RetiredBlock retire();
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return size_; }
+  ShmRuntime& runtime() const noexcept { return runtime_; }
+  const ControlBlock& of(int member) const { return blocks_[static_cast<std::size_t>(member)]; }
+  const ControlBlock& own() const { return of(rank_); }
+  const std::byte* window(int member) const { return runtime_.window(world_rank(member)); }
+  const std::byte* staging(int member) const { return runtime_.staging(world_rank(member)); }
+  RankRecord& record(int member) const { return runtime_.board(world_rank(member)); }
+  /// Wakes the other members, or one.
+  void ring_all() const noexcept;
+  void ring(int member) const noexcept { comm::ring(record(member).bell); }
+  /// The factor of each member, if `op` is a premul_sum; all have announced it.
+  void read_factors(const Operation& op, std::span<double> factors) const;
+  /// Memory that the other members can read.
+  Buffer allocate(std::size_t bytes) const;
+
+  /// Counts bytes read from a peer's memory, in this rank's control block, where the peer finds them.
+  void count_read(const Operation& op, int source, std::size_t bytes) const noexcept {
+    if (!op.internal && source != rank_)
+      TrafficCounters::add(own().credit(source).bytes[static_cast<std::size_t>(op.call.kind)], bytes);
+  }
+  /// Counts bytes sent in a payload or a tile, where the operation may be done before the peer has read them.
+  void count_sent(const Operation& op, int reader, std::size_t bytes) const noexcept {
+    if (!op.internal && reader != rank_) sent_.add(op.call.kind, reader, bytes);
+  }
+  /// Adds what the peers have read from this rank.
+  void read_traffic(TrafficStats& stats) const;
+
+ private:
+  int world_rank(int member) const { return world_ranks_[static_cast<std::size_t>(member)]; }
+
+  ShmRuntime& runtime_;
+  const int rank_;
+  const int size_;
+  const std::vector<int> world_ranks_;
+  const std::shared_ptr<MemoryTracker> memory_tracker_;
+  TrafficCounters& sent_;
+  Buffer head_;
+  Buffer slots_;
+  std::vector<ControlBlock> blocks_;
+};
+
+}  // namespace tessera::comm::shm

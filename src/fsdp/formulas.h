@@ -1,7 +1,7 @@
 // The cost of a strategy by closed formulas: reports print it beside the counted values, and tests compare the two.
 //
 // Source: the volume and memory analysis of ZeRO (Rajbhandari et al., arXiv 1910.02054, sections 5 and 7), extended by
-// what this engine keeps after forward; docs/fsdp.md derives each line.
+// what this engine keeps after forward; docs/comparison.md derives each line.
 #pragma once
 
 #include <cstdint>

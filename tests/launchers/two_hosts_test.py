@@ -54,7 +54,7 @@ class TwoHostsTest(jobs.Case):
         return Measured(LAST_STEP - WARM_STEPS, before, after)
 
     def formulas(self, strategy):
-        """Bytes that a rank sends per step, by the table of docs/fsdp.md, as compare prints them."""
+        """Bytes that a rank sends per step, by the table of docs/comparison.md, as compare prints them."""
         ended = jobs.run(self.training("compare", "--strategies", strategy, "--ranks", RANKS, "--global-batch", RANKS, "--seq-len", 32, "--json",
                                        self.path("c.json"), model="gpt-mini", steps=1))
         self.assert_good(ended)

@@ -49,7 +49,7 @@ def cut(k, total):
 
 
 def expected_cost(run, ranks, parameter=4, gradient=4, optimizer=8):
-    """The costs by the table of docs/fsdp.md, from the units of the run and the bytes per element of each kind."""
+    """The costs by the table of docs/comparison.md, from the units of the run and the bytes per element of each kind."""
     sizes = [unit["elements"] + unit["padding"] for unit in run["units"]]
     units, psi = len(sizes), sum(sizes)
     kept = [size for size, unit in zip(sizes, run["units"]) if unit["kept_after_forward"]]

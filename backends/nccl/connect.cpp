@@ -2,10 +2,10 @@
 #include <cstring>
 #include <numeric>
 
-#include "backends/nccl/backoff.h"
 #include "backends/nccl/nccl_group.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
+#include "tessera/comm/core/backoff.h"
 
 namespace tessera::comm::nccl {
 namespace {

@@ -1,9 +1,9 @@
 // Failure of a communicator: once, on all its ranks, with the first cause.
 #include <algorithm>
 
-#include "backends/nccl/backoff.h"
 #include "backends/nccl/nccl_group.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/core/backoff.h"
 
 namespace tessera::comm::nccl {
 namespace {

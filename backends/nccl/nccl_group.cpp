@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "backends/nccl/backoff.h"
 #include "backends/nccl/ordered_reduce.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/core/backoff.h"
 #include "tessera/comm/core/format.h"
 
 namespace tessera::comm::nccl {

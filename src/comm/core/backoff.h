@@ -17,8 +17,8 @@ class Backoff {
   void operator()(std::chrono::nanoseconds at_most) {
     using namespace std::chrono_literals;
     ++turns_;
-    if (turns_ < 50) return;
-    if (turns_ < 100) {
+    if (turns_ < 100) return;
+    if (turns_ < 200) {
       ::sched_yield();
       return;
     }
@@ -28,7 +28,7 @@ class Backoff {
 
  private:
   int turns_ = 0;
-  std::chrono::nanoseconds sleep_{10'000};
+  std::chrono::nanoseconds sleep_{5'000};
 };
 
 }  // namespace tessera::comm

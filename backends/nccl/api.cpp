@@ -55,7 +55,7 @@ LoadedApi load() {
 #undef TESSERA_NEED_CUDA
   loaded.api.tree = tree_kernels();
   if (missing.empty()) return loaded;
-  loaded.problem = "the libraries have no " + missing + "; needs NCCL " + version_text(kOldest) + " or newer";
+  loaded.problem = "the libraries lack " + missing + "; needs NCCL " + version_text(kOldest) + " or newer";
   return loaded;
 }
 

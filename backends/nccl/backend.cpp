@@ -12,8 +12,7 @@
 namespace tessera::comm::nccl {
 namespace {
 
-constexpr EnvVariable kDevice{"TESSERA_NCCL_DEVICE", "",
-                              "the CUDA device of this rank; default: its number among the ranks of its host"};
+constexpr EnvVariable kDevice{"TESSERA_NCCL_DEVICE", "", "CUDA device of this rank; default: its local rank"};
 
 std::string probe() {
   const LoadedApi& loaded = loaded_api();
@@ -44,10 +43,10 @@ bool only_direct(std::string_view algorithms) {
 void require_possible(const BackendOptions& options, const NcclApi& api, int ranks) {
   if (options.deterministic && ranks > 1 && api.tree == nullptr)
     throw Unsupported(
-        "nccl: this build has no kernels of its own (there was no CUDA compiler), which the deterministic mode needs; "
-        "leave TESSERA_DETERMINISTIC out, or use another backend");
+        "nccl: this build lacks the kernels of deterministic mode, since it had no CUDA compiler; leave "
+        "TESSERA_DETERMINISTIC out, or use another backend");
   if (!(options.deterministic && only_direct(options.algorithms)) && !options.algorithms.empty())
-    throw InvalidUsage("TESSERA_ALGO: nccl chooses its algorithms itself; see NCCL_ALGO");
+    throw InvalidUsage("TESSERA_ALGO: nccl chooses its algorithms itself; use NCCL_ALGO");
 }
 
 /// Returns the world's id, created by rank 0. All ranks learn of each other's errors before they wait for each other.
@@ -70,7 +69,7 @@ ncclUniqueId agree(Bootstrap& bootstrap, const NcclApi& api, int& device) {
     if (blobs[r].starts_with('-')) throw BackendError("rank " + std::to_string(r) + ": " + blobs[r].substr(1));
   ncclUniqueId id;
   if (blobs.front().size() != 1 + sizeof(id.internal))
-    throw SystemError("nccl: a rank of another version of the library is in this world");
+    throw SystemError("nccl: a rank of this world runs another version of the library; use one version on all ranks");
   std::memcpy(id.internal, blobs.front().data() + 1, sizeof(id.internal));
   return id;
 }

@@ -16,7 +16,7 @@ std::unique_ptr<Communicator> NcclCommunicator::do_split(int color, int key) {
 }
 
 Buffer NcclCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
-  if (kind != MemoryKind::device) throw Unsupported("nccl: allocate gives memory of the device only");
+  if (kind != MemoryKind::device) throw Unsupported("nccl: allocate supports device memory only");
   return group_->runtime().memory().allocate(bytes, use.value_or(MemoryCategory::other),
                                              use ? memory_tracker() : nullptr);
 }

@@ -176,7 +176,7 @@ void NcclGroup::close() noexcept {
     }
   }
   if (aborter_ != nullptr && !aborter_->wait_until(stop_deadline()))
-    log(LogLevel::warn, "nccl: a failed communicator could not be ended, and is left behind");
+    log(LogLevel::warn, "nccl: a failed communicator could not be aborted and is leaked");
 }
 
 /// Throws BackendError, Timeout, and a failure that a peer has reported.

@@ -32,7 +32,7 @@ void NcclGroup::check_device(const OpDesc& call) const {
   for (const ConstView& view : {call.in, ConstView(call.out)})
     if (view.count != 0 && view.device.index != runtime_->device())
       throw InvalidUsage(std::string(name_of(call.kind)) + ": memory is on " + name_of(view.device) +
-                         ", this communicator works on device " + std::to_string(runtime_->device()));
+                         ", this communicator needs cuda:" + std::to_string(runtime_->device()));
 }
 
 NcclOperation& NcclGroup::prepare(const OpDesc& call) {

@@ -28,7 +28,7 @@ Buffer RegisteredMemory::allocate(std::size_t bytes, MemoryCategory use,
   }
   if (!problem.empty()) {
     api_.cudaGetLastError();
-    throw SystemError("nccl: no memory for " + std::to_string(bytes) + " bytes on device " + std::to_string(device_) +
+    throw SystemError("nccl: can't allocate " + std::to_string(bytes) + " bytes on device " + std::to_string(device_) +
                       ": " + problem);
   }
   if (registered) {

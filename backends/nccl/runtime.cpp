@@ -82,7 +82,7 @@ void NcclRuntime::receive(const ControlMessage& message) noexcept {
     for (NcclGroup* group : groups_) group->on_peer_lost(message.from);
   } else if (message.kind == ControlMessage::Kind::damaged) {
     const std::string why = "nccl: a message of the control channel from rank " + std::to_string(message.from) +
-                            " came damaged: its authentication code is wrong; check the network between the hosts";
+                            " is damaged: its authentication code is wrong; check the network between the hosts";
     for (NcclGroup* group : groups_) group->fail({FailureKind::backend, why}, true);
   } else {
     deliver(message);

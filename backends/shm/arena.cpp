@@ -149,7 +149,7 @@ std::size_t Arena::take(std::size_t bytes) {
   });
   if (fresh == free_.end()) {
     live_ -= bytes;
-    throw system_error("shm: no room for " + std::to_string(bytes) + " bytes in the window's addresses", ENOMEM);
+    throw system_error("shm: no addresses left for a window of " + std::to_string(bytes) + " bytes", ENOMEM);
   }
   // Small pieces are cut from larger fresh ranges, so that pages are not requested one by one.
   constexpr std::size_t kChunk = 64 * 1024;
@@ -212,7 +212,7 @@ void Arena::populate(std::size_t offset, std::size_t bytes) {
   if (::madvise(mapping_->data() + offset, bytes, MADV_POPULATE_WRITE) == 0) return;
   const int refused =
       errno == EINVAL ? ::posix_fallocate(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes)) : errno;
-  if (refused != 0) throw system_error("shm: no memory for a window of " + std::to_string(bytes) + " bytes", refused);
+  if (refused != 0) throw system_error("shm: can't allocate a window of " + std::to_string(bytes) + " bytes", refused);
 }
 
 void Arena::trim() {

@@ -29,7 +29,7 @@ std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const
   std::vector<MemberBlocks::Offsets> places;
   for (const std::string& blob : bootstrap->all_gather({reinterpret_cast<const char*>(&place), sizeof(place)})) {
     if (blob.size() != sizeof(place))
-      throw SystemError("shm: a rank of another version of the library is in this world");
+      throw SystemError("shm: a rank of this world runs another version of the library; use one version on all ranks");
     std::memcpy(&places.emplace_back(), blob.data(), sizeof(place));
   }
   group->connect(places);

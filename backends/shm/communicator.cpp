@@ -14,7 +14,7 @@ ShmCommunicator::~ShmCommunicator() {
 }
 
 Buffer ShmCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
-  if (kind != MemoryKind::host) throw Unsupported("shm: allocate gives memory of the host only");
+  if (kind != MemoryKind::host) throw Unsupported("shm: allocate supports host memory only");
   return group_->runtime().arena().allocate(bytes, use.value_or(MemoryCategory::other),
                                             use ? memory_tracker() : nullptr);
 }

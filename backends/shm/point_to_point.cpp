@@ -126,8 +126,8 @@ bool PointToPoint::advance_receive(int peer) {
   if ((sent >> kRoundBits) < message) return false;
   if (!channel.running) {
     if (slot.bytes != out.bytes() || slot.dtype != out.dtype)
-      throw Mismatch("recv #" + std::to_string(message) + " from rank " + std::to_string(peer) + ": sent were " +
-                     std::to_string(slot.bytes / size_of(slot.dtype)) + " elements of " +
+      throw Mismatch("recv #" + std::to_string(message) + " from rank " + std::to_string(peer) +
+                     ": the sender passed " + std::to_string(slot.bytes / size_of(slot.dtype)) + " elements of " +
                      std::string(name_of(slot.dtype)) + ", expected " + std::to_string(out.count) + " of " +
                      std::string(name_of(out.dtype)));
     channel.running = true;

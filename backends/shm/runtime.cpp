@@ -50,7 +50,7 @@ std::size_t board_bytes(int ranks) {
 std::shared_ptr<Mapping> plain_board(int ranks) {
   const std::size_t bytes = board_bytes(ranks);
   void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) throw system_error("shm: can't map the board");
+  if (data == MAP_FAILED) throw system_error("shm: can't map the control block");
   return std::make_shared<Mapping>(data, bytes);
 }
 
@@ -66,7 +66,7 @@ ShmRuntime::ShmRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOption
   if (static_cast<std::size_t>(bootstrap_->size()) > kMostRanks)
     throw Unsupported("shm: a world has at most " + std::to_string(kMostRanks) + " ranks, not " +
                       std::to_string(bootstrap_->size()));
-  require_one_host(*bootstrap_, "shm", "; auto chooses what reaches them all");
+  require_one_host(*bootstrap_, "shm", "; use backend auto");
 }
 
 std::shared_ptr<ShmRuntime> ShmRuntime::make(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) {

@@ -69,8 +69,8 @@ bool ShmGroup::uses_symmetric(const OpDesc& call) const {
   const std::size_t bytes = std::max(call.in.bytes(), call.out.bytes());
   const std::string_view named = runtime_->algorithms().choose(call.kind, bytes);
   if (named == kSymmetric && bytes > kEagerBytes)
-    throw InvalidUsage("all_reduce: algorithm symmetric takes at most " + std::to_string(kEagerBytes) + " bytes, not " +
-                       std::to_string(bytes) + "; see TESSERA_ALGO");
+    throw InvalidUsage("all_reduce: algorithm symmetric supports at most " + std::to_string(kEagerBytes) +
+                       " bytes, not " + std::to_string(bytes) + "; see TESSERA_ALGO");
   return call.kind == OpKind::all_reduce && named != kDirect && bytes <= kEagerBytes;
 }
 

@@ -61,14 +61,16 @@ void Engine::wait() { core_->join_step(); }
 void Engine::abort_step() { scheduler_->abort_step(); }
 
 void Engine::set_loss_scale(double scale) {
-  if (!core_->options.use_loss_scaling) throw InvalidUsage("set_loss_scale: set EngineOptions::use_loss_scaling");
+  if (!core_->options.use_loss_scaling)
+    throw InvalidUsage("set_loss_scale: loss scaling is off; set EngineOptions::use_loss_scaling");
   if (!(scale > 0) || !std::isfinite(scale))
     throw InvalidUsage("set_loss_scale: " + std::to_string(scale) + "; pass a finite number above 0");
   loss_scale_ = scale;
 }
 
 double Engine::grad_norm() {
-  if (!core_->norm) throw InvalidUsage("grad_norm: set clip_norm, measure_norm or use_loss_scaling");
+  if (!core_->norm)
+    throw InvalidUsage("grad_norm: the norm is not measured; set clip_norm, measure_norm or use_loss_scaling");
   return core_->norm->value();
 }
 

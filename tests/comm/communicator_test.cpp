@@ -91,7 +91,7 @@ TEST(Communicator, RejectsUnsupportedDtypes) {
     comm.all_gather(other, other);
     FAIL() << "it was started";
   } catch (const base::Unsupported& error) {
-    EXPECT_STREQ(error.what(), "all_gather: backend narrow doesn't take f64; it takes f32 u8");
+    EXPECT_STREQ(error.what(), "all_gather: backend narrow does not support f64; supported: f32 u8");
   }
   EXPECT_EQ(comm.started, 2);
 }

@@ -81,7 +81,7 @@ TEST_P(Failure, DifferentCallsAreMismatchWithTable) {
       comm.barrier().wait();
     });
     if (GetParam() == std::string("shm")) {
-      EXPECT_EQ(error, "Mismatch: recv #1 from rank 0: sent were 10 elements of f32, expected 9 of f32");
+      EXPECT_EQ(error, "Mismatch: recv #1 from rank 0: the sender passed 10 elements of f32, expected 9 of f32");
     } else {
       EXPECT_EQ(error.substr(0, error.find(':', 10)), "Mismatch: recv from rank 0 #1") << error;
       EXPECT_NE(error.find("rank 0 sent 40 bytes where another number was expected"), std::string::npos) << error;
@@ -94,7 +94,7 @@ TEST_P(Failure, FailedSplitKeepsOtherCommunicatorsUsable) {
     const auto half = world.split(world.rank() / 2, 0);
     if (world.rank() == 3) half->abort("only us");
     const std::string error = error_of([&] { all_reduce(*half, 10); });
-    EXPECT_EQ(error, world.rank() < 2 ? "" : "Aborted: rank 1 (3 of the job) aborted: only us");
+    EXPECT_EQ(error, world.rank() < 2 ? "" : "Aborted: rank 1 (global rank 3) aborted: only us");
     all_reduce(world, 100'000);
   });
 }

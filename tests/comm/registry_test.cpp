@@ -83,7 +83,7 @@ TEST(Algorithms, SymmetricRejectsMoreThanItsWindow) {
       return error_of(
           [&] { comm.all_reduce(view_of(x.data(), count), view_of(x.data(), count), ReduceOp::sum()).wait(); });
     };
-    EXPECT_NE(sum(4097).find("algorithm symmetric takes at most 16384 bytes, not 16388"), std::string::npos);
+    EXPECT_NE(sum(4097).find("algorithm symmetric supports at most 16384 bytes, not 16388"), std::string::npos);
     EXPECT_EQ(sum(4096), "");
   });
 }

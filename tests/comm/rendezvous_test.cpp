@@ -162,9 +162,9 @@ TEST(Rendezvous, SingleHostBackendRejectsSeveralHosts) {
       meet_all(2, free_port(), [](RendezvousOptions& one) { one.host_id = "host" + std::to_string(one.launch.rank); });
   expect_complete(all);
   for (const Outcome& one : all)
-    EXPECT_EQ(error_of([&] { find_backend("shm").create(one.bootstrap, BackendOptions{}); }),
-              "InvalidUsage: shm needs all ranks on one host: rank 1 is on host host1, rank 0 on host0; auto chooses "
-              "what reaches them all");
+    EXPECT_EQ(
+        error_of([&] { find_backend("shm").create(one.bootstrap, BackendOptions{}); }),
+        "InvalidUsage: shm needs all ranks on one host: rank 1 is on host host1, rank 0 on host0; use backend auto");
 }
 
 TEST(Rendezvous, NamesRankThatStopsResponding) {

@@ -273,7 +273,7 @@ TEST(StagingConfig, RejectsDeviceMemoryWithoutDevice) {
   InitOptions config = quick_config();
   run_threads(2, config, [&](Communicator& comm) {
     EXPECT_EQ(error_of([&] { comm.all_reduce(there, there, ReduceOp::sum()); }),
-              "Unsupported: all_reduce: backend shm can't move memory of device cuda:0");
+              "Unsupported: all_reduce: backend shm does not support memory of device cuda:0");
   });
   config.device = device;
   run_threads(1, config, [&](Communicator& comm) { comm.all_reduce(there, there, ReduceOp::sum()).wait(); });

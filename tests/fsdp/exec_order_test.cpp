@@ -155,7 +155,7 @@ Reports run_two_ways(const OrderMismatch& how) {
   return reports;
 }
 
-constexpr const char* kDifferent = "the ranks don't do the same: rank 0: ";
+constexpr const char* kDifferent = "execution order: the ranks differ: rank 0: ";
 
 TEST(ExecutionOrder, P14_InitialMismatchIsReportedBeforeFirstBackward) {
   const std::string backward = "the first backward with products by " + nn::kernels::products_name();

@@ -274,9 +274,9 @@ TEST(ApplyRequiresGrad, CallOnOneRankIsMismatchOnAll) {
       }
     });
     ASSERT_EQ(errors.size(), 3U) << name;
-    EXPECT_THAT(errors[1], HasSubstr("Mismatch: the ranks don't do the same: rank 0: step 2"));
+    EXPECT_THAT(errors[1], HasSubstr("Mismatch: execution order: the ranks differ: rank 0: step 2"));
     for (const auto& [rank, text] : errors) {
-      EXPECT_THAT(text, HasSubstr("the ranks don't do the same"));
+      EXPECT_THAT(text, HasSubstr("execution order: the ranks differ"));
       EXPECT_THAT(text, HasSubstr("rank 1: apply_requires_grad with nothing frozen"));
     }
   }

@@ -60,7 +60,7 @@ class MasterTest(Case):
 
     def test_a_backend_of_one_host_across_hosts_is_wrong_usage_on_every_rank(self):
         for ended in self.ends(self.pair(dict(TESSERA_HOST_ID="east"), dict(TESSERA_HOST_ID="west"), backend="shm")):
-            self.assert_one_line(ended, 2, "^tessera: shm needs all ranks on one host: rank 1 is on host west, rank 0 on east; auto chooses what reaches them all\n$")
+            self.assert_one_line(ended, 2, "^tessera: shm needs all ranks on one host: rank 1 is on host west, rank 0 on east; use backend auto\n$")
 
     def test_it_needs_a_token(self):
         for ended in self.ends(self.pair(TESSERA_TOKEN="")):

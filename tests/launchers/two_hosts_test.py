@@ -99,7 +99,7 @@ class TwoHostsTest(jobs.Case):
                 self.assertEqual(one.code, 1, (rank, one.err))
                 self.assertEqual(len(one.err.splitlines()), 1, one.err)
                 other = "[23]" if rank < 2 else "[01]"
-                self.assertRegex(one.err, rf"^tessera: rank {rank}: .*(rank {other} |rank \d \({other} of the job\) )"
+                self.assertRegex(one.err, rf"^tessera: rank {rank}: .*(rank {other} |rank \d \(global rank {other}\) )"
                                           r"(is not responding|died|is lost)")
             self.pair.mend()
 
@@ -108,7 +108,7 @@ class TwoHostsTest(jobs.Case):
             ended = [jobs.finish(process, 30) for process in job.processes]
         for one in ended:
             self.assertEqual((one.code, one.out), (2, ""))
-            self.assertRegex(one.err, r"^tessera: shm needs all ranks on one host: rank 2 is on host \S+, rank 0 on \S+; auto chooses [^\n]*\n$")
+            self.assertRegex(one.err, r"^tessera: shm needs all ranks on one host: rank 2 is on host \S+, rank 0 on \S+; use backend auto\n$")
 
     def test_several_hosts_need_a_master(self):
         with self.start(self.command("fsdp", "tcp", 1), TESSERA_MASTER="", TESSERA_RUN_ID=self.mark()) as job:

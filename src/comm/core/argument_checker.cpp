@@ -50,8 +50,8 @@ void ArgumentChecker::views() const {
   if (std::find(dtypes.begin(), dtypes.end(), call_.in.dtype) == dtypes.end()) {
     std::string known;
     for (const DType dtype : dtypes) known += " " + std::string(name_of(dtype));
-    throw Unsupported(std::string(name_of(call_.kind)) + ": backend " + capabilities_.backend + " doesn't take " +
-                      std::string(name_of(call_.in.dtype)) + "; it takes" + known);
+    throw Unsupported(std::string(name_of(call_.kind)) + ": backend " + capabilities_.backend + " does not support " +
+                      std::string(name_of(call_.in.dtype)) + "; supported:" + known);
   }
   if (call_.in.data == nullptr && call_.in.count != 0) fail("in is null with " + number(call_.in.count) + " elements");
   if (call_.out.data == nullptr && call_.out.count != 0)
@@ -62,7 +62,7 @@ void ArgumentChecker::views() const {
     const auto& memory = capabilities_.memory;
     if (device.type == DeviceType::meta || std::find(memory.begin(), memory.end(), needs) == memory.end())
       throw Unsupported(std::string(name_of(call_.kind)) + ": backend " + capabilities_.backend +
-                        " can't move memory of device " + name_of(device));
+                        " does not support memory of device " + name_of(device));
   }
 }
 

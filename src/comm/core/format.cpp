@@ -16,7 +16,7 @@ std::string describe(const OpDesc& call, std::uint64_t sequence) {
 
 std::string describe_rank(int rank, int job_rank) {
   const std::string text = "rank " + std::to_string(rank);
-  return rank == job_rank ? text : text + " (" + std::to_string(job_rank) + " of the job)";
+  return rank == job_rank ? text : text + " (global rank " + std::to_string(job_rank) + ")";
 }
 
 std::string describe_leaving(const std::string& rank, const std::string& first_failure_cause) {

@@ -29,7 +29,7 @@ std::uint32_t CommunicatorIds::propose(std::uint32_t from) const {
     const std::uint32_t id = (from + i) % limit;
     if (!used_[id]) return id;
   }
-  throw Unsupported("split: this rank has " + std::to_string(limit) + " communicators already");
+  throw Unsupported("split: this rank has " + std::to_string(limit) + " communicators already; close some first");
 }
 
 bool CommunicatorIds::reserve(std::uint32_t id) {

@@ -64,7 +64,7 @@ const Backend& best(bool one_host) {
     if (!reason.empty()) reasons += (reasons.empty() ? "" : ", ") + std::string(backend->name) + " (" + reason + ")";
     if (reason.empty() && found == nullptr) found = backend;
   }
-  if (found == nullptr) throw InvalidUsage("backend 'auto' finds nothing that can be used here: " + reasons);
+  if (found == nullptr) throw InvalidUsage("backend 'auto': no backend is available: " + reasons);
   return *found;
 }
 

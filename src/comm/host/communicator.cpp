@@ -37,7 +37,7 @@ class HostCommunicator final : public Communicator {
 };
 
 Buffer HostCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
-  if (kind != MemoryKind::host) throw Unsupported(std::string(backend()) + ": allocate gives memory of the host only");
+  if (kind != MemoryKind::host) throw Unsupported(std::string(backend()) + ": allocate supports host memory only");
   // Without a use the caller tracks the memory, so it comes from a pool with an unused tracker.
   return (use ? group_->runtime().memory() : group_->runtime().unbooked_memory())
       .allocate(bytes, use.value_or(MemoryCategory::other));

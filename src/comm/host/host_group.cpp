@@ -26,7 +26,7 @@ void HostGroup::use_native(std::unique_ptr<NativeCommunicator> group) noexcept {
   schedules_.set_native(native_ != nullptr ? ScheduleCache::Native::available : ScheduleCache::Native::exhausted);
   if (native_ == nullptr)
     log(LogLevel::info, runtime_->capabilities().backend + ": the library has no more communicators; one of " +
-                            std::to_string(size()) + " ranks goes without native");
+                            std::to_string(size()) + " ranks does not use native");
 }
 
 void HostGroup::open() {

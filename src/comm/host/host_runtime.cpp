@@ -43,7 +43,7 @@ AlgorithmTable make_table(const BackendOptions& options, std::span<const OpKind>
     if (!options.deterministic) throw;
     [[maybe_unused]] const AlgorithmTable exists(options.algorithms, algorithms_of(false, native));
     throw InvalidUsage("TESSERA_ALGO: '" + options.algorithms +
-                       "' names an algorithm that adds in an order of its own; it needs TESSERA_DETERMINISTIC=0");
+                       "' names an algorithm that does not reduce along the tree; it needs TESSERA_DETERMINISTIC=0");
   }
 }
 
@@ -223,9 +223,9 @@ std::string HostRuntime::describe_hub(const HostGroup& group) const {
   const int member = group.member_of(kHub);
   const PeerStatus& hub = peers_[kHub];
   const char* const state = hub.died ? " died" : hub.left ? " has left" : " is not responding";
-  if (member >= 0) return group.rank_name(member) + state + ", so the others can't be asked";
+  if (member >= 0) return group.rank_name(member) + state + ", so the progress of the others is unknown";
   return "rank " + std::to_string(options_.job_rank(kHub)) + state +
-         ", over which the ranks of this communicator ask each other";
+         ", which forwards the progress queries of this communicator";
 }
 
 /// A leaving rank's message goes through rank 0. While rank 0 doesn't reply, a connection that ended may have been
@@ -246,8 +246,8 @@ void HostRuntime::transport_failed(const std::string& why) noexcept {
 /// No other cause is possible, so don't wait for one.
 void HostRuntime::message_damaged(int peer, const std::string& what) noexcept {
   transport_failure_ = capabilities_.backend + ": " + what + " from " + describe_rank(peer, options_.job_rank(peer)) +
-                       " came damaged: its checksum is wrong; check the network and the memory of the two hosts, and "
-                       "go on from the last checkpoint";
+                       " is damaged: its checksum is wrong; check the network and the memory of the two hosts, and "
+                       "resume from the last checkpoint";
   transport_blamed_at_ = Clock::now();
   update_transport_polling();
 }

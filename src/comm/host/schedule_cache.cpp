@@ -64,9 +64,8 @@ CollectiveSpec ScheduleCache::spec_of(const OpDesc& call) const {
 std::string ScheduleCache::native_refusal(const CollectiveSpec& spec) const {
   const std::string asked = std::string(name_of(spec.kind)) + "=" + std::string(kNativeAlgorithm);
   if (native_ != Native::available)
-    return asked + " is for communicators of all ranks of the world, in its order; direct is for any";
-  if (!spec.in_starts.empty() || !spec.out_starts.empty())
-    return asked + " needs parts of equal length; direct takes any";
+    return asked + " needs a communicator of all ranks in the order of the world; use direct";
+  if (!spec.in_starts.empty() || !spec.out_starts.empty()) return asked + " needs parts of equal length; use direct";
   return {};
 }
 
@@ -83,7 +82,7 @@ bool ScheduleCache::runs_native(const CollectiveSpec& spec, std::string_view alg
   if (native_ == Native::exhausted)
     throw Unsupported(std::string(name_of(spec.kind)) + "=" + std::string(algorithm) + ": the library of " +
                       runtime_.capabilities().backend +
-                      " had no communicator left for this one: free some before the split, or take direct");
+                      " had no communicator left for this one; free some before the split, or use direct");
   if (const std::string why = native_refusal(spec); !why.empty()) throw InvalidUsage(why);
   return true;
 }

@@ -82,7 +82,7 @@ void ExecOrderValidator::agree(const std::string& next) {
 }
 
 void ExecOrderValidator::fail(const std::vector<OrderRecord>& all) {
-  std::string text = "the ranks don't do the same:";
+  std::string text = "execution order: the ranks differ:";
   for (std::size_t rank = 0; rank < all.size(); ++rank)
     text += (rank == 0 ? " rank " : "; rank ") + std::to_string(rank) + ": " + all[rank].text.data();
   communicator_->abort(text);  // exchanges in flight are not waited for

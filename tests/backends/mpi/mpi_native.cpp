@@ -184,7 +184,7 @@ void choice() {
     some->all_reduce(all_of(values), all_of(values), ReduceOp::sum()).wait();
     require(some->size() == 1, "some ranks: not refused");
   } catch (const tessera::base::InvalidUsage& refused) {
-    require(std::string(refused.what()).find("all_reduce=native is for communicators of all ranks") == 0,
+    require(std::string(refused.what()).find("all_reduce=native needs a communicator of all ranks") == 0,
             refused.what());
   }
   world->barrier().wait();

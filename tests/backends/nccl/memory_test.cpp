@@ -9,13 +9,13 @@ TEST(NcclMemory, RejectsUnregisteredMemory) {
   run_ranks(2, [](Communicator& comm) {
     std::vector<float> host(4);
     EXPECT_EQ(error_of([&] { comm.all_reduce(view_of(host.data(), 4), view_of(host.data(), 4), ReduceOp::sum()); }),
-              "Unsupported: all_reduce: backend nccl can't move memory of device cpu");
+              "Unsupported: all_reduce: backend nccl does not support memory of device cpu");
     OnDevice<float> elsewhere(comm, comm.rank() + 1, 4);
     EXPECT_EQ(error_of([&] { comm.broadcast(elsewhere.view(), elsewhere.view(), 0); }),
               "InvalidUsage: broadcast: memory is on cuda:" + std::to_string(comm.rank() + 1) +
-                  ", this communicator works on device " + std::to_string(comm.rank()));
+                  ", this communicator needs cuda:" + std::to_string(comm.rank()));
     EXPECT_EQ(error_of([&] { comm.allocate(8, MemoryKind::host, {}); }),
-              "Unsupported: nccl: allocate gives memory of the device only");
+              "Unsupported: nccl: allocate supports device memory only");
   });
 }
 

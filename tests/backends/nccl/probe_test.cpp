@@ -39,12 +39,12 @@ TEST(NcclProbe, RejectsUnsupportedOptionsAtStart) {
       2, [](Communicator& comm) { EXPECT_TRUE(comm.capabilities().deterministic); }, ordered);
   ordered.algorithms = "all_reduce=direct,all_gather=ring";
   for (const std::string& error : run_world(2, ordered, [](Communicator&) {}))
-    EXPECT_EQ(error, "InvalidUsage: TESSERA_ALGO: nccl chooses its algorithms itself; see NCCL_ALGO");
+    EXPECT_EQ(error, "InvalidUsage: TESSERA_ALGO: nccl chooses its algorithms itself; use NCCL_ALGO");
   ordered.algorithms = "";
   BackendOptions named = quick_options();
   named.algorithms = "all_reduce=direct";
   for (const std::string& error : run_world(2, named, [](Communicator&) {}))
-    EXPECT_EQ(error, "InvalidUsage: TESSERA_ALGO: nccl chooses its algorithms itself; see NCCL_ALGO");
+    EXPECT_EQ(error, "InvalidUsage: TESSERA_ALGO: nccl chooses its algorithms itself; use NCCL_ALGO");
   run_ranks(
       1, [](Communicator& comm) { EXPECT_TRUE(comm.capabilities().deterministic); }, ordered);
   run_ranks(2, [](Communicator& comm) { EXPECT_FALSE(comm.capabilities().deterministic); });

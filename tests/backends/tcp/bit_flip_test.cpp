@@ -66,7 +66,7 @@ void expect_damage(const Outcome& outcome, const std::string& what) {
   for (const std::string& error : outcome.errors) {
     EXPECT_EQ(error.find("BackendError: tcp: "), 0U) << error;
     EXPECT_NE(error.find(what), std::string::npos) << error;
-    EXPECT_NE(error.find("came damaged: its checksum is wrong; check the network"), std::string::npos) << error;
+    EXPECT_NE(error.find("is damaged: its checksum is wrong; check the network"), std::string::npos) << error;
   }
 }
 

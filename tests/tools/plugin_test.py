@@ -88,7 +88,7 @@ class PluginTest(unittest.TestCase):
             f"{WRONG}/othersize.so:own": "rebuild it with this library's headers",
             f"{WRONG}/noentry.so:own": "it has no tessera_fsdp_plugin_entry()",
             f"{WRONG}/throws.so:own": "throws.so: no ink",
-            f"{WRONG}/twice.so:own": "offers strategy own twice",
+            f"{WRONG}/twice.so:own": "provides strategy own twice",
             f"{WRONG}/nonsense.so:own": "the optimizer must be too (axis shard)",
             f"{WRONG}/stranger.so:own": "axis tensor, which the mesh does not have; it has replicate shard",
             f"fsdp+{WRONG}/good.so:throwing": "good.so:throwing: the pen is dry",

@@ -170,6 +170,20 @@ class Issue {
 
 }  // namespace
 
+Capabilities make_capabilities(int size, bool deterministic) {
+  Capabilities all;
+  all.backend = "nccl";
+  all.dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
+                DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
+  all.memory = {MemoryKind::device};
+  all.deterministic = deterministic || size == 1;
+  all.rounding_ulps =
+      deterministic
+          ? 0.5
+          : 0.5 * (size - 1) + 1;  // each hop rounds; avg and premul_sum also round the factor and the product
+  return all;
+}
+
 void require_supported(const OpDesc& call, int ranks) {
   const bool reduces =
       call.kind == OpKind::all_reduce || call.kind == OpKind::reduce_scatter || call.kind == OpKind::reduce;

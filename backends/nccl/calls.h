@@ -22,6 +22,7 @@ inline ncclResult_t check(ncclResult_t result, const char* function) {
   return result;
 }
 
+Capabilities make_capabilities(int size, bool deterministic);
 /// Throws Unsupported for what NCCL does not support, before anything is sent.
 void require_supported(const OpDesc& call, int ranks);
 

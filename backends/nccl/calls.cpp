@@ -39,7 +39,7 @@ class Issue {
   Issue(const LaunchTarget& target, const OpDesc& call)
       : t_(target), c_(call), type_(vendor_type(call.in.dtype)), ranks_(static_cast<std::size_t>(target.size)) {}
 
-  ncclResult_t run() const {
+  void run() const {
     switch (c_.kind) {
       case OpKind::all_reduce:
         return all_reduce();
@@ -48,7 +48,7 @@ class Issue {
       case OpKind::reduce_scatter:
         return reduce_scatter();
       case OpKind::broadcast:
-        if (c_.out.count == 0) return ncclSuccess;
+        if (c_.out.count == 0) return;
         return check(t_.api.ncclBroadcast(c_.in.data, c_.out.data, c_.out.count, type_, c_.root, t_.comm, t_.stream),
                      "ncclBroadcast");
       case OpKind::reduce:
@@ -65,22 +65,22 @@ class Issue {
       case OpKind::barrier:
         break;
     }
-    return check(t_.api.ncclAllReduce(t_.scratch, t_.scratch, 1, ncclUint8, ncclSum, t_.comm, t_.stream),
-                 "ncclAllReduce");
+    check(t_.api.ncclAllReduce(t_.scratch, t_.scratch, 1, ncclUint8, ncclSum, t_.comm, t_.stream), "ncclAllReduce");
   }
 
-  ncclResult_t message() const {
-    return c_.kind == OpKind::send ? send(c_.in.data, c_.in.count, c_.root) : recv(c_.out.data, c_.out.count, c_.root);
+  void message() const {
+    if (c_.kind == OpKind::send) return send(c_.in.data, c_.in.count, c_.root);
+    recv(c_.out.data, c_.out.count, c_.root);
   }
 
  private:
-  ncclResult_t send(const void* data, std::size_t count, int peer) const {
-    if (count == 0) return ncclSuccess;  // the peer does not receive either
-    return check(t_.api.ncclSend(data, count, type_, peer, t_.comm, t_.stream), "ncclSend");
+  void send(const void* data, std::size_t count, int peer) const {
+    if (count == 0) return;  // the peer does not receive either
+    check(t_.api.ncclSend(data, count, type_, peer, t_.comm, t_.stream), "ncclSend");
   }
-  ncclResult_t recv(void* data, std::size_t count, int peer) const {
-    if (count == 0) return ncclSuccess;
-    return check(t_.api.ncclRecv(data, count, type_, peer, t_.comm, t_.stream), "ncclRecv");
+  void recv(void* data, std::size_t count, int peer) const {
+    if (count == 0) return;
+    check(t_.api.ncclRecv(data, count, type_, peer, t_.comm, t_.stream), "ncclRecv");
   }
   /// Copies what a rank would send to itself.
   void keep(std::byte* to, const std::byte* from, std::size_t count) const {
@@ -90,14 +90,14 @@ class Issue {
                "cudaMemcpyAsync");
   }
 
-  ncclResult_t all_reduce() const {
-    if (c_.in.count == 0) return ncclSuccess;
+  void all_reduce() const {
+    if (c_.in.count == 0) return;
     const NcclReduceOp op(t_, c_.op, c_.in.dtype);
-    return check(t_.api.ncclAllReduce(c_.in.data, c_.out.data, c_.in.count, type_, op.get(), t_.comm, t_.stream),
-                 "ncclAllReduce");
+    check(t_.api.ncclAllReduce(c_.in.data, c_.out.data, c_.in.count, type_, op.get(), t_.comm, t_.stream),
+          "ncclAllReduce");
   }
-  ncclResult_t all_gather() const {
-    if (c_.out.count == 0) return ncclSuccess;
+  void all_gather() const {
+    if (c_.out.count == 0) return;
     if (c_.out_counts.empty())
       return check(t_.api.ncclAllGather(c_.in.data, c_.out.data, c_.in.count, type_, t_.comm, t_.stream),
                    "ncclAllGather");
@@ -108,10 +108,10 @@ class Issue {
         check(t_.api.ncclBroadcast(root == t_.rank ? c_.in.data : nullptr, at(c_.out, parts.offset(root)),
                                    parts.count(root), type_, root, t_.comm, t_.stream),
               "ncclBroadcast");
-    return group.end();
+    group.end();
   }
-  ncclResult_t reduce_scatter() const {
-    if (c_.in.count == 0) return ncclSuccess;
+  void reduce_scatter() const {
+    if (c_.in.count == 0) return;
     const NcclReduceOp op(t_, c_.op, c_.in.dtype);
     if (c_.in_counts.empty())
       return check(t_.api.ncclReduceScatter(c_.in.data, c_.out.data, c_.out.count, type_, op.get(), t_.comm, t_.stream),
@@ -123,33 +123,33 @@ class Issue {
         check(t_.api.ncclReduce(at(c_.in, parts.offset(root)), root == t_.rank ? c_.out.data : nullptr,
                                 parts.count(root), type_, op.get(), root, t_.comm, t_.stream),
               "ncclReduce");
-    return group.end();
+    group.end();
   }
-  ncclResult_t reduce() const {
-    if (c_.in.count == 0) return ncclSuccess;
+  void reduce() const {
+    if (c_.in.count == 0) return;
     const NcclReduceOp op(t_, c_.op, c_.in.dtype);
-    return check(t_.api.ncclReduce(c_.in.data, c_.out.data, c_.in.count, type_, op.get(), c_.root, t_.comm, t_.stream),
-                 "ncclReduce");
+    check(t_.api.ncclReduce(c_.in.data, c_.out.data, c_.in.count, type_, op.get(), c_.root, t_.comm, t_.stream),
+          "ncclReduce");
   }
-  ncclResult_t gather() const {
+  void gather() const {
     const Parts parts(c_.out_counts, c_.in.count);
     if (t_.rank != c_.root) return send(c_.in.data, c_.in.count, c_.root);
     keep(at(c_.out, parts.offset(t_.rank)), at(c_.in, 0), c_.in.count);
     GroupCall group(t_.api);
     for (int peer = 0; peer < t_.size; ++peer)
       if (peer != t_.rank) recv(at(c_.out, parts.offset(peer)), parts.count(peer), peer);
-    return group.end();
+    group.end();
   }
-  ncclResult_t scatter() const {
+  void scatter() const {
     const Parts parts(c_.in_counts, c_.out.count);
     if (t_.rank != c_.root) return recv(c_.out.data, c_.out.count, c_.root);
     keep(at(c_.out, 0), at(c_.in, parts.offset(t_.rank)), c_.out.count);
     GroupCall group(t_.api);
     for (int peer = 0; peer < t_.size; ++peer)
       if (peer != t_.rank) send(at(c_.in, parts.offset(peer)), parts.count(peer), peer);
-    return group.end();
+    group.end();
   }
-  ncclResult_t all_to_all() const {
+  void all_to_all() const {
     const Parts gives(c_.in_counts, c_.in.count / ranks_);
     const Parts takes(c_.out_counts, c_.out.count / ranks_);
     keep(at(c_.out, takes.offset(t_.rank)), at(c_.in, gives.offset(t_.rank)), gives.count(t_.rank));
@@ -159,7 +159,7 @@ class Issue {
       send(at(c_.in, gives.offset(peer)), gives.count(peer), peer);
       recv(at(c_.out, takes.offset(peer)), takes.count(peer), peer);
     }
-    return group.end();
+    group.end();
   }
 
   const LaunchTarget& t_;
@@ -169,6 +169,20 @@ class Issue {
 };
 
 }  // namespace
+
+Capabilities make_capabilities(int size, bool deterministic) {
+  Capabilities all;
+  all.backend = "nccl";
+  all.dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
+                DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
+  all.memory = {MemoryKind::device};
+  all.deterministic = deterministic || size == 1;
+  all.rounding_ulps =
+      deterministic
+          ? 0.5
+          : 0.5 * (size - 1) + 1;  // each hop rounds; avg and premul_sum also round the factor and the product
+  return all;
+}
 
 void require_supported(const OpDesc& call, int ranks) {
   const bool reduces =
@@ -180,12 +194,12 @@ void require_supported(const OpDesc& call, int ranks) {
                       std::to_string(ranks) + ", not by " + std::to_string(static_cast<std::int64_t>(call.op.scalar)));
 }
 
-ncclResult_t issue(const LaunchTarget& target, const OpDesc& call) { return Issue(target, call).run(); }
+void issue(const LaunchTarget& target, const OpDesc& call) { Issue(target, call).run(); }
 
-ncclResult_t issue_batch(const LaunchTarget& target, std::span<const OpDesc> parts) {
+void issue_batch(const LaunchTarget& target, std::span<const OpDesc> parts) {
   GroupCall group(target.api);
   for (const OpDesc& part : parts) Issue(target, part).message();
-  return group.end();
+  group.end();
 }
 
 std::uint64_t bytes_to(const OpDesc& call, int ranks, int rank, int peer) {

@@ -17,11 +17,11 @@ struct NcclError {
 };
 
 /// Throws NcclError. ncclInProgress is no error: the communicator is polled later.
-inline ncclResult_t check(ncclResult_t result, const char* function) {
+inline void check(ncclResult_t result, const char* function) {
   if (result != ncclSuccess && result != ncclInProgress) throw NcclError{result, function};
-  return result;
 }
 
+Capabilities make_capabilities(int size, bool deterministic);
 /// Throws Unsupported for what NCCL does not support, before anything is sent.
 void require_supported(const OpDesc& call, int ranks);
 
@@ -36,10 +36,10 @@ struct LaunchTarget {
   void* workspace = nullptr;  ///< device memory for tree reductions
 };
 
-/// Calls NCCL for one operation, or for the operations of a batch as one group. Returns at once: ncclInProgress if the
-/// stream has not received all of it yet. Throws NcclError, BackendError.
-ncclResult_t issue(const LaunchTarget& target, const OpDesc& call);
-ncclResult_t issue_batch(const LaunchTarget& target, std::span<const OpDesc> parts);
+/// Calls NCCL for one operation, or for the operations of a batch as one group. Returns at once: the stream may not
+/// have received all of it yet. Throws NcclError, BackendError.
+void issue(const LaunchTarget& target, const OpDesc& call);
+void issue_batch(const LaunchTarget& target, std::span<const OpDesc> parts);
 
 /// Bytes that this rank sends to `peer` in `call`. NCCL does not report what it transfers: its collectives are counted
 /// like the direct algorithms, whose total is that of a bandwidth-optimal algorithm.

@@ -14,9 +14,9 @@ class GroupCall {
   }
   GroupCall(const GroupCall&) = delete;
   GroupCall& operator=(const GroupCall&) = delete;
-  ncclResult_t end() {
+  void end() {
     ended_ = true;
-    return check(api_.ncclGroupEnd(), "ncclGroupEnd");
+    check(api_.ncclGroupEnd(), "ncclGroupEnd");
   }
 
  private:

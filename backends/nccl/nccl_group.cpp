@@ -1,31 +1,145 @@
 #include "backends/nccl/nccl_group.h"
 
-#include <algorithm>
+#include <cstring>
+#include <numeric>
 
 #include "backends/nccl/ordered_reduce.h"
 #include "tessera/base/error.h"
-#include "tessera/comm/core/backoff.h"
+#include "tessera/base/parse.h"
 #include "tessera/comm/core/format.h"
 
 namespace tessera::comm::nccl {
+namespace {
 
 using namespace std::chrono_literals;
+constexpr auto kCloseTime = 10s;
 
-NcclGroup::NcclGroup(std::shared_ptr<NcclRuntime> runtime, std::uint64_t id)
-    : GroupCore({runtime, &runtime->options()}, 0, {}), runtime_(std::move(runtime)), api_(runtime_->api()), id_(id) {}
+std::uint64_t child_id(std::uint64_t parent, std::uint64_t split, int color) {
+  std::uint64_t hash = 0xcbf29ce484222325U;
+  for (const std::uint64_t part : {parent, split, static_cast<std::uint64_t>(color)})
+    hash = (hash ^ part) * 0x100000001b3U ^ (hash >> 29);
+  return hash;
+}
 
-void NcclGroup::come_after(cudaStream_t stream) {
-  before_->record(stream);
-  comes_after_ = true;
+}  // namespace
+
+void NcclGroup::connect(const ncclUniqueId& id) {
+  std::vector<int> all(static_cast<std::size_t>(runtime_->size()));
+  std::iota(all.begin(), all.end(), 0);
+  enter_members(runtime_->rank(), std::move(all));
+  runtime_->add(*this);
+  const Clock::time_point until = Clock::now() + timeout();
+  const DeviceGuard guard(api_, runtime_->device());  // NCCL uses the current device
+  try {
+    call_nccl([&] { comm_.init(id, rank(), size()); });
+    wait_ready(until);
+    create_resources();
+  } catch (const Timeout&) {
+    fail({FailureKind::timeout, "nccl: the communicator of " + std::to_string(size()) + " ranks was not ready within " +
+                                    format_duration(timeout())},
+         true);
+  } catch (const BackendError& error) {
+    fail({FailureKind::backend, error.what()}, true);
+  }
+  throw_if_failed();
+}
+
+/// Creates what operations need, once the NCCL communicator is ready.
+void NcclGroup::create_resources() {
+  capabilities_ = make_capabilities(size(), options().deterministic);
+  stream_ = std::make_unique<OperationStream>(api_, sizeof(int) * (members().size() + 1));
+}
+
+std::shared_ptr<NcclGroup> NcclGroup::split(int color, int key) {
+  const DeviceGuard guard(api_, runtime_->device());
+  auto child = std::make_shared<NcclGroup>(runtime_, child_id(id(), ++splits_, color));
+  NcclOperation& op = acquire<NcclOperation>(api_, *this);
+  op.reset({.timeout = timeout()}, next_number(), "split");
+  if (options().check) op.signature = "split";
+  launch(op, [&] { comm_.split(color, key, child->comm_); }).wait();
+  if (color < 0) return nullptr;
+  try {
+    child->complete_split();
+  } catch (const Error& error) {
+    fail({FailureKind::backend, std::string("split: ") + error.what()}, true);
+    failure_.rethrow();
+  } catch (const NcclError& error) {
+    fail({FailureKind::backend, std::string("split: ") + error.function}, true);
+    failure_.rethrow();
+  }
+  runtime_->add(*child);
+  runtime_->memory().add(*child);
+  return child;
+}
+
+/// Learns the members of this group, which a split has created.
+void NcclGroup::complete_split() {
+  wait_ready(Clock::now() + timeout());
+  int rank = 0;
+  int size = 0;
+  check(api_.ncclCommUserRank(comm_.get(), &rank), "ncclCommUserRank");
+  check(api_.ncclCommCount(comm_.get(), &size), "ncclCommCount");
+  // Until they are known:
+  enter_members(rank, std::vector<int>(static_cast<std::size_t>(size), runtime_->rank()));
+  create_resources();
+  enter_members(rank, gather_world_ranks());
+}
+
+/// Gathers the world ranks of all members over the NCCL communicator, which also tests it.
+std::vector<int> NcclGroup::gather_world_ranks() {
+  std::vector<int> ranks(members().size());
+  const std::size_t bytes = sizeof(int) * ranks.size();
+  int* const device = static_cast<int*>(stream_->scratch().device());
+  int* const host = static_cast<int*>(stream_->scratch().host());
+  host[ranks.size()] = runtime_->rank();
+  const cudaStream_t stream = stream_->get();
+  start_internal([&] {
+    int* const mine = device + ranks.size();
+    check_cuda(api_, api_.cudaMemcpyAsync(mine, host + ranks.size(), sizeof(int), cudaMemcpyHostToDevice, stream),
+               "cudaMemcpyAsync");
+    check(api_.ncclAllGather(mine, device, sizeof(int), ncclUint8, comm_.get(), stream), "ncclAllGather");
+  }).wait();
+  start_internal([&] {
+    check_cuda(api_, api_.cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+  }).wait();
+  std::memcpy(ranks.data(), host, bytes);
+  return ranks;
+}
+
+/// An operation of a split, which only this group's members call.
+Work NcclGroup::start_internal(const Issue& issue) {
+  NcclOperation& op = acquire<NcclOperation>(api_, *this);
+  op.reset({.timeout = timeout()}, 0, "split");
+  return launch(op, issue);
+}
+
+void NcclGroup::close() noexcept {
+  drain();
+  runtime_->monitor().send(members(),
+                           {.kind = ControlMessage::Kind::leaving, .communicator = id(), .value = called()->load()});
+  runtime_->memory().remove(*this);
+  runtime_->remove(*this);
+  if (!failed()) {
+    try {
+      const DeviceGuard guard(api_, runtime_->device());
+      call_nccl([this] { comm_.finalize(); });
+      wait_ready(Clock::now() + kCloseTime);
+      const std::lock_guard lock(mutex_);
+      comm_.destroy();
+    } catch (const std::exception& error) {
+      log(LogLevel::warn, std::string("nccl: closing a communicator: ") + error.what());
+    }
+  }
+  if (!comm_.wait_aborted()) log(LogLevel::warn, "nccl: a failed communicator could not be aborted and is leaked");
 }
 
 LaunchTarget NcclGroup::target() const {
   return {.api = api_,
-          .comm = comm_,
+          .comm = comm_.get(),
           .stream = stream_->get(),
           .rank = rank(),
           .size = size(),
-          .scratch = scratch_->device()};
+          .scratch = stream_->scratch().device()};
 }
 
 void NcclGroup::check_device(const OpDesc& call) const {
@@ -38,30 +152,24 @@ void NcclGroup::check_device(const OpDesc& call) const {
 NcclOperation& NcclGroup::prepare(const OpDesc& call) {
   NcclOperation& op = acquire<NcclOperation>(api_, *this);
   const bool message = is_message(call.kind);
-  op.reset(call, message ? 0 : called_->fetch_add(1) + 1);
+  op.reset(call, message ? 0 : next_number());
   if (options().check && !message) op.signature = checked_signature(call, size());
   return op;
 }
 
-/// Only grows: memory that operations in flight use is kept.
-void* NcclGroup::workspace(std::size_t bytes) {
-  if (workspaces_.empty() || workspaces_.back()->bytes() < bytes)
-    workspaces_.push_back(std::make_unique<DeviceBlock>(
-        api_, std::max(bytes, workspaces_.empty() ? std::size_t{0} : 2 * workspaces_.back()->bytes())));
-  return workspaces_.back()->data();
-}
-
 Work NcclGroup::start_tree(const OpDesc& call) {
-  LaunchTarget where = target();
+  const auto where = [this, bytes = workspace_bytes(call, size(), rank())] {
+    LaunchTarget all = target();
+    all.workspace = stream_->workspace(bytes);
+    return all;
+  };
   return launch(
       prepare(call),
       [&] {
-        where.workspace = workspace(workspace_bytes(call, size(), rank()));
-        const ncclResult_t result = issue_exchange(where, call);
+        issue_exchange(where(), call);
         count(call);
-        return result;
       },
-      [&] { return issue_sum(where, call); });
+      [&] { issue_sum(where(), call); });
 }
 
 Work NcclGroup::start(const OpDesc& call) {
@@ -72,9 +180,8 @@ Work NcclGroup::start(const OpDesc& call) {
   const DeviceGuard guard(api_, runtime_->device());
   if (tree) return start_tree(call);
   return launch(prepare(call), [&] {
-    const ncclResult_t result = issue(target(), call);
+    issue(target(), call);
     count(call);
-    return result;
   });
 }
 
@@ -86,81 +193,16 @@ Work NcclGroup::start_batch(std::span<const OpDesc> parts) {
   NcclOperation& op = acquire<NcclOperation>(api_, *this);
   op.reset({.timeout = parts.front().timeout, .label = parts.front().label}, 0, "batch");
   return launch(op, [&] {
-    const ncclResult_t result = issue_batch(target(), parts);
+    issue_batch(target(), parts);
     for (const OpDesc& part : parts) count(part);
-    return result;
   });
-}
-
-/// Throws BackendError. Does nothing if the communicator has failed.
-void NcclGroup::issue_locked(const Issue& issue) {
-  const std::lock_guard lock(mutex_);
-  if (failed()) return;
-  try {
-    issue();
-  } catch (const NcclError& error) {
-    throw BackendError(vendor_text_locked(error));
-  }
-}
-
-Work NcclGroup::launch(NcclOperation& op, const Issue& issue, const Issue& and_then) {
-  op.group = shared_from_this();
-  const WorkRef hold(op);
-  throw_if_failed();
-  if (!op.signature.empty())
-    send_signature(op);  // before the call: NCCL may hang if the ranks call different operations
-  runtime_->begin_operation();
-  try {
-    issue_locked([&] {
-      if (comes_after_) before_->make_stream_wait(stream_->get());
-      comes_after_ = false;
-      op.retain();
-      in_flight_.push_back(&op);
-      return issue();
-    });
-    if (and_then) {
-      wait_enqueued(op, false);
-      issue_locked(and_then);
-    }
-  } catch (const BackendError& error) {
-    fail({FailureKind::backend, op.format() + ": " + error.what()}, true);
-  }
-  wait_enqueued(op, true);
-  return Work(&op);
-}
-
-/// Waits until NCCL has enqueued what was issued. `all`: this was all of the operation, so its event is recorded.
-void NcclGroup::wait_enqueued(NcclOperation& op, bool all) {
-  Backoff pause;
-  while (!failed()) {
-    Failure failure;
-    {
-      const std::lock_guard lock(mutex_);
-      if (comm_ == nullptr) break;
-      const ncclResult_t state = state_locked();
-      if (state == ncclSuccess && !all) return;
-      if (state == ncclSuccess) {
-        const cudaError_t error = api_.cudaEventRecord(op.event.get(), stream_->get());
-        op.recorded = error == cudaSuccess;
-        if (op.recorded) return;
-        failure = {FailureKind::backend, op.format() + ": nccl: cudaEventRecord: " + api_.cudaGetErrorString(error)};
-      } else if (state != ncclInProgress) {
-        health_locked(failure);
-      }
-    }
-    if (failure.kind != FailureKind::none) fail(std::move(failure), true);
-    if (op.is_late(Clock::now())) fail_with_timeout(op);
-    pause(1ms);
-  }
-  api_.cudaEventRecord(op.event.get(), stream_->get());  // what is on the stream must complete before the exception
-  throw_failure(op);
 }
 
 void* NcclGroup::register_memory(void* data, std::size_t bytes) {
   void* handle = nullptr;
   try {
     wait_ready(Clock::now() + timeout());
-    issue_locked([&] { return check(api_.ncclCommRegister(comm_, data, bytes, &handle), "ncclCommRegister"); });
+    call_nccl([&] { check(api_.ncclCommRegister(comm_.get(), data, bytes, &handle), "ncclCommRegister"); });
   } catch (const Error& error) {
     log(LogLevel::warn, std::string("nccl: memory is not registered: ") + error.what());
     return nullptr;
@@ -170,7 +212,8 @@ void* NcclGroup::register_memory(void* data, std::size_t bytes) {
 
 void NcclGroup::deregister_memory(void* handle) noexcept {
   const std::lock_guard lock(mutex_);
-  if (comm_ != nullptr) api_.ncclCommDeregister(comm_, handle);  // a failed communicator has dropped its registrations
+  // A failed communicator has dropped its registrations.
+  if (comm_.get() != nullptr) api_.ncclCommDeregister(comm_.get(), handle);
 }
 
 void NcclGroup::count(const OpDesc& call) {

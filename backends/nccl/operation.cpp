@@ -1,6 +1,6 @@
 #include "backends/nccl/operation.h"
 
-#include "backends/nccl/nccl_group.h"
+#include "backends/nccl/stream_group.h"
 #include "tessera/base/device_stream.h"
 
 namespace tessera::comm::nccl {

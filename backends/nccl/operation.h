@@ -8,11 +8,11 @@
 
 namespace tessera::comm::nccl {
 
-class NcclGroup;
+class StreamGroup;
 
 class NcclOperation final : public Operation {
  public:
-  NcclOperation(const NcclApi& api, NcclGroup& owner) : event(api), nccl_(owner) {}
+  NcclOperation(const NcclApi& api, StreamGroup& owner) : event(api), nccl_(owner) {}
   /// `title` names what is no operation of a caller, or a batch; a literal. `number`: 0 unless all members call it.
   void reset(const OpDesc& what, std::uint64_t number, std::string_view title = {});
 
@@ -25,7 +25,7 @@ class NcclOperation final : public Operation {
   std::string signature;  ///< checked mode: what must be equal on all members
 
  private:
-  NcclGroup& nccl_;
+  StreamGroup& nccl_;
   std::string_view title_;
   std::string label_;  ///< the device may finish long after its caller has gone on
 };

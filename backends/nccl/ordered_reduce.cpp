@@ -81,12 +81,12 @@ bool uses_tree(const NcclApi& api, const OpDesc& call, int ranks, bool determini
 
 std::size_t workspace_bytes(const OpDesc& call, int ranks, int rank) { return Layout(call, ranks, rank).bytes(); }
 
-ncclResult_t issue_exchange(const LaunchTarget& t, const OpDesc& call) {
+void issue_exchange(const LaunchTarget& t, const OpDesc& call) {
   const Layout layout(call, t.size, t.rank);
   double* const factors = layout.factors(t.workspace);
   const bool multiplies = call.op.kind == Kind::premul_sum;
   if (multiplies) check_cuda(t.api, t.api.tree->store(factors + t.rank, call.op.scalar, t.stream), "a kernel");
-  if (t.size == 1) return ncclSuccess;
+  if (t.size == 1) return;
   const Slice mine = owned(call, t.size, t.rank);
   GroupCall group(t.api);
   for (int peer = 0; peer < t.size; ++peer) {
@@ -101,10 +101,10 @@ ncclResult_t issue_exchange(const LaunchTarget& t, const OpDesc& call) {
       if (multiplies) receive(t, factors + peer, 1, DType::f64, peer);
     }
   }
-  return group.end();
+  group.end();
 }
 
-ncclResult_t issue_sum(const LaunchTarget& t, const OpDesc& call) {
+void issue_sum(const LaunchTarget& t, const OpDesc& call) {
   const Layout layout(call, t.size, t.rank);
   const Slice mine = owned(call, t.size, t.rank);
   const bool everywhere = call.kind == OpKind::all_reduce;
@@ -123,7 +123,7 @@ ncclResult_t issue_sum(const LaunchTarget& t, const OpDesc& call) {
                               .count = mine.count};
     check_cuda(t.api, t.api.tree->reduce(work, t.stream), "a kernel");
   }
-  if (!everywhere || t.size == 1) return ncclSuccess;
+  if (!everywhere || t.size == 1) return;
   GroupCall group(t.api);
   for (int peer = 0; peer < t.size; ++peer) {
     if (peer == t.rank) continue;
@@ -131,7 +131,7 @@ ncclResult_t issue_sum(const LaunchTarget& t, const OpDesc& call) {
     if (mine.count != 0) send(t, out + mine.offset * size, mine.count, call.in.dtype, peer);
     if (theirs.count != 0) receive(t, out + theirs.offset * size, theirs.count, call.in.dtype, peer);
   }
-  return group.end();
+  group.end();
 }
 
 }  // namespace tessera::comm::nccl

@@ -15,8 +15,8 @@ bool uses_tree(const NcclApi& api, const OpDesc& call, int ranks, bool determini
 std::size_t workspace_bytes(const OpDesc& call, int ranks, int rank);
 
 /// Sends each rank the pieces that it reduces. Returns as issue() does; once that is enqueued ...
-ncclResult_t issue_exchange(const LaunchTarget& target, const OpDesc& call);
+void issue_exchange(const LaunchTarget& target, const OpDesc& call);
 /// ... reduces the pieces and distributes the result to the ranks that need it.
-ncclResult_t issue_sum(const LaunchTarget& target, const OpDesc& call);
+void issue_sum(const LaunchTarget& target, const OpDesc& call);
 
 }  // namespace tessera::comm::nccl

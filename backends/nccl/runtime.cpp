@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "backends/nccl/nccl_group.h"
+#include "backends/nccl/stream_group.h"
 
 namespace tessera::comm::nccl {
 namespace {
@@ -38,7 +38,7 @@ NcclRuntime::~NcclRuntime() {
   if (watcher_.joinable()) watcher_.join();
 }
 
-void NcclRuntime::add(NcclGroup& group) {
+void NcclRuntime::add(StreamGroup& group) {
   monitor_.add(group.id(), group.called());
   const std::unique_lock lock(groups_mutex_);
   groups_.push_back(&group);
@@ -49,7 +49,7 @@ void NcclRuntime::add(NcclGroup& group) {
     if (dead_[r]) group.on_peer_lost(static_cast<int>(r));
 }
 
-void NcclRuntime::remove(NcclGroup& group) noexcept {
+void NcclRuntime::remove(StreamGroup& group) noexcept {
   monitor_.remove(group.id());
   const std::unique_lock lock(groups_mutex_);
   std::erase(groups_, &group);
@@ -58,8 +58,8 @@ void NcclRuntime::remove(NcclGroup& group) noexcept {
 
 /// Handles a message about one communicator.
 void NcclRuntime::deliver(const ControlMessage& message) noexcept {
-  const auto found =
-      std::find_if(groups_.begin(), groups_.end(), [&](const NcclGroup* g) { return g->id() == message.communicator; });
+  const auto found = std::find_if(groups_.begin(), groups_.end(),
+                                  [&](const StreamGroup* g) { return g->id() == message.communicator; });
   if (found == groups_.end()) {
     const std::lock_guard news(news_mutex_);
     if (early_.size() < kMostEarly && !closed_.contains(message.communicator)) early_.push_back(message);
@@ -79,11 +79,11 @@ void NcclRuntime::receive(const ControlMessage& message) noexcept {
       const std::lock_guard news(news_mutex_);
       dead_[static_cast<std::size_t>(message.from)] = true;
     }
-    for (NcclGroup* group : groups_) group->on_peer_lost(message.from);
+    for (StreamGroup* group : groups_) group->on_peer_lost(message.from);
   } else if (message.kind == ControlMessage::Kind::damaged) {
     const std::string why = "nccl: a message of the control channel from rank " + std::to_string(message.from) +
                             " is damaged: its authentication code is wrong; check the network between the hosts";
-    for (NcclGroup* group : groups_) group->fail({FailureKind::backend, why}, true);
+    for (StreamGroup* group : groups_) group->fail({FailureKind::backend, why}, true);
   } else {
     deliver(message);
   }
@@ -104,7 +104,7 @@ void NcclRuntime::watch() noexcept {
     lock.unlock();
     {
       const std::shared_lock groups(groups_mutex_);
-      for (NcclGroup* group : groups_) group->check_health();
+      for (StreamGroup* group : groups_) group->check_health();
     }
     lock.lock();
   }

@@ -20,7 +20,7 @@
 
 namespace tessera::comm::nccl {
 
-class NcclGroup;
+class StreamGroup;
 
 /// The watching thread checks deadlines and broken connections while the program only makes streams wait.
 class NcclRuntime {
@@ -41,8 +41,8 @@ class NcclRuntime {
   ControlPeerMonitor& monitor() noexcept { return monitor_; }
 
   /// `group` must be removed before it is destroyed.
-  void add(NcclGroup& group);
-  void remove(NcclGroup& group) noexcept;
+  void add(StreamGroup& group);
+  void remove(StreamGroup& group) noexcept;
 
   /// Operations in flight: the watching thread sleeps while there are none.
   void begin_operation() noexcept;
@@ -61,7 +61,7 @@ class NcclRuntime {
 
   /// Shared for readers (the watching thread may take a while, and the channel's must continue), exclusive for changes.
   std::shared_mutex groups_mutex_;
-  std::vector<NcclGroup*> groups_;
+  std::vector<StreamGroup*> groups_;
   std::mutex news_mutex_;              ///< guards the next three, for holders of the shared lock
   std::set<std::uint64_t> closed_;     ///< communicators that existed once
   std::vector<ControlMessage> early_;  ///< about communicators that this rank has not created yet

@@ -1,47 +1,107 @@
-// Failure of a communicator: once, on all its ranks, with the first cause.
+#include "backends/nccl/stream_group.h"
+
 #include <algorithm>
 
-#include "backends/nccl/nccl_group.h"
+#include "backends/nccl/runtime.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/core/backoff.h"
 
 namespace tessera::comm::nccl {
-namespace {
 
 using namespace std::chrono_literals;
-constexpr auto kVerdictTime = 500ms;  ///< after a broken connection the control channel names the dead rank
-constexpr auto kStopTime = 5s;        ///< in which a device stops after an abort
 
-}  // namespace
+StreamGroup::StreamGroup(std::shared_ptr<NcclRuntime> runtime, std::uint64_t id)
+    : GroupCore({runtime, &runtime->options()}, 0, {}),
+      runtime_(std::move(runtime)),
+      api_(runtime_->api()),
+      comm_(api_, runtime_->device()),
+      id_(id) {}
 
-std::string NcclGroup::vendor_text_locked(const NcclError& error) const {
-  std::string text = "nccl: " + std::string(error.function) + ": " + api_.ncclGetErrorString(error.result);
-  const char* last = comm_ != nullptr ? api_.ncclGetLastError(comm_) : nullptr;
-  if (last != nullptr && *last != '\0') text += " (" + std::string(last) + ")";
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  return text;
+void StreamGroup::enter_members(int rank, std::vector<int> members) {
+  closed_.resize(members.size());
+  verifier_ = CallVerifier(members.size());
+  set_members(rank, std::move(members));
 }
 
-ncclResult_t NcclGroup::state_locked() const noexcept {
-  ncclResult_t state = ncclSuccess;
-  const ncclResult_t asked = api_.ncclCommGetAsyncError(comm_, &state);
-  return asked == ncclSuccess ? state : asked;
+void StreamGroup::wait_ready(Clock::time_point until) {
+  std::unique_lock lock(mutex_);
+  if (!comm_.wait_ready(lock, until)) failure_.rethrow();
 }
 
-NcclGroup::Health NcclGroup::health_locked(Failure& failure) noexcept {
-  const ncclResult_t state = state_locked();
-  if (state == ncclSuccess || state == ncclInProgress) return Health::ok;
-  if (state == ncclRemoteError || state == ncclSystemError) {
-    if (!suspect_since_) suspect_since_ = Clock::now();
-    if (Clock::now() < *suspect_since_ + kVerdictTime) return Health::suspect;
+void StreamGroup::call_nccl(const Issue& issue) {
+  const std::lock_guard lock(mutex_);
+  if (failed()) return;
+  try {
+    issue();
+  } catch (const NcclError& error) {
+    throw BackendError(comm_.format(error));
   }
-  const std::string what = in_flight_.empty() ? "" : in_flight_.front()->format() + ": ";
-  failure = {FailureKind::backend, what + vendor_text_locked({state, "asynchronous error"})};
-  return Health::failed;
+}
+
+Work StreamGroup::launch(NcclOperation& op, const Issue& issue, const Issue& and_then) {
+  op.group = shared_from_this();
+  const WorkRef hold(op);
+  throw_if_failed();
+  if (!op.signature.empty())
+    send_signature(op);  // before the call: NCCL may hang if the ranks call different operations
+  runtime_->begin_operation();
+  try {
+    call_nccl([&] {
+      stream_->begin_operation();
+      op.retain();
+      in_flight_.push_back(&op);
+      issue();
+    });
+    if (and_then) {
+      wait_enqueued(op, false);
+      call_nccl(and_then);
+    }
+  } catch (const BackendError& error) {
+    fail({FailureKind::backend, op.format() + ": " + error.what()}, true);
+  }
+  wait_enqueued(op, true);
+  return Work(&op);
+}
+
+/// Waits until NCCL has enqueued what was issued. `all`: this was all of the operation, so its event is recorded.
+void StreamGroup::wait_enqueued(NcclOperation& op, bool all) {
+  Backoff pause;
+  while (!failed()) {
+    Failure failure;
+    {
+      const std::lock_guard lock(mutex_);
+      if (comm_.get() == nullptr) break;
+      const ncclResult_t state = comm_.state();
+      if (state == ncclSuccess && !all) return;
+      if (state == ncclSuccess) {
+        const cudaError_t error = api_.cudaEventRecord(op.event.get(), stream_->get());
+        op.recorded = error == cudaSuccess;
+        if (op.recorded) return;
+        failure = {FailureKind::backend, op.format() + ": nccl: cudaEventRecord: " + api_.cudaGetErrorString(error)};
+      } else if (state != ncclInProgress) {
+        health_locked(failure);
+      }
+    }
+    if (failure.kind != FailureKind::none) fail(std::move(failure), true);
+    if (op.is_late(Clock::now())) fail_with_timeout(op);
+    pause(1ms);
+  }
+  api_.cudaEventRecord(op.event.get(), stream_->get());  // what is on the stream must complete before the exception
+  throw_failure(op);
+}
+
+/// "all_reduce #12: ", which names the first operation in flight; empty if there is none.
+std::string StreamGroup::prefix_locked() const { return in_flight_.empty() ? "" : in_flight_.front()->format() + ": "; }
+
+NcclComm::Health StreamGroup::health_locked(Failure& failure) noexcept {
+  std::string problem;
+  const NcclComm::Health health = comm_.health(problem);
+  if (health == NcclComm::Health::failed) failure = {FailureKind::backend, prefix_locked() + problem};
+  return health;
 }
 
 /// Whether an operation waits for a member that closed its communicator before it called the operation.
-void NcclGroup::find_departure_locked(Failure& failure) const {
+void StreamGroup::find_departure_locked(Failure& failure) const {
   // Later operations have later sequence numbers.
   const auto op =
       std::find_if(in_flight_.begin(), in_flight_.end(), [](const auto* one) { return one->sequence != 0; });
@@ -54,7 +114,7 @@ void NcclGroup::find_departure_locked(Failure& failure) const {
 }
 
 /// Completes finished operations and reports the failure, if any.
-void NcclGroup::retire_locked(std::vector<NcclOperation*>& completed, Failure& failure) noexcept {
+void StreamGroup::retire_locked(std::vector<NcclOperation*>& completed, Failure& failure) noexcept {
   std::size_t count = 0;
   cudaError_t error = cudaSuccess;
   const auto is_complete = [&](const NcclOperation& op) {
@@ -62,12 +122,9 @@ void NcclGroup::retire_locked(std::vector<NcclOperation*>& completed, Failure& f
   };
   while (count < in_flight_.size() && is_complete(*in_flight_[count])) ++count;
   // The device may have stopped because of an error that NCCL knows by now.
-  const Health health = health_locked(failure);
-  if (health == Health::suspect) find_departure_locked(failure);  // then its name explains the broken connection
-  if (health != Health::ok) return;
-  suspect_since_.reset();
-  if (error != cudaSuccess)
-    failure = {FailureKind::backend, in_flight_[count]->format() + ": nccl: " + api_.cudaGetErrorString(error)};
+  const NcclComm::Health health = health_locked(failure);
+  if (health == NcclComm::Health::suspect) find_departure_locked(failure);  // it explains the broken connection
+  if (health != NcclComm::Health::ok) return;
   for (; count > 0; --count) {
     NcclOperation* const op = in_flight_.front();
     op->state.store(Operation::succeeded);
@@ -75,35 +132,36 @@ void NcclGroup::retire_locked(std::vector<NcclOperation*>& completed, Failure& f
     completed.push_back(op);
     in_flight_.pop_front();
   }
-  if (failure.kind == FailureKind::none) find_departure_locked(failure);
+  if (error != cudaSuccess)
+    failure = {FailureKind::backend, prefix_locked() + "nccl: " + api_.cudaGetErrorString(error)};
+  else
+    find_departure_locked(failure);
 }
 
-void NcclGroup::retire_completed() noexcept {
+void StreamGroup::retire_completed() noexcept {
   std::vector<NcclOperation*> completed;
   Failure failure;
   {
     const std::lock_guard lock(mutex_);
-    if (comm_ == nullptr) return;
+    if (comm_.get() == nullptr) return;
     retire_locked(completed, failure);
   }
   release_operations(completed);
   if (failure.kind != FailureKind::none) fail(std::move(failure), true);
 }
 
-void NcclGroup::release_operations(std::span<NcclOperation* const> completed) noexcept {
-  for (NcclOperation* op : completed) op->release();
-  runtime_->end_operations(completed.size());
+void StreamGroup::release_operations(std::span<NcclOperation* const> ended) noexcept {
+  for (NcclOperation* op : ended) op->release();
+  runtime_->end_operations(ended.size());
 }
 
-void NcclGroup::check_health() noexcept {
+void StreamGroup::check_health() noexcept {
   retire_completed();
   NcclOperation* late = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    const Clock::time_point now = Clock::now();
-    const bool any =
-        std::any_of(in_flight_.begin(), in_flight_.end(), [&](const auto* op) { return op->is_late(now); });
-    if (!any) return;
+    const auto is_late = [now = Clock::now()](const NcclOperation* op) { return op->is_late(now); };
+    if (std::none_of(in_flight_.begin(), in_flight_.end(), is_late)) return;
     late = in_flight_.front();  // it delays the late operation, if it is not late itself
     late->retain();
   }
@@ -111,7 +169,17 @@ void NcclGroup::check_health() noexcept {
   late->release();
 }
 
-bool NcclGroup::wait_for(Operation& op, Clock::time_point until) noexcept {
+void StreamGroup::drain() noexcept {
+  Backoff pause;
+  while (true) {  // ends: every operation has a deadline, at which it fails
+    check_health();
+    const std::lock_guard lock(mutex_);
+    if (in_flight_.empty()) return;
+    pause(1ms);
+  }
+}
+
+bool StreamGroup::wait_for(Operation& op, Clock::time_point until) noexcept {
   Backoff pause;
   while (!op.done()) {
     const Clock::time_point now = Clock::now();
@@ -125,7 +193,7 @@ bool NcclGroup::wait_for(Operation& op, Clock::time_point until) noexcept {
   return true;
 }
 
-void NcclGroup::fail_with_timeout(const Operation& op) noexcept {
+void StreamGroup::fail_with_timeout(const Operation& op) noexcept {
   const std::lock_guard one_at_a_time(timeout_mutex_);
   const auto ended = [&] {
     retire_completed();
@@ -142,15 +210,15 @@ void NcclGroup::fail_with_timeout(const Operation& op) noexcept {
   fail({FailureKind::timeout, timeout_message(op, delay)}, true);
 }
 
-void NcclGroup::fail(Failure failure, bool notify) noexcept {
+void StreamGroup::fail(Failure failure, bool notify) noexcept {
   std::vector<NcclOperation*> ended;
   {
     const std::lock_guard lock(mutex_);
     if (failed()) return;
-    if (comm_ != nullptr) {
+    if (comm_.get() != nullptr) {
       Failure ignored;
       retire_locked(ended, ignored);  // what completed before the failure has not failed
-      aborter_ = CommAborter::start(api_, runtime_->device(), std::exchange(comm_, nullptr));
+      comm_.abort();
     }
     failure_.set(std::move(failure));
     for (NcclOperation* op : in_flight_) op->state.store(Operation::failed);
@@ -162,25 +230,25 @@ void NcclGroup::fail(Failure failure, bool notify) noexcept {
   release_operations(ended);
 }
 
-void NcclGroup::send_failure(const Failure& failure) noexcept {
+void StreamGroup::send_failure(const Failure& failure) noexcept {
   runtime_->monitor().send(members(), {.kind = ControlMessage::Kind::failure,
                                        .communicator = id_,
                                        .number = static_cast<std::uint64_t>(failure.kind),
                                        .text = failure.cause});
 }
 
-void NcclGroup::on_peer_lost(int world_rank) noexcept {
+void StreamGroup::on_peer_lost(int world_rank) noexcept {
   const int member = member_of(world_rank);
   if (member < 0) return;
   std::string what;
   {
     const std::lock_guard lock(mutex_);
-    if (!in_flight_.empty()) what = in_flight_.front()->format() + ": ";
+    what = prefix_locked();
   }
   fail({FailureKind::peer_lost, what + rank_name(member) + " died"}, true);
 }
 
-void NcclGroup::on_departure(int world_rank, std::uint64_t called) noexcept {
+void StreamGroup::on_departure(int world_rank, std::uint64_t called) noexcept {
   const int member = member_of(world_rank);
   if (member < 0) return;
   const std::lock_guard lock(mutex_);
@@ -188,7 +256,7 @@ void NcclGroup::on_departure(int world_rank, std::uint64_t called) noexcept {
 }
 
 /// Checked mode: NCCL itself hangs or computes wrong results if the calls of the ranks differ.
-void NcclGroup::send_signature(const NcclOperation& op) {
+void StreamGroup::send_signature(const NcclOperation& op) {
   const ControlMessage message{.kind = ControlMessage::Kind::call,
                                .from = runtime_->rank(),
                                .communicator = id_,
@@ -199,11 +267,11 @@ void NcclGroup::send_signature(const NcclOperation& op) {
   on_op_signature(message);
 }
 
-bool NcclGroup::verified_locked(const NcclOperation& op) const {
+bool StreamGroup::verified_locked(const NcclOperation& op) const {
   return op.signature.empty() || verifier_.verified(op.sequence);
 }
 
-void NcclGroup::on_op_signature(const ControlMessage& message) noexcept {
+void StreamGroup::on_op_signature(const ControlMessage& message) noexcept {
   const int member = member_of(message.from);
   if (member < 0) return;
   std::string mismatch;
@@ -217,26 +285,9 @@ void NcclGroup::on_op_signature(const ControlMessage& message) noexcept {
   fail({FailureKind::mismatch, mismatch}, true);
 }
 
-Clock::time_point NcclGroup::stop_deadline() const noexcept {
-  return does_not_stop_.load() ? Clock::now() : Clock::now() + kStopTime;
-}
-
-void NcclGroup::throw_failure(const Operation& op) {
-  std::shared_ptr<CommAborter> aborter;
-  {
-    const std::lock_guard lock(mutex_);
-    aborter = aborter_;
-  }
-  const Clock::time_point until = stop_deadline();
-  bool stopped = aborter == nullptr || aborter->wait_until(until);
-  Backoff pause;
-  cudaError_t error = cudaSuccess;
-  while (stopped && !static_cast<const NcclOperation&>(op).event.reached(error)) {
-    stopped = Clock::now() < until;
-    pause(1ms);
-  }
+void StreamGroup::throw_failure(const Operation& op) {
+  const bool stopped = comm_.wait_stopped(static_cast<const NcclOperation&>(op).event);
   Failure failure = failure_.get();
-  if (!stopped) does_not_stop_.store(true);
   if (!stopped) failure.cause += " (and the device has not stopped: its memory may still change)";
   comm::throw_failure(failure);
 }

@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 constexpr std::size_t kChunk = std::size_t{4} << 20;
 
 struct Options {
-  std::string model = "gpt2", folder = "/tmp";
+  std::string model = "gpt2", directory = "/tmp";
   int ranks = 1, rounds = 5;
 };
 
@@ -82,7 +82,7 @@ std::vector<Rates> measure(const Options& options) {
     engine.initialize(0);
     const auto channel = world.split(0, world.rank());
     comm::HostCollectives control(*channel, context.runtime());
-    const std::string own = options.folder + "/plain-" + std::to_string(world.rank());
+    const std::string own = options.directory + "/plain-" + std::to_string(world.rank());
     std::size_t bytes = 0;
     engine.state().for_each_shard(
         [&](const fsdp::ShardRange& range) { bytes += static_cast<std::size_t>(range.range.count()) * 4; });
@@ -100,12 +100,12 @@ std::vector<Rates> measure(const Options& options) {
       r.write = rate([&] { write_plainly(own, memory); });
       r.save = rate([&] {
         fsdp::CheckpointWriter writer(engine, control,
-                                      {.folder = options.folder, .keep_last = 1, .asynchronous = false});
+                                      {.directory = options.directory, .keep_last = 1, .asynchronous = false});
         writer.save({});
       });
       r.read = rate([&] { read_plainly(own, memory); });
       r.restore = rate([&] {
-        fsdp::Checkpoint checkpoint(options.folder);
+        fsdp::Checkpoint checkpoint(options.directory);
         fsdp::restore(engine, checkpoint);
         context.stream().synchronize();
       });
@@ -139,14 +139,14 @@ int main(int count, char** arguments) {
   Options options;
   app.add_option("--model", options.model)->capture_default_str();
   app.add_option("--ranks", options.ranks)->check(CLI::Range(1, 64))->capture_default_str();
-  app.add_option("--folder", options.folder, "where a folder of its own is made and removed")->capture_default_str();
+  app.add_option("--folder", options.directory, "where a folder of its own is made and removed")->capture_default_str();
   app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
   CLI11_PARSE(app, count, arguments);
   try {
-    options.folder += "/tessera-checkpoint-rate-" + std::to_string(::getpid());
-    fs::create_directories(options.folder);
+    options.directory += "/tessera-checkpoint-rate-" + std::to_string(::getpid());
+    fs::create_directories(options.directory);
     const std::vector<Rates> rounds = measure(options);
-    fs::remove_all(options.folder);
+    fs::remove_all(options.directory);
     print("save", rounds, &Rates::save, &Rates::write);
     print("restore", rounds, &Rates::restore, &Rates::read);
     return 0;

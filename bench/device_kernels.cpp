@@ -22,7 +22,7 @@ namespace {
 
 using namespace tessera;
 using namespace tessera::nn;
-using kernels::Wide;
+using kernels::OpMath;
 
 struct Sizes {
   std::size_t batch = 16, positions = 1024, width = 768, heads = 12, layers = 12, vocabulary = 50257;
@@ -80,7 +80,7 @@ class Bench {
   template <class T>
   T* numbers(std::vector<base::Buffer>& keep, std::size_t count) {
     T* data = static_cast<T*>(keep.emplace_back(room(count * sizeof(T))).data());
-    k<T>().fill_normal(stream(), {.range = {.end = count}, .deviation = Wide<T>(0.02), .out = data});
+    k<T>().fill_normal(stream(), {.range = {.end = count}, .deviation = OpMath<T>(0.02), .out = data});
     return data;
   }
   std::int32_t* ids(std::vector<base::Buffer>& keep) {
@@ -188,7 +188,7 @@ class Bench {
     std::vector<base::Buffer> keep;
     T *qkv = numbers<T>(keep, 3 * size), *out = numbers<T>(keep, size), *dout = numbers<T>(keep, size),
       *dqkv = numbers<T>(keep, 3 * size);
-    auto* sums = static_cast<Wide<T>*>(keep.emplace_back(room(s_.rows() * s_.heads * sizeof(Wide<T>))).data());
+    auto* sums = static_cast<OpMath<T>*>(keep.emplace_back(room(s_.rows() * s_.heads * sizeof(OpMath<T>))).data());
     const kernels::AttentionShape shape{s_.batch, s_.positions, s_.heads, s_.heads, dim};
     const auto in = [&](std::size_t part) {
       return kernels::fused_qkv_view<const T>(qkv, part, s_.positions, s_.heads, dim);
@@ -228,12 +228,13 @@ class Bench {
     std::vector<base::Buffer> keep;
     T *x = numbers<T>(keep, 4 * size), *dy = numbers<T>(keep, 4 * size), *y = numbers<T>(keep, 4 * size),
       *weight = numbers<T>(keep, s_.width), *dw = numbers<T>(keep, s_.width), *db = numbers<T>(keep, s_.width);
-    auto* mean = static_cast<Wide<T>*>(keep.emplace_back(room(s_.rows() * sizeof(Wide<T>))).data());
-    auto* rstd = static_cast<Wide<T>*>(keep.emplace_back(room(s_.rows() * sizeof(Wide<T>))).data());
+    auto* mean = static_cast<OpMath<T>*>(keep.emplace_back(room(s_.rows() * sizeof(OpMath<T>))).data());
+    auto* rstd = static_cast<OpMath<T>*>(keep.emplace_back(room(s_.rows() * sizeof(OpMath<T>))).data());
     const auto bytes = static_cast<double>(size * sizeof(T));
     const auto layers = static_cast<double>(s_.layers);
     add({"layer norm forward", 2 * layers + 1, 0, 2 * bytes, [&] {
-           k<T>().layer_norm_forward(stream(), {s_.rows(), s_.width, x, weight, weight, Wide<T>(1e-5), y, mean, rstd});
+           k<T>().layer_norm_forward(stream(),
+                                     {s_.rows(), s_.width, x, weight, weight, OpMath<T>(1e-5), y, mean, rstd});
          }});
     add({"layer norm backward", 2 * layers + 1, 0, 3 * bytes, [&] {
            k<T>().layer_norm_backward(stream(), {.rows = s_.rows(),
@@ -260,8 +261,8 @@ class Bench {
     const std::size_t size = s_.rows() * s_.width, logits = s_.rows() * s_.vocabulary;
     const std::int32_t* targets = ids(keep);
     T *table = numbers<T>(keep, s_.vocabulary * s_.width), *x = numbers<T>(keep, size), *p = numbers<T>(keep, logits);
-    auto* row_max = static_cast<Wide<T>*>(keep.emplace_back(room(s_.rows() * sizeof(Wide<T>))).data());
-    auto* row_sum = static_cast<Wide<T>*>(keep.emplace_back(room(s_.rows() * sizeof(Wide<T>))).data());
+    auto* row_max = static_cast<OpMath<T>*>(keep.emplace_back(room(s_.rows() * sizeof(OpMath<T>))).data());
+    auto* row_sum = static_cast<OpMath<T>*>(keep.emplace_back(room(s_.rows() * sizeof(OpMath<T>))).data());
     auto* loss = static_cast<double*>(keep.emplace_back(room(3 * sizeof(double))).data());
     context_.kernels<double>("bench").fill(stream(), 1.0, loss, 3);
     const auto rows_bytes = static_cast<double>(size * sizeof(T)),
@@ -307,7 +308,7 @@ class Bench {
         .parameter = values, .first_moment = first, .second_moment = second, .count = count, .weight_decay = 0.01};
     context_.kernels<float>("bench").fill(stream(), 1.0F, second, count);
     if constexpr (sizeof(T) == 2) {
-      step.narrow = {base::dtype_of<T>, gradient, copy};
+      step.half = {base::dtype_of<T>, gradient, copy};
     } else {
       step.gradient = gradient;
     }

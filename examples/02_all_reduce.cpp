@@ -17,5 +17,5 @@ int main() {
 
   if (world->rank() != 0) return 0;
   for (const float value : sum) std::printf("%g ", value);
-  std::printf("\nbytes sent by rank 0: %llu\n", static_cast<unsigned long long>(world->meter().bytes_sent()));
+  std::printf("\nbytes sent by rank 0: %llu\n", static_cast<unsigned long long>(world->traffic().bytes_sent()));
 }

@@ -12,19 +12,19 @@
 using namespace tessera;
 using comm::OpDesc, comm::OpKind, comm::Work;
 
-struct Meeting {
-  explicit Meeting(int size) : calls(size), colors(size), arrived(size) {}
+struct SharedState {
+  explicit SharedState(int size) : calls(size), colors(size), arrived(size) {}
   std::vector<const OpDesc*> calls;
   std::vector<int> colors;
   std::mutex mutex;
-  std::map<int, std::shared_ptr<Meeting>> rooms;  // by color
+  std::map<int, std::shared_ptr<SharedState>> splits;  // by color
   std::barrier<> arrived;
 };
 
-class MeetingCommunicator : public comm::Communicator {
+class ThreadCommunicator : public comm::Communicator {
  public:
-  MeetingCommunicator(int rank, int size, std::shared_ptr<Meeting> m) : Communicator(rank, size, {}), meeting_(std::move(m)) {
-    capabilities_ = {.backend = "meeting", .dtypes = {base::DType::f32, base::DType::u8}, .memory = {comm::MemoryKind::host}};
+  ThreadCommunicator(int rank, int size, std::shared_ptr<SharedState> m) : Communicator(rank, size, {}), shared_(std::move(m)) {
+    capabilities_ = {.backend = "threads", .dtypes = {base::DType::f32, base::DType::u8}, .memory = {comm::MemoryKind::host}};
   }
   const comm::Capabilities& capabilities() const noexcept override { return capabilities_; }
  private:
@@ -32,55 +32,55 @@ class MeetingCommunicator : public comm::Communicator {
   void reduce(const OpDesc& call, std::size_t first, std::vector<std::byte>& result) const {
     T* const out = reinterpret_cast<T*>(result.data());
     for (std::size_t i = 0; i < call.out.count; ++i) {
-      for (const OpDesc* of : meeting_->calls) out[i] = static_cast<T>(out[i] + static_cast<const T*>(of->in.data)[first + i]);
+      for (const OpDesc* of : shared_->calls) out[i] = static_cast<T>(out[i] + static_cast<const T*>(of->in.data)[first + i]);
       if (call.op.kind == comm::ReduceOp::Kind::avg) out[i] = static_cast<T>(out[i] / static_cast<T>(call.op.scalar));
     }
   }
   Work do_start(const OpDesc& call) override {
-    meeting_->calls[rank()] = &call;
-    meeting_->arrived.arrive_and_wait();  // all inputs are published
+    shared_->calls[rank()] = &call;
+    shared_->arrived.arrive_and_wait();  // all inputs are published
     std::vector<std::byte> result(call.out.bytes());
-    const auto sum = call.in.dtype == base::DType::u8 ? &MeetingCommunicator::reduce<std::uint8_t> : &MeetingCommunicator::reduce<float>;
+    const auto sum = call.in.dtype == base::DType::u8 ? &ThreadCommunicator::reduce<std::uint8_t> : &ThreadCommunicator::reduce<float>;
     switch (call.kind) {
       case OpKind::barrier: break;
       case OpKind::all_reduce: (this->*sum)(call, 0, result); break;
       case OpKind::reduce_scatter: (this->*sum)(call, rank() * call.out.count, result); break;
       case OpKind::all_gather:
-        for (int r = 0; r < size(); ++r) std::memcpy(&result[r * call.in.bytes()], meeting_->calls[r]->in.data, call.in.bytes());
+        for (int r = 0; r < size(); ++r) std::memcpy(&result[r * call.in.bytes()], shared_->calls[r]->in.data, call.in.bytes());
         break;
-      default: throw base::Unsupported(std::string(comm::name_of(call.kind)) + " over meeting");
+      default: throw base::Unsupported(std::string(comm::name_of(call.kind)) + " over threads");
     }
-    meeting_->arrived.arrive_and_wait();  // all inputs are read: now outputs, which may alias inputs, can be written
+    shared_->arrived.arrive_and_wait();  // all inputs are read: now outputs, which may alias inputs, can be written
     if (call.kind != OpKind::barrier) std::memcpy(call.out.data, result.data(), call.out.bytes());
-    meeting_->arrived.arrive_and_wait();
+    shared_->arrived.arrive_and_wait();
     return Work();  // completed: this backend is never asynchronous
   }
-  Work do_batch(std::span<const OpDesc>) override { throw base::Unsupported("batch over meeting"); }
+  Work do_batch(std::span<const OpDesc>) override { throw base::Unsupported("batch over threads"); }
   std::unique_ptr<comm::Communicator> do_split(int color, int) override {
-    meeting_->colors[rank()] = color;
-    meeting_->arrived.arrive_and_wait();
+    shared_->colors[rank()] = color;
+    shared_->arrived.arrive_and_wait();
     int members = 0, mine = 0;
-    for (int r = 0; r < size(); ++r) mine += r < rank() && meeting_->colors[r] == color, members += meeting_->colors[r] == color;
+    for (int r = 0; r < size(); ++r) mine += r < rank() && shared_->colors[r] == color, members += shared_->colors[r] == color;
     if (mine == 0) {
-      const std::lock_guard lock(meeting_->mutex);
-      meeting_->rooms[color] = std::make_shared<Meeting>(members);
+      const std::lock_guard lock(shared_->mutex);
+      shared_->splits[color] = std::make_shared<SharedState>(members);
     }
-    meeting_->arrived.arrive_and_wait();
-    return std::make_unique<MeetingCommunicator>(mine, members, meeting_->rooms.at(color));
+    shared_->arrived.arrive_and_wait();
+    return std::make_unique<ThreadCommunicator>(mine, members, shared_->splits.at(color));
   }
   base::Buffer do_allocate(std::size_t bytes, comm::MemoryKind, std::optional<base::MemoryCategory>) override {
     return {std::aligned_alloc(64, (bytes + 63) / 64 * 64 + 64), bytes, [](void* data, std::size_t) { std::free(data); }};
   }
   void do_abort(std::string_view) noexcept override {}
   void do_traffic(comm::TrafficStats&) const override {}
-  std::shared_ptr<Meeting> meeting_;
+  std::shared_ptr<SharedState> shared_;
   comm::Capabilities capabilities_;
 };
 
 int main() {
-  const auto meeting = std::make_shared<Meeting>(2);
+  const auto shared = std::make_shared<SharedState>(2);
   const auto rank_main = [&](int rank) {
-    MeetingCommunicator world(rank, 2, meeting);
+    ThreadCommunicator world(rank, 2, shared);
     nn::Context context;
     const auto model = nn::make_model(context, nn::preset("gpt-nano"));
     fsdp::Engine engine(*model, world, {});

@@ -60,12 +60,12 @@ struct Run {
 
 int main() {
   const auto world = comm::init();
-  const std::string folder = "07_save_and_resume.checkpoints";
+  const std::string directory = "07_save_and_resume.checkpoints";
   std::vector<double> losses;
   {
     Run run(*world);
     run.engine.initialize(/*seed=*/0);
-    fsdp::CheckpointWriter checkpoints(run.engine, run.control, {.folder = folder, .keep_last = 1});
+    fsdp::CheckpointWriter checkpoints(run.engine, run.control, {.directory = directory, .keep_last = 1});
     for (int step = 1; step <= 6; ++step) {
       losses.push_back(run.step());
       if (step == 3) checkpoints.save({{"data", "made up"}});  // returns when the state is copied
@@ -74,7 +74,7 @@ int main() {
     checkpoints.finish();
   }
   Run run(*world);  // as after a crash; the number of ranks and the strategy could change
-  fsdp::Checkpoint checkpoint(folder);
+  fsdp::Checkpoint checkpoint(directory);
   fsdp::restore(run.engine, checkpoint);
   bool same = true;
   for (std::size_t step = run.engine.steps(); step < losses.size(); ++step) {
@@ -84,5 +84,5 @@ int main() {
   }
   if (world->rank() == 0) std::printf("%s\n", same ? "as if it had never stopped" : "something is wrong");
   run.control.gather_all(std::vector<int>{0});  // all ranks have read the checkpoint
-  if (world->rank() == 0) std::filesystem::remove_all(folder);
+  if (world->rank() == 0) std::filesystem::remove_all(directory);
 }

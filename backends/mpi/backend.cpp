@@ -35,9 +35,9 @@ std::vector<std::string_view> launch_prefix() {
 }  // namespace
 
 std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events,
-                                          std::chrono::milliseconds timeout, std::size_t longest_piece) {
-  return std::make_unique<TagMatchingTransport>(bootstrap, events, [&](LinkEvents& told) {
-    return std::make_unique<MpiLink>(bootstrap, told, timeout, longest_piece);
+                                          std::chrono::milliseconds timeout, std::size_t max_chunk) {
+  return std::make_unique<TagMatchingTransport>(bootstrap, events, [&](LinkEvents& link_events) {
+    return std::make_unique<MpiLink>(bootstrap, link_events, timeout, max_chunk);
   });
 }
 

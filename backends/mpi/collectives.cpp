@@ -54,11 +54,10 @@ class MpiCollectives::Issue {
     if (what_.kind == OpKind::barrier) return call(MPI_Ibarrier(comm_, next()));
     const bool has_parts =
         what_.kind != OpKind::all_reduce && what_.kind != OpKind::broadcast && what_.kind != OpKind::reduce;
-    const std::size_t most =
-        std::max<std::size_t>(all_.settings_.longest_piece / (size_ * (has_parts ? ranks_ : 1)), 1);
-    if (what_.kind == OpKind::reduce_scatter && what_.count > most) return scatter_in_pieces(most);
+    const std::size_t most = std::max<std::size_t>(all_.settings_.max_chunk / (size_ * (has_parts ? ranks_ : 1)), 1);
+    if (what_.kind == OpKind::reduce_scatter && what_.count > most) return scatter_in_chunks(most);
     for (std::size_t offset = 0; offset < what_.count; offset += most)
-      piece(offset * size_, std::min(most, what_.count - offset));
+      chunk(offset * size_, std::min(most, what_.count - offset));
   }
 
  private:
@@ -73,7 +72,7 @@ class MpiCollectives::Issue {
   MPI_Op operation() const { return all_.operations_.of(what_.reduce, what_.dtype); }
 
   /// Processes `count` elements from byte `offset` of every part, or of the whole.
-  void piece(std::size_t offset, std::size_t count) {
+  void chunk(std::size_t offset, std::size_t count) {
     const int n = static_cast<int>(count);
     const bool same = what_.in != nullptr && what_.in == what_.out;
     const void* const from = same ? MPI_IN_PLACE : in(offset);
@@ -93,7 +92,7 @@ class MpiCollectives::Issue {
         break;
     }
     if (count == what_.count) return parts(offset, {n, n, type_});
-    // One element of this type is a rank's piece; the next one begins where the next part does.
+    // One element of this type is a rank's chunk; the next one begins where the next part does.
     MPI_Datatype dense = MPI_DATATYPE_NULL;
     MPI_Datatype strided = MPI_DATATYPE_NULL;
     MPI_Type_contiguous(n, type_, &dense);
@@ -105,7 +104,7 @@ class MpiCollectives::Issue {
   }
 
   struct Part {
-    int alone = 0;    ///< elements of a piece in the buffer that has one part
+    int alone = 0;    ///< elements of a chunk in the buffer that has one part
     int strided = 0;  ///< elements of `type` in the buffer that has them all
     MPI_Datatype type = MPI_DATATYPE_NULL;
   };
@@ -130,8 +129,8 @@ class MpiCollectives::Issue {
     }
   }
 
-  /// MPI reduces whole parts only, so the piece of each rank's part is reduced to that rank.
-  void scatter_in_pieces(std::size_t most) {
+  /// MPI reduces whole parts only, so the chunk of each rank's part is reduced to that rank.
+  void scatter_in_chunks(std::size_t most) {
     const std::size_t bytes = what_.count * size_;
     for (std::size_t owner = 0; owner < ranks_; ++owner)
       for (std::size_t offset = 0; offset < what_.count; offset += most)
@@ -163,9 +162,9 @@ std::unique_ptr<NativeCommunicator> MpiCollectives::whole_world() {
 
 /// Measured with 2 ranks on one host: long data movement is faster in MPI; reductions are not, because the schedules
 /// reduce directly from the arriving data.
-bool MpiCollectives::prefers(const CollectiveSpec& problem) const noexcept {
-  const std::size_t bytes = problem.count * size_of(problem.dtype);
-  switch (problem.kind) {
+bool MpiCollectives::prefers(const CollectiveSpec& spec) const noexcept {
+  const std::size_t bytes = spec.count * size_of(spec.dtype);
+  switch (spec.kind) {
     case OpKind::all_gather:
       return bytes >= kLongGather;
     case OpKind::broadcast:
@@ -226,14 +225,14 @@ void MpiCollectives::copy_ended(NativeRequest& collective, int code) noexcept {
   collective.owner->native_done(collective);
 }
 
-void MpiCollectives::give_up(NativeRequest& collective) noexcept {
+void MpiCollectives::cancel(NativeRequest& collective) noexcept {
   if (closed_) return;
   const bool copying =
       std::any_of(copies_.begin(), copies_.end(), [&](const Copy& c) { return c.owner == &collective; });
   // MPI still refers to the handle of the communicator that it creates.
   if (copying) [[maybe_unused]]
     const NativeCommunicator* leaked = collective.copy->release();
-  if (copying || std::find(owners_.begin(), owners_.end(), &collective) != owners_.end()) settings_.given_up();
+  if (copying || std::find(owners_.begin(), owners_.end(), &collective) != owners_.end()) settings_.abandoned();
 }
 
 void MpiCollectives::request_done(std::size_t at) noexcept {

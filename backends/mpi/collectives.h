@@ -17,17 +17,17 @@ namespace tessera::comm::mpi {
 
 /// Maximum of one MPI call, in bytes of the larger buffer: counts of MPI are int, and some of its collectives compute
 /// with int internally.
-inline constexpr std::size_t kLongestPiece = std::size_t{1} << 30;
+inline constexpr std::size_t kMaxChunk = std::size_t{1} << 30;
 
 class MpiCollectives final : public NativeCollectives {
  public:
   struct Settings {
     const Ranks* ranks = nullptr;
     int rank = 0;
-    std::size_t longest_piece = kLongestPiece;
+    std::size_t max_chunk = kMaxChunk;
     std::function<bool(int code)> good;  ///< called with what MPI returns; false: MPI has failed permanently
     std::function<void(const std::string& why)> failed;
-    std::function<void()> given_up;  ///< MPI must not be called from now on
+    std::function<void()> abandoned;  ///< MPI must not be called from now on
   };
   explicit MpiCollectives(Settings settings);
   ~MpiCollectives() = default;
@@ -35,9 +35,9 @@ class MpiCollectives final : public NativeCollectives {
   MpiCollectives& operator=(const MpiCollectives&) = delete;
 
   std::unique_ptr<NativeCommunicator> whole_world() override;
-  bool prefers(const CollectiveSpec& problem) const noexcept override;
+  bool prefers(const CollectiveSpec& spec) const noexcept override;
   void start(NativeRequest& collective) noexcept override;
-  void give_up(NativeRequest& collective) noexcept override;
+  void cancel(NativeRequest& collective) noexcept override;
 
   /// True: a collective has completed.
   bool poll() noexcept;

@@ -40,9 +40,9 @@ Process& process() {
   return the;
 }
 
-bool flag_of(int (*ask)(int*)) {
+bool flag_of(int (*query)(int*)) {
   int flag = 0;
-  ask(&flag);
+  query(&flag);
   return flag != 0;
 }
 

@@ -20,8 +20,8 @@ namespace tessera::comm::mpi {
 namespace {
 
 using std::chrono::milliseconds;
-constexpr milliseconds kDoubtful{3000};        // for ranks that may be stuck: then the launcher has to end them
-constexpr milliseconds kLongestEnding{30000};  // all ranks have reached their end by then
+constexpr milliseconds kDoubtful{3000};    // for ranks that may be stuck: then the launcher has to end them
+constexpr milliseconds kMaxEnding{30000};  // all ranks have reached their end by then
 
 /// Runs `work` in a thread of its own. False: it has not returned within `patience`, and the thread is left running.
 bool ends_within(milliseconds patience, std::function<void()> work) {
@@ -77,7 +77,7 @@ bool all_ranks_are_here(const ExitPlan& plan) {
 }
 
 struct AtExit {
-  std::function<ExitPlan()> ask;
+  std::function<ExitPlan()> make_plan;
 };
 
 AtExit& at_exit() {
@@ -86,9 +86,9 @@ AtExit& at_exit() {
 }
 
 void end_library(int code, void* /*unused*/) {
-  const ExitPlan plan = at_exit().ask();
+  const ExitPlan plan = at_exit().make_plan();
   if (!plan.wanted || !all_ranks_are_here(plan)) return;
-  const milliseconds patience = std::min(plan.patience, kLongestEnding);
+  const milliseconds patience = std::min(plan.patience, kMaxEnding);
   if (ends_within(patience, [] { MPI_Finalize(); })) return;
   say(plan, "mpi: MPI_Finalize waits for other ranks and has not returned within " + format_duration(patience) +
                 ", although all have finished; this one exits without it");
@@ -102,7 +102,7 @@ int start_library(milliseconds patience, std::function<ExitPlan()> plan) {
     int code = MPI_SUCCESS;
     int level = MPI_THREAD_SINGLE;
   };
-  at_exit().ask = std::move(plan);
+  at_exit().make_plan = std::move(plan);
   const auto result = std::make_shared<Result>();
   const bool done = ends_within(
       patience, [result] { result->code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &result->level); });

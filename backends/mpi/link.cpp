@@ -10,31 +10,31 @@ namespace tessera::comm::mpi {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr int kNoteTag = 0;     // bulk uses the other tags
+constexpr int kAmTag = 0;       // bulk uses the other tags
 constexpr auto kPatience = 1s;  // for a message in flight that is cancelled
 constexpr auto kClosing = 5s;   // for the last active messages
-constexpr int kNotesPerPoll = 16;
+constexpr int kAmsPerPoll = 16;
 
 }  // namespace
 
-MpiLink::MpiLink(Bootstrap& bootstrap, LinkEvents& events, std::chrono::milliseconds timeout, std::size_t longest_piece)
+MpiLink::MpiLink(Bootstrap& bootstrap, LinkEvents& events, std::chrono::milliseconds timeout, std::size_t max_chunk)
     : events_(events),
       rank_(bootstrap.rank()),
-      longest_piece_(longest_piece),
+      max_chunk_(max_chunk),
       ranks_(open_ranks(bootstrap, timeout)),
       collectives_({.ranks = &ranks_,
                     .rank = rank_,
-                    .longest_piece = longest_piece,
+                    .max_chunk = max_chunk,
                     .good = [this](int code) { return good(code); },
                     .failed = [this](const std::string& why) { fail(why); },
-                    .given_up = [this] { stop(); }}),
+                    .abandoned = [this] { stop(); }}),
       arriving_(std::make_unique<std::array<AmBuffer, kReceives>>()) {
   receives_.fill(MPI_REQUEST_NULL);
   if (ranks_.comm == MPI_COMM_NULL) return;
   for (std::size_t i = 0; i < kReceives; ++i) post_receive(i);
 }
 
-MpiLink::~MpiLink() { close(CloseMode::broken); }
+MpiLink::~MpiLink() { close(CloseMode::abortive); }
 
 /// False, permanently, after MPI has failed.
 bool MpiLink::good(int code) noexcept {
@@ -53,32 +53,32 @@ void MpiLink::fail(const std::string& why) noexcept {
 void MpiLink::stop() noexcept {
   if (!failure_.empty()) return;
   failure_ = "an operation failed in MPI";
-  close(CloseMode::broken);
+  close(CloseMode::abortive);
   events_.link_failed(failure_);
 }
 
 void MpiLink::post_receive(std::size_t at) noexcept {
-  good(MPI_Irecv(&(*arriving_)[at], static_cast<int>(sizeof(AmBuffer)), MPI_BYTE, MPI_ANY_SOURCE, kNoteTag, ranks_.comm,
+  good(MPI_Irecv(&(*arriving_)[at], static_cast<int>(sizeof(AmBuffer)), MPI_BYTE, MPI_ANY_SOURCE, kAmTag, ranks_.comm,
                  &receives_[at]));
 }
 
-void MpiLink::send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept {
+void MpiLink::send_am(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept {
   if (!failure_.empty()) return;
   if (free_.empty()) free_.push_back(std::make_unique<AmBuffer>());
-  std::unique_ptr<AmBuffer> note = std::move(free_.back());
+  std::unique_ptr<AmBuffer> am = std::move(free_.back());
   free_.pop_back();
-  note->header = header;
-  if (!payload.empty()) std::memcpy(note->payload, payload.data(), payload.size());
+  am->header = header;
+  if (!payload.empty()) std::memcpy(am->payload, payload.data(), payload.size());
   MPI_Request request = MPI_REQUEST_NULL;
   const int bytes = static_cast<int>(sizeof(AmHeader) + payload.size());
-  good(MPI_Isend(note.get(), bytes, MPI_BYTE, ranks_.mpi_rank[static_cast<std::size_t>(peer)], kNoteTag, ranks_.comm,
+  good(MPI_Isend(am.get(), bytes, MPI_BYTE, ranks_.mpi_rank[static_cast<std::size_t>(peer)], kAmTag, ranks_.comm,
                  &request));
-  sending_.push_back(std::move(note));
+  sending_.push_back(std::move(am));
   sends_.push_back(request);
 }
 
 /// Reclaims the active messages that MPI has sent. Most complete in the order of submission.
-void MpiLink::retire_notes() noexcept {
+void MpiLink::retire_ams() noexcept {
   std::size_t left = 0;
   for (int done = 1; left < sends_.size(); ++left) {
     if (!good(MPI_Test(&sends_[left], &done, MPI_STATUS_IGNORE)) || done == 0) break;
@@ -88,17 +88,17 @@ void MpiLink::retire_notes() noexcept {
   sending_.erase(sending_.begin(), sending_.begin() + static_cast<std::ptrdiff_t>(left));
 }
 
-bool MpiLink::receive_notes() noexcept {
+bool MpiLink::receive_ams() noexcept {
   bool moved = false;
-  for (int i = 0; i < kNotesPerPoll; ++i) {
+  for (int i = 0; i < kAmsPerPoll; ++i) {
     int done = 0;
     MPI_Status status;
     if (!good(MPI_Test(&receives_[next_receive_], &done, &status)) || done == 0) return moved;
     int bytes = 0;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
-    const AmBuffer& note = (*arriving_)[next_receive_];
+    const AmBuffer& am = (*arriving_)[next_receive_];
     const auto payload = static_cast<std::size_t>(bytes) - sizeof(AmHeader);
-    events_.note_arrived(note.header, {note.payload, payload});
+    events_.on_am(am.header, {am.payload, payload});
     post_receive(next_receive_);
     next_receive_ = (next_receive_ + 1) % kReceives;
     moved = true;
@@ -120,7 +120,7 @@ void MpiLink::start_bulk(Message& message, std::uint64_t slot, bool receives) no
 MPI_Request MpiLink::start_part(BulkTransfer& bulk) noexcept {
   MPI_Request request = MPI_REQUEST_NULL;
   const Message& message = *bulk.message;
-  bulk.part = std::min(message.bytes - bulk.moved, longest_piece_);
+  bulk.part = std::min(message.bytes - bulk.moved, max_chunk_);
   const int peer = ranks_.mpi_rank[static_cast<std::size_t>(message.peer)];
   const int count = static_cast<int>(bulk.part);
   const int tag = 1 + static_cast<int>(bulk.slot % static_cast<std::uint64_t>(ranks_.largest_tag));
@@ -176,14 +176,14 @@ bool MpiLink::end_request(MPI_Request& request, MPI_Status& status, Clock::time_
 Link::CancelResult MpiLink::cancel_bulk(Message& message) noexcept {
   const auto found =
       std::find_if(bulk_.begin(), bulk_.end(), [&](const BulkTransfer& b) { return b.message == &message; });
-  if (found == bulk_.end() || !failure_.empty()) return CancelResult::never;
+  if (found == bulk_.end() || !failure_.empty()) return CancelResult::unsafe;
   const auto at = static_cast<std::size_t>(found - bulk_.begin());
   const auto until = Clock::now() + kPatience;
   MPI_Status status;
   while (true) {
     BulkTransfer& bulk = bulk_[at];
     if (bulk.receives && bulk.moved == 0) MPI_Cancel(&bulk_requests_[at]);
-    if (!end_request(bulk_requests_[at], status, until)) return CancelResult::never;
+    if (!end_request(bulk_requests_[at], status, until)) return CancelResult::unsafe;
     int cancelled = 0;
     if (bulk.receives) MPI_Test_cancelled(&status, &cancelled);
     bulk.moved += bulk.part;
@@ -193,29 +193,29 @@ Link::CancelResult MpiLink::cancel_bulk(Message& message) noexcept {
       continue;
     }
     remove_bulk(at);
-    return cancelled != 0 ? CancelResult::before : CancelResult::after;
+    return cancelled != 0 ? CancelResult::not_started : CancelResult::completed;
   }
 }
 
 bool MpiLink::poll(bool) noexcept {
   if (!failure_.empty() || ranks_.comm == MPI_COMM_NULL) return false;
   bool moved = collectives_.poll();
-  moved |= receive_notes();
+  moved |= receive_ams();
   moved |= move_bulk();
-  if (!sends_.empty()) retire_notes();
-  if (moved) waiter_.stir();
-  waiter_.drive(!collectives_.idle());
+  if (!sends_.empty()) retire_ams();
+  if (moved) waiter_.on_progress();
+  waiter_.set_collective_in_flight(!collectives_.idle());
   return moved;
 }
 
 void MpiLink::close(CloseMode how) noexcept {
   if (std::exchange(closed_, true) || ranks_.comm == MPI_COMM_NULL) return;
-  collectives_.close(how == CloseMode::broken || !failure_.empty());
+  collectives_.close(how == CloseMode::abortive || !failure_.empty());
   const auto until = Clock::now() + kClosing;
   MPI_Status status;
-  for (std::size_t i = 0; i < sends_.size() && how != CloseMode::broken && failure_.empty(); ++i)
+  for (std::size_t i = 0; i < sends_.size() && how != CloseMode::abortive && failure_.empty(); ++i)
     if (!end_request(sends_[i], status, until)) failure_ = "the last messages were not received within 5 s";
-  if (how == CloseMode::broken && failure_.empty()) failure_ = "a rank was lost, or did not finish a message";
+  if (how == CloseMode::abortive && failure_.empty()) failure_ = "a rank was lost, or did not finish a message";
   if (failure_.empty()) {
     std::vector<MPI_Request> unwanted(receives_.begin(), receives_.end());
     unwanted.insert(unwanted.end(), bulk_requests_.begin(), bulk_requests_.end());
@@ -224,10 +224,10 @@ void MpiLink::close(CloseMode how) noexcept {
       if (!end_request(request, status, until)) break;
     }
   }
-  close_ranks(ranks_, how != CloseMode::orderly, failure_);
+  close_ranks(ranks_, how != CloseMode::graceful, failure_);
   if (failure_.empty()) return;
   // MPI may still access these.
-  for (std::unique_ptr<AmBuffer>& note : sending_) [[maybe_unused]] const AmBuffer* leaked = note.release();
+  for (std::unique_ptr<AmBuffer>& am : sending_) [[maybe_unused]] const AmBuffer* leaked = am.release();
   [[maybe_unused]] const auto* leaked = arriving_.release();
 }
 

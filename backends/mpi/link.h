@@ -21,14 +21,14 @@ namespace tessera::comm::mpi {
 class MpiLink final : public Link {
  public:
   /// Collective; throws as open_ranks().
-  MpiLink(Bootstrap& bootstrap, LinkEvents& events, std::chrono::milliseconds timeout, std::size_t longest_piece);
+  MpiLink(Bootstrap& bootstrap, LinkEvents& events, std::chrono::milliseconds timeout, std::size_t max_chunk);
   ~MpiLink() override;
   MpiLink(const MpiLink&) = delete;
   MpiLink& operator=(const MpiLink&) = delete;
 
-  std::size_t longest_payload() const noexcept override { return kLongestPayload; }
-  bool can_send_eager() const noexcept override { return sending_.size() < kMostNotes; }
-  void send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept override;
+  std::size_t longest_payload() const noexcept override { return kMaxPayload; }
+  bool can_send_eager() const noexcept override { return sending_.size() < kMaxAms; }
+  void send_am(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept override;
   void send_bulk(Message& message, std::uint64_t slot) noexcept override;
   void receive_bulk(Message& message, std::uint64_t slot) noexcept override;
   CancelResult cancel_bulk(Message& message) noexcept override;
@@ -39,13 +39,13 @@ class MpiLink final : public Link {
 
  private:
   // With its header and MPI's own, it fits into the 4 KiB that Open MPI sends at once in shared memory.
-  static constexpr std::size_t kLongestPayload = 3968;
-  static constexpr std::size_t kMostNotes = 1024;
+  static constexpr std::size_t kMaxPayload = 3968;
+  static constexpr std::size_t kMaxAms = 1024;
   static constexpr std::size_t kReceives = 64;  ///< posted for active messages; MPI buffers further ones
 
   struct AmBuffer {
     AmHeader header;
-    std::byte payload[kLongestPayload];
+    std::byte payload[kMaxPayload];
   };
   struct BulkTransfer {
     Message* message = nullptr;
@@ -58,8 +58,8 @@ class MpiLink final : public Link {
   void post_receive(std::size_t at) noexcept;
   void start_bulk(Message& message, std::uint64_t slot, bool receives) noexcept;
   MPI_Request start_part(BulkTransfer& bulk) noexcept;
-  bool receive_notes() noexcept;
-  void retire_notes() noexcept;
+  bool receive_ams() noexcept;
+  void retire_ams() noexcept;
   bool move_bulk() noexcept;
   void remove_bulk(std::size_t at) noexcept;
   bool good(int code) noexcept;
@@ -69,7 +69,7 @@ class MpiLink final : public Link {
 
   LinkEvents& events_;
   const int rank_;
-  const std::size_t longest_piece_;  ///< of bulk, in bytes: a count of MPI is an int
+  const std::size_t max_chunk_;  ///< of bulk, in bytes: a count of MPI is an int
   Ranks ranks_;
   PollingWaiter waiter_;
   MpiCollectives collectives_;
@@ -86,9 +86,10 @@ class MpiLink final : public Link {
   bool closed_ = false;
 };
 
-/// The transport over this link, for the communicator and for tests of the bare transport. Collective. One MPI call moves at most `longest_piece` bytes (tests: a few). Throws InvalidUsage, BackendError,
-/// Timeout, and what the bootstrap throws.
+/// The transport over this link, for the communicator and for tests of the bare transport. Collective. One MPI call
+/// moves at most `max_chunk` bytes (tests: a few). Throws InvalidUsage, BackendError, Timeout, and what the bootstrap
+/// throws.
 std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events,
-                                          std::chrono::milliseconds timeout, std::size_t longest_piece = kLongestPiece);
+                                          std::chrono::milliseconds timeout, std::size_t max_chunk = kMaxChunk);
 
 }  // namespace tessera::comm::mpi

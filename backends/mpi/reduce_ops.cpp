@@ -58,8 +58,8 @@ MPI_Datatype mpi_type(DType dtype) noexcept {
 }
 
 MPI_Op MpiReduceOps::of(Kind kind, DType dtype) noexcept {
-  const bool wide = dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i32 || dtype == DType::i64;
-  if (kind == Kind::sum && wide) return MPI_SUM;
+  const bool is_native = dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i32 || dtype == DType::i64;
+  if (kind == Kind::sum && is_native) return MPI_SUM;
   const std::size_t type = index_of(kTypeOf, dtype);
   const std::size_t which = index_of(kKindOf, kind);
   MPI_Op& own = own_[type][which];

@@ -16,8 +16,8 @@ namespace {
 
 using namespace std::chrono_literals;
 constexpr std::chrono::nanoseconds kShortest = 20us;
-constexpr int kMostDoublings = 5;
-constexpr auto kDrives = 1s;  // after this a peer is probably late, and the shortest naps suffice
+constexpr int kMaxDoublings = 5;
+constexpr auto kYieldTime = 1s;  // after this a peer is probably late, and the shortest naps suffice
 
 }  // namespace
 
@@ -28,15 +28,15 @@ PollingWaiter::PollingWaiter() : wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXE
 bool PollingWaiter::arm() noexcept {
   std::uint64_t wakes = 0;
   [[maybe_unused]] const ssize_t none = ::read(wake_fd_.get(), &wakes, sizeof(wakes));
-  if (naps_ < 4 * kMostDoublings && !driving_) ++naps_;
-  if (driving_ && driving_since_ == Clock::time_point{}) driving_since_ = Clock::now();
-  yields_ = driving_ && Clock::now() - driving_since_ < kDrives;
+  if (naps_ < 4 * kMaxDoublings && !collective_in_flight_) ++naps_;
+  if (collective_in_flight_ && waiting_since_ == Clock::time_point{}) waiting_since_ = Clock::now();
+  yields_ = collective_in_flight_ && Clock::now() - waiting_since_ < kYieldTime;
   return true;
 }
 
 void PollingWaiter::sleep(std::chrono::nanoseconds at_most) noexcept {
   if (yields_) return void(::sched_yield());
-  const auto nap = kShortest * (1 << std::min(naps_ / 4, kMostDoublings));
+  const auto nap = kShortest * (1 << std::min(naps_ / 4, kMaxDoublings));
   const timespec limit{0, static_cast<long>(std::clamp<std::chrono::nanoseconds>(at_most, 0ns, nap).count())};
   pollfd entry{wake_fd_.get(), POLLIN, 0};
   ::ppoll(&entry, 1, &limit, nullptr);

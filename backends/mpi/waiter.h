@@ -19,21 +19,21 @@ class PollingWaiter final : public ProgressWaiter {
   void sleep(std::chrono::nanoseconds at_most) noexcept override;
   void wake() noexcept override;
   /// Progress was made: the next nap is short. Under the engine's lock.
-  void stir() noexcept {
+  void on_progress() noexcept {
     naps_ = 0;
-    driving_since_ = {};
+    waiting_since_ = {};
   }
   /// Sets whether a collective of MPI is in flight. Under the engine's lock.
-  void drive(bool on) noexcept {
-    driving_ = on;
-    if (!on) driving_since_ = {};
+  void set_collective_in_flight(bool on) noexcept {
+    collective_in_flight_ = on;
+    if (!on) waiting_since_ = {};
   }
 
  private:
   UniqueFd wake_fd_;
   std::atomic<int> naps_{0};  ///< consecutive naps
-  bool driving_ = false;
-  Clock::time_point driving_since_;  ///< since threads wait
+  bool collective_in_flight_ = false;
+  Clock::time_point waiting_since_;  ///< since threads wait
   std::atomic<bool> yields_{false};
 };
 

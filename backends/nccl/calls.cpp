@@ -150,14 +150,14 @@ class Issue {
     group.end();
   }
   void all_to_all() const {
-    const Parts gives(c_.in_counts, c_.in.count / ranks_);
-    const Parts takes(c_.out_counts, c_.out.count / ranks_);
-    keep(at(c_.out, takes.offset(t_.rank)), at(c_.in, gives.offset(t_.rank)), gives.count(t_.rank));
+    const Parts sends(c_.in_counts, c_.in.count / ranks_);
+    const Parts receives(c_.out_counts, c_.out.count / ranks_);
+    keep(at(c_.out, receives.offset(t_.rank)), at(c_.in, sends.offset(t_.rank)), sends.count(t_.rank));
     GroupCall group(t_.api);
     for (int peer = 0; peer < t_.size; ++peer) {
       if (peer == t_.rank) continue;
-      send(at(c_.in, gives.offset(peer)), gives.count(peer), peer);
-      recv(at(c_.out, takes.offset(peer)), takes.count(peer), peer);
+      send(at(c_.in, sends.offset(peer)), sends.count(peer), peer);
+      recv(at(c_.out, receives.offset(peer)), receives.count(peer), peer);
     }
     group.end();
   }

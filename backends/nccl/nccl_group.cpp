@@ -116,7 +116,7 @@ Work NcclGroup::start_internal(const Issue& issue) {
 void NcclGroup::close() noexcept {
   drain();
   runtime_->monitor().send(members(),
-                           {.kind = ControlMessage::Kind::leaving, .communicator = id(), .value = called()->load()});
+                           {.kind = ControlMessage::Kind::departure, .communicator = id(), .value = called()->load()});
   runtime_->memory().remove(*this);
   runtime_->remove(*this);
   if (!failed()) {

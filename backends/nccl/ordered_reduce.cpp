@@ -27,21 +27,21 @@ Slice owned(const OpDesc& call, int ranks, int rank) {
   return {std::accumulate(call.in_counts.begin(), call.in_counts.begin() + rank, std::size_t{0}), call.in_counts[r]};
 }
 
-/// The workspace: the ranks' factors, then their pieces.
+/// The workspace: the ranks' factors, then their slices.
 class Layout {
  public:
   Layout(const OpDesc& call, int ranks, int rank)
       : ranks_(static_cast<std::size_t>(ranks)),
         stride_(aligned(owned(call, ranks, rank).count * size_of(call.in.dtype))) {}
   std::size_t stride() const { return stride_; }
-  std::size_t bytes() const { return pieces_at() + ranks_ * stride_; }
+  std::size_t bytes() const { return slices_at() + ranks_ * stride_; }
   double* factors(void* workspace) const { return static_cast<double*>(workspace); }
-  std::byte* piece(void* workspace, int rank) const {
-    return static_cast<std::byte*>(workspace) + pieces_at() + static_cast<std::size_t>(rank) * stride_;
+  std::byte* slice(void* workspace, int rank) const {
+    return static_cast<std::byte*>(workspace) + slices_at() + static_cast<std::size_t>(rank) * stride_;
   }
 
  private:
-  std::size_t pieces_at() const { return aligned(ranks_ * sizeof(double)); }
+  std::size_t slices_at() const { return aligned(ranks_ * sizeof(double)); }
   const std::size_t ranks_;
   const std::size_t stride_;
 };
@@ -97,7 +97,7 @@ void issue_exchange(const LaunchTarget& t, const OpDesc& call) {
       if (multiplies) send(t, factors + t.rank, 1, DType::f64, peer);
     }
     if (mine.count != 0) {
-      receive(t, layout.piece(t.workspace, peer), mine.count, call.in.dtype, peer);
+      receive(t, layout.slice(t.workspace, peer), mine.count, call.in.dtype, peer);
       if (multiplies) receive(t, factors + peer, 1, DType::f64, peer);
     }
   }
@@ -115,8 +115,8 @@ void issue_sum(const LaunchTarget& t, const OpDesc& call) {
                               .dtype = call.in.dtype,
                               .ranks = t.size,
                               .own = t.rank,
-                              .own_piece = at(call.in, mine.offset),
-                              .pieces = layout.piece(t.workspace, 0),
+                              .own_slice = at(call.in, mine.offset),
+                              .slices = layout.slice(t.workspace, 0),
                               .stride = layout.stride(),
                               .factors = layout.factors(t.workspace),
                               .out = everywhere ? out + mine.offset * size : out,

@@ -14,9 +14,9 @@ bool uses_tree(const NcclApi& api, const OpDesc& call, int ranks, bool determini
 /// Device memory that the call needs between its two steps.
 std::size_t workspace_bytes(const OpDesc& call, int ranks, int rank);
 
-/// Sends each rank the pieces that it reduces. Returns as issue() does; once that is enqueued ...
+/// Sends each rank the slices that it reduces. Returns as issue() does; once that is enqueued ...
 void issue_exchange(const LaunchTarget& target, const OpDesc& call);
-/// ... reduces the pieces and distributes the result to the ranks that need it.
+/// ... reduces the slices and distributes the result to the ranks that need it.
 void issue_sum(const LaunchTarget& target, const OpDesc& call);
 
 }  // namespace tessera::comm::nccl

@@ -9,7 +9,7 @@ namespace {
 
 using namespace std::chrono_literals;
 constexpr auto kWatchEvery = 50ms;
-constexpr std::size_t kMostEarly = 1024;
+constexpr std::size_t kMaxEarly = 1024;
 
 }  // namespace
 
@@ -62,10 +62,10 @@ void NcclRuntime::deliver(const ControlMessage& message) noexcept {
                                   [&](const StreamGroup* g) { return g->id() == message.communicator; });
   if (found == groups_.end()) {
     const std::lock_guard news(news_mutex_);
-    if (early_.size() < kMostEarly && !closed_.contains(message.communicator)) early_.push_back(message);
+    if (early_.size() < kMaxEarly && !closed_.contains(message.communicator)) early_.push_back(message);
   } else if (message.kind == ControlMessage::Kind::failure) {
     (*found)->fail({static_cast<FailureKind>(message.number), message.text}, false);
-  } else if (message.kind == ControlMessage::Kind::call) {
+  } else if (message.kind == ControlMessage::Kind::op_signature) {
     (*found)->on_op_signature(message);
   } else {
     (*found)->on_departure(message.from, message.value);
@@ -74,7 +74,7 @@ void NcclRuntime::deliver(const ControlMessage& message) noexcept {
 
 void NcclRuntime::receive(const ControlMessage& message) noexcept {
   const std::shared_lock lock(groups_mutex_);
-  if (message.kind == ControlMessage::Kind::lost) {
+  if (message.kind == ControlMessage::Kind::peer_lost) {
     {
       const std::lock_guard news(news_mutex_);
       dead_[static_cast<std::size_t>(message.from)] = true;

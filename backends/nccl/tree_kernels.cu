@@ -6,7 +6,7 @@ namespace tessera::comm::nccl {
 namespace {
 
 constexpr unsigned kThreads = 256;
-constexpr std::size_t kMostBlocks = 4096;
+constexpr std::size_t kMaxBlocks = 4096;
 
 template <class T>
 __global__ void reduce_kernel(TreeReduceArgs work) {
@@ -18,7 +18,7 @@ __global__ void reduce_kernel(TreeReduceArgs work) {
 __global__ void store_kernel(double* to, double value) { *to = value; }
 
 cudaError_t reduce(const TreeReduceArgs& work, cudaStream_t stream) {
-  const std::size_t blocks = std::min((work.count + kThreads - 1) / kThreads, kMostBlocks);
+  const std::size_t blocks = std::min((work.count + kThreads - 1) / kThreads, kMaxBlocks);
   if (blocks == 0) return cudaSuccess;
   comm::with_element(work.dtype, [&](auto zero) {
     reduce_kernel<decltype(zero)><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(work);

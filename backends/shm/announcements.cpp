@@ -22,9 +22,9 @@ void prefetch_for_write(const std::byte& line) {
 
 void Announcements::prefetch(const ShmOperation& op) const {
   constexpr std::size_t kCacheLine = 64;
-  constexpr std::size_t kMost = 4096;  // more would wait for each other
+  constexpr std::size_t kMax = 4096;  // more would wait for each other
   const std::byte* payload = members_.own().slot(op.sequence).payload;
-  const std::size_t bytes = std::min(op.call.in.bytes(), kMost);
+  const std::size_t bytes = std::min(op.call.in.bytes(), kMax);
   for (std::size_t at = 0; at < bytes; at += kCacheLine) prefetch_for_write(payload[at]);
 }
 
@@ -72,7 +72,7 @@ void Announcements::publish(ShmOperation& op) {
 void Announcements::publish_buffers(ShmOperation& op, CollectiveSlot& slot) {
   const OpDesc& call = op.call;
   const auto ranks = static_cast<std::size_t>(members_.size());
-  slot.remote = {static_cast<const std::byte*>(call.in.data), static_cast<const std::byte*>(call.out.data)};
+  slot.cma = {static_cast<const std::byte*>(call.in.data), static_cast<const std::byte*>(call.out.data)};
   slot.stage_offset = buffers_.tiles_offset();
   if (call.kind == OpKind::all_to_all && op.layout.ragged())
     for (int j = 0; j < members_.size(); ++j)

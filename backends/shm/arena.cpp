@@ -39,8 +39,8 @@ std::size_t wanted_capacity() {
 
 /// From `begin` to the next address of that color.
 std::size_t bytes_to_color(const std::byte* begin, int color) {
-  const std::size_t period = kColours * kColourStep;
-  const std::size_t wanted = static_cast<std::size_t>(color) % kColours * kColourStep;
+  const std::size_t period = kColors * kColorStep;
+  const std::size_t wanted = static_cast<std::size_t>(color) % kColors * kColorStep;
   return (wanted + period - reinterpret_cast<std::uintptr_t>(begin) % period) % period;
 }
 
@@ -68,7 +68,7 @@ std::shared_ptr<Mapping> map_segment(int fd, bool writable, std::optional<int> c
   const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
   const auto refused = [&] { return system_error("shm: can't map a segment of " + std::to_string(bytes) + " bytes"); };
   // Addresses are reserved first, enough for the segment at any color; the excess is unmapped.
-  const std::size_t taken = bytes + (color ? 2 * kColours * kColourStep : 0);
+  const std::size_t taken = bytes + (color ? 2 * kColors * kColorStep : 0);
   void* const room = ::mmap(nullptr, taken, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (room == MAP_FAILED) throw refused();
   auto* const begin = static_cast<std::byte*>(room);
@@ -117,20 +117,20 @@ Arena::Arena(UniqueFd fd, std::shared_ptr<Mapping> mapping) : fd_(std::move(fd))
 
 Buffer Arena::allocate(std::size_t bytes, MemoryCategory use, const std::shared_ptr<MemoryTracker>& memory_tracker,
                        bool zeroed) {
-  // Large pieces start on pages of their own, so that releasing a piece returns its pages.
+  // Large allocations start on pages of their own, so that releasing a allocation returns its pages.
   const std::size_t unit = bytes >= 16 * kPage ? kPage : 128;
   const std::size_t held = round_up(bytes == 0 ? 1 : bytes, unit);
-  const std::size_t offset = take(held);
+  const std::size_t offset = acquire(held);
   std::byte* data = mapping_->data() + offset;
   if (zeroed) std::memset(data, 0, bytes);
   if (memory_tracker != nullptr) memory_tracker->add(use, bytes);
   return {data, bytes, [self = shared_from_this(), use, memory_tracker, offset, held](void*, std::size_t n) {
             if (memory_tracker != nullptr) memory_tracker->remove(use, n);
-            self->give(offset, held);
+            self->release(offset, held);
           }};
 }
 
-std::size_t Arena::take(std::size_t bytes) {
+std::size_t Arena::acquire(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   // Prefers the smallest free range with pages that fits, else fresh pages at the lowest offset.
   auto best = free_.end();
@@ -141,7 +141,7 @@ std::size_t Arena::take(std::size_t bytes) {
   if (live_ > live_peak_) live_peak_ = live_;
   if (best != free_.end()) {
     idle_ -= bytes;
-    return cut(best, bytes);
+    return split(best, bytes);
   }
   trim();  // before the search: it joins ranges
   const auto fresh = std::find_if(free_.begin(), free_.end(), [&](const Extents::value_type& range) {
@@ -151,10 +151,10 @@ std::size_t Arena::take(std::size_t bytes) {
     live_ -= bytes;
     throw system_error("shm: no addresses left for a window of " + std::to_string(bytes) + " bytes", ENOMEM);
   }
-  // Small pieces are cut from larger fresh ranges, so that pages are not requested one by one.
+  // Small allocations are split from larger fresh ranges, so that pages are not requested one by one.
   constexpr std::size_t kChunk = 64 * 1024;
   const std::size_t whole = std::min(fresh->second.bytes, round_up(bytes, bytes < kChunk ? kChunk : kPage));
-  const std::size_t offset = cut(fresh, whole);
+  const std::size_t offset = split(fresh, whole);
   try {
     populate(offset, whole);
   } catch (...) {
@@ -169,7 +169,7 @@ std::size_t Arena::take(std::size_t bytes) {
   return offset;
 }
 
-std::size_t Arena::cut(Extents::iterator where, std::size_t bytes) {
+std::size_t Arena::split(Extents::iterator where, std::size_t bytes) {
   const std::size_t offset = where->first;
   const Extent rest{where->second.bytes - bytes, where->second.warm};
   free_.erase(where);
@@ -193,7 +193,7 @@ void Arena::insert(std::size_t offset, Extent extent) {
   free_[offset] = extent;
 }
 
-void Arena::give(std::size_t offset, std::size_t bytes) noexcept {
+void Arena::release(std::size_t offset, std::size_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
   live_ -= bytes;
   if (quarantined_) return;

@@ -40,12 +40,12 @@ class Mapping {
 /// Creates a memfd of `bytes` without pages.
 UniqueFd make_segment(const char* name, std::size_t bytes);
 
-/// Start address of a mapping, in steps of kColourStep, modulo kColours. A rank reads the same offset of several
+/// Start address of a mapping, in steps of kColorStep, modulo kColors. A rank reads the same offset of several
 /// windows in turn, and AMD's first-level caches predict the cache way from address bits 12 to 27 (M. Lipp et al.,
 /// "Take A Way", 2020): two streams with equal bits evict each other at every line (a reduce_scatter of 4 MiB between 2
 /// ranks takes 1.6 times as long: docs/performance.md).
-inline constexpr std::size_t kColourStep = std::size_t{2} << 20;
-inline constexpr std::size_t kColours = 128;
+inline constexpr std::size_t kColorStep = std::size_t{2} << 20;
+inline constexpr std::size_t kColors = 128;
 
 /// Maps all of `fd`, at an address of `color` if one is given. Throws SystemError.
 std::shared_ptr<Mapping> map_segment(int fd, bool writable, std::optional<int> color = std::nullopt);
@@ -59,8 +59,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
   static std::shared_ptr<Arena> make_staging(bool shared, int color);
   Arena(UniqueFd fd, std::shared_ptr<Mapping> mapping);
 
-  /// Allocates a piece aligned to kAlignment, with pages. The buffer's destructor releases it. The bytes are zero only
-  /// if `zeroed`. `memory_tracker` (null: none) counts it. Thread-safe. Throws SystemError.
+  /// Allocates a allocation aligned to kAlignment, with pages. The buffer's destructor releases it. The bytes are zero
+  /// only if `zeroed`. `memory_tracker` (null: none) counts it. Thread-safe. Throws SystemError.
   Buffer allocate(std::size_t bytes, MemoryCategory use, const std::shared_ptr<MemoryTracker>& memory_tracker,
                   bool zeroed = false);
 
@@ -69,7 +69,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   std::size_t offset_of(const void* pointer) const noexcept {
     return static_cast<std::size_t>(static_cast<const std::byte*>(pointer) - mapping_->data());
   }
-  /// Stops the reuse of pieces: after a failure, peers may still access any of them.
+  /// Stops the reuse of allocations: after a failure, peers may still access any of them.
   void quarantine() noexcept;
 
  private:
@@ -80,9 +80,9 @@ class Arena : public std::enable_shared_from_this<Arena> {
   using Extents = std::map<std::size_t, Extent>;  ///< free ranges by offset
 
   static std::shared_ptr<Arena> make(const char* name, bool shared, int color, std::size_t bytes);
-  std::size_t take(std::size_t bytes);
-  std::size_t cut(Extents::iterator where, std::size_t bytes);
-  void give(std::size_t offset, std::size_t bytes) noexcept;
+  std::size_t acquire(std::size_t bytes);
+  std::size_t split(Extents::iterator where, std::size_t bytes);
+  void release(std::size_t offset, std::size_t bytes) noexcept;
   void insert(std::size_t offset, Extent extent);
   void populate(std::size_t offset, std::size_t bytes);
   void trim();

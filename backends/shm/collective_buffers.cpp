@@ -13,7 +13,7 @@ constexpr std::size_t kCopiedBytes = std::size_t{1} << 20;
 /// caches: tiles are never slower than a copy of several rounds between two ranks, and among more ranks up to
 /// kCopiedBytes.
 constexpr std::size_t kCopiedBroadcast = std::size_t{256} << 10;
-constexpr std::size_t kLeastCopies = std::size_t{64} << 10;
+constexpr std::size_t kMinCopies = std::size_t{64} << 10;
 
 }  // namespace
 
@@ -28,16 +28,16 @@ void CollectiveBuffers::choose_sources(ShmOperation& op) const {
   const std::size_t most = !broadcast ? kCopiedBytes : ranks == 2 ? tile_bytes() : kCopiedBroadcast;
   const bool copies = bytes <= most;
   const bool tiles = op.layout.reduces() || (broadcast && (ranks == 2 || bytes <= kCopiedBytes));
-  const bool remote = members_.runtime().reads_remote();
+  const bool cma = members_.runtime().uses_cma();
   if (op.layout.sends_input() && !windows.holds(call.in.data, bytes)) {
     op.copied_in = copies;
-    op.remote_in = !copies && remote && !tiles;
-    op.stages_in = !copies && !op.remote_in;
+    op.cma_in = !copies && cma && !tiles;
+    op.stages_in = !copies && !op.cma_in;
   }
   if (op.layout.second_half() && !windows.holds(call.out.data, call.out.bytes())) {
     op.copied_out = copies;
-    op.remote_out = !copies && remote;
-    op.stages_out = !copies && !remote;
+    op.cma_out = !copies && cma;
+    op.stages_out = !copies && !cma;
   }
 }
 
@@ -53,7 +53,7 @@ void CollectiveBuffers::choose(ShmOperation& op) {
   Buffer& copy = copy_of(op);
   if (!copy || copy.bytes() < bytes) {
     copy.reset();  // no rank reads it any more: see Announcements::has_room()
-    copy = members_.allocate(std::bit_ceil(std::max(bytes, kLeastCopies)));
+    copy = members_.allocate(std::bit_ceil(std::max(bytes, kMinCopies)));
   }
   const std::size_t size = size_of(call.in.dtype);
   for (int j = 0; j < members_.size(); ++j) {
@@ -62,20 +62,20 @@ void CollectiveBuffers::choose(ShmOperation& op) {
   }
 }
 
-std::uint64_t CollectiveBuffers::offset_of(bool staged, bool remote, bool copied, const ShmOperation& op,
+std::uint64_t CollectiveBuffers::offset_of(bool staged, bool cma, bool copied, const ShmOperation& op,
                                            const void* memory) const {
-  if (staged) return kStaged;
-  if (remote) return kRemote;
+  if (staged) return kViaTiles;
+  if (cma) return kViaCma;
   ShmRuntime& runtime = members_.runtime();
   return copied ? runtime.staging().offset_of(copies_[op.sequence % 2].data()) : runtime.arena().offset_of(memory);
 }
 
 std::uint64_t CollectiveBuffers::input_offset(const ShmOperation& op) const {
-  return op.layout.sends_input() ? offset_of(op.stages_in, op.remote_in, op.copied_in, op, op.call.in.data) : 0;
+  return op.layout.sends_input() ? offset_of(op.stages_in, op.cma_in, op.copied_in, op, op.call.in.data) : 0;
 }
 
 std::uint64_t CollectiveBuffers::result_offset(const ShmOperation& op) const {
-  return op.layout.second_half() ? offset_of(op.stages_out, op.remote_out, op.copied_out, op, op.call.out.data) : 0;
+  return op.layout.second_half() ? offset_of(op.stages_out, op.cma_out, op.copied_out, op, op.call.out.data) : 0;
 }
 
 std::uint64_t CollectiveBuffers::tiles_offset() const {

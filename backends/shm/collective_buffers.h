@@ -17,7 +17,7 @@ class CollectiveBuffers {
 
   /// Decides how peers read the input and the results of `op`, and provides the memory for it.
   void choose(ShmOperation& op);
-  /// The offsets that are announced: kStaged, kRemote, or in an arena.
+  /// The offsets that are announced: kViaTiles, kViaCma, or in an arena.
   std::uint64_t input_offset(const ShmOperation& op) const;
   std::uint64_t result_offset(const ShmOperation& op) const;
   std::uint64_t tiles_offset() const;
@@ -35,7 +35,7 @@ class CollectiveBuffers {
  private:
   std::size_t tile_bytes() const { return members_.size() <= 8 ? 64 * 1024 : 16 * 1024; }
   void choose_sources(ShmOperation& op) const;
-  std::uint64_t offset_of(bool staged, bool remote, bool copied, const ShmOperation& op, const void* memory) const;
+  std::uint64_t offset_of(bool staged, bool cma, bool copied, const ShmOperation& op, const void* memory) const;
   Buffer& copy_of(const ShmOperation& op) { return copies_[op.sequence % 2]; }
 
   const MemberBlocks& members_;

@@ -15,8 +15,8 @@ namespace tessera::comm::shm {
 
 inline constexpr std::size_t kLine = 128;  ///< two cache lines: the prefetcher fetches them in pairs
 inline constexpr std::size_t kEagerBytes = 16 * 1024;
-inline constexpr std::uint64_t kStaged = ~std::uint64_t{0};      ///< as an offset: the data comes through tiles
-inline constexpr std::uint64_t kRemote = ~std::uint64_t{0} - 1;  ///< as an offset: read from the owner's process
+inline constexpr std::uint64_t kViaTiles = ~std::uint64_t{0};    ///< as an offset: the data comes through tiles
+inline constexpr std::uint64_t kViaCma = ~std::uint64_t{0} - 1;  ///< as an offset: read from the owner's process
 
 /// in_offset or out_offset names a copy, which does not change until its slot is reused.
 inline constexpr std::uint8_t kCopiedIn = 1;
@@ -41,7 +41,7 @@ struct alignas(kLine) Flag {
 };
 
 /// Addresses in the announcing process.
-struct RemoteBuffers {
+struct CmaBuffers {
   const std::byte* in;
   const std::byte* out;
 };
@@ -51,7 +51,7 @@ struct RemoteBuffers {
 struct CollectiveSlot {
   std::atomic<std::uint64_t> sequence{0};  ///< stored last
   std::uint64_t fingerprint = 0;
-  std::uint64_t in_offset = 0;     ///< in the arena, or kStaged, or kRemote
+  std::uint64_t in_offset = 0;     ///< in the arena, or kViaTiles, or kViaCma
   std::uint64_t out_offset = 0;    ///< the same, for what the second half of all_reduce reads
   std::uint64_t stage_offset = 0;  ///< of the tiles
   double factor = 1;               ///< premul_sum
@@ -62,7 +62,7 @@ struct CollectiveSlot {
   std::uint8_t hints = 0;  ///< kCopiedIn, kCopiedOut, kAwaitsReaders, kAllThere
   std::int32_t root = 0;
   union {
-    RemoteBuffers remote;  ///< if an offset is kRemote
+    CmaBuffers cma;  ///< if an offset is kViaCma
     std::byte payload[kEagerBytes];
   };
 };
@@ -80,7 +80,7 @@ struct alignas(kLine) SendSlot {
   std::uint64_t bytes = 0;
   std::uint64_t in_offset = 0;  ///< as in a CollectiveSlot
   std::uint64_t stage_offset = 0;
-  const std::byte* remote = nullptr;
+  const std::byte* cma = nullptr;
   DType dtype = DType::f32;
 };
 

@@ -9,8 +9,8 @@ void ShmOperation::reset(const OpDesc& what, std::uint64_t number, bool all_inpu
   Operation::reset(what, number);
   layout.reset(what, all_inputs);
   stage = Stage::queued;
-  eager = everyone = stages_in = remote_in = copied_in = stages_out = remote_out = copied_out = any_staged =
-      any_awaits = streaming = false;
+  eager = everyone = stages_in = cma_in = copied_in = stages_out = cma_out = copied_out = any_staged = any_awaits =
+      streaming = false;
   arrived = 0;
   fingerprint = staged = reduced = 0;
 }

@@ -33,8 +33,8 @@ class ShmOperation final : public Operation {
   bool eager = false;
   bool everyone = false;  ///< done only when all ranks have arrived
   bool stages_in = false;
-  bool remote_in = false;   ///< peers read the input from this process
-  bool remote_out = false;  ///< ... or the results of the first half
+  bool cma_in = false;      ///< peers read the input from this process
+  bool cma_out = false;     ///< ... or the results of the first half
   bool copied_in = false;   ///< peers read a copy of the input
   bool copied_out = false;  ///< ... or of the results of the first half
   bool stages_out = false;

@@ -8,7 +8,7 @@ namespace tessera::comm::shm {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto kAnswerTime = 250ms;  ///< a live rank answers a ping within microseconds
+constexpr auto kReplyTime = 250ms;  ///< a live rank answers a ping within microseconds
 
 }  // namespace
 
@@ -41,9 +41,9 @@ std::vector<bool> SharedPeerMonitor::ping_all() const {
   for (int k = 0; k < ranks; ++k)
     if (k != members_.rank()) pings[static_cast<std::size_t>(k)] = send_ping(members_.record(k).bell);
   std::vector<bool> responds(static_cast<std::size_t>(ranks));
-  const Clock::time_point until = Clock::now() + kAnswerTime;
+  const Clock::time_point until = Clock::now() + kReplyTime;
   for (bool all = false; !all && Clock::now() < until;) {
-    members_.runtime().engine().answer_pings();  // the others may be asking at the same moment
+    members_.runtime().engine().reply_to_pings();  // the others may be asking at the same moment
     std::this_thread::sleep_for(1ms);
     all = true;
     for (int k = 0; k < ranks; ++k) {

@@ -13,7 +13,7 @@ namespace {
 constexpr std::uint64_t kMessageTiles = 2;
 constexpr std::uint64_t kMessageTile = 64 * 1024;
 
-constexpr std::uint64_t kRemoteRounds = 8;  ///< at once: each system call has a cost
+constexpr std::uint64_t kCmaRounds = 8;  ///< at once: each system call has a cost
 
 std::uint64_t rounds_of_bytes(std::size_t bytes) { return (bytes + kMessageTile - 1) / kMessageTile; }
 
@@ -72,14 +72,14 @@ void PointToPoint::begin_send(int peer, MessageChannel& channel) {
   channel.running = true;
   const bool ordinary = !runtime.arena().mapping()->holds(in.data, in.bytes());
   // A message that fits into the tiles is complete before its receive begins.
-  op.remote_in = ordinary && runtime.reads_remote() && in.bytes() > kMessageTiles * kMessageTile;
-  op.stages_in = ordinary && !op.remote_in;
+  op.cma_in = ordinary && runtime.uses_cma() && in.bytes() > kMessageTiles * kMessageTile;
+  op.stages_in = ordinary && !op.cma_in;
   if (op.stages_in && in.bytes() > 0 && !channel.tiles) channel.tiles = members_.allocate(kMessageTiles * kMessageTile);
   slot.bytes = in.bytes();
   slot.dtype = in.dtype;
-  slot.in_offset = op.stages_in ? kStaged : (op.remote_in ? kRemote : runtime.arena().offset_of(in.data));
+  slot.in_offset = op.stages_in ? kViaTiles : (op.cma_in ? kViaCma : runtime.arena().offset_of(in.data));
   slot.stage_offset = channel.tiles ? runtime.staging().offset_of(channel.tiles.data()) : 0;
-  slot.remote = static_cast<const std::byte*>(in.data);
+  slot.cma = static_cast<const std::byte*>(in.data);
   slot.sent.store(encode(channel.messages, op.stages_in ? 0 : kAllRounds));
   members_.ring(peer);
 }
@@ -137,16 +137,16 @@ bool PointToPoint::advance_receive(int peer) {
   if (channel.rounds < rounds) {
     if (rounds_of(sent, message) <= channel.rounds) return false;
     const std::size_t begin = channel.rounds * kMessageTile;
-    const bool remote = slot.in_offset == kRemote;
-    const std::uint64_t until = std::min(rounds, channel.rounds + (remote ? kRemoteRounds : 1));
+    const bool cma = slot.in_offset == kViaCma;
+    const std::uint64_t until = std::min(rounds, channel.rounds + (cma ? kCmaRounds : 1));
     const std::size_t bytes = std::min<std::size_t>((until - channel.rounds) * kMessageTile, out.bytes() - begin);
     std::byte* to = static_cast<std::byte*>(out.data) + begin;
-    if (remote) {
-      if (!read_remote(members_.record(peer).pid.load(), slot.remote + begin, to, bytes))
+    if (cma) {
+      if (!cma_read(members_.record(peer).pid.load(), slot.cma + begin, to, bytes))
         return false;  // the peer died: the thread that watches the ranks reports it
     } else {
       copy_bytes(to,
-                 slot.in_offset == kStaged
+                 slot.in_offset == kViaTiles
                      ? members_.staging(peer) + slot.stage_offset + channel.rounds % kMessageTiles * kMessageTile
                      : members_.window(peer) + slot.in_offset + begin,
                  bytes, false);
@@ -154,7 +154,7 @@ bool PointToPoint::advance_receive(int peer) {
     channel.rounds = until;
   }
   const bool all = channel.rounds == rounds;
-  if (all && slot.in_offset != kStaged && group_.adopt_peer_failure()) return true;
+  if (all && slot.in_offset != kViaTiles && group_.adopt_peer_failure()) return true;
   members_.own().received(peer).store(encode(message, all ? kAllRounds : channel.rounds));
   members_.ring(peer);
   if (!all) return true;

@@ -63,8 +63,8 @@ ShmRuntime::ShmRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOption
       algorithms_(options.algorithms, capabilities_.algorithms),
       cache_bytes_(last_level_cache()),
       bootstrap_(std::move(bootstrap)) {
-  if (static_cast<std::size_t>(bootstrap_->size()) > kMostRanks)
-    throw Unsupported("shm: a world has at most " + std::to_string(kMostRanks) + " ranks, not " +
+  if (static_cast<std::size_t>(bootstrap_->size()) > kMaxRanks)
+    throw Unsupported("shm: a world has at most " + std::to_string(kMaxRanks) + " ranks, not " +
                       std::to_string(bootstrap_->size()));
   require_one_host(*bootstrap_, "shm", "; use backend auto");
 }
@@ -78,18 +78,18 @@ std::shared_ptr<ShmRuntime> ShmRuntime::make(std::shared_ptr<Bootstrap> bootstra
 void ShmRuntime::connect() {
   Bootstrap& others = *bootstrap_;
   const int ranks = others.size();
-  constexpr int kStagingColour = kColours / 2;
+  constexpr int kStagingColor = kColors / 2;
   windows_ = exchange(Arena::make_windows(!others.in_process(), rank_), false, 0);
-  staging_ = exchange(Arena::make_staging(!others.in_process(), kStagingColour + rank_), true, kStagingColour);
+  staging_ = exchange(Arena::make_staging(!others.in_process(), kStagingColor + rank_), true, kStagingColor);
   if (others.in_process()) {
     board_ =
         std::static_pointer_cast<Mapping>(others.all_gather_objects(rank_ == 0 ? plain_board(ranks) : nullptr).front());
   } else {
     // Every rank creates a board; all use that of rank 0.
-    const UniqueFd offered = make_segment("tessera-board", board_bytes(ranks));
-    board_ = map_segment(others.all_gather_fds(offered.get()).front().get(), true);
-    const std::vector<int> processes = near_processes(others);
-    reads_remote_ = std::count(processes.begin(), processes.end(), 0) == 1;  // this rank itself
+    const UniqueFd segment = make_segment("tessera-board", board_bytes(ranks));
+    board_ = map_segment(others.all_gather_fds(segment.get()).front().get(), true);
+    const std::vector<int> processes = cma_processes(others);
+    uses_cma_ = std::count(processes.begin(), processes.end(), 0) == 1;  // this rank itself
   }
   board(rank_).pid.store(::getpid());
   const unsigned cores = std::thread::hardware_concurrency();

@@ -47,7 +47,7 @@ class ShmRuntime {
   const Capabilities& capabilities() const noexcept { return capabilities_; }
   std::size_t cache_bytes() const noexcept { return cache_bytes_; }
   /// Whether all ranks can read each other's ordinary memory (cma.h).
-  bool reads_remote() const noexcept { return reads_remote_; }
+  bool uses_cma() const noexcept { return uses_cma_; }
   /// Starts to watch for the death of other ranks. Call it after the last exchange of the bootstrap.
   void watch();
   /// Marks this rank's world as closed, so that waiting peers may stop.
@@ -79,7 +79,7 @@ class ShmRuntime {
   const Capabilities capabilities_;
   const AlgorithmTable algorithms_;
   std::size_t cache_bytes_ = 0;
-  bool reads_remote_ = false;
+  bool uses_cma_ = false;
   std::shared_ptr<Bootstrap> bootstrap_;
   std::unique_ptr<ControlChannel> channel_;
   Arenas windows_;

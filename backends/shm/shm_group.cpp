@@ -133,12 +133,12 @@ bool ShmGroup::poll(bool with_health_check) noexcept {
   return moved;
 }
 
-/// Advances the first queued collective by one piece, or by many if it is small.
+/// Advances the first queued collective by one step, or by many if it is small.
 bool ShmGroup::advance_first() {
-  constexpr int kPieces = 64;  // bounded, so that deadlines are checked
+  constexpr int kMaxSteps = 64;  // bounded, so that deadlines are checked
   ShmOperation& op = *collectives_.front();
-  for (int piece = 0; piece < kPieces; ++piece) {
-    if (!advance_collective(op)) return piece > 0;
+  for (int step = 0; step < kMaxSteps; ++step) {
+    if (!advance_collective(op)) return step > 0;
     if (collectives_.front() != &op || !op.small) break;
   }
   return true;

@@ -42,17 +42,17 @@ void TiledCollective::begin(ShmOperation& op) {
     if (k == rank_) continue;
     const CollectiveSlot& slot = members_.of(k).slot(op.sequence);
     PeerBuffers& from = peer(k);
-    from.remote_in = slot.in_offset == kRemote;
-    from.remote_out = slot.out_offset == kRemote;
+    from.cma_in = slot.in_offset == kViaCma;
+    from.cma_out = slot.out_offset == kViaCma;
     from.copied_in = (slot.hints & kCopiedIn) != 0;
     from.copied_out = (slot.hints & kCopiedOut) != 0;
     from.all_there = (slot.hints & kAllThere) != 0;
     const auto place = [&](std::uint64_t offset, bool copied, const std::byte* const& address) {
-      if (offset == kStaged) return static_cast<const std::byte*>(nullptr);
-      return offset == kRemote ? address : (copied ? members_.staging(k) : members_.window(k)) + offset;
+      if (offset == kViaTiles) return static_cast<const std::byte*>(nullptr);
+      return offset == kViaCma ? address : (copied ? members_.staging(k) : members_.window(k)) + offset;
     };
-    from.in = place(slot.in_offset, from.copied_in, slot.remote.in);
-    from.out = place(slot.out_offset, from.copied_out, slot.remote.out);
+    from.in = place(slot.in_offset, from.copied_in, slot.cma.in);
+    from.out = place(slot.out_offset, from.copied_out, slot.cma.out);
     from.tiles = members_.staging(k) + slot.stage_offset;
     op.any_staged |= from.in == nullptr || from.out == nullptr;
     op.any_awaits |= (slot.hints & kAwaitsReaders) != 0;
@@ -219,16 +219,16 @@ bool TiledCollective::copy_round(ShmOperation& op) {
     if (taken >= op.rounds_for(whole.count)) continue;
     const std::uint64_t there = rounds_there(op, k);
     if (there <= taken) continue;
-    const bool remote = peer(k).remote_in;
+    const bool cma = peer(k).cma_in;
     const bool staged = peer(k).in == nullptr;
     const std::uint64_t end = std::min({op.rounds_for(whole.count), there, taken + (staged ? 1 : kAtOnce)});
     const Slice block = blocks_of(op, whole, taken, end);
     std::byte* out =
         static_cast<std::byte*>(op.call.out.data) + (op.layout.output_offset(k) + block.offset - whole.offset) * size;
     const std::byte* from = source_block(op, k, whole, taken);
-    if (!remote) {
+    if (!cma) {
       copy_bytes(out, from, block.count * size, op.streaming);
-    } else if (!read_remote(members_.record(k).pid.load(), from, out, block.count * size)) {
+    } else if (!cma_read(members_.record(k).pid.load(), from, out, block.count * size)) {
       continue;  // the peer died: the thread that watches the ranks reports it
     }
     if (!peer(k).copied_in) members_.count_read(op, k, block.count * size);
@@ -260,9 +260,9 @@ bool TiledCollective::copy_results(ShmOperation& op) {
     std::byte* out = static_cast<std::byte*>(op.call.out.data) + block.offset * size;
     const std::byte* from =
         owner.out == nullptr ? owner.tiles + buffers_.tile_offset(op, taken, 0, true) : owner.out + block.offset * size;
-    if (!owner.remote_out) {
+    if (!owner.cma_out) {
       copy_bytes(out, from, block.count * size, op.streaming);
-    } else if (!read_remote(members_.record(k).pid.load(), from, out, block.count * size)) {
+    } else if (!cma_read(members_.record(k).pid.load(), from, out, block.count * size)) {
       continue;
     }
     if (!owner.copied_out) members_.count_read(op, k, block.count * size);

@@ -29,9 +29,9 @@ class TiledCollective {
  private:
   struct PeerBuffers {               ///< what the peers of the first queued collective announced
     const std::byte* in = nullptr;   ///< null: staged
-    bool remote_in = false;          ///< `in` is an address in the peer's process
+    bool cma_in = false;             ///< `in` is an address in the peer's process
     const std::byte* out = nullptr;  ///< null: staged
-    bool remote_out = false;
+    bool cma_out = false;
     const std::byte* tiles = nullptr;
     bool all_there = false;   ///< all rounds of `in`
     bool copied_in = false;   ///< `in` is a copy whose owner has counted its reads

@@ -94,15 +94,15 @@ class SimulatedCommunicator final : public Communicator {
  private:
   Work do_start(const OpDesc& call) override {
     if (call.in.count > 0 || call.out.count > 0 || call.kind == OpKind::barrier) fill_result(call, size());
-    return take(call.kind, std::span(&call, 1));
+    return issue(call.kind, std::span(&call, 1));
   }
   Work do_batch(std::span<const OpDesc> parts) override {
     for (const OpDesc& part : parts) fill_result(part, size());
-    return take(parts.empty() ? OpKind::barrier : parts.front().kind, parts);
+    return issue(parts.empty() ? OpKind::barrier : parts.front().kind, parts);
   }
 
   /// Returns work that is done when the network model says.
-  Work take(OpKind kind, std::span<const OpDesc> parts) {
+  Work issue(OpKind kind, std::span<const OpDesc> parts) {
     if (!simulation_->aborted.empty()) throw Aborted(simulation_->aborted);
     SimulatedOp operation{.kind = kind, .bytes = 0, .bytes_sent = 0, .ranks = size()};
     for (const OpDesc& part : parts) {

@@ -26,11 +26,12 @@ void rethrow_first(const std::vector<std::string>& lines) {
 }
 
 /// Returns "tessera-tcp-2 STREAMS CHECKSUM PORT ADDRESS" of this rank, or an error line.
-std::string open_listener(MeshConnector& meeting, const Bootstrap& bootstrap, const TcpOptions& settings, int streams) {
+std::string open_listener(MeshConnector& connector, const Bootstrap& bootstrap, const TcpOptions& settings,
+                          int streams) {
   try {
     const Address usual = boost::asio::ip::make_address(bootstrap.local_address());
     const Address address = choose_address(settings.interfaces, list_interfaces(), usual);
-    const Endpoint endpoint = meeting.listen(address);
+    const Endpoint endpoint = connector.listen(address);
     return std::string(kHere) + " " + std::to_string(streams) + " " +
            std::to_string(static_cast<int>(settings.checksum)) + " " + std::to_string(endpoint.port()) + " " +
            address.to_string();
@@ -69,14 +70,14 @@ std::vector<Endpoint> read_lines(const std::vector<std::string>& lines, int own_
 
 ConnectionMesh connect_mesh(Bootstrap& bootstrap, const TcpOptions& settings, std::chrono::milliseconds timeout) {
   const int streams = streams_for(settings, bootstrap.hosts());
-  MeshConnector meeting(bootstrap.rank(), streams, bootstrap.token());
-  const std::vector<std::string> lines = bootstrap.all_gather(open_listener(meeting, bootstrap, settings, streams));
+  MeshConnector connector(bootstrap.rank(), streams, bootstrap.token());
+  const std::vector<std::string> lines = bootstrap.all_gather(open_listener(connector, bootstrap, settings, streams));
   rethrow_first(lines);
   const std::vector<Endpoint> endpoints = read_lines(lines, streams, settings.checksum);
   // A quarter of the timeout remains to report the unreachable ranks.
-  const std::string complaint = meeting.run(endpoints, timeout / 4 * 3);
+  const std::string complaint = connector.run(endpoints, timeout / 4 * 3);
   rethrow_first(bootstrap.all_gather(complaint.empty() ? "" : std::string(kFailed) + " " + complaint));
-  return {meeting.take(), checked_peers(settings.checksum, bootstrap.hosts(), bootstrap.rank()),
+  return {connector.release_streams(), checked_peers(settings.checksum, bootstrap.hosts(), bootstrap.rank()),
           endpoints[static_cast<std::size_t>(bootstrap.rank())].address().to_string()};
 }
 

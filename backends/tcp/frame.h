@@ -1,18 +1,18 @@
 // The wire format of a connection: frames, each a header of 64 bytes and its payload.
 //
 //   eager     a small message, complete, sent without a request
-//   piece     a part of a message that its receiver has requested; the parts use several connections
-//   ready     the receive of `tag` is posted: send the message
-//   announce  the send of `tag` is posted: request the message
+//   data      a part of a message that its receiver has requested; the parts use several connections
+//   cts       the receive of `tag` is posted: send the message
+//   rts       the send of `tag` is posted: request the message
 //   credit    only carries the header's `consumed`
-//   bye       the last frame of a connection that closes in order
+//   close     the last frame of a connection that closes in order
 //
 // Eager messages. A message is eager if it has at most kEagerLimit bytes and the eager messages that the receiver has
 // not yet delivered to receives cost at most kCredit together. This bounds the receiver's memory, and the receiver can
 // always continue to read: an expected message never waits behind an unexpected one. All other messages wait for
-// `ready`. A receive of more than kEagerLimit sends it at once when posted; for others the sender sends `announce`.
+// `cts`. A receive of more than kEagerLimit sends it at once when posted; for others the sender sends `rts`.
 //
-// ready, announce, credit, bye and eager frames use the first connection between two ranks, in order.
+// cts, rts, credit, close and eager frames use the first connection between two ranks, in order.
 //
 // Each header has its own checksum, so that a receiver never waits for a damaged length. The payload has one if both
 // ends agreed on it. TCP's own checksum has 16 bits and is recomputed by each device on the way: it misses damage by
@@ -31,17 +31,17 @@ namespace tessera::comm::tcp {
 
 inline constexpr std::size_t kEagerLimit = 64 << 10;
 inline constexpr std::size_t kCredit = 1 << 20;
-inline constexpr std::size_t kEagerCost = 128;    // of a message, in addition to its bytes
-inline constexpr std::size_t kPiece = 512 << 10;  // maximum payload of a frame
+inline constexpr std::size_t kEagerCost = 128;       // of a message, in addition to its bytes
+inline constexpr std::size_t kMaxChunk = 512 << 10;  // maximum payload of a frame
 
-enum class FrameKind : std::uint16_t { eager = 1, piece, ready, announce, credit, bye };
+enum class FrameKind : std::uint16_t { eager = 1, data, cts, rts, credit, close };
 
 struct Frame {
   static constexpr std::uint32_t kMagic = 0x32435354;  // "TSC2": format and version
 
   std::uint32_t magic = kMagic;
   FrameKind kind = FrameKind::credit;
-  std::uint16_t announced = 0;  ///< 1: an `announce` of this message was sent too; it may arrive later
+  std::uint16_t rts_sent = 0;  ///< 1: an `rts` of this message was sent too; it may arrive later
   MessageTag tag = {};
   std::uint32_t length = 0;       ///< bytes of payload that follow
   std::uint64_t total = 0;        ///< bytes of the whole message

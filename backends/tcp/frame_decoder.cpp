@@ -14,12 +14,12 @@ FrameDecoder::Buffers FrameDecoder::buffers() {
   return buffers;
 }
 
-std::string_view FrameDecoder::take(std::size_t bytes) {
+std::string_view FrameDecoder::decode(std::size_t bytes) {
   const std::size_t direct = std::min(bytes, direct_.size());
   if (direct > 0)
     if (const std::string_view wrong = advance(direct_.first(direct)); !wrong.empty()) return wrong;
   end_ += bytes - direct;
-  return end_ > begin_ ? take_staged() : "";
+  return end_ > begin_ ? read_staged() : "";
 }
 
 /// Accounts for bytes of the payload that are in their final place.
@@ -41,14 +41,14 @@ std::string_view FrameDecoder::damage(std::string_view what) noexcept {
   return what;
 }
 
-std::string_view FrameDecoder::take_header() {
+std::string_view FrameDecoder::read_header() {
   std::memcpy(&frame_, staging_.data() + begin_, sizeof(Frame));
   begin_ += sizeof(Frame);
   if (frame_.magic != Frame::kMagic) return damage("bytes that are not a frame of this version");
   if (frame_.header_sum != header_sum_of(frame_)) return damage("the header of a message");
-  if (bye_) return "bytes after its last frame";
+  if (closed_) return "bytes after its last frame";
   if (const std::string_view wrong = flaw(frame_); !wrong.empty()) return wrong;
-  bye_ = frame_.kind == FrameKind::bye;
+  closed_ = frame_.kind == FrameKind::close;
   if (const std::string_view wrong = sink_.frame_begins(frame_, target_); !wrong.empty()) return wrong;
   return target_ != nullptr ? begin_payload() : "";
 }
@@ -66,7 +66,7 @@ std::string_view FrameDecoder::begin_payload() {
   return frame_.length == 0 ? end_payload() : "";
 }
 
-std::string_view FrameDecoder::take_staged() {
+std::string_view FrameDecoder::read_staged() {
   while (begin_ < end_) {
     std::string_view wrong;
     if (target_ != nullptr) {
@@ -78,7 +78,7 @@ std::string_view FrameDecoder::take_staged() {
     } else if (end_ - begin_ < sizeof(Frame)) {
       break;
     } else {
-      wrong = take_header();
+      wrong = read_header();
     }
     if (!wrong.empty()) return wrong;
   }

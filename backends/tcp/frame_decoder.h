@@ -40,15 +40,15 @@ class FrameDecoder {
   /// To be filled in this order; the first may be empty, but not both.
   Buffers buffers();
   /// Processes `bytes` that were read into buffers(). Returns an error in them, or "".
-  std::string_view take(std::size_t bytes);
+  std::string_view decode(std::size_t bytes);
   /// `bye` has arrived: no more data follows, and the end of the connection is in order.
-  bool said_bye() const noexcept { return bye_; }
-  /// take() found bytes that differ from those sent. No message that they belong to is complete.
+  bool close_received() const noexcept { return closed_; }
+  /// decode() found bytes that differ from those sent. No message that they belong to is complete.
   bool damaged() const noexcept { return damaged_; }
 
  private:
-  std::string_view take_staged();
-  std::string_view take_header();
+  std::string_view read_staged();
+  std::string_view read_header();
   std::string_view begin_payload();
   std::string_view advance(std::span<const std::byte> bytes);
   std::string_view end_payload();
@@ -64,7 +64,7 @@ class FrameDecoder {
   bool summed_ = false;               // ... unless it was verified as a whole
   std::array<std::byte, 16 << 10> staging_;
   std::size_t begin_ = 0, end_ = 0;  // staged bytes that are not processed yet
-  bool bye_ = false;
+  bool closed_ = false;
   bool damaged_ = false;
 };
 

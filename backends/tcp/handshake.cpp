@@ -21,17 +21,17 @@ struct Challenge {
   Digest nonce;
 };
 
-struct Answer {
+struct Reply {
   std::uint32_t magic = kMagic;
   ConnectionId link;
   Digest nonce;
   Digest proof;
 };
 
-Digest proof_of(const char* side, const Bootstrap::Token& token, const Digest& challenge, const Answer& answer) {
-  return prove(token, "tessera tcp " + std::string(side) + " " + to_hex(challenge) + to_hex(answer.nonce) + " " +
-                          std::to_string(answer.link.from) + " " + std::to_string(answer.link.to) + " " +
-                          std::to_string(answer.link.stream));
+Digest proof_of(const char* side, const Bootstrap::Token& token, const Digest& challenge, const Reply& reply) {
+  return prove(token, "tessera tcp " + std::string(side) + " " + to_hex(challenge) + to_hex(reply.nonce) + " " +
+                          std::to_string(reply.link.from) + " " + std::to_string(reply.link.to) + " " +
+                          std::to_string(reply.link.stream));
 }
 
 template <class T>
@@ -56,26 +56,26 @@ asio::awaitable<std::optional<ConnectionId>> welcome(Socket& socket, const Boots
   Challenge challenge;
   challenge.nonce = random_digest();
   if (!co_await send(socket, challenge)) co_return std::nullopt;
-  Answer answer;
-  if (!co_await receive(socket, answer) || answer.magic != kMagic) co_return std::nullopt;
-  if (!same(answer.proof, proof_of("from", token, challenge.nonce, answer))) co_return std::nullopt;
-  const Digest proof = proof_of("to", token, challenge.nonce, answer);
+  Reply reply;
+  if (!co_await receive(socket, reply) || reply.magic != kMagic) co_return std::nullopt;
+  if (!same(reply.proof, proof_of("from", token, challenge.nonce, reply))) co_return std::nullopt;
+  const Digest proof = proof_of("to", token, challenge.nonce, reply);
   std::uint8_t believed = 0;
   if (!co_await send(socket, proof) || !co_await receive(socket, believed)) co_return std::nullopt;
-  co_return answer.link;
+  co_return reply.link;
 }
 
 asio::awaitable<std::string> introduce(Socket& socket, const Bootstrap::Token& token, ConnectionId link) {
   Challenge challenge;
   if (!co_await receive(socket, challenge)) co_return "it did not answer";
   if (challenge.magic != kMagic) co_return "the process that listens there is not a rank of this version";
-  Answer answer;
-  answer.link = link;
-  answer.nonce = random_digest();
-  answer.proof = proof_of("from", token, challenge.nonce, answer);
+  Reply reply;
+  reply.link = link;
+  reply.nonce = random_digest();
+  reply.proof = proof_of("from", token, challenge.nonce, reply);
   Digest proof;
-  if (!co_await send(socket, answer) || !co_await receive(socket, proof)) co_return "it did not accept this rank";
-  if (!same(proof, proof_of("to", token, challenge.nonce, answer)))
+  if (!co_await send(socket, reply) || !co_await receive(socket, proof)) co_return "it did not accept this rank";
+  if (!same(proof, proof_of("to", token, challenge.nonce, reply)))
     co_return "the process that listens there is not of this world";
   // If either proof was damaged, the connecting side retries; so the accepting side waits for this byte of any value.
   if (!co_await send(socket, std::uint8_t{1})) co_return "it closed the connection";

@@ -20,9 +20,9 @@ namespace asio = boost::asio;
 using Failure = boost::system::error_code;
 using namespace std::chrono_literals;
 
-constexpr auto kStrangersTime = 10s;        // for authentication
-constexpr auto kAttemptTime = 30s;          // of one outgoing connection attempt
-constexpr std::size_t kMostStrangers = 64;  // in addition to the ranks not yet connected
+constexpr auto kStrangersTime = 10s;       // for authentication
+constexpr auto kAttemptTime = 30s;         // of one outgoing connection attempt
+constexpr std::size_t kMaxStrangers = 64;  // in addition to the ranks not yet connected
 constexpr std::size_t kFewestStrangers = 4;
 
 /// Closes a socket when its time is up.
@@ -50,7 +50,7 @@ MeshConnector::MeshConnector(int rank, int streams, const Bootstrap::Token& toke
     : rank_(static_cast<std::size_t>(rank)),
       streams_(static_cast<std::size_t>(streams)),
       token_(token),
-      most_strangers_(std::clamp(free_descriptors() / 4, kFewestStrangers, kMostStrangers)) {}
+      most_strangers_(std::clamp(free_descriptors() / 4, kFewestStrangers, kMaxStrangers)) {}
 
 Endpoint MeshConnector::listen(const Address& address) {
   const Endpoint wanted(address, 0);
@@ -99,7 +99,7 @@ std::string MeshConnector::missing(const std::vector<Endpoint>& endpoints, std::
          " (TESSERA_IFNAME chooses the network interface)";
 }
 
-std::vector<std::vector<UniqueFd>> MeshConnector::take() {
+std::vector<std::vector<UniqueFd>> MeshConnector::release_streams() {
   std::vector<std::vector<UniqueFd>> all(done_.size());
   for (std::size_t r = 0; r < done_.size(); ++r)
     if (r != rank_)

@@ -33,7 +33,7 @@ class MeshConnector {
   /// reasons.
   std::string run(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit);
   /// Returns the connections that run() made, by rank and stream.
-  std::vector<std::vector<UniqueFd>> take();
+  std::vector<std::vector<UniqueFd>> release_streams();
 
  private:
   using SharedSocket = std::shared_ptr<Socket>;

@@ -15,21 +15,21 @@
 
 namespace tessera::comm::tcp {
 
-/// Objects that never move. take() acquires an object; give() or the pool's destructor releases it.
+/// Objects that never move. acquire() acquires an object; release() or the pool's destructor releases it.
 template <class T>
 class ObjectPool {
  public:
-  T& take() {
+  T& acquire() {
     if (free_.empty()) {
       T& item = all_.emplace_back();
-      if (free_.capacity() < all_.size()) free_.reserve(2 * all_.size());  // so that give() never allocates
+      if (free_.capacity() < all_.size()) free_.reserve(2 * all_.size());  // so that release() never allocates
       return item;
     }
     T* item = free_.back();
     free_.pop_back();
     return *item;
   }
-  void give(T& item) noexcept {
+  void release(T& item) noexcept {
     item = T();
     free_.push_back(&item);
   }
@@ -42,7 +42,7 @@ class ObjectPool {
 /// Buffers of up to kEagerLimit bytes, in powers of two.
 class BufferPool {
  public:
-  std::byte* take(std::size_t bytes) {
+  std::byte* acquire(std::size_t bytes) {
     const std::size_t shelf = shelf_of(bytes);
     std::vector<std::byte*>& free = free_[shelf];
     if (free.empty()) {
@@ -54,8 +54,8 @@ class BufferPool {
     free.pop_back();
     return buffer;
   }
-  /// `bytes` is the value passed to take().
-  void give(std::byte* buffer, std::size_t bytes) noexcept { free_[shelf_of(bytes)].push_back(buffer); }
+  /// `bytes` is the value passed to acquire().
+  void release(std::byte* buffer, std::size_t bytes) noexcept { free_[shelf_of(bytes)].push_back(buffer); }
 
  private:
   static constexpr std::size_t kSmallest = 256;

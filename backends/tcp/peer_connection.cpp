@@ -26,7 +26,7 @@ bool must_wait(const Failure& failure) {
 }  // namespace
 
 PeerConnection::PeerConnection(asio::io_context& context, std::vector<UniqueFd> connections, bool checked, int epoll)
-    : epoll_(epoll), outbox_(connections.size(), checked) {
+    : epoll_(epoll), send_queue_(connections.size(), checked) {
   for (std::size_t i = 0; i < connections.size(); ++i) {
     sockaddr_storage name = {};
     socklen_t length = sizeof(name);
@@ -36,8 +36,8 @@ PeerConnection::PeerConnection(asio::io_context& context, std::vector<UniqueFd> 
     connections[i].release();
     socket.non_blocking(true);
     socket.set_option(asio::ip::tcp::no_delay(true));
-    TcpStream& stream =
-        *streams_.emplace_back(std::make_unique<TcpStream>(*this, FrameDecoder(inbox_, checked), i, std::move(socket)));
+    TcpStream& stream = *streams_.emplace_back(
+        std::make_unique<TcpStream>(*this, FrameDecoder(receive_queue_, checked), i, std::move(socket)));
     epoll_event event = {};
     event.events = EPOLLIN;
     event.data.ptr = &stream;
@@ -50,13 +50,13 @@ PeerConnection::PeerConnection(asio::io_context& context, std::vector<UniqueFd> 
 void PeerConnection::send(Message& message) {
   if (gone_) return;
   message.state = kSending;
-  outbox_.send(message);
+  send_queue_.send(message);
   write(kAtOnce);
 }
 
 void PeerConnection::receive(Message& message) {
   message.state = kReceiving;
-  inbox_.receive(message);  // even if the peer is gone: the message may have arrived
+  receive_queue_.receive(message);  // even if the peer is gone: the message may have arrived
   write(kAtOnce);
 }
 
@@ -75,7 +75,7 @@ bool PeerConnection::read(TcpStream& stream, std::size_t budget) {
     }
     moved = true;
     done += bytes;
-    if (const std::string_view wrong = stream.reader.take(bytes); !wrong.empty()) {
+    if (const std::string_view wrong = stream.reader.decode(bytes); !wrong.empty()) {
       damaged_ = stream.reader.damaged();
       drop((damaged_ ? "" : "it sent ") + std::string(wrong));
       return true;
@@ -88,14 +88,14 @@ bool PeerConnection::read(TcpStream& stream, std::size_t budget) {
 bool PeerConnection::write(std::size_t budget) {
   bool moved = false;
   for (const auto& stream : streams_)
-    if (!gone_ && !stream->shut && outbox_.has_work(stream->number)) moved |= write_stream(*stream, budget);
+    if (!gone_ && !stream->shut && send_queue_.has_work(stream->number)) moved |= write_stream(*stream, budget);
   return moved;
 }
 
 bool PeerConnection::write_stream(TcpStream& stream, std::size_t budget) {
   bool moved = false;
   SendQueue::Buffers buffers;
-  for (std::size_t done = 0; done < budget && outbox_.next(stream.number, buffers);) {
+  for (std::size_t done = 0; done < budget && send_queue_.next(stream.number, buffers);) {
     const std::array<asio::const_buffer, 2> what{asio::buffer(buffers[0].data(), buffers[0].size()),
                                                  asio::buffer(buffers[1].data(), buffers[1].size())};
     Failure failure;
@@ -111,10 +111,10 @@ bool PeerConnection::write_stream(TcpStream& stream, std::size_t budget) {
     }
     moved = true;
     done += bytes;
-    outbox_.wrote(stream.number, bytes);
+    send_queue_.wrote(stream.number, bytes);
   }
-  if (stream.watched && !outbox_.has_work(stream.number)) watch_room(stream, false);
-  if (outbox_.said_bye(stream.number)) {
+  if (stream.watched && !send_queue_.has_work(stream.number)) watch_room(stream, false);
+  if (send_queue_.close_sent(stream.number)) {
     stream.shut = true;
     Failure ignored;
     stream.socket.shutdown(Socket::shutdown_send, ignored);
@@ -131,7 +131,7 @@ void PeerConnection::write_failed(TcpStream& stream, const Failure& failure) {
 }
 
 void PeerConnection::ended(TcpStream& stream, const std::string& why) {
-  if (!stream.reader.said_bye()) return drop(why);
+  if (!stream.reader.close_received()) return drop(why);
   Failure ignored;
   stream.socket.close(ignored);
   stream.shut = true;
@@ -169,16 +169,16 @@ void PeerConnection::watch_room(TcpStream& stream, bool on) noexcept {
 }
 
 void PeerConnection::discard_communicator(std::uint32_t communicator) {
-  inbox_.discard_communicator(communicator);
-  outbox_.discard_communicator(communicator);
+  receive_queue_.discard_communicator(communicator);
+  send_queue_.discard_communicator(communicator);
   write(kAtOnce);  // credit for the peer
 }
 
 void PeerConnection::cancel(Message& message) noexcept {
   if (gone_ || message.state == kIdle) return;  // the message is not used any more
   if (message.state == kReceiving)
-    inbox_.cancel(message);
-  else if (!outbox_.cancel(message))
+    receive_queue_.cancel(message);
+  else if (!send_queue_.cancel(message))
     drop("no memory to complete a canceled message");
   message.state = kIdle;
 }

@@ -44,7 +44,7 @@ class PeerConnection {
   void cancel(Message& message) noexcept;
   void discard_communicator(std::uint32_t communicator);
   /// Only queues; write() must follow.
-  void announce_waiting() { outbox_.announce_waiting(); }
+  void send_pending_rts() { send_queue_.send_pending_rts(); }
 
   /// Reads at most about `budget` bytes from one connection. True if data arrived.
   bool read(TcpStream& stream, std::size_t budget);
@@ -60,14 +60,14 @@ class PeerConnection {
   bool damaged() const noexcept { return damaged_; }
 
   /// Sends what is queued, then the last frame; read() and write() continue until gone().
-  void queue_close() noexcept { outbox_.queue_close(); }
+  void queue_close() noexcept { send_queue_.queue_close(); }
   /// True if the peer's system has received all sent data including the last frame: none of it is lost any more,
   /// regardless of which side closes when.
   bool has_all() const noexcept;
   void drop(const std::string& why) noexcept;
 
-  const ReceiveQueue& inbox() const noexcept { return inbox_; }
-  const SendQueue& outbox() const noexcept { return outbox_; }
+  const ReceiveQueue& receive_queue() const noexcept { return receive_queue_; }
+  const SendQueue& send_queue() const noexcept { return send_queue_; }
 
  private:
   bool write_stream(TcpStream& stream, std::size_t budget);
@@ -76,8 +76,8 @@ class PeerConnection {
   void watch_room(TcpStream& stream, bool on) noexcept;
 
   const int epoll_;
-  SendQueue outbox_;
-  ReceiveQueue inbox_{outbox_};
+  SendQueue send_queue_;
+  ReceiveQueue receive_queue_{send_queue_};
   std::vector<std::unique_ptr<TcpStream>> streams_;
   std::size_t open_ = 0;
   bool gone_ = false;

@@ -8,26 +8,26 @@
 namespace tessera::comm::tcp {
 
 InboundMessage& ReceiveQueue::entry(const MessageTag& tag) {
-  InboundMessage& inbound = pool_.take();
+  InboundMessage& inbound = pool_.acquire();
   inbound.tag = tag;
-  inbound.cancelled = given_up_.has(tag);
+  inbound.cancelled = discarded_.has(tag);
   table_.insert(inbound);
   return inbound;
 }
 
 void ReceiveQueue::forget(InboundMessage& inbound) noexcept {
   table_.erase(inbound);
-  pool_.give(inbound);
+  pool_.release(inbound);
 }
 
 void ReceiveQueue::release_storage(InboundMessage& inbound) noexcept {
-  if (inbound.storage != nullptr) buffers_.give(inbound.storage, inbound.total);
+  if (inbound.storage != nullptr) buffers_.release(inbound.storage, inbound.total);
   inbound.storage = nullptr;
 }
 
-void ReceiveQueue::ask(InboundMessage& inbound) {
-  inbound.asked = true;
-  outbox_.tell(FrameKind::ready, inbound.tag);
+void ReceiveQueue::send_cts(InboundMessage& inbound) {
+  inbound.cts_sent = true;
+  send_queue_.queue_control(FrameKind::cts, inbound.tag);
 }
 
 void ReceiveQueue::receive(Message& message) {
@@ -36,7 +36,7 @@ void ReceiveQueue::receive(Message& message) {
   inbound->message = &message;
   message.handle = inbound;
   if (inbound->complete) return finish(*inbound);
-  if (!inbound->eager && (inbound->announced || message.bytes > kEagerLimit)) ask(*inbound);
+  if (!inbound->eager && (inbound->rts_received || message.bytes > kEagerLimit)) send_cts(*inbound);
 }
 
 void ReceiveQueue::cancel(Message& message) noexcept {
@@ -46,33 +46,33 @@ void ReceiveQueue::cancel(Message& message) noexcept {
   release_storage(inbound);
 }
 
-/// A message in transit needs its entry; entry() handles messages that start later. A message that was only announced
+/// A message in transit needs its entry; entry() handles messages that start later. A message with only an RTS
 /// is never requested, so it doesn't arrive.
 void ReceiveQueue::discard_communicator(std::uint32_t communicator) {
-  given_up_.add(communicator);
+  discarded_.add(communicator);
   for (InboundMessage* inbound : table_.of(communicator)) {
     if (inbound->message != nullptr) continue;
     inbound->cancelled = true;
     release_storage(*inbound);
     if (inbound->complete)
       finish(*inbound);
-    else if (!inbound->known && !inbound->asked)
+    else if (!inbound->known && !inbound->cts_sent)
       forget(*inbound);
   }
 }
 
 std::string_view ReceiveQueue::frame_begins(const Frame& frame, InboundMessage*& target) {
-  if (!outbox_.note_consumed(frame.consumed)) return "a credit for more than was sent";
+  if (!send_queue_.on_consumed(frame.consumed)) return "a credit for more than was sent";
   switch (frame.kind) {
     case FrameKind::eager:
       return begin_eager(frame, target);
-    case FrameKind::piece:
-      return begin_piece(frame, target);
-    case FrameKind::announce:
-      return note_announce(frame);
-    case FrameKind::ready:
-      return outbox_.note_ready(frame.tag) ? "" : "two CTS for one message";
-    case FrameKind::bye:
+    case FrameKind::data:
+      return begin_data(frame, target);
+    case FrameKind::rts:
+      return on_rts(frame);
+    case FrameKind::cts:
+      return send_queue_.on_cts(frame.tag) ? "" : "two CTS for one message";
+    case FrameKind::close:
     case FrameKind::credit:
       return "";
   }
@@ -82,42 +82,42 @@ std::string_view ReceiveQueue::frame_begins(const Frame& frame, InboundMessage*&
 std::string_view ReceiveQueue::begin_eager(const Frame& frame, InboundMessage*& target) {
   InboundMessage* inbound = table_.find(frame.tag);
   if (inbound == nullptr) inbound = &entry(frame.tag);
-  if (inbound->known || inbound->announced) return "a message that was already received";
+  if (inbound->known || inbound->rts_received) return "a message that was already received";
   if (held_ + eager_cost(frame.total) > kCredit) return "more eager messages than its credit allows";
   held_ += eager_cost(frame.total);
   inbound->known = inbound->eager = true;
   inbound->total = inbound->begun = frame.total;
   if (inbound->message == nullptr && !inbound->cancelled && frame.total > 0)
-    inbound->storage = buffers_.take(frame.total);
+    inbound->storage = buffers_.acquire(frame.total);
   target = inbound;
   return "";
 }
 
-std::string_view ReceiveQueue::begin_piece(const Frame& frame, InboundMessage*& target) {
+std::string_view ReceiveQueue::begin_data(const Frame& frame, InboundMessage*& target) {
   InboundMessage* inbound = table_.find(frame.tag);
-  if (inbound == nullptr || !inbound->asked || inbound->eager || inbound->complete)
+  if (inbound == nullptr || !inbound->cts_sent || inbound->eager || inbound->complete)
     return "a chunk of a message that was not requested";
   if (inbound->known && inbound->total != frame.total) return "chunks with different lengths of their message";
   if (frame.length > frame.total - inbound->begun) return "more bytes than the message has";
   inbound->known = true;
   inbound->total = frame.total;
   inbound->begun += frame.length;
-  inbound->announce_due |= frame.announced != 0;
+  inbound->rts_due |= frame.rts_sent != 0;
   target = inbound;
   return "";
 }
 
-std::string_view ReceiveQueue::note_announce(const Frame& frame) {
+std::string_view ReceiveQueue::on_rts(const Frame& frame) {
   InboundMessage* inbound = table_.find(frame.tag);
-  if (inbound == nullptr && given_up_.has(frame.tag)) return "";
+  if (inbound == nullptr && discarded_.has(frame.tag)) return "";
   if (inbound == nullptr) inbound = &entry(frame.tag);
-  if (inbound->announced || inbound->eager) return "two RTS for one message";
-  inbound->announced = true;
-  ++announcements_;
-  if (inbound->complete)  // the message overtook its announcement
+  if (inbound->rts_received || inbound->eager) return "two RTS for one message";
+  inbound->rts_received = true;
+  ++rts_count_;
+  if (inbound->complete)  // the message overtook its RTS
     forget(*inbound);
-  else if (inbound->message != nullptr && !inbound->asked)
-    ask(*inbound);
+  else if (inbound->message != nullptr && !inbound->cts_sent)
+    send_cts(*inbound);
   return "";
 }
 
@@ -144,10 +144,10 @@ void ReceiveQueue::finish(InboundMessage& inbound) {
   release_storage(inbound);
   if (inbound.eager) {
     held_ -= eager_cost(total);
-    outbox_.add_consumed(eager_cost(total));
+    send_queue_.add_consumed(eager_cost(total));
   }
-  if (inbound.announce_due && !inbound.announced)
-    inbound.message = nullptr;  // note_announce() forgets it
+  if (inbound.rts_due && !inbound.rts_received)
+    inbound.message = nullptr;  // on_rts() forgets it
   else
     forget(inbound);
   if (message == nullptr) return;

@@ -23,15 +23,15 @@ struct InboundMessage : Tagged {
   bool known = false;            // a frame of it has arrived
   bool eager = false;
   bool complete = false;
-  bool asked = false;         // `ready` was sent
-  bool announced = false;     // `announce` has arrived ...
-  bool announce_due = false;  // ... or will
+  bool cts_sent = false;      // `cts` was sent
+  bool rts_received = false;  // `rts` has arrived ...
+  bool rts_due = false;       // ... or will
   bool cancelled = false;     // no receive wants it: its data is discarded
 };
 
 class ReceiveQueue final : public FrameSink {
  public:
-  explicit ReceiveQueue(SendQueue& outbox) : outbox_(outbox) {}
+  explicit ReceiveQueue(SendQueue& send_queue) : send_queue_(send_queue) {}
 
   void receive(Message& message);
   void cancel(Message& message) noexcept;
@@ -45,25 +45,25 @@ class ReceiveQueue final : public FrameSink {
   // For tests.
   std::size_t entries() const noexcept { return table_.size(); }  ///< expected, waiting, or to be discarded
   std::uint64_t held() const noexcept { return held_; }           ///< cost of eager messages that are not delivered yet
-  std::uint64_t announcements() const noexcept { return announcements_; }
+  std::uint64_t rts_count() const noexcept { return rts_count_; }
 
  private:
   InboundMessage& entry(const MessageTag& tag);
   std::string_view begin_eager(const Frame& frame, InboundMessage*& target);
-  std::string_view begin_piece(const Frame& frame, InboundMessage*& target);
-  std::string_view note_announce(const Frame& frame);
-  void ask(InboundMessage& inbound);
+  std::string_view begin_data(const Frame& frame, InboundMessage*& target);
+  std::string_view on_rts(const Frame& frame);
+  void send_cts(InboundMessage& inbound);
   void finish(InboundMessage& inbound);
   void release_storage(InboundMessage& inbound) noexcept;
   void forget(InboundMessage& inbound) noexcept;
 
-  SendQueue& outbox_;
+  SendQueue& send_queue_;
   ObjectPool<InboundMessage> pool_;
   BufferPool buffers_;
   TagTable<InboundMessage> table_;
-  DiscardedCommunicators given_up_;
-  std::uint64_t held_ = 0;           // cost of the eager messages that are not delivered yet
-  std::uint64_t announcements_ = 0;  // that have arrived
+  DiscardedCommunicators discarded_;
+  std::uint64_t held_ = 0;       // cost of the eager messages that are not delivered yet
+  std::uint64_t rts_count_ = 0;  // that have arrived
   std::array<std::byte, 64 << 10> trash_;
 };
 

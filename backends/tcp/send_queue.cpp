@@ -9,11 +9,11 @@
 namespace tessera::comm::tcp {
 namespace {
 
-constexpr std::size_t kLeastPiece = 128 << 10;
+constexpr std::size_t kMinChunk = 128 << 10;
 
-/// Divides a message evenly over the connections, in frames of at least kLeastPiece.
-std::size_t piece_of(std::size_t bytes, std::size_t connections) {
-  return std::clamp((bytes + connections - 1) / connections, kLeastPiece, kPiece);
+/// Divides a message evenly over the connections, in frames of at least kMinChunk.
+std::size_t chunk_size(std::size_t bytes, std::size_t connections) {
+  return std::clamp((bytes + connections - 1) / connections, kMinChunk, kMaxChunk);
 }
 
 }  // namespace
@@ -22,8 +22,8 @@ void SendQueue::send(Message& message) {
   const std::uint64_t cost = eager_cost(message.bytes);
   const bool eager = message.bytes <= kEagerLimit && in_flight() + cost <= kCredit;
   OutboundMessage* outbound = eager || table_.size() == 0 ? nullptr : table_.find(message.tag);
-  const bool asked = outbound != nullptr;
-  if (!asked) outbound = &pool_.take();
+  const bool cts_received = outbound != nullptr;
+  if (!cts_received) outbound = &pool_.acquire();
   message.handle = outbound;
   outbound->tag = message.tag;
   outbound->message = &message;
@@ -34,14 +34,14 @@ void SendQueue::send(Message& message) {
     outbound->eager = true;
     outbound->state = OutboundMessage::State::queued;
     eager_.push_back(*outbound);
-  } else if (asked) {
+  } else if (cts_received) {
     table_.erase(*outbound);
     start(*outbound);
   } else {
     outbound->state = OutboundMessage::State::waiting;
     table_.insert(*outbound);
-    unannounced_.push_back(*outbound);
-    if (message.bytes <= kEagerLimit) announce(*outbound);  // such a receive sends no request by itself
+    rts_pending_.push_back(*outbound);
+    if (message.bytes <= kEagerLimit) send_rts(*outbound);  // such a receive sends no request by itself
   }
 }
 
@@ -50,38 +50,38 @@ void SendQueue::start(OutboundMessage& outbound) {
   bulk_.push_back(outbound);
 }
 
-void SendQueue::announce(OutboundMessage& outbound) {
-  tell(FrameKind::announce, outbound.tag);
-  outbound.announced = true;
-  unannounced_.erase(Queue::s_iterator_to(outbound));
+void SendQueue::send_rts(OutboundMessage& outbound) {
+  queue_control(FrameKind::rts, outbound.tag);
+  outbound.rts_sent = true;
+  rts_pending_.erase(Queue::s_iterator_to(outbound));
 }
 
-void SendQueue::announce_waiting() {
-  while (!unannounced_.empty()) announce(unannounced_.front());
+void SendQueue::send_pending_rts() {
+  while (!rts_pending_.empty()) send_rts(rts_pending_.front());
 }
 
-void SendQueue::tell(FrameKind kind, const MessageTag& tag) {
+void SendQueue::queue_control(FrameKind kind, const MessageTag& tag) {
   if (control_.full()) control_.set_capacity(2 * control_.capacity());
   control_.push_back({kind, tag});
 }
 
-bool SendQueue::note_ready(const MessageTag& tag) {
+bool SendQueue::on_cts(const MessageTag& tag) {
   OutboundMessage* outbound = table_.find(tag);
-  if (outbound == nullptr && given_up_.has(tag)) return true;
+  if (outbound == nullptr && discarded_.has(tag)) return true;
   if (outbound == nullptr) {
-    outbound = &pool_.take();
+    outbound = &pool_.acquire();
     outbound->tag = tag;
     table_.insert(*outbound);
     return true;
   }
   if (outbound->state == OutboundMessage::State::expected) return false;
   table_.erase(*outbound);
-  if (!outbound->announced) unannounced_.erase(Queue::s_iterator_to(*outbound));
+  if (!outbound->rts_sent) rts_pending_.erase(Queue::s_iterator_to(*outbound));
   start(*outbound);
   return true;
 }
 
-bool SendQueue::note_consumed(std::uint64_t cost) noexcept {
+bool SendQueue::on_consumed(std::uint64_t cost) noexcept {
   if (cost > eager_sent_) return false;
   eager_consumed_ = std::max(eager_consumed_, cost);  // frames of different connections may be reordered
   return true;
@@ -89,9 +89,9 @@ bool SendQueue::note_consumed(std::uint64_t cost) noexcept {
 
 void SendQueue::add_consumed(std::uint64_t cost) {
   consumed_ += cost;
-  if (consumed_ - told_ < kCredit / 2 || credit_queued_) return;
+  if (consumed_ - reported_ < kCredit / 2 || credit_queued_) return;
   credit_queued_ = true;
-  tell(FrameKind::credit, {});
+  queue_control(FrameKind::credit, {});
 }
 
 bool SendQueue::cancel(Message& message) noexcept {
@@ -101,14 +101,14 @@ bool SendQueue::cancel(Message& message) noexcept {
   if (untouched) {
     if (outbound.state == OutboundMessage::State::waiting) {
       table_.erase(outbound);
-      if (!outbound.announced) unannounced_.erase(Queue::s_iterator_to(outbound));
+      if (!outbound.rts_sent) rts_pending_.erase(Queue::s_iterator_to(outbound));
     } else if (outbound.eager) {
       eager_sent_ -= eager_cost(outbound.bytes);
       eager_.erase(Queue::s_iterator_to(outbound));
     } else {
       bulk_.erase(Queue::s_iterator_to(outbound));
     }
-    pool_.give(outbound);
+    pool_.release(outbound);
     return true;
   }
   std::size_t first = outbound.handed;
@@ -128,29 +128,29 @@ bool SendQueue::cancel(Message& message) noexcept {
 }
 
 void SendQueue::discard_communicator(std::uint32_t communicator) {
-  given_up_.add(communicator);
+  discarded_.add(communicator);
   for (OutboundMessage* outbound : table_.of(communicator)) {
     if (outbound->state != OutboundMessage::State::expected) continue;
     table_.erase(*outbound);
-    pool_.give(*outbound);
+    pool_.release(*outbound);
   }
 }
 
 bool SendQueue::has_work(std::size_t connection) const noexcept {
   const Slot& slot = slots_[connection];
   return slot.active || !bulk_.empty() || (connection == 0 && (!control_.empty() || !eager_.empty())) ||
-         (closing_ && !slot.said_bye);
+         (closing_ && !slot.close_sent);
 }
 
-void SendQueue::take_piece(Frame& frame, OutboundMessage& source) {
-  frame.kind = source.eager ? FrameKind::eager : FrameKind::piece;
+void SendQueue::prepare_frame(Frame& frame, OutboundMessage& source) {
+  frame.kind = source.eager ? FrameKind::eager : FrameKind::data;
   frame.tag = source.tag;
-  frame.announced = source.announced ? 1 : 0;
+  frame.rts_sent = source.rts_sent ? 1 : 0;
   frame.total = source.bytes;
   frame.offset = source.handed;
   const std::size_t left = source.bytes - source.handed;
   frame.length =
-      static_cast<std::uint32_t>(source.eager ? left : std::min(left, piece_of(source.bytes, slots_.size())));
+      static_cast<std::uint32_t>(source.eager ? left : std::min(left, chunk_size(source.bytes, slots_.size())));
   source.handed += frame.length;
   if (source.handed < source.bytes) return;
   source.state = OutboundMessage::State::handed;
@@ -179,12 +179,12 @@ bool SendQueue::fill(std::size_t connection) {
     if (slot.frame.kind == FrameKind::credit) credit_queued_ = false;
   } else if ((connection == 0 && !eager_.empty()) || !bulk_.empty()) {
     slot.source = connection == 0 && !eager_.empty() ? &eager_.front() : &bulk_.front();
-    take_piece(slot.frame, *slot.source);
+    prepare_frame(slot.frame, *slot.source);
   } else {
-    slot.frame.kind = FrameKind::bye;
-    slot.said_bye = true;
+    slot.frame.kind = FrameKind::close;
+    slot.close_sent = true;
   }
-  slot.frame.consumed = told_ = consumed_;
+  slot.frame.consumed = reported_ = consumed_;
   seal(slot);
   return true;
 }
@@ -217,7 +217,7 @@ void SendQueue::wrote(std::size_t connection, std::size_t bytes) {
   slot.active = false;
   if (source == nullptr || source->state != OutboundMessage::State::handed || source->written < source->bytes) return;
   Message* const message = source->message;
-  pool_.give(*source);
+  pool_.release(*source);
   if (message == nullptr) return;
   message->state = kIdle;
   message->owner->message_done(*message, message->bytes);

@@ -26,7 +26,7 @@ struct OutboundMessage : Tagged, boost::intrusive::list_base_hook<> {
   Message* message = nullptr;  // null: expected, or cancelled
   State state = State::expected;
   bool eager = false;
-  bool announced = false;
+  bool rts_sent = false;
   const std::byte* data = nullptr;  // of byte `first` of the message
   std::size_t first = 0;
   std::size_t bytes = 0;
@@ -47,20 +47,20 @@ class SendQueue {
   [[nodiscard]] bool cancel(Message& message) noexcept;
   /// Ignores the requests of the peer for messages of this communicator: there are none.
   void discard_communicator(std::uint32_t communicator);
-  /// Announces messages that the peer has not requested so far.
-  void announce_waiting();
+  /// Sends RTS of messages that the peer has not requested so far.
+  void send_pending_rts();
   /// Queues a frame without payload.
-  void tell(FrameKind kind, const MessageTag& tag);
+  void queue_control(FrameKind kind, const MessageTag& tag);
   /// Queues the last frame of every connection, to be sent after all that is queued.
   void queue_close() noexcept { closing_ = true; }
-  bool said_bye(std::size_t connection) const noexcept {
-    return slots_[connection].said_bye && !slots_[connection].active;
+  bool close_sent(std::size_t connection) const noexcept {
+    return slots_[connection].close_sent && !slots_[connection].active;
   }
 
   /// The peer requests a message. False: it has done so before.
-  bool note_ready(const MessageTag& tag);
+  bool on_cts(const MessageTag& tag);
   /// The peer's consumed cost of eager messages from this rank. False: more than was sent.
-  bool note_consumed(std::uint64_t cost) noexcept;
+  bool on_consumed(std::uint64_t cost) noexcept;
   /// Adds to the consumed cost of the peer's messages.
   void add_consumed(std::uint64_t cost);
 
@@ -79,7 +79,7 @@ class SendQueue {
     OutboundMessage* source = nullptr;  // of the payload
     std::size_t done = 0;               // bytes written, of header and payload
     bool active = false;
-    bool said_bye = false;
+    bool close_sent = false;
   };
   struct Control {
     FrameKind kind;
@@ -89,9 +89,9 @@ class SendQueue {
 
   bool fill(std::size_t connection);
   void seal(Slot& slot) const noexcept;
-  void take_piece(Frame& frame, OutboundMessage& source);
+  void prepare_frame(Frame& frame, OutboundMessage& source);
   void start(OutboundMessage& outbound);
-  void announce(OutboundMessage& outbound);
+  void send_rts(OutboundMessage& outbound);
   std::uint64_t in_flight() const noexcept { return eager_sent_ - eager_consumed_; }
 
   const bool checked_;
@@ -99,14 +99,14 @@ class SendQueue {
   boost::circular_buffer<Control> control_;
   ObjectPool<OutboundMessage> pool_;
   TagTable<OutboundMessage> table_;  // expected and waiting messages
-  DiscardedCommunicators given_up_;
-  Queue unannounced_;  // waiting
+  DiscardedCommunicators discarded_;
+  Queue rts_pending_;  // waiting
   Queue eager_;
   Queue bulk_;
   std::uint64_t eager_sent_ = 0;      // cost of all eager messages of this rank ...
   std::uint64_t eager_consumed_ = 0;  // ... that the peer has delivered
   std::uint64_t consumed_ = 0;        // cost of the peer's messages that this rank has consumed
-  std::uint64_t told_ = 0;            // ... as reported to the peer
+  std::uint64_t reported_ = 0;        // ... as reported to the peer
   bool credit_queued_ = false;
   bool closing_ = false;
 };

@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 constexpr std::size_t kBudget = 1 << 20;  // bytes per connection, direction and poll(), for fairness
 constexpr std::size_t kFewStreams = 2;    // are read one by one, without epoll
 constexpr std::size_t kEvents = 64;       // at once
-constexpr auto kLongestClose = 2s;
+constexpr auto kMaxClose = 2s;
 
 }  // namespace
 
@@ -119,7 +119,7 @@ bool TcpTransport::poll(bool with_health_check) noexcept {
     moved = streams_.size() <= kFewStreams ? read_all() : read_ready();
     for (const auto& peer : peers_) {
       if (peer == nullptr || peer->gone()) continue;
-      if (with_health_check) peer->announce_waiting();
+      if (with_health_check) peer->send_pending_rts();
       moved |= peer->write(kBudget);
     }
   });
@@ -134,7 +134,7 @@ bool TcpTransport::may_go() const noexcept {
 }
 
 void TcpTransport::close(bool failed) noexcept {
-  const Clock::time_point until = Clock::now() + kLongestClose;
+  const Clock::time_point until = Clock::now() + kMaxClose;
   for (const auto& peer : peers_)
     if (peer != nullptr) peer->queue_close();
   while (!failed && !failed_ && !may_go() && Clock::now() < until) {

@@ -46,9 +46,10 @@ std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const
 
 std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events) {
   leave_signals_alone();
-  return std::make_unique<TagMatchingTransport>(bootstrap, events, [&](LinkEvents& told) {
-    return std::make_unique<CmaLink>(bootstrap, near_processes(bootstrap, may_share_memory()), told,
-                                     [&](LinkEvents& notes) { return std::make_unique<UcxLink>(bootstrap, notes); });
+  return std::make_unique<TagMatchingTransport>(bootstrap, events, [&](LinkEvents& link_events) {
+    return std::make_unique<CmaLink>(
+        bootstrap, cma_processes(bootstrap, may_share_memory()), link_events,
+        [&](LinkEvents& am_events) { return std::make_unique<UcxLink>(bootstrap, am_events); });
   });
 }
 

@@ -12,7 +12,7 @@ namespace tessera::comm::ucx {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr unsigned kNote = 0;      // the id of our active message
+constexpr unsigned kAmId = 0;      // the id of our active message
 constexpr int kSlotBits = 44;      // a tag is the sender's rank and the slot
 constexpr auto kPatience = 1s;     // for a message in flight that is cancelled
 constexpr auto kClosing = 5s;      // for peers that close at the same time
@@ -84,8 +84,8 @@ void UcxLink::make_worker() {
   check(ucp_worker_create(context_, &params, &worker_), "creating a worker");
   ucp_am_handler_param_t handler{};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
-  handler.id = kNote;
-  handler.cb = on_note;
+  handler.id = kAmId;
+  handler.cb = on_am;
   handler.arg = this;
   check(ucp_worker_set_am_recv_handler(worker_, &handler), "setting the handler");
   waiter_ = std::make_unique<UcpWaiter>(worker_, unsent_);
@@ -129,57 +129,57 @@ void UcxLink::destroy() noexcept {
   if (context_ != nullptr) ucp_cleanup(std::exchange(context_, nullptr));
 }
 
-UcxLink::AmBuffer* UcxLink::take_note() {
-  if (free_notes_ == nullptr) {
-    notes_.push_back(std::make_unique_for_overwrite<AmBuffer>());
-    notes_.back()->link = this;
-    notes_.back()->next = nullptr;
-    free_notes_ = notes_.back().get();
+UcxLink::AmBuffer* UcxLink::acquire_am() {
+  if (free_ams_ == nullptr) {
+    ams_.push_back(std::make_unique_for_overwrite<AmBuffer>());
+    ams_.back()->link = this;
+    ams_.back()->next = nullptr;
+    free_ams_ = ams_.back().get();
   }
-  return std::exchange(free_notes_, free_notes_->next);
+  return std::exchange(free_ams_, free_ams_->next);
 }
 
-void UcxLink::send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept {
+void UcxLink::send_am(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept {
   const ucp_ep_h endpoint = peers_[static_cast<std::size_t>(peer)].endpoint;
-  if (endpoint == nullptr) return;     // abandoned
-  AmBuffer* const note = take_note();  // UCX may read it until the callback
-  note->header = header;
-  if (!payload.empty()) std::memcpy(note->payload, payload.data(), payload.size());
-  ucp_request_param_t param = host_memory(note);
+  if (endpoint == nullptr) return;    // abandoned
+  AmBuffer* const am = acquire_am();  // UCX may read it until the callback
+  am->header = header;
+  if (!payload.empty()) std::memcpy(am->payload, payload.data(), payload.size());
+  ucp_request_param_t param = host_memory(am);
   param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_AM_SEND_FLAG_EAGER;
-  param.cb.send = on_note_sent;
-  ++pending_notes_;
+  param.cb.send = on_am_sent;
+  ++pending_ams_;
   ++unsent_;
   const ucs_status_ptr_t request =
-      ucp_am_send_nbx(endpoint, kNote, &note->header, sizeof(AmHeader), note->payload, payload.size(), &param);
+      ucp_am_send_nbx(endpoint, kAmId, &am->header, sizeof(AmHeader), am->payload, payload.size(), &param);
   if (!UCS_PTR_IS_ERR(request) && request != nullptr) return;
-  note->next = std::exchange(free_notes_, note);
-  --pending_notes_;
+  am->next = std::exchange(free_ams_, am);
+  --pending_ams_;
   --unsent_;
   if (request != nullptr) events_.peer_lost(peer, "ucx: " + text_of(UCS_PTR_STATUS(request)));
 }
 
-void UcxLink::on_note_sent(void* request, ucs_status_t status, void* user_data) {
-  AmBuffer* const note = static_cast<AmBuffer*>(user_data);
-  UcxLink& self = *note->link;
-  note->next = std::exchange(self.free_notes_, note);
-  --self.pending_notes_;
+void UcxLink::on_am_sent(void* request, ucs_status_t status, void* user_data) {
+  AmBuffer* const am = static_cast<AmBuffer*>(user_data);
+  UcxLink& self = *am->link;
+  am->next = std::exchange(self.free_ams_, am);
+  --self.pending_ams_;
   --self.unsent_;
   ucp_request_free(request);
   (void)status;  // on_peer_error() reports it
 }
 
-ucs_status_t UcxLink::on_note(void* self, const void* header, std::size_t header_length, void* data, std::size_t length,
-                              const ucp_am_recv_param_t*) {
+ucs_status_t UcxLink::on_am(void* self, const void* header, std::size_t header_length, void* data, std::size_t length,
+                            const ucp_am_recv_param_t*) {
   AmHeader own;  // the received header may be unaligned
   if (header_length != sizeof(own)) return UCS_OK;
   std::memcpy(&own, header, sizeof(own));
-  static_cast<UcxLink*>(self)->events_.note_arrived(own, {static_cast<const std::byte*>(data), length});
+  static_cast<UcxLink*>(self)->events_.on_am(own, {static_cast<const std::byte*>(data), length});
   return UCS_OK;
 }
 
-UcxLink::BulkTransfer& UcxLink::take_bulk(Message& message, bool receives) {
+UcxLink::BulkTransfer& UcxLink::acquire_bulk(Message& message, bool receives) {
   if (free_bulks_ == nullptr) {
     bulks_.push_back(std::make_unique<BulkTransfer>());
     free_bulks_ = bulks_.back().get();
@@ -194,14 +194,14 @@ UcxLink::BulkTransfer& UcxLink::take_bulk(Message& message, bool receives) {
 void UcxLink::send_bulk(Message& message, std::uint64_t slot) noexcept {
   const ucp_ep_h endpoint = peers_[static_cast<std::size_t>(message.peer)].endpoint;
   if (endpoint == nullptr) return events_.bulk_failed(message, "ucx: the connection was closed");
-  BulkTransfer& bulk = take_bulk(message, false);
+  BulkTransfer& bulk = acquire_bulk(message, false);
   ucp_request_param_t param = host_memory(&bulk);
   param.cb.send = on_bulk_sent;
   started(bulk, ucp_tag_send_nbx(endpoint, message.data, message.bytes, bulk_tag(rank_, slot), &param));
 }
 
 void UcxLink::receive_bulk(Message& message, std::uint64_t slot) noexcept {
-  BulkTransfer& bulk = take_bulk(message, true);
+  BulkTransfer& bulk = acquire_bulk(message, true);
   ucp_request_param_t param = host_memory(&bulk);
   param.cb.recv = on_bulk_received;
   started(bulk,
@@ -267,8 +267,8 @@ Link::CancelResult UcxLink::cancel_bulk(Message& message) noexcept {
     cancelled_as_ = UCS_OK;
   }
   cancelling_ = nullptr;
-  if (!good) return CancelResult::never;
-  return cancelled_as_ == UCS_ERR_CANCELED ? CancelResult::before : CancelResult::after;
+  if (!good) return CancelResult::unsafe;
+  return cancelled_as_ == UCS_ERR_CANCELED ? CancelResult::not_started : CancelResult::completed;
 }
 
 bool UcxLink::poll(bool) noexcept {
@@ -296,7 +296,7 @@ void UcxLink::close_endpoints(std::span<UcpPeer> peers, unsigned flags) noexcept
 
 void UcxLink::close(CloseMode how) noexcept {
   if (worker_ == nullptr) return;
-  if (how == CloseMode::broken) {
+  if (how == CloseMode::abortive) {
     close_endpoints(peers_, UCP_EP_CLOSE_FLAG_FORCE);
   } else {
     close_endpoints(peers_, 0);  // flushes what is under way

@@ -26,9 +26,9 @@ class UcxLink final : public Link {
   UcxLink(const UcxLink&) = delete;
   UcxLink& operator=(const UcxLink&) = delete;
 
-  std::size_t longest_payload() const noexcept override { return kLongestPayload; }
-  bool can_send_eager() const noexcept override { return pending_notes_ < kMostNotes; }
-  void send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept override;
+  std::size_t longest_payload() const noexcept override { return kMaxPayload; }
+  bool can_send_eager() const noexcept override { return pending_ams_ < kMaxAms; }
+  void send_am(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept override;
   void send_bulk(Message& message, std::uint64_t slot) noexcept override;
   void receive_bulk(Message& message, std::uint64_t slot) noexcept override;
   CancelResult cancel_bulk(Message& message) noexcept override;
@@ -38,14 +38,14 @@ class UcxLink final : public Link {
 
  private:
   // UCX sends more than one segment of shared memory (8256 bytes) as several; up to 16 KiB that is faster than bulk.
-  static constexpr std::size_t kLongestPayload = 16384;
-  static constexpr int kMostNotes = 1024;
+  static constexpr std::size_t kMaxPayload = 16384;
+  static constexpr int kMaxAms = 1024;
 
   struct AmBuffer {
     UcxLink* link;
     AmBuffer* next;  ///< next free one
     AmHeader header;
-    std::byte payload[kLongestPayload];
+    std::byte payload[kMaxPayload];
   };
 
   struct UcpPeer {
@@ -68,15 +68,15 @@ class UcxLink final : public Link {
   void close_endpoints(std::span<UcpPeer> peers, unsigned flags) noexcept;
   template <class Done>
   bool progress_until(Clock::time_point until, Done done) noexcept;
-  AmBuffer* take_note();
-  BulkTransfer& take_bulk(Message& message, bool receives);
+  AmBuffer* acquire_am();
+  BulkTransfer& acquire_bulk(Message& message, bool receives);
   void started(BulkTransfer& bulk, ucs_status_ptr_t request) noexcept;
   void bulk_ended(BulkTransfer& bulk, ucs_status_t status) noexcept;
 
-  static ucs_status_t on_note(void* self, const void* header, std::size_t header_length, void* data, std::size_t length,
-                              const ucp_am_recv_param_t* param);
+  static ucs_status_t on_am(void* self, const void* header, std::size_t header_length, void* data, std::size_t length,
+                            const ucp_am_recv_param_t* param);
   static void on_peer_error(void* peer, ucp_ep_h endpoint, ucs_status_t status);
-  static void on_note_sent(void* request, ucs_status_t status, void* note);
+  static void on_am_sent(void* request, ucs_status_t status, void* am);
   static void on_bulk_sent(void* request, ucs_status_t status, void* bulk);
   static void on_bulk_received(void* request, ucs_status_t status, const ucp_tag_recv_info_t* info, void* bulk);
 
@@ -86,9 +86,9 @@ class UcxLink final : public Link {
   ucp_worker_h worker_ = nullptr;
   std::vector<UcpPeer> peers_;
   std::unique_ptr<UcpWaiter> waiter_;
-  std::vector<std::unique_ptr<AmBuffer>> notes_;
-  AmBuffer* free_notes_ = nullptr;
-  int pending_notes_ = 0;
+  std::vector<std::unique_ptr<AmBuffer>> ams_;
+  AmBuffer* free_ams_ = nullptr;
+  int pending_ams_ = 0;
   int unsent_ = 0;  ///< active messages and bulk that UCX has not sent yet
   std::vector<std::unique_ptr<BulkTransfer>> bulks_;
   BulkTransfer* free_bulks_ = nullptr;

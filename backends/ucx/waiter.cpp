@@ -15,7 +15,7 @@ namespace {
 
 using namespace std::chrono_literals;
 // Two threads of one rank may sleep here, and one may consume the wake-up that was meant for both.
-constexpr std::chrono::nanoseconds kLongest = 10ms;
+constexpr std::chrono::nanoseconds kMaxSleep = 10ms;
 constexpr std::chrono::nanoseconds kNap = 50us;  // if nothing would wake the thread
 
 }  // namespace
@@ -35,7 +35,7 @@ bool UcpWaiter::arm() noexcept {
 }
 
 void UcpWaiter::sleep(std::chrono::nanoseconds at_most) noexcept {
-  const auto time = std::clamp<std::chrono::nanoseconds>(at_most, 0ns, nap_ ? kNap : kLongest);
+  const auto time = std::clamp<std::chrono::nanoseconds>(at_most, 0ns, nap_ ? kNap : kMaxSleep);
   const timespec limit{0, static_cast<long>(time.count())};
   pollfd entries[] = {{worker_fd_, POLLIN, 0}, {wake_fd_.get(), POLLIN, 0}};
   ::ppoll(entries, 2, &limit, nullptr);

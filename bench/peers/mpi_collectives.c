@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { kMostCalls = 500, kWarmUp = 3 };
+enum { kMaxCalls = 500, kWarmUp = 3 };
 static const double kSecondsAPoint = 1.0; /* some libraries need 10 ms per call if ranks share a core */
 
 static const char* const kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"};
@@ -58,7 +58,7 @@ int main(int argc, char** argv) {
   const size_t factor = argc == 5 ? strtoull(argv[4], NULL, 10) : 4;
   float* in = malloc(most);
   float* out = malloc(most);
-  double* times = malloc(kMostCalls * sizeof(double));
+  double* times = malloc(kMaxCalls * sizeof(double));
   for (size_t i = 0; i < most / sizeof(float); ++i) in[i] = (float)(rank + 1);
   memset(out, 0, most);
   for (size_t bytes = least; bytes <= most && factor > 1; bytes *= factor) {
@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
     for (int what = 0; what < kOperations; ++what) {
       int calls = 0;
       double spent = 0;
-      for (int i = -kWarmUp; i < kMostCalls && (calls < 5 || spent < kSecondsAPoint); ++i) {
+      for (int i = -kWarmUp; i < kMaxCalls && (calls < 5 || spent < kSecondsAPoint); ++i) {
         MPI_Barrier(MPI_COMM_WORLD);
         const double start = MPI_Wtime();
         (nonblocking ? nonblocking_call : blocking_call)(what, in, out, all, part);

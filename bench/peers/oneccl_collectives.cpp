@@ -14,7 +14,7 @@
 namespace {
 
 constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"};
-constexpr int kMostCalls = 500;
+constexpr int kMaxCalls = 500;
 constexpr int kWarmUp = 3;
 constexpr double kSecondsAPoint = 1.0;
 
@@ -74,7 +74,7 @@ int main(int argc, char** argv) {
       for (int what = 0; what < static_cast<int>(std::size(kNames)); ++what) {
         times.clear();
         double spent = 0;
-        for (int i = -kWarmUp; i < kMostCalls && (times.size() < 5 || spent < kSecondsAPoint); ++i) {
+        for (int i = -kWarmUp; i < kMaxCalls && (times.size() < 5 || spent < kSecondsAPoint); ++i) {
           MPI_Barrier(MPI_COMM_WORLD);
           const double start = MPI_Wtime();
           call(what, world, in.data(), out.data(), all, part);

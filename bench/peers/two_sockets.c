@@ -48,17 +48,17 @@ static int by_value(const void* a, const void* b) {
 int main(int argc, char** argv) {
   if (argc != 4) return 2;
   const size_t least = strtoull(argv[1], NULL, 10), most = strtoull(argv[2], NULL, 10), factor = strtoull(argv[3], NULL, 10);
-  const int door = socket(AF_INET, SOCK_STREAM, 0);
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
   struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
   socklen_t length = sizeof address;
-  if (bind(door, (struct sockaddr*)&address, length) != 0 || listen(door, 1) != 0) fail("listen");
-  getsockname(door, (struct sockaddr*)&address, &length);
+  if (bind(listener, (struct sockaddr*)&address, length) != 0 || listen(listener, 1) != 0) fail("listen");
+  getsockname(listener, (struct sockaddr*)&address, &length);
   const int second = fork() == 0;
   cpu_set_t cores;
   CPU_ZERO(&cores);
   CPU_SET(second, &cores);
   sched_setaffinity(0, sizeof cores, &cores);
-  int s = second ? socket(AF_INET, SOCK_STREAM, 0) : accept(door, NULL, NULL);
+  int s = second ? socket(AF_INET, SOCK_STREAM, 0) : accept(listener, NULL, NULL);
   if (second && connect(s, (struct sockaddr*)&address, sizeof address) != 0) fail("connect");
   const int one = 1;
   setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);

@@ -6,21 +6,21 @@
 namespace tessera::fsdp {
 
 using collectives::CompressedCollective;
+using collectives::Compression;
 using collectives::CompressionOptions;
-using collectives::Encoding;
 using collectives::PowerSgd;
 using comm::OpKind;
 
 void add_built_in_collectives(CollectiveRegistry& registry) {
-  const auto add_encoded = [&](const char* name, const CompressionOptions& options) {
+  const auto add_compressed = [&](const char* name, const CompressionOptions& options) {
     registry.add(
         options.collective, name, [options] { return std::make_unique<CompressedCollective>(options); },
-        [options](const CollectiveSize& size) { return encoded_cost(options, size); });
+        [options](const CollectiveSize& size) { return compressed_cost(options, size); });
   };
   for (const OpKind collective : {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce}) {
-    add_encoded("bf16", {collective, Encoding::bf16});
-    add_encoded("int8", {collective, Encoding::int8});
-    if (collective != OpKind::all_gather) add_encoded("int8_feedback", {collective, Encoding::int8, true});
+    add_compressed("bf16", {collective, Compression::bf16});
+    add_compressed("int8", {collective, Compression::int8});
+    if (collective != OpKind::all_gather) add_compressed("int8_feedback", {collective, Compression::int8, true});
   }
   for (const auto& [name, rank] : {std::pair("powersgd", 4), std::pair("powersgd1", 1), std::pair("powersgd2", 2),
                                    std::pair("powersgd8", 8), std::pair("powersgd16", 16)})

@@ -15,12 +15,12 @@ using fsdp::CollectiveCall;
 using fsdp::FlatTransfer;
 using fsdp::Lease;
 using fsdp::WorkChain;
-using nn::kernels::encoded_bytes;
+using nn::kernels::compressed_bytes;
 
 namespace {
 
-bool travels_as_it_is(Encoding encoding, DType dtype) {
-  return encoding == Encoding::bf16 && base::size_of(dtype) == 2;
+bool travels_as_it_is(Compression compression, DType dtype) {
+  return compression == Compression::bf16 && base::size_of(dtype) == 2;
 }
 
 /// The divisor of a sum.
@@ -72,10 +72,10 @@ struct CompressedCollective::InFlight {
   const ReduceOp op;
   comm::OpOptions options;
   const std::size_t ranks, rank;
-  const std::size_t part;   // elements of one rank
-  std::size_t encoded = 0;  // bytes of that part, encoded
-  Lease mine, theirs;       // ranks x encoded
-  float* error = nullptr;   // null: no feedback
+  const std::size_t part;      // elements of one rank
+  std::size_t compressed = 0;  // bytes of that part, compressed
+  Lease mine, theirs;          // ranks x encoded
+  float* error = nullptr;      // null: no feedback
   float* slice_error = nullptr;
 };
 
@@ -83,10 +83,8 @@ CompressedCollective::CompressedCollective(const CompressionOptions& options) : 
 CompressedCollective::~CompressedCollective() = default;
 
 fsdp::CollectiveCapabilities CompressedCollective::capabilities() const {
-  return {.exact = false,
-          .linear = false,
-          .carries_state = options_.feedback,
-          .dtypes = {DType::f32, DType::bf16, DType::f16}};
+  return {
+      .exact = false, .linear = false, .has_state = options_.feedback, .dtypes = {DType::f32, DType::bf16, DType::f16}};
 }
 
 void CompressedCollective::prepare(const fsdp::CollectiveSetup& setup) {
@@ -94,7 +92,7 @@ void CompressedCollective::prepare(const fsdp::CollectiveSetup& setup) {
   buffers_ = &setup.buffers;
   if (!options_.feedback) return;
   for (const fsdp::TransferSpec& transfer : setup.transfers) {
-    if (travels_as_it_is(options_.encoding, transfer.dtype)) continue;
+    if (travels_as_it_is(options_.compression, transfer.dtype)) continue;
     const auto elements = static_cast<std::size_t>(transfer.elements);
     const auto room = [&](std::size_t count) {
       return context_->memory().allocate(count * sizeof(float), base::MemoryCategory::communication);
@@ -113,13 +111,13 @@ WorkChain CompressedCollective::run(const CollectiveCall& call) {
   for (const FlatTransfer& transfer : call.transfers) {
     const std::uint64_t raw = plain_bytes(options_.collective, transfer, call.channel.size());
     stats_.raw += raw;
-    if (travels_as_it_is(options_.encoding, transfer.in.dtype)) {
+    if (travels_as_it_is(options_.compression, transfer.in.dtype)) {
       works.add(fsdp::start_plain(options_.collective, call, transfer));
       stats_.sent += raw;
       continue;
     }
     auto flight = std::make_shared<InFlight>(call, transfer);
-    flight->encoded = encoded_bytes(options_.encoding, flight->part);
+    flight->compressed = compressed_bytes(options_.compression, flight->part);
     if (flight->part * flight->ranks != std::max(transfer.in.count, transfer.out.count))
       throw base::InvalidUsage("compressed collectives need equal parts: " + std::to_string(transfer.in.count) +
                                " elements for " + std::to_string(flight->ranks) + " ranks");
@@ -129,7 +127,7 @@ WorkChain CompressedCollective::run(const CollectiveCall& call) {
       flight->slice_error = static_cast<float*>(found->second.slice.data());
     }
     flight->mine =
-        buffers_->acquire(flight->ranks * flight->encoded, std::string(call.options.label), *call.options.after);
+        buffers_->acquire(flight->ranks * flight->compressed, std::string(call.options.label), *call.options.after);
     if (options_.collective == OpKind::all_gather) {
       gather_part(*flight, works);
     } else {
@@ -140,7 +138,7 @@ WorkChain CompressedCollective::run(const CollectiveCall& call) {
   if (flights.empty()) return works;
   if (options_.collective == OpKind::all_gather) {
     works.then([this, flights](Stream& stream) {
-      for (const auto& flight : flights) decode_parts(*flight, stream);
+      for (const auto& flight : flights) decompress_parts(*flight, stream);
       return WorkChain();
     });
     return works;
@@ -153,7 +151,7 @@ WorkChain CompressedCollective::run(const CollectiveCall& call) {
     }
     if (options_.collective != OpKind::all_reduce) return more;
     more.then([this, flights](Stream& last) {
-      for (const auto& flight : flights) decode_parts(*flight, last);
+      for (const auto& flight : flights) decompress_parts(*flight, last);
       return WorkChain();
     });
     return more;
@@ -168,29 +166,29 @@ void CompressedCollective::send_parts(InFlight& flight, WorkChain& works) {
   divisor_of(flight.op, flight.channel.size());  // throws Unsupported before anything is sent
   flight.theirs = buffers_->acquire(flight.mine.bytes(), flight.mine.owner(), stream);
   for (std::size_t to = 0; to < flight.ranks; ++to)
-    context_->device_kernels().encode(stream,
-                                      {.encoding = options_.encoding,
-                                       .in = element(const_cast<void*>(t.in.data), t.in.dtype, to * flight.part),
-                                       .from = t.in.dtype,
-                                       .count = flight.part,
-                                       .out = static_cast<std::byte*>(flight.mine.data()) + to * flight.encoded,
-                                       .error = flight.error == nullptr ? nullptr : flight.error + to * flight.part,
-                                       .factor = factor_of(flight.op)});
+    context_->device_kernels().compress(stream,
+                                        {.compression = options_.compression,
+                                         .in = element(const_cast<void*>(t.in.data), t.in.dtype, to * flight.part),
+                                         .from = t.in.dtype,
+                                         .count = flight.part,
+                                         .out = static_cast<std::byte*>(flight.mine.data()) + to * flight.compressed,
+                                         .error = flight.error == nullptr ? nullptr : flight.error + to * flight.part,
+                                         .factor = factor_of(flight.op)});
   works.add(flight.channel.all_to_all(flight.all_of(flight.mine), flight.all_of(flight.theirs), flight.options));
-  stats_.sent += (flight.ranks - 1) * flight.encoded;
+  stats_.sent += (flight.ranks - 1) * flight.compressed;
 }
 
 /// Sums the received parts into this rank's part of the result.
 void CompressedCollective::sum_parts(InFlight& flight, Stream& stream) {
   const bool whole = options_.collective == OpKind::all_reduce;
-  context_->device_kernels().sum_encoded(stream, {.encoding = options_.encoding,
-                                                  .in = flight.theirs.data(),
-                                                  .stride = flight.encoded,
-                                                  .sources = flight.ranks,
-                                                  .divisor = divisor_of(flight.op, flight.channel.size()),
-                                                  .out = flight.out(whole ? flight.rank * flight.part : 0),
-                                                  .to = flight.transfer.out.dtype,
-                                                  .count = flight.part});
+  context_->device_kernels().sum_compressed(stream, {.compression = options_.compression,
+                                                     .in = flight.theirs.data(),
+                                                     .stride = flight.compressed,
+                                                     .sources = flight.ranks,
+                                                     .divisor = divisor_of(flight.op, flight.channel.size()),
+                                                     .out = flight.out(whole ? flight.rank * flight.part : 0),
+                                                     .to = flight.transfer.out.dtype,
+                                                     .count = flight.part});
   flight.theirs.release(stream.record());
   flight.options.after = &stream;
   if (!whole) flight.mine.release(stream.record());
@@ -200,25 +198,25 @@ void CompressedCollective::sum_parts(InFlight& flight, Stream& stream) {
 void CompressedCollective::gather_part(InFlight& flight, WorkChain& works) {
   const FlatTransfer& t = flight.transfer;
   const bool added = options_.collective == OpKind::all_reduce;
-  const std::size_t own = flight.rank * flight.encoded;
-  context_->device_kernels().encode(*flight.options.after,
-                                    {.encoding = options_.encoding,
-                                     .in = added ? flight.out(flight.rank * flight.part) : t.in.data,
-                                     .from = t.in.dtype,
-                                     .count = flight.part,
-                                     .out = static_cast<std::byte*>(flight.mine.data()) + own,
-                                     .error = flight.slice_error});
-  works.add(flight.channel.all_gather(flight.bytes_at(flight.mine, own, flight.encoded), flight.all_of(flight.mine),
+  const std::size_t own = flight.rank * flight.compressed;
+  context_->device_kernels().compress(*flight.options.after,
+                                      {.compression = options_.compression,
+                                       .in = added ? flight.out(flight.rank * flight.part) : t.in.data,
+                                       .from = t.in.dtype,
+                                       .count = flight.part,
+                                       .out = static_cast<std::byte*>(flight.mine.data()) + own,
+                                       .error = flight.slice_error});
+  works.add(flight.channel.all_gather(flight.bytes_at(flight.mine, own, flight.compressed), flight.all_of(flight.mine),
                                       flight.options));
-  stats_.sent += (flight.ranks - 1) * flight.encoded;
+  stats_.sent += (flight.ranks - 1) * flight.compressed;
 }
 
-void CompressedCollective::decode_parts(InFlight& flight, Stream& stream) {
+void CompressedCollective::decompress_parts(InFlight& flight, Stream& stream) {
   for (std::size_t from = 0; from < flight.ranks; ++from)
-    context_->device_kernels().sum_encoded(
-        stream, {.encoding = options_.encoding,
-                 .in = static_cast<const std::byte*>(flight.mine.data()) + from * flight.encoded,
-                 .stride = flight.encoded,
+    context_->device_kernels().sum_compressed(
+        stream, {.compression = options_.compression,
+                 .in = static_cast<const std::byte*>(flight.mine.data()) + from * flight.compressed,
+                 .stride = flight.compressed,
                  .out = flight.out(from * flight.part),
                  .to = flight.transfer.out.dtype,
                  .count = flight.part});
@@ -241,12 +239,13 @@ void CompressedCollective::clear_state(Stream& stream) {
   for (const State& each : state()) context_->runtime().fill(stream, each.data, 0, each.count * sizeof(float));
 }
 
-fsdp::CollectiveCost encoded_cost(const CompressionOptions& options, const fsdp::CollectiveSize& size) {
+fsdp::CollectiveCost compressed_cost(const CompressionOptions& options, const fsdp::CollectiveSize& size) {
   const auto ranks = static_cast<std::uint64_t>(size.ranks);
   const std::uint64_t hops = options.collective == OpKind::all_reduce ? 2 : 1;
   const std::uint64_t part = size.elements / ranks;
-  if (travels_as_it_is(options.encoding, size.dtype)) return {1, hops * (ranks - 1) * part * base::size_of(size.dtype)};
-  return {hops, hops * (ranks - 1) * encoded_bytes(options.encoding, part)};
+  if (travels_as_it_is(options.compression, size.dtype))
+    return {1, hops * (ranks - 1) * part * base::size_of(size.dtype)};
+  return {hops, hops * (ranks - 1) * compressed_bytes(options.compression, part)};
 }
 
 }  // namespace tessera::collectives

@@ -14,11 +14,11 @@
 
 namespace tessera::collectives {
 
-using nn::kernels::Encoding;
+using nn::kernels::Compression;
 
 struct CompressionOptions {
   comm::OpKind collective = comm::OpKind::all_gather;
-  Encoding encoding = Encoding::bf16;
+  Compression compression = Compression::bf16;
   bool feedback = false;  ///< error feedback, for reductions
 };
 
@@ -37,7 +37,7 @@ class CompressedCollective final : public fsdp::CollectivePlugin {
   struct InFlight;
   void send_parts(InFlight& flight, fsdp::WorkChain& works);
   void gather_part(InFlight& flight, fsdp::WorkChain& works);
-  void decode_parts(InFlight& flight, base::Stream& stream);
+  void decompress_parts(InFlight& flight, base::Stream& stream);
   void sum_parts(InFlight& flight, base::Stream& stream);
 
   const CompressionOptions options_;
@@ -47,6 +47,6 @@ class CompressedCollective final : public fsdp::CollectivePlugin {
 };
 
 /// The cost of CompressedCollective. 16-bit data gains nothing from bf16 and is sent unencoded.
-fsdp::CollectiveCost encoded_cost(const CompressionOptions& options, const fsdp::CollectiveSize& size);
+fsdp::CollectiveCost compressed_cost(const CompressionOptions& options, const fsdp::CollectiveSize& size);
 
 }  // namespace tessera::collectives

@@ -19,7 +19,7 @@ using fsdp::WorkChain;
 namespace {
 
 /// A matrix [rows, columns], or a parameter that is sent whole (rank 0), and the offsets of its elements.
-struct Piece {
+struct Matrix {
   std::size_t rows = 0, columns = 0;
   std::size_t rank = 0;
   std::size_t p = 0;  // offset in the first message: P, or the parameter
@@ -30,32 +30,32 @@ struct Piece {
 
 /// The messages of a flat parameter. Lengths are the same multiple for every rank.
 struct Packing {
-  std::vector<Piece> pieces;
+  std::vector<Matrix> matrices;
   std::size_t first = 0, first_used = 0;
   std::size_t second = 0, second_used = 0;
   std::size_t errors = 0;
 };
 
-Piece piece_of(const nn::Shape& shape, std::size_t rank) {
-  Piece piece{.rows = 1, .columns = 1};
+Matrix matrix_of(const nn::Shape& shape, std::size_t rank) {
+  Matrix matrix{.rows = 1, .columns = 1};
   for (std::size_t i = 0; i < shape.size(); ++i)
-    (i == 0 ? piece.rows : piece.columns) *= static_cast<std::size_t>(shape[i]);
-  rank = std::min({rank, piece.rows, piece.columns});
-  if (rank * (piece.rows + piece.columns) < piece.count()) piece.rank = rank;
-  return piece;
+    (i == 0 ? matrix.rows : matrix.columns) *= static_cast<std::size_t>(shape[i]);
+  rank = std::min({rank, matrix.rows, matrix.columns});
+  if (rank * (matrix.rows + matrix.columns) < matrix.count()) matrix.rank = rank;
+  return matrix;
 }
 
 Packing pack(std::span<const nn::Shape> shapes, int rank, int ranks) {
   Packing packing;
   for (const nn::Shape& shape : shapes) {
-    Piece piece = piece_of(shape, static_cast<std::size_t>(rank));
-    piece.p = packing.first_used;
-    piece.q = packing.second_used;
-    piece.error = packing.errors;
-    packing.first_used += piece.rank > 0 ? piece.rank * piece.rows : piece.count();
-    packing.second_used += piece.rank * piece.columns;
-    if (piece.rank > 0) packing.errors += piece.count();
-    packing.pieces.push_back(piece);
+    Matrix matrix = matrix_of(shape, static_cast<std::size_t>(rank));
+    matrix.p = packing.first_used;
+    matrix.q = packing.second_used;
+    matrix.error = packing.errors;
+    packing.first_used += matrix.rank > 0 ? matrix.rank * matrix.rows : matrix.count();
+    packing.second_used += matrix.rank * matrix.columns;
+    if (matrix.rank > 0) packing.errors += matrix.count();
+    packing.matrices.push_back(matrix);
   }
   const auto round_up = [multiple = static_cast<std::size_t>(ranks) * 8](std::size_t count) {
     return (count + multiple - 1) / multiple * multiple;
@@ -80,8 +80,8 @@ struct PowerSgd::PowerSgdState {
   Packing packing;
   Buffer errors;  // of all matrices; M during a step
   Lease q;        // Q^T of all matrices: the second message
-  float* error(const Piece& piece) const { return static_cast<float*>(errors.data()) + piece.error; }
-  float* q_of(const Piece& piece) const { return static_cast<float*>(q.data()) + piece.q; }
+  float* error(const Matrix& matrix) const { return static_cast<float*>(errors.data()) + matrix.error; }
+  float* q_of(const Matrix& matrix) const { return static_cast<float*>(q.data()) + matrix.q; }
 };
 
 struct PowerSgd::InFlight {
@@ -92,13 +92,13 @@ struct PowerSgd::InFlight {
   fsdp::Copier& copier;
   const PowerSgdState& plugin_state;
   Lease first;
-  float* p(const Piece& piece) const { return static_cast<float*>(first.data()) + piece.p; }
+  float* p(const Matrix& matrix) const { return static_cast<float*>(first.data()) + matrix.p; }
   float* gradient(std::size_t entry) const {
     return static_cast<float*>(transfer.out.data) + transfer.flat->entries[entry].offset;
   }
   comm::View view(void* data, std::size_t count) const { return {data, count, DType::f32, transfer.out.device}; }
-  nn::kernels::LinearShape shape(const Piece& piece) const {
-    return {.rows = piece.rows, .in = piece.columns, .out = piece.rank};
+  nn::kernels::LinearShape shape(const Matrix& matrix) const {
+    return {.rows = matrix.rows, .in = matrix.columns, .out = matrix.rank};
   }
 };
 
@@ -107,7 +107,7 @@ PowerSgd::PowerSgd(std::string name, int rank, bool feedback)
 PowerSgd::~PowerSgd() = default;
 
 fsdp::CollectiveCapabilities PowerSgd::capabilities() const {
-  return {.exact = false, .linear = false, .whole = true, .carries_state = true, .dtypes = {DType::f32}};
+  return {.exact = false, .linear = false, .whole = true, .has_state = true, .dtypes = {DType::f32}};
 }
 
 void PowerSgd::prepare(const fsdp::CollectiveSetup& setup) {
@@ -140,16 +140,17 @@ WorkChain PowerSgd::run(const CollectiveCall& call) {
     auto flight = std::make_shared<InFlight>(
         InFlight{call.channel, transfer, call.op, call.options, call.copier, plugin_state, Lease()});
     flight->first = buffers_->acquire(packing.first * sizeof(float), std::string(call.options.label), stream);
-    for (std::size_t i = 0; i < packing.pieces.size(); ++i) {
-      const Piece& piece = packing.pieces[i];
-      if (piece.rank == 0) {
-        call.copier.copy(stream, flight->p(piece), flight->gradient(i), piece.count() * sizeof(float));
+    for (std::size_t i = 0; i < packing.matrices.size(); ++i) {
+      const Matrix& matrix = packing.matrices[i];
+      if (matrix.rank == 0) {
+        call.copier.copy(stream, flight->p(matrix), flight->gradient(i), matrix.count() * sizeof(float));
         continue;
       }
-      float* const m = plugin_state.error(piece);
-      kernels.assign(stream, {flight->gradient(i), m, piece.count(), feedback_});
+      float* const m = plugin_state.error(matrix);
+      kernels.assign(stream, {flight->gradient(i), m, matrix.count(), feedback_});
       kernels.linear_forward(
-          stream, {.shape = flight->shape(piece), .x = m, .weight = plugin_state.q_of(piece), .y = flight->p(piece)});
+          stream,
+          {.shape = flight->shape(matrix), .x = m, .weight = plugin_state.q_of(matrix), .y = flight->p(matrix)});
     }
     context_->runtime().fill(stream, static_cast<float*>(flight->first.data()) + packing.first_used, 0,
                              (packing.first - packing.first_used) * sizeof(float));
@@ -178,14 +179,14 @@ void PowerSgd::sum_q(InFlight& flight, Stream& stream, WorkChain& works) {
   const Packing& packing = flight.plugin_state.packing;
   if (packing.second == 0) return;
   nn::KernelTable<float>& kernels = context_->kernels<float>(name_);
-  for (const Piece& piece : packing.pieces) {
-    if (piece.rank == 0) continue;
-    float* const p = flight.p(piece);
-    context_->device_kernels().orthonormalize(stream, {p, piece.rows, piece.rank});
-    kernels.linear_backward(stream, {.shape = flight.shape(piece),
-                                     .x = flight.plugin_state.error(piece),
+  for (const Matrix& matrix : packing.matrices) {
+    if (matrix.rank == 0) continue;
+    float* const p = flight.p(matrix);
+    context_->device_kernels().orthonormalize(stream, {p, matrix.rows, matrix.rank});
+    kernels.linear_backward(stream, {.shape = flight.shape(matrix),
+                                     .x = flight.plugin_state.error(matrix),
                                      .dy = p,
-                                     .dweight = flight.plugin_state.q_of(piece)});
+                                     .dweight = flight.plugin_state.q_of(matrix)});
   }
   const comm::View second = flight.view(flight.plugin_state.q.data(), packing.second);
   flight.options.after = &stream;
@@ -197,18 +198,18 @@ void PowerSgd::finish(InFlight& flight, Stream& stream) {
   nn::KernelTable<float>& kernels = context_->kernels<float>(name_);
   const double share = share_of(flight.op, flight.channel.size());
   const Packing& packing = flight.plugin_state.packing;
-  for (std::size_t i = 0; i < packing.pieces.size(); ++i) {
-    const Piece& piece = packing.pieces[i];
+  for (std::size_t i = 0; i < packing.matrices.size(); ++i) {
+    const Matrix& matrix = packing.matrices[i];
     float* const out = flight.gradient(i);
-    if (piece.rank == 0) {
-      flight.copier.copy(stream, out, flight.p(piece), piece.count() * sizeof(float));
+    if (matrix.rank == 0) {
+      flight.copier.copy(stream, out, flight.p(matrix), matrix.count() * sizeof(float));
       continue;
     }
     kernels.linear_backward(
         stream,
-        {.shape = flight.shape(piece), .weight = flight.plugin_state.q_of(piece), .dy = flight.p(piece), .dx = out});
+        {.shape = flight.shape(matrix), .weight = flight.plugin_state.q_of(matrix), .dy = flight.p(matrix), .dx = out});
     if (feedback_)
-      kernels.scale(stream, {out, static_cast<float>(-share), flight.plugin_state.error(piece), piece.count(), true});
+      kernels.scale(stream, {out, static_cast<float>(-share), flight.plugin_state.error(matrix), matrix.count(), true});
   }
   flight.first.release(stream.record());
 }
@@ -229,12 +230,12 @@ void PowerSgd::clear_state(Stream& stream) {
   for (const auto& [flat, plugin_state] : plugin_state_) {
     context_->runtime().fill(stream, plugin_state.errors.data(), 0, plugin_state.errors.bytes());
     context_->runtime().fill(stream, plugin_state.q.data(), 0, plugin_state.q.bytes());
-    for (std::size_t i = 0; i < plugin_state.packing.pieces.size(); ++i) {
-      const Piece& piece = plugin_state.packing.pieces[i];
+    for (std::size_t i = 0; i < plugin_state.packing.matrices.size(); ++i) {
+      const Matrix& matrix = plugin_state.packing.matrices[i];
       // any initial Q works if it is the same on every rank
       const std::string& parameter = flat->entries[i].parameter->name();
-      const nn::StreamRange numbers{nn::tensor_stream(0, parameter), 0, piece.rank * piece.columns};
-      context_->kernels<float>(name_).fill_normal(stream, {numbers, 0.0F, 1.0F, plugin_state.q_of(piece)});
+      const nn::StreamRange numbers{nn::tensor_stream(0, parameter), 0, matrix.rank * matrix.columns};
+      context_->kernels<float>(name_).fill_normal(stream, {numbers, 0.0F, 1.0F, plugin_state.q_of(matrix)});
     }
   }
 }

@@ -53,7 +53,7 @@ class Decorator : public Communicator {
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) final;
   void do_abort(std::string_view reason) noexcept override;
   void do_after(Stream& stream) final { after_ = &stream; }
-  void do_traffic(TrafficStats& snapshot) const final { snapshot = inner_->meter(); }
+  void do_traffic(TrafficStats& snapshot) const final { snapshot = inner_->traffic(); }
 
   const std::unique_ptr<Communicator> inner_;
   const std::shared_ptr<Family> family_;

@@ -15,9 +15,9 @@
 namespace tessera::decorators {
 namespace {
 
-constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
+constexpr auto kMax = std::numeric_limits<std::int64_t>::max();
 
-std::vector<std::string_view> cut(std::string_view text, char at) {
+std::vector<std::string_view> split_at(std::string_view text, char at) {
   std::vector<std::string_view> parts;
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find(at, begin), text.size());
@@ -34,7 +34,7 @@ class Item {
     const std::size_t colon = std::min(text.find(':'), text.size());
     name_ = text.substr(0, colon);
     if (colon == text.size()) return;
-    const std::vector<std::string_view> parts = cut(text.substr(colon + 1), ',');
+    const std::vector<std::string_view> parts = split_at(text.substr(colon + 1), ',');
     value_ = parts.front();
     for (std::size_t i = 1; i < parts.size(); ++i) {
       const std::size_t equals = parts[i].find('=');
@@ -45,7 +45,7 @@ class Item {
   std::string_view name() const { return name_; }
   std::string_view value() const { return value_; }
   /// Removes a setting and returns its value; "" if it is absent.
-  std::string_view take(std::string_view key) {
+  std::string_view extract(std::string_view key) {
     const auto found = std::find_if(settings_.begin(), settings_.end(), [&](const auto& s) { return s.first == key; });
     if (found == settings_.end()) return {};
     const std::string_view value = found->second;
@@ -71,13 +71,13 @@ class Item {
 std::unique_ptr<Communicator> make_delay(std::unique_ptr<Communicator> inner, Item& item) {
   if (item.value().empty()) item.fail("needs a time, such as delay:2ms");
   DelayOptions options{.latency = parse_duration(item.value(), item.what())};
-  if (const auto seed = item.take("seed"); !seed.empty())
-    options.seed = static_cast<std::uint64_t>(parse_integer(seed, item.what(), 0, kMost));
-  if (const auto bandwidth = item.take("bandwidth"); !bandwidth.empty()) {
+  if (const auto seed = item.extract("seed"); !seed.empty())
+    options.seed = static_cast<std::uint64_t>(parse_integer(seed, item.what(), 0, kMax));
+  if (const auto bandwidth = item.extract("bandwidth"); !bandwidth.empty()) {
     options.bytes_per_second = static_cast<double>(parse_size(bandwidth, item.what()));
     if (options.bytes_per_second <= 0) item.fail("bandwidth must be above 0");
   }
-  if (const auto op = item.take("op"); !op.empty()) options.only = parse_op_kind(op);
+  if (const auto op = item.extract("op"); !op.empty()) options.only = parse_op_kind(op);
   item.expect_no_more();
   return std::make_unique<DelayDecorator>(std::move(inner), options);
 }
@@ -85,12 +85,12 @@ std::unique_ptr<Communicator> make_delay(std::unique_ptr<Communicator> inner, It
 std::unique_ptr<Communicator> make_fault(std::unique_ptr<Communicator> inner, Item& item) {
   static constexpr std::array<std::pair<std::string_view, FaultKind>, 3> kKinds = {
       {{"drop", FaultKind::drop}, {"kill", FaultKind::kill}, {"corrupt", FaultKind::corrupt}}};
-  const std::vector<std::string_view> parts = cut(item.value(), '@');
+  const std::vector<std::string_view> parts = split_at(item.value(), '@');
   const auto kind = std::find_if(kKinds.begin(), kKinds.end(), [&](const auto& k) { return k.first == parts.front(); });
   if (kind == kKinds.end() || parts.size() != 2) item.fail("needs drop@CALL, kill@CALL or corrupt@CALL");
   FaultOptions options{.kind = kind->second,
-                       .call = static_cast<std::uint64_t>(parse_integer(parts[1], item.what(), 1, kMost))};
-  if (const auto rank = item.take("rank"); !rank.empty())
+                       .call = static_cast<std::uint64_t>(parse_integer(parts[1], item.what(), 1, kMax))};
+  if (const auto rank = item.extract("rank"); !rank.empty())
     options.rank = static_cast<int>(parse_integer(rank, item.what(), 0, inner->size() - 1));
   item.expect_no_more();
   return std::make_unique<FaultDecorator>(std::move(inner), options);
@@ -108,7 +108,7 @@ std::unique_ptr<Communicator> make_trace(std::unique_ptr<Communicator> inner, It
 
 std::unique_ptr<Communicator> decorate(std::unique_ptr<Communicator> communicator, std::string_view spec) {
   if (spec.empty()) return communicator;
-  for (const std::string_view text : cut(spec, ';')) {
+  for (const std::string_view text : split_at(spec, ';')) {
     Item item(text);
     if (item.name() == "delay") {
       communicator = make_delay(std::move(communicator), item);

@@ -19,14 +19,14 @@ namespace {
 
 using namespace tessera::comm;
 
-struct Note {
+struct Am {
   AmHeader header;
   std::vector<std::byte> payload;
 };
 
 /// Bulk data that a sender has published. Removing it from the list claims it: for the receiver to copy it, for the
 /// sender to cancel it.
-struct Offer {
+struct BulkSend {
   Message* message;
   int from;
   std::uint64_t slot;
@@ -36,8 +36,8 @@ struct Offer {
 struct Mailbox {
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<Note> notes;
-  std::vector<Offer> offers;
+  std::deque<Am> ams;
+  std::vector<BulkSend> sends;
   std::vector<Message*> taken;  ///< this rank's own messages that receivers have copied
   bool woken = false;
 };
@@ -52,23 +52,23 @@ class QueueLink final : public Link, private ProgressWaiter {
   std::size_t longest_payload() const noexcept override { return 4096; }
   bool can_send_eager() const noexcept override { return true; }
 
-  void send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept override {
-    put(peer, [&](Mailbox& box) { box.notes.push_back({header, {payload.begin(), payload.end()}}); });
+  void send_am(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept override {
+    put(peer, [&](Mailbox& box) { box.ams.push_back({header, {payload.begin(), payload.end()}}); });
   }
   void send_bulk(Message& message, std::uint64_t slot) noexcept override {
-    put(message.peer, [&](Mailbox& box) { box.offers.push_back({&message, rank_, slot}); });
+    put(message.peer, [&](Mailbox& box) { box.sends.push_back({&message, rank_, slot}); });
   }
   void receive_bulk(Message& message, std::uint64_t slot) noexcept override {
     wanted_.push_back({&message, message.peer, slot});
   }
 
   CancelResult cancel_bulk(Message& message) noexcept override {
-    const auto is_it = [&](const Offer& offer) { return offer.message == &message; };
-    if (std::erase_if(wanted_, is_it) > 0) return CancelResult::before;
+    const auto is_it = [&](const BulkSend& send) { return send.message == &message; };
+    if (std::erase_if(wanted_, is_it) > 0) return CancelResult::not_started;
     Mailbox& theirs = box(message.peer);
     {
       const std::lock_guard lock(theirs.mutex);
-      if (std::erase_if(theirs.offers, is_it) > 0) return CancelResult::before;
+      if (std::erase_if(theirs.sends, is_it) > 0) return CancelResult::not_started;
     }
     std::unique_lock lock(own().mutex);  // the receiver is copying now: wait for its end
     const auto copied = [&] {
@@ -76,21 +76,21 @@ class QueueLink final : public Link, private ProgressWaiter {
     };
     own().changed.wait(lock, copied);
     std::erase(own().taken, &message);
-    return CancelResult::after;
+    return CancelResult::completed;
   }
 
   bool poll(bool) noexcept override {
-    std::deque<Note> notes;
+    std::deque<Am> ams;
     std::vector<Message*> taken;
     {
       const std::lock_guard lock(own().mutex);
-      notes.swap(own().notes);
+      ams.swap(own().ams);
       taken.swap(own().taken);
     }
-    for (const Note& note : notes) events_.note_arrived(note.header, note.payload);
+    for (const Am& am : ams) events_.on_am(am.header, am.payload);
     for (Message* message : taken) events_.bulk_done(*message);
-    bool moved = !notes.empty() || !taken.empty();
-    for (std::size_t i = 0; i < wanted_.size();) moved |= take(i);
+    bool moved = !ams.empty() || !taken.empty();
+    for (std::size_t i = 0; i < wanted_.size();) moved |= complete_receive(i);
     return moved;
   }
 
@@ -112,18 +112,18 @@ class QueueLink final : public Link, private ProgressWaiter {
   }
 
   /// Copies the data that `wanted_[i]` waits for, if it is present; otherwise advances `i`.
-  bool take(std::size_t& i) noexcept {
-    const Offer want = wanted_[i];
-    Offer found{};
+  bool complete_receive(std::size_t& i) noexcept {
+    const BulkSend want = wanted_[i];
+    BulkSend found{};
     {
       const std::lock_guard lock(own().mutex);
-      auto& offers = own().offers;
-      const auto at = std::find_if(offers.begin(), offers.end(), [&](const Offer& offer) {
-        return offer.from == want.from && offer.slot == want.slot;
+      auto& sends = own().sends;
+      const auto at = std::find_if(sends.begin(), sends.end(), [&](const BulkSend& send) {
+        return send.from == want.from && send.slot == want.slot;
       });
-      if (at == offers.end()) return ++i, false;
+      if (at == sends.end()) return ++i, false;
       found = *at;
-      offers.erase(at);
+      sends.erase(at);
     }
     wanted_.erase(wanted_.begin() + static_cast<std::ptrdiff_t>(i));
     std::memcpy(want.message->data, found.message->data, want.message->bytes);
@@ -135,12 +135,12 @@ class QueueLink final : public Link, private ProgressWaiter {
   bool arm() noexcept override {
     const std::lock_guard lock(own().mutex);
     own().woken = false;
-    return own().notes.empty() && own().taken.empty() && own().offers.empty();
+    return own().ams.empty() && own().taken.empty() && own().sends.empty();
   }
   void sleep(std::chrono::nanoseconds at_most) noexcept override {
     std::unique_lock lock(own().mutex);
     own().changed.wait_for(lock, std::min<std::chrono::nanoseconds>(at_most, std::chrono::milliseconds(10)), [&] {
-      return own().woken || !own().notes.empty() || !own().taken.empty() || !own().offers.empty();
+      return own().woken || !own().ams.empty() || !own().taken.empty() || !own().sends.empty();
     });
   }
   void wake() noexcept override {
@@ -150,18 +150,19 @@ class QueueLink final : public Link, private ProgressWaiter {
   LinkEvents& events_;
   const int rank_;
   std::vector<std::shared_ptr<Mailbox>> boxes_;
-  std::vector<Offer> wanted_;  ///< posted receives of bulk data; `from` is the sender
+  std::vector<BulkSend> wanted_;  ///< posted receives of bulk data; `from` is the sender
 };
 
 std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) {
   if (!bootstrap->in_process())
     throw tessera::base::InvalidUsage(
         "queue: its ranks must be threads of one process; use another backend for processes");
-  return make_host_communicator(
-      std::move(bootstrap), options, "queue", [](Bootstrap& ranks, TransportEvents& told, const BackendOptions&) {
-        return std::make_unique<TagMatchingTransport>(
-            ranks, told, [&](LinkEvents& events) { return std::make_unique<QueueLink>(ranks, events); });
-      });
+  return make_host_communicator(std::move(bootstrap), options, "queue",
+                                [](Bootstrap& ranks, TransportEvents& transport_events, const BackendOptions&) {
+                                  return std::make_unique<TagMatchingTransport>(
+                                      ranks, transport_events,
+                                      [&](LinkEvents& events) { return std::make_unique<QueueLink>(ranks, events); });
+                                });
 }
 
 const Backend& backend() {

@@ -78,7 +78,7 @@ CollectiveCost half_cost(const CollectiveSize& size) {
   return {.calls = 1, .bytes = (ranks - 1) * (size.elements / ranks) * size_of(DType::f16)};
 }
 
-PluginExports offer() {
+PluginExports exports() {
   const Axes shard = {kShardAxis}, all = {kReplicateAxis, kShardAxis};
   return {
       .collectives = {{OpKind::all_gather, "f16", [] { return std::make_unique<F16AllGather>(); }, half_cost}},
@@ -93,4 +93,4 @@ PluginExports offer() {
 
 }  // namespace
 
-TESSERA_FSDP_PLUGIN(offer)
+TESSERA_FSDP_PLUGIN(exports)

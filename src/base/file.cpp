@@ -66,9 +66,9 @@ std::size_t free_descriptors() {
   rlimit limit = {};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
   std::size_t open = 0;
-  if (DIR* const folder = ::opendir("/proc/self/fd")) {
-    while (::readdir(folder) != nullptr) ++open;
-    ::closedir(folder);
+  if (DIR* const directory = ::opendir("/proc/self/fd")) {
+    while (::readdir(directory) != nullptr) ++open;
+    ::closedir(directory);
     open -= 3;  // ".", ".." and the folder's own
   }
   return limit.rlim_cur > open ? static_cast<std::size_t>(limit.rlim_cur) - open : 0;

@@ -34,7 +34,7 @@ struct OpenedFile {
   std::string problem;      ///< "No such file or directory", "not a regular file"; "" if it is open
 };
 
-/// Opens a regular file for reading. A FIFO doesn't block: FIFOs, folders, devices and sockets are reported as a
+/// Opens a regular file for reading. A FIFO doesn't block: FIFOs, directories, devices and sockets are reported as a
 /// problem. `flags` are added to O_RDONLY, O_CLOEXEC and O_NONBLOCK for open(). Doesn't throw.
 TESSERA_API OpenedFile open_regular(const std::string& path, int flags = 0);
 

@@ -13,13 +13,13 @@
 namespace tessera::base {
 
 /// The value as f32, without change.
-TESSERA_HALF_INLINE float widen(float x) { return x; }
+TESSERA_HALF_INLINE float to_float(float x) { return x; }
 
 /// The value as f32; exact.
-TESSERA_HALF_INLINE float widen(bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
+TESSERA_HALF_INLINE float to_float(bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
 
 /// The value as f32; exact.
-TESSERA_HALF_INLINE float widen(f16 x) {
+TESSERA_HALF_INLINE float to_float(f16 x) {
   const std::uint32_t magnitude = static_cast<std::uint32_t>(x.bits & 0x7fffu) << 13;
   // The exponent's bias differs by 112; the product renormalizes subnormals exactly.
   const std::uint32_t scaled = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
@@ -29,17 +29,17 @@ TESSERA_HALF_INLINE float widen(f16 x) {
 
 /// Rounds to nearest even.
 template <class T>
-T narrow(float value) = delete;
+T from_float(float value) = delete;
 
 /// The value itself.
 template <>
-TESSERA_HALF_INLINE float narrow<float>(float value) {
+TESSERA_HALF_INLINE float from_float<float>(float value) {
   return value;
 }
 
 /// As bf16::from_float().
 template <>
-TESSERA_HALF_INLINE bf16 narrow<bf16>(float value) {
+TESSERA_HALF_INLINE bf16 from_float<bf16>(float value) {
   const std::uint32_t x = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t rounded = (x + 0x7fffu + ((x >> 16) & 1u)) >> 16;
   const std::uint32_t nan = (x >> 16) | 0x40u;
@@ -48,7 +48,7 @@ TESSERA_HALF_INLINE bf16 narrow<bf16>(float value) {
 
 /// As f16::from_float().
 template <>
-TESSERA_HALF_INLINE f16 narrow<f16>(float value) {
+TESSERA_HALF_INLINE f16 from_float<f16>(float value) {
   const std::uint32_t x = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = (x >> 16) & 0x8000u;
   const std::uint32_t magnitude = x & 0x7fffffffu;

@@ -99,12 +99,12 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   Buffer small_of_device(std::size_t bytes, MemoryCategory use) {
-    void* data = small_ ? small_->take(bytes) : runtime_->allocate(bytes);
+    void* data = small_ ? small_->acquire(bytes) : runtime_->allocate(bytes);
     memory_tracker_->add(use, bytes);
     return {data, bytes, [self = shared_from_this(), use](void* p, std::size_t n) {
               self->memory_tracker_->remove(use, n);
               if (self->small_) {
-                self->small_->give(p, n);
+                self->small_->release(p, n);
               } else {
                 self->runtime_->free(p, n);
               }
@@ -113,12 +113,12 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
 
   Buffer pooled(std::size_t bytes, MemoryCategory use) {
     const std::size_t needed = round_up(bytes, kPage);
-    const Block block = take(needed);
+    const Block block = acquire(needed);
     memory_tracker_->add(use, bytes);
     return {block.data, bytes, [self = shared_from_this(), use, needed, held = block.bytes](void* p, std::size_t n) {
               if (self->options_.poison) std::memset(p, 0xFF, n);
               self->memory_tracker_->remove(use, n);
-              self->give(Block{p, held}, needed);
+              self->release(Block{p, held}, needed);
             }};
   }
 
@@ -145,7 +145,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   using Idle = std::multimap<std::size_t, std::list<Block>::iterator>;
 
   /// `bytes` and `needed` are whole pages; the block may be larger.
-  Block take(std::size_t bytes) {
+  Block acquire(std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     const auto found = by_size_.lower_bound(bytes);
     if (found != by_size_.end() && found->first <= bytes + bytes / 8) {
@@ -165,7 +165,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     return block;
   }
 
-  void give(Block block, std::size_t needed) {
+  void release(Block block, std::size_t needed) {
     const std::lock_guard lock(mutex_);
     idle_.push_back(block);
     by_size_.emplace(block.bytes, std::prev(idle_.end()));
@@ -180,8 +180,8 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     live_ = static_cast<std::size_t>(static_cast<std::int64_t>(live_) + live_change);
     if (live_ > live_peak_) live_peak_ = live_;
     const auto slack = static_cast<std::int64_t>(idle_bytes_ + spare_bytes_);
-    memory_tracker_->hold(slack - told_);
-    told_ = slack;
+    memory_tracker_->hold(slack - reported_);
+    reported_ = slack;
   }
 
   std::size_t allowance(std::size_t live) const {
@@ -234,7 +234,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   std::size_t spare_bytes_ = 0;
   std::size_t live_ = 0;
   std::size_t live_peak_ = 0;
-  std::int64_t told_ = 0;
+  std::int64_t reported_ = 0;
 };
 
 MemoryPool::MemoryPool(std::shared_ptr<MemoryTracker> memory_tracker, MemoryPoolOptions options,

@@ -43,8 +43,8 @@ std::chrono::milliseconds parse_duration(std::string_view text, std::string_view
   if (number.unit == "s") scale = 1000;
   if (number.unit == "m") scale = 60'000;
   if (number.unit == "h") scale = 3'600'000;
-  constexpr std::int64_t kLongest = 365LL * 24 * 3'600'000;
-  if (!number.valid || scale == 0 || number.value <= 0 || number.value > kLongest / scale)
+  constexpr std::int64_t kMaxMilliseconds = 365LL * 24 * 3'600'000;
+  if (!number.valid || scale == 0 || number.value <= 0 || number.value > kMaxMilliseconds / scale)
     throw InvalidUsage(std::string(what) + ": '" + std::string(text) + "' is not a duration; write 500ms, 6s or 2m");
   return std::chrono::milliseconds(number.value * scale);
 }

@@ -2,7 +2,7 @@
 //
 // The engine never blocks the host; it declares the order of work. On the CPU a stream is *immediate*: run() executes
 // at once. The *lazy* stream executes only when its work is waited for, as a GPU may run arbitrarily late, so a missing
-// dependency reads stale data on any machine. Allocation is not deferred: memory passed from one piece of work to the
+// dependency reads stale data on any machine. Allocation is not deferred: memory passed from one operation to the
 // next is safe on one stream; between streams it needs an event.
 #pragma once
 

@@ -7,7 +7,7 @@
 namespace tessera::base {
 
 struct VirtualClock::State {
-  Machine machine = Machine::host;
+  Machine machine = Machine::synchronous;
   std::int64_t host = 0;
 };
 
@@ -47,7 +47,7 @@ class VirtualStream final : public Stream {
   void enqueue(std::function<void()> work) override { work(); }
 
  private:
-  bool one_order() const { return clock_->machine == VirtualClock::Machine::host; }
+  bool one_order() const { return clock_->machine == VirtualClock::Machine::synchronous; }
   const std::shared_ptr<VirtualClock::State> clock_;
   std::int64_t own_ = 0;
 };

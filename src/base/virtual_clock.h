@@ -17,8 +17,8 @@ class TESSERA_API VirtualClock {
  public:
   /// What a simulated machine executes concurrently.
   enum class Machine : std::uint8_t {
-    host,    ///< host streams: work runs one after the other, as on immediate streams
-    device,  ///< each stream progresses independently, and the host, which only issues, takes no time
+    synchronous,   ///< host streams: work runs one after the other, as on immediate streams
+    asynchronous,  ///< each stream progresses independently, and the host, which only issues, takes no time
   };
   explicit VirtualClock(Machine machine);  ///< starts at time 0
   ~VirtualClock();

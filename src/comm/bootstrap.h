@@ -36,10 +36,10 @@ class TESSERA_API ControlChannel {
   virtual ~ControlChannel();
   /// Sends to rank `to`, or to all others for kAll. Any thread may call it; returns at once. Messages arrive in order
   /// per sender and receiver. A message is lost if the route (possibly through rank 0) is broken, or if megabytes are
-  /// queued for a receiver that doesn't read. Bytes beyond kLongestMessage are cut off.
-  virtual void tell(int to, std::string_view message) noexcept = 0;
-  static constexpr int kAll = -1;                         ///< receiver of tell(): all other ranks
-  static constexpr std::size_t kLongestMessage = 65'000;  ///< in bytes
+  /// queued for a receiver that doesn't read. Bytes beyond kMaxMessage are truncated.
+  virtual void send(int to, std::string_view message) noexcept = 0;
+  static constexpr int kAll = -1;                     ///< receiver of send(): all other ranks
+  static constexpr std::size_t kMaxMessage = 65'000;  ///< in bytes
 };
 
 /// Connects the ranks of a world during setup and provides its control channels afterwards. The exchanges are

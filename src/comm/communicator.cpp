@@ -261,7 +261,7 @@ std::string_view Communicator::do_last_algorithm() const noexcept { return {}; }
 
 void Communicator::abort(std::string reason) noexcept { do_abort(reason); }
 
-TrafficStats Communicator::meter() const {
+TrafficStats Communicator::traffic() const {
   TrafficStats snapshot;
   snapshot.bytes_to_peer.assign(static_cast<std::size_t>(size_), 0);
   for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].calls = calls_[i];

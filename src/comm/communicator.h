@@ -128,7 +128,7 @@ class TESSERA_API Communicator {
   void abort(std::string reason) noexcept;
 
   /// The traffic since the communicator was created.
-  TrafficStats meter() const;
+  TrafficStats traffic() const;
 
   /// The algorithm of the last operation called, in the spelling of TESSERA_ALGO: "direct". "" before the first call.
   std::string_view last_algorithm() const noexcept;

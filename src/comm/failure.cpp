@@ -6,7 +6,7 @@
 
 namespace tessera::comm {
 
-void FirstFailureRecord::note(std::string_view cause) noexcept {
+void FirstFailureRecord::record(std::string_view cause) noexcept {
   const std::lock_guard lock(mutex_);
   if (!cause_.empty()) return;
   try {

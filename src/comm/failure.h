@@ -32,8 +32,8 @@ struct Failure {
 /// may notice its end on communicators that this failure has not reached. Thread-safe.
 class TESSERA_API FirstFailureRecord {
  public:
-  void note(std::string_view cause) noexcept;  ///< keeps the first cause and ignores later ones
-  std::string cause() const;                   ///< "" without a failure
+  void record(std::string_view cause) noexcept;  ///< keeps the first cause and ignores later ones
+  std::string cause() const;                     ///< "" without a failure
 
  private:
   mutable std::mutex mutex_;

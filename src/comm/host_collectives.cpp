@@ -11,7 +11,7 @@ bool finished(Work& work) {
   return true;
 }
 
-bool HostCollectives::takes_host_memory() const {
+bool HostCollectives::supports_host_memory() const {
   const std::vector<MemoryKind>& kinds = communicator_.capabilities().memory;
   return std::find(kinds.begin(), kinds.end(), MemoryKind::host) != kinds.end();
 }
@@ -23,7 +23,7 @@ void HostCollectives::exchange_through_device(ConstView in, View out, const Exch
 }
 
 std::unique_ptr<HostCollectives::AsyncCollective> HostCollectives::begin(ConstView in, View out, const Exchange& run) {
-  if (!takes_host_memory()) return begin_through_device(in, out, run);
+  if (!supports_host_memory()) return begin_through_device(in, out, run);
   std::unique_ptr<AsyncCollective> pending(new AsyncCollective);
   pending->work_ = run(in, out, {});
   return pending;

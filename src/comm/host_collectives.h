@@ -32,7 +32,7 @@ class TESSERA_API HostCollectives {
 
   /// Runs the collective. `in` and `out` are host memory; `run` may receive copies of them in device memory.
   void exchange(ConstView in, View out, const Exchange& run);
-  bool takes_host_memory() const;  ///< otherwise exchange() uses device memory
+  bool supports_host_memory() const;  ///< otherwise exchange() uses device memory
   /// The same, always with copies in device memory.
   void exchange_through_device(ConstView in, View out, const Exchange& run);
 

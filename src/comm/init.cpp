@@ -42,7 +42,7 @@ std::string backend_name(const InitOptions& config) {
   return config.backend ? *config.backend : env_or_default(env::kBackend);
 }
 
-bool takes_device_memory(const Communicator& world) {
+bool supports_device_memory(const Communicator& world) {
   const std::vector<MemoryKind>& kinds = world.capabilities().memory;
   return std::find(kinds.begin(), kinds.end(), MemoryKind::device) != kinds.end();
 }
@@ -51,7 +51,7 @@ std::unique_ptr<Communicator> decorated(std::unique_ptr<Communicator> world, con
                                         const BackendOptions& options) {
   const bool ipc =
       config.device_ipc ? *config.device_ipc : parse_flag(env_or_default(env::kDeviceIpc), env::kDeviceIpc.name);
-  if (config.device != nullptr && !config.device->host_accessible() && !takes_device_memory(*world)) {
+  if (config.device != nullptr && !config.device->host_accessible() && !supports_device_memory(*world)) {
     StagingOptions staging{.algorithms = options.algorithms};
     staging.ipc = ipc;
     world = stage(std::move(world), config.device, std::move(staging));
@@ -97,19 +97,19 @@ class ThreadRanks {
 };
 
 void run_rank(ThreadBootstrap& bootstrap, const std::function<std::unique_ptr<Communicator>()>& create,
-              ThreadRanks& crew, const std::function<void(Communicator&)>& body) {
+              ThreadRanks& thread_ranks, const std::function<void(Communicator&)>& body) {
   const int rank = bootstrap.rank();
   try {
     const std::unique_ptr<Communicator> world = create();
-    crew.enter(rank, world.get());
+    thread_ranks.enter(rank, world.get());
     try {
       body(*world);
     } catch (...) {
-      crew.fail(bootstrap, rank, std::current_exception());
+      thread_ranks.fail(bootstrap, rank, std::current_exception());
     }
-    crew.enter(rank, nullptr);  // before the communicator is destroyed
+    thread_ranks.enter(rank, nullptr);  // before the communicator is destroyed
   } catch (...) {
-    crew.fail(bootstrap, rank, std::current_exception());
+    thread_ranks.fail(bootstrap, rank, std::current_exception());
   }
 }
 
@@ -128,7 +128,7 @@ void run_threads(int ranks, const InitOptions& config, const std::function<void(
   const BackendOptions options = world_options(config);
   const std::string backend = backend_name(config);
   const auto bootstraps = make_thread_bootstraps(ranks, options.communicator.timeout);
-  ThreadRanks crew(ranks);
+  ThreadRanks thread_ranks(ranks);
   std::vector<std::thread> threads;
   for (const auto& bootstrap : bootstraps)
     threads.emplace_back([&, bootstrap] {
@@ -138,10 +138,10 @@ void run_threads(int ranks, const InitOptions& config, const std::function<void(
             const Launch launch{.launcher = "threads", .rank = bootstrap->rank(), .size = ranks, .job = {}};
             return decorated(make_world(backend, bootstrap, launch, options, deterministic(config)), config, options);
           },
-          crew, body);
+          thread_ranks, body);
     });
   for (std::thread& thread : threads) thread.join();
-  crew.rethrow();
+  thread_ranks.rethrow();
 }
 
 std::span<const EnvVariable> variables() {

@@ -129,7 +129,7 @@ std::optional<int> local_size_of(const EnvReader& read, const Launcher& launcher
   return list && node ? ranks_on_node(*list, whole(*node, 0)) : std::nullopt;
 }
 
-Launch take(const EnvReader& read, const Launcher& launcher) {
+Launch launch_of(const EnvReader& read, const Launcher& launcher) {
   const auto rank = first_set(read, launcher.rank);
   const auto size = first_set(read, launcher.size);
   const std::string found = std::string(launcher.name) + " launcher: " + findings(read, launcher);
@@ -160,7 +160,7 @@ Launch resolve_launch(const EnvReader& read) {
   if (forced == "none") return {};
   for (const Launcher& launcher : launchers()) {
     if (forced ? *forced != launcher.name : !present(read, launcher)) continue;
-    return take(read, launcher);
+    return launch_of(read, launcher);
   }
   if (!forced) return {};
   std::string known = "none";

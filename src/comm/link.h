@@ -17,20 +17,20 @@ namespace tessera::comm {
 struct AmHeader {
   /// The type of an active message, which gives `slot` and the payload their meaning.
   enum class Kind : std::uint32_t {
-    content,    ///< eager message; its payload follows
-    announce,   ///< RTS: a large message of `bytes` waits for its CTS
-    ask,        ///< CTS: the receive of `bytes` has started; send them as bulk number `slot`
-    withdraw,   ///< cancels the CTS of that slot, since its receive was cancelled
-    withdrawn,  ///< reply to it unless the bulk transfer had started: the slot receives nothing
-    offer,      ///< of CmaLink: the location of that slot's data; a CmaAddress follows
-    taken       ///< FIN, the reply to an offer: the data was read
+    eager,           ///< eager message; its payload follows
+    rts,             ///< RTS: a large message of `bytes` waits for its CTS
+    cts,             ///< CTS: the receive of `bytes` has started; send them as bulk number `slot`
+    cts_cancel,      ///< cancels the CTS of that slot, since its receive was cancelled
+    cts_cancel_ack,  ///< reply to it unless the bulk transfer had started: the slot receives nothing
+    cma_address,     ///< of CmaLink: the location of that slot's data; a CmaAddress follows
+    fin              ///< FIN, the reply to a CMA address: the data was read
   };
-  Kind kind = Kind::content;  ///< selects the meaning of the other fields
-  std::int32_t from = 0;      ///< rank
-  MessageTag tag;             ///< of the message that this active message belongs to
-  std::uint32_t world = 0;    ///< number of the world; messages of an earlier world are dropped
-  std::uint64_t bytes = 0;    ///< of the message
-  std::uint64_t slot = 0;     ///< number of the bulk transfer; 0 for content and announce
+  Kind kind = Kind::eager;  ///< selects the meaning of the other fields
+  std::int32_t from = 0;    ///< rank
+  MessageTag tag;           ///< of the message that this active message belongs to
+  std::uint32_t world = 0;  ///< number of the world; messages of an earlier world are dropped
+  std::uint64_t bytes = 0;  ///< of the message
+  std::uint64_t slot = 0;   ///< number of the bulk transfer; 0 for eager and rts
 };
 static_assert(sizeof(AmHeader) == 40);
 
@@ -39,7 +39,7 @@ static_assert(sizeof(AmHeader) == 40);
 class TESSERA_API LinkEvents {
  public:
   /// An active message arrived. `payload` is valid during the call.
-  virtual void note_arrived(const AmHeader& header, std::span<const std::byte> payload) noexcept = 0;
+  virtual void on_am(const AmHeader& header, std::span<const std::byte> payload) noexcept = 0;
   /// The memory is no longer in use, and all bytes have moved.
   virtual void bulk_done(Message& message) noexcept = 0;
   /// The bulk transfer failed; the link no longer refers to the message.
@@ -61,16 +61,16 @@ class TESSERA_API Link {
  public:
   /// Whether a cancelled bulk transfer had moved.
   enum class CancelResult {
-    before,  ///< nothing had moved; a peer may still send to the slot
-    after,   ///< it has moved completely
-    never    ///< the link may access its memory as long as the link lives
+    not_started,  ///< nothing had moved; a peer may still send to the slot
+    completed,    ///< it has moved completely
+    unsafe        ///< the link may access its memory as long as the link lives
   };
 
   /// How a link ends.
   enum class CloseMode {
-    orderly,        ///< no message was cancelled
-    with_failures,  ///< messages were cancelled, but everything else that was sent arrives
-    broken          ///< waits for nothing
+    graceful,      ///< no message was cancelled
+    after_cancel,  ///< messages were cancelled, but everything else that was sent arrives
+    abortive       ///< waits for nothing
   };
 
   virtual ~Link();
@@ -80,7 +80,7 @@ class TESSERA_API Link {
   virtual bool can_send_eager() const noexcept = 0;
   /// Copies header and payload and sends them; they arrive exactly once. Active messages may overtake bulk and each
   /// other.
-  virtual void send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept = 0;
+  virtual void send_am(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept = 0;
   /// Moves Message::data to or from Message::peer. A send matches a receive by (sender, receiver, slot); their sizes
   /// are equal. The link may use Message::handle.
   virtual void send_bulk(Message& message, std::uint64_t slot) noexcept = 0;

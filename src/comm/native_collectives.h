@@ -41,7 +41,7 @@ class TESSERA_API NativeOwner {
   ~NativeOwner() = default;
 };
 
-/// One operation in flight. Its owner keeps it in place until native_done() or give_up().
+/// One operation in flight. Its owner keeps it in place until native_done() or cancel().
 struct NativeRequest {
   OpKind kind = OpKind::barrier;                ///< one of native_kinds()
   DType dtype = DType::f32;                     ///< of `in` and `out`
@@ -67,12 +67,12 @@ class TESSERA_API NativeCollectives {
   /// The first group. Called once, on all ranks.
   virtual std::unique_ptr<NativeCommunicator> whole_world() = 0;
   /// Whether the library is known to be faster than the project's schedules. The same result on all ranks.
-  virtual bool prefers(const CollectiveSpec& problem) const noexcept = 0;
+  virtual bool prefers(const CollectiveSpec& spec) const noexcept = 0;
   /// Starts the request. Its owner is notified from within a later Transport::poll().
   virtual void start(NativeRequest& collective) noexcept = 0;
   /// After return, the operation's memory is no longer accessed. This may make the whole transport fail, since the
   /// library may be unable to cancel an operation.
-  virtual void give_up(NativeRequest& collective) noexcept = 0;
+  virtual void cancel(NativeRequest& collective) noexcept = 0;
 
  protected:
   ~NativeCollectives() = default;
@@ -80,6 +80,6 @@ class TESSERA_API NativeCollectives {
 
 /// The schedule around a native operation, with the steps before (premul_sum) and after it (avg). Parts of equal length
 /// only.
-TESSERA_API Schedule build_native_schedule(const CollectiveSpec& problem);
+TESSERA_API Schedule build_native_schedule(const CollectiveSpec& spec);
 
 }  // namespace tessera::comm

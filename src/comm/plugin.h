@@ -1,6 +1,6 @@
 // The interface of a loadable module with a backend: one C function, tessera_plugin_entry(). This project's modules and
-// third-party modules are loaded alike. The file is named BACKEND.so or BACKEND-VARIANT.so and lies in the folder
-// tessera-modules beside the library, or in a folder that TESSERA_PLUGIN_PATH names. It is never unloaded.
+// third-party modules are loaded alike. The file is named BACKEND.so or BACKEND-VARIANT.so and lies in the directory
+// tessera-modules beside the library, or in a directory that TESSERA_PLUGIN_PATH names. It is never unloaded.
 //
 //   const tessera::comm::Backend& my_backend();   // as a backend of the library defines it
 //   TESSERA_PLUGIN(my_backend)

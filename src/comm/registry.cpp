@@ -43,7 +43,7 @@ std::string all_states() {
 const Backend& load_usable(const std::vector<ModuleFile>& variants) {
   if (variants.size() == 1) return load_module(variants.front());
   const Backend* last = nullptr;
-  for (const ModuleReport& report : ask_modules(variants)) {
+  for (const ModuleReport& report : probe_modules(variants)) {
     if (!report.reason.empty()) continue;
     last = &load_module(report.file);
     if (last->probe().empty()) break;
@@ -61,7 +61,7 @@ std::vector<BackendState> list_backends() {
     states.push_back(
         {std::string(backend->name), reason.empty(), std::move(reason), std::string(backend->devices), {}, {}});
   }
-  std::vector<ModuleReport> reports = ask_modules(find_modules());
+  std::vector<ModuleReport> reports = probe_modules(find_modules());
   std::map<std::string, std::vector<ModuleReport*>, std::less<>> modules;
   for (ModuleReport& report : reports) {
     if (find_builtin(report.file.backend) == nullptr) {

@@ -25,17 +25,17 @@ struct BackendOptions {
   bool check = false;  ///< checked mode (TESSERA_CHECK): compare the ranks' calls before an operation completes
   bool progress_thread = true;  ///< off only in tests: operations then progress only inside calls of their rank
   std::shared_ptr<FirstFailureRecord> first_failure;  ///< of this rank, over this world and others; null: not recorded
-  std::vector<int> job_ranks;  ///< global rank of each rank if this world has only some of the job's; else empty
+  std::vector<int> global_ranks;  ///< global rank of each rank if this world has only some of the job's; else empty
 
   /// Records a cause in `first_failure`, if there is one. Thread-safe.
-  void note_failure(std::string_view cause) const noexcept {
-    if (first_failure != nullptr) first_failure->note(cause);
+  void record_failure(std::string_view cause) const noexcept {
+    if (first_failure != nullptr) first_failure->record(cause);
   }
   /// "" without a failure, or if none is recorded.
   std::string first_failure_cause() const { return first_failure == nullptr ? "" : first_failure->cause(); }
 
   /// The rank number in error messages, which use the job's ranks.
-  int job_rank(int rank) const { return job_ranks.empty() ? rank : job_ranks[static_cast<std::size_t>(rank)]; }
+  int global_rank(int rank) const { return global_ranks.empty() ? rank : global_ranks[static_cast<std::size_t>(rank)]; }
 };
 
 /// One entry of the registry. A backend's folder defines it, and `add_backend(name)` registers it, built into the

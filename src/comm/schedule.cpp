@@ -63,32 +63,32 @@ bool adds(OpKind kind) {
   return kind == OpKind::all_reduce || kind == OpKind::reduce_scatter || kind == OpKind::reduce;
 }
 
-bool unequal(const CollectiveSpec& problem) { return !problem.in_starts.empty() || !problem.out_starts.empty(); }
+bool unequal(const CollectiveSpec& spec) { return !spec.in_starts.empty() || !spec.out_starts.empty(); }
 
 /// Whether adding two operands at a time along the tree gives the same bits as adding all at once. 16-bit values are
 /// then rounded after every addition, which is harmless if there is only one addition or nothing to round.
-bool steps_are_exact(const CollectiveSpec& problem) {
+bool steps_are_exact(const CollectiveSpec& spec) {
   using Kind = ReduceOp::Kind;
-  if (size_of(problem.dtype) != 2) return true;
-  if (problem.reduce == Kind::min || problem.reduce == Kind::max) return true;
-  return problem.ranks == 2 && problem.reduce != Kind::premul_sum;
+  if (size_of(spec.dtype) != 2) return true;
+  if (spec.reduce == Kind::min || spec.reduce == Kind::max) return true;
+  return spec.ranks == 2 && spec.reduce != Kind::premul_sum;
 }
 
 /// One rank: no messages.
 void write_alone(ScheduleBuilder& builder) {
   using Kind = ReduceOp::Kind;
-  const CollectiveSpec& problem = builder.problem();
-  if (problem.kind == OpKind::barrier) return;
-  const BufferRegion in = builder.in(everything(problem));
-  const BufferRegion out = builder.out(everything(problem));
-  if (adds(problem.kind) && problem.reduce == Kind::premul_sum) {
+  const CollectiveSpec& spec = builder.spec();
+  if (spec.kind == OpKind::barrier) return;
+  const BufferRegion in = builder.in(everything(spec));
+  const BufferRegion out = builder.out(everything(spec));
+  if (adds(spec.kind) && spec.reduce == Kind::premul_sum) {
     StepId ready = kNoStep;
     const BufferRegion factor = builder.own_factor(ready);
     builder.reduce(ReducePhase::whole, {&in, 1}, out, {ready}, factor);
-  } else if (adds(problem.kind) && problem.reduce == Kind::avg) {
+  } else if (adds(spec.kind) && spec.reduce == Kind::avg) {
     builder.reduce(ReducePhase::whole, {&in, 1}, out);
   } else {
-    builder.copy(in, out, {}, problem.in_place);
+    builder.copy(in, out, {}, spec.in_place);
   }
 }
 
@@ -102,31 +102,31 @@ std::vector<std::string> known_algorithms(bool ordered_only) {
   return names;
 }
 
-std::string refusal(const CollectiveSpec& problem, std::string_view name) {
-  const std::string asked = std::string(name_of(problem.kind)).append("=").append(name);
-  const Algorithm* algorithm = find(problem.kind, name);
+std::string refusal(const CollectiveSpec& spec, std::string_view name) {
+  const std::string request = std::string(name_of(spec.kind)).append("=").append(name);
+  const Algorithm* algorithm = find(spec.kind, name);
   if (algorithm == nullptr) {
     std::string known;
     for (const Algorithm& other : kAlgorithms)
-      if (other.kind == problem.kind) known += std::string(" ").append(other.name);
-    return asked + ": no such algorithm; known:" + known;
+      if (other.kind == spec.kind) known += std::string(" ").append(other.name);
+    return request + ": no such algorithm; known:" + known;
   }
-  if (unequal(problem) && !algorithm->unequal) return asked + " needs parts of equal length; use direct";
-  if (!problem.ordered || !adds(problem.kind) || problem.ranks == 1) return "";
-  if (!is_floating(problem.dtype)) return "";  // integers wrap: any order gives the same bits
+  if (unequal(spec) && !algorithm->unequal) return request + " needs parts of equal length; use direct";
+  if (!spec.ordered || !adds(spec.kind) || spec.ranks == 1) return "";
+  if (!is_floating(spec.dtype)) return "";  // integers wrap: any order gives the same bits
   if (algorithm->order == Order::other)
-    return asked + " does not reduce along the tree, as deterministic mode requires; use direct";
-  if (algorithm->order == Order::tree && !steps_are_exact(problem))
-    return asked + " rounds " + std::string(name_of(problem.dtype)) +
+    return request + " does not reduce along the tree, as deterministic mode requires; use direct";
+  if (algorithm->order == Order::tree && !steps_are_exact(spec))
+    return request + " rounds " + std::string(name_of(spec.dtype)) +
            " at every hop, but deterministic mode rounds once at the end; use direct";
   return "";
 }
 
-Schedule build_schedule(const CollectiveSpec& problem, std::string_view name) {
-  if (const std::string why = refusal(problem, name); !why.empty()) throw InvalidUsage(why);
-  const Algorithm& algorithm = *find(problem.kind, name);
-  ScheduleBuilder builder(problem, algorithm.name);
-  if (problem.ranks == 1) {
+Schedule build_schedule(const CollectiveSpec& spec, std::string_view name) {
+  if (const std::string why = refusal(spec, name); !why.empty()) throw InvalidUsage(why);
+  const Algorithm& algorithm = *find(spec.kind, name);
+  ScheduleBuilder builder(spec, algorithm.name);
+  if (spec.ranks == 1) {
     write_alone(builder);
   } else {
     algorithm.write(builder);

@@ -60,17 +60,17 @@ struct ScheduleStep {
   std::uint32_t sources = 0;       ///< reduce: how many, each as long as `to`; `to` may equal one, else overlaps none
   BufferRegion factors;         ///< premul_sum in phase `whole`: one double per source, in scratch; bytes 0 otherwise
   std::uint32_t waits_for = 0;  ///< number of steps that must be done before
-  std::uint32_t first_follower = 0;  ///< index in Schedule::followers of the first step that waits for this one
-  std::uint32_t followers = 0;       ///< how many steps wait for this one
+  std::uint32_t first_dependent = 0;  ///< index in Schedule::dependents of the first step that waits for this one
+  std::uint32_t dependents = 0;       ///< how many steps wait for this one
 };
 
 /// The steps of one rank in one collective. A value: it owns no memory of the call.
 struct Schedule {
-  std::string_view algorithm;            ///< a literal
-  std::vector<ScheduleStep> steps;       ///< each step comes after all those that it waits for
-  std::vector<BufferRegion> sources;     ///< of all reduce steps, one after the other
-  std::vector<std::uint32_t> followers;  ///< indices in `steps`, of all steps, one after the other
-  std::size_t scratch_bytes = 0;         ///< the executor allocates it
+  std::string_view algorithm;             ///< a literal
+  std::vector<ScheduleStep> steps;        ///< each step comes after all those that it waits for
+  std::vector<BufferRegion> sources;      ///< of all reduce steps, one after the other
+  std::vector<std::uint32_t> dependents;  ///< indices in `steps`, of all steps, one after the other
+  std::size_t scratch_bytes = 0;          ///< the executor allocates it
 };
 
 /// Everything that determines a schedule.
@@ -96,12 +96,12 @@ struct CollectiveSpec {
 TESSERA_API std::vector<std::string> known_algorithms(bool ordered_only);
 
 /// The fastest known algorithm for this operation; the same on all ranks.
-TESSERA_API std::string_view default_algorithm(const CollectiveSpec& problem);
+TESSERA_API std::string_view default_algorithm(const CollectiveSpec& spec);
 
 /// Why `algorithm` can't run this operation (order, number of ranks, dtype), or "" if it can. The same on all ranks.
-TESSERA_API std::string refusal(const CollectiveSpec& problem, std::string_view algorithm);
+TESSERA_API std::string refusal(const CollectiveSpec& spec, std::string_view algorithm);
 
 /// Builds this rank's schedule. Throws InvalidUsage with the refusal.
-TESSERA_API Schedule build_schedule(const CollectiveSpec& problem, std::string_view algorithm);
+TESSERA_API Schedule build_schedule(const CollectiveSpec& spec, std::string_view algorithm);
 
 }  // namespace tessera::comm

@@ -10,17 +10,17 @@
 namespace tessera::comm {
 namespace {
 
-constexpr auto kSinkTime = std::chrono::seconds(2);
+constexpr auto kDrainTime = std::chrono::seconds(2);
 
 // Message::state
-constexpr std::uint32_t kReceive = 1;     // otherwise a send
-constexpr std::uint32_t kMatching = 2;    // in a table: a receive, or a large send without a CTS
-constexpr std::uint32_t kBacklog = 4;     // an eager send that waits for room
-constexpr std::uint32_t kBulk = 8;        // the link is moving it
-constexpr std::uint32_t kAnnounced = 16;  // a receive whose RTS has arrived with an equal size
-constexpr std::uint32_t kMoved = 32;      // a receive whose bulk transfer is done
-constexpr std::uint32_t kFinished = 64;   // to be delivered by the next poll()
-constexpr std::uint32_t kSink = 128;      // of a drain buffer: receives data of a cancelled receive
+constexpr std::uint32_t kReceive = 1;    // otherwise a send
+constexpr std::uint32_t kMatching = 2;   // in a table: a receive, or a large send without a CTS
+constexpr std::uint32_t kBacklog = 4;    // an eager send that waits for room
+constexpr std::uint32_t kBulk = 8;       // the link is moving it
+constexpr std::uint32_t kHasRts = 16;    // a receive whose RTS has arrived with an equal size
+constexpr std::uint32_t kMoved = 32;     // a receive whose bulk transfer is done
+constexpr std::uint32_t kFinished = 64;  // to be delivered by the next poll()
+constexpr std::uint32_t kDrain = 128;    // of a drain buffer: receives data of a cancelled receive
 
 }  // namespace
 
@@ -51,42 +51,42 @@ struct TagMatchingTransport::DrainBuffer {
 
 struct TagMatchingTransport::MatchQueues {
   MatchTable<Message> receives;
-  MatchTable<Message> sends;              ///< large ones without a CTS
-  MatchTable<UnexpectedMessage> content;  ///< and RTS messages, before their receives
-  MatchTable<UnexpectedMessage> asks;     ///< CTS messages before their sends
+  MatchTable<Message> sends;                ///< large ones without a CTS
+  MatchTable<UnexpectedMessage> early;      ///< and RTS messages, before their receives
+  MatchTable<UnexpectedMessage> early_cts;  ///< CTS messages before their sends
   MatchList<Message> backlog;
   MatchList<Message> finished;
   MatchList<UnexpectedMessage> spare;
-  std::list<DrainBuffer> sinks;
-  DiscardedCommunicators given_up;
+  std::list<DrainBuffer> drains;
+  DiscardedCommunicators discarded;
 
   ~MatchQueues() {
-    const auto destroy = [](UnexpectedMessage& arrived) { delete &arrived; };
+    const auto destroy = [](UnexpectedMessage& unexpected) { delete &unexpected; };
     const auto all = [](const UnexpectedMessage&) { return true; };
-    content.drain(all, destroy);
-    asks.drain(all, destroy);
-    while (UnexpectedMessage* arrived = spare.first()) {
-      spare.remove(*arrived);
-      delete arrived;
+    early.drain(all, destroy);
+    early_cts.drain(all, destroy);
+    while (UnexpectedMessage* unexpected = spare.first()) {
+      spare.remove(*unexpected);
+      delete unexpected;
     }
   }
 
   void keep(MatchTable<UnexpectedMessage>& table, const AmHeader& header, std::span<const std::byte> payload) {
-    UnexpectedMessage* arrived = spare.first();
-    if (arrived != nullptr) {
-      spare.remove(*arrived);
+    UnexpectedMessage* unexpected = spare.first();
+    if (unexpected != nullptr) {
+      spare.remove(*unexpected);
     } else {
-      arrived = new UnexpectedMessage;
+      unexpected = new UnexpectedMessage;
     }
-    arrived->header = header;
-    arrived->peer = header.from;
-    arrived->tag = header.tag;
-    arrived->payload.assign(payload.begin(), payload.end());
-    table.insert(*arrived);
+    unexpected->header = header;
+    unexpected->peer = header.from;
+    unexpected->tag = header.tag;
+    unexpected->payload.assign(payload.begin(), payload.end());
+    table.insert(*unexpected);
   }
-  void drop(MatchTable<UnexpectedMessage>& table, UnexpectedMessage& arrived) {
-    table.remove(arrived);
-    spare.append(arrived);
+  void drop(MatchTable<UnexpectedMessage>& table, UnexpectedMessage& unexpected) {
+    table.remove(unexpected);
+    spare.append(unexpected);
   }
 };
 
@@ -95,7 +95,7 @@ TagMatchingTransport::TagMatchingTransport(const Bootstrap& bootstrap, Transport
     : rank_(bootstrap.rank()),
       world_(world_number(bootstrap)),
       events_(events),
-      tables_(std::make_unique<MatchQueues>()),
+      queues_(std::make_unique<MatchQueues>()),
       link_(make_link(*this)) {}
 
 TagMatchingTransport::~TagMatchingTransport() = default;
@@ -109,12 +109,12 @@ AmHeader TagMatchingTransport::header_of(AmHeader::Kind kind, const Message& mes
   return {.kind = kind, .from = rank_, .tag = message.tag, .world = world_, .bytes = message.bytes, .slot = slot};
 }
 
-void TagMatchingTransport::send_note(AmHeader::Kind kind, const Message& message, std::uint64_t slot) noexcept {
-  link_->send_note(message.peer, header_of(kind, message, slot), {});
+void TagMatchingTransport::send_am(AmHeader::Kind kind, const Message& message, std::uint64_t slot) noexcept {
+  link_->send_am(message.peer, header_of(kind, message, slot), {});
 }
 
-void TagMatchingTransport::send_content(Message& message) noexcept {
-  link_->send_note(message.peer, header_of(AmHeader::Kind::content, message, 0), {message.data, message.bytes});
+void TagMatchingTransport::send_eager(Message& message) noexcept {
+  link_->send_am(message.peer, header_of(AmHeader::Kind::eager, message, 0), {message.data, message.bytes});
   if (message.sent != nullptr) message.sent->fetch_add(message.bytes);
   deliver(message, message.bytes);
 }
@@ -123,51 +123,51 @@ void TagMatchingTransport::send(Message& message) noexcept {
   message.state = 0;
   if (dead_) return;
   if (message.bytes <= link_->longest_payload()) {
-    if (tables_->backlog.empty() && link_->can_send_eager()) return send_content(message);
+    if (queues_->backlog.empty() && link_->can_send_eager()) return send_eager(message);
     message.state = kBacklog;
-    return tables_->backlog.append(message);
+    return queues_->backlog.append(message);
   }
-  send_note(AmHeader::Kind::announce, message, 0);
-  UnexpectedMessage* const ask = tables_->asks.find(message.peer, message.tag);
-  if (ask == nullptr) {
+  send_am(AmHeader::Kind::rts, message, 0);
+  UnexpectedMessage* const cts = queues_->early_cts.find(message.peer, message.tag);
+  if (cts == nullptr) {
     message.state = kMatching;
-    return tables_->sends.insert(message);
+    return queues_->sends.insert(message);
   }
-  const AmHeader header = ask->header;
-  tables_->drop(tables_->asks, *ask);
+  const AmHeader header = cts->header;
+  queues_->drop(queues_->early_cts, *cts);
   start_bulk_send(message, header);
 }
 
 /// If the sizes differ, nothing moves: the receiver learns the size from the RTS.
-void TagMatchingTransport::start_bulk_send(Message& message, const AmHeader& ask) noexcept {
-  if (ask.bytes != message.bytes) return deliver(message, message.bytes);
+void TagMatchingTransport::start_bulk_send(Message& message, const AmHeader& cts) noexcept {
+  if (cts.bytes != message.bytes) return deliver(message, message.bytes);
   message.state = kBulk;
-  link_->send_bulk(message, ask.slot);
+  link_->send_bulk(message, cts.slot);
 }
 
 void TagMatchingTransport::receive(Message& message) noexcept {
   message.state = kReceive;
   if (dead_) return;
-  UnexpectedMessage* const arrived = tables_->content.find(message.peer, message.tag);
-  if (arrived != nullptr) {
-    const AmHeader& header = arrived->header;
-    if (header.kind == AmHeader::Kind::content || header.bytes != message.bytes) {
-      if (header.kind == AmHeader::Kind::content && header.bytes == message.bytes && message.bytes > 0)
-        std::memcpy(message.data, arrived->payload.data(), message.bytes);
+  UnexpectedMessage* const unexpected = queues_->early.find(message.peer, message.tag);
+  if (unexpected != nullptr) {
+    const AmHeader& header = unexpected->header;
+    if (header.kind == AmHeader::Kind::eager || header.bytes != message.bytes) {
+      if (header.kind == AmHeader::Kind::eager && header.bytes == message.bytes && message.bytes > 0)
+        std::memcpy(message.data, unexpected->payload.data(), message.bytes);
       const std::size_t bytes = header.bytes;
-      tables_->drop(tables_->content, *arrived);
+      queues_->drop(queues_->early, *unexpected);
       return deliver(message, bytes);
     }
-    message.state |= kAnnounced;
-    tables_->drop(tables_->content, *arrived);
+    message.state |= kHasRts;
+    queues_->drop(queues_->early, *unexpected);
   }
   message.state |= kMatching;
-  tables_->receives.insert(message);
+  queues_->receives.insert(message);
   if (message.bytes <= link_->longest_payload()) return;
   message.moved = next_slot_++;
   message.state |= kBulk;
   link_->receive_bulk(message, message.moved);
-  if ((message.state & kBulk) != 0) send_note(AmHeader::Kind::ask, message, message.moved);
+  if ((message.state & kBulk) != 0) send_am(AmHeader::Kind::cts, message, message.moved);
 }
 
 /// Handles an eager message or an RTS that matches `receive`.
@@ -177,80 +177,80 @@ void TagMatchingTransport::match(Message& receive, const AmHeader& header,
     end_bulk(receive, false);  // no data will come: the sender compares the sizes, too
     return finish(receive, header.bytes);
   }
-  if (header.kind == AmHeader::Kind::content) {
+  if (header.kind == AmHeader::Kind::eager) {
     if (!payload.empty()) std::memcpy(receive.data, payload.data(), payload.size());
     return finish(receive, header.bytes);
   }
-  receive.state |= kAnnounced;
+  receive.state |= kHasRts;
   if ((receive.state & kMoved) != 0) finish(receive, receive.bytes);
 }
 
-void TagMatchingTransport::note_arrived(const AmHeader& header, std::span<const std::byte> payload) noexcept {
+void TagMatchingTransport::on_am(const AmHeader& header, std::span<const std::byte> payload) noexcept {
   if (header.world != world_) return;
   switch (header.kind) {
-    case AmHeader::Kind::content:
-    case AmHeader::Kind::announce: {
+    case AmHeader::Kind::eager:
+    case AmHeader::Kind::rts: {
       // A receive with an RTS waits for its bulk: the next message of that tag is for the next receive.
-      const auto wanted = [](const Message& m) { return (m.state & kAnnounced) == 0; };
-      Message* const receive = tables_->receives.find(header.from, header.tag, wanted);
+      const auto wanted = [](const Message& m) { return (m.state & kHasRts) == 0; };
+      Message* const receive = queues_->receives.find(header.from, header.tag, wanted);
       if (receive != nullptr) return match(*receive, header, payload);
-      if (!tables_->given_up.has(header.tag)) tables_->keep(tables_->content, header, payload);
+      if (!queues_->discarded.has(header.tag)) queues_->keep(queues_->early, header, payload);
       return;
     }
-    case AmHeader::Kind::ask: {
-      Message* const message = tables_->sends.find(header.from, header.tag);
-      if (message == nullptr) return tables_->keep(tables_->asks, header, {});
-      tables_->sends.remove(*message);
+    case AmHeader::Kind::cts: {
+      Message* const message = queues_->sends.find(header.from, header.tag);
+      if (message == nullptr) return queues_->keep(queues_->early_cts, header, {});
+      queues_->sends.remove(*message);
       message->state = 0;
       return start_bulk_send(*message, header);
     }
-    case AmHeader::Kind::withdraw:
+    case AmHeader::Kind::cts_cancel:
       return on_cts_cancel(header);
-    case AmHeader::Kind::withdrawn:
-      return close_sink(header.from, header.slot);
-    case AmHeader::Kind::offer:
-    case AmHeader::Kind::taken:
+    case AmHeader::Kind::cts_cancel_ack:
+      return close_drain(header.from, header.slot);
+    case AmHeader::Kind::cma_address:
+    case AmHeader::Kind::fin:
       return;  // CmaLink handles them
   }
 }
 
 /// If the bulk transfer has started, no reply is needed: it ends in the drain buffer.
 void TagMatchingTransport::on_cts_cancel(const AmHeader& header) noexcept {
-  const auto wanted = [&](const UnexpectedMessage& ask) { return ask.header.slot == header.slot; };
-  UnexpectedMessage* const ask = tables_->asks.find(header.from, header.tag, wanted);
-  if (ask == nullptr) return;
-  tables_->drop(tables_->asks, *ask);
-  AmHeader answer = header;
-  answer.kind = AmHeader::Kind::withdrawn;
-  answer.from = rank_;
-  link_->send_note(header.from, answer, {});
+  const auto wanted = [&](const UnexpectedMessage& cts) { return cts.header.slot == header.slot; };
+  UnexpectedMessage* const cts = queues_->early_cts.find(header.from, header.tag, wanted);
+  if (cts == nullptr) return;
+  queues_->drop(queues_->early_cts, *cts);
+  AmHeader reply = header;
+  reply.kind = AmHeader::Kind::cts_cancel_ack;
+  reply.from = rank_;
+  link_->send_am(header.from, reply, {});
 }
 
-void TagMatchingTransport::close_sink(int peer, std::uint64_t slot) noexcept {
-  const auto found = std::find_if(tables_->sinks.begin(), tables_->sinks.end(), [&](const DrainBuffer& sink) {
-    return sink.message.peer == peer && sink.slot == slot;
+void TagMatchingTransport::close_drain(int peer, std::uint64_t slot) noexcept {
+  const auto found = std::find_if(queues_->drains.begin(), queues_->drains.end(), [&](const DrainBuffer& drain) {
+    return drain.message.peer == peer && drain.slot == slot;
   });
-  if (found == tables_->sinks.end()) return;
+  if (found == queues_->drains.end()) return;
   link_->cancel_bulk(found->message);  // at once, since nothing was sent to it
-  tables_->sinks.erase(found);
+  queues_->drains.erase(found);
 }
 
 void TagMatchingTransport::bulk_done(Message& message) noexcept {
   message.state &= ~kBulk;
-  if ((message.state & kSink) != 0)
-    return void(tables_->sinks.remove_if([&](const DrainBuffer& sink) { return &sink.message == &message; }));
+  if ((message.state & kDrain) != 0)
+    return void(queues_->drains.remove_if([&](const DrainBuffer& drain) { return &drain.message == &message; }));
   if ((message.state & kReceive) == 0) {
     if (message.sent != nullptr) message.sent->fetch_add(message.bytes);
     return deliver(message, message.bytes);
   }
   message.state |= kMoved;
-  if ((message.state & kAnnounced) != 0) finish(message, message.bytes);
+  if ((message.state & kHasRts) != 0) finish(message, message.bytes);
 }
 
 /// The message stays in flight until its operation fails, for this or another cause.
 void TagMatchingTransport::bulk_failed(Message& message, const std::string& why) noexcept {
   message.state &= ~kBulk;
-  if ((message.state & kSink) != 0) return bulk_done(message);
+  if ((message.state & kDrain) != 0) return bulk_done(message);
   peer_lost(message.peer, why);
 }
 
@@ -262,7 +262,7 @@ void TagMatchingTransport::link_failed(const std::string& why) noexcept {
 
 /// Completes a matched receive.
 void TagMatchingTransport::finish(Message& message, std::size_t bytes) noexcept {
-  tables_->receives.remove(message);
+  queues_->receives.remove(message);
   deliver(message, bytes);
 }
 
@@ -272,7 +272,7 @@ void TagMatchingTransport::deliver(Message& message, std::size_t bytes) noexcept
   if (!cancelling_) return message.owner->message_done(message, bytes);
   message.state = kFinished;
   message.moved = bytes;
-  tables_->finished.append(message);
+  queues_->finished.append(message);
 }
 
 /// Removes the message from the link. True: the link no longer accesses its memory.
@@ -282,40 +282,40 @@ bool TagMatchingTransport::end_bulk(Message& message, bool may_come) noexcept {
   const bool receiving = (message.state & kReceive) != 0;
   const Link::CancelResult how = link_->cancel_bulk(message);
   message.state &= ~kBulk;
-  if (how == Link::CancelResult::never) return false;
-  if (how == Link::CancelResult::after || !receiving) return true;
+  if (how == Link::CancelResult::unsafe) return false;
+  if (how == Link::CancelResult::completed || !receiving) return true;
   if (may_come) post_drain(message, slot);
-  send_note(AmHeader::Kind::withdraw, message, slot);
+  send_am(AmHeader::Kind::cts_cancel, message, slot);
   return true;
 }
 
 /// The CTS may already have been answered. Memory that is never written uses only address space.
 void TagMatchingTransport::post_drain(const Message& instead_of, std::uint64_t slot) noexcept {
-  DrainBuffer& sink = tables_->sinks.emplace_back();
-  sink.slot = slot;
-  sink.memory = std::make_unique_for_overwrite<std::byte[]>(instead_of.bytes);
-  sink.message.data = sink.memory.get();
-  sink.message.bytes = instead_of.bytes;
-  sink.message.peer = instead_of.peer;
-  sink.message.tag = instead_of.tag;
-  sink.message.state = kReceive | kSink | kBulk;
-  sinks_until_ = Clock::now() + kSinkTime;
-  link_->receive_bulk(sink.message, slot);
+  DrainBuffer& drain = queues_->drains.emplace_back();
+  drain.slot = slot;
+  drain.memory = std::make_unique_for_overwrite<std::byte[]>(instead_of.bytes);
+  drain.message.data = drain.memory.get();
+  drain.message.bytes = instead_of.bytes;
+  drain.message.peer = instead_of.peer;
+  drain.message.tag = instead_of.tag;
+  drain.message.state = kReceive | kDrain | kBulk;
+  drains_until_ = Clock::now() + kDrainTime;
+  link_->receive_bulk(drain.message, slot);
 }
 
 /// Also true to report a failure of the transport, which communicators without an operation in flight must learn too.
-bool TagMatchingTransport::needs_polls() const noexcept { return !failure_.empty() || awaits_answers(); }
+bool TagMatchingTransport::needs_polls() const noexcept { return !failure_.empty() || awaits_replies(); }
 
-bool TagMatchingTransport::awaits_answers() const noexcept {
-  return !dead_ && !tables_->sinks.empty() && Clock::now() < sinks_until_;
+bool TagMatchingTransport::awaits_replies() const noexcept {
+  return !dead_ && !queues_->drains.empty() && Clock::now() < drains_until_;
 }
 
 void TagMatchingTransport::cancel(Message& message) noexcept {
-  gave_up_ = true;
+  cancelled_any_ = true;
   const std::uint32_t state = message.state;
-  if ((state & kFinished) != 0) tables_->finished.remove(message);
-  if ((state & kBacklog) != 0) tables_->backlog.remove(message);
-  if ((state & kMatching) != 0) ((state & kReceive) != 0 ? tables_->receives : tables_->sends).remove(message);
+  if ((state & kFinished) != 0) queues_->finished.remove(message);
+  if ((state & kBacklog) != 0) queues_->backlog.remove(message);
+  if ((state & kMatching) != 0) ((state & kReceive) != 0 ? queues_->receives : queues_->sends).remove(message);
   message.state &= kReceive | kBulk;
   if ((message.state & kBulk) == 0 || dead_) return;
   cancelling_ = true;
@@ -323,25 +323,25 @@ void TagMatchingTransport::cancel(Message& message) noexcept {
   cancelling_ = false;
   if (safe) return;
   // Only a closed link is certain not to access that memory.
-  link_->close(Link::CloseMode::broken);
+  link_->close(Link::CloseMode::abortive);
   link_failed("rank " + std::to_string(message.peer) + " did not finish a message that was under way");
 }
 
 /// CTS messages are kept: the receiver cancels them and waits for the reply.
 void TagMatchingTransport::discard_communicator(std::uint32_t communicator) noexcept {
-  tables_->given_up.add(communicator);
-  tables_->content.drain([&](const UnexpectedMessage& arrived) { return arrived.tag.communicator == communicator; },
-                         [&](UnexpectedMessage& arrived) {
-                           arrived.payload = {};
-                           tables_->spare.append(arrived);
-                         });
+  queues_->discarded.add(communicator);
+  queues_->early.drain([&](const UnexpectedMessage& unexpected) { return unexpected.tag.communicator == communicator; },
+                       [&](UnexpectedMessage& unexpected) {
+                         unexpected.payload = {};
+                         queues_->spare.append(unexpected);
+                       });
 }
 
 /// Delivers messages that completed while the world couldn't be called.
 bool TagMatchingTransport::deliver_deferred() noexcept {
   bool moved = false;
-  while (Message* message = tables_->finished.first()) {
-    tables_->finished.remove(*message);
+  while (Message* message = queues_->finished.first()) {
+    queues_->finished.remove(*message);
     message->state = 0;
     message->owner->message_done(*message, message->moved);
     moved = true;
@@ -356,10 +356,10 @@ bool TagMatchingTransport::poll(bool with_health_check) noexcept {
   bool moved = deliver_deferred();
   if (dead_) return moved;
   moved |= link_->poll(with_health_check);
-  while (!dead_ && !tables_->backlog.empty() && link_->can_send_eager()) {
-    Message& message = *tables_->backlog.first();
-    tables_->backlog.remove(message);
-    send_content(message);
+  while (!dead_ && !queues_->backlog.empty() && link_->can_send_eager()) {
+    Message& message = *queues_->backlog.first();
+    queues_->backlog.remove(message);
+    send_eager(message);
     moved = true;
   }
   return moved;
@@ -367,10 +367,12 @@ bool TagMatchingTransport::poll(bool with_health_check) noexcept {
 
 void TagMatchingTransport::close(bool failed) noexcept {
   cancelling_ = true;
-  while (!failed && awaits_answers())
+  while (!failed && awaits_replies())
     if (!link_->poll(true)) std::this_thread::yield();
   if (std::exchange(dead_, true)) return;
-  link_->close(failed ? Link::CloseMode::broken : gave_up_ ? Link::CloseMode::with_failures : Link::CloseMode::orderly);
+  link_->close(failed           ? Link::CloseMode::abortive
+               : cancelled_any_ ? Link::CloseMode::after_cancel
+                                : Link::CloseMode::graceful);
 }
 
 }  // namespace tessera::comm

@@ -45,37 +45,37 @@ class TESSERA_API TagMatchingTransport final : public Transport, private LinkEve
   struct UnexpectedMessage;
   struct DrainBuffer;
 
-  void note_arrived(const AmHeader& header, std::span<const std::byte> payload) noexcept override;
+  void on_am(const AmHeader& header, std::span<const std::byte> payload) noexcept override;
   void bulk_done(Message& message) noexcept override;
   void bulk_failed(Message& message, const std::string& why) noexcept override;
   void peer_lost(int peer, const std::string& why) noexcept override;
   void link_failed(const std::string& why) noexcept override;
 
   AmHeader header_of(AmHeader::Kind kind, const Message& message, std::uint64_t slot) const noexcept;
-  void send_note(AmHeader::Kind kind, const Message& message, std::uint64_t slot) noexcept;
-  void send_content(Message& message) noexcept;
-  void start_bulk_send(Message& message, const AmHeader& ask) noexcept;
+  void send_am(AmHeader::Kind kind, const Message& message, std::uint64_t slot) noexcept;
+  void send_eager(Message& message) noexcept;
+  void start_bulk_send(Message& message, const AmHeader& cts) noexcept;
   void match(Message& receive, const AmHeader& header, std::span<const std::byte> payload) noexcept;
   bool end_bulk(Message& message, bool may_come) noexcept;
   void post_drain(const Message& instead_of, std::uint64_t slot) noexcept;
   void on_cts_cancel(const AmHeader& header) noexcept;
-  void close_sink(int peer, std::uint64_t slot) noexcept;
+  void close_drain(int peer, std::uint64_t slot) noexcept;
   void finish(Message& message, std::size_t bytes) noexcept;
   void deliver(Message& message, std::size_t bytes) noexcept;
-  bool awaits_answers() const noexcept;
+  bool awaits_replies() const noexcept;
   bool deliver_deferred() noexcept;
 
   const int rank_;
   const std::uint32_t world_;
   TransportEvents& events_;
-  std::unique_ptr<MatchQueues> tables_;
+  std::unique_ptr<MatchQueues> queues_;
   std::unique_ptr<Link> link_;
   std::uint64_t next_slot_ = 0;
-  Clock::time_point sinks_until_;                  ///< deadline of the replies to cancelled CTS messages
+  Clock::time_point drains_until_;                 ///< deadline of the replies to cancelled CTS messages
   std::vector<std::pair<int, std::string>> lost_;  ///< reported by the next poll(), as is `failure_`
   std::string failure_;
   bool cancelling_ = false;
-  bool gave_up_ = false;  ///< whether any message was ever cancelled
+  bool cancelled_any_ = false;  ///< whether any message was ever cancelled
   bool dead_ = false;
 };
 

@@ -18,13 +18,13 @@ namespace tessera::comm {
 
 /// Pairs a send with its receive, together with the two ranks. Each value is used once per pair and direction.
 struct MessageTag {
-  std::uint32_t communicator = 0;                       ///< at most kMostCommunicators live at once
+  std::uint32_t communicator = 0;                       ///< at most kMaxCommunicators live at once
   std::uint32_t operation = 0;                          ///< counts up; wraps
   std::uint32_t step = 0;                               ///< within the operation, below 2^24
   auto operator<=>(const MessageTag&) const = default;  ///< by communicator, operation, step
 };
 /// Limit of MessageTag::communicator values in use at one time.
-inline constexpr std::uint32_t kMostCommunicators = 4096;
+inline constexpr std::uint32_t kMaxCommunicators = 4096;
 
 struct Message;
 class NativeCollectives;
@@ -66,7 +66,7 @@ class TESSERA_API TransportEvents {
   /// Nothing more can be exchanged with `peer`. The world cancels its pending messages.
   virtual void connection_lost(int peer, const std::string& why) noexcept = 0;
   /// Data received from `peer` is corrupt: the affected message is incomplete, and nothing more will come from this
-  /// peer. `what`: "the content of a message". Not for messages cut off by a dying peer.
+  /// peer. `what`: "the content of a message". Not for messages truncated by a dying peer.
   virtual void message_damaged(int peer, const std::string& what) noexcept = 0;
   /// The transport can no longer be used.
   virtual void transport_failed(const std::string& why) noexcept = 0;
@@ -99,7 +99,7 @@ class TESSERA_API Transport : public Pollable {
   /// Native collectives of the library below; null if it has none.
   virtual NativeCollectives* native() noexcept { return nullptr; }
   /// Waits, for a bounded time, until everything sent has left, and closes the connections. All ranks of the world have
-  /// announced that they close, unless `failed`.
+  /// sent their departure, unless `failed`.
   virtual void close(bool failed) noexcept = 0;
 };
 

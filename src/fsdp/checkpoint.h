@@ -35,7 +35,7 @@ using Attributes = std::map<std::string, std::string>;
 
 /// Where and how a CheckpointWriter saves.
 struct CheckpointOptions {
-  std::string folder;  ///< created if it does not exist; on a file system that all ranks share
+  std::string directory;  ///< created if it does not exist; on a file system that all ranks share
   /// Number of checkpoints to keep: older ones are removed when a new one is complete; 0: keep all. The newest
   /// checkpoint whose values are all finite is always kept, so that a diverging training run does not replace the
   /// checkpoint that it can resume from.
@@ -75,10 +75,10 @@ class TESSERA_API CheckpointWriter {
 
  private:
   class Save;
-  bool settle(bool wait);
+  bool finish_save(bool wait);
   std::string first_failure(const std::string& mine);
   void throw_first_failure(const std::string& mine);
-  void lock_folder(std::chrono::milliseconds patience);
+  void lock_directory(std::chrono::milliseconds patience);
 
   Engine& engine_;
   comm::HostCollectives& control_;
@@ -106,14 +106,14 @@ struct CheckpointBuffer {
 /// thread.
 class TESSERA_API Checkpoint {
  public:
-  /// `folder`: the directory of one step, or one that contains several. Throws InvalidUsage that says what is missing
-  /// or damaged.
-  explicit Checkpoint(const std::string& folder);
+  /// `directory`: the directory of one step, or one that contains several. Throws InvalidUsage that says what is
+  /// missing or damaged.
+  explicit Checkpoint(const std::string& directory);
   ~Checkpoint();
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
 
-  const std::string& folder() const;  ///< directory of the step
+  const std::string& directory() const;  ///< directory of the step
   std::uint64_t step() const;  ///< Engine::steps() when it was saved
   int ranks() const;  ///< number of ranks that wrote it
   const std::string& strategy() const;  ///< Strategy::name of the run that saved; any strategy can read it
@@ -170,10 +170,10 @@ struct RestoreReport {
 /// damaged is InvalidUsage too, but leaves the engine partly restored.
 TESSERA_API RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions options = {});
 
-/// The directory of the newest complete checkpoint in `folder`, or "" if there is none. Throws InvalidUsage if any is
-/// damaged: it might be the newest.
-TESSERA_API std::string latest_checkpoint(const std::string& folder);
+/// The directory of the newest complete checkpoint in `directory`, or "" if there is none. Throws InvalidUsage if any
+/// is damaged: it might be the newest.
+TESSERA_API std::string latest_checkpoint(const std::string& directory);
 /// As latest_checkpoint(), among those whose values are all finite.
-TESSERA_API std::string latest_finite_checkpoint(const std::string& folder);
+TESSERA_API std::string latest_finite_checkpoint(const std::string& directory);
 
 }  // namespace tessera::fsdp

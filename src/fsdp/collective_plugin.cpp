@@ -10,7 +10,7 @@ using comm::OpKind;
 
 CollectivePlugin::~CollectivePlugin() = default;
 
-bool CollectiveCapabilities::carries_encodings() const {
+bool CollectiveCapabilities::gathers_quantized() const {
   return exact && (dtypes.empty() || std::find(dtypes.begin(), dtypes.end(), DType::u8) != dtypes.end());
 }
 
@@ -89,8 +89,8 @@ void CollectiveRegistry::add(OpKind collective, std::string name, Factory make, 
 
 CollectiveRegistry::Entry CollectiveRegistry::find(OpKind collective, std::string_view name) const {
   if (is_plugin_name(name)) {
-    OfferedCollective offered = plugin_collective(collective, name);
-    return entry_of(collective, std::move(offered.make), std::move(offered.cost));
+    ExportedCollective exported = plugin_collective(collective, name);
+    return entry_of(collective, std::move(exported.make), std::move(exported.cost));
   }
   const auto found = entries_.find({collective, std::string(name)});
   if (found != entries_.end()) return found->second;

@@ -65,14 +65,14 @@ class TESSERA_API WorkChain {
 
 /// Properties of a plug-in, by which the engine checks that it fits and a user chooses.
 struct CollectiveCapabilities {
-  bool exact = true;           ///< outputs are exactly the inputs, or their sum
-  bool linear = true;          ///< summing over two axes one after the other is as good as one sum over both
-  bool whole = false;          ///< needs whole flat parameters, not shards
-  bool deterministic = true;   ///< the same input gives the same bits
-  bool carries_state = false;  ///< keeps state between steps; see state()
-  std::vector<DType> dtypes;   ///< supported dtypes of the data; empty: any
+  bool exact = true;          ///< outputs are exactly the inputs, or their sum
+  bool linear = true;         ///< summing over two axes one after the other is as good as one sum over both
+  bool whole = false;         ///< needs whole flat parameters, not shards
+  bool deterministic = true;  ///< the same input gives the same bits
+  bool has_state = false;     ///< keeps state between steps; see state()
+  std::vector<DType> dtypes;  ///< supported dtypes of the data; empty: any
   /// Whether the plug-in can gather encodings, of which each bit counts. Where false, `plain` gathers them.
-  TESSERA_API bool carries_encodings() const;
+  TESSERA_API bool gathers_quantized() const;
 };
 
 /// A flat parameter that an instance transfers in every step.

@@ -56,14 +56,14 @@ EngineTraffic EngineStats::traffic() const {
     bool scatters = false;
     for (const ReduceStage& stage : core_.units.front()->plan().reductions)
       if (stage.axis == axis) scatters = stage.scatter;
-    const comm::TrafficStats reduce = channels.reduce->meter();
+    const comm::TrafficStats reduce = channels.reduce->traffic();
     const TrafficCount other = reduce.of(scatters ? comm::OpKind::all_reduce : comm::OpKind::reduce_scatter);
     add(scatters ? traffic.all_reduce : traffic.reduce_scatter, other);
     add(scatters ? traffic.reduce_scatter : traffic.all_reduce, difference(total(reduce), other));
-    add(traffic.all_gather, total(channels.gather->meter()));
-    add(traffic.control, total(channels.control->meter()));
+    add(traffic.all_gather, total(channels.gather->traffic()));
+    add(traffic.control, total(channels.control->traffic()));
   }
-  add(traffic.control, total(core_.order->host().communicator().meter()));
+  add(traffic.control, total(core_.order->host().communicator().traffic()));
   traffic.broadcast = core_.buffers->traffic();
   return traffic;
 }

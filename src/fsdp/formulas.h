@@ -66,7 +66,7 @@ struct CommunicationFormula {
 /// `units` in forward order; `collectives` contains the plug-ins that the strategy names.
 TESSERA_API CommunicationFormula communication_formula(
     const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units, Precision precision = {},
-    StepShape course = {}, const CollectiveRegistry& collectives = CollectiveRegistry::built_in());
+    StepShape shape = {}, const CollectiveRegistry& collectives = CollectiveRegistry::built_in());
 
 /// Bytes of a rank's model state, by memory category.
 struct ModelStateBytes {
@@ -110,6 +110,6 @@ struct PeakBounds {
 /// reduced in two stages it holds those of one unit longer. Where microbatches wait for the last one, all gradients are
 /// held. Where gradients are cast for their reduction, both forms of a unit exist at once.
 TESSERA_API PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
-                                    StepShape course, Precision precision = {});
+                                    StepShape shape, Precision precision = {});
 
 }  // namespace tessera::fsdp

@@ -22,9 +22,9 @@ MeshShape parse_mesh(std::string_view text) {
   const std::size_t cross = text.find('x');
   if (cross == std::string_view::npos)
     throw InvalidUsage("--mesh '" + std::string(text) + "': write replicas x shards, such as 2x4");
-  constexpr int kMost = 1 << 20;
-  const auto replicas = parse_integer(text.substr(0, cross), "--mesh replicas", 1, kMost);
-  const auto shards = parse_integer(text.substr(cross + 1), "--mesh shards", 1, kMost);
+  constexpr int kMax = 1 << 20;
+  const auto replicas = parse_integer(text.substr(0, cross), "--mesh replicas", 1, kMax);
+  const auto shards = parse_integer(text.substr(cross + 1), "--mesh shards", 1, kMax);
   return MeshShape::grid(static_cast<int>(replicas), static_cast<int>(shards));
 }
 

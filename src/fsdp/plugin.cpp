@@ -47,13 +47,13 @@ fs::path find_file(const std::string& file) {
       (bare ? " in the current directory or in TESSERA_PLUGIN_PATH; name its directory too, as ./" + file : ""));
 }
 
-std::string listed(const PluginExports& offer) {
+std::string listed(const PluginExports& exports) {
   std::string text;
   const auto add = [&](std::string_view kind, const std::string& name) {
     text += (text.empty() ? "" : ", ") + std::string(kind) + " " + name;
   };
-  for (const Strategy& strategy : offer.strategies) add("strategy", strategy.name);
-  for (const OfferedCollective& each : offer.collectives) add(comm::name_of(each.collective), each.name);
+  for (const Strategy& strategy : exports.strategies) add("strategy", strategy.name);
+  for (const ExportedCollective& each : exports.collectives) add(comm::name_of(each.collective), each.name);
   return text.empty() ? "nothing" : text;
 }
 
@@ -67,13 +67,13 @@ void require_name(const std::string& name, const std::string& what) {
 }
 
 /// Throws InvalidUsage if an export is invalid.
-void look_over(const PluginExports& offer) {
+void look_over(const PluginExports& exports) {
   std::set<std::pair<std::string, std::string>> names;
   const auto add = [&](const std::string& kind, const std::string& name) {
     require_name(name, "its " + kind);
     if (!names.emplace(kind, name).second) throw InvalidUsage("it provides " + kind + " " + name + " twice");
   };
-  for (const OfferedCollective& each : offer.collectives) {
+  for (const ExportedCollective& each : exports.collectives) {
     const std::string kind(comm::name_of(each.collective));
     add(kind, each.name);
     if (std::find(kPluggable.begin(), kPluggable.end(), each.collective) == kPluggable.end())
@@ -82,7 +82,7 @@ void look_over(const PluginExports& offer) {
     if (!each.make) throw InvalidUsage("its " + kind + " " + each.name + " has no make function");
   }
   const CollectiveRegistry built_in = CollectiveRegistry::built_in();
-  for (const Strategy& strategy : offer.strategies) {
+  for (const Strategy& strategy : exports.strategies) {
     add("strategy", strategy.name);
     validate(strategy);
     for (const auto& [collective, name] : {std::pair(OpKind::all_gather, &strategy.all_gather),
@@ -121,32 +121,32 @@ const PluginExports& load(const std::string& file) {
   const auto& plugin =
       base::open_module<tessera_fsdp_plugin>(path, {"tessera_fsdp_plugin", "plug-in with strategies or collectives",
                                                     TESSERA_FSDP_PLUGIN_ABI, sizeof(tessera_fsdp_plugin)});
-  PluginOffer got = plugin.offer();
+  PluginExportsResult got = plugin.exports();
   call_named(file, [&] {
     if (got.error != nullptr) std::rethrow_exception(got.error);
   });
   try {
-    look_over(got.offer);
+    look_over(got.exports);
   } catch (const InvalidUsage& error) {
     throw InvalidUsage(file + ": " + error.what());
   } catch (const Unsupported& error) {
     throw Unsupported(file + ": " + error.what());
   }
-  return loaded.emplace(path, std::move(got.offer)).first->second;
+  return loaded.emplace(path, std::move(got.exports)).first->second;
 }
 
-[[noreturn]] void refuse(const PluginName& wanted, std::string_view kind, const PluginExports& offer) {
+[[noreturn]] void refuse(const PluginName& wanted, std::string_view kind, const PluginExports& exports) {
   if (wanted.name.empty())
-    throw InvalidUsage(wanted.file + ": write " + wanted.file + ":NAME; it provides " + listed(offer));
+    throw InvalidUsage(wanted.file + ": write " + wanted.file + ":NAME; it provides " + listed(exports));
   throw InvalidUsage(wanted.file + " provides no " + std::string(kind) + " '" + wanted.name + "'; it provides " +
-                     listed(offer));
+                     listed(exports));
 }
 
-const OfferedCollective* find(const PluginExports& offer, OpKind collective, const std::string& name) {
+const ExportedCollective* find(const PluginExports& exports, OpKind collective, const std::string& name) {
   const auto found =
-      std::find_if(offer.collectives.begin(), offer.collectives.end(),
-                   [&](const OfferedCollective& each) { return each.collective == collective && each.name == name; });
-  return found == offer.collectives.end() ? nullptr : &*found;
+      std::find_if(exports.collectives.begin(), exports.collectives.end(),
+                   [&](const ExportedCollective& each) { return each.collective == collective && each.name == name; });
+  return found == exports.collectives.end() ? nullptr : &*found;
 }
 
 }  // namespace
@@ -157,26 +157,26 @@ bool is_plugin_name(std::string_view name) {
 
 Strategy plugin_strategy(std::string_view name) {
   const PluginName wanted = split(name);
-  const PluginExports& offer = load(wanted.file);
-  for (const Strategy& each : offer.strategies) {
+  const PluginExports& exports = load(wanted.file);
+  for (const Strategy& each : exports.strategies) {
     if (each.name != wanted.name) continue;
     Strategy strategy = each;
     strategy.name = name;
-    for (const auto& [collective, carrier] : {std::pair(OpKind::all_gather, &strategy.all_gather),
-                                              std::pair(OpKind::reduce_scatter, &strategy.reduce_scatter),
-                                              std::pair(OpKind::all_reduce, &strategy.all_reduce)})
-      if (find(offer, collective, *carrier) != nullptr) *carrier = wanted.file + ":" + *carrier;
+    for (const auto& [collective, plugin_name] : {std::pair(OpKind::all_gather, &strategy.all_gather),
+                                                  std::pair(OpKind::reduce_scatter, &strategy.reduce_scatter),
+                                                  std::pair(OpKind::all_reduce, &strategy.all_reduce)})
+      if (find(exports, collective, *plugin_name) != nullptr) *plugin_name = wanted.file + ":" + *plugin_name;
     return strategy;
   }
-  refuse(wanted, "strategy", offer);
+  refuse(wanted, "strategy", exports);
 }
 
-OfferedCollective plugin_collective(OpKind collective, std::string_view name) {
+ExportedCollective plugin_collective(OpKind collective, std::string_view name) {
   const PluginName wanted = split(name);
-  const PluginExports& offer = load(wanted.file);
-  const OfferedCollective* const found = find(offer, collective, wanted.name);
-  if (found == nullptr) refuse(wanted, comm::name_of(collective), offer);
-  OfferedCollective named = *found;
+  const PluginExports& exports = load(wanted.file);
+  const ExportedCollective* const found = find(exports, collective, wanted.name);
+  if (found == nullptr) refuse(wanted, comm::name_of(collective), exports);
+  ExportedCollective named = *found;
   named.make = [title = std::string(name), make = found->make] {
     auto made = call_named(title, make);
     if (made == nullptr) throw InvalidUsage(title + ": its make function returned null");

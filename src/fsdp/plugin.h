@@ -21,13 +21,13 @@
 #include "tessera/fsdp/collective_plugin.h"
 #include "tessera/fsdp/strategy.h"
 
-#define TESSERA_FSDP_ABI_NUMBER 2  // counts up whenever a class or struct in the headers of nn or fsdp changes
+#define TESSERA_FSDP_ABI_NUMBER 3  // counts up whenever a class or struct in the headers of nn or fsdp changes
 #define TESSERA_FSDP_PLUGIN_ABI "fsdp " TESSERA_ABI_TEXT(TESSERA_FSDP_ABI_NUMBER) ", " TESSERA_ABI
 
 namespace tessera::fsdp {
 
 /// The arguments of CollectiveRegistry::add(). Ranks may be threads that call `make` and `cost` concurrently.
-struct OfferedCollective {
+struct ExportedCollective {
   comm::OpKind collective = comm::OpKind::all_gather;  ///< or reduce_scatter, or all_reduce
   std::string name;                                    ///< NAME of FILE.so:NAME
   CollectiveRegistry::Factory make;                    ///< creates an instance
@@ -37,13 +37,13 @@ struct OfferedCollective {
 /// Everything that a file exports. Names consist of letters, digits, '_', '-' and '.', and occur once per kind. A
 /// strategy's collectives are built in, or exported by the same file and referred to by their plain names.
 struct PluginExports {
-  std::vector<OfferedCollective> collectives;  ///< may be empty
-  std::vector<Strategy> strategies;            ///< may be empty
+  std::vector<ExportedCollective> collectives;  ///< may be empty
+  std::vector<Strategy> strategies;             ///< may be empty
 };
 
 /// The result of the entry, which throws nothing itself; see comm::PluginCommunicator.
-struct PluginOffer {
-  PluginExports offer;       ///< empty if `error` is set
+struct PluginExportsResult {
+  PluginExports exports;     ///< empty if `error` is set
   std::exception_ptr error;  ///< the exception that the function threw; null on success
 };
 
@@ -53,9 +53,9 @@ extern "C" {
 
 /// The loader reads `abi` and `size` first, and nothing else unless they are the library's own.
 struct tessera_fsdp_plugin {
-  const char* abi;                                 ///< TESSERA_FSDP_PLUGIN_ABI
-  std::size_t size;                                ///< of this struct
-  tessera::fsdp::PluginOffer (*offer)() noexcept;  ///< calls the function that TESSERA_FSDP_PLUGIN names
+  const char* abi;                                           ///< TESSERA_FSDP_PLUGIN_ABI
+  std::size_t size;                                          ///< of this struct
+  tessera::fsdp::PluginExportsResult (*exports)() noexcept;  ///< calls the function that TESSERA_FSDP_PLUGIN names
 };
 
 /// The type of tessera_fsdp_plugin_entry(). The struct that it returns is never freed.
@@ -64,12 +64,12 @@ using tessera_fsdp_plugin_entry_function = const tessera_fsdp_plugin*();
 
 namespace tessera::fsdp {
 
-/// A struct whose entry returns the result of `offer`.
-template <PluginExports (*offer)()>
+/// A struct whose entry returns the result of `exports`.
+template <PluginExports (*exports)()>
 tessera_fsdp_plugin plugin_of(const char* abi) noexcept {
-  return {.abi = abi, .size = sizeof(tessera_fsdp_plugin), .offer = +[]() noexcept -> PluginOffer {
+  return {.abi = abi, .size = sizeof(tessera_fsdp_plugin), .exports = +[]() noexcept -> PluginExportsResult {
             try {
-              return {offer(), nullptr};
+              return {exports(), nullptr};
             } catch (...) {
               return {{}, std::current_exception()};
             }
@@ -87,15 +87,15 @@ TESSERA_API Strategy plugin_strategy(std::string_view name);
 
 /// The collective FILE.so:NAME; throws as plugin_strategy() does. An exception of its factory or cost function that is
 /// not a Tessera error becomes InvalidUsage with the collective's name.
-TESSERA_API OfferedCollective plugin_collective(comm::OpKind collective, std::string_view name);
+TESSERA_API ExportedCollective plugin_collective(comm::OpKind collective, std::string_view name);
 /// Whether the file exports the name for this collective. Throws if the file cannot be loaded.
 TESSERA_API bool has_plugin_collective(comm::OpKind collective, std::string_view name);
 
 }  // namespace tessera::fsdp
 
-/// Used once in a shared object: exports what the function `offer` returns.
-#define TESSERA_FSDP_PLUGIN(offer)                                                                      \
-  extern "C" TESSERA_API const tessera_fsdp_plugin* tessera_fsdp_plugin_entry() {                       \
-    static const tessera_fsdp_plugin plugin = tessera::fsdp::plugin_of<offer>(TESSERA_FSDP_PLUGIN_ABI); \
-    return &plugin;                                                                                     \
+/// Used once in a shared object: exports what the function `exports` returns.
+#define TESSERA_FSDP_PLUGIN(exports)                                                                      \
+  extern "C" TESSERA_API const tessera_fsdp_plugin* tessera_fsdp_plugin_entry() {                         \
+    static const tessera_fsdp_plugin plugin = tessera::fsdp::plugin_of<exports>(TESSERA_FSDP_PLUGIN_ABI); \
+    return &plugin;                                                                                       \
   }

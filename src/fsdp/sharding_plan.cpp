@@ -6,13 +6,13 @@ namespace tessera::fsdp {
 namespace {
 
 /// Slices along `axes`, or along the mesh's other axes if not `inside`.
-std::vector<ShardingPlan::AxisSlice> cuts_along(const Axes& axes, const Mesh& mesh, bool inside) {
-  std::vector<ShardingPlan::AxisSlice> cuts;
+std::vector<ShardingPlan::AxisSlice> slices_along(const Axes& axes, const Mesh& mesh, bool inside) {
+  std::vector<ShardingPlan::AxisSlice> slices;
   const auto& all = mesh.shape().axes;
   for (auto axis = all.rbegin(); axis != all.rend(); ++axis)
     if (axis->size > 1 && axes.contains(axis->name) == inside)
-      cuts.push_back({axis->name, axis->size, mesh.coordinate(axis->name)});
-  return cuts;
+      slices.push_back({axis->name, axis->size, mesh.coordinate(axis->name)});
+  return slices;
 }
 
 ShardingPlan::OffloadedState offloaded_by(const Strategy& strategy) {
@@ -48,42 +48,42 @@ std::optional<ShardingPlan::SyncPlan> periodic_of(const Strategy& strategy, cons
 
 }  // namespace
 
-ElementRange narrow(ElementRange range, std::span<const ShardingPlan::AxisSlice> cuts) {
-  for (const ShardingPlan::AxisSlice& cut : cuts) {
-    const std::int64_t part = range.count() / cut.size;
-    range = {range.begin + part * cut.coordinate, range.begin + part * (cut.coordinate + 1)};
+ElementRange narrow(ElementRange range, std::span<const ShardingPlan::AxisSlice> slices) {
+  for (const ShardingPlan::AxisSlice& slice : slices) {
+    const std::int64_t part = range.count() / slice.size;
+    range = {range.begin + part * slice.coordinate, range.begin + part * (slice.coordinate + 1)};
   }
   return range;
 }
 
-std::vector<ShardingPlan::AxisSlice> cuts_of(const Axes& axes, const Mesh& mesh) {
-  return cuts_along(axes, mesh, true);
+std::vector<ShardingPlan::AxisSlice> slices_of(const Axes& axes, const Mesh& mesh) {
+  return slices_along(axes, mesh, true);
 }
 
-ElementRange ShardingPlan::rest(std::int64_t padded) const { return narrow({0, padded}, rest_cuts); }
+ElementRange ShardingPlan::rest(std::int64_t padded) const { return narrow({0, padded}, rest_slices); }
 ElementRange ShardingPlan::unsharded(std::int64_t padded, std::size_t gathered) const {
-  return narrow({0, padded}, std::span(rest_cuts).first(rest_cuts.size() - gathered));
+  return narrow({0, padded}, std::span(rest_slices).first(rest_slices.size() - gathered));
 }
-ElementRange ShardingPlan::gradient_range(std::int64_t padded) const { return narrow({0, padded}, gradient_cuts); }
-ElementRange ShardingPlan::optimizer(std::int64_t padded) const { return narrow({0, padded}, optimizer_cuts); }
+ElementRange ShardingPlan::gradient_range(std::int64_t padded) const { return narrow({0, padded}, gradient_slices); }
+ElementRange ShardingPlan::optimizer(std::int64_t padded) const { return narrow({0, padded}, optimizer_slices); }
 
 ElementRange ShardingPlan::own(std::int64_t padded) const { return narrow(optimizer(padded), optimizer_copies); }
 ElementRange ShardingPlan::own_frozen(std::int64_t padded) const { return narrow(rest(padded), rest_copies); }
 
 ElementRange ShardingPlan::after_gathers(std::int64_t padded, std::size_t gathered) const {
-  return narrow({0, padded}, std::span(optimizer_cuts).first(optimizer_cuts.size() - gathered));
+  return narrow({0, padded}, std::span(optimizer_slices).first(optimizer_slices.size() - gathered));
 }
 
 ShardingPlan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offload) {
   validate(strategy, mesh.shape());
   ShardingPlan plan;
   if (cpu_offload) plan.offloaded = offloaded_by(strategy);
-  plan.rest_cuts = cuts_of(strategy.param_at_rest, mesh);
-  plan.gradient_cuts = cuts_of(strategy.gradient, mesh);
-  plan.optimizer_cuts = cuts_of(strategy.optimizer, mesh);
-  plan.rest_copies = cuts_along(strategy.param_at_rest, mesh, false);
-  plan.optimizer_copies = cuts_along(strategy.optimizer, mesh, false);
-  plan.forward_cuts = cuts_of(strategy.param_after_forward, mesh);
+  plan.rest_slices = slices_of(strategy.param_at_rest, mesh);
+  plan.gradient_slices = slices_of(strategy.gradient, mesh);
+  plan.optimizer_slices = slices_of(strategy.optimizer, mesh);
+  plan.rest_copies = slices_along(strategy.param_at_rest, mesh, false);
+  plan.optimizer_copies = slices_along(strategy.optimizer, mesh, false);
+  plan.forward_slices = slices_of(strategy.param_after_forward, mesh);
   plan.periodic = periodic_of(strategy, mesh);
   const int replicas_apart = plan.periodic ? plan.periodic->replicas : 1;
   const auto is_periodic = [&](const Axis& axis) { return plan.periodic && plan.periodic->axis == axis; };
@@ -91,20 +91,21 @@ ShardingPlan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offl
     throw Unsupported("cpu offload: strategy " + strategy.name +
                       " has a sync period, and its state must stay on the device");
 
-  if (!plan.rest_cuts.empty()) {
-    for (auto cut = plan.rest_cuts.rbegin(); cut != plan.rest_cuts.rend(); ++cut) plan.gather_axes.push_back(cut->axis);
-    plan.sharded_after_forward = !plan.forward_cuts.empty();
-    plan.keeps_secondary = plan.sharded_after_forward && plan.forward_cuts.size() < plan.rest_cuts.size();
+  if (!plan.rest_slices.empty()) {
+    for (auto slice = plan.rest_slices.rbegin(); slice != plan.rest_slices.rend(); ++slice)
+      plan.gather_axes.push_back(slice->axis);
+    plan.sharded_after_forward = !plan.forward_slices.empty();
+    plan.keeps_secondary = plan.sharded_after_forward && plan.forward_slices.size() < plan.rest_slices.size();
   } else if (plan.offloaded.parameters) {
     plan.sharded_after_forward = !strategy.param_after_forward.empty();
   }
   plan.unshards_to_lease = !plan.gather_axes.empty() || plan.offloaded.parameters;
-  plan.gradient_sharded = !plan.gradient_cuts.empty() || plan.offloaded.gradients;
-  for (const ShardingPlan::AxisSlice& cut : plan.optimizer_cuts) {
+  plan.gradient_sharded = !plan.gradient_slices.empty() || plan.offloaded.gradients;
+  for (const ShardingPlan::AxisSlice& slice : plan.optimizer_slices) {
     // Only the last stage produces the kept gradients; offloaded ones are copied to the host from the lease.
     const bool to_kept =
-        !plan.gradient_cuts.empty() && cut.axis == plan.gradient_cuts.back().axis && !plan.offloaded.gradients;
-    plan.reductions.push_back({cut.axis, true, to_kept, comm::ReduceOp::sum()});
+        !plan.gradient_slices.empty() && slice.axis == plan.gradient_slices.back().axis && !plan.offloaded.gradients;
+    plan.reductions.push_back({slice.axis, true, to_kept, comm::ReduceOp::sum()});
   }
   // From the innermost axis outward, as ranks are numbered, so that sums form the same tree as on one axis.
   const auto& axes = mesh.shape().axes;
@@ -113,8 +114,8 @@ ShardingPlan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offl
       plan.reductions.push_back({axis->name, false, false, comm::ReduceOp::sum()});
   if (!plan.reductions.empty()) plan.reductions.back().op = comm::ReduceOp::average_over(mesh.size() / replicas_apart);
   plan.reduced_each = reduced_each(plan, strategy);
-  for (auto cut = plan.optimizer_cuts.rbegin(); cut != plan.optimizer_cuts.rend(); ++cut)
-    if (!strategy.param_at_rest.contains(cut->axis)) plan.gather_after_step.push_back(cut->axis);
+  for (auto slice = plan.optimizer_slices.rbegin(); slice != plan.optimizer_slices.rend(); ++slice)
+    if (!strategy.param_at_rest.contains(slice->axis)) plan.gather_after_step.push_back(slice->axis);
   if (plan.offloaded.parameters && !plan.gather_after_step.empty())
     throw Unsupported("cpu offload: strategy " + strategy.name + " gathers parameters over axis " +
                       plan.gather_after_step.front() + " after the step, so they must stay on the device");

@@ -67,10 +67,10 @@ struct ShardingPlan {
     int size = 1;        ///< length of the axis
     int coordinate = 0;  ///< of this rank on the axis
   };
-  std::vector<AxisSlice> rest_cuts,    ///< parameters at rest; each list in the order of application
-      forward_cuts,                    ///< parameters after forward
-      gradient_cuts,                   ///< kept gradients
-      optimizer_cuts;                  ///< optimizer state
+  std::vector<AxisSlice> rest_slices,  ///< parameters at rest; each list in the order of application
+      forward_slices,                  ///< parameters after forward
+      gradient_slices,                 ///< kept gradients
+      optimizer_slices;                ///< optimizer state
   std::vector<AxisSlice> rest_copies,  ///< axes that do not shard parameters at rest: their ranks hold the same values
       optimizer_copies;                ///< likewise of the optimizer
 
@@ -88,10 +88,10 @@ inline bool keeps_after_forward(bool sharded_after_forward, bool is_root, bool i
 }
 
 /// `range` narrowed by each slice in turn.
-ElementRange narrow(ElementRange range, std::span<const ShardingPlan::AxisSlice> cuts);
+ElementRange narrow(ElementRange range, std::span<const ShardingPlan::AxisSlice> slices);
 
 /// The slices of a mesh along these axes, innermost first, without axes of length 1.
-std::vector<ShardingPlan::AxisSlice> cuts_of(const Axes& axes, const Mesh& mesh);
+std::vector<ShardingPlan::AxisSlice> slices_of(const Axes& axes, const Mesh& mesh);
 
 /// Makes the plan. `cpu_offload`: sharded state is in host memory, also on a mesh of one rank. Throws InvalidUsage or
 /// Unsupported if the strategy does not fit the mesh, or has nothing to offload.

@@ -4,7 +4,7 @@
 //   fsdp::TrainingStep step{.make_model = .., .sequences = 8, .seq_len = 128, .engine = {.strategy = ..}};
 //   // on every rank of a small world:
 //   nn::KernelCostModel kernels = fsdp::profile_step(small_step, world, 3).kernels;
-//   base::VirtualClock clock(base::VirtualClock::Machine::host);
+//   base::VirtualClock clock(base::VirtualClock::Machine::synchronous);
 //   auto simulated = comm::sim::make_world(64, clock, comm::sim::alpha_beta(20us, 1.25e9));
 //   fsdp::StepProfile predicted = fsdp::predict_step(step, *simulated, clock, kernels);
 #pragma once

@@ -45,10 +45,10 @@ void AtomicFile::commit() {
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) throw base::system_error("rename to " + path_);
   ::close(std::exchange(file_, -1));
   const std::string parent = std::filesystem::path(path_).parent_path().string();
-  const int folder = ::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) return;  // the rename succeeded; only its durability can't be requested
-  ::fsync(folder);
-  ::close(folder);
+  const int directory = ::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory < 0) return;  // the rename succeeded; only its durability can't be requested
+  ::fsync(directory);
+  ::close(directory);
 }
 
 void write_file_atomically(const std::string& path, std::string_view text) {

@@ -45,8 +45,8 @@ T largest(std::span<const std::byte> bytes) {
 
 /// (high word of random * count) / 2^64: uniform over [0, count), up to count / 2^64.
 std::int64_t below(std::uint64_t random, std::int64_t count) {
-  __extension__ using Wide = unsigned __int128;
-  return static_cast<std::int64_t>((Wide{random} * static_cast<std::uint64_t>(count)) >> 64U);
+  __extension__ using U128 = unsigned __int128;
+  return static_cast<std::int64_t>((U128{random} * static_cast<std::uint64_t>(count)) >> 64U);
 }
 
 using WriteRow = std::function<void(std::int64_t row, std::int32_t* out)>;

@@ -25,13 +25,13 @@ std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
-std::string made(const std::string& folder) {
+std::string made(const std::string& directory) {
   std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error || !std::filesystem::is_directory(folder, error))
-    throw InvalidUsage(folder + ": can't be created" +
+  std::filesystem::create_directories(directory, error);
+  if (error || !std::filesystem::is_directory(directory, error))
+    throw InvalidUsage(directory + ": can't be created" +
                        (error ? " (" + error.message() + ")" : ": it is not a directory"));
-  return folder;
+  return directory;
 }
 
 }  // namespace
@@ -44,16 +44,16 @@ std::vector<SafetensorsTensor> saved_tensors(const Module& model) {
   return tensors;
 }
 
-HfCheckpointReader::HfCheckpointReader(const std::string& folder)
-    : folder_(folder), config_(read_config(folder + "/config.json")) {
+HfCheckpointReader::HfCheckpointReader(const std::string& directory)
+    : directory_(directory), config_(read_config(directory + "/config.json")) {
   std::error_code ignore;
-  const std::string single = folder + "/model.safetensors", index = single + ".index.json";
+  const std::string single = directory + "/model.safetensors", index = single + ".index.json";
   if (std::filesystem::exists(single, ignore)) {
     add_file(single);
   } else if (std::filesystem::exists(index, ignore)) {
     open_index(index);
   } else {
-    throw InvalidUsage(folder + ": has neither model.safetensors nor model.safetensors.index.json");
+    throw InvalidUsage(directory + ": has neither model.safetensors nor model.safetensors.index.json");
   }
 }
 
@@ -61,7 +61,7 @@ void HfCheckpointReader::open_index(const std::string& path) {
   const MappedFile file(path);
   const std::span<const std::byte> bytes = file.bytes();
   const auto* text = reinterpret_cast<const char*>(bytes.data());
-  if (bytes.size() > kMostHeaderBytes) throw InvalidUsage(path + ": too long for an index");
+  if (bytes.size() > kMaxHeaderBytes) throw InvalidUsage(path + ": too long for an index");
   int deepest = 0;
   const auto shallow = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
     return (deepest = std::max(deepest, depth)) < 8;
@@ -78,7 +78,7 @@ void HfCheckpointReader::open_index(const std::string& path) {
                          "' is not the name of a safetensors file in the same directory");
     ++names[file_name];
   }
-  for (const auto& [name, tensors] : names) add_file(folder_ + "/" + name);
+  for (const auto& [name, tensors] : names) add_file(directory_ + "/" + name);
 }
 
 void HfCheckpointReader::add_file(const std::string& path) {
@@ -114,12 +114,12 @@ void HfCheckpointReader::check(const std::vector<SafetensorsTensor>& needed) con
   if (!missing.empty()) wrong += "; missing: " + listed(missing);
   if (!different.empty()) wrong += "; of another shape: " + listed(different);
   if (!unexpected.empty()) wrong += "; unexpected: " + listed(unexpected);
-  if (!wrong.empty()) throw InvalidUsage(folder_ + ": does not fit the model" + wrong);
+  if (!wrong.empty()) throw InvalidUsage(directory_ + ": does not fit the model" + wrong);
 }
 
 const HfCheckpointReader::Place& HfCheckpointReader::place_of(std::string_view name) const {
   const auto found = places_.find(name);
-  if (found == places_.end()) throw InvalidUsage(folder_ + ": has no tensor '" + std::string(name) + "'");
+  if (found == places_.end()) throw InvalidUsage(directory_ + ": has no tensor '" + std::string(name) + "'");
   return found->second;
 }
 
@@ -133,13 +133,15 @@ void HfCheckpointReader::read_whole(std::string_view name, DType dtype, void* ou
   place.file->read_whole(*place.entry, dtype, out);
 }
 
-HfCheckpointWriter::HfCheckpointWriter(const std::string& folder, const ModelConfig& config,
+HfCheckpointWriter::HfCheckpointWriter(const std::string& directory, const ModelConfig& config,
                                        const std::vector<SafetensorsTensor>& tensors)
-    : folder_(made(folder)), config_(config), writer_(folder + "/model.safetensors", tensors, {{"format", "pt"}}) {}
+    : directory_(made(directory)),
+      config_(config),
+      writer_(directory + "/model.safetensors", tensors, {{"format", "pt"}}) {}
 
 void HfCheckpointWriter::commit() {
   writer_.commit();
-  write_file_atomically(folder_ + "/config.json", config_json(config_));
+  write_file_atomically(directory_ + "/config.json", config_json(config_));
 }
 
 }  // namespace tessera::nn

@@ -21,7 +21,7 @@ TESSERA_API std::vector<SafetensorsTensor> saved_tensors(const Module& model);
 class TESSERA_API HfCheckpointReader {
  public:
   /// Throws InvalidUsage if a file is missing or malformed.
-  explicit HfCheckpointReader(const std::string& folder);
+  explicit HfCheckpointReader(const std::string& directory);
   const ModelConfig& config() const { return config_; }  ///< of config.json
 
   /// Throws InvalidUsage that names missing tensors, unexpected tensors, and tensors whose shape differs from `needed`.
@@ -41,7 +41,7 @@ class TESSERA_API HfCheckpointReader {
   void open_index(const std::string& path);
   bool ignored(std::string_view name) const;
 
-  const std::string folder_;
+  const std::string directory_;
   const ModelConfig config_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::map<std::string, Place, std::less<>> places_;  // by canonical name
@@ -52,7 +52,7 @@ class TESSERA_API HfCheckpointReader {
 class TESSERA_API HfCheckpointWriter {
  public:
   /// Throws InvalidUsage if the directory can't be created or written.
-  HfCheckpointWriter(const std::string& folder, const ModelConfig& config,
+  HfCheckpointWriter(const std::string& directory, const ModelConfig& config,
                      const std::vector<SafetensorsTensor>& tensors);
   /// Elements `range` of an f32 tensor.
   void write(std::string_view name, ElementRange range, const float* values) { writer_.write(name, range, values); }
@@ -62,7 +62,7 @@ class TESSERA_API HfCheckpointWriter {
   void commit();
 
  private:
-  const std::string folder_;
+  const std::string directory_;
   const ModelConfig config_;
   SafetensorsWriter writer_;
 };

@@ -12,7 +12,7 @@ PinnedBufferCache::~PinnedBufferCache() {
   }
 }
 
-PinnedBufferCache::Block PinnedBufferCache::take(std::size_t bytes) {
+PinnedBufferCache::Block PinnedBufferCache::acquire(std::size_t bytes) {
   const auto idle = [](const Block& block) { return block.free.done(); };
   std::erase_if(blocks_, [&](const Block& block) {
     const bool dropped = block.bytes > kKept && idle(block);
@@ -32,11 +32,11 @@ void upload(Context& context, void* to, std::size_t bytes, const std::function<v
   context.refuse_in_capture("an upload", "every replay would use the recorded data");
   if (runtime.host_accessible()) return write(to);
   if (runtime.device().type == DeviceType::meta || bytes == 0) return;
-  PinnedBufferCache::Block block = context.staging().take(bytes);
+  PinnedBufferCache::Block block = context.staging().acquire(bytes);
   write(block.data);
   runtime.copy(context.stream(), CopyDirection::host_to_device, to, block.data, bytes);
   block.free = context.stream().record();
-  context.staging().give(std::move(block));
+  context.staging().release(std::move(block));
 }
 
 void download(Context& context, const void* from, std::size_t bytes, const std::function<void(const void*)>& read) {
@@ -46,11 +46,11 @@ void download(Context& context, const void* from, std::size_t bytes, const std::
     context.stream().synchronize();
     return read(from);
   }
-  PinnedBufferCache::Block block = context.staging().take(bytes);
+  PinnedBufferCache::Block block = context.staging().acquire(bytes);
   runtime.copy(context.stream(), CopyDirection::device_to_host, block.data, from, bytes);
   context.stream().synchronize();
   read(block.data);
-  context.staging().give(std::move(block));
+  context.staging().release(std::move(block));
 }
 
 }  // namespace tessera::nn

@@ -32,9 +32,10 @@ class PinnedBufferCache {
     std::size_t bytes = 0;  ///< size of the buffer, at least as requested
     Event free;             ///< reached when the last copy that used the buffer is complete
   };
-  Block take(std::size_t bytes);  ///< an idle block of at least `bytes`, or a new one; owned by the caller until give()
+  Block acquire(
+      std::size_t bytes);  ///< an idle block of at least `bytes`, or a new one; owned by the caller until release()
   /// Returns a block, which is reused once `free` is reached.
-  void give(Block block) { blocks_.push_back(std::move(block)); }
+  void release(Block block) { blocks_.push_back(std::move(block)); }
 
  private:
   static constexpr std::size_t kKept = std::size_t{64} << 20;  // larger blocks are freed when they are idle

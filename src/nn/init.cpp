@@ -32,7 +32,7 @@ void draw(Context& context, const InitialValues& values, T* out) {
   KernelTable<T>& device = context.kernels<T>("init");
   const ElementRange& range = values.range;
   const auto number = [](float value) { return static_cast<T>(value); };
-  const auto deviation = static_cast<kernels::Wide<T>>(values.init.deviation);
+  const auto deviation = static_cast<kernels::OpMath<T>>(values.init.deviation);
   const StreamRange drawn{tensor_stream(values.seed, values.name), static_cast<std::uint64_t>(range.begin),
                           static_cast<std::uint64_t>(range.end)};
   switch (values.init.kind) {

@@ -179,7 +179,7 @@ Tensor Module::boundary_cast(const Tensor& x, DType dtype) {
   return x && is_floating(x.dtype()) && x.dtype() != DType::f64 ? ops::cast(x, dtype) : x;
 }
 
-void Module::encode_parameter(Parameter& parameter, std::int64_t bytes) {
+void Module::quantize_parameter(Parameter& parameter, std::int64_t bytes) {
   if (parameter.tensor().bound())
     throw InvalidUsage("encode: " + parameter.name() + " already has memory; choose the encoding before");
   parameter.tensor_.set_requires_grad(false);
@@ -189,14 +189,14 @@ void Module::encode_parameter(Parameter& parameter, std::int64_t bytes) {
 
 void Module::materialize(std::uint64_t seed) {
   validate_dtypes();
-  const auto give_memory = [&](const auto& owner, MemoryCategory use) {
+  const auto allocate = [&](const auto& owner, MemoryCategory use) {
     Tensor tensor = owner.tensor();
     storage_.push_back(context_.memory().allocate(tensor.bytes(), use));
     tensor.bind(storage_.back().data());
     fill_initial(context_, {owner.init(), owner.name(), seed, {0, owner.count()}}, tensor.dtype(), tensor.raw());
   };
-  for (const auto& parameter : parameters()) give_memory(*parameter, MemoryCategory::parameter);
-  for (const auto& buffer : buffers()) give_memory(*buffer, MemoryCategory::other);
+  for (const auto& parameter : parameters()) allocate(*parameter, MemoryCategory::parameter);
+  for (const auto& buffer : buffers()) allocate(*buffer, MemoryCategory::other);
 }
 
 void Module::notify_forward_begins() {

@@ -172,7 +172,7 @@ class TESSERA_API Module {
 
   /// Freezes the parameter and stores it in `bytes` bytes, whose encoding only its module knows; they are initialized
   /// to zeros. set_dtype() doesn't convert it. Throws InvalidUsage if it already has memory.
-  void encode_parameter(Parameter& parameter, std::int64_t bytes);
+  void quantize_parameter(Parameter& parameter, std::int64_t bytes);
   /// Throws: the call can't be recomputed.
   [[noreturn]] void refuse_checkpoint() const;
 

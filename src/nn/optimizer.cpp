@@ -25,7 +25,7 @@ void update_sgd(Context& context, const OptimizerConfig& config, const Optimizer
   args.maximize = config.maximize;
   args.first_step = step.number == 1;
   args.grad_scale_at = step.gradient_scale;
-  args.narrow = range.narrow;
+  args.half = range.half;
   context.kernels<float>("optimizer").sgd_step(context.stream(), args);
 }
 
@@ -47,7 +47,7 @@ void update_adam(Context& context, const OptimizerConfig& config, const Optimize
   args.decoupled = config.kind == Kind::adamw;
   args.maximize = config.maximize;
   args.grad_scale_at = step.gradient_scale;
-  args.narrow = range.narrow;
+  args.half = range.half;
   context.kernels<float>("optimizer").adam_step(context.stream(), args);
 }
 
@@ -116,7 +116,7 @@ void Optimizer::step(double learning_rate) {
     OptimizerRange range;
     if (entry.master) {
       range.values = static_cast<float*>(entry.master.data());
-      range.narrow = {tensor.dtype(), gradient.value().raw(), tensor.raw()};
+      range.half = {tensor.dtype(), gradient.value().raw(), tensor.raw()};
     } else {
       range.values = tensor.data<float>();
       range.gradients = gradient.value().data<float>();

@@ -54,11 +54,11 @@ struct OptimizerStep {
 /// `count` consecutive elements with the same weight decay.
 struct OptimizerRange {
   float* values = nullptr;                        ///< for half-precision parameters: their f32 master weights
-  const float* gradients = nullptr;               ///< null if narrow.gradient holds them
+  const float* gradients = nullptr;               ///< null if half.gradient holds them
   std::array<float*, kMaxStateSlots> state = {};  ///< the first state_slots() are used; zeros before the first step
   std::int64_t count = 0;                         ///< elements of each array
   bool decay = true;                              ///< false: norms and biases
-  kernels::NarrowStep narrow = {};  ///< half-precision gradients, and parameters that get the rounded master weights
+  kernels::HalfStep half = {};  ///< half-precision gradients, and parameters that get the rounded master weights
 };
 
 /// Appends the update to the context's stream. The update of an element depends only on its own values.

@@ -45,11 +45,11 @@ std::vector<std::string> targets_of(const Fields& fields) {
   return targets;
 }
 
-std::string made(const std::string& folder) {
+std::string made(const std::string& directory) {
   std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) throw InvalidUsage(folder + ": can't be created (" + error.message() + ")");
-  return folder;
+  std::filesystem::create_directories(directory, error);
+  if (error) throw InvalidUsage(directory + ": can't be created (" + error.message() + ")");
+  return directory;
 }
 
 std::vector<SafetensorsTensor> prefixed(std::vector<SafetensorsTensor> tensors, const std::string& prefix) {
@@ -90,10 +90,10 @@ LoraOptions parse_lora(std::string_view text, const std::string& origin) {
   return options;
 }
 
-PeftAdapterReader::PeftAdapterReader(const std::string& folder)
-    : folder_(folder),
-      options_(parse_lora(internal::read_text(folder + kConfig), folder + kConfig)),
-      file_(folder + kTensors) {
+PeftAdapterReader::PeftAdapterReader(const std::string& directory)
+    : directory_(directory),
+      options_(parse_lora(internal::read_text(directory + kConfig), directory + kConfig)),
+      file_(directory + kTensors) {
   for (const SafetensorsEntry& entry : file_.entries())
     if (!places_.emplace(canonical(entry.name), &entry).second)
       throw InvalidUsage(file_.path() + ": '" + canonical(entry.name).substr(0, 100) + "' appears twice");
@@ -101,7 +101,7 @@ PeftAdapterReader::PeftAdapterReader(const std::string& folder)
 
 void PeftAdapterReader::check(const std::vector<SafetensorsTensor>& needed) const {
   const auto fail = [&](const std::string& what) {
-    throw InvalidUsage(folder_ + ": does not fit the model and its targets: " + what);
+    throw InvalidUsage(directory_ + ": does not fit the model and its targets: " + what);
   };
   std::set<std::string_view> known;
   for (const SafetensorsTensor& tensor : needed) {
@@ -117,16 +117,16 @@ void PeftAdapterReader::check(const std::vector<SafetensorsTensor>& needed) cons
 
 void PeftAdapterReader::read(std::string_view name, ElementRange range, float* out) const {
   const auto found = places_.find(name);
-  if (found == places_.end()) throw InvalidUsage(folder_ + ": has no tensor '" + std::string(name) + "'");
+  if (found == places_.end()) throw InvalidUsage(directory_ + ": has no tensor '" + std::string(name) + "'");
   file_.read(*found->second, range, out);
 }
 
-PeftAdapterWriter::PeftAdapterWriter(const std::string& folder, std::string json, const ModelConfig& config,
+PeftAdapterWriter::PeftAdapterWriter(const std::string& directory, std::string json, const ModelConfig& config,
                                      const std::vector<SafetensorsTensor>& tensors)
-    : folder_(made(folder)),
+    : directory_(made(directory)),
       json_(std::move(json)),
       prefix_(prefix_of(config)),
-      writer_(folder + kTensors, prefixed(tensors, prefix_), {{"format", "pt"}}) {}
+      writer_(directory + kTensors, prefixed(tensors, prefix_), {{"format", "pt"}}) {}
 
 void PeftAdapterWriter::write(std::string_view name, ElementRange range, const float* values) {
   writer_.write(prefix_ + std::string(name), range, values);
@@ -134,7 +134,7 @@ void PeftAdapterWriter::write(std::string_view name, ElementRange range, const f
 
 void PeftAdapterWriter::commit() {
   writer_.commit();
-  write_file_atomically(folder_ + kConfig, json_ + "\n");
+  write_file_atomically(directory_ + kConfig, json_ + "\n");
 }
 
 }  // namespace tessera::nn

@@ -20,7 +20,7 @@ TESSERA_API LoraOptions parse_lora(std::string_view text, const std::string& ori
 class TESSERA_API PeftAdapterReader {
  public:
   /// Throws InvalidUsage if a file is missing or malformed.
-  explicit PeftAdapterReader(const std::string& folder);
+  explicit PeftAdapterReader(const std::string& directory);
   const LoraOptions& options() const { return options_; }  ///< of adapter_config.json
   /// `needed`: the adapters' parameters. Throws InvalidUsage that names tensors that are missing, of another shape, or
   /// unexpected.
@@ -29,7 +29,7 @@ class TESSERA_API PeftAdapterReader {
   void read(std::string_view name, ElementRange range, float* out) const;
 
  private:
-  const std::string folder_;
+  const std::string directory_;
   const LoraOptions options_;
   const SafetensorsFile file_;
   std::map<std::string, const SafetensorsEntry*, std::less<>> places_;  // by the parameter's name
@@ -39,7 +39,7 @@ class TESSERA_API PeftAdapterReader {
 class TESSERA_API PeftAdapterWriter {
  public:
   /// `tensors`: the adapters' parameters.
-  PeftAdapterWriter(const std::string& folder, std::string json, const ModelConfig& config,
+  PeftAdapterWriter(const std::string& directory, std::string json, const ModelConfig& config,
                     const std::vector<SafetensorsTensor>& tensors);
   /// Writes elements `range` of the parameter called `name`.
   void write(std::string_view name, ElementRange range, const float* values);
@@ -47,7 +47,7 @@ class TESSERA_API PeftAdapterWriter {
   void commit();
 
  private:
-  const std::string folder_, json_, prefix_;
+  const std::string directory_, json_, prefix_;
   SafetensorsWriter writer_;
 };
 

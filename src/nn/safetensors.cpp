@@ -56,7 +56,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
   if (bytes.size() < 8)
     throw InvalidUsage(path + ": " + std::to_string(bytes.size()) + " bytes are too few for a safetensors file");
   const std::uint64_t length = little_endian(bytes.data());
-  if (length > kMostHeaderBytes || length > bytes.size() - 8)
+  if (length > kMaxHeaderBytes || length > bytes.size() - 8)
     throw InvalidUsage(path + ": a header of " + std::to_string(length) + " bytes in a file of " +
                        std::to_string(bytes.size()) + " (truncated, or not a safetensors file)");
   data_begin_ = 8 + static_cast<std::size_t>(length);

@@ -29,7 +29,7 @@ struct SafetensorsEntry {
 };
 
 /// Longer headers are rejected, as by the reference implementation.
-inline constexpr std::uint64_t kMostHeaderBytes = 100'000'000;
+inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
 /// Entries and metadata of a file.
 struct SafetensorsHeader {

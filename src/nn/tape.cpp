@@ -51,7 +51,7 @@ void Tape::backward(const Tensor& loss, double seed) {
   const Tensor start = loss.gradient()->write().tensor;
   ops::for_floating("backward", start.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    const T value(static_cast<kernels::Wide<T>>(seed));
+    const T value(static_cast<kernels::OpMath<T>>(seed));
     start.context().kernels<T>("backward").fill(start.context().stream(), value, start.data<T>(), 1);
   });
   backward_from_gradients();

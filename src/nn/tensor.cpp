@@ -136,7 +136,7 @@ double Tensor::item() const {
   download(context(), raw(), bytes(), [&](const void* from) {
     ops::for_floating("item", dtype(), [&](auto zero) {
       using T = decltype(zero);
-      value = static_cast<double>(static_cast<kernels::Wide<T>>(*static_cast<const T*>(from)));
+      value = static_cast<double>(static_cast<kernels::OpMath<T>>(*static_cast<const T*>(from)));
     });
   });
   return value;

@@ -24,7 +24,7 @@ struct NobodysTable {
   static constexpr std::string_view kInterface = "nobody's";
 };
 
-TEST(DeviceRuntime, TheHostCopiesAndFillsInStreamOrder) {
+TEST(DeviceRuntime, HostCopiesAndFillsInStreamOrder) {
   const auto cpu = open_device({});
   EXPECT_TRUE(cpu->host_accessible());
   EXPECT_GT(cpu->properties().memory_bytes, 0U);
@@ -55,7 +55,7 @@ TEST(DeviceRuntime, MetaHasShapesButNoData) {
   EXPECT_DEATH(*static_cast<volatile int*>(a) = 1, "");
 }
 
-TEST(DeviceRuntime, WhatSharesNoMemorySaysSo) {
+TEST(DeviceRuntime, RejectsIpcWithoutSupport) {
   const auto cpu = open_device({});
   EXPECT_FALSE(cpu->traits().shares_memory);
   void* const data = cpu->allocate(64);
@@ -64,7 +64,7 @@ TEST(DeviceRuntime, WhatSharesNoMemorySaysSo) {
   cpu->free(data, 64);
 }
 
-TEST(Process, AForkIsAnotherOne) {
+TEST(Process, ForkIsAnotherProcess) {
   const ProcessIdentity own = this_process();
   EXPECT_EQ(this_process(), own);
   const pid_t child = ::fork();
@@ -75,7 +75,7 @@ TEST(Process, AForkIsAnotherOne) {
   EXPECT_EQ(status, 0);
 }
 
-TEST(DeviceRuntime, EveryDeviceSaysWhatItIsOrWhyNot) {
+TEST(DeviceRuntime, DevicesAreDescribedOrUnavailableWithReason) {
   const std::vector<DeviceInfo> states = list_devices();
   ASSERT_GE(states.size(), 2U);
   EXPECT_EQ(states[0].name, "cpu");
@@ -99,16 +99,16 @@ std::string refusal(const std::string& path) {
   return "loaded";
 }
 
-TEST(DeviceModules, AModuleIsRefusedWithTheReason) {
-  const std::string folder = TESSERA_TEST_DEVICES;
-  EXPECT_EQ(refusal(folder + "/abacus.so"), "loaded");
-  EXPECT_EQ(load_device_module(folder + "/abacus.so").probe().problem, "a bead is missing");
-  EXPECT_THAT(refusal(folder + "/otherabi.so"), HasSubstr("'tessera 0, punched cards'"));
-  EXPECT_THAT(refusal(folder + "/otherabi.so"), HasSubstr("'" TESSERA_ABI "'"));
-  EXPECT_THAT(refusal(folder + "/othersize.so"), HasSubstr("bytes, but this library's"));
-  EXPECT_THAT(refusal(folder + "/misnamed.so"), HasSubstr("rename the file to abacus.so"));
-  EXPECT_THAT(refusal(folder + "/noentry.so"), HasSubstr("no tessera_device_entry()"));
-  EXPECT_THAT(refusal(folder + "/nothere.so"), HasSubstr("nothere.so"));
+TEST(DeviceModules, RejectsModuleWithReason) {
+  const std::string directory = TESSERA_TEST_DEVICES;
+  EXPECT_EQ(refusal(directory + "/abacus.so"), "loaded");
+  EXPECT_EQ(load_device_module(directory + "/abacus.so").probe().problem, "a bead is missing");
+  EXPECT_THAT(refusal(directory + "/otherabi.so"), HasSubstr("'tessera 0, punched cards'"));
+  EXPECT_THAT(refusal(directory + "/otherabi.so"), HasSubstr("'" TESSERA_ABI "'"));
+  EXPECT_THAT(refusal(directory + "/othersize.so"), HasSubstr("bytes, but this library's"));
+  EXPECT_THAT(refusal(directory + "/misnamed.so"), HasSubstr("rename the file to abacus.so"));
+  EXPECT_THAT(refusal(directory + "/noentry.so"), HasSubstr("no tessera_device_entry()"));
+  EXPECT_THAT(refusal(directory + "/nothere.so"), HasSubstr("nothere.so"));
 }
 
 /// Counts a pool's calls of a device.
@@ -118,7 +118,7 @@ class CountingRuntime final : public DeviceRuntime {
   DeviceProperties properties() const override { return {}; }
   std::unique_ptr<Stream> make_stream() override { return make_immediate_stream(); }
   void* allocate(std::size_t bytes) override {
-    ++asked;
+    ++allocations;
     held += bytes;
     return std::malloc(bytes);
   }
@@ -132,11 +132,11 @@ class CountingRuntime final : public DeviceRuntime {
   void fill(Stream&, void*, unsigned char, std::size_t) override {}
   void synchronize() override {}
   const void* find(std::string_view) const noexcept override { return nullptr; }
-  int asked = 0;
+  int allocations = 0;
   std::size_t held = 0;
 };
 
-TEST(DevicePool, AStepAsksTheDeviceForNothingOnceTheFirstHasRun) {
+TEST(DevicePool, LaterStepsAllocateNothingFromDevice) {
   const auto runtime = std::make_shared<CountingRuntime>();
   const auto memory_tracker = std::make_shared<MemoryTracker>();
   {
@@ -148,17 +148,17 @@ TEST(DevicePool, AStepAsksTheDeviceForNothingOnceTheFirstHasRun) {
       for (std::size_t i = 0; i < 30; ++i) live.push_back(pool.allocate(i * 100'000, MemoryCategory::activation));
     };
     step();
-    const int first = runtime->asked;
+    const int first = runtime->allocations;
     EXPECT_GT(first, 0);
     for (int i = 0; i < 5; ++i) step();
-    EXPECT_EQ(runtime->asked, first);
+    EXPECT_EQ(runtime->allocations, first);
     EXPECT_EQ(memory_tracker->snapshot().total_now, 0U);
     EXPECT_GT(runtime->held, 0U);
   }
   EXPECT_EQ(runtime->held, 0U);
 }
 
-TEST(DevicePool, SmallBlocksShareOneLargeBlockAndAreBooked) {
+TEST(DevicePool, SmallBlocksShareSlabAndAreTracked) {
   const auto runtime = std::make_shared<CountingRuntime>();
   const auto memory_tracker = std::make_shared<MemoryTracker>();
   MemoryPool pool(memory_tracker, {}, runtime);
@@ -167,7 +167,7 @@ TEST(DevicePool, SmallBlocksShareOneLargeBlockAndAreBooked) {
     live.push_back(pool.allocate(1 + i % 1500, MemoryCategory::gradient));
     std::memset(live.back().data(), static_cast<int>(i % 251), live.back().bytes());
   }
-  EXPECT_EQ(runtime->asked, 1);
+  EXPECT_EQ(runtime->allocations, 1);
   std::size_t sum = 0;
   for (std::size_t i = 0; i < live.size(); ++i) {
     sum += live[i].bytes();

@@ -14,7 +14,7 @@ TEST(Device, NamesRoundTrip) {
   EXPECT_EQ(Device{}, parse_device("cpu"));
 }
 
-TEST(Device, WrongNamesAreRefused) {
+TEST(Device, RejectsUnknownNames) {
   for (const char* name : {"", "CPU", "gpu", "cuda:", "cuda:-1", "cuda:1x", "cuda:99999999999", "cpu:0"})
     EXPECT_THROW(parse_device(name), InvalidUsage) << name;
 }

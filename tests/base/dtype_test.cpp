@@ -56,7 +56,7 @@ struct Format {
 };
 
 constexpr Format kHalf{5, 10};
-constexpr Format kBrain{8, 7};
+constexpr Format kBf16{8, 7};
 
 /// Every value of the format, the midpoint between it and its neighbor, the floats adjacent to both, and the edges of
 /// float itself.
@@ -85,7 +85,7 @@ std::vector<float> hard_inputs(const Format& format) {
   return inputs;
 }
 
-TEST(F16, EveryPatternHasItsValueAndComesBack) {
+TEST(F16, EveryBitPatternRoundTrips) {
   for (std::uint32_t i = 0; i <= 0xffff; ++i) {
     const auto bits = static_cast<std::uint16_t>(i);
     const float value = f16::to_float(bits);
@@ -101,12 +101,12 @@ TEST(F16, EveryPatternHasItsValueAndComesBack) {
   }
 }
 
-TEST(F16, RoundsAsTheStandardSays) {
+TEST(F16, RoundsToNearestEven) {
   for (const float x : hard_inputs(kHalf)) ASSERT_EQ(f16::from_float(x), kHalf.nearest(x)) << std::hexfloat << x;
 }
 
 #ifdef __FLT16_MAX__
-TEST(F16, AgreesWithTheCompilersOwnType) {
+TEST(F16, EqualsTypeOfCompiler) {
   __extension__ using Native = _Float16;
   for (const float x : hard_inputs(kHalf))
     ASSERT_EQ(f16::from_float(x), std::bit_cast<std::uint16_t>(static_cast<Native>(x))) << std::hexfloat << x;
@@ -119,7 +119,7 @@ TEST(F16, AgreesWithTheCompilersOwnType) {
 }
 #endif
 
-TEST(F16, ReferenceSeesATruncation) {  // negative control of the two tests above
+TEST(F16, DetectsTruncation) {  // negative control of the two tests above
   const auto truncated = [](float x) { return static_cast<std::uint16_t>(f16::from_float(x) - 1); };
   const float above_the_middle = std::nextafter(1.0F + 0x1p-11F, 2.0F);
   EXPECT_EQ(f16::from_float(above_the_middle), kHalf.nearest(above_the_middle));
@@ -138,11 +138,11 @@ TEST(F16, OverflowUnderflowAndTies) {
   static_assert(f16::from_float(1.0F) == 0x3c00, "usable at compile time");
 }
 
-TEST(BF16, EveryPatternHasItsValueAndComesBack) {
+TEST(BF16, EveryBitPatternRoundTrips) {
   for (std::uint32_t i = 0; i <= 0xffff; ++i) {
     const auto bits = static_cast<std::uint16_t>(i);
     const float value = bf16::to_float(bits);
-    const double expected = kBrain.value(bits);
+    const double expected = kBf16.value(bits);
     if (std::isnan(expected)) {
       ASSERT_TRUE(std::isnan(value)) << bits;
       ASSERT_EQ(bf16::from_float(value), bits | 0x40);
@@ -153,11 +153,11 @@ TEST(BF16, EveryPatternHasItsValueAndComesBack) {
   }
 }
 
-TEST(BF16, RoundsAsTheStandardSays) {
-  for (const float x : hard_inputs(kBrain)) ASSERT_EQ(bf16::from_float(x), kBrain.nearest(x)) << std::hexfloat << x;
+TEST(BF16, RoundsToNearestEven) {
+  for (const float x : hard_inputs(kBf16)) ASSERT_EQ(bf16::from_float(x), kBf16.nearest(x)) << std::hexfloat << x;
 }
 
-TEST(BF16, NaNsWithALowPayloadStayNaN) {  // truncation of the lower half would give infinity
+TEST(BF16, NaNsWithLowPayloadStayNaN) {  // truncation of the lower half would give infinity
   for (const std::uint32_t bits : {0x7f800001U, 0xff800001U, 0x7f80ffffU, 0x7fffffffU, 0xffffffffU}) {
     const auto value = std::bit_cast<float>(bits);
     EXPECT_TRUE(std::isnan(bf16::to_float(bf16::from_float(value)))) << std::hex << bits;
@@ -167,7 +167,7 @@ TEST(BF16, NaNsWithALowPayloadStayNaN) {  // truncation of the lower half would 
   EXPECT_EQ(bf16::from_float(std::numeric_limits<float>::max()), 0x7f80) << "rounds up into infinity";
 }
 
-TEST(DTypeNames, RoundTripWithTheirSizes) {
+TEST(DTypeNames, RoundTripWithSizes) {
   const std::array<std::pair<const char*, std::size_t>, 10> known = {{{"f32", 4},
                                                                       {"f64", 8},
                                                                       {"f16", 2},
@@ -187,7 +187,7 @@ TEST(DTypeNames, RoundTripWithTheirSizes) {
   EXPECT_EQ(size_of(dtype_of<bf16>), sizeof(bf16));
 }
 
-TEST(DTypeNames, UnknownNameListsTheKnownOnes) {
+TEST(DTypeNames, UnknownNameListsKnownNames) {
   try {
     parse_dtype("float32");
     FAIL() << "accepted";
@@ -203,7 +203,7 @@ std::span<const std::byte> bytes_of(const std::vector<T>& values) {
   return std::as_bytes(std::span(values));
 }
 
-TEST(AllFinite, SeesOneNumberAmongMany) {
+TEST(AllFinite, DetectsOneNonFiniteValue) {
   for (const float odd : {kInfinity, -kInfinity, std::nanf(""), -std::nanf("")})
     for (const std::size_t at : {0, 1, 63, 999}) {
       std::vector<float> floats(1000, -0.0F);

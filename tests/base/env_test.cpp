@@ -23,7 +23,7 @@ class Setting {
   const char* name_;
 };
 
-TEST(Env, UnsetAndEmptyMeanTheDefault) {
+TEST(Env, UnsetAndEmptyMeanDefault) {
   EXPECT_EQ(read_env(kSample), std::nullopt);
   EXPECT_EQ(env_or_default(kSample), "5m");
   const Setting empty("TESSERA_TEST_SAMPLE", "");
@@ -31,14 +31,14 @@ TEST(Env, UnsetAndEmptyMeanTheDefault) {
   EXPECT_EQ(env_or_default(kSample), "5m");
 }
 
-TEST(Env, ASetValueWins) {
+TEST(Env, SetValueOverridesDefault) {
   const Setting set("TESSERA_TEST_SAMPLE", "6s");
   EXPECT_EQ(read_env(kSample), "6s");
   EXPECT_EQ(env_or_default(kSample), "6s");
   EXPECT_EQ(read_foreign_env("TESSERA_TEST_SAMPLE"), "6s");
 }
 
-TEST(Env, MisspelledVariablesAreFound) {
+TEST(Env, ReportsMisspelledVariables) {
   const std::array known = {kSample};
   const auto before = unknown_variables(known);
   EXPECT_THAT(before, testing::Not(testing::Contains("TESSERA_TEST_SAMPEL")));
@@ -53,7 +53,7 @@ TEST(Env, MisspelledVariablesAreFound) {
   EXPECT_THAT(unknown, testing::Not(testing::Contains("NOT_TESSERA_TEST")));
 }
 
-TEST(Env, AChildsEnvironmentHoldsEachNameOnce) {
+TEST(Env, ChildEnvironmentHasEachNameOnce) {
   const Setting old("TESSERA_TEST_SAMPLE", "old");
   const Setting kept("TESSERA_TEST_SAMPLE_2", "kept");
   const std::vector<std::pair<std::string, std::string>> changes = {{"TESSERA_TEST_SAMPLE", "new"},

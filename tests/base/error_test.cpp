@@ -18,7 +18,7 @@ void expect_kind(std::string_view kind) {
   }
 }
 
-TEST(Error, EachKindNamesItself) {
+TEST(Error, KindsHaveNames) {
   expect_kind<InvalidUsage>("InvalidUsage");
   expect_kind<Unsupported>("Unsupported");
   expect_kind<Mismatch>("Mismatch");
@@ -29,7 +29,7 @@ TEST(Error, EachKindNamesItself) {
   expect_kind<SystemError>("SystemError");
 }
 
-TEST(Error, SystemErrorsCarryTheCallAndItsCause) {
+TEST(Error, SystemErrorsNameCallAndCause) {
   EXPECT_THAT(system_error("open '/x'", ENOENT).what(), testing::StartsWith("open '/x': No such file"));
   errno = EACCES;
   EXPECT_THAT(system_error("open").what(), testing::HasSubstr("Permission denied"));

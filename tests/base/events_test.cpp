@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-TEST(Recorder, KeepsTheOrderOfBeginning) {
+TEST(TraceRecorder, KeepsOrderOfStart) {
   const auto stream = make_immediate_stream();
   TraceRecorder recorder(3);
   const auto outer = recorder.begin(TraceEventKind::forward, "h.0", 64, *stream);
@@ -31,7 +31,7 @@ TEST(Recorder, KeepsTheOrderOfBeginning) {
   EXPECT_TRUE(recorder.drain().empty());
 }
 
-TEST(Recorder, DropsWhatNeverEnded) {
+TEST(TraceRecorder, DropsUnfinishedEvents) {
   const auto stream = make_immediate_stream();
   TraceRecorder recorder(0);
   recorder.begin(TraceEventKind::forward, "lost", 0, *stream);
@@ -41,7 +41,7 @@ TEST(Recorder, DropsWhatNeverEnded) {
   EXPECT_EQ(records[0].unit, "kept");
 }
 
-TEST(Recorder, TakesTimesFromALazyStreamWhenTheWorkRuns) {
+TEST(TraceRecorder, TimesLazyStreamWhenWorkRuns) {
   const auto stream = make_lazy_stream();
   TraceRecorder recorder(0);
   bool ran = false;
@@ -56,7 +56,7 @@ TEST(Recorder, TakesTimesFromALazyStreamWhenTheWorkRuns) {
   EXPECT_GE(records[0].start_ns, issued) << "the time is when the stream got there, not when it was told";
 }
 
-TEST(Recorder, AFailedStreamLeavesNoHalfRecords) {
+TEST(TraceRecorder, FailedStreamLeavesNoUnfinishedEvents) {
   const auto stream = make_lazy_stream();
   TraceRecorder recorder(0);
   recorder.mark(TraceEventKind::reshard, "a", 0, *stream);
@@ -73,7 +73,7 @@ json trace_of(const std::vector<TraceEvent>& records) {
   return json::parse(out.str());
 }
 
-TEST(ChromeTrace, IsJsonWithATrackPerRankAndKind) {
+TEST(ChromeTrace, IsJsonWithTrackPerRankAndKind) {
   const std::vector<TraceEvent> records = {
       {TraceEventKind::unshard_issue, "h.0", 0, 4096, 5'000, 6'000}, {TraceEventKind::unshard_wait, "h.0", 0, 0, 6'000, 8'500},
       {TraceEventKind::forward, "h.0", 0, 0, 8'500, 20'000},         {TraceEventKind::reduce_issue, "h.0", 1, 4096, 30'000, 30'000},
@@ -107,7 +107,7 @@ TEST(ChromeTrace, EmptyAndHostileNamesStayJson) {
   EXPECT_EQ(trace.at("traceEvents").size(), 3U);
 }
 
-TEST(EventKind, NamesAreTheVocabulary) {
+TEST(TraceEventKind, NamesAreFixed) {
   EXPECT_EQ(name_of(TraceEventKind::unshard_issue), "unshard_issue");
   EXPECT_EQ(name_of(TraceEventKind::optimizer_step), "optimizer_step");
 }

@@ -19,13 +19,13 @@ namespace fs = std::filesystem;
 
 class File : public testing::Test {
  protected:
-  void SetUp() override { fs::create_directory(folder_); }
-  void TearDown() override { fs::remove_all(folder_); }
-  const fs::path folder_ = fs::temp_directory_path() / ("file-test-" + std::to_string(::getpid()));
-  const fs::path path_ = folder_ / "file";
+  void SetUp() override { fs::create_directory(directory_); }
+  void TearDown() override { fs::remove_all(directory_); }
+  const fs::path directory_ = fs::temp_directory_path() / ("file-test-" + std::to_string(::getpid()));
+  const fs::path path_ = directory_ / "file";
 };
 
-TEST_F(File, IsOpenedAndReadAsItIs) {
+TEST_F(File, IsReadUnchanged) {
   const std::string text = "one\ntwo" + std::string(200'000, '\0') + "three";
   std::ofstream(path_) << text;
   const OpenedFile file = open_regular(path_);
@@ -38,19 +38,19 @@ TEST_F(File, IsOpenedAndReadAsItIs) {
   EXPECT_EQ(read.problem, "");
 }
 
-TEST_F(File, ThatIsNoneIsAProblemAndNotWaitedFor) {
+TEST_F(File, RejectsOtherThanRegularFilesWithoutBlocking) {
   EXPECT_EQ(open_regular(path_).problem, "No such file or directory");
   EXPECT_EQ(open_regular(path_).code, ENOENT);
   ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
-  for (const fs::path& none : {path_, folder_, fs::path("/dev/null")}) {
+  for (const fs::path& none : {path_, directory_, fs::path("/dev/null")}) {
     EXPECT_EQ(open_regular(none).problem, "not a regular file");
     EXPECT_EQ(open_regular(none).code, 0);
     EXPECT_EQ(read_regular(none).problem, "not a regular file");
     EXPECT_FALSE(open_regular(none).fd);
   }
-  fs::create_symlink("/etc/passwd", folder_ / "link");
-  EXPECT_EQ(open_regular(folder_ / "link", O_NOFOLLOW).code, ELOOP);
-  EXPECT_TRUE(open_regular(folder_ / "link").fd);
+  fs::create_symlink("/etc/passwd", directory_ / "link");
+  EXPECT_EQ(open_regular(directory_ / "link", O_NOFOLLOW).code, ELOOP);
+  EXPECT_TRUE(open_regular(directory_ / "link").fd);
 }
 
 TEST_F(File, DescriptorsAreCounted) {
@@ -60,13 +60,13 @@ TEST_F(File, DescriptorsAreCounted) {
   EXPECT_EQ(free_descriptors(), before - 2);
 }
 
-TEST(Text, KeepsWhatCanBeShown) {
+TEST(Text, KeepsPrintableText) {
   for (const std::string text :
        {"", "plain, with 'marks' \\ and ~", "d\xc3\xa9j\xc3\xa0 vu", "\xe2\x9c\x93", "\xf0\x9f\x9a\x80"})
     EXPECT_EQ(printable(text), text);
 }
 
-TEST(Text, EscapesTheRest) {
+TEST(Text, EscapesOtherBytes) {
   EXPECT_EQ(printable("a\x1b[31mb\n\t\x7f"), "a\\x1b[31mb\\x0a\\x09\\x7f");
   EXPECT_EQ(printable(std::string("\0x", 2)), "\\x00x");
   EXPECT_EQ(printable("\xc2\x9b"
@@ -76,7 +76,7 @@ TEST(Text, EscapesTheRest) {
   EXPECT_EQ(printable("\xc3(\xe2\x82"), "\\xc3(\\xe2\\x82");
 }
 
-TEST(Checksum, IsTheSameInParts) {
+TEST(Checksum, IsIndependentOfDivision) {
   std::vector<std::byte> bytes(10'000);
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7);
   RunningChecksum running;

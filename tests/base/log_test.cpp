@@ -16,7 +16,7 @@ TEST(Log, LevelsRoundTrip) {
   EXPECT_THROW(parse_log_level("loud"), InvalidUsage);
 }
 
-TEST(Log, WritesFromItsLevelUpwards) {
+TEST(Log, WritesItsLevelAndAbove) {
   std::vector<std::string> lines;
   Logger logger(LogLevel::warn, [&](LogLevel, std::string_view text) { lines.emplace_back(text); });
   logger.write(LogLevel::debug, "a");
@@ -34,7 +34,7 @@ TEST(Log, OffIsSilent) {
   EXPECT_EQ(calls, 0);
 }
 
-TEST(Log, SurvivesASinkThatThrowsAndNoSink) {
+TEST(Log, SurvivesThrowingSinkAndNoSink) {
   int calls = 0;
   Logger logger(LogLevel::debug, [&](LogLevel, std::string_view) {
     ++calls;
@@ -46,7 +46,7 @@ TEST(Log, SurvivesASinkThatThrowsAndNoSink) {
   Logger(LogLevel::debug, nullptr).write(LogLevel::error, "nobody listens");
 }
 
-TEST(Log, SinkCallsAreSerialised) {
+TEST(Log, SinkCallsAreSerialized) {
   std::vector<int> unguarded;  // tsan would detect the data race, the count the lost element
   Logger logger(LogLevel::debug, [&](LogLevel, std::string_view) { unguarded.push_back(1); });
   std::vector<std::jthread> threads;

@@ -23,7 +23,7 @@ struct Fixture {
   Buffer get(std::size_t bytes) { return pool.allocate(bytes, MemoryCategory::activation); }
 };
 
-TEST(Buffer, ReleasesOnceAndOnlyByItsLastOwner) {
+TEST(Buffer, LastOwnerReleasesOnce) {
   int released = 0;
   int value = 0;
   {
@@ -42,7 +42,7 @@ TEST(Buffer, ReleasesOnceAndOnlyByItsLastOwner) {
   EXPECT_EQ(released, 1);
 }
 
-TEST(Pool, AlignsAndBooksEverySize) {
+TEST(Pool, AlignsAndTracksEverySize) {
   Fixture f;
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{63}, std::size_t{65},
                                   256 * 1024 - std::size_t{1}, std::size_t{256 * 1024}, kMiB + 1, 5 * kMiB}) {
@@ -57,7 +57,7 @@ TEST(Pool, AlignsAndBooksEverySize) {
   }
 }
 
-TEST(Pool, BlocksThatCanHoldAHugePageBeginWithOne) {
+TEST(Pool, LargeBlocksAreAlignedToHugePages) {
   Fixture f;
   std::vector<Buffer> held;  // one after the other: the memory that the kernel returns first proves little
   for (const std::size_t bytes : {2 * kMiB, 3 * kMiB, 5 * kMiB + 4096, 2 * kMiB, 17 * kMiB}) {
@@ -67,7 +67,7 @@ TEST(Pool, BlocksThatCanHoldAHugePageBeginWithOne) {
   }
 }
 
-TEST(Pool, ReusesABlockThatFits) {
+TEST(Pool, ReusesFittingBlocks) {
   Fixture f;
   Buffer a = f.get(kMiB);
   void* const data = a.data();
@@ -92,7 +92,7 @@ TEST(Pool, LiveBlocksNeverOverlap) {
   }
 }
 
-TEST(Pool, AStepRepeatedMapsNothingNew) {
+TEST(Pool, RepeatedStepMapsNothing) {
   Fixture f;
   const auto step = [&] {
     std::vector<void*> seen;
@@ -120,7 +120,7 @@ TEST(Pool, IdleMemoryStaysBounded) {
   EXPECT_LE(s.reserved, 2 * kMiB);
 }
 
-TEST(Pool, BoundedSlackCanBeSeenToFail) {  // negative control: without the bound the same work keeps all memory
+TEST(Pool, DetectsUnboundedIdleMemory) {  // negative control: without the bound the same work keeps all memory
   MemoryPoolOptions options;
   options.slack_bytes = 4096 * kMiB;
   Fixture f(options);
@@ -128,7 +128,7 @@ TEST(Pool, BoundedSlackCanBeSeenToFail) {  // negative control: without the boun
   EXPECT_GT(f.memory_tracker->snapshot().reserved, 100 * kMiB);
 }
 
-TEST(Pool, TheUnusedPartOfABlockIsReserved) {
+TEST(Pool, UnusedPartOfBlockIsReserved) {
   Fixture f;
   f.get(8 * kMiB);
   f.memory_tracker->reset_peaks();
@@ -145,7 +145,7 @@ TEST(Pool, TheUnusedPartOfABlockIsReserved) {
   EXPECT_EQ(both.total_peak + both.reserved, 9 * kMiB);
 }
 
-TEST(Pool, TrimGivesIdleBlocksBack) {
+TEST(Pool, TrimReleasesIdleBlocks) {
   Fixture f;
   f.get(16 * kMiB);
   f.pool.trim();
@@ -155,7 +155,7 @@ TEST(Pool, TrimGivesIdleBlocksBack) {
   EXPECT_EQ(f.memory_tracker->snapshot().reserved, 0U);
 }
 
-TEST(Pool, PoisonMakesAStaleReadVisible) {
+TEST(Pool, PoisonDetectsStaleRead) {
   MemoryPoolOptions options;
   options.poison = true;
   Fixture f(options);
@@ -168,7 +168,7 @@ TEST(Pool, PoisonMakesAStaleReadVisible) {
   EXPECT_TRUE(std::isnan(stale[kMiB / sizeof(float) - 1]));
 }
 
-TEST(Pool, WithoutPoisonAStaleReadLooksRight) {  // negative control
+TEST(Pool, StaleReadIsUndetectedWithoutPoison) {  // negative control
   Fixture f;
   Buffer buffer = f.get(kMiB);
   auto* stale = static_cast<volatile float*>(buffer.data());
@@ -177,7 +177,7 @@ TEST(Pool, WithoutPoisonAStaleReadLooksRight) {  // negative control
   EXPECT_EQ(stale[0], 1.0F);
 }
 
-TEST(Pool, BuffersOutliveThePool) {
+TEST(Pool, BuffersOutlivePool) {
   auto memory_tracker = std::make_shared<MemoryTracker>();
   auto pool = std::make_unique<MemoryPool>(memory_tracker);
   Buffer large = pool->allocate(kMiB, MemoryCategory::other);
@@ -189,7 +189,7 @@ TEST(Pool, BuffersOutliveThePool) {
   EXPECT_EQ(memory_tracker->snapshot().total_now, 0U);
 }
 
-TEST(Pool, AnImpossibleRequestIsAnErrorAndBooksNothing) {
+TEST(Pool, ImpossibleRequestFailsAndTracksNothing) {
   Fixture f;
   EXPECT_THROW(f.get(std::numeric_limits<std::size_t>::max() / 2), SystemError);
   EXPECT_THROW(f.get(std::numeric_limits<std::size_t>::max()), SystemError);

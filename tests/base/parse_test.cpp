@@ -30,7 +30,7 @@ TEST(ParseSize, PowersOfTwo) {
   EXPECT_EQ(parse_size("1G", "x"), 1U << 30);
 }
 
-TEST(ParseSize, RefusesWithTheNameAndTheValue) {
+TEST(ParseSize, ErrorsHaveNameAndValue) {
   for (const char* text : {"", "K", "-1", "1k", "1KB", "1.5M", " 1", "1 ", "0x10", "9223372036854775808", "9000000000G", "+1"})
     EXPECT_THAT(usage_error([&] { parse_size(text, "--max-bytes"); }),
                 testing::AllOf(testing::StartsWith("--max-bytes: '" + std::string(text) + "'"), testing::HasSubstr("64K")));
@@ -43,13 +43,13 @@ TEST(ParseDuration, Units) {
   EXPECT_EQ(parse_duration("1h", "x"), milliseconds(3'600'000));
 }
 
-TEST(ParseDuration, RefusesWithTheNameAndTheValue) {
+TEST(ParseDuration, ErrorsHaveNameAndValue) {
   for (const char* text : {"", "5", "0s", "-1s", "1.5s", "5 s", "5S", "s", "99999999999h"})
     EXPECT_THAT(usage_error([&] { parse_duration(text, "TESSERA_TIMEOUT"); }),
                 testing::AllOf(testing::StartsWith("TESSERA_TIMEOUT: '" + std::string(text) + "'"), testing::HasSubstr("500ms")));
 }
 
-TEST(ParseInteger, HoldsItsLimits) {
+TEST(ParseInteger, EnforcesLimits) {
   EXPECT_EQ(parse_integer("1", "x", 1, 3), 1);
   EXPECT_EQ(parse_integer("3", "x", 1, 3), 3);
   EXPECT_EQ(parse_integer("-2", "x", -2, 3), -2);
@@ -60,13 +60,13 @@ TEST(ParseInteger, HoldsItsLimits) {
               testing::EndsWith("from 1 or more"));
 }
 
-TEST(ParseFlag, BothWaysAndNothingElse) {
+TEST(ParseFlag, AcceptsBothValuesOnly) {
   for (const char* text : {"1", "true", "on", "yes"}) EXPECT_TRUE(parse_flag(text, "x"));
   for (const char* text : {"0", "false", "off", "no"}) EXPECT_FALSE(parse_flag(text, "x"));
   for (const char* text : {"", "2", "TRUE", "y"}) EXPECT_THROW(parse_flag(text, "x"), InvalidUsage) << text;
 }
 
-TEST(Format, ShortestSpellingThatReadsBack) {
+TEST(Format, IsShortestTextThatRoundTrips) {
   EXPECT_EQ(format_duration(milliseconds(500)), "500ms");
   EXPECT_EQ(format_duration(milliseconds(6000)), "6s");
   EXPECT_EQ(format_duration(milliseconds(300'000)), "5m");

@@ -9,7 +9,7 @@
 namespace tessera::base {
 namespace {
 
-TEST(Event, ADefaultOneIsReached) {
+TEST(Event, DefaultEventIsCompleted) {
   const Event event;
   EXPECT_TRUE(event.done());
   event.wait();
@@ -36,7 +36,7 @@ TEST(ImmediateStream, ThrowsAtOnceAndStaysUsable) {
   EXPECT_EQ(seen, 4);
 }
 
-TEST(ImmediateStream, WaitsForAnotherStreamsEvent) {
+TEST(ImmediateStream, WaitsForEventOfOtherStream) {
   const auto lazy = make_lazy_stream();
   const auto immediate = make_immediate_stream();
   int value = 0;
@@ -45,7 +45,7 @@ TEST(ImmediateStream, WaitsForAnotherStreamsEvent) {
   EXPECT_EQ(value, 1);
 }
 
-TEST(LazyStream, RunsOnlyWhatIsWaitedForInOrder) {
+TEST(LazyStream, RunsAwaitedWorkInOrder) {
   const auto stream = make_lazy_stream();
   EXPECT_FALSE(stream->immediate());
   std::vector<int> order;
@@ -68,7 +68,7 @@ TEST(LazyStream, RunsOnlyWhatIsWaitedForInOrder) {
   EXPECT_GT(first.time_ns(), 0);
 }
 
-TEST(LazyStream, ReachesAcrossStreams) {
+TEST(LazyStream, RunsWorkOfOtherStreams) {
   const auto compute = make_lazy_stream();
   const auto transfer = make_lazy_stream();
   std::vector<int> order;
@@ -82,7 +82,7 @@ TEST(LazyStream, ReachesAcrossStreams) {
   EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
 }
 
-TEST(LazyStream, AForgottenDependencyReadsStaleData) {  // negative control: the purpose of the lazy stream
+TEST(LazyStream, DetectsMissingDependency) {  // negative control: the purpose of the lazy stream
   const auto producer = make_lazy_stream();
   const auto consumer = make_lazy_stream();
   int value = 0;
@@ -94,7 +94,7 @@ TEST(LazyStream, AForgottenDependencyReadsStaleData) {  // negative control: the
   producer->synchronize();
 }
 
-TEST(LazyStream, AnExceptionReachesTheWaiterAndTheStreamStaysUsable) {
+TEST(LazyStream, WaitThrowsAndStreamStaysUsable) {
   const auto stream = make_lazy_stream();
   int ran = 0;
   stream->run([] { throw std::runtime_error("first"); });
@@ -108,7 +108,7 @@ TEST(LazyStream, AnExceptionReachesTheWaiterAndTheStreamStaysUsable) {
   EXPECT_EQ(ran, 1);
 }
 
-TEST(LazyStream, AnExceptionCrossesStreams) {
+TEST(LazyStream, ExceptionsCrossStreams) {
   const auto producer = make_lazy_stream();
   const auto consumer = make_lazy_stream();
   producer->run([] { throw std::runtime_error("lost"); });
@@ -120,7 +120,7 @@ TEST(LazyStream, AnExceptionCrossesStreams) {
   EXPECT_EQ(ran, 1);
 }
 
-TEST(LazyStream, AnEventOutlivesItsStream) {
+TEST(LazyStream, EventsOutliveStream) {
   auto stream = make_lazy_stream();
   int value = 0;
   stream->run([&] { value = 1; });
@@ -130,7 +130,7 @@ TEST(LazyStream, AnEventOutlivesItsStream) {
   EXPECT_EQ(value, 1);
 }
 
-TEST(LazyStream, WaitingForItselfIsNothing) {
+TEST(LazyStream, IgnoresWaitForItself) {
   const auto stream = make_lazy_stream();
   int value = 0;
   stream->run([&] { value = 1; });
@@ -140,7 +140,7 @@ TEST(LazyStream, WaitingForItselfIsNothing) {
   EXPECT_EQ(value, 2);
 }
 
-TEST(LazyStream, WorkThatNeverRanIsFreed) {
+TEST(LazyStream, FreesUnfinishedWork) {
   const auto witness = std::make_shared<int>(1);
   {
     const auto stream = make_lazy_stream();

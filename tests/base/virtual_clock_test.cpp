@@ -9,8 +9,8 @@
 namespace tessera::base {
 namespace {
 
-TEST(VirtualClock, StreamsOfTheHostAreOneAfterTheOther) {
-  VirtualClock clock(VirtualClock::Machine::host);
+TEST(VirtualClock, SynchronousStreamsRunOneAfterAnother) {
+  VirtualClock clock(VirtualClock::Machine::synchronous);
   const auto a = clock.make_stream(), b = clock.make_stream();
   clock.advance(*a, 10);
   clock.advance(*b, 5);
@@ -19,8 +19,8 @@ TEST(VirtualClock, StreamsOfTheHostAreOneAfterTheOther) {
   EXPECT_EQ(clock.host_time(), 15);
 }
 
-TEST(VirtualClock, StreamsOfADeviceGoOnByThemselves) {
-  VirtualClock clock(VirtualClock::Machine::device);
+TEST(VirtualClock, AsynchronousStreamsRunConcurrently) {
+  VirtualClock clock(VirtualClock::Machine::asynchronous);
   const auto a = clock.make_stream(), b = clock.make_stream();
   clock.advance(*a, 10);
   clock.advance(*b, 4);
@@ -43,7 +43,7 @@ TEST(VirtualClock, StreamsOfADeviceGoOnByThemselves) {
 }
 
 TEST(VirtualClock, WorkRunsAtOnce) {
-  VirtualClock clock(VirtualClock::Machine::device);
+  VirtualClock clock(VirtualClock::Machine::asynchronous);
   const auto stream = clock.make_stream();
   bool ran = false;
   stream->run([&] { ran = true; });
@@ -51,8 +51,8 @@ TEST(VirtualClock, WorkRunsAtOnce) {
   EXPECT_EQ(clock.time_of(*stream), 0);  // no cost was declared
 }
 
-TEST(VirtualClock, RefusesAnothersStream) {
-  VirtualClock clock(VirtualClock::Machine::host), other(VirtualClock::Machine::host);
+TEST(VirtualClock, RejectsStreamOfOtherClock) {
+  VirtualClock clock(VirtualClock::Machine::synchronous), other(VirtualClock::Machine::synchronous);
   const auto theirs = other.make_stream();
   const auto real = make_immediate_stream();
   EXPECT_FALSE(clock.made(*theirs));
@@ -60,7 +60,7 @@ TEST(VirtualClock, RefusesAnothersStream) {
   EXPECT_THROW(clock.advance(*real, 1), InvalidUsage);
 }
 
-TEST(TimeTable, IsALineBetweenMedians) {
+TEST(CostTable, InterpolatesBetweenMedians) {
   CostTable table;
   for (const double seconds : {1.0, 9.0, 2.0}) table.add(10, seconds);
   table.add(20, 4);
@@ -71,7 +71,7 @@ TEST(TimeTable, IsALineBetweenMedians) {
   EXPECT_DOUBLE_EQ(table.at(5), 1);   // proportional to the first point
 }
 
-TEST(TimeTable, NeverFalls) {
+TEST(CostTable, IsMonotonic) {
   CostTable table;
   table.add(1, 3);
   table.add(2, 1);  // noise
@@ -82,7 +82,7 @@ TEST(TimeTable, NeverFalls) {
   EXPECT_DOUBLE_EQ(CostTable().at(7), 0);
 }
 
-TEST(TimeTable, RefusesWhatIsNoTime) {
+TEST(CostTable, RejectsInvalidTimes) {
   CostTable table;
   EXPECT_THROW(table.add(-1, 1), InvalidUsage);
   EXPECT_THROW(table.add(1, -1), InvalidUsage);

@@ -13,40 +13,40 @@ namespace {
 using harness::FlippingProxy;
 
 constexpr std::size_t kChallenge = 5 + 8 + 4 + 64 + 8;
-constexpr std::size_t kAnswer = 5 + 1 + 2 + 32 + 8;
+constexpr std::size_t kReply = 5 + 1 + 2 + 32 + 8;
 constexpr std::size_t kHello = 5 + 20 + 2 + 5 + 96 + 8;  // of a rank of 'run-1'
 constexpr std::size_t kSeal = 9 + 16;                    // of every later frame
 const std::string kBlob(600, 'b');
 
 /// Events that a rank received on its channel.
-struct Heard {
+struct Receiver {
   std::mutex mutex;
   std::condition_variable changed;
-  std::string told;
+  std::string received;
   int damaged = -1;
   int lost = -1;
 
   ControlEvents events() {
-    return {.lost = [this](int rank) { note([&] { lost = rank; }); },
-            .message = [this](int, std::string_view text) { note([&] { told += text; }); },
-            .damaged = [this](int rank) { note([&] { damaged = rank; }); }};
+    return {.lost = [this](int rank) { update([&] { lost = rank; }); },
+            .message = [this](int, std::string_view text) { update([&] { received += text; }); },
+            .damaged = [this](int rank) { update([&] { damaged = rank; }); }};
   }
   template <class F>
-  void note(F&& change) {
+  void update(F&& change) {
     const std::lock_guard lock(mutex);
     change();
     changed.notify_all();
   }
-  bool hears(const std::string& text) {
+  bool receives(const std::string& text) {
     std::unique_lock lock(mutex);
-    changed.wait_for(lock, 20s, [&] { return told.size() >= text.size() || damaged >= 0 || lost >= 0; });
-    return told == text && damaged < 0 && lost < 0;
+    changed.wait_for(lock, 20s, [&] { return received.size() >= text.size() || damaged >= 0 || lost >= 0; });
+    return received == text && damaged < 0 && lost < 0;
   }
 };
 
 struct World {
   std::array<std::string, 2> errors;
-  std::array<Heard, 2> heard;
+  std::array<Receiver, 2> receivers;
   std::array<bool, 2> right{};  // all received data equals the data sent
   bool flipped = false;
   bool all_right() const { return right[0] && right[1] && errors[0].empty() && errors[1].empty(); }
@@ -64,18 +64,18 @@ void run(World& world, std::optional<FlippingProxy::Flip> flip, const std::strin
       std::shared_ptr<Bootstrap> bootstrap;
       std::unique_ptr<ControlChannel> channel;
       world.errors[i] = error_of([&] {
-        RendezvousOptions one = meeting(r, 2, r == 0 ? port : proxy.port());
+        RendezvousOptions one = options_of(r, 2, r == 0 ? port : proxy.port());
         one.host_id = r == 0 ? "east" : "west";
         if (r == 1) connect_when_open(port);
         bootstrap = rendezvous(one);
         const std::vector<std::string> blobs = bootstrap->all_gather(kBlob + std::to_string(r));
         world.right[i] = blobs == std::vector<std::string>{kBlob + "0", kBlob + "1"};
-        channel = bootstrap->open_channel("test", world.heard[i].events());
-        channel->tell(1 - r, text);
-        world.right[i] = world.right[i] && world.heard[i].hears(text);
+        channel = bootstrap->open_channel("test", world.receivers[i].events());
+        channel->send(1 - r, text);
+        world.right[i] = world.right[i] && world.receivers[i].receives(text);
       });
       // The rank that leaves first closes the connection, so it waits until its peer has received everything.
-      if (world.errors[i].empty()) world.heard[1 - i].hears(text);
+      if (world.errors[i].empty()) world.receivers[1 - i].receives(text);
     });
   for (std::thread& rank : ranks) rank.join();
   world.flipped = proxy.flipped();
@@ -89,7 +89,7 @@ TEST(BitFlips, NoFlipTransfersCorrectly) {  // the control of the tests below
 
 TEST(BitFlips, HandshakeIsRetried) {
   for (const bool to_listener : {true, false})
-    for (std::size_t at = 3; at < (to_listener ? kHello + 1 : kChallenge + kAnswer); at += 6) {
+    for (std::size_t at = 3; at < (to_listener ? kHello + 1 : kChallenge + kReply); at += 6) {
       if (at % kChallenge < 5) continue;  // a length, for whose bytes the rank waits: the test below
       World world;
       run(world, FlippingProxy::Flip{.to_listener = to_listener, .at = at, .bit = 1});
@@ -101,14 +101,14 @@ TEST(BitFlips, HandshakeIsRetried) {
 TEST(BitFlips, DamagedLengthInHandshakeEndsSoon) {
   World world;
   const auto start = steady_clock::now();
-  run(world, FlippingProxy::Flip{.to_listener = false, .at = 2, .bit = 0});  // announces 256 bytes more
+  run(world, FlippingProxy::Flip{.to_listener = false, .at = 2, .bit = 0});  // declares 256 bytes more
   EXPECT_TRUE(world.all_right()) << world.errors[0] << world.errors[1];
   EXPECT_LT(steady_clock::now() - start, 9s);
 }
 
 TEST(BitFlips, DamagedExchangeFailsBothRanks) {
   for (const bool to_listener : {true, false}) {
-    const std::size_t begin = to_listener ? kHello + 1 : kChallenge + kAnswer;
+    const std::size_t begin = to_listener ? kHello + 1 : kChallenge + kReply;
     std::string text = "BackendError: init: a message from ";
     text.append(to_listener ? "rank 1 to rank 0" : "rank 0 to rank 1");
     text.append(
@@ -131,11 +131,11 @@ TEST(BitFlips, DamagedControlMessageFailsReceiverOnly) {
     World world;
     run(world, FlippingProxy::Flip{.to_listener = to_listener, .at = 20'000, .bit = 2}, text);
     EXPECT_TRUE(world.flipped);
-    Heard& hurt = world.heard[to_listener ? 0 : 1];
-    Heard& well = world.heard[to_listener ? 1 : 0];
+    Receiver& hurt = world.receivers[to_listener ? 0 : 1];
+    Receiver& well = world.receivers[to_listener ? 1 : 0];
     EXPECT_EQ(hurt.damaged, to_listener ? 1 : 0);
-    EXPECT_EQ(hurt.told, "");
-    EXPECT_EQ(well.told, text);
+    EXPECT_EQ(hurt.received, "");
+    EXPECT_EQ(well.received, text);
     EXPECT_EQ(well.damaged, -1);
   }
 }

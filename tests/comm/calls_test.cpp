@@ -57,9 +57,9 @@ TEST_P(Calls, BatchWaitsForStream) {
       const int peer = 1 - comm.rank();
       const P2POp parts[] = {P2POp::send(view_of(x.data(), x.size()), peer),
                              P2POp::recv(view_of(y.data(), y.size()), peer)};
-      const TrafficStats before = comm.meter();
+      const TrafficStats before = comm.traffic();
       comm.batch(parts, {.after = after ? stream.get() : nullptr}).wait();
-      const TrafficStats change = comm.meter() - before;
+      const TrafficStats change = comm.traffic() - before;
       EXPECT_EQ(change.of(OpKind::send).calls, 1U);
       EXPECT_EQ(change.of(OpKind::recv).calls, 1U);
       // Control: without `after` the values before the stream's work are sent.
@@ -74,10 +74,10 @@ TEST_P(Calls, TrafficCountsByPeerSinceSnapshot) {
     const auto all_to_all = [&] { comm.all_to_all(view_of(x.data(), 300), view_of(y.data(), 300)).wait(); };
     all_to_all();
     comm.barrier().wait();
-    const TrafficStats before = comm.meter();
+    const TrafficStats before = comm.traffic();
     all_to_all();
     comm.barrier().wait();
-    const TrafficStats change = comm.meter() - before;
+    const TrafficStats change = comm.traffic() - before;
     for (int r = 0; r < 3; ++r)
       EXPECT_EQ(change.bytes_to_peer[static_cast<std::size_t>(r)], r == comm.rank() ? 0U : 400U) << r;
     EXPECT_EQ(change.calls(), 2U);
@@ -102,11 +102,11 @@ TEST_P(Calls, RejectOverlappingPartsAtRoot) {
     const View own = root ? view_of(x.data(), 10) : view_of(part.data(), 20);
     comm.scatter_v(view_of(x.data(), root ? 30 : 0), own, counts, 0).wait();
     // The amount that a rank sends to itself must equal the amount that it receives from itself.
-    for (const bool gives_more : {true, false}) {
+    for (const bool sends_more : {true, false}) {
       const std::string different = error_of([&] {
         const std::vector<std::size_t> given = {5, 10}, less = {4, 11}, more = {6, 9};
         std::vector<float> in(15), out(15);
-        comm.all_to_all_v(view_of(in.data(), 15), given, view_of(out.data(), 15), root == gives_more ? less : more)
+        comm.all_to_all_v(view_of(in.data(), 15), given, view_of(out.data(), 15), root == sends_more ? less : more)
             .wait();
       });
       EXPECT_NE(different.find("out_counts of the same rank is"), std::string::npos) << different;

@@ -56,7 +56,7 @@ TEST(Cma, ReadsMemoryOfOwner) {
   std::vector<std::byte> memory(300'001, std::byte{1});
   const Child child(memory);
   std::vector<std::byte> copy(memory.size() - 3);
-  ASSERT_TRUE(read_remote(child.pid(), memory.data() + 3, copy.data(), copy.size()));
+  ASSERT_TRUE(cma_read(child.pid(), memory.data() + 3, copy.data(), copy.size()));
   for (std::size_t i = 0; i < copy.size(); ++i) ASSERT_EQ(copy[i], static_cast<std::byte>(i + 3 + 7)) << i;
   EXPECT_EQ(memory[5], std::byte{1});
 }
@@ -66,10 +66,10 @@ TEST(Cma, DistinguishesDeadProcessFromUnmappedMemory) {
   Child child(memory);
   std::byte to[100];
   void* nowhere = ::mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  EXPECT_THROW(read_remote(child.pid(), static_cast<std::byte*>(nowhere), to, sizeof(to)), SystemError);
+  EXPECT_THROW(cma_read(child.pid(), static_cast<std::byte*>(nowhere), to, sizeof(to)), SystemError);
   ::munmap(nowhere, 4096);
   child.end();
-  EXPECT_FALSE(read_remote(child.pid(), memory.data(), to, sizeof(to)));
+  EXPECT_FALSE(cma_read(child.pid(), memory.data(), to, sizeof(to)));
 }
 
 /// Each rank's result, where the ranks are threads.
@@ -77,8 +77,7 @@ std::vector<std::vector<int>> neighbours(int ranks) {
   std::vector<std::vector<int>> all(static_cast<std::size_t>(ranks));
   auto bootstraps = make_thread_bootstraps(ranks, std::chrono::seconds(20));
   std::vector<std::thread> threads;
-  for (std::size_t r = 0; r < all.size(); ++r)
-    threads.emplace_back([&, r] { all[r] = near_processes(*bootstraps[r]); });
+  for (std::size_t r = 0; r < all.size(); ++r) threads.emplace_back([&, r] { all[r] = cma_processes(*bootstraps[r]); });
   for (std::thread& thread : threads) thread.join();
   return all;
 }
@@ -90,7 +89,7 @@ TEST(Cma, ReachesOtherRanksOfHostUnlessDisabled) {
   ::setenv("TESSERA_CMA", "0", 1);
   EXPECT_THAT(neighbours(3), testing::Each(testing::Each(0)));
   ::setenv("TESSERA_CMA", "2", 1);
-  EXPECT_THROW(near_processes(*make_thread_bootstraps(1, std::chrono::seconds(1)).front()), InvalidUsage);
+  EXPECT_THROW(cma_processes(*make_thread_bootstraps(1, std::chrono::seconds(1)).front()), InvalidUsage);
   ::unsetenv("TESSERA_CMA");
 }
 

@@ -1,4 +1,4 @@
-// The operations that the conformance suite does not cover, the meter, split and allocate.
+// The operations that the conformance suite does not cover, traffic, split and allocate.
 #include <malloc.h>
 #include <unistd.h>
 
@@ -41,29 +41,29 @@ TEST(Communicator, SupportsPartsOfDifferentLengths) {
       // Rank a sends (a + 2b + 1) % 4 * scale elements with value 10a + b to rank b.
       std::vector<std::size_t> out_counts(n);
       std::vector<std::size_t> in_counts(n);
-      std::vector<std::int32_t> give;
+      std::vector<std::int32_t> input;
       std::vector<std::int32_t> want;
       for (std::size_t r = 0; r < n; ++r) {
         in_counts[r] = (me + 2 * r + 1) % 4 * scale;
         out_counts[r] = (r + 2 * me + 1) % 4 * scale;
-        give.insert(give.end(), in_counts[r], static_cast<std::int32_t>(10 * me + r));
+        input.insert(input.end(), in_counts[r], static_cast<std::int32_t>(10 * me + r));
         want.insert(want.end(), out_counts[r], static_cast<std::int32_t>(10 * r + me));
       }
       for (const bool window : {false, true}) {
-        Buffer buffer = comm.allocate(give.size() * 4, MemoryKind::host, MemoryCategory::other);
-        std::copy(give.begin(), give.end(), static_cast<std::int32_t*>(buffer.data()));
-        const std::int32_t* from = window ? static_cast<std::int32_t*>(buffer.data()) : give.data();
+        Buffer buffer = comm.allocate(input.size() * 4, MemoryKind::host, MemoryCategory::other);
+        std::copy(input.begin(), input.end(), static_cast<std::int32_t*>(buffer.data()));
+        const std::int32_t* from = window ? static_cast<std::int32_t*>(buffer.data()) : input.data();
         std::vector<std::int32_t> got(want.size(), -1);
-        comm.all_to_all_v(view_of(from, give.size()), in_counts, view_of(got.data(), got.size()), out_counts).wait();
+        comm.all_to_all_v(view_of(from, input.size()), in_counts, view_of(got.data(), got.size()), out_counts).wait();
         EXPECT_EQ(got, want);
       }
     });
 }
 
 /// A communicator of one rank, for f32 and bytes only.
-class Narrow final : public Communicator {
+class F32Communicator final : public Communicator {
  public:
-  Narrow() : Communicator(0, 1, {}) {
+  F32Communicator() : Communicator(0, 1, {}) {
     capabilities_ = {.backend = "narrow", .dtypes = {DType::f32, DType::u8}, .memory = {MemoryKind::host}};
   }
   const Capabilities& capabilities() const noexcept override { return capabilities_; }
@@ -80,10 +80,10 @@ class Narrow final : public Communicator {
 };
 
 TEST(Communicator, RejectsUnsupportedDtypes) {
-  Narrow comm;
+  F32Communicator comm;
   std::vector<float> numbers(2);
-  std::vector<double> wide(2);
-  const View taken = view_of(numbers.data(), 2), other = view_of(wide.data(), 2);
+  std::vector<double> doubles(2);
+  const View taken = view_of(numbers.data(), 2), other = view_of(doubles.data(), 2);
   comm.all_reduce(taken, taken, ReduceOp::sum()).wait();
   comm.barrier().wait();
   EXPECT_EQ(comm.started, 2);
@@ -104,13 +104,13 @@ TEST(Communicator, MessagesKeepOrderAndBatchesDoNotBlock) {
       for (const bool window : {false, true}) {
         Buffer buffer = comm.allocate(2 * count * 4, MemoryKind::host, MemoryCategory::other);
         std::vector<std::int32_t> ordinary(2 * count);
-        std::int32_t* give = window ? static_cast<std::int32_t*>(buffer.data()) : ordinary.data();
+        std::int32_t* input = window ? static_cast<std::int32_t*>(buffer.data()) : ordinary.data();
         std::vector<std::int32_t> got(2 * count, -1);
-        std::fill_n(give, count, comm.rank());
-        std::fill_n(give + count, count, 100 + comm.rank());
+        std::fill_n(input, count, comm.rank());
+        std::fill_n(input + count, count, 100 + comm.rank());
         // All ranks send first: with blocking sends this would deadlock.
-        Work first = comm.send(view_of(give, count), right);
-        Work second = comm.send(view_of(give + count, count), right);
+        Work first = comm.send(view_of(input, count), right);
+        Work second = comm.send(view_of(input + count, count), right);
         comm.recv(view_of(got.data(), count), left).wait();
         comm.recv(view_of(got.data() + count, count), left).wait();
         first.wait();
@@ -119,7 +119,7 @@ TEST(Communicator, MessagesKeepOrderAndBatchesDoNotBlock) {
           ASSERT_EQ(got[i], left);
           ASSERT_EQ(got[count + i], 100 + left);
         }
-        const P2POp parts[] = {P2POp::send(view_of(give, count), left), P2POp::send(view_of(give, count), right),
+        const P2POp parts[] = {P2POp::send(view_of(input, count), left), P2POp::send(view_of(input, count), right),
                                P2POp::recv(view_of(got.data(), count), left),
                                P2POp::recv(view_of(got.data() + count, count), right)};
         comm.batch(parts).wait();
@@ -241,8 +241,8 @@ TEST(Communicator, GrowingWindowsNeverOverlapLiveOnes) {
     std::vector<Buffer> living;
     for (std::size_t round = 1; round <= 4; ++round) {
       {
-        const Buffer given_back = comm.allocate(12 * round * kMiB, MemoryKind::host, MemoryCategory::other);
-        std::memset(given_back.data(), 0x55, given_back.bytes());
+        const Buffer reused = comm.allocate(12 * round * kMiB, MemoryKind::host, MemoryCategory::other);
+        std::memset(reused.data(), 0x55, reused.bytes());
       }
       living.push_back(comm.allocate((12 * round + 4) * kMiB, MemoryKind::host, MemoryCategory::other));
       std::memset(living.back().data(), static_cast<int>(round), living.back().bytes());
@@ -270,10 +270,10 @@ TEST(Communicator, ReleasesIdleWindows) {
     constexpr std::size_t kMiB = std::size_t{1} << 20;
     const std::size_t before = resident_bytes();
     for (int i = 0; i < 3; ++i) {
-      std::vector<Buffer> pieces;
+      std::vector<Buffer> buffers;
       for (int k = 0; k < 16; ++k) {
-        pieces.push_back(comm.allocate(8 * kMiB, MemoryKind::host, MemoryCategory::other));
-        std::memset(pieces.back().data(), 1, pieces.back().bytes());
+        buffers.push_back(comm.allocate(8 * kMiB, MemoryKind::host, MemoryCategory::other));
+        std::memset(buffers.back().data(), 1, buffers.back().bytes());
       }
       EXPECT_GT(resident_bytes(), before + 120 * kMiB);
     }
@@ -298,9 +298,9 @@ TEST(Traffic, EqualsFormulas) {
           std::vector<float> out(total);
           std::fill_n(in, total, 1.0f);
           const auto measured = [&](OpKind kind, const std::function<Work()>& call, int root = 0) {
-            const TrafficStats before = comm.meter();
+            const TrafficStats before = comm.traffic();
             call().wait();
-            const TrafficStats done = comm.meter() - before;
+            const TrafficStats done = comm.traffic() - before;
             EXPECT_EQ(done.of(kind).calls, 1u);
             EXPECT_EQ(done.of(kind).bytes_sent, direct_bytes_sent(kind, total, 4, comm.size(), comm.rank(), root))
                 << name_of(kind);
@@ -328,9 +328,9 @@ TEST(Traffic, EqualsFormulas) {
 
 TEST(Traffic, ExcludesSplit) {
   run_ranks(3, [](Communicator& comm) {
-    const TrafficStats before = comm.meter();
+    const TrafficStats before = comm.traffic();
     const auto part = comm.split(0, comm.rank());
-    const TrafficStats change = comm.meter() - before;
+    const TrafficStats change = comm.traffic() - before;
     EXPECT_EQ(change.bytes_sent(), 0U);
     EXPECT_EQ(change.calls(), 0U);
   });
@@ -353,15 +353,15 @@ TEST(Traffic, FormulasPerPeerAddUp) {
       }
 }
 
-/// Negative control: the meter detects an algorithm that moves more data.
+/// Negative control: traffic counts detect an algorithm that moves more data.
 TEST(Traffic, CountsMoreBytesOfSymmetricAlgorithm) {
   InitOptions config = quick_config();
   config.algorithms = "all_reduce=symmetric:0-1K";
   run_threads(4, config, [](Communicator& comm) {
     std::vector<float> x(100, 1);
-    const TrafficStats before = comm.meter();
+    const TrafficStats before = comm.traffic();
     comm.all_reduce(view_of(x.data(), 100), view_of(x.data(), 100), ReduceOp::sum()).wait();
-    const std::uint64_t sent = (comm.meter() - before).of(OpKind::all_reduce).bytes_sent;
+    const std::uint64_t sent = (comm.traffic() - before).of(OpKind::all_reduce).bytes_sent;
     EXPECT_EQ(sent, 3u * 400);
     EXPECT_GT(sent, direct_bytes_sent(OpKind::all_reduce, 100, 4, 4, comm.rank()));
   });

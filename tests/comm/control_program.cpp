@@ -49,7 +49,7 @@ void hang_up() {
     ::shutdown(std::stoi(entry.path().filename()), SHUT_RDWR);  // descriptors that are not sockets are unaffected
 }
 
-std::shared_ptr<Bootstrap> meet_the_others() {
+std::shared_ptr<Bootstrap> rendezvous_with_others() {
   return rendezvous({.launch = resolve_launch(),
                      .timeout = tessera::base::parse_duration(setting("TESSERA_TIMEOUT"), "timeout"),
                      .master = setting("TESSERA_MASTER"),
@@ -64,7 +64,7 @@ void flood(ControlChannel& channel, int to, int count, std::size_t bytes, std::c
     std::string text = std::to_string(i);
     text.resize(std::max(bytes, text.size()), ' ');
     const auto before = std::chrono::steady_clock::now();
-    channel.tell(to, text);
+    channel.send(to, text);
     longest = std::max(longest, std::chrono::steady_clock::now() - before);
     std::this_thread::sleep_for(pause);
   }
@@ -83,10 +83,10 @@ class Rank {
     words >> verb;
     if (verb == "tell") {  // tell TO TEXT
       words >> to >> text;
-      channels_.at("test")->tell(to, text);
+      channels_.at("test")->send(to, text);
     } else if (verb == "say") {  // say CHANNEL TO TEXT
       words >> name >> to >> text;
-      channels_.at(name)->tell(to, text);
+      channels_.at(name)->send(to, text);
     } else if (verb == "flood") {  // flood TO COUNT BYTES [PAUSE]
       int count = 0;
       std::size_t bytes = 0;
@@ -116,7 +116,7 @@ class Rank {
   }
 
  private:
-  const std::shared_ptr<Bootstrap> bootstrap_ = meet_the_others();
+  const std::shared_ptr<Bootstrap> bootstrap_ = rendezvous_with_others();
   std::map<std::string, std::unique_ptr<ControlChannel>> channels_;
 };
 

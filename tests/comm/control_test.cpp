@@ -75,12 +75,12 @@ TEST_P(ControlPlane, MessagesKeepTheirOrder) {
   std::map<std::string, int> next;
   for (int i = 0; i < 2 * kMessages; ++i) {
     std::istringstream words(ranks[2].line());
-    std::string told;
+    std::string event;
     std::string channel;
     std::string from;
     int bytes = 0;
     int number = -1;
-    words >> told >> channel >> from >> bytes >> number;
+    words >> event >> channel >> from >> bytes >> number;
     ASSERT_EQ(number, next[from]++) << "from " << from;
   }
   EXPECT_EQ(next["0"], kMessages);

@@ -180,21 +180,21 @@ TEST(DeviceIpc, TrafficEqualsFormulas) {
     comm.scatter(a.view(), part, 1).wait();
     comm.all_to_all(a.view(), b.view()).wait();
     EXPECT_EQ(comm.last_algorithm(), "ipc");
-    const TrafficStats meter = comm.meter();
+    const TrafficStats traffic = comm.traffic();
     const std::pair<OpKind, int> called[] = {
         {OpKind::all_reduce, 0}, {OpKind::all_gather, 0}, {OpKind::reduce_scatter, 0}, {OpKind::broadcast, 1},
         {OpKind::reduce, 2},     {OpKind::gather, 0},     {OpKind::scatter, 1},        {OpKind::all_to_all, 0}};
     std::vector<std::uint64_t> to_peer(3);
     for (const auto& [kind, root] : called) {
-      EXPECT_EQ(meter.of(kind).calls, 1U);
-      EXPECT_EQ(meter.of(kind).bytes_sent, direct_bytes_sent(kind, kCount, 4, 3, comm.rank(), root)) << name_of(kind);
+      EXPECT_EQ(traffic.of(kind).calls, 1U);
+      EXPECT_EQ(traffic.of(kind).bytes_sent, direct_bytes_sent(kind, kCount, 4, 3, comm.rank(), root)) << name_of(kind);
       for (int r = 0; r < 3; ++r)
         if (r != comm.rank())
           to_peer[static_cast<std::size_t>(r)] +=
               direct_bytes_to(kind, kCount, 4, {.ranks = 3, .rank = comm.rank(), .peer = r, .root = root});
     }
-    EXPECT_EQ(meter.bytes_to_peer, to_peer);
-    EXPECT_EQ(meter.of(OpKind::barrier).calls, 0U);
+    EXPECT_EQ(traffic.bytes_to_peer, to_peer);
+    EXPECT_EQ(traffic.of(OpKind::barrier).calls, 0U);
   });
 }
 
@@ -222,12 +222,12 @@ float gathered_from_a_changing_rank(bool wait, bool free) {
   all.push_back(guarded({.slow_copies = 300ms}));
   float got = 0;
   run_apart(all, [&](Communicator& comm, DeviceRuntime& device) {
-    const bool gives = harness::sharing_of(device).imports == 0 && &device == all[0].get();
+    const bool exports = harness::sharing_of(device).imports == 0 && &device == all[0].get();
     const auto stream = device.make_stream();
-    auto given = std::make_unique<Values>(comm, device, *stream, 5000, gives ? 1.0F : 2.0F);
+    auto given = std::make_unique<Values>(comm, device, *stream, 5000, exports ? 1.0F : 2.0F);
     Values all_of(comm, device, *stream, 10'000, 0);
     Work work = comm.all_gather(given->view(), all_of.view(), {.after = stream.get()});
-    if (!gives) {
+    if (!exports) {
       work.wait();
       got = all_of.read()[comm.rank() == 0 ? 5000 : 0];
       return;

@@ -14,11 +14,11 @@ namespace tessera::comm_test {
 
 using namespace comm;
 
-inline constexpr std::size_t kLongest = 100;  ///< longest payload of an active message
+inline constexpr std::size_t kMaxPayload = 100;  ///< longest payload of an active message
 
 /// Messages in flight between the ranks.
 struct Net {
-  struct Note {
+  struct Am {
     int to;
     AmHeader header;
     std::vector<std::byte> payload;
@@ -29,7 +29,7 @@ struct Net {
     std::uint64_t slot;
   };
   std::mt19937_64 dice{1};
-  std::vector<Note> notes;
+  std::vector<Am> ams;
   std::vector<Bulk> sends, receives;
   std::vector<LinkEvents*> events;
   std::vector<int> closed;  ///< CloseMode by rank; -1: open
@@ -52,14 +52,13 @@ class FakeLink final : public Link {
     net.events.push_back(&events);
     net.closed.push_back(-1);
   }
-  std::size_t longest_payload() const noexcept override { return kLongest; }
+  std::size_t longest_payload() const noexcept override { return kMaxPayload; }
   bool can_send_eager() const noexcept override {
-    return std::count_if(net_.notes.begin(), net_.notes.end(), [&](const auto& n) { return n.header.from == rank_; }) <
-           8;
+    return std::count_if(net_.ams.begin(), net_.ams.end(), [&](const auto& n) { return n.header.from == rank_; }) < 8;
   }
-  void send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept override {
-    net_.notes.push_back({peer, header, {payload.begin(), payload.end()}});
-    if (net_.corrupts && !payload.empty()) net_.notes.back().payload.back() ^= std::byte{1};
+  void send_am(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept override {
+    net_.ams.push_back({peer, header, {payload.begin(), payload.end()}});
+    if (net_.corrupts && !payload.empty()) net_.ams.back().payload.back() ^= std::byte{1};
   }
   void send_bulk(Message& message, std::uint64_t slot) noexcept override {
     net_.sends.push_back({&message, rank_, message.peer, slot});
@@ -74,28 +73,28 @@ class FakeLink final : public Link {
       const Net::Bulk bulk = *receive;
       const bool answered =
           std::any_of(net_.sends.begin(), net_.sends.end(), [&](const Net::Bulk& s) { return joined(s, bulk); });
-      if (answered && net_.stuck) return CancelResult::never;
+      if (answered && net_.stuck) return CancelResult::unsafe;
       if (answered && net_.dice() % 2 == 0) {  // the transfer had begun
         move(bulk, &message);
-        return CancelResult::after;
+        return CancelResult::completed;
       }
       if (!net_.writes_after_cancel) std::erase_if(net_.receives, is_it);
-      return CancelResult::before;
+      return CancelResult::not_started;
     }
-    if (net_.stuck) return CancelResult::never;
+    if (net_.stuck) return CancelResult::unsafe;
     const auto send = std::find_if(net_.sends.begin(), net_.sends.end(), is_it);
     const auto taker =
         std::find_if(net_.receives.begin(), net_.receives.end(), [&](const Net::Bulk& r) { return joined(*send, r); });
     if (taker == net_.receives.end()) {
       ADD_FAILURE() << "a bulk send that nobody waits for";
-      return CancelResult::never;
+      return CancelResult::unsafe;
     }
     move(Net::Bulk(*taker), &message);
-    return CancelResult::after;
+    return CancelResult::completed;
   }
   bool poll(bool) noexcept override {
     if (net_.dice() % 3 == 0) return false;
-    if (net_.dice() % 2 == 0) return deliver_note();
+    if (net_.dice() % 2 == 0) return deliver_am();
     return !net_.stuck && move_bulk();
   }
   ProgressWaiter& waiter() noexcept override { return waiter_; }
@@ -106,15 +105,15 @@ class FakeLink final : public Link {
     return a.from == b.from && a.to == b.to && a.slot == b.slot;
   }
   /// Delivers a random active message for this rank: they overtake each other.
-  bool deliver_note() {
+  bool deliver_am() {
     std::vector<std::size_t> mine;
-    for (std::size_t i = 0; i < net_.notes.size(); ++i)
-      if (net_.notes[i].to == rank_) mine.push_back(i);
+    for (std::size_t i = 0; i < net_.ams.size(); ++i)
+      if (net_.ams[i].to == rank_) mine.push_back(i);
     if (mine.empty()) return false;
     const auto at = static_cast<std::ptrdiff_t>(mine[net_.dice() % mine.size()]);
-    const Net::Note note = net_.notes[static_cast<std::size_t>(at)];
-    net_.notes.erase(net_.notes.begin() + at);
-    net_.events[static_cast<std::size_t>(rank_)]->note_arrived(note.header, note.payload);
+    const Net::Am am = net_.ams[static_cast<std::size_t>(at)];
+    net_.ams.erase(net_.ams.begin() + at);
+    net_.events[static_cast<std::size_t>(rank_)]->on_am(am.header, am.payload);
     return true;
   }
   bool move_bulk() {

@@ -98,12 +98,13 @@ TEST(Modules, ReportsReasonOfProbe) {
 }
 
 TEST(Modules, RejectsGarbage) {
-  const fs::path folder = fs::path(testing::TempDir()) / ("modules-" + std::to_string(::getpid()));
-  fs::create_directories(folder);
-  std::ofstream(folder / "garbage.so") << "no ELF file at all, but long enough to be looked at by whoever opens it\n";
-  search_in(folder);
+  const fs::path directory = fs::path(testing::TempDir()) / ("modules-" + std::to_string(::getpid()));
+  fs::create_directories(directory);
+  std::ofstream(directory / "garbage.so")
+      << "no ELF file at all, but long enough to be looked at by whoever opens it\n";
+  search_in(directory);
   expect_refused("garbage", HasSubstr("garbage.so: "));
-  fs::remove_all(folder);
+  fs::remove_all(directory);
 }
 
 TEST(Modules, ProbeSurvivesCrash) {

@@ -48,8 +48,8 @@ const auto kBegun = std::filesystem::file_time_type::clock::now();
 /// may have left files of processes whose pids are reused.
 int files_left() {
   int files = 0;
-  for (const char* folder : {"/dev/shm", "/tmp"})
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+  for (const char* directory : {"/dev/shm", "/tmp"})
+    for (const auto& entry : std::filesystem::directory_iterator(directory)) {
       if (!entry.path().filename().string().starts_with("tessera-" + std::to_string(::geteuid()) + "-")) continue;
       std::error_code gone;
       if (entry.last_write_time(gone) < kBegun || gone) continue;
@@ -81,7 +81,7 @@ TEST(ProcessWorld, MapsWindowsAtDifferentCacheColors) {
   for (Process& rank : ranks) {
     std::istringstream line(rank.line());
     const std::vector<int> colors(std::istream_iterator<int>(line), {});
-    EXPECT_EQ(colors.size(), 4u);  // a window in several pieces, or none, would make the test void
+    EXPECT_EQ(colors.size(), 4u);  // a window in several blocks, or none, would make the test void
     EXPECT_EQ(std::set<int>(colors.begin(), colors.end()).size(), colors.size());
   }
   for (Process& rank : ranks) EXPECT_EQ(rank.exit_code(), 0);
@@ -123,9 +123,9 @@ class KilledRankOnDevice : public testing::TestWithParam<std::tuple<int, const c
 
 TEST_P(KilledRankOnDevice, IsNamedByWaitingRanks) {
   const auto victim = static_cast<std::size_t>(std::get<0>(GetParam()));
-  const std::string way = std::get<1>(GetParam());
-  std::vector<Process> ranks = start_ranks(3, "device " + way);
-  for (Process& rank : ranks) ASSERT_EQ(rank.line(), "ready " + way);
+  const std::string kind = std::get<1>(GetParam());
+  std::vector<Process> ranks = start_ranks(3, "device " + kind);
+  for (Process& rank : ranks) ASSERT_EQ(rank.line(), "ready " + kind);
   ranks[victim].kill(SIGKILL);
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     if (r == victim) continue;

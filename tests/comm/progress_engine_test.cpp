@@ -9,7 +9,7 @@
 namespace tessera::comm_test {
 namespace {
 
-constexpr auto kLongest = 60s;
+constexpr auto kMaxSleep = 60s;
 constexpr auto kSoon = 20s;  // a woken thread reacts within this time, also on a busy machine
 
 /// Calls `look` whenever it is polled.
@@ -59,7 +59,7 @@ TEST(ProgressWaits, ProgressThreadMissesNoWakeup) {
   Doorbell bell;
   Watched watched;
   Peer peer(bell, 50);
-  ProgressEngine engine(bell, {.longest_sleep = kLongest});
+  ProgressEngine engine(bell, {.longest_sleep = kMaxSleep});
   watched.look = [&](bool with_health_check) { return peer.look(with_health_check); };
   engine.add(watched);
   engine.begin_operation();
@@ -73,7 +73,7 @@ TEST(ProgressWaits, WaiterMissesNoWakeup) {
   Watched watched;
   Peer peer(bell, 50);
   std::atomic<std::uint32_t> finished{0};
-  ProgressEngine engine(bell, {.thread = false, .longest_sleep = kLongest});
+  ProgressEngine engine(bell, {.thread = false, .longest_sleep = kMaxSleep});
   watched.look = [&](bool with_health_check) {
     const bool moved = peer.look(with_health_check);
     if (peer.seen() == 50) finished.store(1);
@@ -87,7 +87,7 @@ TEST(ProgressWaits, OperationWakesIdleProgressThread) {
   Doorbell bell;
   Watched watched;
   std::atomic<int> polls{0};
-  ProgressEngine engine(bell, {.longest_sleep = kLongest});
+  ProgressEngine engine(bell, {.longest_sleep = kMaxSleep});
   watched.look = [&](bool) {
     ++polls;
     return false;
@@ -109,7 +109,7 @@ TEST(ProgressWaits, EndWithEngine) {
   const auto start = Clock::now();
   for (const bool idle : {true, false}) {
     Doorbell bell;
-    ProgressEngine engine(bell, {.longest_sleep = kLongest});
+    ProgressEngine engine(bell, {.longest_sleep = kMaxSleep});
     if (!idle) engine.begin_operation();
     engine.wake_progress_thread();
     ASSERT_TRUE(soon([&] { return idle ? bell.idle.load() == 2 : bell.waiters.load() != 0; }));
@@ -121,7 +121,7 @@ TEST(ProgressWaits, LastWithoutWakeup) {  // control
   Doorbell bell;
   Watched watched;
   std::atomic<std::uint32_t> finished{0};
-  ProgressEngine engine(bell, {.thread = false, .longest_sleep = kLongest});
+  ProgressEngine engine(bell, {.thread = false, .longest_sleep = kMaxSleep});
   const auto start = Clock::now();
   int late_polls = 0;
   watched.look = [&](bool) {

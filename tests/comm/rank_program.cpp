@@ -112,7 +112,7 @@ void sums_on_a_device(Communicator& comm, tessera::base::DeviceRuntime& device, 
 }
 
 /// MODE of "device MODE": "ipc" and "direct" (staged) sum forever; "leave" and "throw" end and print the number of
-/// exported and imported pieces.
+/// exported and imported blocks.
 int run_on_a_device(InitOptions config, const std::string& mode) {
   const auto device = tessera::harness::make_guarded_device({.lazy = true});
   config.device = device;

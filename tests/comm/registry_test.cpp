@@ -150,7 +150,7 @@ TEST(ArgumentChecks, WorldOfOneWorksLocally) {
   comm->barrier().wait();
   EXPECT_EQ(comm->split(0, 0)->size(), 1);
   EXPECT_EQ(comm->split(-1, 0), nullptr);
-  EXPECT_EQ(comm->meter().bytes_sent(), 0u);
+  EXPECT_EQ(comm->traffic().bytes_sent(), 0u);
 }
 
 }  // namespace

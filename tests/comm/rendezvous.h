@@ -16,7 +16,7 @@ namespace tessera::comm_test {
 
 using std::chrono::steady_clock;
 
-inline RendezvousOptions meeting(int rank, int size, int port, const std::string& host = "127.0.0.1") {
+inline RendezvousOptions options_of(int rank, int size, int port, const std::string& host = "127.0.0.1") {
   return {.launch = {.launcher = "tessera", .rank = rank, .size = size, .local_size = size, .job = "run-1"},
           .timeout = 20s,
           .master = host + ":" + std::to_string(port),
@@ -37,11 +37,12 @@ inline std::future<Outcome> come(RendezvousOptions one) {
 }
 
 /// Runs the rendezvous of a whole world; changed(options) may change the options of each rank.
-inline std::vector<Outcome> meet_all(int size, int port, const std::function<void(RendezvousOptions&)>& changed = {},
-                                     const std::string& host = "127.0.0.1") {
+inline std::vector<Outcome> rendezvous_all(int size, int port,
+                                           const std::function<void(RendezvousOptions&)>& changed = {},
+                                           const std::string& host = "127.0.0.1") {
   std::vector<std::future<Outcome>> coming;
   for (int r = size; r-- > 0;) {
-    RendezvousOptions one = meeting(r, size, port, host);
+    RendezvousOptions one = options_of(r, size, port, host);
     if (changed) changed(one);
     coming.push_back(come(one));
   }

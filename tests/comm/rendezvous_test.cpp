@@ -20,7 +20,7 @@ namespace {
 class RendezvousAddresses : public testing::TestWithParam<const char*> {};
 
 TEST_P(RendezvousAddresses, ConnectsRanks) {
-  const std::vector<Outcome> all = meet_all(3, free_port(), {}, GetParam());
+  const std::vector<Outcome> all = rendezvous_all(3, free_port(), {}, GetParam());
   expect_complete(all);
   for (const Outcome& one : all) {
     ASSERT_NE(one.bootstrap, nullptr);
@@ -43,10 +43,10 @@ TEST(Rendezvous, RanksOfOneHostShareToken) {
                     .local_rank = r,
                     .local_size = 2,
                     .job = "token-" + std::to_string(::getpid())};
-      const auto met =
+      const auto bootstrap =
           rendezvous({.launch = launch, .timeout = std::chrono::seconds(20), .master = {}, .token = {}, .host_id = {}});
-      tokens[static_cast<std::size_t>(r)] = met->token();
-      met->all_gather("all have met");
+      tokens[static_cast<std::size_t>(r)] = bootstrap->token();
+      bootstrap->all_gather("all have met");
     });
   for (std::thread& rank : ranks) rank.join();
   EXPECT_EQ(tokens[0], tokens[1]);
@@ -56,11 +56,11 @@ TEST(Rendezvous, RanksOfOneHostShareToken) {
 TEST(Rendezvous, AcceptsOwnHostName) {
   std::array<char, 256> name{};
   ASSERT_EQ(::gethostname(name.data(), name.size() - 1), 0);
-  expect_complete(meet_all(2, free_port(), {}, name.data()));
+  expect_complete(rendezvous_all(2, free_port(), {}, name.data()));
 }
 
 TEST(Rendezvous, ExchangesKeepData) {
-  const std::vector<Outcome> all = meet_all(3, free_port());
+  const std::vector<Outcome> all = rendezvous_all(3, free_port());
   expect_complete(all);
   std::vector<std::future<std::vector<std::string>>> given;
   for (const Outcome& one : all)
@@ -75,7 +75,7 @@ TEST(Rendezvous, ExchangesKeepData) {
 
 TEST(Rendezvous, EachStartHasItsOwnToken) {
   std::set<Bootstrap::Token> tokens;
-  for (int i = 0; i < 2; ++i) tokens.insert(meet_all(2, free_port())[0].bootstrap->token());
+  for (int i = 0; i < 2; ++i) tokens.insert(rendezvous_all(2, free_port())[0].bootstrap->token());
   EXPECT_EQ(tokens.size(), 2u);
 }
 
@@ -85,7 +85,7 @@ ino_t inode_of(const UniqueFd& fd) {
 }
 
 TEST(Rendezvous, PassesDescriptorsWithinHost) {
-  const std::vector<Outcome> all = meet_all(3, free_port());
+  const std::vector<Outcome> all = rendezvous_all(3, free_port());
   expect_complete(all);
   std::vector<UniqueFd> own;
   for (int r = 0; r < 3; ++r) own.push_back(listen_on_port(0));
@@ -104,7 +104,7 @@ TEST(Rendezvous, PassesDescriptorsWithinHost) {
 
 TEST(Rendezvous, DistinguishesHosts) {
   const auto name_hosts = [](RendezvousOptions& one) { one.host_id = one.launch.rank == 2 ? "island" : "main land"; };
-  const std::vector<Outcome> all = meet_all(3, free_port(), name_hosts);
+  const std::vector<Outcome> all = rendezvous_all(3, free_port(), name_hosts);
   expect_complete(all);
   for (const Outcome& one : all) {
     EXPECT_EQ(one.bootstrap->hosts(), (std::vector<std::string>{"main land", "main land", "island"}));
@@ -144,12 +144,12 @@ TEST(Rendezvous, ReplacesLoopbackAddressForOtherHosts) {
                  ":" + std::to_string(port);
     one.host_id = one.launch.rank == 2 ? "island" : "main land";
   };
-  const std::vector<Outcome> all = meet_all(3, port, place);
+  const std::vector<Outcome> all = rendezvous_all(3, port, place);
   expect_complete(all);
   for (const Outcome& one : all) EXPECT_EQ(one.bootstrap->local_address(), outer);
   // Control: if all ranks are on one host, they use loopback.
   const int other = free_port();
-  for (const Outcome& one : meet_all(3, other, [&](RendezvousOptions& each) {
+  for (const Outcome& one : rendezvous_all(3, other, [&](RendezvousOptions& each) {
          place(each);
          each.master.replace(each.master.rfind(':') + 1, std::string::npos, std::to_string(other));
          each.host_id = "main land";
@@ -158,8 +158,8 @@ TEST(Rendezvous, ReplacesLoopbackAddressForOtherHosts) {
 }
 
 TEST(Rendezvous, SingleHostBackendRejectsSeveralHosts) {
-  const std::vector<Outcome> all =
-      meet_all(2, free_port(), [](RendezvousOptions& one) { one.host_id = "host" + std::to_string(one.launch.rank); });
+  const std::vector<Outcome> all = rendezvous_all(
+      2, free_port(), [](RendezvousOptions& one) { one.host_id = "host" + std::to_string(one.launch.rank); });
   expect_complete(all);
   for (const Outcome& one : all)
     EXPECT_EQ(
@@ -169,7 +169,7 @@ TEST(Rendezvous, SingleHostBackendRejectsSeveralHosts) {
 
 TEST(Rendezvous, NamesRankThatStopsResponding) {
   const auto soon = [](RendezvousOptions& one) { one.timeout = 600ms; };
-  const std::vector<Outcome> all = meet_all(3, free_port(), soon);
+  const std::vector<Outcome> all = rendezvous_all(3, free_port(), soon);
   expect_complete(all);
   auto one = std::async(std::launch::async, [&] { return error_of([&] { all[1].bootstrap->all_gather("x"); }); });
   const std::string expected = "Timeout: init: rank 2 of 3 connected, but did not answer within 600ms";
@@ -184,7 +184,7 @@ TEST(Rendezvous, RunsWholeWorld) {
   for (int r = 0; r < 2; ++r)
     sums.push_back(std::async(std::launch::async, [r, port] {
       InitOptions config = quick_config();
-      const std::shared_ptr<Bootstrap> bootstrap = rendezvous(meeting(r, 2, port));
+      const std::shared_ptr<Bootstrap> bootstrap = rendezvous(options_of(r, 2, port));
       BackendOptions options;
       options.communicator.timeout = 20s;
       const auto world = find_backend("shm").create(bootstrap, options);
@@ -205,8 +205,8 @@ TEST(Rendezvous, ReportsNoRankAsDeadOnBusyMachine) {
     ranks.emplace_back([&, i] {
       const std::string job = "busy-" + std::to_string(::getpid()) + "-" + std::to_string(i / kRanks);
       const Launch launch{.launcher = "test", .rank = i % kRanks, .size = kRanks, .local_size = kRanks, .job = job};
-      const auto met = rendezvous({.launch = launch, .timeout = 20s, .master = {}, .token = {}, .host_id = {}});
-      const auto channel = met->open_channel("test", {.lost = [&](int) { ++lost; }, .message = {}});
+      const auto bootstrap = rendezvous({.launch = launch, .timeout = 20s, .master = {}, .token = {}, .host_id = {}});
+      const auto channel = bootstrap->open_channel("test", {.lost = [&](int) { ++lost; }, .message = {}});
       ++opened;
       std::this_thread::sleep_for(1s);  // longer than the grace period for the farewell of a process that ends
     });
@@ -217,16 +217,16 @@ TEST(Rendezvous, ReportsNoRankAsDeadOnBusyMachine) {
 
 TEST(RendezvousTimeout, ConnectedRanksNameMissingOnes) {
   const int port = free_port();
-  RendezvousOptions first = meeting(0, 4, port);
+  RendezvousOptions first = options_of(0, 4, port);
   first.timeout = 700ms;
   auto zero = come(first);
-  auto two = come(meeting(2, 4, port));
+  auto two = come(options_of(2, 4, port));
   const std::string expected =
       "Timeout: init: of 4 ranks, rank 1, 3 did not connect at TESSERA_MASTER=127.0.0.1:" + std::to_string(port) +
       " within 700ms (launcher tessera, run 'run-1')";
   EXPECT_EQ(zero.get().error, expected);
   EXPECT_EQ(two.get().error, expected);
-  RendezvousOptions alone = meeting(1, 2, port);
+  RendezvousOptions alone = options_of(1, 2, port);
   alone.timeout = 300ms;
   EXPECT_EQ(come(alone).get().error,
             "Timeout: init: rank 1 of 2 found no rank 0 within 300ms (launcher tessera, run 'run-1'): "
@@ -237,7 +237,7 @@ TEST(RendezvousTimeout, ConnectedRanksNameMissingOnes) {
 TEST(RendezvousTimeout, RanksThatConnectBeforeRank0NameMissingOnes) {
   const int port = free_port();
   const auto impatient = [&](int rank, std::chrono::milliseconds timeout) {
-    RendezvousOptions one = meeting(rank, 3, port);
+    RendezvousOptions one = options_of(rank, 3, port);
     one.timeout = timeout;
     return one;
   };
@@ -249,12 +249,12 @@ TEST(RendezvousTimeout, RanksThatConnectBeforeRank0NameMissingOnes) {
 
 TEST(RendezvousTimeout, RankThatDiedMayReconnect) {
   const int port = free_port();
-  auto zero = come(meeting(0, 3, port));
-  RendezvousOptions brief = meeting(1, 3, port);
+  auto zero = come(options_of(0, 3, port));
+  RendezvousOptions brief = options_of(1, 3, port);
   brief.timeout = 300ms;  // its timeout passes while rank 2 is still missing
   EXPECT_NE(come(brief).get().error, "");
-  auto one = come(meeting(1, 3, port));
-  auto two = come(meeting(2, 3, port));
+  auto one = come(options_of(1, 3, port));
+  auto two = come(options_of(2, 3, port));
   EXPECT_EQ(one.get().error, "");
   EXPECT_EQ(two.get().error, "");
   EXPECT_EQ(zero.get().error, "");
@@ -264,25 +264,25 @@ TEST(RendezvousOptions, NamePortInUse) {
   const UniqueFd taken = listen_on_port(0);
   const std::string port = std::to_string(port_of(taken));
   for (const std::string host : {"127.0.0.1", "localhost"})
-    EXPECT_EQ(come(meeting(0, 2, port_of(taken), host)).get().error,
+    EXPECT_EQ(come(options_of(0, 2, port_of(taken), host)).get().error,
               "InvalidUsage: init: TESSERA_MASTER=" + host + ":" + port + ": port " + port +
                   " is in use on the host of rank 0; choose another port, or end the run that uses it");
 }
 
 TEST(RendezvousOptions, NameForeignAddress) {
-  EXPECT_NE(come(meeting(0, 2, 29400, "203.0.113.7")).get().error.find("not an address of the host of rank 0"),
+  EXPECT_NE(come(options_of(0, 2, 29400, "203.0.113.7")).get().error.find("not an address of the host of rank 0"),
             std::string::npos);
 }
 
 TEST(RendezvousOptions, MasterNeedsToken) {
-  RendezvousOptions one = meeting(0, 2, free_port());
+  RendezvousOptions one = options_of(0, 2, free_port());
   one.token.clear();
   EXPECT_TRUE(come(one).get().error.starts_with("InvalidUsage: init: TESSERA_MASTER=127.0.0.1:"));
   EXPECT_NE(come(one).get().error.find("needs TESSERA_TOKEN"), std::string::npos);
 }
 
 TEST(RendezvousOptions, SeveralHostsNeedMaster) {
-  RendezvousOptions one = meeting(0, 4, 1);
+  RendezvousOptions one = options_of(0, 4, 1);
   one.master.clear();
   one.launch.local_size = 2;
   const std::string error = come(one).get().error;
@@ -294,7 +294,7 @@ TEST(RendezvousOptions, SeveralHostsNeedMaster) {
 TEST(RendezvousOptions, MasterIsHostAndPort) {
   for (const std::string wrong : {"node7", "node7:", ":29400", "node7:0", "node7:70000", "node7:x", "::1:29400",
                                   "[::1]", "[]:29400", "http://node7:29400", "a b:1"}) {
-    RendezvousOptions one = meeting(1, 2, 1);
+    RendezvousOptions one = options_of(1, 2, 1);
     one.master = wrong;
     const std::string error = come(one).get().error;
     EXPECT_TRUE(error.starts_with("InvalidUsage: TESSERA_MASTER")) << wrong << ": " << error;
@@ -302,7 +302,7 @@ TEST(RendezvousOptions, MasterIsHostAndPort) {
 }
 
 TEST(RendezvousOptions, ParentProcessIsNoNameAcrossHosts) {
-  const std::vector<Outcome> all = meet_all(2, free_port(), [](RendezvousOptions& one) {
+  const std::vector<Outcome> all = rendezvous_all(2, free_port(), [](RendezvousOptions& one) {
     one.launch.job = "parent-" + std::to_string(one.launch.rank);
     one.launch.job_is_local = true;
   });

@@ -10,13 +10,13 @@ using Reduce = ReduceOp::Kind;
 using ::testing::HasSubstr;
 
 ScheduleWorld world_of(OpKind kind, const std::string& name, int ranks, std::uint32_t in_place = 0) {
-  const CollectiveSpec problem{
+  const CollectiveSpec spec{
       .kind = kind, .ranks = ranks, .count = static_cast<std::size_t>(ranks) * 20, .ordered = false};
-  return ScheduleWorld(problem, name, in_place);
+  return ScheduleWorld(spec, name, in_place);
 }
 
 /// Whether the dependency carries data from a step to one that reads it: then no other dependency can replace it.
-bool carries_data(const Schedule& schedule, const ScheduleStep& earlier, const ScheduleStep& later) {
+bool moves_data(const Schedule& schedule, const ScheduleStep& earlier, const ScheduleStep& later) {
   if (earlier.to.bytes == 0) return false;
   const auto overlaps = [&](const BufferRegion& region) {
     return region.place == earlier.to.place && region.offset < earlier.to.offset + earlier.to.bytes &&
@@ -36,11 +36,11 @@ TEST(ScheduleNegativeControl, DetectsDroppedDependency) {
       const Schedule whole = world.schedules[1];
       std::size_t which = 0;
       for (const ScheduleStep& step : whole.steps)
-        for (std::uint32_t f = 0; f < step.followers; ++f, ++which) {
-          if (!carries_data(whole, step, whole.steps[whole.followers[step.first_follower + f]])) continue;
+        for (std::uint32_t f = 0; f < step.dependents; ++f, ++which) {
+          if (!moves_data(whole, step, whole.steps[whole.dependents[step.first_dependent + f]])) continue;
           world.schedules[1] = whole;
           drop_dependency(world.schedules[1], which);
-          EXPECT_NE(world.race(), "") << describe(world.problems[1], algorithm.name) << " dependency " << which;
+          EXPECT_NE(world.race(), "") << describe(world.specs[1], algorithm.name) << " dependency " << which;
           ++dropped;
         }
     }
@@ -75,7 +75,7 @@ TEST(ScheduleNegativeControl, DetectsMissingInPlaceHazard) {
     bool seen = false;
     std::size_t which = 0;
     for (const ScheduleStep& step : whole.steps)
-      for (std::uint32_t f = 0; f < step.followers; ++f, ++which) {
+      for (std::uint32_t f = 0; f < step.dependents; ++f, ++which) {
         if (step.kind != ScheduleStep::Kind::send) continue;
         world.schedules[0] = whole;
         drop_dependency(world.schedules[0], which);
@@ -94,14 +94,14 @@ TEST(ScheduleNegativeControl, DetectsRemovalOfEachDependency) {
         name != "pipelined" && (name != "recursive_doubling" || algorithm.kind != OpKind::all_reduce))
       continue;
     for (const std::uint32_t in_place : {0u, ~0u}) {
-      const CollectiveSpec problem{
+      const CollectiveSpec spec{
           .kind = algorithm.kind, .dtype = DType::f64, .ranks = 3, .count = 3 * 330'003, .ordered = false};
-      ScheduleWorld world(problem, name, in_place);
+      ScheduleWorld world(spec, name, in_place);
       const Schedule whole = world.schedules[1];
-      for (std::size_t which = 0; which < whole.followers.size(); ++which) {
+      for (std::size_t which = 0; which < whole.dependents.size(); ++which) {
         world.schedules[1] = whole;
         drop_dependency(world.schedules[1], which);
-        EXPECT_NE(world.race(), "") << describe(problem, name) << " dependency " << which;
+        EXPECT_NE(world.race(), "") << describe(spec, name) << " dependency " << which;
       }
     }
   }
@@ -115,8 +115,8 @@ TEST(ScheduleNegativeControl, DetectsIncompleteBarrier) {
 }
 
 TEST(ScheduleNegativeControl, DetectsSwappedSources) {
-  const CollectiveSpec problem{.kind = OpKind::all_reduce, .ranks = 4, .count = 400, .ordered = true};
-  ScheduleWorld world(problem, "direct");
+  const CollectiveSpec spec{.kind = OpKind::all_reduce, .ranks = 4, .count = 400, .ordered = true};
+  ScheduleWorld world(spec, "direct");
   ASSERT_EQ(verify(world, false), "");
   Schedule& schedule = world.schedules[2];
   for (const ScheduleStep& step : schedule.steps)
@@ -125,17 +125,17 @@ TEST(ScheduleNegativeControl, DetectsSwappedSources) {
 }
 
 TEST(ScheduleNegativeControl, DetectsOtherOrder) {
-  CollectiveSpec problem{.kind = OpKind::all_reduce, .ranks = 4, .count = 400, .ordered = false};
-  EXPECT_THAT(verify(ScheduleWorld(problem, "ring"), false), HasSubstr("differs"));
-  problem.ordered = true;
-  EXPECT_THAT(refusal(problem, "ring"), HasSubstr("along the tree"));
+  CollectiveSpec spec{.kind = OpKind::all_reduce, .ranks = 4, .count = 400, .ordered = false};
+  EXPECT_THAT(verify(ScheduleWorld(spec, "ring"), false), HasSubstr("differs"));
+  spec.ordered = true;
+  EXPECT_THAT(refusal(spec, "ring"), HasSubstr("along the tree"));
 }
 
 TEST(ScheduleNegativeControl, DetectsRoundingAtEveryHop) {
-  CollectiveSpec problem{.kind = OpKind::all_reduce, .dtype = DType::bf16, .ranks = 4, .count = 400, .ordered = false};
-  EXPECT_THAT(verify(ScheduleWorld(problem, "recursive_doubling"), false), HasSubstr("differs"));
-  problem.ordered = true;
-  EXPECT_THAT(refusal(problem, "recursive_doubling"), HasSubstr("at every hop"));
+  CollectiveSpec spec{.kind = OpKind::all_reduce, .dtype = DType::bf16, .ranks = 4, .count = 400, .ordered = false};
+  EXPECT_THAT(verify(ScheduleWorld(spec, "recursive_doubling"), false), HasSubstr("differs"));
+  spec.ordered = true;
+  EXPECT_THAT(refusal(spec, "recursive_doubling"), HasSubstr("at every hop"));
 }
 
 TEST(ScheduleNegativeControl, DetectsBrokenMessages) {
@@ -170,9 +170,9 @@ TEST(ScheduleNegativeControl, DetectsCycle) {
       for (const ScheduleStep& step : schedule.steps)
         if (step.kind == kind) steps.push_back(step);
     ASSERT_EQ(steps.size(), 2u);
-    steps[0].followers = 1;
+    steps[0].dependents = 1;
     steps[1].waits_for = 1;
-    schedule.followers = {1};
+    schedule.dependents = {1};
     schedule.steps = steps;
   }
   EXPECT_THAT(world.check(), HasSubstr("circle"));

@@ -28,8 +28,8 @@ class Order {
       const Schedule& schedule = world.schedules[static_cast<std::size_t>(rank)];
       for (std::uint32_t i = 0; i < schedule.steps.size(); ++i) {
         edge(begin(rank, i), end(rank, i));
-        for (std::uint32_t f = 0; f < schedule.steps[i].followers; ++f)
-          edge(end(rank, i), begin(rank, schedule.followers[schedule.steps[i].first_follower + f]));
+        for (std::uint32_t f = 0; f < schedule.steps[i].dependents; ++f)
+          edge(end(rank, i), begin(rank, schedule.dependents[schedule.steps[i].first_dependent + f]));
       }
     }
     for (std::uint32_t m = 0; m < messages_.size(); ++m) {
@@ -46,15 +46,15 @@ class Order {
   const std::vector<MessagePair>& messages() const { return messages_; }
 
   /// Makes each send end only after its receive has begun, as transports may require.
-  void meet() {
+  void add_rendezvous_edges() {
     for (const MessagePair& pair : messages_) edge(begin(pair.to, pair.receive), end(pair.from, pair.send));
   }
 
   /// Topological order; shorter than the graph if there is a cycle.
   std::vector<std::uint32_t> sorted() const {
     std::vector<std::uint32_t> waits(next_.size());
-    for (const auto& followers : next_)
-      for (const std::uint32_t node : followers) ++waits[node];
+    for (const auto& dependents : next_)
+      for (const std::uint32_t node : dependents) ++waits[node];
     std::vector<std::uint32_t> order;
     for (std::uint32_t node = 0; node < next_.size(); ++node)
       if (waits[node] == 0) order.push_back(node);
@@ -74,8 +74,8 @@ class Order {
     for (auto node = order.rbegin(); node != order.rend(); ++node) {
       std::uint64_t* own = after_.data() + *node * words;
       own[*node / 64] |= std::uint64_t{1} << (*node % 64);
-      for (const std::uint32_t follower : next_[*node])
-        for (std::size_t w = 0; w < words; ++w) own[w] |= after_[follower * words + w];
+      for (const std::uint32_t dependent : next_[*node])
+        for (std::size_t w = 0; w < words; ++w) own[w] |= after_[dependent * words + w];
     }
   }
   bool before(std::uint32_t a, std::uint32_t b) const { return ((after_[a * words_ + b / 64] >> (b % 64)) & 1) != 0; }
@@ -169,16 +169,16 @@ class Accesses {
 
 std::string bad_region(const ScheduleWorld& world, int rank, const BufferRegion& region) {
   const Spot spot = world.spot(rank, region.place);
-  const CollectiveSpec& problem = world.problems[static_cast<std::size_t>(rank)];
+  const CollectiveSpec& spec = world.specs[static_cast<std::size_t>(rank)];
   std::size_t bytes = world.buffer_bytes(rank, spot.buffer) - spot.offset;
-  if (region.place == BufferId::in) bytes = world.in_count(rank) * size_of(problem.dtype);
-  if (region.place == BufferId::out) bytes = world.out_count(rank) * size_of(problem.dtype);
+  if (region.place == BufferId::in) bytes = world.in_count(rank) * size_of(spec.dtype);
+  if (region.place == BufferId::out) bytes = world.out_count(rank) * size_of(spec.dtype);
   return region.offset + region.bytes > bytes ? "reaches outside of its buffer" : "";
 }
 
 std::string bad_reduce(const ScheduleWorld& world, int rank, const ScheduleStep& step) {
   const Schedule& schedule = world.schedules[static_cast<std::size_t>(rank)];
-  const CollectiveSpec& problem = world.problems[static_cast<std::size_t>(rank)];
+  const CollectiveSpec& spec = world.specs[static_cast<std::size_t>(rank)];
   const auto place = [&](const BufferRegion& region) {
     const Spot spot = world.spot(rank, region.place);
     return std::pair{spot.buffer, spot.offset + region.offset};
@@ -192,9 +192,9 @@ std::string bad_reduce(const ScheduleWorld& world, int rank, const ScheduleStep&
     if (buffer == to_buffer && offset != to_offset && offset < to_offset + step.to.bytes &&
         to_offset < offset + source.bytes)
       return "writes over a part of a source";
-    if (offset % size_of(problem.dtype) != 0) return "has a source that is not aligned";
+    if (offset % size_of(spec.dtype) != 0) return "has a source that is not aligned";
   }
-  const bool multiplies = step.arithmetic == ReducePhase::whole && problem.reduce == ReduceOp::Kind::premul_sum;
+  const bool multiplies = step.arithmetic == ReducePhase::whole && spec.reduce == ReduceOp::Kind::premul_sum;
   if (step.factors.bytes != (multiplies ? step.sources * sizeof(double) : 0)) return "has a wrong number of factors";
   if (multiplies && step.factors.place != BufferId::scratch) return "has its factors elsewhere than in scratch";
   return "";
@@ -203,12 +203,12 @@ std::string bad_reduce(const ScheduleWorld& world, int rank, const ScheduleStep&
 std::string bad_step(const ScheduleWorld& world, int rank, std::uint32_t index) {
   const Schedule& schedule = world.schedules[static_cast<std::size_t>(rank)];
   const ScheduleStep& step = schedule.steps[index];
-  for (std::uint32_t f = 0; f < step.followers; ++f)
-    if (schedule.followers[step.first_follower + f] <= index) return "is waited for by an earlier one";
+  for (std::uint32_t f = 0; f < step.dependents; ++f)
+    if (schedule.dependents[step.first_dependent + f] <= index) return "is waited for by an earlier one";
   for (const BufferRegion& region : {step.from, step.to, step.factors})
     if (const std::string error = bad_region(world, rank, region); !error.empty()) return error;
-  const CollectiveSpec& problem = world.problems[static_cast<std::size_t>(rank)];
-  if (step.to.bytes > 0 && step.to.place == BufferId::in && !problem.in_place) return "writes to the input";
+  const CollectiveSpec& spec = world.specs[static_cast<std::size_t>(rank)];
+  if (step.to.bytes > 0 && step.to.place == BufferId::in && !spec.in_place) return "writes to the input";
   if (step.kind == ScheduleStep::Kind::copy && step.from.bytes != step.to.bytes) return "copies between two lengths";
   if (step.kind == ScheduleStep::Kind::reduce) return bad_reduce(world, rank, step);
   return "";
@@ -224,8 +224,8 @@ std::string ScheduleWorld::check() const {
       for (std::uint32_t i = 0; i < schedule.steps.size(); ++i) {
         if (const std::string error = bad_step(*this, rank, i); !error.empty())
           return describe(rank, i, schedule.steps[i]) + " " + error;
-        for (std::uint32_t f = 0; f < schedule.steps[i].followers; ++f)
-          ++waits[schedule.followers[schedule.steps[i].first_follower + f]];
+        for (std::uint32_t f = 0; f < schedule.steps[i].dependents; ++f)
+          ++waits[schedule.dependents[schedule.steps[i].first_dependent + f]];
       }
       for (std::uint32_t i = 0; i < waits.size(); ++i)
         if (waits[i] != schedule.steps[i].waits_for)
@@ -239,7 +239,7 @@ std::string ScheduleWorld::check() const {
         return describe(pair.from, pair.send, send) + " and " + describe(pair.to, pair.receive, receive) +
                " differ in length";
     }
-    order.meet();
+    order.add_rendezvous_edges();
     if (order.sorted().size() != order.nodes()) return "steps wait for each other in a circle";
   } catch (const std::runtime_error& error) {
     return error.what();

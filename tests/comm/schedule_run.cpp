@@ -117,9 +117,9 @@ class Run {
   }
 
   void reduce(int rank, const ScheduleStep& now) {
-    const CollectiveSpec& problem = world_.problems[static_cast<std::size_t>(rank)];
+    const CollectiveSpec& spec = world_.specs[static_cast<std::size_t>(rank)];
     using Kind = ReduceOp::Kind;
-    ReduceOp op{problem.reduce, static_cast<double>(problem.ranks)};
+    ReduceOp op{spec.reduce, static_cast<double>(spec.ranks)};
     if (now.arithmetic != ReducePhase::whole && op.kind == Kind::premul_sum) op.kind = Kind::sum;
     if (now.arithmetic == ReducePhase::partial && op.kind == Kind::avg) op.kind = Kind::sum;
     const Schedule& schedule = world_.schedules[static_cast<std::size_t>(rank)];
@@ -127,17 +127,17 @@ class Run {
     for (std::uint32_t s = 0; s < now.sources; ++s) sources.push_back(at(rank, schedule.sources[now.first_source + s]));
     std::vector<double> factors(now.factors.bytes / sizeof(double));
     if (!factors.empty()) std::memcpy(factors.data(), at(rank, now.factors), now.factors.bytes);
-    reduce_tree(op, problem.dtype, sources, factors, at(rank, now.to), now.to.bytes / size_of(problem.dtype));
+    reduce_tree(op, spec.dtype, sources, factors, at(rank, now.to), now.to.bytes / size_of(spec.dtype));
   }
 
   void finish(int rank, std::uint32_t index) {
     --left_;
     const Schedule& schedule = world_.schedules[static_cast<std::size_t>(rank)];
     const ScheduleStep& now = schedule.steps[index];
-    for (std::uint32_t f = 0; f < now.followers; ++f) {
-      const std::uint32_t follower = schedule.followers[now.first_follower + f];
-      if (--waits_[static_cast<std::size_t>(rank)][follower] == 0)
-        pending_.push_back({Action::start, rank, follower, 0});
+    for (std::uint32_t f = 0; f < now.dependents; ++f) {
+      const std::uint32_t dependent = schedule.dependents[now.first_dependent + f];
+      if (--waits_[static_cast<std::size_t>(rank)][dependent] == 0)
+        pending_.push_back({Action::start, rank, dependent, 0});
     }
   }
 
@@ -158,10 +158,10 @@ std::string ScheduleWorld::run(std::uint64_t seed, const std::vector<Bytes>& inp
   Run run(*this, seed, inputs);
   const std::string error = run.all();
   outputs.clear();
-  for (std::size_t r = 0; r < problems.size(); ++r) {
+  for (std::size_t r = 0; r < specs.size(); ++r) {
     const int rank = static_cast<int>(r);
     const std::byte* out = run.at(rank, {BufferId::out, 0, 0});
-    outputs.emplace_back(out, out + out_count(rank) * size_of(problems[r].dtype));
+    outputs.emplace_back(out, out + out_count(rank) * size_of(specs[r].dtype));
     // Input bytes that are not overwritten in place stay unchanged.
     const std::byte* in = run.at(rank, {BufferId::in, 0, 0});
     const Spot from = spot(rank, BufferId::in);

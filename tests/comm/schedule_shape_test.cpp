@@ -83,16 +83,16 @@ TEST(ScheduleBytes, EqualTextbook) {
     const std::string name = text.substr(text.find('=') + 1);
     for (const int ranks : {2, 4, 8, 16})
       for (const std::size_t share : {std::size_t{24}, std::size_t{5000}}) {
-        const CollectiveSpec problem{.kind = kind,
-                                     .dtype = DType::f32,
-                                     .ranks = ranks,
-                                     .root = kind == OpKind::gather ? 0 : ranks / 3,
-                                     .count = kind == OpKind::barrier ? 0 : share * static_cast<std::size_t>(ranks),
-                                     .ordered = false};
-        const ScheduleWorld world(problem, name);
-        const Bytes2 wanted = theory(text, ranks, static_cast<double>(problem.count * 4));
-        EXPECT_EQ(static_cast<double>(total(world)), wanted.all) << describe(problem, name);
-        EXPECT_EQ(static_cast<double>(most(world)), wanted.per_rank) << describe(problem, name);
+        const CollectiveSpec spec{.kind = kind,
+                                  .dtype = DType::f32,
+                                  .ranks = ranks,
+                                  .root = kind == OpKind::gather ? 0 : ranks / 3,
+                                  .count = kind == OpKind::barrier ? 0 : share * static_cast<std::size_t>(ranks),
+                                  .ordered = false};
+        const ScheduleWorld world(spec, name);
+        const Bytes2 wanted = theory(text, ranks, static_cast<double>(spec.count * 4));
+        EXPECT_EQ(static_cast<double>(total(world)), wanted.all) << describe(spec, name);
+        EXPECT_EQ(static_cast<double>(most(world)), wanted.per_rank) << describe(spec, name);
       }
   }
 }
@@ -131,15 +131,15 @@ TEST(ScheduleBytes, DirectEqualsTrafficFormula) {
     const OpKind kind = parse_op_kind(text.substr(0, text.find('=')));
     for (const int ranks : {1, 2, 3, 5, 8}) {
       const std::size_t count = has_equal_parts(kind) ? static_cast<std::size_t>(ranks) * 31 : 101;
-      const CollectiveSpec problem{.kind = kind, .ranks = ranks, .root = ranks / 2, .count = count};
-      const ScheduleWorld world(problem, "direct");
+      const CollectiveSpec spec{.kind = kind, .ranks = ranks, .root = ranks / 2, .count = count};
+      const ScheduleWorld world(spec, "direct");
       for (int rank = 0; rank < ranks; ++rank) {
-        const std::uint64_t sent = direct_bytes_sent(kind, count, 4, ranks, rank, problem.root);
-        EXPECT_EQ(world.bytes_sent(rank), sent) << describe(problem, "direct") << " rank " << rank;
+        const std::uint64_t sent = direct_bytes_sent(kind, count, 4, ranks, rank, spec.root);
+        EXPECT_EQ(world.bytes_sent(rank), sent) << describe(spec, "direct") << " rank " << rank;
         std::uint64_t to_all = 0;
         for (int peer = 0; peer < ranks; ++peer)
-          to_all += direct_bytes_to(kind, count, 4, {.ranks = ranks, .rank = rank, .peer = peer, .root = problem.root});
-        EXPECT_EQ(to_all, sent) << describe(problem, "direct") << " rank " << rank;
+          to_all += direct_bytes_to(kind, count, 4, {.ranks = ranks, .rank = rank, .peer = peer, .root = spec.root});
+        EXPECT_EQ(to_all, sent) << describe(spec, "direct") << " rank " << rank;
       }
     }
   }
@@ -163,8 +163,8 @@ int depth(const ScheduleWorld& world) {
     for (std::size_t r = 0; r < world.schedules.size(); ++r) {
       const Schedule& schedule = world.schedules[r];
       for (std::size_t i = 0; i < schedule.steps.size(); ++i)
-        for (std::uint32_t f = 0; f < schedule.steps[i].followers; ++f)
-          raise(hops[r][schedule.followers[schedule.steps[i].first_follower + f]], hops[r][i]);
+        for (std::uint32_t f = 0; f < schedule.steps[i].dependents; ++f)
+          raise(hops[r][schedule.dependents[schedule.steps[i].first_dependent + f]], hops[r][i]);
     }
   }
   return deepest;
@@ -191,9 +191,9 @@ TEST(ScheduleDepth, EqualsTextbook) {
       int wanted = known.at(name);
       if (kind == OpKind::all_reduce && (name == "direct" || name == "ring")) wanted *= 2;
       if (name == "pairwise") wanted = ranks - 1;
-      const CollectiveSpec problem{
+      const CollectiveSpec spec{
           .kind = kind, .ranks = ranks, .count = static_cast<std::size_t>(ranks) * 10, .ordered = false};
-      EXPECT_EQ(depth(ScheduleWorld(problem, name)), wanted) << describe(problem, name);
+      EXPECT_EQ(depth(ScheduleWorld(spec, name)), wanted) << describe(spec, name);
     }
   }
 }
@@ -204,14 +204,14 @@ TEST(ScheduleSize, IsBoundedForHugeCalls) {
     const std::string name = text.substr(text.find('=') + 1);
     for (const int ranks : {2, 8, 64})
       for (const std::size_t count : {std::size_t{1} << 24, std::size_t{1} << 28, std::size_t{1} << 36}) {
-        const CollectiveSpec problem{.kind = kind, .ranks = ranks, .count = count, .ordered = false};
-        const Schedule schedule = build_schedule(problem, name);
+        const CollectiveSpec spec{.kind = kind, .ranks = ranks, .count = count, .ordered = false};
+        const Schedule schedule = build_schedule(spec, name);
         const bool many_to_one = ranks == 64 && (name == "symmetric" || text == "reduce=direct");
-        EXPECT_LT(schedule.steps.size(), many_to_one ? 80'000u : 20'000u) << describe(problem, name);
+        EXPECT_LT(schedule.steps.size(), many_to_one ? 80'000u : 20'000u) << describe(spec, name);
         if (name == "symmetric" && ranks == 64) continue;  // symmetric is for small calls
         // These keep a copy for data that is sorted, packed or gathered on the way.
         if (name == "recursive_halving" || name == "bruck" || (name == "binomial" && kind != OpKind::reduce)) continue;
-        EXPECT_LE(schedule.scratch_bytes, std::max(count, std::size_t{128} << 20)) << describe(problem, name);
+        EXPECT_LE(schedule.scratch_bytes, std::max(count, std::size_t{128} << 20)) << describe(spec, name);
       }
   }
 }
@@ -225,17 +225,17 @@ TEST(ScheduleChoice, IsValidAndEqualOnAllRanks) {
         for (const DType dtype : {DType::f32, DType::bf16, DType::i64})
           for (const bool ordered : {false, true})
             for (const Reduce reduce : {Reduce::sum, Reduce::max, Reduce::premul_sum}) {
-              CollectiveSpec problem{.kind = op,
-                                     .dtype = dtype,
-                                     .reduce = reduce,
-                                     .ranks = ranks,
-                                     .count = share * static_cast<std::size_t>(ranks),
-                                     .ordered = ordered};
-              const std::string_view name = default_algorithm(problem);
-              EXPECT_EQ(refusal(problem, name), "");
-              problem.rank = ranks - 1;
-              problem.in_place = true;
-              EXPECT_EQ(default_algorithm(problem), name);
+              CollectiveSpec spec{.kind = op,
+                                  .dtype = dtype,
+                                  .reduce = reduce,
+                                  .ranks = ranks,
+                                  .count = share * static_cast<std::size_t>(ranks),
+                                  .ordered = ordered};
+              const std::string_view name = default_algorithm(spec);
+              EXPECT_EQ(refusal(spec, name), "");
+              spec.rank = ranks - 1;
+              spec.in_place = true;
+              EXPECT_EQ(default_algorithm(spec), name);
             }
   }
 }
@@ -244,8 +244,8 @@ TEST(ScheduleChoice, SupportsPartsOfAnyLength) {
   for (const OpKind kind :
        {OpKind::all_gather, OpKind::reduce_scatter, OpKind::gather, OpKind::scatter, OpKind::all_to_all})
     for (const int ranks : {1, 2, 4, 9, 16})
-      for (const CollectiveSpec& problem : with_parts({.kind = kind, .ranks = ranks, .ordered = false}, 3))
-        EXPECT_EQ(refusal(problem, default_algorithm(problem)), "");
+      for (const CollectiveSpec& spec : with_parts({.kind = kind, .ranks = ranks, .ordered = false}, 3))
+        EXPECT_EQ(refusal(spec, default_algorithm(spec)), "");
 }
 
 /// A limit that only a quadratic loop exceeds, even on a busy machine.

@@ -38,10 +38,10 @@ std::string difference(const ScheduleWorld& world, const std::vector<Bytes>& out
 /// Runs check(), race() and then `orders` random orders of events; returns the first problem or "".
 std::string verify(const ScheduleWorld& world, bool exact, int orders = 3);
 
-std::string describe(const CollectiveSpec& problem, const std::string& algorithm);
+std::string describe(const CollectiveSpec& spec, const std::string& algorithm);
 
-/// The _v form of `problem` with parts of random lengths, some of them empty; for all_to_all the lengths differ between
+/// The _v form of `spec` with parts of random lengths, some of them empty; for all_to_all the lengths differ between
 /// the ranks.
-std::vector<CollectiveSpec> with_parts(CollectiveSpec problem, std::uint64_t seed);
+std::vector<CollectiveSpec> with_parts(CollectiveSpec spec, std::uint64_t seed);
 
 }  // namespace tessera::comm_test

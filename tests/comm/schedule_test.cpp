@@ -39,15 +39,15 @@ TEST(Schedules, EveryAlgorithmEqualsReference) {
       for (const std::size_t count : counts(algorithm.kind, ranks))
         for (const std::uint32_t in_place : kInPlace)
           for (int turn = 0; turn < (adds(algorithm.kind) ? 6 : 1); ++turn, ++mixer.at) {
-            const CollectiveSpec problem{.kind = algorithm.kind,
-                                         .dtype = mixer.pick(kDTypes),
-                                         .reduce = kReduces[turn],
-                                         .ranks = ranks,
-                                         .root = static_cast<int>(mixer.at / 6) % ranks,
-                                         .count = count,
-                                         .ordered = false};
-            const ScheduleWorld world(problem, algorithm.name, in_place);
-            ASSERT_EQ(verify(world, true, 2), "") << describe(problem, algorithm.name) << " in place " << in_place;
+            const CollectiveSpec spec{.kind = algorithm.kind,
+                                      .dtype = mixer.pick(kDTypes),
+                                      .reduce = kReduces[turn],
+                                      .ranks = ranks,
+                                      .root = static_cast<int>(mixer.at / 6) % ranks,
+                                      .count = count,
+                                      .ordered = false};
+            const ScheduleWorld world(spec, algorithm.name, in_place);
+            ASSERT_EQ(verify(world, true, 2), "") << describe(spec, algorithm.name) << " in place " << in_place;
           }
 }
 
@@ -60,16 +60,16 @@ TEST(Schedules, DeterministicSumsAreBitwiseEqualToTree) {
       for (const DType dtype : kDTypes)
         for (const Reduce reduce : kReduces) {
           ++mixer.at;
-          const CollectiveSpec problem{.kind = algorithm.kind,
-                                       .dtype = dtype,
-                                       .reduce = reduce,
-                                       .ranks = ranks,
-                                       .root = static_cast<int>(mixer.at) % ranks,
-                                       .count = static_cast<std::size_t>(ranks) * 61,
-                                       .ordered = true};
-          if (!refusal(problem, algorithm.name).empty()) continue;
-          const ScheduleWorld world(problem, algorithm.name, mixer.pick(kInPlace));
-          ASSERT_EQ(verify(world, false, 1), "") << describe(problem, algorithm.name);
+          const CollectiveSpec spec{.kind = algorithm.kind,
+                                    .dtype = dtype,
+                                    .reduce = reduce,
+                                    .ranks = ranks,
+                                    .root = static_cast<int>(mixer.at) % ranks,
+                                    .count = static_cast<std::size_t>(ranks) * 61,
+                                    .ordered = true};
+          if (!refusal(spec, algorithm.name).empty()) continue;
+          const ScheduleWorld world(spec, algorithm.name, mixer.pick(kInPlace));
+          ASSERT_EQ(verify(world, false, 1), "") << describe(spec, algorithm.name);
           ++verified;
         }
   }
@@ -82,11 +82,11 @@ TEST(Schedules, SupportPartsOfAnyLength) {
     if (!has_equal_parts(algorithm.kind) || algorithm.kind == OpKind::barrier) continue;
     for (const int ranks : kRanks)
       for (std::uint64_t seed = 0; seed < 4; ++seed) {
-        const CollectiveSpec problem{.kind = algorithm.kind,
-                                     .ranks = ranks,
-                                     .root = static_cast<int>(seed) % ranks,
-                                     .ordered = algorithm.name == "direct"};
-        std::vector<CollectiveSpec> all = with_parts(problem, seed);
+        const CollectiveSpec spec{.kind = algorithm.kind,
+                                  .ranks = ranks,
+                                  .root = static_cast<int>(seed) % ranks,
+                                  .ordered = algorithm.name == "direct"};
+        std::vector<CollectiveSpec> all = with_parts(spec, seed);
         if (!refusal(all[0], algorithm.name).empty()) {
           ++refused;
           EXPECT_THROW(build_schedule(all[0], algorithm.name), InvalidUsage);
@@ -97,7 +97,7 @@ TEST(Schedules, SupportPartsOfAnyLength) {
             own.in_place = algorithm.kind == OpKind::all_gather || algorithm.kind == OpKind::reduce_scatter ||
                            own.rank == own.root;
         const ScheduleWorld world(all, algorithm.name);
-        ASSERT_EQ(verify(world, !problem.ordered), "") << describe(all[0], algorithm.name) << " seed " << seed;
+        ASSERT_EQ(verify(world, !spec.ordered), "") << describe(all[0], algorithm.name) << " seed " << seed;
       }
   }
   EXPECT_LE(refused, 80);
@@ -109,15 +109,15 @@ TEST(Schedules, SplitLargeDataIntoSegments) {
     if (algorithm.kind == OpKind::barrier) continue;
     for (const int ranks : {2, 3, 4}) {
       const std::uint32_t in_place = ranks == 3 ? ~0u : 0;
-      const CollectiveSpec problem{.kind = algorithm.kind,
-                                   .dtype = DType::f64,
-                                   .reduce = ranks == 4 ? Reduce::premul_sum : Reduce::sum,
-                                   .ranks = ranks,
-                                   .root = ranks - 1,
-                                   .count = static_cast<std::size_t>(ranks) * 175'003,
-                                   .ordered = false};
-      const ScheduleWorld world(problem, algorithm.name, in_place);
-      ASSERT_EQ(verify(world, true, 1), "") << describe(problem, algorithm.name) << " in place " << in_place;
+      const CollectiveSpec spec{.kind = algorithm.kind,
+                                .dtype = DType::f64,
+                                .reduce = ranks == 4 ? Reduce::premul_sum : Reduce::sum,
+                                .ranks = ranks,
+                                .root = ranks - 1,
+                                .count = static_cast<std::size_t>(ranks) * 175'003,
+                                .ordered = false};
+      const ScheduleWorld world(spec, algorithm.name, in_place);
+      ASSERT_EQ(verify(world, true, 1), "") << describe(spec, algorithm.name) << " in place " << in_place;
     }
   }
 }
@@ -136,9 +136,9 @@ TEST(Schedules, ErrorsStateRemedy) {
   const CollectiveSpec sum{.kind = OpKind::all_reduce, .dtype = DType::bf16, .ranks = 4, .count = 8};
   EXPECT_THAT(refusal(sum, "best"), ::testing::HasSubstr("known: direct"));
   for (const Named& algorithm : algorithms(false)) {
-    CollectiveSpec problem = sum;
-    problem.kind = algorithm.kind;
-    const std::string why = refusal(problem, algorithm.name);
+    CollectiveSpec spec = sum;
+    spec.kind = algorithm.kind;
+    const std::string why = refusal(spec, algorithm.name);
     if (algorithm.name == "direct") {
       EXPECT_EQ(why, "");
     } else if (!why.empty()) {

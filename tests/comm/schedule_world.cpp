@@ -7,14 +7,14 @@
 namespace tessera::comm_test {
 namespace {
 
-Slice part(const CollectiveSpec& problem, const std::vector<std::size_t>& starts, int rank) {
-  if (starts.empty()) return slice_of(problem.count, problem.ranks, rank);
+Slice part(const CollectiveSpec& spec, const std::vector<std::size_t>& starts, int rank) {
+  if (starts.empty()) return slice_of(spec.count, spec.ranks, rank);
   const auto r = static_cast<std::size_t>(rank);
   return {starts[r], starts[r + 1] - starts[r]};
 }
 
-bool in_place_possible(const CollectiveSpec& problem) {
-  switch (problem.kind) {
+bool in_place_possible(const CollectiveSpec& spec) {
+  switch (spec.kind) {
     case OpKind::all_to_all:
     case OpKind::barrier:
       return false;
@@ -22,15 +22,15 @@ bool in_place_possible(const CollectiveSpec& problem) {
     case OpKind::reduce:
     case OpKind::gather:
     case OpKind::scatter:
-      return problem.rank == problem.root;
+      return spec.rank == spec.root;
     default:
       return true;
   }
 }
 
-std::vector<CollectiveSpec> for_all_ranks(const CollectiveSpec& problem, std::uint32_t in_place_ranks) {
-  std::vector<CollectiveSpec> all(static_cast<std::size_t>(problem.ranks), problem);
-  for (int rank = 0; rank < problem.ranks; ++rank) {
+std::vector<CollectiveSpec> for_all_ranks(const CollectiveSpec& spec, std::uint32_t in_place_ranks) {
+  std::vector<CollectiveSpec> all(static_cast<std::size_t>(spec.ranks), spec);
+  for (int rank = 0; rank < spec.ranks; ++rank) {
     CollectiveSpec& own = all[static_cast<std::size_t>(rank)];
     own.rank = rank;
     own.in_place = ((in_place_ranks >> rank) & 1) != 0 && in_place_possible(own);
@@ -40,61 +40,61 @@ std::vector<CollectiveSpec> for_all_ranks(const CollectiveSpec& problem, std::ui
 
 }  // namespace
 
-ScheduleWorld::ScheduleWorld(const CollectiveSpec& problem, std::string_view algorithm, std::uint32_t in_place_ranks)
-    : ScheduleWorld(for_all_ranks(problem, in_place_ranks), algorithm) {}
+ScheduleWorld::ScheduleWorld(const CollectiveSpec& spec, std::string_view algorithm, std::uint32_t in_place_ranks)
+    : ScheduleWorld(for_all_ranks(spec, in_place_ranks), algorithm) {}
 
-ScheduleWorld::ScheduleWorld(std::vector<CollectiveSpec> all, std::string_view algorithm) : problems(std::move(all)) {
-  for (const CollectiveSpec& problem : problems) schedules.push_back(build_schedule(problem, algorithm));
+ScheduleWorld::ScheduleWorld(std::vector<CollectiveSpec> all, std::string_view algorithm) : specs(std::move(all)) {
+  for (const CollectiveSpec& spec : specs) schedules.push_back(build_schedule(spec, algorithm));
 }
 
 std::size_t ScheduleWorld::in_count(int rank) const {
-  const CollectiveSpec& problem = problems[static_cast<std::size_t>(rank)];
-  switch (problem.kind) {
+  const CollectiveSpec& spec = specs[static_cast<std::size_t>(rank)];
+  switch (spec.kind) {
     case OpKind::all_gather:
     case OpKind::gather:
-      return part(problem, problem.out_starts, rank).count;
+      return part(spec, spec.out_starts, rank).count;
     case OpKind::broadcast:
     case OpKind::scatter:
-      return rank == problem.root ? problem.count : 0;
+      return rank == spec.root ? spec.count : 0;
     case OpKind::all_to_all:
-      return problem.in_starts.empty() ? problem.count : problem.in_starts.back();
+      return spec.in_starts.empty() ? spec.count : spec.in_starts.back();
     default:
-      return problem.count;
+      return spec.count;
   }
 }
 
 std::size_t ScheduleWorld::out_count(int rank) const {
-  const CollectiveSpec& problem = problems[static_cast<std::size_t>(rank)];
-  switch (problem.kind) {
+  const CollectiveSpec& spec = specs[static_cast<std::size_t>(rank)];
+  switch (spec.kind) {
     case OpKind::reduce_scatter:
     case OpKind::scatter:
-      return part(problem, problem.in_starts, rank).count;
+      return part(spec, spec.in_starts, rank).count;
     case OpKind::reduce:
     case OpKind::gather:
-      return rank == problem.root ? problem.count : 0;
+      return rank == spec.root ? spec.count : 0;
     case OpKind::all_to_all:
-      return problem.out_starts.empty() ? problem.count : problem.out_starts.back();
+      return spec.out_starts.empty() ? spec.count : spec.out_starts.back();
     default:
-      return problem.count;
+      return spec.count;
   }
 }
 
 Spot ScheduleWorld::spot(int rank, BufferId place) const {
-  const CollectiveSpec& problem = problems[static_cast<std::size_t>(rank)];
-  const std::size_t size = size_of(problem.dtype);
+  const CollectiveSpec& spec = specs[static_cast<std::size_t>(rank)];
+  const std::size_t size = size_of(spec.dtype);
   if (place == BufferId::scratch) return {2, 0};
   if (place == BufferId::factor) return {3, 0};
-  const bool gathers = problem.kind == OpKind::all_gather || problem.kind == OpKind::gather;
-  const bool scatters = problem.kind == OpKind::reduce_scatter || problem.kind == OpKind::scatter;
+  const bool gathers = spec.kind == OpKind::all_gather || spec.kind == OpKind::gather;
+  const bool scatters = spec.kind == OpKind::reduce_scatter || spec.kind == OpKind::scatter;
   if (place == BufferId::in)
-    return problem.in_place && gathers ? Spot{1, part(problem, problem.out_starts, rank).offset * size} : Spot{0, 0};
-  if (!problem.in_place || gathers) return {1, 0};
-  return scatters ? Spot{0, part(problem, problem.in_starts, rank).offset * size} : Spot{0, 0};
+    return spec.in_place && gathers ? Spot{1, part(spec, spec.out_starts, rank).offset * size} : Spot{0, 0};
+  if (!spec.in_place || gathers) return {1, 0};
+  return scatters ? Spot{0, part(spec, spec.in_starts, rank).offset * size} : Spot{0, 0};
 }
 
 std::size_t ScheduleWorld::buffer_bytes(int rank, int buffer) const {
-  const CollectiveSpec& problem = problems[static_cast<std::size_t>(rank)];
-  const std::size_t size = size_of(problem.dtype);
+  const CollectiveSpec& spec = specs[static_cast<std::size_t>(rank)];
+  const std::size_t size = size_of(spec.dtype);
   if (buffer == 2) return schedules[static_cast<std::size_t>(rank)].scratch_bytes;
   if (buffer == 3) return sizeof(double);
   const bool used = spot(rank, buffer == 0 ? BufferId::in : BufferId::out).buffer == buffer;
@@ -144,15 +144,15 @@ std::vector<MessagePair> messages_of(const ScheduleWorld& world) {
 void drop_dependency(Schedule& schedule, std::size_t which) {
   std::size_t seen = 0;
   for (ScheduleStep& step : schedule.steps) {
-    if (which >= seen + step.followers) {
-      seen += step.followers;
+    if (which >= seen + step.dependents) {
+      seen += step.dependents;
       continue;
     }
-    // The last follower replaces the dropped one.
-    const auto first = schedule.followers.begin() + step.first_follower;
-    std::swap(first[static_cast<std::ptrdiff_t>(which - seen)], first[step.followers - 1]);
-    --schedule.steps[first[step.followers - 1]].waits_for;
-    --step.followers;
+    // The last dependent replaces the dropped one.
+    const auto first = schedule.dependents.begin() + step.first_dependent;
+    std::swap(first[static_cast<std::ptrdiff_t>(which - seen)], first[step.dependents - 1]);
+    --schedule.steps[first[step.dependents - 1]].waits_for;
+    --step.dependents;
     return;
   }
 }

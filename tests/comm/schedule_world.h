@@ -25,11 +25,11 @@ struct Spot {
 struct ScheduleWorld {
   /// Builds the schedules of all ranks. `problem.rank` and `problem.in_place` are set per rank: in place by the bits of
   /// `in_place_ranks`, if the operation allows it.
-  ScheduleWorld(const CollectiveSpec& problem, std::string_view algorithm, std::uint32_t in_place_ranks = 0);
+  ScheduleWorld(const CollectiveSpec& spec, std::string_view algorithm, std::uint32_t in_place_ranks = 0);
   /// For ranks whose specs differ in more (all_to_all with parts of any length).
   ScheduleWorld(std::vector<CollectiveSpec> all, std::string_view algorithm);
 
-  std::vector<CollectiveSpec> problems;
+  std::vector<CollectiveSpec> specs;
   std::vector<Schedule> schedules;
 
   std::size_t in_count(int rank) const;

@@ -103,7 +103,7 @@ TEST_P(StagingFailure, ExceptionOnOneRankFailsOthers) {
                std::runtime_error);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StagingFailure, testing::ValuesIn(kWays),
+INSTANTIATE_TEST_SUITE_P(All, StagingFailure, testing::ValuesIn(kStagingKinds),
                          [](const auto& which) { return std::string(which.param); });
 
 }  // namespace

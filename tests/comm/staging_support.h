@@ -18,14 +18,14 @@ inline StagingOptions small_chunks() { return {.chunk_bytes = 16 * 1024, .chunks
 inline std::shared_ptr<DeviceRuntime> lazy_device() { return harness::make_guarded_device({.lazy = true}); }
 
 /// The paths of device memory: through host memory over a backend, or, with "ipc", from rank to rank.
-inline constexpr const char* kWays[] = {"shm", "tcp", "ipc"};
+inline constexpr const char* kStagingKinds[] = {"shm", "tcp", "ipc"};
 
-inline void run_staged(const std::string& way, int ranks, const std::shared_ptr<DeviceRuntime>& device,
+inline void run_staged(const std::string& kind, int ranks, const std::shared_ptr<DeviceRuntime>& device,
                        const std::function<void(Communicator&)>& body, StagingOptions options = small_chunks()) {
   InitOptions config;
-  config.backend = way == "ipc" ? "shm" : way;
+  config.backend = kind == "ipc" ? "shm" : kind;
   config.timeout = 60s;
-  options.ipc = way == "ipc";
+  options.ipc = kind == "ipc";
   config.decorate = [&](auto world) { return stage(std::move(world), device, options); };
   run_threads(ranks, config, body);
 }

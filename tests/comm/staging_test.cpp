@@ -24,7 +24,7 @@ TEST_P(StagedConformance, IsBitwiseEqualToSerialReference) {
   });
 }
 INSTANTIATE_TEST_SUITE_P(All, StagedConformance,
-                         testing::Combine(testing::ValuesIn(kWays), testing::ValuesIn(conformance::all_kinds()),
+                         testing::Combine(testing::ValuesIn(kStagingKinds), testing::ValuesIn(conformance::all_kinds()),
                                           testing::Values(1, 2, 3, 4)),
                          [](const auto& which) {
                            return std::string(std::get<0>(which.param)) + "_" +
@@ -94,7 +94,7 @@ TEST_P(Staging, DetectsMissingDependency) {
 
 TEST_P(Staging, StreamWaitDoesNotBlockHost) {
   const auto device = lazy_device();
-  std::promise<void> told;
+  std::promise<void> reported;
   run_staged(GetParam(), 2, device, [&](Communicator& comm) {
     const auto stream = device->make_stream();
     Values x(comm, *device, *stream, 5000, 1);
@@ -105,9 +105,9 @@ TEST_P(Staging, StreamWaitDoesNotBlockHost) {
       const Event reached = stream->record();
       EXPECT_LT(std::chrono::steady_clock::now() - start, 2s);  // a host that blocks does so until rank 1 times out
       EXPECT_FALSE(reached.done());  // rank 1 has not issued it
-      told.set_value();
+      reported.set_value();
     } else {
-      EXPECT_EQ(told.get_future().wait_for(4s), std::future_status::ready);
+      EXPECT_EQ(reported.get_future().wait_for(4s), std::future_status::ready);
       comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = stream.get()}).wait();
     }
     EXPECT_EQ(x.read(), std::vector<float>(5000, 2));
@@ -186,20 +186,20 @@ TEST_P(Staging, SupportsPartsOfDifferentLengths) {
       to.push_back(1000 * me + r);
       from.push_back(1000 * r + me);
     }
-    Values give(comm, *device, *stream, 3000 * me + 3, rank);
-    Values take(comm, *device, *stream, 3000 + 3 * me, -1);
-    comm.all_to_all_v(give.view(), to, take.view(), from, {.after = stream.get()}).wait_on(*stream);
+    Values input(comm, *device, *stream, 3000 * me + 3, rank);
+    Values output(comm, *device, *stream, 3000 + 3 * me, -1);
+    comm.all_to_all_v(input.view(), to, output.view(), from, {.after = stream.get()}).wait_on(*stream);
     want.clear();
     for (std::size_t r = 0; r < 3; ++r) want.insert(want.end(), from[r], static_cast<float>(r));
-    EXPECT_EQ(take.read(), want);
+    EXPECT_EQ(output.read(), want);
   });
 }
 
 TEST_P(Staging, ChunksCountAsOneCall) {
   const auto device = lazy_device();
-  std::vector<TrafficStats> meters[2];
+  std::vector<TrafficStats> traffic[2];
   for (const bool small : {false, true}) {
-    meters[small].resize(3);
+    traffic[small].resize(3);
     const auto body = [&](Communicator& comm) {
       const auto stream = device->make_stream();
       Values whole(comm, *device, *stream, 3 * 4001, 1);
@@ -210,15 +210,15 @@ TEST_P(Staging, ChunksCountAsOneCall) {
       comm.reduce_scatter(whole.view(), part.view(), ReduceOp::sum()).wait();
       comm.broadcast(whole.view(), whole.view(), 1).wait();
       comm.barrier().wait();
-      meters[small][static_cast<std::size_t>(comm.rank())] = comm.meter();
+      traffic[small][static_cast<std::size_t>(comm.rank())] = comm.traffic();
     };
     run_staged(GetParam(), 3, device, body, small ? small_chunks() : StagingOptions{});
   }
   for (std::size_t r = 0; r < 3; ++r)
     for (const OpKind kind : {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter, OpKind::broadcast}) {
-      EXPECT_EQ(meters[1][r].of(kind).calls, 1u);
-      EXPECT_EQ(meters[1][r].of(kind).bytes_sent, meters[0][r].of(kind).bytes_sent) << name_of(kind);
-      EXPECT_EQ(meters[1][r].bytes_to_peer, meters[0][r].bytes_to_peer);
+      EXPECT_EQ(traffic[1][r].of(kind).calls, 1u);
+      EXPECT_EQ(traffic[1][r].of(kind).bytes_sent, traffic[0][r].of(kind).bytes_sent) << name_of(kind);
+      EXPECT_EQ(traffic[1][r].bytes_to_peer, traffic[0][r].bytes_to_peer);
     }
 }
 
@@ -263,7 +263,7 @@ TEST_P(Staging, MemoryIsPinnedAndTracked) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Staging, testing::ValuesIn(kWays),
+INSTANTIATE_TEST_SUITE_P(All, Staging, testing::ValuesIn(kStagingKinds),
                          [](const auto& which) { return std::string(which.param); });
 
 TEST(StagingConfig, RejectsDeviceMemoryWithoutDevice) {

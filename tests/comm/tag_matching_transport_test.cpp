@@ -37,25 +37,25 @@ class FakeBootstrap final : public Bootstrap {
 };
 
 /// Bulk data moves over the link, or (near) by the kernel between the ranks' memory, which is in this process.
-enum class Way { link, near };
+enum class LinkKind { link, cma };
 
 struct World {
-  explicit World(int size, std::uint64_t seed = 1, std::uint8_t number = 1, Way way = Way::link) {
+  explicit World(int size, std::uint64_t seed = 1, std::uint8_t number = 1, LinkKind kind = LinkKind::link) {
     net.dice.seed(seed);
     for (int r = 0; r < size; ++r) {
       ranks.push_back(std::make_unique<Rank>(r));
       const FakeBootstrap bootstrap(r, number);
       ranks.back()->transport = std::make_unique<TagMatchingTransport>(
           bootstrap, *ranks.back(), [&](LinkEvents& events) -> std::unique_ptr<Link> {
-            const auto fake = [&](LinkEvents& told) { return std::make_unique<FakeLink>(net, r, told); };
-            if (way == Way::link) return fake(events);
+            const auto fake = [&](LinkEvents& link_events) { return std::make_unique<FakeLink>(net, r, link_events); };
+            if (kind == LinkKind::link) return fake(events);
             return std::make_unique<CmaLink>(bootstrap, std::vector<int>(static_cast<std::size_t>(size), ::getpid()),
                                              events, fake);
           });
     }
   }
   Rank& operator[](std::size_t r) { return *ranks[r]; }
-  void drive(int turns = 3000) {
+  void poll(int turns = 3000) {
     for (int i = 0; i < turns; ++i)
       for (const auto& rank : ranks) rank->transport->poll(i % 16 == 0);
   }
@@ -64,9 +64,9 @@ struct World {
 };
 
 /// Returns the first problem of a random exchange; "" if there is none.
-std::string random_exchange(std::uint64_t seed, bool corrupts, Way way) {
+std::string random_exchange(std::uint64_t seed, bool corrupts, LinkKind kind) {
   constexpr std::size_t kSizes[] = {0, 1, 99, 100, 101, 5000, 24575, 24576, 30000};
-  World world(3, seed, 1, way);
+  World world(3, seed, 1, kind);
   world.net.corrupts = corrupts;
   std::mt19937_64 dice(seed * 7 + 1);
   struct Part {
@@ -92,9 +92,9 @@ std::string random_exchange(std::uint64_t seed, bool corrupts, Way way) {
   for (const Part& p : parts) {
     if (p.sends) world[p.rank].send(p.peer, p.tag, p.bytes);
     if (!p.sends) received.push_back(&world[p.rank].receive(p.peer, p.tag, p.bytes));
-    if (dice() % 2 == 0) world.drive(1);
+    if (dice() % 2 == 0) world.poll(1);
   }
-  world.drive();
+  world.poll();
   for (const TestMessage* test_message : received)
     if (auto problem = Rank::problem(*test_message); !problem.empty()) return problem;
   std::uint64_t sent = 0;
@@ -103,10 +103,10 @@ std::string random_exchange(std::uint64_t seed, bool corrupts, Way way) {
 }
 
 TEST(TagMatchingTransport, MatchesMessagesInAnyOrder) {
-  for (const Way way : {Way::link, Way::near}) {
+  for (const LinkKind kind : {LinkKind::link, LinkKind::cma}) {
     for (std::uint64_t seed = 1; seed <= 200; ++seed)
-      ASSERT_EQ(random_exchange(seed, false, way), "") << "seed " << seed;
-    EXPECT_NE(random_exchange(1, true, way), "");  // negative control: a wrong byte is detected
+      ASSERT_EQ(random_exchange(seed, false, kind), "") << "seed " << seed;
+    EXPECT_NE(random_exchange(1, true, kind), "");  // negative control: a wrong byte is detected
   }
 }
 
@@ -115,53 +115,53 @@ TEST(TagMatchingTransport, ReportsLengthOfSender) {
   for (std::uint64_t seed = 1; seed <= 40; ++seed)
     for (const std::size_t sent : kSizes)
       for (const std::size_t wanted : kSizes) {
-        World world(2, seed, 1, seed % 3 == 0 ? Way::near : Way::link);
+        World world(2, seed, 1, seed % 3 == 0 ? LinkKind::cma : LinkKind::link);
         if (seed % 2 == 0) world[0].send(1, {1, 2, 3}, sent);
-        world.drive(static_cast<int>(seed % 7));
+        world.poll(static_cast<int>(seed % 7));
         const TestMessage& got = world[1].receive(0, {1, 2, 3}, wanted);
         if (seed % 2 != 0) world[0].send(1, {1, 2, 3}, sent);
-        world.drive(300);
+        world.poll(300);
         ASSERT_EQ(got.times_done, 1) << sent << " for " << wanted << ", seed " << seed;
         ASSERT_EQ(got.came, sent) << wanted << ", seed " << seed;
       }
 }
 
 /// True: canceled messages leave memory unchanged, and all later messages are right.
-bool survives_cancel(std::uint64_t seed, bool writes_after_cancel, Way way = Way::link) {
-  World world(2, seed, 1, way);
+bool survives_cancel(std::uint64_t seed, bool writes_after_cancel, LinkKind kind = LinkKind::link) {
+  World world(2, seed, 1, kind);
   world.net.writes_after_cancel = writes_after_cancel;
   std::mt19937_64 dice(seed);
   bool good = true;
   for (std::uint32_t i = 0; i < 30; ++i) {
     const std::size_t bytes = dice() % 3 == 0 ? 60 : 30000;
     const MessageTag tag{0, 1, i};
-    const bool gives_up_send = dice() % 2 == 0;
+    const bool cancels_send = dice() % 2 == 0;
     const bool receiver_first = dice() % 2 == 0;
     if (receiver_first) world[1].receive(0, tag, bytes);
-    world.drive(static_cast<int>(dice() % 4));
+    world.poll(static_cast<int>(dice() % 4));
     TestMessage& sent = world[0].send(1, tag, bytes);
-    world.drive(static_cast<int>(dice() % 4));
+    world.poll(static_cast<int>(dice() % 4));
     if (!receiver_first) world[1].receive(0, tag, bytes);
     TestMessage& received = *world[1].test_messages.back();
-    world.drive(static_cast<int>(dice() % 5));
-    TestMessage& test_message = gives_up_send ? sent : received;
-    Rank& rank = gives_up_send ? world[0] : world[1];
+    world.poll(static_cast<int>(dice() % 5));
+    TestMessage& test_message = cancels_send ? sent : received;
+    Rank& rank = cancels_send ? world[0] : world[1];
     if (test_message.times_done != 0) continue;
     rank.transport->cancel(test_message.message);
     const auto before = test_message.times_done;
     std::fill(test_message.memory.begin(), test_message.memory.end(), std::byte{0x11});
-    world.drive(200);
+    world.poll(200);
     good &= before == 0 && test_message.times_done == 0;
     good &= std::all_of(test_message.memory.begin(), test_message.memory.end(),
                         [](std::byte b) { return b == std::byte{0x11}; });
     TestMessage& other =
-        gives_up_send ? received : sent;  // the other side is canceled too, before its tag is used again
-    if (other.times_done == 0) (gives_up_send ? world[1] : world[0]).transport->cancel(other.message);
-    world.drive(200);
+        cancels_send ? received : sent;  // the other side is canceled too, before its tag is used again
+    if (other.times_done == 0) (cancels_send ? world[1] : world[0]).transport->cancel(other.message);
+    world.poll(200);
     const MessageTag next{0, 1, 1000 + i};
     const TestMessage& after = world[1].receive(0, next, bytes);
     world[0].send(1, next, bytes);
-    world.drive(300);
+    world.poll(300);
     good &= Rank::problem(after).empty();
   }
   return good;
@@ -169,7 +169,8 @@ bool survives_cancel(std::uint64_t seed, bool writes_after_cancel, Way way = Way
 
 TEST(TagMatchingTransport, CanceledReceiveIsNotWritten) {
   for (std::uint64_t seed = 1; seed <= 100; ++seed)
-    for (const Way way : {Way::link, Way::near}) ASSERT_TRUE(survives_cancel(seed, false, way)) << "seed " << seed;
+    for (const LinkKind kind : {LinkKind::link, LinkKind::cma})
+      ASSERT_TRUE(survives_cancel(seed, false, kind)) << "seed " << seed;
   bool seen = false;  // negative control: a link that writes after the cancel
   for (std::uint64_t seed = 1; seed <= 20; ++seed) seen |= !survives_cancel(seed, true);
   EXPECT_TRUE(seen);
@@ -178,37 +179,37 @@ TEST(TagMatchingTransport, CanceledReceiveIsNotWritten) {
 /// A sender cancels a message while the receiver reads it: it must not complete. Without the cancel both sides
 /// complete.
 TEST(TagMatchingTransport, CanceledSendDoesNotComplete) {
-  World world(2, 4, 1, Way::near);
-  constexpr std::size_t kBytes = std::size_t{3} << 20;  // several pieces
-  for (const bool gives_up : {false, true}) {
-    const MessageTag tag{0, gives_up ? 1u : 2u, 3};
+  World world(2, 4, 1, LinkKind::cma);
+  constexpr std::size_t kBytes = std::size_t{3} << 20;  // several chunks
+  for (const bool cancels : {false, true}) {
+    const MessageTag tag{0, cancels ? 1u : 2u, 3};
     TestMessage& received = world[1].receive(0, tag, kBytes);
     TestMessage& sent = world[0].send(1, tag, kBytes);
     const auto begun = [&] { return received.memory.front() != kUntouched; };
-    for (int turn = 0; turn < 3000 && !begun(); ++turn) world.drive(1);
+    for (int turn = 0; turn < 3000 && !begun(); ++turn) world.poll(1);
     ASSERT_TRUE(begun());
     ASSERT_EQ(received.times_done, 0);  // the transfer is in progress
-    if (gives_up) {
+    if (cancels) {
       world[0].transport->cancel(sent.message);
       std::fill(sent.memory.begin(), sent.memory.end(), std::byte{0x11});
     }
-    world.drive(300);
-    EXPECT_EQ(received.times_done, gives_up ? 0 : 1);
-    EXPECT_EQ(sent.times_done, gives_up ? 0 : 1);
-    EXPECT_EQ(Rank::problem(received).empty(), !gives_up);
-    if (gives_up) world[1].transport->cancel(received.message);
+    world.poll(300);
+    EXPECT_EQ(received.times_done, cancels ? 0 : 1);
+    EXPECT_EQ(sent.times_done, cancels ? 0 : 1);
+    EXPECT_EQ(Rank::problem(received).empty(), !cancels);
+    if (cancels) world[1].transport->cancel(received.message);
   }
 }
 
 TEST(TagMatchingTransport, CanceledCtsGetsNoData) {
   World world(2, 3);
-  TestMessage& given_up = world[1].receive(0, {0, 1, 2}, 3000);
-  world.drive(100);  // the CTS waits at rank 0
-  world[1].transport->cancel(given_up.message);
-  world.drive(100);
+  TestMessage& cancelled = world[1].receive(0, {0, 1, 2}, 3000);
+  world.poll(100);  // the CTS waits at rank 0
+  world[1].transport->cancel(cancelled.message);
+  world.poll(100);
   const TestMessage& again = world[1].receive(0, {0, 1, 2}, 3000);
   world[0].send(1, {0, 1, 2}, 3000);
-  world.drive(300);
+  world.poll(300);
   EXPECT_EQ(Rank::problem(again), "");
 }
 
@@ -217,9 +218,9 @@ TEST(TagMatchingTransport, DiscardsMessagesOfOtherWorlds) {
   old[0].send(1, {0, 1, 2}, 10);
   for (const std::uint8_t number : {1, 2}) {
     World now(2, 9, number);
-    now.net.notes = old.net.notes;
+    now.net.ams = old.net.ams;
     const TestMessage& got = now[1].receive(0, {0, 1, 2}, 10);
-    now.drive(100);
+    now.poll(100);
     EXPECT_EQ(got.times_done, number == 1 ? 1 : 0);  // the first is the control: its messages are accepted
     if (got.times_done == 0) now[1].transport->cancel(now[1].test_messages.back()->message);
   }
@@ -227,12 +228,12 @@ TEST(TagMatchingTransport, DiscardsMessagesOfOtherWorlds) {
 
 TEST(TagMatchingTransport, DrainBufferEndsWithItsMessage) {
   World world(2, 8);
-  TestMessage& given_up = world[1].receive(0, {0, 1, 2}, 3000);
+  TestMessage& cancelled = world[1].receive(0, {0, 1, 2}, 3000);
   EXPECT_FALSE(world[1].transport->needs_polls());
-  world[1].transport->cancel(given_up.message);
+  world[1].transport->cancel(cancelled.message);
   EXPECT_TRUE(world[1].transport->needs_polls());
   EXPECT_EQ(world.net.receives.size(), 1u);
-  world.drive(300);
+  world.poll(300);
   EXPECT_FALSE(world[1].transport->needs_polls());
   EXPECT_TRUE(world.net.receives.empty());
 }
@@ -243,15 +244,15 @@ TEST(TagMatchingTransport, FailedAllocationClosesLink) {
     TestMessage& received = world[1].receive(0, {0, 1, 2}, 3000);
     world.net.stuck = true;
     TestMessage& sent = world[0].send(1, {0, 1, 2}, 3000);
-    world.drive(100);
+    world.poll(100);
     Rank& rank = receiving ? world[1] : world[0];
     rank.transport->cancel((receiving ? received : sent).message);
-    EXPECT_EQ(world.net.closed[receiving ? 1 : 0], static_cast<int>(Link::CloseMode::broken));
+    EXPECT_EQ(world.net.closed[receiving ? 1 : 0], static_cast<int>(Link::CloseMode::abortive));
     EXPECT_EQ(rank.failure, "");  // not from inside cancel()
     rank.transport->poll(true);
     EXPECT_NE(rank.failure, "");
     const TestMessage& later = rank.receive(receiving ? 0 : 1, {0, 1, 3}, 10);
-    world.drive(100);
+    world.poll(100);
     EXPECT_EQ(later.times_done, 0);
     rank.transport->cancel(rank.test_messages.back()->message);
     rank.transport->close(false);
@@ -261,11 +262,11 @@ TEST(TagMatchingTransport, FailedAllocationClosesLink) {
 TEST(TagMatchingTransport, ReportsCloseModeToLink) {
   World world(2, 6);
   world[0].transport->close(false);
-  EXPECT_EQ(world.net.closed[0], static_cast<int>(Link::CloseMode::orderly));
+  EXPECT_EQ(world.net.closed[0], static_cast<int>(Link::CloseMode::graceful));
   TestMessage& never = world[1].receive(0, {0, 1, 2}, 10);
   world[1].transport->cancel(never.message);
   world[1].transport->close(false);
-  EXPECT_EQ(world.net.closed[1], static_cast<int>(Link::CloseMode::with_failures));
+  EXPECT_EQ(world.net.closed[1], static_cast<int>(Link::CloseMode::after_cancel));
 }
 
 TEST(TagMatchingTransport, UnreportedFailureDoesNotDelayClose) {
@@ -288,21 +289,21 @@ TEST(TagMatchingTransport, ReportsLostPeer) {
 }
 
 TEST(TagMatchingTransport, DiscardsMessagesOfDiscardedCommunicators) {
-  for (const bool given_up : {true, false}) {  // false is the control
+  for (const bool cancelled : {true, false}) {  // false is the control
     World world(2);
     world[0].send(1, {1, 1, 0}, 50);
     world[0].send(1, {1, 2, 0}, 5000);
     world[0].send(1, {2, 1, 0}, 50);
-    world.drive();
-    if (given_up) world[1].transport->discard_communicator(1);
+    world.poll();
+    if (cancelled) world[1].transport->discard_communicator(1);
     world[0].send(1, {1, 3, 0}, 50);
-    world.drive();
+    world.poll();
     const TestMessage* early = &world[1].receive(0, {1, 1, 0}, 50);
     const TestMessage* late = &world[1].receive(0, {1, 3, 0}, 50);
     const TestMessage* other = &world[1].receive(0, {2, 1, 0}, 50);
-    world.drive();
-    EXPECT_NE(Rank::problem(*early).empty(), given_up);
-    EXPECT_NE(Rank::problem(*late).empty(), given_up);
+    world.poll();
+    EXPECT_NE(Rank::problem(*early).empty(), cancelled);
+    EXPECT_NE(Rank::problem(*late).empty(), cancelled);
     EXPECT_EQ(Rank::problem(*other), "");
   }
 }

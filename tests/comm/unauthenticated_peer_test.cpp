@@ -20,11 +20,11 @@ namespace {
 /// Rank 0 waits, `disturb` interferes, and then rank 1 starts: the world must form, and soon.
 void expect_undisturbed(const std::function<void(int port)>& disturb) {
   const int port = free_port();
-  auto zero = come(meeting(0, 2, port));
+  auto zero = come(options_of(0, 2, port));
   { connect_when_open(port); }
   disturb(port);
   const auto start = steady_clock::now();
-  auto one = come(meeting(1, 2, port));
+  auto one = come(options_of(1, 2, port));
   EXPECT_EQ(one.get().error, "");
   EXPECT_EQ(zero.get().error, "");
   EXPECT_LT(steady_clock::now() - start, 4s);
@@ -109,7 +109,7 @@ TEST(UnauthenticatedPeer, DoesNotExhaustFileDescriptors) {
 
 TEST(UnauthenticatedPeer, OtherTokenIsRejectedWithReason) {
   expect_undisturbed([](int port) {
-    RendezvousOptions wrong = meeting(1, 2, port);
+    RendezvousOptions wrong = options_of(1, 2, port);
     wrong.token = "sardine";
     EXPECT_EQ(come(wrong).get().error,
               "InvalidUsage: init: rank 0 at TESSERA_MASTER=127.0.0.1:" + std::to_string(port) +
@@ -141,14 +141,14 @@ TEST(UnauthenticatedPeer, FakeRank0IsNotTrusted) {
     while (!done.load()) {
       pollfd entry{listener.get(), POLLIN, 0};
       if (::poll(&entry, 1, 20) <= 0) continue;
-      const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
-      send_bytes(guest, challenge());
-      if (read_all(guest, 1s, kHelloBytes).empty()) continue;
-      send_bytes(guest, frame('a', checked(std::string(35, '\0'))));
+      const UniqueFd peer(::accept(listener.get(), nullptr, nullptr));
+      send_bytes(peer, challenge());
+      if (read_all(peer, 1s, kHelloBytes).empty()) continue;
+      send_bytes(peer, frame('a', checked(std::string(35, '\0'))));
       ++welcomed;
     }
   });
-  RendezvousOptions one = meeting(1, 2, port_of(listener));
+  RendezvousOptions one = options_of(1, 2, port_of(listener));
   one.timeout = 2s;
   const std::string error = come(one).get().error;
   done.store(true);
@@ -166,16 +166,16 @@ TEST(UnauthenticatedPeer, ErrorTextOfFakeRank0IsIgnored) {
     while (!done.load()) {
       pollfd entry{listener.get(), POLLIN, 0};
       if (::poll(&entry, 1, 20) <= 0) continue;
-      const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
-      send_bytes(guest, challenge());
-      if (read_all(guest, 1s, kHelloBytes).empty()) continue;
+      const UniqueFd peer(::accept(listener.get(), nullptr, nullptr));
+      send_bytes(peer, challenge());
+      if (read_all(peer, 1s, kHelloBytes).empty()) continue;
       const std::string text = "\x1b[31mring 0900-1234\x1b[0m";
-      send_bytes(guest, frame('a', checked(std::string("\x01", 1) + static_cast<char>(text.size()) + '\0' + text +
-                                           std::string(32, '\0'))));
+      send_bytes(peer, frame('a', checked(std::string("\x01", 1) + static_cast<char>(text.size()) + '\0' + text +
+                                          std::string(32, '\0'))));
     }
   });
   const auto start = steady_clock::now();
-  const std::string error = come(meeting(1, 2, port_of(listener))).get().error;
+  const std::string error = come(options_of(1, 2, port_of(listener))).get().error;
   done.store(true);
   impostor.join();
   EXPECT_EQ(error, "InvalidUsage: init: rank 0 at TESSERA_MASTER=127.0.0.1:" + std::to_string(port_of(listener)) +
@@ -187,40 +187,40 @@ TEST(UnauthenticatedPeer, ErrorTextOfFakeRank0IsIgnored) {
 TEST(UnauthenticatedPeer, RanksOutlastFakeRank0) {
   const int port = free_port();
   std::optional<UniqueFd> listener(listen_on_port(port));
-  auto one = come(meeting(1, 2, port));
+  auto one = come(options_of(1, 2, port));
   for (int i = 0; i < 3; ++i) {
-    const UniqueFd guest(::accept(listener->get(), nullptr, nullptr));
-    send_bytes(guest, challenge());
-    read_all(guest, 1s, kHelloBytes);
-    send_bytes(guest, frame('a', checked(std::string("\x01\0\0", 3) + std::string(32, '\0'))));
+    const UniqueFd peer(::accept(listener->get(), nullptr, nullptr));
+    send_bytes(peer, challenge());
+    read_all(peer, 1s, kHelloBytes);
+    send_bytes(peer, frame('a', checked(std::string("\x01\0\0", 3) + std::string(32, '\0'))));
   }
   listener.reset();
-  EXPECT_EQ(come(meeting(0, 2, port)).get().error, "");
+  EXPECT_EQ(come(options_of(0, 2, port)).get().error, "");
   EXPECT_EQ(one.get().error, "");
 }
 
 TEST(UnauthenticatedPeer, NamesOtherVersion) {
   const UniqueFd listener = listen_on_port(0);
-  auto one = come(meeting(1, 2, port_of(listener)));
-  const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
-  send_bytes(guest, frame('c', checked("tessera:" + std::string("\x63\x00\x00\x00", 4))));
+  auto one = come(options_of(1, 2, port_of(listener)));
+  const UniqueFd peer(::accept(listener.get(), nullptr, nullptr));
+  send_bytes(peer, frame('c', checked("tessera:" + std::string("\x63\x00\x00\x00", 4))));
   EXPECT_NE(one.get().error.find("speaks version 99 of the protocol, rank 1 version 4"), std::string::npos);
 }
 
 TEST(UnauthenticatedPeer, NamesAddressThatIsNotRank0) {
   const UniqueFd listener = listen_on_port(0);
-  RendezvousOptions lost = meeting(1, 2, port_of(listener));
+  RendezvousOptions lost = options_of(1, 2, port_of(listener));
   lost.timeout = 300ms;
   auto one = come(lost);
-  const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
-  send_bytes(guest, "SSH-2.0-OpenSSH_9.2\r\n");
+  const UniqueFd peer(::accept(listener.get(), nullptr, nullptr));
+  send_bytes(peer, "SSH-2.0-OpenSSH_9.2\r\n");
   EXPECT_NE(one.get().error.find("the process that listens there is not rank 0 of this library"), std::string::npos);
 }
 
 /// The text of an authenticated rank reaches the terminal, too.
 TEST(RejectedPeer, ErrorHasNoControlCharacters) {
   expect_undisturbed([](int port) {
-    RendezvousOptions stale = meeting(1, 2, port);
+    RendezvousOptions stale = options_of(1, 2, port);
     stale.launch.job = "run\x1b[2J\xc2\x9b\xff d\xc3\xa9j\xc3\xa0";
     const std::string error = come(stale).get().error;
     EXPECT_NE(error.find("belongs to run 'run\\x1b[2J\\xc2\\x9b\\xff d\xc3\xa9j\xc3\xa0', rank 0 to run 'run-1'"),
@@ -231,33 +231,33 @@ TEST(RejectedPeer, ErrorHasNoControlCharacters) {
 
 TEST(RejectedPeer, RankOutsideWorld) {
   const int port = free_port();
-  auto zero = come(meeting(0, 2, port));
+  auto zero = come(options_of(0, 2, port));
   for (const int rank : {2, 3, 1'000'000}) {
-    const std::string error = come(meeting(rank, 2, port)).get().error;
+    const std::string error = come(options_of(rank, 2, port)).get().error;
     EXPECT_NE(error.find("rank " + std::to_string(rank) + " is outside the ranks 0 to 1"), std::string::npos) << error;
   }
-  EXPECT_EQ(come(meeting(1, 2, port)).get().error, "");
+  EXPECT_EQ(come(options_of(1, 2, port)).get().error, "");
   EXPECT_EQ(zero.get().error, "");
 }
 
 TEST(RejectedPeer, SecondProcessOfRank) {
   const int port = free_port();
-  auto zero = come(meeting(0, 3, port));
-  auto one = come(meeting(1, 3, port));
-  auto other = come(meeting(1, 3, port));
+  auto zero = come(options_of(0, 3, port));
+  auto one = come(options_of(1, 3, port));
+  auto other = come(options_of(1, 3, port));
   while (other.wait_for(1ms) == std::future_status::timeout)  // the first of the two becomes rank 1
     if (one.wait_for(1ms) != std::future_status::timeout) std::swap(one, other);
   const std::string error = other.get().error;
   EXPECT_TRUE(error.starts_with("InvalidUsage")) << error;
   EXPECT_NE(error.find("two processes are rank 1 in run 'run-1'"), std::string::npos) << error;
-  EXPECT_EQ(come(meeting(2, 3, port)).get().error, "");
+  EXPECT_EQ(come(options_of(2, 3, port)).get().error, "");
   EXPECT_EQ(zero.get().error, "");
   EXPECT_EQ(one.get().error, "");
 }
 
 TEST(RejectedPeer, RankOfEarlierStart) {
   expect_undisturbed([](int port) {
-    RendezvousOptions stale = meeting(1, 2, port);
+    RendezvousOptions stale = options_of(1, 2, port);
     stale.launch.job = "run-0";
     EXPECT_NE(come(stale).get().error.find("rank 1 belongs to run 'run-0', rank 0 to run 'run-1'"), std::string::npos);
   });
@@ -266,7 +266,7 @@ TEST(RejectedPeer, RankOfEarlierStart) {
 TEST(RejectedPeer, EarlierRestartWhileLaterOneWaits) {
   const int port = free_port();
   const auto restarted = [&](int rank, std::uint64_t restart) {
-    RendezvousOptions one = meeting(rank, 2, port);
+    RendezvousOptions one = options_of(rank, 2, port);
     one.launch.restart = restart;
     return one;
   };
@@ -289,7 +289,7 @@ TEST(RejectedPeer, EarlierRestartWhileLaterOneWaits) {
 TEST(RejectedPeer, NextWorldIsNotRejected) {
   const int port = free_port();
   const auto of_world = [&](int rank, std::uint32_t generation) {
-    RendezvousOptions one = meeting(rank, 2, port);
+    RendezvousOptions one = options_of(rank, 2, port);
     one.launch.generation = generation;
     return one;
   };
@@ -308,7 +308,7 @@ TEST(RejectedPeer, NextWorldIsNotRejected) {
 
 TEST(RejectedPeer, LateRank) {
   const int port = free_port();
-  const std::vector<Outcome> all = meet_all(2, port);
+  const std::vector<Outcome> all = rendezvous_all(2, port);
   expect_complete(all);
   std::vector<std::future<std::unique_ptr<ControlChannel>>> channels;
   for (const Outcome& one : all)
@@ -316,15 +316,16 @@ TEST(RejectedPeer, LateRank) {
         std::async(std::launch::async, [&one] { return one.bootstrap->open_channel("test", ControlEvents{}); }));
   for (auto& channel : channels) channel.wait();
   const auto start = steady_clock::now();
-  EXPECT_NE(come(meeting(1, 2, port)).get().error.find("the world of 2 ranks is already complete; rank 1 can't join"),
-            std::string::npos);
+  EXPECT_NE(
+      come(options_of(1, 2, port)).get().error.find("the world of 2 ranks is already complete; rank 1 can't join"),
+      std::string::npos);
   EXPECT_LT(steady_clock::now() - start, 1s);
 }
 
 TEST(RejectedPeer, OtherWorldSizeIsReportedOnBothRanks) {
   const int port = free_port();
-  auto zero = come(meeting(0, 2, port));
-  auto one = come(meeting(1, 3, port));
+  auto zero = come(options_of(0, 2, port));
+  auto one = come(options_of(1, 3, port));
   EXPECT_EQ(zero.get().error, "InvalidUsage: init: rank 1 was started as one of 3 ranks, rank 0 as one of 2");
   EXPECT_NE(one.get().error.find("rank 1 was started as one of 3 ranks, rank 0 as one of 2"), std::string::npos);
 }

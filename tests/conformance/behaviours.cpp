@@ -53,7 +53,7 @@ std::string opposite_order(Communicator& world) {
 }
 
 /// Rank 0 issues its part and sleeps outside the library: no rank waits until it returns.
-std::string sleeper_delays_nobody(Communicator& world) {
+std::string waiter_delays_no_rank(Communicator& world) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kSleep = std::chrono::milliseconds(600);
   for (const std::size_t count : {std::size_t{100}, std::size_t{1'000'000}}) {
@@ -189,15 +189,15 @@ std::string ragged_parts(Communicator& world) {
   return unequal("all_to_all_v", received, expected);
 }
 
-/// The meter counts sent bytes by operation and by peer.
-std::string meter_counts(Communicator& world) {
+/// Traffic statistics count sent bytes by operation and by peer.
+std::string traffic_is_counted(Communicator& world) {
   const std::size_t count = 1000 * static_cast<std::size_t>(world.size());
   Values in = filled(count, 1);
   Values out(count / static_cast<std::size_t>(world.size()));
-  const TrafficStats before = world.meter();
+  const TrafficStats before = world.traffic();
   world.reduce_scatter(view(in), view(out), ReduceOp::sum()).wait();
   world.barrier().wait();
-  const TrafficStats change = world.meter() - before;
+  const TrafficStats change = world.traffic() - before;
   const std::uint64_t want = 8000 * static_cast<std::uint64_t>(world.size() - 1);
   const std::uint64_t have = change.of(OpKind::reduce_scatter).bytes_sent;
   std::uint64_t by_peer = 0;
@@ -229,12 +229,12 @@ std::string split_and_memory(Communicator& world) {
 
 std::vector<Behaviour> behaviours() {
   return {{"opposite order", opposite_order, 1},
-          {"a sleeper delays nobody", sleeper_delays_nobody, 2},
+          {"a waiter delays no rank", waiter_delays_no_rank, 2},
           {"waited out of order", waited_out_of_order, 1},
           {"random sequences on split groups", random_sequences, 2},
           {"messages", messages, 2},
           {"parts of different lengths", ragged_parts, 1},
-          {"the meter", meter_counts, 1},
+          {"traffic is counted", traffic_is_counted, 1},
           {"split and memory", split_and_memory, 1}};
 }
 

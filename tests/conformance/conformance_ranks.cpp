@@ -55,7 +55,7 @@ bool run_on_a_device(Communicator& world, DeviceRuntime& device, bool by_ipc) {
   const OnDevice where{device, *stream};
   const auto pair = world.split(world.rank() / 2, world.rank());
   bool good = true;
-  Tally way;
+  Tally algorithm;
   std::int64_t went = 0;
   for (const OpKind kind : all_kinds()) {
     Tally tally;
@@ -67,8 +67,8 @@ bool run_on_a_device(Communicator& world, DeviceRuntime& device, bool by_ipc) {
       }
     good &= report(world, std::string(name_of(kind)), tally);
   }
-  way.add((went > 0) == by_ipc ? "" : std::to_string(went) + " calls went by IPC");
-  return report(world, "the way", way) && good;
+  algorithm.add((went > 0) == by_ipc ? "" : std::to_string(went) + " calls went by IPC");
+  return report(world, "the algorithm", algorithm) && good;
 }
 
 bool run(Communicator& world, bool full) {

@@ -32,7 +32,7 @@ std::ostream& operator<<(std::ostream& out, const Setting& setting) { return out
 
 class Conformance : public testing::TestWithParam<std::tuple<OpKind, int, Setting>> {};
 
-TEST_P(Conformance, EqualsTheSerialReferenceToTheBit) {
+TEST_P(Conformance, IsBitwiseEqualToSerialReference) {
   const auto& [kind, ranks, setting] = GetParam();
   InitOptions config;
   config.backend = setting.backend;
@@ -47,7 +47,7 @@ TEST_P(Conformance, EqualsTheSerialReferenceToTheBit) {
 
 class Behaviours : public testing::TestWithParam<std::tuple<int, Setting>> {};
 
-TEST_P(Behaviours, AreAsPromised) {
+TEST_P(Behaviours, ConformToContract) {
   const auto& [ranks, setting] = GetParam();
   InitOptions config;
   config.backend = setting.backend;
@@ -115,7 +115,7 @@ INSTANTIATE_TEST_SUITE_P(All, Behaviours, testing::Combine(testing::Values(1, 2,
                          behaviour_name);
 
 /// Runs every algorithm over a real transport. Sums of 64-bit integers are the same in any order.
-TEST(Algorithms, EachCarriesItsOperation) {
+TEST(Algorithms, SupportTheirOperation) {
   for (const std::string& name : known_algorithms(false)) {
     const OpKind kind = parse_op_kind(name.substr(0, name.find('=')));
     if (kind == OpKind::barrier || kind == OpKind::send || kind == OpKind::recv) continue;
@@ -136,7 +136,7 @@ TEST(Algorithms, EachCarriesItsOperation) {
 }
 
 /// The reference distinguishes orders: another order of the sum gives other bits.
-TEST(Reference, SeesAnotherOrderOfTheSum) {
+TEST(Reference, DetectsOtherOrderOfSum) {
   std::vector<Bytes> inputs;
   for (int r = 0; r < 4; ++r) inputs.push_back(make_input(DType::f32, 7, r, 1000));
   const Bytes tree_order = reduce(DType::f32, ReduceOp::sum(), inputs);

@@ -24,20 +24,20 @@ class Pattern {
   }
   /// Writes elements [first, first + count).
   void fill(std::byte* to, std::size_t first, std::size_t count) const {
-    pieces(first, count, [&](std::size_t done, const std::byte* from, std::size_t length) {
+    for_each_chunk(first, count, [&](std::size_t done, const std::byte* from, std::size_t length) {
       std::memcpy(to + done, from, length);
       return true;
     });
   }
   bool equals(const std::byte* data, std::size_t first, std::size_t count) const {
-    return pieces(first, count, [&](std::size_t done, const std::byte* want, std::size_t length) {
+    return for_each_chunk(first, count, [&](std::size_t done, const std::byte* want, std::size_t length) {
       return std::memcmp(data + done, want, length) == 0;
     });
   }
 
  private:
   template <class F>
-  bool pieces(std::size_t first, std::size_t count, F&& use) const {
+  bool for_each_chunk(std::size_t first, std::size_t count, F&& use) const {
     for (std::size_t done = 0; done < count;) {
       const std::size_t at = (first + done) % kPeriod;
       const std::size_t length = std::min(kPeriod - at, count - done);

@@ -19,37 +19,38 @@ void print_steps(const Schedule& schedule, int rank) {
               << kKinds[static_cast<std::size_t>(step.kind)] << R"(", "peer": )" << step.peer << R"(, "number": )"
               << step.number << R"(, "bytes": )" << (step.kind == ScheduleStep::Kind::send ? step.from : step.to).bytes
               << R"(, "followers": [)";
-    for (std::uint32_t f = 0; f < step.followers; ++f)
-      std::cout << (f == 0 ? "" : ", ") << schedule.followers[step.first_follower + f];
+    for (std::uint32_t f = 0; f < step.dependents; ++f)
+      std::cout << (f == 0 ? "" : ", ") << schedule.dependents[step.first_dependent + f];
     std::cout << "]}\n";
   }
 }
 
-bool ordered(const CollectiveSpec& problem, DType dtype, std::string_view name) {
-  CollectiveSpec asked = problem;
-  asked.ordered = true;
-  asked.dtype = dtype;
-  return refusal(asked, name).empty();
+bool ordered(const CollectiveSpec& spec, DType dtype, std::string_view name) {
+  CollectiveSpec request = spec;
+  request.ordered = true;
+  request.dtype = dtype;
+  return refusal(request, name).empty();
 }
 
 void print(OpKind kind, const std::string& name, int ranks) {
-  CollectiveSpec problem{.kind = kind, .ranks = ranks, .ordered = false};
-  if (kind != OpKind::barrier) problem.count = kShare * static_cast<std::size_t>(ranks);
-  if (name == "pipelined") problem.count = kSegmentsOfAChain * 65536;
-  CollectiveSpec unequal = problem;
+  CollectiveSpec spec{.kind = kind, .ranks = ranks, .ordered = false};
+  if (kind != OpKind::barrier) spec.count = kShare * static_cast<std::size_t>(ranks);
+  if (name == "pipelined") spec.count = kSegmentsOfAChain * 65536;
+  CollectiveSpec unequal = spec;
   unequal.in_starts = {0};
   std::cout << R"({"algorithm": ")" << name_of(kind) << '=' << name << R"(", "ranks": )" << ranks << R"(, "bytes": )"
-            << problem.count * size_of(problem.dtype) << R"(, "ordered": )" << ordered(problem, DType::f32, name)
-            << R"(, "ordered_16": )" << ordered(problem, DType::bf16, name) << R"(, "unequal": )"
+            << spec.count * size_of(spec.dtype) << R"(, "ordered": )" << ordered(spec, DType::f32, name)
+            << R"(, "ordered_16": )" << ordered(spec, DType::bf16, name) << R"(, "unequal": )"
             << refusal(unequal, name).empty() << "}\n";
-  for (problem.rank = 0; problem.rank < ranks; ++problem.rank) print_steps(build_schedule(problem, name), problem.rank);
+  for (spec.rank = 0; spec.rank < ranks; ++spec.rank) print_steps(build_schedule(spec, name), spec.rank);
 }
 
 }  // namespace
 
 int main() {
   for (const std::string& text : known_algorithms(false)) {
-    const std::size_t cut = text.find('=');
-    for (const int ranks : {4, 6, 8}) print(parse_op_kind(text.substr(0, cut)), text.substr(cut + 1), ranks);
+    const std::size_t separator = text.find('=');
+    for (const int ranks : {4, 6, 8})
+      print(parse_op_kind(text.substr(0, separator)), text.substr(separator + 1), ranks);
   }
 }

@@ -80,22 +80,22 @@ TEST_P(Acceptance, P05_MemoryPeaksEqualFormula) {
 }
 
 TEST_P(Acceptance, P07_MicrobatchesAreBitwiseEqualAndCostFormula) {
-  for (const Accumulation way : {Accumulation::every, Accumulation::last, Accumulation::scatter})
+  for (const Accumulation accumulation : {Accumulation::every, Accumulation::last, Accumulation::scatter})
     for (const std::string& name : strategies())
       for (const bool keep : {false, true}) {
         TrainingSpec one = spec(name);
         one.microbatches = 2;
-        one.engine.strategy = with_accumulation(one.engine.strategy, way);
+        one.engine.strategy = with_accumulation(one.engine.strategy, accumulation);
         one.engine.reshard_after_backward = !keep;
         const TrainingRecord record = train(one);
-        const StepShape course{.microbatches = 2, .reshard_after_backward = !keep};
-        const auto formula = communication_formula(one.engine.strategy, record.mesh, record.unit_sizes, {}, course);
+        const StepShape shape{.microbatches = 2, .reshard_after_backward = !keep};
+        const auto formula = communication_formula(one.engine.strategy, record.mesh, record.unit_sizes, {}, shape);
         EXPECT_EQ(harness::calls_per_step(record.all_later, one.steps - 1), formula.calls) << name;
         EXPECT_EQ(harness::bytes_per_step(record.all_later, one.steps - 1), formula.bytes) << name;
-        if (way == Accumulation::scatter) continue;  // adds in another order on meshes with replicas
+        if (accumulation == Accumulation::scatter) continue;  // adds in another order on meshes with replicas
         TrainingSpec ddp = spec("ddp");
         ddp.microbatches = 2;
-        ddp.engine.strategy = with_accumulation(ddp.engine.strategy, way);
+        ddp.engine.strategy = with_accumulation(ddp.engine.strategy, accumulation);
         EXPECT_TRUE(same_bits(train(ddp), record)) << name;
       }
 }

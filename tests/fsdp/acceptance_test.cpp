@@ -1,6 +1,6 @@
 // Properties that PyTorch's own tests of FSDP2 assert, over shared memory and over sockets: values after training. Each
-// test is named after its property; acceptance_cost_test.cpp has those of the cost. The other files of this folder test
-// the details, with negative controls: P06 overlap_test.cpp, P12 checkpoint_test.cpp, P13 recovery_test.cpp, P14
+// test is named after its property; acceptance_cost_test.cpp has those of the cost. The other files of this directory
+// test the details, with negative controls: P06 overlap_test.cpp, P12 checkpoint_test.cpp, P13 recovery_test.cpp, P14
 // exec_order_test.cpp, P19 simulation_accuracy_test.cpp.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

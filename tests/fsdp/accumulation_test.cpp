@@ -40,20 +40,20 @@ void set_precision(TrainingSpec& spec, const Precise& precision) {
 constexpr Precise kPrecisions[] = {{}, {DType::bf16, DType::f32}, {DType::bf16, {}}};
 
 class AccumulationModes : public testing::TestWithParam<std::tuple<Accumulation, int>> {};
-INSTANTIATE_TEST_SUITE_P(Ways, AccumulationModes,
+INSTANTIATE_TEST_SUITE_P(All, AccumulationModes,
                          testing::Combine(testing::Values(Accumulation::every, Accumulation::last),
                                           testing::Values(1, 2, 3, 4)));
 
 TEST_P(AccumulationModes, StrategiesAreBitwiseEqual) {
-  const auto [way, ranks] = GetParam();
+  const auto [accumulation, ranks] = GetParam();
   for (const Precise& precision : kPrecisions) {
-    TrainingSpec spec = accumulating("ddp", ranks, way);
+    TrainingSpec spec = accumulating("ddp", ranks, accumulation);
     set_precision(spec, precision);
     const TrainingRecord ddp = train(spec);
     for (const char* name : {"zero1", "zero2", "fsdp", "shard_grad_op", "hsdp"}) {
       const bool two_stages = std::string(name) == "hsdp";
       if (two_stages && (ranks % 2 != 0 || (precision.compute != DType::f32 && !precision.reduce))) continue;
-      spec = accumulating(name, ranks, way);
+      spec = accumulating(name, ranks, accumulation);
       set_precision(spec, precision);
       spec.lazy_streams = true;
       spec.engine.poison = true;
@@ -72,8 +72,8 @@ TEST(Accumulation, KeepingUnitsUnshardedIsBitwiseEqual) {
 
 /// The reference is one backward over as many sequences, with an optimizer that reveals a wrong scale.
 TEST(Accumulation, EqualsOneLargeBatchUpToRounding) {
-  for (const Accumulation way : {Accumulation::every, Accumulation::last, Accumulation::scatter}) {
-    TrainingSpec spec = accumulating("hsdp", 4, way, "2x2");
+  for (const Accumulation accumulation : {Accumulation::every, Accumulation::last, Accumulation::scatter}) {
+    TrainingSpec spec = accumulating("hsdp", 4, accumulation, "2x2");
     spec.engine.optimizer.kind = nn::OptimizerConfig::Kind::sgd;
     spec.lr = 0.1;
     spec.steps = 6;
@@ -121,11 +121,11 @@ INSTANTIATE_TEST_SUITE_P(Strategies, AccumulationCost,
 
 void expect_formulas(const TrainingSpec& spec) {
   const TrainingRecord record = train(spec);
-  const StepShape course{.microbatches = spec.microbatches,
-                         .reshard_after_backward = spec.engine.reshard_after_backward};
+  const StepShape shape{.microbatches = spec.microbatches,
+                        .reshard_after_backward = spec.engine.reshard_after_backward};
   const Precision precision = make_precision(spec.dtype, spec.engine.reduce_dtype);
-  const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes, precision, course);
-  const PeakBounds peak = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, course, precision);
+  const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes, precision, shape);
+  const PeakBounds peak = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, shape, precision);
   for (const EngineTraffic& rank : record.later_by_rank) {
     EXPECT_EQ(harness::calls_per_step(rank, spec.steps - 1), formula.calls);
     EXPECT_EQ(harness::bytes_per_step(rank, spec.steps - 1), formula.bytes);
@@ -138,13 +138,13 @@ void expect_formulas(const TrainingSpec& spec) {
 }
 
 TEST_P(AccumulationCost, CallsBytesAndPeaksEqualFormula) {
-  for (const Accumulation way : {Accumulation::every, Accumulation::last, Accumulation::scatter})
+  for (const Accumulation accumulation : {Accumulation::every, Accumulation::last, Accumulation::scatter})
     for (const std::optional<bool> reshard : {std::optional<bool>(), std::optional(true), std::optional(false)})
       for (const bool after_backward : {true, false}) {
-        SCOPED_TRACE(testing::Message() << "way " << static_cast<int>(way) << " reshard "
+        SCOPED_TRACE(testing::Message() << "way " << static_cast<int>(accumulation) << " reshard "
                                         << (reshard ? (*reshard ? "true" : "false") : "default") << " after backward "
                                         << after_backward);
-        TrainingSpec spec = accumulating(GetParam().strategy, GetParam().ranks, way, GetParam().mesh);
+        TrainingSpec spec = accumulating(GetParam().strategy, GetParam().ranks, accumulation, GetParam().mesh);
         spec.steps = 2;
         spec.engine.reshard_after_forward = reshard;
         spec.engine.reshard_after_backward = after_backward;
@@ -166,8 +166,8 @@ TEST(Accumulation, DetectsAdditionalMicrobatch) {
 
 TEST(Accumulation, ReducesInConfiguredMicrobatches) {
   using base::TraceEventKind;
-  const auto reductions = [](Accumulation way) {
-    TrainingSpec spec = accumulating("hsdp", 4, way, "2x2");
+  const auto reductions = [](Accumulation accumulation) {
+    TrainingSpec spec = accumulating("hsdp", 4, accumulation, "2x2");
     const TrainingRecord record = train(spec);
     return std::count_if(record.last_events.begin(), record.last_events.end(),
                          [](const base::TraceEvent& event) { return event.kind == TraceEventKind::reduce_issue; });
@@ -181,10 +181,10 @@ TEST(Accumulation, ReducesInConfiguredMicrobatches) {
 // --- CPU offload
 
 TEST(Accumulation, CpuOffloadIsBitwiseEqual) {
-  for (const Accumulation way : {Accumulation::every, Accumulation::last, Accumulation::scatter})
+  for (const Accumulation accumulation : {Accumulation::every, Accumulation::last, Accumulation::scatter})
     for (const char* name : {"zero2", "fsdp", "hsdp"})
       for (const Precise& precision : {Precise{}, Precise{DType::bf16, DType::f32}}) {
-        TrainingSpec spec = accumulating(name, std::string(name) == "hsdp" ? 4 : 2, way);
+        TrainingSpec spec = accumulating(name, std::string(name) == "hsdp" ? 4 : 2, accumulation);
         spec.model.layers = 1;
         spec.microbatches = 2;
         spec.steps = 2;

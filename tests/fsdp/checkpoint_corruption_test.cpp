@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "tests/fsdp/checkpoint_support.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -14,14 +14,14 @@ namespace {
 using harness::train;
 using harness::TrainingRecord;
 using nn::test::error_of;
-using nn::test::TemporaryFolder;
+using nn::test::TemporaryDirectory;
 using testing::HasSubstr;
 namespace fs = std::filesystem;
 
 class CheckpointCorruption : public testing::Test {
  protected:
-  CheckpointCorruption() { train(saving(checkpoint_spec("fsdp", 2), folder_.path(), 1)); }
-  std::string step(const std::string& name = "") const { return folder_.path("step-00000002/" + name); }
+  CheckpointCorruption() { train(saving(checkpoint_spec("fsdp", 2), directory_.path(), 1)); }
+  std::string step(const std::string& name = "") const { return directory_.path("step-00000002/" + name); }
   static void flip(const std::string& path, std::streamoff at) {
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
     file.seekg(at);
@@ -31,26 +31,26 @@ class CheckpointCorruption : public testing::Test {
     ASSERT_TRUE(file.good());
   }
   std::string error() const {
-    return error_of<base::InvalidUsage>([&] { train(resuming(checkpoint_spec("ddp", 2), folder_.path(), 2)); });
+    return error_of<base::InvalidUsage>([&] { train(resuming(checkpoint_spec("ddp", 2), directory_.path(), 2)); });
   }
-  const TemporaryFolder folder_;
+  const TemporaryDirectory directory_;
 };
 
 TEST_F(CheckpointCorruption, ReadsIntactCheckpoint) {
   EXPECT_EQ(error(), "");
-  Checkpoint checkpoint(folder_.path());
+  Checkpoint checkpoint(directory_.path());
   EXPECT_TRUE(checkpoint.verify().empty());
   EXPECT_EQ(checkpoint.ranks(), 2);
   EXPECT_EQ(checkpoint.strategy(), "fsdp");
   EXPECT_EQ(checkpoint.attributes(), (Attributes{{"colour", "blue"}}));
   EXPECT_EQ(checkpoint.tensors().size(), 28u);
-  EXPECT_EQ(latest_checkpoint(folder_.path()), step().substr(0, step().size() - 1));
+  EXPECT_EQ(latest_checkpoint(directory_.path()), step().substr(0, step().size() - 1));
 }
 
 TEST_F(CheckpointCorruption, ErrorNamesFileAndTensorOfFlippedBit) {
   flip(step("rank-00001.safetensors"), 3 * 65536 + 17);
   EXPECT_THAT(error(), HasSubstr("rank-00001.safetensors: damaged: block 3"));
-  Checkpoint checkpoint(folder_.path());
+  Checkpoint checkpoint(directory_.path());
   const std::vector<std::string> wrong = checkpoint.verify();
   ASSERT_EQ(wrong.size(), 1u);
   EXPECT_THAT(wrong[0], HasSubstr("rank-00001.safetensors: damaged: block 3 (64 KiB from byte 196608) of '"));
@@ -87,9 +87,9 @@ TEST_F(CheckpointCorruption, DetectsChangedWordInIndex) {
 
 /// If the newest checkpoint is damaged, resuming fails instead of silently using an older one.
 TEST_F(CheckpointCorruption, RejectsDamagedNewestCheckpoint) {
-  train(saving(checkpoint_spec("fsdp", 2, 3), folder_.path(), 2));
-  EXPECT_EQ(Checkpoint(folder_.path()).step(), 3U);
-  replace_in(folder_.path("step-00000003/index.json"), "blue", "glue");
+  train(saving(checkpoint_spec("fsdp", 2, 3), directory_.path(), 2));
+  EXPECT_EQ(Checkpoint(directory_.path()).step(), 3U);
+  replace_in(directory_.path("step-00000003/index.json"), "blue", "glue");
   EXPECT_THAT(error(), HasSubstr("step-00000003/index.json: damaged"));
   EXPECT_EQ(Checkpoint(step()).step(), 2U) << "by name the older one is read";
 }
@@ -99,10 +99,10 @@ TEST_F(CheckpointCorruption, ErrorNamesShortAndMissingFiles) {
   EXPECT_THAT(error(), HasSubstr("rank-00001.safetensors: has 1000 bytes instead of "));
   fs::remove(step("rank-00001.safetensors"));
   EXPECT_THAT(error(), HasSubstr("rank-00001.safetensors: can't be opened (No such file"));
-  fs::rename(folder_.path("step-00000002"), folder_.path("step-00000002.partial"));
+  fs::rename(directory_.path("step-00000002"), directory_.path("step-00000002.partial"));
   EXPECT_THAT(error(), HasSubstr("contains no complete checkpoint"));
-  EXPECT_EQ(latest_checkpoint(folder_.path()), "");
-  EXPECT_THAT(error_of<base::InvalidUsage>([&] { Checkpoint checkpoint(folder_.path("nowhere")); }),
+  EXPECT_EQ(latest_checkpoint(directory_.path()), "");
+  EXPECT_THAT(error_of<base::InvalidUsage>([&] { Checkpoint checkpoint(directory_.path("nowhere")); }),
               HasSubstr("nowhere: no such directory"));
 }
 
@@ -110,7 +110,7 @@ TEST_F(CheckpointCorruption, RejectsOtherModelOrOptimizer) {
   TrainingSpec deeper = checkpoint_spec("fsdp", 2);
   deeper.model.layers = 3;
   const auto refused = [&](const TrainingSpec& spec) {
-    return error_of<base::InvalidUsage>([&] { train(resuming(spec, folder_.path(), 2)); });
+    return error_of<base::InvalidUsage>([&] { train(resuming(spec, directory_.path(), 2)); });
   };
   EXPECT_THAT(refused(deeper), HasSubstr("does not match the model: it lacks 'h.2.ln_1.weight'"));
   TrainingSpec shallower = checkpoint_spec("fsdp", 2);
@@ -129,7 +129,7 @@ TEST_F(CheckpointCorruption, NonStrictRestoreReadsCommonParameters) {
   deeper.model.layers = 3;
   std::vector<float> before, after;
   deeper.before_training = [&](Engine& engine, comm::Communicator& control) {
-    Checkpoint checkpoint(folder_.path());
+    Checkpoint checkpoint(directory_.path());
     const RestoreReport report = restore(engine, checkpoint, {.optimizer = false, .strict = false});
     EXPECT_EQ(report.missing.size(), 12u);
     EXPECT_TRUE(report.unexpected.empty());

@@ -16,21 +16,21 @@
 namespace tessera::fsdp {
 
 /// Saves after step `at` (from 0) and waits.
-inline TrainingSpec saving(TrainingSpec spec, const std::string& folder, int at, bool asynchronous = false) {
+inline TrainingSpec saving(TrainingSpec spec, const std::string& directory, int at, bool asynchronous = false) {
   spec.between_steps = [=](int step, Engine& engine, comm::HostCollectives& control) {
     if (step != at) return;
-    CheckpointWriter writer(engine, control, {.folder = folder, .asynchronous = asynchronous});
+    CheckpointWriter writer(engine, control, {.directory = directory, .asynchronous = asynchronous});
     writer.save({{"colour", "blue"}});
     writer.finish();
   };
   return spec;
 }
 
-inline TrainingSpec resuming(TrainingSpec spec, const std::string& folder, int from, RestoreOptions options = {}) {
+inline TrainingSpec resuming(TrainingSpec spec, const std::string& directory, int from, RestoreOptions options = {}) {
   spec.first_step = from;
   spec.seed += 1;  // other initial values: all values must come from the checkpoint
   spec.before_training = [=](Engine& engine, comm::Communicator&) {
-    Checkpoint checkpoint(folder);
+    Checkpoint checkpoint(directory);
     restore(engine, checkpoint, options);
   };
   return spec;
@@ -69,8 +69,8 @@ inline TrainingSpec checkpoint_spec(const std::string& strategy, int ranks, int 
 }
 
 /// Saves after step `at` (from 0) and records the state that was saved.
-inline TrainingSpec saving(TrainingSpec spec, const std::string& folder, int at, WholeState* state) {
-  spec = saving(std::move(spec), folder, at);
+inline TrainingSpec saving(TrainingSpec spec, const std::string& directory, int at, WholeState* state) {
+  spec = saving(std::move(spec), directory, at);
   spec.between_steps = [=, save = spec.between_steps](int step, Engine& engine, comm::HostCollectives& control) {
     save(step, engine, control);
     if (step == at) state->add(engine);

@@ -25,13 +25,13 @@ TrainingRecord train_on(const std::string& strategy, int ranks, std::shared_ptr<
 }
 
 /// Device memory moves by host staging or by IPC.
-struct Way {
+struct Case {
   const char* strategy;
   int ranks;
   bool ipc;
 };
 
-class EngineDevices : public testing::TestWithParam<Way> {};
+class EngineDevices : public testing::TestWithParam<Case> {};
 
 TEST_P(EngineDevices, HostAccessesNoDeviceMemory) {
   const auto& [strategy, ranks, ipc] = GetParam();
@@ -54,11 +54,11 @@ TEST_P(EngineDevices, HostAccessesNoDeviceMemory) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Strategies, EngineDevices,
-                         testing::Values(Way{"ddp", 1, false}, Way{"zero1", 1, false}, Way{"zero2", 1, false},
-                                         Way{"fsdp", 1, false}, Way{"ddp", 2, false}, Way{"zero1", 2, false},
-                                         Way{"zero2", 2, false}, Way{"fsdp", 2, false}, Way{"ddp", 2, true},
-                                         Way{"zero1", 2, true}, Way{"zero2", 2, true}, Way{"fsdp", 2, true},
-                                         Way{"fsdp", 4, true}, Way{"hsdp", 4, true}),
+                         testing::Values(Case{"ddp", 1, false}, Case{"zero1", 1, false}, Case{"zero2", 1, false},
+                                         Case{"fsdp", 1, false}, Case{"ddp", 2, false}, Case{"zero1", 2, false},
+                                         Case{"zero2", 2, false}, Case{"fsdp", 2, false}, Case{"ddp", 2, true},
+                                         Case{"zero1", 2, true}, Case{"zero2", 2, true}, Case{"fsdp", 2, true},
+                                         Case{"fsdp", 4, true}, Case{"hsdp", 4, true}),
                          [](const auto& given) {
                            return std::string(given.param.strategy) + "_" + std::to_string(given.param.ranks) +
                                   (given.param.ipc ? "_ipc" : "");

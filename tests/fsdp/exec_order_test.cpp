@@ -76,9 +76,9 @@ TEST(PrefetchOrder, RejectsUnknownUnits) {
 // --- ranks with different execution orders
 
 /// Two layers of the same shape; the rank chooses which one runs first.
-class TwoWays final : public nn::Layer<TwoWays> {
+class TwoBranches final : public nn::Layer<TwoBranches> {
  public:
-  explicit TwoWays(nn::Context& context)
+  explicit TwoBranches(nn::Context& context)
       : Layer(context),
         a_(add<nn::Linear>("a", nn::LinearOptions{.in = 8, .out = 8})),
         b_(add<nn::Linear>("b", nn::LinearOptions{.in = 8, .out = 8})) {}
@@ -108,7 +108,7 @@ struct Reports {
   double seconds = 0;
 };
 
-Reports run_two_ways(const OrderMismatch& how) {
+Reports run_two_branches(const OrderMismatch& how) {
   Reports reports;
   reports.by_rank.resize(2);
   comm::InitOptions config;
@@ -126,7 +126,7 @@ Reports run_two_ways(const OrderMismatch& how) {
                          .make_stream = {},
                          .device = {},
                          .runtime = how.device});
-    TwoWays model(context);
+    TwoBranches model(context);
     EngineOptions options = engine_for(how.strategy);
     options.wrap = "a;b";
     try {
@@ -161,7 +161,7 @@ TEST(ExecutionOrder, P14_InitialMismatchIsReportedBeforeFirstBackward) {
   const std::string backward = "the first backward with products by " + nn::kernels::products_name();
   for (const char* backend : {"shm", "tcp"})
     for (const char* strategy : {"fsdp", "shard_grad_op"}) {
-      const Reports reports = run_two_ways({.strategy = strategy, .backend = backend, .swaps = true, .from = 0});
+      const Reports reports = run_two_branches({.strategy = strategy, .backend = backend, .swaps = true, .from = 0});
       EXPECT_EQ(reports.steps, 0);
       EXPECT_LT(reports.seconds, 2);
       for (const std::string& text : reports.by_rank) {
@@ -175,7 +175,7 @@ TEST(ExecutionOrder, P14_InitialMismatchIsReportedBeforeFirstBackward) {
 TEST(ExecutionOrder, MismatchAfterApplyRequiresGradIsReportedBeforeBackward) {
   for (const bool swaps : {true, false}) {
     const Reports reports =
-        run_two_ways({.strategy = "fsdp", .swaps = swaps, .from = 2, .applies_requires_grad = true});
+        run_two_branches({.strategy = "fsdp", .swaps = swaps, .from = 2, .applies_requires_grad = true});
     EXPECT_EQ(reports.steps, swaps ? 2 : 4);  // the control: ranks with equal orders
     for (const std::string& text : reports.by_rank)
       EXPECT_THAT(text, swaps ? testing::Matcher<std::string>(HasSubstr(kDifferent + std::string("the first backward")))
@@ -186,14 +186,14 @@ TEST(ExecutionOrder, MismatchAfterApplyRequiresGradIsReportedBeforeBackward) {
 TEST(ExecutionOrder, LaterMismatchIsReportedAtNextStep) {
   for (const char* backend : {"shm", "tcp"})
     for (const char* strategy : {"ddp", "zero1", "zero2"}) {
-      const Reports reports = run_two_ways({.strategy = strategy, .backend = backend, .swaps = true});
+      const Reports reports = run_two_branches({.strategy = strategy, .backend = backend, .swaps = true});
       EXPECT_LT(reports.steps, 4) << strategy;
       EXPECT_LT(reports.seconds, 2) << strategy;
       for (const std::string& text : reports.by_rank) {
         EXPECT_THAT(text, HasSubstr(kDifferent + std::string("step 3, after"))) << backend << strategy;
       }
       // The control: with equal orders no rank reports an error.
-      const Reports agreed = run_two_ways({.strategy = strategy, .backend = backend});
+      const Reports agreed = run_two_branches({.strategy = strategy, .backend = backend});
       EXPECT_EQ(agreed.steps, 4);
       EXPECT_THAT(agreed.by_rank, testing::Each(""));
     }
@@ -203,7 +203,7 @@ TEST(ExecutionOrder, LaterMismatchIsReportedAtNextStep) {
 TEST(ExecutionOrder, MismatchIsReportedOverDeviceMemory) {
   for (const bool swaps : {true, false}) {
     const Reports reports =
-        run_two_ways({.strategy = "ddp", .swaps = swaps, .device = harness::make_guarded_device({})});
+        run_two_branches({.strategy = "ddp", .swaps = swaps, .device = harness::make_guarded_device({})});
     EXPECT_EQ(reports.steps == 4, !swaps);
     for (const std::string& text : reports.by_rank)
       EXPECT_THAT(text, swaps ? testing::Matcher<std::string>(HasSubstr(kDifferent + std::string("step 3, after")))
@@ -217,7 +217,7 @@ TEST(ExecutionOrder, HangingMismatchIsReportedAtDeadline) {
        {OrderMismatch{.strategy = "fsdp", .swaps = true}, OrderMismatch{.strategy = "fsdp", .skips = true},
         OrderMismatch{.strategy = "ddp", .skips = true},
         OrderMismatch{.strategy = "fsdp", .backend = "tcp", .skips = true}}) {
-    const Reports reports = run_two_ways(how);
+    const Reports reports = run_two_branches(how);
     EXPECT_LT(reports.seconds, 15);
     for (const std::string& text : reports.by_rank)
       EXPECT_THAT(text, testing::AnyOf(HasSubstr(kDifferent), HasSubstr("(a)"), HasSubstr("(b)"))) << how.strategy;
@@ -245,7 +245,7 @@ TEST(ExecutionOrder, CheckedModeReportsMismatchAtOnce) {
   for (const char* backend : {"shm", "tcp"})
     for (const bool skips : {false, true}) {
       const Reports reports =
-          run_two_ways({.strategy = "fsdp", .backend = backend, .swaps = !skips, .skips = skips, .checked = true});
+          run_two_branches({.strategy = "fsdp", .backend = backend, .swaps = !skips, .skips = skips, .checked = true});
       EXPECT_LT(reports.seconds, 2);
       for (const std::string& text : reports.by_rank) {
         EXPECT_THAT(text, HasSubstr("Mismatch: ")) << backend;

@@ -8,7 +8,7 @@
 #include "tessera/nn/activation_checkpoint.h"
 #include "tests/fsdp/models.h"
 #include "tests/harness/guarded_device.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -177,7 +177,7 @@ class AdapterCheckpoints : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Quantized, AdapterCheckpoints, testing::Bool());
 
 TEST_P(AdapterCheckpoints, RestoreOnAnyWorldAndRejectOtherModel) {
-  const nn::test::TemporaryFolder folder;
+  const nn::test::TemporaryDirectory directory;
   const auto sized = [](const char* strategy, int ranks, int steps) {
     TrainingSpec spec = lora_spec(strategy, ranks);
     if (GetParam()) spec = quantized(spec);
@@ -195,7 +195,7 @@ TEST_P(AdapterCheckpoints, RestoreOnAnyWorldAndRejectOtherModel) {
     spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
       if (step != 1) return;
       comm::HostCollectives control(*controls[static_cast<std::size_t>(rank)], model.context().runtime());
-      CheckpointWriter(engine, control, {.folder = folder.path(name), .asynchronous = false}).save({});
+      CheckpointWriter(engine, control, {.directory = directory.path(name), .asynchronous = false}).save({});
     };
     return train(spec);
   };
@@ -204,7 +204,7 @@ TEST_P(AdapterCheckpoints, RestoreOnAnyWorldAndRejectOtherModel) {
     spec.first_step = 2;
     spec.before_training = [&](Engine& engine, comm::Communicator&) {
       engine.initialize(99);
-      Checkpoint checkpoint(folder.path(name));
+      Checkpoint checkpoint(directory.path(name));
       restore(engine, checkpoint);
     };
     return train(spec);
@@ -215,7 +215,7 @@ TEST_P(AdapterCheckpoints, RestoreOnAnyWorldAndRejectOtherModel) {
       EXPECT_EQ(resumed(other, others, strategy).parameters, record.parameters) << other;
   }
   EXPECT_NE(train(sized("ddp", 1, 0)).parameters, resumed("ddp", 1, "fsdp").parameters) << "the control";
-  Checkpoint checkpoint(folder.path("fsdp"));
+  Checkpoint checkpoint(directory.path("fsdp"));
   for (const CheckpointTensor& tensor : checkpoint.tensors())
     EXPECT_EQ(tensor.states, nn::is_adapter(tensor.name) ? kAdamSlots : 0) << tensor.name;
   TrainingSpec plain = sized("ddp", 1, 0);

@@ -171,9 +171,9 @@ TEST_P(ReshardGroup, CostEqualsFormula) {
     given.engine.clip_norm = 0;
     given.engine.reshard_group_size = GetParam().to;
     const TrainingRecord record = train(given);
-    const StepShape course{.microbatches = microbatches};
-    const auto formula = communication_formula(record.strategy, record.mesh, record.unit_sizes, {}, course);
-    const PeakBounds peak = peak_formula(record.strategy, record.mesh, record.unit_sizes, course);
+    const StepShape shape{.microbatches = microbatches};
+    const auto formula = communication_formula(record.strategy, record.mesh, record.unit_sizes, {}, shape);
+    const PeakBounds peak = peak_formula(record.strategy, record.mesh, record.unit_sizes, shape);
     for (const EngineTraffic& rank : record.later_by_rank) {
       EXPECT_EQ(harness::calls_per_step(rank, given.steps - 1), formula.calls);
       EXPECT_EQ(harness::bytes_per_step(rank, given.steps - 1), formula.bytes);

@@ -1,4 +1,4 @@
-// Module buffers in checkpoints and folders: saved once, from rank 0, and reported by name if missing.
+// Module buffers in checkpoints and directories: saved once, from rank 0, and reported by name if missing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,14 +10,14 @@
 #include "tessera/nn/hf_checkpoint.h"
 #include "tests/fsdp/checkpoint_support.h"
 #include "tests/fsdp/models.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using harness::train;
 using nn::test::error_of;
-using nn::test::TemporaryFolder;
+using nn::test::TemporaryDirectory;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -41,16 +41,16 @@ std::vector<double> tail(const std::vector<double>& losses) { return {losses.end
 TEST(ModuleBufferCheckpoint, ResumedRunEqualsUninterrupted) {
   for (const char* strategy : {"ddp", "fsdp", "zero1"})
     for (const bool first_rank : {true, false}) {
-      const TemporaryFolder folder;
+      const TemporaryDirectory directory;
       TrainingSpec spec = buffer_spec(strategy, 2, {.feeds_back = first_rank});
       if (first_rank) spec.engine.buffers = BufferSync::first_rank;
-      const BufferRecord whole = train_buffers(saving(with_odd_values(spec), folder.path(), 1));
-      const BufferRecord resumed = train_buffers(resuming(spec, folder.path(), 2));
+      const BufferRecord whole = train_buffers(saving(with_odd_values(spec), directory.path(), 1));
+      const BufferRecord resumed = train_buffers(resuming(spec, directory.path(), 2));
       EXPECT_EQ(resumed.training.parameters, whole.training.parameters);
       EXPECT_EQ(resumed.training.losses, tail(whole.training.losses));
       EXPECT_EQ(resumed.buffers[0], whole.buffers[0]);
       EXPECT_EQ(resumed.buffers[1] == whole.buffers[1], first_rank) << "others go on from rank 0's";
-      TrainingSpec forgetful = resuming(spec, folder.path(), 2);
+      TrainingSpec forgetful = resuming(spec, directory.path(), 2);
       forgetful.before_training = [read = forgetful.before_training](Engine& engine, comm::Communicator& control) {
         const BufferBytes initial = buffers_of(engine);
         read(engine, control);
@@ -66,13 +66,13 @@ TEST(ModuleBufferCheckpoint, ResumedRunEqualsUninterrupted) {
 }
 
 TEST(ModuleBufferCheckpoint, SavesBuffersOnceAndRestoresOnAnyWorld) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   const BufferRecord saved = [&] {
     TrainingSpec spec = buffer_spec("fsdp", 3);
     spec.steps = 2;
-    return train_buffers(saving(with_odd_values(spec), folder.path(), 1));
+    return train_buffers(saving(with_odd_values(spec), directory.path(), 1));
   }();
-  Checkpoint checkpoint(folder.path());
+  Checkpoint checkpoint(directory.path());
   std::vector<std::string> names;
   for (const CheckpointBuffer& buffer : checkpoint.buffers()) names.push_back(buffer.name);
   EXPECT_THAT(names, ElementsAre("inner.batches", "inner.count", "inner.running_mean", "last.batches", "last.count",
@@ -80,7 +80,7 @@ TEST(ModuleBufferCheckpoint, SavesBuffersOnceAndRestoresOnAnyWorld) {
   for (const CheckpointTensor& tensor : checkpoint.tensors())
     EXPECT_THAT(names, testing::Not(testing::Contains(tensor.name)));
   std::uintmax_t bytes = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(checkpoint.folder())) {
+  for (const auto& entry : std::filesystem::directory_iterator(checkpoint.directory())) {
     if (entry.path().extension() != ".safetensors") continue;
     const nn::SafetensorsFile file(entry.path().string());
     for (const nn::SafetensorsEntry& e : file.entries())
@@ -90,7 +90,7 @@ TEST(ModuleBufferCheckpoint, SavesBuffersOnceAndRestoresOnAnyWorld) {
   for (const auto& [strategy, ranks] : {std::pair("ddp", 1), std::pair("zero2", 2), std::pair("fsdp", 4)}) {
     TrainingSpec spec = buffer_spec(strategy, ranks);
     spec.steps = 0;
-    spec = resuming(spec, folder.path(), 0);
+    spec = resuming(spec, directory.path(), 0);
     spec.before_training = [&, read = spec.before_training](Engine& engine, comm::Communicator& control) {
       const BufferBytes initial = buffers_of(engine);
       read(engine, control);
@@ -129,16 +129,16 @@ TrainingSpec without(const char* strategy) {
 }
 
 TEST(ModuleBufferCheckpoint, ErrorNamesMissingUnexpectedAndDifferentBuffers) {
-  const TemporaryFolder with, none;
+  const TemporaryDirectory with, none;
   TrainingSpec spec = buffer_spec("fsdp", 1);
   spec.steps = 1;
   train(saving(with_odd_values(spec), with.path(), 0));
   train(saving(with_odd_values(without("fsdp")), none.path(), 0));
-  const auto read = [](TrainingSpec to, const std::string& folder, bool strict) {
+  const auto read = [](TrainingSpec to, const std::string& directory, bool strict) {
     RestoreReport report;
     to.steps = 0;
     to.before_training = [&](Engine& engine, comm::Communicator&) {
-      Checkpoint checkpoint(folder);
+      Checkpoint checkpoint(directory);
       report = restore(engine, checkpoint, {.strict = strict});
     };
     train(to);
@@ -156,31 +156,31 @@ TEST(ModuleBufferCheckpoint, ErrorNamesMissingUnexpectedAndDifferentBuffers) {
 }
 
 TEST(ModuleBufferCheckpoint, ErrorNamesDamagedBuffers) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   TrainingSpec spec = buffer_spec("fsdp", 2);
   spec.steps = 1;
-  train(saving(with_odd_values(spec), folder.path(), 0));
+  train(saving(with_odd_values(spec), directory.path(), 0));
   std::vector<std::byte> out(64 * 4);
   {
-    Checkpoint whole(folder.path());
+    Checkpoint whole(directory.path());
     whole.read_buffer("last.running_mean", out.data());
     EXPECT_TRUE(whole.verify().empty());
     EXPECT_THAT(error_of<base::InvalidUsage>([&] { whole.read_buffer("last.nothing", out.data()); }),
                 HasSubstr("buffer 'last.nothing' is missing"));
   }
-  const std::string path = Checkpoint(folder.path()).folder() + "/rank-00000.safetensors";
+  const std::string path = Checkpoint(directory.path()).directory() + "/rank-00000.safetensors";
   const auto size = static_cast<std::streamoff>(std::filesystem::file_size(path));
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(size - 20);
   file.put('\x55');
   file.close();
-  Checkpoint damaged(folder.path());
+  Checkpoint damaged(directory.path());
   EXPECT_THAT(error_of<base::InvalidUsage>([&] { damaged.read_buffer("last.batches", out.data()); }),
               HasSubstr("'last.batches'"));
 }
 
 TEST(ModuleBufferCheckpoint, HuggingFaceExportKeepsBufferNames) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   TrainingSpec spec = buffer_spec("ddp", 1);
   spec.steps = 2;
   BufferBytes written;
@@ -188,7 +188,7 @@ TEST(ModuleBufferCheckpoint, HuggingFaceExportKeepsBufferNames) {
   spec.after_step = [&](int, int step, Engine& engine, nn::CausalModel& model) {
     if (step != 1) return;
     written = buffers_of(engine);
-    nn::HfCheckpointWriter writer(folder.path(), config, nn::saved_tensors(model));
+    nn::HfCheckpointWriter writer(directory.path(), config, nn::saved_tensors(model));
     engine.state().for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
       writer.write(parameter.name(), {0, parameter.count()}, values.data());
     });
@@ -197,7 +197,7 @@ TEST(ModuleBufferCheckpoint, HuggingFaceExportKeepsBufferNames) {
     writer.commit();
   };
   train(spec);
-  const nn::HfCheckpointReader read(folder.path());
+  const nn::HfCheckpointReader read(directory.path());
   nn::Context context;
   read.check(nn::saved_tensors(*spec.make_model(context)));
   std::vector<std::byte> bytes;

@@ -8,7 +8,7 @@
 #include "tessera/nn/activation_checkpoint.h"
 #include "tests/fsdp/models.h"
 #include "tests/harness/guarded_device.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::fsdp {
 namespace {

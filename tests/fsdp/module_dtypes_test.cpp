@@ -8,7 +8,7 @@
 #include "tessera/nn/activation_checkpoint.h"
 #include "tests/fsdp/checkpoint_support.h"
 #include "tests/harness/guarded_device.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -83,8 +83,8 @@ TEST_P(MixedDtypes, LazyStreamsAndActivationCheckpointingAreBitwiseEqual) {
 }
 
 void expect_formulas(const TrainingSpec& spec, const TrainingRecord& record, Precision precision) {
-  const StepShape course{.microbatches = spec.microbatches};
-  const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes, precision, course);
+  const StepShape shape{.microbatches = spec.microbatches};
+  const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes, precision, shape);
   const auto steps = static_cast<std::uint64_t>(spec.steps - 1);
   for (const EngineTraffic& rank : record.later_by_rank) {
     EXPECT_EQ(rank.all_gather.bytes_sent, steps * formula.bytes.all_gather);
@@ -95,7 +95,7 @@ void expect_formulas(const TrainingSpec& spec, const TrainingRecord& record, Pre
     EXPECT_EQ(rank.all_reduce.calls, steps * formula.calls.all_reduce);
   }
   const auto state = model_state_formula(spec.engine.strategy, record.mesh, record.unit_sizes, 2, precision);
-  const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, course, precision);
+  const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, shape, precision);
   for (std::size_t rank = 0; rank < record.memory_trackers.size(); ++rank) {
     EXPECT_THAT(record.model_state[rank], testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
     EXPECT_LE(record.memory_trackers[rank].peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter);
@@ -204,12 +204,12 @@ TEST(MixedUnits, DeviceIsBitwiseEqualAndHostNeverWaits) {
 // --- checkpoints
 
 TEST_P(MixedDtypes, CheckpointsHoldF32AndRestoreToAnyDtypes) {
-  const nn::test::TemporaryFolder folder;
+  const nn::test::TemporaryDirectory directory;
   TrainingSpec spec = mixed_spec("fsdp", 2, GetParam());
   spec.global_batch = 12;
   spec.steps = 4;
-  const TrainingRecord whole = train(saving(spec, folder.path(), 1));
-  const TrainingRecord later = train(resuming(spec, folder.path(), 2));
+  const TrainingRecord whole = train(saving(spec, directory.path(), 1));
+  const TrainingRecord later = train(resuming(spec, directory.path(), 2));
   EXPECT_EQ(later.parameters, whole.parameters) << "an interrupted run";
   EXPECT_EQ(later.losses, std::vector<double>(whole.losses.begin() + 2, whole.losses.end()));
   TrainingSpec until = spec;
@@ -221,7 +221,7 @@ TEST_P(MixedDtypes, CheckpointsHoldF32AndRestoreToAnyDtypes) {
       TrainingSpec next = mixed_spec(name, ranks, other);
       next.global_batch = 12;
       next.steps = 2;
-      EXPECT_EQ(train(resuming(next, folder.path(), 2)).parameters, saved) << name << " " << other.name;
+      EXPECT_EQ(train(resuming(next, directory.path(), 2)).parameters, saved) << name << " " << other.name;
     }
 }
 

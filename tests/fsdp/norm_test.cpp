@@ -106,12 +106,12 @@ struct Scaled {
 };
 
 /// The steps from `first` to before `end`; in the steps of `spoils` one rank's loss is infinite.
-struct Course {
+struct Steps {
   std::set<int> spoils;
   int first = 0, end = 6;
 };
 
-Scaled train_scaled(const std::string& strategy, int ranks, const Course& course, GradientScaler::Options options) {
+Scaled train_scaled(const std::string& strategy, int ranks, const Steps& steps, GradientScaler::Options options) {
   Scaled scaled;
   comm::InitOptions config;
   config.backend = "shm";
@@ -126,7 +126,7 @@ Scaled train_scaled(const std::string& strategy, int ranks, const Course& course
     engine.initialize(spec.seed);
     GradientScaler scaler(engine, options);
     const bool first = world.rank() == 0;
-    for (int step = course.first; step < course.end; ++step) {
+    for (int step = steps.first; step < steps.end; ++step) {
       const auto batch = harness::make_batch(context, spec, step, world.rank());
       nn::Tape tape;
       nn::Tensor loss;
@@ -134,7 +134,7 @@ Scaled train_scaled(const std::string& strategy, int ranks, const Course& course
         const nn::TapeScope recording(context, &tape);
         loss = model->loss(batch.tokens, batch.targets);
       }
-      const bool spoiled = course.spoils.contains(step);
+      const bool spoiled = steps.spoils.contains(step);
       const bool spoils = spoiled && world.rank() == ranks - 1;
       tape.backward(loss, spoils ? std::numeric_limits<double>::infinity() : scaler.scale());
       if (spoiled) {
@@ -159,7 +159,7 @@ Scaled train_scaled(const std::string& strategy, int ranks, const Course& course
   return scaled;
 }
 
-/// Sums for every reduction, also when asked for the average.
+/// Sums for every reduction, also if the average is requested.
 class SumsFirst final : public CollectivePlugin {
  public:
   explicit SumsFirst(comm::OpKind kind) : kind_(kind) {}

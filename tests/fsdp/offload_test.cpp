@@ -105,10 +105,10 @@ TEST(CpuOffload, DetectsMissingDependency) {
 
 TEST(CpuOffload, ChunkSizeChangesNoBit) {
   const TrainingRecord plain = train(offload_spec({"fsdp", 2}, false));
-  for (const std::int64_t piece : {7919, 1 << 20}) {
+  for (const std::int64_t chunk : {7919, 1 << 20}) {
     TrainingSpec spec = offload_spec({"fsdp", 2}, true);
-    spec.engine.offload_chunk_elements = piece;
-    EXPECT_TRUE(same_bits(train(spec), plain)) << piece;
+    spec.engine.offload_chunk_elements = chunk;
+    EXPECT_TRUE(same_bits(train(spec), plain)) << chunk;
   }
 }
 
@@ -164,9 +164,9 @@ TEST(CpuOffload, ErrorsStateReason) {
   EXPECT_THAT(refusal(host), HasSubstr("device cpu already uses host memory"));
   host.runtime = base::open_device({base::DeviceType::meta, 0});
   EXPECT_THAT(refusal(host), HasSubstr("device meta has shapes without data"));
-  TrainingSpec pieces = offload_spec({"fsdp", 2}, true);
-  pieces.engine.offload_chunk_elements = 0;
-  EXPECT_THAT(refusal(pieces), HasSubstr("offload_chunk_elements: 0 elements"));
+  TrainingSpec chunks = offload_spec({"fsdp", 2}, true);
+  chunks.engine.offload_chunk_elements = 0;
+  EXPECT_THAT(refusal(chunks), HasSubstr("offload_chunk_elements: 0 elements"));
   TrainingSpec both = offload_spec({"hsdp", 4}, true);
   both.engine.strategy.optimizer = {kReplicateAxis, kShardAxis};
   EXPECT_THAT(refusal(both), HasSubstr("gathers parameters over axis replicate after the step"));

@@ -8,14 +8,14 @@
 
 #include "tessera/fsdp/checkpoint.h"
 #include "tests/fsdp/checkpoint_support.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using harness::train;
 using harness::TrainingRecord;
-using nn::test::TemporaryFolder;
+using nn::test::TemporaryDirectory;
 using testing::HasSubstr;
 
 struct Case {
@@ -38,13 +38,13 @@ struct Resumed {
   std::string dropped;
 };
 
-Resumed resume(TrainingSpec spec, const std::string& folder, bool forget = false) {
+Resumed resume(TrainingSpec spec, const std::string& directory, bool forget = false) {
   Resumed resumed;
   std::mutex mutex;
   spec.first_step = 2;
   spec.seed += 1;  // other initial values: all values must come from the checkpoint
   spec.before_training = [&](Engine& engine, comm::Communicator& control) {
-    Checkpoint checkpoint(folder);
+    Checkpoint checkpoint(directory);
     const RestoreReport report = restore(engine, checkpoint);
     EXPECT_TRUE(checkpoint.verify().empty());
     if (forget) engine.state().load_plugin_state({});
@@ -67,24 +67,24 @@ INSTANTIATE_TEST_SUITE_P(Plugins, PluginState,
                          });
 
 TEST_P(PluginState, ResumesFromCheckpoint) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   const TrainingSpec spec = case_spec(GetParam());
-  const TrainingRecord whole = train(saving(spec, folder.path(), 1, /*asynchronous=*/true));
-  const Resumed resumed = resume(spec, folder.path());
+  const TrainingRecord whole = train(saving(spec, directory.path(), 1, /*asynchronous=*/true));
+  const Resumed resumed = resume(spec, directory.path());
   EXPECT_EQ(resumed.dropped, "");
   EXPECT_EQ(resumed.record.parameters, whole.parameters);
   // Negative control: without plug-in state the bits differ.
-  EXPECT_NE(resume(spec, folder.path(), true).record.parameters, whole.parameters);
+  EXPECT_NE(resume(spec, directory.path(), true).record.parameters, whole.parameters);
 }
 
 TEST_P(PluginState, ReportsDroppedStateOfOtherWorldOrPlugin) {
-  const TemporaryFolder folder;
-  train(saving(case_spec(GetParam()), folder.path(), 1, /*asynchronous=*/true));
+  const TemporaryDirectory directory;
+  train(saving(case_spec(GetParam()), directory.path(), 1, /*asynchronous=*/true));
   Case fewer = GetParam();
   fewer.ranks = fewer.ranks == 2 ? 4 : 2;
-  EXPECT_THAT(resume(case_spec(fewer), folder.path()).dropped, HasSubstr("starts empty"));
+  EXPECT_THAT(resume(case_spec(fewer), directory.path()).dropped, HasSubstr("starts empty"));
   const Case plain{GetParam().strategy, GetParam().ranks, "plain", "plain"};
-  EXPECT_THAT(resume(case_spec(plain), folder.path()).dropped, HasSubstr("starts empty"));
+  EXPECT_THAT(resume(case_spec(plain), directory.path()).dropped, HasSubstr("starts empty"));
 }
 
 /// apply_requires_grad() rebuilds the layout of flat parameters, and plug-ins start with new state.
@@ -120,9 +120,9 @@ TEST_P(PluginState, ApplyRequiresGradResetsState) {
 }
 
 TEST(PluginState, StatelessPluginsDropNothing) {
-  const TemporaryFolder folder;
-  train(saving(case_spec({"fsdp", 2, "plain", "plain"}), folder.path(), 1, /*asynchronous=*/true));
-  EXPECT_EQ(resume(case_spec({"fsdp", 3, "int8", "plain"}), folder.path()).dropped, "");
+  const TemporaryDirectory directory;
+  train(saving(case_spec({"fsdp", 2, "plain", "plain"}), directory.path(), 1, /*asynchronous=*/true));
+  EXPECT_EQ(resume(case_spec({"fsdp", 3, "int8", "plain"}), directory.path()).dropped, "");
 }
 
 }  // namespace

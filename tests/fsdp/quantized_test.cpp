@@ -4,7 +4,7 @@
 
 #include "tests/fsdp/models.h"
 #include "tests/harness/guarded_device.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -17,7 +17,7 @@ using harness::TrainingRecord;
 using nn::test::error_of;
 using testing::HasSubstr;
 
-Values encodings_of(Engine& engine) {
+Values quantized_values_of(Engine& engine) {
   Values values;
   engine.state().for_each_parameter([&](const nn::Parameter& p, std::span<const float> v) {
     if (p.dtype() == DType::u8) values[p.name()].assign(v.begin(), v.end());
@@ -26,27 +26,27 @@ Values encodings_of(Engine& engine) {
 }
 
 /// Encodings at the end of a run.
-Values encodings_of(const TrainingRecord& record, const Values& like) {
+Values quantized_values_of(const TrainingRecord& record, const Values& like) {
   Values values;
   for (const auto& [name, unused] : like) values[name] = record.parameters.at(name);
   return values;
 }
 
-Values encodings_at_the_beginning() {
+Values initial_quantized_values() {
   TrainingSpec spec = quantized(lora_spec("ddp", 1));
   spec.steps = 0;
   Values values;
   spec.before_training = [&, fill = spec.before_training](Engine& engine, comm::Communicator& control) {
     fill(engine, control);
-    values = encodings_of(engine);
+    values = quantized_values_of(engine);
   };
   train(spec);
   return values;
 }
 
 TEST(QuantizedGathers, CompressionLeavesNf4WeightsExactAtFormulaCost) {
-  const Values encodings = encodings_at_the_beginning();
-  ASSERT_EQ(encodings.size(), 12U) << "four in each block";
+  const Values quantized_values = initial_quantized_values();
+  ASSERT_EQ(quantized_values.size(), 12U) << "four in each block";
   for (const auto& [strategy, ranks] : {std::pair("fsdp", 2), std::pair("fsdp", 3), std::pair("hsdp", 4)})
     for (const char* plugin : {"int8", "bf16"}) {
       TrainingSpec spec = quantized(lora_spec(strategy, ranks));
@@ -54,7 +54,7 @@ TEST(QuantizedGathers, CompressionLeavesNf4WeightsExactAtFormulaCost) {
       spec.lazy_streams = spec.engine.poison = true;
       spec.after_step = expect_stats_equal_traffic;
       const TrainingRecord record = train(spec);
-      EXPECT_EQ(encodings_of(record, encodings), encodings) << strategy << plugin;
+      EXPECT_EQ(quantized_values_of(record, quantized_values), quantized_values) << strategy << plugin;
       const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes);
       for (const EngineTraffic& rank : record.later_by_rank) {
         EXPECT_EQ(harness::calls_per_step(rank, spec.steps - 1), formula.calls) << strategy << plugin;
@@ -121,7 +121,7 @@ TEST(QuantizedWeights, DeviceIsBitwiseEqualAndHostNeverWaits) {
 
 /// Freezing and unfreezing a unit's adapters rebuilds its layout, including its encodings.
 TEST(QuantizedWeights, ApplyRequiresGradKeepsEveryBit) {
-  const Values encodings = encodings_at_the_beginning();
+  const Values quantized_values = initial_quantized_values();
   const auto run = [&](TrainingSpec spec, bool refreezes) {
     spec.steps = 4;
     spec.global_batch = 12;
@@ -134,7 +134,7 @@ TEST(QuantizedWeights, ApplyRequiresGradKeepsEveryBit) {
           tensor.set_requires_grad(step == 1);
       }
       engine.apply_requires_grad();
-      EXPECT_EQ(encodings_of(engine), encodings);
+      EXPECT_EQ(quantized_values_of(engine), quantized_values);
     };
     return train(spec);
   };
@@ -142,7 +142,7 @@ TEST(QuantizedWeights, ApplyRequiresGradKeepsEveryBit) {
   EXPECT_FALSE(same_bits(ddp, run(quantized(lora_spec("ddp", 2)), false))) << "the control";
   TrainingSpec compressed = quantized(lora_spec("fsdp", 2));
   compressed.engine.strategy.all_gather = "int8";
-  EXPECT_EQ(encodings_of(run(compressed, true), encodings), encodings);
+  EXPECT_EQ(quantized_values_of(run(compressed, true), quantized_values), quantized_values);
   for (const char* strategy : {"zero2", "fsdp", "hsdp"})
     EXPECT_TRUE(same_bits(run(quantized(lora_spec(strategy, 2)), true), ddp)) << strategy;
   TrainingSpec offloaded = quantized(lora_spec("fsdp", 2));

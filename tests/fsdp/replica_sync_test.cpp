@@ -7,7 +7,7 @@
 
 #include "tessera/fsdp/checkpoint.h"
 #include "tests/fsdp/checkpoint_support.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -15,7 +15,7 @@ namespace {
 using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
-using nn::test::TemporaryFolder;
+using nn::test::TemporaryDirectory;
 using testing::HasSubstr;
 
 TrainingSpec sync_spec(const std::string& strategy, const std::string& mesh, int period, int steps) {
@@ -92,7 +92,7 @@ INSTANTIATE_TEST_SUITE_P(Strategies, LocalSgdSync,
 TEST_P(LocalSgdSync, ReplicasAreEqualAfterSyncOnly) {
   const auto steps = parameters_by_step(spec(2, 5), true);
   const bool alone = GetParam().mesh[0] == '1';
-  for (const std::size_t met : {1U, 3U, 4U}) EXPECT_TRUE(all_equal(steps[met])) << met;
+  for (const std::size_t synced : {1U, 3U, 4U}) EXPECT_TRUE(all_equal(steps[synced])) << synced;
   for (const std::size_t within : {0U, 2U}) EXPECT_EQ(all_equal(steps[within]), alone) << within;
 }
 
@@ -151,14 +151,14 @@ TEST(DiLoCo, OuterStepEqualsPaper) {
     return spec;
   }());
   const auto apart = parameters_by_step(sync_spec("diloco", "3x1", 100, 3));
-  const auto met = parameters_by_step(sync_spec("diloco", "3x1", 3, 3));
+  const auto synced = parameters_by_step(sync_spec("diloco", "3x1", 3, 3));
   double worst = 0, moved = 0;
   for (const auto& [name, theta] : start[0][0])
     for (std::size_t i = 0; i < theta.size(); ++i) {
       double mean = 0;
       for (const Values& replica : apart[2]) mean += static_cast<double>(replica.at(name)[i]) / 3;
       const double expected = theta[i] - 0.7 * 1.9 * (theta[i] - mean);
-      worst = std::max(worst, std::abs(met[2][0].at(name)[i] - expected));
+      worst = std::max(worst, std::abs(synced[2][0].at(name)[i] - expected));
       moved = std::max(moved, std::abs(theta[i] - mean));
     }
   EXPECT_LT(worst, 1e-6);
@@ -169,12 +169,12 @@ TEST(DiLoCo, OuterStepEqualsPaper) {
 TEST(DiLoCo, MomentumPersistsBetweenSyncs) {
   constexpr int kSyncs = 3;
   std::mutex mutex;
-  std::vector<Values> met(kSyncs + 1);
+  std::vector<Values> synced(kSyncs + 1);
   std::vector<std::vector<Values>> apart(kSyncs, std::vector<Values>(2));
   TrainingSpec spec = sync_spec("diloco", "2x1", 100, kSyncs);
   spec.before_training = [&](Engine& engine, comm::Communicator& control) {
     const Values values = values_of(engine);
-    if (control.rank() == 0) met[0] = values;
+    if (control.rank() == 0) synced[0] = values;
   };
   spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel&) {
     const auto sync = static_cast<std::size_t>(step);
@@ -183,19 +183,19 @@ TEST(DiLoCo, MomentumPersistsBetweenSyncs) {
     const Values after = values_of(engine);
     const std::lock_guard lock(mutex);
     apart[sync][static_cast<std::size_t>(rank)] = before;
-    if (rank == 0) met[sync + 1] = after;
+    if (rank == 0) synced[sync + 1] = after;
   };
   train(spec);
   double worst = 0, momentum = 0;
-  for (const auto& [name, theta] : met[0]) {
+  for (const auto& [name, theta] : synced[0]) {
     std::vector<double> buffer(theta.size(), 0);
     for (std::size_t m = 0; m < kSyncs; ++m)
       for (std::size_t i = 0; i < theta.size(); ++i) {
-        const double at = met[m].at(name)[i];
+        const double at = synced[m].at(name)[i];
         const double g = at - (static_cast<double>(apart[m][0].at(name)[i]) + apart[m][1].at(name)[i]) / 2;
         momentum = std::max(momentum, std::abs(0.9 * buffer[i]));
         buffer[i] = 0.9 * buffer[i] + g;
-        worst = std::max(worst, std::abs(met[m + 1].at(name)[i] - (at - 0.7 * (g + 0.9 * buffer[i]))));
+        worst = std::max(worst, std::abs(synced[m + 1].at(name)[i] - (at - 0.7 * (g + 0.9 * buffer[i]))));
       }
   }
   EXPECT_LT(worst, 1e-6);
@@ -206,7 +206,7 @@ TEST(DiLoCo, MomentumPersistsBetweenSyncs) {
 TEST(DiLoCo, SecondSyncIsNoOpAndInitializeResetsMomentum) {
   std::mutex mutex;
   std::vector<Values> seen;
-  const auto note = [&](Engine& engine) {
+  const auto record = [&](Engine& engine) {
     const Values values = values_of(engine);
     const std::lock_guard lock(mutex);
     if (engine.mesh().rank() == 0) seen.push_back(values);
@@ -215,9 +215,9 @@ TEST(DiLoCo, SecondSyncIsNoOpAndInitializeResetsMomentum) {
   spec.repeat_data = 4;  // the last four steps repeat the first four
   spec.after_step = [&](int, int step, Engine& engine, nn::CausalModel&) {
     if (step % 4 == 3) {
-      note(engine);
+      record(engine);
       engine.sync_replicas();
-      note(engine);
+      record(engine);
       engine.initialize(0);
     }
   };
@@ -276,11 +276,11 @@ TEST(SyncPeriod, HostAccessesNoDeviceMemory) {
 
 // --- checkpoints within a sync period
 
-TrainingSpec resuming(TrainingSpec spec, const std::string& folder, std::string* dropped, bool forget = false) {
+TrainingSpec resuming(TrainingSpec spec, const std::string& directory, std::string* dropped, bool forget = false) {
   spec.first_step = 4;
   spec.seed += 1;  // other initial values: all values must come from the checkpoint
   spec.before_training = [=](Engine& engine, comm::Communicator& control) {
-    Checkpoint checkpoint(folder);
+    Checkpoint checkpoint(directory);
     const RestoreReport report = restore(engine, checkpoint);
     if (forget) engine.state().load_plugin_state({});
     if (control.rank() == 0) *dropped = report.dropped;
@@ -289,42 +289,42 @@ TrainingSpec resuming(TrainingSpec spec, const std::string& folder, std::string*
 }
 
 TEST_P(LocalSgdSync, ResumesWithinPeriod) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   std::string dropped;
   const TrainingSpec given = spec(3, 8);  // saved after 4 steps, synced after 3 and 6
-  const TrainingRecord whole = train(saving(given, folder.path(), 3));
-  EXPECT_EQ(train(resuming(given, folder.path(), &dropped)).parameters, whole.parameters);
+  const TrainingRecord whole = train(saving(given, directory.path(), 3));
+  EXPECT_EQ(train(resuming(given, directory.path(), &dropped)).parameters, whole.parameters);
   EXPECT_EQ(dropped, "");
   // A training that is resumed within a period and ends there syncs, too.
-  const TemporaryFolder within;
+  const TemporaryDirectory within;
   TrainingSpec last = saving(spec(3, 5), within.path(), 4);
   last.between_steps = [save = last.between_steps](int step, Engine& engine, comm::HostCollectives& control) {
     save(step, engine, control);
     if (step == 4) engine.sync_replicas();
   };
-  const TrainingRecord met = train(last);
+  const TrainingRecord synced = train(last);
   TrainingSpec more = resuming(spec(3, 5), within.path(), &dropped);
   more.before_training = [restore = more.before_training](Engine& engine, comm::Communicator& control) {
     restore(engine, control);
     engine.sync_replicas();
   };
   more.first_step = more.steps;
-  EXPECT_EQ(train(more).parameters, met.parameters);
+  EXPECT_EQ(train(more).parameters, synced.parameters);
   // The negative control: without the plug-in state of the last sync.
-  EXPECT_NE(train(resuming(given, folder.path(), &dropped, true)).parameters, whole.parameters);
+  EXPECT_NE(train(resuming(given, directory.path(), &dropped, true)).parameters, whole.parameters);
 }
 
 /// Saved just after a sync within a period: a sync before the next step has no effect, as in the saving run.
 TEST_P(LocalSgdSync, ResumesAfterEarlySync) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   std::string dropped;
-  TrainingSpec first = saving(spec(3, 8), folder.path(), 3);
+  TrainingSpec first = saving(spec(3, 8), directory.path(), 3);
   first.between_steps = [save = first.between_steps](int step, Engine& engine, comm::HostCollectives& control) {
     if (step == 3) engine.sync_replicas();
     save(step, engine, control);
   };
   const TrainingRecord whole = train(first);
-  TrainingSpec more = resuming(spec(3, 8), folder.path(), &dropped);
+  TrainingSpec more = resuming(spec(3, 8), directory.path(), &dropped);
   more.before_training = [restore = more.before_training](Engine& engine, comm::Communicator& control) {
     restore(engine, control);
     EXPECT_FALSE(engine.state().replicas_apart());
@@ -334,17 +334,17 @@ TEST_P(LocalSgdSync, ResumesAfterEarlySync) {
 }
 
 TEST(SyncPeriod, OtherWorldsResumeFromLastSync) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   std::string dropped;
   const auto steps = parameters_by_step(sync_spec("diloco", "2x1", 3, 3));
-  train(saving(sync_spec("diloco", "2x1", 3, 5), folder.path(), 3));
+  train(saving(sync_spec("diloco", "2x1", 3, 5), directory.path(), 3));
   for (const char* strategy : {"ddp", "diloco"}) {
     TrainingSpec other = sync_spec("diloco", "4x1", 3, 4);
     if (std::string(strategy) == "ddp") {
       other.engine.strategy = strategy_named("ddp");
       other.engine.mesh = MeshShape::grid(1, 4);
     }
-    EXPECT_EQ(train(resuming(other, folder.path(), &dropped)).parameters, steps[2][0]) << strategy;
+    EXPECT_EQ(train(resuming(other, directory.path(), &dropped)).parameters, steps[2][0]) << strategy;
     EXPECT_THAT(dropped, HasSubstr("starts empty"));
   }
 }

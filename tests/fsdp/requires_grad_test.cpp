@@ -7,7 +7,7 @@
 #include "tessera/fsdp/checkpoint.h"
 #include "tests/fsdp/checkpoint_support.h"
 #include "tests/harness/guarded_device.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -196,7 +196,7 @@ TEST(ApplyRequiresGrad, BiasCorrectionStartsWithTraining) {
 
 /// The same in a run resumed from a checkpoint.
 TEST(ApplyRequiresGrad, ResumedRunKeepsStartOfTraining) {
-  const nn::test::TemporaryFolder folder;
+  const nn::test::TemporaryDirectory directory;
   TrainingSpec spec = five_step_spec("fsdp", 2);
   spec.before_training = [](Engine& engine, comm::Communicator&) {
     freeze(engine.model(), true);
@@ -207,14 +207,14 @@ TEST(ApplyRequiresGrad, ResumedRunKeepsStartOfTraining) {
     freeze(model, false);
     engine.apply_requires_grad();
   };
-  spec = saving(spec, folder.path(), 2);
+  spec = saving(spec, directory.path(), 2);
   const TrainingRecord whole = train(spec);
   TrainingSpec resumed = five_step_spec("fsdp", 2);
   resumed.first_step = 3;
   resumed.seed = 9;
   for (const bool forgets : {false, true}) {
     resumed.before_training = [&](Engine& engine, comm::Communicator&) {
-      Checkpoint checkpoint(folder.path());
+      Checkpoint checkpoint(directory.path());
       restore(engine, checkpoint);
       if (forgets) engine.state().set_trained_since([](const nn::Parameter&) { return std::uint64_t{0}; });
     };

@@ -31,7 +31,7 @@ inline TrainingStep step_of(const nn::ModelConfig& config, const EngineOptions& 
 
 inline StepProfile predict_on(int ranks, const TrainingStep& step, const nn::KernelCostModel& kernels,
                               comm::sim::Network network, int steps = 1,
-                              base::VirtualClock::Machine machine = base::VirtualClock::Machine::host) {
+                              base::VirtualClock::Machine machine = base::VirtualClock::Machine::synchronous) {
   base::VirtualClock clock(machine);
   const auto world = comm::sim::make_world(ranks, clock, std::move(network));
   return predict_step(step, *world, clock, kernels, steps);

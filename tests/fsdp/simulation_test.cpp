@@ -132,8 +132,8 @@ TEST(StepPrediction, DeviceStreamsOverlap) {
     // Collectives take longer than any unit's compute.
     return predict_on(4, one, real.kernels.scaled(0.01), microseconds_each(1000), 1, machine).steps.back().exposed_ns;
   };
-  EXPECT_LE(exposed(VirtualClock::Machine::device, 1), exposed(VirtualClock::Machine::host, 1));
-  EXPECT_LT(exposed(VirtualClock::Machine::host, 1), exposed(VirtualClock::Machine::host, 0));
+  EXPECT_LE(exposed(VirtualClock::Machine::asynchronous, 1), exposed(VirtualClock::Machine::synchronous, 1));
+  EXPECT_LT(exposed(VirtualClock::Machine::synchronous, 1), exposed(VirtualClock::Machine::synchronous, 0));
 }
 
 TEST(StepPrediction, ErrorNamesUnmeasuredKernel) {

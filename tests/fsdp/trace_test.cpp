@@ -85,7 +85,7 @@ std::vector<std::string> ranges_of_a_step(const char* strategy) {
   spec.steps = 2;
   std::vector<std::string> second;
   spec.after_step = [&](int rank, int, Engine&, nn::CausalModel&) {
-    harness::Ranges ranges = harness::take_ranges();
+    harness::Ranges ranges = harness::drain_ranges();
     EXPECT_EQ(ranges.open, 0);
     if (rank == 0) second = std::move(ranges.begun);
   };
@@ -113,12 +113,12 @@ TEST(TraceRanges, EndWithEnclosingRange) {
     base::TraceRecorder recorder(0, device.get());
     const auto outer = recorder.begin(base::TraceEventKind::forward, "a", 0, *stream);
     recorder.begin(base::TraceEventKind::forward, "b", 0, *stream);  // an exception leaves it open
-    EXPECT_EQ(harness::take_ranges().open, 2);
+    EXPECT_EQ(harness::drain_ranges().open, 2);
     recorder.end(outer, *stream);
-    EXPECT_EQ(harness::take_ranges().open, 0);
+    EXPECT_EQ(harness::drain_ranges().open, 0);
     recorder.begin(base::TraceEventKind::backward, "c", 0, *stream);
   }
-  EXPECT_EQ(harness::take_ranges().open, 0) << "the recorder is gone";
+  EXPECT_EQ(harness::drain_ranges().open, 0) << "the recorder is gone";
 }
 
 }  // namespace

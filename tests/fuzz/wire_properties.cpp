@@ -13,18 +13,18 @@ struct Frames {
   bool operator==(const Frames&) const = default;
 };
 
-/// Frames read from pieces of 1, 2, ... bytes, up to `step` at a time.
-Frames read_in_pieces(std::string_view bytes, std::size_t longest, std::size_t step) {
+/// Frames read from chunks of 1, 2, ... bytes, up to `step` at a time.
+Frames read_in_chunks(std::string_view bytes, std::size_t longest, std::size_t step) {
   Frames frames;
   FrameParser reader(longest);
-  std::size_t piece = 1;
-  for (std::size_t at = 0; at < bytes.size(); at += piece) {
-    piece = step == 0 ? bytes.size() : piece % step + 1;
-    const auto take = [&](Type type, std::string_view payload) {
+  std::size_t chunk = 1;
+  for (std::size_t at = 0; at < bytes.size(); at += chunk) {
+    chunk = step == 0 ? bytes.size() : chunk % step + 1;
+    const auto on_frame = [&](Type type, std::string_view payload) {
       frames.all.push_back(static_cast<char>(type) + std::string(payload));
       return true;
     };
-    const bool fine = reader.feed(bytes.substr(at, piece), take);
+    const bool fine = reader.feed(bytes.substr(at, chunk), on_frame);
     if (frames.broken && fine) frames.all.emplace_back("a broken reader went on");
     frames.broken = !fine;
   }
@@ -64,9 +64,9 @@ std::vector<Again> messages() {
             return encode(*challenge);
           },
           again(decode_hello),
-          again(decode_answer),
+          again(decode_reply),
           again(decode_opened),
-          again(decode_told),
+          again(decode_message),
           [](std::string_view payload) -> std::optional<std::string> {
             const std::optional<int> rank = decode_rank(payload);
             if (!rank) return std::nullopt;
@@ -75,14 +75,14 @@ std::vector<Again> messages() {
 }
 
 std::string broken_property(std::string_view bytes, const std::vector<Again>& messages) {
-  for (const std::size_t longest : {kLongestHandshake, kLongestControl}) {
+  for (const std::size_t longest : {kMaxHandshake, kMaxControl}) {
     const Frames expected = read_plainly(bytes, longest);
     for (const std::size_t step : {0, 1, 7})
-      if (read_in_pieces(bytes, longest, step) != expected) return "frames depend on how the bytes are cut";
+      if (read_in_chunks(bytes, longest, step) != expected) return "frames depend on how the bytes are cut";
     for (const std::string& frame : expected.all)
       if (frame.size() > longest + 1) return "a frame is too long";
   }
-  std::vector<std::string> payloads = read_plainly(bytes, kLongestControl).all;
+  std::vector<std::string> payloads = read_plainly(bytes, kMaxControl).all;
   for (std::string& payload : payloads) payload.erase(0, 1);
   payloads.emplace_back(bytes);
   for (const std::string& payload : payloads)
@@ -100,12 +100,12 @@ std::vector<std::string> seeds() {
   const std::vector<std::pair<Type, std::string>> sent = {
       {Type::challenge, encode(Challenge{})},
       {Type::hello, encode(hello)},
-      {Type::hello, encode(Hello{.run = std::string(kLongestText, 'r')})},
-      {Type::answer, encode(HandshakeReply{})},
-      {Type::answer, encode(HandshakeReply{.verdict = Verdict::try_again, .text = "rank 1 can't join"})},
+      {Type::hello, encode(Hello{.run = std::string(kMaxText, 'r')})},
+      {Type::reply, encode(HandshakeReply{})},
+      {Type::reply, encode(HandshakeReply{.verdict = Verdict::try_again, .text = "rank 1 can't join"})},
       {Type::opened, encode(ChannelOpened{7, "world"})},
-      {Type::told, encode(ChannelMessage{7, 2, -1, "all_reduce #12"})},
-      {Type::told, encode(ChannelMessage{0, 0, 1, ""})},
+      {Type::message, encode(ChannelMessage{7, 2, -1, "all_reduce #12"})},
+      {Type::message, encode(ChannelMessage{0, 0, 1, ""})},
       {Type::lost, encode_rank(3)},
       {Type::left, encode_rank(0)},
       {Type::probe, ""},

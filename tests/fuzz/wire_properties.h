@@ -17,7 +17,7 @@ using Again = std::function<std::optional<std::string>(std::string_view payload)
 /// The library's decoder and encoder for each kind of message.
 std::vector<Again> messages();
 
-/// "" or the violated property: frames don't depend on how the bytes are split into pieces and equal those of a second
+/// "" or the violated property: frames don't depend on how the bytes are split into chunks and equal those of a second
 /// reader; no frame is longer than allowed; a broken stream stays broken; and a message that decodes is encoded to the
 /// same bytes.
 std::string broken_property(std::string_view bytes, const std::vector<Again>& messages);

@@ -61,9 +61,9 @@ std::string run(const std::vector<Again>& all, int mutations) {
   return "";
 }
 
-TEST(Wire, TakesAnyBytes) { EXPECT_EQ(run(messages(), 60'000), ""); }
+TEST(Wire, AcceptsAnyBytes) { EXPECT_EQ(run(messages(), 60'000), ""); }
 
-TEST(Wire, TakesWhatRanksSend) {
+TEST(Wire, AcceptsMessagesOfRanks) {
   std::size_t taken = 0;
   for (const std::string& seed : seeds())
     for (const Again& message : messages()) taken += message(seed) ? 1 : 0;
@@ -71,7 +71,7 @@ TEST(Wire, TakesWhatRanksSend) {
 }
 
 /// The control: the same run detects readers with typical mistakes.
-TEST(Wire, AMistakeIsFound) {
+TEST(Wire, DetectsPlantedMistake) {
   using namespace comm::protocol;
   const Again ignores_the_rest = [](std::string_view payload) -> std::optional<std::string> {
     if (payload.size() < 4) return std::nullopt;

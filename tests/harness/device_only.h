@@ -54,7 +54,7 @@ class DeviceOnly final : public comm::Communicator {
     }
   }
   void do_after(base::Stream& stream) override { after_ = &stream; }
-  void do_traffic(comm::TrafficStats& snapshot) const override { snapshot = inner_->meter(); }
+  void do_traffic(comm::TrafficStats& snapshot) const override { snapshot = inner_->traffic(); }
 
   const std::unique_ptr<comm::Communicator> inner_;
   comm::Capabilities capabilities_;

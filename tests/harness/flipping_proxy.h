@@ -36,9 +36,9 @@ class FlippingProxy {
   ~FlippingProxy() {
     stop_.store(true);
     thread_.join();
-    for (const Way& way : ways_) {
-      ::close(way.from);
-      if (way.to_listener) ::close(way.to);
+    for (const Direction& direction : directions_) {
+      ::close(direction.from);
+      if (direction.to_listener) ::close(direction.to);
     }
     ::close(listener_);
   }
@@ -58,7 +58,7 @@ class FlippingProxy {
   int connections() const { return connections_.load(); }
 
  private:
-  struct Way {
+  struct Direction {
     int from = -1;
     int to = -1;
     int connection = 0;
@@ -85,28 +85,28 @@ class FlippingProxy {
       return;
     }
     const int number = connections_.fetch_add(1);
-    ways_.push_back({.from = near, .to = far, .connection = number, .to_listener = true});
-    ways_.push_back({.from = far, .to = near, .connection = number, .to_listener = false});
+    directions_.push_back({.from = near, .to = far, .connection = number, .to_listener = true});
+    directions_.push_back({.from = far, .to = near, .connection = number, .to_listener = false});
   }
 
-  void forward(Way& way) {
+  void forward(Direction& direction) {
     std::array<char, 65536> bytes{};
-    const ssize_t count = ::recv(way.from, bytes.data(), bytes.size(), 0);
+    const ssize_t count = ::recv(direction.from, bytes.data(), bytes.size(), 0);
     if (count <= 0) {
-      way.open = false;
-      ::shutdown(way.to, SHUT_WR);
+      direction.open = false;
+      ::shutdown(direction.to, SHUT_WR);
       return;
     }
     const auto length = static_cast<std::size_t>(count);
-    if (flip_ && flip_->connection == way.connection && flip_->to_listener == way.to_listener &&
-        flip_->at >= way.passed && flip_->at < way.passed + length) {
-      char& byte = bytes[flip_->at - way.passed];
+    if (flip_ && flip_->connection == direction.connection && flip_->to_listener == direction.to_listener &&
+        flip_->at >= direction.passed && flip_->at < direction.passed + length) {
+      char& byte = bytes[flip_->at - direction.passed];
       byte = static_cast<char>(byte ^ (1 << flip_->bit));
       flipped_.store(true);
     }
-    way.passed += length;
+    direction.passed += length;
     for (std::size_t at = 0; at < length;) {
-      const ssize_t sent = ::send(way.to, bytes.data() + at, length - at, MSG_NOSIGNAL);
+      const ssize_t sent = ::send(direction.to, bytes.data() + at, length - at, MSG_NOSIGNAL);
       if (sent <= 0) break;  // that side has closed; the other side sees the end of its own connection
       at += static_cast<std::size_t>(sent);
     }
@@ -115,10 +115,11 @@ class FlippingProxy {
   void run() {
     while (!stop_.load()) {
       std::vector<pollfd> entries{{listener_, POLLIN, 0}};
-      for (const Way& way : ways_) entries.push_back({way.open ? way.from : -1, POLLIN, 0});
+      for (const Direction& direction : directions_)
+        entries.push_back({direction.open ? direction.from : -1, POLLIN, 0});
       if (::poll(entries.data(), entries.size(), 20) <= 0) continue;
       for (std::size_t i = 1; i < entries.size(); ++i)
-        if (entries[i].revents != 0) forward(ways_[i - 1]);
+        if (entries[i].revents != 0) forward(directions_[i - 1]);
       if (entries[0].revents != 0) accept_one();
     }
   }
@@ -129,7 +130,7 @@ class FlippingProxy {
   std::atomic<bool> stop_{false};
   std::atomic<bool> flipped_{false};
   std::atomic<int> connections_{0};
-  std::vector<Way> ways_;
+  std::vector<Direction> directions_;
   std::thread thread_;
 };
 

@@ -66,12 +66,12 @@ class GuardedRuntime final : public DeviceRuntime {
   void* allocate(std::size_t bytes) override {
     const std::lock_guard lock(shared_->mutex);
     ++waits_of_this_thread().memory;
-    return shared_->arena.take(bytes);
+    return shared_->arena.allocate(bytes);
   }
   void free(void* data, std::size_t bytes) noexcept override {
     const std::lock_guard lock(shared_->mutex);
     ++waits_of_this_thread().memory;
-    shared_->arena.give(data, bytes);
+    shared_->arena.deallocate(data, bytes);
   }
   IpcMemoryHandle get_ipc_handle(void* data, std::size_t bytes) override {
     if (!options_.shares_memory) return DeviceRuntime::get_ipc_handle(data, bytes);
@@ -150,7 +150,7 @@ class GuardedRuntime final : public DeviceRuntime {
 
 }  // namespace
 
-Ranges take_ranges() {
+Ranges drain_ranges() {
   Ranges& ranges = ranges_of_this_thread();
   return {std::exchange(ranges.begun, {}), ranges.open};
 }

@@ -31,10 +31,10 @@ struct GuardedOptions {
 
 /// Memory that a guarded device has exported and imported.
 struct GuardedSharing {
-  int exported = 0;         ///< pieces, at present
-  int imported = 0;         ///< pieces, at present
+  int exported = 0;         ///< blocks, at present
+  int imported = 0;         ///< blocks, at present
   int imports = 0;          ///< in total
-  int freed_too_early = 0;  ///< pieces that were freed while they were imported
+  int freed_too_early = 0;  ///< blocks that were freed while they were imported
 };
 GuardedSharing sharing_of(const base::DeviceRuntime& guarded);
 
@@ -58,7 +58,7 @@ struct Ranges {
   int open = 0;                    ///< begun and not ended; below 0: more ends than begins
 };
 /// Returns the ranges and clears the names; open ranges stay open.
-Ranges take_ranges();
+Ranges drain_ranges();
 
 /// The device is named cuda:0. Thread-safe: it serializes the threads that use it. It outlives the buffers that it
 /// allocates.

@@ -14,7 +14,7 @@ namespace tessera::harness {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kMostShared = kPage / sizeof(std::uint32_t);
+constexpr std::size_t kMaxShared = kPage / sizeof(std::uint32_t);
 
 std::size_t rounded(std::size_t bytes) { return (std::max<std::size_t>(bytes, 1) + kPage - 1) / kPage * kPage; }
 
@@ -51,7 +51,7 @@ Arena::~Arena() {
   ::close(fd_);
 }
 
-void* Arena::take(std::size_t bytes) {
+void* Arena::allocate(std::size_t bytes) {
   const std::size_t size = rounded(bytes);
   const auto found = idle_.find(size);
   if (found != idle_.end()) {
@@ -65,7 +65,7 @@ void* Arena::take(std::size_t bytes) {
   return base_ + used_ - size;
 }
 
-void Arena::give(void* data, std::size_t bytes) {
+void Arena::deallocate(void* data, std::size_t bytes) {
   if (const auto found = shared_.find(data); found != shared_.end()) {
     if (std::atomic_ref(importers_[found->second]).load() != 0) ++sharing_.freed_too_early;
     shared_.erase(found);
@@ -77,7 +77,7 @@ void Arena::give(void* data, std::size_t bytes) {
 base::IpcMemoryHandle Arena::share(void* data, std::size_t bytes) {
   auto found = shared_.find(data);
   if (found == shared_.end()) {
-    if (next_ == kMostShared) throw base::Unsupported("the guarded device has shared too much");
+    if (next_ == kMaxShared) throw base::Unsupported("the guarded device has shared too much");
     found = shared_.emplace(data, next_++).first;
     ++sharing_.exported;
   }
@@ -132,8 +132,8 @@ void Arena::release(void* imported) {
 
 void Arena::protect(int rights) const {
   if (used_ > 0 && ::mprotect(base_, used_, rights) != 0) throw base::system_error("mprotect");
-  for (const auto& [data, piece] : imported_)
-    if (piece.bytes > 0 && ::mprotect(data, piece.bytes, rights) != 0) throw base::system_error("mprotect");
+  for (const auto& [data, mapping] : imported_)
+    if (mapping.bytes > 0 && ::mprotect(data, mapping.bytes, rights) != 0) throw base::system_error("mprotect");
 }
 
 }  // namespace tessera::harness

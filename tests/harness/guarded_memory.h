@@ -24,8 +24,8 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  void* take(std::size_t bytes);
-  void give(void* data, std::size_t bytes);
+  void* allocate(std::size_t bytes);
+  void deallocate(void* data, std::size_t bytes);
 
   base::IpcMemoryHandle share(void* data, std::size_t bytes);
   void* import(const base::IpcMemoryHandle& handle);
@@ -47,7 +47,7 @@ class Arena {
   };
   void protect(int rights) const;
   std::byte* base_ = nullptr;
-  std::uint32_t* importers_ = nullptr;  ///< the first page: the number of importers of each shared piece
+  std::uint32_t* importers_ = nullptr;  ///< the first page: the number of importers of each shared block
   int fd_ = -1;
   std::size_t used_ = 0;
   int depth_ = 0;

@@ -81,7 +81,7 @@ class Rank {
       context_.stream().synchronize();
       spec_.after_backward(world_.rank(), step, engine_, *model_);
     }
-    note_state();
+    record_state();
     engine_.step(spec_.lr);
     waits_.push_back(host_waits() - before);
     unread_.push_back(std::move(losses));
@@ -133,7 +133,7 @@ class Rank {
     return loss;
   }
 
-  void note_state() {
+  void record_state() {
     const auto now = world_.memory_tracker()->snapshot();
     state_ = {now.now_of(base::MemoryCategory::parameter), now.now_of(base::MemoryCategory::gradient),
               now.now_of(base::MemoryCategory::optimizer)};

@@ -12,7 +12,7 @@
 #include "tessera/nn/ops/dropout.h"
 #include "tessera/nn/ops/linear.h"
 #include "tests/nn/ops/finite_differences.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::nn::test {
 namespace {

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "tessera/nn/kernels/cross_entropy.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::nn::test {
 namespace {
@@ -28,11 +28,11 @@ std::vector<std::int32_t> values(const Tensor& t) {
 }
 
 TEST(TokenFiles, AreReadAsOneSequence) {
-  const TemporaryFolder folder;
-  const auto files = bytes({folder.write("a", "abc"), folder.write("b", "d"),
-                            folder.write("c",
-                                         "\xff"
-                                         "f")});
+  const TemporaryDirectory directory;
+  const auto files = bytes({directory.write("a", "abc"), directory.write("b", "d"),
+                            directory.write("c",
+                                            "\xff"
+                                            "f")});
   EXPECT_EQ(files->size(), 6);
   std::vector<std::int32_t> out(5);
   files->read(1, 5, out.data());
@@ -41,16 +41,16 @@ TEST(TokenFiles, AreReadAsOneSequence) {
 }
 
 TEST(TokenFiles, LastTenthIsForValidation) {
-  const TemporaryFolder folder;
-  const auto files = bytes({folder.write("a", counting(109))});
+  const TemporaryDirectory directory;
+  const auto files = bytes({directory.write("a", counting(109))});
   EXPECT_EQ(files->training().end, 98);
   EXPECT_EQ(files->validation().begin, 98);
   EXPECT_EQ(files->validation().end, 109);
 }
 
 TEST(TokenFiles, IdsAreCheckedAgainstVocabulary) {
-  const TemporaryFolder folder;
-  const std::string path = folder.write("ids", std::string("\x01\x00\x00\x02", 4));
+  const TemporaryDirectory directory;
+  const std::string path = directory.write("ids", std::string("\x01\x00\x00\x02", 4));
   const TokenDataset files({path}, TokenFormat::u16, 513);
   std::vector<std::int32_t> out(2);
   files.read(0, 2, out.data());
@@ -62,18 +62,18 @@ TEST(TokenFiles, IdsAreCheckedAgainstVocabulary) {
 }
 
 TEST(TokenFiles, ErrorsAreOneLine) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   const auto error = [&](const std::vector<std::string>& paths, TokenFormat format = TokenFormat::bytes,
                          std::int64_t vocabulary = 256) {
     return error_of<InvalidUsage>([&] { TokenDataset(paths, format, vocabulary); });
   };
-  EXPECT_THAT(error({folder.path("none")}), HasSubstr("No such file"));
-  EXPECT_THAT(error({folder.path()}), HasSubstr("not a regular file"));
-  EXPECT_THAT(error({folder.write("empty", "")}), HasSubstr("is empty"));
-  EXPECT_THAT(error({folder.write("odd", "abc")}, TokenFormat::u16), HasSubstr("not a multiple of 2"));
-  EXPECT_THAT(error({folder.write("text", "abc")}, TokenFormat::bytes, 100), HasSubstr("256 or more"));
+  EXPECT_THAT(error({directory.path("none")}), HasSubstr("No such file"));
+  EXPECT_THAT(error({directory.path()}), HasSubstr("not a regular file"));
+  EXPECT_THAT(error({directory.write("empty", "")}), HasSubstr("is empty"));
+  EXPECT_THAT(error({directory.write("odd", "abc")}, TokenFormat::u16), HasSubstr("not a multiple of 2"));
+  EXPECT_THAT(error({directory.write("text", "abc")}, TokenFormat::bytes, 100), HasSubstr("256 or more"));
   EXPECT_THROW(parse_token_format("u8"), InvalidUsage);
-  const auto files = bytes({folder.write("short", "abcd")});
+  const auto files = bytes({directory.write("short", "abcd")});
   EXPECT_THAT(
       error_of<InvalidUsage>([&] { BatchSampler(files, {.range = files->all(), .positions = 4, .global_batch = 1}); }),
       HasSubstr("needs at least 5"));
@@ -81,8 +81,8 @@ TEST(TokenFiles, ErrorsAreOneLine) {
 }
 
 TEST(Batches, RanksTogetherReadDataOfOneRank) {
-  const TemporaryFolder folder;
-  const auto files = bytes({folder.write("a", counting(200))});
+  const TemporaryDirectory directory;
+  const auto files = bytes({directory.write("a", counting(200))});
   const BatchSampler batches(files, {.range = {10, 150}, .positions = 7, .global_batch = 6, .seed = 3});
   Context context;
   const TokenBatch whole = batches.batch(context, 5, {0, 6});
@@ -97,8 +97,8 @@ TEST(Batches, RanksTogetherReadDataOfOneRank) {
 }
 
 TEST(Batches, DependOnSeedAndStepAndStayInRange) {
-  const TemporaryFolder folder;
-  const auto files = bytes({folder.write("a", counting(100))});
+  const TemporaryDirectory directory;
+  const auto files = bytes({directory.write("a", counting(100))});
   const auto windows = [&](std::uint64_t seed, std::int64_t step) {
     const BatchSampler batches(files, {.range = {20, 60}, .positions = 30, .global_batch = 50, .seed = seed});
     std::vector<std::int64_t> out;
@@ -117,8 +117,8 @@ TEST(Batches, DependOnSeedAndStepAndStayInRange) {
 }
 
 TEST(SequentialWindows, SplitFileAndDropRemainder) {
-  const TemporaryFolder folder;
-  const auto files = bytes({folder.write("a", counting(15))});
+  const TemporaryDirectory directory;
+  const auto files = bytes({directory.write("a", counting(15))});
   const SequentialSampler windows(files, files->all(), 4);
   EXPECT_EQ(windows.count(), 3);  // 12 inputs; the 13th begins no complete window
   EXPECT_EQ(SequentialSampler(files, {0, 13}, 4).count(), 3);

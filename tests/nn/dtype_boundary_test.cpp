@@ -7,7 +7,7 @@
 #include "tessera/nn/ops/arithmetic.h"
 #include "tessera/nn/ops/cast.h"
 #include "tests/nn/ops/finite_differences.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::nn::test {
 namespace {
@@ -88,8 +88,8 @@ struct Model {
     std::vector<float> all(y.data<float>(), y.data<float>() + y.count());
     for (const auto& parameter : outer.parameters()) {
       EXPECT_EQ(parameter->gradient().value().dtype(), parameter->dtype());
-      const Tensor wide = ops::cast(parameter->gradient().value(), DType::f32);
-      all.insert(all.end(), wide.data<float>(), wide.data<float>() + wide.count());
+      const Tensor f32_gradient = ops::cast(parameter->gradient().value(), DType::f32);
+      all.insert(all.end(), f32_gradient.data<float>(), f32_gradient.data<float>() + f32_gradient.count());
       parameter->gradient().clear();
     }
     return all;
@@ -226,7 +226,7 @@ TEST(DtypeBoundaries, RejectF64) {
 
 TEST(DtypeBoundaries, LogitsHaveDtypeOfHead) {
   for (const char* name : {"gpt-nano", "llama-nano"})
-    for (const std::vector<std::string>& wide :
+    for (const std::vector<std::string>& f32_paths :
          {std::vector<std::string>{"lm_head"}, {"wte"}, {"wpe"}, {"wte", "wpe", "lm_head"}, {"h.0", "h.1.ln_1"}}) {
       ModelConfig config = preset(name);
       config.tied = false;
@@ -234,7 +234,7 @@ TEST(DtypeBoundaries, LogitsHaveDtypeOfHead) {
       const auto model = make_model(context, config);
       model->set_dtype(DType::bf16);
       const bool gpt = config.family == ModelConfig::Family::gpt2;
-      for (const std::string& path : wide)
+      for (const std::string& path : f32_paths)
         if (gpt || path == "lm_head") model->find(path).set_dtype(DType::f32);
       model->materialize(1);
       Tape tape;
@@ -242,18 +242,18 @@ TEST(DtypeBoundaries, LogitsHaveDtypeOfHead) {
       const Tensor tokens = ids(context, {2, 3}, {1, 2, 3, 4, 5, 6});
       const Tensor loss = model->loss(tokens, tokens);
       tape.backward(loss);
-      EXPECT_NEAR(loss.item(), 5.5, 0.5) << name << " " << wide[0];
+      EXPECT_NEAR(loss.item(), 5.5, 0.5) << name << " " << f32_paths[0];
       for (const auto& parameter : model->parameters()) EXPECT_TRUE(parameter->gradient().written());
     }
 }
 
 /// Error of all gradients together, relative to those of f32.
 double gradient_error(const std::vector<std::string>& f32_modules, DType whole = DType::bf16) {
-  const auto gradients = [](DType dtype, const std::vector<std::string>& wide) {
+  const auto gradients = [](DType dtype, const std::vector<std::string>& f32_paths) {
     Context context;
     const auto model = make_model(context, preset("llama-nano"));
     model->set_dtype(dtype);
-    for (const std::string& path : wide) model->find(path).set_dtype(DType::f32);
+    for (const std::string& path : f32_paths) model->find(path).set_dtype(DType::f32);
     model->materialize(1);
     std::vector<std::int32_t> tokens(4 * 33);
     for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>(i * i * 31 % 256);
@@ -281,16 +281,16 @@ double gradient_error(const std::vector<std::string>& f32_modules, DType whole =
 
 /// Modules in f32 do not round, forward and backward.
 TEST(DtypeBoundaries, F32ModulesImproveGradients) {
-  std::vector<std::string> wide = {"model.norm",
-                                   "lm_head",
-                                   "model.layers.0.input_layernorm",
-                                   "model.layers.0.post_attention_layernorm",
-                                   "model.layers.1.input_layernorm",
-                                   "model.layers.1.post_attention_layernorm"};
-  const double narrow = gradient_error({}), norms_and_head = gradient_error(wide);
-  EXPECT_LT(norms_and_head, 0.95 * narrow);
-  wide.insert(wide.end(), {"model.layers.0", "model.layers.1"});
-  const double blocks_too = gradient_error(wide);
+  std::vector<std::string> f32_paths = {"model.norm",
+                                        "lm_head",
+                                        "model.layers.0.input_layernorm",
+                                        "model.layers.0.post_attention_layernorm",
+                                        "model.layers.1.input_layernorm",
+                                        "model.layers.1.post_attention_layernorm"};
+  const double all_half = gradient_error({}), norms_and_head = gradient_error(f32_paths);
+  EXPECT_LT(norms_and_head, 0.95 * all_half);
+  f32_paths.insert(f32_paths.end(), {"model.layers.0", "model.layers.1"});
+  const double blocks_too = gradient_error(f32_paths);
   EXPECT_LT(blocks_too, 0.8 * norms_and_head);
   EXPECT_GT(blocks_too, 0);
   EXPECT_EQ(gradient_error({}, DType::f32), 0) << "the control";

@@ -22,14 +22,14 @@ TYPED_TEST_SUITE(HalfKernels, HalfTypes);
 template <class T, class Operation>
 void expect_rounded_f32(const Operation& operation) {
   Context context({.threads = 2});
-  std::vector<double> expected = operation(*context.device_kernels().f32(), context.stream());
+  std::vector<double> expected = operation(*context.device_kernels().f32_kernels(), context.stream());
   for (double& value : expected) value = as_double(rounded<T>(value));
   const std::vector<double> got = operation(*context.device_kernels().of<T>(), context.stream());
   ASSERT_EQ(got.size(), expected.size());
   for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], expected[i]) << "output " << i;
 }
 
-/// Longer than the pieces that are converted at once, and a multiple of none.
+/// Longer than the chunks that are converted at once, and a multiple of none.
 constexpr std::size_t kLong = (std::size_t{1} << 19U) + 13;
 
 TYPED_TEST(HalfKernels, ElementsEqualRoundedF32) {
@@ -75,7 +75,7 @@ TYPED_TEST(HalfKernels, ChunkedLinearEqualsRoundedF32WithinOneUnit) {
     return y.values() + dx.values() + dw.values() + db.values();
   };
   Context context;
-  const auto expected = run(*context.device_kernels().f32(), context.stream());
+  const auto expected = run(*context.device_kernels().f32_kernels(), context.stream());
   const auto got = run(*context.device_kernels().of<T>(), context.stream());
   for (std::size_t i = 0; i < got.size(); ++i)
     ASSERT_NEAR(got[i], expected[i], 1.01 * unit<T>() * std::max(1.0, std::abs(expected[i]))) << i;

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "tessera/nn/models/causal_model.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::nn::test {
 namespace {
@@ -75,14 +75,14 @@ std::vector<SafetensorsTensor> tensors_of(const CausalModel& model, const std::s
 
 class HfCheckpoints : public testing::Test {
  protected:
-  const TemporaryFolder folder_;
+  const TemporaryDirectory directory_;
   Context context_;
   ModelConfig config_ = preset("gpt-nano");
   std::unique_ptr<CausalModel> model_ = make_model(context_, config_);
-  std::string model_file_ = folder_.path("model.safetensors");
+  std::string model_file_ = directory_.path("model.safetensors");
 
   void SetUp() override { model_->materialize(1); }
-  void write_config() const { folder_.write("config.json", config_json(config_)); }
+  void write_config() const { directory_.write("config.json", config_json(config_)); }
   /// Writes all of the model under names with `prefix`, and the tensors `more`, filled with zeros.
   void write_tensors(const std::string& path, const std::string& prefix,
                      const std::vector<SafetensorsTensor>& more = {}) const {
@@ -110,11 +110,11 @@ class HfCheckpoints : public testing::Test {
 };
 
 TEST_F(HfCheckpoints, ReadTheirExport) {
-  HfCheckpointWriter writer(folder_.path("out/deep"), config_, tensors_of(*model_));
+  HfCheckpointWriter writer(directory_.path("out/deep"), config_, tensors_of(*model_));
   for (const auto& parameter : model_->parameters())
     writer.write(parameter->name(), {0, parameter->count()}, parameter->tensor().data<float>());
   writer.commit();
-  const HfCheckpointReader opened(folder_.path("out/deep"));
+  const HfCheckpointReader opened(directory_.path("out/deep"));
   ModelConfig read = opened.config();
   read.name = config_.name;
   EXPECT_EQ(read, config_);
@@ -126,30 +126,30 @@ TEST_F(HfCheckpoints, AcceptPrefixesBuffersAndTiedHead) {
   write_tensors(
       model_file_, "transformer.",
       {{"transformer.h.0.attn.bias", {1, 1, 4, 4}}, {"h.1.attn.masked_bias", {}}, {"lm_head.weight", {256, 64}}});
-  expect_same(HfCheckpointReader(folder_.path()));
+  expect_same(HfCheckpointReader(directory_.path()));
 }
 
 TEST_F(HfCheckpoints, ReadIndexOfSeveralFiles) {
   write_config();
-  write_tensors(folder_.path("part-1.safetensors"), "");
-  folder_.write("model.safetensors.index.json", R"({"weight_map":{"wte.weight":"part-1.safetensors"}})");
-  expect_same(HfCheckpointReader(folder_.path()));
+  write_tensors(directory_.path("part-1.safetensors"), "");
+  directory_.write("model.safetensors.index.json", R"({"weight_map":{"wte.weight":"part-1.safetensors"}})");
+  expect_same(HfCheckpointReader(directory_.path()));
   for (const char* bad : {R"({"weight_map":{"wte.weight":"../part-1.safetensors"}})",
                           R"({"weight_map":{"a":"none.safetensors"}})", R"({"weight_map":{"a":1}})", R"({})", "[[[["}) {
-    folder_.write("model.safetensors.index.json", bad);
-    EXPECT_THROW(HfCheckpointReader(folder_.path()), InvalidUsage) << bad;
+    directory_.write("model.safetensors.index.json", bad);
+    EXPECT_THROW(HfCheckpointReader(directory_.path()), InvalidUsage) << bad;
   }
 }
 
 TEST_F(HfCheckpoints, NameMismatches) {
-  EXPECT_THAT(error_of<InvalidUsage>([&] { HfCheckpointReader(folder_.path()); }), HasSubstr("config.json"));
+  EXPECT_THAT(error_of<InvalidUsage>([&] { HfCheckpointReader(directory_.path()); }), HasSubstr("config.json"));
   write_config();
-  EXPECT_THAT(error_of<InvalidUsage>([&] { HfCheckpointReader(folder_.path()); }), HasSubstr("neither"));
+  EXPECT_THAT(error_of<InvalidUsage>([&] { HfCheckpointReader(directory_.path()); }), HasSubstr("neither"));
   write_tensors(model_file_, "", {{"extra", {1}}});
   std::vector<SafetensorsTensor> needed = tensors_of(*model_);
   needed[0].shape = {257, 64};
   needed.push_back({"h.2.ln_1.weight", {64}});
-  const std::string error = error_of<InvalidUsage>([&] { HfCheckpointReader(folder_.path()).check(needed); });
+  const std::string error = error_of<InvalidUsage>([&] { HfCheckpointReader(directory_.path()).check(needed); });
   EXPECT_THAT(error, HasSubstr("missing: h.2.ln_1.weight;"));
   EXPECT_THAT(error, HasSubstr("of another shape: wte.weight[256, 64] (needs [257, 64])"));
   EXPECT_THAT(error, HasSubstr("unexpected: extra"));

@@ -11,7 +11,7 @@
 #include "tessera/nn/ops/arithmetic.h"
 #include "tessera/nn/peft_adapter.h"
 #include "tests/nn/ops/finite_differences.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::nn::test {
 namespace {
@@ -231,20 +231,20 @@ TEST(Lora, MergedWeightsEqualAdaptedModel) {
 }
 
 TEST(AdapterFiles, ReadBackAndHavePeftKeys) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   const ModelConfig config = preset("gpt-nano");
   const LoraOptions options{.rank = 1, .alpha = 2.5, .targets = {"c_attn"}};
   const std::string a = "h.0.attn.c_attn.lora_A.weight", b = "h.0.attn.c_attn.lora_B.weight";
   const std::vector<SafetensorsTensor> tensors = {{a, {1, 3}}, {b, {2, 1}}};
   const float values[] = {1, -2, 3, 4, 5};
-  PeftAdapterWriter writer(folder.path("x"), lora_json(options, config, "gpt2"), config, tensors);
+  PeftAdapterWriter writer(directory.path("x"), lora_json(options, config, "gpt2"), config, tensors);
   writer.write(a, {0, 3}, values);
   writer.write(b, {0, 2}, values + 3);
   writer.commit();
-  EXPECT_NE(SafetensorsFile(folder.path("x/adapter_model.safetensors"))
+  EXPECT_NE(SafetensorsFile(directory.path("x/adapter_model.safetensors"))
                 .find("base_model.model.transformer.h.0.attn.c_attn.lora_A.weight"),
             nullptr);
-  const PeftAdapterReader read(folder.path("x"));
+  const PeftAdapterReader read(directory.path("x"));
   EXPECT_EQ(read.options(), options);
   read.check(tensors);
   float out[2] = {};

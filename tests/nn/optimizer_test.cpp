@@ -63,7 +63,7 @@ INSTANTIATE_TEST_SUITE_P(All, Updates, testing::ValuesIn(configs()));
 
 constexpr std::size_t kCount = 37;
 
-std::vector<float> run(Context& context, const OptimizerConfig& config, const std::vector<std::size_t>& cuts,
+std::vector<float> run(Context& context, const OptimizerConfig& config, const std::vector<std::size_t>& bounds,
                        bool decay) {
   std::vector<float> values(kCount), gradients(kCount);
   std::array<std::vector<float>, kMaxStateSlots> state;
@@ -73,14 +73,14 @@ std::vector<float> run(Context& context, const OptimizerConfig& config, const st
   fill_normal({"values", 1, 0, kCount}, 0.0F, 1.0F, values.data());
   for (std::uint64_t step = 1; step <= 6; ++step) {
     fill_normal({"gradients", step, 0, kCount}, 0.0F, 1.0F, gradients.data());
-    for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
-      OptimizerRange range{values.data() + cuts[i],
-                           gradients.data() + cuts[i],
+    for (std::size_t i = 0; i + 1 < bounds.size(); ++i) {
+      OptimizerRange range{values.data() + bounds[i],
+                           gradients.data() + bounds[i],
                            {},
-                           static_cast<std::int64_t>(cuts[i + 1] - cuts[i]),
+                           static_cast<std::int64_t>(bounds[i + 1] - bounds[i]),
                            decay};
       for (int slot = 0; slot < state_slots(config); ++slot)
-        range.state[static_cast<std::size_t>(slot)] = state[static_cast<std::size_t>(slot)].data() + cuts[i];
+        range.state[static_cast<std::size_t>(slot)] = state[static_cast<std::size_t>(slot)].data() + bounds[i];
       update(context, config, {.number = step, .learning_rate = 0.01}, range);
     }
     context.stream().synchronize();

@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::nn::test {
 namespace {
@@ -32,8 +32,8 @@ std::vector<float> read(const SafetensorsFile& file, const std::string& name, El
 }
 
 TEST(Safetensors, WritesAndReadsRanges) {
-  const TemporaryFolder folder;
-  const std::string path = folder.path("m.safetensors");
+  const TemporaryDirectory directory;
+  const std::string path = directory.path("m.safetensors");
   const std::vector<float> a{1, 2, 3, 4, 5, 6}, b{-7};
   SafetensorsWriter writer(path, {{"a", {2, 3}}, {"scalar", {}}, {"none", {0, 5}}}, {{"format", "pt"}});
   writer.write("scalar", {0, 1}, b.data());
@@ -42,7 +42,7 @@ TEST(Safetensors, WritesAndReadsRanges) {
   EXPECT_THROW(writer.commit(), InvalidUsage);
   writer.write("a", {0, 4}, a.data());
   writer.commit();
-  EXPECT_EQ(folder.files(), 1U);
+  EXPECT_EQ(directory.files(), 1U);
   const SafetensorsFile opened(path);
   EXPECT_EQ(opened.metadata().at("format"), "pt");
   EXPECT_EQ(opened.find("a")->shape, (Shape{2, 3}));
@@ -56,23 +56,23 @@ TEST(Safetensors, WritesAndReadsRanges) {
 }
 
 TEST(Safetensors, AbandonedWriterKeepsOldFile) {
-  const TemporaryFolder folder;
-  const std::string path = folder.write("m.safetensors", "old");
+  const TemporaryDirectory directory;
+  const std::string path = directory.write("m.safetensors", "old");
   { const SafetensorsWriter writer(path, {{"a", {1}}}, {}); }
-  EXPECT_EQ(folder.files(), 1U);
+  EXPECT_EQ(directory.files(), 1U);
   EXPECT_EQ(std::filesystem::file_size(path), 3U);
-  EXPECT_THROW(SafetensorsWriter(folder.path("no/such/folder"), {}, {}), InvalidUsage);
+  EXPECT_THROW(SafetensorsWriter(directory.path("no/such/folder"), {}, {}), InvalidUsage);
   EXPECT_THROW(SafetensorsWriter(path, {{"a", {1}}, {"a", {1}}}, {}), InvalidUsage);
 }
 
 TEST(Safetensors, ConvertsFloatingDtypes) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   const std::string header =
       R"({"h":{"dtype":"F16","shape":[2],"data_offsets":[0,4]},"b":{"dtype":"BF16","shape":[1],"data_offsets":[4,6]},)"
       R"("d":{"dtype":"F64","shape":[1],"data_offsets":[6,14]},"m":{"dtype":"BOOL","shape":[1],"data_offsets":[14,15]}} )";
   const std::string data =
       raw(std::vector<std::uint16_t>{0x3c00, 0xc000, 0x3fc0}) + raw(std::vector<double>{0.1}) + "\1";
-  const SafetensorsFile opened(folder.write("m", file(header, data)));
+  const SafetensorsFile opened(directory.write("m", file(header, data)));
   EXPECT_EQ(read(opened, "h", {0, 2}), (std::vector<float>{1.0F, -2.0F}));
   EXPECT_EQ(read(opened, "b", {0, 1}), (std::vector<float>{1.5F}));
   EXPECT_EQ(read(opened, "d", {0, 1}), (std::vector<float>{0.1F}));
@@ -128,10 +128,10 @@ std::vector<Hostile> hostile_files() {
 }
 
 TEST(Safetensors, RejectsMalformedFilesInOneLine) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   const std::vector<Hostile> all = hostile_files();
   for (std::size_t i = 0; i < all.size(); ++i) {
-    const std::string path = folder.write("hostile", all[i].content);
+    const std::string path = directory.write("hostile", all[i].content);
     const std::string error = error_of<InvalidUsage>([&] { SafetensorsFile opened(path); });
     EXPECT_THAT(error, HasSubstr(all[i].message)) << "file " << i;
     EXPECT_EQ(error.find('\n'), std::string::npos);
@@ -141,16 +141,16 @@ TEST(Safetensors, RejectsMalformedFilesInOneLine) {
 
 /// Every truncation and every changed byte of a valid file is either rejected or still read within bounds.
 TEST(Safetensors, NoDamageReadsOutOfBounds) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   const std::string good = file(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "12345678");
-  EXPECT_NO_THROW(SafetensorsFile(folder.write("good", good)));
+  EXPECT_NO_THROW(SafetensorsFile(directory.write("good", good)));
   std::size_t refused = 0;
   for (std::size_t at = 0; at < good.size(); ++at) {
-    EXPECT_THROW(SafetensorsFile(folder.write("cut", good.substr(0, at))), InvalidUsage) << at;
+    EXPECT_THROW(SafetensorsFile(directory.write("cut", good.substr(0, at))), InvalidUsage) << at;
     for (const char change : {'\0', '9', '"', '\x7f', '\xff'}) {
       std::string bad = good;
       bad[at] = change;
-      const std::string path = folder.write("bad", bad);
+      const std::string path = directory.write("bad", bad);
       const std::string error = error_of<InvalidUsage>([&] {
         const SafetensorsFile opened(path);
         for (const SafetensorsEntry& entry : opened.entries()) {

@@ -1,4 +1,5 @@
-// The library against PyTorch's golden numbers (golden.py), and against folders that transformers wrote (folders.py).
+// The library against PyTorch's golden numbers (golden.py), and against directories that transformers wrote
+// (directories.py).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -118,7 +119,7 @@ TEST_P(Golden, LossesAndGradientsAreThoseOfPyTorch) {
 }
 
 /// Negative control: other settings of the optimizer are detected.
-TEST_P(Golden, AnotherOptimizerIsSeen) {
+TEST_P(Golden, DetectsOtherOptimizer) {
   const nlohmann::json golden = read_json(std::string(GetParam()) + ".json");
   EXPECT_GT(loss_error(golden, {.beta2 = 0.99}, GetParam(), [](const CausalModel&) {}), 2e-4);
   EXPECT_GT(loss_error(golden, {.kind = OptimizerConfig::Kind::adam, .weight_decay = 0.1}, GetParam(),
@@ -128,7 +129,7 @@ TEST_P(Golden, AnotherOptimizerIsSeen) {
 
 /// Negative control: a change of one part in a thousand is detected, and so is a change of any single element by two
 /// parts in ten thousand of the largest.
-TEST_P(Golden, AWrongGradientIsSeen) {
+TEST_P(Golden, DetectsWrongGradient) {
   const GoldenGradients gradients(GetParam());
   Context context;
   const auto model = make_model(context, preset(GetParam()));
@@ -152,22 +153,22 @@ TEST_P(Golden, AWrongGradientIsSeen) {
 class Folder : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Types, Folder, testing::Values("gpt2", "llama"));
 
-TEST_P(Folder, OfTransformersOpensAndHasTheSameLoss) {
-  const HfCheckpointReader folder(kFolder + "/transformers-" + GetParam());
+TEST_P(Folder, OfTransformersHasSameLoss) {
+  const HfCheckpointReader directory(kFolder + "/transformers-" + GetParam());
   Context context;
-  const auto model = make_model(context, folder.config());
+  const auto model = make_model(context, directory.config());
   std::vector<SafetensorsTensor> needed;
   for (const auto& parameter : model->parameters()) needed.push_back({parameter->name(), parameter->shape()});
-  folder.check(needed);
+  directory.check(needed);
   model->materialize(0);
   for (const auto& parameter : model->parameters())
-    folder.read(parameter->name(), {0, parameter->count()}, parameter->tensor().data<float>());
+    directory.read(parameter->name(), {0, parameter->count()}, parameter->tensor().data<float>());
   context.set_training(false);  // its config has dropout
   const auto [tokens, targets] = Tokens(context).next();
   EXPECT_NEAR(model->loss(tokens, targets).item(), read_json("transformers.json").at(GetParam()).get<double>(), 2e-5);
 }
 
-TEST_P(Folder, TheConfigOfTransformersFiveMeansTheSame) {
+TEST_P(Folder, ConfigOfTransformers5IsEquivalent) {
   const ModelConfig four = read_config(kFolder + "/transformers-" + GetParam() + "/config.json");
   ModelConfig five = read_config(kFolder + "/" + GetParam() + "-config-5.json");
   five.name = four.name;

@@ -1,5 +1,5 @@
-// Writes the folder from which the scripts of this directory compute golden numbers: a preset with its initial values
-// of seed 0.
+// Writes the directory from which the scripts of this directory compute golden numbers: a preset with its initial
+// values of seed 0.
 //   write_initial MODEL DIR
 #include <cstdio>
 

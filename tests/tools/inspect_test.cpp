@@ -7,7 +7,7 @@
 
 #include "tessera/fsdp/checkpoint.h"
 #include "tests/fsdp/models.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 #include "tools/cli/commands.h"
 
 namespace tessera::tools {
@@ -28,26 +28,27 @@ std::string run(const std::string& line) {
 }
 
 TEST(CheckpointInspect, ShowsBuffers) {
-  const nn::test::TemporaryFolder folder;
+  const nn::test::TemporaryDirectory directory;
   harness::TrainingSpec spec = fsdp::buffer_spec("fsdp", 1);
   spec.steps = 1;
   comm::Communicator* world = nullptr;
   spec.before_training = [&](fsdp::Engine&, comm::Communicator& control) { world = &control; };
   spec.after_step = [&](int, int, fsdp::Engine& engine, nn::CausalModel& model) {
     comm::HostCollectives control(*world, model.context().runtime());
-    fsdp::CheckpointWriter(engine, control, {.folder = folder.path("c"), .asynchronous = false}).save({});
+    fsdp::CheckpointWriter(engine, control, {.directory = directory.path("c"), .asynchronous = false}).save({});
   };
   harness::train(spec);
-  const std::string text = run("checkpoint inspect " + folder.path("c") + " --tensors --json " + folder.path("j"));
+  const std::string text =
+      run("checkpoint inspect " + directory.path("c") + " --tensors --json " + directory.path("j"));
   EXPECT_THAT(text, HasSubstr("\n6 buffers\n"));
   EXPECT_THAT(text, HasSubstr("inner.running_mean [64] f32, a buffer"));
   EXPECT_THAT(text, HasSubstr("last.batches [2] i64, a buffer"));
   EXPECT_THAT(text, testing::Not(HasSubstr("inner.one"))) << "which is not persistent";
-  std::ifstream file(folder.path("j"));
+  std::ifstream file(directory.path("j"));
   const auto json = nlohmann::json::parse(file);
   EXPECT_EQ(json.at("buffers").size(), 6U);
   EXPECT_EQ(json.at("buffers")[0], nlohmann::json({{"name", "inner.batches"}, {"shape", {2}}, {"dtype", "i64"}}));
-  EXPECT_THAT(run("checkpoint verify " + folder.path("c")), HasSubstr("whole"));
+  EXPECT_THAT(run("checkpoint verify " + directory.path("c")), HasSubstr("whole"));
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::tools {
 namespace {
@@ -135,8 +135,8 @@ TEST(LaunchPrefix, SetsRankVariables) {
 }
 
 TEST(LaunchPrefix, LastLineIsFirstCause) {
-  const nn::test::TemporaryFolder folder;
-  const Outcome outcome = run(under_prefix(3), "exec python3 " TESSERA_REPORTING_RANK " " + folder.path("said"));
+  const nn::test::TemporaryDirectory directory;
+  const Outcome outcome = run(under_prefix(3), "exec python3 " TESSERA_REPORTING_RANK " " + directory.path("said"));
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, EndsWith("\ntessera: disk full\n"));
   EXPECT_THAT(outcome.err, HasSubstr("tessera: all_reduce: rank 1 was lost\n"));

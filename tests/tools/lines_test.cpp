@@ -8,12 +8,12 @@
 namespace tessera::tools {
 namespace {
 
-std::vector<std::string> split(const std::vector<std::string>& pieces) {
+std::vector<std::string> split(const std::vector<std::string>& chunks) {
   std::vector<std::string> lines;
-  const auto take = [&](std::string_view line) { lines.emplace_back(line); };
+  const auto on_line = [&](std::string_view line) { lines.emplace_back(line); };
   LineSplitter splitter;
-  for (const std::string& piece : pieces) splitter.feed(piece, take);
-  splitter.finish(take);
+  for (const std::string& chunk : chunks) splitter.feed(chunk, on_line);
+  splitter.finish(on_line);
   return lines;
 }
 
@@ -27,10 +27,10 @@ TEST(LineSplitter, JoinsFragments) {
 }
 
 TEST(LineSplitter, TruncatesEndlessLines) {
-  const std::string piece(LineSplitter::kLongest / 2, 'x');
-  const auto lines = split({piece, piece, "tail"});
+  const std::string chunk(LineSplitter::kMaxLine / 2, 'x');
+  const auto lines = split({chunk, chunk, "tail"});
   ASSERT_EQ(lines.size(), 2U);
-  EXPECT_EQ(lines[0].size(), LineSplitter::kLongest);
+  EXPECT_EQ(lines[0].size(), LineSplitter::kMaxLine);
   EXPECT_EQ(lines[1], "tail");
 }
 

@@ -43,23 +43,23 @@ std::unique_ptr<comm::Communicator> join(const BenchSpec& plan, const std::strin
 
 /// Runs as a rank that this tool started; prints results for its parent as one line of JSON each.
 int run_as_child(const BenchOptions& options, const BenchSpec& plan) {
-  const auto tell = [](const ordered_json& line) { print(json_text(line) + "\n"); };
+  const auto print_line = [](const ordered_json& line) { print(json_text(line) + "\n"); };
   const auto device = base::open_device(device_of_rank(plan.device));
   const auto world = join(plan, options.only, device, options.algorithms);
   run_bench(plan, *world, *device,
             {.on_algorithms =
                  [&](const std::vector<std::string>& names) {
-                   tell({{"algorithms", names}});
+                   print_line({{"algorithms", names}});
                  },
              .on_memcpy =
                  [&](const MemcpySpeed& speed) {
-                   tell({{"memcpy", {speed.one_core, speed.all_ranks}}});
+                   print_line({{"memcpy", {speed.one_core, speed.all_ranks}}});
                  },
              .on_row =
                  [&](const BenchRow& row) {
                    ordered_json line = {{"row", to_json(row.out_of_place)}};
                    if (row.in_place) line["in_place"] = to_json(*row.in_place);
-                   tell(line);
+                   print_line(line);
                  }});
   return 0;
 }
@@ -182,7 +182,7 @@ int bench(const CommandLine& commands, const BenchOptions& options) {
     check_writable("--tune", options.tune);
   }
   if (launched.size > 1) return run_here(options, plan);
-  note_if_alone_under_a_launcher(ranks);
+  warn_if_alone_under_launcher(ranks);
   return options.tune.empty() ? run_all(commands, options, plan) : tune(commands, options, plan);
 }
 

@@ -15,7 +15,7 @@ using base::CopyDirection;
 using comm::MemoryKind;
 using Id = BenchOp::Id;
 
-bool takes(const comm::Communicator& world, MemoryKind kind) {
+bool supports(const comm::Communicator& world, MemoryKind kind) {
   const std::vector<MemoryKind>& kinds = world.capabilities().memory;
   return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
 }
@@ -28,7 +28,7 @@ BenchMemory::BenchMemory(comm::Communicator& world, base::DeviceRuntime& device,
       communicator_memory_(communicator_memory),
       pool_(world.memory_tracker()),
       stream_(device.make_stream()) {
-  if (on_host() && !takes(world, MemoryKind::host))
+  if (on_host() && !supports(world, MemoryKind::host))
     throw base::InvalidUsage(fmt::format("backend {} supports device memory only; use --device cuda", world.backend()));
 }
 
@@ -41,7 +41,7 @@ std::size_t BenchMemory::larger_than_caches() const {
 /// Device memory that is not the communicator's is staged through host memory on backends of the host.
 base::Buffer BenchMemory::allocate_there(std::size_t bytes) {
   const MemoryKind kind = on_host() ? MemoryKind::host : MemoryKind::device;
-  if (communicator_memory_ && takes(world_, kind))
+  if (communicator_memory_ && supports(world_, kind))
     return world_.allocate(bytes, kind, base::MemoryCategory::communication);
   if (on_host()) return pool_.allocate(bytes, base::MemoryCategory::communication);
   return {runtime_.allocate(bytes), bytes,
@@ -67,7 +67,7 @@ void BenchMemory::get(Block& block, std::size_t bytes) {
 }
 
 void BenchMemory::move(const MemoryTraffic& traffic) {
-  // A copy loads and stores each byte once; adding n pieces loads n and stores one.
+  // A copy loads and stores each byte once; adding n sources loads n and stores one.
   const std::size_t bytes =
       traffic.copied + (traffic.combined * (static_cast<std::size_t>(traffic.sources) + 1) + 1) / 2;
   if (bytes == 0) return;

@@ -126,12 +126,12 @@ PrivateMemory::PrivateMemory(base::MemoryPool& pool, const MemoryTraffic& larges
 }
 
 void PrivateMemory::run(const MemoryTraffic& traffic, Stores stores) const {
-  const std::size_t piece = rounded_up(traffic.combined);
+  const std::size_t chunk = rounded_up(traffic.combined);
   if (traffic.combined != 0)
-    combine_pass({from_.bytes_at(0), piece, traffic.sources, to_.bytes_at(0), traffic.combined}, stores);
+    combine_pass({from_.bytes_at(0), chunk, traffic.sources, to_.bytes_at(0), traffic.combined}, stores);
   if (traffic.copied == 0) return;
-  const std::byte* from = from_.bytes_at(piece * static_cast<std::size_t>(traffic.sources));
-  std::byte* to = to_.bytes_at(piece);
+  const std::byte* from = from_.bytes_at(chunk * static_cast<std::size_t>(traffic.sources));
+  std::byte* to = to_.bytes_at(chunk);
   if (stores == Stores::plain) {
     std::memcpy(to, from, traffic.copied);
   } else {
@@ -140,9 +140,9 @@ void PrivateMemory::run(const MemoryTraffic& traffic, Stores stores) const {
 }
 
 void PrivateMemory::evict(const MemoryTraffic& traffic) const {
-  const std::size_t piece = rounded_up(traffic.combined);
-  tools::evict({from_.bytes_at(0), piece * static_cast<std::size_t>(traffic.sources) + traffic.copied});
-  tools::evict({to_.bytes_at(0), piece + traffic.copied});
+  const std::size_t chunk = rounded_up(traffic.combined);
+  tools::evict({from_.bytes_at(0), chunk * static_cast<std::size_t>(traffic.sources) + traffic.copied});
+  tools::evict({to_.bytes_at(0), chunk + traffic.copied});
 }
 
 #if defined(__x86_64__)

@@ -30,7 +30,7 @@ class PrivateMemory {
   base::Buffer to_;
 };
 
-/// dst = the word-by-word sum of `sources` pieces that lie `stride` bytes apart. All addresses are aligned to
+/// dst = the word-by-word sum of `sources` sources that lie `stride` bytes apart. All addresses are aligned to
 /// base::kAlignment.
 struct CombinePass {
   const std::byte* from = nullptr;

@@ -63,14 +63,14 @@ auto with_type(DType dtype, F&& call) {
 
 /// The type in which a dtype's values are compared and divided.
 template <class T>
-using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
+using OpMath = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 template <class T>
 T from_integer(std::int64_t value) {
   if constexpr (std::is_integral_v<T>)
     return static_cast<T>(value);
   else
-    return static_cast<T>(static_cast<Wide<T>>(value));
+    return static_cast<T>(static_cast<OpMath<T>>(value));
 }
 
 /// 32 well-mixed bits.
@@ -96,8 +96,8 @@ int exact_bits(DType dtype) {
 }
 
 constexpr std::int64_t kLargestSum = 126;   // fits i8, and is exact in bf16
-constexpr int kMostAddends = 16;            // other ranks have 0 for this element, and a value for others
-constexpr int kMostFactors = 6;             // 2^6 fits i8
+constexpr int kMaxAddends = 16;             // other ranks have 0 for this element, and a value for others
+constexpr int kMaxFactors = 6;              // 2^6 fits i8
 constexpr std::int64_t kLargestFactor = 2;  // of premul_sum
 
 /// The distribution of one case's inputs: of n ranks, `active` have a value in low .. low + range - 1 for an element,
@@ -120,11 +120,11 @@ struct Draw {
 Draw draw_of(const BenchData& data) {
   const bool adds = data.redop == Kind::sum || data.redop == Kind::avg || data.redop == Kind::premul_sum;
   if (data.op->reduces && adds) {
-    const int active = std::min(data.ranks, kMostAddends);
+    const int active = std::min(data.ranks, kMaxAddends);
     const std::int64_t sum = data.redop == Kind::premul_sum ? kLargestSum / kLargestFactor : kLargestSum;
     return {data.ranks, active, 1, static_cast<std::uint64_t>(sum / active), 0};
   }
-  if (data.op->reduces && data.redop == Kind::prod) return {data.ranks, std::min(data.ranks, kMostFactors), 1, 2, 1};
+  if (data.op->reduces && data.redop == Kind::prod) return {data.ranks, std::min(data.ranks, kMaxFactors), 1, 2, 1};
   return {data.ranks, data.ranks, 0, std::uint64_t{1} << exact_bits(data.dtype), 0};
 }
 
@@ -160,7 +160,7 @@ bool same(T got, T expected, bool rounded) {
   if constexpr (std::is_integral_v<T>) {
     return got == expected;
   } else {
-    using W = Wide<T>;
+    using W = OpMath<T>;
     const auto a = static_cast<W>(got);
     const auto b = static_cast<W>(expected);
     if (a == b) return true;
@@ -178,7 +178,7 @@ T divided(std::int64_t sum, int ranks) {
   if constexpr (std::is_integral_v<T>)
     return static_cast<T>(sum / ranks);
   else
-    return static_cast<T>(static_cast<Wide<T>>(sum) / static_cast<Wide<T>>(ranks));
+    return static_cast<T>(static_cast<OpMath<T>>(sum) / static_cast<OpMath<T>>(ranks));
 }
 
 template <class T>

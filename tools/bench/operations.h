@@ -58,7 +58,7 @@ BenchShape bench_shape(const BenchOp& op, std::uint64_t bytes, base::DType dtype
 double bus_factor(const BenchOp& op, int ranks);
 
 /// The memory traffic of one rank in the `direct` algorithm if every buffer can be read in place: it combines `sources`
-/// pieces of `combined` bytes into one (loads sources x combined, stores combined), then copies `copied` bytes (loads
+/// sources of `combined` bytes into one (loads sources x combined, stores combined), then copies `copied` bytes (loads
 /// and stores them).
 struct MemoryTraffic {
   int sources = 0;

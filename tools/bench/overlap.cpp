@@ -55,7 +55,7 @@ OverlapTimes measure_overlap(comm::HostCollectives& world, const Repeats& repeat
     alone.push_back(a);
     total.push_back(t);
   }
-  for (auto* samples : {&pure, &alone, &total}) take_slowest(world, *samples);
+  for (auto* samples : {&pure, &alone, &total}) reduce_to_slowest(world, *samples);
   return {bench_times(pure).median, bench_times(alone).median, bench_times(total).median};
 }
 

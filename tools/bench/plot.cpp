@@ -101,12 +101,12 @@ std::string size_label(int power) {
 }
 
 std::string color(std::size_t index) {
-  return "var(--c" + std::to_string(index % static_cast<std::size_t>(report::kColours)) + ")";
+  return "var(--c" + std::to_string(index % static_cast<std::size_t>(report::kColors)) + ")";
 }
 
 /// Backends beyond the palette's colors are distinguished by dashes.
 std::string dashes(std::size_t index) {
-  const std::size_t round = index / static_cast<std::size_t>(report::kColours);
+  const std::size_t round = index / static_cast<std::size_t>(report::kColors);
   return round == 0 ? "" : fmt::format(" stroke-dasharray=\"{} 3\"", 3 + 3 * round);
 }
 

@@ -108,7 +108,7 @@ struct Repeats {
 inline Repeats fewer(const Repeats& repeats) { return {1, std::clamp(repeats.iterations / 2, 3, 20), repeats.prepare}; }
 
 /// Replaces every sample by that of the slowest rank. Collective.
-inline void take_slowest(comm::HostCollectives& world, std::vector<double>& samples) {
+inline void reduce_to_slowest(comm::HostCollectives& world, std::vector<double>& samples) {
   world.all_reduce(samples.data(), samples.size(), comm::ReduceOp::max(), "bench");
 }
 
@@ -131,7 +131,7 @@ std::vector<double> measure(comm::HostCollectives& world, const Repeats& repeats
     const double time = time_once(world, repeats, body);
     if (i >= 0) samples.push_back(time);
   }
-  take_slowest(world, samples);
+  reduce_to_slowest(world, samples);
   return samples;
 }
 

@@ -35,7 +35,7 @@ struct Catalog {
 /// Variables that the program itself declares, sorted by name. The catalog also has those of modules.
 std::vector<base::EnvVariable> all_variables();
 
-/// Asks each library for its entries.
+/// Queries each library for its entries.
 Catalog catalog();
 
 }  // namespace tessera::tools

@@ -23,7 +23,7 @@ void check_period(const TrainOptions& o) {
       "--sync-every, --outer-lr and --outer-momentum need a strategy with a sync period: diloco or local_sgd");
 }
 
-fsdp::StepShape course_of(const TrainOptions& options) {
+fsdp::StepShape step_shape_of(const TrainOptions& options) {
   return {.prefetch = options.prefetch,
           .microbatches = static_cast<int>(options.accumulate),
           .reshard_after_backward = options.reshard_after_backward != "false"};
@@ -54,7 +54,7 @@ void set_reshard_after_forward(fsdp::EngineOptions& engine, const std::string& v
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy) {
   fsdp::EngineOptions engine;
   std::string text = strategy;
-  for (const std::string& carrier : plan.options.collectives) text += "+" + carrier;
+  for (const std::string& plugin : plan.options.collectives) text += "+" + plugin;
   engine.strategy = fsdp::parse_strategy(text, engine.collectives);
   if (!fsdp::periodic_axis(engine.strategy).empty())
     engine.strategy = fsdp::with_period(std::move(engine.strategy), plan.options.period);
@@ -101,14 +101,14 @@ std::string accumulation_note(const TrainPlan& plan, const std::string& strategy
       fsdp::planned_units(*model, options.wrap, options.strategy, *options.mesh, options.reshard_after_forward);
   std::string note =
       fmt::format("{} microbatches a step under {}, per rank:", plan.options.accumulate, options.strategy.name);
-  for (const char* way : {"every", "last", "scatter"}) {
-    const fsdp::Strategy reduced = fsdp::with_accumulation(options.strategy, fsdp::parse_accumulation(way));
-    const fsdp::StepShape course = course_of(plan.options);
+  for (const char* accumulation : {"every", "last", "scatter"}) {
+    const fsdp::Strategy reduced = fsdp::with_accumulation(options.strategy, fsdp::parse_accumulation(accumulation));
+    const fsdp::StepShape shape = step_shape_of(plan.options);
     const auto sent =
-        fsdp::communication_formula(reduced, *options.mesh, units, plan.precision, course, options.collectives).bytes;
-    const auto peak = fsdp::peak_formula(reduced, *options.mesh, units, course, plan.precision);
+        fsdp::communication_formula(reduced, *options.mesh, units, plan.precision, shape, options.collectives).bytes;
+    const auto peak = fsdp::peak_formula(reduced, *options.mesh, units, shape, plan.precision);
     note += fmt::format("{} --reduce-when {} sends {} and holds {} of full gradients",
-                        way == std::string("every") ? "" : ";", way,
+                        accumulation == std::string("every") ? "" : ";", accumulation,
                         human_bytes(static_cast<double>(sent.all_gather + sent.reduce_scatter + sent.all_reduce)),
                         human_bytes(static_cast<double>(peak.unsharded_gradient)));
   }

@@ -49,7 +49,7 @@ bool has_ended(const fs::path& process) {
 
 /// Removes from `unused` what this process has open or mapped. Reads descriptors first: a file that is closed in
 /// between is mapped by then. False: the process is alive but can't be inspected.
-bool take_out_used(const fs::path& process, std::set<std::string>& unused) {
+bool remove_used(const fs::path& process, std::set<std::string>& unused) {
   std::error_code error;
   for (auto file = fs::directory_iterator(process / "fd", error); !error && file != fs::directory_iterator();
        file.increment(error)) {
@@ -78,7 +78,7 @@ void remove_segments() {
     if (std::atoi(process.path().filename().c_str()) <= 1) continue;  // init is not a rank and may not be inspectable
     struct stat status = {};
     if (::stat(process.path().c_str(), &status) != 0 || status.st_uid != ::geteuid()) continue;
-    if (!take_out_used(process.path(), unused)) return;
+    if (!remove_used(process.path(), unused)) return;
   }
   for (const std::string& path : unused) ::unlink(path.c_str());
 }
@@ -86,7 +86,7 @@ void remove_segments() {
 }  // namespace
 
 void remove_leftovers() noexcept {
-  comm::remove_dead_job_files();
+  comm::remove_dead_rendezvous_files();
   try {
     remove_segments();
   } catch (const std::exception&) {  // they remain until the next start

@@ -31,7 +31,7 @@ void Outlet::flush() {
       return;
     }
     written_ += static_cast<std::size_t>(count);
-    if (written_ < kept_.size() && written_ < kMost) continue;
+    if (written_ < kept_.size() && written_ < kMaxPending) continue;
     kept_.erase(0, written_);
     written_ = 0;
   }

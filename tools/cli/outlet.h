@@ -17,12 +17,12 @@ class Outlet {
   void flush();
   bool empty() const { return kept_.size() == written_; }
   /// True if so much is kept that no more should be appended.
-  bool full() const { return kept_.size() - written_ > kMost; }
+  bool full() const { return kept_.size() - written_ > kMaxPending; }
   /// errno of a failed write, after which nothing more is written; 0: none.
   int error() const { return error_; }
 
  private:
-  static constexpr std::size_t kMost = std::size_t{1} << 20;
+  static constexpr std::size_t kMaxPending = std::size_t{1} << 20;
   const int stream_;
   std::string kept_;
   std::size_t written_ = 0;  ///< of `kept_`

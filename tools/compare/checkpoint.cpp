@@ -1,5 +1,5 @@
 // tessera checkpoint: shows the content of a checkpoint, checks that it is complete, and converts it to a Hugging Face
-// folder. Needs no ranks.
+// directory. Needs no ranks.
 #include "tessera/fsdp/checkpoint.h"
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ namespace {
 using nlohmann::ordered_json;
 
 struct CheckpointCommand {
-  std::string folder, json, output;
+  std::string directory, json, output;
   bool tensors = false;
 };
 
@@ -33,7 +33,7 @@ std::int64_t elements_of(const nn::Shape& shape) {
 
 int inspect(const CheckpointCommand& options) {
   check_writable("--json", options.json);
-  const fsdp::Checkpoint checkpoint(options.folder);
+  const fsdp::Checkpoint checkpoint(options.directory);
   std::int64_t parameters = 0, states = 0;
   ordered_json tensors = ordered_json::array();
   for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors()) {
@@ -41,8 +41,8 @@ int inspect(const CheckpointCommand& options) {
     states += elements_of(tensor.shape) * tensor.states;
     tensors.push_back({{"name", tensor.name}, {"shape", tensor.shape}, {"states", tensor.states}});
   }
-  fmt::print("{}: step {}, written by {} ranks under {}\n", checkpoint.folder(), checkpoint.step(), checkpoint.ranks(),
-             checkpoint.strategy());
+  fmt::print("{}: step {}, written by {} ranks under {}\n", checkpoint.directory(), checkpoint.step(),
+             checkpoint.ranks(), checkpoint.strategy());
   fmt::print("{} tensors, {} parameters, {} values of the optimizer\n", checkpoint.tensors().size(), parameters,
              states);
   if (!checkpoint.finite()) fmt::print("some values are not finite: the training had diverged\n");
@@ -59,7 +59,7 @@ int inspect(const CheckpointCommand& options) {
       fmt::print("{} [{}] {}, a buffer\n", buffer.name, fmt::join(buffer.shape, ", "), base::name_of(buffer.dtype));
   }
   if (!options.json.empty())
-    write_file(options.json, json_text(ordered_json{{"folder", checkpoint.folder()},
+    write_file(options.json, json_text(ordered_json{{"folder", checkpoint.directory()},
                                                     {"step", checkpoint.step()},
                                                     {"ranks", checkpoint.ranks()},
                                                     {"strategy", checkpoint.strategy()},
@@ -74,19 +74,19 @@ int inspect(const CheckpointCommand& options) {
 }
 
 int verify(const CheckpointCommand& options) {
-  fsdp::Checkpoint checkpoint(options.folder);
+  fsdp::Checkpoint checkpoint(options.directory);
   const std::vector<std::string> wrong = checkpoint.verify();
   for (const std::string& line : wrong) fmt::print("{}\n", line);
   if (!wrong.empty())
-    throw CheckFailed(fmt::format("{}: {} blocks do not match their hashes; the first: {}", checkpoint.folder(),
+    throw CheckFailed(fmt::format("{}: {} blocks do not match their hashes; the first: {}", checkpoint.directory(),
                                   wrong.size(), wrong.front()));
-  fmt::print("{}: whole, {} bytes of {} ranks\n", checkpoint.folder(), checkpoint.bytes_read(), checkpoint.ranks());
+  fmt::print("{}: whole, {} bytes of {} ranks\n", checkpoint.directory(), checkpoint.bytes_read(), checkpoint.ranks());
   return 0;
 }
 
 /// The complete adapters; nothing if all parameters were trained.
 std::optional<nn::LoraMerger> adapters_in(fsdp::Checkpoint& checkpoint, const nn::ModelConfig& model) {
-  const std::optional<nn::LoraOptions> lora = lora_in(checkpoint.folder());
+  const std::optional<nn::LoraOptions> lora = lora_in(checkpoint.directory());
   if (!lora) return std::nullopt;
   nn::LoraMerger merge(model, *lora);
   std::vector<float> values;
@@ -99,14 +99,14 @@ std::optional<nn::LoraMerger> adapters_in(fsdp::Checkpoint& checkpoint, const nn
   return merge;
 }
 
-/// Holds one piece of a tensor at a time in memory and merges adapters.
-int export_folder(const CheckpointCommand& options) {
+/// Holds one chunk of a tensor at a time in memory and merges adapters.
+int export_directory(const CheckpointCommand& options) {
   constexpr std::int64_t kAtOnce = std::int64_t{4} << 20;  // elements
-  fsdp::Checkpoint checkpoint(options.folder);
-  const nn::ModelConfig model = model_in(options.folder);
+  fsdp::Checkpoint checkpoint(options.directory);
+  const nn::ModelConfig model = model_in(options.directory);
   const std::vector<nn::SafetensorsTensor> tensors = dense_tensors(model);
   const std::optional<nn::LoraMerger> merge = adapters_in(checkpoint, model);
-  const bool quantized = quantized_in(options.folder);
+  const bool quantized = quantized_in(options.directory);
   nn::HfCheckpointWriter writer(options.output, model, tensors);
   std::vector<float> values, numbers;
   for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors()) {
@@ -114,7 +114,7 @@ int export_folder(const CheckpointCommand& options) {
     const auto found =
         std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return t.name == tensor.name; });
     if (found == tensors.end())
-      throw base::InvalidUsage(options.folder + ": '" + tensor.name + "' is not part of the model");
+      throw base::InvalidUsage(options.directory + ": '" + tensor.name + "' is not part of the model");
     const bool encoded = quantized && found->shape != tensor.shape;  // read whole: any part depends on what precedes it
     if (encoded) {
       numbers.resize(static_cast<std::size_t>(elements_of(tensor.shape)));
@@ -153,7 +153,7 @@ void add_checkpoint(CommandLine& commands) {
   const auto options = std::make_shared<CheckpointCommand>();
   const auto add = [&](const char* name, const char* help, int (*run)(const CheckpointCommand&)) {
     CLI::App* part = command->add_subcommand(name, help);
-    part->add_option("folder", options->folder, "directory of checkpoints (the newest one is used) or of one step")
+    part->add_option("folder", options->directory, "directory of checkpoints (the newest one is used) or of one step")
         ->type_name("DIR")
         ->required();
     part->callback([&commands, options, run] { commands.chosen = [options, run] { return run(*options); }; });
@@ -163,7 +163,7 @@ void add_checkpoint(CommandLine& commands) {
   inspecting->add_flag("--tensors", options->tensors, "also list the tensors");
   inspecting->add_option("--json", options->json, "write everything as JSON")->type_name("FILE");
   add("verify", "read every block and compare it with its hash", verify);
-  add("export", "write the parameters as a Hugging Face directory", export_folder)
+  add("export", "write the parameters as a Hugging Face directory", export_directory)
       ->add_option("-o,--output", options->output, "directory to write")
       ->type_name("DIR")
       ->required();

@@ -106,16 +106,16 @@ CompareRun run_here(const TrainPlan& plan, const std::string& strategy, int gene
 
 /// Runs as a rank that this tool started; prints a line of JSON per step for its parent, and one with the result.
 int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
-  const auto tell = [](const ordered_json& line) {
+  const auto print_line = [](const ordered_json& line) {
     fmt::print("{}\n", json_text(line));
     std::fflush(stdout);
   };
   bool first = false;
   const CompareRun run = run_here(plan, options.only, 0, [&](const StepReport& step) {
     first = true;
-    tell({{"step", step.step}, {"loss", step.loss}, {"tokens_per_second", step.tokens_per_second}});
+    print_line({{"step", step.step}, {"loss", step.loss}, {"tokens_per_second", step.tokens_per_second}});
   });
-  if (first) tell({{"result", to_json(run.result)}, {"trace", run.trace}, {"backend", run.backend}});
+  if (first) print_line({{"result", to_json(run.result)}, {"trace", run.trace}, {"backend", run.backend}});
   return 0;
 }
 
@@ -208,7 +208,7 @@ int compare(const CommandLine& commands, const CompareOptions& options) {
   if (first) {
     check_results(options);
   }
-  note_if_alone_under_a_launcher(ranks);
+  warn_if_alone_under_launcher(ranks);
   if (first) warn_ineffective_options(options);
   Comparison comparison{.model = options.init.empty() ? options.model : options.init,
                         .parameters = plan.parameters,

@@ -128,7 +128,7 @@ std::vector<std::string> Launcher::command() const {
       part.replace(at, kRanks.size(), std::to_string(plan_.ranks));
     all.push_back(std::move(part));
   }
-  if (by_prefix()) all.push_back(base::module_folder() + "/rank-start");
+  if (by_prefix()) all.push_back(base::module_directory() + "/rank-start");
   all.insert(all.end(), plan_.command.begin(), plan_.command.end());
   return all;
 }
@@ -186,7 +186,7 @@ void Launcher::pump(std::chrono::milliseconds longest) {
   ::poll(waiting.data(), waiting.size(), static_cast<int>(longest.count()));
   output_.flush();
   errors_.flush();
-  if (watch_) watch_->take();  // before output that refers to it
+  if (watch_) watch_->poll_events();  // before output that refers to it
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     if (waiting[others + 2 * i].revents != 0) ranks_[i].output->read_output();
     if (waiting[others + 1 + 2 * i].revents != 0) ranks_[i].output->read_errors();
@@ -196,7 +196,7 @@ void Launcher::pump(std::chrono::milliseconds longest) {
     error_came_first_ |= error && !watch_->lost();
     if (error || watch_->lost()) begin_grace();
   }
-  if (const int signal = signals_.take(); signal != 0) on_interrupt(signal);
+  if (const int signal = signals_.next_signal(); signal != 0) on_interrupt(signal);
 }
 
 /// Reads until all writers have closed; the deadline is for a process that escaped. Readers of this process's output
@@ -207,9 +207,9 @@ void Launcher::read_rest() {
   };
   auto deadline = Clock::now() + std::chrono::seconds(1);
   while (!all_read() && Clock::now() < deadline) {
-    const bool held_up = output_.full() || errors_.full();
+    const bool blocked = output_.full() || errors_.full();
     pump(std::chrono::milliseconds(50));
-    if (held_up && stage_ == Stage::running) deadline = Clock::now() + std::chrono::seconds(1);
+    if (blocked && stage_ == Stage::running) deadline = Clock::now() + std::chrono::seconds(1);
   }
 }
 
@@ -258,7 +258,7 @@ void Launcher::begin_grace() {
 void Launcher::signal_running(int signal) {
   for (LaunchedProcess& rank : ranks_) {
     if (!rank.running) continue;
-    rank.told_to_stop = true;
+    rank.stopped_by_launcher = true;
     ::kill(rank.pid, signal);
     ::kill(rank.pid, SIGCONT);
   }
@@ -335,9 +335,9 @@ int Launcher::report() {
   errors_.write(warning);
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     RankOutput& output = *ranks_[i].output;
-    const std::string others = output.take_others();
+    const std::string others = output.release_others();
     if (code != 2) errors_.write(others);  // wrong usage is reported in one line
-    const auto error = output.take_error();
+    const auto error = output.release_error();
     if (code == 0 && !output.log_problem().empty()) {
       code = 1;
       cause = output.log_problem();

@@ -120,15 +120,15 @@ bool has_marker(pid_t pid, const char* marker, std::size_t length) {
 }
 
 int kill_marked(const char* marker, std::size_t length) {
-  DIR* folder = ::opendir("/proc");
-  if (folder == nullptr) return 0;
+  DIR* directory = ::opendir("/proc");
+  if (directory == nullptr) return 0;
   int killed = 0;
-  while (const dirent* entry = ::readdir(folder)) {
+  while (const dirent* entry = ::readdir(directory)) {
     const auto pid = static_cast<pid_t>(std::atoi(entry->d_name));
     if (pid <= 1 || pid == ::getpid() || !has_marker(pid, marker, length)) continue;
     if (::kill(pid, SIGKILL) == 0) ++killed;
   }
-  ::closedir(folder);
+  ::closedir(directory);
   return killed;
 }
 

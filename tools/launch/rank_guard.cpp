@@ -2,7 +2,7 @@
 // rank dies without a message, the guard prints one in its place: no other process there knows which rank it was.
 //
 // Each rank starts a guard; the first that acquires NAME stays, the others exit at once. The ranks connect to it, send
-// their rank, and announce their end. The first connection that closes without this announcement belongs to the dead
+// their rank, and report their end. The first connection that closes without this report belongs to the dead
 // rank; the launcher kills the others. COUNT ranks from FIRST on are on this host; until all of them have connected,
 // the dead rank may be one of the missing. STARTER is a launcher (0: none) that prints much on standard error at its
 // end: then the guard waits for its end and prints last.
@@ -31,7 +31,7 @@ constexpr int kTurn = 2;            // for the cause of an abort
 constexpr int kGrace = 2'000;       // for the others to detect the failure themselves
 constexpr int kTerminated = 1'000;  // between SIGTERM and SIGKILL
 constexpr int kForEver = -1;
-constexpr int kMost = 4096;  // descriptors; more ranks on one host are not guarded
+constexpr int kMaxRanks = 4096;  // descriptors; more ranks on one host are not guarded
 
 int listen_at(const char* name) {
   sockaddr_un address = {};
@@ -66,17 +66,17 @@ class Guard {
     int rank = -1;  ///< not received yet
     pid_t pid = 0;  ///< alive while the connection is open
   };
-  enum class Heard { nothing, late, end, failure };
+  enum class Report { nothing, late, end, failure };
   bool watch(int fd) const;
-  Heard next(int patience, int& rank);
+  Report next(int patience, int& rank);
   void accept_one();
   void signal_all(int signal) const;
   bool wait_until_gone(int patience);
 
   const int listener_;
   const int events_ = ::epoll_create1(EPOLL_CLOEXEC);
-  Rank ranks_[kMost];
-  Connection connections_[kMost];
+  Rank ranks_[kMaxRanks];
+  Connection connections_[kMaxRanks];
   int open_ = 0;
   bool begun_ = false;
 };
@@ -92,41 +92,41 @@ void Guard::accept_one() {
   ucred peer = {};
   socklen_t size = sizeof peer;
   const bool known = ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == ::geteuid();
-  if (fd >= kMost || !known || !watch(fd)) return static_cast<void>(::close(fd));
+  if (fd >= kMaxRanks || !known || !watch(fd)) return static_cast<void>(::close(fd));
   connections_[fd] = {.open = true, .rank = -1, .pid = peer.pid};
   ++open_;
   begun_ = true;
 }
 
 /// Handles one event. Events are in the order in which they happened.
-Guard::Heard Guard::next(int patience, int& rank) {
+Guard::Report Guard::next(int patience, int& rank) {
   epoll_event event = {};
   const int count = ::epoll_wait(events_, &event, 1, patience);
-  if (count == 0) return Heard::late;
-  if (count < 0) return Heard::nothing;
+  if (count == 0) return Report::late;
+  if (count < 0) return Report::nothing;
   const int fd = event.data.fd;
   if (fd == listener_) {
     accept_one();
-    return Heard::nothing;
+    return Report::nothing;
   }
   char text[64] = {};
   const ssize_t got = ::recv(fd, text, sizeof text - 1, 0);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return Heard::nothing;
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return Report::nothing;
   Connection& one = connections_[fd];
-  if (const int said = std::atoi(text); got > 0 && one.rank < 0 && said >= 0 && said < kMost) one.rank = said;
+  if (const int said = std::atoi(text); got > 0 && one.rank < 0 && said >= 0 && said < kMaxRanks) one.rank = said;
   if (got <= 0) {
     ::close(fd);
     one.open = false;
     --open_;
   }
-  if (one.rank < 0) return Heard::nothing;
+  if (one.rank < 0) return Report::nothing;
   rank = one.rank;
-  Rank& whose = ranks_[rank];
-  whose.came = true;
-  whose.ends |= std::strpbrk(text, "eft") != nullptr;
-  whose.aborts |= std::strchr(text, 'a') != nullptr;
-  if (std::strchr(text, 'f') != nullptr) return Heard::failure;
-  return got > 0 || whose.ends ? Heard::nothing : Heard::end;
+  Rank& state = ranks_[rank];
+  state.came = true;
+  state.ends |= std::strpbrk(text, "eft") != nullptr;
+  state.aborts |= std::strchr(text, 'a') != nullptr;
+  if (std::strchr(text, 'f') != nullptr) return Report::failure;
+  return got > 0 || state.ends ? Report::nothing : Report::end;
 }
 
 int Guard::wait_for_death() {
@@ -134,15 +134,15 @@ int Guard::wait_for_death() {
   while (!begun_ || open_ > 0) {
     int rank = -1;
     switch (next(suspect >= 0 ? kTurn : begun_ ? kForEver : kFirstRank, rank)) {
-      case Heard::late:
+      case Report::late:
         return suspect;
-      case Heard::failure:
+      case Report::failure:
         return -1;
-      case Heard::end:
+      case Report::end:
         if (!ranks_[rank].aborts) return rank;
         if (suspect < 0) suspect = rank;
         break;
-      case Heard::nothing:
+      case Report::nothing:
         break;
     }
   }
@@ -187,7 +187,7 @@ int errors_of(int process) {
 int last_line(char* text, std::size_t size, int rank, const Guard& guard, int first, int all) {
   char missing[512] = {};
   std::size_t length = 0;
-  for (int other = first; other < first + all && other < kMost && length + 16 < sizeof missing; ++other)
+  for (int other = first; other < first + all && other < kMaxRanks && length + 16 < sizeof missing; ++other)
     if (!guard.came(other))
       length += static_cast<std::size_t>(
           std::snprintf(missing + length, sizeof missing - length, "%srank %d", length > 0 ? " or " : "", other));

@@ -11,7 +11,7 @@
 namespace tessera::tools {
 namespace {
 constexpr std::string_view kOurs = "tessera: ";
-constexpr std::size_t kMostHeld = 1 << 20;
+constexpr std::size_t kMaxHeld = 1 << 20;
 
 bool is_final_error(std::string_view line) {
   return line.starts_with(kOurs) && !line.starts_with("tessera: note: ") && !line.starts_with("tessera: warning: ");
@@ -57,7 +57,7 @@ void RankOutput::on_line(std::string_view line, bool is_error) {
   }
   const bool says_something = line.find_first_not_of(" \t-=*#") != std::string_view::npos;
   if (says_something) last_error_line_ = line.substr(0, 2000);
-  if (plan_.hold_errors && plan_.hold_first && !line.starts_with(kOurs) && others_.size() < kMostHeld) {
+  if (plan_.hold_errors && plan_.hold_first && !line.starts_with(kOurs) && others_.size() < kMaxHeld) {
     others_.append(line).append("\n");
     return;
   }
@@ -93,6 +93,6 @@ void RankOutput::pass_on(std::string_view line, bool is_error) const {
   (is_error ? plan_.errors : plan_.output)->write(text);
 }
 
-std::optional<std::string> RankOutput::take_error() { return std::exchange(held_, std::nullopt); }
+std::optional<std::string> RankOutput::release_error() { return std::exchange(held_, std::nullopt); }
 
 }  // namespace tessera::tools

@@ -17,7 +17,7 @@ namespace tessera::tools {
 class LineSplitter {
  public:
   /// Longer lines are split, so that a program without newlines can't fill the launcher's memory.
-  static constexpr std::size_t kLongest = 16 * 1024 * 1024;
+  static constexpr std::size_t kMaxLine = 16 * 1024 * 1024;
 
   /// Calls `line` for each complete line, without its newline.
   template <class F>
@@ -26,7 +26,7 @@ class LineSplitter {
       const std::size_t end = bytes.find('\n');
       if (end == std::string_view::npos) {
         rest_.append(bytes);
-        if (rest_.size() >= kLongest) finish(line);
+        if (rest_.size() >= kMaxLine) finish(line);
         return;
       }
       if (rest_.empty()) {
@@ -54,11 +54,11 @@ class LineSplitter {
 struct RankOutputPlan {
   int rank = 0;
   bool tag = false;          ///< "[rank] " before each line
-  bool hold_errors = false;  ///< keep the last line that begins with "tessera: " until take_error()
-  bool hold_first = false;   ///< ... the first such line instead, and foreign lines until take_others(): several ranks
-                             ///< and the program that started them write to this pipe
-  bool capture = false;      ///< standard output is forwarded too; else it is inherited
-  std::string log_file;      ///< empty: none
+  bool hold_errors = false;  ///< keep the last line that begins with "tessera: " until release_error()
+  bool hold_first = false;   ///< ... the first such line instead, and foreign lines until release_others(): several
+                            ///< ranks and the program that started them write to this pipe
+  bool capture = false;  ///< standard output is forwarded too; else it is inherited
+  std::string log_file;  ///< empty: none
   std::function<void(int rank, std::string_view line)> on_output;  ///< instead of standard output
   Outlet* output = nullptr;                                        ///< standard output; outlives the rank
   Outlet* errors = nullptr;                                        ///< standard error; outlives the rank
@@ -83,9 +83,9 @@ class RankOutput {
   bool read_errors() { return read(errors_pipe_.read_end, error_lines_, true); }
 
   /// Returns and clears the rank's held error line, without its "tessera: ".
-  std::optional<std::string> take_error();
+  std::optional<std::string> release_error();
   /// Returns and clears the held lines of other programs, unchanged.
-  std::string take_others() { return std::exchange(others_, {}); }
+  std::string release_others() { return std::exchange(others_, {}); }
   const std::string& others() const { return others_; }
   bool has_error() const { return held_.has_value(); }
   /// Why the log is incomplete; "" if it is complete.

@@ -20,7 +20,7 @@ const char* value_of(char** variables, const char* name) {
 }
 
 /// Without the tool's socket (it may be on another host) the rank starts nevertheless.
-void tell(const char* name, const char* rank) {
+void print_variable(const char* name, const char* rank) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   const std::size_t length = std::strlen(name);
@@ -45,7 +45,7 @@ int main(int argc, char** argv, char** variables) {
   for (const char* const variable : kRanks) {
     const char* const rank = value_of(variables, variable);
     if (name == nullptr || rank == nullptr) continue;
-    tell(name, rank);
+    print_variable(name, rank);
     break;
   }
   ::execvp(argv[1], argv + 1);

@@ -124,7 +124,7 @@ void RankWatch::watch(int fd, std::uint64_t mark) {
 
 /// The kernel lists events in the order in which they happened, so the first process that ended comes first. A process
 /// closes its connection before it has ended, and only its end can cause that of another.
-void RankWatch::take() {
+void RankWatch::poll_events() {
   std::array<epoll_event, 64> events{};
   const int count = ::epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()), 0);
   accept_all();  // reports that a process sent before it ended
@@ -179,7 +179,7 @@ void RankWatch::on_hangup(int fd) {
   if (got > 0) on_report(pid, std::string(text, static_cast<std::size_t>(got)));
   if (got > 0 || (got < 0 && errno == EAGAIN)) return;
   connections_.erase(found);
-  if (const Process& process = processes_[pid]; !process.code) lose(process);
+  if (const Process& process = processes_[pid]; !process.code) on_lost(process);
 }
 
 void RankWatch::on_report(pid_t pid, const std::string& text) {
@@ -198,10 +198,10 @@ void RankWatch::on_end(pid_t pid) {
   process.status = status_of_ended(pid);
   if (process.code) return;
   if (lost_ && lost_->rank == process.rank) lost_->status = process.status;
-  if (process.status ? *process.status != 0 : own_program_) lose(process);
+  if (process.status ? *process.status != 0 : own_program_) on_lost(process);
 }
 
-void RankWatch::lose(const Process& process) {
+void RankWatch::on_lost(const Process& process) {
   if (!lost_ && process.rank >= 0) lost_ = Lost{.rank = process.rank, .status = process.status};
 }
 
@@ -249,7 +249,7 @@ RankGuard::RankGuard(const comm::Launch& launch) {
   const bool speaks_last = launch.launcher == "openmpi";
   // Launchers number the ranks of a host consecutively unless configured otherwise; in that case the guard lists too
   // many ranks.
-  spawn({base::module_folder() + "/rank-guard", name, std::to_string(speaks_last ? ::getppid() : 0),
+  spawn({base::module_directory() + "/rank-guard", name, std::to_string(speaks_last ? ::getppid() : 0),
          std::to_string(launch.rank - launch.local_rank), std::to_string(launch.local_size)});
   // Blocks SIGTERM until it can be distinguished from a death.
   sigset_t terminated;

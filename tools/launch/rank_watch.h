@@ -28,9 +28,9 @@ class RankWatch {
   std::pair<std::string, std::string> variable() const;
   /// The same if the ranks have no launcher to report to.
   static std::pair<std::string, std::string> no_variable();
-  /// Becomes readable when take() has events to process.
+  /// Becomes readable when poll_events() has events to process.
   int descriptor() const { return events_.get(); }
-  void take();
+  void poll_events();
 
   struct Lost {
     int rank = 0;
@@ -58,7 +58,7 @@ class RankWatch {
   void on_report(pid_t pid, const std::string& text);
   void on_hangup(int fd);
   void on_end(pid_t pid);
-  void lose(const Process& process);
+  void on_lost(const Process& process);
 
   const int ranks_;
   const bool own_program_;

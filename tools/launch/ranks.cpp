@@ -45,7 +45,7 @@ int world_size(const std::optional<int>& ranks) {
 
 bool must_spawn(int ranks) { return ranks > 1 && comm::resolve_launch().size == 1; }
 
-void note_if_alone_under_a_launcher(int ranks) {
+void warn_if_alone_under_launcher(int ranks) {
   const std::string launcher = comm::resolve_launch().launcher;
   if (launcher != "none" && must_spawn(ranks))
     fmt::print(stderr, "tessera: note: {} started one rank; starting {} here\n", launcher, ranks);

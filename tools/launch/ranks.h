@@ -24,7 +24,7 @@ int world_size(const std::optional<int>& ranks);
 bool must_spawn(int ranks);
 
 /// Prints a note on standard error if a launcher has started only one rank, and this process starts the ranks.
-void note_if_alone_under_a_launcher(int ranks);
+void warn_if_alone_under_launcher(int ranks);
 
 /// Returns the spec that runs this program with these arguments as the ranks of a training. The ranks are bound to
 /// their shares of the cores if there is a core for each computing thread; if there are more threads than cores, the

@@ -12,12 +12,12 @@ std::string killed_by(int signal) {
 }
 
 std::string cause_text(const LaunchSpec& plan, LaunchedProcess& rank, int number) {
-  const std::string who = !plan.prefix.empty() ? plan.prefix.front() : "rank " + std::to_string(number);
-  if (WIFSIGNALED(rank.status)) return who + " " + killed_by(WTERMSIG(rank.status));
+  const std::string name = !plan.prefix.empty() ? plan.prefix.front() : "rank " + std::to_string(number);
+  if (WIFSIGNALED(rank.status)) return name + " " + killed_by(WTERMSIG(rank.status));
   const int code = WEXITSTATUS(rank.status);
-  if (const auto error = rank.output->take_error())
-    return code == 2 || !plan.prefix.empty() ? *error : who + ": " + *error;
-  const std::string text = who + " ended with code " + std::to_string(code);
+  if (const auto error = rank.output->release_error())
+    return code == 2 || !plan.prefix.empty() ? *error : name + ": " + *error;
+  const std::string text = name + " ended with code " + std::to_string(code);
   return rank.output->last_error_line().empty() ? text : text + ": " + rank.output->last_error_line();
 }
 
@@ -25,7 +25,8 @@ std::string cause_text(const LaunchSpec& plan, LaunchedProcess& rank, int number
 Verdict verdict_under_prefix(const RunEnd& end) {
   LaunchedProcess& starter = end.ranks.front();
   const bool starter_failed = end.first_failed >= 0;
-  if (!starter.running && starter.status == 0 && !starter.told_to_stop && !starter.output->has_error()) return {};
+  if (!starter.running && starter.status == 0 && !starter.stopped_by_launcher && !starter.output->has_error())
+    return {};
   if (starter_failed && WIFSIGNALED(starter.status)) return {1, cause_text(end.plan, starter, 0)};
   auto lost = end.watch->lost();
   if (lost)
@@ -36,19 +37,19 @@ Verdict verdict_under_prefix(const RunEnd& end) {
   const bool starter_explains =
       !end.plan.own_program && !killed && starter_failed && !starter.output->last_error_line().empty();
   if (lost && !end.error_came_first && !starter_explains) {
-    const std::string who = "rank " + std::to_string(lost->rank);
-    if (killed) return {1, who + " " + killed_by(WTERMSIG(*lost->status))};
+    const std::string name = "rank " + std::to_string(lost->rank);
+    if (killed) return {1, name + " " + killed_by(WTERMSIG(*lost->status))};
     if (!lost->status || !starter.output->has_error()) {
       std::string how = lost->status ? " ended with code " + std::to_string(WEXITSTATUS(*lost->status))
                                      : " died without an error message";
       if (starter_failed)
         how += "; " + end.plan.prefix.front() + " ended with code " + std::to_string(WEXITSTATUS(starter.status));
-      return {1, who + how};
+      return {1, name + how};
     }
   }
   if (starter.output->has_error()) {
     const bool wrong_usage = starter_failed && WEXITSTATUS(starter.status) == 2;
-    return {wrong_usage ? 2 : 1, *starter.output->take_error()};
+    return {wrong_usage ? 2 : 1, *starter.output->release_error()};
   }
   if (!starter_failed) return {};
   if (end.watch->all_done()) {

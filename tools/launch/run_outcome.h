@@ -17,10 +17,10 @@ namespace tessera::tools {
 struct LaunchedProcess {
   pid_t pid = -1;
   bool running = false;
-  bool told_to_stop = false;  ///< by the launcher: its end is not the cause
-  int status = 0;             ///< of waitpid
+  bool stopped_by_launcher = false;  ///< its end is not the cause
+  int status = 0;                    ///< of waitpid
   std::optional<RankOutput> output;
-  bool failed() const { return !running && status != 0 && !told_to_stop; }
+  bool failed() const { return !running && status != 0 && !stopped_by_launcher; }
 };
 
 /// How the processes of a run ended. The members outlive it.

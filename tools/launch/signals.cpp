@@ -59,7 +59,7 @@ SignalPipe::~SignalPipe() {
   signal_target = -1;
 }
 
-int SignalPipe::take() {
+int SignalPipe::next_signal() {
   unsigned char bytes[64];
   int last = 0;
   for (ssize_t got = 0; (got = ::read(pipe_.read_end.get(), bytes, sizeof bytes)) > 0;)

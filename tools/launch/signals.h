@@ -20,7 +20,7 @@ class SignalPipe {
   /// Becomes readable when a signal has arrived.
   int descriptor() const { return pipe_.read_end.get(); }
   /// Consumes the signals that have arrived; returns 0, or the last SIGINT, SIGTERM or SIGHUP.
-  int take();
+  int next_signal();
 
  private:
   static constexpr std::array<int, 4> kSignals = {SIGCHLD, SIGINT, SIGTERM, SIGHUP};

@@ -80,8 +80,8 @@ std::string all_losses_of(const Comparison& c) {
     table.head.push_back(full_name(run));
     longest = std::max(longest, run.losses.size());
   }
-  constexpr std::size_t kMostRows = 200;
-  const std::size_t stride = longest / kMostRows + 1;
+  constexpr std::size_t kMaxRows = 200;
+  const std::size_t stride = longest / kMaxRows + 1;
   for (std::size_t step = 0; step < longest; step += stride) {
     std::vector<std::string> row = {std::to_string(step + 1)};
     for (const RunResult& run : c.runs) row.push_back(step < run.losses.size() ? exact(run.losses[step]) : "");
@@ -97,7 +97,7 @@ std::string losses_of(const Comparison& c) {
               {"strategy", "first", "last", "hash"},
               {}};
   for (const RunResult& run : c.runs) {
-    keys.push_back({full_name(run), static_cast<int>(all.size()) % kColours});
+    keys.push_back({full_name(run), static_cast<int>(all.size()) % kColors});
     all.push_back({full_name(run), run.losses});
     const bool none = run.losses.empty();
     table.rows.push_back({full_name(run), none ? "" : exact(run.losses.front()), none ? "" : exact(run.losses.back()),

@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kWidth = 1000;  // in the curve's own coordinates; the page scales them
 constexpr double kHeight = 400;
-constexpr std::size_t kMostPoints = 1000;
+constexpr std::size_t kMaxPoints = 1000;
 
 std::string percent(double part) { return significant(std::clamp(part, 0.0, 1.0) * 100, 5) + "%"; }
 
@@ -41,7 +41,7 @@ Scale scale_of(const std::vector<Curve>& all) {
 }
 
 std::string path_of(const std::vector<double>& values, const Scale& scale, std::size_t longest) {
-  const std::size_t stride = values.size() / kMostPoints + 1;
+  const std::size_t stride = values.size() / kMaxPoints + 1;
   std::string path;
   bool pen_down = false;
   for (std::size_t i = 0; i < values.size(); i += stride) {
@@ -58,7 +58,7 @@ std::string path_of(const std::vector<double>& values, const Scale& scale, std::
   return path;
 }
 
-std::string color(int index) { return "var(--c" + std::to_string(index % kColours) + ")"; }
+std::string color(int index) { return "var(--c" + std::to_string(index % kColors) + ")"; }
 
 }  // namespace
 

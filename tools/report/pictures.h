@@ -35,6 +35,6 @@ struct Key {
 std::string legend(const std::vector<Key>& keys);
 
 /// Colors of the palette.
-inline constexpr int kColours = 8;
+inline constexpr int kColors = 8;
 
 }  // namespace tessera::tools::report

@@ -27,17 +27,17 @@ std::vector<nn::SafetensorsTensor> adapter_tensors(const nn::Module& model) {
   return tensors;
 }
 
-/// Encodes whole tensors of a folder, one at a time, for callers that read parts of them.
+/// Encodes whole tensors of a directory, one at a time, for callers that read parts of them.
 class Encoder {
  public:
-  Encoder(const nn::HfCheckpointReader& folder, const nn::ModelConfig& config) : folder_(folder) {
+  Encoder(const nn::HfCheckpointReader& directory, const nn::ModelConfig& config) : directory_(directory) {
     for (const nn::SafetensorsTensor& tensor : dense_tensors(config)) counts_[tensor.name] = nn::count_of(tensor.shape);
   }
   /// Reads bytes `range` of the tensor's encoding, as numbers.
   void read(const std::string& name, nn::ElementRange range, float* out) {
     if (name != name_) {
       std::vector<float> values(static_cast<std::size_t>(counts_.at(name)));
-      folder_.read(name, {0, counts_.at(name)}, values.data());
+      directory_.read(name, {0, counts_.at(name)}, values.data());
       bytes_.resize(nn::nf4_bytes(counts_.at(name)));
       nn::encode_nf4(values, bytes_.data());
       name_ = name;
@@ -47,7 +47,7 @@ class Encoder {
   }
 
  private:
-  const nn::HfCheckpointReader& folder_;
+  const nn::HfCheckpointReader& directory_;
   std::map<std::string, std::int64_t> counts_;
   std::string name_;
   std::vector<std::byte> bytes_;
@@ -74,11 +74,11 @@ void check_given(const TrainOptions& o, const std::optional<nn::LoraOptions>& th
 
 }  // namespace
 
-std::optional<nn::LoraOptions> lora_in(const std::string& folder) {
-  const fsdp::Checkpoint checkpoint(folder);
+std::optional<nn::LoraOptions> lora_in(const std::string& directory) {
+  const fsdp::Checkpoint checkpoint(directory);
   const auto found = checkpoint.attributes().find(kLoraAttribute);
   if (found == checkpoint.attributes().end()) return std::nullopt;
-  return nn::parse_lora(found->second, folder);
+  return nn::parse_lora(found->second, directory);
 }
 
 std::optional<nn::LoraOptions> lora_of(const TrainOptions& o, const std::string& checkpoint,
@@ -116,11 +116,12 @@ void decode_numbers(std::span<const float> numbers, const nn::Shape& shape, nn::
   nn::decode_nf4(bytes.data(), nn::count_of(shape), range, out);
 }
 
-bool quantized_in(const std::string& folder) {
-  const fsdp::Checkpoint checkpoint(folder);
+bool quantized_in(const std::string& directory) {
+  const fsdp::Checkpoint checkpoint(directory);
   const auto found = checkpoint.attributes().find(kQuantizeAttribute);
   if (found == checkpoint.attributes().end()) return false;
-  if (found->second != kNf4) throw InvalidUsage(folder + ": unknown weight format '" + found->second + "'; known: nf4");
+  if (found->second != kNf4)
+    throw InvalidUsage(directory + ": unknown weight format '" + found->second + "'; known: nf4");
   return true;
 }
 
@@ -162,17 +163,17 @@ void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScal
   }
   engine.initialize(plan.options.seed);
   if (!plan.options.init.empty()) {
-    const nn::HfCheckpointReader folder(plan.options.init);
-    folder.check(dense_tensors(plan.model));
-    Encoder encoder(folder, plan.model);
+    const nn::HfCheckpointReader directory(plan.options.init);
+    directory.check(dense_tensors(plan.model));
+    Encoder encoder(directory, plan.model);
     engine.state().load(
         [&](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
           if (parameter.dtype() == base::DType::u8) return encoder.read(parameter.name(), range, out);
-          folder.read(parameter.name(), range, out);
+          directory.read(parameter.name(), range, out);
         },
         [](const nn::Parameter& parameter) { return !nn::is_adapter(parameter.name()); });
     engine.state().load_buffers(
-        [&](const nn::ModuleBuffer& buffer, void* out) { folder.read_whole(buffer.name(), buffer.dtype(), out); },
+        [&](const nn::ModuleBuffer& buffer, void* out) { directory.read_whole(buffer.name(), buffer.dtype(), out); },
         [](const nn::ModuleBuffer& buffer) { return buffer.persistent(); });
   }
   if (plan.options.init_adapter.empty()) return;
@@ -189,7 +190,7 @@ struct Writers {
   std::optional<nn::HfCheckpointWriter> model;
   std::optional<nn::PeftAdapterWriter> adapter;
   std::optional<nn::LoraMerger> merge;
-  std::map<std::string, nn::Shape> shapes;  // of the model's folder
+  std::map<std::string, nn::Shape> shapes;  // of the model's directory
 
   /// Parameters come in byte order of their names: a layer's lora_A and lora_B before its weight.
   void write(const nn::Parameter& parameter, std::span<const float> values) {
@@ -216,7 +217,7 @@ struct Writers {
 
 }  // namespace
 
-void export_folders(const TrainPlan& plan, fsdp::Engine& engine, int rank) {
+void export_directories(const TrainPlan& plan, fsdp::Engine& engine, int rank) {
   const TrainOptions& o = plan.options;
   if (o.export_dir.empty() && o.export_adapter.empty()) return;
   Writers writers;

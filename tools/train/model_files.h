@@ -1,4 +1,4 @@
-// The model of a run: its parts, the source of its values, and the folders that are exported from it.
+// The model of a run: its parts, the source of its values, and the directories that are exported from it.
 #pragma once
 
 #include <optional>
@@ -28,7 +28,7 @@ bool quantized_of(const TrainOptions& options, const std::string& checkpoint, bo
 bool quantized_in(const std::string& checkpoint);
 inline constexpr const char *kQuantizeAttribute = "quantize", *kNf4 = "nf4";
 
-/// The tensors of a model's folder: without adapters, nothing encoded.
+/// The tensors of a model's directory: without adapters, nothing encoded.
 std::vector<nn::SafetensorsTensor> dense_tensors(const nn::ModelConfig& config);
 /// Decodes bytes that an engine or a checkpoint presents as numbers; `range` of the tensor's elements.
 void decode_numbers(std::span<const float> numbers, const nn::Shape& shape, nn::ElementRange range, float* out);
@@ -50,6 +50,6 @@ nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan);
 void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScaler* scaler);
 
 /// Writes --export (with adapters merged) and --export-adapter, on rank 0. Collective.
-void export_folders(const TrainPlan& plan, fsdp::Engine& engine, int rank);
+void export_directories(const TrainPlan& plan, fsdp::Engine& engine, int rank);
 
 }  // namespace tessera::tools

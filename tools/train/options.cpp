@@ -59,21 +59,21 @@ void add_adapter_options(CLI::App& command, TrainOptions& o) {
 }
 
 void add_loop_options(CLI::App& command, TrainOptions& o) {
-  constexpr std::uint64_t kMost = 1ULL << 40;
+  constexpr std::uint64_t kMax = 1ULL << 40;
   command.add_option("--steps", o.steps, "optimizer steps in total, also when resuming")
-      ->transform(whole_number(0, kMost))
+      ->transform(whole_number(0, kMax))
       ->capture_default_str();
   command.add_option("--global-batch", o.global_batch, "sequences per optimizer step over all ranks and microbatches")
-      ->transform(whole_number(1, kMost))
+      ->transform(whole_number(1, kMax))
       ->capture_default_str();
   command.add_option("--seq-len", o.seq_len, "tokens per sequence (default: the model's context, at most 256)")
-      ->transform(whole_number(1, kMost));
+      ->transform(whole_number(1, kMax));
   command.add_option("--lr", o.lr, "peak learning rate of the schedule")->check(finite_number())->capture_default_str();
   command.add_option("--schedule", o.schedule, "learning rate after the warm-up")
       ->check(CLI::IsMember({"constant", "cosine"}))
       ->capture_default_str();
   command.add_option("--warmup", o.warmup, "steps of linear warm-up")
-      ->transform(whole_number(0, kMost))
+      ->transform(whole_number(0, kMax))
       ->capture_default_str();
   command.add_option("--seed", o.seed, "seed of initial values, batch order and dropout")
       ->transform(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
@@ -93,7 +93,7 @@ void add_loop_options(CLI::App& command, TrainOptions& o) {
                   "dtype in which gradients are reduced and kept: f32, or as --precision (default)")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
   command.add_option("--accumulate", o.accumulate, "microbatches per optimizer step (gradient accumulation)")
-      ->transform(whole_number(1, kMost))
+      ->transform(whole_number(1, kMax))
       ->capture_default_str();
   command
       .add_option("--reduce-when", o.reduce_when,

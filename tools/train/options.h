@@ -90,7 +90,7 @@ struct TrainPlan {
   std::int64_t seq_len = 0;
   std::shared_ptr<const nn::TokenDataset> data;  ///< null if there is nothing to train
   std::shared_ptr<const nn::TokenDataset> eval;  ///< null without --eval
-  std::string checkpoint;                        ///< the folder that the run resumes from; "": from the beginning
+  std::string checkpoint;                        ///< the directory that the run resumes from; "": from the beginning
   std::int64_t first_step = 0;                   ///< steps done before
   nn::LrSchedule schedule;
   fsdp::Precision precision;
@@ -102,7 +102,7 @@ struct TrainPlan {
 TrainPlan make_plan(const TrainOptions& options, int ranks);
 
 /// The properties of a step that its cost depends on.
-fsdp::StepShape course_of(const TrainOptions& options);
+fsdp::StepShape step_shape_of(const TrainOptions& options);
 
 /// Throws InvalidUsage if --json, --trace or --report can't be written or would replace an input of the run.
 void check_results(const TrainOptions& options);

@@ -37,7 +37,7 @@ int threads_of(const TrainOptions& o, int ranks) {
   return std::max(1, cores / std::max(1, ranks_here));
 }
 
-/// The corpus that scripts/setup unpacked: beside the build (`<folder of the program>/../corpus/gcide.txt`), else
+/// The corpus that scripts/setup unpacked: beside the build (`<directory of the program>/../corpus/gcide.txt`), else
 /// installed (`/usr/share/tessera/corpus/gcide.txt`). Throws InvalidUsage that explains how to get it.
 std::string default_corpus() {
   namespace fs = std::filesystem;

@@ -70,15 +70,15 @@ std::string checkpoint_to_resume(const TrainOptions& o) {
                                           std::filesystem::weakly_canonical(o.resume, error);
   const bool is_step = std::filesystem::exists(o.resume + "/index.json");
   if (own && !is_step && fsdp::latest_checkpoint(o.resume).empty()) return "";
-  return fsdp::Checkpoint(o.resume).folder();
+  return fsdp::Checkpoint(o.resume).directory();
 }
 
-nn::ModelConfig model_in(const std::string& folder) {
-  const fsdp::Checkpoint checkpoint(folder);
+nn::ModelConfig model_in(const std::string& directory) {
+  const fsdp::Checkpoint checkpoint(directory);
   const auto found = checkpoint.attributes().find(kModel);
   if (found == checkpoint.attributes().end())
-    throw InvalidUsage(folder + ": written by another program: it does not name its model");
-  return nn::parse_config(found->second, folder);
+    throw InvalidUsage(directory + ": written by another program: it does not name its model");
+  return nn::parse_config(found->second, directory);
 }
 
 std::int64_t check_resumed(const TrainPlan& plan) {
@@ -131,7 +131,7 @@ RunCheckpointer::RunCheckpointer(const TrainPlan& plan, fsdp::Engine& engine, co
       attributes_(attributes_of(plan)),
       rank_(control.rank()),
       scaler_(scaler),
-      writer_(engine, control, {.folder = plan.options.save, .keep_last = plan.options.keep_last.value_or(0)}) {
+      writer_(engine, control, {.directory = plan.options.save, .keep_last = plan.options.keep_last.value_or(0)}) {
   attempt([&] { writer_.claim(); });
 }
 

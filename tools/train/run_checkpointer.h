@@ -28,7 +28,7 @@ void restore_scaler(const fsdp::Checkpoint& checkpoint, fsdp::GradientScaler& sc
 /// Writes the checkpoints of a run. A failed save is reported on rank 0, and training continues. Collective.
 class RunCheckpointer {
  public:
-  /// `scaler`: null if there is none. Throws InvalidUsage if another run saves to the folder.
+  /// `scaler`: null if there is none. Throws InvalidUsage if another run saves to the directory.
   RunCheckpointer(const TrainPlan& plan, fsdp::Engine& engine, comm::HostCollectives& control,
                   const fsdp::GradientScaler* scaler);
   void after_step(std::int64_t step);

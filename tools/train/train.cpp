@@ -39,20 +39,20 @@ class JsonLines {
   std::ofstream file_;
 };
 
-/// Creates a folder and checks that `file` can be written in it.
-void check_folder(const std::string& option, const std::string& folder, const std::string& file) {
-  if (folder.empty()) return;
+/// Creates a directory and checks that `file` can be written in it.
+void check_directory(const std::string& option, const std::string& directory, const std::string& file) {
+  if (directory.empty()) return;
   std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) throw base::InvalidUsage(option + ": can't create '" + folder + "': " + error.message());
-  check_writable(option, folder + "/" + file);
+  std::filesystem::create_directories(directory, error);
+  if (error) throw base::InvalidUsage(option + ": can't create '" + directory + "': " + error.message());
+  check_writable(option, directory + "/" + file);
 }
 
 void check_outputs(const TrainOptions& options) {
-  check_folder("--save", options.save, "latest");
+  check_directory("--save", options.save, "latest");
   check_results(options);
-  check_folder("--export", options.export_dir, "config.json");
-  check_folder("--export-adapter", options.export_adapter, "adapter_config.json");
+  check_directory("--export", options.export_dir, "config.json");
+  check_directory("--export-adapter", options.export_adapter, "adapter_config.json");
 }
 
 void print_step(const StepReport& step, JsonLines& json) {
@@ -116,7 +116,7 @@ int train(const CommandLine& commands, const TrainOptions& options) {
     }
   }
   if (!spawn) return train_as_rank(plan);
-  note_if_alone_under_a_launcher(ranks);
+  warn_if_alone_under_launcher(ranks);
   return launch(training_launch_spec(plan, commands.arguments));
 }
 

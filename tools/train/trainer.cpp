@@ -85,7 +85,7 @@ class Trainer {
     outcome.result.final_parameters_hash = hash_parameters(engine_);
     if (!plan_.options.trace.empty()) outcome.last_step = gather_events(control_, last_events_);
     if (!plan_.options.eval.empty()) outcome.result.evaluation = evaluate(plan_, *model_, control_);
-    export_folders(plan_, engine_, world_.rank());
+    export_directories(plan_, engine_, world_.rank());
     if (saving_) outcome.save_failure = saving_->failure();
     return outcome;
   }
@@ -100,10 +100,10 @@ class Trainer {
   StepReport train_step(std::int64_t step) {
     const std::int64_t start = base::host_time_ns();
     const std::vector<nn::Tensor> losses = microbatches(step);
-    note_model_state();
+    record_model_state();
     const double rate = nn::learning_rate(plan_.schedule, step + 1);
     engine_.step(rate);
-    note_model_state();
+    record_model_state();
     double own = 0;
     for (const nn::Tensor& loss : losses)  // the only wait of a step: all earlier work is queued
       own += loss.item() / static_cast<double>(losses.size());
@@ -115,7 +115,7 @@ class Trainer {
     }
     losses_.push_back(mean);
     const double ms = static_cast<double>(base::host_time_ns() - start) / 1e6;
-    note_times(ms);
+    record_times(ms);
     report.tokens_per_second = static_cast<double>(plan_.options.global_batch * plan_.seq_len) / ms * 1e3;
     if (engine_.options().measures_norm()) report.grad_norm = engine_.grad_norm();
     // The scaler skips steps whose norm is not finite: their parameters don't change.
@@ -171,7 +171,7 @@ class Trainer {
     return std::isnan(loss) ? std::numeric_limits<double>::quiet_NaN() : loss;  // one of the many NaNs, without a sign
   }
 
-  void note_model_state() {
+  void record_model_state() {
     const auto now = memory_tracker_.snapshot();
     const auto raise = [](std::uint64_t& most, std::uint64_t value) { most = std::max(most, value); };
     raise(state_.parameter, now.now_of(MemoryCategory::parameter));
@@ -179,7 +179,7 @@ class Trainer {
     raise(state_.optimizer, now.now_of(MemoryCategory::optimizer));
   }
 
-  void note_times(double ms) {
+  void record_times(double ms) {
     last_events_ = engine_.trace().drain();
     std::int64_t exposed = 0;
     for (const TraceEvent& event : last_events_)
@@ -193,7 +193,7 @@ class Trainer {
   void mark_first_step() {
     engine_.wait();
     first_traffic_ = engine_.stats().traffic();
-    first_control_ = control_communicator_->meter();
+    first_control_ = control_communicator_->traffic();
     first_copied_ = engine_.stats().copied_bytes();
   }
 
@@ -210,7 +210,7 @@ class Trainer {
     const auto count = static_cast<std::uint64_t>(one ? 1 : steps - 1);
     const fsdp::EngineTraffic t = engine_.stats().traffic() - (one ? fsdp::EngineTraffic{} : first_traffic_);
     const comm::TrafficStats loss =
-        one ? control_communicator_->meter() : control_communicator_->meter() - first_control_;
+        one ? control_communicator_->traffic() : control_communicator_->traffic() - first_control_;
     traffic.calls = {t.all_gather.calls / count, t.reduce_scatter.calls / count, t.all_reduce.calls / count,
                      (t.control.calls + loss.calls()) / count};
     traffic.bytes = {t.all_gather.bytes_sent / count, t.reduce_scatter.bytes_sent / count,
@@ -220,8 +220,8 @@ class Trainer {
   }
 
   PerCollective formula_bytes(const fsdp::Strategy& strategy) const {
-    const auto f = fsdp::communication_formula(strategy, engine_.mesh().shape(), engine_.stats().unit_sizes(), plan_.precision,
-                                               course_of(plan_.options));
+    const auto f = fsdp::communication_formula(strategy, engine_.mesh().shape(), engine_.stats().unit_sizes(),
+                                               plan_.precision, step_shape_of(plan_.options));
     PerCollective bytes{f.bytes.all_gather, f.bytes.reduce_scatter, f.bytes.all_reduce, 0};
     bytes.control = engine_.stats().control_formula_bytes();
     if (world_.size() > 1)

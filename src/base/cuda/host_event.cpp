@@ -38,10 +38,10 @@ WaitValue wait_value() {
 class WordSignal final : public HostEvent {
  public:
   explicit WordSignal(std::shared_ptr<WaitWordPool> words)
-      : words_(std::move(words)), word_(words_->take()), value_(*word_) {}
+      : words_(std::move(words)), word_(words_->acquire()), value_(*word_) {}
   ~WordSignal() override {
     set();
-    words_->give(word_);
+    words_->release(word_);
   }
   Event arm() override { return Event(std::make_shared<HostEventState>(words_, word_, ++value_)); }
   void set() noexcept override { std::atomic_ref(*word_).store(value_, std::memory_order_release); }
@@ -58,7 +58,7 @@ WaitWordPool::~WaitWordPool() {
   for (void* page : pages_) cudaFreeHost(page);
 }
 
-std::uint32_t* WaitWordPool::take() {
+std::uint32_t* WaitWordPool::acquire() {
   const std::lock_guard lock(mutex_);
   if (idle_.empty()) {
     void* page = nullptr;
@@ -73,7 +73,7 @@ std::uint32_t* WaitWordPool::take() {
   return word;
 }
 
-void WaitWordPool::give(std::uint32_t* word) noexcept {
+void WaitWordPool::release(std::uint32_t* word) noexcept {
   const std::lock_guard lock(mutex_);
   idle_.push_back(word);
 }

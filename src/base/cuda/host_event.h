@@ -21,8 +21,8 @@ class WaitWordPool {
   ~WaitWordPool();
   WaitWordPool(const WaitWordPool&) = delete;
   WaitWordPool& operator=(const WaitWordPool&) = delete;
-  std::uint32_t* take();
-  void give(std::uint32_t* word) noexcept;
+  std::uint32_t* acquire();
+  void release(std::uint32_t* word) noexcept;
 
  private:
   std::mutex mutex_;

@@ -20,10 +20,10 @@ std::int64_t between(cudaEvent_t first, cudaEvent_t second) {
 class CudaEvent final : public Event::State {
  public:
   CudaEvent(std::shared_ptr<EventPool> pool, cudaStream_t stream, std::shared_ptr<Reference> reference)
-      : pool_(std::move(pool)), reference_(std::move(reference)), event_(pool_->take()) {
+      : pool_(std::move(pool)), reference_(std::move(reference)), event_(pool_->acquire()) {
     check(cudaEventRecord(event_, stream), "cudaEventRecord");
   }
-  ~CudaEvent() override { pool_->give(event_); }
+  ~CudaEvent() override { pool_->release(event_); }
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
 
@@ -52,7 +52,7 @@ EventPool::~EventPool() {
   for (cudaEvent_t event : idle_) cudaEventDestroy(event);
 }
 
-cudaEvent_t EventPool::take() {
+cudaEvent_t EventPool::acquire() {
   {
     const std::lock_guard lock(mutex_);
     if (!idle_.empty()) {
@@ -66,20 +66,20 @@ cudaEvent_t EventPool::take() {
   return event;
 }
 
-void EventPool::give(cudaEvent_t event) {
+void EventPool::release(cudaEvent_t event) {
   const std::lock_guard lock(mutex_);
   idle_.push_back(event);
 }
 
 Reference::Reference(std::shared_ptr<EventPool> pool, cudaStream_t stream, std::shared_ptr<Reference> before)
-    : pool_(std::move(pool)), event_(pool_->take()), recorded_ns_(host_time_ns()), before_(std::move(before)) {
+    : pool_(std::move(pool)), event_(pool_->acquire()), recorded_ns_(host_time_ns()), before_(std::move(before)) {
   check(cudaEventRecord(event_, stream), "cudaEventRecord");
   if (before_ != nullptr) return;
   check(cudaEventSynchronize(event_), "cudaEventSynchronize");
   recorded_ns_ = time_ns_ = host_time_ns();
 }
 
-Reference::~Reference() { pool_->give(event_); }
+Reference::~Reference() { pool_->release(event_); }
 
 std::int64_t Reference::time_ns() {
   if (before_ != nullptr) {

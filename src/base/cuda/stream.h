@@ -19,8 +19,8 @@ class EventPool {
   ~EventPool();
   EventPool(const EventPool&) = delete;
   EventPool& operator=(const EventPool&) = delete;
-  cudaEvent_t take();  ///< created on the thread's current device
-  void give(cudaEvent_t event);
+  cudaEvent_t acquire();  ///< created on the thread's current device
+  void release(cudaEvent_t event);
 
  private:
   std::mutex mutex_;

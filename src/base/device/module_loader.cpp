@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path device_folder() { return fs::path(module_folder()) / "devices"; }
+fs::path device_directory() { return fs::path(module_directory()) / "devices"; }
 
 /// The name without its number: "cuda:1" is a device of the module "cuda".
 std::string kind_of(Device device) {
@@ -70,9 +70,9 @@ std::string shared_object_problem(const std::string& path) {
 
 }  // namespace
 
-std::string module_folder() {
+std::string module_directory() {
   Dl_info info{};
-  if (::dladdr(reinterpret_cast<const void*>(&module_folder), &info) == 0 || info.dli_fname == nullptr) return "";
+  if (::dladdr(reinterpret_cast<const void*>(&module_directory), &info) == 0 || info.dli_fname == nullptr) return "";
   std::error_code error;
   const fs::path library = fs::canonical(info.dli_fname, error);
   return error ? "" : (library.parent_path() / "tessera-modules").string();
@@ -119,7 +119,7 @@ bool has_module(Device device) { return device.type != DeviceType::cpu && device
 
 const tessera_device& usable_module(Device device) {
   const std::string kind = kind_of(device);
-  const fs::path path = device_folder() / (kind + ".so");
+  const fs::path path = device_directory() / (kind + ".so");
   std::error_code ignore;
   if (!fs::exists(path, ignore))
     throw InvalidUsage("device " + kind + ": not part of this build (there is no " + path.string() + ")");
@@ -153,7 +153,7 @@ std::vector<DeviceInfo> list_devices() {
   };
   std::vector<fs::path> files;
   std::error_code error;
-  for (fs::directory_iterator entry(device_folder(), error), end; !error && entry != end; entry.increment(error))
+  for (fs::directory_iterator entry(device_directory(), error), end; !error && entry != end; entry.increment(error))
     if (entry->path().extension() == ".so") files.push_back(entry->path());
   std::sort(files.begin(), files.end());
   for (const fs::path& file : files) states.push_back(state_of_module(file.stem().string(), file.string()));

@@ -9,8 +9,8 @@
 
 namespace tessera::base {
 
-/// The folder tessera-modules beside the library, or "" if it can't be determined.
-TESSERA_API std::string module_folder();
+/// The directory tessera-modules beside the library, or "" if it can't be determined.
+TESSERA_API std::string module_directory();
 
 /// Requirements for a module's table: struct NAME, found by the C function NAME_entry().
 struct ModuleDescriptor {

@@ -9,9 +9,11 @@ SlabAllocator::~SlabAllocator() {
   for (void* slab : slabs_) runtime_.free(slab, slab_bytes_);
 }
 
-std::size_t SlabAllocator::size_class(std::size_t bytes) { return bytes <= kLeast ? kLeast : std::bit_ceil(bytes); }
+std::size_t SlabAllocator::size_class(std::size_t bytes) {
+  return bytes <= kMinBytes ? kMinBytes : std::bit_ceil(bytes);
+}
 
-void* SlabAllocator::take(std::size_t bytes) {
+void* SlabAllocator::acquire(std::size_t bytes) {
   const std::size_t size = size_class(bytes);
   const std::lock_guard lock(mutex_);
   std::vector<void*>& idle = idle_[size];
@@ -30,7 +32,7 @@ void* SlabAllocator::take(std::size_t bytes) {
   return data;
 }
 
-void SlabAllocator::give(void* data, std::size_t bytes) noexcept {
+void SlabAllocator::release(void* data, std::size_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
   idle_[size_class(bytes)].push_back(data);
   memory_tracker_.hold(static_cast<std::int64_t>(bytes));

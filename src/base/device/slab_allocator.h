@@ -21,11 +21,11 @@ class SlabAllocator {
   SlabAllocator(const SlabAllocator&) = delete;
   SlabAllocator& operator=(const SlabAllocator&) = delete;
 
-  void* take(std::size_t bytes);
-  void give(void* data, std::size_t bytes) noexcept;
+  void* acquire(std::size_t bytes);
+  void release(void* data, std::size_t bytes) noexcept;
 
  private:
-  static constexpr std::size_t kLeast = 512;
+  static constexpr std::size_t kMinBytes = 512;
   static constexpr std::size_t kSlab = std::size_t{2} << 20;
   static std::size_t size_class(std::size_t bytes);
 

@@ -8,18 +8,18 @@ namespace tessera::comm::schedules {
 /// Before the round at distance d, each rank has the parts of the d ranks from itself upward along the ring; it sends
 /// them to the rank d positions below. The parts are at their final places in `out`, in two ranges if they wrap around.
 void bruck_all_gather(ScheduleBuilder& builder) {
-  const CollectiveSpec& problem = builder.problem();
+  const CollectiveSpec& spec = builder.spec();
   const int ranks = builder.ranks();
-  const auto& starts = problem.out_starts;
-  const Slice own = part_of(problem, starts, builder.rank());
-  std::vector<StepId> here = {builder.copy(builder.in({0, own.count}), builder.out(own), {}, problem.in_place)};
+  const auto& starts = spec.out_starts;
+  const Slice own = part_of(spec, starts, builder.rank());
+  std::vector<StepId> here = {builder.copy(builder.in({0, own.count}), builder.out(own), {}, spec.in_place)};
   for (int distance = 1; distance < ranks; distance *= 2) {
     const int parts = std::min(distance, ranks - distance);
     // The parts of `parts` ranks from `first` on, before and after the wrap-around.
     const auto stretches = [&](int first) {
       const int end = std::min(first + parts, ranks);
-      return std::pair{builder.out(parts_of(problem, starts, first, end)),
-                       builder.out(parts_of(problem, starts, 0, first + parts - end))};
+      return std::pair{builder.out(parts_of(spec, starts, first, end)),
+                       builder.out(parts_of(spec, starts, 0, first + parts - end))};
     };
     const auto [send_1, send_2] = stretches(builder.rank());
     const int to = builder.around(-distance);
@@ -36,7 +36,7 @@ void bruck_all_gather(ScheduleBuilder& builder) {
 /// that far, packed into one message; so a block moves once for every bit set in its i. It stays in the message that
 /// delivered it until it is packed again or copied to its place.
 void bruck_all_to_all(ScheduleBuilder& builder) {
-  const CollectiveSpec& problem = builder.problem();
+  const CollectiveSpec& spec = builder.spec();
   const int ranks = builder.ranks();
   struct Block {
     BufferRegion at;
@@ -45,7 +45,7 @@ void bruck_all_to_all(ScheduleBuilder& builder) {
   std::vector<Block> blocks;
   blocks.reserve(static_cast<std::size_t>(ranks));
   for (int i = 0; i < ranks; ++i)
-    blocks.push_back({builder.in(part_of(problem, problem.in_starts, builder.around(i))), kNoStep});
+    blocks.push_back({builder.in(part_of(spec, spec.in_starts, builder.around(i))), kNoStep});
   const std::size_t bytes = blocks.front().at.bytes;
   for (int distance = 1; distance < ranks; distance *= 2) {
     std::size_t moved = 0;
@@ -56,19 +56,20 @@ void bruck_all_to_all(ScheduleBuilder& builder) {
     for (int i = 0; i < ranks; ++i)
       if ((i & distance) != 0) {
         const Block& block = blocks[static_cast<std::size_t>(i)];
-        copied.push_back(builder.copy(block.at, piece_of(packed, copied.size() * bytes, bytes), {block.here}));
+        copied.push_back(builder.copy(block.at, sub_region(packed, copied.size() * bytes, bytes), {block.here}));
       }
     const StepId sent = builder.send(builder.around(distance), packed);
     for (const StepId step : copied) builder.wait(sent, step);
     const StepId received = builder.receive(builder.around(-distance), come);
     std::size_t next = 0;
     for (int i = 0; i < ranks; ++i)
-      if ((i & distance) != 0) blocks[static_cast<std::size_t>(i)] = {piece_of(come, next++ * bytes, bytes), received};
+      if ((i & distance) != 0)
+        blocks[static_cast<std::size_t>(i)] = {sub_region(come, next++ * bytes, bytes), received};
   }
   // Block i is from the rank i positions back.
   for (int i = 0; i < ranks; ++i) {
     const Block& block = blocks[static_cast<std::size_t>(i)];
-    builder.copy(block.at, builder.out(part_of(problem, problem.out_starts, builder.around(-i))), {block.here});
+    builder.copy(block.at, builder.out(part_of(spec, spec.out_starts, builder.around(-i))), {block.here});
   }
 }
 

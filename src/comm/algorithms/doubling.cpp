@@ -11,13 +11,13 @@
 namespace tessera::comm::schedules {
 
 void recursive_doubling_all_gather(ScheduleBuilder& builder) {
-  const CollectiveSpec& problem = builder.problem();
-  const auto& starts = problem.out_starts;
+  const CollectiveSpec& spec = builder.spec();
+  const auto& starts = spec.out_starts;
   const PowerOfTwoGroups groups(builder.ranks(), builder.rank());
-  const Slice own = part_of(problem, starts, builder.rank());
+  const Slice own = part_of(spec, starts, builder.rank());
   const BufferRegion in = builder.in({0, own.count});
-  std::vector<StepId> here = {builder.copy(in, builder.out(own), {}, problem.in_place)};
-  const auto out = [&](int first, int last) { return builder.out(parts_of(problem, starts, first, last)); };
+  std::vector<StepId> here = {builder.copy(in, builder.out(own), {}, spec.in_place)};
+  const auto out = [&](int first, int last) { return builder.out(parts_of(spec, starts, first, last)); };
   const auto send = [&](int peer, BufferRegion region) {
     const StepId sent = builder.send(peer, region);
     for (const StepId step : here) builder.wait(sent, step);
@@ -60,7 +60,7 @@ class Doubling {
 
   void add_up(std::size_t index, Slice segment) {
     if (groups_.speaks) {
-      meet(lanes_[index % lanes_.size()], segment);
+      exchange_sums(lanes_[index % lanes_.size()], segment);
     } else {
       builder_.send(groups_.partner, own_.at(segment), {own_.ready(segment)});
       // In place, this follows the send by causality: the result includes its data.
@@ -82,7 +82,7 @@ class Doubling {
   bool pair() const { return groups_.partner >= 0; }
   std::size_t additions() const { return static_cast<std::size_t>(groups_.levels) + (pair() ? 1 : 0); }
 
-  void meet(Lane& lane, Slice segment) {
+  void exchange_sums(Lane& lane, Slice segment) {
     const BufferRegion out = builder_.out(segment);
     BufferRegion sum = own_.at(segment);
     StepId ready = own_.ready(segment);
@@ -96,7 +96,7 @@ class Doubling {
       // received in `out`, unless that holds this rank's part.
       const bool straight = last && !own_.in_out();
       Buffer& buffer = lane[i];
-      const BufferRegion come = straight ? out : piece_of(buffer.region, 0, out.bytes);
+      const BufferRegion come = straight ? out : sub_region(buffer.region, 0, out.bytes);
       const StepId sent = level < 0 ? kNoStep : builder_.send(peer, sum, {ready});
       const StepId received = builder_.receive(peer, come, {buffer.sent, buffer.added});
       if (i == 0) first_sent = sent;
@@ -129,10 +129,10 @@ std::size_t steps(const ScheduleBuilder& builder) {
 }  // namespace
 
 void recursive_doubling_all_reduce(ScheduleBuilder& builder) {
-  const CollectiveSpec& problem = builder.problem();
-  const std::size_t most = segment_elements(problem, steps(builder));
-  const Segments segments(everything(problem), most);
-  Doubling doubling(builder, segments.count(), std::min(most, problem.count) * builder.element_size());
+  const CollectiveSpec& spec = builder.spec();
+  const std::size_t most = segment_elements(spec, steps(builder));
+  const Segments segments(everything(spec), most);
+  Doubling doubling(builder, segments.count(), std::min(most, spec.count) * builder.element_size());
   for (std::size_t s = 0; s < segments.count(); ++s) doubling.add_up(s, segments[s]);
 }
 

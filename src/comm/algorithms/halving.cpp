@@ -1,5 +1,5 @@
 // Recursive halving: at distance 1, 2, 4, ... each rank sends half of its partial sums to its partner and receives the
-// partner's part of the other half, until the result is divided into equal pieces. Groups of two as in doubling.cpp.
+// partner's part of the other half, until the result is divided into equal parts. Groups of two as in doubling.cpp.
 #include <algorithm>
 #include <functional>
 
@@ -26,29 +26,29 @@ class PartialSums {
         sum_(std::move(sum)),
         same_(same),
         ready_(std::move(ready)),
-        most_(segment_elements(builder.problem(), kSteps)),
-        window_(builder, kWindow, SIZE_MAX, std::min(most_, builder.problem().count) * builder.element_size()) {}
+        most_(segment_elements(builder.spec(), kSteps)),
+        window_(builder, kWindow, SIZE_MAX, std::min(most_, builder.spec().count) * builder.element_size()) {}
 
-  void give(int peer, Slice slice) {
+  void send(int peer, Slice slice) {
     const Segments segments(slice, most_);
     for (std::size_t s = 0; s < segments.count(); ++s)
       builder_.send(peer, own_(segments[s]), {ready_.ready(segments[s])});
   }
   /// Adds the data from `peer`; `above`: the peer represents higher ranks. The sums go to `to`.
-  void take(int peer, Slice slice, bool above, ReducePhase arithmetic, const Place& to) {
+  void receive(int peer, Slice slice, bool above, ReducePhase arithmetic, const Place& to) {
     const Segments segments(slice, most_);
     for (std::size_t s = 0; s < segments.count(); ++s) {
       const Slice segment = segments[s];
       const BufferRegion own = own_(segment);
-      const ScratchRing::Buffer come = same_ ? window_.take(own.bytes) : ScratchRing::Buffer{to(segment)};
+      const ScratchRing::Buffer come = same_ ? window_.acquire(own.bytes) : ScratchRing::Buffer{to(segment)};
       const StepId received = builder_.receive(peer, come.region, {come.free});
       const StepId added = builder_.reduce(arithmetic, OrderedPair(own, come.region, above), to(segment),
                                            {received, ready_.ready(segment), next_.last()});
       if (same_) window_.release(added);
-      next_.note(segment.offset + segment.count, added);
+      next_.add(segment.offset + segment.count, added);
     }
   }
-  void take(int peer, Slice slice, bool above) { take(peer, slice, above, ReducePhase::partial, sum_); }
+  void receive(int peer, Slice slice, bool above) { receive(peer, slice, above, ReducePhase::partial, sum_); }
   /// Everything of this level was received: the sums replace this rank's part.
   void next_level() {
     own_ = sum_;
@@ -84,11 +84,11 @@ struct Halves {
 }  // namespace
 
 void rabenseifner_all_reduce(ScheduleBuilder& builder) {
-  const CollectiveSpec& problem = builder.problem();
+  const CollectiveSpec& spec = builder.spec();
   const PowerOfTwoGroups groups(builder.ranks(), builder.rank());
   const Operand own(builder, Operand::Target::out);
-  const Slice all = everything(problem);
-  const Segments segments(all, segment_elements(problem, kSteps));
+  const Slice all = everything(spec);
+  const Segments segments(all, segment_elements(spec, kSteps));
   const Place out = [&](Slice slice) { return builder.out(slice); };
   if (!groups.speaks) {
     for (std::size_t s = 0; s < segments.count(); ++s)
@@ -99,7 +99,7 @@ void rabenseifner_all_reduce(ScheduleBuilder& builder) {
   PartialSums sums(
       builder, [&](Slice slice) { return own.at(slice); }, out, own.in_out(), own.progress());
   if (groups.partner >= 0) {
-    sums.take(groups.partner, all, true);
+    sums.receive(groups.partner, all, true);
     sums.next_level();
   }
   std::vector<Halves> levels;
@@ -107,9 +107,9 @@ void rabenseifner_all_reduce(ScheduleBuilder& builder) {
   for (int level = 0; level < groups.levels; ++level) {
     const bool above = groups.peer_above(level);
     const Halves& halves = levels.emplace_back(range, (range.count + 1) / 2, above);
-    sums.give(groups.peer(level), halves.given);
-    sums.take(groups.peer(level), halves.kept, above,
-              level + 1 == groups.levels ? ReducePhase::last : ReducePhase::partial, out);
+    sums.send(groups.peer(level), halves.given);
+    sums.receive(groups.peer(level), halves.kept, above,
+                 level + 1 == groups.levels ? ReducePhase::last : ReducePhase::partial, out);
     sums.next_level();
     range = halves.kept;
   }
@@ -133,11 +133,11 @@ namespace {
 /// group's index from the lowest up.
 class Order {
  public:
-  Order(const CollectiveSpec& problem, const PowerOfTwoGroups& groups) : starts_(1, 0) {
+  Order(const CollectiveSpec& spec, const PowerOfTwoGroups& groups) : starts_(1, 0) {
     for (int position = 0; position < groups.count(); ++position) {
       int group = 0;
       for (int bit = 0; bit < groups.levels; ++bit) group |= ((position >> bit) & 1) << (groups.levels - 1 - bit);
-      const Slice block = parts_of(problem, problem.in_starts, groups.first_rank(group), groups.first_rank(group + 1));
+      const Slice block = parts_of(spec, spec.in_starts, groups.first_rank(group), groups.first_rank(group + 1));
       blocks_.push_back(block);
       starts_.push_back(starts_.back() + block.count);
     }
@@ -155,42 +155,42 @@ class Order {
 };
 
 /// For the rank of a pair that doesn't represent it: sends in the order in which its partner adds.
-void give_to_partner(ScheduleBuilder& builder, const PowerOfTwoGroups& groups, const Order& order, const Operand& own) {
+void send_to_partner(ScheduleBuilder& builder, const PowerOfTwoGroups& groups, const Order& order, const Operand& own) {
   for (int position = 0; position < groups.count(); ++position) {
-    const Segments segments(order.block(position), segment_elements(builder.problem(), kSteps));
+    const Segments segments(order.block(position), segment_elements(builder.spec(), kSteps));
     for (std::size_t s = 0; s < segments.count(); ++s)
       builder.send(groups.partner, own.at(segments[s]), {own.ready(segments[s])});
   }
   // In place this can't overlap the sends, by causality: it includes their data.
   builder.receive(groups.partner,
-                  builder.out({0, part_of(builder.problem(), builder.problem().in_starts, builder.rank()).count}));
+                  builder.out({0, part_of(builder.spec(), builder.spec().in_starts, builder.rank()).count}));
 }
 
 }  // namespace
 
 void recursive_halving_reduce_scatter(ScheduleBuilder& builder) {
-  const CollectiveSpec& problem = builder.problem();
+  const CollectiveSpec& spec = builder.spec();
   const std::size_t size = builder.element_size();
   const PowerOfTwoGroups groups(builder.ranks(), builder.rank());
-  const Order order(problem, groups);
+  const Order order(spec, groups);
   const Operand own(builder, Operand::Target::scratch);
-  if (!groups.speaks) return give_to_partner(builder, groups, order, own);
-  const BufferRegion scratch = builder.scratch(problem.count * size);
-  const Place sorted = [&](Slice slice) { return piece_of(scratch, slice.offset * size, slice.count * size); };
+  if (!groups.speaks) return send_to_partner(builder, groups, order, own);
+  const BufferRegion scratch = builder.scratch(spec.count * size);
+  const Place sorted = [&](Slice slice) { return sub_region(scratch, slice.offset * size, slice.count * size); };
   FilledPrefix copied;
   for (int position = 0; position < groups.count(); ++position) {
     const Slice block = order.block(position);
     const Slice to = order.range(position, position + 1);
     if (block.count == 0) continue;
-    copied.note(to.offset + to.count, builder.copy(own.at(block), sorted(to), {own.ready(block), copied.last()}));
+    copied.add(to.offset + to.count, builder.copy(own.at(block), sorted(to), {own.ready(block), copied.last()}));
   }
   PartialSums sums(builder, sorted, sorted, true, std::move(copied));
   if (groups.partner >= 0) {
     for (int position = 0; position < groups.count(); ++position)
-      sums.take(groups.partner, order.range(position, position + 1), true);
+      sums.receive(groups.partner, order.range(position, position + 1), true);
     sums.next_level();
   }
-  const Slice mine = part_of(problem, problem.in_starts, builder.rank());
+  const Slice mine = part_of(spec, spec.in_starts, builder.rank());
   int first = 0;
   int blocks = groups.count();
   for (int level = 0; level < groups.levels; ++level) {
@@ -199,11 +199,11 @@ void recursive_halving_reduce_scatter(ScheduleBuilder& builder) {
     blocks /= 2;
     const Halves halves(order.range(first, first + 2 * blocks), order.range(first, first + blocks).count, above);
     if (!above) first += blocks;
-    sums.give(groups.peer(level), halves.given);
+    sums.send(groups.peer(level), halves.given);
     // A rank that is its own group adds directly into the result's place.
     const Place out = [&](Slice slice) { return builder.out({slice.offset - halves.kept.offset, slice.count}); };
-    sums.take(groups.peer(level), halves.kept, above, last ? ReducePhase::last : ReducePhase::partial,
-              last && groups.partner < 0 ? out : sorted);
+    sums.receive(groups.peer(level), halves.kept, above, last ? ReducePhase::last : ReducePhase::partial,
+                 last && groups.partner < 0 ? out : sorted);
     sums.next_level();
   }
   if (groups.partner < 0) return;

@@ -13,8 +13,8 @@ constexpr std::array kKinds = {OpKind::all_reduce, OpKind::all_gather, OpKind::r
                                OpKind::scatter,    OpKind::all_to_all, OpKind::barrier};
 
 void divide(ScheduleBuilder& builder, Slice what, StepId sum) {
-  if (builder.problem().reduce != ReduceOp::Kind::avg) return;
-  const Segments segments(what, segment_elements(builder.problem(), 1));
+  if (builder.spec().reduce != ReduceOp::Kind::avg) return;
+  const Segments segments(what, segment_elements(builder.spec(), 1));
   for (std::size_t s = 0; s < segments.count(); ++s) {
     const BufferRegion region = builder.out(segments[s]);
     builder.reduce(ReducePhase::last, {&region, 1}, region, {sum});
@@ -22,15 +22,15 @@ void divide(ScheduleBuilder& builder, Slice what, StepId sum) {
 }
 
 void write_reduction(ScheduleBuilder& builder) {
-  const CollectiveSpec& problem = builder.problem();
-  const Slice all = everything(problem);
-  const bool scatters = problem.kind == OpKind::reduce_scatter;
-  const bool has_out = problem.kind != OpKind::reduce || problem.rank == problem.root;
+  const CollectiveSpec& spec = builder.spec();
+  const Slice all = everything(spec);
+  const bool scatters = spec.kind == OpKind::reduce_scatter;
+  const bool has_out = spec.kind != OpKind::reduce || spec.rank == spec.root;
   const Operand own(builder, has_out && !scatters ? Operand::Target::out : Operand::Target::scratch);
-  const Slice result = scatters ? Slice{0, part_of(problem, {}, problem.rank).count} : all;
+  const Slice result = scatters ? Slice{0, part_of(spec, {}, spec.rank).count} : all;
   const BufferRegion out = has_out ? builder.out(result) : BufferRegion{};
   // The library would write memory that it still reads.
-  const bool between = scatters && problem.in_place && problem.reduce != ReduceOp::Kind::premul_sum;
+  const bool between = scatters && spec.in_place && spec.reduce != ReduceOp::Kind::premul_sum;
   const BufferRegion to = between ? builder.scratch(out.bytes) : out;
   const StepId sum = builder.native(own.at(all), to, {own.progress().last()});
   const StepId there = between ? builder.copy(to, out, {sum}) : sum;
@@ -43,14 +43,14 @@ NativeCommunicator::~NativeCommunicator() = default;
 
 std::span<const OpKind> native_kinds() noexcept { return kKinds; }
 
-Schedule build_native_schedule(const CollectiveSpec& problem) {
-  ScheduleBuilder builder(problem, kNativeAlgorithm);
-  const Slice all = everything(problem);
-  const Slice part = part_of(problem, {}, problem.rank);
-  const bool root = problem.rank == problem.root;
+Schedule build_native_schedule(const CollectiveSpec& spec) {
+  ScheduleBuilder builder(spec, kNativeAlgorithm);
+  const Slice all = everything(spec);
+  const Slice part = part_of(spec, {}, spec.rank);
+  const bool root = spec.rank == spec.root;
   const auto in = [&](Slice slice) { return builder.in({0, slice.count}); };
   const auto out = [&](Slice slice) { return builder.out({0, slice.count}); };
-  if (problem.count != 0 || problem.kind == OpKind::barrier) switch (problem.kind) {
+  if (spec.count != 0 || spec.kind == OpKind::barrier) switch (spec.kind) {
       case OpKind::all_reduce:
       case OpKind::reduce_scatter:
       case OpKind::reduce:
@@ -58,7 +58,7 @@ Schedule build_native_schedule(const CollectiveSpec& problem) {
         break;
       case OpKind::broadcast:
         builder.native(root ? in(all) : BufferRegion{}, out(all));
-        if (root) builder.copy(in(all), out(all), {}, problem.in_place);
+        if (root) builder.copy(in(all), out(all), {}, spec.in_place);
         break;
       case OpKind::all_gather:
         builder.native(in(part), out(all));

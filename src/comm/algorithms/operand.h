@@ -12,7 +12,7 @@ namespace tessera::comm {
 class FilledPrefix {
  public:
   /// `step` fills up to element `end` and waits for the previous entry's step.
-  void note(std::size_t end, StepId step) { ends_.emplace_back(end, step); }
+  void add(std::size_t end, StepId step) { ends_.emplace_back(end, step); }
   StepId last() const { return ends_.empty() ? kNoStep : ends_.back().second; }
   /// The step after which the whole slice is filled; kNoStep without entries.
   StepId ready(Slice slice) const;

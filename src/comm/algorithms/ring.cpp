@@ -15,15 +15,15 @@ int block_at(const ScheduleBuilder& builder, int stop) { return builder.around(-
 }  // namespace
 
 void ring_all_reduce(ScheduleBuilder& builder) {
-  const CollectiveSpec& problem = builder.problem();
+  const CollectiveSpec& spec = builder.spec();
   const int ranks = builder.ranks();
   const int left = builder.around(-1);
   const int right = builder.around(1);
-  const std::size_t most = segment_elements(problem, 5);
-  const auto segments_at = [&](int stop) { return Segments(part_of(problem, {}, block_at(builder, stop)), most); };
+  const std::size_t most = segment_elements(spec, 5);
+  const auto segments_at = [&](int stop) { return Segments(part_of(spec, {}, block_at(builder, stop)), most); };
   const Operand own(builder, Operand::Target::out);
   // Partial sums are received in `out`, the result's place; in place, not before this rank's own part was added.
-  const std::size_t largest = std::min(most, part_of(problem, {}, 0).count) * builder.element_size();
+  const std::size_t largest = std::min(most, part_of(spec, {}, 0).count) * builder.element_size();
   ScratchRing window(builder, own.in_out() ? kWindow : 0, kWindow, largest);
   for (int stop = 0; stop < ranks; ++stop) {
     const Segments segments = segments_at(stop);
@@ -34,7 +34,7 @@ void ring_all_reduce(ScheduleBuilder& builder) {
         builder.send(right, own.at(segment), {own.ready(segment)});
         continue;
       }
-      const ScratchRing::Buffer buffer = own.in_out() ? window.take(sum.bytes) : ScratchRing::Buffer{sum};
+      const ScratchRing::Buffer buffer = own.in_out() ? window.acquire(sum.bytes) : ScratchRing::Buffer{sum};
       const StepId received = builder.receive(left, buffer.region, {buffer.free});
       const StepId added =
           builder.reduce(stop == ranks - 1 ? ReducePhase::last : ReducePhase::partial,
@@ -55,18 +55,18 @@ void ring_all_reduce(ScheduleBuilder& builder) {
 }
 
 void ring_reduce_scatter(ScheduleBuilder& builder) {
-  const CollectiveSpec& problem = builder.problem();
+  const CollectiveSpec& spec = builder.spec();
   const int ranks = builder.ranks();
   const int left = builder.around(-1);
   const int right = builder.around(1);
-  const std::size_t most = segment_elements(problem, 3);
-  const Slice result = part_of(problem, problem.in_starts, builder.rank());
+  const std::size_t most = segment_elements(spec, 3);
+  const Slice result = part_of(spec, spec.in_starts, builder.rank());
   const Operand own(builder, Operand::Target::scratch);
   std::size_t rounds = 0;
   std::size_t uses = 0;
   std::size_t largest = 0;
   for (int b = 0; b < ranks; ++b) {
-    const Segments segments(part_of(problem, problem.in_starts, b), most);
+    const Segments segments(part_of(spec, spec.in_starts, b), most);
     if (segments.count() == 0) continue;
     rounds = std::max(rounds, (segments.count() + kWindow - 1) / kWindow);
     uses += segments.count();
@@ -78,7 +78,7 @@ void ring_reduce_scatter(ScheduleBuilder& builder) {
   ScratchRing window(builder, 2 * kWindow, uses, largest);
   for (std::size_t round = 0; round < rounds; ++round)
     for (int stop = 0; stop < ranks; ++stop) {
-      const Segments segments(part_of(problem, problem.in_starts, block_at(builder, stop)), most);
+      const Segments segments(part_of(spec, spec.in_starts, block_at(builder, stop)), most);
       const std::size_t end = std::min((round + 1) * kWindow, segments.count());
       for (std::size_t s = round * kWindow; s < end; ++s) {
         const Slice segment = segments[s];
@@ -87,7 +87,7 @@ void ring_reduce_scatter(ScheduleBuilder& builder) {
           continue;
         }
         const BufferRegion part = own.at(segment);
-        const ScratchRing::Buffer buffer = window.take(part.bytes);
+        const ScratchRing::Buffer buffer = window.acquire(part.bytes);
         const StepId received = builder.receive(left, buffer.region, {buffer.free});
         const OrderedPair sources(part, buffer.region, false);
         if (stop == ranks - 1) {
@@ -107,12 +107,12 @@ namespace {
 /// Every rank starts with its own part, which lies at `start`, and forwards what it receives; after n - 1 stops every
 /// rank has all parts.
 void pass_around(ScheduleBuilder& builder, const std::vector<std::size_t>& starts, BufferRegion start) {
-  const CollectiveSpec& problem = builder.problem();
+  const CollectiveSpec& spec = builder.spec();
   const int left = builder.around(-1);
   const int right = builder.around(1);
   StepId here = kNoStep;
   for (int stop = 0; stop < builder.ranks(); ++stop) {
-    const BufferRegion part = builder.out(part_of(problem, starts, builder.around(-stop)));
+    const BufferRegion part = builder.out(part_of(spec, starts, builder.around(-stop)));
     if (stop > 0) here = builder.receive(left, part);
     if (stop < builder.ranks() - 1) builder.send(right, stop == 0 ? start : part, {here});
   }
@@ -121,24 +121,24 @@ void pass_around(ScheduleBuilder& builder, const std::vector<std::size_t>& start
 }  // namespace
 
 void ring_all_gather(ScheduleBuilder& builder) {
-  const CollectiveSpec& problem = builder.problem();
-  const Slice own = part_of(problem, problem.out_starts, builder.rank());
+  const CollectiveSpec& spec = builder.spec();
+  const Slice own = part_of(spec, spec.out_starts, builder.rank());
   const BufferRegion in = builder.in({0, own.count});
-  pass_around(builder, problem.out_starts, in);
-  builder.copy(in, builder.out(own), {}, problem.in_place);
+  pass_around(builder, spec.out_starts, in);
+  builder.copy(in, builder.out(own), {}, spec.in_place);
 }
 
 void pipelined_broadcast(ScheduleBuilder& builder) {
-  const CollectiveSpec& problem = builder.problem();
-  const bool first = builder.rank() == problem.root;
-  const bool last = builder.around(1) == problem.root;
-  const Segments segments(everything(problem), segment_elements(problem, 2));
+  const CollectiveSpec& spec = builder.spec();
+  const bool first = builder.rank() == spec.root;
+  const bool last = builder.around(1) == spec.root;
+  const Segments segments(everything(spec), segment_elements(spec, 2));
   for (std::size_t s = 0; s < segments.count(); ++s) {
     const BufferRegion out = builder.out(segments[s]);
     const StepId here = first ? kNoStep : builder.receive(builder.around(-1), out);
     if (!last) builder.send(builder.around(1), first ? builder.in(segments[s]) : out, {here});
   }
-  if (first) builder.copy(builder.in(everything(problem)), builder.out(everything(problem)), {}, problem.in_place);
+  if (first) builder.copy(builder.in(everything(spec)), builder.out(everything(spec)), {}, spec.in_place);
 }
 
 }  // namespace tessera::comm::schedules

@@ -7,16 +7,16 @@ namespace {
 
 constexpr std::size_t kCacheLine = 64;
 constexpr std::size_t kSegmentBytes = std::size_t{256} << 10;
-constexpr std::size_t kMostSteps = 16384;
+constexpr std::size_t kMaxSteps = 16384;
 
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
 
 }  // namespace
 
-ScheduleBuilder::ScheduleBuilder(const CollectiveSpec& problem, std::string_view algorithm)
-    : problem_(problem), size_(size_of(problem.dtype)) {
+ScheduleBuilder::ScheduleBuilder(const CollectiveSpec& spec, std::string_view algorithm)
+    : spec_(spec), size_(size_of(spec.dtype)) {
   schedule_.algorithm = algorithm;
-  const auto ranks = static_cast<std::size_t>(problem.ranks);
+  const auto ranks = static_cast<std::size_t>(spec.ranks);
   numbers_.assign(2 * ranks, 0);
   schedule_.steps.reserve(8 * ranks);
   edges_.reserve(8 * ranks);
@@ -96,19 +96,19 @@ BufferRegion ScheduleBuilder::own_factor(StepId& ready) {
 Schedule ScheduleBuilder::finish() && {
   std::vector<ScheduleStep>& steps = schedule_.steps;
   for (const Edge& edge : edges_) {
-    ++steps[edge.earlier].followers;
+    ++steps[edge.earlier].dependents;
     ++steps[edge.later].waits_for;
   }
   std::uint32_t first = 0;
   for (ScheduleStep& step : steps) {
-    step.first_follower = first;
-    first += step.followers;
-    step.followers = 0;  // counted again below, as the entries are filled
+    step.first_dependent = first;
+    first += step.dependents;
+    step.dependents = 0;  // counted again below, as the entries are filled
   }
-  schedule_.followers.resize(edges_.size());
+  schedule_.dependents.resize(edges_.size());
   for (const Edge& edge : edges_) {
     ScheduleStep& earlier = steps[edge.earlier];
-    schedule_.followers[earlier.first_follower + earlier.followers++] = edge.later;
+    schedule_.dependents[earlier.first_dependent + earlier.dependents++] = edge.later;
   }
   return std::move(schedule_);
 }
@@ -119,27 +119,27 @@ ScratchRing::ScratchRing(ScheduleBuilder& builder, std::size_t buffers, std::siz
   last_ = free_.size() - 1;
 }
 
-ScratchRing::Buffer ScratchRing::take(std::size_t bytes) {
+ScratchRing::Buffer ScratchRing::acquire(std::size_t bytes) {
   last_ = (last_ + 1) % free_.size();
-  return {piece_of(first_, last_ * stride_, bytes), free_[last_]};
+  return {sub_region(first_, last_ * stride_, bytes), free_[last_]};
 }
 
-std::size_t segment_elements(const CollectiveSpec& problem, std::size_t steps) {
-  const std::size_t size = size_of(problem.dtype);
-  const std::size_t least = problem.count / std::max(kMostSteps / steps, std::size_t{1}) + 1;
+std::size_t segment_elements(const CollectiveSpec& spec, std::size_t steps) {
+  const std::size_t size = size_of(spec.dtype);
+  const std::size_t least = spec.count / std::max(kMaxSteps / steps, std::size_t{1}) + 1;
   return std::max(kSegmentBytes / size, (least + kCacheLine - 1) / kCacheLine * kCacheLine);
 }
 
-Slice part_of(const CollectiveSpec& problem, const std::vector<std::size_t>& starts, int index) {
-  if (starts.empty()) return slice_of(problem.count, problem.ranks, index);
+Slice part_of(const CollectiveSpec& spec, const std::vector<std::size_t>& starts, int index) {
+  if (starts.empty()) return slice_of(spec.count, spec.ranks, index);
   const auto i = static_cast<std::size_t>(index);
   return {starts[i], starts[i + 1] - starts[i]};
 }
 
-Slice parts_of(const CollectiveSpec& problem, const std::vector<std::size_t>& starts, int first, int last) {
+Slice parts_of(const CollectiveSpec& spec, const std::vector<std::size_t>& starts, int first, int last) {
   if (first == last) return {0, 0};
-  const Slice end = part_of(problem, starts, last - 1);
-  const std::size_t offset = part_of(problem, starts, first).offset;
+  const Slice end = part_of(spec, starts, last - 1);
+  const std::size_t offset = part_of(spec, starts, first).offset;
   return {offset, end.offset + end.count - offset};
 }
 

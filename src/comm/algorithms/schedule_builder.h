@@ -20,11 +20,11 @@ using Waits = std::initializer_list<StepId>;
 /// receives.
 class ScheduleBuilder {
  public:
-  ScheduleBuilder(const CollectiveSpec& problem, std::string_view algorithm);
+  ScheduleBuilder(const CollectiveSpec& spec, std::string_view algorithm);
 
-  const CollectiveSpec& problem() const { return problem_; }
-  int ranks() const { return problem_.ranks; }
-  int rank() const { return problem_.rank; }
+  const CollectiveSpec& spec() const { return spec_; }
+  int ranks() const { return spec_.ranks; }
+  int rank() const { return spec_.rank; }
   /// The rank `distance` positions further along the ring; negative: backward.
   int around(int distance) const { return ((rank() + distance) % ranks() + ranks()) % ranks(); }
 
@@ -61,7 +61,7 @@ class ScheduleBuilder {
     StepId earlier;
     StepId later;
   };
-  const CollectiveSpec& problem_;
+  const CollectiveSpec& spec_;
   const std::size_t size_;
   Schedule schedule_;
   std::vector<Edge> edges_;
@@ -71,7 +71,7 @@ class ScheduleBuilder {
 };
 
 /// Part of `region`, in bytes.
-inline BufferRegion piece_of(BufferRegion region, std::size_t offset, std::size_t bytes) {
+inline BufferRegion sub_region(BufferRegion region, std::size_t offset, std::size_t bytes) {
   return {region.place, region.offset + offset, bytes};
 }
 
@@ -86,7 +86,7 @@ class ScratchRing {
     StepId free = kNoStep;  ///< a step that writes the buffer must wait for this one
   };
   /// Acquires the next buffer in rotation.
-  Buffer take(std::size_t bytes);
+  Buffer acquire(std::size_t bytes);
   /// The buffer acquired last is free again after `step`.
   void release(StepId step) { free_[last_] = step; }
 
@@ -97,14 +97,14 @@ class ScratchRing {
   std::size_t last_ = 0;
 };
 
-/// A slice divided into pieces of about equal length that a pipeline moves in turn.
+/// A slice divided into segments of about equal length that a pipeline moves in turn.
 class Segments {
  public:
   Segments(Slice whole, std::size_t most) : whole_(whole), count_((whole.count + most - 1) / most) {}
   std::size_t count() const { return count_; }
   Slice operator[](std::size_t index) const {
-    const Slice cut = slice_of(whole_.count, static_cast<int>(count_), static_cast<int>(index));
-    return {whole_.offset + cut.offset, cut.count};
+    const Slice slice = slice_of(whole_.count, static_cast<int>(count_), static_cast<int>(index));
+    return {whole_.offset + slice.offset, slice.count};
   }
 
  private:
@@ -114,14 +114,14 @@ class Segments {
 
 /// Elements of a segment: large enough to hide the cost of a step, small enough to fill a pipeline quickly. Larger if
 /// the schedule, with up to `steps` steps per segment of the call, would become too long. The same on all ranks.
-std::size_t segment_elements(const CollectiveSpec& problem, std::size_t steps);
+std::size_t segment_elements(const CollectiveSpec& spec, std::size_t steps);
 
 /// Maximum number of segments in flight if each needs scratch memory.
 inline constexpr std::size_t kWindow = 4;
 
 /// All elements; part `index` of `in`, of `out`; and the adjacent parts first .. last - 1 as one slice.
-inline Slice everything(const CollectiveSpec& problem) { return {0, problem.count}; }
-Slice part_of(const CollectiveSpec& problem, const std::vector<std::size_t>& starts, int index);
-Slice parts_of(const CollectiveSpec& problem, const std::vector<std::size_t>& starts, int first, int last);
+inline Slice everything(const CollectiveSpec& spec) { return {0, spec.count}; }
+Slice part_of(const CollectiveSpec& spec, const std::vector<std::size_t>& starts, int index);
+Slice parts_of(const CollectiveSpec& spec, const std::vector<std::size_t>& starts, int first, int last);
 
 }  // namespace tessera::comm

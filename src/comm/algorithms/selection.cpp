@@ -21,51 +21,50 @@ constexpr std::size_t kLong = std::size_t{4} << 20;
 
 bool power_of_two(int ranks) { return (ranks & (ranks - 1)) == 0; }
 
-std::string_view first_accepted(const CollectiveSpec& problem, std::initializer_list<std::string_view> wanted) {
+std::string_view first_accepted(const CollectiveSpec& spec, std::initializer_list<std::string_view> wanted) {
   for (const std::string_view name : wanted)
-    if (refusal(problem, name).empty()) return name;
+    if (refusal(spec, name).empty()) return name;
   return "direct";
 }
 
-std::string_view choose_all_reduce(const CollectiveSpec& problem, std::size_t bytes) {
-  if (problem.ranks == 2 && bytes <= kAddTwice) return "symmetric";
+std::string_view choose_all_reduce(const CollectiveSpec& spec, std::size_t bytes) {
+  if (spec.ranks == 2 && bytes <= kAddTwice) return "symmetric";
   if (bytes <= kSmall) {
-    if (problem.ranks <= kFew) return first_accepted(problem, {"recursive_doubling", "symmetric"});
-    return first_accepted(problem, {"recursive_doubling"});
+    if (spec.ranks <= kFew) return first_accepted(spec, {"recursive_doubling", "symmetric"});
+    return first_accepted(spec, {"recursive_doubling"});
   }
-  if (problem.ranks <= kFew) return "direct";
+  if (spec.ranks <= kFew) return "direct";
   // If the number of ranks is not a power of two, halving sends everything once more.
-  if (power_of_two(problem.ranks)) return first_accepted(problem, {"rabenseifner", "ring"});
-  return first_accepted(problem, {"ring"});
+  if (power_of_two(spec.ranks)) return first_accepted(spec, {"rabenseifner", "ring"});
+  return first_accepted(spec, {"ring"});
 }
 
 }  // namespace
 
-std::string_view default_algorithm(const CollectiveSpec& problem) {
-  const std::size_t bytes = problem.count * size_of(problem.dtype);
-  const bool few = problem.ranks <= kFew;
+std::string_view default_algorithm(const CollectiveSpec& spec) {
+  const std::size_t bytes = spec.count * size_of(spec.dtype);
+  const bool few = spec.ranks <= kFew;
   const bool small = bytes <= kSmall;
-  switch (problem.kind) {
+  switch (spec.kind) {
     case OpKind::all_reduce:
-      return choose_all_reduce(problem, bytes);
+      return choose_all_reduce(spec, bytes);
     case OpKind::reduce_scatter:
-      if (small && problem.ranks > 2 && power_of_two(problem.ranks))
-        return first_accepted(problem, {"recursive_halving"});
-      return few ? "direct" : first_accepted(problem, {"ring"});
+      if (small && spec.ranks > 2 && power_of_two(spec.ranks)) return first_accepted(spec, {"recursive_halving"});
+      return few ? "direct" : first_accepted(spec, {"ring"});
     case OpKind::all_gather:
-      if (small && problem.ranks > 2) return power_of_two(problem.ranks) ? "recursive_doubling" : "bruck";
+      if (small && spec.ranks > 2) return power_of_two(spec.ranks) ? "recursive_doubling" : "bruck";
       return few ? "direct" : "ring";
     case OpKind::broadcast:
-      if (problem.ranks == 2) return "direct";
+      if (spec.ranks == 2) return "direct";
       return bytes < kLong ? "binomial" : "pipelined";
     case OpKind::reduce:
-      return problem.ranks == 2 ? "direct" : first_accepted(problem, {"binomial"});
+      return spec.ranks == 2 ? "direct" : first_accepted(spec, {"binomial"});
     case OpKind::gather:
     case OpKind::scatter:
-      return small && problem.ranks > 2 ? "binomial" : "direct";
+      return small && spec.ranks > 2 ? "binomial" : "direct";
     case OpKind::all_to_all:
-      if (!problem.in_starts.empty()) return few ? "direct" : "pairwise";
-      if (!few && bytes / static_cast<std::size_t>(problem.ranks) <= kSmallBlock) return "bruck";
+      if (!spec.in_starts.empty()) return few ? "direct" : "pairwise";
+      if (!few && bytes / static_cast<std::size_t>(spec.ranks) <= kSmallBlock) return "bruck";
       return few ? "direct" : "pairwise";
     case OpKind::barrier:
       return "dissemination";

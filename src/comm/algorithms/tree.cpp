@@ -25,8 +25,8 @@ class SumUp {
         children_(builder, kWindow * place.children.size(), SIZE_MAX, bytes(builder)) {}
 
   static std::size_t bytes(const ScheduleBuilder& builder) {
-    const CollectiveSpec& problem = builder.problem();
-    return std::min(segment_elements(problem, steps(builder)), problem.count) * builder.element_size();
+    const CollectiveSpec& spec = builder.spec();
+    return std::min(segment_elements(spec, steps(builder)), spec.count) * builder.element_size();
   }
 
   struct Sum {
@@ -39,7 +39,7 @@ class SumUp {
     Sum sum{own_.at(segment), own_.ready(segment)};
     // The smallest subtree finishes first and is the nearest in the tree.
     for (auto child = place_.children.rbegin(); child != place_.children.rend(); ++child) {
-      const ScratchRing::Buffer buffer = children_.take(to.bytes);
+      const ScratchRing::Buffer buffer = children_.acquire(to.bytes);
       const StepId received = builder_.receive(child->rank, buffer.region, {buffer.free});
       const bool complete = place_.parent < 0 && child + 1 == place_.children.rend();
       const OrderedPair sources(sum.region, buffer.region, child->above);
@@ -60,16 +60,16 @@ class SumUp {
 
 /// The part of this rank's subtree in a call whose parts start at `starts`.
 Slice subtree(const ScheduleBuilder& builder, const std::vector<std::size_t>& starts, int first, int last) {
-  return parts_of(builder.problem(), starts, first, last);
+  return parts_of(builder.spec(), starts, first, last);
 }
 
 }  // namespace
 
 void tree_all_reduce(ScheduleBuilder& builder) {
-  const CollectiveSpec& problem = builder.problem();
+  const CollectiveSpec& spec = builder.spec();
   const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), 0);
   SumUp up(builder, place, Operand::Target::out);
-  const Segments segments(everything(problem), segment_elements(problem, steps(builder)));
+  const Segments segments(everything(spec), segment_elements(spec, steps(builder)));
   for (std::size_t s = 0; s < segments.count(); ++s) {
     const BufferRegion out = builder.out(segments[s]);
     SumUp::Sum sum = up.add(segments[s], out, kNoStep);
@@ -83,17 +83,17 @@ void tree_all_reduce(ScheduleBuilder& builder) {
 }
 
 void binomial_reduce(ScheduleBuilder& builder) {
-  const CollectiveSpec& problem = builder.problem();
-  const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), problem.root);
+  const CollectiveSpec& spec = builder.spec();
+  const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), spec.root);
   const bool root = place.parent < 0;
   SumUp up(builder, place, root ? Operand::Target::out : Operand::Target::scratch);
   // Only the root has an `out`.
   const bool inner = !root && !place.children.empty();
   ScratchRing sums(builder, inner ? kWindow : 0, kWindow, SumUp::bytes(builder));
-  const Segments segments(everything(problem), segment_elements(problem, steps(builder)));
+  const Segments segments(everything(spec), segment_elements(spec, steps(builder)));
   for (std::size_t s = 0; s < segments.count(); ++s) {
     const BufferRegion out = builder.out(segments[s]);
-    const ScratchRing::Buffer to = inner ? sums.take(out.bytes) : ScratchRing::Buffer{out};
+    const ScratchRing::Buffer to = inner ? sums.acquire(out.bytes) : ScratchRing::Buffer{out};
     const SumUp::Sum sum = up.add(segments[s], to.region, to.free);
     if (root) continue;
     const StepId sent = builder.send(place.parent, sum.region, {sum.ready});
@@ -102,23 +102,23 @@ void binomial_reduce(ScheduleBuilder& builder) {
 }
 
 void binomial_broadcast(ScheduleBuilder& builder) {
-  const CollectiveSpec& problem = builder.problem();
-  const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), problem.root);
+  const CollectiveSpec& spec = builder.spec();
+  const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), spec.root);
   const bool root = place.parent < 0;
-  const Segments segments(everything(problem), segment_elements(problem, steps(builder)));
+  const Segments segments(everything(spec), segment_elements(spec, steps(builder)));
   for (std::size_t s = 0; s < segments.count(); ++s) {
     const BufferRegion here = root ? builder.in(segments[s]) : builder.out(segments[s]);
     const StepId ready = root ? kNoStep : builder.receive(place.parent, here);
     for (const TreeChild& child : place.children) builder.send(child.rank, here, {ready});
   }
-  if (root) builder.copy(builder.in(everything(problem)), builder.out(everything(problem)), {}, problem.in_place);
+  if (root) builder.copy(builder.in(everything(spec)), builder.out(everything(spec)), {}, spec.in_place);
 }
 
 void binomial_gather(ScheduleBuilder& builder) {
-  const CollectiveSpec& problem = builder.problem();
-  const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), problem.root);
-  const auto& starts = problem.out_starts;
-  const Slice own = part_of(problem, starts, builder.rank());
+  const CollectiveSpec& spec = builder.spec();
+  const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), spec.root);
+  const auto& starts = spec.out_starts;
+  const Slice own = part_of(spec, starts, builder.rank());
   if (place.children.empty()) {
     builder.send(place.parent, builder.in({0, own.count}));
     return;
@@ -127,9 +127,9 @@ void binomial_gather(ScheduleBuilder& builder) {
   const Slice mine = subtree(builder, starts, place.first, place.last);
   const BufferRegion all = root ? builder.out(mine) : builder.scratch(mine.count * builder.element_size());
   const auto at = [&](Slice slice) {
-    return piece_of(all, (slice.offset - mine.offset) * builder.element_size(), slice.count * builder.element_size());
+    return sub_region(all, (slice.offset - mine.offset) * builder.element_size(), slice.count * builder.element_size());
   };
-  std::vector<StepId> here = {builder.copy(builder.in({0, own.count}), at(own), {}, root && problem.in_place)};
+  std::vector<StepId> here = {builder.copy(builder.in({0, own.count}), at(own), {}, root && spec.in_place)};
   for (const TreeChild& child : place.children)
     here.push_back(builder.receive(child.rank, at(subtree(builder, starts, child.first, child.last))));
   if (root) return;
@@ -138,10 +138,10 @@ void binomial_gather(ScheduleBuilder& builder) {
 }
 
 void binomial_scatter(ScheduleBuilder& builder) {
-  const CollectiveSpec& problem = builder.problem();
-  const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), problem.root);
-  const auto& starts = problem.in_starts;
-  const Slice own = part_of(problem, starts, builder.rank());
+  const CollectiveSpec& spec = builder.spec();
+  const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), spec.root);
+  const auto& starts = spec.in_starts;
+  const Slice own = part_of(spec, starts, builder.rank());
   const BufferRegion out = builder.out({0, own.count});
   if (place.children.empty()) {
     builder.receive(place.parent, out);
@@ -152,11 +152,11 @@ void binomial_scatter(ScheduleBuilder& builder) {
   const BufferRegion all = root ? builder.in(mine) : builder.scratch(mine.count * builder.element_size());
   const StepId here = root ? kNoStep : builder.receive(place.parent, all);
   const auto at = [&](Slice slice) {
-    return piece_of(all, (slice.offset - mine.offset) * builder.element_size(), slice.count * builder.element_size());
+    return sub_region(all, (slice.offset - mine.offset) * builder.element_size(), slice.count * builder.element_size());
   };
   for (const TreeChild& child : place.children)
     builder.send(child.rank, at(subtree(builder, starts, child.first, child.last)), {here});
-  builder.copy(at(own), out, {here}, root && problem.in_place);
+  builder.copy(at(own), out, {here}, root && spec.in_place);
 }
 
 }  // namespace tessera::comm::schedules

@@ -57,9 +57,9 @@ Resolved resolve(const HostPort& where, Deadline deadline) {
   Resolved numeric = resolve_now(where, AI_NUMERICHOST);
   if (!numeric.endpoints.empty()) return numeric;
   auto promise = std::make_shared<std::promise<Resolved>>();
-  std::future<Resolved> answer = promise->get_future();
+  std::future<Resolved> resolved = promise->get_future();
   std::thread([promise, where] { promise->set_value(resolve_now(where, 0)); }).detach();
-  if (answer.wait_until(deadline) == std::future_status::ready) return answer.get();
+  if (resolved.wait_until(deadline) == std::future_status::ready) return resolved.get();
   return {{}, "host '" + where.host + "' was not resolved in time"};
 }
 
@@ -104,7 +104,7 @@ Endpoint any_address(int family, std::uint16_t port) {
 
 /// On a loopback interface, a socket that connects to a port without a listener may get that very port as its own and
 /// connect to itself.
-bool met_itself(int fd) {
+bool connected_to_itself(int fd) {
   Endpoint own;
   Endpoint peer;
   own.length = peer.length = sizeof(own.address);
@@ -123,7 +123,7 @@ UniqueFd connect_endpoint(const Endpoint& endpoint, Deadline deadline, std::stri
     if (wait_ready(fd.get(), POLLOUT, std::min(deadline, steady_clock::now() + kConnectTime)))
       ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &code, &length);
   }
-  if (code == 0 && met_itself(fd.get())) code = ECONNREFUSED;
+  if (code == 0 && connected_to_itself(fd.get())) code = ECONNREFUSED;
   if (code == 0) return fd;
   why = std::strerror(code);
   return {};

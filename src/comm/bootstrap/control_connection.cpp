@@ -44,7 +44,7 @@ void ControlConnection::read() {
 void ControlConnection::send(Frame frame) {
   const std::lock_guard lock(mutex_);
   if (deaf_ || finishing_) return;
-  if (frame->type == protocol::Type::told && queued_ + cost_of(*frame) > kMostQueued) return;
+  if (frame->type == protocol::Type::message && queued_ + cost_of(*frame) > kMaxQueued) return;
   queued_ += cost_of(*frame);
   queue_.push_back(std::move(frame));
   if (writing_) return;
@@ -99,7 +99,7 @@ void ControlConnection::close() {
 
 void ControlConnection::break_off() {
   close();
-  if (std::exchange(told_, true)) return;
+  if (std::exchange(reported_, true)) return;
   events_.broken();
 }
 

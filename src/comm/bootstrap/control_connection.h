@@ -32,7 +32,7 @@ class ControlConnection {
     /// Called once, when received data is corrupt. Nothing more is read; sending still works.
     std::function<void()> damaged;
   };
-  static constexpr std::size_t kMostQueued = std::size_t{16} << 20;  ///< bytes
+  static constexpr std::size_t kMaxQueued = std::size_t{16} << 20;  ///< bytes
 
   /// One thread runs `context` and calls the events; it must stop before this object is destroyed.
   ControlConnection(boost::asio::io_context& context, Connection connection, Events events);
@@ -57,10 +57,10 @@ class ControlConnection {
   boost::asio::generic::stream_protocol::socket socket_;
   const Events events_;
   Seal seal_;
-  SealedReader reader_{seal_, protocol::kLongestControl};
+  SealedReader reader_{seal_, protocol::kMaxControl};
   std::array<char, 16384> in_{};
   std::string out_;  // being written
-  bool told_ = false;
+  bool reported_ = false;
 
   std::mutex mutex_;  // guards the members below
   std::deque<Frame> queue_;

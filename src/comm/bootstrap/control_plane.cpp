@@ -16,7 +16,7 @@ using boost::system::error_code;
 using namespace std::chrono_literals;
 
 constexpr auto kFarewellTime = 1s;
-/// A process that ended may have announced it; the message comes through rank 0 and takes time.
+/// A process that ended may have sent a message about it; the message comes through rank 0 and takes time.
 constexpr auto kLastWordsTime = 200ms;
 
 std::string name_of(int rank) { return "rank " + std::to_string(rank); }
@@ -37,9 +37,9 @@ class ControlPlane::Handle final : public ControlChannel {
  public:
   Handle(ControlPlane& board, ChannelPointer channel) : board_(board), channel_(std::move(channel)) {}
   ~Handle() override { board_.close(channel_); }
-  void tell(int to, std::string_view message) noexcept override {
+  void send(int to, std::string_view message) noexcept override {
     try {
-      board_.tell(*channel_, to, message);
+      board_.send_message(*channel_, to, message);
     } catch (const std::bad_alloc&) {  // no memory for a message: it is lost, and so would be a report
     }
   }
@@ -82,9 +82,9 @@ ControlPlane::~ControlPlane() {
 }
 
 std::unique_ptr<ControlChannel> ControlPlane::open(std::string_view name, ControlEvents events) {
-  if (name.empty() || name.size() > protocol::kLongestName)
-    throw InvalidUsage("control channel: a name has 1 to " + std::to_string(protocol::kLongestName) +
-                       " characters, not '" + std::string(name) + "'");
+  if (name.empty() || name.size() > protocol::kMaxName)
+    throw InvalidUsage("control channel: a name has 1 to " + std::to_string(protocol::kMaxName) + " characters, not '" +
+                       std::string(name) + "'");
   const auto channel = std::make_shared<Channel>();
   channel->name = name;
   channel->events = std::move(events);
@@ -108,10 +108,10 @@ std::unique_ptr<ControlChannel> ControlPlane::open(std::string_view name, Contro
                 format_duration(timeout_));
 }
 
-void ControlPlane::tell(const Channel& channel, int to, std::string_view message) {
+void ControlPlane::send_message(const Channel& channel, int to, std::string_view message) {
   if (to == rank_ || to < ControlChannel::kAll || to >= size_) return;
-  message = message.substr(0, ControlChannel::kLongestMessage);
-  send(rank_ == 0 ? to : 0, protocol::Type::told,
+  message = message.substr(0, ControlChannel::kMaxMessage);
+  send(rank_ == 0 ? to : 0, protocol::Type::message,
        protocol::encode(protocol::ChannelMessage{channel.number, rank_, to, message}));
 }
 
@@ -140,7 +140,7 @@ ControlPlane::ChannelPointer ControlPlane::find(std::uint16_t number) {
 }
 
 bool ControlPlane::on_frame(int from, protocol::Type type, std::string_view payload) {
-  if (type == protocol::Type::told) return on_told(from, payload);
+  if (type == protocol::Type::message) return on_message(from, payload);
   if (type == protocol::Type::lost || type == protocol::Type::left) return on_gone(from, type, payload);
   if (type == protocol::Type::probe) return on_probe(from);
   const std::optional<protocol::ChannelOpened> opened = protocol::decode_opened(payload);
@@ -150,19 +150,19 @@ bool ControlPlane::on_frame(int from, protocol::Type type, std::string_view payl
   return true;
 }
 
-bool ControlPlane::on_told(int from, std::string_view payload) {
-  const std::optional<protocol::ChannelMessage> told = protocol::decode_told(payload);
-  if (!told || told->from < 0 || told->from >= size_ || told->to < ControlChannel::kAll || told->to >= size_)
+bool ControlPlane::on_message(int from, std::string_view payload) {
+  const std::optional<protocol::ChannelMessage> sent = protocol::decode_message(payload);
+  if (!sent || sent->from < 0 || sent->from >= size_ || sent->to < ControlChannel::kAll || sent->to >= size_)
     return false;
   if (rank_ == 0) {
-    if (told->from != from) return false;
-    if (told->to != 0) send(told->to, protocol::Type::told, payload, from);
-    if (told->to > 0) return true;
+    if (sent->from != from) return false;
+    if (sent->to != 0) send(sent->to, protocol::Type::message, payload, from);
+    if (sent->to > 0) return true;
   }
-  const ChannelPointer channel = find(told->channel);
+  const ChannelPointer channel = find(sent->channel);
   if (channel == nullptr) return true;  // closed on this rank, still open on the sender
   const std::lock_guard running(channel->running);
-  if (!channel->closed && channel->events.message) channel->events.message(told->from, told->message);
+  if (!channel->closed && channel->events.message) channel->events.message(sent->from, sent->message);
   return true;
 }
 

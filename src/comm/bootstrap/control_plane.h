@@ -33,7 +33,7 @@ class ControlPlane {
   };
   /// Starts the thread. While this object lives, no other thread may run `context`, which must outlive it.
   ControlPlane(boost::asio::io_context& context, Members members);
-  /// Announces to the other ranks that this rank closes normally; waits at most a second for their acknowledgment.
+  /// Informs the other ranks that this rank closes normally; waits at most a second for their acknowledgment.
   ~ControlPlane();
   ControlPlane(const ControlPlane&) = delete;
   ControlPlane& operator=(const ControlPlane&) = delete;
@@ -51,14 +51,14 @@ class ControlPlane {
   };
 
   // Any thread.
-  void tell(const Channel& channel, int to, std::string_view message);
+  void send_message(const Channel& channel, int to, std::string_view message);
   void close(const ChannelPointer& channel);
   void send(int to, protocol::Type type, std::string_view payload, int except = -1);
   ChannelPointer find(std::uint16_t number);
 
   // The context's thread.
   bool on_frame(int from, protocol::Type type, std::string_view payload);
-  bool on_told(int from, std::string_view payload);
+  bool on_message(int from, std::string_view payload);
   bool on_opened(int from, const protocol::ChannelOpened& opened);
   bool on_gone(int from, protocol::Type type, std::string_view payload);
   void opened_by_all(std::uint16_t number);
@@ -82,7 +82,7 @@ class ControlPlane {
   std::list<boost::asio::steady_timer> timers_;
   std::map<std::uint16_t, ChannelOpening> openings_;  // on rank 0
   std::set<int> gone_;
-  std::set<int> ended_;  // ranks that ended; rank 0 may still have to announce how
+  std::set<int> ended_;  // ranks that ended; rank 0 may still have to report how
   bool leaving_ = false;
 
   std::mutex mutex_;  // guards the members below

@@ -19,25 +19,25 @@ Digest prove_hello(const Digest& key, const protocol::Challenge& challenge, prot
   return prove(key, "hello" + protocol::encode(challenge) + protocol::encode(hello));
 }
 
-Digest prove_answer(const Digest& key, const protocol::Challenge& challenge, const protocol::Hello& hello,
-                    protocol::HandshakeReply answer) {
-  answer.proof = {};
-  return prove(key, "answer" + protocol::encode(challenge) + protocol::encode(hello) + protocol::encode(answer));
+Digest prove_reply(const Digest& key, const protocol::Challenge& challenge, const protocol::Hello& hello,
+                   protocol::HandshakeReply reply) {
+  reply.proof = {};
+  return prove(key, "answer" + protocol::encode(challenge) + protocol::encode(hello) + protocol::encode(reply));
 }
 
 /// For a hello or an identity.
 template <class T>
-std::string start_of(const T& who) {
+std::string start_of(const T& subject) {
   const auto part = [](const char* name, std::uint64_t number) {
     return number > 0 ? std::string(", ") + name + " " + std::to_string(number) : "";
   };
-  return "run '" + who.run + "'" + part("restart", who.restart) + part("generation", who.generation);
+  return "run '" + subject.run + "'" + part("restart", subject.restart) + part("generation", subject.generation);
 }
 
 /// Increases from one start of a run to the next, and within one from world to world.
 template <class T>
-std::pair<std::uint64_t, std::uint32_t> age_of(const T& who) {
-  return {who.restart, who.generation};
+std::pair<std::uint64_t, std::uint32_t> age_of(const T& subject) {
+  return {subject.restart, subject.generation};
 }
 
 }  // namespace
@@ -45,32 +45,32 @@ std::pair<std::uint64_t, std::uint32_t> age_of(const T& who) {
 HandshakeVerdict judge(const RankIdentity& self, const protocol::Challenge& challenge, const protocol::Hello& hello,
                        bool taken, bool complete) {
   HandshakeVerdict judgement;
-  protocol::HandshakeReply& answer = judgement.answer;
-  const std::string who = "rank " + std::to_string(hello.rank);
+  protocol::HandshakeReply& reply = judgement.reply;
+  const std::string subject = "rank " + std::to_string(hello.rank);
   judgement.proven = same(hello.proof, prove_hello(self.key, challenge, hello));
-  answer.verdict = protocol::Verdict::refused;
+  reply.verdict = protocol::Verdict::refused;
   if (!judgement.proven) {
-    answer.text = who + " has a different TESSERA_TOKEN than rank 0";
+    reply.text = subject + " has a different TESSERA_TOKEN than rank 0";
   } else if (age_of(hello) > age_of(self)) {
-    answer.verdict = protocol::Verdict::try_again;
-    answer.text = who + " belongs to " + start_of(hello) + ", but rank 0 at this address to " + start_of(self);
+    reply.verdict = protocol::Verdict::try_again;
+    reply.text = subject + " belongs to " + start_of(hello) + ", but rank 0 at this address to " + start_of(self);
   } else if (hello.run != self.run || age_of(hello) != age_of(self)) {
-    answer.text = who + " belongs to " + start_of(hello) + ", rank 0 to " + start_of(self) +
-                  "; it remains from another start, or TESSERA_RUN_ID differs";
+    reply.text = subject + " belongs to " + start_of(hello) + ", rank 0 to " + start_of(self) +
+                 "; it remains from another start, or TESSERA_RUN_ID differs";
   } else if (complete) {
-    answer.text = "the world of " + std::to_string(self.size) + " ranks is already complete; " + who + " can't join";
+    reply.text = "the world of " + std::to_string(self.size) + " ranks is already complete; " + subject + " can't join";
   } else if (hello.size != static_cast<std::uint32_t>(self.size)) {
-    answer.text = who + " was started as one of " + std::to_string(hello.size) + " ranks, rank 0 as one of " +
-                  std::to_string(self.size);
+    reply.text = subject + " was started as one of " + std::to_string(hello.size) + " ranks, rank 0 as one of " +
+                 std::to_string(self.size);
     judgement.fatal = true;
   } else if (hello.rank >= hello.size) {
-    answer.text = who + " is outside the ranks 0 to " + std::to_string(self.size - 1);
+    reply.text = subject + " is outside the ranks 0 to " + std::to_string(self.size - 1);
   } else if (hello.rank == 0 || taken) {
-    answer.text = "two processes are rank " + std::to_string(hello.rank) + " in run '" + self.run + "'";
+    reply.text = "two processes are rank " + std::to_string(hello.rank) + " in run '" + self.run + "'";
   } else {
-    answer.verdict = protocol::Verdict::welcome;
+    reply.verdict = protocol::Verdict::welcome;
   }
-  if (judgement.proven) answer.proof = prove_answer(self.key, challenge, hello, answer);
+  if (judgement.proven) reply.proof = prove_reply(self.key, challenge, hello, reply);
   return judgement;
 }
 
@@ -84,7 +84,7 @@ namespace {
 struct Talk {
   std::optional<protocol::Challenge> challenge;
   protocol::Hello hello;
-  std::optional<protocol::HandshakeReply> answer;
+  std::optional<protocol::HandshakeReply> reply;
 };
 
 Talk talk(Connection& connection, const RankIdentity& self, const Digest& instance, Deadline deadline) {
@@ -98,13 +98,13 @@ Talk talk(Connection& connection, const RankIdentity& self, const Digest& instan
   hello.instance = instance;
   try {
     said.challenge = protocol::decode_challenge(
-        connection.receive_frame(deadline, protocol::Type::challenge, protocol::kLongestHandshake));
+        connection.receive_frame(deadline, protocol::Type::challenge, protocol::kMaxHandshake));
     if (!said.challenge || said.challenge->version != protocol::kVersion) return said;
     hello.nonce = random_digest();
     hello.proof = prove_hello(self.key, *said.challenge, hello);
     connection.send_frame(protocol::encode(hello), deadline, protocol::Type::hello);
-    said.answer = protocol::decode_answer(
-        connection.receive_frame(deadline, protocol::Type::answer, protocol::kLongestHandshake));
+    said.reply =
+        protocol::decode_reply(connection.receive_frame(deadline, protocol::Type::reply, protocol::kMaxHandshake));
   } catch (const Error&) {  // the peer is gone, is late, or sent an invalid message
   }
   return said;
@@ -115,7 +115,7 @@ Talk talk(Connection& connection, const RankIdentity& self, const Digest& instan
 Attempt client_handshake(Connection& connection, const RankIdentity& self, const Digest& instance,
                          const std::string& place, Deadline deadline) {
   deadline = std::min(deadline, steady_clock::now() + kAttemptTime);
-  const auto [challenge, hello, answer] = talk(connection, self, instance, deadline);
+  const auto [challenge, hello, reply] = talk(connection, self, instance, deadline);
   const std::string rank_0 = "init: rank 0 at " + place;
   Attempt attempt;
   if (!challenge) {
@@ -124,15 +124,15 @@ Attempt client_handshake(Connection& connection, const RankIdentity& self, const
     throw InvalidUsage(rank_0 + " speaks version " + std::to_string(challenge->version) + " of the protocol, rank " +
                        std::to_string(self.rank) + " version " + std::to_string(protocol::kVersion) +
                        "; start all ranks with one version of the library");
-  } else if (!answer) {
+  } else if (!reply) {
     attempt.why = "rank 0 closed the connection";
-  } else if (!same(answer->proof, prove_answer(self.key, *challenge, hello, *answer))) {
-    attempt.unproven = answer->verdict == protocol::Verdict::refused;
+  } else if (!same(reply->proof, prove_reply(self.key, *challenge, hello, *reply))) {
+    attempt.unproven = reply->verdict == protocol::Verdict::refused;
     attempt.why = "authentication failed; use the same TESSERA_TOKEN on all ranks";
-  } else if (answer->verdict == protocol::Verdict::refused) {
-    throw InvalidUsage(rank_0 + " refuses rank " + std::to_string(self.rank) + ": " + printable(answer->text));
-  } else if (answer->verdict == protocol::Verdict::try_again) {
-    attempt.why = printable(answer->text);
+  } else if (reply->verdict == protocol::Verdict::refused) {
+    throw InvalidUsage(rank_0 + " refuses rank " + std::to_string(self.rank) + ": " + printable(reply->text));
+  } else if (reply->verdict == protocol::Verdict::try_again) {
+    attempt.why = printable(reply->text);
   } else {
     attempt.admitted = connection.send_byte(deadline);
     attempt.why = "rank 0 closed the connection";

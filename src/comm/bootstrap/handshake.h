@@ -30,7 +30,7 @@ struct RankIdentity {
 /// Rank 0's decision on a connecting rank. `taken`: another process has already joined as that rank. `proven`: it knows
 /// the key.
 struct HandshakeVerdict {
-  protocol::HandshakeReply answer;
+  protocol::HandshakeReply reply;
   bool proven = false;
   bool fatal = false;  ///< it belongs to this very start, and the world can't be created: all ranks receive the text
 };

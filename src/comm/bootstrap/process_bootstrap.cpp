@@ -84,7 +84,7 @@ ProcessBootstrap::ProcessBootstrap(StarSockets parts)
       deadline_(parts.deadline),
       timeout_(parts.timeout),
       context_(std::move(parts.context)),
-      door_(std::move(parts.door)),
+      server_(std::move(parts.server)),
       links_(std::move(parts.links)) {
   introduce(parts.host_id);
 }
@@ -121,27 +121,27 @@ std::string ProcessBootstrap::link_address() const {
 template <class F>
 void ProcessBootstrap::each_peer(std::vector<Connection>& links, F&& call) {
   int r = 1;
-  const auto give_up = [&](const Error& error, bool to_it_too) {
+  const auto refuse_others = [&](const Error& error, bool to_it_too) {
     for (int other = 1; other < size(); ++other)
       if (other != r || to_it_too) links[index(other)].send_refusal(error, steady_clock::now() + 1s);
   };
-  const auto who = [&] { return "init: rank " + std::to_string(r) + " of " + std::to_string(size()); };
+  const auto name = [&] { return "init: rank " + std::to_string(r) + " of " + std::to_string(size()); };
   try {
     for (; r < size(); ++r) call(r);
   } catch (const Timeout&) {
-    const Timeout late(who() + " connected, but did not answer within " + format_duration(timeout_));
-    give_up(late, false);
+    const Timeout late(name() + " connected, but did not answer within " + format_duration(timeout_));
+    refuse_others(late, false);
     throw late;
   } catch (const Damaged&) {
     const BackendError damaged(damage(r, 0));
-    give_up(damaged, true);
+    refuse_others(damaged, true);
     throw damaged;
   } catch (const BackendError& error) {  // as that rank reported it
-    give_up(error, false);
+    refuse_others(error, false);
     throw;
   } catch (const Error& error) {
-    const PeerLost lost(who() + " was lost: " + error.what());
-    give_up(lost, false);
+    const PeerLost lost(name() + " was lost: " + error.what());
+    refuse_others(lost, false);
     throw lost;
   }
 }
@@ -199,12 +199,12 @@ std::vector<UniqueFd> ProcessBootstrap::all_gather_fds(int fd) {
 std::vector<Connection>& ProcessBootstrap::descriptor_links() {
   const Connection& any = links_.back();
   if (own_address(any.fd()).empty()) return links_;
-  if (local_links_.empty()) local_links_ = meet_on_this_host();
+  if (local_links_.empty()) local_links_ = connect_local_ranks();
   return local_links_;
 }
 
 /// Only Unix sockets carry descriptors: the ranks connect once more, at a name that only they know.
-std::vector<Connection> ProcessBootstrap::meet_on_this_host() {
+std::vector<Connection> ProcessBootstrap::connect_local_ranks() {
   RankIdentity self = self_;
   self.key = prove(token_, "descriptors");
   const std::string name = "tessera-" + to_hex(prove(token_, "name")).substr(0, 32);
@@ -214,8 +214,8 @@ std::vector<Connection> ProcessBootstrap::meet_on_this_host() {
     std::vector<UniqueFd> listeners;
     listeners.push_back(listen_on(name));
     boost::asio::io_context context(1);
-    RendezvousServer door(context, std::move(listeners), self, about);
-    return door.accept_all(deadline_);
+    RendezvousServer server(context, std::move(listeners), self, about);
+    return server.accept_all(deadline_);
   }
   std::vector<Connection> links;
   links.push_back(connect_to_rank0(self, "its descriptor socket", deadline_, about, [&](std::string&, Digest&) {

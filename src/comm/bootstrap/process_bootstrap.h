@@ -19,8 +19,8 @@ class ProcessBootstrap final : public Bootstrap {
   struct StarSockets {
     RankIdentity self;
     std::unique_ptr<boost::asio::io_context> context;
-    std::unique_ptr<RendezvousServer> door;  ///< rank 0's; open as long as the bootstrap if late ranks can find it
-    std::vector<Connection> links;           ///< rank 0: one per rank, its own empty; otherwise only [0]
+    std::unique_ptr<RendezvousServer> server;  ///< rank 0's; open as long as the bootstrap if late ranks can find it
+    std::vector<Connection> links;             ///< rank 0: one per rank, its own empty; otherwise only [0]
     Digest session{};
     std::string host_id;  ///< "": from the system
     Deadline deadline;
@@ -44,7 +44,7 @@ class ProcessBootstrap final : public Bootstrap {
   void introduce(const std::string& host_id);
   std::string link_address() const;
   std::vector<Connection>& descriptor_links();
-  std::vector<Connection> meet_on_this_host();
+  std::vector<Connection> connect_local_ranks();
   void exchange_with_first(std::string_view blob, std::vector<std::string>& all);
   template <class F>
   void each_peer(std::vector<Connection>& links, F&& call);
@@ -54,7 +54,7 @@ class ProcessBootstrap final : public Bootstrap {
   const Deadline deadline_;
   const std::chrono::milliseconds timeout_;
   std::unique_ptr<boost::asio::io_context> context_;
-  std::unique_ptr<RendezvousServer> door_;
+  std::unique_ptr<RendezvousServer> server_;
   std::vector<Connection> links_;
   std::vector<Connection> local_links_;  // if links_ can't carry descriptors
   std::vector<std::string> hosts_;

@@ -27,14 +27,14 @@ class Writer {
   }
   Writer& digest(const Digest& digest) { return raw({reinterpret_cast<const char*>(digest.data()), digest.size()}); }
   Writer& text(std::string_view text) {
-    text = text.substr(0, kLongestText);
+    text = text.substr(0, kMaxText);
     return number(static_cast<std::uint16_t>(text.size())).raw(text);
   }
-  std::string take() { return std::move(bytes_); }
+  std::string finish() { return std::move(bytes_); }
   /// Appends the checksum of everything so far and returns the bytes.
-  std::string take_checked() {
+  std::string finish_checked() {
     number(base::checksum(std::as_bytes(std::span(bytes_))));
-    return take();
+    return finish();
   }
 
  private:
@@ -69,7 +69,7 @@ class Reader {
     std::copy(taken.begin(), taken.end(), value.begin());
     return value;
   }
-  std::string text(std::size_t longest = kLongestText) {
+  std::string text(std::size_t longest = kMaxText) {
     const auto length = number<std::uint16_t>();
     if (length > longest) short_ = true;
     return short_ ? std::string() : std::string(raw(length));
@@ -82,7 +82,7 @@ class Reader {
   bool short_ = false;
 };
 
-/// Verifies and removes the checksum of take_checked(); empty if it is wrong.
+/// Verifies and removes the checksum of finish_checked(); empty if it is wrong.
 std::optional<std::string_view> checked(std::string_view bytes) {
   constexpr std::size_t kSum = sizeof(std::uint64_t);
   if (bytes.size() < kSum) return std::nullopt;
@@ -100,7 +100,7 @@ std::optional<T> if_whole(const Reader& reader, T value) {
 }  // namespace
 
 std::string encode_head(Type type, std::size_t length) {
-  return Writer().number(static_cast<char>(type)).number(static_cast<std::uint32_t>(length)).take();
+  return Writer().number(static_cast<char>(type)).number(static_cast<std::uint32_t>(length)).finish();
 }
 
 std::optional<Head> decode_head(std::string_view bytes, std::size_t longest) {
@@ -115,7 +115,7 @@ std::string encode_frame(Type type, std::string_view payload) {
   return encode_head(type, payload.size()).append(payload);
 }
 
-bool FrameParser::feed(std::string_view bytes, const Take& take) {
+bool FrameParser::feed(std::string_view bytes, const FrameHandler& on_frame) {
   if (broken_) return false;
   rest_ += bytes;
   std::size_t at = 0;
@@ -124,7 +124,7 @@ bool FrameParser::feed(std::string_view bytes, const Take& take) {
     broken_ = !head;
     if (broken_) break;
     if (rest_.size() - at - kHeadBytes < head->length) break;
-    broken_ = !take(head->type, std::string_view(rest_).substr(at + kHeadBytes, head->length));
+    broken_ = !on_frame(head->type, std::string_view(rest_).substr(at + kHeadBytes, head->length));
     if (broken_) break;
     at += kHeadBytes + head->length;
   }
@@ -141,7 +141,7 @@ std::string encode(const Challenge& challenge) {
       .number(challenge.version)
       .digest(challenge.nonce)
       .digest(challenge.session)
-      .take_checked();
+      .finish_checked();
 }
 
 std::optional<Challenge> decode_challenge(std::string_view payload) {
@@ -169,7 +169,7 @@ std::string encode(const Hello& hello) {
       .digest(hello.nonce)
       .digest(hello.instance)
       .digest(hello.proof)
-      .take_checked();
+      .finish_checked();
 }
 
 std::optional<Hello> decode_hello(std::string_view payload) {
@@ -188,59 +188,59 @@ std::optional<Hello> decode_hello(std::string_view payload) {
   return if_whole(reader, std::move(hello));
 }
 
-std::string encode(const HandshakeReply& answer) {
+std::string encode(const HandshakeReply& reply) {
   return Writer()
-      .number(static_cast<std::uint8_t>(answer.verdict))
-      .text(answer.text)
-      .digest(answer.proof)
-      .take_checked();
+      .number(static_cast<std::uint8_t>(reply.verdict))
+      .text(reply.text)
+      .digest(reply.proof)
+      .finish_checked();
 }
 
-std::optional<HandshakeReply> decode_answer(std::string_view payload) {
+std::optional<HandshakeReply> decode_reply(std::string_view payload) {
   const std::optional<std::string_view> content = checked(payload);
   if (!content) return std::nullopt;
   Reader reader(*content);
-  HandshakeReply answer;
+  HandshakeReply reply;
   const auto verdict = reader.number<std::uint8_t>();
   if (verdict > static_cast<std::uint8_t>(Verdict::try_again)) return std::nullopt;
-  answer.verdict = static_cast<Verdict>(verdict);
-  answer.text = reader.text();
-  answer.proof = reader.digest();
-  return if_whole(reader, std::move(answer));
+  reply.verdict = static_cast<Verdict>(verdict);
+  reply.text = reader.text();
+  reply.proof = reader.digest();
+  return if_whole(reader, std::move(reply));
 }
 
 std::string encode(const ChannelOpened& opened) {
-  return Writer().number(opened.channel).text(std::string_view(opened.name).substr(0, kLongestName)).take();
+  return Writer().number(opened.channel).text(std::string_view(opened.name).substr(0, kMaxName)).finish();
 }
 
 std::optional<ChannelOpened> decode_opened(std::string_view payload) {
   Reader reader(payload);
   ChannelOpened opened;
   opened.channel = reader.number<std::uint16_t>();
-  opened.name = reader.text(kLongestName);
+  opened.name = reader.text(kMaxName);
   return if_whole(reader, std::move(opened));
 }
 
-std::string encode(const ChannelMessage& told) {
+std::string encode(const ChannelMessage& sent) {
   return Writer()
-      .number(told.channel)
-      .number(static_cast<std::uint32_t>(told.from))
-      .number(static_cast<std::uint32_t>(told.to))
-      .raw(told.message)
-      .take();
+      .number(sent.channel)
+      .number(static_cast<std::uint32_t>(sent.from))
+      .number(static_cast<std::uint32_t>(sent.to))
+      .raw(sent.message)
+      .finish();
 }
 
-std::optional<ChannelMessage> decode_told(std::string_view payload) {
+std::optional<ChannelMessage> decode_message(std::string_view payload) {
   Reader reader(payload);
-  ChannelMessage told;
-  told.channel = reader.number<std::uint16_t>();
-  told.from = static_cast<std::int32_t>(reader.number<std::uint32_t>());
-  told.to = static_cast<std::int32_t>(reader.number<std::uint32_t>());
-  told.message = reader.rest();
-  return if_whole(reader, told);
+  ChannelMessage sent;
+  sent.channel = reader.number<std::uint16_t>();
+  sent.from = static_cast<std::int32_t>(reader.number<std::uint32_t>());
+  sent.to = static_cast<std::int32_t>(reader.number<std::uint32_t>());
+  sent.message = reader.rest();
+  return if_whole(reader, sent);
 }
 
-std::string encode_rank(int rank) { return Writer().number(static_cast<std::uint32_t>(rank)).take(); }
+std::string encode_rank(int rank) { return Writer().number(static_cast<std::uint32_t>(rank)).finish(); }
 
 std::optional<int> decode_rank(std::string_view payload) {
   Reader reader(payload);

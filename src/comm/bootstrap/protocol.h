@@ -21,40 +21,40 @@ inline constexpr std::uint32_t kVersion = 4;
 enum class Type : char {
   challenge = 'c',  ///< rank 0's first message
   hello = 'h',      ///< the other rank's reply
-  answer = 'a',     ///< rank 0 admits the rank, or gives the reason why not
+  reply = 'a',      ///< rank 0 admits the rank, or gives the reason why not
   data = 'd',       ///< an exchange during setup
   refusal = 'r',    ///< a text: the sender fails the start
   opened = 'o',     ///< a rank has opened a channel; from rank 0: all have
-  told = 't',       ///< a message on a channel
-  lost = 'l',       ///< rank 0 announces that a rank died
+  message = 't',    ///< a message on a channel
+  lost = 'l',       ///< rank 0 reports that a rank died
   left = 'g',       ///< a rank closed normally
   probe = 'p',      ///< to rank 0, and its reply: it is alive, and has forwarded all that was sent before
 };
 
 inline constexpr std::size_t kHeadBytes = 5;
-inline constexpr std::size_t kLongestHandshake = 1024;   ///< payload of a frame before the handshake is complete
-inline constexpr std::size_t kLongestControl = 1 << 16;  ///< ... of a frame on a channel
-inline constexpr std::size_t kLongestExchange = 1 << 20;
-inline constexpr std::size_t kLongestText = 400;  ///< names of runs and reasons; longer ones are truncated
-inline constexpr std::size_t kLongestName = 16;   ///< of a channel
+inline constexpr std::size_t kMaxHandshake = 1024;   ///< payload of a frame before the handshake is complete
+inline constexpr std::size_t kMaxControl = 1 << 16;  ///< ... of a frame on a channel
+inline constexpr std::size_t kMaxExchange = 1 << 20;
+inline constexpr std::size_t kMaxText = 400;  ///< names of runs and reasons; longer ones are truncated
+inline constexpr std::size_t kMaxName = 16;   ///< of a channel
 
 struct Head {
   Type type{};
   std::uint32_t length = 0;
 };
 std::string encode_head(Type type, std::size_t length);
-/// Empty if `bytes` are not of this protocol, or announce more than `longest`.
+/// Empty if `bytes` are not of this protocol, or declare more than `longest`.
 std::optional<Head> decode_head(std::string_view bytes, std::size_t longest);
 std::string encode_frame(Type type, std::string_view payload);
 
 /// Splits a stream of bytes into frames. Holds at most one incomplete frame in addition to its input.
 class FrameParser {
  public:
-  using Take = std::function<bool(Type type, std::string_view payload)>;
+  using FrameHandler = std::function<bool(Type type, std::string_view payload)>;
   explicit FrameParser(std::size_t longest) : longest_(longest) {}
-  /// Passes each complete frame to `take` until that returns false. Returns false, on all later calls too, if the bytes
-  /// are not of this protocol or `take` returned false.
-  bool feed(std::string_view bytes, const Take& take);
+  /// Passes each complete frame to `on_frame` until that returns false. Returns false, on all later calls too, if the
+  /// bytes are not of this protocol or `on_frame` returned false.
+  bool feed(std::string_view bytes, const FrameHandler& on_frame);
 
  private:
   const std::size_t longest_;
@@ -102,18 +102,18 @@ struct ChannelMessage {
 
 std::string encode(const Challenge& challenge);
 std::string encode(const Hello& hello);
-std::string encode(const HandshakeReply& answer);
+std::string encode(const HandshakeReply& reply);
 std::string encode(const ChannelOpened& opened);
-std::string encode(const ChannelMessage& told);
+std::string encode(const ChannelMessage& sent);
 std::string encode_rank(int rank);
 
 /// Empty unless the payload has exactly this format. The first three have a checksum, so damaged data isn't mistaken
 /// for a rank's statement. A challenge of another version has only its version.
 std::optional<Challenge> decode_challenge(std::string_view payload);
 std::optional<Hello> decode_hello(std::string_view payload);
-std::optional<HandshakeReply> decode_answer(std::string_view payload);
+std::optional<HandshakeReply> decode_reply(std::string_view payload);
 std::optional<ChannelOpened> decode_opened(std::string_view payload);
-std::optional<ChannelMessage> decode_told(std::string_view payload);
+std::optional<ChannelMessage> decode_message(std::string_view payload);
 std::optional<int> decode_rank(std::string_view payload);
 
 }  // namespace tessera::comm::protocol

@@ -29,6 +29,6 @@ struct RendezvousOptions {
 ///
 /// Throws Timeout naming the missing ranks, InvalidUsage (settings; a port in use; two runs of one name; ranks of
 /// worlds of different size; this rank was refused), SystemError.
-TESSERA_API std::shared_ptr<Bootstrap> rendezvous(const RendezvousOptions& meeting);
+TESSERA_API std::shared_ptr<Bootstrap> rendezvous(const RendezvousOptions& options);
 
 }  // namespace tessera::comm

@@ -78,7 +78,7 @@ bool create_file(const std::string& path, const std::string& text) {
 
 }  // namespace
 
-std::string job_file_path(const std::string& job) {
+std::string rendezvous_file_path(const std::string& job) {
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (const char c : job) hash = (hash ^ static_cast<std::uint8_t>(c)) * 0x100000001b3u;
   std::ostringstream path;
@@ -86,12 +86,12 @@ std::string job_file_path(const std::string& job) {
   return path.str();
 }
 
-std::optional<RendezvousAddress> read_job_file(const std::string& path) {
+std::optional<RendezvousAddress> read_rendezvous_file(const std::string& path) {
   const std::optional<Content> content = read_content(path);
   return content ? std::optional(content->address) : std::nullopt;
 }
 
-RendezvousFile::RendezvousFile(std::string job, const RendezvousAddress& address) : path_(job_file_path(job)) {
+RendezvousFile::RendezvousFile(std::string job, const RendezvousAddress& address) : path_(rendezvous_file_path(job)) {
   const std::string pid = std::to_string(::getpid());
   std::ostringstream text;
   text << kMagic << ' ' << address.socket << ' ' << to_hex(address.token) << ' ' << pid << ' ' << start_time(pid)
@@ -107,7 +107,7 @@ RendezvousFile::RendezvousFile(std::string job, const RendezvousAddress& address
   throw SystemError("init: can't create " + path_ + ": other processes keep creating it");
 }
 
-void remove_dead_job_files() noexcept {
+void remove_dead_rendezvous_files() noexcept {
   try {
     const std::string prefix = "tessera-" + std::to_string(::geteuid()) + "-";
     for (const auto& entry : std::filesystem::directory_iterator("/tmp")) {

@@ -24,9 +24,9 @@ using std::chrono::steady_clock;
 constexpr auto kHandshakeTime = 5s;
 constexpr auto kSweepTime = 500ms;
 constexpr int kAcceptsAtOnce = 64;  // then connected peers are served first
-constexpr std::size_t kMostNoted = 3;
-constexpr std::size_t kMostNamed = 16;
-constexpr std::size_t kMostStrangers = 256;
+constexpr std::size_t kMaxNoted = 3;
+constexpr std::size_t kMaxNamed = 16;
+constexpr std::size_t kMaxStrangers = 256;
 constexpr std::size_t kFewestStrangers = 4;
 constexpr std::size_t kOwnFiles = 16;  // that a program opens besides
 
@@ -34,7 +34,7 @@ constexpr std::size_t kOwnFiles = 16;  // that a program opens besides
 std::size_t strangers_at_most(int ranks) {
   const std::size_t needed = static_cast<std::size_t>(ranks) + kOwnFiles;
   const std::size_t free = free_descriptors();
-  return std::clamp(free > needed ? (free - needed) / 4 : 0, kFewestStrangers, kMostStrangers);
+  return std::clamp(free > needed ? (free - needed) / 4 : 0, kFewestStrangers, kMaxStrangers);
 }
 
 }  // namespace
@@ -42,16 +42,16 @@ std::size_t strangers_at_most(int ranks) {
 struct RendezvousServer::PendingPeer {
   explicit PendingPeer(asio::io_context& context) : socket(context) {}
   Socket socket;
-  protocol::FrameParser reader{protocol::kLongestHandshake};
+  protocol::FrameParser reader{protocol::kMaxHandshake};
   protocol::Challenge challenge;
   Digest instance{};
   Seal seal;
   steady_clock::time_point since = steady_clock::now();
-  std::list<GuestPointer>::iterator place;  // among the unauthenticated peers ...
-  bool stranger = true;                     // ... while it is one
+  std::list<PeerPointer>::iterator place;  // among the unauthenticated peers ...
+  bool stranger = true;                    // ... while it is one
   int rank = -1;
   bool joined = false;
-  bool heard = false;  // has sent its hello
+  bool has_hello = false;  // has sent its hello
   std::array<char, 1024> in{};
   std::string out;
 };
@@ -113,95 +113,95 @@ void RendezvousServer::receive(UniqueFd fd) {
   if (address.ss_family == AF_UNIX && !peer_is_this_user(fd.get())) return;
   tune(fd.get());
   if (strangers_.size() >= most_strangers_) reject(strangers_.front());
-  const auto guest = std::make_shared<PendingPeer>(context_);
+  const auto peer = std::make_shared<PendingPeer>(context_);
   error_code error;
-  guest->socket.assign(asio::generic::stream_protocol(address.ss_family, 0), fd.get(), error);
+  peer->socket.assign(asio::generic::stream_protocol(address.ss_family, 0), fd.get(), error);
   if (error) return;
   fd.release();
-  guest->place = strangers_.insert(strangers_.end(), guest);
+  peer->place = strangers_.insert(strangers_.end(), peer);
   if (!sweeping_) sweep();
-  guest->challenge.nonce = random_digest();
-  guest->challenge.session = session_;
-  guest->out = protocol::encode_frame(protocol::Type::challenge, protocol::encode(guest->challenge));
-  asio::async_write(guest->socket, asio::buffer(guest->out), [this, guest](const error_code& failed, std::size_t) {
-    if (failed) return reject(guest);
-    read(guest);
+  peer->challenge.nonce = random_digest();
+  peer->challenge.session = session_;
+  peer->out = protocol::encode_frame(protocol::Type::challenge, protocol::encode(peer->challenge));
+  asio::async_write(peer->socket, asio::buffer(peer->out), [this, peer](const error_code& failed, std::size_t) {
+    if (failed) return reject(peer);
+    read(peer);
   });
 }
 
-void RendezvousServer::read(const GuestPointer& guest) {
-  guest->socket.async_read_some(asio::buffer(guest->in), [this, guest](const error_code& error, std::size_t bytes) {
-    const auto take = [&](protocol::Type type, std::string_view payload) {
-      return type == protocol::Type::hello && !guest->heard && on_hello(guest, payload);
+void RendezvousServer::read(const PeerPointer& peer) {
+  peer->socket.async_read_some(asio::buffer(peer->in), [this, peer](const error_code& error, std::size_t bytes) {
+    const auto on_frame = [&](protocol::Type type, std::string_view payload) {
+      return type == protocol::Type::hello && !peer->has_hello && on_hello(peer, payload);
     };
-    if (error || !guest->stranger || !guest->reader.feed({guest->in.data(), bytes}, take)) return reject(guest);
-    if (!guest->heard) read(guest);
+    if (error || !peer->stranger || !peer->reader.feed({peer->in.data(), bytes}, on_frame)) return reject(peer);
+    if (!peer->has_hello) read(peer);
   });
 }
 
-bool RendezvousServer::on_hello(const GuestPointer& guest, std::string_view payload) {
+bool RendezvousServer::on_hello(const PeerPointer& peer, std::string_view payload) {
   const std::optional<protocol::Hello> hello = protocol::decode_hello(payload);
   if (!hello) return false;
-  guest->heard = true;
-  guest->instance = hello->instance;
-  const GuestPointer before = hello->rank < here_.size() ? here_[hello->rank] : nullptr;
+  peer->has_hello = true;
+  peer->instance = hello->instance;
+  const PeerPointer before = hello->rank < here_.size() ? here_[hello->rank] : nullptr;
   if (before != nullptr) drop_dead();
   // If this server's answer didn't arrive whole, the rank comes again, perhaps before its disconnection is noticed.
   const bool again = before != nullptr && before->instance == hello->instance;
   const bool taken = !again && before != nullptr && here_[hello->rank] != nullptr;
-  const HandshakeVerdict judgement = judge(self_, guest->challenge, *hello, taken, complete_);
-  if (judgement.answer.verdict == protocol::Verdict::welcome) {
+  const HandshakeVerdict judgement = judge(self_, peer->challenge, *hello, taken, complete_);
+  if (judgement.reply.verdict == protocol::Verdict::welcome) {
     if (again) reject(before);
-    guest->rank = static_cast<int>(hello->rank);
-    guest->seal = seal_of(self_.key, guest->challenge, *hello, true);
-    here_[hello->rank] = guest;
-    strangers_.erase(guest->place);
-    guest->stranger = false;
-  } else if (!complete_ && refused_.size() < kMostNoted &&
-             std::find(refused_.begin(), refused_.end(), judgement.answer.text) == refused_.end()) {
-    refused_.push_back(judgement.answer.text);
+    peer->rank = static_cast<int>(hello->rank);
+    peer->seal = seal_of(self_.key, peer->challenge, *hello, true);
+    here_[hello->rank] = peer;
+    strangers_.erase(peer->place);
+    peer->stranger = false;
+  } else if (!complete_ && refused_.size() < kMaxNoted &&
+             std::find(refused_.begin(), refused_.end(), judgement.reply.text) == refused_.end()) {
+    refused_.push_back(judgement.reply.text);
   }
-  if (judgement.fatal && mismatch_.empty()) mismatch_ = judgement.answer.text;
-  guest->out = protocol::encode_frame(protocol::Type::answer, protocol::encode(judgement.answer));
-  answer(guest);
+  if (judgement.fatal && mismatch_.empty()) mismatch_ = judgement.reply.text;
+  peer->out = protocol::encode_frame(protocol::Type::reply, protocol::encode(judgement.reply));
+  send_reply(peer);
   return true;
 }
 
-void RendezvousServer::answer(const GuestPointer& guest) {
-  asio::async_write(guest->socket, asio::buffer(guest->out), [this, guest](const error_code& error, std::size_t) {
-    if (error || guest->rank < 0) return reject(guest);
-    await_belief(guest);
+void RendezvousServer::send_reply(const PeerPointer& peer) {
+  asio::async_write(peer->socket, asio::buffer(peer->out), [this, peer](const error_code& error, std::size_t) {
+    if (error || peer->rank < 0) return reject(peer);
+    await_belief(peer);
   });
 }
 
 /// Reads one byte, after which the connection belongs to the world: what follows is not read here.
-void RendezvousServer::await_belief(const GuestPointer& guest) {
-  asio::async_read(guest->socket, asio::buffer(guest->in, 1), [this, guest](const error_code& error, std::size_t) {
-    if (error) return reject(guest);
-    if (here_[static_cast<std::size_t>(guest->rank)] != guest) return;
-    guest->joined = true;
+void RendezvousServer::await_belief(const PeerPointer& peer) {
+  asio::async_read(peer->socket, asio::buffer(peer->in, 1), [this, peer](const error_code& error, std::size_t) {
+    if (error) return reject(peer);
+    if (here_[static_cast<std::size_t>(peer->rank)] != peer) return;
+    peer->joined = true;
     ++joined_;
   });
 }
 
-void RendezvousServer::reject(GuestPointer guest) {  // by value: it may be the list's own element that is erased
+void RendezvousServer::reject(PeerPointer peer) {  // by value: it may be the list's own element that is erased
 
-  if (guest->stranger) strangers_.erase(guest->place);
-  guest->stranger = false;
-  if (guest->rank >= 0 && here_[static_cast<std::size_t>(guest->rank)] == guest) {
-    here_[static_cast<std::size_t>(guest->rank)] = nullptr;
-    if (guest->joined) --joined_;
+  if (peer->stranger) strangers_.erase(peer->place);
+  peer->stranger = false;
+  if (peer->rank >= 0 && here_[static_cast<std::size_t>(peer->rank)] == peer) {
+    here_[static_cast<std::size_t>(peer->rank)] = nullptr;
+    if (peer->joined) --joined_;
   }
   error_code ignored;
-  guest->socket.close(ignored);
+  peer->socket.close(ignored);
 }
 
 /// Drops ranks that died while others are still missing, so that they can come again.
 void RendezvousServer::drop_dead() {
   if (complete_) return;
   std::vector<pollfd> polled;
-  for (const GuestPointer& guest : here_)
-    polled.push_back({guest == nullptr ? -1 : guest->socket.native_handle(), POLLRDHUP, 0});
+  for (const PeerPointer& peer : here_)
+    polled.push_back({peer == nullptr ? -1 : peer->socket.native_handle(), POLLRDHUP, 0});
   if (::poll(polled.data(), polled.size(), 0) <= 0) return;
   for (std::size_t r = 0; r < polled.size(); ++r)
     if (polled[r].revents != 0 && here_[r] != nullptr) reject(here_[r]);
@@ -224,29 +224,29 @@ std::string RendezvousServer::missing() const {
   std::size_t count = 0;
   for (std::size_t r = 1; r < here_.size(); ++r) {
     if (here_[r] != nullptr && here_[r]->joined) continue;
-    if (++count <= kMostNamed) text += (text.empty() ? "" : ", ") + std::to_string(r);
+    if (++count <= kMaxNamed) text += (text.empty() ? "" : ", ") + std::to_string(r);
   }
-  return count > kMostNamed ? text + " and " + std::to_string(count - kMostNamed) + " more" : text;
+  return count > kMaxNamed ? text + " and " + std::to_string(count - kMaxNamed) + " more" : text;
 }
 
-std::vector<Connection> RendezvousServer::take_links() {
+std::vector<Connection> RendezvousServer::release_links() {
   std::vector<Connection> links;
-  for (const GuestPointer& guest : here_) {
+  for (const PeerPointer& peer : here_) {
     links.emplace_back();
-    if (guest == nullptr || !guest->joined) continue;
+    if (peer == nullptr || !peer->joined) continue;
     error_code error;
-    const int fd = guest->socket.release(error);
+    const int fd = peer->socket.release(error);
     if (error) continue;
     links.back() = Connection(UniqueFd(fd));
-    links.back().seal(guest->seal);
+    links.back().seal(peer->seal);
   }
   return links;
 }
 
-void RendezvousServer::give_up(const Error& error) {
+void RendezvousServer::refuse_all(const Error& error) {
   complete_ = true;
   const Deadline deadline = steady_clock::now() + 1s;
-  for (Connection& link : take_links())
+  for (Connection& link : release_links())
     if (link) link.send_refusal(error, deadline);
 }
 
@@ -261,7 +261,7 @@ std::vector<Connection> RendezvousServer::accept_all(Deadline deadline) {
     for (int i = 0; i < kAcceptsAtOnce && context_.poll_one() > 0; ++i) {
     }
     const InvalidUsage error("init: " + mismatch_);
-    give_up(error);
+    refuse_all(error);
     throw error;
   }
   if (joined_ + 1 < self_.size) {
@@ -269,11 +269,11 @@ std::vector<Connection> RendezvousServer::accept_all(Deadline deadline) {
         "init: of " + std::to_string(self_.size) + " ranks, rank " + missing() + " did not connect " + about_;
     for (std::size_t i = 0; i < refused_.size(); ++i) text += (i == 0 ? "; refused: " : "; ") + printable(refused_[i]);
     const Timeout error(text);
-    give_up(error);
+    refuse_all(error);
     throw error;
   }
   complete_ = true;
-  return take_links();
+  return release_links();
 }
 
 }  // namespace tessera::comm

@@ -39,21 +39,21 @@ class RendezvousServer {
 
  private:
   struct PendingPeer;
-  using GuestPointer = std::shared_ptr<PendingPeer>;
+  using PeerPointer = std::shared_ptr<PendingPeer>;
 
   void listen(std::size_t listener);
   void accept_some(std::size_t listener);
   void receive(UniqueFd fd);
-  void read(const GuestPointer& guest);
-  bool on_hello(const GuestPointer& guest, std::string_view payload);
-  void answer(const GuestPointer& guest);
-  void await_belief(const GuestPointer& guest);
-  void reject(GuestPointer guest);
+  void read(const PeerPointer& peer);
+  bool on_hello(const PeerPointer& peer, std::string_view payload);
+  void send_reply(const PeerPointer& peer);
+  void await_belief(const PeerPointer& peer);
+  void reject(PeerPointer peer);
   void drop_dead();
   void sweep();
   std::string missing() const;
-  std::vector<Connection> take_links();
-  void give_up(const Error& error);
+  std::vector<Connection> release_links();
+  void refuse_all(const Error& error);
 
   boost::asio::io_context& context_;
   const RankIdentity self_;
@@ -62,9 +62,9 @@ class RendezvousServer {
   const std::size_t most_strangers_;
   std::vector<boost::asio::posix::stream_descriptor> listeners_;
   boost::asio::steady_timer sweeper_;
-  std::list<GuestPointer> strangers_;  // peers without a completed handshake, the oldest first
-  std::vector<GuestPointer> here_;     // by rank
-  int joined_ = 0;                     // of here_, those that have confirmed
+  std::list<PeerPointer> strangers_;  // peers without a completed handshake, the oldest first
+  std::vector<PeerPointer> here_;     // by rank
+  int joined_ = 0;                    // of here_, those that have confirmed
   bool complete_ = false;
   bool sweeping_ = false;
   std::string mismatch_;              // why the world can't be created

@@ -53,19 +53,19 @@ bool Seal::open(std::string_view head, std::string_view payload, std::string_vie
   return same(given, expected);
 }
 
-SealedReader::Fed SealedReader::feed(std::string_view bytes, const protocol::FrameParser::Take& take) {
+SealedReader::Fed SealedReader::feed(std::string_view bytes, const protocol::FrameParser::FrameHandler& on_frame) {
   rest_ += bytes;
   std::string_view left = rest_;
   while (left.size() >= Seal::kHeadBytes) {
     const std::string_view head = left.substr(0, Seal::kHeadBytes);
-    const std::optional<protocol::Head> announced = Seal::open_head(head, longest_);
-    if (!announced) return Fed::damaged;
-    if (left.size() < head.size() + announced->length + Seal::kProofBytes) break;
-    const std::string_view payload = left.substr(head.size(), announced->length);
+    const std::optional<protocol::Head> decoded = Seal::open_head(head, longest_);
+    if (!decoded) return Fed::damaged;
+    if (left.size() < head.size() + decoded->length + Seal::kProofBytes) break;
+    const std::string_view payload = left.substr(head.size(), decoded->length);
     left.remove_prefix(head.size() + payload.size());
     if (!seal_.open(head, payload, left.substr(0, Seal::kProofBytes))) return Fed::damaged;
     left.remove_prefix(Seal::kProofBytes);
-    if (!take(announced->type, payload)) return Fed::refused;
+    if (!on_frame(decoded->type, payload)) return Fed::refused;
   }
   rest_.erase(0, rest_.size() - left.size());
   return Fed::fine;

@@ -28,7 +28,7 @@ class Seal {
 
   /// Seals the next frame to send and returns its bytes.
   std::string close(protocol::Type type, std::string_view payload);
-  /// The head's content; empty if it is damaged, or announces more than `longest`.
+  /// The head's content; empty if it is damaged, or declares more than `longest`.
   static std::optional<protocol::Head> open_head(std::string_view head, std::size_t longest);
   /// Checks the next complete frame received: true if it is what the other end sent.
   bool open(std::string_view head, std::string_view payload, std::string_view proof);
@@ -46,9 +46,9 @@ class Seal {
 /// Splits a stream of bytes into sealed frames, as protocol::FrameParser does with plain ones.
 class SealedReader {
  public:
-  enum class Fed : std::uint8_t { fine, refused, damaged };  ///< refused: `take` returned false
+  enum class Fed : std::uint8_t { fine, refused, damaged };  ///< refused: `on_frame` returned false
   SealedReader(Seal& seal, std::size_t longest) : seal_(seal), longest_(longest) {}
-  Fed feed(std::string_view bytes, const protocol::FrameParser::Take& take);
+  Fed feed(std::string_view bytes, const protocol::FrameParser::FrameHandler& on_frame);
 
  private:
   Seal& seal_;

@@ -166,7 +166,7 @@ UniqueFd Connection::receive_descriptor(Deadline deadline) {
     require_ready(fd_.get(), POLLIN, deadline);
   }
   if (byte == static_cast<char>(protocol::Type::refusal))
-    receive_rest(std::string(1, byte), deadline, protocol::Type::refusal, protocol::kLongestExchange);
+    receive_rest(std::string(1, byte), deadline, protocol::Type::refusal, protocol::kMaxExchange);
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
   if (header == nullptr || header->cmsg_type != SCM_RIGHTS)
     throw SystemError("init: no descriptor was received; raise the limit of open files (ulimit -n)");

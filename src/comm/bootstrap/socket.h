@@ -40,7 +40,7 @@ class Connection {
   /// Makes the peer's next receive throw this error.
   void send_refusal(const Error& error, Deadline deadline) noexcept;
   std::string receive_frame(Deadline deadline, protocol::Type type = protocol::Type::data,
-                            std::size_t longest = protocol::kLongestExchange);
+                            std::size_t longest = protocol::kMaxExchange);
   /// Unix sockets only.
   void send_descriptor(int fd, Deadline deadline);
   UniqueFd receive_descriptor(Deadline deadline);

@@ -73,11 +73,11 @@ class ThreadChannel final : public ControlChannel {
     const std::lock_guard lock(boxes_->mutex);
     own = std::move(boxes_->of[rank_]);
   }
-  void tell(int to, std::string_view message) noexcept override {
+  void send(int to, std::string_view message) noexcept override {
     const std::lock_guard lock(boxes_->mutex);
     for (std::size_t r = 0; r < boxes_->of.size(); ++r)
       if (r != rank_ && (to == kAll || static_cast<std::size_t>(to) == r) && boxes_->of[r] != nullptr)
-        boxes_->of[r]->put(static_cast<int>(rank_), message.substr(0, kLongestMessage));
+        boxes_->of[r]->put(static_cast<int>(rank_), message.substr(0, kMaxMessage));
   }
 
  private:
@@ -165,8 +165,8 @@ std::vector<std::shared_ptr<void>> ThreadBootstrap::all_gather_objects(std::shar
 }
 
 std::unique_ptr<ControlChannel> ThreadBootstrap::open_channel(std::string_view, ControlEvents events) {
-  const auto offered = rank_ == 0 ? std::make_shared<MailboxSet>(size()) : nullptr;
-  const auto boxes = std::static_pointer_cast<MailboxSet>(all_gather_objects(offered).front());
+  const auto created = rank_ == 0 ? std::make_shared<MailboxSet>(size()) : nullptr;
+  const auto boxes = std::static_pointer_cast<MailboxSet>(all_gather_objects(created).front());
   {
     const std::lock_guard lock(boxes->mutex);
     boxes->of[static_cast<std::size_t>(rank_)] = std::make_unique<Mailbox>(std::move(events.message));

@@ -38,7 +38,7 @@ class CompositeCommunicator final : public Communicator {
     near_->abort(std::string(reason));
   }
   void do_traffic(TrafficStats& snapshot) const override {
-    const TrafficStats inner = used_.meter();
+    const TrafficStats inner = used_.traffic();
     for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].bytes_sent = inner.by_kind[i].bytes_sent;
     snapshot.bytes_to_peer = inner.bytes_to_peer;
   }

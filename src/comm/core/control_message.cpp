@@ -9,9 +9,9 @@
 namespace tessera::comm {
 namespace {
 
-constexpr std::size_t kMostText = 4096;
+constexpr std::size_t kMaxText = 4096;
 
-bool take_number(std::string_view& text, std::uint64_t& value) {
+bool parse_number(std::string_view& text, std::uint64_t& value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end == text.data() + text.size() || *end != ' ') return false;
   text.remove_prefix(static_cast<std::size_t>(end - text.data()) + 1);
@@ -20,25 +20,25 @@ bool take_number(std::string_view& text, std::uint64_t& value) {
 
 }  // namespace
 
-std::string format_notice(const ControlMessage& notice) {
-  return std::string(1, static_cast<char>(notice.kind)) + std::to_string(notice.communicator) + " " +
-         std::to_string(notice.number) + " " + std::to_string(notice.value) + " " + notice.text.substr(0, kMostText);
+std::string format_message(const ControlMessage& message) {
+  return std::string(1, static_cast<char>(message.kind)) + std::to_string(message.communicator) + " " +
+         std::to_string(message.number) + " " + std::to_string(message.value) + " " + message.text.substr(0, kMaxText);
 }
 
-std::optional<ControlMessage> parse_notice(std::string_view text) {
+std::optional<ControlMessage> parse_message(std::string_view text) {
   constexpr std::string_view kKinds = "FQACL";  // loss and damage are never sent, only detected
   if (text.empty() || kKinds.find(text.front()) == std::string_view::npos) return std::nullopt;
-  ControlMessage notice;
-  notice.kind = static_cast<ControlMessage::Kind>(text.front());
+  ControlMessage message;
+  message.kind = static_cast<ControlMessage::Kind>(text.front());
   text.remove_prefix(1);
-  if (!take_number(text, notice.communicator) || !take_number(text, notice.number) ||
-      !take_number(text, notice.value) || text.size() > kMostText)
+  if (!parse_number(text, message.communicator) || !parse_number(text, message.number) ||
+      !parse_number(text, message.value) || text.size() > kMaxText)
     return std::nullopt;
-  if (notice.kind == ControlMessage::Kind::failure &&
-      (notice.number == 0 || notice.number > static_cast<std::uint64_t>(FailureKind::backend)))
+  if (message.kind == ControlMessage::Kind::failure &&
+      (message.number == 0 || message.number > static_cast<std::uint64_t>(FailureKind::backend)))
     return std::nullopt;
-  notice.text = printable(text);
-  return notice;
+  message.text = printable(text);
+  return message;
 }
 
 }  // namespace tessera::comm

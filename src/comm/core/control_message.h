@@ -13,15 +13,15 @@ namespace tessera::comm {
 
 struct ControlMessage {
   enum class Kind : char {
-    failure = 'F',   ///< number: its FailureKind; text: the cause
-    question = 'Q',  ///< number: the question's
-    answer = 'A',    ///< number: the question's; value: the last operation called
-    call = 'C',      ///< checked mode; number: the operation's; value: its fingerprint; text: its signature
-    leaving = 'L',   ///< value: the last operation called; text: the first failure, if any
-    lost = 'X',      ///< never sent: reported by the channel itself
-    damaged = 'D',   ///< likewise
+    failure = 'F',         ///< number: its FailureKind; text: the cause
+    progress_query = 'Q',  ///< number: the query's
+    progress_reply = 'A',  ///< number: the query's; value: the last operation called
+    op_signature = 'C',    ///< checked mode; number: the operation's; value: its fingerprint; text: its signature
+    departure = 'L',       ///< value: the last operation called; text: the first failure, if any
+    peer_lost = 'X',       ///< never sent: reported by the channel itself
+    damaged = 'D',         ///< likewise
   };
-  Kind kind = Kind::leaving;
+  Kind kind = Kind::departure;
   int from = 0;  ///< world rank; set by the receiver
   std::uint64_t communicator = 0;
   std::uint64_t number = 0;
@@ -30,8 +30,8 @@ struct ControlMessage {
 };
 
 /// Truncates texts of more than 4096 bytes.
-TESSERA_API std::string format_notice(const ControlMessage& notice);
-/// Empty if the text is not a notice.
-TESSERA_API std::optional<ControlMessage> parse_notice(std::string_view text);
+TESSERA_API std::string format_message(const ControlMessage& message);
+/// Empty if the text is not such a message.
+TESSERA_API std::optional<ControlMessage> parse_message(std::string_view text);
 
 }  // namespace tessera::comm

@@ -8,7 +8,7 @@ namespace tessera::comm {
 namespace {
 
 constexpr auto kReplyTime = std::chrono::seconds(1);  ///< a live rank replies within microseconds, if it gets a core
-constexpr std::uint64_t kProbe = kMostCommunicators;  ///< no communicator: the query only shows that the rank replies
+constexpr std::uint64_t kProbe = kMaxCommunicators;   ///< no communicator: the query only shows that the rank replies
 
 }  // namespace
 
@@ -17,15 +17,15 @@ ControlPeerMonitor::ControlPeerMonitor(Bootstrap& bootstrap)
 
 void ControlPeerMonitor::open(std::string_view name, std::function<void(ControlMessage)> on_message) {
   const auto on_text = [this, on_message](int from, std::string_view text) {
-    std::optional<ControlMessage> message = parse_notice(text);
+    std::optional<ControlMessage> message = parse_message(text);
     if (!message) return;
     message->from = from;
-    if (message->kind == ControlMessage::Kind::question) return on_query(*message);
-    if (message->kind == ControlMessage::Kind::answer) return on_reply(*message);
+    if (message->kind == ControlMessage::Kind::progress_query) return on_query(*message);
+    if (message->kind == ControlMessage::Kind::progress_reply) return on_reply(*message);
     on_message(std::move(*message));
   };
   channel_ = bootstrap_.open_channel(
-      name, {.lost = [on_message](int rank) { on_message({.kind = ControlMessage::Kind::lost, .from = rank}); },
+      name, {.lost = [on_message](int rank) { on_message({.kind = ControlMessage::Kind::peer_lost, .from = rank}); },
              .message = on_text,
              .damaged = [on_message](int rank) { on_message({.kind = ControlMessage::Kind::damaged, .from = rank}); }});
   open_channel_.store(channel_.get());
@@ -47,20 +47,20 @@ void ControlPeerMonitor::remove(std::uint64_t communicator) {
 }
 
 void ControlPeerMonitor::send(int rank, const ControlMessage& message) noexcept {
-  if (ControlChannel* const channel = open_channel_.load()) channel->tell(rank, format_notice(message));
+  if (ControlChannel* const channel = open_channel_.load()) channel->send(rank, format_message(message));
 }
 
 void ControlPeerMonitor::send(std::span<const int> ranks, const ControlMessage& message) noexcept {
   ControlChannel* const channel = open_channel_.load();
   if (channel == nullptr) return;
-  const std::string text = format_notice(message);
+  const std::string text = format_message(message);
   for (const int rank : ranks)
-    if (rank != bootstrap_.rank()) channel->tell(rank, text);
+    if (rank != bootstrap_.rank()) channel->send(rank, text);
 }
 
 void ControlPeerMonitor::on_query(const ControlMessage& query) noexcept {
   ControlMessage reply{
-      .kind = ControlMessage::Kind::answer, .communicator = query.communicator, .number = query.number};
+      .kind = ControlMessage::Kind::progress_reply, .communicator = query.communicator, .number = query.number};
   {
     const std::lock_guard lock(mutex_);
     const auto found = called_.find(query.communicator);
@@ -83,7 +83,7 @@ std::vector<std::optional<std::uint64_t>> ControlPeerMonitor::query_progress(std
   const std::uint64_t query = ++query_;
   std::fill(replies_.begin(), replies_.end(), std::nullopt);
   lock.unlock();
-  send(ranks, {.kind = ControlMessage::Kind::question, .communicator = communicator, .number = query});
+  send(ranks, {.kind = ControlMessage::Kind::progress_query, .communicator = communicator, .number = query});
   lock.lock();
   replied_.wait_for(lock, kReplyTime, [&] {
     return std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
@@ -95,7 +95,7 @@ std::vector<std::optional<std::uint64_t>> ControlPeerMonitor::query_progress(std
 
 std::uint64_t ControlPeerMonitor::send_probe(int rank) noexcept {
   const std::uint64_t probe = ++probes_;
-  send(rank, {.kind = ControlMessage::Kind::question, .communicator = kProbe, .number = probe});
+  send(rank, {.kind = ControlMessage::Kind::progress_query, .communicator = kProbe, .number = probe});
   return probe;
 }
 

@@ -1,4 +1,4 @@
-// How a rank asks the others of a world how far they are, and informs them, over a control channel.
+// Queries the progress of the other ranks of a world, and informs them, over a control channel.
 #pragma once
 
 #include <atomic>
@@ -45,7 +45,7 @@ class TESSERA_API ControlPeerMonitor {
   /// that does not reply in time.
   std::vector<std::optional<std::uint64_t>> query_progress(std::uint64_t communicator,
                                                            std::span<const int> ranks) noexcept;
-  /// Sends a query that asks nothing; returns its number, for replied_to_probe().
+  /// Sends a query without a question; returns its number, for replied_to_probe().
   std::uint64_t send_probe(int rank) noexcept;
   bool replied_to_probe(std::uint64_t probe) const noexcept { return last_probe_reply_.load() >= probe; }
 

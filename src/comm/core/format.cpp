@@ -14,9 +14,9 @@ std::string describe(const OpDesc& call, std::uint64_t sequence) {
   return text;
 }
 
-std::string describe_rank(int rank, int job_rank) {
+std::string describe_rank(int rank, int global_rank) {
   const std::string text = "rank " + std::to_string(rank);
-  return rank == job_rank ? text : text + " (global rank " + std::to_string(job_rank) + ")";
+  return rank == global_rank ? text : text + " (global rank " + std::to_string(global_rank) + ")";
 }
 
 std::string describe_leaving(const std::string& rank, const std::string& first_failure_cause) {

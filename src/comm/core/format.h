@@ -13,7 +13,7 @@ namespace tessera::comm {
 TESSERA_API std::string describe(const OpDesc& call, std::uint64_t sequence);
 
 /// "rank 1"; "rank 1 (3 of the job)" if a rank of a communicator has another number in the job.
-TESSERA_API std::string describe_rank(int rank, int job_rank);
+TESSERA_API std::string describe_rank(int rank, int global_rank);
 
 /// "rank 1 has closed its communicator", and the reason if it sent `first_failure_cause`.
 TESSERA_API std::string describe_leaving(const std::string& rank, const std::string& first_failure_cause);

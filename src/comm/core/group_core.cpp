@@ -23,7 +23,7 @@ int GroupCore::member_of(int world_rank) const noexcept {
 }
 
 std::string GroupCore::rank_name(int member) const {
-  return describe_rank(member, options_->job_rank(world_rank(member)));
+  return describe_rank(member, options_->global_rank(world_rank(member)));
 }
 
 void GroupCore::log(LogLevel level, const std::string& text) const {
@@ -37,7 +37,7 @@ void GroupCore::abort(std::string_view reason) noexcept {
 void GroupCore::throw_failure(const Operation&) { failure_.rethrow(); }
 
 void GroupCore::publish_failure(bool notify) noexcept {
-  options_->note_failure(failure_.get().cause);
+  options_->record_failure(failure_.get().cause);
   if (notify) send_failure(failure_.get());
   log(LogLevel::debug, failure_.get().cause);
 }

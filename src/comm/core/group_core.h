@@ -43,7 +43,7 @@ class TESSERA_API GroupCore : public std::enable_shared_from_this<GroupCore> {
   virtual void read_traffic(TrafficStats& stats) const { traffic_.read_into(stats); }
 
  protected:
-  /// What a member replied when it was asked how far it is; none: it has not replied in time.
+  /// A member's reply to a progress query; none: it has not replied in time.
   struct MemberProgress {
     int member;
     std::optional<std::uint64_t> called;  ///< the last collective that it has called

@@ -66,12 +66,12 @@ void ring(Doorbell& bell) noexcept {
 }
 
 std::uint32_t send_ping(Doorbell& bell) noexcept {
-  const std::uint32_t asked = bell.ping.fetch_add(1) + 1;
+  const std::uint32_t ping = bell.ping.fetch_add(1) + 1;
   bell.attention.fetch_add(1);
   futex_wake(bell.attention);
   bell.rings.fetch_add(1);
   futex_wake(bell.rings);
-  return asked;
+  return ping;
 }
 
 ProgressEngine::ProgressEngine(Doorbell& bell, Options options) : bell_(bell), options_(options) {
@@ -129,7 +129,7 @@ void ProgressEngine::spin_for_completion(const std::atomic<std::uint32_t>& finis
   }
 }
 
-/// Announces the sleep, polls once more (acquiring the lock itself, since another thread that holds it may have looked
+/// Publishes the sleep, polls once more (acquiring the lock itself, since another thread that holds it may have looked
 /// too early), then sleeps unless that progressed or `needless()` is true.
 template <class Condition>
 void ProgressEngine::wait_for_event(Condition needless, Clock::time_point until) noexcept {
@@ -155,7 +155,7 @@ void ProgressEngine::wait_for_event(Condition needless, Clock::time_point until)
 bool ProgressEngine::wait(const std::atomic<std::uint32_t>& finished, Clock::time_point until) noexcept {
   if (finished.load() != 0) return true;
   waiters_.fetch_add(1);
-  if (unseen_.load() && unseen_.exchange(false)) note_awaited();
+  if (unseen_.load() && unseen_.exchange(false)) count_awaited();
   Clock::time_point idle_since = Clock::now();
   for (std::uint32_t turn = 1; finished.load() == 0; ++turn) {
     if (try_poll(turn % 256 == 0)) {
@@ -191,12 +191,12 @@ void ProgressEngine::wake_progress_thread_if_idle() noexcept {
   unseen_.store(true);
 }
 
-void ProgressEngine::note_awaited() noexcept {
+void ProgressEngine::count_awaited() noexcept {
   const std::uint32_t so_far = awaited_.load();
   if (so_far < kTrust) awaited_.store(so_far + 1);
 }
 
-void ProgressEngine::answer_pings() noexcept { bell_.pong.store(bell_.ping.load()); }
+void ProgressEngine::reply_to_pings() noexcept { bell_.pong.store(bell_.ping.load()); }
 
 void ProgressEngine::run() noexcept {
   ::prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);  // nanoseconds, of this thread, for short sleeps
@@ -204,7 +204,7 @@ void ProgressEngine::run() noexcept {
   std::uint64_t begun = 0;
   int quiet = 0;
   while (!stop_) {
-    answer_pings();
+    reply_to_pings();
     if (idle()) {
       const std::uint64_t now = begun_.load(std::memory_order_relaxed);
       quiet = std::exchange(begun, now) == now ? quiet + 1 : 0;
@@ -220,7 +220,7 @@ void ProgressEngine::run() noexcept {
       } else if (bell_.attention.load() != seen) {
         // The issuing thread often waits for its operation at once and drives it better: then no hand-over.
         nap();
-        waiters_.load() != 0 ? note_awaited() : awaited_.store(0);
+        waiters_.load() != 0 ? count_awaited() : awaited_.store(0);
       }
       continue;
     }

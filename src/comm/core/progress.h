@@ -78,11 +78,11 @@ class TESSERA_API ProgressEngine {
   /// Wakes this rank's waiting threads (an operation is done that another thread may wait for).
   void wake_waiters() noexcept;
   /// Answers pings; also called by threads that wait for pongs themselves.
-  void answer_pings() noexcept;
+  void reply_to_pings() noexcept;
   bool oversubscribed() const noexcept { return options_.oversubscribed; }
 
  private:
-  void note_awaited() noexcept;
+  void count_awaited() noexcept;
   bool poll_locked(bool with_health_check) noexcept;
   template <class Condition>
   void wait_for_event(Condition needless, Clock::time_point until) noexcept;

@@ -26,13 +26,13 @@ std::vector<int> ranks_on_host(const Bootstrap& all) {
 }
 
 /// Connects the ranks of this rank's host in a bootstrap of their own. The world's token determines its name.
-std::shared_ptr<Bootstrap> meet_on_host(const Bootstrap& all, const BackendOptions& options) {
+std::shared_ptr<Bootstrap> bootstrap_on_host(const Bootstrap& all, const BackendOptions& options) {
   const auto& hosts = all.hosts();
   const auto me = static_cast<std::size_t>(all.rank());
   Launch local;
   local.launcher = "host";
   local.rank = static_cast<int>(std::count(hosts.begin(), hosts.begin() + all.rank(), hosts[me]));
-  local.size = static_cast<int>(options.job_ranks.size());
+  local.size = static_cast<int>(options.global_ranks.size());
   local.local_rank = local.rank;
   local.local_size = local.size;
   local.job = "host." + hosts[me] + "." + to_hex(all.token());
@@ -49,8 +49,8 @@ std::unique_ptr<Communicator> make_both(const Backend& near, const Backend& far,
   BackendOptions own = options;
   if (own.communicator.memory_tracker == nullptr) own.communicator.memory_tracker = std::make_shared<MemoryTracker>();
   BackendOptions local = own;
-  local.job_ranks = ranks_on_host(*bootstrap);
-  auto near_world = near.create(meet_on_host(*bootstrap, local), local);
+  local.global_ranks = ranks_on_host(*bootstrap);
+  auto near_world = near.create(bootstrap_on_host(*bootstrap, local), local);
   return compose(std::move(near_world), far.create(std::move(bootstrap), own));
 }
 

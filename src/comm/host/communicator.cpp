@@ -94,8 +94,8 @@ std::unique_ptr<Communicator> make_host_communicator(std::shared_ptr<Bootstrap> 
   std::vector<int> members(static_cast<std::size_t>(world->size()));
   for (std::size_t i = 0; i < members.size(); ++i) members[i] = static_cast<int>(i);
   auto group = std::make_shared<host::HostGroup>(world, 0, world->rank(), std::move(members));
-  if (NativeCollectives* const offered = world->transport().native(); offered != nullptr && !own.deterministic)
-    if (auto whole = offered->whole_world()) group->use_native(std::move(whole));
+  if (NativeCollectives* const collectives = world->transport().native(); collectives != nullptr && !own.deterministic)
+    if (auto whole = collectives->whole_world()) group->use_native(std::move(whole));
   return std::make_unique<host::HostCommunicator>(std::move(group), own.communicator, true);
 }
 

@@ -172,7 +172,7 @@ void HostGroup::fail_operations(bool first) noexcept {
 }
 
 void HostGroup::send_signature(ScheduleExecutor& op) noexcept {
-  const ControlMessage message{.kind = ControlMessage::Kind::call,
+  const ControlMessage message{.kind = ControlMessage::Kind::op_signature,
                                .communicator = id_,
                                .number = op.sequence,
                                .value = CallVerifier::fingerprint(op.signature),
@@ -200,13 +200,13 @@ std::string HostGroup::problem_of(const ScheduleExecutor& op) const {
   for (int k = 0; k < size(); ++k) {
     if (k == rank()) continue;
     const PeerStatus& peer = runtime_->peer(world_rank(k));
-    if (!peer.left && !peer.died && !peer.cut) continue;
+    if (!peer.left && !peer.died && !peer.disconnected) continue;
     if (!op.needs(k)) continue;
     if (peer.died) return rank_name(k) + " died";
     // Messages sent before it left may still be in flight: wait until the connection ends or has been quiet for a
     // while.
     const bool quiet = Clock::now() - std::max(peer.since, runtime_->last_moved()) > kVerdictTime;
-    if (peer.left && (peer.cut || quiet)) return describe_leaving(rank_name(k), peer.why);
+    if (peer.left && (peer.disconnected || quiet)) return describe_leaving(rank_name(k), peer.why);
     if (!peer.left && quiet && runtime_->would_know_departure(peer))
       return "the connection to " + rank_name(k) + " is lost: " + peer.why;
   }

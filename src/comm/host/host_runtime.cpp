@@ -12,7 +12,7 @@ namespace tessera::comm::host {
 namespace {
 
 constexpr std::size_t kComputeBytes = std::size_t{4} << 20;  ///< copied and reduced in one poll of one operation
-constexpr std::size_t kMostEarly = 1024;
+constexpr std::size_t kMaxEarly = 1024;
 
 /// Deterministic mode requires the tree's order, which such libraries don't keep.
 std::vector<std::string> algorithms_of(bool deterministic, std::span<const OpKind> native) {
@@ -81,9 +81,11 @@ void HostRuntime::connect(const TransportFactory& make_transport) {
 
 void HostRuntime::leave() noexcept {
   if (!std::exchange(open_, false)) return;
-  monitor_.send(ControlChannel::kAll, {.kind = ControlMessage::Kind::leaving, .text = options_.first_failure_cause()});
+  monitor_.send(ControlChannel::kAll,
+                {.kind = ControlMessage::Kind::departure, .text = options_.first_failure_cause()});
   const std::lock_guard lock(engine_->mutex());
-  const bool failed = std::any_of(peers_.begin(), peers_.end(), [](const PeerStatus& p) { return p.died || p.cut; });
+  const bool failed =
+      std::any_of(peers_.begin(), peers_.end(), [](const PeerStatus& p) { return p.died || p.disconnected; });
   transport_->close(failed);
   update_transport_polling();
 }
@@ -164,8 +166,8 @@ bool HostRuntime::run_ready() noexcept {
 
 void HostRuntime::connection_lost(int rank, const std::string& why) noexcept {
   PeerStatus& peer = peers_[static_cast<std::size_t>(rank)];
-  if (peer.cut) return;
-  peer.cut = true;
+  if (peer.disconnected) return;
+  peer.disconnected = true;
   peer.since = Clock::now();
   if (!peer.left) peer.why = why;
   if (this->rank() != kHub && rank != kHub) peer.probe = monitor_.send_probe(kHub);
@@ -194,13 +196,13 @@ void HostRuntime::handle_messages() noexcept {
 
 void HostRuntime::handle(const ControlMessage& message) noexcept {
   PeerStatus& sender = peers_[static_cast<std::size_t>(message.from)];
-  if (message.kind == ControlMessage::Kind::leaving) {
+  if (message.kind == ControlMessage::Kind::departure) {
     sender.left = true;
     sender.since = Clock::now();
     sender.why = message.text;
     return;
   }
-  if (message.kind == ControlMessage::Kind::lost) {
+  if (message.kind == ControlMessage::Kind::peer_lost) {
     sender.died = !sender.left;
     for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->check_health();
     return;
@@ -211,12 +213,12 @@ void HostRuntime::handle(const ControlMessage& message) noexcept {
                                   [&](const HostGroup* group) { return group->id() == message.communicator; });
   const int member = found == groups_.end() ? -1 : (*found)->member_of(message.from);
   if (member < 0) {
-    if (early_.size() < kMostEarly) early_.push_back(message);
+    if (early_.size() < kMaxEarly) early_.push_back(message);
     return;
   }
   if (message.kind == ControlMessage::Kind::failure)
     (*found)->fail({static_cast<FailureKind>(message.number), message.text}, false);
-  if (message.kind == ControlMessage::Kind::call) (*found)->on_op_signature(member, message);
+  if (message.kind == ControlMessage::Kind::op_signature) (*found)->on_op_signature(member, message);
 }
 
 std::string HostRuntime::describe_hub(const HostGroup& group) const {
@@ -224,7 +226,7 @@ std::string HostRuntime::describe_hub(const HostGroup& group) const {
   const PeerStatus& hub = peers_[kHub];
   const char* const state = hub.died ? " died" : hub.left ? " has left" : " is not responding";
   if (member >= 0) return group.rank_name(member) + state + ", so the progress of the others is unknown";
-  return "rank " + std::to_string(options_.job_rank(kHub)) + state +
+  return "rank " + std::to_string(options_.global_rank(kHub)) + state +
          ", which forwards the progress queries of this communicator";
 }
 
@@ -232,7 +234,7 @@ std::string HostRuntime::describe_hub(const HostGroup& group) const {
 /// closed normally.
 bool HostRuntime::would_know_departure(const PeerStatus& peer) const {
   const PeerStatus& hub = peers_[kHub];
-  return rank() == kHub || hub.died || hub.left || hub.cut || monitor_.replied_to_probe(peer.probe);
+  return rank() == kHub || hub.died || hub.left || hub.disconnected || monitor_.replied_to_probe(peer.probe);
 }
 
 /// A library may detect a dead rank first, with its own message: wait a while for the actual cause to be reported.
@@ -245,7 +247,8 @@ void HostRuntime::transport_failed(const std::string& why) noexcept {
 
 /// No other cause is possible, so don't wait for one.
 void HostRuntime::message_damaged(int peer, const std::string& what) noexcept {
-  transport_failure_ = capabilities_.backend + ": " + what + " from " + describe_rank(peer, options_.job_rank(peer)) +
+  transport_failure_ = capabilities_.backend + ": " + what + " from " +
+                       describe_rank(peer, options_.global_rank(peer)) +
                        " is damaged: its checksum is wrong; check the network and the memory of the two hosts, and "
                        "resume from the last checkpoint";
   transport_blamed_at_ = Clock::now();

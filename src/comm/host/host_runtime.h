@@ -26,10 +26,10 @@ class ScheduleExecutor;
 struct PeerStatus {
   bool left = false;  ///< has closed its world normally
   bool died = false;
-  bool cut = false;  ///< the transport has lost its connection
+  bool disconnected = false;  ///< the transport has lost its connection
   Clock::time_point since;
-  std::uint64_t probe = 0;  ///< number of the one sent to rank 0 when it was cut
-  std::string why;          ///< why it is cut, or the first failure that it sent when it left
+  std::uint64_t probe = 0;  ///< number of the one sent to rank 0 when it was disconnected
+  std::string why;          ///< why it is disconnected, or the first failure that it sent when it left
 };
 
 /// The world rank that forwards messages of the control channel.
@@ -47,7 +47,7 @@ class HostRuntime final : public Pollable, public TransportEvents {
   HostRuntime(const HostRuntime&) = delete;
   HostRuntime& operator=(const HostRuntime&) = delete;
   void connect(const TransportFactory& make_transport);
-  /// No more operations follow: announces this to the other ranks and closes the connections.
+  /// No more operations follow: reports this to the other ranks and closes the connections.
   void leave() noexcept;
 
   int rank() const noexcept { return bootstrap_->rank(); }
@@ -105,7 +105,7 @@ class HostRuntime final : public Pollable, public TransportEvents {
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<ProgressEngine> engine_;
   ControlPeerMonitor monitor_;
-  CommunicatorIds ids_{kMostCommunicators};
+  CommunicatorIds ids_{kMaxCommunicators};
   bool open_ = false;  ///< until leave()
   bool polls_for_transport_ = false;
   std::string transport_failure_;          ///< not reported yet

@@ -9,7 +9,7 @@
 namespace tessera::comm::host {
 namespace {
 
-constexpr std::size_t kMostSchedules = 256;  ///< kept for repeated calls
+constexpr std::size_t kMaxSchedules = 256;  ///< kept for repeated calls
 
 std::vector<std::size_t> starts_of(std::span<const std::size_t> counts) {
   std::vector<std::size_t> starts;
@@ -62,10 +62,10 @@ CollectiveSpec ScheduleCache::spec_of(const OpDesc& call) const {
 
 /// Why a schedule must run it instead of the library, or "". The same on all ranks.
 std::string ScheduleCache::native_refusal(const CollectiveSpec& spec) const {
-  const std::string asked = std::string(name_of(spec.kind)) + "=" + std::string(kNativeAlgorithm);
+  const std::string request = std::string(name_of(spec.kind)) + "=" + std::string(kNativeAlgorithm);
   if (native_ != Native::available)
-    return asked + " needs a communicator of all ranks in the order of the world; use direct";
-  if (!spec.in_starts.empty() || !spec.out_starts.empty()) return asked + " needs parts of equal length; use direct";
+    return request + " needs a communicator of all ranks in the order of the world; use direct";
+  if (!spec.in_starts.empty() || !spec.out_starts.empty()) return request + " needs parts of equal length; use direct";
   return {};
 }
 
@@ -101,7 +101,7 @@ std::shared_ptr<const Schedule> ScheduleCache::find(const OpDesc& call) {
     logger->write(LogLevel::info, runtime_.capabilities().backend + ": " + signature(call, ranks_) + " in " +
                                       std::to_string(ranks_) + " ranks: " + std::string(name) +
                                       (chosen ? " (TESSERA_ALGO)" : ""));
-  if (schedules_.size() >= kMostSchedules) schedules_.clear();
+  if (schedules_.size() >= kMaxSchedules) schedules_.clear();
   schedules_.emplace(std::move(spec), schedule);
   return schedule;
 }

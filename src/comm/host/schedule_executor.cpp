@@ -182,9 +182,9 @@ void ScheduleExecutor::step_done(std::uint32_t index) noexcept {
   state_[index] = kDone;
   --left_;
   const ScheduleStep& step = schedule_->steps[index];
-  for (std::uint32_t i = 0; i < step.followers; ++i) {
-    const std::uint32_t follower = schedule_->followers[step.first_follower + i];
-    if (--waits_[follower] == 0) ready_.push_back(follower);  // its capacity is reserved: this can't throw
+  for (std::uint32_t i = 0; i < step.dependents; ++i) {
+    const std::uint32_t dependent = schedule_->dependents[step.first_dependent + i];
+    if (--waits_[dependent] == 0) ready_.push_back(dependent);  // its capacity is reserved: this can't throw
   }
 }
 
@@ -208,7 +208,7 @@ bool ScheduleExecutor::needs(int member) const noexcept {
 
 void ScheduleExecutor::cancel_step(std::uint32_t index) noexcept {
   Transport& transport = host_.runtime().transport();
-  if (schedule_->steps[index].kind == ScheduleStep::Kind::native) return transport.native()->give_up(native_);
+  if (schedule_->steps[index].kind == ScheduleStep::Kind::native) return transport.native()->cancel(native_);
   transport.cancel(messages_[index]);
 }
 

@@ -26,7 +26,7 @@ struct DeviceReduceArgs {
 /// must be called while no stream waits. Thread-safe except for the stream.
 struct DeviceReduceKernels {
   static constexpr std::string_view kInterface = "comm.sums";
-  static constexpr int kMostSources = 128;  ///< of one sum
+  static constexpr int kMaxSources = 128;  ///< of one sum
   /// Appends the reduction to `stream`. Throws BackendError.
   void (*append)(Stream& stream, const DeviceReduceArgs& sum);
 };

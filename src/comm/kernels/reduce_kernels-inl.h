@@ -31,14 +31,14 @@ struct AccumulateTraits {
 template <>
 struct AccumulateTraits<f16> {
   using Sum = float;
-  static Sum load(f16 x) { return base::widen(x); }
-  static f16 store(Sum x) { return base::narrow<f16>(x); }
+  static Sum load(f16 x) { return base::to_float(x); }
+  static f16 store(Sum x) { return base::from_float<f16>(x); }
 };
 template <>
 struct AccumulateTraits<bf16> {
   using Sum = float;
-  static Sum load(bf16 x) { return base::widen(x); }
-  static bf16 store(Sum x) { return base::narrow<bf16>(x); }
+  static Sum load(bf16 x) { return base::to_float(x); }
+  static bf16 store(Sum x) { return base::from_float<bf16>(x); }
 };
 
 template <Kind kKind, class S>
@@ -189,8 +189,8 @@ struct Reducer {
 template <Kind kKind, class T>
 void combine_typed(const ReduceTask& work) {
   using S = typename AccumulateTraits<T>::Sum;
-  constexpr std::size_t kMost = kMostRanks;
-  S factors[kKind == Kind::premul_sum ? kMost : 1];
+  constexpr std::size_t kMax = kMaxRanks;
+  S factors[kKind == Kind::premul_sum ? kMax : 1];
   factors[0] = S{1};
   if constexpr (kKind == Kind::premul_sum)
     for (std::size_t k = 0; k < work.sources.size(); ++k) factors[k] = multiplier<S>(work.factors[k]);

@@ -10,7 +10,7 @@
 namespace tessera::comm {
 
 /// The most ranks that one communicator may have.
-inline constexpr std::size_t kMostRanks = 1024;
+inline constexpr std::size_t kMaxRanks = 1024;
 
 /// Bytes that a streaming store writes at once.
 inline constexpr std::size_t kStreamLine = 64;

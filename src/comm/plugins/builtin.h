@@ -1,4 +1,5 @@
-// The backends that are part of the library. The build generates the list from the folders of backends/ (add_backend).
+// The backends that are part of the library. The build generates the list from the directories of backends/
+// (add_backend).
 #pragma once
 
 #include <span>

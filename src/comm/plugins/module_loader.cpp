@@ -20,13 +20,13 @@ ModuleFile module_file(const fs::path& path) {
   return {stem.substr(0, stem.find('-')), path.string(), ""};
 }
 
-/// Finds all modules of a folder, or the one at `place`.
-void look_in(const fs::path& place, bool asked_for, std::vector<ModuleFile>& found) {
+/// Finds all modules of a directory, or the one at `place`.
+void look_in(const fs::path& place, bool required, std::vector<ModuleFile>& found) {
   std::error_code error;
   if (!fs::is_directory(place, error)) {
     if (place.extension() == ".so" && fs::exists(place, error)) {
       found.push_back(module_file(place));
-    } else if (asked_for) {
+    } else if (required) {
       const bool exists = fs::exists(place, error);
       found.push_back({place.string(), place.string(),
                        std::string(exists ? "neither a directory nor a .so file" : "no such file or directory") +
@@ -67,7 +67,7 @@ std::vector<ModuleFile> find_modules() {
     if (end > begin) look_in(path.substr(begin, end - begin), true, found);
     begin = end + 1;
   }
-  look_in(base::module_folder(), false, found);
+  look_in(base::module_directory(), false, found);
   return found;
 }
 

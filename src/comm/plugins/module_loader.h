@@ -13,11 +13,11 @@ namespace tessera::comm {
 struct ModuleFile {
   std::string backend;  ///< from the file's name: BACKEND.so or BACKEND-VARIANT.so
   std::string path;
-  std::string problem;  ///< why there is no such file or folder; the other fields then hold what was requested
+  std::string problem;  ///< why there is no such file or directory; the other fields then hold what was requested
 };
 
-/// Returns the modules of TESSERA_PLUGIN_PATH in its order, then those of the folder beside the library; sorted by name
-/// within a folder. Loads nothing.
+/// Returns the modules of TESSERA_PLUGIN_PATH in its order, then those of the directory beside the library; sorted by
+/// name within a directory. Loads nothing.
 std::vector<ModuleFile> find_modules();
 
 /// Loads the module into this process permanently, unless it is loaded already. Throws InvalidUsage with the reason if
@@ -34,9 +34,9 @@ struct ModuleReport {
 };
 
 /// Probes each module in a process of its own, which contains crashes and hangs.
-std::vector<ModuleReport> ask_modules(std::span<const ModuleFile> files);
+std::vector<ModuleReport> probe_modules(std::span<const ModuleFile> files);
 
-/// The child's side of ask_modules(): loads the module and describes it as text for read_report().
+/// The child's side of probe_modules(): loads the module and describes it as text for read_report().
 TESSERA_API std::string describe_module(const std::string& path);
 /// False: `text` is incomplete.
 bool read_report(const std::string& text, ModuleReport& report);

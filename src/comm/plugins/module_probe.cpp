@@ -82,7 +82,7 @@ ModuleProbe::~ModuleProbe() {
 
 std::string ModuleProbe::read_all(Clock::time_point until) {
   std::string text;
-  std::array<char, 4096> piece{};
+  std::array<char, 4096> chunk{};
   while (true) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
     pollfd entry{out_.get(), POLLIN, 0};
@@ -90,10 +90,10 @@ std::string ModuleProbe::read_all(Clock::time_point until) {
     if (ready < 0 && errno == EINTR) continue;
     late_ = ready == 0;
     if (ready <= 0) return text;
-    const ssize_t count = ::read(out_.get(), piece.data(), piece.size());
+    const ssize_t count = ::read(out_.get(), chunk.data(), chunk.size());
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) return text;
-    text.append(piece.data(), static_cast<std::size_t>(count));
+    text.append(chunk.data(), static_cast<std::size_t>(count));
   }
 }
 
@@ -169,25 +169,25 @@ bool read_report(const std::string& text, ModuleReport& report) {
   return false;
 }
 
-std::vector<ModuleReport> ask_modules(std::span<const ModuleFile> files) {
-  const std::string program = base::module_folder() + "/module-probe";
+std::vector<ModuleReport> probe_modules(std::span<const ModuleFile> files) {
+  const std::string program = base::module_directory() + "/module-probe";
   std::vector<ModuleReport> reports;
-  std::vector<std::optional<ModuleProbe>> asked;  // all at once, since each takes a while
+  std::vector<std::optional<ModuleProbe>> probes;  // all at once, since each takes a while
   for (const ModuleFile& file : files) {
     ModuleReport& report = reports.emplace_back(ModuleReport{.file = file, .reason = file.problem});
-    asked.emplace_back();
+    probes.emplace_back();
     if (!file.problem.empty()) continue;
     try {
-      asked.back().emplace(program, file.path);
+      probes.back().emplace(program, file.path);
     } catch (const Error& error) {
       report.reason = error.what();
     }
   }
   const Clock::time_point until = Clock::now() + kPatience;
   for (std::size_t i = 0; i < reports.size(); ++i) {
-    if (!asked[i]) continue;
-    if (!read_report(asked[i]->read_all(until), reports[i]))
-      reports[i].reason = files[i].path + ": " + asked[i]->fate();
+    if (!probes[i]) continue;
+    if (!read_report(probes[i]->read_all(until), reports[i]))
+      reports[i].reason = files[i].path + ": " + probes[i]->fate();
   }
   return reports;
 }

@@ -67,11 +67,12 @@ ChunkPlan::BufferSide ChunkPlan::side(const ConstView& view, std::span<const std
   return made;
 }
 
-void ChunkPlan::cut(const BufferSide& side, std::size_t from, std::size_t at, std::vector<CopySegment>& pieces) const {
+void ChunkPlan::append_segments(const BufferSide& side, std::size_t from, std::size_t at,
+                                std::vector<CopySegment>& segments) const {
   std::size_t device = 0;
   for (const std::size_t count : side.counts) {
     const std::size_t taken = count > from ? std::min(step_, count - from) : 0;
-    if (taken != 0) pieces.push_back({(device + from) * size_, at, taken * size_});
+    if (taken != 0) segments.push_back({(device + from) * size_, at, taken * size_});
     at += taken * size_;
     device += count;
   }
@@ -107,8 +108,8 @@ Chunk ChunkPlan::chunk(std::size_t index) const {
   } else if (parts_of_in(kind_) && in_.here) {
     made.out_at = own_part(in_);
   }
-  if (in_.here) cut(in_, from, made.in_at, made.down);
-  if (out_.here) cut(out_, from, made.out_at, made.up);
+  if (in_.here) append_segments(in_, from, made.in_at, made.down);
+  if (out_.here) append_segments(out_, from, made.out_at, made.up);
   made.bytes = std::max(made.in_at + made.in_count * size_, made.out_at + made.out_count * size_);
   return made;
 }

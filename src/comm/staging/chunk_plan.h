@@ -48,7 +48,8 @@ class ChunkPlan {
     bool here = false;    ///< this rank uses the buffer
   };
   BufferSide side(const ConstView& view, std::span<const std::size_t> counts, bool parted) const;
-  void cut(const BufferSide& side, std::size_t from, std::size_t at, std::vector<CopySegment>& pieces) const;
+  void append_segments(const BufferSide& side, std::size_t from, std::size_t at,
+                       std::vector<CopySegment>& segments) const;
   std::size_t taken(const BufferSide& side, std::size_t from) const;
   std::vector<std::size_t> counts_of(const BufferSide& side, std::size_t from) const;
 

@@ -36,7 +36,7 @@ StagedCommunicator::StagedCommunicator(std::unique_ptr<Communicator> inner, std:
 }
 
 StagedCommunicator::~StagedCommunicator() {
-  engine_->drive([this] { return in_flight_.load() == 0; }, Clock::time_point::max());
+  engine_->poll_until([this] { return in_flight_.load() == 0; }, Clock::time_point::max());
   const std::lock_guard lock(engine_->mutex());  // the thread that ended the last operation may still hold it
   regions_.clear();
   if (closing_ != nullptr) close_windows();
@@ -103,7 +103,7 @@ Work StagedCommunicator::do_start(const OpDesc& call) {
   Event after = std::exchange(after_, {});
   check_memory(call);
   if (!on_device(call) && in_flight_.load() == 0 && after.done()) {
-    if (sharing_) sharing_->went({});
+    if (sharing_) sharing_->set_algorithm({});
     return forward_to(*inner_, call);
   }
   return submit({&call, 1}, std::move(after));
@@ -114,7 +114,7 @@ Work StagedCommunicator::do_batch(std::span<const OpDesc> parts) {
   for (const OpDesc& part : parts) check_memory(part);
   if (parts.empty()) return {};
   if (std::none_of(parts.begin(), parts.end(), on_device) && in_flight_.load() == 0 && after.done()) {
-    if (sharing_) sharing_->went({});
+    if (sharing_) sharing_->set_algorithm({});
     return forward_to(*inner_, parts);
   }
   return submit(parts, std::move(after));
@@ -122,7 +122,7 @@ Work StagedCommunicator::do_batch(std::span<const OpDesc> parts) {
 
 Work StagedCommunicator::submit(std::span<const OpDesc> calls, Event after) {
   const std::lock_guard lock(engine_->mutex());
-  if (sharing_) sharing_->went({});
+  if (sharing_) sharing_->set_algorithm({});
   auto* const made = new StagedOperation(engine_, *this, calls, std::move(after));  // its handles own it
   Work work(made);
   StagedOperation& operation = *made;
@@ -147,7 +147,7 @@ void StagedCommunicator::leave(StagedTransfer& part) noexcept {
 
 bool StagedCommunicator::may_issue(StagedTransfer& part) { return lanes_[lane_of(part.call())].front() == &part; }
 
-Buffer StagedCommunicator::take_region(std::size_t bytes) {
+Buffer StagedCommunicator::acquire_region(std::size_t bytes) {
   const std::size_t size = std::bit_ceil(std::max(bytes, kPage));
   if (auto idle = regions_.extract(size)) return std::move(idle.mapped());
   // Whole pages: two regions that share one could not both be pinned.
@@ -162,7 +162,7 @@ Buffer StagedCommunicator::take_region(std::size_t bytes) {
           }};
 }
 
-void StagedCommunicator::give_region(Buffer region) {
+void StagedCommunicator::release_region(Buffer region) {
   const std::size_t size = region.bytes();
   regions_.emplace(size, std::move(region));
 }
@@ -176,7 +176,7 @@ void StagedCommunicator::wait_until_issued() {
       if (lane.first != OpKind::barrier)
         for (StagedTransfer* part : parts) part->widen(std::numeric_limits<std::size_t>::max());
   }
-  engine_->drive([this] { return unissued_.load() == 0; }, Clock::time_point::max());
+  engine_->poll_until([this] { return unissued_.load() == 0; }, Clock::time_point::max());
   const std::lock_guard lock(engine_->mutex());
 }
 
@@ -208,7 +208,7 @@ void StagedCommunicator::do_abort(std::string_view reason) noexcept {
 
 void StagedCommunicator::do_traffic(TrafficStats& snapshot) const {
   const std::lock_guard lock(engine_->mutex());
-  const TrafficStats inner = inner_->meter();
+  const TrafficStats inner = inner_->traffic();
   for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].bytes_sent = inner.by_kind[i].bytes_sent;
   snapshot.bytes_to_peer = inner.bytes_to_peer;
   if (sharing_) sharing_->correct(snapshot);
@@ -216,7 +216,7 @@ void StagedCommunicator::do_traffic(TrafficStats& snapshot) const {
 
 std::string_view StagedCommunicator::do_last_algorithm() const noexcept {
   const std::lock_guard lock(engine_->mutex());
-  return sharing_ && !sharing_->way().empty() ? sharing_->way() : inner_->last_algorithm();
+  return sharing_ && !sharing_->algorithm().empty() ? sharing_->algorithm() : inner_->last_algorithm();
 }
 
 }  // namespace tessera::comm::staging

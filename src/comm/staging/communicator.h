@@ -22,8 +22,8 @@ class StagedCommunicator final : public Communicator {
 
   // Under the engine's lock:
   Work issue(const OpDesc& call) { return forward_to(*inner_, call); }
-  Buffer take_region(std::size_t bytes);
-  void give_region(Buffer region);
+  Buffer acquire_region(std::size_t bytes);
+  void release_region(Buffer region);
   /// Whether all calls that must be issued before the part have been issued.
   bool may_issue(StagedTransfer& part);
   void enter(StagedTransfer& part);

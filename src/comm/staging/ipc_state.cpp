@@ -13,7 +13,7 @@ namespace tessera::comm::staging {
 IpcState::IpcState(StagingPipeline& engine, int ranks, std::shared_ptr<Logger> logger)
     : engine_(engine), windows_(*engine.windows()), ranks_(ranks), logger_(std::move(logger)) {
   read_.to_peer.resize(static_cast<std::size_t>(ranks));
-  told_.to_peer.resize(static_cast<std::size_t>(ranks));
+  sent_.to_peer.resize(static_cast<std::size_t>(ranks));
 }
 
 bool IpcState::suits(const OpDesc& call) const {
@@ -34,7 +34,7 @@ bool IpcState::suits(const OpDesc& call) const {
     default:
       break;
   }
-  return !adds_up(call.kind) || ranks_ <= DeviceReduceKernels::kMostSources;
+  return !adds_up(call.kind) || ranks_ <= DeviceReduceKernels::kMaxSources;
 }
 
 std::optional<WindowLocation> IpcState::place_of(const void* data, std::size_t bytes) {
@@ -47,9 +47,9 @@ std::optional<WindowLocation> IpcState::place_of(const void* data, std::size_t b
 }
 
 void IpcState::correct(TrafficStats& snapshot) const {
-  for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].bytes_sent += read_.by_kind[i] - told_.by_kind[i];
+  for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].bytes_sent += read_.by_kind[i] - sent_.by_kind[i];
   for (std::size_t r = 0; r < snapshot.bytes_to_peer.size(); ++r)
-    snapshot.bytes_to_peer[r] += read_.to_peer[r] - told_.to_peer[r];
+    snapshot.bytes_to_peer[r] += read_.to_peer[r] - sent_.to_peer[r];
 }
 
 void IpcState::complain(std::string_view why) {

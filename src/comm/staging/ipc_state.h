@@ -33,12 +33,12 @@ class IpcState {
 
   /// Counts the bytes that `reader` has read from this rank, and the backend's bytes that only carried locations.
   void count_read(OpKind kind, int reader, std::uint64_t bytes) { read_.add(kind, reader, bytes); }
-  void count_told(OpKind kind, int peer, std::uint64_t bytes) { told_.add(kind, peer, bytes); }
+  void count_sent(OpKind kind, int peer, std::uint64_t bytes) { sent_.add(kind, peer, bytes); }
   void correct(TrafficStats& snapshot) const;
 
   /// "ipc" if the last call used windows, "" if it was staged.
-  std::string_view way() const noexcept { return way_; }
-  void went(std::string_view way) noexcept { way_ = way; }
+  std::string_view algorithm() const noexcept { return algorithm_; }
+  void set_algorithm(std::string_view algorithm) noexcept { algorithm_ = algorithm; }
   /// Logs once why calls are staged.
   void complain(std::string_view why);
 
@@ -58,8 +58,8 @@ class IpcState {
   const std::shared_ptr<Logger> logger_;
   std::set<std::pair<WindowId, int>> known_;
   Bytes read_;
-  Bytes told_;
-  std::string_view way_;
+  Bytes sent_;
+  std::string_view algorithm_;
   bool complained_ = false;
 };
 

@@ -80,34 +80,34 @@ bool IpcTransfer::step() {
     work_ = {};
     talking_ = false;
     for (int r = 0; r < ranks_; ++r)
-      if (r != rank_) sharing_.count_told(told_.kind, r, told_.bytes);
+      if (r != rank_) sharing_.count_sent(sent_.kind, r, sent_.bytes);
   }
   if (!event_.done()) return false;
   event_ = {};
   switch (stage_) {
     case Stage::waiting:
-      offer();
+      exchange();
       return true;
-    case Stage::offering:
+    case Stage::exchanging:
       decide();
       return true;
     case Stage::voting:
       if (std::find(votes_.begin(), votes_.end(), 0) == votes_.end()) {
         read();
       } else {
-        give_up();
+        fall_back();
       }
       return true;
     case Stage::reading:
-      talk(OpKind::barrier, {}, {}, reads_.second_round() ? Stage::meeting : Stage::parting);
+      talk(OpKind::barrier, {}, {}, reads_.second_round() ? Stage::synchronizing : Stage::closing);
       return true;
-    case Stage::meeting:
+    case Stage::synchronizing:
       collect();
       return true;
     case Stage::collecting:
-      talk(OpKind::barrier, {}, {}, Stage::parting);
+      talk(OpKind::barrier, {}, {}, Stage::closing);
       return true;
-    case Stage::parting:
+    case Stage::closing:
       count_bytes();
       stage_ = Stage::done;
       return true;
@@ -122,53 +122,57 @@ void IpcTransfer::talk(OpKind kind, ConstView in, View out, Stage stage) {
       {.kind = kind, .in = in, .out = out, .timeout = operation_.time_left(), .label = name_});
   talking_ = true;
   stage_ = stage;
-  told_ = {kind, kind == OpKind::all_to_all ? in.bytes() / static_cast<std::size_t>(ranks_) : in.bytes()};
+  sent_ = {kind, kind == OpKind::all_to_all ? in.bytes() / static_cast<std::size_t>(ranks_) : in.bytes()};
 }
 
-void IpcTransfer::offer() {
+void IpcTransfer::exchange() {
   static_assert(std::is_trivially_copyable_v<IpcDescriptor>);
-  for (int r = 0; r < ranks_; ++r) mine_[static_cast<std::size_t>(r)] = offer_to(r);
+  for (int r = 0; r < ranks_; ++r) mine_[static_cast<std::size_t>(r)] = descriptor_for(r);
   // All ranks must know whether the call uses windows, not only the readers.
-  const bool usable = std::all_of(mine_.begin(), mine_.end(), [](const IpcDescriptor& offer) { return offer.usable; });
-  const bool fresh = std::any_of(mine_.begin(), mine_.end(), [](const IpcDescriptor& offer) { return offer.fresh; });
-  for (IpcDescriptor& offer : mine_) {
-    offer.usable = usable;
-    offer.fresh = fresh;
+  const bool usable =
+      std::all_of(mine_.begin(), mine_.end(), [](const IpcDescriptor& descriptor) { return descriptor.usable; });
+  const bool fresh =
+      std::any_of(mine_.begin(), mine_.end(), [](const IpcDescriptor& descriptor) { return descriptor.fresh; });
+  for (IpcDescriptor& descriptor : mine_) {
+    descriptor.usable = usable;
+    descriptor.fresh = fresh;
   }
-  const auto bytes_of = [](std::vector<IpcDescriptor>& offers) {
-    return View{offers.data(), offers.size() * sizeof(IpcDescriptor), DType::u8, {}};
+  const auto bytes_of = [](std::vector<IpcDescriptor>& descriptors) {
+    return View{descriptors.data(), descriptors.size() * sizeof(IpcDescriptor), DType::u8, {}};
   };
-  talk(OpKind::all_to_all, bytes_of(mine_), bytes_of(theirs_), Stage::offering);
+  talk(OpKind::all_to_all, bytes_of(mine_), bytes_of(theirs_), Stage::exchanging);
 }
 
-IpcTransfer::IpcDescriptor IpcTransfer::offer_to(int reader) {
-  IpcDescriptor offer{.call = number_of(call_, ranks_)};
+IpcTransfer::IpcDescriptor IpcTransfer::descriptor_for(int reader) {
+  IpcDescriptor descriptor{.call = number_of(call_, ranks_)};
   const Slice given = reads_.given(reader);
-  offer.bytes = given.count * size_;
-  offer.factor = call_.op.scalar;
-  offer.usable = !adds_up(call_.kind) || operation_.engine().sums() != nullptr;
-  if (reader == rank_) return offer;
-  if (given.count != 0) place(offer, offer.in, at(call_.in.data, given.offset * size_), offer.bytes, reader);
+  descriptor.bytes = given.count * size_;
+  descriptor.factor = call_.op.scalar;
+  descriptor.usable = !adds_up(call_.kind) || operation_.engine().sums() != nullptr;
+  if (reader == rank_) return descriptor;
+  if (given.count != 0)
+    place(descriptor, descriptor.in, at(call_.in.data, given.offset * size_), descriptor.bytes, reader);
   const Slice own = reads_.second_round() ? reads_.added_by(rank_) : Slice{};
-  if (own.count != 0) place(offer, offer.out, out_at(own.offset), own.count * size_, reader);
-  return offer;
+  if (own.count != 0) place(descriptor, descriptor.out, out_at(own.offset), own.count * size_, reader);
+  return descriptor;
 }
 
-void IpcTransfer::place(IpcDescriptor& offer, WindowLocation& where, const void* data, std::size_t bytes, int reader) {
-  if (!offer.usable) return;
+void IpcTransfer::place(IpcDescriptor& descriptor, WindowLocation& where, const void* data, std::size_t bytes,
+                        int reader) {
+  if (!descriptor.usable) return;
   const std::optional<WindowLocation> found = sharing_.place_of(data, bytes);
-  offer.usable = found.has_value();
+  descriptor.usable = found.has_value();
   if (!found) return;
   where = *found;
-  offer.fresh |= !sharing_.knows(found->window, reader);
+  descriptor.fresh |= !sharing_.knows(found->window, reader);
 }
 
 void IpcTransfer::decide() {
   for (int r = 0; r < ranks_; ++r) check(theirs_[static_cast<std::size_t>(r)], r);
-  const auto usable = [](const IpcDescriptor& offer) { return offer.usable; };
-  if (!std::all_of(theirs_.begin(), theirs_.end(), usable)) return give_up();
+  const auto usable = [](const IpcDescriptor& descriptor) { return descriptor.usable; };
+  if (!std::all_of(theirs_.begin(), theirs_.end(), usable)) return fall_back();
   const bool fresh =
-      std::any_of(theirs_.begin(), theirs_.end(), [](const IpcDescriptor& offer) { return offer.fresh; });
+      std::any_of(theirs_.begin(), theirs_.end(), [](const IpcDescriptor& descriptor) { return descriptor.fresh; });
   try {
     open_all();
     vote_ = 1;
@@ -181,9 +185,9 @@ void IpcTransfer::decide() {
   talk(OpKind::all_gather, view_of(&vote_, 1), view_of(votes_.data(), votes_.size()), Stage::voting);
 }
 
-void IpcTransfer::check(const IpcDescriptor& offer, int owner) const {
+void IpcTransfer::check(const IpcDescriptor& descriptor, int owner) const {
   const IpcDescriptor& own = mine_[static_cast<std::size_t>(rank_)];
-  if (offer.call == own.call && offer.bytes == reads_.taken(owner).count * size_) return;
+  if (descriptor.call == own.call && descriptor.bytes == reads_.taken(owner).count * size_) return;
   throw Mismatch(name_ + ": rank " + std::to_string(owner) + " called a different operation than rank " +
                  std::to_string(rank_) + ", which passed " + std::to_string(call_.in.count) + " elements in and " +
                  std::to_string(call_.out.count) + " out of " + std::string(name_of(call_.in.dtype)));
@@ -200,11 +204,11 @@ void IpcTransfer::open_all() {
 
 void IpcTransfer::read() {
   for (int r = 0; r < ranks_; ++r) {
-    const IpcDescriptor& offer = mine_[static_cast<std::size_t>(r)];
-    sharing_.learn(offer.in.window, r);
-    sharing_.learn(offer.out.window, r);
+    const IpcDescriptor& descriptor = mine_[static_cast<std::size_t>(r)];
+    sharing_.learn(descriptor.in.window, r);
+    sharing_.learn(descriptor.out.window, r);
   }
-  sharing_.went("ipc");
+  sharing_.set_algorithm("ipc");
   StagingPipeline& engine = operation_.engine();
   if (adds_up(call_.kind)) {
     add_up();
@@ -226,7 +230,7 @@ void IpcTransfer::add_up() {
   if (taken.count == 0) return;
   const std::vector<const void*> sources(sources_.begin(), sources_.end());
   std::vector<double> factors;
-  for (const IpcDescriptor& offer : theirs_) factors.push_back(offer.factor);
+  for (const IpcDescriptor& descriptor : theirs_) factors.push_back(descriptor.factor);
   operation_.engine().sums()->append(operation_.engine().up(), {.op = call_.op,
                                                                 .dtype = call_.in.dtype,
                                                                 .sources = sources.data(),
@@ -258,8 +262,8 @@ void IpcTransfer::count_bytes() {
   }
 }
 
-void IpcTransfer::give_up() {
-  sharing_.went({});
+void IpcTransfer::fall_back() {
+  sharing_.set_algorithm({});
   stage_ = Stage::staged;
 }
 

@@ -28,14 +28,24 @@ class IpcTransfer {
   /// After a failure: true once nothing of it is in flight.
   bool drained();
 
-  bool staged() const noexcept { return stage_ == Stage::staged; }  ///< as the ranks agreed
-  bool told() const noexcept { return stage_ >= Stage::parting; }   ///< all messages to the peers were sent
+  bool staged() const noexcept { return stage_ == Stage::staged; }     ///< as the ranks agreed
+  bool all_sent() const noexcept { return stage_ >= Stage::closing; }  ///< all messages to the peers were sent
   bool done() const noexcept { return stage_ == Stage::done; }
   /// Waits for the other ranks, by an operation with the deadline.
   bool talking() const noexcept { return talking_; }
 
  private:
-  enum class Stage : std::uint8_t { waiting, offering, voting, reading, meeting, collecting, staged, parting, done };
+  enum class Stage : std::uint8_t {
+    waiting,
+    exchanging,
+    voting,
+    reading,
+    synchronizing,
+    collecting,
+    staged,
+    closing,
+    done
+  };
 
   /// A rank's message to another about a call. Sent between processes as raw bytes.
   struct IpcDescriptor {
@@ -49,17 +59,17 @@ class IpcTransfer {
   };
 
   bool step();
-  void offer();
-  IpcDescriptor offer_to(int reader);
-  void place(IpcDescriptor& offer, WindowLocation& where, const void* data, std::size_t bytes, int reader);
+  void exchange();
+  IpcDescriptor descriptor_for(int reader);
+  void place(IpcDescriptor& descriptor, WindowLocation& where, const void* data, std::size_t bytes, int reader);
   void decide();
-  void check(const IpcDescriptor& offer, int owner) const;
+  void check(const IpcDescriptor& descriptor, int owner) const;
   void open_all();
   void read();
   void add_up();
   void collect();
   void count_bytes();
-  void give_up();
+  void fall_back();
   void talk(OpKind kind, ConstView in, View out, Stage stage);
   std::byte* out_at(std::size_t element) const;
 
@@ -80,10 +90,10 @@ class IpcTransfer {
   std::uint8_t vote_ = 1;
   Work work_;
   bool talking_ = false;
-  struct Told {
+  struct Sent {
     OpKind kind = OpKind::barrier;
     std::size_t bytes = 0;  ///< to each rank
-  } told_;                  ///< by work_
+  } sent_;                  ///< by work_
   Event event_;
 };
 

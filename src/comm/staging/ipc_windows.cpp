@@ -10,7 +10,7 @@
 namespace tessera::comm::staging {
 namespace {
 
-constexpr std::size_t kPiece = 256;
+constexpr std::size_t kGranularity = 256;
 /// The unit in which devices map memory: a smaller window would expose neighboring memory.
 constexpr std::size_t kStep = std::size_t{2} << 20;
 
@@ -30,17 +30,17 @@ IpcWindows::~IpcWindows() { close_others(); }
 
 Buffer IpcWindows::allocate(std::size_t bytes, std::optional<MemoryCategory> use,
                             const std::shared_ptr<MemoryTracker>& memory_tracker) {
-  const std::size_t held = round_up(std::max<std::size_t>(bytes, 1), kPiece);
-  std::byte* const data = take(held);
+  const std::size_t held = round_up(std::max<std::size_t>(bytes, 1), kGranularity);
+  std::byte* const data = acquire(held);
   if (use) memory_tracker->add(*use, bytes);
   return {data, bytes, [self = shared_from_this(), use, memory_tracker, held](void* p, std::size_t n) {
             if (use) memory_tracker->remove(*use, n);
-            self->give(static_cast<std::byte*>(p), held);
+            self->release(static_cast<std::byte*>(p), held);
           }};
 }
 
-/// Uses the smallest idle piece that is large enough, or else a new window.
-std::byte* IpcWindows::take(std::size_t bytes) {
+/// Uses the smallest idle block that is large enough, or else a new window.
+std::byte* IpcWindows::acquire(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   auto best = windows_.end();
   std::size_t offset = 0;
@@ -69,7 +69,7 @@ IpcWindows::All::iterator IpcWindows::add_window(std::size_t bytes) {
   return windows_.emplace(data, std::move(made)).first;
 }
 
-void IpcWindows::give(std::byte* data, std::size_t bytes) noexcept {
+void IpcWindows::release(std::byte* data, std::size_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
   const auto window = window_with(data, bytes);
   std::map<std::size_t, std::size_t>& idle = window->second.idle;
@@ -125,7 +125,7 @@ void IpcWindows::end(bool closed_by_all) noexcept {
   for (auto window = windows_.begin(); window != windows_.end();) free_if_idle(window++);
 }
 
-/// A window that was never announced to another rank is used only by this rank.
+/// A window that was never sent to another rank is used only by this rank.
 void IpcWindows::free_if_idle(All::iterator window) noexcept {
   const Window& which = window->second;
   if (!which.whole() || (state_ == State::kept && which.handle)) return;

@@ -31,7 +31,7 @@ struct WindowLocation {
   IpcMemoryHandle handle;
 };
 
-/// Allocates windows and divides them into pieces, which are reused after their release. A window stays allocated until
+/// Allocates windows and divides them into blocks, which are reused after their release. A window stays allocated until
 /// no rank has it open, since a device must not free memory that is open elsewhere. One object for all communicators of
 /// a rank. Thread-safe. Buffers may outlive it.
 class IpcWindows : public std::enable_shared_from_this<IpcWindows> {
@@ -66,8 +66,8 @@ class IpcWindows : public std::enable_shared_from_this<IpcWindows> {
   };
   using All = std::map<std::byte*, Window>;
 
-  std::byte* take(std::size_t bytes);
-  void give(std::byte* data, std::size_t bytes) noexcept;
+  std::byte* acquire(std::size_t bytes);
+  void release(std::byte* data, std::size_t bytes) noexcept;
   All::iterator add_window(std::size_t bytes);
   All::iterator window_with(const void* data, std::size_t bytes);
   void free_if_idle(All::iterator window) noexcept;

@@ -50,7 +50,7 @@ bool StagingPipeline::advance_locked() noexcept {
   return moved;
 }
 
-bool StagingPipeline::drive(const std::function<bool()>& condition, Clock::time_point until) {
+bool StagingPipeline::poll_until(const std::function<bool()>& condition, Clock::time_point until) {
   struct Waiting {
     std::atomic<int>& count;
     explicit Waiting(std::atomic<int>& waiters) : count(waiters) { count.fetch_add(1); }

@@ -51,7 +51,7 @@ class StagingPipeline {
   /// Progresses everything, unless another thread does. True: something progressed.
   bool try_advance() noexcept;
   /// Drives until `condition`, which is evaluated without the lock, or until `until`. True: it holds.
-  bool drive(const std::function<bool()>& condition, Clock::time_point until);
+  bool poll_until(const std::function<bool()>& condition, Clock::time_point until);
 
  private:
   bool advance_locked() noexcept;

@@ -28,7 +28,7 @@ bool StagedOperation::done() noexcept {
 }
 
 bool StagedOperation::wait_until(Clock::time_point until) {
-  if (!engine_->drive([this] { return finished(); }, until)) return false;
+  if (!engine_->poll_until([this] { return finished(); }, until)) return false;
   if (finished_.load() == kFailed) std::rethrow_exception(error_);
   return true;
 }
@@ -103,7 +103,7 @@ void StagedOperation::fail(std::exception_ptr error) noexcept {
 }
 
 void StagedOperation::finish() noexcept {
-  for (StagedTransfer& part : parts_) part.give_back();
+  for (StagedTransfer& part : parts_) part.release_regions();
   communicator_.end_operation();
   signal_->set();
   finished_.store(error_ == nullptr ? kGood : kFailed);

@@ -12,9 +12,9 @@ using namespace std::chrono_literals;
 
 /// Runs a device call. Peers can't see its failure, so it is sent to them.
 template <class F>
-auto ask_device(StagedOperation& operation, F&& ask) {
+auto query_device(StagedOperation& operation, F&& query) {
   try {
-    return ask();
+    return query();
   } catch (const std::exception& error) {
     operation.communicator().abort_inner(error.what());
     throw;
@@ -22,7 +22,7 @@ auto ask_device(StagedOperation& operation, F&& ask) {
 }
 
 bool reached(StagedOperation& operation, const Event& event) {
-  return ask_device(operation, [&] { return event.done(); });
+  return query_device(operation, [&] { return event.done(); });
 }
 
 }  // namespace
@@ -51,13 +51,13 @@ StagedTransfer::StagedTransfer(StagedOperation& operation, const OpDesc& call, b
 void StagedTransfer::widen(std::size_t chunks) {
   if (!plan_) return;
   for (chunks = std::min(chunks, chunks_ - begun_); chunks > 0; --chunks) {
-    regions_.push_back(operation_.communicator().take_region(plan_->region_bytes()));
+    regions_.push_back(operation_.communicator().acquire_region(plan_->region_bytes()));
     idle_.push_back(regions_.back().bytes_at(0));
   }
 }
 
-void StagedTransfer::give_back() {
-  for (Buffer& region : regions_) operation_.communicator().give_region(std::move(region));
+void StagedTransfer::release_regions() {
+  for (Buffer& region : regions_) operation_.communicator().release_region(std::move(region));
   regions_.clear();
 }
 
@@ -73,7 +73,7 @@ bool StagedTransfer::advance(bool may_issue) {
     moved = shared_->advance(may_issue);
     if (!shared_->staged()) return moved;
     shared_.reset();
-    ask_device(operation_, [this] { widen(operation_.engine().options().chunks_in_flight); });
+    query_device(operation_, [this] { widen(operation_.engine().options().chunks_in_flight); });
   }
   while (may_issue && begin_chunk()) moved = true;
   while (may_issue && issue_next()) moved = true;
@@ -97,10 +97,10 @@ void StagedTransfer::copy_down(ChunkInFlight& flight) {
   if (flight.chunk.down.empty()) return;
   StagingPipeline& engine = operation_.engine();
   const auto* from = static_cast<const std::byte*>(call_.in.data);
-  ask_device(operation_, [&] {
-    for (const CopySegment& piece : flight.chunk.down)
-      engine.device().copy(engine.down(), CopyDirection::device_to_host, flight.region + piece.host,
-                           from + piece.device, piece.bytes);
+  query_device(operation_, [&] {
+    for (const CopySegment& segment : flight.chunk.down)
+      engine.device().copy(engine.down(), CopyDirection::device_to_host, flight.region + segment.host,
+                           from + segment.device, segment.bytes);
     flight.event = engine.down().record();
   });
 }
@@ -157,10 +157,10 @@ bool StagedTransfer::land_first(ChunkInFlight& flight) {
   if (flight.chunk.up.empty()) return true;
   StagingPipeline& engine = operation_.engine();
   auto* const to = static_cast<std::byte*>(call_.out.data);
-  ask_device(operation_, [&] {
-    for (const CopySegment& piece : flight.chunk.up)
-      engine.device().copy(engine.up(), CopyDirection::host_to_device, to + piece.device, flight.region + piece.host,
-                           piece.bytes);
+  query_device(operation_, [&] {
+    for (const CopySegment& segment : flight.chunk.up)
+      engine.device().copy(engine.up(), CopyDirection::host_to_device, to + segment.device,
+                           flight.region + segment.host, segment.bytes);
     flight.event = engine.up().record();
   });
   return true;

@@ -39,9 +39,9 @@ class StagedTransfer {
   bool advance(bool may_issue);
   /// After a failure: true once nothing of it is in flight.
   bool drained();
-  void give_back();
+  void release_regions();
 
-  bool issued() const noexcept { return shared_ ? shared_->told() : issued_ == chunks_; }
+  bool issued() const noexcept { return shared_ ? shared_->all_sent() : issued_ == chunks_; }
   bool done() const noexcept { return shared_ ? shared_->done() : landed_ == chunks_; }
   bool moving() const noexcept;  ///< whether the inner communicator has a chunk
   const OpDesc& call() const noexcept { return call_; }

@@ -25,7 +25,7 @@ struct Sample {
   std::array<unsigned, 8> content = {};
 };
 
-bool shows(const Sample& sample) {
+bool is_readable(const Sample& sample) {
   decltype(sample.content) seen = {};
   iovec to{seen.data(), sizeof(seen)};
   iovec from{const_cast<std::byte*>(sample.place), sizeof(seen)};
@@ -35,7 +35,7 @@ bool shows(const Sample& sample) {
 
 }  // namespace
 
-std::vector<int> near_processes(Bootstrap& bootstrap, bool wanted) {
+std::vector<int> cma_processes(Bootstrap& bootstrap, bool wanted) {
   const auto me = static_cast<std::size_t>(bootstrap.rank());
   const auto ranks = static_cast<std::size_t>(bootstrap.size());
   Sample own;
@@ -53,18 +53,18 @@ std::vector<int> near_processes(Bootstrap& bootstrap, bool wanted) {
       throw SystemError("rank " + std::to_string(r) + " runs another version of the library");
     std::memcpy(&sample, blobs[r].data(), sizeof(sample));
     if (r == me || bootstrap.hosts()[r] != bootstrap.hosts()[me]) continue;
-    if (own.wanted == 0 || sample.wanted == 0 || !shows(sample)) continue;
+    if (own.wanted == 0 || sample.wanted == 0 || !is_readable(sample)) continue;
     processes[r] = sample.pid;
     shown[r] = '1';
   }
   // Also keeps every rank here until the last one has read.
-  const std::vector<std::string> answers = bootstrap.all_gather(shown);
+  const std::vector<std::string> readable = bootstrap.all_gather(shown);
   for (std::size_t r = 0; r < ranks; ++r)
-    if (answers[r].size() != ranks || answers[r][me] != '1') processes[r] = 0;
+    if (readable[r].size() != ranks || readable[r][me] != '1') processes[r] = 0;
   return processes;
 }
 
-bool read_remote(int pid, const void* from, void* to, std::size_t bytes) {
+bool cma_read(int pid, const void* from, void* to, std::size_t bytes) {
   while (bytes > 0) {
     iovec mine{to, bytes};
     iovec theirs{const_cast<void*>(from), bytes};

@@ -14,9 +14,9 @@ namespace tessera::comm {
 /// TESSERA_CMA on. 0 otherwise: on another host, if a container, a security module or ptrace_scope forbids it, across
 /// pid namespaces, for this rank itself, and for all ranks if it is not `wanted` here. Determined by a trial read.
 /// Collective; throws InvalidUsage and the bootstrap's errors.
-TESSERA_API std::vector<int> near_processes(Bootstrap& bootstrap, bool wanted = true);
+TESSERA_API std::vector<int> cma_processes(Bootstrap& bootstrap, bool wanted = true);
 
 /// Copies `bytes` from `from` in process `pid`. False: that process is gone. Throws SystemError.
-TESSERA_API bool read_remote(int pid, const void* from, void* to, std::size_t bytes);
+TESSERA_API bool cma_read(int pid, const void* from, void* to, std::size_t bytes);
 
 }  // namespace tessera::comm

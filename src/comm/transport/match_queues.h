@@ -47,7 +47,7 @@ class DiscardedCommunicators {
   }
 
  private:
-  std::bitset<kMostCommunicators> numbers_;
+  std::bitset<kMaxCommunicators> numbers_;
 };
 
 template <class T>

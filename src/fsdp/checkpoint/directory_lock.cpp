@@ -34,9 +34,9 @@ bool try_lock(int file) { return ::flock(file, LOCK_EX | LOCK_NB) == 0 || (errno
 
 }  // namespace
 
-DirectoryLock::DirectoryLock(const std::string& folder, std::chrono::milliseconds patience) {
-  std::filesystem::create_directories(folder);
-  const std::string path = folder + "/.lock";
+DirectoryLock::DirectoryLock(const std::string& directory, std::chrono::milliseconds patience) {
+  std::filesystem::create_directories(directory);
+  const std::string path = directory + "/.lock";
   // A user with write access to the directory could have placed a link to one of this user's files there, or a FIFO.
   file_ = base::UniqueFd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
   const int code = errno;
@@ -51,8 +51,8 @@ DirectoryLock::DirectoryLock(const std::string& folder, std::chrono::millisecond
     mine = try_lock(file_.get());
   }
   if (!mine) {
-    const std::string who = holder(file_.get());
-    throw InvalidUsage(folder + ": another run" + who + " saves to this directory; use a different one");
+    const std::string owner = holder(file_.get());
+    throw InvalidUsage(directory + ": another run" + owner + " saves to this directory; use a different one");
   }
   // The text is informational: failing to write it is no error.
   const std::string text = this_one();

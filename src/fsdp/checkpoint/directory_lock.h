@@ -15,7 +15,7 @@ class DirectoryLock {
   /// Creates the directory if it does not exist. Waits up to `patience` for the lock, because a killed process may take
   /// a moment to exit. Throws InvalidUsage if another run still holds the lock, SystemError if the file cannot be
   /// opened.
-  DirectoryLock(const std::string& folder, std::chrono::milliseconds patience);
+  DirectoryLock(const std::string& directory, std::chrono::milliseconds patience);
 
  private:
   base::UniqueFd file_;

@@ -69,9 +69,9 @@ std::string to_text(const Manifest& manifest) {
                        {"bytes", manifest.file_bytes},
                        {"block_bytes", kBlock}};
   json["pieces"] = ordered_json::array();
-  for (const TensorSlice& piece : manifest.pieces)
+  for (const TensorSlice& slice : manifest.slices)
     json["pieces"].push_back(
-        {piece.tensor, piece.what, piece.range.begin, piece.range.end, name_of(piece.dtype), piece.offset});
+        {slice.tensor, slice.what, slice.range.begin, slice.range.end, name_of(slice.dtype), slice.offset});
   std::string blocks;
   for (const std::uint64_t block : manifest.blocks) blocks += hexadecimal(block);
   json["blocks"] = blocks;
@@ -83,18 +83,18 @@ Manifest parse_manifest(const std::string& text, const std::string& origin) {
     const ordered_json json = ordered_json::parse(text);
     require_format(json, origin);
     if (json.at("block_bytes") != kBlock) throw InvalidUsage(origin + ": its block length is not supported");
-    Manifest manifest{.rank = json.at("rank"), .file_bytes = json.at("bytes"), .blocks = {}, .pieces = {}};
+    Manifest manifest{.rank = json.at("rank"), .file_bytes = json.at("bytes"), .blocks = {}, .slices = {}};
     const std::string blocks = json.at("blocks");
     if (blocks.size() != (manifest.file_bytes + kBlock - 1) / kBlock * kDigits)
       throw InvalidUsage(origin + ": its number of block hashes does not match its file");
     for (std::size_t i = 0; i < blocks.size(); i += kDigits)
       manifest.blocks.push_back(std::stoull(blocks.substr(i, kDigits), nullptr, 16));
     for (const ordered_json& p : json.at("pieces")) {
-      TensorSlice piece{p.at(0), p.at(1), {p.at(2), p.at(3)}, base::parse_dtype(p.at(4).get<std::string>()), p.at(5)};
-      if (piece.range.begin < 0 || piece.range.end < piece.range.begin || piece.offset > manifest.file_bytes ||
-          piece.bytes() > manifest.file_bytes - piece.offset)
-        throw InvalidUsage(origin + ": damaged: a range of '" + piece.tensor + "' lies outside its file");
-      manifest.pieces.push_back(std::move(piece));
+      TensorSlice slice{p.at(0), p.at(1), {p.at(2), p.at(3)}, base::parse_dtype(p.at(4).get<std::string>()), p.at(5)};
+      if (slice.range.begin < 0 || slice.range.end < slice.range.begin || slice.offset > manifest.file_bytes ||
+          slice.bytes() > manifest.file_bytes - slice.offset)
+        throw InvalidUsage(origin + ": damaged: a range of '" + slice.tensor + "' lies outside its file");
+      manifest.slices.push_back(std::move(slice));
     }
     return manifest;
   });
@@ -146,28 +146,28 @@ Index parse_index(const std::string& text, const std::string& origin) {
   });
 }
 
-std::string lay_out(std::vector<TensorSlice>& pieces) {
+std::string lay_out(std::vector<TensorSlice>& slices) {
   ordered_json header = {{"__metadata__", {{"format", kFormat}}}};
   std::uint64_t end = 0;
-  for (TensorSlice& piece : pieces) {
-    piece.offset = end;
-    end += piece.bytes();
+  for (TensorSlice& slice : slices) {
+    slice.offset = end;
+    end += slice.bytes();
     // A name consists of the kind, the parameter and the first element.
-    const std::string what = piece.what == Checkpoint::kValue ? "value"
-                             : piece.what == kPluginState     ? "carried"
-                             : piece.what == kBuffer          ? "buffer"
-                                                              : "state" + std::to_string(piece.what);
-    header[what + "/" + piece.tensor + "@" + std::to_string(piece.range.begin)] = {
-        {"dtype", nn::safetensors_name(piece.dtype)},
-        {"shape", {piece.range.count()}},
-        {"data_offsets", {piece.offset, end}}};
+    const std::string what = slice.what == Checkpoint::kValue ? "value"
+                             : slice.what == kPluginState     ? "carried"
+                             : slice.what == kBuffer          ? "buffer"
+                                                              : "state" + std::to_string(slice.what);
+    header[what + "/" + slice.tensor + "@" + std::to_string(slice.range.begin)] = {
+        {"dtype", nn::safetensors_name(slice.dtype)},
+        {"shape", {slice.range.count()}},
+        {"data_offsets", {slice.offset, end}}};
   }
   std::string text = header.dump();
   text.append((8 - text.size() % 8) % 8, ' ');  // the data begins aligned
   std::string length(8, '\0');
   for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> (8 * i) & 0xffU);
   text.insert(0, length);
-  for (TensorSlice& piece : pieces) piece.offset += text.size();
+  for (TensorSlice& slice : slices) slice.offset += text.size();
   return text;
 }
 
@@ -183,17 +183,17 @@ const FoundStep* StepList::newest_finite() const {
   return found == whole.rend() ? nullptr : &*found;
 }
 
-StepList find_steps(const std::string& folder) {
+StepList find_steps(const std::string& directory) {
   StepList steps;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
     const std::string name = entry.path().filename().string();
     if (name.rfind("step-", 0) != 0 || name.ends_with(kPartial)) continue;
     try {
       const std::string path = entry.path().string() + "/" + kIndex;
       steps.whole.push_back({entry.path().string(), parse_index(read_text(path), path)});
     } catch (const InvalidUsage& problem) {
-      if (!std::filesystem::exists(entry.path(), error)) continue;  // removed since the folder was listed
+      if (!std::filesystem::exists(entry.path(), error)) continue;  // removed since the directory was listed
       steps.damaged.emplace_back(problem.what());
     }
   }

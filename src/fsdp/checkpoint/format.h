@@ -33,7 +33,7 @@ struct Manifest {
   int rank = 0;
   std::uint64_t file_bytes = 0;
   std::vector<std::uint64_t> blocks;  ///< a hash of each kBlock bytes of the file
-  std::vector<TensorSlice> pieces;
+  std::vector<TensorSlice> slices;
 };
 
 struct Index {
@@ -62,7 +62,7 @@ Manifest parse_manifest(const std::string& text, const std::string& origin);
 Index parse_index(const std::string& text, const std::string& origin);
 
 /// The header of a safetensors file that contains these slices one after the other; sets their offsets.
-std::string lay_out(std::vector<TensorSlice>& pieces);
+std::string lay_out(std::vector<TensorSlice>& slices);
 
 /// Throws InvalidUsage "PATH: REASON".
 std::string read_text(const std::string& path);
@@ -78,6 +78,6 @@ struct StepList {
   std::vector<FoundStep> whole;      ///< in the order in which they were finished
   std::vector<std::string> damaged;  ///< the problem of each unreadable checkpoint, which no crash leaves behind
 };
-StepList find_steps(const std::string& folder);
+StepList find_steps(const std::string& directory);
 
 }  // namespace tessera::fsdp::checkpoint

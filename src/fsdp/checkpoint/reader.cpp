@@ -61,10 +61,10 @@ class DataFile {
   /// The tensors in a block.
   std::string tensors_in(std::size_t block) const {
     std::string names;
-    for (const TensorSlice& piece : manifest_.pieces)
-      if (piece.offset < (block + 1) * kBlock && piece.offset + piece.bytes() > block * kBlock &&
-          names.find("'" + piece.tensor + "'") == std::string::npos)
-        names += (names.empty() ? "'" : ", '") + piece.tensor + "'";
+    for (const TensorSlice& slice : manifest_.slices)
+      if (slice.offset < (block + 1) * kBlock && slice.offset + slice.bytes() > block * kBlock &&
+          names.find("'" + slice.tensor + "'") == std::string::npos)
+        names += (names.empty() ? "'" : ", '") + slice.tensor + "'";
     return names.empty() ? "its header" : names;
   }
   std::string describe(std::size_t block) const {
@@ -90,12 +90,12 @@ void widen(DType dtype, const std::vector<std::byte>& from, float* out) {
   }
 }
 
-/// The directory of a step: `folder`, or the newest step in it.
-std::string resolve(const std::string& folder) {
-  if (fs::exists(fs::path(folder) / checkpoint::kIndex)) return folder;
-  if (!fs::is_directory(folder)) throw InvalidUsage(folder + ": no such directory");
-  std::string newest = latest_checkpoint(folder);
-  if (newest.empty()) throw InvalidUsage(folder + ": contains no complete checkpoint");
+/// The directory of a step: `directory`, or the newest step in it.
+std::string resolve(const std::string& directory) {
+  if (fs::exists(fs::path(directory) / checkpoint::kIndex)) return directory;
+  if (!fs::is_directory(directory)) throw InvalidUsage(directory + ": no such directory");
+  std::string newest = latest_checkpoint(directory);
+  if (newest.empty()) throw InvalidUsage(directory + ": contains no complete checkpoint");
   return newest;
 }
 
@@ -113,9 +113,9 @@ std::string text_or_none(const std::string& path) {
 struct Checkpoint::State {
   struct Place {
     std::size_t file = 0;
-    const TensorSlice* piece = nullptr;
+    const TensorSlice* slice = nullptr;
   };
-  std::string folder;
+  std::string directory;
   checkpoint::Index index;
   std::vector<Manifest> manifests;  // must not move: files refer to them
   std::vector<std::unique_ptr<DataFile>> files;
@@ -131,9 +131,9 @@ struct Checkpoint::State {
 };
 
 void Checkpoint::State::open(const std::string& text) {
-  index = checkpoint::parse_index(text, folder + "/" + checkpoint::kIndex);
+  index = checkpoint::parse_index(text, directory + "/" + checkpoint::kIndex);
   for (std::size_t rank = 0; rank < index.manifests.size(); ++rank) {
-    const std::string list = folder + "/" + checkpoint::manifest_name(static_cast<int>(rank));
+    const std::string list = directory + "/" + checkpoint::manifest_name(static_cast<int>(rank));
     const std::string manifest = checkpoint::read_text(list);
     if (checkpoint::hash128(manifest) != index.manifests[rank])
       throw InvalidUsage(list + ": damaged: its hash differs from the one in the index");
@@ -141,23 +141,24 @@ void Checkpoint::State::open(const std::string& text) {
   }
   for (std::size_t rank = 0; rank < manifests.size(); ++rank) {
     const Manifest& manifest = manifests[rank];
-    files.push_back(std::make_unique<DataFile>(folder + "/" + checkpoint::data_name(static_cast<int>(rank)), manifest));
-    for (const TensorSlice& piece : manifest.pieces)
-      if (piece.what != checkpoint::kPluginState) places[{piece.tensor, piece.what}].push_back({rank, &piece});
+    files.push_back(
+        std::make_unique<DataFile>(directory + "/" + checkpoint::data_name(static_cast<int>(rank)), manifest));
+    for (const TensorSlice& slice : manifest.slices)
+      if (slice.what != checkpoint::kPluginState) places[{slice.tensor, slice.what}].push_back({rank, &slice});
   }
   for (auto& [what, found] : places)
     std::sort(found.begin(), found.end(),
-              [](const auto& a, const auto& b) { return a.piece->range.begin < b.piece->range.begin; });
+              [](const auto& a, const auto& b) { return a.slice->range.begin < b.slice->range.begin; });
 }
 
-Checkpoint::Checkpoint(const std::string& folder) {
+Checkpoint::Checkpoint(const std::string& directory) {
   // A run that saves to the directory may concurrently remove or replace the step. Once its files are open they stay
   // readable.
   constexpr int kAttempts = 100;
   for (int attempt = 1;; ++attempt) {
     state_ = std::make_unique<State>();
-    state_->folder = resolve(folder);
-    const std::string path = state_->folder + "/" + checkpoint::kIndex;
+    state_->directory = resolve(directory);
+    const std::string path = state_->directory + "/" + checkpoint::kIndex;
     std::string text;
     try {
       text = checkpoint::read_text(path);
@@ -167,14 +168,15 @@ Checkpoint::Checkpoint(const std::string& folder) {
       const bool read = !text.empty();
       // the step was not modified
       if (read ? text_or_none(path) == text : fs::exists(fs::symlink_status(path))) throw;
-      if (attempt == kAttempts || (!read && folder == state_->folder))
-        throw InvalidUsage(state_->folder + ": removed while it was read; a run that saves there removes older steps");
+      if (attempt == kAttempts || (!read && directory == state_->directory))
+        throw InvalidUsage(state_->directory +
+                           ": removed while it was read; a run that saves there removes older steps");
     }
   }
 }
 
 Checkpoint::~Checkpoint() = default;
-const std::string& Checkpoint::folder() const { return state_->folder; }
+const std::string& Checkpoint::directory() const { return state_->directory; }
 std::uint64_t Checkpoint::step() const { return state_->index.step; }
 int Checkpoint::ranks() const { return static_cast<int>(state_->manifests.size()); }
 const std::string& Checkpoint::strategy() const { return state_->index.strategy; }
@@ -186,14 +188,14 @@ const std::vector<CheckpointBuffer>& Checkpoint::buffers() const { return state_
 std::uint64_t Checkpoint::bytes_read() const { return state_->bytes_read; }
 
 void Checkpoint::State::read(const Place& place, nn::ElementRange range, float* out) {
-  const TensorSlice& piece = *place.piece;
-  const std::size_t element = size_of(piece.dtype);
-  const std::uint64_t begin = piece.offset + static_cast<std::uint64_t>(range.begin - piece.range.begin) * element;
+  const TensorSlice& slice = *place.slice;
+  const std::size_t element = size_of(slice.dtype);
+  const std::uint64_t begin = slice.offset + static_cast<std::uint64_t>(range.begin - slice.range.begin) * element;
   const std::uint64_t end = begin + static_cast<std::uint64_t>(range.count()) * element;
-  const bool narrow = piece.dtype != DType::f32;
-  std::vector<std::byte> raw(narrow ? static_cast<std::size_t>(end - begin) : 0);
-  read_bytes(*files[place.file], begin, end, narrow ? raw.data() : reinterpret_cast<std::byte*>(out));
-  if (narrow) widen(piece.dtype, raw, out);
+  const bool half = slice.dtype != DType::f32;
+  std::vector<std::byte> raw(half ? static_cast<std::size_t>(end - begin) : 0);
+  read_bytes(*files[place.file], begin, end, half ? raw.data() : reinterpret_cast<std::byte*>(out));
+  if (half) widen(slice.dtype, raw, out);
 }
 
 /// Whole blocks are read to their destination and hashed there; of blocks at the ends, a part is copied.
@@ -226,15 +228,15 @@ void Checkpoint::read(const std::string& tensor, int what, nn::ElementRange rang
   const auto found = state_->places.find({tensor, what});
   if (found != state_->places.end()) {
     for (const State::Place& place : found->second) {
-      const nn::ElementRange part{std::max(next, place.piece->range.begin),
-                                  std::min(range.end, place.piece->range.end)};
+      const nn::ElementRange part{std::max(next, place.slice->range.begin),
+                                  std::min(range.end, place.slice->range.end)};
       if (part.begin != next || part.count() <= 0) continue;
       state_->read(place, part, out + (part.begin - range.begin));
       next = part.end;
     }
   }
   if (next < range.end)
-    throw InvalidUsage(folder() + ": element " + std::to_string(next) + " of " +
+    throw InvalidUsage(directory() + ": element " + std::to_string(next) + " of " +
                        (what == kValue ? "" : "the optimizer state of ") + "'" + tensor + "' is missing");
 }
 
@@ -244,28 +246,28 @@ void Checkpoint::read_buffer(const std::string& name, void* out) {
   const std::int64_t count = buffer == all.end() ? -1 : nn::count_of(buffer->shape);
   if (count == 0) return;
   const auto found = state_->places.find({name, checkpoint::kBuffer});
-  const TensorSlice* const piece = found == state_->places.end() ? nullptr : found->second.front().piece;
-  if (count < 0 || piece == nullptr || piece->range.count() != count || piece->dtype != buffer->dtype)
-    throw InvalidUsage(folder() + ": buffer '" + name + "' is missing");
-  state_->read_bytes(*state_->files[found->second.front().file], piece->offset, piece->offset + piece->bytes(),
+  const TensorSlice* const slice = found == state_->places.end() ? nullptr : found->second.front().slice;
+  if (count < 0 || slice == nullptr || slice->range.count() != count || slice->dtype != buffer->dtype)
+    throw InvalidUsage(directory() + ": buffer '" + name + "' is missing");
+  state_->read_bytes(*state_->files[found->second.front().file], slice->offset, slice->offset + slice->bytes(),
                      static_cast<std::byte*>(out));
 }
 
 std::vector<Checkpoint::PluginStateEntry> Checkpoint::plugin_state(int rank) const {
   std::vector<PluginStateEntry> all;
-  for (const TensorSlice& piece : state_->manifests.at(static_cast<std::size_t>(rank)).pieces)
-    if (piece.what == checkpoint::kPluginState)
-      all.push_back({piece.tensor, static_cast<std::size_t>(piece.range.count())});
+  for (const TensorSlice& slice : state_->manifests.at(static_cast<std::size_t>(rank)).slices)
+    if (slice.what == checkpoint::kPluginState)
+      all.push_back({slice.tensor, static_cast<std::size_t>(slice.range.count())});
   std::sort(all.begin(), all.end());
   return all;
 }
 
 void Checkpoint::read_plugin_state(int rank, const std::string& name, float* out) {
   const auto file = static_cast<std::size_t>(rank);
-  for (const TensorSlice& piece : state_->manifests.at(file).pieces)
-    if (piece.what == checkpoint::kPluginState && piece.tensor == name)
-      return state_->read({file, &piece}, piece.range, out);
-  throw InvalidUsage(folder() + ": rank " + std::to_string(rank) + " saved no plug-in state '" + name + "'");
+  for (const TensorSlice& slice : state_->manifests.at(file).slices)
+    if (slice.what == checkpoint::kPluginState && slice.tensor == name)
+      return state_->read({file, &slice}, slice.range, out);
+  throw InvalidUsage(directory() + ": rank " + std::to_string(rank) + " saved no plug-in state '" + name + "'");
 }
 
 std::vector<std::string> Checkpoint::verify() {
@@ -283,16 +285,16 @@ std::vector<std::string> Checkpoint::verify() {
   return wrong;
 }
 
-std::string latest_checkpoint(const std::string& folder) {
-  const checkpoint::StepList steps = checkpoint::find_steps(folder);
+std::string latest_checkpoint(const std::string& directory) {
+  const checkpoint::StepList steps = checkpoint::find_steps(directory);
   // The damaged one might be the newest: resuming from another would silently lose steps.
   if (!steps.damaged.empty())
     throw InvalidUsage(steps.damaged.front() + "; name the directory of another step, or remove this one");
   return steps.whole.empty() ? "" : steps.whole.back().path;
 }
 
-std::string latest_finite_checkpoint(const std::string& folder) {
-  const checkpoint::StepList steps = checkpoint::find_steps(folder);
+std::string latest_finite_checkpoint(const std::string& directory) {
+  const checkpoint::StepList steps = checkpoint::find_steps(directory);
   const checkpoint::FoundStep* newest = steps.newest_finite();
   return newest == nullptr ? "" : newest->path;
 }

@@ -8,10 +8,10 @@ namespace tessera::fsdp {
 namespace {
 
 std::string listed(const std::vector<std::string>& names) {
-  constexpr std::size_t kMost = 5;
+  constexpr std::size_t kMax = 5;
   std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), kMost); ++i) text += (i == 0 ? "'" : ", '") + names[i] + "'";
-  if (names.size() > kMost) text += " and " + std::to_string(names.size() - kMost) + " more";
+  for (std::size_t i = 0; i < std::min(names.size(), kMax); ++i) text += (i == 0 ? "'" : ", '") + names[i] + "'";
+  if (names.size() > kMax) text += " and " + std::to_string(names.size() - kMax) + " more";
   return text;
 }
 
@@ -41,8 +41,8 @@ void compare_buffers(Engine& engine, const Checkpoint& checkpoint, RestoreReport
     if (saved == nullptr) {
       report.missing.push_back(buffer->name());
     } else if (saved->shape != buffer->shape() || saved->dtype != buffer->dtype()) {
-      throw InvalidUsage(checkpoint.folder() + ": buffer '" + saved->name + "' is " + text(saved->dtype, saved->shape) +
-                         ", the model's " + text(buffer->dtype(), buffer->shape()));
+      throw InvalidUsage(checkpoint.directory() + ": buffer '" + saved->name + "' is " +
+                         text(saved->dtype, saved->shape) + ", the model's " + text(buffer->dtype(), buffer->shape()));
     }
   }
   add_unexpected(checkpoint.buffers(), std::move(names), report);
@@ -60,10 +60,10 @@ RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const Restor
       continue;
     }
     if (tensor->shape != parameter->shape())
-      throw InvalidUsage(checkpoint.folder() + ": '" + tensor->name + "' has shape " + nn::to_string(tensor->shape) +
+      throw InvalidUsage(checkpoint.directory() + ": '" + tensor->name + "' has shape " + nn::to_string(tensor->shape) +
                          ", the model's " + nn::to_string(parameter->shape()));
     if (options.optimizer && parameter->tensor().requires_grad() && tensor->states != engine.state().optimizer_slots())
-      throw InvalidUsage(checkpoint.folder() + ": the optimizer kept " + std::to_string(tensor->states) +
+      throw InvalidUsage(checkpoint.directory() + ": the optimizer kept " + std::to_string(tensor->states) +
                          " values for each element of '" + tensor->name + "', this one keeps " +
                          std::to_string(engine.state().optimizer_slots()) +
                          "; use the optimizer that it was written with");
@@ -71,7 +71,7 @@ RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const Restor
   add_unexpected(checkpoint.tensors(), std::move(names), report);
   compare_buffers(engine, checkpoint, report);
   if (!options.strict || (report.missing.empty() && report.unexpected.empty())) return report;
-  std::string text = checkpoint.folder() + ": does not match the model:";
+  std::string text = checkpoint.directory() + ": does not match the model:";
   if (!report.missing.empty()) text += " it lacks " + listed(report.missing);
   if (!report.unexpected.empty())
     text += std::string(report.missing.empty() ? "" : ";") + " the model has no " + listed(report.unexpected);
@@ -95,7 +95,7 @@ std::string restore_plugin_state(Engine& engine, Checkpoint& checkpoint) {
   if (!fits) {
     engine.state().load_plugin_state({});
     if (expected.empty() && !has_some) return "";
-    return checkpoint.folder() +
+    return checkpoint.directory() +
            ": has no plug-in state for this world, strategy and choice of collectives, which therefore starts empty";
   }
   engine.state().load_plugin_state([&](const CollectivePlugin::State& state, int rank, float* out) {

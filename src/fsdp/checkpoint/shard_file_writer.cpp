@@ -10,12 +10,12 @@
 #include "tessera/nn/atomic_file.h"
 
 namespace tessera::fsdp::checkpoint {
-ShardFileWriter::ShardFileWriter(const std::string& folder, int rank, std::vector<TensorSlice> pieces,
+ShardFileWriter::ShardFileWriter(const std::string& directory, int rank, std::vector<TensorSlice> slices,
                                  std::size_t buffer_bytes)
-    : folder_(folder), most_chunks_(std::max<std::size_t>(1, buffer_bytes / kChunk)), header_(lay_out(pieces)) {
+    : directory_(directory), most_chunks_(std::max<std::size_t>(1, buffer_bytes / kChunk)), header_(lay_out(slices)) {
   manifest_.rank = rank;
-  manifest_.pieces = std::move(pieces);
-  const std::string path = folder + "/" + data_name(rank);
+  manifest_.slices = std::move(slices);
+  const std::string path = directory + "/" + data_name(rank);
   file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file_ < 0) throw system_error("open of " + path);
   thread_ = std::thread([this] { run(); });
@@ -24,7 +24,7 @@ ShardFileWriter::ShardFileWriter(const std::string& folder, int rank, std::vecto
 ShardFileWriter::~ShardFileWriter() {
   {
     const std::lock_guard lock(mutex_);
-    given_up_ = true;
+    cancelled_ = true;
   }
   changed_.notify_all();
   thread_.join();
@@ -105,7 +105,7 @@ void ShardFileWriter::write_all() {
     write(chunk.bytes.data(), chunk.bytes.size());
   }
   if (!begun_.empty()) manifest_.blocks.push_back(hash64(begun_.data(), begun_.size()));
-  const std::string path = folder_ + "/" + data_name(manifest_.rank);
+  const std::string path = directory_ + "/" + data_name(manifest_.rank);
   if (::fsync(file_) != 0) throw system_error("fsync of " + path);
   // Some file systems report a full disk only here.
   if (::close(std::exchange(file_, -1)) != 0) throw system_error("close of " + path);
@@ -117,8 +117,8 @@ bool ShardFileWriter::next(Chunk& chunk) {
   std::unique_lock lock(mutex_);
   if (chunk.copy.capacity() > 0) free_.push_back(std::move(chunk.copy));
   changed_.notify_all();
-  changed_.wait(lock, [&] { return given_up_ || ended_ || !waiting_.empty(); });
-  if (given_up_) throw SystemError("the save was canceled");
+  changed_.wait(lock, [&] { return cancelled_ || ended_ || !waiting_.empty(); });
+  if (cancelled_) throw SystemError("the save was canceled");
   if (waiting_.empty()) return false;
   chunk = std::move(waiting_.front());
   waiting_.pop_front();
@@ -130,7 +130,7 @@ void ShardFileWriter::write(const std::byte* data, std::size_t bytes) {
   while (bytes > 0) {
     const ssize_t done = ::pwrite(file_, data, bytes, static_cast<off_t>(manifest_.file_bytes));
     if (done < 0 && errno == EINTR) continue;
-    if (done < 0) throw system_error("write of " + folder_ + "/" + data_name(manifest_.rank));
+    if (done < 0) throw system_error("write of " + directory_ + "/" + data_name(manifest_.rank));
     data += done;
     bytes -= static_cast<std::size_t>(done);
     manifest_.file_bytes += static_cast<std::uint64_t>(done);
@@ -139,12 +139,12 @@ void ShardFileWriter::write(const std::byte* data, std::size_t bytes) {
 
 /// Checks the next bytes of the file; a chunk has bytes of one slice only.
 void ShardFileWriter::check_finite(std::span<const std::byte> bytes) {
-  const auto& pieces = manifest_.pieces;
-  while (piece_ < pieces.size() && manifest_.file_bytes >= pieces[piece_].offset + pieces[piece_].bytes()) ++piece_;
-  if (piece_ == pieces.size()) return;
-  const TensorSlice& piece = pieces[piece_];
-  if (piece.what < Checkpoint::kValue) return;  // a buffer may hold a mask of infinities
-  finite_ = finite_ && base::all_finite(piece.dtype, bytes);
+  const auto& slices = manifest_.slices;
+  while (slice_ < slices.size() && manifest_.file_bytes >= slices[slice_].offset + slices[slice_].bytes()) ++slice_;
+  if (slice_ == slices.size()) return;
+  const TensorSlice& slice = slices[slice_];
+  if (slice.what < Checkpoint::kValue) return;  // a buffer may hold a mask of infinities
+  finite_ = finite_ && base::all_finite(slice.dtype, bytes);
 }
 
 void ShardFileWriter::hash(const std::byte* data, std::size_t bytes) {
@@ -167,19 +167,19 @@ void ShardFileWriter::hash(const std::byte* data, std::size_t bytes) {
 
 void ShardFileWriter::write_manifest() {
   const std::string text = to_text(manifest_);
-  nn::write_file_atomically(folder_ + "/" + manifest_name(manifest_.rank), text);
+  nn::write_file_atomically(directory_ + "/" + manifest_name(manifest_.rank), text);
   manifest_hash_ = hash128(text);
 }
 
-void flush_folder(const std::string& folder) {
-  const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (file < 0) throw system_error("open of " + folder);
+void flush_directory(const std::string& directory) {
+  const int file = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (file < 0) throw system_error("open of " + directory);
   const int done = ::fsync(file);
   const int why = errno;
   ::close(file);
   errno = why;
   // EINVAL: the file system cannot sync a directory
-  if (done != 0 && why != EINVAL) throw system_error("fsync of " + folder);
+  if (done != 0 && why != EINVAL) throw system_error("fsync of " + directory);
 }
 
 }  // namespace tessera::fsdp::checkpoint

@@ -18,8 +18,8 @@ namespace tessera::fsdp::checkpoint {
 /// manifest. Used by one thread besides its own.
 class ShardFileWriter {
  public:
-  /// Creates `folder`/rank-R.safetensors. Throws SystemError.
-  ShardFileWriter(const std::string& folder, int rank, std::vector<TensorSlice> pieces, std::size_t buffer_bytes);
+  /// Creates `directory`/rank-R.safetensors. Throws SystemError.
+  ShardFileWriter(const std::string& directory, int rank, std::vector<TensorSlice> slices, std::size_t buffer_bytes);
   ~ShardFileWriter();  ///< discards what has not been written
   ShardFileWriter(const ShardFileWriter&) = delete;
   ShardFileWriter& operator=(const ShardFileWriter&) = delete;
@@ -53,13 +53,13 @@ class ShardFileWriter {
   void check_finite(std::span<const std::byte> bytes);
   void write_manifest();
 
-  const std::string folder_;
+  const std::string directory_;
   const std::size_t most_chunks_;
   const std::string header_;
   Manifest manifest_;
   std::string manifest_hash_;
   bool finite_ = true;
-  std::size_t piece_ = 0;  // index of the manifest's slice to which the next bytes belong
+  std::size_t slice_ = 0;  // index of the manifest's slice to which the next bytes belong
   int file_ = -1;
   std::vector<std::byte> begun_;  ///< of the incomplete block
 
@@ -69,13 +69,13 @@ class ShardFileWriter {
   std::vector<std::vector<std::byte>> free_;  // reused: fresh memory costs more than the copy into it
   std::size_t chunks_ = 0;                    // allocated in total
   bool ended_ = false;
-  bool given_up_ = false;
+  bool cancelled_ = false;
   State state_ = State::writing;
   std::string failure_;
   std::thread thread_;
 };
 
 /// Flushes a directory's entries to disk. Throws SystemError.
-void flush_folder(const std::string& folder);
+void flush_directory(const std::string& directory);
 
 }  // namespace tessera::fsdp::checkpoint

@@ -32,7 +32,7 @@ void remove_step(const fs::path& path) {
 /// Calls function(slice, data, whether `data` is in host memory) for everything that this rank writes, always in the
 /// same order.
 template <class Function>
-void for_pieces(Engine& engine, const Function& function) {
+void for_each_slice(Engine& engine, const Function& function) {
   engine.state().for_each_shard([&](const ShardRange& own) {
     function(
         checkpoint::TensorSlice{
@@ -54,10 +54,10 @@ void for_pieces(Engine& engine, const Function& function) {
                buffer->tensor().raw(), false);
 }
 
-std::vector<checkpoint::TensorSlice> pieces_of(Engine& engine) {
-  std::vector<checkpoint::TensorSlice> pieces;
-  for_pieces(engine, [&](checkpoint::TensorSlice piece, const void*, bool) { pieces.push_back(std::move(piece)); });
-  return pieces;
+std::vector<checkpoint::TensorSlice> slices_of(Engine& engine) {
+  std::vector<checkpoint::TensorSlice> slices;
+  for_each_slice(engine, [&](checkpoint::TensorSlice slice, const void*, bool) { slices.push_back(std::move(slice)); });
+  return slices;
 }
 
 std::vector<CheckpointTensor> tensors_of(Engine& engine) {
@@ -96,7 +96,7 @@ class CheckpointWriter::Save {
   Save(const CheckpointOptions& options, checkpoint::Index index)
       : options_(options),
         index_(std::move(index)),
-        final_(fs::path(options.folder) / checkpoint::step_name(index_.step)),
+        final_(fs::path(options.directory) / checkpoint::step_name(index_.step)),
         partial_(final_.string() + checkpoint::kPartial) {}
 
   std::uint64_t step() const { return index_.step; }
@@ -104,13 +104,13 @@ class CheckpointWriter::Save {
   bool begun() const { return file_ != nullptr; }
 
   /// Called on rank 0, before other ranks begin.
-  void make_folder() {
-    for (const auto& entry : fs::directory_iterator(options_.folder)) {  // left by earlier failures
+  void make_directory() {
+    for (const auto& entry : fs::directory_iterator(options_.directory)) {  // left by earlier failures
       const std::string name = entry.path().filename().string();
       const bool begun = name.rfind("step-", 0) == 0 && name.ends_with(checkpoint::kPartial);
       if (begun || name.rfind(std::string(kLatest) + ".tmp-", 0) == 0) fs::remove_all(entry.path());
     }
-    const checkpoint::StepList steps = checkpoint::find_steps(options_.folder);
+    const checkpoint::StepList steps = checkpoint::find_steps(options_.directory);
     index_.sequence = steps.whole.empty() ? 1 : steps.whole.back().index.sequence + 1;
     fs::create_directory(partial_);
   }
@@ -118,15 +118,15 @@ class CheckpointWriter::Save {
   void begin(int rank, Engine& engine) {
     // A synchronous save needs only enough buffers to keep the disk busy; they stay in the caches.
     const std::size_t buffer = options_.asynchronous ? options_.buffer_bytes : 4 * ShardFileWriter::kChunk;
-    file_ = std::make_unique<ShardFileWriter>(partial_.string(), rank, pieces_of(engine), buffer);
+    file_ = std::make_unique<ShardFileWriter>(partial_.string(), rank, slices_of(engine), buffer);
   }
 
   void copy(Engine& engine) {
     const bool on_host = engine.model().context().runtime().host_accessible();
     engine.model().context().stream().synchronize();  // pending writes to the state are done
-    for_pieces(engine, [&](const checkpoint::TensorSlice& piece, const void* at, bool offloaded) {
+    for_each_slice(engine, [&](const checkpoint::TensorSlice& slice, const void* at, bool offloaded) {
       const auto* data = static_cast<const std::byte*>(at);
-      std::size_t left = piece.bytes();
+      std::size_t left = slice.bytes();
       // During a synchronous save the state does not change, so it is not copied.
       if (!options_.asynchronous && (on_host || offloaded)) return file_->append_lasting({data, left});
       while (left > 0) {
@@ -149,7 +149,7 @@ class CheckpointWriter::Save {
     index_.finite = finite;
     index_.manifests = std::move(manifests);
     nn::write_file_atomically((partial_ / checkpoint::kIndex).string(), to_text(index_));
-    checkpoint::flush_folder(partial_.string());
+    checkpoint::flush_directory(partial_.string());
     const fs::path old = final_.string() + checkpoint::kOld;
     const bool replaces = fs::exists(final_);
     if (replaces) {
@@ -157,8 +157,8 @@ class CheckpointWriter::Save {
       fs::rename(final_, old);
     }
     fs::rename(partial_, final_);
-    checkpoint::flush_folder(options_.folder);
-    nn::write_file_atomically((fs::path(options_.folder) / kLatest).string(), final_.filename().string() + "\n");
+    checkpoint::flush_directory(options_.directory);
+    nn::write_file_atomically((fs::path(options_.directory) / kLatest).string(), final_.filename().string() + "\n");
     if (fs::exists(old)) remove_step(old);
     remove_superseded();
   }
@@ -173,7 +173,7 @@ class CheckpointWriter::Save {
  private:
   void remove_superseded() const {
     if (options_.keep_last == 0) return;
-    const checkpoint::StepList steps = checkpoint::find_steps(options_.folder);
+    const checkpoint::StepList steps = checkpoint::find_steps(options_.directory);
     const checkpoint::FoundStep* finite = steps.newest_finite();
     for (std::size_t i = 0; i + static_cast<std::size_t>(options_.keep_last) < steps.whole.size(); ++i)
       if (&steps.whole[i] != finite) remove_step(steps.whole[i].path);
@@ -187,7 +187,7 @@ class CheckpointWriter::Save {
 
 CheckpointWriter::CheckpointWriter(Engine& engine, comm::HostCollectives& control, CheckpointOptions options)
     : engine_(engine), control_(control), options_(std::move(options)) {
-  if (options_.folder.empty()) throw InvalidUsage("checkpoint: no directory is given");
+  if (options_.directory.empty()) throw InvalidUsage("checkpoint: no directory is given");
   if (options_.keep_last < 0)
     throw InvalidUsage("checkpoint: keep_last is " + std::to_string(options_.keep_last) +
                        ", needs 0 (keep all) or more");
@@ -199,15 +199,15 @@ CheckpointWriter::~CheckpointWriter() {
   if (lock_ != nullptr) save_->abandon();
 }
 
-void CheckpointWriter::lock_folder(std::chrono::milliseconds patience) {
-  if (lock_ == nullptr) lock_ = std::make_unique<checkpoint::DirectoryLock>(options_.folder, patience);
+void CheckpointWriter::lock_directory(std::chrono::milliseconds patience) {
+  if (lock_ == nullptr) lock_ = std::make_unique<checkpoint::DirectoryLock>(options_.directory, patience);
 }
 
 void CheckpointWriter::claim() {
   std::int32_t taken = 0;
   const auto lock = [&] {
     try {
-      lock_folder(std::chrono::seconds(3));
+      lock_directory(std::chrono::seconds(3));
     } catch (const InvalidUsage&) {
       taken = 1;
       throw;
@@ -234,8 +234,8 @@ void CheckpointWriter::save(const Attributes& attributes) {
                                                              .buffers = buffers_of(engine_),
                                                              .manifests = {}});
   const auto prepare = [&] {
-    lock_folder({});
-    save_->make_folder();
+    lock_directory({});
+    save_->make_directory();
   };
   throw_first_failure(control_.rank() == 0 ? failure_of(prepare) : "");
   throw_first_failure(failure_of([&] { save_->begin(control_.rank(), engine_); }));
@@ -243,10 +243,10 @@ void CheckpointWriter::save(const Attributes& attributes) {
   if (!options_.asynchronous) finish();
 }
 
-bool CheckpointWriter::poll() { return settle(false); }
-void CheckpointWriter::finish() { settle(true); }
+bool CheckpointWriter::poll() { return finish_save(false); }
+void CheckpointWriter::finish() { finish_save(true); }
 
-bool CheckpointWriter::settle(bool wait) {
+bool CheckpointWriter::finish_save(bool wait) {
   if (save_ == nullptr) return true;
   if (wait) save_->file().await();
   const ShardFileWriter::State state = save_->file().state();
@@ -271,10 +271,9 @@ bool CheckpointWriter::settle(bool wait) {
 
 /// The first nonempty failure by rank, on all ranks. Collective.
 std::string CheckpointWriter::first_failure(const std::string& mine) {
-  constexpr std::size_t kMost = 480;
-  std::vector<std::uint8_t> text(mine.begin(),
-                                 mine.begin() + static_cast<std::ptrdiff_t>(std::min(mine.size(), kMost)));
-  text.resize(kMost);
+  constexpr std::size_t kMax = 480;
+  std::vector<std::uint8_t> text(mine.begin(), mine.begin() + static_cast<std::ptrdiff_t>(std::min(mine.size(), kMax)));
+  text.resize(kMax);
   const auto all = control_.gather_all(text);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank][0] == 0) continue;

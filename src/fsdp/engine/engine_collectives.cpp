@@ -11,7 +11,7 @@ void EngineCollectives::create(const CollectiveRegistry& registry, const Strateg
   }
   const CollectiveCapabilities gathers = all_gather().capabilities();
   exact_gathers_ = gathers.exact;
-  gathers_encodings_ = gathers.carries_encodings();
+  gathers_quantized_ = gathers.gathers_quantized();
 }
 
 void EngineCollectives::prepare(nn::Context& context, LeasePool& buffers,
@@ -41,8 +41,8 @@ CollectiveStats EngineCollectives::stats(OpKind collective) const {
     if (binding.collective != collective) continue;
     CollectiveStats stats = binding.plugin->stats();
     if (collective == OpKind::all_gather) {
-      stats.raw += encoding_bytes_;
-      stats.sent += encoding_bytes_;
+      stats.raw += quantized_bytes_;
+      stats.sent += quantized_bytes_;
     }
     return stats;
   }

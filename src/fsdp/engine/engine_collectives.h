@@ -26,9 +26,9 @@ class EngineCollectives {
   CollectivePlugin& all_reduce() { return *bindings_[2].plugin; }
   bool exact_gathers() const { return exact_gathers_; }  ///< gathered parameters are bitwise equal to those at rest
   /// The plug-in also gathers encodings; otherwise `plain` does.
-  bool gathers_encodings() const { return gathers_encodings_; }
+  bool gathers_quantized() const { return gathers_quantized_; }
   /// Counts bytes of encodings that this rank sent by `plain`.
-  void add_encoding_bytes(std::uint64_t bytes) { encoding_bytes_ += bytes; }
+  void add_quantized_bytes(std::uint64_t bytes) { quantized_bytes_ += bytes; }
 
   /// The state of all plug-ins, named by collective and plug-in.
   std::vector<CollectivePlugin::State> state();
@@ -46,8 +46,8 @@ class EngineCollectives {
   std::array<Binding, 3> bindings_ = {{{comm::OpKind::all_gather, &Strategy::all_gather, {}, nullptr},
                                        {comm::OpKind::reduce_scatter, &Strategy::reduce_scatter, {}, nullptr},
                                        {comm::OpKind::all_reduce, &Strategy::all_reduce, {}, nullptr}}};
-  bool exact_gathers_ = true, gathers_encodings_ = true;
-  std::uint64_t encoding_bytes_ = 0;
+  bool exact_gathers_ = true, gathers_quantized_ = true;
+  std::uint64_t quantized_bytes_ = 0;
 };
 
 }  // namespace tessera::fsdp

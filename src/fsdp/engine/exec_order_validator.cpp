@@ -36,7 +36,7 @@ void ExecOrderValidator::discard_records() {
   text_.clear();
 }
 
-ExecOrderValidator::OrderRecord ExecOrderValidator::take_record(const std::string& next) {
+ExecOrderValidator::OrderRecord ExecOrderValidator::next_record(const std::string& next) {
   OrderRecord record;
   const std::string text = next + (text_.empty() ? "" : ", after" + text_);
   record.hash = XXH3_64bits_withSeed(text.data(), text.size(), hash_);
@@ -48,7 +48,7 @@ ExecOrderValidator::OrderRecord ExecOrderValidator::take_record(const std::strin
 
 void ExecOrderValidator::begin(const std::string& next) {
   check();
-  const OrderRecord mine = take_record(next);
+  const OrderRecord mine = next_record(next);
   if (communicator_->size() == 1) return;
   auto& exchange = exchanges_.emplace_back(std::make_unique<PendingCheck>());
   exchange->mine = mine;
@@ -73,7 +73,7 @@ std::uint64_t ExecOrderValidator::formula_bytes() const {
 
 void ExecOrderValidator::agree(const std::string& next) {
   check();
-  OrderRecord mine = take_record(next);
+  OrderRecord mine = next_record(next);
   if (communicator_->size() == 1) return;
   std::vector<OrderRecord> all(static_cast<std::size_t>(communicator_->size()));
   host_.exchange(bytes_of(&mine, sizeof(OrderRecord)), bytes_of(all), gather_);

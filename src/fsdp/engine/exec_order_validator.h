@@ -52,7 +52,7 @@ class TESSERA_API ExecOrderValidator {
     std::vector<OrderRecord> all;
     std::unique_ptr<comm::HostCollectives::AsyncCollective> pending;
   };
-  OrderRecord take_record(const std::string& next);
+  OrderRecord next_record(const std::string& next);
   [[noreturn]] void fail(const std::vector<OrderRecord>& all);
 
   std::unique_ptr<comm::Communicator> communicator_;

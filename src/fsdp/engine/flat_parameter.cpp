@@ -25,7 +25,7 @@ FlatParameter::FlatParameter(EngineResources& resources, const ShardingPlan& pla
     return allocate_zeroed(optimized, DType::f32, MemoryCategory::optimizer, plan.offloaded.optimizer);
   };
   for (int i = 0; i < optimizer_slots; ++i) state.push_back(allocate_state());
-  if (precision.has_master_weights()) masters = allocate_state();
+  if (precision.has_master_weights()) master_weights = allocate_state();
   if (plan.periodic) anchor = allocate_state();
   if (plan.periodic && plan.periodic->has_momentum()) outer_momentum = allocate_state();
 }

@@ -25,7 +25,7 @@ struct FlatParameter {
   Buffer values;                       // at rest: this rank's shard, or all where replicated
   Buffer gradient;                     // kept: this rank's shard, or all
   std::vector<Buffer> state;           // optimizer state: this rank's shard
-  Buffer masters;                      // f32 master weights of half-precision values: the optimizer's shard
+  Buffer master_weights;               // f32 master weights of half-precision values: the optimizer's shard
   Buffer anchor;                       // f32, with a sync period: the anchor, the optimizer's shard
   Buffer outer_momentum;               // the outer optimizer's momentum, if any
   Buffer full_values;                  // in f32, or an encoding's bytes, between gather_full() and release_full()
@@ -35,7 +35,7 @@ struct FlatParameter {
   Lease full_gradient;                 // between the backward and the end of the first reduction stage
   Lease delta;                         // between start_sync() and finish_sync()
 
-  bool encoded() const { return layout.dtype == DType::u8; }
+  bool quantized() const { return layout.dtype == DType::u8; }
   bool trainable() const { return layout.trainable; }
   static std::byte* at(void* base, DType dtype, std::int64_t element) {
     return static_cast<std::byte*>(base) + element * static_cast<std::int64_t>(size_of(dtype));
@@ -44,7 +44,7 @@ struct FlatParameter {
     return static_cast<float*>(buffer.data()) + element;
   }
   void* value_at(std::int64_t element) const { return at(values.data(), layout.dtype, element - rest.begin); }
-  float* master_at(std::int64_t element) const { return f32_at(masters, element - optimized.begin); }
+  float* master_at(std::int64_t element) const { return f32_at(master_weights, element - optimized.begin); }
   float* state_at(std::size_t slot, std::int64_t element) const {
     return f32_at(state[slot], element - optimized.begin);
   }
@@ -57,7 +57,7 @@ struct FlatParameter {
   }
   /// The values that the optimizer updates.
   float* optimized_values() const {
-    return masters ? master_at(optimized.begin) : static_cast<float*>(value_at(optimized.begin));
+    return master_weights ? master_at(optimized.begin) : static_cast<float*>(value_at(optimized.begin));
   }
   std::size_t reduced_bytes() const { return static_cast<std::size_t>(layout.padded) * size_of(precision.reduce); }
   std::size_t leased_bytes() const;  ///< of parameters and gradients

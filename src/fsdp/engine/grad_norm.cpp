@@ -12,17 +12,17 @@ GradNorm::GradNorm(EngineCore& core) : core_(core) {
   EngineResources& resources = core.resources;
   Axes axes;
   for (const auto& unit : core.units) {
-    for (const ShardingPlan::AxisSlice& cut : unit->plan().optimizer_cuts) axes.insert(cut.axis);
+    for (const ShardingPlan::AxisSlice& slice : unit->plan().optimizer_slices) axes.insert(slice.axis);
     slots_ += unit->reducer.norm_slots();
   }
-  cuts_ = cuts_of(axes, resources.mesh);
+  slices_ = slices_of(axes, resources.mesh);
   nn::MemoryPool& memory = resources.context.memory();
   partials_ = memory.allocate(slots_ * sizeof(double), MemoryCategory::other);
   totals_ = memory.allocate((slots_ + 2) * sizeof(double), MemoryCategory::other);
   resources.zero(resources.compute(), partials_.data(), partials_.bytes());
   auto* slots = static_cast<double*>(partials_.data());
   for (const auto& unit : core.units) {
-    unit->reducer.set_norm_slots(slots, core.options.norm, cuts_);
+    unit->reducer.set_norm_slots(slots, core.options.norm, slices_);
     slots += unit->reducer.norm_slots();
   }
 }
@@ -39,8 +39,8 @@ void GradNorm::compute(double loss_scale) {
   Stream& stream = resources.compute();
   auto* const totals = static_cast<double*>(totals_.data());
   const void* partials = partials_.data();
-  for (const ShardingPlan::AxisSlice& cut : cuts_) {
-    resources.mesh.channels(cut.axis)
+  for (const ShardingPlan::AxisSlice& slice : slices_) {
+    resources.mesh.channels(slice.axis)
         .control
         ->all_reduce({partials, slots_, DType::f64, resources.device()},
                      {totals, slots_, DType::f64, resources.device()}, comm::ReduceOp::sum(),
@@ -69,8 +69,8 @@ const double* GradNorm::clip_factor() const { return static_cast<const double*>(
 
 std::uint64_t GradNorm::formula_bytes() const {
   std::uint64_t bytes = 0;
-  for (const ShardingPlan::AxisSlice& cut : cuts_)
-    bytes += comm::direct_bytes_sent(comm::OpKind::all_reduce, slots_, sizeof(double), cut.size, 0);
+  for (const ShardingPlan::AxisSlice& slice : slices_)
+    bytes += comm::direct_bytes_sent(comm::OpKind::all_reduce, slots_, sizeof(double), slice.size, 0);
   return bytes;
 }
 

@@ -256,10 +256,10 @@ std::size_t GradReducer::norm_slots() const {
       std::count_if(flats.begin(), flats.end(), [](const auto& f) { return f.trainable(); }) * resources_.mesh.size());
 }
 
-void GradReducer::set_norm_slots(double* slots, nn::kernels::Norm norm, std::vector<ShardingPlan::AxisSlice> cuts) {
+void GradReducer::set_norm_slots(double* slots, nn::kernels::Norm norm, std::vector<ShardingPlan::AxisSlice> slices) {
   norm_partials_ = slots;
   norm_ = norm;
-  norm_cuts_ = std::move(cuts);
+  norm_slices_ = std::move(slices);
 }
 
 void GradReducer::update_norm_partials() {
@@ -268,7 +268,7 @@ void GradReducer::update_norm_partials() {
   for (const FlatParameter& flat : group_.flats()) {
     if (!flat.trainable()) continue;
     const std::int64_t length = flat.layout.padded / world;
-    const ElementRange own = narrow({0, flat.layout.padded}, norm_cuts_);
+    const ElementRange own = narrow({0, flat.layout.padded}, norm_slices_);
     for (int i = 0; i < world; ++i, ++slot) {
       const ElementRange slice = {length * i, length * (i + 1)};
       if (slice.begin < own.begin || slice.end > own.end) continue;

@@ -35,8 +35,8 @@ class TESSERA_API GradReducer {
   /// Partial norms: an f64 for each trainable flat parameter and slice (1/n of it).
   std::size_t norm_slots() const;
   /// Sets where a step's last reduction writes this rank's partial norms. Slots of slices that this rank does not hold
-  /// are left unchanged. `cuts`: axes over which each rank writes only its own slices.
-  void set_norm_slots(double* slots, nn::kernels::Norm norm, std::vector<ShardingPlan::AxisSlice> cuts);
+  /// are left unchanged. `slices`: axes over which each rank writes only its own slices.
+  void set_norm_slots(double* slots, nn::kernels::Norm norm, std::vector<ShardingPlan::AxisSlice> slices);
   void update_norm_partials();  ///< recomputes the partial norms after gradients were written
 
   /// Drops gradients and reductions in flight, after an error.
@@ -70,7 +70,7 @@ class TESSERA_API GradReducer {
   Event stored_;
   double* norm_partials_ = nullptr;
   nn::kernels::Norm norm_ = nn::kernels::Norm::two;
-  std::vector<ShardingPlan::AxisSlice> norm_cuts_;
+  std::vector<ShardingPlan::AxisSlice> norm_slices_;
 };
 
 }  // namespace tessera::fsdp

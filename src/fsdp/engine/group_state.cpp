@@ -38,7 +38,7 @@ void GroupState::initialize(std::uint64_t seed) {
       };
       const ElementRange range = within(entry, flat.rest);
       draw(offloaded.parameters, range, flat.layout.dtype, flat.value_at(entry.offset + range.begin));
-      if (!flat.masters) continue;
+      if (!flat.master_weights) continue;
       const ElementRange own = within(entry, flat.optimized);
       draw(offloaded.optimizer, own, DType::f32, flat.master_at(entry.offset + own.begin));
     }
@@ -56,7 +56,7 @@ void GroupState::load_values(FlatParameter& flat, const FlatEntry& entry, const 
   const ElementRange range = within(entry, flat.rest);
   void* const at = flat.value_at(entry.offset + range.begin);
   const auto write_to = [&](void* out) { fill(*entry.parameter, range, static_cast<float*>(out)); };
-  if (flat.encoded()) {
+  if (flat.quantized()) {
     load_bytes(*entry.parameter, range, fill, at);
   } else if (flat.layout.dtype != DType::f32) {
     load_half(flat, entry, fill);
@@ -94,7 +94,7 @@ void GroupState::load_half(FlatParameter& flat, const FlatEntry& entry, const Sh
     context.device_kernels().convert(stream, {values.data(), DType::f32, out, flat.layout.dtype, length(range)});
   });
   const ElementRange own = common({first, first + range.count()}, flat.optimized);
-  if (flat.masters && own.count() > 0)
+  if (flat.master_weights && own.count() > 0)
     write(offloaded.optimizer, flat.master_at(own.begin), length(own) * sizeof(float), [&](void* out) {
       context.kernels<float>("load").assign(
           stream, {FlatParameter::f32_at(values, own.begin - first), static_cast<float*>(out), length(own), false});
@@ -141,7 +141,7 @@ void GroupState::for_each_shard(const std::function<void(const ShardRange&)>& vi
       };
       if (flat.anchor) {  // the same on all replicas; what each replica alone holds is plug-in state
         visit(-1, DType::f32, FlatParameter::f32_at(flat.anchor, first - flat.optimized.begin), false);
-      } else if (flat.masters) {
+      } else if (flat.master_weights) {
         visit(-1, DType::f32, flat.master_at(first), plan.offloaded.optimizer);
       } else {
         visit(-1, flat.layout.dtype, flat.value_at(first), plan.offloaded.parameters);
@@ -168,9 +168,9 @@ void GroupState::gather_optimized(FlatParameter& flat, const float* shard) {
   } else {
     resources_.context.kernels<float>("values").assign(stream, {shard, own, length(flat.optimized), false});
   }
-  for (std::size_t i = 0; i < plan.optimizer_cuts.size(); ++i) {  // innermost first
-    const ShardingPlan::AxisSlice& cut = plan.optimizer_cuts[plan.optimizer_cuts.size() - 1 - i];
-    resources_.mesh.channels(cut.axis)
+  for (std::size_t i = 0; i < plan.optimizer_slices.size(); ++i) {  // innermost first
+    const ShardingPlan::AxisSlice& slice = plan.optimizer_slices[plan.optimizer_slices.size() - 1 - i];
+    resources_.mesh.channels(slice.axis)
         .control
         ->all_gather(view(plan.after_gathers(padded, i)), view(plan.after_gathers(padded, i + 1)),
                      {.after = &stream, .label = group_.name()})
@@ -200,7 +200,7 @@ void GroupState::gather_exactly(FlatParameter& flat) {
                      {.after = &stream, .label = group_.name()})
         .wait_on(stream);
   }
-  if (dtype == DType::f32 || flat.encoded()) {
+  if (dtype == DType::f32 || flat.quantized()) {
     flat.full_values = std::move(whole);
     return;
   }
@@ -214,14 +214,14 @@ void GroupState::gather_exactly(FlatParameter& flat) {
 void GroupState::gather_full() {
   const bool exact = resources_.collectives.exact_gathers() || group_.plan().gather_axes.empty();
   std::vector<FlatParameter>& flats = group_.flats();
-  if (exact && std::any_of(flats.begin(), flats.end(), [](const FlatParameter& flat) { return !flat.masters; }))
+  if (exact && std::any_of(flats.begin(), flats.end(), [](const FlatParameter& flat) { return !flat.master_weights; }))
     group_.wait_for_unshard();
   for (FlatParameter& flat : flats) {
-    if (!exact && !flat.masters) gather_exactly(flat);
-    if (flat.layout.dtype == DType::f32 || flat.encoded() || flat.full_values) continue;
+    if (!exact && !flat.master_weights) gather_exactly(flat);
+    if (flat.layout.dtype == DType::f32 || flat.quantized() || flat.full_values) continue;
     const std::size_t count = length({0, flat.layout.padded});
     flat.full_values = resources_.allocate(count * sizeof(float), MemoryCategory::other);
-    if (flat.masters) {
+    if (flat.master_weights) {
       gather_optimized(flat, flat.master_at(flat.optimized.begin));
     } else {
       const void* from = group_.plan().unshards_to_lease ? flat.unsharded.data() : flat.values.data();
@@ -234,17 +234,17 @@ void GroupState::gather_full() {
 void GroupState::download(const nn::Parameter& parameter, const std::function<void(std::span<const float>)>& visitor) {
   const auto count = static_cast<std::size_t>(parameter.count());
   const void* values = nullptr;
-  bool encoded = false;
+  bool quantized = false;
   for (const FlatParameter& flat : group_.flats())
     for (const FlatEntry& entry : flat.layout.entries) {
       if (entry.parameter.get() != &parameter) continue;
-      encoded = flat.encoded();
-      const DType dtype = encoded ? flat.layout.dtype : DType::f32;
+      quantized = flat.quantized();
+      const DType dtype = quantized ? flat.layout.dtype : DType::f32;
       values =
           flat.full_values ? FlatParameter::at(flat.full_values.data(), dtype, entry.offset) : parameter.tensor().raw();
     }
-  nn::download(resources_.context, values, count * (encoded ? 1 : sizeof(float)), [&](const void* from) {
-    if (!encoded) return visitor({static_cast<const float*>(from), count});
+  nn::download(resources_.context, values, count * (quantized ? 1 : sizeof(float)), [&](const void* from) {
+    if (!quantized) return visitor({static_cast<const float*>(from), count});
     const auto* const bytes = static_cast<const std::uint8_t*>(from);
     visitor(std::vector<float>(bytes, bytes + count));
   });

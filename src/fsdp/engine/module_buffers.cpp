@@ -69,7 +69,7 @@ std::uint64_t ModuleBuffers::formula_bytes() const {
 }
 
 comm::TrafficStats::TrafficCount ModuleBuffers::traffic() const {
-  return channel_ == nullptr ? comm::TrafficStats::TrafficCount{} : channel_->meter().of(comm::OpKind::broadcast);
+  return channel_ == nullptr ? comm::TrafficStats::TrafficCount{} : channel_->traffic().of(comm::OpKind::broadcast);
 }
 
 }  // namespace tessera::fsdp

@@ -65,7 +65,7 @@ std::vector<TransferSpec> ParamGroup::transfers_of(OpKind collective) const {
   for (const FlatParameter& flat : flats_) {
     const std::int64_t padded = flat.layout.padded;
     if (collective == OpKind::all_gather) {
-      if (flat.encoded() && !resources_.collectives.gathers_encodings()) continue;
+      if (flat.quantized() && !resources_.collectives.gathers_quantized()) continue;
       for (std::size_t i = 0; i < plan_.gather_axes.size(); ++i)
         add(flat, plan_.gather_axes[i], flat.layout.dtype, plan_.unsharded(padded, i + 1).count());
       for (std::size_t i = 0; flat.trainable() && i < plan_.gather_after_step.size(); ++i)
@@ -96,7 +96,7 @@ void ParamGroup::unshard() {
   const bool has_secondary = static_cast<bool>(flats_.front().secondary);
   for (FlatParameter& flat : flats_) lease_for_gather(flat, first);
   update_peak_bytes();
-  gather(has_secondary ? plan_.rest_cuts.size() - plan_.forward_cuts.size() : 0);
+  gather(has_secondary ? plan_.rest_slices.size() - plan_.forward_slices.size() : 0);
   resources_.trace.end(span, stream);
   state_ = State::unsharding;
 }
@@ -104,7 +104,7 @@ void ParamGroup::unshard() {
 void ParamGroup::lease_for_gather(FlatParameter& flat, Stream& stream) {
   flat.unsharded = resources_.parameters.acquire(flat.layout.bytes(), name(), stream);
   if (!plan_.keeps_secondary || kept_after_forward_ || flat.secondary) return;
-  const ElementRange part = narrow({0, flat.layout.padded}, plan_.forward_cuts);
+  const ElementRange part = narrow({0, flat.layout.padded}, plan_.forward_slices);
   flat.secondary = resources_.parameters.acquire(static_cast<std::size_t>(part.count()) * size_of(flat.layout.dtype),
                                                  name(), stream);
 }
@@ -112,17 +112,17 @@ void ParamGroup::lease_for_gather(FlatParameter& flat, Stream& stream) {
 /// The buffer of a flat parameter after so many gathers: its place in the unsharded parameter, or the secondary shard
 /// that stays for the backward.
 ParamGroup::GatherTarget ParamGroup::target_after(FlatParameter& flat, std::size_t gathers) {
-  const bool whole = gathers == plan_.rest_cuts.size();
-  if (whole || !flat.secondary || gathers > plan_.rest_cuts.size() - plan_.forward_cuts.size())
+  const bool whole = gathers == plan_.rest_slices.size();
+  if (whole || !flat.secondary || gathers > plan_.rest_slices.size() - plan_.forward_slices.size())
     return {&flat.unsharded, 0};
-  return {&flat.secondary, narrow({0, flat.layout.padded}, plan_.forward_cuts).begin};
+  return {&flat.secondary, narrow({0, flat.layout.padded}, plan_.forward_slices).begin};
 }
 
 /// The input of the first gather: the shard at rest; if offloaded, uploaded to its place in the first result, so that
 /// the gather is in place.
 const void* ParamGroup::first_input(FlatParameter& flat) {
   if (!plan_.offloaded.parameters) return flat.values.data();
-  void* const place = target_after(flat, std::min<std::size_t>(1, plan_.rest_cuts.size())).at(flat, flat.rest.begin);
+  void* const place = target_after(flat, std::min<std::size_t>(1, plan_.rest_slices.size())).at(flat, flat.rest.begin);
   resources_.copier.upload(resources_.offload->up(), place, flat.values.data(), flat.values.bytes());
   return place;
 }
@@ -148,7 +148,7 @@ void ParamGroup::gather(std::size_t already) {
 void ParamGroup::gather_axis(std::size_t index, const std::vector<const void*>& inputs) {
   const Device device = resources_.device();
   EngineCollectives& collectives = resources_.collectives;
-  std::vector<FlatTransfer> transfers, encodings;
+  std::vector<FlatTransfer> transfers, quantized;
   for (std::size_t f = 0; f < flats_.size(); ++f) {
     FlatParameter& flat = flats_[f];
     const ElementRange part = plan_.unsharded(flat.layout.padded, index);
@@ -156,7 +156,7 @@ void ParamGroup::gather_axis(std::size_t index, const std::vector<const void*>& 
     const DType dtype = flat.layout.dtype;
     const void* const from = index == 0 ? inputs[f] : target_after(flat, index).at(flat, part.begin);
     void* const to = target_after(flat, index + 1).at(flat, whole.begin);
-    (flat.encoded() && !collectives.gathers_encodings() ? encodings : transfers)
+    (flat.quantized() && !collectives.gathers_quantized() ? quantized : transfers)
         .push_back({{from, static_cast<std::size_t>(part.count()), dtype, device},
                     {to, static_cast<std::size_t>(whole.count()), dtype, device},
                     &flat.layout});
@@ -167,9 +167,9 @@ void ParamGroup::gather_axis(std::size_t index, const std::vector<const void*>& 
                             {.after = resources_.gather_stream.get(), .label = name()},
                             resources_.copier};
   gathers_ = transfers.empty() ? WorkChain() : collectives.all_gather().run(call);
-  for (const FlatTransfer& encoding : encodings) {
-    gathers_.add(start_plain(OpKind::all_gather, call, encoding));
-    collectives.add_encoding_bytes(plain_bytes(OpKind::all_gather, encoding, call.channel.size()));
+  for (const FlatTransfer& transfer : quantized) {
+    gathers_.add(start_plain(OpKind::all_gather, call, transfer));
+    collectives.add_quantized_bytes(plain_bytes(OpKind::all_gather, transfer, call.channel.size()));
   }
 }
 

@@ -50,7 +50,7 @@ void ReplicaSync::finish_sync() {
                              .count = flat.optimized.count(),
                              .decay = false};
     if (flat.outer_momentum) range.state[0] = FlatParameter::f32_at(flat.outer_momentum, 0);
-    if (flat.masters) range.narrow = {flat.layout.dtype, nullptr, flat.value_at(flat.optimized.begin)};
+    if (flat.master_weights) range.half = {flat.layout.dtype, nullptr, flat.value_at(flat.optimized.begin)};
     // The momentum begins as zeros: no sync counts as a first step, which would set it.
     nn::update(resources_.context, config, {.number = 2, .learning_rate = outer.learning_rate}, range);
     flat.delta.release(stream.record());
@@ -87,7 +87,7 @@ void ReplicaSync::add_state(std::vector<CollectivePlugin::State>& all) const {
 
 void ReplicaSync::publish_state() {
   for (FlatParameter& flat : group_.flats())
-    if (flat.anchor && flat.masters)
+    if (flat.anchor && flat.master_weights)
       resources_.context.device_kernels().convert(
           resources_.compute(), {flat.optimized_values(), DType::f32, flat.value_at(flat.optimized.begin),
                                  flat.layout.dtype, static_cast<std::size_t>(flat.optimized.count())});

@@ -88,7 +88,7 @@ nn::OptimizerRange ShardedOptimizer::buffers_of(const UpdateRange& chunk) {
     void* values = flat.value_at(first);
     range.values = updated(flat.master_at(first), offloaded.optimizer);
     if (offloaded.parameters) values = resources_.offload->reserve_download(values, count * size_of(flat.layout.dtype));
-    range.narrow = {flat.layout.dtype, nullptr, values};
+    range.half = {flat.layout.dtype, nullptr, values};
   } else {
     range.values = updated(flat.value_at(first), offloaded.parameters);
   }
@@ -97,7 +97,7 @@ nn::OptimizerRange ShardedOptimizer::buffers_of(const UpdateRange& chunk) {
   if (flat.precision.reduce == DType::f32) {
     range.gradients = static_cast<const float*>(gradient);
   } else {
-    range.narrow.gradient = gradient;
+    range.half.gradient = gradient;
   }
   for (std::size_t i = 0; i < flat.state.size(); ++i)
     range.state[i] = updated(flat.state_at(i, first), offloaded.optimizer);

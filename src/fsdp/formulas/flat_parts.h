@@ -24,8 +24,8 @@ struct Part {
 std::vector<Part> parts_of(const UnitSize& unit, Precision precision);
 
 /// Number of shards over these axes.
-int cuts(const Axes& axes, const MeshShape& mesh);
+int shard_count(const Axes& axes, const MeshShape& mesh);
 /// How often a step reduces over an axis.
-std::uint64_t reductions_over(const Axis& axis, const Strategy& strategy, StepShape course);
+std::uint64_t reductions_over(const Axis& axis, const Strategy& strategy, StepShape shape);
 
 }  // namespace tessera::fsdp

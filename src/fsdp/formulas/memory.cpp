@@ -10,19 +10,19 @@ namespace tessera::fsdp {
 namespace {
 
 /// Whether nothing is reduced before the last microbatch.
-bool holds_gradients(const Strategy& strategy, const MeshShape& mesh, StepShape course) {
-  if (course.microbatches == 1) return false;
+bool holds_gradients(const Strategy& strategy, const MeshShape& mesh, StepShape shape) {
+  if (shape.microbatches == 1) return false;
   return std::all_of(mesh.axes.begin(), mesh.axes.end(), [&](const MeshAxis& axis) {
-    return axis.size == 1 || reductions_over(axis.name, strategy, course) == 1;
+    return axis.size == 1 || reductions_over(axis.name, strategy, shape) == 1;
   });
 }
 
 /// Number of units before the computing one that still hold full gradients: one, which is being scattered. With
 /// microbatches, a unit's gradients stay until they are reduced over all axes that reduce every microbatch.
-std::size_t units_behind(const Strategy& strategy, const MeshShape& mesh, StepShape course) {
-  if (course.microbatches == 1) return 1;
+std::size_t units_behind(const Strategy& strategy, const MeshShape& mesh, StepShape shape) {
+  if (shape.microbatches == 1) return 1;
   return static_cast<std::size_t>(std::count_if(mesh.axes.begin(), mesh.axes.end(), [&](const MeshAxis& axis) {
-    return axis.size > 1 && reductions_over(axis.name, strategy, course) > 1;
+    return axis.size > 1 && reductions_over(axis.name, strategy, shape) > 1;
   }));
 }
 
@@ -91,8 +91,8 @@ std::uint64_t parameter_bytes(const UnitSize& unit, Precision precision) {
 /// Secondary shards: units between forward and backward where they are sharded over fewer axes than at rest.
 std::uint64_t secondary_parts(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
                               Precision precision) {
-  const int after_forward = cuts(strategy.param_after_forward, mesh);
-  if (after_forward == 1 || after_forward == cuts(strategy.param_at_rest, mesh)) return 0;
+  const int after_forward = shard_count(strategy.param_after_forward, mesh);
+  if (after_forward == 1 || after_forward == shard_count(strategy.param_at_rest, mesh)) return 0;
   std::uint64_t bytes = 0;
   for (const UnitSize& unit : units)
     if (!unit.kept_after_forward) bytes += parameter_bytes(unit, precision) / static_cast<std::uint64_t>(after_forward);
@@ -121,21 +121,21 @@ std::uint64_t largest_window(std::span<const UnitSize> units, std::size_t width,
 
 ModelStateBytes state_of(const Strategy& strategy, const MeshShape& mesh, const Part& part, int slots) {
   if (part.trained) return model_state_formula(strategy, mesh, part.elements, slots, part.precision);
-  return {.parameter = part.values() / static_cast<std::uint64_t>(cuts(strategy.param_at_rest, mesh))};
+  return {.parameter = part.values() / static_cast<std::uint64_t>(shard_count(strategy.param_at_rest, mesh))};
 }
 
 }  // namespace
 
 ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::int64_t padded, int slots,
                                     Precision precision) {
-  const auto cut = [&](const Axes& axes, DType dtype) {
-    return static_cast<std::uint64_t>(padded) * size_of(dtype) / static_cast<std::uint64_t>(cuts(axes, mesh));
+  const auto sharded_bytes = [&](const Axes& axes, DType dtype) {
+    return static_cast<std::uint64_t>(padded) * size_of(dtype) / static_cast<std::uint64_t>(shard_count(axes, mesh));
   };
   int values = slots + (precision.has_master_weights() ? 1 : 0);
   if (const Axis axis = periodic_axis(strategy); !axis.empty())  // anchor and outer momentum
     values += strategy.sync.at(axis).outer.momentum > 0 ? 2 : 1;
-  return {cut(strategy.param_at_rest, precision.compute), cut(strategy.gradient, precision.reduce),
-          cut(strategy.optimizer, DType::f32) * static_cast<std::uint64_t>(values)};
+  return {sharded_bytes(strategy.param_at_rest, precision.compute), sharded_bytes(strategy.gradient, precision.reduce),
+          sharded_bytes(strategy.optimizer, DType::f32) * static_cast<std::uint64_t>(values)};
 }
 
 ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
@@ -185,22 +185,22 @@ OffloadBytes offload_formula(const Strategy& strategy, const MeshShape& mesh, st
 }
 
 PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
-                        StepShape course, Precision precision) {
+                        StepShape shape, Precision precision) {
   const bool keeps_all =
       std::all_of(units.begin(), units.end(), [](const UnitSize& u) { return u.kept_after_forward; }) ||
-      (course.microbatches > 1 && !course.reshard_after_backward);
+      (shape.microbatches > 1 && !shape.reshard_after_backward);
   PeakBounds bounds;
-  if (cuts(strategy.param_at_rest, mesh) > 1)
+  if (shard_count(strategy.param_at_rest, mesh) > 1)
     bounds.unsharded_parameter =
         secondary_parts(strategy, mesh, units, precision) +
-        largest_window(units, keeps_all ? units.size() : static_cast<std::size_t>(course.prefetch) + 1, precision);
-  if (holds_gradients(strategy, mesh, course)) {
-    bounds.unsharded_gradient = held_gradients(units, cuts(strategy.gradient, mesh) > 1, precision);
+        largest_window(units, keeps_all ? units.size() : static_cast<std::size_t>(shape.prefetch) + 1, precision);
+  if (holds_gradients(strategy, mesh, shape)) {
+    bounds.unsharded_gradient = held_gradients(units, shard_count(strategy.gradient, mesh) > 1, precision);
     return bounds;
   }
   // Kept gradients of earlier microbatches occupy the buffer, so the next microbatch needs a lease.
-  const bool leased = cuts(strategy.gradient, mesh) > 1 || (course.microbatches > 1 && mesh.size() > 1);
-  bounds.unsharded_gradient = flowing_gradients(units, leased, units_behind(strategy, mesh, course), precision);
+  const bool leased = shard_count(strategy.gradient, mesh) > 1 || (shape.microbatches > 1 && mesh.size() > 1);
+  bounds.unsharded_gradient = flowing_gradients(units, leased, units_behind(strategy, mesh, shape), precision);
   return bounds;
 }
 

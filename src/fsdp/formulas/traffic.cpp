@@ -11,17 +11,17 @@ namespace tessera::fsdp {
 
 using comm::OpKind;
 
-int cuts(const Axes& axes, const MeshShape& mesh) {
+int shard_count(const Axes& axes, const MeshShape& mesh) {
   int count = 1;
   for (const MeshAxis& axis : mesh.axes)
     if (axes.contains(axis.name)) count *= axis.size;
   return count;
 }
 
-std::uint64_t reductions_over(const Axis& axis, const Strategy& strategy, StepShape course) {
+std::uint64_t reductions_over(const Axis& axis, const Strategy& strategy, StepShape shape) {
   const auto sync = strategy.sync.find(axis);
   const bool once = sync != strategy.sync.end() && sync->second.when == Sync::When::step;
-  return once ? 1 : static_cast<std::uint64_t>(course.microbatches);
+  return once ? 1 : static_cast<std::uint64_t>(shape.microbatches);
 }
 
 std::vector<Part> parts_of(const UnitSize& unit, Precision precision) {
@@ -42,9 +42,9 @@ std::vector<Part> parts_of(const UnitSize& unit, Precision precision) {
 namespace {
 
 /// How often a step gathers a unit over an axis over which it is sharded at rest.
-std::uint64_t gathers_over(const Axis& axis, const Strategy& strategy, const UnitSize& unit, StepShape course) {
-  const auto microbatches = static_cast<std::uint64_t>(course.microbatches);
-  const std::uint64_t forwards = course.reshard_after_backward ? microbatches : 1;
+std::uint64_t gathers_over(const Axis& axis, const Strategy& strategy, const UnitSize& unit, StepShape shape) {
+  const auto microbatches = static_cast<std::uint64_t>(shape.microbatches);
+  const std::uint64_t forwards = shape.reshard_after_backward ? microbatches : 1;
   const bool again = !unit.kept_after_forward && strategy.param_after_forward.contains(axis);
   return forwards + (again ? microbatches : 0);
 }
@@ -52,15 +52,15 @@ std::uint64_t gathers_over(const Axis& axis, const Strategy& strategy, const Uni
 /// Costs of one strategy's collectives, summed over units.
 class Costs {
  public:
-  Costs(const Strategy& strategy, const MeshShape& mesh, StepShape course, const CollectiveRegistry& registry)
-      : strategy_(strategy), mesh_(mesh), course_(course), registry_(registry) {}
+  Costs(const Strategy& strategy, const MeshShape& mesh, StepShape shape, const CollectiveRegistry& registry)
+      : strategy_(strategy), mesh_(mesh), shape_(shape), registry_(registry) {}
 
   /// Gradients of one flat parameter: scattered where the optimizer is sharded, then all-reduced over the other axes.
   void add_reductions(const Part& part) {
     if (!part.trained) return;
     auto elements = static_cast<std::uint64_t>(part.elements);
     const auto size = [&](int ranks) { return CollectiveSize{elements, part.precision.reduce, ranks, part.shapes}; };
-    const auto times = [&](const Axis& axis) { return reductions_over(axis, strategy_, course_); };
+    const auto times = [&](const Axis& axis) { return reductions_over(axis, strategy_, shape_); };
     for (auto axis = mesh_.axes.rbegin(); axis != mesh_.axes.rend(); ++axis) {
       if (axis->size == 1 || !strategy_.optimizer.contains(axis->name)) continue;
       add(OpKind::reduce_scatter, strategy_.reduce_scatter, size(axis->size), times(axis->name));
@@ -82,19 +82,19 @@ class Costs {
   void add_gathers(const UnitSize& unit, const Part& part) {
     const DType dtype = part.precision.compute;
     const bool by_plain = dtype == DType::u8 &&
-                          !registry_.make(OpKind::all_gather, strategy_.all_gather)->capabilities().carries_encodings();
+                          !registry_.make(OpKind::all_gather, strategy_.all_gather)->capabilities().gathers_quantized();
     const auto axes = std::span(mesh_.axes);
     for (std::size_t i = 0; i < axes.size(); ++i) {
       const Axis& axis = axes[i].name;
       const bool at_rest = strategy_.param_at_rest.contains(axis);
       if (axes[i].size == 1 || !strategy_.optimizer.contains(axis) || !(at_rest || part.trained)) continue;
       const Axes& cutting = at_rest ? strategy_.param_at_rest : strategy_.optimizer;
-      std::uint64_t cut = 1;
+      std::uint64_t shards = 1;
       for (const MeshAxis& inner : axes.subspan(i + 1))
-        if (cutting.contains(inner.name)) cut *= static_cast<std::uint64_t>(inner.size);
+        if (cutting.contains(inner.name)) shards *= static_cast<std::uint64_t>(inner.size);
       add(OpKind::all_gather, by_plain ? "plain" : strategy_.all_gather,
-          {static_cast<std::uint64_t>(part.elements) / cut, dtype, axes[i].size, part.shapes},
-          at_rest ? gathers_over(axis, strategy_, unit, course_) : 1);
+          {static_cast<std::uint64_t>(part.elements) / shards, dtype, axes[i].size, part.shapes},
+          at_rest ? gathers_over(axis, strategy_, unit, shape_) : 1);
     }
   }
 
@@ -111,7 +111,7 @@ class Costs {
   }
   const Strategy& strategy_;
   const MeshShape& mesh_;
-  const StepShape course_;
+  const StepShape shape_;
   const CollectiveRegistry& registry_;
 };
 
@@ -134,7 +134,7 @@ void add_flat(UnitSize& unit, const FlatLayout& flat, DType model, std::optional
 std::vector<UnitSize> planned_units(nn::Module& model, std::string_view wrap, const Strategy& strategy,
                                     const MeshShape& mesh, std::optional<bool> reshard_after_forward) {
   const std::vector<UnitSpec> specs = make_units(model, wrap);
-  const bool sharded = cuts(strategy.param_after_forward, mesh) > 1;
+  const bool sharded = shard_count(strategy.param_after_forward, mesh) > 1;
   std::vector<UnitSize> sizes;
   for (const UnitSpec& spec : specs) {
     UnitSize& size = sizes.emplace_back();
@@ -147,9 +147,9 @@ std::vector<UnitSize> planned_units(nn::Module& model, std::string_view wrap, co
 }
 
 CommunicationFormula communication_formula(const Strategy& strategy, const MeshShape& mesh,
-                                           std::span<const UnitSize> units, Precision precision, StepShape course,
+                                           std::span<const UnitSize> units, Precision precision, StepShape shape,
                                            const CollectiveRegistry& collectives) {
-  Costs costs(strategy, mesh, course, collectives);
+  Costs costs(strategy, mesh, shape, collectives);
   for (const UnitSize& unit : units)
     for (const Part& part : parts_of(unit, precision)) {
       costs.add_reductions(part);

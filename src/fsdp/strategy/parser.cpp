@@ -56,7 +56,7 @@ void choose(Strategy& strategy, std::string_view part, const CollectiveRegistry&
       "': write PLUGIN or COLLECTIVE=PLUGIN with all_gather, reduce_scatter or all_reduce; known plug-ins:" + known);
 }
 
-bool cuts(const Axes& axes, const MeshShape& mesh) {
+bool shards(const Axes& axes, const MeshShape& mesh) {
   return std::any_of(mesh.axes.begin(), mesh.axes.end(),
                      [&](const MeshAxis& axis) { return axis.size > 1 && axes.contains(axis.name); });
 }
@@ -77,11 +77,11 @@ CollectiveUse use_of(OpKind collective, const Strategy& strategy, const MeshShap
     if (strategy.optimizer.contains(axis.name) && !strategy.param_at_rest.contains(axis.name))
       after_step.insert(axis.name);
   }
-  const bool sharded = cuts(strategy.optimizer, mesh);
+  const bool sharded = shards(strategy.optimizer, mesh);
   if (collective == OpKind::all_gather)
-    return {sharded, precision.compute, false, cuts(after_step, mesh) && !precision.has_master_weights()};
+    return {sharded, precision.compute, false, shards(after_step, mesh) && !precision.has_master_weights()};
   if (collective == OpKind::reduce_scatter) return {sharded, precision.reduce, false, false};
-  return {cuts(replicated, mesh), periodic_axis(strategy).empty() ? precision.reduce : DType::f32, sharded, false};
+  return {shards(replicated, mesh), periodic_axis(strategy).empty() ? precision.reduce : DType::f32, sharded, false};
 }
 
 }  // namespace

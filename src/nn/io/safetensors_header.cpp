@@ -29,8 +29,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool number_integer(number_integer_t) override { return scalar("a negative number"); }
   bool number_unsigned(number_unsigned_t value) override {
     if (numbers_ == nullptr) return scalar("a number");
-    if (numbers_->size() >= kMostDimensions)
-      fail(where() + " has more than " + std::to_string(kMostDimensions) + " numbers");
+    if (numbers_->size() >= kMaxDimensions)
+      fail(where() + " has more than " + std::to_string(kMaxDimensions) + " numbers");
     if (value > static_cast<std::uint64_t>(INT64_MAX)) fail(where() + " holds " + std::to_string(value));
     numbers_->push_back(static_cast<std::int64_t>(value));
     return true;
@@ -87,7 +87,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
-  static constexpr std::size_t kMostDimensions = 32;
+  static constexpr std::size_t kMaxDimensions = 32;
   [[noreturn]] void fail(const std::string& what) const { throw InvalidUsage(origin_ + ": " + what); }
   /// Names are file input: shortened, and without control characters.
   static std::string shown(const std::string& name) {

@@ -69,7 +69,7 @@ struct AttentionForward {
       k,  ///< keys, `kv_heads` heads
       v;  ///< values, `kv_heads` heads
   HeadsView<T> out;             ///< usually heads_view(y, positions, heads, dim) with y[batch, positions, heads * dim]
-  Wide<T>* log_sum_exp = nullptr;     ///< [batch, heads, positions], saved for backward; may be null
+  OpMath<T>* log_sum_exp = nullptr;  ///< [batch, heads, positions], saved for backward; may be null
   void* scratch = nullptr;      ///< attention_forward_scratch_bytes, aligned to 64
   AttentionDropout dropout;  ///< none by default
 };
@@ -86,7 +86,7 @@ struct AttentionBackward {
       v;                                 ///< as in forward
   HeadsView<const T> out,                ///< forward's output
       dout;                              ///< its gradient
-  const Wide<T>* log_sum_exp = nullptr;  ///< as forward saved it
+  const OpMath<T>* log_sum_exp = nullptr;  ///< as forward saved it
   HeadsView<T> dq,                       ///< gradient of q
       dk,                                ///< gradient of k
       dv;                                ///< gradient of v

@@ -27,8 +27,8 @@ struct CrossEntropyForward {
   std::size_t rows = 0,  ///< targets
       vocabulary = 0;  ///< classes
   std::int32_t ignore_index = kIgnoreIndex;  ///< targets that are skipped
-  Wide<T>* row_max = nullptr;  ///< [rows], saved for backward; row_max and row_sum may both be null (evaluation)
-  Wide<T>* row_sum = nullptr;  ///< [rows], sum of exp(logit - row_max), saved for backward
+  OpMath<T>* row_max = nullptr;  ///< [rows], saved for backward; row_max and row_sum may both be null (evaluation)
+  OpMath<T>* row_sum = nullptr;  ///< [rows], sum of exp(logit - row_max), saved for backward
 };
 /// The loss -log softmax(logits[row])[target], summed over the rows.
 template <class T>
@@ -43,9 +43,9 @@ struct CrossEntropyBackward {
   std::size_t rows = 0,                      ///< as in forward
       vocabulary = 0;                        ///< as in forward
   std::int32_t ignore_index = kIgnoreIndex;  ///< as in forward
-  const Wide<T>* row_max = nullptr;          ///< as forward saved it
-  const Wide<T>* row_sum = nullptr;          ///< as forward saved it
-  Wide<T> scale = 1;                         ///< gradient of loss_sum
+  const OpMath<T>* row_max = nullptr;        ///< as forward saved it
+  const OpMath<T>* row_sum = nullptr;        ///< as forward saved it
+  OpMath<T> scale = 1;                       ///< gradient of loss_sum
   T* dlogits = nullptr;                      ///< [rows, vocabulary]
   bool accumulate = false;                   ///< true: dlogits += ...
 };

@@ -43,7 +43,7 @@ struct AddArgs {
 template <class T>
 struct ScaleArgs {
   const T* x = nullptr;     ///< [count]
-  Wide<T> factor = 1;       ///< in the opmath type
+  OpMath<T> factor = 1;     ///< in the opmath type
   T* out = nullptr;         ///< [count]; may be x
   std::size_t count = 0;    ///< elements
   bool accumulate = false;  ///< true: out += factor * x

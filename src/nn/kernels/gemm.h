@@ -26,12 +26,12 @@ struct GemmArgs {
   std::size_t m = 0,                  ///< rows of C
       n = 0,                          ///< columns of C
       k = 0;                          ///< extent of the sums
-  Wide<T> alpha = 1;                  ///< factor of the product
+  OpMath<T> alpha = 1;                ///< factor of the product
   const T* a = nullptr;               ///< the stored A
   std::size_t lda = 0;                ///< elements between the starts of two stored rows; 0: packed
   const T* b = nullptr;               ///< the stored B
   std::size_t ldb = 0;                ///< as lda, for B
-  Wide<T> beta = 0;                   ///< factor of the previous C
+  OpMath<T> beta = 0;                 ///< factor of the previous C
   T* c = nullptr;                     ///< the result, [m, n]
   std::size_t ldc = 0;                ///< as lda, for C
 };

@@ -32,19 +32,19 @@ namespace tessera::nn {
 /// out = mean + deviation * normal; out[0] is element range.begin.
 template <class T>
 struct NormalFill {
-  StreamRange range;          ///< part of a stream
-  kernels::Wide<T> mean = 0,  ///< of the values
-      deviation = 1;          ///< standard deviation of the values
-  T* out = nullptr;           ///< end - begin elements
+  StreamRange range;            ///< part of a stream
+  kernels::OpMath<T> mean = 0,  ///< of the values
+      deviation = 1;            ///< standard deviation of the values
+  T* out = nullptr;             ///< end - begin elements
 };
 
 /// out = low + (high - low) * u, u in [0, 1); out[0] is element range.begin.
 template <class T>
 struct UniformFill {
-  StreamRange range;         ///< part of a stream
-  kernels::Wide<T> low = 0,  ///< lower bound
-      high = 1;              ///< upper bound
-  T* out = nullptr;          ///< end - begin elements
+  StreamRange range;           ///< part of a stream
+  kernels::OpMath<T> low = 0,  ///< lower bound
+      high = 1;                ///< upper bound
+  T* out = nullptr;            ///< end - begin elements
 };
 
 /// out[b, c, r] = in[b, r, c]
@@ -152,28 +152,29 @@ class TESSERA_API DeviceKernels {
   virtual ~DeviceKernels();
 
   /// Null if the device has no kernels for the type.
-  virtual KernelTable<float>* f32() { return nullptr; }
-  virtual KernelTable<double>* f64() { return nullptr; }  ///< as f32(), for f64
-  virtual KernelTable<f16>* half() { return nullptr; }    ///< as f32(), for f16
-  virtual KernelTable<bf16>* brain() { return nullptr; }  ///< as f32(), for bf16
+  virtual KernelTable<float>* f32_kernels() { return nullptr; }
+  virtual KernelTable<double>* f64_kernels() { return nullptr; }  ///< as f32_kernels(), for f64
+  virtual KernelTable<f16>* f16_kernels() { return nullptr; }     ///< as f32_kernels(), for f16
+  virtual KernelTable<bf16>* bf16_kernels() { return nullptr; }   ///< as f32_kernels(), for bf16
 
   /// out[i] = i % period
   virtual void positions(Stream& stream, std::int32_t* out, std::size_t count, std::size_t period) = 0;
-  virtual void clip_factor(Stream& stream, const ClipArgs& args) = 0;                 ///< see ClipArgs
-  virtual void convert(Stream& stream, const ConvertArgs& args) = 0;                  ///< see ConvertArgs
-  virtual void encode(Stream& stream, const kernels::EncodeArgs& args) = 0;           ///< see kernels::encode
-  virtual void sum_encoded(Stream& stream, const kernels::SumEncodedArgs& args) = 0;  ///< see kernels::sum_encoded
-  virtual void decode_nf4(Stream& stream, const DecodeArgs& args) = 0;                ///< see DecodeArgs
+  virtual void clip_factor(Stream& stream, const ClipArgs& args) = 0;            ///< see ClipArgs
+  virtual void convert(Stream& stream, const ConvertArgs& args) = 0;             ///< see ConvertArgs
+  virtual void compress(Stream& stream, const kernels::CompressArgs& args) = 0;  ///< see kernels::compress
+  virtual void sum_compressed(Stream& stream,
+                              const kernels::SumCompressedArgs& args) = 0;  ///< see kernels::sum_compressed
+  virtual void decode_nf4(Stream& stream, const DecodeArgs& args) = 0;      ///< see DecodeArgs
   /// See kernels::orthonormalize.
   virtual void orthonormalize(Stream& stream, const kernels::OrthonormalizeArgs& args) = 0;
 
   /// The table of type T; null if the device has none.
   template <class T>
   KernelTable<T>* of() {
-    if constexpr (std::is_same_v<T, float>) return f32();
-    if constexpr (std::is_same_v<T, double>) return f64();
-    if constexpr (std::is_same_v<T, f16>) return half();
-    if constexpr (std::is_same_v<T, bf16>) return brain();
+    if constexpr (std::is_same_v<T, float>) return f32_kernels();
+    if constexpr (std::is_same_v<T, double>) return f64_kernels();
+    if constexpr (std::is_same_v<T, f16>) return f16_kernels();
+    if constexpr (std::is_same_v<T, bf16>) return bf16_kernels();
   }
 };
 

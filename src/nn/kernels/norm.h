@@ -13,15 +13,15 @@ namespace tessera::nn::kernels {
 /// backward follows. mean and rstd may both be null (nothing saved).
 template <class T>
 struct LayerNormForward {
-  std::size_t rows = 0,         ///< of x and y
-      width = 0;                ///< of a row
-  const T* x = nullptr;         ///< [rows, width]
-  const T* weight = nullptr;    ///< [width]
-  const T* bias = nullptr;      ///< [width], or null
-  Wide<T> eps = Wide<T>(1e-5);  ///< added to the variance
-  T* y = nullptr;               ///< [rows, width]
-  Wide<T>* mean = nullptr;      ///< [rows], saved for backward
-  Wide<T>* rstd = nullptr;      ///< [rows], saved for backward
+  std::size_t rows = 0,             ///< of x and y
+      width = 0;                    ///< of a row
+  const T* x = nullptr;             ///< [rows, width]
+  const T* weight = nullptr;        ///< [width]
+  const T* bias = nullptr;          ///< [width], or null
+  OpMath<T> eps = OpMath<T>(1e-5);  ///< added to the variance
+  T* y = nullptr;                   ///< [rows, width]
+  OpMath<T>* mean = nullptr;        ///< [rows], saved for backward
+  OpMath<T>* rstd = nullptr;        ///< [rows], saved for backward
 };
 /// Normalizes the rows as LayerNormForward says.
 template <class T>
@@ -34,8 +34,8 @@ struct LayerNormBackward {
       width = 0;                    ///< as in forward
   const T* x = nullptr;             ///< as in forward
   const T* weight = nullptr;        ///< as in forward
-  const Wide<T>* mean = nullptr;    ///< as forward saved it
-  const Wide<T>* rstd = nullptr;    ///< as forward saved it
+  const OpMath<T>* mean = nullptr;  ///< as forward saved it
+  const OpMath<T>* rstd = nullptr;  ///< as forward saved it
   const T* dy = nullptr;            ///< [rows, width], gradient of y
   T* dx = nullptr;                  ///< gradient of x, or null
   T* dweight = nullptr;             ///< gradient of weight, or null
@@ -51,13 +51,13 @@ TESSERA_API void layer_norm_backward(ThreadPool& pool, const LayerNormBackward<T
 /// y = x * rstd * weight, rstd = 1 / sqrt(mean of x^2 + eps).
 template <class T>
 struct RmsNormForward {
-  std::size_t rows = 0,         ///< of x and y
-      width = 0;                ///< of a row
-  const T* x = nullptr;         ///< [rows, width]
-  const T* weight = nullptr;    ///< [width]
-  Wide<T> eps = Wide<T>(1e-6);  ///< added to the mean of x^2
-  T* y = nullptr;               ///< [rows, width]
-  Wide<T>* rstd = nullptr;      ///< [rows], saved for backward; may be null
+  std::size_t rows = 0,             ///< of x and y
+      width = 0;                    ///< of a row
+  const T* x = nullptr;             ///< [rows, width]
+  const T* weight = nullptr;        ///< [width]
+  OpMath<T> eps = OpMath<T>(1e-6);  ///< added to the mean of x^2
+  T* y = nullptr;                   ///< [rows, width]
+  OpMath<T>* rstd = nullptr;        ///< [rows], saved for backward; may be null
 };
 /// Normalizes the rows as RmsNormForward says.
 template <class T>
@@ -70,7 +70,7 @@ struct RmsNormBackward {
       width = 0;                    ///< as in forward
   const T* x = nullptr;             ///< as in forward
   const T* weight = nullptr;        ///< as in forward
-  const Wide<T>* rstd = nullptr;    ///< as forward saved it
+  const OpMath<T>* rstd = nullptr;  ///< as forward saved it
   const T* dy = nullptr;            ///< [rows, width], gradient of y
   T* dx = nullptr;                  ///< gradient of x, or null
   T* dweight = nullptr;             ///< gradient of weight, or null

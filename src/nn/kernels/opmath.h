@@ -8,25 +8,25 @@ namespace tessera::nn::kernels {
 
 /// Defines the opmath type of T; see Wide.
 template <class T>
-struct WideOf {
+struct OpMathOf {
   using Type = T;  ///< f32 and f64 compute in themselves
 };
 /// F16 computes in f32.
 template <>
-struct WideOf<base::f16> {
+struct OpMathOf<base::f16> {
   using Type = float;  ///< the opmath type
 };
 /// Bf16 computes in f32.
 template <>
-struct WideOf<base::bf16> {
+struct OpMathOf<base::bf16> {
   using Type = float;  ///< the opmath type
 };
 /// The opmath type of T: float for half precision, else T.
 template <class T>
-using Wide = typename WideOf<T>::Type;
+using OpMath = typename OpMathOf<T>::Type;
 
 /// The DType of the opmath type.
-constexpr base::DType wide_dtype(base::DType dtype) {
+constexpr base::DType opmath_dtype(base::DType dtype) {
   return dtype == base::DType::f16 || dtype == base::DType::bf16 ? base::DType::f32 : dtype;
 }
 

@@ -11,7 +11,7 @@
 namespace tessera::nn::kernels {
 
 /// Half-precision values beside the f32 values that a step updates (T = float), read and written in the same pass.
-struct NarrowStep {
+struct HalfStep {
   base::DType dtype = base::DType::f32;  ///< f16 or bf16; f32: none
   const void* gradient = nullptr;        ///< not null: read instead of the step's own gradient, which is null
   void* copy = nullptr;                  ///< not null: gets the new parameters, rounded once
@@ -21,7 +21,7 @@ struct NarrowStep {
 template <class T>
 struct SgdStep {
   T* parameter = nullptr;        ///< [count], updated in place
-  const T* gradient = nullptr;   ///< [count]; null if narrow.gradient holds it
+  const T* gradient = nullptr;   ///< [count]; null if half.gradient holds it
   T* momentum_buffer = nullptr;  ///< null if and only if momentum == 0
   std::size_t count = 0;         ///< elements
   double learning_rate = 1e-3;   ///< of this step
@@ -32,7 +32,7 @@ struct SgdStep {
   bool first_step = false;  ///< the buffer is set to the gradient instead of read (PyTorch's first step; dampening 0)
   double grad_scale = 1;    ///< factor of the gradient
   const double* grad_scale_at = nullptr;  ///< not null: read when the kernel runs, instead of grad_scale; NaN: no step
-  NarrowStep narrow;                      ///< none by default
+  HalfStep half;                          ///< none by default
 };
 /// One step of stochastic gradient descent on a range.
 template <class T>
@@ -42,7 +42,7 @@ TESSERA_API void sgd_step(ThreadPool& pool, const SgdStep<T>& args);
 template <class T>
 struct AdamStep {
   T* parameter = nullptr;          ///< [count], updated in place
-  const T* gradient = nullptr;     ///< [count]; null if narrow.gradient holds it
+  const T* gradient = nullptr;     ///< [count]; null if half.gradient holds it
   T* first_moment = nullptr;       ///< [count], updated in place; zeros before the first step
   T* second_moment = nullptr;      ///< [count], updated in place; zeros before the first step
   T* max_second_moment = nullptr;  ///< not null: amsgrad
@@ -57,7 +57,7 @@ struct AdamStep {
   bool maximize = false;  ///< true: ascends the gradient
   double grad_scale = 1;  ///< factor of the gradient
   const double* grad_scale_at = nullptr;  ///< not null: read when the kernel runs, instead of grad_scale; NaN: no step
-  NarrowStep narrow;                      ///< none by default
+  HalfStep half;                          ///< none by default
 };
 /// One step of Adam or AdamW on a range.
 template <class T>

@@ -15,16 +15,16 @@ TESSERA_API void rope_table(std::size_t positions, std::size_t dim, double theta
 /// Arguments of rope().
 template <class T>
 struct RopeArgs {
-  std::size_t batch = 0,            ///< sequences
-      positions = 0,                ///< of each sequence
-      heads = 0,                    ///< of each position
-      dim = 0;                      ///< of one head; even, else InvalidUsage
-  const Wide<T>* cosine = nullptr;  ///< [positions, dim/2] of rope_table
-  const Wide<T>* sine = nullptr;    ///< [positions, dim/2] of rope_table
-  HeadsView<const T> in;            ///< rotated head by head
-  HeadsView<T> out;                 ///< may be the same memory as `in`
-  bool inverse = false;             ///< rotates back, for the backward
-  bool accumulate = false;          ///< true: out += ...
+  std::size_t batch = 0,              ///< sequences
+      positions = 0,                  ///< of each sequence
+      heads = 0,                      ///< of each position
+      dim = 0;                        ///< of one head; even, else InvalidUsage
+  const OpMath<T>* cosine = nullptr;  ///< [positions, dim/2] of rope_table
+  const OpMath<T>* sine = nullptr;    ///< [positions, dim/2] of rope_table
+  HeadsView<const T> in;              ///< rotated head by head
+  HeadsView<T> out;                   ///< may be the same memory as `in`
+  bool inverse = false;               ///< rotates back, for the backward
+  bool accumulate = false;            ///< true: out += ...
 };
 /// Rotates element pairs (i, i + dim/2) of each head by the angles of the table.
 template <class T>

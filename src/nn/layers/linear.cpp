@@ -29,7 +29,7 @@ Linear::Linear(Context& context, const LinearOptions& options)
 
 void Linear::quantize() {
   if (quantized_) throw InvalidUsage("quantize: " + path() + " is already quantized");
-  encode_parameter(weight_, static_cast<std::int64_t>(nf4_bytes(count_of(weight_shape_))));
+  quantize_parameter(weight_, static_cast<std::int64_t>(nf4_bytes(count_of(weight_shape_))));
   quantized_ = true;
 }
 

@@ -83,13 +83,13 @@ void validate(const ModelConfig& config) {
     if (!holds) throw InvalidUsage("model " + config.name + ": " + what);
   };
   const auto positive = [&](std::int64_t value, const char* what) {
-    constexpr std::int64_t kMost = 1LL << 31;  // keeps products of two values far from overflow
-    require(value >= 1 && value < kMost, std::string(what) + " is " + std::to_string(value) + ", needs 1 or more");
+    constexpr std::int64_t kMax = 1LL << 31;  // keeps products of two values far from overflow
+    require(value >= 1 && value < kMax, std::string(what) + " is " + std::to_string(value) + ", needs 1 or more");
   };
-  constexpr std::int64_t kMostLayers = 1 << 16;  // each layer creates a module before the memory is checked
+  constexpr std::int64_t kMaxLayers = 1 << 16;  // each layer creates a module before the memory is checked
   positive(config.layers, "the number of layers");
-  require(config.layers <= kMostLayers, "the number of layers is " + std::to_string(config.layers) + ", at most " +
-                                            std::to_string(kMostLayers) + " are supported");
+  require(config.layers <= kMaxLayers, "the number of layers is " + std::to_string(config.layers) + ", at most " +
+                                           std::to_string(kMaxLayers) + " are supported");
   positive(config.width, "the width");
   positive(config.heads, "the number of heads");
   positive(config.kv_heads, "the number of key heads");

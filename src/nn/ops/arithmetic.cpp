@@ -7,7 +7,7 @@ namespace {
 
 template <class T>
 void scale_into(const Tensor& x, double factor, const Tensor& out, bool accumulate) {
-  const kernels::ScaleArgs<T> args{x.data<T>(), static_cast<kernels::Wide<T>>(factor), out.data<T>(), size(x.count()),
+  const kernels::ScaleArgs<T> args{x.data<T>(), static_cast<kernels::OpMath<T>>(factor), out.data<T>(), size(x.count()),
                                    accumulate};
   out.context().kernels<T>("scale").scale(out.context().stream(), args);
 }

@@ -61,7 +61,7 @@ void forward(const Settings& settings, const Views<const T>& in, const Tensor& y
                                     in.k,
                                     in.v,
                                     kernels::heads_view(y.data<T>(), shape.positions, shape.heads, shape.dim),
-                                    data_or_null<kernels::Wide<T>>(log_sum_exp),
+                                    data_or_null<kernels::OpMath<T>>(log_sum_exp),
                                     memory.raw()};
   args.dropout = settings.dropout;
   device.attention_forward(context.stream(), args);
@@ -85,7 +85,7 @@ void backward(const Result& result, kernels::AttentionBackward<T> args) {
   args.dropout = result.settings.dropout;
   args.out = rows(result.y);
   args.dout = rows(result.dy);
-  args.log_sum_exp = result.log_sum_exp.data<kernels::Wide<T>>();
+  args.log_sum_exp = result.log_sum_exp.data<kernels::OpMath<T>>();
   args.scratch = memory.raw();
   device.attention_backward(context.stream(), args);
 }
@@ -143,7 +143,7 @@ void backward_separate(const Tensor& q, const Tensor& k, const Tensor& v, const 
 
 Tensor row_statistics(const Tensor& y, const AttentionShape& shape) {
   return Tensor::empty(y.context(), {y.dim(0), static_cast<std::int64_t>(shape.heads), y.dim(1)},
-                       kernels::wide_dtype(y.dtype()));
+                       kernels::opmath_dtype(y.dtype()));
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 namespace tessera::nn::ops {
 namespace {
 
-using kernels::Wide;
+using kernels::OpMath;
 
 struct Saved {
   Tensor logits, targets, row_max, row_sum;
@@ -21,8 +21,8 @@ void forward(const Saved& saved, const Tensor& loss) {
                                              size(saved.targets.count()),
                                              size(saved.logits.dim(-1)),
                                              saved.options.ignore_index,
-                                             data_or_null<Wide<T>>(saved.row_max),
-                                             data_or_null<Wide<T>>(saved.row_sum)};
+                                             data_or_null<OpMath<T>>(saved.row_max),
+                                             data_or_null<OpMath<T>>(saved.row_sum)};
   loss.context()
       .kernels<T>("cross_entropy")
       .cross_entropy_forward(loss.context().stream(), {args, loss.data<double>(), saved.valid.data<double>()});
@@ -39,8 +39,8 @@ void backward(const Saved& saved) {
   args.rows = size(saved.targets.count());
   args.vocabulary = size(saved.logits.dim(-1));
   args.ignore_index = saved.options.ignore_index;
-  args.row_max = saved.row_max.data<Wide<T>>();
-  args.row_sum = saved.row_sum.data<Wide<T>>();
+  args.row_max = saved.row_max.data<OpMath<T>>();
+  args.row_sum = saved.row_sum.data<OpMath<T>>();
   args.dlogits = target.tensor.data<T>();
   args.accumulate = target.accumulate;
   Context& context = saved.logits.context();
@@ -62,9 +62,9 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOp
   Saved saved{logits, targets, {}, {}, Tensor::empty(context, {}, DType::f64), options, nullptr};
   Tape* tape = recording({logits}, loss);
   if (tape != nullptr) {
-    const DType wide = kernels::wide_dtype(logits.dtype());
-    saved.row_max = Tensor::empty(context, {targets.count()}, wide);
-    saved.row_sum = Tensor::empty(context, {targets.count()}, wide);
+    const DType opmath = kernels::opmath_dtype(logits.dtype());
+    saved.row_max = Tensor::empty(context, {targets.count()}, opmath);
+    saved.row_sum = Tensor::empty(context, {targets.count()}, opmath);
   }
   for_floating("cross_entropy", logits.dtype(), [&](auto zero) { forward<decltype(zero)>(saved, loss); });
   if (tape != nullptr) {

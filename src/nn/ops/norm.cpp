@@ -5,7 +5,7 @@
 namespace tessera::nn::ops {
 namespace {
 
-using kernels::Wide;
+using kernels::OpMath;
 
 struct Saved {
   Tensor x, weight, mean, rstd;
@@ -19,8 +19,8 @@ void backward_layer(const Saved& saved) {
   args.width = size(saved.x.dim(-1));
   args.x = saved.x.data<T>();
   args.weight = saved.weight.data<T>();
-  args.mean = saved.mean.data<Wide<T>>();
-  args.rstd = saved.rstd.data<Wide<T>>();
+  args.mean = saved.mean.data<OpMath<T>>();
+  args.rstd = saved.rstd.data<OpMath<T>>();
   args.dy = saved.dy->value().data<T>();
   const GradientWriter<T> dweight(saved.dweight), dbias(saved.dbias), dx(saved.dx);
   args.dx = dx.data;
@@ -39,7 +39,7 @@ void backward_rms(const Saved& saved) {
   args.width = size(saved.x.dim(-1));
   args.x = saved.x.data<T>();
   args.weight = saved.weight.data<T>();
-  args.rstd = saved.rstd.data<Wide<T>>();
+  args.rstd = saved.rstd.data<OpMath<T>>();
   args.dy = saved.dy->value().data<T>();
   const GradientWriter<T> dweight(saved.dweight), dx(saved.dx);
   args.dx = dx.data;
@@ -64,15 +64,20 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
   Tape* tape = recording({x, weight, bias}, y);
   Tensor mean, rstd;
   if (tape != nullptr) {
-    mean = Tensor::empty(x.context(), {rows_of(x)}, kernels::wide_dtype(x.dtype()));
-    rstd = Tensor::empty(x.context(), {rows_of(x)}, kernels::wide_dtype(x.dtype()));
+    mean = Tensor::empty(x.context(), {rows_of(x)}, kernels::opmath_dtype(x.dtype()));
+    rstd = Tensor::empty(x.context(), {rows_of(x)}, kernels::opmath_dtype(x.dtype()));
   }
   for_floating("layer_norm", x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    kernels::LayerNormForward<T> args{
-        size(rows_of(x)),           size(x.dim(-1)),           x.data<T>(), weight.data<T>(),
-        data_or_null<T>(bias),      static_cast<Wide<T>>(eps), y.data<T>(), data_or_null<Wide<T>>(mean),
-        data_or_null<Wide<T>>(rstd)};
+    kernels::LayerNormForward<T> args{size(rows_of(x)),
+                                      size(x.dim(-1)),
+                                      x.data<T>(),
+                                      weight.data<T>(),
+                                      data_or_null<T>(bias),
+                                      static_cast<OpMath<T>>(eps),
+                                      y.data<T>(),
+                                      data_or_null<OpMath<T>>(mean),
+                                      data_or_null<OpMath<T>>(rstd)};
     x.context().kernels<T>("layer_norm").layer_norm_forward(x.context().stream(), args);
   });
   if (tape != nullptr)
@@ -89,12 +94,16 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   Tensor y = Tensor::empty(x.context(), x.shape(), x.dtype());
   Tape* tape = recording({x, weight}, y);
   Tensor rstd;
-  if (tape != nullptr) rstd = Tensor::empty(x.context(), {rows_of(x)}, kernels::wide_dtype(x.dtype()));
+  if (tape != nullptr) rstd = Tensor::empty(x.context(), {rows_of(x)}, kernels::opmath_dtype(x.dtype()));
   for_floating("rms_norm", x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    kernels::RmsNormForward<T> args{size(rows_of(x)),           size(x.dim(-1)),           x.data<T>(),
-                                    weight.data<T>(),           static_cast<Wide<T>>(eps), y.data<T>(),
-                                    data_or_null<Wide<T>>(rstd)};
+    kernels::RmsNormForward<T> args{size(rows_of(x)),
+                                    size(x.dim(-1)),
+                                    x.data<T>(),
+                                    weight.data<T>(),
+                                    static_cast<OpMath<T>>(eps),
+                                    y.data<T>(),
+                                    data_or_null<OpMath<T>>(rstd)};
     x.context().kernels<T>("rms_norm").rms_norm_forward(x.context().stream(), args);
   });
   if (tape != nullptr)

@@ -17,8 +17,8 @@ void rotate(const Tensor& in, const GradientTarget& out, const RopeTable& table,
   args.positions = size(in.dim(1));
   args.dim = size(table.dim());
   args.heads = size(in.dim(2)) / args.dim;
-  args.cosine = table.cosine.data<kernels::Wide<T>>();
-  args.sine = table.sine.data<kernels::Wide<T>>();
+  args.cosine = table.cosine.data<kernels::OpMath<T>>();
+  args.sine = table.sine.data<kernels::OpMath<T>>();
   args.in = kernels::heads_view<const T>(in.data<T>(), args.positions, args.heads, args.dim);
   args.out = kernels::heads_view<T>(out.tensor.data<T>(), args.positions, args.heads, args.dim);
   args.inverse = inverse;
@@ -62,7 +62,7 @@ Tensor rope(const Tensor& x, const RopeTable& table, std::int64_t heads) {
     throw InvalidUsage("rope: x has shape " + to_string(x.shape()) + ", needs [batch, at most " +
                        std::to_string(table.positions()) + ", " + std::to_string(heads) + " x " +
                        std::to_string(table.dim()) + "]");
-  require_dtype("rope", "the table", table.cosine, kernels::wide_dtype(x.dtype()));
+  require_dtype("rope", "the table", table.cosine, kernels::opmath_dtype(x.dtype()));
   Tensor y = x.detached();
   for_floating("rope", x.dtype(), [&](auto zero) { rotate<decltype(zero)>(x, {y, false}, table, false); });
   if (Tape* tape = recording({x}, y))

@@ -26,7 +26,7 @@ MessageTag tag_number(std::uint32_t i) { return {i % 5 * 1000, kTag.operation + 
 
 /// A barrier in which the ranks keep polling until all have arrived, so that no message waits for a rank outside the
 /// library.
-void meet_again(Rank& me, Bootstrap& bootstrap, std::uint32_t number) {
+void synchronize(Rank& me, Bootstrap& bootstrap, std::uint32_t number) {
   std::vector<TestMessage*> all;
   for (int peer = 0; peer < bootstrap.size(); ++peer) {
     if (peer == me.rank) continue;
@@ -87,29 +87,29 @@ void lengths(Rank& me, Bootstrap& bootstrap) {
       for (const bool sender_first : {true, false}) {
         const MessageTag tag = tag_number(i++);
         if (me.rank == 0) {
-          if (!sender_first) meet_again(me, bootstrap, i);
+          if (!sender_first) synchronize(me, bootstrap, i);
           me.send(1, tag, sent);
-          if (sender_first) meet_again(me, bootstrap, i);
+          if (sender_first) synchronize(me, bootstrap, i);
         }
         if (me.rank == 1) {
-          if (sender_first) meet_again(me, bootstrap, i);
+          if (sender_first) synchronize(me, bootstrap, i);
           TestMessage& got = me.receive(0, tag, wanted);
-          if (!sender_first) meet_again(me, bootstrap, i);
+          if (!sender_first) synchronize(me, bootstrap, i);
           expect(me.until([&] { return got.times_done != 0; }),
                  "nothing came of " + std::to_string(sent) + " bytes for " + std::to_string(wanted));
           expect(got.came == sent, std::to_string(got.came) + " bytes reported instead of " + std::to_string(sent));
         }
-        if (me.rank > 1) meet_again(me, bootstrap, i);
+        if (me.rank > 1) synchronize(me, bootstrap, i);
       }
     }
-  meet_again(me, bootstrap, 100'000);
+  synchronize(me, bootstrap, 100'000);
   for (const auto& test_message : me.test_messages)  // never received
     if (test_message->times_done == 0) me.transport->cancel(test_message->message);
-  meet_again(me, bootstrap, 100'001);
+  synchronize(me, bootstrap, 100'001);
 }
 
 /// Cancels a message; its memory then belongs to the caller, which overwrites it.
-void give_up(Rank& me, TestMessage& test_message) {
+void cancel_message(Rank& me, TestMessage& test_message) {
   me.transport->cancel(test_message.message);
   std::fill(test_message.memory.begin(), test_message.memory.end(), std::byte{0x11});
   test_message.message = Message{};  // no longer referenced
@@ -129,20 +129,20 @@ void cancel(Rank& me, Bootstrap& bootstrap) {
   for (const std::size_t bytes : {std::size_t{100}, std::size_t{50'000}, std::size_t{20'000'000}})
     for (int round = 0; round < 6; ++round) {
       const MessageTag tag = tag_number(1000 + number++);
-      std::vector<TestMessage*> given_up;
-      meet_again(me, bootstrap, 3 * number);
+      std::vector<TestMessage*> cancelled;
+      synchronize(me, bootstrap, 3 * number);
       const bool sends = me.rank % 2 == 0;
       const int peer = me.rank ^ 1;
       if (peer < bootstrap.size() && (round % 3 != 0 || sends) && (round % 3 != 1 || !sends)) {
         TestMessage& test_message = sends ? me.send(peer, tag, bytes) : me.receive(peer, tag, bytes);
         for (std::uint64_t polls = dice() % 30; polls > 0; --polls) me.transport->poll(false);
         if (test_message.times_done == 0) {
-          give_up(me, test_message);
-          given_up.push_back(&test_message);
+          cancel_message(me, test_message);
+          cancelled.push_back(&test_message);
         }
       }
-      meet_again(me, bootstrap, 3 * number + 1);
-      for (const TestMessage* test_message : given_up) expect_left_alone(*test_message);
+      synchronize(me, bootstrap, 3 * number + 1);
+      for (const TestMessage* test_message : cancelled) expect_left_alone(*test_message);
       TestMessage* next = nullptr;  // another message in the same direction
       if (peer < bootstrap.size())
         next = sends ? &me.send(peer, tag_number(5000 + number), bytes)
@@ -151,8 +151,8 @@ void cancel(Rank& me, Bootstrap& bootstrap) {
         expect(me.until([&] { return next->times_done == 1; }), "the message after a cancelled one did not arrive");
         if (!sends) expect(Rank::problem(*next).empty(), Rank::problem(*next));
       }
-      meet_again(me, bootstrap, 3 * number + 2);
-      for (const TestMessage* test_message : given_up) expect_left_alone(*test_message);
+      synchronize(me, bootstrap, 3 * number + 2);
+      for (const TestMessage* test_message : cancelled) expect_left_alone(*test_message);
     }
 }
 
@@ -173,7 +173,7 @@ void flood(Rank& me, Bootstrap& bootstrap) {
   expect(me.until([&] { return me.finished == me.test_messages.size(); }, 60s), "the flood did not pass");
   for (const TestMessage* test_message : received)
     expect(Rank::problem(*test_message).empty(), Rank::problem(*test_message));
-  meet_again(me, bootstrap, 1);
+  synchronize(me, bootstrap, 1);
 }
 
 const std::map<std::string, void (*)(Rank&, Bootstrap&)>& modes() {
@@ -191,7 +191,7 @@ int run_transport_ranks(const std::string& mode, const MakeTransport& make_trans
     Rank me(launch.rank);
     me.transport = make_transport(*bootstrap, me);
     modes().at(mode)(me, *bootstrap);
-    meet_again(me, *bootstrap, 1'000'000);
+    synchronize(me, *bootstrap, 1'000'000);
     expect(me.lost.empty() && me.failure.empty(), me.lost + me.failure);
     me.transport->close(false);
     if (me.rank == 0) std::printf("%s: all right\n", mode.c_str());

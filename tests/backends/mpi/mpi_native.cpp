@@ -87,9 +87,9 @@ void cases(bool check) {
   world->barrier().wait();
   require(world->last_algorithm() == kNativeAlgorithm, "barrier: not native");
   for (const Behaviour& behaviour : behaviours()) {
-    const bool takes_all = behaviour.name == "opposite order" || behaviour.name == "waited out of order" ||
-                           behaviour.name == "the meter" || behaviour.name == "a sleeper delays nobody";
-    if (!takes_all) continue;
+    const bool supports_all = behaviour.name == "opposite order" || behaviour.name == "waited out of order" ||
+                              behaviour.name == "traffic is counted" || behaviour.name == "a waiter delays no rank";
+    if (!supports_all) continue;
     const std::string wrong = behaviour.run(*world);
     require(wrong.empty(), std::string(behaviour.name) + ": " + wrong);
   }
@@ -98,7 +98,7 @@ void cases(bool check) {
 using Wrap = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>;
 
 /// Creates a world with this program's own transport. `generation` must increase with each world.
-std::unique_ptr<Communicator> own_world(int generation, std::size_t longest_piece, const Wrap& wrap,
+std::unique_ptr<Communicator> own_world(int generation, std::size_t max_chunk, const Wrap& wrap,
                                         std::chrono::milliseconds timeout = 30s) {
   BackendOptions options;
   options.deterministic = false;
@@ -110,7 +110,7 @@ std::unique_ptr<Communicator> own_world(int generation, std::size_t longest_piec
   return make_host_communicator(
       std::move(bootstrap), options, "mpi",
       [&](Bootstrap& ranks, TransportEvents& events, const BackendOptions&) {
-        auto transport = tessera::comm::mpi::make_transport(ranks, events, 30s, longest_piece);
+        auto transport = tessera::comm::mpi::make_transport(ranks, events, 30s, max_chunk);
         return wrap ? wrap(std::move(transport)) : std::move(transport);
       },
       native_kinds());
@@ -118,7 +118,7 @@ std::unique_ptr<Communicator> own_world(int generation, std::size_t longest_piec
 
 /// Negative control of the cases: the comparison detects another arithmetic, operation and count.
 void control() {
-  const auto world = own_world(0, tessera::comm::mpi::kLongestPiece, with_collectives<WrongCollectives>);
+  const auto world = own_world(0, tessera::comm::mpi::kMaxChunk, with_collectives<WrongCollectives>);
   const auto seen = [&](OpKind kind, DType dtype, ReduceOp::Kind reduce) {
     return !run_case(*world, {kind, dtype, reduce, 1021, false, false, false, 5}).empty();
   };
@@ -144,7 +144,7 @@ void exchange_around(Communicator& world, std::size_t count) {
 }
 
 /// Limits the bytes of one MPI call so that most operations need several calls.
-void pieces() {
+void chunks() {
   int generation = 0;
   for (const std::size_t longest : {std::size_t{1000}, std::size_t{100'000}}) {
     const auto world = own_world(generation++, longest, {});
@@ -158,17 +158,17 @@ void choice() {
   {
     const auto world = init(config(""));
     std::vector<float> values(100'000, 1);
-    const auto carries = [&](Communicator& comm) {
+    const auto algorithm_of = [&](Communicator& comm) {
       comm.broadcast(all_of(values), all_of(values), 0).wait();
       return comm.last_algorithm();
     };
-    require(carries(*world) == kNativeAlgorithm, "the world: not native");
-    require(carries(*world->split(0, world->rank())) == kNativeAlgorithm, "the same ranks: not native");
-    require(carries(*world->split(0, -world->rank())) != kNativeAlgorithm, "another order: native");
+    require(algorithm_of(*world) == kNativeAlgorithm, "the world: not native");
+    require(algorithm_of(*world->split(0, world->rank())) == kNativeAlgorithm, "the same ranks: not native");
+    require(algorithm_of(*world->split(0, -world->rank())) != kNativeAlgorithm, "another order: native");
     const auto some = world->split(world->rank() == 0 ? 0 : 1, 0);
-    if (some->size() > 1) require(carries(*some) != kNativeAlgorithm, "some ranks: native");
+    if (some->size() > 1) require(algorithm_of(*some) != kNativeAlgorithm, "some ranks: native");
     for (int i = 0; i < 3000; ++i) world->split(0, 0);  // dropped communicators are freed: MPICH has 2048 of them
-    require(carries(*world->split(0, world->rank())) == kNativeAlgorithm, "after many splits: not native");
+    require(algorithm_of(*world->split(0, world->rank())) == kNativeAlgorithm, "after many splits: not native");
   }
   {
     const auto world = init(config("broadcast=direct"));
@@ -215,7 +215,7 @@ void mismatch() {
 void failing(bool unstopped) {
   std::signal(SIGUSR1, SIG_IGN);  // MPICH's launcher sends it when a rank has died
   std::signal(SIGUSR2, [](int) { ::_exit(0); });
-  const auto world = unstopped ? own_world(0, tessera::comm::mpi::kLongestPiece, with_collectives<UnstoppedCollectives>, 3s)
+  const auto world = unstopped ? own_world(0, tessera::comm::mpi::kMaxChunk, with_collectives<UnstoppedCollectives>, 3s)
                                : init(config(all_native()));
   const auto other = world->split(0, world->rank());
   std::vector<float> in(4'000'000, 1);
@@ -243,7 +243,7 @@ int run(const std::string& mode) {
   if (mode == "cases" || mode == "checked") {
     cases(mode == "checked");
   } else if (mode == "pieces") {
-    pieces();
+    chunks();
   } else if (mode == "control") {
     control();
   } else if (mode == "choice") {

@@ -38,12 +38,12 @@ void use_both() {
 
 /// Creates MPI communicators of this rank alone until MPI has no more. All other MPI errors end the process, as in a
 /// program without error handling.
-std::vector<MPI_Comm> take_all() {
-  std::vector<MPI_Comm> taken;
+std::vector<MPI_Comm> create_all() {
+  std::vector<MPI_Comm> created;
   MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
-  for (MPI_Comm one = MPI_COMM_NULL; MPI_Comm_dup(MPI_COMM_SELF, &one) == MPI_SUCCESS;) taken.push_back(one);
+  for (MPI_Comm one = MPI_COMM_NULL; MPI_Comm_dup(MPI_COMM_SELF, &one) == MPI_SUCCESS;) created.push_back(one);
   MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_ARE_FATAL);
-  return taken;
+  return created;
 }
 
 std::string error_of(const std::function<void()>& call) {
@@ -80,7 +80,7 @@ void run_out(const std::string& mode) {
   InitOptions config;
   config.deterministic = false;
   const auto world = mode == "exhausted-split" ? init(config) : nullptr;
-  const std::vector<MPI_Comm> taken = take_all();
+  const std::vector<MPI_Comm> created = create_all();
   expect_used_up(error_of([&] { world == nullptr ? init() : world->split(0, 0); }));
   if (world != nullptr) expect_used_up(error_of([&] { world->barrier().wait(); }));
   if (world == nullptr) {
@@ -90,8 +90,8 @@ void run_out(const std::string& mode) {
   }
 }
 #else
-void give_back(std::vector<MPI_Comm>& taken, std::size_t how_many) {
-  for (; how_many > 0 && !taken.empty(); --how_many, taken.pop_back()) MPI_Comm_free(&taken.back());
+void free_some(std::vector<MPI_Comm>& created, std::size_t how_many) {
+  for (; how_many > 0 && !created.empty(); --how_many, created.pop_back()) MPI_Comm_free(&created.back());
 }
 
 /// If MPI has no communicator left for a world, on all ranks or on one, the only effect is an error. After one is
@@ -99,10 +99,10 @@ void give_back(std::vector<MPI_Comm>& taken, std::size_t how_many) {
 /// them by name.
 void run_out(const std::string& mode) {
   const int rank = init_mpi();
-  std::vector<MPI_Comm> taken;
-  if (rank == 0 || mode != "exhausted-one") taken = take_all();
+  std::vector<MPI_Comm> created;
+  if (rank == 0 || mode != "exhausted-one") created = create_all();
   for (int i = 0; i < 3; ++i) expect_used_up(error_of([] { init(); }));
-  give_back(taken, 1);
+  free_some(created, 1);
   {
     InitOptions config;
     config.deterministic = false;
@@ -116,11 +116,11 @@ void run_out(const std::string& mode) {
       without->barrier().wait();
     }
     expect(sums_are_right(*world), "the last communicator adds wrongly after a split without");
-    give_back(taken, 1);
+    free_some(created, 1);
     MPI_Barrier(MPI_COMM_WORLD);
     expect(sums_are_right(*world->split(0, world->rank())), "a split adds wrongly after one was freed");
   }
-  give_back(taken, taken.size());
+  free_some(created, created.size());
   MPI_Finalize();
 }
 #endif

@@ -27,7 +27,7 @@ class WrongCollectives final : public NativeCollectives {
     if (what.dtype == DType::u8 && what.count > 1) --what.count;
     right_.start(what);
   }
-  void give_up(NativeRequest& what) noexcept override { right_.give_up(what); }
+  void cancel(NativeRequest& what) noexcept override { right_.cancel(what); }
 
  private:
   NativeCollectives& right_;
@@ -48,7 +48,7 @@ class UnstoppedCollectives final : public NativeCollectives, NativeOwner {
     if (what.kind == OpKind::all_reduce && ++sums_ == 2) std::this_thread::sleep_for(kLate);
     right_.start(started.own);
   }
-  void give_up(NativeRequest& what) noexcept override {
+  void cancel(NativeRequest& what) noexcept override {
     for (Started& started : started_)
       if (started.callers == &what) started.callers = nullptr;
   }

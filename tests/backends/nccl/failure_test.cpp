@@ -184,11 +184,11 @@ TEST(NcclFailure, RankThatClosedIsNotAwaited) {
 /// A broken connection comes with an error of NCCL's and with the name of the rank that is gone: the name is reported.
 TEST(NcclFailure, ReportsRankInsteadOfRemoteError) {
   reset_fake();
-  std::latch met(2);
+  std::latch both_ready(2);
   std::latch broken(2);
   const auto errors = run_world(2, quick_options(), [&](Communicator& comm) {
     comm.barrier().wait();
-    met.arrive_and_wait();
+    both_ready.arrive_and_wait();
     if (comm.rank() == 1) break_link(1, ncclRemoteError);
     broken.arrive_and_wait();
     if (comm.rank() == 0) return std::this_thread::sleep_for(100ms);  // then it closes its communicator

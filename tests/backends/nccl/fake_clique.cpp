@@ -74,7 +74,7 @@ bool same_call(const Contribution& a, const Contribution& b) {
 
 }  // namespace
 
-bool Clique::meet(std::uint64_t number, int rank, const Contribution& part) {
+bool Clique::join(std::uint64_t number, int rank, const Contribution& part) {
   Round& round = rounds[number];
   round.parts.resize(static_cast<std::size_t>(size));
   round.parts[static_cast<std::size_t>(rank)] = part;

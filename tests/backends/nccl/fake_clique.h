@@ -62,7 +62,7 @@ struct Clique {
 
   /// Returns true once all ranks have called; then the result is computed. Never true if the ranks call different
   /// operations.
-  bool meet(std::uint64_t number, int rank, const Contribution& part);
+  bool join(std::uint64_t number, int rank, const Contribution& part);
   void match(int sender, int receiver);
 };
 

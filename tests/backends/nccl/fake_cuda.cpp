@@ -43,7 +43,7 @@ cudaError_t allocate(void** data, std::size_t bytes) {
   return cudaSuccess;
 }
 
-cudaError_t give_back(void* data) {
+cudaError_t free_memory(void* data) {
   const auto lock = fake_lock();
   if (data == nullptr) return cudaSuccess;
   --fake_state().counts.blocks;
@@ -193,9 +193,9 @@ void add_cuda(comm::nccl::NcclApi& api) {
   api.cudaGetDevice = get_device;
   api.cudaSetDevice = set_device;
   api.cudaMalloc = allocate;
-  api.cudaFree = give_back;
+  api.cudaFree = free_memory;
   api.cudaHostAlloc = [](void** data, std::size_t bytes, unsigned) { return allocate(data, bytes); };
-  api.cudaFreeHost = give_back;
+  api.cudaFreeHost = free_memory;
   api.cudaMemcpyAsync = copy;
   api.cudaMemsetAsync = set;
   api.cudaStreamCreateWithFlags = create_stream;

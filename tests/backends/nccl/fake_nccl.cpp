@@ -65,7 +65,7 @@ FakeStream::Task guarded(FakeComm& comm, FakeStream::Task task) {
 
 FakeStream::Task collective_task(FakeComm& comm, const Contribution& part) {
   return guarded(comm, [clique = comm.clique, number = comm.rounds++, rank = comm.rank, part] {
-    return clique->meet(number, rank, part);
+    return clique->join(number, rank, part);
   });
 }
 

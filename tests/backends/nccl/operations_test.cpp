@@ -324,10 +324,10 @@ TEST(NcclOperations, TrafficEqualsFormulas) {
     comm.gather(part.view(), whole.view(), 2).wait();
     if (r == 0) comm.send(part.view(), 1).wait();
     if (r == 1) comm.recv(part.view(), 0).wait();
-    const TrafficStats meter = comm.meter();
+    const TrafficStats traffic = comm.traffic();
     const auto expect = [&](OpKind kind, std::uint64_t count, int root) {
-      EXPECT_EQ(meter.of(kind).bytes_sent, direct_bytes_sent(kind, count, 4, 3, r, root)) << name_of(kind);
-      EXPECT_EQ(meter.of(kind).calls, 1u);
+      EXPECT_EQ(traffic.of(kind).bytes_sent, direct_bytes_sent(kind, count, 4, 3, r, root)) << name_of(kind);
+      EXPECT_EQ(traffic.of(kind).calls, 1u);
     };
     expect(OpKind::all_reduce, 30, 0);
     expect(OpKind::all_gather, 30, 0);
@@ -335,10 +335,10 @@ TEST(NcclOperations, TrafficEqualsFormulas) {
     expect(OpKind::broadcast, 30, 1);
     expect(OpKind::scatter, 30, 2);
     expect(OpKind::gather, 30, 2);
-    EXPECT_EQ(meter.of(OpKind::send).bytes_sent, r == 0 ? 40u : 0u);
-    EXPECT_EQ(std::accumulate(meter.bytes_to_peer.begin(), meter.bytes_to_peer.end(), std::uint64_t{0}),
-              meter.bytes_sent());
-    EXPECT_EQ(meter.bytes_to_peer[static_cast<std::size_t>(r)], 0u);
+    EXPECT_EQ(traffic.of(OpKind::send).bytes_sent, r == 0 ? 40u : 0u);
+    EXPECT_EQ(std::accumulate(traffic.bytes_to_peer.begin(), traffic.bytes_to_peer.end(), std::uint64_t{0}),
+              traffic.bytes_sent());
+    EXPECT_EQ(traffic.bytes_to_peer[static_cast<std::size_t>(r)], 0u);
   });
 }
 

@@ -20,13 +20,13 @@ constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16, DT
 std::ptrdiff_t first_other_bits(DType dtype, ReduceOp::Kind kind, int ranks) {
   constexpr std::size_t kCount = 3000;
   const std::size_t bytes = kCount * size_of(dtype);
-  std::vector<std::byte> pieces(bytes * static_cast<std::size_t>(ranks));
-  for (std::size_t i = 0; i < pieces.size(); ++i)
-    pieces[i] = static_cast<std::byte>(conformance::scramble(i + 77 * static_cast<std::size_t>(ranks)));
+  std::vector<std::byte> slices(bytes * static_cast<std::size_t>(ranks));
+  for (std::size_t i = 0; i < slices.size(); ++i)
+    slices[i] = static_cast<std::byte>(conformance::scramble(i + 77 * static_cast<std::size_t>(ranks)));
   std::vector<const void*> sources;
   std::vector<double> factors;
   for (int r = 0; r < ranks; ++r) {
-    sources.push_back(pieces.data() + static_cast<std::size_t>(r) * bytes);
+    sources.push_back(slices.data() + static_cast<std::size_t>(r) * bytes);
     factors.push_back(r + 1.3);
   }
   const ReduceOp op{kind, kind == ReduceOp::Kind::avg ? 3.0 : 0.0};
@@ -35,7 +35,7 @@ std::ptrdiff_t first_other_bits(DType dtype, ReduceOp::Kind kind, int ranks) {
   reduce_tree(op, dtype, sources, factors, want.data(), kCount);
   const int own = ranks / 2;
   const comm::nccl::TreeReduceArgs work{
-      op,    dtype,          ranks,       own,   sources[static_cast<std::size_t>(own)], pieces.data(),
+      op,    dtype,          ranks,       own,   sources[static_cast<std::size_t>(own)], slices.data(),
       bytes, factors.data(), have.data(), kCount};
   with_element(dtype, [&](auto zero) {
     for (std::size_t i = 0; i < kCount; ++i) comm::nccl::tree_element<decltype(zero)>(work, i);

@@ -31,7 +31,7 @@ View part_of(const View& view, int parts) {
 struct Simulated {
   explicit Simulated(int ranks, Network network = alpha_beta(nanoseconds(1000), 1e9))
       : world(make_world(ranks, clock, std::move(network))) {}
-  VirtualClock clock{VirtualClock::Machine::device};
+  VirtualClock clock{VirtualClock::Machine::asynchronous};
   std::unique_ptr<Stream> stream = clock.make_stream(kMeta);
   std::unique_ptr<Communicator> world;
 };
@@ -44,9 +44,9 @@ TEST(Simulation, CostsLatencyAndBytes) {
   s.world->all_reduce(whole, whole, ReduceOp::sum(), {.after = s.stream.get()}).wait_on(*s.stream);
   EXPECT_EQ(s.clock.time_of(*s.stream), 13000 + 2 * 1000 + 2 * 12000);
   EXPECT_EQ(s.clock.host_time(), 0);
-  EXPECT_EQ(s.world->meter().of(OpKind::all_gather).bytes_sent, 12000u);
-  EXPECT_EQ(s.world->meter().of(OpKind::all_reduce).bytes_sent, 24000u);
-  EXPECT_THAT(s.world->meter().bytes_to_peer, ElementsAre(12000, 12000, 12000, 0));
+  EXPECT_EQ(s.world->traffic().of(OpKind::all_gather).bytes_sent, 12000u);
+  EXPECT_EQ(s.world->traffic().of(OpKind::all_reduce).bytes_sent, 24000u);
+  EXPECT_THAT(s.world->traffic().bytes_to_peer, ElementsAre(12000, 12000, 12000, 0));
 }
 
 TEST(Simulation, OperationsWaitForStream) {
@@ -142,7 +142,7 @@ TEST(Simulation, EndsWithAbort) {
 }
 
 TEST(Simulation, RejectsInvalidNetwork) {
-  VirtualClock clock(VirtualClock::Machine::host);
+  VirtualClock clock(VirtualClock::Machine::synchronous);
   EXPECT_THROW(alpha_beta(nanoseconds(-1), 1), InvalidUsage);
   EXPECT_THROW(alpha_beta(nanoseconds(1), 0), InvalidUsage);
   EXPECT_THROW(make_world(0, clock, alpha_beta(nanoseconds(1), 1)), InvalidUsage);

@@ -17,9 +17,9 @@ namespace {
 
 using harness::FlippingProxy;
 
-constexpr std::size_t kCount = 30'000;                   // an all_reduce that uses pieces and short messages
+constexpr std::size_t kCount = 30'000;                   // an all_reduce that uses chunks and short messages
 constexpr std::size_t kChallenge = 4 + 32, kProof = 32;  // of the accepting side, before its first frame
-constexpr std::size_t kAnswer = 4 + 12 + 32 + 32 + 1;    // of the connecting side
+constexpr std::size_t kReply = 4 + 12 + 32 + 32 + 1;     // of the connecting side
 
 struct Outcome {
   std::vector<std::string> errors;  // by rank
@@ -73,7 +73,7 @@ void expect_damage(const Outcome& outcome, const std::string& what) {
 /// A byte of a frame that rank 0 sends (to_listener) or receives.
 FlippingProxy::Flip behind_handshake(bool to_listener, std::size_t at) {
   return {
-      .connection = 0, .to_listener = to_listener, .at = (to_listener ? kAnswer : kChallenge + kProof) + at, .bit = 3};
+      .connection = 0, .to_listener = to_listener, .at = (to_listener ? kReply : kChallenge + kProof) + at, .bit = 3};
 }
 
 class Streams : public testing::Test {
@@ -121,7 +121,7 @@ TEST_F(BitFlips, DetectsWrongResultWithoutChecksum) {  // negative control
 TEST_F(BitFlips, HandshakeIsRetried) {
   for (const bool to_listener : {true, false})
     for (const std::size_t at : {1, 10, 30, 60, 80}) {
-      if (at >= (to_listener ? kAnswer : kChallenge + kProof)) continue;
+      if (at >= (to_listener ? kReply : kChallenge + kProof)) continue;
       const Outcome outcome = run(FlippingProxy::Flip{.connection = 0, .to_listener = to_listener, .at = at, .bit = 0});
       EXPECT_TRUE(outcome.flipped);
       EXPECT_EQ(outcome.errors, std::vector<std::string>(2));

@@ -29,7 +29,7 @@ void expect_usable(const World& world) {
       const MessageTag tag{9, ++number, 0};
       const auto in = world[static_cast<std::size_t>(1 - from)]->receive(from, tag, bytes);
       const auto out = world[static_cast<std::size_t>(from)]->send(1 - from, tag, bytes);
-      ASSERT_TRUE(drive(world, [&] { return in->done && out->done; })) << world[0]->reason << world[1]->reason;
+      ASSERT_TRUE(poll_until(world, [&] { return in->done && out->done; })) << world[0]->reason << world[1]->reason;
       EXPECT_TRUE(intact(*in, bytes));
     }
   EXPECT_TRUE(world[0]->lost.empty() && world[1]->lost.empty());
@@ -46,7 +46,7 @@ struct HalfWay {
     out->message.sent = &sent;
     fill(*out);
     world[0]->transport->send(out->message);
-    EXPECT_TRUE(drive(world, [&] { return sent.load() > kLarge / 4; }));
+    EXPECT_TRUE(poll_until(world, [&] { return sent.load() > kLarge / 4; }));
     EXPECT_FALSE(in->done || out->done);
   }
 };
@@ -56,11 +56,11 @@ TEST(Cancel, HalfReceivedMessageIsNotWritten) {
   half.world[1]->transport->cancel(half.in->message);
   poison(*half.in);
   std::memset(static_cast<void*>(&half.in->message), 0, sizeof(Message));
-  ASSERT_TRUE(drive(half.world, [&] { return half.out->done; })) << "the sender is not held up";
-  settle(half.world);
+  ASSERT_TRUE(poll_until(half.world, [&] { return half.out->done; })) << "the sender is not held up";
+  poll_until_quiet(half.world);
   EXPECT_TRUE(still_poisoned(*half.in));
   EXPECT_FALSE(half.in->done);
-  EXPECT_EQ(half.world[1]->transport->peer(0)->inbox().entries(), 0U);
+  EXPECT_EQ(half.world[1]->transport->peer(0)->receive_queue().entries(), 0U);
   expect_usable(half.world);
   close(half.world);
 }
@@ -68,7 +68,7 @@ TEST(Cancel, HalfReceivedMessageIsNotWritten) {
 TEST(Cancel, DetectsWriteOfUncanceledReceive) {
   HalfWay half;
   poison(*half.in);
-  ASSERT_TRUE(drive(half.world, [&] { return half.out->done && half.in->done; }));
+  ASSERT_TRUE(poll_until(half.world, [&] { return half.out->done && half.in->done; }));
   EXPECT_FALSE(still_poisoned(*half.in));
 }
 
@@ -78,7 +78,7 @@ TEST(Cancel, HalfSentMessageCompletesFromCopy) {
   poison(*half.out);
   std::memset(static_cast<void*>(&half.out->message), 0, sizeof(Message));
   const std::uint64_t sent = half.sent.load();
-  ASSERT_TRUE(drive(half.world, [&] { return half.in->done; }));
+  ASSERT_TRUE(poll_until(half.world, [&] { return half.in->done; }));
   EXPECT_TRUE(intact(*half.in, kLarge)) << "it must be what it was when it was given up";
   EXPECT_FALSE(half.out->done);
   EXPECT_EQ(half.sent.load(), sent) << "the owner's counter may be gone";
@@ -89,7 +89,7 @@ TEST(Cancel, HalfSentMessageCompletesFromCopy) {
 TEST(Cancel, DetectsUncanceledSender) {
   HalfWay half;
   poison(*half.out);
-  ASSERT_TRUE(drive(half.world, [&] { return half.in->done; }));
+  ASSERT_TRUE(poll_until(half.world, [&] { return half.in->done; }));
   EXPECT_FALSE(intact(*half.in, kLarge));
 }
 
@@ -99,7 +99,7 @@ TEST(Cancel, SendAndReceive) {
   half.world[0]->transport->cancel(half.out->message);
   poison(*half.in);
   half.out.reset();
-  settle(half.world);
+  poll_until_quiet(half.world);
   EXPECT_TRUE(still_poisoned(*half.in));
   expect_usable(half.world);
   close(half.world);
@@ -111,15 +111,15 @@ TEST(Cancel, ReceiveBeforeItsMessage) {
   for (const std::size_t bytes :
        {std::size_t{0}, std::size_t{500}, kEagerLimit, kEagerLimit + 1, std::size_t{2 << 20}}) {
     auto in = world[1]->receive(0, {1, ++number, 0}, bytes);
-    settle(world, 2ms);
+    poll_until_quiet(world, 2ms);
     world[1]->transport->cancel(in->message);
     poison(*in);
     const auto out = world[0]->send(1, {1, number, 0}, bytes);
-    ASSERT_TRUE(drive(world, [&] { return out->done; })) << bytes;
-    settle(world);
+    ASSERT_TRUE(poll_until(world, [&] { return out->done; })) << bytes;
+    poll_until_quiet(world);
     EXPECT_TRUE(still_poisoned(*in));
-    EXPECT_EQ(world[1]->transport->peer(0)->inbox().entries(), 0U);
-    EXPECT_EQ(world[1]->transport->peer(0)->inbox().held(), 0U);
+    EXPECT_EQ(world[1]->transport->peer(0)->receive_queue().entries(), 0U);
+    EXPECT_EQ(world[1]->transport->peer(0)->receive_queue().held(), 0U);
   }
   expect_usable(world);
   close(world);
@@ -128,11 +128,11 @@ TEST(Cancel, ReceiveBeforeItsMessage) {
 TEST(Cancel, SendWithoutCts) {
   const World world = make_world(2, 2);
   auto out = world[0]->send(1, {1, 1, 0}, kLarge);
-  settle(world);  // its RTS has arrived
+  poll_until_quiet(world);  // its RTS has arrived
   world[0]->transport->cancel(out->message);
   out.reset();
   auto in = world[1]->receive(0, {1, 1, 0}, kLarge);
-  settle(world);
+  poll_until_quiet(world);
   EXPECT_FALSE(in->done);
   world[1]->transport->cancel(in->message);
   in.reset();
@@ -156,7 +156,7 @@ TEST(Cancel, EagerSendsThatWaitForCredit) {
     ++cancelled;
   }
   EXPECT_GT(cancelled, 30U);
-  settle(world);
+  poll_until_quiet(world);
   expect_usable(world);
   close(world);
 }
@@ -189,35 +189,35 @@ TEST(Cancel, HalfReceivedUnexpectedMessage) {
     world[1]->transport->cancel(in.back()->message);
     poison(*in.back());
   }
-  ASSERT_TRUE(drive(world, [&] { return world[0]->finished == 15; }));
-  settle(world);
+  ASSERT_TRUE(poll_until(world, [&] { return world[0]->finished == 15; }));
+  poll_until_quiet(world);
   for (const auto& test_message : in)
     EXPECT_TRUE(test_message->done ? intact(*test_message, kEagerLimit) : still_poisoned(*test_message));
-  EXPECT_EQ(world[1]->transport->peer(0)->inbox().held(), 0U);
+  EXPECT_EQ(world[1]->transport->peer(0)->receive_queue().held(), 0U);
   expect_usable(world);
   close(world);
 }
 
 /// Small messages that are never received use up eager credit, again and again.
-void send_in_vain(const World& world, std::uint32_t communicator, bool told_before) {
+void send_in_vain(const World& world, std::uint32_t communicator, bool discarded_before) {
   const auto& transport = world[1]->transport;
   std::vector<std::unique_ptr<TestMessage>> out, in;
-  if (told_before) transport->discard_communicator(communicator);
+  if (discarded_before) transport->discard_communicator(communicator);
   for (std::uint32_t i = 0; i < 5; ++i) out.push_back(world[0]->send(1, {communicator, i, 0}, kEagerLimit));
-  if (!told_before) in.push_back(world[1]->receive(0, {communicator, 100, 0}, 100));
-  settle(world, 2ms);
+  if (!discarded_before) in.push_back(world[1]->receive(0, {communicator, 100, 0}, 100));
+  poll_until_quiet(world, 2ms);
   for (auto& test_message : out) world[0]->transport->cancel(test_message->message);
-  if (told_before) return;
+  if (discarded_before) return;
   transport->cancel(in.front()->message);
   transport->discard_communicator(communicator);
 }
 
-bool goes_unasked(const World& world, const MessageTag& tag) {
+bool is_eager(const World& world, const MessageTag& tag) {
   const auto out = world[0]->send(1, tag, kEagerLimit);
-  const bool went = drive(
+  const bool went = poll_until(
       world, [&] { return out->done; }, 200ms);
   const auto in = world[1]->receive(0, tag, kEagerLimit);
-  EXPECT_TRUE(drive(world, [&] { return in->done && out->done; }));
+  EXPECT_TRUE(poll_until(world, [&] { return in->done && out->done; }));
   EXPECT_TRUE(intact(*in, kEagerLimit));
   return went;
 }
@@ -226,12 +226,12 @@ TEST(DiscardedCommunicator, ReleasesEagerCredit) {
   const World world = make_world(2, 1);
   for (std::uint32_t communicator = 10; communicator < 60; ++communicator) {
     send_in_vain(world, communicator, communicator % 2 == 0);
-    settle(world, 2ms);
-    EXPECT_EQ(world[1]->transport->peer(0)->inbox().held(), 0U);
-    EXPECT_EQ(world[1]->transport->peer(0)->inbox().entries(), 0U);
-    EXPECT_EQ(world[0]->transport->peer(1)->outbox().entries(), 0U);
+    poll_until_quiet(world, 2ms);
+    EXPECT_EQ(world[1]->transport->peer(0)->receive_queue().held(), 0U);
+    EXPECT_EQ(world[1]->transport->peer(0)->receive_queue().entries(), 0U);
+    EXPECT_EQ(world[0]->transport->peer(1)->send_queue().entries(), 0U);
   }
-  EXPECT_TRUE(goes_unasked(world, {2, 1, 0}));
+  EXPECT_TRUE(is_eager(world, {2, 1, 0}));
   expect_usable(world);
   close(world);
 }
@@ -241,27 +241,27 @@ TEST(DiscardedCommunicator, DetectsCommunicatorThatIsKept) {
   for (std::uint32_t communicator = 10; communicator < 14; ++communicator) {
     std::vector<std::unique_ptr<TestMessage>> out;
     for (std::uint32_t i = 0; i < 5; ++i) out.push_back(world[0]->send(1, {communicator, i, 0}, kEagerLimit));
-    settle(world, 2ms);
+    poll_until_quiet(world, 2ms);
     for (auto& test_message : out) world[0]->transport->cancel(test_message->message);
   }
-  EXPECT_FALSE(goes_unasked(world, {2, 1, 0}));
+  EXPECT_FALSE(is_eager(world, {2, 1, 0}));
 }
 
-/// Large messages, one of them announced and one half received, and CTS without an answer.
+/// Large messages, one of them with an RTS and one half received, and a CTS without a reply.
 TEST(DiscardedCommunicator, SupportsLargeMessagesInFlight) {
   HalfWay half;
-  const auto asked = half.world[1]->receive(0, {1, 2, 0}, kLarge);
-  const auto announced = half.world[0]->send(1, {1, 3, 0}, kLarge);
-  settle(half.world, 2ms);
+  const auto large_receive = half.world[1]->receive(0, {1, 2, 0}, kLarge);
+  const auto large_send = half.world[0]->send(1, {1, 3, 0}, kLarge);
+  poll_until_quiet(half.world, 2ms);
   half.world[0]->transport->cancel(half.out->message);
-  half.world[0]->transport->cancel(announced->message);
+  half.world[0]->transport->cancel(large_send->message);
   half.world[0]->transport->discard_communicator(1);
   half.world[1]->transport->cancel(half.in->message);
-  half.world[1]->transport->cancel(asked->message);
+  half.world[1]->transport->cancel(large_receive->message);
   half.world[1]->transport->discard_communicator(1);
-  settle(half.world);
-  EXPECT_EQ(half.world[0]->transport->peer(1)->outbox().entries(), 0U);
-  EXPECT_LE(half.world[1]->transport->peer(0)->inbox().entries(), 1U);  // the data of a CTS may still arrive
+  poll_until_quiet(half.world);
+  EXPECT_EQ(half.world[0]->transport->peer(1)->send_queue().entries(), 0U);
+  EXPECT_LE(half.world[1]->transport->peer(0)->receive_queue().entries(), 1U);  // the data of a CTS may still arrive
   expect_usable(half.world);
   close(half.world);
 }
@@ -270,7 +270,7 @@ TEST(Cancel, CompletedOperationIsUnaffected) {
   const World world = make_world(2, 1);
   const auto in = world[1]->receive(0, {1, 1, 0}, 100);
   const auto out = world[0]->send(1, {1, 1, 0}, 100);
-  ASSERT_TRUE(drive(world, [&] { return in->done && out->done; }));
+  ASSERT_TRUE(poll_until(world, [&] { return in->done && out->done; }));
   world[0]->transport->cancel(out->message);
   world[1]->transport->cancel(in->message);
   expect_usable(world);

@@ -34,7 +34,7 @@ void expect_working(const World& world) {
       const MessageTag tag{1, static_cast<std::uint32_t>(a->rank * 100 + b->rank), 0};
       const auto in = b->receive(a->rank, tag, 200'000);
       const auto out = a->send(b->rank, tag, 200'000);
-      ASSERT_TRUE(drive(world, [&] { return in->done && out->done; })) << a->reason << b->reason;
+      ASSERT_TRUE(poll_until(world, [&] { return in->done && out->done; })) << a->reason << b->reason;
       EXPECT_TRUE(intact(*in, 200'000));
     }
 }

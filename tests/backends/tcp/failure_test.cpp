@@ -25,10 +25,10 @@ TEST(Failure, ClosedConnectionLosesItsPeerOnce) {
     auto out = world[0]->test_message(1, {1, 1, 0}, 16 << 20);
     out->message.sent = &sent;
     world[0]->transport->send(out->message);
-    ASSERT_TRUE(drive(world, [&] { return sent.load() > 1 << 20; }));
+    ASSERT_TRUE(poll_until(world, [&] { return sent.load() > 1 << 20; }));
     ::shutdown(descriptor(*world[0], 1, stream), SHUT_RDWR);
-    ASSERT_TRUE(drive(world, [&] { return !world[0]->lost.empty() && !world[1]->lost.empty(); }));
-    settle(world);
+    ASSERT_TRUE(poll_until(world, [&] { return !world[0]->lost.empty() && !world[1]->lost.empty(); }));
+    poll_until_quiet(world);
     EXPECT_EQ(world[0]->lost, std::vector<int>{1});
     EXPECT_EQ(world[1]->lost, std::vector<int>{0});
     EXPECT_TRUE(world[2]->lost.empty());
@@ -40,7 +40,7 @@ TEST(Failure, ClosedConnectionLosesItsPeerOnce) {
     auto late = world[0]->send(1, {1, 2, 0}, 10);  // to a lost peer: it stays pending
     const auto other_in = world[2]->receive(0, {1, 1, 0}, 300'000);
     const auto other_out = world[0]->send(2, {1, 1, 0}, 300'000);
-    ASSERT_TRUE(drive(world, [&] { return other_in->done && other_out->done; }));
+    ASSERT_TRUE(poll_until(world, [&] { return other_in->done && other_out->done; }));
     EXPECT_TRUE(intact(*other_in, 300'000));
     EXPECT_FALSE(late->done);
     world[0]->transport->cancel(late->message);
@@ -52,7 +52,7 @@ TEST(Failure, InvalidFrameIsError) {
   const World world = make_world(2, 2);
   const std::string garbage(100, '!');
   ASSERT_EQ(::send(descriptor(*world[0], 1, 1), garbage.data(), garbage.size(), 0), 100);
-  ASSERT_TRUE(drive(world, [&] { return !world[1]->damage.empty() && !world[0]->lost.empty(); }));
+  ASSERT_TRUE(poll_until(world, [&] { return !world[1]->damage.empty() && !world[0]->lost.empty(); }));
   EXPECT_EQ(world[1]->damage, "from 0: bytes that are not a frame of this version");
   EXPECT_TRUE(world[1]->lost.empty());
 }
@@ -120,7 +120,7 @@ TEST(Failure, MessageToUnknownRankFailsTransport) {
 TEST(EpollWaiter, WakesOnMessage) {
   const World world = make_world(2, 1);
   const auto in = world[1]->receive(0, {1, 1, 0}, 100);
-  settle(world);
+  poll_until_quiet(world);
   std::promise<void> sleeps;  // a message that arrives slightly earlier must end the sleep as well
   std::thread other([&] {
     EXPECT_EQ(sleeps.get_future().wait_for(20s), std::future_status::ready);

@@ -17,7 +17,7 @@ using comm::tcp::FrameDecoder;
 using comm::tcp::FrameKind;
 using comm::tcp::kCredit;
 using comm::tcp::kEagerLimit;
-using comm::tcp::kPiece;
+using comm::tcp::kMaxChunk;
 
 using Bytes = std::vector<std::byte>;
 
@@ -45,7 +45,7 @@ std::string feed(FrameDecoder& reader, const Bytes& bytes, std::mt19937& random)
     }
     EXPECT_GT(taken, 0U);
     at += taken;
-    if (const std::string_view wrong = reader.take(taken); !wrong.empty()) return std::string(wrong);
+    if (const std::string_view wrong = reader.decode(taken); !wrong.empty()) return std::string(wrong);
   }
   return "";
 }
@@ -53,14 +53,14 @@ std::string feed(FrameDecoder& reader, const Bytes& bytes, std::mt19937& random)
 /// One side of a connection, without the connection: ten receives are posted.
 struct Side {
   Node node;
-  comm::tcp::SendQueue outbox;
-  comm::tcp::ReceiveQueue inbox{outbox};
+  comm::tcp::SendQueue send_queue;
+  comm::tcp::ReceiveQueue receive_queue{send_queue};
   FrameDecoder reader;
   std::vector<std::unique_ptr<TestMessage>> in;
-  explicit Side(bool checked = true) : outbox(2, checked), reader(inbox, checked) {
+  explicit Side(bool checked = true) : send_queue(2, checked), reader(receive_queue, checked) {
     for (std::uint32_t i = 0; i < 10; ++i) {
       in.push_back(node.test_message(0, {1, i, 0}, i % 2 == 0 ? 1000 * i : kEagerLimit + 1 + i * 20'000));
-      inbox.receive(in.back()->message);
+      receive_queue.receive(in.back()->message);
     }
   }
 };
@@ -74,17 +74,17 @@ Bytes good_frames() {
       continue;
     }
     for (std::size_t offset = 0; offset < total; offset += 50'000)
-      append(bytes, {.kind = FrameKind::piece,
+      append(bytes, {.kind = FrameKind::data,
                      .tag = {1, i, 0},
                      .length = static_cast<std::uint32_t>(std::min<std::size_t>(50'000, total - offset)),
                      .total = total,
                      .offset = offset});
   }
   append(bytes, {.kind = FrameKind::eager, .tag = {2, 0, 0}, .length = 30'000, .total = 30'000});
-  append(bytes, {.kind = FrameKind::announce, .tag = {2, 1, 0}});
-  append(bytes, {.kind = FrameKind::ready, .tag = {2, 2, 0}});
+  append(bytes, {.kind = FrameKind::rts, .tag = {2, 1, 0}});
+  append(bytes, {.kind = FrameKind::cts, .tag = {2, 2, 0}});
   append(bytes, {.kind = FrameKind::credit});
-  append(bytes, {.kind = FrameKind::bye});
+  append(bytes, {.kind = FrameKind::close});
   return bytes;
 }
 
@@ -95,7 +95,7 @@ TEST(Frames, AreDecodedFromAnyFragments) {  // control of the tests below
     EXPECT_EQ(feed(side.reader, good_frames(), random), "");
     EXPECT_EQ(side.node.finished, 10U);
     for (const auto& test_message : side.in) EXPECT_TRUE(intact(*test_message, test_message->memory.size()));
-    EXPECT_TRUE(side.reader.said_bye());
+    EXPECT_TRUE(side.reader.close_received());
   }
 }
 
@@ -122,17 +122,17 @@ TEST(Frames, SurviveRandomHeaders) {
       Frame frame;
       frame.kind = static_cast<FrameKind>(random() % 50 == 0 ? random() % 9 : random() % 5 + 1);
       frame.tag = {static_cast<std::uint32_t>(any({1, 1, 1, 2})), static_cast<std::uint32_t>(random() % 12), 0};
-      frame.announced = static_cast<std::uint16_t>(random() % 40 == 0 ? random() % 3 : 0);
-      frame.total = any(
-          {0, 1, 1000, 2000, 64'000, kEagerLimit, 85'537, 125'537, kPiece, ~std::uint64_t{0}, std::uint64_t{1} << 40});
-      frame.length =
-          static_cast<std::uint32_t>(random() % 2 == 0 ? std::min<std::uint64_t>(frame.total, kPiece)
-                                                       : any({0, 1, 5000, kPiece, kPiece + 1, ~std::uint32_t{0}}));
-      if (frame.kind != FrameKind::eager && frame.kind != FrameKind::piece && random() % 8 != 0) frame.length = 0;
+      frame.rts_sent = static_cast<std::uint16_t>(random() % 40 == 0 ? random() % 3 : 0);
+      frame.total = any({0, 1, 1000, 2000, 64'000, kEagerLimit, 85'537, 125'537, kMaxChunk, ~std::uint64_t{0},
+                         std::uint64_t{1} << 40});
+      frame.length = static_cast<std::uint32_t>(random() % 2 == 0
+                                                    ? std::min<std::uint64_t>(frame.total, kMaxChunk)
+                                                    : any({0, 1, 5000, kMaxChunk, kMaxChunk + 1, ~std::uint32_t{0}}));
+      if (frame.kind != FrameKind::eager && frame.kind != FrameKind::data && random() % 8 != 0) frame.length = 0;
       frame.offset = random() % 2 == 0 ? 0 : any({1, 1000, frame.total - frame.length, ~std::uint64_t{0}});
       frame.consumed = random() % 30 == 0 ? random() : 0;
       Frame as_sent = frame;
-      if (as_sent.length > kPiece) as_sent.length = 10;
+      if (as_sent.length > kMaxChunk) as_sent.length = 10;
       Bytes one;
       append(one, as_sent);
       frame.header_sum = header_sum_of(frame);
@@ -140,9 +140,9 @@ TEST(Frames, SurviveRandomHeaders) {
       bytes.insert(bytes.end(), one.begin(), one.end());
     }
     (feed(side.reader, bytes, random).empty() ? accepted : refused) += 1;
-    EXPECT_LE(side.inbox.held(), kCredit);
+    EXPECT_LE(side.receive_queue.held(), kCredit);
     for (const auto& test_message : side.in)
-      if (!test_message->done) side.inbox.cancel(test_message->message);
+      if (!test_message->done) side.receive_queue.cancel(test_message->message);
   }
   EXPECT_GT(refused, 300U);
   EXPECT_GT(accepted, 30U);
@@ -161,11 +161,11 @@ TEST(Frames, SurviveFlippedBits) {
     }
     EXPECT_NE(feed(side.reader, bytes, random), "");
     EXPECT_TRUE(side.reader.damaged());
-    EXPECT_LE(side.inbox.held(), kCredit);
+    EXPECT_LE(side.receive_queue.held(), kCredit);
   }
 }
 
-/// Flips one bit of a frame; the bytes arrive in pieces, so that content is compared in parts and as a whole.
+/// Flips one bit of a frame; the bytes arrive in chunks, so that content is compared in parts and as a whole.
 struct Flip {
   bool damaged = false;
   bool intact = false;  ///< of every complete message
@@ -181,7 +181,7 @@ Flip flip(const Bytes& good, std::size_t at, bool checked, unsigned seed) {
     if (test_message->done)
       result.intact &= intact(*test_message, test_message->memory.size());
     else
-      side.inbox.cancel(test_message->message);
+      side.receive_queue.cancel(test_message->message);
   }
   return result;
 }
@@ -213,23 +213,23 @@ TEST(Frames, MissFlippedPayloadBitWithoutChecksum) {  // negative control
 
 TEST(Frames, RejectProtocolViolations) {
   const Frame eager{.kind = FrameKind::eager, .tag = {1, 2, 0}, .length = 2000, .total = 2000};
-  const Frame unasked{.kind = FrameKind::piece, .tag = {3, 3, 3}, .length = 10, .total = 10};
-  const Frame ready{.kind = FrameKind::ready, .tag = {3, 3, 3}};
-  const Frame announce{.kind = FrameKind::announce, .tag = {3, 3, 3}};
-  const Frame piece{.kind = FrameKind::piece, .tag = {1, 1, 0}, .length = 100'000, .total = 165'637};
-  const Frame whole{.kind = FrameKind::piece, .tag = {1, 1, 0}, .length = 100'000, .total = 165'637, .offset = 50'000};
-  const Frame other{.kind = FrameKind::piece, .tag = {1, 1, 0}, .length = 10, .total = 165'638, .offset = 100'000};
-  const Frame bye{.kind = FrameKind::bye};
+  const Frame unrequested{.kind = FrameKind::data, .tag = {3, 3, 3}, .length = 10, .total = 10};
+  const Frame cts{.kind = FrameKind::cts, .tag = {3, 3, 3}};
+  const Frame rts{.kind = FrameKind::rts, .tag = {3, 3, 3}};
+  const Frame chunk{.kind = FrameKind::data, .tag = {1, 1, 0}, .length = 100'000, .total = 165'637};
+  const Frame whole{.kind = FrameKind::data, .tag = {1, 1, 0}, .length = 100'000, .total = 165'637, .offset = 50'000};
+  const Frame other{.kind = FrameKind::data, .tag = {1, 1, 0}, .length = 10, .total = 165'638, .offset = 100'000};
+  const Frame close{.kind = FrameKind::close};
   Frame greedy;
   greedy.consumed = 1;
   const std::vector<std::pair<std::vector<Frame>, std::string>> cases = {
       {{greedy}, "a credit for more than was sent"},
-      {{unasked}, "a chunk of a message that was not requested"},
-      {{ready, ready}, "two CTS for one message"},
-      {{announce, announce}, "two RTS for one message"},
-      {{piece, whole}, "more bytes than the message has"},
-      {{piece, other}, "chunks with different lengths of their message"},
-      {{bye, eager}, "bytes after its last frame"}};
+      {{unrequested}, "a chunk of a message that was not requested"},
+      {{cts, cts}, "two CTS for one message"},
+      {{rts, rts}, "two RTS for one message"},
+      {{chunk, whole}, "more bytes than the message has"},
+      {{chunk, other}, "chunks with different lengths of their message"},
+      {{close, eager}, "bytes after its last frame"}};
   for (const auto& [frames, wrong] : cases) {
     std::mt19937 random(1);
     Side side;

@@ -12,11 +12,21 @@ namespace {
 
 using comm::tcp::kCredit;
 using comm::tcp::kEagerLimit;
-using comm::tcp::kPiece;
+using comm::tcp::kMaxChunk;
 
 std::vector<std::size_t> sizes(std::mt19937& random) {
-  std::vector<std::size_t> all = {
-      0, 1, 7, 4097, 16336, 16384, kEagerLimit, kPiece, kPiece + 1, kEagerLimit - 1, kEagerLimit + 1, 3 * kPiece + 5};
+  std::vector<std::size_t> all = {0,
+                                  1,
+                                  7,
+                                  4097,
+                                  16336,
+                                  16384,
+                                  kEagerLimit,
+                                  kMaxChunk,
+                                  kMaxChunk + 1,
+                                  kEagerLimit - 1,
+                                  kEagerLimit + 1,
+                                  3 * kMaxChunk + 5};
   std::uniform_int_distribution<int> magnitude(0, 20);
   for (int i = 0; i < 100; ++i) all.push_back(random() % (std::size_t{1} << magnitude(random)));
   return all;
@@ -113,14 +123,14 @@ TEST(Messages, LargeMessageWaitsForCts) {
   fill(*out);
   out->message.sent = &sent;
   world[0]->transport->send(out->message);
-  settle(world);
+  poll_until_quiet(world);
   EXPECT_EQ(sent.load(), 0U);
   const auto in = world[1]->receive(0, {1, 1, 0}, kEagerLimit + 1);
-  ASSERT_TRUE(drive(world, [&] { return in->done && out->done; }));
+  ASSERT_TRUE(poll_until(world, [&] { return in->done && out->done; }));
   EXPECT_EQ(sent.load(), kEagerLimit + 1);
   EXPECT_TRUE(intact(*in, in->memory.size()));
-  EXPECT_EQ(world[0]->transport->peer(1)->outbox().entries(), 0U);
-  EXPECT_EQ(world[1]->transport->peer(0)->inbox().entries(), 0U);
+  EXPECT_EQ(world[0]->transport->peer(1)->send_queue().entries(), 0U);
+  EXPECT_EQ(world[1]->transport->peer(0)->receive_queue().entries(), 0U);
   close(world);
 }
 
@@ -130,21 +140,22 @@ TEST(Messages, UnexpectedMessagesAreBoundedAndBlockNoOther) {
   const auto length = [](std::uint32_t i) { return std::size_t{i * 37 % 5000}; };
   std::vector<std::unique_ptr<TestMessage>> out, in;
   for (std::uint32_t i = 0; i < kCount; ++i) out.push_back(world[0]->send(1, {1, i, 0}, length(i)));
-  settle(world);
-  EXPECT_LE(world[1]->transport->peer(0)->inbox().held(), kCredit);
-  EXPECT_GT(world[1]->transport->peer(0)->inbox().held(), kCredit / 2);
+  poll_until_quiet(world);
+  EXPECT_LE(world[1]->transport->peer(0)->receive_queue().held(), kCredit);
+  EXPECT_GT(world[1]->transport->peer(0)->receive_queue().held(), kCredit / 2);
   EXPECT_LT(world[0]->finished, kCount);
 
-  for (const std::size_t bytes : {std::size_t{0}, std::size_t{100}, 3 * kPiece}) {  // other messages still get through
+  for (const std::size_t bytes :
+       {std::size_t{0}, std::size_t{100}, 3 * kMaxChunk}) {  // other messages still get through
     const auto later = world[0]->send(1, {2, static_cast<std::uint32_t>(bytes), 0}, bytes);
     const auto expected = world[1]->receive(0, {2, static_cast<std::uint32_t>(bytes), 0}, bytes);
-    ASSERT_TRUE(drive(world, [&] { return later->done && expected->done; })) << bytes;
+    ASSERT_TRUE(poll_until(world, [&] { return later->done && expected->done; })) << bytes;
     EXPECT_TRUE(intact(*expected, bytes));
   }
   for (std::uint32_t i = kCount; i-- > 0;) in.push_back(world[1]->receive(0, {1, i, 0}, length(i)));
-  ASSERT_TRUE(drive(world, [&] { return world[0]->finished == kCount + 3 && world[1]->finished == kCount + 3; }));
+  ASSERT_TRUE(poll_until(world, [&] { return world[0]->finished == kCount + 3 && world[1]->finished == kCount + 3; }));
   for (const auto& test_message : in) EXPECT_TRUE(intact(*test_message, test_message->memory.size()));
-  EXPECT_EQ(world[1]->transport->peer(0)->inbox().held(), 0U);
+  EXPECT_EQ(world[1]->transport->peer(0)->receive_queue().held(), 0U);
   close(world);
 }
 
@@ -153,16 +164,16 @@ TEST(Messages, OneWayStreamNeverRunsOutOfCredit) {
   for (std::uint32_t i = 0; i < 2000; ++i) {
     const auto in = world[1]->receive(0, {1, i, 0}, 3000);
     const auto out = world[0]->send(1, {1, i, 0}, 3000);
-    ASSERT_TRUE(drive(world, [&] { return in->done && out->done; })) << i;
+    ASSERT_TRUE(poll_until(world, [&] { return in->done && out->done; })) << i;
   }
   // Without credit, messages would have used the rendezvous protocol.
-  EXPECT_EQ(world[1]->transport->peer(0)->inbox().announcements(), 0U);
+  EXPECT_EQ(world[1]->transport->peer(0)->receive_queue().rts_count(), 0U);
   close(world);
 }
 
 TEST(Messages, ReportTheirLength) {
   const World world = make_world(2, 2);
-  const std::vector<std::size_t> lengths = {0, 10, 3000, kEagerLimit, kEagerLimit + 1, 2 * kPiece + 3};
+  const std::vector<std::size_t> lengths = {0, 10, 3000, kEagerLimit, kEagerLimit + 1, 2 * kMaxChunk + 3};
   std::uint32_t number = 0;
   for (const std::size_t sent : lengths)
     for (const std::size_t expected : lengths)
@@ -171,15 +182,15 @@ TEST(Messages, ReportTheirLength) {
         std::unique_ptr<TestMessage> in;
         if (early) in = world[1]->receive(0, tag, expected);
         const auto out = world[0]->send(1, tag, sent);
-        if (!early) settle(world, 2ms);
+        if (!early) poll_until_quiet(world, 2ms);
         if (!early) in = world[1]->receive(0, tag, expected);
-        ASSERT_TRUE(drive(world, [&] { return in->done && out->done; })) << sent << " for " << expected;
+        ASSERT_TRUE(poll_until(world, [&] { return in->done && out->done; })) << sent << " for " << expected;
         EXPECT_EQ(in->came, sent);
         EXPECT_TRUE(intact(*in, std::min(sent, expected)));
       }
   const auto out = world[0]->send(1, {2, 0, 0}, 5000);  // the connection still works
   const auto in = world[1]->receive(0, {2, 0, 0}, 5000);
-  ASSERT_TRUE(drive(world, [&] { return in->done && out->done; }));
+  ASSERT_TRUE(poll_until(world, [&] { return in->done && out->done; }));
   EXPECT_TRUE(intact(*in, 5000));
   close(world);
 }

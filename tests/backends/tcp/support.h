@@ -165,8 +165,8 @@ inline World make_world(int ranks, int streams) {
 }
 
 /// One thread polls all ranks in turns until the condition holds. False: timeout.
-inline bool drive(const World& world, const std::function<bool()>& reached,
-                  std::chrono::milliseconds time = kPatience) {
+inline bool poll_until(const World& world, const std::function<bool()>& reached,
+                       std::chrono::milliseconds time = kPatience) {
   const auto end = Clock::now() + time;
   for (std::uint32_t turn = 1; !reached(); ++turn) {
     if (Clock::now() > end) return false;
@@ -177,7 +177,7 @@ inline bool drive(const World& world, const std::function<bool()>& reached,
 }
 
 /// Polls until there is no progress for a while.
-inline void settle(const World& world, std::chrono::milliseconds quiet = 20ms) {
+inline void poll_until_quiet(const World& world, std::chrono::milliseconds quiet = 20ms) {
   auto last = Clock::now();
   for (std::uint32_t turn = 1; Clock::now() - last < quiet; ++turn)
     for (const auto& node : world)

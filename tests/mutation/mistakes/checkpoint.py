@@ -18,16 +18,16 @@ MISTAKES = [
             ORDER, "after a power failure the checkpoint that `latest` names lacks its data"),
     mistake("index-not-flushed", "src/nn/atomic_file.cpp", "  if (::fsync(file_) != 0) throw base::system_error(\"fsync of \" + path_);\n", "",
             ORDER, "after a power failure the checkpoint that `latest` names lacks its index or manifests"),
-    mistake("rename-not-flushed", "src/nn/atomic_file.cpp", "  ::fsync(folder);\n", "",
+    mistake("rename-not-flushed", "src/nn/atomic_file.cpp", "  ::fsync(directory);\n", "",
             ORDER, "after a power failure `latest` is the old one, though older steps are removed"),
-    mistake("step-name-not-flushed", "src/fsdp/checkpoint/writer.cpp", "    checkpoint::flush_folder(options_.folder);\n", "",
+    mistake("step-name-not-flushed", "src/fsdp/checkpoint/writer.cpp", "    checkpoint::flush_directory(options_.directory);\n", "",
             ORDER, "`latest` names a folder that doesn't exist"),
     mistake("folder-flush-does-nothing", "src/fsdp/checkpoint/shard_file_writer.cpp", "  const int done = ::fsync(file);\n", "  const int done = 0;\n",
             ORDER, "`latest` is the old one or names a folder that doesn't exist"),
-    mistake("latest-before-the-step", "src/fsdp/checkpoint/writer.cpp", "    fs::rename(partial_, final_);\n    checkpoint::flush_folder(options_.folder);\n"
-            "    nn::write_file_atomically((fs::path(options_.folder) / kLatest).string(), final_.filename().string() + \"\\n\");",
-            "    nn::write_file_atomically((fs::path(options_.folder) / kLatest).string(), final_.filename().string() + \"\\n\");\n"
-            "    fs::rename(partial_, final_);\n    checkpoint::flush_folder(options_.folder);",
+    mistake("latest-before-the-step", "src/fsdp/checkpoint/writer.cpp", "    fs::rename(partial_, final_);\n    checkpoint::flush_directory(options_.directory);\n"
+            "    nn::write_file_atomically((fs::path(options_.directory) / kLatest).string(), final_.filename().string() + \"\\n\");",
+            "    nn::write_file_atomically((fs::path(options_.directory) / kLatest).string(), final_.filename().string() + \"\\n\");\n"
+            "    fs::rename(partial_, final_);\n    checkpoint::flush_directory(options_.directory);",
             ORDER, "after a crash `latest` names a step that doesn't exist"),
     mistake("old-step-deleted-first", "src/fsdp/checkpoint/writer.cpp", "      fs::rename(final_, old);", "      remove_step(final_);",
             REPLACING, "a crash during the replacement of a step leaves neither"),
@@ -75,7 +75,7 @@ MISTAKES = [
     mistake("length-not-compared", "src/fsdp/checkpoint/reader.cpp", "    if (file.bytes != manifest_.file_bytes)", "    if (file.bytes == 0)", r"^fsdp_checkpoint\.CheckpointCorruption", "a file of another length is read"),
     mistake("damaged-newest-passed-over", "src/fsdp/checkpoint/reader.cpp", "  if (!steps.damaged.empty())\n", "  if (steps.whole.empty() && !steps.damaged.empty())\n",
             (CHECKPOINTS, r"^tools\.checkpoint$"), "a run silently resumes from an older step"),
-    mistake("read-at-piece-begin", "src/fsdp/checkpoint/reader.cpp", "static_cast<std::uint64_t>(range.begin - piece.range.begin) * element", "static_cast<std::uint64_t>(range.begin) * element",
+    mistake("read-at-piece-begin", "src/fsdp/checkpoint/reader.cpp", "static_cast<std::uint64_t>(range.begin - slice.range.begin) * element", "static_cast<std::uint64_t>(range.begin) * element",
             CHECKPOINTS, "another world size reads other elements"),
     mistake("resumed-moments-alike", "src/fsdp/checkpoint/restorer.cpp", "float* out) { checkpoint.read(parameter.name(), state, range, out); },",
             "float* out) { checkpoint.read(parameter.name(), 0 * state, range, out); },", CHECKPOINTS, "a resumed run uses first moments as second ones"),

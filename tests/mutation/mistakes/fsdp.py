@@ -89,7 +89,7 @@ MISTAKES = [
             PERIOD, "a second training starts with the outer momentum of the first"),
     mistake("outer-momentum-not-saved", "src/fsdp/engine/replica_sync.cpp", "    if (flat.outer_momentum) add(\"outer_momentum\", FlatParameter::f32_at(flat.outer_momentum, 0));\n", "",
             PERIOD, "diloco resumes from a checkpoint without its outer momentum"),
-    mistake("replicas-narrow-values-not-published", "src/fsdp/engine/replica_sync.cpp", "    if (flat.anchor && flat.masters)\n", "    if (flat.anchor && flat.masters && false)\n",
+    mistake("replicas-narrow-values-not-published", "src/fsdp/engine/replica_sync.cpp", "    if (flat.anchor && flat.master_weights)\n", "    if (flat.anchor && flat.master_weights && false)\n",
             PERIOD, "bf16 replicas resume with the common values instead of their own"),
     mistake("scaler-forgets-to-begin-anew", "src/fsdp/gradient_scaler.cpp",
             "    next = {.scale = state_.scale * options_.backoff, .skipped_steps = state_.skipped_steps + 1};",

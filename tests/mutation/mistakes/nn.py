@@ -34,7 +34,7 @@ MISTAKES = [
     mistake("safetensors-beyond-the-end", "src/nn/safetensors.cpp", "range.begin > range.end || range.end > entry.count())", "range.begin > range.end || range.end > entry.count() + 1)", r"^nn\.Safetensors", "a range may read a neighbour's element"),
     mistake("safetensors-half-written", "src/nn/io/safetensors_writer.cpp", "    if (place.written != place.count)\n", "    if (place.written > place.count)\n", r"^nn\.Safetensors", "an export without all elements counts as complete"),
     mistake("tied-head-read-twice", "src/nn/hf_checkpoint.cpp", "(config_.tied && name == \"lm_head.weight\")", "(config_.tied && name == \"lm_head.bias\")", r"^nn\.HfCheckpoints", "folders of transformers with tied weights don't open"),
-    mistake("config-before-weights", "src/nn/hf_checkpoint.cpp", "  writer_.commit();\n  write_file_atomically(folder_ + \"/config.json\", config_json(config_));", "  writer_.commit();", (r"^nn\.HfCheckpoints", r"^tools\.training$"), "an exported folder has no config.json"),
+    mistake("config-before-weights", "src/nn/hf_checkpoint.cpp", "  writer_.commit();\n  write_file_atomically(directory_ + \"/config.json\", config_json(config_));", "  writer_.commit();", (r"^nn\.HfCheckpoints", r"^tools\.training$"), "an exported folder has no config.json"),
     mistake("pool-error-kept", "src/nn/thread_pool.cpp", "    failed_.store(false, std::memory_order_relaxed);\n    busy_", "    busy_", r"^nn_thread_pool\.", "after an exception no kernel runs"),
     mistake("encoding-not-trained-check", "src/nn/module.cpp", "  parameter.tensor_.set_requires_grad(false);\n  parameter.init_", "  parameter.init_", (r"^nn\.", r"^fsdp_lora\."), "NF4 weights are trained as bytes"),
 

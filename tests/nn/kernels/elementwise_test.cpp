@@ -102,12 +102,12 @@ bool placeless(Kernel kernel) {
   const std::vector<T> x = random_vector<T>(n, 11, 2);
   std::vector<T> whole(n);
   kernel(x.data(), whole.data(), n);
-  for (const std::size_t cut : {1u, 2u, 3u, 8u, 15u, 64u, 100u, 198u}) {
-    std::vector<T> parts(n), shifted(n + cut);
-    kernel(x.data(), parts.data(), cut);
-    kernel(x.data() + cut, parts.data() + cut, n - cut);
-    kernel(x.data(), shifted.data() + cut, n);
-    shifted.erase(shifted.begin(), shifted.begin() + static_cast<long>(cut));
+  for (const std::size_t split_at : {1u, 2u, 3u, 8u, 15u, 64u, 100u, 198u}) {
+    std::vector<T> parts(n), shifted(n + split_at);
+    kernel(x.data(), parts.data(), split_at);
+    kernel(x.data() + split_at, parts.data() + split_at, n - split_at);
+    kernel(x.data(), shifted.data() + split_at, n);
+    shifted.erase(shifted.begin(), shifted.begin() + static_cast<long>(split_at));
     if (!same_bits(parts, whole) || !same_bits(shifted, whole)) return false;
   }
   return true;
@@ -236,18 +236,18 @@ TEST(Convert, SixteenBits) {
   ThreadPool pool(2);
   const std::size_t n = 20011;
   const std::vector<float> x = random_vector<float>(n, 1, 100);
-  std::vector<base::f16> half(n);
-  std::vector<base::bf16> brain(n);
-  std::vector<float> from_half(n), from_brain(n);
-  convert(pool, x.data(), half.data(), n);
-  convert(pool, x.data(), brain.data(), n);
-  convert(pool, half.data(), from_half.data(), n);
-  convert(pool, brain.data(), from_brain.data(), n);
+  std::vector<base::f16> f16_values(n);
+  std::vector<base::bf16> bf16_values(n);
+  std::vector<float> from_f16(n), from_bf16(n);
+  convert(pool, x.data(), f16_values.data(), n);
+  convert(pool, x.data(), bf16_values.data(), n);
+  convert(pool, f16_values.data(), from_f16.data(), n);
+  convert(pool, bf16_values.data(), from_bf16.data(), n);
   for (std::size_t i = 0; i < n; ++i) {
-    ASSERT_EQ(half[i].bits, base::f16(x[i]).bits);
-    ASSERT_EQ(brain[i].bits, base::bf16(x[i]).bits);
-    ASSERT_EQ(from_half[i], static_cast<float>(half[i]));
-    ASSERT_EQ(from_brain[i], static_cast<float>(brain[i]));
+    ASSERT_EQ(f16_values[i].bits, base::f16(x[i]).bits);
+    ASSERT_EQ(bf16_values[i].bits, base::bf16(x[i]).bits);
+    ASSERT_EQ(from_f16[i], static_cast<float>(f16_values[i]));
+    ASSERT_EQ(from_bf16[i], static_cast<float>(bf16_values[i]));
   }
 }
 

@@ -38,27 +38,27 @@ std::vector<double> adam_reference(const AdamStep<T>& o) {
 }
 
 template <class T>
-std::vector<T> adam_run(AdamStep<T> o, const std::vector<std::size_t>& cuts, std::size_t threads) {
+std::vector<T> adam_run(AdamStep<T> o, const std::vector<std::size_t>& bounds, std::size_t threads) {
   ThreadPool pool(threads);
   std::vector<T> p = random_vector<T>(kCount, 1), m(kCount), v(kCount), top(kCount);
   const bool amsgrad = o.max_second_moment != nullptr;
   for (o.step = 1; o.step <= kSteps; ++o.step) {
     const std::vector<T> g = gradient_of<T>(o.step);
-    for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
-      const std::size_t at = cuts[i];
+    for (std::size_t i = 0; i + 1 < bounds.size(); ++i) {
+      const std::size_t at = bounds[i];
       o.parameter = p.data() + at;
       o.gradient = g.data() + at;
       o.first_moment = m.data() + at;
       o.second_moment = v.data() + at;
       o.max_second_moment = amsgrad ? top.data() + at : nullptr;
-      o.count = cuts[i + 1] - at;
+      o.count = bounds[i + 1] - at;
       adam_step(pool, o);
     }
   }
   return p;
 }
 
-const std::vector<std::size_t> kWhole = {0, kCount}, kCut = {0, 1, 9, 31, 64, 65, 132, kCount};
+const std::vector<std::size_t> kWhole = {0, kCount}, kParts = {0, 1, 9, 31, 64, 65, 132, kCount};
 
 template <class T>
 std::vector<AdamStep<T>> adam_settings() {
@@ -90,8 +90,8 @@ TEST(Adam, EqualsReference) {
 TEST(Adam, ShardBoundariesChangeNoBit) {
   for (const auto& setting : adam_settings<float>()) {
     const auto whole = adam_run(setting, kWhole, 1);
-    EXPECT_TRUE(same_bits(adam_run(setting, kCut, 1), whole));
-    EXPECT_TRUE(same_bits(adam_run(setting, kCut, 3), whole));
+    EXPECT_TRUE(same_bits(adam_run(setting, kParts, 1), whole));
+    EXPECT_TRUE(same_bits(adam_run(setting, kParts, 3), whole));
   }
   ThreadPool pool;
   EXPECT_THROW(adam_step<float>(pool, {.step = 0}), base::InvalidUsage);
@@ -115,16 +115,16 @@ std::vector<double> sgd_reference(const SgdStep<T>& o) {
 }
 
 template <class T>
-std::vector<T> sgd_run(SgdStep<T> o, const std::vector<std::size_t>& cuts, std::size_t threads) {
+std::vector<T> sgd_run(SgdStep<T> o, const std::vector<std::size_t>& bounds, std::size_t threads) {
   ThreadPool pool(threads);
   std::vector<T> p = random_vector<T>(kCount, 1), buffer(kCount, T(NAN));
   for (std::uint64_t t = 1; t <= kSteps; ++t) {
     const std::vector<T> g = gradient_of<T>(t);
-    for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
-      o.parameter = p.data() + cuts[i];
-      o.gradient = g.data() + cuts[i];
-      o.momentum_buffer = o.momentum != 0 ? buffer.data() + cuts[i] : nullptr;
-      o.count = cuts[i + 1] - cuts[i];
+    for (std::size_t i = 0; i + 1 < bounds.size(); ++i) {
+      o.parameter = p.data() + bounds[i];
+      o.gradient = g.data() + bounds[i];
+      o.momentum_buffer = o.momentum != 0 ? buffer.data() + bounds[i] : nullptr;
+      o.count = bounds[i + 1] - bounds[i];
       o.first_step = t == 1;
       sgd_step(pool, o);
     }
@@ -151,7 +151,7 @@ TEST(Sgd, EqualsReferenceForAnySlices) {
     EXPECT_LT(relative_difference(sgd_run(in_double[i], kWhole, 1), expected), 1e-13) << i;
     const auto whole = sgd_run(in_float[i], kWhole, 1);
     EXPECT_LT(relative_difference(whole, expected), 2e-6) << i;
-    EXPECT_TRUE(same_bits(sgd_run(in_float[i], kCut, 2), whole));
+    EXPECT_TRUE(same_bits(sgd_run(in_float[i], kParts, 2), whole));
     if (i > 0) {
       EXPECT_GT(relative_difference(sgd_reference(in_double[0]), expected), 1e-4) << i;
     }

@@ -5,7 +5,7 @@
 
 #include "tessera/nn/ops/arithmetic.h"
 #include "tests/nn/ops/finite_differences.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::nn::test {
 namespace {

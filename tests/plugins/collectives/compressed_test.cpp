@@ -8,33 +8,33 @@
 namespace tessera::collectives {
 namespace {
 
-using nn::kernels::encoded_bytes;
+using nn::kernels::compressed_bytes;
 
 const std::vector<nn::Shape> kShapes = {{7, 300}, {301}, {3, 5}};
 
 struct Case {
   World world;
-  Encoding encoding;
+  Compression compression;
   friend void PrintTo(const Case& c, std::ostream* out) { *out << c.world.ranks << " ranks over " << c.world.backend; }
 };
 
 class CompressedCollectives : public testing::TestWithParam<Case> {
  protected:
   Results run(OpKind collective, const std::function<std::vector<float>(Bench&)>& body, bool feedback = false) const {
-    const CompressionOptions options{collective, GetParam().encoding, feedback};
+    const CompressionOptions options{collective, GetParam().compression, feedback};
     return on_ranks(
         GetParam().world, collective, kShapes, [&] { return std::make_unique<CompressedCollective>(options); }, body);
   }
   /// Encodes and decodes.
   std::vector<float> rounded(const std::vector<float>& values) const {
     nn::Context context;
-    std::vector<std::byte> wire(encoded_bytes(GetParam().encoding, values.size()));
+    std::vector<std::byte> wire(compressed_bytes(GetParam().compression, values.size()));
     std::vector<float> back(values.size());
-    const nn::kernels::SumEncodedArgs decode{
-        .encoding = GetParam().encoding, .in = wire.data(), .out = back.data(), .count = values.size()};
-    context.device_kernels().encode(context.stream(),
-                                    {GetParam().encoding, values.data(), base::DType::f32, values.size(), wire.data()});
-    context.device_kernels().sum_encoded(context.stream(), decode);
+    const nn::kernels::SumCompressedArgs decode{
+        .compression = GetParam().compression, .in = wire.data(), .out = back.data(), .count = values.size()};
+    context.device_kernels().compress(
+        context.stream(), {GetParam().compression, values.data(), base::DType::f32, values.size(), wire.data()});
+    context.device_kernels().sum_compressed(context.stream(), decode);
     return back;
   }
   /// Each rank's padded flat parameter; part_of: the slice of `owner`.
@@ -99,16 +99,17 @@ TEST_P(CompressedCollectives, TrafficEqualsCost) {
     run(collective, [&](Bench& bench) {
       const int rank = bench.channel().rank(), ranks = bench.channel().size();
       const std::vector<float> all = values_of(rank, bench.padded());
-      const comm::TrafficStats before = bench.channel().meter();
+      const comm::TrafficStats before = bench.channel().traffic();
       bench.run(collective == OpKind::all_gather ? part_of(all, rank) : all);
       bench.channel().barrier().wait();  // then all ranks have read this rank's data
-      const comm::TrafficStats moved = bench.channel().meter() - before;
+      const comm::TrafficStats moved = bench.channel().traffic() - before;
       const std::uint64_t part = bench.padded() / static_cast<std::size_t>(ranks);
-      const std::uint64_t encoded = GetParam().encoding == Encoding::bf16 ? 2 * part : part + 4 * ((part + 255) / 256);
+      const std::uint64_t encoded =
+          GetParam().compression == Compression::bf16 ? 2 * part : part + 4 * ((part + 255) / 256);
       const std::uint64_t hops = collective == OpKind::all_reduce ? 2 : 1;
       EXPECT_EQ(moved.bytes_sent(), hops * encoded * static_cast<std::uint64_t>(ranks - 1));
       const fsdp::CollectiveCost cost =
-          encoded_cost({collective, GetParam().encoding}, {bench.padded(), base::DType::f32, ranks});
+          compressed_cost({collective, GetParam().compression}, {bench.padded(), base::DType::f32, ranks});
       EXPECT_EQ(cost.bytes, moved.bytes_sent());
       EXPECT_EQ(cost.calls, moved.calls() - 1);  // without the barrier
       EXPECT_EQ(bench.plugin().stats().sent, moved.bytes_sent());
@@ -151,28 +152,28 @@ TEST_P(CompressedCollectives, ErrorFeedbackCompensatesRounding) {
           feedback);
       return *std::max_element(worst.begin(), worst.end());
     };
-    const double step = GetParam().encoding == Encoding::int8 ? 5.0 / 127 : 5.0 / 256;  // step of values up to 5
+    const double step = GetParam().compression == Compression::int8 ? 5.0 / 127 : 5.0 / 256;  // step of values up to 5
     EXPECT_LT(error_of_mean(true), 2 * step / kSteps);
     EXPECT_GT(error_of_mean(false), 4 * step / kSteps);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, CompressedCollectives,
-                         testing::Values(Case{{1}, Encoding::int8}, Case{{2}, Encoding::int8},
-                                         Case{{3}, Encoding::int8}, Case{{4}, Encoding::int8},
-                                         Case{{2, "tcp"}, Encoding::int8}, Case{{2, "shm", true}, Encoding::int8},
-                                         Case{{3, "shm", true}, Encoding::bf16}, Case{{2}, Encoding::bf16},
-                                         Case{{4, "tcp"}, Encoding::bf16}),
+                         testing::Values(Case{{1}, Compression::int8}, Case{{2}, Compression::int8},
+                                         Case{{3}, Compression::int8}, Case{{4}, Compression::int8},
+                                         Case{{2, "tcp"}, Compression::int8}, Case{{2, "shm", true}, Compression::int8},
+                                         Case{{3, "shm", true}, Compression::bf16}, Case{{2}, Compression::bf16},
+                                         Case{{4, "tcp"}, Compression::bf16}),
                          [](const auto& test) {
                            const Case& c = test.param;
-                           return std::string(c.encoding == Encoding::bf16 ? "bf16" : "int8") + "_" +
+                           return std::string(c.compression == Compression::bf16 ? "bf16" : "int8") + "_" +
                                   std::to_string(c.world.ranks) + "_" + c.world.backend + (c.world.lazy ? "_lazy" : "");
                          });
 
 TEST(CompressedCollective, SendsHalfPrecisionUnchangedAsBf16) {
-  const CompressionOptions options{OpKind::all_gather, Encoding::bf16};
+  const CompressionOptions options{OpKind::all_gather, Compression::bf16};
   const auto same = [&](base::DType dtype) {
-    return encoded_cost(options, {1024, dtype, 4}).bytes == 768 * base::size_of(dtype);
+    return compressed_cost(options, {1024, dtype, 4}).bytes == 768 * base::size_of(dtype);
   };
   EXPECT_TRUE(same(base::DType::bf16));
   EXPECT_TRUE(same(base::DType::f16));
@@ -183,7 +184,7 @@ TEST(CompressedCollective, NamesUnsupportedCalls) {
   on_ranks(
       {.ranks = 2}, OpKind::all_reduce, kShapes,
       [] {
-        return std::make_unique<CompressedCollective>(CompressionOptions{OpKind::all_reduce, Encoding::int8});
+        return std::make_unique<CompressedCollective>(CompressionOptions{OpKind::all_reduce, Compression::int8});
       },
       [](Bench& bench) {
         EXPECT_THROW(bench.run(std::vector<float>(16), ReduceOp::max()), base::Unsupported);

@@ -120,10 +120,10 @@ TEST(PowerSgd, RecoversFromZeros) {
 TEST(PowerSgd, TrafficEqualsCost) {
   for (const int ranks : {2, 3, 4})
     reduce({.ranks = ranks}, 4, [&](Bench& bench) {
-      const comm::TrafficStats before = bench.channel().meter();
+      const comm::TrafficStats before = bench.channel().traffic();
       bench.run(normals("m", bench.padded()));
       bench.channel().barrier().wait();
-      const comm::TrafficStats moved = bench.channel().meter() - before;
+      const comm::TrafficStats moved = bench.channel().traffic() - before;
       const fsdp::CollectiveCost cost =
           powersgd_cost(4, {bench.padded(), base::DType::f32, bench.channel().size(), kShapes});
       EXPECT_EQ(moved.bytes_sent(), cost.bytes);

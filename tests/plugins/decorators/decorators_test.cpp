@@ -98,7 +98,7 @@ TEST(Decorators, ForwardOperationsAndTraffic) {
       EXPECT_EQ(window.bytes(), 64u);
       EXPECT_EQ(comm.backend(), "shm");
       const std::lock_guard lock(mutex);
-      into[static_cast<std::size_t>(comm.rank())] = comm.meter();
+      into[static_cast<std::size_t>(comm.rank())] = comm.traffic();
     };
   };
   run_threads(3, quick_config(), record(plain));

@@ -75,7 +75,7 @@ TEST(Fault, DroppedCallIsTimeoutThatNamesRank) {
     EXPECT_EQ(error, comm.rank() == 1
                          ? "Timeout: all_reduce #2 (block.3): this rank dropped it (an injected fault)"
                          : "Timeout: all_reduce #2 (block.3): not done within 300ms; rank 1 is behind at operation #1");
-    if (comm.rank() == 1) std::this_thread::sleep_for(1s);  // must still answer when others ask which rank is behind
+    if (comm.rank() == 1) std::this_thread::sleep_for(1s);  // must still reply when others query which rank is behind
   });
 }
 

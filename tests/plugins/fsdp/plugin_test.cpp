@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "tessera/fsdp/mesh.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -39,7 +39,7 @@ std::string refusal_of(const std::string& strategy) {
   return error_of([&] { parse_strategy(strategy, kRegistry); });
 }
 
-constexpr const char* kOffered =
+constexpr const char* kExports =
     "it provides strategy own, all_gather carrier, all_reduce carrier, all_gather throwing, all_gather nothing, "
     "all_gather priceless";
 
@@ -55,23 +55,23 @@ TEST(FsdpPlugins, StrategyUsesCollectivesOfItsFile) {
 }
 
 TEST(FsdpPlugins, CollectiveIsUsedForAllExportedOperations) {
-  const std::string carrier = file_of("good") + ":carrier";
-  const Strategy all = parse_strategy("hsdp+" + carrier, kRegistry);
-  EXPECT_EQ(all.name, "hsdp+" + carrier);
-  EXPECT_EQ(all.all_gather, carrier);
+  const std::string collective = file_of("good") + ":carrier";
+  const Strategy all = parse_strategy("hsdp+" + collective, kRegistry);
+  EXPECT_EQ(all.name, "hsdp+" + collective);
+  EXPECT_EQ(all.all_gather, collective);
   EXPECT_EQ(all.reduce_scatter, "plain");
-  EXPECT_EQ(all.all_reduce, carrier);
-  const Strategy one = parse_strategy("fsdp+all_reduce=" + carrier + "+reduce_scatter=int8", kRegistry);
+  EXPECT_EQ(all.all_reduce, collective);
+  const Strategy one = parse_strategy("fsdp+all_reduce=" + collective + "+reduce_scatter=int8", kRegistry);
   EXPECT_EQ(one.all_gather, "plain");
   EXPECT_EQ(one.reduce_scatter, "int8");
-  EXPECT_EQ(one.all_reduce, carrier);
-  EXPECT_THAT(refusal_of("fsdp+reduce_scatter=" + carrier),
-              AllOf(HasSubstr("provides no reduce_scatter 'carrier'"), HasSubstr(kOffered)));
+  EXPECT_EQ(one.all_reduce, collective);
+  EXPECT_THAT(refusal_of("fsdp+reduce_scatter=" + collective),
+              AllOf(HasSubstr("provides no reduce_scatter 'carrier'"), HasSubstr(kExports)));
 }
 
 TEST(FsdpPlugins, PathMayContainSeparators) {
-  const nn::test::TemporaryFolder folder;
-  const fs::path odd = fs::path(folder.path()) / "c++=";
+  const nn::test::TemporaryDirectory directory;
+  const fs::path odd = fs::path(directory.path()) / "c++=";
   fs::create_directory(odd);
   fs::copy_file(file_of("good"), odd / "a+b.so");
   const std::string name = (odd / "a+b.so").string() + ":";
@@ -81,7 +81,7 @@ TEST(FsdpPlugins, PathMayContainSeparators) {
   EXPECT_EQ(strategy.reduce_scatter, "int8");
 }
 
-TEST(FsdpPlugins, FileWithoutFolderIsSearchedInPath) {
+TEST(FsdpPlugins, FileWithoutDirectoryIsSearchedInPath) {
   const fs::path before = fs::current_path();
   ::unsetenv("TESSERA_PLUGIN_PATH");
   EXPECT_THAT(refusal_of("good.so:own"),
@@ -97,10 +97,10 @@ TEST(FsdpPlugins, FileWithoutFolderIsSearchedInPath) {
 
 TEST(FsdpPlugins, ErrorListsExports) {
   const std::string file = file_of("good");
-  EXPECT_EQ(refusal_of(file + ":carrier"), "InvalidUsage: " + file + " provides no strategy 'carrier'; " + kOffered);
-  EXPECT_EQ(refusal_of(file), "InvalidUsage: " + file + ": write " + file + ":NAME; " + kOffered);
+  EXPECT_EQ(refusal_of(file + ":carrier"), "InvalidUsage: " + file + " provides no strategy 'carrier'; " + kExports);
+  EXPECT_EQ(refusal_of(file), "InvalidUsage: " + file + ": write " + file + ":NAME; " + kExports);
   EXPECT_EQ(refusal_of("fsdp+" + file + ":own"),
-            "InvalidUsage: " + file + " provides no all_gather 'own'; " + kOffered);
+            "InvalidUsage: " + file + " provides no all_gather 'own'; " + kExports);
   EXPECT_THAT(refusal_of("mine"), HasSubstr("or FILE.so:NAME"));
 }
 
@@ -112,8 +112,8 @@ TEST(FsdpPlugins, ErrorStatesReasonOfFailedLoad) {
               HasSubstr("tessera_fsdp_plugin has " + std::to_string(sizeof(tessera_fsdp_plugin) + 8) + " bytes"));
   EXPECT_THAT(refusal_of(file_of("noentry") + ":own"),
               HasSubstr("not a plug-in with strategies or collectives: it has no tessera_fsdp_plugin_entry()"));
-  const nn::test::TemporaryFolder folder;
-  const std::string garbage = folder.path() + "/garbage.so";
+  const nn::test::TemporaryDirectory directory;
+  const std::string garbage = directory.path() + "/garbage.so";
   std::ofstream(garbage) << "no ELF file at all, but long enough to be looked at by whoever opens it\n";
   EXPECT_THAT(refusal_of(garbage + ":own"), AllOf(HasSubstr("InvalidUsage: "), HasSubstr("garbage.so: ")));
 }

@@ -5,7 +5,7 @@
 #include "tessera/fsdp/checkpoint.h"
 #include "tests/fsdp/checkpoint_support.h"
 #include "tests/harness/training.h"
-#include "tests/nn/temporary_folder.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -91,16 +91,16 @@ TEST(Lab, GatherThatLosesUpdatesIsRejected) {
 }
 
 TEST(Lab, ResumedRunEqualsUninterrupted) {
-  const nn::test::TemporaryFolder folder;
+  const nn::test::TemporaryDirectory directory;
   TrainingSpec spec = lab_spec(kLab + ":hfsdp", 4);
   spec.steps = 4;
   const TrainingRecord whole = train(spec);
-  train(saving(spec, folder.path(), 1));
-  EXPECT_EQ(Checkpoint(folder.path()).strategy(), kLab + ":hfsdp");
+  train(saving(spec, directory.path(), 1));
+  EXPECT_EQ(Checkpoint(directory.path()).strategy(), kLab + ":hfsdp");
   for (const std::string& strategy : {kLab + ":hfsdp", std::string("fsdp")}) {
     TrainingSpec resumed = lab_spec(strategy, 4);
     resumed.steps = 4;
-    EXPECT_EQ(train(resuming(resumed, folder.path(), 2)).parameters, whole.parameters) << strategy;
+    EXPECT_EQ(train(resuming(resumed, directory.path(), 2)).parameters, whole.parameters) << strategy;
   }
 }
 

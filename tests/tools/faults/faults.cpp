@@ -1,12 +1,13 @@
-// Library preloaded into a rank: the N-th call that changes anything below a folder ends the process, or fails as on a
-// full disk; all such calls can be logged.
+// Library preloaded into a rank: the N-th call that changes anything below a directory ends the process, or fails as on
+// a full disk; all such calls can be logged.
 //
 //   FAULT_FOLDER   absolute path; FAULT_RANK: the affected rank (TESSERA_RANK); FAULT_AT: N, from 1
 //   FAULT_KIND     kill; full: that call and all later ones that need space fail; once: that one alone does;
 //                  short: from that call on every write is interrupted or does half of its work;
 //                  close: from that call on files of data can't be closed, as on a full network disk
 //   FAULT_COUNT    a file to which the number of calls is written when the process exits
-//   FAULT_LOG      a file outside the folder to which every rank appends its calls: "RANK CALL PATH [PATH]". Calls that
+//   FAULT_LOG      a file outside the directory to which every rank appends its calls: "RANK CALL PATH [PATH]". Calls
+//   that
 //                  flush are logged when they are done, all others before.
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -34,9 +35,9 @@ std::string_view variable(const char* name) {
 
 bool is_hit_rank() { return !variable("FAULT_RANK").empty() && variable("FAULT_RANK") == variable("TESSERA_RANK"); }
 
-bool in_folder(std::string_view path) {
-  const std::string_view folder = variable("FAULT_FOLDER");
-  return !folder.empty() && path.substr(0, folder.size()) == folder;
+bool in_directory(std::string_view path) {
+  const std::string_view directory = variable("FAULT_FOLDER");
+  return !directory.empty() && path.substr(0, directory.size()) == directory;
 }
 
 std::string path_of(int file) {
@@ -45,8 +46,8 @@ std::string path_of(int file) {
   return {path, static_cast<std::size_t>(length > 0 ? length : 0)};
 }
 
-bool below(std::string_view path) { return is_hit_rank() && in_folder(path); }
-bool below_file(int file) { return is_hit_rank() && in_folder(path_of(file)); }
+bool below(std::string_view path) { return is_hit_rank() && in_directory(path); }
+bool below_file(int file) { return is_hit_rank() && in_directory(path_of(file)); }
 
 enum class Needs { room, nothing };
 
@@ -76,7 +77,7 @@ Function real(const char* name, Function) {
 
 void write_down(std::string_view call, std::string_view path, std::string_view second = {}) {
   const std::string log(variable("FAULT_LOG"));
-  if (log.empty() || variable("TESSERA_RANK").empty() || !in_folder(path)) return;
+  if (log.empty() || variable("TESSERA_RANK").empty() || !in_directory(path)) return;
   std::string line(variable("TESSERA_RANK"));
   for (const std::string_view word : {call, path, second})
     if (!word.empty()) line.append(" ").append(word);
@@ -174,10 +175,10 @@ int unlink(const char* path) noexcept {
   if (below(path)) reached(Needs::nothing);
   return real("unlink", &::unlink)(path);
 }
-int unlinkat(int folder, const char* path, int flags) noexcept {
-  write_down("remove", *path == '/' ? std::string(path) : path_of(folder) + "/" + path);
-  if (below(path) || below_file(folder)) reached(Needs::nothing);
-  return real("unlinkat", &::unlinkat)(folder, path, flags);
+int unlinkat(int directory, const char* path, int flags) noexcept {
+  write_down("remove", *path == '/' ? std::string(path) : path_of(directory) + "/" + path);
+  if (below(path) || below_file(directory)) reached(Needs::nothing);
+  return real("unlinkat", &::unlinkat)(directory, path, flags);
 }
 int rmdir(const char* path) noexcept {
   write_down("remove", path);

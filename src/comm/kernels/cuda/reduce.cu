@@ -14,7 +14,7 @@ namespace tessera::comm {
 namespace {
 
 constexpr unsigned kThreads = 256;
-constexpr std::size_t kMostBlocks = 4096;
+constexpr std::size_t kMaxBlocks = 4096;
 
 /// The kernel's argument: passed by value, since the host's arrays are gone when it runs.
 struct Sources {
@@ -22,8 +22,8 @@ struct Sources {
   int count;
   void* out;
   std::size_t elements;
-  const void* data[DeviceReduceKernels::kMostSources];
-  double factors[DeviceReduceKernels::kMostSources];
+  const void* data[DeviceReduceKernels::kMaxSources];
+  double factors[DeviceReduceKernels::kMaxSources];
 };
 
 template <class T>
@@ -45,9 +45,9 @@ void check(cudaError_t error) {
 void append(Stream& stream, const DeviceReduceArgs& sum) {
   if (sum.count == 0) return;
   auto* const own = dynamic_cast<DeviceStream*>(&stream);
-  if (own == nullptr || sum.source_count < 1 || sum.source_count > DeviceReduceKernels::kMostSources)
+  if (own == nullptr || sum.source_count < 1 || sum.source_count > DeviceReduceKernels::kMaxSources)
     throw InvalidUsage("cuda: reduction of " + std::to_string(sum.source_count) + " sources on a stream of " +
-                       name_of(stream.device()) + "; needs 1 to " + std::to_string(DeviceReduceKernels::kMostSources) +
+                       name_of(stream.device()) + "; needs 1 to " + std::to_string(DeviceReduceKernels::kMaxSources) +
                        " sources and a cuda stream");
   Sources sources{};
   sources.op = sum.op;
@@ -57,7 +57,7 @@ void append(Stream& stream, const DeviceReduceArgs& sum) {
   std::copy_n(sum.sources, sum.source_count, sources.data);
   std::copy_n(sum.factors, sum.source_count, sources.factors);
   check(cudaSetDevice(stream.device().index));
-  const auto blocks = static_cast<unsigned>(std::min((sum.count + kThreads - 1) / kThreads, kMostBlocks));
+  const auto blocks = static_cast<unsigned>(std::min((sum.count + kThreads - 1) / kThreads, kMaxBlocks));
   with_element(sum.dtype, [&](auto zero) {
     sum_kernel<decltype(zero)><<<blocks, kThreads, 0, static_cast<cudaStream_t>(own->native())>>>(sources);
   });

@@ -89,7 +89,7 @@ struct Pair {
 template <class T>
 void pair_of_blocks(const AttentionBackward<T>& a, const Pair& at, Rows<const T> k, const T* delta, const Room<T>& room) {
   const AttentionShape& shape = a.shape;
-  const std::size_t dim = shape.dim, wide = padded_dim(dim), n = kAttentionBlock;
+  const std::size_t dim = shape.dim, padded_width = padded_dim(dim), n = kAttentionBlock;
   const std::size_t first = at.query_block * n, queries = std::min(n, shape.positions - first);
   const std::size_t keys = std::min(n, shape.positions - at.key_block * n);
   const bool diagonal = at.query_block == at.key_block;
@@ -108,10 +108,30 @@ void pair_of_blocks(const AttentionBackward<T>& a, const Pair& at, Rows<const T>
   probabilities(room, queries, diagonal, static_cast<T>(score_scale(shape)), a.log_sum_exp + row, delta + row);
   weights.data = room.p;
   drop_weights(shape, a.dropout, weights);
-  block_gemm<T>({.m = keys, .n = wide, .k = queries, .a = room.p, .a_row = 1, .a_column = n, .b = dout.data,
-                 .b_row = dout.stride, .c = room.dv, .c_row = wide, .accumulate = true, .triangle = a_upper});
-  block_gemm<T>({.m = keys, .n = wide, .k = queries, .a = room.ds, .a_row = 1, .a_column = n, .b = q.data,
-                 .b_row = q.stride, .c = room.dk, .c_row = wide, .accumulate = true, .triangle = a_upper});
+  block_gemm<T>({.m = keys,
+                 .n = padded_width,
+                 .k = queries,
+                 .a = room.p,
+                 .a_row = 1,
+                 .a_column = n,
+                 .b = dout.data,
+                 .b_row = dout.stride,
+                 .c = room.dv,
+                 .c_row = padded_width,
+                 .accumulate = true,
+                 .triangle = a_upper});
+  block_gemm<T>({.m = keys,
+                 .n = padded_width,
+                 .k = queries,
+                 .a = room.ds,
+                 .a_row = 1,
+                 .a_column = n,
+                 .b = q.data,
+                 .b_row = q.stride,
+                 .c = room.dk,
+                 .c_row = padded_width,
+                 .accumulate = true,
+                 .triangle = a_upper});
   const Rows<T> dq = rows_of(a.dq, at.batch, at.head, first);
   block_gemm<T>({.m = queries, .n = dim, .k = keys, .a = room.ds, .a_row = n, .b = k.data, .b_row = k.stride, .c = dq.data,
                  .c_row = dq.stride, .accumulate = at.key_block > 0 || a.accumulate_dq,

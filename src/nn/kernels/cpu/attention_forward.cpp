@@ -78,7 +78,7 @@ void softmax_step(T* s, std::size_t keys, bool diagonal, const Running<T>& runni
 template <class T>
 void forward_block(const AttentionForward<T>& a, QueryBlock at, T* scratch) {
   const AttentionShape& shape = a.shape;
-  const std::size_t dim = shape.dim, wide = padded_dim(dim);
+  const std::size_t dim = shape.dim, padded_width = padded_dim(dim);
   const std::size_t kv_head = at.head / (shape.heads / shape.kv_heads);
   const std::size_t first = at.block * kAttentionBlock, queries = std::min(kAttentionBlock, shape.positions - first);
   T* q_t = scratch;                // [dim, block], scaled
@@ -105,19 +105,31 @@ void forward_block(const AttentionForward<T>& a, QueryBlock at, T* scratch) {
     if (block > 0)
       for (std::size_t r = 0; r < queries; ++r) {
         const Vec<T> shrink = hn::Set(Tag<T>(), running.shrink[r]);
-        map<T>(sum + r * wide, wide, [&](Vec<T> x) HWY_ATTR { return hn::Mul(x, shrink); }, static_cast<const T*>(sum + r * wide));
+        map<T>(
+            sum + r * padded_width, padded_width, [&](Vec<T> x) HWY_ATTR { return hn::Mul(x, shrink); },
+            static_cast<const T*>(sum + r * padded_width));
       }
     const Rows<const T> v = padded(rows_of(a.v, at.batch, kv_head, key), keys, dim, v_room);
-    block_gemm<T>({.m = queries, .n = wide, .k = keys, .a = s, .a_row = 1, .a_column = kAttentionBlock, .b = v.data,
-                   .b_row = v.stride, .c = sum, .c_row = wide, .accumulate = true,
+    block_gemm<T>({.m = queries,
+                   .n = padded_width,
+                   .k = keys,
+                   .a = s,
+                   .a_row = 1,
+                   .a_column = kAttentionBlock,
+                   .b = v.data,
+                   .b_row = v.stride,
+                   .c = sum,
+                   .c_row = padded_width,
+                   .accumulate = true,
                    .triangle = diagonal ? Triangle::a_lower : Triangle::none});
   }
 
   const Rows<T> out = rows_of(a.out, at.batch, at.head, first);
   for (std::size_t r = 0; r < queries; ++r) {
     const Vec<T> inverse = hn::Set(Tag<T>(), T(1) / running.sum[r]);
-    map<T>(out.data + r * out.stride, dim, [&](Vec<T> x) HWY_ATTR { return hn::Mul(x, inverse); },
-           static_cast<const T*>(sum + r * wide));
+    map<T>(
+        out.data + r * out.stride, dim, [&](Vec<T> x) HWY_ATTR { return hn::Mul(x, inverse); },
+        static_cast<const T*>(sum + r * padded_width));
     if (a.log_sum_exp)
       a.log_sum_exp[(at.batch * shape.heads + at.head) * shape.positions + first + r] = running.max[r] + std::log(running.sum[r]);
   }

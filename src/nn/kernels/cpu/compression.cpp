@@ -16,7 +16,7 @@
 #define TESSERA_NN_KERNELS_ENCODING_ONCE
 namespace tessera::nn::kernels {
 /// Functions on whole blocks; shorter blocks are padded with zeros.
-struct EncodingTable {
+struct CompressionTable {
   float (*quantize)(const float* in, std::int8_t* out);  // returns the scale
   void (*add_quantized)(const std::int8_t* in, float scale, float* sum);
   void (*divide)(float* values, float divisor);
@@ -36,7 +36,7 @@ using Bytes = hn::Rebind<std::int8_t, Floats>;
 float largest(const float* in) {
   const Words words;
   auto most = hn::Zero(words);
-  for (std::size_t i = 0; i < kEncodingBlock; i += kLanes<float>)
+  for (std::size_t i = 0; i < kCompressionBlock; i += kLanes<float>)
     most = hn::Max(most, hn::BitCast(words, hn::Abs(load<float>(in + i))));
   alignas(64) std::int32_t lane[kLanes<float>];
   hn::Store(most, words, lane);
@@ -51,18 +51,18 @@ float quantize(const float* in, std::int8_t* out) {
   constexpr float kLevels = 127, kSmallest = 1e-30F;
   const float most = largest(in);
   if (!(most >= kSmallest && most < hwy::HighestValue<float>())) {
-    std::memset(out, 0, kEncodingBlock);
+    std::memset(out, 0, kCompressionBlock);
     return most < kSmallest ? 0.0F : most - most;  // for infinity and NaN: NaN
   }
   const auto factor = set<float>(static_cast<double>(kLevels / most));
-  for (std::size_t i = 0; i < kEncodingBlock; i += kLanes<float>)
+  for (std::size_t i = 0; i < kCompressionBlock; i += kLanes<float>)
     hn::StoreU(hn::DemoteTo(Bytes(), hn::NearestInt(hn::Mul(load<float>(in + i), factor))), Bytes(), out + i);
   return most / kLevels;
 }
 
 void add_quantized(const std::int8_t* in, float scale, float* sum) {
   const auto factor = set<float>(static_cast<double>(scale));
-  for (std::size_t i = 0; i < kEncodingBlock; i += kLanes<float>) {
+  for (std::size_t i = 0; i < kCompressionBlock; i += kLanes<float>) {
     const auto value = hn::ConvertTo(Floats(), hn::PromoteTo(Words(), hn::LoadU(Bytes(), in + i)));
     store<float>(hn::Add(load<float>(sum + i), hn::Mul(value, factor)), sum + i);
   }
@@ -71,12 +71,12 @@ void add_quantized(const std::int8_t* in, float scale, float* sum) {
 void divide(float* values, float divisor) {
   const auto by = set<float>(static_cast<double>(divisor));
   map<float>(
-      values, kEncodingBlock, [by](Vec<float> v) HWY_ATTR { return hn::Div(v, by); },
+      values, kCompressionBlock, [by](Vec<float> v) HWY_ATTR { return hn::Div(v, by); },
       static_cast<const float*>(values));
 }
 
-const EncodingTable* encoding_table() {
-  static constexpr EncodingTable table{&quantize, &add_quantized, &divide};
+const CompressionTable* compression_table() {
+  static constexpr CompressionTable table{&quantize, &add_quantized, &divide};
   return &table;
 }
 
@@ -86,15 +86,15 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera::nn::kernels {
-HWY_EXPORT(encoding_table);
+HWY_EXPORT(compression_table);
 namespace {
 
 using base::DType;
 
-constexpr std::size_t kBlock = kEncodingBlock;
+constexpr std::size_t kBlock = kCompressionBlock;
 static_assert(kElementTile % kBlock == 0);
 
-const EncodingTable& table() { return *HWY_DYNAMIC_DISPATCH(encoding_table)(); }
+const CompressionTable& table() { return *HWY_DYNAMIC_DISPATCH(compression_table)(); }
 
 template <class Function>
 void for_type(DType dtype, const char* what, Function&& function) {
@@ -118,19 +118,19 @@ void for_blocks(ThreadPool& pool, std::size_t count, Function&& function) {
   });
 }
 
-std::byte* values_of(void* encoded, std::size_t count) {
-  return static_cast<std::byte*>(encoded) + (count + kBlock - 1) / kBlock * sizeof(float);
+std::byte* values_of(void* compressed, std::size_t count) {
+  return static_cast<std::byte*>(compressed) + (count + kBlock - 1) / kBlock * sizeof(float);
 }
-std::byte* scale_of(void* encoded, std::size_t first) {
-  return static_cast<std::byte*>(encoded) + first / kBlock * sizeof(float);
+std::byte* scale_of(void* compressed, std::size_t first) {
+  return static_cast<std::byte*>(compressed) + first / kBlock * sizeof(float);
 }
 
 /// The encoding error. It is 0 for values that aren't finite, because error feedback would keep them forever.
 float lost(float value, float decoded) { return std::isfinite(value - decoded) ? value - decoded : 0.0F; }
 
 /// Encodes one block to its position in `out`; `decoded`: the values that a reader decodes.
-void encode_block(const EncodeArgs& a, std::size_t first, std::size_t count, const float* block, float* decoded) {
-  if (a.encoding == Encoding::bf16) {
+void compress_block(const CompressArgs& a, std::size_t first, std::size_t count, const float* block, float* decoded) {
+  if (a.compression == Compression::bf16) {
     auto* out = static_cast<base::bf16*>(a.out) + first;
     for (std::size_t i = 0; i < count; ++i) out[i] = base::bf16(block[i]);
     for (std::size_t i = 0; decoded != nullptr && i < count; ++i) decoded[i] = static_cast<float>(out[i]);
@@ -143,9 +143,9 @@ void encode_block(const EncodeArgs& a, std::size_t first, std::size_t count, con
   if (decoded != nullptr) table().add_quantized(values, scale, decoded);
 }
 
-void add_block(const SumEncodedArgs& a, std::size_t source, std::size_t first, std::size_t count, float* sum) {
+void add_block(const SumCompressedArgs& a, std::size_t source, std::size_t first, std::size_t count, float* sum) {
   auto* const in = static_cast<std::byte*>(const_cast<void*>(a.in)) + source * a.stride;
-  if (a.encoding == Encoding::bf16) {
+  if (a.compression == Compression::bf16) {
     const auto* values = reinterpret_cast<const base::bf16*>(in) + first;
     for (std::size_t i = 0; i < count; ++i) sum[i] += static_cast<float>(values[i]);
     return;
@@ -159,23 +159,23 @@ void add_block(const SumEncodedArgs& a, std::size_t source, std::size_t first, s
 
 }  // namespace
 
-void encode(ThreadPool& pool, const EncodeArgs& a) {
+void compress(ThreadPool& pool, const CompressArgs& a) {
   for_type(a.from, "encode", [&](auto zero) {
     using T = decltype(zero);
     for_blocks(pool, a.count, [&](std::size_t first, std::size_t count) {
       alignas(64) float block[kBlock] = {};
       const T* in = static_cast<const T*>(a.in) + first;
       for (std::size_t i = 0; i < count; ++i) block[i] = a.factor * static_cast<float>(in[i]);
-      if (a.error == nullptr) return encode_block(a, first, count, block, nullptr);
+      if (a.error == nullptr) return compress_block(a, first, count, block, nullptr);
       alignas(64) float decoded[kBlock] = {};
       for (std::size_t i = 0; i < count; ++i) block[i] += a.error[first + i];
-      encode_block(a, first, count, block, decoded);
+      compress_block(a, first, count, block, decoded);
       for (std::size_t i = 0; i < count; ++i) a.error[first + i] = lost(block[i], decoded[i]);
     });
   });
 }
 
-void sum_encoded(ThreadPool& pool, const SumEncodedArgs& a) {
+void sum_compressed(ThreadPool& pool, const SumCompressedArgs& a) {
   for_type(a.to, "sum_encoded", [&](auto zero) {
     using T = decltype(zero);
     for_blocks(pool, a.count, [&](std::size_t first, std::size_t count) {

@@ -16,7 +16,7 @@ namespace {
 template <class In, class Out>
 void convert_loop(const In* in, Out* out, std::size_t count) {
 #pragma GCC ivdep
-  for (std::size_t i = 0; i < count; ++i) out[i] = base::narrow<Out>(base::widen(in[i]));
+  for (std::size_t i = 0; i < count; ++i) out[i] = base::from_float<Out>(base::to_float(in[i]));
 }
 
 void f32_to_f16(const float* in, base::f16* out, std::size_t count) { convert_loop(in, out, count); }

@@ -146,21 +146,20 @@ class CpuKernels final : public KernelTable<T> {
 
 /// f32 kernels between conversions. Row lookups need no conversions, nor do products if the processor supports T.
 template <class T>
-class HostNarrowKernels final : public NarrowKernels<T> {
+class CpuHalfKernels final : public HalfKernels<T> {
  public:
-  HostNarrowKernels(DeviceKernels& all, MemoryPool& memory, ThreadPool& pool)
-      : NarrowKernels<T>(all, memory), pool_(pool) {}
+  CpuHalfKernels(DeviceKernels& all, MemoryPool& memory, ThreadPool& pool) : HalfKernels<T>(all, memory), pool_(pool) {}
   void embedding_forward(Stream& s, const EmbeddingForward<T>& args) override {
     s.run([args, &pool = pool_] { kernels::embedding_forward<T>(pool, args); });
   }
   void linear_forward(Stream& s, const LinearForward<T>& args) override {
-    if (!this->has_product(args.shape)) return NarrowKernels<T>::linear_forward(s, args);
+    if (!this->has_product(args.shape)) return HalfKernels<T>::linear_forward(s, args);
     if constexpr (std::is_same_v<T, bf16>)
       s.run([args, &pool = pool_] { kernels::linear_forward<T>(pool, args); });
     if (args.activated != nullptr) this->activation_forward(s, activation_after(args));
   }
   void linear_backward(Stream& s, const LinearBackward<T>& args) override {
-    if (!this->has_product(args.shape)) return NarrowKernels<T>::linear_backward(s, args);
+    if (!this->has_product(args.shape)) return HalfKernels<T>::linear_backward(s, args);
     this->bias_backward(s, args);
     if constexpr (std::is_same_v<T, bf16>)
       s.run([args, &pool = pool_] { kernels::linear_backward<T>(pool, args); });
@@ -200,11 +199,11 @@ void convert_on(ThreadPool& pool, const ConvertArgs& a) {
 class CpuDeviceKernels final : public DeviceKernels {
  public:
   explicit CpuDeviceKernels(const KernelResources& r)
-      : pool_(r.threads), f32_(pool_), f64_(pool_), half_(*this, r.memory, pool_), brain_(*this, r.memory, pool_) {}
-  KernelTable<float>* f32() override { return &f32_; }
-  KernelTable<double>* f64() override { return &f64_; }
-  KernelTable<f16>* half() override { return &half_; }
-  KernelTable<bf16>* brain() override { return &brain_; }
+      : pool_(r.threads), f32_(pool_), f64_(pool_), f16_(*this, r.memory, pool_), bf16_(*this, r.memory, pool_) {}
+  KernelTable<float>* f32_kernels() override { return &f32_; }
+  KernelTable<double>* f64_kernels() override { return &f64_; }
+  KernelTable<f16>* f16_kernels() override { return &f16_; }
+  KernelTable<bf16>* bf16_kernels() override { return &bf16_; }
 
   void positions(Stream& s, std::int32_t* out, std::size_t count, std::size_t period) override {
     s.run([=] {
@@ -230,19 +229,19 @@ class CpuDeviceKernels final : public DeviceKernels {
   void orthonormalize(Stream& s, const OrthonormalizeArgs& args) override {
     s.run([args] { kernels::orthonormalize(args); });
   }
-  void encode(Stream& s, const EncodeArgs& args) override {
-    s.run([args, &pool = pool_] { kernels::encode(pool, args); });
+  void compress(Stream& s, const CompressArgs& args) override {
+    s.run([args, &pool = pool_] { kernels::compress(pool, args); });
   }
-  void sum_encoded(Stream& s, const SumEncodedArgs& args) override {
-    s.run([args, &pool = pool_] { kernels::sum_encoded(pool, args); });
+  void sum_compressed(Stream& s, const SumCompressedArgs& args) override {
+    s.run([args, &pool = pool_] { kernels::sum_compressed(pool, args); });
   }
 
  private:
   ThreadPool& pool_;
   CpuKernels<float> f32_;
   CpuKernels<double> f64_;
-  HostNarrowKernels<f16> half_;
-  HostNarrowKernels<bf16> brain_;
+  CpuHalfKernels<f16> f16_;
+  CpuHalfKernels<bf16> bf16_;
 };
 
 }  // namespace

@@ -20,7 +20,8 @@ void check_ids(const std::int32_t* ids, std::size_t rows, std::size_t vocabulary
 
 template <class T>
 void add_row(const T* x, T* y, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) y[i] = static_cast<T>(static_cast<Wide<T>>(y[i]) + static_cast<Wide<T>>(x[i]));
+  for (std::size_t i = 0; i < count; ++i)
+    y[i] = static_cast<T>(static_cast<OpMath<T>>(y[i]) + static_cast<OpMath<T>>(x[i]));
 }
 
 }  // namespace

@@ -81,14 +81,14 @@ class FirstProduct {
 struct Tiling {
   std::size_t rows, columns, column_tiles, tiles;
 };
-constexpr std::size_t kMostRows = 512, kLeastSide = 192, kWantedTiles = 4;
+constexpr std::size_t kMaxRows = 512, kMinSide = 192, kWantedTiles = 4;
 
 Tiling tiling(std::size_t m, std::size_t n) {
-  std::size_t row_tiles = std::max<std::size_t>(1, tiles_of(m, kMostRows)), column_tiles = 1;
+  std::size_t row_tiles = std::max<std::size_t>(1, tiles_of(m, kMaxRows)), column_tiles = 1;
   if (m >= n)
-    row_tiles = std::max(row_tiles, std::min(kWantedTiles, m / kLeastSide));
+    row_tiles = std::max(row_tiles, std::min(kWantedTiles, m / kMinSide));
   else
-    column_tiles = std::max<std::size_t>(1, std::min(tiles_of(kWantedTiles, row_tiles), n / kLeastSide));
+    column_tiles = std::max<std::size_t>(1, std::min(tiles_of(kWantedTiles, row_tiles), n / kMinSide));
   // Equal sides, in multiples of BLAS's register tile.
   const std::size_t rows = tiles_of(tiles_of(m, row_tiles), 16) * 16;
   const std::size_t columns = tiles_of(tiles_of(n, column_tiles), 48) * 48;
@@ -208,14 +208,23 @@ void linear_backward(ThreadPool& pool, const LinearBackward<T>& args) {
   if (args.dweight) {
     // dW[in, out] = x^T dy, dW[out, in] = dy^T x
     gemm<T>(pool, {.trans_a = Transpose::yes,
-                   .m = out_in ? s.out : s.in, .n = out_in ? s.in : s.out, .k = s.rows,
-                   .a = out_in ? args.dy : args.x, .b = out_in ? args.x : args.dy,
-                   .beta = args.accumulate_dweight ? Wide<T>(1) : Wide<T>(0), .c = args.dweight});
+                   .m = out_in ? s.out : s.in,
+                   .n = out_in ? s.in : s.out,
+                   .k = s.rows,
+                   .a = out_in ? args.dy : args.x,
+                   .b = out_in ? args.x : args.dy,
+                   .beta = args.accumulate_dweight ? OpMath<T>(1) : OpMath<T>(0),
+                   .c = args.dweight});
   }
   if (args.dx) {
     gemm<T>(pool, {.trans_b = out_in ? Transpose::no : Transpose::yes,
-                   .m = s.rows, .n = s.in, .k = s.out,
-                   .a = args.dy, .b = args.weight, .beta = args.accumulate_dx ? Wide<T>(1) : Wide<T>(0), .c = args.dx});
+                   .m = s.rows,
+                   .n = s.in,
+                   .k = s.out,
+                   .a = args.dy,
+                   .b = args.weight,
+                   .beta = args.accumulate_dx ? OpMath<T>(1) : OpMath<T>(0),
+                   .c = args.dx});
   }
 }
 

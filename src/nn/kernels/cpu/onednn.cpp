@@ -94,8 +94,8 @@ class Kernels {
     const Key key = key_of(p);
     const auto found = entries_.find(key);
     if (found != entries_.end()) return found->second;
-    constexpr std::size_t kMost = 1024;  // a training run uses a few dozen
-    if (entries_.size() == kMost) entries_.clear();
+    constexpr std::size_t kMax = 1024;  // a training run uses a few dozen
+    if (entries_.size() == kMax) entries_.clear();
     return entries_.emplace(key, make(p)).first->second;
   }
 

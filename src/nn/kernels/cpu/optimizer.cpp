@@ -143,19 +143,19 @@ AdamStep<T> part_of(AdamStep<T> step, std::size_t begin, std::size_t end) {
 
 /// Processes [begin, end) in blocks that stay in L1: converts gradients to f32 before and rounds new values after.
 template <class N, class Step, class Kernel>
-void run_narrow(const Step& step, std::size_t begin, std::size_t end, Kernel kernel) {
+void run_half(const Step& step, std::size_t begin, std::size_t end, Kernel kernel) {
   constexpr std::size_t kBlock = 1024;
   alignas(64) float widened[kBlock];
   for (std::size_t at = begin; at < end; at += kBlock) {
     Step block = part_of(step, at, std::min(end, at + kBlock));
-    if (step.narrow.gradient != nullptr) {
-      const N* from = static_cast<const N*>(step.narrow.gradient) + at;
+    if (step.half.gradient != nullptr) {
+      const N* from = static_cast<const N*>(step.half.gradient) + at;
       for (std::size_t i = 0; i < block.count; ++i) widened[i] = static_cast<float>(from[i]);
       block.gradient = widened;
     }
     kernel(block);
-    if (step.narrow.copy == nullptr) continue;
-    N* to = static_cast<N*>(step.narrow.copy) + at;
+    if (step.half.copy == nullptr) continue;
+    N* to = static_cast<N*>(step.half.copy) + at;
     for (std::size_t i = 0; i < block.count; ++i) to[i] = static_cast<N>(block.parameter[i]);
   }
 }
@@ -166,8 +166,8 @@ void run_tiles(ThreadPool& pool, Step<T> step, void (*kernel)(const Step<T>&)) {
   if (std::isnan(step.grad_scale)) return;  // non-finite gradients: nothing changes
   for_tiles(pool, step.count, kElementTile, [&](std::size_t begin, std::size_t end) {
     if constexpr (sizeof(T) == sizeof(float)) {
-      if (step.narrow.dtype == base::DType::f16) return run_narrow<base::f16>(step, begin, end, kernel);
-      if (step.narrow.dtype == base::DType::bf16) return run_narrow<base::bf16>(step, begin, end, kernel);
+      if (step.half.dtype == base::DType::f16) return run_half<base::f16>(step, begin, end, kernel);
+      if (step.half.dtype == base::DType::bf16) return run_half<base::bf16>(step, begin, end, kernel);
     }
     kernel(part_of(step, begin, end));
   });

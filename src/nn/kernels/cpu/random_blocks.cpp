@@ -20,20 +20,20 @@ using W = hn::Vec<Words>;
 using F = hn::Vec<Floats>;
 constexpr std::size_t kLanes = hn::MaxLanes(Words());
 
-struct Wide {
+struct Product {
   W high, low;
 };
 /// The 64-bit products of each lane with one factor, split into high and low words.
-HWY_INLINE Wide multiply(W x, W factor) {
+HWY_INLINE Product multiply(W x, W factor) {
   const Words d;
 #if HWY_TARGET == HWY_SCALAR
   const std::uint64_t product = std::uint64_t{hn::GetLane(x)} * hn::GetLane(factor);
   return {hn::Set(d, static_cast<std::uint32_t>(product >> 32)), hn::Set(d, static_cast<std::uint32_t>(product))};
 #else
-  const hn::Repartition<std::uint64_t, Words> wide;
+  const hn::Repartition<std::uint64_t, Words> u64_lanes;
   const auto even = hn::MulEven(x, factor);
-  const auto odd = hn::MulEven(hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(wide, x))), factor);
-  const auto lower = hn::Set(wide, 0xffffffffu);
+  const auto odd = hn::MulEven(hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(u64_lanes, x))), factor);
+  const auto lower = hn::Set(u64_lanes, 0xffffffffu);
   return {hn::BitCast(d, hn::Or(hn::ShiftRight<32>(even), hn::AndNot(lower, odd))),
           hn::BitCast(d, hn::Or(hn::And(lower, even), hn::ShiftLeft<32>(odd)))};
 #endif
@@ -55,7 +55,7 @@ HWY_INLINE void philox(const RandomStream& stream, std::uint64_t first, std::uin
   std::uint32_t k0 = stream.key[0], k1 = stream.key[1];
   const W m0 = hn::Set(d, kMultiply0), m1 = hn::Set(d, kMultiply1);
   for (int round = 0; round < 10; ++round) {
-    const Wide p0 = multiply(c0, m0), p1 = multiply(c2, m1);
+    const Product p0 = multiply(c0, m0), p1 = multiply(c2, m1);
     c0 = hn::Xor(hn::Xor(p1.high, c1), hn::Set(d, k0));
     c1 = p1.low;
     c2 = hn::Xor(hn::Xor(p0.high, c3), hn::Set(d, k1));

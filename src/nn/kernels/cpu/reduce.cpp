@@ -41,11 +41,11 @@ HWY_INLINE Sum<double> over_lanes(const T* x, std::size_t count, Step step) {
   if constexpr (sizeof(T) == sizeof(double)) {
     reduce<double>(count, one, x);
   } else {
-    alignas(64) double wide[kGroup];
+    alignas(64) double doubles[kGroup];
     for (std::size_t i = 0; i < count; i += kGroup) {
       const std::size_t n = count - i < kGroup ? count - i : kGroup;
-      for (std::size_t j = 0; j < n; ++j) wide[j] = static_cast<double>(x[i + j]);
-      reduce<double>(n, one, static_cast<const double*>(wide));
+      for (std::size_t j = 0; j < n; ++j) doubles[j] = static_cast<double>(x[i + j]);
+      reduce<double>(n, one, static_cast<const double*>(doubles));
     }
   }
   return sum;

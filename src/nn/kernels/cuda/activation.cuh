@@ -86,13 +86,13 @@ void for_activation(Activation kind, const Function& function) {
 
 template <class T>
 void activation_forward(NativeStream stream, const kernels::ActivationForward<T>& a) {
-  for_activation<Wide<T>>(a.kind, [&](auto f) {
+  for_activation<OpMath<T>>(a.kind, [&](auto f) {
     map(stream, a.count, MapBody<T, ValueOf<decltype(f)>>{a.x, a.y, false, {}});
   });
 }
 template <class T>
 void activation_backward(NativeStream stream, Activation kind, const kernels::ActivationBackward<T>& a) {
-  for_activation<Wide<T>>(kind, [&](auto f) {
+  for_activation<OpMath<T>>(kind, [&](auto f) {
     zip(stream, a.count, ZipBody<T, SlopeTimes<decltype(f)>>{a.x, a.dy, a.dx, a.accumulate, {}});
   });
 }
@@ -107,14 +107,14 @@ struct SwigluBackwardBody {
   kernels::SwigluBackward<T> a;
   template <int n>
   TESSERA_DEVICE void step(std::size_t i) const {
-    using W = Wide<T>;
+    using W = OpMath<T>;
     const Pack<T, n> gate = load<n>(a.gate + i), up = load<n>(a.up + i), dy = load<n>(a.dy + i);
     Pack<T, n> dgate = {}, dup = {};
     if (a.dgate && a.accumulate_dgate) dgate = load<n>(static_cast<const T*>(a.dgate) + i);
     if (a.dup && a.accumulate_dup) dup = load<n>(static_cast<const T*>(a.dup) + i);
     for (int e = 0; e < n; ++e) {
-      const W g = wide(gate.at[e]), d = wide(dy.at[e]);
-      dgate.at[e] = added(a.accumulate_dgate, dgate.at[e], d * wide(up.at[e]) * Silu<W>::slope(g));
+      const W g = to_opmath(gate.at[e]), d = to_opmath(dy.at[e]);
+      dgate.at[e] = added(a.accumulate_dgate, dgate.at[e], d * to_opmath(up.at[e]) * Silu<W>::slope(g));
       dup.at[e] = added(a.accumulate_dup, dup.at[e], d * Silu<W>::value(g));
     }
     if (a.dgate) store<n>(a.dgate + i, dgate);

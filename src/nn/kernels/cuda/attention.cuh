@@ -10,7 +10,7 @@ namespace tessera::nn::cuda {
 
 template <class T, unsigned most_dim>
 TESSERA_KERNEL void attention_forward_kernel(AttentionForward<T> a, AttentionPlan<T> plan) {
-  using W = Wide<T>;
+  using W = OpMath<T>;
   constexpr unsigned kRows = kTileRows<W, most_dim>, kKeys = kRows / kRowThreads, kColumns = most_dim / kRowThreads;
   const TilePlace at = tile_place(plan.heads, plan.positions, kRows);
   const std::size_t kv_head = at.head / (plan.heads / plan.kv_heads), size = tile_elements<W>(kRows, plan.dim);
@@ -49,7 +49,7 @@ TESSERA_KERNEL void attention_forward_kernel(AttentionForward<T> a, AttentionPla
   if (query >= plan.positions) return;
   T* out = a.out.data + at.batch * a.out.batch_stride + at.head * a.out.head_stride + query * a.out.position_stride;
   for (unsigned j = 0; j < kColumns; ++j)
-    if (lane + j * kRowThreads < plan.dim) out[lane + j * kRowThreads] = narrow<T>(result[j] / sum);
+    if (lane + j * kRowThreads < plan.dim) out[lane + j * kRowThreads] = from_opmath<T>(result[j] / sum);
   if (a.log_sum_exp && lane == 0)
     a.log_sum_exp[(at.batch * plan.heads + at.head) * plan.positions + query] = max + static_cast<W>(log(sum));
 }
@@ -57,7 +57,7 @@ TESSERA_KERNEL void attention_forward_kernel(AttentionForward<T> a, AttentionPla
 /// delta[batch, head, position] = the product of out and dout; one warp per row.
 template <class T>
 TESSERA_KERNEL void attention_delta_kernel(AttentionBackward<T> a, AttentionPlan<T> plan, std::size_t rows,
-                                           Wide<T>* delta) {
+                                           OpMath<T>* delta) {
   const std::size_t row = block_index() * (thread_count() / kWarp) + thread_index() / kWarp;
   const std::size_t inside = row < rows ? row : rows - 1;  // the sum needs whole warps
   const std::size_t position = inside % plan.positions, head = inside / plan.positions % plan.heads;
@@ -67,16 +67,17 @@ TESSERA_KERNEL void attention_delta_kernel(AttentionBackward<T> a, AttentionPlan
   };
   const T* out = of(a.out);
   const T* dout = of(a.dout);
-  Wide<T> sum = 0;
-  for (std::size_t d = thread_index() % kWarp; d < plan.dim; d += kWarp) sum = fused(wide(out[d]), wide(dout[d]), sum);
+  OpMath<T> sum = 0;
+  for (std::size_t d = thread_index() % kWarp; d < plan.dim; d += kWarp)
+    sum = fused(to_opmath(out[d]), to_opmath(dout[d]), sum);
   sum = over_warp(sum, Add{});
   if (row < rows && thread_index() % kWarp == 0) delta[row] = sum;
 }
 
 /// dq; one block per tile of queries.
 template <class T, unsigned most_dim>
-TESSERA_KERNEL void attention_dq_kernel(AttentionBackward<T> a, AttentionPlan<T> plan, const Wide<T>* delta) {
-  using W = Wide<T>;
+TESSERA_KERNEL void attention_dq_kernel(AttentionBackward<T> a, AttentionPlan<T> plan, const OpMath<T>* delta) {
+  using W = OpMath<T>;
   constexpr unsigned kRows = kTileRows<W, most_dim>, kKeys = kRows / kRowThreads, kColumns = most_dim / kRowThreads;
   const TilePlace at = tile_place(plan.heads, plan.positions, kRows);
   const std::size_t kv_head = at.head / (plan.heads / plan.kv_heads), size = tile_elements<W>(kRows, plan.dim);
@@ -116,8 +117,8 @@ TESSERA_KERNEL void attention_dq_kernel(AttentionBackward<T> a, AttentionPlan<T>
 
 /// dk and dv; one block per tile of keys, over all queries of all heads that read them, in order.
 template <class T, unsigned most_dim>
-TESSERA_KERNEL void attention_dkv_kernel(AttentionBackward<T> a, AttentionPlan<T> plan, const Wide<T>* delta) {
-  using W = Wide<T>;
+TESSERA_KERNEL void attention_dkv_kernel(AttentionBackward<T> a, AttentionPlan<T> plan, const OpMath<T>* delta) {
+  using W = OpMath<T>;
   constexpr unsigned kRows = kTileRows<W, most_dim>, kQueries = kRows / kRowThreads, kColumns = most_dim / kRowThreads;
   const TilePlace at = tile_place(plan.kv_heads, plan.positions, kRows);
   const std::size_t group = plan.heads / plan.kv_heads, size = tile_elements<W>(kRows, plan.dim);
@@ -173,7 +174,7 @@ void for_head_dim(std::size_t dim, Function function) {
 
 template <class T, unsigned most_dim>
 Grid attention_grid(const AttentionShape& s, std::size_t heads, unsigned tiles, unsigned squares) {
-  using W = Wide<T>;
+  using W = OpMath<T>;
   constexpr unsigned kRows = kTileRows<W, most_dim>;
   return {.blocks = s.batch * heads * divided_up(s.positions, kRows),
           .threads = kRows * kRowThreads,
@@ -199,7 +200,7 @@ void attention_forward(NativeStream stream, const AttentionForward<T>& a) {
 
 template <class T>
 std::size_t attention_backward_scratch(const AttentionShape& s) {
-  return s.batch * s.heads * s.positions * sizeof(Wide<T>);
+  return s.batch * s.heads * s.positions * sizeof(OpMath<T>);
 }
 
 template <class T>
@@ -207,8 +208,8 @@ void attention_backward(NativeStream stream, const AttentionBackward<T>& a) {
   check_heads(a.shape);
   const AttentionPlan<T> plan = plan_of<T>(a.shape, a.dropout);
   const std::size_t rows = a.shape.batch * a.shape.heads * a.shape.positions;
-  auto* delta = static_cast<Wide<T>*>(a.scratch);
-  const auto* means = static_cast<const Wide<T>*>(delta);
+  auto* delta = static_cast<OpMath<T>*>(a.scratch);
+  const auto* means = static_cast<const OpMath<T>*>(delta);
   launch(stream, {.blocks = divided_up(rows, 4), .threads = 128}, attention_delta_kernel<T>, a, plan, rows, delta);
   if constexpr (sizeof(T) == 2)
     if (on_matrix_units<T>(a.shape)) return tensor_backward(stream, a, plan, means);

@@ -23,7 +23,7 @@ inline constexpr unsigned kTileRows = sizeof(W) * most_dim <= 512 ? 64 : 64 * 51
 template <class T>
 struct AttentionPlan {
   std::size_t positions, heads, kv_heads, dim;
-  Wide<T> scale;
+  OpMath<T> scale;
   bool drops;
   Drop drop;
   PhiloxStream stream;
@@ -35,7 +35,7 @@ AttentionPlan<T> plan_of(const AttentionShape& s, const kernels::AttentionDropou
           s.heads,
           s.kv_heads,
           s.dim,
-          static_cast<Wide<T>>(scale),
+          static_cast<OpMath<T>>(scale),
           dropout.probability != 0,
           drop_of(dropout.probability),
           philox_stream(dropout.stream)};
@@ -55,25 +55,26 @@ constexpr std::size_t tile_elements(std::size_t rows, std::size_t dim) {
 
 /// Loads rows [first, first + rows) of one head, zero beyond the last position. All threads of the block must call it.
 template <class T>
-TESSERA_DEVICE void load_tile(const Tile<Wide<T>>& tile, unsigned rows, const HeadsView<const T>& view,
+TESSERA_DEVICE void load_tile(const Tile<OpMath<T>>& tile, unsigned rows, const HeadsView<const T>& view,
                               std::size_t batch, std::size_t head, std::size_t first, std::size_t positions) {
   const T* base = view.data + batch * view.batch_stride + head * view.head_stride;
   for (std::size_t i = thread_index(); i < rows * tile.dim; i += thread_count()) {
     const std::size_t row = i / tile.dim, d = i % tile.dim;
-    tile.at(row, d) = first + row < positions ? wide(base[(first + row) * view.position_stride + d]) : Wide<T>(0);
+    tile.at(row, d) =
+        first + row < positions ? to_opmath(base[(first + row) * view.position_stride + d]) : OpMath<T>(0);
   }
 }
 
 /// Returns 0 for a dropped weight, 1 / (1 - probability) for a kept one.
 template <class T>
-TESSERA_DEVICE Wide<T> kept(const AttentionPlan<T>& plan, std::size_t batch, std::size_t head, std::size_t query,
-                            std::size_t key) {
-  if (!plan.drops) return Wide<T>(1);
+TESSERA_DEVICE OpMath<T> kept(const AttentionPlan<T>& plan, std::size_t batch, std::size_t head, std::size_t query,
+                              std::size_t key) {
+  if (!plan.drops) return OpMath<T>(1);
   PhiloxStream stream = plan.stream;
   stream.high += batch;
   const std::uint64_t word = (head * plan.positions + query) * plan.positions + key;
-  return philox_block(stream, word / 4).word[word % 4] < plan.drop.threshold ? Wide<T>(0)
-                                                                             : static_cast<Wide<T>>(plan.drop.factor);
+  return philox_block(stream, word / 4).word[word % 4] < plan.drop.threshold ? OpMath<T>(0)
+                                                                             : static_cast<OpMath<T>>(plan.drop.factor);
 }
 
 /// products[j] = the product of a row of `a` with row first + j * kRowThreads of `b`.
@@ -117,7 +118,7 @@ TESSERA_DEVICE TilePlace tile_place(std::size_t heads, std::size_t positions, un
 
 template <class T, unsigned count>
 TESSERA_DEVICE void write_row(const HeadsView<T>& view, const TilePlace& at, std::size_t position, std::size_t dim,
-                              const Wide<T> (&values)[count], bool accumulate) {
+                              const OpMath<T> (&values)[count], bool accumulate) {
   T* out = view.data + at.batch * view.batch_stride + at.head * view.head_stride + position * view.position_stride;
   const unsigned lane = thread_index() % kRowThreads;
   for (unsigned j = 0; j < count; ++j)

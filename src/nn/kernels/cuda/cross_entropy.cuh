@@ -12,7 +12,7 @@ inline constexpr unsigned kLossThreads = 256;
 /// losses[row] = -log softmax(logits[row])[target]; 0 for an ignored row, NaN for a target outside the vocabulary.
 template <class T>
 TESSERA_KERNEL void cross_entropy_kernel(kernels::CrossEntropyForward<T> a, double* losses) {
-  using W = Wide<T>;
+  using W = OpMath<T>;
   W* room = shared_memory<W>();
   const std::size_t row = block_index();
   const std::int32_t target = a.targets[row];
@@ -22,16 +22,16 @@ TESSERA_KERNEL void cross_entropy_kernel(kernels::CrossEntropyForward<T> a, doub
   }
   const T* x = a.logits + row * a.vocabulary;
   W max = minus_infinity<W>();
-  for (std::size_t i = thread_index(); i < a.vocabulary; i += thread_count()) max = larger(max, wide(x[i]));
+  for (std::size_t i = thread_index(); i < a.vocabulary; i += thread_count()) max = larger(max, to_opmath(x[i]));
   max = over_block(max, Largest{}, room);
   W sum = 0;
-  for (std::size_t i = thread_index(); i < a.vocabulary; i += thread_count()) sum += exponential(wide(x[i]) - max);
+  for (std::size_t i = thread_index(); i < a.vocabulary; i += thread_count()) sum += exponential(to_opmath(x[i]) - max);
   sum = over_block(sum, Add{}, room);
   if (thread_index() != 0) return;
   const bool known = target >= 0 && static_cast<std::size_t>(target) < a.vocabulary;
-  losses[row] = known
-                    ? log(static_cast<double>(sum)) - (static_cast<double>(wide(x[target])) - static_cast<double>(max))
-                    : not_a_number(0.0);
+  losses[row] =
+      known ? log(static_cast<double>(sum)) - (static_cast<double>(to_opmath(x[target])) - static_cast<double>(max))
+            : not_a_number(0.0);
   if (a.row_max) a.row_max[row] = max;
   if (a.row_sum) a.row_sum[row] = sum;
 }
@@ -64,7 +64,7 @@ inline std::size_t cross_entropy_scratch(std::size_t rows) { return (rows + 2) *
 template <class T>
 void cross_entropy_forward(NativeStream stream, const kernels::MeanCrossEntropy<T>& a, double* scratch) {
   const std::size_t rows = a.rows.rows;
-  launch(stream, {.blocks = rows, .threads = kLossThreads, .shared = kReduceRoom<Wide<T>>}, cross_entropy_kernel<T>,
+  launch(stream, {.blocks = rows, .threads = kLossThreads, .shared = kReduceRoom<OpMath<T>>}, cross_entropy_kernel<T>,
          a.rows, scratch);
   launch(stream, {.blocks = 1, .threads = 256, .shared = kReduceRoom<double>}, mean_loss_kernel,
          static_cast<const double*>(scratch), a.rows.targets, rows, a.rows.ignore_index, scratch + rows);
@@ -74,7 +74,7 @@ void cross_entropy_forward(NativeStream stream, const kernels::MeanCrossEntropy<
 
 template <class T>
 TESSERA_KERNEL void cross_entropy_backward_kernel(kernels::MeanCrossEntropyBackward<T> a) {
-  using W = Wide<T>;
+  using W = OpMath<T>;
   const kernels::CrossEntropyBackward<T>& rows = a.rows;
   const std::size_t row = block_index();
   const std::int32_t target = rows.targets[row];
@@ -86,10 +86,10 @@ TESSERA_KERNEL void cross_entropy_backward_kernel(kernels::MeanCrossEntropyBackw
   for (std::size_t i = thread_index(); i < rows.vocabulary; i += thread_count()) {
     W value = 0;
     if (!ignored) {
-      value = factor * exponential(wide(x[i]) - max);
+      value = factor * exponential(to_opmath(x[i]) - max);
       if (static_cast<std::int32_t>(i) == target) value -= scale;
     }
-    dx[i] = narrow<T>(rows.accumulate ? wide(dx[i]) + value : value);
+    dx[i] = from_opmath<T>(rows.accumulate ? to_opmath(dx[i]) + value : value);
   }
 }
 template <class T>

@@ -34,10 +34,10 @@ inline bool aligned(std::initializer_list<const void*> pointers) {
 template <int width, class Body>
 void for_elements(NativeStream stream, std::size_t count, std::initializer_list<const void*> pointers,
                   const Body& body) {
-  constexpr std::size_t kMostBlocks = 132 * 16;  // enough for all multiprocessors; each then runs several rounds
+  constexpr std::size_t kMaxBlocks = 132 * 16;  // enough for all multiprocessors; each then runs several rounds
   const auto grid = [count](std::size_t per_thread) {
     const std::size_t blocks = divided_up(divided_up(count, per_thread), 256);
-    return Grid{.blocks = blocks < kMostBlocks ? blocks : kMostBlocks};
+    return Grid{.blocks = blocks < kMaxBlocks ? blocks : kMaxBlocks};
   };
   if (count == 0) return;
   if (aligned(pointers)) return launch(stream, grid(width), elements_kernel<width, Body>, count, body);
@@ -58,8 +58,8 @@ TESSERA_DEVICE void store(T* to, const Pack<T, n>& pack) {
 }
 /// Returns `value`, added to `before` if `accumulate`.
 template <class T>
-TESSERA_DEVICE T added(bool accumulate, T before, Wide<T> value) {
-  return narrow<T>(accumulate ? wide(before) + value : value);
+TESSERA_DEVICE T added(bool accumulate, T before, OpMath<T> value) {
+  return from_opmath<T>(accumulate ? to_opmath(before) + value : value);
 }
 
 template <class T>
@@ -86,7 +86,7 @@ struct MapBody {
     const Pack<T, n> in = load<n>(x + i);
     Pack<T, n> result = {};
     if (accumulate) result = load<n>(static_cast<const T*>(out) + i);
-    for (int e = 0; e < n; ++e) result.at[e] = added(accumulate, result.at[e], function(wide(in.at[e])));
+    for (int e = 0; e < n; ++e) result.at[e] = added(accumulate, result.at[e], function(to_opmath(in.at[e])));
     store<n>(out + i, result);
   }
 };
@@ -105,7 +105,7 @@ struct ZipBody {
     Pack<T, n> result = {};
     if (accumulate) result = load<n>(static_cast<const T*>(out) + i);
     for (int e = 0; e < n; ++e)
-      result.at[e] = added(accumulate, result.at[e], function(wide(left.at[e]), wide(right.at[e])));
+      result.at[e] = added(accumulate, result.at[e], function(to_opmath(left.at[e]), to_opmath(right.at[e])));
     store<n>(out + i, result);
   }
 };
@@ -141,7 +141,7 @@ struct RowBiasBody {
   std::size_t columns;
   template <int n>
   TESSERA_DEVICE void step(std::size_t i) const {
-    for (int e = 0; e < n; ++e) y[i + e] = narrow<T>(wide(y[i + e]) + wide(bias[(i + e) % columns]));
+    for (int e = 0; e < n; ++e) y[i + e] = from_opmath<T>(to_opmath(y[i + e]) + to_opmath(bias[(i + e) % columns]));
   }
 };
 
@@ -154,7 +154,7 @@ struct ConvertBody {
   TESSERA_DEVICE void step(std::size_t i) const {
     const Pack<From, n> from = load<n>(in + i);
     Pack<To, n> result;
-    for (int e = 0; e < n; ++e) result.at[e] = narrow<To>(wide(from.at[e]));
+    for (int e = 0; e < n; ++e) result.at[e] = from_opmath<To>(to_opmath(from.at[e]));
     store<n>(out + i, result);
   }
 };

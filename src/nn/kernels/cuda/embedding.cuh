@@ -10,15 +10,15 @@ namespace tessera::nn::cuda {
 /// throw.
 template <class T>
 TESSERA_KERNEL void embedding_kernel(kernels::EmbeddingForward<T> a) {
-  using W = Wide<T>;
+  using W = OpMath<T>;
   const std::size_t row = block_index();
   const std::int32_t id = a.ids[row];
   const bool known = id >= 0 && static_cast<std::size_t>(id) < a.vocabulary;
   const T* from = a.weight + (known ? static_cast<std::size_t>(id) * a.width : 0);
   T* to = a.y + row * a.width;
   for (std::size_t i = thread_index(); i < a.width; i += thread_count()) {
-    const W value = known ? wide(from[i]) : not_a_number(W(0));
-    to[i] = narrow<T>(a.accumulate ? wide(to[i]) + value : value);
+    const W value = known ? to_opmath(from[i]) : not_a_number(W(0));
+    to[i] = from_opmath<T>(a.accumulate ? to_opmath(to[i]) + value : value);
   }
 }
 template <class T>
@@ -86,16 +86,16 @@ TESSERA_PLAIN_KERNEL void list_ids_kernel(const std::int32_t* ids, std::size_t r
 template <class T>
 TESSERA_KERNEL void embedding_backward_kernel(kernels::EmbeddingBackward<T> a, const std::uint32_t* counts,
                                               const std::uint32_t* starts, const std::uint32_t* rows_of) {
-  using W = Wide<T>;
+  using W = OpMath<T>;
   const std::size_t id = block_index();
   const std::uint32_t count = counts[id];
   if (count == 0 && a.accumulate) return;
   const std::uint32_t* rows = rows_of + starts[id];
   T* to = a.dweight + id * a.width;
   for (std::size_t i = thread_index(); i < a.width; i += thread_count()) {
-    W sum = a.accumulate ? wide(to[i]) : W(0);
-    for (std::uint32_t r = 0; r < count; ++r) sum += wide(a.dy[rows[r] * a.width + i]);
-    to[i] = narrow<T>(sum);
+    W sum = a.accumulate ? to_opmath(to[i]) : W(0);
+    for (std::uint32_t r = 0; r < count; ++r) sum += to_opmath(a.dy[rows[r] * a.width + i]);
+    to[i] = from_opmath<T>(sum);
   }
 }
 
@@ -125,7 +125,7 @@ void embedding_backward(NativeStream stream, const kernels::EmbeddingBackward<T>
 /// One block per row of the batch, one thread per pair of elements.
 template <class T>
 TESSERA_KERNEL void rope_kernel(kernels::RopeArgs<T> a) {
-  using W = Wide<T>;
+  using W = OpMath<T>;
   const std::size_t b = block_index() / a.positions, position = block_index() % a.positions, half = a.dim / 2;
   const T* in = a.in.data + b * a.in.batch_stride + position * a.in.position_stride;
   T* out = a.out.data + b * a.out.batch_stride + position * a.out.position_stride;
@@ -133,7 +133,7 @@ TESSERA_KERNEL void rope_kernel(kernels::RopeArgs<T> a) {
     const std::size_t head = pair / half, i = pair % half;
     const W cosine = a.cosine[position * half + i],
             sine = a.inverse ? -a.sine[position * half + i] : a.sine[position * half + i];
-    const W x = wide(in[head * a.in.head_stride + i]), y = wide(in[head * a.in.head_stride + i + half]);
+    const W x = to_opmath(in[head * a.in.head_stride + i]), y = to_opmath(in[head * a.in.head_stride + i + half]);
     T* first = out + head * a.out.head_stride + i;
     T* second = first + half;
     *first = added(a.accumulate, *first, x * cosine - y * sine);

@@ -59,7 +59,8 @@ TESSERA_DEVICE RightFragment right_fragment(const T* at, unsigned line) {
 
 template <class T>
 TESSERA_DEVICE std::uint32_t packed(float low, float high) {
-  return static_cast<std::uint32_t>(narrow<T>(low).bits) | static_cast<std::uint32_t>(narrow<T>(high).bits) << 16;
+  return static_cast<std::uint32_t>(from_opmath<T>(low).bits) | static_cast<std::uint32_t>(from_opmath<T>(high).bits)
+                                                                    << 16;
 }
 /// Converts sixteen columns of sums to the left operand of the next product.
 template <class T>

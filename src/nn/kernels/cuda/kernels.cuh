@@ -32,13 +32,13 @@ class CudaKernels final : public KernelTable<T> {
   void fill_normal(Stream& s, const NormalFill<T>& args) override { cuda::fill_normal(native_stream(s), args); }
   void fill_uniform(Stream& s, const UniformFill<T>& args) override { cuda::fill_uniform(native_stream(s), args); }
   void assign(Stream& s, const kernels::AssignArgs<T>& a) override {
-    map(native_stream(s), a.count, MapBody<T, Same<Wide<T>>>{a.x, a.out, a.accumulate, {}});
+    map(native_stream(s), a.count, MapBody<T, Same<OpMath<T>>>{a.x, a.out, a.accumulate, {}});
   }
   void add(Stream& s, const kernels::AddArgs<T>& a) override {
-    zip(native_stream(s), a.count, ZipBody<T, Plus<Wide<T>>>{a.a, a.b, a.out, false, {}});
+    zip(native_stream(s), a.count, ZipBody<T, Plus<OpMath<T>>>{a.a, a.b, a.out, false, {}});
   }
   void scale(Stream& s, const kernels::ScaleArgs<T>& a) override {
-    map(native_stream(s), a.count, MapBody<T, Times<Wide<T>>>{a.x, a.out, a.accumulate, {a.factor}});
+    map(native_stream(s), a.count, MapBody<T, Times<OpMath<T>>>{a.x, a.out, a.accumulate, {a.factor}});
   }
   void transpose(Stream& s, const TransposeArgs<T>& args) override { cuda::transpose(native_stream(s), args); }
   void norm_part(Stream& s, kernels::Norm norm, const T* x, std::size_t count, double* out) override {
@@ -68,7 +68,7 @@ class CudaKernels final : public KernelTable<T> {
     const Buffer scratch = get(norm_scratch<T>(a.rows, a.width));
     norm_backward<T, true>(
         native_stream(s), {a.rows, a.width, a.x, a.weight, a.mean, a.rstd, a.dy, a.dx, a.accumulate_dx},
-        {a.dweight, a.dbias, a.accumulate_dweight, a.accumulate_dbias}, static_cast<Wide<T>*>(scratch.data()));
+        {a.dweight, a.dbias, a.accumulate_dweight, a.accumulate_dbias}, static_cast<OpMath<T>*>(scratch.data()));
   }
   void rms_norm_forward(Stream& s, const kernels::RmsNormForward<T>& a) override {
     norm_forward<T, false>(native_stream(s), {a.rows, a.width, a.x, a.weight, nullptr, a.eps, a.y, nullptr, a.rstd});
@@ -77,7 +77,7 @@ class CudaKernels final : public KernelTable<T> {
     const Buffer scratch = get(norm_scratch<T>(a.rows, a.width));
     norm_backward<T, false>(native_stream(s),
                             {a.rows, a.width, a.x, a.weight, nullptr, a.rstd, a.dy, a.dx, a.accumulate_dx},
-                            {a.dweight, nullptr, a.accumulate_dweight, false}, static_cast<Wide<T>*>(scratch.data()));
+                            {a.dweight, nullptr, a.accumulate_dweight, false}, static_cast<OpMath<T>*>(scratch.data()));
   }
 
   void embedding_forward(Stream& s, const kernels::EmbeddingForward<T>& args) override {
@@ -105,9 +105,9 @@ class CudaKernels final : public KernelTable<T> {
   void linear_backward(Stream& s, const kernels::LinearBackward<T>& args) override {
     products_.backward(s, args);
     if (!args.dbias) return;
-    const Buffer scratch = get(column_scratch(args.shape.rows, args.shape.out, sizeof(Wide<T>)));
+    const Buffer scratch = get(column_scratch(args.shape.rows, args.shape.out, sizeof(OpMath<T>)));
     column_sums<T>(native_stream(s), {args.dy, args.dbias, args.shape.rows, args.shape.out, args.accumulate_dbias},
-                   static_cast<Wide<T>*>(scratch.data()));
+                   static_cast<OpMath<T>*>(scratch.data()));
   }
 
   std::size_t attention_forward_scratch(const AttentionShape&) const override { return 0; }
@@ -150,14 +150,14 @@ class CudaDeviceKernels final : public DeviceKernels {
  public:
   CudaDeviceKernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products)
       : products_(std::move(products)),
-        f32_(memory, products_->f32()),
-        f64_(memory, products_->f64()),
-        half_(memory, products_->half()),
-        brain_(memory, products_->brain()) {}
-  KernelTable<float>* f32() override { return &f32_; }
-  KernelTable<double>* f64() override { return &f64_; }
-  KernelTable<f16>* half() override { return &half_; }
-  KernelTable<bf16>* brain() override { return &brain_; }
+        f32_(memory, products_->f32_kernels()),
+        f64_(memory, products_->f64_kernels()),
+        f16_(memory, products_->f16_kernels()),
+        bf16_(memory, products_->bf16_kernels()) {}
+  KernelTable<float>* f32_kernels() override { return &f32_; }
+  KernelTable<double>* f64_kernels() override { return &f64_; }
+  KernelTable<f16>* f16_kernels() override { return &f16_; }
+  KernelTable<bf16>* bf16_kernels() override { return &bf16_; }
 
   void positions(Stream& s, std::int32_t* out, std::size_t count, std::size_t period) override {
     for_elements<4>(native_stream(s), count, {out}, PositionsBody{out, period});
@@ -175,19 +175,19 @@ class CudaDeviceKernels final : public DeviceKernels {
     throw Unsupported("convert: no kernel from " + std::string(name_of(a.from)) + " to " + std::string(name_of(a.to)) +
                       " on cuda");
   }
-  void encode(Stream& s, const EncodeArgs& a) override {
+  void compress(Stream& s, const CompressArgs& a) override {
     const NativeStream stream = native_stream(s);
-    if (a.from == DType::f32) return cuda::encode<float>(stream, a);
-    if (a.from == DType::f16) return cuda::encode<f16>(stream, a);
-    if (a.from == DType::bf16) return cuda::encode<bf16>(stream, a);
-    throw Unsupported("encode: no kernel for " + std::string(name_of(a.from)) + " on cuda");
+    if (a.from == DType::f32) return cuda::compress<float>(stream, a);
+    if (a.from == DType::f16) return cuda::compress<f16>(stream, a);
+    if (a.from == DType::bf16) return cuda::compress<bf16>(stream, a);
+    throw Unsupported("compress: no kernel for " + std::string(name_of(a.from)) + " on cuda");
   }
-  void sum_encoded(Stream& s, const SumEncodedArgs& a) override {
+  void sum_compressed(Stream& s, const SumCompressedArgs& a) override {
     const NativeStream stream = native_stream(s);
-    if (a.to == DType::f32) return cuda::sum_encoded<float>(stream, a);
-    if (a.to == DType::f16) return cuda::sum_encoded<f16>(stream, a);
-    if (a.to == DType::bf16) return cuda::sum_encoded<bf16>(stream, a);
-    throw Unsupported("sum_encoded: no kernel for " + std::string(name_of(a.to)) + " on cuda");
+    if (a.to == DType::f32) return cuda::sum_compressed<float>(stream, a);
+    if (a.to == DType::f16) return cuda::sum_compressed<f16>(stream, a);
+    if (a.to == DType::bf16) return cuda::sum_compressed<bf16>(stream, a);
+    throw Unsupported("sum_compressed: no kernel for " + std::string(name_of(a.to)) + " on cuda");
   }
   void decode_nf4(Stream& s, const DecodeArgs& a) override {
     const NativeStream stream = native_stream(s);
@@ -205,8 +205,8 @@ class CudaDeviceKernels final : public DeviceKernels {
   const std::unique_ptr<MatmulTable> products_;
   CudaKernels<float> f32_;
   CudaKernels<double> f64_;
-  CudaKernels<f16> half_;
-  CudaKernels<bf16> brain_;
+  CudaKernels<f16> f16_;
+  CudaKernels<bf16> bf16_;
 };
 
 }  // namespace tessera::nn::cuda

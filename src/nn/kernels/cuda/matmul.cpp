@@ -157,10 +157,10 @@ void CublasLtMatmul::run(Stream& stream, const MatmulArgs& p) {
   if (!chosen.found) throw Unsupported("cuda: cuBLASLt has no algorithm for this product");
   chosen.point(p);
   const float one = 1, beta = p.accumulate ? 1 : 0;
-  const double wide_one = 1, wide_beta = beta;
-  const bool wide = p.dtype == DType::f64;
-  const void* alpha = wide ? static_cast<const void*>(&wide_one) : &one;
-  const void* factor = wide ? static_cast<const void*>(&wide_beta) : &beta;
+  const double f64_one = 1, f64_beta = beta;
+  const bool is_f64 = p.dtype == DType::f64;
+  const void* alpha = is_f64 ? static_cast<const void*>(&f64_one) : &one;
+  const void* factor = is_f64 ? static_cast<const void*>(&f64_beta) : &beta;
   auto* native = static_cast<cudaStream_t>(static_cast<DeviceStream&>(stream).native());
   check(api_,
         api_.cublasLtMatmul(handle_, chosen.operation, alpha, p.b, chosen.a, p.a, chosen.b, factor, p.c, chosen.c, p.c,

@@ -67,18 +67,18 @@ class CublasLtKernels final : public MatmulKernels<T> {
 class CublasLtTable final : public MatmulTable {
  public:
   explicit CublasLtTable(const KernelResources& resources)
-      : matmul_(resources), f32_(matmul_), f64_(matmul_), half_(matmul_), brain_(matmul_) {}
-  MatmulKernels<float>& f32() override { return f32_; }
-  MatmulKernels<double>& f64() override { return f64_; }
-  MatmulKernels<f16>& half() override { return half_; }
-  MatmulKernels<bf16>& brain() override { return brain_; }
+      : matmul_(resources), f32_(matmul_), f64_(matmul_), f16_(matmul_), bf16_(matmul_) {}
+  MatmulKernels<float>& f32_kernels() override { return f32_; }
+  MatmulKernels<double>& f64_kernels() override { return f64_; }
+  MatmulKernels<f16>& f16_kernels() override { return f16_; }
+  MatmulKernels<bf16>& bf16_kernels() override { return bf16_; }
 
  private:
   CublasLtMatmul matmul_;
   CublasLtKernels<float> f32_;
   CublasLtKernels<double> f64_;
-  CublasLtKernels<f16> half_;
-  CublasLtKernels<bf16> brain_;
+  CublasLtKernels<f16> f16_;
+  CublasLtKernels<bf16> bf16_;
 };
 
 }  // namespace

@@ -25,10 +25,10 @@ class MatmulKernels {
 class MatmulTable {
  public:
   virtual ~MatmulTable() = default;
-  virtual MatmulKernels<float>& f32() = 0;
-  virtual MatmulKernels<double>& f64() = 0;
-  virtual MatmulKernels<f16>& half() = 0;
-  virtual MatmulKernels<bf16>& brain() = 0;
+  virtual MatmulKernels<float>& f32_kernels() = 0;
+  virtual MatmulKernels<double>& f64_kernels() = 0;
+  virtual MatmulKernels<f16>& f16_kernels() = 0;
+  virtual MatmulKernels<bf16>& bf16_kernels() = 0;
 };
 
 /// Uses cuBLASLt, which is loaded at the first call. Throws Unsupported if it is missing.

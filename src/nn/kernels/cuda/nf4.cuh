@@ -26,7 +26,7 @@ struct DecodeNf4Body {
     Pack<T, n> values;
     for (int e = 0; e < n; ++e) {
       const unsigned pair = encoded[layout.codes + (i + e) / 2];
-      values.at[e] = narrow<T>(static_cast<Wide<T>>(scale * levels[(pair >> ((i + e) % 2 * 4)) & 15U]));
+      values.at[e] = from_opmath<T>(static_cast<OpMath<T>>(scale * levels[(pair >> ((i + e) % 2 * 4)) & 15U]));
     }
     store<n>(out + i, values);
   }

@@ -10,22 +10,22 @@ template <int n, class C, class T>
 TESSERA_DEVICE void store_copy(C* copy, std::size_t i, const Pack<T, n>& values) {
   if (copy == nullptr) return;
   Pack<C, n> rounded;
-  for (int e = 0; e < n; ++e) rounded.at[e] = narrow<C>(values.at[e]);
+  for (int e = 0; e < n; ++e) rounded.at[e] = from_opmath<C>(values.at[e]);
   store<n>(copy + i, rounded);
 }
 
 /// Calls function(gradient, copy) with their element types.
 template <class N, class T, template <class> class Step, class Function>
-void with_narrow_of(const Step<T>& a, const Function& function) {
-  auto* copy = static_cast<N*>(a.narrow.copy);
-  if (a.narrow.gradient != nullptr) return function(static_cast<const N*>(a.narrow.gradient), copy);
+void with_half_of(const Step<T>& a, const Function& function) {
+  auto* copy = static_cast<N*>(a.half.copy);
+  if (a.half.gradient != nullptr) return function(static_cast<const N*>(a.half.gradient), copy);
   function(a.gradient, copy);
 }
 template <class T, template <class> class Step, class Function>
-void with_narrow(const Step<T>& a, const Function& function) {
+void with_half(const Step<T>& a, const Function& function) {
   if constexpr (sizeof(T) == sizeof(float)) {
-    if (a.narrow.dtype == DType::bf16) return with_narrow_of<bf16>(a, function);
-    if (a.narrow.dtype == DType::f16) return with_narrow_of<f16>(a, function);
+    if (a.half.dtype == DType::bf16) return with_half_of<bf16>(a, function);
+    if (a.half.dtype == DType::f16) return with_half_of<f16>(a, function);
   }
   function(a.gradient, static_cast<T*>(nullptr));
 }
@@ -51,7 +51,7 @@ struct AdamBody {
     if (largest) most = load<n>(static_cast<const T*>(largest) + i);
     const Pack<G, n> dp = load<n>(gradient + i);
     for (int e = 0; e < n; ++e) {
-      const T g = fused(coupled, p.at[e], scale * wide(dp.at[e]));
+      const T g = fused(coupled, p.at[e], scale * to_opmath(dp.at[e]));
       m.at[e] = fused(rest1, g - m.at[e], m.at[e]);
       v.at[e] = fused(rest2 * g, g, beta2 * v.at[e]);
       most.at[e] = larger(most.at[e], v.at[e]);
@@ -95,7 +95,7 @@ void adam_step_of(NativeStream stream, const kernels::AdamStep<T>& a, const G* g
 
 template <class T>
 void adam_step(NativeStream stream, const kernels::AdamStep<T>& a) {
-  with_narrow(a, [&](auto* gradient, auto* copy) { adam_step_of(stream, a, gradient, copy); });
+  with_half(a, [&](auto* gradient, auto* copy) { adam_step_of(stream, a, gradient, copy); });
 }
 
 template <class T, class G, class C>
@@ -116,7 +116,7 @@ struct SgdBody {
     if (buffer && !first_step) kept = load<n>(static_cast<const T*>(buffer) + i);
     const Pack<G, n> dp = load<n>(gradient + i);
     for (int e = 0; e < n; ++e) {
-      T g = fused(decay, p.at[e], scale * wide(dp.at[e]));
+      T g = fused(decay, p.at[e], scale * to_opmath(dp.at[e]));
       if (buffer) {
         kept.at[e] = first_step ? g : fused(momentum, kept.at[e], g);
         g = nesterov ? fused(momentum, kept.at[e], g) : kept.at[e];
@@ -152,7 +152,7 @@ void sgd_step_of(NativeStream stream, const kernels::SgdStep<T>& a, const G* gra
 
 template <class T>
 void sgd_step(NativeStream stream, const kernels::SgdStep<T>& a) {
-  with_narrow(a, [&](auto* gradient, auto* copy) { sgd_step_of(stream, a, gradient, copy); });
+  with_half(a, [&](auto* gradient, auto* copy) { sgd_step_of(stream, a, gradient, copy); });
 }
 
 /// One thread adds in order: there are only a few numbers per unit, and all strategies must add them in the same order.

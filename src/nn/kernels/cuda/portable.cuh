@@ -31,7 +31,7 @@ namespace tessera::nn::cuda {
 
 using base::bf16;
 using base::f16;
-using kernels::Wide;
+using kernels::OpMath;
 
 inline constexpr unsigned kWarp = 32;
 
@@ -79,10 +79,10 @@ TESSERA_DEVICE T shuffle_xor(T value, unsigned mask) {
   return __shfl_xor_sync(0xffffffffU, value, static_cast<int>(mask));
 }
 
-TESSERA_DEVICE float wide(f16 x) { return __half2float(__ushort_as_half(x.bits)); }
-TESSERA_DEVICE float wide(bf16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }
+TESSERA_DEVICE float to_opmath(f16 x) { return __half2float(__ushort_as_half(x.bits)); }
+TESSERA_DEVICE float to_opmath(bf16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }
 template <class T>
-TESSERA_DEVICE T narrow(Wide<T> x) {
+TESSERA_DEVICE T from_opmath(OpMath<T> x) {
   if constexpr (std::is_same_v<T, f16>) {
     T result;
     result.bits = __half_as_ushort(__float2half_rn(x));
@@ -120,10 +120,10 @@ inline std::size_t block_count() { return emulation::block().blocks; }
 inline unsigned thread_index() { return emulation::block().current; }
 inline unsigned thread_count() { return emulation::block().count; }
 
-inline float wide(f16 x) { return static_cast<float>(x); }
-inline float wide(bf16 x) { return static_cast<float>(x); }
+inline float to_opmath(f16 x) { return static_cast<float>(x); }
+inline float to_opmath(bf16 x) { return static_cast<float>(x); }
 template <class T>
-T narrow(Wide<T> x) {
+T from_opmath(OpMath<T> x) {
   return static_cast<T>(x);
 }
 template <class To, class From>
@@ -133,8 +133,8 @@ To bits_as(From from) {
 
 #endif
 
-TESSERA_DEVICE float wide(float x) { return x; }
-TESSERA_DEVICE double wide(double x) { return x; }
+TESSERA_DEVICE float to_opmath(float x) { return x; }
+TESSERA_DEVICE double to_opmath(double x) { return x; }
 
 TESSERA_DEVICE float fused(float a, float b, float c) { return fmaf(a, b, c); }
 TESSERA_DEVICE double fused(double a, double b, double c) { return fma(a, b, c); }

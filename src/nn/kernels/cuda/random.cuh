@@ -80,14 +80,14 @@ TESSERA_DEVICE float normal_of(std::uint32_t word) {
 
 template <class T>
 TESSERA_DEVICE T drawn(const NormalFill<T>& a, std::uint32_t word) {
-  return narrow<T>(a.mean + a.deviation * static_cast<Wide<T>>(normal_of(word)));
+  return from_opmath<T>(a.mean + a.deviation * static_cast<OpMath<T>>(normal_of(word)));
 }
 
 /// 24 bits of the word, which every opmath type represents exactly.
 template <class T>
 TESSERA_DEVICE T drawn(const UniformFill<T>& a, std::uint32_t word) {
-  const Wide<T> u = static_cast<Wide<T>>(static_cast<std::int32_t>(word >> 8)) * static_cast<Wide<T>>(0x1p-24);
-  return narrow<T>(a.low + (a.high - a.low) * u);
+  const OpMath<T> u = static_cast<OpMath<T>>(static_cast<std::int32_t>(word >> 8)) * static_cast<OpMath<T>>(0x1p-24);
+  return from_opmath<T>(a.low + (a.high - a.low) * u);
 }
 
 /// One thread per block of four words; elements outside [begin, end) are skipped.
@@ -147,9 +147,9 @@ TESSERA_KERNEL void dropout_kernel(DropoutPlan<T> a) {
   const PhiloxBlock words = philox_block(stream, quad);
   for (std::size_t e = 0; e < 4 && quad * 4 + e < a.elements; ++e) {
     const std::size_t i = sample * a.elements + quad * 4 + e;
-    const Wide<T> kept = wide(a.x[i]) * static_cast<Wide<T>>(a.drop.factor);
-    const Wide<T> value = words.word[e] < a.drop.threshold ? Wide<T>(0) : kept;
-    a.y[i] = a.accumulate ? narrow<T>(wide(a.y[i]) + value) : narrow<T>(value);
+    const OpMath<T> kept = to_opmath(a.x[i]) * static_cast<OpMath<T>>(a.drop.factor);
+    const OpMath<T> value = words.word[e] < a.drop.threshold ? OpMath<T>(0) : kept;
+    a.y[i] = a.accumulate ? from_opmath<T>(to_opmath(a.y[i]) + value) : from_opmath<T>(value);
   }
 }
 template <class T>

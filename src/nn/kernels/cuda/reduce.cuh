@@ -81,7 +81,7 @@ TESSERA_KERNEL void norm_kernel(kernels::Norm norm, const T* x, std::size_t coun
   const std::size_t end = smaller(count, begin + kNormTile);
   double part = 0;
   for (std::size_t i = begin + thread_index(); i < end; i += thread_count())
-    part = add_to_norm(norm, part, static_cast<double>(wide(x[i])));
+    part = add_to_norm(norm, part, static_cast<double>(to_opmath(x[i])));
   part = norm == kernels::Norm::infinity ? over_block(part, LargestOrNaN{}, shared_memory<double>())
                                          : over_block(part, Add{}, shared_memory<double>());
   if (thread_index() == 0) tiles[block_index()] = part;
@@ -108,13 +108,13 @@ void norm_part(NativeStream stream, kernels::Norm norm, const T* x, std::size_t 
 
 /// out[column] = or += the sum over `tiles` rows of parts[tile, column], in order.
 template <class T>
-TESSERA_KERNEL void combine_kernel(const Wide<T>* parts, std::size_t tiles, std::size_t columns, T* out,
+TESSERA_KERNEL void combine_kernel(const OpMath<T>* parts, std::size_t tiles, std::size_t columns, T* out,
                                    bool accumulate) {
   const std::size_t column = block_index() * thread_count() + thread_index();
   if (column >= columns) return;
-  Wide<T> sum = 0;
+  OpMath<T> sum = 0;
   for (std::size_t tile = 0; tile < tiles; ++tile) sum += parts[tile * columns + column];
-  out[column] = narrow<T>(accumulate ? wide(out[column]) + sum : sum);
+  out[column] = from_opmath<T>(accumulate ? to_opmath(out[column]) + sum : sum);
 }
 
 /// Number of row tiles of a kernel that sums over rows; it depends only on the shape.
@@ -126,26 +126,26 @@ inline std::size_t column_scratch(std::size_t rows, std::size_t columns, std::si
 /// parts[tile, column] = the sum of x over the tile's rows; one thread per column.
 template <class T>
 TESSERA_KERNEL void column_parts_kernel(const T* x, std::size_t rows, std::size_t columns, std::size_t tiles,
-                                        Wide<T>* parts) {
+                                        OpMath<T>* parts) {
   const std::size_t across = divided_up(columns, thread_count());
   const std::size_t tile = block_index() / across;
   const std::size_t column = block_index() % across * thread_count() + thread_index();
   if (column >= columns) return;
   const std::size_t each = divided_up(rows, tiles);
-  Wide<T> sum = 0;
+  OpMath<T> sum = 0;
   for (std::size_t row = tile * each; row < smaller(rows, (tile + 1) * each); ++row)
-    sum += wide(x[row * columns + column]);
+    sum += to_opmath(x[row * columns + column]);
   parts[tile * columns + column] = sum;
 }
 
 /// out[column] = or += the sum of x over the rows: a bias gradient. `scratch`: column_scratch() bytes of Wide<T>.
 template <class T>
-void column_sums(NativeStream stream, const kernels::ColumnSumsArgs<T>& a, Wide<T>* scratch) {
+void column_sums(NativeStream stream, const kernels::ColumnSumsArgs<T>& a, OpMath<T>* scratch) {
   const std::size_t tiles = row_tiles(a.rows);
   launch(stream, {.blocks = tiles * divided_up(a.columns, 128), .threads = 128}, column_parts_kernel<T>, a.x, a.rows,
          a.columns, tiles, scratch);
   launch(stream, {.blocks = divided_up(a.columns, 128), .threads = 128}, combine_kernel<T>,
-         static_cast<const Wide<T>*>(scratch), tiles, a.columns, a.out, a.accumulate);
+         static_cast<const OpMath<T>*>(scratch), tiles, a.columns, a.out, a.accumulate);
 }
 
 }  // namespace tessera::nn::cuda

@@ -12,16 +12,16 @@ using namespace kernels;  // NOLINT: this file wraps them
 namespace {
 
 /// Elements that are converted to f32 at once if a kernel can be split: 1 MiB of f32, which stays in the cache.
-constexpr std::size_t kPiece = std::size_t{1} << 18U;
+constexpr std::size_t kChunk = std::size_t{1} << 18U;
 
-/// Calls function(first, count) over [0, total) in pieces whose rows have `width` elements.
+/// Calls function(first, count) over [0, total) in chunks whose rows have `width` elements.
 template <class Function>
-void in_pieces(std::size_t total, std::size_t width, Function&& function) {
-  const std::size_t piece = std::max<std::size_t>(1, kPiece / std::max<std::size_t>(1, width));
-  for (std::size_t at = 0; at < total; at += piece) function(at, std::min(piece, total - at));
+void in_chunks(std::size_t total, std::size_t width, Function&& function) {
+  const std::size_t chunk = std::max<std::size_t>(1, kChunk / std::max<std::size_t>(1, width));
+  for (std::size_t at = 0; at < total; at += chunk) function(at, std::min(chunk, total - at));
 }
-std::size_t piece_of(std::size_t total, std::size_t width) {
-  return std::min(total, std::max<std::size_t>(1, kPiece / std::max<std::size_t>(1, width))) * width;
+std::size_t chunk_elements(std::size_t total, std::size_t width) {
+  return std::min(total, std::max<std::size_t>(1, kChunk / std::max<std::size_t>(1, width))) * width;
 }
 
 template <class P>
@@ -32,197 +32,198 @@ P* shifted(P* pointer, std::size_t by) {
 /// y = function(inputs...) element by element; `old`: the function also reads y's value.
 template <class T, std::size_t n, class Function>
 void by_elements(F32Scratch<T>& scratch, std::size_t count, const T* const (&inputs)[n], Function&& function) {
-  float* wide[n];
-  for (std::size_t i = 0; i < n; ++i) wide[i] = scratch.room_for(inputs[i], piece_of(count, 1));
-  in_pieces(count, 1, [&](std::size_t at, std::size_t length) {
-    for (std::size_t i = 0; i < n; ++i) scratch.load(shifted(inputs[i], at), wide[i], length);
-    function(wide, at, length);
+  float* f32[n];
+  for (std::size_t i = 0; i < n; ++i) f32[i] = scratch.room_for(inputs[i], chunk_elements(count, 1));
+  in_chunks(count, 1, [&](std::size_t at, std::size_t length) {
+    for (std::size_t i = 0; i < n; ++i) scratch.load(shifted(inputs[i], at), f32[i], length);
+    function(f32, at, length);
   });
 }
 
 }  // namespace
 
 template <class T>
-void NarrowKernels<T>::fill(Stream& s, T value, T* out, std::size_t count) {
+void HalfKernels<T>::fill(Stream& s, T value, T* out, std::size_t count) {
   F32Scratch<T> scratch(all_, memory_, s);
-  float* values = scratch.room(piece_of(count, 1));
-  wide().fill(s, static_cast<float>(value), values, piece_of(count, 1));
-  in_pieces(count, 1, [&](std::size_t at, std::size_t length) { scratch.store(values, out + at, length); });
+  float* values = scratch.room(chunk_elements(count, 1));
+  f32_kernels().fill(s, static_cast<float>(value), values, chunk_elements(count, 1));
+  in_chunks(count, 1, [&](std::size_t at, std::size_t length) { scratch.store(values, out + at, length); });
 }
 
 template <class T>
-void NarrowKernels<T>::fill_normal(Stream& s, const NormalFill<T>& a) {
+void HalfKernels<T>::fill_normal(Stream& s, const NormalFill<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const std::size_t count = a.range.end - a.range.begin;
-  float* values = scratch.room(piece_of(count, 1));
-  in_pieces(count, 1, [&](std::size_t at, std::size_t length) {
+  float* values = scratch.room(chunk_elements(count, 1));
+  in_chunks(count, 1, [&](std::size_t at, std::size_t length) {
     const std::uint64_t begin = a.range.begin + at;
-    wide().fill_normal(s, {{a.range.stream, begin, begin + length}, a.mean, a.deviation, values});
+    f32_kernels().fill_normal(s, {{a.range.stream, begin, begin + length}, a.mean, a.deviation, values});
     scratch.store(values, a.out + at, length);
   });
 }
 
 template <class T>
-void NarrowKernels<T>::fill_uniform(Stream& s, const UniformFill<T>& a) {
+void HalfKernels<T>::fill_uniform(Stream& s, const UniformFill<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const std::size_t count = a.range.end - a.range.begin;
-  float* values = scratch.room(piece_of(count, 1));
-  in_pieces(count, 1, [&](std::size_t at, std::size_t length) {
+  float* values = scratch.room(chunk_elements(count, 1));
+  in_chunks(count, 1, [&](std::size_t at, std::size_t length) {
     const std::uint64_t begin = a.range.begin + at;
-    wide().fill_uniform(s, {{a.range.stream, begin, begin + length}, a.low, a.high, values});
+    f32_kernels().fill_uniform(s, {{a.range.stream, begin, begin + length}, a.low, a.high, values});
     scratch.store(values, a.out + at, length);
   });
 }
 
 template <class T>
-void NarrowKernels<T>::assign(Stream& s, const AssignArgs<T>& a) {
+void HalfKernels<T>::assign(Stream& s, const AssignArgs<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const T* inputs[] = {a.x, a.accumulate ? a.out : nullptr};
   by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
-    if (a.accumulate) wide().assign(s, {in[0], in[1], length, true});
+    if (a.accumulate) f32_kernels().assign(s, {in[0], in[1], length, true});
     scratch.store(in[a.accumulate ? 1 : 0], a.out + at, length);
   });
 }
 
 template <class T>
-void NarrowKernels<T>::add(Stream& s, const AddArgs<T>& a) {
+void HalfKernels<T>::add(Stream& s, const AddArgs<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const T* inputs[] = {a.a, a.b};
   by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
-    wide().add(s, {in[0], in[1], in[0], length});
+    f32_kernels().add(s, {in[0], in[1], in[0], length});
     scratch.store(in[0], a.out + at, length);
   });
 }
 
 template <class T>
-void NarrowKernels<T>::scale(Stream& s, const ScaleArgs<T>& a) {
+void HalfKernels<T>::scale(Stream& s, const ScaleArgs<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const T* inputs[] = {a.x, a.accumulate ? a.out : nullptr};
   by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
     float* out = in[a.accumulate ? 1 : 0];
-    wide().scale(s, {in[0], a.factor, out, length, a.accumulate});
+    f32_kernels().scale(s, {in[0], a.factor, out, length, a.accumulate});
     scratch.store(out, a.out + at, length);
   });
 }
 
 template <class T>
-void NarrowKernels<T>::transpose(Stream& s, const TransposeArgs<T>& a) {
+void HalfKernels<T>::transpose(Stream& s, const TransposeArgs<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const std::size_t matrix = a.rows * a.columns;
-  float* in = scratch.room(piece_of(a.batch, matrix));
-  float* out = scratch.room(piece_of(a.batch, matrix));
-  in_pieces(a.batch, matrix, [&](std::size_t at, std::size_t batch) {
+  float* in = scratch.room(chunk_elements(a.batch, matrix));
+  float* out = scratch.room(chunk_elements(a.batch, matrix));
+  in_chunks(a.batch, matrix, [&](std::size_t at, std::size_t batch) {
     scratch.load(a.in + at * matrix, in, batch * matrix);
-    wide().transpose(s, {in, out, batch, a.rows, a.columns});
+    f32_kernels().transpose(s, {in, out, batch, a.rows, a.columns});
     scratch.store(out, a.out + at * matrix, batch * matrix);
   });
 }
 
 template <class T>
-void NarrowKernels<T>::norm_part(Stream& s, kernels::Norm norm, const T* x, std::size_t count, double* out) {
+void HalfKernels<T>::norm_part(Stream& s, kernels::Norm norm, const T* x, std::size_t count, double* out) {
   F32Scratch<T> scratch(all_, memory_, s);
-  const std::size_t piece = piece_of(count, 1);
-  float* in = scratch.room(piece);
-  if (count <= piece) {
+  const std::size_t chunk = chunk_elements(count, 1);
+  float* in = scratch.room(chunk);
+  if (count <= chunk) {
     scratch.load(x, in, count);
-    return wide().norm_part(s, norm, in, count, out);
+    return f32_kernels().norm_part(s, norm, in, count, out);
   }
-  const std::size_t pieces = (count + piece - 1) / piece;
-  auto* parts = reinterpret_cast<double*>(scratch.room(2 * pieces));
-  in_pieces(count, 1, [&](std::size_t at, std::size_t length) {
+  const std::size_t chunks = (count + chunk - 1) / chunk;
+  auto* parts = reinterpret_cast<double*>(scratch.room(2 * chunks));
+  in_chunks(count, 1, [&](std::size_t at, std::size_t length) {
     scratch.load(x + at, in, length);
-    wide().norm_part(s, norm, in, length, parts + at / piece);
+    f32_kernels().norm_part(s, norm, in, length, parts + at / chunk);
   });
   const bool largest = norm == kernels::Norm::infinity;
-  all_.f64()->norm_part(s, largest ? norm : kernels::Norm::one, parts, pieces, out);  // no partial result is negative
+  all_.f64_kernels()->norm_part(s, largest ? norm : kernels::Norm::one, parts, chunks,
+                                out);  // no partial result is negative
 }
 
 template <class T>
-void NarrowKernels<T>::activation_forward(Stream& s, const ActivationForward<T>& a) {
+void HalfKernels<T>::activation_forward(Stream& s, const ActivationForward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const T* inputs[] = {a.x};
   by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
-    wide().activation_forward(s, {a.kind, in[0], in[0], length});
+    f32_kernels().activation_forward(s, {a.kind, in[0], in[0], length});
     scratch.store(in[0], a.y + at, length);
   });
 }
 
 template <class T>
-void NarrowKernels<T>::activation_backward(Stream& s, Activation kind, const ActivationBackward<T>& a) {
+void HalfKernels<T>::activation_backward(Stream& s, Activation kind, const ActivationBackward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const T* inputs[] = {a.x, a.dy, a.accumulate ? a.dx : nullptr};
   by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
     float* dx = in[a.accumulate ? 2 : 1];
-    wide().activation_backward(s, kind, {in[0], in[1], dx, length, a.accumulate});
+    f32_kernels().activation_backward(s, kind, {in[0], in[1], dx, length, a.accumulate});
     scratch.store(dx, a.dx + at, length);
   });
 }
 
 template <class T>
-void NarrowKernels<T>::swiglu_forward(Stream& s, const SwigluForward<T>& a) {
+void HalfKernels<T>::swiglu_forward(Stream& s, const SwigluForward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const T* inputs[] = {a.gate, a.up};
-  float* y = scratch.room(piece_of(a.count, 1));
+  float* y = scratch.room(chunk_elements(a.count, 1));
   by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
-    wide().swiglu_forward(s, {in[0], in[1], y, length});
+    f32_kernels().swiglu_forward(s, {in[0], in[1], y, length});
     scratch.store(y, a.y + at, length);
   });
 }
 
 template <class T>
-void NarrowKernels<T>::swiglu_backward(Stream& s, const SwigluBackward<T>& a) {
+void HalfKernels<T>::swiglu_backward(Stream& s, const SwigluBackward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const T* inputs[] = {a.gate, a.up, a.dy};
-  float* dgate = scratch.room_for(a.dgate, piece_of(a.count, 1));
-  float* dup = scratch.room_for(a.dup, piece_of(a.count, 1));
+  float* dgate = scratch.room_for(a.dgate, chunk_elements(a.count, 1));
+  float* dup = scratch.room_for(a.dup, chunk_elements(a.count, 1));
   by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
     if (a.accumulate_dgate) scratch.load(shifted(a.dgate, at), dgate, length);
     if (a.accumulate_dup) scratch.load(shifted(a.dup, at), dup, length);
-    wide().swiglu_backward(s, {in[0], in[1], in[2], dgate, dup, length, a.accumulate_dgate, a.accumulate_dup});
+    f32_kernels().swiglu_backward(s, {in[0], in[1], in[2], dgate, dup, length, a.accumulate_dgate, a.accumulate_dup});
     scratch.store(dgate, shifted(a.dgate, at), length);
     scratch.store(dup, shifted(a.dup, at), length);
   });
 }
 
 template <class T>
-void NarrowKernels<T>::dropout(Stream& s, const DropoutArgs<T>& a) {
+void HalfKernels<T>::dropout(Stream& s, const DropoutArgs<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
-  float* x = scratch.room(piece_of(a.samples, a.elements));
-  float* y = a.accumulate ? scratch.room(piece_of(a.samples, a.elements)) : x;
-  in_pieces(a.samples, a.elements, [&](std::size_t at, std::size_t samples) {
+  float* x = scratch.room(chunk_elements(a.samples, a.elements));
+  float* y = a.accumulate ? scratch.room(chunk_elements(a.samples, a.elements)) : x;
+  in_chunks(a.samples, a.elements, [&](std::size_t at, std::size_t samples) {
     const std::size_t first = at * a.elements, count = samples * a.elements;
     scratch.load(a.x + first, x, count);
     if (a.accumulate) scratch.load(a.y + first, y, count);
     const RandomStream stream{a.stream.key, a.stream.high + at};
-    wide().dropout(s, {stream, a.probability, samples, a.elements, x, y, a.accumulate});
+    f32_kernels().dropout(s, {stream, a.probability, samples, a.elements, x, y, a.accumulate});
     scratch.store(y, a.y + first, count);
   });
 }
 
 template <class T>
-void NarrowKernels<T>::embedding_backward(Stream& s, const EmbeddingBackward<T>& a) {
+void HalfKernels<T>::embedding_backward(Stream& s, const EmbeddingBackward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const std::size_t table = a.vocabulary * a.width;
   const float* dy = scratch.widened(a.dy, a.rows * a.width);
   float* dweight = scratch.room(table);  // sums in f32, because an id may occur often
   if (a.accumulate) scratch.load(a.dweight, dweight, table);
-  wide().embedding_backward(s, {a.ids, dy, dweight, a.rows, a.vocabulary, a.width, a.accumulate});
+  f32_kernels().embedding_backward(s, {a.ids, dy, dweight, a.rows, a.vocabulary, a.width, a.accumulate});
   scratch.store(dweight, a.dweight, table);
 }
 
 template <class T>
-void NarrowKernels<T>::linear_forward(Stream& s, const LinearForward<T>& a) {
+void HalfKernels<T>::linear_forward(Stream& s, const LinearForward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const LinearShape& shape = a.shape;
   const std::size_t width = std::max(shape.in, shape.out);
   const float* weight = scratch.widened(a.weight, shape.in * shape.out);
   const float* bias = scratch.widened(a.bias, shape.out);
-  const std::size_t most = piece_of(shape.rows, width) / std::max<std::size_t>(1, width);
+  const std::size_t most = chunk_elements(shape.rows, width) / std::max<std::size_t>(1, width);
   float* x = scratch.room(most * shape.in);
   float* y = scratch.room(most * shape.out);
-  in_pieces(shape.rows, width, [&](std::size_t at, std::size_t rows) {
+  in_chunks(shape.rows, width, [&](std::size_t at, std::size_t rows) {
     scratch.load(a.x + at * shape.in, x, rows * shape.in);
-    wide().linear_forward(s, {{rows, shape.in, shape.out, shape.layout}, x, weight, bias, y});
+    f32_kernels().linear_forward(s, {{rows, shape.in, shape.out, shape.layout}, x, weight, bias, y});
     scratch.store(y, a.y + at * shape.out, rows * shape.out);
   });
   if (a.activated != nullptr) activation_forward(s, kernels::activation_after(a));
@@ -231,46 +232,46 @@ void NarrowKernels<T>::linear_forward(Stream& s, const LinearForward<T>& a) {
 namespace {
 
 template <class T>
-void linear_dx(KernelTable<float>& wide, F32Scratch<T>& scratch, Stream& s, const LinearBackward<T>& a) {
+void linear_dx(KernelTable<float>& f32, F32Scratch<T>& scratch, Stream& s, const LinearBackward<T>& a) {
   const LinearShape& shape = a.shape;
   const std::size_t width = std::max(shape.in, shape.out);
-  const std::size_t most = piece_of(shape.rows, width) / std::max<std::size_t>(1, width);
+  const std::size_t most = chunk_elements(shape.rows, width) / std::max<std::size_t>(1, width);
   const float* weight = scratch.widened(a.weight, shape.in * shape.out);
   float* dy = scratch.room(most * shape.out);
   float* dx = scratch.room(most * shape.in);
-  in_pieces(shape.rows, width, [&](std::size_t at, std::size_t rows) {
+  in_chunks(shape.rows, width, [&](std::size_t at, std::size_t rows) {
     scratch.load(a.dy + at * shape.out, dy, rows * shape.out);
     if (a.accumulate_dx) scratch.load(a.dx + at * shape.in, dx, rows * shape.in);
     LinearBackward<float> part{.shape = {rows, shape.in, shape.out, shape.layout}};
     part.weight = weight, part.dy = dy, part.dx = dx, part.accumulate_dx = a.accumulate_dx;
-    wide.linear_backward(s, part);
+    f32.linear_backward(s, part);
     scratch.store(dx, a.dx + at * shape.in, rows * shape.in);
   });
 }
 
-/// Keeps the sums over pieces of rows in f32 until the end.
+/// Keeps the sums over chunks of rows in f32 until the end.
 template <class T>
-void linear_dweight(KernelTable<float>& wide, F32Scratch<T>& scratch, Stream& s, const LinearBackward<T>& a) {
+void linear_dweight(KernelTable<float>& f32, F32Scratch<T>& scratch, Stream& s, const LinearBackward<T>& a) {
   const LinearShape& shape = a.shape;
   const std::size_t width = std::max(shape.in, shape.out), weights = shape.in * shape.out;
-  const std::size_t most = piece_of(shape.rows, width) / std::max<std::size_t>(1, width);
+  const std::size_t most = chunk_elements(shape.rows, width) / std::max<std::size_t>(1, width);
   float* dweight = scratch.room_for(a.dweight, weights);
   float* dbias = scratch.room_for(a.dbias, shape.out);
   if (a.accumulate_dweight) scratch.load(a.dweight, dweight, weights);
   if (a.accumulate_dbias) scratch.load(a.dbias, dbias, shape.out);
   float* x = scratch.room_for(a.dweight == nullptr ? nullptr : a.x, most * shape.in);
   float* dy = scratch.room(most * shape.out);
-  const auto piece = [&](std::size_t at, std::size_t rows) {
+  const auto chunk = [&](std::size_t at, std::size_t rows) {
     if (x != nullptr) scratch.load(a.x + at * shape.in, x, rows * shape.in);
     scratch.load(shifted(a.dy, at * shape.out), dy, rows * shape.out);
     LinearBackward<float> part{.shape = {rows, shape.in, shape.out, shape.layout}};
     part.x = x, part.dy = dy, part.dweight = dweight, part.dbias = dbias;
     part.accumulate_dweight = a.accumulate_dweight || at > 0;
     part.accumulate_dbias = a.accumulate_dbias || at > 0;
-    wide.linear_backward(s, part);
+    f32.linear_backward(s, part);
   };
-  if (shape.rows == 0) piece(0, 0);  // an empty sum is still written
-  in_pieces(shape.rows, width, piece);
+  if (shape.rows == 0) chunk(0, 0);  // an empty sum is still written
+  in_chunks(shape.rows, width, chunk);
   scratch.store(dweight, a.dweight, weights);
   scratch.store(dbias, a.dbias, shape.out);
 }
@@ -278,25 +279,25 @@ void linear_dweight(KernelTable<float>& wide, F32Scratch<T>& scratch, Stream& s,
 }  // namespace
 
 template <class T>
-void NarrowKernels<T>::linear_backward(Stream& s, const LinearBackward<T>& a) {
+void HalfKernels<T>::linear_backward(Stream& s, const LinearBackward<T>& a) {
   // Sequential, so that the two f32 forms of the weight never exist at once.
   if (a.dweight != nullptr || a.dbias != nullptr) {
     F32Scratch<T> scratch(all_, memory_, s);
-    linear_dweight(wide(), scratch, s, a);
+    linear_dweight(f32_kernels(), scratch, s, a);
   }
   if (a.dx != nullptr) {
     F32Scratch<T> scratch(all_, memory_, s);
-    linear_dx(wide(), scratch, s, a);
+    linear_dx(f32_kernels(), scratch, s, a);
   }
 }
 
 template <class T>
-void NarrowKernels<T>::sgd_step(Stream&, const SgdStep<T>&) {
+void HalfKernels<T>::sgd_step(Stream&, const SgdStep<T>&) {
   throw Unsupported("sgd: no kernel for " + std::string(name_of(dtype_of<T>)) +
                     "; half-precision parameters need f32 master weights");
 }
 template <class T>
-void NarrowKernels<T>::adam_step(Stream&, const AdamStep<T>&) {
+void HalfKernels<T>::adam_step(Stream&, const AdamStep<T>&) {
   throw Unsupported("adam: no kernel for " + std::string(name_of(dtype_of<T>)) +
                     "; half-precision parameters need f32 master weights");
 }
@@ -306,6 +307,6 @@ void NarrowKernels<T>::adam_step(Stream&, const AdamStep<T>&) {
 #include "tessera/nn/kernels/half/half_rows-inl.h"
 
 namespace tessera::nn {
-template class NarrowKernels<f16>;
-template class NarrowKernels<bf16>;
+template class HalfKernels<f16>;
+template class HalfKernels<bf16>;
 }  // namespace tessera::nn

@@ -10,10 +10,10 @@ namespace tessera::nn {
 
 /// For half-precision T. Devices override functions that they implement better.
 template <class T>
-class NarrowKernels : public KernelTable<T> {
+class HalfKernels : public KernelTable<T> {
  public:
   /// `all` provides the f32 and f64 kernels and the conversions; `all` and `memory` must outlive this object.
-  NarrowKernels(DeviceKernels& all, MemoryPool& memory) : all_(all), memory_(memory) {}
+  HalfKernels(DeviceKernels& all, MemoryPool& memory) : all_(all), memory_(memory) {}
 
   void fill(Stream& stream, T value, T* out, std::size_t count) override;
   void fill_normal(Stream& stream, const NormalFill<T>& args) override;
@@ -60,16 +60,16 @@ class NarrowKernels : public KernelTable<T> {
   /// Computes only the bias gradient of linear_backward.
   void bias_backward(Stream& stream, kernels::LinearBackward<T> args) {
     args.dweight = args.dx = nullptr;
-    if (args.dbias != nullptr) NarrowKernels::linear_backward(stream, args);
+    if (args.dbias != nullptr) HalfKernels::linear_backward(stream, args);
   }
 
  private:
-  KernelTable<float>& wide() const { return *all_.f32(); }
+  KernelTable<float>& f32_kernels() const { return *all_.f32_kernels(); }
   DeviceKernels& all_;
   MemoryPool& memory_;
 };
 
-extern template class NarrowKernels<f16>;
-extern template class NarrowKernels<bf16>;
+extern template class HalfKernels<f16>;
+extern template class HalfKernels<bf16>;
 
 }  // namespace tessera::nn

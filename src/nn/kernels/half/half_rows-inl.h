@@ -1,4 +1,4 @@
-// The functions of NarrowKernels that combine the elements of a row: norms, losses, rotations, attention. Included
+// The functions of HalfKernels that combine the elements of a row: norms, losses, rotations, attention. Included
 // once, by half_kernels.cpp.
 #pragma once
 
@@ -8,34 +8,35 @@
 namespace tessera::nn {
 
 template <class T>
-void NarrowKernels<T>::layer_norm_forward(Stream& s, const LayerNormForward<T>& a) {
+void HalfKernels<T>::layer_norm_forward(Stream& s, const LayerNormForward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const float* weight = scratch.widened(a.weight, a.width);
   const float* bias = scratch.widened(a.bias, a.width);
-  float* x = scratch.room(piece_of(a.rows, a.width));
-  float* y = scratch.room(piece_of(a.rows, a.width));
-  in_pieces(a.rows, a.width, [&](std::size_t at, std::size_t rows) {
+  float* x = scratch.room(chunk_elements(a.rows, a.width));
+  float* y = scratch.room(chunk_elements(a.rows, a.width));
+  in_chunks(a.rows, a.width, [&](std::size_t at, std::size_t rows) {
     scratch.load(a.x + at * a.width, x, rows * a.width);
-    wide().layer_norm_forward(s, {rows, a.width, x, weight, bias, a.eps, y, shifted(a.mean, at), shifted(a.rstd, at)});
+    f32_kernels().layer_norm_forward(
+        s, {rows, a.width, x, weight, bias, a.eps, y, shifted(a.mean, at), shifted(a.rstd, at)});
     scratch.store(y, a.y + at * a.width, rows * a.width);
   });
 }
 
 template <class T>
-void NarrowKernels<T>::rms_norm_forward(Stream& s, const RmsNormForward<T>& a) {
+void HalfKernels<T>::rms_norm_forward(Stream& s, const RmsNormForward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const float* weight = scratch.widened(a.weight, a.width);
-  float* x = scratch.room(piece_of(a.rows, a.width));
-  float* y = scratch.room(piece_of(a.rows, a.width));
-  in_pieces(a.rows, a.width, [&](std::size_t at, std::size_t rows) {
+  float* x = scratch.room(chunk_elements(a.rows, a.width));
+  float* y = scratch.room(chunk_elements(a.rows, a.width));
+  in_chunks(a.rows, a.width, [&](std::size_t at, std::size_t rows) {
     scratch.load(a.x + at * a.width, x, rows * a.width);
-    wide().rms_norm_forward(s, {rows, a.width, x, weight, a.eps, y, shifted(a.rstd, at)});
+    f32_kernels().rms_norm_forward(s, {rows, a.width, x, weight, a.eps, y, shifted(a.rstd, at)});
     scratch.store(y, a.y + at * a.width, rows * a.width);
   });
 }
 
 template <class T>
-void NarrowKernels<T>::layer_norm_backward(Stream& s, const LayerNormBackward<T>& a) {
+void HalfKernels<T>::layer_norm_backward(Stream& s, const LayerNormBackward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const std::size_t count = a.rows * a.width;
   LayerNormBackward<float> args{.rows = a.rows, .width = a.width};
@@ -52,14 +53,14 @@ void NarrowKernels<T>::layer_norm_backward(Stream& s, const LayerNormBackward<T>
   if (a.accumulate_dx) scratch.load(a.dx, args.dx, count);
   if (a.accumulate_dweight) scratch.load(a.dweight, args.dweight, a.width);
   if (a.accumulate_dbias) scratch.load(a.dbias, args.dbias, a.width);
-  wide().layer_norm_backward(s, args);
+  f32_kernels().layer_norm_backward(s, args);
   scratch.store(args.dx, a.dx, count);
   scratch.store(args.dweight, a.dweight, a.width);
   scratch.store(args.dbias, a.dbias, a.width);
 }
 
 template <class T>
-void NarrowKernels<T>::rms_norm_backward(Stream& s, const RmsNormBackward<T>& a) {
+void HalfKernels<T>::rms_norm_backward(Stream& s, const RmsNormBackward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const std::size_t count = a.rows * a.width;
   RmsNormBackward<float> args{.rows = a.rows, .width = a.width};
@@ -73,73 +74,73 @@ void NarrowKernels<T>::rms_norm_backward(Stream& s, const RmsNormBackward<T>& a)
   args.accumulate_dweight = a.accumulate_dweight;
   if (a.accumulate_dx) scratch.load(a.dx, args.dx, count);
   if (a.accumulate_dweight) scratch.load(a.dweight, args.dweight, a.width);
-  wide().rms_norm_backward(s, args);
+  f32_kernels().rms_norm_backward(s, args);
   scratch.store(args.dx, a.dx, count);
   scratch.store(args.dweight, a.dweight, a.width);
 }
 
 template <class T>
-void NarrowKernels<T>::cross_entropy_forward(Stream& s, const MeanCrossEntropy<T>& a) {
+void HalfKernels<T>::cross_entropy_forward(Stream& s, const MeanCrossEntropy<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const CrossEntropyForward<T>& r = a.rows;
   const float* logits = scratch.widened(r.logits, r.rows * r.vocabulary);
-  wide().cross_entropy_forward(
+  f32_kernels().cross_entropy_forward(
       s, {{logits, r.targets, r.rows, r.vocabulary, r.ignore_index, r.row_max, r.row_sum}, a.loss, a.valid});
 }
 
 template <class T>
-void NarrowKernels<T>::cross_entropy_backward(Stream& s, const MeanCrossEntropyBackward<T>& a) {
+void HalfKernels<T>::cross_entropy_backward(Stream& s, const MeanCrossEntropyBackward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const CrossEntropyBackward<T>& r = a.rows;
   const std::size_t width = r.vocabulary;
-  float* logits = scratch.room(piece_of(r.rows, width));
-  float* dlogits = r.accumulate ? scratch.room(piece_of(r.rows, width)) : logits;
-  in_pieces(r.rows, width, [&](std::size_t at, std::size_t rows) {
+  float* logits = scratch.room(chunk_elements(r.rows, width));
+  float* dlogits = r.accumulate ? scratch.room(chunk_elements(r.rows, width)) : logits;
+  in_chunks(r.rows, width, [&](std::size_t at, std::size_t rows) {
     scratch.load(r.logits + at * width, logits, rows * width);
     if (r.accumulate) scratch.load(r.dlogits + at * width, dlogits, rows * width);
-    wide().cross_entropy_backward(s, {{logits, r.targets + at, rows, width, r.ignore_index, r.row_max + at,
-                                       r.row_sum + at, r.scale, dlogits, r.accumulate},
-                                      a.upstream,
-                                      a.valid});
+    f32_kernels().cross_entropy_backward(s, {{logits, r.targets + at, rows, width, r.ignore_index, r.row_max + at,
+                                              r.row_sum + at, r.scale, dlogits, r.accumulate},
+                                             a.upstream,
+                                             a.valid});
     scratch.store(dlogits, r.dlogits + at * width, rows * width);
   });
 }
 
 template <class T>
-void NarrowKernels<T>::rope(Stream& s, const RopeArgs<T>& a) {
+void HalfKernels<T>::rope(Stream& s, const RopeArgs<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const typename F32Views<const T>::Extents e{a.batch, a.positions, a.heads, a.dim};
   const F32Views<const T> in(scratch, {{a.in, e}});
   F32Views<T> out(scratch, {{a.out, {a.batch, a.positions, a.heads, a.dim}, a.accumulate}});
-  wide().rope(
+  f32_kernels().rope(
       s, {a.batch, a.positions, a.heads, a.dim, a.cosine, a.sine, in.of(a.in), out.of(a.out), a.inverse, a.accumulate});
   out.store();
 }
 
 template <class T>
-std::size_t NarrowKernels<T>::attention_forward_scratch(const AttentionShape& shape) const {
-  return wide().attention_forward_scratch(shape);
+std::size_t HalfKernels<T>::attention_forward_scratch(const AttentionShape& shape) const {
+  return f32_kernels().attention_forward_scratch(shape);
 }
 template <class T>
-std::size_t NarrowKernels<T>::attention_backward_scratch(const AttentionShape& shape) const {
-  return wide().attention_backward_scratch(shape);
+std::size_t HalfKernels<T>::attention_backward_scratch(const AttentionShape& shape) const {
+  return f32_kernels().attention_backward_scratch(shape);
 }
 
 template <class T>
-void NarrowKernels<T>::attention_forward(Stream& s, const AttentionForward<T>& a) {
+void HalfKernels<T>::attention_forward(Stream& s, const AttentionForward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const AttentionShape& shape = a.shape;
   const typename F32Views<const T>::Extents queries{shape.batch, shape.positions, shape.heads, shape.dim},
       keys{shape.batch, shape.positions, shape.kv_heads, shape.dim};
   const F32Views<const T> in(scratch, {{a.q, queries}, {a.k, keys}, {a.v, keys}});
   F32Views<T> out(scratch, {{a.out, {shape.batch, shape.positions, shape.heads, shape.dim}, false}});
-  wide().attention_forward(
+  f32_kernels().attention_forward(
       s, {shape, in.of(a.q), in.of(a.k), in.of(a.v), out.of(a.out), a.log_sum_exp, a.scratch, a.dropout});
   out.store();
 }
 
 template <class T>
-void NarrowKernels<T>::attention_backward(Stream& s, const AttentionBackward<T>& a) {
+void HalfKernels<T>::attention_backward(Stream& s, const AttentionBackward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const AttentionShape& shape = a.shape;
   const typename F32Views<const T>::Extents queries{shape.batch, shape.positions, shape.heads, shape.dim},
@@ -154,7 +155,7 @@ void NarrowKernels<T>::attention_backward(Stream& s, const AttentionBackward<T>&
   args.dq = out.of(a.dq), args.dk = out.of(a.dk), args.dv = out.of(a.dv);
   args.accumulate_dq = a.accumulate_dq, args.accumulate_dk = a.accumulate_dk, args.accumulate_dv = a.accumulate_dv;
   args.scratch = a.scratch, args.dropout = a.dropout;
-  wide().attention_backward(s, args);
+  f32_kernels().attention_backward(s, args);
   out.store();
 }
 

@@ -31,9 +31,9 @@ F32Views<T>::F32Views(F32Scratch<std::remove_const_t<T>>& scratch, std::initiali
   }
   regions_ = std::move(merged);
   for (Region& region : regions_) {
-    region.wide = scratch_.room(region.count);
+    region.f32 = scratch_.room(region.count);
     // Elements between the views are copied there and back unchanged.
-    if (region.load || region.covered < region.count) scratch_.load(region.begin, region.wide, region.count);
+    if (region.load || region.covered < region.count) scratch_.load(region.begin, region.f32, region.count);
   }
 }
 
@@ -44,14 +44,14 @@ kernels::HeadsView<std::conditional_t<std::is_const_v<T>, const float, float>> F
     const bool inside =
         !std::less<>()(view.data, region.begin) && std::less<>()(view.data, region.begin + region.count);
     if (inside)
-      return {region.wide + (view.data - region.begin), view.batch_stride, view.position_stride, view.head_stride};
+      return {region.f32 + (view.data - region.begin), view.batch_stride, view.position_stride, view.head_stride};
   }
   return {nullptr, view.batch_stride, view.position_stride, view.head_stride};  // a view without elements
 }
 
 template <class T>
 void F32Views<T>::store() requires(!std::is_const_v<T>) {
-  for (const Region& region : regions_) scratch_.store(region.wide, region.begin, region.count);
+  for (const Region& region : regions_) scratch_.store(region.f32, region.begin, region.count);
 }
 
 template class F32Views<f16>;

@@ -71,7 +71,7 @@ class F32Views {
     T* begin = nullptr;
     std::size_t count = 0, covered = 0;
     bool load = false;
-    float* wide = nullptr;
+    float* f32 = nullptr;
   };
   F32Scratch<std::remove_const_t<T>>& scratch_;
   std::vector<Region> regions_;

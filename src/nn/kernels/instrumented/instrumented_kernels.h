@@ -143,15 +143,15 @@ class InstrumentedDeviceKernels final : public DeviceKernels {
   InstrumentedDeviceKernels(std::unique_ptr<DeviceKernels> inner, KernelInterceptor& observer)
       : inner_(std::move(inner)),
         observer_(observer),
-        f32_(observed(inner_->f32())),
-        f64_(observed(inner_->f64())),
-        half_(observed(inner_->half())),
-        brain_(observed(inner_->brain())) {}
+        f32_(observed(inner_->f32_kernels())),
+        f64_(observed(inner_->f64_kernels())),
+        f16_(observed(inner_->f16_kernels())),
+        bf16_(observed(inner_->bf16_kernels())) {}
 
-  KernelTable<float>* f32() override { return f32_.get(); }
-  KernelTable<double>* f64() override { return f64_.get(); }
-  KernelTable<f16>* half() override { return half_.get(); }
-  KernelTable<bf16>* brain() override { return brain_.get(); }
+  KernelTable<float>* f32_kernels() override { return f32_.get(); }
+  KernelTable<double>* f64_kernels() override { return f64_.get(); }
+  KernelTable<f16>* f16_kernels() override { return f16_.get(); }
+  KernelTable<bf16>* bf16_kernels() override { return bf16_.get(); }
 
   void positions(Stream& s, std::int32_t* out, std::size_t count, std::size_t period) override {
     show("positions", s, DType::i32, count * sizeof *out, [&] { inner_->positions(s, out, count, period); });
@@ -162,13 +162,13 @@ class InstrumentedDeviceKernels final : public DeviceKernels {
   void convert(Stream& s, const ConvertArgs& a) override {
     show("convert", s, a.to, a.count * (size_of(a.from) + size_of(a.to)), [&] { inner_->convert(s, a); });
   }
-  void encode(Stream& s, const kernels::EncodeArgs& a) override {
-    const std::size_t bytes = a.count * size_of(a.from) + encoded_bytes(a.encoding, a.count);
-    show("encode", s, a.from, bytes, [&] { inner_->encode(s, a); });
+  void compress(Stream& s, const kernels::CompressArgs& a) override {
+    const std::size_t bytes = a.count * size_of(a.from) + compressed_bytes(a.compression, a.count);
+    show("encode", s, a.from, bytes, [&] { inner_->compress(s, a); });
   }
-  void sum_encoded(Stream& s, const kernels::SumEncodedArgs& a) override {
-    const std::size_t bytes = a.count * size_of(a.to) + a.sources * encoded_bytes(a.encoding, a.count);
-    show("sum_encoded", s, a.to, bytes, [&] { inner_->sum_encoded(s, a); });
+  void sum_compressed(Stream& s, const kernels::SumCompressedArgs& a) override {
+    const std::size_t bytes = a.count * size_of(a.to) + a.sources * compressed_bytes(a.compression, a.count);
+    show("sum_encoded", s, a.to, bytes, [&] { inner_->sum_compressed(s, a); });
   }
   void decode_nf4(Stream& s, const DecodeArgs& a) override {
     show("decode_nf4", s, a.dtype, static_cast<std::size_t>(a.count) * size_of(a.dtype),
@@ -194,8 +194,8 @@ class InstrumentedDeviceKernels final : public DeviceKernels {
   KernelInterceptor& observer_;
   const std::unique_ptr<KernelTable<float>> f32_;
   const std::unique_ptr<KernelTable<double>> f64_;
-  const std::unique_ptr<KernelTable<f16>> half_;
-  const std::unique_ptr<KernelTable<bf16>> brain_;
+  const std::unique_ptr<KernelTable<f16>> f16_;
+  const std::unique_ptr<KernelTable<bf16>> bf16_;
 };
 
 }  // namespace tessera::nn

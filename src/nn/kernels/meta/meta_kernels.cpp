@@ -50,16 +50,16 @@ class MetaKernels final : public KernelTable<T> {
 
 /// Allocates the f32 scratch that the host's kernels need.
 template <class T>
-class MetaNarrowKernels final : public NarrowKernels<T> {
+class MetaHalfKernels final : public HalfKernels<T> {
  public:
-  using NarrowKernels<T>::NarrowKernels;
+  using HalfKernels<T>::HalfKernels;
   void embedding_forward(Stream&, const kernels::EmbeddingForward<T>&) override {}
   void linear_forward(Stream& s, const kernels::LinearForward<T>& args) override {
-    if (!this->has_product(args.shape)) return NarrowKernels<T>::linear_forward(s, args);
+    if (!this->has_product(args.shape)) return HalfKernels<T>::linear_forward(s, args);
     if (args.activated != nullptr) this->activation_forward(s, kernels::activation_after(args));
   }
   void linear_backward(Stream& s, const kernels::LinearBackward<T>& args) override {
-    if (!this->has_product(args.shape)) return NarrowKernels<T>::linear_backward(s, args);
+    if (!this->has_product(args.shape)) return HalfKernels<T>::linear_backward(s, args);
     this->bias_backward(s, args);
   }
 };
@@ -67,24 +67,24 @@ class MetaNarrowKernels final : public NarrowKernels<T> {
 class MetaDeviceKernels final : public DeviceKernels {
  public:
   explicit MetaDeviceKernels(const KernelResources& r)
-      : f32_(r.threads), f64_(r.threads), half_(*this, r.memory), brain_(*this, r.memory) {}
-  KernelTable<float>* f32() override { return &f32_; }
-  KernelTable<double>* f64() override { return &f64_; }
-  KernelTable<f16>* half() override { return &half_; }
-  KernelTable<bf16>* brain() override { return &brain_; }
+      : f32_(r.threads), f64_(r.threads), f16_(*this, r.memory), bf16_(*this, r.memory) {}
+  KernelTable<float>* f32_kernels() override { return &f32_; }
+  KernelTable<double>* f64_kernels() override { return &f64_; }
+  KernelTable<f16>* f16_kernels() override { return &f16_; }
+  KernelTable<bf16>* bf16_kernels() override { return &bf16_; }
   void positions(Stream&, std::int32_t*, std::size_t, std::size_t) override {}
   void clip_factor(Stream&, const ClipArgs&) override {}
   void decode_nf4(Stream&, const DecodeArgs&) override {}
   void orthonormalize(Stream&, const kernels::OrthonormalizeArgs&) override {}
   void convert(Stream&, const ConvertArgs&) override {}
-  void encode(Stream&, const kernels::EncodeArgs&) override {}
-  void sum_encoded(Stream&, const kernels::SumEncodedArgs&) override {}
+  void compress(Stream&, const kernels::CompressArgs&) override {}
+  void sum_compressed(Stream&, const kernels::SumCompressedArgs&) override {}
 
  private:
   MetaKernels<float> f32_;
   MetaKernels<double> f64_;
-  MetaNarrowKernels<f16> half_;
-  MetaNarrowKernels<bf16> brain_;
+  MetaHalfKernels<f16> f16_;
+  MetaHalfKernels<bf16> bf16_;
 };
 
 }  // namespace

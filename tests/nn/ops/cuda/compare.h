@@ -14,7 +14,7 @@
 
 namespace tessera::nn::test {
 
-using kernels::Wide;
+using kernels::OpMath;
 
 template <class T>
 T rounded(double value) {
@@ -161,7 +161,7 @@ template <class T, class Operation>
 void expect_as_in_double(const Operation& operation, double units, double short_units = 3.0) {
   if (sizeof(T) < 4) units = std::min(units, short_units);
   Devices devices;
-  const std::vector<double> expected = operation(*devices.host.device_kernels().f64(), devices.host.stream());
+  const std::vector<double> expected = operation(*devices.host.device_kernels().f64_kernels(), devices.host.stream());
   std::vector<double> got;
   for (int order = 0; order < kThreadOrders; ++order) {
     set_thread_order(order);
@@ -182,9 +182,9 @@ void expect_as_in_double(const Operation& operation, double units, double short_
 template <class Operation>
 void expect_bits_of_the_host(const Operation& operation) {
   Devices devices;
-  const std::vector<double> expected = operation(*devices.host.device_kernels().f32(), devices.host.stream());
+  const std::vector<double> expected = operation(*devices.host.device_kernels().f32_kernels(), devices.host.stream());
   const std::vector<double> got =
-      devices.on_device([&](DeviceKernels& k, Stream& stream) { return operation(*k.f32(), stream); });
+      devices.on_device([&](DeviceKernels& k, Stream& stream) { return operation(*k.f32_kernels(), stream); });
   ASSERT_EQ(got.size(), expected.size());
   for (std::size_t i = 0; i < got.size(); ++i)
     ASSERT_TRUE(std::memcmp(&got[i], &expected[i], sizeof(double)) == 0) << i << ": " << got[i] << " " << expected[i];

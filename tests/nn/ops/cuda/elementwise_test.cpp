@@ -34,8 +34,8 @@ TYPED_TEST(CudaElements, AssignAddScaleFill) {
           k.assign(s, {a.data(), copy.data(), at.count, false});
           k.assign(s, {a.data(), kept.data(), at.count, true});
           k.add(s, {a.data(), b.data(), sum.data(), at.count});
-          k.scale(s, {a.data(), Wide<U>(0.375), scaled.data(), at.count, true});
-          k.scale(s, {a.data(), Wide<U>(-2.5), a.data(), at.count, false});
+          k.scale(s, {a.data(), OpMath<U>(0.375), scaled.data(), at.count, true});
+          k.scale(s, {a.data(), OpMath<U>(-2.5), a.data(), at.count, false});
           return out->values() + copy.values() + kept.values() + sum.values() + scaled.values() + a.values();
         },
         2);
@@ -102,8 +102,8 @@ TYPED_TEST(CudaElements, DropoutAndNormalsEqualHost) {
         k.dropout(s, {stream, 0.3, 3, 1001, in.data(), out.data(), false});
         k.dropout(s, {stream, 0.3, 3, 1001, in.data(), added.data(), true});
         Array<U> uniform = Array<U>::poisoned(777);
-        k.fill_normal(s, {{tensor_stream(4, "w"), 1021, 1798}, Wide<U>(0.5), Wide<U>(0.25), normal.data()});
-        k.fill_uniform(s, {{tensor_stream(4, "w"), 1021, 1798}, Wide<U>(-0.3), Wide<U>(0.7), uniform.data()});
+        k.fill_normal(s, {{tensor_stream(4, "w"), 1021, 1798}, OpMath<U>(0.5), OpMath<U>(0.25), normal.data()});
+        k.fill_uniform(s, {{tensor_stream(4, "w"), 1021, 1798}, OpMath<U>(-0.3), OpMath<U>(0.7), uniform.data()});
         return out.values() + added.values() + normal.values() + uniform.values();
       },
       2);
@@ -115,13 +115,13 @@ TYPED_TEST(CudaElements, RopeForwardAndBack) {
   const auto x = numbers<T>("x", batch * positions * heads * dim);
   std::vector<double> cosine(positions * dim / 2), sine(cosine.size());
   kernels::rope_table<double>(positions, dim, 100.0, cosine.data(), sine.data());
-  for (double& v : cosine) v = as_double(static_cast<Wide<T>>(v));
-  for (double& v : sine) v = as_double(static_cast<Wide<T>>(v));
+  for (double& v : cosine) v = as_double(static_cast<OpMath<T>>(v));
+  for (double& v : sine) v = as_double(static_cast<OpMath<T>>(v));
   for (const bool inverse : {false, true}) {
     check<T>(
         [&]<class U>(KernelTable<U>& k, Stream& s) {
           Array<U> in(x), added(x);
-          Array<Wide<U>> c(cosine), n(sine);
+          Array<OpMath<U>> c(cosine), n(sine);
           kernels::RopeArgs<U> args{batch, positions, heads, dim, c.data(), n.data(), {}, {}, inverse, true};
           args.in = kernels::heads_view<const U>(in.data(), positions, heads, dim);
           args.out = kernels::heads_view<U>(added.data(), positions, heads, dim);
@@ -182,19 +182,19 @@ TEST(CudaOptimizers, SgdIsBitwiseEqualToHost) {
 
 /// f32 master weights with half-precision or f32 gradients, and the half-precision copy written with them.
 template <class N>
-std::vector<double> narrow_steps(KernelTable<float>& k, Stream& s, bool narrow_gradient, std::size_t offset) {
+std::vector<double> half_steps(KernelTable<float>& k, Stream& s, bool half_gradient, std::size_t offset) {
   const auto p = numbers<float>("p", 2061), g = numbers<N>("g", 2061);
   Array<float> parameter(p, offset), plain(p, offset), gradient(g, offset), m(std::vector<double>(p.size()), offset),
       v(std::vector<double>(p.size()), offset);
-  Array<N> narrow(g, offset);
+  Array<N> half(g, offset);
   Array<N> copy = Array<N>::poisoned(p.size(), offset), other = Array<N>::poisoned(p.size(), offset);
   kernels::AdamStep<float> adam{parameter.data(), gradient.data(), m.data(), v.data(), nullptr, p.size()};
   kernels::SgdStep<float> sgd{.parameter = plain.data(), .gradient = gradient.data(), .count = p.size()};
-  adam.narrow = {dtype_of<N>, nullptr, copy.data()};
-  sgd.narrow = {dtype_of<N>, nullptr, other.data()};
-  if (narrow_gradient) {
+  adam.half = {dtype_of<N>, nullptr, copy.data()};
+  sgd.half = {dtype_of<N>, nullptr, other.data()};
+  if (half_gradient) {
     adam.gradient = sgd.gradient = nullptr;
-    adam.narrow.gradient = sgd.narrow.gradient = narrow.data();
+    adam.half.gradient = sgd.half.gradient = half.data();
   }
   for (adam.step = 1; adam.step < 3; ++adam.step) k.adam_step(s, adam);
   k.sgd_step(s, sgd);
@@ -206,35 +206,35 @@ std::vector<double> narrow_steps(KernelTable<float>& k, Stream& s, bool narrow_g
 }
 
 template <class N>
-void check_narrow_steps() {
+void check_half_steps() {
   Devices devices;
-  KernelTable<float>& host = *devices.host.device_kernels().f32();
+  KernelTable<float>& host = *devices.host.device_kernels().f32_kernels();
   for (const std::size_t offset : {0U, 3U}) {
-    const auto expected = narrow_steps<N>(host, devices.host.stream(), false, offset);
-    EXPECT_TRUE(same_bits(narrow_steps<N>(host, devices.host.stream(), true, offset), expected));
-    for (const bool narrow_gradient : {false, true}) {
+    const auto expected = half_steps<N>(host, devices.host.stream(), false, offset);
+    EXPECT_TRUE(same_bits(half_steps<N>(host, devices.host.stream(), true, offset), expected));
+    for (const bool half_gradient : {false, true}) {
       const auto got = devices.on_device(
-          [&](DeviceKernels& k, Stream& s) { return narrow_steps<N>(*k.f32(), s, narrow_gradient, offset); });
+          [&](DeviceKernels& k, Stream& s) { return half_steps<N>(*k.f32_kernels(), s, half_gradient, offset); });
       EXPECT_TRUE(same_bits(got, expected));
     }
   }
 }
 
 TEST(CudaOptimizers, MasterWeightsUseHalfGradientsAndWriteRoundedCopy) {
-  check_narrow_steps<bf16>();
-  check_narrow_steps<f16>();
+  check_half_steps<bf16>();
+  check_half_steps<f16>();
 }
 
 TEST(CudaElements, ConversionsAreBitwiseEqualToHost) {
   Devices devices;
   const auto x = numbers<float>("x", 1031, 100.0);
-  for (const DType narrow : {DType::f16, DType::bf16}) {
+  for (const DType half : {DType::f16, DType::bf16}) {
     const auto round_trip = [&](DeviceKernels& k, Stream& stream) {
       Array<float> in(x);
       Array<float> back = Array<float>::poisoned(x.size());
       Array<f16> bits(std::vector<double>(x.size()));
-      k.convert(stream, {in.data(), DType::f32, bits.data(), narrow, x.size()});
-      k.convert(stream, {bits.data(), narrow, back.data(), DType::f32, x.size()});
+      k.convert(stream, {in.data(), DType::f32, bits.data(), half, x.size()});
+      k.convert(stream, {bits.data(), half, back.data(), DType::f32, x.size()});
       return back.values();
     };
     const auto expected = round_trip(devices.host.device_kernels(), devices.host.stream());

@@ -20,8 +20,8 @@ namespace {
 
 using kernels::LinearBackward;
 using kernels::LinearForward;
+using kernels::OpMath;
 using kernels::WeightLayout;
-using kernels::Wide;
 
 template <class T>
 T weight_at(const T* weight, const kernels::LinearShape& s, std::size_t in, std::size_t out) {
@@ -38,11 +38,11 @@ class LoopProducts final : public cuda::MatmulKernels<T> {
       const kernels::LinearShape& s = a.shape;
       for (std::size_t row = 0; row < s.rows; ++row)
         for (std::size_t out = 0; out < s.out; ++out) {
-          auto sum = a.bias ? cuda::wide(a.bias[out]) : Wide<T>(0);
+          auto sum = a.bias ? cuda::to_opmath(a.bias[out]) : OpMath<T>(0);
           for (std::size_t in = 0; in < s.in; ++in)
-            sum += cuda::wide(a.x[row * s.in + in]) * cuda::wide(weight_at(a.weight, s, in, out));
-          a.y[row * s.out + out] = cuda::narrow<T>(sum);
-          if (gelu) a.activated[row * s.out + out] = cuda::narrow<T>(cuda::GeluTanh<Wide<T>>::value(sum));
+            sum += cuda::to_opmath(a.x[row * s.in + in]) * cuda::to_opmath(weight_at(a.weight, s, in, out));
+          a.y[row * s.out + out] = cuda::from_opmath<T>(sum);
+          if (gelu) a.activated[row * s.out + out] = cuda::from_opmath<T>(cuda::GeluTanh<OpMath<T>>::value(sum));
         }
     });
     return {.bias = true, .activation = gelu};
@@ -59,9 +59,9 @@ class LoopProducts final : public cuda::MatmulKernels<T> {
     const kernels::LinearShape& s = a.shape;
     for (std::size_t row = 0; row < s.rows; ++row)
       for (std::size_t in = 0; in < s.in; ++in) {
-        Wide<T> sum = 0;
+        OpMath<T> sum = 0;
         for (std::size_t out = 0; out < s.out; ++out)
-          sum += cuda::wide(a.dy[row * s.out + out]) * cuda::wide(weight_at(a.weight, s, in, out));
+          sum += cuda::to_opmath(a.dy[row * s.out + out]) * cuda::to_opmath(weight_at(a.weight, s, in, out));
         T& to = a.dx[row * s.in + in];
         to = cuda::added(a.accumulate_dx, to, sum);
       }
@@ -70,9 +70,9 @@ class LoopProducts final : public cuda::MatmulKernels<T> {
     const kernels::LinearShape& s = a.shape;
     for (std::size_t in = 0; in < s.in; ++in)
       for (std::size_t out = 0; out < s.out; ++out) {
-        Wide<T> sum = 0;
+        OpMath<T> sum = 0;
         for (std::size_t row = 0; row < s.rows; ++row)
-          sum += cuda::wide(a.dy[row * s.out + out]) * cuda::wide(a.x[row * s.in + in]);
+          sum += cuda::to_opmath(a.dy[row * s.out + out]) * cuda::to_opmath(a.x[row * s.in + in]);
         T& to = a.dweight[s.layout == WeightLayout::out_in ? out * s.in + in : in * s.out + out];
         to = cuda::added(a.accumulate_dweight, to, sum);
       }
@@ -107,16 +107,16 @@ class HostProducts final : public cuda::MatmulKernels<T> {
 class TestProducts final : public cuda::MatmulTable {
  public:
   explicit TestProducts(ThreadPool& pool) : f32_(pool), f64_(pool) {}
-  cuda::MatmulKernels<float>& f32() override { return f32_; }
-  cuda::MatmulKernels<double>& f64() override { return f64_; }
-  cuda::MatmulKernels<f16>& half() override { return half_; }
-  cuda::MatmulKernels<bf16>& brain() override { return brain_; }
+  cuda::MatmulKernels<float>& f32_kernels() override { return f32_; }
+  cuda::MatmulKernels<double>& f64_kernels() override { return f64_; }
+  cuda::MatmulKernels<f16>& f16_kernels() override { return f16_; }
+  cuda::MatmulKernels<bf16>& bf16_kernels() override { return bf16_; }
 
  private:
   HostProducts<float> f32_;
   HostProducts<double> f64_;
-  LoopProducts<f16> half_;
-  LoopProducts<bf16> brain_;
+  LoopProducts<f16> f16_;
+  LoopProducts<bf16> bf16_;
 };
 
 }  // namespace

@@ -24,11 +24,11 @@ TYPED_TEST(CudaRows, LayerNormForward) {
         [&]<class U>(KernelTable<U>& k, Stream& s) {
           Array<U> in(x), weight(w), bias(b);
           Array<U> y = Array<U>::poisoned(x.size()), plain = Array<U>::poisoned(x.size());
-          auto mean = std::make_unique<Array<Wide<U>>>(std::vector<double>(r.rows, NAN));
-          auto rstd = std::make_unique<Array<Wide<U>>>(std::vector<double>(r.rows, NAN));
-          k.layer_norm_forward(s, {r.rows, r.width, in.data(), weight.data(), bias.data(), Wide<U>(1e-3), y.data(),
+          auto mean = std::make_unique<Array<OpMath<U>>>(std::vector<double>(r.rows, NAN));
+          auto rstd = std::make_unique<Array<OpMath<U>>>(std::vector<double>(r.rows, NAN));
+          k.layer_norm_forward(s, {r.rows, r.width, in.data(), weight.data(), bias.data(), OpMath<U>(1e-3), y.data(),
                                    mean->data(), rstd->data()});
-          k.layer_norm_forward(s, {r.rows, r.width, in.data(), weight.data(), nullptr, Wide<U>(1e-3), plain.data()});
+          k.layer_norm_forward(s, {r.rows, r.width, in.data(), weight.data(), nullptr, OpMath<U>(1e-3), plain.data()});
           return y.values() + plain.values() + mean->values() + rstd->values();
         },
         60);
@@ -39,12 +39,12 @@ TYPED_TEST(CudaRows, LayerNormForward) {
 template <class T>
 void check_norm_backward(Rows r, bool centered) {
   const auto x = numbers<T>("x", r.rows * r.width), w = numbers<T>("w", r.width), dy = numbers<T>("dy", x.size());
-  const auto rstd = numbers<Wide<T>>("rstd", r.rows, 0.3), mean = numbers<Wide<T>>("mean", r.rows, 0.3);
+  const auto rstd = numbers<OpMath<T>>("rstd", r.rows, 0.3), mean = numbers<OpMath<T>>("mean", r.rows, 0.3);
   expect_as_in_double<T>(
       [&]<class U>(KernelTable<U>& k, Stream& s) {
         Array<U> in(x), weight(w), from(dy), to(dy), dw(w), db(w);
         Array<U> dw_new = Array<U>::poisoned(r.width);
-        Array<Wide<U>> m(mean), q(rstd);
+        Array<OpMath<U>> m(mean), q(rstd);
         const auto run = [&](U* dx, U* dweight, U* dbias, bool accumulate) {
           if (centered) {
             k.layer_norm_backward(s, {r.rows, r.width, in.data(), weight.data(), m.data(), q.data(), from.data(), dx,
@@ -74,8 +74,8 @@ TYPED_TEST(CudaRows, RmsNormForward) {
       [&]<class U>(KernelTable<U>& k, Stream& s) {
         Array<U> in(x), weight(w);
         Array<U> y = Array<U>::poisoned(x.size());
-        auto rstd = std::make_unique<Array<Wide<U>>>(std::vector<double>(r.rows, NAN));
-        k.rms_norm_forward(s, {r.rows, r.width, in.data(), weight.data(), Wide<U>(1e-3), y.data(), rstd->data()});
+        auto rstd = std::make_unique<Array<OpMath<U>>>(std::vector<double>(r.rows, NAN));
+        k.rms_norm_forward(s, {r.rows, r.width, in.data(), weight.data(), OpMath<U>(1e-3), y.data(), rstd->data()});
         return y.values() + rstd->values();
       },
       30);
@@ -90,7 +90,7 @@ TYPED_TEST(CudaRows, CrossEntropyWithIgnoredTargetsAndInPlace) {
     expect_as_in_double<T>(
         [&]<class U>(KernelTable<U>& k, Stream& s) {
           Array<U> x(logits), added(logits);
-          Array<Wide<U>> max(std::vector<double>(rows, 0.0)), sum(std::vector<double>(rows, 0.0));
+          Array<OpMath<U>> max(std::vector<double>(rows, 0.0)), sum(std::vector<double>(rows, 0.0));
           Array<std::int32_t> chosen(std::vector<double>(targets.begin(), targets.end()));
           Array<double> loss({NAN}), valid({NAN}), upstream({3.0});
           k.cross_entropy_forward(
@@ -98,7 +98,7 @@ TYPED_TEST(CudaRows, CrossEntropyWithIgnoredTargetsAndInPlace) {
               {{x.data(), chosen.data(), rows, vocabulary, -100, max.data(), sum.data()}, loss.data(), valid.data()});
           const auto backward = [&](U* out, bool accumulate) {
             k.cross_entropy_backward(s, {{x.data(), chosen.data(), rows, vocabulary, -100, max.data(), sum.data(),
-                                          Wide<U>(0), out, accumulate},
+                                          OpMath<U>(0), out, accumulate},
                                          upstream.data(),
                                          valid.data()});
           };
@@ -137,7 +137,7 @@ TYPED_TEST(CudaRows, EmbeddingForwardAndBackward) {
 #if !defined(TESSERA_TEST_HOST)
 TEST(CudaRowsOnly, InvalidTargetsBecomeNaN) {
   Devices().on_device([](DeviceKernels& kernels, Stream& stream) {
-    KernelTable<float>& k = *kernels.f32();
+    KernelTable<float>& k = *kernels.f32_kernels();
     Array<float> table(std::vector<double>(4, 1.0)), y(std::vector<double>(6));
     Array<std::int32_t> ids({1, 2, -1}), targets({0, 4});
     k.embedding_forward(stream, {table.data(), ids.data(), y.data(), 3, 2, 2, false});
@@ -250,7 +250,7 @@ void check_attention(const AttentionCase& c) {
       [&]<class U>(KernelTable<U>& k, Stream& s) {
         Array<U> in(qkv), from(dout), gradient(qkv);
         Array<U> y = Array<U>::poisoned(q_size);
-        Array<Wide<U>> statistics(std::vector<double>(q_size / c.dim, NAN));
+        Array<OpMath<U>> statistics(std::vector<double>(q_size / c.dim, NAN));
         const auto part = [&]<class P>(P* data, std::size_t index) {
           if (c.fused) return kernels::fused_qkv_view<P>(data, index, c.positions, c.heads, c.dim);
           P* const begin = data + (index == 0 ? 0 : q_size + (index - 1) * kv_size);
@@ -289,7 +289,7 @@ TEST(CudaRowsOnly, AttentionRejectsTooLargeHeads) {
   Devices devices;
   kernels::AttentionForward<float> args;
   args.shape = {1, 1, 1, 1, 300, 0.0};
-  EXPECT_THROW(devices.kernels->f32()->attention_forward(devices.stream, args), Unsupported);
+  EXPECT_THROW(devices.kernels->f32_kernels()->attention_forward(devices.stream, args), Unsupported);
 }
 #endif
 

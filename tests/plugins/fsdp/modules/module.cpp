@@ -14,9 +14,9 @@ struct OwnError : std::runtime_error {
 };
 
 /// Runs the communicator's own operation and nothing else.
-class Carrier final : public CollectivePlugin {
+class PlainCollective final : public CollectivePlugin {
  public:
-  explicit Carrier(OpKind kind) : kind_(kind) {}
+  explicit PlainCollective(OpKind kind) : kind_(kind) {}
   WorkChain run(const CollectiveCall& call) override {
     WorkChain works;
     for (const FlatTransfer& transfer : call.transfers) works.add(start_plain(kind_, call, transfer));
@@ -27,11 +27,11 @@ class Carrier final : public CollectivePlugin {
   const OpKind kind_;
 };
 
-OfferedCollective carrier(OpKind kind, std::string name) {
-  return {kind, std::move(name), [kind] { return std::make_unique<Carrier>(kind); }};
+ExportedCollective plain_collective(OpKind kind, std::string name) {
+  return {kind, std::move(name), [kind] { return std::make_unique<PlainCollective>(kind); }};
 }
 
-[[maybe_unused]] PluginExports offer() {
+[[maybe_unused]] PluginExports exports() {
   const Axes shard = {kShardAxis};
   Strategy own{.name = "own",
                .param_at_rest = shard,
@@ -40,21 +40,21 @@ OfferedCollective carrier(OpKind kind, std::string name) {
                .optimizer = shard,
                .all_gather = "carrier",  // the plug-in's own collective
                .reduce_scatter = "bf16"};
-  PluginExports all{
-      .collectives = {carrier(OpKind::all_gather, "carrier"),
-                      carrier(OpKind::all_reduce, "carrier"),
-                      {OpKind::all_gather, "throwing",
-                       []() -> std::unique_ptr<CollectivePlugin> { throw OwnError("the pen is dry"); }},
-                      {OpKind::all_gather, "nothing", [] { return std::unique_ptr<CollectivePlugin>(); }},
-                      {OpKind::all_gather, "priceless", [] { return std::make_unique<Carrier>(OpKind::all_gather); },
-                       [](const CollectiveSize&) -> CollectiveCost { throw OwnError("beyond price"); }}},
-      .strategies = {own}};
+  PluginExports all{.collectives = {plain_collective(OpKind::all_gather, "carrier"),
+                                    plain_collective(OpKind::all_reduce, "carrier"),
+                                    {OpKind::all_gather, "throwing",
+                                     []() -> std::unique_ptr<CollectivePlugin> { throw OwnError("the pen is dry"); }},
+                                    {OpKind::all_gather, "nothing", [] { return std::unique_ptr<CollectivePlugin>(); }},
+                                    {OpKind::all_gather, "priceless",
+                                     [] { return std::make_unique<PlainCollective>(OpKind::all_gather); },
+                                     [](const CollectiveSize&) -> CollectiveCost { throw OwnError("beyond price"); }}},
+                    .strategies = {own}};
 #if defined(THROWS)
   throw OwnError("no ink");
 #elif defined(TWICE)
   all.strategies.push_back(own);
 #elif defined(MISNAMED)
-  all.collectives.push_back(carrier(OpKind::all_gather, "a+b"));
+  all.collectives.push_back(plain_collective(OpKind::all_gather, "a+b"));
 #elif defined(LOST)
   all.strategies[0].all_gather = "nowhere";
 #elif defined(MAKERLESS)
@@ -74,15 +74,15 @@ OfferedCollective carrier(OpKind kind, std::string name) {
 
 #if defined(OTHERABI)
 extern "C" TESSERA_API const tessera_fsdp_plugin* tessera_fsdp_plugin_entry() {
-  static const tessera_fsdp_plugin plugin = plugin_of<offer>("fsdp 0, quills");
+  static const tessera_fsdp_plugin plugin = plugin_of<exports>("fsdp 0, quills");
   return &plugin;
 }
 #elif defined(OTHERSIZE)
 extern "C" TESSERA_API const tessera_fsdp_plugin* tessera_fsdp_plugin_entry() {
-  static tessera_fsdp_plugin plugin = plugin_of<offer>(TESSERA_FSDP_PLUGIN_ABI);
+  static tessera_fsdp_plugin plugin = plugin_of<exports>(TESSERA_FSDP_PLUGIN_ABI);
   plugin.size += 8;
   return &plugin;
 }
 #elif !defined(NOENTRY)
-TESSERA_FSDP_PLUGIN(offer)
+TESSERA_FSDP_PLUGIN(exports)
 #endif

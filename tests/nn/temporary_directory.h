@@ -1,4 +1,4 @@
-// A folder that is removed with its contents.
+// A directory that is removed with its contents.
 #pragma once
 
 #include <stdlib.h>
@@ -10,19 +10,19 @@
 
 namespace tessera::nn::test {
 
-class TemporaryFolder {
+class TemporaryDirectory {
  public:
-  TemporaryFolder() : path_(std::filesystem::temp_directory_path() / "tessera-test-XXXXXX") {
+  TemporaryDirectory() : path_(std::filesystem::temp_directory_path() / "tessera-test-XXXXXX") {
     std::string name = path_.string();
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
     path_ = name;
   }
-  ~TemporaryFolder() {
+  ~TemporaryDirectory() {
     std::error_code ignore;
     std::filesystem::remove_all(path_, ignore);
   }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
 
   std::string path(std::string_view name = "") const { return (path_ / name).string(); }
   std::string write(std::string_view name, std::string_view content) const {

@@ -9,7 +9,7 @@
 namespace tessera::base {
 namespace {
 
-TEST(Ledger, EachUseHasItsOwnPeakAndTheTotalItsOwnInstant) {
+TEST(MemoryTracker, TracksPeaksPerCategoryAndOfTotal) {
   MemoryTracker memory_tracker;
   memory_tracker.add(MemoryCategory::parameter, 100);
   memory_tracker.add(MemoryCategory::activation, 50);
@@ -25,7 +25,7 @@ TEST(Ledger, EachUseHasItsOwnPeakAndTheTotalItsOwnInstant) {
   EXPECT_EQ(s.total_peak, 150U) << "the highest sum at one instant, not the sum of the peaks (180)";
 }
 
-TEST(Ledger, PeakRemembersWhatNowForgot) {  // negative control: a peak that followed `now` would be 10
+TEST(MemoryTracker, PeakOutlivesCurrentValue) {  // negative control: a peak that followed `now` would be 10
   MemoryTracker memory_tracker;
   memory_tracker.add(MemoryCategory::other, 1000);
   memory_tracker.remove(MemoryCategory::other, 990);
@@ -36,7 +36,7 @@ TEST(Ledger, PeakRemembersWhatNowForgot) {  // negative control: a peak that fol
   EXPECT_EQ(memory_tracker.snapshot().peak_of(MemoryCategory::other), 10U);
 }
 
-TEST(Ledger, ReservedIsWhatPoolingCostAtItsWorst) {
+TEST(MemoryTracker, ReservedIsMaximumPoolOverhead) {
   MemoryTracker memory_tracker;
   memory_tracker.add(MemoryCategory::activation, 100);
   EXPECT_EQ(memory_tracker.snapshot().reserved, 0U);
@@ -50,7 +50,7 @@ TEST(Ledger, ReservedIsWhatPoolingCostAtItsWorst) {
   EXPECT_EQ(memory_tracker.snapshot().reserved, 0U);
 }
 
-TEST(Ledger, IdleMemoryBelowThePeakIsNotReserved) {
+TEST(MemoryTracker, IdleMemoryBelowPeakIsNotReserved) {
   MemoryTracker memory_tracker;
   memory_tracker.add(MemoryCategory::other, 100);
   memory_tracker.remove(MemoryCategory::other, 60);
@@ -58,7 +58,7 @@ TEST(Ledger, IdleMemoryBelowThePeakIsNotReserved) {
   EXPECT_EQ(memory_tracker.snapshot().reserved, 0U);
 }
 
-TEST(Ledger, CountsFromManyThreads) {
+TEST(MemoryTracker, CountsFromManyThreads) {
   MemoryTracker memory_tracker;
   std::vector<std::jthread> threads;
   for (int t = 0; t < 4; ++t)
@@ -78,7 +78,7 @@ TEST(Ledger, CountsFromManyThreads) {
   EXPECT_LE(s.total_peak, 4U * 8 + 20);
 }
 
-TEST(LedgerEntry, BooksForAsLongAsItLives) {
+TEST(TrackedBytes, CountUntilDestroyed) {
   MemoryTracker memory_tracker;
   const auto now = [&] { return memory_tracker.snapshot().now_of(MemoryCategory::optimizer); };
   {
@@ -98,14 +98,14 @@ TEST(LedgerEntry, BooksForAsLongAsItLives) {
   EXPECT_EQ(now(), 0U);
 }
 
-TEST(Ledger, UsesHaveTheNamesOfTheReports) {
+TEST(MemoryTracker, CategoriesHaveNamesOfReports) {
   EXPECT_EQ(name_of(MemoryCategory::unsharded_parameter), "unsharded_parameter");
   EXPECT_EQ(name_of(MemoryCategory::other), "other");
   EXPECT_EQ(name_of(MemoryCategory::offloaded), "offloaded");
   EXPECT_EQ(static_cast<std::size_t>(MemoryCategory::offloaded) + 1, kMemoryUses);
 }
 
-TEST(Ledger, WhatLiesWithTheHostIsInNoTotal) {
+TEST(MemoryTracker, TotalsExcludeOffloadedMemory) {
   MemoryTracker memory_tracker;
   {
     const TrackedBytes with_host(memory_tracker, MemoryCategory::offloaded, 1000);

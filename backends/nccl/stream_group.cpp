@@ -257,7 +257,7 @@ void StreamGroup::on_departure(int world_rank, std::uint64_t called) noexcept {
 
 /// Checked mode: NCCL itself hangs or computes wrong results if the calls of the ranks differ.
 void StreamGroup::send_signature(const NcclOperation& op) {
-  const ControlMessage message{.kind = ControlMessage::Kind::call,
+  const ControlMessage message{.kind = ControlMessage::Kind::op_signature,
                                .from = runtime_->rank(),
                                .communicator = id_,
                                .number = op.sequence,

@@ -19,6 +19,29 @@ void all_reduce(Communicator& comm, int device, OpOptions options = {}) {
   comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), options).wait();
 }
 
+/// Reports a rank as lost on demand: ranks that are threads don't die alone.
+class LosingBootstrap final : public Bootstrap {
+ public:
+  explicit LosingBootstrap(std::shared_ptr<Bootstrap> real) : real_(std::move(real)) {}
+  void lose(int rank) const { lost_(rank); }
+
+  int rank() const noexcept override { return real_->rank(); }
+  int size() const noexcept override { return real_->size(); }
+  bool in_process() const noexcept override { return real_->in_process(); }
+  std::vector<std::string> all_gather(std::string_view blob) override { return real_->all_gather(blob); }
+  std::unique_ptr<ControlChannel> open_channel(std::string_view name, ControlEvents events) override {
+    lost_ = events.lost;
+    return real_->open_channel(name, std::move(events));
+  }
+  const std::vector<std::string>& hosts() const noexcept override { return real_->hosts(); }
+  const Token& token() const noexcept override { return real_->token(); }
+  std::string local_address() const override { return real_->local_address(); }
+
+ private:
+  const std::shared_ptr<Bootstrap> real_;
+  std::function<void(int)> lost_;
+};
+
 TEST(NcclFailure, HangingInitIsTimeout) {
   reset_fake({.init_hangs = true});
   BackendOptions options = quick_options();
@@ -195,6 +218,26 @@ TEST(NcclFailure, ReportsRankInsteadOfRemoteError) {
     comm.barrier().wait();
   });
   EXPECT_EQ(errors[1], "PeerLost: barrier #2: rank 0 has closed its communicator");
+}
+
+TEST(NcclFailure, NamesRankThatDied) {
+  reset_fake();
+  std::vector<std::future<void>> ranks;
+  for (const auto& real : make_thread_bootstraps(3, 20s))
+    ranks.push_back(std::async(std::launch::async, [real] {
+      const auto bootstrap = std::make_shared<LosingBootstrap>(real);
+      const auto comm = comm::nccl::make_world(bootstrap, quick_options(), fake_api());
+      const std::string error = error_of([&] {
+        comm->barrier().wait();  // other ranks may still be in it when rank 0 reports the failure
+        if (comm->rank() == 2) return comm->recv(OnDevice<float>(*comm, 2, 8).view(), 0).wait();
+        Work work = comm->barrier();
+        if (comm->rank() == 0) bootstrap->lose(2);
+        work.wait();
+      });
+      EXPECT_EQ(error, "PeerLost: barrier #2: rank 2 died");  // rank 0 notifies the others
+    }));
+  for (auto& rank : ranks) rank.get();
+  EXPECT_TRUE(fake_counts().nothing_left());
 }
 
 TEST(NcclFailure, AbandonsHangingAbort) {

@@ -47,6 +47,8 @@ PLANTED = [  # rule, file, content
     ("missing page", "docs/o.md", "By the tree of DESIGN section 3.\n"),
     ("engine methods", "src/fsdp/engine.h",
      "class TESSERA_API Engine {\n public:\n" + "".join(f"  void f{i}();\n" for i in range(ENGINE_METHODS + 1)) + "};\n"),
+    ("word", "src/nn/p.cpp", "// Nobody waits for it.\n"),
+    ("word", "tools/d.cpp", "int colour_of_line = 0;\n"),
     ("length", "src/nn/long.cpp", "int x();\n" * 401),
     ("length", "examples/long.cpp", "int x();\n" * 101),
 ]

@@ -183,19 +183,42 @@ const FoundStep* StepList::newest_finite() const {
   return found == whole.rend() ? nullptr : &*found;
 }
 
-StepList find_steps(const std::string& directory) {
+namespace {
+
+/// The complete steps of one listing. `changing` is set if a run was saving or removing steps meanwhile.
+StepList list_steps(const std::string& directory, bool& changing) {
   StepList steps;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
     const std::string name = entry.path().filename().string();
-    if (name.rfind("step-", 0) != 0 || name.ends_with(kPartial)) continue;
+    if (name.rfind("step-", 0) != 0) continue;
+    if (name.ends_with(kPartial)) {
+      changing = true;
+      continue;
+    }
     try {
       const std::string path = entry.path().string() + "/" + kIndex;
       steps.whole.push_back({entry.path().string(), parse_index(read_text(path), path)});
     } catch (const InvalidUsage& problem) {
-      if (!std::filesystem::exists(entry.path(), error)) continue;  // removed since the directory was listed
-      steps.damaged.emplace_back(problem.what());
+      if (std::filesystem::exists(entry.path(), error))
+        steps.damaged.emplace_back(problem.what());
+      else
+        changing = true;  // removed since the directory was listed
     }
+  }
+  return steps;
+}
+
+}  // namespace
+
+StepList find_steps(const std::string& directory) {
+  // A run that saves may remove the listed step before the listing contains the newer one: then another listing does.
+  constexpr int kMaxListings = 20;
+  StepList steps;
+  bool changing = true;
+  for (int i = 0; i < kMaxListings && changing && steps.whole.empty() && steps.damaged.empty(); ++i) {
+    changing = false;
+    steps = list_steps(directory, changing);
   }
   // While a step is replaced, both versions exist for a moment: the new one counts.
   std::sort(steps.whole.begin(), steps.whole.end(),

@@ -117,7 +117,7 @@ Arena::Arena(UniqueFd fd, std::shared_ptr<Mapping> mapping) : fd_(std::move(fd))
 
 Buffer Arena::allocate(std::size_t bytes, MemoryCategory use, const std::shared_ptr<MemoryTracker>& memory_tracker,
                        bool zeroed) {
-  // Large allocations start on pages of their own, so that releasing a allocation returns its pages.
+  // Large allocations start on pages of their own, so that releasing an allocation returns its pages.
   const std::size_t unit = bytes >= 16 * kPage ? kPage : 128;
   const std::size_t held = round_up(bytes == 0 ? 1 : bytes, unit);
   const std::size_t offset = acquire(held);

@@ -59,7 +59,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   static std::shared_ptr<Arena> make_staging(bool shared, int color);
   Arena(UniqueFd fd, std::shared_ptr<Mapping> mapping);
 
-  /// Allocates a allocation aligned to kAlignment, with pages. The buffer's destructor releases it. The bytes are zero
+  /// Allocates memory aligned to kAlignment, with pages. The buffer's destructor releases it. The bytes are zero
   /// only if `zeroed`. `memory_tracker` (null: none) counts it. Thread-safe. Throws SystemError.
   Buffer allocate(std::size_t bytes, MemoryCategory use, const std::shared_ptr<MemoryTracker>& memory_tracker,
                   bool zeroed = false);

@@ -1,9 +1,10 @@
-#include "tools/launch/rank_output.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
+
+#include "tools/cli/output.h"
+#include "tools/launch/rank_output.h"
 
 namespace tessera::tools {
 namespace {
@@ -32,6 +33,15 @@ TEST(LineSplitter, TruncatesEndlessLines) {
   ASSERT_EQ(lines.size(), 2U);
   EXPECT_EQ(lines[0].size(), LineSplitter::kMaxLine);
   EXPECT_EQ(lines[1], "tail");
+}
+
+/// A vendor's library may print beside the messages of a rank, and a rank may die within a line.
+TEST(MessageOfRank, PassesOtherLinesOn) {
+  EXPECT_EQ(message_of_rank(R"({"row": 1})")["row"], 1);
+  testing::internal::CaptureStderr();
+  for (const char* line : {"[1763] ucp_ep.c:1 UCX ERROR", "17", R"({"row": )", ""})
+    EXPECT_TRUE(message_of_rank(line).is_null()) << line;
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "[1763] ucp_ep.c:1 UCX ERROR\n17\n{\"row\": \n\n");
 }
 
 }  // namespace

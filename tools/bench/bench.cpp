@@ -75,7 +75,8 @@ int run_in_processes(const CommandLine& commands, const BenchSpec& plan, const s
   // transport.
   launch_plan.bind_to_cores = static_cast<std::size_t>(plan.ranks) <= allowed_cores().size();
   launch_plan.on_output = [&](int, std::string_view text) {
-    const ordered_json line = ordered_json::parse(text);
+    const ordered_json line = message_of_rank(text);
+    if (line.is_null()) return;
     if (line.contains("algorithms")) {
       if (callbacks.on_algorithms) callbacks.on_algorithms(line["algorithms"].get<std::vector<std::string>>());
     } else if (line.contains("memcpy")) {

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <filesystem>
+#include <iostream>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
@@ -65,6 +66,13 @@ void refuse_to_replace(std::string_view option, const std::string& path, const s
       throw base::InvalidUsage(std::string(option) + " '" + path + "' is the input '" + input +
                                "', which it would replace; name another file");
   }
+}
+
+nlohmann::ordered_json message_of_rank(std::string_view line) {
+  nlohmann::ordered_json message = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (message.is_object()) return message;
+  std::cerr << line << '\n';
+  return nullptr;
 }
 
 std::string json_text(const nlohmann::ordered_json& json, int indent) {

@@ -22,6 +22,10 @@ void refuse_to_replace(std::string_view option, const std::string& path, const s
 /// `json` as text, on one line if `indent` is negative. Bytes that are not UTF-8, as in a file's name, become U+FFFD.
 std::string json_text(const nlohmann::ordered_json& json, int indent = -1);
 
+/// The JSON object that a rank printed as a line for this program. Null for another line, such as one of a vendor's
+/// library, which is passed on to stderr.
+nlohmann::ordered_json message_of_rank(std::string_view line);
+
 /// A check failed: exit code 1.
 class CheckFailed : public std::runtime_error {
  public:

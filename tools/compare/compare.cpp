@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <iostream>
 #include <memory>
 #include <sstream>
 
@@ -128,11 +127,8 @@ int run_in_processes(const CommandLine& commands, const CompareOptions& options,
   LaunchSpec launch_plan = training_launch_spec(plan, std::move(arguments));
   ProgressLine progress;
   launch_plan.on_output = [&](int, std::string_view line) {
-    if (!line.starts_with('{')) {  // the output of a vendor's library
-      std::cerr << line << '\n';
-      return;
-    }
-    const ordered_json message = ordered_json::parse(line);
+    const ordered_json message = message_of_rank(line);
+    if (message.is_null()) return;
     if (message.contains("result")) {
       run.result = run_result_from_json(message["result"]);
       run.trace = message["trace"];

@@ -31,7 +31,7 @@ PLANTED = [  # rule, file, content
     ("backend name", "src/comm/f.cpp", 'if (name == "shm") {}\n'),
     ("backend name", "src/fsdp/f.cpp", "int nccl = 0;\n"),
     ("device work", "src/nn/g.cpp", "context.stream().run([=] { *out = 1; });\n"),
-    ("device work", "src/fsdp/m.cpp", "fabric_.compute().run([=] { *out = 1; });\n"),
+    ("device work", "src/fsdp/m.cpp", "resources_.compute().run([=] { *out = 1; });\n"),
     ("host wait", "src/fsdp/g.cpp", "work.wait();\n"),
     ("host wait", "src/fsdp/h.cpp", "work->wait( );\n"),
     ("host wait", "src/fsdp/i.cpp", "work.wait_for(1ms);\n"),

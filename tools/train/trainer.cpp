@@ -29,11 +29,10 @@ using base::MemoryCategory;
 using base::TraceEvent;
 using base::TraceEventKind;
 
-/// One rank's measurements; rank 0 uses the slowest and the largest.
+/// One rank's measurements; rank 0 uses the slowest.
 struct StepMeasurements {
   std::vector<double> step_ms;
   std::vector<double> exposed_ms;
-  std::vector<std::uint64_t> figures;  // the order of `figures_of`
 };
 
 /// The first two steps warm up caches and pools; with fewer than three steps all count.

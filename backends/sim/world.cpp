@@ -1,11 +1,13 @@
 #include "backends/sim/world.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "backends/sim/shared_links.h"
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/kernels/reduce.h"
@@ -15,26 +17,39 @@ namespace {
 
 /// The state that a world and all its splits share.
 struct Simulation {
+  Simulation(VirtualClock& virtual_clock, Network model)
+      : clock(virtual_clock),
+        network(std::move(model)),
+        links(std::make_shared<SharedLinks>(network.links, network.sharing)) {
+    clock.set_transfer_model(links);
+  }
   VirtualClock& clock;
-  Network network;
+  const Network network;
+  const std::shared_ptr<SharedLinks> links;
+  struct Call {
+    SimulatedOp operation;
+    std::array<TaskId, 2> after;  // what it waits for on this rank
+    TaskId task;
+  };
+  std::vector<Call> calls;
   std::string aborted;
 };
 
 class SimulatedWork final : public WorkState {
  public:
-  SimulatedWork(VirtualClock& clock, std::int64_t end) : clock_(clock), end_(end) {}
-  bool done() noexcept override { return end_ <= clock_.host_time(); }
+  SimulatedWork(VirtualClock& clock, TaskId task) : clock_(clock), task_(task) {}
+  bool done() noexcept override { return clock_.times_of(task_).end_ns <= clock_.host_time(); }
   bool wait_until(std::chrono::steady_clock::time_point) override {
     wait();
     return true;
   }
-  void wait() override { clock_.host_waits_until(end_); }
-  void wait_on(Stream& stream) override { clock_.wait_until(stream, end_); }
+  void wait() override { clock_.host_waits_for(task_); }
+  void wait_on(Stream& stream) override { clock_.wait_for(stream, task_); }
 
  private:
   void recycle() noexcept override { delete this; }
   VirtualClock& clock_;
-  const std::int64_t end_;
+  const TaskId task_;
 };
 
 bool on_host(const ConstView& view) { return view.device.type == DeviceType::cpu && view.count > 0; }
@@ -80,9 +95,11 @@ void fill_result(const OpDesc& call, int ranks) {
 
 class SimulatedCommunicator final : public Communicator {
  public:
-  SimulatedCommunicator(int ranks, std::shared_ptr<Simulation> simulation, CommunicatorOptions options)
-      : Communicator(ranks - 1, ranks, std::move(options)), simulation_(std::move(simulation)) {
-    sent_.bytes_to_peer.resize(static_cast<std::size_t>(ranks));
+  SimulatedCommunicator(RankSet members, std::shared_ptr<Simulation> simulation, CommunicatorOptions options)
+      : Communicator(members.ranks - 1, members.ranks, std::move(options)),
+        simulation_(std::move(simulation)),
+        members_(members) {
+    sent_.bytes_to_peer.resize(static_cast<std::size_t>(members.ranks));
     capabilities_.backend = "sim";
     capabilities_.dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
                             DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
@@ -90,6 +107,7 @@ class SimulatedCommunicator final : public Communicator {
     capabilities_.moves_nothing = true;
   }
   const Capabilities& capabilities() const noexcept override { return capabilities_; }
+  const Simulation& simulation() const { return *simulation_; }
 
  private:
   Work do_start(const OpDesc& call) override {
@@ -104,16 +122,21 @@ class SimulatedCommunicator final : public Communicator {
   /// Returns work that is done when the network model says.
   Work issue(OpKind kind, std::span<const OpDesc> parts) {
     if (!simulation_->aborted.empty()) throw Aborted(simulation_->aborted);
-    SimulatedOp operation{.kind = kind, .bytes = 0, .bytes_sent = 0, .ranks = size()};
+    SimulatedOp operation{.kind = kind, .bytes = 0, .bytes_sent = 0, .ranks = size(), .members = members_};
     for (const OpDesc& part : parts) {
       operation.bytes += std::max(part.in.bytes(), part.out.bytes());
       operation.bytes_sent += count(part);
     }
-    const std::int64_t called = std::max(std::exchange(after_, 0), simulation_->clock.host_time());
-    const std::int64_t begun = simulation_->network.in_order ? std::max(called, free_) : called;
-    const std::int64_t took = size() == 1 ? 0 : simulation_->network.time(operation).count();
-    free_ = begun + took;
-    return Work(new SimulatedWork(simulation_->clock, free_));
+    VirtualClock& clock = simulation_->clock;
+    const TaskId host = clock.host_position();
+    const TaskId after = std::exchange(after_, 0);
+    if (size() == 1) return Work(new SimulatedWork(clock, after == 0 ? host : after));
+    std::vector<TaskId> earlier{host, after};
+    if (simulation_->network.in_order) earlier.push_back(last_);
+    const std::uint32_t transfer = simulation_->links->add(simulation_->network.cost(operation));
+    last_ = clock.add_transfer(transfer, earlier, name_of(kind));
+    simulation_->calls.push_back({operation, {host, after}, last_});
+    return Work(new SimulatedWork(clock, last_));
   }
 
   /// Counts the bytes that this rank sends, by kind and peer.
@@ -136,7 +159,12 @@ class SimulatedCommunicator final : public Communicator {
     if (key < 0 || key >= size())
       throw InvalidUsage("split: key " + std::to_string(key) + "; a simulation needs keys 0 to " +
                          std::to_string(size() - 1) + ", since its rank is the last one");
-    return std::make_unique<SimulatedCommunicator>(key + 1, simulation_, options());
+    const int stride = key == 0 ? 1 : (rank() - color) / key;
+    if (stride < 1 || color + key * stride != rank())
+      throw InvalidUsage("split: color " + std::to_string(color) + " with key " + std::to_string(key) +
+                         "; a simulation needs the lowest member's rank as the color, and members at equal distances");
+    const RankSet members{members_.first + color * members_.stride, members_.stride * stride, key + 1};
+    return std::make_unique<SimulatedCommunicator>(members, simulation_, options());
   }
 
   Buffer do_allocate(std::size_t bytes, MemoryKind, std::optional<MemoryCategory> use) override {
@@ -159,7 +187,7 @@ class SimulatedCommunicator final : public Communicator {
   }
   void do_after(Stream& stream) override {
     if (simulation_->clock.made(stream))
-      after_ = simulation_->clock.time_of(stream);
+      after_ = simulation_->clock.position(stream);
     else if (!stream.immediate())
       stream.record().wait();
   }
@@ -170,43 +198,37 @@ class SimulatedCommunicator final : public Communicator {
   }
 
   const std::shared_ptr<Simulation> simulation_;
+  const RankSet members_;
   Capabilities capabilities_;
   TrafficStats sent_;
-  std::int64_t after_ = 0;  // earliest start of the next operation
-  std::int64_t free_ = 0;   // when the last operation is done
+  TaskId after_ = 0;  // what the next operation waits for
+  TaskId last_ = 0;   // the last operation
 };
 
-/// Number of sequential messages in an operation's longest chain.
-int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 2 : 1; }
-
 }  // namespace
-
-Network alpha_beta(std::chrono::nanoseconds latency, double bytes_per_second) {
-  if (latency.count() < 0 || !(bytes_per_second > 0))
-    throw InvalidUsage("network: latency " + std::to_string(latency.count()) + " ns and " +
-                       std::to_string(bytes_per_second) +
-                       " bytes a second; needs a latency of 0 or more and a rate above 0");
-  return {.time = [=](const SimulatedOp& operation) {
-    const std::chrono::duration<double> sending(static_cast<double>(operation.bytes_sent) / bytes_per_second);
-    return rounds(operation.kind) * latency + std::chrono::duration_cast<std::chrono::nanoseconds>(sending);
-  }};
-}
-
-Network measured(std::map<OpKind, CostTable> seconds) {
-  return {.time = [tables = std::move(seconds)](const SimulatedOp& operation) {
-    const auto found = tables.find(operation.kind);
-    if (found == tables.end())
-      throw InvalidUsage("network: " + std::string(name_of(operation.kind)) + " has no measured cost");
-    const std::chrono::duration<double> time(found->second.at(static_cast<double>(operation.bytes)));
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(time);
-  }};
-}
 
 std::unique_ptr<Communicator> make_world(int ranks, VirtualClock& clock, Network network, CommunicatorOptions options) {
   if (ranks < 1) throw InvalidUsage("simulation: " + std::to_string(ranks) + " ranks, needs 1 or more");
   if (options.memory_tracker == nullptr) options.memory_tracker = std::make_shared<MemoryTracker>();
   return std::make_unique<SimulatedCommunicator>(
-      ranks, std::make_shared<Simulation>(Simulation{clock, std::move(network), {}}), std::move(options));
+      RankSet{0, 1, ranks}, std::make_shared<Simulation>(clock, std::move(network)), std::move(options));
+}
+
+std::vector<TransferRecord> transfers_of(const Communicator& communicator) {
+  const auto* simulated = dynamic_cast<const SimulatedCommunicator*>(&communicator);
+  if (simulated == nullptr) throw InvalidUsage("transfers_of: the communicator is not simulated");
+  const Simulation& simulation = simulated->simulation();
+  std::vector<TransferRecord> records;
+  for (const Simulation::Call& call : simulation.calls) {
+    TransferRecord record{.operation = call.operation, .task = call.task};
+    for (const TaskId task : call.after)
+      record.called_ns = std::max(record.called_ns, simulation.clock.times_of(task).end_ns);
+    const TaskGraph::Times times = simulation.clock.times_of(call.task);
+    record.begun_ns = simulation.links->begun(simulation.clock.graph().tasks()[call.task].transfer);
+    record.done_ns = times.end_ns;
+    records.push_back(record);
+  }
+  return records;
 }
 
 }  // namespace tessera::comm::sim

@@ -1,6 +1,7 @@
 #include "tessera/base/virtual_clock.h"
 
-#include <algorithm>
+#include <array>
+#include <vector>
 
 #include "tessera/base/error.h"
 
@@ -8,37 +9,52 @@ namespace tessera::base {
 
 struct VirtualClock::State {
   Machine machine = Machine::synchronous;
-  std::int64_t host = 0;
+  TaskGraph graph;
+  TaskId host = 0;
+  std::uint32_t lanes = 0;
+  std::shared_ptr<TransferModel> transfers;
+  std::vector<TaskGraph::Times> times;  // of the first tasks of `graph`, as of the last question
+
+  const TaskGraph::Times& times_of(TaskId task) {
+    if (times.size() != graph.tasks().size()) times = graph.solve(transfers.get());
+    return times.at(task);
+  }
+  void host_waits_for(TaskId task) { host = graph.join(host, task); }
 };
 
 namespace {
 
 class VirtualEvent final : public Event::State {
  public:
-  VirtualEvent(std::shared_ptr<VirtualClock::State> clock, std::int64_t time) : clock_(std::move(clock)), time_(time) {}
-  bool done() const override { return time_ <= clock_->host; }
-  void wait() override { clock_->host = std::max(clock_->host, time_); }
-  std::int64_t time_ns() override { return time_; }
+  VirtualEvent(std::shared_ptr<VirtualClock::State> clock, TaskId task) : clock_(std::move(clock)), task_(task) {}
+  TaskId task() const { return task_; }
+  bool done() const override { return clock_->times_of(task_).end_ns <= clock_->times_of(clock_->host).end_ns; }
+  void wait() override { clock_->host_waits_for(task_); }
+  std::int64_t time_ns() override { return clock_->times_of(task_).end_ns; }
 
  private:
   const std::shared_ptr<VirtualClock::State> clock_;
-  const std::int64_t time_;
+  const TaskId task_;
 };
 
 class VirtualStream final : public Stream {
  public:
   VirtualStream(std::shared_ptr<VirtualClock::State> clock, Device device)
-      : Stream(device, true), clock_(std::move(clock)) {}
+      : Stream(device, true), clock_(std::move(clock)), lane_(++clock_->lanes) {}
 
-  std::int64_t now() const { return one_order() ? clock_->host : std::max(own_, clock_->host); }
-  void set(std::int64_t time) { (one_order() ? clock_->host : own_) = time; }
+  TaskId position() const { return one_order() ? clock_->host : clock_->graph.join(last_, clock_->host); }
+  void wait_for(TaskId task) { last() = clock_->graph.join(position(), task); }
+  void advance(std::int64_t ns, std::string_view label) {
+    const std::array after{last(), clock_->host};
+    last() = clock_->graph.add_work(ns, after, lane_, label);
+  }
   const VirtualClock::State* clock() const { return clock_.get(); }
 
-  Event record() override { return Event(std::make_shared<VirtualEvent>(clock_, now())); }
+  Event record() override { return Event(std::make_shared<VirtualEvent>(clock_, position())); }
   void wait(const Event& event) override {
     // Any other event is outside the simulation: the host waits for it, which takes no simulated time.
-    if (dynamic_cast<VirtualEvent*>(event.state().get()) != nullptr)
-      set(std::max(now(), event.time_ns()));
+    if (const auto* mine = dynamic_cast<VirtualEvent*>(event.state().get()))
+      wait_for(mine->task());
     else
       event.wait();
   }
@@ -48,8 +64,10 @@ class VirtualStream final : public Stream {
 
  private:
   bool one_order() const { return clock_->machine == VirtualClock::Machine::synchronous; }
+  TaskId& last() { return one_order() ? clock_->host : last_; }
   const std::shared_ptr<VirtualClock::State> clock_;
-  std::int64_t own_ = 0;
+  const std::uint32_t lane_;
+  TaskId last_ = 0;
 };
 
 VirtualStream& own(Stream& stream, const VirtualClock::State* clock) {
@@ -61,7 +79,7 @@ VirtualStream& own(Stream& stream, const VirtualClock::State* clock) {
 
 }  // namespace
 
-VirtualClock::VirtualClock(Machine machine) : state_(std::make_shared<State>(State{machine, 0})) {}
+VirtualClock::VirtualClock(Machine machine) : state_(std::make_shared<State>()) { state_->machine = machine; }
 VirtualClock::~VirtualClock() = default;
 
 std::unique_ptr<Stream> VirtualClock::make_stream(Device device) {
@@ -73,20 +91,23 @@ bool VirtualClock::made(const Stream& stream) const {
   return mine != nullptr && mine->clock() == state_.get();
 }
 
-void VirtualClock::advance(Stream& stream, std::int64_t ns) {
-  VirtualStream& mine = own(stream, state_.get());
-  mine.set(mine.now() + ns);
+void VirtualClock::advance(Stream& stream, std::int64_t ns, std::string_view label) {
+  own(stream, state_.get()).advance(ns, label);
 }
 
-std::int64_t VirtualClock::time_of(Stream& stream) const { return own(stream, state_.get()).now(); }
-
-void VirtualClock::wait_until(Stream& stream, std::int64_t ns) {
-  VirtualStream& mine = own(stream, state_.get());
-  mine.set(std::max(mine.now(), ns));
+TaskId VirtualClock::add_transfer(std::uint32_t transfer, std::span<const TaskId> after, std::string_view label) {
+  return state_->graph.add_transfer(transfer, after, 0, label);
 }
 
-std::int64_t VirtualClock::host_time() const { return state_->host; }
+void VirtualClock::set_transfer_model(std::shared_ptr<TransferModel> transfers) {
+  state_->transfers = std::move(transfers);
+}
 
-void VirtualClock::host_waits_until(std::int64_t ns) { state_->host = std::max(state_->host, ns); }
+TaskId VirtualClock::position(Stream& stream) const { return own(stream, state_.get()).position(); }
+TaskId VirtualClock::host_position() const { return state_->host; }
+void VirtualClock::wait_for(Stream& stream, TaskId task) { own(stream, state_.get()).wait_for(task); }
+void VirtualClock::host_waits_for(TaskId task) { state_->host_waits_for(task); }
+TaskGraph::Times VirtualClock::times_of(TaskId task) const { return state_->times_of(task); }
+const TaskGraph& VirtualClock::graph() const { return state_->graph; }
 
 }  // namespace tessera::base

@@ -1,14 +1,19 @@
-// A virtual clock: streams whose time advances only by explicit calls, for simulations.
+// A virtual clock: streams whose work takes simulated time, for simulations.
 //
-// Work on such a stream runs at once on the host; its simulated duration is added to the stream's time. So a program on
-// these streams performs all its actions in order, and its events have the times of the simulated machine.
+// Work on such a stream runs at once on the host; its simulated duration becomes a task that follows the stream's
+// earlier ones. So a program on these streams performs all its actions in order, and its events have the times of the
+// simulated machine. Times are computed when they are first asked for, from all tasks issued until then: a transfer
+// that is issued later may slow down one that was issued earlier (see task_graph.h).
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string_view>
 
 #include "tessera/base/export.h"
 #include "tessera/base/stream.h"
+#include "tessera/base/task_graph.h"
 
 namespace tessera::base {
 
@@ -30,17 +35,25 @@ class TESSERA_API VirtualClock {
 
   bool made(const Stream& stream) const;  ///< true if this clock's make_stream() created the stream
 
-  /// Adds `ns` to the stream's time. Throws InvalidUsage for another clock's stream; so does time_of().
-  void advance(Stream& stream, std::int64_t ns);
-  /// The time at which all work appended so far has run.
-  std::int64_t time_of(Stream& stream) const;
-  /// Later work of the stream begins at `ns` or later.
-  void wait_until(Stream& stream, std::int64_t ns);
+  /// Adds work of `ns` to the stream; `label` is a literal. Throws InvalidUsage for another clock's stream, as do all
+  /// functions that take one.
+  void advance(Stream& stream, std::int64_t ns, std::string_view label = {});
+  /// Adds a transfer that begins when all of `after` are done. No stream waits for it yet.
+  TaskId add_transfer(std::uint32_t transfer, std::span<const TaskId> after, std::string_view label = {});
+  /// Determines the times of transfers from here on; it must outlive all questions for times.
+  void set_transfer_model(std::shared_ptr<TransferModel> transfers);
 
+  TaskId position(Stream& stream) const;       ///< the task that the stream's next work waits for
+  TaskId host_position() const;                ///< the task that the host's next action waits for
+  void wait_for(Stream& stream, TaskId task);  ///< later work of the stream begins after `task`
+  void host_waits_for(TaskId task);            ///< the host waits for `task`
+
+  TaskGraph::Times times_of(TaskId task) const;  ///< when it ran
+  /// The time at which all work appended to the stream so far has run.
+  std::int64_t time_of(Stream& stream) const { return times_of(position(stream)).end_ns; }
   /// The host's own time: work issued after now begins no earlier.
-  std::int64_t host_time() const;
-  /// The host waits until `ns`.
-  void host_waits_until(std::int64_t ns);
+  std::int64_t host_time() const { return times_of(host_position()).end_ns; }
+  const TaskGraph& graph() const;  ///< everything issued so far; lanes are streams by order of creation
 
   struct State;
 

@@ -90,7 +90,7 @@ StepProfile profile_step(const TrainingStep& step, comm::Communicator& world, in
 }
 
 StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, base::VirtualClock& clock,
-                         const nn::KernelCostModel& kernels, int steps) {
+                         const nn::KernelTime& kernels, int steps) {
   if (steps < 1) throw InvalidUsage("predict_step: " + std::to_string(steps) + " steps, needs 1 or more");
   nn::KernelSimulator observer(clock, kernels);
   const Device meta{base::DeviceType::meta, 0};
@@ -102,7 +102,6 @@ StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, ba
                        .runtime = nn::observe(base::open_device(meta), observer)});
   StepProfile record = run(step, world, context, 1 + steps);
   record.steps.erase(record.steps.begin());
-  record.kernels = kernels;
   return record;
 }
 

@@ -46,7 +46,7 @@ struct StepProfile {
   MemoryTracker::Snapshot memory;  ///< of this rank
   EngineTraffic traffic;           ///< of the last step
   std::vector<UnitSize> units;     ///< input of the formulas
-  nn::KernelCostModel kernels;     ///< measured, or as passed to predict_step()
+  nn::KernelCostModel kernels;     ///< as measured; empty for a prediction
 };
 
 /// Trains `steps` steps on this machine's host and times every kernel. Collective. The first step also allocates the
@@ -54,10 +54,9 @@ struct StepProfile {
 TESSERA_API StepProfile profile_step(const TrainingStep& step, comm::Communicator& world, int steps);
 
 /// Simulates `steps` steps after a first one, in virtual time, on shapes without data: allocates no memory for tensors.
-/// `world` is a simulated world; it and the streams use `clock`. Throws InvalidUsage, naming it, for a kernel that was
-/// not measured. The host's work between kernels is assumed to take no time. For strategies with a sync period,
-/// simulate one period.
+/// `world` is a simulated world; it and the streams use `clock`. Throws what `kernels` throws. The host's work between
+/// kernels is assumed to take no time. For strategies with a sync period, simulate one period.
 TESSERA_API StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, base::VirtualClock& clock,
-                                     const nn::KernelCostModel& kernels, int steps = 1);
+                                     const nn::KernelTime& kernels, int steps = 1);
 
 }  // namespace tessera::fsdp

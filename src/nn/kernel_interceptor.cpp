@@ -30,12 +30,26 @@ void KernelProfiler::call(const KernelInvocation& call, Stream& stream, const st
   times_.add(call, static_cast<double>(after.time_ns() - begun) / 1e9);
 }
 
-void KernelSimulator::call(const KernelInvocation& call, Stream& stream, const std::function<void()>& run) {
-  if (!times_.has(call))
+double KernelCostModel::operator()(const KernelInvocation& call) const {
+  if (!has(call))
     throw InvalidUsage("simulation: kernel " + std::string(call.kernel) + " of " + std::string(name_of(call.dtype)) +
                        " has no measured cost; profile a step that uses it");
+  return seconds(call);
+}
+
+KernelTime two_rates(double flops_per_second, double bytes_per_second) {
+  if (!(flops_per_second > 0) || !(bytes_per_second > 0))
+    throw InvalidUsage("machine: " + std::to_string(flops_per_second) + " FLOP/s and " +
+                       std::to_string(bytes_per_second) + " bytes a second; both must be above 0");
+  return [=](const KernelInvocation& call) {
+    return call.product.count > 0 ? call.size / flops_per_second : call.size / bytes_per_second;
+  };
+}
+
+void KernelSimulator::call(const KernelInvocation& call, Stream& stream, const std::function<void()>& run) {
+  const double seconds = time_(call);
   run();
-  clock_.advance(stream, static_cast<std::int64_t>(times_.seconds(call) * 1e9));
+  clock_.advance(stream, static_cast<std::int64_t>(seconds * 1e9), call.kernel);
 }
 
 namespace {
@@ -69,12 +83,10 @@ class InstrumentedRuntime final : public DeviceRuntime {
   void range_end() noexcept override { inner_->range_end(); }
 
   void copy(Stream& stream, CopyDirection direction, void* to, const void* from, std::size_t bytes) override {
-    observer_.call({"copy", DType::u8, static_cast<double>(bytes)}, stream,
-                   [&] { inner_->copy(stream, direction, to, from, bytes); });
+    observer_.call(call_of("copy", bytes), stream, [&] { inner_->copy(stream, direction, to, from, bytes); });
   }
   void fill(Stream& stream, void* data, unsigned char value, std::size_t bytes) override {
-    observer_.call({"clear", DType::u8, static_cast<double>(bytes)}, stream,
-                   [&] { inner_->fill(stream, data, value, bytes); });
+    observer_.call(call_of("clear", bytes), stream, [&] { inner_->fill(stream, data, value, bytes); });
   }
   const void* find(std::string_view interface) const noexcept override {
     static constexpr KernelFactory kEntry{[](const KernelResources& resources) {
@@ -86,6 +98,10 @@ class InstrumentedRuntime final : public DeviceRuntime {
   }
 
  private:
+  static KernelInvocation call_of(std::string_view kernel, std::size_t bytes) {
+    const auto size = static_cast<double>(bytes);
+    return {.kernel = kernel, .dtype = DType::u8, .size = size, .bytes = size, .product = {}};
+  }
   const std::shared_ptr<DeviceRuntime> inner_;
   KernelInterceptor& observer_;
 };

@@ -1,6 +1,7 @@
 // Interceptors of a device's kernel calls: they measure the calls or simulate their duration.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -14,13 +15,25 @@
 
 namespace tessera::nn {
 
+/// `count` equal matrix products of (m x k) by (k x n). Attention: scores of `count` heads, m and n positions, k the
+/// head's width; only pairs with n up to m are computed.
+struct ProductShape {
+  std::int64_t m = 0, n = 0, k = 0;
+  std::int64_t count = 0;
+};
+
 /// One kernel call. Its size determines its duration: floating-point operations for products and attention, bytes read
 /// and written for all others.
 struct KernelInvocation {
   std::string_view kernel;   ///< as in KernelTable: "linear_forward"; "copy" and "clear" of the runtime; never freed
   DType dtype = DType::f32;  ///< of the elements; u8 for untyped copies
   double size = 0;           ///< floating-point operations or bytes
+  double bytes = 0;          ///< read and written, each operand once; equal to `size` where that is in bytes
+  ProductShape product;      ///< of products and attention; count 0 for all others
 };
+
+/// Seconds that a call takes on the simulated machine. Throws InvalidUsage for a kernel whose cost it does not know.
+using KernelTime = std::function<double(const KernelInvocation&)>;
 
 /// Receives the kernel calls of a runtime that observe() wraps, on their thread.
 class TESSERA_API KernelInterceptor {
@@ -39,6 +52,8 @@ class TESSERA_API KernelCostModel {
   double seconds(const KernelInvocation& call) const;
   /// True if this kernel was measured for this dtype, at any size.
   bool has(const KernelInvocation& call) const { return tables_.contains(key(call)); }
+  /// As seconds(). Throws InvalidUsage that names a kernel that was not measured.
+  double operator()(const KernelInvocation& call) const;
   /// A copy in which all times are `factor` times as long: for another machine, or a test.
   KernelCostModel scaled(double factor) const;
   /// Adds the measurements of `other`; both unscaled.
@@ -61,17 +76,20 @@ class TESSERA_API KernelProfiler final : public KernelInterceptor {
   KernelCostModel times_;
 };
 
-/// Advances a virtual clock instead of running kernels. Throws InvalidUsage that names a kernel without measured times.
+/// Advances a virtual clock instead of running kernels.
 class TESSERA_API KernelSimulator final : public KernelInterceptor {
  public:
-  /// `clock` created the streams; `clock` and `times` must outlive this object.
-  KernelSimulator(base::VirtualClock& clock, const KernelCostModel& times) : clock_(clock), times_(times) {}
+  /// `clock` created the streams and must outlive this object.
+  KernelSimulator(base::VirtualClock& clock, KernelTime time) : clock_(clock), time_(std::move(time)) {}
   void call(const KernelInvocation& call, Stream& stream, const std::function<void()>& run) override;
 
  private:
   base::VirtualClock& clock_;
-  const KernelCostModel& times_;
+  const KernelTime time_;
 };
+
+/// A machine with one rate for products and attention and one for everything else, without an overhead for each call.
+TESSERA_API KernelTime two_rates(double flops_per_second, double bytes_per_second);
 
 /// Returns a runtime around `inner` that passes each kernel call, copy and fill to `observer`, which must outlive it.
 TESSERA_API std::shared_ptr<base::DeviceRuntime> observe(std::shared_ptr<base::DeviceRuntime> inner,

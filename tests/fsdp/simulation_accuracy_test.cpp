@@ -32,13 +32,12 @@ const std::string kLinks = "delay:3ms,bandwidth=200000000";
 
 /// Times as the delay decorator has them: from the call, by the larger buffer, regardless of concurrent operations.
 comm::sim::Network those_links(double bytes_per_second = kBytesPerSecond) {
-  return {.time =
-              [=](const comm::sim::SimulatedOp& operation) {
-                return std::chrono::milliseconds(kLatencyMs) +
-                       nanoseconds(
-                           static_cast<std::int64_t>(1e9 * static_cast<double>(operation.bytes) / bytes_per_second));
-              },
-          .in_order = false};
+  return comm::sim::fixed_times(
+      [=](const comm::sim::SimulatedOp& operation) {
+        return std::chrono::milliseconds(kLatencyMs) +
+               nanoseconds(static_cast<std::int64_t>(1e9 * static_cast<double>(operation.bytes) / bytes_per_second));
+      },
+      false);
 }
 
 class PredictionAccuracy : public testing::TestWithParam<std::string> {

@@ -30,7 +30,7 @@ nn::KernelCostModel no_time(const TrainingStep& step, int steps = 1) {
 }
 
 comm::sim::Network microseconds_each(int microseconds) {
-  return {.time = [=](const comm::sim::SimulatedOp&) { return std::chrono::microseconds(microseconds); }};
+  return comm::sim::fixed_times([=](const comm::sim::SimulatedOp&) { return std::chrono::microseconds(microseconds); });
 }
 
 /// Sync period of the strategies that have one.

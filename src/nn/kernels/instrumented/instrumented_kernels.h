@@ -91,11 +91,11 @@ class InstrumentedKernels final : public KernelTable<T> {
   }
 
   void linear_forward(Stream& s, const kernels::LinearForward<T>& a) override {
-    show("linear_forward", s, product(a.shape), [&] { inner_.linear_forward(s, a); });
+    product("linear_forward", s, a.shape, 1, [&] { inner_.linear_forward(s, a); });
   }
   void linear_backward(Stream& s, const kernels::LinearBackward<T>& a) override {
     const int products = (a.dx != nullptr ? 1 : 0) + (a.dweight != nullptr ? 1 : 0);
-    show("linear_backward", s, products * product(a.shape), [&] { inner_.linear_backward(s, a); });
+    product("linear_backward", s, a.shape, products, [&] { inner_.linear_backward(s, a); });
   }
 
   std::size_t attention_forward_scratch(const kernels::AttentionShape& shape) const override {
@@ -105,10 +105,10 @@ class InstrumentedKernels final : public KernelTable<T> {
     return inner_.attention_backward_scratch(shape);
   }
   void attention_forward(Stream& s, const kernels::AttentionForward<T>& a) override {
-    show("attention_forward", s, 2 * scores(a.shape), [&] { inner_.attention_forward(s, a); });
+    attention("attention_forward", s, a.shape, 2, [&] { inner_.attention_forward(s, a); });
   }
   void attention_backward(Stream& s, const kernels::AttentionBackward<T>& a) override {
-    show("attention_backward", s, 5 * scores(a.shape), [&] { inner_.attention_backward(s, a); });
+    attention("attention_backward", s, a.shape, 5, [&] { inner_.attention_backward(s, a); });
   }
 
   void sgd_step(Stream& s, const kernels::SgdStep<T>& a) override {
@@ -121,17 +121,38 @@ class InstrumentedKernels final : public KernelTable<T> {
  private:
   static double bytes(std::size_t elements) { return static_cast<double>(elements * sizeof(T)); }
   static double bytes(const StreamRange& range) { return bytes(static_cast<std::size_t>(range.end - range.begin)); }
-  static double product(const kernels::LinearShape& shape) {
-    return 2.0 * static_cast<double>(shape.rows) * static_cast<double>(shape.in) * static_cast<double>(shape.out);
-  }
-  /// Operations of one product over the scores.
-  static double scores(const kernels::AttentionShape& shape) {
-    const auto positions = static_cast<double>(shape.positions);
-    return static_cast<double>(shape.batch * shape.heads * shape.dim) * positions * (positions + 1);
-  }
   template <class Run>
   void show(std::string_view kernel, Stream& stream, double size, const Run& run) {
-    observer_.call({kernel, dtype_of<T>, size}, stream, run);
+    observer_.call({.kernel = kernel, .dtype = dtype_of<T>, .size = size, .bytes = size, .product = {}}, stream, run);
+  }
+  template <class Run>
+  void product(std::string_view kernel, Stream& stream, const kernels::LinearShape& shape, int products,
+               const Run& run) {
+    const auto rows = static_cast<double>(shape.rows), in = static_cast<double>(shape.in),
+               out = static_cast<double>(shape.out);
+    observer_.call({.kernel = kernel,
+                    .dtype = dtype_of<T>,
+                    .size = 2.0 * products * rows * in * out,
+                    .bytes = products * (rows * in + in * out + rows * out) * sizeof(T),
+                    .product = {static_cast<std::int64_t>(shape.rows), static_cast<std::int64_t>(shape.out),
+                                static_cast<std::int64_t>(shape.in), products}},
+                   stream, run);
+  }
+  /// `products`: over the scores. Forward reads three tensors of heads and writes one; backward reads five, writes
+  /// three.
+  template <class Run>
+  void attention(std::string_view kernel, Stream& stream, const kernels::AttentionShape& shape, int products,
+                 const Run& run) {
+    const auto heads = static_cast<double>(shape.batch * shape.heads), dim = static_cast<double>(shape.dim),
+               positions = static_cast<double>(shape.positions);
+    observer_.call(
+        {.kernel = kernel,
+         .dtype = dtype_of<T>,
+         .size = products * heads * dim * positions * (positions + 1),
+         .bytes = (products == 2 ? 4 : 8) * heads * dim * positions * sizeof(T),
+         .product = {static_cast<std::int64_t>(shape.positions), static_cast<std::int64_t>(shape.positions),
+                     static_cast<std::int64_t>(shape.dim), static_cast<std::int64_t>(shape.batch * shape.heads)}},
+        stream, run);
   }
 
   KernelTable<T>& inner_;
@@ -187,7 +208,8 @@ class InstrumentedDeviceKernels final : public DeviceKernels {
   }
   template <class Run>
   void show(std::string_view kernel, Stream& stream, DType dtype, std::size_t bytes, const Run& run) {
-    observer_.call({kernel, dtype, static_cast<double>(bytes)}, stream, run);
+    const auto size = static_cast<double>(bytes);
+    observer_.call({.kernel = kernel, .dtype = dtype, .size = size, .bytes = size, .product = {}}, stream, run);
   }
 
   const std::unique_ptr<DeviceKernels> inner_;

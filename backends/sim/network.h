@@ -1,0 +1,78 @@
+// The network of a simulation: what an operation costs, and which links it shares with others.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "tessera/base/cost_table.h"
+#include "tessera/base/export.h"
+#include "tessera/comm/base_names.h"
+#include "tessera/comm/types.h"
+
+namespace tessera::comm::sim {
+
+/// The ranks of a communicator, as ranks of the world: first, first + stride, ...
+struct RankSet {
+  int first = 0;
+  int stride = 1;
+  int ranks = 1;
+  bool operator==(const RankSet&) const = default;  ///< by value
+};
+
+/// One operation, as passed to a cost model.
+struct SimulatedOp {
+  OpKind kind = OpKind::barrier;
+  std::uint64_t bytes = 0;       ///< of the larger buffer; summed over the operations of a batch
+  std::uint64_t bytes_sent = 0;  ///< by this rank: comm::direct_bytes_sent
+  int ranks = 1;                 ///< of the communicator
+  RankSet members;               ///< the same ranks, by their places in the world
+};
+
+/// Bytes of an operation that pass a link.
+struct LinkLoad {
+  std::uint32_t link = 0;  ///< index in Network::links
+  double bytes = 0;        ///< of all ranks that share the link
+};
+
+/// A part of an operation: its bytes pass all its links at once, and the latency follows.
+struct OpPhase {
+  std::vector<LinkLoad> loads;
+  double bytes = 0;  ///< of one rank: phases that share a link get equal rates of these bytes
+  std::chrono::nanoseconds latency{0};
+};
+
+/// An operation's parts, one after the other.
+using OpCost = std::vector<OpPhase>;
+
+/// How operations share a link.
+enum class LinkSharing : std::uint8_t {
+  fair,      ///< operations in flight divide its bandwidth: max-min fair rates
+  in_order,  ///< the bytes of one operation follow those of the other, in the order of the calls
+};
+
+/// A cost model. A value.
+struct Network {
+  std::function<OpCost(const SimulatedOp&)> cost;  ///< not called for communicators of one rank
+  std::vector<double> links;                       ///< bytes per second of each, in one direction
+  LinkSharing sharing = LinkSharing::fair;
+  /// True: an operation of a communicator starts when the previous one is done. False: each starts when it is called.
+  bool in_order = true;
+};
+
+/// Every operation takes the time that `time` returns and shares no link. For `in_order`, see Network.
+TESSERA_API Network fixed_times(std::function<std::chrono::nanoseconds(const SimulatedOp&)> time, bool in_order = true);
+
+/// Every rank has a link of `bytes_per_second` in each direction, and `latency` applies between any two ranks: a
+/// collective takes the time of its longest chain of messages plus that of the bytes its rank sends (Hockney's model;
+/// the direct algorithms: one message per peer, all concurrent, all_reduce in two rounds). Operations of different
+/// communicators do not share links.
+TESSERA_API Network alpha_beta(std::chrono::nanoseconds latency, double bytes_per_second);
+
+/// Measured times, by operation and bytes of the larger buffer, for the number of ranks of the measurement. A query for
+/// an operation that was not measured throws InvalidUsage. Operations share no link.
+TESSERA_API Network measured(std::map<OpKind, CostTable> seconds);
+
+}  // namespace tessera::comm::sim

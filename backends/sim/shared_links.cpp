@@ -1,0 +1,146 @@
+#include "backends/sim/shared_links.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "tessera/base/error.h"
+
+namespace tessera::comm::sim {
+namespace {
+
+constexpr double kNanoseconds = 1e9;  // of a second
+
+std::vector<double> per_nanosecond(std::vector<double> links) {
+  for (double& link : links) {
+    if (!(link > 0)) throw InvalidUsage("network: a link of " + std::to_string(link) + " bytes a second, needs more");
+    link /= kNanoseconds;
+  }
+  return links;
+}
+
+}  // namespace
+
+SharedLinks::SharedLinks(std::vector<double> links, LinkSharing sharing)
+    : links_(per_nanosecond(std::move(links))), sharing_(sharing) {}
+
+std::uint32_t SharedLinks::add(OpCost cost) {
+  for (const OpPhase& phase : cost)
+    for (const LinkLoad& load : phase.loads)
+      if (load.link >= links_.size())
+        throw InvalidUsage("network: link " + std::to_string(load.link) + " of " + std::to_string(links_.size()));
+  if (cost.empty()) cost.emplace_back();
+  costs_.push_back(std::move(cost));
+  return static_cast<std::uint32_t>(costs_.size() - 1);
+}
+
+void SharedLinks::reset() {
+  begun_.assign(costs_.size(), 0);
+  free_.assign(links_.size(), 0);
+  flows_.clear();
+  now_ = 0;
+}
+
+void SharedLinks::start(std::uint32_t transfer, std::int64_t now) {
+  advance(now);
+  Flow flow{.transfer = transfer};
+  begun_.at(transfer) = now;
+  enter_phase(flow, now);
+  flows_.push_back(flow);
+  share();
+}
+
+void SharedLinks::enter_phase(Flow& flow, std::int64_t now) {
+  const OpPhase& phase = phase_of(flow);
+  flow.sending = !phase.loads.empty() && phase.bytes > 0;
+  if (!flow.sending)
+    flow.end = now + phase.latency.count();
+  else if (sharing_ == LinkSharing::in_order)
+    queue_up(flow, now);
+  else
+    flow.left = phase.bytes;
+}
+
+/// The bytes pass each link behind those queued there; the phase's bytes are through when they have passed all links.
+void SharedLinks::queue_up(Flow& flow, std::int64_t now) {
+  std::int64_t begun = INT64_MAX;
+  flow.end = now;
+  for (const LinkLoad& load : phase_of(flow).loads) {
+    const std::int64_t begin = std::max(now, free_[load.link]);
+    free_[load.link] = begin + std::llround(load.bytes / links_[load.link]);
+    flow.end = std::max(flow.end, free_[load.link]);
+    begun = std::min(begun, begin);
+  }
+  if (flow.phase == 0) begun_[flow.transfer] = begun;
+}
+
+void SharedLinks::advance(std::int64_t now) {
+  if (sharing_ == LinkSharing::fair)
+    for (Flow& flow : flows_)
+      if (flow.sending) flow.left -= flow.rate * static_cast<double>(now - now_);
+  now_ = now;
+}
+
+/// Max-min fair rates: the link with the least rate for each of its flows determines theirs, and so on with the others.
+void SharedLinks::share() {
+  if (sharing_ != LinkSharing::fair) return;
+  spare_ = links_;
+  open_.clear();
+  for (std::uint32_t i = 0; i < flows_.size(); ++i)
+    if (flows_[i].sending) open_.push_back(i);
+  while (!open_.empty()) {
+    weights_.assign(links_.size(), 0);
+    for (const std::uint32_t i : open_)
+      for (const LinkLoad& load : phase_of(flows_[i]).loads)
+        weights_[load.link] += load.bytes / phase_of(flows_[i]).bytes;
+    std::size_t tightest = 0;
+    double least = std::numeric_limits<double>::infinity();
+    for (std::size_t link = 0; link < links_.size(); ++link) {
+      if (weights_[link] <= 0 || std::max(spare_[link], 0.0) / weights_[link] >= least) continue;
+      least = std::max(spare_[link], 0.0) / weights_[link];
+      tightest = link;
+    }
+    // A flow whose links all have spare bandwidth beyond any bound does not exist: every load is above 0.
+    std::erase_if(open_, [&](std::uint32_t i) {
+      Flow& flow = flows_[i];
+      const OpPhase& phase = phase_of(flow);
+      const bool here = std::any_of(phase.loads.begin(), phase.loads.end(),
+                                    [&](const LinkLoad& load) { return load.link == tightest && load.bytes > 0; });
+      if (!here) return false;
+      flow.rate = least;
+      for (const LinkLoad& load : phase.loads) spare_[load.link] -= least * load.bytes / phase.bytes;
+      return true;
+    });
+  }
+  for (Flow& flow : flows_)
+    if (flow.sending) flow.end = now_ + std::max<std::int64_t>(0, std::llround(flow.left / flow.rate));
+}
+
+std::int64_t SharedLinks::next_end() {
+  std::int64_t end = INT64_MAX;
+  for (const Flow& flow : flows_) end = std::min(end, flow.end);
+  return end;
+}
+
+std::uint32_t SharedLinks::finish(std::int64_t now) {
+  advance(now);
+  const auto due = std::find_if(flows_.begin(), flows_.end(), [now](const Flow& flow) { return flow.end <= now; });
+  const std::uint32_t transfer = due->transfer;
+  const bool sent = due->sending;
+  if (sent) {
+    due->sending = false;
+    due->end = now + phase_of(*due).latency.count();
+  } else if (due->phase + 1 < costs_[transfer].size()) {
+    ++due->phase;
+    enter_phase(*due, now);
+  } else {
+    flows_.erase(due);
+    share();
+    return transfer;
+  }
+  share();
+  return base::TaskGraph::kNoTransfer;
+}
+
+}  // namespace tessera::comm::sim

@@ -1,0 +1,50 @@
+// The network of a cluster: hosts, racks and pods, the links that lead out of them, and what the collective algorithms
+// cost on them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "backends/sim/network.h"
+#include "tessera/comm/algorithms.h"
+
+namespace tessera::comm::sim {
+
+/// Consecutive ranks that share a link to all others: a host, a rack of hosts, a pod of racks.
+struct LinkDomain {
+  int ranks = 1;                ///< a multiple of the inner domain's
+  double bytes_per_second = 0;  ///< of the link out of the domain, in each direction
+  double latency_s = 0;         ///< of a message that leaves it, in seconds
+};
+
+/// Where a cluster's ranks are, and how they are linked.
+struct Topology {
+  double bytes_per_second = 0;      ///< of a rank's port inside its host, in each direction
+  double latency_s = 0;             ///< of a message inside a host, in seconds
+  std::vector<LinkDomain> domains;  ///< from the host outwards; all equally many ranks, or fewer in the last one
+  LinkSharing sharing = LinkSharing::fair;
+  /// True: an operation of a communicator starts when the previous one is done, as with NCCL.
+  bool in_order = true;
+  /// Algorithm of each operation and size. Entries of TESSERA_ALGO, "nccl" for what NCCL would choose (rings, or for
+  /// all_reduce a double binary tree where that is faster), and "hierarchical" for one inside the hosts and one
+  /// between. Operations without an entry take what the library chooses on transports without collectives.
+  AlgorithmTable algorithms;
+};
+
+/// "all_reduce=nccl", ...: every entry that Topology::algorithms may have, in the spelling of TESSERA_ALGO.
+TESSERA_API std::vector<std::string> simulated_algorithms();
+
+/// The network of `ranks` equal ranks: each link carries what all ranks that share it send when they do the same.
+/// Throws InvalidUsage for a topology without domains, with a rate that is not above 0 or with domains that do not
+/// nest.
+TESSERA_API Network cluster(const Topology& topology, int ranks);
+
+/// The cost of one operation by `algorithm` on that network. `bytes` are those of the larger buffer. Throws
+/// InvalidUsage for an algorithm without a cost model.
+TESSERA_API OpCost collective_cost(const Topology& topology, int world, const SimulatedOp& operation,
+                                   std::string_view algorithm);
+
+/// The time that an operation takes when nothing else is in flight.
+TESSERA_API std::chrono::nanoseconds time_alone(const Network& network, const OpCost& cost);
+
+}  // namespace tessera::comm::sim

@@ -12,10 +12,11 @@ constexpr std::array<std::string_view, kMemoryUses> kNames = {
 
 std::string_view name_of(MemoryCategory use) { return kNames[static_cast<std::size_t>(use)]; }
 
-void MemoryTracker::raise(Counter& peak, std::int64_t value) noexcept {
+bool MemoryTracker::raise(Counter& peak, std::int64_t value) noexcept {
   std::int64_t seen = peak.load(std::memory_order_relaxed);
   while (seen < value && !peak.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
   }
+  return seen < value;
 }
 
 void MemoryTracker::add(MemoryCategory use, std::size_t bytes) noexcept {
@@ -24,7 +25,9 @@ void MemoryTracker::add(MemoryCategory use, std::size_t bytes) noexcept {
   raise(peak_[index], now_[index].fetch_add(change, std::memory_order_relaxed) + change);
   if (use == MemoryCategory::offloaded) return;
   const std::int64_t total = total_.fetch_add(change, std::memory_order_relaxed) + change;
-  raise(total_peak_, total);
+  if (raise(total_peak_, total))
+    for (std::size_t i = 0; i < kMemoryUses; ++i)
+      at_peak_[i].store(now_[i].load(std::memory_order_relaxed), std::memory_order_relaxed);
   raise(held_peak_, total + slack_.load(std::memory_order_relaxed));
 }
 
@@ -45,16 +48,22 @@ MemoryTracker::Snapshot MemoryTracker::snapshot() const noexcept {
   for (std::size_t i = 0; i < kMemoryUses; ++i) {
     s.now[i] = static_cast<std::uint64_t>(now_[i].load(std::memory_order_relaxed));
     s.peak[i] = static_cast<std::uint64_t>(peak_[i].load(std::memory_order_relaxed));
+    s.at_peak[i] = static_cast<std::uint64_t>(at_peak_[i].load(std::memory_order_relaxed));
   }
   s.total_now = static_cast<std::uint64_t>(total_.load(std::memory_order_relaxed));
   const std::int64_t total_peak = total_peak_.load(std::memory_order_relaxed);
   s.total_peak = static_cast<std::uint64_t>(total_peak);
-  s.reserved = static_cast<std::uint64_t>(std::max<std::int64_t>(0, held_peak_.load(std::memory_order_relaxed) - total_peak));
+  s.reserved =
+      static_cast<std::uint64_t>(std::max<std::int64_t>(0, held_peak_.load(std::memory_order_relaxed) - total_peak));
   return s;
 }
 
 void MemoryTracker::reset_peaks() noexcept {
-  for (std::size_t i = 0; i < kMemoryUses; ++i) peak_[i].store(now_[i].load(std::memory_order_relaxed), std::memory_order_relaxed);
+  for (std::size_t i = 0; i < kMemoryUses; ++i) {
+    const std::int64_t now = now_[i].load(std::memory_order_relaxed);
+    peak_[i].store(now, std::memory_order_relaxed);
+    at_peak_[i].store(now, std::memory_order_relaxed);
+  }
   const std::int64_t total = total_.load(std::memory_order_relaxed);
   total_peak_.store(total, std::memory_order_relaxed);
   held_peak_.store(total + slack_.load(std::memory_order_relaxed), std::memory_order_relaxed);

@@ -33,11 +33,12 @@ class TESSERA_API MemoryTracker {
  public:
   /// The tracker's values at one time. Arrays are indexed by MemoryCategory.
   struct Snapshot {
-    std::array<std::uint64_t, kMemoryUses> now{};   ///< live bytes of each category
-    std::array<std::uint64_t, kMemoryUses> peak{};  ///< peak of each category by itself
-    std::uint64_t total_now = 0;                    ///< live bytes of all categories but `offloaded`
-    std::uint64_t total_peak = 0;                   ///< highest sum at one instant
-    std::uint64_t reserved = 0;                     ///< highest held minus total_peak: the pools' worst overhead
+    std::array<std::uint64_t, kMemoryUses> now{};      ///< live bytes of each category
+    std::array<std::uint64_t, kMemoryUses> peak{};     ///< peak of each category by itself
+    std::array<std::uint64_t, kMemoryUses> at_peak{};  ///< live bytes of each category at the instant of total_peak
+    std::uint64_t total_now = 0;                       ///< live bytes of all categories but `offloaded`
+    std::uint64_t total_peak = 0;                      ///< highest sum at one instant
+    std::uint64_t reserved = 0;                        ///< highest held minus total_peak: the pools' worst overhead
     /// Highest live bytes of the category.
     std::uint64_t peak_of(MemoryCategory use) const { return peak[static_cast<std::size_t>(use)]; }
     /// Live bytes of the category.
@@ -57,9 +58,10 @@ class TESSERA_API MemoryTracker {
 
  private:
   using Counter = std::atomic<std::int64_t>;
-  static void raise(Counter& peak, std::int64_t value) noexcept;
+  static bool raise(Counter& peak, std::int64_t value) noexcept;  ///< true if `value` is a new peak
   std::array<Counter, kMemoryUses> now_{};
   std::array<Counter, kMemoryUses> peak_{};
+  std::array<Counter, kMemoryUses> at_peak_{};
   Counter total_{0};
   Counter total_peak_{0};
   Counter slack_{0};

@@ -14,21 +14,28 @@ nn::Tensor token_ids(nn::Context& context, const TrainingStep& step, std::int64_
   return ids;
 }
 
-void train_step(const TrainingStep& step, nn::CausalModel& model, Engine& engine) {
+/// Runs the microbatches and returns their losses, which a training loop reads at the end of the step.
+std::vector<nn::Tensor> forward_backward(const TrainingStep& step, nn::CausalModel& model, Engine& engine) {
   nn::Context& context = model.context();
+  std::vector<nn::Tensor> losses;
   for (int microbatch = 0; microbatch < step.microbatches; ++microbatch) {
     engine.set_is_last_backward(microbatch + 1 == step.microbatches);
     const nn::Tensor tokens = token_ids(context, step, model.config().vocabulary);
+    const nn::Tensor targets = token_ids(context, step, model.config().vocabulary);
     nn::Tape tape;
-    nn::Tensor loss;
     {
       const nn::TapeScope recording(context, &tape);
-      loss = model.loss(tokens, tokens);
+      losses.push_back(model.loss(tokens, targets));
     }
-    tape.backward(loss, 1.0 / step.microbatches);
+    tape.backward(losses.back(), 1.0 / step.microbatches);
   }
-  engine.step(1e-3);
-  engine.wait();
+  return losses;
+}
+
+void record(ModelStateBytes& state, const MemoryTracker::Snapshot& now) {
+  state.parameter = std::max(state.parameter, now.now_of(MemoryCategory::parameter));
+  state.gradient = std::max(state.gradient, now.now_of(MemoryCategory::gradient));
+  state.optimizer = std::max(state.optimizer, now.now_of(MemoryCategory::optimizer));
 }
 
 StepTimes timed(const Event& begin, const Event& end, std::vector<TraceEvent> events) {
@@ -56,20 +63,30 @@ StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context
   const std::unique_ptr<nn::CausalModel> model = step.make_model(context);
   Engine engine(*model, world, step.engine);
   engine.initialize(0);
-  StepProfile record;
+  StepProfile profile;
   EngineTraffic first;
+  std::uint64_t first_copied = 0;
   for (int i = 0; i < steps; ++i) {
     engine.trace().drain();
     const Event begin = context.stream().record();
-    train_step(step, *model, engine);
+    const std::vector<nn::Tensor> losses = forward_backward(step, *model, engine);
+    record(profile.model_state, context.memory_tracker().snapshot());
+    engine.step(1e-3);
+    record(profile.model_state, context.memory_tracker().snapshot());
+    engine.wait();
     const Event end = context.stream().record();
-    record.steps.push_back(timed(begin, end, engine.trace().drain()));
-    if (i == 0) first = engine.stats().traffic();
+    profile.steps.push_back(timed(begin, end, engine.trace().drain()));
+    if (i > 0) continue;
+    first = engine.stats().traffic();
+    first_copied = engine.stats().copied_bytes();
   }
-  record.traffic = engine.stats().traffic() - first;
-  record.units = engine.stats().unit_sizes();
-  record.memory = context.memory_tracker().snapshot();
-  return record;
+  profile.traffic = engine.stats().traffic() - first;
+  profile.copied_bytes = engine.stats().copied_bytes() - first_copied;
+  profile.units = engine.stats().units();
+  profile.unit_sizes = engine.stats().unit_sizes();
+  profile.mesh = engine.mesh().shape();
+  profile.memory = context.memory_tracker().snapshot();
+  return profile;
 }
 
 }  // namespace

@@ -42,11 +42,15 @@ struct StepTimes {
 
 /// The result of profile_step() and predict_step().
 struct StepProfile {
-  std::vector<StepTimes> steps;    ///< in order; without the first step of a prediction
-  MemoryTracker::Snapshot memory;  ///< of this rank
-  EngineTraffic traffic;           ///< of the last step
-  std::vector<UnitSize> units;     ///< input of the formulas
-  nn::KernelCostModel kernels;     ///< as measured; empty for a prediction
+  std::vector<StepTimes> steps;      ///< in order; without the first step of a prediction
+  MemoryTracker::Snapshot memory;    ///< of this rank
+  ModelStateBytes model_state;       ///< the most after a backward or an optimizer step
+  EngineTraffic traffic;             ///< of all steps but the first
+  std::uint64_t copied_bytes = 0;    ///< likewise: EngineStats::copied_bytes()
+  std::vector<UnitStats> units;      ///< in forward order
+  std::vector<UnitSize> unit_sizes;  ///< input of the formulas
+  MeshShape mesh;                    ///< as the engine uses it
+  nn::KernelCostModel kernels;       ///< as measured; empty for a prediction
 };
 
 /// Trains `steps` steps on this machine's host and times every kernel. Collective. The first step also allocates the

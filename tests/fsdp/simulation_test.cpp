@@ -54,7 +54,7 @@ TEST(StepPrediction, CallsAndBytesEqualFormulasOnAnyWorld) {
     for (const int ranks : {1, 2, 4, 6, 64, 1024}) {
       const StepProfile record = predict_on(ranks, step, kernels, microseconds_each(1), steps);
       const auto formula_of = [&](int n) {
-        return communication_formula(strategy, default_mesh(strategy, n, n), record.units);
+        return communication_formula(strategy, default_mesh(strategy, n, n), record.unit_sizes);
       };
       EXPECT_EQ(harness::calls_per_step(record.traffic, steps), formula_of(ranks).calls) << name << " " << ranks;
       EXPECT_EQ(harness::bytes_per_step(record.traffic, steps), formula_of(ranks).bytes) << name << " " << ranks;
@@ -105,7 +105,7 @@ TEST(StepPrediction, TimesEqualFormulas) {
   const TrainingStep ddp = step_of(config_of(3, 32), engine_for("ddp"));
   const nn::KernelCostModel none = no_time(ddp);
   const StepProfile reduced = predict_on(8, ddp, none, microseconds_each(100));
-  EXPECT_EQ(reduced.steps.back().step_ns, static_cast<std::int64_t>(reduced.units.size()) * 100'000);
+  EXPECT_EQ(reduced.steps.back().step_ns, static_cast<std::int64_t>(reduced.unit_sizes.size()) * 100'000);
   EXPECT_EQ(reduced.steps.back().exposed_ns, reduced.steps.back().step_ns);
 
   // The opposite: collectives that take no time are never waited for, and a step takes the time of its kernels.

@@ -79,10 +79,10 @@ class CommandLineTest(unittest.TestCase):
         info = json.loads(tool("info", "--json")[1])
         self.assertGreaterEqual({backend["name"] for backend in info["backends"]}, {"shm"})
         self.assertEqual(set(info["strategies"]), {"ddp", "zero1", "zero2", "fsdp", "hsdp", "shard_grad_op", "diloco", "local_sgd"})
-        self.assertEqual(info["models"], ["gpt-nano", "gpt-mini", "gpt2", "gpt2-xl", "llama-nano", "llama-7b"])
+        self.assertEqual(info["models"], ["gpt-nano", "gpt-mini", "gpt2", "gpt2-xl", "llama-nano", "llama-7b", "gpt-tall"])
         rows = {line.split()[0]: int(line.split()[1]) for line in tool("info", "--models")[1].splitlines()}
         self.assertEqual(rows, {"gpt-nano": 120576, "gpt-mini": 10844160, "gpt2": 124439808, "gpt2-xl": 1557611200,
-                                "llama-nano": 123712, "llama-7b": 6738415616})
+                                "llama-nano": 123712, "llama-7b": 6738415616, "gpt-tall": 420480})
 
     def test_unusable_device_is_error_with_reason(self):
         devices = {d["name"]: d for d in json.loads(tool("info", "--json")[1])["devices"]}

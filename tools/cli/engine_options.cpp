@@ -63,7 +63,7 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
         fsdp::with_accumulation(std::move(engine.strategy), fsdp::parse_accumulation(plan.options.reduce_when));
   engine.mesh = engine.strategy.two_axes && !plan.options.mesh.empty()
                     ? fsdp::parse_mesh(plan.options.mesh)
-                    : fsdp::default_mesh(engine.strategy, plan.ranks, plan.ranks);
+                    : fsdp::default_mesh(engine.strategy, plan.ranks, plan.ranks_per_host);
   if (engine.mesh->size() != plan.ranks)
     throw InvalidUsage("--mesh " + plan.options.mesh + " has " + std::to_string(engine.mesh->size()) +
                        " positions for " + std::to_string(plan.ranks) + " ranks; replicas x shards must equal --ranks");

@@ -7,6 +7,7 @@
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
 #include "tools/cli/statistics.h"
+#include "tools/cli/text_table.h"
 
 namespace tessera::tools {
 
@@ -181,18 +182,11 @@ std::string comparison_table(const Comparison& c) {
     for (std::size_t i = 0; i < c.runs.size(); ++i)
       rows[i + 1].push_back(fmt::format("{:.6f}", c.runs[i].evaluation.value().loss));
   }
-  std::vector<std::size_t> widths(rows[0].size(), 0);
-  for (const Row& row : rows)
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  std::string text = fmt::format(
-      "{}: {} parameters, {} ranks over {}, {} steps. Memory is per rank; calls / bytes sent are per rank and step.\n",
-      c.model, c.parameters, c.ranks, c.backend, c.steps);
-  for (const Row& row : rows) {
-    for (std::size_t i = 0; i < row.size(); ++i)
-      text += i == 0 ? fmt::format("{:<{}}", row[i], widths[i]) : fmt::format("  {:>{}}", row[i], widths[i]);
-    text += '\n';
-  }
-  return text;
+  return fmt::format(
+             "{}: {} parameters, {} ranks over {}, {} steps. Memory is per rank; calls / bytes sent are per rank and "
+             "step.\n",
+             c.model, c.parameters, c.ranks, c.backend, c.steps) +
+         text_table(rows);
 }
 
 std::vector<std::vector<const RunResult*>> equal_groups(const Comparison& comparison) {

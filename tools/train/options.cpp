@@ -11,7 +11,7 @@ namespace tessera::tools {
 
 namespace {
 
-void add_model_options(CLI::App& command, TrainOptions& o) {
+void add_run_options(CLI::App& command, TrainOptions& o) {
   command.add_option("--ranks", o.ranks, "number of ranks; under a launcher, its number (default: 4)")
       ->transform(whole_number(1, 4096));
   command.add_option("--backend", o.backend, "backend that connects the ranks; overrides TESSERA_BACKEND")
@@ -20,12 +20,6 @@ void add_model_options(CLI::App& command, TrainOptions& o) {
   add_device_option(command, o.device);
   command.add_flag("--graphs", o.graphs,
                    "replay forward and backward as one captured device graph, for small models; needs --ranks 1");
-  command
-      .add_option("--model", o.model,
-                  "model preset (tessera info --models) or Hugging Face config.json of type gpt2 or llama")
-      ->type_name("NAME|FILE")
-      ->capture_default_str()
-      ->each([&o](const std::string&) { o.model_given = true; });
   command.add_option("--data", o.data, "text or token files to train on (default: the corpus of scripts/setup)")
       ->type_name("FILE[,FILE]")
       ->delimiter(',');
@@ -36,6 +30,12 @@ void add_model_options(CLI::App& command, TrainOptions& o) {
       ->capture_default_str();
   command.add_option("--init", o.init, "start from the model and weights of a Hugging Face directory")
       ->type_name("DIR");
+  command.add_option("--init-adapter", o.init_adapter, "start from the adapters of a PEFT directory; needs --init")
+      ->type_name("DIR");
+  command
+      .add_option("--threads", o.threads,
+                  "compute threads per rank; ranks are bound to cores if each thread has one (default: cores / ranks)")
+      ->transform(whole_number(1, 1024));
 }
 
 void add_adapter_options(CLI::App& command, TrainOptions& o) {
@@ -54,8 +54,6 @@ void add_adapter_options(CLI::App& command, TrainOptions& o) {
       .add_option("--quantize", o.quantize,
                   "keep the frozen linear weights in 4 bits (QLoRA), at rest and gathered; needs --lora")
       ->check(CLI::IsMember({"nf4"}));
-  command.add_option("--init-adapter", o.init_adapter, "start from the adapters of a PEFT directory; needs --init")
-      ->type_name("DIR");
 }
 
 void add_loop_options(CLI::App& command, TrainOptions& o) {
@@ -63,11 +61,6 @@ void add_loop_options(CLI::App& command, TrainOptions& o) {
   command.add_option("--steps", o.steps, "optimizer steps in total, also when resuming")
       ->transform(whole_number(0, kMax))
       ->capture_default_str();
-  command.add_option("--global-batch", o.global_batch, "sequences per optimizer step over all ranks and microbatches")
-      ->transform(whole_number(1, kMax))
-      ->capture_default_str();
-  command.add_option("--seq-len", o.seq_len, "tokens per sequence (default: the model's context, at most 256)")
-      ->transform(whole_number(1, kMax));
   command.add_option("--lr", o.lr, "peak learning rate of the schedule")->check(finite_number())->capture_default_str();
   command.add_option("--schedule", o.schedule, "learning rate after the warm-up")
       ->check(CLI::IsMember({"constant", "cosine"}))
@@ -78,6 +71,15 @@ void add_loop_options(CLI::App& command, TrainOptions& o) {
   command.add_option("--seed", o.seed, "seed of initial values, batch order and dropout")
       ->transform(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
       ->capture_default_str();
+}
+
+void add_batch_options(CLI::App& command, TrainOptions& o) {
+  constexpr std::uint64_t kMax = 1ULL << 40;
+  command.add_option("--global-batch", o.global_batch, "sequences per optimizer step over all ranks and microbatches")
+      ->transform(whole_number(1, kMax))
+      ->capture_default_str();
+  command.add_option("--seq-len", o.seq_len, "tokens per sequence (default: the model's context, at most 256)")
+      ->transform(whole_number(1, kMax));
   command
       .add_option("--precision", o.precision,
                   "dtype of parameters, activations and gradients; bf16 and f16 have f32 master weights")
@@ -113,6 +115,13 @@ void add_optimizer_options(CLI::App& command, TrainOptions& o) {
   command.add_option("--optimizer", o.optimizer, "optimizer of the trainable parameters")
       ->check(CLI::IsMember({"adamw", "adam", "sgd"}))
       ->capture_default_str();
+  command.add_option("--momentum", c.momentum, "momentum of sgd")->check(finite_number(0))->capture_default_str();
+  command.add_flag("--nesterov", c.nesterov, "use Nesterov momentum in sgd");
+  command.add_flag("--amsgrad", c.amsgrad, "use the largest second moment so far in adam and adamw");
+}
+
+void add_optimizer_settings(CLI::App& command, TrainOptions& o) {
+  nn::OptimizerConfig& c = o.optimizer_config;
   command.add_option("--betas", o.betas, "decay rates of adam's moments (default: 0.9,0.999)")
       ->type_name("A,B")
       ->delimiter(',')
@@ -122,9 +131,6 @@ void add_optimizer_options(CLI::App& command, TrainOptions& o) {
   command.add_option("--weight-decay", c.weight_decay, "weight decay, except for norms and biases")
       ->check(finite_number(0))
       ->capture_default_str();
-  command.add_option("--momentum", c.momentum, "momentum of sgd")->check(finite_number(0))->capture_default_str();
-  command.add_flag("--nesterov", c.nesterov, "use Nesterov momentum in sgd");
-  command.add_flag("--amsgrad", c.amsgrad, "use the largest second moment so far in adam and adamw");
   command.add_flag("--maximize", c.maximize, "maximize the loss instead of minimizing it");
 }
 
@@ -186,20 +192,28 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
                    "recompute activations of blocks in backward: less memory, a third more work, bitwise equal");
   command.add_flag("--cpu-offload", o.cpu_offload,
                    "keep sharded state in pinned host memory; copy it to the device on demand");
-  command
-      .add_option("--threads", o.threads,
-                  "compute threads per rank; ranks are bound to cores if each thread has one (default: cores / ranks)")
-      ->transform(whole_number(1, 1024));
 }
 
 }  // namespace
 
+void add_step_options(CLI::App& command, TrainOptions& o) {
+  command
+      .add_option("--model", o.model,
+                  "model preset (tessera info --models) or Hugging Face config.json of type gpt2 or llama")
+      ->type_name("NAME|FILE")
+      ->capture_default_str()
+      ->each([&o](const std::string&) { o.model_given = true; });
+  add_adapter_options(command, o);
+  add_batch_options(command, o);
+  add_optimizer_options(command, o);
+  add_sharding_options(command, o);
+}
+
 void add_train_options(CLI::App& command, TrainOptions& options) {
-  add_model_options(command, options);
-  add_adapter_options(command, options);
+  add_step_options(command, options);
+  add_run_options(command, options);
   add_loop_options(command, options);
-  add_optimizer_options(command, options);
-  add_sharding_options(command, options);
+  add_optimizer_settings(command, options);
   command.add_option("--eval", options.eval, "print the mean loss over this file after training")->type_name("FILE");
   command.add_option("--json", options.json, "write the results as JSON")->type_name("FILE");
   command

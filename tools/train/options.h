@@ -76,14 +76,18 @@ struct TrainOptions {
   std::string report;  // compare
 };
 
-/// Adds the shared options to a subcommand.
+/// Adds the options that determine what a step does and costs.
+void add_step_options(CLI::App& command, TrainOptions& options);
+
+/// Adds the options that train and compare share, those of a step included.
 void add_train_options(CLI::App& command, TrainOptions& options);
 
 /// The options with names, files and numbers resolved. All errors are detected here, before a rank is started.
 struct TrainPlan {
   TrainOptions options;
   int ranks = 1;
-  int threads = 1;  ///< compute threads per rank
+  int ranks_per_host = 1;  ///< for the default mesh
+  int threads = 1;         ///< compute threads per rank
   nn::ModelConfig model;
   std::optional<nn::LoraOptions> lora;  ///< nothing: all parameters are trained
   bool quantized = false;               ///< the weights of linear layers are in NF4

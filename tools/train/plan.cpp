@@ -28,13 +28,11 @@ namespace {
 
 /// The ranks of a host divide its cores among them. A launcher may have bound this rank, so the host's cores count, not
 /// the rank's.
-int threads_of(const TrainOptions& o, int ranks) {
+int threads_of(const TrainOptions& o, int ranks_per_host) {
   if (o.threads) return *o.threads;
-  const comm::Launch launch = comm::resolve_launch();
-  const int ranks_here = launch.size > 1 ? launch.local_size : ranks;
-  const int cores = launch.size > 1 ? static_cast<int>(std::thread::hardware_concurrency())
-                                    : static_cast<int>(allowed_cores().size());
-  return std::max(1, cores / std::max(1, ranks_here));
+  const int cores = comm::resolve_launch().size > 1 ? static_cast<int>(std::thread::hardware_concurrency())
+                                                    : static_cast<int>(allowed_cores().size());
+  return std::max(1, cores / ranks_per_host);
 }
 
 /// The corpus that scripts/setup unpacked: beside the build (`<directory of the program>/../corpus/gcide.txt`), else
@@ -140,7 +138,9 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   plan.ranks = ranks;
   check_device(options.device);
   if (base::parse_device(options.device).type == base::DeviceType::cpu) plan.options.cpu_offload = false;
-  plan.threads = threads_of(options, ranks);
+  const comm::Launch launch = comm::resolve_launch();
+  plan.ranks_per_host = std::max(1, launch.size > 1 ? launch.local_size : ranks);
+  plan.threads = threads_of(options, plan.ranks_per_host);
   plan.checkpoint = checkpoint_to_resume(options);
   plan.model = model_of(options, plan.checkpoint);
   plan.lora = lora_of(options, plan.checkpoint, plan.model);

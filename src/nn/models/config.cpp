@@ -35,6 +35,8 @@ ModelConfig llama(std::string name, std::int64_t layers, std::int64_t width, std
 std::vector<ModelConfig> make_presets() {
   ModelConfig gpt_nano = gpt("gpt-nano", 2, 64, 2);
   gpt_nano.context = 64;
+  ModelConfig gpt_tall = gpt("gpt-tall", 8, 64, 2);  // gpt-nano with more blocks: most of its units are freed
+  gpt_tall.context = 64;
   ModelConfig gpt2 = gpt("gpt2", 12, 768, 12);
   ModelConfig gpt2_xl = gpt("gpt2-xl", 48, 1600, 25);
   for (ModelConfig* config : {&gpt2, &gpt2_xl}) {
@@ -49,7 +51,7 @@ std::vector<ModelConfig> make_presets() {
   llama_7b.hidden = 11008;
   llama_7b.vocabulary = 32000;
   llama_7b.context = 2048;
-  return {gpt_nano, gpt("gpt-mini", 6, 384, 6), gpt2, gpt2_xl, llama_nano, llama_7b};
+  return {gpt_nano, gpt("gpt-mini", 6, 384, 6), gpt2, gpt2_xl, llama_nano, llama_7b, gpt_tall};
 }
 
 std::string known_presets() {

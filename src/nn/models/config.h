@@ -37,7 +37,7 @@ struct ModelConfig {
   bool operator==(const ModelConfig&) const = default;  ///< by value, with the name
 };
 
-/// "gpt-nano", "gpt-mini", "gpt2", "gpt2-xl", "llama-nano", "llama-7b".
+/// "gpt-nano", "gpt-mini", "gpt2", "gpt2-xl", "llama-nano", "llama-7b", "gpt-tall".
 TESSERA_API std::vector<std::string> preset_names();
 
 /// Throws InvalidUsage that lists the presets.

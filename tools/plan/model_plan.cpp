@@ -1,0 +1,151 @@
+#include "tools/plan/model_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tools/cli/output.h"
+#include "tools/cli/text_table.h"
+
+namespace tessera::tools {
+
+using base::InvalidUsage;
+using base::MemoryCategory;
+using nlohmann::ordered_json;
+
+namespace {
+
+constexpr const char* kDefaultStrategies[] = {"ddp", "zero1", "zero2", "fsdp", "hsdp"};
+
+TrainPlan train_plan(const ModelPlanOptions& options, const std::string& wrap, int ranks, const ClusterSpec& cluster) {
+  TrainOptions one = options;
+  one.wrap = wrap;
+  one.steps = 0;  // opens no data
+  TrainPlan plan = make_plan(one, ranks);
+  plan.ranks_per_host = std::min(ranks, cluster.ranks_per_host);
+  plan.options.cpu_offload = options.cpu_offload && cluster.compute.kind == ComputeSpec::Kind::device;
+  return plan;
+}
+
+std::string bytes(double value) { return human_bytes(value); }
+
+std::string calls_and_bytes(std::uint64_t calls, std::uint64_t sent) {
+  return calls == 0 ? "-" : fmt::format("{} / {}", calls, bytes(static_cast<double>(sent)));
+}
+
+std::uint64_t state_of(const RunResult& run) {
+  return run.model_state_bytes.parameter + run.model_state_bytes.gradient + run.model_state_bytes.optimizer;
+}
+
+std::vector<std::string> row_of(const StepPlan& plan) {
+  const RunResult& run = plan.result;
+  const auto at_peak = [&](MemoryCategory use) {
+    return bytes(static_cast<double>(run.peak_bytes.at_peak[static_cast<std::size_t>(use)]));
+  };
+  const auto unsharded = run.peak_bytes.at_peak[static_cast<std::size_t>(MemoryCategory::unsharded_parameter)] +
+                         run.peak_bytes.at_peak[static_cast<std::size_t>(MemoryCategory::unsharded_gradient)];
+  return {name_of(run),
+          fmt::format("{}x{}", run.mesh[0], run.mesh[1]),
+          bytes(static_cast<double>(state_of(run))),
+          bytes(static_cast<double>(unsharded)),
+          at_peak(MemoryCategory::activation),
+          bytes(static_cast<double>(run.peak_bytes.total_peak)),
+          calls_and_bytes(run.calls_per_step.all_gather, run.wire_bytes_per_step.all_gather),
+          calls_and_bytes(run.calls_per_step.reduce_scatter, run.wire_bytes_per_step.reduce_scatter),
+          calls_and_bytes(run.calls_per_step.all_reduce, run.wire_bytes_per_step.all_reduce),
+          fmt::format("{:.3f}", run.step_ms_median),
+          fmt::format("{:.3f}", run.exposed_communication_ms),
+          fmt::format("{:.0f}", run.tokens_per_second),
+          plan.mfu ? fmt::format("{:.1f}%", 100 * *plan.mfu) : "-"};
+}
+
+}  // namespace
+
+ClusterSpec cluster_of(const ModelPlanOptions& options, int ranks) {
+  if (!options.cluster.empty()) return find_cluster(options.cluster);
+  std::optional<LinkSpec> intra;
+  if (!options.link_intra.empty()) {
+    if (options.hosts == 1)
+      throw InvalidUsage("--link-intra: with one host all links are those of --link; give --hosts too");
+    intra = parse_link(options.link_intra, "--link-intra");
+  }
+  return linked_cluster(parse_link(options.link, "--link"), intra, options.hosts, ranks,
+                        parse_machine(options.machine, "--machine"));
+}
+
+ModelPlan plan_model(const ModelPlanOptions& options, int ranks, const ClusterSpec& cluster,
+                     std::vector<std::string>* skipped) {
+  const SimulatedCluster simulated = simulate(cluster, ranks);
+  ModelPlan result{.model = options.model, .ranks = ranks, .cluster = cluster.name};
+  result.memory_bytes = simulated.memory_bytes;
+  const bool by_default = options.strategies.empty();
+  const std::vector<std::string> strategies =
+      by_default ? std::vector<std::string>(std::begin(kDefaultStrategies), std::end(kDefaultStrategies))
+                 : options.strategies;
+  const std::vector<std::string> wraps = options.wraps.empty() ? std::vector{options.wrap} : options.wraps;
+  std::vector<TrainPlan> plans;
+  for (const std::string& wrap : wraps) plans.push_back(train_plan(options, wrap, ranks, cluster));
+  result.parameters = plans.front().parameters;
+  std::string last_reason;
+  for (const std::string& strategy : strategies) {
+    try {
+      engine_options(plans.front(), strategy);
+    } catch (const InvalidUsage& error) {
+      if (!by_default) throw;
+      last_reason = error.what();
+      if (skipped != nullptr) skipped->push_back(last_reason);
+      continue;
+    }
+    for (const TrainPlan& plan : plans) {
+      result.runs.push_back(plan_step(plan, strategy, simulated));
+      result.runs.back().result.wrap = plan.options.wrap;
+    }
+  }
+  if (result.runs.empty()) throw InvalidUsage(last_reason);
+  if (options.wraps.empty())
+    for (StepPlan& run : result.runs) run.result.wrap.clear();
+  return result;
+}
+
+std::string to_text(const ModelPlan& plan) {
+  std::vector<std::vector<std::string>> rows = {{"strategy", "mesh", "state", "unsharded", "activations", "peak",
+                                                 "all_gather", "reduce_scatter", "all_reduce", "step ms", "exposed",
+                                                 "tokens/s", "MFU"}};
+  for (const StepPlan& run : plan.runs) rows.push_back(row_of(run));
+  if (plan.memory_bytes > 0) {
+    rows[0].push_back("fits");
+    for (std::size_t i = 0; i < plan.runs.size(); ++i)
+      rows[i + 1].push_back(
+          static_cast<double>(plan.runs[i].result.peak_bytes.total_peak) <= plan.memory_bytes ? "yes" : "no");
+  }
+  return fmt::format(
+             "{}: {} parameters, {} ranks of cluster {}, simulated. Memory is per rank, by kind at the peak; calls / "
+             "bytes sent are per rank and step.\n",
+             plan.model, plan.parameters, plan.ranks, plan.cluster) +
+         text_table(rows);
+}
+
+ordered_json to_json(const ModelPlan& plan) {
+  ordered_json runs = ordered_json::array();
+  for (const StepPlan& planned : plan.runs) {
+    ordered_json run = to_json(planned.result);
+    for (const char* key : {"losses", "final_parameters_hash", "formula_bytes_per_step", "plain_bytes_per_step"})
+      run.erase(key);
+    run["mfu"] = planned.mfu ? ordered_json(*planned.mfu) : ordered_json(nullptr);
+    for (std::size_t i = 0; i < base::kMemoryUses; ++i)
+      run["bytes_at_peak"][std::string(base::name_of(static_cast<MemoryCategory>(i)))] =
+          planned.result.peak_bytes.at_peak[i];
+    if (plan.memory_bytes > 0)
+      run["fits"] = static_cast<double>(planned.result.peak_bytes.total_peak) <= plan.memory_bytes;
+    runs.push_back(std::move(run));
+  }
+  return {{"model", plan.model},
+          {"parameters", plan.parameters},
+          {"ranks", plan.ranks},
+          {"cluster", plan.cluster},
+          {"memory_bytes", plan.memory_bytes > 0 ? ordered_json(plan.memory_bytes) : ordered_json(nullptr)},
+          {"runs", std::move(runs)}};
+}
+
+}  // namespace tessera::tools

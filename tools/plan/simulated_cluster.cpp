@@ -1,0 +1,130 @@
+#include "tools/plan/simulated_cluster.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "backends/sim/topology.h"
+#include "tessera/base/cost_table.h"
+#include "tessera/base/dtype.h"
+#include "tessera/base/error.h"
+
+namespace tessera::tools {
+
+using base::InvalidUsage;
+namespace sim = comm::sim;
+
+namespace {
+
+constexpr double kMicroseconds = 1e-6;
+
+comm::AlgorithmTable algorithms_of(const ClusterSpec& cluster) {
+  std::string text;
+  for (const auto& [operation, choice] : cluster.algorithms) text += (text.empty() ? "" : ",") + operation + "=" + choice;
+  return {text, sim::simulated_algorithms()};
+}
+
+sim::Topology topology_of(const ClusterSpec& cluster) {
+  sim::Topology topology;
+  topology.bytes_per_second = cluster.intra.bytes_per_second;
+  topology.latency_s = cluster.intra.latency_us * kMicroseconds;
+  topology.sharing =
+      cluster.sharing == PortSharing::fair ? sim::LinkSharing::fair : sim::LinkSharing::in_order;
+  topology.in_order = cluster.sharing == PortSharing::fair;
+  topology.algorithms = algorithms_of(cluster);
+  if (!cluster.inter) return topology;
+  sim::LinkDomain domain{.ranks = cluster.ranks_per_host,
+                         .bytes_per_second = cluster.inter->bytes_per_second * cluster.nics_per_host,
+                         .latency_s = cluster.inter->latency_us * kMicroseconds};
+  topology.domains.push_back(domain);
+  for (const std::optional<SwitchSpec>& level : {cluster.rack, cluster.spine}) {
+    if (!level) continue;
+    domain.ranks *= level->members;
+    domain.bytes_per_second *= level->members / level->oversubscription;
+    topology.domains.push_back(domain);
+  }
+  return topology;
+}
+
+/// Measured operations take turns on one wire: two at the same time take twice as long.
+void use_measurements(sim::Network& network, const ClusterSpec& cluster) {
+  constexpr double kPerSecond = 1e9;
+  std::map<std::pair<std::string, int>, base::CostTable> tables;
+  for (const auto& [operation, measured] : cluster.measured)
+    for (const auto& [bytes, us] : measured.points)
+      tables[{operation, measured.ranks}].add(bytes, us * kMicroseconds);
+  if (tables.empty()) return;
+  const auto wire = static_cast<std::uint32_t>(network.links.size());
+  network.links.push_back(kPerSecond);
+  network.cost = [tables = std::move(tables), wire, otherwise = network.cost](const sim::SimulatedOp& operation) {
+    const auto found = tables.find({std::string(comm::name_of(operation.kind)), operation.ranks});
+    if (found == tables.end()) return otherwise(operation);
+    const double load = found->second.at(static_cast<double>(operation.bytes)) * kPerSecond;
+    return sim::OpCost{{.loads = {{wire, load}}, .bytes = load, .latency = {}}};
+  };
+}
+
+/// Products and attention at a part of the peak, but no faster than their bytes pass memory; everything else at the
+/// memory's rate. Measured kernels take their measured times.
+nn::KernelTime kernel_time(const ClusterSpec& cluster) {
+  std::map<std::pair<std::string, base::DType>, base::CostTable> tables;
+  for (const MeasuredKernel& kernel : cluster.compute.kernels)
+    for (const auto& [size, seconds] : kernel.points)
+      tables[{kernel.kernel, base::parse_dtype(kernel.dtype)}].add(size, seconds);
+  return [tables = std::move(tables), compute = cluster.compute, name = cluster.name](const nn::KernelInvocation& call) {
+    const auto found = tables.find({std::string(call.kernel), call.dtype});
+    if (found != tables.end()) return found->second.at(call.size);
+    const double latency = compute.kernel_latency_us * kMicroseconds;
+    const double bytes = call.bytes / (compute.memory_bytes_per_second * compute.efficiencies.memory);
+    if (call.product.count == 0) return latency + bytes;
+    const auto peak = compute.peak_flops.find(std::string(base::name_of(call.dtype)));
+    if (peak == compute.peak_flops.end())
+      throw InvalidUsage(fmt::format("cluster {}: no peak for products of {}; add compute.peak_flops.{}", name,
+                                     base::name_of(call.dtype), base::name_of(call.dtype)));
+    const bool attention = call.kernel.starts_with("attention");
+    const double rate = peak->second * (attention ? compute.efficiencies.attention : compute.efficiencies.product);
+    // The machine of --machine has two rates and nothing else.
+    return latency + std::max(call.size / rate, compute.kind == ComputeSpec::Kind::device ? bytes : 0);
+  };
+}
+
+}  // namespace
+
+SimulatedCluster simulate(const ClusterSpec& cluster, int ranks) {
+  check_room(cluster, ranks);
+  SimulatedCluster simulated;
+  simulated.name = cluster.name;
+  simulated.ranks_per_host = cluster.ranks_per_host;
+  simulated.memory_bytes = cluster.compute.memory_bytes;
+  simulated.peak_flops = cluster.compute.peak_flops;
+  if (cluster.compute.kind == ComputeSpec::Kind::device)
+    simulated.streams = base::VirtualClock::Machine::asynchronous;
+  simulated.kernels = kernel_time(cluster);
+  simulated.network = sim::cluster(topology_of(cluster), ranks);
+  use_measurements(simulated.network, cluster);
+  return simulated;
+}
+
+ClusterSpec linked_cluster(const LinkSpec& link, const std::optional<LinkSpec>& intra, int hosts, int ranks,
+                           const MachineSpec& machine) {
+  if (ranks % hosts != 0)
+    throw InvalidUsage(fmt::format("--hosts {}: {} ranks don't divide into hosts of equal size; use a divisor of {}",
+                                   hosts, ranks, ranks));
+  ClusterSpec cluster;
+  cluster.name = "link";
+  cluster.sharing = PortSharing::in_order;
+  for (const char* operation : {"all_gather", "reduce_scatter", "all_reduce"}) cluster.algorithms[operation] = "direct";
+  cluster.intra = intra.value_or(link);
+  cluster.ranks_per_host = ranks;
+  if (hosts > 1) {
+    cluster.hosts = hosts;
+    cluster.ranks_per_host = ranks / hosts;
+    cluster.nics_per_host = cluster.ranks_per_host;
+    cluster.inter = link;
+  }
+  for (const char* dtype : {"f32", "bf16", "f16"}) cluster.compute.peak_flops[dtype] = machine.flops;
+  cluster.compute.memory_bytes_per_second = machine.bytes_per_second;
+  return cluster;
+}
+
+}  // namespace tessera::tools

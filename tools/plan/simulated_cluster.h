@@ -1,0 +1,35 @@
+// What a simulation needs to know about a cluster.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "backends/sim/network.h"
+#include "tessera/base/virtual_clock.h"
+#include "tessera/nn/kernel_interceptor.h"
+#include "tools/plan/cluster_file.h"
+
+namespace tessera::tools {
+
+/// A cluster's network and machines as cost models. A value.
+struct SimulatedCluster {
+  std::string name;
+  int ranks_per_host = 1;
+  double memory_bytes = 0;                   ///< of one rank; 0: not known
+  std::map<std::string, double> peak_flops;  ///< by dtype; for the MFU
+  base::VirtualClock::Machine streams = base::VirtualClock::Machine::synchronous;
+  nn::KernelTime kernels;
+  comm::sim::Network network;
+};
+
+/// The cost models of a cluster for a world of `ranks`. Throws InvalidUsage if it has no room for them.
+SimulatedCluster simulate(const ClusterSpec& cluster, int ranks);
+
+/// The cluster of --link, --link-intra, --hosts and --machine: every rank has a port for each class of link, which its
+/// operations pass in the order of their calls, and the algorithms are direct, as compare pins them. `hosts`: 1 if all
+/// ranks are linked by `link`. Throws InvalidUsage unless `hosts` divides `ranks`.
+ClusterSpec linked_cluster(const LinkSpec& link, const std::optional<LinkSpec>& intra, int hosts, int ranks,
+                           const MachineSpec& machine);
+
+}  // namespace tessera::tools

@@ -1,0 +1,101 @@
+#include "tools/plan/step_plan.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "tessera/comm/traffic.h"
+#include "tessera/fsdp/simulation.h"
+#include "tessera/nn/models/causal_model.h"
+#include "tools/train/model_files.h"
+
+namespace tessera::tools {
+namespace {
+
+int period_of(const fsdp::Strategy& strategy) {
+  const fsdp::Axis axis = fsdp::periodic_axis(strategy);
+  return axis.empty() ? 1 : strategy.sync.at(axis).period;
+}
+
+PerCollective calls_of(const fsdp::EngineTraffic& traffic, std::uint64_t steps) {
+  return {traffic.all_gather.calls / steps, traffic.reduce_scatter.calls / steps, traffic.all_reduce.calls / steps,
+          traffic.control.calls / steps};
+}
+
+PerCollective bytes_of(const fsdp::EngineTraffic& traffic, std::uint64_t steps) {
+  return {traffic.all_gather.bytes_sent / steps, traffic.reduce_scatter.bytes_sent / steps,
+          traffic.all_reduce.bytes_sent / steps, traffic.control.bytes_sent / steps};
+}
+
+/// The mean of the losses over the ranks, which a training loop asks for in every step.
+void add_loss(RunResult& run, int ranks) {
+  if (ranks == 1) return;
+  run.calls_per_step.control += 1;
+  run.wire_bytes_per_step.control +=
+      comm::direct_bytes_sent(comm::OpKind::all_reduce, 1, sizeof(double), ranks, 0);
+}
+
+void fill(RunResult& run, const fsdp::StepProfile& profile, const TrainPlan& plan, const fsdp::EngineOptions& engine) {
+  const auto steps = static_cast<double>(profile.steps.size());
+  double step_ns = 0, exposed_ns = 0;
+  for (const fsdp::StepTimes& step : profile.steps) {
+    step_ns += static_cast<double>(step.step_ns) / steps;
+    exposed_ns += static_cast<double>(step.exposed_ns) / steps;
+    run.step_ms_p95 = std::max(run.step_ms_p95, static_cast<double>(step.step_ns) / 1e6);
+  }
+  run.strategy = engine.strategy.name;
+  const int replicas = profile.mesh.size_of(fsdp::kReplicateAxis);
+  run.mesh = {replicas, profile.mesh.size() / replicas};
+  for (const fsdp::UnitStats& unit : profile.units)
+    run.units.push_back({unit.name, unit.elements, unit.padding, unit.kept_after_forward, unit.peak_bytes});
+  run.step_ms_median = step_ns / 1e6;
+  run.exposed_communication_ms = exposed_ns / 1e6;
+  if (step_ns > 0)
+    run.tokens_per_second = static_cast<double>(plan.options.global_batch * plan.seq_len) / step_ns * 1e9;
+  run.calls_per_step = calls_of(profile.traffic, profile.steps.size());
+  run.wire_bytes_per_step = bytes_of(profile.traffic, profile.steps.size());
+  run.copied_bytes_per_step = profile.copied_bytes / profile.steps.size();
+  add_loss(run, plan.ranks);
+  run.model_state_bytes = {profile.model_state.parameter, profile.model_state.gradient, profile.model_state.optimizer};
+  run.peak_bytes = profile.memory;
+}
+
+}  // namespace
+
+double model_flops_utilization(const nn::ModelConfig& model, std::int64_t parameters, std::int64_t seq_len,
+                               double tokens_per_second, double peak_flops) {
+  const double per_token = 6.0 * static_cast<double>(parameters) +
+                           12.0 * static_cast<double>(model.layers * model.heads * model.head_dim * seq_len);
+  return per_token * tokens_per_second / peak_flops;
+}
+
+StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const SimulatedCluster& cluster) {
+  const fsdp::EngineOptions engine = engine_options(plan, strategy);
+  const fsdp::TrainingStep step{.make_model =
+                                    [&plan](nn::Context& context) {
+                                      auto model = nn::make_model(context, plan.model);
+                                      prepare(*model, plan);
+                                      return model;
+                                    },
+                                .sequences = plan.options.global_batch / plan.ranks / plan.options.accumulate,
+                                .seq_len = plan.seq_len,
+                                .microbatches = static_cast<int>(plan.options.accumulate),
+                                .threads = 1,
+                                .engine = engine};
+  base::VirtualClock clock(cluster.streams);
+  const auto world = comm::sim::make_world(plan.ranks, clock, cluster.network);
+  const fsdp::StepProfile profile =
+      fsdp::predict_step(step, *world, clock, cluster.kernels, period_of(engine.strategy));
+  StepPlan planned;
+  fill(planned.result, profile, plan, engine);
+  const auto peak = cluster.peak_flops.find(std::string(base::name_of(plan.precision.compute)));
+  if (peak != cluster.peak_flops.end())
+    planned.mfu = model_flops_utilization(plan.model, plan.parameters, plan.seq_len, planned.result.tokens_per_second,
+                                          peak->second * plan.ranks);
+  planned.events = profile.steps.back().events;
+  for (const comm::sim::TransferRecord& transfer : comm::sim::transfers_of(*world))
+    if (!planned.events.empty() && transfer.done_ns > planned.events.front().start_ns)
+      planned.transfers.push_back(transfer);
+  return planned;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,34 @@
+// One step of a training run on a simulated cluster.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backends/sim/world.h"
+#include "tessera/base/trace.h"
+#include "tools/compare/run_result.h"
+#include "tools/plan/simulated_cluster.h"
+#include "tools/train/options.h"
+
+namespace tessera::tools {
+
+/// The simulated step of the last rank; all ranks are equal.
+struct StepPlan {
+  RunResult result;           ///< without losses and hash; model state and peaks are those of this rank
+  std::optional<double> mfu;  ///< nothing if the peak of the machine is not known for the precision
+  std::vector<base::TraceEvent> events;             ///< of the step
+  std::vector<comm::sim::TransferRecord> transfers;  ///< of the step
+};
+
+/// Simulates a step of `plan` under `strategy`, or one sync period for a strategy that has one: times are then means
+/// over its steps. Throws InvalidUsage if the strategy can't run on this world.
+StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const SimulatedCluster& cluster);
+
+/// Model FLOPs utilization: the operations that a model of this shape needs for the tokens, 6 for each parameter and 12
+/// for each layer, element of the width and position (Chowdhery et al., PaLM, 2022, appendix B), without recomputation,
+/// as a part of `peak_flops`.
+double model_flops_utilization(const nn::ModelConfig& model, std::int64_t parameters, std::int64_t seq_len,
+                               double tokens_per_second, double peak_flops);
+
+}  // namespace tessera::tools

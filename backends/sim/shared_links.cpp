@@ -30,6 +30,7 @@ std::uint32_t SharedLinks::add(OpCost cost) {
     for (const LinkLoad& load : phase.loads)
       if (load.link >= links_.size())
         throw InvalidUsage("network: link " + std::to_string(load.link) + " of " + std::to_string(links_.size()));
+  for (OpPhase& phase : cost) std::erase_if(phase.loads, [](const LinkLoad& load) { return !(load.bytes > 0); });
   if (cost.empty()) cost.emplace_back();
   costs_.push_back(std::move(cost));
   return static_cast<std::uint32_t>(costs_.size() - 1);
@@ -85,36 +86,52 @@ void SharedLinks::advance(std::int64_t now) {
 /// Max-min fair rates: the link with the least rate for each of its flows determines theirs, and so on with the others.
 void SharedLinks::share() {
   if (sharing_ != LinkSharing::fair) return;
-  spare_ = links_;
+  spare_.resize(links_.size());
+  weights_.resize(links_.size());
   open_.clear();
+  used_.clear();
   for (std::uint32_t i = 0; i < flows_.size(); ++i)
     if (flows_[i].sending) open_.push_back(i);
-  while (!open_.empty()) {
-    weights_.assign(links_.size(), 0);
-    for (const std::uint32_t i : open_)
-      for (const LinkLoad& load : phase_of(flows_[i]).loads)
-        weights_[load.link] += load.bytes / phase_of(flows_[i]).bytes;
-    std::size_t tightest = 0;
-    double least = std::numeric_limits<double>::infinity();
-    for (std::size_t link = 0; link < links_.size(); ++link) {
-      if (weights_[link] <= 0 || std::max(spare_[link], 0.0) / weights_[link] >= least) continue;
-      least = std::max(spare_[link], 0.0) / weights_[link];
-      tightest = link;
+  for (const std::uint32_t i : open_)
+    for (const LinkLoad& load : phase_of(flows_[i]).loads) weights_[load.link] = 0;
+  for (const std::uint32_t i : open_)
+    for (const LinkLoad& load : phase_of(flows_[i]).loads) {
+      if (weights_[load.link] == 0) {
+        used_.push_back(load.link);
+        spare_[load.link] = links_[load.link];
+      }
+      weights_[load.link] += load.bytes / phase_of(flows_[i]).bytes;
     }
-    // A flow whose links all have spare bandwidth beyond any bound does not exist: every load is above 0.
-    std::erase_if(open_, [&](std::uint32_t i) {
-      Flow& flow = flows_[i];
-      const OpPhase& phase = phase_of(flow);
-      const bool here = std::any_of(phase.loads.begin(), phase.loads.end(),
-                                    [&](const LinkLoad& load) { return load.link == tightest && load.bytes > 0; });
-      if (!here) return false;
-      flow.rate = least;
-      for (const LinkLoad& load : phase.loads) spare_[load.link] -= least * load.bytes / phase.bytes;
-      return true;
-    });
-  }
+  while (!open_.empty()) settle(tightest_link());
   for (Flow& flow : flows_)
     if (flow.sending) flow.end = now_ + std::max<std::int64_t>(0, std::llround(flow.left / flow.rate));
+}
+
+std::uint32_t SharedLinks::tightest_link() const {
+  const auto rate = [this](std::uint32_t link) {
+    return weights_[link] <= 0 ? std::numeric_limits<double>::infinity() : std::max(spare_[link], 0.0) / weights_[link];
+  };
+  return *std::min_element(used_.begin(), used_.end(),
+                           [&](std::uint32_t a, std::uint32_t b) { return rate(a) < rate(b); });
+}
+
+/// Fixes the rates of the flows over this link.
+void SharedLinks::settle(std::uint32_t tightest) {
+  const double rate = std::max(spare_[tightest], 0.0) / weights_[tightest];
+  std::erase_if(open_, [&](std::uint32_t i) {
+    Flow& flow = flows_[i];
+    const OpPhase& phase = phase_of(flow);
+    const bool here = std::any_of(phase.loads.begin(), phase.loads.end(),
+                                  [&](const LinkLoad& load) { return load.link == tightest; });
+    if (!here) return false;
+    flow.rate = rate;
+    for (const LinkLoad& load : phase.loads) {
+      spare_[load.link] -= rate * load.bytes / phase.bytes;
+      weights_[load.link] -= load.bytes / phase.bytes;
+    }
+    return true;
+  });
+  weights_[tightest] = 0;
 }
 
 std::int64_t SharedLinks::next_end() {

@@ -38,6 +38,8 @@ class TESSERA_API SharedLinks final : public base::TransferModel {
   void queue_up(Flow& flow, std::int64_t now);
   void advance(std::int64_t now);
   void share();
+  std::uint32_t tightest_link() const;
+  void settle(std::uint32_t tightest);
   const OpPhase& phase_of(const Flow& flow) const { return costs_[flow.transfer][flow.phase]; }
 
   const std::vector<double> links_;  // bytes per ns
@@ -47,9 +49,10 @@ class TESSERA_API SharedLinks final : public base::TransferModel {
   std::vector<std::int64_t> free_;  // in_order: when a link has sent all that was queued
   std::vector<Flow> flows_;
   std::int64_t now_ = 0;
-  // Of share(), kept to avoid allocations.
+  // Of share(), kept to avoid allocations: by link, what is left of it and the bytes of open flows for each of theirs.
   std::vector<double> spare_, weights_;
-  std::vector<std::uint32_t> open_;
+  std::vector<std::uint32_t> used_;  // links with flows
+  std::vector<std::uint32_t> open_;  // flows without a rate
 };
 
 }  // namespace tessera::comm::sim

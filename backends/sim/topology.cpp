@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "backends/sim/placement.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/schedule.h"
 
@@ -16,49 +17,6 @@ namespace {
 using std::chrono::nanoseconds;
 
 nanoseconds rounded(double seconds) { return nanoseconds(std::llround(seconds * 1e9)); }
-
-/// The places of a communicator's members in a cluster. Link 0 is a rank's own port; link i leads out of domains[i -
-/// 1].
-class Placement {
- public:
-  Placement(const Topology& topology, int world, const RankSet& members) : topology_(topology), ranks_(members.ranks) {
-    // The last member represents all: a simulated rank is the last of its communicators.
-    const int last = members.first + (members.ranks - 1) * members.stride;
-    for (const LinkDomain& domain : topology.domains) {
-      const int start = last / domain.ranks * domain.ranks;
-      const int inside = (last - std::max(start, members.first)) / members.stride + 1;
-      inside_.push_back(inside);
-      in_domain_.push_back(std::min(start + domain.ranks, world) - start);
-    }
-  }
-  int ranks() const { return ranks_; }
-  int levels() const { return static_cast<int>(inside_.size()); }
-  /// Members in the domain of level 1, 2, ...; 1 on level 0, that of a rank itself.
-  int inside(int level) const { return level == 0 ? 1 : inside_[static_cast<std::size_t>(level - 1)]; }
-  /// True if members are outside of the domain.
-  bool spans(int level) const { return inside(level) < ranks_; }
-  /// Ranks of any communicator in the domain: they do the same at the same time.
-  int in_domain(int level) const { return level == 0 ? 1 : in_domain_[static_cast<std::size_t>(level - 1)]; }
-  /// Communicators like this one that have members in the domain.
-  int communicators(int level) const { return std::max(1, in_domain(level) / inside(level)); }
-  /// Latency of a message that leaves the domains up to `level`.
-  double latency(int level) const {
-    return level == 0 ? topology_.latency_s : topology_.domains[static_cast<std::size_t>(level - 1)].latency_s;
-  }
-  /// The outermost level that messages between members leave.
-  int outermost() const {
-    int level = 0;
-    while (level < levels() && spans(level + 1)) ++level;
-    return level;
-  }
-  /// Latency of a message to any member.
-  double latency() const { return latency(outermost()); }
-
- private:
-  const Topology& topology_;
-  const int ranks_;
-  std::vector<int> inside_, in_domain_;
-};
 
 /// The phase in which every member sends `bytes` to each other member at once.
 OpPhase to_everyone(const Placement& place, double bytes, int rounds) {
@@ -134,12 +92,16 @@ OpCost everything_at_each_distance(const Placement& place, double bytes, int sen
   return cost;
 }
 
-/// Rings for all_gather and reduce_scatter. For all_reduce the faster of a ring and a double binary tree (chains inside
-/// the hosts), in which every rank sends and receives each byte about twice.
+/// Rings for all_gather and reduce_scatter, chains for operations with a root, direct messages for all others. For
+/// all_reduce the faster of a ring and a double binary tree (chains inside the hosts), in which every rank sends and
+/// receives each byte about twice.
 OpCost nccl_cost(const Placement& place, const Topology& topology, const SimulatedOp& operation) {
   const int n = place.ranks();
-  const double bytes = static_cast<double>(operation.bytes);
-  const bool both = operation.kind == OpKind::all_reduce;
+  const auto bytes = static_cast<double>(operation.bytes);
+  const OpKind kind = operation.kind;
+  const bool both = kind == OpKind::all_reduce;
+  if (kind == OpKind::broadcast || kind == OpKind::reduce) return {around(place, bytes, n - 1)};
+  if (!both && kind != OpKind::all_gather && kind != OpKind::reduce_scatter) return {to_everyone(place, bytes / n, 1)};
   OpPhase ring = around(place, bytes * (n - 1) / n * (both ? 2 : 1), (n - 1) * (both ? 2 : 1));
   if (!both) return {ring};
   OpPhase tree = around(place, 2 * bytes, 0);
@@ -213,9 +175,11 @@ std::string_view chosen_algorithm(const Topology& topology, const SimulatedOp& o
 
 std::vector<std::string> simulated_algorithms() {
   std::vector<std::string> all = known_algorithms(false);
-  for (const std::string_view kind : {"all_gather", "reduce_scatter", "all_reduce"})
-    for (const std::string_view name : {"nccl", "hierarchical"})
-      all.push_back(std::string(kind) + "=" + std::string(name));
+  for (const OpKind kind : {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce, OpKind::broadcast,
+                            OpKind::reduce, OpKind::gather, OpKind::scatter, OpKind::all_to_all})
+    all.push_back(std::string(name_of(kind)) + "=nccl");
+  for (const OpKind kind : {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce})
+    all.push_back(std::string(name_of(kind)) + "=hierarchical");
   return all;
 }
 

@@ -59,7 +59,9 @@ void time_copies(nn::Context& context) {
   }
 }
 
-StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context& context, int steps) {
+/// `clock`: null for a step that is measured.
+StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context& context,
+                const base::VirtualClock* clock, int steps) {
   const std::unique_ptr<nn::CausalModel> model = step.make_model(context);
   Engine engine(*model, world, step.engine);
   engine.initialize(0);
@@ -69,6 +71,7 @@ StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context
   for (int i = 0; i < steps; ++i) {
     engine.trace().drain();
     const Event begin = context.stream().record();
+    const base::TaskId begin_task = clock == nullptr ? 0 : clock->position(context.stream());
     const std::vector<nn::Tensor> losses = forward_backward(step, *model, engine);
     record(profile.model_state, context.memory_tracker().snapshot());
     engine.step(1e-3);
@@ -76,6 +79,8 @@ StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context
     engine.wait();
     const Event end = context.stream().record();
     profile.steps.push_back(timed(begin, end, engine.trace().drain()));
+    profile.steps.back().begin_task = begin_task;
+    if (clock != nullptr) profile.steps.back().end_task = clock->position(context.stream());
     if (i > 0) continue;
     first = engine.stats().traffic();
     first_copied = engine.stats().copied_bytes();
@@ -101,7 +106,7 @@ StepProfile profile_step(const TrainingStep& step, comm::Communicator& world, in
                        .device = {},
                        .runtime = nn::observe(base::open_device({}), measurement)});
   time_copies(context);
-  StepProfile record = run(step, world, context, steps);
+  StepProfile record = run(step, world, context, nullptr, steps);
   record.kernels = measurement.times();
   return record;
 }
@@ -117,7 +122,7 @@ StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, ba
                        .make_stream = [&clock, meta] { return clock.make_stream(meta); },
                        .device = meta,
                        .runtime = nn::observe(base::open_device(meta), observer)});
-  StepProfile record = run(step, world, context, 1 + steps);
+  StepProfile record = run(step, world, context, &clock, 1 + steps);
   record.steps.erase(record.steps.begin());
   return record;
 }

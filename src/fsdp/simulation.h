@@ -38,6 +38,8 @@ struct StepTimes {
   std::int64_t step_ns = 0;        ///< from the batch to the end of the update, including work left in flight
   std::int64_t exposed_ns = 0;     ///< exposed communication: the part spent in unshard_wait and reduce_wait
   std::vector<TraceEvent> events;  ///< of this rank
+  base::TaskId begin_task = 0;     ///< of a prediction: when it is done the step begins; in the clock's graph
+  base::TaskId end_task = 0;       ///< likewise the end of the step
 };
 
 /// The result of profile_step() and predict_step().

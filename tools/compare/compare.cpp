@@ -142,13 +142,6 @@ int run_in_processes(const CommandLine& commands, const CompareOptions& options,
   return launch(launch_plan);
 }
 
-/// Replaces characters that a file name can't have.
-std::string trace_name(const RunResult& run) {
-  std::string name = run.strategy;
-  for (const char c : run.wrap.empty() ? "" : "." + run.wrap) name += c == '/' || c == ';' ? '_' : c;
-  return name;
-}
-
 /// Why runs over two mesh axes differ from the others if gradients are reduced in 16 bits; else "".
 std::string rounding_note(const TrainPlan& plan, const Comparison& comparison) {
   if (plan.precision.reduce == base::DType::f32) return "";

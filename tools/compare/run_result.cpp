@@ -44,6 +44,12 @@ base::MemoryTracker::Snapshot peak_from(const ordered_json& json) {
 
 std::string name_of(const RunResult& r) { return r.wrap.empty() ? r.strategy : r.strategy + " " + r.wrap; }
 
+std::string trace_name(const RunResult& r) {
+  std::string name = r.strategy;
+  for (const char c : r.wrap.empty() ? "" : "." + r.wrap) name += c == '/' || c == ';' ? '_' : c;
+  return name;
+}
+
 ordered_json to_json(const RunResult& r) {
   ordered_json units = ordered_json::array();
   for (const RunResult::Unit& unit : r.units)

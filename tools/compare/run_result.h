@@ -67,6 +67,9 @@ double number_or_nan(const Json& value) {
 /// The strategy, with the wrapping if several are compared.
 std::string name_of(const RunResult& result);
 
+/// The same as a part of a file's name.
+std::string trace_name(const RunResult& result);
+
 nlohmann::ordered_json to_json(const RunResult& result);
 RunResult run_result_from_json(const nlohmann::ordered_json& json);
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* kDefaultStrategies[] = {"ddp", "zero1", "zero2", "fsdp", "hsdp"};
 
-TrainPlan train_plan(const ModelPlanOptions& options, const std::string& wrap, int ranks, const ClusterSpec& cluster) {
+TrainPlan train_plan(const PlanOptions& options, const std::string& wrap, int ranks, const ClusterSpec& cluster) {
   TrainOptions one = options;
   one.wrap = wrap;
   one.steps = 0;  // opens no data
@@ -62,7 +62,7 @@ std::vector<std::string> row_of(const StepPlan& plan) {
 
 }  // namespace
 
-ClusterSpec cluster_of(const ModelPlanOptions& options, int ranks) {
+ClusterSpec cluster_of(const PlanOptions& options, int ranks) {
   if (!options.cluster.empty()) return find_cluster(options.cluster);
   std::optional<LinkSpec> intra;
   if (!options.link_intra.empty()) {
@@ -74,7 +74,7 @@ ClusterSpec cluster_of(const ModelPlanOptions& options, int ranks) {
                         parse_machine(options.machine, "--machine"));
 }
 
-ModelPlan plan_model(const ModelPlanOptions& options, int ranks, const ClusterSpec& cluster,
+ModelPlan plan_model(const PlanOptions& options, int ranks, const ClusterSpec& cluster,
                      std::vector<std::string>* skipped) {
   const SimulatedCluster simulated = simulate(cluster, ranks);
   ModelPlan result{.model = options.model, .ranks = ranks, .cluster = cluster.name};
@@ -116,8 +116,8 @@ std::string to_text(const ModelPlan& plan) {
   if (plan.memory_bytes > 0) {
     rows[0].push_back("fits");
     for (std::size_t i = 0; i < plan.runs.size(); ++i)
-      rows[i + 1].push_back(
-          static_cast<double>(plan.runs[i].result.peak_bytes.total_peak) <= plan.memory_bytes ? "yes" : "no");
+      rows[i + 1].push_back(static_cast<double>(plan.runs[i].result.peak_bytes.total_peak) <= plan.memory_bytes ? "yes"
+                                                                                                                : "no");
   }
   return fmt::format(
              "{}: {} parameters, {} ranks of cluster {}, simulated. Memory is per rank, by kind at the peak; calls / "

@@ -1,29 +1,15 @@
 // tessera plan --model: what a training step costs on a cluster, strategy by strategy.
 #pragma once
 
-#include <CLI/CLI.hpp>
-#include <optional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "tools/plan/cluster_file.h"
+#include "tools/plan/options.h"
 #include "tools/plan/step_plan.h"
-#include "tools/train/options.h"
 
 namespace tessera::tools {
-
-/// As given on the command line.
-struct ModelPlanOptions : TrainOptions {
-  std::vector<std::string> wraps;  ///< empty: only --wrap
-  std::string cluster;             ///< a preset or a file; empty: --link
-  std::string link = "20us,100MB/s";
-  std::string link_intra;
-  int hosts = 1;
-  std::string machine = "50GFLOP/s,10GB/s";
-  std::vector<int> scale;  ///< numbers of ranks
-  bool advise = false;
-  std::string memory;  ///< of a rank
-};
 
 /// The plans of one world.
 struct ModelPlan {
@@ -36,11 +22,11 @@ struct ModelPlan {
 };
 
 /// The cluster that the options name. Throws InvalidUsage if they contradict each other.
-ClusterSpec cluster_of(const ModelPlanOptions& options, int ranks);
+ClusterSpec cluster_of(const PlanOptions& options, int ranks);
 
 /// Simulates every strategy with every wrapping. From the default list, a strategy that can't run is left out, and
 /// `skipped` gets the reason. Throws InvalidUsage.
-ModelPlan plan_model(const ModelPlanOptions& options, int ranks, const ClusterSpec& cluster,
+ModelPlan plan_model(const PlanOptions& options, int ranks, const ClusterSpec& cluster,
                      std::vector<std::string>* skipped);
 
 std::string to_text(const ModelPlan& plan);

@@ -20,7 +20,8 @@ constexpr double kMicroseconds = 1e-6;
 
 comm::AlgorithmTable algorithms_of(const ClusterSpec& cluster) {
   std::string text;
-  for (const auto& [operation, choice] : cluster.algorithms) text += (text.empty() ? "" : ",") + operation + "=" + choice;
+  for (const auto& [operation, choice] : cluster.algorithms)
+    text += (text.empty() ? "" : ",") + operation + "=" + choice;
   return {text, sim::simulated_algorithms()};
 }
 
@@ -28,8 +29,7 @@ sim::Topology topology_of(const ClusterSpec& cluster) {
   sim::Topology topology;
   topology.bytes_per_second = cluster.intra.bytes_per_second;
   topology.latency_s = cluster.intra.latency_us * kMicroseconds;
-  topology.sharing =
-      cluster.sharing == PortSharing::fair ? sim::LinkSharing::fair : sim::LinkSharing::in_order;
+  topology.sharing = cluster.sharing == PortSharing::fair ? sim::LinkSharing::fair : sim::LinkSharing::in_order;
   topology.in_order = cluster.sharing == PortSharing::fair;
   topology.algorithms = algorithms_of(cluster);
   if (!cluster.inter) return topology;
@@ -51,8 +51,7 @@ void use_measurements(sim::Network& network, const ClusterSpec& cluster) {
   constexpr double kPerSecond = 1e9;
   std::map<std::pair<std::string, int>, base::CostTable> tables;
   for (const auto& [operation, measured] : cluster.measured)
-    for (const auto& [bytes, us] : measured.points)
-      tables[{operation, measured.ranks}].add(bytes, us * kMicroseconds);
+    for (const auto& [bytes, us] : measured.points) tables[{operation, measured.ranks}].add(bytes, us * kMicroseconds);
   if (tables.empty()) return;
   const auto wire = static_cast<std::uint32_t>(network.links.size());
   network.links.push_back(kPerSecond);
@@ -71,21 +70,22 @@ nn::KernelTime kernel_time(const ClusterSpec& cluster) {
   for (const MeasuredKernel& kernel : cluster.compute.kernels)
     for (const auto& [size, seconds] : kernel.points)
       tables[{kernel.kernel, base::parse_dtype(kernel.dtype)}].add(size, seconds);
-  return [tables = std::move(tables), compute = cluster.compute, name = cluster.name](const nn::KernelInvocation& call) {
-    const auto found = tables.find({std::string(call.kernel), call.dtype});
-    if (found != tables.end()) return found->second.at(call.size);
-    const double latency = compute.kernel_latency_us * kMicroseconds;
-    const double bytes = call.bytes / (compute.memory_bytes_per_second * compute.efficiencies.memory);
-    if (call.product.count == 0) return latency + bytes;
-    const auto peak = compute.peak_flops.find(std::string(base::name_of(call.dtype)));
-    if (peak == compute.peak_flops.end())
-      throw InvalidUsage(fmt::format("cluster {}: no peak for products of {}; add compute.peak_flops.{}", name,
-                                     base::name_of(call.dtype), base::name_of(call.dtype)));
-    const bool attention = call.kernel.starts_with("attention");
-    const double rate = peak->second * (attention ? compute.efficiencies.attention : compute.efficiencies.product);
-    // The machine of --machine has two rates and nothing else.
-    return latency + std::max(call.size / rate, compute.kind == ComputeSpec::Kind::device ? bytes : 0);
-  };
+  return
+      [tables = std::move(tables), compute = cluster.compute, name = cluster.name](const nn::KernelInvocation& call) {
+        const auto found = tables.find({std::string(call.kernel), call.dtype});
+        if (found != tables.end()) return found->second.at(call.size);
+        const double latency = compute.kernel_latency_us * kMicroseconds;
+        const double bytes = call.bytes / (compute.memory_bytes_per_second * compute.efficiencies.memory);
+        if (call.product.count == 0) return latency + bytes;
+        const auto peak = compute.peak_flops.find(std::string(base::name_of(call.dtype)));
+        if (peak == compute.peak_flops.end())
+          throw InvalidUsage(fmt::format("cluster {}: no peak for products of {}; add compute.peak_flops.{}", name,
+                                         base::name_of(call.dtype), base::name_of(call.dtype)));
+        const bool attention = call.kernel.starts_with("attention");
+        const double rate = peak->second * (attention ? compute.efficiencies.attention : compute.efficiencies.product);
+        // The machine of --machine has two rates and nothing else.
+        return latency + std::max(call.size / rate, compute.kind == ComputeSpec::Kind::device ? bytes : 0);
+      };
 }
 
 }  // namespace
@@ -97,8 +97,7 @@ SimulatedCluster simulate(const ClusterSpec& cluster, int ranks) {
   simulated.ranks_per_host = cluster.ranks_per_host;
   simulated.memory_bytes = cluster.compute.memory_bytes;
   simulated.peak_flops = cluster.compute.peak_flops;
-  if (cluster.compute.kind == ComputeSpec::Kind::device)
-    simulated.streams = base::VirtualClock::Machine::asynchronous;
+  if (cluster.compute.kind == ComputeSpec::Kind::device) simulated.streams = base::VirtualClock::Machine::asynchronous;
   simulated.kernels = kernel_time(cluster);
   simulated.network = sim::cluster(topology_of(cluster), ranks);
   use_measurements(simulated.network, cluster);

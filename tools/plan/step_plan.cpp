@@ -30,8 +30,7 @@ PerCollective bytes_of(const fsdp::EngineTraffic& traffic, std::uint64_t steps) 
 void add_loss(RunResult& run, int ranks) {
   if (ranks == 1) return;
   run.calls_per_step.control += 1;
-  run.wire_bytes_per_step.control +=
-      comm::direct_bytes_sent(comm::OpKind::all_reduce, 1, sizeof(double), ranks, 0);
+  run.wire_bytes_per_step.control += comm::direct_bytes_sent(comm::OpKind::all_reduce, 1, sizeof(double), ranks, 0);
 }
 
 void fill(RunResult& run, const fsdp::StepProfile& profile, const TrainPlan& plan, const fsdp::EngineOptions& engine) {

@@ -15,9 +15,9 @@ namespace tessera::tools {
 
 /// The simulated step of the last rank; all ranks are equal.
 struct StepPlan {
-  RunResult result;           ///< without losses and hash; model state and peaks are those of this rank
-  std::optional<double> mfu;  ///< nothing if the peak of the machine is not known for the precision
-  std::vector<base::TraceEvent> events;             ///< of the step
+  RunResult result;                      ///< without losses and hash; model state and peaks are those of this rank
+  std::optional<double> mfu;             ///< nothing if the peak of the machine is not known for the precision
+  std::vector<base::TraceEvent> events;  ///< of the step
   std::vector<comm::sim::TransferRecord> transfers;  ///< of the step
 };
 

@@ -8,7 +8,7 @@ TARGET = pathlib.Path(__file__).with_suffix(".svg")
 
 # x and width in twelfths of the picture, row from the top, color, folder, contents, height in rows if not 1
 BOXES = [
-    (0, 8, 0, "top", "tools/", "the command line: compare, train, bench, report, run, info"),
+    (0, 8, 0, "top", "tools/", "the command line: compare, train, bench, plan, report, run, info"),
     (8, 4, 0, "top", "examples/", "programs that use the library", 2),
     (0, 8, 1, "engine", "src/fsdp", "mesh, strategies as data, flat parameters, engine"),
     (0, 4, 2, "nn", "src/nn", "tensors, tape, layers, models"),

@@ -145,6 +145,7 @@ int main_of(std::vector<std::string> arguments) {
   add_checkpoint(commands);
   add_compare(commands);
   add_train(commands);
+  add_plan(commands);
   add_info(commands);
   add_run(commands);
   add_report(commands);

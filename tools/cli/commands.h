@@ -19,6 +19,7 @@ void add_bench(CommandLine& commands);
 void add_checkpoint(CommandLine& commands);
 void add_compare(CommandLine& commands);
 void add_info(CommandLine& commands);
+void add_plan(CommandLine& commands);
 void add_report(CommandLine& commands);
 void add_run(CommandLine& commands);
 void add_train(CommandLine& commands);

@@ -51,6 +51,12 @@ void set_reshard_after_forward(fsdp::EngineOptions& engine, const std::string& v
 
 }  // namespace
 
+void refuse_scaled_replicas(const fsdp::Strategy& strategy, const fsdp::Precision& precision) {
+  if (precision.compute == base::DType::f16 && !fsdp::periodic_axis(strategy).empty())
+    throw InvalidUsage("--precision f16: under strategy " + strategy.name +
+                       " replicas would skip different steps of a scaled loss; use bf16 or f32");
+}
+
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy) {
   fsdp::EngineOptions engine;
   std::string text = strategy;
@@ -85,9 +91,7 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
   engine.norm = norm_of(plan.options.norm_type);
   engine.use_loss_scaling = plan.precision.compute == base::DType::f16;
   if (plan.precision.casts()) engine.reduce_dtype = plan.precision.reduce;
-  if (engine.use_loss_scaling && !fsdp::periodic_axis(engine.strategy).empty())
-    throw InvalidUsage("--precision f16: under strategy " + engine.strategy.name +
-                       " replicas would skip different steps of a scaled loss; use bf16 or f32");
+  refuse_scaled_replicas(engine.strategy, plan.precision);
   return engine;
 }
 

@@ -233,6 +233,10 @@ std::string page(const std::vector<Comparison>& comparisons) {
     body += "<section>\n" + head_of(c) + losses_of(c) + model_state_of(c) + peaks_of(c) + communication_of(c) +
             times_of(c) + "</section>\n";
   }
+  return document(title, body);
+}
+
+std::string document(const std::string& title, const std::string& body) {
   return "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Tessera: " +
          escape(title) + "</title>\n<style>" + kPalette + kStyle + "</style></head>\n<body>\n" + body +

@@ -11,4 +11,7 @@ namespace tessera::tools::report {
 /// Pictures and tables of each comparison, one below the other.
 std::string page(const std::vector<Comparison>& comparisons);
 
+/// A whole document in the report's style. `title` is text, `body` HTML.
+std::string document(const std::string& title, const std::string& body);
+
 }  // namespace tessera::tools::report

@@ -108,6 +108,12 @@ TrainPlan make_plan(const TrainOptions& options, int ranks);
 /// The properties of a step that its cost depends on.
 fsdp::StepShape step_shape_of(const TrainOptions& options);
 
+/// The dtypes of --precision and --reduce-dtype. Throws InvalidUsage.
+fsdp::Precision precision_of(const TrainOptions& options);
+
+/// The optimizer's settings, checked. Throws InvalidUsage.
+nn::OptimizerConfig optimizer_of(const TrainOptions& options);
+
 /// Throws InvalidUsage if --json, --trace or --report can't be written or would replace an input of the run.
 void check_results(const TrainOptions& options);
 
@@ -120,6 +126,9 @@ void check_period(const TrainOptions& options);
 
 /// With --accumulate: one line with what each --reduce-when would send and keep, before any rank starts; else "".
 std::string accumulation_note(const TrainPlan& plan, const std::string& strategy);
+
+/// Throws InvalidUsage for a sync period with --precision f16: replicas would skip different steps of a scaled loss.
+void refuse_scaled_replicas(const fsdp::Strategy& strategy, const fsdp::Precision& precision);
 
 /// The engine's options for one strategy of the plan. Throws InvalidUsage if it can't run on this world.
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy);

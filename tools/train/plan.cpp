@@ -72,6 +72,8 @@ nn::ModelConfig model_of(const TrainOptions& o, const std::string& checkpoint) {
   return config;
 }
 
+}  // namespace
+
 fsdp::Precision precision_of(const TrainOptions& o) {
   std::optional<base::DType> reduce;
   if (!o.reduce_dtype.empty()) reduce = base::parse_dtype(o.reduce_dtype);
@@ -80,6 +82,17 @@ fsdp::Precision precision_of(const TrainOptions& o) {
                        ": gradients are reduced in the type of --precision or in f32");
   return fsdp::make_precision(base::parse_dtype(o.precision), reduce);
 }
+
+nn::OptimizerConfig optimizer_of(const TrainOptions& o) {
+  nn::OptimizerConfig optimizer = o.optimizer_config;
+  optimizer.kind = nn::parse_optimizer(o.optimizer);
+  optimizer.beta1 = o.betas.at(0);
+  optimizer.beta2 = o.betas.at(1);
+  nn::validate(optimizer);
+  return optimizer;
+}
+
+namespace {
 
 std::shared_ptr<const nn::TokenDataset> open_data(const TrainOptions& o, const std::vector<std::string>& files,
                                                   const nn::ModelConfig& model) {
@@ -158,11 +171,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   plan.precision = precision_of(options);
   if (options.graphs) check_graphs(plan);
   check_period(options);
-  nn::OptimizerConfig& optimizer = plan.options.optimizer_config;
-  optimizer.kind = nn::parse_optimizer(options.optimizer);
-  optimizer.beta1 = options.betas.at(0);
-  optimizer.beta2 = options.betas.at(1);
-  nn::validate(optimizer);
+  plan.options.optimizer_config = optimizer_of(options);
   open_files(plan);
   if (!plan.checkpoint.empty()) plan.first_step = check_resumed(plan);
   // Checks names on the model without data, so that an error is reported before the ranks start.

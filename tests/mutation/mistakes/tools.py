@@ -22,8 +22,8 @@ MISTAKES = [
     mistake("option-maximize", "src/nn/optimizer.cpp", "  args.maximize = config.maximize;\n  args.first_step", "  args.first_step",
             OPTIMIZER, "--maximize does nothing with sgd"),
     mistake("option-nesterov", "src/nn/optimizer.cpp", "  args.nesterov = config.nesterov;\n", "  args.nesterov = false;\n", OPTIMIZER, "--nesterov does nothing"),
-    mistake("option-betas-swapped", "tools/train/plan.cpp", "  optimizer.beta1 = options.betas.at(0);\n  optimizer.beta2 = options.betas.at(1);",
-            "  optimizer.beta1 = options.betas.at(1);\n  optimizer.beta2 = options.betas.at(0);", OPTIMIZER, "--betas are swapped"),
+    mistake("option-betas-swapped", "tools/train/plan.cpp", "  optimizer.beta1 = o.betas.at(0);\n  optimizer.beta2 = o.betas.at(1);",
+            "  optimizer.beta1 = o.betas.at(1);\n  optimizer.beta2 = o.betas.at(0);", OPTIMIZER, "--betas are swapped"),
     mistake("option-weight-decay", "tools/cli/engine_options.cpp", "  engine.optimizer = plan.options.optimizer_config;\n",
             "  engine.optimizer = plan.options.optimizer_config;\n  engine.optimizer.weight_decay = 0.01;\n", OPTIMIZER, "--weight-decay does nothing"),
     mistake("option-warmup", "tools/train/plan.cpp", ".warmup = o.warmup,", ".warmup = 0,", SCHEDULE, "--warmup does nothing"),
@@ -100,4 +100,14 @@ MISTAKES = [
             (*LAUNCHER, COMPARE), "all ranks share the first cores"),
     mistake("second-interrupt-ignored", "tools/launch/launcher.cpp", "    stage_ = Stage::killing;\n    return signal_running(SIGKILL);", "    return;",
             "tools.launcher::LauncherTest.test_a_second_interrupt_ends_ranks_at_once", "a second Ctrl-C has no effect"),
+
+    # Plans.
+    mistake("plan-ignores-precision", "tools/plan/plan.cpp", "  spec.precision = precision_of(resolved);\n", "", r"^tools\.plan$", "the ZeRO table is always in f32"),
+    mistake("plan-ignores-optimizer", "tools/plan/plan.cpp", "  spec.optimizer = optimizer_of(options);\n", "", r"^tools\.plan$", "the ZeRO table is always for adamw"),
+    mistake("plan-mesh-of-one-host", "tools/plan/plan.cpp", "  spec.ranks_per_host = cluster.ranks_per_host;\n", "", r"^tools\.plan$", "hsdp ignores the hosts of --cluster"),
+    mistake("plan-rounds-halves-down", "tools/plan/zero_table.cpp", " / 1e9 * (1 + 1e-12);", " / 1e9;", r"^tools\.plan$", "41.25 GB is shown as 41.2"),
+    mistake("plan-pads-nothing", "tools/plan/zero_table.cpp", "  return (parameters + shards - 1) / shards * shards;", "  return parameters;", r"^tools\.ZeroTable\.", "shards that are too small for the last elements"),
+    mistake("cluster-ignores-unknown-keys", "tools/cli/json_object.cpp", "    if (std::find(known_.begin(), known_.end(), key) == known_.end())\n      fail(", "    if (false)\n      fail(", r"^tools\.ClusterFile\.", "a misspelled key of a cluster file has no effect"),
+    mistake("cluster-loses-sharing", "tools/plan/cluster_file.cpp", "  if (json.has(\"sharing\")) cluster.sharing = static_cast<PortSharing>(json.choice(\"sharing\", kSharing));\n", "  json.has(\"sharing\");\n", r"^tools\.ClusterFile\.", "a cluster file's sharing has no effect"),
+    mistake("link-in-bytes", "tools/cli/quantities.cpp", "{\"Gbit/s\", 1e9 / 8}", "{\"Gbit/s\", 1e9}", r"^tools\.Quantities\.", "bits of a link are read as bytes"),
 ]

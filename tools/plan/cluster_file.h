@@ -1,0 +1,114 @@
+// The cluster that a plan is for: hosts, links and compute, as a struct and as a JSON file (docs/plan.md has the
+// schema).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tools/cli/quantities.h"
+
+namespace tessera::tools {
+
+/// A switch level: `members` of the level below share its uplinks, which carry 1 / oversubscription of what the members
+/// could send together.
+struct SwitchSpec {
+  int members = 1;              ///< JSON: hosts_per_rack or racks_per_pod
+  double oversubscription = 1;  ///< 1: no limit of its own
+  bool operator==(const SwitchSpec&) const = default;
+};
+
+/// How transfers that use a port at the same time share it.
+enum class PortSharing : std::uint8_t {
+  fair,     ///< max-min fair rates
+  in_order  ///< one after the other, in the order of the calls
+};
+
+/// (x, y) of a measured table, x strictly increasing.
+using MeasuredPoint = std::pair<double, double>;
+
+/// A measured collective: used instead of a schedule on links.
+struct MeasuredCollective {
+  int ranks = 1;
+  std::vector<MeasuredPoint> points;  ///< bytes of the larger buffer, microseconds
+  bool operator==(const MeasuredCollective&) const = default;
+};
+
+/// A measured kernel: used instead of peak and efficiency.
+struct MeasuredKernel {
+  std::string kernel;                 ///< the name that its owner gives it, such as "product"
+  std::string dtype;                  ///< as base::name_of()
+  std::vector<MeasuredPoint> points;  ///< size (operations of a product, else bytes), seconds
+  bool operator==(const MeasuredKernel&) const = default;
+};
+
+/// Parts of the peak that are reached, above 0 and at most 1.
+struct Efficiencies {
+  double product = 1;    ///< of peak_flops, in products of large matrices
+  double attention = 1;  ///< of peak_flops, in attention
+  double memory = 1;     ///< of memory_bytes_per_second
+  bool operator==(const Efficiencies&) const = default;
+};
+
+/// What one rank computes with.
+struct ComputeSpec {
+  enum class Kind : std::uint8_t {
+    host,   ///< a rank's streams share its cores: copies and compute don't overlap
+    device  ///< streams overlap
+  };
+  Kind kind = Kind::host;
+  double memory_bytes = 0;                   ///< of one rank
+  std::map<std::string, double> peak_flops;  ///< by dtype, operations per second of one rank
+  double memory_bytes_per_second = 0;        ///< of one rank
+  double kernel_latency_us = 0;              ///< start of one kernel
+  Efficiencies efficiencies;
+  std::vector<MeasuredKernel> kernels;
+  bool operator==(const ComputeSpec&) const = default;
+};
+
+/// Where a figure is from.
+struct Reference {
+  std::string key;     ///< path of the figure in the file, such as "links.inter"
+  std::string value;   ///< the figure in words, and how it was derived
+  std::string source;  ///< a public document, or "assumed"
+  bool operator==(const Reference&) const = default;
+};
+
+struct ClusterSpec {
+  std::string name;
+  std::string description;
+  int hosts = 0;  ///< 0: as many as the ranks need
+  int ranks_per_host = 1;
+  int nics_per_host = 1;          ///< network cards, shared by the ranks of a host
+  LinkSpec intra;                 ///< a rank's port inside its host
+  std::optional<LinkSpec> inter;  ///< one network card; nothing: the cluster is one host
+  std::optional<SwitchSpec> rack;
+  std::optional<SwitchSpec> spine;  ///< above racks
+  PortSharing sharing = PortSharing::fair;
+  /// By operation: "nccl", or algorithms by size as in TESSERA_ALGO ("ring:64K-max;tree:0-64K"). Operations that are
+  /// not listed: the default of src/comm.
+  std::map<std::string, std::string> algorithms;
+  std::map<std::string, MeasuredCollective> measured;  ///< by operation
+  ComputeSpec compute;
+  std::vector<Reference> sources;
+  bool operator==(const ClusterSpec&) const = default;
+};
+
+/// Parses the content of a file. `file` is its name for errors. Throws InvalidUsage: one line with file, key and what
+/// is expected.
+ClusterSpec parse_cluster(std::string_view text, const std::string& file);
+
+/// The form that parse_cluster() reads back as an equal cluster.
+nlohmann::ordered_json to_json(const ClusterSpec& cluster);
+
+/// The preset of this name, else the cluster in the file of this name. Throws InvalidUsage.
+ClusterSpec find_cluster(const std::string& name_or_file);
+
+/// Throws InvalidUsage if the cluster has no room for this number of ranks.
+void check_room(const ClusterSpec& cluster, int ranks);
+
+}  // namespace tessera::tools

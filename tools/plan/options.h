@@ -1,0 +1,28 @@
+// The options of plan.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "tools/train/options.h"
+
+namespace tessera::tools {
+
+/// Those of train, and what a plan is for. `strategies`: empty: all that can run.
+struct PlanOptions : TrainOptions {
+  std::string parameters;  ///< of a model without layers: the ZeRO table
+  std::vector<std::string> rank_counts = {"4"};
+  std::string cluster;  ///< a preset, a file, or "list"
+};
+
+/// Adds them to the subcommand.
+void add_plan_options(CLI::App& command, PlanOptions& options);
+
+/// The option's numbers of ranks, in the order given. Throws InvalidUsage.
+std::vector<int> ranks_of(const PlanOptions& options);
+
+/// Throws InvalidUsage if an option is given that is not in `used`: it would have no effect with `what`.
+void refuse_other_options(const CLI::App& command, const std::string& what, const std::vector<std::string>& used);
+
+}  // namespace tessera::tools

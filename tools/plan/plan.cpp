@@ -1,0 +1,105 @@
+// tessera plan: what a training would need on machines that are not at hand.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+
+#include "tessera/base/error.h"
+#include "tools/cli/commands.h"
+#include "tools/cli/output.h"
+#include "tools/plan/cluster_file.h"
+#include "tools/plan/cluster_presets.h"
+#include "tools/plan/options.h"
+#include "tools/plan/zero_table.h"
+
+namespace tessera::tools {
+namespace {
+
+using nlohmann::ordered_json;
+
+void write_json(const std::string& path, const ordered_json& json) {
+  if (!path.empty()) write_file(path, json_text(json, 1) + "\n");
+}
+
+int list_clusters(const CLI::App& command, const PlanOptions& options) {
+  refuse_other_options(command, "--cluster list", {"--cluster", "--json"});
+  ordered_json clusters = ordered_json::array();
+  for (const ClusterSpec& cluster : cluster_presets()) {
+    fmt::print("{:<12} {}\n", cluster.name, cluster.description);
+    clusters.push_back({{"name", cluster.name}, {"description", cluster.description}});
+  }
+  write_json(options.json, {{"clusters", clusters}});
+  return 0;
+}
+
+/// Writes the cluster as a file, or prints it.
+int write_cluster(const CLI::App& command, const PlanOptions& options) {
+  refuse_other_options(command, "--cluster without --parameters or --model", {"--cluster", "--json"});
+  const ClusterSpec cluster = find_cluster(options.cluster);
+  if (options.json.empty()) {
+    fmt::print("{}\n", json_text(to_json(cluster), 1));
+    return 0;
+  }
+  write_json(options.json, to_json(cluster));
+  fmt::print("{}: {}\nwrote {}\n", cluster.name, cluster.description, options.json);
+  return 0;
+}
+
+ZeroTableSpec zero_table_spec(const CLI::App& command, const PlanOptions& options) {
+  ZeroTableSpec spec{.parameters = parse_count(options.parameters, "--parameters"),
+                     .ranks = ranks_of(options),
+                     .strategies = options.strategies,
+                     .mesh = options.mesh};
+  PlanOptions resolved = options;
+  if (command.count("--precision") == 0) resolved.precision = "bf16";  // that of the paper
+  spec.precision = precision_of(resolved);
+  spec.optimizer = optimizer_of(options);
+  if (options.cluster.empty()) return spec;
+  const ClusterSpec cluster = find_cluster(options.cluster);
+  for (const int ranks : spec.ranks) check_room(cluster, ranks);
+  spec.ranks_per_host = cluster.ranks_per_host;
+  spec.memory_bytes = cluster.compute.memory_bytes;
+  return spec;
+}
+
+int zero_table(const CLI::App& command, const PlanOptions& options) {
+  refuse_other_options(
+      command, "--parameters",
+      {"--parameters", "--ranks", "--precision", "--reduce-dtype", "--optimizer", "--betas", "--eps", "--weight-decay",
+       "--momentum", "--nesterov", "--amsgrad", "--mesh", "--strategies", "--cluster", "--json", "--report"});
+  const ZeroTable table(zero_table_spec(command, options));
+  fmt::print("{}", table.text());
+  write_json(options.json, table.json());
+  if (!options.report.empty()) write_file(options.report, table.page());
+  return 0;
+}
+
+/// The cluster's file, if --cluster names one: an input that results must not replace.
+void check_outputs(const PlanOptions& options) {
+  for (const auto& [path, name] : {std::pair(options.json, "--json"), {options.report, "--report"}}) {
+    check_writable(name, path);
+    refuse_to_replace(name, path, {options.cluster});
+  }
+}
+
+int plan(const CLI::App& command, const PlanOptions& options) {
+  check_outputs(options);
+  if (options.cluster == "list") return list_clusters(command, options);
+  if (!options.parameters.empty()) return zero_table(command, options);
+  if (!options.model_given && !options.cluster.empty()) return write_cluster(command, options);
+  throw base::InvalidUsage("plan: give --parameters N, such as 7.5e9, or --cluster NAME|FILE|list");
+}
+
+}  // namespace
+
+void add_plan(CommandLine& commands) {
+  CLI::App* command = commands.app.add_subcommand(
+      "plan", "show the memory that a training would need on machines that are not at hand");
+  const auto options = std::make_shared<PlanOptions>();
+  add_plan_options(*command, *options);
+  command->callback(
+      [&commands, command, options] { commands.chosen = [command, options] { return plan(*command, *options); }; });
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,202 @@
+#include "tools/plan/zero_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tools/report/html.h"
+#include "tools/report/page.h"
+#include "tools/report/pictures.h"
+#include "tools/train/options.h"
+
+namespace tessera::tools {
+namespace {
+
+/// GB (1e9 bytes): three digits above 100, one decimal above 1, else two digits.
+std::string gigabytes(std::uint64_t bytes) {
+  const double value = static_cast<double>(bytes) / 1e9 * (1 + 1e-12);  // halves, which are exact, round up
+  if (value >= 99.95) return fmt::format("{:.0f}", value);
+  if (value >= 0.995) return fmt::format("{:.1f}", value);
+  return value == 0 ? "0" : fmt::format("{:.2g}", value);
+}
+
+/// Elements of the flat parameter: the parameters, padded to equal shards. The engine pads each unit, to a multiple of
+/// 8 elements per shard.
+std::int64_t padded(std::int64_t parameters, const fsdp::Strategy& strategy, const fsdp::MeshShape& mesh) {
+  std::int64_t shards = 1;  // of the optimizer's state: other state has as many or fewer
+  for (const fsdp::Axis& axis : strategy.optimizer) shards *= mesh.size_of(axis);
+  return (parameters + shards - 1) / shards * shards;
+}
+
+std::string mesh_text(const fsdp::MeshShape& mesh) {
+  return fmt::format("{}x{}", mesh.size_of(fsdp::kReplicateAxis), mesh.size_of(fsdp::kShardAxis));
+}
+
+}  // namespace
+
+ZeroTable::ZeroTable(ZeroTableSpec spec) : spec_(std::move(spec)) {
+  for (const int ranks : spec_.ranks)
+    if (!spec_.mesh.empty() && fsdp::parse_mesh(spec_.mesh).size() != ranks)
+      throw base::InvalidUsage(
+          fmt::format("--mesh {} has {} positions for {} ranks; replicas x shards must equal --ranks", spec_.mesh,
+                      fsdp::parse_mesh(spec_.mesh).size(), ranks));
+  const bool chosen = !spec_.strategies.empty();
+  std::string reason;
+  for (const std::string& name : chosen ? spec_.strategies : fsdp::strategy_names())
+    for (const int ranks : spec_.ranks) {
+      try {
+        add(name, ranks);
+      } catch (const base::InvalidUsage& error) {
+        if (chosen) throw;
+        reason = error.what();
+        left_out_.push_back(reason);
+      }
+    }
+  if (rows_.empty()) throw base::InvalidUsage(reason);
+}
+
+void ZeroTable::add(const std::string& name, int ranks) {
+  const fsdp::CollectiveRegistry collectives = fsdp::CollectiveRegistry::built_in();
+  const fsdp::Strategy strategy = fsdp::parse_strategy(name, collectives);
+  if (find(strategy.name, ranks) != nullptr)
+    throw base::InvalidUsage("--strategies: " + strategy.name + " is given twice; once is enough");
+  const fsdp::MeshShape mesh =
+      strategy.two_axes && !spec_.mesh.empty()
+          ? fsdp::parse_mesh(spec_.mesh)
+          : fsdp::default_mesh(strategy, ranks, spec_.ranks_per_host > 0 ? spec_.ranks_per_host : ranks);
+  fsdp::validate(strategy, mesh);
+  fsdp::validate_collectives(strategy, mesh, spec_.precision, collectives);
+  refuse_scaled_replicas(strategy, spec_.precision);
+  const fsdp::ModelStateBytes state = fsdp::model_state_formula(
+      strategy, mesh, padded(spec_.parameters, strategy, mesh), nn::state_slots(spec_.optimizer), spec_.precision);
+  rows_.push_back({strategy.name, ranks, mesh, state});
+}
+
+const ZeroTableRow* ZeroTable::find(const std::string& strategy, int ranks) const {
+  const auto found = std::find_if(rows_.begin(), rows_.end(), [&](const ZeroTableRow& row) {
+    return row.strategy == strategy && row.ranks == ranks;
+  });
+  return found == rows_.end() ? nullptr : &*found;
+}
+
+std::vector<std::string> ZeroTable::names() const {
+  std::vector<std::string> all;
+  for (const ZeroTableRow& row : rows_)
+    if (all.empty() || all.back() != row.strategy) all.push_back(row.strategy);
+  return all;
+}
+
+std::string ZeroTable::headline() const {
+  const fsdp::Precision& precision = spec_.precision;
+  const nn::OptimizerConfig& o = spec_.optimizer;
+  const char* kind = o.kind == nn::OptimizerConfig::Kind::sgd    ? "sgd"
+                     : o.kind == nn::OptimizerConfig::Kind::adam ? "adam"
+                                                                 : "adamw";
+  std::string text = report::with_commas(spec_.parameters) + " parameters in " +
+                     std::string(base::name_of(precision.compute)) +
+                     (precision.casts() ? ", gradients in " + std::string(base::name_of(precision.reduce)) : "") +
+                     ", " + kind + (o.amsgrad ? " with amsgrad" : "") + (o.momentum > 0 ? " with momentum" : "");
+  if (spec_.ranks.size() == 1) text += fmt::format(", {} rank{}", spec_.ranks[0], spec_.ranks[0] == 1 ? "" : "s");
+  return text + ": model state per rank in GB (1e9 bytes)";
+}
+
+std::string ZeroTable::note() const {
+  const int values = nn::state_slots(spec_.optimizer) + (spec_.precision.has_master_weights() ? 1 : 0);
+  std::string text = fmt::format(
+      "Bytes per parameter: {} parameter, {} gradient, {} optimizer{}. Not included: gathered units, activations, "
+      "padding.",
+      base::size_of(spec_.precision.compute), base::size_of(spec_.precision.reduce), 4 * values,
+      spec_.precision.has_master_weights() ? " (with f32 master weights)" : "");
+  if (spec_.memory_bytes > 0) text += fmt::format(" *: more than the {} GB of a rank.", spec_.memory_bytes / 1e9);
+  return text;
+}
+
+std::string ZeroTable::mark(const ZeroTableRow& row) const {
+  return spec_.memory_bytes > 0 && static_cast<double>(row.total()) > spec_.memory_bytes ? "*" : "";
+}
+
+std::string ZeroTable::one_column() const {
+  std::string text = fmt::format("{:<14} {:>9} {:>11} {:>11} {:>11} {:>9}\n", "strategy", "mesh", "parameters",
+                                 "gradients", "optimizer", "total");
+  for (const ZeroTableRow& row : rows_)
+    text += fmt::format("{:<14} {:>9} {:>11} {:>11} {:>11} {:>9}{}\n", row.strategy, mesh_text(row.mesh),
+                        gigabytes(row.state.parameter), gigabytes(row.state.gradient), gigabytes(row.state.optimizer),
+                        gigabytes(row.total()), mark(row));
+  return text;
+}
+
+std::string ZeroTable::columns() const {
+  std::string text = fmt::format("{:<14}", "strategy");
+  for (const int ranks : spec_.ranks) text += fmt::format(" {:>9}", ranks);
+  for (const std::string& name : names()) {
+    text += fmt::format("\n{:<14}", name);
+    for (const int ranks : spec_.ranks) {
+      const ZeroTableRow* row = find(name, ranks);
+      text += fmt::format(" {:>9}", row == nullptr ? "-" : gigabytes(row->total()) + mark(*row));
+    }
+  }
+  return text + "\n";
+}
+
+std::string ZeroTable::text() const {
+  std::string text;
+  for (const std::string& line : left_out_) text += "left out: " + line + "\n";
+  return text + headline() + "\n" + (spec_.ranks.size() == 1 ? one_column() : columns()) + note() + "\n";
+}
+
+nlohmann::ordered_json ZeroTable::json() const {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const ZeroTableRow& row : rows_)
+    rows.push_back(
+        {{"strategy", row.strategy},
+         {"ranks", row.ranks},
+         {"mesh", {row.mesh.size_of(fsdp::kReplicateAxis), row.mesh.size_of(fsdp::kShardAxis)}},
+         {"model_state_bytes",
+          {{"parameter", row.state.parameter}, {"gradient", row.state.gradient}, {"optimizer", row.state.optimizer}}},
+         {"total_bytes", row.total()}});
+  nlohmann::ordered_json json;
+  if (spec_.ranks.size() == 1) {
+    json["ranks"] = spec_.ranks[0];
+  } else {
+    json["ranks"] = spec_.ranks;
+  }
+  json["parameters"] = spec_.parameters;
+  json["rows"] = rows;
+  return json;
+}
+
+std::string ZeroTable::page() const {
+  std::string body = "<h1>Model state per rank</h1>\n<p class=\"soft\">" + report::escape(headline()) + "</p>\n";
+  for (const int ranks : spec_.ranks) {
+    const std::string title = fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s");
+    std::vector<report::Bar> bars;
+    report::Table table{"Bytes of model state per rank, " + title,
+                        {"strategy", "mesh", "parameters", "gradients", "optimizer", "total"},
+                        {}};
+    for (const ZeroTableRow& row : rows_) {
+      if (row.ranks != ranks) continue;
+      report::Bar bar{
+          row.strategy, {}, spec_.memory_bytes > 0 ? spec_.memory_bytes : -1, gigabytes(row.total()) + " GB"};
+      std::vector<std::string> cells = {row.strategy, mesh_text(row.mesh)};
+      for (const auto& [name, bytes] : {std::pair("parameters", row.state.parameter),
+                                        {"gradients", row.state.gradient},
+                                        {"optimizer", row.state.optimizer}}) {
+        bar.segments.push_back({static_cast<double>(bytes), static_cast<int>(bar.segments.size()),
+                                fmt::format("{}: {} GB", name, gigabytes(bytes))});
+        cells.push_back(report::with_commas(static_cast<std::int64_t>(bytes)));
+      }
+      cells.push_back(report::with_commas(static_cast<std::int64_t>(row.total())));
+      bars.push_back(bar);
+      table.rows.push_back(cells);
+    }
+    std::vector<report::Key> keys = {{"parameters", 0}, {"gradients", 1}, {"optimizer", 2}};
+    if (spec_.memory_bytes > 0) keys.push_back({"memory of a rank", -1});
+    body += "<h2>" + title + "</h2>\n" +
+            report::bars(bars, "Bytes of model state per rank by strategy; the table below has the numbers") +
+            report::legend(keys) + report::to_html(table);
+  }
+  return report::document("ZeRO table", body + "<p>" + report::escape(note()) + "</p>\n");
+}
+
+}  // namespace tessera::tools

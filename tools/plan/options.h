@@ -13,7 +13,12 @@ namespace tessera::tools {
 struct PlanOptions : TrainOptions {
   std::string parameters;  ///< of a model without layers: the ZeRO table
   std::vector<std::string> rank_counts = {"4"};
-  std::string cluster;  ///< a preset, a file, or "list"
+  std::string cluster;  ///< a preset, a file, or "list"; empty: that of the next four
+  std::string link = "20us,100MB/s";
+  std::string link_intra;
+  int hosts = 1;
+  std::string machine = "50GFLOP/s,10GB/s";
+  std::vector<std::string> wraps;  ///< empty: only --wrap
 };
 
 /// Adds them to the subcommand.

@@ -4,12 +4,14 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <sstream>
 
 #include "tessera/base/error.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
 #include "tools/plan/cluster_file.h"
 #include "tools/plan/cluster_presets.h"
+#include "tools/plan/model_plan.h"
 #include "tools/plan/options.h"
 #include "tools/plan/zero_table.h"
 
@@ -75,6 +77,31 @@ int zero_table(const CLI::App& command, const PlanOptions& options) {
   return 0;
 }
 
+std::string trace_text(const std::vector<base::TraceEvent>& events) {
+  std::ostringstream text;
+  base::write_chrome_trace(text, events);
+  return text.str();
+}
+
+/// One file, or with several runs one for each, as compare names them.
+void write_traces(const std::string& path, const ModelPlan& plan) {
+  for (const StepPlan& run : plan.runs)
+    write_file(plan.runs.size() == 1 ? path : path + "." + trace_name(run.result) + ".json", trace_text(run.events));
+}
+
+int model_plan(const PlanOptions& options) {
+  const std::vector<int> ranks = ranks_of(options);
+  if (ranks.size() > 1)
+    throw base::InvalidUsage("--ranks: several numbers need --parameters; use --scale with --model");
+  std::vector<std::string> skipped;
+  const ModelPlan plan = plan_model(options, ranks[0], cluster_of(options, ranks[0]), &skipped);
+  for (const std::string& reason : skipped) fmt::print("left out: {}\n", reason);
+  fmt::print("{}", to_text(plan));
+  write_json(options.json, to_json(plan));
+  if (!options.trace.empty()) write_traces(options.trace, plan);
+  return 0;
+}
+
 /// The cluster's file, if --cluster names one: an input that results must not replace.
 void check_outputs(const PlanOptions& options) {
   for (const auto& [path, name] : {std::pair(options.json, "--json"), {options.report, "--report"}}) {
@@ -88,7 +115,9 @@ int plan(const CLI::App& command, const PlanOptions& options) {
   if (options.cluster == "list") return list_clusters(command, options);
   if (!options.parameters.empty()) return zero_table(command, options);
   if (!options.model_given && !options.cluster.empty()) return write_cluster(command, options);
-  throw base::InvalidUsage("plan: give --parameters N, such as 7.5e9, or --cluster NAME|FILE|list");
+  if (!options.model_given)
+    throw base::InvalidUsage("plan: give --model NAME|FILE, --parameters N, such as 7.5e9, or --cluster list");
+  return model_plan(options);
 }
 
 }  // namespace

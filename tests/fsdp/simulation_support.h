@@ -4,9 +4,9 @@
 #include <string>
 #include <utility>
 
-#include "backends/sim/world.h"
 #include "plugins/decorators/spec.h"
 #include "tessera/comm/init.h"
+#include "tessera/comm/sim/world.h"
 #include "tessera/fsdp/simulation.h"
 
 namespace tessera::fsdp {

@@ -4,10 +4,10 @@
 
 #include <utility>
 
-#include "backends/sim/topology.h"
 #include "tessera/base/cost_table.h"
 #include "tessera/base/dtype.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/sim/topology.h"
 
 namespace tessera::tools {
 
@@ -18,10 +18,11 @@ namespace {
 
 constexpr double kMicroseconds = 1e-6;
 
+/// The file's "nccl" is the simulation's "vendor".
 comm::AlgorithmTable algorithms_of(const ClusterSpec& cluster) {
   std::string text;
   for (const auto& [operation, choice] : cluster.algorithms)
-    text += (text.empty() ? "" : ",") + operation + "=" + choice;
+    text += (text.empty() ? "" : ",") + operation + "=" + (choice == "nccl" ? "vendor" : choice);
   return {text, sim::simulated_algorithms()};
 }
 

@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "backends/sim/network.h"
 #include "tessera/base/virtual_clock.h"
+#include "tessera/comm/sim/network.h"
 #include "tessera/nn/kernel_interceptor.h"
 #include "tools/plan/cluster_file.h"
 

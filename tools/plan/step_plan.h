@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "backends/sim/world.h"
 #include "tessera/base/trace.h"
+#include "tessera/comm/sim/world.h"
 #include "tools/compare/run_result.h"
 #include "tools/plan/simulated_cluster.h"
 #include "tools/train/options.h"

@@ -70,13 +70,4 @@ MISTAKES = [
     mistake("nccl-later-groups-unregistered", "backends/nccl/registered_memory.cpp", "  for (auto& [data, block] : blocks_) enter(group, data, block);\n}\n\nvoid RegisteredMemory::remove", "}\n\nvoid RegisteredMemory::remove", NCCL, "later splits are slower"),
     mistake("nccl-average-over-ranks", "backends/nccl/reduce_op.cpp", "      if (op.scalar == target.size) {", "      if (op.scalar != 1) {", NCCL, "averages over another number are wrong"),
     mistake("nccl-wrong-device", "backends/nccl/nccl_group.cpp", "    if (view.count != 0 && view.device.index != runtime_->device())", "    if (view.count != 0 && view.device.index < 0)", NCCL, "memory of another device is accepted"),
-
-    # sim
-    mistake("sim-order-ignored", "backends/sim/world.cpp", "earlier.push_back(last_);", "earlier.push_back(0);", r"^sim\.", "a simulation overlaps operations that one channel runs in sequence"),
-    mistake("sim-abort-ignored", "backends/sim/world.cpp", "    if (!simulation_->aborted.empty()) throw Aborted(simulation_->aborted);\n", "", r"^sim\.", "operations still succeed after a simulated abort"),
-    mistake("sim-one-latency-too-few", "backends/sim/network.cpp", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 2 : 1; }", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 1 : 1; }", (r"^sim\.", r"^fsdp_simulation\."), "a simulation counts all_reduce as one exchange"),
-    mistake("sim-link-not-shared", "backends/sim/shared_links.cpp", "spare_[load.link] -= least * load.bytes / phase.bytes;", "spare_[load.link] -= 0 * load.bytes / phase.bytes;", r"^sim\.", "a link carries more than its bandwidth"),
-    mistake("sim-queue-jumped", "backends/sim/shared_links.cpp", "const std::int64_t begin = std::max(now, free_[load.link]);", "const std::int64_t begin = now;", r"^sim\.", "operations in order pass a link at the same time"),
-    mistake("sim-host-card-alone", "backends/sim/topology.cpp", "bytes * (place.ranks() - place.inside(level)) * place.in_domain(level)});", "bytes * (place.ranks() - place.inside(level))});", r"^sim\.", "a host's card carries the bytes of one of its ranks only"),
-    mistake("sim-task-too-early", "src/base/task_graph.cpp", "if (--open_[dependents_[i]] == 0) start(dependents_[i], now);", "if (--open_[dependents_[i]] <= 1) start(dependents_[i], now);", r"^base\.", "a simulated task begins before all it waits for is done"),
 ]

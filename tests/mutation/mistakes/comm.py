@@ -116,4 +116,13 @@ MISTAKES = [
     mistake("unfinished-spans-recorded", "src/base/trace.cpp", "    if (!pending.ended) continue;\n", "", r"^base\.TraceRecorder", "a trace shows an event that never ended"),
     mistake("duration-off", "src/base/parse.cpp", "  if (number.unit == \"h\") scale = 3'600'000;", "  if (number.unit == \"h\") scale = 360'000;", r"^base\.Parse", "TESSERA_TIMEOUT=1h is six minutes"),
     mistake("environment-twice", "src/base/env.cpp", "    if (!changed) result.emplace_back(line);", "    if (!changed || name == \"TESSERA_RANK\") result.emplace_back(line);", (r"^base\.Env", r"^tools\.Launcher"), "a rank started by a rank inherits its rank number"),
+
+    # sim
+    mistake("sim-order-ignored", "src/comm/sim/world.cpp", "earlier.push_back(last_);", "earlier.push_back(0);", r"^sim\.", "a simulation overlaps operations that one channel runs in sequence"),
+    mistake("sim-abort-ignored", "src/comm/sim/world.cpp", "    if (!simulation_->aborted.empty()) throw Aborted(simulation_->aborted);\n", "", r"^sim\.", "operations still succeed after a simulated abort"),
+    mistake("sim-one-latency-too-few", "src/comm/sim/network.cpp", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 2 : 1; }", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 1 : 1; }", (r"^sim\.", r"^fsdp_simulation\."), "a simulation counts all_reduce as one exchange"),
+    mistake("sim-link-not-shared", "src/comm/sim/shared_links.cpp", "spare_[load.link] -= least * load.bytes / phase.bytes;", "spare_[load.link] -= 0 * load.bytes / phase.bytes;", r"^sim\.", "a link carries more than its bandwidth"),
+    mistake("sim-queue-jumped", "src/comm/sim/shared_links.cpp", "const std::int64_t begin = std::max(now, free_[load.link]);", "const std::int64_t begin = now;", r"^sim\.", "operations in order pass a link at the same time"),
+    mistake("sim-host-card-alone", "src/comm/sim/topology.cpp", "bytes * (place.ranks() - place.inside(level)) * place.in_domain(level)});", "bytes * (place.ranks() - place.inside(level))});", r"^sim\.", "a host's card carries the bytes of one of its ranks only"),
+    mistake("sim-task-too-early", "src/base/task_graph.cpp", "if (--open_[dependents_[i]] == 0) start(dependents_[i], now);", "if (--open_[dependents_[i]] <= 1) start(dependents_[i], now);", r"^base\.", "a simulated task begins before all it waits for is done"),
 ]

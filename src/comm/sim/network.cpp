@@ -1,4 +1,4 @@
-#include "backends/sim/network.h"
+#include "tessera/comm/sim/network.h"
 
 #include <string>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "backends/sim/shared_links.h"
+#include "tessera/comm/sim/shared_links.h"
 
 #include <algorithm>
 #include <cmath>
@@ -102,7 +102,7 @@ void SharedLinks::share() {
       }
       weights_[load.link] += load.bytes / phase_of(flows_[i]).bytes;
     }
-  while (!open_.empty()) settle(tightest_link());
+  while (!open_.empty()) fix_rates(tightest_link());
   for (Flow& flow : flows_)
     if (flow.sending) flow.end = now_ + std::max<std::int64_t>(0, std::llround(flow.left / flow.rate));
 }
@@ -116,7 +116,7 @@ std::uint32_t SharedLinks::tightest_link() const {
 }
 
 /// Fixes the rates of the flows over this link.
-void SharedLinks::settle(std::uint32_t tightest) {
+void SharedLinks::fix_rates(std::uint32_t tightest) {
   const double rate = std::max(spare_[tightest], 0.0) / weights_[tightest];
   std::erase_if(open_, [&](std::uint32_t i) {
     Flow& flow = flows_[i];

@@ -1,4 +1,4 @@
-#include "backends/sim/placement.h"
+#include "tessera/comm/sim/placement.h"
 
 #include <algorithm>
 

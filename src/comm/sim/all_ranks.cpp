@@ -1,4 +1,4 @@
-#include "backends/sim/all_ranks.h"
+#include "tessera/comm/sim/all_ranks.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,9 +6,9 @@
 #include <string>
 #include <utility>
 
-#include "backends/sim/placement.h"
-#include "backends/sim/shared_links.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/sim/placement.h"
+#include "tessera/comm/sim/shared_links.h"
 
 namespace tessera::comm::sim {
 

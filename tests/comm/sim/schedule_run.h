@@ -10,8 +10,8 @@
 #include <tuple>
 #include <vector>
 
-#include "backends/sim/shared_links.h"
 #include "tessera/comm/schedule.h"
+#include "tessera/comm/sim/shared_links.h"
 
 namespace tessera::comm::sim {
 

@@ -1,4 +1,4 @@
-#include "backends/sim/world.h"
+#include "tessera/comm/sim/world.h"
 
 #include <algorithm>
 #include <array>
@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "backends/sim/shared_links.h"
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/kernels/reduce.h"
+#include "tessera/comm/sim/shared_links.h"
 
 namespace tessera::comm::sim {
 namespace {

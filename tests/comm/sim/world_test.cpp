@@ -1,4 +1,4 @@
-#include "backends/sim/world.h"
+#include "tessera/comm/sim/world.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "backends/sim/network.h"
 #include "tessera/comm/algorithms.h"
+#include "tessera/comm/sim/network.h"
 
 namespace tessera::comm::sim {
 
@@ -23,15 +23,15 @@ struct Topology {
   double latency_s = 0;             ///< of a message inside a host, in seconds
   std::vector<LinkDomain> domains;  ///< from the host outwards; all equally many ranks, or fewer in the last one
   LinkSharing sharing = LinkSharing::fair;
-  /// True: an operation of a communicator starts when the previous one is done, as with NCCL.
+  /// True: an operation of a communicator starts when the previous one is done.
   bool in_order = true;
-  /// Algorithm of each operation and size. Entries of TESSERA_ALGO, "nccl" for what NCCL would choose (rings, or for
-  /// all_reduce a double binary tree where that is faster), and "hierarchical" for one inside the hosts and one
-  /// between. Operations without an entry take what the library chooses on transports without collectives.
+  /// Algorithm of each operation and size. Entries of TESSERA_ALGO, "vendor" for the choice of a GPU vendor's library
+  /// (rings, or for all_reduce a double binary tree where that is faster), and "hierarchical" for one inside the hosts
+  /// and one between. Operations without an entry take what the library chooses on transports without collectives.
   AlgorithmTable algorithms;
 };
 
-/// "all_reduce=nccl", ...: every entry that Topology::algorithms may have, in the spelling of TESSERA_ALGO.
+/// "all_reduce=vendor", ...: every entry that Topology::algorithms may have, in the spelling of TESSERA_ALGO.
 TESSERA_API std::vector<std::string> simulated_algorithms();
 
 /// The network of `ranks` equal ranks: each link carries what all ranks that share it send when they do the same.

@@ -1,4 +1,4 @@
-#include "backends/sim/topology.h"
+#include "tessera/comm/sim/topology.h"
 
 #include <algorithm>
 #include <bit>
@@ -7,9 +7,9 @@
 #include <string_view>
 #include <utility>
 
-#include "backends/sim/placement.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/schedule.h"
+#include "tessera/comm/sim/placement.h"
 
 namespace tessera::comm::sim {
 namespace {
@@ -95,7 +95,7 @@ OpCost everything_at_each_distance(const Placement& place, double bytes, int sen
 /// Rings for all_gather and reduce_scatter, chains for operations with a root, direct messages for all others. For
 /// all_reduce the faster of a ring and a double binary tree (chains inside the hosts), in which every rank sends and
 /// receives each byte about twice.
-OpCost nccl_cost(const Placement& place, const Topology& topology, const SimulatedOp& operation) {
+OpCost vendor_cost(const Placement& place, const Topology& topology, const SimulatedOp& operation) {
   const int n = place.ranks();
   const auto bytes = static_cast<double>(operation.bytes);
   const OpKind kind = operation.kind;
@@ -177,7 +177,7 @@ std::vector<std::string> simulated_algorithms() {
   std::vector<std::string> all = known_algorithms(false);
   for (const OpKind kind : {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce, OpKind::broadcast,
                             OpKind::reduce, OpKind::gather, OpKind::scatter, OpKind::all_to_all})
-    all.push_back(std::string(name_of(kind)) + "=nccl");
+    all.push_back(std::string(name_of(kind)) + "=vendor");
   for (const OpKind kind : {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce})
     all.push_back(std::string(name_of(kind)) + "=hierarchical");
   return all;
@@ -191,7 +191,7 @@ OpCost collective_cost(const Topology& topology, int world, const SimulatedOp& o
   const bool all_reduce = kind == OpKind::all_reduce;
   const bool whole = kind == OpKind::broadcast || kind == OpKind::reduce;  // each member has all bytes
   if (kind == OpKind::barrier) return everything_at_each_distance(place, 0, 0);
-  if (algorithm == "nccl") return nccl_cost(place, topology, operation);
+  if (algorithm == "vendor") return vendor_cost(place, topology, operation);
   if (algorithm == "hierarchical") return hierarchical_cost(place, operation);
   if (algorithm == "direct" || algorithm == "pairwise" || algorithm == "native" || kind == OpKind::all_to_all)
     return {to_everyone(place, (whole ? bytes : bytes / n) * (all_reduce ? 2 : 1), all_reduce ? 2 : 1)};

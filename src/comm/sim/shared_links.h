@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "backends/sim/network.h"
 #include "tessera/base/task_graph.h"
+#include "tessera/comm/sim/network.h"
 
 namespace tessera::comm::sim {
 
@@ -39,7 +39,7 @@ class TESSERA_API SharedLinks final : public base::TransferModel {
   void advance(std::int64_t now);
   void share();
   std::uint32_t tightest_link() const;
-  void settle(std::uint32_t tightest);
+  void fix_rates(std::uint32_t tightest);
   const OpPhase& phase_of(const Flow& flow) const { return costs_[flow.transfer][flow.phase]; }
 
   const std::vector<double> links_;  // bytes per ns

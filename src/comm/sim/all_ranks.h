@@ -6,9 +6,9 @@
 #include <span>
 #include <vector>
 
-#include "backends/sim/topology.h"
-#include "backends/sim/world.h"
 #include "tessera/base/task_graph.h"
+#include "tessera/comm/sim/topology.h"
+#include "tessera/comm/sim/world.h"
 
 namespace tessera::comm::sim {
 

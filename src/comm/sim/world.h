@@ -9,10 +9,10 @@
 #include <memory>
 #include <vector>
 
-#include "backends/sim/network.h"
 #include "tessera/base/export.h"
 #include "tessera/base/virtual_clock.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/sim/network.h"
 
 namespace tessera::comm::sim {
 

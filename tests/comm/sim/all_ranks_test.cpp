@@ -1,4 +1,4 @@
-#include "backends/sim/all_ranks.h"
+#include "tessera/comm/sim/all_ranks.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "backends/sim/topology.h"
+#include "tessera/comm/sim/topology.h"
 
 namespace tessera::comm::sim {
 

@@ -1,4 +1,4 @@
-#include "backends/sim/shared_links.h"
+#include "tessera/comm/sim/shared_links.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -21,6 +21,9 @@ constexpr Unit kMicroseconds[] = {{"ns", 1e-3}, {"us", 1}, {"ms", 1e3}, {"s", 1e
 constexpr Unit kRates[] = {{"B/s", 1},          {"kB/s", 1e3},       {"MB/s", 1e6},       {"GB/s", 1e9},
                            {"TB/s", 1e12},      {"bit/s", 1.0 / 8},  {"kbit/s", 1e3 / 8}, {"Mbit/s", 1e6 / 8},
                            {"Gbit/s", 1e9 / 8}, {"Tbit/s", 1e12 / 8}};
+constexpr Unit kBytes[] = {{"B", 1},           {"kB", 1e3},           {"MB", 1e6},
+                           {"GB", 1e9},        {"TB", 1e12},          {"KiB", 1024.0},
+                           {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"TiB", 1099511627776.0}};
 constexpr Unit kFlops[] = {{"FLOP/s", 1},    {"kFLOP/s", 1e3},  {"MFLOP/s", 1e6},
                            {"GFLOP/s", 1e9}, {"TFLOP/s", 1e12}, {"PFLOP/s", 1e15}};
 
@@ -63,6 +66,12 @@ double parse_latency(std::string_view text, std::string_view what) {
 double parse_rate(std::string_view text, std::string_view what) {
   const std::optional<double> value = quantity(text, kRates);
   if (!value || *value <= 0) refuse(text, what, kRateForm);
+  return *value;
+}
+
+double parse_bytes(std::string_view text, std::string_view what) {
+  const std::optional<double> value = quantity(text, kBytes);
+  if (!value || *value <= 0) refuse(text, what, "an amount of memory above zero; write 80GB, 512MB or 24GiB");
   return *value;
 }
 

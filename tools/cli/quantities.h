@@ -31,6 +31,9 @@ double parse_latency(std::string_view text, std::string_view what);
 /// Parses "20MB/s", "1.25GB/s", "800kB/s" or "1Gbit/s"; above zero. Returns bytes per second.
 double parse_rate(std::string_view text, std::string_view what);
 
+/// Parses "80GB", "512MB" or "24GiB"; above zero. Returns bytes.
+double parse_bytes(std::string_view text, std::string_view what);
+
 /// Parses "20us,100MB/s", or a rate alone, which has no latency.
 LinkSpec parse_link(std::string_view text, std::string_view what);
 

@@ -18,16 +18,6 @@ namespace {
 
 constexpr const char* kDefaultStrategies[] = {"ddp", "zero1", "zero2", "fsdp", "hsdp"};
 
-TrainPlan train_plan(const PlanOptions& options, const std::string& wrap, int ranks, const ClusterSpec& cluster) {
-  TrainOptions one = options;
-  one.wrap = wrap;
-  one.steps = 0;  // opens no data
-  TrainPlan plan = make_plan(one, ranks);
-  plan.ranks_per_host = std::min(ranks, cluster.ranks_per_host);
-  plan.options.cpu_offload = options.cpu_offload && cluster.compute.kind == ComputeSpec::Kind::device;
-  return plan;
-}
-
 std::string bytes(double value) { return human_bytes(value); }
 
 std::string calls_and_bytes(std::uint64_t calls, std::uint64_t sent) {
@@ -62,6 +52,16 @@ std::vector<std::string> row_of(const StepPlan& plan) {
 
 }  // namespace
 
+TrainPlan train_plan(const PlanOptions& options, const std::string& wrap, int ranks, const ClusterSpec& cluster) {
+  TrainOptions one = options;
+  one.wrap = wrap;
+  one.steps = 0;  // opens no data
+  TrainPlan plan = make_plan(one, ranks);
+  plan.ranks_per_host = std::min(ranks, cluster.ranks_per_host);
+  plan.options.cpu_offload = options.cpu_offload && cluster.compute.kind == ComputeSpec::Kind::device;
+  return plan;
+}
+
 ClusterSpec cluster_of(const PlanOptions& options, int ranks) {
   if (!options.cluster.empty()) return find_cluster(options.cluster);
   std::optional<LinkSpec> intra;
@@ -79,6 +79,7 @@ ModelPlan plan_model(const PlanOptions& options, int ranks, const ClusterSpec& c
   const SimulatedCluster simulated = simulate(cluster, ranks);
   ModelPlan result{.model = options.model, .ranks = ranks, .cluster = cluster.name};
   result.memory_bytes = simulated.memory_bytes;
+  const std::optional<comm::sim::Variation> variation = variation_of(options);
   const bool by_default = options.strategies.empty();
   const std::vector<std::string> strategies =
       by_default ? std::vector<std::string>(std::begin(kDefaultStrategies), std::end(kDefaultStrategies))
@@ -98,7 +99,7 @@ ModelPlan plan_model(const PlanOptions& options, int ranks, const ClusterSpec& c
       continue;
     }
     for (const TrainPlan& plan : plans) {
-      result.runs.push_back(plan_step(plan, strategy, simulated));
+      result.runs.push_back(plan_step(plan, strategy, simulated, variation));
       result.runs.back().result.wrap = plan.options.wrap;
     }
   }
@@ -136,6 +137,7 @@ ordered_json to_json(const ModelPlan& plan) {
     for (std::size_t i = 0; i < base::kMemoryUses; ++i)
       run["bytes_at_peak"][std::string(base::name_of(static_cast<MemoryCategory>(i)))] =
           planned.result.peak_bytes.at_peak[i];
+    if (!planned.rank_step_ms.empty()) run["rank_step_ms"] = planned.rank_step_ms;
     if (plan.memory_bytes > 0)
       run["fits"] = static_cast<double>(planned.result.peak_bytes.total_peak) <= plan.memory_bytes;
     runs.push_back(std::move(run));

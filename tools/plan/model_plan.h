@@ -24,6 +24,9 @@ struct ModelPlan {
 /// The cluster that the options name. Throws InvalidUsage if they contradict each other.
 ClusterSpec cluster_of(const PlanOptions& options, int ranks);
 
+/// The run of one wrapping on that cluster, without data. Throws InvalidUsage.
+TrainPlan train_plan(const PlanOptions& options, const std::string& wrap, int ranks, const ClusterSpec& cluster);
+
 /// Simulates every strategy with every wrapping. From the default list, a strategy that can't run is left out, and
 /// `skipped` gets the reason. Throws InvalidUsage.
 ModelPlan plan_model(const PlanOptions& options, int ranks, const ClusterSpec& cluster,

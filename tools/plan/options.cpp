@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
@@ -51,6 +52,32 @@ void add_plan_options(CLI::App& command, PlanOptions& options) {
       ->type_name("A,B")
       ->delimiter(',')
       ->excludes("--wrap");
+  command
+      .add_option("--scale", options.scale,
+                  "also plan these numbers of ranks: with the batch per rank of --ranks (weak scaling) and with the "
+                  "same global batch (strong scaling)")
+      ->type_name("N[,N]")
+      ->delimiter(',');
+  command.add_flag("--advise", options.advise,
+                   "search strategies and options, show the fastest for their memory and say why");
+  command
+      .add_option("--memory", options.memory, "memory of a rank for --advise, such as 80GB (default: the cluster's)")
+      ->type_name("BYTES");
+  command
+      .add_option("--slow-rank", options.slow_ranks,
+                  "simulate all ranks, with the work of one taking FACTOR times as long")
+      ->type_name("RANK:FACTOR[,..]")
+      ->delimiter(',');
+  command
+      .add_option("--slow-link", options.slow_links,
+                  "simulate all ranks, with the bytes of one host's cards taking FACTOR times as long")
+      ->type_name("HOST:FACTOR[,..]")
+      ->delimiter(',');
+  command
+      .add_option("--jitter", options.jitter_percent,
+                  "simulate all ranks, with tasks that take longer by this many percent of their time (one deviation)")
+      ->type_name("PERCENT")
+      ->check(finite_number(0));
   command.add_option("--json", options.json, "write the results as JSON")->type_name("FILE");
   command.add_option("--trace", options.trace, "write the simulated step as a Chrome trace, which Perfetto opens")
       ->type_name("FILE");
@@ -58,14 +85,47 @@ void add_plan_options(CLI::App& command, PlanOptions& options) {
   command.footer("With --parameters, --precision is bf16 unless it is given, as in the table of the ZeRO paper.");
 }
 
-std::vector<int> ranks_of(const PlanOptions& options) {
+namespace {
+
+std::vector<int> numbers_of(const std::vector<std::string>& texts, const char* option) {
   std::vector<int> all;
-  for (const std::string& count : options.rank_counts) {
-    all.push_back(static_cast<int>(base::parse_integer(count, "--ranks", 1, 1 << 20)));
+  for (const std::string& count : texts) {
+    all.push_back(static_cast<int>(base::parse_integer(count, option, 1, 1 << 20)));
     if (std::count(all.begin(), all.end(), all.back()) > 1)
-      throw base::InvalidUsage(fmt::format("--ranks: {} is given twice; once is enough", all.back()));
+      throw base::InvalidUsage(fmt::format("{}: {} is given twice; once is enough", option, all.back()));
   }
   return all;
+}
+
+/// "3:1.5" of an option.
+std::map<int, double> factors_of(const std::vector<std::string>& texts, const char* option) {
+  std::map<int, double> factors;
+  for (const std::string& text : texts) {
+    const std::size_t colon = text.find(':');
+    if (colon == std::string::npos)
+      throw base::InvalidUsage(fmt::format("{}: '{}' is not NUMBER:FACTOR; write 3:1.5", option, text));
+    const auto number = static_cast<int>(base::parse_integer(text.substr(0, colon), option, 0, 1 << 20));
+    const std::string factor = text.substr(colon + 1);
+    double value = 0;
+    const auto [stop, error] = std::from_chars(factor.data(), factor.data() + factor.size(), value);
+    if (error != std::errc() || stop != factor.data() + factor.size() || !(value >= 0.01) || value > 1e6)
+      throw base::InvalidUsage(fmt::format("{}: '{}' is not a factor from 0.01 to 1e6", option, factor));
+    factors[number] = value;
+  }
+  return factors;
+}
+
+}  // namespace
+
+std::vector<int> ranks_of(const PlanOptions& options) { return numbers_of(options.rank_counts, "--ranks"); }
+
+std::vector<int> scale_of(const PlanOptions& options) { return numbers_of(options.scale, "--scale"); }
+
+std::optional<comm::sim::Variation> variation_of(const PlanOptions& options) {
+  if (options.slow_ranks.empty() && options.slow_links.empty() && options.jitter_percent == 0) return {};
+  return comm::sim::Variation{.slow_ranks = factors_of(options.slow_ranks, "--slow-rank"),
+                              .slow_hosts = factors_of(options.slow_links, "--slow-link"),
+                              .jitter = options.jitter_percent / 100};
 }
 
 void refuse_other_options(const CLI::App& command, const std::string& what, const std::vector<std::string>& used) {

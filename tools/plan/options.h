@@ -2,9 +2,11 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "tessera/comm/sim/all_ranks.h"
 #include "tools/train/options.h"
 
 namespace tessera::tools {
@@ -19,6 +21,12 @@ struct PlanOptions : TrainOptions {
   int hosts = 1;
   std::string machine = "50GFLOP/s,10GB/s";
   std::vector<std::string> wraps;  ///< empty: only --wrap
+  std::vector<std::string> scale;  ///< numbers of ranks
+  bool advise = false;
+  std::string memory;                   ///< of a rank; empty: the cluster's
+  std::vector<std::string> slow_ranks;  ///< RANK:FACTOR
+  std::vector<std::string> slow_links;  ///< HOST:FACTOR
+  double jitter_percent = 0;
 };
 
 /// Adds them to the subcommand.
@@ -26,6 +34,10 @@ void add_plan_options(CLI::App& command, PlanOptions& options);
 
 /// The option's numbers of ranks, in the order given. Throws InvalidUsage.
 std::vector<int> ranks_of(const PlanOptions& options);
+std::vector<int> scale_of(const PlanOptions& options);
+
+/// How ranks differ, or nothing if they are equal. Throws InvalidUsage.
+std::optional<comm::sim::Variation> variation_of(const PlanOptions& options);
 
 /// Throws InvalidUsage if an option is given that is not in `used`: it would have no effect with `what`.
 void refuse_other_options(const CLI::App& command, const std::string& what, const std::vector<std::string>& used);

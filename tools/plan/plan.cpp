@@ -13,6 +13,7 @@
 #include "tools/plan/cluster_presets.h"
 #include "tools/plan/model_plan.h"
 #include "tools/plan/options.h"
+#include "tools/plan/plan_page.h"
 #include "tools/plan/zero_table.h"
 
 namespace tessera::tools {
@@ -89,24 +90,40 @@ void write_traces(const std::string& path, const ModelPlan& plan) {
     write_file(plan.runs.size() == 1 ? path : path + "." + trace_name(run.result) + ".json", trace_text(run.events));
 }
 
+void print_left_out(const std::vector<std::string>& skipped) {
+  for (const std::string& reason : skipped) fmt::print("left out: {}\n", reason);
+}
+
 int model_plan(const PlanOptions& options) {
   const std::vector<int> ranks = ranks_of(options);
   if (ranks.size() > 1)
     throw base::InvalidUsage("--ranks: several numbers need --parameters; use --scale with --model");
+  if (!options.memory.empty() && !options.advise)
+    throw base::InvalidUsage("--memory has no effect without --advise; leave it out");
+  const ClusterSpec cluster = cluster_of(options, ranks[0]);
+  std::optional<Advice> advice;
+  if (options.advise) advice = advise(options, ranks[0], cluster);
   std::vector<std::string> skipped;
-  const ModelPlan plan = plan_model(options, ranks[0], cluster_of(options, ranks[0]), &skipped);
-  for (const std::string& reason : skipped) fmt::print("left out: {}\n", reason);
-  fmt::print("{}", to_text(plan));
-  write_json(options.json, to_json(plan));
+  const ModelPlan plan = plan_model(options, ranks[0], cluster, &skipped);
+  std::optional<Scaling> scaling;
+  if (!options.scale.empty()) scaling = plan_scaling(options, ranks[0], cluster);
+  print_left_out(skipped);
+  fmt::print("{}{}{}", to_text(plan), scaling ? to_text(*scaling) : "", advice ? to_text(*advice) : "");
+  ordered_json json = to_json(plan);
+  if (scaling) json["scale"] = to_json(*scaling);
+  if (advice) json["advice"] = to_json(*advice);
+  write_json(options.json, json);
   if (!options.trace.empty()) write_traces(options.trace, plan);
+  if (!options.report.empty()) write_file(options.report, plan_page(plan, scaling, advice));
   return 0;
 }
 
 /// The cluster's file, if --cluster names one: an input that results must not replace.
 void check_outputs(const PlanOptions& options) {
-  for (const auto& [path, name] : {std::pair(options.json, "--json"), {options.report, "--report"}}) {
+  for (const auto& [path, name] :
+       {std::pair(options.json, "--json"), {options.report, "--report"}, {options.trace, "--trace"}}) {
     check_writable(name, path);
-    refuse_to_replace(name, path, {options.cluster});
+    refuse_to_replace(name, path, {options.cluster, options.model});
   }
 }
 

@@ -7,7 +7,6 @@
 #include "tessera/base/cost_table.h"
 #include "tessera/base/dtype.h"
 #include "tessera/base/error.h"
-#include "tessera/comm/sim/topology.h"
 
 namespace tessera::tools {
 
@@ -100,7 +99,9 @@ SimulatedCluster simulate(const ClusterSpec& cluster, int ranks) {
   simulated.peak_flops = cluster.compute.peak_flops;
   if (cluster.compute.kind == ComputeSpec::Kind::device) simulated.streams = base::VirtualClock::Machine::asynchronous;
   simulated.kernels = kernel_time(cluster);
-  simulated.network = sim::cluster(topology_of(cluster), ranks);
+  simulated.topology = topology_of(cluster);
+  simulated.measured = !cluster.measured.empty();
+  simulated.network = sim::cluster(simulated.topology, ranks);
   use_measurements(simulated.network, cluster);
   return simulated;
 }

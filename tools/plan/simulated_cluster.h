@@ -6,7 +6,7 @@
 #include <string>
 
 #include "tessera/base/virtual_clock.h"
-#include "tessera/comm/sim/network.h"
+#include "tessera/comm/sim/topology.h"
 #include "tessera/nn/kernel_interceptor.h"
 #include "tools/plan/cluster_file.h"
 
@@ -20,6 +20,8 @@ struct SimulatedCluster {
   std::map<std::string, double> peak_flops;  ///< by dtype; for the MFU
   base::VirtualClock::Machine streams = base::VirtualClock::Machine::synchronous;
   nn::KernelTime kernels;
+  comm::sim::Topology topology;
+  bool measured = false;  ///< operations take measured times instead of those of the topology
   comm::sim::Network network;
 };
 

@@ -1,8 +1,11 @@
 #include "tools/plan/step_plan.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <utility>
 
+#include "tessera/base/error.h"
 #include "tessera/comm/traffic.h"
 #include "tessera/fsdp/simulation.h"
 #include "tessera/nn/models/causal_model.h"
@@ -58,6 +61,31 @@ void fill(RunResult& run, const fsdp::StepProfile& profile, const TrainPlan& pla
   run.peak_bytes = profile.memory;
 }
 
+/// Milliseconds from the begin of the first simulated step to the end of the last one, divided by the steps.
+std::vector<double> simulate_ranks(const fsdp::StepProfile& profile, const base::VirtualClock& clock,
+                                   const comm::Communicator& world, const SimulatedCluster& cluster, int ranks,
+                                   const comm::sim::Variation& variation) {
+  if (cluster.measured)
+    throw base::InvalidUsage("cluster " + cluster.name +
+                             ": its operations have measured times, which are those of equal ranks; leave out "
+                             "--slow-rank, --slow-link and --jitter, or \"measured\"");
+  const std::array marks{profile.steps.front().begin_task, profile.steps.back().end_task};
+  const auto times = comm::sim::simulate_all_ranks(clock.graph(), comm::sim::transfers_of(world), cluster.topology,
+                                                   ranks, variation, marks);
+  std::vector<double> steps;
+  for (const auto& rank : times)
+    steps.push_back(static_cast<double>(rank[1] - rank[0]) / 1e6 / static_cast<double>(profile.steps.size()));
+  return steps;
+}
+
+void vary(StepPlan& planned, const TrainPlan& plan, std::vector<double> rank_step_ms) {
+  planned.rank_step_ms = std::move(rank_step_ms);
+  RunResult& run = planned.result;
+  run.step_ms_median = *std::max_element(planned.rank_step_ms.begin(), planned.rank_step_ms.end());
+  run.step_ms_p95 = run.step_ms_median;
+  run.tokens_per_second = static_cast<double>(plan.options.global_batch * plan.seq_len) / run.step_ms_median * 1e3;
+}
+
 }  // namespace
 
 double model_flops_utilization(const nn::ModelConfig& model, std::int64_t parameters, std::int64_t seq_len,
@@ -67,7 +95,8 @@ double model_flops_utilization(const nn::ModelConfig& model, std::int64_t parame
   return per_token * tokens_per_second / peak_flops;
 }
 
-StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const SimulatedCluster& cluster) {
+StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const SimulatedCluster& cluster,
+                   const std::optional<comm::sim::Variation>& variation) {
   const fsdp::EngineOptions engine = engine_options(plan, strategy);
   const fsdp::TrainingStep step{.make_model =
                                     [&plan](nn::Context& context) {
@@ -86,6 +115,7 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
       fsdp::predict_step(step, *world, clock, cluster.kernels, period_of(engine.strategy));
   StepPlan planned;
   fill(planned.result, profile, plan, engine);
+  if (variation) vary(planned, plan, simulate_ranks(profile, clock, *world, cluster, plan.ranks, *variation));
   const auto peak = cluster.peak_flops.find(std::string(base::name_of(plan.precision.compute)));
   if (peak != cluster.peak_flops.end())
     planned.mfu = model_flops_utilization(plan.model, plan.parameters, plan.seq_len, planned.result.tokens_per_second,

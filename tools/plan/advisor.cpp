@@ -1,0 +1,278 @@
+#include "tools/plan/advisor.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/fsdp/wrap.h"
+#include "tessera/nn/models/causal_model.h"
+#include "tools/cli/output.h"
+#include "tools/cli/text_table.h"
+#include "tools/plan/exposure.h"
+
+namespace tessera::tools {
+
+using base::InvalidUsage;
+using nlohmann::ordered_json;
+
+std::string Candidate::command_line() const {
+  std::string text = "--strategy " + strategy;
+  if (!mesh.empty()) text += " --mesh " + mesh;
+  if (wrap != "block") text += " --wrap \"" + wrap + "\"";
+  if (!reshard_after_forward.empty()) text += " --reshard-after-forward " + reshard_after_forward;
+  if (prefetch != 1) text += fmt::format(" --prefetch {}", prefetch);
+  if (checkpoint_activations) text += " --checkpoint-activations";
+  if (accumulate != 1) text += fmt::format(" --accumulate {}", accumulate);
+  return text;
+}
+
+namespace {
+
+constexpr std::array<const char*, 5> kStrategies = {"ddp", "zero1", "zero2", "fsdp", "hsdp"};
+
+/// Units of one, two and four blocks, and the whole model as one unit. Blocks are the modules of "block".
+std::vector<std::string> wraps_of(const TrainPlan& plan) {
+  nn::Context context;
+  const auto model = nn::make_model(context, plan.model);
+  std::vector<std::string> blocks;
+  for (const fsdp::UnitSpec& unit : fsdp::make_units(*model, "block"))
+    if (!unit.is_root) blocks.push_back(unit.name);
+  std::vector<std::string> wraps = {"block"};
+  for (const std::size_t size : {2, 4}) {
+    if (blocks.size() < 2 * size) continue;
+    std::string wrap;
+    for (std::size_t i = 0; i < blocks.size(); ++i) wrap += (i == 0 ? "" : i % size == 0 ? ";" : "+") + blocks[i];
+    wraps.push_back(std::move(wrap));
+  }
+  wraps.emplace_back("none");
+  return wraps;
+}
+
+/// The meshes to try for a strategy: "" for the default, and others with 2, 4, ... shards if it has two axes.
+std::vector<std::string> meshes_of(const std::string& strategy, int ranks) {
+  std::vector<std::string> meshes = {""};
+  if (strategy != "hsdp") return meshes;
+  for (int shards = 2; shards < ranks; shards *= 2)
+    if (ranks % shards == 0) meshes.push_back(fmt::format("{}x{}", ranks / shards, shards));
+  return meshes;
+}
+
+class Search {
+ public:
+  Search(const PlanOptions& options, int ranks, const ClusterSpec& cluster)
+      : options_(options), ranks_(ranks), cluster_(cluster), simulated_(simulate(cluster, ranks)) {}
+
+  std::vector<Candidate> run() {
+    const std::vector<std::string> wraps =
+        options_.wrap != "block" ? std::vector{options_.wrap} : wraps_of(base_plan());
+    for (const bool checkpoint : {false, true})
+      for (const std::int64_t accumulate : {1, 2, 4, 8}) {
+        if (options_.global_batch % (ranks_ * accumulate) != 0) continue;
+        for (const std::string& wrap : wraps) try_strategies(wrap, checkpoint, accumulate);
+      }
+    return std::move(found_);
+  }
+
+ private:
+  TrainPlan base_plan() const { return train_plan(options_, options_.wrap, ranks_, cluster_); }
+
+  void try_strategies(const std::string& wrap, bool checkpoint, std::int64_t accumulate) {
+    PlanOptions one = options_;
+    one.checkpoint_activations = checkpoint;
+    one.accumulate = accumulate;
+    TrainPlan plan = train_plan(one, wrap, ranks_, cluster_);
+    std::set<std::pair<std::string, std::string>> seen;  // of strategy and resolved mesh
+    for (const std::string& strategy : strategies())
+      for (const std::string& mesh : meshes_of(strategy, ranks_)) {
+        plan.options.mesh = mesh;
+        std::optional<fsdp::EngineOptions> engine = runnable(plan, strategy);
+        if (!engine) continue;
+        const int shards = engine->mesh->size_of(fsdp::kShardAxis);
+        if (!seen.emplace(strategy, std::to_string(shards)).second) continue;
+        try_gathers(plan, strategy, *engine);
+      }
+  }
+
+  /// Prefetch and resharding matter only where parameters are gathered in forward.
+  void try_gathers(TrainPlan plan, const std::string& strategy, const fsdp::EngineOptions& engine) {
+    const bool gathers = !engine.strategy.param_at_rest.empty() && engine.mesh->size_of(fsdp::kShardAxis) > 1;
+    for (const char* reshard : {"", "false"})
+      for (const int prefetch : {1, 2}) {
+        if (!gathers && (prefetch != 1 || *reshard != '\0')) continue;
+        plan.options.reshard_after_forward = reshard;
+        plan.options.prefetch = prefetch;
+        found_.push_back({.strategy = strategy,
+                          .mesh = plan.options.mesh,
+                          .wrap = plan.options.wrap,
+                          .reshard_after_forward = reshard,
+                          .prefetch = prefetch,
+                          .checkpoint_activations = plan.options.checkpoint_activations,
+                          .accumulate = plan.options.accumulate,
+                          .plan = plan_step(plan, strategy, simulated_)});
+      }
+  }
+
+  std::vector<std::string> strategies() const {
+    if (!options_.strategies.empty()) return options_.strategies;
+    return {kStrategies.begin(), kStrategies.end()};
+  }
+  std::optional<fsdp::EngineOptions> runnable(const TrainPlan& plan, const std::string& strategy) const {
+    try {
+      return engine_options(plan, strategy);
+    } catch (const InvalidUsage&) {
+      if (!options_.strategies.empty() && plan.options.mesh.empty()) throw;
+      return {};
+    }
+  }
+
+  const PlanOptions& options_;
+  const int ranks_;
+  const ClusterSpec& cluster_;
+  const SimulatedCluster simulated_;
+  std::vector<Candidate> found_;
+};
+
+/// Those that no other beats in both memory and time, by rising memory.
+std::vector<Candidate> pareto_of(std::vector<Candidate> all) {
+  std::stable_sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) {
+    return std::pair(a.peak_bytes(), a.step_ms()) < std::pair(b.peak_bytes(), b.step_ms());
+  });
+  std::vector<Candidate> best;
+  for (Candidate& one : all)
+    if (best.empty() || one.step_ms() < best.back().step_ms()) best.push_back(std::move(one));
+  return best;
+}
+
+std::string gigabytes(double bytes) { return human_bytes(bytes); }
+
+/// The smallest power-of-two multiple of `ranks` with which fully sharded training fits, if there is one.
+std::optional<int> enough_ranks(const PlanOptions& options, int ranks, const ClusterSpec& cluster, double memory) {
+  ClusterSpec larger = cluster;
+  larger.hosts = 0;
+  for (int more = 2 * ranks; more <= 16 * ranks && more <= 1 << 16; more *= 2) {
+    PlanOptions one = options;
+    one.global_batch = options.global_batch * (more / ranks);
+    one.checkpoint_activations = true;
+    const TrainPlan plan = train_plan(one, "block", more, larger);
+    if (static_cast<double>(plan_step(plan, "fsdp", simulate(larger, more)).result.peak_bytes.total_peak) <= memory)
+      return more;
+  }
+  return {};
+}
+
+[[noreturn]] void refuse(const PlanOptions& options, int ranks, const ClusterSpec& cluster, double memory,
+                         const Candidate& least) {
+  const std::optional<int> enough = enough_ranks(options, ranks, cluster, memory);
+  throw InvalidUsage(fmt::format(
+      "plan --advise: {} fits in no way in {} per rank on {} ranks; the least is {} ({}); {}", options.model,
+      gigabytes(memory), ranks, gigabytes(least.peak_bytes()), least.command_line(),
+      enough ? fmt::format("use {} ranks with the same batch per rank, or a smaller --global-batch", *enough)
+             : "use a smaller --global-batch or --seq-len, or ranks with more memory"));
+}
+
+std::vector<std::string> reasons_for(const Candidate& best, const std::vector<Candidate>& all, const Advice& advice,
+                                     std::int64_t tokens) {
+  std::vector<std::string> reasons;
+  const auto fits = [&](const Candidate& one) {
+    return advice.memory_bytes <= 0 || one.peak_bytes() <= advice.memory_bytes;
+  };
+  const Candidate* ddp = nullptr;
+  for (const Candidate& one : all)
+    if (one.strategy == "ddp" && (ddp == nullptr || one.step_ms() < ddp->step_ms()) && (ddp == nullptr || fits(one)))
+      ddp = &one;
+  if (ddp != nullptr && best.strategy != "ddp")
+    reasons.push_back(
+        fits(*ddp) ? fmt::format("ddp fits too ({}), but takes {:.1f} ms instead of {:.1f}: {:.1f} of them wait for "
+                                 "communication, and every rank updates all parameters.",
+                                 gigabytes(ddp->peak_bytes()), ddp->step_ms(), best.step_ms(),
+                                 ddp->plan.result.exposed_communication_ms)
+                   : fmt::format("ddp needs {}, more than the {} of a rank: the state must be sharded.",
+                                 gigabytes(ddp->peak_bytes()), gigabytes(advice.memory_bytes)));
+  if (best.strategy == "ddp")
+    reasons.push_back(fmt::format("ddp fits ({}) and is fastest: sharding would save memory that is not needed.",
+                                  gigabytes(best.peak_bytes())));
+  if (best.checkpoint_activations)
+    reasons.emplace_back("Activations are recomputed because without that nothing as fast fits.");
+  for (std::string& sentence : exposure_sentences(best.plan, tokens)) reasons.push_back(std::move(sentence));
+  return reasons;
+}
+
+std::vector<std::string> row_of(const Candidate& one) {
+  const RunResult& run = one.plan.result;
+  return {one.command_line(),
+          fmt::format("{}x{}", run.mesh[0], run.mesh[1]),
+          gigabytes(one.peak_bytes()),
+          fmt::format("{:.3f}", one.step_ms()),
+          fmt::format("{:.3f}", run.exposed_communication_ms),
+          fmt::format("{:.0f}", run.tokens_per_second),
+          one.plan.mfu ? fmt::format("{:.1f}%", 100 * *one.plan.mfu) : "-"};
+}
+
+}  // namespace
+
+Advice advise(const PlanOptions& options, int ranks, const ClusterSpec& cluster) {
+  const TrainPlan plan = train_plan(options, options.wrap, ranks, cluster);
+  Advice advice{.model = options.model, .parameters = plan.parameters, .ranks = ranks, .cluster = cluster.name};
+  advice.memory_bytes = options.memory.empty() ? cluster.compute.memory_bytes : parse_bytes(options.memory, "--memory");
+  const std::vector<Candidate> all = Search(options, ranks, cluster).run();
+  advice.tried = all.size();
+  std::vector<Candidate> fitting;
+  for (const Candidate& one : all)
+    if (advice.memory_bytes <= 0 || one.peak_bytes() <= advice.memory_bytes) fitting.push_back(one);
+  if (fitting.empty())
+    refuse(options, ranks, cluster, advice.memory_bytes,
+           *std::min_element(all.begin(), all.end(),
+                             [](const Candidate& a, const Candidate& b) { return a.peak_bytes() < b.peak_bytes(); }));
+  advice.pareto = pareto_of(std::move(fitting));
+  const std::int64_t tokens = options.global_batch / ranks * plan.seq_len / advice.pareto.back().accumulate;
+  advice.reasons = reasons_for(advice.pareto.back(), all, advice, tokens);
+  return advice;
+}
+
+std::string to_text(const Advice& advice) {
+  std::vector<std::vector<std::string>> rows = {
+      {"fastest for its memory", "mesh", "peak", "step ms", "exposed", "tokens/s", "MFU"}};
+  for (const Candidate& one : advice.pareto) rows.push_back(row_of(one));
+  std::string text = fmt::format("{}: {} parameters, {} ranks of cluster {}{}; {} combinations simulated\n{}",
+                                 advice.model, advice.parameters, advice.ranks, advice.cluster,
+                                 advice.memory_bytes > 0 ? ", " + gigabytes(advice.memory_bytes) + " per rank" : "",
+                                 advice.tried, text_table(rows));
+  text += "take: " + advice.pareto.back().command_line() + "\n";
+  for (const std::string& reason : advice.reasons) text += "why: " + reason + "\n";
+  return text;
+}
+
+ordered_json to_json(const Advice& advice) {
+  const auto json_of = [](const Candidate& one) {
+    return ordered_json{{"options", one.command_line()},
+                        {"strategy", one.strategy},
+                        {"mesh", one.plan.result.mesh},
+                        {"wrap", one.wrap},
+                        {"reshard_after_forward", one.reshard_after_forward},
+                        {"prefetch", one.prefetch},
+                        {"checkpoint_activations", one.checkpoint_activations},
+                        {"accumulate", one.accumulate},
+                        {"peak_bytes", one.plan.result.peak_bytes.total_peak},
+                        {"step_ms", one.step_ms()},
+                        {"exposed_communication_ms", one.plan.result.exposed_communication_ms},
+                        {"tokens_per_second", one.plan.result.tokens_per_second},
+                        {"mfu", one.plan.mfu ? ordered_json(*one.plan.mfu) : ordered_json(nullptr)}};
+  };
+  ordered_json pareto = ordered_json::array();
+  for (const Candidate& one : advice.pareto) pareto.push_back(json_of(one));
+  return {{"model", advice.model},
+          {"parameters", advice.parameters},
+          {"ranks", advice.ranks},
+          {"cluster", advice.cluster},
+          {"memory_bytes", advice.memory_bytes > 0 ? ordered_json(advice.memory_bytes) : ordered_json(nullptr)},
+          {"tried", advice.tried},
+          {"pareto", std::move(pareto)},
+          {"best", json_of(advice.pareto.back())},
+          {"reasons", advice.reasons}};
+}
+
+}  // namespace tessera::tools

@@ -118,6 +118,7 @@ TEST(ZeroTable, RefusesWhatCannotRun) {
   const auto with = [](ZeroTableSpec spec) { return error_of([&] { const ZeroTable table(std::move(spec)); }); };
   EXPECT_THAT(with({.parameters = 10, .ranks = {3}, .strategies = {"hsdp"}}), HasSubstr("3 ranks don't divide"));
   EXPECT_THAT(with({.parameters = 10, .ranks = {6}, .mesh = "2x2"}), HasSubstr("--mesh 2x2 has 4 positions for 6"));
+  EXPECT_THAT(with({.parameters = 10, .ranks = {1}, .mesh = "65536x65536"}), HasSubstr("has 4294967296 positions"));
   EXPECT_THAT(with({.parameters = 10, .ranks = {4}, .strategies = {"nope"}}), HasSubstr("'nope'"));
   EXPECT_THAT(with({.parameters = 10, .ranks = {4}, .strategies = {"fsdp", "full_shard"}}), HasSubstr("twice"));
   EXPECT_THAT(with({.parameters = 10,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
@@ -39,8 +40,16 @@ bool contains(NumberRange range, double value) {
 }  // namespace
 
 json parse_json(std::string_view text, const std::string& file) {
+  std::vector<std::set<std::string>> open;  // keys of the objects around the position
+  const auto refuse_repeats = [&](int /*depth*/, json::parse_event_t event, const json& value) {
+    if (event == json::parse_event_t::object_start) open.emplace_back();
+    if (event == json::parse_event_t::object_end) open.pop_back();
+    if (event == json::parse_event_t::key && !open.back().insert(value.get<std::string>()).second)
+      throw base::InvalidUsage(fmt::format("'{}': key {} is given twice in an object", file, shown(value)));
+    return true;
+  };
   try {
-    return json::parse(text);
+    return json::parse(text, refuse_repeats);
   } catch (const json::parse_error& error) {
     const std::size_t end = std::min(error.byte > 0 ? error.byte - 1 : 0, text.size());
     const std::string_view before = text.substr(0, end);

@@ -33,14 +33,20 @@ std::string mesh_text(const fsdp::MeshShape& mesh) {
   return fmt::format("{}x{}", mesh.size_of(fsdp::kReplicateAxis), mesh.size_of(fsdp::kShardAxis));
 }
 
+/// Throws InvalidUsage if the mesh is not one of each number of ranks.
+void check_mesh(const std::string& text, const std::vector<int>& all_ranks) {
+  std::int64_t positions = 1;  // more than an int holds, if the user mistypes
+  for (const fsdp::MeshAxis& axis : fsdp::parse_mesh(text).axes) positions *= axis.size;
+  for (const int ranks : all_ranks)
+    if (positions != ranks)
+      throw base::InvalidUsage(fmt::format(
+          "--mesh {} has {} positions for {} ranks; replicas x shards must equal --ranks", text, positions, ranks));
+}
+
 }  // namespace
 
 ZeroTable::ZeroTable(ZeroTableSpec spec) : spec_(std::move(spec)) {
-  for (const int ranks : spec_.ranks)
-    if (!spec_.mesh.empty() && fsdp::parse_mesh(spec_.mesh).size() != ranks)
-      throw base::InvalidUsage(
-          fmt::format("--mesh {} has {} positions for {} ranks; replicas x shards must equal --ranks", spec_.mesh,
-                      fsdp::parse_mesh(spec_.mesh).size(), ranks));
+  if (!spec_.mesh.empty()) check_mesh(spec_.mesh, spec_.ranks);
   const bool chosen = !spec_.strategies.empty();
   std::string reason;
   for (const std::string& name : chosen ? spec_.strategies : fsdp::strategy_names())
@@ -93,10 +99,10 @@ std::string ZeroTable::headline() const {
   const char* kind = o.kind == nn::OptimizerConfig::Kind::sgd    ? "sgd"
                      : o.kind == nn::OptimizerConfig::Kind::adam ? "adam"
                                                                  : "adamw";
-  std::string text = report::with_commas(spec_.parameters) + " parameters in " +
-                     std::string(base::name_of(precision.compute)) +
-                     (precision.casts() ? ", gradients in " + std::string(base::name_of(precision.reduce)) : "") +
-                     ", " + kind + (o.amsgrad ? " with amsgrad" : "") + (o.momentum > 0 ? " with momentum" : "");
+  std::string text =
+      report::with_commas(spec_.parameters) + " parameters in " + std::string(base::name_of(precision.compute)) +
+      (precision.casts() ? ", gradients in " + std::string(base::name_of(precision.reduce)) : "") + ", " + kind +
+      (o.amsgrad ? " with amsgrad" : "") + (nn::state_slots(o) == 1 ? " with momentum" : "");
   if (spec_.ranks.size() == 1) text += fmt::format(", {} rank{}", spec_.ranks[0], spec_.ranks[0] == 1 ? "" : "s");
   return text + ": model state per rank in GB (1e9 bytes)";
 }

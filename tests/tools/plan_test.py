@@ -45,11 +45,11 @@ class PlanTest(unittest.TestCase):
     def test_zero_table_of_the_paper(self):
         table, out = self.table("--parameters", "7.5e9", "--ranks", "64")
         self.assertEqual((table["ranks"], table["parameters"]), (64, 7500000000))
-        total = {row["strategy"]: sum(row["model_state_bytes"].values()) for row in table["rows"]}
+        total = {row["strategy"]: sum(row["parts"].values()) for row in table["rows"]}
         self.assertEqual(list(total), json.loads(self.right("info", "--json"))["strategies"])
         self.assertEqual([round(total[name] / 1e9, 2) for name in ("ddp", "zero1", "zero2", "fsdp")], [120, 31.41, 16.64, 1.88])
         for row in table["rows"]:
-            self.assertEqual(row["total_bytes"], total[row["strategy"]])
+            self.assertEqual(row["model_state_bytes"], total[row["strategy"]])
         shown = {line.split()[0]: line.split()[-1] for line in out.splitlines()[2:]}
         self.assertEqual([shown[name] for name in ("ddp", "zero1", "zero2", "fsdp")], ["120", "31.4", "16.6", "1.9"])
         self.assertEqual(table, self.table("--parameters", "7.5B", "--ranks", "64", "--precision", "bf16")[0])
@@ -79,11 +79,11 @@ class PlanTest(unittest.TestCase):
             for run in runs:
                 padded = sum(unit["elements"] + unit["padding"] for unit in run["units"])
                 table, _ = self.table("--parameters", padded, "--ranks", 4, "--strategies", run["strategy"], *more)
-                self.assertEqual(table["rows"][0]["model_state_bytes"], run["model_state_bytes"], (run["strategy"], more))
+                self.assertEqual(table["rows"][0]["parts"], run["model_state_bytes"], (run["strategy"], more))
                 self.assertEqual(table["rows"][0]["mesh"], run["mesh"])
             # The negative control: with another number of parameters the bytes differ.
             table, _ = self.table("--parameters", min(elements) - 64, "--ranks", 4, "--strategies", "fsdp", *more)
-            self.assertNotEqual(table["rows"][0]["model_state_bytes"], runs[3]["model_state_bytes"])
+            self.assertNotEqual(table["rows"][0]["parts"], runs[3]["model_state_bytes"])
 
     def test_page_has_a_bar_of_three_parts_for_each_strategy(self):
         table, _ = self.table("--parameters", "7.5B", "--ranks", "16,64", "--cluster", "h100-400g", "--report", self.folder / "page.html")
@@ -96,10 +96,10 @@ class PlanTest(unittest.TestCase):
             expected = [row for row in table["rows"] if row["ranks"] == ranks]
             self.assertEqual([row[0] for row in rows], [row["strategy"] for row in expected])
             for row, one in zip(rows, expected):
-                self.assertEqual([int(cell.replace(",", "")) for cell in row[2:]], [*one["model_state_bytes"].values(), one["total_bytes"]])
+                self.assertEqual([int(cell.replace(",", "")) for cell in row[2:]], [*one["parts"].values(), one["model_state_bytes"]])
         widths = [float(re.search(r"width:([\d.]+)%", style).group(1)) for _, style in page.bars]
-        first = max(row["total_bytes"] for row in table["rows"] if row["ranks"] == 16)
-        parts = [part for row in table["rows"] if row["ranks"] == 16 for part in row["model_state_bytes"].values()]
+        first = max(row["model_state_bytes"] for row in table["rows"] if row["ranks"] == 16)
+        parts = [part for row in table["rows"] if row["ranks"] == 16 for part in row["parts"].values()]
         for width, part in zip(widths, parts):
             self.assertAlmostEqual(width, 100 * part / first, delta=0.01)
 

@@ -158,9 +158,9 @@ nlohmann::ordered_json ZeroTable::json() const {
         {{"strategy", row.strategy},
          {"ranks", row.ranks},
          {"mesh", {row.mesh.size_of(fsdp::kReplicateAxis), row.mesh.size_of(fsdp::kShardAxis)}},
-         {"model_state_bytes",
-          {{"parameter", row.state.parameter}, {"gradient", row.state.gradient}, {"optimizer", row.state.optimizer}}},
-         {"total_bytes", row.total()}});
+         {"model_state_bytes", row.total()},
+         {"parts",
+          {{"parameter", row.state.parameter}, {"gradient", row.state.gradient}, {"optimizer", row.state.optimizer}}}});
   nlohmann::ordered_json json;
   if (spec_.ranks.size() == 1) {
     json["ranks"] = spec_.ranks[0];

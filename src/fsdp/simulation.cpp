@@ -116,12 +116,13 @@ StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, ba
   if (steps < 1) throw InvalidUsage("predict_step: " + std::to_string(steps) + " steps, needs 1 or more");
   nn::KernelSimulator observer(clock, kernels);
   const Device meta{base::DeviceType::meta, 0};
+  const auto make_stream = [&clock, meta] { return clock.make_stream(meta); };
   nn::Context context({.threads = step.threads,
                        .memory_tracker = world.memory_tracker(),
                        .memory = {},
-                       .make_stream = [&clock, meta] { return clock.make_stream(meta); },
+                       .make_stream = make_stream,
                        .device = meta,
-                       .runtime = nn::observe(base::open_device(meta), observer)});
+                       .runtime = nn::observe(base::open_device(meta), observer, make_stream)});
   StepProfile record = run(step, world, context, &clock, 1 + steps);
   record.steps.erase(record.steps.begin());
   return record;

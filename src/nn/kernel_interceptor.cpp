@@ -57,15 +57,21 @@ namespace {
 /// Forwards all calls; those that submit work to streams go through the observer.
 class InstrumentedRuntime final : public DeviceRuntime {
  public:
-  InstrumentedRuntime(std::shared_ptr<DeviceRuntime> inner, KernelInterceptor& observer)
-      : DeviceRuntime(inner->device(), inner->traits()), inner_(std::move(inner)), observer_(observer) {}
+  InstrumentedRuntime(std::shared_ptr<DeviceRuntime> inner, KernelInterceptor& observer,
+                      std::function<std::unique_ptr<Stream>()> make_stream)
+      : DeviceRuntime(inner->device(), inner->traits()),
+        inner_(std::move(inner)),
+        observer_(observer),
+        make_stream_(std::move(make_stream)) {}
 
   DeviceRuntime& inner() { return *inner_; }
   KernelInterceptor& observer() { return observer_; }
 
   DeviceProperties properties() const override { return inner_->properties(); }
-  std::unique_ptr<Stream> make_stream() override { return inner_->make_stream(); }
-  std::unique_ptr<Stream> make_copy_stream() override { return inner_->make_copy_stream(); }
+  std::unique_ptr<Stream> make_stream() override { return make_stream_ ? make_stream_() : inner_->make_stream(); }
+  std::unique_ptr<Stream> make_copy_stream() override {
+    return make_stream_ ? make_stream_() : inner_->make_copy_stream();
+  }
   std::unique_ptr<HostEvent> make_signal() override { return inner_->make_signal(); }
   void* allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   void free(void* data, std::size_t bytes) noexcept override { inner_->free(data, bytes); }
@@ -83,7 +89,8 @@ class InstrumentedRuntime final : public DeviceRuntime {
   void range_end() noexcept override { inner_->range_end(); }
 
   void copy(Stream& stream, CopyDirection direction, void* to, const void* from, std::size_t bytes) override {
-    observer_.call(call_of("copy", bytes), stream, [&] { inner_->copy(stream, direction, to, from, bytes); });
+    observer_.call(call_of(name_of(direction), bytes), stream,
+                   [&] { inner_->copy(stream, direction, to, from, bytes); });
   }
   void fill(Stream& stream, void* data, unsigned char value, std::size_t bytes) override {
     observer_.call(call_of("clear", bytes), stream, [&] { inner_->fill(stream, data, value, bytes); });
@@ -98,18 +105,24 @@ class InstrumentedRuntime final : public DeviceRuntime {
   }
 
  private:
+  static std::string_view name_of(CopyDirection direction) {
+    if (direction == CopyDirection::device_to_device) return "copy";
+    return direction == CopyDirection::host_to_device ? "copy_from_host" : "copy_to_host";
+  }
   static KernelInvocation call_of(std::string_view kernel, std::size_t bytes) {
     const auto size = static_cast<double>(bytes);
     return {.kernel = kernel, .dtype = DType::u8, .size = size, .bytes = size, .product = {}};
   }
   const std::shared_ptr<DeviceRuntime> inner_;
   KernelInterceptor& observer_;
+  const std::function<std::unique_ptr<Stream>()> make_stream_;
 };
 
 }  // namespace
 
-std::shared_ptr<DeviceRuntime> observe(std::shared_ptr<DeviceRuntime> inner, KernelInterceptor& observer) {
-  return std::make_shared<InstrumentedRuntime>(std::move(inner), observer);
+std::shared_ptr<DeviceRuntime> observe(std::shared_ptr<DeviceRuntime> inner, KernelInterceptor& observer,
+                                       std::function<std::unique_ptr<Stream>()> make_stream) {
+  return std::make_shared<InstrumentedRuntime>(std::move(inner), observer, std::move(make_stream));
 }
 
 }  // namespace tessera::nn

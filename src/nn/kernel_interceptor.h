@@ -25,7 +25,8 @@ struct ProductShape {
 /// One kernel call. Its size determines its duration: floating-point operations for products and attention, bytes read
 /// and written for all others.
 struct KernelInvocation {
-  std::string_view kernel;   ///< as in KernelTable: "linear_forward"; "copy" and "clear" of the runtime; never freed
+  std::string_view kernel;   ///< as in KernelTable: "linear_forward"; "copy", "copy_from_host", "copy_to_host" and
+                             ///< "clear" of the runtime; never freed
   DType dtype = DType::f32;  ///< of the elements; u8 for untyped copies
   double size = 0;           ///< floating-point operations or bytes
   double bytes = 0;          ///< read and written, each operand once; equal to `size` where that is in bytes
@@ -92,7 +93,9 @@ class TESSERA_API KernelSimulator final : public KernelInterceptor {
 TESSERA_API KernelTime two_rates(double flops_per_second, double bytes_per_second);
 
 /// Returns a runtime around `inner` that passes each kernel call, copy and fill to `observer`, which must outlive it.
+/// Its streams come from `make_stream` if that is not empty.
 TESSERA_API std::shared_ptr<base::DeviceRuntime> observe(std::shared_ptr<base::DeviceRuntime> inner,
-                                                         KernelInterceptor& observer);
+                                                         KernelInterceptor& observer,
+                                                         std::function<std::unique_ptr<Stream>()> make_stream = {});
 
 }  // namespace tessera::nn

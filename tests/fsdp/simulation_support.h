@@ -37,6 +37,14 @@ inline StepProfile predict_on(int ranks, const TrainingStep& step, const nn::Ker
   return predict_step(step, *world, clock, kernels, steps);
 }
 
+/// On a device whose operations take no time, and whose kernels take what `kernels` says.
+inline StepProfile predict_step_on(int ranks, const TrainingStep& step, const nn::KernelTime& kernels) {
+  base::VirtualClock clock(base::VirtualClock::Machine::asynchronous);
+  const auto world = comm::sim::make_world(
+      ranks, clock, comm::sim::fixed_times([](const comm::sim::SimulatedOp&) { return std::chrono::nanoseconds(0); }));
+  return predict_step(step, *world, clock, kernels, 1);
+}
+
 /// The profile of the last rank, the one that a simulation reports.
 inline StepProfile measured_on(int ranks, const std::string& backend, const TrainingStep& step, int steps,
                                const std::string& decorators = "") {

@@ -142,6 +142,25 @@ TEST(StepPrediction, ErrorNamesUnmeasuredKernel) {
               ThrowsMessage<base::InvalidUsage>(HasSubstr("has no measured cost")));
 }
 
+/// State in host memory: the bytes over the link are those of the formula, and they take time.
+TEST(StepPrediction, SimulatesCpuOffload) {
+  EngineOptions engine = engine_for("fsdp");
+  const auto on = [&](double bytes_per_second) {
+    engine.cpu_offload = true;
+    const TrainingStep step = step_of(config_of(4, 32), engine);
+    return predict_step_on(4, step, [=](const nn::KernelInvocation& call) {
+      return call.kernel.starts_with("copy_") ? call.bytes / bytes_per_second : 0.0;
+    });
+  };
+  const StepProfile slow = on(1e6), fast = on(2e6);
+  EXPECT_EQ(slow.memory.now_of(MemoryCategory::optimizer), 0U);
+  EXPECT_GT(slow.memory.now_of(MemoryCategory::offloaded), 0U);
+  const OffloadBytes bytes = offload_formula(engine.strategy, slow.mesh, slow.unit_sizes, 2);
+  const auto one_way = static_cast<double>(std::max(bytes.to_device, bytes.to_host));
+  EXPECT_GE(static_cast<double>(slow.steps.back().step_ns), one_way / 1e6 * 1e9 * 0.99);
+  EXPECT_NEAR(static_cast<double>(slow.steps.back().step_ns) / static_cast<double>(fast.steps.back().step_ns), 2, 0.05);
+}
+
 /// Thousands of ranks and a model too large for one rank of this machine: tensors have shapes only.
 TEST(StepPrediction, AllocatesNoTensors) {
   const nn::KernelCostModel kernels = no_time(step_of(config_of(2, 32), engine_for("fsdp")));

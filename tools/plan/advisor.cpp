@@ -180,17 +180,21 @@ std::vector<std::string> reasons_for(const Candidate& best, const std::vector<Ca
   const auto fits = [&](const Candidate& one) {
     return advice.memory_bytes <= 0 || one.peak_bytes() <= advice.memory_bytes;
   };
-  const Candidate* ddp = nullptr;
-  for (const Candidate& one : all)
-    if (one.strategy == "ddp" && (ddp == nullptr || one.step_ms() < ddp->step_ms()) && (ddp == nullptr || fits(one)))
-      ddp = &one;
+  const Candidate* ddp = nullptr;  // the fastest that fits, else the one that needs least memory
+  for (const Candidate& one : all) {
+    if (one.strategy != "ddp") continue;
+    const bool better = ddp == nullptr || (fits(one) && !fits(*ddp)) ||
+                        (fits(one) == fits(*ddp) &&
+                         (fits(one) ? one.step_ms() < ddp->step_ms() : one.peak_bytes() < ddp->peak_bytes()));
+    if (better) ddp = &one;
+  }
   if (ddp != nullptr && best.strategy != "ddp")
     reasons.push_back(
         fits(*ddp) ? fmt::format("ddp fits too ({}), but takes {:.1f} ms instead of {:.1f}: {:.1f} of them wait for "
                                  "communication, and every rank updates all parameters.",
                                  gigabytes(ddp->peak_bytes()), ddp->step_ms(), best.step_ms(),
                                  ddp->plan.result.exposed_communication_ms)
-                   : fmt::format("ddp needs {}, more than the {} of a rank: the state must be sharded.",
+                   : fmt::format("ddp needs at least {}, more than the {} of a rank: the state must be sharded.",
                                  gigabytes(ddp->peak_bytes()), gigabytes(advice.memory_bytes)));
   if (best.strategy == "ddp")
     reasons.push_back(fmt::format("ddp fits ({}) and is fastest: sharding would save memory that is not needed.",

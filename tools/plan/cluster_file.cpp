@@ -109,6 +109,7 @@ ComputeSpec compute_of(JsonObject json) {
   compute.kind = static_cast<ComputeSpec::Kind>(json.choice("kind", kKinds));
   compute.memory_bytes = json.number("memory_bytes", kPositive);
   compute.memory_bytes_per_second = json.number("memory_bytes_per_second", kPositive);
+  compute.host_link_bytes_per_second = json.number_or("host_link_bytes_per_second", 0, kNotNegative);
   compute.kernel_latency_us = json.number_or("kernel_latency_us", 0, kNotNegative);
   JsonObject peaks = json.object("peak_flops");
   for (const std::string& name : peaks.keys())
@@ -145,6 +146,7 @@ ordered_json to_json(const ComputeSpec& compute) {
       {"kind", kKinds[static_cast<std::size_t>(compute.kind)]},
       {"memory_bytes", compute.memory_bytes},
       {"memory_bytes_per_second", compute.memory_bytes_per_second},
+      {"host_link_bytes_per_second", compute.host_link_bytes_per_second},
       {"kernel_latency_us", compute.kernel_latency_us},
       {"peak_flops", compute.peak_flops},
       {"efficiencies", {{"product", parts.product}, {"attention", parts.attention}, {"memory", parts.memory}}}};

@@ -64,6 +64,7 @@ struct ComputeSpec {
   double memory_bytes = 0;                   ///< of one rank
   std::map<std::string, double> peak_flops;  ///< by dtype, operations per second of one rank
   double memory_bytes_per_second = 0;        ///< of one rank
+  double host_link_bytes_per_second = 0;     ///< of a device's link to its host, one direction; 0: as memory
   double kernel_latency_us = 0;              ///< start of one kernel
   Efficiencies efficiencies;
   std::vector<MeasuredKernel> kernels;

@@ -8,6 +8,7 @@ constexpr const char* kTopology = "NCCL, src/graph/topo.h: rates of NVLink by ge
 constexpr const char* kTuning = "NCCL, src/graph/tuning.cc (commit 5067397c): hardware latencies of a ring, Simple";
 constexpr const char* kMatmul =
     "github.com/stas00/ml-engineering (commit 744d01e), compute/accelerator: measured matrix products";
+constexpr const char* kPcie = "PCI Express base specification, rate of 16 lanes after encoding";
 constexpr const char* kA100 = "NVIDIA A100 Tensor Core GPU data sheet, SXM";
 constexpr const char* kH100 = "NVIDIA H100 Tensor Core GPU data sheet, SXM";
 
@@ -70,6 +71,7 @@ ComputeSpec a100(double memory_bytes, double memory_bytes_per_second) {
           .memory_bytes = memory_bytes,
           .peak_flops = {{"bf16", 312e12}, {"f16", 312e12}, {"f32", 19.5e12}},
           .memory_bytes_per_second = memory_bytes_per_second,
+          .host_link_bytes_per_second = 31e9,
           .kernel_latency_us = 5,
           .efficiencies = {.product = 0.869, .attention = 0.6, .memory = 0.85}};
 }
@@ -78,6 +80,7 @@ std::vector<Reference> a100_sources(const std::string& memory) {
   return {{"compute.peak_flops", "312 Tflop/s in bf16 and f16 without sparsity, 19.5 in f32", kA100},
           {"compute.memory_bytes", memory, kA100},
           {"compute.memory_bytes_per_second", memory, kA100},
+          {"compute.host_link_bytes_per_second", "31 GB/s: PCIe 4.0 with 16 lanes", kPcie},
           {"compute.kernel_latency_us", "5 us", kAssumed},
           {"compute.efficiencies.product", "271.2 of 312 Tflop/s, the best of a sweep of shapes", kMatmul},
           {"compute.efficiencies.attention", "50 to 73% of the peak", "FlashAttention-2, arXiv 2307.08691"},
@@ -131,11 +134,13 @@ ClusterSpec h100(const std::string& name, const std::string& network, double car
                      .memory_bytes = 80e9,
                      .peak_flops = {{"bf16", 989e12}, {"f16", 989e12}, {"f32", 67e12}},
                      .memory_bytes_per_second = 3.35e12,
+                     .host_link_bytes_per_second = 63e9,
                      .kernel_latency_us = 5,
                      .efficiencies = {.product = 0.803, .attention = 0.35, .memory = 0.85}};
   cluster.sources = {{"compute.peak_flops", "989 Tflop/s in bf16 and f16 without sparsity, 67 in f32", kH100},
                      {"compute.memory_bytes", "80 GB", kH100},
                      {"compute.memory_bytes_per_second", "3.35 TB/s", kH100},
+                     {"compute.host_link_bytes_per_second", "63 GB/s: PCIe 5.0 with 16 lanes", kPcie},
                      {"compute.kernel_latency_us", "5 us", kAssumed},
                      {"compute.efficiencies.product", "794.5 of 989 Tflop/s, the best of a sweep of shapes", kMatmul},
                      {"compute.efficiencies.attention", "FlashAttention-2 reaches 35% of the peak of an H100",

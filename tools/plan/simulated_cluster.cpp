@@ -75,6 +75,8 @@ nn::KernelTime kernel_time(const ClusterSpec& cluster) {
         const auto found = tables.find({std::string(call.kernel), call.dtype});
         if (found != tables.end()) return found->second.at(call.size);
         const double latency = compute.kernel_latency_us * kMicroseconds;
+        if (compute.host_link_bytes_per_second > 0 && call.kernel.starts_with("copy_"))
+          return latency + call.bytes / compute.host_link_bytes_per_second;
         const double bytes = call.bytes / (compute.memory_bytes_per_second * compute.efficiencies.memory);
         if (call.product.count == 0) return latency + bytes;
         const auto peak = compute.peak_flops.find(std::string(base::name_of(call.dtype)));

@@ -22,13 +22,24 @@ void CpuOffload::finish() noexcept {
 Buffer CpuOffload::allocate(std::size_t bytes) {
   base::DeviceRuntime& runtime = context_.runtime();
   MemoryTracker& memory_tracker = context_.memory_tracker();
-  auto* const data = static_cast<std::byte*>(runtime.allocate_host(bytes));
-  std::fill_n(data, bytes, std::byte{0});
+  // A simulation on shapes without data needs the host's memory as little as the device's.
+  void* const data = has_data() ? runtime.allocate_host(bytes) : runtime.allocate(bytes);
   memory_tracker.add(MemoryCategory::offloaded, bytes);
-  return {data, bytes, [&runtime, &memory_tracker](void* p, std::size_t n) {
-            runtime.free_host(p, n);
-            memory_tracker.remove(MemoryCategory::offloaded, n);
-          }};
+  Buffer memory(data, bytes, [&runtime, &memory_tracker, real = has_data()](void* p, std::size_t n) {
+    if (real)
+      runtime.free_host(p, n);
+    else
+      runtime.free(p, n);
+    memory_tracker.remove(MemoryCategory::offloaded, n);
+  });
+  clear(memory);
+  return memory;
+}
+
+bool CpuOffload::has_data() const { return context_.device().type != base::DeviceType::meta; }
+
+void CpuOffload::clear(Buffer& memory) const {
+  if (has_data()) std::fill_n(memory.bytes_at(0), memory.bytes(), std::byte{0});
 }
 
 void CpuOffload::reserve(std::size_t chunk_bytes) {

@@ -34,6 +34,7 @@ class TESSERA_API CpuOffload {
 
   /// Zeroed pinned host memory, so that copies are asynchronous, tracked as `offloaded`.
   Buffer allocate(std::size_t bytes);
+  void clear(Buffer& memory) const;  ///< zeroes what allocate() returned; no copy may use it
 
   /// Allocates device memory for chunks of this size.
   void reserve(std::size_t chunk_bytes);
@@ -62,6 +63,7 @@ class TESSERA_API CpuOffload {
     std::size_t bytes;
   };
   void* suballocate(std::size_t bytes);
+  bool has_data() const;
 
   nn::Context& context_;
   Copier& copier_;

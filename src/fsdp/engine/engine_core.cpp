@@ -9,8 +9,6 @@ namespace tessera::fsdp {
 namespace {
 
 void require_offload(const base::DeviceRuntime& runtime) {
-  if (runtime.device().type == base::DeviceType::meta)
-    throw InvalidUsage("cpu offload: device meta has shapes without data; disable cpu_offload");
   if (runtime.host_accessible())
     throw InvalidUsage("cpu offload: device " + base::name_of(runtime.device()) +
                        " already uses host memory; disable cpu_offload");

@@ -121,7 +121,7 @@ void ShardedOptimizer::clear() {
   for (FlatParameter& flat : group_.flats())
     for (Buffer& state : flat.state) {
       if (group_.plan().offloaded.optimizer) {
-        std::fill_n(state.bytes_at(0), state.bytes(), std::byte{0});
+        resources_.offload->clear(state);
       } else {
         resources_.zero(resources_.compute(), state.data(), state.bytes());
       }

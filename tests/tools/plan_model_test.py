@@ -1,0 +1,216 @@
+"""tessera plan --model: simulated steps against real runs, hand-computed ones and each other.
+
+    plan_model_test.py TOOL
+"""
+
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+from report_test import Page
+
+TOOL = None
+TALL = ("--model", "gpt-tall", "--ranks", 4)
+SAME = ("calls_per_step", "wire_bytes_per_step", "model_state_bytes", "copied_bytes_per_step", "units")
+
+
+def tool(*arguments, timeout=300):
+    done = subprocess.run([TOOL, *map(str, arguments)], text=True, capture_output=True, timeout=timeout)
+    return done.returncode, done.stdout, done.stderr
+
+
+class PlanModelTest(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+        self.text = self.folder / "text"
+        self.text.write_text("It was a bright cold day in April, and the clocks were striking thirteen. " * 60)
+
+    def plan(self, *arguments):
+        out = self.folder / "plan.json"
+        code, text, err = tool("plan", *arguments, "--json", out)
+        self.assertEqual((code, err), (0, ""), arguments)
+        self.shown = text
+        return json.loads(out.read_text())
+
+    def runs(self, *arguments):
+        return {(run["strategy"], run.get("wrap", "")): run for run in self.plan(*arguments)["runs"]}
+
+    def steps(self, *arguments):
+        return {name: round(run["step_ms"]["median"], 3) for (name, _), run in self.runs(*arguments).items()}
+
+    def wrong(self, hint, *arguments):
+        code, out, err = tool("plan", *arguments)
+        self.assertEqual((code, out, err.count("\n")), (2, "", 1), (arguments, out, err))
+        self.assertIn(hint, err)
+
+    def test_calls_bytes_and_memory_are_those_of_a_real_run(self):
+        for options in ((), ("--precision", "bf16", "--reduce-dtype", "f32"), ("--accumulate", 3, "--reduce-when", "last", "--clip-norm", 1),
+                        ("--checkpoint-activations", "--prefetch", 2, "--reshard-after-forward", "true"),
+                        ("--optimizer", "sgd", "--momentum", 0.9, "--collectives", "int8", "--strategies", "ddp,fsdp")):
+            shared = ("--model", "gpt-nano", "--ranks", 4, "--seq-len", 32, *options)
+            planned = self.plan(*shared)["runs"]
+            code, _, err = tool("compare", *shared, "--data", self.text, "--steps", 3, "--json", self.folder / "real.json")
+            self.assertEqual(code, 0, err)
+            real = json.loads((self.folder / "real.json").read_text())["runs"]
+            self.assertEqual([run["strategy"] for run in planned], [run["strategy"] for run in real])
+            for ours, theirs in zip(planned, real):
+                for key in SAME:
+                    self.assertEqual(ours[key], theirs[key], (ours["strategy"], key, options))
+                # The backend's own memory is not simulated.
+                for kind in set(theirs["peak_bytes"]) - {"communication", "total", "reserved"}:
+                    self.assertEqual(ours["peak_bytes"][kind], theirs["peak_bytes"][kind], (ours["strategy"], kind, options))
+                real_total, backend = theirs["peak_bytes"]["total"], theirs["peak_bytes"]["communication"]
+                self.assertTrue(real_total - backend <= ours["peak_bytes"]["total"] <= real_total, (ours["strategy"], options))
+                self.assertEqual(sum(ours["bytes_at_peak"].values()), ours["peak_bytes"]["total"])
+            # The control: with another number of ranks other bytes are sent.
+            other = self.plan("--model", "gpt-nano", "--ranks", 2, "--seq-len", 32, *options)["runs"]
+            self.assertNotEqual(other[0]["wire_bytes_per_step"], real[0]["wire_bytes_per_step"])
+
+    # 4 ranks of 50 GFLOP/s and 10 GB/s on links of 20 us and 20 MB/s; by an independent program for shared ports.
+    def test_slow_links_take_the_times_of_shared_ports(self):
+        alone = self.steps(*TALL, "--link", "20us,20MB/s", "--strategies", "ddp,fsdp,hsdp")
+        hosts = self.steps(*TALL, "--link", "20us,20MB/s", "--hosts", 2, "--link-intra", "5us,5GB/s", "--strategies", "ddp,fsdp,hsdp")
+        for got, expected in ((alone, {"ddp": 132.434, "fsdp": 179.9, "hsdp": 162.7}), (hosts, {"ddp": 90.4, "fsdp": 120.3, "hsdp": 49.0})):
+            for name, value in expected.items():
+                self.assertAlmostEqual(got[name], value, delta=0.1, msg=name)
+        self.assertLess(self.steps(*TALL, "--link", "20us,10GB/s", "--strategies", "fsdp")["fsdp"], 0.2 * alone["fsdp"])
+
+    def test_cause_of_exposed_time_changes_it(self):
+        def exposed(*options, link="20us,100MB/s"):
+            return self.runs(*TALL, "--strategies", "fsdp", "--link", link, *options)["fsdp", ""]["exposed_communication_ms"]
+        base = exposed()
+        self.assertGreater(exposed("--prefetch", 0), base + 5)
+        self.assertLess(exposed("--global-batch", 96), 0.5 * base)
+        self.assertGreater(exposed(link="1ms,100MB/s"), base + 1)
+        self.assertLess(exposed("--precision", "bf16"), 0.7 * base)
+        self.assertLess(exposed("--reshard-after-forward", "false"), base)
+
+    def test_every_option_that_changes_cost_counts(self):
+        def run(*options):
+            return self.plan("--model", "gpt-tall", "--ranks", 4, "--global-batch", 24, "--strategies", "fsdp", *options)["runs"][0]
+        base = run()
+        for options, key in ((("--precision", "bf16"), "model_state_bytes"), (("--optimizer", "sgd"), "model_state_bytes"),
+                             (("--accumulate", 2), "calls_per_step"), (("--checkpoint-activations",), "peak_bytes"),
+                             (("--reshard-after-forward", "true"), "calls_per_step"), (("--reshard-after-forward", "false"), "calls_per_step"),
+                             (("--prefetch", 0), "step_ms"), (("--limit-all-gathers", 1), "step_ms"), (("--backward-prefetch", "post"), "step_ms"),
+                             (("--collectives", "int8"), "wire_bytes_per_step"), (("--clip-norm", 1), "calls_per_step"),
+                             (("--seq-len", 32), "tokens_per_second"), (("--wrap", "none"), "calls_per_step"), (("--lora", 4), "model_state_bytes")):
+            self.assertNotEqual(run(*options)[key], base[key], options)
+        period = self.runs("--model", "gpt-tall", "--ranks", 4, "--strategies", "diloco", "--sync-every", 5)["diloco", ""]
+        self.assertNotEqual(period["step_ms"], self.runs("--model", "gpt-tall", "--ranks", 4, "--strategies", "diloco", "--sync-every", 10)["diloco", ""]["step_ms"])
+        device = ("--model", "gpt-tall", "--ranks", 4, "--cluster", "a100-200g", "--strategies", "fsdp")
+        on, off = (self.runs(*device, *more)["fsdp", ""] for more in (("--cpu-offload",), ()))
+        self.assertEqual((on["model_state_bytes"]["optimizer"], on["peak_bytes"]["offloaded"] > 0), (0, True))
+        self.assertGreater(on["step_ms"]["median"], off["step_ms"]["median"])
+
+    def test_wrappings_are_planned_side_by_side(self):
+        wraps = "block,none,h.0+h.1;h.2+h.3;h.4+h.5;h.6+h.7"
+        slow = {wrap: run["step_ms"]["median"] for (_, wrap), run in
+                self.runs(*TALL, "--strategies", "fsdp", "--wraps", wraps, "--link", "5ms,1GB/s").items()}
+        fast = {wrap: run["step_ms"]["median"] for (_, wrap), run in
+                self.runs(*TALL, "--strategies", "fsdp", "--wraps", wraps, "--link", "20us,400MB/s").items()}
+        order = lambda steps: sorted(steps, key=steps.get)
+        self.assertEqual(order(slow)[0], "none")  # few messages where latency counts
+        self.assertEqual(order(fast)[0], "block")  # small units where bandwidth counts
+        self.assertEqual(order(fast)[-1], "none")
+
+    def test_large_worlds_take_little_time(self):
+        begun = time.monotonic()
+        self.plan("--model", "llama-7b", "--ranks", 1024, "--global-batch", 1024, "--precision", "bf16", "--cluster", "h100-400g", "--strategies", "fsdp")
+        config = self.folder / "gpt-175b.json"
+        config.write_text(json.dumps({"model_type": "gpt2", "n_layer": 96, "n_embd": 12288, "n_head": 96, "n_positions": 2048, "vocab_size": 50257,
+                                      "activation_function": "gelu_new", "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}))
+        big = self.plan("--model", config, "--ranks", 512, "--global-batch", 512, "--precision", "bf16", "--cluster", "a100-200g", "--strategies", "fsdp")
+        self.assertAlmostEqual(big["parameters"], 175e9, delta=1e9)
+        self.plan("--model", "llama-7b", "--ranks", 16384, "--global-batch", 16384, "--precision", "bf16", "--cluster", "h100-400g", "--strategies", "fsdp")
+        self.assertLess(time.monotonic() - begun, 15)  # each takes less than a second on an idle core
+
+    def test_scaling(self):
+        plan = self.plan("--model", "gpt2", "--ranks", 8, "--global-batch", 16, "--precision", "bf16", "--cluster", "a100-200g",
+                         "--strategies", "ddp,fsdp", "--scale", "16,64", "--report", self.folder / "page.html")
+        weak, strong = plan["scale"]["weak"], plan["scale"]["strong"]
+        self.assertEqual([world["ranks"] for world in weak], [8, 16, 64])
+        self.assertEqual([world["ranks"] for world in strong], [8, 16])
+        self.assertIn("64 ranks: --global-batch 16", plan["scale"]["skipped"][0])
+        for worlds in (weak, strong):
+            self.assertEqual([run["efficiency"] for run in worlds[0]["runs"]], [1, 1])
+            self.assertTrue(all(run["efficiency"] < 1 for world in worlds[1:] for run in world["runs"]))
+        # Per rank, weak scaling computes the same; strong scaling half.
+        self.assertLess(strong[1]["runs"][1]["step_ms"]["median"], weak[1]["runs"][1]["step_ms"]["median"])
+        page = (self.folder / "page.html").read_text()
+        Page(page)
+        self.assertIn("Strong scaling", page)
+
+    def test_advice_fits_and_says_why(self):
+        advice = self.plan("--model", "llama-7b", "--ranks", 64, "--global-batch", 64, "--precision", "bf16", "--cluster", "h100-400g", "--advise",
+                           "--report", self.folder / "page.html")["advice"]
+        self.assertTrue(all(one["peak_bytes"] <= 80e9 for one in advice["pareto"]))
+        steps = [one["step_ms"] for one in advice["pareto"]]
+        self.assertEqual(steps, sorted(steps, reverse=True))
+        peaks = [one["peak_bytes"] for one in advice["pareto"]]
+        self.assertEqual(peaks, sorted(peaks))
+        self.assertEqual(advice["best"], advice["pareto"][-1])
+        self.assertTrue(any("ddp needs at least 1" in reason for reason in advice["reasons"]), advice["reasons"])
+        self.assertTrue(any("tokens per rank compute" in reason for reason in advice["reasons"]), advice["reasons"])
+        self.assertIn("take: " + advice["best"]["options"], self.shown)
+        self.assertIn("Memory against time", (self.folder / "page.html").read_text())
+        # The advised options give the advised step.
+        again = self.plan("--model", "llama-7b", "--ranks", 64, "--global-batch", 64, "--precision", "bf16", "--cluster", "h100-400g",
+                          *shlex.split(advice["best"]["options"]))["runs"][0]
+        self.assertEqual((again["step_ms"]["median"], again["peak_bytes"]["total"]), (advice["best"]["step_ms"], advice["best"]["peak_bytes"]))
+        # A small model fits everywhere; less memory makes another choice.
+        small = self.plan("--model", "gpt2", "--ranks", 8, "--global-batch", 16, "--precision", "bf16", "--cluster", "a100-200g", "--advise")["advice"]
+        less = self.plan("--model", "gpt2", "--ranks", 8, "--global-batch", 16, "--precision", "bf16", "--cluster", "a100-200g", "--advise", "--memory", "600MB")["advice"]
+        self.assertLess(less["best"]["peak_bytes"], 600e6)
+        self.assertLessEqual(small["best"]["step_ms"], less["best"]["step_ms"])
+
+    def test_unequal_ranks(self):
+        shared = ("--model", "gpt2", "--ranks", 16, "--global-batch", 16, "--precision", "bf16", "--cluster", "a100-200g", "--strategies", "fsdp")
+        def run(*options):
+            return self.runs(*shared, *options)["fsdp", ""]
+        equal, slow = run(), run("--slow-rank", "3:1.5")
+        self.assertNotIn("rank_step_ms", equal)
+        self.assertEqual(len(slow["rank_step_ms"]), 16)
+        self.assertGreater(slow["step_ms"]["median"], equal["step_ms"]["median"])
+        self.assertEqual(run("--slow-rank", "3:1")["step_ms"]["median"], equal["step_ms"]["median"])
+        self.assertGreater(run("--slow-link", "1:4")["step_ms"]["median"], equal["step_ms"]["median"])
+        jitter = run("--jitter", 5)
+        self.assertEqual(jitter, run("--jitter", 5))
+        self.assertGreater(jitter["step_ms"]["median"], equal["step_ms"]["median"])
+
+    def test_trace_is_that_of_a_run(self):
+        self.plan(*TALL, "--strategies", "fsdp", "--trace", self.folder / "trace.json")
+        events = json.loads((self.folder / "trace.json").read_text())
+        names = {event["name"] for event in events["traceEvents"] if event["ph"] == "X"}
+        self.assertTrue(any("forward" in name for name in names), names)
+
+    def test_one_line_for_each_mistake(self):
+        self.wrong("give --model", "--ranks", 4)
+        self.wrong("unknown model", "--model", "no-such", "--ranks", 4)
+        self.wrong("--ranks", "--model", "gpt-nano", "--ranks", "4,8")
+        self.wrong("12 can't be split evenly", "--model", "gpt-nano", "--ranks", 5)
+        self.wrong("is not a link", "--model", "gpt-nano", "--link", "fast")
+        self.wrong("is not a machine", "--model", "gpt-nano", "--machine", "fast")
+        self.wrong("don't divide into hosts", "--model", "gpt-nano", "--ranks", 4, "--hosts", 3)
+        self.wrong("give --hosts too", "--model", "gpt-nano", "--link-intra", "1us,1GB/s")
+        self.wrong("--cluster", "--model", "gpt-nano", "--link", "1us,1GB/s", "--cluster", "laptop")
+        self.wrong("no-such-cluster", "--model", "gpt-nano", "--cluster", "no-such-cluster")
+        self.wrong("--memory has no effect", "--model", "gpt-nano", "--memory", "1GB")
+        self.wrong("amount of memory", "--model", "gpt-nano", "--advise", "--memory", "lots")
+        self.wrong("fits in no way", "--model", "llama-7b", "--ranks", 8, "--global-batch", 8, "--cluster", "a100-efa", "--advise", "--memory", "10GB")
+        self.wrong("there are 4 ranks", "--model", "gpt-nano", "--slow-rank", "4:2", "--strategies", "ddp")
+        self.wrong("NUMBER:FACTOR", "--model", "gpt-nano", "--slow-rank", "4")
+        self.wrong("mesh", "--model", "gpt-nano", "--ranks", 4, "--strategies", "hsdp", "--mesh", "3x2")
+        self.wrong("--scale", "--model", "gpt-nano", "--scale", "0")
+
+
+if __name__ == "__main__":
+    TOOL = sys.argv.pop(1)
+    unittest.main()

@@ -141,7 +141,7 @@ int plan(const CLI::App& command, const PlanOptions& options) {
 
 void add_plan(CommandLine& commands) {
   CLI::App* command = commands.app.add_subcommand(
-      "plan", "show the memory that a training would need on machines that are not at hand");
+      "plan", "simulate a training step on machines that are not at hand: memory, traffic and time");
   const auto options = std::make_shared<PlanOptions>();
   add_plan_options(*command, *options);
   command->callback(

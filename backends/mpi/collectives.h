@@ -8,7 +8,6 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/comm/base_names.h"
 #include "backends/mpi/library.h"
 #include "backends/mpi/reduce_ops.h"
 #include "tessera/comm/native_collectives.h"

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/base_names.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/bootstrap.h"
 

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <string>
 
 #include "tessera/comm/base_names.h"
 #include "tessera/base/log.h"

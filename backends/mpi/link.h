@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/base_names.h"
 #include "backends/mpi/collectives.h"
 #include "backends/mpi/library.h"
 #include "backends/mpi/waiter.h"
@@ -23,8 +22,6 @@ class MpiLink final : public Link {
   /// Collective; throws as open_ranks().
   MpiLink(Bootstrap& bootstrap, LinkEvents& events, std::chrono::milliseconds timeout, std::size_t max_chunk);
   ~MpiLink() override;
-  MpiLink(const MpiLink&) = delete;
-  MpiLink& operator=(const MpiLink&) = delete;
 
   std::size_t longest_payload() const noexcept override { return kMaxPayload; }
   bool can_send_eager() const noexcept override { return sending_.size() < kMaxAms; }

@@ -8,13 +8,11 @@ namespace {
 using Kind = ReduceOp::Kind;
 
 constexpr std::array kKindOf = {Kind::sum, Kind::prod, Kind::min, Kind::max};
-constexpr std::array kTypeOf = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
-                                DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
 
 template <std::size_t Type, std::size_t Which>
 void combine(void* in, void* both, int* count, MPI_Datatype* /*type*/) {
   const std::array<const void*, 2> sources = {in, both};
-  reduce_tree({kKindOf[Which], 0}, kTypeOf[Type], sources, {}, both, static_cast<std::size_t>(*count));
+  reduce_tree({kKindOf[Which], 0}, kDTypes[Type], sources, {}, both, static_cast<std::size_t>(*count));
 }
 
 template <std::size_t Type>
@@ -33,34 +31,16 @@ std::size_t index_of(const std::array<T, N>& all, T one) {
 }  // namespace
 
 MPI_Datatype mpi_type(DType dtype) noexcept {
-  switch (dtype) {
-    case DType::f32:
-      return MPI_FLOAT;
-    case DType::f64:
-      return MPI_DOUBLE;
-    case DType::f16:
-    case DType::bf16:
-      return MPI_UINT16_T;
-    case DType::i8:
-      return MPI_INT8_T;
-    case DType::u8:
-      return MPI_UINT8_T;
-    case DType::i32:
-      return MPI_INT32_T;
-    case DType::i64:
-      return MPI_INT64_T;
-    case DType::u32:
-      return MPI_UINT32_T;
-    case DType::u64:
-      break;
-  }
-  return MPI_UINT64_T;
+  const std::array<MPI_Datatype, kDTypes.size()> types = {MPI_FLOAT,    MPI_DOUBLE,  MPI_UINT16_T, MPI_UINT16_T,
+                                                          MPI_INT8_T,   MPI_UINT8_T, MPI_INT32_T,  MPI_INT64_T,
+                                                          MPI_UINT32_T, MPI_UINT64_T};
+  return types[static_cast<std::size_t>(dtype)];
 }
 
 MPI_Op MpiReduceOps::of(Kind kind, DType dtype) noexcept {
   const bool is_native = dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i32 || dtype == DType::i64;
   if (kind == Kind::sum && is_native) return MPI_SUM;
-  const std::size_t type = index_of(kTypeOf, dtype);
+  const auto type = static_cast<std::size_t>(dtype);
   const std::size_t which = index_of(kKindOf, kind);
   MPI_Op& own = own_[type][which];
   constexpr int kCommutes = 1;

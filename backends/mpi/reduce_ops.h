@@ -5,7 +5,6 @@
 
 #include <array>
 
-#include "tessera/comm/base_names.h"
 #include "tessera/comm/types.h"
 
 namespace tessera::comm::mpi {

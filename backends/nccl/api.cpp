@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 
-#include <array>
 #include <initializer_list>
 
 namespace tessera::comm::nccl {

@@ -7,7 +7,6 @@
 
 #include <string>
 
-#include "tessera/comm/base_names.h"
 #include "backends/nccl/tree_kernels.h"
 
 /// All functions that this backend calls. R: required; O: null if the library is too old for it.

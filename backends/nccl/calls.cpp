@@ -173,8 +173,7 @@ class Issue {
 Capabilities make_capabilities(int size, bool deterministic) {
   Capabilities all;
   all.backend = "nccl";
-  all.dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
-                DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
+  all.dtypes.assign(kDTypes.begin(), kDTypes.end());
   all.memory = {MemoryKind::device};
   all.deterministic = deterministic || size == 1;
   all.rounding_ulps =

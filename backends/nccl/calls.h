@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
 
 #include "backends/nccl/api.h"
 #include "tessera/comm/communicator.h"

@@ -24,8 +24,6 @@ class NcclComm {
   NcclComm(const NcclApi& api, int device);
   /// Aborts a communicator that was not destroyed. Waits for the abort as wait_aborted() does.
   ~NcclComm();
-  NcclComm(const NcclComm&) = delete;
-  NcclComm& operator=(const NcclComm&) = delete;
 
   /// Null before its creation, and after destroy() and abort().
   ncclComm_t get() const noexcept { return comm_; }

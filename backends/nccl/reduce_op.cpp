@@ -6,29 +6,10 @@
 namespace tessera::comm::nccl {
 
 ncclDataType_t vendor_type(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return ncclFloat32;
-    case DType::f64:
-      return ncclFloat64;
-    case DType::f16:
-      return ncclFloat16;
-    case DType::bf16:
-      return ncclBfloat16;
-    case DType::i8:
-      return ncclInt8;
-    case DType::u8:
-      return ncclUint8;
-    case DType::i32:
-      return ncclInt32;
-    case DType::i64:
-      return ncclInt64;
-    case DType::u32:
-      return ncclUint32;
-    case DType::u64:
-      break;
-  }
-  return ncclUint64;
+  constexpr std::array<ncclDataType_t, kDTypes.size()> kTypes = {ncclFloat32, ncclFloat64, ncclFloat16, ncclBfloat16,
+                                                                 ncclInt8,    ncclUint8,   ncclInt32,   ncclInt64,
+                                                                 ncclUint32,  ncclUint64};
+  return kTypes[static_cast<std::size_t>(dtype)];
 }
 
 namespace {

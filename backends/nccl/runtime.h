@@ -3,10 +3,8 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <shared_mutex>
 #include <thread>
@@ -27,8 +25,6 @@ class NcclRuntime {
  public:
   NcclRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options, const NcclApi& api, int device);
   ~NcclRuntime();
-  NcclRuntime(const NcclRuntime&) = delete;
-  NcclRuntime& operator=(const NcclRuntime&) = delete;
   /// Collective. From here on the ranks exchange control messages.
   void open();
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "backends/nccl/runtime.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/core/backoff.h"
 

@@ -20,7 +20,7 @@ __global__ void store_kernel(double* to, double value) { *to = value; }
 cudaError_t reduce(const TreeReduceArgs& work, cudaStream_t stream) {
   const std::size_t blocks = std::min((work.count + kThreads - 1) / kThreads, kMaxBlocks);
   if (blocks == 0) return cudaSuccess;
-  comm::with_element(work.dtype, [&](auto zero) {
+  base::with_dtype(work.dtype, [&](auto zero) {
     reduce_kernel<decltype(zero)><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(work);
   });
   return cudaGetLastError();

@@ -14,7 +14,6 @@
 #include <mutex>
 #include <optional>
 
-#include "tessera/comm/base_names.h"
 #include "tessera/base/memory_pool.h"
 #include "tessera/base/memory_tracker.h"
 #include "tessera/comm/bootstrap.h"

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cstdint>
 
-#include "tessera/comm/base_names.h"
 #include "tessera/comm/failure.h"
 #include "tessera/comm/types.h"
 

@@ -18,8 +18,7 @@ namespace {
 Capabilities make_capabilities() {
   Capabilities all;
   all.backend = "shm";
-  all.dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
-                DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
+  all.dtypes.assign(kDTypes.begin(), kDTypes.end());
   all.memory = {MemoryKind::host};
   all.shares_memory = true;
   all.splits_share_memory = true;

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "backends/shm/arena.h"
-#include "tessera/comm/base_names.h"
 #include "tessera/comm/algorithms.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/core/progress.h"
@@ -30,8 +29,6 @@ class ShmRuntime {
  public:
   static std::shared_ptr<ShmRuntime> make(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options);
   ~ShmRuntime();
-  ShmRuntime(const ShmRuntime&) = delete;
-  ShmRuntime& operator=(const ShmRuntime&) = delete;
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(windows_.mapped.size()); }

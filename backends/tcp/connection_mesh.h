@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/base_names.h"
 #include "backends/tcp/tcp_options.h"
 #include "tessera/comm/bootstrap.h"
 

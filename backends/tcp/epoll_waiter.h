@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdint>
 
-#include "tessera/comm/base_names.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/core/progress.h"
 

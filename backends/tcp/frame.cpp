@@ -1,6 +1,5 @@
 #include "backends/tcp/frame.h"
 
-#include <cstddef>
 #include <span>
 
 #include "tessera/base/checksum.h"

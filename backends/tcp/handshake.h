@@ -7,11 +7,9 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 
-#include "tessera/comm/base_names.h"
 #include "tessera/comm/bootstrap.h"
 
 namespace tessera::comm::tcp {

@@ -36,8 +36,6 @@ class TimeLimit {
     });
   }
   ~TimeLimit() { *kept_ = true; }  // it may have expired before its handler has run
-  TimeLimit(const TimeLimit&) = delete;
-  TimeLimit& operator=(const TimeLimit&) = delete;
 
  private:
   const std::shared_ptr<bool> kept_ = std::make_shared<bool>(false);

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <deque>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "backends/tcp/frame.h"

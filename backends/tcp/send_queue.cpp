@@ -1,6 +1,7 @@
 #include "backends/tcp/send_queue.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <new>
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <boost/circular_buffer.hpp>
 #include <boost/intrusive/list.hpp>
 #include <cstddef>

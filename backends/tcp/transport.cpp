@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "backends/tcp/connection_mesh.h"
-#include "tessera/base/error.h"
 #include "tessera/base/log.h"
 
 namespace tessera::comm::tcp {

@@ -4,7 +4,6 @@
 // between threads, and no wake-up per message. frame.h describes the headers and the eager protocol.
 #pragma once
 
-#include <chrono>
 #include <memory>
 
 #include "backends/tcp/epoll_waiter.h"

@@ -5,10 +5,8 @@
 #include <ucp/api/ucp.h>
 
 #include <memory>
-#include <string>
 #include <vector>
 
-#include "tessera/comm/base_names.h"
 #include "backends/ucx/waiter.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/link.h"
@@ -23,8 +21,6 @@ class UcxLink final : public Link {
   /// Collective. Throws BackendError, and what the bootstrap throws.
   UcxLink(Bootstrap& bootstrap, LinkEvents& events);
   ~UcxLink() override;
-  UcxLink(const UcxLink&) = delete;
-  UcxLink& operator=(const UcxLink&) = delete;
 
   std::size_t longest_payload() const noexcept override { return kMaxPayload; }
   bool can_send_eager() const noexcept override { return pending_ams_ < kMaxAms; }

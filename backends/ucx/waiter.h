@@ -6,7 +6,6 @@
 #include <atomic>
 #include <chrono>
 
-#include "tessera/comm/base_names.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/core/progress.h"
 

@@ -9,7 +9,6 @@
 #pragma once
 
 #include <map>
-#include <memory>
 
 #include "tessera/fsdp/collective_plugin.h"
 

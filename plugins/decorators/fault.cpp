@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/base/parse.h"
 
 namespace tessera::decorators {
 

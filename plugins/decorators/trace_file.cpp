@@ -22,8 +22,6 @@ double microseconds(std::int64_t ns) { return static_cast<double>(ns) / 1000.0; 
 class TraceFile {
  public:
   TraceFile(std::string path, std::shared_ptr<Logger> logger) : path_(std::move(path)), logger_(std::move(logger)) {}
-  TraceFile(const TraceFile&) = delete;
-  TraceFile& operator=(const TraceFile&) = delete;
   ~TraceFile() {
     try {
       std::ofstream out(path_);

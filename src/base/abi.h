@@ -1,8 +1,6 @@
 // The ABI of a library and its loadable modules, as one string that both sides compare.
 #pragma once
 
-#include <cstddef>
-
 // The ABI string: what two parts of a program must have in common before they exchange C++ objects. A macro, since the
 // linker would merge a variable with the library's, and the two would always agree.
 #define TESSERA_ABI_TEXT_(x) #x

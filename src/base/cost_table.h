@@ -1,7 +1,6 @@
 // Measured time by size: a cost model without a formula.
 #pragma once
 
-#include <cstddef>
 #include <map>
 #include <vector>
 

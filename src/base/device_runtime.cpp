@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <memory>
 #include <mutex>
 
 #include "tessera/base/error.h"

@@ -1,6 +1,7 @@
 // Element types, and exact conversions of half-precision values.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,10 @@ namespace tessera::base {
 
 /// An element type. The floating-point types come first (is_floating()).
 enum class DType : std::uint8_t { f32, f64, f16, bf16, i8, u8, i32, i64, u32, u64 };
+
+/// All element types, in the order of DType.
+inline constexpr std::array kDTypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
+                                       DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
 
 /// Bytes of one element.
 constexpr std::size_t size_of(DType dtype) {
@@ -141,5 +146,33 @@ template <> inline constexpr DType dtype_of<std::int32_t> = DType::i32;
 template <> inline constexpr DType dtype_of<std::int64_t> = DType::i64;
 template <> inline constexpr DType dtype_of<std::uint32_t> = DType::u32;
 template <> inline constexpr DType dtype_of<std::uint64_t> = DType::u64;
+
+/// Calls function(T{}) with the C++ type of `dtype`.
+template <class Function>
+auto with_dtype(DType dtype, Function&& function) {
+  switch (dtype) {
+    case DType::f32:
+      return function(float{});
+    case DType::f64:
+      return function(double{});
+    case DType::f16:
+      return function(f16{});
+    case DType::bf16:
+      return function(bf16{});
+    case DType::i8:
+      return function(std::int8_t{});
+    case DType::u8:
+      return function(std::uint8_t{});
+    case DType::i32:
+      return function(std::int32_t{});
+    case DType::i64:
+      return function(std::int64_t{});
+    case DType::u32:
+      return function(std::uint32_t{});
+    case DType::u64:
+      break;
+  }
+  return function(std::uint64_t{});
+}
 
 }  // namespace tessera::base

@@ -83,8 +83,6 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
       small_.emplace(*runtime_, *memory_tracker_, options_.pooled_from);
   }
   ~Impl() { trim(); }
-  Impl(const Impl&) = delete;
-  Impl& operator=(const Impl&) = delete;
 
   Buffer small(std::size_t bytes, MemoryCategory use) {
     if (runtime_ != nullptr) return small_of_device(bytes, use);

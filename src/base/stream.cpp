@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <deque>
-#include <exception>
 
 #include "tessera/base/device_stream.h"
 

@@ -5,7 +5,6 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "tessera/base/export.h"
 #include "tessera/comm/base_names.h"

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <list>
 #include <thread>
-#include <utility>
 
 #include "tessera/comm/transport/match_queues.h"
 

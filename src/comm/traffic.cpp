@@ -1,6 +1,5 @@
 #include "tessera/comm/traffic.h"
 
-#include "tessera/base/error.h"
 #include "tessera/comm/slices.h"
 
 namespace tessera::comm {

@@ -6,10 +6,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <string>
-#include <string_view>
 
 #include "tessera/base/export.h"
 #include "tessera/comm/pollable.h"

@@ -14,7 +14,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -56,8 +55,6 @@ class TESSERA_API CheckpointWriter {
   /// `engine` and `control` outlive the writer. `control` spans the engine's ranks, with the same numbers.
   CheckpointWriter(Engine& engine, comm::HostCollectives& control, CheckpointOptions options);
   ~CheckpointWriter();  ///< discards a save that is not finished
-  CheckpointWriter(const CheckpointWriter&) = delete;
-  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
   /// Locks the directory for this run until the writer is destroyed; otherwise the first save() does. Throws
   /// InvalidUsage on every rank if another run holds the lock for 3 seconds: two runs that save and remove in one
@@ -110,8 +107,6 @@ class TESSERA_API Checkpoint {
   /// missing or damaged.
   explicit Checkpoint(const std::string& directory);
   ~Checkpoint();
-  Checkpoint(const Checkpoint&) = delete;
-  Checkpoint& operator=(const Checkpoint&) = delete;
 
   const std::string& directory() const;  ///< directory of the step
   std::uint64_t step() const;  ///< Engine::steps() when it was saved

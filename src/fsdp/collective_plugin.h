@@ -15,7 +15,6 @@
 #include "tessera/fsdp/copier.h"
 #include "tessera/fsdp/flat_layout.h"
 #include "tessera/fsdp/lease.h"
-#include "tessera/fsdp/types.h"
 #include "tessera/nn/context.h"
 
 namespace tessera::fsdp {

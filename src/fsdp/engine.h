@@ -41,8 +41,6 @@ class TESSERA_API Engine {
   /// device.
   Engine(nn::Module& model, comm::Communicator& world, EngineOptions options);
   ~Engine();
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
 
   /// As ShardedState::initialize().
   void initialize(std::uint64_t seed) { state_.initialize(seed); }

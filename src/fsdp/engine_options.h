@@ -11,7 +11,6 @@
 #include "tessera/fsdp/collective_plugin.h"
 #include "tessera/fsdp/mesh.h"
 #include "tessera/fsdp/strategy.h"
-#include "tessera/fsdp/types.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/optimizer.h"
 

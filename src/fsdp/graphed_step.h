@@ -19,8 +19,6 @@ class TESSERA_API GraphedStep {
   GraphedStep(nn::Context& context, Engine& engine);
   /// Waits for the stream's work.
   ~GraphedStep();
-  GraphedStep(const GraphedStep&) = delete;
-  GraphedStep& operator=(const GraphedStep&) = delete;
 
   /// Returns the loss, after forward and backward; the next call may overwrite it. `step` computes both from tensors
   /// whose addresses stay the same, whatever their values: the first call runs it, the second captures it, and later

@@ -57,4 +57,13 @@ void write_file_atomically(const std::string& path, std::string_view text) {
   file.commit();
 }
 
+std::string made_directory(const std::string& directory) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error || !std::filesystem::is_directory(directory, error))
+    throw base::InvalidUsage(directory + ": can't be created" +
+                             (error ? " (" + error.message() + ")" : ": it is not a directory"));
+  return directory;
+}
+
 }  // namespace tessera::nn

@@ -34,4 +34,7 @@ class TESSERA_API AtomicFile {
 /// Replaces the file's content with `text`; on failure the file keeps its previous content.
 TESSERA_API void write_file_atomically(const std::string& path, std::string_view text);
 
+/// Creates a directory and those above it, and returns its name. Throws InvalidUsage.
+std::string made_directory(const std::string& directory);
+
 }  // namespace tessera::nn

@@ -42,8 +42,6 @@ class TESSERA_API Context {
   /// Throws InvalidUsage if the device can't be used.
   explicit Context(ContextOptions options = {});
   ~Context();
-  Context(const Context&) = delete;
-  Context& operator=(const Context&) = delete;
 
   Device device() const { return runtime_->device(); }                  ///< where tensors live and kernels run
   DeviceRuntime& runtime() { return *runtime_; }                        ///< owned by the context, perhaps with others

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "tessera/nn/atomic_file.h"
 #include "tessera/nn/tensor.h"
 
 namespace tessera::nn {
@@ -23,15 +24,6 @@ std::string listed(const std::vector<std::string>& names) {
   for (std::size_t i = 0; i < names.size() && i < kShown; ++i) text += (i ? " " : "") + names[i].substr(0, 100);
   if (names.size() > kShown) text += " and " + std::to_string(names.size() - kShown) + " more";
   return text;
-}
-
-std::string made(const std::string& directory) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error || !std::filesystem::is_directory(directory, error))
-    throw InvalidUsage(directory + ": can't be created" +
-                       (error ? " (" + error.message() + ")" : ": it is not a directory"));
-  return directory;
 }
 
 }  // namespace
@@ -135,7 +127,7 @@ void HfCheckpointReader::read_whole(std::string_view name, DType dtype, void* ou
 
 HfCheckpointWriter::HfCheckpointWriter(const std::string& directory, const ModelConfig& config,
                                        const std::vector<SafetensorsTensor>& tensors)
-    : directory_(made(directory)),
+    : directory_(made_directory(directory)),
       config_(config),
       writer_(directory + "/model.safetensors", tensors, {{"format", "pt"}}) {}
 

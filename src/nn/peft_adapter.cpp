@@ -1,9 +1,9 @@
 #include "tessera/nn/peft_adapter.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <set>
 
+#include "tessera/nn/atomic_file.h"
 #include "tessera/nn/io/json_fields.h"
 
 namespace tessera::nn {
@@ -43,13 +43,6 @@ std::vector<std::string> targets_of(const Fields& fields) {
   if (targets.empty()) fields.fail("'target_modules' must be a list of names");
   std::sort(targets.begin(), targets.end());  // files store a set
   return targets;
-}
-
-std::string made(const std::string& directory) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error) throw InvalidUsage(directory + ": can't be created (" + error.message() + ")");
-  return directory;
 }
 
 std::vector<SafetensorsTensor> prefixed(std::vector<SafetensorsTensor> tensors, const std::string& prefix) {
@@ -123,7 +116,7 @@ void PeftAdapterReader::read(std::string_view name, ElementRange range, float* o
 
 PeftAdapterWriter::PeftAdapterWriter(const std::string& directory, std::string json, const ModelConfig& config,
                                      const std::vector<SafetensorsTensor>& tensors)
-    : directory_(made(directory)),
+    : directory_(made_directory(directory)),
       json_(std::move(json)),
       prefix_(prefix_of(config)),
       writer_(directory + kTensors, prefixed(tensors, prefix_), {{"format", "pt"}}) {}

@@ -1,9 +1,8 @@
 #include "tessera/nn/safetensors.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstring>
-
-#include "tessera/nn/tensor.h"
 
 namespace tessera::nn {
 namespace {
@@ -26,29 +25,9 @@ std::uint64_t little_endian(const std::byte* bytes) {
 }  // namespace
 
 std::string safetensors_name(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return "F32";
-    case DType::f64:
-      return "F64";
-    case DType::f16:
-      return "F16";
-    case DType::bf16:
-      return "BF16";
-    case DType::i8:
-      return "I8";
-    case DType::u8:
-      return "U8";
-    case DType::i32:
-      return "I32";
-    case DType::i64:
-      return "I64";
-    case DType::u32:
-      return "U32";
-    case DType::u64:
-      return "U64";
-  }
-  return "?";
+  std::string name(name_of(dtype));
+  for (char& letter : name) letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+  return name;
 }
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {

@@ -84,8 +84,6 @@ class TESSERA_API SafetensorsWriter {
   SafetensorsWriter(std::string path, const std::vector<SafetensorsTensor>& tensors,
                     const std::map<std::string, std::string>& metadata);
   ~SafetensorsWriter();
-  SafetensorsWriter(const SafetensorsWriter&) = delete;
-  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
   void write(std::string_view name, ElementRange range, const float* values);  ///< of an f32 tensor
   void write_whole(std::string_view name, const void* values);                 ///< of a tensor of any type

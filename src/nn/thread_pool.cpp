@@ -3,7 +3,6 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>

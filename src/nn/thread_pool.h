@@ -17,8 +17,6 @@ class TESSERA_API ThreadPool {
   /// Throws InvalidUsage if `threads` < 1. With one thread everything runs inline, without synchronization.
   explicit ThreadPool(std::size_t threads = 1);
   ~ThreadPool();
-  ThreadPool(const ThreadPool&) = delete;
-  ThreadPool& operator=(const ThreadPool&) = delete;
 
   std::size_t threads() const noexcept { return threads_; }  ///< including the caller's
 

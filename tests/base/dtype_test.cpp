@@ -198,6 +198,13 @@ TEST(DTypeNames, UnknownNameListsKnownNames) {
   EXPECT_THROW(parse_dtype("F32"), InvalidUsage);
 }
 
+TEST(DTypes, AreListedInOrderWithTheirTypes) {
+  for (std::size_t i = 0; i < kDTypes.size(); ++i) {
+    EXPECT_EQ(kDTypes[i], static_cast<DType>(i));
+    EXPECT_EQ(with_dtype(kDTypes[i], [](auto zero) { return dtype_of<decltype(zero)>; }), kDTypes[i]);
+  }
+}
+
 template <class T>
 std::span<const std::byte> bytes_of(const std::vector<T>& values) {
   return std::as_bytes(std::span(values));

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/memory_pool.h"

@@ -1,6 +1,5 @@
 #include "tools/bench/memory_bound.h"
 
-#include <cstdint>
 #include <cstring>
 
 #if defined(__x86_64__)

@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <type_traits>
 
 #include "tessera/base/error.h"
@@ -33,33 +32,6 @@ constexpr std::array<BenchOp, 10> kOps = {{
     {.id = Id::send_recv, .name = "send_recv", .kind = OpKind::send},
     {.id = Id::barrier, .name = "barrier", .kind = OpKind::barrier},
 }};
-
-template <class F>
-auto with_type(DType dtype, F&& call) {
-  switch (dtype) {
-    case DType::f32:
-      return call(float{});
-    case DType::f64:
-      return call(double{});
-    case DType::f16:
-      return call(base::f16{});
-    case DType::bf16:
-      return call(base::bf16{});
-    case DType::i8:
-      return call(std::int8_t{});
-    case DType::u8:
-      return call(std::uint8_t{});
-    case DType::i32:
-      return call(std::int32_t{});
-    case DType::i64:
-      return call(std::int64_t{});
-    case DType::u32:
-      return call(std::uint32_t{});
-    case DType::u64:
-      break;
-  }
-  return call(std::uint64_t{});
-}
 
 /// The type in which a dtype's values are compared and divided.
 template <class T>
@@ -282,7 +254,7 @@ std::int64_t bench_value(const BenchData& data, int rank, std::size_t i) { retur
 
 void fill_bench_input(const BenchData& data, int rank, void* in, std::size_t count) {
   const Draw draw = draw_of(data);
-  with_type(data.dtype, [&](auto zero) {
+  base::with_dtype(data.dtype, [&](auto zero) {
     using T = decltype(zero);
     T* values = static_cast<T*>(in);
     for (std::size_t i = 0; i < count; ++i) values[i] = from_integer<T>(draw(rank, i));
@@ -328,8 +300,8 @@ std::vector<ExpectedPart> expected_parts(const BenchData& data, const BenchShape
 std::uint64_t count_wrong(const BenchData& data, const BenchShape& shape, int rank, const void* out) {
   std::uint64_t wrong = 0;
   for (const ExpectedPart& part : expected_parts(data, shape, rank))
-    wrong +=
-        with_type(data.dtype, [&](auto zero) { return wrong_in(data, part, static_cast<const decltype(zero)*>(out)); });
+    wrong += base::with_dtype(data.dtype,
+                              [&](auto zero) { return wrong_in(data, part, static_cast<const decltype(zero)*>(out)); });
   return wrong;
 }
 

@@ -1,8 +1,5 @@
 #include "tools/bench/runner.h"
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstring>
 
 #include "tessera/base/error.h"

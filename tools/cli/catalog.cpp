@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "tessera/comm/init.h"
-#include "tessera/comm/registry.h"
 #include "tessera/fsdp/collective_plugin.h"
 #include "tessera/fsdp/strategy.h"
 #include "tessera/nn/models/config.h"

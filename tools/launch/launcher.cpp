@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <fstream>
 
@@ -50,8 +49,6 @@ class Launcher {
  public:
   explicit Launcher(const LaunchSpec& plan);
   ~Launcher();
-  Launcher(const Launcher&) = delete;
-  Launcher& operator=(const Launcher&) = delete;
   int run();
 
  private:

@@ -38,8 +38,6 @@ class OrphanReaper {
  public:
   explicit OrphanReaper(const std::string& marker);
   ~OrphanReaper();
-  OrphanReaper(const OrphanReaper&) = delete;
-  OrphanReaper& operator=(const OrphanReaper&) = delete;
   pid_t pid() const { return pid_; }
 
  private:

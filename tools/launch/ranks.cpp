@@ -7,7 +7,6 @@
 #include <filesystem>
 
 #include "tessera/base/device_runtime.h"
-#include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/init.h"

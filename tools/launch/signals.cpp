@@ -6,7 +6,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <string>
+#include <utility>
 
 namespace tessera::tools {
 namespace {
@@ -69,32 +69,13 @@ int SignalPipe::next_signal() {
 }
 
 const char* signal_name(int signal) {
-  switch (signal) {
-    case SIGABRT:
-      return "SIGABRT";
-    case SIGBUS:
-      return "SIGBUS";
-    case SIGFPE:
-      return "SIGFPE";
-    case SIGHUP:
-      return "SIGHUP";
-    case SIGILL:
-      return "SIGILL";
-    case SIGINT:
-      return "SIGINT";
-    case SIGKILL:
-      return "SIGKILL";
-    case SIGPIPE:
-      return "SIGPIPE";
-    case SIGQUIT:
-      return "SIGQUIT";
-    case SIGSEGV:
-      return "SIGSEGV";
-    case SIGTERM:
-      return "SIGTERM";
-    default:
-      return "signal";
-  }
+  static constexpr std::pair<int, const char*> kNames[] = {
+      {SIGABRT, "SIGABRT"}, {SIGBUS, "SIGBUS"},   {SIGFPE, "SIGFPE"},   {SIGHUP, "SIGHUP"},
+      {SIGILL, "SIGILL"},   {SIGINT, "SIGINT"},   {SIGKILL, "SIGKILL"}, {SIGPIPE, "SIGPIPE"},
+      {SIGQUIT, "SIGQUIT"}, {SIGSEGV, "SIGSEGV"}, {SIGTERM, "SIGTERM"}};
+  for (const auto& [number, name] : kNames)
+    if (number == signal) return name;
+  return "signal";
 }
 
 }  // namespace tessera::tools

@@ -15,8 +15,6 @@ class SignalPipe {
  public:
   SignalPipe();
   ~SignalPipe();
-  SignalPipe(const SignalPipe&) = delete;
-  SignalPipe& operator=(const SignalPipe&) = delete;
   /// Becomes readable when a signal has arrived.
   int descriptor() const { return pipe_.read_end.get(); }
   /// Consumes the signals that have arrived; returns 0, or the last SIGINT, SIGTERM or SIGHUP.

@@ -8,27 +8,15 @@
 namespace tessera::tools::report {
 
 std::string escape(std::string_view text) {
+  constexpr std::string_view kSpecial = "&<>\"'";
+  constexpr std::array kEntities = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
   std::string result;
   for (const char c : text) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      case '\'':
-        result += "&#39;";
-        break;
-      default:
-        result += c;
-    }
+    const std::size_t at = kSpecial.find(c);
+    if (at == std::string_view::npos)
+      result += c;
+    else
+      result += kEntities[at];
   }
   return result;
 }

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <optional>
 
 #include "tessera/comm/host_collectives.h"
 #include "tessera/fsdp/engine.h"

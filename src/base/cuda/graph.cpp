@@ -1,7 +1,6 @@
 #include "tessera/base/cuda/graph.h"
 
 #include "tessera/base/cuda/runtime.h"
-#include "tessera/base/error.h"
 
 namespace tessera::base::cuda {
 namespace {
@@ -12,8 +11,6 @@ class CudaGraph final : public Graph {
     check(cudaGraphInstantiate(&graph_, recorded, 0), "cudaGraphInstantiate");
   }
   ~CudaGraph() override { cudaGraphExecDestroy(graph_); }
-  CudaGraph(const CudaGraph&) = delete;
-  CudaGraph& operator=(const CudaGraph&) = delete;
   void launch(Stream& stream) override { check(cudaGraphLaunch(graph_, native(stream)), "cudaGraphLaunch"); }
 
  private:

@@ -19,8 +19,6 @@ class WaitWordPool {
  public:
   WaitWordPool() = default;
   ~WaitWordPool();
-  WaitWordPool(const WaitWordPool&) = delete;
-  WaitWordPool& operator=(const WaitWordPool&) = delete;
   std::uint32_t* acquire();
   void release(std::uint32_t* word) noexcept;
 

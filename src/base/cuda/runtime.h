@@ -4,7 +4,6 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
-#include <string>
 #include <string_view>
 
 #include "tessera/base/device_module.h"

@@ -17,8 +17,6 @@ class EventPool {
  public:
   EventPool() = default;
   ~EventPool();
-  EventPool(const EventPool&) = delete;
-  EventPool& operator=(const EventPool&) = delete;
   cudaEvent_t acquire();  ///< created on the thread's current device
   void release(cudaEvent_t event);
 

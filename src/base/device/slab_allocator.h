@@ -18,8 +18,6 @@ class SlabAllocator {
   SlabAllocator(DeviceRuntime& runtime, MemoryTracker& memory_tracker, std::size_t largest)
       : runtime_(runtime), memory_tracker_(memory_tracker), slab_bytes_(largest > kSlab ? largest * 2 : kSlab) {}
   ~SlabAllocator();
-  SlabAllocator(const SlabAllocator&) = delete;
-  SlabAllocator& operator=(const SlabAllocator&) = delete;
 
   void* acquire(std::size_t bytes);
   void release(void* data, std::size_t bytes) noexcept;

@@ -35,8 +35,6 @@ class ControlPlane {
   ControlPlane(boost::asio::io_context& context, Members members);
   /// Informs the other ranks that this rank closes normally; waits at most a second for their acknowledgment.
   ~ControlPlane();
-  ControlPlane(const ControlPlane&) = delete;
-  ControlPlane& operator=(const ControlPlane&) = delete;
 
   /// Waits until all ranks have opened the channel. Throws PeerLost if a rank died or left, Timeout.
   std::unique_ptr<ControlChannel> open(std::string_view name, ControlEvents events);

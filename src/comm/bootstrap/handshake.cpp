@@ -1,6 +1,7 @@
 #include "tessera/comm/bootstrap/handshake.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "tessera/base/text.h"

@@ -1,12 +1,9 @@
 // Random tokens, and proof of knowing one without sending it.
 #pragma once
 
-#include <array>
-#include <cstdint>
 #include <string>
 #include <string_view>
 
-#include "tessera/comm/base_names.h"
 #include "tessera/comm/bootstrap/protocol.h"
 
 namespace tessera::comm {

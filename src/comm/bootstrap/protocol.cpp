@@ -1,7 +1,6 @@
 #include "tessera/comm/bootstrap/protocol.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <span>
 

@@ -12,7 +12,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/comm/bootstrap.h"
 #include "tessera/comm/bootstrap/host_id.h"
 
 namespace tessera::comm {

@@ -7,6 +7,7 @@
 #include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
 #include <cerrno>
+#include <optional>
 
 #include "tessera/base/file.h"
 #include "tessera/base/text.h"

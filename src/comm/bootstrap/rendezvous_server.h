@@ -9,11 +9,9 @@
 #include <boost/asio/steady_timer.hpp>
 #include <list>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "tessera/comm/bootstrap.h"
 #include "tessera/comm/bootstrap/handshake.h"
 #include "tessera/comm/bootstrap/socket.h"
 
@@ -27,8 +25,6 @@ class RendezvousServer {
   RendezvousServer(boost::asio::io_context& context, std::vector<UniqueFd> listeners, RankIdentity self,
                    std::string about);
   ~RendezvousServer();
-  RendezvousServer(const RendezvousServer&) = delete;
-  RendezvousServer& operator=(const RendezvousServer&) = delete;
 
   /// Runs the context until all others have joined, and returns their connections by rank, [0] empty. Throws Timeout
   /// that names the missing and the refused ranks, and InvalidUsage if the ranks don't match; ranks that have joined

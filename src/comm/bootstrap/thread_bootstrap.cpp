@@ -26,8 +26,6 @@ class Mailbox {
     changed_.notify_all();
     thread_.join();
   }
-  Mailbox(const Mailbox&) = delete;
-  Mailbox& operator=(const Mailbox&) = delete;
 
   void put(int from, std::string_view message) {
     const std::lock_guard lock(mutex_);

@@ -1,7 +1,5 @@
 #include "tessera/comm/core/composite.h"
 
-#include "tessera/base/error.h"
-
 namespace tessera::comm {
 namespace {
 

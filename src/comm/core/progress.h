@@ -47,8 +47,6 @@ class TESSERA_API ProgressEngine {
   using Options = ProgressOptions;
   ProgressEngine(Doorbell& bell, Options options);
   ~ProgressEngine();
-  ProgressEngine(const ProgressEngine&) = delete;
-  ProgressEngine& operator=(const ProgressEngine&) = delete;
 
   void add(Pollable& item);
   void remove(Pollable& item);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "tessera/base/error.h"
 #include "tessera/comm/core/format.h"
 
 namespace tessera::comm::host {

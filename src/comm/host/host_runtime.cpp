@@ -25,8 +25,7 @@ std::vector<std::string> algorithms_of(bool deterministic, std::span<const OpKin
 Capabilities make_capabilities(const std::string& name, bool deterministic, int ranks, std::span<const OpKind> native) {
   Capabilities all;
   all.backend = name;
-  all.dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
-                DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
+  all.dtypes.assign(kDTypes.begin(), kDTypes.end());
   all.memory = {MemoryKind::host};
   all.deterministic = deterministic;
   all.algorithms = algorithms_of(deterministic, native);

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -44,8 +43,6 @@ class HostRuntime final : public Pollable, public TransportEvents {
   HostRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options, std::string name,
               std::span<const OpKind> native);
   ~HostRuntime() override;
-  HostRuntime(const HostRuntime&) = delete;
-  HostRuntime& operator=(const HostRuntime&) = delete;
   void connect(const TransportFactory& make_transport);
   /// No more operations follow: reports this to the other ranks and closes the connections.
   void leave() noexcept;

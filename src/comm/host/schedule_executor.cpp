@@ -1,7 +1,5 @@
 #include "tessera/comm/host/schedule_executor.h"
 
-#include <algorithm>
-
 #include "tessera/comm/core/format.h"
 #include "tessera/comm/host/host_group.h"
 #include "tessera/comm/kernels/reduce.h"

@@ -3,7 +3,6 @@
 // machine. Compile it without contraction: multiply-adds must not be fused.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -120,33 +119,6 @@ TESSERA_HD T sum_element(const ReduceOp& op, const Leaf& leaf, int count) {
   S sum = sum_range<S>(op.kind, leaf, 0, count);
   if (op.kind == ReduceOp::Kind::avg) sum = static_cast<S>(sum / sum_scalar<S>(op.scalar));
   return SumNumber<T>::store(sum);
-}
-
-/// Calls `f` with an element of the dtype's type.
-template <class F>
-void with_element(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::f32:
-      return f(float{});
-    case DType::f64:
-      return f(double{});
-    case DType::f16:
-      return f(f16{});
-    case DType::bf16:
-      return f(bf16{});
-    case DType::i8:
-      return f(std::int8_t{});
-    case DType::u8:
-      return f(std::uint8_t{});
-    case DType::i32:
-      return f(std::int32_t{});
-    case DType::i64:
-      return f(std::int64_t{});
-    case DType::u32:
-      return f(std::uint32_t{});
-    case DType::u64:
-      return f(std::uint64_t{});
-  }
 }
 
 }  // namespace tessera::comm

@@ -15,8 +15,7 @@
 #include "tessera/comm/slices.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace tessera::comm {
-namespace HWY_NAMESPACE {
+namespace tessera::comm::HWY_NAMESPACE {
 
 using Kind = ReduceOp::Kind;
 
@@ -231,33 +230,8 @@ void combine_kinds(const ReduceTask& work) {
   }
 }
 
-void combine_dtypes(const ReduceTask& work) {
-  switch (work.dtype) {
-    case DType::f32:
-      return combine_kinds<float>(work);
-    case DType::f64:
-      return combine_kinds<double>(work);
-    case DType::f16:
-      return combine_kinds<f16>(work);
-    case DType::bf16:
-      return combine_kinds<bf16>(work);
-    case DType::i8:
-      return combine_kinds<std::int8_t>(work);
-    case DType::u8:
-      return combine_kinds<std::uint8_t>(work);
-    case DType::i32:
-      return combine_kinds<std::int32_t>(work);
-    case DType::i64:
-      return combine_kinds<std::int64_t>(work);
-    case DType::u32:
-      return combine_kinds<std::uint32_t>(work);
-    case DType::u64:
-      return combine_kinds<std::uint64_t>(work);
-  }
-}
-
 void combine_all(const ReduceTask& work) {
-  combine_dtypes(work);
+  base::with_dtype(work.dtype, [&](auto zero) HWY_ATTR { combine_kinds<decltype(zero)>(work); });
   if (work.streaming) hwy::FlushStream();
 }
 
@@ -268,8 +242,7 @@ void stream_copy(std::uint8_t* out, const std::uint8_t* in, std::size_t bytes) {
   hwy::FlushStream();
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace tessera::comm
+}  // namespace tessera::comm::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard

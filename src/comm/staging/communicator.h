@@ -5,7 +5,6 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <vector>
 
 #include "tessera/comm/staging/ipc_state.h"
 #include "tessera/comm/staging/pipeline.h"

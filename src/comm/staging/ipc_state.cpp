@@ -1,6 +1,5 @@
 #include "tessera/comm/staging/ipc_state.h"
 
-#include <algorithm>
 #include <string>
 
 #include "tessera/base/error.h"

@@ -38,8 +38,6 @@ class IpcWindows : public std::enable_shared_from_this<IpcWindows> {
  public:
   explicit IpcWindows(std::shared_ptr<DeviceRuntime> device);
   ~IpcWindows();
-  IpcWindows(const IpcWindows&) = delete;
-  IpcWindows& operator=(const IpcWindows&) = delete;
 
   /// Aligned to 256 bytes. Streams must be done with a buffer when it is released, since its memory is reused at once.
   Buffer allocate(std::size_t bytes, std::optional<MemoryCategory> use,

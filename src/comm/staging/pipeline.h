@@ -23,8 +23,6 @@ class StagingPipeline {
  public:
   StagingPipeline(std::shared_ptr<DeviceRuntime> device, StagingOptions options);
   ~StagingPipeline();
-  StagingPipeline(const StagingPipeline&) = delete;
-  StagingPipeline& operator=(const StagingPipeline&) = delete;
 
   DeviceRuntime& device() noexcept { return *device_; }
   const std::shared_ptr<DeviceRuntime>& shared_device() const noexcept { return device_; }

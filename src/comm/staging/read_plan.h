@@ -1,8 +1,6 @@
 // Which rank reads which memory in a call without staging: the `direct` algorithms, with reads in place of sends.
 #pragma once
 
-#include <cstddef>
-
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/slices.h"
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "tessera/base/error.h"
 #include "tessera/comm/staging/communicator.h"
 
 namespace tessera::comm::staging {

@@ -1,6 +1,7 @@
 #include "tessera/comm/transport/cma_link.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <exception>
 #include <random>

@@ -7,7 +7,6 @@
 //   receiver  FIN
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <vector>

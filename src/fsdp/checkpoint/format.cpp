@@ -7,7 +7,6 @@
 #include "tessera/base/file.h"
 #include "tessera/fsdp/checkpoint/format.h"
 #include "tessera/nn/safetensors.h"
-#include "tessera/nn/tensor.h"
 
 namespace tessera::fsdp::checkpoint {
 namespace {

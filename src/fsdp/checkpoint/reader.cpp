@@ -31,7 +31,6 @@ class DataFile {
     file_ = std::move(file.fd);
   }
 
-  const std::string& path() const { return path_; }
   std::size_t blocks() const { return manifest_.blocks.size(); }
 
   /// The length of blocks [first, last): the last of the file may be shorter.

@@ -21,8 +21,6 @@ class ShardFileWriter {
   /// Creates `directory`/rank-R.safetensors. Throws SystemError.
   ShardFileWriter(const std::string& directory, int rank, std::vector<TensorSlice> slices, std::size_t buffer_bytes);
   ~ShardFileWriter();  ///< discards what has not been written
-  ShardFileWriter(const ShardFileWriter&) = delete;
-  ShardFileWriter& operator=(const ShardFileWriter&) = delete;
 
   static constexpr std::size_t kChunk = std::size_t{4} << 20;
   /// Copies the next bytes, at most kChunk of them. Waits while the buffer is full; after a failure the bytes are

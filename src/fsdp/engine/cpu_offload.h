@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "tessera/fsdp/copier.h"
-#include "tessera/fsdp/types.h"
 #include "tessera/nn/context.h"
 
 namespace tessera::fsdp {
@@ -23,8 +22,6 @@ namespace tessera::fsdp {
 class TESSERA_API CpuOffload {
  public:
   CpuOffload(nn::Context& context, Copier& copier, bool poison);
-  CpuOffload(const CpuOffload&) = delete;
-  CpuOffload& operator=(const CpuOffload&) = delete;
 
   /// Waits for all copies. Afterwards no copy uses host memory.
   void finish() noexcept;

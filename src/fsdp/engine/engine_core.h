@@ -19,8 +19,6 @@ struct EngineCore {
   /// outlive it. Throws as Engine's constructor does.
   EngineCore(nn::Module& the_model, comm::Communicator& world, EngineOptions the_options);
   ~EngineCore();
-  EngineCore(const EngineCore&) = delete;
-  EngineCore& operator=(const EngineCore&) = delete;
 
   nn::Module& model;
   const EngineOptions options;  ///< with a mesh

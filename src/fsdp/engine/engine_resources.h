@@ -19,8 +19,6 @@ namespace tessera::fsdp {
 struct EngineResources {
   /// Collective. `context` and `world` outlive it; options.mesh is set.
   EngineResources(nn::Context& context, comm::Communicator& world, const EngineOptions& options);
-  EngineResources(const EngineResources&) = delete;
-  EngineResources& operator=(const EngineResources&) = delete;
 
   nn::Context& context;
   Mesh mesh;

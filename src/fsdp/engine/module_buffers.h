@@ -20,8 +20,6 @@ class TESSERA_API ModuleBuffers {
   /// Allocates their memory, tracked as `other`. Collective if there are any. `resources` outlives it.
   ModuleBuffers(const nn::Module& model, EngineResources& resources);
   ~ModuleBuffers();
-  ModuleBuffers(const ModuleBuffers&) = delete;
-  ModuleBuffers& operator=(const ModuleBuffers&) = delete;
 
   const std::vector<std::shared_ptr<nn::ModuleBuffer>>& all() const { return buffers_; }
   /// Appends initial values to the compute stream.

@@ -13,8 +13,6 @@ namespace tessera::fsdp {
 struct TESSERA_API UnitRuntime {
   /// `resources` outlives the unit.
   UnitRuntime(EngineResources& resources, UnitSpec spec, Strategy own_strategy, ShardingPlan plan, int optimizer_slots);
-  UnitRuntime(const UnitRuntime&) = delete;
-  UnitRuntime& operator=(const UnitRuntime&) = delete;
 
   const std::string& name() const { return group.name(); }
   const ShardingPlan& plan() const { return group.plan(); }

@@ -1,5 +1,4 @@
 // Traffic of a step.
-#include <algorithm>
 #include <utility>
 
 #include "tessera/fsdp/flat_layout.h"

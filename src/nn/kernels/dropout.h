@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
 #include "tessera/nn/random.h"
 #include "tessera/nn/thread_pool.h"

@@ -1,7 +1,5 @@
 #include "tessera/nn/models/config.h"
 
-#include <array>
-
 #include "tessera/base/error.h"
 
 namespace tessera::nn {

@@ -1,5 +1,4 @@
 // Reads and writes Hugging Face's config.json. Fields: transformers' GPT2Config and LlamaConfig, versions 4 and 5.
-#include "tessera/base/error.h"
 #include "tessera/nn/io/json_fields.h"
 #include "tessera/nn/models/config.h"
 

@@ -3,7 +3,6 @@
 
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "tessera/nn/tape.h"
 #include "tessera/nn/tensor.h"

@@ -140,7 +140,7 @@ cudaError_t query_event(cudaEvent_t event) {
 cudaError_t reduce_tree_later(const comm::nccl::TreeReduceArgs& work, cudaStream_t stream) {
   const auto lock = fake_lock();
   stream_of(stream).tasks.emplace_back([work] {
-    comm::with_element(work.dtype, [&](auto zero) {
+    base::with_dtype(work.dtype, [&](auto zero) {
       for (std::size_t i = 0; i < work.count; ++i) comm::nccl::tree_element<decltype(zero)>(work, i);
     });
     return true;

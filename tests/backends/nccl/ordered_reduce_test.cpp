@@ -37,7 +37,7 @@ std::ptrdiff_t first_other_bits(DType dtype, ReduceOp::Kind kind, int ranks) {
   const comm::nccl::TreeReduceArgs work{
       op,    dtype,          ranks,       own,   sources[static_cast<std::size_t>(own)], slices.data(),
       bytes, factors.data(), have.data(), kCount};
-  with_element(dtype, [&](auto zero) {
+  with_dtype(dtype, [&](auto zero) {
     for (std::size_t i = 0; i < kCount; ++i) comm::nccl::tree_element<decltype(zero)>(work, i);
   });
   return conformance::first_difference(dtype, have.data(), want.data(), kCount);

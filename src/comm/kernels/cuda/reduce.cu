@@ -58,21 +58,18 @@ void append(Stream& stream, const DeviceReduceArgs& sum) {
   std::copy_n(sum.factors, sum.source_count, sources.factors);
   check(cudaSetDevice(stream.device().index));
   const auto blocks = static_cast<unsigned>(std::min((sum.count + kThreads - 1) / kThreads, kMaxBlocks));
-  with_element(sum.dtype, [&](auto zero) {
+  with_dtype(sum.dtype, [&](auto zero) {
     sum_kernel<decltype(zero)><<<blocks, kThreads, 0, static_cast<cudaStream_t>(own->native())>>>(sources);
   });
   check(cudaGetLastError());
 }
 
-constexpr DType kAll[] = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
-                          DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
-
 /// CUDA loads a kernel at its first launch and may synchronize the whole device for it, including streams that wait for
 /// the very call that this reduction belongs to. So all kernels are loaded beforehand.
 bool load_all() {
   bool loaded = true;
-  for (const DType dtype : kAll)
-    with_element(dtype, [&](auto zero) {
+  for (const DType dtype : base::kDTypes)
+    with_dtype(dtype, [&](auto zero) {
       cudaFuncAttributes attributes{};
       loaded &= cudaFuncGetAttributes(&attributes, sum_kernel<decltype(zero)>) == cudaSuccess;
     });

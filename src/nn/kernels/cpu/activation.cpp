@@ -1,7 +1,5 @@
 #include "tessera/nn/kernels/activation.h"
 
-#include <tuple>
-
 #include "tessera/nn/kernels/cpu/tiles.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -20,7 +18,6 @@ struct ActivationTable {
   void (*swiglu_forward)(const T*, const T*, T*, std::size_t);
   void (*swiglu_backward)(const SwigluBackward<T>&);
 };
-using ActivationTables = std::tuple<ActivationTable<float>, ActivationTable<double>>;
 }  // namespace tessera::nn::kernels
 #endif
 
@@ -126,11 +123,9 @@ void swiglu_backward(const SwigluBackward<T>& a) {
 }
 
 template <class T>
-constexpr ActivationTable<T> table() {
-  return {&forward<T>, &backward<T>, &swiglu_forward<T>, &swiglu_backward<T>};
-}
-const ActivationTables* activation_tables() {
-  static constexpr ActivationTables tables{table<float>(), table<double>()};
+constexpr ActivationTable<T> kTable{&forward<T>, &backward<T>, &swiglu_forward<T>, &swiglu_backward<T>};
+const Tables<ActivationTable>* activation_tables() {
+  static constexpr Tables<ActivationTable> tables{kTable<float>, kTable<double>};
   return &tables;
 }
 

@@ -1,5 +1,3 @@
-#include <tuple>
-
 #include "tessera/nn/kernels/cpu/attention_block.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
 
@@ -20,7 +18,6 @@ struct AttentionBackwardTable {
   /// All gradients of one batch entry and key/value head.
   void (*head)(const AttentionBackward<T>&, std::size_t batch, std::size_t kv_head, const T* delta, T* scratch);
 };
-using AttentionBackwardTables = std::tuple<AttentionBackwardTable<float>, AttentionBackwardTable<double>>;
 }  // namespace tessera::nn::kernels
 #endif
 
@@ -166,10 +163,10 @@ void head_gradients(const AttentionBackward<T>& a, std::size_t batch, std::size_
   }
 }
 
-const AttentionBackwardTables* attention_backward_tables() {
-  static constexpr AttentionBackwardTables tables{
-      AttentionBackwardTable<float>{&row_products<float>, &head_gradients<float>},
-      AttentionBackwardTable<double>{&row_products<double>, &head_gradients<double>}};
+template <class T>
+constexpr AttentionBackwardTable<T> kTable{&row_products<T>, &head_gradients<T>};
+const Tables<AttentionBackwardTable>* attention_backward_tables() {
+  static constexpr Tables<AttentionBackwardTable> tables{kTable<float>, kTable<double>};
   return &tables;
 }
 

@@ -1,5 +1,4 @@
 #include <limits>
-#include <tuple>
 
 #include "tessera/nn/kernels/cpu/attention_block.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
@@ -22,7 +21,6 @@ template <class T>
 struct AttentionForwardTable {
   void (*block)(const AttentionForward<T>&, QueryBlock, T* scratch);
 };
-using AttentionForwardTables = std::tuple<AttentionForwardTable<float>, AttentionForwardTable<double>>;
 }  // namespace tessera::nn::kernels
 #endif
 
@@ -135,9 +133,10 @@ void forward_block(const AttentionForward<T>& a, QueryBlock at, T* scratch) {
   }
 }
 
-const AttentionForwardTables* attention_forward_tables() {
-  static constexpr AttentionForwardTables tables{AttentionForwardTable<float>{&forward_block<float>},
-                                                 AttentionForwardTable<double>{&forward_block<double>}};
+template <class T>
+constexpr AttentionForwardTable<T> kTable{&forward_block<T>};
+const Tables<AttentionForwardTable>* attention_forward_tables() {
+  static constexpr Tables<AttentionForwardTable> tables{kTable<float>, kTable<double>};
   return &tables;
 }
 

@@ -6,7 +6,6 @@
 
 #include "tessera/nn/kernels/kernel_table.h"
 #include "tessera/nn/kernels/half/half_kernels.h"
-#include "tessera/nn/kernels/cpu/tiles.h"
 #include "tessera/nn/nf4.h"
 #include "tessera/nn/ops/dispatch.h"
 

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <limits>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -23,7 +22,6 @@ struct CrossEntropyTable {
   void (*row_statistics)(const T* logits, std::size_t count, T* max, T* sum);
   void (*backward)(const CrossEntropyBackward<T>&, std::size_t begin, std::size_t end);
 };
-using CrossEntropyTables = std::tuple<CrossEntropyTable<float>, CrossEntropyTable<double>>;
 }  // namespace tessera::nn::kernels
 #endif
 
@@ -80,11 +78,9 @@ void backward(const CrossEntropyBackward<T>& a, std::size_t begin, std::size_t e
 }
 
 template <class T>
-constexpr CrossEntropyTable<T> table() {
-  return {&row_statistics<T>, &backward<T>};
-}
-const CrossEntropyTables* cross_entropy_tables() {
-  static constexpr CrossEntropyTables tables{table<float>(), table<double>()};
+constexpr CrossEntropyTable<T> kTable{&row_statistics<T>, &backward<T>};
+const Tables<CrossEntropyTable>* cross_entropy_tables() {
+  static constexpr Tables<CrossEntropyTable> tables{kTable<float>, kTable<double>};
   return &tables;
 }
 

@@ -1,8 +1,6 @@
 #include "tessera/nn/kernels/elementwise.h"
 
 #include <cstring>
-#include <tuple>
-#include <vector>
 
 #include "tessera/nn/kernels/cpu/tiles.h"
 
@@ -22,7 +20,6 @@ struct ElementwiseTable {
   void (*multiply)(const MultiplyArgs<T>&);
   void (*column_sums)(const ColumnSumsArgs<T>&, std::size_t begin, std::size_t end);
 };
-using ElementwiseTables = std::tuple<ElementwiseTable<float>, ElementwiseTable<double>>;
 inline constexpr std::size_t kColumnTile = 384;
 }  // namespace tessera::nn::kernels
 #endif
@@ -67,11 +64,9 @@ void column_sums(const ColumnSumsArgs<T>& a, std::size_t begin, std::size_t end)
 }
 
 template <class T>
-constexpr ElementwiseTable<T> table() {
-  return {&add<T>, &scale<T>, &multiply<T>, &column_sums<T>};
-}
-const ElementwiseTables* elementwise_tables() {
-  static constexpr ElementwiseTables tables{table<float>(), table<double>()};
+constexpr ElementwiseTable<T> kTable{&add<T>, &scale<T>, &multiply<T>, &column_sums<T>};
+const Tables<ElementwiseTable>* elementwise_tables() {
+  static constexpr Tables<ElementwiseTable> tables{kTable<float>, kTable<double>};
   return &tables;
 }
 

@@ -7,7 +7,6 @@
 #endif
 
 #include <cstdint>
-#include <type_traits>
 
 #include "tessera/nn/kernels/cpu/simd-inl.h"
 

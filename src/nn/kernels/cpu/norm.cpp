@@ -1,7 +1,6 @@
 #include "tessera/nn/kernels/norm.h"
 
 #include <cmath>
-#include <tuple>
 #include <vector>
 
 #include "tessera/nn/kernels/cpu/tiles.h"
@@ -24,7 +23,6 @@ struct NormTable {
   void (*rms_forward)(const RmsNormForward<T>&, std::size_t begin, std::size_t end);
   void (*rms_backward)(const RmsNormBackward<T>&, std::size_t begin, std::size_t end);
 };
-using NormTables = std::tuple<NormTable<float>, NormTable<double>>;
 }  // namespace tessera::nn::kernels
 #endif
 
@@ -153,11 +151,9 @@ void rms_backward(const RmsNormBackward<T>& a, std::size_t begin, std::size_t en
 }
 
 template <class T>
-constexpr NormTable<T> table() {
-  return {&layer_forward<T>, &layer_backward<T>, &rms_forward<T>, &rms_backward<T>};
-}
-const NormTables* norm_tables() {
-  static constexpr NormTables tables{table<float>(), table<double>()};
+constexpr NormTable<T> kTable{&layer_forward<T>, &layer_backward<T>, &rms_forward<T>, &rms_backward<T>};
+const Tables<NormTable>* norm_tables() {
+  static constexpr Tables<NormTable> tables{kTable<float>, kTable<double>};
   return &tables;
 }
 

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <string>
-#include <tuple>
 
 #include "tessera/base/error.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
@@ -21,7 +20,6 @@ struct OptimizerTable {
   void (*sgd)(const SgdStep<T>&);
   void (*adam)(const AdamStep<T>&);
 };
-using OptimizerTables = std::tuple<OptimizerTable<float>, OptimizerTable<double>>;
 }  // namespace tessera::nn::kernels
 #endif
 
@@ -95,11 +93,9 @@ void adam(const AdamStep<T>& a) {
 }
 
 template <class T>
-constexpr OptimizerTable<T> table() {
-  return {&sgd<T>, &adam<T>};
-}
-const OptimizerTables* optimizer_tables() {
-  static constexpr OptimizerTables tables{table<float>(), table<double>()};
+constexpr OptimizerTable<T> kTable{&sgd<T>, &adam<T>};
+const Tables<OptimizerTable>* optimizer_tables() {
+  static constexpr Tables<OptimizerTable> tables{kTable<float>, kTable<double>};
   return &tables;
 }
 

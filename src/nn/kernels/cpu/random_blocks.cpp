@@ -1,6 +1,5 @@
 #include "tessera/nn/kernels/cpu/random_blocks.h"
 
-#include <algorithm>
 #include <cstring>
 
 #undef HWY_TARGET_INCLUDE

@@ -1,7 +1,6 @@
 // Vectorized implementation of random.h.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "tessera/nn/random.h"

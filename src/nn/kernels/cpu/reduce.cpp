@@ -1,8 +1,6 @@
 // sum and norm_part of elementwise.h.
-#include <algorithm>
 #include <array>
 #include <cmath>
-#include <tuple>
 #include <vector>
 
 #include "tessera/nn/kernels/cpu/tiles.h"
@@ -22,7 +20,6 @@ struct ReduceTable {
   double (*sum)(const T*, std::size_t);
   std::array<double (*)(const T*, std::size_t), 4> norms;  // indexed by Norm
 };
-using ReduceTables = std::tuple<ReduceTable<float>, ReduceTable<double>>;
 }  // namespace tessera::nn::kernels
 #endif
 
@@ -79,12 +76,11 @@ double largest_magnitude(const T* x, std::size_t count) {
 }
 
 template <class T>
-constexpr ReduceTable<T> reduce_table() {
-  return {&sum<T>, {&sum_of_magnitudes<T>, &sum_of_squares<T>, &sum_of_cubes<T>, &largest_magnitude<T>}};
-}
+constexpr ReduceTable<T> kTable{&sum<T>,
+                                {&sum_of_magnitudes<T>, &sum_of_squares<T>, &sum_of_cubes<T>, &largest_magnitude<T>}};
 
-const ReduceTables* reduce_tables() {
-  static constexpr ReduceTables tables{reduce_table<float>(), reduce_table<double>()};
+const Tables<ReduceTable>* reduce_tables() {
+  static constexpr Tables<ReduceTable> tables{kTable<float>, kTable<double>};
   return &tables;
 }
 

@@ -3,11 +3,15 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <memory>
+#include <tuple>
 
 #include "tessera/nn/thread_pool.h"
 
 namespace tessera::nn::kernels {
+
+/// The functions of one instruction set, for each element type.
+template <template <class> class Table>
+using Tables = std::tuple<Table<float>, Table<double>>;
 
 /// Elements per tile of an element-wise kernel: large enough to hide the scheduling cost, small enough for L2.
 inline constexpr std::size_t kElementTile = 16384;

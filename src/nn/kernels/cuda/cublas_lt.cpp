@@ -2,8 +2,6 @@
 
 #include <dlfcn.h>
 
-#include <string>
-
 #include "tessera/base/error.h"
 
 namespace tessera::nn::cuda {

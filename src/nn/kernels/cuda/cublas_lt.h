@@ -4,8 +4,6 @@
 
 #include <cublasLt.h>
 
-#include <string>
-
 namespace tessera::nn::cuda {
 
 #define TESSERA_CUBLAS_LT_FUNCTIONS(F)    \

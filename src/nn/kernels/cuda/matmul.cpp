@@ -1,7 +1,5 @@
 #include "tessera/nn/kernels/cuda/matmul.h"
 
-#include <string>
-
 #include "tessera/base/device_stream.h"
 
 namespace tessera::nn::cuda {

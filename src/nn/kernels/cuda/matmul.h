@@ -33,8 +33,6 @@ class CublasLtMatmul {
  public:
   explicit CublasLtMatmul(const KernelResources& resources);
   ~CublasLtMatmul();
-  CublasLtMatmul(const CublasLtMatmul&) = delete;
-  CublasLtMatmul& operator=(const CublasLtMatmul&) = delete;
 
   /// Throws Unsupported if the library has no algorithm.
   void run(Stream& stream, const MatmulArgs& product);

@@ -20,9 +20,10 @@ void in_chunks(std::size_t total, std::size_t width, Function&& function) {
   const std::size_t chunk = std::max<std::size_t>(1, kChunk / std::max<std::size_t>(1, width));
   for (std::size_t at = 0; at < total; at += chunk) function(at, std::min(chunk, total - at));
 }
-std::size_t chunk_elements(std::size_t total, std::size_t width) {
-  return std::min(total, std::max<std::size_t>(1, kChunk / std::max<std::size_t>(1, width))) * width;
+std::size_t chunk_rows(std::size_t total, std::size_t width) {
+  return std::min(total, std::max<std::size_t>(1, kChunk / std::max<std::size_t>(1, width)));
 }
+std::size_t chunk_elements(std::size_t total, std::size_t width) { return chunk_rows(total, width) * width; }
 
 template <class P>
 P* shifted(P* pointer, std::size_t by) {
@@ -40,6 +41,17 @@ void by_elements(F32Scratch<T>& scratch, std::size_t count, const T* const (&inp
   });
 }
 
+/// Fills out with the random numbers that function(range, values) writes in f32.
+template <class T, class Function>
+void fill_range(F32Scratch<T>& scratch, const StreamRange& range, T* out, Function&& function) {
+  const std::size_t count = range.end - range.begin;
+  float* values = scratch.room(chunk_elements(count, 1));
+  in_chunks(count, 1, [&](std::size_t at, std::size_t length) {
+    function({range.stream, range.begin + at, range.begin + at + length}, values);
+    scratch.store(values, out + at, length);
+  });
+}
+
 }  // namespace
 
 template <class T>
@@ -53,42 +65,33 @@ void HalfKernels<T>::fill(Stream& s, T value, T* out, std::size_t count) {
 template <class T>
 void HalfKernels<T>::fill_normal(Stream& s, const NormalFill<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
-  const std::size_t count = a.range.end - a.range.begin;
-  float* values = scratch.room(chunk_elements(count, 1));
-  in_chunks(count, 1, [&](std::size_t at, std::size_t length) {
-    const std::uint64_t begin = a.range.begin + at;
-    f32_kernels().fill_normal(s, {{a.range.stream, begin, begin + length}, a.mean, a.deviation, values});
-    scratch.store(values, a.out + at, length);
+  fill_range(scratch, a.range, a.out, [&](const StreamRange& range, float* values) {
+    f32_kernels().fill_normal(s, {range, a.mean, a.deviation, values});
   });
 }
 
 template <class T>
 void HalfKernels<T>::fill_uniform(Stream& s, const UniformFill<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
-  const std::size_t count = a.range.end - a.range.begin;
-  float* values = scratch.room(chunk_elements(count, 1));
-  in_chunks(count, 1, [&](std::size_t at, std::size_t length) {
-    const std::uint64_t begin = a.range.begin + at;
-    f32_kernels().fill_uniform(s, {{a.range.stream, begin, begin + length}, a.low, a.high, values});
-    scratch.store(values, a.out + at, length);
+  fill_range(scratch, a.range, a.out, [&](const StreamRange& range, float* values) {
+    f32_kernels().fill_uniform(s, {range, a.low, a.high, values});
   });
 }
 
 template <class T>
 void HalfKernels<T>::assign(Stream& s, const AssignArgs<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
-  const T* inputs[] = {a.x, a.accumulate ? a.out : nullptr};
-  by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
-    if (a.accumulate) f32_kernels().assign(s, {in[0], in[1], length, true});
-    scratch.store(in[a.accumulate ? 1 : 0], a.out + at, length);
-  });
+  by_elements<T>(scratch, a.count, {a.x, a.accumulate ? a.out : nullptr},
+                 [&](float* const* in, std::size_t at, std::size_t length) {
+                   if (a.accumulate) f32_kernels().assign(s, {in[0], in[1], length, true});
+                   scratch.store(in[a.accumulate ? 1 : 0], a.out + at, length);
+                 });
 }
 
 template <class T>
 void HalfKernels<T>::add(Stream& s, const AddArgs<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
-  const T* inputs[] = {a.a, a.b};
-  by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
+  by_elements<T>(scratch, a.count, {a.a, a.b}, [&](float* const* in, std::size_t at, std::size_t length) {
     f32_kernels().add(s, {in[0], in[1], in[0], length});
     scratch.store(in[0], a.out + at, length);
   });
@@ -97,12 +100,12 @@ void HalfKernels<T>::add(Stream& s, const AddArgs<T>& a) {
 template <class T>
 void HalfKernels<T>::scale(Stream& s, const ScaleArgs<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
-  const T* inputs[] = {a.x, a.accumulate ? a.out : nullptr};
-  by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
-    float* out = in[a.accumulate ? 1 : 0];
-    f32_kernels().scale(s, {in[0], a.factor, out, length, a.accumulate});
-    scratch.store(out, a.out + at, length);
-  });
+  by_elements<T>(scratch, a.count, {a.x, a.accumulate ? a.out : nullptr},
+                 [&](float* const* in, std::size_t at, std::size_t length) {
+                   float* out = in[a.accumulate ? 1 : 0];
+                   f32_kernels().scale(s, {in[0], a.factor, out, length, a.accumulate});
+                   scratch.store(out, a.out + at, length);
+                 });
 }
 
 template <class T>
@@ -141,8 +144,7 @@ void HalfKernels<T>::norm_part(Stream& s, kernels::Norm norm, const T* x, std::s
 template <class T>
 void HalfKernels<T>::activation_forward(Stream& s, const ActivationForward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
-  const T* inputs[] = {a.x};
-  by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
+  by_elements<T>(scratch, a.count, {a.x}, [&](float* const* in, std::size_t at, std::size_t length) {
     f32_kernels().activation_forward(s, {a.kind, in[0], in[0], length});
     scratch.store(in[0], a.y + at, length);
   });
@@ -151,20 +153,19 @@ void HalfKernels<T>::activation_forward(Stream& s, const ActivationForward<T>& a
 template <class T>
 void HalfKernels<T>::activation_backward(Stream& s, Activation kind, const ActivationBackward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
-  const T* inputs[] = {a.x, a.dy, a.accumulate ? a.dx : nullptr};
-  by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
-    float* dx = in[a.accumulate ? 2 : 1];
-    f32_kernels().activation_backward(s, kind, {in[0], in[1], dx, length, a.accumulate});
-    scratch.store(dx, a.dx + at, length);
-  });
+  by_elements<T>(scratch, a.count, {a.x, a.dy, a.accumulate ? a.dx : nullptr},
+                 [&](float* const* in, std::size_t at, std::size_t length) {
+                   float* dx = in[a.accumulate ? 2 : 1];
+                   f32_kernels().activation_backward(s, kind, {in[0], in[1], dx, length, a.accumulate});
+                   scratch.store(dx, a.dx + at, length);
+                 });
 }
 
 template <class T>
 void HalfKernels<T>::swiglu_forward(Stream& s, const SwigluForward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
-  const T* inputs[] = {a.gate, a.up};
   float* y = scratch.room(chunk_elements(a.count, 1));
-  by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
+  by_elements<T>(scratch, a.count, {a.gate, a.up}, [&](float* const* in, std::size_t at, std::size_t length) {
     f32_kernels().swiglu_forward(s, {in[0], in[1], y, length});
     scratch.store(y, a.y + at, length);
   });
@@ -173,10 +174,9 @@ void HalfKernels<T>::swiglu_forward(Stream& s, const SwigluForward<T>& a) {
 template <class T>
 void HalfKernels<T>::swiglu_backward(Stream& s, const SwigluBackward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
-  const T* inputs[] = {a.gate, a.up, a.dy};
   float* dgate = scratch.room_for(a.dgate, chunk_elements(a.count, 1));
   float* dup = scratch.room_for(a.dup, chunk_elements(a.count, 1));
-  by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
+  by_elements<T>(scratch, a.count, {a.gate, a.up, a.dy}, [&](float* const* in, std::size_t at, std::size_t length) {
     if (a.accumulate_dgate) scratch.load(shifted(a.dgate, at), dgate, length);
     if (a.accumulate_dup) scratch.load(shifted(a.dup, at), dup, length);
     f32_kernels().swiglu_backward(s, {in[0], in[1], in[2], dgate, dup, length, a.accumulate_dgate, a.accumulate_dup});
@@ -218,7 +218,7 @@ void HalfKernels<T>::linear_forward(Stream& s, const LinearForward<T>& a) {
   const std::size_t width = std::max(shape.in, shape.out);
   const float* weight = scratch.widened(a.weight, shape.in * shape.out);
   const float* bias = scratch.widened(a.bias, shape.out);
-  const std::size_t most = chunk_elements(shape.rows, width) / std::max<std::size_t>(1, width);
+  const std::size_t most = chunk_rows(shape.rows, width);
   float* x = scratch.room(most * shape.in);
   float* y = scratch.room(most * shape.out);
   in_chunks(shape.rows, width, [&](std::size_t at, std::size_t rows) {
@@ -235,7 +235,7 @@ template <class T>
 void linear_dx(KernelTable<float>& f32, F32Scratch<T>& scratch, Stream& s, const LinearBackward<T>& a) {
   const LinearShape& shape = a.shape;
   const std::size_t width = std::max(shape.in, shape.out);
-  const std::size_t most = chunk_elements(shape.rows, width) / std::max<std::size_t>(1, width);
+  const std::size_t most = chunk_rows(shape.rows, width);
   const float* weight = scratch.widened(a.weight, shape.in * shape.out);
   float* dy = scratch.room(most * shape.out);
   float* dx = scratch.room(most * shape.in);
@@ -254,7 +254,7 @@ template <class T>
 void linear_dweight(KernelTable<float>& f32, F32Scratch<T>& scratch, Stream& s, const LinearBackward<T>& a) {
   const LinearShape& shape = a.shape;
   const std::size_t width = std::max(shape.in, shape.out), weights = shape.in * shape.out;
-  const std::size_t most = chunk_elements(shape.rows, width) / std::max<std::size_t>(1, width);
+  const std::size_t most = chunk_rows(shape.rows, width);
   float* dweight = scratch.room_for(a.dweight, weights);
   float* dbias = scratch.room_for(a.dbias, shape.out);
   if (a.accumulate_dweight) scratch.load(a.dweight, dweight, weights);

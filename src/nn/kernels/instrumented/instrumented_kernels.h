@@ -1,7 +1,6 @@
 // A kernel table that passes each call, with its size, to an observer before another table runs it.
 #pragma once
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 

@@ -24,11 +24,15 @@ struct Track {
 Track track_of(TraceEventKind kind) {
   switch (kind) {
     case TraceEventKind::unshard_issue:
-    case TraceEventKind::reshard: return {2, "gather"};
-    case TraceEventKind::reduce_issue: return {3, "reduce"};
+    case TraceEventKind::reshard:
+      return {2, "gather"};
+    case TraceEventKind::reduce_issue:
+      return {3, "reduce"};
     case TraceEventKind::unshard_wait:
-    case TraceEventKind::reduce_wait: return {1, "waiting"};
-    default: return {0, "compute"};
+    case TraceEventKind::reduce_wait:
+      return {1, "waiting"};
+    default:
+      return {0, "compute"};
   }
 }
 
@@ -36,7 +40,8 @@ Track track_of(TraceEventKind kind) {
 
 std::string_view name_of(TraceEventKind kind) { return kNames[static_cast<std::size_t>(kind)]; }
 
-TraceRecorder::Span TraceRecorder::begin(TraceEventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream) {
+TraceRecorder::Span TraceRecorder::begin(TraceEventKind kind, std::string_view unit, std::uint64_t bytes,
+                                         Stream& stream) {
   if (!recording_) return kNone;
   Pending& pending = pending_.emplace_back();
   pending.record = TraceEvent{kind, std::string(unit), rank_, bytes};
@@ -82,37 +87,86 @@ std::vector<TraceEvent> TraceRecorder::drain() {
   return records;
 }
 
-void write_chrome_trace(std::ostream& out, std::span<const TraceEvent> events) {
-  using nlohmann::json;
-  std::int64_t origin = std::numeric_limits<std::int64_t>::max();
-  for (const TraceEvent& e : events) origin = std::min(origin, e.start_ns);
-  const auto microseconds = [](std::int64_t ns) { return static_cast<double>(ns) / 1000.0; };
+namespace {
 
-  json trace = json::array();
-  std::set<std::pair<int, int>> named;
-  for (const TraceEvent& e : events) {
+/// A trace as JSON. Times are microseconds since `origin`.
+class ChromeTrace {
+ public:
+  explicit ChromeTrace(std::int64_t origin) : origin_(origin) {}
+
+  void add(const TraceEvent& e) {
     const Track track = track_of(e.kind);
-    if (named.insert({e.rank, -1}).second)
-      trace.push_back({{"ph", "M"}, {"name", "process_name"}, {"pid", e.rank}, {"args", {{"name", "rank " + std::to_string(e.rank)}}}});
-    if (named.insert({e.rank, track.id}).second)
-      trace.push_back({{"ph", "M"}, {"name", "thread_name"}, {"pid", e.rank}, {"tid", track.id}, {"args", {{"name", track.name}}}});
-    json entry = {{"name", std::string(name_of(e.kind)) + " " + e.unit},
-                  {"cat", name_of(e.kind)},
-                  {"pid", e.rank},
-                  {"tid", track.id},
-                  {"ts", microseconds(e.start_ns - origin)},
-                  {"args", {{"unit", e.unit}, {"bytes", e.bytes}}}};
-    if (e.end_ns > e.start_ns) {
+    name_rows(e.rank, track.id, track.name);
+    nlohmann::json entry = {{"name", std::string(name_of(e.kind)) + " " + e.unit},
+                            {"cat", name_of(e.kind)},
+                            {"pid", e.rank},
+                            {"tid", track.id},
+                            {"ts", microseconds(e.start_ns - origin_)},
+                            {"args", {{"unit", e.unit}, {"bytes", e.bytes}}}};
+    add(std::move(entry), e.duration_ns());
+  }
+
+  void add(const TraceTransfer& t) {
+    constexpr int kFirst = 100;  // beyond those of events
+    const auto found = std::find(tracks_.begin(), tracks_.end(), t.track);
+    const auto id = kFirst + static_cast<int>(found - tracks_.begin());
+    if (found == tracks_.end()) tracks_.push_back(t.track);
+    name_rows(t.rank, id, t.track);
+    nlohmann::json entry = {{"name", t.operation},
+                            {"cat", "transfer"},
+                            {"pid", t.rank},
+                            {"tid", id},
+                            {"ts", microseconds(t.start_ns - origin_)},
+                            {"args",
+                             {{"bytes_sent", t.bytes_sent},
+                              {"called_us", microseconds(t.called_ns - origin_)},
+                              {"waited_us", microseconds(t.start_ns - t.called_ns)}}}};
+    add(std::move(entry), t.end_ns - t.start_ns);
+  }
+
+  nlohmann::json document() && { return {{"traceEvents", std::move(entries_)}, {"displayTimeUnit", "ms"}}; }
+
+ private:
+  static double microseconds(std::int64_t ns) { return static_cast<double>(ns) / 1000.0; }
+  /// Once for each row: a rank is a process, a track a thread.
+  void name_rows(int rank, int track, std::string_view name) {
+    const auto meta = [&](const char* what, int tid, const std::string& text) {
+      nlohmann::json entry = {{"ph", "M"}, {"name", what}, {"pid", rank}, {"args", {{"name", text}}}};
+      if (tid >= 0) entry["tid"] = tid;
+      entries_.push_back(std::move(entry));
+    };
+    if (named_.insert({rank, -1}).second) meta("process_name", -1, "rank " + std::to_string(rank));
+    if (named_.insert({rank, track}).second) meta("thread_name", track, std::string(name));
+  }
+  void add(nlohmann::json entry, std::int64_t duration_ns) {
+    if (duration_ns > 0) {
       entry["ph"] = "X";
-      entry["dur"] = microseconds(e.duration_ns());
+      entry["dur"] = microseconds(duration_ns);
     } else {
       entry["ph"] = "i";
       entry["s"] = "t";
     }
-    trace.push_back(std::move(entry));
+    entries_.push_back(std::move(entry));
   }
-  const json document = {{"traceEvents", std::move(trace)}, {"displayTimeUnit", "ms"}};
-  out << document.dump(-1, ' ', false, json::error_handler_t::replace) << "\n";  // a name may hold any bytes
+
+  const std::int64_t origin_;
+  nlohmann::json entries_ = nlohmann::json::array();
+  std::set<std::pair<int, int>> named_;
+  std::vector<std::string> tracks_;
+};
+
+}  // namespace
+
+void write_chrome_trace(std::ostream& out, std::span<const TraceEvent> events,
+                        std::span<const TraceTransfer> transfers) {
+  std::int64_t origin = std::numeric_limits<std::int64_t>::max();
+  for (const TraceEvent& e : events) origin = std::min(origin, e.start_ns);
+  for (const TraceTransfer& t : transfers) origin = std::min(origin, t.start_ns);
+  ChromeTrace trace(origin);
+  for (const TraceEvent& e : events) trace.add(e);
+  for (const TraceTransfer& t : transfers) trace.add(t);
+  out << std::move(trace).document().dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
+      << "\n";  // a name may hold any bytes
 }
 
 }  // namespace tessera::base

@@ -83,8 +83,21 @@ class TESSERA_API TraceRecorder {
   std::vector<Span> ranges_;  // open, outermost first
 };
 
+/// One transfer of a rank on the links, beside the engine's actions.
+struct TraceTransfer {
+  std::string operation;         ///< "all_gather", ...
+  std::string track;             ///< the row that shows it, such as an axis
+  int rank = 0;                  ///< global rank
+  std::uint64_t bytes_sent = 0;  ///< by this rank
+  std::int64_t called_ns = 0;    ///< when all that it waits for on this rank was done
+  std::int64_t start_ns = 0;     ///< when it first had its links
+  std::int64_t end_ns = 0;       ///< when it was done
+};
+
 /// Writes the Chrome trace format (JSON), which Perfetto and chrome://tracing open. Each rank is a process; compute,
-/// gather and reduce are its threads. Times are microseconds since the earliest event.
-TESSERA_API void write_chrome_trace(std::ostream& out, std::span<const TraceEvent> events);
+/// gather and reduce are its threads. Times are microseconds since the earliest event. Transfers are threads of their
+/// own, one for each track.
+TESSERA_API void write_chrome_trace(std::ostream& out, std::span<const TraceEvent> events,
+                                    std::span<const TraceTransfer> transfers = {});
 
 }  // namespace tessera::base

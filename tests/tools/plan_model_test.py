@@ -185,11 +185,22 @@ class PlanModelTest(unittest.TestCase):
         self.assertEqual(jitter, run("--jitter", 5))
         self.assertGreater(jitter["step_ms"]["median"], equal["step_ms"]["median"])
 
-    def test_trace_is_that_of_a_run(self):
-        self.plan(*TALL, "--strategies", "fsdp", "--trace", self.folder / "trace.json")
-        events = json.loads((self.folder / "trace.json").read_text())
-        names = {event["name"] for event in events["traceEvents"] if event["ph"] == "X"}
-        self.assertTrue(any("forward" in name for name in names), names)
+    def test_trace_is_that_of_a_run_with_its_transfers(self):
+        run = self.runs(*TALL, "--strategies", "fsdp", "--trace", self.folder / "trace.json")["fsdp", ""]
+        planned = json.loads((self.folder / "trace.json").read_text())["traceEvents"]
+        code, _, err = tool("compare", *TALL, "--strategies", "fsdp", "--data", self.text, "--steps", 2, "--trace", self.folder / "real.json")
+        self.assertEqual(code, 0, err)
+        real = json.loads((self.folder / "real.json").read_text())["traceEvents"]
+        order = lambda events, rank: [(event["name"], event["args"]["bytes"]) for event in events if event["pid"] == rank and "bytes" in event["args"]]
+        self.assertEqual(order(planned, 3), order(real, 3))  # the last rank
+        transfers = [event for event in planned if event.get("cat") == "transfer"]
+        calls = sum(run["calls_per_step"].values()) - 1  # the loss is not simulated
+        self.assertEqual(len(transfers), calls)
+        sent = sum(event["args"]["bytes_sent"] for event in transfers)
+        total = sum(run["wire_bytes_per_step"].values())
+        self.assertTrue(0.99 * total <= sent <= total, (sent, total))
+        exposed = sum(event["dur"] for event in planned if event.get("cat") in ("unshard_wait", "reduce_wait") and "dur" in event)
+        self.assertAlmostEqual(exposed / 1e3, run["exposed_communication_ms"], places=5)
 
     def test_one_line_for_each_mistake(self):
         self.wrong("give --model", "--ranks", 4)

@@ -78,16 +78,30 @@ int zero_table(const CLI::App& command, const PlanOptions& options) {
   return 0;
 }
 
-std::string trace_text(const std::vector<base::TraceEvent>& events) {
+/// The ranks of a communicator along one axis of the mesh are at equal distances.
+std::string track_of(const comm::sim::RankSet& members) {
+  return fmt::format("links: {} ranks, {} apart", members.ranks, members.stride);
+}
+
+std::string trace_text(const StepPlan& plan) {
+  std::vector<base::TraceTransfer> transfers;
+  for (const comm::sim::TransferRecord& record : plan.transfers)
+    transfers.push_back({.operation = std::string(comm::name_of(record.operation.kind)),
+                         .track = track_of(record.operation.members),
+                         .rank = plan.events.front().rank,
+                         .bytes_sent = record.operation.bytes_sent,
+                         .called_ns = record.called_ns,
+                         .start_ns = record.begun_ns,
+                         .end_ns = record.done_ns});
   std::ostringstream text;
-  base::write_chrome_trace(text, events);
+  base::write_chrome_trace(text, plan.events, transfers);
   return text.str();
 }
 
 /// One file, or with several runs one for each, as compare names them.
 void write_traces(const std::string& path, const ModelPlan& plan) {
   for (const StepPlan& run : plan.runs)
-    write_file(plan.runs.size() == 1 ? path : path + "." + trace_name(run.result) + ".json", trace_text(run.events));
+    write_file(plan.runs.size() == 1 ? path : path + "." + trace_name(run.result) + ".json", trace_text(run));
 }
 
 void print_left_out(const std::vector<std::string>& skipped) {

@@ -211,7 +211,7 @@ def page(runs):
     lines = ["# Algorithms", "",
              "Written by `docs/algorithms.py` from the library's schedules (`tessera/comm/schedule.h`): a schedule is a rank's sends, receives,",
              "copies and reductions with their dependencies. One executor runs them all over any transport, and `TESSERA_ALGO` selects them by",
-             "operation and size.", "",
+             "operation and size. `shm` has no transport: it has only `direct` and `all_reduce=symmetric`, which read the other ranks' memory.", "",
              "n ranks; N bytes are the larger of a rank's two buffers. *In a row*: the longest chain of dependent messages, the cost of a small call.",
              "*Bytes*: the most that one rank sends, the cost of a large call; at least (n-1)/n N for all_gather and reduce_scatter, and twice that",
              "for all_reduce. *Ordered*: whether the sum is bitwise that of the tree (see [collectives](collectives.md)), as deterministic mode",

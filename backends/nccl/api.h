@@ -8,6 +8,7 @@
 #include <string>
 
 #include "backends/nccl/tree_kernels.h"
+#include "tessera/comm/base_names.h"
 
 /// All functions that this backend calls. R: required; O: null if the library is too old for it.
 #define TESSERA_NCCL_FUNCTIONS(R, O) \
@@ -61,7 +62,7 @@ namespace tessera::comm::nccl {
 
 /// None of the functions makes the host wait for a device.
 struct NcclApi {
-#define TESSERA_MEMBER(name) decltype(&::name) name = nullptr;
+#define TESSERA_MEMBER(name) decltype(&::name) name = nullptr;  // NOLINT(bugprone-macro-parentheses): declares it
   TESSERA_NCCL_FUNCTIONS(TESSERA_MEMBER, TESSERA_MEMBER)
   TESSERA_CUDA_FUNCTIONS(TESSERA_MEMBER)
 #undef TESSERA_MEMBER

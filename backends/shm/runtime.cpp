@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/kernels/reduce_task.h"
+#include "tessera/comm/schedule.h"
 #include "tessera/comm/transport/cma.h"
 
 namespace tessera::comm::shm {
@@ -28,6 +29,20 @@ Capabilities make_capabilities() {
     if (kind == OpKind::all_reduce) all.algorithms.emplace_back("all_reduce=symmetric");
   }
   return all;
+}
+
+/// Throws InvalidUsage; for an algorithm of the other backends it says so.
+AlgorithmTable make_table(const std::string& text, const std::vector<std::string>& own) {
+  try {
+    return {text, own};
+  } catch (const InvalidUsage&) {
+    std::vector<std::string> all = known_algorithms(false);
+    all.insert(all.end(), own.begin(), own.end());
+    [[maybe_unused]] const AlgorithmTable exists(text, all);
+    throw InvalidUsage("TESSERA_ALGO: '" + text +
+                       "' names an algorithm that exchanges messages; shm reads the other ranks' memory and has only "
+                       "direct and all_reduce=symmetric: use these or another backend, such as tcp");
+  }
 }
 
 /// Size of one core's last-level cache; the C library reports the sum over all cores, and a wrong value in virtual
@@ -59,7 +74,7 @@ ShmRuntime::ShmRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOption
     : rank_(bootstrap->rank()),
       options_(options),
       capabilities_(make_capabilities()),
-      algorithms_(options.algorithms, capabilities_.algorithms),
+      algorithms_(make_table(options.algorithms, capabilities_.algorithms)),
       cache_bytes_(last_level_cache()),
       bootstrap_(std::move(bootstrap)) {
   if (static_cast<std::size_t>(bootstrap_->size()) > kMaxRanks)

@@ -9,8 +9,23 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 
 namespace tessera::nn {
+namespace {
+
+/// Makes the names in the file's folder durable, as far as the system permits.
+void sync_folder_of(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  const base::UniqueFd directory(::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory) ::fsync(directory.get());
+}
+
+void rename_file(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) throw base::system_error("rename to " + to);
+}
+
+}  // namespace
 
 AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
   const std::string prefix = path_ + ".tmp-" + std::to_string(::getpid()) + "-";
@@ -42,13 +57,9 @@ void AtomicFile::write(std::uint64_t offset, const void* data, std::size_t bytes
 
 void AtomicFile::commit() {
   if (::fsync(file_) != 0) throw base::system_error("fsync of " + path_);
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) throw base::system_error("rename to " + path_);
+  rename_file(temporary_, path_);
   ::close(std::exchange(file_, -1));
-  const std::string parent = std::filesystem::path(path_).parent_path().string();
-  const int directory = ::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (directory < 0) return;  // the rename succeeded; only its durability can't be requested
-  ::fsync(directory);
-  ::close(directory);
+  sync_folder_of(path_);
 }
 
 void write_file_atomically(const std::string& path, std::string_view text) {
@@ -64,6 +75,26 @@ std::string made_directory(const std::string& directory) {
     throw base::InvalidUsage(directory + ": can't be created" +
                              (error ? " (" + error.message() + ")" : ": it is not a directory"));
   return directory;
+}
+
+void commit_described(const std::string& path, std::string_view text, const std::function<void()>& commit_data) {
+  AtomicFile file(path);  // what can fail comes before the first change
+  file.write(0, text.data(), text.size());
+  std::error_code ignored;
+  const bool differs = std::filesystem::is_regular_file(path, ignored) && base::read_regular(path).text != text;
+  const std::string previous = path + ".previous";
+  if (differs) {
+    rename_file(path, previous);
+    sync_folder_of(path);
+  }
+  try {
+    commit_data();
+  } catch (...) {
+    if (differs) ::rename(previous.c_str(), path.c_str());
+    throw;
+  }
+  file.commit();
+  if (differs) ::unlink(previous.c_str());
 }
 
 }  // namespace tessera::nn

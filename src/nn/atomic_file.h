@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -36,5 +37,12 @@ TESSERA_API void write_file_atomically(const std::string& path, std::string_view
 
 /// Creates a directory and those above it, and returns its name. Throws InvalidUsage.
 std::string made_directory(const std::string& directory);
+
+/// Replaces two files that belong together: `commit_data` replaces the data by one rename, and `text` becomes the
+/// content of `path`, which describes the data. No reader finds the description of one save with the data of another,
+/// even if the process is killed: before the data changes, a description with other content is renamed to
+/// PATH.previous, which is removed at the end. If `commit_data` throws, both files keep their previous content.
+TESSERA_API void commit_described(const std::string& path, std::string_view text,
+                                  const std::function<void()>& commit_data);
 
 }  // namespace tessera::nn

@@ -132,8 +132,7 @@ HfCheckpointWriter::HfCheckpointWriter(const std::string& directory, const Model
       writer_(directory + "/model.safetensors", tensors, {{"format", "pt"}}) {}
 
 void HfCheckpointWriter::commit() {
-  writer_.commit();
-  write_file_atomically(directory_ + "/config.json", config_json(config_));
+  commit_described(directory_ + "/config.json", config_json(config_), [&] { writer_.commit(); });
 }
 
 }  // namespace tessera::nn

@@ -58,7 +58,8 @@ class TESSERA_API HfCheckpointWriter {
   void write(std::string_view name, ElementRange range, const float* values) { writer_.write(name, range, values); }
   /// A tensor of any dtype, at once.
   void write_whole(std::string_view name, const void* values) { writer_.write_whole(name, values); }
-  /// Completes the files. Until then the directory's previous content stays unchanged.
+  /// Completes the files. Until then the directory's previous content stays unchanged. If the process is killed
+  /// meanwhile, the directory may lack config.json, but never has that of another model.
   void commit();
 
  private:

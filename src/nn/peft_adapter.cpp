@@ -126,8 +126,7 @@ void PeftAdapterWriter::write(std::string_view name, ElementRange range, const f
 }
 
 void PeftAdapterWriter::commit() {
-  writer_.commit();
-  write_file_atomically(directory_ + kConfig, json_ + "\n");
+  commit_described(directory_ + kConfig, json_ + "\n", [&] { writer_.commit(); });
 }
 
 }  // namespace tessera::nn

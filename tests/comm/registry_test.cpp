@@ -28,6 +28,22 @@ TEST(Algorithms, RejectsUnknownText) {
   EXPECT_NE(error_of([] { AlgorithmTable("all_reduce=tree", kKnown); }).find("all_reduce=ring"), std::string::npos);
 }
 
+/// shm has no schedules: what is right for another backend is reported as that, and what is wrong for all is not.
+TEST(Algorithms, ShmNamesBackendsForThoseOfOthers) {
+  const auto error_with = [](const std::string& setting) {
+    InitOptions config;
+    config.backend = "shm";
+    config.algorithms = setting;
+    return error_of([&] { run_threads(2, config, [](Communicator&) {}); });
+  };
+  EXPECT_EQ(error_with("all_reduce=symmetric:0-16K;ring:16K-max"),
+            "InvalidUsage: TESSERA_ALGO: 'all_reduce=symmetric:0-16K;ring:16K-max' names an algorithm that exchanges "
+            "messages; shm reads the other ranks' memory and has only direct and all_reduce=symmetric: use these or "
+            "another backend, such as tcp");
+  EXPECT_TRUE(error_with("all_reduce=rung").starts_with("InvalidUsage: TESSERA_ALGO: unknown algorithm"));
+  EXPECT_TRUE(error_with("all_reduce=direct:9-4").starts_with("InvalidUsage: TESSERA_ALGO: range '9-4' is empty"));
+}
+
 TEST(Algorithms, FileEqualsOneLine) {
   const std::string path = testing::TempDir() + "algorithms_test.txt";
   const auto write = [&](const std::string& text) { std::ofstream(path, std::ios::trunc) << text; };

@@ -121,6 +121,26 @@ TEST_F(HfCheckpoints, ReadTheirExport) {
   expect_same(opened);
 }
 
+/// A save that fails leaves the whole previous one, also if it is of another model.
+TEST_F(HfCheckpoints, KeepPreviousOneIfModelCannotBeReplaced) {
+  const std::string out = directory_.path("out"), before = "{\"of\": \"another model\"}";
+  std::filesystem::create_directories(out);
+  directory_.write("out/config.json", before);
+  std::filesystem::create_directories(out + "/model.safetensors/not_empty");
+  {
+    HfCheckpointWriter writer(out, config_, tensors_of(*model_));
+    for (const auto& parameter : model_->parameters())
+      writer.write(parameter->name(), {0, parameter->count()}, parameter->tensor().data<float>());
+    EXPECT_NE(error_of<base::SystemError>([&] { writer.commit(); }), "");
+  }
+  std::string after;
+  std::getline(std::ifstream(out + "/config.json"), after);
+  EXPECT_EQ(after, before);
+  std::filesystem::remove_all(out + "/model.safetensors");
+  std::filesystem::remove(out + "/config.json");
+  EXPECT_TRUE(std::filesystem::is_empty(out)) << "other files are left";
+}
+
 TEST_F(HfCheckpoints, AcceptPrefixesBuffersAndTiedHead) {
   write_config();
   write_tensors(

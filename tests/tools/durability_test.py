@@ -1,6 +1,7 @@
 """State of a save after a crash: no file gets its name before it is on the disk, and a replaced step exists until the new
 one does."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -123,6 +124,38 @@ class ReplacingTest(Faults):
         self.assertEqual(left, sorted(left), "the old one came back")
         self.assertIn(False, left)
         self.assertIn(True, left)
+
+
+class ExportTest(Faults):
+    def export(self, steps, **faults):
+        env = {"LD_PRELOAD": FAULTS, "FAULT_FOLDER": str(self.saves), "FAULT_RANK": "0", "TESSERA_RANK": "0",
+               **{f"FAULT_{name.upper()}": str(value) for name, value in faults.items()}}
+        return tool("checkpoint", "export", steps, "--output", self.saves, env=env)[0]
+
+    def of_models(self):
+        """The model type that config.json names, and that of the tensors; None: there is no config.json."""
+        config, model = self.saves / "config.json", (self.saves / "model.safetensors").read_bytes()
+        names = json.loads(model[8:8 + int.from_bytes(model[:8], "little")])
+        return (json.loads(config.read_text())["model_type"] if config.exists() else None,
+                "gpt2" if "wte.weight" in names else "llama")
+
+    def test_a_killed_export_leaves_no_config_of_another_model(self):
+        old, new, exported, count = (self.folder / name for name in ("old", "new", "exported", "count"))
+        self.train(1, "--save", old)
+        of_llama = ["llama-nano" if word == "gpt-nano" else word for word in self.arguments(1, "--save", new)]
+        self.assertEqual(tool(*of_llama)[0], 0)
+        self.assertEqual(self.export(old), 0)
+        shutil.copytree(self.saves, exported)
+        self.assertEqual(self.export(new, count=count), 0)
+        self.assertEqual(self.of_models(), ("llama", "llama"))
+        self.assertEqual(sorted(path.name for path in self.saves.iterdir()), ["config.json", "model.safetensors"])
+        seen = set()
+        for at in range(1, int(count.read_text()) + 1):
+            shutil.rmtree(self.saves)
+            shutil.copytree(exported, self.saves)
+            self.assertNotEqual(self.export(new, at=at, kind="kill"), 0, f"call {at}")
+            seen.add(self.of_models())
+        self.assertEqual(seen, {("gpt2", "gpt2"), (None, "gpt2"), (None, "llama"), ("llama", "llama")})
 
 
 class ShortTest(Faults):

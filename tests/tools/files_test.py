@@ -69,6 +69,17 @@ class FilesTest(unittest.TestCase):
                       self.tool("checkpoint", "verify", first)):
             self.assert_one_line(ended, 2, "not a regular file")
 
+    def test_a_fifo_is_written_only_if_it_is_read(self):
+        def bench(*more):
+            return self.tool("bench", "all_reduce", "--ranks", 1, "--max-bytes", 8, *more)
+
+        for run in (self.train, bench):
+            self.assert_one_line(run("--json", self.fifo), 2, "--json", "a FIFO that no process reads")
+            with subprocess.Popen(["cat", self.fifo], stdout=subprocess.PIPE, text=True) as reader:
+                code, _, err = run("--json", self.fifo)
+                self.assertEqual(code, 0, err)
+                self.assertTrue(reader.communicate(timeout=SECONDS)[0].strip().endswith("}"))
+
     def test_a_checkpoint_that_is_a_fifo_is_not_resumed(self):
         self.train("--save", self.folder / "saves")
         index = next((self.folder / "saves").glob("step-*")) / "index.json"

@@ -25,12 +25,25 @@ bool is_replaceable(const std::string& path) {
 
 std::string beside(const std::string& path) { return path + ".partial-" + std::to_string(::getpid()); }
 
+bool is_fifo(const std::string& path) {
+  std::error_code ignored;
+  return fs::is_fifo(path, ignored);
+}
+
+/// Opens a file for writing. A FIFO that no process reads is an error: to wait for a reader could take forever.
+base::UniqueFd open_output(const std::string& path, int flags) {
+  const bool fifo = is_fifo(path);
+  base::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags | (fifo ? O_NONBLOCK : 0), 0666));
+  if (!fd && fifo && errno == ENXIO)
+    throw base::SystemError("can't write '" + path + "': it is a FIFO that no process reads; start its reader first");
+  if (!fd) throw base::system_error("can't write '" + path + "'");
+  if (fifo) ::fcntl(fd.get(), F_SETFL, O_WRONLY);  // a slow reader is waited for
+  return fd;
+}
+
 class File {
  public:
-  explicit File(const std::string& path)
-      : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
-    if (!fd_) throw base::system_error("can't write '" + path + "'");
-  }
+  explicit File(const std::string& path) : path_(path), fd_(open_output(path, O_TRUNC)) {}
 
   void write(std::string_view content) {
     while (!content.empty()) {
@@ -54,8 +67,13 @@ void check_writable(std::string_view option, const std::string& path) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored))
     throw base::InvalidUsage(std::string(option) + " '" + path + "' is a directory; name a file");
-  if (!base::UniqueFd(::open(probe.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666)))
-    throw base::InvalidUsage(std::string(option) + ": " + base::system_error("can't write '" + path + "'").what());
+  try {
+    base::UniqueFd fd = open_output(probe, 0);
+    if (is_fifo(probe)) [[maybe_unused]]
+      const int until_exit = fd.release();  // else its reader would see the end now
+  } catch (const base::SystemError& error) {
+    throw base::InvalidUsage(std::string(option) + ": " + error.what());
+  }
   if (probe != path) ::unlink(probe.c_str());
 }
 

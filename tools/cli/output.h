@@ -9,7 +9,8 @@
 
 namespace tessera::tools {
 
-/// Throws InvalidUsage if `path` can't be written, so that the error comes before an hour of training. "" is no file.
+/// Throws InvalidUsage if `path` can't be written, so that the error comes before an hour of training. "" is no file. A
+/// FIFO needs a reader and stays open until the process exits.
 void check_writable(std::string_view option, const std::string& path);
 
 /// Replaces the file atomically (writes a file beside it, then renames); writes pipes and devices directly. Throws

@@ -126,7 +126,8 @@ void ControlPlane::close(const ChannelPointer& channel) {
 
 /// To all other ranks for kAll.
 void ControlPlane::send(int to, protocol::Type type, std::string_view payload, int except) {
-  const auto frame = std::make_shared<const ControlConnection::Message>(type, std::string(payload));
+  const auto frame =
+      std::make_shared<const ControlConnection::Message>(ControlConnection::Message{type, std::string(payload)});
   for (int r = 0; r < size_; ++r) {
     ControlConnection* const line = lines_[static_cast<std::size_t>(r)].get();
     if (line != nullptr && r != except && (to == ControlChannel::kAll || to == r)) line->send(frame);

@@ -18,7 +18,7 @@ MISTAKES = [
             ORDER, "after a power failure the checkpoint that `latest` names lacks its data"),
     mistake("index-not-flushed", "src/nn/atomic_file.cpp", "  if (::fsync(file_) != 0) throw base::system_error(\"fsync of \" + path_);\n", "",
             ORDER, "after a power failure the checkpoint that `latest` names lacks its index or manifests"),
-    mistake("rename-not-flushed", "src/nn/atomic_file.cpp", "  ::fsync(directory);\n", "",
+    mistake("rename-not-flushed", "src/nn/atomic_file.cpp", "  if (directory) ::fsync(directory.get());\n", "",
             ORDER, "after a power failure `latest` is the old one, though older steps are removed"),
     mistake("step-name-not-flushed", "src/fsdp/checkpoint/writer.cpp", "    checkpoint::flush_directory(options_.directory);\n", "",
             ORDER, "`latest` names a folder that doesn't exist"),

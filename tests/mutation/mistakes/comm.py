@@ -50,7 +50,7 @@ MISTAKES = [
     mistake("early-notices-dropped", "src/comm/host/host_runtime.cpp", "    if (early_.size() < kMaxEarly) early_.push_back(message);", "    static_cast<void>(kMaxEarly);",
             (r"^comm\.", r"^conformance\.", r"^conformance_processes\."), "checked mode hangs if a rank's call precedes another rank's split"),
     mistake("answer-to-an-older-question", "src/comm/core/control_peer_monitor.cpp", "  if (reply.number == query_) replies_[", "  replies_[",
-            FAILURE, "a timeout uses the answer to an earlier query"),
+            r"^comm\.ControlPeerMonitor\.", "a timeout uses the answer to an earlier query"),
     mistake("near-sender-not-looked-at", "src/comm/transport/cma_link.cpp", "  if (alive && number != receive.address.number) {", "  if (alive && number == 0 && receive.address.number == 0) {",
             r"^comm\.TagMatchingTransport", "a message that its sender canceled during the read counts as received"),
     mistake("near-number-kept", "src/comm/transport/cma_link.cpp", "  send.number.store(0);\n  send.message->handle", "  send.message->handle",

@@ -158,6 +158,18 @@ TEST_F(Handles, ReadingAnUnboundParameterNamesIt) {
   EXPECT_EQ(tape.size(), 0U);  // emptied, also when it throws
 }
 
+/// A caller may keep a result after backward, but its gradient then holds no memory.
+TEST_F(Handles, BackwardReleasesGradientsOfResults) {
+  weight_.bind(values_.data());
+  Tape tape;
+  const TapeScope scope(context_, &tape);
+  const Tensor result = ops::linear(x_, weight_), value = weighted_sum(result);
+  tape.backward(value);
+  EXPECT_TRUE(x_.gradient()->written());
+  EXPECT_FALSE(result.gradient()->written());
+  EXPECT_FALSE(value.gradient()->written());
+}
+
 TEST_F(Handles, BackwardRejectsEmptyTape) {
   weight_.bind(values_.data());
   Tape tape;

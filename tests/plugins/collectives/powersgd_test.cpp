@@ -1,8 +1,11 @@
 // PowerSGD: matrices as products of thin factors, with the error kept for the next step.
 #include "plugins/collectives/powersgd.h"
 
+#include <algorithm>
 #include <cmath>
+#include <span>
 
+#include "plugins/decorators/decorator.h"
 #include "tests/plugins/collectives/ranks.h"
 
 namespace tessera::collectives {
@@ -140,6 +143,42 @@ TEST(PowerSgd, TrafficEqualsCost) {
       EXPECT_EQ(bench.copied(), 2U * (17 + 4) * 4) << "what travels whole is copied in and out";
       return std::vector<float>();
     });
+}
+
+/// Counts the numbers given to calls that are infinite or NaN.
+class InputCheck final : public decorators::Decorator {
+ public:
+  explicit InputCheck(std::unique_ptr<comm::Communicator> inner) : Decorator(std::move(inner), nullptr) {}
+  std::size_t not_finite() const { return not_finite_; }
+
+ private:
+  comm::Work do_call(std::span<const comm::OpDesc> calls, bool batch, std::uint64_t) override {
+    if (after() != nullptr) after()->record().wait();
+    for (const comm::OpDesc& call : calls) {
+      const std::span numbers(static_cast<const float*>(call.in.data), call.in.count);
+      not_finite_ += static_cast<std::size_t>(
+          std::count_if(numbers.begin(), numbers.end(), [](float number) { return !std::isfinite(number); }));
+    }
+    return forward(calls, batch);
+  }
+  std::unique_ptr<comm::Communicator> decorate_child(std::unique_ptr<comm::Communicator> child) override {
+    return child;
+  }
+  std::size_t not_finite_ = 0;
+};
+
+/// The padding of a message is zero, though its memory held other numbers: Bench fills released memory with NaN.
+TEST(PowerSgd, MessagesHoldNoStaleMemory) {
+  comm::InitOptions config;
+  config.backend = "shm";
+  comm::run_threads(2, config, [](comm::Communicator& world) {
+    InputCheck checked(world.split(0, world.rank()));
+    Bench bench(checked, {.ranks = 2}, OpKind::all_reduce, kShapes, std::make_unique<PowerSgd>("powersgd", 2, true));
+    for (int step = 0; step < 3; ++step) bench.run(products(bench, "u", "v"), ReduceOp::avg());
+    EXPECT_EQ(checked.not_finite(), 0U);
+    bench.run(std::vector<float>(bench.padded(), NAN), ReduceOp::avg());
+    EXPECT_GT(checked.not_finite(), 0U) << "the control";
+  });
 }
 
 TEST(PowerSgd, ClearedStateRestarts) {

@@ -38,6 +38,11 @@ void orthonormalize(const OrthonormalizeArgs& m) {
   std::vector<float> fresh;
   for (std::size_t column = 0; column < m.columns; ++column) {
     const auto at = [&](std::size_t row) -> float& { return m.matrix[row * m.columns + column]; };
+    if (column >= m.rows) {
+      if (!std::isfinite(dot(m, column, column))) return;
+      for (std::size_t row = 0; row < m.rows; ++row) at(row) = 0;
+      continue;
+    }
     for (std::uint64_t attempt = 0; attempt < kFreshColumns; ++attempt) {
       const double before = std::sqrt(dot(m, column, column));
       for (int pass = 0; pass < 2; ++pass)

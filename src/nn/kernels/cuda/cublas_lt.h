@@ -22,7 +22,7 @@ namespace tessera::nn::cuda {
   F(cublasLtMatrixLayoutDestroy)
 
 struct CublasLt {
-#define TESSERA_MEMBER(name) decltype(&::name) name = nullptr;
+#define TESSERA_MEMBER(name) decltype(&::name) name = nullptr;  // NOLINT(bugprone-macro-parentheses): declares it
   TESSERA_CUBLAS_LT_FUNCTIONS(TESSERA_MEMBER)
 #undef TESSERA_MEMBER
 };

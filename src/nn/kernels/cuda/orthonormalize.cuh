@@ -30,6 +30,9 @@ struct BlocksRows {
     for (std::size_t row = thread_index(); row < m.rows; row += thread_count())
       at(row, column) = static_cast<float>(static_cast<double>(at(row, column)) / length);
   }
+  TESSERA_DEVICE void clear(std::size_t column) const {
+    for (std::size_t row = thread_index(); row < m.rows; row += thread_count()) at(row, column) = 0;
+  }
   TESSERA_DEVICE void draw(std::size_t column, const PhiloxStream& stream) const {
     const NormalFill<float> normal{.mean = 0, .deviation = 1};
     for (std::size_t row = thread_index(); row < m.rows; row += thread_count()) {
@@ -43,22 +46,31 @@ struct FreshColumns {
   PhiloxStream stream[kernels::kFreshColumns];
 };
 
+/// Of a length or its square.
+TESSERA_DEVICE bool finite(double length) { return length <= 1.7976931348623157e308; }  // false for NaN too
+
 /// One block, whose threads process the columns together.
 TESSERA_PLAIN_KERNEL void orthonormalize_kernel(OrthonormalizeArgs m, FreshColumns fresh) {
   const BlocksRows rows{m, shared_memory<double>()};
-  for (std::size_t column = 0; column < m.columns; ++column)
+  for (std::size_t column = 0; column < m.columns; ++column) {
+    if (column >= m.rows) {
+      if (!finite(rows.dot(column, column))) return;
+      rows.clear(column);
+      continue;
+    }
     for (std::uint64_t attempt = 0; attempt < kernels::kFreshColumns; ++attempt) {
       const double before = root(rows.dot(column, column));
       for (int pass = 0; pass < 2; ++pass)
         for (std::size_t other = 0; other < column; ++other) rows.subtract(column, other, rows.dot(column, other));
       const double length = root(rows.dot(column, column));
-      if (!(length <= 1.7976931348623157e308)) return;  // infinite, or NaN
+      if (!finite(length)) return;
       if (length > kernels::kDependent * before) {
         rows.divide(column, length);
         break;
       }
       rows.draw(column, fresh.stream[attempt]);
     }
+  }
 }
 
 inline void orthonormalize(NativeStream stream, const OrthonormalizeArgs& args) {

@@ -51,7 +51,8 @@ kernels::HeadsView<std::conditional_t<std::is_const_v<T>, const float, float>> F
 
 template <class T>
 void F32Views<T>::store() requires(!std::is_const_v<T>) {
-  for (const Region& region : regions_) scratch_.store(region.f32, region.begin, region.count);
+  if constexpr (!std::is_const_v<T>)  // clang 14 instantiates the body for const too
+    for (const Region& region : regions_) scratch_.store(region.f32, region.begin, region.count);
 }
 
 template class F32Views<f16>;

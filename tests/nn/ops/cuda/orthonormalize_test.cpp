@@ -69,6 +69,21 @@ TEST(Orthonormalize, ReplacesDependentColumn) {
   expect_orthonormal(check({40, 4, std::vector<double>(160)}));
 }
 
+/// More columns than rows: the others fill the space.
+TEST(Orthonormalize, ClearsColumnsBeyondRows) {
+  for (const auto& [rows, columns] : {std::pair(1U, 2U), std::pair(3U, 5U), std::pair(16U, 19U)}) {
+    Matrix result = check(random_matrix(rows, columns)), first = result;
+    for (std::size_t column = rows; column < columns; ++column) EXPECT_EQ(dot(result, column, column), 0.0) << rows;
+    first.columns = rows;
+    for (std::size_t row = 0; row < rows; ++row)
+      for (std::size_t column = 0; column < rows; ++column) first.at(row, column) = result.at(row, column);
+    expect_orthonormal(first);
+  }
+  Matrix given = random_matrix(3, 5);
+  given.at(1, 4) = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_FALSE(std::isfinite(check(given).at(1, 4)));
+}
+
 TEST(Orthonormalize, KeepsNonFiniteValues) {
   for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     Matrix given = random_matrix(300, 3);

@@ -1,0 +1,65 @@
+// Queries of other ranks' progress, over a channel whose answers the test chooses.
+#include "tessera/comm/core/control_peer_monitor.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera::comm_test {
+namespace {
+
+using namespace comm;
+
+/// Passes what is sent to a function of the test.
+class FakeChannel final : public ControlChannel {
+ public:
+  explicit FakeChannel(std::function<void(std::string_view)> sent) : sent_(std::move(sent)) {}
+  void send(int, std::string_view message) noexcept override { sent_(message); }
+
+ private:
+  const std::function<void(std::string_view)> sent_;
+};
+
+/// Rank 0 of two. The other rank answers query i with the replies `answers[i]`, as (number of the query, value).
+class AnsweringBootstrap final : public Bootstrap {
+ public:
+  using Replies = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+  explicit AnsweringBootstrap(std::vector<Replies> answers) : answers_(std::move(answers)) {}
+  int rank() const noexcept override { return 0; }
+  int size() const noexcept override { return 2; }
+  bool in_process() const noexcept override { return true; }
+  std::vector<std::string> all_gather(std::string_view) override { return {}; }
+  std::unique_ptr<ControlChannel> open_channel(std::string_view, ControlEvents events) override {
+    return std::make_unique<FakeChannel>([this, events](std::string_view query) { answer(query, events); });
+  }
+  const std::vector<std::string>& hosts() const noexcept override { return hosts_; }
+  const Token& token() const noexcept override { return token_; }
+  std::string local_address() const override { return ""; }
+
+ private:
+  void answer(std::string_view query, const ControlEvents& events) {
+    const std::uint64_t communicator = parse_message(query)->communicator;
+    for (const auto& [number, value] : answers_.at(queries_++))
+      events.message(1, format_message({.kind = ControlMessage::Kind::progress_reply,
+                                        .communicator = communicator,
+                                        .number = number,
+                                        .value = value}));
+  }
+  const std::vector<Replies> answers_;
+  std::size_t queries_ = 0;
+  const Token token_{};
+  const std::vector<std::string> hosts_;
+};
+
+TEST(ControlPeerMonitor, UsesOnlyAnswersToThisQuery) {
+  AnsweringBootstrap bootstrap({{{1, 7}}, {{1, 7}}, {{2, 8}, {3, 9}, {1, 7}}});
+  ControlPeerMonitor monitor(bootstrap);
+  monitor.open("test", [](const ControlMessage&) {});
+  const std::vector<int> ranks = {0, 1};
+  const auto answered = [&] { return monitor.query_progress(5, ranks)[1]; };
+  EXPECT_EQ(answered(), 7U);
+  EXPECT_EQ(answered(), std::nullopt) << "the answer to the first query came again, late";
+  EXPECT_EQ(answered(), 9U);
+  monitor.close();
+}
+
+}  // namespace
+}  // namespace tessera::comm_test

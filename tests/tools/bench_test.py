@@ -265,6 +265,59 @@ class BenchTest(unittest.TestCase):
         self.assertIn("shm", err)
 
 
+class ClusterTest(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.file = pathlib.Path(scratch.name) / "here.json"
+
+    def test_plan_reads_measured_links_and_kernels(self):
+        code, out, err = bench("--cluster", str(self.file), "--ranks", "2", "--backends", "tcp", "--max-bytes", "4K", "--factor", "16",
+                               "--iterations", "2", "--warmup", "1")
+        self.assertEqual((code, err), (0, ""), out)
+        cluster = json.loads(self.file.read_text())
+        self.assertEqual((cluster["name"], cluster["hosts"], cluster["ranks_per_host"]), ("tcp-2", 1, 2))
+        self.assertRegex(cluster["description"], r"cores?, .*; 2 ranks over tcp, 20\d\d-\d\d-\d\d$")
+        self.assertEqual({"all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier"}, set(cluster["measured"]))
+        self.assertEqual({table["ranks"] for table in cluster["measured"].values()}, {2})
+        self.assertEqual([point[0] for point in cluster["measured"]["all_gather"]["points"]], [8, 128, 2048])
+        kernels = {(table["kernel"], table["dtype"]) for table in cluster["compute"]["kernels"]}
+        for kernel in ("linear_forward", "attention_backward", "adam_step", "cross_entropy_forward", "rms_norm_forward", "layer_norm_forward"):
+            self.assertIn((kernel, "f32"), kernels)
+        self.assertIn(("linear_forward", "bf16"), kernels)
+        self.assertEqual({entry["source"] for entry in cluster["sources"]}, {"measured by tessera bench --cluster"})
+        for table in cluster["measured"].values():
+            table["points"] = [[size, 0] for size, us in table["points"]]
+        self.file.write_text(json.dumps(cluster))
+        before = self.plan()
+        for table in cluster["compute"]["kernels"]:
+            table["points"] = [[size, 2 * seconds] for size, seconds in table["points"]]
+        cluster["compute"]["kernel_latency_us"] *= 2
+        self.file.write_text(json.dumps(cluster))
+        slower = self.plan()
+        self.assertAlmostEqual(slower / before, 2, delta=0.01)
+        for table in cluster["measured"].values():
+            table["points"] = [[size, us + 1e6] for size, us in table["points"]]
+        self.file.write_text(json.dumps(cluster))
+        self.assertGreater(self.plan(), slower + 1000)
+
+    def plan(self):
+        done = subprocess.run([TOOL, "plan", "--model", "gpt-nano", "--ranks", "2", "--strategies", "fsdp", "--cluster", str(self.file), "--json",
+                               str(self.file) + ".plan"], text=True, capture_output=True, timeout=60)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return json.loads(pathlib.Path(str(self.file) + ".plan").read_text())["runs"][0]["step_ms"]["median"]
+
+    def test_mistakes_are_one_line_and_code_2(self):
+        for arguments, expected in ((("--ranks", "1"), "--cluster needs two ranks or more"),
+                                    (("--backends", "shm,tcp"), "a file is for one backend, not for shm,tcp; give one --backend"),
+                                    (("--check",), "--check has no effect with --cluster; leave it out"),
+                                    (("--ranks", "2", "--max-bytes", "16"), "a link needs three sizes or more")):
+            code, out, err = bench("--cluster", str(self.file), *arguments)
+            self.assertEqual((code, out, err.count("\n")), (2, "", 1), (arguments, out, err))
+            self.assertIn(expected, err)
+            self.assertFalse(self.file.exists())
+
+
 if __name__ == "__main__":
     TOOL = sys.argv.pop(1)
     unittest.main()

@@ -7,6 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/init.h"
 #include "tessera/comm/launch.h"
+#include "tools/bench/cluster_bench.h"
 #include "tools/bench/options.h"
 #include "tools/bench/output.h"
 #include "tools/bench/tuner.h"
@@ -16,6 +17,7 @@
 #include "tools/launch/launcher.h"
 #include "tools/launch/process.h"
 #include "tools/launch/ranks.h"
+#include "tools/plan/options.h"
 
 namespace tessera::tools {
 namespace {
@@ -171,9 +173,16 @@ int tune(const CommandLine& commands, const BenchOptions& options, const BenchSp
   return 0;
 }
 
-int bench(const CommandLine& commands, const BenchOptions& options) {
+int bench(const CLI::App& command, const CommandLine& commands, const BenchOptions& options) {
   const int ranks = world_size(options.ranks);
   const BenchSpec plan = make_bench_plan(options, ranks);
+  if (!options.cluster.empty()) {
+    if (options.only.empty())
+      refuse_other_options(
+          command, "--cluster",
+          {"--cluster", "--ranks", "--backends", "--min-bytes", "--max-bytes", "--factor", "--iterations", "--warmup"});
+    return bench_cluster(commands, options, plan);
+  }
   if (!options.only.empty()) return run_as_child(options, plan);
 
   const comm::Launch launched = comm::resolve_launch();
@@ -194,8 +203,9 @@ void add_bench(CommandLine& commands) {
       commands.app.add_subcommand("bench", "measure operations between ranks, in the columns of nccl-tests");
   const auto options = std::make_shared<BenchOptions>();
   add_bench_options(*command, *options);
-  command->callback(
-      [&commands, options] { commands.chosen = [&commands, options] { return bench(commands, *options); }; });
+  command->callback([&commands, command, options] {
+    commands.chosen = [&commands, command, options] { return bench(*command, commands, *options); };
+  });
 }
 
 }  // namespace tessera::tools

@@ -144,6 +144,11 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
       .add_option("--tune", options.tune,
                   "measure all algorithms of the backend and write the best by size for TESSERA_ALGO=@FILE")
       ->type_name("FILE");
+  command
+      .add_option("--cluster", options.cluster,
+                  "measure the collectives and kernels of this machine and write a cluster file for plan --cluster")
+      ->type_name("FILE");
+  command.add_option("--threads", options.threads)->group("");        // of the ranks that this command starts
   command.add_option("--algorithms", options.algorithms)->group("");  // of the ranks that this command starts
   command.add_option("--only", options.only)->group("");              // of the ranks that this command starts
   command.footer(

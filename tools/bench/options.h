@@ -32,7 +32,9 @@ struct BenchOptions {
   std::string json;
   std::string plot;
   std::string tune;
+  std::string cluster;
   std::string only;                       ///< set in the ranks: the backend that this process benchmarks
+  std::optional<int> threads;             ///< set in the ranks of --cluster: compute threads of each
   std::optional<std::string> algorithms;  ///< set in the ranks of --tune: as TESSERA_ALGO, "" for the backend's choice
 };
 

@@ -130,6 +130,11 @@ std::size_t JsonObject::choice(const std::string& key, const std::vector<std::st
   fail(key, "is " + shown(value) + "; expected " + expected);
 }
 
+bool JsonObject::is_array(const std::string& key) const {
+  const auto found = value_.find(key);
+  return found != value_.end() && found->is_array();
+}
+
 JsonObject JsonObject::object(const std::string& key) { return {at(key, "an object"), file_, path_of(key)}; }
 
 std::vector<JsonObject> JsonObject::objects(const std::string& key) {

@@ -31,6 +31,7 @@ class JsonObject {
   JsonObject(const nlohmann::json& value, std::string file, std::string path = "");
 
   bool has(const std::string& key);
+  bool is_array(const std::string& key) const;  ///< false also if the key is missing
   double number(const std::string& key, NumberRange range);
   double number_or(const std::string& key, double fallback, NumberRange range);
   int integer(const std::string& key, int low);

@@ -76,13 +76,29 @@ std::map<std::string, std::string> algorithms_of(JsonObject json) {
   return all;
 }
 
-std::map<std::string, MeasuredCollective> measured_of(JsonObject json) {
-  std::map<std::string, MeasuredCollective> all;
+MeasuredCollective measured_of(JsonObject& entry) {
+  MeasuredCollective measured{entry.integer("ranks", 1), entry.points("points")};
+  entry.refuse_others();
+  return measured;
+}
+
+/// An operation has one table, or an array with one for each number of ranks.
+std::map<std::string, std::vector<MeasuredCollective>> measurements_of(JsonObject json) {
+  std::map<std::string, std::vector<MeasuredCollective>> all;
   for (const std::string& name : json.keys()) {
     check_operation(json, name);
-    JsonObject entry = json.object(name);
-    all[name] = {entry.integer("ranks", 1), entry.points("points")};
-    entry.refuse_others();
+    if (!json.is_array(name)) {
+      JsonObject entry = json.object(name);
+      all[name] = {measured_of(entry)};
+      continue;
+    }
+    for (JsonObject& entry : json.objects(name)) {
+      all[name].push_back(measured_of(entry));
+      const int ranks = all[name].back().ranks;
+      if (std::count_if(all[name].begin(), all[name].end(), [&](const auto& one) { return one.ranks == ranks; }) > 1)
+        json.fail(name, fmt::format("has two tables for {} ranks; expected one", ranks));
+    }
+    if (all[name].empty()) json.fail(name, "is empty; expected a table for each number of ranks");
   }
   return all;
 }
@@ -169,7 +185,7 @@ ClusterSpec parse_cluster(std::string_view text, const std::string& file) {
   read_links(json.object("links"), cluster);
   if (json.has("sharing")) cluster.sharing = static_cast<PortSharing>(json.choice("sharing", kSharing));
   if (json.has("algorithms")) cluster.algorithms = algorithms_of(json.object("algorithms"));
-  if (json.has("measured")) cluster.measured = measured_of(json.object("measured"));
+  if (json.has("measured")) cluster.measured = measurements_of(json.object("measured"));
   cluster.compute = compute_of(json.object("compute"));
   if (json.has("sources"))
     for (JsonObject& entry : json.objects("sources")) {
@@ -189,8 +205,11 @@ ordered_json to_json(const ClusterSpec& cluster) {
                        {"links", links_json(cluster)},
                        {"sharing", kSharing[static_cast<std::size_t>(cluster.sharing)]}};
   if (!cluster.algorithms.empty()) json["algorithms"] = cluster.algorithms;
-  for (const auto& [name, table] : cluster.measured)
-    json["measured"][name] = {{"ranks", table.ranks}, {"points", table.points}};
+  for (const auto& [name, tables] : cluster.measured) {
+    ordered_json all = ordered_json::array();
+    for (const MeasuredCollective& table : tables) all.push_back({{"ranks", table.ranks}, {"points", table.points}});
+    json["measured"][name] = tables.size() == 1 ? all[0] : all;
+  }
   json["compute"] = to_json(cluster.compute);
   for (const Reference& source : cluster.sources)
     json["sources"].push_back({{"key", source.key}, {"value", source.value}, {"source", source.source}});

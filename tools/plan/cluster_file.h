@@ -93,7 +93,7 @@ struct ClusterSpec {
   /// By operation: "nccl", or algorithms by size as in TESSERA_ALGO ("ring:64K-max;tree:0-64K"). Operations that are
   /// not listed: the default of src/comm.
   std::map<std::string, std::string> algorithms;
-  std::map<std::string, MeasuredCollective> measured;  ///< by operation
+  std::map<std::string, std::vector<MeasuredCollective>> measured;  ///< by operation, one for each number of ranks
   ComputeSpec compute;
   std::vector<Reference> sources;
   bool operator==(const ClusterSpec&) const = default;

@@ -50,8 +50,9 @@ sim::Topology topology_of(const ClusterSpec& cluster) {
 void use_measurements(sim::Network& network, const ClusterSpec& cluster) {
   constexpr double kPerSecond = 1e9;
   std::map<std::pair<std::string, int>, base::CostTable> tables;
-  for (const auto& [operation, measured] : cluster.measured)
-    for (const auto& [bytes, us] : measured.points) tables[{operation, measured.ranks}].add(bytes, us * kMicroseconds);
+  for (const auto& [operation, measurements] : cluster.measured)
+    for (const MeasuredCollective& one : measurements)
+      for (const auto& [bytes, us] : one.points) tables[{operation, one.ranks}].add(bytes, us * kMicroseconds);
   if (tables.empty()) return;
   const auto wire = static_cast<std::uint32_t>(network.links.size());
   network.links.push_back(kPerSecond);
@@ -73,8 +74,8 @@ nn::KernelTime kernel_time(const ClusterSpec& cluster) {
   return
       [tables = std::move(tables), compute = cluster.compute, name = cluster.name](const nn::KernelInvocation& call) {
         const auto found = tables.find({std::string(call.kernel), call.dtype});
-        if (found != tables.end()) return found->second.at(call.size);
         const double latency = compute.kernel_latency_us * kMicroseconds;
+        if (found != tables.end()) return latency + found->second.at(call.size);
         if (compute.host_link_bytes_per_second > 0 && call.kernel.starts_with("copy_"))
           return latency + call.bytes / compute.host_link_bytes_per_second;
         const double bytes = call.bytes / (compute.memory_bytes_per_second * compute.efficiencies.memory);

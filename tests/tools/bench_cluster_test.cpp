@@ -1,0 +1,101 @@
+// What bench --cluster derives from its measurements, and how a plan uses them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/sim/topology.h"
+#include "tools/bench/machine_kernels.h"
+#include "tools/bench/machine_links.h"
+#include "tools/plan/simulated_cluster.h"
+
+namespace tessera::tools {
+namespace {
+
+using testing::DoubleNear;
+using testing::ElementsAre;
+
+TEST(HostOverhead, IsThatOfTheSamples) {
+  std::vector<OverheadSample> samples;
+  for (const double kernels : {1e-3, 4e-3, 20e-3}) samples.push_back({2 * kernels + 100 * 3e-6, kernels, 100});
+  const HostOverhead overhead = fit_overhead(samples);
+  EXPECT_NEAR(overhead.factor, 2, 1e-9);
+  EXPECT_NEAR(overhead.latency_us, 3, 1e-6);
+  samples.pop_back();
+  EXPECT_EQ(fit_overhead(samples).factor, 1) << "two samples determine nothing";
+}
+
+/// Calls a kernel that takes no time.
+void call(KernelSampler& sampler, const char* name, double size, bool product) {
+  const auto device = base::open_device({});
+  const std::unique_ptr<base::Stream> stream = device->make_stream();
+  nn::KernelInvocation call{.kernel = name, .dtype = base::DType::f32, .size = size, .bytes = size, .product = {}};
+  if (product) call.product = {1, 1, 1, 1};
+  sampler.call(call, *stream, [] {});
+}
+
+TEST(KernelSampler, CountsOnlyWhileItIsOn) {
+  KernelSampler sampler;
+  call(sampler, "linear_forward", 1e6, true);
+  EXPECT_EQ(sampler.calls(), 0U);
+  sampler.turn(true);
+  for (const double size : {1e6, 1e6, 2e6}) call(sampler, "linear_forward", size, true);
+  call(sampler, "add", 1e5, false);
+  EXPECT_EQ(sampler.calls(), 4U);
+  const std::vector<MeasuredKernel> tables = sampler.tables(1);
+  ASSERT_EQ(tables.size(), 2U);
+  EXPECT_EQ(tables[0].kernel, "add");
+  ASSERT_EQ(tables[1].points.size(), 2U);
+  EXPECT_EQ(tables[1].points[1].first, 2e6);
+  EXPECT_EQ(sampler.tables(3)[1].points[0].second, 3 * tables[1].points[0].second);
+  ComputeSpec compute;
+  set_peaks(compute, sampler, 1);
+  EXPECT_THAT(compute.peak_flops, ElementsAre(testing::Key("f32")));
+  EXPECT_GT(compute.memory_bytes_per_second, 0);
+}
+
+TEST(MeasuredLinks, GroupsAreTheDivisors) {
+  EXPECT_THAT(group_sizes(2), ElementsAre(2));
+  EXPECT_THAT(group_sizes(12), ElementsAre(2, 3, 4, 6, 12));
+}
+
+TEST(MeasuredLinks, LinkIsTheLineOfAllGather) {
+  MeasuredCollective table{4, {}};
+  for (const double bytes : {1e3, 1e5, 1e7}) table.points.emplace_back(bytes, 5 + bytes * 3 / 4 / 2e3);  // 2 GB/s
+  const LinkSpec link = fit_link({{"all_gather", {{2, {{8, 1}}}, table}}}, 4);
+  EXPECT_NEAR(link.latency_us, 5, 1e-6);
+  EXPECT_NEAR(link.bytes_per_second, 2e9, 1);
+  EXPECT_THROW(fit_link({{"all_gather", {table}}}, 2), base::InvalidUsage);
+}
+
+ClusterSpec measured_cluster() {
+  ClusterSpec cluster{.name = "here", .hosts = 1, .ranks_per_host = 4, .intra = {1, 1e9}};
+  cluster.compute.peak_flops = {{"f32", 1e11}};
+  cluster.compute.memory_bytes_per_second = 1e10;
+  cluster.compute.kernel_latency_us = 2;
+  cluster.compute.kernels = {{"add", "f32", {{1e3, 1e-6}, {1e4, 1e-5}}}};
+  cluster.measured["all_reduce"] = {{2, {{8, 10}, {1000, 20}}}, {4, {{8, 30}, {1000, 50}}}};
+  return cluster;
+}
+
+TEST(MeasuredCluster, EachNumberOfRanksHasItsTimes) {
+  const SimulatedCluster simulated = simulate(measured_cluster(), 4);
+  const auto us = [&](int ranks) {
+    const comm::sim::SimulatedOp operation{
+        .kind = comm::OpKind::all_reduce, .bytes = 1000, .bytes_sent = 1000, .ranks = ranks, .members = {0, 1, ranks}};
+    const auto time = comm::sim::time_alone(simulated.network, simulated.network.cost(operation));
+    return static_cast<double>(time.count()) / 1e3;
+  };
+  EXPECT_THAT(us(2), DoubleNear(20, 0.01));
+  EXPECT_THAT(us(4), DoubleNear(50, 0.01));
+}
+
+TEST(MeasuredCluster, KernelsStartAfterTheLatency) {
+  const SimulatedCluster simulated = simulate(measured_cluster(), 4);
+  nn::KernelInvocation call{.kernel = "add", .dtype = base::DType::f32, .size = 1e4, .bytes = 1e4, .product = {}};
+  EXPECT_NEAR(simulated.kernels(call), 12e-6, 1e-12);
+  call.kernel = "scale";  // not measured: the memory's rate
+  EXPECT_NEAR(simulated.kernels(call), 3e-6, 1e-12);
+}
+
+}  // namespace
+}  // namespace tessera::tools

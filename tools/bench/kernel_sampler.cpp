@@ -1,0 +1,114 @@
+#include "tools/bench/kernel_sampler.h"
+
+#include "tessera/fsdp/engine.h"
+#include "tessera/nn/models/causal_model.h"
+#include "tools/bench/runner.h"
+#include "tools/cli/statistics.h"
+
+namespace tessera::tools {
+namespace {
+
+nn::Tensor token_ids(nn::Context& context, const SampledStep& step) {
+  nn::Tensor ids = nn::Tensor::empty(context, {step.sequences, step.seq_len}, base::DType::i32);
+  context.device_kernels().positions(context.stream(), ids.data<std::int32_t>(), static_cast<std::size_t>(ids.count()),
+                                     static_cast<std::size_t>(step.model.vocabulary));
+  return ids;
+}
+
+void train_step(const SampledStep& step, nn::CausalModel& model, fsdp::Engine& engine) {
+  nn::Context& context = model.context();
+  double loss = 0;
+  for (int i = 0; i < step.microbatches; ++i) {
+    engine.set_is_last_backward(i + 1 == step.microbatches);
+    const nn::Tensor tokens = token_ids(context, step);
+    const nn::Tensor targets = token_ids(context, step);
+    nn::Tape tape;
+    nn::Tensor mean;
+    {
+      const nn::TapeScope recording(context, &tape);
+      mean = model.loss(tokens, targets);
+    }
+    tape.backward(mean, 1.0 / step.microbatches);
+    loss += mean.item();
+  }
+  engine.step(1e-3);
+  engine.wait();
+}
+
+}  // namespace
+
+std::map<double, double> KernelSamples::medians() const {
+  std::map<double, double> all;
+  for (const auto& [size, samples] : seconds) all[size] = median(samples);
+  return all;
+}
+
+void KernelSampler::call(const nn::KernelInvocation& call, base::Stream& stream, const std::function<void()>& run) {
+  if (!on_) return run();
+  const base::Event before = stream.record();
+  run();
+  const base::Event after = stream.record();
+  const std::int64_t begun = before.time_ns();
+  KernelSamples& samples = kernels_[{std::string(call.kernel), std::string(base::name_of(call.dtype))}];
+  samples.product = call.product.count > 0;
+  samples.seconds[call.size].push_back(static_cast<double>(after.time_ns() - begun) * 1e-9);
+}
+
+void KernelSampler::merge(const KernelSampler& other) {
+  for (const auto& [name, samples] : other.kernels_) {
+    KernelSamples& mine = kernels_[name];
+    mine.product = samples.product;
+    for (const auto& [size, seconds] : samples.seconds)
+      mine.seconds[size].insert(mine.seconds[size].end(), seconds.begin(), seconds.end());
+  }
+}
+
+std::size_t KernelSampler::calls() const {
+  std::size_t calls = 0;
+  for (const auto& [name, samples] : kernels_)
+    for (const auto& [size, seconds] : samples.seconds) calls += seconds.size();
+  return calls;
+}
+
+double KernelSampler::sum_of_medians() const {
+  double sum = 0;
+  for (const auto& [name, samples] : kernels_)
+    for (const auto& [size, seconds] : samples.seconds) sum += median(seconds) * static_cast<double>(seconds.size());
+  return sum;
+}
+
+std::vector<MeasuredKernel> KernelSampler::tables(double factor) const {
+  std::vector<MeasuredKernel> all;
+  for (const auto& [name, samples] : kernels_) {
+    MeasuredKernel table{name.first, name.second, {}};
+    for (const auto& [size, seconds] : samples.medians()) table.points.emplace_back(size, factor * seconds);
+    all.push_back(std::move(table));
+  }
+  return all;
+}
+
+std::vector<double> time_steps(const SampledStep& step, comm::Communicator& world, comm::HostCollectives& control,
+                               int steps, KernelSampler* sampler) {
+  std::shared_ptr<base::DeviceRuntime> runtime = base::open_device({});
+  if (sampler != nullptr) runtime = nn::observe(std::move(runtime), *sampler);
+  nn::Context context({.threads = step.threads,
+                       .memory_tracker = world.memory_tracker(),
+                       .memory = {},
+                       .make_stream = {},
+                       .device = {},
+                       .runtime = std::move(runtime)});
+  const std::unique_ptr<nn::CausalModel> model = nn::make_model(context, step.model);
+  model->set_dtype(step.dtype);
+  fsdp::Engine engine(*model, world, step.engine);
+  engine.initialize(0);
+  for (int i = 0; i < kWarmupSteps; ++i) train_step(step, *model, engine);
+  if (sampler != nullptr) sampler->turn(true);
+  const std::vector<double> us =
+      measure(control, {.warmup = 0, .iterations = steps}, [&] { train_step(step, *model, engine); });
+  if (sampler != nullptr) sampler->turn(false);
+  std::vector<double> seconds;
+  for (const double one : us) seconds.push_back(one * 1e-6);
+  return seconds;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,63 @@
+// Times the kernels of training steps on this machine, and the steps themselves.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/host_collectives.h"
+#include "tessera/fsdp/engine_options.h"
+#include "tessera/nn/kernel_interceptor.h"
+#include "tessera/nn/models/config.h"
+#include "tools/plan/cluster_file.h"
+
+namespace tessera::tools {
+
+/// Times of one kernel and dtype.
+struct KernelSamples {
+  bool product = false;                           ///< its sizes are operations; else bytes
+  std::map<double, std::vector<double>> seconds;  ///< by size
+  std::map<double, double> medians() const;       ///< by size
+};
+
+/// Measures each call while it is on: waits for the stream before and after it.
+class KernelSampler final : public nn::KernelInterceptor {
+ public:
+  void call(const nn::KernelInvocation& call, base::Stream& stream, const std::function<void()>& run) override;
+  void turn(bool on) { on_ = on; }
+
+  /// By name and dtype.
+  const std::map<std::pair<std::string, std::string>, KernelSamples>& kernels() const { return kernels_; }
+  void merge(const KernelSampler& other);
+  std::size_t calls() const;
+  /// The sum over all calls of the median of the kernel's size.
+  double sum_of_medians() const;
+  /// As the cluster file has them: the medians, multiplied by `factor`.
+  std::vector<MeasuredKernel> tables(double factor) const;
+
+ private:
+  bool on_ = false;
+  std::map<std::pair<std::string, std::string>, KernelSamples> kernels_;
+};
+
+/// A training step whose kernels are measured.
+struct SampledStep {
+  nn::ModelConfig model;
+  base::DType dtype = base::DType::f32;
+  std::int64_t sequences = 1;
+  std::int64_t seq_len = 1;
+  int microbatches = 1;
+  int threads = 1;
+  fsdp::EngineOptions engine;
+};
+
+inline constexpr int kWarmupSteps = 2;
+
+/// Trains `steps` steps after kWarmupSteps on `world`, as train does, while all ranks of `control` do so too. Returns
+/// the slowest rank's seconds of each step. `sampler`: null: the kernels are not timed, which makes steps faster.
+std::vector<double> time_steps(const SampledStep& step, comm::Communicator& world, comm::HostCollectives& control,
+                               int steps, KernelSampler* sampler);
+
+}  // namespace tessera::tools

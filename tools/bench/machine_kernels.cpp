@@ -1,0 +1,139 @@
+#include "tools/bench/machine_kernels.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tessera/fsdp/strategy.h"
+#include "tools/bench/fit.h"
+#include "tools/cli/statistics.h"
+
+namespace tessera::tools {
+namespace {
+
+using Family = nn::ModelConfig::Family;
+
+struct Shape {
+  Family family = Family::gpt2;
+  std::int64_t layers = 1;
+  std::int64_t width = 64;
+  std::int64_t heads = 2;
+  std::int64_t sequences = 1;
+  std::int64_t seq_len = 64;
+};
+
+nn::ModelConfig calibration_model(const Shape& shape) {
+  nn::ModelConfig model = nn::preset(shape.family == Family::gpt2 ? "gpt-nano" : "llama-nano");
+  model.layers = shape.layers;
+  model.width = shape.width;
+  model.heads = model.kv_heads = shape.heads;
+  model.head_dim = shape.width / shape.heads;
+  model.hidden = shape.family == Family::gpt2 ? 4 * shape.width : (8 * shape.width / 3 + 7) / 8 * 8;
+  model.context = std::max(model.context, shape.seq_len);
+  return model;
+}
+
+CalibrationStep calibration(const Shape& shape, base::DType dtype, int threads, bool timed) {
+  CalibrationStep one;
+  one.step = {.model = calibration_model(shape),
+              .dtype = dtype,
+              .sequences = shape.sequences,
+              .seq_len = shape.seq_len,
+              .threads = threads,
+              .engine = {.strategy = fsdp::strategy_named("fsdp")}};
+  one.timed = timed;
+  return one;
+}
+
+constexpr double kSmallestForPeak = 64 * 1024;  // bytes; below, a kernel's start counts
+
+/// Steps that make about a second's work, within bounds.
+int steps_for(const SampledStep& step) {
+  const auto work = static_cast<double>(step.model.layers * step.model.width * step.model.width) *
+                    static_cast<double>(step.sequences * step.seq_len);
+  return std::clamp(static_cast<int>(2e9 / work), 6, 40);
+}
+
+/// Times one model: its kernels on all ranks together, and its steps on each rank alone.
+OverheadSample sample(const CalibrationStep& one, int steps, comm::HostCollectives& control, comm::Communicator& alone,
+                      KernelSampler& all) {
+  KernelSampler together, single;
+  time_steps(one.step, control.communicator(), control, std::max(1, steps / 2), &together);
+  time_steps(one.step, alone, control, steps, &single);
+  all.merge(together);
+  all.merge(single);
+  if (!one.timed) return {};
+  return {median(time_steps(one.step, alone, control, steps, nullptr)), single.sum_of_medians() / steps,
+          static_cast<double>(single.calls()) / steps};
+}
+
+}  // namespace
+
+std::vector<CalibrationStep> calibration_steps(int threads) {
+  using base::DType;
+  std::vector<CalibrationStep> all;
+  for (const Shape& shape : {Shape{Family::gpt2, 2, 48, 2, 3, 64}, Shape{Family::gpt2, 2, 80, 2, 6, 64},
+                             Shape{Family::gpt2, 1, 160, 4, 4, 128}, Shape{Family::gpt2, 1, 256, 4, 4, 256},
+                             Shape{Family::gpt2, 1, 448, 7, 6, 256}, Shape{Family::llama, 2, 64, 4, 6, 64}})
+    all.push_back(calibration(shape, DType::f32, threads, true));
+  all.push_back(calibration({Family::llama, 1, 256, 8, 4, 128}, DType::f32, threads, false));
+  for (const Shape& shape : {Shape{Family::gpt2, 2, 64, 2, 3, 64}, Shape{Family::gpt2, 1, 256, 4, 4, 128},
+                             Shape{Family::llama, 1, 128, 4, 3, 64}})
+    all.push_back(calibration(shape, DType::bf16, threads, false));
+  CalibrationStep clipped = calibration({Family::gpt2, 2, 64, 2, 3, 64}, DType::f32, threads, false);
+  clipped.step.engine.clip_norm = 1;
+  clipped.step.engine.strategy = fsdp::strategy_named("ddp");
+  clipped.step.engine.optimizer.kind = nn::parse_optimizer("sgd");
+  clipped.step.engine.optimizer.momentum = 0.9;
+  clipped.step.microbatches = 2;
+  all.push_back(std::move(clipped));
+  return all;
+}
+
+HostOverhead fit_overhead(const std::vector<OverheadSample>& samples) {
+  std::vector<FitPoint> points;  // step / calls = factor * kernels / calls + latency
+  for (const OverheadSample& one : samples)
+    if (one.calls > 0) points.push_back({one.kernels / one.calls * 1e6, one.step / one.calls * 1e6});
+  const std::optional<AlphaBetaFit> fit = fit_alpha_beta(points);
+  if (!fit || !(fit->beta_us_per_byte > 0)) return {};
+  return {fit->beta_us_per_byte, fit->alpha_us};
+}
+
+void set_peaks(ComputeSpec& compute, const KernelSampler& sampler, double factor) {
+  std::vector<double> rates;
+  for (const auto& [name, samples] : sampler.kernels()) {
+    const auto largest = *samples.medians().rbegin();
+    if (!(largest.second > 0)) continue;
+    const double rate = largest.first / (factor * largest.second);
+    if (samples.product) {
+      double& peak = compute.peak_flops[name.second];
+      peak = std::max(peak, rate);
+    } else if (largest.first >= kSmallestForPeak) {
+      rates.push_back(rate);
+    }
+  }
+  compute.memory_bytes_per_second = median(rates);
+}
+
+ComputeSpec measure_compute(comm::Communicator& world, const ComputeMeasurement& measurement) {
+  const std::shared_ptr<base::DeviceRuntime> device = base::open_device({});
+  comm::HostCollectives control(world, *device);
+  const std::unique_ptr<comm::Communicator> alone = world.split(world.rank(), 0);
+  KernelSampler all;
+  std::vector<OverheadSample> samples;
+  for (const CalibrationStep& one : calibration_steps(measurement.threads)) {
+    const nn::ModelConfig& model = one.step.model;
+    measurement.say(fmt::format("kernels of {} of width {}, {} sequences of {}, {}",
+                                model.family == Family::gpt2 ? "gpt" : "llama", model.width, one.step.sequences,
+                                one.step.seq_len, base::name_of(one.step.dtype)));
+    samples.push_back(sample(one, std::min(steps_for(one.step), measurement.most_steps), control, *alone, all));
+  }
+  const HostOverhead overhead = fit_overhead(samples);
+  ComputeSpec compute;
+  compute.kernel_latency_us = overhead.latency_us;
+  compute.kernels = all.tables(overhead.factor);
+  set_peaks(compute, all, overhead.factor);
+  return compute;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,102 @@
+#include "tools/bench/machine_links.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tools/bench/buffers.h"
+#include "tools/bench/fit.h"
+#include "tools/cli/statistics.h"
+
+namespace tessera::tools {
+namespace {
+
+/// Fewer than bench: these are medians for a prediction, not the figures of a report.
+int iterations_of(const BenchSpec& spec, std::uint64_t bytes) {
+  return spec.iterations.value_or(bytes <= (64 << 10) ? 100 : bytes <= (4 << 20) ? 25 : 7);
+}
+
+/// One group of ranks that call together.
+class GroupMeasurement {
+ public:
+  GroupMeasurement(const BenchSpec& spec, comm::HostCollectives& control, comm::Communicator& group,
+                   base::DeviceRuntime& device)
+      : spec_(spec), control_(control), group_(group), memory_(group, device, spec.communicator_memory) {}
+
+  MeasuredCollective measure_op(const BenchOp& op) {
+    const std::vector<std::uint64_t> sizes = spec_.sizes(op);
+    BenchBuffers buffers(memory_, group_.rank(), {&op, spec_.dtype, spec_.redop, group_.size(), 0},
+                         shape_of(op, sizes.back()));
+    MeasuredCollective table{group_.size(), {}};
+    for (const std::uint64_t bytes : sizes) {
+      const BenchShape shape = shape_of(op, bytes);
+      if (shape.bytes == 0 && bytes > 0) continue;
+      if (!table.points.empty() && static_cast<double>(shape.bytes) <= table.points.back().first) continue;
+      table.points.emplace_back(static_cast<double>(shape.bytes), time_of(op, shape, buffers));
+    }
+    return table;
+  }
+
+ private:
+  BenchShape shape_of(const BenchOp& op, std::uint64_t bytes) const {
+    return bench_shape(op, bytes, spec_.dtype, group_.size());
+  }
+
+  /// Gradients are reduced in place by all_reduce, as the engine does; everything else has two buffers.
+  double time_of(const BenchOp& op, const BenchShape& shape, BenchBuffers& buffers) {
+    const bool in_place = op.id == BenchOp::Id::all_reduce;
+    buffers.fill(shape, in_place);
+    const BenchCall call = buffers.call(shape, in_place);
+    const Repeats repeats{.warmup = spec_.warmup, .iterations = iterations_of(spec_, shape.bytes), .prepare = {}};
+    return median(measure(control_, repeats, [&] { call.start(group_).wait(); }));
+  }
+
+  const BenchSpec& spec_;
+  comm::HostCollectives& control_;
+  comm::Communicator& group_;
+  BenchMemory memory_;
+};
+
+}  // namespace
+
+std::vector<int> group_sizes(int ranks) {
+  std::vector<int> sizes;
+  for (int size = 2; size <= ranks; ++size)
+    if (ranks % size == 0) sizes.push_back(size);
+  return sizes;
+}
+
+CollectiveTables measure_collectives(const BenchSpec& spec, comm::Communicator& world,
+                                     const std::function<void(const std::string&)>& say) {
+  const std::shared_ptr<base::DeviceRuntime> device = base::open_device({});
+  comm::HostCollectives control(world, *device);
+  CollectiveTables tables;
+  for (const int size : group_sizes(world.size())) {
+    const std::unique_ptr<comm::Communicator> group = world.split(world.rank() / size, world.rank() % size);
+    GroupMeasurement measurement(spec, control, *group, *device);
+    for (const BenchOp* op : spec.ops) {
+      say(fmt::format("{} of {} ranks", op->name, size));
+      MeasuredCollective table = measurement.measure_op(*op);
+      if (!table.points.empty()) tables[std::string(comm::name_of(op->kind))].push_back(std::move(table));
+    }
+  }
+  return tables;
+}
+
+LinkSpec fit_link(const CollectiveTables& tables, int ranks) {
+  std::vector<FitPoint> points;
+  if (const auto found = tables.find("all_gather"); found != tables.end())
+    for (const MeasuredCollective& table : found->second)
+      if (table.ranks == ranks)
+        for (const auto& [bytes, us] : table.points)
+          points.push_back({bytes * (ranks - 1) / ranks, us});  // what a rank sends
+  const std::optional<AlphaBetaFit> fit = fit_alpha_beta(points);
+  if (!fit)
+    throw base::InvalidUsage("--cluster: a link needs three sizes or more; raise --max-bytes or lower --factor");
+  const double us_per_byte =
+      fit->beta_us_per_byte > 0 ? fit->beta_us_per_byte : points.back().microseconds / points.back().bytes;
+  return {fit->alpha_us, 1e6 / us_per_byte};
+}
+
+}  // namespace tessera::tools

@@ -7,8 +7,8 @@
 namespace tessera::tools {
 namespace {
 
-constexpr double kStreaming = 0.85;        // part of the memory's rate that streaming kernels reach
-constexpr double kLongestProduct = 0.97;   // efficiency of the shapes by which the best rates were measured
+constexpr double kStreaming = 0.85;       // part of the memory's rate that streaming kernels reach
+constexpr double kLongestProduct = 0.97;  // efficiency of the shapes by which the best rates were measured
 constexpr double kA100 = 271.2e12 / kLongestProduct, kH100 = 794.5e12 / kLongestProduct;
 
 constexpr DeviceProfile a100(std::string_view name, double memory_rate, double capacity) {
@@ -56,13 +56,12 @@ struct AttentionRate {
 };
 
 const AttentionRate& attention_rate(bool hopper, AttentionKernel kernel) {
-  static constexpr AttentionRate kRates[2][3] = {
-      {{{130e12, 130e12}, {83e12, 83e12}, 350},
-       {{125e12, 120e12}, {85e12, 85e12}, 350},
-       {{195e12, 215e12}, {171e12, 187e12}, 540}},
-      {{{235e12, 235e12}, {150e12, 150e12}, 350},
-       {{215e12, 210e12}, {145e12, 145e12}, 350},
-       {{320e12, 370e12}, {285e12, 285e12}, 540}}};
+  static constexpr AttentionRate kRates[2][3] = {{{{130e12, 130e12}, {83e12, 83e12}, 350},
+                                                  {{125e12, 120e12}, {85e12, 85e12}, 350},
+                                                  {{195e12, 215e12}, {171e12, 187e12}, 540}},
+                                                 {{{235e12, 235e12}, {150e12, 150e12}, 350},
+                                                  {{215e12, 210e12}, {145e12, 145e12}, 350},
+                                                  {{320e12, 370e12}, {285e12, 285e12}, 540}}};
   const int column = kernel == AttentionKernel::triton ? 0 : kernel == AttentionKernel::flash1 ? 1 : 2;
   return kRates[hopper ? 1 : 0][column];
 }

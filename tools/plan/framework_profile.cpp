@@ -30,10 +30,12 @@ void FrameworkProfile::call(const nn::KernelInvocation& call, base::Stream& stre
   if (!work.empty()) add(work, stream, call.kernel);
 }
 
-/// Calls that follow each other on a stream become one task.
+/// Calls that follow each other on a stream become one task, but not those of two blocks: the host may be ahead of the
+/// device in one and behind it in the next.
 void FrameworkProfile::add(const KernelWork& work, base::Stream& stream, std::string_view label) {
   const base::TaskId position = clock_.position(stream);
-  const bool joins = !begins_ && position + 1 == clock_.graph().tasks().size() && work_.contains(position);
+  const bool starts = begins_ || label.starts_with("attention") || label.starts_with("cross_entropy");
+  const bool joins = !starts && position + 1 == clock_.graph().tasks().size() && work_.contains(position);
   if (joins) {
     work_.at(position) += work;
     return;
@@ -100,8 +102,9 @@ KernelWork FrameworkProfile::linear_backward(const ProductSize& size, bool both)
 /// `size.batch`: heads of all sequences.
 KernelWork FrameworkProfile::attention(const ProductSize& size, bool backward) const {
   if (workload_.attention != AttentionKernel::unfused)
-    return {.memory = fused_attention_time(*workload_.device, workload_.attention, {size.batch, size.m, size.k}, backward),
-            .launches = backward ? 4.0 : 2.0};
+    return {
+        .memory = fused_attention_time(*workload_.device, workload_.attention, {size.batch, size.m, size.k}, backward),
+        .launches = backward ? 4.0 : 2.0};
   const FrameworkStyle& style = *workload_.style;
   const double scores = static_cast<double>(size.batch) * static_cast<double>(size.m) * static_cast<double>(size.m);
   KernelWork work = traffic(scores * (backward ? style.scores_backward : style.scores_forward), backward ? 6 : 4);
@@ -129,9 +132,9 @@ KernelWork FrameworkProfile::block_recomputed(const ProductSize& size) const {
   const auto tokens = static_cast<double>(workload_.tokens()), width = static_cast<double>(workload_.model.width);
   const bool full = workload_.recomputation == Recomputation::full;
   const bool shorter = full && workload_.early_stop;
-  KernelWork work = traffic(tokens * ((style.width_forward - (shorter ? 6 : 0)) * width +
-                                      style.hidden_forward * workload_.feed_forward),
-                            style.kernels_forward - (shorter ? 1 : 0));
+  KernelWork work = traffic(
+      tokens * ((style.width_forward - (shorter ? 6 : 0)) * width + style.hidden_forward * workload_.feed_forward),
+      style.kernels_forward - (shorter ? 1 : 0));
   if (full) work += attention(size, false);
   return work;
 }

@@ -33,8 +33,8 @@ class FrameworkProfile final : public nn::KernelInterceptor {
   FrameworkProfile(const Workload& workload, base::VirtualClock& clock) : workload_(workload), clock_(clock) {}
   void call(const nn::KernelInvocation& call, base::Stream& stream, const std::function<void()>& run) override;
 
-  const std::map<base::TaskId, KernelWork>& work() const { return work_; }            ///< of the clock's tasks
-  const std::vector<base::TaskId>& microbatches() const { return microbatches_; }     ///< the first task of each
+  const std::map<base::TaskId, KernelWork>& work() const { return work_; }         ///< of the clock's tasks
+  const std::vector<base::TaskId>& microbatches() const { return microbatches_; }  ///< the first task of each
 
  private:
   enum class Pass : std::uint8_t { forward, backward, update };
@@ -54,8 +54,8 @@ class FrameworkProfile final : public nn::KernelInterceptor {
   const Workload& workload_;
   base::VirtualClock& clock_;
   Pass pass_ = Pass::update;
-  bool begins_ = false;              // the next work is the first of a microbatch
-  bool embedding_done_ = false;      // the backward of this microbatch's embedding was counted
+  bool begins_ = false;                  // the next work is the first of a microbatch
+  bool embedding_done_ = false;          // the backward of this microbatch's embedding was counted
   std::size_t recomputed_products_ = 0;  // of the block that is recomputed
   std::size_t blocks_back_ = 0;          // blocks whose backward was computed
   std::map<base::TaskId, KernelWork> work_;

@@ -31,7 +31,8 @@ constexpr std::array kTexts = {"framework", "strategy",     "act_ckpt",  "attent
 bool absent(const nlohmann::json& object, const char* key) { return !object.contains(key) || object.at(key).is_null(); }
 
 /// Throws unless the field is absent or a number above 0.
-void check_number(const nlohmann::json& object, const char* key, bool whole, const std::string& file, const std::string& row) {
+void check_number(const nlohmann::json& object, const char* key, bool whole, const std::string& file,
+                  const std::string& row) {
   if (absent(object, key)) return;
   const nlohmann::json& value = object.at(key);
   constexpr double kMax = 1e15;
@@ -74,7 +75,7 @@ void check_machine(const nlohmann::json& cluster, const std::string& file, const
 
 /// What a row refers to by id, or holds in place; null if the field is absent.
 nlohmann::json referred(const nlohmann::json& fields, const char* key, const Objects& objects, const std::string& file,
-              const std::string& row) {
+                        const std::string& row) {
   if (absent(fields, key)) return {};
   const nlohmann::json& value = fields.at(key);
   if (value.is_object()) return value;

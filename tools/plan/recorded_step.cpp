@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "tessera/fsdp/simulation.h"
@@ -19,7 +20,18 @@ constexpr double kOperationStart = 20e-6;  // seconds from the call of a collect
 constexpr double kSlowestHost = 0.012;     // spread of the hosts' step times: all wait for the slowest
 constexpr int kRecorded = 3;               // microbatches: the first, one between and the last
 
-int hosts_of(const Workload& workload) { return (workload.ranks + workload.ranks_per_host - 1) / workload.ranks_per_host; }
+int hosts_of(const Workload& workload) {
+  return (workload.ranks + workload.ranks_per_host - 1) / workload.ranks_per_host;
+}
+
+/// The host runs ahead in the forward, so that each block's gather overlaps the block before it.
+std::map<std::string, std::vector<std::string>> next_blocks(const Workload& workload) {
+  const std::string prefix = workload.model.family == nn::ModelConfig::Family::gpt2 ? "h." : "model.layers.";
+  std::map<std::string, std::vector<std::string>> next;
+  for (std::int64_t i = 0; i + 1 < workload.model.layers; ++i)
+    next[prefix + std::to_string(i)] = {prefix + std::to_string(i + 1)};
+  return next;
+}
 
 fsdp::EngineOptions engine_options_of(const Workload& workload) {
   fsdp::EngineOptions engine;
@@ -33,6 +45,7 @@ fsdp::EngineOptions engine_options_of(const Workload& workload) {
                     : fsdp::default_mesh(engine.strategy, workload.ranks, workload.ranks_per_host);
   engine.wrap = workload.overlaps || workload.sharded() ? "block" : "none";
   engine.prefetch = workload.prefetches ? 1 : 0;
+  if (!workload.prefetches) engine.prefetch_order.forward = next_blocks(workload);
   if (workload.reduces_f32 && workload.sharded()) engine.reduce_dtype = base::DType::f32;
   engine.clip_norm = 1;
   return engine;
@@ -58,7 +71,8 @@ sim::Topology topology_of(const Workload& workload, double link) {
   constexpr double kPort = 3.4e-6, kHost = 14e-6;  // latency of a message inside a host and between hosts
   constexpr double kHostsShare = 0.95;             // of the rate inside a host, where a ring leaves it
   const int peers = std::min(workload.ranks_per_host, workload.shards > 1 ? workload.shards : workload.ranks);
-  const bool leaves = std::max(workload.shards, workload.strategy == "hsdp" ? 1 : workload.ranks) > workload.ranks_per_host;
+  const bool leaves =
+      std::max(workload.shards, workload.strategy == "hsdp" ? 1 : workload.ranks) > workload.ranks_per_host;
   sim::Topology topology;
   topology.bytes_per_second =
       workload.device->link_rate * (0.85 + 0.15 * std::min(1.0, (peers - 2) / 6.0)) * (leaves ? kHostsShare : 1);
@@ -131,8 +145,7 @@ class RecordedStep::Timing {
  public:
   Timing(const RecordedStep& step, const MachineParameters& parameters)
       : step_(step), parameters_(parameters), ends_(step.tasks_.size() + 1, 0) {
-    const sim::Network network =
-        sim::cluster(topology_of(step.workload_, parameters.link), step.workload_.ranks);
+    const sim::Network network = sim::cluster(topology_of(step.workload_, parameters.link), step.workload_.ranks);
     for (const sim::SimulatedOp& operation : step.operations_) {
       sim::SimulatedOp scaled = operation;
       scaled.bytes = static_cast<std::uint64_t>(static_cast<double>(scaled.bytes) * step.workload_.engine_share);

@@ -15,8 +15,8 @@ namespace tessera::tools {
 
 /// What is not known of a machine and its software before they were measured.
 struct MachineParameters {
-  double products = 0.87;  ///< efficiency of products, power limits included
-  double memory = 1;       ///< speed of memory-bound kernels and attention, as a part of that of the profile
+  double products = 0.87;   ///< efficiency of products, power limits included
+  double memory = 1;        ///< speed of memory-bound kernels and attention, as a part of that of the profile
   double launch_s = 12e-6;  ///< host time of a kernel launch
   double overhead = 1;      ///< of a step, as a part of that of the framework
   double link = 0.80;       ///< part of the nominal rate between hosts that collectives reach

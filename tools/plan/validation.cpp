@@ -74,7 +74,8 @@ std::optional<double> measured_memory(const PublishedRow& row) {
   for (const char* key : {"mem_active_gib", "mem_gib"})
     if (row.fields.contains(key) && row.fields.at(key).is_number()) return row.fields.at(key).get<double>();
   for (const char* key : {"mem_allocated_gb", "mem_gb"})
-    if (row.fields.contains(key) && row.fields.at(key).is_number()) return row.fields.at(key).get<double>() * kGb / kGib;
+    if (row.fields.contains(key) && row.fields.at(key).is_number())
+      return row.fields.at(key).get<double>() * kGb / kGib;
   return {};
 }
 
@@ -88,9 +89,10 @@ std::string cause_of(const Candidate& candidate, const ValidatedRow& row, bool c
   const double state = kStateBytes * (w.root_parameters + static_cast<double>(w.model.layers) * w.block_parameters);
   const double used = state / w.shards / w.device->memory_capacity;
   if (w.sharded() && row.step_error < 0 && (used > kFull || w.model.width >= kWide))
-    return fmt::format("near the memory limit: the model's state fills {:.0f} % and units are large, so the allocator "
-                       "may stall",
-                       100 * used);
+    return fmt::format(
+        "near the memory limit: the model's state fills {:.0f} % and units are large, so the allocator "
+        "may stall",
+        100 * used);
   constexpr double kSlowLink = 50e9;
   if (w.ranks > w.ranks_per_host && row.step_error < 0 && w.host_rate < kSlowLink)
     return w.host_rate_stated ? "slow link between hosts" : "slow link between hosts whose rate is not stated";
@@ -271,8 +273,9 @@ std::string to_text(const Validation& validation) {
   if (!misses.empty()) text += "\nmisses of more than 10 % of the step's time, with their likely cause\n" + misses;
   if (!outliers.empty()) text += "\noutliers, which are in no figure above\n" + outliers;
   if (!memory.empty())
-    text += "\nmemory in GiB for information: the engine's peak, and what the row states (which may include reserves)\n" +
-            memory;
+    text +=
+        "\nmemory in GiB for information: the engine's peak, and what the row states (which may include reserves)\n" +
+        memory;
   if (!validation.out_of_reach.empty()) text += "\nout of reach, not predicted\n";
   for (const auto& [id, reason] : validation.out_of_reach) text += fmt::format("  {}: {}\n", id, reason);
   return text;
@@ -281,14 +284,9 @@ std::string to_text(const Validation& validation) {
 ordered_json to_json(const Validation& validation) {
   ordered_json rows = ordered_json::array(), machines = ordered_json::array(), out = ordered_json::array();
   for (const ValidatedRow& row : validation.rows) {
-    ordered_json json = {{"id", row.id},
-                         {"measured", row.measured},
-                         {"predicted", row.predicted},
-                         {"error", row.error()},
-                         {"calibration", row.calibration},
-                         {"source", row.source},
-                         {"metric", row.metric},
-                         {"step_error", row.step_error}};
+    ordered_json json = {{"id", row.id},         {"measured", row.measured},       {"predicted", row.predicted},
+                         {"error", row.error()}, {"calibration", row.calibration}, {"source", row.source},
+                         {"metric", row.metric}, {"step_error", row.step_error}};
     if (!row.reach.empty()) json["reach"] = row.reach;
     if (!row.outlier.empty()) json["outlier"] = row.outlier;
     if (!row.cause.empty()) json["cause"] = row.cause;

@@ -16,12 +16,12 @@ struct ValidatedRow {
   std::string id, source, cluster, reach;
   std::string metric;  ///< the row's key: "tokens_per_s_per_gpu"
   bool calibration = false;
-  std::string outlier;               ///< why the row looks anomalous; empty: it doesn't
+  std::string outlier;                 ///< why the row looks anomalous; empty: it doesn't
   double measured = 0, predicted = 0;  ///< in the units of the metric
-  double step_error = 0;             ///< predicted / measured - 1 of the step's time
-  std::string cause;                 ///< the likely one of an error above 10 %; empty: the error is smaller
+  double step_error = 0;               ///< predicted / measured - 1 of the step's time
+  std::string cause;                   ///< the likely one of an error above 10 %; empty: the error is smaller
   std::optional<double> measured_gib;  ///< memory
-  double predicted_gib = 0;          ///< peak of the engine
+  double predicted_gib = 0;            ///< peak of the engine
 
   double error() const;  ///< |predicted / measured - 1| of the metric
 };

@@ -69,7 +69,8 @@ void set_model(Workload& w, const PublishedRow& row) {
   w.feed_forward = static_cast<double>(c.hidden);
   const auto width = static_cast<double>(c.width), hidden = static_cast<double>(c.hidden),
              query = static_cast<double>(c.heads * c.head_dim), key = static_cast<double>(c.kv_heads * c.head_dim);
-  w.block_parameters = 2 * width * query + 2 * width * key + (llama ? 3 : 2) * width * hidden + (llama ? 2 : 13) * width;
+  w.block_parameters =
+      2 * width * query + 2 * width * key + (llama ? 3 : 2) * width * hidden + (llama ? 2 : 13) * width;
   // Half of the blocks of an encoder-decoder attend twice.
   if (encoder) w.block_parameters = 6 * width * query + 2 * width * hidden;
   w.root_parameters = static_cast<double>(c.vocabulary) * width * (c.tied ? 1 : 2) + width +

@@ -39,17 +39,17 @@ struct Workload {
   AttentionKernel attention = AttentionKernel::flash2;
   std::vector<bool> recomputed;  ///< by block
   Recomputation recomputation = Recomputation::none;
-  bool early_stop = true;  ///< recomputation ends before what no backward needs
+  bool early_stop = true;   ///< recomputation ends before what no backward needs
   double feed_forward = 0;  ///< elements inside the feed-forward layer of the measured model
   double block_parameters = 0, root_parameters = 0;
-  double engine_share = 1;  ///< parameters of the measured model for each of the engine's
+  double engine_share = 1;                  ///< parameters of the measured model for each of the engine's
   double gather_copy = 0, reduce_copy = 0;  ///< bytes for each parameter of a unit
   double unit_host_s = 0, recomputed_host_s = 2e-4;
   double loss_bytes = 0;       ///< for each logit
   double optimizer_bytes = 0;  ///< for each local parameter
   int optimizer_launches = 0;
   double step_overhead_s = 0;
-  double host_rate = 0;      ///< of a host's links to others, in bytes per second
+  double host_rate = 0;  ///< of a host's links to others, in bytes per second
   bool host_rate_stated = false;
   double launch_prior_s = 0;  ///< host time of a kernel launch before it is fitted
 

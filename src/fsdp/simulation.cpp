@@ -113,8 +113,13 @@ StepProfile profile_step(const TrainingStep& step, comm::Communicator& world, in
 
 StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, base::VirtualClock& clock,
                          const nn::KernelTime& kernels, int steps) {
+  nn::KernelSimulator simulator(clock, kernels);
+  return predict_step(step, world, clock, simulator, steps);
+}
+
+StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, base::VirtualClock& clock,
+                         nn::KernelInterceptor& kernels, int steps) {
   if (steps < 1) throw InvalidUsage("predict_step: " + std::to_string(steps) + " steps, needs 1 or more");
-  nn::KernelSimulator observer(clock, kernels);
   const Device meta{base::DeviceType::meta, 0};
   const auto make_stream = [&clock, meta] { return clock.make_stream(meta); };
   nn::Context context({.threads = step.threads,
@@ -122,7 +127,7 @@ StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, ba
                        .memory = {},
                        .make_stream = make_stream,
                        .device = meta,
-                       .runtime = nn::observe(base::open_device(meta), observer, make_stream)});
+                       .runtime = nn::observe(base::open_device(meta), kernels, make_stream)});
   StepProfile record = run(step, world, context, &clock, 1 + steps);
   record.steps.erase(record.steps.begin());
   return record;

@@ -65,4 +65,8 @@ TESSERA_API StepProfile profile_step(const TrainingStep& step, comm::Communicato
 TESSERA_API StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, base::VirtualClock& clock,
                                      const nn::KernelTime& kernels, int steps = 1);
 
+/// As above, with an interceptor that adds the time of each kernel call to `clock` itself.
+TESSERA_API StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, base::VirtualClock& clock,
+                                     nn::KernelInterceptor& kernels, int steps = 1);
+
 }  // namespace tessera::fsdp

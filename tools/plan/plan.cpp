@@ -14,6 +14,7 @@
 #include "tools/plan/model_plan.h"
 #include "tools/plan/options.h"
 #include "tools/plan/plan_page.h"
+#include "tools/plan/validation.h"
 #include "tools/plan/zero_table.h"
 
 namespace tessera::tools {
@@ -78,6 +79,14 @@ int zero_table(const CLI::App& command, const PlanOptions& options) {
   return 0;
 }
 
+int validate(const CLI::App& command, const PlanOptions& options) {
+  refuse_other_options(command, "--validate", {"--validate", "--json"});
+  const Validation validation = validate_rows(read_published_rows(options.validate));
+  fmt::print("{}", to_text(validation));
+  write_json(options.json, to_json(validation));
+  return 0;
+}
+
 /// The ranks of a communicator along one axis of the mesh are at equal distances.
 std::string track_of(const comm::sim::RankSet& members) {
   return fmt::format("links: {} ranks, {} apart", members.ranks, members.stride);
@@ -137,12 +146,13 @@ void check_outputs(const PlanOptions& options) {
   for (const auto& [path, name] :
        {std::pair(options.json, "--json"), {options.report, "--report"}, {options.trace, "--trace"}}) {
     check_writable(name, path);
-    refuse_to_replace(name, path, {options.cluster, options.model});
+    refuse_to_replace(name, path, {options.cluster, options.model, options.validate});
   }
 }
 
 int plan(const CLI::App& command, const PlanOptions& options) {
   check_outputs(options);
+  if (!options.validate.empty()) return validate(command, options);
   if (options.cluster == "list") return list_clusters(command, options);
   if (!options.parameters.empty()) return zero_table(command, options);
   if (!options.model_given && !options.cluster.empty()) return write_cluster(command, options);

@@ -21,6 +21,10 @@ constexpr auto kLastWordsTime = 200ms;
 
 std::string name_of(int rank) { return "rank " + std::to_string(rank); }
 
+ControlConnection::Frame make_frame(protocol::Type type, std::string payload) {
+  return std::make_shared<const ControlConnection::Message>(ControlConnection::Message{type, std::move(payload)});
+}
+
 }  // namespace
 
 struct ControlPlane::Channel {
@@ -126,8 +130,7 @@ void ControlPlane::close(const ChannelPointer& channel) {
 
 /// To all other ranks for kAll.
 void ControlPlane::send(int to, protocol::Type type, std::string_view payload, int except) {
-  const auto frame =
-      std::make_shared<const ControlConnection::Message>(ControlConnection::Message{type, std::string(payload)});
+  const ControlConnection::Frame frame = make_frame(type, std::string(payload));
   for (int r = 0; r < size_; ++r) {
     ControlConnection* const line = lines_[static_cast<std::size_t>(r)].get();
     if (line != nullptr && r != except && (to == ControlChannel::kAll || to == r)) line->send(frame);
@@ -300,7 +303,7 @@ void ControlPlane::leave() {
   leaving_ = true;
   for (const auto& line : lines_) {
     if (line == nullptr || !line->open()) continue;
-    line->send(std::make_shared<const ControlConnection::Message>(protocol::Type::left, protocol::encode_rank(rank_)));
+    line->send(make_frame(protocol::Type::left, protocol::encode_rank(rank_)));
     line->finish();
   }
   auto& timer = timers_.emplace_back(context_, kFarewellTime);

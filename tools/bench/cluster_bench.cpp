@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/launch.h"
 #include "tools/bench/fit.h"
 #include "tools/bench/machine_kernels.h"
 #include "tools/bench/machine_links.h"

@@ -288,6 +288,7 @@ class ClusterTest(unittest.TestCase):
         self.assertEqual({entry["source"] for entry in cluster["sources"]}, {"measured by tessera bench --cluster"})
         for table in cluster["measured"].values():
             table["points"] = [[size, 0] for size, us in table["points"]]
+        cluster["compute"].pop("overhead", None)
         self.file.write_text(json.dumps(cluster))
         before = self.plan()
         for table in cluster["compute"]["kernels"]:
@@ -299,7 +300,11 @@ class ClusterTest(unittest.TestCase):
         for table in cluster["measured"].values():
             table["points"] = [[size, us + 1e6] for size, us in table["points"]]
         self.file.write_text(json.dumps(cluster))
-        self.assertGreater(self.plan(), slower + 1000)
+        slowest = self.plan()
+        self.assertGreater(slowest, slower + 1000)
+        cluster["compute"]["overhead"] = {"step_us": 5000, "call_us": 1000}
+        self.file.write_text(json.dumps(cluster))
+        self.assertAlmostEqual(self.plan(), slowest + 5 + 9, places=6)  # fsdp makes 9 calls
 
     def plan(self):
         done = subprocess.run([TOOL, "plan", "--model", "gpt-nano", "--ranks", "2", "--strategies", "fsdp", "--cluster", str(self.file), "--json",

@@ -54,6 +54,13 @@ struct Efficiencies {
   bool operator==(const Efficiencies&) const = default;
 };
 
+/// What a training step costs besides its kernels and collectives: batches, waits for ranks that come later, issuing.
+struct StepOverhead {
+  double step_us = 0;  ///< of each step
+  double call_us = 0;  ///< of each call of a collective
+  bool operator==(const StepOverhead&) const = default;
+};
+
 /// What one rank computes with.
 struct ComputeSpec {
   enum class Kind : std::uint8_t {
@@ -65,6 +72,7 @@ struct ComputeSpec {
   std::map<std::string, double> peak_flops;  ///< by dtype, operations per second of one rank
   double memory_bytes_per_second = 0;        ///< of one rank
   double kernel_latency_us = 0;              ///< start of one kernel
+  StepOverhead overhead;
   Efficiencies efficiencies;
   std::vector<MeasuredKernel> kernels;
   bool operator==(const ComputeSpec&) const = default;

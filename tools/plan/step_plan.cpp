@@ -58,6 +58,17 @@ void fill(RunResult& run, const fsdp::StepProfile& profile, const TrainPlan& pla
   run.peak_bytes = profile.memory;
 }
 
+/// The host's work that the simulation doesn't have lengthens the step; nothing hides it.
+void add_overhead(RunResult& run, const StepOverhead& overhead) {
+  const PerCollective& calls = run.calls_per_step;
+  const auto all = static_cast<double>(calls.all_gather + calls.reduce_scatter + calls.all_reduce + calls.control);
+  const double ms = (overhead.step_us + overhead.call_us * all) * 1e-3;
+  if (ms == 0) return;
+  run.tokens_per_second *= run.step_ms_median / (run.step_ms_median + ms);
+  run.step_ms_median += ms;
+  run.step_ms_p95 += ms;
+}
+
 }  // namespace
 
 double model_flops_utilization(const nn::ModelConfig& model, std::int64_t parameters, std::int64_t seq_len,
@@ -86,6 +97,7 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
       fsdp::predict_step(step, *world, clock, cluster.kernels, period_of(engine.strategy));
   StepPlan planned;
   fill(planned.result, profile, plan, engine);
+  add_overhead(planned.result, cluster.overhead);
   const auto peak = cluster.peak_flops.find(std::string(base::name_of(plan.precision.compute)));
   if (peak != cluster.peak_flops.end())
     planned.mfu = model_flops_utilization(plan.model, plan.parameters, plan.seq_len, planned.result.tokens_per_second,

@@ -6,6 +6,7 @@
 #include "tessera/comm/sim/topology.h"
 #include "tools/bench/machine_kernels.h"
 #include "tools/bench/machine_links.h"
+#include "tools/bench/step_overhead.h"
 #include "tools/plan/simulated_cluster.h"
 
 namespace tessera::tools {
@@ -20,8 +21,20 @@ TEST(HostOverhead, IsThatOfTheSamples) {
   const HostOverhead overhead = fit_overhead(samples);
   EXPECT_NEAR(overhead.factor, 2, 1e-9);
   EXPECT_NEAR(overhead.latency_us, 3, 1e-6);
-  samples.pop_back();
+  samples.push_back({9, 1e-3, 100});
+  EXPECT_NEAR(fit_overhead(samples).factor, 2, 1e-9) << "a step that another program interrupted";
+  samples.resize(2);
   EXPECT_EQ(fit_overhead(samples).factor, 1) << "two samples determine nothing";
+}
+
+TEST(StepOverheads, AreTheDifferencesOfTrainingsAndPlans) {
+  std::vector<StepSample> samples;
+  for (const double calls : {5.0, 9.0, 12.0}) samples.push_back({3 + 0.1 + 0.02 * calls, 3, calls});
+  samples.push_back({30, 3, 5});  // interrupted by another program
+  const StepOverhead overhead = fit_step_overhead(samples);
+  EXPECT_NEAR(overhead.step_us, 100, 1e-6);
+  EXPECT_NEAR(overhead.call_us, 20, 1e-6);
+  EXPECT_EQ(fit_step_overhead({{1, 2, 3}, {1, 2, 4}}), StepOverhead()) << "a plan that is too slow";
 }
 
 /// Calls a kernel that takes no time.

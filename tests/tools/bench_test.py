@@ -288,6 +288,7 @@ class ClusterTest(unittest.TestCase):
         self.assertEqual({entry["source"] for entry in cluster["sources"]}, {"measured by tessera bench --cluster"})
         for table in cluster["measured"].values():
             table["points"] = [[size, 0] for size, us in table["points"]]
+        cluster["compute"].pop("overhead", None)
         self.file.write_text(json.dumps(cluster))
         before = self.plan()
         for table in cluster["compute"]["kernels"]:
@@ -299,7 +300,11 @@ class ClusterTest(unittest.TestCase):
         for table in cluster["measured"].values():
             table["points"] = [[size, us + 1e6] for size, us in table["points"]]
         self.file.write_text(json.dumps(cluster))
-        self.assertGreater(self.plan(), slower + 1000)
+        slowest = self.plan()
+        self.assertGreater(slowest, slower + 1000)
+        cluster["compute"]["overhead"] = {"step_us": 5000, "call_us": 1000}
+        self.file.write_text(json.dumps(cluster))
+        self.assertAlmostEqual(self.plan(), slowest + 5 + 9, places=6)  # fsdp makes 9 calls
 
     def plan(self):
         done = subprocess.run([TOOL, "plan", "--model", "gpt-nano", "--ranks", "2", "--strategies", "fsdp", "--cluster", str(self.file), "--json",
@@ -316,6 +321,60 @@ class ClusterTest(unittest.TestCase):
             self.assertEqual((code, out, err.count("\n")), (2, "", 1), (arguments, out, err))
             self.assertIn(expected, err)
             self.assertFalse(self.file.exists())
+
+
+class OfStepTest(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+
+    def of_step(self, *arguments, **environment):
+        code, out, err = bench("--of-step", "--model", "gpt-nano", "--iterations", "5", *arguments, "--json", str(self.folder / "s.json"),
+                               **environment)
+        self.assertEqual((code, err), (0, ""), out)
+        found = json.loads((self.folder / "s.json").read_text())
+        self.assertEqual(set(found), {"ranks", "of_step"})
+        return found["of_step"], out
+
+    def test_calls_are_those_of_the_plan_and_each_backend_has_its_times(self):
+        step, out = self.of_step("--strategy", "hsdp", "--ranks", "4", "--backends", "shm,tcp")
+        done = subprocess.run([TOOL, "plan", "--model", "gpt-nano", "--ranks", "4", "--strategies", "hsdp", "--json", self.folder / "p.json"],
+                              capture_output=True, timeout=60)
+        self.assertEqual(done.returncode, 0)
+        planned = json.loads((self.folder / "p.json").read_text())["runs"][0]["calls_per_step"]
+        self.assertEqual((step["model"], step["strategy"], step["ranks"], step["tokens"]), ("gpt-nano", "hsdp", 4, 12 * 64))
+        self.assertEqual([one["backend"] for one in step["backends"]], ["shm", "tcp"])
+        for one in step["backends"]:
+            counts = {op: sum(call["op"] == op for call in one["calls"]) for op in ("all_gather", "reduce_scatter", "all_reduce")}
+            self.assertEqual(len(one["calls"]), sum(planned.values()))
+            self.assertEqual(counts["reduce_scatter"], planned["reduce_scatter"])
+            self.assertGreaterEqual(counts["all_gather"], planned["all_gather"])  # control calls may gather, too
+            self.assertEqual({call["ranks"] for call in one["calls"]}, {2, 4})
+            for call in one["calls"]:
+                self.assertGreater(call["us"], 0)
+                self.assertLessEqual(call["best_us"], call["us"])
+                self.assertTrue(call["algorithm"] and call["best_algorithm"])
+            self.assertLessEqual(one["best_ms"], one["calls_ms"])
+            self.assertAlmostEqual(one["calls_ms"], sum(call["us"] for call in one["calls"]) / 1e3, places=6)
+            alone = one["compute_ms"] + one["total_ms"]
+            self.assertAlmostEqual(one["tokens_per_second"] * alone / 1e3, step["tokens"], places=3)
+            self.assertGreaterEqual(one["tokens_per_second_hidden"], one["tokens_per_second"])
+            self.assertEqual(one["bits_change_with"], {"size": False, "run": False, "algorithm": False}, one["backend"])
+        self.assertEqual(len(rows(out)), 2)
+
+    def test_bits_change_with_the_algorithm_in_any_order_of_sums(self):
+        step, _ = self.of_step("--strategy", "ddp", "--ranks", "4", "--backends", "tcp", TESSERA_DETERMINISTIC="0")
+        self.assertIs(step["backends"][0]["bits_change_with"]["algorithm"], True)
+
+    def test_mistakes_are_one_line_and_code_2(self):
+        for arguments, expected in ((("--of-step", "--ranks", "1"), "a step of one rank makes no calls; use --ranks 2 or more"),
+                                    (("--of-step", "--csv"), "--csv has no effect with --of-step; leave it out"),
+                                    (("--of-step", "--model", "no"), "no"),
+                                    (("--model", "gpt-nano"), "--model has no effect without --of-step; leave it out")):
+            code, out, err = bench(*arguments)
+            self.assertEqual((code, out, err.count("\n")), (2, "", 1), (arguments, out, err))
+            self.assertIn(expected, err)
 
 
 if __name__ == "__main__":

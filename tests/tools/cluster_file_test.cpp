@@ -73,6 +73,7 @@ ClusterSpec full_cluster() {
   cluster.algorithms["all_reduce"] = "ring:64K-max;tree:0-64K";
   cluster.measured["all_gather"] = {{8, {{1024, 12.5}, {1 << 20, 80.0}}}};
   cluster.measured["all_reduce"] = {{8, {{8, 12.5}}}, {16, {{8, 80.0}}}};
+  cluster.compute.overhead = {150, 20.5};
   cluster.compute.kernels = {{"product", "bf16", {{1e9, 1e-5}, {1e12, 2e-3}}}};
   return cluster;
 }

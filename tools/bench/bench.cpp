@@ -8,6 +8,7 @@
 #include "tessera/comm/init.h"
 #include "tessera/comm/launch.h"
 #include "tools/bench/cluster_bench.h"
+#include "tools/bench/of_step.h"
 #include "tools/bench/options.h"
 #include "tools/bench/output.h"
 #include "tools/bench/tuner.h"
@@ -173,6 +174,13 @@ int tune(const CommandLine& commands, const BenchOptions& options, const BenchSp
   return 0;
 }
 
+std::vector<std::string> options_of_step(const CLI::App& command) {
+  std::vector<std::string> names = {"--of-step", "--ranks", "--backends", "--iterations", "--json"};
+  for (const CLI::Option* option : command.get_options())
+    if (option->get_group() == kStepGroup) names.push_back(option->get_name());
+  return names;
+}
+
 int bench(const CLI::App& command, const CommandLine& commands, const BenchOptions& options) {
   const int ranks = world_size(options.ranks);
   const BenchSpec plan = make_bench_plan(options, ranks);
@@ -183,6 +191,13 @@ int bench(const CLI::App& command, const CommandLine& commands, const BenchOptio
           {"--cluster", "--ranks", "--backends", "--min-bytes", "--max-bytes", "--factor", "--iterations", "--warmup"});
     return bench_cluster(commands, options, plan);
   }
+  if (options.of_step) {
+    if (options.only.empty()) refuse_other_options(command, "--of-step", options_of_step(command));
+    return bench_of_step(commands, options, plan);
+  }
+  for (const CLI::Option* option : command.get_options())
+    if (option->get_group() == kStepGroup && option->count() > 0)
+      throw base::InvalidUsage(option->get_name() + " has no effect without --of-step; leave it out");
   if (!options.only.empty()) return run_as_child(options, plan);
 
   const comm::Launch launched = comm::resolve_launch();

@@ -9,9 +9,11 @@
 #include <cstdio>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/launch.h"
 #include "tools/bench/fit.h"
 #include "tools/bench/machine_kernels.h"
 #include "tools/bench/machine_links.h"
+#include "tools/bench/step_overhead.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/launch/launcher.h"
@@ -56,6 +58,7 @@ void add_sources(ClusterSpec& cluster, const std::string& algorithms) {
                      {"compute.memory_bytes", "the host's memory divided by the ranks", source},
                      {"compute.memory_bytes_per_second", "the median rate of the kernels that are no products", source},
                      {"compute.kernel_latency_us", "what a step takes besides its kernels, for each of them", source},
+                     {"compute.overhead", "steps of small models, as trained less as planned", source},
                      {"compute.peak_flops", "the fastest product", source},
                      {"compute.efficiencies", "1: the peaks are measured", source},
                      {"compute.kernels", "medians while all ranks compute at once", source}};
@@ -119,6 +122,7 @@ ClusterSpec measure_cluster(const BenchSpec& spec, comm::Communicator& world, in
   cluster.compute =
       measure_compute(world, {.threads = threads, .most_steps = spec.iterations.value_or(kMostSteps), .say = say});
   cluster.compute.memory_bytes = memory_of_rank(world.size());
+  cluster.compute.overhead = measure_step_overhead(cluster, world, threads, say);
   add_sources(cluster, comm_variable("TESSERA_ALGO").value_or(""));
   return cluster;
 }

@@ -1,7 +1,6 @@
 #include "tools/bench/kernel_sampler.h"
 
 #include "tessera/fsdp/engine.h"
-#include "tessera/nn/models/causal_model.h"
 #include "tools/bench/runner.h"
 #include "tools/cli/statistics.h"
 
@@ -97,8 +96,9 @@ std::vector<double> time_steps(const SampledStep& step, comm::Communicator& worl
                        .make_stream = {},
                        .device = {},
                        .runtime = std::move(runtime)});
-  const std::unique_ptr<nn::CausalModel> model = nn::make_model(context, step.model);
-  model->set_dtype(step.dtype);
+  const std::unique_ptr<nn::CausalModel> model =
+      step.make_model ? step.make_model(context) : nn::make_model(context, step.model);
+  if (!step.make_model) model->set_dtype(step.dtype);
   fsdp::Engine engine(*model, world, step.engine);
   engine.initialize(0);
   for (int i = 0; i < kWarmupSteps; ++i) train_step(step, *model, engine);

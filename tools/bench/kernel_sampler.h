@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,7 +12,7 @@
 #include "tessera/comm/host_collectives.h"
 #include "tessera/fsdp/engine_options.h"
 #include "tessera/nn/kernel_interceptor.h"
-#include "tessera/nn/models/config.h"
+#include "tessera/nn/models/causal_model.h"
 #include "tools/plan/cluster_file.h"
 
 namespace tessera::tools {
@@ -46,6 +48,8 @@ class KernelSampler final : public nn::KernelInterceptor {
 struct SampledStep {
   nn::ModelConfig model;
   base::DType dtype = base::DType::f32;
+  /// Empty: `model` in `dtype`.
+  std::function<std::unique_ptr<nn::CausalModel>(nn::Context& context)> make_model;
   std::int64_t sequences = 1;
   std::int64_t seq_len = 1;
   int microbatches = 1;

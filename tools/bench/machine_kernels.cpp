@@ -6,6 +6,7 @@
 
 #include "tessera/fsdp/strategy.h"
 #include "tools/bench/fit.h"
+#include "tools/bench/robust_line.h"
 #include "tools/cli/statistics.h"
 
 namespace tessera::tools {
@@ -91,12 +92,13 @@ std::vector<CalibrationStep> calibration_steps(int threads) {
 }
 
 HostOverhead fit_overhead(const std::vector<OverheadSample>& samples) {
-  std::vector<FitPoint> points;  // step / calls = factor * kernels / calls + latency
+  std::vector<WeightedPoint> points;  // step / calls = latency + factor * kernels / calls, errors relative to the step
   for (const OverheadSample& one : samples)
-    if (one.calls > 0) points.push_back({one.kernels / one.calls * 1e6, one.step / one.calls * 1e6});
-  const std::optional<AlphaBetaFit> fit = fit_alpha_beta(points);
-  if (!fit || !(fit->beta_us_per_byte > 0)) return {};
-  return {fit->beta_us_per_byte, fit->alpha_us};
+    if (one.calls > 0)
+      points.push_back({one.kernels / one.calls * 1e6, one.step / one.calls * 1e6, one.calls / one.step});
+  const std::optional<RobustLine> line = points.size() < kFewestFitPoints ? std::nullopt : robust_line(points);
+  if (!line || !(line->slope > 0)) return {};
+  return {line->slope, line->intercept};
 }
 
 void set_peaks(ComputeSpec& compute, const KernelSampler& sampler, double factor) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
@@ -91,6 +92,23 @@ BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
   return plan;
 }
 
+namespace {
+
+/// Those of train that change what a step costs, in a group of their own.
+void add_options_of_step(CLI::App& command, BenchOptions& options) {
+  command.add_flag("--of-step", options.of_step,
+                   "time the calls that a training step makes, in their order, with all algorithms of each backend");
+  const std::vector<const CLI::Option*> others = std::as_const(command).get_options();
+  command.add_option("--strategy", options.step.strategy, "strategy of the step, as in train")
+      ->type_name("NAME")
+      ->capture_default_str();
+  add_step_options(command, options.step);
+  for (CLI::Option* option : command.get_options())
+    if (std::find(others.begin(), others.end(), option) == others.end()) option->group(kStepGroup);
+}
+
+}  // namespace
+
 void add_bench_options(CLI::App& command, BenchOptions& options) {
   std::string names;
   for (const BenchOp& op : bench_ops()) names += (names.empty() ? "" : " ") + std::string(op.name);
@@ -148,6 +166,7 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
       .add_option("--cluster", options.cluster,
                   "measure the collectives and kernels of this machine and write a cluster file for plan --cluster")
       ->type_name("FILE");
+  add_options_of_step(command, options);
   command.add_option("--threads", options.threads)->group("");        // of the ranks that this command starts
   command.add_option("--algorithms", options.algorithms)->group("");  // of the ranks that this command starts
   command.add_option("--only", options.only)->group("");              // of the ranks that this command starts

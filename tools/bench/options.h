@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tools/bench/runner.h"
+#include "tools/train/options.h"
 
 namespace tessera::tools {
 
@@ -33,6 +34,8 @@ struct BenchOptions {
   std::string plot;
   std::string tune;
   std::string cluster;
+  bool of_step = false;
+  TrainOptions step;                      ///< with of_step
   std::string only;                       ///< set in the ranks: the backend that this process benchmarks
   std::optional<int> threads;             ///< set in the ranks of --cluster: compute threads of each
   std::optional<std::string> algorithms;  ///< set in the ranks of --tune: as TESSERA_ALGO, "" for the backend's choice
@@ -40,6 +43,8 @@ struct BenchOptions {
 
 /// Adds the options to `command`, which parses them into `options`.
 void add_bench_options(CLI::App& command, BenchOptions& options);
+
+inline constexpr const char* kStepGroup = "A training step, with --of-step";
 
 /// Checks all options before a rank is started. Throws InvalidUsage: one line with the remedy.
 BenchSpec make_bench_plan(const BenchOptions& options, int ranks);

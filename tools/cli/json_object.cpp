@@ -12,10 +12,10 @@
 namespace tessera::tools {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 /// A value for an error message: short, on one line.
-std::string shown(const json& value) {
+std::string shown(const Json& value) {
   if (value.is_object()) return "an object";
   if (value.is_array()) return "an array";
   std::string text = json_text(value);
@@ -39,29 +39,29 @@ bool contains(NumberRange range, double value) {
 
 }  // namespace
 
-json parse_json(std::string_view text, const std::string& file) {
+Json parse_json(std::string_view text, const std::string& file) {
   std::vector<std::set<std::string>> open;  // keys of the objects around the position
-  const auto refuse_repeats = [&](int /*depth*/, json::parse_event_t event, const json& value) {
-    if (event == json::parse_event_t::object_start) open.emplace_back();
-    if (event == json::parse_event_t::object_end) open.pop_back();
-    if (event == json::parse_event_t::key && !open.back().insert(value.get<std::string>()).second)
+  const auto refuse_repeats = [&](int /*depth*/, Json::parse_event_t event, const Json& value) {
+    if (event == Json::parse_event_t::object_start) open.emplace_back();
+    if (event == Json::parse_event_t::object_end) open.pop_back();
+    if (event == Json::parse_event_t::key && !open.back().insert(value.get<std::string>()).second)
       throw base::InvalidUsage(fmt::format("'{}': key {} is given twice in an object", file, shown(value)));
     return true;
   };
   try {
-    return json::parse(text, refuse_repeats);
-  } catch (const json::parse_error& error) {
+    return Json::parse(text, refuse_repeats);
+  } catch (const Json::parse_error& error) {
     const std::size_t end = std::min(error.byte > 0 ? error.byte - 1 : 0, text.size());
     const std::string_view before = text.substr(0, end);
     const auto line = 1 + std::count(before.begin(), before.end(), '\n');
     const std::size_t column = end - (before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1) + 1;
     throw base::InvalidUsage(fmt::format("'{}' is not JSON: line {}, column {}", file, line, column));
-  } catch (const json::out_of_range&) {
+  } catch (const Json::out_of_range&) {
     throw base::InvalidUsage(fmt::format("'{}' has a number that is too large", file));
   }
 }
 
-JsonObject::JsonObject(const json& value, std::string file, std::string path)
+JsonObject::JsonObject(const Json& value, std::string file, std::string path)
     : value_(value), file_(std::move(file)), path_(std::move(path)) {
   if (!value_.is_object())
     throw base::InvalidUsage(fmt::format("'{}': {} is {}; expected an object", file_,
@@ -81,13 +81,13 @@ bool JsonObject::has(const std::string& key) {
   return value_.contains(key);
 }
 
-const json& JsonObject::at(const std::string& key, const std::string& expected) {
+const Json& JsonObject::at(const std::string& key, const std::string& expected) {
   if (!has(key)) fail(key, "is missing; expected " + expected);
   return value_[key];
 }
 
 double JsonObject::number(const std::string& key, NumberRange range) {
-  const json& value = at(key, describe(range));
+  const Json& value = at(key, describe(range));
   if (!value.is_number() || !contains(range, value.get<double>()))
     fail(key, "is " + shown(value) + "; expected " + describe(range));
   return value.get<double>();
@@ -100,7 +100,7 @@ double JsonObject::number_or(const std::string& key, double fallback, NumberRang
 int JsonObject::integer(const std::string& key, int low) {
   constexpr int kMax = 1 << 20;
   const std::string expected = fmt::format("a whole number from {} to {}", low, kMax);
-  const json& value = at(key, expected);
+  const Json& value = at(key, expected);
   if (!value.is_number_integer() || value.get<double>() < low || value.get<double>() > kMax)
     fail(key, "is " + shown(value) + "; expected " + expected);
   return value.get<int>();
@@ -111,7 +111,7 @@ int JsonObject::integer_or(const std::string& key, int fallback, int low) {
 }
 
 std::string JsonObject::text(const std::string& key) {
-  const json& value = at(key, "text");
+  const Json& value = at(key, "text");
   if (!value.is_string() || value.get_ref<const std::string&>().empty())
     fail(key, "is " + shown(value) + "; expected text");
   return value;
@@ -124,7 +124,7 @@ std::string JsonObject::text_or(const std::string& key, const std::string& fallb
 
 std::size_t JsonObject::choice(const std::string& key, const std::vector<std::string>& choices) {
   const std::string expected = fmt::format("\"{}\"", fmt::join(choices, "\" or \""));
-  const json& value = at(key, expected);
+  const Json& value = at(key, expected);
   for (std::size_t i = 0; i < choices.size(); ++i)
     if (value == choices[i]) return i;
   fail(key, "is " + shown(value) + "; expected " + expected);
@@ -138,7 +138,7 @@ bool JsonObject::is_array(const std::string& key) const {
 JsonObject JsonObject::object(const std::string& key) { return {at(key, "an object"), file_, path_of(key)}; }
 
 std::vector<JsonObject> JsonObject::objects(const std::string& key) {
-  const json& value = at(key, "an array of objects");
+  const Json& value = at(key, "an array of objects");
   if (!value.is_array()) fail(key, "is " + shown(value) + "; expected an array of objects");
   std::vector<JsonObject> all;
   for (std::size_t i = 0; i < value.size(); ++i)
@@ -148,10 +148,10 @@ std::vector<JsonObject> JsonObject::objects(const std::string& key) {
 
 std::vector<std::pair<double, double>> JsonObject::points(const std::string& key) {
   const std::string expected = "an array of [x, y], x increasing and neither negative";
-  const json& value = at(key, expected);
+  const Json& value = at(key, expected);
   if (!value.is_array() || value.empty()) fail(key, "is " + shown(value) + "; expected " + expected);
   std::vector<std::pair<double, double>> all;
-  for (const json& point : value) {
+  for (const Json& point : value) {
     const std::string name = fmt::format("{}[{}]", key, all.size());
     if (!point.is_array() || point.size() != 2 || !point[0].is_number() || !point[1].is_number())
       fail(name, "is " + shown(point) + "; expected [x, y]");

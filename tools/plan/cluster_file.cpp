@@ -113,6 +113,12 @@ std::string dtype_of(const JsonObject& json, const std::string& key, const std::
   return name;
 }
 
+StepOverhead overhead_of(JsonObject json) {
+  const StepOverhead overhead{json.number_or("step_us", 0, kNotNegative), json.number_or("call_us", 0, kNotNegative)};
+  json.refuse_others();
+  return overhead;
+}
+
 Efficiencies efficiencies_of(JsonObject json) {
   const Efficiencies all{json.number_or("product", 1, kFraction), json.number_or("attention", 1, kFraction),
                          json.number_or("memory", 1, kFraction)};
@@ -127,6 +133,7 @@ ComputeSpec compute_of(JsonObject json) {
   compute.memory_bytes_per_second = json.number("memory_bytes_per_second", kPositive);
   compute.host_link_bytes_per_second = json.number_or("host_link_bytes_per_second", 0, kNotNegative);
   compute.kernel_latency_us = json.number_or("kernel_latency_us", 0, kNotNegative);
+  if (json.has("overhead")) compute.overhead = overhead_of(json.object("overhead"));
   JsonObject peaks = json.object("peak_flops");
   for (const std::string& name : peaks.keys())
     compute.peak_flops[dtype_of(peaks, name, name)] = peaks.number(name, kPositive);
@@ -166,6 +173,8 @@ ordered_json to_json(const ComputeSpec& compute) {
       {"kernel_latency_us", compute.kernel_latency_us},
       {"peak_flops", compute.peak_flops},
       {"efficiencies", {{"product", parts.product}, {"attention", parts.attention}, {"memory", parts.memory}}}};
+  if (compute.overhead != StepOverhead{})
+    json["overhead"] = {{"step_us", compute.overhead.step_us}, {"call_us", compute.overhead.call_us}};
   for (const MeasuredKernel& kernel : compute.kernels)
     json["kernels"].push_back({{"kernel", kernel.kernel}, {"dtype", kernel.dtype}, {"points", kernel.points}});
   return json;

@@ -54,6 +54,13 @@ struct Efficiencies {
   bool operator==(const Efficiencies&) const = default;
 };
 
+/// What a training step costs besides its kernels and collectives: batches, waits for ranks that come later, issuing.
+struct StepOverhead {
+  double step_us = 0;  ///< of each step
+  double call_us = 0;  ///< of each call of a collective
+  bool operator==(const StepOverhead&) const = default;
+};
+
 /// What one rank computes with.
 struct ComputeSpec {
   enum class Kind : std::uint8_t {
@@ -66,6 +73,7 @@ struct ComputeSpec {
   double memory_bytes_per_second = 0;        ///< of one rank
   double host_link_bytes_per_second = 0;     ///< of a device's link to its host, one direction; 0: as memory
   double kernel_latency_us = 0;              ///< start of one kernel
+  StepOverhead overhead;
   Efficiencies efficiencies;
   std::vector<MeasuredKernel> kernels;
   bool operator==(const ComputeSpec&) const = default;

@@ -101,6 +101,7 @@ SimulatedCluster simulate(const ClusterSpec& cluster, int ranks) {
   simulated.memory_bytes = cluster.compute.memory_bytes;
   simulated.peak_flops = cluster.compute.peak_flops;
   if (cluster.compute.kind == ComputeSpec::Kind::device) simulated.streams = base::VirtualClock::Machine::asynchronous;
+  simulated.overhead = cluster.compute.overhead;
   simulated.kernels = kernel_time(cluster);
   simulated.topology = topology_of(cluster);
   simulated.measured = !cluster.measured.empty();

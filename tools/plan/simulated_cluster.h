@@ -19,6 +19,7 @@ struct SimulatedCluster {
   double memory_bytes = 0;                   ///< of one rank; 0: not known
   std::map<std::string, double> peak_flops;  ///< by dtype; for the MFU
   base::VirtualClock::Machine streams = base::VirtualClock::Machine::synchronous;
+  StepOverhead overhead;  ///< added to each simulated step
   nn::KernelTime kernels;
   comm::sim::Topology topology;
   bool measured = false;  ///< operations take measured times instead of those of the topology

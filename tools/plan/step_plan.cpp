@@ -86,6 +86,17 @@ void vary(StepPlan& planned, const TrainPlan& plan, std::vector<double> rank_ste
   run.tokens_per_second = static_cast<double>(plan.options.global_batch * plan.seq_len) / run.step_ms_median * 1e3;
 }
 
+/// The host's work that the simulation doesn't have lengthens the step; nothing hides it.
+void add_overhead(RunResult& run, const StepOverhead& overhead) {
+  const PerCollective& calls = run.calls_per_step;
+  const auto all = static_cast<double>(calls.all_gather + calls.reduce_scatter + calls.all_reduce + calls.control);
+  const double ms = (overhead.step_us + overhead.call_us * all) * 1e-3;
+  if (ms == 0) return;
+  run.tokens_per_second *= run.step_ms_median / (run.step_ms_median + ms);
+  run.step_ms_median += ms;
+  run.step_ms_p95 += ms;
+}
+
 }  // namespace
 
 double model_flops_utilization(const nn::ModelConfig& model, std::int64_t parameters, std::int64_t seq_len,
@@ -116,6 +127,7 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
   StepPlan planned;
   fill(planned.result, profile, plan, engine);
   if (variation) vary(planned, plan, simulate_ranks(profile, clock, *world, cluster, plan.ranks, *variation));
+  add_overhead(planned.result, cluster.overhead);
   const auto peak = cluster.peak_flops.find(std::string(base::name_of(plan.precision.compute)));
   if (peak != cluster.peak_flops.end())
     planned.mfu = model_flops_utilization(plan.model, plan.parameters, plan.seq_len, planned.result.tokens_per_second,

@@ -101,6 +101,7 @@ TEST(RecordedStep, RecomputationCostsWhatItRecomputes) {
   const double none = with("none"), half = with("full on 2 of 4"), all = with("full"), some = with("selective per op");
   EXPECT_GT(half, none);
   EXPECT_NEAR(all - none, 2 * (half - none), 1e-6);
+  EXPECT_EQ(with("full on 0 of 4"), none);
   EXPECT_GT(some, none);
   EXPECT_LT(some, all);
 }

@@ -105,7 +105,9 @@ class ValidationTest(unittest.TestCase):
         row = {"id": "r", "source": {"id": "s"}, "model": {"layers": 2, "hidden": 256, "heads": 4, "vocab": 512},
                "strategy": "FSDP", "step_time_s": 1}
         for more, reason in (({"precision": "fp8"}, "fp8"), ({"compile": True}, "compiled"),
-                             ({"strategy": "FSDP + TP 8"}, "TP 8"), ({"step_time_s": None}, "no measured")):
+                             ({"strategy": "FSDP + TP 8"}, "TP 8"), ({"step_time_s": None}, "no measured"),
+                             ({"micro_batch": 10**9, "seq": 10**9}, "at most 1e+10 tokens"),
+                             ({"model": {**row["model"], "layers": 200000}}, "at most 65536")):
             result, text = self.validate([{**row, **more}])
             self.assertEqual((result["rows"], result["by_source"]), ([], {}))
             self.assertIn(reason, result["out_of_reach"][0]["reason"])

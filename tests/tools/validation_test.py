@@ -71,7 +71,7 @@ class ValidationTest(unittest.TestCase):
         objects = json.loads(ROWS.read_text())
         for cluster in objects:
             if cluster["id"] == "meta-a100-roce":
-                cluster["inter_Gbps_per_node"] /= 10
+                cluster["inter_Gbps_per_node"] /= 2
         self.assertGreater(self.errors(objects)["fsdppaper-fig6b-noprefetch-n128"], 0.10)
 
     def test_steps_without_calibration_are_those_of_an_independent_simulation(self):

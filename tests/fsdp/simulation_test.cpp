@@ -136,6 +136,31 @@ TEST(StepPrediction, DeviceStreamsOverlap) {
   EXPECT_LT(exposed(VirtualClock::Machine::synchronous, 1), exposed(VirtualClock::Machine::synchronous, 0));
 }
 
+TEST(StepPrediction, InterceptorTimesTheKernelsItself) {
+  /// Adds a microsecond for each product and nothing for any other call.
+  class Products final : public nn::KernelInterceptor {
+   public:
+    explicit Products(base::VirtualClock& clock) : clock_(clock) {}
+    void call(const nn::KernelInvocation& call, Stream& stream, const std::function<void()>& run) override {
+      run();
+      if (call.product.count == 0) return;
+      ++calls;
+      clock_.advance(stream, 1000, call.kernel);
+    }
+    std::int64_t calls = 0;
+
+   private:
+    base::VirtualClock& clock_;
+  };
+  const TrainingStep step = step_of(config_of(2, 32), {.strategy = strategy_named("ddp")});
+  base::VirtualClock clock(base::VirtualClock::Machine::synchronous);
+  const auto world = comm::sim::make_world(1, clock, microseconds_each(1));
+  Products products(clock);
+  const StepProfile predicted = predict_step(step, *world, clock, products);
+  EXPECT_GT(products.calls, 0);
+  EXPECT_EQ(predicted.steps.at(0).step_ns * 2, products.calls * 1000) << "a first step and the one that counts";
+}
+
 TEST(StepPrediction, ErrorNamesUnmeasuredKernel) {
   const TrainingStep step = step_of(config_of(2, 32), engine_for("ddp"));
   EXPECT_THAT([&] { predict_on(2, step, {}, microseconds_each(1)); },

@@ -50,6 +50,9 @@ void check_text(const nlohmann::json& object, const char* key, const std::string
 void check_fields(const nlohmann::json& fields, const std::string& file, const std::string& row) {
   for (const char* key : kWholeNumbers) check_number(fields, key, true, file, row);
   for (const char* key : kNumbers) check_number(fields, key, false, file, row);
+  constexpr int kMostRanks = 1 << 20;
+  if (!absent(fields, "n_gpus") && fields.at("n_gpus").get<double>() > kMostRanks)
+    fail(file, row, fmt::format("n_gpus is {}; at most {} are supported", fields.at("n_gpus").dump(), kMostRanks));
   for (const char* key : kTexts) check_text(fields, key, file, row);
   const std::string reach = absent(fields, "reach") ? "" : fields.at("reach").get<std::string>();
   if (!reach.empty() && reach != "yes" && reach != "partial" && reach != "no")

@@ -134,9 +134,9 @@ void set_recomputation(Workload& w, const PublishedRow& row) {
     for (std::size_t i = 0; i < layers; i += 2) w.recomputed[i] = true;
   } else if (text.starts_with("full")) {
     w.recomputed.assign(layers, true);
-  } else {
-    w.recomputation = Recomputation::none;
   }
+  if (std::find(w.recomputed.begin(), w.recomputed.end(), true) == w.recomputed.end())
+    w.recomputation = Recomputation::none;
 }
 
 AttentionKernel attention_of(const Workload& w, const PublishedRow& row) {
@@ -197,6 +197,10 @@ Workload workload_of(const PublishedRow& row) {
   const double own_share = global / w.ranks / std::max(1.0, accum);
   const double micro = row.number("micro_batch").value_or(global > 0 ? own_share : 1);
   w.sequences = std::max<std::int64_t>(1, std::llround(micro));
+  constexpr double kMostTokens = 1e10;
+  if (static_cast<double>(w.sequences) * static_cast<double>(w.seq_len) > kMostTokens)
+    throw base::InvalidUsage(fmt::format("{} sequences of {} tokens; a microbatch has at most {:g} tokens", w.sequences,
+                                         w.seq_len, kMostTokens));
   w.microbatches = static_cast<int>(accum > 0 ? accum : std::max(1.0, std::nearbyint(global / w.ranks / micro)));
   w.style = &style_of(row);
   set_model(w, row);

@@ -27,6 +27,7 @@ struct PlanOptions : TrainOptions {
   std::vector<std::string> slow_ranks;  ///< RANK:FACTOR
   std::vector<std::string> slow_links;  ///< HOST:FACTOR
   double jitter_percent = 0;
+  std::string chakra;  ///< a folder; empty: none
 };
 
 /// Adds them to the subcommand.

@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
+#include "tools/plan/chakra.h"
 #include "tools/plan/cluster_file.h"
 #include "tools/plan/cluster_presets.h"
 #include "tools/plan/model_plan.h"
@@ -90,6 +91,12 @@ void write_traces(const std::string& path, const ModelPlan& plan) {
     write_file(plan.runs.size() == 1 ? path : path + "." + trace_name(run.result) + ".json", trace_text(run.events));
 }
 
+/// One folder, or with several runs one for each in it.
+void write_chakra_traces(const std::string& folder, const ModelPlan& plan) {
+  for (const StepPlan& run : plan.runs)
+    write_chakra(run.graph, plan.ranks, plan.runs.size() == 1 ? folder : folder + "/" + trace_name(run.result));
+}
+
 void print_left_out(const std::vector<std::string>& skipped) {
   for (const std::string& reason : skipped) fmt::print("left out: {}\n", reason);
 }
@@ -101,6 +108,7 @@ int model_plan(const PlanOptions& options) {
   if (!options.memory.empty() && !options.advise)
     throw base::InvalidUsage("--memory has no effect without --advise; leave it out");
   const ClusterSpec cluster = cluster_of(options, ranks[0]);
+  check_chakra_folder(options.chakra);
   std::optional<Advice> advice;
   if (options.advise) advice = advise(options, ranks[0], cluster);
   std::vector<std::string> skipped;
@@ -114,6 +122,7 @@ int model_plan(const PlanOptions& options) {
   if (advice) json["advice"] = to_json(*advice);
   write_json(options.json, json);
   if (!options.trace.empty()) write_traces(options.trace, plan);
+  if (!options.chakra.empty()) write_chakra_traces(options.chakra, plan);
   if (!options.report.empty()) write_file(options.report, plan_page(plan, scaling, advice));
   return 0;
 }

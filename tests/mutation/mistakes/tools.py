@@ -109,5 +109,12 @@ MISTAKES = [
     mistake("plan-pads-nothing", "tools/plan/zero_table.cpp", "  return (parameters + shards - 1) / shards * shards;", "  return parameters;", r"^tools\.ZeroTable\.", "shards that are too small for the last elements"),
     mistake("cluster-ignores-unknown-keys", "tools/cli/json_object.cpp", "    if (std::find(known_.begin(), known_.end(), key) == known_.end())\n      fail(", "    if (false)\n      fail(", r"^tools\.ClusterFile\.", "a misspelled key of a cluster file has no effect"),
     mistake("cluster-loses-sharing", "tools/plan/cluster_file.cpp", "  if (json.has(\"sharing\")) cluster.sharing = static_cast<PortSharing>(json.choice(\"sharing\", kSharing));\n", "  json.has(\"sharing\");\n", r"^tools\.ClusterFile\.", "a cluster file's sharing has no effect"),
+    mistake("chakra-forgets-joins", "tools/plan/step_graph.cpp", "      nodes_of[id - begin - 1] = std::move(after);\n", "", r"^tools\.chakra$", "waits for streams are missing in Chakra traces"),
+    mistake("chakra-prunes-too-much", "tools/plan/step_graph.cpp", "reached_[later][place.chain] >= place.position;", "reached_[later][place.chain] > 0;", r"^tools\.chakra$",
+            "dependencies are missing in Chakra traces"),
+    mistake("chakra-starts-before-groups", "tools/plan/chakra.cpp", "  if (step.after.empty()) node.add_data_deps(kGroupsNode);\n", "", r"^tools\.chakra$", "operations start before their groups are known"),
+    mistake("chakra-groups-of-rank-0", "tools/plan/chakra.cpp", "groups_node(groups_.of_rank(rank))", "groups_node(groups_.of_rank(0))", r"^tools\.chakra$", "all ranks list the groups of rank 0"),
+    mistake("chakra-groups-overlap", "tools/plan/process_groups.cpp", "rank / block * shape.stride + place, {", "rank / block + place, {", r"^tools\.chakra$", "several groups have one number"),
+    mistake("chakra-mixes-steps", "tools/plan/step_plan.cpp", "profile.steps.back().begin_task, profile", "0, profile", r"^tools\.chakra$", "the initialization is in Chakra traces"),
     mistake("link-in-bytes", "tools/cli/quantities.cpp", "{\"Gbit/s\", 1e9 / 8}", "{\"Gbit/s\", 1e9}", r"^tools\.Quantities\.", "bits of a link are read as bytes"),
 ]

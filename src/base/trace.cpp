@@ -82,36 +82,113 @@ std::vector<TraceEvent> TraceRecorder::drain() {
   return records;
 }
 
-void write_chrome_trace(std::ostream& out, std::span<const TraceEvent> events) {
-  using nlohmann::json;
-  std::int64_t origin = std::numeric_limits<std::int64_t>::max();
-  for (const TraceEvent& e : events) origin = std::min(origin, e.start_ns);
-  const auto microseconds = [](std::int64_t ns) { return static_cast<double>(ns) / 1000.0; };
+namespace {
 
-  json trace = json::array();
-  std::set<std::pair<int, int>> named;
-  for (const TraceEvent& e : events) {
+using nlohmann::json;
+
+/// The entries of a Chrome trace, with the names of the rows.
+class ChromeTrace {
+ public:
+  explicit ChromeTrace(std::int64_t origin) : origin_(origin) {}
+
+  void add(const TraceEvent& e) {
     const Track track = track_of(e.kind);
-    if (named.insert({e.rank, -1}).second)
-      trace.push_back({{"ph", "M"}, {"name", "process_name"}, {"pid", e.rank}, {"args", {{"name", "rank " + std::to_string(e.rank)}}}});
-    if (named.insert({e.rank, track.id}).second)
-      trace.push_back({{"ph", "M"}, {"name", "thread_name"}, {"pid", e.rank}, {"tid", track.id}, {"args", {{"name", track.name}}}});
+    name(e.rank, track.id, track.name);
     json entry = {{"name", std::string(name_of(e.kind)) + " " + e.unit},
                   {"cat", name_of(e.kind)},
                   {"pid", e.rank},
                   {"tid", track.id},
-                  {"ts", microseconds(e.start_ns - origin)},
+                  {"ts", microseconds(e.start_ns)},
                   {"args", {{"unit", e.unit}, {"bytes", e.bytes}}}};
     if (e.end_ns > e.start_ns) {
       entry["ph"] = "X";
-      entry["dur"] = microseconds(e.duration_ns());
+      entry["dur"] = static_cast<double>(e.duration_ns()) / 1000.0;
     } else {
       entry["ph"] = "i";
       entry["s"] = "t";
     }
-    trace.push_back(std::move(entry));
+    entries_.push_back(std::move(entry));
   }
-  const json document = {{"traceEvents", std::move(trace)}, {"displayTimeUnit", "ms"}};
+
+  void add(const TransferEvent& e) {
+    const int row = row_of(e);
+    entries_.push_back({{"name", e.operation},
+                        {"cat", "transfer"},
+                        {"ph", "X"},
+                        {"pid", e.rank},
+                        {"tid", row},
+                        {"ts", microseconds(e.begun_ns)},
+                        {"dur", static_cast<double>(e.done_ns - e.begun_ns) / 1000.0},
+                        {"args",
+                         {{"axis", e.axis},
+                          {"bytes", e.bytes},
+                          {"called", microseconds(e.called_ns)},
+                          {"begun", microseconds(e.begun_ns)},
+                          {"done", microseconds(e.done_ns)}}}});
+  }
+
+  const json& entries() const { return entries_; }
+
+ private:
+  struct Row {
+    int rank = 0;
+    std::string axis;
+    int id = 0;
+    std::int64_t free_ns = 0;  // its last transfer is done
+  };
+
+  double microseconds(std::int64_t ns) const { return static_cast<double>(ns - origin_) / 1000.0; }
+
+  /// The first row of the axis on which no transfer is in flight, since those of a row must not overlap.
+  int row_of(const TransferEvent& e) {
+    int rows = 0;
+    for (Row& row : rows_) {
+      if (row.rank != e.rank || row.axis != e.axis) continue;
+      ++rows;
+      if (row.free_ns > e.begun_ns) continue;
+      row.free_ns = e.done_ns;
+      return row.id;
+    }
+    const int id = kFirstTransferTrack + static_cast<int>(rows_.size());
+    rows_.push_back({e.rank, e.axis, id, e.done_ns});
+    name(e.rank, id, "transfers " + e.axis + (rows == 0 ? "" : " " + std::to_string(rows + 1)));
+    return id;
+  }
+
+  /// Names the process and the row when they are first used.
+  void name(int rank, int track, const std::string& text) {
+    if (named_.insert({rank, -1}).second)
+      entries_.push_back({{"ph", "M"},
+                          {"name", "process_name"},
+                          {"pid", rank},
+                          {"args", {{"name", "rank " + std::to_string(rank)}}}});
+    if (named_.insert({rank, track}).second)
+      entries_.push_back(
+          {{"ph", "M"}, {"name", "thread_name"}, {"pid", rank}, {"tid", track}, {"args", {{"name", text}}}});
+  }
+
+  static constexpr int kFirstTransferTrack = 4;
+  const std::int64_t origin_;
+  json entries_ = json::array();
+  std::set<std::pair<int, int>> named_;
+  std::vector<Row> rows_;
+};
+
+}  // namespace
+
+void write_chrome_trace(std::ostream& out, std::span<const TraceEvent> events,
+                        std::span<const TransferEvent> transfers) {
+  std::int64_t origin = std::numeric_limits<std::int64_t>::max();
+  for (const TraceEvent& e : events) origin = std::min(origin, e.start_ns);
+  for (const TransferEvent& e : transfers) origin = std::min(origin, e.begun_ns);
+  ChromeTrace trace(origin);
+  for (const TraceEvent& e : events) trace.add(e);
+  std::vector<const TransferEvent*> by_begin;
+  for (const TransferEvent& e : transfers) by_begin.push_back(&e);
+  std::stable_sort(by_begin.begin(), by_begin.end(),
+                   [](const TransferEvent* a, const TransferEvent* b) { return a->begun_ns < b->begun_ns; });
+  for (const TransferEvent* e : by_begin) trace.add(*e);
+  const json document = {{"traceEvents", trace.entries()}, {"displayTimeUnit", "ms"}};
   out << document.dump(-1, ' ', false, json::error_handler_t::replace) << "\n";  // a name may hold any bytes
 }
 

@@ -213,6 +213,27 @@ class ChakraTest(unittest.TestCase):
         self.assertEqual({str(file.relative_to(self.folder / "a/b")) for file in (self.folder / "a/b").rglob("*.et")},
                          {f"{strategy}/rank.{rank}.et" for strategy in ("ddp", "fsdp") for rank in range(4)})
 
+    def test_trace_shows_the_transfers(self):
+        trace = self.folder / "t.json"
+        for strategy, ranks, axes in (("fsdp", 4, {"shard"}), ("hsdp", 4, {"shard", "replicate"})):
+            run, world = self.export(strategy, ranks, "--trace", trace, "--global-batch", 16)
+            events = json.loads(trace.read_text())["traceEvents"]
+            rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+            self.assertLessEqual({"compute", "gather", "reduce"}, set(rows.values()))
+            transfers = [event for event in events if event.get("cat") == "transfer"]
+            self.assertEqual({event["args"]["axis"] for event in transfers} - {"world"}, axes)
+            found = sorted((event["name"], event["args"]["bytes"]) for event in transfers)
+            self.assertEqual(found, sorted((node.name, value(node, "bytes_sent")) for node in collectives(world[-1])))
+            last = collections.defaultdict(float)
+            for event in transfers:
+                times = event["args"]
+                self.assertLessEqual(times["called"], times["begun"])
+                self.assertEqual(event["ts"], times["begun"])
+                self.assertAlmostEqual(event["ts"] + event["dur"], times["done"], places=3)
+                self.assertTrue(rows[event["tid"]].startswith("transfers " + times["axis"]))
+                self.assertGreaterEqual(event["ts"], last[event["tid"]], "transfers of a row overlap")
+                last[event["tid"]] = times["done"]
+
     def test_mistakes_are_one_line(self):
         (self.folder / "file").write_text("")
         for target, expected in ((self.folder, "is not empty"), (self.folder / "file", "is not a folder"), ("/proc/none/x", "can't be created")):

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
-#include <sstream>
 
 #include "tessera/base/error.h"
 #include "tools/cli/commands.h"
@@ -15,6 +14,7 @@
 #include "tools/plan/model_plan.h"
 #include "tools/plan/options.h"
 #include "tools/plan/plan_page.h"
+#include "tools/plan/plan_trace.h"
 #include "tools/plan/zero_table.h"
 
 namespace tessera::tools {
@@ -79,16 +79,10 @@ int zero_table(const CLI::App& command, const PlanOptions& options) {
   return 0;
 }
 
-std::string trace_text(const std::vector<base::TraceEvent>& events) {
-  std::ostringstream text;
-  base::write_chrome_trace(text, events);
-  return text.str();
-}
-
 /// One file, or with several runs one for each, as compare names them.
 void write_traces(const std::string& path, const ModelPlan& plan) {
   for (const StepPlan& run : plan.runs)
-    write_file(plan.runs.size() == 1 ? path : path + "." + trace_name(run.result) + ".json", trace_text(run.events));
+    write_file(plan.runs.size() == 1 ? path : path + "." + trace_name(run.result) + ".json", trace_text(run));
 }
 
 /// One folder, or with several runs one for each in it.

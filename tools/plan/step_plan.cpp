@@ -121,6 +121,7 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
     planned.mfu = model_flops_utilization(plan.model, plan.parameters, plan.seq_len, planned.result.tokens_per_second,
                                           peak->second * plan.ranks);
   planned.events = profile.steps.back().events;
+  planned.mesh = profile.mesh;
   const std::vector<comm::sim::TransferRecord> transfers = comm::sim::transfers_of(*world);
   if (with_graph)
     planned.graph = step_graph(clock, profile.steps.back().begin_task, profile.steps.back().end_task, transfers);

@@ -21,6 +21,7 @@ struct StepPlan {
   std::optional<double> mfu;             ///< nothing if the peak of the machine is not known for the precision
   std::vector<base::TraceEvent> events;  ///< of the step
   std::vector<comm::sim::TransferRecord> transfers;  ///< of the step
+  fsdp::MeshShape mesh;                              ///< as the engine uses it
   StepGraph graph;                                   ///< of the step; empty unless asked for
   std::vector<double> rank_step_ms;                  ///< of every rank, if they differ; empty: they are equal
 };

@@ -114,7 +114,9 @@ MISTAKES = [
             "dependencies are missing in Chakra traces"),
     mistake("chakra-starts-before-groups", "tools/plan/chakra.cpp", "  if (step.after.empty()) node.add_data_deps(kGroupsNode);\n", "", r"^tools\.chakra$", "operations start before their groups are known"),
     mistake("chakra-groups-of-rank-0", "tools/plan/chakra.cpp", "groups_node(groups_.of_rank(rank))", "groups_node(groups_.of_rank(0))", r"^tools\.chakra$", "all ranks list the groups of rank 0"),
-    mistake("chakra-groups-overlap", "tools/plan/process_groups.cpp", "rank / block * shape.stride + place, {", "rank / block + place, {", r"^tools\.chakra$", "several groups have one number"),
+    mistake("chakra-groups-overlap", "tools/plan/process_groups.cpp", "rank / block * shape.stride + place,", "rank / block + place,", r"^tools\.chakra$", "several groups have one number"),
     mistake("chakra-mixes-steps", "tools/plan/step_plan.cpp", "profile.steps.back().begin_task, profile", "0, profile", r"^tools\.chakra$", "the initialization is in Chakra traces"),
+    mistake("trace-overlaps-transfers", "src/base/trace.cpp", "      if (row.free_ns > e.begun_ns) continue;\n", "", r"^base\.ChromeTrace\.", "transfers hide each other in a trace"),
+    mistake("trace-names-another-axis", "tools/plan/plan_trace.cpp", " && stride == members.stride)", " && stride >= 1)", r"^tools\.chakra$", "transfers are in the row of another axis"),
     mistake("link-in-bytes", "tools/cli/quantities.cpp", "{\"Gbit/s\", 1e9 / 8}", "{\"Gbit/s\", 1e9}", r"^tools\.Quantities\.", "bits of a link are read as bytes"),
 ]

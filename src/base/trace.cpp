@@ -24,15 +24,11 @@ struct Track {
 Track track_of(TraceEventKind kind) {
   switch (kind) {
     case TraceEventKind::unshard_issue:
-    case TraceEventKind::reshard:
-      return {2, "gather"};
-    case TraceEventKind::reduce_issue:
-      return {3, "reduce"};
+    case TraceEventKind::reshard: return {2, "gather"};
+    case TraceEventKind::reduce_issue: return {3, "reduce"};
     case TraceEventKind::unshard_wait:
-    case TraceEventKind::reduce_wait:
-      return {1, "waiting"};
-    default:
-      return {0, "compute"};
+    case TraceEventKind::reduce_wait: return {1, "waiting"};
+    default: return {0, "compute"};
   }
 }
 
@@ -40,8 +36,7 @@ Track track_of(TraceEventKind kind) {
 
 std::string_view name_of(TraceEventKind kind) { return kNames[static_cast<std::size_t>(kind)]; }
 
-TraceRecorder::Span TraceRecorder::begin(TraceEventKind kind, std::string_view unit, std::uint64_t bytes,
-                                         Stream& stream) {
+TraceRecorder::Span TraceRecorder::begin(TraceEventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream) {
   if (!recording_) return kNone;
   Pending& pending = pending_.emplace_back();
   pending.record = TraceEvent{kind, std::string(unit), rank_, bytes};
@@ -89,59 +84,25 @@ std::vector<TraceEvent> TraceRecorder::drain() {
 
 namespace {
 
-/// A trace as JSON. Times are microseconds since `origin`.
+using nlohmann::json;
+
+/// The entries of a Chrome trace, with the names of the rows.
 class ChromeTrace {
  public:
   explicit ChromeTrace(std::int64_t origin) : origin_(origin) {}
 
   void add(const TraceEvent& e) {
     const Track track = track_of(e.kind);
-    name_rows(e.rank, track.id, track.name);
-    nlohmann::json entry = {{"name", std::string(name_of(e.kind)) + " " + e.unit},
-                            {"cat", name_of(e.kind)},
-                            {"pid", e.rank},
-                            {"tid", track.id},
-                            {"ts", microseconds(e.start_ns - origin_)},
-                            {"args", {{"unit", e.unit}, {"bytes", e.bytes}}}};
-    add(std::move(entry), e.duration_ns());
-  }
-
-  void add(const TraceTransfer& t) {
-    constexpr int kFirst = 100;  // beyond those of events
-    const auto found = std::find(tracks_.begin(), tracks_.end(), t.track);
-    const auto id = kFirst + static_cast<int>(found - tracks_.begin());
-    if (found == tracks_.end()) tracks_.push_back(t.track);
-    name_rows(t.rank, id, t.track);
-    nlohmann::json entry = {{"name", t.operation},
-                            {"cat", "transfer"},
-                            {"pid", t.rank},
-                            {"tid", id},
-                            {"ts", microseconds(t.start_ns - origin_)},
-                            {"args",
-                             {{"bytes_sent", t.bytes_sent},
-                              {"called_us", microseconds(t.called_ns - origin_)},
-                              {"waited_us", microseconds(t.start_ns - t.called_ns)}}}};
-    add(std::move(entry), t.end_ns - t.start_ns);
-  }
-
-  nlohmann::json document() && { return {{"traceEvents", std::move(entries_)}, {"displayTimeUnit", "ms"}}; }
-
- private:
-  static double microseconds(std::int64_t ns) { return static_cast<double>(ns) / 1000.0; }
-  /// Once for each row: a rank is a process, a track a thread.
-  void name_rows(int rank, int track, std::string_view name) {
-    const auto meta = [&](const char* what, int tid, const std::string& text) {
-      nlohmann::json entry = {{"ph", "M"}, {"name", what}, {"pid", rank}, {"args", {{"name", text}}}};
-      if (tid >= 0) entry["tid"] = tid;
-      entries_.push_back(std::move(entry));
-    };
-    if (named_.insert({rank, -1}).second) meta("process_name", -1, "rank " + std::to_string(rank));
-    if (named_.insert({rank, track}).second) meta("thread_name", track, std::string(name));
-  }
-  void add(nlohmann::json entry, std::int64_t duration_ns) {
-    if (duration_ns > 0) {
+    name(e.rank, track.id, track.name);
+    json entry = {{"name", std::string(name_of(e.kind)) + " " + e.unit},
+                  {"cat", name_of(e.kind)},
+                  {"pid", e.rank},
+                  {"tid", track.id},
+                  {"ts", microseconds(e.start_ns)},
+                  {"args", {{"unit", e.unit}, {"bytes", e.bytes}}}};
+    if (e.end_ns > e.start_ns) {
       entry["ph"] = "X";
-      entry["dur"] = microseconds(duration_ns);
+      entry["dur"] = static_cast<double>(e.duration_ns()) / 1000.0;
     } else {
       entry["ph"] = "i";
       entry["s"] = "t";
@@ -149,24 +110,86 @@ class ChromeTrace {
     entries_.push_back(std::move(entry));
   }
 
+  void add(const TransferEvent& e) {
+    const int row = row_of(e);
+    entries_.push_back({{"name", e.operation},
+                        {"cat", "transfer"},
+                        {"ph", "X"},
+                        {"pid", e.rank},
+                        {"tid", row},
+                        {"ts", microseconds(e.begun_ns)},
+                        {"dur", static_cast<double>(e.done_ns - e.begun_ns) / 1000.0},
+                        {"args",
+                         {{"axis", e.axis},
+                          {"bytes", e.bytes},
+                          {"called", microseconds(e.called_ns)},
+                          {"begun", microseconds(e.begun_ns)},
+                          {"done", microseconds(e.done_ns)}}}});
+  }
+
+  const json& entries() const { return entries_; }
+
+ private:
+  struct Row {
+    int rank = 0;
+    std::string axis;
+    int id = 0;
+    std::int64_t free_ns = 0;  // its last transfer is done
+  };
+
+  double microseconds(std::int64_t ns) const { return static_cast<double>(ns - origin_) / 1000.0; }
+
+  /// The first row of the axis on which no transfer is in flight, since those of a row must not overlap.
+  int row_of(const TransferEvent& e) {
+    int rows = 0;
+    for (Row& row : rows_) {
+      if (row.rank != e.rank || row.axis != e.axis) continue;
+      ++rows;
+      if (row.free_ns > e.begun_ns) continue;
+      row.free_ns = e.done_ns;
+      return row.id;
+    }
+    const int id = kFirstTransferTrack + static_cast<int>(rows_.size());
+    rows_.push_back({e.rank, e.axis, id, e.done_ns});
+    name(e.rank, id, "transfers " + e.axis + (rows == 0 ? "" : " " + std::to_string(rows + 1)));
+    return id;
+  }
+
+  /// Names the process and the row when they are first used.
+  void name(int rank, int track, const std::string& text) {
+    if (named_.insert({rank, -1}).second)
+      entries_.push_back({{"ph", "M"},
+                          {"name", "process_name"},
+                          {"pid", rank},
+                          {"args", {{"name", "rank " + std::to_string(rank)}}}});
+    if (named_.insert({rank, track}).second)
+      entries_.push_back(
+          {{"ph", "M"}, {"name", "thread_name"}, {"pid", rank}, {"tid", track}, {"args", {{"name", text}}}});
+  }
+
+  static constexpr int kFirstTransferTrack = 4;
   const std::int64_t origin_;
-  nlohmann::json entries_ = nlohmann::json::array();
+  json entries_ = json::array();
   std::set<std::pair<int, int>> named_;
-  std::vector<std::string> tracks_;
+  std::vector<Row> rows_;
 };
 
 }  // namespace
 
 void write_chrome_trace(std::ostream& out, std::span<const TraceEvent> events,
-                        std::span<const TraceTransfer> transfers) {
+                        std::span<const TransferEvent> transfers) {
   std::int64_t origin = std::numeric_limits<std::int64_t>::max();
   for (const TraceEvent& e : events) origin = std::min(origin, e.start_ns);
-  for (const TraceTransfer& t : transfers) origin = std::min(origin, t.start_ns);
+  for (const TransferEvent& e : transfers) origin = std::min(origin, e.begun_ns);
   ChromeTrace trace(origin);
   for (const TraceEvent& e : events) trace.add(e);
-  for (const TraceTransfer& t : transfers) trace.add(t);
-  out << std::move(trace).document().dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
-      << "\n";  // a name may hold any bytes
+  std::vector<const TransferEvent*> by_begin;
+  for (const TransferEvent& e : transfers) by_begin.push_back(&e);
+  std::stable_sort(by_begin.begin(), by_begin.end(),
+                   [](const TransferEvent* a, const TransferEvent* b) { return a->begun_ns < b->begun_ns; });
+  for (const TransferEvent* e : by_begin) trace.add(*e);
+  const json document = {{"traceEvents", trace.entries()}, {"displayTimeUnit", "ms"}};
+  out << document.dump(-1, ' ', false, json::error_handler_t::replace) << "\n";  // a name may hold any bytes
 }
 
 }  // namespace tessera::base

@@ -40,6 +40,17 @@ struct TraceEvent {
   std::int64_t duration_ns() const { return end_ns - start_ns; }  ///< time from start to end
 };
 
+/// An operation of a communicator, where its time is known: in a simulation.
+struct TransferEvent {
+  std::string operation;       ///< such as "all_gather"
+  std::string axis;            ///< of the mesh, or "world"
+  int rank = 0;                ///< global rank
+  std::uint64_t bytes = 0;     ///< sent by this rank
+  std::int64_t called_ns = 0;  ///< all that it waits for on this rank was done; clock as in TraceEvent
+  std::int64_t begun_ns = 0;   ///< when its first byte had a link
+  std::int64_t done_ns = 0;    ///< when the operation was done
+};
+
 class DeviceRuntime;
 
 /// Collects the events of one rank. Times come from the streams' clocks. One thread at a time.
@@ -83,21 +94,10 @@ class TESSERA_API TraceRecorder {
   std::vector<Span> ranges_;  // open, outermost first
 };
 
-/// One transfer of a rank on the links, beside the engine's actions.
-struct TraceTransfer {
-  std::string operation;         ///< "all_gather", ...
-  std::string track;             ///< the row that shows it, such as an axis
-  int rank = 0;                  ///< global rank
-  std::uint64_t bytes_sent = 0;  ///< by this rank
-  std::int64_t called_ns = 0;    ///< when all that it waits for on this rank was done
-  std::int64_t start_ns = 0;     ///< when it first had its links
-  std::int64_t end_ns = 0;       ///< when it was done
-};
-
 /// Writes the Chrome trace format (JSON), which Perfetto and chrome://tracing open. Each rank is a process; compute,
-/// gather and reduce are its threads. Times are microseconds since the earliest event. Transfers are threads of their
-/// own, one for each track.
+/// gather and reduce are its threads. Times are microseconds since the earliest event. Each axis of `transfers` is a
+/// thread too, or several if transfers overlap; a transfer is drawn from its first byte to its end.
 TESSERA_API void write_chrome_trace(std::ostream& out, std::span<const TraceEvent> events,
-                                    std::span<const TraceTransfer> transfers = {});
+                                    std::span<const TransferEvent> transfers = {});
 
 }  // namespace tessera::base

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -99,6 +100,35 @@ TEST(ChromeTrace, IsJsonWithTrackPerRankAndKind) {
   EXPECT_EQ(events[0].at("args").at("bytes"), 4096);
   EXPECT_EQ(events[3].at("ph"), "i") << "an event without duration is an instant";
   EXPECT_FALSE(events[3].contains("dur"));
+}
+
+TEST(ChromeTrace, TransfersHaveRowsOfTheirOwnWithoutOverlap) {
+  const std::vector<TraceEvent> records = {{TraceEventKind::forward, "h.0", 3, 0, 5'000, 9'000}};
+  const std::vector<TransferEvent> transfers = {{"all_gather", "shard", 3, 64, 5'000, 6'000, 8'000},
+                                                {"reduce_scatter", "shard", 3, 32, 6'500, 7'000, 9'000},
+                                                {"all_gather", "shard", 3, 16, 5'500, 8'000, 8'500},
+                                                {"all_reduce", "replicate", 3, 8, 7'000, 7'000, 7'500}};
+  std::ostringstream out;
+  write_chrome_trace(out, records, transfers);
+  std::map<int, std::string> rows;
+  std::map<std::string, std::vector<json>> events;
+  const json trace = json::parse(out.str());
+  for (const json& entry : trace.at("traceEvents")) {
+    if (entry.at("ph") != "M")
+      events[rows.at(entry.at("tid").get<int>())].push_back(entry);
+    else if (entry.at("name") == "thread_name")
+      rows[entry.at("tid").get<int>()] = entry.at("args").at("name").get<std::string>();
+  }
+  ASSERT_EQ(events.size(), 4U);
+  EXPECT_EQ(events["compute"].size(), 1U) << "the rows of a run stay as they are";
+  ASSERT_EQ(events["transfers shard"].size(), 2U) << "the third begins when the first is done";
+  EXPECT_EQ(events["transfers shard 2"].at(0).at("name"), "reduce_scatter");
+  EXPECT_EQ(events["transfers replicate"].at(0).at("ts"), 2.0);
+  const json& later = events["transfers shard"].at(1);
+  EXPECT_EQ(later.at("dur"), 0.5);
+  EXPECT_EQ(later.at("pid"), 3);
+  EXPECT_EQ(later.at("args"),
+            json({{"axis", "shard"}, {"bytes", 16}, {"called", 0.5}, {"begun", 3.0}, {"done", 3.5}}));
 }
 
 TEST(ChromeTrace, EmptyAndHostileNamesStayJson) {

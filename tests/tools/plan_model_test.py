@@ -191,12 +191,12 @@ class PlanModelTest(unittest.TestCase):
         code, _, err = tool("compare", *TALL, "--strategies", "fsdp", "--data", self.text, "--steps", 2, "--trace", self.folder / "real.json")
         self.assertEqual(code, 0, err)
         real = json.loads((self.folder / "real.json").read_text())["traceEvents"]
-        order = lambda events, rank: [(event["name"], event["args"]["bytes"]) for event in events if event["pid"] == rank and "bytes" in event["args"]]
+        order = lambda events, rank: [(event["name"], event["args"]["bytes"]) for event in events if event["pid"] == rank and "unit" in event["args"]]
         self.assertEqual(order(planned, 3), order(real, 3))  # the last rank
         transfers = [event for event in planned if event.get("cat") == "transfer"]
         calls = sum(run["calls_per_step"].values()) - 1  # the loss is not simulated
         self.assertEqual(len(transfers), calls)
-        sent = sum(event["args"]["bytes_sent"] for event in transfers)
+        sent = sum(event["args"]["bytes"] for event in transfers)
         total = sum(run["wire_bytes_per_step"].values())
         self.assertTrue(0.99 * total <= sent <= total, (sent, total))
         exposed = sum(event["dur"] for event in planned if event.get("cat") in ("unshard_wait", "reduce_wait") and "dur" in event)

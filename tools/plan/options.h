@@ -28,6 +28,7 @@ struct PlanOptions : TrainOptions {
   std::vector<std::string> slow_links;  ///< HOST:FACTOR
   double jitter_percent = 0;
   std::string validate;  ///< a file of published measurements
+  std::string chakra;  ///< a folder; empty: none
 };
 
 /// Adds them to the subcommand.

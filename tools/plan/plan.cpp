@@ -4,16 +4,17 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
-#include <sstream>
 
 #include "tessera/base/error.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
+#include "tools/plan/chakra.h"
 #include "tools/plan/cluster_file.h"
 #include "tools/plan/cluster_presets.h"
 #include "tools/plan/model_plan.h"
 #include "tools/plan/options.h"
 #include "tools/plan/plan_page.h"
+#include "tools/plan/plan_trace.h"
 #include "tools/plan/validation.h"
 #include "tools/plan/zero_table.h"
 
@@ -87,30 +88,16 @@ int validate(const CLI::App& command, const PlanOptions& options) {
   return 0;
 }
 
-/// The ranks of a communicator along one axis of the mesh are at equal distances.
-std::string track_of(const comm::sim::RankSet& members) {
-  return fmt::format("links: {} ranks, {} apart", members.ranks, members.stride);
-}
-
-std::string trace_text(const StepPlan& plan) {
-  std::vector<base::TraceTransfer> transfers;
-  for (const comm::sim::TransferRecord& record : plan.transfers)
-    transfers.push_back({.operation = std::string(comm::name_of(record.operation.kind)),
-                         .track = track_of(record.operation.members),
-                         .rank = plan.events.front().rank,
-                         .bytes_sent = record.operation.bytes_sent,
-                         .called_ns = record.called_ns,
-                         .start_ns = record.begun_ns,
-                         .end_ns = record.done_ns});
-  std::ostringstream text;
-  base::write_chrome_trace(text, plan.events, transfers);
-  return text.str();
-}
-
 /// One file, or with several runs one for each, as compare names them.
 void write_traces(const std::string& path, const ModelPlan& plan) {
   for (const StepPlan& run : plan.runs)
     write_file(plan.runs.size() == 1 ? path : path + "." + trace_name(run.result) + ".json", trace_text(run));
+}
+
+/// One folder, or with several runs one for each in it.
+void write_chakra_traces(const std::string& folder, const ModelPlan& plan) {
+  for (const StepPlan& run : plan.runs)
+    write_chakra(run.graph, plan.ranks, plan.runs.size() == 1 ? folder : folder + "/" + trace_name(run.result));
 }
 
 void print_left_out(const std::vector<std::string>& skipped) {
@@ -124,6 +111,7 @@ int model_plan(const PlanOptions& options) {
   if (!options.memory.empty() && !options.advise)
     throw base::InvalidUsage("--memory has no effect without --advise; leave it out");
   const ClusterSpec cluster = cluster_of(options, ranks[0]);
+  check_chakra_folder(options.chakra);
   std::optional<Advice> advice;
   if (options.advise) advice = advise(options, ranks[0], cluster);
   std::vector<std::string> skipped;
@@ -137,6 +125,7 @@ int model_plan(const PlanOptions& options) {
   if (advice) json["advice"] = to_json(*advice);
   write_json(options.json, json);
   if (!options.trace.empty()) write_traces(options.trace, plan);
+  if (!options.chakra.empty()) write_chakra_traces(options.chakra, plan);
   if (!options.report.empty()) write_file(options.report, plan_page(plan, scaling, advice));
   return 0;
 }

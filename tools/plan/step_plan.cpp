@@ -107,7 +107,7 @@ double model_flops_utilization(const nn::ModelConfig& model, std::int64_t parame
 }
 
 StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const SimulatedCluster& cluster,
-                   const std::optional<comm::sim::Variation>& variation) {
+                   const std::optional<comm::sim::Variation>& variation, bool with_graph) {
   const fsdp::EngineOptions engine = engine_options(plan, strategy);
   const fsdp::TrainingStep step{.make_model =
                                     [&plan](nn::Context& context) {
@@ -133,7 +133,11 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
     planned.mfu = model_flops_utilization(plan.model, plan.parameters, plan.seq_len, planned.result.tokens_per_second,
                                           peak->second * plan.ranks);
   planned.events = profile.steps.back().events;
-  for (const comm::sim::TransferRecord& transfer : comm::sim::transfers_of(*world))
+  planned.mesh = profile.mesh;
+  const std::vector<comm::sim::TransferRecord> transfers = comm::sim::transfers_of(*world);
+  if (with_graph)
+    planned.graph = step_graph(clock, profile.steps.back().begin_task, profile.steps.back().end_task, transfers);
+  for (const comm::sim::TransferRecord& transfer : transfers)
     if (!planned.events.empty() && transfer.done_ns > planned.events.front().start_ns)
       planned.transfers.push_back(transfer);
   return planned;

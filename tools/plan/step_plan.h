@@ -10,6 +10,7 @@
 #include "tessera/comm/sim/world.h"
 #include "tools/compare/run_result.h"
 #include "tools/plan/simulated_cluster.h"
+#include "tools/plan/step_graph.h"
 #include "tools/train/options.h"
 
 namespace tessera::tools {
@@ -20,15 +21,17 @@ struct StepPlan {
   std::optional<double> mfu;             ///< nothing if the peak of the machine is not known for the precision
   std::vector<base::TraceEvent> events;  ///< of the step
   std::vector<comm::sim::TransferRecord> transfers;  ///< of the step
+  fsdp::MeshShape mesh;                              ///< as the engine uses it
+  StepGraph graph;                                   ///< of the step; empty unless asked for
   std::vector<double> rank_step_ms;                  ///< of every rank, if they differ; empty: they are equal
 };
 
 /// Simulates a step of `plan` under `strategy`, or one sync period for a strategy that has one: times are then means
 /// over its steps. Throws InvalidUsage if the strategy can't run on this world.
 /// `variation`: how ranks differ; the step is then that of the slowest, and events and exposed time are those of a rank
-/// among equal ones.
+/// among equal ones. `with_graph`: fills StepPlan::graph.
 StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const SimulatedCluster& cluster,
-                   const std::optional<comm::sim::Variation>& variation = {});
+                   const std::optional<comm::sim::Variation>& variation = {}, bool with_graph = false);
 
 /// Model FLOPs utilization: the operations that a model of this shape needs for the tokens, 6 for each parameter and 12
 /// for each layer, element of the width and position (Chowdhery et al., PaLM, 2022, appendix B), without recomputation,

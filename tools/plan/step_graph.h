@@ -1,0 +1,33 @@
+// The work and the operations of one simulated step, each with those that it waits for.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/virtual_clock.h"
+#include "tessera/comm/sim/world.h"
+
+namespace tessera::tools {
+
+/// Work, or an operation of a communicator.
+struct StepNode {
+  std::string_view label;     ///< a literal: the kernel or the operation
+  std::int64_t start_ns = 0;  ///< when all that it waits for is done, since the begin of the step
+  /// Within the step: a gather may start while the previous one ends. Of an operation, with the wait for its links.
+  std::int64_t duration_ns = 0;
+  std::vector<std::uint32_t> after;                 ///< earlier nodes, without those that others of `after` imply
+  std::optional<comm::sim::SimulatedOp> operation;  ///< nothing for work
+};
+
+/// In an order in which each node follows those that it waits for.
+using StepGraph = std::vector<StepNode>;
+
+/// The tasks that were issued after `begin`, up to `end`. Tasks that only join others are resolved into dependencies.
+/// `transfers` are those of the clock's graph.
+StepGraph step_graph(const base::VirtualClock& clock, base::TaskId begin, base::TaskId end,
+                     std::span<const comm::sim::TransferRecord> transfers);
+
+}  // namespace tessera::tools

@@ -110,4 +110,8 @@ MISTAKES = [
     mistake("cluster-ignores-unknown-keys", "tools/cli/json_object.cpp", "    if (std::find(known_.begin(), known_.end(), key) == known_.end())\n      fail(", "    if (false)\n      fail(", r"^tools\.ClusterFile\.", "a misspelled key of a cluster file has no effect"),
     mistake("cluster-loses-sharing", "tools/plan/cluster_file.cpp", "  if (json.has(\"sharing\")) cluster.sharing = static_cast<PortSharing>(json.choice(\"sharing\", kSharing));\n", "  json.has(\"sharing\");\n", r"^tools\.ClusterFile\.", "a cluster file's sharing has no effect"),
     mistake("link-in-bytes", "tools/cli/quantities.cpp", "{\"Gbit/s\", 1e9 / 8}", "{\"Gbit/s\", 1e9}", r"^tools\.Quantities\.", "bits of a link are read as bytes"),
+    mistake("validate-ignores-interference", "tools/plan/recorded_step.cpp", "    const double slow = 1 - kLaunchBlocks / step_.workload_.device->multiprocessors;\n",
+            "    const double slow = 1;\n", r"^tools\.RecordedStep\.", "collectives take no multiprocessors away from kernels"),
+    mistake("validate-records-only", "tools/plan/recorded_step.cpp", "more > 0 && marks > 1 ?", "more > 9 && marks > 1 ?", r"^tools\.RecordedStep\.", "some microbatches of a step are lost"),
+    mistake("validate-counts-calibration", "tools/plan/validation.cpp", "  return !row.calibration && row.outlier.empty() &&", "  return row.outlier.empty() &&", r"^tools\.Validation\.", "rows that calibrate count as predicted"),
 ]

@@ -107,18 +107,20 @@ TEST(RecordedStep, RecomputationCostsWhatItRecomputes) {
 }
 
 TEST(RecordedStep, CollectivesSlowDownTheKernelsBesideThem) {
-  nlohmann::json fields = {{"n_gpus", 1}, {"micro_batch", 32}, {"strategy", "DDP"}};
+  const nlohmann::json model = {{"layers", 17}, {"hidden", 1024}, {"heads", 16}, {"vocab", 1024}, {"tied", true}};
+  nlohmann::json fields = {{"n_gpus", 1}, {"micro_batch", 32}, {"strategy", "DDP"}, {"model", model}};
   const double alone = seconds_of(fields);
   fields["n_gpus"] = 2;
   const RecordedStep step(workload_of(row_of(fields)));
-  const double beside = step.seconds({});
+  const double beside = step.seconds({}) - alone;
   fields["overlap"] = "none";
-  const double after = seconds_of(fields);
-  // The embedding's gradient is reduced after the backward in both cases; those of the blocks are not.
-  const double blocks = 4 * step.workload().block_parameters * 2 / (227e9 * 0.85);
-  const double embedding = step.workload().root_parameters * 2 / (227e9 * 0.85);
-  EXPECT_NEAR((after - alone) / (blocks + embedding), 1, 0.05);
-  EXPECT_NEAR((beside - alone) / (embedding + blocks * 16 / 108), 1, 0.15);
+  const double after = seconds_of(fields) - alone;
+  // Two ranks reach 85 % of the rate. The gradients of the embedding and of the first block are reduced at the end in
+  // any case. While those of the 16 others are, 16 of 108 multiprocessors are busy.
+  const double rate = 227e9 * 0.85, block = 2 * step.workload().block_parameters / rate,
+               embedding = 2 * step.workload().root_parameters / rate;
+  EXPECT_NEAR(after / (17 * block + embedding), 1, 0.05);
+  EXPECT_NEAR((beside - embedding - block) / (16 * block * 16 / 108), 1, 0.3);
 }
 
 TEST(Calibration, FindsTheParametersOfStepsThatTheModelMade) {

@@ -119,4 +119,8 @@ MISTAKES = [
     mistake("trace-overlaps-transfers", "src/base/trace.cpp", "      if (row.free_ns > e.begun_ns) continue;\n", "", r"^base\.ChromeTrace\.", "transfers hide each other in a trace"),
     mistake("trace-names-another-axis", "tools/plan/plan_trace.cpp", " && stride == members.stride)", " && stride >= 1)", r"^tools\.chakra$", "transfers are in the row of another axis"),
     mistake("link-in-bytes", "tools/cli/quantities.cpp", "{\"Gbit/s\", 1e9 / 8}", "{\"Gbit/s\", 1e9}", r"^tools\.Quantities\.", "bits of a link are read as bytes"),
+    mistake("validate-ignores-interference", "tools/plan/recorded_step.cpp", "    const double slow = 1 - kLaunchBlocks / step_.workload_.device->multiprocessors;\n",
+            "    const double slow = 1;\n", r"^tools\.RecordedStep\.", "collectives take no multiprocessors away from kernels"),
+    mistake("validate-records-only", "tools/plan/recorded_step.cpp", "more > 0 && marks > 1 ?", "more > 9 && marks > 1 ?", r"^tools\.RecordedStep\.", "some microbatches of a step are lost"),
+    mistake("validate-counts-calibration", "tools/plan/validation.cpp", "  return !row.calibration && row.outlier.empty() &&", "  return row.outlier.empty() &&", r"^tools\.Validation\.", "rows that calibrate count as predicted"),
 ]

@@ -34,7 +34,7 @@ class TESSERA_API TransferModel {
 /// Tasks and their dependencies. Task 0 is the origin: it takes no time, and every graph has it.
 class TESSERA_API TaskGraph {
  public:
-  static constexpr std::uint32_t kNoTransfer = UINT32_MAX;
+  static constexpr std::uint32_t kNoTransfer = UINT32_MAX;  ///< Task::transfer of work
 
   /// One task. It begins when all its dependencies are done.
   struct Task {
@@ -47,21 +47,23 @@ class TESSERA_API TaskGraph {
   };
   /// When a task ran.
   struct Times {
-    std::int64_t begin_ns = 0;
-    std::int64_t end_ns = 0;
+    std::int64_t begin_ns = 0;  ///< when all its dependencies were done
+    std::int64_t end_ns = 0;    ///< when it was done
   };
 
   TaskGraph();
 
-  /// Each function returns the new task. `after` are earlier tasks of this graph.
+  /// Adds work and returns its task. `after` are earlier tasks of this graph. Throws InvalidUsage for a later one.
   TaskId add_work(std::int64_t duration_ns, std::span<const TaskId> after, std::uint32_t lane = 0,
                   std::string_view label = {});
+  /// Adds a transfer, whose end the TransferModel determines, likewise.
   TaskId add_transfer(std::uint32_t transfer, std::span<const TaskId> after, std::uint32_t lane = 0,
                       std::string_view label = {});
   /// A task that is done when both are; one of them if that is known to be the later one.
   TaskId join(TaskId a, TaskId b);
 
-  const std::vector<Task>& tasks() const { return tasks_; }
+  const std::vector<Task>& tasks() const { return tasks_; }  ///< by TaskId
+  /// What the task waits for.
   std::span<const TaskId> dependencies(const Task& task) const {
     return std::span(dependencies_).subspan(task.first_dependency, task.dependencies);
   }

@@ -18,8 +18,10 @@ namespace tessera::nn {
 /// `count` equal matrix products of (m x k) by (k x n). Attention: scores of `count` heads, m and n positions, k the
 /// head's width; only pairs with n up to m are computed.
 struct ProductShape {
-  std::int64_t m = 0, n = 0, k = 0;
-  std::int64_t count = 0;
+  std::int64_t m = 0;      ///< rows of the result
+  std::int64_t n = 0;      ///< columns of the result
+  std::int64_t k = 0;      ///< terms of each sum
+  std::int64_t count = 0;  ///< number of products or heads
 };
 
 /// One kernel call. Its size determines its duration: floating-point operations for products and attention, bytes read

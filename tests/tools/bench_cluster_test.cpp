@@ -46,8 +46,14 @@ void call(KernelSampler& sampler, const char* name, double size, bool product) {
   sampler.call(call, *stream, [] {});
 }
 
+TEST(KernelSampler, MeansContainTurnsOfOtherRanks) {
+  const KernelSamples samples{.product = false, .seconds = {{8, {1, 1, 1, 5}}}};
+  EXPECT_EQ(samples.times(false).at(8), 1);
+  EXPECT_EQ(samples.times(true).at(8), 2);
+}
+
 TEST(KernelSampler, CountsOnlyWhileItIsOn) {
-  KernelSampler sampler;
+  KernelSampler sampler(false);
   call(sampler, "linear_forward", 1e6, true);
   EXPECT_EQ(sampler.calls(), 0U);
   sampler.turn(true);

@@ -1,5 +1,7 @@
 #include "tools/bench/kernel_sampler.h"
 
+#include <numeric>
+
 #include "tessera/fsdp/engine.h"
 #include "tools/bench/runner.h"
 #include "tools/cli/statistics.h"
@@ -36,9 +38,11 @@ void train_step(const SampledStep& step, nn::CausalModel& model, fsdp::Engine& e
 
 }  // namespace
 
-std::map<double, double> KernelSamples::medians() const {
+std::map<double, double> KernelSamples::times(bool means) const {
   std::map<double, double> all;
-  for (const auto& [size, samples] : seconds) all[size] = median(samples);
+  for (const auto& [size, samples] : seconds)
+    all[size] = means ? std::accumulate(samples.begin(), samples.end(), 0.0) / static_cast<double>(samples.size())
+                      : median(samples);
   return all;
 }
 
@@ -69,10 +73,11 @@ std::size_t KernelSampler::calls() const {
   return calls;
 }
 
-double KernelSampler::sum_of_medians() const {
+double KernelSampler::sum_of_times() const {
   double sum = 0;
   for (const auto& [name, samples] : kernels_)
-    for (const auto& [size, seconds] : samples.seconds) sum += median(seconds) * static_cast<double>(seconds.size());
+    for (const auto& [size, seconds] : times(samples))
+      sum += seconds * static_cast<double>(samples.seconds.at(size).size());
   return sum;
 }
 
@@ -80,7 +85,7 @@ std::vector<MeasuredKernel> KernelSampler::tables(double factor) const {
   std::vector<MeasuredKernel> all;
   for (const auto& [name, samples] : kernels_) {
     MeasuredKernel table{name.first, name.second, {}};
-    for (const auto& [size, seconds] : samples.medians()) table.points.emplace_back(size, factor * seconds);
+    for (const auto& [size, seconds] : times(samples)) table.points.emplace_back(size, factor * seconds);
     all.push_back(std::move(table));
   }
   return all;

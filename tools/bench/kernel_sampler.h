@@ -19,27 +19,34 @@ namespace tessera::tools {
 
 /// Times of one kernel and dtype.
 struct KernelSamples {
-  bool product = false;                           ///< its sizes are operations; else bytes
-  std::map<double, std::vector<double>> seconds;  ///< by size
-  std::map<double, double> medians() const;       ///< by size
+  bool product = false;                              ///< its sizes are operations; else bytes
+  std::map<double, std::vector<double>> seconds;     ///< by size
+  std::map<double, double> times(bool means) const;  ///< by size: medians or means
 };
 
 /// Measures each call while it is on: waits for the stream before and after it.
 class KernelSampler final : public nn::KernelInterceptor {
  public:
+  /// `means`: for ranks that share cores, where a call sometimes includes another rank's turn. A median has none of
+  /// these turns in short calls, and all of them in long ones.
+  explicit KernelSampler(bool means) : means_(means) {}
   void call(const nn::KernelInvocation& call, base::Stream& stream, const std::function<void()>& run) override;
   void turn(bool on) { on_ = on; }
+  bool means() const { return means_; }
 
   /// By name and dtype.
   const std::map<std::pair<std::string, std::string>, KernelSamples>& kernels() const { return kernels_; }
   void merge(const KernelSampler& other);
   std::size_t calls() const;
-  /// The sum over all calls of the median of the kernel's size.
-  double sum_of_medians() const;
-  /// As the cluster file has them: the medians, multiplied by `factor`.
+  /// By size, the median or mean.
+  std::map<double, double> times(const KernelSamples& samples) const { return samples.times(means_); }
+  /// The sum of these over all calls.
+  double sum_of_times() const;
+  /// As the cluster file has them, multiplied by `factor`.
   std::vector<MeasuredKernel> tables(double factor) const;
 
  private:
+  const bool means_;
   bool on_ = false;
   std::map<std::pair<std::string, std::string>, KernelSamples> kernels_;
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "tessera/fsdp/strategy.h"
 #include "tools/bench/fit.h"
@@ -58,13 +59,13 @@ int steps_for(const SampledStep& step) {
 /// Times one model: its kernels on all ranks together, and its steps on each rank alone.
 OverheadSample sample(const CalibrationStep& one, int steps, comm::HostCollectives& control, comm::Communicator& alone,
                       KernelSampler& all) {
-  KernelSampler together, single;
+  KernelSampler together(all.means()), single(all.means());
   time_steps(one.step, control.communicator(), control, std::max(1, steps / 2), &together);
   time_steps(one.step, alone, control, steps, &single);
   all.merge(together);
   all.merge(single);
   if (!one.timed) return {};
-  return {median(time_steps(one.step, alone, control, steps, nullptr)), single.sum_of_medians() / steps,
+  return {median(time_steps(one.step, alone, control, steps, nullptr)), single.sum_of_times() / steps,
           static_cast<double>(single.calls()) / steps};
 }
 
@@ -104,7 +105,7 @@ HostOverhead fit_overhead(const std::vector<OverheadSample>& samples) {
 void set_peaks(ComputeSpec& compute, const KernelSampler& sampler, double factor) {
   std::vector<double> rates;
   for (const auto& [name, samples] : sampler.kernels()) {
-    const auto largest = *samples.medians().rbegin();
+    const auto largest = *sampler.times(samples).rbegin();
     if (!(largest.second > 0)) continue;
     const double rate = largest.first / (factor * largest.second);
     if (samples.product) {
@@ -121,7 +122,8 @@ ComputeSpec measure_compute(comm::Communicator& world, const ComputeMeasurement&
   const std::shared_ptr<base::DeviceRuntime> device = base::open_device({});
   comm::HostCollectives control(world, *device);
   const std::unique_ptr<comm::Communicator> alone = world.split(world.rank(), 0);
-  KernelSampler all;
+  const bool shared = static_cast<unsigned>(world.size() * measurement.threads) > std::thread::hardware_concurrency();
+  KernelSampler all(shared);
   std::vector<OverheadSample> samples;
   for (const CalibrationStep& one : calibration_steps(measurement.threads)) {
     const nn::ModelConfig& model = one.step.model;

@@ -21,7 +21,7 @@ struct CalibrationStep {
 /// Models of both families whose kernels have sizes from those of gpt-nano to those of gpt-mini, in f32 and bf16.
 std::vector<CalibrationStep> calibration_steps(int threads);
 
-/// What a step costs besides the medians of its kernels: time = factor * kernels + calls * latency.
+/// What a step costs besides its kernels: time = factor * kernels + calls * latency.
 struct HostOverhead {
   double factor = 1;
   double latency_us = 0;
@@ -30,7 +30,7 @@ struct HostOverhead {
 /// One step of a world of one rank, in seconds.
 struct OverheadSample {
   double step = 0;
-  double kernels = 0;  ///< the sum of the medians
+  double kernels = 0;  ///< the sum of their times
   double calls = 0;    ///< of kernels
 };
 

@@ -9,8 +9,8 @@ constexpr const char* kTuning = "NCCL, src/graph/tuning.cc (commit 5067397c): ha
 constexpr const char* kMatmul =
     "github.com/stas00/ml-engineering (commit 744d01e), compute/accelerator: measured matrix products";
 constexpr const char* kPcie = "PCI Express base specification, rate of 16 lanes after encoding";
-constexpr const char* kA100 = "NVIDIA A100 Tensor Core GPU data sheet, SXM";
-constexpr const char* kH100 = "NVIDIA H100 Tensor Core GPU data sheet, SXM";
+constexpr const char* kA100Sheet = "NVIDIA A100 Tensor Core GPU data sheet, SXM";
+constexpr const char* kH100Sheet = "NVIDIA H100 Tensor Core GPU data sheet, SXM";
 
 const std::map<std::string, std::string> kNccl = {
     {"all_reduce", "nccl"}, {"all_gather", "nccl"}, {"reduce_scatter", "nccl"}, {"broadcast", "nccl"}};
@@ -77,9 +77,9 @@ ComputeSpec a100(double memory_bytes, double memory_bytes_per_second) {
 }
 
 std::vector<Reference> a100_sources(const std::string& memory) {
-  return {{"compute.peak_flops", "312 Tflop/s in bf16 and f16 without sparsity, 19.5 in f32", kA100},
-          {"compute.memory_bytes", memory, kA100},
-          {"compute.memory_bytes_per_second", memory, kA100},
+  return {{"compute.peak_flops", "312 Tflop/s in bf16 and f16 without sparsity, 19.5 in f32", kA100Sheet},
+          {"compute.memory_bytes", memory, kA100Sheet},
+          {"compute.memory_bytes_per_second", memory, kA100Sheet},
           {"compute.host_link_bytes_per_second", "31 GB/s: PCIe 4.0 with 16 lanes", kPcie},
           {"compute.kernel_latency_us", "5 us", kAssumed},
           {"compute.efficiencies.product", "271.2 of 312 Tflop/s, the best of a sweep of shapes", kMatmul},
@@ -137,9 +137,9 @@ ClusterSpec h100(const std::string& name, const std::string& network, double car
                      .host_link_bytes_per_second = 63e9,
                      .kernel_latency_us = 5,
                      .efficiencies = {.product = 0.803, .attention = 0.35, .memory = 0.85}};
-  cluster.sources = {{"compute.peak_flops", "989 Tflop/s in bf16 and f16 without sparsity, 67 in f32", kH100},
-                     {"compute.memory_bytes", "80 GB", kH100},
-                     {"compute.memory_bytes_per_second", "3.35 TB/s", kH100},
+  cluster.sources = {{"compute.peak_flops", "989 Tflop/s in bf16 and f16 without sparsity, 67 in f32", kH100Sheet},
+                     {"compute.memory_bytes", "80 GB", kH100Sheet},
+                     {"compute.memory_bytes_per_second", "3.35 TB/s", kH100Sheet},
                      {"compute.host_link_bytes_per_second", "63 GB/s: PCIe 5.0 with 16 lanes", kPcie},
                      {"compute.kernel_latency_us", "5 us", kAssumed},
                      {"compute.efficiencies.product", "794.5 of 989 Tflop/s, the best of a sweep of shapes", kMatmul},

@@ -12,9 +12,9 @@ namespace tessera::nn {
 namespace {
 
 TEST(Models, PresetsHaveStatedSizes) {
-  const std::map<std::string, std::int64_t> sizes{{"gpt-nano", 120576},   {"gpt-mini", 10844160},
-                                                  {"gpt2", 124439808},    {"gpt2-xl", 1557611200},
-                                                  {"llama-nano", 123712}, {"llama-7b", 6738415616}};
+  const std::map<std::string, std::int64_t> sizes{
+      {"gpt-nano", 120576},   {"gpt-mini", 10844160},   {"gpt2", 124439808}, {"gpt2-xl", 1557611200},
+      {"llama-nano", 123712}, {"llama-7b", 6738415616}, {"gpt-tall", 420480}};
   EXPECT_EQ(preset_names().size(), sizes.size());
   Context context;
   for (const std::string& name : preset_names()) {

@@ -169,10 +169,10 @@ ordered_json to_json(const ComputeSpec& compute) {
       {"kind", kKinds[static_cast<std::size_t>(compute.kind)]},
       {"memory_bytes", compute.memory_bytes},
       {"memory_bytes_per_second", compute.memory_bytes_per_second},
-      {"host_link_bytes_per_second", compute.host_link_bytes_per_second},
       {"kernel_latency_us", compute.kernel_latency_us},
       {"peak_flops", compute.peak_flops},
       {"efficiencies", {{"product", parts.product}, {"attention", parts.attention}, {"memory", parts.memory}}}};
+  if (compute.host_link_bytes_per_second > 0) json["host_link_bytes_per_second"] = compute.host_link_bytes_per_second;
   if (compute.overhead != StepOverhead{})
     json["overhead"] = {{"step_us", compute.overhead.step_us}, {"call_us", compute.overhead.call_us}};
   for (const MeasuredKernel& kernel : compute.kernels)

@@ -1,6 +1,7 @@
 // Ranks that are threads of one process.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,9 +10,11 @@
 
 namespace tessera::comm {
 
-/// One bootstrap for each of `ranks` threads. abandon() on any of them makes the exchanges of all throw Aborted.
 class ThreadBootstrap;
-TESSERA_API std::vector<std::shared_ptr<ThreadBootstrap>> make_thread_bootstraps(int ranks, std::chrono::milliseconds timeout);
+
+/// One bootstrap for each of `ranks` threads. abandon() on any of them makes the exchanges of all throw Aborted.
+TESSERA_API std::vector<std::shared_ptr<ThreadBootstrap>> make_thread_bootstraps(int ranks,
+                                                                                 std::chrono::milliseconds timeout);
 
 class TESSERA_API ThreadBootstrap final : public Bootstrap {
  public:

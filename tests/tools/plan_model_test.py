@@ -110,6 +110,18 @@ class PlanModelTest(unittest.TestCase):
         self.assertEqual((on["model_state_bytes"]["optimizer"], on["peak_bytes"]["offloaded"] > 0), (0, True))
         self.assertGreater(on["step_ms"]["median"], off["step_ms"]["median"])
 
+    def test_offload_that_does_nothing_is_said(self):
+        code, _, err = tool("plan", "--model", "gpt-nano", "--strategies", "fsdp", "--cpu-offload")
+        self.assertEqual((code, err.count("\n")), (0, 1))
+        self.assertIn("--cpu-offload does nothing on cluster link", err)
+
+    def test_frozen_parameters_need_fewer_operations(self):
+        seconds = lambda run: run["step_ms"]["median"] / 1e3 * run["mfu"] * 4 * 50e9 / (12 * 64)  # operations for a token
+        frozen, all_trained = (self.plan("--model", "gpt-nano", "--ranks", 4, "--strategies", "ddp", *more) for more in (("--lora", 4), ()))
+        attention = 12 * 2 * 64 * 64
+        self.assertAlmostEqual(seconds(all_trained["runs"][0]), 6 * 120576 + attention, delta=1)
+        self.assertAlmostEqual(seconds(frozen["runs"][0]), 6 * (frozen["parameters"] - 120576) + 4 * 120576 + attention, delta=1)
+
     def test_wrappings_are_planned_side_by_side(self):
         wraps = "block,none,h.0+h.1;h.2+h.3;h.4+h.5;h.6+h.7"
         slow = {wrap: run["step_ms"]["median"] for (_, wrap), run in
@@ -215,6 +227,10 @@ class PlanModelTest(unittest.TestCase):
         self.wrong("no-such-cluster", "--model", "gpt-nano", "--cluster", "no-such-cluster")
         self.wrong("--memory has no effect", "--model", "gpt-nano", "--memory", "1GB")
         self.wrong("amount of memory", "--model", "gpt-nano", "--advise", "--memory", "lots")
+        for option in (("--prefetch", 2), ("--mesh", "2x2"), ("--accumulate", 2), ("--checkpoint-activations",), ("--reshard-after-forward", "true"),
+                       ("--wraps", "block,none"), ("--slow-rank", "1:2"), ("--jitter", 1)):
+            self.wrong(option[0] + " has no effect on --advise", "--model", "gpt-nano", "--advise", *option)
+        self.wrong("all ranks are on one host", "--model", "gpt-nano", "--slow-link", "0:2", "--strategies", "ddp")
         self.wrong("fits in no way", "--model", "llama-7b", "--ranks", 8, "--global-batch", 8, "--cluster", "a100-efa", "--advise", "--memory", "10GB")
         self.wrong("there are 4 ranks", "--model", "gpt-nano", "--slow-rank", "4:2", "--strategies", "ddp")
         self.wrong("NUMBER:FACTOR", "--model", "gpt-nano", "--slow-rank", "4")

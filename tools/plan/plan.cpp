@@ -104,13 +104,25 @@ void print_left_out(const std::vector<std::string>& skipped) {
   for (const std::string& reason : skipped) fmt::print("left out: {}\n", reason);
 }
 
-int model_plan(const PlanOptions& options) {
+/// Refuses options for which the search tries its own values, and those of unequal ranks, which it does not simulate.
+void refuse_searched_options(const CLI::App& command) {
+  for (const char* name : {"--mesh", "--wraps", "--prefetch", "--reshard-after-forward", "--checkpoint-activations",
+                           "--accumulate", "--slow-rank", "--slow-link", "--jitter"})
+    if (command.count(name) > 0)
+      throw base::InvalidUsage(fmt::format("{} has no effect on --advise; leave one of the two out", name));
+}
+
+int model_plan(const CLI::App& command, const PlanOptions& options) {
   const std::vector<int> ranks = ranks_of(options);
   if (ranks.size() > 1)
     throw base::InvalidUsage("--ranks: several numbers need --parameters; use --scale with --model");
   if (!options.memory.empty() && !options.advise)
     throw base::InvalidUsage("--memory has no effect without --advise; leave it out");
+  if (options.advise) refuse_searched_options(command);
   const ClusterSpec cluster = cluster_of(options, ranks[0]);
+  if (options.cpu_offload && cluster.compute.kind == ComputeSpec::Kind::host)
+    fmt::print(stderr, "tessera: --cpu-offload does nothing on cluster {}: its ranks already use host memory\n",
+               cluster.name);
   check_chakra_folder(options.chakra);
   std::optional<Advice> advice;
   if (options.advise) advice = advise(options, ranks[0], cluster);
@@ -147,7 +159,7 @@ int plan(const CLI::App& command, const PlanOptions& options) {
   if (!options.model_given && !options.cluster.empty()) return write_cluster(command, options);
   if (!options.model_given)
     throw base::InvalidUsage("plan: give --model NAME|FILE, --parameters N, such as 7.5e9, or --cluster list");
-  return model_plan(options);
+  return model_plan(command, options);
 }
 
 }  // namespace

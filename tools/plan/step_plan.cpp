@@ -99,10 +99,12 @@ void add_overhead(RunResult& run, const StepOverhead& overhead) {
 
 }  // namespace
 
-double model_flops_utilization(const nn::ModelConfig& model, std::int64_t parameters, std::int64_t seq_len,
-                               double tokens_per_second, double peak_flops) {
-  const double per_token = 6.0 * static_cast<double>(parameters) +
-                           12.0 * static_cast<double>(model.layers * model.heads * model.head_dim * seq_len);
+double model_flops_utilization(const TrainPlan& plan, double tokens_per_second, double peak_flops) {
+  const nn::ModelConfig& model = plan.model;
+  // The weights of a model with adapters are frozen: no product computes their gradients.
+  const std::int64_t frozen = plan.lora ? nn::parameter_count(model) : 0;
+  const double per_token = 6.0 * static_cast<double>(plan.parameters) - 2.0 * static_cast<double>(frozen) +
+                           12.0 * static_cast<double>(model.layers * model.heads * model.head_dim * plan.seq_len);
   return per_token * tokens_per_second / peak_flops;
 }
 
@@ -130,8 +132,7 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
   add_overhead(planned.result, cluster.overhead);
   const auto peak = cluster.peak_flops.find(std::string(base::name_of(plan.precision.compute)));
   if (peak != cluster.peak_flops.end())
-    planned.mfu = model_flops_utilization(plan.model, plan.parameters, plan.seq_len, planned.result.tokens_per_second,
-                                          peak->second * plan.ranks);
+    planned.mfu = model_flops_utilization(plan, planned.result.tokens_per_second, peak->second * plan.ranks);
   planned.events = profile.steps.back().events;
   planned.mesh = profile.mesh;
   const std::vector<comm::sim::TransferRecord> transfers = comm::sim::transfers_of(*world);

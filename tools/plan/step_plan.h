@@ -35,8 +35,8 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
 
 /// Model FLOPs utilization: the operations that a model of this shape needs for the tokens, 6 for each parameter and 12
 /// for each layer, element of the width and position (Chowdhery et al., PaLM, 2022, appendix B), without recomputation,
-/// as a part of `peak_flops`.
-double model_flops_utilization(const nn::ModelConfig& model, std::int64_t parameters, std::int64_t seq_len,
-                               double tokens_per_second, double peak_flops);
+/// as a part of `peak_flops`. Frozen parameters count 4. Causal attention computes half of what is counted for it, so a
+/// machine without overheads exceeds 1.
+double model_flops_utilization(const TrainPlan& plan, double tokens_per_second, double peak_flops);
 
 }  // namespace tessera::tools

@@ -116,7 +116,10 @@ class AllRanks {
                        domain.bytes_per_second);
     }
     for (const auto& [host, factor] : variation_.slow_hosts) {
-      const int hosts = topology_.domains.empty() ? 0 : (ranks_ - 1) / topology_.domains[0].ranks + 1;
+      if (topology_.domains.empty())
+        throw InvalidUsage("slow link of host " + std::to_string(host) +
+                           ": all ranks are on one host, without links to others; give several hosts");
+      const int hosts = (ranks_ - 1) / topology_.domains[0].ranks + 1;
       if (host < 0 || host >= hosts)
         throw InvalidUsage("slow link of host " + std::to_string(host) + ": there are " + std::to_string(hosts) +
                            " hosts with links between them");

@@ -21,22 +21,40 @@ void CostTable::merge(const CostTable& other) {
     for (const double one : seconds) add(size, one);
 }
 
-/// The medians, made non-decreasing.
+/// The medians, made non-decreasing: neighbors in the wrong order get their mean (isotonic regression by pooling
+/// adjacent violators, Barlow et al. 1972), so that one disturbed measurement doesn't raise all larger sizes.
 std::vector<CostTable::Point> CostTable::points() const {
-  std::vector<Point> all;
+  struct Pool {
+    double sum = 0;
+    std::size_t sizes = 0;
+    double mean() const { return sum / static_cast<double>(sizes); }
+  };
+  std::vector<Pool> pools;
   for (const auto& [size, seconds] : measured_) {
-    const double median = (seconds[(seconds.size() - 1) / 2] + seconds[seconds.size() / 2]) / 2;
-    all.push_back({size, all.empty() ? median : std::max(median, all.back().seconds)});
+    pools.push_back({(seconds[(seconds.size() - 1) / 2] + seconds[seconds.size() / 2]) / 2, 1});
+    while (pools.size() > 1 && pools.back().mean() < pools[pools.size() - 2].mean()) {
+      const Pool last = pools.back();
+      pools.pop_back();
+      pools.back().sum += last.sum;
+      pools.back().sizes += last.sizes;
+    }
   }
+  std::vector<Point> all;
+  auto size = measured_.begin();
+  for (const Pool& pool : pools)
+    for (std::size_t i = 0; i < pool.sizes; ++i) all.push_back({(size++)->first, pool.mean()});
   return all;
 }
 
 double CostTable::at(double size) const {
   const std::vector<Point> all = points();
   if (all.empty()) return 0;
-  if (all.size() == 1 || size < all.front().size)
-    return all.front().size > 0 ? all.front().seconds * size / all.front().size : all.front().seconds;
-  const auto above = std::upper_bound(all.begin() + 1, all.end() - 1, size,
+  const auto proportional = [size](const Point& point) {
+    return point.size > 0 ? point.seconds * size / point.size : point.seconds;
+  };
+  if (size <= all.front().size) return proportional(all.front());
+  if (size >= all.back().size) return proportional(all.back());
+  const auto above = std::upper_bound(all.begin(), all.end(), size,
                                       [](double value, const Point& point) { return value < point.size; });
   const Point& to = *above;
   const Point& from = *(above - 1);

@@ -17,9 +17,9 @@ class TESSERA_API CostTable {
   /// Adds the measurements of another table.
   void merge(const CostTable& other);
 
-  /// Interpolates linearly between the neighboring sizes. Beyond the largest size, the slope of the last two continues;
-  /// below the smallest, and with a single size, the time is proportional to the size. Never decreases with the size,
-  /// even if a measurement did. 0 without measurements.
+  /// Interpolates linearly between the neighboring sizes. Beyond the largest size and below the smallest, the time is
+  /// proportional to the size. Never decreases with the size: where measurements did, their mean is used. 0 without
+  /// measurements.
   double at(double size) const;
   bool empty() const { return measured_.empty(); }  ///< true without measurements
 

@@ -95,6 +95,11 @@ void VirtualClock::advance(Stream& stream, std::int64_t ns, std::string_view lab
   own(stream, state_.get()).advance(ns, label);
 }
 
+void VirtualClock::advance_host(std::int64_t ns, std::string_view label) {
+  const std::array after{state_->host};
+  state_->host = state_->graph.add_work(ns, after, 0, label);
+}
+
 TaskId VirtualClock::add_transfer(std::uint32_t transfer, std::span<const TaskId> after, std::string_view label) {
   return state_->graph.add_transfer(transfer, after, 0, label);
 }

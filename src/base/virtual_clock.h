@@ -38,6 +38,8 @@ class TESSERA_API VirtualClock {
   /// Adds work of `ns` to the stream; `label` is a literal. Throws InvalidUsage for another clock's stream, as do all
   /// functions that take one.
   void advance(Stream& stream, std::int64_t ns, std::string_view label = {});
+  /// Adds work of `ns` to the host, after all that it waits for.
+  void advance_host(std::int64_t ns, std::string_view label = {});
   /// Adds a transfer that begins when all of `after` are done. No stream waits for it yet.
   TaskId add_transfer(std::uint32_t transfer, std::span<const TaskId> after, std::string_view label = {});
   /// Determines the times of transfers from here on; it must outlive all questions for times.

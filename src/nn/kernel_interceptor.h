@@ -27,8 +27,9 @@ struct ProductShape {
 /// One kernel call. Its size determines its duration: floating-point operations for products and attention, bytes read
 /// and written for all others.
 struct KernelInvocation {
-  std::string_view kernel;   ///< as in KernelTable: "linear_forward"; "copy", "copy_from_host", "copy_to_host" and
-                             ///< "clear" of the runtime; never freed
+  /// As in KernelTable: "linear_forward"; attention whose weights are dropped out is "attention_dropout_forward" and
+  /// "attention_dropout_backward". "copy", "copy_from_host", "copy_to_host" and "clear" of the runtime. Never freed.
+  std::string_view kernel;
   DType dtype = DType::f32;  ///< of the elements; u8 for untyped copies
   double size = 0;           ///< floating-point operations or bytes
   double bytes = 0;          ///< read and written, each operand once; equal to `size` where that is in bytes

@@ -67,8 +67,8 @@ TEST(CostTable, InterpolatesBetweenMedians) {
   EXPECT_DOUBLE_EQ(table.at(10), 2);
   EXPECT_DOUBLE_EQ(table.at(15), 3);
   EXPECT_DOUBLE_EQ(table.at(20), 4);
-  EXPECT_DOUBLE_EQ(table.at(40), 8);  // extrapolated from the last two points
-  EXPECT_DOUBLE_EQ(table.at(5), 1);   // proportional to the first point
+  EXPECT_DOUBLE_EQ(table.at(50), 10);  // proportional to the last point
+  EXPECT_DOUBLE_EQ(table.at(5), 1);    // proportional to the first point
 }
 
 TEST(CostTable, IsMonotonic) {
@@ -76,9 +76,12 @@ TEST(CostTable, IsMonotonic) {
   table.add(1, 3);
   table.add(2, 1);  // noise
   table.add(3, 5);
-  EXPECT_DOUBLE_EQ(table.at(1), 3);
-  EXPECT_DOUBLE_EQ(table.at(2), 3);
-  EXPECT_DOUBLE_EQ(table.at(2.5), 4);
+  EXPECT_DOUBLE_EQ(table.at(1), 2);
+  EXPECT_DOUBLE_EQ(table.at(2), 2);
+  EXPECT_DOUBLE_EQ(table.at(2.5), 3.5);
+  table.add(4, 2);
+  table.add(5, 2);
+  for (const double size : {3.0, 3.5, 4.0, 5.0}) EXPECT_DOUBLE_EQ(table.at(size), 3);  // one outlier, not its maximum
   EXPECT_DOUBLE_EQ(CostTable().at(7), 0);
 }
 

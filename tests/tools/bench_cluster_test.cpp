@@ -92,7 +92,7 @@ ClusterSpec measured_cluster() {
   cluster.compute.memory_bytes_per_second = 1e10;
   cluster.compute.kernel_latency_us = 2;
   cluster.compute.kernels = {{"add", "f32", {{1e3, 1e-6}, {1e4, 1e-5}}}};
-  cluster.measured["all_reduce"] = {{2, {{8, 10}, {1000, 20}}}, {4, {{8, 30}, {1000, 50}}}};
+  cluster.measured["all_reduce"] = {{2, {{8, 10}, {1000, 20}}, {{8, 3}, {1000, 7}}}, {4, {{8, 30}, {1000, 50}}}};
   return cluster;
 }
 
@@ -106,6 +106,16 @@ TEST(MeasuredCluster, EachNumberOfRanksHasItsTimes) {
   };
   EXPECT_THAT(us(2), DoubleNear(20, 0.01));
   EXPECT_THAT(us(4), DoubleNear(50, 0.01));
+}
+
+TEST(MeasuredCluster, CallsTakeTimeFromTheComputationWhereThatWasMeasured) {
+  const SimulatedCluster simulated = simulate(measured_cluster(), 4);
+  const auto busy_ns = [&](comm::OpKind kind, int ranks) {
+    return simulated.network.busy({.kind = kind, .bytes = 1000, .bytes_sent = 1000, .ranks = ranks}).count();
+  };
+  EXPECT_EQ(busy_ns(comm::OpKind::all_reduce, 2), 7000);
+  EXPECT_EQ(busy_ns(comm::OpKind::all_reduce, 4), 0);
+  EXPECT_EQ(busy_ns(comm::OpKind::all_gather, 2), 0);
 }
 
 TEST(MeasuredCluster, KernelsStartAfterTheLatency) {

@@ -22,6 +22,7 @@ struct Shape {
   std::int64_t heads = 2;
   std::int64_t sequences = 1;
   std::int64_t seq_len = 64;
+  double dropout = 0;
 };
 
 nn::ModelConfig calibration_model(const Shape& shape) {
@@ -32,6 +33,7 @@ nn::ModelConfig calibration_model(const Shape& shape) {
   model.head_dim = shape.width / shape.heads;
   model.hidden = shape.family == Family::gpt2 ? 4 * shape.width : (8 * shape.width / 3 + 7) / 8 * 8;
   model.context = std::max(model.context, shape.seq_len);
+  model.embedding_dropout = model.residual_dropout = model.attention_dropout = shape.dropout;
   return model;
 }
 
@@ -49,11 +51,14 @@ CalibrationStep calibration(const Shape& shape, base::DType dtype, int threads, 
 
 constexpr double kSmallestForPeak = 64 * 1024;  // bytes; below, a kernel's start counts
 
-/// Steps that make about a second's work, within bounds.
+/// All models are measured this often, so that a disturbance of some seconds doesn't decide a kernel's time.
+constexpr int kRounds = 3;
+
+/// Steps of a round that make about a third of a second's work, within bounds.
 int steps_for(const SampledStep& step) {
   const auto work = static_cast<double>(step.model.layers * step.model.width * step.model.width) *
                     static_cast<double>(step.sequences * step.seq_len);
-  return std::clamp(static_cast<int>(2e9 / work), 6, 40);
+  return std::clamp(static_cast<int>(2e9 / work / kRounds), 3, 14);
 }
 
 /// Times one model: its kernels on all ranks together, and its steps on each rank alone.
@@ -75,10 +80,12 @@ std::vector<CalibrationStep> calibration_steps(int threads) {
   using base::DType;
   std::vector<CalibrationStep> all;
   for (const Shape& shape : {Shape{Family::gpt2, 2, 48, 2, 3, 64}, Shape{Family::gpt2, 2, 80, 2, 6, 64},
-                             Shape{Family::gpt2, 1, 160, 4, 4, 128}, Shape{Family::gpt2, 1, 256, 4, 4, 256},
+                             Shape{Family::gpt2, 4, 160, 4, 4, 128}, Shape{Family::gpt2, 4, 256, 4, 4, 256},
                              Shape{Family::gpt2, 1, 448, 7, 6, 256}, Shape{Family::llama, 2, 64, 4, 6, 64}})
     all.push_back(calibration(shape, DType::f32, threads, true));
   all.push_back(calibration({Family::llama, 1, 256, 8, 4, 128}, DType::f32, threads, false));
+  for (const Shape& shape : {Shape{Family::gpt2, 1, 64, 2, 4, 64, 0.1}, Shape{Family::gpt2, 1, 256, 4, 4, 128, 0.1}})
+    all.push_back(calibration(shape, DType::f32, threads, false));
   for (const Shape& shape : {Shape{Family::gpt2, 2, 64, 2, 3, 64}, Shape{Family::gpt2, 1, 256, 4, 4, 128},
                              Shape{Family::llama, 1, 128, 4, 3, 64}})
     all.push_back(calibration(shape, DType::bf16, threads, false));
@@ -125,13 +132,15 @@ ComputeSpec measure_compute(comm::Communicator& world, const ComputeMeasurement&
   const bool shared = static_cast<unsigned>(world.size() * measurement.threads) > std::thread::hardware_concurrency();
   KernelSampler all(shared);
   std::vector<OverheadSample> samples;
-  for (const CalibrationStep& one : calibration_steps(measurement.threads)) {
-    const nn::ModelConfig& model = one.step.model;
-    measurement.say(fmt::format("kernels of {} of width {}, {} sequences of {}, {}",
-                                model.family == Family::gpt2 ? "gpt" : "llama", model.width, one.step.sequences,
-                                one.step.seq_len, base::name_of(one.step.dtype)));
-    samples.push_back(sample(one, std::min(steps_for(one.step), measurement.most_steps), control, *alone, all));
-  }
+  const std::vector<CalibrationStep> models = calibration_steps(measurement.threads);
+  for (int round = 0; round < kRounds; ++round)
+    for (const CalibrationStep& one : models) {
+      const nn::ModelConfig& model = one.step.model;
+      measurement.say(fmt::format("kernels of {} of width {}, {} sequences of {}, {} (round {} of {})",
+                                  model.family == Family::gpt2 ? "gpt" : "llama", model.width, one.step.sequences,
+                                  one.step.seq_len, base::name_of(one.step.dtype), round + 1, kRounds));
+      samples.push_back(sample(one, std::min(steps_for(one.step), measurement.most_steps), control, *alone, all));
+    }
   const HostOverhead overhead = fit_overhead(samples);
   ComputeSpec compute;
   compute.kernel_latency_us = overhead.latency_us;

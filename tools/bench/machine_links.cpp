@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <random>
 
 #include "tessera/base/error.h"
 #include "tools/bench/buffers.h"
 #include "tools/bench/fit.h"
+#include "tools/bench/overlap.h"
 #include "tools/cli/statistics.h"
 
 namespace tessera::tools {
@@ -16,6 +18,11 @@ namespace {
 int iterations_of(const BenchSpec& spec, std::uint64_t bytes) {
   return spec.iterations.value_or(bytes <= (64 << 10) ? 100 : bytes <= (4 << 20) ? 25 : 7);
 }
+
+/// By so much the ranks call an operation at different times, since their computations never take equally long.
+constexpr double kLargestSkewUs = 100;
+/// The computation beside an operation lasts longer than it by this factor, so that the operation is done before.
+constexpr double kComputeFactor = 2;
 
 /// One group of ranks that call together.
 class GroupMeasurement {
@@ -28,34 +35,66 @@ class GroupMeasurement {
     const std::vector<std::uint64_t> sizes = spec_.sizes(op);
     BenchBuffers buffers(memory_, group_.rank(), {&op, spec_.dtype, spec_.redop, group_.size(), 0},
                          shape_of(op, sizes.back()));
-    MeasuredCollective table{group_.size(), {}};
+    MeasuredCollective table{group_.size(), {}, {}};
     for (const std::uint64_t bytes : sizes) {
       const BenchShape shape = shape_of(op, bytes);
       if (shape.bytes == 0 && bytes > 0) continue;
       if (!table.points.empty() && static_cast<double>(shape.bytes) <= table.points.back().first) continue;
-      table.points.emplace_back(static_cast<double>(shape.bytes), time_of(op, shape, buffers));
+      const CallTimes times = times_of(op, shape, buffers);
+      table.points.emplace_back(static_cast<double>(shape.bytes), times.alone_us);
+      table.busy.emplace_back(static_cast<double>(shape.bytes), times.busy_us);
     }
     return table;
   }
 
  private:
+  struct CallTimes {
+    double alone_us = 0;  ///< of a call that is waited for at once
+    double busy_us = 0;   ///< by which a call lengthens a computation that hides it
+  };
+
   BenchShape shape_of(const BenchOp& op, std::uint64_t bytes) const {
     return bench_shape(op, bytes, spec_.dtype, group_.size());
   }
 
   /// Gradients are reduced in place by all_reduce, as the engine does; everything else has two buffers.
-  double time_of(const BenchOp& op, const BenchShape& shape, BenchBuffers& buffers) {
+  CallTimes times_of(const BenchOp& op, const BenchShape& shape, BenchBuffers& buffers) {
     const bool in_place = op.id == BenchOp::Id::all_reduce;
     buffers.fill(shape, in_place);
     const BenchCall call = buffers.call(shape, in_place);
     const Repeats repeats{.warmup = spec_.warmup, .iterations = iterations_of(spec_, shape.bytes), .prepare = {}};
-    return median(measure(control_, repeats, [&] { call.start(group_).wait(); }));
+    const double alone = median(measure(control_, repeats, [&] { call.start(group_).wait(); }));
+    return {alone, busy_us(call, kComputeFactor * alone, repeats)};
+  }
+
+  /// The median time by which a call lengthens a computation of the slowest rank.
+  double busy_us(const BenchCall& call, double compute_us, const Repeats& repeats) {
+    std::uniform_real_distribution<double> any(0, kLargestSkewUs);
+    std::vector<double> added;
+    for (int i = -repeats.warmup; i < repeats.iterations; ++i) {
+      const double before_us = any(random_), after_us = 2 * kLargestSkewUs - before_us + compute_us;
+      const double plain = time_once(control_, repeats, [&] {
+        computation_.run(before_us);
+        computation_.run(after_us);
+      });
+      const double with_call = time_once(control_, repeats, [&] {
+        computation_.run(before_us);
+        comm::Work work = call.start(group_);
+        computation_.run(after_us);
+        work.wait();
+      });
+      if (i >= 0) added.push_back(with_call - plain);
+    }
+    reduce_to_slowest(control_, added);
+    return std::max(0.0, median(added));
   }
 
   const BenchSpec& spec_;
   comm::HostCollectives& control_;
   comm::Communicator& group_;
   BenchMemory memory_;
+  const Computation computation_;
+  std::mt19937 random_{static_cast<std::uint32_t>(control_.rank())};  // another skew on each rank
 };
 
 }  // namespace

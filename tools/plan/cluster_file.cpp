@@ -77,7 +77,8 @@ std::map<std::string, std::string> algorithms_of(JsonObject json) {
 }
 
 MeasuredCollective measured_of(JsonObject& entry) {
-  MeasuredCollective measured{entry.integer("ranks", 1), entry.points("points")};
+  MeasuredCollective measured{entry.integer("ranks", 1), entry.points("points"), {}};
+  if (entry.has("busy")) measured.busy = entry.points("busy");
   entry.refuse_others();
   return measured;
 }
@@ -216,7 +217,10 @@ ordered_json to_json(const ClusterSpec& cluster) {
   if (!cluster.algorithms.empty()) json["algorithms"] = cluster.algorithms;
   for (const auto& [name, tables] : cluster.measured) {
     ordered_json all = ordered_json::array();
-    for (const MeasuredCollective& table : tables) all.push_back({{"ranks", table.ranks}, {"points", table.points}});
+    for (const MeasuredCollective& table : tables) {
+      all.push_back({{"ranks", table.ranks}, {"points", table.points}});
+      if (!table.busy.empty()) all.back()["busy"] = table.busy;
+    }
     json["measured"][name] = tables.size() == 1 ? all[0] : all;
   }
   json["compute"] = to_json(cluster.compute);

@@ -35,6 +35,7 @@ using MeasuredPoint = std::pair<double, double>;
 struct MeasuredCollective {
   int ranks = 1;
   std::vector<MeasuredPoint> points;  ///< bytes of the larger buffer, microseconds
+  std::vector<MeasuredPoint> busy;    ///< likewise the time that a call takes from the computation of its rank
   bool operator==(const MeasuredCollective&) const = default;
 };
 

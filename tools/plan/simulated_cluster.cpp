@@ -2,7 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "tessera/base/cost_table.h"
 #include "tessera/base/dtype.h"
@@ -46,21 +52,38 @@ sim::Topology topology_of(const ClusterSpec& cluster) {
   return topology;
 }
 
+/// Seconds by operation and number of ranks.
+using CollectiveTimes = std::map<std::pair<std::string, int>, base::CostTable>;
+
+CollectiveTimes times_of(const ClusterSpec& cluster, std::vector<MeasuredPoint> MeasuredCollective::*points) {
+  CollectiveTimes tables;
+  for (const auto& [operation, measurements] : cluster.measured)
+    for (const MeasuredCollective& one : measurements)
+      for (const auto& [bytes, us] : one.*points) tables[{operation, one.ranks}].add(bytes, us * kMicroseconds);
+  return tables;
+}
+
+std::optional<double> seconds_of(const CollectiveTimes& tables, const sim::SimulatedOp& operation) {
+  const auto found = tables.find({std::string(comm::name_of(operation.kind)), operation.ranks});
+  if (found == tables.end()) return std::nullopt;
+  return found->second.at(static_cast<double>(operation.bytes));
+}
+
 /// Measured operations take turns on one wire: two at the same time take twice as long.
 void use_measurements(sim::Network& network, const ClusterSpec& cluster) {
   constexpr double kPerSecond = 1e9;
-  std::map<std::pair<std::string, int>, base::CostTable> tables;
-  for (const auto& [operation, measurements] : cluster.measured)
-    for (const MeasuredCollective& one : measurements)
-      for (const auto& [bytes, us] : one.points) tables[{operation, one.ranks}].add(bytes, us * kMicroseconds);
+  CollectiveTimes tables = times_of(cluster, &MeasuredCollective::points);
   if (tables.empty()) return;
   const auto wire = static_cast<std::uint32_t>(network.links.size());
   network.links.push_back(kPerSecond);
   network.cost = [tables = std::move(tables), wire, otherwise = network.cost](const sim::SimulatedOp& operation) {
-    const auto found = tables.find({std::string(comm::name_of(operation.kind)), operation.ranks});
-    if (found == tables.end()) return otherwise(operation);
-    const double load = found->second.at(static_cast<double>(operation.bytes)) * kPerSecond;
+    const std::optional<double> seconds = seconds_of(tables, operation);
+    if (!seconds) return otherwise(operation);
+    const double load = *seconds * kPerSecond;
     return sim::OpCost{{.loads = {{wire, load}}, .bytes = load, .latency = {}}};
+  };
+  network.busy = [tables = times_of(cluster, &MeasuredCollective::busy)](const sim::SimulatedOp& operation) {
+    return std::chrono::nanoseconds(std::llround(seconds_of(tables, operation).value_or(0) * 1e9));
   };
 }
 

@@ -56,7 +56,10 @@ enum class LinkSharing : std::uint8_t {
 /// A cost model. A value.
 struct Network {
   std::function<OpCost(const SimulatedOp&)> cost;  ///< not called for communicators of one rank
-  std::vector<double> links;                       ///< bytes per second of each, in one direction
+  /// The time that a call takes from its rank's computation, while the operation proceeds. Empty: none. Not called for
+  /// communicators of one rank.
+  std::function<std::chrono::nanoseconds(const SimulatedOp&)> busy;
+  std::vector<double> links;  ///< bytes per second of each, in one direction
   LinkSharing sharing = LinkSharing::fair;
   /// True: an operation of a communicator starts when the previous one is done. False: each starts when it is called.
   bool in_order = true;

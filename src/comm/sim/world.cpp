@@ -136,6 +136,7 @@ class SimulatedCommunicator final : public Communicator {
     const std::uint32_t transfer = simulation_->links->add(simulation_->network.cost(operation));
     last_ = clock.add_transfer(transfer, earlier, name_of(kind));
     simulation_->calls.push_back({operation, {host, after}, last_});
+    if (simulation_->network.busy) clock.advance_host(simulation_->network.busy(operation).count(), name_of(kind));
     return Work(new SimulatedWork(clock, last_));
   }
 

@@ -49,6 +49,19 @@ TEST(Simulation, CostsLatencyAndBytes) {
   EXPECT_THAT(s.world->traffic().bytes_to_peer, ElementsAre(12000, 12000, 12000, 0));
 }
 
+TEST(Simulation, CallsTakeTimeFromTheHostWhileTheOperationProceeds) {
+  for (const std::int64_t busy : {0, 700, 9000}) {
+    Network network = alpha_beta(nanoseconds(1000), 1e9);
+    if (busy > 0) network.busy = [busy](const SimulatedOp&) { return nanoseconds(busy); };
+    Simulated s(2, network);
+    const View whole = shape_only(1000);
+    Work work = s.world->all_gather(part_of(whole, 2), whole);  // 1000 ns, then 2000 bytes
+    EXPECT_EQ(s.clock.host_time(), busy);
+    work.wait();
+    EXPECT_EQ(s.clock.host_time(), std::max<std::int64_t>(busy, 3000));
+  }
+}
+
 TEST(Simulation, OperationsWaitForStream) {
   Simulated s(2);
   s.clock.advance(*s.stream, 500);

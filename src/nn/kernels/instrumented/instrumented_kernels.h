@@ -104,10 +104,14 @@ class InstrumentedKernels final : public KernelTable<T> {
     return inner_.attention_backward_scratch(shape);
   }
   void attention_forward(Stream& s, const kernels::AttentionForward<T>& a) override {
-    attention("attention_forward", s, a.shape, 2, [&] { inner_.attention_forward(s, a); });
+    const bool dropout = a.dropout.probability > 0;
+    attention(dropout ? "attention_dropout_forward" : "attention_forward", s, a.shape, 2,
+              [&] { inner_.attention_forward(s, a); });
   }
   void attention_backward(Stream& s, const kernels::AttentionBackward<T>& a) override {
-    attention("attention_backward", s, a.shape, 5, [&] { inner_.attention_backward(s, a); });
+    const bool dropout = a.dropout.probability > 0;
+    attention(dropout ? "attention_dropout_backward" : "attention_backward", s, a.shape, 5,
+              [&] { inner_.attention_backward(s, a); });
   }
 
   void sgd_step(Stream& s, const kernels::SgdStep<T>& a) override {

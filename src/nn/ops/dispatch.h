@@ -13,18 +13,10 @@ namespace tessera::nn::ops {
 /// Calls function(T{}) with the C++ type of `dtype`.
 template <class Function>
 void for_floating(std::string_view op, DType dtype, Function&& function) {
-  switch (dtype) {
-    case DType::f32:
-      return function(float{});
-    case DType::f64:
-      return function(double{});
-    case DType::f16:
-      return function(f16{});
-    case DType::bf16:
-      return function(bf16{});
-    default:
-      throw Unsupported(std::string(op) + ": no kernel for " + std::string(name_of(dtype)));
-  }
+  if (!base::is_floating(dtype)) throw Unsupported(std::string(op) + ": no kernel for " + std::string(name_of(dtype)));
+  base::with_dtype(dtype, [&](auto zero) {
+    if constexpr (base::is_floating(base::dtype_of<decltype(zero)>)) function(zero);
+  });
 }
 
 /// An extent as the kernels' unsigned type.

@@ -36,19 +36,15 @@ inline std::shared_ptr<Gradient> slot_of(const Tensor& tensor) {
   return tensor && tensor.requires_grad() ? tensor.gradient() : nullptr;
 }
 
-/// Memory to write a gradient to, or null data if none is required.
+/// Sets a kernel's arguments to the memory of a gradient and to whether to add to its values. Leaves them if `slot` is
+/// null: no gradient is required.
 template <class T>
-struct GradientWriter {
-  T* data = nullptr;        ///< null: no gradient is required
-  bool accumulate = false;  ///< true: add to the values at `data`
-  /// `slot` may be null.
-  explicit GradientWriter(const std::shared_ptr<Gradient>& slot) {
-    if (slot == nullptr) return;
-    const GradientTarget target = slot->write();
-    data = target.tensor.data<T>();
-    accumulate = target.accumulate;
-  }
-};
+void write_to(const std::shared_ptr<Gradient>& slot, T*& data, bool& accumulate) {
+  if (slot == nullptr) return;
+  const GradientTarget target = slot->write();
+  data = target.tensor.data<T>();
+  accumulate = target.accumulate;
+}
 
 /// Throws InvalidUsage "OP: WHAT has shape S, needs T".
 inline void require_shape(std::string_view op, std::string_view what, const Tensor& tensor, const Shape& needed) {

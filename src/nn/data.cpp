@@ -14,15 +14,7 @@ namespace tessera::nn {
 namespace {
 
 std::int64_t bytes_of(TokenFormat format) {
-  switch (format) {
-    case TokenFormat::bytes:
-      return 1;
-    case TokenFormat::u16:
-      return 2;
-    case TokenFormat::u32:
-      return 4;
-  }
-  return 1;
+  return format == TokenFormat::u32 ? 4 : format == TokenFormat::u16 ? 2 : 1;
 }
 
 template <class T>

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/comm/core/op_traits.h"
+
 namespace tessera::comm::mpi {
 namespace {
 
@@ -52,8 +54,7 @@ class MpiCollectives::Issue {
 
   void run() {
     if (what_.kind == OpKind::barrier) return call(MPI_Ibarrier(comm_, next()));
-    const bool has_parts =
-        what_.kind != OpKind::all_reduce && what_.kind != OpKind::broadcast && what_.kind != OpKind::reduce;
+    const bool has_parts = parts_of_in(what_.kind) || parts_of_out(what_.kind);
     const std::size_t most = std::max<std::size_t>(all_.settings_.max_chunk / (size_ * (has_parts ? ranks_ : 1)), 1);
     if (what_.kind == OpKind::reduce_scatter && what_.count > most) return scatter_in_chunks(most);
     for (std::size_t offset = 0; offset < what_.count; offset += most)

@@ -1,11 +1,9 @@
 #include "backends/nccl/ordered_reduce.h"
 
-#include <numeric>
-
 #include "backends/nccl/cuda_objects.h"
 #include "backends/nccl/group_call.h"
 #include "backends/nccl/reduce_op.h"
-#include "tessera/comm/slices.h"
+#include "tessera/comm/core/op_traits.h"
 
 namespace tessera::comm::nccl {
 namespace {
@@ -16,16 +14,7 @@ constexpr std::size_t kAligned = 256;
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAligned - 1) / kAligned * kAligned; }
 
 /// The slice of `in` that a rank reduces.
-Slice owned(const OpDesc& call, int ranks, int rank) {
-  if (call.kind == OpKind::all_reduce) return slice_of(call.in.count, ranks, rank);
-  if (call.kind == OpKind::reduce) return {0, rank == call.root ? call.in.count : 0};
-  const auto r = static_cast<std::size_t>(rank);
-  if (call.in_counts.empty()) {
-    const std::size_t count = call.in.count / static_cast<std::size_t>(ranks);
-    return {r * count, count};
-  }
-  return {std::accumulate(call.in_counts.begin(), call.in_counts.begin() + rank, std::size_t{0}), call.in_counts[r]};
-}
+Slice owned(const OpDesc& call, int ranks, int rank) { return ReadPlan(call, rank, ranks).given(rank); }
 
 /// The workspace: the ranks' factors, then their slices.
 class Layout {
@@ -46,23 +35,10 @@ class Layout {
   const std::size_t stride_;
 };
 
-const std::byte* at(const ConstView& view, std::size_t element) {
-  return static_cast<const std::byte*>(view.data) + element * size_of(view.dtype);
-}
-
-void send(const LaunchTarget& t, const void* data, std::size_t count, DType dtype, int peer) {
-  check(t.api.ncclSend(data, count, vendor_type(dtype), peer, t.comm, t.stream), "ncclSend");
-}
-void receive(const LaunchTarget& t, void* data, std::size_t count, DType dtype, int peer) {
-  check(t.api.ncclRecv(data, count, vendor_type(dtype), peer, t.comm, t.stream), "ncclRecv");
-}
-
 }  // namespace
 
 bool uses_tree(const NcclApi& api, const OpDesc& call, int ranks, bool deterministic) {
-  const bool reduces =
-      call.kind == OpKind::all_reduce || call.kind == OpKind::reduce_scatter || call.kind == OpKind::reduce;
-  if (!reduces || api.tree == nullptr || call.in.count == 0) return false;
+  if (!reduces(call.kind) || api.tree == nullptr || call.in.count == 0) return false;
   if (deterministic) return true;
   const bool floating = is_floating(call.in.dtype);
   switch (call.op.kind) {
@@ -97,8 +73,8 @@ void issue_exchange(const LaunchTarget& t, const OpDesc& call) {
       if (multiplies) send(t, factors + t.rank, 1, DType::f64, peer);
     }
     if (mine.count != 0) {
-      receive(t, layout.slice(t.workspace, peer), mine.count, call.in.dtype, peer);
-      if (multiplies) receive(t, factors + peer, 1, DType::f64, peer);
+      recv(t, layout.slice(t.workspace, peer), mine.count, call.in.dtype, peer);
+      if (multiplies) recv(t, factors + peer, 1, DType::f64, peer);
     }
   }
   group.end();
@@ -129,7 +105,7 @@ void issue_sum(const LaunchTarget& t, const OpDesc& call) {
     if (peer == t.rank) continue;
     const Slice theirs = owned(call, t.size, peer);
     if (mine.count != 0) send(t, out + mine.offset * size, mine.count, call.in.dtype, peer);
-    if (theirs.count != 0) receive(t, out + theirs.offset * size, theirs.count, call.in.dtype, peer);
+    if (theirs.count != 0) recv(t, out + theirs.offset * size, theirs.count, call.in.dtype, peer);
   }
   group.end();
 }

@@ -4,6 +4,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/core/call_verifier.h"
+#include "tessera/comm/core/format.h"
 #include "tessera/comm/core/group_core.h"
 
 namespace tessera::comm::shm {
@@ -118,14 +119,9 @@ bool Announcements::matches(const ShmOperation& op) const {
 std::string Announcements::mismatch(const ShmOperation& op) const {
   return CallVerifier::format_mismatch(op.sequence, members_.size(), [&](int k) {
     const CollectiveSlot& slot = members_.of(k).slot(op.sequence);
-    std::string row = op.group->rank_name(k) + ": " + std::string(name_of(slot.kind));
+    std::string row =
+        op.group->rank_name(k) + ": " + signature(slot.kind, slot.count, slot.dtype, slot.reduce, slot.root);
     if (slot.kind == OpKind::barrier) return row;
-    row += " of " + std::to_string(slot.count) + " " + std::string(name_of(slot.dtype));
-    if (slot.kind == OpKind::all_reduce || slot.kind == OpKind::reduce_scatter || slot.kind == OpKind::reduce)
-      row += " " + std::string(name_of(slot.reduce));
-    if (slot.kind == OpKind::broadcast || slot.kind == OpKind::reduce || slot.kind == OpKind::gather ||
-        slot.kind == OpKind::scatter)
-      row += " root " + std::to_string(slot.root);
     // A slot has no room for the labels of other ranks, which checked mode compares.
     if (k == members_.rank() && !op.call.label.empty()) row += " (" + std::string(op.call.label) + ")";
     return row;

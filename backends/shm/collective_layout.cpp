@@ -41,12 +41,7 @@ void CollectiveLayout::reset(const OpDesc& call, bool all_inputs) {
 }
 
 bool CollectiveLayout::shares_input() const {
-  return kind_ == OpKind::all_gather || kind_ == OpKind::broadcast || kind_ == OpKind::reduce ||
-         kind_ == OpKind::gather || symmetric_;
-}
-
-bool CollectiveLayout::reduces() const {
-  return kind_ == OpKind::all_reduce || kind_ == OpKind::reduce_scatter || kind_ == OpKind::reduce;
+  return kind_ == OpKind::all_gather || kind_ == OpKind::broadcast || writes_root(kind_) || symmetric_;
 }
 
 Slice CollectiveLayout::owned_slice(int owner) const { return slice_of(in_count_, ranks_, owner); }
@@ -83,6 +78,7 @@ Slice CollectiveLayout::sent_slice(int reader) const {
     case OpKind::all_reduce:
       return symmetric_ ? Slice{0, in_count_} : owned_slice(reader);
     case OpKind::reduce_scatter:
+    case OpKind::all_to_all:
       return part(in_starts_, in_count_, ranks_, reader);
     case OpKind::all_gather:
       return {0, in_count_};
@@ -93,8 +89,6 @@ Slice CollectiveLayout::sent_slice(int reader) const {
       return {0, reader == root_ ? in_count_ : 0};
     case OpKind::scatter:
       return rank_ == root_ ? part(in_starts_, in_count_, ranks_, reader) : Slice{};
-    case OpKind::all_to_all:
-      return part(in_starts_, in_count_, ranks_, reader);
     default:
       return {};
   }
@@ -137,11 +131,10 @@ std::size_t CollectiveLayout::eager_size() const {
       return longest * size;
     }
     case OpKind::gather:
+    case OpKind::all_to_all:
       return ragged() ? kNever : in_count_ * size;
     case OpKind::scatter:
       return ragged() ? kNever : out_count_ * size * n;
-    case OpKind::all_to_all:
-      return ragged() ? kNever : in_count_ * size;
     case OpKind::barrier:
       return 0;
     default:

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/core/op_traits.h"
 #include "tessera/comm/slices.h"
 
 namespace tessera::comm::shm {
@@ -19,12 +20,12 @@ class CollectiveLayout {
   int rank() const noexcept { return rank_; }
   int ranks() const noexcept { return ranks_; }
   bool symmetric() const noexcept { return symmetric_; }
-  bool shares_input() const;                    ///< all readers read the same part of this rank's input
-  bool reduces() const;                         ///< readers combine the sources; else they copy them
-  Slice read_slice(int source) const;           ///< what this rank reads from the input of `source`
-  Slice sent_slice(int reader) const;           ///< what `reader` reads of this rank's input
-  std::size_t output_offset(int source) const;  ///< where the data of `source` goes in this rank's output
-  Slice owned_slice(int owner) const;           ///< all_reduce: what `owner` computes
+  bool shares_input() const;                             ///< all readers read the same part of this rank's input
+  bool reduces() const { return comm::reduces(kind_); }  ///< readers combine the sources; else they copy them
+  Slice read_slice(int source) const;                    ///< what this rank reads from the input of `source`
+  Slice sent_slice(int reader) const;                    ///< what `reader` reads of this rank's input
+  std::size_t output_offset(int source) const;           ///< where the data of `source` goes in this rank's output
+  Slice owned_slice(int owner) const;                    ///< all_reduce: what `owner` computes
   bool second_half() const { return kind_ == OpKind::all_reduce && !symmetric_; }
   /// Bytes that decide between the eager and the tiled algorithm; the same on all ranks. None: always tiled.
   std::size_t eager_size() const;

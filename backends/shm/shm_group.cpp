@@ -78,9 +78,7 @@ void ShmGroup::select_protocol(ShmOperation& op) const {
   const OpDesc& call = op.call;
   op.small = std::max(call.in.bytes(), call.out.bytes()) <= kSmallBytes;
   op.eager = op.layout.eager_size() <= kEagerBytes && (call.kind != OpKind::all_reduce || op.layout.symmetric());
-  const bool one_sided = call.kind == OpKind::broadcast || call.kind == OpKind::scatter ||
-                         call.kind == OpKind::reduce || call.kind == OpKind::gather;
-  op.everyone = !op.eager || !one_sided || options().check;
+  op.everyone = !op.eager || !has_root(call.kind) || options().check;
   op.fingerprint = op.layout.fingerprint(call.op);
   if (options().check) op.fingerprint ^= std::hash<std::string_view>{}(call.label);
 }

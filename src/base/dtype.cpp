@@ -2,9 +2,8 @@
 
 #include <array>
 #include <cstring>
-#include <string>
 
-#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
 
 namespace tessera::base {
 namespace {
@@ -27,14 +26,7 @@ bool none_has(Bits exponent, std::span<const std::byte> elements) {
 
 std::string_view name_of(DType dtype) { return kNames[static_cast<std::size_t>(dtype)]; }
 
-DType parse_dtype(std::string_view name) {
-  std::string known;
-  for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (kNames[i] == name) return static_cast<DType>(i);
-    known += (i ? " " : "") + std::string(kNames[i]);
-  }
-  throw InvalidUsage("unknown dtype '" + std::string(name) + "'; known: " + known);
-}
+DType parse_dtype(std::string_view name) { return static_cast<DType>(parse_name(name, "dtype", kNames)); }
 
 bool all_finite(DType dtype, std::span<const std::byte> elements) {
   switch (dtype) {

@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
 
 namespace tessera::base {
 namespace {
@@ -11,11 +11,7 @@ constexpr std::array<std::string_view, 5> kNames = {"debug", "info", "warn", "er
 
 std::string_view name_of(LogLevel level) { return kNames[static_cast<std::size_t>(level)]; }
 
-LogLevel parse_log_level(std::string_view name) {
-  for (std::size_t i = 0; i < kNames.size(); ++i)
-    if (kNames[i] == name) return static_cast<LogLevel>(i);
-  throw InvalidUsage("unknown log level '" + std::string(name) + "'; known: debug info warn error off");
-}
+LogLevel parse_log_level(std::string_view name) { return static_cast<LogLevel>(parse_name(name, "log level", kNames)); }
 
 void Logger::write(LogLevel level, std::string_view text) noexcept {
   if (!enabled(level) || !sink_) return;

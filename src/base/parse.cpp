@@ -1,5 +1,6 @@
 #include "tessera/base/parse.h"
 
+#include <algorithm>
 #include <charconv>
 #include <limits>
 
@@ -31,7 +32,8 @@ std::uint64_t parse_size(std::string_view text, std::string_view what) {
   if (number.unit == "K") shift = 10;
   if (number.unit == "M") shift = 20;
   if (number.unit == "G") shift = 30;
-  if (!number.valid || shift < 0 || number.value < 0 || number.value > (std::numeric_limits<std::int64_t>::max() >> shift))
+  if (!number.valid || shift < 0 || number.value < 0 ||
+      number.value > (std::numeric_limits<std::int64_t>::max() >> shift))
     throw InvalidUsage(std::string(what) + ": '" + std::string(text) + "' is not a size; write 4096, 64K, 8M or 1G");
   return static_cast<std::uint64_t>(number.value) << shift;
 }
@@ -52,7 +54,8 @@ std::chrono::milliseconds parse_duration(std::string_view text, std::string_view
 std::int64_t parse_integer(std::string_view text, std::string_view what, std::int64_t low, std::int64_t high) {
   const Number number = split_number(text);
   if (!number.valid || !number.unit.empty() || number.value < low || number.value > high) {
-    const std::string upper = high == std::numeric_limits<std::int64_t>::max() ? " or more" : " to " + std::to_string(high);
+    const std::string upper =
+        high == std::numeric_limits<std::int64_t>::max() ? " or more" : " to " + std::to_string(high);
     throw InvalidUsage(std::string(what) + ": '" + std::string(text) + "' is not a whole number from " +
                        std::to_string(low) + upper);
   }
@@ -63,6 +66,14 @@ bool parse_flag(std::string_view text, std::string_view what) {
   if (text == "1" || text == "true" || text == "on" || text == "yes") return true;
   if (text == "0" || text == "false" || text == "off" || text == "no") return false;
   throw InvalidUsage(std::string(what) + ": '" + std::string(text) + "' is neither 1 nor 0");
+}
+
+std::size_t parse_name(std::string_view name, std::string_view what, std::span<const std::string_view> known) {
+  const auto found = std::find(known.begin(), known.end(), name);
+  if (found != known.end()) return static_cast<std::size_t>(found - known.begin());
+  std::string all;
+  for (const std::string_view each : known) all += std::string(" ").append(each);
+  throw InvalidUsage("unknown " + std::string(what) + " '" + std::string(name) + "'; known:" + all);
 }
 
 std::string format_duration(std::chrono::milliseconds duration) {

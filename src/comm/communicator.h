@@ -162,7 +162,9 @@ class TESSERA_API Communicator {
   /// The algorithm of the last call. "" means the only one that the capabilities list for it.
   virtual std::string_view do_last_algorithm() const noexcept;
 
-  Work start(OpDesc& call, const OpOptions& options);
+  /// Validates a call and completes its description. `by_counts`: it is a _v form.
+  void prepare(OpDesc& call, const OpOptions& options, bool by_counts) const;
+  Work start(OpDesc call, const OpOptions& options, bool by_counts = false);
 
   const int rank_;
   const int size_;

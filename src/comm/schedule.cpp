@@ -4,6 +4,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/algorithms/algorithms.h"
+#include "tessera/comm/core/op_traits.h"
 
 namespace tessera::comm {
 namespace {
@@ -59,10 +60,6 @@ const Algorithm* find(OpKind kind, std::string_view name) {
   return nullptr;
 }
 
-bool adds(OpKind kind) {
-  return kind == OpKind::all_reduce || kind == OpKind::reduce_scatter || kind == OpKind::reduce;
-}
-
 bool unequal(const CollectiveSpec& spec) { return !spec.in_starts.empty() || !spec.out_starts.empty(); }
 
 /// Whether adding two operands at a time along the tree gives the same bits as adding all at once. 16-bit values are
@@ -81,11 +78,11 @@ void write_alone(ScheduleBuilder& builder) {
   if (spec.kind == OpKind::barrier) return;
   const BufferRegion in = builder.in(everything(spec));
   const BufferRegion out = builder.out(everything(spec));
-  if (adds(spec.kind) && spec.reduce == Kind::premul_sum) {
+  if (reduces(spec.kind) && spec.reduce == Kind::premul_sum) {
     StepId ready = kNoStep;
     const BufferRegion factor = builder.own_factor(ready);
     builder.reduce(ReducePhase::whole, {&in, 1}, out, {ready}, factor);
-  } else if (adds(spec.kind) && spec.reduce == Kind::avg) {
+  } else if (reduces(spec.kind) && spec.reduce == Kind::avg) {
     builder.reduce(ReducePhase::whole, {&in, 1}, out);
   } else {
     builder.copy(in, out, {}, spec.in_place);
@@ -112,7 +109,7 @@ std::string refusal(const CollectiveSpec& spec, std::string_view name) {
     return request + ": no such algorithm; known:" + known;
   }
   if (unequal(spec) && !algorithm->unequal) return request + " needs parts of equal length; use direct";
-  if (!spec.ordered || !adds(spec.kind) || spec.ranks == 1) return "";
+  if (!spec.ordered || !reduces(spec.kind) || spec.ranks == 1) return "";
   if (!is_floating(spec.dtype)) return "";  // integers wrap: any order gives the same bits
   if (algorithm->order == Order::other)
     return request + " does not reduce along the tree, as deterministic mode requires; use direct";

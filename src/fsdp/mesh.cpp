@@ -25,6 +25,9 @@ MeshShape parse_mesh(std::string_view text) {
   constexpr int kMax = 1 << 20;
   const auto replicas = parse_integer(text.substr(0, cross), "--mesh replicas", 1, kMax);
   const auto shards = parse_integer(text.substr(cross + 1), "--mesh shards", 1, kMax);
+  if (replicas * shards > kMax)
+    throw InvalidUsage("--mesh " + std::string(text) + " has " + std::to_string(replicas * shards) +
+                       " positions; at most " + std::to_string(kMax) + " are supported");
   return MeshShape::grid(static_cast<int>(replicas), static_cast<int>(shards));
 }
 

@@ -1,7 +1,9 @@
 #include "tessera/fsdp/strategy.h"
 
 #include <algorithm>
+#include <array>
 
+#include "tessera/base/parse.h"
 #include "tessera/fsdp/mesh.h"
 #include "tessera/fsdp/plugin.h"
 
@@ -142,10 +144,8 @@ Strategy over_groups(Strategy strategy) {
 }
 
 Accumulation parse_accumulation(std::string_view name) {
-  if (name == "every") return Accumulation::every;
-  if (name == "last") return Accumulation::last;
-  if (name == "scatter") return Accumulation::scatter;
-  throw InvalidUsage("unknown accumulation '" + std::string(name) + "'; known: every last scatter");
+  constexpr std::array<std::string_view, 3> kNames = {"every", "last", "scatter"};
+  return static_cast<Accumulation>(base::parse_name(name, "accumulation", kNames));
 }
 
 Strategy with_accumulation(Strategy strategy, Accumulation accumulation) {

@@ -1,9 +1,11 @@
 #include "tessera/nn/data.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <functional>
 
+#include "tessera/base/parse.h"
 #include "tessera/nn/host_access.h"
 #include "tessera/nn/kernels/cross_entropy.h"
 #include "tessera/nn/random.h"
@@ -12,15 +14,7 @@ namespace tessera::nn {
 namespace {
 
 std::int64_t bytes_of(TokenFormat format) {
-  switch (format) {
-    case TokenFormat::bytes:
-      return 1;
-    case TokenFormat::u16:
-      return 2;
-    case TokenFormat::u32:
-      return 4;
-  }
-  return 1;
+  return format == TokenFormat::u32 ? 4 : format == TokenFormat::u16 ? 2 : 1;
 }
 
 template <class T>
@@ -72,10 +66,8 @@ void require_window(const TokenDataset& files, ElementRange range, std::int64_t 
 }  // namespace
 
 TokenFormat parse_token_format(std::string_view name) {
-  if (name == "bytes") return TokenFormat::bytes;
-  if (name == "u16") return TokenFormat::u16;
-  if (name == "u32") return TokenFormat::u32;
-  throw InvalidUsage("unknown data format '" + std::string(name) + "'; known: bytes u16 u32");
+  constexpr std::array<std::string_view, 3> kNames = {"bytes", "u16", "u32"};
+  return static_cast<TokenFormat>(base::parse_name(name, "data format", kNames));
 }
 
 TokenDataset::TokenDataset(const std::vector<std::string>& paths, TokenFormat format, std::int64_t vocabulary)

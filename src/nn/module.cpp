@@ -17,20 +17,11 @@ Module::~Module() = default;
 
 namespace {
 
-void collect(const Module& module, std::set<const Parameter*>& seen, std::vector<std::shared_ptr<Parameter>>& out) {
-  for (const auto& parameter : module.own_parameters())
-    if (seen.insert(parameter.get()).second) out.push_back(parameter);
-  for (const auto& child : module.children()) collect(*child, seen, out);
-}
-
-void collect(const Module& module, std::vector<std::shared_ptr<ModuleBuffer>>& out) {
-  out.insert(out.end(), module.own_buffers().begin(), module.own_buffers().end());
-  for (const auto& child : module.children()) collect(*child, out);
-}
-
-void collect(Module& module, std::vector<Module*>& out) {
-  out.push_back(&module);
-  for (const auto& child : module.children()) collect(*child, out);
+/// Calls visit() with the module and all modules below it.
+template <class M, class Visit>
+void for_each_module(M& module, const Visit& visit) {
+  visit(module);
+  for (const auto& child : module.children()) for_each_module<M>(*child, visit);
 }
 
 }  // namespace
@@ -38,19 +29,24 @@ void collect(Module& module, std::vector<Module*>& out) {
 std::vector<std::shared_ptr<Parameter>> Module::parameters() const {
   std::set<const Parameter*> seen;
   std::vector<std::shared_ptr<Parameter>> out;
-  collect(*this, seen, out);
+  for_each_module(*this, [&](const Module& module) {
+    for (const auto& parameter : module.own_parameters())
+      if (seen.insert(parameter.get()).second) out.push_back(parameter);
+  });
   return out;
 }
 
 std::vector<std::shared_ptr<ModuleBuffer>> Module::buffers() const {
   std::vector<std::shared_ptr<ModuleBuffer>> out;
-  collect(*this, out);
+  for_each_module(*this, [&](const Module& module) {
+    out.insert(out.end(), module.own_buffers().begin(), module.own_buffers().end());
+  });
   return out;
 }
 
 std::vector<Module*> Module::modules() {
   std::vector<Module*> out;
-  collect(*this, out);
+  for_each_module(*this, [&](Module& module) { out.push_back(&module); });
   return out;
 }
 

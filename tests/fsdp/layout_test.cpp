@@ -224,8 +224,9 @@ TEST(Mesh, ParsesDefaultsAndSpellings) {
   EXPECT_THROW(default_mesh(strategy_named("hsdp"), 3, 3), InvalidUsage);
   EXPECT_THROW(default_mesh(strategy_named("hsdp"), 6, 4), InvalidUsage);
   EXPECT_EQ(shape(parse_mesh("3x2")), std::pair(3, 2));
-  for (const char* wrong : {"", "4", "x", "2x", "0x4", "2x2x2", "-1x4"})
+  for (const char* wrong : {"", "4", "x", "2x", "0x4", "2x2x2", "-1x4", "65536x65536", "1048576x2"})
     EXPECT_THROW(parse_mesh(wrong), InvalidUsage) << wrong;
+  EXPECT_EQ(parse_mesh("1048576x1").size(), 1 << 20);
 }
 
 }  // namespace

@@ -63,6 +63,8 @@ class ValuesTest(unittest.TestCase):
     def test_a_mesh_is_checked_under_every_strategy(self):
         for mesh in ("-1x-2", "2", "0x1", "axb", "2x"):
             self.assertIn("--mesh", self.wrong("--strategy", "fsdp", f"--mesh={mesh}"))
+        for strategy in ("fsdp", "hsdp"):  # its number of ranks would overflow
+            self.assertIn("at most", self.wrong("--strategy", strategy, "--mesh=65536x65536"))
 
     def test_an_empty_value_is_refused(self):
         for option in ("--save", "--json", "--export", "--data", "--init", "--resume", "--trace", "--eval", "--wrap", "--mesh"):

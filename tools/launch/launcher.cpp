@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sys/prctl.h>
-#include <sys/random.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include "tessera/base/device/module_loader.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/bootstrap/hmac.h"
 #include "tools/cli/leftovers.h"
 #include "tools/cli/outlet.h"
 #include "tools/launch/process.h"
@@ -24,21 +24,12 @@
 namespace tessera::tools {
 namespace {
 
-std::string random_hex(std::size_t bytes) {
-  std::vector<unsigned char> random(bytes);
-  if (::getrandom(random.data(), bytes, 0) != static_cast<ssize_t>(bytes))
-    throw base::system_error("launcher: getrandom");
-  std::string text;
-  for (const unsigned char byte : random) {
-    text += "0123456789abcdef"[byte >> 4];
-    text += "0123456789abcdef"[byte & 15];
-  }
-  return text;
-}
+/// 64 hexadecimal digits.
+std::string random_hex() { return comm::to_hex(comm::random_digest()); }
 
 std::string make_run_id() {
   return std::to_string(::getpid()) + "-" +
-         std::to_string(std::chrono::system_clock::now().time_since_epoch().count()) + "-" + random_hex(4);
+         std::to_string(std::chrono::system_clock::now().time_since_epoch().count()) + "-" + random_hex().substr(0, 8);
 }
 
 constexpr std::chrono::milliseconds kForOutput{2000};
@@ -302,7 +293,7 @@ void Launcher::sweep() {
 
 int Launcher::run() {
   remove_leftovers();  // also of runs whose launcher died
-  const std::string token = random_hex(32);
+  const std::string token = random_hex();
   for (std::size_t child = 0; child < ranks_.size(); ++child) start(static_cast<int>(child), token);
   while (any_running()) {
     pump(std::chrono::milliseconds(stage_ == Stage::running ? 500 : 50));

@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/base/export.h"
 #include "tessera/comm/bootstrap/protocol.h"
 
 namespace tessera::comm {
@@ -11,13 +12,13 @@ namespace tessera::comm {
 using protocol::Digest;
 
 /// Uses the system's generator. Throws SystemError.
-Digest random_digest();
+TESSERA_API Digest random_digest();
 /// HMAC-SHA256 of `message` under `key`.
 Digest prove(const Digest& key, std::string_view message);
 /// Compares in time that doesn't depend on the content.
 bool same(const Digest& a, const Digest& b);
 
-std::string to_hex(const Digest& digest);
+TESSERA_API std::string to_hex(const Digest& digest);
 /// Throws SystemError if the text is not 64 hexadecimal digits.
 Digest from_hex(std::string_view text);
 

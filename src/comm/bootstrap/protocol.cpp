@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <span>
+#include <tuple>
 
 #include "tessera/base/checksum.h"
 
@@ -16,23 +17,23 @@ constexpr std::uint32_t kFirstChecked = 4;  // version
 class Writer {
  public:
   template <class T>
-  Writer& number(T value) {
-    for (std::size_t i = 0; i < sizeof(T); ++i) bytes_ += static_cast<char>(value >> (8 * i));
-    return *this;
+  void field(T number) {
+    for (std::size_t i = 0; i < sizeof(T); ++i) bytes_ += static_cast<char>(number >> (8 * i));
   }
-  Writer& raw(std::string_view bytes) {
-    bytes_ += bytes;
-    return *this;
+  void field(Verdict verdict) { field(static_cast<std::uint8_t>(verdict)); }
+  void field(const Digest& digest) {
+    field(std::string_view(reinterpret_cast<const char*>(digest.data()), digest.size()));
   }
-  Writer& digest(const Digest& digest) { return raw({reinterpret_cast<const char*>(digest.data()), digest.size()}); }
-  Writer& text(std::string_view text) {
-    text = text.substr(0, kMaxText);
-    return number(static_cast<std::uint16_t>(text.size())).raw(text);
+  void field(const std::string& text) {
+    const std::string_view sent = std::string_view(text).substr(0, kMaxText);
+    field(static_cast<std::uint16_t>(sent.size()));
+    field(sent);
   }
+  void field(std::string_view bytes) { bytes_ += bytes; }
   std::string finish() { return std::move(bytes_); }
   /// Appends the checksum of everything so far and returns the bytes.
   std::string finish_checked() {
-    number(base::checksum(std::as_bytes(std::span(bytes_))));
+    field(base::checksum(std::as_bytes(std::span(bytes_))));
     return finish();
   }
 
@@ -40,7 +41,7 @@ class Writer {
   std::string bytes_;
 };
 
-/// Reads past the end return zeros, and whole() is then false.
+/// Reads what Writer wrote. Reads past the end return zeros, and whole() is then false.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : bytes_(bytes) {}
@@ -62,24 +63,64 @@ class Reader {
       value |= std::uint64_t{static_cast<std::uint8_t>(taken[i])} << (8 * i);
     return static_cast<T>(value);
   }
-  Digest digest() {
-    Digest value{};
-    const std::string_view taken = raw(value.size());
-    std::copy(taken.begin(), taken.end(), value.begin());
-    return value;
+  template <class T>
+  void field(T& value) {
+    value = number<T>();
   }
-  std::string text(std::size_t longest = kMaxText) {
+  void field(Verdict& verdict) {
+    const auto value = number<std::uint8_t>();
+    short_ |= value > static_cast<std::uint8_t>(Verdict::try_again);
+    verdict = static_cast<Verdict>(value);
+  }
+  void field(Digest& digest) {
+    const std::string_view taken = raw(digest.size());
+    std::copy(taken.begin(), taken.end(), digest.begin());
+  }
+  void field(std::string& text) {
     const auto length = number<std::uint16_t>();
-    if (length > longest) short_ = true;
-    return short_ ? std::string() : std::string(raw(length));
+    short_ |= length > kMaxText;
+    if (!short_) text = raw(length);
   }
-  std::string_view rest() { return raw(bytes_.size()); }
+  void field(std::string_view& rest) { rest = raw(bytes_.size()); }
   bool whole() const { return !short_ && bytes_.empty(); }
 
  private:
   std::string_view bytes_;
   bool short_ = false;
 };
+
+/// The fields of each message, in the order of their bytes.
+template <class M>
+constexpr std::tuple kFields{};
+template <>
+constexpr std::tuple kFields<Challenge>{&Challenge::version, &Challenge::nonce, &Challenge::session};
+template <>
+constexpr std::tuple kFields<Hello>{&Hello::rank, &Hello::size,  &Hello::restart,  &Hello::generation,
+                                    &Hello::run,  &Hello::nonce, &Hello::instance, &Hello::proof};
+template <>
+constexpr std::tuple kFields<HandshakeReply>{&HandshakeReply::verdict, &HandshakeReply::text, &HandshakeReply::proof};
+template <>
+constexpr std::tuple kFields<ChannelOpened>{&ChannelOpened::channel, &ChannelOpened::name};
+template <>
+constexpr std::tuple kFields<ChannelMessage>{&ChannelMessage::channel, &ChannelMessage::from, &ChannelMessage::to,
+                                             &ChannelMessage::message};
+
+template <class M>
+Writer written(const M& message, std::string_view prefix = {}) {
+  Writer writer;
+  writer.field(prefix);
+  std::apply([&](auto... member) { (writer.field(message.*member), ...); }, kFields<M>);
+  return writer;
+}
+
+/// Empty unless `bytes` are exactly one message.
+template <class M>
+std::optional<M> read(std::string_view bytes) {
+  Reader reader(bytes);
+  M message;
+  std::apply([&](auto... member) { (reader.field(message.*member), ...); }, kFields<M>);
+  return reader.whole() ? std::optional(std::move(message)) : std::nullopt;
+}
 
 /// Verifies and removes the checksum of finish_checked(); empty if it is wrong.
 std::optional<std::string_view> checked(std::string_view bytes) {
@@ -91,15 +132,19 @@ std::optional<std::string_view> checked(std::string_view bytes) {
   return content;
 }
 
-template <class T>
-std::optional<T> if_whole(const Reader& reader, T value) {
-  return reader.whole() ? std::optional<T>(std::move(value)) : std::nullopt;
+template <class M>
+std::optional<M> read_checked(std::string_view bytes) {
+  const std::optional<std::string_view> content = checked(bytes);
+  return content ? read<M>(*content) : std::nullopt;
 }
 
 }  // namespace
 
 std::string encode_head(Type type, std::size_t length) {
-  return Writer().number(static_cast<char>(type)).number(static_cast<std::uint32_t>(length)).finish();
+  Writer writer;
+  writer.field(static_cast<char>(type));
+  writer.field(static_cast<std::uint32_t>(length));
+  return writer.finish();
 }
 
 std::optional<Head> decode_head(std::string_view bytes, std::size_t longest) {
@@ -134,14 +179,7 @@ bool FrameParser::feed(std::string_view bytes, const FrameHandler& on_frame) {
   return !broken_;
 }
 
-std::string encode(const Challenge& challenge) {
-  return Writer()
-      .raw(kMagic)
-      .number(challenge.version)
-      .digest(challenge.nonce)
-      .digest(challenge.session)
-      .finish_checked();
-}
+std::string encode(const Challenge& challenge) { return written(challenge, kMagic).finish_checked(); }
 
 std::optional<Challenge> decode_challenge(std::string_view payload) {
   Reader reader(payload);
@@ -152,94 +190,33 @@ std::optional<Challenge> decode_challenge(std::string_view payload) {
   const std::optional<std::string_view> content = checked(payload);
   if (!content && (challenge.version == 0 || challenge.version >= kFirstChecked)) return std::nullopt;
   if (challenge.version != kVersion) return challenge;
-  reader = Reader(content->substr(kMagic.size() + sizeof(challenge.version)));
-  challenge.nonce = reader.digest();
-  challenge.session = reader.digest();
-  return if_whole(reader, challenge);
+  return read<Challenge>(content->substr(kMagic.size()));
 }
 
-std::string encode(const Hello& hello) {
-  return Writer()
-      .number(hello.rank)
-      .number(hello.size)
-      .number(hello.restart)
-      .number(hello.generation)
-      .text(hello.run)
-      .digest(hello.nonce)
-      .digest(hello.instance)
-      .digest(hello.proof)
-      .finish_checked();
-}
+std::string encode(const Hello& hello) { return written(hello).finish_checked(); }
+std::optional<Hello> decode_hello(std::string_view payload) { return read_checked<Hello>(payload); }
 
-std::optional<Hello> decode_hello(std::string_view payload) {
-  const std::optional<std::string_view> content = checked(payload);
-  if (!content) return std::nullopt;
-  Reader reader(*content);
-  Hello hello;
-  hello.rank = reader.number<std::uint32_t>();
-  hello.size = reader.number<std::uint32_t>();
-  hello.restart = reader.number<std::uint64_t>();
-  hello.generation = reader.number<std::uint32_t>();
-  hello.run = reader.text();
-  hello.nonce = reader.digest();
-  hello.instance = reader.digest();
-  hello.proof = reader.digest();
-  return if_whole(reader, std::move(hello));
-}
-
-std::string encode(const HandshakeReply& reply) {
-  return Writer()
-      .number(static_cast<std::uint8_t>(reply.verdict))
-      .text(reply.text)
-      .digest(reply.proof)
-      .finish_checked();
-}
-
-std::optional<HandshakeReply> decode_reply(std::string_view payload) {
-  const std::optional<std::string_view> content = checked(payload);
-  if (!content) return std::nullopt;
-  Reader reader(*content);
-  HandshakeReply reply;
-  const auto verdict = reader.number<std::uint8_t>();
-  if (verdict > static_cast<std::uint8_t>(Verdict::try_again)) return std::nullopt;
-  reply.verdict = static_cast<Verdict>(verdict);
-  reply.text = reader.text();
-  reply.proof = reader.digest();
-  return if_whole(reader, std::move(reply));
-}
+std::string encode(const HandshakeReply& reply) { return written(reply).finish_checked(); }
+std::optional<HandshakeReply> decode_reply(std::string_view payload) { return read_checked<HandshakeReply>(payload); }
 
 std::string encode(const ChannelOpened& opened) {
-  return Writer().number(opened.channel).text(std::string_view(opened.name).substr(0, kMaxName)).finish();
+  return written(ChannelOpened{opened.channel, opened.name.substr(0, kMaxName)}).finish();
 }
 
 std::optional<ChannelOpened> decode_opened(std::string_view payload) {
-  Reader reader(payload);
-  ChannelOpened opened;
-  opened.channel = reader.number<std::uint16_t>();
-  opened.name = reader.text(kMaxName);
-  return if_whole(reader, std::move(opened));
+  std::optional<ChannelOpened> opened = read<ChannelOpened>(payload);
+  if (opened && opened->name.size() > kMaxName) return std::nullopt;
+  return opened;
 }
 
-std::string encode(const ChannelMessage& sent) {
-  return Writer()
-      .number(sent.channel)
-      .number(static_cast<std::uint32_t>(sent.from))
-      .number(static_cast<std::uint32_t>(sent.to))
-      .raw(sent.message)
-      .finish();
-}
+std::string encode(const ChannelMessage& sent) { return written(sent).finish(); }
+std::optional<ChannelMessage> decode_message(std::string_view payload) { return read<ChannelMessage>(payload); }
 
-std::optional<ChannelMessage> decode_message(std::string_view payload) {
-  Reader reader(payload);
-  ChannelMessage sent;
-  sent.channel = reader.number<std::uint16_t>();
-  sent.from = static_cast<std::int32_t>(reader.number<std::uint32_t>());
-  sent.to = static_cast<std::int32_t>(reader.number<std::uint32_t>());
-  sent.message = reader.rest();
-  return if_whole(reader, sent);
+std::string encode_rank(int rank) {
+  Writer writer;
+  writer.field(static_cast<std::uint32_t>(rank));
+  return writer.finish();
 }
-
-std::string encode_rank(int rank) { return Writer().number(static_cast<std::uint32_t>(rank)).finish(); }
 
 std::optional<int> decode_rank(std::string_view payload) {
   Reader reader(payload);

@@ -5,21 +5,34 @@
 #include <functional>
 #include <numeric>
 
+#include "tessera/comm/core/op_traits.h"
+
 namespace tessera::comm {
 namespace {
 
 std::string number(std::size_t value) { return std::to_string(value); }
 
-/// Uses std::less, which also orders unrelated pointers.
-bool overlaps(const void* a, std::size_t a_bytes, const void* b, std::size_t b_bytes) {
-  if (a_bytes == 0 || b_bytes == 0) return false;
-  const auto* a_first = static_cast<const std::byte*>(a);
-  const auto* b_first = static_cast<const std::byte*>(b);
-  const std::less<> before;
-  return before(a_first, b_first + b_bytes) && before(b_first, a_first + a_bytes);
+std::size_t sum_of(std::span<const std::size_t> counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
 }
 
 }  // namespace
+
+void ArgumentChecker::check(bool by_counts) const {
+  const OpKind kind = call_.kind;
+  if (kind == OpKind::barrier) return;
+  if (is_message(kind)) peer();
+  if (has_root(kind)) root();
+  if (reduces(kind)) reduce_op();
+  views();
+  const bool is_complete = !has_root(kind) || rank_ == call_.root;  // in and out are both used
+  if (kind == OpKind::all_to_all) return exchange(by_counts);
+  if (parts_of_in(kind) || parts_of_out(kind)) return division(by_counts, is_complete);
+  if (is_message(kind) || !is_complete) return;
+  equal_counts();
+  if (call_.in.data != call_.out.data && overlap(call_))
+    fail("in and out overlap; in place means that they are the same");
+}
 
 void ArgumentChecker::fail(const std::string& text) const {
   throw InvalidUsage(std::string(name_of(call_.kind)) + ": " + text);
@@ -66,59 +79,70 @@ void ArgumentChecker::views() const {
   }
 }
 
-void ArgumentChecker::out_count(std::size_t needed, std::string_view why) const {
-  if (call_.out.count != needed)
-    fail("out has " + number(call_.out.count) + " elements, needs " + number(needed) + " (" + std::string(why) + ")");
+void ArgumentChecker::equal_counts() const {
+  if (call_.out.count != call_.in.count)
+    fail("out has " + number(call_.out.count) + " elements, needs " + number(call_.in.count) + " (as many as in)");
 }
 
-void ArgumentChecker::parts(std::size_t have, std::size_t per_rank, std::string_view which) const {
-  const std::size_t needed = per_rank * static_cast<std::size_t>(size_);
-  if (have != needed)
-    fail(std::string(which) + " has " + number(have) + " elements, needs " + number(needed) + " (" + number(per_rank) +
-         " per rank x " + std::to_string(size_) + " ranks)");
+void ArgumentChecker::division(bool by_counts, bool has_whole) const {
+  const bool gathers = parts_of_out(call_.kind);
+  const ConstView out = call_.out;
+  const ConstView& whole = gathers ? out : call_.in;
+  const ConstView& part = gathers ? call_.in : out;
+  const std::string_view whole_name = gathers ? "out" : "in";
+  const std::string_view part_name = gathers ? "in" : "out";
+  std::size_t begin = part.count * static_cast<std::size_t>(rank_);
+  if (by_counts) {
+    const std::span<const std::size_t> lengths = gathers ? call_.out_counts : call_.in_counts;
+    counts(lengths, has_whole ? whole.count : sum_of(lengths), whole_name);
+    const std::size_t own = lengths[static_cast<std::size_t>(rank_)];
+    if (own != part.count)
+      fail(std::string(part_name) + " has " + number(part.count) + " elements, needs " + number(own) + " (counts[" +
+           std::to_string(rank_) + "])");
+    begin = sum_of(lengths.first(static_cast<std::size_t>(rank_)));
+  } else if (const std::size_t needed = part.count * static_cast<std::size_t>(size_);
+             has_whole && whole.count != needed) {
+    fail(std::string(whole_name) + " has " + number(whole.count) + " elements, needs " + number(needed) + " (" +
+         number(part.count) + " per rank x " + std::to_string(size_) + " ranks)");
+  }
+  if (!has_whole) return;
+  const std::byte* const place = static_cast<const std::byte*>(whole.data) + begin * size_of(whole.dtype);
+  if (part.data != place && overlap(call_))
+    fail("in and out overlap; in place means that " + std::string(part_name) + " is this rank's part of " +
+         std::string(whole_name));
 }
 
-void ArgumentChecker::out_parts(std::size_t per_rank) const { parts(call_.out.count, per_rank, "out"); }
-void ArgumentChecker::in_parts(std::size_t per_rank) const { parts(call_.in.count, per_rank, "in"); }
-
-void ArgumentChecker::multiple_of_size(std::size_t count) const {
-  if (count % static_cast<std::size_t>(size_) != 0)
-    fail("in has " + number(count) + " elements, needs a multiple of the " + std::to_string(size_) + " ranks");
+void ArgumentChecker::exchange(bool by_counts) const {
+  if (by_counts) {
+    counts(call_.in_counts, call_.in.count, "in");
+    counts(call_.out_counts, call_.out.count, "out");
+    const auto own = static_cast<std::size_t>(rank_);
+    if (call_.in_counts[own] != call_.out_counts[own])
+      fail("in_counts[" + number(own) + "] is " + number(call_.in_counts[own]) +
+           " but out_counts of the same rank is " + number(call_.out_counts[own]));
+  } else {
+    equal_counts();
+    if (call_.in.count % static_cast<std::size_t>(size_) != 0)
+      fail("in has " + number(call_.in.count) + " elements, needs a multiple of the " + std::to_string(size_) +
+           " ranks");
+  }
+  if (overlap(call_)) fail("in and out overlap; this operation does not work in place");
 }
 
 void ArgumentChecker::counts(std::span<const std::size_t> counts, std::size_t total, std::string_view which) const {
   if (counts.size() != static_cast<std::size_t>(size_))
     fail(number(counts.size()) + " counts given, needs one for each of the " + std::to_string(size_) + " ranks");
-  const std::size_t sum = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+  const std::size_t sum = sum_of(counts);
   if (sum != total)
     fail(std::string(which) + " has " + number(total) + " elements, the counts add up to " + number(sum));
 }
 
-void ArgumentChecker::own_part(std::span<const std::size_t> counts, std::size_t count, std::string_view which) const {
-  const std::size_t own = counts[static_cast<std::size_t>(rank_)];
-  if (own != count)
-    fail(std::string(which) + " has " + number(count) + " elements, needs " + number(own) + " (counts[" +
-         std::to_string(rank_) + "])");
+bool overlap(const OpDesc& call) {
+  const auto* in = static_cast<const std::byte*>(call.in.data);
+  const auto* out = static_cast<const std::byte*>(call.out.data);
+  const std::less<> before;  // orders unrelated pointers too
+  return call.in.count != 0 && call.out.count != 0 && before(in, out + call.out.bytes()) &&
+         before(out, in + call.in.bytes());
 }
-
-void ArgumentChecker::overlap(const void* in_place_in, std::string_view how) const {
-  if (!overlaps(call_.in.data, call_.in.bytes(), call_.out.data, call_.out.bytes())) return;
-  if (call_.in.data != in_place_in) fail("in and out overlap; " + std::string(how));
-}
-
-void ArgumentChecker::overlap_same_start() const { overlap(call_.out.data, "in place means that they are the same"); }
-
-void ArgumentChecker::overlap_in_is_part_of_out(std::size_t element) const {
-  overlap(static_cast<const std::byte*>(call_.out.data) + element * size_of(call_.out.dtype),
-          "in place means that in is this rank's part of out");
-}
-
-void ArgumentChecker::overlap_out_is_part_of_in(std::size_t element) const {
-  const auto* start = static_cast<const std::byte*>(call_.in.data) + element * size_of(call_.in.dtype);
-  if (overlaps(call_.in.data, call_.in.bytes(), call_.out.data, call_.out.bytes()) && call_.out.data != start)
-    fail("in and out overlap; in place means that out is this rank's part of in");
-}
-
-void ArgumentChecker::overlap_never() const { overlap(nullptr, "this operation does not work in place"); }
 
 }  // namespace tessera::comm

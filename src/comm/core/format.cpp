@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "tessera/comm/core/op_traits.h"
+
 namespace tessera::comm {
 
 std::string describe(const OpDesc& call, std::uint64_t sequence) {
@@ -28,47 +30,32 @@ std::size_t larger_count(const OpDesc& call, int ranks) {
   const auto total = [](std::span<const std::size_t> counts) {
     return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   };
-  switch (call.kind) {
-    case OpKind::all_gather:
-    case OpKind::gather:
-      return call.out_counts.empty() ? call.in.count * n : total(call.out_counts);
-    case OpKind::reduce_scatter:
-    case OpKind::scatter:
-      return call.in_counts.empty() ? call.out.count * n : total(call.in_counts);
-    case OpKind::all_to_all:
-      return call.in_counts.empty() ? call.in.count : 0;
-    default:
-      return std::max(call.in.count, call.out.count);
-  }
+  if (call.kind == OpKind::all_to_all) return call.in_counts.empty() ? call.in.count : 0;
+  if (parts_of_out(call.kind)) return call.out_counts.empty() ? call.in.count * n : total(call.out_counts);
+  if (parts_of_in(call.kind)) return call.in_counts.empty() ? call.out.count * n : total(call.in_counts);
+  return std::max(call.in.count, call.out.count);
 }
 
 std::size_t part_count(const OpDesc& call, int ranks) {
-  switch (call.kind) {
-    case OpKind::all_gather:
-    case OpKind::gather:
-      return call.in.count;
-    case OpKind::reduce_scatter:
-    case OpKind::scatter:
-      return call.out.count;
-    case OpKind::all_to_all:
-      return call.in.count / static_cast<std::size_t>(ranks);
-    default:
-      return std::max(call.in.count, call.out.count);
-  }
+  if (call.kind == OpKind::all_to_all) return call.in.count / static_cast<std::size_t>(ranks);
+  if (parts_of_out(call.kind)) return call.in.count;
+  if (parts_of_in(call.kind)) return call.out.count;
+  return std::max(call.in.count, call.out.count);
+}
+
+std::string signature(OpKind kind, std::size_t count, DType dtype, ReduceOp::Kind reduce, int root) {
+  std::string text(name_of(kind));
+  if (kind == OpKind::barrier) return text;
+  text += " of " + std::to_string(count) + " " + std::string(name_of(dtype));
+  if (reduces(kind)) text += " " + std::string(name_of(reduce));
+  if (has_root(kind)) text += " root " + std::to_string(root);
+  return text;
 }
 
 std::string signature(const OpDesc& call, int ranks) {
-  std::string text(name_of(call.kind));
-  if (call.kind == OpKind::barrier) return text;
   if (call.kind == OpKind::all_to_all && !call.in_counts.empty())
-    return text + "_v " + std::string(name_of(call.in.dtype));
-  text += " of " + std::to_string(larger_count(call, ranks)) + " " + std::string(name_of(call.out.dtype));
-  if (call.kind == OpKind::all_reduce || call.kind == OpKind::reduce_scatter || call.kind == OpKind::reduce)
-    text += " " + std::string(name_of(call.op.kind));
-  if (call.kind == OpKind::broadcast || call.kind == OpKind::reduce || call.kind == OpKind::gather ||
-      call.kind == OpKind::scatter)
-    text += " root " + std::to_string(call.root);
-  return text;
+    return std::string(name_of(call.kind)) + "_v " + std::string(name_of(call.in.dtype));
+  return signature(call.kind, larger_count(call, ranks), call.out.dtype, call.op.kind, call.root);
 }
 
 std::string checked_signature(const OpDesc& call, int ranks) {

@@ -28,6 +28,8 @@ TESSERA_API std::size_t part_count(const OpDesc& call, int ranks);
 
 /// "all_reduce of 12 f32 sum", "broadcast of 12 f32 root 3": what must be equal on all ranks.
 TESSERA_API std::string signature(const OpDesc& call, int ranks);
+/// The same for `count` elements, unless the lengths of the parts differ.
+std::string signature(OpKind kind, std::size_t count, DType dtype, ReduceOp::Kind reduce, int root);
 /// The same with the label, "all_gather of 12 f32 (layer.3)": what checked mode compares.
 TESSERA_API std::string checked_signature(const OpDesc& call, int ranks);
 

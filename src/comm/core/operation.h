@@ -8,13 +8,12 @@
 
 #include "tessera/base/export.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/core/op_traits.h"
 #include "tessera/comm/pollable.h"
 
 namespace tessera::comm {
 
 class GroupCore;
-
-inline bool is_message(OpKind kind) noexcept { return kind == OpKind::send || kind == OpKind::recv; }
 
 /// The part that all backends share. A group owns its operations and reuses them.
 class TESSERA_API Operation : public WorkState {

@@ -143,11 +143,7 @@ bool HostGroup::begin_native_in_order(const ScheduleExecutor& op) noexcept {
 void HostGroup::count_native(const ScheduleExecutor& op) noexcept {
   if (op.internal) return;
   const OpDesc& call = op.call;
-  const std::size_t parts =
-      call.kind == OpKind::all_reduce || call.kind == OpKind::broadcast || call.kind == OpKind::reduce
-          ? 1
-          : members().size();
-  const std::size_t count = part_count(call, size()) * parts;
+  const std::size_t count = larger_count(call, size());
   for (int k = 0; k < size(); ++k)
     traffic_.add(call.kind, k,
                  direct_bytes_to(call.kind, count, size_of(call.out.dtype),

@@ -46,11 +46,6 @@ AlgorithmTable make_table(const BackendOptions& options, std::span<const OpKind>
   }
 }
 
-std::shared_ptr<MemoryTracker> memory_tracker_of(const BackendOptions& options) {
-  return options.communicator.memory_tracker != nullptr ? options.communicator.memory_tracker
-                                                        : std::make_shared<MemoryTracker>();
-}
-
 }  // namespace
 
 HostRuntime::HostRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options, std::string name,
@@ -59,7 +54,7 @@ HostRuntime::HostRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOpti
       options_(options),
       capabilities_(make_capabilities(name, options.deterministic, bootstrap_->size(), native)),
       algorithms_(make_table(options, native)),
-      memory_(memory_tracker_of(options)),
+      memory_(options.communicator.memory_tracker),
       unbooked_memory_(std::make_shared<MemoryTracker>()),
       monitor_(*bootstrap_),
       peers_(static_cast<std::size_t>(size())) {}

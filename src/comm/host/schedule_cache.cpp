@@ -1,8 +1,7 @@
 #include "tessera/comm/host/schedule_cache.h"
 
-#include <functional>
-
 #include "tessera/base/error.h"
+#include "tessera/comm/core/argument_checker.h"
 #include "tessera/comm/core/format.h"
 #include "tessera/comm/host/host_runtime.h"
 
@@ -17,14 +16,6 @@ std::vector<std::size_t> starts_of(std::span<const std::size_t> counts) {
   starts.push_back(0);
   for (const std::size_t count : counts) starts.push_back(starts.back() + count);
   return starts;
-}
-
-bool in_place(const OpDesc& call) {
-  const auto* in = static_cast<const std::byte*>(call.in.data);
-  const auto* out = static_cast<const std::byte*>(call.out.data);
-  if (call.in.bytes() == 0 || call.out.bytes() == 0) return false;
-  const std::less<> before;  // orders unrelated pointers too
-  return before(in, out + call.out.bytes()) && before(out, in + call.in.bytes());
 }
 
 }  // namespace
@@ -52,7 +43,7 @@ CollectiveSpec ScheduleCache::spec_of(const OpDesc& call) const {
   spec.ranks = ranks_;
   spec.rank = rank_;
   spec.root = call.root;
-  spec.in_place = in_place(call);
+  spec.in_place = overlap(call);
   spec.ordered = runtime_.options().deterministic;
   spec.in_starts = starts_of(call.in_counts);
   spec.out_starts = starts_of(call.out_counts);

@@ -5,32 +5,16 @@
 #include <numeric>
 
 #include "tessera/base/memory_pool.h"
+#include "tessera/comm/core/format.h"
+#include "tessera/comm/core/op_traits.h"
 
 namespace tessera::comm::staging {
 namespace {
 
-bool parts_of_in(OpKind kind) {
-  return kind == OpKind::reduce_scatter || kind == OpKind::scatter || kind == OpKind::all_to_all;
-}
-bool parts_of_out(OpKind kind) {
-  return kind == OpKind::all_gather || kind == OpKind::gather || kind == OpKind::all_to_all;
-}
-
 /// Elements of the longest part, the same on every rank that can compute it.
-std::size_t longest(const OpDesc& call, std::size_t ranks) {
-  const auto most = [](std::span<const std::size_t> counts) { return *std::max_element(counts.begin(), counts.end()); };
-  switch (call.kind) {
-    case OpKind::all_gather:
-    case OpKind::gather:
-      return call.out_counts.empty() ? call.in.count : most(call.out_counts);
-    case OpKind::reduce_scatter:
-    case OpKind::scatter:
-      return call.in_counts.empty() ? call.out.count : most(call.in_counts);
-    case OpKind::all_to_all:
-      return call.in.count / ranks;
-    default:
-      return std::max(call.in.count, call.out.count);
-  }
+std::size_t longest(const OpDesc& call, int ranks) {
+  const std::span<const std::size_t> counts = parts_of_out(call.kind) ? call.out_counts : call.in_counts;
+  return counts.empty() ? part_count(call, ranks) : *std::max_element(counts.begin(), counts.end());
 }
 
 }  // namespace
@@ -50,7 +34,7 @@ ChunkPlan::ChunkPlan(const OpDesc& call, int rank, int ranks, std::size_t chunk_
   const std::size_t whole = std::max<std::size_t>(chunk_bytes / size_ / (parted ? ranks_ : 1), 1);
   const std::size_t unit = parted ? 16 : ranks_;
   step_ = whole <= unit ? (parted ? whole : unit) : whole / unit * unit;
-  chunks_ = std::max<std::size_t>((longest(call, ranks_) + step_ - 1) / step_, 1);
+  chunks_ = std::max<std::size_t>((longest(call, ranks) + step_ - 1) / step_, 1);
 }
 
 ChunkPlan::BufferSide ChunkPlan::side(const ConstView& view, std::span<const std::size_t> counts, bool parted) const {

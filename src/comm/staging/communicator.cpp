@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/core/op_traits.h"
 
 namespace tessera::comm::staging {
 namespace {
@@ -16,8 +17,7 @@ constexpr std::chrono::milliseconds kPatience{2000};
 
 /// The lane on which calls must be issued in order.
 std::pair<OpKind, int> lane_of(const OpDesc& call) {
-  const bool message = call.kind == OpKind::send || call.kind == OpKind::recv;
-  return message ? std::pair(call.kind, call.root) : std::pair(OpKind::barrier, 0);
+  return is_message(call.kind) ? std::pair(call.kind, call.root) : std::pair(OpKind::barrier, 0);
 }
 
 }  // namespace

@@ -3,9 +3,9 @@
 #include <string>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/core/op_traits.h"
 #include "tessera/comm/kernels/device_reduce.h"
 #include "tessera/comm/staging/pipeline.h"
-#include "tessera/comm/staging/read_plan.h"
 
 namespace tessera::comm::staging {
 
@@ -33,7 +33,7 @@ bool IpcState::suits(const OpDesc& call) const {
     default:
       break;
   }
-  return !adds_up(call.kind) || ranks_ <= DeviceReduceKernels::kMaxSources;
+  return !reduces(call.kind) || ranks_ <= DeviceReduceKernels::kMaxSources;
 }
 
 std::optional<WindowLocation> IpcState::place_of(const void* data, std::size_t bytes) {

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/core/op_traits.h"
 #include "tessera/comm/staging/communicator.h"
 
 namespace tessera::comm::staging {
@@ -148,7 +149,7 @@ IpcTransfer::IpcDescriptor IpcTransfer::descriptor_for(int reader) {
   const Slice given = reads_.given(reader);
   descriptor.bytes = given.count * size_;
   descriptor.factor = call_.op.scalar;
-  descriptor.usable = !adds_up(call_.kind) || operation_.engine().sums() != nullptr;
+  descriptor.usable = !reduces(call_.kind) || operation_.engine().sums() != nullptr;
   if (reader == rank_) return descriptor;
   if (given.count != 0)
     place(descriptor, descriptor.in, at(call_.in.data, given.offset * size_), descriptor.bytes, reader);
@@ -210,7 +211,7 @@ void IpcTransfer::read() {
   }
   sharing_.set_algorithm("ipc");
   StagingPipeline& engine = operation_.engine();
-  if (adds_up(call_.kind)) {
+  if (reduces(call_.kind)) {
     add_up();
   } else {
     for (int r = 0; r < ranks_; ++r) {

@@ -11,8 +11,8 @@
 
 #include "tessera/base/stream.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/core/read_plan.h"
 #include "tessera/comm/staging/ipc_state.h"
-#include "tessera/comm/staging/read_plan.h"
 
 namespace tessera::comm::staging {
 

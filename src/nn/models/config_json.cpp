@@ -10,25 +10,22 @@ using internal::Fields;
 using internal::Json;
 using kernels::Activation;
 
+/// A file is written with the first name of its activation.
+constexpr std::pair<std::string_view, Activation> kActivations[] = {
+    {"gelu_new", Activation::gelu_tanh},  {"gelu_pytorch_tanh", Activation::gelu_tanh},
+    {"gelu_fast", Activation::gelu_tanh}, {"gelu", Activation::gelu_erf},
+    {"relu", Activation::relu},           {"silu", Activation::silu},
+    {"swish", Activation::silu}};
+
 Activation activation_of(const Fields& fields, const std::string& name) {
-  if (name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast") return Activation::gelu_tanh;
-  if (name == "gelu") return Activation::gelu_erf;
-  if (name == "relu") return Activation::relu;
-  if (name == "silu" || name == "swish") return Activation::silu;
+  for (const auto& [known, activation] : kActivations)
+    if (known == name) return activation;
   fields.fail("activation '" + name + "' is not supported; supported: gelu_new gelu_pytorch_tanh gelu relu silu");
 }
 
-std::string name_of(Activation activation) {
-  switch (activation) {
-    case Activation::relu:
-      return "relu";
-    case Activation::gelu_tanh:
-      return "gelu_new";
-    case Activation::gelu_erf:
-      return "gelu";
-    case Activation::silu:
-      return "silu";
-  }
+std::string_view name_of(Activation activation) {
+  for (const auto& [name, known] : kActivations)
+    if (known == activation) return name;
   return "gelu_new";
 }
 

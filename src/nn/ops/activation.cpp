@@ -27,11 +27,7 @@ void backward_swiglu(const Gated& saved) {
   args.up = saved.up.data<T>();
   args.dy = from;
   args.count = size(saved.gate.count());
-  if (saved.gate.requires_grad()) {  // only one of the two gradients can reuse dy's memory
-    const GradientTarget target = saved.gate.gradient()->write();
-    args.dgate = target.tensor.data<T>();
-    args.accumulate_dgate = target.accumulate;
-  }
+  write_to(slot_of(saved.gate), args.dgate, args.accumulate_dgate);  // only one of the two can reuse dy's memory
   if (saved.up.requires_grad()) {
     const GradientTarget target = saved.up.gradient()->acquire_reusing(*saved.dy);
     args.dup = target.tensor.data<T>();

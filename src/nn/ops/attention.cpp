@@ -103,8 +103,8 @@ template <class T>
 void backward_fused(const Tensor& qkv, const Result& result) {
   const AttentionShape& shape = result.settings.shape;
   const Views<const T> in = fused<const T>(qkv.data<T>(), shape);
-  const GradientWriter<T> target(qkv.gradient());
-  const Views<T> out = fused<T>(target.data, shape);
+  const GradientTarget target = qkv.gradient()->write();
+  const Views<T> out = fused<T>(target.tensor.data<T>(), shape);
   kernels::AttentionBackward<T> args;
   args.q = in.q, args.k = in.k, args.v = in.v;
   args.dq = out.q, args.dk = out.k, args.dv = out.v;

@@ -13,18 +13,10 @@ namespace tessera::nn::ops {
 /// Calls function(T{}) with the C++ type of `dtype`.
 template <class Function>
 void for_floating(std::string_view op, DType dtype, Function&& function) {
-  switch (dtype) {
-    case DType::f32:
-      return function(float{});
-    case DType::f64:
-      return function(double{});
-    case DType::f16:
-      return function(f16{});
-    case DType::bf16:
-      return function(bf16{});
-    default:
-      throw Unsupported(std::string(op) + ": no kernel for " + std::string(name_of(dtype)));
-  }
+  if (!base::is_floating(dtype)) throw Unsupported(std::string(op) + ": no kernel for " + std::string(name_of(dtype)));
+  base::with_dtype(dtype, [&](auto zero) {
+    if constexpr (base::is_floating(base::dtype_of<decltype(zero)>)) function(zero);
+  });
 }
 
 /// An extent as the kernels' unsigned type.
@@ -44,19 +36,15 @@ inline std::shared_ptr<Gradient> slot_of(const Tensor& tensor) {
   return tensor && tensor.requires_grad() ? tensor.gradient() : nullptr;
 }
 
-/// Memory to write a gradient to, or null data if none is required.
+/// Sets a kernel's arguments to the memory of a gradient and to whether to add to its values. Leaves them if `slot` is
+/// null: no gradient is required.
 template <class T>
-struct GradientWriter {
-  T* data = nullptr;        ///< null: no gradient is required
-  bool accumulate = false;  ///< true: add to the values at `data`
-  /// `slot` may be null.
-  explicit GradientWriter(const std::shared_ptr<Gradient>& slot) {
-    if (slot == nullptr) return;
-    const GradientTarget target = slot->write();
-    data = target.tensor.data<T>();
-    accumulate = target.accumulate;
-  }
-};
+void write_to(const std::shared_ptr<Gradient>& slot, T*& data, bool& accumulate) {
+  if (slot == nullptr) return;
+  const GradientTarget target = slot->write();
+  data = target.tensor.data<T>();
+  accumulate = target.accumulate;
+}
 
 /// Throws InvalidUsage "OP: WHAT has shape S, needs T".
 inline void require_shape(std::string_view op, std::string_view what, const Tensor& tensor, const Shape& needed) {

@@ -14,8 +14,8 @@ void look_up(const Tensor& ids, const Tensor& weight, const Tensor& y, bool accu
 
 template <class T>
 void backward(const Tensor& ids, const Tensor& weight, const Tensor& dy) {
-  const GradientWriter<T> dweight(weight.gradient());
-  kernels::EmbeddingBackward<T> args{ids.data<std::int32_t>(), dy.data<T>(),        dweight.data,
+  const GradientTarget dweight = weight.gradient()->write();
+  kernels::EmbeddingBackward<T> args{ids.data<std::int32_t>(), dy.data<T>(),        dweight.tensor.data<T>(),
                                      size(ids.count()),        size(weight.dim(0)), size(weight.dim(1)),
                                      dweight.accumulate};
   weight.context().kernels<T>("embedding").embedding_backward(weight.context().stream(), args);

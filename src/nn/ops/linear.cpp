@@ -67,16 +67,12 @@ void backward(const Saved& saved) {
   args.shape = saved.shape;
   args.dy = saved.dy->value().data<T>();
   args.x = data_or_null<T>(saved.x);
-  const GradientWriter<T> dweight(saved.dweight), dbias(saved.dbias), dx(saved.dx);
+  write_to(saved.dweight, args.dweight, args.accumulate_dweight);
+  write_to(saved.dbias, args.dbias, args.accumulate_dbias);
+  write_to(saved.dx, args.dx, args.accumulate_dx);
   Tensor weight = saved.weight;
   if (saved.dx && !weight) weight = decoded(saved.encoded, dtype_of<T>);
   if (saved.dx) args.weight = weight.data<T>();
-  args.dx = dx.data;
-  args.dweight = dweight.data;
-  args.dbias = dbias.data;
-  args.accumulate_dx = dx.accumulate;
-  args.accumulate_dweight = dweight.accumulate;
-  args.accumulate_dbias = dbias.accumulate;
   Context& context = saved.dy->value().context();
   context.kernels<T>("linear").linear_backward(context.stream(), args);
 }

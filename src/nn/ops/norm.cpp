@@ -22,13 +22,9 @@ void backward_layer(const Saved& saved) {
   args.mean = saved.mean.data<OpMath<T>>();
   args.rstd = saved.rstd.data<OpMath<T>>();
   args.dy = saved.dy->value().data<T>();
-  const GradientWriter<T> dweight(saved.dweight), dbias(saved.dbias), dx(saved.dx);
-  args.dx = dx.data;
-  args.dweight = dweight.data;
-  args.dbias = dbias.data;
-  args.accumulate_dx = dx.accumulate;
-  args.accumulate_dweight = dweight.accumulate;
-  args.accumulate_dbias = dbias.accumulate;
+  write_to(saved.dweight, args.dweight, args.accumulate_dweight);
+  write_to(saved.dbias, args.dbias, args.accumulate_dbias);
+  write_to(saved.dx, args.dx, args.accumulate_dx);
   saved.x.context().kernels<T>("layer_norm").layer_norm_backward(saved.x.context().stream(), args);
 }
 
@@ -41,11 +37,8 @@ void backward_rms(const Saved& saved) {
   args.weight = saved.weight.data<T>();
   args.rstd = saved.rstd.data<OpMath<T>>();
   args.dy = saved.dy->value().data<T>();
-  const GradientWriter<T> dweight(saved.dweight), dx(saved.dx);
-  args.dx = dx.data;
-  args.dweight = dweight.data;
-  args.accumulate_dx = dx.accumulate;
-  args.accumulate_dweight = dweight.accumulate;
+  write_to(saved.dweight, args.dweight, args.accumulate_dweight);
+  write_to(saved.dx, args.dx, args.accumulate_dx);
   saved.x.context().kernels<T>("rms_norm").rms_norm_backward(saved.x.context().stream(), args);
 }
 

@@ -205,8 +205,7 @@ void HalfKernels<T>::embedding_backward(Stream& s, const EmbeddingBackward<T>& a
   F32Scratch<T> scratch(all_, memory_, s);
   const std::size_t table = a.vocabulary * a.width;
   const float* dy = scratch.widened(a.dy, a.rows * a.width);
-  float* dweight = scratch.room(table);  // sums in f32, because an id may occur often
-  if (a.accumulate) scratch.load(a.dweight, dweight, table);
+  float* dweight = scratch.target(a.dweight, table, a.accumulate);  // sums in f32, because an id may occur often
   f32_kernels().embedding_backward(s, {a.ids, dy, dweight, a.rows, a.vocabulary, a.width, a.accumulate});
   scratch.store(dweight, a.dweight, table);
 }
@@ -255,10 +254,8 @@ void linear_dweight(KernelTable<float>& f32, F32Scratch<T>& scratch, Stream& s, 
   const LinearShape& shape = a.shape;
   const std::size_t width = std::max(shape.in, shape.out), weights = shape.in * shape.out;
   const std::size_t most = chunk_rows(shape.rows, width);
-  float* dweight = scratch.room_for(a.dweight, weights);
-  float* dbias = scratch.room_for(a.dbias, shape.out);
-  if (a.accumulate_dweight) scratch.load(a.dweight, dweight, weights);
-  if (a.accumulate_dbias) scratch.load(a.dbias, dbias, shape.out);
+  float* dweight = scratch.target(a.dweight, weights, a.accumulate_dweight);
+  float* dbias = scratch.target(a.dbias, shape.out, a.accumulate_dbias);
   float* x = scratch.room_for(a.dweight == nullptr ? nullptr : a.x, most * shape.in);
   float* dy = scratch.room(most * shape.out);
   const auto chunk = [&](std::size_t at, std::size_t rows) {

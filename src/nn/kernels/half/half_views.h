@@ -39,6 +39,10 @@ class F32Scratch {
     load(from, to, count);
     return to;
   }
+  /// Returns scratch for the values of `to`, with its present ones if they are added to; null if `to` is null.
+  float* target(const T* to, std::size_t count, bool accumulate) {
+    return accumulate ? widened(to, count) : room_for(to, count);
+  }
 
  private:
   DeviceKernels& all_;

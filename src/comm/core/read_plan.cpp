@@ -1,8 +1,8 @@
-#include "tessera/comm/staging/read_plan.h"
+#include "tessera/comm/core/read_plan.h"
 
 #include <numeric>
 
-namespace tessera::comm::staging {
+namespace tessera::comm {
 namespace {
 
 Slice part(std::size_t all, std::span<const std::size_t> counts, int parts, int index) {
@@ -63,4 +63,4 @@ Slice ReadPlan::taken(int owner) const {
   }
 }
 
-}  // namespace tessera::comm::staging
+}  // namespace tessera::comm

@@ -1,18 +1,13 @@
-// Which rank reads which memory in a call without staging: the `direct` algorithms, with reads in place of sends.
+// Which rank gets which data from which: the `direct` algorithms. A rank that maps its peers' memory reads it there.
 #pragma once
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/slices.h"
 
-namespace tessera::comm::staging {
-
-/// Whether the data read from several ranks is reduced.
-constexpr bool adds_up(OpKind kind) noexcept {
-  return kind == OpKind::all_reduce || kind == OpKind::reduce_scatter || kind == OpKind::reduce;
-}
+namespace tessera::comm {
 
 /// One rank's view of the call. Slices are in elements. A rank's own data is treated like that of the others.
-class ReadPlan {
+class TESSERA_API ReadPlan {
  public:
   ReadPlan(const OpDesc& call, int rank, int ranks) : call_(call), rank_(rank), ranks_(ranks) {}
 
@@ -25,13 +20,13 @@ class ReadPlan {
   bool second_round() const noexcept { return call_.kind == OpKind::all_reduce; }
   Slice added_by(int owner) const { return slice_of(call_.in.count, ranks_, owner); }
 
- private:
-  Slice part_of_in(int rank) const;
-  Slice part_of_out(int rank) const;
+  Slice part_of_in(int rank) const;   ///< of the ranks' parts of this rank's `in`, that of `rank`
+  Slice part_of_out(int rank) const;  ///< ... of this rank's `out`
 
+ private:
   const OpDesc& call_;
   const int rank_;
   const int ranks_;
 };
 
-}  // namespace tessera::comm::staging
+}  // namespace tessera::comm

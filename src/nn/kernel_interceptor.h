@@ -27,8 +27,9 @@ struct ProductShape {
 /// One kernel call. Its size determines its duration: floating-point operations for products and attention, bytes read
 /// and written for all others.
 struct KernelInvocation {
-  /// As in KernelTable: "linear_forward"; attention whose weights are dropped out is "attention_dropout_forward" and
-  /// "attention_dropout_backward". "copy", "copy_from_host", "copy_to_host" and "clear" of the runtime. Never freed.
+  /// As in KernelTable: "linear_forward"; with an activation "linear_activation_forward". Attention whose weights are
+  /// dropped out is "attention_dropout_forward" and "attention_dropout_backward". "copy", "copy_from_host",
+  /// "copy_to_host" and "clear" of the runtime. Never freed.
   std::string_view kernel;
   DType dtype = DType::f32;  ///< of the elements; u8 for untyped copies
   double size = 0;           ///< floating-point operations or bytes

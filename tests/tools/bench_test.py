@@ -282,12 +282,13 @@ class ClusterTest(unittest.TestCase):
         self.assertEqual({table["ranks"] for table in cluster["measured"].values()}, {2})
         self.assertEqual([point[0] for point in cluster["measured"]["all_gather"]["points"]], [8, 128, 2048])
         kernels = {(table["kernel"], table["dtype"]) for table in cluster["compute"]["kernels"]}
-        for kernel in ("linear_forward", "attention_backward", "adam_step", "cross_entropy_forward", "rms_norm_forward", "layer_norm_forward"):
+        for kernel in ("linear_forward", "linear_activation_forward", "attention_backward", "attention_dropout_backward", "adam_step", "cross_entropy_forward", "rms_norm_forward", "layer_norm_forward"):
             self.assertIn((kernel, "f32"), kernels)
         self.assertIn(("linear_forward", "bf16"), kernels)
         self.assertEqual({entry["source"] for entry in cluster["sources"]}, {"measured by tessera bench --cluster"})
         for table in cluster["measured"].values():
             table["points"] = [[size, 0] for size, us in table["points"]]
+            self.assertEqual([size for size, us in table.pop("busy")], [size for size, us in table["points"]])
         cluster["compute"].pop("overhead", None)
         self.file.write_text(json.dumps(cluster))
         before = self.plan()

@@ -50,7 +50,8 @@ void FrameworkProfile::add(const KernelWork& work, base::Stream& stream, std::st
 KernelWork FrameworkProfile::cost(const nn::KernelInvocation& call) {
   const auto tokens = static_cast<double>(workload_.tokens()), width = static_cast<double>(workload_.model.width);
   const double loss = tokens * static_cast<double>(workload_.model.vocabulary) * workload_.loss_bytes;
-  if (call.kernel == "linear_forward") return linear_forward(one_of(call.product));
+  if (call.kernel == "linear_forward" || call.kernel == "linear_activation_forward")
+    return linear_forward(one_of(call.product));
   if (call.kernel == "linear_backward") return linear_backward(one_of(call.product), call.product.count == 2);
   if (call.kernel == "attention_forward") {
     const ProductSize size{call.product.m, call.product.n, call.product.k, call.product.count};

@@ -90,7 +90,9 @@ class InstrumentedKernels final : public KernelTable<T> {
   }
 
   void linear_forward(Stream& s, const kernels::LinearForward<T>& a) override {
-    product("linear_forward", s, a.shape, 1, [&] { inner_.linear_forward(s, a); });
+    const bool activates = a.activated != nullptr;
+    product(activates ? "linear_activation_forward" : "linear_forward", s, a.shape, 1,
+            [&] { inner_.linear_forward(s, a); });
   }
   void linear_backward(Stream& s, const kernels::LinearBackward<T>& a) override {
     const int products = (a.dx != nullptr ? 1 : 0) + (a.dweight != nullptr ? 1 : 0);

@@ -37,37 +37,47 @@ TEST(StepOverheads, AreTheDifferencesOfTrainingsAndPlans) {
   EXPECT_EQ(fit_step_overhead({{1, 2, 3}, {1, 2, 4}}), StepOverhead()) << "a plan that is too slow";
 }
 
-/// Calls a kernel that takes no time.
-void call(KernelSampler& sampler, const char* name, double size, bool product) {
+/// Calls a kernel that takes `time`.
+void call(KernelSampler& sampler, const char* name, double size, bool product, std::chrono::milliseconds time = {}) {
   const auto device = base::open_device({});
   const std::unique_ptr<base::Stream> stream = device->make_stream();
   nn::KernelInvocation call{.kernel = name, .dtype = base::DType::f32, .size = size, .bytes = size, .product = {}};
   if (product) call.product = {1, 1, 1, 1};
-  sampler.call(call, *stream, [] {});
+  sampler.call(call, *stream, [time] { std::this_thread::sleep_for(time); });
 }
 
-TEST(KernelSampler, MeansContainTurnsOfOtherRanks) {
+TEST(KernelSampler, MediansOfMeansHaveRegularInterruptionsAndNoDisturbedRound) {
   const KernelSamples samples{.product = false, .seconds = {{8, {1, 1, 1, 5}}}};
-  EXPECT_EQ(samples.times(false).at(8), 1);
-  EXPECT_EQ(samples.times(true).at(8), 2);
+  EXPECT_EQ(samples.medians().at(8), 1);
+  EXPECT_EQ(samples.means().at(8), 2);
+  std::array<KernelSampler, 3> rounds;
+  for (std::size_t round = 0; round < rounds.size(); ++round) {
+    rounds[round].turn(true);
+    for (int i = 0; i < 4; ++i)
+      call(rounds[round], "add", 8, false, std::chrono::milliseconds(round == 1 ? 30 : i == 3 ? 5 : 1));
+  }
+  const KernelTables kernels = means_of_rounds(rounds);
+  EXPECT_THAT(kernels.at({"add", "f32"}).seconds.at(8), testing::SizeIs(3));
+  EXPECT_THAT(kernels.at({"add", "f32"}).medians().at(8),
+              testing::AllOf(testing::Ge(2e-3), testing::Lt(20e-3)));  // (1 + 1 + 1 + 5) / 4 ms; not 1, not 30
 }
 
 TEST(KernelSampler, CountsOnlyWhileItIsOn) {
-  KernelSampler sampler(false);
+  KernelSampler sampler;
   call(sampler, "linear_forward", 1e6, true);
   EXPECT_EQ(sampler.calls(), 0U);
   sampler.turn(true);
   for (const double size : {1e6, 1e6, 2e6}) call(sampler, "linear_forward", size, true);
   call(sampler, "add", 1e5, false);
   EXPECT_EQ(sampler.calls(), 4U);
-  const std::vector<MeasuredKernel> tables = sampler.tables(1);
+  const std::vector<MeasuredKernel> tables = measured_kernels(sampler.kernels(), 1);
   ASSERT_EQ(tables.size(), 2U);
   EXPECT_EQ(tables[0].kernel, "add");
   ASSERT_EQ(tables[1].points.size(), 2U);
   EXPECT_EQ(tables[1].points[1].first, 2e6);
-  EXPECT_EQ(sampler.tables(3)[1].points[0].second, 3 * tables[1].points[0].second);
+  EXPECT_EQ(measured_kernels(sampler.kernels(), 3)[1].points[0].second, 3 * tables[1].points[0].second);
   ComputeSpec compute;
-  set_peaks(compute, sampler, 1);
+  set_peaks(compute, sampler.kernels(), 1);
   EXPECT_THAT(compute.peak_flops, ElementsAre(testing::Key("f32")));
   EXPECT_GT(compute.memory_bytes_per_second, 0);
 }

@@ -38,11 +38,16 @@ void train_step(const SampledStep& step, nn::CausalModel& model, fsdp::Engine& e
 
 }  // namespace
 
-std::map<double, double> KernelSamples::times(bool means) const {
+std::map<double, double> KernelSamples::means() const {
   std::map<double, double> all;
   for (const auto& [size, samples] : seconds)
-    all[size] = means ? std::accumulate(samples.begin(), samples.end(), 0.0) / static_cast<double>(samples.size())
-                      : median(samples);
+    all[size] = std::accumulate(samples.begin(), samples.end(), 0.0) / static_cast<double>(samples.size());
+  return all;
+}
+
+std::map<double, double> KernelSamples::medians() const {
+  std::map<double, double> all;
+  for (const auto& [size, samples] : seconds) all[size] = median(samples);
   return all;
 }
 
@@ -76,16 +81,25 @@ std::size_t KernelSampler::calls() const {
 double KernelSampler::sum_of_times() const {
   double sum = 0;
   for (const auto& [name, samples] : kernels_)
-    for (const auto& [size, seconds] : times(samples))
-      sum += seconds * static_cast<double>(samples.seconds.at(size).size());
+    for (const auto& [size, seconds] : samples.seconds) sum = std::accumulate(seconds.begin(), seconds.end(), sum);
   return sum;
 }
 
-std::vector<MeasuredKernel> KernelSampler::tables(double factor) const {
+KernelTables means_of_rounds(std::span<const KernelSampler> rounds) {
+  KernelTables all;
+  for (const KernelSampler& round : rounds)
+    for (const auto& [name, samples] : round.kernels()) {
+      all[name].product = samples.product;
+      for (const auto& [size, mean] : samples.means()) all[name].seconds[size].push_back(mean);
+    }
+  return all;
+}
+
+std::vector<MeasuredKernel> measured_kernels(const KernelTables& kernels, double factor) {
   std::vector<MeasuredKernel> all;
-  for (const auto& [name, samples] : kernels_) {
+  for (const auto& [name, samples] : kernels) {
     MeasuredKernel table{name.first, name.second, {}};
-    for (const auto& [size, seconds] : times(samples)) table.points.emplace_back(size, factor * seconds);
+    for (const auto& [size, seconds] : samples.medians()) table.points.emplace_back(size, factor * seconds);
     all.push_back(std::move(table));
   }
   return all;

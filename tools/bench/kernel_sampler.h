@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,37 +20,40 @@ namespace tessera::tools {
 
 /// Times of one kernel and dtype.
 struct KernelSamples {
-  bool product = false;                              ///< its sizes are operations; else bytes
-  std::map<double, std::vector<double>> seconds;     ///< by size
-  std::map<double, double> times(bool means) const;  ///< by size: medians or means
+  bool product = false;                           ///< its sizes are operations; else bytes
+  std::map<double, std::vector<double>> seconds;  ///< by size
+
+  /// The size and, in seconds, the mean or median of its samples.
+  std::map<double, double> means() const;
+  std::map<double, double> medians() const;
 };
+
+/// By name and dtype.
+using KernelTables = std::map<std::pair<std::string, std::string>, KernelSamples>;
 
 /// Measures each call while it is on: waits for the stream before and after it.
 class KernelSampler final : public nn::KernelInterceptor {
  public:
-  /// `means`: for ranks that share cores, where a call sometimes includes another rank's turn. A median has none of
-  /// these turns in short calls, and all of them in long ones.
-  explicit KernelSampler(bool means) : means_(means) {}
   void call(const nn::KernelInvocation& call, base::Stream& stream, const std::function<void()>& run) override;
   void turn(bool on) { on_ = on; }
-  bool means() const { return means_; }
 
-  /// By name and dtype.
-  const std::map<std::pair<std::string, std::string>, KernelSamples>& kernels() const { return kernels_; }
+  const KernelTables& kernels() const { return kernels_; }
   void merge(const KernelSampler& other);
   std::size_t calls() const;
-  /// By size, the median or mean.
-  std::map<double, double> times(const KernelSamples& samples) const { return samples.times(means_); }
-  /// The sum of these over all calls.
+  /// The sum over all calls.
   double sum_of_times() const;
-  /// As the cluster file has them, multiplied by `factor`.
-  std::vector<MeasuredKernel> tables(double factor) const;
 
  private:
-  const bool means_;
   bool on_ = false;
-  std::map<std::pair<std::string, std::string>, KernelSamples> kernels_;
+  KernelTables kernels_;
 };
+
+/// A sample for each round, the mean of its calls. A training step consists of means: what regularly interrupts a call
+/// belongs to them. A median over rounds has no disturbance that lasted for one of them.
+KernelTables means_of_rounds(std::span<const KernelSampler> rounds);
+
+/// The medians, multiplied by `factor`, as the cluster file has them.
+std::vector<MeasuredKernel> measured_kernels(const KernelTables& kernels, double factor);
 
 /// A training step whose kernels are measured.
 struct SampledStep {

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <thread>
+#include <array>
 
 #include "tessera/fsdp/strategy.h"
 #include "tools/bench/fit.h"
@@ -64,7 +64,7 @@ int steps_for(const SampledStep& step) {
 /// Times one model: its kernels on all ranks together, and its steps on each rank alone.
 OverheadSample sample(const CalibrationStep& one, int steps, comm::HostCollectives& control, comm::Communicator& alone,
                       KernelSampler& all) {
-  KernelSampler together(all.means()), single(all.means());
+  KernelSampler together, single;
   time_steps(one.step, control.communicator(), control, std::max(1, steps / 2), &together);
   time_steps(one.step, alone, control, steps, &single);
   all.merge(together);
@@ -109,10 +109,10 @@ HostOverhead fit_overhead(const std::vector<OverheadSample>& samples) {
   return {line->slope, line->intercept};
 }
 
-void set_peaks(ComputeSpec& compute, const KernelSampler& sampler, double factor) {
+void set_peaks(ComputeSpec& compute, const KernelTables& kernels, double factor) {
   std::vector<double> rates;
-  for (const auto& [name, samples] : sampler.kernels()) {
-    const auto largest = *sampler.times(samples).rbegin();
+  for (const auto& [name, samples] : kernels) {
+    const auto largest = *samples.medians().rbegin();
     if (!(largest.second > 0)) continue;
     const double rate = largest.first / (factor * largest.second);
     if (samples.product) {
@@ -129,23 +129,24 @@ ComputeSpec measure_compute(comm::Communicator& world, const ComputeMeasurement&
   const std::shared_ptr<base::DeviceRuntime> device = base::open_device({});
   comm::HostCollectives control(world, *device);
   const std::unique_ptr<comm::Communicator> alone = world.split(world.rank(), 0);
-  const bool shared = static_cast<unsigned>(world.size() * measurement.threads) > std::thread::hardware_concurrency();
-  KernelSampler all(shared);
+  std::array<KernelSampler, kRounds> rounds;
   std::vector<OverheadSample> samples;
   const std::vector<CalibrationStep> models = calibration_steps(measurement.threads);
-  for (int round = 0; round < kRounds; ++round)
+  for (std::size_t round = 0; round < rounds.size(); ++round)
     for (const CalibrationStep& one : models) {
       const nn::ModelConfig& model = one.step.model;
       measurement.say(fmt::format("kernels of {} of width {}, {} sequences of {}, {} (round {} of {})",
                                   model.family == Family::gpt2 ? "gpt" : "llama", model.width, one.step.sequences,
                                   one.step.seq_len, base::name_of(one.step.dtype), round + 1, kRounds));
-      samples.push_back(sample(one, std::min(steps_for(one.step), measurement.most_steps), control, *alone, all));
+      samples.push_back(
+          sample(one, std::min(steps_for(one.step), measurement.most_steps), control, *alone, rounds[round]));
     }
   const HostOverhead overhead = fit_overhead(samples);
   ComputeSpec compute;
   compute.kernel_latency_us = overhead.latency_us;
-  compute.kernels = all.tables(overhead.factor);
-  set_peaks(compute, all, overhead.factor);
+  const KernelTables kernels = means_of_rounds(rounds);
+  compute.kernels = measured_kernels(kernels, overhead.factor);
+  set_peaks(compute, kernels, overhead.factor);
   return compute;
 }
 

@@ -48,6 +48,6 @@ struct ComputeMeasurement {
 ComputeSpec measure_compute(comm::Communicator& world, const ComputeMeasurement& measurement);
 
 /// Sets the peaks of dtypes and of memory from the largest sizes of the sampled kernels.
-void set_peaks(ComputeSpec& compute, const KernelSampler& sampler, double factor);
+void set_peaks(ComputeSpec& compute, const KernelTables& kernels, double factor);
 
 }  // namespace tessera::tools

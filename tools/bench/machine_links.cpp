@@ -1,8 +1,11 @@
 #include "tools/bench/machine_links.h"
 
 #include <fmt/format.h>
+#include <sched.h>
 
 #include <algorithm>
+#include <ctime>
+#include <numeric>
 #include <random>
 
 #include "tessera/base/error.h"
@@ -10,6 +13,7 @@
 #include "tools/bench/fit.h"
 #include "tools/bench/overlap.h"
 #include "tools/cli/statistics.h"
+#include "tools/launch/process.h"
 
 namespace tessera::tools {
 namespace {
@@ -24,12 +28,33 @@ constexpr double kLargestSkewUs = 100;
 /// The computation beside an operation lasts longer than it by this factor, so that the operation is done before.
 constexpr double kComputeFactor = 2;
 
+/// Of all threads of this process.
+double processor_time_us() {
+  timespec time{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) * 1e6 + static_cast<double>(time.tv_nsec) * 1e-3;
+}
+
+/// How many ranks share each of the cores that at least one of them may use. Collective.
+double ranks_per_core(comm::HostCollectives& control) {
+  std::vector<double> mine(CPU_SETSIZE, 0);
+  for (const int core : allowed_cores()) mine.at(static_cast<std::size_t>(core)) = 1;
+  std::vector<double> used(mine.size(), 0);
+  for (const std::vector<double>& rank : control.gather_all(mine))
+    for (std::size_t core = 0; core < used.size(); ++core) used[core] = std::max(used[core], rank[core]);
+  return control.size() / std::accumulate(used.begin(), used.end(), 0.0);
+}
+
 /// One group of ranks that call together.
 class GroupMeasurement {
  public:
   GroupMeasurement(const BenchSpec& spec, comm::HostCollectives& control, comm::Communicator& group,
                    base::DeviceRuntime& device)
-      : spec_(spec), control_(control), group_(group), memory_(group, device, spec.communicator_memory) {}
+      : spec_(spec),
+        control_(control),
+        group_(group),
+        ranks_per_core_(ranks_per_core(control)),
+        memory_(group, device, spec.communicator_memory) {}
 
   MeasuredCollective measure_op(const BenchOp& op) {
     const std::vector<std::uint64_t> sizes = spec_.sizes(op);
@@ -67,17 +92,18 @@ class GroupMeasurement {
     return {alone, busy_us(call, kComputeFactor * alone, repeats)};
   }
 
-  /// The median time by which a call lengthens a computation of the slowest rank.
+  /// The median time by which a call lengthens a computation of the slowest rank. Where ranks share cores, a wait of
+  /// one is another's turn, and only the processor's time counts.
   double busy_us(const BenchCall& call, double compute_us, const Repeats& repeats) {
     std::uniform_real_distribution<double> any(0, kLargestSkewUs);
     std::vector<double> added;
     for (int i = -repeats.warmup; i < repeats.iterations; ++i) {
       const double before_us = any(random_), after_us = 2 * kLargestSkewUs - before_us + compute_us;
-      const double plain = time_once(control_, repeats, [&] {
+      const double plain = time_of_part(repeats, [&] {
         computation_.run(before_us);
         computation_.run(after_us);
       });
-      const double with_call = time_once(control_, repeats, [&] {
+      const double with_call = time_of_part(repeats, [&] {
         computation_.run(before_us);
         comm::Work work = call.start(group_);
         computation_.run(after_us);
@@ -89,9 +115,20 @@ class GroupMeasurement {
     return std::max(0.0, median(added));
   }
 
+  double time_of_part(const Repeats& repeats, const std::function<void()>& part) {
+    double processor_us = 0;
+    const double us = time_once(control_, repeats, [&] {
+      processor_us = -processor_time_us();
+      part();
+      processor_us += processor_time_us();
+    });
+    return ranks_per_core_ > 1 ? processor_us * ranks_per_core_ : us;
+  }
+
   const BenchSpec& spec_;
   comm::HostCollectives& control_;
   comm::Communicator& group_;
+  const double ranks_per_core_;
   BenchMemory memory_;
   const Computation computation_;
   std::mt19937 random_{static_cast<std::uint32_t>(control_.rank())};  // another skew on each rank

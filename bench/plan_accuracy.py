@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""How far `tessera plan` is from `tessera compare` on this machine.
+
+    bench/plan_accuracy.py build/release [--backends shm,tcp] [--ranks 2,4] [--models A,B] [--rounds 3] [--markdown]
+
+For each backend and number of ranks `bench --cluster` measures the machine. Then `compare` trains each model in several
+rounds, and `plan` predicts the same steps from the measured cluster. `odd` is a model of 5 blocks of width 112, of which
+bench --cluster measures neither width nor depth. A row has the median over the rounds of the medians of the steps, its
+lowest and highest, the plan, and the plan's error. Leave the machine alone meanwhile.
+
+With --link LATENCY,RATE, bench and compare delay what they send as such a link would.
+"""
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+ODD = {"model_type": "gpt2", "n_layer": 5, "n_embd": 112, "n_head": 4, "n_positions": 128, "n_ctx": 128, "vocab_size": 256,
+       "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
+STEPS = {"gpt-mini": 10}
+USUAL_STEPS = 60
+
+
+def run(tool, *arguments):
+    done = subprocess.run([tool, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, arguments))}: {done.stdout.strip()}")
+
+
+class Machine:
+    """A backend and a number of ranks, as measured by bench --cluster."""
+
+    def __init__(self, tool, backend, ranks, folder, link=None, bench_options=()):
+        self.tool, self.backend, self.ranks, self.folder = tool, backend, ranks, pathlib.Path(folder)
+        self.link = ["--link", link] if link else []
+        self.cluster = self.folder / f"{backend}-{ranks}.json"
+        run(tool, "bench", "--cluster", self.cluster, "--ranks", ranks, "--backends", backend, *self.link, *bench_options)
+
+    def strategies(self):
+        return "ddp,zero1,fsdp" + (",hsdp" if self.ranks >= 4 else "")
+
+    def measured(self, model, steps):
+        out = self.folder / "compare.json"
+        run(self.tool, "compare", "--model", self.file_of(model), "--ranks", self.ranks, "--strategies", self.strategies(),
+            "--steps", steps, "--backend", self.backend, *self.link, "--json", out)
+        return {one["strategy"]: one for one in json.loads(out.read_text())["runs"]}
+
+    def planned(self, model):
+        out = self.folder / "plan.json"
+        run(self.tool, "plan", "--model", self.file_of(model), "--ranks", self.ranks, "--strategies", self.strategies(),
+            "--cluster", self.cluster, "--json", out)
+        return {one["strategy"]: one for one in json.loads(out.read_text())["runs"]}
+
+    def rows(self, model, rounds, steps=None):
+        """(strategy, measured ms by round, planned ms, exposed ms by round, planned exposed ms)"""
+        measured = [self.measured(model, steps or STEPS.get(model, USUAL_STEPS)) for _ in range(rounds)]
+        for strategy, plan in self.planned(model).items():
+            yield (strategy, [one[strategy]["step_ms"]["median"] for one in measured], plan["step_ms"]["median"],
+                   [one[strategy]["exposed_communication_ms"] for one in measured], plan["exposed_communication_ms"])
+
+    def file_of(self, model):
+        if model != "odd":
+            return model
+        file = self.folder / "odd.json"
+        file.write_text(json.dumps(ODD))
+        return file
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build")
+    parser.add_argument("--backends", default="shm,tcp")
+    parser.add_argument("--ranks", default="2,4")
+    parser.add_argument("--models", default="gpt-nano,gpt-mini,odd")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--link", metavar="LATENCY,RATE")
+    parser.add_argument("--markdown", action="store_true", help="the table as docs have it")
+    options = parser.parse_args()
+    errors = []
+    form = ("| {} | {} | {} | {} | {:.2f} ({:.2f} to {:.2f}) | {:.2f} | {:+.1f} % | {:.2f} | {:.2f} |" if options.markdown else
+            "{:4} {} {:9} {:6} {:9.3f} ({:.3f} to {:.3f}) {:9.3f} {:+6.1f} % {:9.3f} {:9.3f}")
+    heads = ["backend", "ranks", "model", "strategy", "measured ms", "plan ms", "error", "exposed ms", "plan ms"]
+    print("| " + " | ".join(heads) + " |\n" + "| -- " * len(heads) + "|" if options.markdown else ", ".join(heads))
+    with tempfile.TemporaryDirectory() as folder:
+        for backend in options.backends.split(","):
+            for ranks in map(int, options.ranks.split(",")):
+                machine = Machine(os.path.join(options.build, "tessera"), backend, ranks, folder, options.link)
+                for model in options.models.split(","):
+                    for strategy, measured, planned, exposed, planned_exposed in machine.rows(model, options.rounds):
+                        median = statistics.median(measured)
+                        errors.append(abs(planned / median - 1))
+                        print(form.format(backend, ranks, model, strategy, median, min(measured), max(measured), planned,
+                                          100 * (planned / median - 1), statistics.median(exposed), planned_exposed), flush=True)
+    print(f"\nerror of the plan: mean {100 * statistics.mean(errors):.1f} %, at most {100 * max(errors):.1f} %, "
+          f"{sum(error <= 0.1 for error in errors)} of {len(errors)} within 10 %")
+
+
+if __name__ == "__main__":
+    main()

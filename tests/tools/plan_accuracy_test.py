@@ -1,0 +1,47 @@
+"""tessera plan over a cluster that bench --cluster measured, against training on this machine.
+
+    plan_accuracy_test.py TOOL
+
+The bound leaves room for a machine that other programs use; bench/plan_accuracy.py measures how good a plan is on a
+quiet one.
+"""
+
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+import plan_accuracy
+
+TOOL = None
+ROOM = 0.4
+ATTEMPTS = 3
+
+
+class PlanAccuracyTest(unittest.TestCase):
+    def test_planned_steps_take_as_long_as_measured_ones(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for attempt in range(ATTEMPTS):
+                machine = plan_accuracy.Machine(TOOL, "shm", 2, folder, bench_options=["--iterations", 6, "--max-bytes", "1M", "--factor", 4])
+                errors = self.errors(machine)
+                if max(errors) <= ROOM:
+                    break
+            self.assertLessEqual(max(errors), ROOM, errors)
+            # The control: kernels that take three times as long are outside the bound.
+            cluster = json.loads(machine.cluster.read_text())
+            for table in cluster["compute"]["kernels"]:
+                table["points"] = [[size, 3 * seconds] for size, seconds in table["points"]]
+            machine.cluster.write_text(json.dumps(cluster))
+            self.assertGreater(statistics.median(self.errors(machine)), ROOM)
+
+    def errors(self, machine):
+        return [abs(planned / statistics.median(measured) - 1)
+                for _, measured, planned, _, _ in machine.rows("gpt-nano", rounds=3, steps=40)]
+
+
+if __name__ == "__main__":
+    TOOL = sys.argv.pop(1)
+    unittest.main()

@@ -119,6 +119,8 @@ MISTAKES = [
 
     # sim
     mistake("sim-order-ignored", "src/comm/sim/world.cpp", "earlier.push_back(last_);", "earlier.push_back(0);", r"^sim\.", "a simulation overlaps operations that one channel runs in sequence"),
+    mistake("sim-call-takes-no-time", "src/comm/sim/world.cpp", "clock.advance_host(simulation_->network.busy(operation).count(), name_of(kind));", "simulation_->network.busy(operation);", r"^sim\.", "a simulated call takes nothing from its rank's computation"),
+    mistake("cost-table-outlier-counts-alone", "src/base/cost_table.cpp", "      pools.back().sum += last.sum;\n", "      pools.back().sum += pools.back().mean();\n", r"^base\.CostTable", "one disturbed measurement raises the times of all larger sizes"),
     mistake("sim-abort-ignored", "src/comm/sim/world.cpp", "    if (!simulation_->aborted.empty()) throw Aborted(simulation_->aborted);\n", "", r"^sim\.", "operations still succeed after a simulated abort"),
     mistake("sim-one-latency-too-few", "src/comm/sim/network.cpp", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 2 : 1; }", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 1 : 1; }", (r"^sim\.", r"^fsdp_simulation\."), "a simulation counts all_reduce as one exchange"),
     mistake("sim-link-not-shared", "src/comm/sim/shared_links.cpp", "spare_[load.link] -= rate * load.bytes / phase.bytes;", "spare_[load.link] -= 0 * load.bytes / phase.bytes;", r"^sim\.", "a link carries more than its bandwidth"),

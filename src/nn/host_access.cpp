@@ -19,6 +19,7 @@ PinnedBufferCache::Block PinnedBufferCache::acquire(std::size_t bytes) {
     if (dropped) runtime_.free_host(block.data, block.bytes);
     return dropped;
   });
+  blocks_.reserve(blocks_.size() + 1);  // for the block's return
   const auto found = std::find_if(blocks_.begin(), blocks_.end(),
                                   [&](const Block& block) { return block.bytes >= bytes && idle(block); });
   if (found == blocks_.end()) return {runtime_.allocate_host(bytes), bytes, {}};
@@ -32,11 +33,10 @@ void upload(Context& context, void* to, std::size_t bytes, const std::function<v
   context.refuse_in_capture("an upload", "every replay would use the recorded data");
   if (runtime.host_accessible()) return write(to);
   if (runtime.device().type == DeviceType::meta || bytes == 0) return;
-  PinnedBufferCache::Block block = context.staging().acquire(bytes);
-  write(block.data);
-  runtime.copy(context.stream(), CopyDirection::host_to_device, to, block.data, bytes);
-  block.free = context.stream().record();
-  context.staging().release(std::move(block));
+  PinnedBufferCache::Lease block(context.staging(), bytes);
+  write(block->data);
+  runtime.copy(context.stream(), CopyDirection::host_to_device, to, block->data, bytes);
+  block->free = context.stream().record();
 }
 
 void download(Context& context, const void* from, std::size_t bytes, const std::function<void(const void*)>& read) {
@@ -46,11 +46,10 @@ void download(Context& context, const void* from, std::size_t bytes, const std::
     context.stream().synchronize();
     return read(from);
   }
-  PinnedBufferCache::Block block = context.staging().acquire(bytes);
-  runtime.copy(context.stream(), CopyDirection::device_to_host, block.data, from, bytes);
+  PinnedBufferCache::Lease block(context.staging(), bytes);
+  runtime.copy(context.stream(), CopyDirection::device_to_host, block->data, from, bytes);
   context.stream().synchronize();
-  read(block.data);
-  context.staging().release(std::move(block));
+  read(block->data);
 }
 
 }  // namespace tessera::nn

@@ -32,12 +32,23 @@ class PinnedBufferCache {
     std::size_t bytes = 0;  ///< size of the buffer, at least as requested
     Event free;             ///< reached when the last copy that used the buffer is complete
   };
-  Block acquire(
-      std::size_t bytes);  ///< an idle block of at least `bytes`, or a new one; owned by the caller until release()
-  /// Returns a block, which is reused once `free` is reached.
-  void release(Block block) { blocks_.push_back(std::move(block)); }
+  /// An idle block of at least `bytes`, or a new one, until destruction. Then it is reused once `free` is reached.
+  class Lease {
+   public:
+    Lease(PinnedBufferCache& cache, std::size_t bytes) : cache_(cache), block_(cache.acquire(bytes)) {}
+    ~Lease() { cache_.blocks_.push_back(std::move(block_)); }  // acquire() made room
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    Block* operator->() { return &block_; }
+
+   private:
+    PinnedBufferCache& cache_;
+    Block block_;
+  };
 
  private:
+  Block acquire(std::size_t bytes);
+
   static constexpr std::size_t kKept = std::size_t{64} << 20;  // larger blocks are freed when they are idle
   DeviceRuntime& runtime_;
   std::vector<Block> blocks_;

@@ -176,6 +176,7 @@ class Copying final : public CollectivePlugin {
       staged.data = staging_.data();
       call.channel.all_gather(t.in, staged, call.options).wait();
       call.copier.copy(*call.options.after, t.out.data, staging_.data(), t.out.bytes());
+      call.options.after->synchronize();  // before the next transfer writes to the same memory
     }
     return {};
   }

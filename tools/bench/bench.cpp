@@ -63,6 +63,10 @@ int run_as_child(const BenchOptions& options, const BenchSpec& plan) {
                    ordered_json line = {{"row", to_json(row.out_of_place)}};
                    if (row.in_place) line["in_place"] = to_json(*row.in_place);
                    print_line(line);
+                 },
+             .on_link =
+                 [&](const comm::Lateness& lateness) {
+                   print_line({{"link", {lateness.median_us, lateness.percent, lateness.shared_calls}}});
                  }});
   return 0;
 }
@@ -84,6 +88,8 @@ int run_in_processes(const CommandLine& commands, const BenchSpec& plan, const s
       if (callbacks.on_algorithms) callbacks.on_algorithms(line["algorithms"].get<std::vector<std::string>>());
     } else if (line.contains("memcpy")) {
       callbacks.on_memcpy({line["memcpy"][0], line["memcpy"][1]});
+    } else if (line.contains("link")) {
+      if (callbacks.on_link) callbacks.on_link({line["link"][0], line["link"][1], line["link"][2]});
     } else {
       BenchRow row{bench_result_from_json(line.at("row")), {}};
       if (line.contains("in_place")) row.in_place = bench_result_from_json(line["in_place"]);
@@ -95,7 +101,8 @@ int run_in_processes(const CommandLine& commands, const BenchSpec& plan, const s
 
 BenchCallbacks printing(BenchReport& report) {
   return {.on_memcpy = [&](const MemcpySpeed& speed) { print(report.add(speed)); },
-          .on_row = [&](const BenchRow& row) { print(report.add(row)); }};
+          .on_row = [&](const BenchRow& row) { print(report.add(row)); },
+          .on_link = [&](const comm::Lateness& lateness) { report.add(lateness); }};
 }
 
 /// Runs as a rank that another launcher started.

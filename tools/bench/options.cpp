@@ -61,7 +61,11 @@ void check_tuning(const BenchOptions& options, const BenchSpec& plan) {
 }  // namespace
 
 BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
-  BenchSpec plan{.ranks = ranks, .check = options.check, .iterations = options.iterations, .warmup = options.warmup};
+  BenchSpec plan{.ranks = ranks,
+                 .links = slow_links_of(options, ranks, options.device),
+                 .check = options.check,
+                 .iterations = options.iterations,
+                 .warmup = options.warmup};
   refuse_repeats(options.ops, "operations");
   for (const std::string& name : options.ops) plan.ops.push_back(&bench_op(name));
   set_sizes(plan, options);
@@ -166,6 +170,7 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
       .add_option("--cluster", options.cluster,
                   "measure the collectives and kernels of this machine and write a cluster file for plan --cluster")
       ->type_name("FILE");
+  add_link_options(command, options);
   add_options_of_step(command, options);
   command.add_option("--threads", options.threads)->group("");        // of the ranks that this command starts
   command.add_option("--algorithms", options.algorithms)->group("");  // of the ranks that this command starts

@@ -12,7 +12,7 @@
 namespace tessera::tools {
 
 /// As given on the command line; see the help texts in options.cpp.
-struct BenchOptions {
+struct BenchOptions : LinkOptions {
   std::vector<std::string> ops = {"all_reduce", "all_gather", "reduce_scatter"};
   std::optional<int> ranks;
   std::vector<std::string> backends;

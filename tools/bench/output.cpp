@@ -126,6 +126,7 @@ std::string BenchReport::add(const BenchRow& row) {
 std::string BenchReport::end() {
   std::string text = end_block();
   if (!csv_ && plan_.backends.size() > 1) text += side_by_side(results_);
+  if (!csv_ && lateness_) text += "# " + lateness_line(*lateness_);
   return text;
 }
 

@@ -20,6 +20,8 @@ class BenchReport {
   /// Printed for the first backend's run only; the others' are the same.
   std::string add(const MemcpySpeed& speed);
   std::string add(const BenchRow& row);
+  /// Printed at the end.
+  void add(const comm::Lateness& lateness) { lateness_ = lateness; }
   std::string end();
 
   nlohmann::ordered_json json() const;
@@ -38,6 +40,7 @@ class BenchReport {
   std::vector<BenchResult> results_;
   std::size_t block_begin_ = 0;  ///< index of the first result of the operation and backend being printed
   std::optional<MemcpySpeed> memcpy_;
+  std::optional<comm::Lateness> lateness_;  ///< of the last backend
 };
 
 /// Writes JSON and plot, and throws CheckFailed (exit code 1) if a value was wrong.

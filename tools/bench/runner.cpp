@@ -43,6 +43,8 @@ class BenchRunner {
       : plan_(plan),
         world_(world),
         control_(world, device),
+        slow_world_(slow_copy(world, plan.links)),
+        measured_(slow_world_ ? *slow_world_ : world),
         memory_(world, device, plan.communicator_memory),
         callbacks_(callbacks) {
     if (plan.overlap) computation_.emplace();
@@ -53,6 +55,9 @@ class BenchRunner {
     const MemcpySpeed speed = measure_memcpy(control_, memory_);
     if (world_.rank() == 0 && callbacks_.on_memcpy) callbacks_.on_memcpy(speed);
     for (const BenchOp* op : plan_.ops) run_op(*op);
+    if (!slow_world_) return;
+    const comm::Lateness lateness = latest(control_, *slow_world_);
+    if (world_.rank() == 0 && callbacks_.on_link) callbacks_.on_link(lateness);
   }
 
  private:
@@ -78,8 +83,8 @@ class BenchRunner {
   /// Calls once. Nothing: refused, before anything is sent and equally on all ranks.
   std::optional<std::string> algorithm_of(const BenchCall& call) {
     try {
-      call.start(world_).wait();
-      return std::string(world_.last_algorithm());
+      call.start(measured_).wait();
+      return std::string(measured_.last_algorithm());
     } catch (const base::InvalidUsage&) {
       if (!plan_.leave_out_refused) throw;
     } catch (const base::Unsupported&) {
@@ -103,13 +108,13 @@ class BenchRunner {
                        .in_place = in_place,
                        .memory = plan_.communicator_memory ? "communicator" : "ordinary",
                        .algorithm = *algorithm};
-    result.time_us = bench_times(measure(control_, repeats, [&] { call.start(world_).wait(); }));
+    result.time_us = bench_times(measure(control_, repeats, [&] { call.start(measured_).wait(); }));
     result.algbw_gbps = gigabytes_per_second(static_cast<double>(shape.bytes), result.time_us.median);
     result.busbw_gbps = result.algbw_gbps * bus_factor(op, plan_.ranks);
     result.bound_us = measure_bound(bench_traffic(op, shape, place(), in_place), of_host, repeats);
     if (plan_.overlap)
       result.overlap_percent = overlap_percent(measure_overlap(
-          control_, fewer(repeats), [&] { return call.start(world_); },
+          control_, fewer(repeats), [&] { return call.start(measured_); },
           [&] { computation_->run(result.time_us.median); }));
     if (plan_.check) result.wrong = check(op, shape, buffers, in_place);
     return result;
@@ -130,7 +135,7 @@ class BenchRunner {
   std::uint64_t check(const BenchOp& op, const BenchShape& shape, BenchBuffers& buffers, bool in_place) {
     const BenchData data = data_of(op);
     buffers.fill(shape, in_place);
-    buffers.call(shape, in_place).start(world_).wait();
+    buffers.call(shape, in_place).start(measured_).wait();
     const bool has_output = !expected_parts(data, shape, world_.rank()).empty();
     const comm::View out = buffers.output(shape, in_place);
     if (has_output && callbacks_.before_check) callbacks_.before_check(out);
@@ -142,6 +147,8 @@ class BenchRunner {
   const BenchSpec& plan_;
   comm::Communicator& world_;
   comm::HostCollectives control_;
+  std::unique_ptr<comm::Communicator> slow_world_;  ///< only with links
+  comm::Communicator& measured_;
   BenchMemory memory_;
   const BenchCallbacks& callbacks_;
   std::optional<Computation> computation_;  ///< only with --overlap

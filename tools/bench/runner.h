@@ -14,6 +14,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/host_collectives.h"
 #include "tools/bench/operations.h"
+#include "tools/cli/link_options.h"
 
 namespace tessera::tools {
 
@@ -21,6 +22,7 @@ struct BenchSpec {
   std::vector<const BenchOp*> ops;
   std::vector<std::string> backends;
   int ranks = 1;
+  std::optional<comm::SlowLinks> links;  ///< with --link: of what is timed
   std::uint64_t min_bytes = 8;
   std::uint64_t max_bytes = 64 << 20;
   std::uint64_t factor = 2;
@@ -87,8 +89,9 @@ struct MemcpySpeed {
 struct BenchCallbacks {
   /// The names of Capabilities::algorithms; rank 0 only; called first.
   std::function<void(const std::vector<std::string>&)> on_algorithms = {};
-  std::function<void(const MemcpySpeed&)> on_memcpy = {};  ///< rank 0 only
-  std::function<void(const BenchRow&)> on_row = {};        ///< rank 0 only
+  std::function<void(const MemcpySpeed&)> on_memcpy = {};   ///< rank 0 only
+  std::function<void(const BenchRow&)> on_row = {};         ///< rank 0 only
+  std::function<void(const comm::Lateness&)> on_link = {};  ///< rank 0 only; with links, at the end
   /// Called with each checked output before it is compared: tests corrupt it to prove that the check detects it.
   std::function<void(comm::View out)> before_check = {};
 };

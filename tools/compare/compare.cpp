@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <sstream>
@@ -156,9 +157,18 @@ std::string rounding_note(const TrainPlan& plan, const Comparison& comparison) {
   return "";
 }
 
+/// Of the run whose ranks woke latest, compared with a transfer; nothing without --link.
+std::optional<comm::Lateness> latest_of(const Comparison& comparison) {
+  const auto most = std::max_element(comparison.runs.begin(), comparison.runs.end(), [](const auto& a, const auto& b) {
+    return a.link && b.link && a.link->percent < b.link->percent;
+  });
+  return most->link;
+}
+
 void write_outputs(const CompareOptions& options, const TrainPlan& plan, const Comparison& comparison,
                    const std::vector<std::string>& traces) {
   fmt::print("{}{}\n{}", comparison_table(comparison), equality_statement(comparison), rounding_note(plan, comparison));
+  if (const auto& lateness = latest_of(comparison)) fmt::print("{}", lateness_line(*lateness));
   if (!options.json.empty()) write_file(options.json, json_text(to_json(comparison), 1) + "\n");
   if (!options.report.empty()) write_file(options.report, report::page({comparison}));
   if (options.trace.empty()) return;

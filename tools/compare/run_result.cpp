@@ -79,6 +79,9 @@ ordered_json to_json(const RunResult& r) {
       {"peak_bytes", to_json(r.peak_bytes)},
   };
   if (!r.wrap.empty()) json["wrap"] = r.wrap;
+  if (r.link)
+    json["link"] = {
+        {"woke_late_us", r.link->median_us}, {"late_percent", r.link->percent}, {"shared_calls", r.link->shared_calls}};
   if (r.skipped_steps) json["skipped_steps"] = *r.skipped_steps;
   if (r.evaluation) {
     json["eval_loss"] = r.evaluation->loss;
@@ -111,6 +114,10 @@ RunResult run_result_from_json(const ordered_json& json) {
   r.model_state_bytes = {state.at("parameter"), state.at("gradient"), state.at("optimizer")};
   r.peak_bytes = peak_from(json.at("peak_bytes"));
   if (json.contains("eval_loss")) r.evaluation = {number_or_nan(json.at("eval_loss")), json.at("eval_tokens")};
+  if (json.contains("link")) {
+    const ordered_json& link = json.at("link");
+    r.link = {link.at("woke_late_us"), link.at("late_percent"), link.at("shared_calls")};
+  }
   if (json.contains("skipped_steps")) r.skipped_steps = json.at("skipped_steps").get<std::uint64_t>();
   return r;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/base/memory_tracker.h"
+#include "tessera/comm/slow_link/slow_link.h"
 
 namespace tessera::tools {
 
@@ -56,6 +57,7 @@ struct RunResult {
   PerCollective plain_bytes_per_step;  ///< the formula if `plain` ran all collectives
   ModelState model_state_bytes;
   base::MemoryTracker::Snapshot peak_bytes;
+  std::optional<comm::Lateness> link;  ///< with --link
 };
 
 /// A number of a JSON file, in which null stands for a number that isn't finite.

@@ -55,7 +55,8 @@ std::vector<std::string> row_of(const StepPlan& plan) {
 TrainPlan train_plan(const PlanOptions& options, const std::string& wrap, int ranks, const ClusterSpec& cluster) {
   TrainOptions one = options;
   one.wrap = wrap;
-  one.steps = 0;  // opens no data
+  one.steps = 0;                        // opens no data
+  static_cast<LinkOptions&>(one) = {};  // those of the simulated cluster
   TrainPlan plan = make_plan(one, ranks);
   plan.ranks_per_host = std::min(ranks, cluster.ranks_per_host);
   plan.options.cpu_offload = options.cpu_offload && cluster.compute.kind == ComputeSpec::Kind::device;

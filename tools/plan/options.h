@@ -13,12 +13,11 @@ namespace tessera::tools {
 
 /// Those of train, and what a plan is for. `strategies`: empty: all that can run.
 struct PlanOptions : TrainOptions {
+  PlanOptions() { link = "20us,100MB/s"; }
+
   std::string parameters;  ///< of a model without layers: the ZeRO table
   std::vector<std::string> rank_counts = {"4"};
-  std::string cluster;  ///< a preset, a file, or "list"; empty: that of the next four
-  std::string link = "20us,100MB/s";
-  std::string link_intra;
-  int hosts = 1;
+  std::string cluster;  ///< a preset, a file, or "list"; empty: that of --link and --machine
   std::string machine = "50GFLOP/s,10GB/s";
   std::vector<std::string> wraps;  ///< empty: only --wrap
   std::vector<std::string> scale;  ///< numbers of ranks
@@ -28,7 +27,7 @@ struct PlanOptions : TrainOptions {
   std::vector<std::string> slow_links;  ///< HOST:FACTOR
   double jitter_percent = 0;
   std::string validate;  ///< a file of published measurements
-  std::string chakra;  ///< a folder; empty: none
+  std::string chakra;    ///< a folder; empty: none
 };
 
 /// Adds them to the subcommand.

@@ -213,6 +213,7 @@ void add_train_options(CLI::App& command, TrainOptions& options) {
   add_step_options(command, options);
   add_run_options(command, options);
   add_loop_options(command, options);
+  add_link_options(command, options);
   add_optimizer_settings(command, options);
   command.add_option("--eval", options.eval, "print the mean loss over this file after training")->type_name("FILE");
   command.add_option("--json", options.json, "write the results as JSON")->type_name("FILE");

@@ -13,11 +13,12 @@
 #include "tessera/nn/lr_schedule.h"
 #include "tessera/nn/models/config.h"
 #include "tessera/nn/optimizer.h"
+#include "tools/cli/link_options.h"
 
 namespace tessera::tools {
 
 /// As given on the command line; see the help texts in options.cpp.
-struct TrainOptions {
+struct TrainOptions : LinkOptions {
   std::optional<int> ranks;
   std::string backend = "shm";
   bool backend_given = false;
@@ -86,8 +87,9 @@ void add_train_options(CLI::App& command, TrainOptions& options);
 struct TrainPlan {
   TrainOptions options;
   int ranks = 1;
-  int ranks_per_host = 1;  ///< for the default mesh
-  int threads = 1;         ///< compute threads per rank
+  int ranks_per_host = 1;                ///< for the default mesh
+  std::optional<comm::SlowLinks> links;  ///< with --link
+  int threads = 1;                       ///< compute threads per rank
   nn::ModelConfig model;
   std::optional<nn::LoraOptions> lora;  ///< nothing: all parameters are trained
   bool quantized = false;               ///< the weights of linear layers are in NF4

@@ -154,6 +154,8 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   const comm::Launch launch = comm::resolve_launch();
   plan.ranks_per_host = std::max(1, launch.size > 1 ? launch.local_size : ranks);
   plan.threads = threads_of(options, plan.ranks_per_host);
+  plan.links = slow_links_of(options, ranks, options.device);
+  if (options.hosts > 1) plan.ranks_per_host = ranks / options.hosts;
   plan.checkpoint = checkpoint_to_resume(options);
   plan.model = model_of(options, plan.checkpoint);
   plan.lora = lora_of(options, plan.checkpoint, plan.model);

@@ -90,6 +90,7 @@ int train_as_rank(const TrainPlan& plan) {
     fmt::print("eval loss {:.6f} over {} tokens\n", evaluation->loss, evaluation->tokens);
     json.write({{"eval_loss", evaluation->loss}, {"tokens", evaluation->tokens}});
   }
+  if (outcome.result.link) fmt::print("{}", lateness_line(*outcome.result.link));
   fmt::print("final parameters {}\n", outcome.result.final_parameters_hash);
   json.write({{"final_parameters_hash", outcome.result.final_parameters_hash}, {"steps", options.steps}});
   if (!options.trace.empty()) {

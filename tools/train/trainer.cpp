@@ -53,9 +53,10 @@ class Trainer {
                   .make_stream = {},
                   .device = device_of_rank(plan.options.device)}),
         control_(*control_communicator_, context_.runtime()),
+        slow_world_(slow_copy(world, plan.links)),
         divergence_(control_, plan.options.wrap == "block" ? strategy : strategy + " " + plan.options.wrap),
         model_(nn::make_model(context_, plan.model)),
-        engine_(prepare(*model_, plan), world, options_for(plan, strategy, measure_norm)) {
+        engine_(prepare(*model_, plan), slow_world_ ? *slow_world_ : world, options_for(plan, strategy, measure_norm)) {
     if (plan.data != nullptr)
       batches_.emplace(plan.data, nn::BatchOptions{plan.data->training(), plan.seq_len, plan.options.global_batch,
                                                    plan.options.seed});
@@ -117,8 +118,9 @@ class Trainer {
     report.tokens_per_second = static_cast<double>(plan_.options.global_batch * plan_.seq_len) / ms * 1e3;
     if (engine_.options().measures_norm()) report.grad_norm = engine_.grad_norm();
     // The scaler skips steps whose norm is not finite: their parameters don't change.
-    divergence_.after_step(report.step, own, mean,
-                           engine_.options().measures_norm() && !scaler_ ? std::optional(report.grad_norm) : std::nullopt);
+    divergence_.after_step(
+        report.step, own, mean,
+        engine_.options().measures_norm() && !scaler_ ? std::optional(report.grad_norm) : std::nullopt);
     return report;
   }
 
@@ -235,6 +237,7 @@ class Trainer {
   base::MemoryTracker& memory_tracker_;
   nn::Context context_;
   comm::HostCollectives control_;
+  std::unique_ptr<comm::Communicator> slow_world_;  // with --link; losses and results of the run don't pass it
   DivergenceMonitor divergence_;
   std::unique_ptr<nn::CausalModel> model_;
   fsdp::Engine engine_;
@@ -292,6 +295,7 @@ RunResult Trainer::summarize() {
     for (std::size_t i = 0; i < slowest.size(); ++i) slowest[i] = std::max(slowest[i], rank[i]);
   for (const auto& rank : control_.gather_all(measured_.exposed_ms))
     r.exposed_communication_ms = std::max(r.exposed_communication_ms, median(without_warm_up(rank)));
+  if (slow_world_) r.link = latest(control_, *slow_world_);
   const std::vector<double> warm = without_warm_up(slowest);
   r.step_ms_median = median(warm);
   r.step_ms_p95 = percentile(warm, 0.95);

@@ -1,0 +1,125 @@
+#include "tessera/comm/slow_link/slow_link.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/slow_link/port_use.h"
+#include "tessera/comm/slow_link/slow_work.h"
+
+namespace tessera::comm {
+namespace {
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+class SlowCommunicator final : public Communicator {
+ public:
+  SlowCommunicator(std::unique_ptr<Communicator> inner, const SlowLinks& links, int world_rank, int world_size,
+                   std::shared_ptr<SlowRank> state)
+      : Communicator(inner->rank(), inner->size(), {inner->timeout(), inner->logger(), inner->memory_tracker()}),
+        inner_(std::move(inner)),
+        links_(links),
+        world_rank_(world_rank),
+        world_size_(world_size),
+        state_(std::move(state)),
+        members_(static_cast<std::size_t>(size())),
+        times_(*inner_) {
+    inner_->all_gather(view_of(&world_rank_, 1), view_of(members_.data(), members_.size()), {.label = "slow link"})
+        .wait();
+    before_ = inner_->traffic();
+  }
+  const Capabilities& capabilities() const noexcept override { return inner_->capabilities(); }
+
+  Lateness lateness() const {
+    const std::lock_guard lock(state_->mutex);
+    const double took = median(state_->took_us);
+    const double late = median(state_->late_us);
+    return {late, took > 0 ? 100 * late / took : 0, times_.shared()};
+  }
+
+ private:
+  Work do_start(const OpDesc& call) override {
+    const auto transfer = begin({&call, 1});
+    return pass(forward_to(*inner_, call), transfer, call.timeout);
+  }
+  Work do_batch(std::span<const OpDesc> parts) override {
+    if (parts.empty()) return forward_to(*inner_, parts);
+    const auto transfer = begin(parts);
+    return pass(forward_to(*inner_, parts), transfer, parts.front().timeout);
+  }
+
+  std::shared_ptr<Transfer> begin(std::span<const OpDesc> calls) {
+    if (size() == 1) return nullptr;
+    auto transfer = std::make_shared<Transfer>();
+    transfer->use = port_use({links_, world_size_, members_, rank()}, calls);
+    transfer->called = std::chrono::steady_clock::now();
+    const OpKind kind = calls.front().kind;
+    if (kind != OpKind::send && kind != OpKind::recv) {
+      transfer->times = &times_;
+      transfer->number = calls_++;
+      times_.record(transfer->number, transfer->called);
+    }
+    return transfer;
+  }
+
+  Work pass(Work inner, const std::shared_ptr<Transfer>& transfer, std::chrono::milliseconds timeout) {
+    if (transfer == nullptr) return inner;
+    state_->ports.add(transfer);
+    return Work(new SlowWork(std::move(inner), *inner_, state_, transfer, transfer->called + timeout));
+  }
+
+  std::unique_ptr<Communicator> do_split(int color, int key) override {
+    auto child = inner_->split(color, key);
+    if (child == nullptr) return nullptr;
+    return std::make_unique<SlowCommunicator>(std::move(child), links_, world_rank_, world_size_, state_);
+  }
+  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
+    return inner_->allocate(bytes, kind, use);
+  }
+  void do_abort(std::string_view reason) noexcept override { inner_->abort(std::string(reason)); }
+  /// Without the bytes of the constructor.
+  void do_traffic(TrafficStats& snapshot) const override {
+    const TrafficStats moved = inner_->traffic() - before_;
+    for (std::size_t kind = 0; kind < kOpKinds; ++kind)
+      snapshot.by_kind[kind].bytes_sent = moved.by_kind[kind].bytes_sent;
+    snapshot.bytes_to_peer = moved.bytes_to_peer;
+  }
+  std::string_view do_last_algorithm() const noexcept override { return inner_->last_algorithm(); }
+
+  const std::unique_ptr<Communicator> inner_;
+  const SlowLinks links_;
+  const std::int32_t world_rank_;
+  const int world_size_;
+  const std::shared_ptr<SlowRank> state_;
+  std::vector<std::int32_t> members_;  // as ranks of the world
+  CallTimes times_;
+  TrafficStats before_;
+  std::uint64_t calls_ = 0;  // of collectives
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> slow_links(std::unique_ptr<Communicator> world, const SlowLinks& links) {
+  const int rank = world->rank();
+  const int size = world->size();
+  if (links.hosts < 1 || size % links.hosts != 0)
+    throw InvalidUsage("slow links: " + std::to_string(size) + " ranks don't divide into " +
+                       std::to_string(links.hosts) + " hosts of equal size; use a divisor of the number of ranks");
+  if (!(links.link.bytes_per_second > 0) || (links.hosts > 1 && !(links.intra.bytes_per_second > 0)))
+    throw InvalidUsage("slow links: a link needs a rate above 0");
+  return std::make_unique<SlowCommunicator>(std::move(world), links, rank, size, std::make_shared<SlowRank>());
+}
+
+Lateness lateness_of(const Communicator& communicator) {
+  const auto* slow = dynamic_cast<const SlowCommunicator*>(&communicator);
+  if (slow == nullptr) throw InvalidUsage("lateness_of: the communicator has no slow links");
+  return slow->lateness();
+}
+
+}  // namespace tessera::comm

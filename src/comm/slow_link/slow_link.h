@@ -1,0 +1,45 @@
+// A decorator that makes the links between ranks slower, by the model of simulated clusters.
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include "tessera/base/export.h"
+#include "tessera/comm/communicator.h"
+
+namespace tessera::comm {
+
+/// One direction of a link between two ranks.
+struct SlowLink {
+  std::chrono::nanoseconds latency{};
+  double bytes_per_second = 0;  ///< above 0
+};
+
+/// The links of all ranks: they form `hosts` equal groups of consecutive ranks.
+struct SlowLinks {
+  SlowLink link;   ///< between hosts, or with one host between any two ranks
+  SlowLink intra;  ///< between ranks of one host; unused with one host
+  int hosts = 1;   ///< divides the number of ranks
+};
+
+/// How late a rank woke up that slept until a transfer was through.
+struct Lateness {
+  double median_us = 0;
+  double percent = 0;        ///< of the median transfer's time
+  bool shared_calls = true;  ///< false: each rank counts a transfer from its own call
+};
+
+/// Wraps the world and all that is split from it, on the host's memory only. Each rank has a port for each class of
+/// link. An operation occupies it for its bytes to (or from, if those are more) peers of that class under the direct
+/// algorithms, over the rate, first come, first served over all communicators of the rank; the latency of each of its
+/// messages in a row follows, while the next operation may occupy the port. The operation itself starts at once, and is
+/// done when the inner one is and its time has come; sends and receives count from this rank's call. Results, calls
+/// and bytes are unchanged. An error is not delayed, and a failure ends the wait. An operation that needs longer than
+/// its timeout fails. Collective.
+TESSERA_API std::unique_ptr<Communicator> slow_links(std::unique_ptr<Communicator> world, const SlowLinks& links);
+
+/// Of this rank, over all communicators of the same world; percent is 0 if it never slept. Throws InvalidUsage for
+/// other communicators.
+TESSERA_API Lateness lateness_of(const Communicator& communicator);
+
+}  // namespace tessera::comm

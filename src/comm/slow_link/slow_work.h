@@ -1,0 +1,46 @@
+// An operation over slow links.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/slow_link/ports.h"
+
+namespace tessera::comm {
+
+/// What the communicators of a rank share.
+struct SlowRank {
+  Ports ports;
+  std::mutex mutex;  // guards what follows: of each transfer that the rank slept for
+  std::vector<double> late_us, took_us;
+};
+
+/// Done when the inner work is and its transfer is through.
+class SlowWork final : public WorkState {
+ public:
+  /// `inner_communicator`: that of `inner`. The operation fails at `deadline`.
+  SlowWork(Work inner, Communicator& inner_communicator, std::shared_ptr<SlowRank> rank,
+           std::shared_ptr<Transfer> transfer, CallTimes::TimePoint deadline);
+
+  bool done() noexcept override;
+  bool wait_until(CallTimes::TimePoint until) override;
+  void wait() override;
+  void wait_on(Stream& stream) override;
+
+ private:
+  ~SlowWork() override { rank_->ports.remove(*transfer_); }
+  void recycle() noexcept override { delete this; }
+  CallTimes::TimePoint through() const;
+  bool sleep_until(CallTimes::TimePoint until);
+  void throw_if_failed();
+
+  Work inner_;
+  Communicator& communicator_;
+  const std::shared_ptr<SlowRank> rank_;
+  const std::shared_ptr<Transfer> transfer_;
+  const CallTimes::TimePoint deadline_;
+};
+
+}  // namespace tessera::comm

@@ -84,6 +84,7 @@ void ShmGroup::select_protocol(ShmOperation& op) const {
 }
 
 Work ShmGroup::start_batch(std::span<const OpDesc> parts) {
+  if (parts.empty()) look_for_failure();
   throw_if_failed();
   if (parts.empty()) return {};
   last_algorithm_ = kDirect;
@@ -182,6 +183,15 @@ void ShmGroup::send_failure(const Failure& failure) noexcept {
 void ShmGroup::fail_operations(bool) noexcept {
   while (!collectives_.empty()) complete(collectives_.pop(), Operation::failed);
   messages_.fail_all();
+}
+
+/// Without an operation in flight nothing else does.
+void ShmGroup::look_for_failure() noexcept {
+  const std::lock_guard lock(engine().mutex());
+  if (failed() || adopt_peer_failure()) return;
+  for (int k = 0; k < size() && !failed(); ++k)
+    if (const std::string death = k == rank() ? "" : monitor_.death(k); !death.empty())
+      fail({FailureKind::peer_lost, rank_name(k) + " " + death}, true);
 }
 
 /// Checks the deadlines and the peers. True: the communicator has failed.

@@ -60,6 +60,7 @@ class ShmGroup final : public PolledGroup, public Pollable {
   void send_failure(const Failure& failure) noexcept override;
   void fail_operations(bool first) noexcept override;
   bool check_health() noexcept;
+  void look_for_failure() noexcept;
   void check_peers(const ShmOperation& op) noexcept;
   void fail_with_timeout(const ShmOperation& op) noexcept;
 

@@ -84,6 +84,7 @@ Work HostGroup::start_copy(std::unique_ptr<NativeCommunicator>& copy) {
 
 Work HostGroup::start_batch(std::span<const OpDesc> parts) {
   if (runtime_->has_messages()) engine().try_poll(false);
+  if (parts.empty()) look_for_failure();
   throw_if_failed();
   if (parts.empty()) return {};
   last_algorithm_ = kMessageAlgorithm;
@@ -206,6 +207,14 @@ std::string HostGroup::problem_of(const ScheduleExecutor& op) const {
       return "the connection to " + rank_name(k) + " is lost: " + peer.why;
   }
   return {};
+}
+
+/// Of a peer, also while no operation waits for it.
+void HostGroup::look_for_failure() noexcept {
+  const std::lock_guard lock(engine().mutex());
+  runtime_->handle_messages();
+  for (int k = 0; k < size() && !failed(); ++k)
+    if (k != rank() && runtime_->peer(world_rank(k)).died) fail({FailureKind::peer_lost, rank_name(k) + " died"}, true);
 }
 
 void HostGroup::check_health() noexcept {

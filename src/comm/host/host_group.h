@@ -50,6 +50,7 @@ class HostGroup final : public PolledGroup {
   void on_op_signature(int member, const ControlMessage& message) noexcept;
 
  private:
+  void look_for_failure() noexcept;
   ScheduleExecutor& prepare_message(const OpDesc& call);
   ScheduleExecutor& prepare_collective(const OpDesc& call, std::shared_ptr<const Schedule> schedule);
   void complete(ScheduleExecutor& op, Operation::State state) noexcept;

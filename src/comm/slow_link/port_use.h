@@ -18,6 +18,6 @@ struct LinkedGroup {
 };
 
 /// Of one operation, or of the parts of a batch, which pass together.
-PortUse port_use(const LinkedGroup& group, std::span<const OpDesc> calls);
+TESSERA_API PortUse port_use(const LinkedGroup& group, std::span<const OpDesc> calls);
 
 }  // namespace tessera::comm

@@ -37,7 +37,7 @@ struct Transfer {
 /// Every port passes one operation's bytes at a time, first come, first served. An operation comes when this rank and
 /// the last of those whose data it waits for have called it, so its time depends on neither the transport below nor on
 /// when anybody asks. Thread-safe.
-class Ports {
+class TESSERA_API Ports {
  public:
   void add(std::shared_ptr<Transfer> transfer);
   void remove(const Transfer& transfer);  ///< it failed, or is over

@@ -15,7 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// How long a failure may go unnoticed while a transfer is slept for.
-constexpr std::chrono::milliseconds kSlice{20};
+constexpr std::chrono::milliseconds kSlice{50};
 
 /// The kernel wakes this thread as soon as it can, instead of 50 us later, which is the default.
 class PreciseTimer {
@@ -44,7 +44,7 @@ SlowWork::SlowWork(Work inner, Communicator& inner_communicator, std::shared_ptr
 /// The inner work is done, so all ranks have called that this one waited for.
 Clock::time_point SlowWork::through() const { return rank_->ports.done_at(*transfer_).value_or(transfer_->called); }
 
-/// An empty batch sends nothing, but throws the communicator's first failure.
+/// An empty batch sends nothing, but throws the communicator's failure, also that of a peer.
 void SlowWork::throw_if_failed() {
   if (Clock::now() >= deadline_) {
     const std::string text =

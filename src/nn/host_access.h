@@ -35,11 +35,12 @@ class PinnedBufferCache {
   /// An idle block of at least `bytes`, or a new one, until destruction. Then it is reused once `free` is reached.
   class Lease {
    public:
+    /// `cache` outlives it. Throws what DeviceRuntime::allocate_host() throws.
     Lease(PinnedBufferCache& cache, std::size_t bytes) : cache_(cache), block_(cache.acquire(bytes)) {}
     ~Lease() { cache_.blocks_.push_back(std::move(block_)); }  // acquire() made room
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
-    Block* operator->() { return &block_; }
+    Block* operator->() { return &block_; }  ///< the block
 
    private:
     PinnedBufferCache& cache_;

@@ -127,4 +127,15 @@ MISTAKES = [
     mistake("sim-queue-jumped", "src/comm/sim/shared_links.cpp", "const std::int64_t begin = std::max(now, free_[load.link]);", "const std::int64_t begin = now;", r"^sim\.", "operations in order pass a link at the same time"),
     mistake("sim-host-card-alone", "src/comm/sim/topology.cpp", "bytes * (place.ranks() - place.inside(level)) * place.in_domain(level)});", "bytes * (place.ranks() - place.inside(level))});", r"^sim\.", "a host's card carries the bytes of one of its ranks only"),
     mistake("sim-task-too-early", "src/base/task_graph.cpp", "if (--open_[dependents_[i]] == 0) start(dependents_[i], now);", "if (--open_[dependents_[i]] <= 1) start(dependents_[i], now);", r"^base\.", "a simulated task begins before all it waits for is done"),
+
+    # Slow links.
+    mistake("slow-port-not-shared", "src/comm/slow_link/ports.cpp", "std::max(time, free_[port]) + transfer", "time + transfer", r"^comm_slow_link\.", "operations of two channels pass a slow link at the same time"),
+    mistake("slow-latency-occupies-port", "src/comm/slow_link/ports.cpp", "+ transfer->use.occupied[port];", "+ transfer->use.occupied[port] + transfer->use.latency;", r"^comm_slow_link\.", "the next operation waits for the latency of the one before"),
+    mistake("slow-link-own-call", "src/comm/slow_link/ports.cpp", "come.emplace_back(std::max(*last, transfer->called), transfer.get());", "come.emplace_back(transfer->called, transfer.get());", r"^comm_slow_link\.", "a transfer passes while a rank has not called it"),
+    mistake("slow-link-one-host", "src/comm/slow_link/port_use.cpp", "host_of(group_.rank) ? 0 : 1; }", "host_of(group_.rank) ? 0 : 0; }", (r"^comm_slow_link\.", r"^tools\.link$"), "all links are as fast as those inside a host"),
+    mistake("slow-link-one-message", "src/comm/slow_link/port_use.cpp", "return kind == OpKind::all_reduce ? 2 : 1;", "return kind == OpKind::all_reduce ? 1 : 1;", r"^comm_slow_link\.", "an all_reduce has the latency of one message"),
+    mistake("slow-link-hides-failure", "src/comm/slow_link/slow_work.cpp", "  communicator_.batch({});\n", "", r"^comm_slow_link\.", "an abort is not seen until the transfer is through"),
+    mistake("slow-link-no-deadline", "src/comm/slow_link/slow_work.cpp", "  if (Clock::now() >= deadline_) {", "  if (false) {", r"^comm_slow_link\.", "a transfer may take longer than its timeout"),
+    mistake("slow-link-traffic-of-setup", "src/comm/slow_link/slow_link.cpp", "inner_->traffic() - before_;", "inner_->traffic();", r"^comm_slow_link\.", "traffic has bytes that no caller sent"),
+    mistake("failure-unseen-while-idle", "backends/shm/shm_group.cpp", "  if (parts.empty()) look_for_failure();\n", "", r"^comm_slow_link\.", "a rank that sleeps does not see that a peer aborted"),
 ]

@@ -182,6 +182,7 @@ class OptionsTest(Training):
         self.train("--init", init, "--lora", 2, "--steps", 1, "--export-adapter", adapter, "--save", saves)
         lora, replicas, f16 = ("--init", init, "--lora", 2), ("--strategy", "local_sgd"), ("--precision", "bf16")
         dropout = ("--model", self.files["dropout.json"], "--data", self.files["one"], "--seed", 3)
+        link = ("--link", "20us,1GB/s")
         twice, clipped, sgd = ("--accumulate", 2), ("--clip-norm", 0.1), ("--optimizer", "sgd", "--lr", 0.1)
         other_end = {  # option: (other options, values): with it a run ends with another hash than with the others alone
             "--model": ((), ("gpt-nano",)), "--data": ((), (self.files["other"],)), "--data-format": (("--data", self.files["wide"]), ("u16",)),
@@ -202,7 +203,7 @@ class OptionsTest(Training):
             "--cpu-offload": ((), ()), "--threads": ((), (2,)), "--eval": ((), (self.files["text"],)), "--json": None, "--trace": ((), (self.folder / "t",)),
             "--save": ((), (self.folder / "s",)), "--save-every": (("--save", self.folder / "s1"), (2,)), "--keep-last": (("--save", self.folder / "s2"), (1,)),
             "--export": ((), (self.folder / "e",)), "--export-adapter": (lora, (self.folder / "a",)), "--graphs": None, "--help": None,
-            "--resume": None,
+            "--resume": None, "--link": ((), link[1:]), "--hosts": (link, (2,)), "--link-intra": ((*link, "--hosts", 2), ("1us,5GB/s",)),
         }
         _, text, _ = tool("train", "--help")
         known = set(re.findall(r"^ +(?:-\w,)?(--[a-z][a-z0-9-]*)", text, re.M))

@@ -7,8 +7,6 @@ For each backend and number of ranks `bench --cluster` measures the machine. The
 rounds, and `plan` predicts the same steps from the measured cluster. `odd` is a model of 5 blocks of width 112, of which
 bench --cluster measures neither width nor depth. A row has the median over the rounds of the medians of the steps, its
 lowest and highest, the plan, and the plan's error. Leave the machine alone meanwhile.
-
-With --link LATENCY,RATE, bench and compare delay what they send as such a link would.
 """
 import argparse
 import json
@@ -34,11 +32,10 @@ def run(tool, *arguments):
 class Machine:
     """A backend and a number of ranks, as measured by bench --cluster."""
 
-    def __init__(self, tool, backend, ranks, folder, link=None, bench_options=()):
+    def __init__(self, tool, backend, ranks, folder, bench_options=()):
         self.tool, self.backend, self.ranks, self.folder = tool, backend, ranks, pathlib.Path(folder)
-        self.link = ["--link", link] if link else []
         self.cluster = self.folder / f"{backend}-{ranks}.json"
-        run(tool, "bench", "--cluster", self.cluster, "--ranks", ranks, "--backends", backend, *self.link, *bench_options)
+        run(tool, "bench", "--cluster", self.cluster, "--ranks", ranks, "--backends", backend, *bench_options)
 
     def strategies(self):
         return "ddp,zero1,fsdp" + (",hsdp" if self.ranks >= 4 else "")
@@ -46,7 +43,7 @@ class Machine:
     def measured(self, model, steps):
         out = self.folder / "compare.json"
         run(self.tool, "compare", "--model", self.file_of(model), "--ranks", self.ranks, "--strategies", self.strategies(),
-            "--steps", steps, "--backend", self.backend, *self.link, "--json", out)
+            "--steps", steps, "--backend", self.backend, "--json", out)
         return {one["strategy"]: one for one in json.loads(out.read_text())["runs"]}
 
     def planned(self, model):
@@ -77,7 +74,6 @@ def main():
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--models", default="gpt-nano,gpt-mini,odd")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--link", metavar="LATENCY,RATE")
     parser.add_argument("--markdown", action="store_true", help="the table as docs have it")
     options = parser.parse_args()
     errors = []
@@ -88,7 +84,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for backend in options.backends.split(","):
             for ranks in map(int, options.ranks.split(",")):
-                machine = Machine(os.path.join(options.build, "tessera"), backend, ranks, folder, options.link)
+                machine = Machine(os.path.join(options.build, "tessera"), backend, ranks, folder)
                 for model in options.models.split(","):
                     for strategy, measured, planned, exposed, planned_exposed in machine.rows(model, options.rounds):
                         median = statistics.median(measured)

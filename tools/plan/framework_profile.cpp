@@ -53,11 +53,11 @@ KernelWork FrameworkProfile::cost(const nn::KernelInvocation& call) {
   if (call.kernel == "linear_forward" || call.kernel == "linear_activation_forward")
     return linear_forward(one_of(call.product));
   if (call.kernel == "linear_backward") return linear_backward(one_of(call.product), call.product.count == 2);
-  if (call.kernel == "attention_forward") {
+  if (call.kernel == "attention_forward" || call.kernel == "attention_dropout_forward") {
     const ProductSize size{call.product.m, call.product.n, call.product.k, call.product.count};
     return pass_ == Pass::backward ? block_recomputed(size) : block_forward(size);
   }
-  if (call.kernel == "attention_backward")
+  if (call.kernel == "attention_backward" || call.kernel == "attention_dropout_backward")
     return block_backward({call.product.m, call.product.n, call.product.k, call.product.count});
   if (call.kernel == "embedding_forward") return embedding(false);
   if (call.kernel == "embedding_backward") return embedding(true);

@@ -146,6 +146,7 @@ int main_of(std::vector<std::string> arguments) {
   add_compare(commands);
   add_train(commands);
   add_plan(commands);
+  add_explain(commands);
   add_info(commands);
   add_run(commands);
   add_report(commands);

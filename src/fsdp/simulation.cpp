@@ -39,7 +39,7 @@ void record(ModelStateBytes& state, const MemoryTracker::Snapshot& now) {
 }
 
 StepTimes timed(const Event& begin, const Event& end, std::vector<TraceEvent> events) {
-  StepTimes times{.step_ns = end.time_ns() - begin.time_ns(), .exposed_ns = 0, .events = std::move(events)};
+  StepTimes times{.begin_ns = begin.time_ns(), .step_ns = end.time_ns() - begin.time_ns(), .events = std::move(events)};
   for (const TraceEvent& event : times.events)
     if (event.kind == base::TraceEventKind::unshard_wait || event.kind == base::TraceEventKind::reduce_wait)
       times.exposed_ns += event.duration_ns();

@@ -35,6 +35,7 @@ struct TrainingStep {
 
 /// The duration of one step, with its trace events.
 struct StepTimes {
+  std::int64_t begin_ns = 0;       ///< of the step, on the clock of the events
   std::int64_t step_ns = 0;        ///< from the batch to the end of the update, including work left in flight
   std::int64_t exposed_ns = 0;     ///< exposed communication: the part spent in unshard_wait and reduce_wait
   std::vector<TraceEvent> events;  ///< of this rank

@@ -118,6 +118,7 @@ class TESSERA_API Module {
   bool checkpoints_activations() const { return checkpoints_; }  ///< as set by checkpoint_activations()
 
   void set_hooks(ModuleHooks hooks) { hooks_ = std::move(hooks); }  ///< replaces the earlier hooks; one set per module
+  const ModuleHooks& hooks() const { return hooks_; }  ///< for hooks that call the earlier ones, before or after theirs
 
   /// Sets the compute dtype of this module and its descendants: that of parameters, activations and gradients. It
   /// overrides earlier settings of descendants, so set a module before its parts:

@@ -11,20 +11,7 @@
 
 namespace tessera::tools {
 
-void add_plan_options(CLI::App& command, PlanOptions& options) {
-  add_step_options(command, options);
-  command
-      .add_option("--parameters", options.parameters,
-                  "print the ZeRO table: the model state per rank for this number of parameters, such as 7.5e9 or 7.5B")
-      ->type_name("N");
-  command.add_option("--ranks", options.rank_counts, "numbers of ranks; several only with --parameters (default: 4)")
-      ->type_name("N[,N]")
-      ->delimiter(',');
-  command
-      .add_option("--strategies,--strategy", options.strategies,
-                  "strategies to plan, each as in train --strategy (default: all that can run)")
-      ->type_name("A,B")
-      ->delimiter(',');
+void add_cluster_options(CLI::App& command, PlanOptions& options) {
   command
       .add_option(
           "--cluster", options.cluster,
@@ -48,6 +35,23 @@ void add_plan_options(CLI::App& command, PlanOptions& options) {
       ->type_name("FLOPS,BYTES")
       ->capture_default_str()
       ->excludes("--cluster");
+}
+
+void add_plan_options(CLI::App& command, PlanOptions& options) {
+  add_step_options(command, options);
+  command
+      .add_option("--parameters", options.parameters,
+                  "print the ZeRO table: the model state per rank for this number of parameters, such as 7.5e9 or 7.5B")
+      ->type_name("N");
+  command.add_option("--ranks", options.rank_counts, "numbers of ranks; several only with --parameters (default: 4)")
+      ->type_name("N[,N]")
+      ->delimiter(',');
+  command
+      .add_option("--strategies,--strategy", options.strategies,
+                  "strategies to plan, each as in train --strategy (default: all that can run)")
+      ->type_name("A,B")
+      ->delimiter(',');
+  add_cluster_options(command, options);
   command.add_option("--wraps", options.wraps, "wrappings to plan every strategy with, each as in --wrap")
       ->type_name("A,B")
       ->delimiter(',')

@@ -30,6 +30,9 @@ struct PlanOptions : TrainOptions {
   std::string chakra;    ///< a folder; empty: none
 };
 
+/// Adds the options of the machines that are simulated.
+void add_cluster_options(CLI::App& command, PlanOptions& options);
+
 /// Adds them to the subcommand.
 void add_plan_options(CLI::App& command, PlanOptions& options);
 

@@ -7,7 +7,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/traffic.h"
-#include "tessera/fsdp/simulation.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tools/train/model_files.h"
 
@@ -108,20 +107,24 @@ double model_flops_utilization(const TrainPlan& plan, double tokens_per_second, 
   return per_token * tokens_per_second / peak_flops;
 }
 
+fsdp::TrainingStep training_step(const TrainPlan& plan, const fsdp::EngineOptions& engine) {
+  return {.make_model =
+              [&plan](nn::Context& context) {
+                auto model = nn::make_model(context, plan.model);
+                prepare(*model, plan);
+                return model;
+              },
+          .sequences = plan.options.global_batch / plan.ranks / plan.options.accumulate,
+          .seq_len = plan.seq_len,
+          .microbatches = static_cast<int>(plan.options.accumulate),
+          .threads = 1,
+          .engine = engine};
+}
+
 StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const SimulatedCluster& cluster,
                    const std::optional<comm::sim::Variation>& variation, bool with_graph) {
   const fsdp::EngineOptions engine = engine_options(plan, strategy);
-  const fsdp::TrainingStep step{.make_model =
-                                    [&plan](nn::Context& context) {
-                                      auto model = nn::make_model(context, plan.model);
-                                      prepare(*model, plan);
-                                      return model;
-                                    },
-                                .sequences = plan.options.global_batch / plan.ranks / plan.options.accumulate,
-                                .seq_len = plan.seq_len,
-                                .microbatches = static_cast<int>(plan.options.accumulate),
-                                .threads = 1,
-                                .engine = engine};
+  const fsdp::TrainingStep step = training_step(plan, engine);
   base::VirtualClock clock(cluster.streams);
   const auto world = comm::sim::make_world(plan.ranks, clock, cluster.network);
   const fsdp::StepProfile profile =
@@ -135,12 +138,14 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
     planned.mfu = model_flops_utilization(plan, planned.result.tokens_per_second, peak->second * plan.ranks);
   planned.events = profile.steps.back().events;
   planned.mesh = profile.mesh;
+  planned.units = profile.units;
+  planned.unit_sizes = profile.unit_sizes;
+  planned.begin_ns = profile.steps.back().begin_ns;
   const std::vector<comm::sim::TransferRecord> transfers = comm::sim::transfers_of(*world);
   if (with_graph)
     planned.graph = step_graph(clock, profile.steps.back().begin_task, profile.steps.back().end_task, transfers);
   for (const comm::sim::TransferRecord& transfer : transfers)
-    if (!planned.events.empty() && transfer.done_ns > planned.events.front().start_ns)
-      planned.transfers.push_back(transfer);
+    if (transfer.task > profile.steps.back().begin_task) planned.transfers.push_back(transfer);
   return planned;
 }
 

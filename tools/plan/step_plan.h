@@ -8,6 +8,7 @@
 #include "tessera/base/trace.h"
 #include "tessera/comm/sim/all_ranks.h"
 #include "tessera/comm/sim/world.h"
+#include "tessera/fsdp/simulation.h"
 #include "tools/compare/run_result.h"
 #include "tools/plan/simulated_cluster.h"
 #include "tools/plan/step_graph.h"
@@ -22,9 +23,15 @@ struct StepPlan {
   std::vector<base::TraceEvent> events;  ///< of the step
   std::vector<comm::sim::TransferRecord> transfers;  ///< of the step
   fsdp::MeshShape mesh;                              ///< as the engine uses it
+  std::vector<fsdp::UnitStats> units;                ///< in forward order
+  std::vector<fsdp::UnitSize> unit_sizes;            ///< input of the formulas
+  std::int64_t begin_ns = 0;                         ///< of the step, on the clock of `events` and `transfers`
   StepGraph graph;                                   ///< of the step; empty unless asked for
   std::vector<double> rank_step_ms;                  ///< of every rank, if they differ; empty: they are equal
 };
+
+/// A step of one rank of `plan`: to be simulated, or to be measured.
+fsdp::TrainingStep training_step(const TrainPlan& plan, const fsdp::EngineOptions& engine);
 
 /// Simulates a step of `plan` under `strategy`, or one sync period for a strategy that has one: times are then means
 /// over its steps. Throws InvalidUsage if the strategy can't run on this world.

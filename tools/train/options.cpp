@@ -12,30 +12,13 @@ namespace tessera::tools {
 namespace {
 
 void add_run_options(CLI::App& command, TrainOptions& o) {
-  command.add_option("--ranks", o.ranks, "number of ranks; under a launcher, its number (default: 4)")
-      ->transform(whole_number(1, 4096));
-  command.add_option("--backend", o.backend, "backend that connects the ranks; overrides TESSERA_BACKEND")
-      ->capture_default_str()
-      ->each([&o](const std::string&) { o.backend_given = true; });
   add_device_option(command, o.device);
   command.add_flag("--graphs", o.graphs,
                    "replay forward and backward as one captured device graph, for small models; needs --ranks 1");
-  command.add_option("--data", o.data, "text or token files to train on (default: the corpus of scripts/setup)")
-      ->type_name("FILE[,FILE]")
-      ->delimiter(',');
-  command
-      .add_option("--data-format", o.data_format,
-                  "format of --data: bytes of text, or headerless token ids of 16 or 32 bits")
-      ->check(CLI::IsMember({"bytes", "u16", "u32"}))
-      ->capture_default_str();
   command.add_option("--init", o.init, "start from the model and weights of a Hugging Face directory")
       ->type_name("DIR");
   command.add_option("--init-adapter", o.init_adapter, "start from the adapters of a PEFT directory; needs --init")
       ->type_name("DIR");
-  command
-      .add_option("--threads", o.threads,
-                  "compute threads per rank; ranks are bound to cores if each thread has one (default: cores / ranks)")
-      ->transform(whole_number(1, 1024));
 }
 
 void add_adapter_options(CLI::App& command, TrainOptions& o) {
@@ -209,8 +192,29 @@ void add_step_options(CLI::App& command, TrainOptions& o) {
   add_sharding_options(command, o);
 }
 
+void add_world_options(CLI::App& command, TrainOptions& o) {
+  command.add_option("--ranks", o.ranks, "number of ranks; under a launcher, its number (default: 4)")
+      ->transform(whole_number(1, 4096));
+  command.add_option("--backend", o.backend, "backend that connects the ranks; overrides TESSERA_BACKEND")
+      ->capture_default_str()
+      ->each([&o](const std::string&) { o.backend_given = true; });
+  command.add_option("--data", o.data, "text or token files to train on (default: the corpus of scripts/setup)")
+      ->type_name("FILE[,FILE]")
+      ->delimiter(',');
+  command
+      .add_option("--data-format", o.data_format,
+                  "format of --data: bytes of text, or headerless token ids of 16 or 32 bits")
+      ->check(CLI::IsMember({"bytes", "u16", "u32"}))
+      ->capture_default_str();
+  command
+      .add_option("--threads", o.threads,
+                  "compute threads per rank; ranks are bound to cores if each thread has one (default: cores / ranks)")
+      ->transform(whole_number(1, 1024));
+}
+
 void add_train_options(CLI::App& command, TrainOptions& options) {
   add_step_options(command, options);
+  add_world_options(command, options);
   add_run_options(command, options);
   add_loop_options(command, options);
   add_link_options(command, options);

@@ -80,6 +80,9 @@ struct TrainOptions : LinkOptions {
 /// Adds the options that determine what a step does and costs.
 void add_step_options(CLI::App& command, TrainOptions& options);
 
+/// Adds the options of ranks that run: how many, what connects them, and their data.
+void add_world_options(CLI::App& command, TrainOptions& options);
+
 /// Adds the options that train and compare share, those of a step included.
 void add_train_options(CLI::App& command, TrainOptions& options);
 

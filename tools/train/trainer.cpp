@@ -67,8 +67,9 @@ class Trainer {
   }
 
   void train(const TrainingCallbacks& callbacks) {
+    if (callbacks.on_ready) callbacks.on_ready(engine_);
     for (std::int64_t step = plan_.first_step; step < plan_.options.steps; ++step) {
-      const StepReport report = train_step(step);
+      const StepReport report = train_step(step, callbacks);
       if (world_.rank() == 0 && callbacks.on_step) callbacks.on_step(report);
       if (step == plan_.first_step) mark_first_step();
       if (saving_) saving_->after_step(step + 1);
@@ -96,16 +97,15 @@ class Trainer {
     return options;
   }
 
-  StepReport train_step(std::int64_t step) {
+  StepReport train_step(std::int64_t step, const TrainingCallbacks& callbacks) {
     const std::int64_t start = base::host_time_ns();
     const std::vector<nn::Tensor> losses = microbatches(step);
     record_model_state();
+    if (callbacks.before_update) callbacks.before_update(engine_, mean_of(losses));
     const double rate = nn::learning_rate(plan_.schedule, step + 1);
     engine_.step(rate);
     record_model_state();
-    double own = 0;
-    for (const nn::Tensor& loss : losses)  // the only wait of a step: all earlier work is queued
-      own += loss.item() / static_cast<double>(losses.size());
+    const double own = mean_of(losses);  // the only wait of a step: all earlier work is queued
     const double mean = mean_over_ranks(own);
     StepReport report{.step = step + 1, .loss = mean, .learning_rate = rate};
     if (scaler_) {
@@ -164,6 +164,12 @@ class Trainer {
     const double scale = scaler_ ? scaler_->scale() : 1.0;
     tape.backward(loss, scale / static_cast<double>(plan_.options.accumulate));
     return loss;
+  }
+
+  static double mean_of(const std::vector<nn::Tensor>& losses) {
+    double mean = 0;
+    for (const nn::Tensor& loss : losses) mean += loss.item() / static_cast<double>(losses.size());
+    return mean;
   }
 
   double mean_over_ranks(double loss) {

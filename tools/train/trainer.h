@@ -10,6 +10,7 @@
 
 #include "tessera/base/trace.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/fsdp/engine.h"
 #include "tools/compare/run_result.h"
 #include "tools/train/options.h"
 
@@ -30,6 +31,10 @@ struct StepReport {
 struct TrainingCallbacks {
   std::function<void(const StepReport&)> on_step;  ///< rank 0 only
   bool measure_norm = false;
+  /// Every rank: the engine has its values, and no step was made. What hooks refer to outlives the training.
+  std::function<void(fsdp::Engine&)> on_ready;
+  /// Every rank: the gradients of a step are complete, and the update is next. `loss`: of this rank.
+  std::function<void(fsdp::Engine&, double loss)> before_update;
 };
 
 struct TrainingOutcome {

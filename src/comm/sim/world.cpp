@@ -30,6 +30,7 @@ struct Simulation {
     SimulatedOp operation;
     std::array<TaskId, 2> after;  // what it waits for on this rank
     TaskId task;
+    std::string label;
   };
   std::vector<Call> calls;
   std::string aborted;
@@ -135,7 +136,8 @@ class SimulatedCommunicator final : public Communicator {
     if (simulation_->network.in_order) earlier.push_back(last_);
     const std::uint32_t transfer = simulation_->links->add(simulation_->network.cost(operation));
     last_ = clock.add_transfer(transfer, earlier, name_of(kind));
-    simulation_->calls.push_back({operation, {host, after}, last_});
+    simulation_->calls.push_back(
+        {operation, {host, after}, last_, std::string(parts.empty() ? std::string_view() : parts.front().label)});
     if (simulation_->network.busy) clock.advance_host(simulation_->network.busy(operation).count(), name_of(kind));
     return Work(new SimulatedWork(clock, last_));
   }
@@ -221,7 +223,7 @@ std::vector<TransferRecord> transfers_of(const Communicator& communicator) {
   const Simulation& simulation = simulated->simulation();
   std::vector<TransferRecord> records;
   for (const Simulation::Call& call : simulation.calls) {
-    TransferRecord record{.operation = call.operation, .task = call.task};
+    TransferRecord record{.operation = call.operation, .task = call.task, .label = call.label};
     for (const TaskId task : call.after)
       record.called_ns = std::max(record.called_ns, simulation.clock.times_of(task).end_ns);
     const TaskGraph::Times times = simulation.clock.times_of(call.task);

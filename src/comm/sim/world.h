@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "tessera/base/export.h"
@@ -23,6 +24,7 @@ struct TransferRecord {
   std::int64_t called_ns = 0;  ///< when everything that it waits for on this rank was done
   std::int64_t begun_ns = 0;   ///< when its first byte had a link: later if operations before it were in the way
   std::int64_t done_ns = 0;
+  std::string label;  ///< OpOptions::label, of a batch that of its first part: of the engine's operations, the unit
 };
 
 /// Creates rank `ranks` - 1 of a world of `ranks`. `clock` outlives it, has created the streams passed to its

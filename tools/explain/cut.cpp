@@ -1,0 +1,199 @@
+#include "tools/explain/cut.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <stdexcept>
+#include <string_view>
+
+#include "tools/train/model_files.h"
+
+namespace tessera::tools {
+namespace {
+
+using fsdp::ElementRange;
+using ParameterSet = std::set<const nn::Parameter*>;
+
+std::string joined(const std::vector<std::string>& names, const char* between = " ") {
+  return fmt::format("{}", fmt::join(names, between));
+}
+
+bool uses_any(const nn::Module& module, const ParameterSet& parameters) {
+  const auto all = module.parameters();
+  return std::any_of(all.begin(), all.end(), [&](const auto& each) { return parameters.count(each.get()) > 0; });
+}
+
+/// The path below `unit`: "h.0.mlp" is "mlp" in "h.0".
+std::string path_in(const std::string& path, const std::string& unit) {
+  return path.starts_with(unit + ".") ? path.substr(unit.size() + 1) : path;
+}
+
+/// A module's path, and whose parameter it uses if it has none of its own.
+std::string with_tie(const nn::Module& module, const std::string& unit) {
+  const std::string path = path_in(module.path(), unit);
+  if (module.own_parameters().empty()) return path;
+  const std::string& owner = module.own_parameters().front()->name();
+  if (owner.starts_with(module.path() + ".")) return path;
+  return path + " (= " + owner.substr(0, owner.rfind('.')) + ")";
+}
+
+/// Whether another unit is this module, or inside it.
+bool holds_unit(const nn::Module& module, const std::vector<fsdp::UnitSpec>& specs, const fsdp::UnitSpec& except) {
+  for (const fsdp::UnitSpec& spec : specs)
+    for (const nn::Module* each : spec.modules)
+      if (&spec != &except && (each == &module || each->path().starts_with(module.path() + "."))) return true;
+  return false;
+}
+
+void describe(CutUnit& unit, const fsdp::UnitSpec& spec, const std::vector<fsdp::UnitSpec>& specs) {
+  ParameterSet own;
+  for (const auto& parameter : spec.parameters) own.insert(parameter.get());
+  if (spec.modules.size() != 1) {
+    std::vector<std::string> names;
+    for (const nn::Module* module : spec.modules) names.push_back(with_tie(*module, ""));
+    unit.contents = joined(names);
+    return;
+  }
+  const nn::Module& module = *spec.modules.front();
+  std::vector<std::string> names;
+  bool inside = false;
+  for (const auto& child : module.children()) {
+    const bool used = uses_any(*child, own);
+    if (holds_unit(*child, specs, spec)) {
+      inside = true;
+      unit.last.clear();
+    } else if (used) {
+      (inside ? unit.last : unit.first).push_back(path_in(child->path(), module.path()));
+    }
+    if (used) names.push_back(with_tie(*child, module.path()));
+  }
+  const std::string type = spec.is_root ? "" : fsdp::type_name(module);
+  unit.contents = joined(names);
+  if (!type.empty()) unit.contents = names.empty() ? type : type + ": " + unit.contents;
+}
+
+/// Names of parameters in a range: a module whose parameters are all in it by its path.
+std::vector<std::string> contents_of(const CutUnit& unit, const fsdp::FlatLayout& flat, ElementRange range) {
+  const auto module_of = [](const fsdp::FlatEntry& entry) {
+    return entry.parameter->name().substr(0, entry.parameter->name().rfind('.'));
+  };
+  const auto is_whole = [&](const fsdp::FlatEntry& entry) {
+    return within(entry, range).count() == entry.parameter->count();
+  };
+  std::vector<std::string> names;
+  for (const fsdp::FlatEntry& entry : flat.entries) {
+    const std::int64_t inside = within(entry, range).count();
+    if (inside == 0) continue;
+    const std::string name = path_in(entry.parameter->name(), unit.name);
+    const std::string module = module_of(entry);
+    const bool whole_module = std::all_of(flat.entries.begin(), flat.entries.end(), [&](const fsdp::FlatEntry& other) {
+      return module_of(other) != module || is_whole(other);
+    });
+    if (whole_module) {
+      if (names.empty() || names.back() != path_in(module, unit.name)) names.push_back(path_in(module, unit.name));
+    } else if (is_whole(entry)) {
+      names.push_back(name);
+    } else {
+      names.push_back(fmt::format("{} of {} of {}", grouped(static_cast<std::uint64_t>(inside)),
+                                  grouped(static_cast<std::uint64_t>(entry.parameter->count())), name));
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+std::string grouped(std::uint64_t number) {
+  std::string digits = std::to_string(number);
+  for (std::size_t end = digits.size(); end > 3; end -= 3) digits.insert(end - 3, ",");
+  return digits;
+}
+
+int parts_over(const fsdp::Axes& axes, const fsdp::MeshShape& mesh) {
+  int parts = 1;
+  for (const fsdp::MeshAxis& axis : mesh.axes)
+    if (axes.count(axis.name) > 0) parts *= axis.size;
+  return parts;
+}
+
+fsdp::ElementRange tile_of(int rank, std::int64_t padded, const fsdp::Axes& axes, const fsdp::MeshShape& mesh) {
+  ElementRange range{0, padded};
+  for (auto axis = mesh.axes.rbegin(); axis != mesh.axes.rend(); rank /= axis->size, ++axis) {
+    if (axes.count(axis->name) == 0) continue;
+    const std::int64_t part = range.count() / axis->size;
+    range = {range.begin + part * (rank % axis->size), range.begin + part * (rank % axis->size + 1)};
+  }
+  return range;
+}
+
+std::vector<Tile> tiles_of(const CutUnit& unit, const fsdp::Axes& axes, const fsdp::MeshShape& mesh) {
+  const fsdp::FlatLayout& flat = unit.flats.front();
+  std::vector<Tile> tiles;
+  for (int rank = 0; rank < mesh.size(); ++rank) {
+    const ElementRange range = tile_of(rank, flat.padded, axes, mesh);
+    const auto same = std::find_if(tiles.begin(), tiles.end(), [&](const Tile& tile) {
+      return tile.range.begin == range.begin && tile.range.end == range.end;
+    });
+    if (same == tiles.end()) {
+      tiles.push_back({{rank}, range, contents_of(unit, flat, range)});
+    } else {
+      same->ranks.push_back(rank);
+    }
+  }
+  std::sort(tiles.begin(), tiles.end(), [](const Tile& a, const Tile& b) { return a.range.begin < b.range.begin; });
+  return tiles;
+}
+
+ModelCut::ModelCut(const TrainPlan& plan, const StepPlan& step) : model_(nn::make_model(context_, plan.model)) {
+  prepare(*model_, plan);
+  const std::vector<fsdp::UnitSpec> specs = fsdp::make_units(*model_, plan.options.wrap);
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    CutUnit unit{.name = specs[i].name, .is_root = specs[i].is_root};
+    unit.kept_after_forward = step.units.at(i).kept_after_forward;
+    unit.strategy = step.units[i].strategy;
+    unit.flats = fsdp::make_layouts(specs[i].parameters, plan.ranks);
+    for (const fsdp::FlatLayout& flat : unit.flats) {
+      unit.elements += flat.elements;
+      unit.padded += flat.padded;
+      unit.bytes += flat.bytes();
+    }
+    describe(unit, specs[i], specs);
+    if (unit.is_root)
+      for (const fsdp::RootOverhead& held : fsdp::needlessly_held(*model_, specs[i]))
+        needlessly_held_.push_back(held.module->path());
+    units_.push_back(std::move(unit));
+  }
+}
+
+const CutUnit& ModelCut::unit(const std::string& name) const {
+  for (const CutUnit& unit : units_)
+    if (unit.name == name) return unit;
+  throw std::out_of_range("no unit " + name);
+}
+
+const CutUnit& ModelCut::example() const {
+  for (const CutUnit& unit : units_)
+    if (!unit.is_root) return unit;
+  return units_.front();
+}
+
+std::int64_t ModelCut::elements() const {
+  std::int64_t sum = 0;
+  for (const CutUnit& unit : units_) sum += unit.elements;
+  return sum;
+}
+
+std::int64_t ModelCut::padded() const {
+  std::int64_t sum = 0;
+  for (const CutUnit& unit : units_) sum += unit.padded;
+  return sum;
+}
+
+std::uint64_t ModelCut::bytes() const {
+  std::uint64_t sum = 0;
+  for (const CutUnit& unit : units_) sum += unit.bytes;
+  return sum;
+}
+
+}  // namespace tessera::tools

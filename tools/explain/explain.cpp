@@ -1,0 +1,95 @@
+// tessera explain: one step, told rank by rank and unit by unit.
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/launch.h"
+#include "tools/cli/commands.h"
+#include "tools/cli/output.h"
+#include "tools/explain/explanation.h"
+#include "tools/explain/questions.h"
+#include "tools/explain/sections.h"
+#include "tools/launch/ranks.h"
+#include "tools/plan/model_plan.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr int kDefaultRanks = 4;
+
+/// Options that only ranks that run use.
+void refuse_run_options(const CLI::App& command) {
+  for (const char* name : {"--backend", "--data", "--data-format", "--threads"})
+    if (command.count(name) > 0)
+      throw base::InvalidUsage(fmt::format("{} has no effect without --run; give --run, or leave it out", name));
+  if (command.count("--section") > 0)
+    for (const std::string& section : command.get_option("--section")->as<std::vector<std::string>>())
+      if (section == "values")
+        throw base::InvalidUsage("--section values: values are of ranks that run; give --run too");
+}
+
+void show(const ExplainOptions& options, int ranks, std::optional<RealStep> real) {
+  const Explanation explanation = explain_step(options, ranks, std::move(real));
+  fmt::print("{}",
+             options.question.empty() ? to_text(explanation, options) : answer_text(explanation, options.question));
+  if (!options.json.empty()) write_file(options.json, json_text(to_json(explanation), 1) + "\n");
+}
+
+/// The plan of the ranks that run: over the same mesh as the simulated ones.
+TrainPlan real_plan(const ExplainOptions& options, int ranks) {
+  TrainOptions one = options;
+  one.steps = 1;
+  static_cast<LinkOptions&>(one) = {};  // those of the simulated cluster
+  one.json.clear();
+  TrainPlan plan = make_plan(one, ranks);
+  plan.ranks_per_host = std::min(ranks, cluster_of(options, ranks).ranks_per_host);
+  return plan;
+}
+
+int run_as_rank(const ExplainOptions& options, const TrainPlan& plan) {
+  const auto memory_tracker = std::make_shared<base::MemoryTracker>();
+  const auto world = init_world({.ranks = plan.ranks,
+                                 .backend = options.backend_given ? options.backend : "",
+                                 .algorithms = "",
+                                 .memory_tracker = memory_tracker});
+  RealStep step = run_real_step(plan, *world, memory_tracker);
+  if (world->rank() == 0) show(options, plan.ranks, std::move(step));
+  return 0;
+}
+
+int explain(const CommandLine& commands, const CLI::App& command, const ExplainOptions& options) {
+  if (options.question == "list") {
+    fmt::print("{}", question_list());
+    return 0;
+  }
+  if (!options.question.empty()) check_question(options.question);
+  check_writable("--json", options.json);
+  refuse_to_replace("--json", options.json, {options.model, options.cluster});
+  if (!options.run) {
+    refuse_run_options(command);
+    show(options, options.ranks.value_or(kDefaultRanks), {});
+    return 0;
+  }
+  const int ranks = world_size(options.ranks);
+  const TrainPlan plan = real_plan(options, ranks);
+  engine_options(plan, options.strategy);
+  if (!must_spawn(ranks)) return run_as_rank(options, plan);
+  warn_if_alone_under_launcher(ranks);
+  return launch(training_launch_spec(plan, commands.arguments));
+}
+
+}  // namespace
+
+void add_explain(CommandLine& commands) {
+  CLI::App* command = commands.app.add_subcommand(
+      "explain", "tell one step of a training: what each rank keeps, gathers, computes, frees and reduces");
+  const auto options = std::make_shared<ExplainOptions>();
+  options->model = "gpt-nano";
+  add_explain_options(*command, *options);
+  command->callback([&commands, command, options] {
+    commands.chosen = [&commands, command, options] { return explain(commands, *command, *options); };
+  });
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,223 @@
+#include "tools/explain/explanation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tools/cli/output.h"
+#include "tools/plan/model_plan.h"
+
+namespace tessera::tools {
+namespace {
+
+using base::TraceEvent;
+using nlohmann::ordered_json;
+
+/// The strategy that shards nothing, with which the others are compared.
+std::string unsharded_strategy() {
+  for (const std::string& name : fsdp::strategy_names())
+    if (const fsdp::Strategy strategy = fsdp::strategy_named(name);
+        strategy.optimizer.empty() && fsdp::periodic_axis(strategy).empty())
+      return name;
+  throw base::InvalidUsage("explain: every strategy shards");
+}
+
+StepCost cost_of(const TrainPlan& plan, const std::string& strategy, const StepPlan& step) {
+  StepCost cost;
+  std::set<std::string> units;
+  for (const fsdp::UnitStats& unit : step.units) units.insert(unit.name);
+  for (const comm::sim::TransferRecord& transfer : step.transfers) {
+    cost.link_ns += transfer.done_ns - transfer.begun_ns;
+    if (units.count(transfer.label) == 0) continue;  // order checks and norms
+    const comm::sim::SimulatedOp& operation = transfer.operation;
+    auto same = std::find_if(cost.operations.begin(), cost.operations.end(), [&](const OperationCost& other) {
+      return other.kind == operation.kind && other.ranks == operation.ranks;
+    });
+    if (same == cost.operations.end())
+      same = cost.operations.insert(same, {.kind = operation.kind, .ranks = operation.ranks});
+    ++same->calls;
+    same->bytes_sent += operation.bytes_sent;
+    same->bytes += operation.bytes;
+    const auto unit = std::find_if(same->units.begin(), same->units.end(),
+                                   [&](const auto& counted) { return counted.first == transfer.label; });
+    if (unit == same->units.end()) {
+      same->units.emplace_back(transfer.label, 1);
+    } else {
+      ++unit->second;
+    }
+    ++cost.calls;
+    cost.bytes_sent += operation.bytes_sent;
+  }
+  for (const TraceEvent& event : step.events)
+    if (event.kind == base::TraceEventKind::unshard_wait || event.kind == base::TraceEventKind::reduce_wait)
+      cost.exposed_ns += event.duration_ns();
+  const fsdp::EngineOptions engine = engine_options(plan, strategy);
+  const fsdp::TrafficVolume formula =
+      fsdp::communication_formula(engine.strategy, step.mesh, step.unit_sizes, plan.precision,
+                                  step_shape_of(plan.options), engine.collectives)
+          .bytes;
+  cost.formula_bytes = formula.all_gather + formula.reduce_scatter + formula.all_reduce;
+  return cost;
+}
+
+std::string title_of(const TrainPlan& plan, const StepPlan& step) {
+  const std::int64_t microbatches = plan.options.accumulate;
+  return fmt::format("{}, {} parameters, {} on {} rank{} (mesh {}x{}), {} sequences of {}{}, {}, {}",
+                     plan.options.model, grouped(static_cast<std::uint64_t>(plan.parameters)), step.result.strategy,
+                     plan.ranks, plan.ranks == 1 ? "" : "s", step.result.mesh[0], step.result.mesh[1],
+                     plan.options.global_batch, plan.seq_len,
+                     microbatches == 1 ? "" : fmt::format(" in {} microbatches", microbatches),
+                     base::name_of(plan.precision.compute), plan.options.optimizer);
+}
+
+std::string machine_of(const ExplainOptions& options) {
+  const std::string simulated =
+      !options.cluster.empty() ? "cluster " + options.cluster
+      : options.hosts == 1     ? fmt::format("{} a rank, link {}", options.machine, options.link)
+                           : fmt::format("{} a rank, {} hosts, link {}{}", options.machine, options.hosts, options.link,
+                                         options.link_intra.empty() ? "" : ", inside a host " + options.link_intra);
+  return options.run ? "times in STEP are those of this machine, in COST simulated: " + simulated
+                     : "times are simulated: " + simulated + "; --run measures on this machine";
+}
+
+bool same_structure(const std::vector<TraceEvent>& a, const std::vector<TraceEvent>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const TraceEvent& one, const TraceEvent& other) {
+    return one.kind == other.kind && one.unit == other.unit && one.bytes == other.bytes;
+  });
+}
+
+ordered_json json_of(const StepCost& cost) {
+  ordered_json operations = ordered_json::array();
+  for (const OperationCost& each : cost.operations)
+    operations.push_back({{"operation", comm::name_of(each.kind)},
+                          {"ranks", each.ranks},
+                          {"calls", each.calls},
+                          {"bytes_sent", each.bytes_sent},
+                          {"bytes", each.bytes}});
+  return {{"operations", operations},
+          {"calls", cost.calls},
+          {"bytes_sent", cost.bytes_sent},
+          {"formula_bytes", cost.formula_bytes},
+          {"link_ms", static_cast<double>(cost.link_ns) / 1e6},
+          {"exposed_ms", static_cast<double>(cost.exposed_ns) / 1e6}};
+}
+
+ordered_json json_of(const ModelCut& cut, const fsdp::MeshShape& mesh) {
+  ordered_json units = ordered_json::array();
+  for (const CutUnit& unit : cut.units()) {
+    ordered_json tiles = ordered_json::array();
+    for (const Tile& tile : tiles_of(unit, unit.strategy.optimizer, mesh))
+      tiles.push_back({{"ranks", tile.ranks}, {"begin", tile.range.begin}, {"end", tile.range.end}});
+    units.push_back(
+        {{"name", unit.name},
+         {"parameters", unit.elements},
+         {"padded", unit.padded},
+         {"bytes", unit.bytes},
+         {"bytes_at_rest", unit.bytes / static_cast<std::uint64_t>(parts_over(unit.strategy.param_at_rest, mesh))},
+         {"contents", unit.contents},
+         {"tiles", tiles}});
+  }
+  return units;
+}
+
+ordered_json json_of(const Story& story) {
+  ordered_json rows = ordered_json::array();
+  for (const StoryRow& row : story.rows) {
+    ordered_json one = {{"event", base::name_of(row.kind)},
+                        {"unit", row.unit},
+                        {"at_ms", static_cast<double>(row.at_ns) / 1e6},
+                        {"text", row.text},
+                        {"note", row.note}};
+    if (row.sent) one["sent_bytes"] = *row.sent;
+    if (row.unsharded) one["unsharded_bytes"] = *row.unsharded;
+    if (row.wait_ns) one["wait_ms"] = static_cast<double>(*row.wait_ns) / 1e6;
+    rows.push_back(std::move(one));
+  }
+  return rows;
+}
+
+ordered_json json_of(const RealStep& real) {
+  ordered_json ranks = ordered_json::array();
+  for (const RankValues& rank : real.ranks) {
+    ordered_json units = ordered_json::array();
+    for (const UnitValues& unit : rank.units)
+      units.push_back({{"name", unit.name},
+                       {"weights_hash", unit.weights_hash},
+                       {"gradient_norm", unit.gradient_norm},
+                       {"tile_first", unit.tile.first},
+                       {"tile_elements", unit.tile.elements},
+                       {"tile_norm", unit.tile.norm()}});
+    ranks.push_back({{"loss", rank.loss}, {"units", units}});
+  }
+  ordered_json norms = ordered_json::object();
+  for (std::size_t i = 0; i < real.ranks.front().units.size(); ++i)
+    if (const std::optional<double> norm = whole_norm(real, i)) norms[real.ranks.front().units[i].name] = *norm;
+  return {{"ranks", ranks}, {"norms", norms}, {"step_ms", static_cast<double>(real.step_ns) / 1e6}};
+}
+
+ordered_json json_of(const RunResult::ModelState& state) {
+  return {{"parameter", state.parameter}, {"gradient", state.gradient}, {"optimizer", state.optimizer}};
+}
+
+}  // namespace
+
+Explanation explain_step(const ExplainOptions& options, int ranks, std::optional<RealStep> real) {
+  Explanation result;
+  const ClusterSpec cluster = cluster_of(options, ranks);
+  const SimulatedCluster simulated = simulate(cluster, ranks);
+  result.plan = train_plan(options, options.wrap, ranks, cluster);
+  result.step = plan_step(result.plan, options.strategy, simulated);
+  result.title = title_of(result.plan, result.step);
+  result.machine = machine_of(options);
+  result.cut = std::make_unique<ModelCut>(result.plan, result.step);
+  result.cost = cost_of(result.plan, options.strategy, result.step);
+  result.reference_name = unsharded_strategy();
+  if (result.step.result.strategy != result.reference_name) {
+    TrainPlan plain = result.plan;
+    plain.options.reshard_after_forward.clear();
+    plain.options.collectives.clear();
+    result.reference = plan_step(plain, result.reference_name, simulated);
+    result.reference_cost = cost_of(plain, result.reference_name, *result.reference);
+  }
+  const StepPlan& step = result.step;
+  std::vector<IssuedTransfers> issued = issued_transfers(step);
+  StoryInput input{.cut = *result.cut, .events = step.events, .issued = issued, .mesh = step.mesh};
+  input.begin_ns = step.begin_ns;
+  input.step_ns = static_cast<std::int64_t>(step.result.step_ms_median * 1e6 + 0.5);
+  result.real = std::move(real);
+  if (result.real) {
+    if (!same_structure(step.events, result.real->events))
+      throw CheckFailed("explain: the events of the real step are not those of the simulated one");
+    input.events = result.real->events;
+    for (IssuedTransfers& each : issued) each.called_ns = each.queued_ns = 0;  // as simulated
+    input.begin_ns = result.real->begin_ns;
+    input.step_ns = result.real->step_ns;
+  }
+  result.story = make_story(input);
+  return result;
+}
+
+ordered_json to_json(const Explanation& explanation) {
+  const StepPlan& step = explanation.step;
+  ordered_json json = {{"title", explanation.title},
+                       {"strategy", step.result.strategy},
+                       {"mesh", step.result.mesh},
+                       {"ranks", explanation.plan.ranks},
+                       {"units", json_of(*explanation.cut, step.mesh)},
+                       {"model_state_bytes", json_of(step.result.model_state_bytes)},
+                       {"peak_unsharded_bytes", explanation.story.most_unsharded},
+                       {"step_ms", static_cast<double>(explanation.story.step_ns) / 1e6},
+                       {"rows", json_of(explanation.story)},
+                       {"cost", json_of(explanation.cost)}};
+  if (explanation.reference)
+    json["reference"] = {{"strategy", explanation.reference_name},
+                         {"model_state_bytes", json_of(explanation.reference->result.model_state_bytes)},
+                         {"step_ms", explanation.reference->result.step_ms_median},
+                         {"cost", json_of(explanation.reference_cost)}};
+  if (explanation.real) json["values"] = json_of(*explanation.real);
+  return json;
+}
+
+}  // namespace tessera::tools

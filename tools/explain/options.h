@@ -1,0 +1,27 @@
+// The options of explain.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "tools/plan/options.h"
+
+namespace tessera::tools {
+
+/// The sections of the text, in its order.
+inline const std::vector<std::string> kExplainSections = {"cut", "rest", "step", "cost", "values", "questions"};
+
+/// Those of a plan's step and cluster, and what to show.
+struct ExplainOptions : PlanOptions {
+  std::vector<std::string> sections;  ///< empty: all
+  std::string question;               ///< a name, or "list"
+  bool run = false;
+
+  bool shows(const std::string& section) const;
+};
+
+/// Adds them to the subcommand.
+void add_explain_options(CLI::App& command, ExplainOptions& options);
+
+}  // namespace tessera::tools

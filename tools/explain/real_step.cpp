@@ -1,0 +1,184 @@
+#include "tools/explain/real_step.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/fsdp/wrap.h"
+#include "tessera/nn/host_access.h"
+#include "tools/cli/output.h"
+#include "tools/plan/step_plan.h"
+#include "tools/train/events.h"
+#include "tools/train/trainer.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr int kWarmUp = 2;  // steps that warm up caches and pools
+
+/// With a sync period, the simulated step is the one after a whole period.
+int timed_steps(const fsdp::Strategy& strategy) {
+  const fsdp::Axis axis = fsdp::periodic_axis(strategy);
+  return axis.empty() ? kWarmUp + 1 : strategy.sync.at(axis).period + 1;
+}
+
+template <class T>
+double squares_of(const void* data, std::size_t count) {
+  double sum = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto value = static_cast<double>(static_cast<float>(static_cast<const T*>(data)[i]));
+    sum += value * value;
+  }
+  return sum;
+}
+
+double sum_of_squares(nn::Context& context, const void* data, base::DType dtype, std::size_t count) {
+  double sum = 0;
+  nn::download(context, data, count * base::size_of(dtype), [&](const void* values) {
+    sum = dtype == base::DType::bf16  ? squares_of<base::bf16>(values, count)
+          : dtype == base::DType::f16 ? squares_of<base::f16>(values, count)
+                                      : squares_of<float>(values, count);
+  });
+  return sum;
+}
+
+/// Looks at a rank's values where the engine's hooks are called: after a unit is unsharded, and before its gradients
+/// are reduced.
+class ValueProbe {
+ public:
+  void attach(fsdp::Engine& engine) {
+    nn::Module& model = engine.model();
+    specs_ = fsdp::make_units(model, engine.options().wrap);
+    for (std::size_t i = 0; i < specs_.size(); ++i) {
+      values_.units.push_back({.name = specs_[i].name});
+      for (nn::Module* module : specs_[i].modules) {
+        nn::ModuleHooks hooks = module->hooks();
+        hooks.pre_forward = [this, i, engine_hook = hooks.pre_forward](nn::Phase phase) {
+          if (engine_hook) engine_hook(phase);
+          if (values_.units[i].weights_hash.empty()) hash_weights(i);
+        };
+        hooks.post_backward = [this, i, &engine, engine_hook = hooks.post_backward] {
+          measure_gradient(i, engine.loss_scale());
+          if (engine_hook) engine_hook();
+        };
+        module->set_hooks(std::move(hooks));
+      }
+    }
+  }
+
+  void before_update(fsdp::Engine& engine, double loss) {
+    values_.loss = loss;
+    std::map<const nn::Parameter*, std::size_t> unit_of;
+    for (std::size_t i = 0; i < specs_.size(); ++i)
+      for (const auto& parameter : specs_[i].parameters) unit_of[parameter.get()] = i;
+    engine.for_each_gradient([&](const fsdp::GradientShard& shard) {
+      GradientTile& tile = values_.units[unit_of.at(&shard.parameter)].tile;
+      if (tile.elements == 0) tile.first = fmt::format("{}[{}]", shard.parameter.name(), shard.range.begin);
+      tile.elements += shard.range.count();
+      const auto count = static_cast<std::size_t>(shard.range.count());
+      tile.sum_of_squares += sum_of_squares(engine.model().context(), shard.data, shard.dtype, count) /
+                             (engine.loss_scale() * engine.loss_scale());
+    });
+  }
+
+  const RankValues& values() const { return values_; }
+
+ private:
+  void hash_weights(std::size_t unit) {
+    const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
+    XXH3_64bits_reset(state.get());
+    for (const auto& parameter : specs_[unit].parameters) {
+      const nn::Tensor& tensor = parameter->tensor();
+      nn::download(tensor.context(), tensor.raw(), tensor.bytes(),
+                   [&](const void* data) { XXH3_64bits_update(state.get(), data, tensor.bytes()); });
+    }
+    values_.units[unit].weights_hash = fmt::format("{:016x}", XXH3_64bits_digest(state.get())).substr(0, 8);
+  }
+
+  void measure_gradient(std::size_t unit, double scale) {
+    double sum = 0;
+    for (const auto& parameter : specs_[unit].parameters) {
+      if (!parameter->tensor().requires_grad() || !parameter->gradient().written()) continue;
+      const nn::Tensor& gradient = parameter->gradient().value();
+      sum += sum_of_squares(gradient.context(), gradient.raw(), gradient.dtype(),
+                            static_cast<std::size_t>(gradient.count()));
+    }
+    values_.units[unit].gradient_norm = std::sqrt(sum) / scale;
+  }
+
+  std::vector<fsdp::UnitSpec> specs_;
+  RankValues values_;
+};
+
+nlohmann::json to_message(const RankValues& values) {
+  nlohmann::json units = nlohmann::json::array();
+  for (const UnitValues& unit : values.units)
+    units.push_back({unit.name, unit.weights_hash, unit.gradient_norm, unit.tile.first, unit.tile.elements,
+                     unit.tile.sum_of_squares});
+  return {{"loss", values.loss}, {"units", units}};
+}
+
+RankValues from_message(const nlohmann::json& message) {
+  RankValues values{.loss = number_or_nan(message.at("loss"))};
+  for (const auto& unit : message.at("units"))
+    values.units.push_back({unit[0], unit[1], number_or_nan(unit[2]), {unit[3], unit[4], number_or_nan(unit[5])}});
+  return values;
+}
+
+RankValues first_step_values(const TrainPlan& plan, comm::Communicator& world,
+                             const std::shared_ptr<base::MemoryTracker>& memory_tracker) {
+  ValueProbe probe;
+  const TrainingCallbacks callbacks{
+      .on_ready = [&](fsdp::Engine& engine) { probe.attach(engine); },
+      .before_update = [&](fsdp::Engine& engine, double loss) { probe.before_update(engine, loss); }};
+  run_training(plan, plan.options.strategy, world, memory_tracker, callbacks);
+  return probe.values();
+}
+
+}  // namespace
+
+double GradientTile::norm() const { return std::sqrt(sum_of_squares); }
+
+std::optional<double> whole_norm(const RealStep& step, std::size_t unit) {
+  std::map<std::pair<std::string, std::int64_t>, double> seen;
+  double sum = 0;
+  for (const RankValues& rank : step.ranks) {
+    const GradientTile& tile = rank.units.at(unit).tile;
+    const auto [same, added] = seen.emplace(std::pair(tile.first, tile.elements), tile.sum_of_squares);
+    if (added)
+      sum += tile.sum_of_squares;
+    else if (same->second != tile.sum_of_squares)
+      return std::nullopt;
+  }
+  return std::sqrt(sum);
+}
+
+RealStep run_real_step(const TrainPlan& plan, comm::Communicator& world,
+                       const std::shared_ptr<base::MemoryTracker>& memory_tracker) {
+  const RankValues own = first_step_values(plan, world, memory_tracker);
+  const fsdp::EngineOptions engine = engine_options(plan, plan.options.strategy);
+  const fsdp::StepProfile profile =
+      fsdp::profile_step(training_step(plan, engine), world, timed_steps(engine.strategy));
+  const fsdp::StepTimes& timed = profile.steps.back();
+
+  const auto communicator = world.split(0, world.rank());
+  const auto runtime = base::open_device({});
+  comm::HostCollectives control(*communicator, *runtime);
+  RealStep step;
+  for (const std::string& text : gather_texts(control, json_text(to_message(own))))
+    step.ranks.push_back(from_message(nlohmann::json::parse(text)));
+  const std::vector<std::uint64_t> times = {static_cast<std::uint64_t>(timed.begin_ns),
+                                            static_cast<std::uint64_t>(timed.step_ns)};
+  const auto all_times = control.gather_all(times);
+  step.begin_ns = static_cast<std::int64_t>(all_times.back()[0]);
+  step.step_ns = static_cast<std::int64_t>(all_times.back()[1]);
+  for (base::TraceEvent& event : gather_events(control, timed.events))
+    if (event.rank == world.size() - 1) step.events.push_back(std::move(event));
+  return step;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,359 @@
+#include "tools/explain/sections.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cmath>
+
+#include "tessera/base/error.h"
+#include "tools/explain/questions.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr std::size_t kWidth = 100;
+constexpr std::size_t kIndent = 6;  // of what stands under a section's name
+constexpr std::size_t kShownTiles = 8, kShownRanks = 8;
+/// Rows of units beyond these many from either end are left out of a long story.
+constexpr std::size_t kShownUnits = 3;
+constexpr std::size_t kMostAction = 17;  // columns, of a step's actions beside notes
+
+double ms_of(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
+
+/// `text` in lines of at most kWidth columns: the first after `head`, the others at its width.
+std::string wrapped(const std::string& head, const std::string& text) {
+  std::string all, line = head;
+  std::size_t start = 0;
+  bool first = true;
+  while (start < text.size()) {
+    const std::size_t end = std::min(text.find(' ', start), text.size());
+    const std::string word = text.substr(start, end - start);
+    if (!first && line.size() + 1 + word.size() > kWidth) {
+      all += line + "\n";
+      line = std::string(head.size(), ' ') + word;
+    } else {
+      line += (first ? "" : " ") + word;
+    }
+    first = false;
+    start = end + 1;
+  }
+  return all + line + "\n";
+}
+
+std::string heading(const char* name) { return fmt::format("{:<{}}", name, kIndent); }
+const std::string kMargin(kIndent, ' ');
+
+/// Without spaces at the end.
+std::string line_of(std::string text) {
+  text.erase(text.find_last_not_of(' ') + 1);
+  return text + "\n";
+}
+
+std::string after_forward(const Explanation& step, std::size_t index) {
+  const CutUnit& unit = step.cut->units()[index];
+  const UnitStory& told = step.story.units[index];
+  if (told.gathers_before_backward == 0) return "always whole";
+  if (told.freed_after_forward) return "freed";
+  return unit.is_root ? "stays: the root" : index + 1 == step.cut->units().size() ? "stays: the last" : "stays";
+}
+
+/// Rows of units that are alike are one row.
+std::vector<std::pair<std::size_t, std::size_t>> alike(const Explanation& step) {
+  std::vector<std::pair<std::size_t, std::size_t>> groups;
+  const std::vector<CutUnit>& units = step.cut->units();
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    const bool same = units.size() > 2 * kShownUnits && i > 0 && units[i].elements == units[i - 1].elements &&
+                      units[i].contents == units[i - 1].contents &&
+                      after_forward(step, i) == after_forward(step, i - 1);
+    if (same) {
+      groups.back().second = i;
+    } else {
+      groups.emplace_back(i, i);
+    }
+  }
+  return groups;
+}
+
+std::string tiles_text(const Explanation& step) {
+  const CutUnit& unit = step.cut->example();
+  const std::vector<Tile> tiles = tiles_of(unit, unit.strategy.optimizer, step.step.mesh);
+  if (tiles.size() == 1) return kMargin + "No tiles: every rank keeps all of every unit.\n";
+  std::string text =
+      kMargin +
+      fmt::format("Tiles of {}. The cuts ignore tensors; the layout is the same under every strategy:\n", unit.name);
+  for (std::size_t i = 0; i < tiles.size(); ++i) {
+    if (tiles.size() > kShownTiles && i >= kShownTiles / 2 && i + 1 < tiles.size()) {
+      if (i == kShownTiles / 2) text += kMargin + fmt::format("... {} more\n", tiles.size() - kShownTiles / 2 - 1);
+      continue;
+    }
+    const Tile& tile = tiles[i];
+    const bool many = tile.ranks.size() > 4;
+    const std::string ranks =
+        many ? fmt::format("{}, {} ..", tile.ranks[0], tile.ranks[1]) : fmt::format("{}", fmt::join(tile.ranks, ", "));
+    const std::string head = fmt::format("{}{:<11} {:>7}..{:<7} ", kMargin,
+                                         fmt::format("rank{} {}", tile.ranks.size() == 1 ? "" : "s", ranks),
+                                         tile.range.begin, tile.range.end - 1);
+    text += wrapped(head, fmt::format("{}", fmt::join(tile.contents, ", ")));
+  }
+  return text;
+}
+
+std::string cut_text(const Explanation& step) {
+  const std::vector<CutUnit>& units = step.cut->units();
+  std::size_t widest = 4;
+  std::vector<std::string> names;
+  for (const auto& [first, last] : alike(step)) {
+    names.push_back(first == last ? units[first].name
+                                  : fmt::format("{} .. {}, each", units[first].name, units[last].name));
+    widest = std::max(widest, names.back().size());
+  }
+  std::string text = heading("CUT") + fmt::format("{:<{}}  {:>11} {:>13} {:>12}  {:<15}  what it is\n", "unit", widest,
+                                                  "parameters", "bytes", "a rank keeps", "after forward");
+  std::size_t row = 0;
+  for (const auto& [first, last] : alike(step)) {
+    const CutUnit& unit = units[first];
+    const auto parts = static_cast<std::uint64_t>(parts_over(unit.strategy.param_at_rest, step.step.mesh));
+    text += wrapped(fmt::format("{}{:<{}}  {:>11} {:>13} {:>12}  {:<15}  ", kMargin, names[row++], widest,
+                                grouped(static_cast<std::uint64_t>(unit.elements)), grouped(unit.bytes),
+                                grouped(unit.bytes / parts), after_forward(step, first)),
+                    unit.contents);
+  }
+  return text + tiles_text(step);
+}
+
+std::string state_row(const std::string& name, const RunResult::ModelState& state, const std::string& note) {
+  return line_of(fmt::format("{}{:<15} {:>13} {:>13} {:>13} {:>13}  {}", kMargin, name, grouped(state.parameter),
+                             grouped(state.gradient), grouped(state.optimizer),
+                             grouped(state.parameter + state.gradient + state.optimizer), note));
+}
+
+/// "= 16 P": bytes for each parameter, padding included.
+std::string per_parameter(const RunResult::ModelState& state, std::int64_t padded) {
+  const double bytes =
+      static_cast<double>(state.parameter + state.gradient + state.optimizer) / static_cast<double>(padded);
+  return std::abs(bytes - std::round(bytes)) < 1e-9 ? fmt::format("= {:.0f} P", bytes)
+                                                    : fmt::format("= {:.3g} P", bytes);
+}
+
+std::string rest_text(const Explanation& step) {
+  const RunResult::ModelState& state = step.step.result.model_state_bytes;
+  std::string text = heading("REST") + fmt::format("{:<15} {:>13} {:>13} {:>13} {:>13}\n", "a rank keeps, B",
+                                                   "parameters", "gradients", "optimizer", "together");
+  const std::int64_t padded = step.cut->padded();
+  text += state_row(step.step.result.strategy, state,
+                    per_parameter(state, padded) + ", P = " + grouped(static_cast<std::uint64_t>(padded)));
+  if (!step.reference) return text;
+  const RunResult::ModelState& whole = step.reference->result.model_state_bytes;
+  return text + state_row(step.reference_name, whole, per_parameter(whole, padded));
+}
+
+/// Width of what happens, and of the action in it, before its note.
+struct StepColumns {
+  std::size_t what = 50, action = 12;
+};
+
+std::string step_row(const StepColumns& columns, const std::string& at, const std::string& what,
+                     const std::array<std::string, 3>& numbers) {
+  return line_of(
+      fmt::format("{:>13}  {:<{}} {:>11} {:>12} {:>8}", at, what, columns.what, numbers[0], numbers[1], numbers[2]));
+}
+
+/// A note that is too long for its column goes on below.
+std::string step_row(const StepColumns& columns, const StoryRow& row) {
+  std::string what = row.text, rest;
+  if (!row.note.empty()) {
+    what = fmt::format("{:<{}} ", row.text, columns.action);
+    const std::size_t room = columns.what > what.size() ? columns.what - what.size() : 0;
+    const std::size_t end = row.note.size() <= room ? row.note.size() : row.note.rfind(' ', room);
+    what += row.note.substr(0, end);
+    if (end < row.note.size()) rest = row.note.substr(end + 1);
+  }
+  std::string text = step_row(columns, fmt::format("{:.3f}", ms_of(row.at_ns)), what,
+                              {row.sent ? grouped(*row.sent) : "", row.unsharded ? grouped(*row.unsharded) : "",
+                               row.wait_ns ? fmt::format("{:.3f}", ms_of(*row.wait_ns)) : ""});
+  if (!rest.empty()) text += wrapped(std::string(15 + columns.action + 1, ' '), rest);
+  return text;
+}
+
+/// Whether a row is of a unit in the middle of many.
+bool left_out(const Explanation& step, const StoryRow& row) {
+  const std::vector<CutUnit>& units = step.cut->units();
+  if (row.unit.empty() || units.size() <= 2 * kShownUnits) return false;
+  const auto index = static_cast<std::size_t>(&step.cut->unit(row.unit) - units.data());
+  return index >= kShownUnits && index + kShownUnits - 1 < units.size();
+}
+
+std::string step_text(const Explanation& step, bool all) {
+  const int ranks = step.plan.ranks;
+  const std::int64_t each = step.plan.options.global_batch / ranks;
+  const std::string own = each == 1 ? "sequence r" : fmt::format("sequences {}r..{}r+{}", each, each, each - 1);
+  std::string text = heading("STEP") + (ranks == 1 ? "one rank does this\n"
+                                                   : "all ranks do this at the same time, rank r with " + own + "\n");
+  StepColumns columns;
+  for (const StoryRow& row : step.story.rows)
+    if (!row.note.empty()) columns.action = std::min(kMostAction, std::max(columns.action, row.text.size()));
+  text += step_row(columns, "at ms", "", {"sends B", "unsharded B", "waits ms"});
+  std::vector<const StoryRow*> skipped;
+  const auto flush = [&] {
+    if (skipped.size() == 1) text += step_row(columns, *skipped.front());
+    if (skipped.size() > 1)
+      text +=
+          step_row(columns, "...", fmt::format("{} rows of the units between; see --section step", skipped.size()), {});
+    skipped.clear();
+  };
+  for (const StoryRow& row : step.story.rows) {
+    if (!all && left_out(step, row)) {
+      skipped.push_back(&row);
+      continue;
+    }
+    flush();
+    text += step_row(columns, row);
+  }
+  flush();
+  return text + step_row(columns, fmt::format("{:.3f}", ms_of(step.story.step_ns)), "end", {});
+}
+
+std::string counted_units(const OperationCost& cost) {
+  std::vector<std::string> names;
+  if (cost.units.size() <= 4) {
+    for (const auto& [name, count] : cost.units)
+      names.push_back(count == 1 ? name : fmt::format("{} x {}", count, name));
+    return fmt::format("{}", fmt::join(names, ", "));
+  }
+  std::vector<std::size_t> by_count;
+  for (const auto& [name, count] : cost.units) {
+    by_count.resize(std::max(by_count.size(), static_cast<std::size_t>(count) + 1));
+    ++by_count[static_cast<std::size_t>(count)];
+  }
+  for (std::size_t count = 1; count < by_count.size(); ++count)
+    if (by_count[count] > 0)
+      names.push_back(fmt::format("{} units{}", by_count[count], count == 1 ? "" : fmt::format(" {} times", count)));
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+/// "3/4 x 682,240: root, 2 x h.0", if that is what was sent: another algorithm, or a plug-in, may send something else.
+std::string factors(const OperationCost& cost) {
+  const auto ranks = static_cast<std::uint64_t>(cost.ranks);
+  const std::uint64_t rounds = cost.kind == comm::OpKind::all_reduce ? 2 : 1;
+  if (cost.bytes_sent * ranks != rounds * (ranks - 1) * cost.bytes) return counted_units(cost);
+  return fmt::format("= {}{}/{} x {}: {}", rounds == 2 ? "2 x " : "", ranks - 1, ranks, grouped(cost.bytes),
+                     counted_units(cost));
+}
+
+std::string no_operations(const Explanation& step) {
+  const fsdp::Strategy& strategy = step.cut->example().strategy;
+  const fsdp::Axis axis = fsdp::periodic_axis(strategy);
+  if (axis.empty()) return "no operations between ranks\n";
+  return fmt::format("no operations between ranks in this step: replicas synchronize after every {} steps\n",
+                     strategy.sync.at(axis).period);
+}
+
+std::string cost_text(const Explanation& step) {
+  std::string text = heading("COST") + fmt::format("{:<15} {:>6} {:>14}\n", "of a rank", "calls", "bytes sent");
+  if (step.cost.operations.empty()) return heading("COST") + no_operations(step);
+  for (const OperationCost& cost : step.cost.operations)
+    text += wrapped(
+        fmt::format("{}{:<15} {:>6} {:>14}  ", kMargin, comm::name_of(cost.kind), cost.calls, grouped(cost.bytes_sent)),
+        factors(cost));
+  std::string note = step.cost.formula_bytes == step.cost.bytes_sent ? "as by formula"
+                                                                     : "by formula " + grouped(step.cost.formula_bytes);
+  if (step.reference)
+    note +=
+        fmt::format("; {} sends {}: x {:.2f}", step.reference_name, grouped(step.reference_cost.bytes_sent),
+                    static_cast<double>(step.cost.bytes_sent) / static_cast<double>(step.reference_cost.bytes_sent));
+  text += line_of(fmt::format("{}{:<15} {:>6} {:>14}  {}", kMargin, "together", step.cost.calls,
+                              grouped(step.cost.bytes_sent), note));
+  const PerCollective& calls = step.step.result.calls_per_step;
+  text += kMargin + fmt::format("and {} calls of {} B for order checks, norms and the loss\n", calls.control,
+                                grouped(step.step.result.wire_bytes_per_step.control));
+  text += kMargin + fmt::format("link busy for {:.3f} ms = {:.3f} exposed + {:.3f} hidden; step {:.3f}",
+                                ms_of(step.cost.link_ns), ms_of(step.cost.exposed_ns),
+                                ms_of(step.cost.link_ns - step.cost.exposed_ns), step.step.result.step_ms_median);
+  if (step.reference) text += fmt::format(" ({} {:.3f})", step.reference_name, step.reference->result.step_ms_median);
+  return text + "\n";
+}
+
+template <class Value>
+std::string values_row(const RealStep& real, const std::string& name, const std::string& note, Value&& value) {
+  std::string text = fmt::format("{}{:<25}", kMargin, name);
+  for (std::size_t rank = 0; rank < std::min(real.ranks.size(), kShownRanks); ++rank)
+    text += fmt::format(" {:>9}", value(real.ranks[rank]));
+  const std::string line = text + "   " + note;
+  return line.size() <= kWidth ? line_of(line) : line_of(text) + wrapped(kMargin + "  ", note);
+}
+
+std::string values_text(const Explanation& step) {
+  const RealStep& real = *step.real;
+  const CutUnit& unit = step.cut->example();
+  const auto index = static_cast<std::size_t>(&unit - step.cut->units().data());
+  double mean = 0;
+  bool same = true;
+  std::string text = "VALUES  " + fmt::format("{:<23}", "of the first step");
+  for (std::size_t rank = 0; rank < real.ranks.size(); ++rank) {
+    if (rank < kShownRanks) text += fmt::format(" {:>9}", fmt::format("rank {}", rank));
+    mean += real.ranks[rank].loss / static_cast<double>(real.ranks.size());
+    same = same && real.ranks[rank].units[index].weights_hash == real.ranks[0].units[index].weights_hash;
+  }
+  text += "\n";
+  const auto of_unit = [&](const RankValues& rank) -> const UnitValues& { return rank.units[index]; };
+  text += values_row(real, unit.name + " as used, hash", same ? "the same weights" : "weights differ",
+                     [&](const RankValues& rank) { return of_unit(rank).weights_hash; });
+  text += values_row(real, "loss", fmt::format("mean {:.6f}", mean),
+                     [&](const RankValues& rank) { return fmt::format("{:.6f}", rank.loss); });
+  text += values_row(real, "gradient of " + unit.name + ", norm", "of own sequences",
+                     [&](const RankValues& rank) { return fmt::format("{:.4f}", of_unit(rank).gradient_norm); });
+  const std::optional<double> norm = whole_norm(real, index);
+  text += values_row(real, norm ? "what it keeps of the mean" : "what it updates with",
+                     norm ? fmt::format("together {:.4f}", *norm) : "nothing is averaged",
+                     [&](const RankValues& rank) { return fmt::format("{:.4f}", of_unit(rank).tile.norm()); });
+  return text;
+}
+
+std::string lesson_of(const Question& question) { return "docs/learn/" + question.lesson + ".md"; }
+
+std::string questions_text(const Explanation& step) {
+  std::string text = line_of(heading("QUESTIONS"));
+  for (const Question& question : questions_about(step)) {
+    if (question.answer.empty()) continue;
+    text += fmt::format("{}{:<14} {}\n", kMargin, question.name, question.text);
+    text += wrapped(kMargin + std::string(15, ' '), question.answer + " (" + question.section + ")");
+  }
+  return text + kMargin + "--question NAME: one of them, and the lesson that shows it\n";
+}
+
+}  // namespace
+
+std::string to_text(const Explanation& explanation, const ExplainOptions& options) {
+  std::string text = wrapped("", explanation.title) + wrapped("", explanation.machine);
+  if (options.shows("cut")) text += "\n" + cut_text(explanation);
+  if (options.shows("rest")) text += "\n" + rest_text(explanation);
+  if (options.shows("step")) text += "\n" + step_text(explanation, !options.sections.empty());
+  if (options.shows("cost")) text += "\n" + cost_text(explanation);
+  if (options.shows("values") && explanation.real) text += "\n" + values_text(explanation);
+  if (options.shows("questions")) text += "\n" + questions_text(explanation);
+  return text;
+}
+
+std::string answer_text(const Explanation& explanation, const std::string& name) {
+  for (const Question& question : questions_about(explanation)) {
+    if (question.name != name) continue;
+    if (question.answer.empty())
+      throw base::InvalidUsage("--question " + name + ": this step has no answer to '" + question.text +
+                               "'; try another --strategy, or more ranks");
+    return wrapped("", question.text) + wrapped("", question.answer) +
+           fmt::format(
+               "See section {} (--section {}), and {}\n", question.section,
+               [&] {
+                 std::string lower = question.section;
+                 std::transform(lower.begin(), lower.end(), lower.begin(),
+                                [](unsigned char c) { return std::tolower(c); });
+                 return lower;
+               }(),
+               lesson_of(question));
+  }
+  throw base::InvalidUsage("--question " + name + ": no such question; see --question list");
+}
+
+}  // namespace tessera::tools

@@ -10,10 +10,14 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
 #include "tools/cli/commands.h"
+#include "tools/cli/host_load.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
+#include "tools/cli/validators.h"
 #include "tools/compare/comparison.h"
+#include "tools/compare/repeated_run.h"
 #include "tools/launch/launcher.h"
+#include "tools/launch/process.h"
 #include "tools/launch/ranks.h"
 #include "tools/report/page.h"
 #include "tools/train/trainer.h"
@@ -28,6 +32,7 @@ constexpr const char* kPinnedAlgorithm = "all_reduce=direct,all_gather=direct,re
 
 struct CompareOptions : TrainOptions {
   std::vector<std::string> wraps;  ///< empty: only --wrap
+  std::size_t repeat = 1;          ///< rounds
   std::string only;                ///< set in the ranks: the strategy that this process runs
   std::string only_wrap;           ///< ... and its wrapping, if there are several
 };
@@ -119,11 +124,18 @@ int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
   return 0;
 }
 
-/// Starts fresh ranks for one strategy. Returns the exit code; on 0 it has filled `run`.
-int run_in_processes(const CommandLine& commands, const CompareOptions& options, const TrainPlan& plan,
-                     const std::string& strategy, CompareRun& run) {
+/// A strategy with a wrapping: what a run shows.
+struct Contestant {
+  std::string strategy;
+  const TrainPlan& plan;
+};
+
+/// Starts fresh ranks for one run. Returns the exit code; on 0 it has filled `run`. `prefix`: of the progress line.
+int run_in_processes(const CommandLine& commands, const CompareOptions& options, const Contestant& contestant,
+                     const std::string& prefix, CompareRun& run) {
+  const TrainPlan& plan = contestant.plan;
   std::vector<std::string> arguments = commands.arguments;
-  arguments.insert(arguments.end(), {"--only", strategy});
+  arguments.insert(arguments.end(), {"--only", contestant.strategy});
   if (!options.wraps.empty()) arguments.insert(arguments.end(), {"--only-wrap", plan.options.wrap});
   LaunchSpec launch_plan = training_launch_spec(plan, std::move(arguments));
   ProgressLine progress;
@@ -136,7 +148,7 @@ int run_in_processes(const CommandLine& commands, const CompareOptions& options,
       run.backend = message["backend"];
       return;
     }
-    progress.show(fmt::format("{} step {}/{} loss {:.4f} {:.0f} tokens/s", strategy,
+    progress.show(fmt::format("{}{} step {}/{} loss {:.4f} {:.0f} tokens/s", prefix, contestant.strategy,
                               message["step"].get<std::int64_t>(), plan.options.steps, number_or_nan(message["loss"]),
                               message["tokens_per_second"].get<double>()));
   };
@@ -167,7 +179,12 @@ std::optional<comm::Lateness> latest_of(const Comparison& comparison) {
 
 void write_outputs(const CompareOptions& options, const TrainPlan& plan, const Comparison& comparison,
                    const std::vector<std::string>& traces) {
-  fmt::print("{}{}\n{}", comparison_table(comparison), equality_statement(comparison), rounding_note(plan, comparison));
+  fmt::print("{}{}\n{}{}", comparison_table(comparison), equality_statement(comparison),
+             rounding_note(plan, comparison), unequal_rounds_text(comparison.runs));
+  fmt::print("{}", differences_text(comparison.differences, comparison.rounds));
+  if (comparison.rounds == 1 && comparison.runs.size() > 1)
+    fmt::print("times: one round is too few to say which is faster; use --repeat 6\n");
+  for (const std::string& line : comparison.noise) fmt::print("noise: {}\n", line);
   if (const auto& lateness = latest_of(comparison)) fmt::print("{}", lateness_line(*lateness));
   if (!options.json.empty()) write_file(options.json, json_text(to_json(comparison), 1) + "\n");
   if (!options.report.empty()) write_file(options.report, report::page({comparison}));
@@ -189,6 +206,67 @@ std::vector<TrainPlan> plans_of(const CompareOptions& options, int ranks) {
     plans.push_back(make_plan(one, ranks));
   }
   return plans;
+}
+
+/// What makes the times of these runs less certain.
+std::vector<std::string> noise_of(int ranks, std::optional<double> others_percent) {
+  constexpr double kLoaded = 20;
+  std::vector<std::string> lines;
+  const std::size_t cores = allowed_cores().size();
+  const int here = must_spawn(ranks) || ranks == 1 ? ranks : comm::resolve_launch().local_size;
+  if (static_cast<std::size_t>(here) > cores)
+    lines.push_back(
+        fmt::format("{} ranks share {} core{}: they wait for each other's turns", here, cores, cores == 1 ? "" : "s"));
+  if (others_percent.value_or(0) > kLoaded)
+    lines.push_back(fmt::format("other programs used {:.0f} % of this host's cores", *others_percent));
+  return lines;
+}
+
+/// All runs, round by round. Returns the exit code; on 0 it has filled `results`, by contestant and round.
+int run_rounds(const CommandLine& commands, const CompareOptions& options, const std::vector<Contestant>& contestants,
+               int ranks, std::vector<std::vector<CompareRun>>& results) {
+  const bool in_processes = must_spawn(ranks) || ranks == 1;
+  int generation = 0;
+  results.resize(contestants.size());
+  for (std::size_t round = 0; round < options.repeat; ++round)
+    for (const std::size_t i : Rounds::order(round, contestants.size())) {
+      const Contestant& contestant = contestants[i];
+      CompareRun run;
+      if (in_processes) {
+        const std::string prefix = options.repeat > 1 ? fmt::format("round {}/{} ", round + 1, options.repeat) : "";
+        const int code = run_in_processes(commands, options, contestant, prefix, run);
+        if (code != 0) return code;
+      } else {
+        run = run_here(contestant.plan, contestant.strategy, generation++, {});
+      }
+      if (!options.wraps.empty()) run.result.wrap = contestant.plan.options.wrap;
+      results[i].push_back(std::move(run));
+    }
+  return 0;
+}
+
+/// Fills the runs and their differences. Returns the traces: each that of the run with the median time.
+std::vector<std::string> combine(const std::vector<std::vector<CompareRun>>& results, Comparison& comparison) {
+  std::vector<std::string> traces, names;
+  for (const std::vector<CompareRun>& rounds : results) {
+    std::vector<RunResult> of_run;
+    for (const CompareRun& run : rounds) of_run.push_back(run.result);
+    comparison.runs.push_back(combine_rounds(of_run));
+    const RunResult& run = comparison.runs.back();
+    traces.push_back(rounds[median_round(run.round_step_ms)].trace);
+    names.push_back(name_of(run));
+  }
+  comparison.backend = results.front().front().backend;  // the same for all of them
+  comparison.rounds = results.front().size();
+  if (comparison.rounds == 1) return traces;
+  Rounds times(std::move(names));
+  for (std::size_t round = 0; round < comparison.rounds; ++round) {
+    std::vector<double> figures;
+    for (const RunResult& run : comparison.runs) figures.push_back(run.round_step_ms[round]);
+    times.add(std::move(figures));
+  }
+  comparison.differences = times.differences();
+  return traces;
 }
 
 int compare(const CommandLine& commands, const CompareOptions& options) {
@@ -214,21 +292,14 @@ int compare(const CommandLine& commands, const CompareOptions& options) {
                         .ranks = ranks,
                         .steps = options.steps,
                         .machine = machine_line()};
-  std::vector<std::string> traces;
+  std::vector<Contestant> contestants;
   for (const std::string& strategy : strategies)
-    for (const TrainPlan& wrapped : plans) {
-      CompareRun run;
-      if (spawn || ranks == 1) {
-        const int code = run_in_processes(commands, options, wrapped, strategy, run);
-        if (code != 0) return code;
-      } else {
-        run = run_here(wrapped, strategy, static_cast<int>(comparison.runs.size()), {});
-      }
-      if (!options.wraps.empty()) run.result.wrap = wrapped.options.wrap;
-      comparison.backend = std::move(run.backend);  // the same for all of them
-      comparison.runs.push_back(std::move(run.result));
-      traces.push_back(std::move(run.trace));
-    }
+    for (const TrainPlan& wrapped : plans) contestants.push_back({strategy, wrapped});
+  const HostLoad load;
+  std::vector<std::vector<CompareRun>> results;
+  if (const int code = run_rounds(commands, options, contestants, ranks, results); code != 0) return code;
+  const std::vector<std::string> traces = combine(results, comparison);
+  if (comparison.rounds > 1) comparison.noise = noise_of(ranks, spawn ? load.others_percent() : std::nullopt);
   if (first) write_outputs(options, plan, comparison, traces);
   return 0;
 }
@@ -250,6 +321,11 @@ void add_compare(CommandLine& commands) {
       ->type_name("A,B")
       ->delimiter(',')
       ->excludes("--wrap");
+  command
+      ->add_option("--repeat", options->repeat,
+                   "rounds in which every run takes its turn; differences of times are shown with intervals from 6 on")
+      ->type_name("R")
+      ->transform(whole_number(1, 1000));
   command->add_option("--only", options->only)->group("");  // of the ranks that this command starts
   command->add_option("--only-wrap", options->only_wrap)->group("");
   command->callback(

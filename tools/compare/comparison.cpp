@@ -132,8 +132,14 @@ Row row_of(const RunResult& r) {
 ordered_json to_json(const Comparison& c) {
   ordered_json runs = ordered_json::array();
   for (const RunResult& run : c.runs) runs.push_back(to_json(run));
-  return {{"model", c.model},     {"parameters", c.parameters}, {"ranks", c.ranks},
-          {"backend", c.backend}, {"steps", c.steps},           {"runs", runs}};
+  ordered_json json = {{"model", c.model},     {"parameters", c.parameters}, {"ranks", c.ranks},
+                       {"backend", c.backend}, {"steps", c.steps},           {"runs", runs}};
+  if (c.rounds > 1) {
+    json["rounds"] = c.rounds;
+    json["differences"] = to_json(c.differences);
+    json["noise"] = c.noise;
+  }
+  return json;
 }
 
 Comparison parse_comparison(const nlohmann::json& document, std::string_view source) {
@@ -149,6 +155,13 @@ Comparison parse_comparison(const nlohmann::json& document, std::string_view sou
   for (std::size_t i = 0; i < runs.size(); ++i)
     result.runs.push_back(parse_run({runs[i], "report: '" + std::string(source) + "': run " + std::to_string(i)}));
   if (result.runs.empty()) in.fail("holds no runs");
+  try {
+    result.rounds = document.value("rounds", std::size_t{1});
+    result.noise = document.value("noise", result.noise);
+    if (document.contains("differences")) result.differences = parse_differences(document.at("differences"));
+  } catch (const nlohmann::json::exception&) {
+    in.fail("'rounds', 'differences' or 'noise' is not what compare writes");
+  }
   return result;
 }
 

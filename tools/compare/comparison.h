@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tools/compare/rounds.h"
 #include "tools/compare/run_result.h"
 
 namespace tessera::tools {
@@ -18,6 +19,9 @@ struct Comparison {
   std::int64_t steps = 0;
   std::vector<RunResult> runs;
   std::string machine;  ///< where it ran; "" if not recorded
+  std::size_t rounds = 1;
+  std::vector<Difference> differences;  ///< of all pairs of runs, if there are several rounds
+  std::vector<std::string> noise;       ///< what made their times uncertain
 };
 
 nlohmann::ordered_json to_json(const Comparison& comparison);

@@ -78,6 +78,8 @@ ordered_json to_json(const RunResult& r) {
         {"optimizer", r.model_state_bytes.optimizer}}},
       {"peak_bytes", to_json(r.peak_bytes)},
   };
+  if (!r.round_step_ms.empty()) json["step_ms"]["rounds"] = r.round_step_ms;
+  if (!r.unequal_rounds.empty()) json["unequal_rounds"] = r.unequal_rounds;
   if (!r.wrap.empty()) json["wrap"] = r.wrap;
   if (r.link)
     json["link"] = {

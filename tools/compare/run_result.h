@@ -52,6 +52,8 @@ struct RunResult {
   double step_ms_p95 = 0;
   double tokens_per_second = 0;
   double exposed_communication_ms = 0;
+  std::vector<double> round_step_ms;  ///< the median step of each round, if there are several
+  std::vector<int> unequal_rounds;    ///< those, from 1, that did not end as the first one did
   std::uint64_t copied_bytes_per_step = 0;
   PerCollective calls_per_step, wire_bytes_per_step, formula_bytes_per_step;
   PerCollective plain_bytes_per_step;  ///< the formula if `plain` ran all collectives

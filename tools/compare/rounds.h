@@ -1,0 +1,59 @@
+// Times of runs that are repeated in rounds, and which of their differences are more than noise.
+#pragma once
+
+#include <cstddef>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace tessera::tools {
+
+/// Where the median of a distribution lies, told from values drawn from it.
+struct MedianInterval {
+  double median = 0;    ///< of the values
+  double low = 0;       ///< one of the values
+  double high = 0;      ///< likewise, as far from the highest as `low` is from the lowest
+  double coverage = 0;  ///< probability that such an interval holds the distribution's median, whatever its shape
+};
+
+/// The narrowest such interval that holds the median with 95 % or more. Fewer than six values can't: theirs is from the
+/// lowest to the highest. Throws InvalidUsage without values.
+MedianInterval median_interval(std::vector<double> values);
+
+/// How much longer the steps of `b` take than those of `a`.
+struct Difference {
+  std::string a, b;
+  MedianInterval ms;
+  /// "slower by 48.5 ms (38.2 to 65.2)": `b` is. Or "no difference shown (-12.2 to +6.2)", where the interval holds 0,
+  /// or "too few rounds to say".
+  std::string verdict;
+};
+
+/// The figures of runs that take turns. What slows down the machine for a while slows down all runs of a round, so it
+/// is in no difference that is formed within a round.
+class Rounds {
+ public:
+  explicit Rounds(std::vector<std::string> names) : names_(std::move(names)) {}
+
+  /// The order of the runs in a round, from 0: every run has every place in turn.
+  static std::vector<std::size_t> order(std::size_t round, std::size_t runs);
+  /// One round: milliseconds of a step by run, in the order of the names.
+  void add(std::vector<double> figures) { figures_.push_back(std::move(figures)); }
+
+  std::size_t count() const { return figures_.size(); }
+  std::vector<Difference> differences() const;  ///< of all pairs
+
+ private:
+  std::vector<std::string> names_;
+  std::vector<std::vector<double>> figures_;
+};
+
+/// "[{"a", "b", "median", "low", "high", "coverage", "verdict"}, ..]".
+nlohmann::ordered_json to_json(const std::vector<Difference>& differences);
+/// Reads what to_json() wrote. Throws nlohmann's exceptions.
+std::vector<Difference> parse_differences(const nlohmann::json& json);
+
+/// A line for each pair, in the order of the runs; of many pairs only those with the first run.
+std::string differences_text(const std::vector<Difference>& differences, std::size_t rounds);
+
+}  // namespace tessera::tools

@@ -342,16 +342,11 @@ std::string answer_text(const Explanation& explanation, const std::string& name)
     if (question.answer.empty())
       throw base::InvalidUsage("--question " + name + ": this step has no answer to '" + question.text +
                                "'; try another --strategy, or more ranks");
+    std::string section = question.section;
+    std::transform(section.begin(), section.end(), section.begin(), [](unsigned char c) { return std::tolower(c); });
     return wrapped("", question.text) + wrapped("", question.answer) +
-           fmt::format(
-               "See section {} (--section {}), and {}\n", question.section,
-               [&] {
-                 std::string lower = question.section;
-                 std::transform(lower.begin(), lower.end(), lower.begin(),
-                                [](unsigned char c) { return std::tolower(c); });
-                 return lower;
-               }(),
-               lesson_of(question));
+           fmt::format("Shown by: {}--section {}; lesson: {}\n", section == "values" ? "--run " : "", section,
+                       lesson_of(question));
   }
   throw base::InvalidUsage("--question " + name + ": no such question; see --question list");
 }

@@ -7,7 +7,8 @@ comment
     <!-- check FILE EXPRESSION == VALUE -->        also !=, <, >, and: in A..B
 
 evaluates an expression over a JSON file that a command has written; FILE may be `arithmetic`, for an expression without names. Every
-number of an answer (what is below <details>) must be in a check or in the outputs of the page. --write fills in outputs that are missing.
+number of an answer (what is below <details>) must be in a check or in the outputs of the page. --write replaces outputs that are no
+longer so.
 
 Negative controls, in each run: the page with another digit in an output, in a check and in an answer, and a check whose file no command
 has written, must fail.
@@ -150,13 +151,13 @@ class Student:
                     raise Wrong(f"{number} of an answer is in no check and no output")
 
     def fill(self, page):
-        """The page with outputs below the commands that have none."""
+        """The page with the outputs that commands have now, except where lines are left out."""
         def filled(match):
             text = "```console\n"
-            for command, expected in commands(match[1]):
-                lines = expected or self.run(command).splitlines()
-                if not expected:
-                    lines = without_times(lines)
+            for command, lines in commands(match[1]):
+                printed = self.run(command)
+                if not re.fullmatch(pattern(lines), printed) and "..." not in lines:
+                    lines = without_times(printed.splitlines())
                 text += f"$ {command}\n" + "".join(line + "\n" for line in lines)
             return text + "```"
         return BLOCK.sub(filled, page)
@@ -168,8 +169,8 @@ def without_times(lines):
     for line in lines:
         if line.endswith("step ms  exposed  tokens/s"):
             timed = True
-        elif timed and len(line.split()) > 9 and line[-1].isdigit():
-            line = re.sub(r"\S+( +)\S+( +)\S+$", r"<ms>\1<ms>\2<ms>", line)
+        elif timed:
+            line = re.sub(r"[\d.]+( +)[\d.]+( +)\d+$", r"<ms>\1<ms>\2<ms>", line)
         result.append(re.sub(r"\([0-9a-f]{32}\)", "(<hash>)", line))
     return result
 

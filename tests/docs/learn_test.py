@@ -28,6 +28,7 @@ LIMIT = 60  # seconds, for a command
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
 CHECK = re.compile(r"<!-- check (\S+) (.+?) -->", re.S)
 ANSWER = re.compile(r"<details>(.*?)</details>", re.S)
+MARKER = re.compile(r"^\d\. ", re.M)  # of a list
 NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
 PARTS = ("Predict", "Run", "What would have to be different", "Remember")  # of every lesson
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow}
@@ -146,7 +147,7 @@ class Student:
                     raise Wrong(f"$ {command}\nprinted\n{printed}\nand not\n" + "\n".join(expected))
         numbers = {number.replace(",", "") for number in NUMBER.findall(known)}
         for answer in ANSWER.findall(page):
-            for number in NUMBER.findall(answer):
+            for number in NUMBER.findall(MARKER.sub("", answer)):
                 if number.replace(",", "") not in numbers:
                     raise Wrong(f"{number} of an answer is in no check and no output")
 
@@ -192,7 +193,7 @@ def controls(student, page):
     claim = next(match for match in CHECK.finditer(page) if match[1] != "arithmetic")
     value = re.search(r"(?:==|!=|<|>|in) (\S*)$", claim[2])
     answer = next(match for match in ANSWER.finditer(page) if NUMBER.search(match[1]))
-    number = max(NUMBER.finditer(answer[1]), key=lambda found: len(found[0]))
+    number = max(NUMBER.finditer(answer[1]), key=lambda found: len(found[0]))  # the longest: no other figure has its digits
     spans = {"an output": (block.start() + line.start(1), block.start() + line.end(1)),
              "a check": (claim.start(2) + value.start(1), claim.start(2) + value.end(1)),
              "an answer": (answer.start(1) + number.start(), answer.start(1) + number.end())}

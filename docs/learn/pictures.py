@@ -1,0 +1,157 @@
+"""The pictures of the lessons, drawn from simulated steps: pictures.py TOOL [--check].
+
+Simulated times are the same on every machine, so --check compares the files with what would be drawn.
+"""
+
+import json
+import math
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).parent
+STYLE = """<style>
+:root{color-scheme:light dark}
+svg{--paper:#fff;--ink:#1c2024;--soft:#5c6670;--line:#d8dde2;--c0:#0072b2;--c1:#d55e00;--c2:#009e73;--hot:#c2210b}
+@media (prefers-color-scheme:dark){svg{--paper:#15181b;--ink:#e6e9ec;--soft:#9aa5b0;--line:#333a41;--c0:#3d9bd8;--c1:#ee7733;--c2:#2fbf93;--hot:#ff6a52}}
+text{font:13px system-ui,sans-serif;fill:var(--ink)} .s{fill:var(--soft);font-size:12px} .b{font-weight:600} .m{text-anchor:middle} .e{text-anchor:end}
+.paper{fill:var(--paper)} .line{stroke:var(--line);fill:none}
+</style><defs><pattern id="hot" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="6" height="6" style="fill:var(--paper)"/><rect width="3" height="6" style="fill:var(--hot)"/></pattern></defs>
+"""
+COLORS = ("var(--c0)", "var(--c1)", "var(--c2)")
+DASHES = ("", ' stroke-dasharray="7 3"', ' stroke-dasharray="2 3"')
+
+
+def plan(tool, *arguments):
+    """The runs that `tessera plan` simulates."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "plan.json"
+        subprocess.run([tool, "plan", "--model", "gpt-tall", "--ranks", "4", *arguments, "--json", file], check=True, stdout=subprocess.DEVNULL)
+        return json.loads(file.read_text())["runs"]
+
+
+def trace(tool, *arguments):
+    """The events of one simulated step."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "trace.json"
+        subprocess.run([tool, "plan", "--model", "gpt-tall", "--ranks", "4", *arguments, "--trace", file], check=True, stdout=subprocess.DEVNULL)
+        return [event for event in json.loads(file.read_text())["traceEvents"] if event["ph"] == "X"]
+
+
+def svg(width, height, title, description, body):
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-labelledby="t d"><title id="t">{title}</title>'
+            f'<desc id="d">{description}</desc>\n{STYLE}<rect class="paper" width="{width}" height="{height}"/>\n' + "\n".join(body) + "\n</svg>\n")
+
+
+def text(x, y, content, kind=""):
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}">{content}</text>'
+
+
+def bar(x, y, width, height, fill, title):
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.6):.1f}" height="{height}" style="fill:{fill}"><title>{title}</title></rect>'
+
+
+def timeline(tool):
+    link = ("--link", "20us,100MB/s")
+    steps = {name: trace(tool, "--strategies", name, *link) for name in ("ddp", "fsdp")}
+    end = {name: run["step_ms"]["median"] for name, run in zip(steps, plan(tool, "--strategies", "ddp,fsdp", *link))}
+    left, scale = 110, 860 / max(end.values())
+    body = [text(12, 22, "One step of gpt-tall on 4 ranks, a link of 100 MB/s", "b"),
+            text(12, 42, "Red hatching: computation waits, so communication is exposed. The link is busy beside computation elsewhere.", "s")]
+    for row, (name, events) in enumerate(steps.items()):
+        top = 64 + 130 * row
+        exposed = sum(event["dur"] for event in events if event["cat"].endswith("_wait")) / 1e3
+        body.append(text(12, top + 14, name, "b"))
+        body.append(text(left, top + 14, f"step {end[name]:.3f} ms, of which {exposed:.3f} ms are waits", "s"))
+        for label, y in (("computation", top + 40), ("link", top + 72)):
+            body.append(text(left - 8, y + 4, label, "s e"))
+        for event in events:
+            x, width, kind = left + event["ts"] / 1e3 * scale, event["dur"] / 1e3 * scale, event["cat"]
+            title = f'{event["name"]}: {event["dur"] / 1e3:.3f} ms'
+            if kind in ("forward", "optimizer_step") or kind == "backward":
+                body.append(bar(x, top + 28, width, 22, "var(--c0)" if kind == "forward" else "var(--c2)", title))
+            elif kind.endswith("_wait"):
+                body.append(bar(x, top + 28, width, 22, "url(#hot)", title))
+            elif kind == "transfer" and event["args"]["bytes"] > 1000:
+                body.append(bar(x, top + 60, width - 0.8, 22, "var(--c1)", f'{event["name"]}, {event["args"]["bytes"]:,} B'))
+    # Spans of the root enclose those of its units: waits are drawn above them.
+    body.sort(key=lambda shape: "#hot" in shape)
+    axis = 64 + 130 * 2
+    for at in range(0, math.ceil(max(end.values())), 5):
+        x = left + at * scale
+        body += [f'<path class="line" d="M{x:.1f} {axis - 30}v6"/>', text(x, axis - 10, at, "s m")]
+    body.append(text(left + 860, axis + 8, "ms", "s e"))
+    for i, (color, label) in enumerate((("var(--c0)", "forward"), ("var(--c2)", "backward, update"), ("var(--c1)", "transfer"), ("url(#hot)", "wait"))):
+        body += [bar(left + 150 * i, axis + 20, 14, 14, color, label), text(left + 150 * i + 20, axis + 32, label, "s")]
+    return svg(1000, axis + 48, "Timelines of ddp and fsdp", "Under fsdp computation waits 25 ms for gathers and reductions, under ddp 19 ms for reductions.", body)
+
+
+def chart(title, description, caption, xs, ticks, lines, unit):
+    """Lines over a logarithmic x and y; each point is a simulated step."""
+    left, top, width, height = 70, 60, 700, 300
+    low, high = math.log10(min(min(line) for line in lines.values())), math.log10(max(max(line) for line in lines.values()))
+    low, high = low - 0.05, high + 0.05
+    def place(x, y):
+        return (left + width * (math.log10(x) - math.log10(xs[0])) / (math.log10(xs[-1]) - math.log10(xs[0])),
+                top + height * (high - math.log10(y)) / (high - low))
+    body = [text(12, 22, title, "b"), text(12, 42, caption, "s")]
+    for value in (10, 20, 50, 100, 200, 500):
+        if low <= math.log10(value) <= high:
+            y = place(xs[0], value)[1]
+            body += [f'<path class="line" d="M{left} {y:.1f}h{width}"/>', text(left - 8, y + 4, f"{value} ms", "s e")]
+    for value, label in ticks:
+        x = place(value, 10 ** low)[0]
+        body += [f'<path class="line" d="M{x:.1f} {top}v{height}"/>', text(x, top + height + 18, label, "s m")]
+    body.append(text(left + width, top + height + 38, unit, "s e"))
+    for i, (name, ys) in enumerate(lines.items()):
+        points = [place(x, y) for x, y in zip(xs, ys)]
+        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        body.append(f'<path d="{path}" style="fill:none;stroke:{COLORS[i]};stroke-width:2.5"{DASHES[i]}><title>{name}</title></path>')
+        y = top + 20 + 22 * i
+        body.append(f'<path d="M{left + width + 16} {y - 4}h28" style="fill:none;stroke:{COLORS[i]};stroke-width:2.5"{DASHES[i]}/>')
+        body.append(text(left + width + 52, y, name))
+    return svg(1000, top + height + 50, title, description, body)
+
+
+def wraps(tool):
+    names = {"a unit for each block": "block", "one unit": "none", "a unit for 2 blocks": "h.0+h.1;h.2+h.3;h.4+h.5;h.6+h.7"}
+    latencies = [20, 50, 100, 200, 500, 1000, 2000, 5000]
+    lines = {name: [] for name in names}
+    for latency in latencies:
+        runs = plan(tool, "--strategies", "fsdp", "--wraps", ",".join(names.values()), "--link", f"{latency}us,1GB/s")
+        for name, run in zip(names, runs):
+            lines[name].append(run["step_ms"]["median"])
+    ticks = [(20, "20 us"), (100, "100 us"), (500, "500 us"), (1000, "1 ms"), (5000, "5 ms")]
+    return chart("What should be a unit? gpt-tall, fsdp, 4 ranks, 1 GB/s", "At low latency a unit for each block is fastest, at high latency one unit.",
+                 "Each operation costs the latency once: many small units pay it often, one large unit has nothing to overlap with.",
+                 latencies, ticks, lines, "latency of the link")
+
+
+def crossover(tool):
+    names = ("ddp", "fsdp", "hsdp")
+    rates = [5, 10, 20, 50, 100, 200, 330, 500, 1000]
+    lines = {name: [] for name in names}
+    for rate in rates:
+        runs = plan(tool, "--strategies", ",".join(names), "--link", f"20us,{rate}MB/s", "--hosts", "2", "--link-intra", "5us,5GB/s")
+        for name, run in zip(names, runs):
+            lines[name].append(run["step_ms"]["median"])
+    ticks = [(5, "5 MB/s"), (20, "20"), (100, "100"), (330, "330"), (1000, "1 GB/s")]
+    return chart("Two hosts with two ranks each: gpt-tall", "Below 100 MB/s between the hosts hsdp is far ahead; from 330 MB/s on all three take as long as they compute.",
+                 "Inside a host 5 GB/s. What crosses decides on a slow link; on a fast one, what is computed.", rates, ticks, lines, "rate between the hosts")
+
+
+def main():
+    tool, check = sys.argv[1], "--check" in sys.argv
+    wrong = []
+    for draw in (timeline, wraps, crossover):
+        file, picture = HERE / f"{draw.__name__}.svg", draw(tool)
+        if not check:
+            file.write_text(picture)
+        elif not file.exists() or file.read_text() != picture:
+            wrong.append(file.name)
+    if wrong:
+        raise SystemExit(f"{', '.join(wrong)}: not what the tool simulates; draw anew with docs/learn/pictures.py TOOL")
+
+
+main()

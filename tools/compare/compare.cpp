@@ -14,6 +14,7 @@
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/cli/validators.h"
+#include "tools/compare/compare_why.h"
 #include "tools/compare/comparison.h"
 #include "tools/compare/repeated_run.h"
 #include "tools/launch/launcher.h"
@@ -31,10 +32,12 @@ using nlohmann::ordered_json;
 constexpr const char* kPinnedAlgorithm = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
 
 struct CompareOptions : TrainOptions {
-  std::vector<std::string> wraps;  ///< empty: only --wrap
-  std::size_t repeat = 1;          ///< rounds
-  std::string only;                ///< set in the ranks: the strategy that this process runs
-  std::string only_wrap;           ///< ... and its wrapping, if there are several
+  std::vector<std::string> wraps;     ///< empty: only --wrap
+  std::optional<std::size_t> repeat;  ///< rounds
+  std::vector<std::string> why;       ///< empty, or two runs
+  std::size_t rounds() const { return repeat.value_or(why.empty() ? 1 : 6); }
+  std::string only;       ///< set in the ranks: the strategy that this process runs
+  std::string only_wrap;  ///< ... and its wrapping, if there are several
 };
 
 /// Strategies to run. From the default list, one that can't run here is skipped with a message.
@@ -185,6 +188,7 @@ void write_outputs(const CompareOptions& options, const TrainPlan& plan, const C
   if (comparison.rounds == 1 && comparison.runs.size() > 1)
     fmt::print("times: one round is too few to say which is faster; use --repeat 6\n");
   for (const std::string& line : comparison.noise) fmt::print("noise: {}\n", line);
+  if (comparison.why) fmt::print("{}", why_text(*comparison.why));
   if (const auto& lateness = latest_of(comparison)) fmt::print("{}", lateness_line(*lateness));
   if (!options.json.empty()) write_file(options.json, json_text(to_json(comparison), 1) + "\n");
   if (!options.report.empty()) write_file(options.report, report::page({comparison}));
@@ -204,6 +208,7 @@ std::vector<TrainPlan> plans_of(const CompareOptions& options, int ranks) {
     TrainOptions one = options;
     one.wrap = wrap;
     plans.push_back(make_plan(one, ranks));
+    if (plans.back().links) plans.back().links->record = !options.why.empty();
   }
   return plans;
 }
@@ -228,12 +233,12 @@ int run_rounds(const CommandLine& commands, const CompareOptions& options, const
   const bool in_processes = must_spawn(ranks) || ranks == 1;
   int generation = 0;
   results.resize(contestants.size());
-  for (std::size_t round = 0; round < options.repeat; ++round)
+  for (std::size_t round = 0; round < options.rounds(); ++round)
     for (const std::size_t i : Rounds::order(round, contestants.size())) {
       const Contestant& contestant = contestants[i];
       CompareRun run;
       if (in_processes) {
-        const std::string prefix = options.repeat > 1 ? fmt::format("round {}/{} ", round + 1, options.repeat) : "";
+        const std::string prefix = options.rounds() > 1 ? fmt::format("round {}/{} ", round + 1, options.rounds()) : "";
         const int code = run_in_processes(commands, options, contestant, prefix, run);
         if (code != 0) return code;
       } else {
@@ -269,7 +274,45 @@ std::vector<std::string> combine(const std::vector<std::vector<CompareRun>>& res
   return traces;
 }
 
-int compare(const CommandLine& commands, const CompareOptions& options) {
+/// The runs of --why are compared unless others are asked for. Throws InvalidUsage.
+CompareOptions with_runs_of_why(CompareOptions options) {
+  if (options.why.empty()) return options;
+  const auto [from, to] = runs_of_why(options.why);
+  if (options.link.empty())
+    throw base::InvalidUsage(
+        "--why: what the links pass a second and how late they are is not known; give it by --link, such as --link "
+        "20us,100MB/s");
+  if (options.strategies.empty()) {
+    options.strategies = {from.strategy};
+    if (to.strategy != from.strategy) options.strategies.push_back(to.strategy);
+  }
+  return options;
+}
+
+std::vector<RunName> run_names(const CompareOptions& options, const std::vector<Contestant>& contestants) {
+  std::vector<RunName> names;
+  for (const Contestant& contestant : contestants)
+    names.push_back({contestant.strategy, options.wraps.empty() ? "" : contestant.plan.options.wrap});
+  return names;
+}
+
+Why why_of(const CompareOptions& options, const std::vector<Contestant>& contestants,
+           const std::vector<std::vector<CompareRun>>& results) {
+  const auto [from, to] = find_runs(options.why, run_names(options, contestants));
+  const auto run_of = [&](std::size_t i, const std::string& name) {
+    return PlannedRun{name_of(results[i].front().result), parse_run_name(name).strategy, contestants[i].plan};
+  };
+  const auto parts_of = [&](std::size_t i) {
+    std::vector<StepParts> parts;
+    for (const CompareRun& run : results[i]) parts.push_back(run.result.parts.value());
+    return parts;
+  };
+  return measured_why(run_of(from, options.why[0]), run_of(to, options.why[1]), {parts_of(from), parts_of(to)},
+                      *contestants[from].plan.links);
+}
+
+int compare(const CommandLine& commands, const CompareOptions& asked) {
+  const CompareOptions options = with_runs_of_why(asked);
   const int ranks = world_size(options.ranks);
   const std::vector<TrainPlan> plans = plans_of(options, ranks);
   const TrainPlan& plan = plans.front();
@@ -295,11 +338,13 @@ int compare(const CommandLine& commands, const CompareOptions& options) {
   std::vector<Contestant> contestants;
   for (const std::string& strategy : strategies)
     for (const TrainPlan& wrapped : plans) contestants.push_back({strategy, wrapped});
+  if (!options.why.empty()) find_runs(options.why, run_names(options, contestants));
   const HostLoad load;
   std::vector<std::vector<CompareRun>> results;
   if (const int code = run_rounds(commands, options, contestants, ranks, results); code != 0) return code;
   const std::vector<std::string> traces = combine(results, comparison);
   if (comparison.rounds > 1) comparison.noise = noise_of(ranks, spawn ? load.others_percent() : std::nullopt);
+  if (first && !options.why.empty()) comparison.why = why_of(options, contestants, results);
   if (first) write_outputs(options, plan, comparison, traces);
   return 0;
 }
@@ -326,6 +371,12 @@ void add_compare(CommandLine& commands) {
                    "rounds in which every run takes its turn; differences of times are shown with intervals from 6 on")
       ->type_name("R")
       ->transform(whole_number(1, 1000));
+  command
+      ->add_option("--why", options->why,
+                   "with --link: print why a step of B takes longer than one of A, as a sum, and what would help "
+                   "(implies --repeat 6)")
+      ->type_name("A,B")
+      ->delimiter(',');
   command->add_option("--only", options->only)->group("");  // of the ranks that this command starts
   command->add_option("--only-wrap", options->only_wrap)->group("");
   command->callback(

@@ -139,6 +139,7 @@ ordered_json to_json(const Comparison& c) {
     json["differences"] = to_json(c.differences);
     json["noise"] = c.noise;
   }
+  if (c.why) json["why"] = to_json(*c.why);
   return json;
 }
 
@@ -159,8 +160,9 @@ Comparison parse_comparison(const nlohmann::json& document, std::string_view sou
     result.rounds = document.value("rounds", std::size_t{1});
     result.noise = document.value("noise", result.noise);
     if (document.contains("differences")) result.differences = parse_differences(document.at("differences"));
+    if (document.contains("why")) result.why = parse_why(document.at("why"));
   } catch (const nlohmann::json::exception&) {
-    in.fail("'rounds', 'differences' or 'noise' is not what compare writes");
+    in.fail("'rounds', 'differences', 'noise' or 'why' is not what compare writes");
   }
   return result;
 }

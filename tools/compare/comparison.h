@@ -2,12 +2,14 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "tools/compare/rounds.h"
 #include "tools/compare/run_result.h"
+#include "tools/compare/why.h"
 
 namespace tessera::tools {
 
@@ -22,6 +24,7 @@ struct Comparison {
   std::size_t rounds = 1;
   std::vector<Difference> differences;  ///< of all pairs of runs, if there are several rounds
   std::vector<std::string> noise;       ///< what made their times uncertain
+  std::optional<Why> why;               ///< with --why
 };
 
 nlohmann::ordered_json to_json(const Comparison& comparison);

@@ -28,13 +28,16 @@ RunResult combine_rounds(const std::vector<RunResult>& rounds) {
   for (double RunResult::*figure : {&RunResult::step_ms_median, &RunResult::step_ms_p95, &RunResult::tokens_per_second,
                                     &RunResult::exposed_communication_ms})
     all.*figure = median_of(rounds, figure);
+  std::vector<StepParts> of_rounds;
   for (std::size_t i = 0; i < rounds.size(); ++i) {
     const RunResult& round = rounds[i];
     all.round_step_ms.push_back(round.step_ms_median);
     if (!ends_alike(round, rounds.front())) all.unequal_rounds.push_back(static_cast<int>(i) + 1);
     if (round.peak_bytes.total_peak > all.peak_bytes.total_peak) all.peak_bytes = round.peak_bytes;
+    if (round.parts) of_rounds.push_back(*round.parts);
     if (round.link && all.link && round.link->percent > all.link->percent) all.link = round.link;
   }
+  if (!of_rounds.empty()) all.parts = mean_of(of_rounds);
   return all;
 }
 

@@ -84,6 +84,7 @@ ordered_json to_json(const RunResult& r) {
   if (r.link)
     json["link"] = {
         {"woke_late_us", r.link->median_us}, {"late_percent", r.link->percent}, {"shared_calls", r.link->shared_calls}};
+  if (r.parts) json["parts_ms"] = to_json(*r.parts);
   if (r.skipped_steps) json["skipped_steps"] = *r.skipped_steps;
   if (r.evaluation) {
     json["eval_loss"] = r.evaluation->loss;
@@ -120,6 +121,7 @@ RunResult run_result_from_json(const ordered_json& json) {
     const ordered_json& link = json.at("link");
     r.link = {link.at("woke_late_us"), link.at("late_percent"), link.at("shared_calls")};
   }
+  if (json.contains("parts_ms")) r.parts = step_parts_from_json(json.at("parts_ms"));
   if (json.contains("skipped_steps")) r.skipped_steps = json.at("skipped_steps").get<std::uint64_t>();
   return r;
 }

@@ -62,6 +62,12 @@ void add_plan_options(CLI::App& command, PlanOptions& options) {
                   "same global batch (strong scaling)")
       ->type_name("N[,N]")
       ->delimiter(',');
+  command
+      .add_option("--why", options.why,
+                  "with --link: print why a step of B takes longer than one of A, as a sum, and what would help")
+      ->type_name("A,B")
+      ->delimiter(',')
+      ->excludes("--cluster");
   command.add_flag("--advise", options.advise,
                    "search strategies and options, show the fastest for their memory and say why");
   command

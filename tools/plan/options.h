@@ -21,6 +21,7 @@ struct PlanOptions : TrainOptions {
   std::string machine = "50GFLOP/s,10GB/s";
   std::vector<std::string> wraps;  ///< empty: only --wrap
   std::vector<std::string> scale;  ///< numbers of ranks
+  std::vector<std::string> why;    ///< empty, or two runs
   bool advise = false;
   std::string memory;                   ///< of a rank; empty: the cluster's
   std::vector<std::string> slow_ranks;  ///< RANK:FACTOR

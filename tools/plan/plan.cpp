@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
+#include "tools/compare/compare_why.h"
 #include "tools/plan/chakra.h"
 #include "tools/plan/cluster_file.h"
 #include "tools/plan/cluster_presets.h"
@@ -112,7 +113,37 @@ void refuse_searched_options(const CLI::App& command) {
       throw base::InvalidUsage(fmt::format("{} has no effect on --advise; leave one of the two out", name));
 }
 
-int model_plan(const CLI::App& command, const PlanOptions& options) {
+/// The runs of --why are planned unless others are asked for.
+PlanOptions with_planned_runs(const CLI::App& command, PlanOptions options) {
+  if (options.why.empty()) return options;
+  for (const char* name : {"--slow-rank", "--slow-link", "--jitter", "--advise"})
+    if (command.count(name) > 0)
+      throw base::InvalidUsage(fmt::format("{} has no effect on --why; leave one of the two out", name));
+  const auto [from, to] = runs_of_why(options.why);
+  if (options.strategies.empty()) {
+    options.strategies = {from.strategy};
+    if (to.strategy != from.strategy) options.strategies.push_back(to.strategy);
+  }
+  return options;
+}
+
+Why plan_gap(const PlanOptions& options, int ranks, const ClusterSpec& cluster, const ModelPlan& plan) {
+  std::vector<RunName> names;
+  for (const StepPlan& run : plan.runs) names.push_back({run.result.strategy, run.result.wrap});
+  const auto [from, to] = find_runs(options.why, names);
+  const auto plan_of = [&](const RunName& name) {
+    return train_plan(options, name.wrap.empty() ? options.wrap : name.wrap, ranks, cluster);
+  };
+  const TrainPlan from_plan = plan_of(names[from]), to_plan = plan_of(names[to]);
+  const auto [from_name, to_name] = runs_of_why(options.why);
+  const LinkedMachine machine{*slow_links_of(options, ranks, "cpu"), parse_machine(options.machine, "--machine"),
+                              ranks};
+  return planned_why({name_of(plan.runs[from].result), from_name.strategy, from_plan},
+                     {name_of(plan.runs[to].result), to_name.strategy, to_plan}, machine);
+}
+
+int model_plan(const CLI::App& command, const PlanOptions& asked) {
+  const PlanOptions options = with_planned_runs(command, asked);
   const std::vector<int> ranks = ranks_of(options);
   if (ranks.size() > 1)
     throw base::InvalidUsage("--ranks: several numbers need --parameters; use --scale with --model");
@@ -130,11 +161,15 @@ int model_plan(const CLI::App& command, const PlanOptions& options) {
   const ModelPlan plan = plan_model(options, ranks[0], cluster, &skipped);
   std::optional<Scaling> scaling;
   if (!options.scale.empty()) scaling = plan_scaling(options, ranks[0], cluster);
+  std::optional<Why> why;
+  if (!options.why.empty()) why = plan_gap(options, ranks[0], cluster, plan);
   print_left_out(skipped);
-  fmt::print("{}{}{}", to_text(plan), scaling ? to_text(*scaling) : "", advice ? to_text(*advice) : "");
+  fmt::print("{}{}{}{}", to_text(plan), scaling ? to_text(*scaling) : "", advice ? to_text(*advice) : "",
+             why ? why_text(*why) : "");
   ordered_json json = to_json(plan);
   if (scaling) json["scale"] = to_json(*scaling);
   if (advice) json["advice"] = to_json(*advice);
+  if (why) json["why"] = to_json(*why);
   write_json(options.json, json);
   if (!options.trace.empty()) write_traces(options.trace, plan);
   if (!options.chakra.empty()) write_chakra_traces(options.chakra, plan);

@@ -141,6 +141,7 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
   planned.units = profile.units;
   planned.unit_sizes = profile.unit_sizes;
   planned.begin_ns = profile.steps.back().begin_ns;
+  planned.end_ns = planned.begin_ns + profile.steps.back().step_ns;
   const std::vector<comm::sim::TransferRecord> transfers = comm::sim::transfers_of(*world);
   if (with_graph)
     planned.graph = step_graph(clock, profile.steps.back().begin_task, profile.steps.back().end_task, transfers);

@@ -26,6 +26,7 @@ struct StepPlan {
   std::vector<fsdp::UnitStats> units;                ///< in forward order
   std::vector<fsdp::UnitSize> unit_sizes;            ///< input of the formulas
   std::int64_t begin_ns = 0;                         ///< of the step, on the clock of `events` and `transfers`
+  std::int64_t end_ns = 0;                           ///< likewise, without the overhead of the cluster
   StepGraph graph;                                   ///< of the step; empty unless asked for
   std::vector<double> rank_step_ms;                  ///< of every rank, if they differ; empty: they are equal
 };

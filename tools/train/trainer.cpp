@@ -32,11 +32,26 @@ using base::TraceEventKind;
 struct StepMeasurements {
   std::vector<double> step_ms;
   std::vector<double> exposed_ms;
+  std::vector<StepParts> parts;  // if the links record
 };
 
 /// The first two steps warm up caches and pools; with fewer than three steps all count.
-std::vector<double> without_warm_up(const std::vector<double>& values) {
-  return values.size() > 2 ? std::vector<double>(values.begin() + 2, values.end()) : values;
+template <class T>
+std::vector<T> without_warm_up(const std::vector<T>& values) {
+  return values.size() > 2 ? std::vector<T>(values.begin() + 2, values.end()) : values;
+}
+
+/// Of all ranks.
+StepParts mean_over(comm::HostCollectives& control, const std::vector<StepParts>& steps) {
+  const StepParts own = mean_of(without_warm_up(steps));
+  std::vector<double> figures;
+  for (const auto& [name, part] : kStepParts) figures.push_back(own.*part);
+  std::vector<StepParts> ranks;
+  for (const auto& rank : control.gather_all(figures)) {
+    StepParts& parts = ranks.emplace_back();
+    for (std::size_t i = 0; i < rank.size(); ++i) parts.*kStepParts[i].second = rank[i];
+  }
+  return mean_of(ranks);
 }
 
 class Trainer {
@@ -105,6 +120,7 @@ class Trainer {
     const double rate = nn::learning_rate(plan_.schedule, step + 1);
     engine_.step(rate);
     record_model_state();
+    const std::int64_t updated = base::host_time_ns();
     const double own = mean_of(losses);  // the only wait of a step: all earlier work is queued
     const double mean = mean_over_ranks(own);
     StepReport report{.step = step + 1, .loss = mean, .learning_rate = rate};
@@ -115,6 +131,7 @@ class Trainer {
     losses_.push_back(mean);
     const double ms = static_cast<double>(base::host_time_ns() - start) / 1e6;
     record_times(ms);
+    if (records_parts()) measured_.parts.push_back(cut_step(start, updated, last_events_, take_record(*slow_world_)));
     report.tokens_per_second = static_cast<double>(plan_.options.global_batch * plan_.seq_len) / ms * 1e3;
     if (engine_.options().measures_norm()) report.grad_norm = engine_.grad_norm();
     // The scaler skips steps whose norm is not finite: their parameters don't change.
@@ -194,6 +211,8 @@ class Trainer {
     measured_.step_ms.push_back(ms);
     measured_.exposed_ms.push_back(static_cast<double>(exposed) / 1e6);
   }
+
+  bool records_parts() const { return slow_world_ != nullptr && plan_.links->record; }
 
   /// Traffic is counted from the end of the first step: the formulas describe every step after it.
   void mark_first_step() {
@@ -302,6 +321,7 @@ RunResult Trainer::summarize() {
   for (const auto& rank : control_.gather_all(measured_.exposed_ms))
     r.exposed_communication_ms = std::max(r.exposed_communication_ms, median(without_warm_up(rank)));
   if (slow_world_) r.link = latest(control_, *slow_world_);
+  if (records_parts()) r.parts = mean_over(control_, measured_.parts);
   const std::vector<double> warm = without_warm_up(slowest);
   r.step_ms_median = median(warm);
   r.step_ms_p95 = percentile(warm, 0.95);

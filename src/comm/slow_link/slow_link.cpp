@@ -43,6 +43,11 @@ class SlowCommunicator final : public Communicator {
     return {late, took > 0 ? 100 * late / took : 0, times_.shared()};
   }
 
+  LinkRecord take_record() const {
+    const std::lock_guard lock(state_->mutex);
+    return std::exchange(state_->record, {});
+  }
+
  private:
   Work do_start(const OpDesc& call) override {
     const auto transfer = begin({&call, 1});
@@ -65,7 +70,16 @@ class SlowCommunicator final : public Communicator {
       transfer->number = calls_++;
       times_.record(transfer->number, transfer->called);
     }
+    if (state_->records) record(*transfer);
     return transfer;
+  }
+
+  void record(const Transfer& transfer) {
+    LinkCall call{.called_ns = std::chrono::nanoseconds(transfer.called.time_since_epoch()).count(),
+                  .latency_ns = transfer.use.latency.count()};
+    for (const std::chrono::nanoseconds port : transfer.use.occupied) call.occupied_ns += port.count();
+    const std::lock_guard lock(state_->mutex);
+    state_->record.calls.push_back(call);
   }
 
   Work pass(Work inner, const std::shared_ptr<Transfer>& transfer, std::chrono::milliseconds timeout) {
@@ -113,13 +127,27 @@ std::unique_ptr<Communicator> slow_links(std::unique_ptr<Communicator> world, co
                        std::to_string(links.hosts) + " hosts of equal size; use a divisor of the number of ranks");
   if (!(links.link.bytes_per_second > 0) || (links.hosts > 1 && !(links.intra.bytes_per_second > 0)))
     throw InvalidUsage("slow links: a link needs a rate above 0");
-  return std::make_unique<SlowCommunicator>(std::move(world), links, rank, size, std::make_shared<SlowRank>());
+  auto state = std::make_shared<SlowRank>();
+  state->records = links.record;
+  return std::make_unique<SlowCommunicator>(std::move(world), links, rank, size, std::move(state));
 }
 
-Lateness lateness_of(const Communicator& communicator) {
+namespace {
+
+const SlowCommunicator& slow_communicator(const Communicator& communicator, const char* function) {
   const auto* slow = dynamic_cast<const SlowCommunicator*>(&communicator);
-  if (slow == nullptr) throw InvalidUsage("lateness_of: the communicator has no slow links");
-  return slow->lateness();
+  if (slow == nullptr) throw InvalidUsage(std::string(function) + ": the communicator has no slow links");
+  return *slow;
+}
+
+}  // namespace
+
+Lateness lateness_of(const Communicator& communicator) {
+  return slow_communicator(communicator, "lateness_of").lateness();
+}
+
+LinkRecord take_record(const Communicator& communicator) {
+  return slow_communicator(communicator, "take_record").take_record();
 }
 
 }  // namespace tessera::comm

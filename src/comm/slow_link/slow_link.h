@@ -2,7 +2,9 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "tessera/base/export.h"
 #include "tessera/comm/communicator.h"
@@ -17,9 +19,31 @@ struct SlowLink {
 
 /// The links of all ranks: they form `hosts` equal groups of consecutive ranks.
 struct SlowLinks {
-  SlowLink link;   ///< between hosts, or with one host between any two ranks
-  SlowLink intra;  ///< between ranks of one host; unused with one host
-  int hosts = 1;   ///< divides the number of ranks
+  SlowLink link;        ///< between hosts, or with one host between any two ranks
+  SlowLink intra;       ///< between ranks of one host; unused with one host
+  int hosts = 1;        ///< divides the number of ranks
+  bool record = false;  ///< keeps what take_record() returns
+};
+
+/// An operation that a rank called.
+struct LinkCall {
+  std::int64_t called_ns = 0;    ///< of the steady clock
+  std::int64_t occupied_ns = 0;  ///< its bytes at the rate of each class of link, summed
+  std::int64_t latency_ns = 0;   ///< of its messages in a row
+};
+
+/// A rank's wait for an operation. Times are of the steady clock.
+struct LinkWait {
+  std::int64_t begin_ns = 0;
+  std::int64_t all_called_ns = 0;  ///< when the last of the ranks that it waits for had called the operation
+  std::int64_t through_ns = 0;     ///< when the links had passed it
+  std::int64_t end_ns = 0;
+};
+
+/// What one rank did over slow links, in this order.
+struct LinkRecord {
+  std::vector<LinkCall> calls;
+  std::vector<LinkWait> waits;
 };
 
 /// How late a rank woke up that slept until a transfer was through.
@@ -41,5 +65,9 @@ TESSERA_API std::unique_ptr<Communicator> slow_links(std::unique_ptr<Communicato
 /// Of this rank, over all communicators of the same world; percent is 0 if it never slept. Throws InvalidUsage for
 /// other communicators.
 TESSERA_API Lateness lateness_of(const Communicator& communicator);
+
+/// What this rank did since the last call of this function, over all communicators of the same world; empty unless
+/// SlowLinks::record. Throws InvalidUsage for other communicators.
+TESSERA_API LinkRecord take_record(const Communicator& communicator);
 
 }  // namespace tessera::comm

@@ -29,6 +29,10 @@ class PreciseTimer {
   const unsigned long before_ = static_cast<unsigned long>(::prctl(PR_GET_TIMERSLACK, 0UL, 0UL, 0UL, 0UL));
 };
 
+std::int64_t nanoseconds_of(Clock::time_point time) {
+  return std::chrono::nanoseconds(time.time_since_epoch()).count();
+}
+
 double microseconds(std::chrono::nanoseconds time) { return static_cast<double>(time.count()) * 1e-3; }
 
 }  // namespace
@@ -91,8 +95,19 @@ bool SlowWork::sleep_until(Clock::time_point until) {
 bool SlowWork::wait_until(Clock::time_point until) { return inner_.wait_until(until) && sleep_until(until); }
 
 void SlowWork::wait() {
+  const Clock::time_point begin = Clock::now();
   inner_.wait();
   sleep_until(Clock::time_point::max());
+  if (rank_->records && !std::exchange(recorded_, true)) record_wait(begin);  // the destructor waits again
+}
+
+void SlowWork::record_wait(Clock::time_point begin) {
+  const LinkWait wait{.begin_ns = nanoseconds_of(begin),
+                      .all_called_ns = nanoseconds_of(transfer_->begun),
+                      .through_ns = nanoseconds_of(through()),
+                      .end_ns = nanoseconds_of(Clock::now())};
+  const std::lock_guard lock(rank_->mutex);
+  rank_->record.waits.push_back(wait);
 }
 
 void SlowWork::wait_on(Stream& stream) {

@@ -7,6 +7,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/slow_link/ports.h"
+#include "tessera/comm/slow_link/slow_link.h"
 
 namespace tessera::comm {
 
@@ -15,6 +16,8 @@ struct SlowRank {
   Ports ports;
   std::mutex mutex;  // guards what follows: of each transfer that the rank slept for
   std::vector<double> late_us, took_us;
+  bool records = false;  // constant; and what take_record() returns
+  LinkRecord record;
 };
 
 /// Done when the inner work is and its transfer is through.
@@ -34,6 +37,7 @@ class SlowWork final : public WorkState {
   void recycle() noexcept override { delete this; }
   CallTimes::TimePoint through() const;
   bool sleep_until(CallTimes::TimePoint until);
+  void record_wait(CallTimes::TimePoint begin);
   void throw_if_failed();
 
   Work inner_;
@@ -41,6 +45,7 @@ class SlowWork final : public WorkState {
   const std::shared_ptr<SlowRank> rank_;
   const std::shared_ptr<Transfer> transfer_;
   const CallTimes::TimePoint deadline_;
+  bool recorded_ = false;
 };
 
 }  // namespace tessera::comm

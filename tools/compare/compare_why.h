@@ -1,0 +1,32 @@
+// compare --why and plan --why: which two runs, and why one of them is slower.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tools/compare/comparison.h"
+#include "tools/plan/planned_why.h"
+
+namespace tessera::tools {
+
+/// A run as --why names it: "fsdp", or "fsdp block" where several wrappings are compared.
+struct RunName {
+  std::string strategy;
+  std::string wrap;  ///< "": there is one wrapping
+};
+
+RunName parse_run_name(const std::string& name);
+
+/// The two runs of --why. Throws InvalidUsage unless `names` are two.
+std::pair<RunName, RunName> runs_of_why(const std::vector<std::string>& names);
+
+/// Their places in `runs`. Throws InvalidUsage if one is not among them, or both are the same.
+std::pair<std::size_t, std::size_t> find_runs(const std::vector<std::string>& names, const std::vector<RunName>& runs);
+
+/// Why the second of the measured runs is slower. `parts`: of each by round. The machine of the simulations that say
+/// what would help is calibrated by these.
+Why measured_why(const PlannedRun& from, const PlannedRun& to,
+                 const std::pair<std::vector<StepParts>, std::vector<StepParts>>& parts, const comm::SlowLinks& links);
+
+}  // namespace tessera::tools

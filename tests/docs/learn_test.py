@@ -30,7 +30,7 @@ CHECK = re.compile(r"<!-- check (\S+) (.+?) -->", re.S)
 ANSWER = re.compile(r"<details>(.*?)</details>", re.S)
 MARKER = re.compile(r"^\d\. ", re.M)  # of a list
 NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
-PARTS = ("Predict", "Run", "What would have to be different", "Remember")  # of every lesson
+PARTS = ("Predict", "Run", "Check", "What would have to be different", "Remember")  # of every lesson
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow}
 FUNCTIONS = {"sum": lambda values: sum(values.values() if isinstance(values, dict) else values), "len": len, "max": max, "min": min, "abs": abs, "round": round}
 COMPARISONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, ">": operator.gt}

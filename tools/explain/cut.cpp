@@ -104,6 +104,11 @@ std::vector<std::string> contents_of(const CutUnit& unit, const fsdp::FlatLayout
 
 }  // namespace
 
+const fsdp::FlatLayout& CutUnit::largest() const {
+  return *std::max_element(flats.begin(), flats.end(),
+                           [](const fsdp::FlatLayout& a, const fsdp::FlatLayout& b) { return a.padded < b.padded; });
+}
+
 std::string grouped(std::uint64_t number) {
   std::string digits = std::to_string(number);
   for (std::size_t end = digits.size(); end > 3; end -= 3) digits.insert(end - 3, ",");
@@ -128,7 +133,7 @@ fsdp::ElementRange tile_of(int rank, std::int64_t padded, const fsdp::Axes& axes
 }
 
 std::vector<Tile> tiles_of(const CutUnit& unit, const fsdp::Axes& axes, const fsdp::MeshShape& mesh) {
-  const fsdp::FlatLayout& flat = unit.flats.front();
+  const fsdp::FlatLayout& flat = unit.largest();
   std::vector<Tile> tiles;
   for (int rank = 0; rank < mesh.size(); ++rank) {
     const ElementRange range = tile_of(rank, flat.padded, axes, mesh);

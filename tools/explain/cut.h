@@ -31,6 +31,8 @@ struct CutUnit {
   bool kept_after_forward = false;
   fsdp::Strategy strategy;
   std::vector<fsdp::FlatLayout> flats;
+  /// The flat parameter that examples show: the largest.
+  const fsdp::FlatLayout& largest() const;
 };
 
 /// The units of a plan's model. The model has no data.
@@ -63,7 +65,7 @@ int parts_over(const fsdp::Axes& axes, const fsdp::MeshShape& mesh);
 /// The range of `padded` elements that a rank keeps of state that is sharded over `axes`.
 fsdp::ElementRange tile_of(int rank, std::int64_t padded, const fsdp::Axes& axes, const fsdp::MeshShape& mesh);
 
-/// The tiles of a unit's first flat parameter over `axes`, in the order of their ranges.
+/// The tiles of a unit's largest flat parameter over `axes`, in the order of their ranges.
 std::vector<Tile> tiles_of(const CutUnit& unit, const fsdp::Axes& axes, const fsdp::MeshShape& mesh);
 
 /// 1234567 -> "1,234,567".

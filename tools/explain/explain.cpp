@@ -29,6 +29,16 @@ void refuse_run_options(const CLI::App& command) {
         throw base::InvalidUsage("--section values: values are of ranks that run; give --run too");
 }
 
+/// Called by the process that starts the ranks, or by rank 0.
+void check_explained(const ExplainOptions& options, int ranks) {
+  check_writable("--json", options.json);
+  refuse_to_replace("--json", options.json, {options.model, options.cluster});
+  const ClusterSpec cluster = cluster_of(options, ranks);
+  if (options.cpu_offload && cluster.compute.kind == ComputeSpec::Kind::host)
+    fmt::print(stderr, "tessera: --cpu-offload does nothing on cluster {}: its ranks already use host memory\n",
+               cluster.name);
+}
+
 void show(const ExplainOptions& options, int ranks, std::optional<RealStep> real) {
   const Explanation explanation = explain_step(options, ranks, std::move(real));
   fmt::print("{}",
@@ -42,6 +52,7 @@ TrainPlan real_plan(const ExplainOptions& options, int ranks) {
   one.steps = 1;
   static_cast<LinkOptions&>(one) = {};  // those of the simulated cluster
   one.json.clear();
+  one.cpu_offload = false;  // ranks that run are on the host's cores
   TrainPlan plan = make_plan(one, ranks);
   plan.ranks_per_host = std::min(ranks, cluster_of(options, ranks).ranks_per_host);
   return plan;
@@ -64,17 +75,18 @@ int explain(const CommandLine& commands, const CLI::App& command, const ExplainO
     return 0;
   }
   if (!options.question.empty()) check_question(options.question);
-  check_writable("--json", options.json);
-  refuse_to_replace("--json", options.json, {options.model, options.cluster});
+  const int ranks = options.run ? world_size(options.ranks) : options.ranks.value_or(kDefaultRanks);
+  const bool spawn = options.run && must_spawn(ranks);
+  const bool checked = comm_variable("TESSERA_LAUNCHER") == "tessera";  // by the process that has started this rank
+  if (!checked && (!options.run || spawn || comm::resolve_launch().rank == 0)) check_explained(options, ranks);
   if (!options.run) {
     refuse_run_options(command);
-    show(options, options.ranks.value_or(kDefaultRanks), {});
+    show(options, ranks, {});
     return 0;
   }
-  const int ranks = world_size(options.ranks);
   const TrainPlan plan = real_plan(options, ranks);
   engine_options(plan, options.strategy);
-  if (!must_spawn(ranks)) return run_as_rank(options, plan);
+  if (!spawn) return run_as_rank(options, plan);
   warn_if_alone_under_launcher(ranks);
   return launch(training_launch_spec(plan, commands.arguments));
 }

@@ -78,7 +78,7 @@ std::string machine_of(const ExplainOptions& options) {
       : options.hosts == 1     ? fmt::format("{} a rank, link {}", options.machine, options.link)
                            : fmt::format("{} a rank, {} hosts, link {}{}", options.machine, options.hosts, options.link,
                                          options.link_intra.empty() ? "" : ", inside a host " + options.link_intra);
-  return options.run ? "times in STEP are those of this machine, in COST simulated: " + simulated
+  return options.run ? "times in STEP are this machine's; COST is simulated: " + simulated
                      : "times are simulated: " + simulated + "; --run measures on this machine";
 }
 
@@ -175,9 +175,10 @@ Explanation explain_step(const ExplainOptions& options, int ranks, std::optional
   result.cost = cost_of(result.plan, options.strategy, result.step);
   result.reference_name = unsharded_strategy();
   if (result.step.result.strategy != result.reference_name) {
-    TrainPlan plain = result.plan;
+    TrainPlan plain = result.plan;  // without options that are about shards
     plain.options.reshard_after_forward.clear();
     plain.options.collectives.clear();
+    plain.options.cpu_offload = false;
     result.reference = plan_step(plain, result.reference_name, simulated);
     result.reference_cost = cost_of(plain, result.reference_name, *result.reference);
   }

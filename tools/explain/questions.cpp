@@ -58,7 +58,7 @@ Told whose_unit(const Explanation& step) {
   const int parts = parts_over(strategy.optimizer, step.step.mesh);
   if (parts == 1) return {};
   const int rank = std::min(2, step.plan.ranks - 1);
-  const auto tile = tile_of(rank, unit.flats.front().padded, strategy.optimizer, step.step.mesh);
+  const auto tile = tile_of(rank, unit.largest().padded, strategy.optimizer, step.step.mesh);
   const std::int64_t place = tile.begin / std::max<std::int64_t>(1, tile.count()) + 1;
   std::vector<std::string> kinds;
   if (!strategy.param_at_rest.empty()) kinds.emplace_back("parameters");

@@ -76,26 +76,38 @@ std::vector<std::pair<std::size_t, std::size_t>> alike(const Explanation& step) 
   return groups;
 }
 
+/// "ranks 0, 2": those that keep one tile.
+std::string ranks_of_tile(const Tile& tile) {
+  if (tile.ranks.size() == 1) return fmt::format("rank {}", tile.ranks[0]);
+  if (tile.ranks.size() > 4) return fmt::format("ranks {}, {} ..", tile.ranks[0], tile.ranks[1]);
+  return fmt::format("ranks {}", fmt::join(tile.ranks, ", "));
+}
+
 std::string tiles_text(const Explanation& step) {
   const CutUnit& unit = step.cut->example();
   const std::vector<Tile> tiles = tiles_of(unit, unit.strategy.optimizer, step.step.mesh);
   if (tiles.size() == 1) return kMargin + "No tiles: every rank keeps all of every unit.\n";
-  std::string text =
-      kMargin +
-      fmt::format("Tiles of {}. The cuts ignore tensors; the layout is the same under every strategy:\n", unit.name);
+  const fsdp::FlatLayout& flat = unit.largest();
+  const std::string of = unit.flats.size() == 1
+                             ? unit.name
+                             : fmt::format("{}, {} {} parameters", unit.name, flat.trainable ? "trained" : "frozen",
+                                           base::name_of(flat.dtype));
+  std::string text = wrapped(
+      kMargin, fmt::format("Tiles of {}. Cuts ignore tensors; the layout is the same under every strategy:", of));
+  std::size_t ranks = 0, end = 0;
+  for (const Tile& tile : tiles) {
+    ranks = std::max(ranks, ranks_of_tile(tile).size());
+    end = std::max(end, std::to_string(tile.range.end - 1).size());
+  }
   for (std::size_t i = 0; i < tiles.size(); ++i) {
     if (tiles.size() > kShownTiles && i >= kShownTiles / 2 && i + 1 < tiles.size()) {
       if (i == kShownTiles / 2) text += kMargin + fmt::format("... {} more\n", tiles.size() - kShownTiles / 2 - 1);
       continue;
     }
     const Tile& tile = tiles[i];
-    const bool many = tile.ranks.size() > 4;
-    const std::string ranks =
-        many ? fmt::format("{}, {} ..", tile.ranks[0], tile.ranks[1]) : fmt::format("{}", fmt::join(tile.ranks, ", "));
-    const std::string head = fmt::format("{}{:<11} {:>7}..{:<7} ", kMargin,
-                                         fmt::format("rank{} {}", tile.ranks.size() == 1 ? "" : "s", ranks),
-                                         tile.range.begin, tile.range.end - 1);
-    text += wrapped(head, fmt::format("{}", fmt::join(tile.contents, ", ")));
+    text += wrapped(fmt::format("{}{:<{}}  {:>{}}..{:<{}}  ", kMargin, ranks_of_tile(tile), ranks, tile.range.begin,
+                                end, tile.range.end - 1, end),
+                    fmt::format("{}", fmt::join(tile.contents, ", ")));
   }
   return text;
 }
@@ -302,7 +314,8 @@ std::string values_text(const Explanation& step) {
                      [&](const RankValues& rank) { return of_unit(rank).weights_hash; });
   text += values_row(real, "loss", fmt::format("mean {:.6f}", mean),
                      [&](const RankValues& rank) { return fmt::format("{:.6f}", rank.loss); });
-  text += values_row(real, "gradient of " + unit.name + ", norm", "of own sequences",
+  text += values_row(real, "gradient of " + unit.name + ", norm",
+                     step.plan.options.accumulate == 1 ? "of own sequences" : "of the last microbatch",
                      [&](const RankValues& rank) { return fmt::format("{:.4f}", of_unit(rank).gradient_norm); });
   const std::optional<double> norm = whole_norm(real, index);
   text += values_row(real, norm ? "what it keeps of the mean" : "what it updates with",

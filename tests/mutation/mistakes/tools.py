@@ -63,7 +63,7 @@ MISTAKES = [
     mistake("option-threads", "tools/train/plan.cpp", "  if (o.threads) return *o.threads;\n", "", COMPARE, "--threads does nothing"),
 
     # Figures and files.
-    mistake("loss-of-one-microbatch", "tools/train/trainer.cpp", "own += loss.item() / static_cast<double>(losses.size());", "own = loss.item();",
+    mistake("loss-of-one-microbatch", "tools/train/trainer.cpp", "mean += loss.item() / static_cast<double>(losses.size());", "mean = loss.item();",
             option("FiguresTest.test_the_loss_is_the_mean_over_microbatches"), "with --accumulate the printed loss is the last microbatch's"),
     mistake("warm-up-counted", "tools/train/trainer.cpp", "values.begin() + 2, values.end()", "values.begin(), values.end()",
             option("FiguresTest.test_times_exclude_first_two_steps"), "step_ms includes warm-up steps"),
@@ -123,4 +123,12 @@ MISTAKES = [
             "    const double slow = 1;\n", r"^tools\.RecordedStep\.", "collectives take no multiprocessors away from kernels"),
     mistake("validate-records-only", "tools/plan/recorded_step.cpp", "more > 0 && marks > 1 ?", "more > 9 && marks > 1 ?", r"^tools\.RecordedStep\.", "some microbatches of a step are lost"),
     mistake("validate-counts-calibration", "tools/plan/validation.cpp", "  return !row.calibration && row.outlier.empty() &&", "  return row.outlier.empty() &&", r"^tools\.Validation\.", "rows that calibrate count as predicted"),
+
+    # explain
+    mistake("explain-tile-of-another-rank", "tools/explain/cut.cpp", "range = {range.begin + part * (rank % axis->size), range.begin + part * (rank % axis->size + 1)};", "range = {range.begin + part * (axis->size - 1 - rank % axis->size), range.begin + part * (axis->size - rank % axis->size)};",
+            r"^tools\.explain$", "explain shows a rank the tile of another one"),
+    mistake("explain-never-frees", "tools/explain/story.cpp", "    unsharded_.erase(event.unit);\n", "", r"^tools\.explain$", "explain counts units as gathered that were freed"),
+    mistake("explain-counts-earlier-steps", "tools/plan/step_plan.cpp", "if (transfer.task > profile.steps.back().begin_task) planned", "planned", r"^tools\.explain$", "explain counts the bytes of two steps"),
+    mistake("explain-hooks-too-late", "tools/explain/real_step.cpp", "          measure_gradient(i, engine.loss_scale());\n          if (engine_hook) engine_hook();\n", "          if (engine_hook) engine_hook();\n          measure_gradient(i, engine.loss_scale());\n",
+            r"^tools\.explain$", "explain shows gradients after their reduction as those before it"),
 ]

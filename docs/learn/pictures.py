@@ -13,8 +13,8 @@ import tempfile
 HERE = pathlib.Path(__file__).parent
 STYLE = """<style>
 :root{color-scheme:light dark}
-svg{--paper:#fff;--ink:#1c2024;--soft:#5c6670;--line:#d8dde2;--c0:#0072b2;--c1:#d55e00;--c2:#009e73;--hot:#c2210b}
-@media (prefers-color-scheme:dark){svg{--paper:#15181b;--ink:#e6e9ec;--soft:#9aa5b0;--line:#333a41;--c0:#3d9bd8;--c1:#ee7733;--c2:#2fbf93;--hot:#ff6a52}}
+svg{--paper:#fff;--ink:#1c2024;--soft:#5c6670;--line:#d8dde2;--c0:#0072b2;--c1:#d55e00;--c2:#009e73;--hot:#c2210b;--pale:#b5d4e8}
+@media (prefers-color-scheme:dark){svg{--paper:#15181b;--ink:#e6e9ec;--soft:#9aa5b0;--line:#333a41;--c0:#3d9bd8;--c1:#ee7733;--c2:#2fbf93;--hot:#ff6a52;--pale:#2a4a5e}}
 text{font:13px system-ui,sans-serif;fill:var(--ink)} .s{fill:var(--soft);font-size:12px} .b{font-weight:600} .m{text-anchor:middle} .e{text-anchor:end}
 .paper{fill:var(--paper)} .line{stroke:var(--line);fill:none}
 </style><defs><pattern id="hot" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="6" height="6" style="fill:var(--paper)"/><rect width="3" height="6" style="fill:var(--hot)"/></pattern></defs>
@@ -141,10 +141,64 @@ def crossover(tool):
                  "Inside a host 5 GB/s. What crosses decides on a slow link; on a fast one, what is computed.", rates, ticks, lines, "rate between the hosts")
 
 
+def explained(tool):
+    """What explain says about a step of gpt-nano under fsdp."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "step.json"
+        subprocess.run([tool, "explain", "--model", "gpt-nano", "--ranks", "4", "--strategy", "fsdp", "--json", file], check=True, stdout=subprocess.DEVNULL)
+        return json.loads(file.read_text())
+
+
+def states(rows, last):
+    """After the first rows: what each unit is, and which one computes."""
+    found, computes = {}, None
+    for row in rows[:last + 1]:
+        if row["event"] == "unshard_issue":
+            found[row["unit"]] = "coming"
+        elif row["event"] in ("forward", "backward"):
+            found[row["unit"]] = "here"
+            computes = row["unit"]
+        elif row["event"] == "reshard":
+            found[row["unit"]] = "tile"
+        elif row["event"] == "optimizer_step":
+            computes = None
+    return found, computes
+
+
+def frames(tool):
+    """Six moments of a step: ranks below each other, units beside each other, a cell for each tile."""
+    document = explained(tool)
+    rows, units, ranks = document["rows"], [unit["name"] for unit in document["units"]], document["ranks"]
+    starts = [i for i, row in enumerate(rows) if row["event"] in ("forward", "backward") and not row["text"].endswith(", on")]
+    moments = [("between two steps", -1), *((rows[i]["text"], i) for i in (starts[0], starts[1], starts[2], starts[4])), ("the update", len(rows) - 1)]
+    body = [text(12, 22, "Six moments of a step of gpt-nano on 4 ranks: who has which tiles", "b"),
+            text(12, 42, "Solid: the tile that a rank keeps. Pale: gathered tiles of other ranks. Hatched: on their way. Framed: the unit that computes.", "s")]
+    cell, gap = 18, 14
+    for frame, (label, last) in enumerate(moments):
+        left, top = 70 + 330 * (frame % 3), 84 + 150 * (frame // 3)
+        found, computes = states(rows, last)
+        at = f", at {rows[last]['at_ms']:.3f} ms" if last >= 0 else ""
+        body.append(text(left, top - 18, f"{frame + 1}. {label}{at}", "b"))
+        for u, unit in enumerate(units):
+            x = left + u * (ranks * cell + gap)
+            body.append(text(x + ranks * cell / 2, top + ranks * 22 + 12, unit, "s m"))
+            for rank in range(ranks):
+                y = top + rank * 22
+                if u == 0:
+                    body.append(text(left - 8, y + 14, f"rank {rank}", "s e"))
+                for tile in range(ranks):
+                    state = "own" if tile == rank else found.get(unit, "tile")
+                    fill = {"own": "var(--c0)", "here": "var(--pale)", "coming": "url(#hot)", "tile": "none"}[state]
+                    body.append(f'<rect x="{x + tile * cell}" y="{y}" width="{cell - 2}" height="18" class="line" style="fill:{fill}"><title>rank {rank}, {unit}, tile {tile}: {state}</title></rect>')
+            if unit == computes:
+                body.append(f'<rect x="{x - 4}" y="{top - 5}" width="{ranks * cell + 6}" height="{ranks * 22 + 4}" style="fill:none;stroke:var(--c1);stroke-width:2.5"/>')
+    return svg(1000, 84 + 150 * 2 - 10, "Six moments of a step", "Every rank keeps a tile of every unit. A unit is gathered on all ranks before it computes, and freed after it.", body)
+
+
 def main():
     tool, check = sys.argv[1], "--check" in sys.argv
     wrong = []
-    for draw in (timeline, wraps, crossover):
+    for draw in (frames, timeline, wraps, crossover):
         file, picture = HERE / f"{draw.__name__}.svg", draw(tool)
         if not check:
             file.write_text(picture)

@@ -181,5 +181,19 @@ TEST(Models, HooksSurroundForwardAndBackward) {
   EXPECT_EQ(story, " +root +h.0 -h.0 +h.1 -h.1 -root <root <h.1 >h.1 <h.0 >h.0 >root");
 }
 
+TEST(Models, HooksMayCallEarlierOnes) {
+  Context context;
+  const auto model = make_model(context, preset("gpt-nano"));
+  std::string story;
+  EXPECT_FALSE(model->hooks().pre_forward);
+  model->set_hooks({.pre_forward = [&story](Phase) { story += " earlier"; }});
+  model->set_hooks({.pre_forward = [&story, earlier = model->hooks().pre_forward](Phase phase) {
+    earlier(phase);
+    story += " later";
+  }});
+  model->notify_forward_begins();
+  EXPECT_EQ(story, " earlier later");
+}
+
 }  // namespace
 }  // namespace tessera::nn

@@ -49,6 +49,18 @@ TEST(Simulation, CostsLatencyAndBytes) {
   EXPECT_THAT(s.world->traffic().bytes_to_peer, ElementsAre(12000, 12000, 12000, 0));
 }
 
+TEST(Simulation, TransfersHaveTheLabelsOfTheirCalls) {
+  Simulated s(4);
+  const View whole = shape_only(4000);
+  s.world->all_gather(part_of(whole, 4), whole, {.label = "h.0"}).wait_on(*s.stream);
+  s.world->all_reduce(whole, whole, ReduceOp::sum()).wait_on(*s.stream);
+  const std::vector<TransferRecord> transfers = transfers_of(*s.world);
+  ASSERT_EQ(transfers.size(), 2u);
+  EXPECT_EQ(transfers[0].label, "h.0");
+  EXPECT_EQ(transfers[1].label, "");
+  EXPECT_LT(transfers[0].task, transfers[1].task);
+}
+
 TEST(Simulation, CallsTakeTimeFromTheHostWhileTheOperationProceeds) {
   for (const std::int64_t busy : {0, 700, 9000}) {
     Network network = alpha_beta(nanoseconds(1000), 1e9);

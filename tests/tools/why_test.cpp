@@ -14,6 +14,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/init.h"
+#include "tools/compare/compare_why.h"
+#include "tools/train/link_fit.h"
 
 namespace tessera::tools {
 namespace {
@@ -193,6 +195,8 @@ TEST(Why, TextAndJsonHaveTheTerms) {
   EXPECT_THAT(text, HasSubstr("contention  "));
   EXPECT_THAT(text, HasSubstr("may be 0: waits until the last rank had called"));
   EXPECT_THAT(text, Not(HasSubstr("may be 0: forward and backward themselves")));
+  EXPECT_THAT(why_text(explain_gap({a.data(), 5}, {b.data(), 5})), HasSubstr("; means of 3 rounds, too few to tell"));
+  EXPECT_THAT(why_text(explain_gap({a.data(), 5}, {b.data(), 5})), Not(HasSubstr(" to +")));
   const Why read = parse_why(to_json(why));
   EXPECT_EQ(to_json(read), to_json(why));
   EXPECT_EQ(to_json(why).at("terms").at("contention"), 2);
@@ -242,6 +246,39 @@ TEST(Why, RankThatSleepsIsLate) {
   EXPECT_EQ(term(why, "volume"), 0);
   // The control: nobody sleeps, and nearly nothing is late.
   EXPECT_LT(together.late, 100);
+}
+
+TEST(Why, FitsOfLinksAreTheirFigures) {
+  LinkSpec fit;
+  run_two_ranks([&](comm::Communicator& world) {
+    const auto slow =
+        comm::slow_links(world.split(0, world.rank()), {.link = {std::chrono::milliseconds(2), 50e6}, .intra = {}});
+    const LinkSpec own = fit_link(*slow);
+    if (world.rank() == 0) fit = own;
+  });
+  EXPECT_NEAR(fit.latency_us, 2000, 600);
+  EXPECT_NEAR(fit.bytes_per_second, 50e6, 5e6);
+  EXPECT_GT(fit.latency_us, 2000 - 20);  // a link is never early
+}
+
+TEST(Why, FitsGiveRunsVolumeAndLatency) {
+  RunResult a, b;
+  a.wire_bytes_per_step = {.all_gather = 1'000'000, .reduce_scatter = 500'000, .all_reduce = 0, .control = 99};
+  a.calls_per_step = {.all_gather = 4, .reduce_scatter = 3, .all_reduce = 0, .control = 9};
+  b.wire_bytes_per_step = {.all_gather = 0, .reduce_scatter = 0, .all_reduce = 2'000'000, .control = 99};
+  b.calls_per_step = {.all_gather = 0, .reduce_scatter = 0, .all_reduce = 5, .control = 9};
+  a.parts = b.parts = StepParts{.exposed = 1, .transport = 2};
+  a.link_fit = {10, 100e6};
+  b.link_fit = {30, 50e6};
+  const comm::SlowLinks links = apply_link_fits({&a, &b});
+  EXPECT_EQ(links.link.latency, std::chrono::microseconds(20));
+  EXPECT_NEAR(links.link.bytes_per_second, 2 / (1 / 100e6 + 1 / 50e6), 1);
+  EXPECT_NEAR(a.parts->volume, 1.5e6 * (1 / 100e6 + 1 / 50e6) / 2 * 1e3, 1e-9);
+  EXPECT_NEAR(a.parts->latency, 7 * 0.020, 1e-12);
+  EXPECT_NEAR(b.parts->latency, 10 * 0.020, 1e-12);
+  EXPECT_EQ(a.parts->exposed, 3);
+  EXPECT_EQ(a.parts->transport, 0);
+  EXPECT_EQ(a.parts->step(), 3);
 }
 
 TEST(Why, LinksRecordOnlyIfAsked) {

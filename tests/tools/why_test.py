@@ -158,6 +158,24 @@ class WhyTest(unittest.TestCase):
                                1.5 * (few["parts_ms"]["compute"] + few["parts_ms"]["transport"]))
         self.assertIn("8 ranks share 1 core", crowded["noise"][0])
 
+    def test_without_link_the_real_ones_are_measured(self):
+        result = self.call("compare", "--model", "gpt-nano", "--ranks", 2, "--threads", 1, "--seq-len", 16, "--global-batch", 4,
+                           "--data", self.folder / "text.txt", "--steps", 4, "--why", "ddp,fsdp", "--repeat", 3, "--backend", "tcp")
+        terms = result["why"]["terms"]
+        self.assertAlmostEqual(sum(terms.values()), result["why"]["gap_ms"], delta=1e-6)
+        shown = re.fullmatch(r"([\d.]+)us,([\d.e+]+)MB/s, as measured", result["why"]["link"])
+        self.assertTrue(shown, result["why"]["link"])
+        latency, rate = float(shown[1]) * 1e-3, float(shown[2]) * 1e6
+        ddp, fsdp = result["runs"]
+        self.assertAlmostEqual(terms["volume"] / ((wire(fsdp) - wire(ddp)) / rate * 1e3), 1, delta=2e-3)
+        self.assertAlmostEqual(fsdp["parts_ms"]["latency"], 7 * latency, delta=7e-3 * latency)  # 4 gathers, 3 reductions
+        self.assertEqual(terms["transport"], 0)  # in overlap
+        self.assertNotIn("link", ddp)
+        self.assertNotIn("link: woke", self.out)
+        # The control: with --link its figures are shown.
+        _, result = self.compare("--repeat", 1)
+        self.assertEqual(result["why"]["link"], "20us,20MB/s")
+
     def test_wrappings_are_named(self):
         _, result = self.compare("--wraps", "block,none", "--strategies", "fsdp", "--repeat", 1, strategies="fsdp block,fsdp none")
         self.assertEqual((result["why"]["from"], result["why"]["to"]), ("fsdp block", "fsdp none"))
@@ -184,9 +202,6 @@ class WhyTest(unittest.TestCase):
                 code, out, err = tool(command, "--model", "gpt-nano", "--ranks", 2, "--seq-len", 16, "--global-batch", 4, *options)
                 self.assertEqual((code, out, err.count("\n")), (2, "", 1), (command, options, out, err))
                 self.assertIn(words, err)
-        code, out, err = tool("compare", "--model", "gpt-nano", "--ranks", 2, "--why", "ddp,fsdp")
-        self.assertEqual((code, out, err.count("\n")), (2, "", 1), err)
-        self.assertIn("--link 20us,100MB/s", err)
         for more in (("--slow-rank", "0:2"), ("--advise",)):
             code, out, err = tool("plan", *TALL, "--why", "ddp,fsdp", *more)
             self.assertEqual((code, out, err.count("\n")), (2, "", 1), err)

@@ -1,11 +1,8 @@
 // tessera compare: the same training with several strategies, each in fresh processes, side by side.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
-#include <sstream>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
@@ -14,6 +11,7 @@
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/cli/validators.h"
+#include "tools/compare/compare_runs.h"
 #include "tools/compare/compare_why.h"
 #include "tools/compare/comparison.h"
 #include "tools/compare/repeated_run.h"
@@ -25,20 +23,6 @@
 
 namespace tessera::tools {
 namespace {
-
-using nlohmann::ordered_json;
-
-/// Every strategy's runs use the same algorithm, so that bytes can be compared with the formulas.
-constexpr const char* kPinnedAlgorithm = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
-
-struct CompareOptions : TrainOptions {
-  std::vector<std::string> wraps;     ///< empty: only --wrap
-  std::optional<std::size_t> repeat;  ///< rounds
-  std::vector<std::string> why;       ///< empty, or two runs
-  std::size_t rounds() const { return repeat.value_or(why.empty() ? 1 : 6); }
-  std::string only;       ///< set in the ranks: the strategy that this process runs
-  std::string only_wrap;  ///< ... and its wrapping, if there are several
-};
 
 /// Strategies to run. From the default list, one that can't run here is skipped with a message.
 std::vector<std::string> strategies_of(const CompareOptions& options, const TrainPlan& plan, bool say) {
@@ -62,100 +46,6 @@ std::vector<std::string> strategies_of(const CompareOptions& options, const Trai
   }
   if (chosen.empty()) throw base::InvalidUsage(last_reason);
   return chosen;
-}
-
-std::string events_to_text(const std::vector<base::TraceEvent>& events) {
-  std::ostringstream text;
-  base::write_chrome_trace(text, events);
-  return text.str();
-}
-
-/// The progress line: only on a terminal, never in piped output.
-class ProgressLine {
- public:
-  ProgressLine() : on_(::isatty(STDERR_FILENO) != 0) {}
-  ~ProgressLine() { clear(); }
-  ProgressLine(const ProgressLine&) = delete;
-  ProgressLine& operator=(const ProgressLine&) = delete;
-  void show(const std::string& text) {
-    if (on_) fmt::print(stderr, "\r\033[K{}", text);
-  }
-  void clear() {
-    if (on_) fmt::print(stderr, "\r\033[K");
-  }
-
- private:
-  const bool on_;
-};
-
-struct CompareRun {
-  RunResult result;
-  std::string trace;
-  std::string backend;  ///< the one that was used
-};
-
-/// Runs as one of the ranks. Under another launcher the same processes run all strategies, each in a world of its own:
-/// `generation` counts them.
-CompareRun run_here(const TrainPlan& plan, const std::string& strategy, int generation,
-                    const std::function<void(const StepReport&)>& on_step) {
-  const auto memory_tracker = std::make_shared<base::MemoryTracker>();
-  const auto world = init_world({.ranks = plan.ranks,
-                                 .backend = plan.options.backend_given ? plan.options.backend : "",
-                                 .algorithms = kPinnedAlgorithm,
-                                 .generation = generation,
-                                 .memory_tracker = memory_tracker,
-                                 .ordered = true,
-                                 .device = device_of_rank(plan.options.device)});
-  const TrainingOutcome outcome =
-      run_training(plan, strategy, *world, memory_tracker, {.on_step = on_step, .measure_norm = false});
-  return {outcome.result, plan.options.trace.empty() ? "" : events_to_text(outcome.last_step),
-          std::string(world->backend())};
-}
-
-/// Runs as a rank that this tool started; prints a line of JSON per step for its parent, and one with the result.
-int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
-  const auto print_line = [](const ordered_json& line) {
-    fmt::print("{}\n", json_text(line));
-    std::fflush(stdout);
-  };
-  bool first = false;
-  const CompareRun run = run_here(plan, options.only, 0, [&](const StepReport& step) {
-    first = true;
-    print_line({{"step", step.step}, {"loss", step.loss}, {"tokens_per_second", step.tokens_per_second}});
-  });
-  if (first) print_line({{"result", to_json(run.result)}, {"trace", run.trace}, {"backend", run.backend}});
-  return 0;
-}
-
-/// A strategy with a wrapping: what a run shows.
-struct Contestant {
-  std::string strategy;
-  const TrainPlan& plan;
-};
-
-/// Starts fresh ranks for one run. Returns the exit code; on 0 it has filled `run`. `prefix`: of the progress line.
-int run_in_processes(const CommandLine& commands, const CompareOptions& options, const Contestant& contestant,
-                     const std::string& prefix, CompareRun& run) {
-  const TrainPlan& plan = contestant.plan;
-  std::vector<std::string> arguments = commands.arguments;
-  arguments.insert(arguments.end(), {"--only", contestant.strategy});
-  if (!options.wraps.empty()) arguments.insert(arguments.end(), {"--only-wrap", plan.options.wrap});
-  LaunchSpec launch_plan = training_launch_spec(plan, std::move(arguments));
-  ProgressLine progress;
-  launch_plan.on_output = [&](int, std::string_view line) {
-    const ordered_json message = message_of_rank(line);
-    if (message.is_null()) return;
-    if (message.contains("result")) {
-      run.result = run_result_from_json(message["result"]);
-      run.trace = message["trace"];
-      run.backend = message["backend"];
-      return;
-    }
-    progress.show(fmt::format("{}{} step {}/{} loss {:.4f} {:.0f} tokens/s", prefix, contestant.strategy,
-                              message["step"].get<std::int64_t>(), plan.options.steps, number_or_nan(message["loss"]),
-                              message["tokens_per_second"].get<double>()));
-  };
-  return launch(launch_plan);
 }
 
 /// Why runs over two mesh axes differ from the others if gradients are reduced in 16 bits; else "".
@@ -208,7 +98,7 @@ std::vector<TrainPlan> plans_of(const CompareOptions& options, int ranks) {
     TrainOptions one = options;
     one.wrap = wrap;
     plans.push_back(make_plan(one, ranks));
-    if (plans.back().links) plans.back().links->record = !options.why.empty();
+    if (!options.why.empty()) record_waits(plans.back());
   }
   return plans;
 }
@@ -225,29 +115,6 @@ std::vector<std::string> noise_of(int ranks, std::optional<double> others_percen
   if (others_percent.value_or(0) > kLoaded)
     lines.push_back(fmt::format("other programs used {:.0f} % of this host's cores", *others_percent));
   return lines;
-}
-
-/// All runs, round by round. Returns the exit code; on 0 it has filled `results`, by contestant and round.
-int run_rounds(const CommandLine& commands, const CompareOptions& options, const std::vector<Contestant>& contestants,
-               int ranks, std::vector<std::vector<CompareRun>>& results) {
-  const bool in_processes = must_spawn(ranks) || ranks == 1;
-  int generation = 0;
-  results.resize(contestants.size());
-  for (std::size_t round = 0; round < options.rounds(); ++round)
-    for (const std::size_t i : Rounds::order(round, contestants.size())) {
-      const Contestant& contestant = contestants[i];
-      CompareRun run;
-      if (in_processes) {
-        const std::string prefix = options.rounds() > 1 ? fmt::format("round {}/{} ", round + 1, options.rounds()) : "";
-        const int code = run_in_processes(commands, options, contestant, prefix, run);
-        if (code != 0) return code;
-      } else {
-        run = run_here(contestant.plan, contestant.strategy, generation++, {});
-      }
-      if (!options.wraps.empty()) run.result.wrap = contestant.plan.options.wrap;
-      results[i].push_back(std::move(run));
-    }
-  return 0;
 }
 
 /// Fills the runs and their differences. Returns the traces: each that of the run with the median time.
@@ -278,10 +145,6 @@ std::vector<std::string> combine(const std::vector<std::vector<CompareRun>>& res
 CompareOptions with_runs_of_why(CompareOptions options) {
   if (options.why.empty()) return options;
   const auto [from, to] = runs_of_why(options.why);
-  if (options.link.empty())
-    throw base::InvalidUsage(
-        "--why: what the links pass a second and how late they are is not known; give it by --link, such as --link "
-        "20us,100MB/s");
   if (options.strategies.empty()) {
     options.strategies = {from.strategy};
     if (to.strategy != from.strategy) options.strategies.push_back(to.strategy);
@@ -297,7 +160,7 @@ std::vector<RunName> run_names(const CompareOptions& options, const std::vector<
 }
 
 Why why_of(const CompareOptions& options, const std::vector<Contestant>& contestants,
-           const std::vector<std::vector<CompareRun>>& results) {
+           std::vector<std::vector<CompareRun>>& results) {
   const auto [from, to] = find_runs(options.why, run_names(options, contestants));
   const auto run_of = [&](std::size_t i, const std::string& name) {
     return PlannedRun{name_of(results[i].front().result), parse_run_name(name).strategy, contestants[i].plan};
@@ -307,8 +170,18 @@ Why why_of(const CompareOptions& options, const std::vector<Contestant>& contest
     for (const CompareRun& run : results[i]) parts.push_back(run.result.parts.value());
     return parts;
   };
-  return measured_why(run_of(from, options.why[0]), run_of(to, options.why[1]), {parts_of(from), parts_of(to)},
-                      *contestants[from].plan.links);
+  comm::SlowLinks links = *contestants[from].plan.links;
+  const bool fitted = contestants[from].plan.fits_links;
+  if (fitted) {
+    std::vector<RunResult*> runs;
+    for (std::vector<CompareRun>& rounds : results)
+      for (CompareRun& run : rounds) runs.push_back(&run.result);
+    links = apply_link_fits(runs);
+  }
+  Why why =
+      measured_why(run_of(from, options.why[0]), run_of(to, options.why[1]), {parts_of(from), parts_of(to)}, links);
+  if (fitted) why.link += ", as measured";
+  return why;
 }
 
 int compare(const CommandLine& commands, const CompareOptions& asked) {
@@ -342,9 +215,9 @@ int compare(const CommandLine& commands, const CompareOptions& asked) {
   const HostLoad load;
   std::vector<std::vector<CompareRun>> results;
   if (const int code = run_rounds(commands, options, contestants, ranks, results); code != 0) return code;
+  if (first && !options.why.empty()) comparison.why = why_of(options, contestants, results);
   const std::vector<std::string> traces = combine(results, comparison);
   if (comparison.rounds > 1) comparison.noise = noise_of(ranks, spawn ? load.others_percent() : std::nullopt);
-  if (first && !options.why.empty()) comparison.why = why_of(options, contestants, results);
   if (first) write_outputs(options, plan, comparison, traces);
   return 0;
 }
@@ -373,7 +246,7 @@ void add_compare(CommandLine& commands) {
       ->transform(whole_number(1, 1000));
   command
       ->add_option("--why", options->why,
-                   "with --link: print why a step of B takes longer than one of A, as a sum, and what would help "
+                   "print why a step of B takes longer than one of A, as a sum, and what would help "
                    "(implies --repeat 6)")
       ->type_name("A,B")
       ->delimiter(',');

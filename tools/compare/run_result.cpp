@@ -84,6 +84,8 @@ ordered_json to_json(const RunResult& r) {
   if (r.link)
     json["link"] = {
         {"woke_late_us", r.link->median_us}, {"late_percent", r.link->percent}, {"shared_calls", r.link->shared_calls}};
+  if (r.link_fit)
+    json["link_fit"] = {{"latency_us", r.link_fit->latency_us}, {"bytes_per_second", r.link_fit->bytes_per_second}};
   if (r.parts) json["parts_ms"] = to_json(*r.parts);
   if (r.skipped_steps) json["skipped_steps"] = *r.skipped_steps;
   if (r.evaluation) {
@@ -121,6 +123,8 @@ RunResult run_result_from_json(const ordered_json& json) {
     const ordered_json& link = json.at("link");
     r.link = {link.at("woke_late_us"), link.at("late_percent"), link.at("shared_calls")};
   }
+  if (json.contains("link_fit"))
+    r.link_fit = {json.at("link_fit").at("latency_us"), json.at("link_fit").at("bytes_per_second")};
   if (json.contains("parts_ms")) r.parts = step_parts_from_json(json.at("parts_ms"));
   if (json.contains("skipped_steps")) r.skipped_steps = json.at("skipped_steps").get<std::uint64_t>();
   return r;

@@ -11,6 +11,7 @@
 
 #include "tessera/base/memory_tracker.h"
 #include "tessera/comm/slow_link/slow_link.h"
+#include "tools/cli/quantities.h"
 #include "tools/compare/step_parts.h"
 
 namespace tessera::tools {
@@ -61,6 +62,7 @@ struct RunResult {
   ModelState model_state_bytes;
   base::MemoryTracker::Snapshot peak_bytes;
   std::optional<comm::Lateness> link;  ///< with --link
+  std::optional<LinkSpec> link_fit;    ///< of real links, with --why
   std::optional<StepParts> parts;      ///< means over the ranks and steps, without the first two; with --why
 };
 

@@ -52,7 +52,7 @@ std::string signed_ms(double ms) { return fmt::format("{:+.3f}", std::abs(ms) < 
 
 std::string terms_text(const Why& why) {
   std::vector<std::vector<std::string>> rows;
-  const bool measured = why.rounds > 1;
+  const bool measured = why.coverage >= 0.95;  // so that intervals say something
   std::size_t name = 0, interval = 0;
   for (const WhyTerm& term : why.terms) name = std::max(name, term.name.size());
   const auto interval_of = [&](const WhyTerm& term) {
@@ -100,6 +100,7 @@ Why explain_gap(std::span<const StepParts> from, std::span<const StepParts> to) 
   why.to_ms = b.step();
   why.gap_ms = b.step() - a.step();
   why.rounds = chosen.size();
+  why.coverage = median_interval(gaps).coverage;
   for (const TermDefinition& term : kWhyTerms) {
     std::vector<double> by_round;
     for (std::size_t i = 0; i < from.size(); ++i) by_round.push_back(term.of(to[i]) - term.of(from[i]));
@@ -117,9 +118,10 @@ nlohmann::ordered_json to_json(const Why& why) {
   for (const WhyHelp& help : why.helps)
     helps.push_back(
         {{"change", help.change}, {"gap_ms", help.gap_ms}, {"step_ms", help.step_ms}, {"peak_bytes", help.peak_bytes}});
-  return {{"from", why.from},       {"to", why.to},    {"gap_ms", why.gap_ms},   {"terms", terms},
-          {"intervals", intervals}, {"helps", helps},  {"from_ms", why.from_ms}, {"to_ms", why.to_ms},
-          {"rounds", why.rounds},   {"link", why.link}};
+  return {{"from", why.from},         {"to", why.to},           {"gap_ms", why.gap_ms},
+          {"terms", terms},           {"intervals", intervals}, {"helps", helps},
+          {"from_ms", why.from_ms},   {"to_ms", why.to_ms},     {"rounds", why.rounds},
+          {"coverage", why.coverage}, {"link", why.link}};
 }
 
 Why parse_why(const nlohmann::json& json) {
@@ -130,6 +132,7 @@ Why parse_why(const nlohmann::json& json) {
           .gap_ms = json.at("gap_ms"),
           .terms = {},
           .rounds = json.at("rounds"),
+          .coverage = json.at("coverage"),
           .link = json.at("link"),
           .helps = {}};
   for (const TermDefinition& term : kWhyTerms) {
@@ -144,7 +147,10 @@ Why parse_why(const nlohmann::json& json) {
 std::string why_text(const Why& why) {
   return fmt::format("Why a step of {} takes {:.3f} ms {} than one of {} (links of {}{}):\n", why.to,
                      std::abs(why.gap_ms), why.gap_ms < 0 ? "less" : "more", why.from, why.link,
-                     why.rounds > 1 ? fmt::format("; means of the middle {} rounds", why.rounds) : "") +
+                     why.coverage >= 0.95 ? fmt::format("; means of the middle {} rounds", why.rounds)
+                     : why.rounds > 1
+                         ? fmt::format("; means of {} rounds, too few to tell terms from noise", why.rounds)
+                         : "") +
          terms_text(why) + helps_text(why);
 }
 

@@ -35,6 +35,7 @@ struct Why {
   double gap_ms = 0;              ///< to_ms - from_ms, which is the sum of the terms
   std::vector<WhyTerm> terms;     ///< in the order of the documentation
   std::size_t rounds = 1;         ///< that the means are of
+  double coverage = 0;            ///< of the intervals; below 0.95 they say nothing
   std::string link;               ///< whose figures volume and latency are
   std::vector<WhyHelp> helps;     ///< the first one is without a change
 };

@@ -83,7 +83,8 @@ std::optional<WhyHelp> help_of(const PlannedRun& from, const PlannedRun& to, Lin
 }
 
 std::string words_for(const comm::SlowLink& link) {
-  return fmt::format("{:g}us,{:g}MB/s", static_cast<double>(link.latency.count()) * 1e-3, link.bytes_per_second / 1e6);
+  return fmt::format("{:.4g}us,{:.4g}MB/s", static_cast<double>(link.latency.count()) * 1e-3,
+                     link.bytes_per_second / 1e6);
 }
 
 }  // namespace

@@ -92,6 +92,7 @@ struct TrainPlan {
   int ranks = 1;
   int ranks_per_host = 1;                ///< for the default mesh
   std::optional<comm::SlowLinks> links;  ///< with --link
+  bool fits_links = false;               ///< `links` only record, and the real ones are measured after the training
   int threads = 1;                       ///< compute threads per rank
   nn::ModelConfig model;
   std::optional<nn::LoraOptions> lora;  ///< nothing: all parameters are trained

@@ -18,6 +18,7 @@
 #include "tools/train/divergence.h"
 #include "tools/train/evaluation.h"
 #include "tools/train/events.h"
+#include "tools/train/link_fit.h"
 #include "tools/train/model_files.h"
 #include "tools/train/run_checkpointer.h"
 
@@ -320,7 +321,8 @@ RunResult Trainer::summarize() {
     for (std::size_t i = 0; i < slowest.size(); ++i) slowest[i] = std::max(slowest[i], rank[i]);
   for (const auto& rank : control_.gather_all(measured_.exposed_ms))
     r.exposed_communication_ms = std::max(r.exposed_communication_ms, median(without_warm_up(rank)));
-  if (slow_world_) r.link = latest(control_, *slow_world_);
+  if (slow_world_ && !plan_.fits_links) r.link = latest(control_, *slow_world_);
+  if (plan_.fits_links) r.link_fit = fit_link(world_);
   if (records_parts()) r.parts = mean_over(control_, measured_.parts);
   const std::vector<double> warm = without_warm_up(slowest);
   r.step_ms_median = median(warm);

@@ -1,0 +1,132 @@
+#include "tools/compare/compare_runs.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <sstream>
+
+#include "tools/cli/machine.h"
+#include "tools/cli/output.h"
+#include "tools/compare/rounds.h"
+#include "tools/launch/launcher.h"
+#include "tools/launch/ranks.h"
+#include "tools/train/trainer.h"
+
+namespace tessera::tools {
+
+using nlohmann::ordered_json;
+
+namespace {
+
+/// Every strategy's runs use the same algorithm, so that bytes can be compared with the formulas.
+constexpr const char* kPinnedAlgorithm = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
+
+std::string events_to_text(const std::vector<base::TraceEvent>& events) {
+  std::ostringstream text;
+  base::write_chrome_trace(text, events);
+  return text.str();
+}
+
+/// The progress line: only on a terminal, never in piped output.
+class ProgressLine {
+ public:
+  ProgressLine() : on_(::isatty(STDERR_FILENO) != 0) {}
+  ~ProgressLine() { clear(); }
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+  void show(const std::string& text) {
+    if (on_) fmt::print(stderr, "\r\033[K{}", text);
+  }
+  void clear() {
+    if (on_) fmt::print(stderr, "\r\033[K");
+  }
+
+ private:
+  const bool on_;
+};
+
+/// Runs as one of the ranks. Under another launcher the same processes run all strategies, each in a world of its own:
+/// `generation` counts them.
+CompareRun run_here(const TrainPlan& plan, const std::string& strategy, int generation,
+                    const std::function<void(const StepReport&)>& on_step) {
+  const auto memory_tracker = std::make_shared<base::MemoryTracker>();
+  const auto world = init_world({.ranks = plan.ranks,
+                                 .backend = plan.options.backend_given ? plan.options.backend : "",
+                                 .algorithms = kPinnedAlgorithm,
+                                 .generation = generation,
+                                 .memory_tracker = memory_tracker,
+                                 .ordered = true,
+                                 .device = device_of_rank(plan.options.device)});
+  const TrainingOutcome outcome =
+      run_training(plan, strategy, *world, memory_tracker, {.on_step = on_step, .measure_norm = false});
+  return {outcome.result, plan.options.trace.empty() ? "" : events_to_text(outcome.last_step),
+          std::string(world->backend())};
+}
+
+/// Starts fresh ranks for one run. Returns the exit code; on 0 it has filled `run`. `prefix`: of the progress line.
+int run_in_processes(const CommandLine& commands, const CompareOptions& options, const Contestant& contestant,
+                     const std::string& prefix, CompareRun& run) {
+  const TrainPlan& plan = contestant.plan;
+  std::vector<std::string> arguments = commands.arguments;
+  arguments.insert(arguments.end(), {"--only", contestant.strategy});
+  if (!options.wraps.empty()) arguments.insert(arguments.end(), {"--only-wrap", plan.options.wrap});
+  LaunchSpec launch_plan = training_launch_spec(plan, std::move(arguments));
+  ProgressLine progress;
+  launch_plan.on_output = [&](int, std::string_view line) {
+    const ordered_json message = message_of_rank(line);
+    if (message.is_null()) return;
+    if (message.contains("result")) {
+      run.result = run_result_from_json(message["result"]);
+      run.trace = message["trace"];
+      run.backend = message["backend"];
+      return;
+    }
+    progress.show(fmt::format("{}{} step {}/{} loss {:.4f} {:.0f} tokens/s", prefix, contestant.strategy,
+                              message["step"].get<std::int64_t>(), plan.options.steps, number_or_nan(message["loss"]),
+                              message["tokens_per_second"].get<double>()));
+  };
+  return launch(launch_plan);
+}
+
+}  // namespace
+
+int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
+  const auto print_line = [](const ordered_json& line) {
+    fmt::print("{}\n", json_text(line));
+    std::fflush(stdout);
+  };
+  bool first = false;
+  const CompareRun run = run_here(plan, options.only, 0, [&](const StepReport& step) {
+    first = true;
+    print_line({{"step", step.step}, {"loss", step.loss}, {"tokens_per_second", step.tokens_per_second}});
+  });
+  if (first) print_line({{"result", to_json(run.result)}, {"trace", run.trace}, {"backend", run.backend}});
+  return 0;
+}
+
+int run_rounds(const CommandLine& commands, const CompareOptions& options, const std::vector<Contestant>& contestants,
+               int ranks, std::vector<std::vector<CompareRun>>& results) {
+  const bool in_processes = must_spawn(ranks) || ranks == 1;
+  int generation = 0;
+  results.resize(contestants.size());
+  for (std::size_t round = 0; round < options.rounds(); ++round)
+    for (const std::size_t i : Rounds::order(round, contestants.size())) {
+      const Contestant& contestant = contestants[i];
+      CompareRun run;
+      if (in_processes) {
+        const std::string prefix = options.rounds() > 1 ? fmt::format("round {}/{} ", round + 1, options.rounds()) : "";
+        const int code = run_in_processes(commands, options, contestant, prefix, run);
+        if (code != 0) return code;
+      } else {
+        run = run_here(contestant.plan, contestant.strategy, generation++, {});
+      }
+      if (!options.wraps.empty()) run.result.wrap = contestant.plan.options.wrap;
+      results[i].push_back(std::move(run));
+    }
+  return 0;
+}
+
+}  // namespace tessera::tools

@@ -31,7 +31,7 @@ std::string path_in(const std::string& path, const std::string& unit) {
 
 /// A module's path, and whose parameter it uses if it has none of its own.
 std::string with_tie(const nn::Module& module, const std::string& unit) {
-  const std::string path = path_in(module.path(), unit);
+  std::string path = path_in(module.path(), unit);
   if (module.own_parameters().empty()) return path;
   const std::string& owner = module.own_parameters().front()->name();
   if (owner.starts_with(module.path() + ".")) return path;

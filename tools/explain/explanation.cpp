@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "tessera/base/error.h"
@@ -186,7 +187,7 @@ Explanation explain_step(const ExplainOptions& options, int ranks, std::optional
   std::vector<IssuedTransfers> issued = issued_transfers(step);
   StoryInput input{.cut = *result.cut, .events = step.events, .issued = issued, .mesh = step.mesh};
   input.begin_ns = step.begin_ns;
-  input.step_ns = static_cast<std::int64_t>(step.result.step_ms_median * 1e6 + 0.5);
+  input.step_ns = std::llround(step.result.step_ms_median * 1e6);
   result.real = std::move(real);
   if (result.real) {
     if (!same_structure(step.events, result.real->events))

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/base/stream.h"
+
 namespace tessera::base {
 namespace {
 constexpr std::array<std::string_view, kMemoryUses> kNames = {
@@ -11,6 +13,27 @@ constexpr std::array<std::string_view, kMemoryUses> kNames = {
 }
 
 std::string_view name_of(MemoryCategory use) { return kNames[static_cast<std::size_t>(use)]; }
+
+void MemoryTracker::note(MemoryCategory use, std::int64_t change) noexcept {
+  if (!keeps_history_.load(std::memory_order_relaxed)) return;
+  const std::lock_guard lock(history_mutex_);
+  history_.changes.push_back({host_time_ns(), use, change});
+}
+
+void MemoryTracker::keep_history(bool keep) {
+  const std::lock_guard lock(history_mutex_);
+  history_ = {};
+  for (std::size_t i = 0; i < kMemoryUses; ++i) history_.before[i] = now_[i].load(std::memory_order_relaxed);
+  keeps_history_.store(keep, std::memory_order_relaxed);
+}
+
+MemoryHistory MemoryTracker::drain_history() {
+  const std::lock_guard lock(history_mutex_);
+  MemoryHistory taken = std::exchange(history_, {});
+  history_.before = taken.before;
+  for (const MemoryChange& change : taken.changes) history_.before[static_cast<std::size_t>(change.use)] += change.bytes;
+  return taken;
+}
 
 bool MemoryTracker::raise(Counter& peak, std::int64_t value) noexcept {
   std::int64_t seen = peak.load(std::memory_order_relaxed);
@@ -22,6 +45,7 @@ bool MemoryTracker::raise(Counter& peak, std::int64_t value) noexcept {
 void MemoryTracker::add(MemoryCategory use, std::size_t bytes) noexcept {
   const auto change = static_cast<std::int64_t>(bytes);
   const auto index = static_cast<std::size_t>(use);
+  note(use, change);
   raise(peak_[index], now_[index].fetch_add(change, std::memory_order_relaxed) + change);
   if (use == MemoryCategory::offloaded) return;
   const std::int64_t total = total_.fetch_add(change, std::memory_order_relaxed) + change;
@@ -34,6 +58,7 @@ void MemoryTracker::add(MemoryCategory use, std::size_t bytes) noexcept {
 void MemoryTracker::remove(MemoryCategory use, std::size_t bytes) noexcept {
   const auto change = static_cast<std::int64_t>(bytes);
   now_[static_cast<std::size_t>(use)].fetch_sub(change, std::memory_order_relaxed);
+  note(use, -change);
   if (use == MemoryCategory::offloaded) return;
   total_.fetch_sub(change, std::memory_order_relaxed);
 }

@@ -5,7 +5,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <string_view>
+#include <vector>
 
 #include "tessera/base/export.h"
 
@@ -27,6 +29,19 @@ enum class MemoryCategory : std::uint8_t {
 inline constexpr std::size_t kMemoryUses = 9;
 /// The category's name in reports and JSON: "parameter".
 TESSERA_API std::string_view name_of(MemoryCategory use);
+
+/// A change of the live bytes of one category.
+struct MemoryChange {
+  std::int64_t at_ns = 0;                      ///< in host time
+  MemoryCategory use = MemoryCategory::other;  ///< of the bytes
+  std::int64_t bytes = 0;                      ///< negative: no longer live
+};
+
+/// Live bytes over time.
+struct MemoryHistory {
+  std::array<std::int64_t, kMemoryUses> before{};  ///< live bytes of each category before the first change
+  std::vector<MemoryChange> changes;               ///< in the order in which they were made
+};
 
 /// Tracks one rank's memory. Thread-safe. All values are bytes.
 class TESSERA_API MemoryTracker {
@@ -52,6 +67,10 @@ class TESSERA_API MemoryTracker {
   /// Reports a change of the bytes that a pool holds beyond its live ones (idle blocks, rounding).
   void hold(std::int64_t change) noexcept;
 
+  /// From now on keeps every change, 24 bytes each, until drain_history(); or ends that and drops what it kept.
+  void keep_history(bool keep);
+  MemoryHistory drain_history();  ///< the changes since the last call, or since keep_history()
+
   Snapshot snapshot() const noexcept;  ///< a copy of the values; not atomic if other threads change them meanwhile
   /// Resets the peaks to the bytes live now.
   void reset_peaks() noexcept;
@@ -66,6 +85,10 @@ class TESSERA_API MemoryTracker {
   Counter total_peak_{0};
   Counter slack_{0};
   Counter held_peak_{0};
+  void note(MemoryCategory use, std::int64_t change) noexcept;
+  std::atomic<bool> keeps_history_{false};
+  std::mutex history_mutex_;
+  MemoryHistory history_;
 };
 
 /// Bytes that a memory tracker counts while this object lives. The tracker must outlive it. Move-only.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -34,6 +35,39 @@ TEST(MemoryTracker, PeakOutlivesCurrentValue) {  // negative control: a peak tha
   memory_tracker.reset_peaks();
   EXPECT_EQ(memory_tracker.snapshot().total_peak, 10U);
   EXPECT_EQ(memory_tracker.snapshot().peak_of(MemoryCategory::other), 10U);
+}
+
+/// The highest sum at one instant that a history shows.
+std::int64_t highest(const MemoryHistory& history) {
+  std::int64_t live = 0;
+  for (std::size_t i = 0; i < kMemoryUses; ++i)
+    if (static_cast<MemoryCategory>(i) != MemoryCategory::offloaded) live += history.before[i];
+  std::int64_t most = live;
+  for (const MemoryChange& change : history.changes)
+    if (change.use != MemoryCategory::offloaded) most = std::max(most, live += change.bytes);
+  return most;
+}
+
+TEST(MemoryTracker, HistoryShowsPeak) {
+  MemoryTracker memory_tracker;
+  memory_tracker.add(MemoryCategory::parameter, 100);
+  memory_tracker.keep_history(true);
+  memory_tracker.add(MemoryCategory::activation, 50);
+  memory_tracker.add(MemoryCategory::offloaded, 5000);
+  memory_tracker.remove(MemoryCategory::activation, 50);
+  memory_tracker.add(MemoryCategory::gradient, 30);
+  MemoryHistory history = memory_tracker.drain_history();
+  EXPECT_EQ(history.before[static_cast<std::size_t>(MemoryCategory::parameter)], 100);
+  ASSERT_EQ(history.changes.size(), 4U);
+  EXPECT_EQ(history.changes[2].bytes, -50);
+  EXPECT_LE(history.changes[0].at_ns, history.changes[3].at_ns);
+  EXPECT_EQ(highest(history), static_cast<std::int64_t>(memory_tracker.snapshot().total_peak));
+  history.changes.erase(history.changes.begin() + 2);  // the negative control: one change less shows another peak
+  EXPECT_NE(highest(history), static_cast<std::int64_t>(memory_tracker.snapshot().total_peak));
+  EXPECT_EQ(highest(memory_tracker.drain_history()), 130) << "the next history begins where this one ended";
+  memory_tracker.keep_history(false);
+  memory_tracker.remove(MemoryCategory::gradient, 30);
+  EXPECT_TRUE(memory_tracker.drain_history().changes.empty());
 }
 
 TEST(MemoryTracker, ReservedIsMaximumPoolOverhead) {

@@ -10,6 +10,7 @@
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
 #include "tools/cli/validators.h"
+#include "tools/cli/words.h"
 #include "tools/train/model_files.h"
 #include "tools/version.h"
 
@@ -21,6 +22,7 @@ struct InfoOptions {
   bool env = false;
   bool models = false;
   bool units = false;
+  bool words = false;
   std::string model = "gpt-mini";
   std::string wrap = "block";
   int ranks = 4;
@@ -137,6 +139,11 @@ void print_units(const InfoOptions& options) {
 }
 
 int run_info(const InfoOptions& options) {
+  if (options.words) {
+    for (const Word& word : words())
+      std::printf("%s\n    %s\n", std::string(word.name).c_str(), std::string(word.meaning).c_str());
+    return 0;
+  }
   if (options.units) {
     print_units(options);
     return 0;
@@ -160,6 +167,7 @@ void add_info(CommandLine& commands) {
   const auto options = std::make_shared<InfoOptions>();
   info->add_flag("--json", options->json, "print everything as JSON");
   info->add_flag("--env", options->env, "list the environment variables with values and defaults");
+  info->add_flag("--words", options->words, "explain the words of the tables and of the report");
   info->add_flag("--models", options->models, "list the model presets");
   CLI::Option* const units =
       info->add_flag("--units", options->units, "list the units that a wrapping makes of a model");

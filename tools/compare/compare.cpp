@@ -124,8 +124,10 @@ std::vector<std::string> combine(const std::vector<std::vector<CompareRun>>& res
     std::vector<RunResult> of_run;
     for (const CompareRun& run : rounds) of_run.push_back(run.result);
     comparison.runs.push_back(combine_rounds(of_run));
-    const RunResult& run = comparison.runs.back();
-    traces.push_back(rounds[median_round(run.round_step_ms)].trace);
+    RunResult& run = comparison.runs.back();
+    const CompareRun& median = rounds[median_round(run.round_step_ms)];
+    traces.push_back(median.trace);
+    run.timeline = median.result.timeline;
     names.push_back(name_of(run));
   }
   comparison.backend = results.front().front().backend;  // the same for all of them

@@ -80,6 +80,12 @@ RunResult parse_run(const Reader& in) {
   if (mesh.size() != 2 || !mesh[0].is_number_integer() || !mesh[1].is_number_integer())
     in.fail("'mesh' is not two numbers");
   run.mesh = {mesh[0].get<int>(), mesh[1].get<int>()};
+  if (in.has("units"))
+    for (const Json& value : in.list("units")) {
+      const Reader unit(value, "a unit");
+      run.units.push_back(
+          {unit.text("name"), unit.number<std::int64_t>("elements"), unit.number<std::int64_t>("padding")});
+    }
   for (const Json& loss : in.list("losses")) {
     if (!loss.is_number() && !loss.is_null()) in.fail("'losses' holds a value that is not a number");
     run.losses.push_back(number_or_nan(loss));
@@ -160,9 +166,11 @@ Comparison parse_comparison(const nlohmann::json& document, std::string_view sou
     result.rounds = document.value("rounds", std::size_t{1});
     result.noise = document.value("noise", result.noise);
     if (document.contains("differences")) result.differences = parse_differences(document.at("differences"));
+    for (std::size_t i = 0; i < runs.size(); ++i)
+      if (runs[i].contains("timeline")) result.runs[i].timeline = report::parse_timeline(runs[i].at("timeline"));
     if (document.contains("why")) result.why = parse_why(document.at("why"));
-  } catch (const nlohmann::json::exception&) {
-    in.fail("'rounds', 'differences', 'noise' or 'why' is not what compare writes");
+  } catch (const std::exception&) {  // nlohmann's, or an index out of range
+    in.fail("'rounds', 'differences', 'noise', 'why' or 'timeline' is not what compare writes");
   }
   return result;
 }

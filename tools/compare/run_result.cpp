@@ -87,6 +87,7 @@ ordered_json to_json(const RunResult& r) {
   if (r.link_fit)
     json["link_fit"] = {{"latency_us", r.link_fit->latency_us}, {"bytes_per_second", r.link_fit->bytes_per_second}};
   if (r.parts) json["parts_ms"] = to_json(*r.parts);
+  if (r.timeline) json["timeline"] = report::to_json(*r.timeline);
   if (r.skipped_steps) json["skipped_steps"] = *r.skipped_steps;
   if (r.evaluation) {
     json["eval_loss"] = r.evaluation->loss;
@@ -126,6 +127,7 @@ RunResult run_result_from_json(const ordered_json& json) {
   if (json.contains("link_fit"))
     r.link_fit = {json.at("link_fit").at("latency_us"), json.at("link_fit").at("bytes_per_second")};
   if (json.contains("parts_ms")) r.parts = step_parts_from_json(json.at("parts_ms"));
+  if (json.contains("timeline")) r.timeline = report::parse_timeline(json.at("timeline"));
   if (json.contains("skipped_steps")) r.skipped_steps = json.at("skipped_steps").get<std::uint64_t>();
   return r;
 }

@@ -7,6 +7,7 @@
 
 #include "tools/cli/output.h"
 #include "tools/report/html.h"
+#include "tools/report/live.h"
 #include "tools/report/pictures.h"
 #include "tools/report/style.h"
 
@@ -61,6 +62,20 @@ std::string verdict(const Comparison& comparison) {
   return html;
 }
 
+/// Who is slower by how much, as far as the runs can say.
+std::string times_verdict(const Comparison& c) {
+  if (c.runs.size() < 2) return "";
+  if (c.differences.empty())
+    return "<p class=\"times\">Times: one round is too few to say which is faster; use compare --repeat "
+           "6.</p>\n";
+  std::string html = "<ul class=\"times\">";
+  for (const Difference& d : c.differences)
+    html += "<li>" + escape(d.b + " against " + d.a + ": " + d.verdict) + "</li>";
+  html += "</ul>\n";
+  for (const std::string& line : c.noise) html += "<p class=\"soft\">" + escape("Noise: " + line) + "</p>\n";
+  return html;
+}
+
 std::string head_of(const Comparison& c) {
   std::string html =
       "<h1>" + escape(c.model) + " on " + std::to_string(c.ranks) + (c.ranks == 1 ? " rank" : " ranks") + "</h1>\n";
@@ -69,7 +84,7 @@ std::string head_of(const Comparison& c) {
                  (c.steps == 1 ? " step" : " steps")) +
           "</p>\n";
   if (!c.machine.empty()) html += "<p class=\"soft\">" + escape(c.machine) + "</p>\n";
-  return html + verdict(c);
+  return html + verdict(c) + times_verdict(c);
 }
 
 /// The losses of every step, or of evenly spaced steps if there are many.
@@ -230,17 +245,20 @@ std::string page(const std::vector<Comparison>& comparisons) {
   std::string body;
   for (const Comparison& c : comparisons) {
     title += (title.empty() ? "" : ", ") + c.model;
-    body += "<section>\n" + head_of(c) + losses_of(c) + model_state_of(c) + peaks_of(c) + communication_of(c) +
-            times_of(c) + "</section>\n";
+    body += "<section>\n" + head_of(c) + live_pictures(c) + communication_of(c) + model_state_of(c) + peaks_of(c) +
+            times_of(c) + losses_of(c) + "</section>\n";
   }
-  return document(title, body);
+  return document(title, body + glossary());
 }
 
 std::string document(const std::string& title, const std::string& body) {
+  const bool live = body.find("<script") != std::string::npos;  // the only scripts are data of live pictures
   return "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Tessera: " +
-         escape(title) + "</title>\n<style>" + kPalette + kStyle + "</style></head>\n<body>\n" + body +
-         "</body></html>\n";
+         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'; "
+         "style-src 'unsafe-inline'\">\n<title>Tessera: " +
+         escape(title) + "</title>\n<style>" + kPalette + kStyle + live_style() + "</style></head>\n<body>\n" + body +
+         (live ? live_scripts() : "") + "</body></html>\n";
 }
 
 }  // namespace tessera::tools::report

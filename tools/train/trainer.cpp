@@ -21,6 +21,7 @@
 #include "tools/train/link_fit.h"
 #include "tools/train/model_files.h"
 #include "tools/train/run_checkpointer.h"
+#include "tools/train/step_recorder.h"
 
 namespace tessera::tools {
 namespace {
@@ -76,6 +77,7 @@ class Trainer {
     if (plan.data != nullptr)
       batches_.emplace(plan.data, nn::BatchOptions{plan.data->training(), plan.seq_len, plan.options.global_batch,
                                                    plan.options.seed});
+    if (!plan.options.report.empty()) recorder_.emplace(memory_tracker_);
     if (plan.options.graphs) graphed_.emplace(context_, engine_);
     if (plan.precision.compute == base::DType::f16) scaler_.emplace(engine_);
     load_values(plan, engine_, scaler_ ? &*scaler_ : nullptr);
@@ -97,6 +99,8 @@ class Trainer {
   TrainingOutcome finish() {
     TrainingOutcome outcome;
     outcome.result = summarize();
+    if (recorder_) outcome.result.timeline = timeline();
+    recorder_.reset();        // what follows is in no picture
     engine_.sync_replicas();  // with a sync period: makes all replicas equal for what follows
     outcome.result.final_parameters_hash = hash_parameters(engine_);
     if (!plan_.options.trace.empty()) outcome.last_step = gather_events(control_, last_events_);
@@ -114,6 +118,7 @@ class Trainer {
   }
 
   StepReport train_step(std::int64_t step, const TrainingCallbacks& callbacks) {
+    if (recorder_) recorder_->begin_step();
     const std::int64_t start = base::host_time_ns();
     const std::vector<nn::Tensor> losses = microbatches(step);
     record_model_state();
@@ -133,6 +138,7 @@ class Trainer {
     const double ms = static_cast<double>(base::host_time_ns() - start) / 1e6;
     record_times(ms);
     if (records_parts()) measured_.parts.push_back(cut_step(start, updated, last_events_, take_record(*slow_world_)));
+    if (recorder_) recorder_->end_step(report.step, last_events_);
     report.tokens_per_second = static_cast<double>(plan_.options.global_batch * plan_.seq_len) / ms * 1e3;
     if (engine_.options().measures_norm()) report.grad_norm = engine_.grad_norm();
     // The scaler skips steps whose norm is not finite: their parameters don't change.
@@ -256,6 +262,7 @@ class Trainer {
   }
 
   RunResult summarize();
+  report::StepTimeline timeline();
 
   const TrainPlan& plan_;
   comm::Communicator& world_;
@@ -268,6 +275,7 @@ class Trainer {
   std::unique_ptr<nn::CausalModel> model_;
   fsdp::Engine engine_;
   std::optional<nn::BatchSampler> batches_;
+  std::optional<StepRecorder> recorder_;        // with --report
   std::optional<fsdp::GradientScaler> scaler_;  // of f16
   std::optional<RunCheckpointer> saving_;
   std::optional<fsdp::GraphedStep> graphed_;     // with --graphs
@@ -280,6 +288,27 @@ class Trainer {
   comm::TrafficStats first_control_;
   std::uint64_t first_copied_ = 0;
 };
+
+report::StepTimeline Trainer::timeline() {
+  report::StepTimeline timeline = recorder_->gather(control_);
+  const fsdp::Strategy& strategy = engine_.options().strategy;
+  const auto parts = [&](const fsdp::Axes& axes) {
+    int count = 1;
+    for (const fsdp::Axis& axis : axes) count *= engine_.mesh().shape().size_of(axis);
+    return count;
+  };
+  timeline.pieces = {parts(strategy.param_at_rest), parts(strategy.gradient), parts(strategy.optimizer)};
+  const TrainOptions& options = plan_.options;
+  const bool half = plan_.precision.compute != base::DType::f32;
+  if (options.optimizer != "adamw" || plan_.lora || options.cpu_offload || !options.f32_modules.empty() ||
+      !fsdp::periodic_axis(strategy).empty())
+    return timeline;  // the formula is of other state
+  const double elements = static_cast<double>(plan_.parameters);
+  timeline.predicted_state = static_cast<std::uint64_t>(elements * (half ? 2 : 4) / timeline.pieces[0] +
+                                                        elements * (half ? 2 : 4) / timeline.pieces[1] +
+                                                        elements * (half ? 12 : 8) / timeline.pieces[2]);
+  return timeline;
+}
 
 RunResult Trainer::summarize() {
   const Traffic traffic = traffic_per_step();

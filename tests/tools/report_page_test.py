@@ -1,0 +1,259 @@
+"""The report's moving pictures in a browser: marks, lengths, slider, zoom, chips, names, contrast, size and time.
+
+    report_page_test.py TOOL BROWSER [SCREENSHOTS]     writes pictures of the page to the folder SCREENSHOTS
+"""
+
+import copy
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+from browser import Browser
+
+TOOL, PROGRAM, SCREENSHOTS = None, None, None
+COMPARE = ["compare", "--model", "gpt-nano", "--ranks", "4", "--steps", "5", "--link", "20us,100MB/s", "--threads", "1"]
+HOSTILE = "</script><img src=x onerror=document.title='broken'>"
+CONTRAST = """(() => {
+  const shade = c => { const [r, g, b] = c.match(/[\\d.]+/g).map(Number).map(v => v / 255).map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+                       return .2126 * r + .7152 * g + .0722 * b; };
+  const ground = e => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor; if (!/, 0\\)|transparent/.test(c)) return c; }
+                        return 'rgb(255, 255, 255)'; };
+  return [...document.querySelectorAll('button, summary, p, dfn, td, th, li, h1, h2, .axis text, text.soft, text.strong')]
+    .filter(e => e.getClientRects().length && e.textContent.trim())
+    .map(e => { const style = getComputedStyle(e), svg = e instanceof SVGElement;
+                const a = shade(svg ? style.fill : style.color), b = shade(ground(svg ? e.closest('div') : e));
+                return [Math.round((Math.max(a, b) + .05) / (Math.min(a, b) + .05) * 100) / 100, e.tagName + ': ' + e.textContent.slice(0, 40)]; })
+    .filter(([ratio]) => ratio < 4.5); })()"""
+
+
+def events_of(run):
+    return [(run["strategy"], rank["rank"], i) for rank in run["timeline"]["ranks"] for i in range(len(rank["events"]))]
+
+
+def with_why(document):
+    """A file as `compare --why ddp,fsdp` writes it, with terms of known lengths."""
+    terms = {"volume": 52.5, "latency": 0.25, "overlap": -4.5, "optimizer": -1.25, "contention": 2, "copies": 0.5, "late": 0.25,
+             "transport": 0.125, "rest": 0.125}
+    document["why"] = {"from": "ddp", "to": "fsdp", "from_ms": 100.0, "to_ms": 150.0, "gap_ms": sum(terms.values()), "terms": terms,
+                       "intervals": {name: [value - 1, value + 1] for name, value in terms.items()}, "rounds": 6, "link": "20us,20MB/s",
+                       "helps": [{"change": "none", "gap_ms": 50.0, "step_ms": 150.0, "peak_bytes": 1000}]}
+    return document
+
+
+class ReportPageTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if PROGRAM is None:
+            raise RuntimeError("no Chromium on this machine, which would draw the page; scripts/setup --tests installs it")
+        scratch = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(scratch.cleanup)
+        cls.folder = pathlib.Path(scratch.name)
+        command = [TOOL, *COMPARE, "--report", str(cls.folder / "page.html"), "--json", str(cls.folder / "run.json")]
+        done = subprocess.run(command, text=True, capture_output=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        cls.run_json = json.loads((cls.folder / "run.json").read_text())
+        cls.browser = Browser(PROGRAM, cls.folder)
+        cls.addClassCleanup(cls.browser.close)
+
+    def setUp(self):
+        self.browser.size(1200)
+        self.browser.prefer()
+
+    def page_of(self, document, name="other"):
+        source, page = self.folder / f"{name}.json", self.folder / f"{name}.html"
+        source.write_text(json.dumps(document))
+        done = subprocess.run([TOOL, "report", str(source), "-o", str(page)], text=True, capture_output=True, timeout=60)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return page.as_uri()
+
+    def show(self, address=None):
+        self.browser.open(address or (self.folder / "page.html").as_uri())
+        self.assertEqual(self.browser.messages, [], "the console is silent")
+
+    def marks(self):
+        return {tuple(mark.split("|")) for mark in self.browser.value("[...document.querySelectorAll('[data-event]')].map(e => e.dataset.event)")}
+
+    def test_draws_every_event_of_the_chosen_strategies(self):
+        self.show()
+        expected = {(s, str(r), str(i)) for run in self.run_json["runs"] if run["strategy"] in ("ddp", "fsdp") for s, r, i in events_of(run)}
+        drawn = self.marks()
+        hidden = expected - drawn  # spans that others within them cover
+        self.assertEqual(drawn - expected, set())
+        kinds = self.run_json["runs"][0]["timeline"]["event_kinds"]
+        by_name = {run["strategy"]: run for run in self.run_json["runs"]}
+        for strategy, rank, i in hidden:
+            kind, _, _, length, _ = by_name[strategy]["timeline"]["ranks"][int(rank)]["events"][int(i)]
+            self.assertTrue(length == 0 or kinds[kind] in ("forward", "backward", "unshard_issue", "reduce_issue"), kinds[kind])
+        # The negative control: a page whose file lacks one wait of rank 1 has one mark less.
+        document = copy.deepcopy(self.run_json)
+        run = next(run for run in document["runs"] if run["strategy"] == "fsdp")
+        events = run["timeline"]["ranks"][1]["events"]
+        waits = [i for i, e in enumerate(events) if kinds[e[0]] == "unshard_wait" and e[3] > 1000]
+        before = len([m for m in drawn if m[:2] == ("fsdp", "1")])
+        del events[waits[-1]]
+        self.show(self.page_of(document))
+        self.assertEqual(len([m for m in self.marks() if m[:2] == ("fsdp", "1")]), before - 1)
+
+    def test_lengths_are_those_of_the_events(self):
+        self.show()
+        seen = self.browser.value("[...document.querySelectorAll('.mark.unshard_wait, .mark.reduce_wait')].map(e => "
+                                  "[e.dataset.event, +e.getAttribute('width')])")
+        self.assertGreater(len(seen), 10)
+        runs = {run["strategy"]: run["timeline"] for run in self.run_json["runs"]}
+        ratios = []
+        for mark, width in seen:
+            strategy, rank, i = mark.split("|")
+            length = runs[strategy]["ranks"][int(rank)]["events"][int(i)][3]
+            if width > 2:
+                ratios.append(width / length)
+        self.assertLess(max(ratios) / min(ratios), 1.001)
+
+    def test_memory_reaches_the_peak_of_the_samples(self):
+        self.show()
+        for run in self.run_json["runs"]:
+            if run["strategy"] not in ("ddp", "fsdp"):
+                continue
+            top = max(sum(sample[1:9]) for rank in run["timeline"]["ranks"] for sample in rank["memory"])
+            self.assertLessEqual(top, run["peak_bytes"]["total"])
+            self.assertGreater(top, 0.9 * run["peak_bytes"]["total"], "the step shown comes near the peak of all steps")
+            self.assertIn(f"<td>{top:,}</td>", (self.folder / "page.html").read_text())
+        areas = self.browser.value("document.querySelectorAll('svg.memory').length * 8 === document.querySelectorAll('.area').length")
+        self.assertTrue(areas)
+        formula = {run["strategy"]: run["timeline"]["predicted_state"] for run in self.run_json["runs"]}
+        parameters = self.run_json["parameters"]
+        self.assertEqual((formula["ddp"], formula["zero2"], formula["fsdp"]), (16 * parameters, 7 * parameters, 4 * parameters))
+
+    def test_waterfall_adds_up(self):
+        self.show(self.page_of(with_why(copy.deepcopy(self.run_json))))
+        widths = "Object.fromEntries([...document.querySelectorAll('[data-term]')].map(e => [e.dataset.term, +e.getAttribute('width')]))"
+        steps = "[...document.querySelectorAll('.why .step')].map(e => +e.getAttribute('width'))"
+        terms, (first, last) = self.browser.value(widths), self.browser.value(steps)
+        self.assertEqual(len(terms), 9)
+        pixel = first / 100
+        self.assertAlmostEqual(last / pixel, 150, places=3)
+        self.assertAlmostEqual(terms["volume"] / pixel, 52.5, places=3)
+        unsure = self.browser.value("[...document.querySelectorAll('.why .unsure')].map(e => e.dataset.term)")
+        self.assertEqual(unsure, ["latency", "copies", "late", "transport", "rest"])
+        # The negative control: a term that is 1 % longer is drawn 1 % longer.
+        document = with_why(copy.deepcopy(self.run_json))
+        document["why"]["terms"]["volume"] *= 1.01
+        self.show(self.page_of(document))
+        first = self.browser.value(steps)[0]
+        self.assertAlmostEqual(self.browser.value(widths)["volume"] / (first / 100), 52.5 * 1.01, places=3)
+
+    def test_slider_moves_the_map_from_event_to_event(self):
+        self.show()
+        b = self.browser
+        b.value("document.querySelector('input[type=range]').focus()")
+        self.assertEqual(b.value("document.querySelectorAll('.tile.here').length"), 0, "at first no rank has others' tiles")
+        seen, states = set(), set()
+        for _ in range(60):
+            b.key("ArrowRight", 39)
+            seen.add(b.value("document.querySelector('input[type=range]').getAttribute('aria-valuetext')"))
+            states.add(b.value("document.querySelectorAll('.tile.here').length"))
+        self.assertGreater(len(seen), 50)
+        self.assertGreater(len(states), 2)
+        self.assertTrue(any("computes the forward of" in s for s in seen), seen)
+        before = b.value("+document.querySelector('input[type=range]').value")
+        b.key("ArrowLeft", 37)
+        self.assertLess(b.value("+document.querySelector('input[type=range]').value"), before)
+        b.key(" ", 32, " ")
+        time.sleep(0.3)
+        b.key(" ", 32, " ")
+        self.assertGreater(b.value("+document.querySelector('input[type=range]').value"), before, "Space plays")
+
+    def test_zoom_chips_and_fragment(self):
+        self.show()
+        b = self.browser
+        width = "+document.querySelector('.mark.reduce').getAttribute('width')"
+        before = b.value(width)
+        b.value("document.querySelector('[aria-label=\"Zoom in\"]').click()")
+        self.assertAlmostEqual(b.value(width) / before, 1.5, places=2)
+        b.value("document.querySelector('svg.timeline').focus()")
+        b.key("0", 48, "0")
+        self.assertAlmostEqual(b.value(width), before, places=2)
+        x, y = b.value("(() => { const r = document.querySelector('svg.timeline').getBoundingClientRect(); window.scrollTo(0, r.top);"
+                       "const n = document.querySelector('svg.timeline').getBoundingClientRect(); return [n.left + n.width / 2, n.top + 60]; })()")
+        b.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=-120)
+        time.sleep(0.3)
+        self.assertGreater(b.value(width), before * 1.05)
+        b.value("[...document.querySelectorAll('.chips button')].find(e => e.textContent === 'zero2').click()")
+        self.assertEqual({m[0] for m in self.marks()}, {"fsdp", "zero2"})
+        time.sleep(0.3)
+        address = b.value("location.href")
+        self.assertIn("show=fsdp%2Czero2", address)
+        zoomed = b.value(width)
+        self.show(address)
+        self.assertEqual({m[0] for m in self.marks()}, {"fsdp", "zero2"}, "the address brings the choice back")
+        self.assertAlmostEqual(b.value(width) / zoomed, 1, places=2)
+
+    def test_hostile_names_stay_text(self):
+        document = copy.deepcopy(self.run_json)
+        for run in document["runs"]:
+            run["timeline"]["units"] = [HOSTILE if u == "h.0" else u for u in run["timeline"]["units"]]
+            for unit in run["units"]:
+                unit["name"] = HOSTILE if unit["name"] == "h.0" else unit["name"]
+        self.show(self.page_of(document))
+        self.assertIn("Tessera", self.browser.value("document.title"))
+        self.assertEqual(self.browser.value("document.querySelectorAll('img').length"), 0)
+        self.assertGreater(len(self.marks()), 20, "the pictures are drawn")
+
+    def test_controls_have_names_and_texts_have_contrast(self):
+        document = with_why(copy.deepcopy(self.run_json))
+        address = self.page_of(document)
+        for scheme in ("light", "dark"):
+            self.browser.prefer(prefers_color_scheme=scheme)
+            self.show(address)
+            nodes = self.browser.call("Accessibility.getFullAXTree")["nodes"]
+            controls = [n for n in nodes if n.get("role", {}).get("value") in ("button", "slider", "img") and not n.get("ignored")]
+            self.assertGreater(len(controls), 10)
+            self.assertEqual([n["role"]["value"] for n in controls if not n.get("name", {}).get("value")], [])
+            self.assertEqual(self.browser.value(CONTRAST), [], scheme)
+        self.browser.value("document.querySelector('.sentence').style.color = '#bbb'")  # the negative control
+        self.browser.value("document.querySelector('.sentence').parentElement.style.background = '#fff'")
+        self.assertNotEqual(self.browser.value(CONTRAST), [])
+
+    def test_every_word_has_an_entry(self):
+        done = subprocess.run([TOOL, "info", "--words"], text=True, capture_output=True, timeout=30)
+        words = {line for line in done.stdout.splitlines() if not line.startswith(" ")}
+        text = (self.folder / "page.html").read_text()
+        used = set(re.findall(r"<dfn[^>]*>([^<]*)<", text))
+        self.assertGreater(len(used), 6)
+        self.assertEqual(used - words, set())
+        self.show()
+        self.browser.value("document.querySelector('dfn').focus()")
+        self.assertGreater(self.browser.value("document.querySelector('dfn > span').getBoundingClientRect().width"), 50)
+
+    def test_size_time_and_phone(self):
+        text = (self.folder / "page.html").read_text()
+        self.assertLess(len(text), 5_000_000)
+        self.show()
+        self.assertLess(float(self.browser.value("document.querySelector('section').dataset.drawn")), 2000)
+        for width in (360, 1200):
+            self.browser.size(width, phone=width == 360)
+            self.show()
+            self.assertLessEqual(self.browser.value("document.documentElement.scrollWidth"), width, "nothing sticks out sideways")
+
+    def test_screenshots(self):
+        if SCREENSHOTS is None:
+            self.skipTest("no folder for screenshots was given")
+        address = self.page_of(with_why(copy.deepcopy(self.run_json)) if "why" not in self.run_json else self.run_json)
+        for name, width, scheme in (("light", 1000, "light"), ("dark", 1000, "dark"), ("phone", 360, "light")):
+            self.browser.size(width, phone=name == "phone")
+            self.browser.prefer(prefers_color_scheme=scheme)
+            self.show(address)
+            self.browser.value("(() => { const r = document.querySelector('input[type=range]'); r.value = r.max * 0.33; r.dispatchEvent(new Event('input')); })()")
+            height = self.browser.value("document.documentElement.scrollHeight")
+            self.browser.screenshot(SCREENSHOTS / f"report-{name}.png", x=0, y=0, width=width, height=min(height, 2600))
+
+
+if __name__ == "__main__":
+    TOOL = sys.argv.pop(1)
+    PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else None
+    SCREENSHOTS = pathlib.Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else None
+    unittest.main(verbosity=2)

@@ -1,0 +1,20 @@
+// The words of the tables and pictures, with their meaning.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace tessera::tools {
+
+struct Word {
+  std::string_view name;
+  std::string_view meaning;
+};
+
+/// In alphabetical order.
+std::span<const Word> words();
+
+/// The meaning of a word. Throws InvalidUsage if it is not in the table.
+std::string_view meaning_of(std::string_view word);
+
+}  // namespace tessera::tools

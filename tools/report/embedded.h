@@ -1,0 +1,17 @@
+// The files of live/ and D3, as constants that the build writes.
+#pragma once
+
+#include <string_view>
+
+namespace tessera::tools::report {
+
+extern const std::string_view kD3;  ///< of node-d3: version 5, minified
+extern const std::string_view kPageStyle;
+extern const std::string_view k_view;
+extern const std::string_view k_map;
+extern const std::string_view k_timeline;
+extern const std::string_view k_memory;
+extern const std::string_view k_why;
+extern const std::string_view k_main;
+
+}  // namespace tessera::tools::report

@@ -1,0 +1,221 @@
+#include "tools/report/live.h"
+
+#include <algorithm>
+
+#include "tools/cli/output.h"
+#include "tools/cli/words.h"
+#include "tools/report/embedded.h"
+#include "tools/report/html.h"
+#include "tools/report/page.h"
+
+namespace tessera::tools::report {
+namespace {
+
+using nlohmann::ordered_json;
+
+/// JSON that can stand in a script element, whatever its texts contain.
+std::string json_for_script(const ordered_json& json) {
+  std::string text;
+  for (const char c : json_text(json)) {
+    if (c == '<')
+      text += "\\u003c";
+    else
+      text += c;
+  }
+  return text;
+}
+
+bool has_timelines(const Comparison& c) {
+  return std::any_of(c.runs.begin(), c.runs.end(), [](const RunResult& run) { return run.timeline.has_value(); });
+}
+
+ordered_json data_of(const Comparison& c) {
+  ordered_json runs = ordered_json::array();
+  for (const RunResult& run : c.runs) {
+    if (!run.timeline) continue;
+    ordered_json units = ordered_json::array();
+    for (const RunResult::Unit& unit : run.units) units.push_back({{"name", unit.name}, {"elements", unit.elements}});
+    runs.push_back({{"name", name_of(run)},
+                    {"strategy", run.strategy},
+                    {"units", units},
+                    {"pieces", run.timeline->pieces},
+                    {"predicted", run.timeline->predicted_state},
+                    {"timeline", to_json(*run.timeline)}});
+  }
+  ordered_json data = {{"runs", runs}};
+  if (c.why) data["why"] = to_json(*c.why);
+  return data;
+}
+
+/// A place that the script fills.
+std::string place_for(const std::string& picture) {
+  return "<div class=\"live\" data-picture=\"" + picture +
+         "\"><noscript><p class=\"soft\">This picture needs JavaScript; the table below has its numbers.</p></noscript>"
+         "</div>\n";
+}
+
+std::string details(const std::string& summary, const Table& table) {
+  return "<details><summary>" + escape(summary) + "</summary>" + to_html(table) + "</details>\n";
+}
+
+/// `keys`: class and text.
+std::string keys_of(const std::vector<std::pair<std::string, std::string>>& keys) {
+  std::string html = "<ul class=\"legend\">";
+  for (const auto& [kind, text] : keys) html += "<li><span class=\"key " + kind + "\"></span>" + text + "</li>";
+  return html + "</ul>\n";
+}
+
+std::string milliseconds(std::int64_t ns) { return significant(static_cast<double>(ns) / 1e6, 5); }
+
+std::string map_of(const Comparison& c) {
+  Table table{"Elements of each unit, and of each rank's tile at rest", {"strategy", "unit", "elements", "tile"}, {}};
+  for (const RunResult& run : c.runs) {
+    if (!run.timeline) continue;
+    for (const RunResult::Unit& unit : run.units)
+      table.rows.push_back({name_of(run), unit.name, with_commas(unit.elements),
+                            with_commas((unit.elements + unit.padding) / run.timeline->pieces[0])});
+  }
+  return "<h2>Who holds what</h2>\n<p>A row is a " + defined("rank") + ", a column a " + defined("unit") +
+         ", a box a " + defined("tile") + ". The strip below a box shows gradients. Move the slider through the " +
+         defined("step") + ": arrow keys go from event to event, Space plays.</p>\n" + place_for("map") +
+         keys_of({{"own", "own tile, always here"},
+                  {"here", "others' tiles, " + defined("gathered")},
+                  {"coming", defined("in flight")},
+                  {"", "not here"},
+                  {"backward", "gradients of own data"},
+                  {"way", "gradients in flight"},
+                  {"opt", "mean of all ranks' gradients"}}) +
+         details("Units and tiles", table);
+}
+
+std::string timelines_of(const Comparison& c) {
+  Table table{"Milliseconds in the step shown",
+              {"strategy", "rank", "step", "forward", "backward", "optimizer", "exposed", "gathers", "reductions"},
+              {}};
+  for (const RunResult& run : c.runs) {
+    if (!run.timeline) continue;
+    for (const RankTimeline& rank : run.timeline->ranks) {
+      std::array<std::int64_t, 8> spent{}, calls{};
+      for (const base::TraceEvent& e : rank.events) {
+        spent.at(static_cast<std::size_t>(e.kind)) += e.duration_ns();
+        ++calls.at(static_cast<std::size_t>(e.kind));
+      }
+      const auto of = [](base::TraceEventKind kind) { return static_cast<std::size_t>(kind); };
+      using Kind = base::TraceEventKind;
+      // The root's spans hold those of the units within: forward and backward are those of no unit.
+      table.rows.push_back({name_of(run), std::to_string(rank.rank), milliseconds(run.timeline->length_ns),
+                            milliseconds(spent[of(Kind::forward)]), milliseconds(spent[of(Kind::backward)]),
+                            milliseconds(spent[of(Kind::optimizer_step)]),
+                            milliseconds(spent[of(Kind::unshard_wait)] + spent[of(Kind::reduce_wait)]),
+                            std::to_string(calls[of(Kind::unshard_issue)]),
+                            std::to_string(calls[of(Kind::reduce_issue)])});
+    }
+  }
+  return "<h2>One step over time</h2>\n<p>The measured step of median length, all strategies on one clock. The upper "
+         "row of "
+         "a rank computes; hatched is " +
+         defined("exposed") +
+         ": computing waits, for the milliseconds above. The rows "
+         "below show what is " +
+         defined("in flight") + ", from its call until computing has it; a black tick frees a unit (" +
+         defined("reshard") + ").</p>\n" + place_for("timeline") +
+         keys_of({{"forward", "forward"},
+                  {"backward", "backward"},
+                  {"opt", defined("optimizer")},
+                  {"wait", defined("exposed")},
+                  {"gather", "gather in flight"},
+                  {"reduce", "reduction in flight"}}) +
+         details("Sums by rank", table);
+}
+
+std::string memory_of(const Comparison& c) {
+  Table table{
+      "Bytes at the highest instant of the step shown, of the rank that needs most; and ZeRO's formula for model state",
+      {"strategy", "rank", "at ms", "total", "formula"},
+      {}};
+  for (std::size_t i = 0; i + 1 < base::kMemoryUses; ++i)
+    table.head.emplace_back(base::name_of(static_cast<base::MemoryCategory>(i)));
+  for (const RunResult& run : c.runs) {
+    if (!run.timeline) continue;
+    const MemorySample* most = nullptr;
+    int rank_of_most = 0;
+    for (const RankTimeline& rank : run.timeline->ranks)
+      for (const MemorySample& sample : rank.memory)
+        if (most == nullptr || sample.total() > most->total()) {
+          most = &sample;
+          rank_of_most = rank.rank;
+        }
+    if (most == nullptr) continue;
+    const std::uint64_t formula = run.timeline->predicted_state;
+    std::vector<std::string> row = {name_of(run), std::to_string(rank_of_most), milliseconds(most->at_ns),
+                                    with_commas(most->total()),
+                                    formula == 0 ? "-" : with_commas(static_cast<std::int64_t>(formula))};
+    for (std::size_t i = 0; i + 1 < base::kMemoryUses; ++i) row.push_back(with_commas(most->bytes[i]));
+    table.rows.push_back(std::move(row));
+  }
+  return "<h2>Memory over the step</h2>\n<p>Live bytes by kind, of the rank that needs most. The dashed line is the " +
+         defined("formula") + " for " + defined("model state") + "; what lies above it are " + defined("activation") +
+         "s, " + defined("gathered") + " units and buffers.</p>\n" + place_for("memory") +
+         details("Bytes at the peak", table);
+}
+
+std::string why_of(const Why& why) {
+  Table table{"Milliseconds by which each term makes the step longer", {"term", "ms", "low", "high"}, {}};
+  std::string meanings;
+  for (const WhyTerm& term : why.terms) {
+    table.rows.push_back(
+        {term.name, significant(term.ms, 5), significant(term.interval.low, 5), significant(term.interval.high, 5)});
+    meanings += (meanings.empty() ? "" : ", ") + defined(term.name);
+  }
+  table.rows.push_back({"sum", significant(why.gap_ms, 5), "", ""});
+  Table helps{
+      "Simulated with one thing changed; these do not add up", {"change", "step ms", "gap ms", "peak bytes"}, {}};
+  for (const WhyHelp& help : why.helps)
+    helps.rows.push_back({help.change, significant(help.step_ms, 5), significant(help.gap_ms, 5),
+                          with_commas(static_cast<std::int64_t>(help.peak_bytes))});
+  const std::string heading = "Why " + why.to + (why.gap_ms < 0 ? " is faster than " : " is slower than ") + why.from;
+  return "<h2>" + escape(heading) + "</h2>\n<p>The gap of " + escape(significant(why.gap_ms, 4)) +
+         " ms as a sum: " + meanings + ". Grey terms have an interval that holds 0.</p>\n" + place_for("why") +
+         details("Terms with intervals", table) + (helps.rows.empty() ? "" : details("What would change it", helps));
+}
+
+}  // namespace
+
+std::string defined(const std::string& word) {
+  return "<dfn tabindex=\"0\">" + escape(word) + "<span role=\"tooltip\">" + escape(meaning_of(word)) + "</span></dfn>";
+}
+
+std::string glossary() {
+  std::string html = "<h2>Words</h2>\n<details class=\"words\"><summary>What the words mean</summary><dl>";
+  for (const Word& word : words()) html += "<dt>" + escape(word.name) + "</dt><dd>" + escape(word.meaning) + "</dd>\n";
+  return html + "</dl></details>\n";
+}
+
+std::string live_pictures(const Comparison& c) {
+  const bool steps = has_timelines(c);
+  if (!steps && !c.why) return "";
+  std::string html = "<script type=\"application/json\" class=\"data\">" + json_for_script(data_of(c)) + "</script>\n";
+  if (steps) {
+    html +=
+        "<div class=\"controls chips\" role=\"group\" aria-label=\"Strategies in the pictures, one or two\" "
+        "data-picture=\"chips\"></div>\n";
+    html += map_of(c) + timelines_of(c) + memory_of(c);
+  }
+  return html + (c.why ? why_of(*c.why) : "");
+}
+
+std::string live_style() { return std::string(kPageStyle); }
+
+std::string live_scripts() {
+  std::string html = "<script>" + std::string(kD3) + "</script>\n<script>\n";
+  for (const std::string_view part : {k_view, k_map, k_timeline, k_memory, k_why, k_main}) html += part;
+  return html + "</script>\n";
+}
+
+std::string page_of_step(const std::string& title, const RunResult& run) {
+  const Comparison comparison{.model = title, .runs = {run}};
+  return document(
+      title, "<section>\n<h1>" + escape(title) + "</h1>\n" + live_pictures(comparison) + "</section>\n" + glossary());
+}
+
+}  // namespace tessera::tools::report

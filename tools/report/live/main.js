@@ -1,0 +1,40 @@
+// Puts the pictures in their places, and rebuilds them when the width changes.
+"use strict";
+function drawChips(view, root) {
+  const chips = view.runs.map((run, i) => button(root, run.name, `Show ${run.name}`, () => {
+    const without = view.chosen.filter((c) => c !== i);
+    const chosen = without.length < view.chosen.length ? (without.length ? without : view.chosen) : [...without, i].slice(-2);
+    view.set({chosen, moment: view.moment});
+  }));
+  const mark = () => chips.forEach((c, i) => c.attr("aria-pressed", view.chosen.includes(i)));
+  view.onChange(mark);
+  mark();
+}
+
+document.querySelectorAll("section").forEach((section, number) => {
+  const holder = section.querySelector("script.data");
+  if (!holder) return;
+  const data = JSON.parse(holder.textContent);
+  const place = (name) => section.querySelector(`[data-picture="${name}"]`);
+  const view = new View(section, data, number === 0);
+  view.rebuild = [];
+  if (view.runs.length) {
+    drawChips(view, place("chips"));
+    drawMap(view, place("map"));
+    drawTimeline(view, place("timeline"));
+    drawMemory(view, place("memory"));
+  }
+  if (data.why) drawWhy(data.why, view, place("why"));
+  let width = innerWidth;
+  const again = () => view.rebuild.forEach((build) => build());
+  addEventListener("resize", () => {
+    if (innerWidth !== width) again();
+    width = innerWidth;
+  });
+  if (number === 0 && view.runs.length) addEventListener("hashchange", () => {
+    view.read();
+    again();
+    view.listeners.forEach((f) => f(["moment"]));
+  });
+  section.setAttribute("data-drawn", performance.now().toFixed(0));
+});

@@ -31,7 +31,8 @@ MemoryHistory MemoryTracker::drain_history() {
   const std::lock_guard lock(history_mutex_);
   MemoryHistory taken = std::exchange(history_, {});
   history_.before = taken.before;
-  for (const MemoryChange& change : taken.changes) history_.before[static_cast<std::size_t>(change.use)] += change.bytes;
+  for (const MemoryChange& change : taken.changes)
+    history_.before[static_cast<std::size_t>(change.use)] += change.bytes;
   return taken;
 }
 

@@ -1,6 +1,6 @@
 """The report's moving pictures in a browser: marks, lengths, slider, zoom, chips, names, contrast, size and time.
 
-    report_page_test.py TOOL BROWSER [SCREENSHOTS]     writes pictures of the page to the folder SCREENSHOTS
+    report_page_test.py TOOL BROWSER [SCREENSHOTS]     writes pictures of SCREENSHOTS/page.html to that folder
 """
 
 import copy
@@ -40,7 +40,7 @@ def with_why(document):
     terms = {"volume": 52.5, "latency": 0.25, "overlap": -4.5, "optimizer": -1.25, "contention": 2, "copies": 0.5, "late": 0.25,
              "transport": 0.125, "rest": 0.125}
     document["why"] = {"from": "ddp", "to": "fsdp", "from_ms": 100.0, "to_ms": 150.0, "gap_ms": sum(terms.values()), "terms": terms,
-                       "intervals": {name: [value - 1, value + 1] for name, value in terms.items()}, "rounds": 6, "link": "20us,20MB/s",
+                       "intervals": {name: [value - 1, value + 1] for name, value in terms.items()}, "rounds": 4, "coverage": 0.969, "link": "20us,20MB/s",
                        "helps": [{"change": "none", "gap_ms": 50.0, "step_ms": 150.0, "peak_bytes": 1000}]}
     return document
 
@@ -150,6 +150,7 @@ class ReportPageTest(unittest.TestCase):
         self.show()
         b = self.browser
         b.value("document.querySelector('input[type=range]').focus()")
+        b.key("Home", 36)
         self.assertEqual(b.value("document.querySelectorAll('.tile.here').length"), 0, "at first no rank has others' tiles")
         seen, states = set(), set()
         for _ in range(60):
@@ -242,12 +243,11 @@ class ReportPageTest(unittest.TestCase):
     def test_screenshots(self):
         if SCREENSHOTS is None:
             self.skipTest("no folder for screenshots was given")
-        address = self.page_of(with_why(copy.deepcopy(self.run_json)) if "why" not in self.run_json else self.run_json)
-        for name, width, scheme in (("light", 1000, "light"), ("dark", 1000, "dark"), ("phone", 360, "light")):
+        address = (SCREENSHOTS / "page.html").as_uri()
+        for name, width, scheme in (("light", 900, "light"), ("dark", 900, "dark"), ("phone", 360, "light"), ("print", 800, "light")):
             self.browser.size(width, phone=name == "phone")
-            self.browser.prefer(prefers_color_scheme=scheme)
+            self.browser.prefer("print" if name == "print" else "", prefers_color_scheme=scheme)
             self.show(address)
-            self.browser.value("(() => { const r = document.querySelector('input[type=range]'); r.value = r.max * 0.33; r.dispatchEvent(new Event('input')); })()")
             height = self.browser.value("document.documentElement.scrollHeight")
             self.browser.screenshot(SCREENSHOTS / f"report-{name}.png", x=0, y=0, width=width, height=min(height, 2600))
 

@@ -175,7 +175,10 @@ std::string why_of(const Why& why) {
                           with_commas(static_cast<std::int64_t>(help.peak_bytes))});
   const std::string heading = "Why " + why.to + (why.gap_ms < 0 ? " is faster than " : " is slower than ") + why.from;
   return "<h2>" + escape(heading) + "</h2>\n<p>The gap of " + escape(significant(why.gap_ms, 4)) +
-         " ms as a sum: " + meanings + ". Grey terms have an interval that holds 0.</p>\n" + place_for("why") +
+         " ms as a sum: " + meanings + ". " +
+         escape(why.coverage >= 0.95 ? "Grey terms have an interval that holds 0."
+                                     : "All terms are grey: these rounds are too few to tell them from noise.") +
+         " Volume and latency are those of " + escape(why.link) + ".</p>\n" + place_for("why") +
          details("Terms with intervals", table) + (helps.rows.empty() ? "" : details("What would change it", helps));
 }
 

@@ -11,6 +11,13 @@ function drawChips(view, root) {
   mark();
 }
 
+let closed = [];
+addEventListener("beforeprint", () => {
+  closed = [...document.querySelectorAll("details:not([open])")];
+  closed.forEach((d) => { d.open = true; });
+});
+addEventListener("afterprint", () => closed.forEach((d) => { d.open = false; }));
+
 document.querySelectorAll("section").forEach((section, number) => {
   const holder = section.querySelector("script.data");
   if (!holder) return;

@@ -87,7 +87,8 @@ function drawMap(view, root) {
       if (!words.has(text)) words.set(text, []);
       words.get(text).push(rank.rank);
     }
-    const who = (ranks) => ranks.length === run.ranks.length && ranks.length > 1 ? "every rank" : "rank " + ranks.join(", ");
+    const who = (ranks) => ranks.length === run.ranks.length && ranks.length > 1 ? "every rank"
+      : ranks.length > 1 ? "each of ranks " + ranks.join(", ") : `rank ${ranks[0]}`;
     return `${run.name} at ${ms(view.moment)}: ` + [...words].map(([text, ranks]) => `${who(ranks)} ${text}`).join("; ") + ".";
   }
 

@@ -79,11 +79,11 @@ function drawTimeline(view, root) {
       .attr("class", (d) => d.event.kind.endsWith("_wait") ? "waiting" : "on").style("font-size", (d) => d.height > 10 ? "10px" : "8px")
       .text((d) => d.event.kind.endsWith("_wait") ? ((d.end - d.start) / 1e6).toFixed(2) : d.event.unit);
     cursor = body.append("line").attr("class", "cursor").attr("y1", 0).attr("y2", height - 22);
-    behavior = d3.zoom().scaleExtent([1, 2000]).extent([[left, 0], [width - 8, height]]).translateExtent([[left, 0], [width - 8, height]])
+    behavior = d3.zoom().scaleExtent([1, 2000]).extent([[left, 0], [width - 26, height]]).translateExtent([[left, 0], [width - 26, height]])
       .filter(() => d3.event.type !== "wheel" || d3.event.ctrlKey || document.activeElement === svg.node())
       .on("zoom", () => {
         if (syncing) return;
-        const t = d3.event.transform, full = d3.scaleLinear().domain([0, 1]).range([left, width - 8]);
+        const t = d3.event.transform, full = d3.scaleLinear().domain([0, 1]).range([left, width - 26]);
         view.set({zoom: clamp(...t.rescaleX(full).domain())});
       });
     svg.call(behavior).on("keydown", key);
@@ -105,16 +105,16 @@ function drawTimeline(view, root) {
   }
   function paint() {
     const longest = view.longest;
-    x = d3.scaleLinear().domain(view.zoom.map((z) => z * longest)).range([left, width - 8]);
+    x = d3.scaleLinear().domain(view.zoom.map((z) => z * longest)).range([left, width - 26]);
     marks.attr("x", (d) => x(d.start)).attr("width", (d) => Math.max(d.row === "free" ? 1.5 : 0.3, x(d.end) - x(d.start)));
-    labels.attr("x", (d) => (Math.max(left, x(d.start)) + Math.min(width - 8, x(d.end))) / 2)
+    labels.attr("x", (d) => (Math.max(left, x(d.start)) + Math.min(width - 26, x(d.end))) / 2)
       .style("display", function(d) {
-        const room = Math.min(width - 8, x(d.end)) - Math.max(left, x(d.start));
+        const room = Math.min(width - 26, x(d.end)) - Math.max(left, x(d.start));
         return room > this.textContent.length * 6.2 + 2 ? null : "none";
       });
     axis.call(d3.axisBottom(x).ticks(Math.min(8, width / 100)).tickFormat((v) => `${+(v / 1e6).toPrecision(5)} ms`));
     cursor.attr("x1", x(view.moment)).attr("x2", x(view.moment));
-    const k = 1 / (view.zoom[1] - view.zoom[0]), span = width - 8 - left;
+    const k = 1 / (view.zoom[1] - view.zoom[0]), span = width - 26 - left;
     syncing = true;
     svg.call(behavior.transform, d3.zoomIdentity.translate(left * (1 - k) - view.zoom[0] * span * k, 0).scale(k));
     syncing = false;

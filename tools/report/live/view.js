@@ -79,9 +79,18 @@ class View {
     this.runs = data.runs.filter((r) => r.timeline).map(readRun);
     const fsdp = this.runs.findIndex((r) => r.strategy === "fsdp");
     this.chosen = fsdp > 0 ? [0, fsdp] : this.runs.length > 1 ? [0, 1] : [0];
-    this.moment = 0;
+    this.moment = this.telling(this.main || {});
     this.zoom = [0, 1];
     if (usesFragment) this.read();
+  }
+  // While the second unit computes: something is held, something is in flight, something is not here.
+  telling(run) {
+    if (!run.ranks) return 0;
+    const units = new Set();
+    for (const e of run.ranks[0].events) {
+      if (e.kind === "forward" && units.add(e.unit).size > 1) return (e.start + e.end) / 2;
+    }
+    return 0;
   }
   get main() { return this.runs[this.chosen[this.chosen.length - 1]]; }
   get shown() { return this.chosen.map((i) => this.runs[i]); }

@@ -99,7 +99,11 @@ class WhyTest(unittest.TestCase):
         self.assertLess(packed["volume"], -50)
         self.assertGreater(packed["copies"], 0.1)
         self.assertAlmostEqual(packed["contention"], 0, delta=1e-6)
-        # What the update sends is there when the step ends: zero1 hides less than zero2's equal bytes would show as rest.
+        # Over links that take no time that is all that it costs.
+        packed, plan = self.plan(why="fsdp,fsdp+int8", link="0us,1000GB/s")
+        self.assertGreater(plan["why"]["gap_ms"], 0.1)
+        self.assertAlmostEqual(packed["copies"], plan["why"]["gap_ms"], delta=0.01)
+        # The step ends when what the update sends is there.
         zero, _ = self.plan(why="ddp,zero1")
         self.assertAlmostEqual(zero["volume"], 0, delta=1e-6)
         self.assertAlmostEqual(zero["rest"], 0, delta=1e-6)

@@ -53,14 +53,9 @@ LinkWait link_wait(const StepPlan& step, const TraceEvent& wait) {
 
 LinkRecord record_of(const StepPlan& step, const LinkedMachine& machine) {
   LinkRecord record;
-  std::int64_t last = step.begin_ns;
-  for (const TraceEvent& event : step.events) {
-    last = std::max(last, event.end_ns);
+  for (const TraceEvent& event : step.events)
     if (event.kind == TraceEventKind::unshard_wait || event.kind == TraceEventKind::reduce_wait)
       record.waits.push_back(link_wait(step, event));
-  }
-  // The step ends when what the update has sent is there.
-  if (last < step.end_ns) record.waits.push_back(wait_between(last, step.end_ns));
   for (const comm::sim::TransferRecord& transfer : step.transfers) record.calls.push_back(call_of(transfer, machine));
   return record;
 }

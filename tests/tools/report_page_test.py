@@ -230,6 +230,11 @@ class ReportPageTest(unittest.TestCase):
         self.browser.value("document.querySelector('dfn').focus()")
         self.assertGreater(self.browser.value("document.querySelector('dfn > span').getBoundingClientRect().width"), 50)
 
+    def test_names_the_command(self):
+        self.show()
+        line = self.browser.value("document.querySelector('pre').textContent")
+        self.assertTrue(line.startswith("tessera " + " ".join(COMPARE)), line)
+
     def test_size_time_and_phone(self):
         text = (self.folder / "page.html").read_text()
         self.assertLess(len(text), 5_000_000)

@@ -178,12 +178,14 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(Page(self.text_of(GOLDEN, other)).tags.count("section"), 2)
 
     def test_wrong_files_are_one_line(self):
+        bad_step = copy.deepcopy(GOLDEN)
+        bad_step["runs"][0]["timeline"] = {"step": 1}
         missing = copy.deepcopy(GOLDEN)
         del missing["runs"][1]["step_ms"]["p95"]
         mistyped = copy.deepcopy(GOLDEN)
         mistyped["runs"][0]["losses"] = "5"
         for document, words in (("{", "not JSON"), ("[]", "is not an object"), ({"model": 1}, "'model'"), (missing, "run 1 step_ms"),
-                                (mistyped, "'losses'"), ({**GOLDEN, "runs": []}, "no runs")):
+                                (mistyped, "'losses'"), (bad_step, "'timeline'"), ({**GOLDEN, "runs": []}, "no runs")):
             done = self.report(document)
             self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
             self.assertIn(words, done.stderr)

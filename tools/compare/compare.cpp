@@ -209,7 +209,8 @@ int compare(const CommandLine& commands, const CompareOptions& asked) {
                         .parameters = plan.parameters,
                         .ranks = ranks,
                         .steps = options.steps,
-                        .machine = machine_line()};
+                        .machine = machine_line(),
+                        .command = commands.arguments};
   std::vector<Contestant> contestants;
   for (const std::string& strategy : strategies)
     for (const TrainPlan& wrapped : plans) contestants.push_back({strategy, wrapped});

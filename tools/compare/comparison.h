@@ -20,7 +20,8 @@ struct Comparison {
   std::string backend;
   std::int64_t steps = 0;
   std::vector<RunResult> runs;
-  std::string machine;  ///< where it ran; "" if not recorded
+  std::string machine;               ///< where it ran; "" if not recorded
+  std::vector<std::string> command;  ///< arguments of the program; empty if not recorded
   std::size_t rounds = 1;
   std::vector<Difference> differences;  ///< of all pairs of runs, if there are several rounds
   std::vector<std::string> noise;       ///< what made their times uncertain

@@ -62,6 +62,30 @@ std::string verdict(const Comparison& comparison) {
   return html;
 }
 
+/// As a shell reads it.
+std::string quoted(const std::string& argument) {
+  const bool plain = !argument.empty() && argument.find_first_not_of(
+                                              "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                              "0123456789_-+=:,./@%") == std::string::npos;
+  if (plain) return argument;
+  std::string text = "'";
+  for (const char c : argument) {
+    if (c == '\'')
+      text += "'\\''";
+    else
+      text += c;
+  }
+  return text + "'";
+}
+
+std::string command_of(const Comparison& c) {
+  if (c.command.empty()) return "";
+  std::string line = "tessera";
+  for (const std::string& argument : c.command) line += " " + quoted(argument);
+  return "<h2>Command</h2>\n<p>The page comes from:</p>\n<pre class=\"scroll\" tabindex=\"0\">" + escape(line) +
+         "</pre>\n";
+}
+
 /// Who is slower by how much, as far as the runs can say.
 std::string times_verdict(const Comparison& c) {
   if (c.runs.size() < 2) return "";
@@ -246,7 +270,7 @@ std::string page(const std::vector<Comparison>& comparisons) {
   for (const Comparison& c : comparisons) {
     title += (title.empty() ? "" : ", ") + c.model;
     body += "<section>\n" + head_of(c) + live_pictures(c) + communication_of(c) + model_state_of(c) + peaks_of(c) +
-            times_of(c) + losses_of(c) + "</section>\n";
+            times_of(c) + losses_of(c) + command_of(c) + "</section>\n";
   }
   return document(title, body + glossary());
 }

@@ -1,0 +1,76 @@
+#include "tools/report/step_timeline.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "tools/report/live.h"
+
+namespace tessera::tools::report {
+namespace {
+
+using base::MemoryCategory;
+using base::TraceEventKind;
+
+StepTimeline two_ranks() {
+  StepTimeline step{.step = 5, .length_ns = 3'000'000, .pieces = {2, 2, 2}, .predicted_state = 800};
+  for (int rank = 0; rank < 2; ++rank)
+    step.ranks.push_back({rank,
+                          {{TraceEventKind::unshard_issue, "root", rank, 100, 0, 10},
+                           {TraceEventKind::forward, "h.0</script>", rank, 100, 10, 2'000'000}},
+                          {{"all_gather", "shard", rank, 100, 0, 5, 900}},
+                          {{0, {200}}, {50, {200, 0, 0, 300}}}});
+  return step;
+}
+
+TEST(StepTimeline, RoundTripKeepsAll) {
+  const StepTimeline read = parse_timeline(nlohmann::json(to_json(two_ranks())));
+  EXPECT_EQ(to_json(read), to_json(two_ranks()));
+  EXPECT_EQ(read.ranks.at(1).events.at(1).unit, "h.0</script>");
+  EXPECT_EQ(read.ranks.at(1).events.at(1).end_ns, 2'000'000);
+  EXPECT_EQ(read.ranks.at(1).memory.at(1).total(), 500);
+  StepTimeline other = two_ranks();  // the negative control: one byte
+  other.ranks[1].memory[1].bytes[3] += 1;
+  EXPECT_NE(to_json(read), to_json(other));
+}
+
+TEST(StepTimeline, RefusesIndicesOutOfRange) {
+  nlohmann::json json(to_json(two_ranks()));
+  json["ranks"][0]["events"][0][1] = 99;
+  EXPECT_THROW(parse_timeline(json), std::out_of_range);
+  json["ranks"][0]["events"][0] = {99, 0, 0, 0, 0};
+  EXPECT_THROW(parse_timeline(json), std::out_of_range);
+}
+
+TEST(StepTimeline, FewSamplesKeepThePeak) {
+  base::MemoryHistory history;
+  history.before[0] = 1000;
+  for (int i = 0; i < 5000; ++i) {
+    history.changes.push_back({100 + i, MemoryCategory::activation, i == 3333 ? 70 : 7});
+    history.changes.push_back({100 + i, MemoryCategory::activation, i == 3333 ? -70 : -7});
+  }
+  history.changes.push_back({9000, MemoryCategory::offloaded, 1'000'000});
+  const std::vector<MemorySample> samples = samples_of(history, 100, 40);
+  EXPECT_LE(samples.size(), 41U);
+  const auto highest = std::max_element(samples.begin(), samples.end(),
+                                        [](const auto& a, const auto& b) { return a.total() < b.total(); });
+  EXPECT_EQ(highest->total(), 1070);
+  EXPECT_EQ(highest->at_ns, 3333);
+  EXPECT_EQ(samples.back().total(), 1000) << "offloaded bytes are in another memory";
+  // The negative control: every 250th sample would miss it.
+  history.changes[2 * 3333].bytes = 7;
+  history.changes[2 * 3333 + 1].bytes = -7;
+  for (const MemorySample& sample : samples_of(history, 100, 40)) EXPECT_LE(sample.total(), 1007);
+}
+
+TEST(StepTimeline, PageOfOneStepHoldsItsData) {
+  const RunResult run{.strategy = "fsdp", .units = {{"root", 50}, {"h.0</script>", 50}}, .timeline = two_ranks()};
+  const std::string page = page_of_step("one step", run);
+  EXPECT_NE(page.find("data-picture=\"map\""), std::string::npos);
+  EXPECT_NE(page.find("h.0\\u003c/script>"), std::string::npos) << "a name can't end the script element";
+  EXPECT_EQ(page.find("h.0</script>"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera::tools::report

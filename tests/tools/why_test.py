@@ -154,13 +154,19 @@ class WhyTest(unittest.TestCase):
         self.assertAlmostEqual(latency["volume"], base["volume"], delta=1e-6)
         packed, _ = self.compare("--repeat", 2, strategies="fsdp,fsdp+int8")
         self.assertLess(packed["volume"], -10)
-        # More ranks than cores: each computes as much as before, but takes turns.
-        _, crowded = self.compare("--repeat", 2, ranks=8, batch=16, before=("taskset", "-c", "0"))
-        _, alone = self.compare("--repeat", 2, before=("taskset", "-c", "0"))
-        for many, few in zip(crowded["runs"], alone["runs"]):
-            self.assertGreater(many["parts_ms"]["compute"] + many["parts_ms"]["transport"],
-                               1.5 * (few["parts_ms"]["compute"] + few["parts_ms"]["transport"]))
-        self.assertIn("8 ranks share 1 core", crowded["noise"][0])
+    def test_ranks_that_share_a_core_lengthen_their_own_parts(self):
+        # Each of eight ranks computes as much as each of two, but takes turns with more: while it computes, or where it lets
+        # peers run, which over shm is in the calls themselves. Other programs may slow down the smaller run alone, so two
+        # of three attempts may miss.
+        ratios = []
+        for _ in range(3):
+            runs = [self.compare("--repeat", 3, link="0us,100GB/s", ranks=ranks, batch=2 * ranks, before=("taskset", "-c", "0"))[1] for ranks in (8, 2)]
+            self.assertIn("8 ranks share 1 core", runs[0]["noise"][0])
+            crowded, alone = (sum(run["runs"][0]["parts_ms"][part] for part in ("compute", "issue", "late", "transport")) for run in runs)
+            ratios.append(crowded / alone)
+            if ratios[-1] > 2 and all(run["parts_ms"]["exposed"] < 0.1 for result in runs for run in result["runs"]):
+                return
+        self.fail(ratios)
 
     def test_without_link_the_real_ones_are_measured(self):
         result = self.call("compare", "--model", "gpt-nano", "--ranks", 2, "--threads", 1, "--seq-len", 16, "--global-batch", 4,

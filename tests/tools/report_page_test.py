@@ -230,6 +230,18 @@ class ReportPageTest(unittest.TestCase):
         self.browser.value("document.querySelector('dfn').focus()")
         self.assertGreater(self.browser.value("document.querySelector('dfn > span').getBoundingClientRect().width"), 50)
 
+    def test_says_what_is_left_out(self):
+        notes = "[...document.querySelectorAll('.note')].map(e => e.textContent)"
+        self.show()
+        self.assertEqual(self.browser.value(notes), ["", ""])
+        document = copy.deepcopy(self.run_json)
+        for run in document["runs"]:
+            ranks = run["timeline"]["ranks"]
+            run["timeline"]["ranks"] = [{**ranks[i % 4], "rank": i} for i in range(12)]
+        self.show(self.page_of(document))
+        self.assertEqual(self.browser.value(notes), ["The map shows the first 8 of 12 ranks.",
+                                                     "Of 12 ranks the slowest, the middle one and the fastest are shown."])
+
     def test_names_the_command(self):
         self.show()
         line = self.browser.value("document.querySelector('pre').textContent")

@@ -38,6 +38,7 @@ function drawMap(view, root) {
   const range = controls.append("input").attr("type", "range").attr("min", 0).attr("step", "any")
     .attr("aria-label", "Moment of the step");
   const sentence = d3.select(root).append("p").attr("class", "sentence").attr("role", "status");
+  const note = d3.select(root).append("p").attr("class", "soft note");
   let playing = null;
 
   function jump(direction) {
@@ -112,7 +113,7 @@ function drawMap(view, root) {
     svg = picture(slot, "map", `Who holds what: ${run.name}, ${run.ranks.length} ranks, ${run.units.length} units; a sentence below says it`, width, height);
     for (const p of places) {
       svg.append("text").attr("x", p.x + p.width / 2).attr("y", 12).attr("text-anchor", "middle").attr("class", "strong")
-        .text(p.unit.name.length * 7 < p.width + gap ? p.unit.name : p.unit.name.slice(-Math.max(2, Math.floor(p.width / 8))));
+        .text(p.unit.name.length * 7 < p.width + gap ? p.unit.name : p.unit.name.slice(0, Math.max(1, Math.floor(p.width / 8))) + "…");
       if (p.width > 76) svg.append("text").attr("x", p.x + p.width / 2).attr("y", 26).attr("text-anchor", "middle").attr("class", "soft")
         .text(d3.format(",")(p.unit.elements));
     }
@@ -141,6 +142,8 @@ function drawMap(view, root) {
       .call(d3.axisBottom(x).ticks(Math.min(8, width / 90)).tickFormat((v) => `${v / 1e6} ms`));
     cursor = svg.append("line").attr("class", "cursor").attr("y1", top - 4).attr("y2", top + 24);
     range.attr("max", run.end);
+    const left_out = [[run.ranks.length, ranks.length, "ranks"], [run.units.length, units.length, "units"]].filter(([all, some]) => all > some);
+    note.text(left_out.map(([all, some, what]) => `The map shows the first ${some} of ${all} ${what}.`).join(" "));
     move();
   }
   function move() {

@@ -4,6 +4,7 @@ function drawTimeline(view, root) {
   const controls = d3.select(root).append("div").attr("class", "controls");
   const slot = d3.select(root).append("div").attr("class", "slot").node();
   const detail = d3.select(root).append("p").attr("class", "sentence").attr("role", "status");
+  const note = d3.select(root).append("p").attr("class", "soft note");
   const hint = "Drag to pan; Ctrl and the wheel, a pinch, or the wheel after a click zoom. Keys: + and -, arrows, 0 for all, N and P from mark to mark.";
   detail.text(hint);
   button(controls.node(), "+", "Zoom in", () => zoomBy(1 / 1.5));
@@ -44,6 +45,8 @@ function drawTimeline(view, root) {
     width = widthOf(slot);
     left = width < 480 ? 64 : 128;
     const all = [], heads = [];
+    const ranks = ranksOf(view.main).length, of = view.main.ranks.length;
+    note.text(ranks === of ? "" : ranks === 1 ? `Of ${of} ranks the first is shown.` : `Of ${of} ranks the slowest, the middle one and the fastest are shown.`);
     let y = 8;
     for (const run of view.shown) {
       heads.push({text: run.name, y: y + 10, strong: true}, {text: `step ${ms(run.length)}`, y: y + 24});

@@ -40,16 +40,16 @@ class Machine:
     def strategies(self):
         return "ddp,zero1,fsdp" + (",hsdp" if self.ranks >= 4 else "")
 
-    def measured(self, model, steps):
+    def measured(self, model, steps, *options):
         out = self.folder / "compare.json"
         run(self.tool, "compare", "--model", self.file_of(model), "--ranks", self.ranks, "--strategies", self.strategies(),
-            "--steps", steps, "--backend", self.backend, "--json", out)
+            "--steps", steps, "--backend", self.backend, *options, "--json", out)
         return {one["strategy"]: one for one in json.loads(out.read_text())["runs"]}
 
-    def planned(self, model):
+    def planned(self, model, *options):
         out = self.folder / "plan.json"
         run(self.tool, "plan", "--model", self.file_of(model), "--ranks", self.ranks, "--strategies", self.strategies(),
-            "--cluster", self.cluster, "--json", out)
+            "--cluster", self.cluster, *options, "--json", out)
         return {one["strategy"]: one for one in json.loads(out.read_text())["runs"]}
 
     def rows(self, model, rounds, steps=None):

@@ -29,12 +29,18 @@ TEST(HostOverhead, IsThatOfTheSamples) {
 
 TEST(StepOverheads, AreTheDifferencesOfTrainingsAndPlans) {
   std::vector<StepSample> samples;
-  for (const double calls : {5.0, 9.0, 12.0}) samples.push_back({3 + 0.1 + 0.02 * calls, 3, calls});
-  samples.push_back({30, 3, 5});  // interrupted by another program
+  for (const double planned : {2.0, 3.0, 40.0})
+    for (const double calls : {5.0, 9.0, 12.0})
+      samples.push_back({1.1 * planned + 0.1 + 0.02 * calls, planned, calls, 0.05 * planned});
+  samples.push_back({30, 3, 5, 20});  // interrupted by another program
   const StepOverhead overhead = fit_step_overhead(samples);
   EXPECT_NEAR(overhead.step_us, 100, 1e-6);
   EXPECT_NEAR(overhead.call_us, 20, 1e-6);
-  EXPECT_EQ(fit_step_overhead({{1, 2, 3}, {1, 2, 4}}), StepOverhead()) << "a plan that is too slow";
+  EXPECT_DOUBLE_EQ(overhead.factor, 1.1);
+  EXPECT_NEAR(overhead.late, 0.05 / 1.1, 0.005);
+  const StepOverhead less = fit_step_overhead({{9, 10, 3}, {18, 20, 4}, {27, 30, 9}});
+  EXPECT_EQ(less, (StepOverhead{0, 0, 0.9, 0})) << "a plan that is too slow";
+  EXPECT_EQ(fit_step_overhead({{1, 2, 3}}), StepOverhead()) << "one sample determines nothing";
 }
 
 /// Calls a kernel that takes `time`.

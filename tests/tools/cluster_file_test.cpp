@@ -73,7 +73,8 @@ ClusterSpec full_cluster() {
   cluster.algorithms["all_reduce"] = "ring:64K-max;tree:0-64K";
   cluster.measured["all_gather"] = {{8, {{1024, 12.5}, {1 << 20, 80.0}}}};
   cluster.measured["all_reduce"] = {{8, {{8, 12.5}}}, {16, {{8, 80.0}}, {{8, 7.5}, {64, 9.0}}}};
-  cluster.compute.overhead = {150, 20.5};
+  cluster.communicators = {{1, 100, 0}, {8, 35456, 131072}};
+  cluster.compute.overhead = {150, 20.5, 1.25, 0.125};
   cluster.compute.kernels = {{"product", "bf16", {{1e9, 1e-5}, {1e12, 2e-3}}}};
   return cluster;
 }
@@ -135,6 +136,11 @@ TEST(ClusterFile, ErrorsNameFileKeyAndExpectation) {
       {"/measured/all_gather/points", nlohmann::json::array(), "measured.all_gather.points is an array; expected"},
       {"/measured/all_gather/points/1", {1000, 1}, "measured.all_gather.points[1] is at 1000, not above"},
       {"/measured/all_gather/points/1", {2000, -1}, "measured.all_gather.points[1] is [2000, -1]; neither"},
+      {"/communicators/1/ranks", 1, "communicators has two entries for 1 ranks; expected one"},
+      {"/communicators/1/bytes", -1, "communicators[1].bytes is -1; expected"},
+      {"/communicators/1/ordinary", 1, "communicators[1].ordinary is "},
+      {"/compute/overhead/late", 1.5, "compute.overhead.late is 1.5; expected"},
+      {"/compute/overhead/factor", 0, "compute.overhead.factor is 0; expected"},
       {"/measured/all_reduce/1/ranks", 8, "measured.all_reduce has two tables for 8 ranks; expected one"},
       {"/measured/all_reduce/1/points", 8, "measured.all_reduce[1].points is 8; expected"},
       {"/measured/all_reduce/1/busy", "much", "measured.all_reduce[1].busy is "},

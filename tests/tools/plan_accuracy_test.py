@@ -37,6 +37,21 @@ class PlanAccuracyTest(unittest.TestCase):
             machine.cluster.write_text(json.dumps(cluster))
             self.assertGreater(statistics.median(self.errors(machine)), ROOM)
 
+            self.check_memory(machine, cluster)
+
+    def check_memory(self, machine, cluster):
+        """Peaks are those of real runs to the byte, the backend's own memory included."""
+        for model, options in (("odd", ()), ("gpt-nano", ("--precision", "bf16", "--clip-norm", 1)), ("gpt-nano", ("--accumulate", 2, "--checkpoint-activations"))):
+            real = machine.measured(model, 4, *options)
+            self.assertEqual(self.peaks(machine.planned(model, *options)), self.peaks(real), (model, options))
+        # The control: without what bench measured of communicators the backend's memory is missing.
+        del cluster["communicators"]
+        machine.cluster.write_text(json.dumps(cluster))
+        self.assertNotEqual(self.peaks(machine.planned(model, *options)), self.peaks(real))
+
+    def peaks(self, runs):
+        return {strategy: {kind: value for kind, value in run["peak_bytes"].items() if kind != "reserved"} for strategy, run in runs.items()}
+
     def errors(self, machine):
         return [abs(planned / statistics.median(measured) - 1)
                 for _, measured, planned, _, _ in machine.rows("gpt-nano", rounds=3, steps=40)]

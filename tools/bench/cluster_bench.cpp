@@ -16,6 +16,7 @@
 #include "tools/bench/step_overhead.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
+#include "tools/compare/comparison.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/process.h"
 #include "tools/launch/ranks.h"
@@ -75,9 +76,18 @@ ClusterSpec measure_as_rank(const BenchOptions& options, const BenchSpec& spec, 
                                  .algorithms = "",
                                  .memory_tracker = std::make_shared<base::MemoryTracker>()});
   const bool first = world->rank() == 0;
-  return measure_cluster(spec, *world, threads_per_rank(options, spec.ranks), [&](const std::string& line) {
-    if (first) say(line);
-  });
+  ClusterSpec cluster =
+      measure_cluster(spec, *world, threads_per_rank(options, spec.ranks), [&](const std::string& line) {
+        if (first) say(line);
+      });
+  // The memory is that of a run of compare, with which plans can be compared to the byte.
+  const auto compared = init_world({.ranks = spec.ranks,
+                                    .backend = backend,
+                                    .algorithms = kComparedAlgorithms,
+                                    .generation = 1,
+                                    .memory_tracker = std::make_shared<base::MemoryTracker>()});
+  cluster.communicators = measure_communicators(*compared);
+  return cluster;
 }
 
 void say_part(const std::string& line) { print_text("# measuring " + line + "\n"); }

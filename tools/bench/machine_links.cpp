@@ -160,6 +160,25 @@ CollectiveTables measure_collectives(const BenchSpec& spec, comm::Communicator& 
   return tables;
 }
 
+std::vector<MeasuredCommunicator> measure_communicators(comm::Communicator& world) {
+  constexpr int kCalls = 3;  // two may use buffers of their own, in turn
+  const auto tracked = [&] { return world.memory_tracker()->snapshot().now_of(base::MemoryCategory::communication); };
+  const std::shared_ptr<base::DeviceRuntime> device = base::open_device({});
+  std::vector<int> sizes = group_sizes(world.size());
+  sizes.insert(sizes.begin(), 1);
+  std::vector<MeasuredCommunicator> all;
+  for (const int size : sizes) {
+    const std::uint64_t before = tracked();
+    const std::unique_ptr<comm::Communicator> group = world.split(world.rank() / size, world.rank() % size);
+    const std::uint64_t bytes = tracked() - before;
+    comm::HostCollectives control(*group, *device);
+    double loss = 0;
+    for (int i = 0; i < kCalls; ++i) control.all_reduce(&loss, 1, comm::ReduceOp::avg(), "loss");
+    all.push_back({size, bytes, tracked() - before - bytes});
+  }
+  return all;
+}
+
 LinkSpec fit_link(const CollectiveTables& tables, int ranks) {
   std::vector<FitPoint> points;
   if (const auto found = tables.find("all_gather"); found != tables.end())

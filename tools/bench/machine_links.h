@@ -23,6 +23,10 @@ std::vector<int> group_sizes(int ranks);
 CollectiveTables measure_collectives(const BenchSpec& spec, comm::Communicator& world,
                                      const std::function<void(const std::string&)>& say);
 
+/// Collective: the memory of communicators of 1 rank and of those of group_sizes() on this rank. `world` has a memory
+/// tracker.
+std::vector<MeasuredCommunicator> measure_communicators(comm::Communicator& world);
+
 /// The link of one rank that explains the tables of all_gather among all ranks. Throws InvalidUsage for tables without
 /// three sizes.
 LinkSpec fit_link(const CollectiveTables& tables, int ranks);

@@ -2,20 +2,23 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
-#include <numeric>
+#include <limits>
 
 #include "tools/bench/machine_kernels.h"
 #include "tools/bench/robust_line.h"
+#include "tools/cli/statistics.h"
 #include "tools/plan/step_plan.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {
 namespace {
 
-constexpr int kSteps = 40;
-constexpr int kSmallModels =
-    3;  ///< the first ones of calibration_steps(): in larger ones the overhead is lost in noise
+constexpr int kModels = 4;        ///< the first ones of calibration_steps(), from small to large
+constexpr double kWork = 1.2e10;  ///< of a training, in parameters times tokens
+constexpr std::int64_t kFewestSteps = 12, kMostSteps = 60;
 
 /// The training of a calibration model. Its text is this program: any file will do.
 TrainPlan training_of(const SampledStep& step, int ranks, int threads) {
@@ -28,8 +31,9 @@ TrainPlan training_of(const SampledStep& step, int ranks, int threads) {
   plan.seq_len = step.seq_len;
   plan.threads = threads;
   plan.ranks_per_host = ranks;
-  plan.options.steps = kSteps;
-  plan.schedule.steps = kSteps;
+  const auto work = static_cast<double>(nn::parameter_count(plan.model) * step.sequences * step.seq_len);
+  plan.options.steps = std::clamp(static_cast<std::int64_t>(kWork / work), kFewestSteps, kMostSteps);
+  plan.schedule.steps = plan.options.steps;
   const std::string text = std::filesystem::read_symlink("/proc/self/exe").string();
   plan.data = std::make_shared<const nn::TokenDataset>(std::vector{text}, nn::parse_token_format("bytes"),
                                                        plan.model.vocabulary);
@@ -48,17 +52,33 @@ StepSample sample_of(const TrainPlan& plan, const std::string& strategy, const S
   const PerCollective& calls = planned.result.calls_per_step;
   const TrainingOutcome outcome = run_training(plan, strategy, world, world.memory_tracker(), {});
   return {outcome.result.step_ms_median, planned.result.step_ms_median,
-          static_cast<double>(calls.all_gather + calls.reduce_scatter + calls.all_reduce + calls.control)};
+          static_cast<double>(calls.all_gather + calls.reduce_scatter + calls.all_reduce + calls.control),
+          outcome.result.exposed_communication_ms - planned.result.exposed_communication_ms};
 }
 
 }  // namespace
 
 StepOverhead fit_step_overhead(const std::vector<StepSample>& samples) {
-  std::vector<WeightedPoint> points;
-  for (const StepSample& one : samples)
-    points.push_back({one.calls, 1e3 * (one.measured_ms - one.planned_ms), 1 / one.measured_ms});
-  const auto line = robust_line(points);
-  return line ? StepOverhead{line->intercept, line->slope} : StepOverhead{};
+  StepOverhead best;
+  double least = std::numeric_limits<double>::infinity();
+  for (int percent = 80; percent <= 150; ++percent) {
+    const double factor = percent / 100.0;
+    std::vector<WeightedPoint> points;
+    for (const StepSample& one : samples)
+      points.push_back({one.calls, 1e3 * (one.measured_ms - factor * one.planned_ms), 1 / one.measured_ms});
+    const auto line = robust_line(points);
+    if (!line) return {};
+    double error = 0;
+    for (const WeightedPoint& point : points)
+      error += point.weight * std::abs(line->intercept + line->slope * point.x - point.y);
+    if (error >= least) continue;
+    least = error;
+    best = {line->intercept, line->slope, factor};
+  }
+  std::vector<double> late;
+  for (const StepSample& one : samples) late.push_back(std::clamp(one.exposed_ms / one.measured_ms, 0.0, 1.0));
+  best.late = median(late);
+  return best;
 }
 
 StepOverhead measure_step_overhead(const ClusterSpec& cluster, comm::Communicator& world, int threads,
@@ -66,7 +86,7 @@ StepOverhead measure_step_overhead(const ClusterSpec& cluster, comm::Communicato
   const SimulatedCluster simulated = simulate(cluster, world.size());
   std::vector<StepSample> samples;
   std::vector<CalibrationStep> models = calibration_steps(threads);
-  models.resize(kSmallModels);
+  models.resize(kModels);
   for (const CalibrationStep& one : models)
     for (const std::string& strategy : strategies_for(world.size())) {
       say(fmt::format("training of gpt of width {} with {}", one.step.model.width, strategy));

@@ -21,9 +21,6 @@ using nlohmann::ordered_json;
 
 namespace {
 
-/// Every strategy's runs use the same algorithm, so that bytes can be compared with the formulas.
-constexpr const char* kPinnedAlgorithm = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
-
 std::string events_to_text(const std::vector<base::TraceEvent>& events) {
   std::ostringstream text;
   base::write_chrome_trace(text, events);
@@ -55,7 +52,7 @@ CompareRun run_here(const TrainPlan& plan, const std::string& strategy, int gene
   const auto memory_tracker = std::make_shared<base::MemoryTracker>();
   const auto world = init_world({.ranks = plan.ranks,
                                  .backend = plan.options.backend_given ? plan.options.backend : "",
-                                 .algorithms = kPinnedAlgorithm,
+                                 .algorithms = kComparedAlgorithms,
                                  .generation = generation,
                                  .memory_tracker = memory_tracker,
                                  .ordered = true,

@@ -13,6 +13,9 @@
 
 namespace tessera::tools {
 
+/// Every run that is compared uses these, so that bytes can be compared with the formulas.
+inline constexpr const char* kComparedAlgorithms = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
+
 struct Comparison {
   std::string model;
   std::int64_t parameters = 0;

@@ -104,6 +104,19 @@ std::map<std::string, std::vector<MeasuredCollective>> measurements_of(JsonObjec
   return all;
 }
 
+std::vector<MeasuredCommunicator> communicators_of(JsonObject& json) {
+  std::vector<MeasuredCommunicator> all;
+  for (JsonObject& entry : json.objects("communicators")) {
+    all.push_back({entry.integer("ranks", 1), static_cast<std::uint64_t>(entry.number("bytes", kNotNegative)),
+                   static_cast<std::uint64_t>(entry.number_or("ordinary_bytes", 0, kNotNegative))});
+    entry.refuse_others();
+    const int ranks = all.back().ranks;
+    if (std::count_if(all.begin(), all.end(), [&](const auto& one) { return one.ranks == ranks; }) > 1)
+      json.fail("communicators", fmt::format("has two entries for {} ranks; expected one", ranks));
+  }
+  return all;
+}
+
 /// Throws for what is not the name of a dtype.
 std::string dtype_of(const JsonObject& json, const std::string& key, const std::string& name) {
   try {
@@ -115,7 +128,8 @@ std::string dtype_of(const JsonObject& json, const std::string& key, const std::
 }
 
 StepOverhead overhead_of(JsonObject json) {
-  const StepOverhead overhead{json.number_or("step_us", 0, kNotNegative), json.number_or("call_us", 0, kNotNegative)};
+  const StepOverhead overhead{json.number_or("step_us", 0, kNotNegative), json.number_or("call_us", 0, kNotNegative),
+                              json.number_or("factor", 1, kPositive), json.number_or("late", 0, {0, 1})};
   json.refuse_others();
   return overhead;
 }
@@ -175,7 +189,10 @@ ordered_json to_json(const ComputeSpec& compute) {
       {"efficiencies", {{"product", parts.product}, {"attention", parts.attention}, {"memory", parts.memory}}}};
   if (compute.host_link_bytes_per_second > 0) json["host_link_bytes_per_second"] = compute.host_link_bytes_per_second;
   if (compute.overhead != StepOverhead{})
-    json["overhead"] = {{"step_us", compute.overhead.step_us}, {"call_us", compute.overhead.call_us}};
+    json["overhead"] = {{"step_us", compute.overhead.step_us},
+                        {"call_us", compute.overhead.call_us},
+                        {"factor", compute.overhead.factor},
+                        {"late", compute.overhead.late}};
   for (const MeasuredKernel& kernel : compute.kernels)
     json["kernels"].push_back({{"kernel", kernel.kernel}, {"dtype", kernel.dtype}, {"points", kernel.points}});
   return json;
@@ -196,6 +213,7 @@ ClusterSpec parse_cluster(std::string_view text, const std::string& file) {
   if (json.has("sharing")) cluster.sharing = static_cast<PortSharing>(json.choice("sharing", kSharing));
   if (json.has("algorithms")) cluster.algorithms = algorithms_of(json.object("algorithms"));
   if (json.has("measured")) cluster.measured = measurements_of(json.object("measured"));
+  if (json.has("communicators")) cluster.communicators = communicators_of(json);
   cluster.compute = compute_of(json.object("compute"));
   if (json.has("sources"))
     for (JsonObject& entry : json.objects("sources")) {
@@ -223,6 +241,9 @@ ordered_json to_json(const ClusterSpec& cluster) {
     }
     json["measured"][name] = tables.size() == 1 ? all[0] : all;
   }
+  for (const MeasuredCommunicator& one : cluster.communicators)
+    json["communicators"].push_back(
+        {{"ranks", one.ranks}, {"bytes", one.bytes}, {"ordinary_bytes", one.ordinary_bytes}});
   json["compute"] = to_json(cluster.compute);
   for (const Reference& source : cluster.sources)
     json["sources"].push_back({{"key", source.key}, {"value", source.value}, {"source", source.source}});

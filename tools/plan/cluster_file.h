@@ -39,6 +39,14 @@ struct MeasuredCollective {
   bool operator==(const MeasuredCollective&) const = default;
 };
 
+/// What a communicator needs on each of its ranks.
+struct MeasuredCommunicator {
+  int ranks = 1;
+  std::uint64_t bytes = 0;           ///< as long as it exists
+  std::uint64_t ordinary_bytes = 0;  ///< further bytes once it has reduced host memory that it did not allocate
+  bool operator==(const MeasuredCommunicator&) const = default;
+};
+
 /// A measured kernel: used instead of peak and efficiency.
 struct MeasuredKernel {
   std::string kernel;                 ///< the name that its owner gives it, such as "product"
@@ -55,10 +63,13 @@ struct Efficiencies {
   bool operator==(const Efficiencies&) const = default;
 };
 
-/// What a training step costs besides its kernels and collectives: batches, waits for ranks that come later, issuing.
+/// How far a training step is from its simulation: batches, issuing, cores and caches that ranks share, and waits for
+/// ranks that come later. A step takes factor * simulated + step_us + call_us * calls.
 struct StepOverhead {
   double step_us = 0;  ///< of each step
   double call_us = 0;  ///< of each call of a collective
+  double factor = 1;   ///< of the simulated time
+  double late = 0;     ///< part of the step in which a rank waits for later ones: exposed, and within the time above
   bool operator==(const StepOverhead&) const = default;
 };
 
@@ -103,6 +114,7 @@ struct ClusterSpec {
   /// not listed: the default of src/comm.
   std::map<std::string, std::string> algorithms;
   std::map<std::string, std::vector<MeasuredCollective>> measured;  ///< by operation, one for each number of ranks
+  std::vector<MeasuredCommunicator> communicators;                  ///< one for each number of ranks
   ComputeSpec compute;
   std::vector<Reference> sources;
   bool operator==(const ClusterSpec&) const = default;

@@ -129,6 +129,10 @@ SimulatedCluster simulate(const ClusterSpec& cluster, int ranks) {
   simulated.topology = topology_of(cluster);
   simulated.measured = !cluster.measured.empty();
   simulated.network = sim::cluster(simulated.topology, ranks);
+  for (const MeasuredCommunicator& one : cluster.communicators) {
+    simulated.network.memory[one.ranks] = {one.bytes, one.ordinary_bytes};
+    if (one.ranks == ranks) simulated.loss_bytes = one.ordinary_bytes;
+  }
   use_measurements(simulated.network, cluster);
   return simulated;
 }

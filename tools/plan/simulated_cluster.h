@@ -19,7 +19,8 @@ struct SimulatedCluster {
   double memory_bytes = 0;                   ///< of one rank; 0: not known
   std::map<std::string, double> peak_flops;  ///< by dtype; for the MFU
   base::VirtualClock::Machine streams = base::VirtualClock::Machine::synchronous;
-  StepOverhead overhead;  ///< added to each simulated step
+  StepOverhead overhead;         ///< added to each simulated step
+  std::uint64_t loss_bytes = 0;  ///< what the communicator for losses needs more than others
   nn::KernelTime kernels;
   comm::sim::Topology topology;
   bool measured = false;  ///< operations take measured times instead of those of the topology

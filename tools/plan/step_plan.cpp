@@ -85,15 +85,15 @@ void vary(StepPlan& planned, const TrainPlan& plan, std::vector<double> rank_ste
   run.tokens_per_second = static_cast<double>(plan.options.global_batch * plan.seq_len) / run.step_ms_median * 1e3;
 }
 
-/// The host's work that the simulation doesn't have lengthens the step; nothing hides it.
+/// What the simulation doesn't have lengthens the step; nothing hides it.
 void add_overhead(RunResult& run, const StepOverhead& overhead) {
   const PerCollective& calls = run.calls_per_step;
   const auto all = static_cast<double>(calls.all_gather + calls.reduce_scatter + calls.all_reduce + calls.control);
   const double ms = (overhead.step_us + overhead.call_us * all) * 1e-3;
-  if (ms == 0) return;
-  run.tokens_per_second *= run.step_ms_median / (run.step_ms_median + ms);
-  run.step_ms_median += ms;
-  run.step_ms_p95 += ms;
+  const double before = run.step_ms_median;
+  for (double* const time : {&run.step_ms_median, &run.step_ms_p95}) *time = overhead.factor * *time + ms;
+  run.exposed_communication_ms += overhead.late * run.step_ms_median;
+  if (run.step_ms_median > 0) run.tokens_per_second *= before / run.step_ms_median;
 }
 
 }  // namespace
@@ -127,6 +127,10 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
   const fsdp::TrainingStep step = training_step(plan, engine);
   base::VirtualClock clock(cluster.streams);
   const auto world = comm::sim::make_world(plan.ranks, clock, cluster.network);
+  // The trainer computes mean losses on a communicator of its own, in ordinary memory.
+  const auto losses = world->split(0, world->rank());
+  const base::TrackedBytes loss_bytes(*world->memory_tracker(), base::MemoryCategory::communication,
+                                      cluster.loss_bytes);
   const fsdp::StepProfile profile =
       fsdp::predict_step(step, *world, clock, cluster.kernels, period_of(engine.strategy));
   StepPlan planned;

@@ -53,6 +53,14 @@ enum class LinkSharing : std::uint8_t {
   in_order,  ///< the bytes of one operation follow those of the other, in the order of the calls
 };
 
+/// What a communicator needs on each of its ranks: memory of category `communication`.
+struct CommunicatorMemory {
+  std::uint64_t bytes = 0;           ///< as long as it exists
+  /// Further bytes once it has reduced memory that it did not allocate: an all_reduce of at most 1 KiB, as of norms and
+  /// losses. Gradients are in memory of the communicator.
+  std::uint64_t ordinary_bytes = 0;
+};
+
 /// A cost model. A value.
 struct Network {
   std::function<OpCost(const SimulatedOp&)> cost;  ///< not called for communicators of one rank
@@ -63,6 +71,7 @@ struct Network {
   LinkSharing sharing = LinkSharing::fair;
   /// True: an operation of a communicator starts when the previous one is done. False: each starts when it is called.
   bool in_order = true;
+  std::map<int, CommunicatorMemory> memory;  ///< by the communicator's ranks; others need none
 };
 
 /// Every operation takes the time that `time` returns and shares no link. For `in_order`, see Network.

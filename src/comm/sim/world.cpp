@@ -53,6 +53,9 @@ class SimulatedWork final : public WorkState {
   const TaskId task_;
 };
 
+/// A larger all_reduce is of gradients, in memory of the communicator.
+constexpr std::size_t kOrdinaryBytes = 1024;
+
 bool on_host(const ConstView& view) { return view.device.type == DeviceType::cpu && view.count > 0; }
 
 /// Writes the results as if all ranks had the same input.
@@ -101,6 +104,7 @@ class SimulatedCommunicator final : public Communicator {
         simulation_(std::move(simulation)),
         members_(members) {
     sent_.bytes_to_peer.resize(static_cast<std::size_t>(members.ranks));
+    track(memory_, &CommunicatorMemory::bytes);
     capabilities_.backend = "sim";
     capabilities_.dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
                             DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
@@ -113,6 +117,8 @@ class SimulatedCommunicator final : public Communicator {
  private:
   Work do_start(const OpDesc& call) override {
     if (call.in.count > 0 || call.out.count > 0 || call.kind == OpKind::barrier) fill_result(call, size());
+    if (call.kind == OpKind::all_reduce && call.in.bytes() <= kOrdinaryBytes && !std::exchange(has_reduced_, true))
+      track(ordinary_memory_, &CommunicatorMemory::ordinary_bytes);
     return issue(call.kind, std::span(&call, 1));
   }
   Work do_batch(std::span<const OpDesc> parts) override {
@@ -140,6 +146,13 @@ class SimulatedCommunicator final : public Communicator {
         {operation, {host, after}, last_, std::string(parts.empty() ? std::string_view() : parts.front().label)});
     if (simulation_->network.busy) clock.advance_host(simulation_->network.busy(operation).count(), name_of(kind));
     return Work(new SimulatedWork(clock, last_));
+  }
+
+  /// Counts that part of the communicator's memory.
+  void track(base::TrackedBytes& tracked, std::uint64_t CommunicatorMemory::*part) {
+    const auto& memory = simulation_->network.memory;
+    const auto own = memory.find(size());
+    if (own != memory.end()) tracked = {*memory_tracker(), MemoryCategory::communication, own->second.*part};
   }
 
   /// Counts the bytes that this rank sends, by kind and peer.
@@ -204,6 +217,8 @@ class SimulatedCommunicator final : public Communicator {
   const RankSet members_;
   Capabilities capabilities_;
   TrafficStats sent_;
+  base::TrackedBytes memory_, ordinary_memory_;
+  bool has_reduced_ = false;  // memory that it did not allocate
   TaskId after_ = 0;  // what the next operation waits for
   TaskId last_ = 0;   // the last operation
 };

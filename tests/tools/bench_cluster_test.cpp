@@ -27,20 +27,16 @@ TEST(HostOverhead, IsThatOfTheSamples) {
   EXPECT_EQ(fit_overhead(samples).factor, 1) << "two samples determine nothing";
 }
 
-TEST(StepOverheads, AreTheDifferencesOfTrainingsAndPlans) {
-  std::vector<StepSample> samples;
-  for (const double planned : {2.0, 3.0, 40.0})
-    for (const double calls : {5.0, 9.0, 12.0})
-      samples.push_back({1.1 * planned + 0.1 + 0.02 * calls, planned, calls, 0.05 * planned});
-  samples.push_back({30, 3, 5, 20});  // interrupted by another program
-  const StepOverhead overhead = fit_step_overhead(samples);
-  EXPECT_NEAR(overhead.step_us, 100, 1e-6);
-  EXPECT_NEAR(overhead.call_us, 20, 1e-6);
-  EXPECT_DOUBLE_EQ(overhead.factor, 1.1);
-  EXPECT_NEAR(overhead.late, 0.05 / 1.1, 0.005);
-  const StepOverhead less = fit_step_overhead({{9, 10, 3}, {18, 20, 4}, {27, 30, 9}});
-  EXPECT_EQ(less, (StepOverhead{0, 0, 0.9, 0})) << "a plan that is too slow";
-  EXPECT_EQ(fit_step_overhead({{1, 2, 3}}), StepOverhead()) << "one sample determines nothing";
+TEST(StepOverheads, AreThoseOfTheStrategyElseOfTheMedianOne) {
+  StepOverhead overhead = fit_step_overhead(
+      {{{"ddp", 44, 40, 2}, {"fsdp", 48.4, 44, 2}, {"zero1", 210, 42, 150}},  // the last one was interrupted
+       {{"ddp", 3.3, 3, 0.3}, {"fsdp", 3.1, 3.1, -1}, {"zero1", 3.6, 3.2, 0.2}}});
+  EXPECT_THAT(overhead.steps.at("ddp"), ElementsAre(testing::Pair(3, 3.3), testing::Pair(40, 44)));
+  EXPECT_THAT(overhead.steps.at("zero1"), ElementsAre(testing::Pair(3.2, 3.6), testing::Pair(42, 210)));
+  EXPECT_THAT(overhead.steps.at("others"), ElementsAre(testing::Pair(3.1, DoubleNear(3.1 * 1.1, 1e-9)),
+                                                       testing::Pair(42, DoubleNear(42 * 1.1, 1e-9))));
+  EXPECT_GT(overhead.late, 2 / 48.4);
+  EXPECT_LT(overhead.late, 0.3 / 3.3);
 }
 
 /// Calls a kernel that takes `time`.

@@ -303,9 +303,9 @@ class ClusterTest(unittest.TestCase):
         self.file.write_text(json.dumps(cluster))
         slowest = self.plan()
         self.assertGreater(slowest, slower + 1000)
-        cluster["compute"]["overhead"] = {"step_us": 5000, "call_us": 1000}
+        cluster["compute"]["overhead"] = {"steps": {"others": [[slowest / 2, slowest], [2 * slowest, 5 * slowest]], "ddp": [[slowest, 9]]}}
         self.file.write_text(json.dumps(cluster))
-        self.assertAlmostEqual(self.plan(), slowest + 5 + 9, places=6)  # fsdp makes 9 calls
+        self.assertAlmostEqual(self.plan(), slowest + 4 * slowest / 3, places=6)
 
     def plan(self):
         done = subprocess.run([TOOL, "plan", "--model", "gpt-nano", "--ranks", "2", "--strategies", "fsdp", "--cluster", str(self.file), "--json",

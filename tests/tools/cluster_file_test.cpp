@@ -74,7 +74,7 @@ ClusterSpec full_cluster() {
   cluster.measured["all_gather"] = {{8, {{1024, 12.5}, {1 << 20, 80.0}}}};
   cluster.measured["all_reduce"] = {{8, {{8, 12.5}}}, {16, {{8, 80.0}}, {{8, 7.5}, {64, 9.0}}}};
   cluster.communicators = {{1, 100, 0}, {8, 35456, 131072}};
-  cluster.compute.overhead = {150, 20.5, 1.25, 0.125};
+  cluster.compute.overhead = {{{"fsdp", {{1, 1.5}, {10, 12.5}}}, {"others", {{1, 1.25}}}}, 0.125};
   cluster.compute.kernels = {{"product", "bf16", {{1e9, 1e-5}, {1e12, 2e-3}}}};
   return cluster;
 }
@@ -140,7 +140,7 @@ TEST(ClusterFile, ErrorsNameFileKeyAndExpectation) {
       {"/communicators/1/bytes", -1, "communicators[1].bytes is -1; expected"},
       {"/communicators/1/ordinary", 1, "communicators[1].ordinary is "},
       {"/compute/overhead/late", 1.5, "compute.overhead.late is 1.5; expected"},
-      {"/compute/overhead/factor", 0, "compute.overhead.factor is 0; expected"},
+      {"/compute/overhead/steps/fsdp", 8, "compute.overhead.steps.fsdp is 8; expected"},
       {"/measured/all_reduce/1/ranks", 8, "measured.all_reduce has two tables for 8 ranks; expected one"},
       {"/measured/all_reduce/1/points", 8, "measured.all_reduce[1].points is 8; expected"},
       {"/measured/all_reduce/1/busy", "much", "measured.all_reduce[1].busy is "},

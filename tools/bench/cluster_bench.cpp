@@ -59,7 +59,7 @@ void add_sources(ClusterSpec& cluster, const std::string& algorithms) {
                      {"compute.memory_bytes", "the host's memory divided by the ranks", source},
                      {"compute.memory_bytes_per_second", "the median rate of the kernels that are no products", source},
                      {"compute.kernel_latency_us", "what a step takes besides its kernels, for each of them", source},
-                     {"compute.overhead", "steps of small models, as trained less as planned", source},
+                     {"compute.overhead", "steps of four models, as trained and as simulated", source},
                      {"compute.peak_flops", "the fastest product", source},
                      {"compute.efficiencies", "1: the peaks are measured", source},
                      {"compute.kernels", "medians while all ranks compute at once", source}};

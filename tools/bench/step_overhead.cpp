@@ -3,12 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
-#include <limits>
 
 #include "tools/bench/machine_kernels.h"
-#include "tools/bench/robust_line.h"
 #include "tools/cli/statistics.h"
 #include "tools/plan/step_plan.h"
 #include "tools/train/trainer.h"
@@ -49,50 +46,49 @@ std::vector<std::string> strategies_for(int ranks) {
 StepSample sample_of(const TrainPlan& plan, const std::string& strategy, const SimulatedCluster& cluster,
                      comm::Communicator& world) {
   const StepPlan planned = plan_step(plan, strategy, cluster);
-  const PerCollective& calls = planned.result.calls_per_step;
   const TrainingOutcome outcome = run_training(plan, strategy, world, world.memory_tracker(), {});
-  return {outcome.result.step_ms_median, planned.result.step_ms_median,
-          static_cast<double>(calls.all_gather + calls.reduce_scatter + calls.all_reduce + calls.control),
+  return {strategy, outcome.result.step_ms_median, planned.result.step_ms_median,
           outcome.result.exposed_communication_ms - planned.result.exposed_communication_ms};
 }
 
 }  // namespace
 
-StepOverhead fit_step_overhead(const std::vector<StepSample>& samples) {
-  StepOverhead best;
-  double least = std::numeric_limits<double>::infinity();
-  for (int percent = 80; percent <= 150; ++percent) {
-    const double factor = percent / 100.0;
-    std::vector<WeightedPoint> points;
-    for (const StepSample& one : samples)
-      points.push_back({one.calls, 1e3 * (one.measured_ms - factor * one.planned_ms), 1 / one.measured_ms});
-    const auto line = robust_line(points);
-    if (!line) return {};
-    double error = 0;
-    for (const WeightedPoint& point : points)
-      error += point.weight * std::abs(line->intercept + line->slope * point.x - point.y);
-    if (error >= least) continue;
-    least = error;
-    best = {line->intercept, line->slope, factor};
-  }
+StepOverhead fit_step_overhead(const std::vector<std::vector<StepSample>>& models) {
+  StepOverhead overhead;
   std::vector<double> late;
-  for (const StepSample& one : samples) late.push_back(std::clamp(one.exposed_ms / one.measured_ms, 0.0, 1.0));
-  best.late = median(late);
-  return best;
+  for (const std::vector<StepSample>& samples : models) {
+    std::vector<double> simulated, ratios;
+    for (const StepSample& one : samples) {
+      overhead.steps[one.strategy].emplace_back(one.simulated_ms, one.measured_ms);
+      simulated.push_back(one.simulated_ms);
+      ratios.push_back(one.measured_ms / one.simulated_ms);
+      late.push_back(std::clamp(one.late_ms / one.measured_ms, 0.0, 1.0));
+    }
+    overhead.steps["others"].emplace_back(median(simulated), median(simulated) * median(ratios));
+  }
+  for (auto& [strategy, points] : overhead.steps) {
+    std::sort(points.begin(), points.end());
+    const auto same = [](const MeasuredPoint& a, const MeasuredPoint& b) { return a.first == b.first; };
+    points.erase(std::unique(points.begin(), points.end(), same), points.end());
+  }
+  overhead.late = median(late);
+  return overhead;
 }
 
 StepOverhead measure_step_overhead(const ClusterSpec& cluster, comm::Communicator& world, int threads,
                                    const std::function<void(const std::string&)>& say) {
   const SimulatedCluster simulated = simulate(cluster, world.size());
-  std::vector<StepSample> samples;
+  std::vector<std::vector<StepSample>> samples;
   std::vector<CalibrationStep> models = calibration_steps(threads);
   models.resize(kModels);
-  for (const CalibrationStep& one : models)
+  for (const CalibrationStep& one : models) {
+    samples.emplace_back();
     for (const std::string& strategy : strategies_for(world.size())) {
       say(fmt::format("training of gpt of width {} with {}", one.step.model.width, strategy));
       const TrainPlan plan = training_of(one.step, world.size(), threads);
-      samples.push_back(sample_of(plan, strategy, simulated, world));
+      samples.back().push_back(sample_of(plan, strategy, simulated, world));
     }
+  }
   return fit_step_overhead(samples);
 }
 

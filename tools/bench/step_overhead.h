@@ -10,16 +10,16 @@
 
 namespace tessera::tools {
 
-/// A small training, as measured and as planned without overhead.
+/// A training of a model, as measured and as simulated.
 struct StepSample {
+  std::string strategy;
   double measured_ms = 0;
-  double planned_ms = 0;
-  double calls = 0;       ///< of collectives in a step, control calls included
-  double exposed_ms = 0;  ///< measured less planned
+  double simulated_ms = 0;
+  double late_ms = 0;  ///< exposed communication, measured less simulated
 };
 
-/// The overheads with the least sum of relative absolute errors. The factor is at least 0.8 and at most 1.5.
-StepOverhead fit_step_overhead(const std::vector<StepSample>& samples);
+/// From the samples of several models, each with several strategies. "others" have the ratios of the median strategy.
+StepOverhead fit_step_overhead(const std::vector<std::vector<StepSample>>& models);
 
 /// Collective: trains several models with several strategies on `world`, whose links and kernels `cluster` has. The
 /// result of rank 0 counts. `say` is called with a line before each training.

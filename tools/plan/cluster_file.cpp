@@ -128,8 +128,10 @@ std::string dtype_of(const JsonObject& json, const std::string& key, const std::
 }
 
 StepOverhead overhead_of(JsonObject json) {
-  const StepOverhead overhead{json.number_or("step_us", 0, kNotNegative), json.number_or("call_us", 0, kNotNegative),
-                              json.number_or("factor", 1, kPositive), json.number_or("late", 0, {0, 1})};
+  StepOverhead overhead;
+  JsonObject steps = json.object("steps");
+  for (const std::string& strategy : steps.keys()) overhead.steps[strategy] = steps.points(strategy);
+  overhead.late = json.number_or("late", 0, {0, 1});
   json.refuse_others();
   return overhead;
 }
@@ -188,11 +190,8 @@ ordered_json to_json(const ComputeSpec& compute) {
       {"peak_flops", compute.peak_flops},
       {"efficiencies", {{"product", parts.product}, {"attention", parts.attention}, {"memory", parts.memory}}}};
   if (compute.host_link_bytes_per_second > 0) json["host_link_bytes_per_second"] = compute.host_link_bytes_per_second;
-  if (compute.overhead != StepOverhead{})
-    json["overhead"] = {{"step_us", compute.overhead.step_us},
-                        {"call_us", compute.overhead.call_us},
-                        {"factor", compute.overhead.factor},
-                        {"late", compute.overhead.late}};
+  if (!compute.overhead.steps.empty())
+    json["overhead"] = {{"steps", compute.overhead.steps}, {"late", compute.overhead.late}};
   for (const MeasuredKernel& kernel : compute.kernels)
     json["kernels"].push_back({{"kernel", kernel.kernel}, {"dtype", kernel.dtype}, {"points", kernel.points}});
   return json;

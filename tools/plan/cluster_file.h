@@ -64,12 +64,11 @@ struct Efficiencies {
 };
 
 /// How far a training step is from its simulation: batches, issuing, cores and caches that ranks share, and waits for
-/// ranks that come later. A step takes factor * simulated + step_us + call_us * calls.
+/// ranks that come later.
 struct StepOverhead {
-  double step_us = 0;  ///< of each step
-  double call_us = 0;  ///< of each call of a collective
-  double factor = 1;   ///< of the simulated time
-  double late = 0;     ///< part of the step in which a rank waits for later ones: exposed, and within the time above
+  /// Simulated and measured time in ms, by strategy, and of "others"; none: equal.
+  std::map<std::string, std::vector<MeasuredPoint>> steps;
+  double late = 0;  ///< part of the step in which a rank waits for later ones: exposed
   bool operator==(const StepOverhead&) const = default;
 };
 

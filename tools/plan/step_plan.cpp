@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "tessera/base/cost_table.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/traffic.h"
 #include "tessera/nn/models/causal_model.h"
@@ -85,13 +86,15 @@ void vary(StepPlan& planned, const TrainPlan& plan, std::vector<double> rank_ste
   run.tokens_per_second = static_cast<double>(plan.options.global_batch * plan.seq_len) / run.step_ms_median * 1e3;
 }
 
-/// What the simulation doesn't have lengthens the step; nothing hides it.
+/// Corrects the times of the simulation as measured steps differ from simulated ones.
 void add_overhead(RunResult& run, const StepOverhead& overhead) {
-  const PerCollective& calls = run.calls_per_step;
-  const auto all = static_cast<double>(calls.all_gather + calls.reduce_scatter + calls.all_reduce + calls.control);
-  const double ms = (overhead.step_us + overhead.call_us * all) * 1e-3;
+  auto points = overhead.steps.find(run.strategy);
+  if (points == overhead.steps.end()) points = overhead.steps.find("others");
+  if (points == overhead.steps.end()) return;
+  base::CostTable measured;
+  for (const auto& [simulated_ms, ms] : points->second) measured.add(simulated_ms, ms);
   const double before = run.step_ms_median;
-  for (double* const time : {&run.step_ms_median, &run.step_ms_p95}) *time = overhead.factor * *time + ms;
+  for (double* const time : {&run.step_ms_median, &run.step_ms_p95}) *time = measured.at(*time);
   run.exposed_communication_ms += overhead.late * run.step_ms_median;
   if (run.step_ms_median > 0) run.tokens_per_second *= before / run.step_ms_median;
 }

@@ -73,6 +73,24 @@ class PlanModelTest(unittest.TestCase):
             other = self.plan("--model", "gpt-nano", "--ranks", 2, "--seq-len", 32, *options)["runs"]
             self.assertNotEqual(other[0]["wire_bytes_per_step"], real[0]["wire_bytes_per_step"])
 
+    def test_machine_of_a_cluster_computes_over_the_given_link(self):
+        file = self.folder / "machine.json"
+        tool("plan", "--cluster", "laptop", "--json", file)
+        options = (*TALL, "--strategies", "ddp,fsdp", "--link", "20us,20MB/s", "--machine")
+        named = self.steps(*options, "laptop")
+        self.assertEqual(self.steps(*options, file), named)
+        cluster = json.loads(file.read_text())
+        cluster["measured"] = {"all_reduce": {"ranks": 4, "points": [[8, 1e6]]}}  # not of this link: no effect
+        cluster["communicators"] = [{"ranks": 4, "bytes": 1000}]
+        file.write_text(json.dumps(cluster))
+        self.assertEqual(self.steps(*options, file), named)
+        self.assertGreater(self.runs(*options, file)["ddp", ""]["peak_bytes"]["communication"], 1000)
+        # The controls: another machine and another link.
+        self.assertNotEqual(self.steps(*options, "50GFLOP/s,10GB/s"), named)
+        faster = self.steps(*TALL, "--strategies", "ddp,fsdp", "--link", "20us,2GB/s", "--machine", "laptop")
+        self.assertLess(faster["fsdp"], 0.5 * named["fsdp"])
+        self.wrong("--machine 'no.json' is no preset, and as a file: No such file", *options, "no.json")
+
     # 4 ranks of 50 GFLOP/s and 10 GB/s on links of 20 us and 20 MB/s; by an independent program for shared ports.
     def test_slow_links_take_the_times_of_shared_ports(self):
         alone = self.steps(*TALL, "--link", "20us,20MB/s", "--strategies", "ddp,fsdp,hsdp")

@@ -249,7 +249,7 @@ ordered_json to_json(const ClusterSpec& cluster) {
   return json;
 }
 
-ClusterSpec find_cluster(const std::string& name_or_file) {
+ClusterSpec find_cluster(const std::string& name_or_file, std::string_view option) {
   std::string names;
   for (ClusterSpec& preset : cluster_presets()) {
     if (preset.name == name_or_file) return std::move(preset);
@@ -258,7 +258,7 @@ ClusterSpec find_cluster(const std::string& name_or_file) {
   const base::FileText read = base::read_regular(name_or_file);
   if (!read.problem.empty())
     throw base::InvalidUsage(
-        fmt::format("--cluster '{}' is no preset, and as a file: {}; known:{}", name_or_file, read.problem, names));
+        fmt::format("{} '{}' is no preset, and as a file: {}; known:{}", option, name_or_file, read.problem, names));
   return parse_cluster(read.text, name_or_file);
 }
 

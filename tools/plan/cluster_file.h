@@ -126,8 +126,8 @@ ClusterSpec parse_cluster(std::string_view text, const std::string& file);
 /// The form that parse_cluster() reads back as an equal cluster.
 nlohmann::ordered_json to_json(const ClusterSpec& cluster);
 
-/// The preset of this name, else the cluster in the file of this name. Throws InvalidUsage.
-ClusterSpec find_cluster(const std::string& name_or_file);
+/// The preset of this name, else the cluster in the file of this name. Throws InvalidUsage, which names the option.
+ClusterSpec find_cluster(const std::string& name_or_file, std::string_view option = "--cluster");
 
 /// Throws InvalidUsage if the cluster has no room for this number of ranks.
 void check_room(const ClusterSpec& cluster, int ranks);

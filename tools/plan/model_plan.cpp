@@ -71,8 +71,18 @@ ClusterSpec cluster_of(const PlanOptions& options, int ranks) {
       throw InvalidUsage("--link-intra: with one host all links are those of --link; give --hosts too");
     intra = parse_link(options.link_intra, "--link-intra");
   }
-  return linked_cluster(parse_link(options.link, "--link"), intra, options.hosts, ranks,
-                        parse_machine(options.machine, "--machine"));
+  const LinkSpec link = parse_link(options.link, "--link");
+  if (options.machine.find(',') != std::string::npos)
+    return linked_cluster(link, intra, options.hosts, ranks, parse_machine(options.machine, "--machine"));
+  const ClusterSpec machine = find_cluster(options.machine, "--machine");
+  ClusterSpec cluster = linked_cluster(link, intra, options.hosts, ranks, {});
+  cluster.name = machine.name + " over --link";
+  cluster.compute = machine.compute;
+  cluster.communicators = machine.communicators;
+  cluster.measured = machine.measured;
+  for (auto& [operation, tables] : cluster.measured)
+    for (MeasuredCollective& table : tables) table.points.clear();  // what calls take from compute remains
+  return cluster;
 }
 
 ModelPlan plan_model(const PlanOptions& options, int ranks, const ClusterSpec& cluster,

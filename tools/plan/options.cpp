@@ -31,8 +31,9 @@ void add_cluster_options(CLI::App& command, PlanOptions& options) {
       ->excludes("--cluster");
   command
       .add_option("--machine", options.machine,
-                  "with --link: rate of products and attention, and of memory for all other kernels")
-      ->type_name("FLOPS,BYTES")
+                  "with --link: rate of products and attention, and of memory for all other kernels; or the ranks of a "
+                  "cluster, such as a file of bench --cluster")
+      ->type_name("FLOPS,BYTES|CLUSTER")
       ->capture_default_str()
       ->excludes("--cluster");
 }

@@ -72,6 +72,10 @@ std::optional<double> seconds_of(const CollectiveTimes& tables, const sim::Simul
 /// Measured operations take turns on one wire: two at the same time take twice as long.
 void use_measurements(sim::Network& network, const ClusterSpec& cluster) {
   constexpr double kPerSecond = 1e9;
+  if (cluster.measured.empty()) return;
+  network.busy = [tables = times_of(cluster, &MeasuredCollective::busy)](const sim::SimulatedOp& operation) {
+    return std::chrono::nanoseconds(std::llround(seconds_of(tables, operation).value_or(0) * 1e9));
+  };
   CollectiveTimes tables = times_of(cluster, &MeasuredCollective::points);
   if (tables.empty()) return;
   const auto wire = static_cast<std::uint32_t>(network.links.size());
@@ -81,9 +85,6 @@ void use_measurements(sim::Network& network, const ClusterSpec& cluster) {
     if (!seconds) return otherwise(operation);
     const double load = *seconds * kPerSecond;
     return sim::OpCost{{.loads = {{wire, load}}, .bytes = load, .latency = {}}};
-  };
-  network.busy = [tables = times_of(cluster, &MeasuredCollective::busy)](const sim::SimulatedOp& operation) {
-    return std::chrono::nanoseconds(std::llround(seconds_of(tables, operation).value_or(0) * 1e9));
   };
 }
 
@@ -127,7 +128,7 @@ SimulatedCluster simulate(const ClusterSpec& cluster, int ranks) {
   simulated.overhead = cluster.compute.overhead;
   simulated.kernels = kernel_time(cluster);
   simulated.topology = topology_of(cluster);
-  simulated.measured = !cluster.measured.empty();
+  simulated.measured = !times_of(cluster, &MeasuredCollective::points).empty();
   simulated.network = sim::cluster(simulated.topology, ranks);
   for (const MeasuredCommunicator& one : cluster.communicators) {
     simulated.network.memory[one.ranks] = {one.bytes, one.ordinary_bytes};

@@ -89,7 +89,7 @@ class PlanModelTest(unittest.TestCase):
         self.assertNotEqual(self.steps(*options, "50GFLOP/s,10GB/s"), named)
         faster = self.steps(*TALL, "--strategies", "ddp,fsdp", "--link", "20us,2GB/s", "--machine", "laptop")
         self.assertLess(faster["fsdp"], 0.5 * named["fsdp"])
-        self.wrong("--machine 'no.json' is no preset, and as a file: No such file", *options, "no.json")
+        self.wrong("--machine is not FLOPS,BYTES, and 'no.json' is no preset, and as a file: No such file", *options, "no.json")
 
     # 4 ranks of 50 GFLOP/s and 10 GB/s on links of 20 us and 20 MB/s; by an independent program for shared ports.
     def test_slow_links_take_the_times_of_shared_ports(self):
@@ -238,7 +238,7 @@ class PlanModelTest(unittest.TestCase):
         self.wrong("--ranks", "--model", "gpt-nano", "--ranks", "4,8")
         self.wrong("12 can't be split evenly", "--model", "gpt-nano", "--ranks", 5)
         self.wrong("is not a link", "--model", "gpt-nano", "--link", "fast")
-        self.wrong("is not a machine", "--model", "gpt-nano", "--machine", "fast")
+        self.wrong("--machine is not FLOPS,BYTES, and 'fast' is no preset", "--model", "gpt-nano", "--machine", "fast")
         self.wrong("don't divide into hosts", "--model", "gpt-nano", "--ranks", 4, "--hosts", 3)
         self.wrong("give --hosts too", "--model", "gpt-nano", "--link-intra", "1us,1GB/s")
         self.wrong("--cluster", "--model", "gpt-nano", "--link", "1us,1GB/s", "--cluster", "laptop")

@@ -129,10 +129,11 @@ ClusterSpec measure_cluster(const BenchSpec& spec, comm::Communicator& world, in
   cluster.ranks_per_host = world.size();
   cluster.measured = measure_collectives(spec, world, say);
   cluster.intra = fit_link(cluster.measured, world.size());
-  cluster.compute =
-      measure_compute(world, {.threads = threads, .most_steps = spec.iterations.value_or(kMostSteps), .say = say});
+  const ComputeMeasurement measurement{
+      .threads = threads, .most_steps = spec.iterations.value_or(kMostSteps), .say = say};
+  cluster.compute = measure_compute(world, measurement);
   cluster.compute.memory_bytes = memory_of_rank(world.size());
-  cluster.compute.overhead = measure_step_overhead(cluster, world, threads, say);
+  cluster.compute.overhead = measure_step_overhead(cluster, world, measurement);
   add_sources(cluster, comm_variable("TESSERA_ALGO").value_or(""));
   return cluster;
 }

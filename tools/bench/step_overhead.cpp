@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "tools/bench/machine_kernels.h"
 #include "tools/cli/statistics.h"
 #include "tools/plan/step_plan.h"
 #include "tools/train/trainer.h"
@@ -15,10 +14,10 @@ namespace {
 
 constexpr int kModels = 4;        ///< the first ones of calibration_steps(), from small to large
 constexpr double kWork = 1.2e10;  ///< of a training, in parameters times tokens
-constexpr std::int64_t kFewestSteps = 12, kMostSteps = 60;
+constexpr int kFewestSteps = 12;  // unless --iterations asks for less
 
 /// The training of a calibration model. Its text is this program: any file will do.
-TrainPlan training_of(const SampledStep& step, int ranks, int threads) {
+TrainPlan training_of(const SampledStep& step, int ranks, const ComputeMeasurement& measurement) {
   TrainOptions options;
   options.model = "gpt-nano";
   options.steps = 0;
@@ -26,10 +25,10 @@ TrainPlan training_of(const SampledStep& step, int ranks, int threads) {
   TrainPlan plan = make_plan(options, ranks);
   plan.model = step.model;
   plan.seq_len = step.seq_len;
-  plan.threads = threads;
+  plan.threads = measurement.threads;
   plan.ranks_per_host = ranks;
   const auto work = static_cast<double>(nn::parameter_count(plan.model) * step.sequences * step.seq_len);
-  plan.options.steps = std::clamp(static_cast<std::int64_t>(kWork / work), kFewestSteps, kMostSteps);
+  plan.options.steps = std::min(std::max(static_cast<int>(kWork / work), kFewestSteps), measurement.most_steps);
   plan.schedule.steps = plan.options.steps;
   const std::string text = std::filesystem::read_symlink("/proc/self/exe").string();
   plan.data = std::make_shared<const nn::TokenDataset>(std::vector{text}, nn::parse_token_format("bytes"),
@@ -75,17 +74,17 @@ StepOverhead fit_step_overhead(const std::vector<std::vector<StepSample>>& model
   return overhead;
 }
 
-StepOverhead measure_step_overhead(const ClusterSpec& cluster, comm::Communicator& world, int threads,
-                                   const std::function<void(const std::string&)>& say) {
+StepOverhead measure_step_overhead(const ClusterSpec& cluster, comm::Communicator& world,
+                                   const ComputeMeasurement& measurement) {
   const SimulatedCluster simulated = simulate(cluster, world.size());
   std::vector<std::vector<StepSample>> samples;
-  std::vector<CalibrationStep> models = calibration_steps(threads);
+  std::vector<CalibrationStep> models = calibration_steps(measurement.threads);
   models.resize(kModels);
   for (const CalibrationStep& one : models) {
     samples.emplace_back();
     for (const std::string& strategy : strategies_for(world.size())) {
-      say(fmt::format("training of gpt of width {} with {}", one.step.model.width, strategy));
-      const TrainPlan plan = training_of(one.step, world.size(), threads);
+      measurement.say(fmt::format("training of gpt of width {} with {}", one.step.model.width, strategy));
+      const TrainPlan plan = training_of(one.step, world.size(), measurement);
       samples.back().push_back(sample_of(plan, strategy, simulated, world));
     }
   }

@@ -1,11 +1,11 @@
 // Measures what a training step costs besides its kernels and collectives, for `bench --cluster`.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "tessera/comm/communicator.h"
+#include "tools/bench/machine_kernels.h"
 #include "tools/plan/cluster_file.h"
 
 namespace tessera::tools {
@@ -21,9 +21,9 @@ struct StepSample {
 /// From the samples of several models, each with several strategies. "others" have the ratios of the median strategy.
 StepOverhead fit_step_overhead(const std::vector<std::vector<StepSample>>& models);
 
-/// Collective: trains several models with several strategies on `world`, whose links and kernels `cluster` has. The
-/// result of rank 0 counts. `say` is called with a line before each training.
-StepOverhead measure_step_overhead(const ClusterSpec& cluster, comm::Communicator& world, int threads,
-                                   const std::function<void(const std::string&)>& say);
+/// Collective: trains four models with several strategies on `world`, whose links and kernels `cluster` has. The
+/// result of rank 0 counts.
+StepOverhead measure_step_overhead(const ClusterSpec& cluster, comm::Communicator& world,
+                                   const ComputeMeasurement& measurement);
 
 }  // namespace tessera::tools

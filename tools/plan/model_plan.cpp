@@ -74,7 +74,7 @@ ClusterSpec cluster_of(const PlanOptions& options, int ranks) {
   const LinkSpec link = parse_link(options.link, "--link");
   if (options.machine.find(',') != std::string::npos)
     return linked_cluster(link, intra, options.hosts, ranks, parse_machine(options.machine, "--machine"));
-  const ClusterSpec machine = find_cluster(options.machine, "--machine");
+  const ClusterSpec machine = find_cluster(options.machine, "--machine is not FLOPS,BYTES, and");
   ClusterSpec cluster = linked_cluster(link, intra, options.hosts, ranks, {});
   cluster.name = machine.name + " over --link";
   cluster.compute = machine.compute;

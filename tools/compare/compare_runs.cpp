@@ -10,6 +10,7 @@
 
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
+#include "tools/compare/comparison.h"
 #include "tools/compare/rounds.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"

@@ -85,12 +85,16 @@ LinkSpec parse_link(std::string_view text, std::string_view what) {
   return {0, *rate};
 }
 
+double parse_flops(std::string_view text, std::string_view what) {
+  const std::optional<double> value = quantity(text, kFlops);
+  if (!value || *value <= 0) refuse(text, what, "a speed above zero; write 50GFLOP/s or 312TFLOP/s");
+  return *value;
+}
+
 MachineSpec parse_machine(std::string_view text, std::string_view what) {
   const std::size_t comma = text.find(',');
   if (comma == std::string_view::npos) refuse(text, what, "a machine; write FLOPS,BYTES such as 50GFLOP/s,10GB/s");
-  const std::optional<double> flops = quantity(text.substr(0, comma), kFlops);
-  if (!flops || *flops <= 0) refuse(text.substr(0, comma), what, "a speed above zero; write 50GFLOP/s or 312TFLOP/s");
-  return {*flops, parse_rate(text.substr(comma + 1), what)};
+  return {parse_flops(text.substr(0, comma), what), parse_rate(text.substr(comma + 1), what)};
 }
 
 }  // namespace tessera::tools

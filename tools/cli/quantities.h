@@ -37,6 +37,9 @@ double parse_bytes(std::string_view text, std::string_view what);
 /// Parses "20us,100MB/s", or a rate alone, which has no latency.
 LinkSpec parse_link(std::string_view text, std::string_view what);
 
+/// Parses "50GFLOP/s" or "312TFLOP/s"; above zero. Returns operations per second.
+double parse_flops(std::string_view text, std::string_view what);
+
 /// Parses "50GFLOP/s,10GB/s".
 MachineSpec parse_machine(std::string_view text, std::string_view what);
 

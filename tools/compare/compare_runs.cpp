@@ -1,7 +1,6 @@
 #include "tools/compare/compare_runs.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <functional>
@@ -14,6 +13,7 @@
 #include "tools/compare/rounds.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
+#include "tools/train/step_progress.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {
@@ -27,24 +27,6 @@ std::string events_to_text(const std::vector<base::TraceEvent>& events) {
   base::write_chrome_trace(text, events);
   return text.str();
 }
-
-/// The progress line: only on a terminal, never in piped output.
-class ProgressLine {
- public:
-  ProgressLine() : on_(::isatty(STDERR_FILENO) != 0) {}
-  ~ProgressLine() { clear(); }
-  ProgressLine(const ProgressLine&) = delete;
-  ProgressLine& operator=(const ProgressLine&) = delete;
-  void show(const std::string& text) {
-    if (on_) fmt::print(stderr, "\r\033[K{}", text);
-  }
-  void clear() {
-    if (on_) fmt::print(stderr, "\r\033[K");
-  }
-
- private:
-  const bool on_;
-};
 
 /// Runs as one of the ranks. Under another launcher the same processes run all strategies, each in a world of its own:
 /// `generation` counts them.
@@ -72,19 +54,14 @@ int run_in_processes(const CommandLine& commands, const CompareOptions& options,
   arguments.insert(arguments.end(), {"--only", contestant.strategy});
   if (!options.wraps.empty()) arguments.insert(arguments.end(), {"--only-wrap", plan.options.wrap});
   LaunchSpec launch_plan = training_launch_spec(plan, std::move(arguments));
-  ProgressLine progress;
+  ProgressLine progress(prefix + contestant.strategy + " ");
+  launch_plan.progress = &progress;
   launch_plan.on_output = [&](int, std::string_view line) {
     const ordered_json message = message_of_rank(line);
     if (message.is_null()) return;
-    if (message.contains("result")) {
-      run.result = run_result_from_json(message["result"]);
-      run.trace = message["trace"];
-      run.backend = message["backend"];
-      return;
-    }
-    progress.show(fmt::format("{}{} step {}/{} loss {:.4f} {:.0f} tokens/s", prefix, contestant.strategy,
-                              message["step"].get<std::int64_t>(), plan.options.steps, number_or_nan(message["loss"]),
-                              message["tokens_per_second"].get<double>()));
+    run.result = run_result_from_json(message["result"]);
+    run.trace = message["trace"];
+    run.backend = message["backend"];
   };
   return launch(launch_plan);
 }
@@ -92,16 +69,16 @@ int run_in_processes(const CommandLine& commands, const CompareOptions& options,
 }  // namespace
 
 int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
-  const auto print_line = [](const ordered_json& line) {
-    fmt::print("{}\n", json_text(line));
-    std::fflush(stdout);
-  };
   bool first = false;
+  StepProgress progress(plan);
   const CompareRun run = run_here(plan, options.only, 0, [&](const StepReport& step) {
     first = true;
-    print_line({{"step", step.step}, {"loss", step.loss}, {"tokens_per_second", step.tokens_per_second}});
+    print_progress(progress.text_after(step));
   });
-  if (first) print_line({{"result", to_json(run.result)}, {"trace", run.trace}, {"backend", run.backend}});
+  if (first) {
+    const ordered_json line = {{"result", to_json(run.result)}, {"trace", run.trace}, {"backend", run.backend}};
+    fmt::print("{}\n", json_text(line));
+  }
   return 0;
 }
 

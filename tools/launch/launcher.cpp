@@ -145,8 +145,10 @@ void Launcher::start(int child, const std::string& token) {
                         .hold_first = by_prefix(),
                         .on_output = plan_.on_output,
                         .output = &output_,
-                        .errors = &errors_};
-  output.capture = plan_.tag || plan_.on_output || plan_.log_dir;  // else a rank's terminal stays a terminal
+                        .errors = &errors_,
+                        .progress = plan_.progress};
+  output.capture = plan_.tag || plan_.on_output || plan_.log_dir ||
+                   plan_.progress != nullptr;  // else a rank's terminal stays a terminal
   if (plan_.log_dir)
     output.log_file = *plan_.log_dir / (by_prefix() ? "ranks.log" : "rank-" + std::to_string(child) + ".log");
   rank.output.emplace(std::move(output));
@@ -312,6 +314,7 @@ bool Launcher::any_running() const {
 
 /// Prints the held errors, then the first cause.
 int Launcher::report() {
+  if (plan_.progress != nullptr) plan_.progress->hide();
   std::fflush(stdout);
   const bool all_written = write_rest(kForOutput);
   auto [code, cause, warning] = verdict_of({.plan = plan_,

@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "tools/cli/progress_line.h"
+
 namespace tessera::tools {
 
 /// Exit code of a rank of the tool that another rank's failure stopped, so that the launcher can name the first cause.
@@ -40,6 +42,8 @@ struct LaunchSpec {
   bool own_program = false;    ///< the ranks are this tool: their errors are reported once, the first cause last
   std::optional<std::filesystem::path> log_dir;  ///< each rank's lines also go to DIR/rank-R.log
   LineHandler on_output;                         ///< instead of standard output
+  /// Shows lines of the ranks that begin with kProgressMark, which go nowhere else. Null: none do.
+  ProgressLine* progress = nullptr;
   std::chrono::milliseconds grace{2000};
   std::chrono::milliseconds kill_after{1000};  ///< between SIGTERM and SIGKILL
 };

@@ -49,6 +49,8 @@ bool RankOutput::read(base::UniqueFd& source, LineSplitter& lines, bool is_error
 }
 
 void RankOutput::on_line(std::string_view line, bool is_error) {
+  if (!is_error && plan_.progress != nullptr && line.starts_with(kProgressMark))
+    return plan_.progress->show(line.substr(kProgressMark.size()));
   if (log_) log(line);
   if (!is_error) {
     if (plan_.on_output) return plan_.on_output(plan_.rank, line);
@@ -89,6 +91,7 @@ void RankOutput::log(std::string_view line) {
 void RankOutput::pass_on(std::string_view line, bool is_error) const {
   std::string text = plan_.tag ? "[" + std::to_string(plan_.rank) + "] " : "";
   text.append(line).append("\n");
+  if (plan_.progress != nullptr) plan_.progress->hide();
   (is_error ? plan_.errors : plan_.output)->write(text);
 }
 

@@ -9,6 +9,7 @@
 
 #include "tessera/base/file.h"
 #include "tools/cli/outlet.h"
+#include "tools/cli/progress_line.h"
 #include "tools/launch/process.h"
 
 namespace tessera::tools {
@@ -56,12 +57,13 @@ struct RankOutputPlan {
   bool tag = false;          ///< "[rank] " before each line
   bool hold_errors = false;  ///< keep the last line that begins with "tessera: " until release_error()
   bool hold_first = false;   ///< ... the first such line instead, and foreign lines until release_others(): several
-                            ///< ranks and the program that started them write to this pipe
-  bool capture = false;  ///< standard output is forwarded too; else it is inherited
-  std::string log_file;  ///< empty: none
+                             ///< ranks and the program that started them write to this pipe
+  bool capture = false;      ///< standard output is forwarded too; else it is inherited
+  std::string log_file;      ///< empty: none
   std::function<void(int rank, std::string_view line)> on_output;  ///< instead of standard output
   Outlet* output = nullptr;                                        ///< standard output; outlives the rank
   Outlet* errors = nullptr;                                        ///< standard error; outlives the rank
+  ProgressLine* progress = nullptr;                                ///< as LaunchSpec::progress; outlives the rank
 };
 
 class RankOutput {

@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/traffic.h"
 #include "tessera/nn/models/causal_model.h"
+#include "tools/train/mfu.h"
 #include "tools/train/model_files.h"
 
 namespace tessera::tools {
@@ -101,15 +102,6 @@ void add_overhead(RunResult& run, const StepOverhead& overhead) {
 }
 
 }  // namespace
-
-double model_flops_utilization(const TrainPlan& plan, double tokens_per_second, double peak_flops) {
-  const nn::ModelConfig& model = plan.model;
-  // The weights of a model with adapters are frozen: no product computes their gradients.
-  const std::int64_t frozen = plan.lora ? nn::parameter_count(model) : 0;
-  const double per_token = 6.0 * static_cast<double>(plan.parameters) - 2.0 * static_cast<double>(frozen) +
-                           12.0 * static_cast<double>(model.layers * model.heads * model.head_dim * plan.seq_len);
-  return per_token * tokens_per_second / peak_flops;
-}
 
 fsdp::TrainingStep training_step(const TrainPlan& plan, const fsdp::EngineOptions& engine) {
   return {.make_model =

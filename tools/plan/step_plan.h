@@ -41,10 +41,4 @@ fsdp::TrainingStep training_step(const TrainPlan& plan, const fsdp::EngineOption
 StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const SimulatedCluster& cluster,
                    const std::optional<comm::sim::Variation>& variation = {}, bool with_graph = false);
 
-/// Model FLOPs utilization: the operations that a model of this shape needs for the tokens, 6 for each parameter and 12
-/// for each layer, element of the width and position (Chowdhery et al., PaLM, 2022, appendix B), without recomputation,
-/// as a part of `peak_flops`. Frozen parameters count 4. Causal attention computes half of what is counted for it, so a
-/// machine without overheads exceeds 1.
-double model_flops_utilization(const TrainPlan& plan, double tokens_per_second, double peak_flops);
-
 }  // namespace tessera::tools

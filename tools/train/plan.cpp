@@ -15,6 +15,7 @@
 #include "tessera/nn/models/causal_model.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
+#include "tools/cli/quantities.h"
 #include "tools/launch/process.h"
 #include "tools/train/model_files.h"
 #include "tools/train/options.h"
@@ -171,6 +172,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
         "--backward-prefetch post with --prefetch 0: nothing is gathered ahead; leave one of the two out");
   plan.schedule = schedule_of(options);
   plan.precision = precision_of(options);
+  if (!options.peak_flops.empty()) plan.peak_flops = parse_flops(options.peak_flops, "--peak-flops");
   if (options.graphs) check_graphs(plan);
   check_period(options);
   plan.options.optimizer_config = optimizer_of(options);

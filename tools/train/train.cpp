@@ -13,9 +13,11 @@
 #include "tools/cli/commands.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
+#include "tools/cli/progress_line.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
 #include "tools/train/run_checkpointer.h"
+#include "tools/train/step_progress.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {
@@ -69,9 +71,29 @@ void print_step(const StepReport& step, JsonLines& json) {
   if (step.loss_scale) {
     line["loss_scale"] = *step.loss_scale;
     line["skipped"] = step.skipped;
+    line["skipped_steps"] = step.skipped_steps;
   }
+  if (step.mfu) line["mfu"] = *step.mfu;
   json.write(line);
 }
+
+/// The progress line of rank 0: shown by its launcher, or by the rank itself.
+class RankProgress {
+ public:
+  explicit RankProgress(const TrainPlan& plan) : through_launcher_(plan.options.progress), text_(plan) {}
+  void hide() { line_.hide(); }
+  void show(const StepReport& step) {
+    if (through_launcher_)
+      print_progress(text_.text_after(step));
+    else if (line_.on())
+      line_.show(text_.text_after(step));
+  }
+
+ private:
+  const bool through_launcher_;
+  StepProgress text_;
+  ProgressLine line_;
+};
 
 int train_as_rank(const TrainPlan& plan) {
   const TrainOptions& options = plan.options;
@@ -83,8 +105,14 @@ int train_as_rank(const TrainPlan& plan) {
                                  .device = device_of_rank(options.device)});
   const bool first = world->rank() == 0;
   JsonLines json(first ? options.json : "");
-  TrainingCallbacks callbacks{.on_step = [&](const StepReport& step) { print_step(step, json); }, .measure_norm = true};
-  const TrainingOutcome outcome = run_training(plan, options.strategy, *world, memory_tracker, callbacks);
+  RankProgress progress(plan);
+  const auto on_step = [&](const StepReport& step) {
+    progress.hide();
+    print_step(step, json);
+    if (step.step < options.steps) progress.show(step);
+  };
+  const TrainingOutcome outcome =
+      run_training(plan, options.strategy, *world, memory_tracker, {.on_step = on_step, .measure_norm = true});
   if (!first) return 0;
   if (const auto& evaluation = outcome.result.evaluation) {
     fmt::print("eval loss {:.6f} over {} tokens\n", evaluation->loss, evaluation->tokens);
@@ -118,7 +146,12 @@ int train(const CommandLine& commands, const TrainOptions& options) {
   }
   if (!spawn) return train_as_rank(plan);
   warn_if_alone_under_launcher(ranks);
-  return launch(training_launch_spec(plan, commands.arguments));
+  ProgressLine progress;
+  std::vector<std::string> arguments = commands.arguments;
+  if (progress.on()) arguments.emplace_back("--progress");
+  LaunchSpec spec = training_launch_spec(plan, std::move(arguments));
+  if (progress.on()) spec.progress = &progress;
+  return launch(spec);
 }
 
 }  // namespace
@@ -133,6 +166,11 @@ void add_train(CommandLine& commands) {
                                fmt::join(fsdp::strategy_names(), " ")))
       ->capture_default_str();
   add_saving_options(*train_command, *options);
+  train_command
+      ->add_option("--peak-flops", options->peak_flops,
+                   "peak of a rank's device, such as 312TFLOP/s, for the MFU (default: known for H100, H200 and A100)")
+      ->type_name("FLOPS");
+  train_command->add_flag("--progress", options->progress)->group("");  // of the ranks that this command starts
   train_command
       ->add_option("--export", options->export_dir,
                    "write the trained model, with adapters merged, as a Hugging Face directory")

@@ -19,6 +19,7 @@
 #include "tools/train/evaluation.h"
 #include "tools/train/events.h"
 #include "tools/train/link_fit.h"
+#include "tools/train/mfu.h"
 #include "tools/train/model_files.h"
 #include "tools/train/run_checkpointer.h"
 #include "tools/train/step_recorder.h"
@@ -73,7 +74,8 @@ class Trainer {
         slow_world_(slow_copy(world, plan.links)),
         divergence_(control_, plan.options.wrap == "block" ? strategy : strategy + " " + plan.options.wrap),
         model_(nn::make_model(context_, plan.model)),
-        engine_(prepare(*model_, plan), slow_world_ ? *slow_world_ : world, options_for(plan, strategy, measure_norm)) {
+        engine_(prepare(*model_, plan), slow_world_ ? *slow_world_ : world, options_for(plan, strategy, measure_norm)),
+        peak_flops_(peak_flops_of(plan)) {
     if (plan.data != nullptr)
       batches_.emplace(plan.data, nn::BatchOptions{plan.data->training(), plan.seq_len, plan.options.global_batch,
                                                    plan.options.seed});
@@ -133,6 +135,7 @@ class Trainer {
     if (scaler_) {
       report.skipped = !scaler_->after_step();
       report.loss_scale = scaler_->scale();
+      report.skipped_steps = scaler_->state().skipped_steps;
     }
     losses_.push_back(mean);
     const double ms = static_cast<double>(base::host_time_ns() - start) / 1e6;
@@ -140,6 +143,11 @@ class Trainer {
     if (records_parts()) measured_.parts.push_back(cut_step(start, updated, last_events_, take_record(*slow_world_)));
     if (recorder_) recorder_->end_step(report.step, last_events_);
     report.tokens_per_second = static_cast<double>(plan_.options.global_batch * plan_.seq_len) / ms * 1e3;
+    if (peak_flops_)
+      report.mfu = model_flops_utilization(plan_, report.tokens_per_second, *peak_flops_ * world_.size());
+    const base::MemoryTracker::Snapshot memory = memory_tracker_.snapshot();
+    report.live_bytes = memory.total_now;
+    report.peak_bytes = memory.total_peak;
     if (engine_.options().measures_norm()) report.grad_norm = engine_.grad_norm();
     // The scaler skips steps whose norm is not finite: their parameters don't change.
     divergence_.after_step(
@@ -274,6 +282,7 @@ class Trainer {
   DivergenceMonitor divergence_;
   std::unique_ptr<nn::CausalModel> model_;
   fsdp::Engine engine_;
+  const std::optional<double> peak_flops_;  // of a rank
   std::optional<nn::BatchSampler> batches_;
   std::optional<StepRecorder> recorder_;        // with --report
   std::optional<fsdp::GradientScaler> scaler_;  // of f16

@@ -26,6 +26,10 @@ struct StepReport {
   /// With f16: the loss scale of the next step, and whether this one was skipped because gradients overflowed.
   std::optional<double> loss_scale;
   bool skipped = false;
+  std::uint64_t skipped_steps = 0;  ///< so far, those before a resumed checkpoint included
+  std::uint64_t live_bytes = 0;     ///< of rank 0, as the memory tracker counts them, after the step
+  std::uint64_t peak_bytes = 0;     ///< highest so far
+  std::optional<double> mfu;        ///< nothing if the peak of the machine isn't known
 };
 
 struct TrainingCallbacks {

@@ -1,0 +1,49 @@
+#include "tools/train/mfu.h"
+
+#include <array>
+
+#include "tessera/base/device_runtime.h"
+#include "tools/cli/machine.h"
+
+namespace tessera::tools {
+namespace {
+
+/// From the data sheets of NVIDIA: of products in half precision, and in f32 outside the tensor cores.
+struct GpuPeak {
+  std::string_view part_of_name;
+  double half, single;
+};
+/// The first match counts.
+constexpr std::array kGpuPeaks = {GpuPeak{"H100 PCIe", 756e12, 51e12}, GpuPeak{"H100 NVL", 835e12, 60e12},
+                                  GpuPeak{"H100", 989e12, 67e12},      GpuPeak{"H200 NVL", 835e12, 60e12},
+                                  GpuPeak{"H200", 989e12, 67e12},      GpuPeak{"A100", 312e12, 19.5e12}};
+
+}  // namespace
+
+double model_flops_utilization(const TrainPlan& plan, double tokens_per_second, double peak_flops) {
+  const nn::ModelConfig& model = plan.model;
+  // The weights of a model with adapters are frozen: no product computes their gradients.
+  const std::int64_t frozen = plan.lora ? nn::parameter_count(model) : 0;
+  const double per_token = 6.0 * static_cast<double>(plan.parameters) - 2.0 * static_cast<double>(frozen) +
+                           12.0 * static_cast<double>(model.layers * model.heads * model.head_dim * plan.seq_len);
+  return per_token * tokens_per_second / peak_flops;
+}
+
+std::optional<double> peak_flops_of(std::string_view device, base::DType dtype) {
+  for (const GpuPeak& gpu : kGpuPeaks)
+    if (device.find(gpu.part_of_name) != std::string_view::npos)
+      return dtype == base::DType::f32 ? gpu.single : gpu.half;
+  return std::nullopt;
+}
+
+std::optional<double> peak_flops_of(const TrainPlan& plan) {
+  if (plan.peak_flops) return plan.peak_flops;
+  const base::Device device = device_of_rank(plan.options.device);
+  if (device.type != base::DeviceType::cuda) return std::nullopt;
+  for (const base::DeviceInfo& kind : base::list_devices())
+    if (kind.name == "cuda" && static_cast<std::size_t>(device.index) < kind.devices.size())
+      return peak_flops_of(kind.devices[static_cast<std::size_t>(device.index)].name, plan.precision.compute);
+  return std::nullopt;
+}
+
+}  // namespace tessera::tools

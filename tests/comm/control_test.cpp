@@ -198,6 +198,13 @@ long memory_of(const Process& process) {
   return resident * ::sysconf(_SC_PAGESIZE) >> 20;
 }
 
+/// By how much a rank may grow, in MiB, whose messages a stopped rank doesn't read: the queue holds 16.
+#ifdef __SANITIZE_THREAD__
+constexpr long kMostGrowth = 160;  // this sanitizer keeps four bytes beside each byte of the program
+#else
+constexpr long kMostGrowth = 40;
+#endif
+
 /// Rank 1 sends 86 MiB to a stopped rank, which reads nothing. Whether a rank reads does not tell whether it is alive.
 void flood_a_stopped_rank(std::vector<Process> ranks, int victim) {
   ranks[static_cast<std::size_t>(victim)].kill(SIGSTOP);
@@ -208,9 +215,9 @@ void flood_a_stopped_rank(std::vector<Process> ranks, int victim) {
   int longest = -1;
   ASSERT_EQ(std::sscanf(line.c_str(), "flooded %d", &longest), 1) << line;
   EXPECT_LT(longest, 1000);  // for one call; this machine may be busy
-  EXPECT_LT(memory_of(ranks[1]) - before, 40);
+  EXPECT_LT(memory_of(ranks[1]) - before, kMostGrowth);
   if (victim == 0) return;
-  EXPECT_LT(memory_of(ranks[0]) - hub_before, 40);
+  EXPECT_LT(memory_of(ranks[0]) - hub_before, kMostGrowth);
   ranks[1].say("tell 0 alive");
   EXPECT_EQ(ranks[0].line(), "told test 1 5 alive");
 }

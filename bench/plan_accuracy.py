@@ -2,11 +2,15 @@
 """How far `tessera plan` is from `tessera compare` on this machine.
 
     bench/plan_accuracy.py build/release [--backends shm,tcp] [--ranks 2,4] [--models A,B] [--rounds 3] [--markdown]
+                           [--network RATE | --link LATENCY,RATE]
 
 For each backend and number of ranks `bench --cluster` measures the machine. Then `compare` trains each model in several
 rounds, and `plan` predicts the same steps from the measured cluster. `odd` is a model of 5 blocks of width 112, of which
 bench --cluster measures neither width nor depth. A row has the median over the rounds of the medians of the steps, its
 lowest and highest, the plan, and the plan's error. Leave the machine alone meanwhile.
+
+With --network each rank is on a host of its own (a network namespace; needs root) behind a switch, at RATE in each
+direction, in the units of tc: 1gbit. With --link, compare's links are that slow, and the plan is for the same link.
 """
 import argparse
 import json
@@ -29,27 +33,74 @@ def run(tool, *arguments):
         sys.exit(f"{' '.join(map(str, arguments))}: {done.stdout.strip()}")
 
 
+class Network:
+    """Hosts (network namespaces) on a switch, each with a link of a limited rate in both directions."""
+
+    def __init__(self, hosts, rate):
+        self.names = [f"tessera-{os.getpid()}-{name}" for name in ("switch", *range(hosts))]
+        switch, *self.hosts = self.names
+        for name in self.names:
+            self.do(f"ip netns add {name}")
+            self.do(f"ip -n {name} link set lo up")
+        self.do(f"ip -n {switch} link add switch up type bridge")
+        for i, host in enumerate(self.hosts):
+            self.do(f"ip -n {host} link add wire up type veth peer name port{i} netns {switch}")
+            self.do(f"ip -n {switch} link set port{i} up master switch")
+            self.do(f"ip -n {host} address add {self.address(i)}/24 dev wire")
+            for place, interface in ((host, "wire"), (switch, f"port{i}")):
+                self.do(f"tc -n {place} qdisc add dev {interface} root tbf rate {rate} burst 256k latency 50ms")
+
+    def do(self, command):
+        done = subprocess.run(command.split(), capture_output=True, text=True)
+        if done.returncode != 0:
+            self.remove()
+            sys.exit(f"--network needs root, ip and tc: {command}: {done.stderr.strip()}")
+
+    def address(self, host):
+        return f"10.77.14.{host + 1}"
+
+    def run(self, tool, *arguments):
+        """Runs the tool with a rank on each host. A rank uses the cores that it would use as a rank of one host."""
+        cores = sorted(os.sched_getaffinity(0))
+        env = dict(os.environ, TESSERA_WORLD_SIZE=str(len(self.hosts)), TESSERA_MASTER=f"{self.address(0)}:29400", TESSERA_TOKEN="accuracy")
+        ranks = []
+        for rank, host in enumerate(self.hosts):
+            mine = [cores[rank]] if len(self.hosts) <= len(cores) else cores
+            ranks.append(subprocess.Popen(["ip", "netns", "exec", host, "taskset", "-c", ",".join(map(str, mine)), tool, *map(str, arguments)],
+                                          env=dict(env, TESSERA_RANK=str(rank)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        ended = [(rank.communicate()[0], rank.returncode) for rank in ranks]
+        for output, code in ended:
+            if code != 0:
+                self.remove()
+                sys.exit(f"{' '.join(map(str, arguments))}: {output.strip()}")
+
+    def remove(self):
+        for name in self.names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
 class Machine:
     """A backend and a number of ranks, as measured by bench --cluster."""
 
-    def __init__(self, tool, backend, ranks, folder, bench_options=()):
-        self.tool, self.backend, self.ranks, self.folder = tool, backend, ranks, pathlib.Path(folder)
+    def __init__(self, tool, backend, ranks, folder, bench_options=(), network=None, link=None):
+        self.tool, self.backend, self.ranks, self.folder, self.link = tool, backend, ranks, pathlib.Path(folder), link
+        self.run = network.run if network else run
         self.cluster = self.folder / f"{backend}-{ranks}.json"
-        run(tool, "bench", "--cluster", self.cluster, "--ranks", ranks, "--backends", backend, *bench_options)
+        self.run(tool, "bench", "--cluster", self.cluster, "--ranks", ranks, "--backends", backend, *bench_options)
 
     def strategies(self):
         return "ddp,zero1,fsdp" + (",hsdp" if self.ranks >= 4 else "")
 
     def measured(self, model, steps, *options):
         out = self.folder / "compare.json"
-        run(self.tool, "compare", "--model", self.file_of(model), "--ranks", self.ranks, "--strategies", self.strategies(),
-            "--steps", steps, "--backend", self.backend, *options, "--json", out)
+        self.run(self.tool, "compare", "--model", self.file_of(model), "--ranks", self.ranks, "--strategies", self.strategies(),
+                 "--steps", steps, "--backend", self.backend, *(["--link", self.link] if self.link else []), *options, "--json", out)
         return {one["strategy"]: one for one in json.loads(out.read_text())["runs"]}
 
     def planned(self, model, *options):
         out = self.folder / "plan.json"
         run(self.tool, "plan", "--model", self.file_of(model), "--ranks", self.ranks, "--strategies", self.strategies(),
-            "--cluster", self.cluster, *options, "--json", out)
+            *(["--link", self.link, "--machine", self.cluster] if self.link else ["--cluster", self.cluster]), *options, "--json", out)
         return {one["strategy"]: one for one in json.loads(out.read_text())["runs"]}
 
     def rows(self, model, rounds, steps=None):
@@ -74,6 +125,9 @@ def main():
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--models", default="gpt-nano,gpt-mini,odd")
     parser.add_argument("--rounds", type=int, default=3)
+    slower = parser.add_mutually_exclusive_group()
+    slower.add_argument("--network", metavar="RATE")
+    slower.add_argument("--link", metavar="LATENCY,RATE")
     parser.add_argument("--markdown", action="store_true", help="the table as docs have it")
     options = parser.parse_args()
     errors = []
@@ -84,13 +138,16 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for backend in options.backends.split(","):
             for ranks in map(int, options.ranks.split(",")):
-                machine = Machine(os.path.join(options.build, "tessera"), backend, ranks, folder)
+                network = Network(ranks, options.network) if options.network else None
+                machine = Machine(os.path.join(options.build, "tessera"), backend, ranks, folder, network=network, link=options.link)
                 for model in options.models.split(","):
                     for strategy, measured, planned, exposed, planned_exposed in machine.rows(model, options.rounds):
                         median = statistics.median(measured)
                         errors.append(abs(planned / median - 1))
                         print(form.format(backend, ranks, model, strategy, median, min(measured), max(measured), planned,
                                           100 * (planned / median - 1), statistics.median(exposed), planned_exposed), flush=True)
+                if network:
+                    network.remove()
     print(f"\nerror of the plan: mean {100 * statistics.mean(errors):.1f} %, at most {100 * max(errors):.1f} %, "
           f"{sum(error <= 0.1 for error in errors)} of {len(errors)} within 10 %")
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 
 #include "tools/cli/statistics.h"
 #include "tools/plan/step_plan.h"
@@ -16,7 +15,8 @@ constexpr int kModels = 4;        ///< the first ones of calibration_steps(), fr
 constexpr double kWork = 1.2e10;  ///< of a training, in parameters times tokens
 constexpr int kFewestSteps = 12;  // unless --iterations asks for less
 
-/// The training of a calibration model. Its text is this program: any file will do.
+/// The training of a calibration model. Its text is this program: any file will do, and this one can be read even if it
+/// was replaced since it started.
 TrainPlan training_of(const SampledStep& step, int ranks, const ComputeMeasurement& measurement) {
   TrainOptions options;
   options.model = "gpt-nano";
@@ -30,9 +30,8 @@ TrainPlan training_of(const SampledStep& step, int ranks, const ComputeMeasureme
   const auto work = static_cast<double>(nn::parameter_count(plan.model) * step.sequences * step.seq_len);
   plan.options.steps = std::min(std::max(static_cast<int>(kWork / work), kFewestSteps), measurement.most_steps);
   plan.schedule.steps = plan.options.steps;
-  const std::string text = std::filesystem::read_symlink("/proc/self/exe").string();
-  plan.data = std::make_shared<const nn::TokenDataset>(std::vector{text}, nn::parse_token_format("bytes"),
-                                                       plan.model.vocabulary);
+  plan.data = std::make_shared<const nn::TokenDataset>(std::vector<std::string>{"/proc/self/exe"},
+                                                       nn::parse_token_format("bytes"), plan.model.vocabulary);
   return plan;
 }
 

@@ -110,7 +110,7 @@ bool PointToPoint::advance_send(int peer) {
   }
   // Memory sent through tiles is free once it is copied; a window once the peer has read it.
   if (!op.stages_in && taken != kAllRounds) return false;
-  if (!op.stages_in && group_.adopt_peer_failure()) return true;
+  if (group_.adopt_peer_failure()) return true;
   members_.count_sent(op, peer, in.bytes());
   complete_first(channel);
   return true;
@@ -154,7 +154,7 @@ bool PointToPoint::advance_receive(int peer) {
     channel.rounds = until;
   }
   const bool all = channel.rounds == rounds;
-  if (all && slot.in_offset != kViaTiles && group_.adopt_peer_failure()) return true;
+  if (all && group_.adopt_peer_failure()) return true;
   members_.own().received(peer).store(encode(message, all ? kAllRounds : channel.rounds));
   members_.ring(peer);
   if (!all) return true;

@@ -156,14 +156,13 @@ bool ShmGroup::advance_collective(ShmOperation& op) {
     if (op.stage == Stage::announced) return (!op.eager && tiled_.prepare(op)) || moved;
     if (!op.eager) tiled_.begin(op);
   }
-  if (op.eager) {
+  if (op.eager)
     eager_.run(op);
-  } else {
-    moved |= tiled_.advance(op);
-    if (op.stage != Stage::done) return moved;
-    // A peer that failed may have returned its buffer to its caller, which may have written into what this rank read.
-    if (adopt_peer_failure()) return true;
-  }
+  else if (moved |= tiled_.advance(op); op.stage != Stage::done)
+    return moved;
+  // A peer may have failed after its call. Its buffer is its caller's again, who may have written into what this rank
+  // read, and the failure is to reach this call even if the peer's part of it had arrived.
+  if (adopt_peer_failure()) return true;
   complete(collectives_.pop(), Operation::succeeded);
   return true;
 }

@@ -1,4 +1,5 @@
 // Failures with ranks as threads: every rank reports the first cause, and no rank hangs.
+#include <barrier>
 #include <thread>
 
 #include "tests/comm/support.h"
@@ -32,6 +33,32 @@ TEST_P(Failure, AbortReachesAllRanksAndPersists) {
       EXPECT_EQ(error, "Aborted: rank 2 aborted: enough");
       EXPECT_EQ(error_of([&] { comm.barrier().wait(); }), error);
     });
+}
+
+/// A call after a failure fails, even if it has all that it needs of its peers.
+TEST_P(Failure, ReachesCallsThatPeersMadeBeforeIt) {
+  using Start = std::function<Work(Communicator&, std::vector<float>&)>;
+  const auto view = [](std::vector<float>& x) { return view_of(x.data(), x.size()); };
+  const std::vector<std::pair<const char*, Start>> calls = {
+      {"all_reduce", [&](Communicator& c, auto& x) { return c.all_reduce(view(x), view(x), ReduceOp::sum()); }},
+      {"broadcast", [&](Communicator& c, auto& x) { return c.broadcast(view(x), view(x), 0); }},
+      {"message", [&](Communicator& c, auto& x) { return c.rank() == 0 ? c.send(view(x), 1) : c.recv(view(x), 0); }}};
+  for (const auto& [name, start] : calls)
+    for (const std::size_t count : {4u, 300'000u}) {
+      std::barrier aborted(2);
+      run_ranks(2, [&, &start = start](Communicator& comm) {
+        std::vector<float> x(count, 1);
+        Work work;
+        if (comm.rank() == 0) {
+          work = start(comm, x);
+          comm.abort("enough");
+        }
+        aborted.arrive_and_wait();
+        if (comm.rank() == 0) return;
+        std::this_thread::sleep_for(200ms);  // until a connection has carried it
+        EXPECT_EQ(error_of([&] { start(comm, x).wait(); }), "Aborted: rank 0 aborted: enough") << name << count;
+      });
+    }
 }
 
 TEST_P(Failure, ExceptionOnOneRankFailsOthers) {

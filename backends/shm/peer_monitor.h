@@ -14,6 +14,12 @@ class SharedPeerMonitor {
  public:
   explicit SharedPeerMonitor(const MemberBlocks& members) : members_(members) {}
 
+  /// True if a peer has published a failure on this communicator. Inline, since every call asks.
+  bool any_failure() const noexcept {
+    for (int k = 0; k < members_.size(); ++k)
+      if (k != members_.rank() && members_.of(k).head().failure.state.load() != 0) return true;
+    return false;
+  }
   /// The failure that a peer has published on this communicator, if any.
   std::optional<Failure> published_failure() const;
   /// Publishes this rank's failure, which is the first.

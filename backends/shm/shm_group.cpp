@@ -168,6 +168,7 @@ bool ShmGroup::advance_collective(ShmOperation& op) {
 }
 
 bool ShmGroup::adopt_peer_failure() noexcept {
+  if (!monitor_.any_failure()) return false;
   std::optional<Failure> failure = monitor_.published_failure();
   if (failure) fail(std::move(*failure), true);
   return failure.has_value();

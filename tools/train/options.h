@@ -75,6 +75,7 @@ struct TrainOptions : LinkOptions {
   std::string export_adapter;  // train
   std::string eval;
   std::string json;
+  std::string log_csv;  // train
   std::string trace;
   std::string report;  // compare
 };

@@ -191,7 +191,8 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
 void check_results(const TrainOptions& o) {
   std::vector<std::string> inputs = o.data;
   inputs.insert(inputs.end(), {o.eval, o.model});
-  for (const auto& [path, name] : {std::pair(o.json, "--json"), {o.trace, "--trace"}, {o.report, "--report"}}) {
+  for (const auto& [path, name] :
+       {std::pair(o.json, "--json"), {o.log_csv, "--log-csv"}, {o.trace, "--trace"}, {o.report, "--report"}}) {
     check_writable(name, path);
     refuse_to_replace(name, path, inputs);
   }

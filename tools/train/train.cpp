@@ -3,7 +3,6 @@
 
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <sstream>
 
@@ -11,35 +10,19 @@
 #include "tessera/comm/launch.h"
 #include "tessera/fsdp/strategy.h"
 #include "tools/cli/commands.h"
+#include "tools/cli/line_file.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/cli/progress_line.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
+#include "tools/train/csv_log.h"
 #include "tools/train/run_checkpointer.h"
 #include "tools/train/step_progress.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {
 namespace {
-
-/// Writes one JSON object per line; the file is replaced when the run starts, and grows by whole lines.
-class JsonLines {
- public:
-  explicit JsonLines(const std::string& path) {
-    if (path.empty()) return;
-    file_.open(path, std::ios::trunc);
-    if (!file_) throw base::InvalidUsage("--json: can't write '" + path + "'");
-  }
-  void write(const nlohmann::ordered_json& object) {
-    if (!file_.is_open()) return;
-    file_ << json_text(object) << '\n' << std::flush;
-    if (!file_) throw base::SystemError("--json: writing failed; is the disk full?");
-  }
-
- private:
-  std::ofstream file_;
-};
 
 /// Creates a directory and checks that `file` can be written in it.
 void check_directory(const std::string& option, const std::string& directory, const std::string& file) {
@@ -50,14 +33,18 @@ void check_directory(const std::string& option, const std::string& directory, co
   check_writable(option, directory + "/" + file);
 }
 
-void check_outputs(const TrainOptions& options) {
+void check_outputs(const TrainPlan& plan) {
+  const TrainOptions& options = plan.options;
   check_directory("--save", options.save, "latest");
   check_results(options);
+  check_csv_log(options.log_csv, plan.first_step);
   check_directory("--export", options.export_dir, "config.json");
   check_directory("--export-adapter", options.export_adapter, "adapter_config.json");
 }
 
-void print_step(const StepReport& step, JsonLines& json) {
+void write_json(LineFile& file, const nlohmann::ordered_json& object) { file.write(json_text(object) + "\n"); }
+
+void print_step(const StepReport& step, LineFile& json) {
   fmt::print(
       "step {} loss {:.6f} grad_norm {:.4f} lr {:.3g} {:.0f} tokens/s{}\n", step.step, step.loss, step.grad_norm,
       step.learning_rate, step.tokens_per_second,
@@ -74,7 +61,7 @@ void print_step(const StepReport& step, JsonLines& json) {
     line["skipped_steps"] = step.skipped_steps;
   }
   if (step.mfu) line["mfu"] = *step.mfu;
-  json.write(line);
+  write_json(json, line);
 }
 
 /// The progress line of rank 0: shown by its launcher, or by the rank itself.
@@ -104,11 +91,13 @@ int train_as_rank(const TrainPlan& plan) {
                                  .memory_tracker = memory_tracker,
                                  .device = device_of_rank(options.device)});
   const bool first = world->rank() == 0;
-  JsonLines json(first ? options.json : "");
+  LineFile json("--json", first ? options.json : "");
+  CsvLog csv(first ? options.log_csv : "", plan.first_step);
   RankProgress progress(plan);
   const auto on_step = [&](const StepReport& step) {
     progress.hide();
     print_step(step, json);
+    csv.write(step);
     if (step.step < options.steps) progress.show(step);
   };
   const TrainingOutcome outcome =
@@ -116,11 +105,11 @@ int train_as_rank(const TrainPlan& plan) {
   if (!first) return 0;
   if (const auto& evaluation = outcome.result.evaluation) {
     fmt::print("eval loss {:.6f} over {} tokens\n", evaluation->loss, evaluation->tokens);
-    json.write({{"eval_loss", evaluation->loss}, {"tokens", evaluation->tokens}});
+    write_json(json, {{"eval_loss", evaluation->loss}, {"tokens", evaluation->tokens}});
   }
   if (outcome.result.link) fmt::print("{}", lateness_line(*outcome.result.link));
   fmt::print("final parameters {}\n", outcome.result.final_parameters_hash);
-  json.write({{"final_parameters_hash", outcome.result.final_parameters_hash}, {"steps", options.steps}});
+  write_json(json, {{"final_parameters_hash", outcome.result.final_parameters_hash}, {"steps", options.steps}});
   if (!options.trace.empty()) {
     std::ostringstream trace;
     base::write_chrome_trace(trace, outcome.last_step);
@@ -136,7 +125,7 @@ int train(const CommandLine& commands, const TrainOptions& options) {
   const TrainPlan plan = make_plan(options, ranks);
   engine_options(plan, options.strategy);
   if (spawn || comm::resolve_launch().rank == 0) {
-    check_outputs(options);
+    check_outputs(plan);
     if (comm_variable("TESSERA_LAUNCHER") != "tessera") {  // else the launching process has printed it
       warn_ineffective_options(options);
       if (const std::string note = divergence_note(plan); !note.empty()) fmt::print(stderr, "tessera: {}\n", note);
@@ -166,6 +155,10 @@ void add_train(CommandLine& commands) {
                                fmt::join(fsdp::strategy_names(), " ")))
       ->capture_default_str();
   add_saving_options(*train_command, *options);
+  train_command
+      ->add_option("--log-csv", options->log_csv,
+                   "write a table with a line per step; with --resume, continue an existing one")
+      ->type_name("FILE");
   train_command
       ->add_option("--peak-flops", options->peak_flops,
                    "peak of a rank's device, such as 312TFLOP/s, for the MFU (default: known for H100, H200 and A100)")

@@ -244,7 +244,7 @@ class ReportPageTest(unittest.TestCase):
 
     def test_names_the_command(self):
         self.show()
-        line = self.browser.value("document.querySelector('pre').textContent")
+        line = self.browser.value("document.querySelector('section > pre').textContent")
         self.assertTrue(line.startswith("tessera " + " ".join(COMPARE)), line)
 
     def test_size_time_and_phone(self):

@@ -12,6 +12,7 @@
 #include "tools/cli/output.h"
 #include "tools/cli/validators.h"
 #include "tools/compare/compare_runs.h"
+#include "tools/compare/compare_what_if.h"
 #include "tools/compare/compare_why.h"
 #include "tools/compare/comparison.h"
 #include "tools/compare/repeated_run.h"
@@ -221,6 +222,10 @@ int compare(const CommandLine& commands, const CompareOptions& asked) {
   if (first && !options.why.empty()) comparison.why = why_of(options, contestants, results);
   const std::vector<std::string> traces = combine(results, comparison);
   if (comparison.rounds > 1) comparison.noise = noise_of(ranks, spawn ? load.others_percent() : std::nullopt);
+  if (first && !options.report.empty()) {
+    comparison.what_if = what_if_of(contestants, comparison.runs);
+    if (comparison.what_if) comparison.what_if->command = plan_arguments(commands.app, options);
+  }
   if (first) write_outputs(options, plan, comparison, traces);
   return 0;
 }

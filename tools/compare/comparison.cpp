@@ -146,6 +146,7 @@ ordered_json to_json(const Comparison& c) {
     json["noise"] = c.noise;
   }
   if (c.why) json["why"] = to_json(*c.why);
+  if (c.what_if) json["what_if"] = to_json(*c.what_if);
   return json;
 }
 
@@ -169,8 +170,9 @@ Comparison parse_comparison(const nlohmann::json& document, std::string_view sou
     for (std::size_t i = 0; i < runs.size(); ++i)
       if (runs[i].contains("timeline")) result.runs[i].timeline = report::parse_timeline(runs[i].at("timeline"));
     if (document.contains("why")) result.why = parse_why(document.at("why"));
+    if (document.contains("what_if")) result.what_if = report::parse_what_if(document.at("what_if"));
   } catch (const std::exception&) {  // nlohmann's, or an index out of range
-    in.fail("'rounds', 'differences', 'noise', 'why' or 'timeline' is not what compare writes");
+    in.fail("'rounds', 'differences', 'noise', 'why', 'what_if' or 'timeline' is not what compare writes");
   }
   return result;
 }

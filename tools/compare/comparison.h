@@ -10,6 +10,7 @@
 #include "tools/compare/rounds.h"
 #include "tools/compare/run_result.h"
 #include "tools/compare/why.h"
+#include "tools/report/what_if.h"
 
 namespace tessera::tools {
 
@@ -26,9 +27,10 @@ struct Comparison {
   std::string machine;               ///< where it ran; "" if not recorded
   std::vector<std::string> command;  ///< arguments of the program; empty if not recorded
   std::size_t rounds = 1;
-  std::vector<Difference> differences;  ///< of all pairs of runs, if there are several rounds
-  std::vector<std::string> noise;       ///< what made their times uncertain
-  std::optional<Why> why;               ///< with --why
+  std::vector<Difference> differences;    ///< of all pairs of runs, if there are several rounds
+  std::vector<std::string> noise;         ///< what made their times uncertain
+  std::optional<Why> why;                 ///< with --why
+  std::optional<report::WhatIf> what_if;  ///< with --report
 };
 
 nlohmann::ordered_json to_json(const Comparison& comparison);

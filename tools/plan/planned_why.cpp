@@ -23,10 +23,6 @@ using comm::LinkWait;
 
 namespace {
 
-LinkSpec spec_of(const comm::SlowLink& link) {
-  return {static_cast<double>(link.latency.count()) * 1e-3, link.bytes_per_second};
-}
-
 /// An operation of the simulated rank, the last one of its communicator, at the figures of the links.
 LinkCall call_of(const comm::sim::TransferRecord& transfer, const LinkedMachine& machine) {
   const comm::sim::SimulatedOp& op = transfer.operation;
@@ -83,6 +79,10 @@ std::string words_for(const comm::SlowLink& link) {
 }
 
 }  // namespace
+
+LinkSpec spec_of(const comm::SlowLink& link) {
+  return {static_cast<double>(link.latency.count()) * 1e-3, link.bytes_per_second};
+}
 
 std::string link_words(const comm::SlowLinks& links) {
   if (links.hosts == 1) return words_for(links.link);

@@ -25,6 +25,9 @@ struct LinkedMachine {
   int ranks = 1;
 };
 
+/// The figures of a link.
+LinkSpec spec_of(const comm::SlowLink& link);
+
 /// "20us,20MB/s", or with those inside the hosts.
 std::string link_words(const comm::SlowLinks& links);
 

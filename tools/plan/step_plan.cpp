@@ -123,6 +123,7 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
   const fsdp::TrainingStep step = training_step(plan, engine);
   base::VirtualClock clock(cluster.streams);
   const auto world = comm::sim::make_world(plan.ranks, clock, cluster.network);
+  world->memory_tracker()->keep_history(with_graph);
   // The trainer computes mean losses on a communicator of its own, in ordinary memory.
   const auto losses = world->split(0, world->rank());
   const base::TrackedBytes loss_bytes(*world->memory_tracker(), base::MemoryCategory::communication,
@@ -143,6 +144,7 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
   planned.begin_ns = profile.steps.back().begin_ns;
   planned.end_ns = planned.begin_ns + profile.steps.back().step_ns;
   const std::vector<comm::sim::TransferRecord> transfers = comm::sim::transfers_of(*world);
+  planned.memory = world->memory_tracker()->drain_history();
   if (with_graph)
     planned.graph = step_graph(clock, profile.steps.back().begin_task, profile.steps.back().end_task, transfers);
   for (const comm::sim::TransferRecord& transfer : transfers)

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/memory_tracker.h"
 #include "tessera/base/trace.h"
 #include "tessera/comm/sim/all_ranks.h"
 #include "tessera/comm/sim/world.h"
@@ -28,6 +29,7 @@ struct StepPlan {
   std::int64_t begin_ns = 0;                         ///< of the step, on the clock of `events` and `transfers`
   std::int64_t end_ns = 0;                           ///< likewise, without the overhead of the cluster
   StepGraph graph;                                   ///< of the step; empty unless asked for
+  base::MemoryHistory memory;                        ///< of the whole simulation; empty unless asked for with `graph`
   std::vector<double> rank_step_ms;                  ///< of every rank, if they differ; empty: they are equal
 };
 
@@ -37,7 +39,7 @@ fsdp::TrainingStep training_step(const TrainPlan& plan, const fsdp::EngineOption
 /// Simulates a step of `plan` under `strategy`, or one sync period for a strategy that has one: times are then means
 /// over its steps. Throws InvalidUsage if the strategy can't run on this world.
 /// `variation`: how ranks differ; the step is then that of the slowest, and events and exposed time are those of a rank
-/// among equal ones. `with_graph`: fills StepPlan::graph.
+/// among equal ones. `with_graph`: fills StepPlan::graph and StepPlan::memory.
 StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const SimulatedCluster& cluster,
                    const std::optional<comm::sim::Variation>& variation = {}, bool with_graph = false);
 

@@ -12,6 +12,7 @@ extern const std::string_view k_map;
 extern const std::string_view k_timeline;
 extern const std::string_view k_memory;
 extern const std::string_view k_why;
+extern const std::string_view k_what_if;
 extern const std::string_view k_main;
 
 }  // namespace tessera::tools::report

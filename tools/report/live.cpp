@@ -7,6 +7,7 @@
 #include "tools/report/embedded.h"
 #include "tools/report/html.h"
 #include "tools/report/page.h"
+#include "tools/report/what_if.h"
 
 namespace tessera::tools::report {
 namespace {
@@ -44,18 +45,8 @@ ordered_json data_of(const Comparison& c) {
   }
   ordered_json data = {{"runs", runs}};
   if (c.why) data["why"] = to_json(*c.why);
+  if (c.what_if) data["what_if"] = to_json(*c.what_if);
   return data;
-}
-
-/// A place that the script fills.
-std::string place_for(const std::string& picture) {
-  return "<div class=\"live\" data-picture=\"" + picture +
-         "\"><noscript><p class=\"soft\">This picture needs JavaScript; the table below has its numbers.</p></noscript>"
-         "</div>\n";
-}
-
-std::string details(const std::string& summary, const Table& table) {
-  return "<details><summary>" + escape(summary) + "</summary>" + to_html(table) + "</details>\n";
 }
 
 /// `keys`: class and text.
@@ -184,6 +175,16 @@ std::string why_of(const Why& why) {
 
 }  // namespace
 
+std::string place_for(const std::string& picture) {
+  return "<div class=\"live\" data-picture=\"" + picture +
+         "\"><noscript><p class=\"soft\">This picture needs JavaScript; the table below has its numbers.</p></noscript>"
+         "</div>\n";
+}
+
+std::string details(const std::string& summary, const Table& table) {
+  return "<details><summary>" + escape(summary) + "</summary>" + to_html(table) + "</details>\n";
+}
+
 std::string defined(const std::string& word) {
   return "<dfn tabindex=\"0\">" + escape(word) + "<span role=\"tooltip\">" + escape(meaning_of(word)) + "</span></dfn>";
 }
@@ -204,14 +205,14 @@ std::string live_pictures(const Comparison& c) {
         "data-picture=\"chips\"></div>\n";
     html += map_of(c) + timelines_of(c) + memory_of(c);
   }
-  return html + (c.why ? why_of(*c.why) : "");
+  return html + (c.why ? why_of(*c.why) : "") + (c.what_if ? what_if_section(*c.what_if) : "");
 }
 
 std::string live_style() { return std::string(kPageStyle); }
 
 std::string live_scripts() {
   std::string html = "<script>" + std::string(kD3) + "</script>\n<script>\n";
-  for (const std::string_view part : {k_view, k_map, k_timeline, k_memory, k_why, k_main}) html += part;
+  for (const std::string_view part : {k_view, k_map, k_timeline, k_memory, k_why, k_what_if, k_main}) html += part;
   return html + "</script>\n";
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tools/compare/comparison.h"
+#include "tools/report/html.h"
 
 namespace tessera::tools::report {
 
@@ -17,6 +18,11 @@ std::string live_scripts();
 
 /// A document with the pictures of one step. `run` has a name, units and a timeline.
 std::string page_of_step(const std::string& title, const RunResult& run);
+
+/// A place that the script fills.
+std::string place_for(const std::string& picture);
+/// A table that opens.
+std::string details(const std::string& summary, const Table& table);
 
 /// The word with its meaning on hover and focus.
 std::string defined(const std::string& word);

@@ -31,6 +31,7 @@ document.querySelectorAll("section").forEach((section, number) => {
     drawTimeline(view, place("timeline"));
     drawMemory(view, place("memory"));
   }
+  if (data.what_if) drawWhatIf(data.what_if, view, place("what-if"));
   if (data.why) drawWhy(data.why, view, place("why"));
   let width = innerWidth;
   const again = () => view.rebuild.forEach((build) => build());

@@ -110,6 +110,8 @@ class View {
     const at = parseFloat(given.get("at"));
     if (at >= 0) this.moment = Math.min(at * 1e6, this.main.end);
     const zoom = (given.get("zoom") || "").split(",").map(Number);
+    const [rate, latency, ranks, hosts, sequences] = (given.get("if") || "").split(",").map(Number);
+    if (sequences > 0) this.setting = {link: {bytes_per_second: rate, latency_us: latency}, ranks, hosts, sequences};
     if (zoom.length === 2 && zoom[0] >= 0 && zoom[1] <= 1 && zoom[0] < zoom[1]) this.zoom = zoom;
   }
   write() {
@@ -117,6 +119,8 @@ class View {
     this.timer = setTimeout(() => {
       const parts = new URLSearchParams({show: this.shown.map((r) => r.name).join(","), at: (this.moment / 1e6).toFixed(3),
                                          zoom: this.zoom.map((z) => z.toFixed(4)).join(",")});
+      const s = this.setting;
+      if (s) parts.set("if", [s.link.bytes_per_second, s.link.latency_us, s.ranks, s.hosts, s.sequences].join(","));
       history.replaceState(null, "", "#" + parts);
     }, 100);
   }

@@ -146,6 +146,86 @@ class ReportPageTest(unittest.TestCase):
         first = self.browser.value(steps)[0]
         self.assertAlmostEqual(self.browser.value(widths)["volume"] / (first / 100), 52.5 * 1.01, places=3)
 
+    def test_losses_are_one_line_inside_the_other(self):
+        lines = "[...document.querySelectorAll('[data-loss]')].map(e => [e.dataset.loss, e.getAttribute('d'), parseFloat(e.style.strokeWidth)])"
+        verdict = "document.querySelector('[data-picture=loss] .sentence').textContent"
+        self.show()
+        drawn, names = self.browser.value(lines), [run["strategy"] for run in self.run_json["runs"]]
+        self.assertEqual([name for name, _, _ in drawn], names)
+        self.assertEqual(len({path for _, path, _ in drawn}), 1, "equal losses are one line")
+        self.assertEqual([width for _, _, width in drawn], sorted({width for _, _, width in drawn}, reverse=True), "each is inside the one before")
+        self.assertEqual(drawn[0][1].count("L") + 1, len(self.run_json["runs"][0]["losses"]))
+        self.assertIn("is 0 at every step", self.browser.value(verdict))
+        # The negative control: one loss of one run is another one.
+        document = copy.deepcopy(self.run_json)
+        document["runs"][3]["losses"][2] += 1e-5
+        self.show(self.page_of(document))
+        self.assertEqual(self.browser.value(verdict), "The largest difference from ddp is 0.0000100: fsdp, step 3.")
+        drawn = self.browser.value(lines)
+        self.assertEqual([name for name, _, _ in drawn], names + names[1:], "and below the differences")
+        self.assertEqual(len({path for _, path, _ in drawn[5:]}), 2)
+
+    def test_bytes_end_at_the_ticks_of_the_formula(self):
+        box = "[+e.getAttribute('x'), +e.getAttribute('x') + +e.getAttribute('width')]"
+        bars = f"Object.fromEntries([...document.querySelectorAll('[data-sent]')].map(e => [e.dataset.sent, {box}]))"
+        ticks = "Object.fromEntries([...document.querySelectorAll('[data-formula]')].map(e => [e.dataset.formula, +e.getAttribute('x1')]))"
+        self.show()
+        sent = {f"{run['strategy']}|{name}": count for run in self.run_json["runs"] for name, count in run["wire_bytes_per_step"].items() if count}
+        drawn, formula = self.browser.value(bars), self.browser.value(ticks)
+        self.assertEqual(set(drawn), set(sent))
+        self.assertEqual(set(formula), set(sent))
+        pixels = [(drawn[name][1] - drawn[name][0]) / count for name, count in sent.items() if count > 1e5]
+        self.assertLess(max(pixels) / min(pixels), 1.001)
+        for name, (_, end) in drawn.items():
+            self.assertAlmostEqual(formula[name], end, places=6)
+        document = copy.deepcopy(self.run_json)  # the negative control
+        document["runs"][0]["formula_bytes_per_step"]["all_reduce"] *= 1.01
+        self.show(self.page_of(document))
+        drawn, formula = self.browser.value(bars), self.browser.value(ticks)
+        self.assertGreater(formula["ddp|all_reduce"], drawn["ddp|all_reduce"][1] + 0.5)
+
+    def test_prints_six_moments(self):
+        self.show()
+        b, frames = self.browser, "[...document.querySelectorAll('.frame')].map(e => [e.querySelector('strong').textContent, e.querySelectorAll('.tile').length," \
+                                  "e.querySelectorAll('.tile.here').length, e.querySelectorAll('.grad.way').length, e.lastChild.textContent])"
+        self.assertEqual(b.value(frames), [])
+        b.value("dispatchEvent(new Event('beforeprint'))")
+        drawn = b.value(frames)
+        self.assertEqual([name for name, *_ in drawn], ["Begin", "First gather", "In forward", "In backward", "First reduction", "End"])
+        self.assertEqual(len({tiles for _, tiles, *_ in drawn}), 1)
+        here = {name: count for name, _, count, *_ in drawn}
+        self.assertEqual((here["Begin"], here["End"]), (0, 0))
+        self.assertGreater(min(here["In forward"], here["In backward"]), 0)
+        self.assertGreater(next(way for name, _, _, way, _ in drawn if name == "First reduction"), 0)
+        self.assertIn("computes the gradients of", next(text for name, *_, text in drawn if name == "In backward"))
+        b.prefer("print")
+        self.assertEqual(b.value("[...document.querySelectorAll('[data-picture=map] > .slot, .frames, button')].filter(e => e.offsetHeight > 0).length"), 1)
+        b.value("dispatchEvent(new Event('afterprint'))")
+        self.assertEqual(b.value(frames), [])
+
+    def test_saves_a_trace(self):
+        """As --trace writes it, of the step shown."""
+        self.show()
+        self.browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(self.folder))
+        self.browser.value("[...document.querySelectorAll('button')].find(e => e.textContent === 'Save for Perfetto').click()")
+        file, deadline = self.folder / "fsdp.trace.json", time.monotonic() + 20
+        while not file.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        saved = json.loads(file.read_text())
+        written = self.folder / "traced"
+        done = subprocess.run([TOOL, *COMPARE, "--strategies", "fsdp", "--trace", str(written)], text=True, capture_output=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        written = json.loads(written.read_text())
+        timeline = next(run["timeline"] for run in self.run_json["runs"] if run["strategy"] == "fsdp")
+        events = [e for e in saved["traceEvents"] if e["ph"] != "M"]
+        self.assertEqual(len(events), sum(len(rank["events"]) for rank in timeline["ranks"]))
+        shape = lambda e: (e["ph"], e["name"] if e["ph"] == "M" else e["cat"], e.get("tid"), tuple(sorted(e)), tuple(sorted(e["args"])))
+        names = lambda trace: {(e["pid"], e.get("tid"), e["args"]["name"]) for e in trace["traceEvents"] if e["ph"] == "M"}
+        self.assertEqual(names(saved), names(written))
+        seen = {shape(e) for e in written["traceEvents"]}
+        self.assertEqual({shape(e) for e in saved["traceEvents"]} - seen, set())
+        self.assertAlmostEqual(sum(e.get("dur", 0) for e in events) * 1000, sum(e[3] for rank in timeline["ranks"] for e in rank["events"]), delta=10)
+
     def test_slider_moves_the_map_from_event_to_event(self):
         self.show()
         b = self.browser

@@ -1,6 +1,7 @@
 #include "tools/report/live.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "tools/cli/output.h"
 #include "tools/cli/words.h"
@@ -30,6 +31,24 @@ bool has_timelines(const Comparison& c) {
   return std::any_of(c.runs.begin(), c.runs.end(), [](const RunResult& run) { return run.timeline.has_value(); });
 }
 
+ordered_json bytes_json(const PerCollective& bytes) {
+  return {bytes.all_gather, bytes.reduce_scatter, bytes.all_reduce, bytes.control};
+}
+
+/// Losses and bytes, which every comparison has.
+ordered_json totals_of(const Comparison& c) {
+  ordered_json totals = ordered_json::array();
+  for (const RunResult& run : c.runs) {
+    ordered_json losses = ordered_json::array();
+    for (const double loss : run.losses) losses.push_back(std::isfinite(loss) ? ordered_json(loss) : nullptr);
+    totals.push_back({{"name", name_of(run)},
+                      {"losses", losses},
+                      {"sent", bytes_json(run.wire_bytes_per_step)},
+                      {"formula", bytes_json(run.formula_bytes_per_step)}});
+  }
+  return totals;
+}
+
 ordered_json data_of(const Comparison& c) {
   ordered_json runs = ordered_json::array();
   for (const RunResult& run : c.runs) {
@@ -41,9 +60,10 @@ ordered_json data_of(const Comparison& c) {
                     {"units", units},
                     {"pieces", run.timeline->pieces},
                     {"predicted", run.timeline->predicted_state},
+                    {"held", run.peak_bytes.reserved > 0 ? run.peak_bytes.total_peak + run.peak_bytes.reserved : 0},
                     {"timeline", to_json(*run.timeline)}});
   }
-  ordered_json data = {{"runs", runs}};
+  ordered_json data = {{"runs", runs}, {"totals", totals_of(c)}};
   if (c.why) data["why"] = to_json(*c.why);
   if (c.what_if) data["what_if"] = to_json(*c.what_if);
   return data;
@@ -175,10 +195,10 @@ std::string why_of(const Why& why) {
 
 }  // namespace
 
-std::string place_for(const std::string& picture) {
-  return "<div class=\"live\" data-picture=\"" + picture +
-         "\"><noscript><p class=\"soft\">This picture needs JavaScript; the table below has its numbers.</p></noscript>"
-         "</div>\n";
+std::string place_for(const std::string& picture, const std::string& otherwise) {
+  const std::string words = "<p class=\"soft\">This picture needs JavaScript; the table below has its numbers.</p>";
+  return "<div class=\"live\" data-picture=\"" + picture + "\"><noscript>" + (otherwise.empty() ? words : otherwise) +
+         "</noscript></div>\n";
 }
 
 std::string details(const std::string& summary, const Table& table) {
@@ -195,31 +215,35 @@ std::string glossary() {
   return html + "</dl></details>\n";
 }
 
-std::string live_pictures(const Comparison& c) {
-  const bool steps = has_timelines(c);
-  if (!steps && !c.why) return "";
-  std::string html = "<script type=\"application/json\" class=\"data\">" + json_for_script(data_of(c)) + "</script>\n";
-  if (steps) {
-    html +=
-        "<div class=\"controls chips\" role=\"group\" aria-label=\"Strategies in the pictures, one or two\" "
-        "data-picture=\"chips\"></div>\n";
-    html += map_of(c) + timelines_of(c) + memory_of(c);
-  }
-  return html + (c.why ? why_of(*c.why) : "") + (c.what_if ? what_if_section(*c.what_if) : "");
+std::string picture_data(const Comparison& c) {
+  return "<script type=\"application/json\" class=\"data\">" + json_for_script(data_of(c)) + "</script>\n";
+}
+
+std::string step_pictures(const Comparison& c) {
+  if (!has_timelines(c)) return "";
+  return "<div class=\"controls chips\" role=\"group\" aria-label=\"Strategies in the pictures, one or two\" "
+         "data-picture=\"chips\"></div>\n" +
+         map_of(c) + timelines_of(c) + memory_of(c);
+}
+
+std::string gap_pictures(const Comparison& c) {
+  return (c.why ? why_of(*c.why) : "") + (c.what_if ? what_if_section(*c.what_if) : "");
 }
 
 std::string live_style() { return std::string(kPageStyle); }
 
 std::string live_scripts() {
   std::string html = "<script>" + std::string(kD3) + "</script>\n<script>\n";
-  for (const std::string_view part : {k_view, k_map, k_timeline, k_memory, k_why, k_what_if, k_main}) html += part;
+  for (const std::string_view part :
+       {k_view, k_map, k_frames, k_trace, k_timeline, k_memory, k_bytes, k_why, k_what_if, k_loss, k_main})
+    html += part;
   return html + "</script>\n";
 }
 
 std::string page_of_step(const std::string& title, const RunResult& run) {
   const Comparison comparison{.model = title, .runs = {run}};
-  return document(
-      title, "<section>\n<h1>" + escape(title) + "</h1>\n" + live_pictures(comparison) + "</section>\n" + glossary());
+  return document(title, "<section>\n<h1>" + escape(title) + "</h1>\n" + picture_data(comparison) +
+                             step_pictures(comparison) + "</section>\n" + glossary());
 }
 
 }  // namespace tessera::tools::report

@@ -144,7 +144,8 @@ std::string losses_of(const Comparison& c) {
   }
   return "<h2>Loss</h2>\n" +
          paragraph("Global mean loss per step. Curves that lie on each other are drawn one inside the other.") +
-         curves(all, "Loss over steps, one curve per strategy; the table below has the numbers") + legend(keys) +
+         place_for("loss", curves(all, "Loss over steps, one curve per strategy; the table below has the numbers") +
+                               legend(keys)) +
          to_html(table) + all_losses_of(c);
 }
 
@@ -236,7 +237,12 @@ std::string communication_of(const Comparison& c) {
     all.push_back(bar);
   }
   return "<h2>Communication per step</h2>\n" +
-         bars(all, "Bytes sent per step by collective and strategy; the table below has the numbers") + legend(keys) +
+         paragraph(
+             "Bytes that a rank sends. Ticks are the formula for each collective: a bar that ends at its tick "
+             "sends what the formula says.") +
+         place_for("bytes",
+                   bars(all, "Bytes sent per step by collective and strategy; the table below has the numbers") +
+                       legend(keys)) +
          to_html(table);
 }
 
@@ -269,8 +275,8 @@ std::string page(const std::vector<Comparison>& comparisons) {
   std::string body;
   for (const Comparison& c : comparisons) {
     title += (title.empty() ? "" : ", ") + c.model;
-    body += "<section>\n" + head_of(c) + live_pictures(c) + communication_of(c) + model_state_of(c) + peaks_of(c) +
-            times_of(c) + losses_of(c) + command_of(c) + "</section>\n";
+    body += "<section>\n" + head_of(c) + picture_data(c) + step_pictures(c) + communication_of(c) + gap_pictures(c) +
+            losses_of(c) + model_state_of(c) + peaks_of(c) + times_of(c) + command_of(c) + "</section>\n";
   }
   return document(title, body + glossary());
 }

@@ -1,6 +1,17 @@
 // Bytes that a rank sends in a step, by collective; ticks show what the formula says for each.
 "use strict";
 const COLLECTIVES = [["all_gather", "along the shards"], ["reduce_scatter", "along the shards"], ["all_reduce", "along the replicas"], ["control", ""]];
+// With several hosts also by link: as the schedule of the last rank says, in the setting of the runs.
+function bytesOf(data) {
+  const what = data.what_if;
+  return data.totals.map((run) => {
+    const known = what && what.setting.hosts > 1 && what.runs.find((r) => r.name === run.name && !r.left_out);
+    const schedule = known && known.schedules.find((s) => s.ranks === what.setting.ranks && s.loads[what.setting.hosts]);
+    if (!schedule) return run;
+    const calls = schedule.actions.filter((a) => (a & 3) === 1).map((a) => schedule.loads[what.setting.hosts][a >> 2]);
+    return {...run, links: [d3.sum(calls, (load) => load[0]), d3.sum(calls, (load) => load[1])]};
+  });
+}
 function drawBytes(runs, view, root) {
   const slot = d3.select(root).append("div").attr("class", "slot").node();
   function build() {

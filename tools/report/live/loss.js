@@ -20,6 +20,7 @@ function drawLoss(runs, view, root) {
   function plot(lines, label, height, words) {
     const width = widthOf(slot), left = 62, steps = d3.max(lines, (l) => l.values.length), stride = Math.ceil(steps / MOST_POINTS);
     const values = [].concat(...lines.map((l) => l.values)).filter((v) => v !== null && isFinite(v));
+    if (!values.length) return;
     const y = d3.scaleLinear().domain(d3.extent(values)).nice(4).range([height - 24, 8]);
     const x = d3.scaleLinear().domain([1, Math.max(2, steps)]).range([left, width - 12]);
     const svg = picture(slot, "loss", label, width, height);

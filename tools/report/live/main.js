@@ -28,8 +28,13 @@ document.querySelectorAll("section").forEach((section, number) => {
   if (view.runs.length) {
     drawChips(view, place("chips"));
     drawMap(view, place("map"));
+    drawFrames(view, place("map"));
     drawTimeline(view, place("timeline"));
     drawMemory(view, place("memory"));
+  }
+  if (data.totals && place("bytes")) {
+    drawBytes(bytesOf(data), view, place("bytes"));
+    drawLoss(data.totals, view, place("loss"));
   }
   if (data.what_if) drawWhatIf(data.what_if, view, place("what-if"));
   if (data.why) drawWhy(data.why, view, place("why"));

@@ -15,7 +15,7 @@ function drawMemory(view, root) {
     cursors = [];
     const whole = widthOf(slot), runs = view.shown.filter((r) => peakOf(r));
     const side = whole > 640 && runs.length > 1, width = side ? (whole - 16) / 2 : whole, height = 240, left = 60, bottom = 22, top = 34;
-    const most = d3.max(runs, (r) => Math.max(peakOf(r).total, r.predicted || 0));
+    const most = d3.max(runs, (r) => Math.max(peakOf(r).total, r.predicted || 0, r.held || 0));
     const y = d3.scaleLinear().domain([0, most]).nice(5).range([height - bottom, top]);
     for (const run of runs) {
       const peak = peakOf(run), samples = [...peak.rank.memory, [run.end, ...peak.rank.memory[peak.rank.memory.length - 1].slice(1)]];
@@ -37,6 +37,11 @@ function drawMemory(view, root) {
         svg.append("line").attr("class", "predicted").attr("x1", left).attr("x2", width - 8).attr("y1", y(run.predicted)).attr("y2", y(run.predicted));
         svg.append("text").attr("class", "onarea").attr("x", width - 12).attr("y", y(run.predicted) - 4).attr("text-anchor", "end")
           .text(`ZeRO's formula ${bytes(run.predicted)}`);
+      }
+      if (run.held) {
+        svg.append("line").attr("class", "held").attr("x1", left).attr("x2", width - 8).attr("y1", y(run.held)).attr("y2", y(run.held));
+        svg.append("text").attr("class", "onarea").attr("x", width - 12).attr("y", y(run.held) - 4).attr("text-anchor", "end")
+          .text(`with what pools reserve at most ${bytes(run.held)}`);
       }
       svg.append("circle").attr("class", "dot").attr("r", 3.5).attr("cx", x(peak.sample[0])).attr("cy", y(peak.total));
       const cursor = svg.append("line").attr("class", "cursor").attr("y1", top).attr("y2", height - bottom);

@@ -12,6 +12,7 @@ function drawTimeline(view, root) {
   button(controls.node(), "←", "Earlier", () => pan(-0.25));
   button(controls.node(), "→", "Later", () => pan(0.25));
   button(controls.node(), "All", "Show the whole step", () => view.set({zoom: [0, 1]}));
+  button(controls.node(), "Save for Perfetto", "Save the step of the last chosen strategy as a trace, which ui.perfetto.dev opens", () => saveTrace(view.main));
   let svg, x, marks, labels, axis, cursor, left, width, at = -1, syncing = false, behavior;
 
   function clamp(a, b) {

@@ -197,6 +197,7 @@ class ReportPageTest(unittest.TestCase):
         self.assertEqual((here["Begin"], here["End"]), (0, 0))
         self.assertGreater(min(here["In forward"], here["In backward"]), 0)
         self.assertGreater(next(way for name, _, _, way, _ in drawn if name == "First reduction"), 0)
+        self.assertRegex(next(text for name, *_, text in drawn if name == "In forward"), r"computes the forward of h\.")
         self.assertIn("computes the gradients of", next(text for name, *_, text in drawn if name == "In backward"))
         b.prefer("print")
         self.assertEqual(b.value("[...document.querySelectorAll('[data-picture=map] > .slot, .frames, button')].filter(e => e.offsetHeight > 0).length"), 1)
@@ -341,12 +342,14 @@ class ReportPageTest(unittest.TestCase):
         if SCREENSHOTS is None:
             self.skipTest("no folder for screenshots was given")
         address = (SCREENSHOTS / "page.html").as_uri()
-        for name, width, scheme in (("light", 900, "light"), ("dark", 900, "dark"), ("phone", 360, "light"), ("print", 800, "light")):
+        for name, width, most, scheme in (("light", 900, 4400, "light"), ("dark", 900, 2900, "dark"), ("phone", 360, 2900, "light"), ("print", 800, 1240, "light")):
             self.browser.size(width, phone=name == "phone")
             self.browser.prefer("print" if name == "print" else "", prefers_color_scheme=scheme)
             self.show(address)
+            if name == "print":
+                self.browser.value("dispatchEvent(new Event('beforeprint'))")
             height = self.browser.value("document.documentElement.scrollHeight")
-            self.browser.screenshot(SCREENSHOTS / f"report-{name}.png", x=0, y=0, width=width, height=min(height, 2600))
+            self.browser.screenshot(SCREENSHOTS / f"report-{name}.png", x=0, y=0, width=width, height=min(height, most))
 
 
 if __name__ == "__main__":

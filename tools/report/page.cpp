@@ -243,7 +243,7 @@ std::string communication_of(const Comparison& c) {
          place_for("bytes",
                    bars(all, "Bytes sent per step by collective and strategy; the table below has the numbers") +
                        legend(keys)) +
-         to_html(table);
+         details("Calls and bytes", table);
 }
 
 std::string times_of(const Comparison& c) {

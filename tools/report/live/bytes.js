@@ -16,7 +16,7 @@ function drawBytes(runs, view, root) {
   const slot = d3.select(root).append("div").attr("class", "slot").node();
   function build() {
     slot.textContent = "";
-    const width = widthOf(slot), narrow = width < 560, left = narrow ? 0 : 96, right = 84, row = narrow ? 44 : 30, split = runs.some((r) => r.links) ? 12 : 0;
+    const width = widthOf(slot), narrow = width < 560, left = narrow ? 8 : 96, right = 84, row = narrow ? 44 : 30, split = runs.some((r) => r.links) ? 12 : 0;
     const height = runs.length * (row + split) + 24, sums = (list) => d3.sum(list);
     const x = d3.scaleLinear().domain([0, d3.max(runs, (r) => Math.max(sums(r.sent), sums(r.formula))) || 1]).range([left, width - right]);
     const svg = picture(slot, "bytes", "Bytes that a rank sends in a step; the table below has the numbers", width, height);

@@ -3,7 +3,8 @@
 function framesOf(run) {
   const {events} = run.ranks[0], first = (kind) => events.find((e) => e.kind === kind);
   const middle = (kind) => {
-    const spans = run.ranks[0].compute.filter((p) => p.event.kind === kind);
+    const all = run.ranks[0].compute.filter((p) => p.event.kind === kind), blocks = all.filter((p) => p.event.unit !== run.units[0].name);
+    const spans = blocks.length ? blocks : all;  // the root computes between its units too
     return spans.length ? (spans[spans.length >> 1].start + spans[spans.length >> 1].end) / 2 : null;
   };
   const frames = [["Begin", 0], ["First gather", first("unshard_issue") && first("unshard_issue").start], ["In forward", middle("forward")],

@@ -84,7 +84,7 @@ function mapPicture(slot, run, width) {
   const held = right ? svg.append("g").selectAll("text").data(ranks).enter().append("text").attr("class", "soft")
     .attr("x", width - right + 4).attr("y", (d, i) => 50 + i * row) : null;
   const top = 34 + ranks.length * row + 4;
-  const x = d3.scaleLinear().domain([0, run.end]).range([left, width - 12]);
+  const x = d3.scaleLinear().domain([0, run.end]).range([left, width - 22]);
   svg.append("text").attr("x", 0).attr("y", top + 14).text("step");
   svg.append("g").selectAll("rect").data(run.ranks[0].compute).enter().append("rect").attr("y", top).attr("height", 18)
     .attr("x", (d) => x(d.start)).attr("width", (d) => Math.max(0.3, x(d.end) - x(d.start)))

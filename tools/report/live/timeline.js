@@ -6,7 +6,7 @@ function drawTimeline(view, root) {
   const detail = d3.select(root).append("p").attr("class", "sentence").attr("role", "status");
   const note = d3.select(root).append("p").attr("class", "soft note");
   const hint = "Drag to pan; Ctrl and the wheel, a pinch, or the wheel after a click zoom. Keys: + and -, arrows, 0 for all, N and P from mark to mark.";
-  detail.text(hint);
+  detail.text(hint).classed("hint", true);
   button(controls.node(), "+", "Zoom in", () => zoomBy(1 / 1.5));
   button(controls.node(), "−", "Zoom out", () => zoomBy(1.5));
   button(controls.node(), "←", "Earlier", () => pan(-0.25));
@@ -77,7 +77,7 @@ function drawTimeline(view, root) {
     marks = body.append("g").selectAll("rect").data(all).enter().append("rect").attr("y", (d) => d.y).attr("height", (d) => d.height)
       .attr("class", (d) => `mark ${d.row} ${d.event.kind}`).attr("data-event", (d) => `${d.run.name}|${d.event.rank}|${d.event.id}`)
       .style("fill", (d) => d.event.kind.endsWith("_wait") ? svg.hatch("wait") : null);
-    marks.on("mouseenter click", (d) => detail.text(describe(d)));
+    marks.on("mouseenter click", (d) => detail.text(describe(d)).classed("hint", false));
     labels = body.append("g").attr("class", "names").selectAll("text").data(all.filter((d) => d.row !== "free")).enter().append("text")
       .attr("y", (d) => d.event.kind.endsWith("_wait") ? d.y - 2 : d.y + d.height - (d.height > 10 ? 3 : 1)).attr("text-anchor", "middle")
       .attr("class", (d) => d.event.kind.endsWith("_wait") ? "waiting" : "on").style("font-size", (d) => d.height > 10 ? "10px" : "8px")
@@ -105,7 +105,7 @@ function drawTimeline(view, root) {
     const all = marks.data();
     at = Math.min(all.length - 1, Math.max(0, at + by));
     marks.classed("chosen", (d, i) => i === at);
-    detail.text(describe(all[at]));
+    detail.text(describe(all[at])).classed("hint", false);
   }
   function paint() {
     const longest = view.longest;

@@ -17,12 +17,13 @@ std::string_view name_of(MemoryCategory use) { return kNames[static_cast<std::si
 void MemoryTracker::note(MemoryCategory use, std::int64_t change) noexcept {
   if (!keeps_history_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(history_mutex_);
-  history_.changes.push_back({host_time_ns(), use, change});
+  history_.changes.push_back({history_clock_ ? history_clock_() : host_time_ns(), use, change});
 }
 
-void MemoryTracker::keep_history(bool keep) {
+void MemoryTracker::keep_history(bool keep, std::function<std::int64_t()> clock) {
   const std::lock_guard lock(history_mutex_);
   history_ = {};
+  history_clock_ = std::move(clock);
   for (std::size_t i = 0; i < kMemoryUses; ++i) history_.before[i] = now_[i].load(std::memory_order_relaxed);
   keeps_history_.store(keep, std::memory_order_relaxed);
 }

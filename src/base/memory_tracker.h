@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string_view>
 #include <vector>
@@ -32,7 +33,7 @@ TESSERA_API std::string_view name_of(MemoryCategory use);
 
 /// A change of the live bytes of one category.
 struct MemoryChange {
-  std::int64_t at_ns = 0;                      ///< in host time
+  std::int64_t at_ns = 0;                      ///< on the clock of keep_history()
   MemoryCategory use = MemoryCategory::other;  ///< of the bytes
   std::int64_t bytes = 0;                      ///< negative: no longer live
 };
@@ -68,7 +69,8 @@ class TESSERA_API MemoryTracker {
   void hold(std::int64_t change) noexcept;
 
   /// From now on keeps every change, 24 bytes each, until drain_history(); or ends that and drops what it kept.
-  void keep_history(bool keep);
+  /// `clock` gives the time of a change, and may be called by several threads; empty: host time.
+  void keep_history(bool keep, std::function<std::int64_t()> clock = {});
   MemoryHistory drain_history();  ///< the changes since the last call, or since keep_history()
 
   Snapshot snapshot() const noexcept;  ///< a copy of the values; not atomic if other threads change them meanwhile
@@ -89,6 +91,7 @@ class TESSERA_API MemoryTracker {
   std::atomic<bool> keeps_history_{false};
   std::mutex history_mutex_;
   MemoryHistory history_;
+  std::function<std::int64_t()> history_clock_;
 };
 
 /// Bytes that a memory tracker counts while this object lives. The tracker must outlive it. Move-only.

@@ -1,6 +1,7 @@
 #include "tessera/fsdp/simulation.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "tessera/base/error.h"
 
@@ -59,17 +60,51 @@ void time_copies(nn::Context& context) {
   }
 }
 
+/// Keeps the changes of a rank's memory while it lives. Those of a prediction have positions of the compute stream
+/// until its end, since a clock that is asked for the time computes that of all tasks.
+class MemoryRecording {
+ public:
+  /// `clock`: null for a step that is measured.
+  MemoryRecording(nn::Context& context, const base::VirtualClock* clock)
+      : tracker_(context.memory_tracker()), clock_(clock) {
+    if (clock == nullptr)
+      tracker_.keep_history(true);
+    else
+      tracker_.keep_history(true,
+                            [clock, &context] { return static_cast<std::int64_t>(clock->position(context.stream())); });
+  }
+  ~MemoryRecording() { tracker_.keep_history(false); }
+  MemoryRecording(const MemoryRecording&) = delete;
+  MemoryRecording& operator=(const MemoryRecording&) = delete;
+
+  /// Since the last call.
+  base::MemoryHistory drain() {
+    base::MemoryHistory history = tracker_.drain_history();
+    if (clock_ != nullptr)
+      for (base::MemoryChange& change : history.changes)
+        change.at_ns = clock_->times_of(static_cast<base::TaskId>(change.at_ns)).end_ns;
+    return history;
+  }
+
+ private:
+  MemoryTracker& tracker_;
+  const base::VirtualClock* clock_;
+};
+
 /// `clock`: null for a step that is measured.
 StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context& context,
                 const base::VirtualClock* clock, int steps) {
   const std::unique_ptr<nn::CausalModel> model = step.make_model(context);
   Engine engine(*model, world, step.engine);
   engine.initialize(0);
+  std::optional<MemoryRecording> memory;
+  if (step.memory_history) memory.emplace(context, clock);
   StepProfile profile;
   EngineTraffic first;
   std::uint64_t first_copied = 0;
   for (int i = 0; i < steps; ++i) {
     engine.trace().drain();
+    if (memory) memory->drain();
     const Event begin = context.stream().record();
     const base::TaskId begin_task = clock == nullptr ? 0 : clock->position(context.stream());
     const std::vector<nn::Tensor> losses = forward_backward(step, *model, engine);
@@ -80,6 +115,7 @@ StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context
     const Event end = context.stream().record();
     profile.steps.push_back(timed(begin, end, engine.trace().drain()));
     profile.steps.back().begin_task = begin_task;
+    if (memory) profile.steps.back().memory = memory->drain();
     if (clock != nullptr) profile.steps.back().end_task = clock->position(context.stream());
     if (i > 0) continue;
     first = engine.stats().traffic();

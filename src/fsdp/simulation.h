@@ -14,6 +14,7 @@
 #include <memory>
 #include <vector>
 
+#include "tessera/base/memory_tracker.h"
 #include "tessera/base/trace.h"
 #include "tessera/base/virtual_clock.h"
 #include "tessera/fsdp/engine.h"
@@ -26,11 +27,12 @@ namespace tessera::fsdp {
 struct TrainingStep {
   /// Called once per profile or prediction.
   std::function<std::unique_ptr<nn::CausalModel>(nn::Context& context)> make_model;
-  std::int64_t sequences = 1;  ///< in a microbatch
-  std::int64_t seq_len = 1;    ///< positions of a sequence
-  int microbatches = 1;        ///< backwards per step
-  int threads = 1;             ///< compute threads of the rank
-  EngineOptions engine;        ///< strategy, wrapping, optimizer
+  std::int64_t sequences = 1;   ///< in a microbatch
+  std::int64_t seq_len = 1;     ///< positions of a sequence
+  int microbatches = 1;         ///< backwards per step
+  int threads = 1;              ///< compute threads of the rank
+  EngineOptions engine;         ///< strategy, wrapping, optimizer
+  bool memory_history = false;  ///< fill StepTimes::memory
 };
 
 /// The duration of one step, with its trace events.
@@ -39,6 +41,7 @@ struct StepTimes {
   std::int64_t step_ns = 0;        ///< from the batch to the end of the update, including work left in flight
   std::int64_t exposed_ns = 0;     ///< exposed communication: the part spent in unshard_wait and reduce_wait
   std::vector<TraceEvent> events;  ///< of this rank
+  base::MemoryHistory memory;      ///< live bytes over the step, on the clock of the events; if asked for
   base::TaskId begin_task = 0;     ///< of a prediction: when it is done the step begins; in the clock's graph
   base::TaskId end_task = 0;       ///< likewise the end of the step
 };

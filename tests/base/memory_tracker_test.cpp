@@ -68,6 +68,9 @@ TEST(MemoryTracker, HistoryShowsPeak) {
   memory_tracker.keep_history(false);
   memory_tracker.remove(MemoryCategory::gradient, 30);
   EXPECT_TRUE(memory_tracker.drain_history().changes.empty());
+  memory_tracker.keep_history(true, [] { return 7; });
+  memory_tracker.add(MemoryCategory::gradient, 30);
+  EXPECT_EQ(memory_tracker.drain_history().changes.at(0).at_ns, 7) << "the time is that of the given clock";
 }
 
 TEST(MemoryTracker, ReservedIsMaximumPoolOverhead) {

@@ -19,7 +19,7 @@ StepTimeline two_ranks() {
     step.ranks.push_back({rank,
                           {{TraceEventKind::unshard_issue, "root", rank, 100, 0, 10},
                            {TraceEventKind::forward, "h.0</script>", rank, 100, 10, 2'000'000}},
-                          {{"all_gather", "shard", rank, 100, 0, 5, 900}},
+                          {{{"all_gather", "shard", rank, 100, 0, 5, 900}, 0}},
                           {{0, {200}}, {50, {200, 0, 0, 300}}}});
   return step;
 }
@@ -38,6 +38,9 @@ TEST(StepTimeline, RoundTripKeepsAll) {
 TEST(StepTimeline, RefusesIndicesOutOfRange) {
   nlohmann::json json(to_json(two_ranks()));
   json["ranks"][0]["events"][0][1] = 99;
+  EXPECT_THROW(parse_timeline(json), std::out_of_range);
+  json = to_json(two_ranks());
+  json["ranks"][0]["transfers"][0][6] = 2;
   EXPECT_THROW(parse_timeline(json), std::out_of_range);
   json["ranks"][0]["events"][0] = {99, 0, 0, 0, 0};
   EXPECT_THROW(parse_timeline(json), std::out_of_range);
@@ -66,7 +69,7 @@ TEST(StepTimeline, FewSamplesKeepThePeak) {
 
 TEST(StepTimeline, PageOfOneStepHoldsItsData) {
   const RunResult run{.strategy = "fsdp", .units = {{"root", 50}, {"h.0</script>", 50}}, .timeline = two_ranks()};
-  const std::string page = page_of_step("one step", run);
+  const std::string page = page_of_step({.title = "one step"}, run);
   EXPECT_NE(page.find("data-picture=\"map\""), std::string::npos);
   EXPECT_NE(page.find("h.0\\u003c/script>"), std::string::npos) << "a name can't end the script element";
   EXPECT_EQ(page.find("h.0</script>"), std::string::npos);

@@ -47,7 +47,8 @@ StepPlan step_of(const Contestant& run, const TrainPlan& plan, const WhatIf::Set
                  const MachineSpec& machine, bool with_graph = false) {
   const std::optional<LinkSpec> intra = setting.hosts > 1 ? std::optional(setting.intra) : std::nullopt;
   const ClusterSpec cluster = linked_cluster(setting.link, intra, setting.hosts, setting.ranks, machine);
-  return plan_step(plan, run.strategy, simulate(cluster, setting.ranks), {}, with_graph);
+  return plan_step(plan, run.strategy, simulate(cluster, setting.ranks), {},
+                   {.graph = with_graph, .all_memory = with_graph});
 }
 
 StepPlan step_here(const Contestant& run, const MachineSpec& machine) {

@@ -10,6 +10,7 @@
 #include "tools/explain/explanation.h"
 #include "tools/explain/questions.h"
 #include "tools/explain/sections.h"
+#include "tools/explain/step_page.h"
 #include "tools/launch/ranks.h"
 #include "tools/plan/model_plan.h"
 
@@ -31,18 +32,22 @@ void refuse_run_options(const CLI::App& command) {
 
 /// Called by the process that starts the ranks, or by rank 0.
 void check_explained(const ExplainOptions& options, int ranks) {
-  check_writable("--json", options.json);
-  refuse_to_replace("--json", options.json, {options.model, options.cluster});
+  for (const auto& [name, file] : {std::pair("--json", options.json), std::pair("--html", options.html)}) {
+    check_writable(name, file);
+    refuse_to_replace(name, file, {options.model, options.cluster});
+  }
   const ClusterSpec cluster = cluster_of(options, ranks);
   if (options.cpu_offload && cluster.compute.kind == ComputeSpec::Kind::host)
     fmt::print(stderr, "tessera: --cpu-offload does nothing on cluster {}: its ranks already use host memory\n",
                cluster.name);
 }
 
-void show(const ExplainOptions& options, int ranks, std::optional<RealStep> real) {
+void show(const ExplainOptions& options, int ranks, std::optional<RealStep> real,
+          const std::vector<std::string>& arguments) {
   const Explanation explanation = explain_step(options, ranks, std::move(real));
   fmt::print("{}",
              options.question.empty() ? to_text(explanation, options) : answer_text(explanation, options.question));
+  if (!options.html.empty()) write_file(options.html, explain_page(explanation, arguments));
   if (!options.json.empty()) write_file(options.json, json_text(to_json(explanation), 1) + "\n");
 }
 
@@ -58,19 +63,20 @@ TrainPlan real_plan(const ExplainOptions& options, int ranks) {
   return plan;
 }
 
-int run_as_rank(const ExplainOptions& options, const TrainPlan& plan) {
+int run_as_rank(const ExplainOptions& options, const TrainPlan& plan, const std::vector<std::string>& arguments) {
   const auto memory_tracker = std::make_shared<base::MemoryTracker>();
   const auto world = init_world({.ranks = plan.ranks,
                                  .backend = options.backend_given ? options.backend : "",
                                  .algorithms = "",
                                  .memory_tracker = memory_tracker});
   RealStep step = run_real_step(plan, *world, memory_tracker);
-  if (world->rank() == 0) show(options, plan.ranks, std::move(step));
+  if (world->rank() == 0) show(options, plan.ranks, std::move(step), arguments);
   return 0;
 }
 
 int explain(const CommandLine& commands, const CLI::App& command, const ExplainOptions& options) {
   if (options.question == "list") {
+    refuse_other_options(command, "--question list", {"--question"});
     fmt::print("{}", question_list());
     return 0;
   }
@@ -81,12 +87,12 @@ int explain(const CommandLine& commands, const CLI::App& command, const ExplainO
   if (!checked && (!options.run || spawn || comm::resolve_launch().rank == 0)) check_explained(options, ranks);
   if (!options.run) {
     refuse_run_options(command);
-    show(options, ranks, {});
+    show(options, ranks, {}, commands.arguments);
     return 0;
   }
   const TrainPlan plan = real_plan(options, ranks);
   engine_options(plan, options.strategy);
-  if (!spawn) return run_as_rank(options, plan);
+  if (!spawn) return run_as_rank(options, plan, commands.arguments);
   warn_if_alone_under_launcher(ranks);
   return launch(training_launch_spec(plan, commands.arguments));
 }

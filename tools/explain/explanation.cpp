@@ -8,7 +8,9 @@
 
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
+#include "tools/explain/step_page.h"
 #include "tools/plan/model_plan.h"
+#include "tools/train/step_recorder.h"
 
 namespace tessera::tools {
 namespace {
@@ -169,7 +171,7 @@ Explanation explain_step(const ExplainOptions& options, int ranks, std::optional
   const ClusterSpec cluster = cluster_of(options, ranks);
   const SimulatedCluster simulated = simulate(cluster, ranks);
   result.plan = train_plan(options, options.wrap, ranks, cluster);
-  result.step = plan_step(result.plan, options.strategy, simulated);
+  result.step = plan_step(result.plan, options.strategy, simulated, {}, {.step_memory = true});
   result.title = title_of(result.plan, result.step);
   result.machine = machine_of(options);
   result.cut = std::make_unique<ModelCut>(result.plan, result.step);
@@ -198,6 +200,8 @@ Explanation explain_step(const ExplainOptions& options, int ranks, std::optional
     input.step_ns = result.real->step_ns;
   }
   result.story = make_story(input);
+  result.timeline = result.real ? result.real->timeline : simulated_timeline(step, input.step_ns);
+  add_state(result.timeline, result.plan, engine_options(result.plan, options.strategy).strategy, step.mesh);
   return result;
 }
 
@@ -212,6 +216,7 @@ ordered_json to_json(const Explanation& explanation) {
                        {"peak_unsharded_bytes", explanation.story.most_unsharded},
                        {"step_ms", static_cast<double>(explanation.story.step_ns) / 1e6},
                        {"rows", json_of(explanation.story)},
+                       {"timeline", to_json(explanation.timeline)},
                        {"cost", json_of(explanation.cost)}};
   if (explanation.reference)
     json["reference"] = {{"strategy", explanation.reference_name},

@@ -28,6 +28,8 @@ void add_explain_options(CLI::App& command, ExplainOptions& options) {
   command.add_option("--question", options.question, "answer one question, or list them: list")->type_name("NAME|list");
   command.add_flag("--run", options.run,
                    "run the step on real ranks too: show values of all ranks, and the times of this machine");
+  command.add_option("--html", options.html, "write a page that plays the step: its map, timelines and memory")
+      ->type_name("FILE.html");
   command.add_option("--json", options.json, "write the facts as JSON")->type_name("FILE");
 }
 

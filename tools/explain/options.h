@@ -17,6 +17,7 @@ struct ExplainOptions : PlanOptions {
   std::vector<std::string> sections;  ///< empty: all
   std::string question;               ///< a name, or "list"
   bool run = false;
+  std::string html;  ///< file for the page
 
   bool shows(const std::string& section) const;
 };

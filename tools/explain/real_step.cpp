@@ -13,6 +13,7 @@
 #include "tools/cli/output.h"
 #include "tools/plan/step_plan.h"
 #include "tools/train/events.h"
+#include "tools/train/step_recorder.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {
@@ -161,8 +162,10 @@ RealStep run_real_step(const TrainPlan& plan, comm::Communicator& world,
                        const std::shared_ptr<base::MemoryTracker>& memory_tracker) {
   const RankValues own = first_step_values(plan, world, memory_tracker);
   const fsdp::EngineOptions engine = engine_options(plan, plan.options.strategy);
-  const fsdp::StepProfile profile =
-      fsdp::profile_step(training_step(plan, engine), world, timed_steps(engine.strategy));
+  fsdp::TrainingStep training = training_step(plan, engine);
+  training.memory_history = true;
+  const int steps = timed_steps(engine.strategy);
+  const fsdp::StepProfile profile = fsdp::profile_step(training, world, steps);
   const fsdp::StepTimes& timed = profile.steps.back();
 
   const auto communicator = world.split(0, world.rank());
@@ -171,6 +174,8 @@ RealStep run_real_step(const TrainPlan& plan, comm::Communicator& world,
   RealStep step;
   for (const std::string& text : gather_texts(control, json_text(to_message(own))))
     step.ranks.push_back(from_message(nlohmann::json::parse(text)));
+  step.timeline =
+      gather_step(control, {steps, timed.begin_ns, timed.begin_ns + timed.step_ns, timed.events, timed.memory});
   const std::vector<std::uint64_t> times = {static_cast<std::uint64_t>(timed.begin_ns),
                                             static_cast<std::uint64_t>(timed.step_ns)};
   const auto all_times = control.gather_all(times);

@@ -257,24 +257,33 @@ class StoryBuilder {
 
 }  // namespace
 
-std::vector<IssuedTransfers> issued_transfers(const StepPlan& step) {
-  std::vector<IssuedTransfers> issued(step.events.size());
+std::vector<std::optional<std::size_t>> starting_events(const StepPlan& step) {
+  std::vector<std::optional<std::size_t>> started(step.transfers.size());
   // Both lists are in the order of the program. A transfer belongs to the next event of its unit; a further round of a
   // collective, which no event announces, to the last one.
   std::size_t current = 0;
   std::map<std::string, std::size_t> last;
-  std::map<const IssuedTransfers*, comm::sim::RankSet> members;  // of the last transfer
-  for (const TransferRecord& transfer : step.transfers) {
+  for (std::size_t i = 0; i < step.transfers.size(); ++i) {
+    const TransferRecord& transfer = step.transfers[i];
     std::size_t next = last.empty() ? 0 : current + 1;
     while (next < step.events.size() &&
            !(starts_transfers(step.events[next]) && step.events[next].unit == transfer.label &&
              step.events[next].start_ns <= transfer.called_ns))
       ++next;
-    if (next < step.events.size())
-      current = last[transfer.label] = next;
-    else if (last.count(transfer.label) == 0)
-      continue;  // of no unit: order checks, norms
-    IssuedTransfers& found = issued[last[transfer.label]];
+    if (next < step.events.size()) current = last[transfer.label] = next;
+    if (const auto found = last.find(transfer.label); found != last.end()) started[i] = found->second;
+  }
+  return started;
+}
+
+std::vector<IssuedTransfers> issued_transfers(const StepPlan& step) {
+  std::vector<IssuedTransfers> issued(step.events.size());
+  std::map<const IssuedTransfers*, comm::sim::RankSet> members;  // of the last transfer
+  const std::vector<std::optional<std::size_t>> started = starting_events(step);
+  for (std::size_t i = 0; i < step.transfers.size(); ++i) {
+    if (!started[i]) continue;
+    const TransferRecord& transfer = step.transfers[i];
+    IssuedTransfers& found = issued[*started[i]];
     if (found.operation.empty()) {
       found.operation = comm::name_of(transfer.operation.kind);
       found.ranks = transfer.operation.ranks;

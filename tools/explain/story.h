@@ -62,7 +62,11 @@ struct StoryInput {
   std::int64_t step_ns = 0;
 };
 
-/// Assigns the transfers of a simulated step to the events that started them.
+/// The event that started each transfer of a simulated step, as its index; nothing for those of no unit: order checks
+/// and norms.
+std::vector<std::optional<std::size_t>> starting_events(const StepPlan& step);
+
+/// The transfers of a simulated step by the events that started them.
 std::vector<IssuedTransfers> issued_transfers(const StepPlan& step);
 
 Story make_story(const StoryInput& input);

@@ -110,7 +110,7 @@ ModelPlan plan_model(const PlanOptions& options, int ranks, const ClusterSpec& c
       continue;
     }
     for (const TrainPlan& plan : plans) {
-      result.runs.push_back(plan_step(plan, strategy, simulated, variation, !options.chakra.empty()));
+      result.runs.push_back(plan_step(plan, strategy, simulated, variation, {.graph = !options.chakra.empty()}));
       result.runs.back().result.wrap = plan.options.wrap;
     }
   }

@@ -18,7 +18,7 @@ std::string axis_of(const comm::sim::RankSet& members, const fsdp::MeshShape& me
 
 }  // namespace
 
-std::string trace_text(const StepPlan& plan) {
+std::vector<base::TransferEvent> transfer_events(const StepPlan& plan) {
   const int rank = plan.mesh.size() - 1;  // the simulated one
   std::vector<base::TransferEvent> transfers;
   for (const comm::sim::TransferRecord& transfer : plan.transfers)
@@ -29,8 +29,12 @@ std::string trace_text(const StepPlan& plan) {
                          .called_ns = transfer.called_ns,
                          .begun_ns = transfer.begun_ns,
                          .done_ns = transfer.done_ns});
+  return transfers;
+}
+
+std::string trace_text(const StepPlan& plan) {
   std::ostringstream text;
-  base::write_chrome_trace(text, plan.events, transfers);
+  base::write_chrome_trace(text, plan.events, transfer_events(plan));
   return text.str();
 }
 

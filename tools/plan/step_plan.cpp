@@ -118,12 +118,13 @@ fsdp::TrainingStep training_step(const TrainPlan& plan, const fsdp::EngineOption
 }
 
 StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const SimulatedCluster& cluster,
-                   const std::optional<comm::sim::Variation>& variation, bool with_graph) {
+                   const std::optional<comm::sim::Variation>& variation, StepDetails details) {
   const fsdp::EngineOptions engine = engine_options(plan, strategy);
-  const fsdp::TrainingStep step = training_step(plan, engine);
+  fsdp::TrainingStep step = training_step(plan, engine);
+  step.memory_history = details.step_memory;
   base::VirtualClock clock(cluster.streams);
   const auto world = comm::sim::make_world(plan.ranks, clock, cluster.network);
-  world->memory_tracker()->keep_history(with_graph);
+  if (details.all_memory) world->memory_tracker()->keep_history(true);
   // The trainer computes mean losses on a communicator of its own, in ordinary memory.
   const auto losses = world->split(0, world->rank());
   const base::TrackedBytes loss_bytes(*world->memory_tracker(), base::MemoryCategory::communication,
@@ -144,8 +145,9 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
   planned.begin_ns = profile.steps.back().begin_ns;
   planned.end_ns = planned.begin_ns + profile.steps.back().step_ns;
   const std::vector<comm::sim::TransferRecord> transfers = comm::sim::transfers_of(*world);
-  planned.memory = world->memory_tracker()->drain_history();
-  if (with_graph)
+  if (details.all_memory) planned.memory = world->memory_tracker()->drain_history();
+  planned.step_memory = profile.steps.back().memory;
+  if (details.graph)
     planned.graph = step_graph(clock, profile.steps.back().begin_task, profile.steps.back().end_task, transfers);
   for (const comm::sim::TransferRecord& transfer : transfers)
     if (transfer.task > profile.steps.back().begin_task) planned.transfers.push_back(transfer);

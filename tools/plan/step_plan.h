@@ -29,8 +29,16 @@ struct StepPlan {
   std::int64_t begin_ns = 0;                         ///< of the step, on the clock of `events` and `transfers`
   std::int64_t end_ns = 0;                           ///< likewise, without the overhead of the cluster
   StepGraph graph;                                   ///< of the step; empty unless asked for
-  base::MemoryHistory memory;                        ///< of the whole simulation; empty unless asked for with `graph`
+  base::MemoryHistory memory;                        ///< of the whole simulation, in its order; empty unless asked for
+  base::MemoryHistory step_memory;                   ///< of the step, on the clock of `events`; empty unless asked for
   std::vector<double> rank_step_ms;                  ///< of every rank, if they differ; empty: they are equal
+};
+
+/// What StepPlan holds only if it is asked for.
+struct StepDetails {
+  bool graph = false;
+  bool all_memory = false;   ///< StepPlan::memory; not with step_memory
+  bool step_memory = false;  ///< StepPlan::step_memory
 };
 
 /// A step of one rank of `plan`: to be simulated, or to be measured.
@@ -39,8 +47,8 @@ fsdp::TrainingStep training_step(const TrainPlan& plan, const fsdp::EngineOption
 /// Simulates a step of `plan` under `strategy`, or one sync period for a strategy that has one: times are then means
 /// over its steps. Throws InvalidUsage if the strategy can't run on this world.
 /// `variation`: how ranks differ; the step is then that of the slowest, and events and exposed time are those of a rank
-/// among equal ones. `with_graph`: fills StepPlan::graph and StepPlan::memory.
+/// among equal ones.
 StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const SimulatedCluster& cluster,
-                   const std::optional<comm::sim::Variation>& variation = {}, bool with_graph = false);
+                   const std::optional<comm::sim::Variation>& variation = {}, StepDetails details = {});
 
 }  // namespace tessera::tools

@@ -49,7 +49,13 @@ ordered_json totals_of(const Comparison& c) {
   return totals;
 }
 
-ordered_json data_of(const Comparison& c) {
+bool has_transfers(const Comparison& c) {
+  return std::any_of(c.runs.begin(), c.runs.end(), [](const RunResult& run) {
+    return run.timeline && !run.timeline->ranks.empty() && !run.timeline->ranks.front().transfers.empty();
+  });
+}
+
+ordered_json data_of(const Comparison& c, const StepStory* story) {
   ordered_json runs = ordered_json::array();
   for (const RunResult& run : c.runs) {
     if (!run.timeline) continue;
@@ -61,7 +67,12 @@ ordered_json data_of(const Comparison& c) {
                     {"pieces", run.timeline->pieces},
                     {"predicted", run.timeline->predicted_state},
                     {"held", run.peak_bytes.reserved > 0 ? run.peak_bytes.total_peak + run.peak_bytes.reserved : 0},
+                    {"world", run.mesh[0] * run.mesh[1]},
                     {"timeline", to_json(*run.timeline)}});
+    if (story == nullptr || story->sentences.empty()) continue;
+    ordered_json sentences = ordered_json::array();
+    for (const StepStory::Sentence& sentence : story->sentences) sentences.push_back({sentence.at_ns, sentence.text});
+    runs.back()["story"] = {{"teller", story->teller}, {"sentences", sentences}};
   }
   ordered_json data = {{"runs", runs}, {"totals", totals_of(c)}};
   if (c.why) data["why"] = to_json(*c.why);
@@ -99,7 +110,7 @@ std::string map_of(const Comparison& c) {
          details("Units and tiles", table);
 }
 
-std::string timelines_of(const Comparison& c) {
+std::string timelines_of(const Comparison& c, const StepStory* story) {
   Table table{"Milliseconds in the step shown",
               {"strategy", "rank", "step", "forward", "backward", "optimizer", "exposed", "gathers", "reductions"},
               {}};
@@ -122,20 +133,21 @@ std::string timelines_of(const Comparison& c) {
                             std::to_string(calls[of(Kind::reduce_issue)])});
     }
   }
-  return "<h2>One step over time</h2>\n<p>The measured step of median length, all strategies on one clock. The upper "
-         "row of "
-         "a rank computes; hatched is " +
-         defined("exposed") +
-         ": computing waits, for the milliseconds above. The rows "
-         "below show what is " +
-         defined("in flight") + ", from its call until computing has it; a black tick frees a unit (" +
-         defined("reshard") + ").</p>\n" + place_for("timeline") +
-         keys_of({{"forward", "forward"},
-                  {"backward", "backward"},
-                  {"opt", defined("optimizer")},
-                  {"wait", defined("exposed")},
-                  {"gather", "gather in flight"},
-                  {"reduce", "reduction in flight"}}) +
+  const bool carried = has_transfers(c);
+  std::vector<std::pair<std::string, std::string>> keys = {{"forward", "forward"},
+                                                           {"backward", "backward"},
+                                                           {"opt", defined("optimizer")},
+                                                           {"wait", defined("exposed")},
+                                                           {"gather", carried ? "gather" : "gather in flight"},
+                                                           {"reduce", carried ? "reduction" : "reduction in flight"}};
+  if (carried) keys.emplace_back("queued", "waits for its link");
+  return std::string("<h2>One step over time</h2>\n<p>") +
+         (story == nullptr ? "The measured step of median length, all strategies on one clock. " : "") +
+         "The upper row of a rank computes; hatched is " + defined("exposed") +
+         ": computing waits, for the milliseconds above. The rows below show what is " + defined("in flight") +
+         (carried ? ": thin and dotted from its call until a link is free, solid on the link"
+                  : ", from its call until computing has it") +
+         "; a black tick frees a unit (" + defined("reshard") + ").</p>\n" + place_for("timeline") + keys_of(keys) +
          details("Sums by rank", table);
 }
 
@@ -215,15 +227,15 @@ std::string glossary() {
   return html + "</dl></details>\n";
 }
 
-std::string picture_data(const Comparison& c) {
-  return "<script type=\"application/json\" class=\"data\">" + json_for_script(data_of(c)) + "</script>\n";
+std::string picture_data(const Comparison& c, const StepStory* story) {
+  return "<script type=\"application/json\" class=\"data\">" + json_for_script(data_of(c, story)) + "</script>\n";
 }
 
-std::string step_pictures(const Comparison& c) {
+std::string step_pictures(const Comparison& c, const StepStory* story) {
   if (!has_timelines(c)) return "";
   return "<div class=\"controls chips\" role=\"group\" aria-label=\"Strategies in the pictures, one or two\" "
          "data-picture=\"chips\"></div>\n" +
-         map_of(c) + timelines_of(c) + memory_of(c);
+         map_of(c) + timelines_of(c, story) + memory_of(c);
 }
 
 std::string gap_pictures(const Comparison& c) {
@@ -240,10 +252,17 @@ std::string live_scripts() {
   return html + "</script>\n";
 }
 
-std::string page_of_step(const std::string& title, const RunResult& run) {
-  const Comparison comparison{.model = title, .runs = {run}};
-  return document(title, "<section>\n<h1>" + escape(title) + "</h1>\n" + picture_data(comparison) +
-                             step_pictures(comparison) + "</section>\n" + glossary());
+std::string page_of_step(const StepStory& story, const RunResult& run) {
+  const Comparison comparison{.model = story.title, .runs = {run}, .command = story.command};
+  const std::string text = story.text.empty()
+                               ? ""
+                               : "<h2>The step in words</h2>\n<details><summary>What explain prints</summary><pre "
+                                 "class=\"scroll\" tabindex=\"0\">" +
+                                     escape(story.text) + "</pre></details>\n";
+  return document(story.title, "<section>\n<h1>" + escape(story.title) + "</h1>\n<p class=\"soft\">" +
+                                   escape(story.times) + "</p>\n" + picture_data(comparison, &story) +
+                                   step_pictures(comparison, &story) + text + command_of(comparison) + "</section>\n" +
+                                   glossary());
 }
 
 }  // namespace tessera::tools::report

@@ -2,18 +2,34 @@
 // gap, other settings, and losses. Their data are in the page; a table stands under each.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tools/compare/comparison.h"
 #include "tools/report/html.h"
 
 namespace tessera::tools::report {
 
-/// The data of all pictures, once for a comparison and before them.
-std::string picture_data(const Comparison& comparison);
+/// What a page tells about one step beside its pictures.
+struct StepStory {
+  struct Sentence {
+    std::int64_t at_ns = 0;  ///< since the begin of the step; it holds until the next
+    std::string text;
+  };
+  std::string title;
+  std::string times;                 ///< a sentence: whose times these are
+  std::string teller;                ///< of whom the sentences are: "every rank"
+  std::vector<Sentence> sentences;   ///< by time; empty: those of the pictures
+  std::string text;                  ///< the whole story
+  std::vector<std::string> command;  ///< arguments of the program that made it
+};
+
+/// The data of all pictures, once for a comparison and before them. `story`: of its only run; null for runs of compare.
+std::string picture_data(const Comparison& comparison, const StepStory* story = nullptr);
 
 /// The pictures of a step, each with a table; "" if the comparison has no timelines.
-std::string step_pictures(const Comparison& comparison);
+std::string step_pictures(const Comparison& comparison, const StepStory* story = nullptr);
 
 /// Why a run is slower, and what other settings would change, as far as there are data.
 std::string gap_pictures(const Comparison& comparison);
@@ -23,7 +39,7 @@ std::string live_style();
 std::string live_scripts();
 
 /// A document with the pictures of one step. `run` has a name, units and a timeline.
-std::string page_of_step(const std::string& title, const RunResult& run);
+std::string page_of_step(const StepStory& story, const RunResult& run);
 
 /// A place that the script fills. `otherwise`: what stands there without JavaScript.
 std::string place_for(const std::string& picture, const std::string& otherwise = "");

@@ -78,14 +78,6 @@ std::string quoted(const std::string& argument) {
   return text + "'";
 }
 
-std::string command_of(const Comparison& c) {
-  if (c.command.empty()) return "";
-  std::string line = "tessera";
-  for (const std::string& argument : c.command) line += " " + quoted(argument);
-  return "<h2>Command</h2>\n<p>The page comes from:</p>\n<pre class=\"scroll\" tabindex=\"0\">" + escape(line) +
-         "</pre>\n";
-}
-
 /// Who is slower by how much, as far as the runs can say.
 std::string times_verdict(const Comparison& c) {
   if (c.runs.size() < 2) return "";
@@ -269,6 +261,14 @@ std::string times_of(const Comparison& c) {
 }
 
 }  // namespace
+
+std::string command_of(const Comparison& c) {
+  if (c.command.empty()) return "";
+  std::string line = "tessera";
+  for (const std::string& argument : c.command) line += " " + quoted(argument);
+  return "<h2>Command</h2>\n<p>The page comes from:</p>\n<pre class=\"scroll\" tabindex=\"0\">" + escape(line) +
+         "</pre>\n";
+}
 
 std::string page(const std::vector<Comparison>& comparisons) {
   std::string title;

@@ -11,6 +11,9 @@ namespace tessera::tools::report {
 /// Pictures and tables of each comparison, one below the other.
 std::string page(const std::vector<Comparison>& comparisons);
 
+/// The command that makes a page again; "" if it is not known.
+std::string command_of(const Comparison& comparison);
+
 /// A whole document in the report's style. `title` is text, `body` HTML.
 std::string document(const std::string& title, const std::string& body);
 

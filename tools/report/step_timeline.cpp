@@ -41,8 +41,8 @@ ordered_json rank_json(const RankTimeline& rank, Names& units) {
   for (const base::TraceEvent& e : rank.events)
     events.push_back({static_cast<int>(e.kind), units.index_of(e.unit), e.start_ns, e.duration_ns(), e.bytes});
   ordered_json json = {{"rank", rank.rank}, {"events", events}, {"memory", memory_json(rank.memory)}};
-  for (const base::TransferEvent& t : rank.transfers)
-    json["transfers"].push_back({t.operation, t.axis, t.bytes, t.called_ns, t.begun_ns, t.done_ns});
+  for (const auto& [t, started_by] : rank.transfers)
+    json["transfers"].push_back({t.operation, t.axis, t.bytes, t.called_ns, t.begun_ns, t.done_ns, started_by});
   return json;
 }
 
@@ -56,7 +56,9 @@ RankTimeline parse_rank(const nlohmann::json& in, const std::vector<std::string>
                            e.at(4), start, start + e.at(3).get<std::int64_t>()});
   }
   for (const nlohmann::json& t : in.value("transfers", nlohmann::json::array()))
-    rank.transfers.push_back({t.at(0), t.at(1), rank.rank, t.at(2), t.at(3), t.at(4), t.at(5)});
+    rank.transfers.push_back({{t.at(0), t.at(1), rank.rank, t.at(2), t.at(3), t.at(4), t.at(5)}, t.at(6)});
+  for (const Transfer& transfer : rank.transfers)
+    if (transfer.started_by >= rank.events.size()) throw std::out_of_range("event of a transfer");
   for (const nlohmann::json& row : in.at("memory")) {
     MemorySample& sample = rank.memory.emplace_back();
     sample.at_ns = row.at(0);

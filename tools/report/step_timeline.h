@@ -19,12 +19,18 @@ struct MemorySample {
   std::int64_t total() const;                           ///< without offloaded bytes, which are in another memory
 };
 
+/// An operation of a simulated step.
+struct Transfer {
+  base::TransferEvent times;
+  std::size_t started_by = 0;  ///< index in RankTimeline::events
+};
+
 /// Times count from the begin of the step.
 struct RankTimeline {
   int rank = 0;
-  std::vector<base::TraceEvent> events;        ///< in the order in which they began
-  std::vector<base::TransferEvent> transfers;  ///< where their times are known: in a simulation
-  std::vector<MemorySample> memory;            ///< each holds until the next; empty if memory was not sampled
+  std::vector<base::TraceEvent> events;  ///< in the order in which they began
+  std::vector<Transfer> transfers;       ///< where their times are known: in a simulation
+  std::vector<MemorySample> memory;      ///< each holds until the next; empty if memory was not sampled
 };
 
 struct StepTimeline {
@@ -38,10 +44,14 @@ struct StepTimeline {
   std::vector<RankTimeline> ranks;
 };
 
+/// Of a rank: more are narrower than a pixel.
+inline constexpr std::size_t kMostSamples = 400;
+
 /// The samples of a history between two times, with `begin_ns` subtracted: at most `most`, the highest sum among them.
 std::vector<MemorySample> samples_of(const base::MemoryHistory& history, std::int64_t begin_ns, std::size_t most);
 
-/// Compact: events are arrays [kind, unit, start, length, bytes], kinds and units indices of lists, times nanoseconds.
+/// Compact: events are arrays [kind, unit, start, length, bytes], kinds and units indices of lists, times nanoseconds;
+/// transfers are [operation, axis, bytes sent, called, begun, done, index of the event that started it].
 nlohmann::ordered_json to_json(const StepTimeline& timeline);
 /// Reads what to_json() wrote. Throws nlohmann's exceptions, or std::out_of_range for an index.
 StepTimeline parse_timeline(const nlohmann::json& json);

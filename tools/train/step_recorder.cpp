@@ -13,7 +13,6 @@ namespace {
 
 constexpr std::size_t kKeptSteps = 16;
 constexpr std::int64_t kWarmUpSteps = 2;
-constexpr std::size_t kMostSamples = 400;  // of a rank: more are narrower than a pixel
 
 }  // namespace
 
@@ -33,25 +32,28 @@ void StepRecorder::end_step(std::int64_t step, const std::vector<base::TraceEven
 report::StepTimeline StepRecorder::gather(comm::HostCollectives& control) const {
   std::vector<double> longest(steps_.size(), 0);
   std::vector<double> own;
-  for (const Step& step : steps_) own.push_back(static_cast<double>(step.end_ns - step.begin_ns));
+  for (const RecordedStep& step : steps_) own.push_back(static_cast<double>(step.end_ns - step.begin_ns));
   for (const auto& rank : control.gather_all(own))
     for (std::size_t i = 0; i < own.size(); ++i) longest[i] = std::max(longest[i], rank[i]);
-  const std::size_t chosen = median_round(longest);
-  const Step& step = steps_.at(chosen);
+  return gather_step(control, steps_.at(median_round(longest)));
+}
 
-  const std::vector<std::uint64_t> begin = {static_cast<std::uint64_t>(step.begin_ns)};
-  std::int64_t first = step.begin_ns, last = step.begin_ns;
-  for (const auto& rank : control.gather_all(begin)) {
-    first = std::min(first, static_cast<std::int64_t>(rank[0]));
-    last = std::max(last, static_cast<std::int64_t>(rank[0]));
+report::StepTimeline gather_step(comm::HostCollectives& control, const RecordedStep& own) {
+  const std::vector<std::uint64_t> times = {static_cast<std::uint64_t>(own.begin_ns),
+                                            static_cast<std::uint64_t>(own.end_ns)};
+  std::int64_t first = own.begin_ns, last = own.begin_ns, length = 0;
+  for (const auto& rank : control.gather_all(times)) {
+    const auto begin = static_cast<std::int64_t>(rank[0]);
+    first = std::min(first, begin);
+    last = std::max(last, begin);
+    length = std::max(length, static_cast<std::int64_t>(rank[1]) - begin);
   }
-  const auto length = static_cast<std::int64_t>(longest[chosen]);
-  report::StepTimeline mine{.step = step.number, .length_ns = length, .one_clock = last - first <= length};
-  const std::int64_t origin = mine.one_clock ? first : step.begin_ns;
+  report::StepTimeline mine{.step = own.number, .length_ns = length, .one_clock = last - first <= length};
+  const std::int64_t origin = mine.one_clock ? first : own.begin_ns;
   report::RankTimeline& rank = mine.ranks.emplace_back();
   rank.rank = control.communicator().rank();
-  rank.memory = report::samples_of(step.memory, origin, kMostSamples);
-  for (base::TraceEvent event : step.events) {
+  rank.memory = report::samples_of(own.memory, origin, report::kMostSamples);
+  for (base::TraceEvent event : own.events) {
     event.start_ns -= origin;
     event.end_ns -= origin;
     rank.events.push_back(std::move(event));
@@ -61,6 +63,25 @@ report::StepTimeline StepRecorder::gather(comm::HostCollectives& control) const 
   for (const std::string& text : gather_texts(control, json_text(to_json(mine))))
     all.ranks.push_back(report::parse_timeline(nlohmann::json::parse(text)).ranks.at(0));
   return all;
+}
+
+void add_state(report::StepTimeline& timeline, const TrainPlan& plan, const fsdp::Strategy& strategy,
+               const fsdp::MeshShape& mesh) {
+  const auto parts = [&](const fsdp::Axes& axes) {
+    int count = 1;
+    for (const fsdp::Axis& axis : axes) count *= mesh.size_of(axis);
+    return count;
+  };
+  timeline.pieces = {parts(strategy.param_at_rest), parts(strategy.gradient), parts(strategy.optimizer)};
+  const TrainOptions& options = plan.options;
+  if (options.optimizer != "adamw" || plan.lora || options.cpu_offload || !options.f32_modules.empty() ||
+      !fsdp::periodic_axis(strategy).empty())
+    return;  // the formula is of other state
+  const bool half = plan.precision.compute != base::DType::f32;
+  const auto elements = static_cast<double>(plan.parameters);
+  timeline.predicted_state = static_cast<std::uint64_t>(elements * (half ? 2 : 4) / timeline.pieces[0] +
+                                                        elements * (half ? 2 : 4) / timeline.pieces[1] +
+                                                        elements * (half ? 12 : 8) / timeline.pieces[2]);
 }
 
 }  // namespace tessera::tools

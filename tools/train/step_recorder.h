@@ -7,8 +7,23 @@
 
 #include "tessera/comm/host_collectives.h"
 #include "tools/report/step_timeline.h"
+#include "tools/train/options.h"
 
 namespace tessera::tools {
+
+/// A step of one rank.
+struct RecordedStep {
+  std::int64_t number = 0, begin_ns = 0, end_ns = 0;
+  std::vector<base::TraceEvent> events;
+  base::MemoryHistory memory;
+};
+
+/// The step of all ranks, without pieces and formula. Collective.
+report::StepTimeline gather_step(comm::HostCollectives& control, const RecordedStep& own);
+
+/// Adds what depends on the strategy: how it cuts units, and ZeRO's formula, if it applies.
+void add_state(report::StepTimeline& timeline, const TrainPlan& plan, const fsdp::Strategy& strategy,
+               const fsdp::MeshShape& mesh);
 
 /// While it lives, the memory tracker keeps each change. One per rank; one thread at a time.
 class StepRecorder {
@@ -26,14 +41,9 @@ class StepRecorder {
   report::StepTimeline gather(comm::HostCollectives& control) const;
 
  private:
-  struct Step {
-    std::int64_t number = 0, begin_ns = 0, end_ns = 0;
-    std::vector<base::TraceEvent> events;
-    base::MemoryHistory memory;
-  };
   base::MemoryTracker& memory_tracker_;
   std::int64_t begin_ns_ = 0;
-  std::deque<Step> steps_;  // the last ones
+  std::deque<RecordedStep> steps_;  // the last ones
 };
 
 }  // namespace tessera::tools

@@ -101,7 +101,10 @@ class Trainer {
   TrainingOutcome finish() {
     TrainingOutcome outcome;
     outcome.result = summarize();
-    if (recorder_) outcome.result.timeline = timeline();
+    if (recorder_) {
+      outcome.result.timeline = recorder_->gather(control_);
+      add_state(*outcome.result.timeline, plan_, engine_.options().strategy, engine_.mesh().shape());
+    }
     recorder_.reset();        // what follows is in no picture
     engine_.sync_replicas();  // with a sync period: makes all replicas equal for what follows
     outcome.result.final_parameters_hash = hash_parameters(engine_);
@@ -270,7 +273,6 @@ class Trainer {
   }
 
   RunResult summarize();
-  report::StepTimeline timeline();
 
   const TrainPlan& plan_;
   comm::Communicator& world_;
@@ -297,27 +299,6 @@ class Trainer {
   comm::TrafficStats first_control_;
   std::uint64_t first_copied_ = 0;
 };
-
-report::StepTimeline Trainer::timeline() {
-  report::StepTimeline timeline = recorder_->gather(control_);
-  const fsdp::Strategy& strategy = engine_.options().strategy;
-  const auto parts = [&](const fsdp::Axes& axes) {
-    int count = 1;
-    for (const fsdp::Axis& axis : axes) count *= engine_.mesh().shape().size_of(axis);
-    return count;
-  };
-  timeline.pieces = {parts(strategy.param_at_rest), parts(strategy.gradient), parts(strategy.optimizer)};
-  const TrainOptions& options = plan_.options;
-  const bool half = plan_.precision.compute != base::DType::f32;
-  if (options.optimizer != "adamw" || plan_.lora || options.cpu_offload || !options.f32_modules.empty() ||
-      !fsdp::periodic_axis(strategy).empty())
-    return timeline;  // the formula is of other state
-  const double elements = static_cast<double>(plan_.parameters);
-  timeline.predicted_state = static_cast<std::uint64_t>(elements * (half ? 2 : 4) / timeline.pieces[0] +
-                                                        elements * (half ? 2 : 4) / timeline.pieces[1] +
-                                                        elements * (half ? 12 : 8) / timeline.pieces[2]);
-  return timeline;
-}
 
 RunResult Trainer::summarize() {
   const Traffic traffic = traffic_per_step();

@@ -26,7 +26,7 @@ document.querySelectorAll("section").forEach((section, number) => {
   const view = new View(section, data, number === 0);
   view.rebuild = [];
   if (view.runs.length) {
-    drawChips(view, place("chips"));
+    if (view.runs.length > 1) drawChips(view, place("chips"));
     drawMap(view, place("map"));
     drawFrames(view, place("map"));
     drawTimeline(view, place("timeline"));

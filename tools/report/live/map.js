@@ -31,6 +31,11 @@ const TEXTS = {own: "own tile", here: "gathered", coming: "on its way", none: "n
 
 // What the ranks do at a moment, in words.
 function sentenceOf(run, at) {
+  if (run.story) {
+    const told = run.story.sentences.filter(([begin]) => begin <= at);
+    const now = told.filter(([begin]) => begin === told[told.length - 1][0]).map(([, text]) => text);
+    return `${run.name} at ${ms(at)}, ${run.story.teller}: ${now.join("; ") || "the step begins"}.`;
+  }
   const words = new Map();
   for (const rank of run.ranks) {
     const marks = rank.events.filter((e) => e.start === at && (e.end === e.start || !COMPUTE.includes(e.kind)));
@@ -61,7 +66,7 @@ function mapPicture(slot, run, width) {
     return place;
   });
   const height = 34 + ranks.length * row + 56;
-  const svg = picture(slot, "map", `Who holds what: ${run.name}, ${run.ranks.length} ranks, ${run.units.length} units; a sentence below says it`, width, height);
+  const svg = picture(slot, "map", `Who holds what: ${run.name}, ${run.world} ranks, ${run.units.length} units; a sentence below says it`, width, height);
   for (const p of places) {
     svg.append("text").attr("x", p.x + p.width / 2).attr("y", 12).attr("text-anchor", "middle").attr("class", "strong")
       .text(p.unit.name.length * 7 < p.width + gap ? p.unit.name : p.unit.name.slice(0, Math.max(1, Math.floor(p.width / 8))) + "…");
@@ -170,7 +175,7 @@ function drawMap(view, root) {
     const run = view.main;
     shown = mapPicture(slot, run, widthOf(slot));
     range.attr("max", run.end);
-    const left_out = [[run.ranks.length, shown.ranks.length, "ranks"], [run.units.length, shown.units.length, "units"]].filter(([all, some]) => all > some);
+    const left_out = [[run.world, shown.ranks.length, "ranks"], [run.units.length, shown.units.length, "units"]].filter(([all, some]) => all > some);
     note.text(left_out.map(([all, some, what]) => `The map shows the first ${some} of ${all} ${what}.`).join(" "));
     move();
   }

@@ -37,6 +37,9 @@ function drawTimeline(view, root) {
   }
   function describe(m) {
     const e = m.event, what = KINDS[e.kind](e.unit, e.bytes);
+    const t = m.transfer;
+    if (t) return `${m.run.name}, rank ${e.rank}: ${t.operation} of ${e.unit}; called at ${ms(t.called)}, on the link from ${ms(t.begun)} to ` +
+      `${ms(t.done)} (${ms(t.done - t.begun)}); ${d3.format(",")(t.sent)} bytes sent, axis ${t.axis}`;
     const time = m.row === "compute" || m.end === m.start ? `${ms(m.start)} to ${ms(m.end)} (${ms(m.end - m.start)})`
       : `called at ${ms(m.start)}, compute had it at ${ms(m.end)} (${ms(m.end - m.start)})`;
     return `${m.run.name}, rank ${e.rank} ${what}; ${time}` + (e.bytes ? `; ${d3.format(",")(e.bytes)} bytes` : "");
@@ -46,8 +49,8 @@ function drawTimeline(view, root) {
     width = widthOf(slot);
     left = width < 480 ? 64 : 128;
     const all = [], heads = [];
-    const ranks = ranksOf(view.main).length, of = view.main.ranks.length;
-    note.text(ranks === of ? "" : ranks === 1 ? `Of ${of} ranks the first is shown.` : `Of ${of} ranks the slowest, the middle one and the fastest are shown.`);
+    const ranks = ranksOf(view.main).length, of = view.main.world;
+    note.text(ranks === of ? "" : view.main.ranks.length < of ? `Of ${of} equal ranks the first ${ranks} ${ranks > 1 ? "are" : "is"} shown.` : ranks === 1 ? `Of ${of} ranks the first is shown.` : `Of ${of} ranks the slowest, the middle one and the fastest are shown.`);
     let y = 8;
     for (const run of view.shown) {
       heads.push({text: run.name, y: y + 10, strong: true}, {text: `step ${ms(run.length)}`, y: y + 24});
@@ -55,10 +58,10 @@ function drawTimeline(view, root) {
       for (const rank of ranksOf(run)) {
         const exposed = d3.sum(rank.events.filter((e) => e.kind.endsWith("_wait")), (e) => e.end - e.start);
         heads.push({text: `rank ${rank.rank}`, y: y + 22, x: left - 4, end: true});
-        const add = (row, list, dy, height) => list.forEach((p) => all.push({run, row, ...p, y: y + dy, height}));
+        const add = (row, list, dy, height) => list.forEach((p) => all.push({run, row, ...p, y: y + dy + (p.queued ? height : 0), height: p.queued ? 3 : height}));
         add("compute", rank.compute, 12, 14);
         add("gather", rank.gathers, 28, 8);
-        add("reduce", rank.reductions, 38, 8);
+        add("reduce", rank.reductions, 39, 8);
         add("free", rank.events.filter((e) => e.kind === "reshard").map((e) => ({event: e, start: e.start, end: e.end})), 28, 8);
         if (width >= 480) heads.push({text: `exposed ${ms(exposed)}`, y: y + 36, x: left - 4, end: true, small: true});
         y += 54;
@@ -75,10 +78,10 @@ function drawTimeline(view, root) {
     axis = svg.append("g").attr("class", "axis").attr("transform", `translate(0,${height - 22})`);
     const body = svg.append("g").attr("clip-path", `url(#${clip})`);
     marks = body.append("g").selectAll("rect").data(all).enter().append("rect").attr("y", (d) => d.y).attr("height", (d) => d.height)
-      .attr("class", (d) => `mark ${d.row} ${d.event.kind}`).attr("data-event", (d) => `${d.run.name}|${d.event.rank}|${d.event.id}`)
-      .style("fill", (d) => d.event.kind.endsWith("_wait") ? svg.hatch("wait") : null);
+      .attr("class", (d) => `mark ${d.row} ${d.event.kind}${d.queued ? " queued" : ""}`).attr("data-event", (d) => `${d.run.name}|${d.event.rank}|${d.event.id}`)
+      .style("fill", (d) => d.queued ? svg.hatch(d.row === "gather" ? "coming" : "way") : d.event.kind.endsWith("_wait") ? svg.hatch("wait") : null);
     marks.on("mouseenter click", (d) => detail.text(describe(d)).classed("hint", false));
-    labels = body.append("g").attr("class", "names").selectAll("text").data(all.filter((d) => d.row !== "free")).enter().append("text")
+    labels = body.append("g").attr("class", "names").selectAll("text").data(all.filter((d) => d.row !== "free" && !d.queued)).enter().append("text")
       .attr("y", (d) => d.event.kind.endsWith("_wait") ? d.y - 2 : d.y + d.height - (d.height > 10 ? 3 : 1)).attr("text-anchor", "middle")
       .attr("class", (d) => d.event.kind.endsWith("_wait") ? "waiting" : "on").style("font-size", (d) => d.height > 10 ? "10px" : "8px")
       .text((d) => d.event.kind.endsWith("_wait") ? ((d.end - d.start) / 1e6).toFixed(2) : d.event.unit);

@@ -46,6 +46,13 @@ function flatten(events) {
   return pieces;
 }
 
+// Where times of transfers are known: in the queue for a link, then on it.
+function carried(transfers, issue) {
+  return transfers.filter((t) => t.event.kind === issue).flatMap((t) => [
+    ...(t.begun > t.called ? [{event: t.event, transfer: t, queued: true, start: t.called, end: t.begun}] : []),
+    {event: t.event, transfer: t, start: t.begun, end: t.done}]);
+}
+
 // From a call to the end of the wait for it, which is all that a measured run knows.
 function flights(events, issue, wait, end) {
   const found = [];
@@ -64,13 +71,15 @@ function readRun(run) {
     const events = r.events.map(([kind, unit, start, length, b], id) =>
       ({id, kind: t.event_kinds[kind], unit: t.units[unit], start, end: start + length, bytes: b, rank: r.rank}));
     const end = Math.max(t.length_ns, ...events.map((e) => e.end));
+    const transfers = (r.transfers || []).map(([operation, axis, sent, called, begun, done, event]) =>
+      ({operation, axis, sent, called, begun, done, event: events[event]}));
+    const flying = (issue, wait) => t.simulated ? carried(transfers, issue) : flights(events, issue, wait, end);
     return {rank: r.rank, events, memory: r.memory, compute: flatten(events),
-            gathers: flights(events, "unshard_issue", "unshard_wait", end),
-            reductions: flights(events, "reduce_issue", "reduce_wait", end)};
+            gathers: flying("unshard_issue", "unshard_wait"), reductions: flying("reduce_issue", "reduce_wait")};
   });
   const end = Math.max(t.length_ns, ...ranks.flatMap((r) => r.events.map((e) => e.end)));
   const moments = [...new Set([0, ...ranks.flatMap((r) => r.events.flatMap((e) => [e.start, e.end])), end])].sort((a, b) => a - b);
-  return {...run, ranks, end, length: t.length_ns, moments, kinds: t.memory_kinds};
+  return {...run, world: Math.max(run.world || 0, ranks.length), ranks, end, length: t.length_ns, moments, kinds: t.memory_kinds};
 }
 
 class View {

@@ -6,12 +6,17 @@ compare. Each check has a negative control: it is given one wrong figure, which 
 """
 
 import copy
+import fcntl
 import json
 import math
+import os
 import pathlib
+import pty
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import unittest
 
 TOOL, LAB = None, None
@@ -30,8 +35,11 @@ ROOT = [("wte.weight", VOCABULARY * WIDTH), ("wpe.weight", CONTEXT * WIDTH), ("l
 UNITS = {"root": ROOT, "h.0": [("h.0." + name, count) for name, count in BLOCK], "h.1": [("h.1." + name, count) for name, count in BLOCK]}
 
 
-def tool(*arguments, cwd=None):
-    done = subprocess.run([TOOL, *map(str, arguments)], text=True, capture_output=True, timeout=100, cwd=cwd)
+def tool(*arguments, cwd=None, columns=None):
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    if columns is not None:
+        environment["COLUMNS"] = str(columns)
+    done = subprocess.run([TOOL, *map(str, arguments)], text=True, capture_output=True, timeout=100, cwd=cwd, env=environment)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -69,8 +77,8 @@ class ExplainTest(unittest.TestCase):
         (cls.folder / "lab.so").symlink_to(LAB)
         cls.data = ("--data", cls.folder / "text.txt")
 
-    def explain(self, *arguments):
-        code, out, err = tool("explain", *arguments, cwd=self.folder)
+    def explain(self, *arguments, columns=None):
+        code, out, err = tool("explain", *arguments, cwd=self.folder, columns=columns)
         self.assertEqual((code, err), (0, ""), arguments)
         return out
 
@@ -98,6 +106,11 @@ class ExplainTest(unittest.TestCase):
             out = self.explain(*arguments)
             self.assertEqual(out, (EXPECTED / f"{name}.txt").read_text(), name)
             self.assertLessEqual(max(map(len, out.splitlines())), 100, name)
+            narrow = self.explain(*arguments, columns=80)
+            self.assertEqual(narrow, (EXPECTED / f"{name}-80.txt").read_text(), name)
+            self.assertLessEqual(max(map(len, narrow.splitlines())), 80, name)
+            self.assertEqual(narrow.replace("-", " ").split().count("gather"), out.replace("-", " ").split().count("gather"), name)
+            self.assertGreater(max(map(len, out.splitlines())), 80, "the negative control")
         self.assertNotEqual(self.explain("--strategy", "fsdp", "--link", "20us,99MB/s"), (EXPECTED / "fsdp.txt").read_text())
 
     def test_tiles_are_ranges_of_the_layout(self):
@@ -206,6 +219,33 @@ class ExplainTest(unittest.TestCase):
             self.assertIn("this step has no answer", self.refused("--strategy", "ddp", "--question", name))
         self.assertIn("why-twice", self.refused("--question", "why-thrice"))
 
+    def test_text_is_as_wide_as_the_terminal(self):
+        wide, narrow = self.explain(), self.explain(columns=80)
+        for columns, expected in ((200, wide), (100, wide), (99, narrow), (60, narrow), ("many", wide), ("", wide)):
+            self.assertEqual(self.explain(columns=columns), expected, columns)
+        for columns, expected in ((100, wide), (99, narrow)):  # of a terminal
+            leader, follower = pty.openpty()
+            fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+            environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+            process = subprocess.Popen([TOOL, "explain"], stdout=follower, env=environment)
+            os.close(follower)
+            seen = b""
+            while True:
+                try:
+                    part = os.read(leader, 65536)
+                except OSError:  # the terminal is closed
+                    break
+                if not part:
+                    break
+                seen += part
+            self.assertEqual(process.wait(60), 0)
+            os.close(leader)
+            self.assertEqual(seen.decode().replace("\r\n", "\n"), expected)
+        for ranks, columns in ((4, 80), (8, 80), (8, 100)):  # ranks that run write to a pipe of the launcher
+            text = self.explain("--ranks", ranks, "--global-batch", 16, "--run", "--section", "values", *self.data, columns=columns)
+            self.assertLessEqual(max(map(len, text.splitlines())), columns)
+            self.assertIn(f"rank {3 if columns == 80 else 5}", text)
+
     def test_sections_are_chosen_and_options_checked(self):
         self.assertEqual(len(self.explain("--section", "cost").split("\n\n")), 2)
         self.assertIn("--run", self.refused("--section", "values"))
@@ -223,6 +263,7 @@ def write():
             code, out, err = tool("explain", *arguments, cwd=folder)
             assert code == 0, err
             (EXPECTED / f"{name}.txt").write_text(out)
+            (EXPECTED / f"{name}-80.txt").write_text(tool("explain", *arguments, cwd=folder, columns=80)[1])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 // tessera explain: one step, told rank by rank and unit by unit.
 #include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #include <memory>
 
+#include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
 #include "tools/cli/commands.h"
@@ -18,6 +21,19 @@ namespace tessera::tools {
 namespace {
 
 constexpr int kDefaultRanks = 4;
+
+/// Columns of the text: 100, or 80 where COLUMNS or the terminal has less room. A pipe has room for 100.
+std::size_t text_width() {
+  constexpr std::size_t kWide = 100, kNarrow = 80;
+  const std::optional<std::string> columns = base::read_foreign_env("COLUMNS");
+  winsize size{};
+  std::size_t room = kWide;
+  if (columns && columns->find_first_not_of("0123456789") == std::string::npos && columns->size() < 6)
+    room = std::stoul(*columns);
+  else if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+    room = size.ws_col;
+  return room < kWide ? kNarrow : kWide;
+}
 
 /// Options that only ranks that run use.
 void refuse_run_options(const CLI::App& command) {
@@ -45,8 +61,8 @@ void check_explained(const ExplainOptions& options, int ranks) {
 void show(const ExplainOptions& options, int ranks, std::optional<RealStep> real,
           const std::vector<std::string>& arguments) {
   const Explanation explanation = explain_step(options, ranks, std::move(real));
-  fmt::print("{}",
-             options.question.empty() ? to_text(explanation, options) : answer_text(explanation, options.question));
+  fmt::print("{}", options.question.empty() ? to_text(explanation, options, text_width())
+                                            : answer_text(explanation, options.question, text_width()));
   if (!options.html.empty()) write_file(options.html, explain_page(explanation, arguments));
   if (!options.json.empty()) write_file(options.json, json_text(to_json(explanation), 1) + "\n");
 }
@@ -94,7 +110,9 @@ int explain(const CommandLine& commands, const CLI::App& command, const ExplainO
   engine_options(plan, options.strategy);
   if (!spawn) return run_as_rank(options, plan, commands.arguments);
   warn_if_alone_under_launcher(ranks);
-  return launch(training_launch_spec(plan, commands.arguments));
+  LaunchSpec spec = training_launch_spec(plan, commands.arguments);
+  spec.environment.emplace_back("COLUMNS", std::to_string(text_width()));  // rank 0 writes to a pipe
+  return launch(spec);
 }
 
 }  // namespace

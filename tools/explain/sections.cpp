@@ -13,24 +13,25 @@
 namespace tessera::tools {
 namespace {
 
-constexpr std::size_t kWidth = 100;
 constexpr std::size_t kIndent = 6;  // of what stands under a section's name
-constexpr std::size_t kShownTiles = 8, kShownRanks = 8;
+constexpr std::size_t kShownTiles = 8;
+constexpr std::size_t kValueName = 25, kValueWidth = 10;  // columns of VALUES
 /// Rows of units beyond these many from either end are left out of a long story.
 constexpr std::size_t kShownUnits = 3;
-constexpr std::size_t kMostAction = 17;  // columns, of a step's actions beside notes
+constexpr std::size_t kMostAction = 17;     // columns, of a step's actions beside notes
+constexpr std::size_t kLeastContents = 16;  // columns, for what a unit is; else it goes on below
 
 double ms_of(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
 
-/// `text` in lines of at most kWidth columns: the first after `head`, the others at its width.
-std::string wrapped(const std::string& head, const std::string& text) {
+/// `text` in lines of at most `width` columns: the first after `head`, the others at its width.
+std::string wrapped(std::size_t width, const std::string& head, const std::string& text) {
   std::string all, line = head;
   std::size_t start = 0;
   bool first = true;
   while (start < text.size()) {
     const std::size_t end = std::min(text.find(' ', start), text.size());
     const std::string word = text.substr(start, end - start);
-    if (!first && line.size() + 1 + word.size() > kWidth) {
+    if (!first && line.size() + 1 + word.size() > width) {
       all += line + "\n";
       line = std::string(head.size(), ' ') + word;
     } else {
@@ -49,6 +50,11 @@ const std::string kMargin(kIndent, ' ');
 std::string line_of(std::string text) {
   text.erase(text.find_last_not_of(' ') + 1);
   return text + "\n";
+}
+
+/// A note after a row, or below it where there is no room.
+std::string beside_or_below(std::size_t width, const std::string& row, const std::string& note) {
+  return row.size() + note.size() <= width ? line_of(row + note) : line_of(row) + wrapped(width, kMargin + "  ", note);
 }
 
 std::string after_forward(const Explanation& step, std::size_t index) {
@@ -83,7 +89,7 @@ std::string ranks_of_tile(const Tile& tile) {
   return fmt::format("ranks {}", fmt::join(tile.ranks, ", "));
 }
 
-std::string tiles_text(const Explanation& step) {
+std::string tiles_text(const Explanation& step, std::size_t width) {
   const CutUnit& unit = step.cut->example();
   const std::vector<Tile> tiles = tiles_of(unit, unit.strategy.optimizer, step.step.mesh);
   if (tiles.size() == 1) return kMargin + "No tiles: every rank keeps all of every unit.\n";
@@ -92,8 +98,9 @@ std::string tiles_text(const Explanation& step) {
                              ? unit.name
                              : fmt::format("{}, {} {} parameters", unit.name, flat.trainable ? "trained" : "frozen",
                                            base::name_of(flat.dtype));
-  std::string text = wrapped(
-      kMargin, fmt::format("Tiles of {}. Cuts ignore tensors; the layout is the same under every strategy:", of));
+  std::string text =
+      wrapped(width, kMargin,
+              fmt::format("Tiles of {}. Cuts ignore tensors; the layout is the same under every strategy:", of));
   std::size_t ranks = 0, end = 0;
   for (const Tile& tile : tiles) {
     ranks = std::max(ranks, ranks_of_tile(tile).size());
@@ -105,14 +112,15 @@ std::string tiles_text(const Explanation& step) {
       continue;
     }
     const Tile& tile = tiles[i];
-    text += wrapped(fmt::format("{}{:<{}}  {:>{}}..{:<{}}  ", kMargin, ranks_of_tile(tile), ranks, tile.range.begin,
+    text += wrapped(width,
+                    fmt::format("{}{:<{}}  {:>{}}..{:<{}}  ", kMargin, ranks_of_tile(tile), ranks, tile.range.begin,
                                 end, tile.range.end - 1, end),
                     fmt::format("{}", fmt::join(tile.contents, ", ")));
   }
   return text;
 }
 
-std::string cut_text(const Explanation& step) {
+std::string cut_text(const Explanation& step, std::size_t width) {
   const std::vector<CutUnit>& units = step.cut->units();
   std::size_t widest = 4;
   std::vector<std::string> names;
@@ -121,24 +129,28 @@ std::string cut_text(const Explanation& step) {
                                   : fmt::format("{} .. {}, each", units[first].name, units[last].name));
     widest = std::max(widest, names.back().size());
   }
-  std::string text = heading("CUT") + fmt::format("{:<{}}  {:>11} {:>13} {:>12}  {:<15}  what it is\n", "unit", widest,
-                                                  "parameters", "bytes", "a rank keeps", "after forward");
+  std::string text = heading("CUT") + fmt::format("{:<{}}  {:>11} {:>13} {:>12}  {:<15}", "unit", widest, "parameters",
+                                                  "bytes", "a rank keeps", "after forward");
+  text = text.size() + 2 + kLeastContents <= width ? text + "  what it is\n" : line_of(text);
   std::size_t row = 0;
   for (const auto& [first, last] : alike(step)) {
     const CutUnit& unit = units[first];
     const auto parts = static_cast<std::uint64_t>(parts_over(unit.strategy.param_at_rest, step.step.mesh));
-    text += wrapped(fmt::format("{}{:<{}}  {:>11} {:>13} {:>12}  {:<15}  ", kMargin, names[row++], widest,
-                                grouped(static_cast<std::uint64_t>(unit.elements)), grouped(unit.bytes),
-                                grouped(unit.bytes / parts), after_forward(step, first)),
-                    unit.contents);
+    const std::string head = fmt::format("{}{:<{}}  {:>11} {:>13} {:>12}  {:<15}  ", kMargin, names[row++], widest,
+                                         grouped(static_cast<std::uint64_t>(unit.elements)), grouped(unit.bytes),
+                                         grouped(unit.bytes / parts), after_forward(step, first));
+    text += head.size() + kLeastContents <= width ? wrapped(width, head, unit.contents)
+                                                  : line_of(head) + wrapped(width, kMargin + "    ", unit.contents);
   }
-  return text + tiles_text(step);
+  return text + tiles_text(step, width);
 }
 
-std::string state_row(const std::string& name, const RunResult::ModelState& state, const std::string& note) {
-  return line_of(fmt::format("{}{:<15} {:>13} {:>13} {:>13} {:>13}  {}", kMargin, name, grouped(state.parameter),
-                             grouped(state.gradient), grouped(state.optimizer),
-                             grouped(state.parameter + state.gradient + state.optimizer), note));
+std::string state_row(std::size_t width, const std::string& name, const RunResult::ModelState& state,
+                      const std::string& note) {
+  const std::string row = fmt::format("{}{:<15} {:>13} {:>13} {:>13} {:>13}", kMargin, name, grouped(state.parameter),
+                                      grouped(state.gradient), grouped(state.optimizer),
+                                      grouped(state.parameter + state.gradient + state.optimizer));
+  return beside_or_below(width, row + "  ", note);
 }
 
 /// "= 16 P": bytes for each parameter, padding included.
@@ -149,27 +161,37 @@ std::string per_parameter(const RunResult::ModelState& state, std::int64_t padde
                                                     : fmt::format("= {:.3g} P", bytes);
 }
 
-std::string rest_text(const Explanation& step) {
+std::string rest_text(const Explanation& step, std::size_t width) {
   const RunResult::ModelState& state = step.step.result.model_state_bytes;
   std::string text = heading("REST") + fmt::format("{:<15} {:>13} {:>13} {:>13} {:>13}\n", "a rank keeps, B",
                                                    "parameters", "gradients", "optimizer", "together");
   const std::int64_t padded = step.cut->padded();
-  text += state_row(step.step.result.strategy, state,
+  text += state_row(width, step.step.result.strategy, state,
                     per_parameter(state, padded) + ", P = " + grouped(static_cast<std::uint64_t>(padded)));
   if (!step.reference) return text;
   const RunResult::ModelState& whole = step.reference->result.model_state_bytes;
-  return text + state_row(step.reference_name, whole, per_parameter(whole, padded));
+  return text + state_row(width, step.reference_name, whole, per_parameter(whole, padded));
 }
 
 /// Width of what happens, and of the action in it, before its note.
 struct StepColumns {
-  std::size_t what = 50, action = 12;
+  std::size_t width = 100;
+  std::size_t at = 13, what = 50, sent = 11, unsharded = 12, waits = 8, action = 12;
 };
+
+StepColumns step_columns(const Story& story, std::size_t width) {
+  StepColumns columns;
+  if (width < columns.width) columns = {.width = width, .at = 9, .sent = 11, .unsharded = 11, .waits = 8};
+  columns.what = width - columns.at - columns.sent - columns.unsharded - columns.waits - 6;
+  for (const StoryRow& row : story.rows)
+    if (!row.note.empty()) columns.action = std::min(kMostAction, std::max(columns.action, row.text.size()));
+  return columns;
+}
 
 std::string step_row(const StepColumns& columns, const std::string& at, const std::string& what,
                      const std::array<std::string, 3>& numbers) {
-  return line_of(
-      fmt::format("{:>13}  {:<{}} {:>11} {:>12} {:>8}", at, what, columns.what, numbers[0], numbers[1], numbers[2]));
+  return line_of(fmt::format("{:>{}}  {:<{}} {:>{}} {:>{}} {:>{}}", at, columns.at, what, columns.what, numbers[0],
+                             columns.sent, numbers[1], columns.unsharded, numbers[2], columns.waits));
 }
 
 /// A note that is too long for its column goes on below.
@@ -185,7 +207,7 @@ std::string step_row(const StepColumns& columns, const StoryRow& row) {
   std::string text = step_row(columns, fmt::format("{:.3f}", ms_of(row.at_ns)), what,
                               {row.sent ? grouped(*row.sent) : "", row.unsharded ? grouped(*row.unsharded) : "",
                                row.wait_ns ? fmt::format("{:.3f}", ms_of(*row.wait_ns)) : ""});
-  if (!rest.empty()) text += wrapped(std::string(15 + columns.action + 1, ' '), rest);
+  if (!rest.empty()) text += wrapped(columns.width, std::string(columns.at + 2 + columns.action + 1, ' '), rest);
   return text;
 }
 
@@ -197,15 +219,13 @@ bool left_out(const Explanation& step, const StoryRow& row) {
   return index >= kShownUnits && index + kShownUnits - 1 < units.size();
 }
 
-std::string step_text(const Explanation& step, bool all) {
+std::string step_text(const Explanation& step, bool all, std::size_t width) {
   const int ranks = step.plan.ranks;
   const std::int64_t each = step.plan.options.global_batch / ranks;
   const std::string own = each == 1 ? "sequence r" : fmt::format("sequences {}r..{}r+{}", each, each, each - 1);
   std::string text = heading("STEP") + (ranks == 1 ? "one rank does this\n"
                                                    : "all ranks do this at the same time, rank r with " + own + "\n");
-  StepColumns columns;
-  for (const StoryRow& row : step.story.rows)
-    if (!row.note.empty()) columns.action = std::min(kMostAction, std::max(columns.action, row.text.size()));
+  const StepColumns columns = step_columns(step.story, width);
   text += step_row(columns, "at ms", "", {"sends B", "unsharded B", "waits ms"});
   std::vector<const StoryRow*> skipped;
   const auto flush = [&] {
@@ -262,11 +282,12 @@ std::string no_operations(const Explanation& step) {
                      strategy.sync.at(axis).period);
 }
 
-std::string cost_text(const Explanation& step) {
+std::string cost_text(const Explanation& step, std::size_t width) {
   std::string text = heading("COST") + fmt::format("{:<15} {:>6} {:>14}\n", "of a rank", "calls", "bytes sent");
   if (step.cost.operations.empty()) return heading("COST") + no_operations(step);
   for (const OperationCost& cost : step.cost.operations)
     text += wrapped(
+        width,
         fmt::format("{}{:<15} {:>6} {:>14}  ", kMargin, comm::name_of(cost.kind), cost.calls, grouped(cost.bytes_sent)),
         factors(cost));
   std::string note = step.cost.formula_bytes == step.cost.bytes_sent ? "as by formula"
@@ -275,28 +296,35 @@ std::string cost_text(const Explanation& step) {
     note +=
         fmt::format("; {} sends {}: x {:.2f}", step.reference_name, grouped(step.reference_cost.bytes_sent),
                     static_cast<double>(step.cost.bytes_sent) / static_cast<double>(step.reference_cost.bytes_sent));
-  text += line_of(fmt::format("{}{:<15} {:>6} {:>14}  {}", kMargin, "together", step.cost.calls,
-                              grouped(step.cost.bytes_sent), note));
+  text += wrapped(
+      width,
+      fmt::format("{}{:<15} {:>6} {:>14}  ", kMargin, "together", step.cost.calls, grouped(step.cost.bytes_sent)),
+      note);
   const PerCollective& calls = step.step.result.calls_per_step;
   text += kMargin + fmt::format("and {} calls of {} B for order checks, norms and the loss\n", calls.control,
                                 grouped(step.step.result.wire_bytes_per_step.control));
-  text += kMargin + fmt::format("link busy for {:.3f} ms = {:.3f} exposed + {:.3f} hidden; step {:.3f}",
-                                ms_of(step.cost.link_ns), ms_of(step.cost.exposed_ns),
-                                ms_of(step.cost.link_ns - step.cost.exposed_ns), step.step.result.step_ms_median);
-  if (step.reference) text += fmt::format(" ({} {:.3f})", step.reference_name, step.reference->result.step_ms_median);
-  return text + "\n";
+  std::string link = fmt::format("link busy for {:.3f} ms = {:.3f} exposed + {:.3f} hidden; step {:.3f}",
+                                 ms_of(step.cost.link_ns), ms_of(step.cost.exposed_ns),
+                                 ms_of(step.cost.link_ns - step.cost.exposed_ns), step.step.result.step_ms_median);
+  if (step.reference) link += fmt::format(" ({} {:.3f})", step.reference_name, step.reference->result.step_ms_median);
+  return text + wrapped(width, kMargin, link);
+}
+
+/// The first ranks for which a line has room.
+std::size_t ranks_in(std::size_t width, const RealStep& real) {
+  return std::min(real.ranks.size(), (width - kIndent - kValueName) / kValueWidth);
 }
 
 template <class Value>
-std::string values_row(const RealStep& real, const std::string& name, const std::string& note, Value&& value) {
-  std::string text = fmt::format("{}{:<25}", kMargin, name);
-  for (std::size_t rank = 0; rank < std::min(real.ranks.size(), kShownRanks); ++rank)
-    text += fmt::format(" {:>9}", value(real.ranks[rank]));
-  const std::string line = text + "   " + note;
-  return line.size() <= kWidth ? line_of(line) : line_of(text) + wrapped(kMargin + "  ", note);
+std::string values_row(std::size_t width, const RealStep& real, const std::string& name, const std::string& note,
+                       Value&& value) {
+  std::string text = fmt::format("{}{:<{}}", kMargin, name, kValueName);
+  for (std::size_t rank = 0; rank < ranks_in(width, real); ++rank)
+    text += fmt::format(" {:>{}}", value(real.ranks[rank]), kValueWidth - 1);
+  return beside_or_below(width, text + "   ", note);
 }
 
-std::string values_text(const Explanation& step) {
+std::string values_text(const Explanation& step, std::size_t width) {
   const RealStep& real = *step.real;
   const CutUnit& unit = step.cut->example();
   const auto index = static_cast<std::size_t>(&unit - step.cut->units().data());
@@ -304,21 +332,21 @@ std::string values_text(const Explanation& step) {
   bool same = true;
   std::string text = "VALUES  " + fmt::format("{:<23}", "of the first step");
   for (std::size_t rank = 0; rank < real.ranks.size(); ++rank) {
-    if (rank < kShownRanks) text += fmt::format(" {:>9}", fmt::format("rank {}", rank));
+    if (rank < ranks_in(width, real)) text += fmt::format(" {:>9}", fmt::format("rank {}", rank));
     mean += real.ranks[rank].loss / static_cast<double>(real.ranks.size());
     same = same && real.ranks[rank].units[index].weights_hash == real.ranks[0].units[index].weights_hash;
   }
   text += "\n";
   const auto of_unit = [&](const RankValues& rank) -> const UnitValues& { return rank.units[index]; };
-  text += values_row(real, unit.name + " as used, hash", same ? "the same weights" : "weights differ",
+  text += values_row(width, real, unit.name + " as used, hash", same ? "the same weights" : "weights differ",
                      [&](const RankValues& rank) { return of_unit(rank).weights_hash; });
-  text += values_row(real, "loss", fmt::format("mean {:.6f}", mean),
+  text += values_row(width, real, "loss", fmt::format("mean {:.6f}", mean),
                      [&](const RankValues& rank) { return fmt::format("{:.6f}", rank.loss); });
-  text += values_row(real, "gradient of " + unit.name + ", norm",
+  text += values_row(width, real, "gradient of " + unit.name + ", norm",
                      step.plan.options.accumulate == 1 ? "of own sequences" : "of the last microbatch",
                      [&](const RankValues& rank) { return fmt::format("{:.4f}", of_unit(rank).gradient_norm); });
   const std::optional<double> norm = whole_norm(real, index);
-  text += values_row(real, norm ? "what it keeps of the mean" : "what it updates with",
+  text += values_row(width, real, norm ? "what it keeps of the mean" : "what it updates with",
                      norm ? fmt::format("together {:.4f}", *norm) : "nothing is averaged",
                      [&](const RankValues& rank) { return fmt::format("{:.4f}", of_unit(rank).tile.norm()); });
   return text;
@@ -326,30 +354,30 @@ std::string values_text(const Explanation& step) {
 
 std::string lesson_of(const Question& question) { return "docs/learn/" + question.lesson + ".md"; }
 
-std::string questions_text(const Explanation& step) {
+std::string questions_text(const Explanation& step, std::size_t width) {
   std::string text = line_of(heading("QUESTIONS"));
   for (const Question& question : questions_about(step)) {
     if (question.answer.empty()) continue;
-    text += fmt::format("{}{:<14} {}\n", kMargin, question.name, question.text);
-    text += wrapped(kMargin + std::string(15, ' '), question.answer + " (" + question.section + ")");
+    text += wrapped(width, fmt::format("{}{:<14} ", kMargin, question.name), question.text);
+    text += wrapped(width, kMargin + std::string(15, ' '), question.answer + " (" + question.section + ")");
   }
   return text + kMargin + "--question NAME: one of them, and the lesson that shows it\n";
 }
 
 }  // namespace
 
-std::string to_text(const Explanation& explanation, const ExplainOptions& options) {
-  std::string text = wrapped("", explanation.title) + wrapped("", explanation.machine);
-  if (options.shows("cut")) text += "\n" + cut_text(explanation);
-  if (options.shows("rest")) text += "\n" + rest_text(explanation);
-  if (options.shows("step")) text += "\n" + step_text(explanation, !options.sections.empty());
-  if (options.shows("cost")) text += "\n" + cost_text(explanation);
-  if (options.shows("values") && explanation.real) text += "\n" + values_text(explanation);
-  if (options.shows("questions")) text += "\n" + questions_text(explanation);
+std::string to_text(const Explanation& explanation, const ExplainOptions& options, std::size_t width) {
+  std::string text = wrapped(width, "", explanation.title) + wrapped(width, "", explanation.machine);
+  if (options.shows("cut")) text += "\n" + cut_text(explanation, width);
+  if (options.shows("rest")) text += "\n" + rest_text(explanation, width);
+  if (options.shows("step")) text += "\n" + step_text(explanation, !options.sections.empty(), width);
+  if (options.shows("cost")) text += "\n" + cost_text(explanation, width);
+  if (options.shows("values") && explanation.real) text += "\n" + values_text(explanation, width);
+  if (options.shows("questions")) text += "\n" + questions_text(explanation, width);
   return text;
 }
 
-std::string answer_text(const Explanation& explanation, const std::string& name) {
+std::string answer_text(const Explanation& explanation, const std::string& name, std::size_t width) {
   for (const Question& question : questions_about(explanation)) {
     if (question.name != name) continue;
     if (question.answer.empty())
@@ -357,7 +385,7 @@ std::string answer_text(const Explanation& explanation, const std::string& name)
                                "'; try another --strategy, or more ranks");
     std::string section = question.section;
     std::transform(section.begin(), section.end(), section.begin(), [](unsigned char c) { return std::tolower(c); });
-    return wrapped("", question.text) + wrapped("", question.answer) +
+    return wrapped(width, "", question.text) + wrapped(width, "", question.answer) +
            fmt::format("Shown by: {}--section {}; lesson: {}\n", section == "values" ? "--run " : "", section,
                        lesson_of(question));
   }

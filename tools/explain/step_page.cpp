@@ -11,7 +11,8 @@
 namespace tessera::tools {
 namespace {
 
-constexpr int kMostRanks = 8;  // that pictures show
+constexpr int kMostRanks = 8;           // that pictures show
+constexpr std::size_t kPageWidth = 80;  // columns of the story
 
 /// The row of the story without its columns.
 std::string sentence_of(const StoryRow& row) {
@@ -59,7 +60,7 @@ std::string explain_page(const Explanation& explanation, const std::vector<std::
                           .command = command};
   for (const StoryRow& row : explanation.story.rows) story.sentences.push_back({row.at_ns, sentence_of(row)});
   story.sentences.push_back({explanation.story.step_ns, "the step ends"});
-  story.text = to_text(explanation, {});
+  story.text = to_text(explanation, {}, kPageWidth);
   return report::page_of_step(story, run);
 }
 

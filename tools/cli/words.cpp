@@ -13,6 +13,8 @@ constexpr std::array kWords = {
     Word{"activation",
          "A tensor that forward leaves behind for backward. Its memory grows with the tokens of a rank, not with "
          "its parameters, and no sharding strategy divides it."},
+    Word{"all-reduce", "Averages values over the ranks; every rank gets all of the mean."},
+    Word{"backward", "Computes the gradients, from the loss and the last unit to the first."},
     Word{"bitwise equal",
          "Identical to the last bit: the same losses and the same final parameters, not merely close ones."},
     Word{"contention", "Forward and backward take longer because ranks compete for cores, caches or memory."},
@@ -21,6 +23,9 @@ constexpr std::array kWords = {
          "Time that the computing thread spends on issuing operations and on copying to and from flat buffers."},
     Word{"exposed", "Communication that computation waits for, so that it lengthens the step."},
     Word{"formula", "Bytes by closed formula from the sizes of the units, to compare with the counted ones."},
+    Word{"forward", "Computes the loss, from the first unit to the last."},
+    Word{"free", "To drop the other ranks' tiles of a unit: to reshard it."},
+    Word{"gather", "Every rank receives the other ranks' tiles of a unit."},
     Word{"gathered", "A unit of which a rank holds all tiles for a while, its own and those of the other ranks."},
     Word{"hidden", "Communication that takes place while the rank computes, so that it costs no time."},
     Word{"in flight", "A transfer that was called and whose result no computation has used yet."},
@@ -34,7 +39,9 @@ constexpr std::array kWords = {
     Word{"overlap", "How much communication is hidden: less of it makes the step longer."},
     Word{"padding", "Elements that make a unit divisible into equal tiles; they are sent and kept like others."},
     Word{"prefetch", "To gather the next unit while this one computes."},
+    Word{"queued", "Called, but earlier transfers still occupy the link."},
     Word{"rank", "One process of the job. All ranks run the same program on different data."},
+    Word{"reduce-scatter", "Averages the gradients of a unit over the ranks; each rank gets its tile of the mean."},
     Word{"replicate", "To keep a whole copy on several ranks; the mesh axis along which copies lie."},
     Word{"reserved", "Bytes that memory pools hold beyond the live ones."},
     Word{"reshard", "To free the other ranks' tiles of a gathered unit; the rank's own tile stays."},
@@ -46,7 +53,9 @@ constexpr std::array kWords = {
     Word{"transport", "Waiting after the link is through: waking up, or peers without a core."},
     Word{"unit", "Modules that are gathered, computed and freed together. No rank owns a unit."},
     Word{"unsharded", "The same as gathered."},
+    Word{"update", "The optimizer changes the parameters in the tiles that a rank keeps."},
     Word{"volume", "Time that the bytes occupy the link: bytes over bandwidth."},
+    Word{"wait", "Computation stands still until a transfer is done: exposed communication."},
     Word{"wire bytes", "Bytes that a rank sends, as counted by the communicator."},
 };
 

@@ -52,6 +52,7 @@ report::StepTimeline simulated_timeline(const StepPlan& step, std::int64_t lengt
 std::string explain_page(const Explanation& explanation, const std::vector<std::string>& command) {
   RunResult run = explanation.step.result;
   run.timeline = explanation.timeline;
+  if (explanation.real) run.peak_bytes = {};  // the simulated rank's
   report::StepStory story{.title = explanation.title,
                           .times = "T" + explanation.machine.substr(1) + ".",
                           .teller = explanation.real              ? fmt::format("rank {}", explanation.plan.ranks - 1)

@@ -127,6 +127,10 @@ MISTAKES = [
     # explain
     mistake("explain-tile-of-another-rank", "tools/explain/cut.cpp", "range = {range.begin + part * (rank % axis->size), range.begin + part * (rank % axis->size + 1)};", "range = {range.begin + part * (axis->size - 1 - rank % axis->size), range.begin + part * (axis->size - rank % axis->size)};",
             r"^tools\.explain$", "explain shows a rank the tile of another one"),
+    mistake("page-hides-the-queue", "tools/report/live/view.js", "...(t.begun > t.called ? [", "...(t.begun < t.called ? [", r"^tools\.explain_page$", "transfers that wait for their link are not drawn"),
+    mistake("page-memory-in-host-time", "src/fsdp/simulation.cpp", "        change.at_ns = clock_->times_of(static_cast<base::TaskId>(change.at_ns)).end_ns;", "        change.at_ns += 0;",
+            r"^tools\.explain_page$", "memory of a simulated step has no times"),
+    mistake("explain-ignores-the-terminal", "tools/explain/explain.cpp", "    room = size.ws_col;", "    room = kWide;", r"^tools\.explain$", "text is wider than the terminal"),
     mistake("explain-never-frees", "tools/explain/story.cpp", "    unsharded_.erase(event.unit);\n", "", r"^tools\.explain$", "explain counts units as gathered that were freed"),
     mistake("explain-counts-earlier-steps", "tools/plan/step_plan.cpp", "if (transfer.task > profile.steps.back().begin_task) planned", "planned", r"^tools\.explain$", "explain counts the bytes of two steps"),
     mistake("explain-hooks-too-late", "tools/explain/real_step.cpp", "          measure_gradient(i, engine.loss_scale());\n          if (engine_hook) engine_hook();\n", "          if (engine_hook) engine_hook();\n          measure_gradient(i, engine.loss_scale());\n",

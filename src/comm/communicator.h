@@ -148,6 +148,8 @@ class TESSERA_API Communicator {
   static Work forward_to(Communicator& inner, const OpDesc& call);
   /// As above, for the parts of a batch.
   static Work forward_to(Communicator& inner, std::span<const OpDesc> parts);
+  /// Likewise: the next operation of `inner` starts after the work that `stream` holds now.
+  static void forward_after(Communicator& inner, Stream& stream) { inner.do_after(stream); }
 
  private:
   virtual Work do_start(const OpDesc& call) = 0;

@@ -12,6 +12,7 @@
 #include "tessera/comm/bootstrap/thread_bootstrap.h"
 #include "tessera/comm/core/env_variables.h"
 #include "tessera/comm/core/worlds.h"
+#include "tessera/comm/flight_recorder.h"
 #include "tessera/comm/plugins/builtin.h"
 #include "tessera/comm/registry.h"
 #include "tessera/comm/staging.h"
@@ -56,6 +57,8 @@ std::unique_ptr<Communicator> decorated(std::unique_ptr<Communicator> world, con
     staging.ipc = ipc;
     world = stage(std::move(world), config.device, std::move(staging));
   }
+  const std::string records = config.flight_recorder ? *config.flight_recorder : env_or_default(env::kFlightRecorder);
+  if (!records.empty()) world = record_flight(std::move(world), records, config.device);
   return config.decorate ? config.decorate(std::move(world)) : std::move(world);
 }
 
@@ -104,6 +107,9 @@ void run_rank(ThreadBootstrap& bootstrap, const std::function<std::unique_ptr<Co
     thread_ranks.enter(rank, world.get());
     try {
       body(*world);
+    } catch (const std::exception& error) {
+      record_failure(*world, error.what());
+      thread_ranks.fail(bootstrap, rank, std::current_exception());
     } catch (...) {
       thread_ranks.fail(bootstrap, rank, std::current_exception());
     }
@@ -146,11 +152,10 @@ void run_threads(int ranks, const InitOptions& config, const std::function<void(
 
 std::span<const EnvVariable> variables() {
   static const std::vector<EnvVariable> kAll = [] {
-    std::vector<EnvVariable> all = {env::kAlgo,          env::kBackend,        env::kCheck,   env::kCma,
-                                    env::kDeterministic, env::kDeviceIpc,      env::kHostId,  env::kLauncher,
-                                    env::kLocalRank,     env::kLocalWorldSize, env::kMaster,  env::kPluginPath,
-                                    env::kRank,          env::kRunId,          env::kTimeout, env::kToken,
-                                    env::kWorldSize};
+    std::vector<EnvVariable> all = {
+        env::kAlgo,           env::kBackend, env::kCheck,    env::kCma,       env::kDeterministic,  env::kDeviceIpc,
+        env::kFlightRecorder, env::kHostId,  env::kLauncher, env::kLocalRank, env::kLocalWorldSize, env::kMaster,
+        env::kPluginPath,     env::kRank,    env::kRunId,    env::kTimeout,   env::kToken,          env::kWorldSize};
     for (const Backend* backend : builtin_backends())
       all.insert(all.end(), backend->variables.begin(), backend->variables.end());
     std::sort(all.begin(), all.end(), [](const EnvVariable& a, const EnvVariable& b) { return a.name < b.name; });

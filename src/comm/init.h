@@ -32,8 +32,9 @@ struct InitOptions {
   /// With a device, communicators also support its memory, staged through host memory if the backend doesn't support it
   /// (staging.h). Null: only host memory and what the backend supports. Ranks that are threads share the device.
   std::shared_ptr<DeviceRuntime> device;
-  std::optional<bool> device_ipc;  ///< TESSERA_DEVICE_IPC
-  CommunicatorDecorator decorate;  ///< null: no decorator
+  std::optional<bool> device_ipc;              ///< TESSERA_DEVICE_IPC
+  std::optional<std::string> flight_recorder;  ///< TESSERA_FLIGHT_RECORDER: see record_flight(); "": none
+  CommunicatorDecorator decorate;              ///< null: no decorator
 };
 
 /// Creates the world communicator. Every rank of the job calls it; it waits for all ranks, at most for the timeout.

@@ -203,7 +203,7 @@ class OptionsTest(Training):
             "--cpu-offload": ((), ()), "--threads": ((), (2,)), "--eval": ((), (self.files["text"],)), "--json": None, "--trace": ((), (self.folder / "t",)),
             "--save": ((), (self.folder / "s",)), "--save-every": (("--save", self.folder / "s1"), (2,)), "--keep-last": (("--save", self.folder / "s2"), (1,)),
             "--export": ((), (self.folder / "e",)), "--export-adapter": (lora, (self.folder / "a",)), "--graphs": None, "--help": None,
-            "--log-csv": ((), (self.folder / "l",)), "--peak-flops": ((), ("1TFLOP/s",)), "--resume": None, "--link": ((), link[1:]), "--hosts": (link, (2,)), "--link-intra": ((*link, "--hosts", 2), ("1us,5GB/s",)),
+            "--flight-recorder": ((), (self.folder / "f",)), "--log-csv": ((), (self.folder / "l",)), "--peak-flops": ((), ("1TFLOP/s",)), "--resume": None, "--link": ((), link[1:]), "--hosts": (link, (2,)), "--link-intra": ((*link, "--hosts", 2), ("1us,5GB/s",)),
         }
         _, text, _ = tool("train", "--help")
         known = set(re.findall(r"^ +(?:-\w,)?(--[a-z][a-z0-9-]*)", text, re.M))

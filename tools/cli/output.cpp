@@ -77,6 +77,14 @@ void check_writable(std::string_view option, const std::string& path) {
   if (probe != path) ::unlink(probe.c_str());
 }
 
+void check_directory(const std::string& option, const std::string& directory, const std::string& file) {
+  if (directory.empty()) return;
+  std::error_code error;
+  fs::create_directories(directory, error);
+  if (error) throw base::InvalidUsage(option + ": can't create '" + directory + "': " + error.message());
+  check_writable(option, directory + "/" + file);
+}
+
 void refuse_to_replace(std::string_view option, const std::string& path, const std::vector<std::string>& inputs) {
   for (const std::string& input : inputs) {
     std::error_code error;

@@ -13,6 +13,9 @@ namespace tessera::tools {
 /// FIFO needs a reader and stays open until the process exits.
 void check_writable(std::string_view option, const std::string& path);
 
+/// Creates a directory and checks that `file` can be written in it. "" is no directory. Throws InvalidUsage.
+void check_directory(const std::string& option, const std::string& directory, const std::string& file);
+
 /// Replaces the file atomically (writes a file beside it, then renames); writes pipes and devices directly. Throws
 /// SystemError.
 void write_file(const std::string& path, std::string_view content);

@@ -39,7 +39,8 @@ CompareRun run_here(const TrainPlan& plan, const std::string& strategy, int gene
                                  .generation = generation,
                                  .memory_tracker = memory_tracker,
                                  .ordered = true,
-                                 .device = device_of_rank(plan.options.device)});
+                                 .device = device_of_rank(plan.options.device),
+                                 .flight_recorder = plan.options.flight_recorder});
   const TrainingOutcome outcome =
       run_training(plan, strategy, *world, memory_tracker, {.on_step = on_step, .measure_norm = false});
   return {outcome.result, plan.options.trace.empty() ? "" : events_to_text(outcome.last_step),

@@ -295,6 +295,8 @@ void Launcher::sweep() {
 
 int Launcher::run() {
   remove_leftovers();  // also of runs whose launcher died
+  std::error_code ignored;
+  if (!plan_.failure_file.empty()) std::filesystem::remove(plan_.failure_file, ignored);
   const std::string token = random_hex();
   for (std::size_t child = 0; child < ranks_.size(); ++child) start(static_cast<int>(child), token);
   while (any_running()) {
@@ -341,6 +343,8 @@ int Launcher::report() {
     code = 1;
     cause = base::system_error("can't write standard output", output_.error()).what();
   }
+  if (code == 1 && !plan_.failure_note.empty()) errors_.write("tessera: note: " + plan_.failure_note + "\n");
+  if (code == 1 && !plan_.failure_file.empty()) std::ofstream(plan_.failure_file) << cause << "\n";
   if (code != 0) errors_.write("tessera: " + cause + "\n");
   write_rest(kForErrors);
   return code;

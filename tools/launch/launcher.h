@@ -44,6 +44,8 @@ struct LaunchSpec {
   LineHandler on_output;                         ///< instead of standard output
   /// Shows lines of the ranks that begin with kProgressMark, which go nowhere else. Null: none do.
   ProgressLine* progress = nullptr;
+  std::string failure_note;  ///< printed before the first cause, if the work failed; "": none
+  std::string failure_file;  ///< gets the first cause, if the work failed; an older one is removed. "": none
   std::chrono::milliseconds grace{2000};
   std::chrono::milliseconds kill_after{1000};  ///< between SIGTERM and SIGKILL
 };

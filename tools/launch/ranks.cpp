@@ -57,6 +57,10 @@ LaunchSpec training_launch_spec(const TrainPlan& plan, std::vector<std::string> 
       plan_for_this_program(plan.ranks, arguments, plan.options.backend_given ? plan.options.backend : "");
   launch_plan.bind_to_cores =
       launch_plan.prefix.empty() && plan.ranks * plan.threads <= static_cast<int>(allowed_cores().size());
+  if (const std::string& records = plan.options.flight_recorder; !records.empty()) {
+    launch_plan.failure_note = "tessera report --postmortem " + records + " shows what the ranks did last";
+    launch_plan.failure_file = records + "/first-cause.txt";
+  }
   return launch_plan;
 }
 
@@ -117,6 +121,7 @@ std::unique_ptr<comm::Communicator> init_world(const WorldInitOptions& options) 
   config.memory_tracker = options.memory_tracker;
   if (options.ordered && !user_says("TESSERA_DETERMINISTIC")) config.deterministic = true;
   if (options.device.type != base::DeviceType::cpu) config.device = base::open_device(options.device);
+  if (!options.flight_recorder.empty()) config.flight_recorder = options.flight_recorder;
   config.logger = make_logger(config.launch->rank);
   return comm::init(std::move(config));
 }

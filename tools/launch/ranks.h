@@ -60,8 +60,9 @@ struct WorldInitOptions {
   std::string algorithms;  ///< "" for TESSERA_ALGO
   int generation = 0;      ///< number of worlds that this process was part of before
   std::shared_ptr<base::MemoryTracker> memory_tracker;
-  bool ordered = false;      ///< deterministic even if the backend's default is not, unless the user sets it
-  base::Device device = {};  ///< the communicator must support its memory in addition to the host's
+  bool ordered = false;         ///< deterministic even if the backend's default is not, unless the user sets it
+  base::Device device = {};     ///< the communicator must support its memory in addition to the host's
+  std::string flight_recorder;  ///< directory; "" for TESSERA_FLIGHT_RECORDER
 };
 std::unique_ptr<comm::Communicator> init_world(const WorldInitOptions& options);
 

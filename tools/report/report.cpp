@@ -1,4 +1,4 @@
-// tessera report: makes the page with pictures from files that `compare --json` wrote.
+// tessera report: makes the page with pictures from files that `compare --json` wrote, or the postmortem of a run.
 #include <cstdio>
 #include <memory>
 
@@ -6,6 +6,7 @@
 #include "tessera/base/file.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
+#include "tools/postmortem/postmortem.h"
 #include "tools/report/page.h"
 
 namespace tessera::tools {
@@ -14,6 +15,8 @@ namespace {
 struct ReportOptions {
   std::vector<std::string> files;
   std::string output;
+  std::string postmortem;  // directory
+  std::string json;
 };
 
 Comparison read_comparison(const std::string& path) {
@@ -28,6 +31,10 @@ Comparison read_comparison(const std::string& path) {
 }
 
 int run_report(const ReportOptions& options) {
+  if (!options.postmortem.empty()) {
+    print_postmortem(options.postmortem, options.json);
+    return 0;
+  }
   check_writable("--output", options.output);
   refuse_to_replace("--output", options.output, options.files);
   std::vector<Comparison> comparisons;
@@ -40,13 +47,29 @@ int run_report(const ReportOptions& options) {
 }  // namespace
 
 void add_report(CommandLine& commands) {
-  CLI::App* report = commands.app.add_subcommand("report", "write an HTML page with charts of the results of compare");
+  CLI::App* report = commands.app.add_subcommand(
+      "report", "write an HTML page with charts of the results of compare, or explain a failure");
   const auto options = std::make_shared<ReportOptions>();
-  report->add_option("RUN.json", options->files, "result files of tessera compare --json")->required();
-  report->add_option("-o,--output", options->output, "page to write; an existing file is replaced")
-      ->required()
-      ->type_name("FILE.html");
-  report->callback([&commands, options] { commands.chosen = [options] { return run_report(*options); }; });
+  CLI::Option* files = report->add_option("RUN.json", options->files, "result files of tessera compare --json");
+  CLI::Option* output =
+      report->add_option("-o,--output", options->output, "page to write; an existing file is replaced")
+          ->type_name("FILE.html");
+  CLI::Option* postmortem =
+      report
+          ->add_option("--postmortem", options->postmortem,
+                       "print where the ranks of a run diverged, from the directory of its --flight-recorder")
+          ->type_name("DIR")
+          ->excludes(files)
+          ->excludes(output);
+  report->add_option("--json", options->json, "with --postmortem: write it as JSON, too")
+      ->type_name("FILE")
+      ->needs(postmortem);
+  report->callback([&commands, options, files, output] {
+    if (options->postmortem.empty())
+      for (const CLI::Option* needed : {files, output})
+        if (needed->count() == 0) throw CLI::RequiredError(needed->get_name());
+    commands.chosen = [options] { return run_report(*options); };
+  });
 }
 
 }  // namespace tessera::tools

@@ -222,6 +222,10 @@ void add_train_options(CLI::App& command, TrainOptions& options) {
   command.add_option("--eval", options.eval, "print the mean loss over this file after training")->type_name("FILE");
   command.add_option("--json", options.json, "write the results as JSON")->type_name("FILE");
   command
+      .add_option("--flight-recorder", options.flight_recorder,
+                  "record the last calls of each rank in this directory, for report --postmortem after a failure")
+      ->type_name("DIR");
+  command
       .add_option("--trace", options.trace, "write the last step of every rank as a Chrome trace, which Perfetto opens")
       ->type_name("FILE");
 }

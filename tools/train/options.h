@@ -77,6 +77,7 @@ struct TrainOptions : LinkOptions {
   std::string json;
   std::string log_csv;  // train
   std::string trace;
+  std::string flight_recorder;
   std::string report;  // compare
 };
 
@@ -124,7 +125,7 @@ fsdp::Precision precision_of(const TrainOptions& options);
 /// The optimizer's settings, checked. Throws InvalidUsage.
 nn::OptimizerConfig optimizer_of(const TrainOptions& options);
 
-/// Throws InvalidUsage if --json, --trace or --report can't be written or would replace an input of the run.
+/// Throws InvalidUsage if an output of the run can't be written or would replace an input.
 void check_results(const TrainOptions& options);
 
 /// Prints on standard error which options have no effect. Called once, by the process that starts the ranks or by rank

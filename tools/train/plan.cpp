@@ -196,6 +196,7 @@ void check_results(const TrainOptions& o) {
     check_writable(name, path);
     refuse_to_replace(name, path, inputs);
   }
+  check_directory("--flight-recorder", o.flight_recorder, "rank-0.flight");
 }
 
 void warn_ineffective_options(const TrainOptions& options) {

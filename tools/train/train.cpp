@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <sstream>
 
@@ -23,15 +22,6 @@
 
 namespace tessera::tools {
 namespace {
-
-/// Creates a directory and checks that `file` can be written in it.
-void check_directory(const std::string& option, const std::string& directory, const std::string& file) {
-  if (directory.empty()) return;
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error) throw base::InvalidUsage(option + ": can't create '" + directory + "': " + error.message());
-  check_writable(option, directory + "/" + file);
-}
 
 void check_outputs(const TrainPlan& plan) {
   const TrainOptions& options = plan.options;
@@ -89,7 +79,8 @@ int train_as_rank(const TrainPlan& plan) {
                                  .backend = options.backend_given ? options.backend : "",
                                  .algorithms = "",
                                  .memory_tracker = memory_tracker,
-                                 .device = device_of_rank(options.device)});
+                                 .device = device_of_rank(options.device),
+                                 .flight_recorder = options.flight_recorder});
   const bool first = world->rank() == 0;
   LineFile json("--json", first ? options.json : "");
   CsvLog csv(first ? options.log_csv : "", plan.first_step);

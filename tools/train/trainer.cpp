@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 
+#include "tessera/comm/flight_recorder.h"
 #include "tessera/comm/host_collectives.h"
 #include "tessera/fsdp/engine.h"
 #include "tessera/fsdp/gradient_scaler.h"
@@ -125,6 +126,7 @@ class Trainer {
   StepReport train_step(std::int64_t step, const TrainingCallbacks& callbacks) {
     if (recorder_) recorder_->begin_step();
     const std::int64_t start = base::host_time_ns();
+    comm::record_step(world_, step + 1);
     const std::vector<nn::Tensor> losses = microbatches(step);
     record_model_state();
     if (callbacks.before_update) callbacks.before_update(engine_, mean_of(losses));
@@ -358,9 +360,14 @@ RunResult Trainer::summarize() {
 TrainingOutcome run_training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
                              const std::shared_ptr<base::MemoryTracker>& memory_tracker,
                              const TrainingCallbacks& callbacks) {
-  Trainer training(plan, strategy, world, memory_tracker, callbacks.measure_norm);
-  training.train(callbacks);
-  return training.finish();
+  try {
+    Trainer training(plan, strategy, world, memory_tracker, callbacks.measure_norm);
+    training.train(callbacks);
+    return training.finish();
+  } catch (const std::exception& error) {
+    comm::record_failure(world, error.what());
+    throw;
+  }
 }
 
 }  // namespace tessera::tools

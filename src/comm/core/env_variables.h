@@ -31,6 +31,9 @@ inline constexpr EnvVariable kDeterministic{
     "1: reductions follow one tree over the ranks, bitwise equal; default: 1 on backends that support it"};
 inline constexpr EnvVariable kCheck{"TESSERA_CHECK", "0",
                                     "1: the ranks compare the signature of every operation before it completes"};
+inline constexpr EnvVariable kFlightRecorder{
+    "TESSERA_FLIGHT_RECORDER", "",
+    "directory in which each rank records its last calls, for tessera report --postmortem; default: none"};
 inline constexpr EnvVariable kCma{"TESSERA_CMA", "1",
                                   "use cross-memory attach between ranks of a host if permitted; 0: use shared memory"};
 inline constexpr EnvVariable kDeviceIpc{

@@ -1,0 +1,146 @@
+#include "tessera/comm/flight_recorder.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/process.h"
+#include "tessera/comm/core/op_traits.h"
+#include "tessera/comm/flight_recorder/recorded_work.h"
+#include "tessera/comm/flight_recorder/recorder.h"
+#include "tessera/comm/host_collectives.h"
+
+namespace tessera::comm {
+namespace {
+
+/// What the communicators of a rank share.
+struct RecordedRank {
+  std::shared_ptr<FlightRecorder> recorder;
+  std::shared_ptr<base::DeviceRuntime> device;
+  std::uint64_t rank = 0;  // in the world
+};
+
+class RecordedCommunicator final : public Communicator {
+ public:
+  /// `name`: the same on all ranks, from the splits that led to it.
+  RecordedCommunicator(std::unique_ptr<Communicator> inner, RecordedRank rank, std::string name)
+      : Communicator(inner->rank(), inner->size(), {inner->timeout(), inner->logger(), inner->memory_tracker()}),
+        rank_(std::move(rank)),
+        name_(std::move(name)),
+        number_(rank_.recorder->add_communicator()),
+        inner_(std::move(inner)) {
+    std::string members;
+    std::uint64_t run = 0;  // rank 0's; a process may be in several
+    const std::uint64_t own = base::this_process()[0] ^ static_cast<std::uint64_t>(host_time_ns());
+    HostCollectives control(*inner_, *rank_.device);
+    for (const auto& member : control.gather_all(std::vector<std::uint64_t>{rank_.rank, own})) {
+      if (members.empty()) run = member[1];
+      members += (members.empty() ? "" : ",") + std::to_string(member[0]);
+    }
+    before_ = inner_->traffic();
+    if (number_ == 0) add_world_lines(run);
+    rank_.recorder->add_line("communicator", std::to_string(number_) + " " + name_ + " " + members);
+  }
+  const Capabilities& capabilities() const noexcept override { return inner_->capabilities(); }
+  FlightRecorder& recorder() { return *rank_.recorder; }
+
+ private:
+  void add_world_lines(std::uint64_t run) {
+    std::array<char, 256> host{};
+    ::gethostname(host.data(), host.size() - 1);
+    const std::int64_t now = host_time_ns();
+    const auto since_1970 = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
+    FlightRecorder& file = recorder();
+    file.add_line("rank", std::to_string(rank()) + " of " + std::to_string(size()));
+    file.add_line("run", std::to_string(run));
+    file.add_line("host", host.data());
+    file.add_line("process", std::to_string(::getpid()));
+    file.add_line("backend", backend());
+    file.add_line("clock", std::to_string(now) + " " + std::to_string(since_1970));
+  }
+
+  /// Issues calls on the inner communicator, as one work.
+  template <class Forward>
+  Work record(std::span<const OpDesc> parts, Forward forward) {
+    const FlightRecorder::Calls calls = recorder().begin(parts.size());
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      // The constructor's own collective counts, as it does in the errors of the backend.
+      const std::uint64_t sequence = is_message(parts[i].kind) ? 0 : ++collectives_;
+      recorder().issue(calls.first + i, parts[i], {.communicator = number_, .sequence = sequence, .ranks = size()});
+    }
+    try {
+      Work work = forward();
+      recorder().set_state(calls, flight::State::started);
+      return Work(new RecordedWork(std::move(work), rank_.recorder, calls));
+    } catch (const Error& error) {
+      recorder().fail(calls, std::string(error.kind()) + ": " + error.what());
+      throw;
+    }
+  }
+  Work do_start(const OpDesc& call) override {
+    return record({&call, 1}, [&] { return forward_to(*inner_, call); });
+  }
+  Work do_batch(std::span<const OpDesc> parts) override {
+    if (parts.empty()) return forward_to(*inner_, parts);
+    return record(parts, [&] { return forward_to(*inner_, parts); });
+  }
+
+  std::unique_ptr<Communicator> do_split(int color, int key) override {
+    std::string name = name_ + "." + std::to_string(++splits_);
+    auto child = inner_->split(color, key);
+    if (child == nullptr) return nullptr;
+    return std::make_unique<RecordedCommunicator>(std::move(child), rank_, std::move(name));
+  }
+  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
+    return inner_->allocate(bytes, kind, use);
+  }
+  void do_abort(std::string_view reason) noexcept override { inner_->abort(std::string(reason)); }
+  void do_after(Stream& stream) override { forward_after(*inner_, stream); }
+  /// Without the bytes of the constructor.
+  void do_traffic(TrafficStats& snapshot) const override {
+    const TrafficStats moved = inner_->traffic() - before_;
+    for (std::size_t kind = 0; kind < kOpKinds; ++kind)
+      snapshot.by_kind[kind].bytes_sent = moved.by_kind[kind].bytes_sent;
+    snapshot.bytes_to_peer = moved.bytes_to_peer;
+  }
+  std::string_view do_last_algorithm() const noexcept override { return inner_->last_algorithm(); }
+
+  const RecordedRank rank_;
+  const std::string name_;
+  const std::uint32_t number_;
+  const std::unique_ptr<Communicator> inner_;  // closes before the recorder notes the end
+  TrafficStats before_;
+  std::uint64_t collectives_ = 1;
+  int splits_ = 0;
+};
+
+FlightRecorder* recorder_of(Communicator& communicator) {
+  auto* recorded = dynamic_cast<RecordedCommunicator*>(&communicator);
+  return recorded == nullptr ? nullptr : &recorded->recorder();
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> record_flight(std::unique_ptr<Communicator> world, const std::string& directory,
+                                            std::shared_ptr<base::DeviceRuntime> device) {
+  if (device == nullptr) device = base::open_device({});
+  const int rank = world->rank();
+  return std::make_unique<RecordedCommunicator>(std::move(world),
+                                                RecordedRank{std::make_shared<FlightRecorder>(directory, rank),
+                                                             std::move(device), static_cast<std::uint64_t>(rank)},
+                                                "world");
+}
+
+void record_step(Communicator& communicator, std::int64_t step) {
+  if (FlightRecorder* const recorder = recorder_of(communicator)) recorder->set_step(step);
+}
+
+void record_failure(Communicator& communicator, std::string_view reason) {
+  if (FlightRecorder* const recorder = recorder_of(communicator)) recorder->fail({}, reason);
+}
+
+}  // namespace tessera::comm

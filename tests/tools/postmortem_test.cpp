@@ -1,0 +1,217 @@
+// The flight recorder on ranks as threads, and what report --postmortem finds in its files.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/flight_recorder.h"
+#include "tessera/comm/init.h"
+#include "tests/nn/temporary_directory.h"
+#include "tools/postmortem/divergence_finder.h"
+
+namespace tessera::tools {
+namespace {
+
+using comm::Communicator;
+using testing::ElementsAre;
+
+class PostmortemTest : public testing::Test {
+ protected:
+  /// Runs ranks that may fail, and returns their files.
+  std::vector<FlightLog> record(int ranks, const std::function<void(Communicator&)>& body, bool check = false) {
+    comm::InitOptions config{.backend = "shm", .timeout = std::chrono::milliseconds(800), .check = check};
+    config.flight_recorder = directory_.path("flight");
+    try {
+      comm::run_threads(ranks, config, body);
+    } catch (const base::Error&) {
+    }
+    std::vector<std::string> ignored;
+    return read_flight_logs(*config.flight_recorder, ignored);
+  }
+
+  nn::test::TemporaryDirectory directory_;
+};
+
+void all_gather(Communicator& world, std::size_t bytes, std::string_view label = "h.1") {
+  const std::vector<std::uint8_t> in(bytes);
+  std::vector<std::uint8_t> out(bytes * static_cast<std::size_t>(world.size()));
+  world.all_gather(comm::view_of(in.data(), in.size()), comm::view_of(out.data(), out.size()), {.label = label}).wait();
+}
+
+TEST_F(PostmortemTest, HealthyRanksDoNotDiverge) {
+  std::atomic<int> hashes{0};
+  const auto logs = record(4, [&](Communicator& world) {
+    const auto pair = world.split(world.rank() / 2, world.rank());
+    for (int step = 1; step <= 3; ++step) {
+      comm::record_step(world, step);
+      all_gather(world, 100);
+      all_gather(*pair, 50, "pair");
+      world.barrier().wait();
+    }
+    hashes += static_cast<int>(world.traffic().calls());
+  });
+  ASSERT_EQ(logs.size(), 4U);
+  EXPECT_EQ(find_first_divergence(logs), std::nullopt);
+  EXPECT_EQ(hashes, 4 * 6);  // the recorder's own collective is not counted
+  for (const FlightLog& log : logs) {
+    EXPECT_EQ(log.end, FlightEnd::closed);
+    EXPECT_EQ(log.ranks, 4);
+    EXPECT_EQ(log.backend, "shm");
+    ASSERT_EQ(log.calls.size(), 9U);
+    EXPECT_EQ(log.calls[0].label, "h.1");
+    EXPECT_EQ(log.calls[0].bytes, 400U);
+    EXPECT_EQ(log.calls[3].step, 2);
+    EXPECT_EQ(log.calls[1].state, comm::flight::State::done);
+    EXPECT_GE(log.calls[1].ended_ns, log.calls[1].issued_ns);
+    EXPECT_EQ(log.groups.at(0).name, "world");
+    EXPECT_THAT(log.groups.at(0).members, ElementsAre(0, 1, 2, 3));
+    EXPECT_EQ(log.groups.at(1).name, "world.1");
+    EXPECT_EQ(log.groups.at(1).members, log.rank < 2 ? std::vector<int>({0, 1}) : std::vector<int>({2, 3}));
+  }
+}
+
+TEST_F(PostmortemTest, NamesRankThatCallsAnotherSize) {
+  for (const bool check : {false, true}) {
+    const auto logs = record(
+        4,
+        [](Communicator& world) {
+          comm::record_step(world, 7);
+          all_gather(world, 64);
+          all_gather(world, world.rank() == 1 ? 32 : 64);
+        },
+        check);
+    const auto found = find_first_divergence(logs);
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found->kind, FirstDivergence::Kind::differs);
+    EXPECT_THAT(found->ranks, ElementsAre(1));
+    EXPECT_EQ(found->sequence, 3U);  // the first one was the recorder's own
+    EXPECT_EQ(found->calls.at(1).bytes, 128U);
+    EXPECT_EQ(found->calls.at(0).bytes, 256U);
+    EXPECT_EQ(found->calls.at(0).step, 7);
+    EXPECT_FALSE(logs[0].failures.empty());
+  }
+}
+
+TEST_F(PostmortemTest, NamesRankThatCallsAnotherOperation) {
+  const auto logs = record(3, [](Communicator& world) {
+    if (world.rank() == 2)
+      world.barrier().wait();
+    else
+      all_gather(world, 8);
+  });
+  const auto found = find_first_divergence(logs);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->kind, FirstDivergence::Kind::differs);
+  EXPECT_THAT(found->ranks, ElementsAre(2));
+  EXPECT_EQ(found->calls.at(2).kind, comm::OpKind::barrier);
+}
+
+TEST_F(PostmortemTest, DetectsAnotherUnitOfTheSameSize) {
+  const auto logs = record(3, [](Communicator& world) { all_gather(world, 8, world.rank() == 0 ? "h.2" : "h.1"); });
+  const auto found = find_first_divergence(logs);
+  ASSERT_TRUE(found);
+  EXPECT_THAT(found->ranks, ElementsAre(0));
+}
+
+/// Rank 1 leaves; rank 0 waits for it, and ranks 2 and 3 wait for rank 0 in other communicators.
+TEST_F(PostmortemTest, NamesRankThatWaitsForNoOther) {
+  const auto logs = record(4, [](Communicator& world) {
+    const auto low = world.split(world.rank() < 2 ? 0 : 1, world.rank());
+    all_gather(world, 8);
+    if (world.rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      throw base::SystemError("the disk is full");
+    }
+    if (world.rank() == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      all_gather(*low, 8, "below");
+    } else {
+      all_gather(world, 8, "above");
+    }
+  });
+  const auto found = find_first_divergence(logs);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->kind, FirstDivergence::Kind::never_called);
+  EXPECT_THAT(found->ranks, ElementsAre(1));
+  EXPECT_EQ(logs[1].failures.back().text, "the disk is full");
+}
+
+TEST_F(PostmortemTest, RanksWithoutFileAreNamed) {
+  auto logs = record(3, [](Communicator& world) {
+    all_gather(world, 8);
+    if (world.rank() != 1) all_gather(world, 8);
+  });
+  EXPECT_THAT(find_first_divergence(logs)->ranks, ElementsAre(1));
+  EXPECT_EQ(find_first_divergence(logs)->kind, FirstDivergence::Kind::never_called);
+  logs.erase(logs.begin() + 1);
+  const auto found = find_first_divergence(logs);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->kind, FirstDivergence::Kind::no_file);
+  EXPECT_THAT(found->ranks, ElementsAre(1));
+  EXPECT_EQ(found->sequence, 3U);
+}
+
+TEST_F(PostmortemTest, NamesRankThatDiesInCallOfAll) {
+  auto logs = record(3, [](Communicator& world) { all_gather(world, 8); });
+  EXPECT_EQ(find_first_divergence(logs), std::nullopt);
+  for (FlightLog& log : logs) {  // as if rank 2 had been killed: a thread can't be
+    log.calls.back().state = log.rank == 2 ? comm::flight::State::waiting : comm::flight::State::failed;
+    log.end = log.rank == 2 ? FlightEnd::none : FlightEnd::exception;
+    if (log.rank != 2) log.failures.push_back({0, "PeerLost: rank 2 died"});
+  }
+  const auto found = find_first_divergence(logs);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->kind, FirstDivergence::Kind::died_in);
+  EXPECT_THAT(found->ranks, ElementsAre(2));
+  logs[2].end = FlightEnd::exception;  // the negative control
+  EXPECT_EQ(find_first_divergence(logs), std::nullopt);
+}
+
+/// Rank 0 makes one call more, so only rank 1's file still has the first call.
+TEST_F(PostmortemTest, OverwrittenCallsAreNoDivergence) {
+  const auto logs = record(2, [](Communicator& world) {
+    const auto once = world.split(0, world.rank());
+    const auto alone = world.split(world.rank() == 0 ? 0 : -1, 0);
+    all_gather(*once, 8, "once");
+    if (alone != nullptr) alone->barrier().wait();
+    for (std::uint32_t i = 1; i < comm::flight::kEntries; ++i) all_gather(world, 8);
+  });
+  for (const FlightLog& log : logs) {
+    EXPECT_EQ(log.calls.size(), comm::flight::kEntries);
+    EXPECT_EQ(log.calls.back().sequence, comm::flight::kEntries);
+    EXPECT_EQ(log.calls.front().label == "once", log.rank == 1);
+  }
+  EXPECT_EQ(find_first_divergence(logs), std::nullopt);
+}
+
+TEST_F(PostmortemTest, MessagesAreRecorded) {
+  const auto logs = record(2, [](Communicator& world) {
+    const float out = 1;
+    float in = 0;
+    const std::array parts{comm::P2POp::send(comm::view_of(&out, 1), 1 - world.rank()),
+                           comm::P2POp::recv(comm::view_of(&in, 1), 1 - world.rank())};
+    world.batch(parts).wait();
+    world.batch({}).wait();
+  });
+  ASSERT_EQ(logs[0].calls.size(), 2U);
+  EXPECT_EQ(logs[0].calls[0].kind, comm::OpKind::send);
+  EXPECT_EQ(logs[0].calls[1].root, 1);
+  for (const FlightCall& call : logs[0].calls) {
+    EXPECT_EQ(call.state, comm::flight::State::done);
+    EXPECT_EQ(call.bytes, 4U);
+    EXPECT_EQ(call.sequence, 0U);
+  }
+}
+
+TEST_F(PostmortemTest, FilesOfAnOlderRunAreIgnored) {
+  record(4, [](Communicator& world) { all_gather(world, 8); });
+  const auto logs = record(2, [](Communicator& world) { all_gather(world, 8); });
+  ASSERT_EQ(logs.size(), 2U);
+  EXPECT_EQ(find_first_divergence(logs), std::nullopt);
+}
+
+}  // namespace
+}  // namespace tessera::tools

@@ -1,0 +1,191 @@
+#include "tools/postmortem/flight_log.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <sstream>
+#include <string_view>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/comm/core/op_traits.h"
+
+namespace tessera::tools {
+namespace {
+
+namespace flight = comm::flight;
+
+[[noreturn]] void refuse_file(const std::string& path, const std::string& problem) {
+  throw base::InvalidUsage("report --postmortem: '" + path + "' " + problem +
+                           "; name a directory that --flight-recorder wrote");
+}
+
+/// Takes the next word of a line; numbers must be whole.
+template <class T>
+T number_in(std::istringstream& line) {
+  std::string word;
+  line >> word;
+  T value{};
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+  if (error != std::errc() || end != word.data() + word.size() || word.empty()) throw std::invalid_argument(word);
+  return value;
+}
+
+std::string rest_of(std::istringstream& line) {
+  std::string text;
+  std::getline(line >> std::ws, text);
+  return text;
+}
+
+std::vector<int> members_of(const std::string& text) {
+  std::vector<int> members;
+  std::istringstream words(text);
+  for (std::string word; std::getline(words, word, ',');) {
+    std::istringstream one(word);
+    members.push_back(number_in<int>(one));
+  }
+  return members;
+}
+
+/// Reads a file's lines, and converts its times from the host's steady clock.
+class LogReader {
+ public:
+  void read_lines(std::string_view text) {
+    while (!text.empty()) {
+      const std::size_t end = text.find('\n');
+      if (end == std::string_view::npos) break;  // the rank died while it wrote the line
+      read_line(std::string(text.substr(0, end)));
+      text.remove_prefix(end + 1);
+    }
+    if (log_.ranks == 0 || log_.run.empty() || log_.groups.empty()) throw std::invalid_argument("lines are missing");
+  }
+  void read_entries(const char* entries) {
+    for (std::uint32_t i = 0; i < flight::kEntries; ++i) {
+      flight::Entry entry;
+      std::memcpy(&entry, entries + i * sizeof(entry), sizeof(entry));
+      if (entry.number != 0) log_.calls.push_back(call_of(entry, i));
+    }
+    std::sort(log_.calls.begin(), log_.calls.end(),
+              [](const FlightCall& a, const FlightCall& b) { return a.number < b.number; });
+  }
+  FlightLog log() { return std::move(log_); }
+
+ private:
+  void read_line(const std::string& text) {
+    std::istringstream line(text);
+    std::string key, word;
+    line >> key;
+    if (key == "rank") {
+      log_.rank = number_in<int>(line);
+      line >> word;
+      log_.ranks = number_in<int>(line);
+      if (log_.rank < 0 || log_.rank >= log_.ranks) throw std::invalid_argument(text);
+    } else if (key == "run") {
+      line >> log_.run;
+    } else if (key == "host") {
+      line >> log_.host;
+    } else if (key == "backend") {
+      line >> log_.backend;
+    } else if (key == "process") {
+      log_.process = number_in<int>(line);
+    } else if (key == "clock") {
+      const auto steady = number_in<std::int64_t>(line);
+      log_.started_ns = number_in<std::int64_t>(line);
+      offset_ns_ = log_.started_ns - steady;
+    } else if (key == "communicator") {
+      const auto number = number_in<std::uint32_t>(line);
+      line >> word;
+      log_.groups[number] = {word, members_of(rest_of(line))};
+    } else if (key == "failure") {
+      const auto at = number_in<std::int64_t>(line) + offset_ns_;
+      line >> word;
+      log_.failures.push_back({at, rest_of(line)});
+    } else if (key == "end") {
+      line >> word >> word;
+      log_.end = word == "closed" ? FlightEnd::closed : FlightEnd::exception;
+    }
+  }
+  FlightCall call_of(const flight::Entry& entry, std::uint32_t place) const {
+    const bool known = entry.state >= 1 && entry.state <= flight::kStates && entry.kind < comm::kOpKinds &&
+                       entry.dtype < base::kDTypes.size() &&
+                       entry.reduce <= static_cast<std::uint8_t>(comm::ReduceOp::Kind::premul_sum) &&
+                       log_.groups.count(entry.communicator) == 1 && (entry.number - 1) % flight::kEntries == place;
+    if (!known) throw std::invalid_argument("entry");
+    return {.number = entry.number,
+            .kind = static_cast<comm::OpKind>(entry.kind),
+            .dtype = static_cast<base::DType>(entry.dtype),
+            .reduce = static_cast<comm::ReduceOp::Kind>(entry.reduce),
+            .communicator = entry.communicator,
+            .root = entry.root,
+            .sequence = entry.sequence,
+            .bytes = entry.bytes,
+            .step = entry.step,
+            .issued_ns = entry.issued_ns + offset_ns_,
+            .ended_ns = entry.ended_ns == 0 ? 0 : entry.ended_ns + offset_ns_,
+            .state = static_cast<flight::State>(entry.state),
+            .label = {entry.label.data(), ::strnlen(entry.label.data(), entry.label.size())}};
+  }
+
+  FlightLog log_;
+  std::int64_t offset_ns_ = 0;
+};
+
+bool is_flight_name(const std::filesystem::path& path) {
+  return path.extension() == ".flight" && path.stem().string().starts_with("rank-");
+}
+
+}  // namespace
+
+FlightLog read_flight_log(const std::string& path) {
+  const base::FileText read = base::read_regular(path);
+  if (!read.problem.empty()) refuse_file(path, "can't be read: " + read.problem);
+  const std::string_view text = read.text;
+  const std::string_view magic(flight::kMagic.data(), flight::kMagic.size());
+  if (!text.starts_with(magic.substr(0, std::min(magic.size(), text.size()))) || text.empty())
+    refuse_file(path, "is not a file of the flight recorder, or of another version");
+  if (text.size() < flight::kTextOffset)
+    refuse_file(path, "was cut: it has " + std::to_string(text.size()) + " bytes, and needs more than " +
+                          std::to_string(flight::kTextOffset));
+  flight::Header header;
+  std::memcpy(&header, text.data(), sizeof(header));
+  if (header.entries != flight::kEntries || header.entry_bytes != sizeof(flight::Entry))
+    refuse_file(path, "is of another version of the flight recorder");
+  try {
+    LogReader reader;
+    reader.read_lines(text.substr(flight::kTextOffset));
+    reader.read_entries(text.data() + sizeof(flight::Header));
+    return reader.log();
+  } catch (const std::exception&) {
+    refuse_file(path, "is damaged");
+  }
+}
+
+std::vector<FlightLog> read_flight_logs(const std::string& directory, std::vector<std::string>& ignored) {
+  std::error_code error;
+  std::vector<std::filesystem::path> paths;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error))
+    if (is_flight_name(entry->path())) paths.push_back(entry->path());
+  if (error)
+    throw base::InvalidUsage("report --postmortem: can't read '" + directory + "': " + error.message() +
+                             "; name a directory that --flight-recorder wrote");
+  if (paths.empty()) refuse_file(directory, "has no file of the flight recorder, rank-R.flight");
+  std::vector<FlightLog> logs;
+  std::vector<std::string> names;
+  for (const std::filesystem::path& path : paths) {
+    logs.push_back(read_flight_log(path.string()));
+    if (path.stem() != "rank-" + std::to_string(logs.back().rank))
+      refuse_file(path.string(), "is that of rank " + std::to_string(logs.back().rank));
+  }
+  const auto newest = std::max_element(
+      logs.begin(), logs.end(), [](const FlightLog& a, const FlightLog& b) { return a.started_ns < b.started_ns; });
+  const std::string run = newest->run;
+  for (const FlightLog& log : logs)
+    if (log.run != run) ignored.push_back("rank-" + std::to_string(log.rank) + ".flight");
+  std::sort(ignored.begin(), ignored.end());
+  std::erase_if(logs, [&](const FlightLog& log) { return log.run != run; });
+  std::sort(logs.begin(), logs.end(), [](const FlightLog& a, const FlightLog& b) { return a.rank < b.rank; });
+  return logs;
+}
+
+}  // namespace tessera::tools

@@ -144,4 +144,8 @@ MISTAKES = [
     mistake("why-outer-counts-too", "tools/compare/step_parts.cpp", "    pass(begin);\n", "", r"^tools\.StepParts\.", "a wait inside a forward counts as the forward"),
     mistake("why-decoding-is-link", "tools/plan/planned_why.cpp", "  return wait_between(wait.start_ns, through);", "  return wait_between(wait.start_ns, wait.end_ns);", r"^tools\.why$", "decoding after a gather counts as waiting for it"),
     mistake("why-link-of-one-run", "tools/plan/planned_why.cpp", "ms - plan_step(from, machine).result.step_ms_median", "ms - 0 * plan_step(from, machine).result.step_ms_median", r"^tools\.why$", "the gap with another link is not that between two runs over it"),
+    # What a run shows, writes and leaves behind.
+    mistake("progress-in-a-pipe", "tools/cli/progress_line.cpp", "on_(::isatty(STDERR_FILENO) != 0)", "on_(::isatty(STDERR_FILENO) != 2)", r"^tools\.progress$", "a pipe gets the progress line"),
+    mistake("csv-log-keeps-lost-steps", "tools/train/csv_log.cpp", "    if (last > first_step) break;\n", "    if (last > first_step + 9) break;\n", r"^tools\.csv_log$", "a resumed run has steps twice in its table"),
+    mistake("postmortem-blames-who-waits", "tools/postmortem/divergence_finder.cpp", "    if (!causes.empty()) divergence.ranks = causes;\n", "", r"^tools\.PostmortemTest\.", "a rank that waits in turn is named as a cause"),
 ]

@@ -335,7 +335,7 @@ class TrainingTest(unittest.TestCase):
         def options_of(command):
             _, out, _ = tool(command, "--help")
             return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", out))
-        of_one_run = {"--export", "--export-adapter", "--save", "--save-every", "--keep-last", "--resume"}
+        of_one_run = {"--export", "--export-adapter", "--save", "--save-every", "--keep-last", "--resume", "--log-csv"}
         self.assertEqual(options_of("train") - of_one_run - options_of("compare"), set())
         self.assertEqual(options_of("compare") & of_one_run, set())
         for option in sorted(of_one_run):

@@ -222,6 +222,10 @@ void add_train_options(CLI::App& command, TrainOptions& options) {
   command.add_option("--eval", options.eval, "print the mean loss over this file after training")->type_name("FILE");
   command.add_option("--json", options.json, "write the results as JSON")->type_name("FILE");
   command
+      .add_option("--peak-flops", options.peak_flops,
+                  "peak of a rank's device, such as 312TFLOP/s, for the MFU (default: known for H100, H200 and A100)")
+      ->type_name("FLOPS");
+  command
       .add_option("--flight-recorder", options.flight_recorder,
                   "record the last calls of each rank in this directory, for report --postmortem after a failure")
       ->type_name("DIR");

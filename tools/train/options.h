@@ -65,9 +65,9 @@ struct TrainOptions : LinkOptions {
   std::vector<std::string> lora_targets;
   std::string quantize;
   std::string init_adapter;
-  std::string peak_flops;  // train
-  bool progress = false;   // train: this process is a rank whose launcher has a terminal
-  std::string save;        // train
+  std::string peak_flops;
+  bool progress = false;  // train: this process is a rank whose launcher has a terminal
+  std::string save;       // train
   std::optional<std::int64_t> save_every;
   std::optional<int> keep_last;
   std::string resume;

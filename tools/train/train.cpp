@@ -150,10 +150,6 @@ void add_train(CommandLine& commands) {
       ->add_option("--log-csv", options->log_csv,
                    "write a table with a line per step; with --resume, continue an existing one")
       ->type_name("FILE");
-  train_command
-      ->add_option("--peak-flops", options->peak_flops,
-                   "peak of a rank's device, such as 312TFLOP/s, for the MFU (default: known for H100, H200 and A100)")
-      ->type_name("FLOPS");
   train_command->add_flag("--progress", options->progress)->group("");  // of the ranks that this command starts
   train_command
       ->add_option("--export", options->export_dir,

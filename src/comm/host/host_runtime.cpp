@@ -86,7 +86,8 @@ void HostRuntime::leave() noexcept {
 
 HostRuntime::~HostRuntime() {
   leave();
-  monitor_.close();  // its thread uses the members below
+  if (engine_ != nullptr) engine_->remove(*this);  // its thread sends on the channel when a connection is lost
+  monitor_.close();                                // its thread uses the members below
   engine_.reset();
   transport_.reset();
 }

@@ -55,6 +55,7 @@ MemoryPoolOptions adapted(MemoryPoolOptions options, const DeviceRuntime* runtim
   if (runtime == nullptr) return options;
   options.poison = false;
   if (!runtime->traits().slow_allocation) return options;
+  options.pooled_from = std::max(options.pooled_from, std::size_t{256} << 10);
   options.slack = std::max(options.slack, 0.25);
   options.slack_bytes = std::max(options.slack_bytes, std::size_t{256} << 20);
   return options;

@@ -41,7 +41,9 @@ class DeviceRuntime;
 
 /// Settings of a MemoryPool.
 struct MemoryPoolOptions {
-  std::size_t pooled_from = 256 * 1024;       ///< smaller requests use the C library
+  /// Smaller requests use the C library, which returns their pages to the system when many are released; those of
+  /// devices whose allocation is slow share blocks, and are at least 256 KiB.
+  std::size_t pooled_from = 16 * 1024;
   double slack = 0.02;                        ///< idle memory to keep, as a fraction of the highest live total ...
   std::size_t slack_bytes = 8 * 1024 * 1024;  ///< ... plus this
   bool poison = false;                        ///< fill released blocks with 0xFF (NaN), to make a stale read visible

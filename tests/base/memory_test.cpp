@@ -1,6 +1,7 @@
 #include "tessera/base/memory_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cmath>
 #include <cstdint>
@@ -107,6 +108,36 @@ TEST(Pool, RepeatedStepMapsNothing) {
   const auto first = step();
   for (int i = 0; i < 3; ++i) EXPECT_EQ(step(), first);
 }
+
+/// Page faults of 20 steps that hold 100 buffers of a small model's sizes at once, after the first.
+long faults_of_steps(MemoryPoolOptions options) {
+  Fixture f(options);
+  const auto step = [&] {
+    std::vector<Buffer> live;
+    for (std::size_t i = 0; i < 100; ++i) {
+      const std::size_t bytes = (20 + 2 * (i % 50)) << 10;
+      live.push_back(f.get(bytes));
+      std::memset(live.back().data(), 1, bytes);
+    }
+  };
+  const auto faults = [] {
+    rusage usage{};
+    ::getrusage(RUSAGE_THREAD, &usage);
+    return usage.ru_minflt;
+  };
+  step();
+  const long before = faults();
+  for (int i = 0; i < 20; ++i) step();
+  return faults() - before;
+}
+
+TEST(Pool, RepeatedStepOfSmallModelFaultsNothing) { EXPECT_LT(faults_of_steps({}), 50); }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // their malloc returns nothing to the system
+TEST(Pool, DetectsFaultsOfCLibrary) {                                // negative control
+  EXPECT_GT(faults_of_steps({.pooled_from = kMiB}), 20'000);
+}
+#endif
 
 TEST(Pool, IdleMemoryStaysBounded) {
   MemoryPoolOptions options;

@@ -1,8 +1,10 @@
 // Options of single calls: timeouts, streams (`after`) and parts of _v operations; and the resources that a world keeps
 // over many calls.
 #include <gtest/gtest.h>
+#include <barrier>
 
 #include <algorithm>
+#include <barrier>
 #include <cstring>
 #include <numeric>
 #include <vector>
@@ -143,8 +145,10 @@ TEST(Splits, ReleaseTheirIds) {
 
 /// If ranks of one host use shared memory and all others sockets, one failure ends both.
 TEST(Composite, AbortReachesSharedMemoryOperations) {
-  run_threads(2, config_of("shm+tcp"), [](Communicator& comm) {
+  std::barrier connected(2);  // not one of the communicator's, which rank 1 may still be in when rank 0 aborts
+  run_threads(2, config_of("shm+tcp"), [&](Communicator& comm) {
     comm.barrier().wait();
+    connected.arrive_and_wait();
     if (comm.rank() == 0) {
       comm.abort("on purpose");
       EXPECT_NE(error_of([&] { comm.barrier().wait(); }), "");

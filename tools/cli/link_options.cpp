@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cmath>
 #include <cstdio>
 
 #include "tessera/base/device.h"
@@ -21,7 +22,7 @@ constexpr double kTooLatePercent = 10;
 
 comm::SlowLink slow_link(const std::string& text, const char* option) {
   const LinkSpec spec = parse_link(text, option);
-  return {std::chrono::nanoseconds(static_cast<std::int64_t>(spec.latency_us * 1e3 + 0.5)), spec.bytes_per_second};
+  return {std::chrono::nanoseconds(std::llround(spec.latency_us * 1e3)), spec.bytes_per_second};
 }
 
 }  // namespace

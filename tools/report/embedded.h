@@ -7,16 +7,16 @@ namespace tessera::tools::report {
 
 extern const std::string_view kD3;  ///< of node-d3: version 5, minified
 extern const std::string_view kPageStyle;
-extern const std::string_view k_view;
-extern const std::string_view k_map;
-extern const std::string_view k_frames;
-extern const std::string_view k_trace;
-extern const std::string_view k_timeline;
-extern const std::string_view k_memory;
-extern const std::string_view k_bytes;
-extern const std::string_view k_why;
-extern const std::string_view k_what_if;
-extern const std::string_view k_loss;
-extern const std::string_view k_main;
+extern const std::string_view kViewScript;
+extern const std::string_view kMapScript;
+extern const std::string_view kFramesScript;
+extern const std::string_view kTraceScript;
+extern const std::string_view kTimelineScript;
+extern const std::string_view kMemoryScript;
+extern const std::string_view kBytesScript;
+extern const std::string_view kWhyScript;
+extern const std::string_view kWhatIfScript;
+extern const std::string_view kLossScript;
+extern const std::string_view kMainScript;
 
 }  // namespace tessera::tools::report

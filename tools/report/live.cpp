@@ -246,8 +246,8 @@ std::string live_style() { return std::string(kPageStyle); }
 
 std::string live_scripts() {
   std::string html = "<script>" + std::string(kD3) + "</script>\n<script>\n";
-  for (const std::string_view part :
-       {k_view, k_map, k_frames, k_trace, k_timeline, k_memory, k_bytes, k_why, k_what_if, k_loss, k_main})
+  for (const std::string_view part : {kViewScript, kMapScript, kFramesScript, kTraceScript, kTimelineScript,
+                                      kMemoryScript, kBytesScript, kWhyScript, kWhatIfScript, kLossScript, kMainScript})
     html += part;
   return html + "</script>\n";
 }

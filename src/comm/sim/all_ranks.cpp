@@ -90,12 +90,11 @@ class AllRanks {
       for_each_group(operation.members, [&](const RankSet& group) {
         after.clear();
         for (int i = 0; i < group.ranks; ++i)
-          for (const TaskId earlier : graph.dependencies(task))
-            after.push_back(of[earlier][static_cast<std::size_t>(group.first + i * group.stride)]);
+          for (const TaskId earlier : graph.dependencies(task)) after.push_back(of[earlier][group.member(i)]);
         std::sort(after.begin(), after.end());
         after.erase(std::unique(after.begin(), after.end()), after.end());
         const TaskId joined = all.add_transfer(links.add(cost_of(group, operation.members, cost)), after);
-        for (int i = 0; i < group.ranks; ++i) of[id][static_cast<std::size_t>(group.first + i * group.stride)] = joined;
+        for (int i = 0; i < group.ranks; ++i) of[id][group.member(i)] = joined;
       });
     }
     const std::vector<TaskGraph::Times> times = all.solve(&links);

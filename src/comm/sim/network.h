@@ -19,6 +19,11 @@ struct RankSet {
   int first = 0;
   int stride = 1;
   int ranks = 1;
+  /// The rank of the world that is member `i`.
+  std::size_t member(int i) const noexcept {
+    const int rank = first + i * stride;
+    return static_cast<std::size_t>(rank);
+  }
   bool operator==(const RankSet&) const = default;  ///< by value
 };
 
@@ -55,7 +60,7 @@ enum class LinkSharing : std::uint8_t {
 
 /// What a communicator needs on each of its ranks: memory of category `communication`.
 struct CommunicatorMemory {
-  std::uint64_t bytes = 0;           ///< as long as it exists
+  std::uint64_t bytes = 0;  ///< as long as it exists
   /// Further bytes once it has reduced memory that it did not allocate: an all_reduce of at most 1 KiB, as of norms and
   /// losses. Gradients are in memory of the communicator.
   std::uint64_t ordinary_bytes = 0;

@@ -219,8 +219,8 @@ class SimulatedCommunicator final : public Communicator {
   TrafficStats sent_;
   base::TrackedBytes memory_, ordinary_memory_;
   bool has_reduced_ = false;  // memory that it did not allocate
-  TaskId after_ = 0;  // what the next operation waits for
-  TaskId last_ = 0;   // the last operation
+  TaskId after_ = 0;          // what the next operation waits for
+  TaskId last_ = 0;           // the last operation
 };
 
 }  // namespace

@@ -160,8 +160,9 @@ std::optional<PortLoad> port_load(const SimulatedOp& operation, int ranks, int h
         simulate(linked_cluster(between, inside, hosts, ranks, {1, 1}), ranks).network.cost(operation);
     if (cost.size() != 1) return std::nullopt;
     load.messages.at(port) = static_cast<int>(cost[0].latency.count() / 1000);
+    const int ranks_of_host = ranks / hosts;  // whose bytes the host's link carries
     for (const comm::sim::LinkLoad& link : cost[0].loads)
-      load.bytes.at(link.link) = link.link == 0 ? link.bytes : link.bytes / (ranks / hosts);  // of all ranks of a host
+      load.bytes.at(link.link) = link.link == 0 ? link.bytes : link.bytes / ranks_of_host;
   }
   return load;
 }

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tessera/base/dtype.h"
@@ -36,7 +37,9 @@ struct FlightCall {
 struct FlightGroup {
   std::string name;          ///< "world", "world.2"; the same on all its ranks
   std::vector<int> members;  ///< ranks of the world, by rank of the communicator
-  auto operator<=>(const FlightGroup&) const = default;
+  bool operator<(const FlightGroup& other) const {
+    return std::tie(name, members) < std::tie(other.name, other.members);
+  }
 };
 
 struct FlightFailure {

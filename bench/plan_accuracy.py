@@ -13,9 +13,11 @@ With --network each rank is on a host of its own (a network namespace; needs roo
 direction, in the units of tc: 1gbit. With --link, compare's links are that slow, and the plan is for the same link.
 """
 import argparse
+import atexit
 import json
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -37,6 +39,7 @@ class Network:
     """Hosts (network namespaces) on a switch, each with a link of a limited rate in both directions."""
 
     def __init__(self, hosts, rate):
+        atexit.register(self.remove)
         self.names = [f"tessera-{os.getpid()}-{name}" for name in ("switch", *range(hosts))]
         switch, *self.hosts = self.names
         for name in self.names:
@@ -53,7 +56,6 @@ class Network:
     def do(self, command):
         done = subprocess.run(command.split(), capture_output=True, text=True)
         if done.returncode != 0:
-            self.remove()
             sys.exit(f"--network needs root, ip and tc: {command}: {done.stderr.strip()}")
 
     def address(self, host):
@@ -71,7 +73,6 @@ class Network:
         ended = [(rank.communicate()[0], rank.returncode) for rank in ranks]
         for output, code in ended:
             if code != 0:
-                self.remove()
                 sys.exit(f"{' '.join(map(str, arguments))}: {output.strip()}")
 
     def remove(self):
@@ -130,6 +131,7 @@ def main():
     slower.add_argument("--link", metavar="LATENCY,RATE")
     parser.add_argument("--markdown", action="store_true", help="the table as docs have it")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that networks are removed
     errors = []
     form = ("| {} | {} | {} | {} | {:.2f} ({:.2f} to {:.2f}) | {:.2f} | {:+.1f} % | {:.2f} | {:.2f} |" if options.markdown else
             "{:4} {} {:9} {:6} {:9.3f} ({:.3f} to {:.3f}) {:9.3f} {:+6.1f} % {:9.3f} {:9.3f}")

@@ -197,6 +197,18 @@ class PostmortemTest(unittest.TestCase):
         self.assertEqual(code, 0)
         self.assertIn("rank 1 left no file", out)
 
+    def test_a_rank_that_died_before_all_had_joined_hides_no_other(self):
+        self.train()
+        one = self.flight / "rank-1.flight"
+        unused = one.read_bytes()[:64] + bytes(RING - 64)
+        one.write_bytes(unused)
+        code, out, _ = report("--postmortem", self.flight)
+        self.assertEqual(code, 0)
+        self.assertIn("rank 1 left no file", out)
+        for rank in range(4):
+            (self.flight / f"rank-{rank}.flight").write_bytes(unused)
+        self.assertIn("every rank ended before all had joined", self.wrong("--postmortem", self.flight))
+
     def test_directories_that_hold_no_recording_are_one_clear_line(self):
         self.assertIn("No such file", self.wrong("--postmortem", self.folder / "gone"))
         (self.folder / "empty").mkdir()

@@ -223,8 +223,12 @@ int compare(const CommandLine& commands, const CompareOptions& asked) {
   const std::vector<std::string> traces = combine(results, comparison);
   if (comparison.rounds > 1) comparison.noise = noise_of(ranks, spawn ? load.others_percent() : std::nullopt);
   if (first && !options.report.empty()) {
-    comparison.what_if = what_if_of(contestants, comparison.runs);
-    if (comparison.what_if) comparison.what_if->command = plan_arguments(commands.app, options);
+    try {  // a run that can't be simulated loses none of its results
+      comparison.what_if = what_if_of(contestants, comparison.runs);
+      if (comparison.what_if) comparison.what_if->command = plan_arguments(commands.app, options);
+    } catch (const base::Error& error) {
+      fmt::print(stderr, "tessera: --report: no What if: {}\n", error.what());
+    }
   }
   if (first) write_outputs(options, plan, comparison, traces);
   return 0;

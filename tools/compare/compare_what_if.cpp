@@ -107,7 +107,7 @@ class Schedules {
       auto found = std::find_if(all_.begin(), all_.end(), [&](const Entry& entry) { return entry.key == key; });
       if (found == all_.end()) found = all_.insert(found, {key, schedule_for(ranks, hosts), {}});
       found->loads[std::to_string(hosts)] = loads_of(found->schedule, ranks, hosts);
-    } catch (const base::InvalidUsage&) {
+    } catch (const base::Error&) {
       if (own) throw;
     }
   }
@@ -216,7 +216,7 @@ std::optional<report::WhatIf> what_if_of(const std::vector<Contestant>& contesta
     try {
       add_schedules(contestants[i], what_if, machine, run);
       run.simulated_ms = step_here(contestants[i], machine).result.step_ms_median;
-    } catch (const base::InvalidUsage& error) {
+    } catch (const base::Error& error) {
       run.left_out = error.what();
     }
     what_if.runs.push_back(std::move(run));

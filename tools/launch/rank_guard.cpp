@@ -130,26 +130,29 @@ Guard::Report Guard::next(int patience, int& rank) {
   return got > 0 || state.ends ? Report::nothing : Report::end;
 }
 
-/// True once the process has begun to end, which takes it milliseconds if it has much memory.
+/// True once the process has begun to end, which takes it milliseconds if it has much memory. False if that can't be
+/// read.
 bool is_dying(pid_t pid) {
   constexpr unsigned long kExiting = 0x4;  // PF_EXITING in the kernel's include/linux/sched.h
   char path[32];
   char text[512] = {};
   std::snprintf(path, sizeof path, "/proc/%d/stat", static_cast<int>(pid));
   const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return true;
+  if (fd < 0) return errno == ENOENT && ::access("/proc/self/stat", F_OK) == 0;  // gone, not hidden
   const ssize_t got = ::read(fd, text, sizeof text - 1);
   ::close(fd);
+  if (got <= 0) return true;  // gone since
   const char* const name_end = std::strrchr(text, ')');
   unsigned long flags = 0;
-  return got <= 0 || name_end == nullptr ||
-         (std::sscanf(name_end, ") %*c %*d %*d %*d %*d %*d %lu", &flags) == 1 && (flags & kExiting) != 0);
+  return name_end != nullptr && std::sscanf(name_end, ") %*c %*d %*d %*d %*d %*d %lu", &flags) == 1 &&
+         (flags & kExiting) != 0;
 }
 
 /// A connected rank whose process is ending, but not because it aborts. -1: none.
 int Guard::dying_rank() const {
   for (const Connection& one : connections_)
-    if (one.open && one.rank >= 0 && !ranks_[one.rank].aborts && !ranks_[one.rank].ends && is_dying(one.pid))
+    if (one.open && one.rank >= 0 && one.pid > 0 && !ranks_[one.rank].aborts && !ranks_[one.rank].ends &&
+        is_dying(one.pid))
       return one.rank;
   return -1;
 }

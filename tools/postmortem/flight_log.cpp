@@ -58,7 +58,8 @@ class LogReader {
       read_line(std::string(text.substr(0, end)));
       text.remove_prefix(end + 1);
     }
-    if (log_.ranks == 0 || log_.run.empty() || log_.groups.empty()) throw std::invalid_argument("lines are missing");
+    if (log_.groups.empty()) return;  // the rank died before it had joined the others
+    if (log_.ranks == 0 || log_.run.empty()) throw std::invalid_argument("lines are missing");
   }
   void read_entries(const char* entries) {
     for (std::uint32_t i = 0; i < flight::kEntries; ++i) {
@@ -174,9 +175,14 @@ std::vector<FlightLog> read_flight_logs(const std::string& directory, std::vecto
   std::vector<std::string> names;
   for (const std::filesystem::path& path : paths) {
     logs.push_back(read_flight_log(path.string()));
+    if (logs.back().groups.empty()) {
+      logs.pop_back();
+      continue;
+    }
     if (path.stem() != "rank-" + std::to_string(logs.back().rank))
       refuse_file(path.string(), "is that of rank " + std::to_string(logs.back().rank));
   }
+  if (logs.empty()) refuse_file(directory, "holds no calls: every rank ended before all had joined");
   const auto newest = std::max_element(
       logs.begin(), logs.end(), [](const FlightLog& a, const FlightLog& b) { return a.started_ns < b.started_ns; });
   const std::string run = newest->run;

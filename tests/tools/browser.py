@@ -5,7 +5,9 @@ import itertools
 import json
 import pathlib
 import subprocess
+import tempfile
 import time
+import unittest
 import urllib.request
 
 import websocket
@@ -86,3 +88,19 @@ class Browser:
     def screenshot(self, file, **clip):
         parameters = {"clip": {**clip, "scale": 1}, "captureBeyondViewport": True} if clip else {}
         pathlib.Path(file).write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png", **parameters)["data"]))
+
+
+class PageCase(unittest.TestCase):
+    """Tests of pages, in a folder and a browser of their own."""
+
+    PROGRAM = None  # set before the tests run
+
+    @classmethod
+    def setUpClass(cls):
+        if cls.PROGRAM is None:
+            raise RuntimeError("no Chromium on this machine, which would draw the page; scripts/setup --tests installs it")
+        scratch = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(scratch.cleanup)
+        cls.folder = pathlib.Path(scratch.name)
+        cls.browser = Browser(cls.PROGRAM, cls.folder)
+        cls.addClassCleanup(cls.browser.close)

@@ -7,12 +7,11 @@ import json
 import pathlib
 import subprocess
 import sys
-import tempfile
 import unittest
 
-from browser import Browser
+from browser import PageCase
 
-TOOL, PROGRAM, SCREENSHOTS = None, None, None
+TOOL, SCREENSHOTS = None, None
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 200
 HOSTILE = "</script><img src=x onerror=document.title='broken'>"
 COMPUTE = ("forward", "backward", "optimizer_step", "unshard_wait", "reduce_wait")
@@ -34,17 +33,11 @@ def seen_spans(events, kinds):
     return seen
 
 
-class ExplainPageTest(unittest.TestCase):
+class ExplainPageTest(PageCase):
     @classmethod
     def setUpClass(cls):
-        if PROGRAM is None:
-            raise RuntimeError("no Chromium on this machine, which would draw the page; scripts/setup --tests installs it")
-        scratch = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(scratch.cleanup)
-        cls.folder = pathlib.Path(scratch.name)
+        super().setUpClass()
         (cls.folder / "text.txt").write_text(TEXT)
-        cls.browser = Browser(PROGRAM, cls.folder)
-        cls.addClassCleanup(cls.browser.close)
 
     def setUp(self):
         self.browser.size(1200)
@@ -207,9 +200,7 @@ class ExplainPageTest(unittest.TestCase):
             self.assertIn(problem, done.stderr)
         self.assertEqual((self.folder / "model.json").read_text(), "{}")
 
-    def test_screenshots(self):
-        if SCREENSHOTS is None:
-            self.skipTest("no folder for screenshots was given")
+    def take_screenshots(self):
         for name, width, scheme in (("light", 900, "light"), ("dark", 900, "dark"), ("phone", 360, "light"), ("print", 800, "light")):
             self.browser.size(width, phone=name == "phone")
             self.browser.prefer("print" if name == "print" else "", prefers_color_scheme=scheme)
@@ -220,6 +211,8 @@ class ExplainPageTest(unittest.TestCase):
 
 if __name__ == "__main__":
     TOOL = sys.argv.pop(1)
-    PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else None
+    PageCase.PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else None
     SCREENSHOTS = pathlib.Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else None
+    if SCREENSHOTS is not None:
+        ExplainPageTest.test_screenshots = ExplainPageTest.take_screenshots
     unittest.main(verbosity=2)

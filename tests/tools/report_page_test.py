@@ -9,13 +9,12 @@ import pathlib
 import re
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
-from browser import Browser
+from browser import PageCase
 
-TOOL, PROGRAM, SCREENSHOTS = None, None, None
+TOOL, SCREENSHOTS = None, None
 COMPARE = ["compare", "--model", "gpt-nano", "--ranks", "4", "--steps", "5", "--link", "20us,100MB/s", "--threads", "1"]
 HOSTILE = "</script><img src=x onerror=document.title='broken'>"
 CONTRAST = """(() => {
@@ -45,20 +44,14 @@ def with_why(document):
     return document
 
 
-class ReportPageTest(unittest.TestCase):
+class ReportPageTest(PageCase):
     @classmethod
     def setUpClass(cls):
-        if PROGRAM is None:
-            raise RuntimeError("no Chromium on this machine, which would draw the page; scripts/setup --tests installs it")
-        scratch = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(scratch.cleanup)
-        cls.folder = pathlib.Path(scratch.name)
+        super().setUpClass()
         command = [TOOL, *COMPARE, "--report", str(cls.folder / "page.html"), "--json", str(cls.folder / "run.json")]
         done = subprocess.run(command, text=True, capture_output=True, timeout=240)
         assert done.returncode == 0, done.stderr
         cls.run_json = json.loads((cls.folder / "run.json").read_text())
-        cls.browser = Browser(PROGRAM, cls.folder)
-        cls.addClassCleanup(cls.browser.close)
 
     def setUp(self):
         self.browser.size(1200)
@@ -338,9 +331,7 @@ class ReportPageTest(unittest.TestCase):
             self.show()
             self.assertLessEqual(self.browser.value("document.documentElement.scrollWidth"), width, "nothing sticks out sideways")
 
-    def test_screenshots(self):
-        if SCREENSHOTS is None:
-            self.skipTest("no folder for screenshots was given")
+    def take_screenshots(self):
         address = (SCREENSHOTS / "page.html").as_uri()
         for name, width, most, scheme in (("light", 900, 4400, "light"), ("dark", 900, 2900, "dark"), ("phone", 360, 2900, "light"), ("print", 800, 1240, "light")):
             self.browser.size(width, phone=name == "phone")
@@ -354,6 +345,8 @@ class ReportPageTest(unittest.TestCase):
 
 if __name__ == "__main__":
     TOOL = sys.argv.pop(1)
-    PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else None
+    PageCase.PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else None
     SCREENSHOTS = pathlib.Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else None
+    if SCREENSHOTS is not None:
+        ReportPageTest.test_screenshots = ReportPageTest.take_screenshots
     unittest.main(verbosity=2)

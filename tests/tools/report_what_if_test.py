@@ -9,12 +9,11 @@ import random
 import shlex
 import subprocess
 import sys
-import tempfile
 import unittest
 
-from browser import Browser
+from browser import PageCase
 
-TOOL, PROGRAM = None, None
+TOOL = None
 MICROSECOND = 1000
 DATA = "JSON.parse(document.querySelector('script.data').textContent).what_if"
 
@@ -30,16 +29,10 @@ def named(run):
     return run["strategy"] + (" " + run["wrap"] if run.get("wrap") else "")
 
 
-class WhatIfTest(unittest.TestCase):
+class WhatIfTest(PageCase):
     @classmethod
     def setUpClass(cls):
-        if PROGRAM is None:
-            raise RuntimeError("no Chromium on this machine, which would draw the page; scripts/setup --tests installs it")
-        scratch = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(scratch.cleanup)
-        cls.folder = pathlib.Path(scratch.name)
-        cls.browser = Browser(PROGRAM, cls.folder)
-        cls.addClassCleanup(cls.browser.close)
+        super().setUpClass()
         cls.compare("page", "--model", "gpt-tall", "--link", "20us,100MB/s")
 
     @classmethod
@@ -171,5 +164,5 @@ class WhatIfTest(unittest.TestCase):
 
 if __name__ == "__main__":
     TOOL = sys.argv.pop(1)
-    PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else None
+    PageCase.PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else None
     unittest.main(verbosity=2)

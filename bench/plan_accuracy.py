@@ -2,7 +2,7 @@
 """How far `tessera plan` is from `tessera compare` on this machine.
 
     bench/plan_accuracy.py build/release [--backends shm,tcp] [--ranks 2,4] [--models A,B] [--rounds 3] [--markdown]
-                           [--network RATE | --link LATENCY,RATE]
+                           [--network RATE | --link LATENCY,RATE] [--max-bytes 64M]
 
 For each backend and number of ranks `bench --cluster` measures the machine. Then `compare` trains each model in several
 rounds, and `plan` predicts the same steps from the measured cluster. `odd` is a model of 5 blocks of width 112, of which
@@ -126,6 +126,7 @@ def main():
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--models", default="gpt-nano,gpt-mini,odd")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-bytes", default="64M", help="largest operation that bench --cluster measures; less saves time on slow links")
     slower = parser.add_mutually_exclusive_group()
     slower.add_argument("--network", metavar="RATE")
     slower.add_argument("--link", metavar="LATENCY,RATE")
@@ -141,7 +142,8 @@ def main():
         for backend in options.backends.split(","):
             for ranks in map(int, options.ranks.split(",")):
                 network = Network(ranks, options.network) if options.network else None
-                machine = Machine(os.path.join(options.build, "tessera"), backend, ranks, folder, network=network, link=options.link)
+                machine = Machine(os.path.join(options.build, "tessera"), backend, ranks, folder, ("--max-bytes", options.max_bytes),
+                                  network, options.link)
                 for model in options.models.split(","):
                     for strategy, measured, planned, exposed, planned_exposed in machine.rows(model, options.rounds):
                         median = statistics.median(measured)

@@ -13,6 +13,7 @@ import unittest
 import jobs
 import slurm
 
+START = 30  # seconds, until a rank must have begun
 ROUNDS = int(os.environ.get("TESSERA_ENDINGS", "1"))
 TRANSPORTS = {  # settings of the two MPIs
     "shared memory": {},
@@ -111,7 +112,8 @@ class KilledRankTest(jobs.Case):
                         break
             begin = time.monotonic()
             while time.monotonic() < begin + delay or not (pids := jobs.pids_by_rank(mark)):
-                pass
+                if time.monotonic() > begin + START:
+                    self.fail(f"no rank began within {START} s: {job.finish(20).err}")
             rank, pid = random.choice(list(pids.items()))
             os.kill(pid, signal.SIGKILL)
             ended = job.finish(20)

@@ -60,6 +60,14 @@ class TwoHostsTest(jobs.Case):
         self.assert_good(ended)
         return self.read_json("c.json")["runs"][0]["formula_bytes_per_step"]
 
+    def test_bench_measures_ranks_on_several_hosts(self):
+        # Its worlds use one TESSERA_MASTER, one after the other.
+        command = [jobs.TOOL, "bench", "--cluster", self.path("cluster.json"), "--ranks", str(RANKS), "--backends", "tcp", "--max-bytes", "64K",
+                   "--factor", "8", "--iterations", "1"]
+        with self.start(command, TESSERA_TIMEOUT="60s") as job:
+            self.assert_good(job.finish(200))
+        self.assertEqual([one["ranks"] for one in self.read_json("cluster.json")["communicators"]], [1, 2, 4])
+
     def test_hsdp_is_faster_than_fsdp_by_what_crosses_the_link(self):
         # fsdp: two of the three peers of each of two ranks are on the other host. hsdp: the other replica is.
         flat, cut = self.formulas("fsdp"), self.formulas("hsdp")

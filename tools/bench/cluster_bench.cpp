@@ -71,15 +71,16 @@ int threads_per_rank(const BenchOptions& options, int ranks) {
 
 ClusterSpec measure_as_rank(const BenchOptions& options, const BenchSpec& spec, const std::string& backend,
                             const std::function<void(const std::string&)>& say) {
-  const auto world = init_world({.ranks = spec.ranks,
-                                 .backend = backend,
-                                 .algorithms = "",
-                                 .memory_tracker = std::make_shared<base::MemoryTracker>()});
+  auto world = init_world({.ranks = spec.ranks,
+                           .backend = backend,
+                           .algorithms = "",
+                           .memory_tracker = std::make_shared<base::MemoryTracker>()});
   const bool first = world->rank() == 0;
   ClusterSpec cluster =
       measure_cluster(spec, *world, threads_per_rank(options, spec.ranks), [&](const std::string& line) {
         if (first) say(line);
       });
+  world.reset();  // two worlds can't listen on one TESSERA_MASTER
   // The memory is that of a run of compare, with which plans can be compared to the byte.
   const auto compared = init_world({.ranks = spec.ranks,
                                     .backend = backend,

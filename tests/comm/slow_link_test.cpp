@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <barrier>
 #include <mutex>
 #include <numeric>
 #include <thread>
@@ -221,7 +222,9 @@ TEST(SlowLink, TransferKeepsDeadline) {
 }
 
 TEST(SlowLink, ErrorIsNotDelayed) {
-  run_threads(2, slowed(everywhere(kLong)), [](Communicator& comm) {
+  std::barrier connected(2);  // rank 0 may still be in a call of the set-up, which the abort would end
+  run_threads(2, slowed(everywhere(kLong)), [&](Communicator& comm) {
+    connected.arrive_and_wait();
     if (comm.rank() == 1) return comm.abort("enough");
     const Clock::time_point start = Clock::now();
     EXPECT_EQ(error_of([&] { Gather(comm, 100).work.wait(); }), "Aborted: rank 1 aborted: enough");

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <barrier>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -111,11 +112,13 @@ TEST(Decorators, ForwardOperationsAndTraffic) {
 }
 
 TEST(Decorators, ForwardErrorsAndAbort) {
-  run_threads(2, decorated("delay:1ms;trace"), [](Communicator& comm) {
+  std::barrier summed_by_both(2);  // rank 1's abort would end rank 0's first sum
+  run_threads(2, decorated("delay:1ms;trace"), [&](Communicator& comm) {
     std::vector<float> x(4);
     EXPECT_EQ(error_of([&] { comm.all_gather(view_of(x.data(), 4), view_of(x.data(), 4)); }),
               "InvalidUsage: all_gather: out has 4 elements, needs 8 (4 per rank x 2 ranks)");
     summed(comm, 4);
+    summed_by_both.arrive_and_wait();
     if (comm.rank() == 1) comm.abort("enough");
     EXPECT_EQ(error_of([&] { summed(comm, 4); }), "Aborted: rank 1 aborted: enough");
   });
@@ -252,9 +255,11 @@ TEST(Trace, IncludesInnerDelayAndErrors) {
                                                           events.push_back(event);
                                                         });
   };
-  run_threads(2, config, [](Communicator& comm) {
+  std::barrier dropped(2);  // rank 0's abort would end rank 1's second barrier
+  run_threads(2, config, [&](Communicator& comm) {
     comm.barrier().wait();
     { const Work dropped_unwaited = comm.barrier(); }
+    dropped.arrive_and_wait();
     if (comm.rank() == 0) comm.abort("enough");
     EXPECT_NE(error_of([&] { comm.barrier().wait(); }), "");
   });

@@ -132,7 +132,14 @@ long faults_of_steps(MemoryPoolOptions options) {
   return faults() - before;
 }
 
-TEST(Pool, RepeatedStepOfSmallModelFaultsNothing) { EXPECT_LT(faults_of_steps({}), 50); }
+/// The first step has mapped 7 MB.
+#ifdef __SANITIZE_THREAD__
+constexpr long kMostFaults = 500;  // this sanitizer records what the steps do, in memory of its own
+#else
+constexpr long kMostFaults = 50;
+#endif
+
+TEST(Pool, RepeatedStepOfSmallModelFaultsNothing) { EXPECT_LT(faults_of_steps({}), kMostFaults); }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // their malloc returns nothing to the system
 /// Negative control: without the pool and with a C library that maps each of them, every buffer's pages are new. (By

@@ -1,7 +1,6 @@
 // Options of single calls: timeouts, streams (`after`) and parts of _v operations; and the resources that a world keeps
 // over many calls.
 #include <gtest/gtest.h>
-#include <barrier>
 
 #include <algorithm>
 #include <barrier>

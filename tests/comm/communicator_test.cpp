@@ -279,7 +279,9 @@ TEST(Communicator, ReleasesIdleWindows) {
     }
     const Buffer other =
         comm.allocate(256 * kMiB, MemoryKind::host, MemoryCategory::other);  // larger than any idle window
+#ifndef __SANITIZE_THREAD__  // which keeps four bytes beside each that was written
     EXPECT_LT(resident_bytes(), before + 64 * kMiB);
+#endif
   });
 }
 

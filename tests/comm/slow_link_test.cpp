@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "tessera/comm/sim/topology.h"
+#include "tessera/comm/slow_link/latest_times.h"
 #include "tessera/comm/slow_link/port_use.h"
 #include "tests/comm/support.h"
 
@@ -230,6 +231,20 @@ TEST(SlowLink, ErrorIsNotDelayed) {
     EXPECT_EQ(error_of([&] { Gather(comm, 100).work.wait(); }), "Aborted: rank 1 aborted: enough");
     EXPECT_LT(Clock::now() - start, kLong / 2);
   });
+}
+
+TEST(SlowLink, LatestTimesForgetOlderOnes) {
+  LatestTimes times;
+  EXPECT_EQ(times.median(), 0);
+  for (std::size_t i = 0; i < LatestTimes::kMost; ++i) times.add(1);
+  for (std::size_t i = 0; i < LatestTimes::kMost / 2 - 1; ++i) times.add(2);
+  EXPECT_EQ(times.median(), 1);
+  times.add(2);
+  EXPECT_EQ(times.median(), 2);
+  for (std::size_t i = 0; i < LatestTimes::kMost / 2; ++i) times.add(3);
+  EXPECT_EQ(times.median(), 3);  // all ones are gone
+  for (std::size_t i = 0; i < LatestTimes::kMost / 2; ++i) times.add(0);
+  EXPECT_EQ(times.median(), 3);  // and all twos
 }
 
 TEST(SlowLink, RefusesLinksThatMeanNothing) {

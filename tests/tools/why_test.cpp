@@ -199,6 +199,9 @@ TEST(Why, TextAndJsonHaveTheTerms) {
   EXPECT_THAT(why_text(explain_gap({a.data(), 5}, {b.data(), 5})), Not(HasSubstr(" to +")));
   const Why read = parse_why(to_json(why));
   EXPECT_EQ(to_json(read), to_json(why));
+  nlohmann::json older = to_json(why);
+  older.erase("coverage");
+  EXPECT_EQ(parse_why(older).coverage, 0) << "so that its intervals claim nothing";
   EXPECT_EQ(to_json(why).at("terms").at("contention"), 2);
   EXPECT_EQ(to_json(why).at("helps")[1].at("gap_ms"), 1);
 }

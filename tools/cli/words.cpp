@@ -13,7 +13,7 @@ constexpr std::array kWords = {
     Word{"activation",
          "A tensor that forward leaves behind for backward. Its memory grows with the tokens of a rank, not with "
          "its parameters, and no sharding strategy divides it."},
-    Word{"all-reduce", "Averages values over the ranks; every rank gets all of the mean."},
+    Word{"all-reduce", "Adds the values of all ranks, here mostly to average them; every rank gets the whole result."},
     Word{"backward", "Computes the gradients, from the loss and the last unit to the first."},
     Word{"bitwise equal",
          "Identical to the last bit: the same losses and the same final parameters, not merely close ones."},

@@ -132,7 +132,7 @@ Why parse_why(const nlohmann::json& json) {
           .gap_ms = json.at("gap_ms"),
           .terms = {},
           .rounds = json.at("rounds"),
-          .coverage = json.at("coverage"),
+          .coverage = json.value("coverage", 0.0),  // older files have none
           .link = json.at("link"),
           .helps = {}};
   for (const TermDefinition& term : kWhyTerms) {

@@ -1,6 +1,5 @@
 #include "tessera/comm/slow_link/slow_link.h"
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -10,13 +9,6 @@
 
 namespace tessera::comm {
 namespace {
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 class SlowCommunicator final : public Communicator {
  public:
@@ -38,8 +30,8 @@ class SlowCommunicator final : public Communicator {
 
   Lateness lateness() const {
     const std::lock_guard lock(state_->mutex);
-    const double took = median(state_->took_us);
-    const double late = median(state_->late_us);
+    const double took = state_->took.median();
+    const double late = state_->late.median();
     return {late, took > 0 ? 100 * late / took : 0, times_.shared()};
   }
 

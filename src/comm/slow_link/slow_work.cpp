@@ -84,8 +84,8 @@ bool SlowWork::sleep_until(Clock::time_point until) {
     const Clock::time_point now = Clock::now();
     if (now >= end) {
       const std::lock_guard lock(rank_->mutex);
-      rank_->late_us.push_back(microseconds(now - end));
-      rank_->took_us.push_back(microseconds(end - transfer_->begun));
+      rank_->late.add(microseconds(now - end));
+      rank_->took.add(microseconds(end - transfer_->begun));
       return true;
     }
     if (now >= until) return false;

@@ -3,9 +3,9 @@
 
 #include <memory>
 #include <mutex>
-#include <vector>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/slow_link/latest_times.h"
 #include "tessera/comm/slow_link/ports.h"
 #include "tessera/comm/slow_link/slow_link.h"
 
@@ -15,7 +15,7 @@ namespace tessera::comm {
 struct SlowRank {
   Ports ports;
   std::mutex mutex;  // guards what follows: of each transfer that the rank slept for
-  std::vector<double> late_us, took_us;
+  LatestTimes late, took;
   bool records = false;  // constant; and what take_record() returns
   LinkRecord record;
 };

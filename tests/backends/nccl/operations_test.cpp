@@ -1,6 +1,10 @@
 // Every operation on every dtype and reduce op becomes the right NCCL calls. The fake computes NCCL's functions in
 // plain code, and the results are compared with the serial reference.
+#include <array>
 #include <numeric>
+#include <semaphore>
+#include <thread>
+#include <vector>
 
 #include "tests/backends/nccl/support.h"
 #include "tests/conformance/reference.h"
@@ -289,6 +293,35 @@ TEST(NcclOperations, MayBeAwaitedInAnyOrder) {
     for (auto& one : x) works.push_back(comm.all_reduce(one.view(), one.view(), ReduceOp::sum()));
     for (std::size_t i = 6; i-- > 0;) works[i].wait();
     for (std::size_t i = 0; i < 6; ++i) EXPECT_EQ(x[i].values()[99], 3 + 3 * static_cast<std::int64_t>(i));
+  });
+}
+
+TEST(NcclOperations, MayBeAwaitedInAnotherThread) {
+  reset_fake();
+  run_ranks(3, [](Communicator& comm) {
+    constexpr int kCalls = 100;
+    constexpr int kAhead = 8;
+    std::vector<OnDevice<float>> x;
+    for (int i = 0; i < kAhead; ++i) x.emplace_back(comm, comm.rank(), 100);
+    std::array<Work, kAhead> works;
+    std::counting_semaphore<kCalls> issued(0), room(kAhead);
+    std::thread waiter([&] {
+      for (int i = 0; i < kCalls; ++i) {
+        issued.acquire();
+        const auto slot = static_cast<std::size_t>(i % kAhead);
+        works[slot].wait();
+        EXPECT_EQ(x[slot].values(), std::vector<float>(100, static_cast<float>(3 * i)));
+        room.release();
+      }
+    });
+    for (int i = 0; i < kCalls; ++i) {
+      room.acquire();
+      const auto slot = static_cast<std::size_t>(i % kAhead);
+      std::fill_n(x[slot].data(), 100, static_cast<float>(i));
+      works[slot] = comm.all_reduce(x[slot].view(), x[slot].view(), ReduceOp::sum());
+      issued.release();
+    }
+    waiter.join();
   });
 }
 

@@ -55,9 +55,9 @@ struct CommunicatorOptions {
 /// earlier failure. They are fatal: every pending and later call fails with the first cause, on all ranks, and the
 /// process continues.
 ///
-/// One thread at a time uses a communicator; any thread may call abort(). Different threads may use different
-/// communicators. Works and communicators split from it must be destroyed before it; buffers may outlive it. The
-/// destructor waits for operations in flight.
+/// One thread at a time issues calls; another one may wait for their Works meanwhile, and any may call abort().
+/// Different threads may use different communicators. Works and communicators split from it must be destroyed before
+/// it; buffers may outlive it. The destructor waits for operations in flight.
 class TESSERA_API Communicator {
  public:
   virtual ~Communicator();

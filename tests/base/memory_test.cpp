@@ -133,8 +133,8 @@ long faults_of_steps(MemoryPoolOptions options) {
 }
 
 /// The first step has mapped 7 MB.
-#ifdef __SANITIZE_THREAD__
-constexpr long kMostFaults = 500;  // this sanitizer records what the steps do, in memory of its own
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr long kMostFaults = 500;  // of memory in which the sanitizers keep what the steps have done
 #else
 constexpr long kMostFaults = 50;
 #endif

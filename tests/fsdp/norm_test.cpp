@@ -117,11 +117,11 @@ Scaled train_scaled(const std::string& strategy, int ranks, const Steps& steps, 
   config.backend = "shm";
   config.timeout = std::chrono::seconds(60);
   TrainingSpec spec = norm_spec(strategy, ranks, Norm::two, 0);
+  spec.engine.use_loss_scaling = true;
   comm::run_threads(ranks, config, [&](comm::Communicator& world) {
     nn::Context context({.threads = 1, .memory_tracker = world.memory_tracker(), .memory = {}, .make_stream = {}});
     const auto model = nn::make_model(context, spec.model);
     model->set_dtype(DType::f16);
-    spec.engine.use_loss_scaling = true;
     Engine engine(*model, world, spec.engine);
     engine.initialize(spec.seed);
     GradientScaler scaler(engine, options);

@@ -1,0 +1,31 @@
+"""A rank that may not map BLAS's buffer ends with an error: address_space_test.py TOOL."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+
+class AddressSpaceTest(unittest.TestCase):
+    def test_limit_is_error_and_not_hang(self):
+        """OpenBLAS would retry forever to allocate its buffer."""
+        with tempfile.TemporaryDirectory() as folder:
+            text = os.path.join(folder, "text.txt")
+            with open(text, "w") as file:
+                file.write("the quick brown fox jumps over the lazy dog; " * 50)
+            command = f"{{limit}} exec '{TOOL}' train --backend tcp --model gpt-nano --ranks 4 --steps 1 --seq-len 16 --data '{text}'"
+            by_blas = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+            done = subprocess.run(["sh", "-c", command.format(limit="ulimit -v 400000;")], capture_output=True, text=True, timeout=30, env=by_blas)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertRegex(done.stderr.splitlines()[-1],
+                             r"^tessera: rank \d: gemm: BLAS needs 128 MiB of address space .* refuses 128 MiB: Cannot allocate memory; ")
+            done = subprocess.run(["sh", "-c", command.format(limit="")], capture_output=True, text=True, timeout=30, env=by_blas)
+            self.assertEqual(done.returncode, 0, done.stderr)  # negative control
+            done = subprocess.run(["sh", "-c", command.format(limit="ulimit -v 400000;")], capture_output=True, text=True, timeout=30)
+            self.assertIn(done.returncode, (0, 1), done.stderr)  # it ends with any BLAS library
+
+
+if __name__ == "__main__":
+    TOOL = sys.argv.pop(1)
+    unittest.main()

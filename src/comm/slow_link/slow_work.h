@@ -14,9 +14,9 @@ namespace tessera::comm {
 /// What the communicators of a rank share.
 struct SlowRank {
   Ports ports;
-  std::mutex mutex;  // guards what follows: of each transfer that the rank slept for
-  LatestTimes late, took;
-  bool records = false;  // constant; and what take_record() returns
+  std::mutex mutex;        // guards what follows
+  LatestTimes late, took;  // of the transfers that the rank slept for
+  bool records = false;    // constant; and what take_record() returns
   LinkRecord record;
 };
 

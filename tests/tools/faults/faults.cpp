@@ -7,8 +7,9 @@
 //                  close: from that call on files of data can't be closed, as on a full network disk
 //   FAULT_COUNT    a file to which the number of calls is written when the process exits
 //   FAULT_LOG      a file outside the directory to which every rank appends its calls: "RANK CALL PATH [PATH]". Calls
-//   that
-//                  flush are logged when they are done, all others before.
+//                  that flush are logged when they are done, all others before.
+//
+// It is preloaded into every process of a run, also those without the library, so it reads the environment itself.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -154,7 +155,8 @@ int fsync(int file) {
 int close(int file) {
   const bool of_ours = below_file(file);
   if (of_ours) reached(Needs::nothing);
-  const bool fails = of_ours && has_come() && variable("FAULT_KIND") == "close" && path_of(file).ends_with(".safetensors");
+  const bool fails =
+      of_ours && has_come() && variable("FAULT_KIND") == "close" && path_of(file).ends_with(".safetensors");
   const int result = real("close", &::close)(file);
   if (!fails) return result;
   errno = ENOSPC;

@@ -1,9 +1,8 @@
 // Behavior with more than one operation in flight, beside the results of single calls.
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <chrono>
-#include <exception>
+#include <future>
 #include <numeric>
 #include <semaphore>
 #include <thread>
@@ -164,62 +163,41 @@ struct Issued {
 /// Operations that one thread issues and another one waits for, meanwhile.
 std::string waited_in_another_thread(Communicator& world) {
   constexpr std::size_t kCalls = 150;
-  constexpr std::size_t kAhead = 8;
-  std::array<Issued, kCalls> calls;
-  std::counting_semaphore<kCalls> issued(0);
-  std::counting_semaphore<kCalls> room(kAhead);
-  std::atomic<bool> ended{false};
-  std::string wrong;
-  const auto wait = [&] {
-    for (Issued& call : calls) {
+  const int next = (world.rank() + 1) % world.size();
+  const int previous = (world.rank() + world.size() - 1) % world.size();
+  std::vector<Issued> calls(kCalls);
+  for (std::size_t i = 0; i < kCalls; ++i) {
+    const std::size_t count = i % 2 == 0 ? 1 + i : i * 97 % 20'000;
+    const auto of_call = static_cast<std::int64_t>(i);
+    calls[i].in = filled(count, world.rank() + of_call);
+    calls[i].out = filled(count, -1);
+    calls[i].want = filled(count, i % 3 == 2 ? previous + of_call : ranks_sum(world) + of_call * world.size());
+  }
+  std::counting_semaphore<2 * kCalls> issued(0);
+  std::future<std::string> waiter = std::async(std::launch::async, [&]() -> std::string {
+    for (std::size_t i = 0; i < kCalls; ++i) {
       issued.acquire();
-      if (ended) return;
-      call.work.wait();
-      wrong = unequal("what was waited for", call.out, call.want);
-      room.release();
-      if (!wrong.empty()) return;
-      call.in = call.out = call.want = {};
+      calls[i].work.wait();
+      if (auto wrong = unequal("call " + std::to_string(i), calls[i].out, calls[i].want); !wrong.empty()) return wrong;
     }
-  };
-  std::exception_ptr failure;
-  std::thread waiter([&] {
-    try {
-      wait();
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    ended = true;
-    room.release();
+    return {};
   });
   try {
     for (std::size_t i = 0; i < kCalls; ++i) {
-      room.acquire();
-      if (ended) break;
       Issued& call = calls[i];
-      const std::size_t count = i % 2 == 0 ? 1 + i : i * 97 % 20'000;
-      call.in = filled(count, world.rank() + static_cast<std::int64_t>(i));
-      call.out = filled(count, -1);
       if (i % 3 == 2) {
-        const auto to = (world.rank() + 1) % world.size();
-        const auto from = (world.rank() + world.size() - 1) % world.size();
-        const std::array<P2POp, 2> parts = {P2POp::send(view(call.in), to), P2POp::recv(view(call.out), from)};
-        call.want = filled(count, from + static_cast<std::int64_t>(i));
+        const std::array<P2POp, 2> parts = {P2POp::send(view(call.in), next), P2POp::recv(view(call.out), previous)};
         call.work = world.batch(parts);
       } else {
-        call.want = filled(count, ranks_sum(world) + static_cast<std::int64_t>(i) * world.size());
         call.work = world.all_reduce(view(call.in), view(call.out), ReduceOp::sum());
       }
       issued.release();
     }
   } catch (...) {
-    ended = true;
-    issued.release();
-    waiter.join();
+    issued.release(kCalls);  // the waiter must not wait for calls that were not made
     throw;
   }
-  waiter.join();
-  if (failure) std::rethrow_exception(failure);
-  return wrong;
+  return waiter.get();
 }
 
 /// Parts of different lengths, some empty.

@@ -1,9 +1,8 @@
 // Every operation on every dtype and reduce op becomes the right NCCL calls. The fake computes NCCL's functions in
 // plain code, and the results are compared with the serial reference.
-#include <array>
+#include <future>
 #include <numeric>
 #include <semaphore>
-#include <thread>
 #include <vector>
 
 #include "tests/backends/nccl/support.h"
@@ -299,29 +298,27 @@ TEST(NcclOperations, MayBeAwaitedInAnyOrder) {
 TEST(NcclOperations, MayBeAwaitedInAnotherThread) {
   reset_fake();
   run_ranks(3, [](Communicator& comm) {
-    constexpr int kCalls = 100;
-    constexpr int kAhead = 8;
+    constexpr std::size_t kCalls = 100;
     std::vector<OnDevice<float>> x;
-    for (int i = 0; i < kAhead; ++i) x.emplace_back(comm, comm.rank(), 100);
-    std::array<Work, kAhead> works;
-    std::counting_semaphore<kCalls> issued(0), room(kAhead);
-    std::thread waiter([&] {
-      for (int i = 0; i < kCalls; ++i) {
+    for (std::size_t i = 0; i < kCalls; ++i) x.emplace_back(comm, comm.rank(), 100, static_cast<float>(i));
+    std::vector<Work> works(kCalls);
+    std::counting_semaphore<2 * kCalls> issued(0);
+    const std::future<void> waiter = std::async(std::launch::async, [&] {
+      for (std::size_t i = 0; i < kCalls; ++i) {
         issued.acquire();
-        const auto slot = static_cast<std::size_t>(i % kAhead);
-        works[slot].wait();
-        EXPECT_EQ(x[slot].values(), std::vector<float>(100, static_cast<float>(3 * i)));
-        room.release();
+        EXPECT_EQ(error_of([&] { works[i].wait(); }), "");
+        EXPECT_EQ(x[i].values(), std::vector<float>(100, static_cast<float>(3 * i)));
       }
     });
-    for (int i = 0; i < kCalls; ++i) {
-      room.acquire();
-      const auto slot = static_cast<std::size_t>(i % kAhead);
-      std::fill_n(x[slot].data(), 100, static_cast<float>(i));
-      works[slot] = comm.all_reduce(x[slot].view(), x[slot].view(), ReduceOp::sum());
-      issued.release();
-    }
-    waiter.join();
+    const std::string error = error_of([&] {
+      for (std::size_t i = 0; i < kCalls; ++i) {
+        works[i] = comm.all_reduce(x[i].view(), x[i].view(), ReduceOp::sum());
+        issued.release();
+      }
+    });
+    if (!error.empty()) issued.release(kCalls);  // the waiter must not wait for calls that were not made
+    waiter.wait();
+    EXPECT_EQ(error, "");
   });
 }
 

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tessera/fsdp/engine/exec_order_validator.h"
 #include "tessera/nn/kernels/gemm.h"
 #include "tessera/nn/layers/linear.h"
 #include "tessera/nn/ops/cross_entropy.h"
@@ -197,6 +198,30 @@ TEST(ExecutionOrder, LaterMismatchIsReportedAtNextStep) {
       EXPECT_EQ(agreed.steps, 4);
       EXPECT_THAT(agreed.by_rank, testing::Each(""));
     }
+}
+
+/// The first rank that sees the difference aborts, while others are still in the exchange.
+TEST(ExecutionOrder, MismatchHasItsKindOnEveryRank) {
+  constexpr int kRanks = 6;
+  comm::InitOptions config;
+  config.timeout = std::chrono::seconds(20);
+  for (const char* backend : {"shm", "tcp"}) {
+    config.backend = backend;
+    for (int round = 0; round < 20; ++round)
+      comm::run_threads(kRanks, config, [&](comm::Communicator& world) {
+        nn::Context context({.threads = 1, .memory_tracker = world.memory_tracker(), .memory = {}, .make_stream = {}});
+        ExecOrderValidator order(world, context.runtime());
+        order.agree("both");
+        try {
+          order.agree(world.rank() % 2 == 0 ? "even" : "odd");
+          ADD_FAILURE();
+        } catch (const base::Error& error) {
+          EXPECT_EQ(std::string(error.kind()) + ": " + error.what(),
+                    "Mismatch: execution order: the ranks differ: rank 0: even; rank 1: odd; rank 2: even; rank 3: "
+                    "odd; rank 4: even; rank 5: odd");
+        }
+      });
+  }
 }
 
 /// Ranks whose communicator accepts device memory only.

@@ -3,6 +3,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace tessera::fsdp {
 namespace {
@@ -11,6 +12,22 @@ comm::View bytes_of(void* data, std::size_t bytes) { return {data, bytes, DType:
 template <class T>
 comm::View bytes_of(std::vector<T>& all) {
   return bytes_of(all.data(), all.size() * sizeof(T));
+}
+
+constexpr std::string_view kDifference = "execution order: the ranks differ:";
+
+/// Runs a part of an exchange. The first rank that sees a difference aborts the communicator with its text, which ends
+/// the exchange of ranks that have yet to see it: for them too it is a mismatch.
+template <class Part>
+auto with_mismatch_of_others(Part part) {
+  try {
+    return part();
+  } catch (const base::Aborted& error) {
+    const std::string_view text = error.what();
+    const std::size_t at = text.find(kDifference);
+    if (at == std::string_view::npos) throw;
+    throw base::Mismatch(std::string(text.substr(at)));
+  }
 }
 
 }  // namespace
@@ -49,14 +66,17 @@ void ExecOrderValidator::begin(const std::string& next) {
   check();
   const OrderRecord mine = next_record(next);
   if (communicator_->size() == 1) return;
-  auto& exchange = exchanges_.emplace_back(std::make_unique<PendingCheck>());
+  auto exchange = std::make_unique<PendingCheck>();
   exchange->mine = mine;
   exchange->all.resize(static_cast<std::size_t>(communicator_->size()));
-  exchange->pending = host_.begin(bytes_of(&exchange->mine, sizeof(OrderRecord)), bytes_of(exchange->all), gather_);
+  exchange->pending = with_mismatch_of_others(
+      [&] { return host_.begin(bytes_of(&exchange->mine, sizeof(OrderRecord)), bytes_of(exchange->all), gather_); });
+  exchanges_.push_back(std::move(exchange));
 }
 
 void ExecOrderValidator::check() {
-  while (!exchanges_.empty() && exchanges_.front()->pending->done()) {
+  const auto done = [this] { return exchanges_.front()->pending->done(); };
+  while (!exchanges_.empty() && with_mismatch_of_others(done)) {
     const std::unique_ptr<PendingCheck> oldest = std::move(exchanges_.front());
     exchanges_.pop_front();
     for (const OrderRecord& record : oldest->all)
@@ -75,13 +95,13 @@ void ExecOrderValidator::agree(const std::string& next) {
   OrderRecord mine = next_record(next);
   if (communicator_->size() == 1) return;
   std::vector<OrderRecord> all(static_cast<std::size_t>(communicator_->size()));
-  host_.exchange(bytes_of(&mine, sizeof(OrderRecord)), bytes_of(all), gather_);
+  with_mismatch_of_others([&] { host_.exchange(bytes_of(&mine, sizeof(OrderRecord)), bytes_of(all), gather_); });
   for (const OrderRecord& record : all)
     if (record != mine) fail(all);
 }
 
 void ExecOrderValidator::fail(const std::vector<OrderRecord>& all) {
-  std::string text = "execution order: the ranks differ:";
+  std::string text(kDifference);
   for (std::size_t rank = 0; rank < all.size(); ++rank)
     text += (rank == 0 ? " rank " : "; rank ") + std::to_string(rank) + ": " + all[rank].text.data();
   communicator_->abort(text);  // exchanges in flight are not waited for

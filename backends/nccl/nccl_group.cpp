@@ -115,6 +115,7 @@ Work NcclGroup::start_internal(const Issue& issue) {
 
 void NcclGroup::close() noexcept {
   drain();
+  completions_.close();
   runtime_->monitor().send(members(),
                            {.kind = ControlMessage::Kind::departure, .communicator = id(), .value = called()->load()});
   runtime_->memory().remove(*this);

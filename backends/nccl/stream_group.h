@@ -20,6 +20,7 @@
 #include "backends/nccl/operation.h"
 #include "backends/nccl/operation_stream.h"
 #include "backends/nccl/runtime.h"
+#include "tessera/comm/completion_poller.h"
 #include "tessera/comm/core/call_verifier.h"
 #include "tessera/comm/core/group_core.h"
 
@@ -65,12 +66,14 @@ class StreamGroup : public GroupCore {
 
   const std::shared_ptr<NcclRuntime> runtime_;
   const NcclApi& api_;
+  CompletionPoller completions_;
   std::unique_ptr<OperationStream> stream_;  ///< created once comm_ is ready
   NcclComm comm_;                            ///< guarded by mutex_; it ends before the memory that its kernels use
 
  private:
   void advance() noexcept override { retire_completed(); }
   bool wait_for(Operation& op, Clock::time_point until) noexcept override;
+  void on_done(Operation& op, WorkCallback callback) override { completions_.add(op, std::move(callback)); }
 
   void wait_enqueued(NcclOperation& op, bool all);
   void send_signature(const NcclOperation& op);

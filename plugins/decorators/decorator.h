@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/completion_poller.h"
 
 namespace tessera::decorators {
 
@@ -41,6 +42,8 @@ class Decorator : public Communicator {
   Work forward(std::span<const OpDesc> calls, bool batch);
   /// The stream that the call is ordered after, or null.
   Stream* after() const noexcept { return after_; }
+  /// Of the works of this communicator.
+  CompletionPoller& completions() noexcept { return completions_; }
 
  private:
   virtual Work do_call(std::span<const OpDesc> calls, bool batch, std::uint64_t number) = 0;
@@ -59,22 +62,27 @@ class Decorator : public Communicator {
   const std::shared_ptr<Family> family_;
   const int index_;
   Stream* after_ = nullptr;
+  CompletionPoller completions_;
 };
 
-/// A work around another one. Heap-allocated, because decorators are for observation and tests.
+/// A work around another one. Heap-allocated, because decorators are for observation and tests. done() must tolerate
+/// another thread that waits.
 class WrappedWork : public WorkState {
  public:
   bool done() noexcept override { return inner_.done(); }
   bool wait_until(std::chrono::steady_clock::time_point until) override { return inner_.wait_until(until); }
   void wait() override { inner_.wait(); }
+  void on_done(WorkCallback callback) override { completions_.add(*this, std::move(callback)); }
 
  protected:
-  explicit WrappedWork(Work inner) : inner_(std::move(inner)) {}
+  /// `completions`: those of its communicator.
+  WrappedWork(Work inner, CompletionPoller& completions) : inner_(std::move(inner)), completions_(completions) {}
   Work& inner() noexcept { return inner_; }
   void recycle() noexcept override { delete this; }
 
  private:
   Work inner_;
+  CompletionPoller& completions_;
 };
 
 /// Bytes of the larger buffer; summed over a batch's parts.

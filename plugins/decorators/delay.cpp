@@ -20,7 +20,8 @@ std::uint64_t scramble(std::uint64_t x) {
 
 class DelayedWork final : public WrappedWork {
  public:
-  DelayedWork(Work inner, Clock::time_point ready) : WrappedWork(std::move(inner)), ready_(ready) {}
+  DelayedWork(Work inner, CompletionPoller& completions, Clock::time_point ready)
+      : WrappedWork(std::move(inner), completions), ready_(ready) {}
 
   bool done() noexcept override { return inner().done() && Clock::now() >= ready_; }
   bool wait_until(Clock::time_point until) override {
@@ -60,7 +61,7 @@ Work DelayDecorator::do_call(std::span<const OpDesc> calls, bool batch, std::uin
   const Clock::time_point called = Clock::now();
   const std::chrono::nanoseconds delay = delay_of(options_, family()->rank, number, bytes_of(calls));
   const std::chrono::nanoseconds limit = calls.front().timeout;
-  return Work(new DelayedWork(forward(calls, batch), called + std::min(delay, limit)));
+  return Work(new DelayedWork(forward(calls, batch), completions(), called + std::min(delay, limit)));
 }
 
 std::unique_ptr<Communicator> DelayDecorator::decorate_child(std::unique_ptr<Communicator> child) {

@@ -1,6 +1,7 @@
 #include "plugins/decorators/fault.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <csignal>
 #include <cstring>
@@ -25,8 +26,9 @@ using Clock = std::chrono::steady_clock;
 /// The work of a dropped call: never done, because the other ranks never receive the call.
 class DroppedWork final : public WorkState {
  public:
-  DroppedWork(std::shared_ptr<FaultDecorator::AbortFlag> stop, Clock::time_point deadline, std::string what)
-      : stop_(std::move(stop)), deadline_(deadline), what_(std::move(what)) {}
+  DroppedWork(CompletionPoller& completions, std::shared_ptr<FaultDecorator::AbortFlag> stop,
+              Clock::time_point deadline, std::string what)
+      : completions_(completions), stop_(std::move(stop)), deadline_(deadline), what_(std::move(what)) {}
 
   bool done() noexcept override {
     const std::lock_guard lock(stop_->mutex);
@@ -40,9 +42,11 @@ class DroppedWork final : public WorkState {
     return false;
   }
   void wait() override { wait_until(Clock::time_point::max()); }
+  void on_done(WorkCallback callback) override { completions_.add(*this, std::move(callback)); }
 
  private:
   void recycle() noexcept override { delete this; }
+  CompletionPoller& completions_;
   const std::shared_ptr<FaultDecorator::AbortFlag> stop_;
   const Clock::time_point deadline_;
   const std::string what_;
@@ -51,8 +55,9 @@ class DroppedWork final : public WorkState {
 /// Flips a bit when the operation is first observed done. Holds the sent data if that is what was corrupted.
 class CorruptedWork final : public WrappedWork {
  public:
-  CorruptedWork(Work inner, std::byte* target, std::byte mask, std::vector<std::byte> sent)
-      : WrappedWork(std::move(inner)), target_(target), mask_(mask), sent_(std::move(sent)) {}
+  CorruptedWork(Work inner, CompletionPoller& completions, std::byte* target, std::byte mask,
+                std::vector<std::byte> sent)
+      : WrappedWork(std::move(inner), completions), target_(target), mask_(mask), sent_(std::move(sent)) {}
   ~CorruptedWork() override { inner() = Work(); }  // waits: the operation may still read `sent_`
 
   bool done() noexcept override { return WrappedWork::done() && flip(); }
@@ -64,11 +69,10 @@ class CorruptedWork final : public WrappedWork {
 
  private:
   bool flip() noexcept {
-    if (target_ != nullptr) *target_ ^= mask_;
-    target_ = nullptr;
+    if (std::byte* const target = target_.exchange(nullptr); target != nullptr) *target ^= mask_;
     return true;
   }
-  std::byte* target_;
+  std::atomic<std::byte*> target_;
   const std::byte mask_;
   const std::vector<std::byte> sent_;
 };
@@ -85,7 +89,8 @@ Work FaultDecorator::do_call(std::span<const OpDesc> calls, bool batch, std::uin
   switch (options_.kind) {
     case FaultKind::drop:
       if (const auto& log = logger()) log->write(LogLevel::debug, "fault: drops " + describe(calls, batch, number));
-      return Work(new DroppedWork(stop_, Clock::now() + calls.front().timeout, describe(calls, batch, number)));
+      return Work(
+          new DroppedWork(completions(), stop_, Clock::now() + calls.front().timeout, describe(calls, batch, number)));
     case FaultKind::kill:
       std::raise(SIGKILL);
       break;
@@ -109,15 +114,15 @@ Work FaultDecorator::corrupt(std::span<const OpDesc> calls, bool batch, std::uin
   const std::size_t place = touched.count / 2 * size_of(touched.dtype);
   constexpr std::byte kMask{1};
   if (received != changed.end())
-    return Work(
-        new CorruptedWork(forward(changed, batch), static_cast<std::byte*>(received->out.data) + place, kMask, {}));
+    return Work(new CorruptedWork(forward(changed, batch), completions(),
+                                  static_cast<std::byte*>(received->out.data) + place, kMask, {}));
   if (Stream* before = after(); before != nullptr && !before->immediate()) before->record().wait();
   std::vector<std::byte> sent(touched.bytes());
   std::memcpy(sent.data(), touched.data, touched.bytes());
   sent[place] ^= kMask;
   given->in.data = sent.data();
   Work work = forward(changed, batch);  // the vector's memory stays where it is when the vector moves
-  return Work(new CorruptedWork(std::move(work), nullptr, kMask, std::move(sent)));
+  return Work(new CorruptedWork(std::move(work), completions(), nullptr, kMask, std::move(sent)));
 }
 
 std::unique_ptr<Communicator> FaultDecorator::decorate_child(std::unique_ptr<Communicator> child) {

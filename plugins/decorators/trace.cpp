@@ -1,5 +1,9 @@
 #include "plugins/decorators/trace.h"
 
+#include <mutex>
+#include <string>
+#include <utility>
+
 #include "tessera/base/error.h"
 
 namespace tessera::decorators {
@@ -7,8 +11,8 @@ namespace {
 
 class TracedWork final : public WrappedWork {
  public:
-  TracedWork(Work inner, OperationEvent event, std::shared_ptr<const TraceSink> sink)
-      : WrappedWork(std::move(inner)), event_(std::move(event)), sink_(std::move(sink)) {}
+  TracedWork(Work inner, CompletionPoller& completions, OperationEvent event, std::shared_ptr<const TraceSink> sink)
+      : WrappedWork(std::move(inner), completions), event_(std::move(event)), sink_(std::move(sink)) {}
 
   bool done() noexcept override {
     if (!inner().done()) return false;
@@ -26,8 +30,7 @@ class TracedWork final : public WrappedWork {
   void wait_on(Stream& stream) override {
     if (stream.device().type == DeviceType::cpu) return WorkState::wait_on(stream);
     inner().wait_on(stream);
-    event_.handed_over = true;
-    end();
+    end({}, true);
   }
 
  private:
@@ -37,22 +40,25 @@ class TracedWork final : public WrappedWork {
     try {
       wait();
     } catch (const Error& error) {
-      event_.error = std::string(error.kind()) + ": " + error.what();
-      end();
+      end(std::string(error.kind()) + ": " + error.what());
       if (rethrow) throw;
       return;
     }
     if (finished == nullptr || *finished) end();
   }
-  void end() {
+  void end(std::string error = {}, bool handed_over = false) {
+    const std::lock_guard lock(mutex_);
     if (sink_ == nullptr) return;
+    event_.error = std::move(error);
+    event_.handed_over = handed_over;
     event_.end_ns = host_time_ns();
     (*sink_)(event_);
     sink_ = nullptr;
   }
 
+  std::mutex mutex_;  // guards what follows
   OperationEvent event_;
-  std::shared_ptr<const TraceSink> sink_;
+  std::shared_ptr<const TraceSink> sink_;  // null: the event is recorded
 };
 
 }  // namespace
@@ -67,7 +73,7 @@ Work TraceDecorator::do_call(std::span<const OpDesc> calls, bool batch, std::uin
   if (!calls.empty()) event.label = calls.front().label;
   try {
     Work work = forward(calls, batch);
-    return Work(new TracedWork(std::move(work), std::move(event), sink_));
+    return Work(new TracedWork(std::move(work), completions(), std::move(event), sink_));
   } catch (const Error& error) {
     event.end_ns = host_time_ns();
     event.error = std::string(error.kind()) + ": " + error.what();

@@ -4,25 +4,17 @@ namespace tessera::comm {
 
 WorkState::~WorkState() = default;
 
-namespace {
-
-/// A copyable handle, which std::function requires.
-class Handle {
- public:
-  explicit Handle(WorkState* state) : state_(state) { state_->retain(); }
-  Handle(const Handle& other) : state_(other.state_) { state_->retain(); }
-  Handle& operator=(const Handle&) = delete;
-  ~Handle() { state_->release(); }
-  void wait() const { state_->wait(); }
-
- private:
-  WorkState* state_;
-};
-
-}  // namespace
-
 void WorkState::wait_on(Stream& stream) {
-  stream.run([handle = Handle(this)] { handle.wait(); });
+  stream.run([ref = WorkRef(*this)] { ref->wait(); });
+}
+
+std::exception_ptr error_of(WorkState& ended) noexcept {
+  try {
+    ended.wait();
+    return nullptr;
+  } catch (...) {
+    return std::current_exception();
+  }
 }
 
 Work& Work::operator=(Work&& other) noexcept {
@@ -32,6 +24,22 @@ Work& Work::operator=(Work&& other) noexcept {
     handed_ = std::exchange(other.handed_, false);
   }
   return *this;
+}
+
+void Work::on_done(WorkCallback callback) {
+  if (state_ != nullptr) return state_->on_done(std::move(callback));
+  callback(nullptr);
+}
+
+void Work::detach() noexcept {
+  if (state_ == nullptr) return;
+  try {
+    state_->on_done({});
+  } catch (...) {  // no memory: then the destructor waits
+    return finish();
+  }
+  std::exchange(state_, nullptr)->release();
+  handed_ = false;
 }
 
 void Work::finish() noexcept {

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <utility>
 
 #include "tessera/base/export.h"
@@ -11,6 +13,10 @@
 #include "tessera/comm/base_names.h"
 
 namespace tessera::comm {
+
+/// Called once an operation has ended: with its error, or null if it succeeded. Must be short, since it may delay other
+/// operations of its rank; must not throw, wait for an operation or destroy a communicator.
+using WorkCallback = std::function<void(std::exception_ptr error)>;
 
 /// A backend's implementation of a Work. Reference-counted by its handles; recycle() returns it to the backend's pool.
 class TESSERA_API WorkState {
@@ -27,6 +33,9 @@ class TESSERA_API WorkState {
   virtual void wait() = 0;
   /// Later work of `stream` runs after this operation. By default a host stream waits.
   virtual void wait_on(Stream& stream);
+  /// Calls `callback` as Work::on_done() does. Empty: only ensures that the operation ends without a handle or a
+  /// waiting thread. May be called while another thread waits.
+  virtual void on_done(WorkCallback callback) = 0;
 
   void retain() noexcept { handles_.fetch_add(1, std::memory_order_relaxed); }  ///< adds a handle
   /// Removes a handle, and recycles the state after the last one. Thread-safe.
@@ -45,14 +54,19 @@ class TESSERA_API WorkState {
 /// Keeps an operation from being recycled, without waiting for it as a Work does.
 class WorkRef {
  public:
-  explicit WorkRef(WorkState& state) : state_(state) { state_.retain(); }  ///< adds a handle to `state`
+  explicit WorkRef(WorkState& state) : state_(state) { state_.retain(); }    ///< adds a handle to `state`
+  WorkRef(const WorkRef& other) : state_(other.state_) { state_.retain(); }  ///< adds another one
   ~WorkRef() { state_.release(); }
-  WorkRef(const WorkRef&) = delete;
   WorkRef& operator=(const WorkRef&) = delete;
+  WorkState& operator*() const noexcept { return state_; }    ///< the operation
+  WorkState* operator->() const noexcept { return &state_; }  ///< the operation
 
  private:
   WorkState& state_;
 };
+
+/// The error of an operation that has ended; null if it succeeded.
+TESSERA_API std::exception_ptr error_of(WorkState& ended) noexcept;
 
 /// The handle of an operation in flight, or of a completed one (by default, and for small ones that complete inside the
 /// call).
@@ -95,6 +109,15 @@ class TESSERA_API Work {
     state_->wait_on(stream);
     handed_ = true;
   }
+  /// Calls `callback` once the operation has ended, even if this handle is gone by then: in this call if it has already
+  /// ended, otherwise in a thread of the communicator, without locks. No call that issues operations runs callbacks of
+  /// earlier ones. The Work can still be waited for, which may return before the callback does. The communicator's
+  /// destructor waits for its callbacks. Throws Unsupported (a simulation, whose operations end in virtual time).
+  void on_done(WorkCallback callback);
+  /// Leaves a completed operation, without waiting: this one continues, and its buffers must stay valid until it has
+  /// ended, as on_done() or the communicator's destructor tells. Its error is thrown by the next call on the
+  /// communicator.
+  void detach() noexcept;
 
  private:
   void finish() noexcept;

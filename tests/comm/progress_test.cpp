@@ -51,6 +51,49 @@ TEST(Progress, OperationsMayBeAwaitedOutOfOrder) {
   });
 }
 
+/// Without a progress thread the waiting thread calls back, but not for another operation's call.
+TEST(Progress, CallsBackWhileWaitingIfThereIsNoProgressThread) {
+  InitOptions config = quick_config();
+  config.progress_thread = false;
+  run_threads(2, config, [](Communicator& world) {
+    Sum first(world, kLarge);
+    Sum second(world, 5);
+    std::thread::id called_by;
+    Work work = first.start(world);
+    work.on_done([&](const std::exception_ptr&) { called_by = std::this_thread::get_id(); });
+    second.start(world).wait();
+    work.wait();
+    world.barrier().wait();
+    EXPECT_EQ(called_by, std::this_thread::get_id());
+  });
+}
+
+/// A callback that takes a lock which the issuing thread holds must not run inside a call that issues.
+TEST(Progress, IssuingCallsRunNoCallbacks) {
+  run_ranks(2, [](Communicator& world) {
+    const std::thread::id issuer = std::this_thread::get_id();
+    bool issuing = false;  // only the issuer reads and writes it
+    std::atomic<int> called{0};
+    int called_while_issuing = 0;
+    constexpr int kCalls = 200;
+    std::vector<Sum> sums;
+    for (int i = 0; i < kCalls; ++i) sums.emplace_back(world, i % 2 == 0 ? kLarge / 10 : 3);
+    for (Sum& sum : sums) {
+      issuing = true;
+      Work work = sum.start(world);
+      issuing = false;
+      work.on_done([&](const std::exception_ptr&) {
+        if (std::this_thread::get_id() == issuer && issuing) ++called_while_issuing;
+        ++called;
+      });
+      work.detach();
+    }
+    while (called.load() < kCalls) std::this_thread::yield();
+    for (const Sum& sum : sums) sum.check(world);
+    EXPECT_EQ(called_while_issuing, 0);
+  });
+}
+
 /// Returns how long rank 0 waits for a large all_reduce that the other rank issues before it sleeps outside the
 /// library, after `before` operations that were waited for at once.
 std::chrono::steady_clock::duration wait_beside_a_waiter(bool progress_thread, std::chrono::milliseconds nap,

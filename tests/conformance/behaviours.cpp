@@ -281,15 +281,17 @@ std::string split_and_memory(Communicator& world) {
 }  // namespace
 
 std::vector<Behaviour> behaviours() {
-  return {{"opposite order", opposite_order, 1},
-          {"a waiter delays no rank", waiter_delays_no_rank, 2},
-          {"waited out of order", waited_out_of_order, 1},
-          {"waited in another thread", waited_in_another_thread, 2},
-          {"random sequences on split groups", random_sequences, 2},
-          {"messages", messages, 2},
-          {"parts of different lengths", ragged_parts, 1},
-          {"traffic is counted", traffic_is_counted, 1},
-          {"split and memory", split_and_memory, 1}};
+  std::vector<Behaviour> all = {{"opposite order", opposite_order, 1},
+                                {"a waiter delays no rank", waiter_delays_no_rank, 2},
+                                {"waited out of order", waited_out_of_order, 1},
+                                {"waited in another thread", waited_in_another_thread, 2},
+                                {"random sequences on split groups", random_sequences, 2},
+                                {"messages", messages, 2},
+                                {"parts of different lengths", ragged_parts, 1},
+                                {"traffic is counted", traffic_is_counted, 1},
+                                {"split and memory", split_and_memory, 1}};
+  for (const Behaviour& behaviour : callback_behaviours()) all.push_back(behaviour);
+  return all;
 }
 
 }  // namespace tessera::conformance

@@ -59,5 +59,7 @@ struct Behaviour {
   int least_ranks;
 };
 std::vector<Behaviour> behaviours();
+/// Those of operations that nobody waits for.
+std::vector<Behaviour> callback_behaviours();
 
 }  // namespace tessera::conformance

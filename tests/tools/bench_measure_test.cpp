@@ -23,6 +23,10 @@ class Timer final : public comm::WorkState {
   bool done() noexcept override { return steady_clock::now() >= end_; }
   bool wait_until(steady_clock::time_point) override { return done(); }
   void wait() override { std::this_thread::sleep_until(end_); }
+  void on_done(comm::WorkCallback callback) override {
+    wait();
+    if (callback) callback(nullptr);
+  }
 
  private:
   void recycle() noexcept override {}

@@ -89,6 +89,8 @@ class TESSERA_API GroupCore : public std::enable_shared_from_this<GroupCore> {
   virtual void advance() noexcept = 0;
   /// Waits until `op` has ended. False: not before `until`.
   virtual bool wait_for(Operation& op, Clock::time_point until) noexcept = 0;
+  /// As WorkState::on_done().
+  virtual void on_done(Operation& op, WorkCallback callback) = 0;
   /// Throws the failure, once the operation's memory is no longer written.
   [[noreturn]] virtual void throw_failure(const Operation& op);
   void recycle(Operation& op) noexcept {

@@ -24,6 +24,8 @@ void Operation::wait() {
   }
 }
 
+void Operation::on_done(WorkCallback callback) { group->on_done(*this, std::move(callback)); }
+
 std::string Operation::format() const { return describe(call, sequence); }
 
 void Operation::recycle() noexcept {

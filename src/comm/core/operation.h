@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tessera/base/export.h"
 #include "tessera/comm/communicator.h"
@@ -38,6 +40,7 @@ class TESSERA_API Operation : public WorkState {
   bool done() noexcept final;
   bool wait_until(Clock::time_point until) final;
   void wait() final;
+  void on_done(WorkCallback callback) final;
   /// Its name in errors: "all_reduce #12 (layer.3)".
   virtual std::string format() const;
 
@@ -55,6 +58,7 @@ class TESSERA_API Operation : public WorkState {
   bool small = false;                         ///< may complete inside its call
   Operation* batch = nullptr;                 ///< of which this is a part
   std::uint32_t batch_remaining = 0;          ///< parts in flight, if this is a batch
+  std::vector<WorkCallback> callbacks;        ///< of a pending operation; guarded by the group
   Operation* next = nullptr;                  ///< link of an OperationQueue or of the free operations
 
  protected:

@@ -31,8 +31,8 @@ void PolledGroup::submit(Operation& op) noexcept {
   op.retain();  // until complete()
   if (op.batch != nullptr) op.batch->retain();
   engine_.begin_operation();
+  begin_in_flight();
   const std::lock_guard lock(mutex_);
-  if (in_flight_.fetch_add(1) == 0) idle_.store(0);
   submitted_.push(op);
   any_submitted_.store(true);
 }
@@ -47,16 +47,55 @@ OperationQueue<Operation> PolledGroup::take_submitted() noexcept {
 void PolledGroup::complete(Operation& op, Operation::State state) noexcept {
   Operation* batch = op.batch;
   op.state.store(state);
-  if (batch != nullptr && --batch->batch_remaining == 0)
+  defer_callbacks(op);
+  if (batch != nullptr && --batch->batch_remaining == 0) {
     batch->state.store(failed() ? Operation::failed : Operation::succeeded);
+    defer_callbacks(*batch);
+  }
   engine_.end_operation();
   op.release();
   if (batch != nullptr) batch->release();
+  end_in_flight();
+}
+
+void PolledGroup::begin_in_flight() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (in_flight_.fetch_add(1) == 0) idle_.store(0);
+}
+
+void PolledGroup::end_in_flight() noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (in_flight_.fetch_sub(1) == 1) idle_.store(1);
   }
   engine_.wake_waiters();
+}
+
+void PolledGroup::on_done(Operation& op, WorkCallback callback) {
+  {
+    const std::lock_guard lock(engine_.mutex());
+    if (op.state.load() == Operation::pending) {
+      if (callback) op.callbacks.push_back(std::move(callback));
+      engine_.wake_progress_thread();  // perhaps no thread will wait for it
+      return;
+    }
+  }
+  if (callback) callback(error_of(op));
+}
+
+void PolledGroup::defer_callbacks(Operation& op) {
+  if (op.callbacks.empty()) return;
+  op.retain();
+  begin_in_flight();
+  engine_.defer([this, &op] { run_callbacks(op); });
+}
+
+void PolledGroup::run_callbacks(Operation& op) noexcept {
+  const std::exception_ptr error = error_of(op);
+  for (const WorkCallback& callback : std::exchange(op.callbacks, {})) callback(error);
+  op.release();
+  const std::lock_guard lock(engine_.mutex());  // which the group's end waits for
+  end_in_flight();
 }
 
 void PolledGroup::fail(Failure failure, bool notify) noexcept {

@@ -60,12 +60,17 @@ class PolledGroup : public GroupCore {
   void poll_after_batch() noexcept;
   void advance() noexcept final { engine_.try_poll(false); }
   bool wait_for(Operation& op, Clock::time_point until) noexcept final { return engine_.wait(op.state, until); }
+  void on_done(Operation& op, WorkCallback callback) final;
+  void begin_in_flight() noexcept;
+  void end_in_flight() noexcept;
+  void defer_callbacks(Operation& op);
+  void run_callbacks(Operation& op) noexcept;
 
   ProgressEngine& engine_;
-  OperationQueue<Operation> submitted_;     ///< guarded by mutex_
-  std::atomic<bool> any_submitted_{false};  ///< spares a poll the lock
-  std::atomic<std::uint32_t> in_flight_{0};
-  std::atomic<std::uint32_t> idle_{1};  ///< nothing is in flight
+  OperationQueue<Operation> submitted_;      ///< guarded by mutex_
+  std::atomic<bool> any_submitted_{false};   ///< spares a poll the lock
+  std::atomic<std::uint32_t> in_flight_{0};  ///< operations, and those whose callbacks have yet to return
+  std::atomic<std::uint32_t> idle_{1};       ///< nothing is in flight
 };
 
 }  // namespace tessera::comm

@@ -158,6 +158,7 @@ bool ProgressEngine::wait(const std::atomic<std::uint32_t>& finished, Clock::tim
   if (unseen_.load() && unseen_.exchange(false)) count_awaited();
   Clock::time_point idle_since = Clock::now();
   for (std::uint32_t turn = 1; finished.load() == 0; ++turn) {
+    if (!options_.thread) run_deferred();
     if (try_poll(turn % 256 == 0)) {
       if (turn % 16 == 0) idle_since = Clock::now();
       continue;
@@ -175,9 +176,31 @@ bool ProgressEngine::wait(const std::atomic<std::uint32_t>& finished, Clock::tim
     wait_for_event([&] { return finished.load() != 0; }, until);
     idle_since = Clock::now() - kSpin;  // after a sleep: yield a little before the next one
   }
+  if (!options_.thread) run_deferred();
   waiters_.fetch_sub(1);
   if (outstanding_.load() > 0) wake_progress_thread();
   return finished.load() != 0;
+}
+
+void ProgressEngine::defer(std::function<void()> call) {
+  {
+    const std::lock_guard lock(deferred_mutex_);
+    deferred_.push_back(std::move(call));
+  }
+  any_deferred_.store(true);
+  bell_.attention.fetch_add(1);
+  futex_wake(bell_.attention);
+}
+
+void ProgressEngine::run_deferred() noexcept {
+  if (!any_deferred_.load()) return;
+  any_deferred_.store(false);
+  std::vector<std::function<void()>> calls;
+  {
+    const std::lock_guard lock(deferred_mutex_);
+    calls.swap(deferred_);
+  }
+  for (const auto& call : calls) call();
 }
 
 void ProgressEngine::wake_progress_thread() noexcept {
@@ -200,11 +223,12 @@ void ProgressEngine::reply_to_pings() noexcept { bell_.pong.store(bell_.ping.loa
 
 void ProgressEngine::run() noexcept {
   ::prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);  // nanoseconds, of this thread, for short sleeps
-  const auto idle = [this] { return waiters_.load() != 0 || outstanding_.load() <= 0; };
+  const auto idle = [this] { return !any_deferred_.load() && (waiters_.load() != 0 || outstanding_.load() <= 0); };
   std::uint64_t begun = 0;
   int quiet = 0;
   while (!stop_) {
     reply_to_pings();
+    run_deferred();
     if (idle()) {
       const std::uint64_t now = begun_.load(std::memory_order_relaxed);
       quiet = std::exchange(begun, now) == now ? quiet + 1 : 0;
@@ -225,7 +249,9 @@ void ProgressEngine::run() noexcept {
       continue;
     }
     if (try_poll(false)) continue;
-    const auto needless = [this, idle] { return stop_ || idle() || bell_.ping.load() != bell_.pong.load(); };
+    const auto needless = [this, idle] {
+      return stop_ || any_deferred_.load() || idle() || bell_.ping.load() != bell_.pong.load();
+    };
     wait_for_event(needless, Clock::now() + options_.longest_sleep);
   }
 }

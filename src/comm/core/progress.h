@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -71,6 +72,8 @@ class TESSERA_API ProgressEngine {
   /// operation 40 us if the two threads share a core. So the progress thread isn't woken if the last operations were
   /// all waited for at once; it checks by itself within a tick.
   void wake_progress_thread_if_idle() noexcept;
+  /// Under the lock: `call` runs soon in the progress thread, without the lock; without that thread, in wait().
+  void defer(std::function<void()> call);
   /// The lock under which all polling happens.
   std::mutex& mutex() noexcept { return mutex_; }
   /// Wakes this rank's waiting threads (an operation is done that another thread may wait for).
@@ -81,6 +84,7 @@ class TESSERA_API ProgressEngine {
 
  private:
   void count_awaited() noexcept;
+  void run_deferred() noexcept;
   bool poll_locked(bool with_health_check) noexcept;
   template <class Condition>
   void wait_for_event(Condition needless, Clock::time_point until) noexcept;
@@ -95,6 +99,9 @@ class TESSERA_API ProgressEngine {
   std::atomic<std::uint64_t> begun_{0};    ///< operations started so far
   std::atomic<std::uint32_t> awaited_{0};  ///< latest hand-overs that were waited for at once, up to kTrust
   std::atomic<bool> unseen_{false};        ///< work was issued without waking the thread
+  std::mutex deferred_mutex_;
+  std::vector<std::function<void()>> deferred_;  ///< guarded by deferred_mutex_
+  std::atomic<bool> any_deferred_{false};
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

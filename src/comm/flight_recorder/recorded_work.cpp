@@ -50,4 +50,11 @@ void RecordedWork::wait_on(Stream& stream) {
   ended_ = true;
 }
 
+void RecordedWork::on_done(WorkCallback callback) {
+  inner_.on_done([ref = WorkRef(*this), callback = std::move(callback)](const std::exception_ptr& error) {
+    ref->done();  // notes the end
+    if (callback) callback(error);
+  });
+}
+
 }  // namespace tessera::comm

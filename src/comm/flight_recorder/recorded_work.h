@@ -1,6 +1,7 @@
 // An operation whose states the flight recorder notes.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <utility>
 
@@ -18,6 +19,7 @@ class RecordedWork final : public WorkState {
   bool wait_until(std::chrono::steady_clock::time_point until) override;
   void wait() override;
   void wait_on(Stream& stream) override;
+  void on_done(WorkCallback callback) override;
 
  private:
   ~RecordedWork() override = default;
@@ -29,7 +31,7 @@ class RecordedWork final : public WorkState {
   Work inner_;
   const std::shared_ptr<FlightRecorder> recorder_;
   const FlightRecorder::Calls calls_;
-  bool ended_ = false;  // and its end is noted
+  std::atomic<bool> ended_{false};  // and its end is noted
 };
 
 }  // namespace tessera::comm

@@ -46,6 +46,9 @@ class SimulatedWork final : public WorkState {
   }
   void wait() override { clock_.host_waits_for(task_); }
   void wait_on(Stream& stream) override { clock_.wait_for(stream, task_); }
+  void on_done(WorkCallback callback) override {
+    if (callback) throw Unsupported("on_done: the operations of a simulation end in virtual time; wait for them");
+  }
 
  private:
   void recycle() noexcept override { delete this; }

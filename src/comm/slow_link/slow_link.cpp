@@ -77,7 +77,7 @@ class SlowCommunicator final : public Communicator {
   Work pass(Work inner, const std::shared_ptr<Transfer>& transfer, std::chrono::milliseconds timeout) {
     if (transfer == nullptr) return inner;
     state_->ports.add(transfer);
-    return Work(new SlowWork(std::move(inner), *inner_, state_, transfer, transfer->called + timeout));
+    return Work(new SlowWork(std::move(inner), *inner_, state_, transfer, transfer->called + timeout, completions_));
   }
 
   std::unique_ptr<Communicator> do_split(int color, int key) override {
@@ -107,6 +107,7 @@ class SlowCommunicator final : public Communicator {
   CallTimes times_;
   TrafficStats before_;
   std::uint64_t calls_ = 0;  // of collectives
+  CompletionPoller completions_;
 };
 
 }  // namespace

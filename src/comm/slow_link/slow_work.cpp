@@ -38,12 +38,13 @@ double microseconds(std::chrono::nanoseconds time) { return static_cast<double>(
 }  // namespace
 
 SlowWork::SlowWork(Work inner, Communicator& inner_communicator, std::shared_ptr<SlowRank> rank,
-                   std::shared_ptr<Transfer> transfer, CallTimes::TimePoint deadline)
+                   std::shared_ptr<Transfer> transfer, CallTimes::TimePoint deadline, CompletionPoller& completions)
     : inner_(std::move(inner)),
       communicator_(inner_communicator),
       rank_(std::move(rank)),
       transfer_(std::move(transfer)),
-      deadline_(deadline) {}
+      deadline_(deadline),
+      completions_(completions) {}
 
 /// The inner work is done, so all ranks have called that this one waited for.
 Clock::time_point SlowWork::through() const { return rank_->ports.done_at(*transfer_).value_or(transfer_->called); }
@@ -98,7 +99,7 @@ void SlowWork::wait() {
   const Clock::time_point begin = Clock::now();
   inner_.wait();
   sleep_until(Clock::time_point::max());
-  if (rank_->records && !std::exchange(recorded_, true)) record_wait(begin);  // the destructor waits again
+  if (rank_->records && !recorded_.exchange(true)) record_wait(begin);  // the destructor waits again
 }
 
 void SlowWork::record_wait(Clock::time_point begin) {

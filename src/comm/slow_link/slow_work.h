@@ -1,10 +1,13 @@
 // An operation over slow links.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/completion_poller.h"
 #include "tessera/comm/slow_link/latest_times.h"
 #include "tessera/comm/slow_link/ports.h"
 #include "tessera/comm/slow_link/slow_link.h"
@@ -25,12 +28,13 @@ class SlowWork final : public WorkState {
  public:
   /// `inner_communicator`: that of `inner`. The operation fails at `deadline`.
   SlowWork(Work inner, Communicator& inner_communicator, std::shared_ptr<SlowRank> rank,
-           std::shared_ptr<Transfer> transfer, CallTimes::TimePoint deadline);
+           std::shared_ptr<Transfer> transfer, CallTimes::TimePoint deadline, CompletionPoller& completions);
 
   bool done() noexcept override;
   bool wait_until(CallTimes::TimePoint until) override;
   void wait() override;
   void wait_on(Stream& stream) override;
+  void on_done(WorkCallback callback) override { completions_.add(*this, std::move(callback)); }
 
  private:
   ~SlowWork() override { rank_->ports.remove(*transfer_); }
@@ -45,7 +49,8 @@ class SlowWork final : public WorkState {
   const std::shared_ptr<SlowRank> rank_;
   const std::shared_ptr<Transfer> transfer_;
   const CallTimes::TimePoint deadline_;
-  bool recorded_ = false;
+  CompletionPoller& completions_;
+  std::atomic<bool> recorded_{false};
 };
 
 }  // namespace tessera::comm

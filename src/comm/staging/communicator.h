@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 
+#include "tessera/comm/completion_poller.h"
 #include "tessera/comm/staging/ipc_state.h"
 #include "tessera/comm/staging/pipeline.h"
 
@@ -18,6 +19,8 @@ class StagedCommunicator final : public Communicator {
   void negotiate_ipc();
   ~StagedCommunicator() override;
   const Capabilities& capabilities() const noexcept override { return capabilities_; }
+
+  CompletionPoller& completions() noexcept { return completions_; }
 
   // Under the engine's lock:
   Work issue(const OpDesc& call) { return forward_to(*inner_, call); }
@@ -61,6 +64,7 @@ class StagedCommunicator final : public Communicator {
   std::atomic<int> unissued_{0};                ///< parts on lanes
   std::atomic<int> in_flight_{0};               ///< operations
   std::atomic<bool> aborted_{false};
+  CompletionPoller completions_;
 };
 
 /// Whether the call moves device memory.

@@ -41,6 +41,8 @@ void StagedOperation::wait_on(Stream& stream) {
   if (finished_.load() == kFailed) std::rethrow_exception(error_);
 }
 
+void StagedOperation::on_done(WorkCallback callback) { communicator_.completions().add(*this, std::move(callback)); }
+
 std::chrono::milliseconds StagedOperation::time_left() const {
   return std::max(std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()),
                   std::chrono::milliseconds(1));

@@ -31,6 +31,7 @@ class StagedOperation final : public WorkState {
   bool wait_until(Clock::time_point until) override;
   void wait() override;
   void wait_on(Stream& stream) override;
+  void on_done(WorkCallback callback) override;
 
   // Under the engine's lock:
   bool advance() noexcept;

@@ -36,6 +36,18 @@ struct Simulated {
   std::unique_ptr<Communicator> world;
 };
 
+TEST(Simulation, DetachesButHasNoCallbacks) {
+  Simulated s(4);
+  const View whole = shape_only(4000);
+  Work work = s.world->all_gather(part_of(whole, 4), whole);
+  EXPECT_THAT([&] { work.on_done([](const std::exception_ptr&) {}); },
+              ThrowsMessage<Unsupported>(HasSubstr("a simulation end in virtual time")));
+  work.detach();
+  EXPECT_TRUE(work.done());
+  s.world->barrier().wait_on(*s.stream);
+  EXPECT_GE(s.clock.time_of(*s.stream), 1000 + 3 * 4000);  // the detached operation took its time
+}
+
 TEST(Simulation, CostsLatencyAndBytes) {
   Simulated s(4);
   const View whole = shape_only(4000);

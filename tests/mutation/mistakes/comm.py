@@ -5,6 +5,7 @@ from table import mistake
 CALLS = r"^comm\.(Over/Calls|Splits|Composite|Threads)"
 FAILURE = (r"^comm\.Over/(Failure|Calls)", r"^comm_processes$", r"^conformance\.")
 STAGING = r"^comm_staging\."
+CALLBACKS = r"^conformance\.All/Behaviours"
 
 MISTAKES = [
     # Calls.
@@ -26,6 +27,19 @@ MISTAKES = [
             (CALLS, r"^comm\.Traffic", r"^sim\.", r"^comm\.", r"^tools_bench\."), "differences of traffic have the total bytes per peer"),
     mistake("reduce-sends-to-all", "src/comm/traffic.cpp", "      return route.peer == route.root ? count * size : 0;\n    case OpKind::gather:", "      return count * size;\n    case OpKind::gather:",
             (r"^sim\.", r"^comm\.", r"^mpi\."), "a simulated reduce sends to all ranks"),
+
+    # Works that nobody waits for.
+    mistake("callbacks-not-run", "src/comm/core/polled_group.cpp", "  engine_.defer([this, &op] { run_callbacks(op); });", "  op.release();\n  end_in_flight();",
+            (CALLBACKS,), "on_done() never calls back"),
+    mistake("end-before-callbacks", "src/comm/core/polled_group.cpp", "  op.retain();\n  begin_in_flight();\n  engine_.defer([this, &op] { run_callbacks(op); });",
+            "  op.retain();\n  engine_.defer([this, &op] { const std::exception_ptr error = error_of(op); for (const WorkCallback& callback : std::exchange(op.callbacks, {})) callback(error); op.release(); });",
+            (CALLBACKS,), "a communicator ends before its callbacks"),
+    mistake("callbacks-in-issuing-calls", "src/comm/core/progress.cpp", "  const std::unique_lock lock(mutex_, std::try_to_lock);\n  return lock.owns_lock() && poll_locked(with_health_check);\n",
+            "  bool moved = false;\n  {\n    const std::unique_lock lock(mutex_, std::try_to_lock);\n    moved = lock.owns_lock() && poll_locked(with_health_check);\n  }\n  run_deferred();\n  return moved;\n",
+            (r"^comm\.Progress",), "a call that issues an operation runs the callbacks of others"),
+    mistake("detached-by-waiting", "src/comm/work.cpp", "    state_->on_done({});\n", "    state_->wait();\n", (CALLBACKS,), "detach() waits"),
+    mistake("polled-callback-without-error", "src/comm/completion_poller.cpp", "      if (one->callback) one->callback(error_of(*one->state));\n      one", "      if (one->callback) one->callback(nullptr);\n      one",
+            (r"^decorators\.Callbacks",), "a decorator's callback sees no failure"),
 
     # Operations over a transport.
     mistake("wrong-length-taken", "src/comm/host/schedule_executor.cpp", "  if (bytes != message.bytes && surprise_peer < 0) {", "  if (bytes > message.bytes && surprise_peer < 0) {",

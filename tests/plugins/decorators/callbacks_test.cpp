@@ -1,0 +1,84 @@
+// Callbacks and detached works behind communicators that wrap another one.
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <barrier>
+#include <filesystem>
+#include <semaphore>
+
+#include "plugins/decorators/trace.h"
+#include "tessera/comm/slow_link/slow_link.h"
+#include "tests/conformance/cases.h"
+#include "tests/plugins/decorators/support.h"
+
+namespace tessera::decorators_test {
+namespace {
+
+std::string one_of(std::vector<std::string> errors) {
+  for (std::string& error : errors)
+    if (!error.empty()) return std::move(error);
+  return "";
+}
+
+void expect_conforming(const InitOptions& config) {
+  for (const conformance::Behaviour& behaviour : conformance::callback_behaviours()) {
+    std::vector<std::string> errors(3);
+    run_threads(3, config,
+                [&](Communicator& comm) { errors[static_cast<std::size_t>(comm.rank())] = behaviour.run(comm); });
+    EXPECT_EQ(one_of(errors), "") << behaviour.name;
+  }
+}
+
+TEST(Callbacks, ConformBehindDecorators) {
+  expect_conforming(decorated("delay:1ms"));
+  std::atomic<int> ended{0};
+  InitOptions traced = quick_config();
+  traced.decorate = [&](std::unique_ptr<Communicator> world) {
+    return std::make_unique<decorators::TraceDecorator>(
+        std::move(world), [&](const decorators::OperationEvent& event) { ended += event.end_ns > 0 ? 1 : 1000; });
+  };
+  expect_conforming(traced);
+  // Each operation is traced once, although two threads see its end. Per rank 60 in the first behavior, a barrier and
+  // two messages in the second, a receive and two barriers in the third.
+  EXPECT_EQ(ended, 3 * (60 + 3 + 3));
+}
+
+TEST(Callbacks, ConformOverSlowLinks) {
+  InitOptions config = quick_config();
+  config.decorate = [](std::unique_ptr<Communicator> world) {
+    return slow_links(std::move(world), {.link = {100us, 1e9}, .intra = {}, .hosts = 1});
+  };
+  expect_conforming(config);
+}
+
+TEST(Callbacks, ConformBesideFlightRecorder) {
+  const std::string directory = std::filesystem::temp_directory_path() / ("callbacks-" + std::to_string(::getpid()));
+  InitOptions config = quick_config();
+  config.flight_recorder = directory;
+  expect_conforming(config);
+  std::filesystem::remove_all(directory);
+}
+
+TEST(Callbacks, ReportDroppedCall) {
+  std::barrier<> meeting(2);
+  run_threads(2, decorated("fault:drop@1,rank=0"), [&](Communicator& comm) {
+    std::string error;
+    std::binary_semaphore ended(0);
+    float x = 1;
+    Work work = comm.all_reduce(view_of(&x, 1), view_of(&x, 1), ReduceOp::sum(), {.timeout = 300ms});
+    work.on_done([&](const std::exception_ptr& failure) {
+      error = error_of([&] {
+        if (failure != nullptr) std::rethrow_exception(failure);
+      });
+      ended.release();
+    });
+    work.detach();
+    ASSERT_TRUE(ended.try_acquire_for(30s));
+    EXPECT_THAT(error, testing::StartsWith("Timeout: "));
+    meeting.arrive_and_wait();
+  });
+}
+
+}  // namespace
+}  // namespace tessera::decorators_test

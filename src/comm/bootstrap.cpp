@@ -2,11 +2,13 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
+#include "tessera/comm/rendezvous_store.h"
 
 namespace tessera::comm {
 
 Bootstrap::~Bootstrap() = default;
 ControlChannel::~ControlChannel() = default;
+RendezvousStore::~RendezvousStore() = default;
 
 std::vector<std::shared_ptr<void>> Bootstrap::all_gather_objects(std::shared_ptr<void>) {
   throw Unsupported("bootstrap: these ranks are not threads of one process");

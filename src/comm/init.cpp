@@ -62,13 +62,17 @@ std::unique_ptr<Communicator> decorated(std::unique_ptr<Communicator> world, con
   return config.decorate ? config.decorate(std::move(world)) : std::move(world);
 }
 
-std::shared_ptr<Bootstrap> gather_ranks(const Launch& launch, const BackendOptions& options) {
+std::shared_ptr<Bootstrap> gather_ranks(const Launch& launch, const InitOptions& config,
+                                        const BackendOptions& options) {
+  if (config.store != nullptr && (config.master || config.token))
+    throw InvalidUsage("init: options have a store as well as a master or a token; the ranks need only one of these");
   if (launch.size == 1) return make_thread_bootstraps(1, options.communicator.timeout).front();
   return rendezvous({.launch = launch,
                      .timeout = options.communicator.timeout,
-                     .master = env_or_default(env::kMaster),
-                     .token = env_or_default(env::kToken),
-                     .host_id = env_or_default(env::kHostId)});
+                     .master = config.master ? *config.master : env_or_default(env::kMaster),
+                     .token = config.token ? *config.token : env_or_default(env::kToken),
+                     .host_id = env_or_default(env::kHostId),
+                     .store = config.store});
 }
 
 /// The communicators of ranks that are threads, so that the first failure can stop the others.
@@ -125,8 +129,15 @@ std::unique_ptr<Communicator> init(InitOptions config) {
   const Launch launch = config.launch ? *config.launch : resolve_launch();
   const BackendOptions options = world_options(config);
   return decorated(
-      make_world(backend_name(config), gather_ranks(launch, options), launch, options, deterministic(config)), config,
-      options);
+      make_world(backend_name(config), gather_ranks(launch, config, options), launch, options, deterministic(config)),
+      config, options);
+}
+
+std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, InitOptions config) {
+  const Launch launch{.launcher = "program", .rank = bootstrap->rank(), .size = bootstrap->size(), .job = {}};
+  const BackendOptions options = world_options(config);
+  return decorated(make_world(backend_name(config), std::move(bootstrap), launch, options, deterministic(config)),
+                   config, options);
 }
 
 void run_threads(int ranks, const InitOptions& config, const std::function<void(Communicator&)>& body) {

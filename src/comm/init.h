@@ -12,16 +12,24 @@
 #include "tessera/base/export.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/launch.h"
+#include "tessera/comm/rendezvous_store.h"
 
 namespace tessera::comm {
+
+class Bootstrap;
 
 /// Wraps the world communicator, for example with a plug-in that traces or delays it. Each rank calls it once.
 using CommunicatorDecorator = std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)>;
 
 /// Unset options come from the environment (see variables()), else from their defaults.
 struct InitOptions {
-  std::optional<std::string> backend;                ///< TESSERA_BACKEND
-  std::optional<Launch> launch;                      ///< replaces resolve_launch()
+  std::optional<std::string> backend;  ///< TESSERA_BACKEND
+  std::optional<Launch> launch;        ///< replaces resolve_launch()
+  std::optional<std::string> master;   ///< TESSERA_MASTER
+  std::optional<std::string> token;    ///< TESSERA_TOKEN
+  /// How the ranks find each other, instead of by master and token, which must then be unset here; those in the
+  /// environment don't matter then. Null: by the environment.
+  std::shared_ptr<RendezvousStore> store;
   std::optional<std::chrono::milliseconds> timeout;  ///< TESSERA_TIMEOUT
   std::optional<bool> deterministic;                 ///< TESSERA_DETERMINISTIC
   std::optional<bool> check;                         ///< TESSERA_CHECK
@@ -41,6 +49,9 @@ struct InitOptions {
 /// Ranks that create several in succession give each a new, increasing `launch->generation`. Throws InvalidUsage
 /// (settings), Timeout (missing ranks), SystemError.
 TESSERA_API std::unique_ptr<Communicator> init(InitOptions config = {});
+
+/// As init(), for ranks that `bootstrap` connects: launch, master, token and store are not used.
+TESSERA_API std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, InitOptions config = {});
 
 /// Runs `body` on `ranks` threads of this process, which are the ranks of a new world. Waits for all. The first
 /// exception aborts the other ranks and is rethrown. `config.launch` is ignored; each rank has its own memory tracker

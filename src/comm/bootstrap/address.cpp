@@ -1,15 +1,19 @@
 #include "tessera/comm/bootstrap/address.h"
 
 #include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <future>
+#include <map>
 #include <memory>
 #include <thread>
 
@@ -102,6 +106,21 @@ Endpoint any_address(int family, std::uint16_t port) {
   return endpoint;
 }
 
+/// "" if it has none.
+std::string numeric(const sockaddr* address, socklen_t length) {
+  std::array<char, NI_MAXHOST> text{};
+  return ::getnameinfo(address, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) == 0 ? text.data() : "";
+}
+
+std::uint16_t port_of(int fd) {
+  Endpoint own;
+  own.length = sizeof(own.address);
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own.address), &own.length) != 0)
+    throw system_error("init: getsockname");
+  return ntohs(own.address.ss_family == AF_INET ? reinterpret_cast<const sockaddr_in*>(&own.address)->sin_port
+                                                : reinterpret_cast<const sockaddr_in6*>(&own.address)->sin6_port);
+}
+
 /// On a loopback interface, a socket that connects to a port without a listener may get that very port as its own and
 /// connect to itself.
 bool connected_to_itself(int fd) {
@@ -174,6 +193,32 @@ std::vector<UniqueFd> listen_at(const HostPort& where) {
   return listeners;
 }
 
+std::vector<UniqueFd> listen_at_free_port(std::vector<HostPort>& places) {
+  std::vector<UniqueFd> listeners;
+  std::map<int, std::uint16_t> ports;  // by family
+  int code = 0;
+  for (const int family : {AF_INET, AF_INET6}) {
+    UniqueFd fd = try_listen(any_address(family, 0), code);
+    if (!fd) continue;  // a host may lack IPv4 or IPv6
+    ports[family] = port_of(fd.get());
+    listeners.push_back(std::move(fd));
+  }
+  if (listeners.empty()) throw system_error("init: can't listen", code);
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) throw system_error("init: getifaddrs");
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(first, &::freeifaddrs);
+  places.clear();
+  for (const ifaddrs* one = first; one != nullptr; one = one->ifa_next) {
+    const int family = one->ifa_addr == nullptr ? AF_UNSPEC : one->ifa_addr->sa_family;
+    if ((one->ifa_flags & IFF_UP) == 0 || ports.count(family) == 0) continue;
+    const std::string address = numeric(one->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    // One with a scope is valid only with an interface of the host that uses it.
+    if (!address.empty() && address.find('%') == std::string::npos) places.push_back({address, ports[family]});
+  }
+  std::stable_partition(places.begin(), places.end(), [](const HostPort& place) { return !is_loopback(place.host); });
+  return listeners;
+}
+
 Connection connect_at(const HostPort& where, Deadline deadline, std::string& why) {
   const Resolved places = resolve(where, deadline);
   if (places.endpoints.empty()) why = places.error;
@@ -189,12 +234,10 @@ Connection connect_at(const HostPort& where, Deadline deadline, std::string& why
 std::string own_address(int fd) {
   Endpoint own;
   own.length = sizeof(own.address);
-  std::array<char, NI_MAXHOST> text{};
   if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own.address), &own.length) != 0 ||
-      (own.address.ss_family != AF_INET && own.address.ss_family != AF_INET6) ||
-      ::getnameinfo(own.get(), own.length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0)
+      (own.address.ss_family != AF_INET && own.address.ss_family != AF_INET6))
     return "";
-  const std::string address = text.data();
+  const std::string address = numeric(own.get(), own.length);
   return address.starts_with("::ffff:") ? address.substr(7) : address;
 }
 

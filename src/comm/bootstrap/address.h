@@ -24,6 +24,10 @@ HostPort parse_host_port(const std::string& text, const std::string& what);
 /// the address doesn't belong to this host, SystemError.
 std::vector<UniqueFd> listen_at(const HostPort& where);
 
+/// Listens at all addresses of this host, at ports that the system chooses. `places` becomes the addresses of this
+/// host's interfaces with these ports, loopback last. Throws SystemError.
+std::vector<UniqueFd> listen_at_free_port(std::vector<HostPort>& places);
+
 /// Tries each address of the host once. Returns an empty connection if none accepts, with the reason in `why`.
 Connection connect_at(const HostPort& where, Deadline deadline, std::string& why);
 

@@ -113,6 +113,7 @@ std::string ProcessBootstrap::link_address() const {
   for (const Connection& link : links_) {
     if (!link) continue;
     const std::string own = own_address(link.fd());
+    if (own.empty()) continue;  // a Unix socket
     if (address.empty() || is_loopback(address)) address = own;
   }
   return address;

@@ -3,7 +3,9 @@
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
 #include "tessera/comm/bootstrap/address.h"
+#include "tessera/comm/bootstrap/host_id.h"
 #include "tessera/comm/bootstrap/process_bootstrap.h"
+#include "tessera/comm/bootstrap/published_address.h"
 #include "tessera/comm/bootstrap/rendezvous_file.h"
 
 namespace tessera::comm {
@@ -21,6 +23,7 @@ std::string about(const RendezvousOptions& options) {
 
 void check(const RendezvousOptions& options) {
   const Launch& launch = options.launch;
+  if (options.store != nullptr) return;
   if (!options.master.empty()) {
     if (!options.token.empty()) return;
     throw InvalidUsage("init: TESSERA_MASTER=" + options.master +
@@ -97,12 +100,48 @@ void rendezvous_on_host(const RendezvousOptions& options, ProcessBootstrap::Star
   adopt(parts, connect_to_rank0(parts.self, path, parts.deadline, about(options), connect));
 }
 
+void rendezvous_in_store(const RendezvousOptions& options, ProcessBootstrap::StarSockets& parts) {
+  const Launch& launch = options.launch;
+  const std::string key = "tessera/rank0/" + std::to_string(launch.restart) + "." + std::to_string(launch.generation);
+  const std::string host = options.host_id.empty() ? host_identity() : options.host_id;
+  parts.self.run.clear();  // the store is the run's
+  if (parts.self.rank == 0) {
+    PublishedAddress address;
+    std::vector<UniqueFd> listeners = listen_for_all(host, address);
+    parts.self.key = key_of(address.token, {});
+    options.store->set(key, address.text());
+    open_server(parts, std::move(listeners), "by the program's store " + about(options));
+    return;
+  }
+  const std::optional<std::string> published = options.store->get(key, parts.deadline);
+  if (!published)
+    throw Timeout("init: rank " + std::to_string(launch.rank) + " of " + std::to_string(launch.size) +
+                  " found no rank 0 " + about(options) + ": it has not published its address in the program's store");
+  const PublishedAddress address = PublishedAddress::parse(*published);
+  parts.self.key = key_of(address.token, {});
+  std::size_t attempt = 0;
+  const auto connect = [&](std::string& why, Digest&) {
+    if (address.host == host) {
+      why = "no answer at its socket on this host (is TESSERA_HOST_ID the same on different hosts?)";
+      return connect_to(address.socket);
+    }
+    if (address.places.empty()) throw SystemError("init: rank 0's host has no network address");
+    const HostPort& place = address.places[attempt++ % address.places.size()];  // some may lead elsewhere
+    Connection connection = connect_at(place, parts.deadline, why);
+    why = place.text() + ": " + why;
+    return connection;
+  };
+  adopt(parts, connect_to_rank0(parts.self, "its published address", parts.deadline, about(options), connect));
+}
+
 }  // namespace
 
 std::shared_ptr<Bootstrap> rendezvous(const RendezvousOptions& options) {
   check(options);
   ProcessBootstrap::StarSockets parts = parts_of(options, steady_clock::now() + options.timeout);
-  if (options.master.empty())
+  if (options.store != nullptr)
+    rendezvous_in_store(options, parts);
+  else if (options.master.empty())
     rendezvous_on_host(options, parts);
   else
     rendezvous_at_master(options, parts);

@@ -8,6 +8,7 @@
 #include "tessera/base/export.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/launch.h"
+#include "tessera/comm/rendezvous_store.h"
 
 namespace tessera::comm {
 
@@ -17,13 +18,15 @@ struct RendezvousOptions {
   std::string master;   ///< TESSERA_MASTER: the address at which rank 0 listens; "": all ranks are on this host
   std::string token;    ///< TESSERA_TOKEN
   std::string host_id;  ///< TESSERA_HOST_ID
+  std::shared_ptr<RendezvousStore> store = nullptr;  ///< replaces master and token
 };
 
 /// Waits until all ranks of the launch are connected to rank 0.
 ///
-/// With a master, rank 0 listens there, and the others connect to it. Without one, rank 0 listens on a Unix socket and
+/// With a store, rank 0 listens at a port that the system chooses and publishes its addresses and a random key there.
+/// With a master, rank 0 listens there, and the others connect to it. Without both, rank 0 listens on a Unix socket and
 /// publishes its name and a random key in a file named by user and job, which only this user can read; the file is
-/// removed before this returns. In both cases each side proves to the other that it knows the key. A peer that doesn't
+/// removed before this returns. In all cases each side proves to the other that it knows the key. A peer that doesn't
 /// know it (or belongs to another start of the run, or is a second process of one rank) is refused with an explanation,
 /// without affecting the others.
 ///

@@ -41,6 +41,10 @@ MISTAKES = [
     mistake("polled-callback-without-error", "src/comm/completion_poller.cpp", "      if (one->callback) one->callback(error_of(*one->state));\n      one", "      if (one->callback) one->callback(nullptr);\n      one",
             (r"^decorators\.Callbacks",), "a decorator's callback sees no failure"),
 
+    # Rendezvous through a store.
+    mistake("one-published-address", "src/comm/bootstrap/rendezvous.cpp", "address.places[attempt++ % address.places.size()]", "address.places[attempt % address.places.size()]",
+            (r"^comm_rendezvous\.StoreRendezvous",), "only the first published address is tried"),
+
     # Operations over a transport.
     mistake("wrong-length-taken", "src/comm/host/schedule_executor.cpp", "  if (bytes != message.bytes && surprise_peer < 0) {", "  if (bytes > message.bytes && surprise_peer < 0) {",
             (r"^comm\.Unchecked", r"^comm\.", r"^conformance\."), "a message that is too short counts as complete"),

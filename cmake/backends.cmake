@@ -17,7 +17,7 @@ function(add_backend name)
   target_include_directories(tessera_backend_${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(tessera_backend_${name} PUBLIC tessera_options PRIVATE ${arg_LINK})
   tessera_precompile(tessera_backend_${name})
-  target_link_libraries(tessera PRIVATE tessera_backend_${name})
+  target_link_libraries(tessera_comm_library PRIVATE tessera_backend_${name})
   set_property(GLOBAL APPEND PROPERTY TESSERA_BACKENDS ${name})
 endfunction()
 
@@ -50,7 +50,7 @@ TESSERA_PLUGIN(tessera::comm::@name@::backend)
   target_include_directories(${target}_parts PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${target}_parts PUBLIC tessera_options ${link})
   tessera_precompile(${target}_parts)
-  tessera_module(${target} ${file} ${entry})
+  tessera_comm_module(${target} ${file} ${entry})
   target_link_libraries(${target} PRIVATE tessera_options ${target}_parts)
   set_target_properties(${target} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tessera-modules
     INSTALL_RPATH "$ORIGIN/..")
@@ -104,5 +104,5 @@ std::span<const BackendNotBuilt> backends_not_built() {
 }
 }  // namespace tessera::comm
 ")
-  target_sources(tessera PRIVATE ${file})
+  target_sources(tessera_comm_library PRIVATE ${file})
 endfunction()

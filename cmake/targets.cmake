@@ -24,13 +24,12 @@ function(tessera_precompile target)
   endif()
 endfunction()
 
-# tessera_layer(NAME SOURCES ... [LINK ...]): one folder of src/ = one object library = one namespace; all become libtessera.
+# tessera_layer(NAME SOURCES ... [LINK ...]): one folder of src/ = one object library = one namespace.
 function(tessera_layer name)
   cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
   add_library(tessera_${name} OBJECT ${arg_SOURCES})
   target_link_libraries(tessera_${name} PUBLIC tessera_options PRIVATE ${arg_LINK})
   tessera_precompile(tessera_${name})
-  set_property(GLOBAL APPEND PROPERTY TESSERA_LAYERS tessera_${name})
 endfunction()
 
 # Factor on test timeouts: the sanitizers make tests 3 to 20 times slower.

@@ -1,4 +1,4 @@
-// Marks the symbols that libtessera exports; all others are hidden.
+// Marks the symbols that the libraries export; all others are hidden.
 #pragma once
 
 #define TESSERA_API __attribute__((visibility("default")))

@@ -52,6 +52,13 @@ def main():
         output = run(scratch / "build" / "outside")
         assert output.startswith("1000 bytes; InvalidUsage; unknown dtype 'f33'"), output
 
+        # tessera::comm loads no BLAS; the control is the program beside it, which loads the whole library.
+        assert run(scratch / "build" / "communication") == "sum 6\n"
+        loaded = {program: run("ldd", scratch / "build" / program) for program in ("outside", "communication")}
+        for library in ("libtessera.so", "openblas"):
+            assert library in loaded["outside"] and library not in loaded["communication"], (library, loaded)
+        assert "libtessera-comm.so" in loaded["communication"], loaded
+
         # An outside backend, built against the package, runs in that program; without the path it is unknown.
         plugin = scratch / "plugin"
         run(args.cmake, "-S", outside.parents[2] / "plugins" / "example", "-B", plugin, *configure[3:])

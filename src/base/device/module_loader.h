@@ -22,9 +22,10 @@ struct ModuleDescriptor {
 
 /// Loads a module permanently, unless it is loaded already, and returns its entry. Throws InvalidUsage with the reason
 /// if it can't.
-void* module_entry(const std::string& path, const ModuleDescriptor& table);
+TESSERA_API void* module_entry(const std::string& path, const ModuleDescriptor& table);
 /// Throws InvalidUsage if a module's table isn't the one that this library was built for. `abi` may be null.
-void check_module(const std::string& path, const ModuleDescriptor& table, const char* abi, const std::size_t* size);
+TESSERA_API void check_module(const std::string& path, const ModuleDescriptor& table, const char* abi,
+                              const std::size_t* size);
 
 /// A module's table. `abi` and `size` are read first; unless they equal the library's own, nothing else is read.
 template <class Table>

@@ -18,7 +18,7 @@ struct ModuleFile {
 
 /// Returns the modules of TESSERA_PLUGIN_PATH in its order, then those of the directory beside the library; sorted by
 /// name within a directory. Loads nothing.
-std::vector<ModuleFile> find_modules();
+TESSERA_API std::vector<ModuleFile> find_modules();
 
 /// Loads the module into this process permanently, unless it is loaded already. Throws InvalidUsage with the reason if
 /// it can't be loaded.

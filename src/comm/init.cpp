@@ -29,6 +29,7 @@ BackendOptions world_options(const InitOptions& config) {
   options.check = config.check ? *config.check : parse_flag(env_or_default(env::kCheck), env::kCheck.name);
   options.algorithms = config.algorithms ? *config.algorithms : env_or_default(env::kAlgo);
   options.progress_thread = config.progress_thread;
+  options.global_ranks = config.global_ranks;
   return options;
 }
 

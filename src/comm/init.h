@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/env.h"
@@ -25,8 +26,10 @@ using CommunicatorDecorator = std::function<std::unique_ptr<Communicator>(std::u
 struct InitOptions {
   std::optional<std::string> backend;  ///< TESSERA_BACKEND
   std::optional<Launch> launch;        ///< replaces resolve_launch()
-  std::optional<std::string> master;   ///< TESSERA_MASTER
-  std::optional<std::string> token;    ///< TESSERA_TOKEN
+  /// If these ranks are only some of a job's: the number of each in the job, for error messages. Empty: their own.
+  std::vector<int> global_ranks;
+  std::optional<std::string> master;  ///< TESSERA_MASTER
+  std::optional<std::string> token;   ///< TESSERA_TOKEN
   /// How the ranks find each other, instead of by master and token, which must then be unset here; those in the
   /// environment don't matter then. Null: by the environment.
   std::shared_ptr<RendezvousStore> store;

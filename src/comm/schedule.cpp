@@ -76,6 +76,10 @@ void write_alone(ScheduleBuilder& builder) {
   using Kind = ReduceOp::Kind;
   const CollectiveSpec& spec = builder.spec();
   if (spec.kind == OpKind::barrier) return;
+  if (spec.kind == OpKind::all_to_all) {  // whose lengths the specification of a _v form has by part only
+    builder.copy(builder.in(part_of(spec, spec.in_starts, 0)), builder.out(part_of(spec, spec.out_starts, 0)));
+    return;
+  }
   const BufferRegion in = builder.in(everything(spec));
   const BufferRegion out = builder.out(everything(spec));
   if (reduces(spec.kind) && spec.reduce == Kind::premul_sum) {

@@ -205,25 +205,25 @@ std::string ragged_parts(Communicator& world) {
   const auto n = static_cast<std::size_t>(world.size());
   const auto me = static_cast<std::size_t>(world.rank());
   std::vector<std::size_t> counts(n);
-  for (std::size_t r = 0; r < n; ++r) counts[r] = r * r * 1000 % 7001;
+  for (std::size_t r = 0; r < n; ++r) counts[r] = (r + 2) % 3 * 1777;
   const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   Values want;
   for (std::size_t r = 0; r < n; ++r) want.insert(want.end(), counts[r], static_cast<std::int64_t>(r));
   Values in = filled(counts[me], world.rank());
-  Values gathered(total);
+  Values gathered(total, -1);
   world.all_gather_v(view(in), view(gathered), counts).wait();
   if (auto wrong = unequal("all_gather_v", gathered, want); !wrong.empty()) return wrong;
   Values whole = want;
-  Values part(counts[me]);
+  Values part(counts[me], -1);
   world.reduce_scatter_v(view(whole), view(part), counts, ReduceOp::sum()).wait();
   if (auto wrong = unequal("reduce_scatter_v", part, filled(counts[me], world.rank() * world.size())); !wrong.empty())
     return wrong;
   const int root = world.size() - 1;
-  Values collected(total);
+  Values collected(total, -1);
   world.gather_v(view(in), view(collected), counts, root).wait();
   if (world.rank() == root)
     if (auto wrong = unequal("gather_v", collected, want); !wrong.empty()) return wrong;
-  Values scattered(counts[me]);
+  Values scattered(counts[me], -1);
   world.scatter_v(view(want), view(scattered), counts, root).wait();
   if (auto wrong = unequal("scatter_v", scattered, in); !wrong.empty()) return wrong;
   // Rank a sends counts[b] + a elements to rank b.
@@ -237,7 +237,7 @@ std::string ragged_parts(Communicator& world) {
     sent.insert(sent.end(), to[r], static_cast<std::int64_t>(me * 100 + r));
     expected.insert(expected.end(), from[r], static_cast<std::int64_t>(r * 100 + me));
   }
-  Values received(expected.size());
+  Values received(expected.size(), -1);
   world.all_to_all_v(view(sent), to, view(received), from).wait();
   return unequal("all_to_all_v", received, expected);
 }

@@ -1,0 +1,321 @@
+#include "c10d/backend.h"
+
+#include <ATen/Functions.h>
+#include <Python.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "c10d/errors.h"
+#include "c10d/store.h"
+#include "tessera/base/env.h"
+#include "tessera/comm/init.h"
+
+namespace tessera::c10d_backend {
+namespace {
+
+using ::c10d::OpType;
+using TorchWorkPtr = c10::intrusive_ptr<::c10d::Work>;
+
+const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* operation) {
+  if (tensors.size() == 1) return tensors.front();
+  C10_THROW_ERROR(ValueError, std::string("tessera: ") + operation + " takes one tensor of each rank, not " +
+                                  std::to_string(tensors.size()));
+}
+
+/// A destructor may run with or without Python's lock; a callback that the communicator waits for may need it.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(Py_IsInitialized() != 0 && PyGILState_Check() == 1 ? PyEval_SaveThread() : nullptr) {}
+  ~WithoutGil() {
+    if (state_ != nullptr) PyEval_RestoreThread(state_);
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* const state_;
+};
+
+std::unique_ptr<comm::Communicator> make_world(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
+                                               std::chrono::milliseconds timeout, std::vector<int> global_ranks) {
+  comm::InitOptions options;
+  // PyTorch's programs may run on several hosts without having said so to the library.
+  if (!base::read_env({"TESSERA_BACKEND", "", ""})) options.backend = "auto";
+  options.launch = comm::Launch{.launcher = "torch", .rank = rank, .size = size, .local_size = size, .job = "torch"};
+  options.timeout = timeout;
+  options.store = std::make_shared<TorchStore>(store);
+  options.global_ranks = std::move(global_ranks);
+  return with_torch_errors([&] { return comm::init(std::move(options)); });
+}
+
+}  // namespace
+
+TorchBackend::TorchBackend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
+                           std::chrono::milliseconds timeout, std::vector<int> global_ranks)
+    : Backend(rank, size), world_(make_world(store, rank, size, timeout, std::move(global_ranks))), timeout_(timeout) {
+  init();
+}
+
+TorchBackend::~TorchBackend() { shutdown(); }
+
+c10::intrusive_ptr<::c10d::Backend::Options> TorchBackend::getBackendOptions() {
+  const std::lock_guard lock(mutex_);
+  return c10::make_intrusive<Options>(timeout_);
+}
+
+std::string TorchBackend::transport() const {
+  const std::lock_guard lock(mutex_);
+  return std::string(world().backend());
+}
+
+void TorchBackend::setTimeout(std::chrono::milliseconds timeout) {
+  const std::lock_guard lock(mutex_);
+  timeout_ = timeout;
+}
+
+std::uint64_t TorchBackend::getSequenceNumberForGroup() {
+  const std::lock_guard lock(mutex_);
+  return calls_;
+}
+
+comm::Communicator& TorchBackend::world() const {
+  if (world_ != nullptr) return *world_;
+  C10_THROW_ERROR(DistBackendError, "tessera: this process group was destroyed; create another one");
+}
+
+void TorchBackend::abort() {
+  const std::lock_guard lock(mutex_);
+  if (world_ != nullptr) world_->abort("the program aborted its process group");
+}
+
+void TorchBackend::shutdown() {
+  const WithoutGil without_gil;
+  std::unique_ptr<comm::Communicator> world;
+  {
+    const std::lock_guard lock(mutex_);
+    world = std::move(world_);
+  }
+}
+
+bool TorchBackend::supportsTensorAlloc(c10::DeviceIndex index) { return index <= 0; }
+
+at::Tensor TorchBackend::allocateTensor(long count, at::TensorOptions options) {
+  if (!options.device().is_cpu())
+    C10_THROW_ERROR(NotImplementedError, "tessera: memory of " + options.device().str() + " can't be allocated");
+  const std::size_t bytes = static_cast<std::size_t>(count) * options.dtype().itemsize();
+  auto memory = with_torch_errors([&] {
+    const std::lock_guard lock(mutex_);
+    return std::make_shared<base::Buffer>(world().allocate(bytes, comm::MemoryKind::host, std::nullopt));
+  });
+  return at::from_blob(
+      memory->data(), {static_cast<std::int64_t>(count)}, [memory](void*) {}, options);
+}
+
+TorchWorkPtr TorchBackend::issue(Call call) {
+  const std::lock_guard lock(mutex_);
+  const comm::OpOptions options{.timeout = call.timeout > std::chrono::milliseconds(0) ? call.timeout : timeout_};
+  std::vector<comm::Work> works;
+  with_torch_errors([&] {
+    for (const Issue& one : call.issues) works.push_back(one(world(), options));
+  });
+  const std::uint64_t number = ++calls_;
+  const auto pending = std::make_shared<PendingCall>(std::move(works), std::move(call.holding));
+  if (coalescing_) {
+    coalesced_.push_back(pending);
+    coalesced_results_.insert(coalesced_results_.end(), call.results.begin(), call.results.end());
+  }
+  return c10::make_intrusive<TorchWork>(getRank(), call.type, number, std::vector{pending}, std::move(call.results));
+}
+
+void TorchBackend::startCoalescing() {
+  const std::lock_guard lock(mutex_);
+  coalescing_ = true;
+}
+
+/// Operations are issued when they are called, since none waits for a later one; only their handle is common.
+TorchWorkPtr TorchBackend::endCoalescing() {
+  const std::lock_guard lock(mutex_);
+  coalescing_ = false;
+  return c10::make_intrusive<TorchWork>(getRank(), OpType::COALESCED, calls_, std::exchange(coalesced_, {}),
+                                        std::exchange(coalesced_results_, {}));
+}
+
+TorchWorkPtr TorchBackend::broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& options) {
+  Call call{OpType::BROADCAST, options.timeout, {}, {}, tensors};
+  const at::Tensor tensor = writable(only(tensors, "broadcast"), call.holding, options.rootRank == getRank());
+  call.issues.emplace_back([view = moved(tensor), root = static_cast<int>(options.rootRank)](auto& world, auto how) {
+    return world.broadcast(view, view, root, how);
+  });
+  return issue(std::move(call));
+}
+
+TorchBackend::Issue TorchBackend::reduction_in_place(const at::Tensor& tensor, const ::c10d::ReduceOp& op,
+                                                     Holding& holding) {
+  const Reduction reduction = Reduction::of(op, tensor.scalar_type());
+  const at::Tensor dense = writable(tensor, holding, true);
+  reduction.end(dense, holding);
+  return [view = reduction.view(dense), op = reduction.op](comm::Communicator& world, const comm::OpOptions& how) {
+    return world.all_reduce(view, view, op, how);
+  };
+}
+
+TorchWorkPtr TorchBackend::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& options) {
+  Call call{OpType::ALLREDUCE, options.timeout, {}, {}, tensors};
+  for (const at::Tensor& tensor : tensors)
+    call.issues.push_back(reduction_in_place(tensor, options.reduceOp, call.holding));
+  return issue(std::move(call));
+}
+
+TorchWorkPtr TorchBackend::allreduce_coalesced(std::vector<at::Tensor>& tensors,
+                                               const ::c10d::AllreduceCoalescedOptions& options) {
+  return allreduce(tensors, options);
+}
+
+TorchWorkPtr TorchBackend::reduce(std::vector<at::Tensor>& tensors, const ::c10d::ReduceOptions& options) {
+  Call call{OpType::REDUCE, options.timeout, {}, {}, tensors};
+  const at::Tensor& tensor = only(tensors, "reduce");
+  const Reduction reduction = Reduction::of(options.reduceOp, tensor.scalar_type());
+  const bool is_root = options.rootRank == getRank();
+  const at::Tensor dense = is_root ? writable(tensor, call.holding, true) : readable(tensor, call.holding);
+  if (is_root) reduction.end(dense, call.holding);
+  call.issues.emplace_back([view = reduction.view(dense), op = reduction.op, root = static_cast<int>(options.rootRank)](
+                               auto& world, auto how) { return world.reduce(view, view, op, root, how); });
+  return issue(std::move(call));
+}
+
+void TorchBackend::check_count(std::size_t have, std::size_t want, const char* what) const {
+  if (have == want) return;
+  C10_THROW_ERROR(ValueError, std::string("tessera: ") + what + " has " + std::to_string(have) + " elements, not " +
+                                  std::to_string(want) + "; the process group has " + std::to_string(getSize()) +
+                                  " ranks");
+}
+
+TorchBackend::Issue TorchBackend::gathering(const at::Tensor& output, const at::Tensor& input, Holding& holding) {
+  check_count(static_cast<std::size_t>(output.numel()),
+              static_cast<std::size_t>(input.numel()) * static_cast<std::size_t>(getSize()), "all_gather: the output");
+  const comm::View in = moved(readable(input, holding));
+  return [in, out = moved(writable(output, holding, false))](auto& world, auto how) {
+    return world.all_gather(in, out, how);
+  };
+}
+
+TorchWorkPtr TorchBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                           const ::c10d::AllgatherOptions& options) {
+  Call call{OpType::_ALLGATHER_BASE, options.timeout, {}, {}, {output}};
+  call.issues.push_back(gathering(output, input, call.holding));
+  return issue(std::move(call));
+}
+
+TorchWorkPtr TorchBackend::allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs,
+                                                           std::vector<at::Tensor>& inputs,
+                                                           const ::c10d::AllgatherOptions& options) {
+  check_count(outputs.size(), inputs.size(), "all_gather: the list of outputs");
+  Call call{OpType::ALLGATHER_INTO_TENSOR_COALESCED, options.timeout, {}, {}, outputs};
+  for (std::size_t i = 0; i < inputs.size(); ++i) call.issues.push_back(gathering(outputs[i], inputs[i], call.holding));
+  return issue(std::move(call));
+}
+
+TorchBackend::Issue TorchBackend::gathering_lists(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                                                  Holding& holding) {
+  check_count(outputs.size(), static_cast<std::size_t>(getSize()), "all_gather: the list of outputs");
+  const comm::View in = moved(readable(input, holding));
+  const comm::View out = moved(to_be_split(outputs, holding));
+  if (equal_sizes(outputs)) return [in, out](auto& world, auto how) { return world.all_gather(in, out, how); };
+  return [in, out, counts = counts_of(outputs)](auto& world, auto how) {
+    return world.all_gather_v(in, out, counts, how);
+  };
+}
+
+TorchWorkPtr TorchBackend::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                                     const ::c10d::AllgatherOptions& options) {
+  check_count(outputs.size(), 1, "all_gather: the list of lists of outputs");
+  Call call{OpType::ALLGATHER, options.timeout, {}, {}, outputs.front()};
+  call.issues.push_back(gathering_lists(outputs.front(), only(inputs, "all_gather"), call.holding));
+  return issue(std::move(call));
+}
+
+/// outputs[r][i] = rank r's inputs[i].
+TorchWorkPtr TorchBackend::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
+                                               std::vector<at::Tensor>& inputs,
+                                               const ::c10d::AllgatherOptions& options) {
+  check_count(outputs.size(), static_cast<std::size_t>(getSize()), "all_gather: the list of lists of outputs");
+  Call call{OpType::ALLGATHER_COALESCED, options.timeout, {}, {}, {}};
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    std::vector<at::Tensor> of_input;
+    for (const std::vector<at::Tensor>& of_rank : outputs) {
+      check_count(of_rank.size(), inputs.size(), "all_gather: the list of a rank's outputs");
+      of_input.push_back(of_rank[i]);
+      call.results.push_back(of_rank[i]);
+    }
+    call.issues.push_back(gathering_lists(of_input, inputs[i], call.holding));
+  }
+  return issue(std::move(call));
+}
+
+TorchBackend::Issue TorchBackend::scattering(const at::Tensor& output, const at::Tensor& input,
+                                             const ::c10d::ReduceOp& op, Holding& holding) {
+  check_count(static_cast<std::size_t>(input.numel()),
+              static_cast<std::size_t>(output.numel()) * static_cast<std::size_t>(getSize()),
+              "reduce_scatter: the input");
+  const Reduction reduction = Reduction::of(op, input.scalar_type());
+  const comm::View in = reduction.view(readable(input, holding));
+  const at::Tensor result = writable(output, holding, false);
+  reduction.end(result, holding);
+  return [in, out = reduction.view(result), op = reduction.op](auto& world, auto how) {
+    return world.reduce_scatter(in, out, op, how);
+  };
+}
+
+TorchWorkPtr TorchBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                const ::c10d::ReduceScatterOptions& options) {
+  Call call{OpType::_REDUCE_SCATTER_BASE, options.timeout, {}, {}, {output}};
+  call.issues.push_back(scattering(output, input, options.reduceOp, call.holding));
+  return issue(std::move(call));
+}
+
+TorchWorkPtr TorchBackend::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& outputs,
+                                                           std::vector<at::Tensor>& inputs,
+                                                           const ::c10d::ReduceScatterOptions& options) {
+  check_count(outputs.size(), inputs.size(), "reduce_scatter: the list of outputs");
+  Call call{OpType::REDUCE_SCATTER_TENSOR_COALESCED, options.timeout, {}, {}, outputs};
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    call.issues.push_back(scattering(outputs[i], inputs[i], options.reduceOp, call.holding));
+  return issue(std::move(call));
+}
+
+TorchWorkPtr TorchBackend::reduce_scatter(std::vector<at::Tensor>& outputs,
+                                          std::vector<std::vector<at::Tensor>>& inputs,
+                                          const ::c10d::ReduceScatterOptions& options) {
+  check_count(inputs.size(), 1, "reduce_scatter: the list of lists of inputs");
+  check_count(inputs.front().size(), static_cast<std::size_t>(getSize()), "reduce_scatter: the list of inputs");
+  Call call{OpType::REDUCE_SCATTER, options.timeout, {}, {}, outputs};
+  const at::Tensor& output = only(outputs, "reduce_scatter");
+  const Reduction reduction = Reduction::of(options.reduceOp, output.scalar_type());
+  const comm::View in = reduction.view(joined(inputs.front(), call.holding));
+  const at::Tensor result = writable(output, call.holding, false);
+  reduction.end(result, call.holding);
+  std::vector<std::size_t> counts;
+  for (const at::Tensor& part : inputs.front())
+    counts.push_back(static_cast<std::size_t>(part.numel()) * reduction.per_element);
+  call.issues.emplace_back([in, out = reduction.view(result), op = reduction.op, counts = std::move(counts),
+                            equal = equal_sizes(inputs.front())](auto& world, auto how) {
+    return equal ? world.reduce_scatter(in, out, op, how) : world.reduce_scatter_v(in, out, counts, op, how);
+  });
+  return issue(std::move(call));
+}
+
+TorchWorkPtr TorchBackend::barrier(const ::c10d::BarrierOptions& options) {
+  Call call{OpType::BARRIER, options.timeout, {}, {}, {}};
+  call.issues.emplace_back([](auto& world, auto how) { return world.barrier(how); });
+  return issue(std::move(call));
+}
+
+/// The error of a barrier that is late names every rank that has not called it, so `all_ranks` changes nothing.
+void TorchBackend::monitoredBarrier(const ::c10d::BarrierOptions& options, bool /*all_ranks*/) {
+  barrier(options)->wait();
+}
+
+}  // namespace tessera::c10d_backend

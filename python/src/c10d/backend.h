@@ -1,0 +1,124 @@
+// torch.distributed's backend "tessera".
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "c10d/reduction.h"
+#include "c10d/tensors.h"
+#include "c10d/work.h"
+#include "tessera/comm/communicator.h"
+
+namespace tessera::c10d_backend {
+
+/// One process group: a world of its own, made by its members through their store. Any thread may call it; calls are
+/// issued one after another. Tensors must be dense and in host memory; those that are not contiguous, and lists whose
+/// tensors don't lie one after another, go through temporary ones.
+class TorchBackend final : public ::c10d::Backend {
+ public:
+  struct Options final : ::c10d::Backend::Options {
+    explicit Options(std::chrono::milliseconds timeout) : ::c10d::Backend::Options("tessera", timeout) {}
+    c10::intrusive_ptr<::c10d::Backend::Options> clone() const override { return c10::make_intrusive<Options>(*this); }
+  };
+
+  /// Collective over the members. `global_ranks`: of each member, for messages.
+  TorchBackend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout,
+               std::vector<int> global_ranks);
+  ~TorchBackend() override;
+
+  const std::string getBackendName() const override { return "tessera"; }
+  c10::intrusive_ptr<::c10d::Backend::Options> getBackendOptions() override;
+  std::string transport() const;  ///< "shm", "tcp": what TESSERA_BACKEND chose
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setSequenceNumberForGroup() override {}
+  std::uint64_t getSequenceNumberForGroup() override;
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  c10::intrusive_ptr<::c10d::Work> endCoalescing() override;
+  bool supportsTensorAlloc(c10::DeviceIndex index) override;
+  at::Tensor allocateTensor(long count, at::TensorOptions options) override;
+  void abort() override;
+  void shutdown() override;
+
+  c10::intrusive_ptr<::c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                             const ::c10d::BroadcastOptions& options) override;
+  c10::intrusive_ptr<::c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                             const ::c10d::AllreduceOptions& options) override;
+  c10::intrusive_ptr<::c10d::Work> allreduce_coalesced(std::vector<at::Tensor>& tensors,
+                                                       const ::c10d::AllreduceCoalescedOptions& options) override;
+  c10::intrusive_ptr<::c10d::Work> reduce(std::vector<at::Tensor>& tensors,
+                                          const ::c10d::ReduceOptions& options) override;
+  c10::intrusive_ptr<::c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                                             std::vector<at::Tensor>& inputs,
+                                             const ::c10d::AllgatherOptions& options) override;
+  c10::intrusive_ptr<::c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                                   const ::c10d::AllgatherOptions& options) override;
+  c10::intrusive_ptr<::c10d::Work> allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
+                                                       std::vector<at::Tensor>& inputs,
+                                                       const ::c10d::AllgatherOptions& options) override;
+  c10::intrusive_ptr<::c10d::Work> allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs,
+                                                                   std::vector<at::Tensor>& inputs,
+                                                                   const ::c10d::AllgatherOptions& options) override;
+  c10::intrusive_ptr<::c10d::Work> reduce_scatter(std::vector<at::Tensor>& outputs,
+                                                  std::vector<std::vector<at::Tensor>>& inputs,
+                                                  const ::c10d::ReduceScatterOptions& options) override;
+  c10::intrusive_ptr<::c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                        const ::c10d::ReduceScatterOptions& options) override;
+  c10::intrusive_ptr<::c10d::Work> reduce_scatter_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const ::c10d::ReduceScatterOptions& options) override;
+  c10::intrusive_ptr<::c10d::Work> gather(std::vector<std::vector<at::Tensor>>& outputs,
+                                          std::vector<at::Tensor>& inputs,
+                                          const ::c10d::GatherOptions& options) override;
+  c10::intrusive_ptr<::c10d::Work> scatter(std::vector<at::Tensor>& outputs,
+                                           std::vector<std::vector<at::Tensor>>& inputs,
+                                           const ::c10d::ScatterOptions& options) override;
+  c10::intrusive_ptr<::c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                 std::vector<std::int64_t>& output_splits,
+                                                 std::vector<std::int64_t>& input_splits,
+                                                 const ::c10d::AllToAllOptions& options) override;
+  c10::intrusive_ptr<::c10d::Work> alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                                            const ::c10d::AllToAllOptions& options) override;
+  c10::intrusive_ptr<::c10d::Work> send(std::vector<at::Tensor>& tensors, int peer, int tag) override;
+  c10::intrusive_ptr<::c10d::Work> recv(std::vector<at::Tensor>& tensors, int peer, int tag) override;
+  c10::intrusive_ptr<::c10d::Work> barrier(const ::c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const ::c10d::BarrierOptions& options, bool all_ranks) override;
+
+ private:
+  /// Issues one operation.
+  using Issue = std::function<comm::Work(comm::Communicator& world, comm::OpOptions options)>;
+  struct Call {
+    ::c10d::OpType type;
+    std::chrono::milliseconds timeout;
+    std::vector<Issue> issues;
+    Holding holding;
+    std::vector<at::Tensor> results;
+  };
+  c10::intrusive_ptr<::c10d::Work> issue(Call call);
+  /// Of one tensor, which all reductions in place use.
+  Issue reduction_in_place(const at::Tensor& tensor, const ::c10d::ReduceOp& op, Holding& holding);
+  Issue gathering(const at::Tensor& output, const at::Tensor& input, Holding& holding);
+  Issue scattering(const at::Tensor& output, const at::Tensor& input, const ::c10d::ReduceOp& op, Holding& holding);
+  Issue gathering_lists(const std::vector<at::Tensor>& outputs, const at::Tensor& input, Holding& holding);
+  comm::Communicator& world() const;
+  void check_count(std::size_t have, std::size_t want, const char* what) const;
+
+  mutable std::mutex mutex_;                   ///< guards what follows
+  std::unique_ptr<comm::Communicator> world_;  ///< null: shut down
+  std::chrono::milliseconds timeout_;
+  std::uint64_t calls_ = 0;
+  bool coalescing_ = false;
+  std::vector<std::shared_ptr<PendingCall>> coalesced_;
+  std::vector<at::Tensor> coalesced_results_;
+};
+
+}  // namespace tessera::c10d_backend

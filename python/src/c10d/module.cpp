@@ -1,0 +1,27 @@
+// The Python module tessera._c10d.
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "c10d/backend.h"
+#include "tessera/comm/init.h"
+
+namespace tessera::c10d_backend {
+
+namespace py = pybind11;
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  module.doc() = "torch.distributed's backend 'tessera'; use it through torch.distributed.";
+  py::module_::import("torch.distributed");  // registers the base classes
+  py::class_<TorchBackend, c10::intrusive_ptr<TorchBackend>, ::c10d::Backend>(module, "Backend",
+                                                                              "A process group's communicator.")
+      .def(py::init([](const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
+                       std::chrono::milliseconds timeout, std::vector<int> global_ranks) {
+             return c10::make_intrusive<TorchBackend>(store, rank, size, timeout, std::move(global_ranks));
+           }),
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
+           py::arg("global_ranks") = std::vector<int>{}, py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("transport", &TorchBackend::transport, "The library's backend, such as 'shm'.");
+}
+
+}  // namespace tessera::c10d_backend

@@ -1,0 +1,157 @@
+#include "c10d/work.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "c10d/errors.h"
+
+namespace tessera::c10d_backend {
+
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+/// Calls `ended` after `parts` calls of the result, with the first error among them.
+comm::WorkCallback after_all(std::size_t parts, const comm::WorkCallback& ended) {
+  struct Countdown {
+    std::mutex mutex;
+    std::size_t left;          // guarded by mutex
+    std::exception_ptr error;  // guarded by mutex
+  };
+  auto state = std::make_shared<Countdown>();
+  state->left = parts;
+  return [state = std::move(state), ended](const std::exception_ptr& error) {
+    {
+      const std::lock_guard lock(state->mutex);
+      if (state->error == nullptr) state->error = error;
+      if (--state->left != 0) return;
+    }
+    ended(state->error);
+  };
+}
+
+}  // namespace
+
+bool PendingCall::done() {
+  for (comm::Work& work : works_)
+    if (!work.done()) return false;
+  return true;
+}
+
+bool PendingCall::wait_until(Clock::time_point until) {
+  for (comm::Work& work : works_) {
+    if (until == Clock::time_point::max())
+      work.wait();
+    else if (!work.wait_until(until))
+      return false;
+  }
+  finish();
+  return true;
+}
+
+void PendingCall::finish() {
+  if (finished()) return;
+  const std::lock_guard lock(mutex_);
+  for (const auto& step : holding_.at_end) step();
+  holding_ = {};
+  finished_.store(true);
+}
+
+void PendingCall::on_done(const std::shared_ptr<PendingCall>& call, const comm::WorkCallback& ended) {
+  // One part more than there are operations: none may be the last one before all were asked.
+  const comm::WorkCallback part = after_all(call->works_.size() + 1, [call, ended](std::exception_ptr error) {
+    try {
+      if (error == nullptr) call->finish();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    ended(error);
+  });
+  for (comm::Work& work : call->works_) work.on_done(part);
+  part(nullptr);
+}
+
+TorchWork::TorchWork(int rank, ::c10d::OpType type, std::uint64_t number,
+                     std::vector<std::shared_ptr<PendingCall>> calls, std::vector<at::Tensor> results)
+    : Work(rank, type), calls_(std::move(calls)), results_(std::move(results)), number_(number) {}
+
+TorchWork::~TorchWork() {
+  try {
+    for (const auto& call : calls_)
+      if (!call->finished() && future_ == nullptr) PendingCall::on_done(call, [](const std::exception_ptr&) {});
+  } catch (...) {  // no memory for a callback: then the destructor of its operations waits
+  }
+}
+
+bool TorchWork::done() const {
+  return std::all_of(calls_.begin(), calls_.end(), [](const auto& call) { return call->done(); });
+}
+
+bool TorchWork::wait_until(Clock::time_point until) const {
+  return std::all_of(calls_.begin(), calls_.end(), [&](const auto& call) { return call->wait_until(until); });
+}
+
+void TorchWork::on_done(const comm::WorkCallback& ended) const {
+  const comm::WorkCallback part = after_all(calls_.size() + 1, ended);
+  for (const auto& call : calls_) PendingCall::on_done(call, part);
+  part(nullptr);
+}
+
+bool TorchWork::isCompleted() {
+  if (!done()) return false;
+  ended_error();  // its results are where they belong
+  return true;
+}
+
+std::exception_ptr TorchWork::ended_error() const {
+  try {
+    if (done()) wait_until(Clock::time_point::max());
+    return nullptr;
+  } catch (...) {
+    return as_torch_error(std::current_exception());
+  }
+}
+
+bool TorchWork::isSuccess() const { return done() && ended_error() == nullptr; }
+
+std::exception_ptr TorchWork::exception() const { return ended_error(); }
+
+bool TorchWork::wait(std::chrono::milliseconds timeout) {
+  with_torch_errors([&] {
+    const auto until = timeout <= kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
+    if (!wait_until(until))
+      C10_THROW_ERROR(DistBackendError, "tessera: " + ::c10d::opTypeToString(retrieveOpType()) + " #" +
+                                            std::to_string(number_) + " has not ended within the " +
+                                            std::to_string(timeout.count()) + " ms of wait(); it is still under way");
+  });
+  return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
+  const std::lock_guard lock(future_mutex_);
+  if (future_ != nullptr) return future_;
+  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  on_done([future = future_, results = results_](const std::exception_ptr& error) {
+    if (error != nullptr)
+      future->setError(as_torch_error(error));
+    else
+      future->markCompleted(c10::IValue(results));
+  });
+  return future_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFutureResult() {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+  getFuture()->addCallback([future](c10::ivalue::Future& ended) {
+    const auto result = ended.hasError() ? ::c10d::WorkResult::COMM_ERROR : ::c10d::WorkResult::SUCCESS;
+    future->markCompleted(c10::IValue(static_cast<std::int64_t>(result)));
+  });
+  return future;
+}
+
+}  // namespace tessera::c10d_backend

@@ -1,0 +1,52 @@
+"""torch.distributed's backend "tessera".
+
+    torch.distributed.init_process_group("tessera")
+
+PyTorch registers it by itself when the package is installed. `TESSERA_BACKEND` chooses the transport: shm, tcp, ucx, mpi,
+or auto, which is the default here. With `TESSERA_TORCH_REPLACES_GLOO=1` programs that ask for "gloo" get it, too.
+"""
+
+import logging
+import os
+
+import torch.distributed as dist
+
+__all__ = ["clip_grad_norm_", "ddp_average_hook", "register"]
+
+_replaces_gloo = os.environ.get("TESSERA_TORCH_REPLACES_GLOO", "0") not in ("", "0")
+
+
+def _create(options, backend_options):
+    """What torch.distributed calls to make a process group, on each of its members."""
+    from tessera import _c10d
+
+    timeout = options.timeout if backend_options is None else backend_options._timeout
+    return _c10d.Backend(options.store, options.group_rank, options.group_size, timeout, options.global_ranks_in_group)
+
+
+def _create_instead_of_gloo(options, backend_options):
+    if options.group_rank == 0:
+        logging.getLogger("tessera").warning("TESSERA_TORCH_REPLACES_GLOO: backend gloo is tessera")
+    return _create(options, backend_options)
+
+
+def register():
+    """Makes the backend known to torch.distributed. `import torch` calls it."""
+    if not dist.is_available():
+        return
+    dist.Backend.register_backend("tessera", _create, extended_api=True, devices=["cpu"])
+    if _replaces_gloo:
+        dist.Backend.register_backend("gloo", _create_instead_of_gloo, extended_api=True, devices=["cpu"])
+
+
+def __getattr__(name):
+    # Imported on demand: `import torch` calls register(), when much of PyTorch is not there yet.
+    if name in ("clip_grad_norm_", "ddp_average_hook"):
+        from tessera.torch import averaging
+
+        return getattr(averaging, name)
+    raise AttributeError(f"module 'tessera.torch' has no attribute '{name}'")
+
+
+if "TESSERA" not in dist.Backend._plugins:
+    register()

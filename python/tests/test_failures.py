@@ -1,0 +1,219 @@
+"""What happens when a rank dies, hangs, is late or leaves: never a hang, and a rank is named."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ranks import Ranks, run
+
+TRANSPORTS = ("shm", "tcp", "ucx")
+
+
+def dies(rank, ranks, how):
+    dist.all_reduce(torch.ones(10))
+    if rank == 1:
+        os.kill(os.getpid(), how)
+        time.sleep(30)
+        return "woke up"
+    begin = time.monotonic()
+    try:
+        for _ in range(100_000):
+            dist.all_reduce(torch.ones(1000))
+    except (dist.DistNetworkError, dist.DistBackendError) as error:
+        return time.monotonic() - begin, str(error)
+    return "nothing was noticed"
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_killed_rank_is_named(transport):
+    with Ranks(dies, 3, signal.SIGKILL, env={"TESSERA_BACKEND": transport}) as ranks:
+        for _ in range(2):
+            rank, error, result = ranks.next()
+            assert error is None and rank != 1, error
+            seconds, text = result
+            assert seconds < 20 and "rank 1" in text, result
+
+
+def stops(rank, ranks):
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2))
+    return dies(rank, ranks, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_stopped_rank_is_named(transport):
+    with Ranks(stops, 3, env={"TESSERA_BACKEND": transport}) as ranks:
+        for _ in range(2):
+            rank, error, result = ranks.next()
+            assert error is None and rank != 1, error
+            seconds, text = result
+            assert 1 < seconds < 30 and "rank 1" in text, result
+
+
+def late(rank, ranks):
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    if rank == 2:
+        time.sleep(3)
+        return "late"
+    try:
+        backend.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)
+    except dist.DistBackendError as error:
+        return str(error)
+    return "no error"
+
+
+def test_monitored_barrier_names_missing_rank():
+    results = run(late, 3)
+    for text in results[:2]:
+        assert "Timeout" in text and "rank 2" in text, text
+
+
+def waits(rank, ranks):
+    """wait(timeout) ends, the operation goes on."""
+    x = torch.ones(1000)
+    if rank == 1:
+        time.sleep(1)
+    work = dist.all_reduce(x, async_op=True)
+    if rank == 0:
+        with pytest.raises(dist.DistBackendError, match="has not ended within the 100 ms"):
+            work.wait(timedelta(milliseconds=100))
+    work.wait()
+    return x[0].item()
+
+
+def test_wait_with_timeout_leaves_operation():
+    assert run(waits, 2) == [2, 2]
+
+
+def aborts(rank, ranks, store):
+    """An abort ends every rank's calls; then the same processes form a new world."""
+    if rank == 0:
+        time.sleep(0.5)
+        dist.distributed_c10d._get_default_group().abort()
+        text = "aborted"
+    else:
+        with pytest.raises((dist.DistBackendError, dist.DistNetworkError)) as caught:
+            dist.all_reduce(torch.ones(10))
+        text = str(caught.value)
+    dist.destroy_process_group()
+    dist.init_process_group("tessera", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    x = torch.ones(5)
+    dist.all_reduce(x)
+    return text, x[0].item()
+
+
+def test_new_start_after_abort(tmp_path):
+    results = run(aborts, 3, str(tmp_path / "again"))
+    assert [total for _, total in results] == [3, 3, 3]
+    for text, _ in results[1:]:
+        assert "rank 0 aborted" in text, text
+
+
+def groups(rank, ranks, count):
+    """Many subgroups, each used."""
+    every = [dist.new_group([0, 1 + i % (ranks - 1)]) for i in range(count)]
+    for i, group in enumerate(every):
+        if rank in (0, 1 + i % (ranks - 1)):
+            x = torch.ones(3)
+            dist.all_reduce(x, group=group)
+            assert x[0] == 2
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_two_hundred_subgroups(transport):
+    run(groups, 3, 200, env={"TESSERA_BACKEND": transport}, limit=300)
+
+
+def in_threads(rank, ranks):
+    """8 threads on 8 groups."""
+    every = [dist.new_group(list(range(ranks))) for _ in range(8)]
+    wrong = []
+
+    def work(i):
+        for step in range(200):
+            x = torch.full((1 + 500 * i,), float(rank + step))
+            dist.all_reduce(x, group=every[i])
+            if x[0] != sum(r + step for r in range(ranks)):
+                wrong.append((i, step))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return wrong
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_threads_use_groups_of_their_own(transport):
+    assert run(in_threads, 3, env={"TESSERA_BACKEND": transport}) == [[], [], []]
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        return torch.tensor([float(i)])
+
+
+def loads(rank, ranks):
+    """DataLoader forks workers beside the communicator's threads."""
+    total = torch.zeros(1)
+    for batch in torch.utils.data.DataLoader(Numbers(), batch_size=8, num_workers=2, multiprocessing_context="fork"):
+        x = batch.sum().reshape(1)
+        dist.all_reduce(x)
+        total += x
+    return total.item()
+
+
+def test_data_loader_forks():
+    assert run(loads, 2) == [2 * sum(range(64))] * 2
+
+
+SCRIPT = """
+import os, sys, torch, torch.distributed as dist
+{imports}
+dist.init_process_group("{backend}")
+x = torch.ones(4) * (dist.get_rank() + 1)
+dist.all_reduce(x)
+w = dist.all_reduce(torch.ones(100000), async_op=True)
+backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+os.write(1, f"sum {{x[0]:g}} over {{type(backend).__module__}}\\n".encode())  # in one call: the ranks share the pipe
+{end}
+"""
+
+
+def torchrun(tmp_path, ranks=2, imports="import tessera.torch", backend="tessera", end="", **env):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(imports=imports, backend=backend, end=end))
+    return subprocess.run([sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", str(script)],
+                          capture_output=True, text=True, timeout=120, env=dict(os.environ, **env))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS + ("",))
+@pytest.mark.parametrize("end", ("", "sys.exit(0)", "os._exit(0)", "dist.destroy_process_group()"))
+def test_ends_without_destroying(tmp_path, transport, end):
+    """A program may end in any way: with a work in flight, and without destroying its group."""
+    done = torchrun(tmp_path, end=end, **({"TESSERA_BACKEND": transport} if transport else {}))
+    assert done.returncode == 0 and done.stdout.count("sum 3 over tessera._c10d") == 2, done
+
+
+def test_replaces_gloo(tmp_path):
+    done = torchrun(tmp_path, backend="gloo", TESSERA_TORCH_REPLACES_GLOO="1")
+    assert done.stdout.count("sum 3 over tessera._c10d") == 2 and done.stderr.count("backend gloo is tessera") == 1, done
+    done = torchrun(tmp_path, backend="gloo")
+    assert done.stdout.count("sum 3 over torch.distributed.distributed_c10d") == 2, done
+
+
+def test_bad_backend_is_one_clear_error(tmp_path):
+    done = torchrun(tmp_path, TESSERA_BACKEND="carrier-pigeon")
+    assert done.returncode != 0 and "ValueError: unknown backend 'carrier-pigeon'" in done.stderr, done.stderr[-3000:]

@@ -225,6 +225,21 @@ INSTANTIATE_TEST_SUITE_P(Each, PeerFailure,
                            return name;
                          });
 
+/// A rank that exits without destroying its communicator still hears of others' deaths, in a thread of the library.
+TEST(ProcessWorld, ExitsWithLivingCommunicator) {
+  const std::string run = new_run();
+  std::vector<Process> ranks;
+  for (int r = 0; r < 3; ++r) ranks.push_back(start_rank(run, r, 3, "exit"));
+  for (Process& one : ranks) EXPECT_EQ(one.line(), "ready");
+  for (int r = 0; r < 2; ++r) {
+    ranks[static_cast<std::size_t>(r)].say("go");
+    EXPECT_EQ(ranks[static_cast<std::size_t>(r)].line(), "exits");
+  }
+  ::usleep(300'000);  // handlers of exit() have freed what libraries own; the last one waits
+  ranks[2].kill(SIGKILL);
+  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks[static_cast<std::size_t>(r)].exit_code(), 0) << "rank " << r;
+}
+
 TEST(ProcessWorld, NamesMissingRank) {
   const std::string run = new_run();
   Process zero = start_rank(run, 0, 3, "once", "700ms");

@@ -3,10 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -177,8 +180,20 @@ int run(const std::string& mode) {
 
 }  // namespace
 
+/// Leaves by exit() with a communicator that nothing destroys; what is left of the process goes on for a while.
+[[noreturn]] void exit_with_communicator() {
+  std::atexit([] { std::this_thread::sleep_for(std::chrono::seconds(2)); });  // runs after the handlers of libraries
+  auto* const comm = init().release();
+  comm->barrier().wait();
+  say("ready");
+  std::getchar();
+  say("exits");
+  std::exit(0);
+}
+
 int main(int count, char** arguments) {
   try {
+    if (count > 1 && std::string_view(arguments[1]) == "exit") exit_with_communicator();
     return run(count > 1 ? arguments[1] : "once");
   } catch (const tessera::base::Error& error) {
     say(std::string(error.kind()) + ": " + error.what());

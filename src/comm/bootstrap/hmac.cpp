@@ -1,9 +1,12 @@
 #include "tessera/comm/bootstrap/hmac.h"
 
+#define OPENSSL_SUPPRESS_DEPRECATED  // OpenSSL 3 prefers functions that look algorithms up: see prove()
 #include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
 #include <openssl/rand.h>
+#include <openssl/sha.h>
+
+#include <algorithm>
+#include <array>
 
 #include "tessera/base/error.h"
 
@@ -17,14 +20,25 @@ Digest random_digest() {
 }
 
 Digest prove(const Digest& key, std::string_view message) {
-  Digest digest;
-  unsigned length = 0;
-  const auto* bytes = reinterpret_cast<const unsigned char*>(message.data());
-  if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), bytes, message.size(), digest.data(), &length) ==
-          nullptr ||
-      length != digest.size())
-    throw SystemError("init: HMAC failed");
-  return digest;
+  // RFC 2104. OpenSSL's HMAC() finds its algorithm in tables that a handler of exit() frees, while the threads of a
+  // communicator that the program has not destroyed still run. Its SHA-256 has no such state.
+  constexpr std::size_t kBlock = SHA256_CBLOCK;
+  const auto padded = [&](std::uint8_t pad) {
+    std::array<std::uint8_t, kBlock> block{};
+    std::copy(key.begin(), key.end(), block.begin());
+    for (std::uint8_t& byte : block) byte ^= pad;
+    return block;
+  };
+  const auto hash = [](const std::array<std::uint8_t, kBlock>& first, const void* then, std::size_t bytes) {
+    Digest digest;
+    SHA256_CTX context;
+    if (SHA256_Init(&context) != 1 || SHA256_Update(&context, first.data(), first.size()) != 1 ||
+        SHA256_Update(&context, then, bytes) != 1 || SHA256_Final(digest.data(), &context) != 1)
+      throw SystemError("init: SHA-256 failed");
+    return digest;
+  };
+  const Digest inner = hash(padded(0x36), message.data(), message.size());
+  return hash(padded(0x5c), inner.data(), inner.size());
 }
 
 bool same(const Digest& a, const Digest& b) { return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }

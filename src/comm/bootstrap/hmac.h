@@ -13,8 +13,8 @@ using protocol::Digest;
 
 /// Uses the system's generator. Throws SystemError.
 TESSERA_API Digest random_digest();
-/// HMAC-SHA256 of `message` under `key`.
-Digest prove(const Digest& key, std::string_view message);
+/// HMAC-SHA256 of `message` under `key`. Also works while the process exits.
+TESSERA_API Digest prove(const Digest& key, std::string_view message);
 /// Compares in time that doesn't depend on the content.
 bool same(const Digest& a, const Digest& b);
 

@@ -51,7 +51,7 @@ class Network:
             self.do(f"ip -n {switch} link set port{i} up master switch")
             self.do(f"ip -n {host} address add {self.address(i)}/24 dev wire")
             for place, interface in ((host, "wire"), (switch, f"port{i}")):
-                self.do(f"tc -n {place} qdisc add dev {interface} root tbf rate {rate} burst 256k latency 50ms")
+                self.do(f"tc -n {place} qdisc add dev {interface} root tbf rate {rate} burst 32k latency 50ms")
 
     def do(self, command):
         done = subprocess.run(command.split(), capture_output=True, text=True)

@@ -54,8 +54,11 @@ std::unique_ptr<comm::Communicator> make_world(const c10::intrusive_ptr<::c10d::
 }  // namespace
 
 TorchBackend::TorchBackend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
-                           std::chrono::milliseconds timeout, std::vector<int> global_ranks)
-    : Backend(rank, size), world_(make_world(store, rank, size, timeout, std::move(global_ranks))), timeout_(timeout) {
+                           std::chrono::milliseconds timeout, std::vector<int> global_ranks, std::string name)
+    : Backend(rank, size),
+      name_(std::move(name)),
+      world_(make_world(store, rank, size, timeout, std::move(global_ranks))),
+      timeout_(timeout) {
   init();
 }
 
@@ -100,6 +103,37 @@ void TorchBackend::shutdown() {
   }
 }
 
+void TorchBackend::remember(const std::shared_ptr<PendingCall>& call) {
+  constexpr std::size_t kMany = 64;
+  if (in_flight_.size() >= kMany)
+    std::erase_if(in_flight_, [](const auto& one) {
+      const auto call = one.lock();
+      return call == nullptr || call->done();
+    });
+  if (!call->done()) in_flight_.push_back(call);
+}
+
+void TorchBackend::leave(std::chrono::milliseconds patience) {
+  std::vector<std::weak_ptr<PendingCall>> in_flight;
+  {
+    const std::lock_guard lock(mutex_);
+    in_flight.swap(in_flight_);
+  }
+  const auto until = std::chrono::steady_clock::now() + patience;
+  for (const auto& one : in_flight) {
+    const auto call = one.lock();
+    try {
+      if (call == nullptr || call->wait_until(until)) continue;
+    } catch (const std::exception&) {  // it has ended
+      continue;
+    }
+    const std::lock_guard lock(mutex_);
+    if (world_ != nullptr) world_->abort("its process ends while an operation is in flight");
+    break;
+  }
+  shutdown();
+}
+
 bool TorchBackend::supportsTensorAlloc(c10::DeviceIndex index) { return index <= 0; }
 
 at::Tensor TorchBackend::allocateTensor(long count, at::TensorOptions options) {
@@ -127,7 +161,10 @@ TorchWorkPtr TorchBackend::issue(Call call) {
     coalesced_.push_back(pending);
     coalesced_results_.insert(coalesced_results_.end(), call.results.begin(), call.results.end());
   }
-  return c10::make_intrusive<TorchWork>(getRank(), call.type, number, std::vector{pending}, std::move(call.results));
+  remember(pending);
+  return c10::make_intrusive<TorchWork>(getRank(), call.type, (name_ + ":" + call.title).c_str(),
+                                        call.inputs.empty() ? call.results : call.inputs, number, std::vector{pending},
+                                        std::move(call.results));
 }
 
 void TorchBackend::startCoalescing() {
@@ -139,12 +176,12 @@ void TorchBackend::startCoalescing() {
 TorchWorkPtr TorchBackend::endCoalescing() {
   const std::lock_guard lock(mutex_);
   coalescing_ = false;
-  return c10::make_intrusive<TorchWork>(getRank(), OpType::COALESCED, calls_, std::exchange(coalesced_, {}),
-                                        std::exchange(coalesced_results_, {}));
+  return c10::make_intrusive<TorchWork>(getRank(), OpType::COALESCED, nullptr, std::vector<at::Tensor>{}, calls_,
+                                        std::exchange(coalesced_, {}), std::exchange(coalesced_results_, {}));
 }
 
 TorchWorkPtr TorchBackend::broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& options) {
-  Call call{OpType::BROADCAST, options.timeout, {}, {}, tensors};
+  Call call{OpType::BROADCAST, options.timeout, {}, {}, tensors, "broadcast"};
   const at::Tensor tensor = writable(only(tensors, "broadcast"), call.holding, options.rootRank == getRank());
   call.issues.emplace_back([view = moved(tensor), root = static_cast<int>(options.rootRank)](auto& world, auto how) {
     return world.broadcast(view, view, root, how);
@@ -163,7 +200,8 @@ TorchBackend::Issue TorchBackend::reduction_in_place(const at::Tensor& tensor, c
 }
 
 TorchWorkPtr TorchBackend::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& options) {
-  Call call{OpType::ALLREDUCE, options.timeout, {}, {}, tensors};
+  if (!tensors.empty() && tensors.front().is_sparse()) return allreduce_sparse(tensors, options);
+  Call call{OpType::ALLREDUCE, options.timeout, {}, {}, tensors, "all_reduce"};
   for (const at::Tensor& tensor : tensors)
     call.issues.push_back(reduction_in_place(tensor, options.reduceOp, call.holding));
   return issue(std::move(call));
@@ -175,7 +213,7 @@ TorchWorkPtr TorchBackend::allreduce_coalesced(std::vector<at::Tensor>& tensors,
 }
 
 TorchWorkPtr TorchBackend::reduce(std::vector<at::Tensor>& tensors, const ::c10d::ReduceOptions& options) {
-  Call call{OpType::REDUCE, options.timeout, {}, {}, tensors};
+  Call call{OpType::REDUCE, options.timeout, {}, {}, tensors, "reduce"};
   const at::Tensor& tensor = only(tensors, "reduce");
   const Reduction reduction = Reduction::of(options.reduceOp, tensor.scalar_type());
   const bool is_root = options.rootRank == getRank();
@@ -204,7 +242,7 @@ TorchBackend::Issue TorchBackend::gathering(const at::Tensor& output, const at::
 
 TorchWorkPtr TorchBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                            const ::c10d::AllgatherOptions& options) {
-  Call call{OpType::_ALLGATHER_BASE, options.timeout, {}, {}, {output}};
+  Call call{OpType::_ALLGATHER_BASE, options.timeout, {}, {}, {output}, "_all_gather_base", {input}};
   call.issues.push_back(gathering(output, input, call.holding));
   return issue(std::move(call));
 }
@@ -213,7 +251,8 @@ TorchWorkPtr TorchBackend::allgather_into_tensor_coalesced(std::vector<at::Tenso
                                                            std::vector<at::Tensor>& inputs,
                                                            const ::c10d::AllgatherOptions& options) {
   check_count(outputs.size(), inputs.size(), "all_gather: the list of outputs");
-  Call call{OpType::ALLGATHER_INTO_TENSOR_COALESCED, options.timeout, {}, {}, outputs};
+  Call call{OpType::ALLGATHER_INTO_TENSOR_COALESCED, options.timeout, {}, {}, outputs,
+            "all_gather_into_tensor_coalesced",      inputs};
   for (std::size_t i = 0; i < inputs.size(); ++i) call.issues.push_back(gathering(outputs[i], inputs[i], call.holding));
   return issue(std::move(call));
 }
@@ -232,7 +271,7 @@ TorchBackend::Issue TorchBackend::gathering_lists(const std::vector<at::Tensor>&
 TorchWorkPtr TorchBackend::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                                      const ::c10d::AllgatherOptions& options) {
   check_count(outputs.size(), 1, "all_gather: the list of lists of outputs");
-  Call call{OpType::ALLGATHER, options.timeout, {}, {}, outputs.front()};
+  Call call{OpType::ALLGATHER, options.timeout, {}, {}, outputs.front(), "all_gather", inputs};
   call.issues.push_back(gathering_lists(outputs.front(), only(inputs, "all_gather"), call.holding));
   return issue(std::move(call));
 }
@@ -242,7 +281,7 @@ TorchWorkPtr TorchBackend::allgather_coalesced(std::vector<std::vector<at::Tenso
                                                std::vector<at::Tensor>& inputs,
                                                const ::c10d::AllgatherOptions& options) {
   check_count(outputs.size(), static_cast<std::size_t>(getSize()), "all_gather: the list of lists of outputs");
-  Call call{OpType::ALLGATHER_COALESCED, options.timeout, {}, {}, {}};
+  Call call{OpType::ALLGATHER_COALESCED, options.timeout, {}, {}, {}, "all_gather_coalesced", inputs};
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     std::vector<at::Tensor> of_input;
     for (const std::vector<at::Tensor>& of_rank : outputs) {
@@ -271,7 +310,7 @@ TorchBackend::Issue TorchBackend::scattering(const at::Tensor& output, const at:
 
 TorchWorkPtr TorchBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                 const ::c10d::ReduceScatterOptions& options) {
-  Call call{OpType::_REDUCE_SCATTER_BASE, options.timeout, {}, {}, {output}};
+  Call call{OpType::_REDUCE_SCATTER_BASE, options.timeout, {}, {}, {output}, "_reduce_scatter_base", {input}};
   call.issues.push_back(scattering(output, input, options.reduceOp, call.holding));
   return issue(std::move(call));
 }
@@ -280,7 +319,8 @@ TorchWorkPtr TorchBackend::reduce_scatter_tensor_coalesced(std::vector<at::Tenso
                                                            std::vector<at::Tensor>& inputs,
                                                            const ::c10d::ReduceScatterOptions& options) {
   check_count(outputs.size(), inputs.size(), "reduce_scatter: the list of outputs");
-  Call call{OpType::REDUCE_SCATTER_TENSOR_COALESCED, options.timeout, {}, {}, outputs};
+  Call call{OpType::REDUCE_SCATTER_TENSOR_COALESCED, options.timeout, {}, {}, outputs,
+            "reduce_scatter_tensor_coalesced",       inputs};
   for (std::size_t i = 0; i < inputs.size(); ++i)
     call.issues.push_back(scattering(outputs[i], inputs[i], options.reduceOp, call.holding));
   return issue(std::move(call));
@@ -291,7 +331,7 @@ TorchWorkPtr TorchBackend::reduce_scatter(std::vector<at::Tensor>& outputs,
                                           const ::c10d::ReduceScatterOptions& options) {
   check_count(inputs.size(), 1, "reduce_scatter: the list of lists of inputs");
   check_count(inputs.front().size(), static_cast<std::size_t>(getSize()), "reduce_scatter: the list of inputs");
-  Call call{OpType::REDUCE_SCATTER, options.timeout, {}, {}, outputs};
+  Call call{OpType::REDUCE_SCATTER, options.timeout, {}, {}, outputs, "reduce_scatter", inputs.front()};
   const at::Tensor& output = only(outputs, "reduce_scatter");
   const Reduction reduction = Reduction::of(options.reduceOp, output.scalar_type());
   const comm::View in = reduction.view(joined(inputs.front(), call.holding));
@@ -308,7 +348,7 @@ TorchWorkPtr TorchBackend::reduce_scatter(std::vector<at::Tensor>& outputs,
 }
 
 TorchWorkPtr TorchBackend::barrier(const ::c10d::BarrierOptions& options) {
-  Call call{OpType::BARRIER, options.timeout, {}, {}, {}};
+  Call call{OpType::BARRIER, options.timeout, {}, {}, {}, "barrier"};
   call.issues.emplace_back([](auto& world, auto how) { return world.barrier(how); });
   return issue(std::move(call));
 }

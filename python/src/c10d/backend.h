@@ -30,12 +30,12 @@ class TorchBackend final : public ::c10d::Backend {
     c10::intrusive_ptr<::c10d::Backend::Options> clone() const override { return c10::make_intrusive<Options>(*this); }
   };
 
-  /// Collective over the members. `global_ranks`: of each member, for messages.
+  /// Collective over the members. `global_ranks`: of each member, for messages. `name`: as the program asked for it.
   TorchBackend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout,
-               std::vector<int> global_ranks);
+               std::vector<int> global_ranks, std::string name);
   ~TorchBackend() override;
 
-  const std::string getBackendName() const override { return "tessera"; }
+  const std::string getBackendName() const override { return name_; }
   c10::intrusive_ptr<::c10d::Backend::Options> getBackendOptions() override;
   std::string transport() const;  ///< "shm", "tcp": what TESSERA_BACKEND chose
   void setTimeout(std::chrono::milliseconds timeout) override;
@@ -48,11 +48,16 @@ class TorchBackend final : public ::c10d::Backend {
   at::Tensor allocateTensor(long count, at::TensorOptions options) override;
   void abort() override;
   void shutdown() override;
+  /// Ends the process group at the process's end: as shutdown(), but operations that are still in flight after
+  /// `patience` are aborted, so that the process does end.
+  void leave(std::chrono::milliseconds patience);
 
   c10::intrusive_ptr<::c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
                                              const ::c10d::BroadcastOptions& options) override;
   c10::intrusive_ptr<::c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                              const ::c10d::AllreduceOptions& options) override;
+  c10::intrusive_ptr<::c10d::Work> allreduce_sparse(std::vector<at::Tensor>& tensors,
+                                                    const ::c10d::AllreduceOptions& options) override;
   c10::intrusive_ptr<::c10d::Work> allreduce_coalesced(std::vector<at::Tensor>& tensors,
                                                        const ::c10d::AllreduceCoalescedOptions& options) override;
   c10::intrusive_ptr<::c10d::Work> reduce(std::vector<at::Tensor>& tensors,
@@ -102,8 +107,11 @@ class TorchBackend final : public ::c10d::Backend {
     std::vector<Issue> issues;
     Holding holding;
     std::vector<at::Tensor> results;
+    std::string title;                    ///< of the event in PyTorch's profiler, after the backend's name
+    std::vector<at::Tensor> inputs = {};  ///< of the event; empty: `results`
   };
   c10::intrusive_ptr<::c10d::Work> issue(Call call);
+  void remember(const std::shared_ptr<PendingCall>& call);
   /// Of one tensor, which all reductions in place use.
   Issue reduction_in_place(const at::Tensor& tensor, const ::c10d::ReduceOp& op, Holding& holding);
   Issue gathering(const at::Tensor& output, const at::Tensor& input, Holding& holding);
@@ -112,12 +120,14 @@ class TorchBackend final : public ::c10d::Backend {
   comm::Communicator& world() const;
   void check_count(std::size_t have, std::size_t want, const char* what) const;
 
+  const std::string name_;
   mutable std::mutex mutex_;                   ///< guards what follows
   std::unique_ptr<comm::Communicator> world_;  ///< null: shut down
   std::chrono::milliseconds timeout_;
   std::uint64_t calls_ = 0;
   bool coalescing_ = false;
   std::vector<std::shared_ptr<PendingCall>> coalesced_;
+  std::vector<std::weak_ptr<PendingCall>> in_flight_;  ///< perhaps
   std::vector<at::Tensor> coalesced_results_;
 };
 

@@ -52,7 +52,7 @@ std::vector<std::size_t> part_counts(const at::Tensor& tensor, const std::vector
 
 TorchWorkPtr TorchBackend::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                                   const ::c10d::GatherOptions& options) {
-  Call call{OpType::GATHER, options.timeout, {}, {}, {}};
+  Call call{OpType::GATHER, options.timeout, {}, {}, {}, "gather", inputs};
   const comm::View in = moved(readable(only(inputs, "gather"), call.holding));
   comm::View out;
   if (options.rootRank == getRank()) {
@@ -70,7 +70,7 @@ TorchWorkPtr TorchBackend::gather(std::vector<std::vector<at::Tensor>>& outputs,
 
 TorchWorkPtr TorchBackend::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
                                    const ::c10d::ScatterOptions& options) {
-  Call call{OpType::SCATTER, options.timeout, {}, {}, outputs};
+  Call call{OpType::SCATTER, options.timeout, {}, {}, outputs, "scatter"};
   const comm::View out = moved(writable(only(outputs, "scatter"), call.holding, false));
   comm::View in;
   if (options.rootRank == getRank()) {
@@ -78,6 +78,7 @@ TorchWorkPtr TorchBackend::scatter(std::vector<at::Tensor>& outputs, std::vector
     check_count(inputs.front().size(), static_cast<std::size_t>(getSize()), "scatter: the list of inputs");
     for (const std::size_t count : counts_of(inputs.front())) check_count(count, out.count, "scatter: an input");
     in = moved(joined(inputs.front(), call.holding));
+    call.inputs = inputs.front();
   }
   call.issues.emplace_back([in, out, root = static_cast<int>(options.rootRank)](auto& world, auto how) {
     return world.scatter(in, out, root, how);
@@ -89,7 +90,7 @@ TorchWorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                          std::vector<std::int64_t>& output_splits,
                                          std::vector<std::int64_t>& input_splits,
                                          const ::c10d::AllToAllOptions& options) {
-  Call call{OpType::ALLTOALL_BASE, options.timeout, {}, {}, {output}};
+  Call call{OpType::ALLTOALL_BASE, options.timeout, {}, {}, {output}, "all_to_all_single", {input}};
   const auto to = part_counts(input, input_splits, getSize(), "input");
   const auto from = part_counts(output, output_splits, getSize(), "output");
   const comm::View in = moved(readable(input, call.holding));
@@ -103,7 +104,7 @@ TorchWorkPtr TorchBackend::alltoall(std::vector<at::Tensor>& outputs, std::vecto
                                     const ::c10d::AllToAllOptions& options) {
   check_count(inputs.size(), static_cast<std::size_t>(getSize()), "all_to_all: the list of inputs");
   check_count(outputs.size(), static_cast<std::size_t>(getSize()), "all_to_all: the list of outputs");
-  Call call{OpType::ALLTOALL, options.timeout, {}, {}, outputs};
+  Call call{OpType::ALLTOALL, options.timeout, {}, {}, outputs, "all_to_all", inputs};
   const comm::View in = moved(joined(inputs, call.holding));
   const comm::View out = moved(to_be_split(outputs, call.holding));
   call.issues.emplace_back([in, out, to = counts_of(inputs), from = counts_of(outputs)](auto& world, auto how) {
@@ -114,7 +115,7 @@ TorchWorkPtr TorchBackend::alltoall(std::vector<at::Tensor>& outputs, std::vecto
 
 TorchWorkPtr TorchBackend::send(std::vector<at::Tensor>& tensors, int peer, int tag) {
   check_tag(tag);
-  Call call{OpType::SEND, ::c10d::kUnsetTimeout, {}, {}, {}};
+  Call call{OpType::SEND, ::c10d::kUnsetTimeout, {}, {}, {}, "send", tensors};
   const comm::View data = moved(readable(only(tensors, "send"), call.holding));
   call.issues.emplace_back([data, peer](auto& world, auto how) { return world.send(data, peer, how); });
   return issue(std::move(call));
@@ -122,7 +123,7 @@ TorchWorkPtr TorchBackend::send(std::vector<at::Tensor>& tensors, int peer, int 
 
 TorchWorkPtr TorchBackend::recv(std::vector<at::Tensor>& tensors, int peer, int tag) {
   check_tag(tag);
-  Call call{OpType::RECV, ::c10d::kUnsetTimeout, {}, {}, tensors};
+  Call call{OpType::RECV, ::c10d::kUnsetTimeout, {}, {}, tensors, "recv"};
   const comm::View data = moved(writable(only(tensors, "recv"), call.holding, false));
   call.issues.emplace_back([data, peer](auto& world, auto how) { return world.recv(data, peer, how); });
   return issue(std::move(call));

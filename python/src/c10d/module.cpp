@@ -16,11 +16,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<TorchBackend, c10::intrusive_ptr<TorchBackend>, ::c10d::Backend>(module, "Backend",
                                                                               "A process group's communicator.")
       .def(py::init([](const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
-                       std::chrono::milliseconds timeout, std::vector<int> global_ranks) {
-             return c10::make_intrusive<TorchBackend>(store, rank, size, timeout, std::move(global_ranks));
+                       std::chrono::milliseconds timeout, std::vector<int> global_ranks, std::string name) {
+             return c10::make_intrusive<TorchBackend>(store, rank, size, timeout, std::move(global_ranks),
+                                                      std::move(name));
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
-           py::arg("global_ranks") = std::vector<int>{}, py::call_guard<py::gil_scoped_release>())
+           py::arg("global_ranks") = std::vector<int>{}, py::arg("name") = "tessera",
+           py::call_guard<py::gil_scoped_release>())
+      .def("leave", &TorchBackend::leave, py::arg("patience"), py::call_guard<py::gil_scoped_release>(),
+           "Ends the process group when the process ends.")
       .def_property_readonly("transport", &TorchBackend::transport, "The library's backend, such as 'shm'.");
 }
 

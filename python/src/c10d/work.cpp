@@ -76,11 +76,13 @@ void PendingCall::on_done(const std::shared_ptr<PendingCall>& call, const comm::
   part(nullptr);
 }
 
-TorchWork::TorchWork(int rank, ::c10d::OpType type, std::uint64_t number,
-                     std::vector<std::shared_ptr<PendingCall>> calls, std::vector<at::Tensor> results)
-    : Work(rank, type), calls_(std::move(calls)), results_(std::move(results)), number_(number) {}
+TorchWork::TorchWork(int rank, ::c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
+                     std::uint64_t number, std::vector<std::shared_ptr<PendingCall>> calls,
+                     std::vector<at::Tensor> results)
+    : Work(rank, type, title, inputs), calls_(std::move(calls)), results_(std::move(results)), number_(number) {}
 
 TorchWork::~TorchWork() {
+  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   try {
     for (const auto& call : calls_)
       if (!call->finished() && future_ == nullptr) PendingCall::on_done(call, [](const std::exception_ptr&) {});
@@ -129,6 +131,7 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
                                             std::to_string(number_) + " has not ended within the " +
                                             std::to_string(timeout.count()) + " ms of wait(); it is still under way");
   });
+  if (const auto end = std::exchange(recordFunctionEndCallback_, nullptr)) end();  // of the profiler's event
   return true;
 }
 

@@ -42,8 +42,9 @@ class PendingCall {
 /// Its destructor does not wait: a dropped work goes on, and its tensors stay until it has ended.
 class TorchWork final : public ::c10d::Work {
  public:
-  TorchWork(int rank, ::c10d::OpType type, std::uint64_t number, std::vector<std::shared_ptr<PendingCall>> calls,
-            std::vector<at::Tensor> results);
+  /// `title` and `inputs`: for PyTorch's profiler.
+  TorchWork(int rank, ::c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
+            std::uint64_t number, std::vector<std::shared_ptr<PendingCall>> calls, std::vector<at::Tensor> results);
   ~TorchWork() override;
 
   bool isCompleted() override;

@@ -6,8 +6,11 @@ PyTorch registers it by itself when the package is installed. `TESSERA_BACKEND` 
 or auto, which is the default here. With `TESSERA_TORCH_REPLACES_GLOO=1` programs that ask for "gloo" get it, too.
 """
 
+import atexit
+import datetime
 import logging
 import os
+import weakref
 
 import torch.distributed as dist
 
@@ -16,18 +19,35 @@ __all__ = ["clip_grad_norm_", "ddp_average_hook", "register"]
 _replaces_gloo = os.environ.get("TESSERA_TORCH_REPLACES_GLOO", "0") not in ("", "0")
 
 
-def _create(options, backend_options):
+def _create(options, backend_options, name="tessera"):
     """What torch.distributed calls to make a process group, on each of its members."""
     from tessera import _c10d
 
     timeout = options.timeout if backend_options is None else backend_options._timeout
-    return _c10d.Backend(options.store, options.group_rank, options.group_size, timeout, options.global_ranks_in_group)
+    backend = _c10d.Backend(
+        options.store, options.group_rank, options.group_size, timeout, options.global_ranks_in_group, name
+    )
+    _backends.append(weakref.ref(backend))
+    return backend
+
+
+_backends = []
+_PATIENCE = datetime.timedelta(seconds=10)  # for operations that are in flight when the process ends
+
+
+@atexit.register
+def _leave():
+    """A program need not destroy its process groups. Afterwards no thread may need Python, which is about to end."""
+    for reference in reversed(_backends):
+        backend = reference()
+        if backend is not None:
+            backend.leave(_PATIENCE)
 
 
 def _create_instead_of_gloo(options, backend_options):
     if options.group_rank == 0:
         logging.getLogger("tessera").warning("TESSERA_TORCH_REPLACES_GLOO: backend gloo is tessera")
-    return _create(options, backend_options)
+    return _create(options, backend_options, "gloo")
 
 
 def register():

@@ -68,6 +68,8 @@ def wrapped(kind, model, ranks):
     for block in model.blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=kind != "fsdp no reshard")
     fully_shard(model, mesh=mesh, reshard_after_forward=kind != "fsdp no reshard")
+    if kind == "fsdp group memory":
+        model.set_allocate_memory_from_process_group_for_comm(True)
     return model
 
 
@@ -104,7 +106,7 @@ def rows(rank, ranks, kinds, dtypes=("float32", "bfloat16")):
 
 
 def kinds_for(ranks):
-    kinds = ["ddp", "ddp small buckets", "fsdp", "fsdp no reshard"]
+    kinds = ["ddp", "ddp small buckets", "fsdp", "fsdp no reshard", "fsdp group memory"]
     # Without the hook DDP multiplies by 1/n first, and HSDP divides twice: the same only for powers of two.
     if ranks in (2, 4):
         kinds += ["ddp default", "replicate"]

@@ -177,6 +177,9 @@ def works(rank, ranks):
     memory.fill_(rank + 1)
     dist.all_reduce(memory)
     assert bool((memory == total).all())
+    sparse = torch.sparse_coo_tensor([[0, rank + 1]], [1.0, 2.0], (ranks + 2,))
+    dist.all_reduce(sparse)
+    same(sparse.to_dense(), torch.tensor([float(ranks)] + [2.0] * ranks + [0.0]), "all_reduce of a sparse tensor")
     with dist._coalescing_manager(async_ops=True) as manager:
         a, b = torch.full((5,), float(rank)), torch.full((70_000,), float(rank))
         dist.all_reduce(a)

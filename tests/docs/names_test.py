@@ -4,7 +4,7 @@ import pathlib
 import re
 import sys
 
-SOURCES = ("src", "backends", "plugins", "tools", "examples", "tests", "bench", "cmake")
+SOURCES = ("src", "backends", "plugins", "tools", "examples", "tests", "bench", "cmake", "python")
 NAME = re.compile(r"`((?:\w+::)*[A-Za-z_]\w*)(?:\(\)|\([\w, .]*\))?`")
 # Names of PyTorch, NCCL, MPI and the like, which the pages compare with.
 OTHERS = re.compile(r"^(torch|nccl|MPI|ucp|uct|cuda|cublas)|^(MixedPrecisionPolicy|CPUOffloadPolicy|ShardedGradScaler|ZeroRedundancyOptimizer"

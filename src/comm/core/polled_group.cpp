@@ -31,8 +31,8 @@ void PolledGroup::submit(Operation& op) noexcept {
   op.retain();  // until complete()
   if (op.batch != nullptr) op.batch->retain();
   engine_.begin_operation();
-  begin_in_flight();
   const std::lock_guard lock(mutex_);
+  begin_in_flight();
   submitted_.push(op);
   any_submitted_.store(true);
 }
@@ -59,7 +59,6 @@ void PolledGroup::complete(Operation& op, Operation::State state) noexcept {
 }
 
 void PolledGroup::begin_in_flight() noexcept {
-  const std::lock_guard lock(mutex_);
   if (in_flight_.fetch_add(1) == 0) idle_.store(0);
 }
 
@@ -86,7 +85,10 @@ void PolledGroup::on_done(Operation& op, WorkCallback callback) {
 void PolledGroup::defer_callbacks(Operation& op) {
   if (op.callbacks.empty()) return;
   op.retain();
-  begin_in_flight();
+  {
+    const std::lock_guard lock(mutex_);
+    begin_in_flight();
+  }
   engine_.defer([this, &op] { run_callbacks(op); });
 }
 

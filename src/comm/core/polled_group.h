@@ -61,7 +61,7 @@ class PolledGroup : public GroupCore {
   void advance() noexcept final { engine_.try_poll(false); }
   bool wait_for(Operation& op, Clock::time_point until) noexcept final { return engine_.wait(op.state, until); }
   void on_done(Operation& op, WorkCallback callback) final;
-  void begin_in_flight() noexcept;
+  void begin_in_flight() noexcept;  ///< under mutex_
   void end_in_flight() noexcept;
   void defer_callbacks(Operation& op);
   void run_callbacks(Operation& op) noexcept;

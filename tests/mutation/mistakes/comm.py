@@ -31,7 +31,7 @@ MISTAKES = [
     # Works that nobody waits for.
     mistake("callbacks-not-run", "src/comm/core/polled_group.cpp", "  engine_.defer([this, &op] { run_callbacks(op); });", "  op.release();\n  end_in_flight();",
             (CALLBACKS,), "on_done() never calls back"),
-    mistake("end-before-callbacks", "src/comm/core/polled_group.cpp", "  op.retain();\n  begin_in_flight();\n  engine_.defer([this, &op] { run_callbacks(op); });",
+    mistake("end-before-callbacks", "src/comm/core/polled_group.cpp", "  op.retain();\n  {\n    const std::lock_guard lock(mutex_);\n    begin_in_flight();\n  }\n  engine_.defer([this, &op] { run_callbacks(op); });",
             "  op.retain();\n  engine_.defer([this, &op] { const std::exception_ptr error = error_of(op); for (const WorkCallback& callback : std::exchange(op.callbacks, {})) callback(error); op.release(); });",
             (CALLBACKS,), "a communicator ends before its callbacks"),
     mistake("callbacks-in-issuing-calls", "src/comm/core/progress.cpp", "  const std::unique_lock lock(mutex_, std::try_to_lock);\n  return lock.owns_lock() && poll_locked(with_health_check);\n",

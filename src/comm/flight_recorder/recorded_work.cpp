@@ -8,19 +8,28 @@ namespace tessera::comm {
 
 using flight::State;
 
+void RecordedWork::note(State state, const std::string& failure) {
+  const std::lock_guard lock(mutex_);
+  if (ended_) return;
+  ended_ = state >= State::done;
+  if (state == State::failed)
+    recorder_->fail(calls_, failure);
+  else
+    recorder_->set_state(calls_, state);
+}
+
 template <class Wait>
 bool RecordedWork::watch(Wait wait) {
-  if (ended_) return wait();
-  recorder_->set_state(calls_, State::waiting);
+  note(State::waiting);
+  bool ended = false;
   try {
-    ended_ = wait();
+    ended = wait();
   } catch (const Error& error) {
-    ended_ = true;
-    recorder_->fail(calls_, std::string(error.kind()) + ": " + error.what());
+    note(State::failed, std::string(error.kind()) + ": " + error.what());
     throw;
   }
-  recorder_->set_state(calls_, ended_ ? State::done : State::started);
-  return ended_;
+  note(ended ? State::done : State::started);
+  return ended;
 }
 
 bool RecordedWork::done() noexcept {
@@ -46,8 +55,7 @@ void RecordedWork::wait() {
 void RecordedWork::wait_on(Stream& stream) {
   if (stream.device().type == DeviceType::cpu) return WorkState::wait_on(stream);
   inner_.wait_on(stream);
-  recorder_->set_state(calls_, State::handed);
-  ended_ = true;
+  note(State::handed);
 }
 
 void RecordedWork::on_done(WorkCallback callback) {

@@ -1,8 +1,9 @@
 // An operation whose states the flight recorder notes.
 #pragma once
 
-#include <atomic>
 #include <memory>
+#include <mutex>
+#include <string>
 #include <utility>
 
 #include "tessera/comm/flight_recorder/recorder.h"
@@ -27,11 +28,14 @@ class RecordedWork final : public WorkState {
   /// Calls `wait`, which returns whether the operation has ended, or throws its error.
   template <class Wait>
   bool watch(Wait wait);
+  /// Notes a state, unless the end is noted: a waiting thread and a callback may both see it.
+  void note(flight::State state, const std::string& failure = {});
 
   Work inner_;
   const std::shared_ptr<FlightRecorder> recorder_;
   const FlightRecorder::Calls calls_;
-  std::atomic<bool> ended_{false};  // and its end is noted
+  std::mutex mutex_;
+  bool ended_ = false;  // and its end is noted; guarded by mutex_
 };
 
 }  // namespace tessera::comm

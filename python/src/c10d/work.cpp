@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "c10d/errors.h"
@@ -135,9 +136,20 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
+/// The peers of a small operation mostly call it within microseconds. To be called back by another thread takes longer.
+void TorchWork::await_peers() const {
+  constexpr std::size_t kSmall = 64 * 1024;
+  constexpr auto kBriefly = std::chrono::microseconds(50);
+  std::size_t bytes = 0;
+  for (const at::Tensor& result : results_) bytes += result.nbytes();
+  if (bytes > kSmall) return;
+  for (const auto until = Clock::now() + kBriefly; !done() && Clock::now() < until;) std::this_thread::yield();
+}
+
 c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
   const std::lock_guard lock(future_mutex_);
   if (future_ != nullptr) return future_;
+  await_peers();
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
   on_done([future = future_, results = results_](const std::exception_ptr& error) {
     if (error != nullptr)

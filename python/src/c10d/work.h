@@ -67,6 +67,7 @@ class TorchWork final : public ::c10d::Work {
   bool done() const;
   bool wait_until(std::chrono::steady_clock::time_point until) const;
   void on_done(const comm::WorkCallback& ended) const;
+  void await_peers() const;
 
   const std::vector<std::shared_ptr<PendingCall>> calls_;
   const std::vector<at::Tensor> results_;

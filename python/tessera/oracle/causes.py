@@ -1,0 +1,335 @@
+"""Deduces likely causes of a difference from the two records."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Optional
+
+from tessera.oracle.comparison import Comparison, carrier, pairs, same_strategy, whole_of
+from tessera.oracle.files import Run, Step
+from tessera.oracle.wording import count_text, list_text, number_text, operation_name, ranks_text
+
+_TOLERANCE = 1e-3  # of ratios of norms: the values may be rounded in a half precision
+
+
+def _hashes(steps: list[Step], kind: str) -> list[dict[str, str]]:
+    return [{name: entry["hash"] for name, entry in step.tensors[kind].items()} for step in steps]
+
+
+def _extra_step_of(run: Run, index: int, label: str, other: str) -> Optional[str]:
+    """Tells whether the step at an index repeats the one before without a new backward pass."""
+    if index < 1 or index >= len(run):
+        return None
+    steps, before = run.steps(index), run.steps(index - 1)
+    if steps[0].optimizer != before[0].optimizer or before[0].update == 0 or any(step.backwards for step in steps):
+        return None
+    same = _hashes(steps, "gradients") == _hashes(before, "gradients")
+    detail = f"it has the gradients of step {before[0].number} again" if same else "its gradients come from no new pass"
+    return (
+        f"an extra optimizer step in {label}: there is no backward pass before step {steps[0].number} of {label}; "
+        f"{detail}. {other} has {{}} steps in all, {label} {{}}"
+    )
+
+
+def extra_step(found: Comparison) -> Optional[str]:
+    updates = [sum(step.update > 0 for step in run.ranks[0].steps) for run in (found.a, found.b)]
+    in_a = _extra_step_of(found.a, found.index, "A", "B")
+    in_b = _extra_step_of(found.b, found.index, "B", "A")
+    if in_b and not in_a:
+        return in_b.format(*updates)
+    if in_a and not in_b:
+        return in_a.format(*reversed(updates))
+    if not found.in_both:
+        longer, shorter = ("B", "A") if updates[1] > updates[0] else ("A", "B")
+        count = count_text(abs(updates[1] - updates[0]), "step")
+        return f"{longer} makes {count} more than {shorter}; all steps that both make are equal"
+    return None
+
+
+def initial_state(found: Comparison) -> Optional[str]:
+    if found.first is None or not found.in_both or found.steps_a()[0].update > 0:
+        return None
+    return "the runs start from different parameters: a changed seed, another initialization or another checkpoint"
+
+
+def settings(found: Comparison) -> Optional[str]:
+    if not found.in_both:
+        return None
+    changes: list[str] = []
+    for group, (x, y) in enumerate(zip(found.steps_a()[0].settings, found.steps_b()[0].settings)):
+        for key in sorted(set(x) & set(y)):
+            # How an optimizer computes may differ between equal trainings; what it computes may not.
+            if x[key] != y[key] and key not in ("foreach", "fused", "capturable", "differentiable"):
+                changes.append(f"{key} of group {group} is {x[key]} in A and {y[key]} in B")
+    return f"the optimizers have different settings: {list_text(changes)}" if changes else None
+
+
+def backward_passes(found: Comparison) -> Optional[str]:
+    if not found.in_both or found.steps_a()[0].update == 0:
+        return None
+    for x, y in zip(found.steps_a(), found.steps_b()):
+        a, b = len(x.backwards), len(y.backwards)
+        if a != b and a and b:
+            less, more = ("B", "A") if b < a else ("A", "B")
+            return (
+                f"a lost microbatch in {less}, or an additional one in {more}: before step {x.number} "
+                f"A makes {count_text(a, 'backward pass')} and B {b}"
+            )
+    return None
+
+
+def random_state(found: Comparison) -> Optional[str]:
+    """The loss of the first backward pass differs although the parameters were equal."""
+    if not found.in_both or found.index < 1 or len(found.a.ranks) != len(found.b.ranks):
+        return None
+    ranks: list[int] = []
+    for rank, (x, y) in enumerate(zip(found.steps_a(), found.steps_b())):
+        losses = [step.backwards[0].get("hash") if step.backwards else None for step in (x, y)]
+        if None not in losses and losses[0] != losses[1]:
+            ranks.append(rank)
+    if not ranks:
+        return None
+    x, y = found.steps_a()[ranks[0]], found.steps_b()[ranks[0]]
+    states = "differ, too: a changed seed" if x.random != y.random else "are equal: the data or its order"
+    return (
+        f"the first loss of step {x.number} differs already on {ranks_text(ranks)} ({number_text(x.backwards[0]['loss'])} "
+        f"and {number_text(y.backwards[0]['loss'])}) with equal parameters: other inputs, another scale of the loss or "
+        f"stale parameters; the states of the random generator {states}"
+    )
+
+
+def operations(found: Comparison) -> Optional[str]:
+    """Another number of operations, or operations that differ in more than their data."""
+    if not found.in_both or not same_strategy(found.steps_a(), found.steps_b()):
+        return None
+    texts: list[str] = []
+    for rank, (x, y) in enumerate(zip(found.steps_a(), found.steps_b())):
+        kinds = list(dict.fromkeys(c["kind"] for c in x.collectives + y.collectives))
+        for kind in kinds:
+            a, b = (sum(c["kind"] == kind for c in step.collectives) for step in (x, y))
+            if a != b:
+                less = "B" if b < a else "A"
+                stale = ": stale values of an earlier one may be in use" if "gather" in kind or kind == "broadcast" else ""
+                texts.append(f"a skipped {kind} in {less}: at step {x.number} rank {rank} issues {a} in A and {b} in B{stale}")
+        if texts:
+            return texts[0]
+    for pair in pairs(found.steps_a(), found.steps_b()):
+        x, y = pair.a[0], pair.b[0]
+        if pair.same_signature:
+            continue
+        name = operation_name(x)
+        if x.get("op") != y.get("op"):
+            return f"another reduction: {name} has op {x.get('op')} in A and {y.get('op')} in B"
+        if x["dtype"] != y["dtype"]:
+            return f"a reduction in another dtype: {name} has {x['dtype']} in A and {y['dtype']} in B"
+        if x["group"] != y["group"]:
+            return f"another order of ranks or another group: {name} is of {x['group']} in A and {y['group']} in B"
+        if x["count"] != y["count"]:
+            return _counts(found, x, y)
+    return None
+
+
+def _counts(found: Comparison, x: dict[str, Any], y: dict[str, Any]) -> str:
+    a, b = found.steps_a(), found.steps_b()
+    total = [sum(c["count"] for c in steps[0].collectives if c["kind"] == x["kind"]) for steps in (a, b)]
+    if total[0] == total[1]:
+        return (
+            f"other buckets: {operation_name(x)} has {x['count']} elements in A and {y['count']} in B, with the same total; "
+            "the order of additions may depend on the place in a bucket"
+        )
+    less = "B" if total[1] < total[0] else "A"
+    left_out = [
+        name
+        for name in a[0].tensors["gradients"]
+        if (carrier(a, name) is None) != (carrier(b, name) is None) and (carrier(b, name) is None) == (less == "B")
+    ]
+    which = f", {list_text(left_out)}," if left_out else ""
+    return (
+        f"a parameter{which} is left out of a bucket in {less}: the operations of kind {x['kind']} carry {total[0]} elements "
+        f"in A and {total[1]} in B"
+    )
+
+
+def ranks_disagree(found: Comparison) -> Optional[str]:
+    """Gradients that differ between the ranks of one run and agree in the other."""
+    if found.step is None:
+        return None
+    for label, side in (("B", "b"), ("A", "a")):
+        other = "a" if side == "b" else "b"
+        names = []
+        for d in found.step.differences:
+            mine, theirs = getattr(d, side), getattr(d, other)
+            if d.kind == "gradients" and mine and theirs and mine.local is None:
+                if len(set(mine.hashes)) > 1 and len(set(theirs.hashes)) == 1:
+                    names.append(d.name)
+        if names:
+            return (
+                f"gradients are not reduced in {label}: {list_text(names)} differ between its ranks, in the other run they "
+                "are the same on all: a skipped all_reduce, or a parameter that is left out"
+            )
+    return None
+
+
+def scaled(found: Comparison) -> Optional[str]:
+    """All gradients that differ are those of the other run times one factor."""
+    if found.step is None or found.first is None or found.first.kind != "gradients":
+        return None
+    ratios = [d.ratio() for d in found.step.differences if d.kind == "gradients" and d.a and d.a.norm]
+    known = [r for r in ratios if r]
+    if not known or len(known) != len(ratios) or max(known) > min(known) * (1 + _TOLERANCE):
+        return None
+    ratio = known[0]
+    if abs(ratio - 1) <= _TOLERANCE:
+        return None
+    ranks = len(found.a.ranks)
+    text = f"the norms of all gradients in B are {number_text(ratio)} times those in A"
+    for factor, meaning in ((ranks, "SUM where A averages"), (1 / ranks, "AVG where A sums")):
+        if ranks > 1 and math.isclose(ratio, factor, rel_tol=_TOLERANCE):
+            return f"{text}, the number of ranks being {ranks}: B uses {meaning}, or divides by another number"
+    return f"{text}: a wrong divisor (ranks, microbatches, tokens) or another scale of the loss"
+
+
+def divisor_by_rank(found: Comparison) -> Optional[str]:
+    """The inputs of the reductions are those of the other run times a factor, which depends on the rank."""
+    pair = found.first_pair()
+    if pair is None or not pair.same_signature or pair.equal("inputs") is not False or "op" not in pair.a[0]:
+        return None
+    ratios: list[float] = []
+    for x, y in zip(pair.a, pair.b):
+        a, b = sum(x["inputs"]["squares"]), sum(y["inputs"]["squares"])
+        if not a or not b or not math.isfinite(a) or not math.isfinite(b):
+            return None
+        ratios.append(math.sqrt(b / a))
+    if max(ratios) <= min(ratios) * (1 + _TOLERANCE):
+        return None
+    losses = _loss_ratios(found)
+    # The losses are scaled as the gradients are if the divisor is wrong. Other data changes them differently.
+    if losses is None or any(not math.isclose(p, q, rel_tol=1e-2) for p, q in zip(losses, ratios)):
+        return None
+    by_rank = ", ".join(f"{number_text(r)} on rank {i}" for i, r in enumerate(ratios))
+    return (
+        f"a wrong divisor for uneven batches: losses and inputs of {operation_name(pair.a[0])} in B are those in A times "
+        f"a factor that depends on the rank ({by_rank})"
+    )
+
+
+def _loss_ratios(found: Comparison) -> Optional[list[float]]:
+    ratios: list[float] = []
+    for x, y in zip(found.steps_a(), found.steps_b()):
+        a = [p["loss"] for p in x.backwards if "loss" in p]
+        b = [p["loss"] for p in y.backwards if "loss" in p]
+        if len(a) != len(b) or not a or not sum(a):
+            return None
+        ratios.append(sum(b) / sum(a))
+    return ratios
+
+
+def swapped_ranks(found: Comparison) -> Optional[str]:
+    """What one rank has in A another one has in B."""
+    if not found.in_both or not same_strategy(found.steps_a(), found.steps_b()):
+        return None
+    for pair in pairs(found.steps_a(), found.steps_b()):
+        if not pair.differs:
+            continue
+        for side in ("inputs", "outputs"):
+            if any(side not in entry for entry in pair.a + pair.b):
+                continue
+            a = [entry[side]["hashes"] for entry in pair.a]
+            b = [entry[side]["hashes"] for entry in pair.b]
+            name = operation_name(pair.a[0])
+            for x, y in zip(a, b):
+                if len(x) > 1 and x != y and sorted(x) == sorted(y):
+                    order = [x.index(value) for value in y]
+                    return f"a swapped order of ranks: the parts of the {side} of {name} in B are the parts {order} of A"
+            if a != b and sorted(a) == sorted(b) and len({str(x) for x in a}) == len(a):
+                order = [a.index(value) for value in b]
+                return f"a swapped order of ranks: the {side} of {name} on ranks {order} of A are those on ranks 0, 1, ... of B"
+    return None
+
+
+def stale_gather(found: Comparison) -> Optional[str]:
+    """A gather whose inputs are those of an earlier one in one run and are new in the other."""
+    if not found.in_both:
+        return None
+
+    def earlier(run: Run, rank: int, entry: dict[str, Any]) -> Optional[str]:
+        hashes = entry.get("inputs", {}).get("hashes")
+        for step in run.ranks[rank].steps[: found.index + 1]:
+            for other in step.collectives:
+                if other["number"] >= entry["number"]:
+                    return None
+                if other["kind"] == entry["kind"] and hashes and other.get("inputs", {}).get("hashes") == hashes:
+                    return f"{operation_name(entry)} in {{}} gathers the values of {operation_name(other)} again"
+        return None
+
+    for pair in pairs(found.steps_a(), found.steps_b()):
+        if "gather" not in pair.a[0]["kind"] or pair.equal("inputs") is not False:
+            continue
+        for rank, (x, y) in enumerate(zip(pair.a, pair.b)):
+            in_a, in_b = earlier(found.a, rank, x), earlier(found.b, rank, y)
+            if (in_a is None) != (in_b is None):
+                text = (in_a or in_b or "").format("A" if in_a else "B")
+                return f"a stale gather: {text}, while in the other run they are new"
+    return None
+
+
+def arithmetic(found: Comparison) -> Optional[str]:
+    pair = found.first_pair()
+    if pair is None or not pair.same_signature or pair.equal("inputs") is not True or pair.equal("outputs") is not False:
+        return None
+    return (
+        f"{operation_name(pair.a[0])} computes something else from equal inputs: another order of additions (algorithm, "
+        "backend, number of threads), or a rank that is missing in its result"
+    )
+
+
+def local_computation(found: Comparison) -> Optional[str]:
+    """The operations agree, so the ranks compute differently."""
+    if found.first is None or not found.in_both or found.steps_a()[0].update == 0:
+        return None
+    a, b = found.steps_a(), found.steps_b()
+    if found.first.kind != "gradients":
+        before = {d.kind for d in found.step.differences} if found.step else set()
+        if "gradients" not in before:
+            return "the gradients are equal: the optimizer, its settings, or what changes parameters after the step"
+        return None
+    if same_strategy(a, b) and found.first_pair() is None and pairs(a, b):
+        same_count = all(len(x.collectives) == len(y.collectives) for x, y in zip(a, b))
+        if same_count:
+            return (
+                "all operations of the step are equal, inputs and outputs: the ranks change the gradients after them "
+                "(division, clipping, order of ranks), or do not use their outputs"
+            )
+    return None
+
+
+def norms(found: Comparison) -> Optional[tuple[float, float]]:
+    """The norms of the first tensor in A and B."""
+    first = found.first
+    if first is None or first.a is None or first.b is None or first.a.norm is None or first.b.norm is None:
+        return None
+    return first.a.norm, first.b.norm
+
+
+# In the order of how much they explain: the first that is found is often the reason for the others.
+CAUSES: list[Callable[[Comparison], Optional[str]]] = [
+    extra_step,
+    initial_state,
+    settings,
+    backward_passes,
+    operations,
+    stale_gather,
+    swapped_ranks,
+    divisor_by_rank,
+    ranks_disagree,
+    scaled,
+    random_state,
+    arithmetic,
+    local_computation,
+]
+
+
+def likely_causes(found: Comparison, limit: int = 4) -> list[str]:
+    """The causes that the records support, the most telling first."""
+    causes = [cause(found) for cause in CAUSES]
+    return [text for text in causes if text is not None][:limit]

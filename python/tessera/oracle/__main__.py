@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import os
 import runpy
 import shlex
+import signal
 import sys
 import tempfile
+import threading
 import traceback
 from typing import Optional
 
@@ -167,20 +171,37 @@ def _record(arguments: list[str]) -> int:
 
 
 def _record_in_place(directory: str, command: list[str], keep_values: int) -> None:
+    """Runs the script in this process and ends the process."""
     from tessera.oracle.recorder import Recorder
 
     sys.argv = command
     sys.path[0] = os.path.dirname(os.path.abspath(command[0]))  # as Python does for a script
     recorder = Recorder(directory, keep_values=keep_values)
+    code = 1
     try:
         runpy.run_path(command[0], run_name="__main__")
+        code = 0
     except SystemExit as end:
-        recorder.close(complete=not end.code)
-        raise
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
-        recorder.close(complete=False)
-        raise
-    recorder.close()
+        sys.excepthook(*sys.exc_info())
+    recorder.close(complete=code == 0)
+    _end(code)
+
+
+def _end(code: int) -> None:
+    """Ends the process in the order in which Python does, but keeps the interpreter.
+
+    A thread of Gloo may still release a tensor, for which it needs the interpreter. If that is gone, the process aborts.
+    """
+    gc.collect()  # closes the files of the script, whose variables are gone
+    getattr(threading, "_shutdown", lambda: None)()  # joins threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
 
 
 def _compare_command(arguments: list[str]) -> int:
@@ -200,8 +221,12 @@ def main(arguments: Optional[list[str]] = None) -> int:
         command, rest = _run_both, arguments
     if command is _record and "--in-place" in rest:
         return command(rest)  # what the script raises is shown as Python shows it
+    # The end of this process ends the ranks that it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(FAILED))
     try:
         return command(rest)
+    except KeyboardInterrupt:
+        return FAILED
     except Exception as error:
         from tessera.oracle.files import RecordError
 

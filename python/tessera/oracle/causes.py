@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any, Callable, Optional
 
-from tessera.oracle.comparison import Comparison, carrier, pairs, same_strategy, whole_of
+from tessera.oracle.comparison import Comparison, carrier, pairs
 from tessera.oracle.files import Run, Step
 from tessera.oracle.wording import count_text, list_text, number_text, operation_name, ranks_text
 
 _TOLERANCE = 1e-3  # of ratios of norms: the values may be rounded in a half precision
+_EXACT = 1e-6
+_ROUNDING = 1e-5
+
+
+_REDUCING = ("all_reduce", "reduce_scatter", "reduce")  # named first: gradients depend on them
 
 
 def _hashes(steps: list[Step], kind: str) -> list[dict[str, str]]:
@@ -49,6 +55,8 @@ def extra_step(found: Comparison) -> Optional[str]:
 def initial_state(found: Comparison) -> Optional[str]:
     if found.first is None or not found.in_both or found.steps_a()[0].update > 0:
         return None
+    if found.first.problem != "value":
+        return "the runs train different models, or the same model in another dtype"
     return "the runs start from different parameters: a changed seed, another initialization or another checkpoint"
 
 
@@ -100,11 +108,11 @@ def random_state(found: Comparison) -> Optional[str]:
 
 def operations(found: Comparison) -> Optional[str]:
     """Another number of operations, or operations that differ in more than their data."""
-    if not found.in_both or not same_strategy(found.steps_a(), found.steps_b()):
+    if not found.in_both or not found.same_strategy:
         return None
     texts: list[str] = []
     for rank, (x, y) in enumerate(zip(found.steps_a(), found.steps_b())):
-        kinds = list(dict.fromkeys(c["kind"] for c in x.collectives + y.collectives))
+        kinds = sorted({c["kind"] for c in x.collectives + y.collectives}, key=lambda kind: (kind not in _REDUCING, kind))
         for kind in kinds:
             a, b = (sum(c["kind"] == kind for c in step.collectives) for step in (x, y))
             if a != b:
@@ -179,10 +187,12 @@ def scaled(found: Comparison) -> Optional[str]:
     if not known or len(known) != len(ratios) or max(known) > min(known) * (1 + _TOLERANCE):
         return None
     ratio = known[0]
-    if abs(ratio - 1) <= _TOLERANCE:
+    # Equal ratios of several tensors are no accident. That of a single one is, unless it is a simple fraction.
+    simple = float(Fraction(ratio).limit_denominator(16))
+    if abs(ratio - 1) <= _TOLERANCE or (len(known) == 1 and not math.isclose(simple, ratio, rel_tol=_EXACT)):
         return None
     ranks = len(found.a.ranks)
-    text = f"the norms of all gradients in B are {number_text(ratio)} times those in A"
+    text = f"the norms of all gradients that differ are in B {number_text(ratio)} times those in A"
     for factor, meaning in ((ranks, "SUM where A averages"), (1 / ranks, "AVG where A sums")):
         if ranks > 1 and math.isclose(ratio, factor, rel_tol=_TOLERANCE):
             return f"{text}, the number of ranks being {ranks}: B uses {meaning}, or divides by another number"
@@ -196,7 +206,7 @@ def divisor_by_rank(found: Comparison) -> Optional[str]:
         return None
     ratios: list[float] = []
     for x, y in zip(pair.a, pair.b):
-        a, b = sum(x["inputs"]["squares"]), sum(y["inputs"]["squares"])
+        a, b = x["inputs"].get("squares"), y["inputs"].get("squares")
         if not a or not b or not math.isfinite(a) or not math.isfinite(b):
             return None
         ratios.append(math.sqrt(b / a))
@@ -226,7 +236,7 @@ def _loss_ratios(found: Comparison) -> Optional[list[float]]:
 
 def swapped_ranks(found: Comparison) -> Optional[str]:
     """What one rank has in A another one has in B."""
-    if not found.in_both or not same_strategy(found.steps_a(), found.steps_b()):
+    if not found.in_both or not found.same_strategy:
         return None
     for pair in pairs(found.steps_a(), found.steps_b()):
         if not pair.differs:
@@ -283,6 +293,20 @@ def arithmetic(found: Comparison) -> Optional[str]:
     )
 
 
+def rounding(found: Comparison) -> Optional[str]:
+    """All gradients that differ have almost the same norms."""
+    if found.step is None or found.first is None or found.first.kind != "gradients" or found.same_strategy:
+        return None
+    ratios = [d.ratio() for d in found.step.differences if d.kind == "gradients"]
+    if any(r is None or abs(r - 1) > _ROUNDING for r in ratios):
+        return None
+    worst = max(abs(r - 1) for r in ratios if r is not None)
+    return (
+        f"rounding: the norms of the gradients that differ agree to {number_text(worst)} of their size, as after additions "
+        "in another order. Over Gloo this order depends on the place in a bucket; over tessera it does not"
+    )
+
+
 def local_computation(found: Comparison) -> Optional[str]:
     """The operations agree, so the ranks compute differently."""
     if found.first is None or not found.in_both or found.steps_a()[0].update == 0:
@@ -293,7 +317,7 @@ def local_computation(found: Comparison) -> Optional[str]:
         if "gradients" not in before:
             return "the gradients are equal: the optimizer, its settings, or what changes parameters after the step"
         return None
-    if same_strategy(a, b) and found.first_pair() is None and pairs(a, b):
+    if found.same_strategy and found.first_pair() is None and pairs(a, b):
         same_count = all(len(x.collectives) == len(y.collectives) for x, y in zip(a, b))
         if same_count:
             return (
@@ -301,14 +325,6 @@ def local_computation(found: Comparison) -> Optional[str]:
                 "(division, clipping, order of ranks), or do not use their outputs"
             )
     return None
-
-
-def norms(found: Comparison) -> Optional[tuple[float, float]]:
-    """The norms of the first tensor in A and B."""
-    first = found.first
-    if first is None or first.a is None or first.b is None or first.a.norm is None or first.b.norm is None:
-        return None
-    return first.a.norm, first.b.norm
 
 
 # In the order of how much they explain: the first that is found is often the reason for the others.
@@ -325,11 +341,22 @@ CAUSES: list[Callable[[Comparison], Optional[str]]] = [
     scaled,
     random_state,
     arithmetic,
+    rounding,
     local_computation,
 ]
 
 
-def likely_causes(found: Comparison, limit: int = 4) -> list[str]:
+# After these, what else differs is a consequence.
+_SUFFICIENT = (extra_step, initial_state)
+
+
+def likely_causes(found: Comparison, limit: int = 3) -> list[str]:
     """The causes that the records support, the most telling first."""
-    causes = [cause(found) for cause in CAUSES]
-    return [text for text in causes if text is not None][:limit]
+    texts: list[str] = []
+    for cause in CAUSES:
+        text = cause(found)
+        if text is not None:
+            texts.append(text)
+            if cause in _SUFFICIENT:
+                break
+    return texts[:limit]

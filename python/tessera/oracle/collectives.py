@@ -78,11 +78,12 @@ def _parts(tensors: list[torch.Tensor], ranks: int) -> list[torch.Tensor]:
 def _hashes(tensors: list[torch.Tensor], parts: int) -> dict[str, Any]:
     if parts > 1:
         tensors = _parts(tensors, parts)
-    squares = [hashing.square_sum(t) for t in tensors]
-    return {
-        "hashes": [hashing.text(hashing.hash_flat(t)) for t in tensors],
-        "squares": [s for s in squares if s is not None],
-    }
+    return {"hashes": [hashing.text(hashing.hash_flat(t)) for t in tensors]}
+
+
+def _squares(tensors: list[torch.Tensor]) -> float:
+    """The sum of squares of all elements, for the ratio of two runs."""
+    return sum(hashing.square_sum(t) or 0.0 for t in tensors)
 
 
 def _ranks_of(group: Any) -> list[int]:
@@ -180,6 +181,8 @@ class Observer:
             outputs = []
         else:
             entry["inputs"] = _hashes(inputs, len(ranks) if name in _PARTED_INPUTS else 1)
+            if kind in REDUCTIONS:
+                entry["inputs"]["squares"] = _squares(inputs)
         collective = Collective(entry, outputs, len(ranks) if name in _PARTED_OUTPUTS else 1)
         self._on_issue(collective)
         return collective

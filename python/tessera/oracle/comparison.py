@@ -162,11 +162,17 @@ def pairs(a: list[Step], b: list[Step]) -> list[CollectivePair]:
     return [CollectivePair([s.collectives[i] for s in a], [s.collectives[i] for s in b]) for i in range(count)]
 
 
-def same_strategy(a: list[Step], b: list[Step]) -> bool:
-    """Whether the operations of two runs can be compared in order. DDP and FSDP2 have different kinds of them."""
-    kinds_a = {c["kind"] for step in a for c in step.collectives}
-    kinds_b = {c["kind"] for step in b for c in step.collectives}
-    return len(a) == len(b) and (kinds_a <= kinds_b or kinds_b <= kinds_a)
+def same_strategy(a: Run, b: Run) -> bool:
+    """Whether the operations of two runs can be compared in order: both scatter what they reduce, or neither does."""
+    if len(a.ranks) != len(b.ranks):
+        return False
+    scatters: list[bool] = []
+    for run in (a, b):
+        kinds = {c["kind"] for rank in run.ranks for step in rank.steps for c in step.collectives}
+        if not kinds & {"all_reduce", "reduce_scatter", "reduce"}:
+            return True  # a run without reductions lacks them, whatever its strategy is
+        scatters.append("reduce_scatter" in kinds)
+    return scatters[0] == scatters[1]
 
 
 @dataclass
@@ -176,6 +182,7 @@ class Comparison:
     a: Run
     b: Run
     equal: bool
+    same_strategy: bool
     index: int = 0  # of the first step that differs, in the order of the record
     step: Optional[StepComparison] = None
     first: Optional[Difference] = None
@@ -202,16 +209,16 @@ class Comparison:
 
     def first_pair(self) -> Optional[CollectivePair]:
         """The first pair of operations of the step that differs, if the operations can be compared."""
-        if not self.in_both or not same_strategy(self.steps_a(), self.steps_b()):
+        if not self.in_both or not self.same_strategy:
             return None
         return next((pair for pair in pairs(self.steps_a(), self.steps_b()) if pair.differs), None)
 
 
-def _first(differences: list[Difference], a: list[Step], b: list[Step]) -> Difference:
+def _first(differences: list[Difference], a: list[Step], b: list[Step], ordered: bool) -> Difference:
     """The difference to name: of the earliest kind; of those, the tensor that the earliest differing operation carried."""
     kind = next(k for k in KINDS if any(d.kind == k for d in differences))
     candidates = [d for d in differences if d.kind == kind]
-    if kind == "gradients" and same_strategy(a, b):
+    if kind == "gradients" and ordered:
         for pair in pairs(a, b):
             if pair.differs:
                 carried = set(pair.a[0].get("carries", [])) | set(pair.b[0].get("carries", []))
@@ -232,7 +239,7 @@ def carrier(steps: list[Step], name: str) -> Optional[list[dict[str, Any]]]:
 
 
 def compare_runs(a: Run, b: Run) -> Comparison:
-    result = Comparison(a, b, True)
+    result = Comparison(a, b, True, same_strategy(a, b))
     for index in range(min(len(a), len(b))):
         steps_a, steps_b = a.steps(index), b.steps(index)
         same_place = (steps_a[0].optimizer, steps_a[0].update) == (steps_b[0].optimizer, steps_b[0].update)
@@ -242,7 +249,7 @@ def compare_runs(a: Run, b: Run) -> Comparison:
         if compared.differences or not same_place:
             result.equal, result.index, result.step = False, index, compared
             if compared.differences:
-                result.first = _first(compared.differences, steps_a, steps_b)
+                result.first = _first(compared.differences, steps_a, steps_b, result.same_strategy)
             result.extra_steps = len(b) - len(a)
             return result
     if result.compared.get("parameters", 0) <= len([t for t in result.skipped if t.startswith("parameter ")]):

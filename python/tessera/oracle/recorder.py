@@ -147,7 +147,7 @@ class Recorder:
         return entries
 
     def _parameter_entries(self, optimizer: Any, known: _OptimizerState) -> dict[str, Any]:
-        return self._entries(known, "parameters", dict(self._parameters(optimizer, known)), norms=True)
+        return self._entries(known, "parameters", dict(self._parameters(optimizer, known)), norms=False)
 
     def _state_entries(self, optimizer: Any, known: _OptimizerState) -> dict[str, Any]:
         tensors: dict[str, torch.Tensor] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from tessera.oracle.causes import likely_causes
-from tessera.oracle.comparison import CollectivePair, Comparison, Difference, carrier, pairs, same_strategy
+from tessera.oracle.comparison import CollectivePair, Comparison, Difference, carrier, pairs
 from tessera.oracle.files import KINDS, Run
 from tessera.oracle.wording import count_text, list_text, number_text, operation_text, ranks_text
 
@@ -57,7 +57,7 @@ def _carriers(found: Comparison) -> list[str]:
     if found.first.kind == "gradients":
         in_a, in_b = carrier(a, found.first.name), carrier(b, found.first.name)
         if in_a and in_b:
-            aligned = same_strategy(a, b) and _place(a, in_a[0]) == _place(b, in_b[0])
+            aligned = found.same_strategy and _place(a, in_a[0]) == _place(b, in_b[0])
             if aligned:
                 named = in_a[0]["number"]
                 lines.append(f"carried by   {_pair_text(CollectivePair(in_a, in_b))}")
@@ -70,9 +70,9 @@ def _carriers(found: Comparison) -> list[str]:
     pair = found.first_pair()
     if pair is not None and pair.a[0]["number"] != named:
         lines.append(f"operations   the first that differs at this step: {_pair_text(pair)}")
-    elif pair is None and same_strategy(a, b) and pairs(a, b) and named is None and not lines:
+    elif pair is None and found.same_strategy and pairs(a, b) and named is None and not lines:
         lines.append("operations   all that both runs issue at this step are equal")
-    if not same_strategy(a, b):
+    if not found.same_strategy:
         lines.append("operations   the runs use different ones, so their data is not compared in order")
     return lines
 
@@ -120,10 +120,8 @@ def _operations(run: Run) -> int:
 
 def _first_operation(a: Run, b: Run) -> Optional[str]:
     """The first operation that differs in two runs whose tensors are equal."""
-    for index in range(min(len(a), len(b))):
+    for index in range(len(a)):
         x, y = a.steps(index), b.steps(index)
-        if not same_strategy(x, y):
-            return "the runs use different operations, which is no difference between equal tensors"
         for pair in pairs(x, y):
             if pair.differs:
                 return f"operations differ, first at step {x[0].number}, but the tensors do not: {_pair_text(pair)}"
@@ -136,9 +134,11 @@ def _equal_report(found: Comparison) -> list[str]:
     steps = sum(step.update > 0 for step in found.a.ranks[0].steps)
     counts = ", ".join(count_text(found.compared.get(kind, 0), _WORDS[kind]) for kind in KINDS)
     lines = [f"equal: {count_text(steps, 'step')} of {count_text(len(found.a.ranks), 'rank')}; at each step {counts}"]
-    note = _first_operation(found.a, found.b) if len(found.a.ranks) == len(found.b.ranks) else None
+    note = _first_operation(found.a, found.b) if found.same_strategy else None
     if note:
         lines.append(f"note: {note}")
+    elif not found.same_strategy:
+        lines.append("the runs use different operations between ranks; their data is not compared")
     elif _operations(found.a):
         lines.append(f"{count_text(_operations(found.a), 'operation')} of each rank are equal, too")
     return lines

@@ -86,9 +86,9 @@ def train_plain(options):
             carried = [p for n, p in model.named_parameters() if options.mistake != "left_out" or n != "inner.bias"]
             flat = torch.cat([p.grad.reshape(-1) for p in carried])
             averages = options.mistake == "avg_for_sum" and step == 2
-            dist.all_reduce(flat, op=dist.ReduceOp.AVG if averages and options.backend != "gloo" else dist.ReduceOp.SUM)
-            if averages and options.backend == "gloo":
-                flat /= ranks  # Gloo has no AVG
+            dist.all_reduce(flat, op=dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM)
+            if options.mistake == "divided_sum" and step == 2:
+                flat /= ranks
             for p, part in zip(carried, flat.split([p.numel() for p in carried])):
                 p.grad.copy_(part.view_as(p))
         else:

@@ -161,9 +161,7 @@ def _record(arguments: list[str]) -> int:
     _script(command[0])
     launched = options.in_place or (options.ranks is None and "RANK" in os.environ)
     if not launched:
-        run_ranks(
-            options.output, command, options.ranks or 1, {}, options.keep_values, options.timeout, logs=False
-        )
+        run_ranks(options.output, command, options.ranks or 1, {}, options.keep_values, options.timeout, logs=False)
         print(f"recorded: {options.output}", file=sys.stderr)
         return EQUAL
     _record_in_place(options.output, command, options.keep_values)

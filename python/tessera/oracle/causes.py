@@ -112,28 +112,34 @@ def operations(found: Comparison) -> Optional[str]:
         return None
     texts: list[str] = []
     for rank, (x, y) in enumerate(zip(found.steps_a(), found.steps_b())):
-        kinds = sorted({c["kind"] for c in x.collectives + y.collectives}, key=lambda kind: (kind not in _REDUCING, kind))
+        kinds = sorted(
+            {c["kind"] for c in x.collectives + y.collectives}, key=lambda kind: (kind not in _REDUCING, kind)
+        )
         for kind in kinds:
             a, b = (sum(c["kind"] == kind for c in step.collectives) for step in (x, y))
             if a != b:
                 less = "B" if b < a else "A"
-                stale = ": stale values of an earlier one may be in use" if "gather" in kind or kind == "broadcast" else ""
-                texts.append(f"a skipped {kind} in {less}: at step {x.number} rank {rank} issues {a} in A and {b} in B{stale}")
+                stale = (
+                    ": stale values of an earlier one may be in use" if "gather" in kind or kind == "broadcast" else ""
+                )
+                texts.append(
+                    f"a skipped {kind} in {less}: at step {x.number} rank {rank} issues {a} in A and {b} in B{stale}"
+                )
         if texts:
             return texts[0]
     for pair in pairs(found.steps_a(), found.steps_b()):
-        x, y = pair.a[0], pair.b[0]
+        p, q = pair.a[0], pair.b[0]
         if pair.same_signature:
             continue
-        name = operation_name(x)
-        if x.get("op") != y.get("op"):
-            return f"another reduction: {name} has op {x.get('op')} in A and {y.get('op')} in B"
-        if x["dtype"] != y["dtype"]:
-            return f"a reduction in another dtype: {name} has {x['dtype']} in A and {y['dtype']} in B"
-        if x["group"] != y["group"]:
-            return f"another order of ranks or another group: {name} is of {x['group']} in A and {y['group']} in B"
-        if x["count"] != y["count"]:
-            return _counts(found, x, y)
+        name = operation_name(p)
+        if p.get("op") != q.get("op"):
+            return f"another reduction: {name} has op {p.get('op')} in A and {q.get('op')} in B"
+        if p["dtype"] != q["dtype"]:
+            return f"a reduction in another dtype: {name} has {p['dtype']} in A and {q['dtype']} in B"
+        if p["group"] != q["group"]:
+            return f"another order of ranks or another group: {name} is of {p['group']} in A and {q['group']} in B"
+        if p["count"] != q["count"]:
+            return _counts(found, p, q)
     return None
 
 
@@ -250,7 +256,9 @@ def swapped_ranks(found: Comparison) -> Optional[str]:
             for x, y in zip(a, b):
                 if len(x) > 1 and x != y and sorted(x) == sorted(y):
                     order = [x.index(value) for value in y]
-                    return f"a swapped order of ranks: the parts of the {side} of {name} in B are the parts {order} of A"
+                    return (
+                        f"a swapped order of ranks: the parts of the {side} of {name} in B are the parts {order} of A"
+                    )
             if a != b and sorted(a) == sorted(b) and len({str(x) for x in a}) == len(a):
                 order = [a.index(value) for value in b]
                 return f"a swapped order of ranks: the {side} of {name} on ranks {order} of A are those on ranks 0, 1, ... of B"
@@ -285,7 +293,12 @@ def stale_gather(found: Comparison) -> Optional[str]:
 
 def arithmetic(found: Comparison) -> Optional[str]:
     pair = found.first_pair()
-    if pair is None or not pair.same_signature or pair.equal("inputs") is not True or pair.equal("outputs") is not False:
+    if (
+        pair is None
+        or not pair.same_signature
+        or pair.equal("inputs") is not True
+        or pair.equal("outputs") is not False
+    ):
         return None
     return (
         f"{operation_name(pair.a[0])} computes something else from equal inputs: another order of additions (algorithm, "

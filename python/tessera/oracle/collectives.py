@@ -124,9 +124,10 @@ class Observer:
             self._waiters.close(seconds)
 
     def raise_error(self) -> None:
-        """Raises what an operation raised. A work made from a future returns from wait() without it."""
-        if self._error is not None:
-            raise self._error
+        """Raises, once, what an operation raised. A work made from a future returns from wait() without it."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def _wait_method(self) -> Callable[..., Any]:
         original = self._original_wait

@@ -101,7 +101,9 @@ def _wait(processes: list[subprocess.Popen], directory: str, timeout: Optional[f
             if code:
                 how = f"ended with code {code}" if code > 0 else f"was killed by signal {-code}"
                 log = _tail(os.path.join(directory, f"rank{rank}.log")) if logs else ""
-                raise RunError(f"run: rank {rank} of {directory} {how}" + (f"; the end of its output:\n{log}" if log else ""))
+                raise RunError(
+                    f"run: rank {rank} of {directory} {how}" + (f"; the end of its output:\n{log}" if log else "")
+                )
         if all(code == 0 for code in codes):
             return
         if deadline is not None and time.monotonic() > deadline:

@@ -37,7 +37,9 @@ def _roots() -> list[nn.Module]:
 
 def parameter_names(optimizer: torch.optim.Optimizer, model: Optional[nn.Module] = None) -> dict[int, str]:
     """The name of each parameter of the optimizer, by id. A name that is not found is `group.index`."""
-    wanted = {id(p): f"{g}.{i}" for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])}
+    wanted = {
+        id(p): f"{g}.{i}" for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])
+    }
     roots = [_unwrapped(model)] if model is not None else _roots()
     found: list[tuple[nn.Module, dict[int, str]]] = []
     for root in roots:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import threading
-from typing import Any, Iterator, Optional
+from typing import Any, Iterator
 
 import torch
 import torch.distributed as dist
@@ -133,7 +133,9 @@ class Recorder:
             for parameter in group["params"]:
                 yield known.names[id(parameter)], parameter
 
-    def _entries(self, known: _OptimizerState, kind: str, tensors: dict[str, torch.Tensor], norms: bool) -> dict[str, Any]:
+    def _entries(
+        self, known: _OptimizerState, kind: str, tensors: dict[str, torch.Tensor], norms: bool
+    ) -> dict[str, Any]:
         """The entries of tensors. A layout is written where it differs from the one before."""
         entries: dict[str, Any] = {}
         for name, tensor in tensors.items():
@@ -170,7 +172,7 @@ class Recorder:
             self._observer.raise_error()
         known = self._known(optimizer)
         if known.updates == 0:
-            line = {"step": self._steps, "optimizer": known.number, "update": 0}
+            line: dict[str, Any] = {"step": self._steps, "optimizer": known.number, "update": 0}
             line["parameters"] = self._parameter_entries(optimizer, known)
             line["state"] = self._state_entries(optimizer, known)
             self._pending.append((line, []))

@@ -153,7 +153,9 @@ def report(found: Comparison) -> str:
         lines = [f"different: the numbers or the order of steps differ from step {found.number} on"]
     else:
         ranks = f" on {ranks_text(found.first.ranks)}" if _some_ranks(found) else ""
-        lines = [f"different: step {found.number}, {found.first.title}{_shape(found.first)} {_what(found.first)}{ranks}"]
+        lines = [
+            f"different: step {found.number}, {found.first.title}{_shape(found.first)} {_what(found.first)}{ranks}"
+        ]
     lines += [f"  {line}" for line in _carriers(found) + _numbers(found) + _others(found)]
     causes = likely_causes(found)
     if causes:

@@ -142,16 +142,13 @@ def test_termination_ends_the_ranks(tmp_path):
 
 def test_the_end_of_a_script_is_as_without_recording(tmp_path):
     path = tmp_path / "ends.py"
-    path.write_text(
-        TRAINING
-        + f"""
+    path.write_text(TRAINING + f"""
 import atexit, threading, time
 atexit.register(lambda: print("at exit"))
 file = open({str(tmp_path / "file")!r}, "w")
 file.write("not flushed")
 threading.Thread(target=lambda: (time.sleep(0.5), print("thread"))).start()
-"""
-    )
+""")
     code, out, err = oracle("record", "-o", tmp_path / "a", path)
     assert (code, out) == (0, "thread\nat exit\n"), err
     assert (tmp_path / "file").read_text() == "not flushed"

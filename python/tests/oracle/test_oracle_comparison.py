@@ -85,7 +85,8 @@ def test_gradient_that_both_lack_on_a_rank_is_equal(compared):
 
 
 @pytest.mark.parametrize(
-    "layout, text", [({"dtype": "bf16"}, "is f32 in A and bf16 in B"), ({"shape": [8]}, "has shape [4, 2] in A and [8] in B")]
+    "layout, text",
+    [({"dtype": "bf16"}, "is f32 in A and bf16 in B"), ({"shape": [8]}, "has shape [4, 2] in A and [8] in B")],
 )
 def test_other_layout(compared, layout, text):
     found = compared([{"w": entry(10)}], [{"w": entry(10, **layout)}])

@@ -66,7 +66,13 @@ MISTAKES = [
         r"a swapped order of ranks: the parts of the inputs of reduce_scatter #4 in B are the parts \[1, 0\] of A",
     ),
     ("bf16_reduction", "", 1, "gradient of inner.weight", r"a reduction in another dtype: .*f32 in A and bf16 in B"),
-    ("lost_microbatch", "", 2, "gradient of inner.weight", r"a lost microbatch in B.*A makes 2 backward passes and B 1"),
+    (
+        "lost_microbatch",
+        "",
+        2,
+        "gradient of inner.weight",
+        r"a lost microbatch in B.*A makes 2 backward passes and B 1",
+    ),
     (
         "wrong_scale",
         "--strategy fsdp2",

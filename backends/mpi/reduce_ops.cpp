@@ -1,5 +1,7 @@
 #include "backends/mpi/reduce_ops.h"
 
+#include <utility>
+
 #include "tessera/comm/kernels/reduce.h"
 
 namespace tessera::comm::mpi {
@@ -7,7 +9,8 @@ namespace {
 
 using Kind = ReduceOp::Kind;
 
-constexpr std::array kKindOf = {Kind::sum, Kind::prod, Kind::min, Kind::max};
+constexpr std::array kKindOf = {Kind::sum,     Kind::prod,   Kind::min,    Kind::max,
+                                Kind::bit_and, Kind::bit_or, Kind::bit_xor};
 
 template <std::size_t Type, std::size_t Which>
 void combine(void* in, void* both, int* count, MPI_Datatype* /*type*/) {
@@ -15,11 +18,19 @@ void combine(void* in, void* both, int* count, MPI_Datatype* /*type*/) {
   reduce_tree({kKindOf[Which], 0}, kDTypes[Type], sources, {}, both, static_cast<std::size_t>(*count));
 }
 
-template <std::size_t Type>
-constexpr std::array<MPI_User_function*, 4> kRow = {combine<Type, 0>, combine<Type, 1>, combine<Type, 2>,
-                                                    combine<Type, 3>};
-constexpr std::array kFunctions = {kRow<0>, kRow<1>, kRow<2>, kRow<3>, kRow<4>,
-                                   kRow<5>, kRow<6>, kRow<7>, kRow<8>, kRow<9>};
+using Row = std::array<MPI_User_function*, kKindOf.size()>;
+
+template <std::size_t Type, std::size_t... Which>
+constexpr Row row_of(std::index_sequence<Which...> /*kinds*/) {
+  return {combine<Type, Which>...};
+}
+
+template <std::size_t... Type>
+constexpr std::array<Row, sizeof...(Type)> table(std::index_sequence<Type...> /*types*/) {
+  return {row_of<Type>(std::make_index_sequence<kKindOf.size()>{})...};
+}
+
+constexpr auto kFunctions = table(std::make_index_sequence<kDTypes.size()>{});
 
 template <std::size_t N, class T>
 std::size_t index_of(const std::array<T, N>& all, T one) {
@@ -31,9 +42,9 @@ std::size_t index_of(const std::array<T, N>& all, T one) {
 }  // namespace
 
 MPI_Datatype mpi_type(DType dtype) noexcept {
-  const std::array<MPI_Datatype, kDTypes.size()> types = {MPI_FLOAT,    MPI_DOUBLE,  MPI_UINT16_T, MPI_UINT16_T,
-                                                          MPI_INT8_T,   MPI_UINT8_T, MPI_INT32_T,  MPI_INT64_T,
-                                                          MPI_UINT32_T, MPI_UINT64_T};
+  const std::array<MPI_Datatype, kDTypes.size()> types = {MPI_FLOAT,    MPI_DOUBLE,   MPI_UINT16_T, MPI_UINT16_T,
+                                                          MPI_INT8_T,   MPI_UINT8_T,  MPI_INT32_T,  MPI_INT64_T,
+                                                          MPI_UINT32_T, MPI_UINT64_T, MPI_INT16_T,  MPI_UINT8_T};
   return types[static_cast<std::size_t>(dtype)];
 }
 

@@ -9,7 +9,7 @@
 
 namespace tessera::comm::mpi {
 
-/// f16 and bf16 are transferred as integers of their size: only this library's operations compute with them.
+/// f16, bf16 and bool are transferred as integers of their size: only this library's operations compute with them.
 MPI_Datatype mpi_type(DType dtype) noexcept;
 
 /// Reduce operations, nearly all implemented by this library: MPI has no 16-bit floats, and its minimum and maximum may
@@ -17,14 +17,14 @@ MPI_Datatype mpi_type(DType dtype) noexcept;
 /// Created on first use, under the engine's lock.
 class MpiReduceOps {
  public:
-  /// `kind`: sum, prod, min or max.
+  /// `kind`: sum, prod, min, max or one of the bits.
   MPI_Op of(ReduceOp::Kind kind, DType dtype) noexcept;
   /// Frees the created operations.
   void free() noexcept;
 
  private:
-  static constexpr std::size_t kKinds = 4;
-  static constexpr std::size_t kTypes = 10;
+  static constexpr std::size_t kKinds = 7;
+  static constexpr std::size_t kTypes = kDTypes.size();
   std::array<std::array<MPI_Op, kKinds>, kTypes> own_ = [] {
     std::array<std::array<MPI_Op, kKinds>, kTypes> none;
     for (auto& row : none) row.fill(MPI_OP_NULL);

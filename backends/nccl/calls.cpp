@@ -149,6 +149,9 @@ Capabilities make_capabilities(int size, bool deterministic) {
 }
 
 void require_supported(const OpDesc& call, int ranks) {
+  if (reduces(call.kind) && call.in.count != 0 && !has_vendor_op(call.op.kind, call.in.dtype))
+    throw Unsupported(std::string(name_of(call.kind)) + ": NCCL has no " + std::string(name_of(call.op.kind)) + " of " +
+                      std::string(name_of(call.in.dtype)) + ", and this build has no CUDA kernels for it");
   if (reduces(call.kind) && call.op.kind == ReduceOp::Kind::avg && !is_floating(call.in.dtype) &&
       call.op.scalar != ranks && call.op.scalar != 1)
     throw Unsupported(std::string(name_of(call.kind)) + ": backend nccl divides a sum of " +

@@ -39,7 +39,7 @@ class Layout {
 
 bool uses_tree(const NcclApi& api, const OpDesc& call, int ranks, bool deterministic) {
   if (!reduces(call.kind) || api.tree == nullptr || call.in.count == 0) return false;
-  if (deterministic) return true;
+  if (deterministic || !has_vendor_op(call.op.kind, call.in.dtype)) return true;
   const bool floating = is_floating(call.in.dtype);
   switch (call.op.kind) {
     case Kind::min:

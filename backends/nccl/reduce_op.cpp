@@ -8,8 +8,13 @@ namespace tessera::comm::nccl {
 ncclDataType_t vendor_type(DType dtype) {
   constexpr std::array<ncclDataType_t, kDTypes.size()> kTypes = {ncclFloat32, ncclFloat64, ncclFloat16, ncclBfloat16,
                                                                  ncclInt8,    ncclUint8,   ncclInt32,   ncclInt64,
-                                                                 ncclUint32,  ncclUint64};
+                                                                 ncclUint32,  ncclUint64,  ncclFloat16, ncclUint8};
   return kTypes[static_cast<std::size_t>(dtype)];
+}
+
+bool has_vendor_op(ReduceOp::Kind kind, DType dtype) {
+  if (dtype == DType::boolean) return kind != ReduceOp::Kind::bit_xor;
+  return dtype != DType::i16 && kind < ReduceOp::Kind::bit_and;
 }
 
 namespace {
@@ -40,9 +45,9 @@ std::array<std::byte, 8> scalar_of(DType dtype, double factor) {
 }  // namespace
 
 NcclReduceOp::NcclReduceOp(const LaunchTarget& target, const ReduceOp& op, DType dtype) : target_(target) {
-  switch (op.kind) {
+  switch (op.kind) {  // has_vendor_op(): bits are those of bool
     case ReduceOp::Kind::sum:
-      op_ = ncclSum;
+      op_ = dtype == DType::boolean ? ncclMax : ncclSum;
       break;
     case ReduceOp::Kind::prod:
       op_ = ncclProd;
@@ -64,6 +69,15 @@ NcclReduceOp::NcclReduceOp(const LaunchTarget& target, const ReduceOp& op, DType
       break;
     case ReduceOp::Kind::premul_sum:
       create(op.scalar, dtype);
+      break;
+    case ReduceOp::Kind::bit_and:
+      op_ = ncclMin;
+      break;
+    case ReduceOp::Kind::bit_or:
+      op_ = ncclMax;
+      break;
+    case ReduceOp::Kind::bit_xor:
+      break;
   }
 }
 

@@ -5,7 +5,11 @@
 
 namespace tessera::comm::nccl {
 
+/// i16, which NCCL lacks, moves as f16, and bool as u8.
 ncclDataType_t vendor_type(DType dtype);
+
+/// Whether NCCL can reduce these elements: it has no i16 and no operations on bits. Those of bool are min and max.
+bool has_vendor_op(ReduceOp::Kind kind, DType dtype);
 
 /// A reduce operation for the duration of a call: averages over a number other than that of the ranks, and
 /// premultiplied sums, are created for it. Throws NcclError.

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from ranks import run
 
 TRANSPORTS = ("shm", "tcp", "ucx")
-REDUCED = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64)
-OTHERS = (torch.bool, torch.int16, torch.complex64)
+REDUCED = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+OTHERS = (torch.bool, torch.uint16, torch.uint32, torch.uint64, torch.complex64)
 
 
 def value(rank, dtype, count=7):
@@ -47,6 +47,16 @@ def reductions(rank, ranks):
             same(part, want, f"reduce_scatter_tensor {op} {dtype}")
             dist.reduce_scatter(part.zero_(), [values[rank].clone() for _ in range(ranks)], op=op)
             same(part, want, f"reduce_scatter {op} {dtype}")
+    bits = {dist.ReduceOp.BAND: torch.bitwise_and, dist.ReduceOp.BOR: torch.bitwise_or, dist.ReduceOp.BXOR: torch.bitwise_xor}
+    for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
+        values = [torch.arange(256).to(dtype) * (2 * r + 3) for r in range(ranks)]
+        for op, combine in bits.items():
+            want = values[0]
+            for other in values[1:]:
+                want = combine(want, other)
+            x = values[rank].clone()
+            dist.all_reduce(x, op=op)
+            same(x, want, f"all_reduce {op} {dtype}")
     x = value(rank, torch.float32) * 3
     dist.all_reduce(x, op=dist.ReduceOp.AVG)
     same(x, sum(value(r, torch.float32) * 3 for r in range(ranks)) / ranks, "average")

@@ -7,8 +7,8 @@
 
 namespace tessera::base {
 namespace {
-constexpr std::array<std::string_view, 10> kNames = {"f32", "f64", "f16", "bf16", "i8",
-                                                     "u8",  "i32", "i64", "u32",  "u64"};
+constexpr std::array<std::string_view, kDTypes.size()> kNames = {"f32", "f64", "f16", "bf16", "i8",  "u8",
+                                                                 "i32", "i64", "u32", "u64",  "i16", "bool"};
 
 /// A value is finite unless all bits of its exponent are set.
 template <class Bits>

@@ -12,26 +12,32 @@
 
 namespace tessera::base {
 
-/// An element type. The floating-point types come first (is_floating()).
-enum class DType : std::uint8_t { f32, f64, f16, bf16, i8, u8, i32, i64, u32, u64 };
+/// An element type. The floating-point types come first (is_floating()). `boolean` is a byte of 0 or 1.
+enum class DType : std::uint8_t { f32, f64, f16, bf16, i8, u8, i32, i64, u32, u64, i16, boolean };
 
 /// All element types, in the order of DType.
-inline constexpr std::array kDTypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
-                                       DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
+inline constexpr std::array kDTypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,  DType::u8,
+                                       DType::i32, DType::i64, DType::u32, DType::u64,  DType::i16, DType::boolean};
 
 /// Bytes of one element.
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {
     case DType::i8:
-    case DType::u8: return 1;
+    case DType::u8:
+    case DType::boolean:
+      return 1;
     case DType::f16:
-    case DType::bf16: return 2;
+    case DType::bf16:
+    case DType::i16:
+      return 2;
     case DType::f32:
     case DType::i32:
-    case DType::u32: return 4;
+    case DType::u32:
+      return 4;
     case DType::f64:
     case DType::i64:
-    case DType::u64: return 8;
+    case DType::u64:
+      return 8;
   }
   return 0;
 }
@@ -39,7 +45,7 @@ constexpr std::size_t size_of(DType dtype) {
 /// True for f32, f64, f16 and bf16.
 constexpr bool is_floating(DType dtype) { return dtype <= DType::bf16; }
 
-/// "f32", "bf16", ...: the spelling of options, errors and JSON.
+/// "f32", "bf16", "bool", ...: the spelling of options, errors and JSON.
 TESSERA_API std::string_view name_of(DType dtype);
 
 /// The inverse of name_of. Throws InvalidUsage listing the known names.
@@ -52,22 +58,22 @@ TESSERA_API bool all_finite(DType dtype, std::span<const std::byte> elements);
 struct f16 {
   std::uint16_t bits = 0;  ///< sign, 5 bits of exponent, 10 bits of mantissa
   f16() = default;
-  constexpr explicit f16(float value) : bits(from_float(value)) {}  ///< rounds to nearest even
+  constexpr explicit f16(float value) : bits(from_float(value)) {}      ///< rounds to nearest even
   constexpr explicit operator float() const { return to_float(bits); }  ///< exact
-  static constexpr f16 of_bits(std::uint16_t bits);  ///< the value with these bits, without conversion
+  static constexpr f16 of_bits(std::uint16_t bits);        ///< the value with these bits, without conversion
   static constexpr std::uint16_t from_float(float value);  ///< the bits of the nearest value, ties to even
-  static constexpr float to_float(std::uint16_t bits);  ///< the value of these bits; exact
+  static constexpr float to_float(std::uint16_t bits);     ///< the value of these bits; exact
 };
 
 /// bfloat16: the upper half of a binary32. Rounds to nearest even; NaN stays (a quiet) NaN.
 struct bf16 {
   std::uint16_t bits = 0;  ///< sign, 8 bits of exponent, 7 bits of mantissa
   bf16() = default;
-  constexpr explicit bf16(float value) : bits(from_float(value)) {}  ///< rounds to nearest even
+  constexpr explicit bf16(float value) : bits(from_float(value)) {}     ///< rounds to nearest even
   constexpr explicit operator float() const { return to_float(bits); }  ///< exact
-  static constexpr bf16 of_bits(std::uint16_t bits);  ///< the value with these bits, without conversion
+  static constexpr bf16 of_bits(std::uint16_t bits);       ///< the value with these bits, without conversion
   static constexpr std::uint16_t from_float(float value);  ///< the bits of the nearest value, ties to even
-  static constexpr float to_float(std::uint16_t bits);  ///< the value of these bits; exact
+  static constexpr float to_float(std::uint16_t bits);     ///< the value of these bits; exact
 };
 
 constexpr f16 f16::of_bits(std::uint16_t bits) {
@@ -136,16 +142,31 @@ inline constexpr DType dtype_of = [] {
   static_assert(sizeof(T) == 0, "no DType stands for this type");
   return DType::f32;
 }();
-template <> inline constexpr DType dtype_of<float> = DType::f32;   ///< IEEE binary32
-template <> inline constexpr DType dtype_of<double> = DType::f64;  ///< IEEE binary64
-template <> inline constexpr DType dtype_of<f16> = DType::f16;     ///< IEEE binary16
-template <> inline constexpr DType dtype_of<bf16> = DType::bf16;   ///< bfloat16
-template <> inline constexpr DType dtype_of<std::int8_t> = DType::i8;
-template <> inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
-template <> inline constexpr DType dtype_of<std::int32_t> = DType::i32;
-template <> inline constexpr DType dtype_of<std::int64_t> = DType::i64;
-template <> inline constexpr DType dtype_of<std::uint32_t> = DType::u32;
-template <> inline constexpr DType dtype_of<std::uint64_t> = DType::u64;
+template <>
+inline constexpr DType dtype_of<float> = DType::f32;  ///< IEEE binary32
+template <>
+inline constexpr DType dtype_of<double> = DType::f64;  ///< IEEE binary64
+template <>
+inline constexpr DType dtype_of<f16> = DType::f16;  ///< IEEE binary16
+template <>
+inline constexpr DType dtype_of<bf16> = DType::bf16;  ///< bfloat16
+template <>
+inline constexpr DType dtype_of<std::int8_t> = DType::i8;
+template <>
+inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
+template <>
+inline constexpr DType dtype_of<std::int32_t> = DType::i32;
+template <>
+inline constexpr DType dtype_of<std::int64_t> = DType::i64;
+template <>
+inline constexpr DType dtype_of<std::uint32_t> = DType::u32;
+template <>
+inline constexpr DType dtype_of<std::uint64_t> = DType::u64;
+template <>
+inline constexpr DType dtype_of<std::int16_t> = DType::i16;
+template <>
+inline constexpr DType dtype_of<bool> = DType::boolean;
+static_assert(sizeof(bool) == 1);
 
 /// Calls function(T{}) with the C++ type of `dtype`.
 template <class Function>
@@ -170,9 +191,13 @@ auto with_dtype(DType dtype, Function&& function) {
     case DType::u32:
       return function(std::uint32_t{});
     case DType::u64:
+      return function(std::uint64_t{});
+    case DType::i16:
+      return function(std::int16_t{});
+    case DType::boolean:
       break;
   }
-  return function(std::uint64_t{});
+  return function(bool{});
 }
 
 }  // namespace tessera::base

@@ -7,7 +7,8 @@
 namespace tessera::comm {
 namespace {
 
-constexpr std::array<std::string_view, 6> kReduceNames = {"sum", "avg", "prod", "min", "max", "premul_sum"};
+constexpr std::array<std::string_view, kReduceKinds> kReduceNames = {"sum",        "avg",     "prod",   "min",    "max",
+                                                                     "premul_sum", "bit_and", "bit_or", "bit_xor"};
 constexpr std::array<std::string_view, kOpKinds> kOpNames = {"all_reduce", "all_gather", "reduce_scatter", "broadcast",
                                                              "reduce",     "gather",     "scatter",        "all_to_all",
                                                              "send",       "recv",       "barrier"};

@@ -49,16 +49,19 @@ View view_of(T* data, std::size_t count) {
 }
 
 /// How elements of several ranks are reduced to one. Sums and products of integers wrap; f16 and bf16 are added in f32
-/// and rounded once; minimum and maximum propagate NaN.
+/// and rounded once; minimum and maximum propagate NaN. Of bool, sum and max are `or`, prod and min are `and`.
 struct ReduceOp {
   /// The arithmetic of a reduction.
   enum class Kind : std::uint8_t {
-    sum,        ///< a + b
-    avg,        ///< the sum divided by ReduceOp::scalar, or by the number of ranks if that is 0
-    prod,       ///< a * b
-    min,        ///< the smaller element
-    max,        ///< the larger element
-    premul_sum  ///< the sum of each rank's input times its ReduceOp::scalar
+    sum,         ///< a + b
+    avg,         ///< the sum divided by ReduceOp::scalar, or by the number of ranks if that is 0
+    prod,        ///< a * b
+    min,         ///< the smaller element
+    max,         ///< the larger element
+    premul_sum,  ///< the sum of each rank's input times its ReduceOp::scalar
+    bit_and,     ///< a & b, of integers and bool
+    bit_or,      ///< a | b, of integers and bool
+    bit_xor      ///< a ^ b, of integers and bool
   };
   Kind kind = Kind::sum;  ///< default: sum
   /// avg: the divisor of the sum (applied once, before rounding; integers truncate), 0 for the number of ranks.
@@ -75,10 +78,20 @@ struct ReduceOp {
   static constexpr ReduceOp max() { return {Kind::max, 0}; }    ///< the largest element
   /// The sum of each rank's input times that rank's `factor`.
   static constexpr ReduceOp premul_sum(double factor) { return {Kind::premul_sum, factor}; }
-  bool operator==(const ReduceOp&) const = default;  ///< by value
+  static constexpr ReduceOp bit_and() { return {Kind::bit_and, 0}; }  ///< the bits that all ranks have set
+  static constexpr ReduceOp bit_or() { return {Kind::bit_or, 0}; }    ///< the bits that any rank has set
+  static constexpr ReduceOp bit_xor() { return {Kind::bit_xor, 0}; }  ///< the bits that an odd number of ranks has set
+  bool operator==(const ReduceOp&) const = default;                   ///< by value
 };
+/// Number of ReduceOp::Kind values.
+inline constexpr std::size_t kReduceKinds = 9;
+/// Whether the reduction is defined for elements of this type: bits of integers and bool only, no average of bool.
+constexpr bool is_defined(ReduceOp::Kind kind, DType dtype) {
+  if (kind >= ReduceOp::Kind::bit_and) return !is_floating(dtype);
+  return dtype != DType::boolean || (kind != ReduceOp::Kind::avg && kind != ReduceOp::Kind::premul_sum);
+}
 
-/// "sum", "avg", "prod", "min", "max", "premul_sum": the spelling of options, errors and JSON.
+/// "sum", "avg", "prod", "min", "max", "premul_sum", "bit_and", ...: the spelling of options, errors and JSON.
 TESSERA_API std::string_view name_of(ReduceOp::Kind kind);
 /// The inverse of name_of. Throws InvalidUsage listing the known names.
 TESSERA_API ReduceOp::Kind parse_reduce_op(std::string_view name);

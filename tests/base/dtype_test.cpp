@@ -168,7 +168,7 @@ TEST(BF16, NaNsWithLowPayloadStayNaN) {  // truncation of the lower half would g
 }
 
 TEST(DTypeNames, RoundTripWithSizes) {
-  const std::array<std::pair<const char*, std::size_t>, 10> known = {{{"f32", 4},
+  const std::array<std::pair<const char*, std::size_t>, 12> known = {{{"f32", 4},
                                                                       {"f64", 8},
                                                                       {"f16", 2},
                                                                       {"bf16", 2},
@@ -177,7 +177,9 @@ TEST(DTypeNames, RoundTripWithSizes) {
                                                                       {"i32", 4},
                                                                       {"i64", 8},
                                                                       {"u32", 4},
-                                                                      {"u64", 8}}};
+                                                                      {"u64", 8},
+                                                                      {"i16", 2},
+                                                                      {"bool", 1}}};
   for (const auto& [name, bytes] : known) {
     EXPECT_EQ(name_of(parse_dtype(name)), name);
     EXPECT_EQ(size_of(parse_dtype(name)), bytes);

@@ -147,6 +147,11 @@ TEST(ArgumentChecks, NameValues) {
           comm.all_reduce(view(in, 4), view(out, 4), ReduceOp{ReduceOp::Kind::avg, -2});
         },
         "avg divides by a whole number");
+    says([&] { comm.all_reduce(view(in, 4), view(out, 4), ReduceOp::bit_or()); },
+         "all_reduce: bit_or of f32 is not defined");
+    std::array<bool, 4> flags = {};
+    says([&] { comm.all_reduce(view_of(flags.data(), 4), view_of(flags.data(), 4), ReduceOp::avg()); },
+         "all_reduce: avg of bool is not defined");
     const std::string error = error_of([&] {
       comm.all_reduce({in.data(), 4, DType::f32, {DeviceType::cuda, 0}}, view(out, 4), ReduceOp::sum());
     });

@@ -43,9 +43,13 @@ auto with_type(DType dtype, F&& call) {
     case DType::u32:
       return call(std::uint32_t{});
     case DType::u64:
+      return call(std::uint64_t{});
+    case DType::i16:
+      return call(std::int16_t{});
+    case DType::boolean:
       break;
   }
-  return call(std::uint64_t{});
+  return call(bool{});
 }
 
 inline std::uint64_t scramble(std::uint64_t x) {
@@ -61,7 +65,9 @@ inline std::uint64_t scramble(std::uint64_t x) {
 template <class T>
 T element(std::uint64_t seed, int rank, std::size_t i) {
   const std::uint64_t bits = scramble(seed * 1000003 + static_cast<std::uint64_t>(rank) * 7919 + i * 104729 + 12345);
-  if constexpr (std::is_integral_v<T>) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return bits % 3 == 0;
+  } else if constexpr (std::is_integral_v<T>) {
     return static_cast<T>(bits);
   } else {
     const double value = (static_cast<double>(bits >> 11) * 0x1p-53 - 0.5) * 4;
@@ -103,9 +109,18 @@ S combine(ReduceOp::Kind kind, S a, S b) {
       default:
         return a + b;
     }
+  } else if constexpr (std::is_same_v<S, bool>) {
+    const bool both = kind == ReduceOp::Kind::prod || kind == ReduceOp::Kind::min || kind == ReduceOp::Kind::bit_and;
+    return both ? a && b : kind == ReduceOp::Kind::bit_xor ? a != b : a || b;
   } else {
     using U = std::uint64_t;  // wraps, and its low bits are those of S
     switch (kind) {
+      case ReduceOp::Kind::bit_and:
+        return static_cast<S>(static_cast<U>(a) & static_cast<U>(b));
+      case ReduceOp::Kind::bit_or:
+        return static_cast<S>(static_cast<U>(a) | static_cast<U>(b));
+      case ReduceOp::Kind::bit_xor:
+        return static_cast<S>(static_cast<U>(a) ^ static_cast<U>(b));
       case ReduceOp::Kind::prod:
         return static_cast<S>(static_cast<U>(a) * static_cast<U>(b));
       case ReduceOp::Kind::min:
@@ -140,11 +155,12 @@ inline Bytes reduce(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs) 
         std::memcpy(&raw, inputs[r].data() + i * sizeof(T), sizeof(T));
         values[r] = static_cast<S>(raw);
         if (op.kind == ReduceOp::Kind::premul_sum)
-          values[r] = combine(ReduceOp::Kind::prod, values[r], static_cast<S>(factor(static_cast<int>(r))));
+          values[r] = combine<S>(ReduceOp::Kind::prod, values[r], static_cast<S>(factor(static_cast<int>(r))));
       }
       S sum = tree(op.kind, values, 0, values.size());
-      if (op.kind == ReduceOp::Kind::avg)
-        sum = static_cast<S>(sum / static_cast<S>(op.scalar == 0 ? static_cast<double>(inputs.size()) : op.scalar));
+      if constexpr (!std::is_same_v<S, bool>)
+        if (op.kind == ReduceOp::Kind::avg)
+          sum = static_cast<S>(sum / static_cast<S>(op.scalar == 0 ? static_cast<double>(inputs.size()) : op.scalar));
       const T result = static_cast<T>(sum);
       std::memcpy(out.data() + i * sizeof(T), &result, sizeof(T));
     }

@@ -19,14 +19,18 @@ using Id = BenchOp::Id;
 
 template <class T>
 double number(T value) {
-  if constexpr (std::is_arithmetic_v<T>) return static_cast<double>(value);
-  else return static_cast<double>(static_cast<float>(value));
+  if constexpr (std::is_arithmetic_v<T>)
+    return static_cast<double>(value);
+  else
+    return static_cast<double>(static_cast<float>(value));
 }
 
 template <class T>
 T rounded(double value) {
-  if constexpr (std::is_arithmetic_v<T>) return static_cast<T>(value);
-  else return T(static_cast<float>(value));
+  if constexpr (std::is_arithmetic_v<T>)
+    return static_cast<T>(value);
+  else
+    return T(static_cast<float>(value));
 }
 
 template <class T>
@@ -45,7 +49,18 @@ T combine(const Inputs<T>& inputs, Kind kind, std::size_t i, bool backwards) {
   for (int turn = 1; turn < n; ++turn) {
     const double a = number(result);
     const double b = number(value(turn));
-    result = rounded<T>(kind == Kind::prod ? a * b : kind == Kind::min ? std::min(a, b) : kind == Kind::max ? std::max(a, b) : a + b);
+    if constexpr (std::is_integral_v<T>) {
+      const auto x = static_cast<T>(a);
+      const auto y = static_cast<T>(b);
+      if (kind >= Kind::bit_and) {
+        result = static_cast<T>(kind == Kind::bit_and ? x & y : kind == Kind::bit_or ? x | y : x ^ y);
+        continue;
+      }
+    }
+    result = rounded<T>(kind == Kind::prod  ? a * b
+                        : kind == Kind::min ? std::min(a, b)
+                        : kind == Kind::max ? std::max(a, b)
+                                            : a + b);
   }
   return kind == Kind::avg ? rounded<T>(number(result) / n) : result;
 }
@@ -58,7 +73,8 @@ std::vector<T> reduced(const Inputs<T>& inputs, Kind kind, std::size_t begin, st
 }
 
 template <class T>
-std::vector<T> brute_force(const BenchData& data, const BenchShape& shape, const Inputs<T>& inputs, int rank, bool backwards) {
+std::vector<T> brute_force(const BenchData& data, const BenchShape& shape, const Inputs<T>& inputs, int rank,
+                           bool backwards) {
   const std::size_t own = static_cast<std::size_t>(rank) * shape.count;
   const bool root = rank == data.root;
   std::vector<T> out;
@@ -67,12 +83,21 @@ std::vector<T> brute_force(const BenchData& data, const BenchShape& shape, const
     out.insert(out.end(), start, start + static_cast<std::ptrdiff_t>(shape.count));
   };
   switch (data.op->id) {
-    case Id::all_reduce: return reduced(inputs, data.redop, 0, shape.count, backwards);
-    case Id::reduce: return root ? reduced(inputs, data.redop, 0, shape.count, backwards) : out;
-    case Id::reduce_scatter: return reduced(inputs, data.redop, own, shape.count, backwards);
-    case Id::broadcast: append(data.root, 0); break;
-    case Id::scatter: append(data.root, own); break;
-    case Id::send_recv: append(rank == 0 ? data.ranks - 1 : rank - 1, 0); break;
+    case Id::all_reduce:
+      return reduced(inputs, data.redop, 0, shape.count, backwards);
+    case Id::reduce:
+      return root ? reduced(inputs, data.redop, 0, shape.count, backwards) : out;
+    case Id::reduce_scatter:
+      return reduced(inputs, data.redop, own, shape.count, backwards);
+    case Id::broadcast:
+      append(data.root, 0);
+      break;
+    case Id::scatter:
+      append(data.root, own);
+      break;
+    case Id::send_recv:
+      append(rank == 0 ? data.ranks - 1 : rank - 1, 0);
+      break;
     case Id::gather:
       if (!root) break;
       [[fallthrough]];
@@ -82,14 +107,16 @@ std::vector<T> brute_force(const BenchData& data, const BenchShape& shape, const
     case Id::all_to_all:
       for (int k = 0; k < data.ranks; ++k) append(k, own);
       break;
-    case Id::barrier: break;
+    case Id::barrier:
+      break;
   }
   return out;
 }
 
 template <class T>
 class BenchDataOf : public testing::Test {};
-using Types = testing::Types<float, double, base::f16, base::bf16, std::int8_t, std::uint8_t, std::int32_t, std::uint64_t>;
+using Types = testing::Types<float, double, base::f16, base::bf16, std::int8_t, std::uint8_t, std::int32_t,
+                             std::uint64_t, std::int16_t>;
 TYPED_TEST_SUITE(BenchDataOf, Types);
 
 template <class T>
@@ -123,7 +150,9 @@ TYPED_TEST(BenchDataOf, ExpectedValuesEqualBruteForceInAnyOrder) {
         check_case<TypeParam>(data);
         continue;
       }
-      for (const Kind kind : {Kind::sum, Kind::avg, Kind::prod, Kind::min, Kind::max, Kind::premul_sum}) {
+      for (std::size_t i = 0; i < comm::kReduceKinds; ++i) {
+        const auto kind = static_cast<Kind>(i);
+        if (!comm::is_defined(kind, data.dtype)) continue;
         BenchData with = data;
         with.redop = kind;
         check_case<TypeParam>(with);

@@ -62,6 +62,8 @@ int exact_bits(DType dtype) {
       return 8;
     case DType::f16:
       return 11;
+    case DType::i16:
+      return 15;
     default:
       return 24;
   }
@@ -119,6 +121,15 @@ std::int64_t combined(const BenchData& data, const Draw& draw, std::size_t i) {
         break;
       case Kind::premul_sum:
         result += value * premul_factor(rank);
+        break;
+      case Kind::bit_and:
+        result &= value;
+        break;
+      case Kind::bit_or:
+        result |= value;
+        break;
+      case Kind::bit_xor:
+        result ^= value;
         break;
       default:
         result += value;

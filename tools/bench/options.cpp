@@ -70,7 +70,10 @@ BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
   for (const std::string& name : options.ops) plan.ops.push_back(&bench_op(name));
   set_sizes(plan, options);
   plan.dtype = base::parse_dtype(options.dtype);
+  if (plan.dtype == base::DType::boolean) throw base::InvalidUsage("--dtype bool: bench has numbers; use u8");
   if (!options.op.empty()) plan.redop = comm::parse_reduce_op(options.op);
+  if (!comm::is_defined(plan.redop, plan.dtype))
+    throw base::InvalidUsage("--op " + options.op + " is not defined for --dtype " + options.dtype);
   if (!options.op.empty() && !any_of(plan, [](const BenchOp& op) { return op.reduces; }))
     throw base::InvalidUsage("--op " + options.op + ": " + joined(options.ops) + " reduces nothing; leave it out");
   if (!options.root.empty()) plan.root = static_cast<int>(base::parse_integer(options.root, "--root", 0, ranks - 1));

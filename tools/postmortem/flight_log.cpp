@@ -109,8 +109,7 @@ class LogReader {
   }
   FlightCall call_of(const flight::Entry& entry, std::uint32_t place) const {
     const bool known = entry.state >= 1 && entry.state <= flight::kStates && entry.kind < comm::kOpKinds &&
-                       entry.dtype < base::kDTypes.size() &&
-                       entry.reduce <= static_cast<std::uint8_t>(comm::ReduceOp::Kind::premul_sum) &&
+                       entry.dtype < base::kDTypes.size() && entry.reduce < comm::kReduceKinds &&
                        log_.groups.count(entry.communicator) == 1 && (entry.number - 1) % flight::kEntries == place;
     if (!known) throw std::invalid_argument("entry");
     return {.number = entry.number,

@@ -193,7 +193,6 @@ TorchBackend::Issue TorchBackend::reduction_in_place(const at::Tensor& tensor, c
                                                      Holding& holding) {
   const Reduction reduction = Reduction::of(op, tensor.scalar_type());
   const at::Tensor dense = writable(tensor, holding, true);
-  reduction.end(dense, holding);
   return [view = reduction.view(dense), op = reduction.op](comm::Communicator& world, const comm::OpOptions& how) {
     return world.all_reduce(view, view, op, how);
   };
@@ -218,7 +217,6 @@ TorchWorkPtr TorchBackend::reduce(std::vector<at::Tensor>& tensors, const ::c10d
   const Reduction reduction = Reduction::of(options.reduceOp, tensor.scalar_type());
   const bool is_root = options.rootRank == getRank();
   const at::Tensor dense = is_root ? writable(tensor, call.holding, true) : readable(tensor, call.holding);
-  if (is_root) reduction.end(dense, call.holding);
   call.issues.emplace_back([view = reduction.view(dense), op = reduction.op, root = static_cast<int>(options.rootRank)](
                                auto& world, auto how) { return world.reduce(view, view, op, root, how); });
   return issue(std::move(call));
@@ -302,7 +300,6 @@ TorchBackend::Issue TorchBackend::scattering(const at::Tensor& output, const at:
   const Reduction reduction = Reduction::of(op, input.scalar_type());
   const comm::View in = reduction.view(readable(input, holding));
   const at::Tensor result = writable(output, holding, false);
-  reduction.end(result, holding);
   return [in, out = reduction.view(result), op = reduction.op](auto& world, auto how) {
     return world.reduce_scatter(in, out, op, how);
   };
@@ -336,7 +333,6 @@ TorchWorkPtr TorchBackend::reduce_scatter(std::vector<at::Tensor>& outputs,
   const Reduction reduction = Reduction::of(options.reduceOp, output.scalar_type());
   const comm::View in = reduction.view(joined(inputs.front(), call.holding));
   const at::Tensor result = writable(output, call.holding, false);
-  reduction.end(result, call.holding);
   std::vector<std::size_t> counts;
   for (const at::Tensor& part : inputs.front())
     counts.push_back(static_cast<std::size_t>(part.numel()) * reduction.per_element);

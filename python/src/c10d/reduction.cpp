@@ -1,6 +1,5 @@
 #include "c10d/reduction.h"
 
-#include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
 #include <string>
@@ -26,99 +25,47 @@ double factor_of(const ::c10d::ReduceOp& op) {
   return given->tensor_factor.defined() ? given->tensor_factor.item<double>() : given->double_factor;
 }
 
-base::DType dtype_of(RedOp op, at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-    case at::kComplexFloat:
-      return base::DType::f32;
-    case at::kDouble:
-    case at::kComplexDouble:
-      return base::DType::f64;
-    case at::kHalf:
-      return base::DType::f16;
-    case at::kBFloat16:
-      return base::DType::bf16;
-    case at::kChar:
-      return base::DType::i8;
-    case at::kByte:
-    case at::kBool:
-      return base::DType::u8;
-    case at::kInt:
-      return base::DType::i32;
-    case at::kLong:
-      return base::DType::i64;
-    default:
-      refuse(op, type);
-  }
-}
-
-comm::ReduceOp of_booleans(RedOp op) {
-  switch (op) {
+comm::ReduceOp op_of(const ::c10d::ReduceOp& given, at::ScalarType type) {
+  switch (static_cast<RedOp>(given.op_)) {
     case RedOp::SUM:
-    case RedOp::MAX:
-    case RedOp::BOR:
-      return comm::ReduceOp::max();
-    case RedOp::PRODUCT:
-    case RedOp::MIN:
-    case RedOp::BAND:
-      return comm::ReduceOp::min();
-    case RedOp::BXOR:
       return comm::ReduceOp::sum();
+    case RedOp::AVG:
+      return comm::ReduceOp::avg();
+    case RedOp::PRODUCT:
+      return comm::ReduceOp::prod();
+    case RedOp::MIN:
+      return comm::ReduceOp::min();
+    case RedOp::MAX:
+      return comm::ReduceOp::max();
+    case RedOp::BAND:
+      return comm::ReduceOp::bit_and();
+    case RedOp::BOR:
+      return comm::ReduceOp::bit_or();
+    case RedOp::BXOR:
+      return comm::ReduceOp::bit_xor();
+    case RedOp::PREMUL_SUM:
+      return comm::ReduceOp::premul_sum(factor_of(given));
     default:
-      refuse(op, at::kBool);
+      refuse(given.op_, type);
   }
 }
 
 }  // namespace
 
 Reduction Reduction::of(const ::c10d::ReduceOp& given, at::ScalarType type) {
-  const RedOp op = given.op_;
-  Reduction reduction;
-  reduction.dtype = dtype_of(op, type);
+  Reduction reduction{.op = op_of(given, type)};
   const bool complex = c10::isComplexType(type);
+  if (complex && given.op_ != RedOp::SUM && given.op_ != RedOp::AVG && given.op_ != RedOp::PREMUL_SUM)
+    refuse(given.op_, type);
+  const auto dtype = dtype_of(complex ? c10::toRealValueType(type) : type);
+  if (!dtype || !comm::is_defined(reduction.op.kind, *dtype)) refuse(given.op_, type);
+  reduction.dtype = *dtype;
   reduction.per_element = complex ? 2 : 1;
-  if (type == at::kBool) {
-    reduction.op = of_booleans(op);
-    reduction.parity = op == RedOp::BXOR;
-    return reduction;
-  }
-  if (complex && op != RedOp::SUM && op != RedOp::AVG && op != RedOp::PREMUL_SUM) refuse(op, type);
-  switch (op) {
-    case RedOp::SUM:
-      reduction.op = comm::ReduceOp::sum();
-      break;
-    case RedOp::AVG:
-      reduction.op = comm::ReduceOp::avg();
-      break;
-    case RedOp::PRODUCT:
-      reduction.op = comm::ReduceOp::prod();
-      break;
-    case RedOp::MIN:
-      reduction.op = comm::ReduceOp::min();
-      break;
-    case RedOp::MAX:
-      reduction.op = comm::ReduceOp::max();
-      break;
-    case RedOp::PREMUL_SUM:
-      reduction.op = comm::ReduceOp::premul_sum(factor_of(given));
-      break;
-    default:
-      refuse(op, type);
-  }
   return reduction;
 }
 
 comm::View Reduction::view(const at::Tensor& contiguous) const {
   return {contiguous.mutable_data_ptr(), static_cast<std::size_t>(contiguous.numel()) * per_element, dtype, {}};
-}
-
-void Reduction::end(const at::Tensor& result, Holding& holding) const {
-  if (!parity) return;
-  // Before copies of the result, which were added earlier.
-  holding.at_end.insert(holding.at_end.begin(), [result] {
-    at::Tensor bytes = result.view(at::kByte);
-    bytes.bitwise_and_(1);
-  });
 }
 
 }  // namespace tessera::c10d_backend

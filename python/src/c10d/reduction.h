@@ -10,20 +10,16 @@
 
 namespace tessera::c10d_backend {
 
-/// The elements and the arithmetic of a reduction. Complex numbers are pairs of real ones; booleans are bytes of 0 and
-/// 1, of which the maximum is `or` and the minimum `and`.
+/// The elements and the arithmetic of a reduction. Complex numbers are pairs of real ones.
 struct Reduction {
   comm::ReduceOp op;
   base::DType dtype = base::DType::f32;
   std::size_t per_element = 1;  ///< elements of `dtype` for each one of the tensor
-  bool parity = false;          ///< an exclusive or of booleans: the lowest bit of the sum
 
   /// Throws PyTorch's NotImplementedError where the library has no such reduction.
   static Reduction of(const ::c10d::ReduceOp& op, at::ScalarType type);
 
   comm::View view(const at::Tensor& contiguous) const;
-  /// What is left to be done with the result.
-  void end(const at::Tensor& result, Holding& holding) const;
 };
 
 }  // namespace tessera::c10d_backend

@@ -4,10 +4,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <optional>
 
 namespace tessera::c10d_backend {
-namespace {
 
 std::optional<base::DType> dtype_of(at::ScalarType type) {
   switch (type) {
@@ -27,10 +25,20 @@ std::optional<base::DType> dtype_of(at::ScalarType type) {
       return base::DType::i32;
     case at::kLong:
       return base::DType::i64;
+    case at::kShort:
+      return base::DType::i16;
+    case at::kBool:
+      return base::DType::boolean;
+    case at::kUInt32:
+      return base::DType::u32;
+    case at::kUInt64:
+      return base::DType::u64;
     default:
       return std::nullopt;
   }
 }
+
+namespace {
 
 /// A view of all tensors together if each one begins where the one before ends.
 std::optional<at::Tensor> adjacent(const std::vector<at::Tensor>& tensors) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@ struct Holding {
   std::vector<at::Tensor> tensors;
   std::vector<std::function<void()>> at_end;
 };
+
+/// The library's type of such elements; none for complex numbers and others that it does not have.
+std::optional<base::DType> dtype_of(at::ScalarType type);
 
 /// Throws PyTorch's error unless the tensor is dense and in host memory.
 void check_tensor(const at::Tensor& tensor);

@@ -40,6 +40,8 @@ void ArgumentChecker::fail(const std::string& text) const {
 
 void ArgumentChecker::reduce_op() const {
   const ReduceOp& op = call_.op;
+  if (!is_defined(op.kind, call_.in.dtype))
+    fail(std::string(name_of(op.kind)) + " of " + std::string(name_of(call_.in.dtype)) + " is not defined");
   if (op.kind == ReduceOp::Kind::avg &&
       (op.scalar < 0 || !std::isfinite(op.scalar) || op.scalar != std::floor(op.scalar)))
     fail("avg divides by a whole number above 0, not " + std::to_string(op.scalar));

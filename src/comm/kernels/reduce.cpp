@@ -14,6 +14,7 @@
 
 #if HWY_ONCE
 #include <array>
+#include <bit>
 #include <cstring>
 
 #include "tessera/base/error.h"
@@ -24,13 +25,26 @@ namespace {
 HWY_EXPORT(combine_all);
 HWY_EXPORT(stream_copy);
 
+/// The task with the arithmetic of a kernel that exists: bool is u8, and bits have no sign.
+ReduceTask computed(ReduceTask task) {
+  if (task.dtype == DType::boolean) {
+    task.dtype = DType::u8;
+    if (task.op.kind == ReduceOp::Kind::sum || task.op.kind == ReduceOp::Kind::max) task.op = ReduceOp::bit_or();
+    if (task.op.kind == ReduceOp::Kind::prod || task.op.kind == ReduceOp::Kind::min) task.op = ReduceOp::bit_and();
+  } else if (task.op.kind >= ReduceOp::Kind::bit_and) {
+    constexpr std::array kBySize = {DType::u8, DType::i16, DType::u32, DType::u64};
+    task.dtype = kBySize[static_cast<std::size_t>(std::countr_zero(size_of(task.dtype)))];
+  }
+  return task;
+}
+
 }  // namespace
 
 void reduce_tree(const ReduceOp& op, DType dtype, std::span<const void* const> sources, std::span<const double> factors,
                  void* out, std::size_t count, bool streaming) {
   const bool whole_lines = reinterpret_cast<std::uintptr_t>(out) % kStreamLine == 0;
-  const ReduceTask work{op, dtype, sources, factors, out, count, streaming && whole_lines};
-  HWY_DYNAMIC_DISPATCH(combine_all)(work);
+  HWY_DYNAMIC_DISPATCH(combine_all)
+  (computed({op, dtype, sources, factors, out, count, streaming && whole_lines}));
 }
 
 void copy_bytes(void* out, const void* in, std::size_t bytes, bool streaming) {

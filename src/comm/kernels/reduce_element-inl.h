@@ -75,12 +75,19 @@ TESSERA_HD S sum_combine(ReduceOp::Kind kind, S a, S b) {
     if (kind == Kind::min) return a != a ? a : (b != b ? b : (a < b ? a : b));
     if (kind == Kind::max) return a != a ? a : (b != b ? b : (a > b ? a : b));
     return a + b;
+  } else if constexpr (std::is_same_v<S, bool>) {
+    if (kind == Kind::prod || kind == Kind::min || kind == Kind::bit_and) return a && b;
+    if (kind == Kind::bit_xor) return a != b;
+    return a || b;
   } else {  // wraps in 64 bits; a promotion to int might overflow
     using U = std::make_unsigned_t<S>;
     if (kind == Kind::prod)
       return static_cast<S>(static_cast<U>(static_cast<std::uint64_t>(static_cast<U>(a)) * static_cast<U>(b)));
     if (kind == Kind::min) return a < b ? a : b;
     if (kind == Kind::max) return a > b ? a : b;
+    if (kind == Kind::bit_and) return static_cast<S>(static_cast<U>(a) & static_cast<U>(b));
+    if (kind == Kind::bit_or) return static_cast<S>(static_cast<U>(a) | static_cast<U>(b));
+    if (kind == Kind::bit_xor) return static_cast<S>(static_cast<U>(a) ^ static_cast<U>(b));
     return static_cast<S>(static_cast<U>(static_cast<std::uint64_t>(static_cast<U>(a)) + static_cast<U>(b)));
   }
 }
@@ -117,7 +124,8 @@ template <class T, class Leaf>
 TESSERA_HD T sum_element(const ReduceOp& op, const Leaf& leaf, int count) {
   using S = typename SumNumber<T>::Sum;
   S sum = sum_range<S>(op.kind, leaf, 0, count);
-  if (op.kind == ReduceOp::Kind::avg) sum = static_cast<S>(sum / sum_scalar<S>(op.scalar));
+  if constexpr (!std::is_same_v<S, bool>)  // which has no average
+    if (op.kind == ReduceOp::Kind::avg) sum = static_cast<S>(sum / sum_scalar<S>(op.scalar));
   return SumNumber<T>::store(sum);
 }
 

@@ -54,6 +54,9 @@ inline S combine(S a, S b) {
       return static_cast<S>(static_cast<U>(static_cast<std::uint64_t>(static_cast<U>(a)) * static_cast<U>(b)));
     if constexpr (kKind == Kind::min) return a < b ? a : b;
     if constexpr (kKind == Kind::max) return a > b ? a : b;
+    if constexpr (kKind == Kind::bit_and) return static_cast<S>(static_cast<U>(a) & static_cast<U>(b));
+    if constexpr (kKind == Kind::bit_or) return static_cast<S>(static_cast<U>(a) | static_cast<U>(b));
+    if constexpr (kKind == Kind::bit_xor) return static_cast<S>(static_cast<U>(a) ^ static_cast<U>(b));
     return static_cast<S>(static_cast<U>(static_cast<U>(a) + static_cast<U>(b)));
   }
 }
@@ -212,6 +215,15 @@ void combine_typed(const ReduceTask& work) {
   }
 }
 
+/// The types in which reduce.cpp computes with bits.
+template <class T>
+constexpr bool kHasBits = std::is_unsigned_v<T> || std::is_same_v<T, std::int16_t>;
+
+template <Kind kKind, class T>
+void combine_bits(const ReduceTask& work) {
+  if constexpr (kHasBits<T>) combine_typed<kKind, T>(work);
+}
+
 template <class T>
 void combine_kinds(const ReduceTask& work) {
   switch (work.op.kind) {
@@ -227,11 +239,19 @@ void combine_kinds(const ReduceTask& work) {
       return combine_typed<Kind::max, T>(work);
     case Kind::premul_sum:
       return combine_typed<Kind::premul_sum, T>(work);
+    case Kind::bit_and:
+      return combine_bits<Kind::bit_and, T>(work);
+    case Kind::bit_or:
+      return combine_bits<Kind::bit_or, T>(work);
+    case Kind::bit_xor:
+      return combine_bits<Kind::bit_xor, T>(work);
   }
 }
 
 void combine_all(const ReduceTask& work) {
-  base::with_dtype(work.dtype, [&](auto zero) HWY_ATTR { combine_kinds<decltype(zero)>(work); });
+  base::with_dtype(work.dtype, [&](auto zero) HWY_ATTR {
+    if constexpr (!std::is_same_v<decltype(zero), bool>) combine_kinds<decltype(zero)>(work);
+  });
   if (work.streaming) hwy::FlushStream();
 }
 

@@ -27,10 +27,11 @@ Bytes reduced(const std::vector<Contribution>& parts, const std::vector<Bytes>& 
         std::memcpy(&raw, inputs[r].data() + i * sizeof(T), sizeof(T));
         values[r] = static_cast<S>(raw);
         if (parts[r].op.kind == ReduceOp::Kind::premul_sum)
-          values[r] = conformance::combine(ReduceOp::Kind::prod, values[r], static_cast<S>(parts[r].op.scalar));
+          values[r] = conformance::combine<S>(ReduceOp::Kind::prod, values[r], static_cast<S>(parts[r].op.scalar));
       }
       S sum = conformance::tree(parts.front().op.kind, values, 0, values.size());
-      if (parts.front().op.kind == ReduceOp::Kind::avg) sum = static_cast<S>(sum / static_cast<S>(values.size()));
+      if constexpr (!std::is_same_v<S, bool>)
+        if (parts.front().op.kind == ReduceOp::Kind::avg) sum = static_cast<S>(sum / static_cast<S>(values.size()));
       const T result = static_cast<T>(sum);
       std::memcpy(out.data() + i * sizeof(T), &result, sizeof(T));
     }

@@ -81,6 +81,7 @@ struct alignas(kLine) SendSlot {
   std::uint64_t stage_offset = 0;
   const std::byte* cma = nullptr;
   DType dtype = DType::f32;
+  std::int32_t tag = 0;
 };
 
 /// The part that lives as long as the world, because a peer may read it after its owner has closed the communicator.

@@ -1,6 +1,9 @@
-// Messages between two ranks: a channel for each pair and direction, independent of everything else.
+// Messages between two ranks: a channel for each pair and direction, independent of everything else. It carries one
+// message at a time. If nobody awaits the tag of the next one, and receives of other tags do wait, it is read into
+// memory of its own, so that they get theirs.
 #pragma once
 
+#include <deque>
 #include <vector>
 
 #include "backends/shm/member_blocks.h"
@@ -11,12 +14,27 @@ namespace tessera::comm::shm {
 class ShmGroup;
 
 class PointToPoint {
-  struct MessageChannel {  ///< messages to or from one peer
-    OperationQueue<ShmOperation> queue;
-    std::uint64_t messages = 0;  ///< begun
+  struct SendChannel {
+    OperationQueue<ShmOperation> queue;  ///< the first one is being sent if `running`
+    std::uint64_t messages = 0;          ///< begun
     std::uint64_t rounds = 0;
     bool running = false;
     Buffer tiles;
+  };
+  /// A message that nobody awaited when receives of other tags did. It was taken out of their way.
+  struct EarlyMessage {
+    std::int32_t tag = 0;
+    DType dtype = DType::f32;
+    std::vector<std::byte> data;
+  };
+  struct ReceiveChannel {
+    OperationQueue<ShmOperation> posted;
+    OperationQueue<ShmOperation> running;  ///< at most one: the receive of the message that is being read
+    std::deque<EarlyMessage> early;        ///< the last one is being read if `reads_early`
+    bool reads_early = false;
+    std::uint64_t messages = 0;  ///< read
+    std::uint64_t rounds = 0;    ///< of the message that is being read
+    std::byte* to = nullptr;     ///< where it goes
   };
 
  public:
@@ -28,25 +46,35 @@ class PointToPoint {
   bool advance();
   /// Completes all messages as failed.
   void fail_all() noexcept;
-  /// Whether `op`, the first one of its channel, needs the peer to do something.
-  bool awaits_peer(const ShmOperation& op) const;
+  /// Whether `op` needs the peer to do something.
+  bool awaits_peer(const ShmOperation& op, int peer) const;
 
   template <class Visitor>
   void for_each_queue(const Visitor& visit) const {
-    for (const std::vector<MessageChannel>* side : {&sends_, &receives_})
-      for (const MessageChannel& channel : *side) visit(channel.queue);
+    for (const SendChannel& channel : sends_) visit(channel.queue);
+    for (const ReceiveChannel& channel : receives_) {
+      visit(channel.running);
+      visit(channel.posted);
+    }
+    visit(from_any_);
   }
 
  private:
   bool advance_send(int peer);
-  void begin_send(int peer, MessageChannel& channel);
+  void begin_send(int peer, SendChannel& channel);
   bool advance_receive(int peer);
-  void complete_first(MessageChannel& channel) noexcept;
+  bool begin_receive(int peer, ReceiveChannel& channel);
+  void end_receive(int peer, ReceiveChannel& channel);
+  bool deliver_early(int peer);
+  ShmOperation* take_posted(int peer, std::int32_t tag);
+  void complete(ShmOperation& op) noexcept;
 
   ShmGroup& group_;
   const MemberBlocks& members_;
-  std::vector<MessageChannel> sends_;
-  std::vector<MessageChannel> receives_;
+  std::vector<SendChannel> sends_;
+  std::vector<ReceiveChannel> receives_;
+  OperationQueue<ShmOperation> from_any_;  ///< receives from any rank whose message has not come
+  std::size_t early_ = 0;                  ///< messages, of all channels
   std::size_t in_flight_ = 0;
 };
 

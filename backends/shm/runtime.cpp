@@ -20,6 +20,7 @@ Capabilities make_capabilities() {
   Capabilities all;
   all.backend = "shm";
   all.dtypes.assign(kDTypes.begin(), kDTypes.end());
+  all.message_tags = all.any_source = true;
   all.memory = {MemoryKind::host};
   all.shares_memory = true;
   all.splits_share_memory = true;

@@ -205,7 +205,8 @@ bool ShmGroup::check_health() noexcept {
   const auto check_deadlines = [this, now = Clock::now()](const OperationQueue<ShmOperation>& queue) {
     if (failed()) return;
     for (const ShmOperation* op = queue.front(); op != nullptr; op = queue.after(*op))
-      if (op->is_late(now)) return fail_with_timeout(*queue.front());  // the first one delays the others
+      if (op->is_late(now))  // the first collective delays the others
+        return fail_with_timeout(op->is_message() ? *op : *queue.front());
   };
   check_deadlines(collectives_);
   messages_.for_each_queue(check_deadlines);
@@ -213,12 +214,15 @@ bool ShmGroup::check_health() noexcept {
 }
 
 void ShmGroup::check_peers(const ShmOperation& op) noexcept {
+  const bool any = op.is_message() && op.call.root == kAnyRank;
+  int left = 0;
   for (int k = 0; k < size(); ++k) {
-    if (k == rank() || (op.is_message() && k != op.call.root)) continue;
+    if (k == rank() || (op.is_message() && !any && k != op.call.root)) continue;
     if (const std::string death = monitor_.death(k); !death.empty())
       return fail({FailureKind::peer_lost, op.format() + ": " + rank_name(k) + " " + death}, true);
     if (!monitor_.has_left(k)) continue;
-    if (op.is_message() ? messages_.awaits_peer(op) : announcements_.last(k) < op.sequence)
+    if (any && ++left < size() - 1) continue;  // another one may still send
+    if (op.is_message() ? messages_.awaits_peer(op, k) : announcements_.last(k) < op.sequence)
       return fail({FailureKind::peer_lost,
                    op.format() + ": " + describe_leaving(rank_name(k), monitor_.first_failure_cause(k))},
                   true);
@@ -232,7 +236,8 @@ void ShmGroup::fail_with_timeout(const ShmOperation& op) noexcept {
   const bool queued = !op.is_message() && op.stage == ShmOperation::Stage::queued;
   std::vector<MemberProgress> replies;
   for (int k = 0; k < size(); ++k) {
-    if (k == rank() || (op.is_message() ? k != op.call.root : !queued && !op.awaits(k))) continue;
+    const bool other = op.call.root != kAnyRank && k != op.call.root;
+    if (k == rank() || (op.is_message() ? other : !queued && !op.awaits(k))) continue;
     replies.push_back({k, {}});
     if (responds[static_cast<std::size_t>(k)]) replies.back().called = announcements_.last(k);
   }

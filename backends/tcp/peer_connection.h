@@ -41,6 +41,7 @@ class PeerConnection {
 
   void send(Message& message);
   void receive(Message& message);
+  bool arrived(const MessageTag& tag) noexcept { return receive_queue_.arrived(tag); }
   void cancel(Message& message) noexcept;
   void discard_communicator(std::uint32_t communicator);
   /// Only queues; write() must follow.

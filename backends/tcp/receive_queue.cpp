@@ -39,6 +39,12 @@ void ReceiveQueue::receive(Message& message) {
   if (!inbound->eager && (inbound->rts_received || message.bytes > kEagerLimit)) send_cts(*inbound);
 }
 
+bool ReceiveQueue::arrived(const MessageTag& tag) noexcept {
+  const InboundMessage* const inbound = table_.find(tag);
+  return inbound != nullptr && inbound->message == nullptr && !inbound->cancelled &&
+         (inbound->known || inbound->rts_received);
+}
+
 void ReceiveQueue::cancel(Message& message) noexcept {
   auto& inbound = *static_cast<InboundMessage*>(message.handle);
   inbound.message = nullptr;

@@ -34,6 +34,8 @@ class ReceiveQueue final : public FrameSink {
   explicit ReceiveQueue(SendQueue& send_queue) : send_queue_(send_queue) {}
 
   void receive(Message& message);
+  /// Whether a message of this tag, or its RTS, has come and has no receive.
+  bool arrived(const MessageTag& tag) noexcept;
   void cancel(Message& message) noexcept;
   /// Treats all present and future messages of this communicator as if their receives had been cancelled.
   void discard_communicator(std::uint32_t communicator);

@@ -80,6 +80,10 @@ void TcpTransport::receive(Message& message) noexcept {
   });
 }
 
+bool TcpTransport::arrived(int peer, const MessageTag& tag) noexcept {
+  return peers_[static_cast<std::size_t>(peer)]->arrived(tag);
+}
+
 void TcpTransport::cancel(Message& message) noexcept {
   if (message.state == kIdle) return;
   peers_[static_cast<std::size_t>(message.peer)]->cancel(message);

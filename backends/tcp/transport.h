@@ -23,6 +23,8 @@ class TcpTransport final : public Transport {
   bool poll(bool with_health_check) noexcept override;
   void send(Message& message) noexcept override;
   void receive(Message& message) noexcept override;
+  bool arrived(int peer, const MessageTag& tag) noexcept override;
+  bool knows_arrivals() const noexcept override { return true; }
   void cancel(Message& message) noexcept override;
   void discard_communicator(std::uint32_t communicator) noexcept override;
   ProgressWaiter& waiter() noexcept override { return waiter_; }

@@ -57,11 +57,14 @@ Work Decorator::forward(std::span<const OpDesc> calls, bool batch) {
   if (!calls.empty()) {
     options.timeout = calls.front().timeout;
     options.label = calls.front().label;
+    options.tag = calls.front().tag;
+    options.source = calls.front().source;
   }
   if (!batch) return issue(*inner_, calls.front(), options);
   std::vector<P2POp> parts;
   for (const OpDesc& call : calls)
-    parts.push_back(call.kind == OpKind::send ? P2POp::send(call.in, call.root) : P2POp::recv(call.out, call.root));
+    parts.push_back(call.kind == OpKind::send ? P2POp::send(call.in, call.root, call.tag)
+                                              : P2POp::recv(call.out, call.root, call.tag));
   return inner_->batch(parts, options);
 }
 

@@ -148,8 +148,26 @@ def messages(rank, ranks):
     for work in works:
         work.wait()
     assert bool((got == before).all())
-    with pytest.raises(NotImplementedError, match="no tags"):
-        dist.send(torch.ones(1), after, tag=3)
+    # In another order than they were sent, and from anyone.
+    sends = [dist.isend(torch.full((count,), float(tag)), after, tag=tag) for tag, count in ((3, 9), (5, 100_000), (4, 9))]
+    for tag, count in ((4, 9), (5, 100_000), (3, 9)):
+        x = torch.empty(count)
+        dist.recv(x, before, tag=tag)
+        assert bool((x == tag).all())
+    for work in sends:
+        work.wait()
+    if rank == 0:
+        senders = set()
+        for _ in range(ranks - 1):
+            x = torch.empty(7)
+            sender = dist.recv(x, tag=6)
+            assert bool((x == sender).all())
+            senders.add(sender)
+        assert len(senders) == ranks - 1
+    else:
+        dist.send(torch.full((7,), float(rank)), 0, tag=6)
+    with pytest.raises(ValueError, match="tag is 1048576"):
+        dist.send(torch.ones(1), after, tag=1 << 20)
     got = [None] * ranks
     dist.all_gather_object(got, {"rank": rank, "text": "x" * rank})
     assert [one["rank"] for one in got] == list(range(ranks))

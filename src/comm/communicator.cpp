@@ -22,6 +22,7 @@ void Communicator::prepare(OpDesc& call, const OpOptions& options, bool by_count
   ArgumentChecker(call, capabilities(), rank_, size_).check(by_counts);
   call.timeout = options.timeout.value_or(options_.timeout);
   call.label = options.label;
+  call.source = options.source;
   if (call.op.kind == ReduceOp::Kind::avg && call.op.scalar == 0) call.op.scalar = size_;
 }
 
@@ -78,19 +79,22 @@ Work Communicator::all_to_all(ConstView in, View out, OpOptions options) {
 }
 
 Work Communicator::send(ConstView data, int peer, OpOptions options) {
-  return start({.kind = OpKind::send, .in = data, .root = peer}, options);
+  return start({.kind = OpKind::send, .in = data, .root = peer, .tag = options.tag}, options);
 }
 
 Work Communicator::recv(View data, int peer, OpOptions options) {
-  return start({.kind = OpKind::recv, .out = data, .root = peer}, options);
+  return start({.kind = OpKind::recv, .out = data, .root = peer, .tag = options.tag}, options);
 }
 
 Work Communicator::batch(std::span<const P2POp> parts, OpOptions options) {
   std::vector<OpDesc> calls;
   calls.reserve(parts.size());
   for (const P2POp& part : parts) {
-    calls.push_back(
-        {.kind = part.sends ? OpKind::send : OpKind::recv, .in = part.in, .out = part.out, .root = part.peer});
+    calls.push_back({.kind = part.sends ? OpKind::send : OpKind::recv,
+                     .in = part.in,
+                     .out = part.out,
+                     .root = part.peer,
+                     .tag = part.tag});
     prepare(calls.back(), options, false);
   }
   if (options.after != nullptr) do_after(*options.after);

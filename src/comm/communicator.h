@@ -35,6 +35,8 @@ struct OpDesc {
   std::span<const std::size_t> out_counts = {};  ///< as in_counts
   std::chrono::milliseconds timeout{};           ///< from issue to completion
   std::string_view label = {};                   ///< OpOptions::label
+  int tag = 0;                                   ///< OpOptions::tag
+  int* source = nullptr;                         ///< OpOptions::source
 };
 
 /// Settings that a communicator passes on to those split from it.
@@ -103,8 +105,9 @@ class TESSERA_API Communicator {
   Work all_to_all_v(ConstView in, std::span<const std::size_t> in_counts, View out,
                     std::span<const std::size_t> out_counts, OpOptions options = {});
 
-  /// Sends to, or receives from, one peer other than this rank. Messages between two ranks arrive in the order they
-  /// were sent; counts and dtypes of the two sides must agree. Neither waits for collectives or other peers.
+  /// Sends to, or receives from, one peer other than this rank. Messages of one tag between two ranks arrive in the
+  /// order they were sent; counts and dtypes of the two sides must agree. Neither waits for collectives or other peers.
+  /// A receive from kAnyRank takes a message that no receive from its sender awaits.
   Work send(ConstView data, int peer, OpOptions options = {});
   Work recv(View data, int peer, OpOptions options = {});  ///< the counterpart of send(); `data` is written
   /// Sends and receives that progress together. Done when all are done.

@@ -170,6 +170,10 @@ void TagMatchingTransport::receive(Message& message) noexcept {
   if ((message.state & kBulk) != 0) send_am(AmHeader::Kind::cts, message, message.moved);
 }
 
+bool TagMatchingTransport::arrived(int peer, const MessageTag& tag) noexcept {
+  return queues_->early.find(peer, tag) != nullptr;
+}
+
 /// Handles an eager message or an RTS that matches `receive`.
 void TagMatchingTransport::match(Message& receive, const AmHeader& header,
                                  std::span<const std::byte> payload) noexcept {

@@ -31,6 +31,8 @@ class TESSERA_API TagMatchingTransport final : public Transport, private LinkEve
   void send(Message& message) noexcept override;  ///< posts the send; eager messages may complete in the call
   /// Posts the receive; it may complete in the call if the message is here.
   void receive(Message& message) noexcept override;
+  bool arrived(int peer, const MessageTag& tag) noexcept override;
+  bool knows_arrivals() const noexcept override { return true; }
   void cancel(Message& message) noexcept override;
   void discard_communicator(std::uint32_t communicator) noexcept override;
   bool poll(bool with_health_check) noexcept override;

@@ -81,6 +81,10 @@ class TESSERA_API Transport : public Pollable {
   virtual void send(Message& message) noexcept = 0;
   /// Starts to receive from message.peer into message.data. May call message_done() before it returns.
   virtual void receive(Message& message) noexcept = 0;
+  /// Whether a message with this tag has come from `peer`, or its announcement, and has no receive yet.
+  virtual bool arrived(int /*peer*/, const MessageTag& /*tag*/) noexcept { return false; }
+  /// Whether arrived() is implemented: receives from any rank need it.
+  virtual bool knows_arrivals() const noexcept { return false; }
   /// Cancels the message in any state. After return, neither its memory nor the Message is accessed, and message_done()
   /// is not called. A partly sent message is completed from the transport's own memory; a transport that can't
   /// guarantee this never accesses the caller's memory at all.

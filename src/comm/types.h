@@ -117,6 +117,11 @@ TESSERA_API std::string_view name_of(OpKind kind);
 /// The inverse of name_of. Throws InvalidUsage listing the known names.
 TESSERA_API OpKind parse_op_kind(std::string_view name);
 
+/// As the peer of recv(): a message from any rank.
+inline constexpr int kAnyRank = -1;
+/// The largest tag of a message.
+inline constexpr int kMaxTag = (1 << 20) - 1;
+
 /// Settings of one operation; all are optional.
 struct OpOptions {
   /// The operation starts after the work that this stream holds now. Host backends run that work before they start: an
@@ -127,18 +132,25 @@ struct OpOptions {
   /// Appears in errors and traces beside the operation's name. Must stay valid until the Work is done: a literal or a
   /// unit's name.
   std::string_view label = {};
+  /// Of send() and recv(): 0 to kMaxTag. A receive takes messages of its tag only. Not for the parts of a batch, which
+  /// have tags of their own.
+  int tag = 0;
+  /// Where recv() writes the rank of the sender before the Work is done, for kAnyRank; may be null. Must stay valid
+  /// until then.
+  int* source = nullptr;
 };
 
 /// One operation of a batch.
 struct P2POp {
   /// Reads `data`; a send to rank `peer`.
-  static P2POp send(ConstView data, int peer) { return {true, data, {}, peer}; }
+  static P2POp send(ConstView data, int peer, int tag = 0) { return {true, data, {}, peer, tag}; }
   /// Writes `data`; a receive from rank `peer`.
-  static P2POp recv(View data, int peer) { return {false, {}, data, peer}; }
+  static P2POp recv(View data, int peer, int tag = 0) { return {false, {}, data, peer, tag}; }
   bool sends = false;  ///< true: uses `in`; false: uses `out`
   ConstView in = {};   ///< what is sent
   View out = {};       ///< where the message goes
-  int peer = 0;        ///< rank in the communicator
+  int peer = 0;        ///< rank in the communicator; of a receive also kAnyRank
+  int tag = 0;         ///< as OpOptions::tag
 };
 
 /// The memory of Communicator::allocate.
@@ -155,6 +167,8 @@ struct Capabilities {
   bool moves_nothing = false;        ///< supports memory of device meta, which has no data: a simulation
   bool shares_memory = false;        ///< all ranks are on one host and map each other's memory
   bool splits_share_memory = false;  ///< communicators split from it may share memory
+  bool message_tags = false;         ///< send() and recv() take tags other than 0
+  bool any_source = false;           ///< recv() takes kAnyRank
   bool deterministic = true;         ///< sums follow one tree (docs/collectives.md): bitwise equal everywhere
   std::vector<std::string>
       algorithms;  ///< "all_reduce=direct", "all_reduce=symmetric", ...: what TESSERA_ALGO may name

@@ -85,6 +85,57 @@ TEST_P(Failure, TimeoutNamesOperationNumberAndRank) {
     });
 }
 
+TEST_P(Failure, ReceiveFromAnyRankNamesAllThatCouldSend) {
+  run_ranks(3, [](Communicator& comm) {
+    if (comm.rank() > 0) {
+      std::this_thread::sleep_for(1500ms);
+      return;
+    }
+    std::vector<float> x(10);
+    const std::string error =
+        error_of([&] { comm.recv(view_of(x.data(), 10), kAnyRank, {.timeout = 300ms, .tag = 9}).wait(); });
+    EXPECT_EQ(error,
+              "Timeout: recv from any rank tag 9: not done within 300ms; rank 1 has not posted the matching send or "
+              "receive; rank 2 has not posted the matching send or receive");
+  });
+}
+
+TEST_P(Failure, ReceiveFromAnyRankFailsOnceAllOthersHaveLeft) {
+  run_ranks(3, [](Communicator& comm) {
+    std::vector<float> x(10, static_cast<float>(comm.rank()));
+    if (comm.rank() == 2) {
+      std::this_thread::sleep_for(1500ms);  // rank 1 has left
+      comm.send(view_of(x.data(), 10), 0).wait();
+    }
+    if (comm.rank() > 0) return;
+    int source = -1;
+    comm.recv(view_of(x.data(), 10), kAnyRank, {.source = &source}).wait();
+    EXPECT_EQ(source, 2);
+    EXPECT_EQ(x, std::vector<float>(10, 2));
+    const auto start = std::chrono::steady_clock::now();
+    const std::string error = error_of([&] { comm.recv(view_of(x.data(), 10), kAnyRank).wait(); });
+    EXPECT_TRUE(error.starts_with("PeerLost: recv from any rank: rank ")) << error;
+    EXPECT_NE(error.find("has closed its communicator"), std::string::npos) << error;
+    EXPECT_LT(std::chrono::steady_clock::now() - start, 10s);
+  });
+}
+
+/// A message of a tag that nobody awaits stays with its sender until another tag is awaited behind it.
+TEST_P(Failure, MessageOfAnotherLengthIsMismatchAlsoWhenItCameEarly) {
+  run_ranks(2, [](Communicator& comm) {
+    std::vector<float> x(10);
+    if (comm.rank() == 0) {
+      comm.send(view_of(x.data(), 10), 1, {.tag = 1}).wait();
+      comm.send(view_of(x.data(), 10), 1, {.tag = 2}).wait();
+      error_of([&] { comm.barrier().wait(); });
+      return;
+    }
+    comm.recv(view_of(x.data(), 10), 0, {.tag = 2}).wait();
+    const std::string error = error_of([&] { comm.recv(view_of(x.data(), 9), 0, {.tag = 1}).wait(); });
+    EXPECT_TRUE(error.starts_with("Mismatch: recv ")) << error;
+  });
+}
+
 TEST_P(Failure, DifferentCallsAreMismatchWithTable) {
   run_ranks(2, [](Communicator& comm) {
     const std::string error = error_of([&] { all_reduce(comm, comm.rank() == 0 ? 10 : 12); });

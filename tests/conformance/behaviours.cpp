@@ -291,6 +291,7 @@ std::vector<Behaviour> behaviours() {
                                 {"traffic is counted", traffic_is_counted, 1},
                                 {"split and memory", split_and_memory, 1}};
   for (const Behaviour& behaviour : callback_behaviours()) all.push_back(behaviour);
+  for (const Behaviour& behaviour : tag_behaviours()) all.push_back(behaviour);
   return all;
 }
 

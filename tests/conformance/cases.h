@@ -61,5 +61,7 @@ struct Behaviour {
 std::vector<Behaviour> behaviours();
 /// Those of operations that nobody waits for.
 std::vector<Behaviour> callback_behaviours();
+/// Those of messages with tags and from any rank.
+std::vector<Behaviour> tag_behaviours();
 
 }  // namespace tessera::conformance

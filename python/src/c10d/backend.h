@@ -95,6 +95,7 @@ class TorchBackend final : public ::c10d::Backend {
                                             const ::c10d::AllToAllOptions& options) override;
   c10::intrusive_ptr<::c10d::Work> send(std::vector<at::Tensor>& tensors, int peer, int tag) override;
   c10::intrusive_ptr<::c10d::Work> recv(std::vector<at::Tensor>& tensors, int peer, int tag) override;
+  c10::intrusive_ptr<::c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
   c10::intrusive_ptr<::c10d::Work> barrier(const ::c10d::BarrierOptions& options) override;
   void monitoredBarrier(const ::c10d::BarrierOptions& options, bool all_ranks) override;
 
@@ -111,6 +112,8 @@ class TorchBackend final : public ::c10d::Backend {
     std::vector<at::Tensor> inputs = {};  ///< of the event; empty: `results`
   };
   c10::intrusive_ptr<::c10d::Work> issue(Call call);
+  /// `peer`: a rank, or comm::kAnyRank.
+  c10::intrusive_ptr<::c10d::Work> receive(std::vector<at::Tensor>& tensors, int peer, int tag, ::c10d::OpType type);
   void remember(const std::shared_ptr<PendingCall>& call);
   /// Of one tensor, which all reductions in place use.
   Issue reduction_in_place(const at::Tensor& tensor, const ::c10d::ReduceOp& op, Holding& holding);

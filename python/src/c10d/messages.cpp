@@ -19,12 +19,6 @@ const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* opera
 }
 
 /// Without tags, messages between two ranks match in the order in which they are sent.
-void check_tag(int tag) {
-  if (tag == 0) return;
-  C10_THROW_ERROR(NotImplementedError, "tessera: messages have no tags (this one is " + std::to_string(tag) +
-                                           "): send and receive them in one order, without a tag");
-}
-
 /// Elements of each rank's part, along the first dimension of `tensor`.
 std::vector<std::size_t> part_counts(const at::Tensor& tensor, const std::vector<std::int64_t>& splits, int ranks,
                                      const char* what) {
@@ -114,19 +108,33 @@ TorchWorkPtr TorchBackend::alltoall(std::vector<at::Tensor>& outputs, std::vecto
 }
 
 TorchWorkPtr TorchBackend::send(std::vector<at::Tensor>& tensors, int peer, int tag) {
-  check_tag(tag);
   Call call{OpType::SEND, ::c10d::kUnsetTimeout, {}, {}, {}, "send", tensors};
   const comm::View data = moved(readable(only(tensors, "send"), call.holding));
-  call.issues.emplace_back([data, peer](auto& world, auto how) { return world.send(data, peer, how); });
+  call.issues.emplace_back([data, peer, tag](auto& world, auto how) {
+    how.tag = tag;
+    return world.send(data, peer, how);
+  });
+  return issue(std::move(call));
+}
+
+TorchWorkPtr TorchBackend::receive(std::vector<at::Tensor>& tensors, int peer, int tag, ::c10d::OpType type) {
+  Call call{type, ::c10d::kUnsetTimeout, {}, {}, tensors, "recv"};
+  const comm::View data = moved(writable(only(tensors, "recv"), call.holding, false));
+  call.holding.source = std::make_shared<int>(peer);
+  call.issues.emplace_back([data, peer, tag, source = call.holding.source](auto& world, auto how) {
+    how.tag = tag;
+    how.source = source.get();
+    return world.recv(data, peer, how);
+  });
   return issue(std::move(call));
 }
 
 TorchWorkPtr TorchBackend::recv(std::vector<at::Tensor>& tensors, int peer, int tag) {
-  check_tag(tag);
-  Call call{OpType::RECV, ::c10d::kUnsetTimeout, {}, {}, tensors, "recv"};
-  const comm::View data = moved(writable(only(tensors, "recv"), call.holding, false));
-  call.issues.emplace_back([data, peer](auto& world, auto how) { return world.recv(data, peer, how); });
-  return issue(std::move(call));
+  return receive(tensors, peer, tag, OpType::RECV);
+}
+
+TorchWorkPtr TorchBackend::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
+  return receive(tensors, comm::kAnyRank, tag, OpType::RECVANYSOURCE);
 }
 
 }  // namespace tessera::c10d_backend

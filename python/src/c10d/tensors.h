@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ namespace tessera::c10d_backend {
 struct Holding {
   std::vector<at::Tensor> tensors;
   std::vector<std::function<void()>> at_end;
+  std::shared_ptr<int> source;  ///< of a receive: where its sender's rank is written
 };
 
 /// The library's type of such elements; none for complex numbers and others that it does not have.

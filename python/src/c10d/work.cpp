@@ -120,6 +120,11 @@ std::exception_ptr TorchWork::ended_error() const {
   }
 }
 
+int TorchWork::sourceRank() const {
+  const int* const source = calls_.size() == 1 ? calls_.front()->source() : nullptr;
+  return source != nullptr ? *source : Work::sourceRank();  // which throws
+}
+
 bool TorchWork::isSuccess() const { return done() && ended_error() == nullptr; }
 
 std::exception_ptr TorchWork::exception() const { return ended_error(); }

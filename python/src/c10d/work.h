@@ -20,13 +20,15 @@ namespace tessera::c10d_backend {
 class PendingCall {
  public:
   PendingCall(std::vector<comm::Work> works, Holding holding)
-      : works_(std::move(works)), holding_(std::move(holding)) {}
+      : works_(std::move(works)), holding_(std::move(holding)), source_(holding_.source) {}
 
   bool done();
   /// False: not done before `until`. Throws the library's error.
   bool wait_until(std::chrono::steady_clock::time_point until);
   /// Whether all operations have succeeded and their results are where they belong.
   bool finished() const noexcept { return finished_.load(); }
+  /// The sender's rank, of a receive that has ended; null: of no receive.
+  const int* source() const noexcept { return source_.get(); }
   /// Calls `ended` with the first error, or null when all results are where they belong.
   static void on_done(const std::shared_ptr<PendingCall>& call, const comm::WorkCallback& ended);
 
@@ -36,6 +38,7 @@ class PendingCall {
   std::vector<comm::Work> works_;
   std::mutex mutex_;
   Holding holding_;  ///< guarded by mutex_
+  const std::shared_ptr<int> source_;
   std::atomic<bool> finished_{false};
 };
 
@@ -55,6 +58,7 @@ class TorchWork final : public ::c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override { wait(kNoTimeout); }
   std::vector<at::Tensor> result() override { return results_; }
+  int sourceRank() const override;
   /// Completed at once if the operation has ended, else by the communicator's thread.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;

@@ -38,6 +38,11 @@ void ArgumentChecker::fail(const std::string& text) const {
   throw InvalidUsage(std::string(name_of(call_.kind)) + ": " + text);
 }
 
+void ArgumentChecker::unsupported(const std::string& what) const {
+  throw Unsupported(std::string(name_of(call_.kind)) + ": backend " + capabilities_.backend + " does not support " +
+                    what);
+}
+
 void ArgumentChecker::reduce_op() const {
   const ReduceOp& op = call_.op;
   if (!is_defined(op.kind, call_.in.dtype))
@@ -53,6 +58,13 @@ void ArgumentChecker::root() const {
 }
 
 void ArgumentChecker::peer() const {
+  if (call_.tag < 0 || call_.tag > kMaxTag)
+    fail("tag is " + std::to_string(call_.tag) + ", needs 0 to " + std::to_string(kMaxTag));
+  if (call_.tag != 0 && !capabilities_.message_tags) unsupported("tags other than 0");
+  if (call_.kind == OpKind::recv && call_.root == kAnyRank) {
+    if (!capabilities_.any_source) unsupported("receiving from any rank");
+    return;
+  }
   if (call_.root < 0 || call_.root >= size_ || call_.root == rank_)
     fail("peer is " + std::to_string(call_.root) + ", needs another rank than " + std::to_string(rank_) + ", 0 to " +
          std::to_string(size_ - 1));

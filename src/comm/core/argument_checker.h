@@ -19,6 +19,7 @@ class ArgumentChecker {
 
  private:
   [[noreturn]] void fail(const std::string& text) const;
+  [[noreturn]] void unsupported(const std::string& what) const;
   void root() const;
   void peer() const;
   void reduce_op() const;

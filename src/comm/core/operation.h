@@ -80,6 +80,17 @@ class OperationQueue {
       tail_->next = &op;
     tail_ = &op;
   }
+  /// Takes an operation that is in the queue out of it.
+  void remove(T& op) noexcept {
+    if (head_ == &op) {
+      pop();
+      return;
+    }
+    T* before = head_;
+    while (after(*before) != &op) before = after(*before);
+    before->next = op.next;
+    if (tail_ == &op) tail_ = before;
+  }
   T& pop() noexcept {
     T& first = *head_;
     head_ = after(first);

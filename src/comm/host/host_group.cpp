@@ -60,7 +60,7 @@ ScheduleExecutor& HostGroup::prepare(const OpDesc& call, bool internal) {
 ScheduleExecutor& HostGroup::prepare_message(const OpDesc& call) {
   auto& numbers = call.kind == OpKind::send ? messages_to_ : messages_from_;
   ScheduleExecutor& op = acquire<ScheduleExecutor>(*this);
-  op.reset(call, ++numbers[static_cast<std::size_t>(call.root)]);
+  op.reset(call, call.root == kAnyRank ? 0 : numbers.next(call.root, call.tag));
   return op;
 }
 
@@ -103,6 +103,10 @@ bool HostGroup::begin_submitted() noexcept {
       continue;
     }
     running_.push_back(&op);
+    if (op.awaits_sender()) {
+      await_sender_.push_back(&op);
+      continue;
+    }
     op.verified = op.signature.empty();
     op.begin();
     if (!op.verified) {
@@ -112,6 +116,25 @@ bool HostGroup::begin_submitted() noexcept {
     }
   }
   return true;
+}
+
+/// Begins a receive from any rank if its message has come.
+bool HostGroup::find_sender(ScheduleExecutor& op) noexcept {
+  for (int k = 0; k < size(); ++k) {
+    if (k == rank()) continue;
+    const std::uint64_t number = messages_from_.peek(k, op.call.tag);
+    if (!runtime_->transport().arrived(world_rank(k), op.message_tag(number)) ||
+        !messages_from_.take(k, op.call.tag, number))
+      continue;
+    op.set_sender(k, number);
+    op.begin();
+    return true;
+  }
+  return false;
+}
+
+bool HostGroup::find_senders() noexcept {
+  return std::erase_if(await_sender_, [this](ScheduleExecutor* op) { return find_sender(*op); }) > 0;
 }
 
 void HostGroup::complete_if_done(ScheduleExecutor& op) noexcept {
@@ -161,6 +184,7 @@ void HostGroup::send_failure(const Failure& failure) noexcept {
 /// Once their messages are cancelled, nothing writes the callers' memory any more.
 void HostGroup::fail_operations(bool first) noexcept {
   verifier_.clear();
+  await_sender_.clear();
   for (ScheduleExecutor* op : running_) op->cancel();
   while (!running_.empty()) complete(*running_.back(), Operation::failed);
   if (first) runtime_->transport().discard_communicator(id_);
@@ -193,11 +217,17 @@ void HostGroup::on_op_signature(int member, const ControlMessage& message) noexc
 
 /// Why this operation can't complete any more, or "".
 std::string HostGroup::problem_of(const ScheduleExecutor& op) const {
+  int gone = 0;
   for (int k = 0; k < size(); ++k) {
     if (k == rank()) continue;
     const PeerStatus& peer = runtime_->peer(world_rank(k));
     if (!peer.left && !peer.died && !peer.disconnected) continue;
-    if (!op.needs(k)) continue;
+    if (op.awaits_sender()) {
+      ++gone;
+      if (!peer.died && gone < size() - 1) continue;  // another one may still send
+    } else if (!op.needs(k)) {
+      continue;
+    }
     if (peer.died) return rank_name(k) + " died";
     // Messages sent before it left may still be in flight: wait until the connection ends or has been quiet for a
     // while.
@@ -246,7 +276,7 @@ std::string HostGroup::describe_replies(const ScheduleExecutor& op,
     if (k == rank()) continue;
     const auto& called = by_world_rank[static_cast<std::size_t>(world_rank(k))];
     any = any || called.has_value();
-    if (!op.is_message() || k == op.call.root) replies.push_back({k, called});
+    if (!op.is_message() || k == op.call.root || op.awaits_sender()) replies.push_back({k, called});
   }
   if (!any && size() > 2 && !op.is_message())
     return "none of the other " + std::to_string(size() - 1) + " ranks is responding: this one may be cut off";

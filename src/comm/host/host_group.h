@@ -1,8 +1,11 @@
 // One communicator of one rank over a transport: the order of its operations, and when they fail.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "tessera/comm/core/call_verifier.h"
@@ -12,6 +15,38 @@
 #include "tessera/comm/host/schedule_executor.h"
 
 namespace tessera::comm::host {
+
+/// Counts the messages to or from each member, by tag. Thread-safe: a receive from any rank is counted when its message
+/// has come.
+class MessageNumbers {
+ public:
+  explicit MessageNumbers(std::size_t members) : untagged_(members) {}
+  std::uint64_t next(int member, int tag) {
+    const std::lock_guard lock(mutex_);
+    return ++of(member, tag);
+  }
+  /// What next() would return.
+  std::uint64_t peek(int member, int tag) {
+    const std::lock_guard lock(mutex_);
+    return of(member, tag) + 1;
+  }
+  /// Counts the message `number` if it is still the next one.
+  bool take(int member, int tag, std::uint64_t number) {
+    const std::lock_guard lock(mutex_);
+    std::uint64_t& last = of(member, tag);
+    if (last + 1 != number) return false;
+    last = number;
+    return true;
+  }
+
+ private:
+  std::uint64_t& of(int member, int tag) {
+    return tag == 0 ? untagged_[static_cast<std::size_t>(member)] : tagged_[{member, tag}];
+  }
+  std::mutex mutex_;
+  std::vector<std::uint64_t> untagged_;
+  std::map<std::pair<int, int>, std::uint64_t> tagged_;
+};
 
 class HostGroup final : public PolledGroup {
  public:
@@ -40,6 +75,8 @@ class HostGroup final : public PolledGroup {
   /// The counter of bytes that `op` sends to a member; null if they are not counted.
   std::atomic<std::uint64_t>* counter(const ScheduleExecutor& op, int member) noexcept;
   bool begin_submitted() noexcept;
+  /// Begins receives from any rank whose message has come. True: one has begun.
+  bool find_senders() noexcept;
   /// Completes an operation whose steps are done.
   void complete_if_done(ScheduleExecutor& op) noexcept;
   /// Native operations start in call order on all ranks; in checked mode, only once all ranks are known to have made
@@ -52,6 +89,7 @@ class HostGroup final : public PolledGroup {
  private:
   void look_for_failure() noexcept;
   ScheduleExecutor& prepare_message(const OpDesc& call);
+  bool find_sender(ScheduleExecutor& op) noexcept;
   ScheduleExecutor& prepare_collective(const OpDesc& call, std::shared_ptr<const Schedule> schedule);
   void complete(ScheduleExecutor& op, Operation::State state) noexcept;
   void send_failure(const Failure& failure) noexcept override;
@@ -70,11 +108,13 @@ class HostGroup final : public PolledGroup {
   ScheduleCache schedules_;
   std::string_view last_algorithm_ = kMessageAlgorithm;  ///< algorithm of the last call
   std::uint64_t native_called_ = 0;
-  std::vector<std::uint64_t> messages_to_;
-  std::vector<std::uint64_t> messages_from_;
+
+  MessageNumbers messages_to_;
+  MessageNumbers messages_from_;
 
   // Under the engine's lock:
   std::vector<ScheduleExecutor*> running_;
+  std::vector<ScheduleExecutor*> await_sender_;  ///< those of running_ that receive from any rank, and have none yet
   CallVerifier verifier_;
   std::unique_ptr<NativeCommunicator> native_;
   std::uint64_t native_begun_ = 0;

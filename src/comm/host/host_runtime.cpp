@@ -27,6 +27,7 @@ Capabilities make_capabilities(const std::string& name, bool deterministic, int 
   all.backend = name;
   all.dtypes.assign(kDTypes.begin(), kDTypes.end());
   all.memory = {MemoryKind::host};
+  all.message_tags = true;
   all.deterministic = deterministic;
   all.algorithms = algorithms_of(deterministic, native);
   if (!deterministic) all.rounding_ulps = 0.5 * std::max(1, ranks - 1);  // a ring rounds at every step
@@ -61,6 +62,7 @@ HostRuntime::HostRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOpti
 
 void HostRuntime::connect(const TransportFactory& make_transport) {
   transport_ = make_transport(*bootstrap_, *this, options_);
+  capabilities_.any_source = transport_->knows_arrivals();
   const auto& hosts = bootstrap_->hosts();
   const auto here = std::count(hosts.begin(), hosts.end(), hosts[static_cast<std::size_t>(rank())]);
   const auto cores = std::max(1U, std::thread::hardware_concurrency());
@@ -125,6 +127,7 @@ bool HostRuntime::poll(bool with_health_check) noexcept {
     moved = true;
     stirred_ = true;
   }
+  for (std::size_t i = 0; i < groups_.size(); ++i) moved |= groups_[i]->find_senders();
   moved |= run_ready();
   if (polls_for_transport_) update_transport_polling();
   if (!with_health_check) return moved;

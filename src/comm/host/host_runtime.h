@@ -94,7 +94,7 @@ class HostRuntime final : public Pollable, public TransportEvents {
 
   std::shared_ptr<Bootstrap> bootstrap_;
   const BackendOptions options_;
-  const Capabilities capabilities_;
+  Capabilities capabilities_;
   const AlgorithmTable algorithms_;
   MemoryPool memory_;
   MemoryPool unbooked_memory_;

@@ -13,7 +13,8 @@ constexpr std::uint8_t kDone = 2;
 
 constexpr std::size_t kKeptScratchBytes = 1 << 20;
 
-constexpr std::uint32_t kMessageStep = (1U << 24) - 1;  ///< a step number of tags that no collective reaches
+/// A step number that no collective reaches; those below it, down to the largest tag, are of messages with tags.
+constexpr std::uint32_t kMessageStep = (1U << 24) - 1;
 
 bool is_transfer(const ScheduleStep& step) {
   return step.kind == ScheduleStep::Kind::send || step.kind == ScheduleStep::Kind::receive;
@@ -26,7 +27,7 @@ void describe_message(const OpDesc& call, Schedule& schedule) {
   ScheduleStep& step = schedule.steps.front();
   step.kind = call.kind == OpKind::send ? ScheduleStep::Kind::send : ScheduleStep::Kind::receive;
   step.peer = call.root;
-  step.number = kMessageStep;
+  step.number = kMessageStep - static_cast<std::uint32_t>(call.tag);
   step.from = {BufferId::in, 0, call.in.bytes()};
   step.to = {BufferId::out, 0, call.out.bytes()};
 }
@@ -152,6 +153,17 @@ std::size_t ScheduleExecutor::compute(const ScheduleStep& step) {
   const DType dtype = call.out.dtype;
   reduce_tree(op, dtype, sources_, factors, at(step.to), step.to.bytes / size_of(dtype));
   return step.to.bytes * step.sources;
+}
+
+MessageTag ScheduleExecutor::message_tag(std::uint64_t number) const noexcept {
+  return {host_.id(), static_cast<std::uint32_t>(number), message_->steps.front().number};
+}
+
+void ScheduleExecutor::set_sender(int member, std::uint64_t number) noexcept {
+  call.root = member;
+  sequence = number;
+  message_->steps.front().peer = member;
+  if (call.source != nullptr) *call.source = member;
 }
 
 void ScheduleExecutor::begin() {

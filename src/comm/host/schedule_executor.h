@@ -27,6 +27,11 @@ class ScheduleExecutor final : public Operation, public MessageOwner, public Nat
   void set_schedule(std::shared_ptr<const Schedule> schedule);
 
   // Under the engine's lock:
+  /// A receive from any rank whose message has not come. It must not begin.
+  bool awaits_sender() const noexcept { return is_message() && call.root == kAnyRank; }
+  /// Of the message `number` of this receive's tag from any one rank.
+  MessageTag message_tag(std::uint64_t number) const noexcept;
+  void set_sender(int member, std::uint64_t number) noexcept;
   void begin();
   /// Executes the steps that are ready, with at most about `budget` bytes of copying and reducing. True: it progressed.
   bool run(std::size_t budget);

@@ -16,6 +16,7 @@ class SlowCommunicator final : public Communicator {
                    std::shared_ptr<SlowRank> state)
       : Communicator(inner->rank(), inner->size(), {inner->timeout(), inner->logger(), inner->memory_tracker()}),
         inner_(std::move(inner)),
+        capabilities_(inner_->capabilities()),
         links_(links),
         world_rank_(world_rank),
         world_size_(world_size),
@@ -25,8 +26,9 @@ class SlowCommunicator final : public Communicator {
     inner_->all_gather(view_of(&world_rank_, 1), view_of(members_.data(), members_.size()), {.label = "slow link"})
         .wait();
     before_ = inner_->traffic();
+    capabilities_.any_source = false;  // the port that a message takes is known only when it has come
   }
-  const Capabilities& capabilities() const noexcept override { return inner_->capabilities(); }
+  const Capabilities& capabilities() const noexcept override { return capabilities_; }
 
   Lateness lateness() const {
     const std::lock_guard lock(state_->mutex);
@@ -99,6 +101,7 @@ class SlowCommunicator final : public Communicator {
   std::string_view do_last_algorithm() const noexcept override { return inner_->last_algorithm(); }
 
   const std::unique_ptr<Communicator> inner_;
+  Capabilities capabilities_;
   const SlowLinks links_;
   const std::int32_t world_rank_;
   const int world_size_;

@@ -32,6 +32,7 @@ StagedCommunicator::StagedCommunicator(std::unique_ptr<Communicator> inner, std:
       inner_(std::move(inner)),
       capabilities_(inner_->capabilities()) {
   capabilities_.memory.push_back(MemoryKind::device);
+  capabilities_.any_source = false;  // the chunks of a message must come from one rank
   share_here();
 }
 

@@ -76,6 +76,8 @@ class TransportWith final : public Transport {
   void send(Message& message) noexcept override { right_->send(message); }
   void receive(Message& message) noexcept override { right_->receive(message); }
   void cancel(Message& message) noexcept override { right_->cancel(message); }
+  bool arrived(int peer, const MessageTag& tag) noexcept override { return right_->arrived(peer, tag); }
+  bool knows_arrivals() const noexcept override { return right_->knows_arrivals(); }
   void discard_communicator(std::uint32_t communicator) noexcept override {
     right_->discard_communicator(communicator);
   }

@@ -1,5 +1,5 @@
 // Messages between two ranks: a channel for each pair and direction, independent of everything else. It carries one
-// message at a time. If nobody awaits the tag of the next one, and receives of other tags do wait, it is read into
+// message at a time. If no receive awaits the tag of the next one, and receives of other tags do wait, it is read into
 // memory of its own, so that they get theirs.
 #pragma once
 
@@ -21,7 +21,7 @@ class PointToPoint {
     bool running = false;
     Buffer tiles;
   };
-  /// A message that nobody awaited when receives of other tags did. It was taken out of their way.
+  /// A message that no receive awaited when receives of other tags were posted. It was taken out of their way.
   struct EarlyMessage {
     std::int32_t tag = 0;
     DType dtype = DType::f32;

@@ -120,7 +120,7 @@ TEST_P(Failure, ReceiveFromAnyRankFailsOnceAllOthersHaveLeft) {
   });
 }
 
-/// A message of a tag that nobody awaits stays with its sender until another tag is awaited behind it.
+/// A message of a tag that no receive awaits stays with its sender until another tag is awaited behind it.
 TEST_P(Failure, MessageOfAnotherLengthIsMismatchAlsoWhenItCameEarly) {
   run_ranks(2, [](Communicator& comm) {
     std::vector<float> x(10);

@@ -72,7 +72,7 @@ def late(rank, ranks):
 def test_monitored_barrier_names_missing_rank():
     results = run(late, 3)
     for text in results[:2]:
-        assert "Timeout" in text and "rank 2" in text, text
+        assert "Timed out" in text and "rank 2" in text, text
 
 
 def waits(rank, ranks):

@@ -162,9 +162,9 @@ TorchWorkPtr TorchBackend::issue(Call call) {
     coalesced_results_.insert(coalesced_results_.end(), call.results.begin(), call.results.end());
   }
   remember(pending);
-  return c10::make_intrusive<TorchWork>(getRank(), call.type, (name_ + ":" + call.title).c_str(),
-                                        call.inputs.empty() ? call.results : call.inputs, number, std::vector{pending},
-                                        std::move(call.results));
+  const std::vector<at::Tensor> inputs = call.inputs.empty() ? call.results : std::move(call.inputs);
+  return c10::make_intrusive<TorchWork>(getRank(), call.type, (name_ + ":" + call.title).c_str(), inputs, number,
+                                        std::vector{pending}, std::move(call.results));
 }
 
 void TorchBackend::startCoalescing() {

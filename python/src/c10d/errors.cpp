@@ -26,6 +26,8 @@ std::exception_ptr as_torch_error(std::exception_ptr error) noexcept {
     return made<c10::NotImplementedError>(known.what());
   } catch (const base::PeerLost& known) {
     return made<c10::DistNetworkError>(known.what());
+  } catch (const base::Timeout& known) {  // in words that programs look for in the errors of other backends
+    return made<c10::DistBackendError>(std::string("tessera: Timed out in ") + known.what());
   } catch (const base::Error& known) {
     return made<c10::DistBackendError>(std::string(known.kind()) + ": " + known.what());
   } catch (...) {

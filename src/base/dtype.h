@@ -165,7 +165,7 @@ inline constexpr DType dtype_of<std::uint64_t> = DType::u64;
 template <>
 inline constexpr DType dtype_of<std::int16_t> = DType::i16;
 template <>
-inline constexpr DType dtype_of<bool> = DType::boolean;
+inline constexpr DType dtype_of<bool> = DType::boolean;  ///< a byte of 0 or 1
 static_assert(sizeof(bool) == 1);
 
 /// Calls function(T{}) with the C++ type of `dtype`.

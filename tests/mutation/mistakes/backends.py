@@ -17,6 +17,8 @@ MISTAKES = [
     mistake("shm-mismatch-not-compared", "backends/shm/announcements.cpp", "same &= members_.of(k).slot(op.sequence).fingerprint == op.fingerprint;", "same &= members_.of(k).slot(op.sequence).fingerprint == op.fingerprint || !members_.runtime().options().check;",
             r"^comm\.Unchecked", "ranks with different calls read beyond their windows"),
     mistake("shm-read-after-failure", "backends/shm/shm_group.cpp", "  if (adopt_peer_failure()) return true;\n  complete(", "  complete(", r"^comm\.Over/Failure\.Reaches", "data read from an aborted peer counts as valid, and a call after its abort succeeds"),
+    mistake("shm-tag-ignored", "backends/shm/point_to_point.cpp", "      if (op->call.tag == tag) {", "      if (tag >= 0) {", SHM, "a receive takes a message of another tag"),
+    mistake("shm-early-kept", "backends/shm/point_to_point.cpp", "    if (early_ > 0) moved |= deliver_early(k);\n", "", SHM, "a message that came early is never delivered"),
     mistake("shm-counts-itself", "backends/shm/member_blocks.h", "  if (!op.internal && reader != rank_) sent_.add(", "  if (reader != rank_) sent_.add(", SHM, "traffic includes the messages of a split"),
     mistake("shm-timeout-names-all", "backends/shm/shm_group.cpp", "queued ? op.sequence - 1 : op.sequence,", "queued ? op.sequence : op.sequence + 1,", SHM, "a timeout also names ranks that are waiting"),
     mistake("shm-pings-not-answered", "backends/shm/peer_monitor.cpp", "    members_.runtime().engine().reply_to_pings();  // the others may be asking at the same moment\n", "", (*SHM, r"^tools\.failure$"), "two ranks that time out together report each other as silent"),

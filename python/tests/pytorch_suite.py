@@ -1,6 +1,6 @@
 """PyTorch's own tests of torch.distributed backends, which its package brings, with "gloo" being tessera.
 
-    python python/tests/pytorch_suite.py [--ranks N] [-k PATTERN]
+    python python/tests/pytorch_suite.py [--ranks N] [-k TEXT,TEXT,..]
 
 Prints what passed, what was skipped with PyTorch's reason, and what failed. Needs the packages expecttest and hypothesis.
 """
@@ -14,7 +14,7 @@ import unittest
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--ranks", type=int, default=3)
-parser.add_argument("-k", dest="pattern", default="")
+parser.add_argument("-k", dest="patterns", default="", help="only tests whose names have one of these texts")
 options, _ = parser.parse_known_args()
 os.environ.setdefault("BACKEND", "gloo")
 os.environ.setdefault("WORLD_SIZE", str(options.ranks))
@@ -41,7 +41,7 @@ class Suite(TestDistBackend, DistributedTest._DistTestBase):
 
 
 def main():
-    names = [n for n in unittest.TestLoader().getTestCaseNames(Suite) if options.pattern in n]
+    names = [n for n in unittest.TestLoader().getTestCaseNames(Suite) if any(p in n for p in options.patterns.split(","))]
     outcome = collections.defaultdict(list)
     for i, name in enumerate(names):
         result = unittest.TestResult()

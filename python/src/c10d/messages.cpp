@@ -118,7 +118,7 @@ TorchWorkPtr TorchBackend::send(std::vector<at::Tensor>& tensors, int peer, int 
 }
 
 TorchWorkPtr TorchBackend::receive(std::vector<at::Tensor>& tensors, int peer, int tag, ::c10d::OpType type) {
-  Call call{type, ::c10d::kUnsetTimeout, {}, {}, tensors, "recv"};
+  Call call{type, ::c10d::kUnsetTimeout, {}, {}, tensors, peer == comm::kAnyRank ? "recvAnySource" : "recv"};
   const comm::View data = moved(writable(only(tensors, "recv"), call.holding, false));
   call.holding.source = std::make_shared<int>(peer);
   call.issues.emplace_back([data, peer, tag, source = call.holding.source](auto& world, auto how) {

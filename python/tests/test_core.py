@@ -213,6 +213,54 @@ def test_core(body, transport):
     run(body, 3, transport)
 
 
+def array_conversions(world):
+    """Lists of a batch convert nothing either, and a communicator outlives the Python objects that it was made from."""
+    wide = np.zeros((4, 6))
+    with pytest.raises(TypeError):
+        world.batch([], [(wide[:, :2], (world.rank + 1) % world.size, 0)])
+    pair = world.split(0, world.rank)
+    x = np.ones(200_000)
+    work = pair.all_reduce(x)
+    world.close()
+    pair.close()
+    del pair, world
+    work.wait()
+    assert (x == 3).all()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_conversions_and_lifetimes(transport):
+    run(array_conversions, 3, transport)
+
+
+LEAVES = """
+import numpy as np, sys, tessera
+world = tessera.init()
+world.barrier().wait()
+kept = world.recv(np.zeros(1), (world.rank + 1) % world.size) if sys.argv[1] == "kept" else None
+if sys.argv[1] == "callback":
+    work = world.recv(np.zeros(1), (world.rank + 1) % world.size)
+    work.on_done(lambda error: print(type(error).__name__, flush=True))
+    work.detach()
+"""
+
+
+@pytest.mark.parametrize("what", ("nothing", "kept", "callback"))
+def test_process_ends_without_closing(what):
+    """Also with a receive that is never sent: the world's time-out is five minutes."""
+    shared = {**os.environ, "TESSERA_RUN_ID": uuid.uuid4().hex, "TESSERA_WORLD_SIZE": "2", "TESSERA_BACKEND": "shm"}
+    begin = time.monotonic()
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", LEAVES, what], env={**shared, "TESSERA_RANK": str(r)}) for r in range(2)
+    ]
+    try:
+        assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert time.monotonic() - begin < 30
+
+
 def test_world_of_one():
     world = tessera.init(rank=0, size=1)
     x = np.ones(3)

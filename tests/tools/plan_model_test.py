@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import pathlib
 import shlex
 import subprocess
@@ -195,10 +196,14 @@ class PlanModelTest(unittest.TestCase):
         again = self.plan("--model", "llama-7b", "--ranks", 64, "--global-batch", 64, "--precision", "bf16", "--cluster", "h100-400g",
                           *shlex.split(advice["best"]["options"]))["runs"][0]
         self.assertEqual((again["step_ms"]["median"], again["peak_bytes"]["total"]), (advice["best"]["step_ms"], advice["best"]["peak_bytes"]))
+        # Plans include temporaries of this host's kernels: f32 copies where the processor has no instructions for bf16.
+        native = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL") not in ("SSE41", "AVX", "AVX2", "AVX512_CORE") and \
+            any(flag in pathlib.Path("/proc/cpuinfo").read_text() for flag in ("avx512_bf16", "amx_bf16"))
+        budget = "600MB" if native else "640MB"
         # A small model fits everywhere; less memory makes another choice.
         small = self.plan("--model", "gpt2", "--ranks", 8, "--global-batch", 16, "--precision", "bf16", "--cluster", "a100-200g", "--advise")["advice"]
-        less = self.plan("--model", "gpt2", "--ranks", 8, "--global-batch", 16, "--precision", "bf16", "--cluster", "a100-200g", "--advise", "--memory", "640MB")["advice"]
-        self.assertLess(less["best"]["peak_bytes"], 640e6)
+        less = self.plan("--model", "gpt2", "--ranks", 8, "--global-batch", 16, "--precision", "bf16", "--cluster", "a100-200g", "--advise", "--memory", budget)["advice"]
+        self.assertLess(less["best"]["peak_bytes"], float(budget[:-2]) * 1e6)
         self.assertLessEqual(small["best"]["step_ms"], less["best"]["step_ms"])
 
     def test_unequal_ranks(self):

@@ -141,7 +141,9 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   command.add_option("--dtype", options.dtype, "type of the elements: f32 f64 f16 bf16 i8 u8 i16 i32 i64 u32 u64")
       ->capture_default_str();
   add_device_option(command, options.device);
-  command.add_option("--op", options.op, "reduction: sum avg prod min max premul_sum, of integers also bit_and bit_or bit_xor (default: sum)");
+  command.add_option(
+      "--op", options.op,
+      "reduction: sum avg prod min max premul_sum, of integers also bit_and bit_or bit_xor (default: sum)");
   command.add_option("--root", options.root, "root of broadcast, reduce, gather and scatter (default: 0)")
       ->type_name("RANK");
   command

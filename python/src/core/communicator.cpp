@@ -3,7 +3,9 @@
 #include <nanobind/stl/string.h>
 
 #include <chrono>
+#include <set>
 #include <span>
+#include <thread>
 
 #include "tessera/base/error.h"
 
@@ -16,11 +18,26 @@ std::span<const std::size_t> span_of(const std::optional<Counts>& counts) {
   return counts ? std::span<const std::size_t>(*counts) : std::span<const std::size_t>();
 }
 
+/// Guarded by the GIL.
+std::set<PyCommunicator*>& open_ones() {
+  static std::set<PyCommunicator*> all;
+  return all;
+}
+
 /// For keeping it alive only.
 nb::ndarray<nb::ro> held(const OutputArray& array) { return nb::ndarray<nb::ro>(array); }
 nb::ndarray<nb::ro> held(const InputArray& array) { return nb::ndarray<nb::ro>(array); }
 
 }  // namespace
+
+PyCommunicator::PyCommunicator(std::shared_ptr<comm::Communicator> world) : world_(std::move(world)) {
+  open_ones().insert(this);
+}
+
+PyCommunicator::~PyCommunicator() {
+  open_ones().erase(this);
+  close();
+}
 
 comm::Communicator& PyCommunicator::world() const {
   if (world_ == nullptr) throw base::InvalidUsage("the communicator is closed");
@@ -30,7 +47,19 @@ comm::Communicator& PyCommunicator::world() const {
 void PyCommunicator::close() {
   const nb::gil_scoped_release without_gil;  // callbacks in flight need it
   world_.reset();
-  parent_.reset();
+}
+
+void PyCommunicator::leave_all(double seconds) {
+  const std::set<PyCommunicator*> open = open_ones();
+  for (PyCommunicator* one : open) {
+    if (one->world_ == nullptr) continue;
+    // Works may own it, too, and wait when they are destroyed. The thread ends with the process.
+    std::thread([left = std::weak_ptr(one->world_), seconds] {
+      std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+      if (const auto world = left.lock()) world->abort("its process ends while an operation is in flight");
+    }).detach();
+  }
+  for (PyCommunicator* one : open) one->close();
 }
 
 template <class Issue>
@@ -156,9 +185,11 @@ std::unique_ptr<PyCommunicator> PyCommunicator::split(int color, int key) {
   std::shared_ptr<comm::Communicator> part;
   {
     const nb::gil_scoped_release without_gil;
-    part = all.split(color, key);
+    // Its parent must outlive it, and works may outlive both objects of Python.
+    part = std::shared_ptr<comm::Communicator>(all.split(color, key).release(),
+                                               [parent = world_](comm::Communicator* child) { delete child; });
   }
-  return part == nullptr ? nullptr : std::make_unique<PyCommunicator>(std::move(part), world_);
+  return part == nullptr ? nullptr : std::make_unique<PyCommunicator>(std::move(part));
 }
 
 nb::ndarray<nb::array_api> PyCommunicator::allocate(std::size_t count, const std::string& dtype) {

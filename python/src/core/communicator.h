@@ -18,11 +18,10 @@ using MessageRoom = std::tuple<OutputArray, int, int>;  ///< where a message goe
 /// Calls issue operations without the GIL. Each is used by one thread at a time; other threads may wait and abort.
 class PyCommunicator {
  public:
-  PyCommunicator(std::shared_ptr<comm::Communicator> world, std::shared_ptr<comm::Communicator> parent)
-      : parent_(std::move(parent)), world_(std::move(world)) {}
+  explicit PyCommunicator(std::shared_ptr<comm::Communicator> world);
   PyCommunicator(const PyCommunicator&) = delete;
   PyCommunicator& operator=(const PyCommunicator&) = delete;
-  ~PyCommunicator() { close(); }
+  ~PyCommunicator();
 
   int rank() const { return world().rank(); }
   int size() const { return world().size(); }
@@ -55,6 +54,8 @@ class PyCommunicator {
   void abort(const std::string& reason) { world().abort(reason); }
   /// Ends it, once the operations in flight have ended. Later calls throw.
   void close();
+  /// Closes all that are open as the process ends: what is in flight has `seconds` until it is aborted.
+  static void leave_all(double seconds);
 
  private:
   comm::Communicator& world() const;
@@ -62,8 +63,7 @@ class PyCommunicator {
   Work issue(std::vector<nb::ndarray<nb::ro>> arrays, Seconds timeout, const Issue& call,
              std::shared_ptr<int> source = nullptr);
 
-  std::shared_ptr<comm::Communicator> parent_;  ///< outlives those split from it
-  std::shared_ptr<comm::Communicator> world_;   ///< null: closed
+  std::shared_ptr<comm::Communicator> world_;  ///< null: closed
 };
 
 }  // namespace tessera::python

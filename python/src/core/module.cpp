@@ -40,7 +40,7 @@ std::unique_ptr<PyCommunicator> init(const std::optional<std::string>& backend, 
   }
   if (timeout) options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*timeout * 1e3));
   const nb::gil_scoped_release without_gil;
-  return std::make_unique<PyCommunicator>(comm::init(std::move(options)), nullptr);
+  return std::make_unique<PyCommunicator>(comm::init(std::move(options)));
 }
 
 constexpr auto kReductions =
@@ -102,7 +102,7 @@ void define_communicator(nb::module_& module) {
            "Sends `x` to rank `peer`.")
       .def("recv", &PyCommunicator::recv, "x"_a.noconvert(), "peer"_a = nb::none(), "tag"_a = 0,
            "timeout"_a = nb::none(), "Receives into `x` from rank `peer`, or from any rank: see Work.source.")
-      .def("batch", &PyCommunicator::batch, "sends"_a, "receives"_a, "timeout"_a = nb::none(),
+      .def("batch", &PyCommunicator::batch, "sends"_a.noconvert(), "receives"_a.noconvert(), "timeout"_a = nb::none(),
            "Sends and receives that progress together: lists of (array, peer, tag).")
       .def("barrier", &PyCommunicator::barrier, "timeout"_a = nb::none(), "Ends when every rank has called it.")
       .def("split", &PyCommunicator::split, "color"_a, "key"_a = 0,
@@ -122,6 +122,8 @@ NB_MODULE(_core, module) {
   register_errors();
   define_work(module);
   define_communicator(module);
+  constexpr double kPatience = 10;  // seconds
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function([] { PyCommunicator::leave_all(kPatience); }));
   module.def("init", &init, "backend"_a = nb::none(), "rank"_a = nb::none(), "size"_a = nb::none(),
              "run_id"_a = nb::none(), "master"_a = nb::none(), "token"_a = nb::none(), "timeout"_a = nb::none(),
              "deterministic"_a = nb::none(), "check"_a = nb::none(),

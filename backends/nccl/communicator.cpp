@@ -15,6 +15,12 @@ std::unique_ptr<Communicator> NcclCommunicator::do_split(int color, int key) {
   return child == nullptr ? nullptr : std::make_unique<NcclCommunicator>(std::move(child), options());
 }
 
+std::unique_ptr<Communicator> NcclCommunicator::do_create_group(std::span<const int> members,
+                                                                const OpOptions& options) {
+  auto group = group_->create_group(plan_group(members, options, rank()), *options.timeout);
+  return std::make_unique<NcclCommunicator>(std::move(group), this->options());
+}
+
 Buffer NcclCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
   if (kind != MemoryKind::device) throw Unsupported("nccl: allocate supports device memory only");
   return group_->runtime().memory().allocate(bytes, use.value_or(MemoryCategory::other),

@@ -23,6 +23,7 @@ class NcclCommunicator final : public Communicator {
   Work do_start(const OpDesc& call) override { return group_->start(call); }
   Work do_batch(std::span<const OpDesc> parts) override { return group_->start_batch(parts); }
   std::unique_ptr<Communicator> do_split(int color, int key) override;
+  std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options) override;
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override;
   void do_abort(std::string_view reason) noexcept override { group_->abort(reason); }
   void do_after(Stream& stream) override;

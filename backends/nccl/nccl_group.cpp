@@ -28,20 +28,68 @@ void NcclGroup::connect(const ncclUniqueId& id) {
   std::iota(all.begin(), all.end(), 0);
   enter_members(runtime_->rank(), std::move(all));
   runtime_->add(*this);
-  const Clock::time_point until = Clock::now() + timeout();
+  init([&] { return id; }, timeout());
+}
+
+void NcclGroup::init(const std::function<ncclUniqueId()>& key, std::chrono::milliseconds timeout) {
+  const Clock::time_point until = Clock::now() + timeout;
   const DeviceGuard guard(api_, runtime_->device());  // NCCL uses the current device
   try {
+    const ncclUniqueId id = key();
     call_nccl([&] { comm_.init(id, rank(), size()); });
     wait_ready(until);
     create_resources();
   } catch (const Timeout&) {
     fail({FailureKind::timeout, "nccl: the communicator of " + std::to_string(size()) + " ranks was not ready within " +
-                                    format_duration(timeout())},
+                                    format_duration(timeout) + describe_absent()},
          true);
   } catch (const BackendError& error) {
     fail({FailureKind::backend, error.what()}, true);
   }
   throw_if_failed();
+}
+
+std::shared_ptr<NcclGroup> NcclGroup::create_group(const GroupPlan& plan, std::chrono::milliseconds timeout) {
+  throw_if_failed();
+  const std::uint64_t list = fingerprint(plan.members);
+  std::uint64_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    number = ++groups_[{list, plan.tag}];
+  }
+  auto child = std::make_shared<NcclGroup>(runtime_, child_id(id(), list + number, plan.tag));
+  child->enter_members(plan.rank, plan.world_ranks(*this));
+  child->expect_members();
+  runtime_->add(*child);
+  try {
+    child->init([&] { return child->exchange_key(plan.until); }, timeout);
+  } catch (const Error&) {
+    runtime_->remove(*child);
+    if (!child->failed()) throw;
+    const Failure& failure = child->failure_.get();
+    fail({failure.kind, std::string(plan.label) + ": " + failure.cause}, true);
+    failure_.rethrow();
+  }
+  runtime_->memory().add(*child);
+  return child;
+}
+
+/// The first member makes the key. Each one also tells the others that it has begun.
+ncclUniqueId NcclGroup::exchange_key(Clock::time_point until) {
+  ncclUniqueId key{};
+  std::string hex;
+  if (rank() == 0) {
+    if (const ncclResult_t result = api_.ncclGetUniqueId(&key); result != ncclSuccess)
+      throw BackendError(std::string("nccl: ncclGetUniqueId: ") + api_.ncclGetErrorString(result));
+    constexpr std::string_view kDigits = "0123456789abcdef";
+    for (const char byte : key.internal) {
+      hex += kDigits[static_cast<unsigned char>(byte) / 16];
+      hex += kDigits[static_cast<unsigned char>(byte) % 16];
+    }
+  }
+  runtime_->monitor().send(
+      members(), {.kind = ControlMessage::Kind::group_key, .communicator = id(), .text = hex.empty() ? "begun" : hex});
+  return rank() == 0 ? key : wait_for_key(until);
 }
 
 /// Creates what operations need, once the NCCL communicator is ready.

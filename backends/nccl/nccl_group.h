@@ -1,12 +1,16 @@
 // One communicator of one rank: its creation, its end, and what its operations call.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "backends/nccl/calls.h"
 #include "backends/nccl/stream_group.h"
+#include "tessera/comm/core/split.h"
 
 namespace tessera::comm::nccl {
 
@@ -17,6 +21,8 @@ class NcclGroup final : public StreamGroup {
   void connect(const ncclUniqueId& id);
   /// Returns the part of this group with the same color; null for a negative one. Collective.
   std::shared_ptr<NcclGroup> split(int color, int key);
+  /// Creates a communicator of some members of this one. Collective over them. Throws as connect().
+  std::shared_ptr<NcclGroup> create_group(const GroupPlan& plan, std::chrono::milliseconds timeout);
   /// Accepts no more operations and waits for those in flight.
   void close() noexcept;
 
@@ -31,6 +37,8 @@ class NcclGroup final : public StreamGroup {
   void deregister_memory(void* handle) noexcept;
 
  private:
+  void init(const std::function<ncclUniqueId()>& key, std::chrono::milliseconds timeout);
+  ncclUniqueId exchange_key(Clock::time_point until);
   void complete_split();
   void create_resources();
   std::vector<int> gather_world_ranks();
@@ -43,6 +51,7 @@ class NcclGroup final : public StreamGroup {
 
   Capabilities capabilities_;
   std::uint64_t splits_ = 0;
+  std::map<std::pair<std::uint64_t, int>, std::uint64_t> groups_;  ///< created, by members and tag; guarded by mutex_
 };
 
 }  // namespace tessera::comm::nccl

@@ -67,6 +67,8 @@ void NcclRuntime::deliver(const ControlMessage& message) noexcept {
     (*found)->fail({static_cast<FailureKind>(message.number), message.text}, false);
   } else if (message.kind == ControlMessage::Kind::op_signature) {
     (*found)->on_op_signature(message);
+  } else if (message.kind == ControlMessage::Kind::group_key) {
+    (*found)->on_group_key(message);
   } else {
     (*found)->on_departure(message.from, message.value);
   }

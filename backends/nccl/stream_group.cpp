@@ -8,6 +8,18 @@
 namespace tessera::comm::nccl {
 
 using namespace std::chrono_literals;
+namespace {
+
+/// A key as the first member sends it. Throws BackendError.
+ncclUniqueId key_of_hex(const std::string& hex) {
+  ncclUniqueId key{};
+  if (hex.size() != 2 * sizeof(key.internal)) throw BackendError("nccl: the key of a communicator is damaged");
+  for (std::size_t i = 0; i < sizeof(key.internal); ++i)
+    key.internal[i] = static_cast<char>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
+  return key;
+}
+
+}  // namespace
 
 StreamGroup::StreamGroup(std::shared_ptr<NcclRuntime> runtime, std::uint64_t id)
     : GroupCore({runtime, &runtime->options()}, 0, {}),
@@ -18,6 +30,7 @@ StreamGroup::StreamGroup(std::shared_ptr<NcclRuntime> runtime, std::uint64_t id)
 
 void StreamGroup::enter_members(int rank, std::vector<int> members) {
   closed_.resize(members.size());
+  has_begun_.assign(members.size(), true);
   verifier_ = CallVerifier(members.size());
   set_members(rank, std::move(members));
 }
@@ -25,6 +38,36 @@ void StreamGroup::enter_members(int rank, std::vector<int> members) {
 void StreamGroup::wait_ready(Clock::time_point until) {
   std::unique_lock lock(mutex_);
   if (!comm_.wait_ready(lock, until)) failure_.rethrow();
+}
+
+void StreamGroup::on_group_key(const ControlMessage& message) noexcept {
+  const int member = member_of(message.from);
+  if (member < 0) return;
+  const std::lock_guard lock(mutex_);
+  has_begun_[static_cast<std::size_t>(member)] = true;
+  if (member == 0) key_ = message.text;
+}
+
+ncclUniqueId StreamGroup::wait_for_key(Clock::time_point until) {
+  Backoff pause;
+  for (std::string key; true; pause(1ms)) {
+    throw_if_failed();
+    {
+      const std::lock_guard lock(mutex_);
+      key = key_;
+    }
+    if (!key.empty()) return key_of_hex(key);
+    if (Clock::now() > until) throw Timeout("nccl: no key");
+  }
+}
+
+std::string StreamGroup::describe_absent() const {
+  const std::lock_guard lock(mutex_);
+  std::string text;
+  for (int k = 0; k < size(); ++k)
+    if (k != rank() && !has_begun_[static_cast<std::size_t>(k)])
+      text += (text.empty() ? ": " : "; ") + rank_name(k) + " has not called it";
+  return text;
 }
 
 void StreamGroup::call_nccl(const Issue& issue) {

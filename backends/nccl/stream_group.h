@@ -44,6 +44,7 @@ class StreamGroup : public GroupCore {
   void on_peer_lost(int world_rank) noexcept;
   void on_departure(int world_rank, std::uint64_t called) noexcept;
   void on_op_signature(const ControlMessage& message) noexcept;
+  void on_group_key(const ControlMessage& message) noexcept;
   /// First waits, bounded, until the device can no longer write the operation's memory.
   [[noreturn]] void throw_failure(const Operation& op) override;
 
@@ -52,6 +53,8 @@ class StreamGroup : public GroupCore {
 
   StreamGroup(std::shared_ptr<NcclRuntime> runtime, std::uint64_t id);
   void enter_members(int rank, std::vector<int> members);
+  /// The members have yet to say that they create this group, by ControlMessage::group_key.
+  void expect_members() { has_begun_.assign(members().size(), false); }
   /// Waits until no operation is in flight.
   void drain() noexcept;
 
@@ -63,6 +66,10 @@ class StreamGroup : public GroupCore {
   void call_nccl(const Issue& issue);
   /// Waits until NCCL's calls are complete. Throws BackendError, Timeout, and a failure that a peer has reported.
   void wait_ready(Clock::time_point until);
+  /// The key of this group, which its first member sends. Throws Timeout, and a failure that a peer has reported.
+  ncclUniqueId wait_for_key(Clock::time_point until);
+  /// The members that have not begun to create this group: ": rank 2 has not called it".
+  std::string describe_absent() const;
 
   const std::shared_ptr<NcclRuntime> runtime_;
   const NcclApi& api_;
@@ -93,6 +100,8 @@ class StreamGroup : public GroupCore {
   // Guarded by mutex_:
   std::deque<NcclOperation*> in_flight_;  ///< in the order of the stream
   CallVerifier verifier_{0};
+  std::string key_;                                   ///< hexadecimal; empty: it has not come
+  std::vector<bool> has_begun_;                       ///< by member: to create this group
   std::vector<std::optional<std::uint64_t>> closed_;  ///< by member: what it had called when it closed
 };
 

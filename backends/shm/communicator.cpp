@@ -1,7 +1,6 @@
 #include "backends/shm/communicator.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/core/split.h"
 
 namespace tessera::comm::shm {
 
@@ -20,19 +19,18 @@ Buffer ShmCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::opt
 }
 
 std::unique_ptr<Communicator> ShmCommunicator::do_split(int color, int key) {
-  const SplitPlan plan = plan_split(gather_for_split(*group_, SplitRequest{color, key}), rank());
-  std::shared_ptr<ShmGroup> child;
-  MemberBlocks::Offsets own;
-  if (color >= 0) {
-    child =
-        std::make_shared<ShmGroup>(group_->shared_runtime(), plan.rank, plan.world_ranks(*group_), memory_tracker());
-    own = child->own_offsets();
-  }
-  const std::vector<MemberBlocks::Offsets> all = gather_for_split(*group_, own);  // ranks without a child take part
-  if (child == nullptr) return nullptr;
-  std::vector<MemberBlocks::Offsets> members;
-  for (const int member : plan.members) members.push_back(all[static_cast<std::size_t>(member)]);
-  child->connect(members);
+  return make_group(plan_split(gather_for_split(*group_, SplitRequest{color, key}), rank(), timeout()));
+}
+
+std::unique_ptr<Communicator> ShmCommunicator::do_create_group(std::span<const int> members, const OpOptions& options) {
+  return make_group(plan_group(members, options, rank()));
+}
+
+std::unique_ptr<Communicator> ShmCommunicator::make_group(const GroupPlan& plan) {
+  if (plan.members.empty()) return nullptr;
+  auto child =
+      std::make_shared<ShmGroup>(group_->shared_runtime(), plan.rank, plan.world_ranks(*group_), memory_tracker());
+  child->connect(gather_from_members(*group_, plan, child->own_offsets()));
   return std::make_unique<ShmCommunicator>(std::move(child), options(), false);
 }
 

@@ -40,7 +40,7 @@ ShmOperation& ShmGroup::prepare(const OpDesc& call, bool internal) {
   throw_if_failed();
   if (is_message(call.kind)) {
     last_algorithm_ = kDirect;
-    return prepare_message(call);
+    return prepare_message(call, internal);
   }
   const bool symmetric = uses_symmetric(call);
   if (!internal) last_algorithm_ = symmetric ? kSymmetric : kDirect;
@@ -58,9 +58,10 @@ ShmOperation& ShmGroup::prepare(const OpDesc& call, bool internal) {
   return op;
 }
 
-ShmOperation& ShmGroup::prepare_message(const OpDesc& call) {
+ShmOperation& ShmGroup::prepare_message(const OpDesc& call, bool internal) {
   ShmOperation& op = acquire<ShmOperation>(blocks_);
   op.reset(call, 0);
+  op.internal = internal;
   return op;
 }
 
@@ -83,13 +84,17 @@ void ShmGroup::select_protocol(ShmOperation& op) const {
   if (options().check) op.fingerprint ^= std::hash<std::string_view>{}(call.label);
 }
 
-Work ShmGroup::start_batch(std::span<const OpDesc> parts) {
+Work ShmGroup::start_batch(std::span<const OpDesc> parts, bool internal) {
   if (parts.empty()) look_for_failure();
   throw_if_failed();
   if (parts.empty()) return {};
-  last_algorithm_ = kDirect;
-  return launch_batch(prepare_message(parts.front()), parts,
-                      [this](const OpDesc& part) -> Operation& { return prepare_message(part); });
+  if (!internal) last_algorithm_ = kDirect;
+  return launch_batch(prepare_message(parts.front(), internal), parts,
+                      [&](const OpDesc& part) -> Operation& { return prepare_message(part, internal); });
+}
+
+Buffer ShmGroup::allocate_scratch(std::size_t bytes) const {
+  return runtime_->arena().allocate(bytes, MemoryCategory::other, nullptr);
 }
 
 void ShmGroup::read_traffic(TrafficStats& stats) const {

@@ -35,7 +35,9 @@ class ShmGroup final : public PolledGroup, public Pollable {
 
   /// The operation of a call, for launch(). `internal`: of the library itself.
   ShmOperation& prepare(const OpDesc& call, bool internal);
-  Work start_batch(std::span<const OpDesc> parts);
+  Work start_batch(std::span<const OpDesc> parts, bool internal);
+  /// Memory that the members read without a copy.
+  Buffer allocate_scratch(std::size_t bytes) const;
   void read_traffic(TrafficStats& stats) const override;
   std::string_view last_algorithm() const noexcept { return last_algorithm_; }
   ShmRuntime& runtime() const noexcept { return *runtime_; }
@@ -50,7 +52,7 @@ class ShmGroup final : public PolledGroup, public Pollable {
   static constexpr std::string_view kDirect = "direct";
   static constexpr std::string_view kSymmetric = "symmetric";
 
-  ShmOperation& prepare_message(const OpDesc& call);
+  ShmOperation& prepare_message(const OpDesc& call, bool internal);
   bool uses_symmetric(const OpDesc& call) const;
   void select_protocol(ShmOperation& op) const;
 

@@ -84,6 +84,10 @@ std::unique_ptr<Communicator> Decorator::do_split(int color, int key) {
   return child == nullptr ? nullptr : decorate_child(std::move(child));
 }
 
+std::unique_ptr<Communicator> Decorator::do_create_group(std::span<const int> members, const OpOptions& options) {
+  return decorate_child(inner_->create_group(members, options));
+}
+
 Buffer Decorator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
   return inner_->allocate(bytes, kind, use);
 }

@@ -53,6 +53,7 @@ class Decorator : public Communicator {
   Work do_batch(std::span<const OpDesc> parts) final;
   Work run(std::span<const OpDesc> calls, bool batch);
   std::unique_ptr<Communicator> do_split(int color, int key) final;
+  std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options) final;
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) final;
   void do_abort(std::string_view reason) noexcept override;
   void do_after(Stream& stream) final { after_ = &stream; }

@@ -90,6 +90,14 @@ def operations(world):
     halves.all_reduce(x).wait()
     assert x[0] == sum(r for r in range(ranks) if r % 2 == rank % 2)
     assert world.split(-1) is None
+    if rank < 2:  # the others don't know of it
+        pair = world.create_group([1, 0], tag=3, timeout=20)
+        assert (pair.rank, pair.size) == (1 - rank, 2)
+        pair.all_reduce(ranks_of_pair := np.full(3, rank)).wait()
+        assert (ranks_of_pair == 1).all()
+    else:
+        with pytest.raises(tessera.InvalidUsage, match="is not a member; only members call it"):
+            world.create_group([0, 1])
 
 
 def messages(world):

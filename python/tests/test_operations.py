@@ -216,6 +216,28 @@ def works(rank, ranks):
     assert a[0] == b[-1] == ranks * (ranks - 1) / 2
 
 
+def splits(rank, ranks):
+    """Groups that only their members make, and PyTorch's own split of a group."""
+    low = list(range(ranks - 1))
+    if rank in low:
+        group = dist.new_group(low, use_local_synchronization=True)
+        x = torch.full((5,), float(rank))
+        dist.all_reduce(x, group=group)
+        same(x, torch.full((5,), float(sum(low))), "a group of some")
+    halves = dist.split_group(split_ranks=[[r for r in range(ranks) if r % 2 == half] for half in (0, 1)])
+    x = torch.full((5,), float(rank))
+    dist.all_reduce(x, group=halves)
+    same(x, torch.full((5,), float(sum(r for r in range(ranks) if r % 2 == rank % 2))), "a split")
+    assert sorted(dist.get_process_group_ranks(halves)) == [r for r in range(ranks) if r % 2 == rank % 2]
+    dist.barrier()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("ranks", (2, 3, 4))
+def test_splits(ranks, transport):
+    run(splits, ranks, env={"TESSERA_BACKEND": transport})
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("ranks", (1, 2, 3, 4))
 @pytest.mark.parametrize("body", (reductions, movements, strides, works), ids=lambda body: body.__name__)

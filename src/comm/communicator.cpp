@@ -131,6 +131,17 @@ Work Communicator::barrier(OpOptions options) { return start({.kind = OpKind::ba
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key) { return do_split(color, key); }
 
+std::unique_ptr<Communicator> Communicator::create_group(std::span<const int> members, OpOptions options) {
+  check_group(members, options, rank_, size_);
+  if (!options.timeout) options.timeout = options_.timeout;
+  if (options.label.empty()) options.label = "create_group";
+  return do_create_group(members, options);
+}
+
+std::unique_ptr<Communicator> Communicator::do_create_group(std::span<const int>, const OpOptions&) {
+  throw Unsupported("create_group: backend " + capabilities().backend + " does not support it; use split");
+}
+
 Buffer Communicator::allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
   return do_allocate(bytes, kind, use);
 }

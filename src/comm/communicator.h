@@ -120,6 +120,14 @@ class TESSERA_API Communicator {
   /// returns null. The result has this one's settings and its own traffic counters.
   std::unique_ptr<Communicator> split(int color, int key);
 
+  /// Makes a communicator of some of this one's ranks, in this order, without the help of the others. Collective over
+  /// `members` and blocking: they all pass the same list, which this rank is on. Unlike other calls, threads may make
+  /// groups at the same time, also while another thread issues calls; `options.tag` (0 to kMaxTag) then tells those
+  /// groups apart that have members in common. `options.timeout` applies to this call only; `label` appears in its
+  /// errors, which are fatal for this communicator, too. The result has this one's settings and its own traffic
+  /// counters. Throws InvalidUsage, Unsupported and what waiting throws.
+  std::unique_ptr<Communicator> create_group(std::span<const int> members, OpOptions options = {});
+
   /// Allocates uninitialized memory that this backend moves fastest, aligned to base::kAlignment. The tracker counts it
   /// under `use`; without `use` the caller counts it. Local: no other rank takes part. The buffer may outlive the
   /// communicator. Zero bytes return a valid buffer. No stream may still use a buffer when it is released, since the
@@ -158,6 +166,8 @@ class TESSERA_API Communicator {
   virtual Work do_start(const OpDesc& call) = 0;
   virtual Work do_batch(std::span<const OpDesc> parts) = 0;
   virtual std::unique_ptr<Communicator> do_split(int color, int key) = 0;
+  /// `members` and `options` are valid, and the timeout is set; any thread. By default throws Unsupported.
+  virtual std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options);
   virtual Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) = 0;
   virtual void do_abort(std::string_view reason) noexcept = 0;
   /// The next operation starts after the work that `stream` holds now. By default the host waits.

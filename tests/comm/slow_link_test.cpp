@@ -174,6 +174,10 @@ TEST(SlowLink, ChangesNeitherResultsNorTraffic) {
       mine.bytes.insert(mine.bytes.end(), data, data + x.size() * sizeof(float));
       mine.world = comm.traffic();
       if (half != nullptr) mine.half = half->traffic();
+      if (comm.rank() == 1) return;
+      const auto group = comm.create_group(std::array{3, 0, 2});
+      const std::vector<std::uint8_t> gathered = Gather(*group, 77).out;
+      mine.bytes.insert(mine.bytes.end(), gathered.begin(), gathered.end());
     });
     return seen;
   };

@@ -292,6 +292,7 @@ std::vector<Behaviour> behaviours() {
                                 {"split and memory", split_and_memory, 1}};
   for (const Behaviour& behaviour : callback_behaviours()) all.push_back(behaviour);
   for (const Behaviour& behaviour : tag_behaviours()) all.push_back(behaviour);
+  for (const Behaviour& behaviour : group_behaviours()) all.push_back(behaviour);
   return all;
 }
 

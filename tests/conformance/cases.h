@@ -63,5 +63,7 @@ std::vector<Behaviour> behaviours();
 std::vector<Behaviour> callback_behaviours();
 /// Those of messages with tags and from any rank.
 std::vector<Behaviour> tag_behaviours();
+/// Those of Communicator::create_group().
+std::vector<Behaviour> group_behaviours();
 
 }  // namespace tessera::conformance

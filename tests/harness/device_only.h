@@ -39,6 +39,10 @@ class DeviceOnly final : public comm::Communicator {
   comm::Work do_batch(std::span<const comm::OpDesc>) override {
     throw base::Unsupported("batch: not among what an engine calls");
   }
+  std::unique_ptr<comm::Communicator> do_create_group(std::span<const int> members,
+                                                      const comm::OpOptions& options) override {
+    return std::make_unique<DeviceOnly>(inner_->create_group(members, options));
+  }
   std::unique_ptr<comm::Communicator> do_split(int color, int key) override {
     auto part = inner_->split(color, key);
     return part == nullptr ? nullptr : std::make_unique<DeviceOnly>(std::move(part));

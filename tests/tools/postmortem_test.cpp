@@ -139,6 +139,24 @@ TEST_F(PostmortemTest, NamesRankThatWaitsForNoOther) {
   EXPECT_EQ(logs[1].failures.back().text, "the disk is full");
 }
 
+/// Groups that only their members know; rank 3 makes fewer of them.
+TEST_F(PostmortemTest, NamesRankThatIsMissingInGroup) {
+  const auto logs = record(4, [](Communicator& world) {
+    if (world.rank() < 2) world.create_group(std::array{0, 1})->barrier().wait();
+    if (world.rank() == 0) return;
+    const auto group = world.create_group(std::array{3, 1, 2});
+    all_gather(*group, 8);
+    if (world.rank() == 3) throw base::SystemError("the disk is full");
+    all_gather(*group, 8, "block.1");
+  });
+  const auto found = find_first_divergence(logs);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->kind, FirstDivergence::Kind::never_called);
+  EXPECT_THAT(found->ranks, ElementsAre(3));
+  EXPECT_THAT(found->group.members, ElementsAre(3, 1, 2));
+  EXPECT_EQ(found->group.name, "world.group0.1");
+}
+
 TEST_F(PostmortemTest, RanksWithoutFileAreNamed) {
   auto logs = record(3, [](Communicator& world) {
     all_gather(world, 8);

@@ -51,6 +51,10 @@ std::unique_ptr<comm::Communicator> make_world(const c10::intrusive_ptr<::c10d::
   return with_torch_errors([&] { return comm::init(std::move(options)); });
 }
 
+int place_of(int rank, const std::vector<int>& members) {
+  return static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
+}
+
 }  // namespace
 
 TorchBackend::TorchBackend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
@@ -62,11 +66,51 @@ TorchBackend::TorchBackend(const c10::intrusive_ptr<::c10d::Store>& store, int r
   init();
 }
 
+TorchBackend::TorchBackend(const TorchBackend& parent, const std::vector<int>& members,
+                           std::chrono::milliseconds timeout, const std::string& group_name, std::string name)
+    : Backend(place_of(parent.getRank(), members), static_cast<int>(members.size())),
+      name_(std::move(name)),
+      world_(parent.create_group(members, timeout, group_name)),
+      timeout_(timeout) {
+  init();
+}
+
 TorchBackend::~TorchBackend() { shutdown(); }
+
+std::shared_ptr<comm::Communicator> TorchBackend::create_group(const std::vector<int>& members,
+                                                               std::chrono::milliseconds timeout,
+                                                               const std::string& group_name) const {
+  std::shared_ptr<comm::Communicator> parent;
+  {
+    const std::lock_guard lock(mutex_);
+    static_cast<void>(world());  // throws if it was shut down
+    parent = world_;
+  }
+  // Threads may make groups at the same time. Their names can't tell them apart: PyTorch counts them on each rank,
+  // which may have made others without this group's members.
+  std::size_t hash = members.size();
+  for (const int member : members) hash = hash * 1'000'003 + static_cast<std::size_t>(member);
+  const auto tag = static_cast<int>(hash % (comm::kMaxTag + 1));
+  auto group = with_torch_errors(
+      [&] { return parent->create_group(members, {.timeout = timeout, .label = group_name, .tag = tag}); });
+  return {group.release(), [parent](comm::Communicator* child) { delete child; }};
+}
+
+c10::intrusive_ptr<::c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<::c10d::Store>& /*store*/,
+                                                        const std::vector<int>& ranks,
+                                                        const c10::intrusive_ptr<::c10d::Backend::Options>& options) {
+  const std::chrono::milliseconds timeout = options->timeout;
+  return c10::make_intrusive<TorchBackend>(*this, ranks, timeout, options->group_name, name_);
+}
 
 c10::intrusive_ptr<::c10d::Backend::Options> TorchBackend::getBackendOptions() {
   const std::lock_guard lock(mutex_);
   return c10::make_intrusive<Options>(timeout_);
+}
+
+bool TorchBackend::closed() const {
+  const std::lock_guard lock(mutex_);
+  return world_ == nullptr;
 }
 
 std::string TorchBackend::transport() const {
@@ -96,7 +140,7 @@ void TorchBackend::abort() {
 
 void TorchBackend::shutdown() {
   const WithoutGil without_gil;
-  std::unique_ptr<comm::Communicator> world;
+  std::shared_ptr<comm::Communicator> world;
   {
     const std::lock_guard lock(mutex_);
     world = std::move(world_);

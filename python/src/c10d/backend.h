@@ -20,9 +20,9 @@
 
 namespace tessera::c10d_backend {
 
-/// One process group: a world of its own, made by its members through their store. Any thread may call it; calls are
-/// issued one after another. Tensors must be dense and in host memory; those that are not contiguous, and lists whose
-/// tensors don't lie one after another, go through temporary ones.
+/// One process group: the world, which its ranks make through their store, or a group of some of its ranks. Any thread
+/// may call it; calls are issued one after another. Tensors must be dense and in host memory; those that are not
+/// contiguous, and lists whose tensors don't lie one after another, go through temporary ones.
 class TorchBackend final : public ::c10d::Backend {
  public:
   struct Options final : ::c10d::Backend::Options {
@@ -33,15 +33,24 @@ class TorchBackend final : public ::c10d::Backend {
   /// Collective over the members. `global_ranks`: of each member, for messages. `name`: as the program asked for it.
   TorchBackend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout,
                std::vector<int> global_ranks, std::string name);
+  /// A group of some ranks of `parent`, which shares its memory, connections and threads. Collective over `members`, in
+  /// ascending order. `group_name` is for errors. The parent may be destroyed first.
+  TorchBackend(const TorchBackend& parent, const std::vector<int>& members, std::chrono::milliseconds timeout,
+               const std::string& group_name, std::string name);
   ~TorchBackend() override;
 
   const std::string getBackendName() const override { return name_; }
   c10::intrusive_ptr<::c10d::Backend::Options> getBackendOptions() override;
+  bool closed() const;
   std::string transport() const;  ///< "shm", "tcp": what TESSERA_BACKEND chose
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override;
   bool supportsCoalescing() const override { return true; }
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<::c10d::Backend> split(const c10::intrusive_ptr<::c10d::Store>& store,
+                                            const std::vector<int>& ranks,
+                                            const c10::intrusive_ptr<::c10d::Backend::Options>& options) override;
   void startCoalescing() override;
   c10::intrusive_ptr<::c10d::Work> endCoalescing() override;
   bool supportsTensorAlloc(c10::DeviceIndex index) override;
@@ -121,11 +130,13 @@ class TorchBackend final : public ::c10d::Backend {
   Issue scattering(const at::Tensor& output, const at::Tensor& input, const ::c10d::ReduceOp& op, Holding& holding);
   Issue gathering_lists(const std::vector<at::Tensor>& outputs, const at::Tensor& input, Holding& holding);
   comm::Communicator& world() const;
+  std::shared_ptr<comm::Communicator> create_group(const std::vector<int>& members, std::chrono::milliseconds timeout,
+                                                   const std::string& group_name) const;
   void check_count(std::size_t have, std::size_t want, const char* what) const;
 
   const std::string name_;
   mutable std::mutex mutex_;                   ///< guards what follows
-  std::unique_ptr<comm::Communicator> world_;  ///< null: shut down
+  std::shared_ptr<comm::Communicator> world_;  ///< null: shut down; groups made from it keep it
   std::chrono::milliseconds timeout_;
   std::uint64_t calls_ = 0;
   bool coalescing_ = false;

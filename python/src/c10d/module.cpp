@@ -23,8 +23,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
            py::arg("global_ranks") = std::vector<int>{}, py::arg("name") = "tessera",
            py::call_guard<py::gil_scoped_release>())
+      .def(py::init([](const TorchBackend& parent, const std::vector<int>& members, std::chrono::milliseconds timeout,
+                       const std::string& group_name, std::string name) {
+             return c10::make_intrusive<TorchBackend>(parent, members, timeout, group_name, std::move(name));
+           }),
+           py::arg("parent"), py::arg("members"), py::arg("timeout"), py::arg("group_name"),
+           py::arg("name") = "tessera", py::call_guard<py::gil_scoped_release>())
       .def("leave", &TorchBackend::leave, py::arg("patience"), py::call_guard<py::gil_scoped_release>(),
            "Ends the process group when the process ends.")
+      .def_property_readonly("closed", &TorchBackend::closed, "Whether the process group was destroyed.")
       .def_property_readonly("transport", &TorchBackend::transport, "The library's backend, such as 'shm'.");
 }
 

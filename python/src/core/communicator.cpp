@@ -28,6 +28,13 @@ std::set<PyCommunicator*>& open_ones() {
 nb::ndarray<nb::ro> held(const OutputArray& array) { return nb::ndarray<nb::ro>(array); }
 nb::ndarray<nb::ro> held(const InputArray& array) { return nb::ndarray<nb::ro>(array); }
 
+/// Throws InvalidUsage.
+std::optional<std::chrono::milliseconds> milliseconds_of(std::optional<double> seconds) {
+  if (!seconds) return std::nullopt;
+  if (!(*seconds > 0)) throw base::InvalidUsage("timeout is " + std::to_string(*seconds) + " s, needs more than 0");
+  return std::chrono::milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(*seconds * 1e3)));
+}
+
 }  // namespace
 
 PyCommunicator::PyCommunicator(std::shared_ptr<comm::Communicator> world) : world_(std::move(world)) {
@@ -67,10 +74,7 @@ PyCommunicator::Work PyCommunicator::issue(std::vector<nb::ndarray<nb::ro>> arra
                                            std::shared_ptr<int> source) {
   comm::OpOptions options;
   options.source = source.get();
-  if (timeout) {
-    if (!(*timeout > 0)) throw base::InvalidUsage("timeout is " + std::to_string(*timeout) + " s, needs more than 0");
-    options.timeout = std::chrono::milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(*timeout * 1e3)));
-  }
+  options.timeout = milliseconds_of(timeout);
   comm::Communicator& all = world();
   comm::Work work;
   {
@@ -180,16 +184,28 @@ PyCommunicator::Work PyCommunicator::barrier(Seconds timeout) {
   return issue({}, timeout, [](auto& all, auto& how) { return all.barrier(how); });
 }
 
-std::unique_ptr<PyCommunicator> PyCommunicator::split(int color, int key) {
+template <class Make>
+std::unique_ptr<PyCommunicator> PyCommunicator::derive(const Make& make) {
   comm::Communicator& all = world();
   std::shared_ptr<comm::Communicator> part;
   {
     const nb::gil_scoped_release without_gil;
     // Its parent must outlive it, and works may outlive both objects of Python.
-    part = std::shared_ptr<comm::Communicator>(all.split(color, key).release(),
+    part = std::shared_ptr<comm::Communicator>(make(all).release(),
                                                [parent = world_](comm::Communicator* child) { delete child; });
   }
   return part == nullptr ? nullptr : std::make_unique<PyCommunicator>(std::move(part));
+}
+
+std::unique_ptr<PyCommunicator> PyCommunicator::split(int color, int key) {
+  return derive([&](comm::Communicator& all) { return all.split(color, key); });
+}
+
+std::unique_ptr<PyCommunicator> PyCommunicator::create_group(const std::vector<int>& members, int tag,
+                                                             Seconds timeout) {
+  return derive([&](comm::Communicator& all) {
+    return all.create_group(members, {.timeout = milliseconds_of(timeout), .tag = tag});
+  });
 }
 
 nb::ndarray<nb::array_api> PyCommunicator::allocate(std::size_t count, const std::string& dtype) {

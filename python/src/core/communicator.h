@@ -50,6 +50,7 @@ class PyCommunicator {
 
   /// Null where `color` is negative.
   std::unique_ptr<PyCommunicator> split(int color, int key);
+  std::unique_ptr<PyCommunicator> create_group(const std::vector<int>& members, int tag, Seconds timeout);
   nb::ndarray<nb::array_api> allocate(std::size_t count, const std::string& dtype);
   void abort(const std::string& reason) { world().abort(reason); }
   /// Ends it, once the operations in flight have ended. Later calls throw.
@@ -59,6 +60,9 @@ class PyCommunicator {
 
  private:
   comm::Communicator& world() const;
+  /// Of a communicator that `make` derives from this one; null if that is.
+  template <class Make>
+  std::unique_ptr<PyCommunicator> derive(const Make& make);
   template <class Issue>
   Work issue(std::vector<nb::ndarray<nb::ro>> arrays, Seconds timeout, const Issue& call,
              std::shared_ptr<int> source = nullptr);

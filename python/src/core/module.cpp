@@ -107,6 +107,9 @@ void define_communicator(nb::module_& module) {
       .def("barrier", &PyCommunicator::barrier, "timeout"_a = nb::none(), "Ends when every rank has called it.")
       .def("split", &PyCommunicator::split, "color"_a, "key"_a = 0,
            "Ranks of equal color form a communicator, ordered by key, then by rank. None for a negative color.")
+      .def("create_group", &PyCommunicator::create_group, "members"_a, "tag"_a = 0, "timeout"_a = nb::none(),
+           "A communicator of these ranks, in this order, made without the others: only the members call it. Threads "
+           "that make groups at the same time give them different tags.")
       .def("allocate", &PyCommunicator::allocate, "count"_a, "dtype"_a = "f32",
            "Memory that moves fastest, uninitialized: numpy.from_dlpack(..), torch.from_dlpack(..).")
       .def("abort", &PyCommunicator::abort, "reason"_a, "Makes all calls fail on all ranks.")

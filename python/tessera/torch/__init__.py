@@ -23,15 +23,23 @@ def _create(options, backend_options, name="tessera"):
     """What torch.distributed calls to make a process group, on each of its members."""
     from tessera import _c10d
 
+    global _world
     timeout = options.timeout if backend_options is None else backend_options._timeout
-    backend = _c10d.Backend(
-        options.store, options.group_rank, options.group_size, timeout, options.global_ranks_in_group, name
-    )
+    members = options.global_ranks_in_group
+    world = _world() if members else None
+    if world is not None and not world.closed:
+        backend = _c10d.Backend(world, members, timeout, options.group_id, name)
+    else:
+        backend = _c10d.Backend(options.store, options.group_rank, options.group_size, timeout, members, name)
+    if not members:
+        _world = weakref.ref(backend)
+    _backends[:] = [one for one in _backends if one() is not None]
     _backends.append(weakref.ref(backend))
     return backend
 
 
 _backends = []
+_world = lambda: None  # the default process group's, of which others are made
 _PATIENCE = datetime.timedelta(seconds=10)  # for operations that are in flight when the process ends
 
 

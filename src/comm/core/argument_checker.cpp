@@ -151,6 +151,22 @@ void ArgumentChecker::counts(std::span<const std::size_t> counts, std::size_t to
     fail(std::string(which) + " has " + number(total) + " elements, the counts add up to " + number(sum));
 }
 
+void check_group(std::span<const int> members, const OpOptions& options, int rank, int size) {
+  const auto fail = [](const std::string& text) { throw InvalidUsage("create_group: " + text); };
+  if (options.tag < 0 || options.tag > kMaxTag)
+    fail("tag is " + std::to_string(options.tag) + ", needs 0 to " + std::to_string(kMaxTag));
+  if (options.after != nullptr || options.source != nullptr) fail("after and source are not for it");
+  std::vector<bool> listed(static_cast<std::size_t>(size));
+  for (const int member : members) {
+    if (member < 0 || member >= size)
+      fail("member is " + std::to_string(member) + ", needs 0 to " + std::to_string(size - 1));
+    if (listed[static_cast<std::size_t>(member)]) fail("rank " + std::to_string(member) + " is listed twice");
+    listed[static_cast<std::size_t>(member)] = true;
+  }
+  if (!listed[static_cast<std::size_t>(rank)])
+    fail("this rank, " + std::to_string(rank) + ", is not a member; only members call it");
+}
+
 bool overlap(const OpDesc& call) {
   const auto* in = static_cast<const std::byte*>(call.in.data);
   const auto* out = static_cast<const std::byte*>(call.out.data);

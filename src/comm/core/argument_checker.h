@@ -39,6 +39,9 @@ class ArgumentChecker {
   const int size_;
 };
 
+/// Throws InvalidUsage unless these are valid arguments of create_group().
+void check_group(std::span<const int> members, const OpOptions& options, int rank, int size);
+
 /// Whether `in` and `out` share memory.
 bool overlap(const OpDesc& call);
 

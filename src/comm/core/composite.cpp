@@ -14,6 +14,10 @@ class CompositeCommunicator final : public Communicator {
     capabilities_.splits_share_memory = near_->capabilities().splits_share_memory;
     capabilities_.memory = near_->capabilities().memory;
     capabilities_.deterministic = near_->capabilities().deterministic && far_->capabilities().deterministic;
+    const std::int32_t own = rank();
+    near_ranks_.resize(static_cast<std::size_t>(near_->size()));
+    near_->all_gather(view_of(&own, 1), view_of(near_ranks_.data(), near_ranks_.size())).wait();
+    before_ = used_.traffic();
   }
 
   const Capabilities& capabilities() const noexcept override { return capabilities_; }
@@ -28,6 +32,14 @@ class CompositeCommunicator final : public Communicator {
     if (far == nullptr) return nullptr;
     return std::make_unique<CompositeCommunicator>(std::move(near), std::move(far));
   }
+  std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options) override {
+    std::vector<int> near_members;  // those on this host
+    for (const int member : members)
+      for (std::size_t k = 0; k < near_ranks_.size(); ++k)
+        if (near_ranks_[k] == member) near_members.push_back(static_cast<int>(k));
+    auto far = far_->create_group(members, options);
+    return std::make_unique<CompositeCommunicator>(near_->create_group(near_members, options), std::move(far));
+  }
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
     return near_->allocate(bytes, kind, use);
   }
@@ -36,7 +48,7 @@ class CompositeCommunicator final : public Communicator {
     near_->abort(std::string(reason));
   }
   void do_traffic(TrafficStats& snapshot) const override {
-    const TrafficStats inner = used_.traffic();
+    const TrafficStats inner = used_.traffic() - before_;
     for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].bytes_sent = inner.by_kind[i].bytes_sent;
     snapshot.bytes_to_peer = inner.bytes_to_peer;
   }
@@ -45,6 +57,8 @@ class CompositeCommunicator final : public Communicator {
   const std::unique_ptr<Communicator> near_;
   Communicator& used_;
   Capabilities capabilities_;
+  std::vector<std::int32_t> near_ranks_;  ///< rank in `far_` of each member of `near_`
+  TrafficStats before_;                   ///< of the constructor
 };
 
 }  // namespace

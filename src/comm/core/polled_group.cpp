@@ -113,6 +113,14 @@ void PolledGroup::abort(std::string_view reason) noexcept {
   if (!failed()) GroupCore::abort(reason);
 }
 
+void PolledGroup::fail_call(Failure failure) {
+  {
+    const std::lock_guard lock(engine_.mutex());
+    if (!failed()) fail(std::move(failure), true);
+  }
+  failure_.rethrow();
+}
+
 void PolledGroup::wait_until_idle() noexcept {
   // Terminates: every operation has a deadline, at which it fails.
   while (!engine_.wait(idle_, Clock::now() + std::chrono::hours(1))) {

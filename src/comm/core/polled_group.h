@@ -22,6 +22,8 @@ class PolledGroup : public GroupCore {
   /// no longer written.
   void fail(Failure failure, bool notify) noexcept final;
   void abort(std::string_view reason) noexcept final;
+  /// On a caller's thread: fails with this cause, unless it has failed already, and throws the failure.
+  [[noreturn]] void fail_call(Failure failure);
 
  protected:
   PolledGroup(ProgressEngine& engine, std::shared_ptr<const BackendOptions> options, int rank,

@@ -1,25 +1,52 @@
 #include "tessera/comm/core/split.h"
 
 #include <algorithm>
+#include <string>
 
 #include "tessera/base/error.h"
 
 namespace tessera::comm {
+namespace {
 
-SplitPlan plan_split(std::span<const SplitRequest> requests, int rank) {
+// Tags of messages between the members of a new communicator.
+constexpr int kGroupTag = kMaxTag + 1;
+constexpr int kSplitTag = 2 * kGroupTag;
+
+}  // namespace
+
+GroupPlan plan_split(std::span<const SplitRequest> requests, int rank, std::chrono::milliseconds timeout) {
   const auto request_of = [&](int member) -> const SplitRequest& { return requests[static_cast<std::size_t>(member)]; };
-  SplitPlan plan;
+  GroupPlan plan{.tag = kSplitTag, .until = Clock::now() + timeout};
   if (request_of(rank).color < 0) return plan;
-  for (int member = 0; member < static_cast<int>(requests.size()); ++member) {
-    if (request_of(member).color != request_of(rank).color) continue;
-    plan.members.push_back(member);
-    plan.id = std::max(plan.id, request_of(member).id);
-  }
+  for (int member = 0; member < static_cast<int>(requests.size()); ++member)
+    if (request_of(member).color == request_of(rank).color) plan.members.push_back(member);
   std::stable_sort(plan.members.begin(), plan.members.end(),
                    [&](int a, int b) { return request_of(a).key < request_of(b).key; });
   const auto own = std::find(plan.members.begin(), plan.members.end(), rank);
   plan.rank = static_cast<int>(own - plan.members.begin());
   return plan;
+}
+
+GroupPlan plan_group(std::span<const int> members, const OpOptions& options, int rank) {
+  const auto own = std::find(members.begin(), members.end(), rank);
+  return {.rank = static_cast<int>(own - members.begin()),
+          .members = {members.begin(), members.end()},
+          .tag = kGroupTag + options.tag,
+          .until = Clock::now() + *options.timeout,
+          .label = options.label};
+}
+
+std::uint64_t fingerprint(std::span<const int> members) {
+  std::uint64_t hash = 0xcbf29ce484222325U ^ members.size();
+  for (const int member : members) hash = (hash ^ static_cast<std::uint64_t>(member)) * 0x100000001b3U ^ (hash >> 29);
+  return hash;
+}
+
+Failure differing_members(const GroupPlan& plan, const std::string& rank_name) {
+  std::string own;
+  for (const int member : plan.members) own += (own.empty() ? "" : ", ") + std::to_string(member);
+  return {FailureKind::mismatch, std::string(plan.label) + ": " + rank_name +
+                                     " listed other members than this rank's " + own + ", or in another order"};
 }
 
 std::uint32_t CommunicatorIds::propose(std::uint32_t from) const {

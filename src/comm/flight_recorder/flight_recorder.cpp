@@ -5,6 +5,8 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <map>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -95,6 +97,18 @@ class RecordedCommunicator final : public Communicator {
     if (child == nullptr) return nullptr;
     return std::make_unique<RecordedCommunicator>(std::move(child), rank_, std::move(name));
   }
+  /// The others don't know of this group, so its name counts only those of the same members and tag.
+  std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options) override {
+    auto group = inner_->create_group(members, options);
+    std::vector<int> key(members.begin(), members.end());
+    key.push_back(options.tag);
+    std::string name = name_ + ".group" + std::to_string(options.tag) + ".";
+    {
+      const std::lock_guard lock(groups_mutex_);
+      name += std::to_string(++groups_[key]);
+    }
+    return std::make_unique<RecordedCommunicator>(std::move(group), rank_, std::move(name));
+  }
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
     return inner_->allocate(bytes, kind, use);
   }
@@ -116,6 +130,8 @@ class RecordedCommunicator final : public Communicator {
   TrafficStats before_;
   std::uint64_t collectives_ = 1;
   int splits_ = 0;
+  std::mutex groups_mutex_;
+  std::map<std::vector<int>, int> groups_;  // made so far, by members and tag
 };
 
 FlightRecorder* recorder_of(Communicator& communicator) {

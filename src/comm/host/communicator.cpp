@@ -24,11 +24,13 @@ class HostCommunicator final : public Communicator {
 
  private:
   Work do_start(const OpDesc& call) override { return group_->launch(group_->prepare(call, false)); }
-  Work do_batch(std::span<const OpDesc> parts) override { return group_->start_batch(parts); }
+  Work do_batch(std::span<const OpDesc> parts) override { return group_->start_batch(parts, false); }
   void do_abort(std::string_view reason) noexcept override { group_->abort(reason); }
   void do_traffic(TrafficStats& snapshot) const override { group_->read_traffic(snapshot); }
   std::string_view do_last_algorithm() const noexcept override { return group_->last_algorithm(); }
   std::unique_ptr<Communicator> do_split(int color, int key) override;
+  std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options) override;
+  std::shared_ptr<HostGroup> make_group(const GroupPlan& plan);
   std::unique_ptr<NativeCommunicator> copy_native();
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override;
 
@@ -54,29 +56,36 @@ std::unique_ptr<NativeCommunicator> HostCommunicator::copy_native() {
   return nullptr;
 }
 
-/// In each round every rank proposes a number; each color uses the highest proposal of its members. If that is in use
-/// on one of them, all try again.
-std::unique_ptr<Communicator> HostCommunicator::do_split(int color, int key) {
-  HostRuntime& runtime = group_->runtime();
-  CommunicatorIds& ids = runtime.ids();
+/// In each round every member proposes a number, and the highest is tried. If it is in use on one of them, all try
+/// again.
+std::shared_ptr<HostGroup> HostCommunicator::make_group(const GroupPlan& plan) {
+  CommunicatorIds& ids = group_->runtime().ids();
   std::uint32_t from = group_->id() + 1;
   while (true) {
-    const SplitRequest own{color, key, color < 0 ? 0 : ids.propose(from)};
-    const SplitPlan plan = plan_split(gather_for_split(*group_, own), rank());
-    const bool reserved = color < 0 || ids.reserve(plan.id);
-    const std::vector<char> all_reserved = gather_for_split(*group_, static_cast<char>(reserved));
-    if (std::find(all_reserved.begin(), all_reserved.end(), 0) != all_reserved.end()) {
-      if (reserved && color >= 0) ids.release(plan.id);
-      from = plan.id + 1;
-      continue;
-    }
-    if (color < 0) return nullptr;
-    auto part = std::make_shared<HostGroup>(group_->shared_runtime(), plan.id, plan.rank, plan.world_ranks(*group_));
-    const bool same_ranks =
-        part->size() == runtime.size() && std::is_sorted(part->members().begin(), part->members().end());
-    if (same_ranks && group_->native() != nullptr) part->use_native(copy_native());
-    return std::make_unique<HostCommunicator>(std::move(part), options(), false);
+    const std::vector<std::uint32_t> proposals = gather_from_members(*group_, plan, ids.propose(from));
+    const std::uint32_t id = *std::max_element(proposals.begin(), proposals.end());
+    const bool reserved = ids.reserve(id);
+    const std::vector<char> all_reserved = gather_from_members(*group_, plan, static_cast<char>(reserved));
+    if (std::find(all_reserved.begin(), all_reserved.end(), 0) == all_reserved.end())
+      return std::make_shared<HostGroup>(group_->shared_runtime(), id, plan.rank, plan.world_ranks(*group_));
+    if (reserved) ids.release(id);
+    from = id + 1;
   }
+}
+
+std::unique_ptr<Communicator> HostCommunicator::do_split(int color, int key) {
+  const GroupPlan plan = plan_split(gather_for_split(*group_, SplitRequest{color, key}), rank(), timeout());
+  if (plan.members.empty()) return nullptr;
+  auto part = make_group(plan);
+  const bool same_ranks =
+      part->size() == group_->runtime().size() && std::is_sorted(part->members().begin(), part->members().end());
+  if (same_ranks && group_->native() != nullptr) part->use_native(copy_native());
+  return std::make_unique<HostCommunicator>(std::move(part), options(), false);
+}
+
+std::unique_ptr<Communicator> HostCommunicator::do_create_group(std::span<const int> members,
+                                                                const OpOptions& options) {
+  return std::make_unique<HostCommunicator>(make_group(plan_group(members, options, rank())), this->options(), false);
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ ScheduleExecutor& HostGroup::prepare(const OpDesc& call, bool internal) {
   throw_if_failed();
   if (is_message(call.kind)) {
     last_algorithm_ = kMessageAlgorithm;
-    return prepare_message(call);
+    return prepare_message(call, internal);
   }
   // May throw: before anything is counted.
   std::shared_ptr<const Schedule> schedule = internal ? schedules_.make_default(call) : schedules_.find(call);
@@ -57,10 +57,11 @@ ScheduleExecutor& HostGroup::prepare(const OpDesc& call, bool internal) {
   return op;
 }
 
-ScheduleExecutor& HostGroup::prepare_message(const OpDesc& call) {
+ScheduleExecutor& HostGroup::prepare_message(const OpDesc& call, bool internal) {
   auto& numbers = call.kind == OpKind::send ? messages_to_ : messages_from_;
   ScheduleExecutor& op = acquire<ScheduleExecutor>(*this);
   op.reset(call, call.root == kAnyRank ? 0 : numbers.next(call.root, call.tag));
+  op.internal = internal;
   return op;
 }
 
@@ -82,15 +83,19 @@ Work HostGroup::start_copy(std::unique_ptr<NativeCommunicator>& copy) {
   return launch(op);
 }
 
-Work HostGroup::start_batch(std::span<const OpDesc> parts) {
+Work HostGroup::start_batch(std::span<const OpDesc> parts, bool internal) {
   if (runtime_->has_messages()) engine().try_poll(false);
   if (parts.empty()) look_for_failure();
   throw_if_failed();
   if (parts.empty()) return {};
-  last_algorithm_ = kMessageAlgorithm;
+  if (!internal) last_algorithm_ = kMessageAlgorithm;
   ScheduleExecutor& batch = acquire<ScheduleExecutor>(*this);
   batch.reset(OpDesc{.timeout = parts.front().timeout, .label = parts.front().label}, 0);
-  return launch_batch(batch, parts, [this](const OpDesc& part) -> Operation& { return prepare_message(part); });
+  return launch_batch(batch, parts, [&](const OpDesc& part) -> Operation& { return prepare_message(part, internal); });
+}
+
+Buffer HostGroup::allocate_scratch(std::size_t bytes) const {
+  return runtime_->unbooked_memory().allocate(bytes, MemoryCategory::other);
 }
 
 bool HostGroup::begin_submitted() noexcept {

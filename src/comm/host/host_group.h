@@ -60,7 +60,8 @@ class HostGroup final : public PolledGroup {
 
   /// The operation of a call, for launch(). `internal`: of the library itself, regardless of TESSERA_ALGO.
   ScheduleExecutor& prepare(const OpDesc& call, bool internal);
-  Work start_batch(std::span<const OpDesc> parts);
+  Work start_batch(std::span<const OpDesc> parts, bool internal);
+  Buffer allocate_scratch(std::size_t bytes) const;
   /// Collective: creates another native group of the same ranks. `copy` must stay in place until the Work is done.
   Work start_copy(std::unique_ptr<NativeCommunicator>& copy);
   std::string_view last_algorithm() const noexcept { return last_algorithm_; }
@@ -88,7 +89,7 @@ class HostGroup final : public PolledGroup {
 
  private:
   void look_for_failure() noexcept;
-  ScheduleExecutor& prepare_message(const OpDesc& call);
+  ScheduleExecutor& prepare_message(const OpDesc& call, bool internal);
   bool find_sender(ScheduleExecutor& op) noexcept;
   ScheduleExecutor& prepare_collective(const OpDesc& call, std::shared_ptr<const Schedule> schedule);
   void complete(ScheduleExecutor& op, Operation::State state) noexcept;

@@ -186,6 +186,16 @@ class SimulatedCommunicator final : public Communicator {
     return std::make_unique<SimulatedCommunicator>(members, simulation_, options());
   }
 
+  std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions&) override {
+    const int stride = members.size() == 1 ? 1 : members[1] - members[0];
+    for (std::size_t k = 0; k < members.size(); ++k)
+      if (stride < 1 || members[k] != members[0] + static_cast<int>(k) * stride || members.back() != rank())
+        throw InvalidUsage("create_group: a simulation needs members at equal distances, its own rank as the last one");
+    const RankSet set{members_.first + members[0] * members_.stride, members_.stride * stride,
+                      static_cast<int>(members.size())};
+    return std::make_unique<SimulatedCommunicator>(set, simulation_, options());
+  }
+
   Buffer do_allocate(std::size_t bytes, MemoryKind, std::optional<MemoryCategory> use) override {
     const std::shared_ptr<DeviceRuntime> host = open_device({});
     void* const data = host->allocate(bytes);

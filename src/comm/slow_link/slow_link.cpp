@@ -87,6 +87,10 @@ class SlowCommunicator final : public Communicator {
     if (child == nullptr) return nullptr;
     return std::make_unique<SlowCommunicator>(std::move(child), links_, world_rank_, world_size_, state_);
   }
+  std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options) override {
+    return std::make_unique<SlowCommunicator>(inner_->create_group(members, options), links_, world_rank_, world_size_,
+                                              state_);
+  }
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
     return inner_->allocate(bytes, kind, use);
   }

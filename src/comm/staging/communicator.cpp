@@ -187,6 +187,12 @@ std::unique_ptr<Communicator> StagedCommunicator::do_split(int color, int key) {
   return child == nullptr ? nullptr : std::make_unique<StagedCommunicator>(std::move(child), engine_);
 }
 
+/// Beside the calls of other threads, which the inner communicator allows.
+std::unique_ptr<Communicator> StagedCommunicator::do_create_group(std::span<const int> members,
+                                                                  const OpOptions& options) {
+  return std::make_unique<StagedCommunicator>(inner_->create_group(members, options), engine_);
+}
+
 Buffer StagedCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
   if (kind == MemoryKind::host) {
     const std::lock_guard lock(engine_->mutex());

@@ -1,4 +1,5 @@
 // Failures: every rank reports the first cause in time, no rank hangs, and no resource leaks.
+#include <array>
 #include <latch>
 
 #include "tests/backends/nccl/support.h"
@@ -190,6 +191,27 @@ TEST(NcclFailure, FailureOfSplitKeepsOthersUsable) {
     EXPECT_EQ(error, world.rank() < 2 ? "Aborted: rank 0 aborted: only us" : "");
     all_reduce(world, world.rank());
   });
+}
+
+/// Rank 1, or the first member, which makes the key, does not come.
+TEST(NcclFailure, GroupNamesMemberThatDoesNotCome) {
+  for (const int absent : {0, 1}) {
+    reset_fake();
+    const auto errors = run_world(3, quick_options(), [&](Communicator& world) {
+      world.barrier().wait();
+      if (world.rank() == absent) {
+        std::this_thread::sleep_for(1500ms);
+        return;
+      }
+      const std::string error = error_of([&] { world.create_group(std::array{0, 1, 2}, {.timeout = 300ms}); });
+      EXPECT_EQ(error, "Timeout: create_group: nccl: the communicator of 3 ranks was not ready within 300ms: rank " +
+                           std::to_string(absent) + " has not called it");
+      EXPECT_EQ(error_of([&] { world.barrier(); }), error);
+    });
+    EXPECT_EQ(errors, std::vector<std::string>(3));
+    EXPECT_EQ(fake_counts().complaint, "");
+    EXPECT_TRUE(fake_counts().nothing_left());
+  }
 }
 
 TEST(NcclFailure, RankThatClosedIsNotAwaited) {

@@ -1,5 +1,6 @@
 // Every operation on every dtype and reduce op becomes the right NCCL calls. The fake computes NCCL's functions in
 // plain code, and the results are compared with the serial reference.
+#include <array>
 #include <future>
 #include <numeric>
 #include <semaphore>
@@ -337,6 +338,28 @@ TEST(NcclOperations, SplitOrdersByKeyAndSharesMemory) {
     half->broadcast(x.view(), x.view(), 0).wait();
     const auto pair = half->split(half->rank() / 2, 0);
     pair->barrier().wait();
+  });
+}
+
+/// Rank 2 makes no group; the other two do so twice.
+TEST(NcclOperations, MembersCreateGroupsWithoutTheOthers) {
+  reset_fake();
+  run_ranks(3, [](Communicator& world) {
+    OnDevice<float> x(world, world.rank(), 3, static_cast<float>(world.rank()));
+    if (world.rank() < 2) {
+      const std::vector<std::unique_ptr<Communicator>> groups = [&] {
+        std::vector<std::unique_ptr<Communicator>> made;
+        for (int i = 0; i < 2; ++i) made.push_back(world.create_group(std::array{1, 0}, {.tag = 7}));
+        return made;
+      }();
+      EXPECT_EQ(groups[0]->rank(), 1 - world.rank());
+      for (const auto& group : groups) group->all_reduce(x.view(), x.view(), ReduceOp::sum()).wait();
+      EXPECT_EQ(x.values()[0], 2);
+      groups[0]->broadcast(x.view(), x.view(), 0).wait();
+      const auto alone = groups[1]->create_group(std::vector{groups[1]->rank()});
+      alone->barrier().wait();
+    }
+    world.all_reduce(x.view(), x.view(), ReduceOp::max()).wait();
   });
 }
 

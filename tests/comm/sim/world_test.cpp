@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <array>
 
 #include <numeric>
 
@@ -122,6 +123,12 @@ TEST(Simulation, SplitsLikeMesh) {
   EXPECT_EQ(shards->rank(), 3);
   EXPECT_EQ(replicas->size(), 3);
   EXPECT_EQ(s.world->split(-1, 0), nullptr);
+  const auto group = s.world->create_group(std::array{3, 7, 11});
+  EXPECT_EQ(group->size(), 3);
+  EXPECT_EQ(group->rank(), 2);
+  EXPECT_EQ(s.world->create_group(std::array{11})->size(), 1);
+  for (const std::array<int, 3> members : {std::array{3, 6, 11}, std::array{11, 7, 3}, std::array{1, 11, 5}})
+    EXPECT_THAT([&] { s.world->create_group(members); }, ThrowsMessage<InvalidUsage>(HasSubstr("equal distances")));
   EXPECT_THAT([&] { s.world->split(0, 12); }, ThrowsMessage<InvalidUsage>(HasSubstr("key 12")));
 }
 

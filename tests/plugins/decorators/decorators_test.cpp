@@ -1,5 +1,6 @@
 // Decorators around a real backend: their effects are observed, and nothing else changes.
 #include <unistd.h>
+#include <array>
 
 #include <algorithm>
 #include <barrier>
@@ -95,6 +96,7 @@ TEST(Decorators, ForwardOperationsAndTraffic) {
         EXPECT_EQ(half->rank(), 1 - comm.rank());
       }
       if (half != nullptr) every_operation(*half);
+      if (comm.rank() != 1) every_operation(*comm.create_group(std::array{2, 0}));
       const Buffer window = comm.allocate(64, MemoryKind::host, MemoryCategory::other);
       EXPECT_EQ(window.bytes(), 64u);
       EXPECT_EQ(comm.backend(), "shm");

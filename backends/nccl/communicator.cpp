@@ -17,7 +17,7 @@ std::unique_ptr<Communicator> NcclCommunicator::do_split(int color, int key) {
 
 std::unique_ptr<Communicator> NcclCommunicator::do_create_group(std::span<const int> members,
                                                                 const OpOptions& options) {
-  auto group = group_->create_group(plan_group(members, options, rank()), *options.timeout);
+  auto group = group_->create_group(plan_group(members, options, rank()));
   return std::make_unique<NcclCommunicator>(std::move(group), this->options());
 }
 

@@ -49,7 +49,7 @@ void NcclGroup::init(const std::function<ncclUniqueId()>& key, std::chrono::mill
   throw_if_failed();
 }
 
-std::shared_ptr<NcclGroup> NcclGroup::create_group(const GroupPlan& plan, std::chrono::milliseconds timeout) {
+std::shared_ptr<NcclGroup> NcclGroup::create_group(const GroupPlan& plan) {
   throw_if_failed();
   const std::uint64_t list = fingerprint(plan.members);
   std::uint64_t number = 0;
@@ -62,7 +62,7 @@ std::shared_ptr<NcclGroup> NcclGroup::create_group(const GroupPlan& plan, std::c
   child->expect_members();
   runtime_->add(*child);
   try {
-    child->init([&] { return child->exchange_key(plan.until); }, timeout);
+    child->init([&] { return child->exchange_key(Clock::now() + plan.timeout); }, plan.timeout);
   } catch (const Error&) {
     runtime_->remove(*child);
     if (!child->failed()) throw;

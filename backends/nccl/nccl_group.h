@@ -22,7 +22,7 @@ class NcclGroup final : public StreamGroup {
   /// Returns the part of this group with the same color; null for a negative one. Collective.
   std::shared_ptr<NcclGroup> split(int color, int key);
   /// Creates a communicator of some members of this one. Collective over them. Throws as connect().
-  std::shared_ptr<NcclGroup> create_group(const GroupPlan& plan, std::chrono::milliseconds timeout);
+  std::shared_ptr<NcclGroup> create_group(const GroupPlan& plan);
   /// Accepts no more operations and waits for those in flight.
   void close() noexcept;
 

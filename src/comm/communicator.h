@@ -123,8 +123,8 @@ class TESSERA_API Communicator {
   /// Makes a communicator of some of this one's ranks, in this order, without the help of the others. Collective over
   /// `members` and blocking: they all pass the same list, which this rank is on. Unlike other calls, threads may make
   /// groups at the same time, also while another thread issues calls; `options.tag` (0 to kMaxTag) then tells those
-  /// groups apart that have members in common. `options.timeout` applies to this call only; `label` appears in its
-  /// errors, which are fatal for this communicator, too. The result has this one's settings and its own traffic
+  /// groups apart that have members in common. `options.timeout` is that of each of its exchanges; `label` appears in
+  /// its errors, which are fatal for this communicator, too. The result has this one's settings and its own traffic
   /// counters. Throws InvalidUsage, Unsupported and what waiting throws.
   std::unique_ptr<Communicator> create_group(std::span<const int> members, OpOptions options = {});
 

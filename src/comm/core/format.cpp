@@ -12,7 +12,7 @@ std::string describe(const OpDesc& call, std::uint64_t sequence) {
   if (call.kind == OpKind::send) text += " to rank " + std::to_string(call.root);
   if (call.kind == OpKind::recv)
     text += call.root == kAnyRank ? " from any rank" : " from rank " + std::to_string(call.root);
-  if (call.tag != 0) text += " tag " + std::to_string(call.tag);
+  if (call.tag > 0 && call.tag <= kMaxTag) text += " tag " + std::to_string(call.tag);
   if (sequence != 0) text += " #" + std::to_string(sequence);
   if (!call.label.empty()) text += " (" + std::string(call.label) + ")";
   return text;

@@ -16,7 +16,7 @@ constexpr int kSplitTag = 2 * kGroupTag;
 
 GroupPlan plan_split(std::span<const SplitRequest> requests, int rank, std::chrono::milliseconds timeout) {
   const auto request_of = [&](int member) -> const SplitRequest& { return requests[static_cast<std::size_t>(member)]; };
-  GroupPlan plan{.tag = kSplitTag, .until = Clock::now() + timeout};
+  GroupPlan plan{.tag = kSplitTag, .timeout = timeout};
   if (request_of(rank).color < 0) return plan;
   for (int member = 0; member < static_cast<int>(requests.size()); ++member)
     if (request_of(member).color == request_of(rank).color) plan.members.push_back(member);
@@ -32,7 +32,7 @@ GroupPlan plan_group(std::span<const int> members, const OpOptions& options, int
   return {.rank = static_cast<int>(own - members.begin()),
           .members = {members.begin(), members.end()},
           .tag = kGroupTag + options.tag,
-          .until = Clock::now() + *options.timeout,
+          .timeout = *options.timeout,
           .label = options.label};
 }
 

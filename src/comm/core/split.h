@@ -10,7 +10,6 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/failure.h"
-#include "tessera/comm/pollable.h"
 
 namespace tessera::comm {
 
@@ -25,7 +24,7 @@ struct GroupPlan {
   int rank = 0;              ///< in the new communicator
   std::vector<int> members;  ///< their ranks in the parent; empty: no communicator, since the color is negative
   int tag = 0;               ///< of the messages between the members: beyond those of the program
-  Clock::time_point until;
+  std::chrono::milliseconds timeout{};  ///< of each exchange
   std::string_view label = "split";
 
   /// The members as ranks of the world of `parent`.
@@ -72,14 +71,10 @@ std::vector<T> gather_from_members(Group& parent, const GroupPlan& plan, const T
   const Buffer memory = parent.allocate_scratch(sizeof(Entry) * size);
   Entry* const entries = new (memory.data()) Entry[size]{};
   entries[own] = {fingerprint(plan.members), mine};
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(plan.until - Clock::now());
   std::vector<OpDesc> parts;
   for (std::size_t k = 0; k < size; ++k) {
     if (k == own) continue;
-    const OpDesc part{.root = plan.members[k],
-                      .timeout = std::max(left, std::chrono::milliseconds(1)),
-                      .label = plan.label,
-                      .tag = plan.tag};
+    const OpDesc part{.root = plan.members[k], .timeout = plan.timeout, .label = plan.label, .tag = plan.tag};
     parts.push_back(part);
     parts.back().kind = OpKind::send;
     parts.back().in = {&entries[own], sizeof(Entry), DType::u8, {}};

@@ -42,6 +42,7 @@ class MemberBlocks {
   void ring(int member) const noexcept { comm::ring(record(member).bell); }
   /// The factor of each member, if `op` is a premul_sum; all have announced it.
   void read_factors(const Operation& op, std::span<double> factors) const;
+  MemoryTracker& memory_tracker() const noexcept { return *memory_tracker_; }
   /// Memory that the other members can read.
   Buffer allocate(std::size_t bytes) const;
 

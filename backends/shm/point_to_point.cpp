@@ -161,8 +161,9 @@ bool PointToPoint::begin_receive(int peer, ReceiveChannel& channel) {
     channel.to = static_cast<std::byte*>(op->call.out.data);
   } else {
     if (channel.posted.empty() && from_any_.empty()) return false;  // it stays where it is
-    EarlyMessage& early = channel.early.emplace_back(EarlyMessage{slot.tag, slot.dtype, {}});
+    EarlyMessage& early = channel.early.emplace_back(EarlyMessage{slot.tag, slot.dtype, {}, {}});
     early.data.resize(slot.bytes);
+    early.counted = {members_.memory_tracker(), MemoryCategory::communication, early.data.size()};
     channel.to = early.data.data();
     channel.reads_early = true;
     ++early_;

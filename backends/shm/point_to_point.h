@@ -8,6 +8,7 @@
 
 #include "backends/shm/member_blocks.h"
 #include "backends/shm/operation.h"
+#include "tessera/base/memory_tracker.h"
 
 namespace tessera::comm::shm {
 
@@ -26,6 +27,7 @@ class PointToPoint {
     std::int32_t tag = 0;
     DType dtype = DType::f32;
     std::vector<std::byte> data;
+    base::TrackedBytes counted;
   };
   struct ReceiveChannel {
     OperationQueue<ShmOperation> posted;

@@ -142,6 +142,26 @@ TEST(Splits, ReleaseTheirIds) {
   });
 }
 
+/// A message that waits in its receiver's memory is counted there until it is received.
+TEST(Messages, MemoryOfThoseThatCameEarlyIsTracked) {
+  run_threads(2, config_of("shm"), [](Communicator& comm) {
+    std::vector<float> x(100'000);
+    const View all = view_of(x.data(), x.size());
+    const View one = view_of(x.data(), 1);
+    if (comm.rank() == 0) {
+      Work early = comm.send(all, 1, {.tag = 1});
+      comm.send(one, 1, {.tag = 2}).wait();
+      return early.wait();
+    }
+    const auto live = [&] { return comm.memory_tracker()->snapshot().now_of(MemoryCategory::communication); };
+    const std::uint64_t before = live();
+    comm.recv(one, 0, {.tag = 2}).wait();
+    EXPECT_EQ(live(), before + all.bytes());
+    comm.recv(all, 0, {.tag = 1}).wait();
+    EXPECT_EQ(live(), before);
+  });
+}
+
 /// If ranks of one host use shared memory and all others sockets, one failure ends both.
 TEST(Composite, AbortReachesSharedMemoryOperations) {
   std::barrier connected(2);  // not one of the communicator's, which rank 1 may still be in when rank 0 aborts

@@ -156,12 +156,16 @@ c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
   if (future_ != nullptr) return future_;
   await_peers();
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  on_done([future = future_, results = results_](const std::exception_ptr& error) {
+  const auto end = [future = future_, results = results_](const std::exception_ptr& error) {
     if (error != nullptr)
       future->setError(as_torch_error(error));
     else
       future->markCompleted(c10::IValue(results));
-  });
+  };
+  if (done())
+    end(ended_error());
+  else
+    on_done(end);
   return future_;
 }
 

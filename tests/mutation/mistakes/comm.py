@@ -75,7 +75,7 @@ MISTAKES = [
             (CALLBACKS,), "threads that make groups at the same time mix them up"),
     mistake("group-id-unreserved", "src/comm/host/communicator.cpp", "    const bool reserved = ids.reserve(id);", "    const bool reserved = true;",
             (CALLBACKS,), "two groups have one number"),
-    mistake("group-traffic-counted", "src/comm/host/host_group.cpp", "  op.internal = internal;\n  return op;\n}\n\nScheduleExecutor& HostGroup::prepare_collective", "  return op;\n}\n\nScheduleExecutor& HostGroup::prepare_collective",
+    mistake("group-traffic-counted", "src/comm/host/host_group.cpp", "  op.internal = internal;\n  return op;\n}\n\nScheduleExecutor& HostGroup::prepare_collective", "  op.internal = internal && false;\n  return op;\n}\n\nScheduleExecutor& HostGroup::prepare_collective",
             (CALLBACKS,), "making a group counts as its parent's traffic"),
     mistake("bits-of-i16-as-sum", "src/comm/kernels/reduce_kernels-inl.h", "    if constexpr (kKind == Kind::bit_xor) return static_cast<S>(static_cast<U>(a) ^ static_cast<U>(b));\n", "",
             (r"^comm\.Reduce", r"^conformance\."), "bit_xor carries"),

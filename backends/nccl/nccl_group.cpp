@@ -63,7 +63,7 @@ std::shared_ptr<NcclGroup> NcclGroup::create_group(const GroupPlan& plan) {
   runtime_->add(*child);
   try {
     child->init([&] { return child->exchange_key(Clock::now() + plan.timeout); }, plan.timeout);
-  } catch (const Error&) {
+  } catch (...) {
     runtime_->remove(*child);
     if (!child->failed()) throw;
     const Failure& failure = child->failure_.get();

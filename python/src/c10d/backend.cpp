@@ -80,6 +80,7 @@ TorchBackend::~TorchBackend() { shutdown(); }
 std::shared_ptr<comm::Communicator> TorchBackend::create_group(const std::vector<int>& members,
                                                                std::chrono::milliseconds timeout,
                                                                const std::string& group_name) const {
+  const WithoutGil without_gil;
   std::shared_ptr<comm::Communicator> parent;
   {
     const std::lock_guard lock(mutex_);

@@ -175,6 +175,18 @@ def callbacks(world):
     assert (x == 1).all() and errors == [None, None]
 
 
+class Frozen(bytes):
+    """As JAX's arrays: its buffer is read-only, and its DLPack does not say so."""
+
+    array = np.zeros(3)
+
+    def __dlpack__(self, **_):
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
 def errors(world):
     x = np.zeros((4, 6))
     with pytest.raises(TypeError):
@@ -185,6 +197,8 @@ def errors(world):
     fixed.setflags(write=False)
     with pytest.raises(TypeError):
         world.all_reduce(fixed)
+    with pytest.raises(TypeError):
+        world.all_reduce(Frozen(24))
     with pytest.raises(tessera.Unsupported, match="a type that operations don't have"):
         world.all_reduce(np.zeros(3, dtype=np.complex64))
     with pytest.raises(tessera.InvalidUsage, match="bit_or of f64 is not defined"):

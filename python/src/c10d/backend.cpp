@@ -109,11 +109,6 @@ c10::intrusive_ptr<::c10d::Backend::Options> TorchBackend::getBackendOptions() {
   return c10::make_intrusive<Options>(timeout_);
 }
 
-bool TorchBackend::closed() const {
-  const std::lock_guard lock(mutex_);
-  return world_ == nullptr;
-}
-
 std::string TorchBackend::transport() const {
   const std::lock_guard lock(mutex_);
   return std::string(world().backend());

@@ -41,7 +41,10 @@ class TorchBackend final : public ::c10d::Backend {
 
   const std::string getBackendName() const override { return name_; }
   c10::intrusive_ptr<::c10d::Backend::Options> getBackendOptions() override;
-  bool closed() const;
+  bool closed() const {
+    const std::lock_guard lock(mutex_);
+    return world_ == nullptr;
+  }
   std::string transport() const;  ///< "shm", "tcp": what TESSERA_BACKEND chose
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}

@@ -37,8 +37,12 @@ class CompositeCommunicator final : public Communicator {
     for (const int member : members)
       for (std::size_t k = 0; k < near_ranks_.size(); ++k)
         if (near_ranks_[k] == member) near_members.push_back(static_cast<int>(k));
-    auto far = far_->create_group(members, options);
-    return std::make_unique<CompositeCommunicator>(near_->create_group(near_members, options), std::move(far));
+    // First on the one that this communicator uses, which a failure is to end.
+    std::unique_ptr<Communicator> far;
+    if (&used_ == far_.get()) far = far_->create_group(members, options);
+    auto near = near_->create_group(near_members, options);
+    if (far == nullptr) far = far_->create_group(members, options);
+    return std::make_unique<CompositeCommunicator>(std::move(near), std::move(far));
   }
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
     return near_->allocate(bytes, kind, use);

@@ -87,6 +87,10 @@ class TESSERA_API DeviceRuntime {
   /// instead.
   virtual std::unique_ptr<HostEvent> make_signal();
 
+  /// The host waits until no stream of this device waits for a HostEvent any more. To be called before anything that
+  /// synchronizes the device or loads code, except by a thread that is to set such an event.
+  virtual void wait_for_host_events() {}
+
   /// Allocates at least `bytes` (0: returns a valid pointer), aligned to kAlignment, uninitialized. Slow; pools use it.
   virtual void* allocate(std::size_t bytes) = 0;
   /// All work that uses the memory must have completed, or be ordered before the device's own free operation.

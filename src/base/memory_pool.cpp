@@ -3,7 +3,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <list>
@@ -83,7 +85,9 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     if (runtime_ != nullptr && runtime_->traits().slow_allocation)
       small_.emplace(*runtime_, *memory_tracker_, options_.pooled_from);
   }
-  ~Impl() { trim(); }
+  ~Impl() {
+    while (!idle_.empty()) drop_oldest();
+  }
 
   Buffer small(std::size_t bytes, MemoryCategory use) {
     if (runtime_ != nullptr) return small_of_device(bytes, use);
@@ -98,7 +102,13 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   Buffer small_of_device(std::size_t bytes, MemoryCategory use) {
-    void* data = small_ ? small_->acquire(bytes) : runtime_->allocate(bytes);
+    void* data = nullptr;
+    try {
+      data = acquire_small(bytes);
+    } catch (const SystemError& exhausted) {
+      trim();
+      data = or_explain(exhausted, [&] { return acquire_small(bytes); });
+    }
     memory_tracker_->add(use, bytes);
     return {data, bytes, [self = shared_from_this(), use](void* p, std::size_t n) {
               self->memory_tracker_->remove(use, n);
@@ -122,6 +132,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   void trim() {
+    wait_for_host_events();
     const std::lock_guard lock(mutex_);
     while (!idle_.empty()) drop_oldest();
   }
@@ -143,9 +154,45 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   };
   using Idle = std::multimap<std::size_t, std::list<Block>::iterator>;
 
+  /// Before calls that may synchronize the device.
+  void wait_for_host_events() const {
+    if (runtime_ != nullptr) runtime_->wait_for_host_events();
+  }
+
+  void* acquire_small(std::size_t bytes) { return small_ ? small_->acquire(bytes) : runtime_->allocate(bytes); }
+
+  /// Returns retry(). If memory is still exhausted after the idle blocks were returned, says what holds it.
+  template <class Retry>
+  void* or_explain(const SystemError& first, const Retry& retry) const {
+    try {
+      return retry();
+    } catch (const SystemError&) {
+      throw SystemError(std::string(first.what()) + "; " + describe_held());
+    }
+  }
+
+  /// "this rank holds 3.2 MB: parameter 2.1 MB, gradient 1.1 MB".
+  std::string describe_held() const {
+    const MemoryTracker::Snapshot held = memory_tracker_->snapshot();
+    const auto megabytes = [](std::uint64_t bytes) {
+      std::array<char, 32> text{};
+      std::snprintf(text.data(), text.size(), "%.1f MB", static_cast<double>(bytes) / 1e6);
+      return std::string(text.data());
+    };
+    std::uint64_t total = 0;
+    std::string parts;
+    for (std::size_t use = 0; use < kMemoryUses; ++use) {
+      if (held.now[use] == 0) continue;
+      total += held.now[use];
+      parts += (parts.empty() ? ": " : ", ") + std::string(name_of(static_cast<MemoryCategory>(use))) + " " +
+               megabytes(held.now[use]);
+    }
+    return "this rank holds " + megabytes(total) + parts;
+  }
+
   /// `bytes` and `needed` are whole pages; the block may be larger.
   Block acquire(std::size_t bytes) {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     const auto found = by_size_.lower_bound(bytes);
     if (found != by_size_.end() && found->first <= bytes + bytes / 8) {
       const Block block = *found->second;
@@ -156,10 +203,13 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
       account(static_cast<std::int64_t>(block.bytes));
       return block;
     }
+    lock.unlock();  // other threads may have to release buffers before a stream goes on
+    wait_for_host_events();
+    lock.lock();
     // Nothing fits: idle blocks are returned before more is mapped, so that the bytes held stay near what was ever
     // needed.
     while (!idle_.empty() && live_ + idle_bytes_ + bytes > allowance(live_ + bytes)) drop_oldest();
-    const Block block{map(bytes), bytes};
+    const Block block{map_or_trim(bytes), bytes};
     account(static_cast<std::int64_t>(bytes));
     return block;
   }
@@ -203,6 +253,15 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
       runtime_->free(block.data, block.bytes);
     } else {
       ::munmap(block.data, block.bytes);
+    }
+  }
+
+  void* map_or_trim(std::size_t bytes) {
+    try {
+      return map(bytes);
+    } catch (const SystemError& exhausted) {
+      while (!idle_.empty()) drop_oldest();
+      return or_explain(exhausted, [&] { return map(bytes); });
     }
   }
 

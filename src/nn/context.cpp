@@ -15,7 +15,7 @@ Context::Context(ContextOptions options)
               options.memory, runtime_),
       stream_(make_stream_()),
       threads_(std::make_unique<ThreadPool>(static_cast<std::size_t>(std::max(options.threads, 0)))),
-      kernels_(make_kernels({*runtime_, memory_, *threads_})),
+      kernels_(make_kernels({*runtime_, memory_, *threads_, std::move(options.logger)})),
       staging_(std::make_unique<PinnedBufferCache>(*runtime_)) {}
 
 Context::~Context() = default;

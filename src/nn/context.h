@@ -34,6 +34,7 @@ struct ContextOptions {
   std::function<std::unique_ptr<Stream>()> make_stream;  ///< null: a stream of the device
   Device device;                                         ///< where tensors live and kernels run
   std::shared_ptr<DeviceRuntime> runtime;                ///< null: open_device() of `device`
+  std::shared_ptr<base::Logger> logger = nullptr;        ///< null: no logging
 };
 
 /// Belongs to one rank and is used by one thread. It must outlive every tensor created on it.

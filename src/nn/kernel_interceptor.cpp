@@ -73,6 +73,7 @@ class InstrumentedRuntime final : public DeviceRuntime {
     return make_stream_ ? make_stream_() : inner_->make_copy_stream();
   }
   std::unique_ptr<HostEvent> make_signal() override { return inner_->make_signal(); }
+  void wait_for_host_events() override { inner_->wait_for_host_events(); }
   void* allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   void free(void* data, std::size_t bytes) noexcept override { inner_->free(data, bytes); }
   IpcMemoryHandle get_ipc_handle(void* data, std::size_t bytes) override { return inner_->get_ipc_handle(data, bytes); }

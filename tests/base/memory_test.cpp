@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tests/harness/limited_device.h"
 
 namespace tessera::base {
 namespace {
@@ -257,6 +258,69 @@ TEST(Pool, ServesManyThreads) {
     });
   threads.clear();
   EXPECT_EQ(f.memory_tracker->snapshot().total_now, 0U);
+}
+
+/// Requests of two sizes such that idle blocks of the first never serve the second.
+struct LimitedFixture {
+  std::shared_ptr<test::LimitedDevice> device = std::make_shared<test::LimitedDevice>(100 * kMiB);
+  std::shared_ptr<MemoryTracker> memory_tracker = std::make_shared<MemoryTracker>();
+  MemoryPool pool{memory_tracker, {}, device};
+  Buffer get(std::size_t bytes, MemoryCategory use = MemoryCategory::activation) { return pool.allocate(bytes, use); }
+};
+
+TEST(Pool, IdleMemoryIsReturnedBeforeMemoryIsExhausted) {
+  LimitedFixture f;
+  {
+    std::vector<Buffer> live;
+    for (int i = 0; i < 8; ++i) live.push_back(f.get(10 * kMiB));
+  }
+  EXPECT_EQ(f.device->used, 80 * kMiB) << "the pool keeps idle memory of a device";
+  const Buffer large = f.get(60 * kMiB);
+  EXPECT_TRUE(large);
+  EXPECT_EQ(f.device->used, 60 * kMiB);
+}
+
+TEST(Pool, SmallRequestsFindTheIdleMemoryToo) {
+  LimitedFixture f;
+  {
+    std::vector<Buffer> live;
+    for (int i = 0; i < 10; ++i) live.push_back(f.get(10 * kMiB));
+  }
+  EXPECT_EQ(f.device->used, 100 * kMiB);
+  EXPECT_TRUE(f.get(1024));
+}
+
+TEST(Pool, ExhaustedMemoryNamesWhatHoldsIt) {
+  LimitedFixture f;
+  const Buffer parameters = f.get(60 * kMiB, MemoryCategory::parameter);
+  const Buffer gradients = f.get(30 * kMiB, MemoryCategory::gradient);
+  f.get(8 * kMiB).reset();  // idle
+  try {
+    f.get(20 * kMiB);
+    FAIL() << "more than the device has";
+  } catch (const SystemError& error) {
+    EXPECT_STREQ(error.what(),
+                 "limited: can't allocate 20971520 bytes: out of memory; this rank holds 94.4 MB: parameter 62.9 MB, "
+                 "gradient 31.5 MB");
+  }
+  EXPECT_EQ(f.device->used, 90 * kMiB);
+  EXPECT_TRUE(f.get(9 * kMiB)) << "the pool can still be used";
+}
+
+TEST(Pool, NoStreamWaitsForTheHostWhenADeviceAllocatesOrFrees) {
+  LimitedFixture f;
+  {
+    std::vector<Buffer> live;
+    for (std::size_t i = 1; i < 6; ++i) live.push_back(f.get(i * 3 * kMiB));
+    live.push_back(f.get(1024));
+  }
+  EXPECT_TRUE(f.device->waited_before_calls);
+  const int before = f.device->host_waits;
+  f.get(3 * kMiB).reset();
+  f.get(1024).reset();
+  EXPECT_EQ(f.device->host_waits, before) << "reused memory needs no call of the device";
+  f.pool.trim();
+  EXPECT_GT(f.device->host_waits, before);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "tessera/base/cuda/driver.h"
 #include "tessera/base/cuda/runtime.h"
 #include "tessera/base/error.h"
 
@@ -19,19 +20,9 @@ constexpr std::size_t kLine = 128;  ///< each word has its own cache line
 
 using WaitValue = CUresult (*)(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags);
 
-/// The driver's function; null if it has none. The runtime library has no such function.
-WaitValue find_wait_value() {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult status{};
-  const cudaError_t error =
-      cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &found, 12000, cudaEnableDefault, &status);
-  cudaGetLastError();
-  const bool there = error == cudaSuccess && status == cudaDriverEntryPointSuccess;
-  return there ? reinterpret_cast<WaitValue>(found) : nullptr;
-}
-
+/// Null if the driver has no such function.
 WaitValue wait_value() {
-  static const WaitValue kFound = find_wait_value();
+  static const auto kFound = driver_function<WaitValue>("cuStreamWaitValue32", 12000);
   return kFound;
 }
 
@@ -92,7 +83,6 @@ std::int64_t HostEventState::time_ns() {
 }
 
 void HostEventState::make_stream_wait(cudaStream_t stream) const {
-  if (done()) return;
   void* address = nullptr;
   check(cudaHostGetDevicePointer(&address, word_, 0), "cudaHostGetDevicePointer");
   const CUresult result =

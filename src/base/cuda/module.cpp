@@ -1,4 +1,6 @@
 // The module's entry: base's device, with the tables of the layers above.
+#include <cstdlib>
+
 #include "tessera/base/cuda/layers.h"
 #include "tessera/base/cuda/runtime.h"
 
@@ -22,6 +24,10 @@ OpenedDevice open(int index) noexcept {
 }  // namespace
 
 extern "C" TESSERA_API const tessera_device* tessera_device_entry() {
+  // Code that CUDA loads at a kernel's first launch can wait for all streams, also for one that waits for the host. It
+  // reads the variable at its first call.
+  static const int unused = ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  static_cast<void>(unused);
   static const tessera_device device = {
       .abi = TESSERA_ABI, .size = sizeof(tessera_device), .name = "cuda", .probe = cuda::probe, .open = open};
   return &device;

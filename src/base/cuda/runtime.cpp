@@ -1,7 +1,12 @@
 #include "tessera/base/cuda/runtime.h"
 
-#include <algorithm>
+#include <cuda.h>
 
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "tessera/base/cuda/driver.h"
 #include "tessera/base/cuda/graph.h"
 #include "tessera/base/cuda/host_event.h"
 #include "tessera/base/cuda/ipc.h"
@@ -16,6 +21,9 @@ namespace {
 std::string text_of(cudaError_t error) {
   return std::string(cudaGetErrorString(error)) + " (" + cudaGetErrorName(error) + ")";
 }
+
+/// "12.5" of 12050.
+std::string version_text(int code) { return std::to_string(code / 1000) + "." + std::to_string(code % 1000 / 10); }
 
 DeviceProperties properties_of(int index) {
   cudaDeviceProp prop{};
@@ -45,16 +53,18 @@ class CudaRuntime final : public DeviceRuntime {
 
   std::unique_ptr<Stream> make_stream() override {
     activate(index_);
-    return std::make_unique<CudaStream>(device(), events_, false);
+    return std::make_unique<CudaStream>(device(), events_, waits_, false);
   }
   std::unique_ptr<Stream> make_copy_stream() override {
     activate(index_);
-    return std::make_unique<CudaStream>(device(), events_, true);
+    return std::make_unique<CudaStream>(device(), events_, waits_, true);
   }
   std::unique_ptr<HostEvent> make_signal() override {
     activate(index_);
     return cuda::make_signal(words_);
   }
+
+  void wait_for_host_events() override { waits_->wait_all(); }
 
   void* allocate(std::size_t bytes) override {
     activate(index_);
@@ -121,6 +131,7 @@ class CudaRuntime final : public DeviceRuntime {
   const Find find_;
   IpcMemory ipc_;
   const std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>();
+  const std::shared_ptr<HostWaits> waits_ = std::make_shared<HostWaits>();
   const std::shared_ptr<WaitWordPool> words_ = std::make_shared<WaitWordPool>();
 };
 
@@ -138,7 +149,30 @@ cudaStream_t native(Stream& stream) {
   auto* own = dynamic_cast<DeviceStream*>(&stream);
   if (own == nullptr || stream.device().type != DeviceType::cuda)
     throw InvalidUsage("cuda: stream is on " + name_of(stream.device()) + ", needs a cuda stream");
+  own->prepare_launch();
   return static_cast<cudaStream_t>(own->native());
+}
+
+void load_kernels(const void* kernel) {
+  cudaFunction_t function = nullptr;
+  check(cudaGetFuncBySymbol(&function, kernel), "cudaGetFuncBySymbol");
+  const auto get_module = driver_function<decltype(&cuFuncGetModule)>("cuFuncGetModule", 11000);
+  const auto get_count = driver_function<decltype(&cuModuleGetFunctionCount)>("cuModuleGetFunctionCount", 12040);
+  const auto enumerate = driver_function<decltype(&cuModuleEnumerateFunctions)>("cuModuleEnumerateFunctions", 12040);
+  const auto load = driver_function<decltype(&cuFuncLoad)>("cuFuncLoad", 12040);
+  if (get_module == nullptr || get_count == nullptr || enumerate == nullptr || load == nullptr)
+    return;  // a driver before CUDA 12.4: CUDA_MODULE_LOADING=EAGER has loaded them
+  const auto require = [](CUresult result, const char* what) {
+    if (result != CUDA_SUCCESS)
+      throw BackendError("cuda: loading kernels: " + std::string(what) + ": error " + std::to_string(result));
+  };
+  CUmodule module = nullptr;
+  unsigned count = 0;
+  require(get_module(&module, function), "cuFuncGetModule");
+  require(get_count(&count, module), "cuModuleGetFunctionCount");
+  std::vector<CUfunction> all(count);
+  require(enumerate(all.data(), count, module), "cuModuleEnumerateFunctions");
+  for (CUfunction one : all) require(load(one), "cuFuncLoad");
 }
 
 DeviceProbe probe() noexcept {
@@ -147,7 +181,12 @@ DeviceProbe probe() noexcept {
     int count = 0;
     const cudaError_t error = cudaGetDeviceCount(&count);
     cudaGetLastError();
-    if (error != cudaSuccess) {
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    if (error != cudaSuccess && driver > 0 && driver / 1000 < CUDART_VERSION / 1000) {
+      result.problem = "the driver supports CUDA " + version_text(driver) + ", this build needs a driver of CUDA " +
+                       std::to_string(CUDART_VERSION / 1000) + ".0 or newer";
+    } else if (error != cudaSuccess) {
       result.problem = text_of(error);
     } else if (count == 0) {
       result.problem = "no CUDA device found";

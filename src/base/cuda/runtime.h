@@ -18,7 +18,11 @@ void check(cudaError_t error, std::string_view what);
 /// Finds tables of the layers above in this device, by name.
 using Find = const void* (*)(std::string_view interface) noexcept;
 
-/// Throws InvalidUsage if it is not a stream of such a device.
+/// Loads all kernels of the module that `kernel`, a kernel of this library, belongs to: those of one source file.
+/// Throws BackendError.
+void load_kernels(const void* kernel);
+
+/// The handle of a stream, for one piece of work. Throws InvalidUsage if it is not a stream of such a device.
 cudaStream_t native(Stream& stream);
 
 /// Returns why no device can be used, and the devices found. Loads nothing and creates no context.

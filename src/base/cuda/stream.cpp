@@ -90,8 +90,8 @@ std::int64_t Reference::time_ns() {
   return time_ns_;
 }
 
-CudaStream::CudaStream(Device device, std::shared_ptr<EventPool> pool, bool urgent)
-    : DeviceStream(device, false), pool_(std::move(pool)) {
+CudaStream::CudaStream(Device device, std::shared_ptr<EventPool> pool, std::shared_ptr<HostWaits> waits, bool urgent)
+    : DeviceStream(device, false), pool_(std::move(pool)), waits_(std::move(waits)), urgent_(urgent) {
   int least = 0;
   int greatest = 0;
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
@@ -113,6 +113,8 @@ void CudaStream::wait(const Event& event) {
   if (const auto* own = dynamic_cast<const CudaEvent*>(event.state().get())) {
     check(cudaStreamWaitEvent(stream_, own->event(), 0), "cudaStreamWaitEvent");
   } else if (const auto* point = dynamic_cast<const HostEventState*>(event.state().get())) {
+    if (point->done()) return;
+    waits_->add(event);
     point->make_stream_wait(stream_);
   } else {
     event.wait();  // a host event: it must be reached before the device continues

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "tessera/base/device/host_waits.h"
 #include "tessera/base/device_stream.h"
 
 namespace tessera::base::cuda {
@@ -49,14 +50,19 @@ class Reference {
 class CudaStream final : public DeviceStream {
  public:
   /// Created on the thread's current device. `urgent`: the device prefers it and gives it a queue of its own.
-  CudaStream(Device device, std::shared_ptr<EventPool> pool, bool urgent);
+  CudaStream(Device device, std::shared_ptr<EventPool> pool, std::shared_ptr<HostWaits> waits, bool urgent);
   ~CudaStream() override;
   void* native() const noexcept override { return stream_; }
+  void prepare_launch() override {
+    if (!urgent_) waits_->count_work();  // the thread that copies is the one that sets events
+  }
   Event record() override;
   void wait(const Event& event) override;
 
  private:
   const std::shared_ptr<EventPool> pool_;
+  const std::shared_ptr<HostWaits> waits_;  ///< the device's
+  const bool urgent_;
   cudaStream_t stream_ = nullptr;
   std::shared_ptr<Reference> reference_;
 };

@@ -15,10 +15,16 @@ std::size_t SlabAllocator::size_class(std::size_t bytes) {
 
 void* SlabAllocator::acquire(std::size_t bytes) {
   const std::size_t size = size_class(bytes);
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   std::vector<void*>& idle = idle_[size];
+  const auto is_full = [&] { return idle.empty() && (slabs_.empty() || used_ + size > slab_bytes_); };
+  if (is_full()) {
+    lock.unlock();  // other threads may have to release blocks before a stream goes on
+    runtime_.wait_for_host_events();
+    lock.lock();
+  }
   if (idle.empty()) {
-    if (slabs_.empty() || used_ + size > slab_bytes_) {
+    if (is_full()) {
       slabs_.push_back(runtime_.allocate(slab_bytes_));  // under one block of the previous slab stays unused
       used_ = 0;
       memory_tracker_.hold(static_cast<std::int64_t>(slab_bytes_));

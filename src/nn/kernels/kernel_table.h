@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "tessera/base/device_runtime.h"
+#include "tessera/base/log.h"
 #include "tessera/nn/kernels/activation.h"
 #include "tessera/nn/kernels/attention.h"
 #include "tessera/nn/kernels/compression.h"
@@ -180,9 +181,10 @@ class TESSERA_API DeviceKernels {
 
 /// Resources that kernels use; they must outlive the kernels.
 struct KernelResources {
-  DeviceRuntime& runtime;  ///< of the device
-  MemoryPool& memory;      ///< of the device, for scratch
-  ThreadPool& threads;     ///< for kernels on the host
+  DeviceRuntime& runtime;                          ///< of the device
+  MemoryPool& memory;                              ///< of the device, for scratch
+  ThreadPool& threads;                             ///< for kernels on the host
+  std::shared_ptr<base::Logger> logger = nullptr;  ///< null: no logging
 };
 
 /// Interface that DeviceRuntime::find() returns for nn.

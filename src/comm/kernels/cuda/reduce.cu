@@ -56,6 +56,7 @@ void append(Stream& stream, const DeviceReduceArgs& sum) {
   sources.elements = sum.count;
   std::copy_n(sum.sources, sum.source_count, sources.data);
   std::copy_n(sum.factors, sum.source_count, sources.factors);
+  own->prepare_launch();
   check(cudaSetDevice(stream.device().index));
   const auto blocks = static_cast<unsigned>(std::min((sum.count + kThreads - 1) / kThreads, kMaxBlocks));
   with_dtype(sum.dtype, [&](auto zero) {

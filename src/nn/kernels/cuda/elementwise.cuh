@@ -16,7 +16,7 @@ struct alignas(sizeof(T) * count) Pack {
 
 /// Body::step<n>(i) computes elements [i, i + n).
 template <int width, class Body>
-TESSERA_KERNEL void elements_kernel(std::size_t count, Body body) {
+TESSERA_KERNEL void elements_kernel(std::size_t count, const TESSERA_GRID_CONSTANT Body body) {
   const std::size_t packs = count / width;
   const std::size_t thread = block_index() * thread_count() + thread_index();
   const std::size_t stride = block_count() * thread_count();

@@ -1,4 +1,5 @@
 // The only file compiled by the device compiler: all kernels, for all element types.
+#include "tessera/base/cuda/runtime.h"
 #include "tessera/nn/kernels/cuda/kernels.cuh"
 
 namespace tessera::nn::cuda {
@@ -7,12 +8,14 @@ NativeStream native_stream(Stream& stream) {
   auto* own = dynamic_cast<DeviceStream*>(&stream);
   if (own == nullptr || stream.device().type != DeviceType::cuda)
     throw InvalidUsage("cuda: stream is on " + name_of(stream.device()) + ", needs a cuda stream");
+  own->prepare_launch();
   const cudaError_t error = cudaSetDevice(stream.device().index);
   if (error != cudaSuccess) throw BackendError(std::string("cuda: cudaSetDevice: ") + cudaGetErrorString(error));
   return static_cast<NativeStream>(own->native());
 }
 
 std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products) {
+  base::cuda::load_kernels(reinterpret_cast<const void*>(hand_out_kernel));
   return std::make_unique<CudaDeviceKernels>(memory, std::move(products));
 }
 

@@ -104,9 +104,10 @@ struct CublasLtMatmul::AlgorithmChoice {
   }
 };
 
-CublasLtMatmul::CublasLtMatmul(const KernelResources& resources)
-    : api_(cublas_lt()),
+CublasLtMatmul::CublasLtMatmul(const KernelResources& resources, const CublasLt& api)
+    : api_(api),
       runtime_(resources.runtime),
+      logger_(resources.logger),
       workspace_(resources.memory.allocate(kWorkspace, MemoryCategory::other)) {
   check(api_, api_.cublasLtCreate(&handle_), "cublasLtCreate");
 }
@@ -127,6 +128,8 @@ CublasLtMatmul::AlgorithmChoice& CublasLtMatmul::chosen(const MatmulArgs& p) {
   const Key key = {p.m, p.n, p.k, flags, static_cast<std::size_t>(p.dtype), alignment};
   std::unique_ptr<AlgorithmChoice>& entry = chosen_[key];
   if (entry == nullptr) {
+    // The first launch of an algorithm loads its code, for which CUDA may wait for all streams.
+    runtime_.wait_for_host_events();
     auto made = std::make_unique<AlgorithmChoice>(api_);
     made->describe(p);
     made->choose(handle_, alignment);
@@ -138,16 +141,23 @@ CublasLtMatmul::AlgorithmChoice& CublasLtMatmul::chosen(const MatmulArgs& p) {
 bool CublasLtMatmul::can(const MatmulArgs& p) {
   // For the matrix before GELU, the library requires rows of a multiple of 8 elements that are aligned to 16 bytes. f32
   // and f64 use this project's kernel, whose formula gives the host's bits.
-  const bool fits = size_of(p.dtype) == 2 && p.bias != nullptr && p.k > 0 && p.n % 8 == 0 &&
-                    reinterpret_cast<std::uintptr_t>(p.before_gelu) % 16 == 0;
-  return fits && chosen(p).found;
+  const bool fits_gelu = p.before_gelu == nullptr || (size_of(p.dtype) == 2 && p.n % 8 == 0 &&
+                                                      reinterpret_cast<std::uintptr_t>(p.before_gelu) % 16 == 0);
+  if (!fits_gelu || !adds_bias(p.dtype) || p.bias == nullptr || p.m == 0 || p.n == 0 || p.k == 0) return false;
+  const bool found = chosen(p).found;
+  if (!found && !lacked_epilogue_) {
+    lacked_epilogue_ = true;
+    const std::string what = "cuda: cuBLASLt has no product of " + std::string(name_of(p.dtype)) + " with a bias" +
+                             (p.before_gelu != nullptr ? " and GELU" : "") + " for " + std::to_string(p.m) + " x " +
+                             std::to_string(p.n) + " x " + std::to_string(p.k) + "; this library's kernels add it";
+    if (logger_ != nullptr) logger_->write(base::LogLevel::info, what);
+  }
+  return found;
 }
 
 void CublasLtMatmul::run(Stream& stream, const MatmulArgs& p) {
   if (p.m == 0 || p.n == 0) return;
-  if (p.k == 0) {  // an empty sum
-    if (p.bias != nullptr)
-      throw Unsupported("cuda: a matrix product with a bias needs an inner dimension of 1 or more");
+  if (p.k == 0) {  // an empty sum; can() allows no bias
     if (!p.accumulate) runtime_.fill(stream, p.c, 0, p.m * p.n * size_of(p.dtype));
     return;
   }
@@ -159,7 +169,9 @@ void CublasLtMatmul::run(Stream& stream, const MatmulArgs& p) {
   const bool is_f64 = p.dtype == DType::f64;
   const void* alpha = is_f64 ? static_cast<const void*>(&f64_one) : &one;
   const void* factor = is_f64 ? static_cast<const void*>(&f64_beta) : &beta;
-  auto* native = static_cast<cudaStream_t>(static_cast<DeviceStream&>(stream).native());
+  auto& device_stream = static_cast<DeviceStream&>(stream);
+  device_stream.prepare_launch();
+  auto* native = static_cast<cudaStream_t>(device_stream.native());
   check(api_,
         api_.cublasLtMatmul(handle_, chosen.operation, alpha, p.b, chosen.a, p.a, chosen.b, factor, p.c, chosen.c, p.c,
                             chosen.c, &chosen.algorithm.algo, workspace_.data(), kWorkspace, native),

@@ -31,12 +31,13 @@ struct MatmulArgs {
 /// stream.
 class CublasLtMatmul {
  public:
-  explicit CublasLtMatmul(const KernelResources& resources);
+  /// `api` must outlive this object.
+  CublasLtMatmul(const KernelResources& resources, const CublasLt& api);
   ~CublasLtMatmul();
 
   /// Throws Unsupported if the library has no algorithm.
   void run(Stream& stream, const MatmulArgs& product);
-  /// True if the library has an algorithm for a product with GELU.
+  /// True if the library has an algorithm for a product with a bias, and GELU if it is asked for.
   bool can(const MatmulArgs& product);
   /// True if the product adds the bias.
   static bool adds_bias(DType dtype) { return dtype != DType::f64; }
@@ -48,9 +49,11 @@ class CublasLtMatmul {
 
   const CublasLt& api_;
   DeviceRuntime& runtime_;
+  const std::shared_ptr<base::Logger> logger_;  ///< may be null
   cublasLtHandle_t handle_ = nullptr;
   Buffer workspace_;
   std::map<Key, std::unique_ptr<AlgorithmChoice>> chosen_;
+  bool lacked_epilogue_ = false;  ///< which is logged once
 };
 
 }  // namespace tessera::nn::cuda

@@ -20,7 +20,7 @@ class CublasLtKernels final : public MatmulKernels<T> {
                        .k = s.in,
                        .a = args.x,
                        .b = args.weight,
-                       .bias = CublasLtMatmul::adds_bias(dtype_of<T>) ? args.bias : nullptr,
+                       .bias = args.bias,
                        .c = args.y};
     if (args.activated && args.activation == kernels::Activation::gelu_tanh) {
       MatmulArgs with_gelu = product;
@@ -31,6 +31,7 @@ class CublasLtKernels final : public MatmulKernels<T> {
         return {.bias = true, .activation = true};
       }
     }
+    if (!matmul_.can(product)) product.bias = nullptr;
     matmul_.run(stream, product);
     return {.bias = product.bias != nullptr};
   }
@@ -66,8 +67,8 @@ class CublasLtKernels final : public MatmulKernels<T> {
 
 class CublasLtTable final : public MatmulTable {
  public:
-  explicit CublasLtTable(const KernelResources& resources)
-      : matmul_(resources), f32_(matmul_), f64_(matmul_), f16_(matmul_), bf16_(matmul_) {}
+  CublasLtTable(const KernelResources& resources, const CublasLt& api)
+      : matmul_(resources, api), f32_(matmul_), f64_(matmul_), f16_(matmul_), bf16_(matmul_) {}
   MatmulKernels<float>& f32_kernels() override { return f32_; }
   MatmulKernels<double>& f64_kernels() override { return f64_; }
   MatmulKernels<f16>& f16_kernels() override { return f16_; }
@@ -83,8 +84,8 @@ class CublasLtTable final : public MatmulTable {
 
 }  // namespace
 
-std::unique_ptr<MatmulTable> make_products(const KernelResources& resources) {
-  return std::make_unique<CublasLtTable>(resources);
+std::unique_ptr<MatmulTable> make_products(const KernelResources& resources, const CublasLt& api) {
+  return std::make_unique<CublasLtTable>(resources, api);
 }
 
 }  // namespace tessera::nn::cuda
@@ -94,7 +95,7 @@ namespace tessera::base::cuda {
 // The CUDA device finds the kernels of nn here.
 const void* find_of_nn(std::string_view interface) noexcept {
   static const nn::KernelFactory kKernels{[](const nn::KernelResources& resources) {
-    return nn::cuda::make_cuda_kernels(resources.memory, nn::cuda::make_products(resources));
+    return nn::cuda::make_cuda_kernels(resources.memory, nn::cuda::make_products(resources, nn::cuda::cublas_lt()));
   }};
   return interface == nn::KernelFactory::kInterface ? &kKernels : nullptr;
 }

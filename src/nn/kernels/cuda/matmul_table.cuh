@@ -31,8 +31,10 @@ class MatmulTable {
   virtual MatmulKernels<bf16>& bf16_kernels() = 0;
 };
 
-/// Uses cuBLASLt, which is loaded at the first call. Throws Unsupported if it is missing.
-std::unique_ptr<MatmulTable> make_products(const KernelResources& resources);
+struct CublasLt;
+
+/// `api` must outlive the table.
+std::unique_ptr<MatmulTable> make_products(const KernelResources& resources, const CublasLt& api);
 
 /// All kernels of the device.
 std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products);

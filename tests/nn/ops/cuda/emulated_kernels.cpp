@@ -13,6 +13,10 @@ NativeStream native_stream(Stream& stream) {
   return &launch;
 }
 
+std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products) {
+  return std::make_unique<CudaDeviceKernels>(memory, std::move(products));
+}
+
 }  // namespace cuda
 
 namespace test {
@@ -122,7 +126,7 @@ class TestProducts final : public cuda::MatmulTable {
 }  // namespace
 
 std::unique_ptr<DeviceKernels> make_emulated_kernels(const KernelResources& resources) {
-  return std::make_unique<cuda::CudaDeviceKernels>(resources.memory, std::make_unique<TestProducts>(resources.threads));
+  return cuda::make_cuda_kernels(resources.memory, std::make_unique<TestProducts>(resources.threads));
 }
 
 static_assert(kThreadOrders == emulation::kOrders);

@@ -1,0 +1,82 @@
+"""Registers, spills and local memory of every CUDA kernel, as the compiler reports them. Needs no GPU.
+
+    cuda_resources_test.py NVCC ARCHITECTURE ROOT INCLUDE
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+INCLUDE, ROOT, ARCHITECTURE, NVCC = sys.argv.pop(), sys.argv.pop(), sys.argv.pop(), sys.argv.pop()
+# As in cmake/cuda.cmake.
+FLAGS = ["-std=c++20", "-O3", "-DNDEBUG", f"--generate-code=arch=compute_{ARCHITECTURE},code=sm_{ARCHITECTURE}", "-fmad=false",
+         "--expt-relaxed-constexpr", f"-I{INCLUDE}", f"-I{ROOT}", "--resource-usage", "-cubin"]
+REPORT = re.compile(r"Compiling entry function '(\w+)'.*?\n.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\n"
+                    r".*?Used (\d+) registers", re.DOTALL)
+# Kernels of f64 for references and tests, whose wide heads need more registers than a thread has.
+MAY_SPILL = re.compile(r"attention_\w+_kernel<double, (128|256)u>")
+
+
+class Kernel:
+    def __init__(self, name, stack, stores, loads, registers):
+        self.name, self.stack, self.spilled, self.registers = name, int(stack), int(stores) + int(loads), int(registers)
+
+
+def kernels_of(source, *more):
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([NVCC, *FLAGS, *more, "-o", str(pathlib.Path(folder) / "kernels.cubin"), str(source)], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
+    rows = REPORT.findall(done.stdout)
+    names = subprocess.run(["c++filt"], input="\n".join(row[0] for row in rows), text=True, stdout=subprocess.PIPE, check=True).stdout
+    return [Kernel(name, *row[1:]) for name, row in zip(names.splitlines(), rows, strict=True)]
+
+
+class Resources(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.kernels = kernels_of(pathlib.Path(ROOT) / "src/nn/kernels/cuda/kernels.cu")
+        cls.sums = kernels_of(pathlib.Path(ROOT) / "src/comm/kernels/cuda/reduce.cu")
+
+    def matching(self, text):
+        found = [kernel for kernel in self.kernels if text in kernel.name]
+        self.assertTrue(found, f"no kernel {text}")
+        return found
+
+    def test_no_kernel_spills(self):
+        self.assertGreater(len(self.kernels), 300)
+        self.assertGreater(len(self.sums), 5)
+        spilling = [kernel.name for kernel in self.kernels + self.sums if kernel.spilled > 0 and not MAY_SPILL.search(kernel.name)]
+        self.assertEqual(spilling, [])
+
+    def test_elementwise_kernels_use_no_local_memory(self):
+        self.assertEqual([kernel.name for kernel in self.matching("elements_kernel<") if kernel.stack > 0], [])
+
+    def test_decoding_of_nf4_keeps_its_table_out_of_local_memory(self):
+        self.assertEqual({kernel.stack for kernel in self.matching("DecodeNf4Body")}, {0})
+
+    def test_attention_leaves_room_for_two_warps_per_scheduler(self):
+        # 64 K registers of a multiprocessor: 255 for each of 256 threads.
+        for kernel in self.matching("attention") + self.matching("tensor_"):
+            self.assertLessEqual(kernel.registers, 255, kernel.name)
+        for kernel in self.matching("tensor_forward_kernel"):
+            self.assertLessEqual(kernel.registers, 184, kernel.name)
+
+    def test_detects_spills_and_local_memory(self):
+        with tempfile.TemporaryDirectory() as folder:
+            source = pathlib.Path(folder) / "control.cu"
+            source.write_text("struct Table { float at[16]; };\n"
+                              "__global__ void copied(Table table, const int* i, float* out) {\n"
+                              "  table.at[*i & 15] += 1; out[threadIdx.x] = table.at[threadIdx.x & 15];\n}\n"
+                              "__global__ void spills(const float* in, float* out) {\n  float sums[64];\n"
+                              "#pragma unroll\n  for (int i = 0; i < 64; ++i) sums[i] = in[i * 97 + threadIdx.x];\n  __syncthreads();\n"
+                              "#pragma unroll\n  for (int i = 0; i < 64; ++i) out[i * 89 + threadIdx.x] = sums[i] * sums[63 - i];\n}\n")
+            found = {kernel.name.partition("(")[0]: kernel for kernel in kernels_of(source, "-maxrregcount=24")}
+        self.assertGreater(found["copied"].stack, 0)
+        self.assertGreater(found["spills"].spilled, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,177 @@
+// How the CUDA device calls cuBLASLt, on a fake of its functions.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "tessera/base/device_stream.h"
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/nn/kernels/cuda/matmul_table.cuh"
+#include "tests/harness/limited_device.h"
+#include "tests/nn/ops/cuda/fake_cublas_lt.h"
+
+namespace tessera::nn::test {
+namespace {
+
+class HostStream final : public base::DeviceStream {
+ public:
+  HostStream() : DeviceStream({base::DeviceType::cuda, 0}, false) {}
+  void* native() const noexcept override { return nullptr; }
+  void prepare_launch() override { ++launches; }
+  base::Event record() override { return {}; }
+  void wait(const base::Event&) override {}
+  int launches = 0;
+};
+
+constexpr std::size_t kRows = 5;
+constexpr std::size_t kIn = 24;
+constexpr std::size_t kOut = 16;
+
+template <class T>
+struct Layer {
+  explicit Layer(std::size_t inner = kIn) : in(inner), x(kRows * inner), weight(inner * kOut) {
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = T(std::sin(static_cast<float>(i)));
+    for (std::size_t i = 0; i < weight.size(); ++i) weight[i] = T(std::cos(static_cast<float>(i)) / 4);
+    for (std::size_t i = 0; i < kOut; ++i) bias[i] = T(static_cast<float>(i) - 7);
+  }
+  kernels::LinearForward<T> forward(bool gelu) {
+    kernels::LinearForward<T> args{};
+    args.shape.rows = kRows;
+    args.shape.in = in;
+    args.shape.out = kOut;
+    args.shape.layout = kernels::WeightLayout::out_in;
+    args.x = x.data();
+    args.weight = weight.data();
+    args.bias = bias.data();
+    args.y = y.data();
+    if (gelu) {
+      args.activated = activated.data();
+      args.activation = kernels::Activation::gelu_tanh;
+    }
+    return args;
+  }
+  /// The largest difference of y from the same sums in f64.
+  double error() const {
+    double worst = 0;
+    for (std::size_t row = 0; row < kRows; ++row)
+      for (std::size_t out = 0; out < kOut; ++out) {
+        double sum = static_cast<float>(bias[out]);
+        for (std::size_t k = 0; k < in; ++k)
+          sum += static_cast<double>(static_cast<float>(x[row * in + k])) * static_cast<float>(weight[out * in + k]);
+        worst = std::max(worst, std::abs(sum - static_cast<float>(y[row * kOut + out])));
+      }
+    return worst;
+  }
+  /// The largest difference of `activated` from GELU of y in f64.
+  double gelu_error() const {
+    double worst = 0;
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      const double v = static_cast<float>(y[i]);
+      const double gelu = 0.5 * v * (1 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)));
+      worst = std::max(worst, std::abs(gelu - static_cast<float>(activated[i])));
+    }
+    return worst;
+  }
+
+  std::size_t in;
+  std::vector<T> x, weight;
+  std::vector<T> bias = std::vector<T>(kOut);
+  std::vector<T> y = std::vector<T>(kRows * kOut);
+  std::vector<T> activated = std::vector<T>(kRows * kOut);
+};
+
+class CudaProducts : public testing::Test {
+ protected:
+  void SetUp() override { fake_cublas_lt() = {}; }
+
+  /// The kernels' whole forward: the product, and what it did not include.
+  template <class T>
+  void run(Layer<T>& layer, bool gelu) {
+    const kernels::LinearForward<T> args = layer.forward(gelu);
+    if constexpr (sizeof(T) == 4)
+      kernels_->f32_kernels()->linear_forward(stream_, args);
+    else
+      kernels_->bf16_kernels()->linear_forward(stream_, args);
+  }
+
+  std::vector<std::string> logged_;
+  HostStream stream_;
+  tessera::test::LimitedDevice device_{std::size_t{1} << 30};
+  MemoryPool memory_{std::make_shared<base::MemoryTracker>()};
+  ThreadPool threads_{1};
+  const KernelResources resources_{
+      device_, memory_, threads_,
+      std::make_shared<base::Logger>(base::LogLevel::info,
+                                     [this](base::LogLevel, std::string_view text) { logged_.emplace_back(text); })};
+  const std::unique_ptr<DeviceKernels> kernels_ =
+      cuda::make_cuda_kernels(memory_, cuda::make_products(resources_, fake_cublas_lt_api()));
+};
+
+TEST_F(CudaProducts, IncludeBiasAndGeluWhereTheLibraryCan) {
+  Layer<float> exact;
+  run(exact, false);
+  EXPECT_LT(exact.error(), 1e-5);
+  Layer<bf16> half;
+  run(half, true);
+  EXPECT_LT(half.error(), 0.05);
+  EXPECT_LT(half.gelu_error(), 0.05);
+  EXPECT_EQ(fake_cublas_lt().products, 2);
+  EXPECT_EQ(fake_cublas_lt().with_epilogue, 2);
+  EXPECT_EQ(stream_.launches, 2) << "each product is counted as work behind a host event";
+  EXPECT_TRUE(logged_.empty());
+}
+
+TEST_F(CudaProducts, WithoutEpiloguesOtherKernelsAddBiasAndGelu) {
+  fake_cublas_lt().no_epilogues = true;
+  Layer<float> exact;
+  run(exact, false);
+  EXPECT_LT(exact.error(), 1e-5);
+  Layer<bf16> half;
+  run(half, true);
+  EXPECT_LT(half.error(), 0.1);
+  EXPECT_LT(half.gelu_error(), 0.1);
+  EXPECT_EQ(fake_cublas_lt().products, 2);
+  EXPECT_EQ(fake_cublas_lt().with_epilogue, 0);
+  ASSERT_EQ(logged_.size(), 1U) << "once for all";
+  EXPECT_EQ(logged_[0],
+            "cuda: cuBLASLt has no product of f32 with a bias for 5 x 16 x 24; this library's kernels add it");
+}
+
+TEST_F(CudaProducts, BothWaysGiveTheSameSums) {
+  Layer<float> with;
+  run(with, false);
+  fake_cublas_lt().no_epilogues = true;
+  const auto without_epilogues =
+      cuda::make_cuda_kernels(memory_, cuda::make_products(resources_, fake_cublas_lt_api()));
+  Layer<float> without;
+  without_epilogues->f32_kernels()->linear_forward(stream_, without.forward(false));
+  EXPECT_EQ(with.y, without.y);
+}
+
+TEST_F(CudaProducts, WithoutAnyAlgorithmThereIsNoProduct) {
+  fake_cublas_lt().no_algorithms = true;
+  Layer<float> layer;
+  EXPECT_THROW(run(layer, false), Unsupported);
+}
+
+TEST_F(CudaProducts, AnEmptySumIsTheBias) {
+  Layer<float> layer(0);
+  run(layer, false);
+  EXPECT_EQ(layer.error(), 0);
+  EXPECT_EQ(fake_cublas_lt().products, 0);
+}
+
+TEST_F(CudaProducts, NoStreamWaitsForTheHostWhenAnAlgorithmIsLoaded) {
+  Layer<float> layer;
+  const int before = device_.host_waits;
+  run(layer, false);
+  EXPECT_EQ(device_.host_waits, before + 1);
+  run(layer, false);
+  EXPECT_EQ(device_.host_waits, before + 1) << "it is loaded";
+  EXPECT_EQ(fake_cublas_lt().choices, 1);
+}
+
+}  // namespace
+}  // namespace tessera::nn::test

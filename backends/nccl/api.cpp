@@ -30,6 +30,8 @@ bool resolve(void* library, const char* name, Function& function) {
 }
 
 LoadedApi load() {
+  // A kernel that CUDA loads at its first launch can wait for NCCL's kernels, and those for another rank.
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   LoadedApi loaded;
   std::string problem;
   void* const cuda = open_first({"libcudart.so.13", "libcudart.so.12"}, problem);

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <cstdlib>
 #include <string>
 
 #include "backends/nccl/tree_kernels.h"
@@ -44,6 +45,7 @@
   R(cudaGetErrorString)           \
   R(cudaGetLastError)             \
   R(cudaGetDeviceCount)           \
+  R(cudaDeviceGetPCIBusId)        \
   R(cudaGetDevice)                \
   R(cudaSetDevice)                \
   R(cudaFree)                     \
@@ -69,9 +71,16 @@ struct NcclApi {
   // These two have overloads in C++.
   cudaError_t (*cudaMalloc)(void** data, std::size_t bytes) = nullptr;
   cudaError_t (*cudaHostAlloc)(void** data, std::size_t bytes, unsigned flags) = nullptr;
+  int (*setenv)(const char* name, const char* value, int overwrite) = ::setenv;
   const TreeKernels* tree = nullptr;  ///< this library's kernels; null if this build has none
 
-  bool registers() const { return ncclMemAlloc && ncclMemFree && ncclCommRegister && ncclCommDeregister; }
+  /// Whether memory of NCCL's own allocator is used and registered: from 2.26 on, since an older one rounds each
+  /// allocation up to hundreds of MiB.
+  bool registers() const {
+    int version = 0;
+    return ncclMemAlloc && ncclMemFree && ncclCommRegister && ncclCommDeregister &&
+           ncclGetVersion(&version) == ncclSuccess && version >= NCCL_VERSION(2, 26, 0);
+  }
 };
 
 /// The loaded libraries of this machine.

@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 
 #include "backends/nccl/communicator.h"
+#include "backends/nccl/shared_gpu.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
@@ -49,28 +51,54 @@ void require_possible(const BackendOptions& options, const NcclApi& api, int ran
     throw InvalidUsage("TESSERA_ALGO: nccl chooses its algorithms itself; use NCCL_ALGO");
 }
 
-/// Returns the world's id, created by rank 0. All ranks learn of each other's errors before they wait for each other.
-ncclUniqueId agree(Bootstrap& bootstrap, const NcclApi& api, int& device) {
+/// Exchanges what `make` returns on each rank. All ranks learn of each other's errors before they wait for each other.
+std::vector<std::string> exchange(Bootstrap& bootstrap, const std::function<std::string()>& make) {
   std::string blob = "+";
   try {
-    device = choose_device(bootstrap, api);
-    const DeviceGuard guard(api, device);
-    if (bootstrap.rank() == 0) {
-      ncclUniqueId id;
-      const ncclResult_t result = api.ncclGetUniqueId(&id);
-      if (result != ncclSuccess) throw BackendError(std::string("ncclGetUniqueId: ") + api.ncclGetErrorString(result));
-      blob.append(id.internal, sizeof(id.internal));
-    }
+    blob += make();
   } catch (const Error& error) {
     blob = "-" + std::string(error.what());
   }
-  const std::vector<std::string> blobs = bootstrap.all_gather(blob);
-  for (std::size_t r = 0; r < blobs.size(); ++r)
+  std::vector<std::string> blobs = bootstrap.all_gather(blob);
+  for (std::size_t r = 0; r < blobs.size(); ++r) {
     if (blobs[r].starts_with('-')) throw BackendError("rank " + std::to_string(r) + ": " + blobs[r].substr(1));
+    blobs[r].erase(0, 1);
+  }
+  return blobs;
+}
+
+/// Chooses this rank's device and loads the kernels on it. Where ranks share one, NCCL is told.
+int open_device(Bootstrap& bootstrap, const NcclApi& api) {
+  int device = 0;
+  const auto& hosts = bootstrap.hosts();
+  const std::vector<std::string> gpus = exchange(bootstrap, [&] {
+    device = choose_device(bootstrap, api);
+    const DeviceGuard guard(api, device);
+    if (api.tree != nullptr) check_cuda(api, api.tree->load(), "loading kernels");
+    std::array<char, 64> bus{};
+    check_cuda(api, api.cudaDeviceGetPCIBusId(bus.data(), bus.size(), device), "cudaDeviceGetPCIBusId");
+    return hosts[static_cast<std::size_t>(bootstrap.rank())] + " " + bus.data();
+  });
+  if (share_gpu(gpus)) {
+    const auto elsewhere = [&](const auto& host) { return host != hosts.front(); };
+    allow_shared_gpu(api, bootstrap.rank(), std::none_of(hosts.begin(), hosts.end(), elsewhere));
+  }
+  return device;
+}
+
+/// Returns the world's id, created by rank 0.
+ncclUniqueId exchange_id(Bootstrap& bootstrap, const NcclApi& api, int device) {
   ncclUniqueId id;
-  if (blobs.front().size() != 1 + sizeof(id.internal))
+  const std::vector<std::string> ids = exchange(bootstrap, [&] {
+    if (bootstrap.rank() != 0) return std::string();
+    const DeviceGuard guard(api, device);
+    const ncclResult_t result = api.ncclGetUniqueId(&id);
+    if (result != ncclSuccess) throw BackendError(std::string("ncclGetUniqueId: ") + api.ncclGetErrorString(result));
+    return std::string(id.internal, sizeof(id.internal));
+  });
+  if (ids.front().size() != sizeof(id.internal))
     throw SystemError("nccl: a rank of this world runs another version of the library; use one version on all ranks");
-  std::memcpy(id.internal, blobs.front().data() + 1, sizeof(id.internal));
+  std::memcpy(id.internal, ids.front().data(), sizeof(id.internal));
   return id;
 }
 
@@ -85,8 +113,8 @@ std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, c
   require_possible(options, api, bootstrap->size());
   BackendOptions own = options;
   if (own.communicator.memory_tracker == nullptr) own.communicator.memory_tracker = std::make_shared<MemoryTracker>();
-  int device = 0;
-  const ncclUniqueId id = agree(*bootstrap, api, device);
+  const int device = open_device(*bootstrap, api);
+  const ncclUniqueId id = exchange_id(*bootstrap, api, device);
   const auto world = std::make_shared<NcclRuntime>(std::move(bootstrap), own, api, device);
   world->open();
   const auto group = std::make_shared<NcclGroup>(world, 0);

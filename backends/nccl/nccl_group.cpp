@@ -221,6 +221,18 @@ Work NcclGroup::start_tree(const OpDesc& call) {
       [&] { issue_sum(where(), call); });
 }
 
+Work NcclGroup::start_divided(const OpDesc& call) {
+  OpDesc sum = call;
+  sum.op = ReduceOp::sum();
+  return launch(
+      prepare(call),
+      [&] {
+        issue(target(), sum);
+        count(call);
+      },
+      [&] { issue_division(target(), call); });
+}
+
 Work NcclGroup::start(const OpDesc& call) {
   const bool tree = uses_tree(api_, call, size(), options().deterministic);
   if (!tree) require_supported(call, size());
@@ -228,6 +240,7 @@ Work NcclGroup::start(const OpDesc& call) {
   throw_if_failed();
   const DeviceGuard guard(api_, runtime_->device());
   if (tree) return start_tree(call);
+  if (divides_afterwards(api_, call)) return start_divided(call);
   return launch(prepare(call), [&] {
     issue(target(), call);
     count(call);

@@ -45,6 +45,7 @@ class NcclGroup final : public StreamGroup {
   NcclOperation& prepare(const OpDesc& call);
   Work start_internal(const Issue& issue);
   Work start_tree(const OpDesc& call);
+  Work start_divided(const OpDesc& call);
   LaunchTarget target() const;
   void check_device(const OpDesc& call) const;
   void count(const OpDesc& call);

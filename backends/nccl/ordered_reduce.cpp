@@ -1,5 +1,7 @@
 #include "backends/nccl/ordered_reduce.h"
 
+#include <cmath>
+
 #include "backends/nccl/cuda_objects.h"
 #include "backends/nccl/group_call.h"
 #include "backends/nccl/reduce_op.h"
@@ -35,6 +37,12 @@ class Layout {
   const std::size_t stride_;
 };
 
+/// Whether 1 / divisor is a number of f16 and bf16, so that NCCL's factor is exact.
+bool divides_exactly(double divisor) {
+  int exponent = 0;
+  return std::frexp(divisor, &exponent) == 0.5 && std::abs(exponent) < 14;
+}
+
 }  // namespace
 
 bool uses_tree(const NcclApi& api, const OpDesc& call, int ranks, bool deterministic) {
@@ -48,7 +56,8 @@ bool uses_tree(const NcclApi& api, const OpDesc& call, int ranks, bool determini
     case Kind::premul_sum:
       return floating && size_of(call.in.dtype) == 2;
     case Kind::avg:
-      if (floating) return size_of(call.in.dtype) == 2 && call.op.scalar != 1;
+      // A sum of f16 may overflow before it is divided.
+      if (floating) return call.in.dtype == DType::f16 && !divides_exactly(call.op.scalar);
       return call.op.scalar != ranks && call.op.scalar != 1;
     default:
       return false;
@@ -108,6 +117,27 @@ void issue_sum(const LaunchTarget& t, const OpDesc& call) {
     if (theirs.count != 0) recv(t, out + theirs.offset * size, theirs.count, call.in.dtype, peer);
   }
   group.end();
+}
+
+bool divides_afterwards(const NcclApi& api, const OpDesc& call) {
+  return reduces(call.kind) && api.tree != nullptr && call.in.count != 0 && call.op.kind == Kind::avg &&
+         call.in.dtype == DType::bf16 && !divides_exactly(call.op.scalar);
+}
+
+void issue_division(const LaunchTarget& t, const OpDesc& call) {
+  if (call.kind == OpKind::reduce && t.rank != call.root) return;
+  // The average of one rank's elements.
+  const TreeReduceArgs work{.op = call.op,
+                            .dtype = call.in.dtype,
+                            .ranks = 1,
+                            .own = 0,
+                            .own_slice = call.out.data,
+                            .slices = nullptr,
+                            .stride = 0,
+                            .factors = static_cast<const double*>(t.scratch),
+                            .out = call.out.data,
+                            .count = call.out.count};
+  check_cuda(t.api, t.api.tree->reduce(work, t.stream), "a kernel");
 }
 
 }  // namespace tessera::comm::nccl

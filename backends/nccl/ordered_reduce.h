@@ -19,4 +19,9 @@ void issue_exchange(const LaunchTarget& target, const OpDesc& call);
 /// ... reduces the slices and distributes the result to the ranks that need it.
 void issue_sum(const LaunchTarget& target, const OpDesc& call);
 
+/// Whether the call is NCCL's sum and then a division here: an average of bf16 whose factor NCCL would round.
+bool divides_afterwards(const NcclApi& api, const OpDesc& call);
+/// Divides this rank's result of the sum.
+void issue_division(const LaunchTarget& target, const OpDesc& call);
+
 }  // namespace tessera::comm::nccl

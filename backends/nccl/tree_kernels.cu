@@ -17,6 +17,16 @@ __global__ void reduce_kernel(TreeReduceArgs work) {
 
 __global__ void store_kernel(double* to, double value) { *to = value; }
 
+cudaError_t load() {
+  cudaFuncAttributes attributes{};
+  cudaError_t result = cudaFuncGetAttributes(&attributes, store_kernel);
+  for (const base::DType dtype : base::kDTypes)
+    base::with_dtype(dtype, [&](auto zero) {
+      if (result == cudaSuccess) result = cudaFuncGetAttributes(&attributes, reduce_kernel<decltype(zero)>);
+    });
+  return result;
+}
+
 cudaError_t reduce(const TreeReduceArgs& work, cudaStream_t stream) {
   const std::size_t blocks = std::min((work.count + kThreads - 1) / kThreads, kMaxBlocks);
   if (blocks == 0) return cudaSuccess;
@@ -34,7 +44,7 @@ cudaError_t store(double* to, double value, cudaStream_t stream) {
 }  // namespace
 
 const TreeKernels* tree_kernels() {
-  static constexpr TreeKernels kKernels{reduce, store};
+  static constexpr TreeKernels kKernels{load, reduce, store};
   return &kKernels;
 }
 

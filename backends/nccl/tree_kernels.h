@@ -35,6 +35,8 @@ TESSERA_HD void tree_element(const TreeReduceArgs& work, std::size_t i) {
 }
 
 struct TreeKernels {
+  /// Loads all of these kernels on the current device, so that no launch does.
+  cudaError_t (*load)();
   /// Enqueues the tree reduction of all slices into `work.out`.
   cudaError_t (*reduce)(const TreeReduceArgs& work, cudaStream_t stream);
   /// Enqueues *to = value, on the device.

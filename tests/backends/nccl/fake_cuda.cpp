@@ -137,6 +137,12 @@ cudaError_t query_event(cudaEvent_t event) {
 }
 
 /// The library's own kernels, on the fake's streams.
+cudaError_t load_kernels() {
+  const auto lock = fake_lock();
+  ++fake_state().counts.kernel_loads;
+  return cudaSuccess;
+}
+
 cudaError_t reduce_tree_later(const comm::nccl::TreeReduceArgs& work, cudaStream_t stream) {
   const auto lock = fake_lock();
   stream_of(stream).tasks.emplace_back([work] {
@@ -185,11 +191,20 @@ FakeStream& stream_of(cudaStream_t stream) { return *reinterpret_cast<FakeStream
 int current_device() { return device_of_thread; }
 
 void add_cuda(comm::nccl::NcclApi& api) {
-  static constexpr comm::nccl::TreeKernels kKernels{reduce_tree_later, store_later};
+  static constexpr comm::nccl::TreeKernels kKernels{load_kernels, reduce_tree_later, store_later};
   api.tree = &kKernels;
   api.cudaGetErrorString = error_string;
   api.cudaGetLastError = [] { return cudaSuccess; };
   api.cudaGetDeviceCount = get_device_count;
+  api.cudaDeviceGetPCIBusId = [](char* text, int bytes, int device) {
+    std::snprintf(text, static_cast<std::size_t>(bytes), "0000:%02x:00.0", device);
+    return cudaSuccess;
+  };
+  api.setenv = [](const char* name, const char* value, int overwrite) {
+    const auto lock = fake_lock();
+    fake_state().environment.insert(std::string(name) + "=" + value + (overwrite != 0 ? " overwritten" : ""));
+    return 0;
+  };
   api.cudaGetDevice = get_device;
   api.cudaSetDevice = set_device;
   api.cudaMalloc = allocate;
@@ -205,6 +220,11 @@ void add_cuda(comm::nccl::NcclApi& api) {
   api.cudaEventDestroy = destroy_event;
   api.cudaEventRecord = record_event;
   api.cudaEventQuery = query_event;
+}
+
+std::set<std::string> fake_environment() {
+  const auto lock = fake_lock();
+  return fake_state().environment;
 }
 
 }  // namespace tessera::nccl_test

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 
 #include "tests/backends/nccl/fake_nccl.h"
 
@@ -36,7 +37,8 @@ struct FakeState {
   std::recursive_mutex mutex;
   FakeOptions options;
   FakeCounts counts;
-  std::set<int> broken;  ///< world ranks
+  std::set<std::string> environment;  ///< "NAME=VALUE" of the variables set
+  std::set<int> broken;               ///< world ranks
   ncclResult_t break_error = ncclSuccess;
   void complain(const std::string& what);
 };

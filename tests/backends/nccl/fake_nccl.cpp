@@ -376,6 +376,7 @@ void reset_fake(const FakeOptions& options) {
   FakeState& state = fake_state();
   state.options = options;
   state.counts = {};
+  state.environment.clear();
   state.broken.clear();
   worlds().clear();
 }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 
 #include "backends/nccl/api.h"
@@ -31,6 +32,7 @@ struct FakeCounts {
   int blocks = 0;         ///< of device and pinned memory
   int registrations = 0;  ///< of memory with a communicator
   int reduce_ops = 0;
+  int kernel_loads = 0;       ///< of the library's own kernels
   std::uint64_t queries = 0;  ///< of events: at least one for each time the host waits for a device
   int complaints = 0;
   std::string complaint;  ///< the first one
@@ -45,6 +47,8 @@ const comm::nccl::NcclApi& fake_api();
 void reset_fake(const FakeOptions& options = {});
 void change_fake(const FakeOptions& options);
 FakeCounts fake_counts();
+/// "NAME=VALUE" of the environment variables that the backend set.
+std::set<std::string> fake_environment();
 /// From now on the communicators of this world rank report an asynchronous error, and their kernels make no progress.
 void break_link(int rank, ncclResult_t error);
 

@@ -19,6 +19,25 @@ TEST(NcclMemory, RejectsUnregisteredMemory) {
   });
 }
 
+TEST(NcclMemory, OlderAllocatorsAreNotUsed) {
+  reset_fake({.version = 22503});
+  comm::nccl::NcclApi api = fake_api();
+  api.ncclMemAlloc = [](void**, std::size_t) { return ncclInternalError; };
+  run_ranks(
+      1,
+      [](Communicator& world) {
+        EXPECT_TRUE(world.allocate(4 << 20, MemoryKind::device, {}));
+        EXPECT_EQ(fake_counts().registrations, 0);
+      },
+      quick_options(), api);
+  reset_fake({.version = 22602});
+  EXPECT_EQ(run_world(
+                1, quick_options(), [](Communicator& world) { world.allocate(4 << 20, MemoryKind::device, {}); }, api)
+                .front()
+                .substr(0, 41),
+            "SystemError: nccl: can't allocate 4194304");
+}
+
 TEST(NcclMemory, LargeBlocksAreRegisteredWithAllCommunicators) {
   reset_fake();
   const auto memory_tracker = std::make_shared<MemoryTracker>();

@@ -158,7 +158,7 @@ TEST(NcclOrderedReduce, HandlesOpsThatNcclLacksInAnyMode) {
       [](Communicator& comm) {
         using Kind = ReduceOp::Kind;
         EXPECT_EQ(sums<std::int32_t>(comm, Kind::avg, 7, false), "");
-        EXPECT_EQ(sums<bf16>(comm, Kind::avg, 7, true), "");
+        EXPECT_EQ(sums<f16>(comm, Kind::avg, 7, true), "");
         EXPECT_EQ(sums<f16>(comm, Kind::premul_sum, 0, false), "");
         EXPECT_EQ(sums<float>(comm, Kind::min, 0, false), "");
         EXPECT_EQ(sums<double>(comm, Kind::max, 0, true), "");
@@ -167,6 +167,87 @@ TEST(NcclOrderedReduce, HandlesOpsThatNcclLacksInAnyMode) {
         EXPECT_EQ(sums<bool>(comm, Kind::bit_xor, 0, false), "");
       },
       quick_options(), without_sums());
+}
+
+/// Averages over `comm` of elements that every sum and quotient represents; returns the calls that differ.
+template <class T>
+std::string averages(Communicator& comm, double divisor) {
+  const auto n = static_cast<std::size_t>(comm.size());
+  const std::size_t count = 40 * n;
+  OnDevice<T> in(comm, comm.rank(), count);
+  OnDevice<T> out(comm, comm.rank(), count);
+  const auto value = [&](std::size_t i, std::size_t rank) { return static_cast<float>(divisor * (i % 7 + rank)); };
+  const auto want = [&](std::size_t i) {
+    float sum = 0;
+    for (std::size_t r = 0; r < n; ++r) sum += static_cast<float>(i % 7 + r);
+    return sum;
+  };
+  for (std::size_t i = 0; i < count; ++i) in.data()[i] = T(value(i, static_cast<std::size_t>(comm.rank())));
+  const auto differs = [&](std::size_t from, std::size_t elements) {
+    for (std::size_t i = 0; i < elements; ++i)
+      if (static_cast<float>(out.data()[i]) != want(from + i)) return true;
+    return false;
+  };
+  std::string wrong;
+  const ReduceOp op{ReduceOp::Kind::avg, divisor};
+  comm.all_reduce(in.view(), out.view(), op).wait();
+  if (differs(0, count)) wrong += " all_reduce";
+  comm.reduce(in.view(), out.view(), op, 1).wait();
+  if (comm.rank() == 1 && differs(0, count)) wrong += " reduce";
+  comm.reduce_scatter(in.view(), out.view(0, 40), op).wait();
+  if (differs(40 * static_cast<std::size_t>(comm.rank()), 40)) wrong += " reduce_scatter";
+  return wrong;
+}
+
+/// Messages and kernels fail.
+comm::nccl::NcclApi without_tree_exchange() {
+  comm::nccl::NcclApi api = fake_api();
+  api.ncclSend = [](const void*, std::size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) {
+    return ncclInternalError;
+  };
+  api.ncclRecv = [](void*, std::size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) { return ncclInternalError; };
+  return api;
+}
+
+TEST(NcclAverages, UseTheReductionsOfNccl) {
+  reset_fake();
+  const comm::nccl::NcclApi api = without_tree_exchange();
+  run_ranks(
+      4,
+      [](Communicator& comm) {
+        EXPECT_EQ(averages<bf16>(comm, 4), "");
+        EXPECT_EQ(averages<f16>(comm, 4), "");
+        EXPECT_EQ(averages<float>(comm, 4), "");
+      },
+      quick_options(), api);
+}
+
+TEST(NcclAverages, OfBf16AreDividedAfterwardsWhereAFactorIsRounded) {
+  reset_fake();
+  comm::nccl::NcclApi api = without_tree_exchange();
+  api.ncclRedOpCreatePreMulSum = [](ncclRedOp_t*, void*, ncclDataType_t, ncclScalarResidence_t, ncclComm_t) {
+    return ncclInternalError;
+  };
+  run_ranks(
+      3,
+      [](Communicator& comm) {
+        EXPECT_EQ(averages<bf16>(comm, 3), "");
+        EXPECT_EQ(averages<bf16>(comm, 6), "") << "not the number of ranks";
+      },
+      quick_options(), api);
+  // The control: a division that does nothing is seen.
+  static constexpr comm::nccl::TreeKernels kNothing{
+      [] { return cudaSuccess; }, [](const comm::nccl::TreeReduceArgs&, cudaStream_t) { return cudaSuccess; },
+      [](double*, double, cudaStream_t) { return cudaSuccess; }};
+  api.tree = &kNothing;
+  run_ranks(
+      3, [](Communicator& comm) { EXPECT_NE(averages<bf16>(comm, 3), ""); }, quick_options(), api);
+}
+
+TEST(NcclAverages, OfTheDeterministicModeUseTheTree) {
+  reset_fake();
+  run_ranks(
+      3, [](Communicator& comm) { EXPECT_EQ(averages<bf16>(comm, 3), ""); }, deterministic_options(), without_sums());
 }
 
 TEST(NcclOrderedReduce, BuildWithoutKernelsSaysWhatItCannotReduce) {
@@ -191,7 +272,7 @@ TEST(NcclOrderedReduce, BuildWithoutKernelsSaysWhatItCannotReduce) {
 TEST(NcclOrderedReduce, DetectsMissingOrWrongKernel) {
   reset_fake();
   static constexpr comm::nccl::TreeKernels kNothing{
-      [](const comm::nccl::TreeReduceArgs&, cudaStream_t) { return cudaSuccess; },
+      [] { return cudaSuccess; }, [](const comm::nccl::TreeReduceArgs&, cudaStream_t) { return cudaSuccess; },
       [](double*, double, cudaStream_t) { return cudaSuccess; }};
   comm::nccl::NcclApi api = without_sums();
   api.tree = &kNothing;

@@ -1,4 +1,5 @@
 // Whether the backend is available, and the reason if it is not.
+#include "backends/nccl/shared_gpu.h"
 #include "tests/backends/nccl/support.h"
 
 namespace tessera::comm::nccl {
@@ -14,7 +15,8 @@ TEST(NcclProbe, NamesReasonWithoutDevice) {
   reset_fake({.devices = 0});
   EXPECT_EQ(comm::nccl::unusable(fake_api()), "no CUDA device: the driver sees none");
   reset_fake({.driver_error = cudaErrorInsufficientDriver});
-  EXPECT_EQ(comm::nccl::unusable(fake_api()), "no CUDA device: CUDA driver version is insufficient for CUDA runtime version");
+  EXPECT_EQ(comm::nccl::unusable(fake_api()),
+            "no CUDA device: CUDA driver version is insufficient for CUDA runtime version");
   reset_fake({.version = 21205});
   EXPECT_EQ(comm::nccl::unusable(fake_api()), "NCCL is version 2.12.5, needs 2.18.1 or newer");
 }
@@ -49,6 +51,30 @@ TEST(NcclProbe, RejectsUnsupportedOptionsAtStart) {
       1, [](Communicator& comm) { EXPECT_TRUE(comm.capabilities().deterministic); }, ordered);
   run_ranks(2, [](Communicator& comm) { EXPECT_FALSE(comm.capabilities().deterministic); });
   EXPECT_FALSE(comm::nccl::backend().deterministic);
+}
+
+TEST(NcclSharedGpu, IsAllowedAsTheVersionNeedsIt) {
+  const auto environment = [](const FakeOptions& fake, int ranks) {
+    reset_fake(fake);
+    run_ranks(ranks, [](Communicator& comm) { comm.barrier().wait(); });
+    return fake_environment();
+  };
+  using Names = std::set<std::string>;
+  EXPECT_EQ(environment({.devices = 2, .version = 23001}, 3),
+            (Names{"NCCL_MULTI_RANK_GPU_ENABLE=1", "NCCL_NVLS_ENABLE=0", "NCCL_MAX_CTAS=2"}));
+  EXPECT_EQ(
+      environment({.devices = 2, .version = 22907}, 3),
+      (Names{"NCCL_HOSTID=r0", "NCCL_HOSTID=r1", "NCCL_HOSTID=r2", "NCCL_IB_DISABLE=1", "NCCL_SOCKET_IFNAME=lo"}));
+  EXPECT_EQ(environment({.devices = 3, .version = 22907}, 3), Names{}) << "each rank has its own";
+  const auto apart = comm::nccl::settings_for_shared_gpu(22907, 5, false);
+  ASSERT_EQ(apart.size(), 2U) << "several hosts choose their network";
+  EXPECT_EQ(apart[0].value, "r5");
+}
+
+TEST(NcclProbe, LoadsKernelsBeforeAnyStreamCanWait) {
+  reset_fake();
+  run_ranks(3, [](Communicator&) {});
+  EXPECT_EQ(fake_counts().kernel_loads, 3);
 }
 
 TEST(NcclProbe, AllRanksNameRankWithoutDevice) {

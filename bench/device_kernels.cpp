@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <functional>
@@ -83,11 +84,16 @@ class Bench {
     k<T>().fill_normal(stream(), {.range = {.end = count}, .deviation = OpMath<T>(0.02), .out = data});
     return data;
   }
+  /// `quantile`: of the ids by frequency, 0 or more and below 1.
+  std::int32_t id_at(double quantile) const {
+    return static_cast<std::int32_t>(std::pow(static_cast<double>(s_.vocabulary), quantile)) - 1;
+  }
+  /// As in text: the k-th most frequent one about 1 / k as often as the first (Zipf's law).
   std::int32_t* ids(std::vector<base::Buffer>& keep) {
     auto* data = static_cast<std::int32_t*>(keep.emplace_back(room(s_.rows() * 4)).data());
     upload(context_, data, s_.rows() * 4, [&](void* to) {
       for (std::size_t i = 0; i < s_.rows(); ++i)
-        static_cast<std::int32_t*>(to)[i] = static_cast<std::int32_t>(i * 2654435761U % s_.vocabulary);
+        static_cast<std::int32_t*>(to)[i] = id_at(static_cast<double>(i * 2654435761U % (1U << 24)) / (1U << 24));
     });
     return data;
   }
@@ -149,7 +155,8 @@ class Bench {
             *dy = numbers<T>(keep, rows * out);
     T *y = numbers<T>(keep, rows * out), *z = numbers<T>(keep, gelu ? rows * out : 1),
       *dx = numbers<T>(keep, rows * in), *dw = numbers<T>(keep, in * out), *db = numbers<T>(keep, out);
-    const kernels::LinearShape shape{rows, in, out, kernels::WeightLayout::in_out};
+    const auto layout = name == "head" ? kernels::WeightLayout::out_in : kernels::WeightLayout::in_out;
+    const kernels::LinearShape shape{rows, in, out, layout};
     const double flops = 2.0 * static_cast<double>(rows * in) * static_cast<double>(out);
     const double bytes = static_cast<double>((rows * in + in * out + rows * out) * sizeof(T));
     const double also = gelu ? static_cast<double>(rows * out * sizeof(T)) : 0;

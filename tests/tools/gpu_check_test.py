@@ -1,6 +1,6 @@
-"""scripts/gpu-check without a GPU: it reports that, and one failed step fails the run regardless of the others.
+"""scripts/gpu-check without a GPU: it reports that, one failed part fails the run, and every part detects what it looks for.
 
-The tools that it calls are stubs in the test's own PATH; the steps themselves can be tested only on a GPU.
+The tools that it calls are stubs in the test's own PATH, or their results are made up.
 """
 
 import importlib.util
@@ -8,6 +8,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import tarfile
 import tempfile
 import types
 import unittest
@@ -43,6 +44,10 @@ class GpuCheck(unittest.TestCase):
 
     def test_a_build_that_fails_ends_it_with_its_last_line(self):
         self.stand_in("nvidia-smi", "echo 'Stand-in, 1, 1 MiB, 9.0'")
+        self.stand_in("nvcc")
+        self.stand_in("python3", f"echo {self.folder}")
+        (self.folder / "include").mkdir()
+        (self.folder / "include/nccl.h").touch()
         self.stand_in("cmake", "echo configured badly", "exit 4")
         self.stand_in("dpkg-deb")
         done, steps = self.run_it()
@@ -60,40 +65,184 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(done.returncode, 0)
         self.assertEqual(done.stdout.split("\n")[:3], ["gpu", "unpack", "build"])
 
-    def test_compares_measurements_with_limits(self):
-        loader = SourceFileLoader("gpu_check", str(SCRIPT))
-        sys.dont_write_bytecode = True
-        script = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_check", loader))
-        loader.exec_module(script)
-        script.BUILD = self.folder
-        (self.folder / "bench_nccl_overhead").touch()
-        row = {"alone_us": 12.0, "direct_alone_us": 10.0, "in_a_row_us": 101.0, "direct_in_a_row_us": 100.0}
+    def test_a_signal_leaves_a_summary_and_an_archive(self):
+        self.stand_in("nvidia-smi", "echo 'Stand-in, 1, 1 MiB, 9.0'")
+        self.stand_in("nvcc")
+        self.stand_in("python3", f"echo {self.folder}")
+        self.stand_in("cmake", "/bin/kill -TERM $PPID", "exec /bin/sleep 20")
+        (self.folder / "include").mkdir()
+        (self.folder / "include/nccl.h").touch()
+        done, steps = self.run_it()
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertEqual((steps[-1]["step"], steps[-1]["result"]), ("build", "STOPPED"))
+        with tarfile.open(self.folder / "out/logs.tar.gz") as archive:
+            self.assertIn("gpu.log", archive.getnames())
 
+
+def load_script():
+    sys.dont_write_bytecode = True
+    loader = SourceFileLoader("gpu_check", str(SCRIPT))
+    script = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_check", loader))
+    loader.exec_module(script)
+    return script
+
+
+class Machine:
+    """Stands in for a Check: each command writes what the part expects, unless `faults` says otherwise. A fault is a function of the
+    command's name that returns a changed value, or None for the right one."""
+
+    def __init__(self, out, **faults):
+        self.out, self.faults, self.figures, self.torch = out, faults, {}, "python3"
+
+    def fault(self, kind, name, right):
+        changed = self.faults[kind](name) if kind in self.faults else None
+        return right if changed is None else changed
+
+    def command(self, name, command, limit=0, **settings):
+        command = [str(part) for part in command]
+        path = pathlib.Path(command[command.index("--json") + 1]) if "--json" in command[:-1] else None
+        value = self.fault("json", name, None)
+        if "train" in command:
+            steps = int(command[command.index("--steps") + 1])
+            speed = self.fault("speed", name, 1000.0)
+            end = "compressed" if "powersgd" in name else "plain"
+            losses = [{"loss": self.fault("loss", name, 2.0), "tokens_per_second": speed}] * self.fault("steps", name, steps)
+            hashed = {"final_parameters_hash": self.fault("hash", name, f"{end} of {command[command.index('--ranks') + 1]}")}
+            path.write_text("".join(json.dumps(line) + "\n" for line in [*losses, hashed]))
+            text = self.fault("log", name, "memory moves: by IPC")
+            (self.out / f"{name}.log").write_text(text)
+            return text
+        if path is not None:
+            path.write_text(json.dumps(value))
+        return self.fault("text", name, "[  PASSED  ] 3 tests.\n======== ERROR SUMMARY: 0 errors")
+
+
+class Parts(unittest.TestCase):
+    """Each part passes with right results, and fails with one that is wrong in the way that it looks for."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.script = load_script()
+        self.script.BUILD = self.folder
+
+    def passes(self, part, **faults):
+        return self.script.STEPS[part](Machine(self.folder, **faults))
+
+    def fails(self, part, expected, **faults):
+        with self.assertRaises(self.script.Failed) as caught:
+            self.script.STEPS[part](Machine(self.folder, **faults))
+        self.assertIn(expected, str(caught.exception))
+
+    def only(self, name, value):
+        """A fault of one command."""
+        return lambda asked: value if asked == name else None
+
+    def test_info(self):
+        def found(available):
+            return lambda _: json.dumps({"devices": [{"name": "cuda", "available": available, "reason": "no driver"}],
+                                         "backends": [{"name": "nccl", "available": True}]})
+        self.assertIn("nccl available", self.passes("info", text=found(True)))
+        self.fails("info", "no driver", text=found(False))
+
+    def test_kernels_and_sanitizers(self):
+        self.assertEqual(self.passes("kernels"), "3 tests")
+        self.assertIn("0 errors", self.passes("memcheck"))
+        for part in ("kernels", "memcheck", "racecheck"):
+            self.fails(part, "no test ran", text=lambda _: "[  PASSED  ] 0 tests.")
+            self.fails(part, "some were skipped", text=lambda _: "[  PASSED  ] 3 tests.\n[  SKIPPED ] 1 test")
+
+    def test_a_program_that_reports_an_error_fails(self):
+        options = types.SimpleNamespace(out=self.folder, torch="python3", limit=60)
+        check = self.script.Check(options)
+        self.assertRaises(self.script.Failed, check.command, "sanitizer", ["/bin/sh", "-c", "echo 1 error; exit 9"])
+        with self.assertRaises(self.script.Failed) as caught:
+            check.command("late", ["/bin/sleep", "20"], limit=1)
+        self.assertIn("not done within 1 s", str(caught.exception))
+
+    def test_losses(self):
+        self.assertIn("0.0e+00", self.passes("losses"))
+        self.fails("losses", "losses differ by 1.0e-03", loss=self.only("llama-nano-cuda", 2.002))
+        self.fails("losses", "gpt-nano: 19 losses", steps=lambda name: 19 if name.startswith("gpt-nano") else None)
+
+    def test_four_bits(self):
+        self.passes("four bits")
+        self.fails("four bits", "differ by", loss=self.only("four-bits-cuda", 2.002))
+
+    def test_several_ranks(self):
+        self.assertIn("nccl", self.passes("several ranks"))
+        for way in ("shm-ipc", "shm", "tcp", "nccl"):
+            self.fails("several ranks", "differ", hash=self.only(f"ranks-{way}-4-fsdp", "other"))
+        self.fails("several ranks", "did not use IPC", log=lambda _: "staged")
+        self.fails("several ranks", "took nothing off", hash=lambda name: "same of " + name.split("-ipc")[-1].split("-")[-2]
+                   if "powersgd" not in name else "same of " + name.split("-")[-2])
+
+    def test_strategies(self):
+        def runs(*hashes):
+            return {"json": lambda _: {"runs": [{"final_parameters_hash": one} for one in hashes]}}
+        self.passes("strategies", **runs("a", "a", "a", "a"))
+        self.fails("strategies", "2 different ends", **runs("a", "a", "a", "b"))
+        self.fails("strategies", "of 3 runs", **runs("a", "a", "a"))
+
+    def test_offload(self):
+        self.assertIn("2.00 times as long", self.passes("offload", speed=self.only("offload-host", 500.0)))
+        self.fails("offload", "other bits", hash=self.only("offload-host", "other"))
+        self.fails("offload", "other bits", loss=self.only("offload-host", 3.0))
+
+    def test_graphs(self):
+        self.passes("graphs", speed=self.only("graphs-with", 1500.0))
+        self.fails("graphs", "0.90 times", speed=self.only("graphs-with", 900.0))
+        self.fails("graphs", "other bits", speed=self.only("graphs-with", 1500.0), hash=self.only("graphs-with", "other"))
+
+    def test_limits(self):
+        def shares(**kernels):
+            table = {"limits": {"tflops": 1}, "kernels": [{"name": name, "of_limit": share} for name, share in kernels.items()]}
+            return {"json": lambda _: table, "text": lambda _: "the largest gaps: ..."}
+        self.assertIn("gaps", self.passes("limits", **shares(norm=0.85, attention_forward=0.5)))
+        self.fails("limits", "norm 75%", **shares(norm=0.75, attention_forward=0.5))
+        self.fails("limits", "attention_forward 40%", **shares(norm=0.85, attention_forward=0.4))
+        self.fails("limits", "no kernel", **shares())
+
+    def test_speed(self):
+        def torch(speed):
+            return lambda name: json.dumps({"tokens_per_second": speed, "fastest": "compiled"}) if name == "torch" else None
+        self.script.shutil.which = lambda name: name
+        self.assertIn("1.25 of PyTorch's", self.passes("speed", text=torch(800)))
+        self.fails("speed", "0.80 of PyTorch's", text=torch(1250))
+
+    def test_engine_cost(self):
+        def cost(alone):
+            return {"text": lambda name: json.dumps({"tokens_per_second": alone}) if name.startswith("alone") else None}
+        self.assertIn("+10.0% by fsdp", self.passes("engine cost", **cost(1100)))
+        self.fails("engine cost", "+20.0% by fsdp", **cost(1200))
+
+    def test_nccl_overhead(self):
         def overhead(**other):
-            rows = [dict(row, bytes=1024, **other), dict(row, bytes=1 << 20, **other)]
-            check = types.SimpleNamespace(out=self.folder, figures={}, command=lambda *_, **__: "")
-            (self.folder / "nccl-overhead.json").write_text(json.dumps(rows))
-            return script.nccl_overhead(check)
+            row = {"alone_us": 12.0, "direct_alone_us": 10.0, "in_a_row_us": 101.0, "direct_in_a_row_us": 100.0}
+            return {"json": lambda _: [dict(row, bytes=1024, **other), dict(row, bytes=1 << 20, **other)]}
+        self.assertEqual(self.passes("nccl overhead", **overhead()), "+2.0 us at 1 KiB, +1.0% at most from 1 MiB")
+        self.fails("nccl overhead", "+3.5 us", **overhead(alone_us=13.5))
+        self.fails("nccl overhead", "+3.0%", **overhead(in_a_row_us=103.0))
 
-        self.assertEqual(overhead(), "+2.0 us at 1 KiB, +1.0% at most from 1 MiB")
-        self.assertRaises(script.Failed, overhead, alone_us=13.5)
-        self.assertRaises(script.Failed, overhead, in_a_row_us=103.0)
+    def test_build_needs_the_compiler_and_nccl(self):
+        self.script.find_nvcc = lambda: None
+        self.fails("build", "no nvcc")
+        self.script.find_nvcc = lambda: "/usr/local/cuda/bin/nvcc"
+        self.script.find_nccl = lambda _: (None, None)
+        self.fails("build", "no nccl.h")
 
-        def cost(fsdp):
-            step = [{"loss": 1, "tokens_per_second": fsdp}] * 8
-            script.training = lambda *_, **__: step
-            check = types.SimpleNamespace(out=self.folder, figures={}, command=lambda *_, **__: '{"tokens_per_second": 1000}')
-            return script.engine_cost(check)
-
-        self.assertIn("+1.0% by fsdp", cost(990))
-        self.assertRaises(script.Failed, cost, 970)
-        script.NEEDED, script.STEPS = (), {"late": lambda _: self.fail("it was begun")}
-        late = types.SimpleNamespace(out=self.folder, figures={}, results=[], begin=0, left=lambda: 5)
-        self.assertEqual(script.run(late, ""), 1)
+    def test_a_part_without_time_is_a_failure_by_name(self):
+        self.script.NEEDED, self.script.STEPS = (), {"late": lambda _: self.fail("it was begun")}
+        late = self.script.Check(types.SimpleNamespace(out=self.folder, torch="python3", limit=5))
+        self.assertEqual(self.script.run(late, []), 1)
+        self.assertEqual(late.results[0]["step"], "late")
         self.assertIn("no time was left", late.results[0]["text"])
-        self.assertRaises(script.Failed, script.passed_tests, "[  PASSED  ] 0 tests.")
-        self.assertRaises(script.Failed, script.passed_tests, "[  PASSED  ] 3 tests.\n[  SKIPPED ] 1 test")
-        self.assertEqual(script.passed_tests("[  PASSED  ] 3 tests."), 3)
+
+    def test_every_part_has_a_control(self):
+        tested = {"info", "kernels", "memcheck", "racecheck", "losses", "four bits", "several ranks", "strategies", "offload", "graphs",
+                  "limits", "speed", "engine cost", "nccl overhead", "gpu", "unpack", "build"}
+        self.assertEqual(set(self.script.STEPS), tested)
 
 
 if __name__ == "__main__":

@@ -137,6 +137,11 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     while (!idle_.empty()) drop_oldest();
   }
 
+  /// Before calls that may synchronize the device.
+  void wait_for_host_events() const {
+    if (runtime_ != nullptr) runtime_->wait_for_host_events();
+  }
+
   MemoryTracker& memory_tracker() const { return *memory_tracker_; }
   std::shared_ptr<MemoryTracker> shared_memory_tracker() const { return memory_tracker_; }
   const MemoryPoolOptions& options() const { return options_; }
@@ -153,11 +158,6 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     std::size_t bytes = 0;
   };
   using Idle = std::multimap<std::size_t, std::list<Block>::iterator>;
-
-  /// Before calls that may synchronize the device.
-  void wait_for_host_events() const {
-    if (runtime_ != nullptr) runtime_->wait_for_host_events();
-  }
 
   void* acquire_small(std::size_t bytes) { return small_ ? small_->acquire(bytes) : runtime_->allocate(bytes); }
 
@@ -299,7 +299,7 @@ MemoryPool::MemoryPool(std::shared_ptr<MemoryTracker> memory_tracker, MemoryPool
                        std::shared_ptr<DeviceRuntime> runtime)
     : impl_(std::make_shared<Impl>(std::move(memory_tracker), options, unless_host(std::move(runtime)))) {}
 MemoryPool::MemoryPool(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
-MemoryPool::~MemoryPool() = default;
+MemoryPool::~MemoryPool() { impl_->wait_for_host_events(); }  // idle blocks are freed
 
 std::unique_ptr<MemoryPool> MemoryPool::make_keeping() const {
   return std::unique_ptr<MemoryPool>(new MemoryPool(impl_->make_keeping()));

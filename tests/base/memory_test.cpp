@@ -307,6 +307,16 @@ TEST(Pool, ExhaustedMemoryNamesWhatHoldsIt) {
   EXPECT_TRUE(f.get(9 * kMiB)) << "the pool can still be used";
 }
 
+TEST(Pool, NoStreamWaitsForTheHostWhenAPoolEnds) {
+  const auto device = std::make_shared<test::LimitedDevice>(100 * kMiB);
+  auto pool = std::make_unique<MemoryPool>(std::make_shared<MemoryTracker>(), MemoryPoolOptions{}, device);
+  pool->allocate(kMiB, MemoryCategory::activation).reset();
+  const int before = device->host_waits;
+  pool.reset();
+  EXPECT_EQ(device->used, 0U);
+  EXPECT_EQ(device->host_waits, before + 1);
+}
+
 TEST(Pool, NoStreamWaitsForTheHostWhenADeviceAllocatesOrFrees) {
   LimitedFixture f;
   {

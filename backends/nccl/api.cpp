@@ -49,6 +49,7 @@ LoadedApi load() {
 #define TESSERA_NEED_CUDA(name) need(resolve(cuda, #name, loaded.api.name), #name);
   TESSERA_NCCL_FUNCTIONS(TESSERA_NEED_NCCL, TESSERA_TRY_NCCL)
   TESSERA_CUDA_FUNCTIONS(TESSERA_NEED_CUDA)
+  TESSERA_TRY_NCCL(ncclCommRevoke)
   TESSERA_NEED_CUDA(cudaMalloc)
   TESSERA_NEED_CUDA(cudaHostAlloc)
 #undef TESSERA_NEED_NCCL

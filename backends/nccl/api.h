@@ -19,8 +19,6 @@
   R(ncclGetUniqueId)                 \
   R(ncclCommInitRankConfig)          \
   R(ncclCommSplit)                   \
-  R(ncclCommUserRank)                \
-  R(ncclCommCount)                   \
   R(ncclCommGetAsyncError)           \
   R(ncclCommFinalize)                \
   R(ncclCommDestroy)                 \
@@ -71,6 +69,8 @@ struct NcclApi {
   // These two have overloads in C++.
   cudaError_t (*cudaMalloc)(void** data, std::size_t bytes) = nullptr;
   cudaError_t (*cudaHostAlloc)(void** data, std::size_t bytes, unsigned flags) = nullptr;
+  /// Null if the library is too old for it. (Some headers that this builds with do not declare it.)
+  ncclResult_t (*ncclCommRevoke)(ncclComm_t comm, int flags) = nullptr;
   int (*setenv)(const char* name, const char* value, int overwrite) = ::setenv;
   const TreeKernels* tree = nullptr;  ///< this library's kernels; null if this build has none
 

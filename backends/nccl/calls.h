@@ -15,7 +15,7 @@ struct NcclError {
   const char* function = "";
 };
 
-/// Throws NcclError. ncclInProgress is no error: the communicator is polled later.
+/// Throws NcclError. ncclInProgress is no error: NcclComm waits until the call is complete.
 inline void check(ncclResult_t result, const char* function) {
   if (result != ncclSuccess && result != ncclInProgress) throw NcclError{result, function};
 }

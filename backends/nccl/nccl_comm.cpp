@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/core/backoff.h"
@@ -12,56 +14,124 @@ namespace tessera::comm::nccl {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto kVerdictTime = 500ms;  ///< after a broken connection the control channel names the dead rank
-constexpr auto kStopTime = 5s;        ///< in which a device stops after an abort
+constexpr auto kCallTime = 100ms;  ///< in which a call returns unless it waits for another rank
+constexpr auto kRevokeTime = 1s;   ///< in which a revoked call returns
+constexpr auto kStopTime = 5s;     ///< in which a device stops after an abort
 
-ncclConfig_t non_blocking() {
+ncclConfig_t make_config() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;  // contains its version
-  config.blocking = 0;
-  config.splitShare = 0;  // a failed communicator must not fail those split from it
+  config.blocking = 1;
+  config.splitShare = 1;  // ncclCommSplit() makes duplicates only
   return config;
 }
 
 }  // namespace
 
-struct NcclComm::Abort {
-  std::mutex mutex;
+/// The handle is written by NCCL, which may still be at it when a call is given up, so it is read atomically.
+struct NcclComm::Shared {
+  mutable std::mutex mutex;
   std::condition_variable changed;
-  bool running = false;
+  ncclConfig_t config = make_config();
+  ncclComm_t comm = nullptr;
+  bool ready = false;     ///< created
+  bool calling = false;   ///< a call is in progress
+  bool ended = false;     ///< destroyed, or being aborted: no more calls
+  bool aborting = false;  ///< the thread that aborts has not returned
+  std::optional<Clock::time_point> suspect_since;
+
+  ncclComm_t handle() const noexcept { return __atomic_load_n(&comm, __ATOMIC_ACQUIRE); }
 };
 
-NcclComm::NcclComm(const NcclApi& api, int device)
-    : api_(api), device_(device), config_(non_blocking()), abort_(std::make_shared<Abort>()) {}
+NcclComm::Guard::Guard(NcclComm& comm) : shared_(*comm.shared_) {
+  std::unique_lock lock(shared_.mutex);
+  shared_.changed.wait(lock, [this] { return !shared_.calling || shared_.ended; });
+  if (shared_.ended) throw NcclError{ncclInvalidUsage, "a communicator that has ended"};
+  shared_.calling = true;
+  handle_ = shared_.comm;
+}
+
+NcclComm::Guard::~Guard() {
+  const std::lock_guard lock(shared_.mutex);
+  shared_.calling = false;
+  shared_.changed.notify_all();
+}
+
+NcclComm::NcclComm(const NcclApi& api, int device) : api_(api), device_(device), shared_(std::make_shared<Shared>()) {}
 
 NcclComm::~NcclComm() {
-  if (comm_ != nullptr) abort();
+  abort();
   wait_aborted();
 }
 
 void NcclComm::init(const ncclUniqueId& id, int rank, int size) {
-  check(api_.ncclCommInitRankConfig(&comm_, size, id, rank, &config_), "ncclCommInitRankConfig");
+  const Guard guard(*this);
+  check(api_.ncclCommInitRankConfig(&shared_->comm, size, id, rank, &shared_->config), "ncclCommInitRankConfig");
+  wait_complete("ncclCommInitRankConfig");
+  set_ready();
 }
 
-void NcclComm::split(int color, int key, NcclComm& child) {
-  check(api_.ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &child.comm_, &child.config_),
-        "ncclCommSplit");
+void NcclComm::begin_copy(ncclComm_t original, int rank) {
+  const Guard guard(*this);
+  check(api_.ncclCommSplit(original, 0, rank, &shared_->comm, &shared_->config), "ncclCommSplit");
 }
 
-ncclResult_t NcclComm::state() const noexcept {
-  ncclResult_t state = ncclSuccess;
-  const ncclResult_t asked = api_.ncclCommGetAsyncError(comm_, &state);
-  return asked == ncclSuccess ? state : asked;
+void NcclComm::finish_copy() {
+  const Guard guard(*this);
+  wait_complete("ncclCommSplit");
+  set_ready();
+}
+
+void NcclComm::destroy() {
+  const Guard guard(*this);
+  check(api_.ncclCommFinalize(guard.handle()), "ncclCommFinalize");
+  wait_complete("ncclCommFinalize");
+  {
+    const std::lock_guard lock(shared_->mutex);
+    if (std::exchange(shared_->ended, true)) return;  // it is being aborted
+    shared_->comm = nullptr;
+  }
+  check(api_.ncclCommDestroy(guard.handle()), "ncclCommDestroy");
+}
+
+/// NCCL_COMM_BLOCKING=0 in the environment makes all communicators non-blocking.
+void NcclComm::wait_complete(const char* function) {
+  Backoff pause;
+  for (ncclResult_t state = ncclInProgress; true; pause(1ms)) {
+    {
+      const std::lock_guard lock(shared_->mutex);
+      if (shared_->ended) throw NcclError{ncclInvalidUsage, "a communicator that has ended"};
+      check(api_.ncclCommGetAsyncError(shared_->handle(), &state), "ncclCommGetAsyncError");
+      if (!shared_->ready) check(state, function);  // errors of later operations are health()'s
+    }
+    if (state != ncclInProgress) return;
+  }
+}
+
+void NcclComm::set_ready() {
+  const std::lock_guard lock(shared_->mutex);
+  shared_->ready = true;
+}
+
+bool NcclComm::usable() const noexcept {
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->ready && !shared_->ended;
 }
 
 NcclComm::Health NcclComm::health(std::string& problem) noexcept {
-  const ncclResult_t error = state();
-  if (error == ncclSuccess || error == ncclInProgress) {
-    suspect_since_.reset();
-    return Health::ok;
-  }
-  if (error == ncclRemoteError || error == ncclSystemError) {
-    if (!suspect_since_) suspect_since_ = Clock::now();
-    if (Clock::now() < *suspect_since_ + kVerdictTime) return Health::suspect;
+  ncclResult_t error = ncclSuccess;
+  {
+    const std::lock_guard lock(shared_->mutex);
+    if (!shared_->ready || shared_->ended) return Health::ok;
+    const ncclResult_t asked = api_.ncclCommGetAsyncError(shared_->comm, &error);
+    if (asked != ncclSuccess) error = asked;
+    if (error == ncclSuccess || error == ncclInProgress) {
+      shared_->suspect_since.reset();
+      return Health::ok;
+    }
+    if (error == ncclRemoteError || error == ncclSystemError) {
+      if (!shared_->suspect_since) shared_->suspect_since = Clock::now();
+      if (Clock::now() < *shared_->suspect_since + kVerdictTime) return Health::suspect;
+    }
   }
   problem = format({error, "asynchronous error"});
   return Health::failed;
@@ -69,38 +139,45 @@ NcclComm::Health NcclComm::health(std::string& problem) noexcept {
 
 std::string NcclComm::format(const NcclError& error) const {
   std::string text = "nccl: " + std::string(error.function) + ": " + api_.ncclGetErrorString(error.result);
-  const char* last = comm_ != nullptr ? api_.ncclGetLastError(comm_) : nullptr;
+  const std::lock_guard lock(shared_->mutex);
+  const char* last = shared_->ready && !shared_->ended ? api_.ncclGetLastError(shared_->comm) : nullptr;
   if (last != nullptr && *last != '\0') text += " (" + std::string(last) + ")";
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
 }
 
-bool NcclComm::wait_ready(std::unique_lock<std::mutex>& lock, Clock::time_point until) {
-  Backoff pause;
-  while (comm_ != nullptr) {
-    const ncclResult_t result = state();
-    if (result == ncclSuccess) return true;
-    if (result != ncclInProgress) throw BackendError(format({result, "a communicator"}));
-    if (Clock::now() >= until) throw Timeout("nccl: not ready in time");
-    lock.unlock();
-    pause(1ms);
-    lock.lock();
-  }
-  return false;
-}
-
-/// ncclCommAbort ends NCCL's kernels on the device; it may take long or, with a broken driver, never return.
+/// ncclCommAbort ends NCCL's kernels on the device and makes calls return that wait for other ranks. It also frees the
+/// communicator, so calls that return by themselves are waited for, and ncclCommRevoke first makes the others
+/// return too. It may take long or, with a broken driver, never return.
 void NcclComm::abort() noexcept {
   {
-    const std::lock_guard lock(abort_->mutex);
-    abort_->running = true;
+    const std::lock_guard lock(shared_->mutex);
+    if (shared_->ended || (shared_->handle() == nullptr && !shared_->calling)) {
+      shared_->ended = true;
+      return;
+    }
+    shared_->ended = shared_->aborting = true;
+    shared_->changed.notify_all();
   }
-  const auto run = [abort = abort_, &api = api_, device = device_, comm = std::exchange(comm_, nullptr)] {
+  const auto run = [shared = shared_, &api = api_, device = device_] {
     api.cudaSetDevice(device);
-    api.ncclCommAbort(comm);  // the result does not matter: nothing is left to do
-    const std::lock_guard lock(abort->mutex);
-    abort->running = false;
-    abort->changed.notify_all();
+    std::unique_lock lock(shared->mutex);
+    const auto returned = [&](auto within) {
+      return shared->changed.wait_for(lock, within, [&] { return !shared->calling; });
+    };
+    if (!returned(kCallTime) && shared->ready && api.ncclCommRevoke != nullptr) {
+      lock.unlock();
+      api.ncclCommRevoke(shared->handle(), 0);
+      lock.lock();
+      returned(kRevokeTime);
+    }
+    lock.unlock();
+    // The results do not matter: nothing is left to do.
+    if (const ncclComm_t comm = shared->handle(); comm != nullptr) api.ncclCommAbort(comm);
+    lock.lock();
+    returned(kRevokeTime);
+    shared->aborting = false;
+    shared->changed.notify_all();
   };
   try {
     std::thread(run).detach();
@@ -110,8 +187,8 @@ void NcclComm::abort() noexcept {
 }
 
 bool NcclComm::wait_aborted(Clock::time_point until) {
-  std::unique_lock lock(abort_->mutex);
-  return abort_->changed.wait_until(lock, until, [this] { return !abort_->running; });
+  std::unique_lock lock(shared_->mutex);
+  return shared_->changed.wait_until(lock, until, [this] { return !shared_->aborting; });
 }
 
 bool NcclComm::wait_stopped(const CudaEvent& event) {

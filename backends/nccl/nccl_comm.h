@@ -1,12 +1,10 @@
-// One communicator of NCCL: its creation, state and end.
+// One communicator of NCCL: its creation, use and end.
 #pragma once
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "backends/nccl/calls.h"
 #include "backends/nccl/cuda_objects.h"
@@ -14,58 +12,76 @@
 
 namespace tessera::comm::nccl {
 
-/// The communicator is non-blocking: a call may still be in progress when it returns, and no other call is allowed
-/// until state() is ncclSuccess. Used under a lock of the group, except where it says otherwise.
+/// The communicator is a blocking one: a call returns when NCCL has enqueued the work or made the communicator, which
+/// the first operations and the creation do once the other ranks call them. Such calls belong in CallThreads. (The
+/// calls of non-blocking communicators each start a thread.) Thread-safe.
 class NcclComm {
  public:
   enum class Health : std::uint8_t { ok, suspect, failed };
+  /// For so long an error is suspect: within it the control channel names a dead rank.
+  static constexpr std::chrono::milliseconds kVerdictTime{500};
 
-  /// `init` of this one or `split` of another one creates the communicator.
+  /// `init` or `begin_copy` and `finish_copy` create the communicator.
   NcclComm(const NcclApi& api, int device);
   /// Aborts a communicator that was not destroyed. Waits for the abort as wait_aborted() does.
   ~NcclComm();
 
-  /// Null before its creation, and after destroy() and abort().
-  ncclComm_t get() const noexcept { return comm_; }
-
-  // Calls that may still be in progress when they return, and throw NcclError. The device must be the current one.
+  // Calls that may block; at most one is made at a time, the next one waits for it. They throw NcclError, also in a
+  // communicator that has ended. The device must be the current one.
   void init(const ncclUniqueId& id, int rank, int size);
-  void split(int color, int key, NcclComm& child);
-  void finalize() { check(api_.ncclCommFinalize(comm_), "ncclCommFinalize"); }
+  /// Makes this the duplicate of a communicator, with the same ranks, which shares its channels, buffers and threads:
+  /// if one of them is aborted, the others must be too. All ranks call it. finish_copy() follows when `original` has
+  /// completed the call.
+  void begin_copy(ncclComm_t original, int rank);
+  void finish_copy();
+  void destroy();
+  /// Calls `use` with the handle, and waits until NCCL has completed what it called.
+  template <class Use>
+  void use(const Use& use) {
+    const Guard guard(*this);
+    use(guard.handle());
+    wait_complete("a communicator");
+  }
 
-  void destroy() noexcept { api_.ncclCommDestroy(std::exchange(comm_, nullptr)); }
-  /// ncclInProgress, success, or the error of NCCL's threads.
-  ncclResult_t state() const noexcept;
+  // At any time:
+  /// Between its creation and its end.
+  bool usable() const noexcept;
   /// Suspect: NCCL has reported, for a short time, an error that a dead peer may cause. `problem` describes a failure.
   Health health(std::string& problem) noexcept;
   /// "nccl: FUNCTION: NCCL's text".
   std::string format(const NcclError& error) const;
-  /// Returns once the calls are complete; unlocks `lock` between polls. False: the communicator was aborted. Throws
-  /// BackendError, Timeout.
-  bool wait_ready(std::unique_lock<std::mutex>& lock, Clock::time_point until);
-
-  /// Returns at once: a separate thread, which may never end, aborts the communicator.
+  /// Returns at once: a separate thread, which may never end, aborts the communicator. A call in progress is given a
+  /// short time to end by itself.
   void abort() noexcept;
-
-  // Any thread, without the lock:
   /// False: an abort has not completed in time.
   bool wait_aborted() { return wait_aborted(stop_deadline()); }
   /// After an abort: waits until the device can no longer write memory of the work before `event`. False: not in time.
   bool wait_stopped(const CudaEvent& event);
 
  private:
-  struct Abort;
+  struct Shared;
+  class Guard {
+   public:
+    explicit Guard(NcclComm& comm);
+    ~Guard();
+    Guard(const Guard&) = delete;
+    Guard& operator=(const Guard&) = delete;
+    ncclComm_t handle() const noexcept { return handle_; }
 
+   private:
+    Shared& shared_;
+    ncclComm_t handle_ = nullptr;
+  };
+
+  void wait_complete(const char* function);
+  void set_ready();
   bool wait_aborted(Clock::time_point until);
   /// Deadline for waits on the device: once it has passed, no caller waits again.
   Clock::time_point stop_deadline() const noexcept;
 
   const NcclApi& api_;
   const int device_;
-  ncclConfig_t config_;
-  ncclComm_t comm_ = nullptr;
-  std::optional<Clock::time_point> suspect_since_;
-  const std::shared_ptr<Abort> abort_;  ///< shared with the thread that aborts
+  const std::shared_ptr<Shared> shared_;  ///< with the thread that aborts
   std::atomic<bool> does_not_stop_{false};
 };
 

@@ -1,6 +1,6 @@
 #include "backends/nccl/nccl_group.h"
 
-#include <cstring>
+#include <algorithm>
 #include <numeric>
 
 #include "backends/nccl/ordered_reduce.h"
@@ -35,9 +35,7 @@ void NcclGroup::init(const std::function<ncclUniqueId()>& key, std::chrono::mill
   const Clock::time_point until = Clock::now() + timeout;
   const DeviceGuard guard(api_, runtime_->device());  // NCCL uses the current device
   try {
-    const ncclUniqueId id = key();
-    call_nccl([&] { comm_.init(id, rank(), size()); });
-    wait_ready(until);
+    run_call([this, id = key()] { comm_.init(id, rank(), size()); }, until);
     create_resources();
   } catch (const Timeout&) {
     fail({FailureKind::timeout, "nccl: the communicator of " + std::to_string(size()) + " ranks was not ready within " +
@@ -46,6 +44,7 @@ void NcclGroup::init(const std::function<ncclUniqueId()>& key, std::chrono::mill
   } catch (const BackendError& error) {
     fail({FailureKind::backend, error.what()}, true);
   }
+  if (failed()) comm_.wait_aborted();
   throw_if_failed();
 }
 
@@ -57,7 +56,11 @@ std::shared_ptr<NcclGroup> NcclGroup::create_group(const GroupPlan& plan) {
     const std::lock_guard lock(mutex_);
     number = ++groups_[{list, plan.tag}];
   }
-  auto child = std::make_shared<NcclGroup>(runtime_, child_id(id(), list + number, plan.tag));
+  return create_child(plan, child_id(id(), list + number, plan.tag));
+}
+
+std::shared_ptr<NcclGroup> NcclGroup::create_child(const GroupPlan& plan, std::uint64_t id) {
+  auto child = std::make_shared<NcclGroup>(runtime_, id);
   child->enter_members(plan.rank, plan.world_ranks(*this));
   child->expect_members();
   runtime_->add(*child);
@@ -95,24 +98,31 @@ ncclUniqueId NcclGroup::exchange_key(Clock::time_point until) {
 /// Creates what operations need, once the NCCL communicator is ready.
 void NcclGroup::create_resources() {
   capabilities_ = make_capabilities(size(), options().deterministic);
-  stream_ = std::make_unique<OperationStream>(api_, sizeof(int) * (members().size() + 1));
+  stream_ = std::make_unique<OperationStream>(api_, sizeof(SplitRequest) * (members().size() + 1));
+  family_->add(*this);
 }
 
 std::shared_ptr<NcclGroup> NcclGroup::split(int color, int key) {
   const DeviceGuard guard(api_, runtime_->device());
-  auto child = std::make_shared<NcclGroup>(runtime_, child_id(id(), ++splits_, color));
-  NcclOperation& op = acquire<NcclOperation>(api_, *this);
-  op.reset({.timeout = timeout()}, next_number(), "split");
-  if (options().check) op.signature = "split";
-  launch(op, [&] { comm_.split(color, key, child->comm_); }).wait();
-  if (color < 0) return nullptr;
+  const GroupPlan plan = plan_split(gather_requests({color, key}), rank(), timeout());
+  const std::uint64_t child = child_id(id(), ++splits_, color);
+  if (plan.members.empty()) return nullptr;
+  std::vector<int> all(members().size());
+  std::iota(all.begin(), all.end(), 0);
+  return plan.members == all ? duplicate(child) : create_child(plan, child);
+}
+
+std::shared_ptr<NcclGroup> NcclGroup::duplicate(std::uint64_t id) {
+  auto child = std::make_shared<NcclGroup>(runtime_, id, family_);
+  child->enter_members(rank(), members());
+  start_split(
+      0, [this, child](ncclComm_t comm) { child->comm_.begin_copy(comm, rank()); },
+      [child](ncclComm_t) { child->comm_.finish_copy(); })
+      .wait();
   try {
-    child->complete_split();
+    child->create_resources();
   } catch (const Error& error) {
     fail({FailureKind::backend, std::string("split: ") + error.what()}, true);
-    failure_.rethrow();
-  } catch (const NcclError& error) {
-    fail({FailureKind::backend, std::string("split: ") + error.function}, true);
     failure_.rethrow();
   }
   runtime_->add(*child);
@@ -120,45 +130,31 @@ std::shared_ptr<NcclGroup> NcclGroup::split(int color, int key) {
   return child;
 }
 
-/// Learns the members of this group, which a split has created.
-void NcclGroup::complete_split() {
-  wait_ready(Clock::now() + timeout());
-  int rank = 0;
-  int size = 0;
-  check(api_.ncclCommUserRank(comm_.get(), &rank), "ncclCommUserRank");
-  check(api_.ncclCommCount(comm_.get(), &size), "ncclCommCount");
-  // Until they are known:
-  enter_members(rank, std::vector<int>(static_cast<std::size_t>(size), runtime_->rank()));
-  create_resources();
-  enter_members(rank, gather_world_ranks());
+/// Gathers what all members want, over the NCCL communicator.
+std::vector<SplitRequest> NcclGroup::gather_requests(SplitRequest mine) {
+  std::vector<SplitRequest> requests(members().size());
+  auto* const device = static_cast<SplitRequest*>(stream_->scratch().device());
+  auto* const host = static_cast<SplitRequest*>(stream_->scratch().host());
+  host[requests.size()] = mine;
+  start_split(next_number(), [this, device, host, count = requests.size()](ncclComm_t comm) {
+    const cudaStream_t stream = stream_->get();
+    const auto copy = [&](void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+      check_cuda(api_, api_.cudaMemcpyAsync(to, from, bytes, kind, stream), "cudaMemcpyAsync");
+    };
+    copy(device + count, host + count, sizeof(SplitRequest), cudaMemcpyHostToDevice);
+    check(api_.ncclAllGather(device + count, device, sizeof(SplitRequest), ncclUint8, comm, stream), "ncclAllGather");
+    copy(host, device, count * sizeof(SplitRequest), cudaMemcpyDeviceToHost);
+  }).wait();
+  std::copy_n(host, requests.size(), requests.begin());
+  return requests;
 }
 
-/// Gathers the world ranks of all members over the NCCL communicator, which also tests it.
-std::vector<int> NcclGroup::gather_world_ranks() {
-  std::vector<int> ranks(members().size());
-  const std::size_t bytes = sizeof(int) * ranks.size();
-  int* const device = static_cast<int*>(stream_->scratch().device());
-  int* const host = static_cast<int*>(stream_->scratch().host());
-  host[ranks.size()] = runtime_->rank();
-  const cudaStream_t stream = stream_->get();
-  start_internal([&] {
-    int* const mine = device + ranks.size();
-    check_cuda(api_, api_.cudaMemcpyAsync(mine, host + ranks.size(), sizeof(int), cudaMemcpyHostToDevice, stream),
-               "cudaMemcpyAsync");
-    check(api_.ncclAllGather(mine, device, sizeof(int), ncclUint8, comm_.get(), stream), "ncclAllGather");
-  }).wait();
-  start_internal([&] {
-    check_cuda(api_, api_.cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
-  }).wait();
-  std::memcpy(ranks.data(), host, bytes);
-  return ranks;
-}
-
-/// An operation of a split, which only this group's members call.
-Work NcclGroup::start_internal(const Issue& issue) {
+/// A part of a split. `number`: as that of an operation.
+Work NcclGroup::start_split(std::uint64_t number, Issue issue, Issue and_then) {
   NcclOperation& op = acquire<NcclOperation>(api_, *this);
-  op.reset({.timeout = timeout()}, 0, "split");
-  return launch(op, issue);
+  op.reset({.timeout = timeout()}, number, "split");
+  if (options().check && number != 0) op.signature = "split";
+  return launch(op, std::move(issue), std::move(and_then));
 }
 
 void NcclGroup::close() noexcept {
@@ -167,24 +163,22 @@ void NcclGroup::close() noexcept {
   runtime_->monitor().send(members(),
                            {.kind = ControlMessage::Kind::departure, .communicator = id(), .value = called()->load()});
   runtime_->memory().remove(*this);
+  family_->remove(*this);
   runtime_->remove(*this);
   if (!failed()) {
     try {
-      const DeviceGuard guard(api_, runtime_->device());
-      call_nccl([this] { comm_.finalize(); });
-      wait_ready(Clock::now() + kCloseTime);
-      const std::lock_guard lock(mutex_);
-      comm_.destroy();
+      run_call([this] { comm_.destroy(); }, Clock::now() + kCloseTime);
     } catch (const std::exception& error) {
       log(LogLevel::warn, std::string("nccl: closing a communicator: ") + error.what());
     }
   }
+  comm_.abort();  // unless it has ended
   if (!comm_.wait_aborted()) log(LogLevel::warn, "nccl: a failed communicator could not be aborted and is leaked");
 }
 
-LaunchTarget NcclGroup::target() const {
+LaunchTarget NcclGroup::target(ncclComm_t comm) const {
   return {.api = api_,
-          .comm = comm_.get(),
+          .comm = comm,
           .stream = stream_->get(),
           .rank = rank(),
           .size = size(),
@@ -206,31 +200,26 @@ NcclOperation& NcclGroup::prepare(const OpDesc& call) {
   return op;
 }
 
-Work NcclGroup::start_tree(const OpDesc& call) {
-  const auto where = [this, bytes = workspace_bytes(call, size(), rank())] {
-    LaunchTarget all = target();
-    all.workspace = stream_->workspace(bytes);
+Work NcclGroup::start_tree(NcclOperation& op) {
+  const auto where = [this, &op](ncclComm_t comm) {
+    LaunchTarget all = target(comm);
+    all.workspace = stream_->workspace(workspace_bytes(op.call, size(), rank()));
     return all;
   };
   return launch(
-      prepare(call),
-      [&] {
-        issue_exchange(where(), call);
-        count(call);
-      },
-      [&] { issue_sum(where(), call); });
+      op, [where, &op](ncclComm_t comm) { issue_exchange(where(comm), op.call); },
+      [where, &op](ncclComm_t comm) { issue_sum(where(comm), op.call); });
 }
 
-Work NcclGroup::start_divided(const OpDesc& call) {
-  OpDesc sum = call;
-  sum.op = ReduceOp::sum();
+Work NcclGroup::start_divided(NcclOperation& op) {
   return launch(
-      prepare(call),
-      [&] {
-        issue(target(), sum);
-        count(call);
+      op,
+      [this, &op](ncclComm_t comm) {
+        OpDesc sum = op.call;
+        sum.op = ReduceOp::sum();
+        issue(target(comm), sum);
       },
-      [&] { issue_division(target(), call); });
+      [this, &op](ncclComm_t comm) { issue_division(target(comm), op.call); });
 }
 
 Work NcclGroup::start(const OpDesc& call) {
@@ -239,12 +228,13 @@ Work NcclGroup::start(const OpDesc& call) {
   check_device(call);
   throw_if_failed();
   const DeviceGuard guard(api_, runtime_->device());
-  if (tree) return start_tree(call);
-  if (divides_afterwards(api_, call)) return start_divided(call);
-  return launch(prepare(call), [&] {
-    issue(target(), call);
-    count(call);
-  });
+  NcclOperation& op = prepare(call);
+  Work work = tree ? start_tree(op)
+              : divides_afterwards(api_, call)
+                  ? start_divided(op)
+                  : launch(op, [this, &op](ncclComm_t comm) { issue(target(comm), op.call); });
+  count(call);
+  return work;
 }
 
 Work NcclGroup::start_batch(std::span<const OpDesc> parts) {
@@ -254,28 +244,34 @@ Work NcclGroup::start_batch(std::span<const OpDesc> parts) {
   const DeviceGuard guard(api_, runtime_->device());
   NcclOperation& op = acquire<NcclOperation>(api_, *this);
   op.reset({.timeout = parts.front().timeout, .label = parts.front().label}, 0, "batch");
-  return launch(op, [&] {
-    issue_batch(target(), parts);
-    for (const OpDesc& part : parts) count(part);
-  });
+  Work work = launch(
+      op, [this, all = std::vector(parts.begin(), parts.end())](ncclComm_t comm) { issue_batch(target(comm), all); });
+  for (const OpDesc& part : parts) count(part);
+  return work;
 }
 
 void* NcclGroup::register_memory(void* data, std::size_t bytes) {
-  void* handle = nullptr;
+  const auto handle = std::make_shared<void*>(nullptr);
+  const auto enter = [this, data, bytes, handle](ncclComm_t comm) {
+    check(api_.ncclCommRegister(comm, data, bytes, handle.get()), "ncclCommRegister");
+  };
   try {
-    wait_ready(Clock::now() + timeout());
-    call_nccl([&] { check(api_.ncclCommRegister(comm_.get(), data, bytes, &handle), "ncclCommRegister"); });
+    run_call([this, enter] { comm_.use(enter); }, Clock::now() + timeout());
   } catch (const Error& error) {
     log(LogLevel::warn, std::string("nccl: memory is not registered: ") + error.what());
     return nullptr;
   }
-  return handle;
+  return *handle;
 }
 
 void NcclGroup::deregister_memory(void* handle) noexcept {
-  const std::lock_guard lock(mutex_);
-  // A failed communicator has dropped its registrations.
-  if (comm_.get() != nullptr) api_.ncclCommDeregister(comm_.get(), handle);
+  if (failed()) return;  // it has dropped its registrations
+  try {
+    run_call([this, handle] { comm_.use([&](ncclComm_t comm) { api_.ncclCommDeregister(comm, handle); }); },
+             Clock::now() + kCloseTime);
+  } catch (const std::exception& error) {
+    log(LogLevel::warn, std::string("nccl: memory stays registered: ") + error.what());
+  }
 }
 
 void NcclGroup::count(const OpDesc& call) {

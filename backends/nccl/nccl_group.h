@@ -16,10 +16,13 @@ namespace tessera::comm::nccl {
 
 class NcclGroup final : public StreamGroup {
  public:
-  NcclGroup(std::shared_ptr<NcclRuntime> runtime, std::uint64_t id) : StreamGroup(std::move(runtime), id) {}
+  /// `family`: of the group that this one duplicates; else null.
+  NcclGroup(std::shared_ptr<NcclRuntime> runtime, std::uint64_t id, std::shared_ptr<Family> family = nullptr)
+      : StreamGroup(std::move(runtime), id, std::move(family)) {}
   /// Creates this group from all ranks of the world. Collective; throws Timeout, BackendError, PeerLost, Aborted.
   void connect(const ncclUniqueId& id);
-  /// Returns the part of this group with the same color; null for a negative one. Collective.
+  /// Returns the part of this group with the same color; null for a negative one. Collective. A part with all members
+  /// in their order is a duplicate, which shares resources with this group and fails with it.
   std::shared_ptr<NcclGroup> split(int color, int key);
   /// Creates a communicator of some members of this one. Collective over them. Throws as connect().
   std::shared_ptr<NcclGroup> create_group(const GroupPlan& plan);
@@ -39,14 +42,15 @@ class NcclGroup final : public StreamGroup {
  private:
   void init(const std::function<ncclUniqueId()>& key, std::chrono::milliseconds timeout);
   ncclUniqueId exchange_key(Clock::time_point until);
-  void complete_split();
   void create_resources();
-  std::vector<int> gather_world_ranks();
+  std::vector<SplitRequest> gather_requests(SplitRequest mine);
+  std::shared_ptr<NcclGroup> duplicate(std::uint64_t id);
+  std::shared_ptr<NcclGroup> create_child(const GroupPlan& plan, std::uint64_t id);
   NcclOperation& prepare(const OpDesc& call);
-  Work start_internal(const Issue& issue);
-  Work start_tree(const OpDesc& call);
-  Work start_divided(const OpDesc& call);
-  LaunchTarget target() const;
+  Work start_split(std::uint64_t number, Issue issue, Issue and_then = {});
+  Work start_tree(NcclOperation& op);
+  Work start_divided(NcclOperation& op);
+  LaunchTarget target(ncclComm_t comm) const;
   void check_device(const OpDesc& call) const;
   void count(const OpDesc& call);
 

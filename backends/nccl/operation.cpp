@@ -10,6 +10,10 @@ void NcclOperation::reset(const OpDesc& what, std::uint64_t number, std::string_
   start_deadline();
   label_ = what.label;
   call.label = label_;
+  in_counts_.assign(what.in_counts.begin(), what.in_counts.end());
+  out_counts_.assign(what.out_counts.begin(), what.out_counts.end());
+  call.in_counts = in_counts_;
+  call.out_counts = out_counts_;
   title_ = title;
   recorded = false;
   signature.clear();

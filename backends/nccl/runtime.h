@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backends/nccl/api.h"
+#include "backends/nccl/call_threads.h"
 #include "backends/nccl/registered_memory.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/core/control_peer_monitor.h"
@@ -35,6 +36,7 @@ class NcclRuntime {
   const BackendOptions& options() const noexcept { return options_; }
   RegisteredMemory& memory() noexcept { return *memory_; }
   ControlPeerMonitor& monitor() noexcept { return monitor_; }
+  CallThreads& calls() noexcept { return calls_; }
 
   /// `group` must be removed before it is destroyed.
   void add(StreamGroup& group);
@@ -68,6 +70,7 @@ class NcclRuntime {
   std::condition_variable watch_;
   bool stop_ = false;
   std::thread watcher_;
+  CallThreads calls_;
   ControlPeerMonitor monitor_;
 };
 

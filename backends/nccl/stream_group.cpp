@@ -1,6 +1,7 @@
 #include "backends/nccl/stream_group.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/core/backoff.h"
@@ -21,11 +22,39 @@ ncclUniqueId key_of_hex(const std::string& hex) {
 
 }  // namespace
 
-StreamGroup::StreamGroup(std::shared_ptr<NcclRuntime> runtime, std::uint64_t id)
+void Family::add(StreamGroup& group) {
+  const std::lock_guard lock(mutex_);
+  groups_.push_back(&group);
+}
+
+void Family::remove(StreamGroup& group) noexcept {
+  const std::lock_guard lock(mutex_);
+  std::erase(groups_, &group);
+}
+
+/// [Note: order of an abort] An abort ends the kernels of the whole family, whose operations then look complete. So all
+/// groups have failed before the first abort.
+void Family::fail(StreamGroup& first, const Failure& failure, bool notify) noexcept {
+  const std::lock_guard lock(mutex_);
+  std::vector<StreamGroup*> all{&first};
+  std::copy_if(groups_.begin(), groups_.end(), std::back_inserter(all), [&](auto* group) { return group != &first; });
+  std::vector<std::vector<NcclOperation*>> ended(all.size());
+  std::vector<bool> fails(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) fails[i] = all[i]->mark_failed(failure, ended[i]);
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (fails[i]) all[i]->comm_.abort();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (fails[i]) all[i]->publish_failure(notify || i > 0);
+    all[i]->release_operations(ended[i]);
+  }
+}
+
+StreamGroup::StreamGroup(std::shared_ptr<NcclRuntime> runtime, std::uint64_t id, std::shared_ptr<Family> family)
     : GroupCore({runtime, &runtime->options()}, 0, {}),
       runtime_(std::move(runtime)),
       api_(runtime_->api()),
       comm_(api_, runtime_->device()),
+      family_(family != nullptr ? std::move(family) : std::make_shared<Family>()),
       id_(id) {}
 
 void StreamGroup::enter_members(int rank, std::vector<int> members) {
@@ -33,11 +62,6 @@ void StreamGroup::enter_members(int rank, std::vector<int> members) {
   has_begun_.assign(members.size(), true);
   verifier_ = CallVerifier(members.size());
   set_members(rank, std::move(members));
-}
-
-void StreamGroup::wait_ready(Clock::time_point until) {
-  std::unique_lock lock(mutex_);
-  if (!comm_.wait_ready(lock, until)) failure_.rethrow();
 }
 
 void StreamGroup::on_group_key(const ControlMessage& message) noexcept {
@@ -70,66 +94,80 @@ std::string StreamGroup::describe_absent() const {
   return text;
 }
 
-void StreamGroup::call_nccl(const Issue& issue) {
-  const std::lock_guard lock(mutex_);
-  if (failed()) return;
+std::shared_ptr<const CallThreads::Call> StreamGroup::start_call(std::function<void()> call) {
+  return runtime_->calls().start([self = shared_from_this(), this, call = std::move(call)] {
+    const DeviceGuard guard(api_, runtime_->device());
+    call();
+  });
+}
+
+/// Why a call that has ended failed; empty if it did not.
+std::string StreamGroup::error_of(const CallThreads::Call& call) noexcept {
   try {
-    issue();
+    call.rethrow();
+    return "";
   } catch (const NcclError& error) {
-    throw BackendError(comm_.format(error));
+    // A dead peer may be the cause: the control channel names it within the time that health() allows.
+    if (error.result == ncclRemoteError || error.result == ncclSystemError) {
+      const Clock::time_point until = Clock::now() + NcclComm::kVerdictTime;
+      for (Backoff pause; !failed() && Clock::now() < until; pause(1ms)) retire_completed();
+    }
+    return comm_.format(error);
+  } catch (const std::exception& error) {
+    return error.what();
   }
 }
 
-Work StreamGroup::launch(NcclOperation& op, const Issue& issue, const Issue& and_then) {
+void StreamGroup::run_call(std::function<void()> call, Clock::time_point until) {
+  const auto running = start_call(std::move(call));
+  for (Backoff pause; !running->done(); pause(1ms)) {
+    throw_if_failed();
+    if (Clock::now() >= until) throw Timeout("nccl: not ready in time");
+  }
+  if (const std::string problem = error_of(*running); !problem.empty()) throw BackendError(problem);
+}
+
+/// Runs in one of the CallThreads.
+void StreamGroup::enqueue(NcclOperation& op, const Issue& issue, const Issue& and_then) {
+  stream_->begin_operation();
+  comm_.use(issue);
+  if (and_then) comm_.use(and_then);
+  op.event.record(stream_->get());
+  const std::lock_guard lock(mutex_);
+  op.recorded = true;
+}
+
+Work StreamGroup::launch(NcclOperation& op, Issue issue, Issue and_then) {
   op.group = shared_from_this();
   const WorkRef hold(op);
   throw_if_failed();
   if (!op.signature.empty())
     send_signature(op);  // before the call: NCCL may hang if the ranks call different operations
+  {
+    const std::lock_guard lock(mutex_);
+    throw_if_failed();
+    op.retain();
+    in_flight_.push_back(&op);
+  }
   runtime_->begin_operation();
+  std::string problem;
   try {
-    call_nccl([&] {
-      stream_->begin_operation();
-      op.retain();
-      in_flight_.push_back(&op);
-      issue();
+    const auto running = start_call([this, hold, issue = std::move(issue), and_then = std::move(and_then)] {
+      enqueue(static_cast<NcclOperation&>(*hold), issue, and_then);
     });
-    if (and_then) {
-      wait_enqueued(op, false);
-      call_nccl(and_then);
-    }
-  } catch (const BackendError& error) {
-    fail({FailureKind::backend, op.format() + ": " + error.what()}, true);
+    for (Backoff pause; !running->done() && !failed(); pause(1ms))
+      if (op.is_late(Clock::now())) fail_with_timeout(op);
+    if (running->done()) problem = error_of(*running);
+  } catch (const SystemError& error) {
+    problem = error.what();
   }
-  wait_enqueued(op, true);
+  if (!problem.empty()) fail({FailureKind::backend, op.format() + ": " + problem}, true);
+  if (failed()) {
+    // What is on the stream must complete before the exception.
+    if (comm_.wait_aborted()) api_.cudaEventRecord(op.event.get(), stream_->get());
+    throw_failure(op);
+  }
   return Work(&op);
-}
-
-/// Waits until NCCL has enqueued what was issued. `all`: this was all of the operation, so its event is recorded.
-void StreamGroup::wait_enqueued(NcclOperation& op, bool all) {
-  Backoff pause;
-  while (!failed()) {
-    Failure failure;
-    {
-      const std::lock_guard lock(mutex_);
-      if (comm_.get() == nullptr) break;
-      const ncclResult_t state = comm_.state();
-      if (state == ncclSuccess && !all) return;
-      if (state == ncclSuccess) {
-        const cudaError_t error = api_.cudaEventRecord(op.event.get(), stream_->get());
-        op.recorded = error == cudaSuccess;
-        if (op.recorded) return;
-        failure = {FailureKind::backend, op.format() + ": nccl: cudaEventRecord: " + api_.cudaGetErrorString(error)};
-      } else if (state != ncclInProgress) {
-        health_locked(failure);
-      }
-    }
-    if (failure.kind != FailureKind::none) fail(std::move(failure), true);
-    if (op.is_late(Clock::now())) fail_with_timeout(op);
-    pause(1ms);
-  }
-  api_.cudaEventRecord(op.event.get(), stream_->get());  // what is on the stream must complete before the exception
-  throw_failure(op);
 }
 
 /// "all_reduce #12: ", which names the first operation in flight; empty if there is none.
@@ -185,7 +223,7 @@ void StreamGroup::retire_completed() noexcept {
   Failure failure;
   {
     const std::lock_guard lock(mutex_);
-    if (comm_.get() == nullptr) return;
+    if (!comm_.usable()) return;
     retire_locked(completed, failure);
   }
   release_operations(completed);
@@ -252,24 +290,18 @@ void StreamGroup::fail_with_timeout(const Operation& op) noexcept {
   fail({FailureKind::timeout, timeout_message(op, delay)}, true);
 }
 
-void StreamGroup::fail(Failure failure, bool notify) noexcept {
-  std::vector<NcclOperation*> ended;
-  {
-    const std::lock_guard lock(mutex_);
-    if (failed()) return;
-    if (comm_.get() != nullptr) {
-      Failure ignored;
-      retire_locked(ended, ignored);  // what completed before the failure has not failed
-      comm_.abort();
-    }
-    failure_.set(std::move(failure));
-    for (NcclOperation* op : in_flight_) op->state.store(Operation::failed);
-    ended.insert(ended.end(), in_flight_.begin(), in_flight_.end());
-    in_flight_.clear();
-    verifier_.clear();
-  }
-  publish_failure(notify);
-  release_operations(ended);
+/// False: it had failed before. What completed before the failure has not failed.
+bool StreamGroup::mark_failed(const Failure& failure, std::vector<NcclOperation*>& ended) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (failed()) return false;
+  Failure ignored;
+  if (comm_.usable()) retire_locked(ended, ignored);
+  failure_.set(failure);
+  for (NcclOperation* op : in_flight_) op->state.store(Operation::failed);
+  ended.insert(ended.end(), in_flight_.begin(), in_flight_.end());
+  in_flight_.clear();
+  verifier_.clear();
+  return true;
 }
 
 void StreamGroup::send_failure(const Failure& failure) noexcept {

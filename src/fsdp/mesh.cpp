@@ -59,11 +59,18 @@ Mesh::Mesh(comm::Communicator& world, MeshShape shape) : world_(world), shape_(s
     const int mine = coordinate(axis.name);
     const int color = rank() - mine * stride;
     AxisCommunicators channels;
-    channels.gather = world.split(color, mine);
-    channels.reduce = world.split(color, mine);
     channels.control = world.split(color, mine);
+    // Duplicates, which a backend may make at little cost.
+    channels.gather = channels.control->split(0, mine);
+    channels.reduce = channels.control->split(0, mine);
     channels_.emplace_back(axis.name, std::move(channels));
   }
+}
+
+int communicator_count(const MeshShape& shape) {
+  int axes = 0;
+  for (const MeshAxis& axis : shape.axes) axes += axis.size > 1 ? 1 : 0;
+  return 2 + 3 * axes;
 }
 
 MeshShape in_groups(const MeshShape& mesh, int shards) {

@@ -45,6 +45,10 @@ struct AxisCommunicators {
   std::unique_ptr<comm::Communicator> control;  ///< for norms and votes
 };
 
+/// Number of communicators of a rank that trains over `shape`: the world, those of every axis, and the engine's for its
+/// check of the order of calls. A model with buffers (Module::buffers()) has one more.
+TESSERA_API int communicator_count(const MeshShape& shape);
+
 /// A mesh over the ranks of `world`, which outlives it. The constructor is collective. Axes of length 1 have no
 /// communicators, because nothing is ever called on them.
 class TESSERA_API Mesh {

@@ -55,7 +55,7 @@ class CommandLineTest(unittest.TestCase):
         code, out, _ = tool("info", "--json", env={**os.environ, "TESSERA_TOKEN": "my-secret"})
         self.assertEqual(code, 0)
         info = json.loads(out)
-        self.assertEqual(set(info), {"version", "backends", "devices", "strategies", "collectives", "models", "env"})
+        self.assertEqual(set(info), {"version", "backends", "devices", "strategies", "communicators", "collectives", "models", "env"})
         for variable in info["env"]:
             self.assertEqual(set(variable), {"name", "default", "value", "help"})
             self.assertRegex(variable["name"], "^TESSERA_[A-Z_]+$")

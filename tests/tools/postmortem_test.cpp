@@ -73,6 +73,29 @@ TEST_F(PostmortemTest, HealthyRanksDoNotDiverge) {
   }
 }
 
+/// The file numbers calls as the errors of the backend do, also after a split.
+TEST_F(PostmortemTest, NumbersAreThoseOfErrors) {
+  std::string error;
+  const auto logs = record(2, [&](Communicator& world) {
+    const auto part = world.split(0, world.rank());
+    const auto part_of_part = part->split(0, world.rank());
+    all_gather(*part, 10);
+    all_gather(world, 10);
+    if (world.rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    try {
+      all_gather(*part, 10, "late");
+    } catch (const base::Timeout& late) {
+      error = late.what();
+    }
+  });
+  ASSERT_EQ(logs.size(), 2U);
+  ASSERT_EQ(logs[0].calls.size(), 3U);
+  EXPECT_EQ(logs[0].calls.back().label, "late");
+  EXPECT_NE(error.find("all_gather #" + std::to_string(logs[0].calls.back().sequence) + " (late)"), std::string::npos)
+      << error;
+  EXPECT_LT(logs[0].calls[0].sequence, logs[0].calls.back().sequence);
+}
+
 TEST_F(PostmortemTest, NamesRankThatCallsAnotherSize) {
   for (const bool check : {false, true}) {
     const auto logs = record(
@@ -199,7 +222,7 @@ TEST_F(PostmortemTest, OverwrittenCallsAreNoDivergence) {
   });
   for (const FlightLog& log : logs) {
     EXPECT_EQ(log.calls.size(), comm::flight::kEntries);
-    EXPECT_EQ(log.calls.back().sequence, comm::flight::kEntries);
+    EXPECT_EQ(log.calls.back().sequence, comm::flight::kEntries + 2) << "two splits count";
     EXPECT_EQ(log.calls.front().label == "once", log.rank == 1);
   }
   EXPECT_EQ(find_first_divergence(logs), std::nullopt);

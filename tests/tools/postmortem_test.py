@@ -48,6 +48,10 @@ class PostmortemTest(unittest.TestCase):
         lines = (self.flight / f"rank-{rank}.flight").read_bytes()[RING:].decode().splitlines()
         return int(next(line for line in lines if line.startswith("process ")).split()[1])
 
+    def communicators_of(self, rank):
+        lines = (self.flight / f"rank-{rank}.flight").read_bytes()[RING:].decode().splitlines()
+        return [line.split()[2:] for line in lines if line.startswith("communicator ")]
+
     def break_rank(self, rank, *more, signal_number=signal.SIGKILL, env=None):
         """Signals a rank in the middle of a training, and returns the launcher's standard error."""
         process = subprocess.Popen(self.command(*more, steps=1000000), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -138,6 +142,16 @@ class PostmortemTest(unittest.TestCase):
         command = [word for word in command if word not in ("--flight-recorder", str(self.flight))]
         without = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.split()[-1]
         self.assertEqual(with_recorder, without)
+
+    def test_a_rank_has_as_many_communicators_as_info_says(self):
+        """Each costs memory and connections over NCCL."""
+        stated = json.loads(subprocess.run([TOOL, "info", "--json"], capture_output=True, text=True, timeout=60).stdout)["communicators"]
+        for strategy, key, ranks in (("ddp", "one_axis", 4), ("fsdp", "one_axis", 4), ("hsdp", "two_axes", 4), ("fsdp", "one_rank", 1)):
+            with self.subTest(strategy=strategy):
+                shutil.rmtree(self.flight, ignore_errors=True)
+                self.train("--strategy", strategy, "--clip-norm", 1, ranks=ranks)
+                for rank in range(ranks):
+                    self.assertEqual(len(self.communicators_of(rank)), stated[key], self.communicators_of(rank))
 
     def test_compare_keeps_the_files_of_its_last_run(self):
         options = ("--strategies", "ddp,fsdp", "--json", self.folder / "c.json")

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/fsdp/flat_layout.h"
+#include "tessera/fsdp/mesh.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tools/cli/catalog.h"
@@ -37,6 +38,10 @@ std::string shown_value(const comm::ModuleVariable& variable) {
   return variable.name == "TESSERA_TOKEN" ? "(set)" : *value;  // a secret is not shown
 }
 
+int communicators(int replicas, int shards) {
+  return fsdp::communicator_count(fsdp::MeshShape::grid(replicas, shards));
+}
+
 nlohmann::json to_json(const Catalog& all) {
   using nlohmann::json;
   json backends = json::array();
@@ -61,6 +66,8 @@ nlohmann::json to_json(const Catalog& all) {
           {"backends", backends},
           {"devices", devices},
           {"strategies", all.strategies},
+          {"communicators",
+           {{"one_rank", communicators(1, 1)}, {"one_axis", communicators(1, 2)}, {"two_axes", communicators(2, 2)}}},
           {"collectives", all.collectives},
           {"models", models},
           {"env", env}};
@@ -100,6 +107,8 @@ void print_all(const Catalog& all) {
                 said.empty() ? "" : ": ", said.c_str());
   }
   print_names("strategies", all.strategies);
+  std::printf("%-12s %d per rank, %d over a mesh of two axes\n", "communicators", communicators(1, 2),
+              communicators(2, 2));
   print_names("collectives", all.collectives);
   std::vector<std::string> models;
   for (const ModelEntry& m : all.models) models.push_back(m.name);

@@ -20,7 +20,7 @@ struct SimulatedCluster {
   std::map<std::string, double> peak_flops;  ///< by dtype; for the MFU
   base::VirtualClock::Machine streams = base::VirtualClock::Machine::synchronous;
   StepOverhead overhead;         ///< added to each simulated step
-  std::uint64_t loss_bytes = 0;  ///< what the communicator for losses needs more than others
+  std::uint64_t loss_bytes = 0;  ///< what the world needs to add up losses, beyond what others need
   nn::KernelTime kernels;
   comm::sim::Topology topology;
   bool measured = false;  ///< operations take measured times instead of those of the topology

@@ -125,8 +125,7 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
   base::VirtualClock clock(cluster.streams);
   const auto world = comm::sim::make_world(plan.ranks, clock, cluster.network);
   if (details.all_memory) world->memory_tracker()->keep_history(true);
-  // The trainer computes mean losses on a communicator of its own, in ordinary memory.
-  const auto losses = world->split(0, world->rank());
+  // The trainer computes mean losses on the world, in ordinary memory.
   const base::TrackedBytes loss_bytes(*world->memory_tracker(), base::MemoryCategory::communication,
                                       cluster.loss_bytes);
   const fsdp::StepProfile profile =

@@ -64,7 +64,7 @@ class Trainer {
           const std::shared_ptr<base::MemoryTracker>& memory_tracker, bool measure_norm)
       : plan_(plan),
         world_(world),
-        control_communicator_(world.split(0, world.rank())),
+        first_control_(world.traffic()),
         memory_tracker_(*memory_tracker),
         context_({.threads = plan.threads,
                   .memory_tracker = memory_tracker,
@@ -72,7 +72,7 @@ class Trainer {
                   .make_stream = {},
                   .device = device_of_rank(plan.options.device),
                   .logger = world.logger()}),
-        control_(*control_communicator_, context_.runtime()),
+        control_(world, context_.runtime()),
         slow_world_(slow_copy(world, plan.links)),
         divergence_(control_, plan.options.wrap == "block" ? strategy : strategy + " " + plan.options.wrap),
         model_(nn::make_model(context_, plan.model)),
@@ -239,7 +239,7 @@ class Trainer {
   void mark_first_step() {
     engine_.wait();
     first_traffic_ = engine_.stats().traffic();
-    first_control_ = control_communicator_->traffic();
+    first_step_control_ = world_.traffic();
     first_copied_ = engine_.stats().copied_bytes();
   }
 
@@ -255,8 +255,7 @@ class Trainer {
     const bool one = steps == 1;
     const auto count = static_cast<std::uint64_t>(one ? 1 : steps - 1);
     const fsdp::EngineTraffic t = engine_.stats().traffic() - (one ? fsdp::EngineTraffic{} : first_traffic_);
-    const comm::TrafficStats loss =
-        one ? control_communicator_->traffic() : control_communicator_->traffic() - first_control_;
+    const comm::TrafficStats loss = world_.traffic() - (one ? first_control_ : first_step_control_);
     traffic.calls = {t.all_gather.calls / count, t.reduce_scatter.calls / count, t.all_reduce.calls / count,
                      (t.control.calls + loss.calls()) / count};
     traffic.bytes = {t.all_gather.bytes_sent / count, t.reduce_scatter.bytes_sent / count,
@@ -279,7 +278,7 @@ class Trainer {
 
   const TrainPlan& plan_;
   comm::Communicator& world_;
-  std::unique_ptr<comm::Communicator> control_communicator_;
+  const comm::TrafficStats first_control_;  // of the world before this training
   base::MemoryTracker& memory_tracker_;
   nn::Context context_;
   comm::HostCollectives control_;
@@ -299,7 +298,7 @@ class Trainer {
   RunResult::ModelState state_;
   std::vector<TraceEvent> last_events_;
   fsdp::EngineTraffic first_traffic_;
-  comm::TrafficStats first_control_;
+  comm::TrafficStats first_step_control_;
   std::uint64_t first_copied_ = 0;
 };
 

@@ -37,7 +37,7 @@ struct GroupPlan {
 };
 
 /// Members of equal color, ordered by key, then by rank. `requests` by rank of the parent.
-GroupPlan plan_split(std::span<const SplitRequest> requests, int rank, std::chrono::milliseconds timeout);
+TESSERA_API GroupPlan plan_split(std::span<const SplitRequest> requests, int rank, std::chrono::milliseconds timeout);
 /// For valid arguments of create_group(). `rank` in the parent.
 TESSERA_API GroupPlan plan_group(std::span<const int> members, const OpOptions& options, int rank);
 /// Equal for equal lists of members.

@@ -93,6 +93,7 @@ class RecordedCommunicator final : public Communicator {
 
   std::unique_ptr<Communicator> do_split(int color, int key) override {
     std::string name = name_ + "." + std::to_string(++splits_);
+    ++collectives_;  // the backend exchanges the colors by one
     auto child = inner_->split(color, key);
     if (child == nullptr) return nullptr;
     return std::make_unique<RecordedCommunicator>(std::move(child), rank_, std::move(name));

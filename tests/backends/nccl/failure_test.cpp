@@ -51,7 +51,7 @@ TEST(NcclFailure, HangingInitIsTimeout) {
   for (const std::string& error : run_world(2, options, [](Communicator&) {}))
     EXPECT_EQ(error, "Timeout: nccl: the communicator of 2 ranks was not ready within 300ms");
   EXPECT_LT(Clock::now() - start, 5s);
-  EXPECT_TRUE(fake_counts().nothing_left());
+  EXPECT_TRUE(all_freed());
 }
 
 TEST(NcclFailure, AsynchronousErrorEndsWait) {
@@ -69,7 +69,7 @@ TEST(NcclFailure, AsynchronousErrorEndsWait) {
     EXPECT_EQ(error_of([&] { comm.barrier(); }), error);  // the first cause is permanent
     EXPECT_EQ(error_of([&] { comm.split(0, 0); }), error);
   });
-  EXPECT_TRUE(fake_counts().nothing_left());
+  EXPECT_TRUE(all_freed());
 }
 
 TEST(NcclFailure, ErrorIsReportedWithoutWait) {
@@ -104,7 +104,7 @@ TEST(NcclFailure, TimeoutNamesRanksBehind) {
     EXPECT_EQ(error_of([&] { all_reduce(comm, comm.rank(), {.timeout = 300ms, .label = "block.3"}); }),
               "Timeout: all_reduce #2 (block.3): not done within 300ms; rank 1 is behind at operation #1");
   });
-  EXPECT_TRUE(fake_counts().nothing_left());
+  EXPECT_TRUE(all_freed());
 }
 
 TEST(NcclFailure, DeadlinesHoldWithStreamWaits) {
@@ -176,7 +176,7 @@ TEST(NcclFailure, AbortFromOtherThreadReachesAllRanks) {
       EXPECT_EQ(error_of([&] { all_reduce(comm, comm.rank()); }), "Aborted: rank 2 aborted: enough");
     }
   });
-  EXPECT_TRUE(fake_counts().nothing_left());
+  EXPECT_TRUE(all_freed());
 }
 
 TEST(NcclFailure, FailureOfSplitKeepsOthersUsable) {
@@ -210,7 +210,7 @@ TEST(NcclFailure, GroupNamesMemberThatDoesNotCome) {
     });
     EXPECT_EQ(errors, std::vector<std::string>(3));
     EXPECT_EQ(fake_counts().complaint, "");
-    EXPECT_TRUE(fake_counts().nothing_left());
+    EXPECT_TRUE(all_freed());
   }
 }
 
@@ -259,7 +259,7 @@ TEST(NcclFailure, NamesRankThatDied) {
       EXPECT_EQ(error, "PeerLost: barrier #2: rank 2 died");  // rank 0 notifies the others
     }));
   for (auto& rank : ranks) rank.get();
-  EXPECT_TRUE(fake_counts().nothing_left());
+  EXPECT_TRUE(all_freed());
 }
 
 TEST(NcclFailure, AbandonsHangingAbort) {
@@ -299,7 +299,7 @@ TEST(NcclFailure, LibraryErrorIsBackendErrorWithItsText) {
                   "BackendError: all_gather #1: nccl: ncclAllGather: fake error (the last error of the fake)");
       },
       failing);
-  EXPECT_TRUE(fake_counts().nothing_left());
+  EXPECT_TRUE(all_freed());
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "tests/backends/nccl/fake_cuda.h"
@@ -54,7 +55,8 @@ struct SplitRound {
 struct Clique {
   explicit Clique(int ranks) : size(ranks) {}
   const int size;
-  int here = 0;  ///< number of initialized ranks
+  int here = 0;                              ///< number of initialized ranks
+  std::set<std::pair<int, int>> connecting;  ///< ranks, and those that they want to exchange data with
   std::map<std::uint64_t, Round> rounds;
   std::map<std::uint64_t, SplitRound> splits;
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> sent;      ///< by sender and receiver

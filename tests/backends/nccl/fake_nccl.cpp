@@ -1,38 +1,12 @@
 #include "tests/backends/nccl/fake_nccl.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <thread>
 
-#include "tests/backends/nccl/fake_clique.h"
+#include "tests/backends/nccl/fake_comm.h"
 
 namespace tessera::nccl_test {
 namespace {
-
-struct FakeComm {
-  std::shared_ptr<Clique> clique;
-  int rank = 0;
-  int world_rank = 0;
-  int device = 0;
-  std::uint64_t rounds = 0;
-  std::uint64_t splits = 0;
-  int polls_left = 0;
-  std::function<bool()> ready;  ///< further condition beside the polls; null: none
-  std::vector<std::pair<cudaStream_t, FakeStream::Task>> held;
-  std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
-  bool finalized = false;
-  std::vector<std::pair<ReduceOp, bool>> ops;  ///< created ops, and whether they still exist
-
-  bool in_progress() const { return polls_left > 0 || (ready != nullptr && !ready()); }
-  ncclResult_t start() {
-    polls_left = fake_state().options.polls;
-    return polls_left > 0 || ready != nullptr ? ncclInProgress : ncclSuccess;
-  }
-};
-
-FakeComm& comm_of(ncclComm_t comm) { return *reinterpret_cast<FakeComm*>(comm); }
-ncclComm_t handle_of(FakeComm* comm) { return reinterpret_cast<ncclComm_t>(comm); }
 
 /// A call between group start and end of this thread.
 struct Pending {
@@ -45,16 +19,6 @@ struct Pending {
 };
 thread_local int group_depth = 0;
 thread_local std::vector<Pending> group_calls;
-
-std::map<std::string, std::shared_ptr<Clique>>& worlds() {
-  static std::map<std::string, std::shared_ptr<Clique>> all;
-  return all;
-}
-
-ncclResult_t refuse(const std::string& why) {
-  fake_state().complain(why);
-  return ncclInvalidUsage;
-}
 
 FakeStream::Task guarded(FakeComm& comm, FakeStream::Task task) {
   return [aborted = comm.aborted, world_rank = comm.world_rank, task = std::move(task)] {
@@ -84,11 +48,29 @@ FakeStream::Task message_task(FakeComm& comm, std::vector<Pending> calls) {
   });
 }
 
-/// Enqueues this thread's calls on their streams, or holds them back until the communicator is no longer in progress.
-ncclResult_t launch() {
+/// A communicator's first calls last until the other ranks make theirs.
+void connect(FakeComm& comm, const std::set<int>& peers) {
+  if (!fake_state().options.connects) return;
+  for (const int peer : peers) comm.clique->connecting.insert({comm.rank, peer});
+  comm.ready = [clique = comm.clique, rank = comm.rank, peers] {
+    return std::all_of(peers.begin(), peers.end(), [&](int peer) { return clique->connecting.contains({peer, rank}); });
+  };
+}
+
+/// The ranks that `calls` exchange data with.
+std::set<int> peers_of(const FakeComm& comm, const std::vector<Pending>& calls) {
+  std::set<int> peers;
+  for (const Pending& call : calls) {
+    if (call.comm != &comm) continue;
+    if (!call.collective) peers.insert(call.peer);
+    for (int r = 0; call.collective && r < comm.clique->size; ++r) peers.insert(r);
+  }
+  return peers;
+}
+
+/// Enqueues `calls` on their streams, or holds them back until the communicator is no longer in progress.
+ncclResult_t enqueue(const std::vector<Pending>& calls) {
   const auto lock = fake_lock();
-  std::vector<Pending> calls;
-  calls.swap(group_calls);
   std::map<FakeComm*, std::vector<Pending>> messages;
   ncclResult_t result = ncclSuccess;
   for (const Pending& call : calls) {
@@ -102,8 +84,10 @@ ncclResult_t launch() {
     const cudaStream_t stream = parts.front().stream;
     comm->held.emplace_back(stream, message_task(*comm, std::move(parts)));
   }
-  for (const Pending& call : calls)
+  for (const Pending& call : calls) {
+    connect(*call.comm, peers_of(*call.comm, calls));
     if (call.comm->start() == ncclInProgress) result = ncclInProgress;
+  }
   for (const Pending& call : calls)
     if (!call.comm->in_progress()) {
       for (auto& [stream, task] : call.comm->held) stream_of(stream).tasks.push_back(std::move(task));
@@ -112,23 +96,36 @@ ncclResult_t launch() {
   return result;
 }
 
+/// Ends the group of this thread.
+ncclResult_t launch() {
+  std::vector<Pending> calls;
+  calls.swap(group_calls);
+  ncclResult_t result = enqueue(calls);
+  std::set<FakeComm*> comms;
+  for (const Pending& call : calls) comms.insert(call.comm);
+  for (FakeComm* comm : comms) result = finish(*comm, result);
+  return result;
+}
+
 ncclResult_t enter(Pending call) {
-  const auto lock = fake_lock();
-  if (group_depth == 0 && call.comm->in_progress()) return refuse("a call on a communicator that is in progress");
-  if (*call.comm->aborted || call.comm->finalized) return refuse("a call on a communicator that has ended");
-  group_calls.push_back(std::move(call));
+  {
+    const auto lock = fake_lock();
+    if (group_depth == 0 && call.comm->in_progress()) return refuse("a call on a communicator that is in progress");
+    if (*call.comm->aborted || call.comm->finalized) return refuse("a call on a communicator that has ended");
+    group_calls.push_back(std::move(call));
+  }
   return group_depth == 0 ? launch() : ncclSuccess;
 }
 
 ncclResult_t collective(Contribution part, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   static constexpr ReduceOp::Kind kKinds[] = {ReduceOp::Kind::sum, ReduceOp::Kind::prod, ReduceOp::Kind::max,
                                               ReduceOp::Kind::min, ReduceOp::Kind::avg};
-  const auto lock = fake_lock();
   FakeComm& c = comm_of(comm);
   const auto index = static_cast<std::size_t>(op);
   if (index < ncclNumOps) {
     part.op.kind = kKinds[index];
   } else {
+    const auto lock = fake_lock();
     const auto& [made, exists] = c.ops.at(index - ncclNumOps);
     if (!exists) return refuse("a reduce operation that is gone");
     part.op = made;
@@ -140,107 +137,6 @@ ncclResult_t message(void* data, std::size_t count, ncclDataType_t type, int pee
                      cudaStream_t stream) {
   auto made = std::make_shared<Message>(Message{data, count * base::size_of(dtype_of_vendor(type))});
   return enter({.comm = &comm_of(comm), .stream = stream, .message = std::move(made), .sends = sends, .peer = peer});
-}
-
-ncclResult_t init(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
-  const auto lock = fake_lock();
-  if (config->blocking != 0) return refuse("a blocking communicator");
-  std::shared_ptr<Clique>& clique = worlds()[std::string(id.internal, sizeof(id.internal))];
-  if (clique == nullptr) clique = std::make_shared<Clique>(size);
-  ++clique->here;
-  auto* const made = new FakeComm{.clique = clique, .rank = rank, .world_rank = rank, .device = current_device()};
-  made->ready = [clique] { return clique->here == clique->size && !fake_state().options.init_hangs; };
-  ++fake_state().counts.communicators;
-  *comm = handle_of(made);
-  return made->start();
-}
-
-/// The last rank to arrive creates the children.
-void decide(SplitRound& round) {
-  std::map<int, std::vector<std::pair<int, int>>> by_color;  // key and rank
-  for (std::size_t r = 0; r < round.choices.size(); ++r) {
-    if (!round.choices[r]) return;
-    by_color[round.choices[r]->color].emplace_back(round.choices[r]->key, static_cast<int>(r));
-  }
-  round.ranks.resize(round.choices.size());
-  for (auto& [color, members] : by_color) {
-    std::sort(members.begin(), members.end());
-    round.children[color] = std::make_shared<Clique>(static_cast<int>(members.size()));
-    for (std::size_t i = 0; i < members.size(); ++i)
-      round.ranks[static_cast<std::size_t>(members[i].second)] = static_cast<int>(i);
-  }
-}
-
-ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* child, ncclConfig_t* config) {
-  const auto lock = fake_lock();
-  FakeComm& parent = comm_of(comm);
-  if (config->blocking != 0) return refuse("a blocking communicator");
-  if (parent.in_progress()) return refuse("a call on a communicator that is in progress");
-  const auto clique = parent.clique;
-  const std::uint64_t number = parent.splits++;
-  SplitRound& round = clique->splits[number];
-  round.choices.resize(static_cast<std::size_t>(clique->size));
-  round.choices[static_cast<std::size_t>(parent.rank)] = SplitRound::Choice{color, key};
-  decide(round);
-  parent.ready = [clique, number] { return !clique->splits[number].ranks.empty(); };
-  *child = nullptr;
-  if (color != NCCL_SPLIT_NOCOLOR) {
-    auto* const made = new FakeComm{.world_rank = parent.world_rank, .device = parent.device};
-    made->ready = [made, color, clique, number, rank = static_cast<std::size_t>(parent.rank)] {
-      SplitRound& all = clique->splits[number];
-      if (all.ranks.empty()) return false;
-      made->clique = all.children[color];
-      made->rank = all.ranks[rank];
-      return true;
-    };
-    ++fake_state().counts.communicators;
-    made->start();
-    *child = handle_of(made);
-  }
-  return parent.start();
-}
-
-ncclResult_t async_error(ncclComm_t comm, ncclResult_t* state) {
-  const auto lock = fake_lock();
-  FakeComm& c = comm_of(comm);
-  *state = ncclInProgress;
-  if (fake_state().broken.contains(c.world_rank)) {
-    *state = fake_state().break_error;
-    return ncclSuccess;
-  }
-  if (c.polls_left > 0) --c.polls_left;
-  if (c.in_progress()) return ncclSuccess;
-  for (auto& [stream, task] : c.held) stream_of(stream).tasks.push_back(std::move(task));
-  c.held.clear();
-  *state = ncclSuccess;
-  return ncclSuccess;
-}
-
-void end(FakeComm& comm) {
-  *comm.aborted = true;
-  --fake_state().counts.communicators;
-  delete &comm;
-}
-
-ncclResult_t abort(ncclComm_t comm) {
-  const auto hangs = [] {
-    const auto lock = fake_lock();
-    return fake_state().options.abort_hangs;
-  };
-  while (hangs()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  const auto lock = fake_lock();
-  FakeComm& c = comm_of(comm);
-  for (auto& [stream, task] : c.held) stream_of(stream).tasks.push_back(std::move(task));
-  end(c);
-  return ncclSuccess;
-}
-
-ncclResult_t destroy(ncclComm_t comm) {
-  const auto lock = fake_lock();
-  FakeComm& c = comm_of(comm);
-  if (!c.finalized || c.in_progress()) fake_state().complain("a communicator is destroyed before it is finalized");
-  end(c);
-  return ncclSuccess;
 }
 
 ncclResult_t make_op(ncclRedOp_t* op, void* scalar, ncclDataType_t type, ncclScalarResidence_t residence,
@@ -287,26 +183,7 @@ void add_nccl(comm::nccl::NcclApi& api) {
   };
   api.ncclGetLastError = [](ncclComm_t) { return "the last error\nof the fake"; };
   api.ncclGetUniqueId = make_id;
-  api.ncclCommInitRankConfig = init;
-  api.ncclCommSplit = split;
-  api.ncclCommUserRank = [](ncclComm_t comm, int* rank) {
-    const auto lock = fake_lock();
-    *rank = comm_of(comm).rank;
-    return ncclSuccess;
-  };
-  api.ncclCommCount = [](ncclComm_t comm, int* size) {
-    const auto lock = fake_lock();
-    *size = comm_of(comm).clique->size;
-    return ncclSuccess;
-  };
-  api.ncclCommGetAsyncError = async_error;
-  api.ncclCommFinalize = [](ncclComm_t comm) {
-    const auto lock = fake_lock();
-    comm_of(comm).finalized = true;
-    return comm_of(comm).start();
-  };
-  api.ncclCommDestroy = destroy;
-  api.ncclCommAbort = abort;
+  add_communicators(api);
   api.ncclAllReduce = [](const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op,
                          ncclComm_t comm, cudaStream_t stream) {
     return collective({Kind::all_reduce, in, out, count, type}, op, comm, stream);
@@ -378,7 +255,7 @@ void reset_fake(const FakeOptions& options) {
   state.counts = {};
   state.environment.clear();
   state.broken.clear();
-  worlds().clear();
+  forget_worlds();
 }
 
 void change_fake(const FakeOptions& options) {

@@ -1,15 +1,19 @@
 // NCCL's functions on ordinary memory, for ranks that are threads. The fake does everything as late as a real device
-// may. Its streams are lazy: nothing runs until a caller queries or waits for a later event. Communicators are
-// non-blocking: each call stays in progress until it has been polled a few times, and only then runs on the stream.
+// may. Its streams are lazy: nothing runs until a caller queries or waits for a later event. A call of a communicator
+// is in progress until it has been polled a few times, and only then runs on the stream; a blocking one polls by
+// itself, and returns early with an error when the communicator is aborted.
 //
 // Reductions add like the reference. The fake reports a complaint (an error that the tests check) for everything that
-// NCCL forbids: a call on a communicator that is still in progress, a destroyed reduce operation, a stream of another
-// device, blocking communicators.
+// NCCL forbids: a call on a communicator that is still in progress, an abort beside a call that would have returned, a
+// communicator that is used after one that it shares resources with was aborted, a destroyed reduce operation, a stream
+// of another device.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "backends/nccl/api.h"
 
@@ -17,10 +21,13 @@ namespace tessera::nccl_test {
 
 struct FakeOptions {
   int devices = 8;
-  int polls = 3;             ///< number of polls for which a call stays in progress
-  bool init_hangs = false;   ///< communicators never become ready
-  bool abort_hangs = false;  ///< until the options change
-  int driver_error = 0;      ///< result of cudaGetDeviceCount
+  int polls = 3;              ///< number of polls for which a call stays in progress
+  bool non_blocking = false;  ///< as with NCCL_COMM_BLOCKING=0
+  bool connects = false;      ///< a rank's first call with another one lasts until that one makes its first call, too
+  bool revokes = true;        ///< whether ncclCommRevoke does anything
+  bool init_hangs = false;    ///< communicators never become ready
+  bool abort_hangs = false;   ///< until the options change
+  int driver_error = 0;       ///< result of cudaGetDeviceCount
   int version = 22809;
 };
 
@@ -32,7 +39,11 @@ struct FakeCounts {
   int blocks = 0;         ///< of device and pinned memory
   int registrations = 0;  ///< of memory with a communicator
   int reduce_ops = 0;
-  int kernel_loads = 0;       ///< of the library's own kernels
+  int kernel_loads = 0;  ///< of the library's own kernels
+  int created = 0;       ///< communicators so far, of all ranks
+  int shared = 0;        ///< those that share the resources of another one
+  int revoked = 0;
+  std::map<int, std::set<std::thread::id>> callers;  ///< by world rank: threads that called a communicator
   std::uint64_t queries = 0;  ///< of events: at least one for each time the host waits for a device
   int complaints = 0;
   std::string complaint;  ///< the first one

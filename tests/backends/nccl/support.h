@@ -61,6 +61,12 @@ inline std::vector<std::string> run_world(int ranks, const BackendOptions& optio
   return errors;
 }
 
+/// Whether nothing is left of the fake's objects, soon: a call that a failure has ended returns after its caller.
+inline bool all_freed() {
+  for (int i = 0; i < 200 && !fake_counts().nothing_left(); ++i) std::this_thread::sleep_for(10ms);
+  return fake_counts().nothing_left();
+}
+
 /// The same for bodies that succeed on every rank; also checks that the fake has no complaint and nothing leaks.
 inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
                       const BackendOptions& options = quick_options(), const comm::nccl::NcclApi& api = fake_api()) {

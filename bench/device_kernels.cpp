@@ -101,9 +101,9 @@ class Bench {
   /// The median of five rounds, in microseconds, by the stream's own clock.
   double time(const std::function<void()>& work) {
     const auto round = [&](int calls) {
-      const base::Event begin = stream().record();
+      const base::Event begin = stream().record_timed();
       for (int i = 0; i < calls; ++i) work();
-      const base::Event end = stream().record();
+      const base::Event end = stream().record_timed();
       return static_cast<double>(end.time_ns() - begin.time_ns()) * 1e-3 / calls;
     };
     round(1);

@@ -61,15 +61,15 @@ void train(const Options& options) {
   std::vector<StepTimes> times;
   double last = 0;
   for (int step = 0; step < options.steps; ++step) {
-    const auto begin = context.stream().record();
+    const auto begin = context.stream().record_timed();
     Tape tape;
     const TapeScope scope(context, &tape);
     const Tensor loss = model->loss(tokens, tokens);
-    const auto middle = context.stream().record();
+    const auto middle = context.stream().record_timed();
     tape.backward(loss);
-    const auto end = context.stream().record();
+    const auto end = context.stream().record_timed();
     optimizer.step(1e-3);
-    const auto done = context.stream().record();
+    const auto done = context.stream().record_timed();
     last = loss.item();
     if (step >= 2) times.push_back({between(begin, middle), between(middle, end), between(begin, done)});
   }

@@ -22,6 +22,7 @@ class HostEventState final : public Event::State {
   }
   void reach() noexcept {
     const std::lock_guard lock(mutex_);
+    if (done()) return;
     time_.store(host_time_ns(), std::memory_order_release);
     reached_.notify_all();
   }

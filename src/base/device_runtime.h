@@ -52,7 +52,7 @@ class TESSERA_API HostEvent {
   HostEvent& operator=(const HostEvent&) = delete;
   /// Returns a new event; the previous one must have been set. It may outlive this object.
   virtual Event arm() = 0;
-  /// Sets the event. Any thread, once.
+  /// Sets the event, unless it is set. Any thread.
   virtual void set() noexcept = 0;
 };
 

@@ -35,7 +35,8 @@ class TESSERA_API Event {
   void wait() const {
     if (state_ != nullptr) state_->wait();
   }
-  /// When it was reached, in ns of the stream's clock; waits for it. 0 for a default-constructed event.
+  /// When it was reached, in ns of the stream's clock; waits for it. 0 for a default-constructed event. Throws
+  /// InvalidUsage if record_timed() has not made it and the stream has no time for others.
   std::int64_t time_ns() const { return state_ == nullptr ? 0 : state_->time_ns(); }
   const std::shared_ptr<State>& state() const { return state_; }  ///< null for a default-constructed event
 
@@ -71,6 +72,8 @@ class TESSERA_API Stream {
   }
 
   virtual Event record() = 0;  ///< an event that is reached when everything appended so far has run
+  /// Such an event whose time_ns() may be called: a device keeps times only of these, since that costs.
+  virtual Event record_timed() { return record(); }
   /// Work appended from here on runs after `event`.
   virtual void wait(const Event& event) = 0;
   /// The host waits until everything appended so far has run.

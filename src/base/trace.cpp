@@ -45,7 +45,7 @@ TraceRecorder::Span TraceRecorder::begin(TraceEventKind kind, std::string_view u
     ranges_.push_back(span);
     profiled_->range_begin(name_of(kind), unit);
   }
-  pending.start = stream.record();
+  pending.start = stream.record_timed();
   return span;
 }
 
@@ -55,7 +55,7 @@ void TraceRecorder::close_ranges_from(Span span) noexcept {
 
 void TraceRecorder::end(Span span, Stream& stream) {
   if (span == kNone) return;
-  pending_.at(span).finish = stream.record();
+  pending_.at(span).finish = stream.record_timed();
   pending_.at(span).ended = true;
   close_ranges_from(span);
 }

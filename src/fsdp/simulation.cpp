@@ -105,14 +105,14 @@ StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context
   for (int i = 0; i < steps; ++i) {
     engine.trace().drain();
     if (memory) memory->drain();
-    const Event begin = context.stream().record();
+    const Event begin = context.stream().record_timed();
     const base::TaskId begin_task = clock == nullptr ? 0 : clock->position(context.stream());
     const std::vector<nn::Tensor> losses = forward_backward(step, *model, engine);
     record(profile.model_state, context.memory_tracker().snapshot());
     engine.step(1e-3);
     record(profile.model_state, context.memory_tracker().snapshot());
     engine.wait();
-    const Event end = context.stream().record();
+    const Event end = context.stream().record_timed();
     profile.steps.push_back(timed(begin, end, engine.trace().drain()));
     profile.steps.back().begin_task = begin_task;
     if (memory) profile.steps.back().memory = memory->drain();

@@ -23,9 +23,9 @@ void KernelCostModel::merge(const KernelCostModel& other) {
 }
 
 void KernelProfiler::call(const KernelInvocation& call, Stream& stream, const std::function<void()>& run) {
-  const Event before = stream.record();
+  const Event before = stream.record_timed();
   run();
-  const Event after = stream.record();
+  const Event after = stream.record_timed();
   const std::int64_t begun = before.time_ns();
   times_.add(call, static_cast<double>(after.time_ns() - begun) / 1e9);
 }

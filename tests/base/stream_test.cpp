@@ -50,9 +50,9 @@ TEST(LazyStream, RunsAwaitedWorkInOrder) {
   EXPECT_FALSE(stream->immediate());
   std::vector<int> order;
   stream->run([&] { order.push_back(1); });
-  const Event first = stream->record();
+  const Event first = stream->record_timed();
   stream->run([&] { order.push_back(2); });
-  const Event second = stream->record();
+  const Event second = stream->record_timed();
   stream->run([&] { order.push_back(3); });
   EXPECT_TRUE(order.empty());
   EXPECT_FALSE(first.done());

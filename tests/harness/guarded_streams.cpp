@@ -12,16 +12,21 @@ namespace {
 
 using namespace base;  // NOLINT: this file implements a class of base
 
+[[noreturn]] void throw_untimed() { throw InvalidUsage("event: it has no time; record it by record_timed()"); }
+
 class Reached final : public Event::State {
  public:
+  explicit Reached(bool timed) : timed_(timed) {}
   bool done() const override { return true; }
   void wait() override { ++waits_of_this_thread().events; }
   std::int64_t time_ns() override {
+    if (!timed_) throw_untimed();
     wait();
     return time_;
   }
 
  private:
+  const bool timed_;
   const std::int64_t time_ = host_time_ns();
 };
 
@@ -29,10 +34,8 @@ class GuardedStream final : public CapturingStream {
  public:
   GuardedStream(Device device, std::shared_ptr<GuardedShared> shared)
       : CapturingStream(device, false), shared_(std::move(shared)) {}
-  Event record() override {
-    refuse_in_capture("an event");
-    return Event(std::make_shared<Reached>());
-  }
+  Event record() override { return record(false); }
+  Event record_timed() override { return record(true); }
   void wait(const Event& event) override {
     if (event.state() != nullptr) refuse_in_capture("an event");
     if (!event.done()) event.wait();
@@ -47,6 +50,10 @@ class GuardedStream final : public CapturingStream {
   }
 
  private:
+  Event record(bool timed) {
+    refuse_in_capture("an event");
+    return Event(std::make_shared<Reached>(timed));
+  }
   const std::shared_ptr<GuardedShared> shared_;
 };
 
@@ -67,7 +74,7 @@ struct LazyWork {
 
 class LazyPoint final : public Event::State {
  public:
-  explicit LazyPoint(std::shared_ptr<LazyWork> work) : work_(std::move(work)) {}
+  LazyPoint(std::shared_ptr<LazyWork> work, bool timed) : work_(std::move(work)), timed_(timed) {}
   void reach() { time_ = host_time_ns(); }
   bool done() const override {
     const std::lock_guard lock(work_->shared->mutex);
@@ -83,6 +90,7 @@ class LazyPoint final : public Event::State {
     }
   }
   std::int64_t time_ns() override {
+    if (!timed_) throw_untimed();
     wait();
     return time_;
   }
@@ -90,6 +98,7 @@ class LazyPoint final : public Event::State {
  private:
   static constexpr std::int64_t kPatience = 60'000'000'000;
   const std::shared_ptr<LazyWork> work_;
+  const bool timed_;
   std::int64_t time_ = 0;
 };
 
@@ -101,15 +110,8 @@ class LazyGuardedStream final : public CapturingStream {
     const std::lock_guard lock(work_->shared->mutex);
     work_->run();
   }
-  Event record() override {
-    refuse_in_capture("an event");
-    auto point = std::make_shared<LazyPoint>(work_);
-    push([weak = std::weak_ptr(point)] {
-      if (const auto reached = weak.lock()) reached->reach();
-      return true;
-    });
-    return Event(point);
-  }
+  Event record() override { return record(false); }
+  Event record_timed() override { return record(true); }
   void delay(std::chrono::milliseconds time) {
     push([time, until = std::optional<std::chrono::steady_clock::time_point>()]() mutable {
       const auto now = std::chrono::steady_clock::now();
@@ -132,6 +134,15 @@ class LazyGuardedStream final : public CapturingStream {
   }
 
  private:
+  Event record(bool timed) {
+    refuse_in_capture("an event");
+    auto point = std::make_shared<LazyPoint>(work_, timed);
+    push([weak = std::weak_ptr(point)] {
+      if (const auto reached = weak.lock()) reached->reach();
+      return true;
+    });
+    return Event(point);
+  }
   void push(std::function<bool()> task) {
     const std::lock_guard lock(work_->shared->mutex);
     work_->tasks.push_back(std::move(task));

@@ -52,9 +52,9 @@ std::map<double, double> KernelSamples::medians() const {
 
 void KernelSampler::call(const nn::KernelInvocation& call, base::Stream& stream, const std::function<void()>& run) {
   if (!on_) return run();
-  const base::Event before = stream.record();
+  const base::Event before = stream.record_timed();
   run();
-  const base::Event after = stream.record();
+  const base::Event after = stream.record_timed();
   const std::int64_t begun = before.time_ns();
   KernelSamples& samples = kernels_[{std::string(call.kernel), std::string(base::name_of(call.dtype))}];
   samples.product = call.product.count > 0;

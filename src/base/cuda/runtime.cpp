@@ -130,7 +130,7 @@ class CudaRuntime final : public DeviceRuntime {
   const int index_;
   const Find find_;
   IpcMemory ipc_;
-  const std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>();
+  const EventPools events_;
   const std::shared_ptr<HostWaits> waits_ = std::make_shared<HostWaits>();
   const std::shared_ptr<WaitWordPool> words_ = std::make_shared<WaitWordPool>();
 };

@@ -5,6 +5,7 @@
 
 #include "tessera/base/cuda/host_event.h"
 #include "tessera/base/cuda/runtime.h"
+#include "tessera/base/error.h"
 
 namespace tessera::base::cuda {
 namespace {
@@ -19,6 +20,7 @@ std::int64_t between(cudaEvent_t first, cudaEvent_t second) {
 
 class CudaEvent final : public Event::State {
  public:
+  /// `reference`: null for an event without time.
   CudaEvent(std::shared_ptr<EventPool> pool, cudaStream_t stream, std::shared_ptr<Reference> reference)
       : pool_(std::move(pool)), reference_(std::move(reference)), event_(pool_->acquire()) {
     check(cudaEventRecord(event_, stream), "cudaEventRecord");
@@ -35,6 +37,7 @@ class CudaEvent final : public Event::State {
   }
   void wait() override { check(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
   std::int64_t time_ns() override {
+    if (reference_ == nullptr) throw InvalidUsage("event: it has no time; record it by record_timed()");
     wait();
     return reference_->time_ns() + between(reference_->event(), event_);
   }
@@ -62,7 +65,8 @@ cudaEvent_t EventPool::acquire() {
     }
   }
   cudaEvent_t event = nullptr;
-  check(cudaEventCreateWithFlags(&event, cudaEventDefault), "cudaEventCreateWithFlags");
+  check(cudaEventCreateWithFlags(&event, timed_ ? cudaEventDefault : cudaEventDisableTiming),
+        "cudaEventCreateWithFlags");
   return event;
 }
 
@@ -90,23 +94,28 @@ std::int64_t Reference::time_ns() {
   return time_ns_;
 }
 
-CudaStream::CudaStream(Device device, std::shared_ptr<EventPool> pool, std::shared_ptr<HostWaits> waits, bool urgent)
-    : DeviceStream(device, false), pool_(std::move(pool)), waits_(std::move(waits)), urgent_(urgent) {
+CudaStream::CudaStream(Device device, EventPools pools, std::shared_ptr<HostWaits> waits, bool urgent)
+    : DeviceStream(device, false), pools_(std::move(pools)), waits_(std::move(waits)), urgent_(urgent) {
   int least = 0;
   int greatest = 0;
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
   check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, urgent ? greatest : least),
         "cudaStreamCreateWithPriority");
-  reference_ = std::make_shared<Reference>(pool_, stream_, nullptr);
+  reference_ = std::make_shared<Reference>(pools_.timed, stream_, nullptr);  // now, since it waits for the stream
 }
 
 CudaStream::~CudaStream() { cudaStreamDestroy(stream_); }
 
 Event CudaStream::record() {
   check(cudaSetDevice(device().index), "cudaSetDevice");  // events are created on the thread's current device
+  return Event(std::make_shared<CudaEvent>(pools_.plain, stream_, nullptr));
+}
+
+Event CudaStream::record_timed() {
+  check(cudaSetDevice(device().index), "cudaSetDevice");
   if (host_time_ns() - reference_->recorded_ns() > kReferenceLasts)
-    reference_ = std::make_shared<Reference>(pool_, stream_, std::move(reference_));
-  return Event(std::make_shared<CudaEvent>(pool_, stream_, reference_));
+    reference_ = std::make_shared<Reference>(pools_.timed, stream_, std::move(reference_));
+  return Event(std::make_shared<CudaEvent>(pools_.timed, stream_, reference_));
 }
 
 void CudaStream::wait(const Event& event) {

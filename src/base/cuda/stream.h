@@ -16,14 +16,22 @@ namespace tessera::base::cuda {
 /// it.
 class EventPool {
  public:
-  EventPool() = default;
+  /// `timed`: the events have times, which costs the device a write and its streams some order.
+  explicit EventPool(bool timed) : timed_(timed) {}
   ~EventPool();
   cudaEvent_t acquire();  ///< created on the thread's current device
   void release(cudaEvent_t event);
 
  private:
+  const bool timed_;
   std::mutex mutex_;
   std::vector<cudaEvent_t> idle_;
+};
+
+/// The events of a device.
+struct EventPools {
+  std::shared_ptr<EventPool> plain = std::make_shared<EventPool>(false);
+  std::shared_ptr<EventPool> timed = std::make_shared<EventPool>(true);
 };
 
 /// An event whose time on the host's clock is known, or follows from an earlier one. CUDA measures spans in f32
@@ -50,21 +58,22 @@ class Reference {
 class CudaStream final : public DeviceStream {
  public:
   /// Created on the thread's current device. `urgent`: the device prefers it and gives it a queue of its own.
-  CudaStream(Device device, std::shared_ptr<EventPool> pool, std::shared_ptr<HostWaits> waits, bool urgent);
+  CudaStream(Device device, EventPools pools, std::shared_ptr<HostWaits> waits, bool urgent);
   ~CudaStream() override;
   void* native() const noexcept override { return stream_; }
   void prepare_launch() override {
     if (!urgent_) waits_->count_work();  // the thread that copies is the one that sets events
   }
   Event record() override;
+  Event record_timed() override;
   void wait(const Event& event) override;
 
  private:
-  const std::shared_ptr<EventPool> pool_;
+  const EventPools pools_;
   const std::shared_ptr<HostWaits> waits_;  ///< the device's
   const bool urgent_;
   cudaStream_t stream_ = nullptr;
-  std::shared_ptr<Reference> reference_;
+  std::shared_ptr<Reference> reference_;  ///< of timed events
 };
 
 }  // namespace tessera::base::cuda

@@ -25,6 +25,7 @@ StagingPipeline::~StagingPipeline() {
 void StagingPipeline::add(StagedOperation& operation) {
   operation.retain();
   active_.push_back(&operation);
+  watch_.add(operation);
   operation.advance();
   work_.notify_one();
 }

@@ -12,6 +12,7 @@
 
 #include "tessera/comm/algorithms.h"
 #include "tessera/comm/kernels/device_reduce.h"
+#include "tessera/comm/staging/deadline_watch.h"
 #include "tessera/comm/staging/ipc_windows.h"
 #include "tessera/comm/staging/staged_operation.h"
 
@@ -41,6 +42,7 @@ class StagingPipeline {
   const AlgorithmTable& algorithms() const noexcept { return algorithms_; }
   /// Guards all state of staged communicators, and the inner communicators while anything is in flight on them.
   std::mutex& mutex() noexcept { return mutex_; }
+  DeadlineWatch& watch() noexcept { return watch_; }
   Stream& down() noexcept { return *down_; }
   Stream& up() noexcept { return *up_; }
 
@@ -67,6 +69,7 @@ class StagingPipeline {
   std::vector<StagedOperation*> active_;  ///< in the order of their calls
   std::atomic<int> waiters_{0};
   bool stop_ = false;
+  DeadlineWatch watch_;
   std::thread thread_;
 };
 

@@ -7,6 +7,12 @@
 #include "tessera/comm/staging/communicator.h"
 
 namespace tessera::comm::staging {
+namespace {
+
+constexpr std::chrono::seconds kStopTime{5};  ///< in which a device stops after an operation has expired
+constexpr std::string_view kNoResponse = "the device did not respond";
+
+}  // namespace
 
 StagedOperation::StagedOperation(std::shared_ptr<StagingPipeline> engine, StagedCommunicator& communicator,
                                  std::span<const OpDesc> calls, Event after)
@@ -28,7 +34,11 @@ bool StagedOperation::done() noexcept {
 }
 
 bool StagedOperation::wait_until(Clock::time_point until) {
-  if (!engine_->poll_until([this] { return finished(); }, until)) return false;
+  const Clock::time_point last = deadline_ + DeadlineWatch::kGrace + kStopTime;
+  if (!engine_->poll_until([this] { return finished(); }, std::min(until, last))) {
+    if (Clock::now() < last) return false;
+    throw Timeout(late(kNoResponse) + " (and the device has not stopped: its memory may still change)");
+  }
   if (finished_.load() == kFailed) std::rethrow_exception(error_);
   return true;
 }
@@ -92,19 +102,30 @@ void StagedOperation::check_deadline() {
   if (Clock::now() < deadline_) return;
   const auto moving = [](const StagedTransfer& part) { return part.moving(); };
   if (std::any_of(parts_.begin(), parts_.end(), moving)) return;  // it has its own deadline and names the late ranks
-  const std::string why = name_ + (label_.empty() ? "" : " (" + label_ + ")") + ": " +
-                          (begun_ ? "device memory was not copied" : "its stream did not reach the operation") +
-                          " within " + format_duration(timeout_);
+  const std::string why = late(begun_ ? "device memory was not copied" : "its stream did not reach the operation");
   communicator_.abort_inner(why);
   throw Timeout(why);
 }
 
+/// "all_reduce (block.3): WHAT within 5 s".
+std::string StagedOperation::late(std::string_view what) const {
+  return name_ + (label_.empty() ? "" : " (" + label_ + ")") + ": " + std::string(what) + " within " +
+         format_duration(timeout_);
+}
+
+void StagedOperation::expire() noexcept {
+  expired_.store(true);
+  communicator_.abort_inner(late(kNoResponse));
+  signal_->set();
+}
+
 void StagedOperation::fail(std::exception_ptr error) noexcept {
-  error_ = std::move(error);
+  error_ = expired_.load() ? std::make_exception_ptr(Timeout(late(kNoResponse))) : std::move(error);
   for (StagedTransfer& part : parts_) communicator_.leave(part);
 }
 
 void StagedOperation::finish() noexcept {
+  engine_->watch().remove(*this);
   for (StagedTransfer& part : parts_) part.release_regions();
   communicator_.end_operation();
   signal_->set();

@@ -33,6 +33,11 @@ class StagedOperation final : public WorkState {
   void wait_on(Stream& stream) override;
   void on_done(WorkCallback callback) override;
 
+  // Any thread:
+  Clock::time_point deadline() const noexcept { return deadline_; }
+  /// The device does not respond: fails the communicator, and lets streams go on that wait for this.
+  void expire() noexcept;
+
   // Under the engine's lock:
   bool advance() noexcept;
   bool finished() const noexcept { return finished_.load() != 0; }
@@ -51,6 +56,7 @@ class StagedOperation final : public WorkState {
   bool begun();
   bool advance_parts();
   void check_deadline();
+  std::string late(std::string_view what) const;
   void fail(std::exception_ptr error) noexcept;
   void finish() noexcept;
 
@@ -66,6 +72,7 @@ class StagedOperation final : public WorkState {
   std::exception_ptr error_;
   std::unique_ptr<HostEvent> signal_;
   Event reached_;
+  std::atomic<bool> expired_{false};
   std::atomic<std::uint32_t> finished_{0};
 };
 

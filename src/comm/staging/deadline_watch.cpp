@@ -1,0 +1,58 @@
+#include "tessera/comm/staging/deadline_watch.h"
+
+#include <algorithm>
+
+#include "tessera/comm/staging/staged_operation.h"
+
+namespace tessera::comm::staging {
+
+DeadlineWatch::DeadlineWatch() : wake_(Clock::time_point::max()), thread_([this] { run(); }) {}
+
+DeadlineWatch::~DeadlineWatch() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_one();
+  thread_.join();
+}
+
+void DeadlineWatch::add(StagedOperation& operation) {
+  const std::lock_guard lock(mutex_);
+  operations_.push_back(&operation);
+  if (operation.deadline() + kGrace < wake_) changed_.notify_one();
+}
+
+void DeadlineWatch::remove(StagedOperation& operation) noexcept {
+  const std::lock_guard lock(mutex_);
+  std::erase(operations_, &operation);
+}
+
+void DeadlineWatch::run() noexcept {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    const Clock::time_point now = Clock::now();
+    wake_ = Clock::time_point::max();
+    std::vector<StagedOperation*> waiting;
+    for (StagedOperation* operation : operations_) {
+      const Clock::time_point last = operation->deadline() + kGrace;
+      if (last <= now) {
+        operation->expire();
+      } else {
+        wake_ = std::min(wake_, last);
+        waiting.push_back(operation);
+      }
+    }
+    operations_ = std::move(waiting);
+    const auto earlier = [this] {
+      return stop_ || std::any_of(operations_.begin(), operations_.end(),
+                                  [this](auto* operation) { return operation->deadline() + kGrace < wake_; });
+    };
+    if (wake_ == Clock::time_point::max())
+      changed_.wait(lock, earlier);
+    else
+      changed_.wait_until(lock, wake_, earlier);
+  }
+}
+
+}  // namespace tessera::comm::staging

@@ -21,11 +21,12 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
 Engine::~Engine() {
   EngineResources& resources = core_->resources;
   if (resources.offload) resources.offload->finish();  // copies may still use memory that the units release
-  if (!resources.context.runtime().host_accessible() && std::uncaught_exceptions() == 0) {
-    try {
+  try {
+    if (std::uncaught_exceptions() > 0)
+      core_->drain_after_exception();
+    else if (!resources.context.runtime().host_accessible())
       resources.compute().synchronize();  // the communicator reuses its memory immediately
-    } catch (const Error&) {              // from an operation whose failure its caller already knows
-    }
+  } catch (const Error&) {  // from an operation whose failure its caller already knows
   }
 }
 

@@ -1,6 +1,10 @@
 // The engine on a device whose memory the host can't access: alone, and with ranks whose communicators stage it.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <latch>
+
+#include "tessera/comm/staging.h"
 #include "tests/harness/guarded_device.h"
 #include "tests/harness/training.h"
 
@@ -63,6 +67,69 @@ INSTANTIATE_TEST_SUITE_P(Strategies, EngineDevices,
                            return std::string(given.param.strategy) + "_" + std::to_string(given.param.ranks) +
                                   (given.param.ipc ? "_ipc" : "");
                          });
+
+// --- exceptions
+
+struct LeftByException {};
+
+/// `body` throws LeftByException on rank 0 while its engine lives; `after` runs when the engine is gone.
+void leave(int ranks, const std::function<void(nn::CausalModel&, comm::Communicator&)>& body,
+           const std::function<void(comm::Communicator&)>& after) {
+  const auto device = harness::make_guarded_device({.lazy = true});
+  comm::InitOptions config;
+  config.backend = "shm";
+  config.timeout = std::chrono::seconds(100);
+  config.decorate = [&](auto world) { return comm::stage(std::move(world), device, {}); };
+  comm::run_threads(ranks, config, [&](comm::Communicator& world) {
+    nn::Context context({.threads = 1, .memory_tracker = world.memory_tracker(), .runtime = device});
+    const auto model = nn::make_model(context, nn::preset("gpt-nano"));
+    try {
+      Engine engine(*model, world, harness::engine_for("fsdp"));
+      engine.initialize(0);
+      context.stream().synchronize();
+      world.barrier().wait();
+      body(*model, world);
+    } catch (const LeftByException&) {
+    }
+    after(world);
+  });
+}
+
+/// The engine's memory goes back to an allocator that does not wait for the device.
+TEST(EngineLeftByException, DeviceHasDoneItsWork) {
+  std::atomic<bool> done{false};
+  leave(
+      1,
+      [&](nn::CausalModel& model, comm::Communicator&) {
+        model.context().stream().run([&] { done = true; });
+        EXPECT_FALSE(done) << "the control";
+        throw LeftByException();
+      },
+      [&](comm::Communicator&) { EXPECT_TRUE(done); });
+}
+
+/// The other rank never calls what this one's device waits for, and the operation's deadline is far away.
+TEST(EngineLeftByException, WaitsForNoOtherRank) {
+  std::atomic<bool> done{false};
+  std::latch gone(2);
+  std::chrono::steady_clock::time_point start;
+  leave(
+      2,
+      [&](nn::CausalModel& model, comm::Communicator& world) {
+        if (world.rank() == 1) return gone.arrive_and_wait();
+        start = std::chrono::steady_clock::now();
+        const auto batch = harness::make_batch(model.context(), {}, 0, 0);
+        model.loss(batch.tokens, batch.targets);
+        model.context().stream().run([&] { done = true; });
+        throw LeftByException();
+      },
+      [&](comm::Communicator& world) {
+        if (world.rank() == 1) return;
+        EXPECT_TRUE(done);
+        EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+        gone.count_down();
+      });
+}
 
 // --- host waits
 

@@ -37,6 +37,15 @@ TEST(GuardedDevice, DetectsHostAccess) {
   EXPECT_EQ(one.item(), 0.0);
 }
 
+/// So that all suites on it show that nothing asks for times of events that have none on a real device.
+TEST(GuardedDevice, HasTimesOfTimedEventsOnly) {
+  for (const bool lazy : {false, true}) {
+    const auto stream = harness::make_guarded_device({.lazy = lazy})->make_stream();
+    EXPECT_GT(stream->record_timed().time_ns(), 0);
+    EXPECT_THROW(stream->record().time_ns(), InvalidUsage);
+  }
+}
+
 TEST(MetaDevice, RejectsReads) {
   Context context({.device = {DeviceType::meta, 0}});
   const Tensor x = Tensor::zeros(context, {}, DType::f32);

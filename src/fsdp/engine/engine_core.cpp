@@ -1,12 +1,17 @@
 #include "tessera/fsdp/engine/engine_core.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "tessera/base/error.h"
 
 namespace tessera::fsdp {
 namespace {
+
+constexpr std::chrono::seconds kDrainTime{1};  ///< in which operations end that all ranks call
+constexpr std::chrono::seconds kStopTime{10};  ///< in which a device ends its work after an abort
 
 void require_offload(const base::DeviceRuntime& runtime) {
   if (runtime.host_accessible())
@@ -178,11 +183,32 @@ void EngineCore::abort_on_mismatch(Check&& check) {
   try {
     check();
   } catch (const base::Mismatch& error) {
-    for (const auto& [axis, channels] : resources.mesh.all_channels())
-      for (comm::Communicator* channel : {channels.gather.get(), channels.reduce.get(), channels.control.get()})
-        channel->abort(error.what());
+    abort_channels(error.what());
     throw;
   }
+}
+
+void EngineCore::abort_channels(const std::string& reason) noexcept {
+  for (const auto& [axis, channels] : resources.mesh.all_channels())
+    for (comm::Communicator* channel : {channels.gather.get(), channels.reduce.get(), channels.control.get()})
+      channel->abort(reason);
+  if (buffers != nullptr) buffers->abort(reason);
+  if (order != nullptr) order->abort(reason);
+}
+
+void EngineCore::drain_after_exception() {
+  const base::Event end = resources.compute().record();
+  const auto reached_within = [&](std::chrono::milliseconds time) {
+    const auto until = std::chrono::steady_clock::now() + time;
+    while (!end.done() || !order->idle()) {
+      if (std::chrono::steady_clock::now() > until) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    return true;
+  };
+  if (reached_within(kDrainTime)) return;
+  abort_channels("an exception ended the engine while operations were in flight");
+  reached_within(kStopTime);
 }
 
 }  // namespace tessera::fsdp

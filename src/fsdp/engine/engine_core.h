@@ -40,6 +40,9 @@ struct EngineCore {
   void reserve_offload_chunks();
   /// Makes the compute stream wait for what the last step left in flight.
   void join_step();
+  /// Waits, a bounded time, until operations in flight have ended and the device has done its work. Aborts the
+  /// communicators if that takes long: other ranks may never call those operations. Throws what ended them.
+  void drain_after_exception();
   /// Called before values are written: orders the writes after what the last step left in flight.
   void begin_writing_values();
   /// Orders the next gather after what was written to parameters on the compute stream.
@@ -65,6 +68,7 @@ struct EngineCore {
   void mark_kept_units();
   template <class Check>
   void abort_on_mismatch(Check&& check);
+  void abort_channels(const std::string& reason) noexcept;
 };
 
 }  // namespace tessera::fsdp

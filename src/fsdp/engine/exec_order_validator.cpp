@@ -84,6 +84,16 @@ void ExecOrderValidator::check() {
   }
 }
 
+bool ExecOrderValidator::idle() const noexcept {
+  return std::all_of(exchanges_.begin(), exchanges_.end(), [](const auto& one) {
+    try {
+      return one->pending->done();
+    } catch (const base::Error&) {
+      return true;
+    }
+  });
+}
+
 std::uint64_t ExecOrderValidator::formula_bytes() const {
   if (communicator_->size() == 1) return 0;
   const auto ranks = static_cast<std::uint64_t>(communicator_->size());

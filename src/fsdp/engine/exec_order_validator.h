@@ -35,6 +35,9 @@ class TESSERA_API ExecOrderValidator {
   void agree(const std::string& next);
   /// Throws Mismatch as begin() does.
   void check();
+  /// Whether no exchange is in flight; one that failed is not.
+  bool idle() const noexcept;
+  void abort(const std::string& reason) noexcept { communicator_->abort(reason); }
   /// Bytes that a rank sends for one begin().
   std::uint64_t formula_bytes() const;
   /// Host collectives over all ranks, for other exchanges.

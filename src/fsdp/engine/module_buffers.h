@@ -30,6 +30,9 @@ class TESSERA_API ModuleBuffers {
   void load(const std::function<void(const nn::ModuleBuffer&, void* out)>& fill,
             const std::function<bool(const nn::ModuleBuffer&)>& wanted);
   /// Bytes that this rank sends in a broadcast from rank 0.
+  void abort(const std::string& reason) noexcept {
+    if (channel_ != nullptr) channel_->abort(reason);
+  }
   std::uint64_t formula_bytes() const;
   comm::TrafficStats::TrafficCount traffic() const;
 

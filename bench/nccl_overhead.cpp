@@ -1,10 +1,11 @@
-// The overhead of the nccl backend over direct calls of NCCL: one rank, the same buffers, in turns.
+// The overhead of the nccl backend over direct calls of NCCL: the same buffers, in turns, between the ranks of a launch
+// (without one, a single rank, whose calls are copies).
 //
 // "alone": one call, and the host waits for it. "in a row": twenty calls on a stream, and the host waits for the last,
 // as nccl-tests does; calls of the backend depend on the stream as in the engine. Medians over rounds, in microseconds
 // per call.
 //
-//   bench_nccl_overhead [--json FILE]
+//   tessera run --ranks 2 -- bench_nccl_overhead [--json FILE]
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -19,6 +20,7 @@
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/device_stream.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/host_collectives.h"
 #include "tessera/comm/init.h"
 
 namespace {
@@ -50,15 +52,18 @@ class Overhead {
     comm::InitOptions config;
     config.backend = "nccl";
     config.device = device_;
-    config.launch = comm::Launch{};
     config.deterministic = false;
     ours_ = comm::init(std::move(config));
     if (const auto& loaded = comm::nccl::loaded_api(); !loaded.problem.empty()) throw base::Unsupported(loaded.problem);
     native_ = static_cast<cudaStream_t>(static_cast<base::DeviceStream&>(*stream_).native());
     ncclUniqueId id;
     check(api_.ncclGetUniqueId(&id));
+    comm::HostCollectives control(*ours_, *device_);
+    const std::vector<std::uint8_t> first =
+        control.gather_all(std::vector<std::uint8_t>(id.internal, std::end(id.internal))).front();
+    std::copy(first.begin(), first.end(), id.internal);
     ncclConfig_t settings = NCCL_CONFIG_INITIALIZER;
-    check(api_.ncclCommInitRankConfig(&direct_, 1, id, 0, &settings));
+    check(api_.ncclCommInitRankConfig(&direct_, ours_->size(), id, ours_->rank(), &settings));
   }
   ~Overhead() {
     if (direct_ != nullptr) api_.ncclCommDestroy(direct_);
@@ -66,12 +71,16 @@ class Overhead {
   Overhead(const Overhead&) = delete;
   Overhead& operator=(const Overhead&) = delete;
 
+  bool reports() const { return ours_->rank() == 0; }
+
+  /// `bytes`: of the whole, of which each rank gathers or keeps its part.
   Row measure(const std::string& op, std::size_t bytes) {
     const base::Buffer in = ours_->allocate(bytes, comm::MemoryKind::device, std::nullopt);
     const base::Buffer out = ours_->allocate(bytes, comm::MemoryKind::device, std::nullopt);
-    const std::size_t count = bytes / sizeof(float);
-    const comm::ConstView from{in.data(), count, base::DType::f32, device_->device()};
-    const comm::View to{out.data(), count, base::DType::f32, device_->device()};
+    const std::size_t whole = bytes / sizeof(float), part = whole / static_cast<std::size_t>(ours_->size());
+    const std::size_t count = op == "all_reduce" ? whole : part;  // NCCL's
+    const comm::ConstView from{in.data(), op == "all_gather" ? part : whole, base::DType::f32, device_->device()};
+    const comm::View to{out.data(), op == "reduce_scatter" ? part : whole, base::DType::f32, device_->device()};
     const auto ours = [&](comm::OpOptions options) {
       if (op == "all_reduce") return ours_->all_reduce(from, to, comm::ReduceOp::sum(), options);
       if (op == "all_gather") return ours_->all_gather(from, to, options);
@@ -123,14 +132,14 @@ class Overhead {
 int run(const std::string& json_path) {
   Overhead overhead;
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  fmt::print("{:<16} {:>10} {:>10} {:>10} {:>10} {:>10}  (us a call)\n", "op", "bytes", "alone", "direct", "in a row",
-             "direct");
+  std::string table = fmt::format("{:<16} {:>10} {:>10} {:>10} {:>10} {:>10}  (us a call)\n", "op", "bytes", "alone",
+                                  "direct", "in a row", "direct");
   for (const char* op : {"all_reduce", "all_gather", "reduce_scatter"})
     for (const std::size_t bytes :
          {std::size_t{1} << 10, std::size_t{1} << 20, std::size_t{16} << 20, std::size_t{256} << 20}) {
       const Row r = overhead.measure(op, bytes);
-      fmt::print("{:<16} {:>10} {:>10.2f} {:>10.2f} {:>10.2f} {:>10.2f}\n", r.op, r.bytes, r.alone_us,
-                 r.direct_alone_us, r.in_a_row_us, r.direct_in_a_row_us);
+      table += fmt::format("{:<16} {:>10} {:>10.2f} {:>10.2f} {:>10.2f} {:>10.2f}\n", r.op, r.bytes, r.alone_us,
+                           r.direct_alone_us, r.in_a_row_us, r.direct_in_a_row_us);
       rows.push_back({{"op", r.op},
                       {"bytes", r.bytes},
                       {"alone_us", r.alone_us},
@@ -138,6 +147,8 @@ int run(const std::string& json_path) {
                       {"in_a_row_us", r.in_a_row_us},
                       {"direct_in_a_row_us", r.direct_in_a_row_us}});
     }
+  if (!overhead.reports()) return 0;
+  fmt::print("{}", table);
   if (json_path.empty()) return 0;
   std::ofstream file(json_path);
   file << rows.dump(1) << "\n";
@@ -148,7 +159,7 @@ int run(const std::string& json_path) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  CLI::App app("what the nccl backend costs over NCCL's own calls, on one rank");
+  CLI::App app("what the nccl backend costs over NCCL's own calls");
   std::string json;
   app.add_option("--json", json, "also writes the table here")->type_name("FILE");
   CLI11_PARSE(app, count, arguments);

@@ -198,13 +198,13 @@ void EngineCore::abort_channels(const std::string& reason) noexcept {
 
 void EngineCore::drain_after_exception() {
   const base::Event end = resources.compute().record();
-  const auto reached_within = [&](std::chrono::milliseconds time) {
-    const auto until = std::chrono::steady_clock::now() + time;
-    while (!end.done() || !order->idle()) {
-      if (std::chrono::steady_clock::now() > until) return false;
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
+  const auto reached_within = [&](std::chrono::microseconds time) {
+    constexpr std::chrono::microseconds kPause{200};
+    for (; time > time.zero(); time -= kPause) {
+      if (end.done() && order->idle()) return true;
+      std::this_thread::sleep_for(kPause);
     }
-    return true;
+    return false;
   };
   if (reached_within(kDrainTime)) return;
   abort_channels("an exception ended the engine while operations were in flight");

@@ -20,6 +20,7 @@ void Communicator::prepare(OpDesc& call, const OpOptions& options, bool by_count
   if (call.kind == OpKind::send || (other_root && writes_root(call.kind)))
     call.out = View{nullptr, 0, call.in.dtype, call.in.device};
   ArgumentChecker(call, capabilities(), rank_, size_).check(by_counts);
+  if (options.timeout) check_timeout(name_of(call.kind), *options.timeout);
   call.timeout = options.timeout.value_or(options_.timeout);
   call.label = options.label;
   call.source = options.source;

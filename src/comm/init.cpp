@@ -10,6 +10,7 @@
 #include "tessera/base/parse.h"
 #include "tessera/comm/bootstrap/rendezvous.h"
 #include "tessera/comm/bootstrap/thread_bootstrap.h"
+#include "tessera/comm/core/argument_checker.h"
 #include "tessera/comm/core/env_variables.h"
 #include "tessera/comm/core/worlds.h"
 #include "tessera/comm/flight_recorder.h"
@@ -24,6 +25,7 @@ BackendOptions world_options(const InitOptions& config) {
   BackendOptions options;
   options.communicator.timeout =
       config.timeout ? *config.timeout : parse_duration(env_or_default(env::kTimeout), env::kTimeout.name);
+  check_timeout("init", options.communicator.timeout);
   options.communicator.logger = config.logger;
   options.communicator.memory_tracker = config.memory_tracker;
   options.check = config.check ? *config.check : parse_flag(env_or_default(env::kCheck), env::kCheck.name);

@@ -127,7 +127,7 @@ struct OpOptions {
   /// The operation starts after the work that this stream holds now. Host backends run that work before they start: an
   /// immediate stream has none left; a lazy one runs its queue up to this point.
   Stream* after = nullptr;
-  /// Overrides the communicator's timeout (TESSERA_TIMEOUT).
+  /// Overrides the communicator's timeout (TESSERA_TIMEOUT). 1 ms or more.
   std::optional<std::chrono::milliseconds> timeout = {};
   /// Appears in errors and traces beside the operation's name. Must stay valid until the Work is done: a literal or a
   /// unit's name.

@@ -85,6 +85,24 @@ TEST_P(Calls, TrafficCountsByPeerSinceSnapshot) {
   });
 }
 
+TEST_P(Calls, RejectTimeoutsThatEndAtOnce) {
+  run_threads(2, config_of(GetParam()), [](Communicator& comm) {
+    for (const auto timeout : {0ms, -5ms}) {
+      const std::string why = ": timeout is " + std::to_string(timeout.count()) +
+                              " ms, needs 1 ms or more; leave it out for the communicator's own";
+      EXPECT_EQ(error_of([&] { comm.barrier({.timeout = timeout}); }), "InvalidUsage: barrier" + why);
+      EXPECT_EQ(error_of([&] {
+                  comm.create_group(std::array{0, 1}, {.timeout = timeout});
+                }),
+                "InvalidUsage: create_group" + why);
+    }
+    comm.barrier({.timeout = 20s}).wait();  // nothing was sent
+  });
+  InitOptions never = config_of(GetParam());
+  never.timeout = 0ms;
+  EXPECT_THROW(run_threads(2, never, [](Communicator&) {}), InvalidUsage);
+}
+
 TEST_P(Calls, RejectOverlappingPartsAtRoot) {
   run_threads(2, config_of(GetParam()), [](Communicator& comm) {
     std::vector<float> x(30, 1);

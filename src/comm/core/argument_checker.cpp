@@ -151,11 +151,18 @@ void ArgumentChecker::counts(std::span<const std::size_t> counts, std::size_t to
     fail(std::string(which) + " has " + number(total) + " elements, the counts add up to " + number(sum));
 }
 
+void check_timeout(std::string_view call, std::chrono::milliseconds timeout) {
+  if (timeout.count() <= 0)
+    throw InvalidUsage(std::string(call) + ": timeout is " + std::to_string(timeout.count()) +
+                       " ms, needs 1 ms or more; leave it out for the communicator's own");
+}
+
 void check_group(std::span<const int> members, const OpOptions& options, int rank, int size) {
   const auto fail = [](const std::string& text) { throw InvalidUsage("create_group: " + text); };
   if (options.tag < 0 || options.tag > kMaxTag)
     fail("tag is " + std::to_string(options.tag) + ", needs 0 to " + std::to_string(kMaxTag));
   if (options.after != nullptr || options.source != nullptr) fail("after and source are not for it");
+  if (options.timeout) check_timeout("create_group", *options.timeout);
   std::vector<bool> listed(static_cast<std::size_t>(size));
   for (const int member : members) {
     if (member < 0 || member >= size)

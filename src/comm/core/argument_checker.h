@@ -39,6 +39,8 @@ class ArgumentChecker {
   const int size_;
 };
 
+/// Throws InvalidUsage for a timeout of 0 or less, which would end an operation before it begins.
+void check_timeout(std::string_view call, std::chrono::milliseconds timeout);
 /// Throws InvalidUsage unless these are valid arguments of create_group().
 void check_group(std::span<const int> members, const OpOptions& options, int rank, int size);
 

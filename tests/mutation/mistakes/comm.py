@@ -105,6 +105,10 @@ MISTAKES = [
     # Device memory.
     mistake("staging-deadline-dropped", "src/comm/staging/staged_operation.cpp", "  if (Clock::now() < deadline_) return;", "  if (Clock::now() >= Clock::time_point{}) return;",
             STAGING, "a stalled device hangs its rank forever"),
+    mistake("staging-stuck-forever", "src/comm/staging/deadline_watch.cpp", "        operation->expire();\n", "", STAGING, "a call that waits for a device that waits for it hangs"),
+    mistake("staging-stuck-stream-stays", "src/comm/staging/staged_operation.cpp", "  communicator_.abort_inner(late(kNoResponse));\n  signal_->set();\n", "  communicator_.abort_inner(late(kNoResponse));\n", STAGING, "a call that waits for a device that waits for it hangs"),
+    mistake("staging-wait-without-end", "src/comm/staging/staged_operation.cpp", "std::min(until, last)", "until", STAGING, "waiting for a device that never responds hangs"),
+    mistake("flight-numbers-without-splits", "src/comm/flight_recorder/flight_recorder.cpp", "    ++collectives_;  // the backend exchanges the colors by one\n", "", r"^tools\.PostmortemTest", "the recorder's numbers are not those of errors"),
     mistake("staging-label-dangles", "src/comm/staging/staged_transfer.cpp", "  call.label = operation_.label();\n", "",
             STAGING, "errors of staged operations lack their label"),
     mistake("staging-up-not-awaited", "src/comm/staging/staged_transfer.cpp", "  while (!flights_.empty() && flights_.front().stage == ChunkInFlight::Stage::up &&\n         reached(operation_, flights_.front().event)) {",

@@ -9,6 +9,9 @@ RECOVERY = r"^fsdp_recovery\."
 PERIOD = r"^fsdp_replica_sync\."
 
 MISTAKES = [
+    # Exceptions.
+    mistake("exception-frees-memory-in-use", "src/fsdp/engine.cpp", "      core_->drain_after_exception();", "      static_cast<void>(core_);", r"^fsdp_devices\.", "memory is freed while the device writes it"),
+    mistake("exception-waits-for-deadlines", "src/fsdp/engine/engine_core.cpp", "  abort_channels(\"an exception ended the engine while operations were in flight\");\n", "", r"^fsdp_devices\.", "an exception waits for operations that are never called"),
     # Dependencies.
     mistake("gather-before-update", "src/fsdp/engine/param_group.cpp", "  stream.wait(updated_);\n  first.wait(stored_);", "  first.wait(stored_);",
             (*LAZY, r"^fsdp_exec_order\.", r"^fsdp_acceptance"), "a unit gathers parameters before the last step's update has written them"),

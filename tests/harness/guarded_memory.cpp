@@ -57,12 +57,13 @@ void* Arena::allocate(std::size_t bytes) {
   if (found != idle_.end()) {
     void* data = found->second;
     idle_.erase(found);
+    allocated_.insert(data);
     return data;
   }
   if (used_ + size > kBytes) throw base::SystemError("the guarded device has no more memory");
   if (depth_ > 0 && ::mprotect(base_ + used_, size, PROT_READ | PROT_WRITE) != 0) throw base::system_error("mprotect");
   used_ += size;
-  return base_ + used_ - size;
+  return *allocated_.insert(base_ + used_ - size).first;
 }
 
 void Arena::deallocate(void* data, std::size_t bytes) {
@@ -71,10 +72,13 @@ void Arena::deallocate(void* data, std::size_t bytes) {
     shared_.erase(found);
     --sharing_.exported;
   }
+  allocated_.erase(data);
   idle_.emplace(rounded(bytes), data);
 }
 
+/// CUDA's handle of memory inside an allocation stands for the whole of it, so a handle of anything else is a mistake.
 base::IpcMemoryHandle Arena::share(void* data, std::size_t bytes) {
+  if (!allocated_.contains(data)) throw base::InvalidUsage("the guarded device shares whole allocations only");
   auto found = shared_.find(data);
   if (found == shared_.end()) {
     if (next_ == kMaxShared) throw base::Unsupported("the guarded device has shared too much");

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/error.h"
@@ -52,6 +53,7 @@ class Arena {
   std::size_t used_ = 0;
   int depth_ = 0;
   std::multimap<std::size_t, void*> idle_;
+  std::set<void*> allocated_;
   std::map<void*, std::uint32_t> shared_;  ///< their indices in importers_
   std::uint32_t next_ = 0;
   std::multimap<void*, Imported> imported_;

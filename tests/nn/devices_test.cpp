@@ -46,6 +46,16 @@ TEST(GuardedDevice, HasTimesOfTimedEventsOnly) {
   }
 }
 
+/// So that all suites on it show that ranks share nothing else.
+TEST(GuardedDevice, SharesWholeAllocationsOnly) {
+  const auto device = harness::make_guarded_device();
+  auto* const data = static_cast<std::byte*>(device->allocate(4096));
+  EXPECT_NO_THROW(device->get_ipc_handle(data, 4096));
+  EXPECT_THROW(device->get_ipc_handle(data + 256, 256), InvalidUsage);
+  device->free(data, 4096);
+  EXPECT_THROW(device->get_ipc_handle(data, 4096), InvalidUsage);
+}
+
 TEST(MetaDevice, RejectsReads) {
   Context context({.device = {DeviceType::meta, 0}});
   const Tensor x = Tensor::zeros(context, {}, DType::f32);

@@ -8,6 +8,11 @@ STAGING = r"^comm_staging\."
 CALLBACKS = r"^conformance\.All/Behaviours"
 
 MISTAKES = [
+    # The CUDA device, by a fake of its functions.
+    mistake("cuda-waits-for-one-number", "src/base/cuda/host_event.cpp", "CU_STREAM_WAIT_VALUE_GEQ", "CU_STREAM_WAIT_VALUE_EQ", r"^base_cuda\.", "a stream that comes late waits forever"),
+    mistake("cuda-events-always-timed", "src/base/cuda/stream.cpp", "timed_ ? cudaEventDefault : cudaEventDisableTiming", "cudaEventDefault", r"^base_cuda\.", "each event costs its stream a time stamp"),
+    mistake("cuda-captures-globally", "src/base/cuda/graph.cpp", "cudaStreamCaptureModeRelaxed", "cudaStreamCaptureModeGlobal", r"^base_cuda\.", "an allocation of any thread ends a capture"),
+    mistake("ipc-handle-of-part", "src/comm/staging/ipc_windows.cpp", "device_->get_ipc_handle(found->first, window.bytes);", "device_->get_ipc_handle(static_cast<std::byte*>(found->first) + 256, window.bytes);", STAGING, "ranks read other memory than was sent"),
     # Calls.
     mistake("call-deadline-ignored", "src/comm/communicator.cpp", "  call.timeout = options.timeout.value_or(options_.timeout);", "  call.timeout = options_.timeout;",
             (CALLS, r"^comm\.", r"^conformance\."), "OpOptions::timeout has no effect"),

@@ -1,0 +1,114 @@
+// What the CUDA device asks of CUDA, by a fake of its functions.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "tessera/base/cuda/runtime.h"
+#include "tessera/base/error.h"
+#include "tests/base/fake_cudart.h"
+
+namespace tessera::base_test {
+namespace {
+
+using namespace tessera::base;  // NOLINT(google-build-using-namespace): the namespace under test
+
+std::shared_ptr<DeviceRuntime> open_fake() {
+  fake_cuda() = {};
+  return cuda::open(0, [](std::string_view) noexcept -> const void* { return nullptr; });
+}
+
+std::ptrdiff_t timed_events() {
+  const auto& flags = fake_cuda().event_flags;
+  return std::count_if(flags.begin(), flags.end(), [](unsigned one) { return (one & cudaEventDisableTiming) == 0; });
+}
+
+TEST(CudaRuntime, EventsHaveTimesOnlyWhereAsked) {
+  const auto device = open_fake();
+  const auto stream = device->make_stream();
+  const std::ptrdiff_t references = timed_events();  // a stream needs one to compare times with
+  EXPECT_EQ(references, 1);
+  const Event plain = stream->record();
+  EXPECT_EQ(timed_events(), references);
+  EXPECT_THROW(plain.time_ns(), InvalidUsage);
+  const Event begin = stream->record_timed();
+  const Event end = stream->record_timed();
+  EXPECT_EQ(timed_events(), references + 2);
+  EXPECT_GT(begin.time_ns(), 0);
+  EXPECT_GE(end.time_ns(), begin.time_ns());
+}
+
+TEST(CudaRuntime, EventsAreReused) {
+  const auto device = open_fake();
+  {
+    const auto stream = device->make_stream();
+    for (int i = 0; i < 100; ++i) {
+      stream->record().wait();
+      stream->record_timed().time_ns();
+    }
+    EXPECT_EQ(fake_cuda().events, 3);  // plain, timed, and the stream's reference
+  }
+}
+
+/// A word only increases and serves one event after the other: a stream that comes late sees a later number.
+TEST(CudaRuntime, StreamsWaitForANumberOrALaterOne) {
+  const auto device = open_fake();
+  const auto stream = device->make_stream();
+  const auto signal = device->make_signal();
+  const Event first = signal->arm();
+  stream->wait(first);
+  signal->set();
+  EXPECT_TRUE(first.done());
+  const Event second = signal->arm();
+  EXPECT_TRUE(first.done());
+  EXPECT_FALSE(second.done());
+  stream->wait(second);
+  signal->set();
+  EXPECT_TRUE(second.done());
+  stream->wait(second);  // it is set: no wait
+  const FakeCuda& fake = fake_cuda();
+  EXPECT_EQ(fake.wait_flags, (std::vector<unsigned>{CU_STREAM_WAIT_VALUE_GEQ, CU_STREAM_WAIT_VALUE_GEQ}));
+  ASSERT_EQ(fake.wait_values.size(), 2U);
+  EXPECT_EQ(fake.wait_values[1], fake.wait_values[0] + 1);
+}
+
+TEST(CudaRuntime, SignalIsSetAtItsEnd) {
+  const auto device = open_fake();
+  Event never;
+  {
+    const auto signal = device->make_signal();
+    never = signal->arm();
+    EXPECT_FALSE(never.done());
+  }
+  EXPECT_TRUE(never.done());
+}
+
+/// Pools may allocate meanwhile, in any thread, which CUDA forbids in its other modes.
+TEST(CudaRuntime, CapturesAreRelaxed) {
+  const auto device = open_fake();
+  const auto stream = device->make_stream();
+  device->begin_capture(*stream);
+  device->free(device->allocate(64), 64);
+  device->end_capture(*stream)->launch(*stream);
+  EXPECT_EQ(fake_cuda().modes, std::vector{cudaStreamCaptureModeRelaxed});
+}
+
+TEST(CudaRuntime, StreamsDoNotWaitForTheDefaultStream) {
+  const auto device = open_fake();
+  const auto compute = device->make_stream();
+  const auto copies = device->make_copy_stream();
+  EXPECT_EQ(fake_cuda().stream_flags, (std::vector<unsigned>{cudaStreamNonBlocking, cudaStreamNonBlocking}));
+}
+
+/// Within a process there is nothing to map: the address is what was shared, and it is not closed.
+TEST(CudaRuntime, MemoryOfTheSameProcessIsItsAddress) {
+  const auto device = open_fake();
+  void* const data = device->allocate(64);
+  const IpcMemoryHandle handle = device->get_ipc_handle(data, 64);
+  EXPECT_EQ(device->open_ipc_handle(handle), data);
+  device->close_ipc_handle(data);
+  device->free(data, 64);
+}
+
+}  // namespace
+}  // namespace tessera::base_test

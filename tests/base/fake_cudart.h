@@ -1,0 +1,26 @@
+// The functions of CUDA's run-time library that the device calls, on ordinary memory: they note what they are asked
+// for.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <vector>
+
+namespace tessera::base_test {
+
+struct FakeCuda {
+  std::vector<unsigned> event_flags;         ///< of all events made
+  int events = 0;                            ///< that exist
+  std::vector<unsigned> wait_flags;          ///< of stream waits for memory
+  std::vector<cuuint32_t> wait_values;       ///< of the same
+  std::vector<cudaStreamCaptureMode> modes;  ///< of captures
+  std::vector<unsigned> stream_flags;
+  std::vector<unsigned> entry_versions;  ///< of the driver's functions that were looked up
+  bool has_wait_value = true;            ///< whether the driver has cuStreamWaitValue32
+};
+
+/// One for the process; a test begins with a new one.
+FakeCuda& fake_cuda();
+
+}  // namespace tessera::base_test

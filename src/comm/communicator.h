@@ -55,7 +55,8 @@ struct CommunicatorOptions {
 /// Errors: the call itself throws InvalidUsage and Unsupported before it sends anything; the communicator stays usable.
 /// Mismatch, Timeout, PeerLost, Aborted, BackendError and SystemError are thrown by waiting, or by a call after an
 /// earlier failure. They are fatal: every pending and later call fails with the first cause, on all ranks, and the
-/// process continues.
+/// process continues. A split with all ranks in their order may share resources with its original (nccl): then both fail
+/// together. Other communicators stay usable.
 ///
 /// One thread at a time issues calls; another one may wait for their Works meanwhile, and any may call abort().
 /// Different threads may use different communicators. Works and communicators split from it must be destroyed before

@@ -11,12 +11,13 @@ namespace tessera::nn::cuda {
 template <class T, unsigned most_dim>
 TESSERA_KERNEL void attention_forward_kernel(AttentionForward<T> a, AttentionPlan<T> plan) {
   using W = OpMath<T>;
-  constexpr unsigned kRows = kTileRows<W, most_dim>, kKeys = kRows / kRowThreads, kColumns = most_dim / kRowThreads;
+  constexpr unsigned kRows = kTileRows<W, most_dim>, kLanes = kRowThreads<W, most_dim>;
+  constexpr unsigned kKeys = kRows / kLanes, kColumns = most_dim / kLanes;
   const TilePlace at = tile_place(plan.heads, plan.positions, kRows);
   const std::size_t kv_head = at.head / (plan.heads / plan.kv_heads), size = tile_elements<W>(kRows, plan.dim);
   W* shared = shared_memory<W>();
   const Tile<W> q{shared, plan.dim}, k{shared + size, plan.dim}, v{shared + 2 * size, plan.dim};
-  const unsigned row = thread_index() / kRowThreads, lane = thread_index() % kRowThreads;
+  const unsigned row = thread_index() / kLanes, lane = thread_index() % kLanes;
   W* weights = shared + 3 * size + row * (kRows + 1);
   const std::size_t query = at.first + row;
   W max = minus_infinity<W>(), sum = 0, result[kColumns] = {};
@@ -27,29 +28,29 @@ TESSERA_KERNEL void attention_forward_kernel(AttentionForward<T> a, AttentionPla
     load_tile<T>(v, kRows, a.v, at.batch, kv_head, first, plan.positions);
     sync_block();
     W scores[kKeys], step_max = max, step_sum = 0;
-    row_products(q, row, k, lane, scores);
+    row_products<kLanes>(q, row, k, lane, scores);
     for (unsigned j = 0; j < kKeys; ++j) {
-      scores[j] = first + lane + j * kRowThreads <= query ? scores[j] * plan.scale : minus_infinity<W>();
+      scores[j] = first + lane + j * kLanes <= query ? scores[j] * plan.scale : minus_infinity<W>();
       step_max = larger(step_max, scores[j]);
     }
-    step_max = over_row(step_max, Largest{});
+    step_max = over_row<kLanes>(step_max, Largest{});
     for (unsigned j = 0; j < kKeys; ++j) {
-      const std::size_t key = first + lane + j * kRowThreads;
+      const std::size_t key = first + lane + j * kLanes;
       const W weight = exponential(scores[j] - step_max);  // exp(-infinity) is 0 here
       step_sum += weight;
-      weights[lane + j * kRowThreads] = key <= query ? weight * kept(plan, at.batch, at.head, query, key) : W(0);
+      weights[lane + j * kLanes] = key <= query ? weight * kept(plan, at.batch, at.head, query, key) : W(0);
     }
     const W shrink = exponential(max - step_max);
-    sum = fused(sum, shrink, over_row(step_sum, Add{}));
+    sum = fused(sum, shrink, over_row<kLanes>(step_sum, Add{}));
     max = step_max;
     for (unsigned j = 0; j < kColumns; ++j) result[j] *= shrink;
     sync_block();  // the weights of the row are complete
-    add_weighted_rows<kRows>(weights, v, lane, result);
+    add_weighted_rows<kLanes, kRows>(weights, v, lane, result);
   }
   if (query >= plan.positions) return;
   T* out = a.out.data + at.batch * a.out.batch_stride + at.head * a.out.head_stride + query * a.out.position_stride;
   for (unsigned j = 0; j < kColumns; ++j)
-    if (lane + j * kRowThreads < plan.dim) out[lane + j * kRowThreads] = from_opmath<T>(result[j] / sum);
+    if (lane + j * kLanes < plan.dim) out[lane + j * kLanes] = from_opmath<T>(result[j] / sum);
   if (a.log_sum_exp && lane == 0)
     a.log_sum_exp[(at.batch * plan.heads + at.head) * plan.positions + query] = max + static_cast<W>(log(sum));
 }
@@ -78,13 +79,14 @@ TESSERA_KERNEL void attention_delta_kernel(AttentionBackward<T> a, AttentionPlan
 template <class T, unsigned most_dim>
 TESSERA_KERNEL void attention_dq_kernel(AttentionBackward<T> a, AttentionPlan<T> plan, const OpMath<T>* delta) {
   using W = OpMath<T>;
-  constexpr unsigned kRows = kTileRows<W, most_dim>, kKeys = kRows / kRowThreads, kColumns = most_dim / kRowThreads;
+  constexpr unsigned kRows = kTileRows<W, most_dim>, kLanes = kRowThreads<W, most_dim>;
+  constexpr unsigned kKeys = kRows / kLanes, kColumns = most_dim / kLanes;
   const TilePlace at = tile_place(plan.heads, plan.positions, kRows);
   const std::size_t kv_head = at.head / (plan.heads / plan.kv_heads), size = tile_elements<W>(kRows, plan.dim);
   W* shared = shared_memory<W>();
   const Tile<W> q{shared, plan.dim}, dout{shared + size, plan.dim}, k{shared + 2 * size, plan.dim},
       v{shared + 3 * size, plan.dim};
-  const unsigned row = thread_index() / kRowThreads, lane = thread_index() % kRowThreads;
+  const unsigned row = thread_index() / kLanes, lane = thread_index() % kLanes;
   W* ds = shared + 4 * size + row * (kRows + 1);
   const std::size_t query = at.first + row;
   const std::size_t statistic = (at.batch * plan.heads + at.head) * plan.positions + smaller(query, plan.positions - 1);
@@ -98,34 +100,35 @@ TESSERA_KERNEL void attention_dq_kernel(AttentionBackward<T> a, AttentionPlan<T>
     load_tile<T>(v, kRows, a.v, at.batch, kv_head, first, plan.positions);
     sync_block();
     W scores[kKeys], products[kKeys];
-    row_products(q, row, k, lane, scores);
-    row_products(dout, row, v, lane, products);
+    row_products<kLanes>(q, row, k, lane, scores);
+    row_products<kLanes>(dout, row, v, lane, products);
     for (unsigned j = 0; j < kKeys; ++j) {
-      const std::size_t key = first + lane + j * kRowThreads;
+      const std::size_t key = first + lane + j * kLanes;
       W value = 0;
       if (key <= query && query < plan.positions) {
         const W weight = exponential(scores[j] * plan.scale - shift);
         value = weight * plan.scale * (products[j] * kept(plan, at.batch, at.head, query, key) - mean);
       }
-      ds[lane + j * kRowThreads] = value;
+      ds[lane + j * kLanes] = value;
     }
     sync_block();
-    add_weighted_rows<kRows>(ds, k, lane, result);
+    add_weighted_rows<kLanes, kRows>(ds, k, lane, result);
   }
-  if (query < plan.positions) write_row(a.dq, at, query, plan.dim, result, a.accumulate_dq);
+  if (query < plan.positions) write_row<kLanes>(a.dq, at, query, plan.dim, result, a.accumulate_dq);
 }
 
 /// dk and dv; one block per tile of keys, over all queries of all heads that read them, in order.
 template <class T, unsigned most_dim>
 TESSERA_KERNEL void attention_dkv_kernel(AttentionBackward<T> a, AttentionPlan<T> plan, const OpMath<T>* delta) {
   using W = OpMath<T>;
-  constexpr unsigned kRows = kTileRows<W, most_dim>, kQueries = kRows / kRowThreads, kColumns = most_dim / kRowThreads;
+  constexpr unsigned kRows = kTileRows<W, most_dim>, kLanes = kRowThreads<W, most_dim>;
+  constexpr unsigned kQueries = kRows / kLanes, kColumns = most_dim / kLanes;
   const TilePlace at = tile_place(plan.kv_heads, plan.positions, kRows);
   const std::size_t group = plan.heads / plan.kv_heads, size = tile_elements<W>(kRows, plan.dim);
   W* shared = shared_memory<W>();
   const Tile<W> q{shared, plan.dim}, dout{shared + size, plan.dim}, k{shared + 2 * size, plan.dim},
       v{shared + 3 * size, plan.dim};
-  const unsigned row = thread_index() / kRowThreads, lane = thread_index() % kRowThreads;
+  const unsigned row = thread_index() / kLanes, lane = thread_index() % kLanes;
   W* p = shared + 4 * size + row * (kRows + 1);
   W* ds = p + kRows * (kRows + 1);
   const std::size_t key = at.first + row;
@@ -139,10 +142,10 @@ TESSERA_KERNEL void attention_dkv_kernel(AttentionBackward<T> a, AttentionPlan<T
       load_tile<T>(dout, kRows, a.dout, at.batch, head, first, plan.positions);
       sync_block();
       W scores[kQueries], products[kQueries];
-      row_products(k, row, q, lane, scores);
-      row_products(v, row, dout, lane, products);
+      row_products<kLanes>(k, row, q, lane, scores);
+      row_products<kLanes>(v, row, dout, lane, products);
       for (unsigned j = 0; j < kQueries; ++j) {
-        const std::size_t query = first + lane + j * kRowThreads;
+        const std::size_t query = first + lane + j * kLanes;
         W weight = 0, factor = 0, mean = 0;
         if (key <= query && query < plan.positions) {
           const std::size_t statistic = (at.batch * plan.heads + head) * plan.positions + query;
@@ -150,17 +153,17 @@ TESSERA_KERNEL void attention_dkv_kernel(AttentionBackward<T> a, AttentionPlan<T
           factor = kept(plan, at.batch, head, query, key);
           mean = delta[statistic];
         }
-        p[lane + j * kRowThreads] = weight * factor;
-        ds[lane + j * kRowThreads] = weight * plan.scale * (products[j] * factor - mean);
+        p[lane + j * kLanes] = weight * factor;
+        ds[lane + j * kLanes] = weight * plan.scale * (products[j] * factor - mean);
       }
       sync_block();
-      add_weighted_rows<kRows>(p, dout, lane, dv);
-      add_weighted_rows<kRows>(ds, q, lane, dk);
+      add_weighted_rows<kLanes, kRows>(p, dout, lane, dv);
+      add_weighted_rows<kLanes, kRows>(ds, q, lane, dk);
     }
   }
   if (key >= plan.positions) return;
-  write_row(a.dk, at, key, plan.dim, dk, a.accumulate_dk);
-  write_row(a.dv, at, key, plan.dim, dv, a.accumulate_dv);
+  write_row<kLanes>(a.dk, at, key, plan.dim, dk, a.accumulate_dk);
+  write_row<kLanes>(a.dv, at, key, plan.dim, dv, a.accumulate_dv);
 }
 
 /// Calls function(integral constant) with the smallest of 64, 128 and 256 that fits a head.
@@ -177,7 +180,7 @@ Grid attention_grid(const AttentionShape& s, std::size_t heads, unsigned tiles, 
   using W = OpMath<T>;
   constexpr unsigned kRows = kTileRows<W, most_dim>;
   return {.blocks = s.batch * heads * divided_up(s.positions, kRows),
-          .threads = kRows * kRowThreads,
+          .threads = kRows * kRowThreads<W, most_dim>,
           .shared = (tiles * tile_elements<W>(kRows, s.dim) + squares * kRows * (kRows + 1)) * sizeof(W)};
 }
 

@@ -124,7 +124,7 @@ TESSERA_KERNEL void tensor_forward_kernel(AttentionForward<T> a, AttentionPlan<T
     }
     float shrink[2], more[2] = {};
     for (unsigned half = 0; half < 2; ++half) {
-      most[half] = over_row(most[half], Largest{});
+      most[half] = over_row<4>(most[half], Largest{});
       shrink[half] = exponential(max[half] - most[half]);
       max[half] = most[half];
     }
@@ -141,7 +141,7 @@ TESSERA_KERNEL void tensor_forward_kernel(AttentionForward<T> a, AttentionPlan<T
       }
       add_products<T, width>(as_left<T>(scores[c]), v, c * 16, result);
     }
-    for (unsigned half = 0; half < 2; ++half) sum[half] = fused(sum[half], shrink[half], over_row(more[half], Add{}));
+    for (unsigned half = 0; half < 2; ++half) sum[half] = fused(sum[half], shrink[half], over_row<4>(more[half], Add{}));
   }
   const float factor[2] = {1.0F / sum[0], 1.0F / sum[1]};
   write_tensor_rows<T, width>(a.out, at, plan.positions, plan.dim, result, factor, false);

@@ -12,8 +12,10 @@ using kernels::AttentionForward;
 using kernels::AttentionShape;
 using kernels::HeadsView;
 
-/// Threads that work on one row of a tile; adjacent lanes of a warp.
-inline constexpr unsigned kRowThreads = 4;
+/// Threads that work on one row of a tile; adjacent lanes of a warp. Each holds its part of the row's sums in
+/// registers, which four threads have too few of for wide rows of f64.
+template <class W, unsigned most_dim>
+inline constexpr unsigned kRowThreads = sizeof(W) * most_dim <= 512 || sizeof(W) == 4 ? 4 : 16;
 
 /// Rows per tile such that four tiles of W fit in shared memory.
 template <class W, unsigned most_dim>
@@ -77,32 +79,32 @@ TESSERA_DEVICE OpMath<T> kept(const AttentionPlan<T>& plan, std::size_t batch, s
                                                                              : static_cast<OpMath<T>>(plan.drop.factor);
 }
 
-/// products[j] = the product of a row of `a` with row first + j * kRowThreads of `b`.
-template <unsigned count, class W>
+/// products[j] = the product of a row of `a` with row first + j * lanes of `b`.
+template <unsigned lanes, unsigned count, class W>
 TESSERA_DEVICE void row_products(const Tile<W>& a, std::size_t row, const Tile<W>& b, unsigned first,
                                  W (&products)[count]) {
   for (unsigned j = 0; j < count; ++j) products[j] = 0;
   for (std::size_t d = 0; d < a.dim; ++d) {
     const W x = a.at(row, d);
     TESSERA_UNROLL
-    for (unsigned j = 0; j < count; ++j) products[j] = fused(x, b.at(first + j * kRowThreads, d), products[j]);
+    for (unsigned j = 0; j < count; ++j) products[j] = fused(x, b.at(first + j * lanes, d), products[j]);
   }
 }
 
-/// sums[j] += the sum over rows k of weights(row, k) * b(k, first + j * kRowThreads).
-template <unsigned rows, unsigned count, class W>
+/// sums[j] += the sum over rows k of weights(row, k) * b(k, first + j * lanes).
+template <unsigned lanes, unsigned rows, unsigned count, class W>
 TESSERA_DEVICE void add_weighted_rows(const W* weights, const Tile<W>& b, unsigned first, W (&sums)[count]) {
   for (unsigned k = 0; k < rows; ++k) {
     const W weight = weights[k];
     TESSERA_UNROLL
     for (unsigned j = 0; j < count; ++j)
-      if (first + j * kRowThreads < b.dim) sums[j] = fused(weight, b.at(k, first + j * kRowThreads), sums[j]);
+      if (first + j * lanes < b.dim) sums[j] = fused(weight, b.at(k, first + j * lanes), sums[j]);
   }
 }
 
-template <class Operation, class W>
+template <unsigned lanes, class Operation, class W>
 TESSERA_DEVICE W over_row(W value, Operation operation) {
-  for (unsigned mask = kRowThreads / 2; mask > 0; mask /= 2) value = operation(value, shuffle_xor(value, mask));
+  for (unsigned mask = lanes / 2; mask > 0; mask /= 2) value = operation(value, shuffle_xor(value, mask));
   return value;
 }
 
@@ -116,14 +118,13 @@ TESSERA_DEVICE TilePlace tile_place(std::size_t heads, std::size_t positions, un
   return {rest / heads, rest % heads, tile * rows};
 }
 
-template <class T, unsigned count>
+template <unsigned lanes, class T, unsigned count>
 TESSERA_DEVICE void write_row(const HeadsView<T>& view, const TilePlace& at, std::size_t position, std::size_t dim,
                               const OpMath<T> (&values)[count], bool accumulate) {
   T* out = view.data + at.batch * view.batch_stride + at.head * view.head_stride + position * view.position_stride;
-  const unsigned lane = thread_index() % kRowThreads;
+  const unsigned lane = thread_index() % lanes;
   for (unsigned j = 0; j < count; ++j)
-    if (lane + j * kRowThreads < dim)
-      out[lane + j * kRowThreads] = added(accumulate, out[lane + j * kRowThreads], values[j]);
+    if (lane + j * lanes < dim) out[lane + j * lanes] = added(accumulate, out[lane + j * lanes], values[j]);
 }
 
 }  // namespace tessera::nn::cuda

@@ -92,14 +92,14 @@ class Machine:
     command's name that returns a changed value, or None for the right one."""
 
     def __init__(self, out, **faults):
-        self.out, self.faults, self.figures, self.torch = out, faults, {}, "python3"
+        self.out, self.faults, self.figures, self.torch, self.commands = out, faults, {}, "python3", {}
 
     def fault(self, kind, name, right):
         changed = self.faults[kind](name) if kind in self.faults else None
         return right if changed is None else changed
 
     def command(self, name, command, limit=0, **settings):
-        command = [str(part) for part in command]
+        command = self.commands[name] = [str(part) for part in command]
         path = pathlib.Path(command[command.index("--json") + 1]) if "--json" in command[:-1] else None
         value = self.fault("json", name, None)
         if "train" in command:
@@ -223,6 +223,9 @@ class Parts(unittest.TestCase):
         self.assertEqual(self.passes("nccl overhead", **overhead()), "+2.0 us at 1 KiB, +1.0% at most from 1 MiB")
         self.fails("nccl overhead", "+3.5 us", **overhead(alone_us=13.5))
         self.fails("nccl overhead", "+3.0%", **overhead(in_a_row_us=103.0))
+        machine = Machine(self.folder, **overhead())
+        self.script.STEPS["nccl overhead"](machine)
+        self.assertIn("run --ranks 2 -- ", " ".join(machine.commands["nccl-overhead"]), "one rank's collectives are copies")
 
     def test_build_needs_the_compiler_and_nccl(self):
         self.script.find_nvcc = lambda: None

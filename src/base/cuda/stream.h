@@ -16,7 +16,7 @@ namespace tessera::base::cuda {
 /// it.
 class EventPool {
  public:
-  /// `timed`: the events have times, which costs the device a write and its streams some order.
+  /// `timed`: the device notes when an event is reached.
   explicit EventPool(bool timed) : timed_(timed) {}
   ~EventPool();
   cudaEvent_t acquire();  ///< created on the thread's current device

@@ -197,7 +197,8 @@ void EngineCore::abort_channels(const std::string& reason) noexcept {
 }
 
 void EngineCore::drain_after_exception() {
-  const base::Event end = resources.compute().record();
+  // A host stream runs its work in a waiting caller, so there is nothing to wait for.
+  const base::Event end = resources.context.runtime().host_accessible() ? base::Event() : resources.compute().record();
   const auto reached_within = [&](std::chrono::microseconds time) {
     constexpr std::chrono::microseconds kPause{200};
     for (; time > time.zero(); time -= kPause) {

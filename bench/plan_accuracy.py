@@ -25,12 +25,14 @@ import tempfile
 
 ODD = {"model_type": "gpt2", "n_layer": 5, "n_embd": 112, "n_head": 4, "n_positions": 128, "n_ctx": 128, "vocab_size": 256,
        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
+# Compare pins these, so they are measured; without TESSERA_ALGO bench --cluster measures those of train.
+ALGORITHMS = ",".join(f"{operation}=direct" for operation in ("all_reduce", "all_gather", "reduce_scatter"))
 STEPS = {"gpt-mini": 10}
 USUAL_STEPS = 60
 
 
-def run(tool, *arguments):
-    done = subprocess.run([tool, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def run(tool, *arguments, **environment):
+    done = subprocess.run([tool, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment})
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, arguments))}: {done.stdout.strip()}")
 
@@ -61,10 +63,10 @@ class Network:
     def address(self, host):
         return f"10.77.14.{host + 1}"
 
-    def run(self, tool, *arguments):
+    def run(self, tool, *arguments, **environment):
         """Runs the tool with a rank on each host. A rank uses the cores that it would use as a rank of one host."""
         cores = sorted(os.sched_getaffinity(0))
-        env = dict(os.environ, TESSERA_WORLD_SIZE=str(len(self.hosts)), TESSERA_MASTER=f"{self.address(0)}:29400", TESSERA_TOKEN="accuracy")
+        env = dict(os.environ, **environment, TESSERA_WORLD_SIZE=str(len(self.hosts)), TESSERA_MASTER=f"{self.address(0)}:29400", TESSERA_TOKEN="accuracy")
         ranks = []
         for rank, host in enumerate(self.hosts):
             mine = [cores[rank]] if len(self.hosts) <= len(cores) else cores
@@ -87,7 +89,8 @@ class Machine:
         self.tool, self.backend, self.ranks, self.folder, self.link = tool, backend, ranks, pathlib.Path(folder), link
         self.run = network.run if network else run
         self.cluster = self.folder / f"{backend}-{ranks}.json"
-        self.run(tool, "bench", "--cluster", self.cluster, "--ranks", ranks, "--backends", backend, *bench_options)
+        self.run(tool, "bench", "--cluster", self.cluster, "--ranks", ranks, "--backends", backend, *bench_options,
+                 TESSERA_ALGO=ALGORITHMS)
 
     def strategies(self):
         return "ddp,zero1,fsdp" + (",hsdp" if self.ranks >= 4 else "")

@@ -73,6 +73,8 @@ class TESSERA_API TraceRecorder {
   /// An event without duration.
   void mark(TraceEventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream);
 
+  std::size_t size() const { return pending_.size(); }  ///< events since the last drain(), ended or not
+
   /// Returns the ended events in the order they were begun, and clears them. Waits for their streams. Events that have
   /// not ended are dropped.
   std::vector<TraceEvent> drain();

@@ -39,12 +39,35 @@ void record(ModelStateBytes& state, const MemoryTracker::Snapshot& now) {
   state.optimizer = std::max(state.optimizer, now.now_of(MemoryCategory::optimizer));
 }
 
-StepTimes timed(const Event& begin, const Event& end, std::vector<TraceEvent> events) {
-  StepTimes times{.begin_ns = begin.time_ns(), .step_ns = end.time_ns() - begin.time_ns(), .events = std::move(events)};
-  for (const TraceEvent& event : times.events)
-    if (event.kind == base::TraceEventKind::unshard_wait || event.kind == base::TraceEventKind::reduce_wait)
-      times.exposed_ns += event.duration_ns();
-  return times;
+/// The marks of a step on the compute stream. Their times are asked for when no step follows: on a virtual clock, later
+/// work can change those of work in flight.
+struct StepMarks {
+  Event begin, end;
+  std::size_t first_event = 0;  // of the step, among the trace's
+  base::TaskId begin_task = 0, end_task = 0;
+  base::TaskId first_issued = 0, issued_end = 0;
+  base::MemoryHistory memory;
+};
+
+/// `events`: of all steps.
+std::vector<StepTimes> times_of(std::vector<StepMarks> steps, const std::vector<TraceEvent>& events) {
+  std::vector<StepTimes> all;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const std::size_t end = i + 1 < steps.size() ? steps[i + 1].first_event : events.size();
+    const auto at = [&](std::size_t event) { return events.begin() + static_cast<std::ptrdiff_t>(event); };
+    StepTimes& times = all.emplace_back(StepTimes{.begin_ns = steps[i].begin.time_ns(),
+                                                  .step_ns = steps[i].end.time_ns() - steps[i].begin.time_ns(),
+                                                  .events = {at(steps[i].first_event), at(end)},
+                                                  .memory = std::move(steps[i].memory),
+                                                  .begin_task = steps[i].begin_task,
+                                                  .end_task = steps[i].end_task,
+                                                  .first_issued = steps[i].first_issued,
+                                                  .issued_end = steps[i].issued_end});
+    for (const TraceEvent& event : times.events)
+      if (event.kind == base::TraceEventKind::unshard_wait || event.kind == base::TraceEventKind::reduce_wait)
+        times.exposed_ns += event.duration_ns();
+  }
+  return all;
 }
 
 /// Profiles copies of two sizes, because training on the host may make none.
@@ -91,6 +114,13 @@ class MemoryRecording {
   const base::VirtualClock* clock_;
 };
 
+void check(const char* function, const TrainingStep& step, int steps) {
+  const auto refuse = [&](const std::string& problem) { throw InvalidUsage(std::string(function) + ": " + problem); };
+  if (steps < 1) refuse(std::to_string(steps) + " steps, needs 1 or more");
+  if (step.continuous && step.memory_history)
+    refuse("memory_history needs steps that end before the next one begins; set continuous to false");
+}
+
 /// `clock`: null for a step that is measured.
 StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context& context,
                 const base::VirtualClock* clock, int steps) {
@@ -99,28 +129,35 @@ StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context
   engine.initialize(0);
   std::optional<MemoryRecording> memory;
   if (step.memory_history) memory.emplace(context, clock);
+  const auto position = [&] { return clock == nullptr ? 0 : clock->position(context.stream()); };
+  const auto issued = [&] { return clock == nullptr ? 0 : static_cast<base::TaskId>(clock->graph().tasks().size()); };
   StepProfile profile;
+  std::vector<StepMarks> marks;
   EngineTraffic first;
   std::uint64_t first_copied = 0;
+  engine.trace().drain();
   for (int i = 0; i < steps; ++i) {
-    engine.trace().drain();
     if (memory) memory->drain();
-    const Event begin = context.stream().record_timed();
-    const base::TaskId begin_task = clock == nullptr ? 0 : clock->position(context.stream());
+    StepMarks& mark = marks.emplace_back();
+    mark.first_event = engine.trace().size();
+    mark.begin = context.stream().record_timed();
+    mark.begin_task = position();
+    mark.first_issued = issued();
     const std::vector<nn::Tensor> losses = forward_backward(step, *model, engine);
     record(profile.model_state, context.memory_tracker().snapshot());
     engine.step(1e-3);
     record(profile.model_state, context.memory_tracker().snapshot());
-    engine.wait();
-    const Event end = context.stream().record_timed();
-    profile.steps.push_back(timed(begin, end, engine.trace().drain()));
-    profile.steps.back().begin_task = begin_task;
-    if (memory) profile.steps.back().memory = memory->drain();
-    if (clock != nullptr) profile.steps.back().end_task = clock->position(context.stream());
+    if (!step.continuous) engine.wait();
+    mark.end = context.stream().record_timed();
+    mark.end_task = position();
+    mark.issued_end = issued();
+    if (memory) mark.memory = memory->drain();
     if (i > 0) continue;
     first = engine.stats().traffic();
     first_copied = engine.stats().copied_bytes();
   }
+  profile.steps = times_of(std::move(marks), engine.trace().drain());
+  engine.wait();  // its waits are of no step
   profile.traffic = engine.stats().traffic() - first;
   profile.copied_bytes = engine.stats().copied_bytes() - first_copied;
   profile.units = engine.stats().units();
@@ -133,7 +170,7 @@ StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context
 }  // namespace
 
 StepProfile profile_step(const TrainingStep& step, comm::Communicator& world, int steps) {
-  if (steps < 1) throw InvalidUsage("profile_step: " + std::to_string(steps) + " steps, needs 1 or more");
+  check("profile_step", step, steps);
   nn::KernelProfiler measurement;
   nn::Context context({.threads = step.threads,
                        .memory_tracker = world.memory_tracker(),
@@ -155,7 +192,7 @@ StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, ba
 
 StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, base::VirtualClock& clock,
                          nn::KernelInterceptor& kernels, int steps) {
-  if (steps < 1) throw InvalidUsage("predict_step: " + std::to_string(steps) + " steps, needs 1 or more");
+  check("predict_step", step, steps);
   const Device meta{base::DeviceType::meta, 0};
   const auto make_stream = [&clock, meta] { return clock.make_stream(meta); };
   nn::Context context({.threads = step.threads,

@@ -32,18 +32,23 @@ struct TrainingStep {
   int microbatches = 1;         ///< backwards per step
   int threads = 1;              ///< compute threads of the rank
   EngineOptions engine;         ///< strategy, wrapping, optimizer
-  bool memory_history = false;  ///< fill StepTimes::memory
+  bool memory_history = false;  ///< fill StepTimes::memory; not with `continuous`
+  /// False: a step ends when all that it issued is done. True: as in training, the next one begins when the parameters
+  /// are updated, while gathers of updated parameters may be in flight; it waits for those that it needs.
+  bool continuous = false;
 };
 
 /// The duration of one step, with its trace events.
 struct StepTimes {
   std::int64_t begin_ns = 0;       ///< of the step, on the clock of the events
-  std::int64_t step_ns = 0;        ///< from the batch to the end of the update, including work left in flight
+  std::int64_t step_ns = 0;        ///< from the batch to the end of the update; with work in flight unless continuous
   std::int64_t exposed_ns = 0;     ///< exposed communication: the part spent in unshard_wait and reduce_wait
   std::vector<TraceEvent> events;  ///< of this rank
   base::MemoryHistory memory;      ///< live bytes over the step, on the clock of the events; if asked for
   base::TaskId begin_task = 0;     ///< of a prediction: when it is done the step begins; in the clock's graph
   base::TaskId end_task = 0;       ///< likewise the end of the step
+  base::TaskId first_issued = 0;   ///< of a prediction: the tasks that the step issued begin here ...
+  base::TaskId issued_end = 0;  ///< ... and end before this one; gathers that the step leaves in flight are among them
 };
 
 /// The result of profile_step() and predict_step().
@@ -60,7 +65,8 @@ struct StepProfile {
 };
 
 /// Trains `steps` steps on this machine's host and times every kernel. Collective. The first step also allocates the
-/// memory, so its times differ from the others'. Throws InvalidUsage for less than one step.
+/// memory, so its times differ from the others'. Throws InvalidUsage for less than one step and for memory_history of
+/// continuous steps, as predict_step() does.
 TESSERA_API StepProfile profile_step(const TrainingStep& step, comm::Communicator& world, int steps);
 
 /// Simulates `steps` steps after a first one, in virtual time, on shapes without data: allocates no memory for tensors.

@@ -136,6 +136,39 @@ TEST(StepPrediction, DeviceStreamsOverlap) {
   EXPECT_LT(exposed(VirtualClock::Machine::synchronous, 1), exposed(VirtualClock::Machine::synchronous, 0));
 }
 
+/// Gathers of updated parameters hide behind the next forward; nothing else passes from step to step.
+TEST(StepPrediction, ContinuousStepsHideGathersOfUpdatedParameters) {
+  constexpr std::int64_t kGather = 1'000'000, kForward = 100'000;  // of a unit, in ns
+  const auto network = comm::sim::fixed_times(
+      [](const comm::sim::SimulatedOp& op) { return nanoseconds(op.kind == comm::OpKind::all_gather ? kGather : 0); });
+  const auto step_ns = [&](const char* strategy, bool continuous, int steps) {
+    TrainingStep step = step_of(config_of(3, 32), engine_for(strategy));
+    step.continuous = continuous;
+    base::VirtualClock clock(VirtualClock::Machine::synchronous);
+    const auto world = comm::sim::make_world(2, clock, network);
+    const auto kernels = [](const nn::KernelInvocation& call) {
+      return call.kernel == "attention_forward" ? 1e-9 * static_cast<double>(kForward) : 0;
+    };
+    const StepTimes last = predict_step(step, *world, clock, kernels, steps).steps.back();
+    EXPECT_EQ(last.exposed_ns, last.step_ns - 3 * kForward) << strategy << ": the rest of the step waits";
+    return last.step_ns;
+  };
+  // Root and three blocks: gathers one after the other. The forwards of the first two blocks hide a part of them, that
+  // of the last one comes after all.
+  EXPECT_EQ(step_ns("zero1", false, 1), 4 * kGather + 3 * kForward);
+  EXPECT_EQ(step_ns("zero1", true, 1), 4 * kGather + kForward);
+  EXPECT_EQ(step_ns("zero1", true, 3), 4 * kGather + kForward);
+  for (const char* strategy : {"ddp", "fsdp"})
+    EXPECT_EQ(step_ns(strategy, true, 2), step_ns(strategy, false, 2)) << strategy;
+}
+
+TEST(StepPrediction, ContinuousStepsHaveNoMemoryHistory) {
+  TrainingStep step = step_of(config_of(1, 32), engine_for("ddp"));
+  step.continuous = step.memory_history = true;
+  EXPECT_THAT([&] { predict_on(2, step, nn::KernelCostModel(), microseconds_each(1)); },
+              ThrowsMessage<InvalidUsage>(HasSubstr("predict_step: memory_history needs")));
+}
+
 TEST(StepPrediction, InterceptorTimesTheKernelsItself) {
   /// Adds a microsecond for each product and nothing for any other call.
   class Products final : public nn::KernelInterceptor {

@@ -2,8 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "tessera/base/error.h"
 #include "tessera/comm/sim/topology.h"
+#include "tessera/comm/sim/world.h"
 #include "tools/bench/machine_kernels.h"
 #include "tools/bench/machine_links.h"
 #include "tools/bench/step_overhead.h"
@@ -118,6 +121,32 @@ TEST(MeasuredCluster, EachNumberOfRanksHasItsTimes) {
   };
   EXPECT_THAT(us(2), DoubleNear(20, 0.01));
   EXPECT_THAT(us(4), DoubleNear(50, 0.01));
+}
+
+/// Microseconds until two calls are done that begin together.
+double both_done_us(const ClusterSpec& cluster) {
+  base::VirtualClock clock(base::VirtualClock::Machine::asynchronous);
+  const auto world = comm::sim::make_world(2, clock, simulate(cluster, 2).network);
+  const auto stream = clock.make_stream();
+  float values[250] = {};
+  const comm::View view{values, 250, base::DType::f32, {}};
+  std::array<comm::Work, 2> calls = {world->all_reduce(view, view, comm::ReduceOp::sum()),
+                                     world->all_reduce(view, view, comm::ReduceOp::sum())};
+  for (comm::Work& call : calls) call.wait_on(*stream);
+  return static_cast<double>(clock.time_of(*stream)) / 1e3;
+}
+
+TEST(MeasuredCluster, CallsInFlightAddTheirGap) {
+  ClusterSpec cluster = measured_cluster();
+  cluster.compute.kind = ComputeSpec::Kind::device;
+  cluster.ranks_per_host = 2;
+  cluster.sharing = PortSharing::in_order;
+  cluster.measured["all_reduce"] = {{2, {{1000, 20}}, {}, {{1000, 5}}}};
+  EXPECT_THAT(both_done_us(cluster), DoubleNear(25, 0.01));
+  cluster.measured["all_reduce"][0].gap = {};
+  EXPECT_THAT(both_done_us(cluster), DoubleNear(40, 0.01)) << "the negative control: one after the other";
+  cluster.measured["all_reduce"][0].gap = {{1000, 30}};
+  EXPECT_THAT(both_done_us(cluster), DoubleNear(40, 0.01)) << "a gap is at most the time of a call";
 }
 
 TEST(MeasuredCluster, CallsTakeTimeFromTheComputationWhereThatWasMeasured) {

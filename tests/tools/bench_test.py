@@ -276,7 +276,7 @@ class ClusterTest(unittest.TestCase):
                                "--iterations", "2", "--warmup", "1")
         self.assertEqual((code, err), (0, ""), out)
         cluster = json.loads(self.file.read_text())
-        self.assertEqual((cluster["name"], cluster["hosts"], cluster["ranks_per_host"]), ("tcp-2", 1, 2))
+        self.assertEqual((cluster["name"], cluster["hosts"], cluster["ranks_per_host"], cluster["sharing"]), ("tcp-2", 1, 2, "in_order"))
         self.assertRegex(cluster["description"], r"cores?, .*; 2 ranks over tcp, 20\d\d-\d\d-\d\d$")
         self.assertEqual({"all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier"}, set(cluster["measured"]))
         self.assertEqual({table["ranks"] for table in cluster["measured"].values()}, {2})
@@ -287,8 +287,11 @@ class ClusterTest(unittest.TestCase):
         self.assertIn(("linear_forward", "bf16"), kernels)
         self.assertEqual({entry["source"] for entry in cluster["sources"]}, {"measured by tessera bench --cluster"})
         for table in cluster["measured"].values():
+            times = dict(table["points"])
+            self.assertTrue(all(0 <= us <= times[size] for size, us in table["gap"]), table)
             table["points"] = [[size, 0] for size, us in table["points"]]
-            self.assertEqual([size for size, us in table.pop("busy")], [size for size, us in table["points"]])
+            for kind in ("busy", "gap"):
+                self.assertEqual([size for size, us in table.pop(kind)], [size for size, us in table["points"]])
         cluster["compute"].pop("overhead", None)
         self.file.write_text(json.dumps(cluster))
         before = self.plan()

@@ -150,6 +150,13 @@ class ChakraTest(unittest.TestCase):
             world.append(nodes)
         return json.loads((self.folder / "p.json").read_text())["runs"][0], world
 
+    def step_by_itself(self, strategy, ranks):
+        """Milliseconds until its gathers of updated parameters are done, which a plan hides behind the next forward."""
+        done = subprocess.run([TOOL, "explain", "--model", "gpt-nano", "--ranks", str(ranks), "--strategy", strategy, "--global-batch", "16",
+                               "--json", self.folder / "explained.json"], text=True, capture_output=True, timeout=60)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return json.loads((self.folder / "explained.json").read_text())["step_ms"]
+
     def test_schema_has_the_public_numbers(self):
         for message, fields in FIELDS.items():
             described = SCHEMA.DESCRIPTOR.message_types_by_name[message]
@@ -162,8 +169,9 @@ class ChakraTest(unittest.TestCase):
                                       ("fsdp", 8, ("--cluster", "h100-400g", "--precision", "bf16", "--accumulate", 2)), ("fsdp", 1, ())):
             with self.subTest(strategy=strategy, ranks=ranks, more=more):
                 run, world = self.export(strategy, ranks, "--global-batch", 16, *more)
+                step = self.step_by_itself(strategy, ranks) if strategy.startswith("zero") else run["step_ms"]["median"]
                 for nodes in world:
-                    self.assertAlmostEqual(check_order(nodes) / 1e6, run["step_ms"]["median"], places=6)
+                    self.assertAlmostEqual(check_order(nodes) / 1e6, step, places=6)
                     if ranks > 1:
                         check_waits(nodes, run)
                         check_calls(nodes, run)

@@ -72,7 +72,7 @@ ClusterSpec full_cluster() {
   cluster.sharing = PortSharing::in_order;
   cluster.algorithms["all_reduce"] = "ring:64K-max;tree:0-64K";
   cluster.measured["all_gather"] = {{8, {{1024, 12.5}, {1 << 20, 80.0}}}};
-  cluster.measured["all_reduce"] = {{8, {{8, 12.5}}}, {16, {{8, 80.0}}, {{8, 7.5}, {64, 9.0}}}};
+  cluster.measured["all_reduce"] = {{8, {{8, 12.5}}}, {16, {{8, 80.0}}, {{8, 7.5}, {64, 9.0}}, {{8, 31.0}}}};
   cluster.communicators = {{1, 100, 0}, {8, 35456, 131072}};
   cluster.compute.overhead = {{{"fsdp", {{1, 1.5}, {10, 12.5}}}, {"others", {{1, 1.25}}}}, 0.125};
   cluster.compute.kernels = {{"product", "bf16", {{1e9, 1e-5}, {1e12, 2e-3}}}};
@@ -144,6 +144,7 @@ TEST(ClusterFile, ErrorsNameFileKeyAndExpectation) {
       {"/measured/all_reduce/1/ranks", 8, "measured.all_reduce has two tables for 8 ranks; expected one"},
       {"/measured/all_reduce/1/points", 8, "measured.all_reduce[1].points is 8; expected"},
       {"/measured/all_reduce/1/busy", "much", "measured.all_reduce[1].busy is "},
+      {"/measured/all_reduce/1/gap", 3, "measured.all_reduce[1].gap is 3; expected"},
       {"/measured/all_reduce", nlohmann::json::array(), "measured.all_reduce is empty; expected a table for"},
       {"/compute", "fast", "compute is \"fast\"; expected an object"},
       {"/compute/kind", "gpu", "compute.kind is \"gpu\"; expected \"host\" or \"device\""},

@@ -103,7 +103,7 @@ class WhyTest(unittest.TestCase):
         packed, plan = self.plan(why="fsdp,fsdp+int8", link="0us,1000GB/s")
         self.assertGreater(plan["why"]["gap_ms"], 0.1)
         self.assertAlmostEqual(packed["copies"], plan["why"]["gap_ms"], delta=0.01)
-        # The step ends when what the update sends is there.
+        # What the update sends counts, though it arrives in the next step.
         zero, _ = self.plan(why="ddp,zero1")
         self.assertAlmostEqual(zero["volume"], 0, delta=1e-6)
         self.assertAlmostEqual(zero["rest"], 0, delta=1e-6)

@@ -128,6 +128,7 @@ ClusterSpec measure_cluster(const BenchSpec& spec, comm::Communicator& world, in
   cluster.description = description_of(std::string(world.backend()), world.size());
   cluster.hosts = 1;
   cluster.ranks_per_host = world.size();
+  cluster.sharing = PortSharing::in_order;  // as calls in flight were measured
   cluster.measured = measure_collectives(spec, world, say);
   cluster.intra = fit_link(cluster.measured, world.size());
   const ComputeMeasurement measurement{

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <ctime>
 #include <numeric>
 #include <random>
@@ -58,9 +59,10 @@ class GroupMeasurement {
 
   MeasuredCollective measure_op(const BenchOp& op) {
     const std::vector<std::uint64_t> sizes = spec_.sizes(op);
-    BenchBuffers buffers(memory_, group_.rank(), {&op, spec_.dtype, spec_.redop, group_.size(), 0},
-                         shape_of(op, sizes.back()));
-    MeasuredCollective table{group_.size(), {}, {}};
+    const BenchData data{&op, spec_.dtype, spec_.redop, group_.size(), 0};
+    std::array<BenchBuffers, 2> buffers{BenchBuffers(memory_, group_.rank(), data, shape_of(op, sizes.back())),
+                                        BenchBuffers(memory_, group_.rank(), data, shape_of(op, sizes.back()))};
+    MeasuredCollective table{group_.size(), {}, {}, {}};
     for (const std::uint64_t bytes : sizes) {
       const BenchShape shape = shape_of(op, bytes);
       if (shape.bytes == 0 && bytes > 0) continue;
@@ -68,6 +70,7 @@ class GroupMeasurement {
       const CallTimes times = times_of(op, shape, buffers);
       table.points.emplace_back(static_cast<double>(shape.bytes), times.alone_us);
       table.busy.emplace_back(static_cast<double>(shape.bytes), times.busy_us);
+      table.gap.emplace_back(static_cast<double>(shape.bytes), times.gap_us);
     }
     return table;
   }
@@ -76,6 +79,7 @@ class GroupMeasurement {
   struct CallTimes {
     double alone_us = 0;  ///< of a call that is waited for at once
     double busy_us = 0;   ///< by which a call lengthens a computation that hides it
+    double gap_us = 0;    ///< by which a second call lengthens one in flight
   };
 
   BenchShape shape_of(const BenchOp& op, std::uint64_t bytes) const {
@@ -83,13 +87,18 @@ class GroupMeasurement {
   }
 
   /// Gradients are reduced in place by all_reduce, as the engine does; everything else has two buffers.
-  CallTimes times_of(const BenchOp& op, const BenchShape& shape, BenchBuffers& buffers) {
+  CallTimes times_of(const BenchOp& op, const BenchShape& shape, std::array<BenchBuffers, 2>& buffers) {
     const bool in_place = op.id == BenchOp::Id::all_reduce;
-    buffers.fill(shape, in_place);
-    const BenchCall call = buffers.call(shape, in_place);
+    for (BenchBuffers& each : buffers) each.fill(shape, in_place);
+    const BenchCall call = buffers[0].call(shape, in_place), next = buffers[1].call(shape, in_place);
     const Repeats repeats{.warmup = spec_.warmup, .iterations = iterations_of(spec_, shape.bytes), .prepare = {}};
     const double alone = median(measure(control_, repeats, [&] { call.start(group_).wait(); }));
-    return {alone, busy_us(call, kComputeFactor * alone, repeats)};
+    const double both = median(measure(control_, repeats, [&] {
+      comm::Work first = call.start(group_);
+      next.start(group_).wait();
+      first.wait();
+    }));
+    return {alone, busy_us(call, kComputeFactor * alone, repeats), std::clamp(both - alone, 0.0, alone)};
   }
 
   /// The median time by which a call lengthens a computation of the slowest rank. Where ranks share cores, a wait of

@@ -13,7 +13,8 @@ namespace {
 
 constexpr int kModels = 4;        ///< the first ones of calibration_steps(), from small to large
 constexpr double kWork = 1.2e10;  ///< of a training, in parameters times tokens
-constexpr int kFewestSteps = 12;  // unless --iterations asks for less
+constexpr int kFewestSteps = 8;   // unless --iterations asks for less
+constexpr int kRounds = 3;        ///< of all trainings, since a disturbance lasts for longer than some of them
 
 /// The training of a calibration model. Its text is this program: any file will do, and this one can be read even if it
 /// was replaced since it started.
@@ -41,12 +42,29 @@ std::vector<std::string> strategies_for(int ranks) {
   return all;
 }
 
-StepSample sample_of(const TrainPlan& plan, const std::string& strategy, const SimulatedCluster& cluster,
-                     comm::Communicator& world) {
-  const StepPlan planned = plan_step(plan, strategy, cluster);
-  const TrainingOutcome outcome = run_training(plan, strategy, world, world.memory_tracker(), {});
-  return {strategy, outcome.result.step_ms_median, planned.result.step_ms_median,
-          outcome.result.exposed_communication_ms - planned.result.exposed_communication_ms};
+/// Times of one training in each round.
+struct TrainingRounds {
+  std::string strategy;
+  TrainPlan plan;
+  std::vector<double> step_ms, exposed_ms;
+};
+
+std::vector<std::vector<TrainingRounds>> trainings_of(int ranks, const ComputeMeasurement& measurement) {
+  std::vector<CalibrationStep> models = calibration_steps(measurement.threads);
+  models.resize(kModels);
+  std::vector<std::vector<TrainingRounds>> all;
+  for (const CalibrationStep& one : models) {
+    all.emplace_back();
+    for (const std::string& strategy : strategies_for(ranks))
+      all.back().push_back({strategy, training_of(one.step, ranks, measurement), {}, {}});
+  }
+  return all;
+}
+
+StepSample sample_of(const TrainingRounds& training, const SimulatedCluster& cluster) {
+  const RunResult planned = plan_step(training.plan, training.strategy, cluster).result;
+  return {training.strategy, median(training.step_ms), planned.step_ms_median,
+          median(training.exposed_ms) - planned.exposed_communication_ms};
 }
 
 }  // namespace
@@ -75,17 +93,21 @@ StepOverhead fit_step_overhead(const std::vector<std::vector<StepSample>>& model
 
 StepOverhead measure_step_overhead(const ClusterSpec& cluster, comm::Communicator& world,
                                    const ComputeMeasurement& measurement) {
+  std::vector<std::vector<TrainingRounds>> models = trainings_of(world.size(), measurement);
+  for (int round = 1; round <= kRounds; ++round)
+    for (std::vector<TrainingRounds>& model : models)
+      for (TrainingRounds& training : model) {
+        measurement.say(fmt::format("training of gpt of width {} with {}, {} of {}", training.plan.model.width,
+                                    training.strategy, round, kRounds));
+        const RunResult run = run_training(training.plan, training.strategy, world, world.memory_tracker(), {}).result;
+        training.step_ms.push_back(run.step_ms_median);
+        training.exposed_ms.push_back(run.exposed_communication_ms);
+      }
   const SimulatedCluster simulated = simulate(cluster, world.size());
   std::vector<std::vector<StepSample>> samples;
-  std::vector<CalibrationStep> models = calibration_steps(measurement.threads);
-  models.resize(kModels);
-  for (const CalibrationStep& one : models) {
+  for (const std::vector<TrainingRounds>& model : models) {
     samples.emplace_back();
-    for (const std::string& strategy : strategies_for(world.size())) {
-      measurement.say(fmt::format("training of gpt of width {} with {}", one.step.model.width, strategy));
-      const TrainPlan plan = training_of(one.step, world.size(), measurement);
-      samples.back().push_back(sample_of(plan, strategy, simulated, world));
-    }
+    for (const TrainingRounds& training : model) samples.back().push_back(sample_of(training, simulated));
   }
   return fit_step_overhead(samples);
 }

@@ -128,6 +128,7 @@ class Schedules {
     for (const Entry& entry : all_)
       json.push_back({{"ranks", entry.key[0]},
                       {"actions", actions_of(entry.schedule)},
+                      {"first", entry.schedule.first},
                       {"works", entry.schedule.works},
                       {"work_in_waits", entry.schedule.work_in_waits},
                       {"memory", entry.schedule.memory},

@@ -171,7 +171,7 @@ Explanation explain_step(const ExplainOptions& options, int ranks, std::optional
   const ClusterSpec cluster = cluster_of(options, ranks);
   const SimulatedCluster simulated = simulate(cluster, ranks);
   result.plan = train_plan(options, options.wrap, ranks, cluster);
-  result.step = plan_step(result.plan, options.strategy, simulated, {}, {.step_memory = true});
+  result.step = plan_step(result.plan, options.strategy, simulated, {}, {.isolated = true, .step_memory = true});
   result.title = title_of(result.plan, result.step);
   result.machine = machine_of(options);
   result.cut = std::make_unique<ModelCut>(result.plan, result.step);
@@ -182,7 +182,7 @@ Explanation explain_step(const ExplainOptions& options, int ranks, std::optional
     plain.options.reshard_after_forward.clear();
     plain.options.collectives.clear();
     plain.options.cpu_offload = false;
-    result.reference = plan_step(plain, result.reference_name, simulated);
+    result.reference = plan_step(plain, result.reference_name, simulated, {}, {.isolated = true});
     result.reference_cost = cost_of(plain, result.reference_name, *result.reference);
   }
   const StepPlan& step = result.step;

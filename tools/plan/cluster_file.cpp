@@ -77,8 +77,9 @@ std::map<std::string, std::string> algorithms_of(JsonObject json) {
 }
 
 MeasuredCollective measured_of(JsonObject& entry) {
-  MeasuredCollective measured{entry.integer("ranks", 1), entry.points("points"), {}};
+  MeasuredCollective measured{entry.integer("ranks", 1), entry.points("points"), {}, {}};
   if (entry.has("busy")) measured.busy = entry.points("busy");
+  if (entry.has("gap")) measured.gap = entry.points("gap");
   entry.refuse_others();
   return measured;
 }
@@ -237,6 +238,7 @@ ordered_json to_json(const ClusterSpec& cluster) {
     for (const MeasuredCollective& table : tables) {
       all.push_back({{"ranks", table.ranks}, {"points", table.points}});
       if (!table.busy.empty()) all.back()["busy"] = table.busy;
+      if (!table.gap.empty()) all.back()["gap"] = table.gap;
     }
     json["measured"][name] = tables.size() == 1 ? all[0] : all;
   }

@@ -36,6 +36,7 @@ struct MeasuredCollective {
   int ranks = 1;
   std::vector<MeasuredPoint> points;  ///< bytes of the larger buffer, microseconds
   std::vector<MeasuredPoint> busy;    ///< likewise the time that a call takes from the computation of its rank
+  std::vector<MeasuredPoint> gap;     ///< likewise by how much a second call lengthens one in flight; none: by its time
   bool operator==(const MeasuredCollective&) const = default;
 };
 

@@ -25,10 +25,11 @@ bool is_wait(const TraceEvent& event) {
 /// The transfer whose end the wait waits for: the last one that is done in time.
 const TransferRecord* awaited(const StepPlan& plan, const TraceEvent& wait) {
   const TransferRecord* found = nullptr;
-  for (const TransferRecord& transfer : plan.transfers)
-    if (transfer.done_ns <= wait.end_ns && transfer.done_ns > wait.start_ns &&
-        (found == nullptr || transfer.done_ns >= found->done_ns))
-      found = &transfer;
+  for (const auto* transfers : {&plan.in_flight, &plan.transfers})
+    for (const TransferRecord& transfer : *transfers)
+      if (transfer.done_ns <= wait.end_ns && transfer.done_ns > wait.start_ns &&
+          (found == nullptr || transfer.done_ns >= found->done_ns))
+        found = &transfer;
   return found;
 }
 

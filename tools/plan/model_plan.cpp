@@ -110,7 +110,9 @@ ModelPlan plan_model(const PlanOptions& options, int ranks, const ClusterSpec& c
       continue;
     }
     for (const TrainPlan& plan : plans) {
-      result.runs.push_back(plan_step(plan, strategy, simulated, variation, {.graph = !options.chakra.empty()}));
+      result.runs.push_back(plan_step(plan, strategy, simulated, variation));
+      if (!options.chakra.empty())  // a trace of a step by itself
+        result.runs.back().graph = plan_step(plan, strategy, simulated, {}, {.isolated = true, .graph = true}).graph;
       result.runs.back().result.wrap = plan.options.wrap;
     }
   }

@@ -42,8 +42,9 @@ LinkWait wait_between(std::int64_t begin, std::int64_t end) { return {begin, beg
 /// Without what the operation does after its bytes came, such as decoding them.
 LinkWait link_wait(const StepPlan& step, const TraceEvent& wait) {
   std::int64_t through = wait.start_ns;
-  for (const comm::sim::TransferRecord& transfer : step.transfers)
-    if (transfer.done_ns <= wait.end_ns) through = std::max(through, transfer.done_ns);
+  for (const auto* transfers : {&step.in_flight, &step.transfers})
+    for (const comm::sim::TransferRecord& transfer : *transfers)
+      if (transfer.done_ns <= wait.end_ns) through = std::max(through, transfer.done_ns);
   return wait_between(wait.start_ns, through);
 }
 
@@ -52,7 +53,13 @@ LinkRecord record_of(const StepPlan& step, const LinkedMachine& machine) {
   for (const TraceEvent& event : step.events)
     if (event.kind == TraceEventKind::unshard_wait || event.kind == TraceEventKind::reduce_wait)
       record.waits.push_back(link_wait(step, event));
-  for (const comm::sim::TransferRecord& transfer : step.transfers) record.calls.push_back(call_of(transfer, machine));
+  for (const comm::sim::TransferRecord& transfer : step.transfers) {
+    record.calls.push_back(call_of(transfer, machine));
+    // All that it waits for may have been done before the step begins, or be done after it ends: it belongs to the
+    // step.
+    std::int64_t& called_ns = record.calls.back().called_ns;
+    called_ns = std::clamp(called_ns, step.begin_ns, step.end_ns);
+  }
   return record;
 }
 

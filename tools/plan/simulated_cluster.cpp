@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <map>
@@ -69,7 +70,8 @@ std::optional<double> seconds_of(const CollectiveTimes& tables, const sim::Simul
   return found->second.at(static_cast<double>(operation.bytes));
 }
 
-/// Measured operations take turns on one wire: two at the same time take twice as long.
+/// Measured operations share one wire, which each occupies for its gap; what is left of its time is latency, during
+/// which the next one may pass. Without a gap, two at the same time take twice as long.
 void use_measurements(sim::Network& network, const ClusterSpec& cluster) {
   constexpr double kPerSecond = 1e9;
   if (cluster.measured.empty()) return;
@@ -80,11 +82,13 @@ void use_measurements(sim::Network& network, const ClusterSpec& cluster) {
   if (tables.empty()) return;
   const auto wire = static_cast<std::uint32_t>(network.links.size());
   network.links.push_back(kPerSecond);
-  network.cost = [tables = std::move(tables), wire, otherwise = network.cost](const sim::SimulatedOp& operation) {
+  network.cost = [tables = std::move(tables), gaps = times_of(cluster, &MeasuredCollective::gap), wire,
+                  otherwise = network.cost](const sim::SimulatedOp& operation) {
     const std::optional<double> seconds = seconds_of(tables, operation);
     if (!seconds) return otherwise(operation);
-    const double load = *seconds * kPerSecond;
-    return sim::OpCost{{.loads = {{wire, load}}, .bytes = load, .latency = {}}};
+    const double gap = std::min(seconds_of(gaps, operation).value_or(*seconds), *seconds), load = gap * kPerSecond;
+    const std::chrono::nanoseconds latency(std::llround((*seconds - gap) * 1e9));
+    return sim::OpCost{{.loads = {{wire, load}}, .bytes = load, .latency = latency}};
   };
 }
 

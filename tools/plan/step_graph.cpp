@@ -80,36 +80,37 @@ class NodeOrder {
 
 }  // namespace
 
-StepGraph step_graph(const base::VirtualClock& clock, TaskId begin, TaskId end,
+StepGraph step_graph(const base::VirtualClock& clock, const StepTasks& tasks,
                      std::span<const comm::sim::TransferRecord> transfers) {
   const TaskGraph& graph = clock.graph();
-  const std::int64_t origin = clock.times_of(begin).end_ns;
+  const std::int64_t origin = clock.times_of(tasks.origin).end_ns;
   StepGraph nodes;
   NodeOrder order;
-  std::vector<std::vector<std::uint32_t>> nodes_of(end - begin);  // by task: what is done when it is done
-  for (TaskId id = begin + 1; id <= end; ++id) {
+  std::vector<std::vector<std::uint32_t>> nodes_of(tasks.end - tasks.first);  // by task: what is done when it is done
+  for (TaskId id = tasks.first; id < tasks.end; ++id) {
     const TaskGraph::Task& task = graph.tasks()[id];
     std::vector<std::uint32_t> after;
     for (const TaskId earlier : graph.dependencies(task)) {
-      if (earlier <= begin) continue;
-      const std::vector<std::uint32_t>& waited = nodes_of[earlier - begin - 1];
+      if (earlier < tasks.first) continue;
+      const std::vector<std::uint32_t>& waited = nodes_of[earlier - tasks.first];
       after.insert(after.end(), waited.begin(), waited.end());
     }
     order.reduce(after);
     const bool operation = task.transfer != TaskGraph::kNoTransfer;
     if (!operation && task.duration_ns == 0 && task.label.empty()) {
-      nodes_of[id - begin - 1] = std::move(after);
+      nodes_of[id - tasks.first] = std::move(after);
       continue;
     }
     order.add(after, operation);
     const TaskGraph::Times times = clock.times_of(id);
-    nodes_of[id - begin - 1] = {static_cast<std::uint32_t>(nodes.size())};
+    nodes_of[id - tasks.first] = {static_cast<std::uint32_t>(nodes.size())};
     StepNode& node = nodes.emplace_back();
     node.label = task.label;
     node.start_ns = std::max(times.begin_ns, origin) - origin;
     node.duration_ns = std::max(times.end_ns, origin) - origin - node.start_ns;
     node.after = std::move(after);
     if (operation) node.operation = transfers[task.transfer].operation;
+    node.task = id;
   }
   return nodes;
 }

@@ -20,14 +20,21 @@ struct StepNode {
   std::int64_t duration_ns = 0;
   std::vector<std::uint32_t> after;                 ///< earlier nodes, without those that others of `after` imply
   std::optional<comm::sim::SimulatedOp> operation;  ///< nothing for work
+  base::TaskId task = 0;                            ///< in the clock's graph
 };
 
 /// In an order in which each node follows those that it waits for.
 using StepGraph = std::vector<StepNode>;
 
-/// The tasks that were issued after `begin`, up to `end`. Tasks that only join others are resolved into dependencies.
-/// `transfers` are those of the clock's graph.
-StepGraph step_graph(const base::VirtualClock& clock, base::TaskId begin, base::TaskId end,
+/// Which tasks of a clock's graph become a StepGraph.
+struct StepTasks {
+  base::TaskId origin = 0;  ///< time 0 of the graph is when it is done
+  base::TaskId first = 0;
+  base::TaskId end = 0;  ///< after the last one
+};
+
+/// Tasks that only join others are resolved into dependencies. `transfers` are those of the clock's graph.
+StepGraph step_graph(const base::VirtualClock& clock, const StepTasks& tasks,
                      std::span<const comm::sim::TransferRecord> transfers);
 
 }  // namespace tessera::tools

@@ -101,6 +101,30 @@ void add_overhead(RunResult& run, const StepOverhead& overhead) {
   if (run.step_ms_median > 0) run.tokens_per_second *= before / run.step_ms_median;
 }
 
+/// Fills what is about the last step of `profile`.
+void add_last_step(StepPlan& planned, const fsdp::StepProfile& profile, const base::VirtualClock& clock,
+                   const comm::Communicator& world, StepDetails details) {
+  const fsdp::StepTimes& step = profile.steps.back();
+  planned.events = step.events;
+  planned.begin_ns = step.begin_ns;
+  planned.end_ns = step.begin_ns + step.step_ns;
+  planned.step_memory = step.memory;
+  const std::vector<comm::sim::TransferRecord> transfers = comm::sim::transfers_of(world);
+  for (const comm::sim::TransferRecord& transfer : transfers) {
+    if (transfer.task >= step.first_issued)
+      planned.transfers.push_back(transfer);
+    else if (transfer.done_ns > step.begin_ns)
+      planned.in_flight.push_back(transfer);
+  }
+  if (!details.graph) return;
+  const fsdp::StepTimes& first = details.isolated ? step : profile.steps.rbegin()[1];
+  planned.graph_begin_ns = first.begin_ns;
+  planned.graph = step_graph(clock, {first.begin_task, first.first_issued, step.issued_end}, transfers);
+  const auto in_step = [&](const StepNode& node) { return node.task >= step.first_issued; };
+  planned.first_node = static_cast<std::uint32_t>(std::find_if(planned.graph.begin(), planned.graph.end(), in_step) -
+                                                  planned.graph.begin());
+}
+
 }  // namespace
 
 fsdp::TrainingStep training_step(const TrainPlan& plan, const fsdp::EngineOptions& engine) {
@@ -122,14 +146,15 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
   const fsdp::EngineOptions engine = engine_options(plan, strategy);
   fsdp::TrainingStep step = training_step(plan, engine);
   step.memory_history = details.step_memory;
+  step.continuous = !details.isolated;
   base::VirtualClock clock(cluster.streams);
   const auto world = comm::sim::make_world(plan.ranks, clock, cluster.network);
   if (details.all_memory) world->memory_tracker()->keep_history(true);
   // The trainer computes mean losses on the world, in ordinary memory.
   const base::TrackedBytes loss_bytes(*world->memory_tracker(), base::MemoryCategory::communication,
                                       cluster.loss_bytes);
-  const fsdp::StepProfile profile =
-      fsdp::predict_step(step, *world, clock, cluster.kernels, period_of(engine.strategy));
+  const int steps = period_of(engine.strategy) + (details.graph && !details.isolated ? 1 : 0);
+  const fsdp::StepProfile profile = fsdp::predict_step(step, *world, clock, cluster.kernels, steps);
   StepPlan planned;
   fill(planned.result, profile, plan, engine);
   if (variation) vary(planned, plan, simulate_ranks(profile, clock, *world, cluster, plan.ranks, *variation));
@@ -137,19 +162,11 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
   const auto peak = cluster.peak_flops.find(std::string(base::name_of(plan.precision.compute)));
   if (peak != cluster.peak_flops.end())
     planned.mfu = model_flops_utilization(plan, planned.result.tokens_per_second, peak->second * plan.ranks);
-  planned.events = profile.steps.back().events;
   planned.mesh = profile.mesh;
   planned.units = profile.units;
   planned.unit_sizes = profile.unit_sizes;
-  planned.begin_ns = profile.steps.back().begin_ns;
-  planned.end_ns = planned.begin_ns + profile.steps.back().step_ns;
-  const std::vector<comm::sim::TransferRecord> transfers = comm::sim::transfers_of(*world);
   if (details.all_memory) planned.memory = world->memory_tracker()->drain_history();
-  planned.step_memory = profile.steps.back().memory;
-  if (details.graph)
-    planned.graph = step_graph(clock, profile.steps.back().begin_task, profile.steps.back().end_task, transfers);
-  for (const comm::sim::TransferRecord& transfer : transfers)
-    if (transfer.task > profile.steps.back().begin_task) planned.transfers.push_back(transfer);
+  add_last_step(planned, profile, clock, *world, details);
   return planned;
 }
 

@@ -22,13 +22,16 @@ struct StepPlan {
   RunResult result;                      ///< without losses and hash; model state and peaks are those of this rank
   std::optional<double> mfu;             ///< nothing if the peak of the machine is not known for the precision
   std::vector<base::TraceEvent> events;  ///< of the step
-  std::vector<comm::sim::TransferRecord> transfers;  ///< of the step
+  std::vector<comm::sim::TransferRecord> transfers;  ///< called in the step
+  std::vector<comm::sim::TransferRecord> in_flight;  ///< called in the step before, and not done when the step begins
   fsdp::MeshShape mesh;                              ///< as the engine uses it
   std::vector<fsdp::UnitStats> units;                ///< in forward order
   std::vector<fsdp::UnitSize> unit_sizes;            ///< input of the formulas
   std::int64_t begin_ns = 0;                         ///< of the step, on the clock of `events` and `transfers`
   std::int64_t end_ns = 0;                           ///< likewise, without the overhead of the cluster
-  StepGraph graph;                                   ///< of the step; empty unless asked for
+  StepGraph graph;                                   ///< empty unless asked for
+  std::uint32_t first_node = 0;                      ///< of the step, in `graph`
+  std::int64_t graph_begin_ns = 0;                   ///< time 0 of `graph`, on the clock of `events`
   base::MemoryHistory memory;                        ///< of the whole simulation, in its order; empty unless asked for
   base::MemoryHistory step_memory;                   ///< of the step, on the clock of `events`; empty unless asked for
   std::vector<double> rank_step_ms;                  ///< of every rank, if they differ; empty: they are equal
@@ -36,9 +39,12 @@ struct StepPlan {
 
 /// What StepPlan holds only if it is asked for.
 struct StepDetails {
-  bool graph = false;
+  /// The step begins when the one before is done, and ends when all that it issued is done. False: steps follow each
+  /// other as in training, so that gathers of updated parameters hide behind the next forward.
+  bool isolated = false;
+  bool graph = false;        ///< of an isolated step; else of the step and the one before
   bool all_memory = false;   ///< StepPlan::memory; not with step_memory
-  bool step_memory = false;  ///< StepPlan::step_memory
+  bool step_memory = false;  ///< StepPlan::step_memory; of an isolated step
 };
 
 /// A step of one rank of `plan`: to be simulated, or to be measured.

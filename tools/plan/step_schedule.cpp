@@ -61,9 +61,13 @@ class ScheduleWriter {
       now_[i] += plans_[i]->graph[node].duration_ns;
     }
   }
-  /// The end of the step waits for all operations.
+  /// What follows is of the step itself.
+  void begin() {
+    flush();
+    exposed_ = {};
+    schedule.first = static_cast<std::uint32_t>(schedule.actions.size());
+  }
   void finish() {
-    for (std::uint32_t node = 0; node < calls_.size(); ++node) wait_for(node);
     flush();
     for (std::size_t i = 0; i < plans_.size(); ++i) {
       std::int64_t waits = 0;
@@ -84,7 +88,7 @@ class ScheduleWriter {
     open_ = {};
   }
   bool in_a_wait(std::int64_t from, std::int64_t to) const {
-    const std::int64_t begin = plans_[0]->begin_ns;
+    const std::int64_t begin = plans_[0]->graph_begin_ns;
     return std::any_of(plans_[0]->events.begin(), plans_[0]->events.end(), [&](const base::TraceEvent& event) {
       return is_wait(event) && event.start_ns <= begin + from && event.end_ns >= begin + to;
     });
@@ -117,10 +121,12 @@ std::vector<Growth> possible_peaks(std::vector<Growth> all) {
 }  // namespace
 
 std::optional<StepSchedule> schedule_of(const StepPlan& fewest, const StepPlan& most) {
-  if (fewest.graph.size() != most.graph.size() || fewest.memory.changes.size() != most.memory.changes.size())
+  if (fewest.graph.size() != most.graph.size() || fewest.first_node != most.first_node ||
+      fewest.memory.changes.size() != most.memory.changes.size())
     return std::nullopt;
   ScheduleWriter writer({&fewest, &most});
   for (std::uint32_t i = 0; i < fewest.graph.size(); ++i) {
+    if (i == fewest.first_node) writer.begin();
     const StepNode &node = fewest.graph[i], &other = most.graph[i];
     if (node.label != other.label || node.after != other.after) return std::nullopt;
     for (const std::uint32_t earlier : node.after) writer.wait_for(earlier);

@@ -28,16 +28,17 @@ struct StepAction {
 };
 
 struct StepSchedule {
-  std::vector<StepAction> actions;
-  std::vector<Growth> works;  ///< nanoseconds
+  std::vector<StepAction> actions;  ///< of the step before, and of the step
+  std::uint32_t first = 0;          ///< action of the step: before it, all that was called may be in flight
+  std::vector<Growth> works;        ///< nanoseconds
   std::vector<comm::sim::SimulatedOp> operations;
   Growth work_in_waits{};      ///< nanoseconds that count as exposed, such as decoding
   std::vector<Growth> memory;  ///< live bytes at the instants that can be the peak
 };
 
-/// From the same step with the fewest and with the most sequences, planned with their graphs for a machine that does
-/// one thing at a time, over one link without latency that is so slow that waits take time. Nothing if their orders
-/// differ.
+/// From the same continuous step with the fewest and with the most sequences, planned with their graphs for a machine
+/// that does one thing at a time, over one link without latency that is so slow that waits take time. Nothing if their
+/// orders differ.
 std::optional<StepSchedule> schedule_of(const StepPlan& fewest, const StepPlan& most);
 
 /// Whether the memory of a step between the two is, at every instant, what StepSchedule::memory says: `part` of the way

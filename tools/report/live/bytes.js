@@ -8,7 +8,7 @@ function bytesOf(data) {
     const known = what && what.setting.hosts > 1 && what.runs.find((r) => r.name === run.name && !r.left_out);
     const schedule = known && known.schedules.find((s) => s.ranks === what.setting.ranks && s.loads[what.setting.hosts]);
     if (!schedule) return run;
-    const calls = schedule.actions.filter((a) => (a & 3) === 1).map((a) => schedule.loads[what.setting.hosts][a >> 2]);
+    const calls = schedule.actions.slice(schedule.first).filter((a) => (a & 3) === 1).map((a) => schedule.loads[what.setting.hosts][a >> 2]);
     return {...run, links: [d3.sum(calls, (load) => load[0]), d3.sum(calls, (load) => load[1])]};
   });
 }

@@ -1,13 +1,15 @@
 // What if: each strategy's schedule, replayed over other links, on other ranks and with other batches.
 "use strict";
 // Times in nanoseconds. A rank has a port inside its host and one to other hosts; the bytes of operations pass a port one
-// after the other, in the order of their calls, and the latency of an operation follows its bytes.
+// after the other, in the order of their calls, and the latency of an operation follows its bytes. A step begins while
+// gathers of the one before are in flight.
 function replay(schedule, setting, most) {
   const part = most > 1 ? (setting.sequences - 1) / (most - 1) : 0, grown = ([few, many]) => few + (many - few) * part;
   const ports = [setting.intra, setting.hosts > 1 ? setting.link : setting.intra], loads = schedule.loads[setting.hosts];
   const free = [0, 0], done = [];
-  let now = 0, exposed = 0;
-  for (const action of schedule.actions) {
+  let now = 0, exposed = 0, begin = 0;
+  for (const [i, action] of schedule.actions.entries()) {
+    if (i === schedule.first) [begin, exposed] = [now, 0];
     const index = action >> 2, what = action & 3;
     if (what === 0) {
       now += grown(schedule.works[index]);
@@ -25,7 +27,7 @@ function replay(schedule, setting, most) {
       now = end;
     }
   }
-  return {step: now, exposed: exposed + grown(schedule.work_in_waits), memory: Math.round(Math.max(...schedule.memory.map(grown)))};
+  return {step: now - begin, exposed: exposed + grown(schedule.work_in_waits), memory: Math.round(Math.max(...schedule.memory.map(grown)))};
 }
 
 // Of one run in a setting; null if it can't run in it.

@@ -20,9 +20,8 @@ TESSERA_DEVICE void await_turn(const std::uint32_t* counter, std::uint32_t turn)
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(__cvta_generic_to_global(counter)) : "memory");
   } while (now != turn);
 }
-/// Sets the counter after a barrier that follows the block's writes.
+/// Sets the counter after a barrier that follows the block's writes, which the barrier and the release order before it.
 TESSERA_DEVICE void pass_turn(std::uint32_t* counter, std::uint32_t turn) {
-  __threadfence();
   asm volatile("st.release.gpu.global.u32 [%0], %1;" : : "l"(__cvta_generic_to_global(counter)), "r"(turn) : "memory");
 }
 

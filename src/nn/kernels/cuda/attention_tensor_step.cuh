@@ -211,12 +211,16 @@ TESSERA_DEVICE void add_to_dq(const BackwardMemory<T, width>& memory, const Atte
   FourSums* const shared =
       scratch.dq + queries.index(plan.heads, plan.positions) * (S::kDqTiles * kColumns * S::kThreads) + thread_index();
   FourSums before[S::kDqTiles * kColumns] = {};
-  if (!begins)
-    for (unsigned i = 0; i < S::kDqTiles * kColumns; ++i) before[i] = read_shared_sum(shared + i * S::kThreads);
+  const auto read_before = [&] {
+    if (!begins)
+      for (unsigned i = 0; i < S::kDqTiles * kColumns; ++i) before[i] = read_shared_sum(shared + i * S::kThreads);
+  };
+  if constexpr (width == 64) read_before();  // on their way during the products, where there are enough registers
   DqSums<width> sums = {};
   for (unsigned key = 0; key < (begins ? keys : kBlockRows); key += kStepRows)
     add_key_products<T, width>(memory.gradients + key * S::kGradientLine + query, memory.k + key * kTileLine<width> + d,
                                sums);
+  if constexpr (width != 64) read_before();
   TESSERA_UNROLL
   for (unsigned i = 0; i < S::kDqTiles * kColumns; ++i) {
     Accumulator& sum = sums[i / kColumns][i % kColumns];

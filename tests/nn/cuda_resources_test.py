@@ -59,8 +59,9 @@ class Resources(unittest.TestCase):
         # 64 K registers of a multiprocessor: 255 for each of 256 threads.
         for kernel in self.matching("attention") + self.matching("tensor_"):
             self.assertLessEqual(kernel.registers, 255, kernel.name)
-        for kernel in self.matching("tensor_forward_kernel"):
-            self.assertLessEqual(kernel.registers, 184, kernel.name)
+        # Shared memory also leaves room for two blocks of 128 threads, or one of 256.
+        for kernel in self.matching("tensor_forward_kernel") + self.matching("tensor_backward_kernel"):
+            self.assertEqual(kernel.stack, 0, kernel.name)
 
     def test_detects_spills_and_local_memory(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -198,9 +198,10 @@ class Parts(unittest.TestCase):
         def shares(**kernels):
             table = {"limits": {"tflops": 1}, "kernels": [{"name": name, "of_limit": share} for name, share in kernels.items()]}
             return {"json": lambda _: table, "text": lambda _: "the largest gaps: ..."}
-        self.assertIn("gaps", self.passes("limits", **shares(norm=0.85, attention_forward=0.5)))
+        self.assertIn("gaps", self.passes("limits", **shares(norm=0.85, attention_forward=0.33, attention_backward=0.26)))
         self.fails("limits", "norm 75%", **shares(norm=0.75, attention_forward=0.5))
-        self.fails("limits", "attention_forward 40%", **shares(norm=0.85, attention_forward=0.4))
+        self.fails("limits", "attention_forward 30%", **shares(norm=0.85, attention_forward=0.3))
+        self.fails("limits", "attention_backward 24%", **shares(norm=0.85, attention_backward=0.24))
         self.fails("limits", "no kernel", **shares())
 
     def test_speed(self):

@@ -3,7 +3,8 @@
 // positions^2 and no atomics. It is this device's reference; attention_tensor.cuh handles half precision.
 #pragma once
 
-#include "tessera/nn/kernels/cuda/attention_tensor.cuh"
+#include "tessera/nn/kernels/cuda/attention_tensor_backward.cuh"
+#include "tessera/nn/kernels/cuda/attention_tensor_forward.cuh"
 #include "tessera/nn/kernels/cuda/attention_tiles.cuh"
 
 namespace tessera::nn::cuda {
@@ -203,6 +204,8 @@ void attention_forward(NativeStream stream, const AttentionForward<T>& a) {
 
 template <class T>
 std::size_t attention_backward_scratch(const AttentionShape& s) {
+  if constexpr (sizeof(T) == 2)
+    if (on_matrix_units<T>(s)) return tensor_backward_scratch<T>(s);
   return s.batch * s.heads * s.positions * sizeof(OpMath<T>);
 }
 
@@ -210,12 +213,12 @@ template <class T>
 void attention_backward(NativeStream stream, const AttentionBackward<T>& a) {
   check_heads(a.shape);
   const AttentionPlan<T> plan = plan_of<T>(a.shape, a.dropout);
+  if constexpr (sizeof(T) == 2)
+    if (on_matrix_units<T>(a.shape)) return tensor_backward(stream, a, plan);
   const std::size_t rows = a.shape.batch * a.shape.heads * a.shape.positions;
   auto* delta = static_cast<OpMath<T>*>(a.scratch);
   const auto* means = static_cast<const OpMath<T>*>(delta);
   launch(stream, {.blocks = divided_up(rows, 4), .threads = 128}, attention_delta_kernel<T>, a, plan, rows, delta);
-  if constexpr (sizeof(T) == 2)
-    if (on_matrix_units<T>(a.shape)) return tensor_backward(stream, a, plan, means);
   for_head_dim(a.shape.dim, [&](auto most) {
     launch(stream, attention_grid<T, most()>(a.shape, a.shape.kv_heads, 4, 2), attention_dkv_kernel<T, most()>, a, plan,
            means);

@@ -67,16 +67,51 @@ TESSERA_DEVICE void load_tile(const Tile<OpMath<T>>& tile, unsigned rows, const 
   }
 }
 
+/// The random words of a sample's weights: weight (query, key) of a head has word weight_word() of weight_stream().
+template <class T>
+TESSERA_DEVICE PhiloxStream weight_stream(const AttentionPlan<T>& plan, std::size_t batch) {
+  PhiloxStream stream = plan.stream;
+  stream.high += batch;
+  return stream;
+}
+template <class T>
+TESSERA_DEVICE std::uint64_t weight_word(const AttentionPlan<T>& plan, std::size_t head, std::size_t query,
+                                         std::size_t key) {
+  return (head * plan.positions + query) * plan.positions + key;
+}
+template <class T>
+TESSERA_DEVICE OpMath<T> kept_by(const AttentionPlan<T>& plan, std::uint32_t word) {
+  return word < plan.drop.threshold ? OpMath<T>(0) : static_cast<OpMath<T>>(plan.drop.factor);
+}
+/// Word i of the block, without an array whose index is only known at run time.
+TESSERA_DEVICE std::uint32_t word_of(const PhiloxBlock& block, unsigned i) {
+  const std::uint32_t low = i % 2 == 0 ? block.word[0] : block.word[1];
+  const std::uint32_t high = i % 2 == 0 ? block.word[2] : block.word[3];
+  return i < 2 ? low : high;
+}
+
 /// Returns 0 for a dropped weight, 1 / (1 - probability) for a kept one.
 template <class T>
 TESSERA_DEVICE OpMath<T> kept(const AttentionPlan<T>& plan, std::size_t batch, std::size_t head, std::size_t query,
                               std::size_t key) {
   if (!plan.drops) return OpMath<T>(1);
-  PhiloxStream stream = plan.stream;
-  stream.high += batch;
-  const std::uint64_t word = (head * plan.positions + query) * plan.positions + key;
-  return philox_block(stream, word / 4).word[word % 4] < plan.drop.threshold ? OpMath<T>(0)
-                                                                             : static_cast<OpMath<T>>(plan.drop.factor);
+  const std::uint64_t word = weight_word(plan, head, query, key);
+  return kept_by(plan, word_of(philox_block(weight_stream(plan, batch), word / 4), word % 4));
+}
+
+/// Like kept(), of two adjacent keys, whose words mostly are in one block.
+struct TwoKept {
+  float first, second;
+};
+template <class T>
+TESSERA_DEVICE TwoKept two_kept(const AttentionPlan<T>& plan, std::size_t batch, std::size_t head, std::size_t query,
+                                std::size_t key) {
+  const std::uint64_t word = weight_word(plan, head, query, key);
+  const PhiloxStream stream = weight_stream(plan, batch);
+  const PhiloxBlock block = philox_block(stream, word / 4);
+  const unsigned i = word % 4;
+  const std::uint32_t next = i < 3 ? word_of(block, i + 1) : philox_block(stream, word / 4 + 1).word[0];
+  return {kept_by(plan, word_of(block, i)), kept_by(plan, next)};
 }
 
 /// products[j] = the product of a row of `a` with row first + j * lanes of `b`.

@@ -9,7 +9,7 @@
 // Two adjacent accumulators, rounded, thus form a left operand without rearrangement.
 #pragma once
 
-#include "tessera/nn/kernels/cuda/portable.cuh"
+#include "tessera/nn/kernels/cuda/async_copy.cuh"
 
 namespace tessera::nn::cuda {
 
@@ -36,37 +36,91 @@ TESSERA_DEVICE unsigned warp_index() { return thread_index() / kWarp; }
 TESSERA_DEVICE unsigned lane_group() { return thread_index() % kWarp / 4; }
 TESSERA_DEVICE unsigned lane_pair() { return thread_index() % 4; }
 
-/// The column of element i % 4 of accumulator i / 4, for two adjacent accumulators.
-TESSERA_DEVICE unsigned accumulator_column(unsigned i) { return i / 4 * 8 + lane_pair() * 2 + i % 2; }
-
-template <class T>
-TESSERA_DEVICE std::uint32_t two_at(const T* at) {
-  return *reinterpret_cast<const std::uint32_t*>(at);
+/// Four matrices of 8 x 8 elements, one register each. Lane l passes the address of row l % 8 of matrix l / 8, of 16
+/// bytes in shared memory, and receives of each matrix elements 2 * pair and 2 * pair + 1 of row `group`, or,
+/// transposed, of column `group`. The whole warp must call it.
+struct FourMatrices {
+  std::uint32_t v[4];
+};
+#if defined(__CUDACC__)
+template <bool transposed, class T>
+TESSERA_DEVICE FourMatrices load_matrices(const T* row) {
+  FourMatrices m;
+  if constexpr (transposed)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m.v[0]), "=r"(m.v[1]), "=r"(m.v[2]), "=r"(m.v[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m.v[0]), "=r"(m.v[1]), "=r"(m.v[2]), "=r"(m.v[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+  return m;
 }
+#else
+template <bool transposed, class T>
+FourMatrices load_matrices(const T* row) {
+  FourMatrices m;
+  emulation::load_matrices(row, transposed, m.v);
+  return m;
+}
+#endif
 
 /// Loads from rows of `line` elements in shared memory; at: row 0, column 0.
 template <class T>
 TESSERA_DEVICE LeftFragment left_fragment(const T* at, unsigned line) {
-  const T* mine = at + lane_group() * line + lane_pair() * 2;
-  return {{two_at(mine), two_at(mine + 8 * line), two_at(mine + 8), two_at(mine + 8 * line + 8)}};
+  const unsigned lane = thread_index() % kWarp;
+  const FourMatrices m = load_matrices<false>(at + lane % 16 * line + lane / 16 * 8);
+  return {{m.v[0], m.v[1], m.v[2], m.v[3]}};
 }
-/// Loads from memory that stores the right operand's columns as rows of `line` elements.
+/// Loads from memory that stores the left operand's columns as rows.
 template <class T>
-TESSERA_DEVICE RightFragment right_fragment(const T* at, unsigned line) {
-  const T* mine = at + lane_group() * line + lane_pair() * 2;
-  return {{two_at(mine), two_at(mine + 8)}};
+TESSERA_DEVICE LeftFragment left_fragment_of_columns(const T* at, unsigned line) {
+  const unsigned lane = thread_index() % kWarp;
+  const FourMatrices m = load_matrices<true>(at + (lane % 8 + lane / 16 * 8) * line + lane / 8 % 2 * 8);
+  return {{m.v[0], m.v[1], m.v[2], m.v[3]}};
 }
 
+/// Columns 0 to 7 and 8 to 15 of a right operand of 16 columns.
+struct RightFragments {
+  RightFragment v[2];
+};
+/// Loads from memory that stores the right operand's columns as rows of `line` elements.
+template <class T>
+TESSERA_DEVICE RightFragments right_fragments_of_columns(const T* at, unsigned line) {
+  const unsigned lane = thread_index() % kWarp;
+  const FourMatrices m = load_matrices<false>(at + (lane % 8 + lane / 16 * 8) * line + lane / 8 % 2 * 8);
+  return {{{{m.v[0], m.v[1]}}, {{m.v[2], m.v[3]}}}};
+}
+/// Loads from rows of the right operand.
+template <class T>
+TESSERA_DEVICE RightFragments right_fragments(const T* at, unsigned line) {
+  const unsigned lane = thread_index() % kWarp;
+  const FourMatrices m = load_matrices<true>(at + lane % 16 * line + lane / 16 * 8);
+  return {{{{m.v[0], m.v[1]}}, {{m.v[2], m.v[3]}}}};
+}
+
+/// Two numbers, rounded to adjacent elements of a word.
 template <class T>
 TESSERA_DEVICE std::uint32_t packed(float low, float high) {
+#if defined(__CUDACC__)
+  std::uint32_t word;
+  if constexpr (std::is_same_v<T, bf16>)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+#else
   return static_cast<std::uint32_t>(from_opmath<T>(low).bits) | static_cast<std::uint32_t>(from_opmath<T>(high).bits)
                                                                     << 16;
+#endif
 }
 /// Converts sixteen columns of sums to the left operand of the next product.
 template <class T>
-TESSERA_DEVICE LeftFragment as_left(const Accumulator (&sums)[2]) {
-  return {{packed<T>(sums[0].v[0], sums[0].v[1]), packed<T>(sums[0].v[2], sums[0].v[3]),
-           packed<T>(sums[1].v[0], sums[1].v[1]), packed<T>(sums[1].v[2], sums[1].v[3])}};
+TESSERA_DEVICE LeftFragment as_left(const Accumulator& first, const Accumulator& second) {
+  return {{packed<T>(first.v[0], first.v[1]), packed<T>(first.v[2], first.v[3]), packed<T>(second.v[0], second.v[1]),
+           packed<T>(second.v[2], second.v[3])}};
 }
 
 #if defined(__CUDACC__)

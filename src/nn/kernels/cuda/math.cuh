@@ -44,6 +44,18 @@ TESSERA_DEVICE double exponential(double x) {
   return x < -708.3 ? 0.0 : result;
 }
 
+/// 2^x with a relative error of at most 2^-22, and 0 below 2^-126: one instruction. For kernels of half-precision
+/// elements, which round the result to 2^-9 or 2^-12 of itself.
+TESSERA_DEVICE float fast_exp2(float x) {
+#if defined(__CUDACC__)
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#else
+  return emulation::fast_exp2(x);
+#endif
+}
+
 /// 1 / (1 + exp(-x))
 template <class W>
 TESSERA_DEVICE W logistic(W x) {

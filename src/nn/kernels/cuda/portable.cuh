@@ -24,6 +24,7 @@
 #define TESSERA_GRID_CONSTANT __grid_constant__  // a parameter that is indexed where it is, not copied to the stack
 #define TESSERA_BOTH __host__ __device__ __forceinline__
 #define TESSERA_UNROLL _Pragma("unroll")
+#define TESSERA_NO_UNROLL _Pragma("unroll 1")
 #elif !defined(TESSERA_EMULATED_CUDA)
 #error "portable.cuh: neither CUDA nor its emulation"
 #endif

@@ -3,10 +3,10 @@
 //
 // Blocks run one after the other. The threads of a block are fibers that run one after the other from barrier to
 // barrier, in an order that the test chooses: a kernel whose result depends on the order lacks a barrier. Shared memory
-// is poisoned before every block, and writes beyond its end are detected. A wait that can't end is a Failure. The
-// emulation does not detect: races between blocks; races inside a warp that no chosen order reveals (a shuffle orders
-// memory here; on a GPU only a barrier does); bank conflicts; misalignment; and time.
-// memory here, on a GPU a barrier alone does), bank conflicts, alignment, and time.
+// is poisoned before every block, and writes beyond its end are detected. Asynchronous copies arrive as late as a GPU
+// may let them. A wait that can't end, also one for a later block, is a Failure. The emulation does not detect: races
+// between blocks; races inside a warp that no chosen order reveals (a shuffle orders memory here; on a GPU only a
+// barrier does); bank conflicts; misalignment of ordinary accesses; and time.
 #pragma once
 
 #include <setjmp.h>
@@ -18,9 +18,10 @@
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "tests/nn/ops/cuda/emulated_copies.h"
 
 #define TESSERA_EMULATED_CUDA 1
 #define TESSERA_DEVICE inline
@@ -28,14 +29,10 @@
 #define TESSERA_PLAIN_KERNEL inline
 #define TESSERA_BOTH inline
 #define TESSERA_UNROLL
+#define TESSERA_NO_UNROLL
 #define TESSERA_GRID_CONSTANT
 
 namespace tessera::emulation {
-
-/// Thrown where a kernel would hang on a GPU or write out of bounds.
-struct Failure : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 /// Order of the threads of a block: each runs to its next barrier before any continues, from the first or from the
 /// last; or each warp runs as far as it can before another begins, and so reaches data that slower warps have not yet
@@ -55,6 +52,7 @@ class Thread {
   State state = State::ready;
   std::array<std::uint64_t, 2> slots{};  // values of the last two exchanges; no lane reads an older one
   std::size_t exchanges = 0;
+  AsyncCopies copies;
 
   void restart();
   /// Runs to its next barrier or its end.
@@ -81,6 +79,7 @@ class Block {
   std::size_t index = 0, blocks = 0;
   unsigned current = 0, count = 0;
   std::function<void()> body;
+  std::exception_ptr failure;  ///< of a thread
 
   void run(std::size_t block_count, unsigned threads, std::size_t shared_bytes, std::function<void()> kernel) {
     if (threads == 0 || threads > 1024) throw Failure("a block of " + std::to_string(threads) + " threads");
@@ -106,10 +105,12 @@ class Block {
 
   void run_block(std::size_t shared_bytes) {
     shared_.assign(shared_bytes + 2 * kGuard, static_cast<char>(0xFF));
+    failure = nullptr;
     for (unsigned t = 0; t < count; ++t) threads_[t]->restart();
     while (!all(0, count, State::done)) {
       const bool ahead = order == Order::first_warp_ahead || order == Order::last_warp_ahead;
       const bool ran = ahead ? run_warps() : run_threads(0, count);
+      if (failure) std::rethrow_exception(failure);
       const bool opened = open_barriers();
       if (!ran && !opened) throw Failure("block " + std::to_string(index) + " hangs: " + described());
     }
@@ -185,12 +186,18 @@ inline Block& block() {
 inline void Thread::restart() {
   state = State::ready;
   exchanges = 0;
+  copies.clear();
   begun_ = false;
 }
 
 inline void Thread::enter(unsigned low, unsigned high) {
   auto* self = reinterpret_cast<Thread*>(std::uintptr_t{low} | std::uintptr_t{high} << 32);  // NOLINT
-  self->block_.body();
+  try {
+    self->block_.body();
+    if (self->copies.pending()) throw Failure("a thread leaves without waiting for its asynchronous copies");
+  } catch (...) {
+    self->block_.failure = std::current_exception();
+  }
   self->state = State::done;
   _longjmp(self->outside_, 1);
 }
@@ -246,6 +253,27 @@ std::array<T, lanes> from_lanes(T value, const std::array<unsigned, lanes>& want
 template <class T>
 T shuffle_xor(T value, unsigned mask) {
   return from_lanes<1>(value, {block().current % Block::kWarp ^ mask})[0];
+}
+
+inline void copy_async(void* to, const void* from, bool inside) { block().thread().copies.begin(to, from, inside); }
+inline void commit_copies() { block().thread().copies.commit(); }
+inline void wait_copies(std::size_t pending) { block().thread().copies.wait(pending); }
+
+/// Like ldmatrix.x4: word i of a lane is elements 2 * (lane % 4) and the next one of row lane / 4 of matrix i, or, of
+/// its transpose; lane l passes row l % 8 of matrix l / 8.
+template <class T>
+void load_matrices(const T* row, bool transposed, std::uint32_t (&words)[4]) {
+  static_assert(sizeof(T) == 2);
+  check_alignment(row, "ldmatrix");
+  const unsigned lane = block().current % Block::kWarp, line = lane / 4, pair = lane % 4 * 2;
+  std::array<unsigned, 8> lanes{};  // that pass the two rows with this lane's elements of each matrix
+  for (unsigned i = 0; i < 8; ++i) lanes[i] = i / 2 * 8 + (transposed ? pair + i % 2 : line);
+  const auto rows = from_lanes<8>(reinterpret_cast<std::uintptr_t>(row), lanes);
+  for (unsigned i = 0; i < 8; ++i) {
+    std::uint16_t element;
+    std::memcpy(&element, reinterpret_cast<const T*>(rows[i]) + (transposed ? line : pair + i % 2), sizeof(element));
+    words[i / 2] = i % 2 == 0 ? element : words[i / 2] | static_cast<std::uint32_t>(element) << 16;
+  }
 }
 
 }  // namespace tessera::emulation

@@ -20,6 +20,8 @@
 #include <cuda_runtime.h>
 #define TESSERA_DEVICE __device__ __forceinline__
 #define TESSERA_KERNEL __global__
+// For blocks of up to `threads`, so few registers that a multiprocessor holds `blocks` of them.
+#define TESSERA_BOUNDED_KERNEL(threads, blocks) __global__ __launch_bounds__(threads, blocks)
 #define TESSERA_PLAIN_KERNEL static __global__   // for kernels that are not templates
 #define TESSERA_GRID_CONSTANT __grid_constant__  // a parameter that is indexed where it is, not copied to the stack
 #define TESSERA_BOTH __host__ __device__ __forceinline__

@@ -25,6 +25,7 @@
 #define TESSERA_EMULATED_CUDA 1
 #define TESSERA_DEVICE inline
 #define TESSERA_KERNEL
+#define TESSERA_BOUNDED_KERNEL(threads, blocks)
 #define TESSERA_PLAIN_KERNEL inline
 #define TESSERA_BOTH inline
 #define TESSERA_UNROLL

@@ -1,4 +1,4 @@
-"""Norms, sums over rows and optimizer steps read and write whole vectors of 16 bytes, as their machine code shows. Needs no GPU.
+"""Norms, sums over rows and optimizer steps read and write whole vectors of 16 bytes, as their PTX code shows. Needs no GPU.
 
     cuda_wide_access_test.py NVCC ARCHITECTURE ROOT INCLUDE
 """
@@ -13,7 +13,8 @@ import unittest
 INCLUDE, ROOT, ARCHITECTURE, NVCC = sys.argv.pop(), sys.argv.pop(), sys.argv.pop(), sys.argv.pop()
 # As in cmake/cuda.cmake.
 FLAGS = ["-std=c++20", "-O3", "-DNDEBUG", f"--generate-code=arch=compute_{ARCHITECTURE},code=sm_{ARCHITECTURE}", "-fmad=false",
-         "--expt-relaxed-constexpr", f"-I{INCLUDE}", f"-I{ROOT}", "-cubin"]
+         "--expt-relaxed-constexpr", f"-I{INCLUDE}", f"-I{ROOT}", "-ptx"]
+LOAD, STORE = (re.compile(operation + r"(\.\w+)*\.(v4\.\w32|v2\.\w64)\b") for operation in (r"\bld\.global", r"\bst\.global"))
 SOURCE = """
 #include "tessera/nn/kernels/cuda/norm_backward.cuh"
 #include "tessera/nn/kernels/cuda/optimizer.cuh"
@@ -36,15 +37,14 @@ __global__ void narrow_control(const float* in, float* out) { out[threadIdx.x] =
 """
 
 
-def machine_code():
+def code_of_kernels():
     """{name of a kernel: its instructions}"""
     with tempfile.TemporaryDirectory() as folder:
-        source, cubin = pathlib.Path(folder) / "kernels.cu", pathlib.Path(folder) / "kernels.cubin"
+        source, ptx = pathlib.Path(folder) / "kernels.cu", pathlib.Path(folder) / "kernels.ptx"
         source.write_text(SOURCE)
-        subprocess.run([NVCC, *FLAGS, "-o", str(cubin), str(source)], check=True)
-        dump = [str(pathlib.Path(NVCC).with_name("cuobjdump")), "-sass", str(cubin)]
-        text = subprocess.run(dump, text=True, stdout=subprocess.PIPE, check=True).stdout
-    parts = re.split(r"Function : (\w+)", text)[1:]
+        subprocess.run([NVCC, *FLAGS, "-o", str(ptx), str(source)], check=True)
+        text = ptx.read_text()
+    parts = re.split(r"\.entry (\w+)", text)[1:]
     names = subprocess.run(["c++filt"], input="\n".join(parts[::2]), text=True, stdout=subprocess.PIPE, check=True).stdout.splitlines()
     return dict(zip(names, parts[1::2], strict=True))
 
@@ -52,13 +52,13 @@ def machine_code():
 class WideAccess(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.code = machine_code()
+        cls.code = code_of_kernels()
 
     def counts(self, kernel, *types):
         """(wide loads, wide stores) of the kernels whose name has these words"""
         found = [text for name, text in self.code.items() if re.search(kernel, name) and all(one in name for one in types)]
         self.assertTrue(found, f"no kernel {kernel} of {types}")
-        return [(len(re.findall(r"LDG\.E\.128", text)), len(re.findall(r"STG\.E\.128", text))) for text in found]
+        return [(len(LOAD.findall(text)), len(STORE.findall(text))) for text in found]
 
     def test_rows_are_read_and_written_in_vectors(self):
         for dtype in ("<float", "<tessera::base::bf16"):
@@ -67,7 +67,8 @@ class WideAccess(unittest.TestCase):
                     kernel = f"{dtype}, {centered}, {packs}>"
                     with self.subTest(kernel):
                         for loads, stores in self.counts("norm_forward_kernel", kernel):  # x, added, weight; sum, y
-                            self.assertGreaterEqual((loads, stores), (3 * packs, 2 * packs))
+                            self.assertGreaterEqual(loads, 3 * packs)
+                            self.assertGreaterEqual(stores, 2 * packs)
                         for loads, stores in self.counts("norm_backward_kernel", kernel):  # x, dy, weight, dx; dx
                             self.assertGreaterEqual(loads, 4 * packs)
                             self.assertGreaterEqual(stores, packs)

@@ -75,14 +75,14 @@ template <int n, class T>
 TESSERA_DEVICE Pack<T, n> load_part(const T* from, bool whole, std::size_t valid) {
   return bits_as<Pack<T, n>>(load_packed(from, whole, valid));
 }
+/// Stores what load_part() loads. The thread must not read it again if it is whole.
 template <int n, class T>
 TESSERA_DEVICE void store_part(T* to, const Pack<T, n>& values, bool whole, std::size_t valid) {
-  if (whole) return store<n>(to, values);
+  if (whole) return store_at_once(reinterpret_cast<Pack<T, n>*>(to), values);
   TESSERA_UNROLL
   for (int e = 0; e < n; ++e)
     if (static_cast<std::size_t>(e) < valid) to[e] = values.at[e];
 }
-
 /// Returns `value`, added to `before` if `accumulate`.
 template <class T>
 TESSERA_DEVICE T added(bool accumulate, T before, OpMath<T> value) {

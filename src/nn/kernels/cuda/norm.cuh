@@ -54,7 +54,7 @@ class NormShare {
 
   /// `aligned`: rows begin at multiples of 16 bytes.
   TESSERA_DEVICE NormShare(std::size_t width, unsigned team, bool aligned)
-      : width_(width), team_(team), lane_(thread_index() % team), aligned_(aligned) {}
+      : width_(static_cast<unsigned>(width)), team_(team), lane_(thread_index() % team), aligned_(aligned) {}
 
   /// Calls visit(k, i) for each vector: the thread's k-th, from element i on.
   template <class Visit>
@@ -69,18 +69,18 @@ class NormShare {
   }
   /// Calls visit(e) for each element of the vector from element i on.
   template <class Visit>
-  TESSERA_DEVICE void elements(std::size_t i, const Visit& visit) const {
+  TESSERA_DEVICE void elements(unsigned i, const Visit& visit) const {
     TESSERA_UNROLL
     for (int e = 0; e < kWide; ++e)
       if (packs > 0 || i + e < width_) visit(e);
   }
-  TESSERA_DEVICE Packed read_packed(const T* row, std::size_t i) const {
+  TESSERA_DEVICE Packed read_packed(const T* row, unsigned i) const {
     return load_packed(row + i, aligned_, width_ - i);
   }
-  TESSERA_DEVICE Pack<T, kWide> read(const T* row, std::size_t i) const {
+  TESSERA_DEVICE Pack<T, kWide> read(const T* row, unsigned i) const {
     return bits_as<Pack<T, kWide>>(read_packed(row, i));
   }
-  TESSERA_DEVICE void write(T* row, std::size_t i, const Pack<T, kWide>& values) const {
+  TESSERA_DEVICE void write(T* row, unsigned i, const Pack<T, kWide>& values) const {
     store_part<kWide>(row + i, values, aligned_, width_ - i);
   }
   template <class W, class Operation>
@@ -89,9 +89,8 @@ class NormShare {
   }
 
  private:
-  TESSERA_DEVICE std::size_t at(int k) const { return (static_cast<std::size_t>(k) * team_ + lane_) * kWide; }
-  const std::size_t width_;
-  const unsigned team_, lane_;
+  TESSERA_DEVICE unsigned at(int k) const { return (static_cast<unsigned>(k) * team_ + lane_) * kWide; }
+  const unsigned width_, team_, lane_;  // 32 bits: registers are scarce
   const bool aligned_;
 };
 
@@ -102,9 +101,9 @@ class NormValues {
   using Share = NormShare<T, packs>;
   TESSERA_DEVICE void read(const Share& share, const T* from) {
     row_ = from;
-    if constexpr (packs > 0) share.each([&](int k, std::size_t i) { held_[k] = share.read_packed(from, i); });
+    if constexpr (packs > 0) share.each([&](int k, unsigned i) { held_[k] = share.read_packed(from, i); });
   }
-  TESSERA_DEVICE Pack<T, Share::kWide> at(const Share& share, int k, std::size_t i) const {
+  TESSERA_DEVICE Pack<T, Share::kWide> at(const Share& share, int k, unsigned i) const {
     return bits_as<Pack<T, Share::kWide>>(packs > 0 ? held_[packs > 0 ? k : 0] : share.read_packed(row_, i));
   }
   /// Other values from now on: in registers, and in memory.
@@ -133,11 +132,13 @@ struct NormRows {
   OpMath<T>* rstd;
 };
 
-/// Stores x + added in `sum`, and makes it the row's values.
+/// Stores x + added in `sum`, and makes it the row's values. All loads come first: none can pass a store.
 template <class T, int packs>
 TESSERA_DEVICE void add_rows(const NormShare<T, packs>& share, NormValues<T, packs>& x, const T* added, T* sum) {
-  share.each([&](int k, std::size_t i) {
-    const Pack<T, kVector<T>> left = x.at(share, k, i), right = share.read(added, i);
+  NormValues<T, packs> other;
+  other.read(share, added);
+  share.each([&](int k, unsigned i) {
+    const Pack<T, kVector<T>> left = x.at(share, k, i), right = other.at(share, k, i);
     Pack<T, kVector<T>> total = {};
     share.elements(i, [&](int e) { total.at[e] = from_opmath<T>(to_opmath(left.at[e]) + to_opmath(right.at[e])); });
     share.write(sum, i, total);
@@ -160,14 +161,14 @@ void norm_forward_kernel(NormRows<T> a, unsigned team, bool aligned) {
   W mean = 0;
   if (centered) {
     W sum = 0;
-    share.each([&](int k, std::size_t i) {
+    share.each([&](int k, unsigned i) {
       const Pack<T, kVector<T>> values = x.at(share, k, i);
       share.elements(i, [&](int e) { sum += to_opmath(values.at[e]); });
     });
     mean = share.reduced(sum, Add{}, room) / static_cast<W>(a.width);
   }
   W squares = 0;  // around the mean, in a second pass, to avoid cancellation
-  share.each([&](int k, std::size_t i) {
+  share.each([&](int k, unsigned i) {
     const Pack<T, kVector<T>> values = x.at(share, k, i);
     share.elements(i, [&](int e) {
       const W d = to_opmath(values.at[e]) - mean;
@@ -175,7 +176,7 @@ void norm_forward_kernel(NormRows<T> a, unsigned team, bool aligned) {
     });
   });
   const W rstd = W(1) / root(share.reduced(squares, Add{}, room) / static_cast<W>(a.width) + a.eps);
-  share.each([&](int k, std::size_t i) {
+  share.each([&](int k, unsigned i) {
     const Pack<T, kVector<T>> values = x.at(share, k, i), weight = share.read(a.weight, i);
     Pack<T, kVector<T>> bias = {}, y = {};
     if (a.bias) bias = share.read(a.bias, i);

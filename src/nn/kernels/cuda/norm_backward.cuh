@@ -37,7 +37,7 @@ TESSERA_DEVICE void store_sums(const NormShare<T, packs>& share, const NormSums<
   W* const bias = teams == 1 ? to_bias : weight + width;
   for (unsigned now = 0; now < teams; ++now) {
     if (own == now)
-      share.each([&](int k, std::size_t i) {
+      share.each([&](int k, unsigned i) {
         share.elements(i, [&](int e) {
           weight[i + e] = now == 0 ? sums.weight[k][e] : weight[i + e] + sums.weight[k][e];
           if (centered) bias[i + e] = now == 0 ? sums.bias[k][e] : bias[i + e] + sums.bias[k][e];
@@ -69,7 +69,7 @@ void norm_backward_kernel(NormGradient<T> a, unsigned team, bool aligned, std::s
     dy.read(share, a.dy + row * a.width);
     const W mean = centered ? a.mean[row] : W(0), rstd = a.rstd[row];
     W sum = 0, product = 0;
-    share.each([&](int k, std::size_t i) {
+    share.each([&](int k, unsigned i) {
       const Pack<T, kVector<T>> from = x.at(share, k, i), d = dy.at(share, k, i), weight = share.read(a.weight, i);
       share.elements(i, [&](int e) {
         const W up = to_opmath(d.at[e]), g = up * to_opmath(weight.at[e]);
@@ -83,14 +83,16 @@ void norm_backward_kernel(NormGradient<T> a, unsigned team, bool aligned, std::s
       });
     });
     if (a.dx == nullptr) continue;
+    T* dx = a.dx + row * a.width;
+    NormValues<T, packs> before;  // loaded before the first store, which no load can pass
+    if (a.accumulate_dx) before.read(share, dx);
     const W width = static_cast<W>(a.width);
     const W mean_g = centered ? share.reduced(sum, Add{}, room) / width : W(0);
     const W mean_gn = share.reduced(product, Add{}, room) / width;
-    T* dx = a.dx + row * a.width;
-    share.each([&](int k, std::size_t i) {
+    share.each([&](int k, unsigned i) {
       const Pack<T, kVector<T>> from = x.at(share, k, i), d = dy.at(share, k, i), weight = share.read(a.weight, i);
       Pack<T, kVector<T>> out = {};
-      if (a.accumulate_dx) out = share.read(dx, i);
+      if (a.accumulate_dx) out = before.at(share, k, i);
       share.elements(i, [&](int e) {
         const W normalized = (to_opmath(from.at[e]) - mean) * rstd;
         const W value = rstd * fused(-normalized, mean_gn, to_opmath(d.at[e]) * to_opmath(weight.at[e]) - mean_g);

@@ -104,6 +104,15 @@ TESSERA_DEVICE To bits_as(From from) {
   return __builtin_bit_cast(To, from);
 }
 
+/// Stores 16 bytes of global memory at once, even where another branch stores parts of them, with which the compiler
+/// would merge an ordinary store. The compiler does not see the write: the thread must not read these bytes again.
+template <class Vector>
+TESSERA_DEVICE void store_at_once(Vector* to, const Vector& vector) {
+  const auto words = bits_as<uint4>(vector);
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words.x),
+               "r"(words.y), "r"(words.z), "r"(words.w));
+}
+
 #else
 
 using NativeStream = emulation::NativeStream;
@@ -132,6 +141,10 @@ T from_opmath(OpMath<T> x) {
 template <class To, class From>
 To bits_as(From from) {
   return std::bit_cast<To>(from);
+}
+template <class Vector>
+void store_at_once(Vector* to, const Vector& vector) {
+  *to = vector;
 }
 
 #endif

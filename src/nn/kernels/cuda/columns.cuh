@@ -38,6 +38,7 @@ TESSERA_KERNEL void column_parts_kernel(const Body body, std::size_t rows, std::
   const std::size_t each = divided_up(rows, tiles), end = smaller(rows, (tile + 1) * each);
   W sums[Body::kSums][n] = {};
   if (aligned && column + n <= columns) {
+    TESSERA_UNROLL_BY_4
     for (std::size_t row = tile * each + warp; row < end; row += kColumnWarps)
       body.add(
           row, row * columns + column, [](const T* from) { return load<n>(from); }, sums);
@@ -80,6 +81,7 @@ TESSERA_KERNEL void combine_kernel(const OpMath<T>* parts, std::size_t tiles, st
   W part = 0;
   if (column < columns) {
     const W* from = parts + sum * tiles * columns + column;
+    TESSERA_UNROLL_BY_4
     for (std::size_t tile = warp; tile < tiles; tile += kColumnWarps) part += from[tile * columns];
   }
   room[thread_index()] = part;

@@ -26,6 +26,7 @@
 #define TESSERA_GRID_CONSTANT __grid_constant__  // a parameter that is indexed where it is, not copied to the stack
 #define TESSERA_BOTH __host__ __device__ __forceinline__
 #define TESSERA_UNROLL _Pragma("unroll")
+#define TESSERA_UNROLL_BY_4 _Pragma("unroll 4")  // for loads of several rounds at once
 #elif !defined(TESSERA_EMULATED_CUDA)
 #error "portable.cuh: neither CUDA nor its emulation"
 #endif

@@ -29,6 +29,7 @@
 #define TESSERA_PLAIN_KERNEL inline
 #define TESSERA_BOTH inline
 #define TESSERA_UNROLL
+#define TESSERA_UNROLL_BY_4
 #define TESSERA_GRID_CONSTANT
 
 namespace tessera::emulation {

@@ -155,13 +155,13 @@ class Bench {
             *dy = numbers<T>(keep, rows * out);
     T *y = numbers<T>(keep, rows * out), *z = numbers<T>(keep, gelu ? rows * out : 1),
       *dx = numbers<T>(keep, rows * in), *dw = numbers<T>(keep, in * out), *db = numbers<T>(keep, out);
-    const auto layout = name == "head" ? kernels::WeightLayout::out_in : kernels::WeightLayout::in_out;
+    const bool biased = name != "head";
+    const auto layout = biased ? kernels::WeightLayout::in_out : kernels::WeightLayout::out_in;
     const kernels::LinearShape shape{rows, in, out, layout};
     const double flops = 2.0 * static_cast<double>(rows * in) * static_cast<double>(out);
     const double bytes = static_cast<double>((rows * in + in * out + rows * out) * sizeof(T));
-    const double also = gelu ? static_cast<double>(rows * out * sizeof(T)) : 0;
-    const bool biased = name != "head";
-    add({name + " forward" + (gelu ? " and gelu" : ""), calls, flops, bytes + also, [&] {
+    const auto out_bytes = static_cast<double>(rows * out * sizeof(T));
+    add({name + " forward" + (gelu ? " and gelu" : ""), calls, flops, bytes + (gelu ? out_bytes : 0), [&] {
            k<T>().linear_forward(stream(), {.shape = shape,
                                             .x = x,
                                             .weight = w,
@@ -172,11 +172,11 @@ class Bench {
          }});
     add({name + " dx", calls, flops, bytes,
          [&] { k<T>().linear_backward(stream(), {.shape = shape, .weight = w, .dy = dy, .dx = dx}); }});
-    add({name + " dw", calls, flops, bytes,
-         [&] { k<T>().linear_backward(stream(), {.shape = shape, .x = x, .dy = dy, .dweight = dw}); }});
-    if (biased)
-      add({name + " dbias", calls, 0, static_cast<double>(rows * out * sizeof(T)),
-           [&] { k<T>().linear_backward(stream(), {.shape = shape, .dy = dy, .dbias = db}); }});
+    kernels::LinearBackward<T> sums{.shape = shape, .x = x, .dy = dy, .dweight = dw, .dbias = biased ? db : nullptr};
+    add({name + (biased ? " dw and dbias" : " dw"), calls, flops, bytes,
+         [&] { k<T>().linear_backward(stream(), sums); }});
+    sums.dweight = nullptr;  // dbias alone, as where no product includes it
+    if (biased) add({name + " dbias", 0, 0, out_bytes, [&] { k<T>().linear_backward(stream(), sums); }});
   }
 
   template <class T>
@@ -239,11 +239,11 @@ class Bench {
     auto* rstd = static_cast<OpMath<T>*>(keep.emplace_back(room(s_.rows() * sizeof(OpMath<T>))).data());
     const auto bytes = static_cast<double>(size * sizeof(T));
     const auto layers = static_cast<double>(s_.layers);
-    add({"layer norm forward", 2 * layers + 1, 0, 2 * bytes, [&] {
-           k<T>().layer_norm_forward(stream(),
-                                     {s_.rows(), s_.width, x, weight, weight, OpMath<T>(1e-5), y, mean, rstd});
-         }});
-    add({"layer norm backward", 2 * layers + 1, 0, 3 * bytes, [&] {
+    kernels::LayerNormForward<T> norm{s_.rows(), s_.width, x, weight, weight, OpMath<T>(1e-5), y, mean, rstd};
+    add({"layer norm forward", layers + 1, 0, 2 * bytes, [&] { k<T>().layer_norm_forward(stream(), norm); }});
+    norm.added = dy, norm.sum = x + size;
+    add({"sum and layer norm", layers, 0, 4 * bytes, [&] { k<T>().layer_norm_forward(stream(), norm); }});
+    add({"layer norm backward", 2 * layers + 1, 0, 4 * bytes, [&] {
            k<T>().layer_norm_backward(stream(), {.rows = s_.rows(),
                                                  .width = s_.width,
                                                  .x = x,
@@ -253,13 +253,13 @@ class Bench {
                                                  .dy = dy,
                                                  .dx = y,
                                                  .dweight = dw,
-                                                 .dbias = db});
+                                                 .dbias = db,
+                                                 .accumulate_dx = true});
          }});
     add({"gelu backward", layers, 0, 12 * bytes, [&] {
            k<T>().activation_backward(stream(), kernels::Activation::gelu_tanh, {x, dy, y, 4 * size, false});
          }});
-    add({"residual add", 2 * layers, 0, 3 * bytes, [&] { k<T>().add(stream(), {x, dy, y, size}); }});
-    add({"residual gradient", 2 * layers, 0, 3 * bytes, [&] { k<T>().assign(stream(), {x, y, size, true}); }});
+    add({"residual add", layers, 0, 3 * bytes, [&] { k<T>().add(stream(), {x, dy, y, size}); }});
   }
 
   template <class T>

@@ -11,6 +11,13 @@ void require(bool holds, const std::string& what) {
 
 bool within(double value, double low, double below) { return value >= low && value < below; }
 
+std::vector<kernels::DecayPart> parts_of(const OptimizerConfig& config, const OptimizerRange& range) {
+  std::vector<kernels::DecayPart> parts;
+  for (const DecayRange& part : range.parts)
+    parts.push_back({static_cast<std::size_t>(part.end), part.decay ? config.weight_decay : 0.0});
+  return parts;
+}
+
 void update_sgd(Context& context, const OptimizerConfig& config, const OptimizerStep& step,
                 const OptimizerRange& range) {
   kernels::SgdStep<float> args;
@@ -20,6 +27,8 @@ void update_sgd(Context& context, const OptimizerConfig& config, const Optimizer
   args.count = static_cast<std::size_t>(range.count);
   args.learning_rate = step.learning_rate;
   args.momentum = config.momentum;
+  const std::vector<kernels::DecayPart> parts = parts_of(config, range);
+  args.parts = parts;
   args.weight_decay = range.decay ? config.weight_decay : 0.0;
   args.nesterov = config.nesterov;
   args.maximize = config.maximize;
@@ -43,6 +52,8 @@ void update_adam(Context& context, const OptimizerConfig& config, const Optimize
   args.beta1 = config.beta1;
   args.beta2 = config.beta2;
   args.eps = config.eps;
+  const std::vector<kernels::DecayPart> parts = parts_of(config, range);
+  args.parts = parts;
   args.weight_decay = range.decay ? config.weight_decay : 0.0;
   args.decoupled = config.kind == Kind::adamw;
   args.maximize = config.maximize;

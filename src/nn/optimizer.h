@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -51,14 +52,21 @@ struct OptimizerStep {
   const double* gradient_scale = nullptr;
 };
 
-/// `count` consecutive elements with the same weight decay.
+/// Elements of a range with or without weight decay: from the end of the part before (from 0 if it is the first) on.
+struct DecayRange {
+  std::int64_t end = 0;  ///< of the last part: the range's count
+  bool decay = true;     ///< false: norms and biases
+};
+
+/// `count` consecutive elements, which are updated in one launch.
 struct OptimizerRange {
   float* values = nullptr;                        ///< for half-precision parameters: their f32 master weights
   const float* gradients = nullptr;               ///< null if half.gradient holds them
   std::array<float*, kMaxStateSlots> state = {};  ///< the first state_slots() are used; zeros before the first step
   std::int64_t count = 0;                         ///< elements of each array
-  bool decay = true;                              ///< false: norms and biases
+  bool decay = true;                              ///< false: norms and biases; unused with `parts`
   kernels::HalfStep half = {};  ///< half-precision gradients, and parameters that get the rounded master weights
+  std::span<const DecayRange> parts = {};  ///< none: all elements have the same weight decay
 };
 
 /// Appends the update to the context's stream. The update of an element depends only on its own values.

@@ -104,6 +104,22 @@ TEST(EqualityAcross, HoldsForEveryOptimizer) {
   }
 }
 
+/// One update has all parameters of a unit. Three ranks divide them between elements of a parameter.
+TEST(EqualityAcross, NormsAndBiasesOfAUnitDoNotDecay) {
+  for (const int ranks : {1, 3}) {
+    TrainingSpec spec = equality_spec("fsdp", ranks);
+    spec.steps = 1;
+    spec.engine.optimizer = {.kind = nn::OptimizerConfig::Kind::sgd, .weight_decay = 0};
+    const TrainingRecord without = train(spec);
+    spec.engine.optimizer.weight_decay = 0.5;
+    const TrainingRecord with = train(spec);
+    for (const auto& [name, values] : with.parameters) {
+      const bool decays = !name.ends_with(".bias") && name.find("ln_") == std::string::npos;
+      EXPECT_EQ(values != without.parameters.at(name), decays) << name;
+    }
+  }
+}
+
 /// Negative control: the comparison detects one flipped bit, and a different seed.
 TEST(EqualityAcross, DetectsFlippedBit) {
   const TrainingRecord base = train(equality_spec("ddp", 2));

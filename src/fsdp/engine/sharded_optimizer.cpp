@@ -15,7 +15,7 @@ void ShardedOptimizer::lay_out() {
     if (group_.flats()[i].trainable()) add_ranges(i);
 }
 
-/// Padding joins the range before it: it is zero and stays zero.
+/// Padding joins the part before it: it is zero and stays zero. So parts begin at multiples of kFlatAlignment.
 void ShardedOptimizer::add_ranges(std::size_t index) {
   const FlatParameter& flat = group_.flats()[index];
   bool joins = false;
@@ -25,13 +25,25 @@ void ShardedOptimizer::add_ranges(std::size_t index) {
     if (begin >= end) continue;
     const bool decay = entry.parameter->decays();
     const std::uint64_t since = trained_since(*entry.parameter);
-    if (joins && ranges_.back().decay == decay && ranges_.back().since == since) {
-      ranges_.back().range.end = end;
-    } else {
-      ranges_.push_back({index, {begin, end}, decay, since});
-    }
+    if (!joins || ranges_.back().since != since) ranges_.push_back({index, {begin, end}, since, {}});
     joins = true;
+    UpdateRange& last = ranges_.back();
+    last.range.end = end;
+    if (!last.parts.empty()) last.parts.back().end = begin;
+    if (last.parts.empty() || last.parts.back().decay != decay) last.parts.push_back({end, decay});
+    last.parts.back().end = end;
   }
+}
+
+/// The parts of a chunk of the range; they end within the chunk.
+std::vector<nn::DecayRange> ShardedOptimizer::parts_within(const UpdateRange& all, ElementRange chunk) {
+  std::vector<nn::DecayRange> parts;
+  for (const nn::DecayRange& part : all.parts) {
+    if (part.end <= chunk.begin) continue;
+    parts.push_back({std::min(part.end, chunk.end) - chunk.begin, part.decay});
+    if (part.end >= chunk.end) break;
+  }
+  return parts;
 }
 
 std::uint64_t ShardedOptimizer::trained_since(const nn::Parameter& parameter) const {
@@ -61,10 +73,11 @@ void ShardedOptimizer::update(const nn::OptimizerConfig& config, const nn::Optim
     own.number -= all.since;
     const std::int64_t most = offload == nullptr ? all.range.count() : resources_.offload_chunk_elements;
     for (std::int64_t begin = all.range.begin; begin < all.range.end; begin += most) {
-      UpdateRange chunk = all;
-      chunk.range = {begin, std::min(begin + most, all.range.end)};
+      const ElementRange chunk = {begin, std::min(begin + most, all.range.end)};
+      const std::vector<nn::DecayRange> parts = parts_within(all, chunk);
       if (offload != nullptr) offload->begin_chunk();
-      const nn::OptimizerRange buffers = buffers_of(chunk);
+      nn::OptimizerRange buffers = buffers_of(all.flat, chunk);
+      buffers.parts = parts;
       if (offload != nullptr) offload->wait_for_uploads();
       nn::update(resources_.context, config, own, buffers);
       if (offload != nullptr) offload->start_downloads();
@@ -75,15 +88,15 @@ void ShardedOptimizer::update(const nn::OptimizerConfig& config, const nn::Optim
 }
 
 /// The buffers that an update of a range reads and writes: at rest, or in a chunk on the device.
-nn::OptimizerRange ShardedOptimizer::buffers_of(const UpdateRange& chunk) {
+nn::OptimizerRange ShardedOptimizer::buffers_of(std::size_t index, ElementRange chunk) {
   const ShardingPlan::OffloadedState& offloaded = group_.plan().offloaded;
-  const FlatParameter& flat = group_.flats()[chunk.flat];
-  const std::int64_t first = chunk.range.begin;
-  const auto count = static_cast<std::size_t>(chunk.range.count());
+  const FlatParameter& flat = group_.flats()[index];
+  const std::int64_t first = chunk.begin;
+  const auto count = static_cast<std::size_t>(chunk.count());
   const auto updated = [&](void* at, bool on_host) {
     return static_cast<float*>(on_host ? resources_.offload->exchange(at, count * sizeof(float)) : at);
   };
-  nn::OptimizerRange range{.count = chunk.range.count(), .decay = chunk.decay};
+  nn::OptimizerRange range{.count = chunk.count()};
   if (flat.precision.has_master_weights()) {
     void* values = flat.value_at(first);
     range.values = updated(flat.master_at(first), offloaded.optimizer);

@@ -34,15 +34,16 @@ class TESSERA_API ShardedOptimizer {
   void lay_out();  ///< call after the group was laid out
 
  private:
-  /// Elements of a flat parameter of equal weight decay and age.
+  /// Elements of a flat parameter of equal age, which are updated at once.
   struct UpdateRange {
-    std::size_t flat;    // index in the group
-    ElementRange range;  // within the flat parameter
-    bool decay;
-    std::uint64_t since;  // step after which training of the range began
+    std::size_t flat;                   // index in the group
+    ElementRange range;                 // within the flat parameter
+    std::uint64_t since;                // step after which training of the range began
+    std::vector<nn::DecayRange> parts;  // their ends are within the flat parameter, too
   };
   void add_ranges(std::size_t flat);
-  nn::OptimizerRange buffers_of(const UpdateRange& chunk);
+  static std::vector<nn::DecayRange> parts_within(const UpdateRange& all, ElementRange chunk);
+  nn::OptimizerRange buffers_of(std::size_t flat, ElementRange chunk);
 
   EngineResources& resources_;
   ParamGroup& group_;

@@ -112,8 +112,21 @@ class KernelTable {
   /// See kernels::attention_backward.
   virtual void attention_backward(Stream& stream, const kernels::AttentionBackward<T>& args) = 0;
 
-  virtual void sgd_step(Stream& stream, const kernels::SgdStep<T>& args) = 0;    ///< see kernels::sgd_step
-  virtual void adam_step(Stream& stream, const kernels::AdamStep<T>& args) = 0;  ///< see kernels::adam_step
+  /// See kernels::sgd_step. The call reads `parts` before it returns, and updates each part with its weight decay.
+  virtual void sgd_step(Stream& stream, const kernels::SgdStep<T>& args) = 0;
+  /// See kernels::adam_step, and sgd_step() for `parts`.
+  virtual void adam_step(Stream& stream, const kernels::AdamStep<T>& args) = 0;
+
+ protected:
+  /// For tables whose norms don't add: adds, and returns what is left to do.
+  template <class NormForward>
+  NormForward add_first(Stream& stream, NormForward args) {
+    if (args.added == nullptr) return args;
+    add(stream, {args.x, args.added, args.sum, args.rows * args.width});
+    args.x = args.sum;
+    args.added = nullptr;
+    return args;
+  }
 };
 
 /// From the partial results parts[count] of a norm: out[0] = norm / loss_scale; out[1] = the factor that unscales and

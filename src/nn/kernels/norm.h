@@ -22,8 +22,10 @@ struct LayerNormForward {
   T* y = nullptr;                   ///< [rows, width]
   OpMath<T>* mean = nullptr;        ///< [rows], saved for backward
   OpMath<T>* rstd = nullptr;        ///< [rows], saved for backward
+  const T* added = nullptr;         ///< not null: [rows, width]; normalizes x + added, rounded to T, instead of x
+  T* sum = nullptr;                 ///< receives x + added; null without `added`
 };
-/// Normalizes the rows as LayerNormForward says.
+/// Normalizes the rows as LayerNormForward says; ignores `added`.
 template <class T>
 TESSERA_API void layer_norm_forward(ThreadPool& pool, const LayerNormForward<T>& args);
 
@@ -58,8 +60,10 @@ struct RmsNormForward {
   OpMath<T> eps = OpMath<T>(1e-6);  ///< added to the mean of x^2
   T* y = nullptr;                   ///< [rows, width]
   OpMath<T>* rstd = nullptr;        ///< [rows], saved for backward; may be null
+  const T* added = nullptr;         ///< as in LayerNormForward
+  T* sum = nullptr;                 ///< as in LayerNormForward
 };
-/// Normalizes the rows as RmsNormForward says.
+/// Normalizes the rows as RmsNormForward says; ignores `added`.
 template <class T>
 TESSERA_API void rms_norm_forward(ThreadPool& pool, const RmsNormForward<T>& args);
 

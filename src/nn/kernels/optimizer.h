@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "tessera/base/dtype.h"
 #include "tessera/nn/thread_pool.h"
@@ -17,50 +18,77 @@ struct HalfStep {
   void* copy = nullptr;                  ///< not null: gets the new parameters, rounded once
 };
 
+/// Elements of a step with one weight decay: from the end of the part before (from 0 if it is the first) to `end`.
+struct DecayPart {
+  std::size_t end = 0;      ///< of the last part: the step's count
+  double weight_decay = 0;  ///< instead of the step's own
+};
+
 /// The gradient is first multiplied by grad_scale (clipping, loss scaling); `maximize` then negates it.
 template <class T>
 struct SgdStep {
-  T* parameter = nullptr;        ///< [count], updated in place
-  const T* gradient = nullptr;   ///< [count]; null if half.gradient holds it
-  T* momentum_buffer = nullptr;  ///< null if and only if momentum == 0
-  std::size_t count = 0;         ///< elements
-  double learning_rate = 1e-3;   ///< of this step
-  double momentum = 0;           ///< factor of the momentum buffer
-  double weight_decay = 0;       ///< added to the gradient
-  bool nesterov = false;         ///< needs a momentum
-  bool maximize = false;         ///< true: ascends the gradient
+  T* parameter = nullptr;                 ///< [count], updated in place
+  const T* gradient = nullptr;            ///< [count]; null if half.gradient holds it
+  T* momentum_buffer = nullptr;           ///< null if and only if momentum == 0
+  std::size_t count = 0;                  ///< elements
+  double learning_rate = 1e-3;            ///< of this step
+  double momentum = 0;                    ///< factor of the momentum buffer
+  double weight_decay = 0;                ///< added to the gradient
+  std::span<const DecayPart> parts = {};  ///< see KernelTable::sgd_step; none: all elements have `weight_decay`
+  bool nesterov = false;                  ///< needs a momentum
+  bool maximize = false;                  ///< true: ascends the gradient
   bool first_step = false;  ///< the buffer is set to the gradient instead of read (PyTorch's first step; dampening 0)
   double grad_scale = 1;    ///< factor of the gradient
   const double* grad_scale_at = nullptr;  ///< not null: read when the kernel runs, instead of grad_scale; NaN: no step
   HalfStep half;                          ///< none by default
 };
-/// One step of stochastic gradient descent on a range.
+/// One step of stochastic gradient descent on a range; ignores `parts`.
 template <class T>
 TESSERA_API void sgd_step(ThreadPool& pool, const SgdStep<T>& args);
 
 /// Bias corrections are computed in f64 from `step`, which counts from 1.
 template <class T>
 struct AdamStep {
-  T* parameter = nullptr;          ///< [count], updated in place
-  const T* gradient = nullptr;     ///< [count]; null if half.gradient holds it
-  T* first_moment = nullptr;       ///< [count], updated in place; zeros before the first step
-  T* second_moment = nullptr;      ///< [count], updated in place; zeros before the first step
-  T* max_second_moment = nullptr;  ///< not null: amsgrad
-  std::size_t count = 0;           ///< elements
-  std::uint64_t step = 1;          ///< from 1, for the bias corrections
-  double learning_rate = 1e-3;     ///< of this step
-  double beta1 = 0.9,              ///< decay of the first moment
-      beta2 = 0.999,               ///< decay of the second moment
-      eps = 1e-8;                  ///< added to the root of the second moment
-  double weight_decay = 0;         ///< see `decoupled`
+  T* parameter = nullptr;                 ///< [count], updated in place
+  const T* gradient = nullptr;            ///< [count]; null if half.gradient holds it
+  T* first_moment = nullptr;              ///< [count], updated in place; zeros before the first step
+  T* second_moment = nullptr;             ///< [count], updated in place; zeros before the first step
+  T* max_second_moment = nullptr;         ///< not null: amsgrad
+  std::size_t count = 0;                  ///< elements
+  std::uint64_t step = 1;                 ///< from 1, for the bias corrections
+  double learning_rate = 1e-3;            ///< of this step
+  double beta1 = 0.9,                     ///< decay of the first moment
+      beta2 = 0.999,                      ///< decay of the second moment
+      eps = 1e-8;                         ///< added to the root of the second moment
+  double weight_decay = 0;                ///< see `decoupled`
+  std::span<const DecayPart> parts = {};  ///< as in SgdStep
   bool decoupled = true;  ///< true: AdamW (parameter *= 1 - lr * decay); false: Adam (decay added to the gradient)
   bool maximize = false;  ///< true: ascends the gradient
   double grad_scale = 1;  ///< factor of the gradient
   const double* grad_scale_at = nullptr;  ///< not null: read when the kernel runs, instead of grad_scale; NaN: no step
   HalfStep half;                          ///< none by default
 };
-/// One step of Adam or AdamW on a range.
+/// One step of Adam or AdamW on a range; ignores `parts`.
 template <class T>
 TESSERA_API void adam_step(ThreadPool& pool, const AdamStep<T>& args);
+
+/// Elements [begin, end) of a step, without its parts.
+template <class T>
+TESSERA_API SgdStep<T> elements_of(SgdStep<T> step, std::size_t begin, std::size_t end);
+/// As for SgdStep.
+template <class T>
+TESSERA_API AdamStep<T> elements_of(AdamStep<T> step, std::size_t begin, std::size_t end);
+/// Calls run(step) for each part, with its elements and weight decay; without parts once, with `step`.
+template <class Step, class Run>
+void for_each_part(const Step& step, const Run& run) {
+  if (step.parts.empty()) return run(step);
+  std::size_t begin = 0;
+  for (const DecayPart& part : step.parts) {
+    Step own = elements_of(step, begin, part.end);
+    own.weight_decay = part.weight_decay;
+    run(own);
+    begin = part.end;
+  }
+}
 
 }  // namespace tessera::nn::kernels

@@ -1,8 +1,17 @@
 #include "tessera/nn/layers/norm.h"
 
-#include "tessera/nn/ops/norm.h"
+#include "tessera/nn/ops/arithmetic.h"
 
 namespace tessera::nn {
+namespace {
+
+template <class Norm>
+ops::SummedNorm in_two(Norm& norm, const Tensor& x, const Tensor& added) {
+  const Tensor sum = ops::add(x, added);
+  return {sum, norm(sum)};
+}
+
+}  // namespace
 
 LayerNorm::LayerNorm(Context& context, const NormOptions& options)
     : Layer(context),
@@ -12,9 +21,25 @@ LayerNorm::LayerNorm(Context& context, const NormOptions& options)
 
 Tensor LayerNorm::forward(const Tensor& x) { return ops::layer_norm(x, weight_.tensor(), bias_.tensor(), eps_); }
 
+ops::SummedNorm LayerNorm::of_sum(const Tensor& x, const Tensor& added) {
+  if (is_boundary() || checkpoints_activations()) return in_two(*this, x, added);
+  notify_forward_begins();
+  ops::SummedNorm result = ops::add_layer_norm(x, added, weight_.tensor(), bias_.tensor(), eps_);
+  notify_forward_ends();
+  return result;
+}
+
 RMSNorm::RMSNorm(Context& context, const NormOptions& options)
     : Layer(context), eps_(options.eps), weight_(add_parameter("weight", {options.width}, Init::ones())) {}
 
 Tensor RMSNorm::forward(const Tensor& x) { return ops::rms_norm(x, weight_.tensor(), eps_); }
+
+ops::SummedNorm RMSNorm::of_sum(const Tensor& x, const Tensor& added) {
+  if (is_boundary() || checkpoints_activations()) return in_two(*this, x, added);
+  notify_forward_begins();
+  ops::SummedNorm result = ops::add_rms_norm(x, added, weight_.tensor(), eps_);
+  notify_forward_ends();
+  return result;
+}
 
 }  // namespace tessera::nn

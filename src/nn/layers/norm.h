@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tessera/nn/module.h"
+#include "tessera/nn/ops/norm.h"
 
 namespace tessera::nn {
 
@@ -17,6 +18,9 @@ class TESSERA_API LayerNorm : public Layer<LayerNorm> {
   /// Parameters get no memory; see Module::materialize().
   LayerNorm(Context& context, const NormOptions& options);
   Tensor forward(const Tensor& x);  ///< ops::layer_norm()
+  /// A call of the module with x + added: ops::add_layer_norm() between the hooks, or two operations if the module has
+  /// its own dtype or is checkpointed.
+  ops::SummedNorm of_sum(const Tensor& x, const Tensor& added);
 
  private:
   const double eps_;
@@ -30,6 +34,8 @@ class TESSERA_API RMSNorm : public Layer<RMSNorm> {
   /// The parameter gets no memory; see Module::materialize().
   RMSNorm(Context& context, const NormOptions& options);
   Tensor forward(const Tensor& x);  ///< ops::rms_norm()
+  /// As LayerNorm::of_sum(), with ops::add_rms_norm().
+  ops::SummedNorm of_sum(const Tensor& x, const Tensor& added);
 
  private:
   const double eps_;

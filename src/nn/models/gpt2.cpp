@@ -36,8 +36,8 @@ Gpt2Block::Gpt2Block(Context& context, const ModelConfig& config)
 }
 
 Tensor Gpt2Block::forward(const Tensor& x) {
-  const Tensor middle = ops::add(x, attn_(ln_1_(x)));
-  return ops::add(middle, mlp_(ln_2_(middle)));
+  const ops::SummedNorm middle = ln_2_.of_sum(x, attn_(ln_1_(x)));
+  return ops::add(middle.sum, mlp_(middle.normalized));
 }
 
 Gpt2::Gpt2(Context& context, const ModelConfig& config)

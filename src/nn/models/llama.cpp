@@ -23,8 +23,8 @@ LlamaBlock::LlamaBlock(Context& context, const ModelConfig& config, std::shared_
 }
 
 Tensor LlamaBlock::forward(const Tensor& x) {
-  const Tensor middle = ops::add(x, self_attn_(input_layernorm_(x)));
-  return ops::add(middle, mlp_(post_attention_layernorm_(middle)));
+  const ops::SummedNorm middle = post_attention_layernorm_.of_sum(x, self_attn_(input_layernorm_(x)));
+  return ops::add(middle.sum, mlp_(middle.normalized));
 }
 
 Llama::Llama(Context& context, const ModelConfig& config)

@@ -39,12 +39,16 @@ Tensor add(const Tensor& a, const Tensor& b) {
     using T = decltype(zero);
     a.context().kernels<T>("add").add(a.context().stream(), {a.data<T>(), b.data<T>(), y.data<T>(), size(a.count())});
   });
-  if (Tape* tape = recording({a, b}, y))
-    tape->record("add", y, [da = slot_of(a), db = slot_of(b), dy = y.gradient()] {
+  record_add(a, b, y);
+  return y;
+}
+
+void record_add(const Tensor& a, const Tensor& b, Tensor& sum) {
+  if (Tape* tape = recording({a, b}, sum))
+    tape->record("add", sum, [da = slot_of(a), db = slot_of(b), dy = sum.gradient()] {
       if (da) da->accumulate(dy->value());
       if (db) db->accumulate(dy->value());
     });
-  return y;
 }
 
 Tensor scale(const Tensor& x, double factor) {

@@ -1,5 +1,6 @@
 #include "tessera/nn/ops/norm.h"
 
+#include "tessera/nn/ops/arithmetic.h"
 #include "tessera/nn/ops/dispatch.h"
 
 namespace tessera::nn::ops {
@@ -48,63 +49,117 @@ void check(std::string_view op, const Tensor& x, const Tensor& weight) {
   require_dtype(op, "weight", weight, x.dtype());
 }
 
+/// What a norm's forward works on: x, or x + added. Only y and `sum` are new.
+struct Forward {
+  Tensor x;
+  Tensor added;  // may be empty
+  Tensor weight, bias;
+  double eps;
+  Tensor sum;  // empty without `added`
+  Tensor y, mean, rstd;
+  const Tensor& normalized() const { return sum ? sum : x; }
+};
+
+/// Allocates the sum and records its node.
+Tensor sum_of(std::string_view op, const Tensor& x, const Tensor& added) {
+  require_shape(op, "added", added, x.shape());
+  require_dtype(op, "added", added, x.dtype());
+  Tensor sum = Tensor::empty(x.context(), x.shape(), x.dtype());
+  record_add(x, added, sum);
+  return sum;
+}
+
+template <class T, class Args>
+void fill_forward(const Forward& f, Args& args) {
+  args.rows = size(rows_of(f.x));
+  args.width = size(f.x.dim(-1));
+  args.x = f.x.data<T>();
+  args.weight = f.weight.data<T>();
+  args.eps = static_cast<OpMath<T>>(f.eps);
+  args.y = f.y.data<T>();
+  args.rstd = data_or_null<OpMath<T>>(f.rstd);
+  args.added = data_or_null<T>(f.added);
+  args.sum = data_or_null<T>(f.sum);
+}
+
+template <class T>
+void forward_layer(const Forward& f) {
+  kernels::LayerNormForward<T> args;
+  fill_forward<T>(f, args);
+  args.bias = data_or_null<T>(f.bias);
+  args.mean = data_or_null<OpMath<T>>(f.mean);
+  f.y.context().kernels<T>("layer_norm").layer_norm_forward(f.y.context().stream(), args);
+}
+
+template <class T>
+void forward_rms(const Forward& f) {
+  kernels::RmsNormForward<T> args;
+  fill_forward<T>(f, args);
+  f.y.context().kernels<T>("rms_norm").rms_norm_forward(f.y.context().stream(), args);
+}
+
+Tensor statistics(const Tensor& x) {
+  return Tensor::empty(x.context(), {rows_of(x)}, kernels::opmath_dtype(x.dtype()));
+}
+
+void run_layer(Forward& f) {
+  const Tensor& x = f.normalized();
+  f.y = Tensor::empty(x.context(), x.shape(), x.dtype());
+  Tape* tape = recording({x, f.weight, f.bias}, f.y);
+  if (tape != nullptr) f.mean = statistics(x), f.rstd = statistics(x);
+  for_floating("layer_norm", x.dtype(), [&](auto zero) { forward_layer<decltype(zero)>(f); });
+  if (tape == nullptr) return;
+  const Saved saved{x, f.weight, f.mean, f.rstd, slot_of(x), slot_of(f.weight), slot_of(f.bias), f.y.gradient()};
+  tape->record("layer_norm", f.y, [saved] {
+    for_floating("layer_norm", saved.x.dtype(), [&](auto zero) { backward_layer<decltype(zero)>(saved); });
+  });
+}
+
+void run_rms(Forward& f) {
+  const Tensor& x = f.normalized();
+  f.y = Tensor::empty(x.context(), x.shape(), x.dtype());
+  Tape* tape = recording({x, f.weight}, f.y);
+  if (tape != nullptr) f.rstd = statistics(x);
+  for_floating("rms_norm", x.dtype(), [&](auto zero) { forward_rms<decltype(zero)>(f); });
+  if (tape == nullptr) return;
+  const Saved saved{x, f.weight, {}, f.rstd, slot_of(x), slot_of(f.weight), nullptr, f.y.gradient()};
+  tape->record("rms_norm", f.y, [saved] {
+    for_floating("rms_norm", saved.x.dtype(), [&](auto zero) { backward_rms<decltype(zero)>(saved); });
+  });
+}
+
 }  // namespace
 
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
   check("layer_norm", x, weight);
   if (bias) require_shape("layer_norm", "bias", bias, weight.shape());
-  Tensor y = Tensor::empty(x.context(), x.shape(), x.dtype());
-  Tape* tape = recording({x, weight, bias}, y);
-  Tensor mean, rstd;
-  if (tape != nullptr) {
-    mean = Tensor::empty(x.context(), {rows_of(x)}, kernels::opmath_dtype(x.dtype()));
-    rstd = Tensor::empty(x.context(), {rows_of(x)}, kernels::opmath_dtype(x.dtype()));
-  }
-  for_floating("layer_norm", x.dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    kernels::LayerNormForward<T> args{size(rows_of(x)),
-                                      size(x.dim(-1)),
-                                      x.data<T>(),
-                                      weight.data<T>(),
-                                      data_or_null<T>(bias),
-                                      static_cast<OpMath<T>>(eps),
-                                      y.data<T>(),
-                                      data_or_null<OpMath<T>>(mean),
-                                      data_or_null<OpMath<T>>(rstd)};
-    x.context().kernels<T>("layer_norm").layer_norm_forward(x.context().stream(), args);
-  });
-  if (tape != nullptr)
-    tape->record("layer_norm", y,
-                 [saved = Saved{x, weight, mean, rstd, slot_of(x), slot_of(weight), slot_of(bias), y.gradient()}] {
-                   for_floating("layer_norm", saved.x.dtype(),
-                                [&](auto zero) { backward_layer<decltype(zero)>(saved); });
-                 });
-  return y;
+  Forward f{.x = x, .weight = weight, .bias = bias, .eps = eps};
+  run_layer(f);
+  return f.y;
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   check("rms_norm", x, weight);
-  Tensor y = Tensor::empty(x.context(), x.shape(), x.dtype());
-  Tape* tape = recording({x, weight}, y);
-  Tensor rstd;
-  if (tape != nullptr) rstd = Tensor::empty(x.context(), {rows_of(x)}, kernels::opmath_dtype(x.dtype()));
-  for_floating("rms_norm", x.dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    kernels::RmsNormForward<T> args{size(rows_of(x)),
-                                    size(x.dim(-1)),
-                                    x.data<T>(),
-                                    weight.data<T>(),
-                                    static_cast<OpMath<T>>(eps),
-                                    y.data<T>(),
-                                    data_or_null<OpMath<T>>(rstd)};
-    x.context().kernels<T>("rms_norm").rms_norm_forward(x.context().stream(), args);
-  });
-  if (tape != nullptr)
-    tape->record("rms_norm", y,
-                 [saved = Saved{x, weight, {}, rstd, slot_of(x), slot_of(weight), nullptr, y.gradient()}] {
-                   for_floating("rms_norm", saved.x.dtype(), [&](auto zero) { backward_rms<decltype(zero)>(saved); });
-                 });
-  return y;
+  Forward f{.x = x, .weight = weight, .eps = eps};
+  run_rms(f);
+  return f.y;
+}
+
+SummedNorm add_layer_norm(const Tensor& x, const Tensor& added, const Tensor& weight, const Tensor& bias, double eps) {
+  check("add_layer_norm", x, weight);
+  if (bias) require_shape("add_layer_norm", "bias", bias, weight.shape());
+  Forward f{.x = x, .added = added, .weight = weight, .bias = bias, .eps = eps};
+  f.sum = sum_of("add_layer_norm", x, added);
+  run_layer(f);
+  return {f.sum, f.y};
+}
+
+SummedNorm add_rms_norm(const Tensor& x, const Tensor& added, const Tensor& weight, double eps) {
+  check("add_rms_norm", x, weight);
+  Forward f{.x = x, .added = added, .weight = weight, .eps = eps};
+  f.sum = sum_of("add_rms_norm", x, added);
+  run_rms(f);
+  return {f.sum, f.y};
 }
 
 }  // namespace tessera::nn::ops

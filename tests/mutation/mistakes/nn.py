@@ -21,6 +21,8 @@ MISTAKES = [
     mistake("cosine-counts-warmup", "src/nn/lr_schedule.cpp", "static_cast<double>(step - schedule.warmup) / length", "static_cast<double>(step) / length", r"^nn\.LrSchedules", "the cosine schedule starts midway"),
     mistake("biases-decay", "src/nn/optimizer.cpp", "  args.weight_decay = range.decay ? config.weight_decay : 0.0;\n  args.decoupled", "  args.weight_decay = config.weight_decay;\n  args.decoupled",
             (r"^nn\.", r"^peers\.", r"^fsdp_requires_grad\."), "norms and biases get weight decay"),
+    mistake("biases-of-units-decay", "src/nn/optimizer.cpp", "part.decay ? config.weight_decay : 0.0", "config.weight_decay", r"^fsdp_equality\.",
+            "norms and biases of a unit get weight decay"),
     mistake("unused-parameters-move", "src/nn/optimizer.cpp", "    if (!gradient.written()) continue;", "    if (!gradient.written()) gradient.write();", (r"^nn\.", r"^nn_ops\."), "unused parameters are updated"),
     mistake("gradients-kept", "src/nn/optimizer.cpp", "    gradient.clear();\n", "", (r"^nn\.", r"^nn_ops\.", r"^peers\."), "gradients accumulate over steps"),
     mistake("momentum-of-the-first-step", "src/nn/optimizer.cpp", "  args.first_step = step.number == 1;", "  args.first_step = false;", (r"^nn\.", r"^peers\."), "sgd's momentum starts damped"),

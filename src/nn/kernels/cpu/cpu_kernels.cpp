@@ -4,8 +4,8 @@
 #include <cmath>
 #include <string>
 
-#include "tessera/nn/kernels/kernel_table.h"
 #include "tessera/nn/kernels/half/half_kernels.h"
+#include "tessera/nn/kernels/kernel_table.h"
 #include "tessera/nn/nf4.h"
 #include "tessera/nn/ops/dispatch.h"
 
@@ -78,13 +78,13 @@ class CpuKernels final : public KernelTable<T> {
   void rope(Stream& s, const RopeArgs<T>& args) override { launch(s, args, kernels::rope<T>); }
 
   void layer_norm_forward(Stream& s, const LayerNormForward<T>& args) override {
-    launch(s, args, kernels::layer_norm_forward<T>);
+    launch(s, this->add_first(s, args), kernels::layer_norm_forward<T>);
   }
   void layer_norm_backward(Stream& s, const LayerNormBackward<T>& args) override {
     launch(s, args, kernels::layer_norm_backward<T>);
   }
   void rms_norm_forward(Stream& s, const RmsNormForward<T>& args) override {
-    launch(s, args, kernels::rms_norm_forward<T>);
+    launch(s, this->add_first(s, args), kernels::rms_norm_forward<T>);
   }
   void rms_norm_backward(Stream& s, const RmsNormBackward<T>& args) override {
     launch(s, args, kernels::rms_norm_backward<T>);
@@ -132,8 +132,12 @@ class CpuKernels final : public KernelTable<T> {
     launch(s, args, kernels::attention_backward<T>);
   }
 
-  void sgd_step(Stream& s, const SgdStep<T>& args) override { launch(s, args, kernels::sgd_step<T>); }
-  void adam_step(Stream& s, const AdamStep<T>& args) override { launch(s, args, kernels::adam_step<T>); }
+  void sgd_step(Stream& s, const SgdStep<T>& args) override {
+    kernels::for_each_part(args, [&](const SgdStep<T>& part) { launch(s, part, kernels::sgd_step<T>); });
+  }
+  void adam_step(Stream& s, const AdamStep<T>& args) override {
+    kernels::for_each_part(args, [&](const AdamStep<T>& part) { launch(s, part, kernels::adam_step<T>); });
+  }
 
  private:
   template <class Arguments>
@@ -153,15 +157,13 @@ class CpuHalfKernels final : public HalfKernels<T> {
   }
   void linear_forward(Stream& s, const LinearForward<T>& args) override {
     if (!this->has_product(args.shape)) return HalfKernels<T>::linear_forward(s, args);
-    if constexpr (std::is_same_v<T, bf16>)
-      s.run([args, &pool = pool_] { kernels::linear_forward<T>(pool, args); });
+    if constexpr (std::is_same_v<T, bf16>) s.run([args, &pool = pool_] { kernels::linear_forward<T>(pool, args); });
     if (args.activated != nullptr) this->activation_forward(s, activation_after(args));
   }
   void linear_backward(Stream& s, const LinearBackward<T>& args) override {
     if (!this->has_product(args.shape)) return HalfKernels<T>::linear_backward(s, args);
     this->bias_backward(s, args);
-    if constexpr (std::is_same_v<T, bf16>)
-      s.run([args, &pool = pool_] { kernels::linear_backward<T>(pool, args); });
+    if constexpr (std::is_same_v<T, bf16>) s.run([args, &pool = pool_] { kernels::linear_backward<T>(pool, args); });
   }
 
  private:

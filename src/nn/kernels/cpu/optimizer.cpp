@@ -112,38 +112,13 @@ const OptimizerTable<T>& kernels() {
   return std::get<OptimizerTable<T>>(*HWY_DYNAMIC_DISPATCH(optimizer_tables)());
 }
 
-template <class P>
-void move(P*& pointer, std::size_t by) {
-  if (pointer != nullptr) pointer += by;
-}
-
-/// Elements [begin, end) of a step.
-template <class T>
-SgdStep<T> part_of(SgdStep<T> step, std::size_t begin, std::size_t end) {
-  step.parameter += begin;
-  move(step.gradient, begin);
-  move(step.momentum_buffer, begin);
-  step.count = end - begin;
-  return step;
-}
-template <class T>
-AdamStep<T> part_of(AdamStep<T> step, std::size_t begin, std::size_t end) {
-  step.parameter += begin;
-  move(step.gradient, begin);
-  step.first_moment += begin;
-  step.second_moment += begin;
-  move(step.max_second_moment, begin);
-  step.count = end - begin;
-  return step;
-}
-
 /// Processes [begin, end) in blocks that stay in L1: converts gradients to f32 before and rounds new values after.
 template <class N, class Step, class Kernel>
 void run_half(const Step& step, std::size_t begin, std::size_t end, Kernel kernel) {
   constexpr std::size_t kBlock = 1024;
   alignas(64) float widened[kBlock];
   for (std::size_t at = begin; at < end; at += kBlock) {
-    Step block = part_of(step, at, std::min(end, at + kBlock));
+    Step block = elements_of(step, at, std::min(end, at + kBlock));
     if (step.half.gradient != nullptr) {
       const N* from = static_cast<const N*>(step.half.gradient) + at;
       for (std::size_t i = 0; i < block.count; ++i) widened[i] = static_cast<float>(from[i]);
@@ -165,7 +140,7 @@ void run_tiles(ThreadPool& pool, Step<T> step, void (*kernel)(const Step<T>&)) {
       if (step.half.dtype == base::DType::f16) return run_half<base::f16>(step, begin, end, kernel);
       if (step.half.dtype == base::DType::bf16) return run_half<base::bf16>(step, begin, end, kernel);
     }
-    kernel(part_of(step, begin, end));
+    kernel(elements_of(step, begin, end));
   });
 }
 
@@ -186,6 +161,49 @@ void adam_step(ThreadPool& pool, const AdamStep<T>& args) {
   run_tiles<T>(pool, args, kernels<T>().adam);
 }
 
+namespace {
+
+template <class P>
+void move(P*& pointer, std::size_t by) {
+  if (pointer != nullptr) pointer += by;
+}
+
+template <class Step>
+void move_gradients(Step& step, std::size_t by) {
+  const std::size_t bytes = by * base::size_of(step.half.dtype);
+  move(step.gradient, by);
+  if (step.half.gradient != nullptr) step.half.gradient = static_cast<const std::byte*>(step.half.gradient) + bytes;
+  if (step.half.copy != nullptr) step.half.copy = static_cast<std::byte*>(step.half.copy) + bytes;
+}
+
+}  // namespace
+
+template <class T>
+SgdStep<T> elements_of(SgdStep<T> step, std::size_t begin, std::size_t end) {
+  move_gradients(step, begin);
+  move(step.parameter, begin);
+  move(step.momentum_buffer, begin);
+  step.count = end - begin;
+  step.parts = {};
+  return step;
+}
+
+template <class T>
+AdamStep<T> elements_of(AdamStep<T> step, std::size_t begin, std::size_t end) {
+  move_gradients(step, begin);
+  move(step.parameter, begin);
+  move(step.first_moment, begin);
+  move(step.second_moment, begin);
+  move(step.max_second_moment, begin);
+  step.count = end - begin;
+  step.parts = {};
+  return step;
+}
+
+template SgdStep<float> elements_of(SgdStep<float>, std::size_t, std::size_t);
+template SgdStep<double> elements_of(SgdStep<double>, std::size_t, std::size_t);
+template AdamStep<float> elements_of(AdamStep<float>, std::size_t, std::size_t);
+template AdamStep<double> elements_of(AdamStep<double>, std::size_t, std::size_t);
 template void sgd_step<float>(ThreadPool&, const SgdStep<float>&);
 template void sgd_step<double>(ThreadPool&, const SgdStep<double>&);
 template void adam_step<float>(ThreadPool&, const AdamStep<float>&);

@@ -56,6 +56,33 @@ template <int n, class T>
 TESSERA_DEVICE void store(T* to, const Pack<T, n>& pack) {
   *reinterpret_cast<Pack<T, n>*>(to) = pack;
 }
+/// 16 bytes in four registers; the elements of a Pack of 16-bit types may take one each.
+struct alignas(16) Packed {
+  std::uint32_t words[4];
+};
+
+/// The kVector<T> elements from `from` on. `whole`: all exist, and they are aligned; else the first `valid` exist, and
+/// zeros follow.
+template <class T>
+TESSERA_DEVICE Packed load_packed(const T* from, bool whole, std::size_t valid) {
+  if (whole) return *reinterpret_cast<const Packed*>(from);
+  Pack<T, kVector<T>> values;
+  TESSERA_UNROLL
+  for (int e = 0; e < kVector<T>; ++e) values.at[e] = static_cast<std::size_t>(e) < valid ? from[e] : from_opmath<T>(0);
+  return bits_as<Packed>(values);
+}
+template <int n, class T>
+TESSERA_DEVICE Pack<T, n> load_part(const T* from, bool whole, std::size_t valid) {
+  return bits_as<Pack<T, n>>(load_packed(from, whole, valid));
+}
+/// Stores what load_part() loads. The thread must not read it again if it is whole.
+template <int n, class T>
+TESSERA_DEVICE void store_part(T* to, const Pack<T, n>& values, bool whole, std::size_t valid) {
+  if (whole) return store_at_once(reinterpret_cast<Pack<T, n>*>(to), values);
+  TESSERA_UNROLL
+  for (int e = 0; e < n; ++e)
+    if (static_cast<std::size_t>(e) < valid) to[e] = values.at[e];
+}
 /// Returns `value`, added to `before` if `accumulate`.
 template <class T>
 TESSERA_DEVICE T added(bool accumulate, T before, OpMath<T> value) {

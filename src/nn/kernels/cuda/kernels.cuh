@@ -9,7 +9,7 @@
 #include "tessera/nn/kernels/cuda/embedding.cuh"
 #include "tessera/nn/kernels/cuda/matmul_table.cuh"
 #include "tessera/nn/kernels/cuda/nf4.cuh"
-#include "tessera/nn/kernels/cuda/norm.cuh"
+#include "tessera/nn/kernels/cuda/norm_backward.cuh"
 #include "tessera/nn/kernels/cuda/optimizer.cuh"
 #include "tessera/nn/kernels/cuda/orthonormalize.cuh"
 #include "tessera/nn/kernels/cuda/random.cuh"
@@ -62,22 +62,25 @@ class CudaKernels final : public KernelTable<T> {
   void rope(Stream& s, const kernels::RopeArgs<T>& args) override { cuda::rope(native_stream(s), args); }
 
   void layer_norm_forward(Stream& s, const kernels::LayerNormForward<T>& a) override {
-    norm_forward<T, true>(native_stream(s), {a.rows, a.width, a.x, a.weight, a.bias, a.eps, a.y, a.mean, a.rstd});
+    norm_forward<T, true>(native_stream(s),
+                          {a.rows, a.width, a.x, a.added, a.sum, a.weight, a.bias, a.eps, a.y, a.mean, a.rstd});
   }
   void layer_norm_backward(Stream& s, const kernels::LayerNormBackward<T>& a) override {
     const Buffer scratch = get(norm_scratch<T>(a.rows, a.width));
-    norm_backward<T, true>(
-        native_stream(s), {a.rows, a.width, a.x, a.weight, a.mean, a.rstd, a.dy, a.dx, a.accumulate_dx},
-        {a.dweight, a.dbias, a.accumulate_dweight, a.accumulate_dbias}, static_cast<OpMath<T>*>(scratch.data()));
+    norm_backward<T, true>(native_stream(s),
+                           {a.rows, a.width, a.x, a.weight, a.mean, a.rstd, a.dy, a.dx, a.accumulate_dx},
+                           {ColumnTarget<T>{a.dweight, a.accumulate_dweight}, {a.dbias, a.accumulate_dbias}},
+                           static_cast<OpMath<T>*>(scratch.data()));
   }
   void rms_norm_forward(Stream& s, const kernels::RmsNormForward<T>& a) override {
-    norm_forward<T, false>(native_stream(s), {a.rows, a.width, a.x, a.weight, nullptr, a.eps, a.y, nullptr, a.rstd});
+    norm_forward<T, false>(native_stream(s),
+                           {a.rows, a.width, a.x, a.added, a.sum, a.weight, nullptr, a.eps, a.y, nullptr, a.rstd});
   }
   void rms_norm_backward(Stream& s, const kernels::RmsNormBackward<T>& a) override {
     const Buffer scratch = get(norm_scratch<T>(a.rows, a.width));
-    norm_backward<T, false>(native_stream(s),
-                            {a.rows, a.width, a.x, a.weight, nullptr, a.rstd, a.dy, a.dx, a.accumulate_dx},
-                            {a.dweight, nullptr, a.accumulate_dweight, false}, static_cast<OpMath<T>*>(scratch.data()));
+    norm_backward<T, false>(
+        native_stream(s), {a.rows, a.width, a.x, a.weight, nullptr, a.rstd, a.dy, a.dx, a.accumulate_dx},
+        {ColumnTarget<T>{a.dweight, a.accumulate_dweight}, {}}, static_cast<OpMath<T>*>(scratch.data()));
   }
 
   void embedding_forward(Stream& s, const kernels::EmbeddingForward<T>& args) override {
@@ -103,9 +106,8 @@ class CudaKernels final : public KernelTable<T> {
     if (args.activated && !done.activation) activation_forward(s, kernels::activation_after(args));
   }
   void linear_backward(Stream& s, const kernels::LinearBackward<T>& args) override {
-    products_.backward(s, args);
-    if (!args.dbias) return;
-    const Buffer scratch = get(column_scratch(args.shape.rows, args.shape.out, sizeof(OpMath<T>)));
+    if (products_.backward(s, args) || args.dbias == nullptr) return;
+    const Buffer scratch = get(column_scratch(args.shape.rows, args.shape.out, 1, sizeof(OpMath<T>)));
     column_sums<T>(native_stream(s), {args.dy, args.dbias, args.shape.rows, args.shape.out, args.accumulate_dbias},
                    static_cast<OpMath<T>*>(scratch.data()));
   }

@@ -1,5 +1,7 @@
 #include "tessera/nn/kernels/cuda/matmul.h"
 
+#include <utility>
+
 #include "tessera/base/device_stream.h"
 
 namespace tessera::nn::cuda {
@@ -23,6 +25,19 @@ cudaDataType_t type_of(DType dtype) {
 /// Sums are f32 (f64 for f64). No TF32, so that f32 products agree with the host's.
 cublasComputeType_t compute_of(DType dtype) { return dtype == DType::f64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F; }
 
+/// The library's bias: read, or written with the sums of an operand.
+const void* vector_of(const MatmulArgs& p) {
+  if (p.a_sums != nullptr) return p.a_sums;
+  return p.b_sums != nullptr ? p.b_sums : p.bias;
+}
+/// The operands are exchanged (see below), so the library's A is B.
+cublasLtEpilogue_t epilogue_of(const MatmulArgs& p) {
+  if (p.a_sums != nullptr) return CUBLASLT_EPILOGUE_BGRADB;
+  if (p.b_sums != nullptr) return CUBLASLT_EPILOGUE_BGRADA;
+  if (p.bias == nullptr) return CUBLASLT_EPILOGUE_DEFAULT;
+  return p.before_gelu != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_BIAS;
+}
+
 }  // namespace
 
 // cuBLASLt's matrices are column-major, and a row-major matrix is the transpose of its column-major view. C = A B is
@@ -43,15 +58,12 @@ struct CublasLtMatmul::AlgorithmChoice {
     check(api, api.cublasLtMatmulDescCreate(&operation, compute_of(p.dtype), scale), "cublasLtMatmulDescCreate");
     set(CUBLASLT_MATMUL_DESC_TRANSA, p.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_TRANSB, p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
-    if (p.bias != nullptr) {
-      set(CUBLASLT_MATMUL_DESC_EPILOGUE,
-          p.before_gelu != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_BIAS);
+    if (vector_of(p) != nullptr) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(p));
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);
     }
-    if (p.before_gelu != nullptr) {
-      set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<std::int64_t>(p.n));
-      point(p);
-    }
+    if (p.before_gelu != nullptr) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<std::int64_t>(p.n));
+    if (p.before_gelu != nullptr || p.bias == nullptr) point(p);  // the choice depends on what the epilogue writes
     make(a, type, p.trans_b ? p.k : p.n, p.trans_b ? p.n : p.k);
     make(b, type, p.trans_a ? p.m : p.k, p.trans_a ? p.k : p.m);
     make(c, type, p.n, p.m);
@@ -59,7 +71,7 @@ struct CublasLtMatmul::AlgorithmChoice {
 
   /// Sets the epilogue's pointers, which differ between calls.
   void point(const MatmulArgs& p) {
-    if (p.bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    if (const void* vector = vector_of(p)) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector);
     if (p.before_gelu != nullptr) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.before_gelu);
   }
 
@@ -118,8 +130,8 @@ CublasLtMatmul::~CublasLtMatmul() {
 }
 
 CublasLtMatmul::AlgorithmChoice& CublasLtMatmul::chosen(const MatmulArgs& p) {
-  const std::size_t flags = (p.trans_a ? 1U : 0U) | (p.trans_b ? 2U : 0U) | (p.bias != nullptr ? 4U : 0U) |
-                            (p.before_gelu != nullptr ? 8U : 0U);
+  const std::size_t flags =
+      (p.trans_a ? 1U : 0U) | (p.trans_b ? 2U : 0U) | static_cast<std::size_t>(epilogue_of(p)) << 2U;
   // Parameters are views of flat buffers that begin at any multiple of 8 elements, so the algorithm depends on the
   // alignment.
   const auto bits = reinterpret_cast<std::uintptr_t>(p.a) | reinterpret_cast<std::uintptr_t>(p.b) |
@@ -143,16 +155,21 @@ bool CublasLtMatmul::can(const MatmulArgs& p) {
   // and f64 use this project's kernel, whose formula gives the host's bits.
   const bool fits_gelu = p.before_gelu == nullptr || (size_of(p.dtype) == 2 && p.n % 8 == 0 &&
                                                       reinterpret_cast<std::uintptr_t>(p.before_gelu) % 16 == 0);
-  if (!fits_gelu || !adds_bias(p.dtype) || p.bias == nullptr || p.m == 0 || p.n == 0 || p.k == 0) return false;
+  const bool has_epilogues = p.dtype != DType::f64;  // the library's are for f32 and half precision
+  if (!fits_gelu || !has_epilogues || vector_of(p) == nullptr || p.m == 0 || p.n == 0 || p.k == 0) return false;
   const bool found = chosen(p).found;
-  if (!found && !lacked_epilogue_) {
-    lacked_epilogue_ = true;
-    const std::string what = "cuda: cuBLASLt has no product of " + std::string(name_of(p.dtype)) + " with a bias" +
-                             (p.before_gelu != nullptr ? " and GELU" : "") + " for " + std::to_string(p.m) + " x " +
-                             std::to_string(p.n) + " x " + std::to_string(p.k) + "; this library's kernels add it";
-    if (logger_ != nullptr) logger_->write(base::LogLevel::info, what);
-  }
+  if (!found) log_lacking(p);
   return found;
+}
+
+void CublasLtMatmul::log_lacking(const MatmulArgs& p) {
+  if (std::exchange(lacked_epilogue_, true) || logger_ == nullptr) return;
+  const std::string with = p.bias == nullptr          ? "the sums of an operand"
+                           : p.before_gelu != nullptr ? "a bias and GELU"
+                                                      : "a bias";
+  logger_->write(base::LogLevel::info, "cuda: cuBLASLt has no product of " + std::string(name_of(p.dtype)) + " with " +
+                                           with + " for " + std::to_string(p.m) + " x " + std::to_string(p.n) + " x " +
+                                           std::to_string(p.k) + "; this library's kernels compute it");
 }
 
 void CublasLtMatmul::run(Stream& stream, const MatmulArgs& p) {

@@ -14,7 +14,8 @@
 
 namespace tessera::nn::cuda {
 
-/// C[m, n] = op(A) op(B) + beta C, packed and row-major. `bias` (of n elements, added to every row) may be null.
+/// C[m, n] = op(A) op(B) + beta C, packed and row-major. `bias` (of n elements, added to every row) may be null. A
+/// product has a bias or sums of one operand, not both.
 struct MatmulArgs {
   DType dtype = DType::f32;
   bool trans_a = false, trans_b = false;
@@ -23,7 +24,9 @@ struct MatmulArgs {
   const void* b = nullptr;
   const void* bias = nullptr;
   void* before_gelu = nullptr;  ///< not null: receives op(A) op(B) + bias, and C = its GELU (by tanh)
-  bool accumulate = false;
+  void* a_sums = nullptr;       ///< not null: receives the sums of op(A) over k, m elements
+  void* b_sums = nullptr;       ///< not null: receives the sums of op(B) over k, n elements
+  bool accumulate = false;      ///< beta is 1; the sums are overwritten all the same
   void* c = nullptr;
 };
 
@@ -37,10 +40,8 @@ class CublasLtMatmul {
 
   /// Throws Unsupported if the library has no algorithm.
   void run(Stream& stream, const MatmulArgs& product);
-  /// True if the library has an algorithm for a product with a bias, and GELU if it is asked for.
+  /// True if the library has an algorithm for a product with a bias, and GELU if it is asked for, or with sums.
   bool can(const MatmulArgs& product);
-  /// True if the product adds the bias.
-  static bool adds_bias(DType dtype) { return dtype != DType::f64; }
 
  private:
   using Key = std::array<std::size_t, 6>;
@@ -53,6 +54,7 @@ class CublasLtMatmul {
   cublasLtHandle_t handle_ = nullptr;
   Buffer workspace_;
   std::map<Key, std::unique_ptr<AlgorithmChoice>> chosen_;
+  void log_lacking(const MatmulArgs& product);
   bool lacked_epilogue_ = false;  ///< which is logged once
 };
 

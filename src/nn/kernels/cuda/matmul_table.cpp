@@ -36,19 +36,29 @@ class CublasLtKernels final : public MatmulKernels<T> {
     return {.bias = product.bias != nullptr};
   }
 
-  void backward(Stream& stream, const kernels::LinearBackward<T>& args) override {
+  bool backward(Stream& stream, const kernels::LinearBackward<T>& args) override {
     const kernels::LinearShape& s = args.shape;
     const bool out_in = s.layout == kernels::WeightLayout::out_in;
-    if (args.dweight)  // dW[in, out] = x^T dy, dW[out, in] = dy^T x
-      matmul_.run(stream, {.dtype = dtype_of<T>,
-                           .trans_a = true,
-                           .m = out_in ? s.out : s.in,
-                           .n = out_in ? s.in : s.out,
-                           .k = s.rows,
-                           .a = out_in ? args.dy : args.x,
-                           .b = out_in ? args.x : args.dy,
-                           .accumulate = args.accumulate_dweight,
-                           .c = args.dweight});
+    bool has_dbias = false;
+    if (args.dweight) {  // dW[in, out] = x^T dy, dW[out, in] = dy^T x
+      MatmulArgs product{.dtype = dtype_of<T>,
+                         .trans_a = true,
+                         .m = out_in ? s.out : s.in,
+                         .n = out_in ? s.in : s.out,
+                         .k = s.rows,
+                         .a = out_in ? args.dy : args.x,
+                         .b = out_in ? args.x : args.dy,
+                         .accumulate = args.accumulate_dweight,
+                         .c = args.dweight};
+      // The library overwrites the sums of dy, so they can't be added to a gradient. Whether they are depends only on
+      // the call, never on values: all ranks compute the same bits.
+      if (args.dbias && !args.accumulate_dbias) {
+        (out_in ? product.a_sums : product.b_sums) = args.dbias;
+        has_dbias = matmul_.can(product);
+        if (!has_dbias) product.a_sums = product.b_sums = nullptr;
+      }
+      matmul_.run(stream, product);
+    }
     if (args.dx)
       matmul_.run(stream, {.dtype = dtype_of<T>,
                            .trans_b = !out_in,
@@ -59,6 +69,7 @@ class CublasLtKernels final : public MatmulKernels<T> {
                            .b = args.weight,
                            .accumulate = args.accumulate_dx,
                            .c = args.dx});
+    return has_dbias;
   }
 
  private:

@@ -18,8 +18,8 @@ class MatmulKernels {
  public:
   virtual ~MatmulKernels() = default;
   virtual Epilogue forward(Stream& stream, const kernels::LinearForward<T>& args) = 0;
-  /// Computes dx and dweight; dbias is not a product.
-  virtual void backward(Stream& stream, const kernels::LinearBackward<T>& args) = 0;
+  /// Computes dx and dweight. True if a product included dbias; else the caller computes it.
+  virtual bool backward(Stream& stream, const kernels::LinearBackward<T>& args) = 0;
 };
 
 class MatmulTable {

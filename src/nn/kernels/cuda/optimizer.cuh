@@ -30,6 +30,60 @@ void with_half(const Step<T>& a, const Function& function) {
   function(a.gradient, static_cast<T*>(nullptr));
 }
 
+/// Two factors of the weight decay, by which the parts of a step differ.
+template <class T>
+struct DecayFactors {
+  T first, second;
+};
+/// The parts of one launch, in its arguments: a unit of a transformer has about ten.
+inline constexpr std::size_t kDecayParts = 64;
+template <class T>
+struct DecayTable {
+  std::size_t count;
+  std::size_t end[kDecayParts];
+  DecayFactors<T> factors[kDecayParts];
+  /// Of element i: of the first part that ends behind it.
+  TESSERA_DEVICE DecayFactors<T> at(std::size_t i) const {
+    std::size_t low = 0, high = count - 1;
+    while (low < high) {
+      const std::size_t middle = (low + high) / 2;
+      if (i < end[middle])
+        high = middle;
+      else
+        low = middle + 1;
+    }
+    return factors[low];
+  }
+};
+
+/// Calls launch_one(step, table, on_vectors) with up to kDecayParts parts at a time. `factors_of`: of a weight decay.
+/// `on_vectors`: no vector of elements belongs to two parts.
+template <class T, template <class> class Step, class Factors, class Launch>
+void by_parts(const Step<T>& step, const Factors& factors_of, const Launch& launch_one) {
+  const kernels::DecayPart all{step.count, step.weight_decay};
+  const std::span<const kernels::DecayPart> parts = step.parts.empty() ? std::span(&all, 1) : step.parts;
+  std::size_t begin = 0;
+  for (std::size_t first = 0; first < parts.size(); first += kDecayParts) {
+    DecayTable<T> table{.count = smaller(kDecayParts, parts.size() - first)};
+    bool on_vectors = true;
+    for (std::size_t i = 0; i < table.count; ++i) {
+      const kernels::DecayPart& part = parts[first + i];
+      table.end[i] = part.end - begin;
+      table.factors[i] = factors_of(part.weight_decay);
+      on_vectors = on_vectors && (i + 1 == table.count || table.end[i] % kVector<T> == 0);
+    }
+    const std::size_t end = parts[first + table.count - 1].end;
+    launch_one(kernels::elements_of(step, begin, end), table, on_vectors);
+    begin = end;
+  }
+}
+template <class T, class Body>
+void for_parts(NativeStream stream, std::size_t count, bool on_vectors, std::initializer_list<const void*> pointers,
+               const Body& body) {
+  if (on_vectors) return for_elements<kVector<T>>(stream, count, pointers, body);
+  for_elements<1>(stream, count, pointers, body);
+}
+
 /// Scalar arguments of a step, rounded once on the host as the host's kernels do. The gradient's factor may be known
 /// only on the device. G: element type of the gradient, C: that of the copy, if any.
 template <class T, class G, class C>
@@ -37,15 +91,17 @@ struct AdamBody {
   T *parameter, *first, *second, *largest;
   const G* gradient;
   C* copy;
-  T coupled, kept, rest1, beta2, rest2, rate, root2, eps;
+  T rest1, beta2, rest2, rate, root2, eps;
   double grad_scale;
   const double* grad_scale_at;
   bool maximize;
+  DecayTable<T> decay;  // (decay added to the gradient, what is kept of the parameter)
   template <int n>
   TESSERA_DEVICE void step(std::size_t i) const {
     const double factor = grad_scale_at ? *grad_scale_at : grad_scale;
     if (factor != factor) return;  // non-finite gradients: nothing changes
     const T scale = static_cast<T>(maximize ? -factor : factor);
+    const auto [coupled, kept] = decay.at(i);
     Pack<T, n> p = load<n>(static_cast<const T*>(parameter) + i), m = load<n>(static_cast<const T*>(first) + i);
     Pack<T, n> v = load<n>(static_cast<const T*>(second) + i), most = {};
     if (largest) most = load<n>(static_cast<const T*>(largest) + i);
@@ -66,36 +122,39 @@ struct AdamBody {
   }
 };
 
+/// The body of a step, without its arrays.
 template <class T, class G, class C>
-void adam_step_of(NativeStream stream, const kernels::AdamStep<T>& a, const G* gradient, C* copy) {
-  if (a.step < 1) throw base::InvalidUsage("adam: step 0; the first step is 1");
+AdamBody<T, G, C> adam_scalars(const kernels::AdamStep<T>& a) {
   const double steps = static_cast<double>(a.step);
   const double correction1 = 1 - std::pow(a.beta1, steps);
   const double correction2 = std::sqrt(1 - std::pow(a.beta2, steps));
-  const AdamBody<T, G, C> body{.parameter = a.parameter,
-                               .first = a.first_moment,
-                               .second = a.second_moment,
-                               .largest = a.max_second_moment,
-                               .gradient = gradient,
-                               .copy = copy,
-                               .coupled = static_cast<T>(a.decoupled ? 0 : a.weight_decay),
-                               .kept = static_cast<T>(a.decoupled ? 1 - a.learning_rate * a.weight_decay : 1),
-                               .rest1 = static_cast<T>(1 - a.beta1),
-                               .beta2 = static_cast<T>(a.beta2),
-                               .rest2 = static_cast<T>(1 - a.beta2),
-                               .rate = static_cast<T>(a.learning_rate / correction1),
-                               .root2 = static_cast<T>(1 / correction2),
-                               .eps = static_cast<T>(a.eps),
-                               .grad_scale = a.grad_scale,
-                               .grad_scale_at = a.grad_scale_at,
-                               .maximize = a.maximize};
-  for_elements<kVector<T>>(stream, a.count,
-                           {a.parameter, gradient, copy, a.first_moment, a.second_moment, a.max_second_moment}, body);
+  return {.rest1 = static_cast<T>(1 - a.beta1),
+          .beta2 = static_cast<T>(a.beta2),
+          .rest2 = static_cast<T>(1 - a.beta2),
+          .rate = static_cast<T>(a.learning_rate / correction1),
+          .root2 = static_cast<T>(1 / correction2),
+          .eps = static_cast<T>(a.eps),
+          .grad_scale = a.grad_scale,
+          .grad_scale_at = a.grad_scale_at,
+          .maximize = a.maximize};
 }
 
 template <class T>
-void adam_step(NativeStream stream, const kernels::AdamStep<T>& a) {
-  with_half(a, [&](auto* gradient, auto* copy) { adam_step_of(stream, a, gradient, copy); });
+void adam_step(NativeStream stream, const kernels::AdamStep<T>& all) {
+  if (all.step < 1) throw base::InvalidUsage("adam: step 0; the first step is 1");
+  const auto factors = [&all](double decay) {
+    return DecayFactors<T>{static_cast<T>(all.decoupled ? 0 : decay),
+                           static_cast<T>(all.decoupled ? 1 - all.learning_rate * decay : 1)};
+  };
+  by_parts(all, factors, [&](const kernels::AdamStep<T>& a, const DecayTable<T>& decay, bool on_vectors) {
+    with_half(a, [&]<class G, class C>(const G* gradient, C* copy) {
+      AdamBody<T, G, C> body = adam_scalars<T, G, C>(a);
+      body.parameter = a.parameter, body.gradient = gradient, body.copy = copy, body.decay = decay;
+      body.first = a.first_moment, body.second = a.second_moment, body.largest = a.max_second_moment;
+      for_parts<T>(stream, a.count, on_vectors,
+                   {a.parameter, gradient, copy, a.first_moment, a.second_moment, a.max_second_moment}, body);
+    });
+  });
 }
 
 template <class T, class G, class C>
@@ -103,15 +162,17 @@ struct SgdBody {
   T *parameter, *buffer;
   const G* gradient;
   C* copy;
-  T decay, momentum, rate;
+  T momentum, rate;
   double grad_scale;
   const double* grad_scale_at;
   bool maximize, nesterov, first_step;
+  DecayTable<T> decays;  // (decay, unused)
   template <int n>
   TESSERA_DEVICE void step(std::size_t i) const {
     const double factor = grad_scale_at ? *grad_scale_at : grad_scale;
     if (factor != factor) return;  // non-finite gradients: nothing changes
     const T scale = static_cast<T>(maximize ? -factor : factor);
+    const T decay = decays.at(i).first;
     Pack<T, n> p = load<n>(static_cast<const T*>(parameter) + i), kept = {};
     if (buffer && !first_step) kept = load<n>(static_cast<const T*>(buffer) + i);
     const Pack<G, n> dp = load<n>(gradient + i);
@@ -129,30 +190,30 @@ struct SgdBody {
   }
 };
 
-template <class T, class G, class C>
-void sgd_step_of(NativeStream stream, const kernels::SgdStep<T>& a, const G* gradient, C* copy) {
-  if ((a.momentum_buffer != nullptr) != (a.momentum != 0) && a.count > 0)
-    throw base::InvalidUsage("sgd: momentum " + std::to_string(a.momentum) +
-                             (a.momentum_buffer ? " needs no buffer; pass null" : " needs a momentum buffer"));
-  if (a.nesterov && a.momentum == 0) throw base::InvalidUsage("sgd: nesterov needs a momentum above 0");
-  const SgdBody<T, G, C> body{.parameter = a.parameter,
-                              .buffer = a.momentum_buffer,
-                              .gradient = gradient,
-                              .copy = copy,
-                              .decay = static_cast<T>(a.weight_decay),
-                              .momentum = static_cast<T>(a.momentum),
-                              .rate = static_cast<T>(a.learning_rate),
-                              .grad_scale = a.grad_scale,
-                              .grad_scale_at = a.grad_scale_at,
-                              .maximize = a.maximize,
-                              .nesterov = a.nesterov,
-                              .first_step = a.first_step};
-  for_elements<kVector<T>>(stream, a.count, {a.parameter, gradient, copy, a.momentum_buffer}, body);
-}
-
 template <class T>
-void sgd_step(NativeStream stream, const kernels::SgdStep<T>& a) {
-  with_half(a, [&](auto* gradient, auto* copy) { sgd_step_of(stream, a, gradient, copy); });
+void sgd_step(NativeStream stream, const kernels::SgdStep<T>& all) {
+  if ((all.momentum_buffer != nullptr) != (all.momentum != 0) && all.count > 0)
+    throw base::InvalidUsage("sgd: momentum " + std::to_string(all.momentum) +
+                             (all.momentum_buffer ? " needs no buffer; pass null" : " needs a momentum buffer"));
+  if (all.nesterov && all.momentum == 0) throw base::InvalidUsage("sgd: nesterov needs a momentum above 0");
+  const auto factors = [](double decay) { return DecayFactors<T>{static_cast<T>(decay), T(0)}; };
+  by_parts(all, factors, [&](const kernels::SgdStep<T>& a, const DecayTable<T>& decay, bool on_vectors) {
+    with_half(a, [&]<class G, class C>(const G* gradient, C* copy) {
+      const SgdBody<T, G, C> body{.parameter = a.parameter,
+                                  .buffer = a.momentum_buffer,
+                                  .gradient = gradient,
+                                  .copy = copy,
+                                  .momentum = static_cast<T>(a.momentum),
+                                  .rate = static_cast<T>(a.learning_rate),
+                                  .grad_scale = a.grad_scale,
+                                  .grad_scale_at = a.grad_scale_at,
+                                  .maximize = a.maximize,
+                                  .nesterov = a.nesterov,
+                                  .first_step = a.first_step,
+                                  .decays = decay};
+      for_parts<T>(stream, a.count, on_vectors, {a.parameter, gradient, copy, a.momentum_buffer}, body);
+    });
+  });
 }
 
 /// One thread adds in order: there are only a few numbers per unit, and all strategies must add them in the same order.

@@ -20,11 +20,14 @@
 #include <cuda_runtime.h>
 #define TESSERA_DEVICE __device__ __forceinline__
 #define TESSERA_KERNEL __global__
+// For blocks of up to `threads`, so few registers that a multiprocessor holds `blocks` of them.
+#define TESSERA_BOUNDED_KERNEL(threads, blocks) __global__ __launch_bounds__(threads, blocks)
 #define TESSERA_PLAIN_KERNEL static __global__   // for kernels that are not templates
 #define TESSERA_GRID_CONSTANT __grid_constant__  // a parameter that is indexed where it is, not copied to the stack
 #define TESSERA_BOTH __host__ __device__ __forceinline__
 #define TESSERA_UNROLL _Pragma("unroll")
 #define TESSERA_NO_UNROLL _Pragma("unroll 1")
+#define TESSERA_UNROLL_BY_4 _Pragma("unroll 4")  // for loads of several rounds at once
 #elif !defined(TESSERA_EMULATED_CUDA)
 #error "portable.cuh: neither CUDA nor its emulation"
 #endif
@@ -103,6 +106,15 @@ TESSERA_DEVICE To bits_as(From from) {
   return __builtin_bit_cast(To, from);
 }
 
+/// Stores 16 bytes of global memory at once, even where another branch stores parts of them, with which the compiler
+/// would merge an ordinary store. The compiler does not see the write: the thread must not read these bytes again.
+template <class Vector>
+TESSERA_DEVICE void store_at_once(Vector* to, const Vector& vector) {
+  const auto words = bits_as<uint4>(vector);
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words.x),
+               "r"(words.y), "r"(words.z), "r"(words.w));
+}
+
 #else
 
 using NativeStream = emulation::NativeStream;
@@ -131,6 +143,10 @@ T from_opmath(OpMath<T> x) {
 template <class To, class From>
 To bits_as(From from) {
   return std::bit_cast<To>(from);
+}
+template <class Vector>
+void store_at_once(Vector* to, const Vector& vector) {
+  *to = vector;
 }
 
 #endif

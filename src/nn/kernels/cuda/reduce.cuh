@@ -1,8 +1,7 @@
 // Sums over a block of threads, in an order that depends only on the block size.
 #pragma once
 
-#include "tessera/nn/kernels/cuda/portable.cuh"
-#include "tessera/nn/kernels/kernel_table.h"
+#include "tessera/nn/kernels/cuda/elementwise.cuh"
 
 namespace tessera::nn::cuda {
 
@@ -75,13 +74,17 @@ TESSERA_DEVICE double add_to_norm(kernels::Norm norm, double part, double value)
 
 /// Elements per partial result of a norm, which is computed in f64.
 inline constexpr std::size_t kNormTile = 16384;
+/// A thread adds vectors of elements, also where `aligned` is false: no address shows in the bits.
 template <class T>
-TESSERA_KERNEL void norm_kernel(kernels::Norm norm, const T* x, std::size_t count, double* tiles) {
+TESSERA_KERNEL void norm_kernel(kernels::Norm norm, const T* x, std::size_t count, bool aligned, double* tiles) {
+  constexpr int n = kVector<T>;
   const std::size_t begin = block_index() * kNormTile;
   const std::size_t end = smaller(count, begin + kNormTile);
   double part = 0;
-  for (std::size_t i = begin + thread_index(); i < end; i += thread_count())
-    part = add_to_norm(norm, part, static_cast<double>(to_opmath(x[i])));
+  for (std::size_t i = begin + thread_index() * n; i < end; i += thread_count() * n) {
+    const Pack<T, n> values = load_part<n>(x + i, aligned && i + n <= end, end - i);
+    for (int e = 0; e < n; ++e) part = add_to_norm(norm, part, static_cast<double>(to_opmath(values.at[e])));
+  }
   part = norm == kernels::Norm::infinity ? over_block(part, LargestOrNaN{}, shared_memory<double>())
                                          : over_block(part, Add{}, shared_memory<double>());
   if (thread_index() == 0) tiles[block_index()] = part;
@@ -101,51 +104,9 @@ template <class T>
 void norm_part(NativeStream stream, kernels::Norm norm, const T* x, std::size_t count, double* scratch, double* out) {
   const std::size_t tiles = divided_up(count, kNormTile);
   launch(stream, {.blocks = tiles, .threads = 256, .shared = kReduceRoom<double>}, norm_kernel<T>, norm, x, count,
-         scratch);
+         aligned({x}), scratch);
   launch(stream, {.blocks = 1, .threads = 256, .shared = kReduceRoom<double>}, norm_total_kernel, norm,
          static_cast<const double*>(scratch), tiles, out);
-}
-
-/// out[column] = or += the sum over `tiles` rows of parts[tile, column], in order.
-template <class T>
-TESSERA_KERNEL void combine_kernel(const OpMath<T>* parts, std::size_t tiles, std::size_t columns, T* out,
-                                   bool accumulate) {
-  const std::size_t column = block_index() * thread_count() + thread_index();
-  if (column >= columns) return;
-  OpMath<T> sum = 0;
-  for (std::size_t tile = 0; tile < tiles; ++tile) sum += parts[tile * columns + column];
-  out[column] = from_opmath<T>(accumulate ? to_opmath(out[column]) + sum : sum);
-}
-
-/// Number of row tiles of a kernel that sums over rows; it depends only on the shape.
-inline std::size_t row_tiles(std::size_t rows) { return smaller<std::size_t>(divided_up(rows, 16), 264); }
-inline std::size_t column_scratch(std::size_t rows, std::size_t columns, std::size_t element_bytes) {
-  return row_tiles(rows) * columns * element_bytes;
-}
-
-/// parts[tile, column] = the sum of x over the tile's rows; one thread per column.
-template <class T>
-TESSERA_KERNEL void column_parts_kernel(const T* x, std::size_t rows, std::size_t columns, std::size_t tiles,
-                                        OpMath<T>* parts) {
-  const std::size_t across = divided_up(columns, thread_count());
-  const std::size_t tile = block_index() / across;
-  const std::size_t column = block_index() % across * thread_count() + thread_index();
-  if (column >= columns) return;
-  const std::size_t each = divided_up(rows, tiles);
-  OpMath<T> sum = 0;
-  for (std::size_t row = tile * each; row < smaller(rows, (tile + 1) * each); ++row)
-    sum += to_opmath(x[row * columns + column]);
-  parts[tile * columns + column] = sum;
-}
-
-/// out[column] = or += the sum of x over the rows: a bias gradient. `scratch`: column_scratch() bytes of Wide<T>.
-template <class T>
-void column_sums(NativeStream stream, const kernels::ColumnSumsArgs<T>& a, OpMath<T>* scratch) {
-  const std::size_t tiles = row_tiles(a.rows);
-  launch(stream, {.blocks = tiles * divided_up(a.columns, 128), .threads = 128}, column_parts_kernel<T>, a.x, a.rows,
-         a.columns, tiles, scratch);
-  launch(stream, {.blocks = divided_up(a.columns, 128), .threads = 128}, combine_kernel<T>,
-         static_cast<const OpMath<T>*>(scratch), tiles, a.columns, a.out, a.accumulate);
 }
 
 }  // namespace tessera::nn::cuda

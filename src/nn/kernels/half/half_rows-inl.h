@@ -8,7 +8,8 @@
 namespace tessera::nn {
 
 template <class T>
-void HalfKernels<T>::layer_norm_forward(Stream& s, const LayerNormForward<T>& a) {
+void HalfKernels<T>::layer_norm_forward(Stream& s, const LayerNormForward<T>& args) {
+  const LayerNormForward<T> a = this->add_first(s, args);
   F32Scratch<T> scratch(all_, memory_, s);
   const float* weight = scratch.widened(a.weight, a.width);
   const float* bias = scratch.widened(a.bias, a.width);
@@ -23,7 +24,8 @@ void HalfKernels<T>::layer_norm_forward(Stream& s, const LayerNormForward<T>& a)
 }
 
 template <class T>
-void HalfKernels<T>::rms_norm_forward(Stream& s, const RmsNormForward<T>& a) {
+void HalfKernels<T>::rms_norm_forward(Stream& s, const RmsNormForward<T>& args) {
+  const RmsNormForward<T> a = this->add_first(s, args);
   F32Scratch<T> scratch(all_, memory_, s);
   const float* weight = scratch.widened(a.weight, a.width);
   float* x = scratch.room(chunk_elements(a.rows, a.width));

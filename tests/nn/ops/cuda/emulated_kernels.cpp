@@ -5,11 +5,23 @@
 #include "tessera/nn/kernels/cuda/kernels.cuh"
 
 namespace tessera::nn {
+namespace {
+
+std::size_t& launches() {
+  thread_local std::size_t count = 0;
+  return count;
+}
+
+}  // namespace
+
 namespace cuda {
 
 NativeStream native_stream(Stream& stream) {
   thread_local std::function<void(const std::function<void()>&)> launch;
-  launch = [&stream](const std::function<void()>& kernel) { stream.run(kernel); };
+  launch = [&stream](const std::function<void()>& kernel) {
+    ++launches();
+    stream.run(kernel);
+  };
   return &launch;
 }
 
@@ -32,7 +44,8 @@ T weight_at(const T* weight, const kernels::LinearShape& s, std::size_t in, std:
   return s.layout == WeightLayout::out_in ? weight[out * s.in + in] : weight[in * s.out + out];
 }
 
-/// Plain loops for element types without products on the host; bias and GELU in the same pass, as in cuBLASLt.
+/// Plain loops for element types without products on the host; bias, GELU and bias gradients in the same pass, as in
+/// cuBLASLt.
 template <class T>
 class LoopProducts final : public cuda::MatmulKernels<T> {
  public:
@@ -51,14 +64,24 @@ class LoopProducts final : public cuda::MatmulKernels<T> {
     });
     return {.bias = true, .activation = gelu};
   }
-  void backward(Stream& stream, const LinearBackward<T>& a) override {
+  bool backward(Stream& stream, const LinearBackward<T>& a) override {
     stream.run([a] {
       if (a.dx) dx(a);
       if (a.dweight) dweight(a);
+      if (has_dbias(a)) dbias(a);
     });
+    return has_dbias(a);
   }
 
  private:
+  static bool has_dbias(const LinearBackward<T>& a) { return a.dweight && a.dbias && !a.accumulate_dbias; }
+  static void dbias(const LinearBackward<T>& a) {
+    for (std::size_t out = 0; out < a.shape.out; ++out) {
+      OpMath<T> sum = 0;
+      for (std::size_t row = 0; row < a.shape.rows; ++row) sum += cuda::to_opmath(a.dy[row * a.shape.out + out]);
+      a.dbias[out] = cuda::from_opmath<T>(sum);
+    }
+  }
   static void dx(const LinearBackward<T>& a) {
     const kernels::LinearShape& s = a.shape;
     for (std::size_t row = 0; row < s.rows; ++row)
@@ -96,12 +119,13 @@ class HostProducts final : public cuda::MatmulKernels<T> {
     });
     return {};
   }
-  void backward(Stream& stream, const LinearBackward<T>& args) override {
+  bool backward(Stream& stream, const LinearBackward<T>& args) override {
     stream.run([this, args] {
       LinearBackward<T> products = args;
       products.dbias = nullptr;
       kernels::linear_backward<T>(pool_, products);
     });
+    return false;
   }
 
  private:
@@ -130,6 +154,7 @@ std::unique_ptr<DeviceKernels> make_emulated_kernels(const KernelResources& reso
 }
 
 static_assert(kThreadOrders == emulation::kOrders);
+std::size_t kernel_launches() { return launches(); }
 void set_thread_order(int order) { emulation::block().order = static_cast<emulation::Order>(order); }
 
 }  // namespace test

@@ -11,6 +11,8 @@ std::unique_ptr<DeviceKernels> make_emulated_kernels(const KernelResources& reso
 
 /// Sets the order of the threads of a block from now on: 0 to kThreadOrders - 1, as in emulation.h.
 void set_thread_order(int order);
+/// Kernels that this thread launched so far; products and copies are not among them.
+std::size_t kernel_launches();
 inline constexpr int kThreadOrders = 4;
 
 }  // namespace tessera::nn::test

@@ -26,10 +26,12 @@
 #define TESSERA_EMULATED_CUDA 1
 #define TESSERA_DEVICE inline
 #define TESSERA_KERNEL
+#define TESSERA_BOUNDED_KERNEL(threads, blocks)
 #define TESSERA_PLAIN_KERNEL inline
 #define TESSERA_BOTH inline
 #define TESSERA_UNROLL
 #define TESSERA_NO_UNROLL
+#define TESSERA_UNROLL_BY_4
 #define TESSERA_GRID_CONSTANT
 
 namespace tessera::emulation {

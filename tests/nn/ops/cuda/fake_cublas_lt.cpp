@@ -21,7 +21,10 @@ struct Product {
   cublasOperation_t trans_a = CUBLAS_OP_N;
   cublasOperation_t trans_b = CUBLAS_OP_N;
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-  const void* bias = nullptr;
+  void* bias = nullptr;  ///< read, or written with the sums of an operand
+  bool sums_a() const { return epilogue == CUBLASLT_EPILOGUE_BGRADA; }
+  bool sums_b() const { return epilogue == CUBLASLT_EPILOGUE_BGRADB; }
+  bool adds_bias() const { return epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
   void* before_gelu = nullptr;
   std::int64_t before_gelu_stride = 0;
 };
@@ -100,7 +103,8 @@ cublasStatus_t find_algorithm(cublasLtHandle_t, cublasLtMatmulDesc_t product, cu
   FakeCublasLt& fake = fake_cublas_lt();
   ++fake.choices;
   const bool plain = as<Product>(product).epilogue == CUBLASLT_EPILOGUE_DEFAULT;
-  *count = fake.no_algorithms || (fake.no_epilogues && !plain) ? 0 : 1;
+  const bool sums = as<Product>(product).sums_a() || as<Product>(product).sums_b();
+  *count = fake.no_algorithms || (fake.no_epilogues && !plain) || (fake.no_sums && sums) ? 0 : 1;
   return *count == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
 }
 
@@ -122,8 +126,7 @@ void multiply(const Product& product, const T* a, const Layout& a_layout, const 
                static_cast<float>(b[tb ? at(b_layout, column, k) : at(b_layout, k, column)]);
       T& out = c[at(c_layout, row, column)];
       if (beta != 0) sum += beta * static_cast<float>(out);
-      if (product.epilogue != CUBLASLT_EPILOGUE_DEFAULT)
-        sum += static_cast<float>(static_cast<const T*>(product.bias)[row]);
+      if (product.adds_bias()) sum += static_cast<float>(static_cast<const T*>(product.bias)[row]);
       if (product.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
         static_cast<T*>(product.before_gelu)[row + column * static_cast<std::uint64_t>(product.before_gelu_stride)] =
             T(sum);
@@ -131,6 +134,21 @@ void multiply(const Product& product, const T* a, const Layout& a_layout, const 
       }
       out = T(sum);
     }
+  // Over k, one for each row of op(A) or column of op(B). They overwrite, whatever beta is.
+  const auto sums = [&](std::uint64_t count, const auto& element) {
+    for (std::uint64_t i = 0; i < count; ++i) {
+      float sum = 0;
+      for (std::uint64_t k = 0; k < inner; ++k) sum += static_cast<float>(element(i, k));
+      static_cast<T*>(product.bias)[i] = T(sum);
+    }
+  };
+  if (product.sums_a())
+    sums(c_layout.rows,
+         [&](std::uint64_t row, std::uint64_t k) { return a[ta ? at(a_layout, k, row) : at(a_layout, row, k)]; });
+  if (product.sums_b())
+    sums(c_layout.columns, [&](std::uint64_t column, std::uint64_t k) {
+      return b[tb ? at(b_layout, column, k) : at(b_layout, k, column)];
+    });
 }
 
 cublasStatus_t run(cublasLtHandle_t, cublasLtMatmulDesc_t handle, const void*, const void* a,

@@ -8,14 +8,15 @@ namespace tessera::nn::test {
 /// What the fake refuses, and what it was asked for. One per process.
 struct FakeCublasLt {
   bool no_epilogues = false;   ///< the heuristic finds no product with a bias
+  bool no_sums = false;        ///< ... or with the sums of an operand
   bool no_algorithms = false;  ///< ... and no product at all
   int choices = 0;             ///< calls of the heuristic
   int products = 0;            ///< products run ...
-  int with_epilogue = 0;       ///< ... of them with a bias
+  int with_epilogue = 0;       ///< ... of them with a bias or with sums
 };
 FakeCublasLt& fake_cublas_lt();
 
-/// Products of f32 and bf16, with a bias, and with GELU.
+/// Products of f32 and bf16, with a bias, with GELU, and with the sums of an operand.
 const cuda::CublasLt& fake_cublas_lt_api();
 
 }  // namespace tessera::nn::test

@@ -82,6 +82,51 @@ struct Layer {
   std::vector<T> activated = std::vector<T>(kRows * kOut);
 };
 
+/// The gradients of a layer's weight and bias.
+template <class T>
+struct Gradients {
+  explicit Gradients(kernels::WeightLayout stored, bool accumulate) : layout(stored) {
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = T(std::sin(static_cast<float>(i)));
+    for (std::size_t i = 0; i < dy.size(); ++i) dy[i] = T(std::cos(static_cast<float>(i)) + 0.5F);
+    if (!accumulate) return;
+    for (T& value : dweight) value = T(2);
+    for (T& value : dbias) value = T(-3);
+  }
+  kernels::LinearBackward<T> args(bool accumulate) {
+    kernels::LinearBackward<T> args{.shape = {kRows, kIn, kOut, layout}};
+    args.x = x.data(), args.dy = dy.data(), args.dweight = dweight.data(), args.dbias = dbias.data();
+    args.accumulate_dweight = args.accumulate_dbias = accumulate;
+    return args;
+  }
+  /// The largest difference from the same sums in f64. `before`: what the sums were added to.
+  double dweight_error(double before) const {
+    double worst = 0;
+    for (std::size_t in = 0; in < kIn; ++in)
+      for (std::size_t out = 0; out < kOut; ++out) {
+        double sum = before;
+        for (std::size_t row = 0; row < kRows; ++row) sum += value(x[row * kIn + in]) * value(dy[row * kOut + out]);
+        const bool out_in = layout == kernels::WeightLayout::out_in;
+        worst = std::max(worst, std::abs(sum - value(dweight[out_in ? out * kIn + in : in * kOut + out])));
+      }
+    return worst;
+  }
+  double dbias_error(double before) const {
+    double worst = 0;
+    for (std::size_t out = 0; out < kOut; ++out) {
+      double sum = before;
+      for (std::size_t row = 0; row < kRows; ++row) sum += value(dy[row * kOut + out]);
+      worst = std::max(worst, std::abs(sum - value(dbias[out])));
+    }
+    return worst;
+  }
+  static double value(T x) { return static_cast<float>(x); }
+
+  kernels::WeightLayout layout;
+  std::vector<T> x = std::vector<T>(kRows * kIn), dy = std::vector<T>(kRows * kOut);
+  std::vector<T> dweight = std::vector<T>(kIn * kOut, T(NAN)), dbias = std::vector<T>(kOut, T(NAN));
+};
+constexpr kernels::WeightLayout kLayouts[] = {kernels::WeightLayout::out_in, kernels::WeightLayout::in_out};
+
 class CudaProducts : public testing::Test {
  protected:
   void SetUp() override { fake_cublas_lt() = {}; }
@@ -94,6 +139,16 @@ class CudaProducts : public testing::Test {
       kernels_->f32_kernels()->linear_forward(stream_, args);
     else
       kernels_->bf16_kernels()->linear_forward(stream_, args);
+  }
+
+  template <class T>
+  void run(Gradients<T>& gradients, const kernels::LinearBackward<T>& args) {
+    kernels_->of<T>()->linear_backward(stream_, args);
+    const double exact = sizeof(T) == 4 ? 1e-5 : 0.06;
+    if (args.dweight != nullptr) {
+      EXPECT_LT(gradients.dweight_error(args.accumulate_dweight ? 2 : 0), exact);
+    }
+    EXPECT_LT(gradients.dbias_error(args.accumulate_dbias ? -3 : 0), exact);
   }
 
   std::vector<std::string> logged_;
@@ -136,7 +191,7 @@ TEST_F(CudaProducts, WithoutEpiloguesOtherKernelsAddBiasAndGelu) {
   EXPECT_EQ(fake_cublas_lt().with_epilogue, 0);
   ASSERT_EQ(logged_.size(), 1U) << "once for all";
   EXPECT_EQ(logged_[0],
-            "cuda: cuBLASLt has no product of f32 with a bias for 5 x 16 x 24; this library's kernels add it");
+            "cuda: cuBLASLt has no product of f32 with a bias for 5 x 16 x 24; this library's kernels compute it");
 }
 
 TEST_F(CudaProducts, BothWaysGiveTheSameSums) {
@@ -148,6 +203,64 @@ TEST_F(CudaProducts, BothWaysGiveTheSameSums) {
   Layer<float> without;
   without_epilogues->f32_kernels()->linear_forward(stream_, without.forward(false));
   EXPECT_EQ(with.y, without.y);
+}
+
+TEST_F(CudaProducts, BiasGradientsComeWithWeightGradients) {
+  for (const auto layout : kLayouts) {
+    Gradients<float> exact(layout, false);
+    run(exact, exact.args(false));
+    Gradients<bf16> half(layout, false);
+    run(half, half.args(false));
+    Gradients<float> second(layout, true);  // a weight shared with another layer, a bias of its own
+    kernels::LinearBackward<float> args = second.args(true);
+    args.accumulate_dbias = false;
+    run(second, args);
+  }
+  EXPECT_EQ(fake_cublas_lt().products, 6);
+  EXPECT_EQ(fake_cublas_lt().with_epilogue, 6);
+  EXPECT_TRUE(logged_.empty());
+}
+
+TEST_F(CudaProducts, BiasGradientsAreAddedByAnotherKernel) {
+  for (const auto layout : kLayouts) {
+    Gradients<float> exact(layout, true);
+    run(exact, exact.args(true));
+    Gradients<bf16> half(layout, true);
+    run(half, half.args(true));
+  }
+  EXPECT_EQ(fake_cublas_lt().products, 4);
+  EXPECT_EQ(fake_cublas_lt().with_epilogue, 0) << "the library would overwrite them";
+}
+
+TEST_F(CudaProducts, BiasGradientsWithoutWeightGradientsNeedNoProduct) {
+  Gradients<float> gradients(kernels::WeightLayout::out_in, false);
+  kernels::LinearBackward<float> args = gradients.args(false);
+  args.dweight = nullptr, args.x = nullptr;
+  run(gradients, args);
+  EXPECT_EQ(fake_cublas_lt().products, 0);
+}
+
+TEST_F(CudaProducts, WithoutSumsAnotherKernelComputesBiasGradients) {
+  fake_cublas_lt().no_sums = true;
+  for (const auto layout : kLayouts) {
+    Gradients<bf16> half(layout, false);
+    run(half, half.args(false));
+  }
+  EXPECT_EQ(fake_cublas_lt().products, 2);
+  EXPECT_EQ(fake_cublas_lt().with_epilogue, 0);
+  ASSERT_EQ(logged_.size(), 1U);
+  EXPECT_EQ(logged_[0],
+            "cuda: cuBLASLt has no product of bf16 with the sums of an operand for 16 x 24 x 5; this library's kernels "
+            "compute it");
+}
+
+TEST_F(CudaProducts, DetectsSumsOfTheOtherOperand) {
+  Gradients<float> gradients(kernels::WeightLayout::out_in, false);
+  kernels_->f32_kernels()->linear_backward(stream_, gradients.args(false));
+  for (std::size_t out = 0; out < kOut; ++out) gradients.dbias[out] = 0;
+  for (std::size_t row = 0; row < kRows; ++row)
+    for (std::size_t out = 0; out < kOut; ++out) gradients.dbias[out] += gradients.x[row * kIn + out];
+  EXPECT_GT(gradients.dbias_error(0), 0.5);
 }
 
 TEST_F(CudaProducts, WithoutAnyAlgorithmThereIsNoProduct) {

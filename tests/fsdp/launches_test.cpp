@@ -1,0 +1,74 @@
+// How many kernels a step of a GPT-2 launches on CUDA, emulated. Matrix products, copies and clears are not counted.
+#include <gtest/gtest.h>
+
+#include "tests/fsdp/training_specs.h"
+#include "tests/harness/guarded_device.h"
+#include "tests/nn/ops/cuda/emulated_kernels.h"
+
+namespace tessera::fsdp {
+namespace {
+
+struct Launches {
+  std::size_t forward = 0, backward = 0, update = 0;
+  std::size_t units = 0;
+};
+
+/// Of the second step of a GPT-2 with `layers` layers on one rank, with AdamW and clipping.
+Launches launches_of(int layers, base::DType dtype) {
+  TrainingSpec spec = base_spec("fsdp", 1, {.layers = layers, .clip_norm = 0.5});
+  spec.engine.optimizer.kind = nn::OptimizerConfig::Kind::adamw;
+  spec.global_batch = 2;
+  comm::InitOptions config;
+  config.backend = "shm";
+  Launches found;
+  comm::run_threads(1, config, [&](comm::Communicator& world) {
+    nn::Context context({.memory_tracker = world.memory_tracker(),
+                         .runtime = harness::make_guarded_device({.kernels = nn::test::make_emulated_kernels})});
+    const auto model = nn::make_model(context, spec.model);
+    model->set_dtype(dtype);
+    Engine engine(*model, world, spec.engine);
+    engine.initialize(0);
+    for (int step = 0; step < 2; ++step) {
+      const harness::TokenBatch batch = harness::make_batch(context, spec, step, 0);
+      nn::Tape tape;
+      nn::Tensor loss;
+      const std::size_t start = nn::test::kernel_launches();
+      {
+        const nn::TapeScope recording(context, &tape);
+        loss = model->loss(batch.tokens, batch.targets);
+      }
+      const std::size_t computed = nn::test::kernel_launches();
+      tape.backward(loss);
+      const std::size_t differentiated = nn::test::kernel_launches();
+      engine.step(1e-3);
+      found = {computed - start, differentiated - computed, nn::test::kernel_launches() - differentiated,
+               engine.stats().units().size()};
+    }
+    engine.wait();
+  });
+  return found;
+}
+
+TEST(Launches, UpdateOfAUnitIsOne) {
+  for (const base::DType dtype : {base::DType::f32, base::DType::bf16})
+    for (const int layers : {1, 3}) {
+      const Launches found = launches_of(layers, dtype);
+      EXPECT_EQ(found.units, static_cast<std::size_t>(layers) + 1);
+      EXPECT_EQ(found.update, found.units + 1) << "and the clipping factor";
+    }
+}
+
+/// Of a layer: both norms, attention, and a residual sum; the other sum is in the second norm's launch. Backward: two
+/// launches for each norm, three for attention, GELU, and two for the norm of the unit's gradient. bf16 products
+/// include biases, GELU and bias gradients as cuBLASLt does; the f32 products of this test include nothing.
+TEST(Launches, OfALayer) {
+  for (const base::DType dtype : {base::DType::f32, base::DType::bf16}) {
+    const bool epilogues = dtype == base::DType::bf16;
+    const Launches one = launches_of(1, dtype), three = launches_of(3, dtype);
+    EXPECT_EQ(three.forward - one.forward, 2U * (epilogues ? 4 : 4 + 5));
+    EXPECT_EQ(three.backward - one.backward, 2U * (epilogues ? 10 : 10 + 8));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

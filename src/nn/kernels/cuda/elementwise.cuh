@@ -50,11 +50,11 @@ inline constexpr int kVector = static_cast<int>(16 / sizeof(T));
 
 template <int n, class T>
 TESSERA_DEVICE Pack<T, n> load(const T* from) {
-  return *reinterpret_cast<const Pack<T, n>*>(from);
+  return load_whole(reinterpret_cast<const Pack<T, n>*>(from));
 }
 template <int n, class T>
 TESSERA_DEVICE void store(T* to, const Pack<T, n>& pack) {
-  *reinterpret_cast<Pack<T, n>*>(to) = pack;
+  store_whole(reinterpret_cast<Pack<T, n>*>(to), pack);
 }
 /// Returns `value`, added to `before` if `accumulate`.
 template <class T>

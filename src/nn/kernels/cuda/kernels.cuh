@@ -160,6 +160,7 @@ class CudaDeviceKernels final : public DeviceKernels {
   KernelTable<f16>* f16_kernels() override { return &f16_; }
   KernelTable<bf16>* bf16_kernels() override { return &bf16_; }
 
+  std::int64_t row_multiple() const override { return kGpuRowMultiple; }
   void positions(Stream& s, std::int32_t* out, std::size_t count, std::size_t period) override {
     for_elements<4>(native_stream(s), count, {out}, PositionsBody{out, period});
   }

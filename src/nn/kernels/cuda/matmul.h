@@ -14,7 +14,8 @@
 
 namespace tessera::nn::cuda {
 
-/// C[m, n] = op(A) op(B) + beta C, packed and row-major. `bias` (of n elements, added to every row) may be null.
+/// C[m, n] = op(A) op(B) + beta C, row-major; stored rows are `a_stride`, `b_stride` and `c_stride` elements apart, 0:
+/// packed. `bias` (of n elements, added to every row) may be null.
 struct MatmulArgs {
   DType dtype = DType::f32;
   bool trans_a = false, trans_b = false;
@@ -25,6 +26,7 @@ struct MatmulArgs {
   void* before_gelu = nullptr;  ///< not null: receives op(A) op(B) + bias, and C = its GELU (by tanh)
   bool accumulate = false;
   void* c = nullptr;
+  std::size_t a_stride = 0, b_stride = 0, c_stride = 0;
 };
 
 /// Caches the selected algorithms by shape. One per context. Its products share one workspace, so they must run on one
@@ -43,7 +45,7 @@ class CublasLtMatmul {
   static bool adds_bias(DType dtype) { return dtype != DType::f64; }
 
  private:
-  using Key = std::array<std::size_t, 6>;
+  using Key = std::array<std::size_t, 9>;
   struct AlgorithmChoice;
   AlgorithmChoice& chosen(const MatmulArgs& product);
 

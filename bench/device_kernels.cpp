@@ -7,14 +7,15 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "bench/sizes.h"
 #include "tessera/base/error.h"
 #include "tessera/nn/context.h"
 #include "tessera/nn/host_access.h"
@@ -25,13 +26,7 @@ using namespace tessera;
 using namespace tessera::nn;
 using kernels::OpMath;
 
-struct Sizes {
-  std::size_t batch = 16, positions = 1024, width = 768, heads = 12, layers = 12, vocabulary = 50257;
-  std::size_t rows() const { return batch * positions; }
-  std::size_t parameters() const {
-    return (vocabulary + positions) * width + layers * (12 * width * width + 13 * width) + 2 * width;
-  }
-};
+using bench::Sizes;
 
 /// One kernel, as a step calls it.
 struct Case {
@@ -76,6 +71,10 @@ class Bench {
   KernelTable<T>& k() {
     return context_.kernels<T>("bench");
   }
+  /// The elements that a row of logits occupies.
+  std::size_t padded(std::size_t columns) const {
+    return static_cast<std::size_t>(context_.padded_row(static_cast<std::int64_t>(columns)));
+  }
   base::Buffer room(std::size_t bytes) { return context_.memory().allocate(bytes, base::MemoryCategory::other); }
   /// Small random numbers.
   template <class T>
@@ -84,17 +83,10 @@ class Bench {
     k<T>().fill_normal(stream(), {.range = {.end = count}, .deviation = OpMath<T>(0.02), .out = data});
     return data;
   }
-  /// `quantile`: of the ids by frequency, 0 or more and below 1.
-  std::int32_t id_at(double quantile) const {
-    return static_cast<std::int32_t>(std::pow(static_cast<double>(s_.vocabulary), quantile)) - 1;
-  }
-  /// As in text: the k-th most frequent one about 1 / k as often as the first (Zipf's law).
-  std::int32_t* ids(std::vector<base::Buffer>& keep) {
+  std::int32_t* ids(std::vector<base::Buffer>& keep, const std::vector<std::int32_t>& values) {
     auto* data = static_cast<std::int32_t*>(keep.emplace_back(room(s_.rows() * 4)).data());
-    upload(context_, data, s_.rows() * 4, [&](void* to) {
-      for (std::size_t i = 0; i < s_.rows(); ++i)
-        static_cast<std::int32_t*>(to)[i] = id_at(static_cast<double>(i * 2654435761U % (1U << 24)) / (1U << 24));
-    });
+    upload(context_, data, s_.rows() * 4,
+           [&](void* to) { std::copy(values.begin(), values.end(), static_cast<std::int32_t*>(to)); });
     return data;
   }
 
@@ -149,11 +141,11 @@ class Bench {
   /// The three matrix products of one linear layer, and its bias gradient.
   template <class T>
   void linear(const std::string& name, std::size_t in, std::size_t out, double calls, bool gelu) {
-    const std::size_t rows = s_.rows();
+    const std::size_t rows = s_.rows(), row = name == "head" ? padded(out) : out;
     std::vector<base::Buffer> keep;
     const T *x = numbers<T>(keep, rows * in), *w = numbers<T>(keep, in * out), *bias = numbers<T>(keep, out),
-            *dy = numbers<T>(keep, rows * out);
-    T *y = numbers<T>(keep, rows * out), *z = numbers<T>(keep, gelu ? rows * out : 1),
+            *dy = numbers<T>(keep, rows * row);
+    T *y = numbers<T>(keep, rows * row), *z = numbers<T>(keep, gelu ? rows * out : 1),
       *dx = numbers<T>(keep, rows * in), *dw = numbers<T>(keep, in * out), *db = numbers<T>(keep, out);
     const bool biased = name != "head";
     const auto layout = biased ? kernels::WeightLayout::in_out : kernels::WeightLayout::out_in;
@@ -168,11 +160,14 @@ class Bench {
                                             .bias = biased ? bias : nullptr,
                                             .y = y,
                                             .activated = gelu ? z : nullptr,
-                                            .activation = kernels::Activation::gelu_tanh});
+                                            .activation = kernels::Activation::gelu_tanh,
+                                            .y_stride = row});
          }});
-    add({name + " dx", calls, flops, bytes,
-         [&] { k<T>().linear_backward(stream(), {.shape = shape, .weight = w, .dy = dy, .dx = dx}); }});
-    kernels::LinearBackward<T> sums{.shape = shape, .x = x, .dy = dy, .dweight = dw, .dbias = biased ? db : nullptr};
+    add({name + " dx", calls, flops, bytes, [&] {
+           k<T>().linear_backward(stream(), {.shape = shape, .weight = w, .dy = dy, .dx = dx, .dy_stride = row});
+         }});
+    kernels::LinearBackward<T> sums{
+        .shape = shape, .x = x, .dy = dy, .dweight = dw, .dbias = biased ? db : nullptr, .dy_stride = row};
     add({name + (biased ? " dw and dbias" : " dw"), calls, flops, bytes,
          [&] { k<T>().linear_backward(stream(), sums); }});
     sums.dweight = nullptr;  // dbias alone, as where no product includes it
@@ -265,22 +260,24 @@ class Bench {
   template <class T>
   void vocabulary() {
     std::vector<base::Buffer> keep;
-    const std::size_t size = s_.rows() * s_.width, logits = s_.rows() * s_.vocabulary;
-    const std::int32_t* targets = ids(keep);
+    const std::size_t size = s_.rows() * s_.width, row = padded(s_.vocabulary), logits = s_.rows() * row;
+    const std::vector<std::int32_t> text = bench::ids_as_in_text(s_);
+    const std::int32_t* targets = ids(keep, text);
     T *table = numbers<T>(keep, s_.vocabulary * s_.width), *x = numbers<T>(keep, size), *p = numbers<T>(keep, logits);
     auto* row_max = static_cast<OpMath<T>*>(keep.emplace_back(room(s_.rows() * sizeof(OpMath<T>))).data());
     auto* row_sum = static_cast<OpMath<T>*>(keep.emplace_back(room(s_.rows() * sizeof(OpMath<T>))).data());
     auto* loss = static_cast<double*>(keep.emplace_back(room(3 * sizeof(double))).data());
     context_.kernels<double>("bench").fill(stream(), 1.0, loss, 3);
     const auto rows_bytes = static_cast<double>(size * sizeof(T)),
-               logit_bytes = static_cast<double>(logits * sizeof(T));
+               logit_bytes = static_cast<double>(s_.rows() * s_.vocabulary * sizeof(T));
     add({"cross-entropy forward", 1, 0, logit_bytes, [&] {
            k<T>().cross_entropy_forward(stream(), {.rows = {.logits = p,
                                                             .targets = targets,
                                                             .rows = s_.rows(),
                                                             .vocabulary = s_.vocabulary,
                                                             .row_max = row_max,
-                                                            .row_sum = row_sum},
+                                                            .row_sum = row_sum,
+                                                            .stride = row},
                                                    .loss = loss,
                                                    .valid = loss + 1});
          }});
@@ -291,14 +288,16 @@ class Bench {
                                                              .vocabulary = s_.vocabulary,
                                                              .row_max = row_max,
                                                              .row_sum = row_sum,
-                                                             .dlogits = p},
+                                                             .dlogits = p,
+                                                             .stride = row},
                                                     .upstream = loss + 2,
                                                     .valid = loss + 1});
          }});
     add({"embedding forward", 2, 0, 2 * rows_bytes, [&] {
            k<T>().embedding_forward(stream(), {table, targets, x, s_.rows(), s_.vocabulary, s_.width, false});
          }});
-    add({"embedding backward", 1, 0, 3 * rows_bytes, [&] {
+    const auto table_rows = static_cast<double>(std::set<std::int32_t>(text.begin(), text.end()).size());
+    add({"embedding backward", 1, 0, rows_bytes + 2 * table_rows * static_cast<double>(s_.width * sizeof(T)), [&] {
            k<T>().embedding_backward(stream(), {targets, x, table, s_.rows(), s_.vocabulary, s_.width, true});
          }});
   }

@@ -80,6 +80,7 @@ VirtualStream& own(Stream& stream, const VirtualClock::State* clock) {
 }  // namespace
 
 VirtualClock::VirtualClock(Machine machine) : state_(std::make_shared<State>()) { state_->machine = machine; }
+VirtualClock::Machine VirtualClock::machine() const { return state_->machine; }
 VirtualClock::~VirtualClock() = default;
 
 std::unique_ptr<Stream> VirtualClock::make_stream(Device device) {

@@ -32,6 +32,7 @@ class TESSERA_API VirtualClock {
 
   /// An immediate stream on this clock that claims to belong to `device`.
   std::unique_ptr<Stream> make_stream(Device device = {});
+  Machine machine() const;  ///< the constructor's
 
   bool made(const Stream& stream) const;  ///< true if this clock's make_stream() created the stream
 

@@ -35,6 +35,7 @@ struct ContextOptions {
   Device device;                                         ///< where tensors live and kernels run
   std::shared_ptr<DeviceRuntime> runtime;                ///< null: open_device() of `device`
   std::shared_ptr<base::Logger> logger = nullptr;        ///< null: no logging
+  std::int64_t row_multiple = 0;                         ///< see Context::padded_row(); 0: that of the device
 };
 
 /// Belongs to one rank and is used by one thread. It must outlive every tensor created on it.
@@ -66,6 +67,12 @@ class TESSERA_API Context {
     if (found == nullptr) throw_unsupported(op, dtype_of<T>);
     return *found;
   }
+  /// The elements that a row of `columns` elements of a large intermediate matrix occupies: a multiple of the device's
+  /// DeviceKernels::row_multiple(), or of ContextOptions::row_multiple, by which a device without data plans for
+  /// another.
+  std::int64_t padded_row(std::int64_t columns) const {
+    return (columns + row_multiple_ - 1) / row_multiple_ * row_multiple_;
+  }
   PinnedBufferCache& staging() { return *staging_; }  ///< for host_access.h
 
   /// False in evaluation: dropout does nothing.
@@ -92,6 +99,7 @@ class TESSERA_API Context {
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<DeviceKernels> kernels_;
+  std::int64_t row_multiple_;
   std::unique_ptr<PinnedBufferCache> staging_;
   RngState random_;
   Tape* tape_ = nullptr;

@@ -100,6 +100,21 @@ TEST(StepPrediction, EventsAndMemoryEqualRealTraining) {
     }
 }
 
+/// As on a GPU, whose kernels need rows of logits of a multiple of 128 elements.
+TEST(StepPrediction, LogitsOfDevicesArePadded) {
+  nn::ModelConfig config = config_of(2, 32);
+  const auto activations = [&](VirtualClock::Machine machine) {
+    const TrainingStep step = step_of(config, engine_for("ddp"));
+    return predict_on(2, step, no_time(step), microseconds_each(1), 1, machine)
+        .memory.peak_of(MemoryCategory::activation);
+  };
+  const auto host = VirtualClock::Machine::synchronous, device = VirtualClock::Machine::asynchronous;
+  EXPECT_EQ(activations(device), activations(host)) << "256 tokens fill the rows";
+  config.vocabulary = 257;
+  const std::uint64_t padding = 2 * 16 * (384 - 257) * sizeof(float);
+  EXPECT_EQ(activations(device), activations(host) + padding);
+}
+
 /// Without compute time the times of sequential collectives add up.
 TEST(StepPrediction, TimesEqualFormulas) {
   const TrainingStep ddp = step_of(config_of(3, 32), engine_for("ddp"));

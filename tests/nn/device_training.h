@@ -27,10 +27,12 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-/// A model of f32; "mixed": one of bf16 whose norms and head are f32.
+/// A model of f32; "odd": one whose logits have odd rows; "mixed": one of bf16 whose norms and head are f32.
 inline std::unique_ptr<CausalModel> model_of(const std::string& name, Context& context) {
   const bool mixed = name == "mixed";
-  ModelConfig config = preset(mixed ? "llama-nano" : name);
+  const bool odd = name == "odd";
+  ModelConfig config = preset(mixed ? "llama-nano" : odd ? "gpt-nano" : name);
+  if (odd) config.vocabulary = 257;
   config.embedding_dropout = config.residual_dropout = config.attention_dropout = 0.1;
   auto model = make_model(context, config);
   if (!mixed) return model;

@@ -202,6 +202,8 @@ class Parts(unittest.TestCase):
         self.fails("limits", "norm 75%", **shares(norm=0.75, attention_forward=0.5))
         self.fails("limits", "attention_forward 30%", **shares(norm=0.85, attention_forward=0.3))
         self.fails("limits", "attention_backward 24%", **shares(norm=0.85, attention_backward=0.24))
+        self.fails("limits", "embedding backward 24%", **shares(**{"norm": 0.85, "embedding backward": 0.24}))
+        self.passes("limits", **shares(**{"norm": 0.85, "embedding backward": 0.26}))
         self.fails("limits", "no kernel", **shares())
 
     def test_speed(self):

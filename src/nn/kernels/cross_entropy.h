@@ -22,20 +22,22 @@ struct CrossEntropyResult {
 /// Arguments of cross_entropy_forward().
 template <class T>
 struct CrossEntropyForward {
-  const T* logits = nullptr;              ///< [rows, vocabulary]
-  const std::int32_t* targets = nullptr;  ///< [rows]; outside [0, vocabulary) and not ignore_index: InvalidUsage
-  std::size_t rows = 0,  ///< targets
-      vocabulary = 0;  ///< classes
+  const T* logits = nullptr;                 ///< [rows, vocabulary]
+  const std::int32_t* targets = nullptr;     ///< [rows]; outside [0, vocabulary) and not ignore_index: InvalidUsage
+  std::size_t rows = 0,                      ///< targets
+      vocabulary = 0;                        ///< classes
   std::int32_t ignore_index = kIgnoreIndex;  ///< targets that are skipped
   OpMath<T>* row_max = nullptr;  ///< [rows], saved for backward; row_max and row_sum may both be null (evaluation)
   OpMath<T>* row_sum = nullptr;  ///< [rows], sum of exp(logit - row_max), saved for backward
+  std::size_t stride = 0;        ///< elements between the starts of two rows of logits; 0: packed
 };
 /// The loss -log softmax(logits[row])[target], summed over the rows.
 template <class T>
 TESSERA_API CrossEntropyResult cross_entropy_forward(ThreadPool& pool, const CrossEntropyForward<T>& args);
 
 /// dlogits = (softmax(logits) - onehot(target)) * scale, zero in ignored rows. `scale` is the gradient of loss_sum, so
-/// 1 / valid for the mean. dlogits may be logits.
+/// 1 / valid for the mean. dlogits may be logits. Elements between the rows of dlogits become zero, or stay unchanged
+/// with `accumulate`.
 template <class T>
 struct CrossEntropyBackward {
   const T* logits = nullptr;                 ///< as in forward
@@ -48,7 +50,18 @@ struct CrossEntropyBackward {
   OpMath<T> scale = 1;                       ///< gradient of loss_sum
   T* dlogits = nullptr;                      ///< [rows, vocabulary]
   bool accumulate = false;                   ///< true: dlogits += ...
+  std::size_t stride = 0;  ///< elements between the starts of two rows of logits and of dlogits; 0: packed
 };
+/// CrossEntropyForward::stride, or the length of a packed row.
+template <class T>
+constexpr std::size_t row_stride(const CrossEntropyForward<T>& args) {
+  return args.stride != 0 ? args.stride : args.vocabulary;
+}
+/// CrossEntropyBackward::stride, or the length of a packed row.
+template <class T>
+constexpr std::size_t row_stride(const CrossEntropyBackward<T>& args) {
+  return args.stride != 0 ? args.stride : args.vocabulary;
+}
 /// The gradient of cross_entropy_forward().
 template <class T>
 TESSERA_API void cross_entropy_backward(ThreadPool& pool, const CrossEntropyBackward<T>& args);

@@ -59,6 +59,10 @@ struct LinearShape {
   WeightLayout layout = WeightLayout::out_in;  ///< of the weight
 };
 
+/// The elements between the starts of two rows of `row` elements: `stride`, or `row` if it is 0. Throws InvalidUsage
+/// for a stride below `row`, or above it with `packed`: something else in the call needs packed rows.
+TESSERA_API std::size_t checked_stride(std::size_t stride, std::size_t row, bool packed);
+
 /// y[rows, out] = x[rows, in] * W + bias[out]; bias may be null. Overwrites y. If `activated` is not null, also
 /// computes activated = activation(y), in the same pass if the device supports it (then before y is rounded).
 template <class T>
@@ -70,7 +74,13 @@ struct LinearForward {
   T* y = nullptr;                            ///< [rows, out]
   T* activated = nullptr;                    ///< [rows, out], or null
   Activation activation = Activation::relu;  ///< unused if `activated` is null
+  std::size_t y_stride = 0;                  ///< elements between the starts of two rows of y; 0: packed
 };
+/// LinearForward::y_stride, or the length of a packed row; a bias or an activation needs packed rows.
+template <class T>
+std::size_t row_stride(const LinearForward<T>& args) {
+  return checked_stride(args.y_stride, args.shape.out, args.bias != nullptr || args.activated != nullptr);
+}
 /// Ignores `activated`.
 template <class T>
 TESSERA_API void linear_forward(ThreadPool& pool, const LinearForward<T>& args);
@@ -95,7 +105,13 @@ struct LinearBackward {
   bool accumulate_dx = false;       ///< true: dx += ...
   bool accumulate_dweight = false;  ///< true: dweight += ...
   bool accumulate_dbias = false;    ///< true: dbias += ...
+  std::size_t dy_stride = 0;        ///< elements between the starts of two rows of dy; 0: packed
 };
+/// LinearBackward::dy_stride, or the length of a packed row; a bias gradient needs packed rows.
+template <class T>
+std::size_t row_stride(const LinearBackward<T>& args) {
+  return checked_stride(args.dy_stride, args.shape.out, args.dbias != nullptr);
+}
 /// The gradients of linear_forward().
 template <class T>
 TESSERA_API void linear_backward(ThreadPool& pool, const LinearBackward<T>& args);

@@ -160,6 +160,10 @@ struct DecodeArgs {
   DType dtype = DType::f32;       ///< type of `out`
 };
 
+/// DeviceKernels::row_multiple() of GPUs: wide loads and the tensor memory accelerator need rows that begin at
+/// multiples of 16 bytes; 128 elements are whole cache lines and tiles of a product.
+inline constexpr std::int64_t kGpuRowMultiple = 128;
+
 /// All kernels of a device; created for one context and used by its thread.
 class TESSERA_API DeviceKernels {
  public:
@@ -170,6 +174,10 @@ class TESSERA_API DeviceKernels {
   virtual KernelTable<double>* f64_kernels() { return nullptr; }  ///< as f32_kernels(), for f64
   virtual KernelTable<f16>* f16_kernels() { return nullptr; }     ///< as f32_kernels(), for f16
   virtual KernelTable<bf16>* bf16_kernels() { return nullptr; }   ///< as f32_kernels(), for bf16
+
+  /// Rows of a large matrix that both a product and a kernel over rows read are best padded to a multiple of so many
+  /// elements.
+  virtual std::int64_t row_multiple() const { return 1; }
 
   /// out[i] = i % period
   virtual void positions(Stream& stream, std::int32_t* out, std::size_t count, std::size_t period) = 0;

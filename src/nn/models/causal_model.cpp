@@ -13,7 +13,11 @@ Tensor CausalModel::forward(const Tensor& tokens, const Tensor& targets) {
     throw InvalidUsage("model " + config_.name + ": tokens have shape " + to_string(tokens.shape()) + " and targets " +
                        to_string(targets.shape()) + "; both need [batch, position], at most " +
                        std::to_string(config_.context) + " positions");
-  return ops::cross_entropy(logits(hidden(tokens)), targets, {.overwrite_logits = true});
+  return mean_loss(hidden(tokens), targets);
+}
+
+Tensor CausalModel::mean_loss(const Tensor& hidden, const Tensor& targets) {
+  return ops::cross_entropy(logits(hidden), targets, {.overwrite_logits = true});
 }
 
 std::unique_ptr<CausalModel> make_model(Context& context, const ModelConfig& config) {

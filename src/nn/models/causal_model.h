@@ -26,6 +26,9 @@ class TESSERA_API CausalModel : public Layer<CausalModel> {
   virtual Tensor hidden(const Tensor& tokens) = 0;
   /// The head: [..., width] -> [..., vocabulary].
   virtual Tensor logits(const Tensor& hidden) = 0;
+  /// The mean cross-entropy of the targets. By default that of logits(hidden), which it overwrites in backward; a model
+  /// with an LmHead calls its head, which pads its logits.
+  virtual Tensor mean_loss(const Tensor& hidden, const Tensor& targets);
 
  private:
   const ModelConfig config_;

@@ -33,6 +33,7 @@ class TESSERA_API Gpt2 : public CausalModel {
   Tensor embedded(const Tensor& tokens);
   Tensor hidden(const Tensor& tokens) override;
   Tensor logits(const Tensor& x) override { return lm_head_(x); }
+  Tensor mean_loss(const Tensor& x, const Tensor& targets) override { return lm_head_(x, targets); }
 
   Embedding& wte_;
   Embedding& wpe_;

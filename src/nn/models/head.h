@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tessera/nn/layers/embedding.h"
+#include "tessera/nn/ops/cross_entropy.h"
 #include "tessera/nn/ops/linear.h"
 
 namespace tessera::nn {
@@ -19,6 +20,13 @@ class TESSERA_API LmHead : public Layer<LmHead> {
   }
   /// Logits in the head's dtype.
   Tensor forward(const Tensor& x) { return ops::linear(x, weight_.tensor()); }
+  /// The mean cross-entropy of the logits, as ops::cross_entropy(). The logits exist only inside the head, which pads
+  /// their rows in memory as the device prefers (50257 tokens make rows that no product or kernel can load by 16
+  /// bytes). The weight needs no padding: its rows, of `width` elements, are whole vectors.
+  Tensor forward(const Tensor& x, const Tensor& targets) {
+    return ops::cross_entropy(ops::padded_linear(x, weight_.tensor()), targets,
+                              {.overwrite_logits = true, .vocabulary = weight_.shape().front()});
+  }
 
  private:
   Parameter& weight_;

@@ -32,6 +32,7 @@ class TESSERA_API Llama : public CausalModel {
  private:
   Tensor hidden(const Tensor& tokens) override;
   Tensor logits(const Tensor& x) override { return lm_head_(x); }
+  Tensor mean_loss(const Tensor& x, const Tensor& targets) override { return lm_head_(x, targets); }
 
   Embedding& embed_tokens_;
   std::vector<LlamaBlock*> blocks_;

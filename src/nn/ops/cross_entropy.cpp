@@ -7,6 +7,11 @@ namespace {
 
 using kernels::OpMath;
 
+/// Number of classes.
+std::size_t classes_of(const Tensor& logits, const CrossEntropyOptions& options) {
+  return size(options.vocabulary != 0 ? options.vocabulary : logits.dim(-1));
+}
+
 struct Saved {
   Tensor logits, targets, row_max, row_sum;
   Tensor valid;  // f64: number of targets that are not ignored
@@ -19,10 +24,11 @@ void forward(const Saved& saved, const Tensor& loss) {
   const kernels::CrossEntropyForward<T> args{saved.logits.data<T>(),
                                              saved.targets.data<std::int32_t>(),
                                              size(saved.targets.count()),
-                                             size(saved.logits.dim(-1)),
+                                             classes_of(saved.logits, saved.options),
                                              saved.options.ignore_index,
                                              data_or_null<OpMath<T>>(saved.row_max),
-                                             data_or_null<OpMath<T>>(saved.row_sum)};
+                                             data_or_null<OpMath<T>>(saved.row_sum),
+                                             size(saved.logits.dim(-1))};
   loss.context()
       .kernels<T>("cross_entropy")
       .cross_entropy_forward(loss.context().stream(), {args, loss.data<double>(), saved.valid.data<double>()});
@@ -37,7 +43,8 @@ void backward(const Saved& saved) {
   args.logits = saved.logits.data<T>();
   args.targets = saved.targets.data<std::int32_t>();
   args.rows = size(saved.targets.count());
-  args.vocabulary = size(saved.logits.dim(-1));
+  args.vocabulary = classes_of(saved.logits, saved.options);
+  args.stride = size(saved.logits.dim(-1));
   args.ignore_index = saved.options.ignore_index;
   args.row_max = saved.row_max.data<OpMath<T>>();
   args.row_sum = saved.row_sum.data<OpMath<T>>();
@@ -57,6 +64,9 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOp
   if (logits.shape().empty() || targets.count() != rows_of(logits))
     throw InvalidUsage("cross_entropy: logits have shape " + to_string(logits.shape()) + " and targets " +
                        to_string(targets.shape()) + "; needs one target for each row of logits");
+  if (options.vocabulary < 0 || options.vocabulary > logits.dim(-1))
+    throw InvalidUsage("cross_entropy: rows of logits have " + std::to_string(logits.dim(-1)) +
+                       " elements, less than " + std::to_string(options.vocabulary) + " classes");
   Context& context = logits.context();
   Tensor loss = Tensor::empty(context, {}, DType::f64);
   Saved saved{logits, targets, {}, {}, Tensor::empty(context, {}, DType::f64), options, nullptr};

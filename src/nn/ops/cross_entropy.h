@@ -14,6 +14,7 @@ struct CrossEntropyOptions {
   /// The backward overwrites the logits with their gradient, so only one such buffer exists. Nothing else may read them
   /// then.
   bool overwrite_logits = false;
+  std::int64_t vocabulary = 0;  ///< classes: the first elements of each row of logits (padded_linear()); 0: all
 };
 
 /// Returns the mean over the valid targets of -log softmax(logits[row])[target]: an f64 scalar, the sum divided by the

@@ -37,7 +37,8 @@ void forward(const Forward& f) {
                                        .bias = data_or_null<T>(f.bias),
                                        .y = f.y.data<T>(),
                                        .activated = f.activated ? f.activated.data<T>() : nullptr,
-                                       .activation = f.kind};
+                                       .activation = f.kind,
+                                       .y_stride = f.activated ? 0 : size(f.y.dim(-1))};
   f.y.context().kernels<T>("linear").linear_forward(f.y.context().stream(), args);
 }
 
@@ -66,6 +67,7 @@ void backward(const Saved& saved) {
   kernels::LinearBackward<T> args;
   args.shape = saved.shape;
   args.dy = saved.dy->value().data<T>();
+  args.dy_stride = size(saved.dy->value().dim(-1));
   args.x = data_or_null<T>(saved.x);
   write_to(saved.dweight, args.dweight, args.accumulate_dweight);
   write_to(saved.dbias, args.dbias, args.accumulate_dbias);
@@ -77,10 +79,11 @@ void backward(const Saved& saved) {
   context.kernels<T>("linear").linear_backward(context.stream(), args);
 }
 
-Forward prepare(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
+/// `row`: elements of a row of y; 0: the layer's outputs.
+Forward prepare(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout, std::int64_t row = 0) {
   Forward f{.shape = check(x, weight, bias, layout), .x = x, .weight = weight, .bias = bias};
   Shape out_shape = x.shape();
-  out_shape.back() = static_cast<std::int64_t>(f.shape.out);
+  out_shape.back() = row != 0 ? row : static_cast<std::int64_t>(f.shape.out);
   f.y = Tensor::empty(x.context(), std::move(out_shape), x.dtype());
   return f;
 }
@@ -106,6 +109,12 @@ void run(Forward& f, const Nf4Weight& encoded = {}) {
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
   Forward f = prepare(x, weight, bias, layout);
+  run(f);
+  return f.y;
+}
+
+Tensor padded_linear(const Tensor& x, const Tensor& weight) {
+  Forward f = prepare(x, weight, {}, WeightLayout::out_in, x.context().padded_row(weight.dim(0)));
   run(f);
   return f.y;
 }

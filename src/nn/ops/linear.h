@@ -14,6 +14,11 @@ using kernels::WeightLayout;
 TESSERA_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                           WeightLayout layout = WeightLayout::out_in);
 
+/// linear() without a bias, for a weight [out, in], with rows that are padded as the device prefers: [..., padded],
+/// padded = Context::padded_row(out). The elements after `out` are unspecified, and their gradients ignored. For
+/// cross_entropy() with CrossEntropyOptions::vocabulary.
+TESSERA_API Tensor padded_linear(const Tensor& x, const Tensor& weight);
+
 /// activation(kind, linear(...)), in one pass if the device supports it. Saves what both operations save.
 TESSERA_API Tensor activated_linear(Activation kind, const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                                     WeightLayout layout = WeightLayout::out_in);

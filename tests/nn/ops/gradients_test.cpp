@@ -155,6 +155,22 @@ TEST_P(Gradients, CrossEntropy) {
   expect([&] { return ops::cross_entropy(ops::linear(x, w), targets, {.overwrite_logits = true}); }, {x, w});
 }
 
+TEST(PaddedGradients, CrossEntropyOfPaddedLogits) {
+  Context context({.row_multiple = 4});
+  const Tensor x = leaf(context, {2, 3, 4}, "x"), w = leaf(context, {5, 4}, "w");
+  const Tensor targets = ids(context, {2, 3}, {0, 4, ops::kIgnoreIndex, 2, 2, 1});
+  EXPECT_EQ(ops::padded_linear(x, w).shape(), (Shape{2, 3, 8}));
+  for (const bool overwrite : {false, true}) {
+    const ops::CrossEntropyOptions options{.overwrite_logits = overwrite, .vocabulary = 5};
+    expect_gradients(context, [&] { return ops::cross_entropy(ops::padded_linear(x, w), targets, options); }, {x, w});
+  }
+  const TapeScope none(context, nullptr);
+  const double packed = ops::cross_entropy(ops::linear(x, w), targets).item();
+  EXPECT_EQ(ops::cross_entropy(ops::padded_linear(x, w), targets, {.vocabulary = 5}).item(), packed);
+  EXPECT_THROW(ops::cross_entropy(ops::linear(x, w), targets, {.vocabulary = 6}), InvalidUsage);
+  EXPECT_THROW(ops::cross_entropy(ops::linear(x, w), targets, {.vocabulary = 4}), InvalidUsage) << "target 4";
+}
+
 TEST_P(Gradients, CrossEntropyIsMeanOverValidTargets) {
   Tensor logits = leaf({2, 3}, "logits");
   const TapeScope none(context_, nullptr);

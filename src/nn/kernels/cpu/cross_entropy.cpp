@@ -61,9 +61,11 @@ void row_statistics(const T* x, std::size_t count, T* max, T* total) {
 
 template <class T>
 void backward(const CrossEntropyBackward<T>& a, std::size_t begin, std::size_t end) {
+  const std::size_t stride = row_stride(a);
   for (std::size_t row = begin; row < end; ++row) {
-    const T* x = a.logits + row * a.vocabulary;
-    T* dx = a.dlogits + row * a.vocabulary;
+    const T* x = a.logits + row * stride;
+    T* dx = a.dlogits + row * stride;
+    if (!a.accumulate) std::memset(dx + a.vocabulary, 0, (stride - a.vocabulary) * sizeof(T));
     if (a.targets[row] == a.ignore_index) {
       if (!a.accumulate) std::memset(dx, 0, a.vocabulary * sizeof(T));
       continue;
@@ -117,7 +119,7 @@ CrossEntropyResult cross_entropy_forward(ThreadPool& pool, const CrossEntropyFor
   for_tiles(pool, args.rows, tile_rows(args.vocabulary), [&](std::size_t begin, std::size_t end) {
     for (std::size_t row = begin; row < end; ++row) {
       if (args.targets[row] == args.ignore_index) continue;
-      const T* x = args.logits + row * args.vocabulary;
+      const T* x = args.logits + row * row_stride(args);
       T max, sum;
       kernels<T>().row_statistics(x, args.vocabulary, &max, &sum);
       loss[row] = std::log(static_cast<double>(sum)) -

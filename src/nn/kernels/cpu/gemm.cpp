@@ -179,6 +179,14 @@ void gemm_tiles(ThreadPool& pool, GemmArgs<T> g, const T* bias) {
 
 }  // namespace
 
+std::size_t checked_stride(std::size_t stride, std::size_t row, bool packed) {
+  if (stride == 0) return row;
+  if (stride < row || (packed && stride > row))
+    throw base::InvalidUsage("linear: rows of " + std::to_string(row) + " elements are " + std::to_string(stride) +
+                             " elements apart; " + (packed ? "they must be packed" : "they overlap"));
+  return stride;
+}
+
 template <class T>
 void gemm(ThreadPool& pool, const GemmArgs<T>& args) {
   gemm_tiles<T>(pool, args, nullptr);
@@ -195,7 +203,7 @@ void linear_forward(ThreadPool& pool, const LinearForward<T>& args) {
   gemm_tiles<T>(pool,
                 {.trans_b = s.layout == WeightLayout::out_in ? Transpose::yes : Transpose::no,
                  .m = s.rows, .n = s.out, .k = s.in,
-                 .a = args.x, .b = args.weight, .c = args.y},
+                 .a = args.x, .b = args.weight, .c = args.y, .ldc = row_stride(args)},
                 args.bias);
 }
 
@@ -203,6 +211,7 @@ template <class T>
 void linear_backward(ThreadPool& pool, const LinearBackward<T>& args) {
   const LinearShape& s = args.shape;
   const bool out_in = s.layout == WeightLayout::out_in;
+  const std::size_t dy_stride = row_stride(args);
   if constexpr (!std::is_same_v<T, bf16>)
     if (args.dbias) column_sums<T>(pool, {args.dy, args.dbias, s.rows, s.out, args.accumulate_dbias});
   if (args.dweight) {
@@ -212,7 +221,9 @@ void linear_backward(ThreadPool& pool, const LinearBackward<T>& args) {
                    .n = out_in ? s.in : s.out,
                    .k = s.rows,
                    .a = out_in ? args.dy : args.x,
+                   .lda = out_in ? dy_stride : 0,
                    .b = out_in ? args.x : args.dy,
+                   .ldb = out_in ? 0 : dy_stride,
                    .beta = args.accumulate_dweight ? OpMath<T>(1) : OpMath<T>(0),
                    .c = args.dweight});
   }
@@ -222,6 +233,7 @@ void linear_backward(ThreadPool& pool, const LinearBackward<T>& args) {
                    .n = s.in,
                    .k = s.out,
                    .a = args.dy,
+                   .lda = dy_stride,
                    .b = args.weight,
                    .beta = args.accumulate_dx ? OpMath<T>(1) : OpMath<T>(0),
                    .c = args.dx});

@@ -50,11 +50,11 @@ inline constexpr int kVector = static_cast<int>(16 / sizeof(T));
 
 template <int n, class T>
 TESSERA_DEVICE Pack<T, n> load(const T* from) {
-  return *reinterpret_cast<const Pack<T, n>*>(from);
+  return load_whole(reinterpret_cast<const Pack<T, n>*>(from));
 }
 template <int n, class T>
 TESSERA_DEVICE void store(T* to, const Pack<T, n>& pack) {
-  *reinterpret_cast<Pack<T, n>*>(to) = pack;
+  store_whole(reinterpret_cast<Pack<T, n>*>(to), pack);
 }
 /// 16 bytes in four registers; the elements of a Pack of 16-bit types may take one each.
 struct alignas(16) Packed {
@@ -75,10 +75,10 @@ template <int n, class T>
 TESSERA_DEVICE Pack<T, n> load_part(const T* from, bool whole, std::size_t valid) {
   return bits_as<Pack<T, n>>(load_packed(from, whole, valid));
 }
-/// Stores what load_part() loads. The thread must not read it again if it is whole.
+/// Stores what load_part() loads.
 template <int n, class T>
 TESSERA_DEVICE void store_part(T* to, const Pack<T, n>& values, bool whole, std::size_t valid) {
-  if (whole) return store_at_once(reinterpret_cast<Pack<T, n>*>(to), values);
+  if (whole) return store_whole(reinterpret_cast<Pack<T, n>*>(to), values);
   TESSERA_UNROLL
   for (int e = 0; e < n; ++e)
     if (static_cast<std::size_t>(e) < valid) to[e] = values.at[e];

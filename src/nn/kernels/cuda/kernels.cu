@@ -15,7 +15,7 @@ NativeStream native_stream(Stream& stream) {
 }
 
 std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products) {
-  base::cuda::load_kernels(reinterpret_cast<const void*>(hand_out_kernel));
+  base::cuda::load_kernels(reinterpret_cast<const void*>(mean_loss_kernel));
   return std::make_unique<CudaDeviceKernels>(memory, std::move(products));
 }
 

@@ -7,6 +7,7 @@
 #include "tessera/nn/kernels/cuda/compression.cuh"
 #include "tessera/nn/kernels/cuda/cross_entropy.cuh"
 #include "tessera/nn/kernels/cuda/embedding.cuh"
+#include "tessera/nn/kernels/cuda/embedding_backward.cuh"
 #include "tessera/nn/kernels/cuda/matmul_table.cuh"
 #include "tessera/nn/kernels/cuda/nf4.cuh"
 #include "tessera/nn/kernels/cuda/norm_backward.cuh"
@@ -87,8 +88,8 @@ class CudaKernels final : public KernelTable<T> {
     cuda::embedding_forward(native_stream(s), args);
   }
   void embedding_backward(Stream& s, const kernels::EmbeddingBackward<T>& args) override {
-    const Buffer scratch = get(embedding_scratch(args.rows, args.vocabulary));
-    cuda::embedding_backward(native_stream(s), args, static_cast<std::uint32_t*>(scratch.data()));
+    const Buffer scratch = get(embedding_scratch<T>(args.rows, args.width));
+    cuda::embedding_backward(native_stream(s), args, scratch.data());
   }
   void cross_entropy_forward(Stream& s, const kernels::MeanCrossEntropy<T>& args) override {
     const Buffer scratch = get(cross_entropy_scratch(args.rows.rows));
@@ -161,6 +162,7 @@ class CudaDeviceKernels final : public DeviceKernels {
   KernelTable<f16>* f16_kernels() override { return &f16_; }
   KernelTable<bf16>* bf16_kernels() override { return &bf16_; }
 
+  std::int64_t row_multiple() const override { return kGpuRowMultiple; }
   void positions(Stream& s, std::int32_t* out, std::size_t count, std::size_t period) override {
     for_elements<4>(native_stream(s), count, {out}, PositionsBody{out, period});
   }

@@ -64,9 +64,9 @@ struct CublasLtMatmul::AlgorithmChoice {
     }
     if (p.before_gelu != nullptr) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<std::int64_t>(p.n));
     if (p.before_gelu != nullptr || p.bias == nullptr) point(p);  // the choice depends on what the epilogue writes
-    make(a, type, p.trans_b ? p.k : p.n, p.trans_b ? p.n : p.k);
-    make(b, type, p.trans_a ? p.m : p.k, p.trans_a ? p.k : p.m);
-    make(c, type, p.n, p.m);
+    make(a, type, {p.trans_b ? p.k : p.n, p.trans_b ? p.n : p.k, p.b_stride});
+    make(b, type, {p.trans_a ? p.m : p.k, p.trans_a ? p.k : p.m, p.a_stride});
+    make(c, type, {p.n, p.m, p.c_stride});
   }
 
   /// Sets the epilogue's pointers, which differ between calls.
@@ -109,9 +109,13 @@ struct CublasLtMatmul::AlgorithmChoice {
   bool found = false;
 
  private:
-  /// `rows` is cuBLASLt's leading dimension: the length of a row-major row.
-  void make(cublasLtMatrixLayout_t& layout, cudaDataType_t type, std::size_t rows, std::size_t columns) {
-    check(api, api.cublasLtMatrixLayoutCreate(&layout, type, rows, columns, static_cast<std::int64_t>(rows)),
+  /// A column-major matrix. Its columns, our rows, are `stride` elements apart: cuBLASLt's leading dimension.
+  struct Extents {
+    std::size_t rows, columns, stride;
+  };
+  void make(cublasLtMatrixLayout_t& layout, cudaDataType_t type, const Extents& of) {
+    const std::size_t stride = of.stride != 0 ? of.stride : of.rows;
+    check(api, api.cublasLtMatrixLayoutCreate(&layout, type, of.rows, of.columns, static_cast<std::int64_t>(stride)),
           "cublasLtMatrixLayoutCreate");
   }
 };
@@ -137,7 +141,8 @@ CublasLtMatmul::AlgorithmChoice& CublasLtMatmul::chosen(const MatmulArgs& p) {
   const auto bits = reinterpret_cast<std::uintptr_t>(p.a) | reinterpret_cast<std::uintptr_t>(p.b) |
                     reinterpret_cast<std::uintptr_t>(p.c) | std::uintptr_t{256};
   const auto alignment = static_cast<std::uint32_t>(bits & (~bits + 1));  // the lowest set bit
-  const Key key = {p.m, p.n, p.k, flags, static_cast<std::size_t>(p.dtype), alignment};
+  const Key key = {p.m,      p.n, p.k, p.a_stride, p.b_stride, p.c_stride, flags, static_cast<std::size_t>(p.dtype),
+                   alignment};
   std::unique_ptr<AlgorithmChoice>& entry = chosen_[key];
   if (entry == nullptr) {
     // The first launch of an algorithm loads its code, for which CUDA may wait for all streams.
@@ -175,7 +180,8 @@ void CublasLtMatmul::log_lacking(const MatmulArgs& p) {
 void CublasLtMatmul::run(Stream& stream, const MatmulArgs& p) {
   if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) {  // an empty sum; can() allows no bias
-    if (!p.accumulate) runtime_.fill(stream, p.c, 0, p.m * p.n * size_of(p.dtype));
+    const std::size_t stride = p.c_stride != 0 ? p.c_stride : p.n;
+    if (!p.accumulate) runtime_.fill(stream, p.c, 0, ((p.m - 1) * stride + p.n) * size_of(p.dtype));
     return;
   }
   AlgorithmChoice& chosen = this->chosen(p);

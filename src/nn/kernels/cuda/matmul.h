@@ -14,8 +14,9 @@
 
 namespace tessera::nn::cuda {
 
-/// C[m, n] = op(A) op(B) + beta C, packed and row-major. `bias` (of n elements, added to every row) may be null. A
-/// product has a bias or sums of one operand, not both.
+/// C[m, n] = op(A) op(B) + beta C, row-major; stored rows are `a_stride`, `b_stride` and `c_stride` elements apart, 0:
+/// packed. `bias` (of n elements, added to every row) may be null. A product has a bias or sums of one operand, not
+/// both.
 struct MatmulArgs {
   DType dtype = DType::f32;
   bool trans_a = false, trans_b = false;
@@ -28,6 +29,7 @@ struct MatmulArgs {
   void* b_sums = nullptr;       ///< not null: receives the sums of op(B) over k, n elements
   bool accumulate = false;      ///< beta is 1; the sums are overwritten all the same
   void* c = nullptr;
+  std::size_t a_stride = 0, b_stride = 0, c_stride = 0;
 };
 
 /// Caches the selected algorithms by shape. One per context. Its products share one workspace, so they must run on one
@@ -44,7 +46,7 @@ class CublasLtMatmul {
   bool can(const MatmulArgs& product);
 
  private:
-  using Key = std::array<std::size_t, 6>;
+  using Key = std::array<std::size_t, 9>;
   struct AlgorithmChoice;
   AlgorithmChoice& chosen(const MatmulArgs& product);
 

@@ -6,12 +6,63 @@
 namespace tessera::nn::cuda {
 namespace {
 
+/// The output columns that cuBLASLt can compute with its fastest half-precision kernels, which load and store 16 bytes
+/// at once: besides the rows' starts, the extents must be multiples of 16 bytes. A packed layer, whose rows start
+/// anywhere unless all its columns fit, and a weight [in, out] are not split.
+template <class T>
+std::size_t whole_vectors(const kernels::LinearShape& s, std::size_t stride) {
+  constexpr std::size_t kVector = 16 / sizeof(T);
+  const bool split = sizeof(T) == 2 && s.layout == kernels::WeightLayout::out_in && stride % kVector == 0;
+  return split && s.out > kVector ? s.out / kVector * kVector : s.out;
+}
+
+/// Output columns of a layer whose weight is [out, in] are a layer of their own.
+template <class T>
+kernels::LinearForward<T> columns_of(kernels::LinearForward<T> args, std::size_t begin, std::size_t count) {
+  args.y_stride = row_stride(args);
+  args.weight += begin * args.shape.in;
+  args.y += begin;
+  args.shape.out = count;
+  return args;
+}
+template <class T>
+kernels::LinearBackward<T> columns_of(kernels::LinearBackward<T> args, std::size_t begin, std::size_t count) {
+  args.dy_stride = row_stride(args);
+  if (args.weight) args.weight += begin * args.shape.in;
+  if (args.dweight) args.dweight += begin * args.shape.in;
+  args.dy += begin;
+  args.shape.out = count;
+  return args;
+}
+
 template <class T>
 class CublasLtKernels final : public MatmulKernels<T> {
  public:
   explicit CublasLtKernels(CublasLtMatmul& matmul) : matmul_(matmul) {}
 
   Epilogue forward(Stream& stream, const kernels::LinearForward<T>& args) override {
+    const std::size_t whole = whole_vectors<T>(args.shape, row_stride(args));
+    if (whole == args.shape.out) return run_forward(stream, args);
+    run_forward(stream, columns_of(args, 0, whole));
+    run_forward(stream, columns_of(args, whole, args.shape.out - whole));
+    return {};  // rows that are not packed have no bias
+  }
+
+  bool backward(Stream& stream, const kernels::LinearBackward<T>& args) override {
+    const std::size_t whole = whole_vectors<T>(args.shape, row_stride(args));
+    if (whole == args.shape.out) return run_backward(stream, args);
+    kernels::LinearBackward<T> rest = columns_of(args, whole, args.shape.out - whole),
+                               most = columns_of(args, 0, whole);
+    rest.dbias = most.dbias = nullptr;
+    // The few columns first: dx is rounded after each product, and their part of it is small.
+    run_backward(stream, rest);
+    most.accumulate_dx = true;
+    run_backward(stream, most);
+    return false;
+  }
+
+ private:
+  Epilogue run_forward(Stream& stream, const kernels::LinearForward<T>& args) {
     const kernels::LinearShape& s = args.shape;
     MatmulArgs product{.dtype = dtype_of<T>,
                        .trans_b = s.layout == kernels::WeightLayout::out_in,
@@ -21,7 +72,8 @@ class CublasLtKernels final : public MatmulKernels<T> {
                        .a = args.x,
                        .b = args.weight,
                        .bias = args.bias,
-                       .c = args.y};
+                       .c = args.y,
+                       .c_stride = row_stride(args)};
     if (args.activated && args.activation == kernels::Activation::gelu_tanh) {
       MatmulArgs with_gelu = product;
       with_gelu.before_gelu = args.y;
@@ -36,8 +88,10 @@ class CublasLtKernels final : public MatmulKernels<T> {
     return {.bias = product.bias != nullptr};
   }
 
-  bool backward(Stream& stream, const kernels::LinearBackward<T>& args) override {
+  /// True if dbias is computed, too.
+  bool run_backward(Stream& stream, const kernels::LinearBackward<T>& args) {
     const kernels::LinearShape& s = args.shape;
+    const std::size_t dy_stride = row_stride(args);
     const bool out_in = s.layout == kernels::WeightLayout::out_in;
     bool has_dbias = false;
     if (args.dweight) {  // dW[in, out] = x^T dy, dW[out, in] = dy^T x
@@ -49,7 +103,9 @@ class CublasLtKernels final : public MatmulKernels<T> {
                          .a = out_in ? args.dy : args.x,
                          .b = out_in ? args.x : args.dy,
                          .accumulate = args.accumulate_dweight,
-                         .c = args.dweight};
+                         .c = args.dweight,
+                         .a_stride = out_in ? dy_stride : 0,
+                         .b_stride = out_in ? 0 : dy_stride};
       // The library overwrites the sums of dy, so they can't be added to a gradient. Whether they are depends only on
       // the call, never on values: all ranks compute the same bits.
       if (args.dbias && !args.accumulate_dbias) {
@@ -68,11 +124,11 @@ class CublasLtKernels final : public MatmulKernels<T> {
                            .a = args.dy,
                            .b = args.weight,
                            .accumulate = args.accumulate_dx,
-                           .c = args.dx});
+                           .c = args.dx,
+                           .a_stride = dy_stride});
     return has_dbias;
   }
 
- private:
   CublasLtMatmul& matmul_;
 };
 

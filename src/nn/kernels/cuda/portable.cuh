@@ -84,6 +84,18 @@ TESSERA_DEVICE T shuffle_xor(T value, unsigned mask) {
   return __shfl_xor_sync(0xffffffffU, value, static_cast<int>(mask));
 }
 
+/// The lanes of the warp with the same value, as bits. All lanes must call it.
+TESSERA_DEVICE unsigned lanes_with(unsigned value) { return __match_any_sync(0xffffffffU, value); }
+/// Orders the warp's accesses to memory. All lanes must call it.
+TESSERA_DEVICE void sync_warp() { __syncwarp(); }
+TESSERA_DEVICE unsigned bits_set(unsigned x) { return static_cast<unsigned>(__popc(x)); }
+/// 2^x with a relative error of 2^-22; 0 instead of denormal numbers.
+TESSERA_DEVICE float approximate_exp2(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 TESSERA_DEVICE float to_opmath(f16 x) { return __half2float(__ushort_as_half(x.bits)); }
 TESSERA_DEVICE float to_opmath(bf16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }
 template <class T>
@@ -106,20 +118,44 @@ TESSERA_DEVICE To bits_as(From from) {
   return __builtin_bit_cast(To, from);
 }
 
-/// Stores 16 bytes of global memory at once, even where another branch stores parts of them, with which the compiler
-/// would merge an ordinary store. The compiler does not see the write: the thread must not read these bytes again.
-template <class Vector>
-TESSERA_DEVICE void store_at_once(Vector* to, const Vector& vector) {
-  const auto words = bits_as<uint4>(vector);
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words.x),
-               "r"(words.y), "r"(words.z), "r"(words.w));
+TESSERA_DEVICE void store_16_bytes(void* to, const uint4& words) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words.x),
+               "r"(words.y), "r"(words.z), "r"(words.w)
+               : "memory");
+}
+/// A value in global memory, by accesses of 16 bytes if it consists of these. The compiler splits other stores of
+/// structs where it likes, also those of its own vector types.
+template <class V>
+TESSERA_DEVICE V load_whole(const V* from) {
+  if constexpr (sizeof(V) == 16) {
+    return bits_as<V>(*reinterpret_cast<const uint4*>(from));
+  } else {
+    return *from;
+  }
+}
+template <class V>
+TESSERA_DEVICE void store_whole(V* to, const V& value) {
+  if constexpr (sizeof(V) == 16) {
+    store_16_bytes(to, bits_as<uint4>(value));
+  } else if constexpr (sizeof(V) == 32) {
+    struct Halves {
+      uint4 first, second;
+    };
+    const auto halves = bits_as<Halves>(value);
+    store_16_bytes(to, halves.first);
+    store_16_bytes(reinterpret_cast<uint4*>(to) + 1, halves.second);
+  } else {
+    *to = value;
+  }
 }
 
 #else
 
 using NativeStream = emulation::NativeStream;
+using emulation::lanes_with;
 using emulation::shuffle_xor;
 using emulation::sync_block;
+using emulation::sync_warp;
 
 template <class... Parameters, class... Arguments>
 void launch(NativeStream stream, const Grid& grid, void (*kernel)(Parameters...), Arguments... arguments) {
@@ -134,6 +170,9 @@ inline std::size_t block_count() { return emulation::block().blocks; }
 inline unsigned thread_index() { return emulation::block().current; }
 inline unsigned thread_count() { return emulation::block().count; }
 
+inline unsigned bits_set(unsigned x) { return static_cast<unsigned>(std::popcount(x)); }
+inline float approximate_exp2(float x) { return x < -126.0F ? 0.0F : std::exp2(x); }
+
 inline float to_opmath(f16 x) { return static_cast<float>(x); }
 inline float to_opmath(bf16 x) { return static_cast<float>(x); }
 template <class T>
@@ -144,9 +183,13 @@ template <class To, class From>
 To bits_as(From from) {
   return std::bit_cast<To>(from);
 }
-template <class Vector>
-void store_at_once(Vector* to, const Vector& vector) {
-  *to = vector;
+template <class V>
+V load_whole(const V* from) {
+  return *from;
+}
+template <class V>
+void store_whole(V* to, const V& value) {
+  *to = value;
 }
 
 #endif
@@ -159,6 +202,9 @@ TESSERA_DEVICE double fused(double a, double b, double c) { return fma(a, b, c);
 TESSERA_DEVICE float root(float x) { return sqrtf(x); }
 TESSERA_DEVICE double root(double x) { return sqrt(x); }
 TESSERA_DEVICE double cube_root(double x) { return cbrt(x); }
+/// The larger number; ignores NaN.
+TESSERA_DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
+TESSERA_DEVICE double maximum(double a, double b) { return fmax(a, b); }
 template <class T>
 TESSERA_BOTH T larger(T a, T b) {
   return a > b ? a : b;

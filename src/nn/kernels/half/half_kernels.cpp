@@ -218,12 +218,15 @@ void HalfKernels<T>::linear_forward(Stream& s, const LinearForward<T>& a) {
   const float* weight = scratch.widened(a.weight, shape.in * shape.out);
   const float* bias = scratch.widened(a.bias, shape.out);
   const std::size_t most = chunk_rows(shape.rows, width);
+  const std::size_t stride = row_stride(a);
   float* x = scratch.room(most * shape.in);
-  float* y = scratch.room(most * shape.out);
+  float* y = scratch.room(most * stride);
   in_chunks(shape.rows, width, [&](std::size_t at, std::size_t rows) {
     scratch.load(a.x + at * shape.in, x, rows * shape.in);
-    f32_kernels().linear_forward(s, {{rows, shape.in, shape.out, shape.layout}, x, weight, bias, y});
-    scratch.store(y, a.y + at * shape.out, rows * shape.out);
+    LinearForward<float> part{.shape = {rows, shape.in, shape.out, shape.layout}};
+    part.x = x, part.weight = weight, part.bias = bias, part.y = y, part.y_stride = stride;
+    f32_kernels().linear_forward(s, part);
+    scratch.store(y, a.y + at * stride, rows * stride);
   });
   if (a.activated != nullptr) activation_forward(s, kernels::activation_after(a));
 }
@@ -235,14 +238,15 @@ void linear_dx(KernelTable<float>& f32, F32Scratch<T>& scratch, Stream& s, const
   const LinearShape& shape = a.shape;
   const std::size_t width = std::max(shape.in, shape.out);
   const std::size_t most = chunk_rows(shape.rows, width);
+  const std::size_t stride = row_stride(a);
   const float* weight = scratch.widened(a.weight, shape.in * shape.out);
-  float* dy = scratch.room(most * shape.out);
+  float* dy = scratch.room(most * stride);
   float* dx = scratch.room(most * shape.in);
   in_chunks(shape.rows, width, [&](std::size_t at, std::size_t rows) {
-    scratch.load(a.dy + at * shape.out, dy, rows * shape.out);
+    scratch.load(a.dy + at * stride, dy, rows * stride);
     if (a.accumulate_dx) scratch.load(a.dx + at * shape.in, dx, rows * shape.in);
     LinearBackward<float> part{.shape = {rows, shape.in, shape.out, shape.layout}};
-    part.weight = weight, part.dy = dy, part.dx = dx, part.accumulate_dx = a.accumulate_dx;
+    part.weight = weight, part.dy = dy, part.dx = dx, part.accumulate_dx = a.accumulate_dx, part.dy_stride = stride;
     f32.linear_backward(s, part);
     scratch.store(dx, a.dx + at * shape.in, rows * shape.in);
   });
@@ -257,12 +261,13 @@ void linear_dweight(KernelTable<float>& f32, F32Scratch<T>& scratch, Stream& s, 
   float* dweight = scratch.target(a.dweight, weights, a.accumulate_dweight);
   float* dbias = scratch.target(a.dbias, shape.out, a.accumulate_dbias);
   float* x = scratch.room_for(a.dweight == nullptr ? nullptr : a.x, most * shape.in);
-  float* dy = scratch.room(most * shape.out);
+  const std::size_t stride = row_stride(a);
+  float* dy = scratch.room(most * stride);
   const auto chunk = [&](std::size_t at, std::size_t rows) {
     if (x != nullptr) scratch.load(a.x + at * shape.in, x, rows * shape.in);
-    scratch.load(shifted(a.dy, at * shape.out), dy, rows * shape.out);
+    scratch.load(shifted(a.dy, at * stride), dy, rows * stride);
     LinearBackward<float> part{.shape = {rows, shape.in, shape.out, shape.layout}};
-    part.x = x, part.dy = dy, part.dweight = dweight, part.dbias = dbias;
+    part.x = x, part.dy = dy, part.dweight = dweight, part.dbias = dbias, part.dy_stride = stride;
     part.accumulate_dweight = a.accumulate_dweight || at > 0;
     part.accumulate_dbias = a.accumulate_dbias || at > 0;
     f32.linear_backward(s, part);

@@ -80,23 +80,23 @@ template <class T>
 void HalfKernels<T>::cross_entropy_forward(Stream& s, const MeanCrossEntropy<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const CrossEntropyForward<T>& r = a.rows;
-  const float* logits = scratch.widened(r.logits, r.rows * r.vocabulary);
+  const float* logits = scratch.widened(r.logits, r.rows * row_stride(r));
   f32_kernels().cross_entropy_forward(
-      s, {{logits, r.targets, r.rows, r.vocabulary, r.ignore_index, r.row_max, r.row_sum}, a.loss, a.valid});
+      s, {{logits, r.targets, r.rows, r.vocabulary, r.ignore_index, r.row_max, r.row_sum, r.stride}, a.loss, a.valid});
 }
 
 template <class T>
 void HalfKernels<T>::cross_entropy_backward(Stream& s, const MeanCrossEntropyBackward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const CrossEntropyBackward<T>& r = a.rows;
-  const std::size_t width = r.vocabulary;
+  const std::size_t width = row_stride(r);
   float* logits = scratch.room(chunk_elements(r.rows, width));
   float* dlogits = r.accumulate ? scratch.room(chunk_elements(r.rows, width)) : logits;
   in_chunks(r.rows, width, [&](std::size_t at, std::size_t rows) {
     scratch.load(r.logits + at * width, logits, rows * width);
     if (r.accumulate) scratch.load(r.dlogits + at * width, dlogits, rows * width);
-    f32_kernels().cross_entropy_backward(s, {{logits, r.targets + at, rows, width, r.ignore_index, r.row_max + at,
-                                              r.row_sum + at, r.scale, dlogits, r.accumulate},
+    f32_kernels().cross_entropy_backward(s, {{logits, r.targets + at, rows, r.vocabulary, r.ignore_index,
+                                              r.row_max + at, r.row_sum + at, r.scale, dlogits, r.accumulate, r.stride},
                                              a.upstream,
                                              a.valid});
     scratch.store(dlogits, r.dlogits + at * width, rows * width);

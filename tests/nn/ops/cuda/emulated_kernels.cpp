@@ -58,7 +58,7 @@ class LoopProducts final : public cuda::MatmulKernels<T> {
           auto sum = a.bias ? cuda::to_opmath(a.bias[out]) : OpMath<T>(0);
           for (std::size_t in = 0; in < s.in; ++in)
             sum += cuda::to_opmath(a.x[row * s.in + in]) * cuda::to_opmath(weight_at(a.weight, s, in, out));
-          a.y[row * s.out + out] = cuda::from_opmath<T>(sum);
+          a.y[row * row_stride(a) + out] = cuda::from_opmath<T>(sum);
           if (gelu) a.activated[row * s.out + out] = cuda::from_opmath<T>(cuda::GeluTanh<OpMath<T>>::value(sum));
         }
     });
@@ -88,7 +88,7 @@ class LoopProducts final : public cuda::MatmulKernels<T> {
       for (std::size_t in = 0; in < s.in; ++in) {
         OpMath<T> sum = 0;
         for (std::size_t out = 0; out < s.out; ++out)
-          sum += cuda::to_opmath(a.dy[row * s.out + out]) * cuda::to_opmath(weight_at(a.weight, s, in, out));
+          sum += cuda::to_opmath(a.dy[row * row_stride(a) + out]) * cuda::to_opmath(weight_at(a.weight, s, in, out));
         T& to = a.dx[row * s.in + in];
         to = cuda::added(a.accumulate_dx, to, sum);
       }
@@ -99,7 +99,7 @@ class LoopProducts final : public cuda::MatmulKernels<T> {
       for (std::size_t out = 0; out < s.out; ++out) {
         OpMath<T> sum = 0;
         for (std::size_t row = 0; row < s.rows; ++row)
-          sum += cuda::to_opmath(a.dy[row * s.out + out]) * cuda::to_opmath(a.x[row * s.in + in]);
+          sum += cuda::to_opmath(a.dy[row * row_stride(a) + out]) * cuda::to_opmath(a.x[row * s.in + in]);
         T& to = a.dweight[s.layout == WeightLayout::out_in ? out * s.in + in : in * s.out + out];
         to = cuda::added(a.accumulate_dweight, to, sum);
       }

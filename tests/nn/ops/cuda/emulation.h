@@ -1,12 +1,12 @@
 // Emulates blocks and threads of a GPU in plain C++, so that the kernels of src/nn/kernels/cuda run in a CPU test:
 // include this before them.
 //
-// Blocks run one after the other. The threads of a block are fibers that run one after the other from barrier to
-// barrier, in an order that the test chooses: a kernel whose result depends on the order lacks a barrier. Shared memory
-// is poisoned before every block, and writes beyond its end are detected. Asynchronous copies arrive as late as a GPU
-// may let them. A wait that can't end, also one for a later block, is a Failure. The emulation does not detect: races
-// between blocks; races inside a warp that no chosen order reveals (a shuffle orders memory here; on a GPU only a
-// barrier does); bank conflicts; misalignment of ordinary accesses; and time.
+// Blocks run one after the other, from either end. The threads of a block are fibers that run one after the other from
+// barrier to barrier, in an order that the test chooses: a kernel whose result depends on the order lacks a barrier.
+// Shared memory is poisoned before every block, and writes beyond its end are detected. Asynchronous copies arrive as
+// late as a GPU may let them. A wait that can't end, also one for a later block, is a Failure. The emulation does not
+// detect: races between blocks; races inside a warp that no chosen order reveals (a shuffle orders memory here; on a GPU
+// only a barrier does); bank conflicts; misalignment of ordinary accesses; and time.
 #pragma once
 
 #include <setjmp.h>
@@ -38,7 +38,7 @@ namespace tessera::emulation {
 
 /// Order of the threads of a block: each runs to its next barrier before any continues, from the first or from the
 /// last; or each warp runs as far as it can before another begins, and so reaches data that slower warps have not yet
-/// read or written.
+/// read or written. Blocks run from the first to the last, or as their threads, from the last.
 enum class Order { ascending, descending, first_warp_ahead, last_warp_ahead };
 inline constexpr int kOrders = 4;
 
@@ -90,7 +90,11 @@ class Block {
     count = threads;
     body = std::move(kernel);
     while (threads_.size() < threads) threads_.push_back(std::make_unique<Thread>(*this));
-    for (index = 0; index < blocks; ++index) run_block(shared_bytes);
+    const bool backwards = order == Order::descending || order == Order::last_warp_ahead;
+    for (std::size_t step = 0; step < blocks; ++step) {
+      index = backwards ? blocks - 1 - step : step;
+      run_block(shared_bytes);
+    }
   }
 
   void* shared() { return shared_.data() + kGuard; }
@@ -249,6 +253,17 @@ std::array<T, lanes> from_lanes(T value, const std::array<unsigned, lanes>& want
     std::memcpy(&values[i], &slot, sizeof(T));
   }
   return values;
+}
+
+/// Like __syncwarp and __match_any_sync of a whole warp.
+inline void sync_warp() { block().thread().wait(Thread::State::at_warp); }
+inline unsigned lanes_with(unsigned value) {
+  std::array<unsigned, Block::kWarp> all{};
+  for (unsigned lane = 0; lane < Block::kWarp; ++lane) all[lane] = lane;
+  const auto values = from_lanes(value, all);
+  unsigned same = 0;
+  for (unsigned lane = 0; lane < Block::kWarp; ++lane) same |= values[lane] == value ? 1U << lane : 0U;
+  return same;
 }
 
 /// Like __shfl_xor_sync of a whole warp.

@@ -61,6 +61,39 @@ TEST(Emulation, DetectsMissingBarrier) {
   EXPECT_TRUE(std::isnan(all[0][64]));
 }
 
+/// Each block reads what another wrote in the same launch.
+void read_other_block(float* out) {
+  float* mine = out + block_index() * thread_count();
+  const float* others = out + (1 - block_index()) * thread_count();
+  mine[thread_index()] = others[thread_index()] + 1.0F;
+}
+
+TEST(Emulation, DetectsBlocksThatNeedOneOrder) {
+  const auto all = outcomes(64, 0, read_other_block);
+  EXPECT_EQ(all[0][0], 0.0F);
+  EXPECT_FALSE(same_bits(all[0], all[1]));
+}
+
+/// Lanes with the same remainder of 5, and what lanes before them wrote.
+TEST(Emulation, LanesWithSameValue) {
+  const auto kernel = [](float* out) {
+    float* room = shared_memory<float>();
+    room[thread_index()] = 0;
+    sync_warp();
+    const unsigned lane = thread_index() % kWarp, same = lanes_with(lane % 5), before = same & ((1U << lane) - 1);
+    if (before == 0) room[thread_index() / kWarp * kWarp + lane % 5] = static_cast<float>(bits_set(same));
+    sync_warp();
+    out[block_index() * thread_count() + thread_index()] =
+        room[thread_index() / kWarp * kWarp + lane % 5] * 100 + static_cast<float>(bits_set(before));
+  };
+  const auto all = outcomes(64, 64 * sizeof(float), +kernel);
+  for (unsigned i = 0; i < 64; ++i) {
+    const unsigned lane = i % kWarp;
+    EXPECT_EQ(all[0][i], static_cast<float>((lane % 5 < 2 ? 700 : 600) + lane / 5)) << i;
+  }
+  for (const auto& other : all) EXPECT_TRUE(same_bits(other, all[0]));
+}
+
 /// Two sums in the same shared memory. Without the last barrier a fast warp overwrites the first sum with the second.
 template <bool last_barrier>
 void two_sums(float* out) {

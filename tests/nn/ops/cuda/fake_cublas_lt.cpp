@@ -158,6 +158,11 @@ cublasStatus_t run(cublasLtHandle_t, cublasLtMatmulDesc_t handle, const void*, c
   const Product& product = as<Product>(handle);
   const Layout& layout = as<Layout>(c_layout);
   ++fake_cublas_lt().products;
+  const auto shown = [](const Layout& of, const void* data) {
+    return FakeMatrix{of.rows, of.columns, of.stride, data};
+  };
+  fake_cublas_lt().matrices.push_back(
+      {shown(as<Layout>(a_layout), a), shown(as<Layout>(b_layout), b), shown(layout, c)});
   if (product.epilogue != CUBLASLT_EPILOGUE_DEFAULT) ++fake_cublas_lt().with_epilogue;
   const auto multiplied = [&](auto zero) {
     using T = decltype(zero);

@@ -1,18 +1,32 @@
 // cuBLASLt's functions on ordinary memory.
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "tessera/nn/kernels/cuda/cublas_lt.h"
 
 namespace tessera::nn::test {
 
+/// A column-major matrix as the library gets it.
+struct FakeMatrix {
+  std::uint64_t rows = 0, columns = 0;
+  std::int64_t stride = 0;  ///< elements from a column to the next: the leading dimension
+  const void* data = nullptr;
+};
+struct FakeProduct {
+  FakeMatrix a, b, c;
+};
+
 /// What the fake refuses, and what it was asked for. One per process.
 struct FakeCublasLt {
-  bool no_epilogues = false;   ///< the heuristic finds no product with a bias
-  bool no_sums = false;        ///< ... or with the sums of an operand
-  bool no_algorithms = false;  ///< ... and no product at all
-  int choices = 0;             ///< calls of the heuristic
-  int products = 0;            ///< products run ...
-  int with_epilogue = 0;       ///< ... of them with a bias or with sums
+  bool no_epilogues = false;          ///< the heuristic finds no product with a bias
+  bool no_sums = false;               ///< ... or with the sums of an operand
+  bool no_algorithms = false;         ///< ... and no product at all
+  int choices = 0;                    ///< calls of the heuristic
+  int products = 0;                   ///< products run ...
+  int with_epilogue = 0;              ///< ... of them with a bias or with sums
+  std::vector<FakeProduct> matrices;  ///< of each product
 };
 FakeCublasLt& fake_cublas_lt();
 

@@ -1,34 +1,14 @@
 // How the CUDA device calls cuBLASLt, on a fake of its functions.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
-#include "tessera/base/device_stream.h"
 #include "tessera/base/error.h"
-#include "tessera/base/log.h"
-#include "tessera/nn/kernels/cuda/matmul_table.cuh"
-#include "tests/harness/limited_device.h"
-#include "tests/nn/ops/cuda/fake_cublas_lt.h"
+#include "tests/nn/ops/cuda/products_fixture.h"
 
 namespace tessera::nn::test {
 namespace {
-
-class HostStream final : public base::DeviceStream {
- public:
-  HostStream() : DeviceStream({base::DeviceType::cuda, 0}, false) {}
-  void* native() const noexcept override { return nullptr; }
-  void prepare_launch() override { ++launches; }
-  base::Event record() override { return {}; }
-  void wait(const base::Event&) override {}
-  int launches = 0;
-};
-
-constexpr std::size_t kRows = 5;
-constexpr std::size_t kIn = 24;
-constexpr std::size_t kOut = 16;
 
 template <class T>
 struct Layer {
@@ -127,73 +107,9 @@ struct Gradients {
   std::vector<T> dweight = std::vector<T>(kIn * kOut, T(NAN)), dbias = std::vector<T>(kOut, T(NAN));
 };
 constexpr kernels::WeightLayout kLayouts[] = {kernels::WeightLayout::out_in, kernels::WeightLayout::in_out};
-/// A language-model head [out, in] without a bias, whose rows of logits are `stride` elements apart.
-struct Head {
-  Head(std::size_t outputs, std::size_t apart) : out(outputs), stride(apart) {
-    const auto fill = [](std::vector<bf16>& values, float phase) {
-      for (std::size_t i = 0; i < values.size(); ++i) values[i] = bf16(std::sin(static_cast<float>(i) + phase));
-    };
-    fill(x, 0), fill(weight, 1), fill(y, 2), fill(dx, 3), fill(dweight, 4);
-    for (std::size_t row = 0; row < kRows; ++row)
-      for (std::size_t i = out; i < stride; ++i) y[row * stride + i] = kPadding;
-  }
-  kernels::LinearForward<bf16> forward() {
-    return {.shape = {kRows, kIn, out}, .x = x.data(), .weight = weight.data(), .y = y.data(), .y_stride = stride};
-  }
-  /// y is its own gradient.
-  kernels::LinearBackward<bf16> backward(bool accumulate) {
-    return {.shape = {kRows, kIn, out},
-            .x = x.data(),
-            .weight = weight.data(),
-            .dy = y.data(),
-            .dx = dx.data(),
-            .dweight = dweight.data(),
-            .accumulate_dx = accumulate,
-            .accumulate_dweight = accumulate,
-            .dy_stride = stride};
-  }
-  bool padding_kept() const {
-    for (std::size_t row = 0; row < kRows; ++row)
-      for (std::size_t i = out; i < stride; ++i)
-        if (y[row * stride + i].bits != kPadding.bits) return false;
-    return true;
-  }
 
-  static constexpr bf16 kPadding = bf16::of_bits(0x7fc0);  // NaN: a product that reads it shows
-  std::size_t out, stride;
-  std::vector<bf16> x = std::vector<bf16>(kRows * kIn);
-  std::vector<bf16> weight = std::vector<bf16>(out * kIn);
-  std::vector<bf16> y = std::vector<bf16>(kRows * stride);
-  std::vector<bf16> dx = std::vector<bf16>(kRows * kIn);
-  std::vector<bf16> dweight = std::vector<bf16>(out * kIn);
-};
-
-/// The largest difference of `got` from before * factor + the sums of left[i, k] right[k, j].
-template <class Left, class Right>
-double difference(const std::vector<bf16>& got, const std::vector<bf16>& before, std::size_t columns, std::size_t inner,
-                  const Left& left, const Right& right) {
-  double worst = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    double sum = before.empty() ? 0 : static_cast<float>(before[i]);
-    for (std::size_t k = 0; k < inner; ++k)
-      sum += static_cast<double>(static_cast<float>(left(i / columns, k))) * static_cast<float>(right(k, i % columns));
-    worst = std::max(worst, std::abs(sum - static_cast<float>(got[i])) / std::max(1.0, std::abs(sum)));
-  }
-  return worst;
-}
-
-/// True if a kernel can load and store all matrices by 16 bytes: starts, leading dimensions and extents.
-bool wide(const FakeProduct& product) {
-  const auto matrix_is_wide = [](const FakeMatrix& m) {
-    return m.rows % 8 == 0 && m.stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(m.data) % 16 == 0;
-  };
-  return matrix_is_wide(product.a) && matrix_is_wide(product.b) && matrix_is_wide(product.c);
-}
-
-class CudaProducts : public testing::Test {
+class CudaProducts : public ProductsTest {
  protected:
-  void SetUp() override { fake_cublas_lt() = {}; }
-
   /// The kernels' whole forward: the product, and what it did not include.
   template <class T>
   void run(Layer<T>& layer, bool gelu) {
@@ -213,18 +129,6 @@ class CudaProducts : public testing::Test {
     }
     EXPECT_LT(gradients.dbias_error(args.accumulate_dbias ? -3 : 0), exact);
   }
-
-  std::vector<std::string> logged_;
-  HostStream stream_;
-  tessera::test::LimitedDevice device_{std::size_t{1} << 30};
-  MemoryPool memory_{std::make_shared<base::MemoryTracker>()};
-  ThreadPool threads_{1};
-  const KernelResources resources_{
-      device_, memory_, threads_,
-      std::make_shared<base::Logger>(base::LogLevel::info,
-                                     [this](base::LogLevel, std::string_view text) { logged_.emplace_back(text); })};
-  const std::unique_ptr<DeviceKernels> kernels_ =
-      cuda::make_cuda_kernels(memory_, cuda::make_products(resources_, fake_cublas_lt_api()));
 };
 
 TEST_F(CudaProducts, IncludeBiasAndGeluWhereTheLibraryCan) {
@@ -337,60 +241,6 @@ TEST_F(CudaProducts, AnEmptySumIsTheBias) {
   run(layer, false);
   EXPECT_EQ(layer.error(), 0);
   EXPECT_EQ(fake_cublas_lt().products, 0);
-}
-
-TEST_F(CudaProducts, PaddedRowsOfLogitsMakeWideProducts) {
-  for (const bool accumulate : {false, true}) {
-    SetUp();
-    Head head(21, 32);
-    const std::vector<bf16> dx = head.dx, dweight = head.dweight, none;
-    KernelTable<bf16>& k = *kernels_->bf16_kernels();
-    k.linear_forward(stream_, head.forward());
-    EXPECT_TRUE(head.padding_kept());
-    const auto logit = [&](std::size_t row, std::size_t i) { return head.y[row * 32 + i]; };
-    for (std::size_t row = 0; row < kRows; ++row)
-      EXPECT_LT(difference(
-                    {head.y.begin() + static_cast<long>(row * 32), head.y.begin() + static_cast<long>(row * 32 + 21)},
-                    none, 21, kIn, [&](std::size_t, std::size_t i) { return head.x[row * kIn + i]; },
-                    [&](std::size_t i, std::size_t out) { return head.weight[out * kIn + i]; }),
-                0.01);
-    k.linear_backward(stream_, head.backward(accumulate));
-    EXPECT_LT(difference(head.dx, accumulate ? dx : none, kIn, 21, logit,
-                         [&](std::size_t out, std::size_t i) { return head.weight[out * kIn + i]; }),
-              0.02);
-    EXPECT_LT(difference(
-                  head.dweight, accumulate ? dweight : none, kIn, kRows,
-                  [&](std::size_t out, std::size_t row) { return logit(row, out); },
-                  [&](std::size_t row, std::size_t i) { return head.x[row * kIn + i]; }),
-              0.02);
-    // Of each of the three products one part has 16 columns, and one the other 5.
-    const std::vector<FakeProduct>& products = fake_cublas_lt().matrices;
-    ASSERT_EQ(products.size(), 6U);
-    EXPECT_EQ(std::count_if(products.begin(), products.end(), wide), 3);
-    for (const FakeProduct& product : products)
-      for (const FakeMatrix* matrix : {&product.a, &product.b, &product.c}) {
-        EXPECT_EQ(matrix->stride % 8, 0);
-        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(matrix->data) % 16, 0U);
-      }
-    EXPECT_EQ(products[0].c.stride, 32);
-    EXPECT_EQ(products[0].c.rows, 16U);
-    EXPECT_EQ(products[1].c.rows, 5U);
-  }
-}
-
-TEST_F(CudaProducts, DetectsPackedRowsOfLogits) {
-  Head head(21, 21);
-  kernels_->bf16_kernels()->linear_forward(stream_, head.forward());
-  kernels_->bf16_kernels()->linear_backward(stream_, head.backward(false));
-  ASSERT_EQ(fake_cublas_lt().matrices.size(), 3U);
-  for (const FakeProduct& product : fake_cublas_lt().matrices) EXPECT_FALSE(wide(product));
-}
-
-TEST_F(CudaProducts, ColumnsThatFitAreOneProduct) {
-  Head head(24, 32);
-  kernels_->bf16_kernels()->linear_forward(stream_, head.forward());
-  ASSERT_EQ(fake_cublas_lt().matrices.size(), 1U);
-  EXPECT_TRUE(wide(fake_cublas_lt().matrices[0]));
 }
 
 TEST_F(CudaProducts, RejectPaddedRowsWithBias) {

@@ -33,9 +33,10 @@ find_library(TESSERA_CUDART_STATIC cudart_static HINTS ${CMAKE_CUDA_IMPLICIT_LIN
 cmake_path(GET TESSERA_CUDART_STATIC PARENT_PATH TESSERA_CUDA_LIBRARIES)
 
 # The same IEEE operations as on the host: fused multiply-adds occur only where the source has them.
-add_library(tessera_cuda_kernels OBJECT
-  ${PROJECT_SOURCE_DIR}/src/comm/kernels/cuda/reduce.cu
-  ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/kernels.cu)
+add_library(tessera_cuda_kernels OBJECT ${PROJECT_SOURCE_DIR}/src/comm/kernels/cuda/reduce.cu)
+if(NOT TESSERA_COMM_ONLY)
+  target_sources(tessera_cuda_kernels PRIVATE ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/kernels.cu)
+endif()
 target_include_directories(tessera_cuda_kernels PRIVATE ${TESSERA_INCLUDE_DIR})
 target_compile_options(tessera_cuda_kernels PRIVATE -fmad=false --expt-relaxed-constexpr
   -Xcompiler=-Wall,-fvisibility=hidden,-ffp-contract=off)
@@ -45,7 +46,7 @@ endif()
 
 list(GET CMAKE_CUDA_ARCHITECTURES 0 least)
 string(REGEX MATCH "^[0-9]+" least "${least}")
-tessera_module(tessera_device_cuda cuda
+set(sources
   ${PROJECT_SOURCE_DIR}/src/base/cuda/graph.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/nvtx.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/ipc.cpp
@@ -53,10 +54,15 @@ tessera_module(tessera_device_cuda cuda
   ${PROJECT_SOURCE_DIR}/src/base/cuda/runtime.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/host_event.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/stream.cpp
-  ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/cublas_lt.cpp
-  ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul.cpp
-  ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul_table.cpp
   $<TARGET_OBJECTS:tessera_cuda_kernels>)
+if(TESSERA_COMM_ONLY)
+  tessera_comm_module(tessera_device_cuda cuda ${sources} ${PROJECT_SOURCE_DIR}/src/base/cuda/no_nn.cpp)
+else()
+  tessera_module(tessera_device_cuda cuda ${sources}
+    ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/cublas_lt.cpp
+    ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul.cpp
+    ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul_table.cpp)
+endif()
 target_compile_definitions(tessera_device_cuda PRIVATE TESSERA_CUDA_LEAST_GENERATION=${least})
 target_include_directories(tessera_device_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 target_link_libraries(tessera_device_cuda PRIVATE tessera_options ${TESSERA_CUDART_STATIC} Threads::Threads ${CMAKE_DL_LIBS} rt)

@@ -21,10 +21,15 @@ std::string probe() {
   return loaded.problem.empty() ? unusable(loaded.api) : loaded.problem;
 }
 
-int choose_device(const Bootstrap& bootstrap, const NcclApi& api) {
+int choose_device(const Bootstrap& bootstrap, std::optional<Device> given, const NcclApi& api) {
   int devices = 0;
   check_cuda(api, api.cudaGetDeviceCount(&devices), "no CUDA device");
   if (const auto text = read_env(kDevice)) return static_cast<int>(parse_integer(*text, kDevice.name, 0, devices - 1));
+  if (given && given->type == DeviceType::cuda) {
+    if (given->index >= devices)
+      throw InvalidUsage("nccl: there is no device " + name_of(*given) + "; this host has " + std::to_string(devices));
+    return given->index;
+  }
   const auto& hosts = bootstrap.hosts();
   const auto rank = static_cast<std::size_t>(bootstrap.rank());
   const auto before = std::count(hosts.begin(), hosts.begin() + bootstrap.rank(), hosts[rank]);
@@ -68,11 +73,11 @@ std::vector<std::string> exchange(Bootstrap& bootstrap, const std::function<std:
 }
 
 /// Chooses this rank's device and loads the kernels on it. Where ranks share one, NCCL is told.
-int open_device(Bootstrap& bootstrap, const NcclApi& api) {
+int open_device(Bootstrap& bootstrap, std::optional<Device> given, const NcclApi& api) {
   int device = 0;
   const auto& hosts = bootstrap.hosts();
   const std::vector<std::string> gpus = exchange(bootstrap, [&] {
-    device = choose_device(bootstrap, api);
+    device = choose_device(bootstrap, given, api);
     const DeviceGuard guard(api, device);
     if (api.tree != nullptr) check_cuda(api, api.tree->load(), "loading kernels");
     std::array<char, 64> bus{};
@@ -113,7 +118,7 @@ std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, c
   require_possible(options, api, bootstrap->size());
   BackendOptions own = options;
   if (own.communicator.memory_tracker == nullptr) own.communicator.memory_tracker = std::make_shared<MemoryTracker>();
-  const int device = open_device(*bootstrap, api);
+  const int device = open_device(*bootstrap, own.device, api);
   const ncclUniqueId id = exchange_id(*bootstrap, api, device);
   const auto world = std::make_shared<NcclRuntime>(std::move(bootstrap), own, api, device);
   world->open();

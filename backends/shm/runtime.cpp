@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "backends/shm/shm_group.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/kernels/reduce_task.h"
 #include "tessera/comm/schedule.h"
@@ -111,6 +112,15 @@ void ShmRuntime::connect() {
   engine_ = std::make_unique<ProgressEngine>(
       board(rank_).bell, ProgressOptions{.thread = options_.progress_thread && ranks > 1,
                                          .oversubscribed = static_cast<unsigned>(ranks) > (cores == 0 ? 1 : cores)});
+  engine_->add(*this);
+}
+
+bool ShmRuntime::poll(bool with_health_check) noexcept {
+  bool moved = false;
+  ActiveGroups& active = engine_->active_groups();
+  active.update();
+  active.for_each<ShmGroup>([&](ShmGroup& group) { moved |= group.poll(with_health_check); });
+  return moved;
 }
 
 ShmRuntime::Arenas ShmRuntime::exchange(std::shared_ptr<Arena> own, bool writable, int first_color) {

@@ -25,10 +25,11 @@ struct RankRecord {
       first_failure_cause{};  ///< first failure of a rank that has left, zero-terminated; written before `left`
 };
 
-class ShmRuntime {
+class ShmRuntime final : public Pollable {
  public:
   static std::shared_ptr<ShmRuntime> make(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options);
-  ~ShmRuntime();
+  ~ShmRuntime() override;
+  bool poll(bool with_health_check) noexcept override;
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(windows_.mapped.size()); }

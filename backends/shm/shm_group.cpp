@@ -27,12 +27,10 @@ ShmGroup::~ShmGroup() {
 
 void ShmGroup::connect(std::span<const MemberBlocks::Offsets> offsets) {
   blocks_.connect(offsets);
-  engine().add(*this);
 }
 
 void ShmGroup::close() noexcept {
-  wait_until_idle();
-  engine().remove(*this);
+  finish_operations();
   blocks_.own().head().closed.value.store(1);
 }
 
@@ -116,7 +114,7 @@ bool ShmGroup::accept_submitted() noexcept {
 }
 
 bool ShmGroup::poll(bool with_health_check) noexcept {
-  if (!any_in_flight()) return false;
+  if (!any_in_flight()) return false;  // a moment ago there was
   bool moved = accept_submitted();
   try {
     if (failed()) {

@@ -22,7 +22,7 @@
 
 namespace tessera::comm::shm {
 
-class ShmGroup final : public PolledGroup, public Pollable {
+class ShmGroup final : public PolledGroup {
  public:
   /// Allocates this rank's control block. The caller then sends its offsets to the other members and calls connect().
   ShmGroup(std::shared_ptr<ShmRuntime> runtime, int rank, std::vector<int> members,
@@ -43,7 +43,8 @@ class ShmGroup final : public PolledGroup, public Pollable {
   ShmRuntime& runtime() const noexcept { return *runtime_; }
   const std::shared_ptr<ShmRuntime>& shared_runtime() const noexcept { return runtime_; }
 
-  bool poll(bool with_health_check) noexcept override;
+  /// Does a bounded amount of work. True if anything progressed.
+  bool poll(bool with_health_check) noexcept;
   using PolledGroup::complete;
   /// Fails as a peer has failed. False: none has.
   bool adopt_peer_failure() noexcept;

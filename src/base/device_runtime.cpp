@@ -55,6 +55,10 @@ HostEvent::~HostEvent() = default;
 Graph::~Graph() = default;
 DeviceRuntime::~DeviceRuntime() = default;
 
+std::unique_ptr<Stream> DeviceRuntime::borrow_stream(void* /*native*/) {
+  throw Unsupported("device " + name_of(device_) + ": streams of other libraries can't be used");
+}
+
 std::unique_ptr<HostEvent> DeviceRuntime::make_signal() { return std::make_unique<CpuHostEvent>(); }
 
 void DeviceRuntime::begin_capture(Stream&) {

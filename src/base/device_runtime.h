@@ -83,6 +83,9 @@ class TESSERA_API DeviceRuntime {
   virtual std::unique_ptr<Stream> make_stream() = 0;  ///< a new stream; only events order it after other streams
   /// A stream for copies that must progress while all other streams wait.
   virtual std::unique_ptr<Stream> make_copy_stream() { return make_stream(); }
+  /// A stream over a handle that another library of the process has made (as DeviceStream::native()), which must outlive
+  /// it and its events. Throws Unsupported if the device has no such handles.
+  virtual std::unique_ptr<Stream> borrow_stream(void* native);
   /// Streams of this device that wait for its events wait on the device. In the default implementation the host waits
   /// instead.
   virtual std::unique_ptr<HostEvent> make_signal();

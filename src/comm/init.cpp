@@ -32,6 +32,7 @@ BackendOptions world_options(const InitOptions& config) {
   options.algorithms = config.algorithms ? *config.algorithms : env_or_default(env::kAlgo);
   options.progress_thread = config.progress_thread;
   options.global_ranks = config.global_ranks;
+  if (config.device != nullptr) options.device = config.device->device();
   return options;
 }
 

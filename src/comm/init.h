@@ -41,7 +41,7 @@ struct InitOptions {
   std::shared_ptr<MemoryTracker> memory_tracker;     ///< null: creates one
   bool progress_thread = true;  ///< off only in tests: operations then progress only inside calls of their rank
   /// With a device, communicators also support its memory, staged through host memory if the backend doesn't support it
-  /// (staging.h). Null: only host memory and what the backend supports. Ranks that are threads share the device.
+  /// (staging.h); a backend that does uses this device. Null: only host memory and what the backend supports. Ranks that are threads share the device.
   std::shared_ptr<DeviceRuntime> device;
   std::optional<bool> device_ipc;              ///< TESSERA_DEVICE_IPC
   std::optional<std::string> flight_recorder;  ///< TESSERA_FLIGHT_RECORDER: see record_flight(); "": none

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,6 +26,7 @@ struct BackendOptions {
   bool check = false;  ///< checked mode (TESSERA_CHECK): compare the ranks' calls before an operation completes
   bool progress_thread = true;  ///< off only in tests: operations then progress only inside calls of their rank
   std::shared_ptr<FirstFailureRecord> first_failure;  ///< of this rank, over this world and others; null: not recorded
+  std::optional<Device> device;   ///< of this rank; none: a backend of devices chooses one
   std::vector<int> global_ranks;  ///< global rank of each rank if this world has only some of the job's; else empty
 
   /// Records a cause in `first_failure`, if there is one. Thread-safe.

@@ -18,13 +18,15 @@ struct StagingOptions {
   std::size_t chunks_in_flight = 3;  ///< of one call: one copied down, one between the ranks, one copied up
   /// Ranks of a host read each other's memory from allocate(), if their devices can. All ranks or none.
   bool ipc = true;
-  std::string algorithms;  ///< in the grammar of TESSERA_ALGO: a call for which it names an algorithm other than
-                           ///< `direct` is staged
+  /// The ranks agree on `ipc`. False: stage() is not collective, and memory moves through host memory only.
+  bool negotiates_ipc = true;
+  /// In the grammar of TESSERA_ALGO: a call for which it names an algorithm other than `direct` is staged.
+  std::string algorithms = {};
 };
 
 /// Creates a communicator of `inner`'s ranks that also supports memory of `device`; calls with host memory are passed
 /// on to `inner` unchanged. All ranks of a call use memory of the same kind, even without elements. Deadlines, errors
-/// and order are inner's. Collective if ranks may share a host, since they then agree on IPC.
+/// and order are inner's. Collective if ranks may share a host and agree on IPC.
 ///
 /// Ranks of one host read each other's memory from allocate(), if the devices can; bits and bytes are those of the
 /// `direct` algorithms, and last_algorithm() is "ipc". Otherwise data moves through pinned host memory in chunks, so

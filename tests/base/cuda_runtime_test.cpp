@@ -38,6 +38,22 @@ TEST(CudaRuntime, EventsHaveTimesOnlyWhereAsked) {
   EXPECT_GE(end.time_ns(), begin.time_ns());
 }
 
+TEST(CudaRuntime, BorrowedStreamsStayTheirOwners) {
+  const auto device = open_fake();
+  const auto own = device->make_stream();
+  void* const handle = dynamic_cast<DeviceStream&>(*own).native();
+  const int destroyed = fake_cuda().streams_destroyed;
+  {
+    const auto borrowed = device->borrow_stream(handle);
+    EXPECT_EQ(dynamic_cast<DeviceStream&>(*borrowed).native(), handle);
+    EXPECT_EQ(fake_cuda().stream_flags.size(), 1U) << "it has made a stream";
+    borrowed->record().wait();
+    EXPECT_GT(borrowed->record_timed().time_ns(), 0);
+  }
+  EXPECT_EQ(fake_cuda().streams_destroyed, destroyed);
+  own->record().wait();
+}
+
 TEST(CudaRuntime, EventsAreReused) {
   const auto device = open_fake();
   {

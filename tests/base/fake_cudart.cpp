@@ -107,7 +107,10 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
   *stream = reinterpret_cast<cudaStream_t>(std::malloc(1));
   return cudaSuccess;
 }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { return cudaFree(stream); }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  ++fake_cuda().streams_destroyed;
+  return cudaFree(stream);
+}
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {

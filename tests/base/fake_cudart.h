@@ -15,7 +15,8 @@ struct FakeCuda {
   std::vector<unsigned> wait_flags;          ///< of stream waits for memory
   std::vector<cuuint32_t> wait_values;       ///< of the same
   std::vector<cudaStreamCaptureMode> modes;  ///< of captures
-  std::vector<unsigned> stream_flags;
+  std::vector<unsigned> stream_flags;        ///< of all streams made
+  int streams_destroyed = 0;
   std::vector<unsigned> entry_versions;  ///< of the driver's functions that were looked up
   bool has_wait_value = true;            ///< whether the driver has cuStreamWaitValue32
 };

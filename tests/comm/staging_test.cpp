@@ -32,6 +32,29 @@ INSTANTIATE_TEST_SUITE_P(All, StagedConformance,
                                   std::to_string(std::get<2>(which.param));
                          });
 
+/// One rank may stage while the others don't know: nothing is exchanged for it.
+TEST(StagingAlone, IsLocalWithoutIpc) {
+  const auto device = lazy_device();
+  InitOptions config{.backend = "shm", .timeout = 20s};
+  config.decorate = [&](std::unique_ptr<Communicator> world) {
+    StagingOptions options = small_chunks();
+    options.negotiates_ipc = false;
+    return world->rank() == 0 ? stage(std::move(world), device, options) : std::move(world);
+  };
+  run_threads(2, config, [&](Communicator& comm) {
+    float x = 1;
+    comm.all_reduce(view_of(&x, 1), view_of(&x, 1), ReduceOp::sum()).wait();
+    EXPECT_EQ(x, 2);
+    if (comm.rank() == 1) return comm.send(view_of(&x, 1), 0).wait();
+    int source = -1;
+    comm.recv(view_of(&x, 1), kAnyRank, {.source = &source}).wait();  // host memory: as without staging
+    EXPECT_EQ(source, 1);
+    const auto stream = device->make_stream();
+    const Values values(comm, *device, *stream, 4, 0);
+    EXPECT_THROW(comm.recv(values.view(), kAnyRank), Unsupported);
+  });
+}
+
 TEST_P(Staging, HostMemoryNeedsNoStaging) {
   const auto device = lazy_device();
   run_staged(GetParam(), 3, device, [](Communicator& comm) {

@@ -9,9 +9,6 @@
 #include <utility>
 
 #include "c10d/errors.h"
-#include "c10d/store.h"
-#include "tessera/base/env.h"
-#include "tessera/comm/init.h"
 
 namespace tessera::c10d_backend {
 namespace {
@@ -39,69 +36,45 @@ class WithoutGil {
   PyThreadState* const state_;
 };
 
-std::unique_ptr<comm::Communicator> make_world(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
-                                               std::chrono::milliseconds timeout, std::vector<int> global_ranks) {
-  comm::InitOptions options;
-  // PyTorch's programs may run on several hosts without having said so to the library.
-  if (!base::read_env({"TESSERA_BACKEND", "", ""})) options.backend = "auto";
-  options.launch = comm::Launch{.launcher = "torch", .rank = rank, .size = size, .local_size = size, .job = "torch"};
-  options.timeout = timeout;
-  options.store = std::make_shared<TorchStore>(store);
-  options.global_ranks = std::move(global_ranks);
-  return with_torch_errors([&] { return comm::init(std::move(options)); });
-}
-
 int place_of(int rank, const std::vector<int>& members) {
   return static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
 }
 
 }  // namespace
 
-TorchBackend::TorchBackend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
-                           std::chrono::milliseconds timeout, std::vector<int> global_ranks, std::string name)
-    : Backend(rank, size),
+TorchBackend::TorchBackend(const GroupSettings& settings, std::string name)
+    : Backend(settings.rank, settings.size),
       name_(std::move(name)),
-      world_(make_world(store, rank, size, timeout, std::move(global_ranks))),
-      timeout_(timeout) {
+      ranks_(std::make_shared<Communicators>(settings)),
+      timeout_(settings.timeout) {
   init();
 }
 
-TorchBackend::TorchBackend(const TorchBackend& parent, const std::vector<int>& members,
-                           std::chrono::milliseconds timeout, const std::string& group_name, std::string name)
-    : Backend(place_of(parent.getRank(), members), static_cast<int>(members.size())),
-      name_(std::move(name)),
-      world_(parent.create_group(members, timeout, group_name)),
-      timeout_(timeout) {
+TorchBackend::TorchBackend(const TorchBackend& parent, const GroupSettings& settings, const std::string& group_name,
+                           std::string name)
+    : Backend(settings.rank, settings.size), name_(std::move(name)), timeout_(settings.timeout) {
+  const WithoutGil without_gil;
+  ranks_ = std::make_shared<Communicators>(parent.shared_ranks(), settings, group_name);
   init();
 }
 
 TorchBackend::~TorchBackend() { shutdown(); }
 
-std::shared_ptr<comm::Communicator> TorchBackend::create_group(const std::vector<int>& members,
-                                                               std::chrono::milliseconds timeout,
-                                                               const std::string& group_name) const {
-  const WithoutGil without_gil;
-  std::shared_ptr<comm::Communicator> parent;
-  {
-    const std::lock_guard lock(mutex_);
-    static_cast<void>(world());  // throws if it was shut down
-    parent = world_;
-  }
-  // Threads may make groups at the same time. Their names can't tell them apart: PyTorch counts them on each rank,
-  // which may have made others without this group's members.
-  std::size_t hash = members.size();
-  for (const int member : members) hash = hash * 1'000'003 + static_cast<std::size_t>(member);
-  const auto tag = static_cast<int>(hash % (comm::kMaxTag + 1));
-  auto group = with_torch_errors(
-      [&] { return parent->create_group(members, {.timeout = timeout, .label = group_name, .tag = tag}); });
-  return {group.release(), [parent](comm::Communicator* child) { delete child; }};
-}
-
-c10::intrusive_ptr<::c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<::c10d::Store>& /*store*/,
+c10::intrusive_ptr<::c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<::c10d::Store>& store,
                                                         const std::vector<int>& ranks,
                                                         const c10::intrusive_ptr<::c10d::Backend::Options>& options) {
-  const std::chrono::milliseconds timeout = options->timeout;
-  return c10::make_intrusive<TorchBackend>(*this, ranks, timeout, options->group_name, name_);
+  const GroupSettings settings{.store = store,
+                               .rank = place_of(getRank(), ranks),
+                               .size = static_cast<int>(ranks.size()),
+                               .timeout = options->timeout,
+                               .global_ranks = ranks,
+                               .device = getBoundDeviceId()};
+  return c10::make_intrusive<TorchBackend>(*this, settings, options->group_name, name_);
+}
+
+void TorchBackend::eagerConnectSingleDevice(at::Device device) {
+  const std::lock_guard lock(mutex_);
+  with_torch_errors([&] { ranks().on(device); });
 }
 
 c10::intrusive_ptr<::c10d::Backend::Options> TorchBackend::getBackendOptions() {
@@ -111,7 +84,7 @@ c10::intrusive_ptr<::c10d::Backend::Options> TorchBackend::getBackendOptions() {
 
 std::string TorchBackend::transport() const {
   const std::lock_guard lock(mutex_);
-  return std::string(world().backend());
+  return std::string(ranks().host().backend());
 }
 
 void TorchBackend::setTimeout(std::chrono::milliseconds timeout) {
@@ -124,22 +97,28 @@ std::uint64_t TorchBackend::getSequenceNumberForGroup() {
   return calls_;
 }
 
-comm::Communicator& TorchBackend::world() const {
-  if (world_ != nullptr) return *world_;
+Communicators& TorchBackend::ranks() const {
+  if (ranks_ != nullptr) return *ranks_;
   C10_THROW_ERROR(DistBackendError, "tessera: this process group was destroyed; create another one");
+}
+
+std::shared_ptr<Communicators> TorchBackend::shared_ranks() const {
+  const std::lock_guard lock(mutex_);
+  static_cast<void>(ranks());  // throws if it was shut down
+  return ranks_;
 }
 
 void TorchBackend::abort() {
   const std::lock_guard lock(mutex_);
-  if (world_ != nullptr) world_->abort("the program aborted its process group");
+  if (ranks_ != nullptr) ranks_->abort("the program aborted its process group");
 }
 
 void TorchBackend::shutdown() {
   const WithoutGil without_gil;
-  std::shared_ptr<comm::Communicator> world;
+  std::shared_ptr<Communicators> ranks;
   {
     const std::lock_guard lock(mutex_);
-    world = std::move(world_);
+    ranks = std::move(ranks_);
   }
 }
 
@@ -168,7 +147,7 @@ void TorchBackend::leave(std::chrono::milliseconds patience) {
       continue;
     }
     const std::lock_guard lock(mutex_);
-    if (world_ != nullptr) world_->abort("its process ends while an operation is in flight");
+    if (ranks_ != nullptr) ranks_->abort("its process ends while an operation is in flight");
     break;
   }
   shutdown();
@@ -182,21 +161,32 @@ at::Tensor TorchBackend::allocateTensor(long count, at::TensorOptions options) {
   const std::size_t bytes = static_cast<std::size_t>(count) * options.dtype().itemsize();
   auto memory = with_torch_errors([&] {
     const std::lock_guard lock(mutex_);
-    return std::make_shared<base::Buffer>(world().allocate(bytes, comm::MemoryKind::host, std::nullopt));
+    return std::make_shared<base::Buffer>(ranks().host().allocate(bytes, comm::MemoryKind::host, std::nullopt));
   });
   return at::from_blob(
       memory->data(), {static_cast<std::int64_t>(count)}, [memory](void*) {}, options);
 }
 
 TorchWorkPtr TorchBackend::issue(Call call) {
+  const c10::Device device = common_device(call.holding.tensors);
   const std::lock_guard lock(mutex_);
-  const comm::OpOptions options{.timeout = call.timeout > std::chrono::milliseconds(0) ? call.timeout : timeout_};
+  comm::OpOptions options{.timeout = call.timeout > std::chrono::milliseconds(0) ? call.timeout : timeout_};
   std::vector<comm::Work> works;
+  std::unique_ptr<base::Stream> after;
+  CallDevice on;
   with_torch_errors([&] {
-    for (const Issue& one : call.issues) works.push_back(one(world(), options));
+    comm::Communicator& communicator = ranks().on(device);
+    // A call without tensors, a barrier, comes after the program's work on the group's device.
+    const bool ordered = !device.is_cpu() || call.holding.tensors.empty();
+    if (const auto& own = ranks().device(); own != nullptr && ordered) {
+      after = own->current_stream();
+      options.after = after.get();
+    }
+    for (const Issue& one : call.issues) works.push_back(one(communicator, options));
+    if (!device.is_cpu()) on = {ranks().device(), ranks().device_uses_streams()};
   });
   const std::uint64_t number = ++calls_;
-  const auto pending = std::make_shared<PendingCall>(std::move(works), std::move(call.holding));
+  const auto pending = std::make_shared<PendingCall>(std::move(works), std::move(call.holding), std::move(on));
   if (coalescing_) {
     coalesced_.push_back(pending);
     coalesced_results_.insert(coalesced_results_.end(), call.results.begin(), call.results.end());

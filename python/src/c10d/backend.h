@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "c10d/communicators.h"
 #include "c10d/reduction.h"
 #include "c10d/tensors.h"
 #include "c10d/work.h"
@@ -21,8 +22,10 @@
 namespace tessera::c10d_backend {
 
 /// One process group: the world, which its ranks make through their store, or a group of some of its ranks. Any thread
-/// may call it; calls are issued one after another. Tensors must be dense and in host memory; those that are not
-/// contiguous, and lists whose tensors don't lie one after another, go through temporary ones.
+/// may call it; calls are issued one after another. Tensors must be dense and, in one call, on one device; those that
+/// are not contiguous, and lists whose tensors don't lie one after another, go through temporary ones. Operations on
+/// tensors of a device start after what PyTorch's current stream holds; their results are valid on the stream that is
+/// current in wait().
 class TorchBackend final : public ::c10d::Backend {
  public:
   struct Options final : ::c10d::Backend::Options {
@@ -30,20 +33,19 @@ class TorchBackend final : public ::c10d::Backend {
     c10::intrusive_ptr<::c10d::Backend::Options> clone() const override { return c10::make_intrusive<Options>(*this); }
   };
 
-  /// Collective over the members. `global_ranks`: of each member, for messages. `name`: as the program asked for it.
-  TorchBackend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout,
-               std::vector<int> global_ranks, std::string name);
-  /// A group of some ranks of `parent`, which shares its memory, connections and threads. Collective over `members`, in
-  /// ascending order. `group_name` is for errors. The parent may be destroyed first.
-  TorchBackend(const TorchBackend& parent, const std::vector<int>& members, std::chrono::milliseconds timeout,
-               const std::string& group_name, std::string name);
+  /// Collective over the members. `name`: as the program asked for it.
+  TorchBackend(const GroupSettings& settings, std::string name);
+  /// A group of some ranks of `parent`, `settings.global_ranks`, which shares its memory, connections and threads.
+  /// Collective over them. `group_name` is for errors. The parent may be destroyed first.
+  TorchBackend(const TorchBackend& parent, const GroupSettings& settings, const std::string& group_name,
+               std::string name);
   ~TorchBackend() override;
 
   const std::string getBackendName() const override { return name_; }
   c10::intrusive_ptr<::c10d::Backend::Options> getBackendOptions() override;
   bool closed() const {
     const std::lock_guard lock(mutex_);
-    return world_ == nullptr;
+    return ranks_ == nullptr;
   }
   std::string transport() const;  ///< "shm", "tcp": what TESSERA_BACKEND chose
   void setTimeout(std::chrono::milliseconds timeout) override;
@@ -51,6 +53,8 @@ class TorchBackend final : public ::c10d::Backend {
   std::uint64_t getSequenceNumberForGroup() override;
   bool supportsCoalescing() const override { return true; }
   bool supportsSplitting() const override { return true; }
+  /// init_process_group's device_id: connects the ranks, unless they are connected.
+  void eagerConnectSingleDevice(at::Device device) override;
   c10::intrusive_ptr<::c10d::Backend> split(const c10::intrusive_ptr<::c10d::Store>& store,
                                             const std::vector<int>& ranks,
                                             const c10::intrusive_ptr<::c10d::Backend::Options>& options) override;
@@ -132,14 +136,13 @@ class TorchBackend final : public ::c10d::Backend {
   Issue gathering(const at::Tensor& output, const at::Tensor& input, Holding& holding);
   Issue scattering(const at::Tensor& output, const at::Tensor& input, const ::c10d::ReduceOp& op, Holding& holding);
   Issue gathering_lists(const std::vector<at::Tensor>& outputs, const at::Tensor& input, Holding& holding);
-  comm::Communicator& world() const;
-  std::shared_ptr<comm::Communicator> create_group(const std::vector<int>& members, std::chrono::milliseconds timeout,
-                                                   const std::string& group_name) const;
+  Communicators& ranks() const;
+  std::shared_ptr<Communicators> shared_ranks() const;
   void check_count(std::size_t have, std::size_t want, const char* what) const;
 
   const std::string name_;
-  mutable std::mutex mutex_;                   ///< guards what follows
-  std::shared_ptr<comm::Communicator> world_;  ///< null: shut down; groups made from it keep it
+  mutable std::mutex mutex_;              ///< guards what follows
+  std::shared_ptr<Communicators> ranks_;  ///< null: shut down; groups made from it keep it
   std::chrono::milliseconds timeout_;
   std::uint64_t calls_ = 0;
   bool coalescing_ = false;

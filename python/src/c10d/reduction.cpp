@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "c10d/tensor_device.h"
+
 namespace tessera::c10d_backend {
 namespace {
 
@@ -65,7 +67,8 @@ Reduction Reduction::of(const ::c10d::ReduceOp& given, at::ScalarType type) {
 }
 
 comm::View Reduction::view(const at::Tensor& contiguous) const {
-  return {contiguous.mutable_data_ptr(), static_cast<std::size_t>(contiguous.numel()) * per_element, dtype, {}};
+  return {contiguous.mutable_data_ptr(), static_cast<std::size_t>(contiguous.numel()) * per_element, dtype,
+          device_of(contiguous.device())};
 }
 
 }  // namespace tessera::c10d_backend

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "c10d/tensor_device.h"
+
 namespace tessera::c10d_backend {
 
 std::optional<base::DType> dtype_of(at::ScalarType type) {
@@ -56,6 +58,7 @@ std::optional<at::Tensor> adjacent(const std::vector<at::Tensor>& tensors) {
 
 void check_list(const std::vector<at::Tensor>& tensors) {
   if (tensors.empty()) C10_THROW_ERROR(ValueError, "tessera: the list of tensors is empty");
+  static_cast<void>(common_device(tensors));
   for (const at::Tensor& tensor : tensors) {
     check_tensor(tensor);
     if (tensor.scalar_type() != tensors.front().scalar_type())
@@ -68,15 +71,14 @@ void check_list(const std::vector<at::Tensor>& tensors) {
 void check_tensor(const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided)
     C10_THROW_ERROR(NotImplementedError, "tessera: sparse tensors are not supported; use dense ones (to_dense())");
-  if (!tensor.device().is_cpu())
-    C10_THROW_ERROR(NotImplementedError,
-                    "tessera: tensors of " + tensor.device().str() + " are not supported; use ones in host memory");
+  static_cast<void>(device_of(tensor.device()));
 }
 
 comm::View moved(const at::Tensor& tensor) {
   const auto count = static_cast<std::size_t>(tensor.numel());
-  if (const auto dtype = dtype_of(tensor.scalar_type())) return {tensor.mutable_data_ptr(), count, *dtype, {}};
-  return {tensor.mutable_data_ptr(), count * moved_per_element(tensor), base::DType::u8, {}};
+  const base::Device device = device_of(tensor.device());
+  if (const auto dtype = dtype_of(tensor.scalar_type())) return {tensor.mutable_data_ptr(), count, *dtype, device};
+  return {tensor.mutable_data_ptr(), count * moved_per_element(tensor), base::DType::u8, device};
 }
 
 std::size_t moved_per_element(const at::Tensor& tensor) {

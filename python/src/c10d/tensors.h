@@ -25,7 +25,7 @@ struct Holding {
 /// The library's type of such elements; none for complex numbers and others that it does not have.
 std::optional<base::DType> dtype_of(at::ScalarType type);
 
-/// Throws PyTorch's error unless the tensor is dense and in host memory.
+/// Throws PyTorch's error unless the tensor is dense and on a device that the library has.
 void check_tensor(const at::Tensor& tensor);
 
 /// Elements to move, not to compute with: of a dtype that the library does not have, bytes. `tensor` is contiguous.

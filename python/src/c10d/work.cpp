@@ -2,6 +2,8 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -38,29 +40,66 @@ comm::WorkCallback after_all(std::size_t parts, const comm::WorkCallback& ended)
 
 }  // namespace
 
+PendingCall::PendingCall(std::vector<comm::Work> works, Holding holding, CallDevice on)
+    : works_(std::move(works)), on_(std::move(on)), holding_(std::move(holding)), source_(holding_.source) {
+  if (!on_.by_streams) return;
+  const auto results = on_.device->borrow(on_.device->results());
+  for (comm::Work& work : works_) work.wait_on(*results);
+  finish();
+}
+
 bool PendingCall::done() {
   for (comm::Work& work : works_)
     if (!work.done()) return false;
-  return true;
+  return !finished() || !valid_ || valid_->query();
 }
 
 bool PendingCall::wait_until(Clock::time_point until) {
+  const bool limited = until != Clock::time_point::max();
   for (comm::Work& work : works_) {
-    if (until == Clock::time_point::max())
+    if (on_.by_streams && !limited && !work.done()) continue;
+    if (!limited)
       work.wait();
     else if (!work.wait_until(until))
       return false;
   }
   finish();
+  if (valid_) valid_->block(on_.device->current());
+  release();  // what uses this memory next comes after the results, in the order of the program's stream
   return true;
 }
 
 void PendingCall::finish() {
   if (finished()) return;
   const std::lock_guard lock(mutex_);
-  for (const auto& step : holding_.at_end) step();
-  holding_ = {};
+  if (finished()) return;
+  if (on_.device != nullptr)
+    finish_on_device();
+  else
+    for (const auto& step : holding_.at_end) step();
   finished_.store(true);
+}
+
+/// The results get to their places on a stream of their own, which the program's streams then wait for.
+void PendingCall::finish_on_device() {
+  const c10::Stream results = on_.device->results();
+  if (!on_.by_streams && holding_.at_end.empty()) return;  // they are there
+  const c10::StreamGuard guard(results);
+  if (!holding_.at_end.empty()) {
+    const c10::impl::VirtualGuardImpl device(results.device_type());
+    for (const at::Tensor& tensor : holding_.tensors)
+      device.recordDataPtrOnStream(tensor.storage().data_ptr(), results);
+    for (const auto& step : holding_.at_end) step();
+  }
+  valid_.emplace(results.device_type());
+  valid_->record(results);
+}
+
+void PendingCall::release() noexcept {
+  if (released()) return;
+  const std::lock_guard lock(mutex_);
+  holding_ = {};
+  released_.store(true);
 }
 
 void PendingCall::on_done(const std::shared_ptr<PendingCall>& call, const comm::WorkCallback& ended) {
@@ -68,6 +107,7 @@ void PendingCall::on_done(const std::shared_ptr<PendingCall>& call, const comm::
   const comm::WorkCallback part = after_all(call->works_.size() + 1, [call, ended](std::exception_ptr error) {
     try {
       if (error == nullptr) call->finish();
+      call->release();
     } catch (...) {
       error = std::current_exception();
     }
@@ -86,7 +126,8 @@ TorchWork::~TorchWork() {
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   try {
     for (const auto& call : calls_)
-      if (!call->finished() && future_ == nullptr) PendingCall::on_done(call, [](const std::exception_ptr&) {});
+      if (!call->released() && (future_ == nullptr || call->on().by_streams))
+        PendingCall::on_done(call, [](const std::exception_ptr&) {});
   } catch (...) {  // no memory for a callback: then the destructor of its operations waits
   }
 }
@@ -107,8 +148,8 @@ void TorchWork::on_done(const comm::WorkCallback& ended) const {
 
 bool TorchWork::isCompleted() {
   if (!done()) return false;
-  ended_error();  // its results are where they belong
-  return true;
+  ended_error();  // its results are where they belong, on a device once its stream gets there
+  return done();
 }
 
 std::exception_ptr TorchWork::ended_error() const {
@@ -154,15 +195,23 @@ void TorchWork::await_peers() const {
 c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
   const std::lock_guard lock(future_mutex_);
   if (future_ != nullptr) return future_;
-  await_peers();
-  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  const auto end = [future = future_, results = results_](const std::exception_ptr& error) {
+  const CallDevice device = on();
+  if (!device.by_streams) await_peers();
+  future_ = c10::make_intrusive<c10::ivalue::Future>(
+      c10::ListType::create(c10::TensorType::get()),
+      device.device != nullptr ? std::vector{device.device->device()} : std::vector<c10::Device>{});
+  const auto end = [future = future_, results = results_, on = device.device](const std::exception_ptr& error) {
+    // The future's value is valid on the streams that wait for the one that is current now.
+    std::optional<c10::StreamGuard> guard;
+    if (on != nullptr) guard.emplace(on->results());
     if (error != nullptr)
       future->setError(as_torch_error(error));
     else
       future->markCompleted(c10::IValue(results));
   };
-  if (done())
+  if (device.by_streams)
+    end(nullptr);
+  else if (done())
     end(ended_error());
   else
     on_done(end);

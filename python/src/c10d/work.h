@@ -6,27 +6,40 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
+
+#include <c10/core/Event.h>
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "c10d/tensor_device.h"
 #include "c10d/tensors.h"
 #include "tessera/comm/work.h"
 
 namespace tessera::c10d_backend {
 
+/// Where the tensors of a call are.
+struct CallDevice {
+  std::shared_ptr<const TensorDevice> device;  ///< null: in host memory
+  bool by_streams = false;                     ///< its operations are in the order of streams; the host waits for none
+};
+
 /// Operations in flight with what they need. Their callbacks own it together with the TorchWorks that show it, so that
 /// it outlives the operations.
 class PendingCall {
  public:
-  PendingCall(std::vector<comm::Work> works, Holding holding)
-      : works_(std::move(works)), holding_(std::move(holding)), source_(holding_.source) {}
+  PendingCall(std::vector<comm::Work> works, Holding holding, CallDevice on);
 
   bool done();
-  /// False: not done before `until`. Throws the library's error.
+  /// False: not done before `until`. Throws the library's error. Later work of the calling thread's current stream sees
+  /// the results: without a time limit the host does not wait for operations that are in the order of streams.
   bool wait_until(std::chrono::steady_clock::time_point until);
-  /// Whether all operations have succeeded and their results are where they belong.
+  /// Whether all operations have succeeded and their results are where they belong, or will be when streams get there.
   bool finished() const noexcept { return finished_.load(); }
+  /// Whether it needs its tensors no more.
+  bool released() const noexcept { return released_.load(); }
+  const CallDevice& on() const noexcept { return on_; }
   /// The sender's rank, of a receive that has ended; null: of no receive.
   const int* source() const noexcept { return source_.get(); }
   /// Calls `ended` with the first error, or null when all results are where they belong.
@@ -34,12 +47,17 @@ class PendingCall {
 
  private:
   void finish();
+  void finish_on_device();
+  void release() noexcept;
 
   std::vector<comm::Work> works_;
+  const CallDevice on_;
   std::mutex mutex_;
   Holding holding_;  ///< guarded by mutex_
   const std::shared_ptr<int> source_;
+  std::optional<c10::Event> valid_;  ///< the results are valid on the device; does not change once it is finished
   std::atomic<bool> finished_{false};
+  std::atomic<bool> released_{false};
 };
 
 /// Its destructor does not wait: a dropped work goes on, and its tensors stay until it has ended.
@@ -53,13 +71,14 @@ class TorchWork final : public ::c10d::Work {
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
-  /// Waits, releasing no lock of Python's: the caller does. After `timeout` without an end it throws, and the operation
+  /// Waits until the calling thread's current stream, or for host memory the caller, may use the results. Releases no
+  /// lock of Python's: the caller does. After `timeout` without an end it throws, and the operation
   /// goes on.
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override { wait(kNoTimeout); }
   std::vector<at::Tensor> result() override { return results_; }
   int sourceRank() const override;
-  /// Completed at once if the operation has ended, else by the communicator's thread.
+  /// Completed at once if the operation has ended or is in the order of streams, else by the communicator's thread.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   std::uint64_t getSequencenumber() const override { return number_; }
@@ -72,6 +91,7 @@ class TorchWork final : public ::c10d::Work {
   bool wait_until(std::chrono::steady_clock::time_point until) const;
   void on_done(const comm::WorkCallback& ended) const;
   void await_peers() const;
+  CallDevice on() const noexcept { return calls_.empty() ? CallDevice{} : calls_.front()->on(); }
 
   const std::vector<std::shared_ptr<PendingCall>> calls_;
   const std::vector<at::Tensor> results_;

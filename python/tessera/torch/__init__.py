@@ -26,11 +26,14 @@ def _create(options, backend_options, name="tessera"):
     global _world
     timeout = options.timeout if backend_options is None else backend_options._timeout
     members = options.global_ranks_in_group
+    group = getattr(options, "process_group", None)
+    device = group.bound_device_id if group is not None else None  # init_process_group's device_id
+    settings = _c10d.GroupSettings(options.store, options.group_rank, options.group_size, timeout, members, device)
     world = _world() if members else None
     if world is not None and not world.closed:
-        backend = _c10d.Backend(world, members, timeout, options.group_id, name)
+        backend = _c10d.Backend(world, settings, options.group_id, name)
     else:
-        backend = _c10d.Backend(options.store, options.group_rank, options.group_size, timeout, members, name)
+        backend = _c10d.Backend(settings, name)
     if not members:
         _world = weakref.ref(backend)
     _backends[:] = [one for one in _backends if one() is not None]
@@ -62,9 +65,9 @@ def register():
     """Makes the backend known to torch.distributed. `import torch` calls it."""
     if not dist.is_available():
         return
-    dist.Backend.register_backend("tessera", _create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend("tessera", _create, extended_api=True, devices=["cpu", "cuda"])
     if _replaces_gloo:
-        dist.Backend.register_backend("gloo", _create_instead_of_gloo, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend("gloo", _create_instead_of_gloo, extended_api=True, devices=["cpu", "cuda"])
 
 
 def __getattr__(name):

@@ -59,6 +59,9 @@ class CudaRuntime final : public DeviceRuntime {
     activate(index_);
     return std::make_unique<CudaStream>(device(), events_, waits_, true);
   }
+  std::unique_ptr<Stream> borrow_stream(void* native) override {
+    return std::make_unique<CudaStream>(device(), events_, waits_, static_cast<cudaStream_t>(native));
+  }
   std::unique_ptr<HostEvent> make_signal() override {
     activate(index_);
     return cuda::make_signal(words_);

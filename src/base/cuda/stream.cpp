@@ -95,7 +95,7 @@ std::int64_t Reference::time_ns() {
 }
 
 CudaStream::CudaStream(Device device, EventPools pools, std::shared_ptr<HostWaits> waits, bool urgent)
-    : DeviceStream(device, false), pools_(std::move(pools)), waits_(std::move(waits)), urgent_(urgent) {
+    : DeviceStream(device, false), pools_(std::move(pools)), waits_(std::move(waits)), urgent_(urgent), owned_(true) {
   int least = 0;
   int greatest = 0;
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
@@ -104,7 +104,17 @@ CudaStream::CudaStream(Device device, EventPools pools, std::shared_ptr<HostWait
   reference_ = std::make_shared<Reference>(pools_.timed, stream_, nullptr);  // now, since it waits for the stream
 }
 
-CudaStream::~CudaStream() { cudaStreamDestroy(stream_); }
+CudaStream::CudaStream(Device device, EventPools pools, std::shared_ptr<HostWaits> waits, cudaStream_t borrowed)
+    : DeviceStream(device, false),
+      pools_(std::move(pools)),
+      waits_(std::move(waits)),
+      urgent_(false),
+      owned_(false),
+      stream_(borrowed) {}
+
+CudaStream::~CudaStream() {
+  if (owned_) cudaStreamDestroy(stream_);
+}
 
 Event CudaStream::record() {
   check(cudaSetDevice(device().index), "cudaSetDevice");  // events are created on the thread's current device
@@ -113,7 +123,7 @@ Event CudaStream::record() {
 
 Event CudaStream::record_timed() {
   check(cudaSetDevice(device().index), "cudaSetDevice");
-  if (host_time_ns() - reference_->recorded_ns() > kReferenceLasts)
+  if (reference_ == nullptr || host_time_ns() - reference_->recorded_ns() > kReferenceLasts)
     reference_ = std::make_shared<Reference>(pools_.timed, stream_, std::move(reference_));
   return Event(std::make_shared<CudaEvent>(pools_.timed, stream_, reference_));
 }

@@ -59,6 +59,8 @@ class CudaStream final : public DeviceStream {
  public:
   /// Created on the thread's current device. `urgent`: the device prefers it and gives it a queue of its own.
   CudaStream(Device device, EventPools pools, std::shared_ptr<HostWaits> waits, bool urgent);
+  /// Over `borrowed`, which stays its owner's.
+  CudaStream(Device device, EventPools pools, std::shared_ptr<HostWaits> waits, cudaStream_t borrowed);
   ~CudaStream() override;
   void* native() const noexcept override { return stream_; }
   void prepare_launch() override {
@@ -72,8 +74,9 @@ class CudaStream final : public DeviceStream {
   const EventPools pools_;
   const std::shared_ptr<HostWaits> waits_;  ///< the device's
   const bool urgent_;
+  const bool owned_;
   cudaStream_t stream_ = nullptr;
-  std::shared_ptr<Reference> reference_;  ///< of timed events
+  std::shared_ptr<Reference> reference_;  ///< of timed events; null: none yet
 };
 
 }  // namespace tessera::base::cuda

@@ -31,10 +31,13 @@ void PolledGroup::submit(Operation& op) noexcept {
   op.retain();  // until complete()
   if (op.batch != nullptr) op.batch->retain();
   engine_.begin_operation();
-  const std::lock_guard lock(mutex_);
-  begin_in_flight();
-  submitted_.push(op);
-  any_submitted_.store(true);
+  {
+    const std::lock_guard lock(mutex_);
+    begin_in_flight();
+    submitted_.push(op);
+    any_submitted_.store(true);
+  }
+  engine_.active_groups().activate(*this);
 }
 
 OperationQueue<Operation> PolledGroup::take_submitted() noexcept {
@@ -121,10 +124,12 @@ void PolledGroup::fail_call(Failure failure) {
   failure_.rethrow();
 }
 
-void PolledGroup::wait_until_idle() noexcept {
+void PolledGroup::finish_operations() noexcept {
   // Terminates: every operation has a deadline, at which it fails.
   while (!engine_.wait(idle_, Clock::now() + std::chrono::hours(1))) {
   }
+  const std::lock_guard lock(engine_.mutex());
+  engine_.active_groups().remove(*this);
 }
 
 }  // namespace tessera::comm

@@ -14,7 +14,7 @@ inline constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
 inline constexpr std::string_view kUnderWay = "all ranks have called it, and it is still under way";
 
 /// Operations are launched on the caller's thread, and accepted, advanced and completed under the engine's lock.
-class PolledGroup : public GroupCore {
+class PolledGroup : public GroupCore, public ActiveGroup {
  public:
   /// Polls once, and waits a moment if the operation is small: most complete here. Else returns its handle.
   Work launch(Operation& op);
@@ -47,11 +47,10 @@ class PolledGroup : public GroupCore {
     poll_after_batch();
     return work;
   }
-  /// No more operations follow: waits for those in flight.
-  void wait_until_idle() noexcept;
+  /// No more operations follow: waits for those in flight. Polls don't look at the group any more.
+  void finish_operations() noexcept;
 
   // Under the engine's lock:
-  bool any_in_flight() const noexcept { return in_flight_.load() != 0; }
   OperationQueue<Operation> take_submitted() noexcept;
   void complete(Operation& op, Operation::State state) noexcept;
   /// Completes, as failed, the operations that were taken from take_submitted(). `first`: this failure is the first.
@@ -69,10 +68,9 @@ class PolledGroup : public GroupCore {
   void run_callbacks(Operation& op) noexcept;
 
   ProgressEngine& engine_;
-  OperationQueue<Operation> submitted_;      ///< guarded by mutex_
-  std::atomic<bool> any_submitted_{false};   ///< spares a poll the lock
-  std::atomic<std::uint32_t> in_flight_{0};  ///< operations, and those whose callbacks have yet to return
-  std::atomic<std::uint32_t> idle_{1};       ///< nothing is in flight
+  OperationQueue<Operation> submitted_;     ///< guarded by mutex_
+  std::atomic<bool> any_submitted_{false};  ///< spares a poll the lock
+  std::atomic<std::uint32_t> idle_{1};      ///< nothing is in flight
 };
 
 }  // namespace tessera::comm

@@ -12,6 +12,7 @@
 
 #include "tessera/base/export.h"
 #include "tessera/comm/base_names.h"
+#include "tessera/comm/core/active_groups.h"
 #include "tessera/comm/pollable.h"
 
 namespace tessera::comm {
@@ -51,6 +52,8 @@ class TESSERA_API ProgressEngine {
 
   void add(Pollable& item);
   void remove(Pollable& item);
+  /// The groups among which the items of add() poll those that have operations in flight.
+  ActiveGroups& active_groups() noexcept { return active_groups_; }
 
   /// Counts operations in flight: the progress thread sleeps while there are none.
   void begin_operation() noexcept {
@@ -94,6 +97,7 @@ class TESSERA_API ProgressEngine {
   const Options options_;
   std::mutex mutex_;
   std::vector<Pollable*> items_;
+  ActiveGroups active_groups_;
   std::atomic<std::uint32_t> waiters_{0};
   std::atomic<std::int64_t> outstanding_{0};
   std::atomic<std::uint64_t> begun_{0};    ///< operations started so far

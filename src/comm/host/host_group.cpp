@@ -34,7 +34,7 @@ void HostGroup::open() {
 }
 
 void HostGroup::close() noexcept {
-  wait_until_idle();
+  finish_operations();
   const std::lock_guard lock(engine().mutex());
   runtime_->remove(*this);
   if (native_ != nullptr && failed()) native_->abandon();

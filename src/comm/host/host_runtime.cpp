@@ -121,18 +121,20 @@ void HostRuntime::remove_runnable(ScheduleExecutor& op) noexcept {
 bool HostRuntime::poll(bool with_health_check) noexcept {
   if (any_received_.load()) handle_messages();
   bool moved = false;
-  for (std::size_t i = 0; i < groups_.size(); ++i) moved |= groups_[i]->begin_submitted();
+  ActiveGroups& active = engine_->active_groups();
+  active.update();
+  active.for_each<HostGroup>([&](HostGroup& group) { moved |= group.begin_submitted(); });
   moved |= run_ready();
   if (transport_->poll(with_health_check)) {
     moved = true;
     stirred_ = true;
   }
-  for (std::size_t i = 0; i < groups_.size(); ++i) moved |= groups_[i]->find_senders();
+  active.for_each<HostGroup>([&](HostGroup& group) { moved |= group.find_senders(); });
   moved |= run_ready();
   if (polls_for_transport_) update_transport_polling();
   if (!with_health_check) return moved;
   if (std::exchange(stirred_, false)) last_moved_ = Clock::now();
-  for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->check_health();
+  active.for_each<HostGroup>([](HostGroup& group) { group.check_health(); });
   report_transport_failure();
   return moved;
 }

@@ -32,7 +32,6 @@ StagedCommunicator::StagedCommunicator(std::unique_ptr<Communicator> inner, std:
       inner_(std::move(inner)),
       capabilities_(inner_->capabilities()) {
   capabilities_.memory.push_back(MemoryKind::device);
-  capabilities_.any_source = false;  // the chunks of a message must come from one rank
   share_here();
 }
 
@@ -45,7 +44,7 @@ StagedCommunicator::~StagedCommunicator() {
 
 void StagedCommunicator::negotiate_ipc() {
   const Capabilities& can = inner_->capabilities();
-  if (size() == 1 || !can.splits_share_memory) return;
+  if (size() == 1 || !can.splits_share_memory || !engine_->options().negotiates_ipc) return;
   closing_ = inner_->split(0, rank());
   std::uint8_t shares = engine_->options().ipc && engine_->device().traits().shares_memory ? 1 : 0;
   closing_->all_reduce(view_of(&shares, 1), view_of(&shares, 1), ReduceOp::min()).wait();
@@ -82,6 +81,9 @@ void StagedCommunicator::close_windows() noexcept {
 }
 
 void StagedCommunicator::check_memory(const OpDesc& call) const {
+  if (call.kind == OpKind::recv && call.root == kAnyRank && on_device(call))  // its chunks must come from one rank
+    throw Unsupported("recv: memory of " + name_of(call.out.device) +
+                      " can't receive from any rank; name the sender, or use host memory");
   const Device own = engine_->device().device();
   for (const ConstView& view : {call.in, ConstView(call.out)})
     if (view.device.type != DeviceType::cpu && view.device != own)

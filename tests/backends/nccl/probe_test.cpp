@@ -1,4 +1,6 @@
 // Whether the backend is available, and the reason if it is not.
+#include <gmock/gmock.h>
+
 #include "backends/nccl/shared_gpu.h"
 #include "tests/backends/nccl/support.h"
 
@@ -83,6 +85,19 @@ TEST(NcclProbe, AllRanksNameRankWithoutDevice) {
     EXPECT_EQ(
         error,
         "BackendError: rank 0: nccl: no CUDA device: CUDA driver version is insufficient for CUDA runtime version");
+}
+
+TEST(NcclProbe, UsesTheProgramsDevice) {
+  const auto world_on = [](int index) {
+    return error_of([index] {
+      BackendOptions options = quick_options();
+      options.device = Device{DeviceType::cuda, index};
+      comm::nccl::make_world(make_thread_bootstraps(1, options.communicator.timeout).front(), options, fake_api());
+    });
+  };
+  reset_fake();
+  EXPECT_EQ(world_on(0), "");
+  EXPECT_THAT(world_on(99), testing::HasSubstr("there is no device cuda:99; this host has"));
 }
 
 }  // namespace

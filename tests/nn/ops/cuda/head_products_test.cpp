@@ -128,5 +128,10 @@ TEST_F(HeadProducts, ColumnsThatFitAreOneProduct) {
   EXPECT_TRUE(wide(fake_cublas_lt().matrices[0]));
 }
 
+TEST_F(HeadProducts, RejectRowsThatOverlap) {
+  Head head(21, 20);
+  EXPECT_THROW(kernels_->bf16_kernels()->linear_forward(stream_, head.forward()), InvalidUsage);
+}
+
 }  // namespace
 }  // namespace tessera::nn::test

@@ -149,7 +149,8 @@ void ShmRuntime::watch() {
 }
 
 ShmRuntime::~ShmRuntime() {
-  channel_.reset();  // its thread uses the board
+  channel_.reset();                                // its thread uses the board
+  if (engine_ != nullptr) engine_->remove(*this);  // its thread polls this object, which reads `engine_`
   engine_.reset();
 }
 

@@ -1,7 +1,10 @@
 // Which groups a poll looks at.
+#include <array>
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <thread>
+#include <vector>
 
 #include "tessera/comm/core/active_groups.h"
 #include "tests/comm/support.h"
@@ -107,6 +110,23 @@ TEST(ActiveGroups, LoseNoOperationThatBeginsWhileItsGroupIsDropped) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_FALSE(lost);
+}
+
+/// The progress thread may be about to poll when the last operation is done and the world ends. A race: where the
+/// world is destroyed below the thread, this fails rarely.
+TEST(ActiveGroups, WorldsEndBesideAPoll) {
+  for (int world = 0; world < 300; ++world)
+    comm::run_threads(2, {.backend = "shm"}, [world](comm::Communicator& ranks) {
+      std::array<std::vector<float>, 4> values;
+      std::vector<comm::Work> calls;
+      for (std::vector<float>& each : values) {
+        each.assign(std::size_t{1} << 18, 1);
+        const comm::View view{each.data(), each.size(), base::DType::f32, {}};
+        calls.push_back(ranks.all_reduce(view, view, comm::ReduceOp::sum()));
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(10 * (world % 100)));  // the progress thread drives them
+      calls.clear();
+    });
 }
 
 }  // namespace

@@ -178,6 +178,27 @@ TEST(LaunchPrefix, EndsProcessesThatItLeaves) {
   EXPECT_LT(outcome.seconds, 2);
 }
 
+/// A prefix program that starts rank 2, runs `then` with its process id in $rank, and exits without waiting for it.
+LaunchSpec under_hasty_prefix(const std::string& then) {
+  return {.ranks = 3,
+          .prefix = {"/bin/sh", "-c",
+                     "exec >/dev/null 2>&1; OMPI_COMM_WORLD_RANK=2 \"$@\" & rank=$!; sleep 0.2; " + then + " exit 15", "sh"},
+          .own_program = true};
+}
+
+TEST(LaunchPrefix, NamesRankThatDiesJustAfterItsStarter) {
+  const Outcome outcome = run(under_hasty_prefix("(sleep 0.05; kill -9 $rank) &"), "exec sleep 60");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.err, EndsWith("tessera: rank 2 was killed by signal 9 (SIGKILL)\n"));
+}
+
+TEST(LaunchPrefix, RankThatTheLauncherEndsIsNoCause) {
+  const Outcome outcome = run(under_hasty_prefix(""), "exec sleep 60");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.err, EndsWith("tessera: /bin/sh ended with code 15\n"));
+  EXPECT_LT(outcome.seconds, 5);
+}
+
 TEST(LaunchPrefix, MissingPrefixIsInvalidUsage) {
   const LaunchSpec plan{.ranks = 2, .command = {"/bin/true"}, .prefix = {"/no/such/mpirun", "{ranks}"}};
   EXPECT_THROW(launch(plan), base::InvalidUsage);

@@ -34,6 +34,7 @@ std::string make_run_id() {
 
 constexpr std::chrono::milliseconds kForOutput{2000};
 constexpr std::chrono::milliseconds kForErrors{1000};
+constexpr std::chrono::milliseconds kForLostRank{200};
 
 /// The state of one run.
 class Launcher {
@@ -59,6 +60,7 @@ class Launcher {
   void on_interrupt(int signal);
   void signal_running(int signal);
   void escalate();
+  void await_lost_rank();
   void sweep();
   bool any_running() const;
   int report();
@@ -176,7 +178,7 @@ void Launcher::pump(std::chrono::milliseconds longest) {
   ::poll(waiting.data(), waiting.size(), static_cast<int>(longest.count()));
   output_.flush();
   errors_.flush();
-  if (watch_) watch_->poll_events();  // before output that refers to it
+  if (watch_ && any_running()) watch_->poll_events();  // before output that refers to it
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     if (waiting[others + 2 * i].revents != 0) ranks_[i].output->read_output();
     if (waiting[others + 1 + 2 * i].revents != 0) ranks_[i].output->read_errors();
@@ -277,6 +279,20 @@ void Launcher::escalate() {
   }
 }
 
+/// A starter that aborts does not wait for its ranks: the one whose death made the others abort may still be ending, as
+/// it takes time to free its memory. Must precede sweep(), which ends the ranks that are well.
+void Launcher::await_lost_rank() {
+  if (!watch_) return;
+  const auto deadline = Clock::now() + kForLostRank;
+  while (true) {
+    watch_->poll_events();
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    if (watch_->lost() || !ranks_.front().failed() || ranks_.front().output->has_error() || left.count() <= 0) return;
+    pollfd event{watch_->descriptor(), POLLIN, 0};
+    ::poll(&event, 1, static_cast<int>(left.count()));
+  }
+}
+
 /// Kills processes that the ranks started and left running. They are children of this process, which is a subreaper.
 void Launcher::sweep() {
   const std::string path = "/proc/self/task/" + std::to_string(::getpid()) + "/children";
@@ -304,6 +320,7 @@ int Launcher::run() {
     reap();
     if (stage_ != Stage::running) escalate();
   }
+  await_lost_rank();
   sweep();  // before the pipes are drained: processes left running hold them open
   if (stage_ != Stage::running) remove_leftovers();
   read_rest();

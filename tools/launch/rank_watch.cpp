@@ -125,16 +125,19 @@ void RankWatch::watch(int fd, std::uint64_t mark) {
 /// closes its connection before it has ended, and only its end can cause that of another.
 void RankWatch::poll_events() {
   std::array<epoll_event, 64> events{};
-  const int count = ::epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()), 0);
-  accept_all();  // reports that a process sent before it ended
-  for (int i = 0; i < count; ++i) {
-    const std::uint64_t what = events[static_cast<std::size_t>(i)].data.u64;
-    if (what == kListener) continue;
-    if ((what & kConnection) != 0)
-      on_hangup(static_cast<int>(what ^ kConnection));
-    else
-      on_end(static_cast<pid_t>(what));
-  }
+  int count = 0;
+  do {  // accepted connections add events
+    count = ::epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()), 0);
+    accept_all();  // reports that a process sent before it ended
+    for (int i = 0; i < count; ++i) {
+      const std::uint64_t what = events[static_cast<std::size_t>(i)].data.u64;
+      if (what == kListener) continue;
+      if ((what & kConnection) != 0)
+        on_hangup(static_cast<int>(what ^ kConnection));
+      else
+        on_end(static_cast<pid_t>(what));
+    }
+  } while (count > 0);
 }
 
 void RankWatch::accept_all() {

@@ -29,6 +29,7 @@ class RankWatch {
   static std::pair<std::string, std::string> no_variable();
   /// Becomes readable when poll_events() has events to process.
   int descriptor() const { return events_.get(); }
+  /// Processes all events so far.
   void poll_events();
 
   struct Lost {

@@ -69,7 +69,8 @@ class Network:
         env = dict(os.environ, **environment, TESSERA_WORLD_SIZE=str(len(self.hosts)), TESSERA_MASTER=f"{self.address(0)}:29400", TESSERA_TOKEN="accuracy")
         ranks = []
         for rank, host in enumerate(self.hosts):
-            mine = [cores[rank]] if len(self.hosts) <= len(cores) else cores
+            share = len(cores) // len(self.hosts)
+            mine = cores[rank * share:(rank + 1) * share] or [cores[rank % len(cores)]]
             ranks.append(subprocess.Popen(["ip", "netns", "exec", host, "taskset", "-c", ",".join(map(str, mine)), tool, *map(str, arguments)],
                                           env=dict(env, TESSERA_RANK=str(rank)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
         ended = [(rank.communicate()[0], rank.returncode) for rank in ranks]

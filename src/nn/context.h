@@ -26,6 +26,14 @@ struct ForwardState {
   bool training = true;  ///< see Context::training()
 };
 
+/// Outputs that cost little to compute again, which backward then does instead of keeping them. The bits are the same
+/// where the device computes an activation with the product before it as it does alone, as the host does.
+struct RecomputedOutputs {
+  bool activations = false;  ///< of activation functions and swiglu
+  bool norms = false;        ///< of layer and RMS norms
+  bool operator==(const RecomputedOutputs&) const = default;
+};
+
 /// Resources of a Context.
 struct ContextOptions {
   int threads = 1;  ///< of the compute thread pool, including the caller's; below 1: InvalidUsage
@@ -79,6 +87,10 @@ class TESSERA_API Context {
   bool training() const { return training_; }
   void set_training(bool training) { training_ = training; }  ///< true by default
 
+  /// What the backwards of operations that run from now on compute again.
+  const RecomputedOutputs& recomputed() const { return recomputed_; }
+  void set_recomputed(const RecomputedOutputs& outputs) { recomputed_ = outputs; }  ///< default: nothing
+
   /// The current state; ForwardStateScope restores it.
   ForwardState forward_state() const { return {random_, training_}; }
 
@@ -103,6 +115,7 @@ class TESSERA_API Context {
   std::unique_ptr<PinnedBufferCache> staging_;
   RngState random_;
   Tape* tape_ = nullptr;
+  RecomputedOutputs recomputed_;
   bool training_ = true;
   bool capturing_ = false;
 };

@@ -26,6 +26,7 @@ struct Tensor::Impl {
   void* data = nullptr;
   bool requires_grad = false;
   std::shared_ptr<Gradient> gradient;
+  std::shared_ptr<Recomputation> recomputation;
   std::string name;
   std::string reason;  // why it is unbound
 };
@@ -81,6 +82,7 @@ Tensor Tensor::detached() const {
   auto copy = std::make_shared<Impl>(impl());
   copy->requires_grad = false;
   copy->gradient = nullptr;
+  copy->recomputation = nullptr;
   return Tensor(std::move(copy));
 }
 
@@ -141,6 +143,9 @@ double Tensor::item() const {
   });
   return value;
 }
+
+const std::shared_ptr<Recomputation>& Tensor::recomputation() const { return impl().recomputation; }
+void Tensor::set_recomputation(std::shared_ptr<Recomputation> again) { impl().recomputation = std::move(again); }
 
 const std::shared_ptr<Gradient>& Tensor::gradient() const {
   Impl& self = impl();

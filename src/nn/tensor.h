@@ -14,6 +14,7 @@
 namespace tessera::nn {
 
 class Gradient;
+class Recomputation;
 
 /// Product of the extents.
 TESSERA_API std::int64_t count_of(const Shape& shape);
@@ -71,7 +72,11 @@ class TESSERA_API Tensor {
   void set_requires_grad(bool value);  ///< for leaves, such as a parameter to be frozen; recording() sets it on outputs
   /// The holder of this tensor's gradient (created by the first call).
   const std::shared_ptr<Gradient>& gradient() const;
-  const std::string& name() const;  ///< as passed to unbound(), else ""
+  /// How backwards may compute this tensor again instead of keeping it (saved_tensor.h); null: they keep it. Views and
+  /// detached tensors have none.
+  const std::shared_ptr<Recomputation>& recomputation() const;
+  void set_recomputation(std::shared_ptr<Recomputation> again);  ///< see recomputation()
+  const std::string& name() const;                               ///< as passed to unbound(), else ""
 
  private:
   struct Impl;

@@ -199,7 +199,7 @@ class OptionsTest(Training):
         same_end = {  # options that change time, bytes or memory: other tests check them
             "--ranks": None, "--backend": ((), ("tcp",)), "--device": ((), ("cpu",)), "--mesh": (("--strategy", "hsdp", "--ranks", 4), ("4x1",)),
             "--wrap": ((), ("none",)), "--prefetch": ((), (2,)), "--backward-prefetch": ((), ("post",)), "--limit-all-gathers": ((), (1,)),
-            "--reshard-after-forward": ((), ("false",)), "--reshard-after-backward": (twice, ("false",)), "--checkpoint-activations": ((), ()),
+            "--reshard-after-forward": ((), ("false",)), "--reshard-after-backward": (twice, ("false",)), "--checkpoint-activations": ((), ()), "--recompute": ((), ("activation,norm",)),
             "--cpu-offload": ((), ()), "--threads": ((), (2,)), "--eval": ((), (self.files["text"],)), "--json": None, "--trace": ((), (self.folder / "t",)),
             "--save": ((), (self.folder / "s",)), "--save-every": (("--save", self.folder / "s1"), (2,)), "--keep-last": (("--save", self.folder / "s2"), (1,)),
             "--export": ((), (self.folder / "e",)), "--export-adapter": (lora, (self.folder / "a",)), "--graphs": None, "--help": None,

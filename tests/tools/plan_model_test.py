@@ -52,7 +52,7 @@ class PlanModelTest(unittest.TestCase):
         self.assertIn(hint, err)
 
     def test_calls_bytes_and_memory_are_those_of_a_real_run(self):
-        for options in ((), ("--precision", "bf16", "--reduce-dtype", "f32"), ("--accumulate", 3, "--reduce-when", "last", "--clip-norm", 1),
+        for options in ((), ("--precision", "bf16", "--reduce-dtype", "f32"), ("--accumulate", 3, "--reduce-when", "last", "--clip-norm", 1, "--recompute", "activation,norm"),
                         ("--checkpoint-activations", "--prefetch", 2, "--reshard-after-forward", "true"),
                         ("--optimizer", "sgd", "--momentum", 0.9, "--collectives", "int8", "--strategies", "ddp,fsdp")):
             shared = ("--model", "gpt-nano", "--ranks", 4, "--seq-len", 32, *options)
@@ -116,7 +116,7 @@ class PlanModelTest(unittest.TestCase):
             return self.plan("--model", "gpt-tall", "--ranks", 4, "--global-batch", 24, "--strategies", "fsdp", *options)["runs"][0]
         base = run()
         for options, key in ((("--precision", "bf16"), "model_state_bytes"), (("--optimizer", "sgd"), "model_state_bytes"),
-                             (("--accumulate", 2), "calls_per_step"), (("--checkpoint-activations",), "peak_bytes"),
+                             (("--accumulate", 2), "calls_per_step"), (("--checkpoint-activations",), "peak_bytes"), (("--recompute", "norm"), "peak_bytes"),
                              (("--reshard-after-forward", "true"), "calls_per_step"), (("--reshard-after-forward", "false"), "calls_per_step"),
                              (("--prefetch", 0), "step_ms"), (("--limit-all-gathers", 1), "step_ms"), (("--backward-prefetch", "post"), "step_ms"),
                              (("--collectives", "int8"), "wire_bytes_per_step"), (("--clip-norm", 1), "calls_per_step"),

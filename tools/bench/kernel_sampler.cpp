@@ -117,6 +117,7 @@ std::vector<double> time_steps(const SampledStep& step, comm::Communicator& worl
   const std::unique_ptr<nn::CausalModel> model =
       step.make_model ? step.make_model(context) : nn::make_model(context, step.model);
   if (!step.make_model) model->set_dtype(step.dtype);
+  context.set_recomputed(step.recomputed);
   fsdp::Engine engine(*model, world, step.engine);
   engine.initialize(0);
   for (int i = 0; i < kWarmupSteps; ++i) train_step(step, *model, engine);

@@ -58,6 +58,7 @@ std::vector<MeasuredKernel> measured_kernels(const KernelTables& kernels, double
 /// A training step whose kernels are measured.
 struct SampledStep {
   nn::ModelConfig model;
+  nn::RecomputedOutputs recomputed;
   base::DType dtype = base::DType::f32;
   /// Empty: `model` in `dtype`.
   std::function<std::unique_ptr<nn::CausalModel>(nn::Context& context)> make_model;

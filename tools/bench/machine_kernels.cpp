@@ -45,6 +45,8 @@ CalibrationStep calibration(const Shape& shape, base::DType dtype, int threads, 
               .seq_len = shape.seq_len,
               .threads = threads,
               .engine = {.strategy = fsdp::strategy_named("fsdp")}};
+  // Training runs activation functions as a part of a product; to recompute them they run alone.
+  if (!timed) one.step.recomputed = {.activations = true};
   one.timed = timed;
   return one;
 }

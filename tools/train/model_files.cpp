@@ -150,6 +150,7 @@ nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan) {
   if (plan.lora) nn::add_lora(model, *plan.lora);
   set_dtypes(model, plan.precision.compute, plan.options.f32_modules);
   if (plan.options.checkpoint_activations) nn::checkpoint_activations(model);
+  model.context().set_recomputed(recomputed_of(plan.options));
   return model;
 }
 
@@ -157,7 +158,8 @@ void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScal
   if (!plan.checkpoint.empty()) {
     fsdp::Checkpoint checkpoint(plan.checkpoint);
     const fsdp::RestoreReport report = fsdp::restore(engine, checkpoint);
-    if (engine.mesh().rank() == 0 && !report.dropped.empty()) fmt::print(stderr, "tessera: --resume {}\n", report.dropped);
+    if (engine.mesh().rank() == 0 && !report.dropped.empty())
+      fmt::print(stderr, "tessera: --resume {}\n", report.dropped);
     if (scaler != nullptr) restore_scaler(checkpoint, *scaler);
     return;
   }
@@ -180,8 +182,8 @@ void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScal
   const nn::PeftAdapterReader adapters(plan.options.init_adapter);
   adapters.check(adapter_tensors(engine.model()));
   engine.state().load([&](const nn::Parameter& parameter, nn::ElementRange range,
-                  float* out) { adapters.read(parameter.name(), range, out); },
-              [](const nn::Parameter& parameter) { return nn::is_adapter(parameter.name()); });
+                          float* out) { adapters.read(parameter.name(), range, out); },
+                      [](const nn::Parameter& parameter) { return nn::is_adapter(parameter.name()); });
 }
 
 namespace {

@@ -173,6 +173,13 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
       ->check(CLI::IsMember({"true", "false"}));
   command.add_flag("--checkpoint-activations", o.checkpoint_activations,
                    "recompute activations of blocks in backward: less memory, a third more work, bitwise equal");
+  command
+      .add_option("--recompute", o.recompute,
+                  "outputs that backward computes again instead of keeping them, bitwise equal on the host: activation "
+                  "(GELU, SwiGLU), norm, or both")
+      ->type_name("LIST")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"activation", "norm"}));
   command.add_flag("--cpu-offload", o.cpu_offload,
                    "keep sharded state in pinned host memory; copy it to the device on demand");
 }

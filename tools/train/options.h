@@ -58,6 +58,7 @@ struct TrainOptions : LinkOptions {
   std::string reshard_after_forward;
   bool cpu_offload = false;
   bool checkpoint_activations = false;
+  std::vector<std::string> recompute;
   bool graphs = false;
   std::string init;
   std::optional<std::int64_t> lora;  // rank
@@ -121,6 +122,9 @@ fsdp::StepShape step_shape_of(const TrainOptions& options);
 
 /// The dtypes of --precision and --reduce-dtype. Throws InvalidUsage.
 fsdp::Precision precision_of(const TrainOptions& options);
+
+/// The outputs of --recompute.
+nn::RecomputedOutputs recomputed_of(const TrainOptions& options);
 
 /// The optimizer's settings, checked. Throws InvalidUsage.
 nn::OptimizerConfig optimizer_of(const TrainOptions& options);

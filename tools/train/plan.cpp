@@ -84,6 +84,11 @@ fsdp::Precision precision_of(const TrainOptions& o) {
   return fsdp::make_precision(base::parse_dtype(o.precision), reduce);
 }
 
+nn::RecomputedOutputs recomputed_of(const TrainOptions& o) {
+  const auto has = [&](std::string_view name) { return std::ranges::find(o.recompute, name) != o.recompute.end(); };
+  return {.activations = has("activation"), .norms = has("norm")};
+}
+
 nn::OptimizerConfig optimizer_of(const TrainOptions& o) {
   nn::OptimizerConfig optimizer = o.optimizer_config;
   optimizer.kind = nn::parse_optimizer(o.optimizer);

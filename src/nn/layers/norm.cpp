@@ -11,6 +11,14 @@ ops::SummedNorm in_two(Norm& norm, const Tensor& x, const Tensor& added) {
   return {sum, norm(sum)};
 }
 
+/// A norm with hooks may be a unit of its own, whose parameters have no memory while the backward of its consumer runs.
+Tensor kept_by_units(const Module& norm, Tensor y) {
+  const ModuleHooks& hooks = norm.hooks();
+  if (hooks.pre_forward || hooks.post_forward || hooks.pre_backward || hooks.post_backward)
+    y.set_recomputation(nullptr);
+  return y;
+}
+
 }  // namespace
 
 LayerNorm::LayerNorm(Context& context, const NormOptions& options)
@@ -19,12 +27,15 @@ LayerNorm::LayerNorm(Context& context, const NormOptions& options)
       weight_(add_parameter("weight", {options.width}, Init::ones())),
       bias_(add_parameter("bias", {options.width}, Init::zeros())) {}
 
-Tensor LayerNorm::forward(const Tensor& x) { return ops::layer_norm(x, weight_.tensor(), bias_.tensor(), eps_); }
+Tensor LayerNorm::forward(const Tensor& x) {
+  return kept_by_units(*this, ops::layer_norm(x, weight_.tensor(), bias_.tensor(), eps_));
+}
 
 ops::SummedNorm LayerNorm::of_sum(const Tensor& x, const Tensor& added) {
   if (is_boundary() || checkpoints_activations()) return in_two(*this, x, added);
   notify_forward_begins();
   ops::SummedNorm result = ops::add_layer_norm(x, added, weight_.tensor(), bias_.tensor(), eps_);
+  kept_by_units(*this, result.normalized);
   notify_forward_ends();
   return result;
 }
@@ -32,12 +43,13 @@ ops::SummedNorm LayerNorm::of_sum(const Tensor& x, const Tensor& added) {
 RMSNorm::RMSNorm(Context& context, const NormOptions& options)
     : Layer(context), eps_(options.eps), weight_(add_parameter("weight", {options.width}, Init::ones())) {}
 
-Tensor RMSNorm::forward(const Tensor& x) { return ops::rms_norm(x, weight_.tensor(), eps_); }
+Tensor RMSNorm::forward(const Tensor& x) { return kept_by_units(*this, ops::rms_norm(x, weight_.tensor(), eps_)); }
 
 ops::SummedNorm RMSNorm::of_sum(const Tensor& x, const Tensor& added) {
   if (is_boundary() || checkpoints_activations()) return in_two(*this, x, added);
   notify_forward_begins();
   ops::SummedNorm result = ops::add_rms_norm(x, added, weight_.tensor(), eps_);
+  kept_by_units(*this, result.normalized);
   notify_forward_ends();
   return result;
 }

@@ -1,6 +1,7 @@
 #include "tessera/nn/ops/activation.h"
 
 #include "tessera/nn/ops/dispatch.h"
+#include "tessera/nn/saved_tensor.h"
 
 namespace tessera::nn::ops {
 namespace {
@@ -36,9 +37,7 @@ void backward_swiglu(const Gated& saved) {
   saved.gate.context().kernels<T>("swiglu").swiglu_backward(saved.gate.context().stream(), args);
 }
 
-}  // namespace
-
-Tensor activation(Activation kind, const Tensor& x) {
+Tensor run_activation(Activation kind, const Tensor& x) {
   Tensor y = Tensor::empty(x.context(), x.shape(), x.dtype());
   for_floating("activation", x.dtype(), [&](auto zero) {
     using T = decltype(zero);
@@ -47,30 +46,51 @@ Tensor activation(Activation kind, const Tensor& x) {
         .activation_forward(x.context().stream(),
                             {.kind = kind, .x = x.data<T>(), .y = y.data<T>(), .count = size(x.count())});
   });
-  record_activation(kind, x, y);
   return y;
 }
 
-void record_activation(Activation kind, const Tensor& x, Tensor& y) {
-  if (Tape* tape = recording({x}, y))
-    tape->record("activation", y, [kind, x, dy = y.gradient()] {
-      for_floating("activation", x.dtype(), [&](auto zero) { backward_activation<decltype(zero)>(kind, x, *dy); });
-    });
-}
-
-Tensor swiglu(const Tensor& gate, const Tensor& up) {
-  require_shape("swiglu", "up", up, gate.shape());
-  require_dtype("swiglu", "up", up, gate.dtype());
+Tensor run_swiglu(const Tensor& gate, const Tensor& up) {
   Tensor y = Tensor::empty(gate.context(), gate.shape(), gate.dtype());
   for_floating("swiglu", gate.dtype(), [&](auto zero) {
     using T = decltype(zero);
     gate.context().kernels<T>("swiglu").swiglu_forward(gate.context().stream(),
                                                        {gate.data<T>(), up.data<T>(), y.data<T>(), size(gate.count())});
   });
-  if (Tape* tape = recording({gate, up}, y))
-    tape->record("swiglu", y, [saved = Gated{gate, up, y.gradient()}] {
-      for_floating("swiglu", saved.gate.dtype(), [&](auto zero) { backward_swiglu<decltype(zero)>(saved); });
-    });
+  return y;
+}
+
+/// Lets backwards compute y again by `run`, from inputs that y's own backward keeps.
+void recompute_by(std::function<Tensor()> run, Tensor& y) {
+  if (y.context().recomputed().activations) y.set_recomputation(std::make_shared<Recomputation>(std::move(run)));
+}
+
+}  // namespace
+
+Tensor activation(Activation kind, const Tensor& x) {
+  Tensor y = run_activation(kind, x);
+  record_activation(kind, x, y);
+  return y;
+}
+
+void record_activation(Activation kind, const Tensor& x, Tensor& y) {
+  Tape* tape = recording({x}, y);
+  if (tape == nullptr) return;
+  tape->record("activation", y, [kind, x, dy = y.gradient()] {
+    for_floating("activation", x.dtype(), [&](auto zero) { backward_activation<decltype(zero)>(kind, x, *dy); });
+  });
+  recompute_by([kind, x] { return run_activation(kind, x); }, y);
+}
+
+Tensor swiglu(const Tensor& gate, const Tensor& up) {
+  require_shape("swiglu", "up", up, gate.shape());
+  require_dtype("swiglu", "up", up, gate.dtype());
+  Tensor y = run_swiglu(gate, up);
+  Tape* tape = recording({gate, up}, y);
+  if (tape == nullptr) return y;
+  tape->record("swiglu", y, [saved = Gated{gate, up, y.gradient()}] {
+    for_floating("swiglu", saved.gate.dtype(), [&](auto zero) { backward_swiglu<decltype(zero)>(saved); });
+  });
+  recompute_by([gate, up] { return run_swiglu(gate, up); }, y);
   return y;
 }
 

@@ -2,6 +2,7 @@
 
 #include "tessera/nn/nf4.h"
 #include "tessera/nn/ops/dispatch.h"
+#include "tessera/nn/saved_tensor.h"
 
 namespace tessera::nn::ops {
 namespace {
@@ -56,7 +57,7 @@ Tensor decoded(const Nf4Weight& weight, DType dtype) {
 
 struct Saved {
   kernels::LinearShape shape;
-  Tensor x;       // empty if the weight requires no gradient
+  SavedTensor x;  // empty if the weight requires no gradient
   Tensor weight;  // the handle, read only when the backward runs; empty if the weight is encoded
   Nf4Weight encoded;
   std::shared_ptr<Gradient> dx, dweight, dbias, dy;
@@ -68,7 +69,8 @@ void backward(const Saved& saved) {
   args.shape = saved.shape;
   args.dy = saved.dy->value().data<T>();
   args.dy_stride = size(saved.dy->value().dim(-1));
-  args.x = data_or_null<T>(saved.x);
+  const Tensor x = saved.x.get();
+  args.x = data_or_null<T>(x);
   write_to(saved.dweight, args.dweight, args.accumulate_dweight);
   write_to(saved.dbias, args.dbias, args.accumulate_dbias);
   write_to(saved.dx, args.dx, args.accumulate_dx);
@@ -92,7 +94,7 @@ void run(Forward& f, const Nf4Weight& encoded = {}) {
   for_floating("linear", f.x.dtype(), [&](auto zero) { forward<decltype(zero)>(f); });
   if (Tape* tape = recording({f.x, f.weight, f.bias}, f.y)) {
     Saved saved{f.shape,
-                f.weight.requires_grad() ? f.x : Tensor(),
+                SavedTensor(f.weight.requires_grad() ? f.x : Tensor()),
                 encoded.encoded ? Tensor() : f.weight,
                 encoded,
                 slot_of(f.x),

@@ -2,6 +2,7 @@
 
 #include "tessera/nn/ops/arithmetic.h"
 #include "tessera/nn/ops/dispatch.h"
+#include "tessera/nn/saved_tensor.h"
 
 namespace tessera::nn::ops {
 namespace {
@@ -102,13 +103,30 @@ Tensor statistics(const Tensor& x) {
   return Tensor::empty(x.context(), {rows_of(x)}, kernels::opmath_dtype(x.dtype()));
 }
 
+/// Lets backwards compute y again from the norm's input, which its own backward keeps.
+template <class Run>
+void recompute_by(Run run, Forward& f) {
+  if (!f.y.context().recomputed().norms) return;
+  const Forward inputs{.x = f.normalized(), .weight = f.weight, .bias = f.bias, .eps = f.eps};
+  f.y.set_recomputation(std::make_shared<Recomputation>([run, inputs] {
+    Forward again = inputs;
+    again.y = Tensor::empty(again.x.context(), again.x.shape(), again.x.dtype());
+    run(again);
+    return again.y;
+  }));
+}
+
 void run_layer(Forward& f) {
   const Tensor& x = f.normalized();
   f.y = Tensor::empty(x.context(), x.shape(), x.dtype());
   Tape* tape = recording({x, f.weight, f.bias}, f.y);
   if (tape != nullptr) f.mean = statistics(x), f.rstd = statistics(x);
-  for_floating("layer_norm", x.dtype(), [&](auto zero) { forward_layer<decltype(zero)>(f); });
+  const auto run = [](const Forward& g) {
+    for_floating("layer_norm", g.x.dtype(), [&](auto zero) { forward_layer<decltype(zero)>(g); });
+  };
+  run(f);
   if (tape == nullptr) return;
+  recompute_by(run, f);
   const Saved saved{x, f.weight, f.mean, f.rstd, slot_of(x), slot_of(f.weight), slot_of(f.bias), f.y.gradient()};
   tape->record("layer_norm", f.y, [saved] {
     for_floating("layer_norm", saved.x.dtype(), [&](auto zero) { backward_layer<decltype(zero)>(saved); });
@@ -120,8 +138,12 @@ void run_rms(Forward& f) {
   f.y = Tensor::empty(x.context(), x.shape(), x.dtype());
   Tape* tape = recording({x, f.weight}, f.y);
   if (tape != nullptr) f.rstd = statistics(x);
-  for_floating("rms_norm", x.dtype(), [&](auto zero) { forward_rms<decltype(zero)>(f); });
+  const auto run = [](const Forward& g) {
+    for_floating("rms_norm", g.x.dtype(), [&](auto zero) { forward_rms<decltype(zero)>(g); });
+  };
+  run(f);
   if (tape == nullptr) return;
+  recompute_by(run, f);
   const Saved saved{x, f.weight, {}, f.rstd, slot_of(x), slot_of(f.weight), nullptr, f.y.gradient()};
   tape->record("rms_norm", f.y, [saved] {
     for_floating("rms_norm", saved.x.dtype(), [&](auto zero) { backward_rms<decltype(zero)>(saved); });

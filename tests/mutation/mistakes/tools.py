@@ -50,6 +50,7 @@ MISTAKES = [
     mistake("option-lora-targets", "tools/train/model_files.cpp", ".targets = o.lora_targets};", ".targets = {}};", (CHANGES, r"^tools\.lora$"), "--lora-targets does nothing"),
     mistake("option-checkpoint-activations", "tools/train/model_files.cpp", "  if (plan.options.checkpoint_activations) nn::checkpoint_activations(model);\n", "",
             COMPARE, "--checkpoint-activations does nothing"),
+    mistake("option-recompute", "tools/train/model_files.cpp", "  model.context().set_recomputed(recomputed_of(plan.options));\n", "", r"^tools\.plan_model$", "--recompute does nothing"),
     mistake("option-f32-modules", "tools/train/model_files.cpp", "set_dtypes(model, plan.precision.compute, plan.options.f32_modules);", "set_dtypes(model, plan.precision.compute, {});",
             (CHANGES, r"^tools\.f32_modules$"), "--f32-modules does nothing"),
     mistake("option-reduce-dtype", "tools/cli/engine_options.cpp", "  if (plan.precision.casts()) engine.reduce_dtype = plan.precision.reduce;\n", "",

@@ -61,6 +61,7 @@ else()
   tessera_module(tessera_device_cuda cuda ${sources}
     ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/cublas_lt.cpp
     ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul.cpp
+    ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul_choices.cpp
     ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul_table.cpp)
 endif()
 target_compile_definitions(tessera_device_cuda PRIVATE TESSERA_CUDA_LEAST_GENERATION=${least})

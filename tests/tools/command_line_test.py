@@ -34,6 +34,8 @@ class CommandLineTest(unittest.TestCase):
         self.assertIn("/proc/x", self.wrong("run", "--log-dir", "/proc/x", "--", "true"))
         self.assertIn("see tessera info --help", self.wrong("info", "--jsno"))
         self.assertIn("see tessera info --help", self.wrong("info", "extra"))
+        trial = {**os.environ, "TESSERA_MATMUL": "try:/tmp/products.json"}
+        self.assertIn("use --ranks 1", self.wrong("train", "--ranks", "2", "--data", __file__, env=trial))
 
     def test_help_lists_and_describes_subcommands(self):
         code, out, err = tool("--help")

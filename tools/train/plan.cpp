@@ -7,12 +7,14 @@
 #include <system_error>
 #include <thread>
 
+#include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
 #include "tessera/comm/launch.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/hf_checkpoint.h"
 #include "tessera/nn/models/causal_model.h"
+#include "tessera/nn/variables.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/cli/quantities.h"
@@ -149,6 +151,14 @@ void check_graphs(const TrainPlan& plan) {
   refuse(!o.trace.empty(), "a replayed graph has no events for --trace; leave one of the two out");
 }
 
+/// Each rank would choose its own algorithms, and a run would not have the bits of the next.
+void check_trial(int ranks) {
+  if (ranks > 1 && base::env_or_default(nn::kMatmulVariable).starts_with("try:"))
+    throw InvalidUsage(
+        "TESSERA_MATMUL=try:FILE with " + std::to_string(ranks) +
+        " ranks: one rank tries algorithms for all; use --ranks 1, and TESSERA_MATMUL=FILE in the runs after it");
+}
+
 }  // namespace
 
 TrainPlan make_plan(const TrainOptions& options, int ranks) {
@@ -156,6 +166,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   plan.options = options;
   plan.ranks = ranks;
   check_device(options.device);
+  check_trial(ranks);
   if (base::parse_device(options.device).type == base::DeviceType::cpu) plan.options.cpu_offload = false;
   const comm::Launch launch = comm::resolve_launch();
   plan.ranks_per_host = std::max(1, launch.size > 1 ? launch.local_size : ranks);

@@ -10,7 +10,9 @@ namespace tessera::nn::cuda {
   F(cublasLtCreate)                       \
   F(cublasLtDestroy)                      \
   F(cublasLtGetStatusString)              \
+  F(cublasLtGetVersion)                   \
   F(cublasLtMatmul)                       \
+  F(cublasLtMatmulAlgoCheck)              \
   F(cublasLtMatmulAlgoGetHeuristic)       \
   F(cublasLtMatmulDescCreate)             \
   F(cublasLtMatmulDescDestroy)            \

@@ -1,6 +1,12 @@
 #include "tessera/nn/kernels/cuda/matmul.h"
 
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
 #include <utility>
+#include <vector>
 
 #include "tessera/base/device_stream.h"
 
@@ -8,6 +14,7 @@ namespace tessera::nn::cuda {
 namespace {
 
 constexpr std::size_t kWorkspace = std::size_t{32} << 20;  // recommended by the vendor for this generation
+constexpr double kFaster = 0.97;  // an algorithm must take at most this part of the first choice's time
 
 cudaDataType_t type_of(DType dtype) {
   switch (dtype) {
@@ -81,30 +88,47 @@ struct CublasLtMatmul::AlgorithmChoice {
           "cublasLtMatmulDescSetAttribute");
   }
 
-  /// Selects the library's preferred algorithm for pointers that are multiples of `alignment`; it must not assume more.
-  /// `found` stays false if there is none.
-  void choose(cublasLtHandle_t handle, std::uint32_t alignment) {
+  /// Finds up to `count` algorithms for pointers that are multiples of `alignment` (they must not assume more), and
+  /// selects the one that the library prefers. `found` stays false if there is none.
+  void choose(cublasLtHandle_t handle, std::uint32_t alignment, int most) {
     cublasLtMatmulPreference_t preference = nullptr;
     check(api, api.cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
-    const std::size_t most = kWorkspace;
+    const std::size_t workspace = kWorkspace;
     int count = 0;
+    candidates.resize(static_cast<std::size_t>(most));
     cublasStatus_t status = api.cublasLtMatmulPreferenceSetAttribute(
-        preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof(most));
+        preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace));
     for (const auto attribute :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
       if (status == CUBLAS_STATUS_SUCCESS)
         status = api.cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof(alignment));
     if (status == CUBLAS_STATUS_SUCCESS)
-      status = api.cublasLtMatmulAlgoGetHeuristic(handle, operation, a, b, c, c, preference, 1, &algorithm, &count);
+      status = api.cublasLtMatmulAlgoGetHeuristic(handle, operation, a, b, c, c, preference, most, candidates.data(),
+                                                  &count);
     api.cublasLtMatmulPreferenceDestroy(preference);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(api, status, "cublasLtMatmulAlgoGetHeuristic");
     found = status == CUBLAS_STATUS_SUCCESS && count > 0;
+    candidates.resize(found ? static_cast<std::size_t>(count) : 0);
+    if (found) algorithm = candidates.front();
+  }
+
+  /// Selects an algorithm of a file. Throws InvalidUsage if the library can't run it.
+  void choose(cublasLtHandle_t handle, const MatmulChoices::Algorithm& known) {
+    std::memcpy(&algorithm.algo, known.data(), sizeof(known));
+    cublasLtMatmulHeuristicResult_t checked{};
+    const cublasStatus_t status = api.cublasLtMatmulAlgoCheck(handle, operation, a, b, c, c, &algorithm.algo, &checked);
+    if (status != CUBLAS_STATUS_SUCCESS || checked.workspaceSize > kWorkspace)
+      throw InvalidUsage("TESSERA_MATMUL: cuBLASLt can't run an algorithm of the file; write it anew");
+    found = true;
+    candidates = {algorithm};
   }
 
   const CublasLt& api;
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
+  MatmulChoices::Key key{};
+  std::vector<cublasLtMatmulHeuristicResult_t> candidates;  ///< more than one: to be tried
   cublasLtMatmulHeuristicResult_t algorithm{};
   bool found = false;
 
@@ -120,11 +144,13 @@ struct CublasLtMatmul::AlgorithmChoice {
   }
 };
 
-CublasLtMatmul::CublasLtMatmul(const KernelResources& resources, const CublasLt& api)
+CublasLtMatmul::CublasLtMatmul(const KernelResources& resources, const CublasLt& api, std::string_view setting)
     : api_(api),
       runtime_(resources.runtime),
+      memory_(resources.memory),
       logger_(resources.logger),
-      workspace_(resources.memory.allocate(kWorkspace, MemoryCategory::other)) {
+      workspace_(resources.memory.allocate(kWorkspace, MemoryCategory::other)),
+      choices_(setting, resources.runtime.properties().name, api.cublasLtGetVersion()) {
   check(api_, api_.cublasLtCreate(&handle_), "cublasLtCreate");
 }
 
@@ -148,8 +174,12 @@ CublasLtMatmul::AlgorithmChoice& CublasLtMatmul::chosen(const MatmulArgs& p) {
     // The first launch of an algorithm loads its code, for which CUDA may wait for all streams.
     runtime_.wait_for_host_events();
     auto made = std::make_unique<AlgorithmChoice>(api_);
+    made->key = key;
     made->describe(p);
-    made->choose(handle_, alignment);
+    if (const MatmulChoices::Choice* known = choices_.find(key))
+      made->choose(handle_, known->algorithm);
+    else
+      made->choose(handle_, alignment, choices_.tries() ? MatmulChoices::kTried : 1);
     entry = std::move(made);
   }
   return *entry;
@@ -187,6 +217,60 @@ void CublasLtMatmul::run(Stream& stream, const MatmulArgs& p) {
   AlgorithmChoice& chosen = this->chosen(p);
   if (!chosen.found) throw Unsupported("cuda: cuBLASLt has no algorithm for this product");
   chosen.point(p);
+  if (chosen.candidates.size() > 1) try_all(stream, p, chosen);
+  launch(stream, p, chosen);
+}
+
+/// Selects the fastest candidate and keeps it in the file. C is left as it was.
+void CublasLtMatmul::try_all(Stream& stream, const MatmulArgs& p, AlgorithmChoice& choice) {
+  const std::size_t bytes = ((p.m - 1) * (p.c_stride != 0 ? p.c_stride : p.n) + p.n) * size_of(p.dtype);
+  Buffer before;
+  if (p.accumulate) {
+    before = memory_.allocate(bytes, MemoryCategory::other);
+    runtime_.copy(stream, base::CopyDirection::device_to_device, before.data(), p.c, bytes);
+  }
+  const auto candidates = std::exchange(choice.candidates, {});
+  MatmulChoices::Choice best;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const auto previous = std::exchange(choice.algorithm, candidates[i]);
+    const double us = time_of(stream, p, choice);
+    if (i == 0) best.us = best.first_us = us;
+    // Noise must not replace the first choice.
+    if (i == 0 || us < std::min(best.us, kFaster * best.first_us))
+      best.us = us;
+    else
+      choice.algorithm = previous;
+  }
+  if (!std::isfinite(best.us)) throw base::BackendError("cuda: cuBLASLt runs none of its algorithms for a product");
+  std::memcpy(best.algorithm.data(), &choice.algorithm.algo, sizeof(best.algorithm));
+  if (p.accumulate) {
+    runtime_.copy(stream, base::CopyDirection::device_to_device, p.c, before.data(), bytes);
+    stream.synchronize();
+  }
+  choices_.add(choice.key, best);
+}
+
+/// Microseconds, the least of several series of launches. An algorithm that fails takes forever.
+double CublasLtMatmul::time_of(Stream& stream, const MatmulArgs& p, const AlgorithmChoice& choice) {
+  constexpr int kSeries = 3, kLaunches = 8;
+  double least = std::numeric_limits<double>::infinity();
+  try {
+    launch(stream, p, choice);  // loads the code
+    stream.synchronize();
+    for (int series = 0; series < kSeries; ++series) {
+      const auto begin = std::chrono::steady_clock::now();
+      for (int i = 0; i < kLaunches; ++i) launch(stream, p, choice);
+      stream.synchronize();
+      const std::chrono::duration<double, std::micro> taken = std::chrono::steady_clock::now() - begin;
+      least = std::min(least, taken.count() / kLaunches);
+    }
+  } catch (const base::BackendError&) {
+    // cuBLASLt has refused the launch; nothing ran
+  }
+  return least;
+}
+
+void CublasLtMatmul::launch(Stream& stream, const MatmulArgs& p, const AlgorithmChoice& chosen) {
   const float one = 1, beta = p.accumulate ? 1 : 0;
   const double f64_one = 1, f64_beta = beta;
   const bool is_f64 = p.dtype == DType::f64;

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "tessera/nn/kernels/cuda/cublas_lt.h"
+#include "tessera/nn/kernels/cuda/matmul_choices.h"
 #include "tessera/nn/kernels/kernel_table.h"
 
 namespace tessera::nn::cuda {
@@ -33,11 +34,11 @@ struct MatmulArgs {
 };
 
 /// Caches the selected algorithms by shape. One per context. Its products share one workspace, so they must run on one
-/// stream.
+/// stream. With MatmulChoices::tries() the first run of a product tries several algorithms and keeps the fastest.
 class CublasLtMatmul {
  public:
-  /// `api` must outlive this object.
-  CublasLtMatmul(const KernelResources& resources, const CublasLt& api);
+  /// `api` must outlive this object. `setting`: of MatmulChoices.
+  CublasLtMatmul(const KernelResources& resources, const CublasLt& api, std::string_view setting);
   ~CublasLtMatmul();
 
   /// Throws Unsupported if the library has no algorithm.
@@ -46,15 +47,20 @@ class CublasLtMatmul {
   bool can(const MatmulArgs& product);
 
  private:
-  using Key = std::array<std::size_t, 9>;
+  using Key = MatmulChoices::Key;
   struct AlgorithmChoice;
   AlgorithmChoice& chosen(const MatmulArgs& product);
+  void launch(Stream& stream, const MatmulArgs& product, const AlgorithmChoice& choice);
+  void try_all(Stream& stream, const MatmulArgs& product, AlgorithmChoice& choice);
+  double time_of(Stream& stream, const MatmulArgs& product, const AlgorithmChoice& choice);
 
   const CublasLt& api_;
   DeviceRuntime& runtime_;
+  MemoryPool& memory_;
   const std::shared_ptr<base::Logger> logger_;  ///< may be null
   cublasLtHandle_t handle_ = nullptr;
   Buffer workspace_;
+  MatmulChoices choices_;
   std::map<Key, std::unique_ptr<AlgorithmChoice>> chosen_;
   void log_lacking(const MatmulArgs& product);
   bool lacked_epilogue_ = false;  ///< which is logged once

@@ -2,6 +2,7 @@
 
 #include "tessera/base/cuda/layers.h"
 #include "tessera/nn/kernels/cuda/matmul.h"
+#include "tessera/nn/variables.h"
 
 namespace tessera::nn::cuda {
 namespace {
@@ -134,8 +135,8 @@ class CublasLtKernels final : public MatmulKernels<T> {
 
 class CublasLtTable final : public MatmulTable {
  public:
-  CublasLtTable(const KernelResources& resources, const CublasLt& api)
-      : matmul_(resources, api), f32_(matmul_), f64_(matmul_), f16_(matmul_), bf16_(matmul_) {}
+  CublasLtTable(const KernelResources& resources, const CublasLt& api, std::string_view choices)
+      : matmul_(resources, api, choices), f32_(matmul_), f64_(matmul_), f16_(matmul_), bf16_(matmul_) {}
   MatmulKernels<float>& f32_kernels() override { return f32_; }
   MatmulKernels<double>& f64_kernels() override { return f64_; }
   MatmulKernels<f16>& f16_kernels() override { return f16_; }
@@ -151,8 +152,9 @@ class CublasLtTable final : public MatmulTable {
 
 }  // namespace
 
-std::unique_ptr<MatmulTable> make_products(const KernelResources& resources, const CublasLt& api) {
-  return std::make_unique<CublasLtTable>(resources, api);
+std::unique_ptr<MatmulTable> make_products(const KernelResources& resources, const CublasLt& api,
+                                           std::string_view choices) {
+  return std::make_unique<CublasLtTable>(resources, api, choices);
 }
 
 }  // namespace tessera::nn::cuda
@@ -162,7 +164,9 @@ namespace tessera::base::cuda {
 // The CUDA device finds the kernels of nn here.
 const void* find_of_nn(std::string_view interface) noexcept {
   static const nn::KernelFactory kKernels{[](const nn::KernelResources& resources) {
-    return nn::cuda::make_cuda_kernels(resources.memory, nn::cuda::make_products(resources, nn::cuda::cublas_lt()));
+    return nn::cuda::make_cuda_kernels(
+        resources.memory,
+        nn::cuda::make_products(resources, nn::cuda::cublas_lt(), base::env_or_default(nn::kMatmulVariable)));
   }};
   return interface == nn::KernelFactory::kInterface ? &kKernels : nullptr;
 }

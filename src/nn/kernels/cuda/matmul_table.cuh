@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 
 #include "tessera/nn/kernels/kernel_table.h"
 
@@ -33,8 +34,9 @@ class MatmulTable {
 
 struct CublasLt;
 
-/// `api` must outlive the table.
-std::unique_ptr<MatmulTable> make_products(const KernelResources& resources, const CublasLt& api);
+/// `api` must outlive the table. `choices`: the value of kMatmulVariable.
+std::unique_ptr<MatmulTable> make_products(const KernelResources& resources, const CublasLt& api,
+                                           std::string_view choices = {});
 
 /// All kernels of the device.
 std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products);

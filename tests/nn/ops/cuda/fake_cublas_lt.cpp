@@ -1,8 +1,11 @@
 #include "tests/nn/ops/cuda/fake_cublas_lt.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <thread>
 
 #include "tessera/base/dtype.h"
 
@@ -39,6 +42,7 @@ cublasStatus_t create(cublasLtHandle_t* handle) {
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t destroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
+std::size_t version() { return 130000; }
 const char* status_string(cublasStatus_t) { return "a fake's error"; }
 
 cublasStatus_t create_product(cublasLtMatmulDesc_t* product, cublasComputeType_t, cudaDataType_t) {
@@ -99,13 +103,23 @@ cublasStatus_t set_preference(cublasLtMatmulPreference_t, cublasLtMatmulPreferen
 
 cublasStatus_t find_algorithm(cublasLtHandle_t, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t,
                               cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-                              cublasLtMatmulPreference_t, int, cublasLtMatmulHeuristicResult_t[], int* count) {
+                              cublasLtMatmulPreference_t, int most, cublasLtMatmulHeuristicResult_t found[],
+                              int* count) {
   FakeCublasLt& fake = fake_cublas_lt();
   ++fake.choices;
   const bool plain = as<Product>(product).epilogue == CUBLASLT_EPILOGUE_DEFAULT;
   const bool sums = as<Product>(product).sums_a() || as<Product>(product).sums_b();
-  *count = fake.no_algorithms || (fake.no_epilogues && !plain) || (fake.no_sums && sums) ? 0 : 1;
+  *count = fake.no_algorithms || (fake.no_epilogues && !plain) || (fake.no_sums && sums)
+               ? 0
+               : std::min(most, static_cast<int>(fake.us.size()));
+  for (int i = 0; i < *count; ++i) found[i].algo.data[0] = static_cast<std::uint64_t>(i);
   return *count == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t check_algorithm(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                               cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t* algorithm,
+                               cublasLtMatmulHeuristicResult_t*) {
+  return algorithm->data[0] < fake_cublas_lt().us.size() ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 /// C = op(A) op(B) + beta C, column-major. The bias has an element for each row.
@@ -154,7 +168,12 @@ void multiply(const Product& product, const T* a, const Layout& a_layout, const 
 cublasStatus_t run(cublasLtHandle_t, cublasLtMatmulDesc_t handle, const void*, const void* a,
                    cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout, const void* beta,
                    const void*, cublasLtMatrixLayout_t, void* c, cublasLtMatrixLayout_t c_layout,
-                   const cublasLtMatmulAlgo_t*, void*, std::size_t, cudaStream_t) {
+                   const cublasLtMatmulAlgo_t* algorithm, void*, std::size_t, cudaStream_t) {
+  const auto number = static_cast<std::size_t>(algorithm->data[0]);
+  const int us = fake_cublas_lt().us.at(number);
+  if (us < 0) return CUBLAS_STATUS_EXECUTION_FAILED;
+  fake_cublas_lt().run.push_back(static_cast<int>(number));
+  std::this_thread::sleep_for(std::chrono::microseconds(us));
   const Product& product = as<Product>(handle);
   const Layout& layout = as<Layout>(c_layout);
   ++fake_cublas_lt().products;
@@ -185,7 +204,9 @@ const cuda::CublasLt& fake_cublas_lt_api() {
   static const cuda::CublasLt kApi{.cublasLtCreate = create,
                                    .cublasLtDestroy = destroy,
                                    .cublasLtGetStatusString = status_string,
+                                   .cublasLtGetVersion = version,
                                    .cublasLtMatmul = run,
+                                   .cublasLtMatmulAlgoCheck = check_algorithm,
                                    .cublasLtMatmulAlgoGetHeuristic = find_algorithm,
                                    .cublasLtMatmulDescCreate = create_product,
                                    .cublasLtMatmulDescDestroy = destroy_product,

@@ -23,6 +23,8 @@ struct FakeCublasLt {
   bool no_epilogues = false;          ///< the heuristic finds no product with a bias
   bool no_sums = false;               ///< ... or with the sums of an operand
   bool no_algorithms = false;         ///< ... and no product at all
+  std::vector<int> us = {0};          ///< what each algorithm takes at least; negative: it fails when it runs
+  std::vector<int> run;               ///< the algorithm of each product
   int choices = 0;                    ///< calls of the heuristic
   int products = 0;                   ///< products run ...
   int with_epilogue = 0;              ///< ... of them with a bias or with sums

@@ -5,6 +5,7 @@
 #include "tessera/comm/init.h"
 #include "tessera/fsdp/collective_plugin.h"
 #include "tessera/fsdp/strategy.h"
+#include "tessera/nn/attention_library.h"
 #include "tessera/nn/models/config.h"
 #include "tools/launch/ranks.h"
 
@@ -29,6 +30,7 @@ ModelEntry model_entry(const std::string& name) {
 std::vector<base::EnvVariable> all_variables() {
   std::vector<base::EnvVariable> all;
   append(all, comm::variables());  // one line for each owner of variables
+  append(all, nn::variables());
   append(all, tool_variables());
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return all;

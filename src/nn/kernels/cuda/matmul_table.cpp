@@ -162,9 +162,12 @@ namespace tessera::base::cuda {
 // The CUDA device finds the kernels of nn here.
 const void* find_of_nn(std::string_view interface) noexcept {
   static const nn::KernelFactory kKernels{[](const nn::KernelResources& resources) {
-    return nn::cuda::make_cuda_kernels(resources.memory, nn::cuda::make_products(resources, nn::cuda::cublas_lt()));
+    return nn::cuda::make_cuda_kernels(resources.memory, nn::cuda::make_products(resources, nn::cuda::cublas_lt()),
+                                       nn::cuda::make_attention(resources, nn::attention_library_of_environment()));
   }};
   return interface == nn::KernelFactory::kInterface ? &kKernels : nullptr;
 }
+
+std::string libraries_of_nn() noexcept { return nn::cuda::describe_attention(); }
 
 }  // namespace tessera::base::cuda

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "tessera/nn/kernels/cuda/attention_table.h"
 #include "tessera/nn/kernels/kernel_table.h"
 
 namespace tessera::nn::cuda {
@@ -36,7 +37,8 @@ struct CublasLt;
 /// `api` must outlive the table.
 std::unique_ptr<MatmulTable> make_products(const KernelResources& resources, const CublasLt& api);
 
-/// All kernels of the device.
-std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products);
+/// All kernels of the device. Without `attention`, this library's kernels compute all of it.
+std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products,
+                                                 std::unique_ptr<AttentionTable> attention = nullptr);
 
 }  // namespace tessera::nn::cuda

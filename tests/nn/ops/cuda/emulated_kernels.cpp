@@ -25,8 +25,9 @@ NativeStream native_stream(Stream& stream) {
   return &launch;
 }
 
-std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products) {
-  return std::make_unique<CudaDeviceKernels>(memory, std::move(products));
+std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products,
+                                                 std::unique_ptr<AttentionTable> attention) {
+  return std::make_unique<CudaDeviceKernels>(memory, std::move(products), std::move(attention));
 }
 
 }  // namespace cuda

@@ -63,11 +63,13 @@ else()
     ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul.cpp
     ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul_choices.cpp
     ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul_table.cpp)
+  include(${CMAKE_CURRENT_LIST_DIR}/cudnn.cmake)
 endif()
 target_compile_definitions(tessera_device_cuda PRIVATE TESSERA_CUDA_LEAST_GENERATION=${least})
 target_include_directories(tessera_device_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 target_link_libraries(tessera_device_cuda PRIVATE tessera_options ${TESSERA_CUDART_STATIC} Threads::Threads ${CMAKE_DL_LIBS} rt)
 # cuBLASLt's folder at build time is searched, too: the loader does not search NVIDIA's own folders.
 set_target_properties(tessera_device_cuda PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tessera-modules/devices
-  BUILD_RPATH ${TESSERA_CUDA_LIBRARIES} INSTALL_RPATH "$ORIGIN/../..;${TESSERA_CUDA_LIBRARIES}")
+  BUILD_RPATH "${TESSERA_CUDA_LIBRARIES};${TESSERA_CUDNN_FOLDER}"
+  INSTALL_RPATH "$ORIGIN/../..;${TESSERA_CUDA_LIBRARIES};${TESSERA_CUDNN_FOLDER}")
 set_property(GLOBAL APPEND PROPERTY TESSERA_DEVICE_MODULES tessera_device_cuda)

@@ -24,6 +24,7 @@ struct OpenedDevice {
 struct DeviceProbe {
   std::string problem;                    ///< why no device can be used, or ""
   std::vector<DeviceProperties> devices;  ///< the devices that open() accepts, by index
+  std::string libraries;                  ///< one line: which vendors' libraries compute what; "": nothing to say
 };
 
 }  // namespace tessera::base

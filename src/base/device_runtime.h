@@ -83,8 +83,8 @@ class TESSERA_API DeviceRuntime {
   virtual std::unique_ptr<Stream> make_stream() = 0;  ///< a new stream; only events order it after other streams
   /// A stream for copies that must progress while all other streams wait.
   virtual std::unique_ptr<Stream> make_copy_stream() { return make_stream(); }
-  /// A stream over a handle that another library of the process has made (as DeviceStream::native()), which must outlive
-  /// it and its events. Throws Unsupported if the device has no such handles.
+  /// A stream over a handle that another library of the process has made (as DeviceStream::native()), which must
+  /// outlive it and its events. Throws Unsupported if the device has no such handles.
   virtual std::unique_ptr<Stream> borrow_stream(void* native);
   /// Streams of this device that wait for its events wait on the device. In the default implementation the host waits
   /// instead.
@@ -168,6 +168,7 @@ struct DeviceInfo {
   bool available = false;                 ///< true if at least one can be used
   std::string reason;                     ///< why it isn't available
   std::vector<DeviceProperties> devices;  ///< the devices found
+  std::string libraries = {};             ///< one line: which vendors' libraries compute what; "": nothing to say
 };
 
 /// Lists every built-in device and every device with a module. Never throws for a device that can't be used.

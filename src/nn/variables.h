@@ -8,6 +8,11 @@
 
 namespace tessera::nn {
 
+/// See AttentionLibrary.
+inline constexpr base::EnvVariable kAttentionVariable{
+    "TESSERA_ATTENTION", "auto",
+    "16-bit attention on CUDA: auto (cuDNN where it is installed), cudnn (an error without it) or own (this "
+    "library's)"};
 /// Read by the CUDA device; see docs/performance.md.
 inline constexpr base::EnvVariable kMatmulVariable{
     "TESSERA_MATMUL", "",
@@ -15,7 +20,7 @@ inline constexpr base::EnvVariable kMatmulVariable{
 
 /// All of them.
 inline std::span<const base::EnvVariable> variables() {
-  static constexpr std::array kAll{kMatmulVariable};
+  static constexpr std::array kAll{kAttentionVariable, kMatmulVariable};
   return kAll;
 }
 

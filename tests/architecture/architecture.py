@@ -22,7 +22,7 @@ ARROWS = {  # folder: the layers of src/ that it may include
 # Installed headers lie directly in a layer's folder, or in these; headers ending in -inl.h are not installed.
 PUBLIC = re.compile(r"^(src|tessera)/((base|comm|nn|fsdp)|nn/(layers|models|ops|kernels))/[^/]+(?<!-inl)\.h$")
 VENDORS = [  # header, and the folders that may include it
-    (re.compile(r"^(cuda|cublas|curand|nvrtc|nvtx|nvml)\w*(/.*)?\.(h|hpp)$|^cub/|^cooperative_groups"),
+    (re.compile(r"^(cuda|cublas|cudnn|curand|nvrtc|nvtx|nvml)\w*(/.*)?\.(h|hpp)$|^cub/|^cooperative_groups"),
      ("src/base/cuda/", "src/comm/kernels/cuda/", "src/nn/kernels/cuda/", "backends/nccl/", "tests/", "bench/")),
     (re.compile(r"^nccl(_\w+)?\.h$"), ("backends/nccl/",)),
     (re.compile(r"^mpi(-ext|cxx)?\.h$"), ("backends/mpi/", "tests/backends/mpi/", "bench/peers/")),

@@ -16,7 +16,7 @@ class LimitedDevice final : public base::DeviceRuntime {
   explicit LimitedDevice(std::size_t limit)
       : DeviceRuntime({base::DeviceType::cuda, 0}, {.host_accessible = true, .slow_allocation = true}), limit_(limit) {}
 
-  base::DeviceProperties properties() const override { return {}; }
+  base::DeviceProperties properties() const override { return described; }
   std::unique_ptr<base::Stream> make_stream() override { return base::make_immediate_stream(); }
   void wait_for_host_events() override { ++host_waits; }
   void* allocate(std::size_t bytes) override {
@@ -42,6 +42,7 @@ class LimitedDevice final : public base::DeviceRuntime {
   void synchronize() override {}
   const void* find(std::string_view) const noexcept override { return nullptr; }
 
+  base::DeviceProperties described;
   std::size_t used = 0;
   int host_waits = 0;
   bool waited_before_calls = true;

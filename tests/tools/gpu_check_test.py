@@ -194,6 +194,28 @@ class Parts(unittest.TestCase):
         self.fails("graphs", "0.90 times", speed=self.only("graphs-with", 900.0))
         self.fails("graphs", "other bits", speed=self.only("graphs-with", 1500.0), hash=self.only("graphs-with", "other"))
 
+    def test_attention(self):
+        def measured(own=(100.0, 250.0), cudnn=(80.0, 200.0), libraries="attention by cuDNN 9.26.0", **more):
+            def table(name):
+                if name == "attention-info":
+                    return None
+                forward, backward = own if name.endswith("own") else cudnn
+                return {"kernels": [{"name": "attention forward", "us": forward}, {"name": "attention backward", "us": backward},
+                                    {"name": "norm", "us": 900.0}]}
+            state = json.dumps({"devices": [{"name": "cuda", "libraries": libraries}]})
+            more.setdefault("text", self.only("attention-info", state))
+            return {"json": table, **more}
+        self.assertEqual(self.passes("attention", **measured()),
+                         "attention forward 80%, attention backward 80% of the speed of cuDNN 9.26.0")
+        self.fails("attention", "attention forward 70%", **measured(own=(100.0, 250.0), cudnn=(70.0, 200.0)))
+        self.fails("attention", "attention backward 60%", **measured(own=(100.0, 250.0), cudnn=(80.0, 150.0)))
+        self.fails("attention", "other bits", **measured(hash=self.only("attention-bits-1", "other")))
+        info = json.dumps({"devices": [{"name": "cuda", "libraries": "attention by cuDNN 9.26.0"}]})
+        self.fails("attention", "no test ran", **measured(
+            text=lambda name: {"attention-info": info, "attention-cudnn": "[  PASSED  ] 0 tests."}.get(name)))
+        with self.assertRaisesRegex(self.script.Skipped, "no cuDNN"):
+            self.passes("attention", **measured(libraries="attention by this library: cuda: no cuDNN: not found"))
+
     def test_limits(self):
         def shares(**kernels):
             table = {"limits": {"tflops": 1}, "kernels": [{"name": name, "of_limit": share} for name, share in kernels.items()]}
@@ -247,7 +269,7 @@ class Parts(unittest.TestCase):
     def test_no_part_is_without_a_control(self):
         # unpack only makes files available; the build fails without them.
         controlled = {"gpu", "build", "info", "kernels", "memcheck", "racecheck", "losses", "four bits", "several ranks", "strategies",
-                      "offload", "graphs", "limits", "speed", "engine cost", "nccl overhead"}
+                      "offload", "graphs", "attention", "limits", "speed", "engine cost", "nccl overhead"}
         self.assertEqual(set(self.script.STEPS) - {"unpack"}, controlled, "a new part needs a control above")
 
 

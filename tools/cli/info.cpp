@@ -57,7 +57,11 @@ nlohmann::json to_json(const Catalog& all) {
                        {"memory_bytes", p.memory_bytes},
                        {"processors", p.processors},
                        {"shares_memory", p.shares_memory}});
-    devices.push_back({{"name", d.name}, {"available", d.available}, {"reason", d.reason}, {"devices", found}});
+    devices.push_back({{"name", d.name},
+                       {"available", d.available},
+                       {"reason", d.reason},
+                       {"devices", found},
+                       {"libraries", d.libraries}});
   }
   for (const ModelEntry& m : all.models) models.push_back(m.name);
   for (const comm::ModuleVariable& v : all.variables)
@@ -105,6 +109,7 @@ void print_all(const Catalog& all) {
       said += (said.empty() ? "" : ", ") + p.name + (p.shares_memory ? " (IPC)" : "");
     std::printf("%-12s %-6s %s%s%s\n", "device", d.name.c_str(), d.available ? "available" : "not available",
                 said.empty() ? "" : ": ", said.c_str());
+    if (!d.libraries.empty()) std::printf("%-12s %-6s %s\n", "libraries", d.name.c_str(), d.libraries.c_str());
   }
   print_names("strategies", all.strategies);
   std::printf("%-12s %d per rank, %d over a mesh of two axes\n", "communicators", communicators(1, 2),

@@ -13,6 +13,12 @@ const void* find(std::string_view interface) noexcept {
   return found != nullptr ? found : cuda::find_of_comm(interface);
 }
 
+DeviceProbe probe() noexcept {
+  DeviceProbe found = cuda::probe();
+  found.libraries = cuda::libraries_of_nn();
+  return found;
+}
+
 OpenedDevice open(int index) noexcept {
   try {
     return {cuda::open(index, find), nullptr};
@@ -29,6 +35,6 @@ extern "C" TESSERA_API const tessera_device* tessera_device_entry() {
   static const int unused = ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   static_cast<void>(unused);
   static const tessera_device device = {
-      .abi = TESSERA_ABI, .size = sizeof(tessera_device), .name = "cuda", .probe = cuda::probe, .open = open};
+      .abi = TESSERA_ABI, .size = sizeof(tessera_device), .name = "cuda", .probe = probe, .open = open};
   return &device;
 }

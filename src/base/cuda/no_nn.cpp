@@ -4,5 +4,6 @@
 namespace tessera::base::cuda {
 
 const void* find_of_nn(std::string_view) noexcept { return nullptr; }
+std::string libraries_of_nn() noexcept { return {}; }
 
 }  // namespace tessera::base::cuda

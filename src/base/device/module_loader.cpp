@@ -33,6 +33,7 @@ DeviceInfo state_of_module(const std::string& name, const std::string& path) {
     state.available = probe.problem.empty();
     state.reason = std::move(probe.problem);
     state.devices = std::move(probe.devices);
+    state.libraries = std::move(probe.libraries);
   } catch (const Error& error) {
     state.reason = error.what();
   }

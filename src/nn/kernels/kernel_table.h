@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <type_traits>
 
@@ -178,6 +179,10 @@ class TESSERA_API DeviceKernels {
   /// Rows of a large matrix that both a product and a kernel over rows read are best padded to a multiple of so many
   /// elements.
   virtual std::int64_t row_multiple() const { return 1; }
+
+  /// Names the vendors' libraries that determine the bits of results in this process, such as "products by OpenBLAS";
+  /// "": none do. All ranks of a job must agree on it; a library that is chosen at its first use is named from then on.
+  virtual std::string libraries() const { return {}; }
 
   /// out[i] = i % period
   virtual void positions(Stream& stream, std::int32_t* out, std::size_t count, std::size_t period) = 0;

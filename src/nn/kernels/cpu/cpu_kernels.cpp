@@ -206,6 +206,7 @@ class CpuDeviceKernels final : public DeviceKernels {
   KernelTable<f16>* f16_kernels() override { return &f16_; }
   KernelTable<bf16>* bf16_kernels() override { return &bf16_; }
 
+  std::string libraries() const override { return "products by " + kernels::products_name(); }
   void positions(Stream& s, std::int32_t* out, std::size_t count, std::size_t period) override {
     s.run([=] {
       for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<std::int32_t>(i % period);

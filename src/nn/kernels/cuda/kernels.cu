@@ -14,9 +14,10 @@ NativeStream native_stream(Stream& stream) {
   return static_cast<NativeStream>(own->native());
 }
 
-std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products) {
+std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products,
+                                                 std::unique_ptr<AttentionTable> attention) {
   base::cuda::load_kernels(reinterpret_cast<const void*>(mean_loss_kernel));
-  return std::make_unique<CudaDeviceKernels>(memory, std::move(products));
+  return std::make_unique<CudaDeviceKernels>(memory, std::move(products), std::move(attention));
 }
 
 }  // namespace tessera::nn::cuda

@@ -4,6 +4,7 @@
 #include "tessera/base/device_stream.h"
 #include "tessera/nn/kernels/cuda/activation.cuh"
 #include "tessera/nn/kernels/cuda/attention.cuh"
+#include "tessera/nn/kernels/cuda/attention_table.h"
 #include "tessera/nn/kernels/cuda/compression.cuh"
 #include "tessera/nn/kernels/cuda/cross_entropy.cuh"
 #include "tessera/nn/kernels/cuda/embedding.cuh"
@@ -25,7 +26,9 @@ NativeStream native_stream(Stream& stream);
 template <class T>
 class CudaKernels final : public KernelTable<T> {
  public:
-  CudaKernels(MemoryPool& memory, MatmulKernels<T>& products) : memory_(memory), products_(products) {}
+  /// `attention` may be null.
+  CudaKernels(MemoryPool& memory, MatmulKernels<T>& products, AttentionKernels<T>* attention)
+      : memory_(memory), products_(products), attention_(attention) {}
 
   void fill(Stream& s, T value, T* out, std::size_t count) override {
     for_elements<kVector<T>>(native_stream(s), count, {out}, FillBody<T>{value, out});
@@ -115,19 +118,28 @@ class CudaKernels final : public KernelTable<T> {
 
   std::size_t attention_forward_scratch(const AttentionShape&) const override { return 0; }
   std::size_t attention_backward_scratch(const AttentionShape& shape) const override {
-    return cuda::attention_backward_scratch<T>(shape);
+    return for_library(shape) ? 0 : cuda::attention_backward_scratch<T>(shape);  // it allocates what it needs
   }
   void attention_forward(Stream& s, const AttentionForward<T>& args) override {
-    cuda::attention_forward(native_stream(s), args);
+    const NativeStream stream = native_stream(s);
+    if (attention_ == nullptr || !attention_->forward(s, args)) cuda::attention_forward(stream, args);
   }
   void attention_backward(Stream& s, const AttentionBackward<T>& args) override {
-    cuda::attention_backward(native_stream(s), args);
+    const NativeStream stream = native_stream(s);
+    if (!for_library(args.shape)) return cuda::attention_backward(stream, args);
+    if (attention_->backward(s, args)) return;
+    const Buffer scratch = get(cuda::attention_backward_scratch<T>(args.shape));
+    AttentionBackward<T> own = args;
+    own.scratch = scratch.data();
+    cuda::attention_backward(stream, own);
   }
 
   void sgd_step(Stream& s, const kernels::SgdStep<T>& args) override { optimizer(args.count, "sgd"), sgd(s, args); }
   void adam_step(Stream& s, const kernels::AdamStep<T>& args) override { optimizer(args.count, "adam"), adam(s, args); }
 
  private:
+  bool for_library(const AttentionShape& shape) const { return attention_ != nullptr && attention_->supports(shape); }
+
   /// Scratch, released when the call returns; later work on the compute stream reuses it.
   Buffer get(std::size_t bytes) { return memory_.allocate(bytes, MemoryCategory::activation); }
 
@@ -147,22 +159,30 @@ class CudaKernels final : public KernelTable<T> {
 
   MemoryPool& memory_;
   MatmulKernels<T>& products_;
+  AttentionKernels<T>* const attention_;
 };
 
 class CudaDeviceKernels final : public DeviceKernels {
  public:
-  CudaDeviceKernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products)
+  /// `attention` may be null.
+  CudaDeviceKernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products,
+                    std::unique_ptr<AttentionTable> attention)
       : products_(std::move(products)),
-        f32_(memory, products_->f32_kernels()),
-        f64_(memory, products_->f64_kernels()),
-        f16_(memory, products_->f16_kernels()),
-        bf16_(memory, products_->bf16_kernels()) {}
+        attention_(std::move(attention)),
+        f32_(memory, products_->f32_kernels(), nullptr),
+        f64_(memory, products_->f64_kernels(), nullptr),
+        f16_(memory, products_->f16_kernels(), attention_ ? &attention_->f16_kernels() : nullptr),
+        bf16_(memory, products_->bf16_kernels(), attention_ ? &attention_->bf16_kernels() : nullptr) {}
   KernelTable<float>* f32_kernels() override { return &f32_; }
   KernelTable<double>* f64_kernels() override { return &f64_; }
   KernelTable<f16>* f16_kernels() override { return &f16_; }
   KernelTable<bf16>* bf16_kernels() override { return &bf16_; }
 
   std::int64_t row_multiple() const override { return kGpuRowMultiple; }
+  std::string libraries() const override {
+    return "products by " + products_->name() + ", attention by " +
+           (attention_ ? attention_->name() : std::string(kOwnAttention));
+  }
   void positions(Stream& s, std::int32_t* out, std::size_t count, std::size_t period) override {
     for_elements<4>(native_stream(s), count, {out}, PositionsBody{out, period});
   }
@@ -207,6 +227,7 @@ class CudaDeviceKernels final : public DeviceKernels {
 
  private:
   const std::unique_ptr<MatmulTable> products_;
+  const std::unique_ptr<AttentionTable> attention_;
   CudaKernels<float> f32_;
   CudaKernels<double> f64_;
   CudaKernels<f16> f16_;

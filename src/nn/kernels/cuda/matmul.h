@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <string>
+#include <string_view>
 
 #include "tessera/nn/kernels/cuda/cublas_lt.h"
 #include "tessera/nn/kernels/cuda/matmul_choices.h"
@@ -45,6 +47,8 @@ class CublasLtMatmul {
   void run(Stream& stream, const MatmulArgs& product);
   /// True if the library has an algorithm for a product with a bias, and GELU if it is asked for, or with sums.
   bool can(const MatmulArgs& product);
+  /// "cuBLASLt 130100", and which choices it follows.
+  std::string name() const { return "cuBLASLt " + std::to_string(api_.cublasLtGetVersion()) + choices_.name(); }
 
  private:
   using Key = MatmulChoices::Key;

@@ -3,7 +3,10 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <sstream>
 
+#include "tessera/base/checksum.h"
 #include "tessera/base/error.h"
 #include "tessera/nn/atomic_file.h"
 
@@ -30,6 +33,18 @@ MatmulChoices::MatmulChoices(std::string_view setting, std::string device, std::
     read();
   else
     write();  // a path that can't be written is an error before the trials
+}
+
+std::string MatmulChoices::name() const {
+  if (path_.empty()) return "";
+  base::RunningChecksum all;
+  for (const auto& [key, choice] : choices_) {
+    all.add(std::as_bytes(std::span(key)));
+    all.add(std::as_bytes(std::span(choice.algorithm)));
+  }
+  std::ostringstream text;
+  text << " with choices " << std::hex << all.value();
+  return text.str();
 }
 
 const MatmulChoices::Choice* MatmulChoices::find(const Key& key) const {

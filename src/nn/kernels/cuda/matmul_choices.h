@@ -31,6 +31,8 @@ class MatmulChoices {
   MatmulChoices(std::string_view setting, std::string device, std::size_t version);
 
   bool tries() const { return tries_; }  ///< true for try:FILE
+  /// "" without a file, else " with choices " and a hash of them, so that ranks with different files are told apart.
+  std::string name() const;
   /// Null: none is known.
   const Choice* find(const Key& key) const;
   /// Adds what was found and writes the file. Throws InvalidUsage if it can't be written.

@@ -141,6 +141,7 @@ class CublasLtTable final : public MatmulTable {
   MatmulKernels<double>& f64_kernels() override { return f64_; }
   MatmulKernels<f16>& f16_kernels() override { return f16_; }
   MatmulKernels<bf16>& bf16_kernels() override { return bf16_; }
+  std::string name() const override { return matmul_.name(); }
 
  private:
   CublasLtMatmul matmul_;
@@ -166,9 +167,12 @@ const void* find_of_nn(std::string_view interface) noexcept {
   static const nn::KernelFactory kKernels{[](const nn::KernelResources& resources) {
     return nn::cuda::make_cuda_kernels(
         resources.memory,
-        nn::cuda::make_products(resources, nn::cuda::cublas_lt(), base::env_or_default(nn::kMatmulVariable)));
+        nn::cuda::make_products(resources, nn::cuda::cublas_lt(), base::env_or_default(nn::kMatmulVariable)),
+        nn::cuda::make_attention(resources, nn::attention_library_of_environment()));
   }};
   return interface == nn::KernelFactory::kInterface ? &kKernels : nullptr;
 }
+
+std::string libraries_of_nn() noexcept { return nn::cuda::describe_attention(); }
 
 }  // namespace tessera::base::cuda

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
 
+#include "tessera/nn/kernels/cuda/attention_table.h"
 #include "tessera/nn/kernels/kernel_table.h"
 
 namespace tessera::nn::cuda {
@@ -30,6 +32,7 @@ class MatmulTable {
   virtual MatmulKernels<double>& f64_kernels() = 0;
   virtual MatmulKernels<f16>& f16_kernels() = 0;
   virtual MatmulKernels<bf16>& bf16_kernels() = 0;
+  virtual std::string name() const = 0;  ///< of what computes the products, down to the bits
 };
 
 struct CublasLt;
@@ -38,7 +41,8 @@ struct CublasLt;
 std::unique_ptr<MatmulTable> make_products(const KernelResources& resources, const CublasLt& api,
                                            std::string_view choices = {});
 
-/// All kernels of the device.
-std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products);
+/// All kernels of the device. Without `attention`, this library's kernels compute all of it.
+std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products,
+                                                 std::unique_ptr<AttentionTable> attention = nullptr);
 
 }  // namespace tessera::nn::cuda

@@ -183,6 +183,7 @@ class InstrumentedDeviceKernels final : public DeviceKernels {
   KernelTable<bf16>* bf16_kernels() override { return bf16_.get(); }
 
   std::int64_t row_multiple() const override { return inner_->row_multiple(); }
+  std::string libraries() const override { return inner_->libraries(); }
   void positions(Stream& s, std::int32_t* out, std::size_t count, std::size_t period) override {
     show("positions", s, DType::i32, count * sizeof *out, [&] { inner_->positions(s, out, count, period); });
   }

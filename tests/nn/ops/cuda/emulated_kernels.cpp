@@ -25,8 +25,9 @@ NativeStream native_stream(Stream& stream) {
   return &launch;
 }
 
-std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products) {
-  return std::make_unique<CudaDeviceKernels>(memory, std::move(products));
+std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products,
+                                                 std::unique_ptr<AttentionTable> attention) {
+  return std::make_unique<CudaDeviceKernels>(memory, std::move(products), std::move(attention));
 }
 
 }  // namespace cuda
@@ -139,6 +140,7 @@ class TestProducts final : public cuda::MatmulTable {
   cuda::MatmulKernels<double>& f64_kernels() override { return f64_; }
   cuda::MatmulKernels<f16>& f16_kernels() override { return f16_; }
   cuda::MatmulKernels<bf16>& bf16_kernels() override { return bf16_; }
+  std::string name() const override { return "the host"; }
 
  private:
   HostProducts<float> f32_;

@@ -68,6 +68,22 @@ TEST_F(MatmulChoicesTest, FastestIsKeptInTheFile) {
   EXPECT_EQ(forward(""), std::vector<int>{0}) << "the control: the library's first choice";
 }
 
+/// All ranks compare this text before the first backward.
+TEST_F(MatmulChoicesTest, NameDependsOnTheChoices) {
+  const auto name = [&](const std::string& setting) {
+    return cuda::make_products(resources_, fake_cublas_lt_api(), setting)->name();
+  };
+  EXPECT_EQ(name(""), "cuBLASLt 130000");
+  fake_cublas_lt().us = {3000, 500};
+  forward("try:" + file_);
+  const std::string one = name(file_);
+  EXPECT_THAT(one, testing::MatchesRegex("cuBLASLt 130000 with choices [0-9a-f]+"));
+  EXPECT_EQ(name(file_), one);
+  fake_cublas_lt().us = {500, 3000};
+  forward("try:" + directory_.path("other"));
+  EXPECT_NE(name(directory_.path("other")), one);
+}
+
 TEST_F(MatmulChoicesTest, ProductsThatTheFileLacksUseTheFirstChoice) {
   fake_cublas_lt().us = {3000, 500};
   forward("try:" + file_);

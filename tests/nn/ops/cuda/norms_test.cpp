@@ -14,8 +14,8 @@ TYPED_TEST_SUITE(CudaNorms, Types);
 // In vectors of 2 to 8 elements: 1 to 4 for each thread of 1 to 8 warps; odd, and too wide to be held.
 constexpr std::size_t kWidths[] = {8, 200, 512, 768, 1000, 1600, 4104, 8200, 771, 5001};
 
-/// Inputs, which are numbers of type T, and outputs of both passes; each array is `offset` elements behind a multiple of
-/// 16 bytes.
+/// Inputs, which are numbers of type T, and outputs of both passes; each array is `offset` elements behind a multiple
+/// of 16 bytes.
 template <class U, class T>
 struct NormArrays {
   NormArrays(std::size_t row_count, std::size_t row_width, std::size_t offset)

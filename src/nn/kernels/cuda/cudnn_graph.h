@@ -1,0 +1,142 @@
+// Graphs of cuDNN operations and their execution plans.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "tessera/nn/kernels/cuda/cudnn.h"
+
+namespace tessera::nn::cuda {
+
+/// An object of the library.
+class CudnnDescriptor {
+ public:
+  CudnnDescriptor(const Cudnn& api, cudnnBackendDescriptorType_t type);
+  ~CudnnDescriptor();
+  CudnnDescriptor(CudnnDescriptor&& other) noexcept;
+  CudnnDescriptor& operator=(CudnnDescriptor&& other) = delete;
+
+  cudnnBackendDescriptor_t get() const { return descriptor_; }
+  void finalize();
+
+  template <class Value>
+  void set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, std::span<const Value> values) {
+    set_raw(name, type, values.size(), values.data());
+  }
+  template <class Value>
+  void set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, const Value& value) {
+    set_raw(name, type, 1, &value);
+  }
+  void set(cudnnBackendAttributeName_t name, const CudnnDescriptor& other) {
+    set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, other.descriptor_);
+  }
+  void set(cudnnBackendAttributeName_t name, std::int64_t value) { set(name, CUDNN_TYPE_INT64, value); }
+  void set(cudnnBackendAttributeName_t name, bool value) { set(name, CUDNN_TYPE_BOOLEAN, value); }
+
+  /// Reads at most `count` values; returns how many there are.
+  std::int64_t read(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, std::int64_t count,
+                    void* values) const;
+
+ private:
+  void set_raw(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, std::size_t count,
+               const void* values);
+  const Cudnn* api_;
+  cudnnBackendDescriptor_t descriptor_ = nullptr;
+};
+
+/// What plans are made for: a handle, or a device that is only described (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR).
+struct CudnnTarget {
+  cudnnHandle_t handle = nullptr;
+  const CudnnDescriptor* device = nullptr;
+};
+
+/// Extents and strides in elements: batch, head, row, column.
+struct CudnnLayout {
+  std::array<std::int64_t, 4> extents{}, strides{};
+  /// Packed rows of a [batch, head, row, column] tensor.
+  static CudnnLayout packed(std::int64_t batch, std::int64_t heads, std::int64_t rows, std::int64_t columns);
+  /// The same memory with rows and columns exchanged.
+  CudnnLayout transposed() const;
+};
+
+/// A tensor of a graph.
+struct CudnnTensor {
+  std::int64_t id = 0;
+  CudnnLayout layout;
+  const CudnnDescriptor* descriptor = nullptr;  ///< owned by the graph
+};
+
+/// Further operands of a pointwise operation.
+struct CudnnOperands {
+  const CudnnTensor* b = nullptr;
+  const CudnnTensor* t = nullptr;
+};
+
+/// A number that the library reads when a plan runs.
+struct CudnnScalar {
+  std::int64_t id = 0;
+  float value = 0;
+};
+
+/// An engine's way to compute a graph.
+class CudnnPlan {
+ public:
+  CudnnPlan(CudnnDescriptor config, CudnnDescriptor plan, std::int64_t engine, std::int64_t workspace)
+      : config_(std::move(config)), plan_(std::move(plan)), engine_(engine), workspace_(workspace) {}
+  const CudnnDescriptor& descriptor() const { return plan_; }
+  std::int64_t engine() const { return engine_; }
+  std::size_t workspace() const { return static_cast<std::size_t>(workspace_); }  ///< in bytes
+
+ private:
+  CudnnDescriptor config_, plan_;
+  std::int64_t engine_, workspace_;
+};
+
+/// Operations in the order in which they are added. Computations are f32.
+class CudnnGraph {
+ public:
+  explicit CudnnGraph(const Cudnn& api) : api_(api) {}
+
+  /// Memory of the caller.
+  CudnnTensor tensor(std::int64_t id, cudnnDataType_t type, const CudnnLayout& layout);
+  /// A result that only the graph's operations see.
+  CudnnTensor intermediate(cudnnDataType_t type, const CudnnLayout& layout);
+  /// A number of the caller.
+  CudnnTensor scalar(float value);
+
+  /// c = a b for each head; heads of `b` are shared if there are fewer.
+  void matmul(const CudnnTensor& a, const CudnnTensor& b, const CudnnTensor& c);
+  /// y = mode(x, b); select: y = t ? x : b.
+  void pointwise(cudnnPointwiseMode_t mode, const CudnnTensor& x, const CudnnTensor& y, const CudnnOperands& more = {});
+  /// y = the index of each element of x along `axis`.
+  void index(std::int64_t axis, const CudnnTensor& x, const CudnnTensor& y);
+  /// Over the axes that y has one element of, or groups of heads.
+  void reduce(cudnnReduceTensorOp_t mode, const CudnnTensor& x, const CudnnTensor& y);
+  /// y is x's memory in another layout.
+  void view(const CudnnTensor& x, const CudnnTensor& y);
+
+  /// The first plan that the library's heuristics propose among those that always compute the same bits; empty if there
+  /// is none. Throws if the library rejects the graph.
+  std::optional<CudnnPlan> plan(const CudnnTarget& target);
+
+  const std::vector<CudnnScalar>& scalars() const { return scalars_; }
+
+ private:
+  CudnnTensor add_tensor(cudnnDataType_t type, const CudnnLayout& layout, std::int64_t id, bool is_virtual);
+  CudnnDescriptor& add_operation(cudnnBackendDescriptorType_t type);
+  std::optional<CudnnPlan> plan_of(const CudnnTarget& target, CudnnDescriptor config);
+
+  const Cudnn& api_;
+  std::vector<std::unique_ptr<CudnnDescriptor>> tensors_, operators_, operations_;
+  std::vector<CudnnScalar> scalars_;
+  std::optional<CudnnDescriptor> graph_;
+  std::int64_t next_id_ = 1000;  // above the caller's
+};
+
+}  // namespace tessera::nn::cuda

@@ -201,6 +201,11 @@ class CudaDeviceKernels final : public DeviceKernels {
     if (a.dtype == DType::bf16) return cuda::decode_nf4<bf16>(stream, a);
     throw Unsupported("nf4: no kernel for " + std::string(name_of(a.dtype)) + " on cuda");
   }
+  std::string fp8_reason() const override {
+    return "fp8: the CUDA device has no products in 8 bits yet; use bf16, or --device cpu";
+  }
+  void fp8_quantize(Stream&, const kernels::Fp8QuantizeArgs&) override { throw Unsupported(fp8_reason()); }
+  void fp8_product(Stream&, const kernels::Fp8ProductArgs&) override { throw Unsupported(fp8_reason()); }
   void orthonormalize(Stream& s, const kernels::OrthonormalizeArgs& args) override {
     cuda::orthonormalize(native_stream(s), args);
   }

@@ -8,6 +8,7 @@
 #include "tessera/nn/kernels/cuda/cross_entropy.cuh"
 #include "tessera/nn/kernels/cuda/embedding.cuh"
 #include "tessera/nn/kernels/cuda/embedding_backward.cuh"
+#include "tessera/nn/kernels/cuda/fp8.cuh"
 #include "tessera/nn/kernels/cuda/matmul_table.cuh"
 #include "tessera/nn/kernels/cuda/nf4.cuh"
 #include "tessera/nn/kernels/cuda/norm_backward.cuh"
@@ -152,7 +153,8 @@ class CudaKernels final : public KernelTable<T> {
 class CudaDeviceKernels final : public DeviceKernels {
  public:
   CudaDeviceKernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products)
-      : products_(std::move(products)),
+      : memory_(memory),
+        products_(std::move(products)),
         f32_(memory, products_->f32_kernels()),
         f64_(memory, products_->f64_kernels()),
         f16_(memory, products_->f16_kernels()),
@@ -201,16 +203,34 @@ class CudaDeviceKernels final : public DeviceKernels {
     if (a.dtype == DType::bf16) return cuda::decode_nf4<bf16>(stream, a);
     throw Unsupported("nf4: no kernel for " + std::string(name_of(a.dtype)) + " on cuda");
   }
-  std::string fp8_reason() const override {
-    return "fp8: the CUDA device has no products in 8 bits yet; use bf16, or --device cpu";
+  std::string fp8_reason() const override { return products_->fp8_reason(); }
+  void fp8_quantize(Stream& s, const kernels::Fp8QuantizeArgs& a) override {
+    check(a);
+    const Buffer scratch = memory_.allocate(fp8_scratch(a), MemoryCategory::activation);
+    auto* const tiles = static_cast<std::uint32_t*>(scratch.data());
+    const NativeStream stream = native_stream(s);
+    if (a.dtype == DType::f32) return cuda::fp8_quantize<float>(stream, a, tiles);
+    if (a.dtype == DType::f16) return cuda::fp8_quantize<f16>(stream, a, tiles);
+    if (a.dtype == DType::bf16) return cuda::fp8_quantize<bf16>(stream, a, tiles);
+    throw Unsupported("fp8: no kernel for " + std::string(name_of(a.dtype)) + " on cuda");
   }
-  void fp8_quantize(Stream&, const kernels::Fp8QuantizeArgs&) override { throw Unsupported(fp8_reason()); }
-  void fp8_product(Stream&, const kernels::Fp8ProductArgs&) override { throw Unsupported(fp8_reason()); }
+  void fp8_product(Stream& s, const kernels::Fp8ProductArgs& a) override {
+    check(a);
+    if (products_->fp8_product(s, a).bias || a.bias == nullptr) return;
+    const auto add_bias = [&](auto zero) {
+      using T = decltype(zero);
+      for_elements<1>(native_stream(s), a.m * a.n, {},
+                      RowBiasBody<T>{static_cast<const T*>(a.bias), static_cast<T*>(a.c), a.n});
+    };
+    if (a.dtype == DType::f32) return add_bias(float{});
+    return a.dtype == DType::f16 ? add_bias(f16{}) : add_bias(bf16{});
+  }
   void orthonormalize(Stream& s, const kernels::OrthonormalizeArgs& args) override {
     cuda::orthonormalize(native_stream(s), args);
   }
 
  private:
+  MemoryPool& memory_;
   const std::unique_ptr<MatmulTable> products_;
   CudaKernels<float> f32_;
   CudaKernels<double> f64_;

@@ -29,6 +29,10 @@ class MatmulTable {
   virtual MatmulKernels<double>& f64_kernels() = 0;
   virtual MatmulKernels<f16>& f16_kernels() = 0;
   virtual MatmulKernels<bf16>& bf16_kernels() = 0;
+  /// See DeviceKernels::fp8_reason().
+  virtual std::string fp8_reason() const = 0;
+  /// Computes the product, perhaps without its bias.
+  virtual Epilogue fp8_product(Stream& stream, const kernels::Fp8ProductArgs& args) = 0;
 };
 
 struct CublasLt;

@@ -148,6 +148,8 @@ class TESSERA_API Checkpoint {
 struct RestoreOptions {
   bool optimizer = true;  ///< false: parameters only; the optimizer is reset
   bool strict = true;     ///< false: tensors that only the model or only the checkpoint has are left unchanged
+  /// Buffers for which that holds in any case, by name: state that a run can begin without.
+  std::function<bool(std::string_view)> optional_buffers = {};
 };
 
 /// What a non-strict restore left out, parameters and buffers by name, and the state that it cannot restore.

@@ -26,6 +26,7 @@ enum class BackwardPrefetch : std::uint8_t {
 enum class BufferSync : std::uint8_t {
   own,         ///< each rank's own
   first_rank,  ///< rank 0's: broadcast before each step's first forward under a tape
+  maximum,     ///< the largest of all ranks', by element: an all_reduce then, and before a checkpoint. For f32 buffers
 };
 
 /// Units to prefetch, in this order, when a unit begins; all by name. A unit that is needed but not listed is unsharded

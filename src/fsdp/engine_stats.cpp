@@ -73,7 +73,7 @@ std::uint64_t EngineStats::control_formula_bytes() const {
 }
 
 std::uint64_t EngineStats::buffer_formula_bytes() const {
-  return core_.options.buffers == BufferSync::own ? 0 : core_.buffers->formula_bytes();
+  return core_.buffers->formula_bytes(core_.options.buffers);
 }
 
 std::uint64_t EngineStats::copied_bytes() const { return core_.resources.copier.copied_bytes(); }

@@ -20,7 +20,7 @@ struct TESSERA_API EngineTraffic {
       reduce_scatter,                           ///< reductions to shards
       all_reduce,                               ///< reductions to full gradients, or of parameter deltas
       control;                                  ///< norms and votes
-  comm::TrafficStats::TrafficCount broadcast;   ///< of module buffers
+  comm::TrafficStats::TrafficCount broadcast;   ///< of module buffers, with BufferSync::maximum their all_reduces
   /// The traffic between two calls of EngineStats::traffic(), the later one on the left.
   EngineTraffic operator-(const EngineTraffic& earlier) const;
 };
@@ -48,7 +48,7 @@ class TESSERA_API EngineStats {
   EngineTraffic traffic() const;             ///< of this rank
   /// Bytes that this engine's norms and order checks send per step, at most over ranks.
   std::uint64_t control_formula_bytes() const;
-  /// Bytes that this rank sends per step, in one call, where buffers are rank 0's (EngineTraffic::broadcast).
+  /// Bytes that this rank sends per step, in one call, where buffers are synchronized (EngineTraffic::broadcast).
   std::uint64_t buffer_formula_bytes() const;
   std::uint64_t copied_bytes() const;  ///< between buffers in device memory, in bytes
   OffloadBytes offload_bytes() const;  ///< between this rank's device and its shards in host memory

@@ -135,6 +135,10 @@ void ShardedState::load_buffers(const std::function<void(const nn::ModuleBuffer&
   core_.buffers->load(fill, wanted);
 }
 
+void ShardedState::synchronize_buffers() {
+  if (core_.options.buffers == BufferSync::maximum) core_.buffers->synchronize(BufferSync::maximum);
+}
+
 std::vector<CollectivePlugin::State> ShardedState::plugin_state() {
   std::vector<CollectivePlugin::State> all = core_.resources.collectives.state();
   const std::size_t of_plugins = all.size();

@@ -86,8 +86,9 @@ Parameter& Module::tie_parameter(const Parameter& parameter, const Module& owner
 }
 
 ModuleBuffer& Module::add_buffer(const std::string& name, Shape shape, BufferOptions options) {
+  const std::string full = path_.empty() ? name : path_ + "." + name;  // the module may be in a model already
   const bool taken = std::find(local_names_.begin(), local_names_.end(), name) != local_names_.end() ||
-                     std::any_of(buffers_.begin(), buffers_.end(), [&](const auto& b) { return b->name() == name; });
+                     std::any_of(buffers_.begin(), buffers_.end(), [&](const auto& b) { return b->name() == full; });
   if (taken) throw InvalidUsage("buffer " + name + ": the module already has a parameter or buffer of that name");
   const DType dtype = options.dtype;
   if (!is_floating(dtype) && dtype != DType::i32 && dtype != DType::i64 && dtype != DType::u8)
@@ -96,7 +97,7 @@ ModuleBuffer& Module::add_buffer(const std::string& name, Shape shape, BufferOpt
   if (!is_floating(dtype) && (options.init.kind != Init::Kind::zeros || options.follows_dtype))
     throw InvalidUsage("buffer " + name + " of " + std::string(name_of(dtype)) +
                        ": integer buffers start as zeros and keep their dtype");
-  buffers_.push_back(std::make_shared<ModuleBuffer>(context_, name, std::move(shape), options));
+  buffers_.push_back(std::make_shared<ModuleBuffer>(context_, full, std::move(shape), options));
   return *buffers_.back();
 }
 

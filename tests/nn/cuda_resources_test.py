@@ -25,7 +25,9 @@ WIDE_KERNELS = [(r" cross_entropy_kernel<.*, [248]>", 5, 0),
                 (r" cross_entropy_backward_kernel<.*, [248], true>", 10, 5),
                 (r" embedding_kernel<.*, [248]>", 2, 1),
                 (r" embedding_pieces_kernel<.*, [248]>", 4, 2),
-                (r" embedding_combine_kernel<", 4, 0)]
+                (r" embedding_combine_kernel<", 4, 0),
+                (r" fp8_amax_kernel<", 1, 0),
+                (r" fp8_quantize_kernel<", 2, 2)]
 
 
 class Kernel:

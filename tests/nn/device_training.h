@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/nn/host_access.h"
+#include "tessera/nn/layers/linear.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tessera/nn/ops/cast.h"
 #include "tessera/nn/optimizer.h"
@@ -27,16 +28,19 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-/// A model of f32; "odd": one whose logits have odd rows; "mixed": one of bf16 whose norms and head are f32.
+/// A model of f32; "odd": one whose logits have odd rows; "mixed": one of bf16 whose norms and head are f32; "fp8" and
+/// "fp8-delayed": one of bf16 with products in 8 bits.
 inline std::unique_ptr<CausalModel> model_of(const std::string& name, Context& context) {
   const bool mixed = name == "mixed";
-  const bool odd = name == "odd";
-  ModelConfig config = preset(mixed ? "llama-nano" : odd ? "gpt-nano" : name);
+  const bool odd = name == "odd", fp8 = name.starts_with("fp8");
+  ModelConfig config = preset(mixed ? "llama-nano" : odd || fp8 ? "gpt-nano" : name);
   if (odd) config.vocabulary = 257;
   config.embedding_dropout = config.residual_dropout = config.attention_dropout = 0.1;
   auto model = make_model(context, config);
-  if (!mixed) return model;
+  if (!mixed && !fp8) return model;
   model->set_dtype(DType::bf16);
+  if (fp8) use_fp8(*model, name == "fp8" ? Fp8Scaling::current : Fp8Scaling::delayed);
+  if (fp8) return model;
   for (const char* path :
        {"model.layers.0.input_layernorm", "model.layers.1.post_attention_layernorm", "model.norm", "lm_head"})
     model->find(path).set_dtype(DType::f32);

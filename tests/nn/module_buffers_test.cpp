@@ -58,6 +58,15 @@ TEST(ModuleBuffers, AreNamedByPathAndAreNoParameters) {
   EXPECT_FALSE(model.first.follows.persistent());
 }
 
+/// As Linear::use_fp8() does.
+TEST(ModuleBuffers, AddedToAModuleOfAModelHaveItsPath) {
+  Context context;
+  Outer model(context);
+  model.first.also("late");
+  EXPECT_THAT(names_of(model.first.own_buffers()), testing::Contains("a.first.late"));
+  EXPECT_THAT(error_of<InvalidUsage>([&] { model.first.also("late"); }), HasSubstr("already has"));
+}
+
 TEST(ModuleBuffers, StayF32UnlessTheyFollowModel) {
   Context context;
   Outer model(context);

@@ -89,7 +89,7 @@ class F32ModulesTest(unittest.TestCase):
     def test_invalid_usage_is_one_line_and_code_2(self):
         for command in ("train", "compare"):
             for arguments, hint in (
-                (["--f32-modules", "ln_f"], "needs --precision bf16 or f16"),
+                (["--f32-modules", "ln_f"], "needs --precision bf16, f16 or fp8"),
                 (["--precision", "bf16", "--f32-modules", "type:RMSNorm"], "has no module of that class; it has Dropout Embedding"),
                 (["--precision", "bf16", "--f32-modules", "ln_g"], "no module 'ln_g'; known: wte"),
                 (["--precision", "bf16", "--f32-modules", "lm_head"], "wte is of bf16, and its parameter wte.weight"),

@@ -189,7 +189,7 @@ class OptionsTest(Training):
             "--init": (("--seed", 1), (init,)), "--lora": (("--init", init), (2,)), "--lora-alpha": (lora, (3,)), "--lora-targets": (lora, ("c_attn,c_fc",)),
             "--quantize": (lora, ("nf4",)), "--init-adapter": (("--init", init, "--lora", 2), (adapter,)), "--steps": ((), (4,)),
             "--global-batch": ((), (8,)), "--seq-len": ((), (16,)), "--lr": ((), (0.5,)), "--schedule": ((), ("cosine",)), "--warmup": ((), (2,)),
-            "--seed": (("--init", init), (1,)), "--precision": ((), ("bf16",)), "--f32-modules": (f16, ("type:LayerNorm",)), "--reduce-dtype": (f16, ("f32",)),
+            "--seed": (("--init", init), (1,)), "--precision": ((), ("bf16",)), "--fp8-scaling": (("--model", "gpt-nano", "--precision", "fp8"), ("none",)), "--f32-modules": (f16, ("type:LayerNorm",)), "--reduce-dtype": (f16, ("f32",)),
             "--accumulate": ((*sgd, *clipped, "--precision", "bf16"), (2,)), "--reduce-when": ((*twice, "--strategy", "fsdp"), ("last",)),
             "--norm-type": (clipped, ("1",)), "--clip-norm": (sgd, (0.1,)), "--optimizer": ((), ("adam",)), "--betas": ((), ("0.5,0.9",)), "--eps": ((), (0.1,)),
             "--weight-decay": ((), (0.5,)), "--momentum": (sgd, (0.5,)), "--nesterov": ((*sgd, "--momentum", 0.5), ()), "--amsgrad": (("--betas", "0.9,0.1", "--lr", 0.1), ()),

@@ -92,6 +92,12 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
   engine.use_loss_scaling = plan.precision.compute == base::DType::f16;
   if (plan.precision.casts()) engine.reduce_dtype = plan.precision.reduce;
   refuse_scaled_replicas(engine.strategy, plan.precision);
+  if (plan.fp8 == nn::Fp8Scaling::delayed) {
+    if (!fsdp::periodic_axis(engine.strategy).empty())
+      throw InvalidUsage("--fp8-scaling delayed: under strategy " + engine.strategy.name +
+                         " replicas would scale by different histories; use --fp8-scaling current");
+    engine.buffers = fsdp::BufferSync::maximum;
+  }
   return engine;
 }
 

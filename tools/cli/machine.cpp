@@ -3,6 +3,8 @@
 #include <sys/sysinfo.h>
 #include <sys/utsname.h>
 
+#include <fmt/format.h>
+
 #include <fstream>
 
 #include "tessera/base/device_runtime.h"
@@ -13,6 +15,8 @@
 
 namespace tessera::tools {
 namespace {
+
+constexpr int kFp8Generation = 89;  // ten times the compute capability of the first GPUs with products in 8 bits
 
 std::string processor() {
   std::ifstream file("/proc/cpuinfo");
@@ -46,6 +50,21 @@ void check_device(const std::string& name) {
   if (device.type == base::DeviceType::meta)
     throw base::InvalidUsage("--device meta: it holds shapes without data to compute with; use cpu or cuda");
   base::require_device(device);
+}
+
+void check_fp8(const std::string& name) {
+  const base::Device device = base::parse_device(name);
+  if (device.type != base::DeviceType::cuda) return;
+  const bool one = name.find(':') != std::string::npos;
+  for (const base::DeviceInfo& kind : base::list_devices())
+    for (std::size_t i = 0; kind.name == "cuda" && i < kind.devices.size(); ++i) {
+      const base::DeviceProperties& gpu = kind.devices[i];
+      if (gpu.generation >= kFp8Generation || (one && static_cast<int>(i) != device.index)) continue;
+      throw base::InvalidUsage(fmt::format(
+          "--precision fp8: {} has compute capability {}.{}, and products in 8 bits need 8.9 or newer (Ada, Hopper); "
+          "use --precision bf16",
+          gpu.name, gpu.generation / 10, gpu.generation % 10));
+    }
 }
 
 base::Device device_of_rank(const std::string& name) {

@@ -17,6 +17,9 @@ void add_device_option(CLI::App& command, std::string& name);
 /// Throws InvalidUsage with the reason if the device can't be used on this host.
 void check_device(const std::string& name);
 
+/// Throws InvalidUsage if a device that `name` selects can't multiply 8-bit floating-point numbers.
+void check_fp8(const std::string& name);
+
 /// The device of this rank: "cuda" without a number is distributed over the ranks of the host.
 base::Device device_of_rank(const std::string& name);
 

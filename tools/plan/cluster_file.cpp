@@ -154,7 +154,7 @@ ComputeSpec compute_of(JsonObject json) {
   if (json.has("overhead")) compute.overhead = overhead_of(json.object("overhead"));
   JsonObject peaks = json.object("peak_flops");
   for (const std::string& name : peaks.keys())
-    compute.peak_flops[dtype_of(peaks, name, name)] = peaks.number(name, kPositive);
+    compute.peak_flops[name == "fp8" ? name : dtype_of(peaks, name, name)] = peaks.number(name, kPositive);
   if (compute.peak_flops.empty()) json.fail("peak_flops", "is empty; expected a number by dtype, such as \"f32\"");
   if (json.has("efficiencies")) compute.efficiencies = efficiencies_of(json.object("efficiencies"));
   if (json.has("kernels"))

@@ -132,12 +132,12 @@ ClusterSpec h100(const std::string& name, const std::string& network, double car
                       .algorithms = kNccl};
   cluster.compute = {.kind = ComputeSpec::Kind::device,
                      .memory_bytes = 80e9,
-                     .peak_flops = {{"bf16", 989e12}, {"f16", 989e12}, {"f32", 67e12}},
+                     .peak_flops = {{"bf16", 989e12}, {"f16", 989e12}, {"f32", 67e12}, {"fp8", 1979e12}},
                      .memory_bytes_per_second = 3.35e12,
                      .host_link_bytes_per_second = 63e9,
                      .kernel_latency_us = 5,
                      .efficiencies = {.product = 0.803, .attention = 0.35, .memory = 0.85}};
-  cluster.sources = {{"compute.peak_flops", "989 Tflop/s in bf16 and f16 without sparsity, 67 in f32", kH100Sheet},
+  cluster.sources = {{"compute.peak_flops", "1979 Tflop/s in fp8 and 989 in bf16 and f16 without sparsity, 67 in f32", kH100Sheet},
                      {"compute.memory_bytes", "80 GB", kH100Sheet},
                      {"compute.memory_bytes_per_second", "3.35 TB/s", kH100Sheet},
                      {"compute.host_link_bytes_per_second", "63 GB/s: PCIe 5.0 with 16 lanes", kPcie},

@@ -108,10 +108,11 @@ nn::KernelTime kernel_time(const ClusterSpec& cluster) {
           return latency + call.bytes / compute.host_link_bytes_per_second;
         const double bytes = call.bytes / (compute.memory_bytes_per_second * compute.efficiencies.memory);
         if (call.product.count == 0) return latency + bytes;
-        const auto peak = compute.peak_flops.find(std::string(base::name_of(call.dtype)));
+        const std::string dtype = call.kernel == "fp8_product" ? "fp8" : std::string(base::name_of(call.dtype));
+        const auto peak = compute.peak_flops.find(dtype);
         if (peak == compute.peak_flops.end())
           throw InvalidUsage(fmt::format("cluster {}: no peak for products of {}; add compute.peak_flops.{}", name,
-                                         base::name_of(call.dtype), base::name_of(call.dtype)));
+                                         dtype, dtype));
         const bool attention = call.kernel.starts_with("attention");
         const double rate = peak->second * (attention ? compute.efficiencies.attention : compute.efficiencies.product);
         // The machine of --machine has two rates and nothing else.
@@ -159,7 +160,7 @@ ClusterSpec linked_cluster(const LinkSpec& link, const std::optional<LinkSpec>& 
     cluster.nics_per_host = cluster.ranks_per_host;
     cluster.inter = link;
   }
-  for (const char* dtype : {"f32", "bf16", "f16"}) cluster.compute.peak_flops[dtype] = machine.flops;
+  for (const char* dtype : {"f32", "bf16", "f16", "fp8"}) cluster.compute.peak_flops[dtype] = machine.flops;
   cluster.compute.memory_bytes_per_second = machine.bytes_per_second;
   return cluster;
 }

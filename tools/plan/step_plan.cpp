@@ -159,7 +159,7 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
   fill(planned.result, profile, plan, engine);
   if (variation) vary(planned, plan, simulate_ranks(profile, clock, *world, cluster, plan.ranks, *variation));
   add_overhead(planned.result, cluster.overhead);
-  const auto peak = cluster.peak_flops.find(std::string(base::name_of(plan.precision.compute)));
+  const auto peak = cluster.peak_flops.find(product_dtype_of(plan));
   if (peak != cluster.peak_flops.end())
     planned.mfu = model_flops_utilization(plan, planned.result.tokens_per_second, peak->second * plan.ranks);
   planned.mesh = profile.mesh;

@@ -8,15 +8,17 @@
 namespace tessera::tools {
 namespace {
 
-/// From the data sheets of NVIDIA: of products in half precision, and in f32 outside the tensor cores.
+/// From the data sheets of NVIDIA, without sparsity: of products in fp8 (0: it has none) and in half precision, and in
+/// f32 outside the tensor cores.
 struct GpuPeak {
   std::string_view part_of_name;
-  double half, single;
+  double fp8, half, single;
 };
 /// The first match counts.
-constexpr std::array kGpuPeaks = {GpuPeak{"H100 PCIe", 756e12, 51e12}, GpuPeak{"H100 NVL", 835e12, 60e12},
-                                  GpuPeak{"H100", 989e12, 67e12},      GpuPeak{"H200 NVL", 835e12, 60e12},
-                                  GpuPeak{"H200", 989e12, 67e12},      GpuPeak{"A100", 312e12, 19.5e12}};
+constexpr std::array kGpuPeaks = {
+    GpuPeak{"H100 PCIe", 1513e12, 756e12, 51e12}, GpuPeak{"H100 NVL", 1671e12, 835e12, 60e12},
+    GpuPeak{"H100", 1979e12, 989e12, 67e12},      GpuPeak{"H200 NVL", 1671e12, 835e12, 60e12},
+    GpuPeak{"H200", 1979e12, 989e12, 67e12},      GpuPeak{"A100", 0, 312e12, 19.5e12}};
 
 }  // namespace
 
@@ -29,10 +31,12 @@ double model_flops_utilization(const TrainPlan& plan, double tokens_per_second, 
   return per_token * tokens_per_second / peak_flops;
 }
 
-std::optional<double> peak_flops_of(std::string_view device, base::DType dtype) {
-  for (const GpuPeak& gpu : kGpuPeaks)
-    if (device.find(gpu.part_of_name) != std::string_view::npos)
-      return dtype == base::DType::f32 ? gpu.single : gpu.half;
+std::optional<double> peak_flops_of(std::string_view device, std::string_view dtype) {
+  for (const GpuPeak& gpu : kGpuPeaks) {
+    if (device.find(gpu.part_of_name) == std::string_view::npos) continue;
+    const double peak = dtype == "fp8" ? gpu.fp8 : dtype == "f32" ? gpu.single : gpu.half;
+    return peak > 0 ? std::optional(peak) : std::nullopt;
+  }
   return std::nullopt;
 }
 
@@ -42,7 +46,7 @@ std::optional<double> peak_flops_of(const TrainPlan& plan) {
   if (device.type != base::DeviceType::cuda) return std::nullopt;
   for (const base::DeviceInfo& kind : base::list_devices())
     if (kind.name == "cuda" && static_cast<std::size_t>(device.index) < kind.devices.size())
-      return peak_flops_of(kind.devices[static_cast<std::size_t>(device.index)].name, plan.precision.compute);
+      return peak_flops_of(kind.devices[static_cast<std::size_t>(device.index)].name, product_dtype_of(plan));
   return std::nullopt;
 }
 

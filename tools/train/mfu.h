@@ -15,7 +15,7 @@ namespace tessera::tools {
 double model_flops_utilization(const TrainPlan& plan, double tokens_per_second, double peak_flops);
 
 /// The peak of a GPU by its vendor's name, in operations per second without sparsity. Nothing if it isn't known.
-std::optional<double> peak_flops_of(std::string_view device, base::DType dtype);
+std::optional<double> peak_flops_of(std::string_view device, std::string_view dtype);
 
 /// The peak of a rank: that of --peak-flops, else that of its device. Nothing if neither is known.
 std::optional<double> peak_flops_of(const TrainPlan& plan);

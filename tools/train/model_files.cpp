@@ -10,6 +10,7 @@
 #include "tessera/nn/activation_checkpoint.h"
 #include "tessera/nn/hf_checkpoint.h"
 #include "tessera/nn/host_access.h"
+#include "tessera/nn/layers/linear.h"
 #include "tessera/nn/nf4.h"
 #include "tessera/nn/peft_adapter.h"
 #include "tools/train/run_checkpointer.h"
@@ -138,7 +139,7 @@ bool quantized_of(const TrainOptions& o, const std::string& checkpoint, bool ada
 
 void set_dtypes(nn::Module& model, base::DType dtype, const std::vector<std::string>& f32_modules) {
   if (!f32_modules.empty() && dtype == base::DType::f32)
-    throw InvalidUsage("--f32-modules needs --precision bf16 or f16; the whole model is f32");
+    throw InvalidUsage("--f32-modules needs --precision bf16, f16 or fp8; the whole model is f32");
   model.set_dtype(dtype);
   for (const std::string& item : f32_modules)
     for (nn::Module* module : fsdp::modules_named(model, item, "--f32-modules")) module->set_dtype(base::DType::f32);
@@ -149,6 +150,8 @@ nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan) {
   if (plan.quantized) nn::quantize_nf4(model);
   if (plan.lora) nn::add_lora(model, *plan.lora);
   set_dtypes(model, plan.precision.compute, plan.options.f32_modules);
+  if (plan.fp8 && nn::use_fp8(model, *plan.fp8) == 0)
+    throw InvalidUsage("--precision fp8: --f32-modules leaves no linear layer to multiply in 8 bits; use bf16");
   if (plan.options.checkpoint_activations) nn::checkpoint_activations(model);
   model.context().set_recomputed(recomputed_of(plan.options));
   return model;
@@ -157,9 +160,12 @@ nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan) {
 void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScaler* scaler) {
   if (!plan.checkpoint.empty()) {
     fsdp::Checkpoint checkpoint(plan.checkpoint);
-    const fsdp::RestoreReport report = fsdp::restore(engine, checkpoint);
+    const fsdp::RestoreReport report = fsdp::restore(engine, checkpoint, {.optional_buffers = nn::is_fp8_state});
     if (engine.mesh().rank() == 0 && !report.dropped.empty())
       fmt::print(stderr, "tessera: --resume {}\n", report.dropped);
+    if (engine.mesh().rank() == 0 && !report.missing.empty())
+      fmt::print(stderr, "tessera: --resume {}: has no history for --fp8-scaling delayed, which starts anew\n",
+                 plan.checkpoint);
     if (scaler != nullptr) restore_scaler(checkpoint, *scaler);
     return;
   }
@@ -176,7 +182,7 @@ void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScal
         [](const nn::Parameter& parameter) { return !nn::is_adapter(parameter.name()); });
     engine.state().load_buffers(
         [&](const nn::ModuleBuffer& buffer, void* out) { directory.read_whole(buffer.name(), buffer.dtype(), out); },
-        [](const nn::ModuleBuffer& buffer) { return buffer.persistent(); });
+        [](const nn::ModuleBuffer& buffer) { return buffer.persistent() && !nn::is_fp8_state(buffer.name()); });
   }
   if (plan.options.init_adapter.empty()) return;
   const nn::PeftAdapterReader adapters(plan.options.init_adapter);
@@ -237,7 +243,7 @@ void export_directories(const TrainPlan& plan, fsdp::Engine& engine, int rank) {
       [&](const nn::Parameter& parameter, std::span<const float> values) { writers.write(parameter, values); });
   if (writers.model) {
     for (const auto& buffer : engine.state().buffers())
-      if (buffer->persistent())
+      if (buffer->persistent() && !nn::is_fp8_state(buffer->name()))
         nn::download(engine.model().context(), buffer->tensor().raw(), buffer->tensor().bytes(),
                      [&](const void* values) { writers.model->write_whole(buffer->name(), values); });
     writers.model->commit();

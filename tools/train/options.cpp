@@ -65,17 +65,23 @@ void add_batch_options(CLI::App& command, TrainOptions& o) {
       ->transform(whole_number(1, kMax));
   command
       .add_option("--precision", o.precision,
-                  "dtype of parameters, activations and gradients; bf16 and f16 have f32 master weights")
-      ->check(CLI::IsMember({"f32", "bf16", "f16"}))
+                  "dtype of parameters, activations and gradients; bf16 and f16 have f32 master weights; fp8: bf16, with "
+                  "the products of linear layers in 8-bit floating point")
+      ->check(CLI::IsMember({"f32", "bf16", "f16", "fp8"}))
       ->capture_default_str();
   command
+      .add_option("--fp8-scaling", o.fp8_scaling,
+                  "scales of --precision fp8: from each tensor itself (current, default), from the steps before "
+                  "(delayed), or 1 (none, which shows what a scale is for)")
+      ->check(CLI::IsMember({"current", "delayed", "none"}));
+  command
       .add_option("--f32-modules", o.f32_modules,
-                  "modules that stay in f32 with --precision bf16 or f16, by path or type:CLASS (type:RMSNorm,lm_head)")
+                  "modules that stay in f32 with --precision bf16, f16 or fp8, by path or type:CLASS (type:RMSNorm,lm_head)")
       ->type_name("LIST")
       ->delimiter(',');
   command
       .add_option("--reduce-dtype", o.reduce_dtype,
-                  "dtype in which gradients are reduced and kept: f32, or as --precision (default)")
+                  "dtype in which gradients are reduced and kept: f32, or as --precision (default; fp8: bf16)")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
   command.add_option("--accumulate", o.accumulate, "microbatches per optimizer step (gradient accumulation)")
       ->transform(whole_number(1, kMax))

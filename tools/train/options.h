@@ -9,6 +9,7 @@
 
 #include "tessera/fsdp/engine.h"
 #include "tessera/nn/data.h"
+#include "tessera/nn/fp8.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/lr_schedule.h"
 #include "tessera/nn/models/config.h"
@@ -45,6 +46,7 @@ struct TrainOptions : LinkOptions {
   std::string wrap = "block";
   std::optional<int> threads;
   std::string precision = "f32";
+  std::string fp8_scaling;  // empty: current
   std::vector<std::string> f32_modules;
   std::string reduce_dtype;  // empty: as precision
   double clip_norm = 0;
@@ -109,6 +111,7 @@ struct TrainPlan {
   std::int64_t first_step = 0;                   ///< steps done before
   nn::LrSchedule schedule;
   fsdp::Precision precision;
+  std::optional<nn::Fp8Scaling> fp8;  ///< nothing: products have the compute dtype of `precision`
   std::optional<double> peak_flops;  ///< of --peak-flops
   std::int64_t parameters = 0;
 };
@@ -125,6 +128,12 @@ fsdp::Precision precision_of(const TrainOptions& options);
 
 /// The outputs of --recompute.
 nn::RecomputedOutputs recomputed_of(const TrainOptions& options);
+
+/// The scaling of --precision fp8; nothing for other precisions. Throws InvalidUsage for a scaling without it.
+std::optional<nn::Fp8Scaling> fp8_of(const TrainOptions& options);
+
+/// The name of what multiplies: "fp8", or that of the compute dtype. The key of a machine's peaks.
+std::string product_dtype_of(const TrainPlan& plan);
 
 /// The optimizer's settings, checked. Throws InvalidUsage.
 nn::OptimizerConfig optimizer_of(const TrainOptions& options);

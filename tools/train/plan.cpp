@@ -78,12 +78,27 @@ nn::ModelConfig model_of(const TrainOptions& o, const std::string& checkpoint) {
 }  // namespace
 
 fsdp::Precision precision_of(const TrainOptions& o) {
+  const std::string compute = o.precision == "fp8" ? "bf16" : o.precision;
   std::optional<base::DType> reduce;
   if (!o.reduce_dtype.empty()) reduce = base::parse_dtype(o.reduce_dtype);
-  if (reduce && *reduce != base::DType::f32 && o.reduce_dtype != o.precision)
+  if (reduce && *reduce != base::DType::f32 && o.reduce_dtype != compute)
     throw InvalidUsage("--reduce-dtype " + o.reduce_dtype + " with --precision " + o.precision +
                        ": gradients are reduced in the type of --precision or in f32");
-  return fsdp::make_precision(base::parse_dtype(o.precision), reduce);
+  return fsdp::make_precision(base::parse_dtype(compute), reduce);
+}
+
+std::optional<nn::Fp8Scaling> fp8_of(const TrainOptions& o) {
+  if (o.precision == "fp8") {
+    if (o.fp8_scaling == "none") return nn::Fp8Scaling::none;
+    return o.fp8_scaling == "delayed" ? nn::Fp8Scaling::delayed : nn::Fp8Scaling::current;
+  }
+  if (!o.fp8_scaling.empty())
+    throw InvalidUsage("--fp8-scaling needs --precision fp8; with " + o.precision + " nothing is scaled");
+  return std::nullopt;
+}
+
+std::string product_dtype_of(const TrainPlan& plan) {
+  return plan.fp8 ? "fp8" : std::string(base::name_of(plan.precision.compute));
 }
 
 nn::RecomputedOutputs recomputed_of(const TrainOptions& o) {
@@ -188,6 +203,10 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
         "--backward-prefetch post with --prefetch 0: nothing is gathered ahead; leave one of the two out");
   plan.schedule = schedule_of(options);
   plan.precision = precision_of(options);
+  plan.fp8 = fp8_of(options);
+  if (plan.fp8) check_fp8(options.device);
+  if (plan.fp8 && plan.quantized)
+    throw InvalidUsage("--precision fp8 with --quantize nf4: the weights are in 4 bits already; use bf16");
   if (!options.peak_flops.empty()) plan.peak_flops = parse_flops(options.peak_flops, "--peak-flops");
   if (options.graphs) check_graphs(plan);
   check_period(options);

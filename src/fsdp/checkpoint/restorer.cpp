@@ -70,11 +70,16 @@ RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const Restor
   }
   add_unexpected(checkpoint.tensors(), std::move(names), report);
   compare_buffers(engine, checkpoint, report);
-  if (!options.strict || (report.missing.empty() && report.unexpected.empty())) return report;
+  const auto required = [&](std::vector<std::string> all) {
+    if (options.optional_buffers) std::erase_if(all, options.optional_buffers);
+    return all;
+  };
+  const std::vector<std::string> missing = required(report.missing), unexpected = required(report.unexpected);
+  if (!options.strict || (missing.empty() && unexpected.empty())) return report;
   std::string text = checkpoint.directory() + ": does not match the model:";
-  if (!report.missing.empty()) text += " it lacks " + listed(report.missing);
-  if (!report.unexpected.empty())
-    text += std::string(report.missing.empty() ? "" : ";") + " the model has no " + listed(report.unexpected);
+  if (!missing.empty()) text += " it lacks " + listed(missing);
+  if (!unexpected.empty())
+    text += std::string(missing.empty() ? "" : ";") + " the model has no " + listed(unexpected);
   throw InvalidUsage(text);
 }
 

@@ -224,6 +224,7 @@ bool CheckpointWriter::saving() const { return save_ != nullptr; }
 
 void CheckpointWriter::save(const Attributes& attributes) {
   finish();
+  engine_.state().synchronize_buffers();  // rank 0's are stored
   save_ = std::make_unique<Save>(options_, checkpoint::Index{.step = engine_.steps(),
                                                              .sequence = 0,
                                                              .strategy = engine_.options().strategy.name,

@@ -56,6 +56,11 @@ EngineCore::Setup EngineCore::checked(nn::Module& model, EngineOptions options, 
   std::vector<UnitSpec> specs = options.wrap_policy ? make_units(model, options.wrap_policy, options.ignored)
                                                     : make_units(model, options.wrap, options.ignored);
   if (options.cpu_offload) require_offload(model.context().runtime());
+  if (options.buffers == BufferSync::maximum)
+    for (const auto& buffer : model.buffers())
+      if (buffer->dtype() != DType::f32)
+        throw InvalidUsage("buffers: " + buffer->name() + " is " + std::string(base::name_of(buffer->dtype())) +
+                           "; BufferSync::maximum needs f32");
   return {std::move(options), std::move(specs)};
 }
 
@@ -102,7 +107,7 @@ void EngineCore::add_unit(UnitSpec spec) {
         "f32");
   if (plan.periodic && options.buffers != BufferSync::own)
     throw Unsupported("strategy " + strategy.name +
-                      ": with a sync period, buffers cannot be broadcast in every step; use BufferSync::own");
+                      ": with a sync period, buffers cannot be synchronized in every step; use BufferSync::own");
   if (periodic_axis(strategy) != periodic_axis(options.strategy) || (has_own && plan.periodic))
     throw Unsupported("unit " + spec.name + ": strategy " + strategy.name + " cannot be combined with " +
                       options.strategy.name + ": a sync period applies to all units; set it in the engine's strategy");

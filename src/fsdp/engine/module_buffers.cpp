@@ -47,11 +47,22 @@ void ModuleBuffers::initialize(std::uint64_t seed) {
 /// As bytes, whatever the dtypes.
 comm::View ModuleBuffers::view() { return {memory_.data(), memory_.bytes(), DType::u8, resources_.device()}; }
 
+void ModuleBuffers::start(comm::Work work) {
+  last_ = std::move(work);
+  last_.wait_on(resources_.compute());
+}
+
 void ModuleBuffers::broadcast(int from) {
   if (channel_ == nullptr) return;
-  Stream& stream = resources_.compute();
-  broadcast_ = channel_->broadcast(view(), view(), from, {.after = &stream, .label = "buffers"});
-  broadcast_.wait_on(stream);
+  start(channel_->broadcast(view(), view(), from, {.after = &resources_.compute(), .label = "buffers"}));
+}
+
+void ModuleBuffers::synchronize(BufferSync sync) {
+  if (sync == BufferSync::first_rank) return broadcast(0);
+  if (sync == BufferSync::own || channel_ == nullptr) return;
+  const comm::View values{memory_.data(), memory_.bytes() / sizeof(float), DType::f32, resources_.device()};
+  start(channel_->all_reduce(values, values, comm::ReduceOp::max(),
+                             {.after = &resources_.compute(), .label = "buffers"}));
 }
 
 void ModuleBuffers::load(const std::function<void(const nn::ModuleBuffer&, void* out)>& fill,
@@ -63,13 +74,20 @@ void ModuleBuffers::load(const std::function<void(const nn::ModuleBuffer&, void*
                  [&](void* out) { fill(*buffer, out); });
 }
 
-std::uint64_t ModuleBuffers::formula_bytes() const {
-  if (channel_ == nullptr) return 0;
-  return comm::direct_bytes_sent(comm::OpKind::broadcast, memory_.bytes(), 1, channel_->size(), channel_->rank());
+std::uint64_t ModuleBuffers::formula_bytes(BufferSync sync) const {
+  if (channel_ == nullptr || sync == BufferSync::own) return 0;
+  const bool largest = sync == BufferSync::maximum;
+  return comm::direct_bytes_sent(largest ? comm::OpKind::all_reduce : comm::OpKind::broadcast,
+                                 largest ? memory_.bytes() / sizeof(float) : memory_.bytes(),
+                                 largest ? sizeof(float) : 1, channel_->size(), channel_->rank());
 }
 
 comm::TrafficStats::TrafficCount ModuleBuffers::traffic() const {
-  return channel_ == nullptr ? comm::TrafficStats::TrafficCount{} : channel_->traffic().of(comm::OpKind::broadcast);
+  if (channel_ == nullptr) return {};
+  const comm::TrafficStats all = channel_->traffic();
+  const comm::TrafficStats::TrafficCount broadcast = all.of(comm::OpKind::broadcast),
+                                         largest = all.of(comm::OpKind::all_reduce);
+  return {broadcast.calls + largest.calls, broadcast.bytes_sent + largest.bytes_sent};
 }
 
 }  // namespace tessera::fsdp

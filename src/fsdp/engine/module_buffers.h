@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/fsdp/engine_options.h"
 #include "tessera/fsdp/types.h"
 #include "tessera/nn/module.h"
 
@@ -27,23 +28,26 @@ class TESSERA_API ModuleBuffers {
   /// Broadcasts the buffers of rank `from`, in the order of the compute stream. Collective; no effect on one rank or
   /// without buffers.
   void broadcast(int from);
+  /// As `sync` says; no effect for BufferSync::own. Like broadcast() otherwise.
+  void synchronize(BufferSync sync);
   void load(const std::function<void(const nn::ModuleBuffer&, void* out)>& fill,
             const std::function<bool(const nn::ModuleBuffer&)>& wanted);
-  /// Bytes that this rank sends in a broadcast from rank 0.
   void abort(const std::string& reason) noexcept {
     if (channel_ != nullptr) channel_->abort(reason);
   }
-  std::uint64_t formula_bytes() const;
+  /// Bytes that this rank sends in synchronize().
+  std::uint64_t formula_bytes(BufferSync sync) const;
   comm::TrafficStats::TrafficCount traffic() const;
 
  private:
   comm::View view();
+  void start(comm::Work work);
 
   EngineResources& resources_;
   const std::vector<std::shared_ptr<nn::ModuleBuffer>> buffers_;
   Buffer memory_;
   std::unique_ptr<comm::Communicator> channel_;  // null if nothing is ever sent
-  comm::Work broadcast_;                         // the last one
+  comm::Work last_;                              // broadcast or all_reduce
 };
 
 }  // namespace tessera::fsdp

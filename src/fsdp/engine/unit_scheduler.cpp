@@ -56,7 +56,7 @@ void UnitScheduler::install_hooks() {
     }
   }
   if (root_is_unit) return;
-  core_.model.set_hooks({.pre_forward = [this](nn::Phase phase) { broadcast_buffers(phase); },
+  core_.model.set_hooks({.pre_forward = [this](nn::Phase phase) { synchronize_buffers(phase); },
                          .post_forward = [this](nn::Phase phase) { end_root_forward(phase); },
                          .pre_backward = {},
                          .post_backward = [this] { end_root_backward(); }});
@@ -105,12 +105,10 @@ bool UnitScheduler::within_limits(const ParamGroup& group) const {
          (options.limit_gather_bytes == 0 || bytes <= options.limit_gather_bytes);
 }
 
-/// If buffers are rank 0's: broadcasts them before the first forward of a step that a backward follows.
-void UnitScheduler::broadcast_buffers(nn::Phase phase) {
-  if (core_.options.buffers == BufferSync::own || phase != nn::Phase::forward ||
-      core_.model.context().tape() == nullptr)
-    return;
-  if (!std::exchange(buffers_broadcast_, true)) core_.buffers->broadcast(0);
+/// Before the first forward of a step that a backward follows.
+void UnitScheduler::synchronize_buffers(nn::Phase phase) {
+  if (phase != nn::Phase::forward || core_.model.context().tape() == nullptr) return;
+  if (!std::exchange(buffers_synchronized_, true)) core_.buffers->synchronize(core_.options.buffers);
 }
 
 void UnitScheduler::pre_forward(std::size_t index, nn::Phase phase) {
@@ -121,7 +119,7 @@ void UnitScheduler::pre_forward(std::size_t index, nn::Phase phase) {
   if (!recomputes && core_.model.context().tape() != nullptr) ++progress.uses;
   ++progress.entered;
   core_.exchange_order();
-  broadcast_buffers(phase);
+  synchronize_buffers(phase);
   unshard(index);
   prefetch(index, +1, phase);
   group.wait_for_unshard();
@@ -236,7 +234,7 @@ void UnitScheduler::begin_update() {
   if (gradients_ == Gradients::partial)
     throw InvalidUsage("step: gradients are incomplete; call set_is_last_backward(true) before the last backward");
   gradients_ = Gradients::none;
-  core_.order_exchange_begun = buffers_broadcast_ = false;
+  core_.order_exchange_begun = buffers_synchronized_ = false;
   finish_reductions();
 }
 
@@ -247,7 +245,7 @@ void UnitScheduler::abort_step() {
   reducing_.clear();
   core_.clear_plugin_state();
   core_.order->discard_records();
-  buffers_broadcast_ = false;
+  buffers_synchronized_ = false;
   gradients_ = Gradients::none;
   core_.resources.trace.drain();
 }

@@ -64,7 +64,7 @@ class TESSERA_API UnitScheduler {
   void reshard_after_backward(std::size_t index);
   void start_reduction(std::size_t index);
   void advance_reductions();
-  void broadcast_buffers(nn::Phase phase);
+  void synchronize_buffers(nn::Phase phase);
 
   EngineCore& core_;
   const UnitLists prefetch_forward_, prefetch_backward_;  // as the program listed them
@@ -74,7 +74,7 @@ class TESSERA_API UnitScheduler {
   Gradients gradients_ = Gradients::none;
   bool last_backward_ = true;
   bool orders_compared_ = false;    // the ranks have compared the first forward's order
-  bool buffers_broadcast_ = false;  // in this step
+  bool buffers_synchronized_ = false;  // in this step
 };
 
 }  // namespace tessera::fsdp

@@ -20,6 +20,7 @@
 #include "tessera/nn/kernels/dropout.h"
 #include "tessera/nn/kernels/elementwise.h"
 #include "tessera/nn/kernels/embedding.h"
+#include "tessera/nn/kernels/fp8.h"
 #include "tessera/nn/kernels/gemm.h"
 #include "tessera/nn/kernels/norm.h"
 #include "tessera/nn/kernels/opmath.h"
@@ -192,6 +193,10 @@ class TESSERA_API DeviceKernels {
   virtual void sum_compressed(Stream& stream,
                               const kernels::SumCompressedArgs& args) = 0;  ///< see kernels::sum_compressed
   virtual void decode_nf4(Stream& stream, const DecodeArgs& args) = 0;      ///< see DecodeArgs
+  /// Why the device can't multiply 8-bit floating-point numbers, and what to do; "": it can.
+  virtual std::string fp8_reason() const { return ""; }
+  virtual void fp8_quantize(Stream& stream, const kernels::Fp8QuantizeArgs& args) = 0;  ///< needs scratch
+  virtual void fp8_product(Stream& stream, const kernels::Fp8ProductArgs& args) = 0;    ///< see Fp8ProductArgs
   /// See kernels::orthonormalize.
   virtual void orthonormalize(Stream& stream, const kernels::OrthonormalizeArgs& args) = 0;
 

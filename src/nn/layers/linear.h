@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tessera/nn/module.h"
+#include "tessera/nn/ops/fp8_linear.h"
 #include "tessera/nn/ops/linear.h"
 
 namespace tessera::nn {
@@ -44,6 +45,13 @@ class TESSERA_API Linear : public Layer<Linear> {
   /// Freezes the weight, stores it as NF4 bytes (nf4.h), and decodes it for each product. Call it before an engine uses
   /// the model and before set_dtype().
   void quantize();
+  /// Computes the layer's products with operands quantized to 8-bit floating point (nn/fp8.h); weights, gradients and the
+  /// adapter's products stay as they are. Delayed scaling adds a module buffer `fp8_amax`: the histories of x, the weight
+  /// and y's gradient. Call it before an engine uses the model. Throws InvalidUsage for a quantized() layer and for
+  /// extents that aren't multiples of kFp8Multiple, and Unsupported if the device has no such products.
+  void use_fp8(Fp8Scaling scaling);
+  bool uses_fp8() const { return fp8_.has_value(); }  ///< true after use_fp8()
+
   bool quantized() const { return quantized_; }                ///< true after quantize()
   const Shape& weight_shape() const { return weight_shape_; }  ///< also if the parameter is NF4-encoded
 
@@ -58,9 +66,18 @@ class TESSERA_API Linear : public Layer<Linear> {
   const std::int64_t in_, out_;
   const Shape weight_shape_;
   bool quantized_ = false;
+  std::optional<Fp8Scaling> fp8_;
+  ModuleBuffer* fp8_amax_ = nullptr;
   LoraFactor *lora_a_ = nullptr, *lora_b_ = nullptr;
   double factor_ = 0;
 };
+
+/// Calls use_fp8() on all linear layers of `model`, which its head is not, except those whose dtype is f32 and those
+/// that are quantized(). Returns their number. Call it after set_dtype().
+TESSERA_API int use_fp8(Module& model, Fp8Scaling scaling);
+
+/// True for the name of a buffer of Linear::use_fp8().
+TESSERA_API bool is_fp8_state(std::string_view name);
 
 /// The options of Hugging Face GPT-2's layer, whose weight is [in, out].
 inline LinearOptions conv1d(std::int64_t in, std::int64_t out, double deviation = 0.02) {

@@ -5,9 +5,8 @@
 #include "tessera/nn/saved_tensor.h"
 
 namespace tessera::nn::ops {
-namespace {
 
-kernels::LinearShape check(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
+kernels::LinearShape linear_shape(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
   if (x.shape().empty() || weight.shape().size() != 2)
     throw InvalidUsage("linear: x has shape " + to_string(x.shape()) + " and the weight " + to_string(weight.shape()) +
                        "; needs [..., in] and a matrix");
@@ -21,6 +20,8 @@ kernels::LinearShape check(const Tensor& x, const Tensor& weight, const Tensor& 
   if (bias) require_shape("linear", "bias", bias, {out});
   return {size(rows_of(x)), size(in), size(out), layout};
 }
+
+namespace {
 
 struct Forward {
   kernels::LinearShape shape;
@@ -83,7 +84,7 @@ void backward(const Saved& saved) {
 
 /// `row`: elements of a row of y; 0: the layer's outputs.
 Forward prepare(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout, std::int64_t row = 0) {
-  Forward f{.shape = check(x, weight, bias, layout), .x = x, .weight = weight, .bias = bias};
+  Forward f{.shape = linear_shape(x, weight, bias, layout), .x = x, .weight = weight, .bias = bias};
   Shape out_shape = x.shape();
   out_shape.back() = row != 0 ? row : static_cast<std::int64_t>(f.shape.out);
   f.y = Tensor::empty(x.context(), std::move(out_shape), x.dtype());

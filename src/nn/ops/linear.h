@@ -9,6 +9,10 @@ namespace tessera::nn::ops {
 
 using kernels::WeightLayout;
 
+/// The extents of linear()'s arguments. Throws InvalidUsage for shapes or dtypes that don't fit each other.
+TESSERA_API kernels::LinearShape linear_shape(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                              WeightLayout layout);
+
 /// y[..., out] = x[..., in] * W + bias[out]. `weight` is [out, in] or [in, out], according to `layout`; `bias` may be
 /// an empty tensor. Saves x if the weight requires a gradient.
 TESSERA_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},

@@ -228,6 +228,14 @@ class CpuDeviceKernels final : public DeviceKernels {
     ops::for_floating("nf4", args.dtype,
                       [&](auto zero) { s.run([args, &pool = pool_] { decode_on<decltype(zero)>(pool, args); }); });
   }
+  void fp8_quantize(Stream& s, const Fp8QuantizeArgs& args) override {
+    check(args);
+    s.run([args, &pool = pool_] { kernels::fp8_quantize(pool, args); });
+  }
+  void fp8_product(Stream& s, const Fp8ProductArgs& args) override {
+    check(args);
+    s.run([args, &pool = pool_] { kernels::fp8_product(pool, args); });
+  }
   void orthonormalize(Stream& s, const OrthonormalizeArgs& args) override {
     s.run([args] { kernels::orthonormalize(args); });
   }

@@ -11,6 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/nn/kernels/elementwise.h"
+#include "tessera/nn/kernels/cpu/gemm_tile.h"
 #include "tessera/nn/kernels/cpu/onednn.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
 
@@ -190,6 +191,11 @@ std::size_t checked_stride(std::size_t stride, std::size_t row, bool packed) {
 template <class T>
 void gemm(ThreadPool& pool, const GemmArgs<T>& args) {
   gemm_tiles<T>(pool, args, nullptr);
+}
+
+void gemm_tile(const GemmArgs<float>& args) {
+  use_one_blas_thread();
+  multiply_tile<float>(args, nullptr);
 }
 
 std::string products_name() {

@@ -9,6 +9,7 @@
 #include "tessera/nn/kernels/cuda/cross_entropy.cuh"
 #include "tessera/nn/kernels/cuda/embedding.cuh"
 #include "tessera/nn/kernels/cuda/embedding_backward.cuh"
+#include "tessera/nn/kernels/cuda/fp8.cuh"
 #include "tessera/nn/kernels/cuda/matmul_table.cuh"
 #include "tessera/nn/kernels/cuda/nf4.cuh"
 #include "tessera/nn/kernels/cuda/norm_backward.cuh"
@@ -167,7 +168,8 @@ class CudaDeviceKernels final : public DeviceKernels {
   /// `attention` may be null.
   CudaDeviceKernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products,
                     std::unique_ptr<AttentionTable> attention)
-      : products_(std::move(products)),
+      : memory_(memory),
+        products_(std::move(products)),
         attention_(std::move(attention)),
         f32_(memory, products_->f32_kernels(), nullptr),
         f64_(memory, products_->f64_kernels(), nullptr),
@@ -221,11 +223,34 @@ class CudaDeviceKernels final : public DeviceKernels {
     if (a.dtype == DType::bf16) return cuda::decode_nf4<bf16>(stream, a);
     throw Unsupported("nf4: no kernel for " + std::string(name_of(a.dtype)) + " on cuda");
   }
+  std::string fp8_reason() const override { return products_->fp8_reason(); }
+  void fp8_quantize(Stream& s, const kernels::Fp8QuantizeArgs& a) override {
+    check(a);
+    const Buffer scratch = memory_.allocate(fp8_scratch(a), MemoryCategory::activation);
+    auto* const tiles = static_cast<std::uint32_t*>(scratch.data());
+    const NativeStream stream = native_stream(s);
+    if (a.dtype == DType::f32) return cuda::fp8_quantize<float>(stream, a, tiles);
+    if (a.dtype == DType::f16) return cuda::fp8_quantize<f16>(stream, a, tiles);
+    if (a.dtype == DType::bf16) return cuda::fp8_quantize<bf16>(stream, a, tiles);
+    throw Unsupported("fp8: no kernel for " + std::string(name_of(a.dtype)) + " on cuda");
+  }
+  void fp8_product(Stream& s, const kernels::Fp8ProductArgs& a) override {
+    check(a);
+    if (products_->fp8_product(s, a).bias || a.bias == nullptr) return;
+    const auto add_bias = [&](auto zero) {
+      using T = decltype(zero);
+      for_elements<1>(native_stream(s), a.m * a.n, {},
+                      RowBiasBody<T>{static_cast<const T*>(a.bias), static_cast<T*>(a.c), a.n});
+    };
+    if (a.dtype == DType::f32) return add_bias(float{});
+    return a.dtype == DType::f16 ? add_bias(f16{}) : add_bias(bf16{});
+  }
   void orthonormalize(Stream& s, const kernels::OrthonormalizeArgs& args) override {
     cuda::orthonormalize(native_stream(s), args);
   }
 
  private:
+  MemoryPool& memory_;
   const std::unique_ptr<MatmulTable> products_;
   const std::unique_ptr<AttentionTable> attention_;
   CudaKernels<float> f32_;

@@ -29,6 +29,8 @@ cudaDataType_t type_of(DType dtype) {
   }
 }
 
+cudaDataType_t type_of(Fp8Format format) { return format == Fp8Format::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2; }
+
 /// Sums are f32 (f64 for f64). No TF32, so that f32 products agree with the host's.
 cublasComputeType_t compute_of(DType dtype) { return dtype == DType::f64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F; }
 
@@ -70,14 +72,20 @@ struct CublasLtMatmul::AlgorithmChoice {
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);
     }
     if (p.before_gelu != nullptr) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<std::int64_t>(p.n));
-    if (p.before_gelu != nullptr || p.bias == nullptr) point(p);  // the choice depends on what the epilogue writes
-    make(a, type, {p.trans_b ? p.k : p.n, p.trans_b ? p.n : p.k, p.b_stride});
-    make(b, type, {p.trans_a ? p.m : p.k, p.trans_a ? p.k : p.m, p.a_stride});
+    if (p.fp8 != nullptr) set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(p.fp8->fast ? 1 : 0));
+    // The choice depends on what the epilogue writes, and on whether operands have factors.
+    if (p.before_gelu != nullptr || p.bias == nullptr || p.fp8 != nullptr) point(p);
+    make(a, p.fp8 != nullptr ? type_of(p.fp8->b) : type, {p.trans_b ? p.k : p.n, p.trans_b ? p.n : p.k, p.b_stride});
+    make(b, p.fp8 != nullptr ? type_of(p.fp8->a) : type, {p.trans_a ? p.m : p.k, p.trans_a ? p.k : p.m, p.a_stride});
     make(c, type, {p.n, p.m, p.c_stride});
   }
 
-  /// Sets the epilogue's pointers, which differ between calls.
+  /// Sets the pointers of the epilogue and of factors, which differ between calls.
   void point(const MatmulArgs& p) {
+    if (p.fp8 != nullptr) {
+      set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.fp8->b_descale);
+      set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.fp8->a_descale);
+    }
     if (const void* vector = vector_of(p)) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector);
     if (p.before_gelu != nullptr) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.before_gelu);
   }
@@ -160,8 +168,11 @@ CublasLtMatmul::~CublasLtMatmul() {
 }
 
 CublasLtMatmul::AlgorithmChoice& CublasLtMatmul::chosen(const MatmulArgs& p) {
-  const std::size_t flags =
-      (p.trans_a ? 1U : 0U) | (p.trans_b ? 2U : 0U) | static_cast<std::size_t>(epilogue_of(p)) << 2U;
+  const auto e5m2 = [](Fp8Format format) { return format == Fp8Format::e5m2 ? 1U : 0U; };
+  const std::size_t types =
+      p.fp8 == nullptr ? 0 : 8U | e5m2(p.fp8->a) | e5m2(p.fp8->b) << 1U | (p.fp8->fast ? 4U : 0U);
+  const std::size_t flags = (p.trans_a ? 1U : 0U) | (p.trans_b ? 2U : 0U) | types << 2U |
+                            static_cast<std::size_t>(epilogue_of(p)) << 6U;
   // Parameters are views of flat buffers that begin at any multiple of 8 elements, so the algorithm depends on the
   // alignment.
   const auto bits = reinterpret_cast<std::uintptr_t>(p.a) | reinterpret_cast<std::uintptr_t>(p.b) |
@@ -176,10 +187,12 @@ CublasLtMatmul::AlgorithmChoice& CublasLtMatmul::chosen(const MatmulArgs& p) {
     auto made = std::make_unique<AlgorithmChoice>(api_);
     made->key = key;
     made->describe(p);
-    if (const MatmulChoices::Choice* known = choices_.find(key))
+    if (const MatmulChoices::Choice* known = choices_.find(key)) {
+      made->point(p);
       made->choose(handle_, known->algorithm);
-    else
+    } else {
       made->choose(handle_, alignment, choices_.tries() ? MatmulChoices::kTried : 1);
+    }
     entry = std::move(made);
   }
   return *entry;

@@ -17,11 +17,20 @@
 
 namespace tessera::nn::cuda {
 
+/// Operands in 8-bit floating point, of which the library needs the transposes: A as it is, B stored transposed.
+struct Fp8Types {
+  Fp8Format a = Fp8Format::e4m3, b = Fp8Format::e4m3;
+  const float* a_descale = nullptr;  ///< factors of the operands, on the device
+  const float* b_descale = nullptr;
+  bool fast = false;  ///< sums may keep fewer bits
+};
+
 /// C[m, n] = op(A) op(B) + beta C, row-major; stored rows are `a_stride`, `b_stride` and `c_stride` elements apart, 0:
 /// packed. `bias` (of n elements, added to every row) may be null. A product has a bias or sums of one operand, not
 /// both.
 struct MatmulArgs {
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;       ///< of C and the bias, and of A and B without `fp8`
+  const Fp8Types* fp8 = nullptr;  ///< not null: those of A and B
   bool trans_a = false, trans_b = false;
   std::size_t m = 0, n = 0, k = 0;
   const void* a = nullptr;

@@ -136,14 +136,49 @@ class CublasLtKernels final : public MatmulKernels<T> {
 class CublasLtTable final : public MatmulTable {
  public:
   CublasLtTable(const KernelResources& resources, const CublasLt& api, std::string_view choices)
-      : matmul_(resources, api, choices), f32_(matmul_), f64_(matmul_), f16_(matmul_), bf16_(matmul_) {}
+      : runtime_(resources.runtime),
+        matmul_(resources, api, choices),
+        f32_(matmul_),
+        f64_(matmul_),
+        f16_(matmul_),
+        bf16_(matmul_) {}
   MatmulKernels<float>& f32_kernels() override { return f32_; }
   MatmulKernels<double>& f64_kernels() override { return f64_; }
   MatmulKernels<f16>& f16_kernels() override { return f16_; }
   MatmulKernels<bf16>& bf16_kernels() override { return bf16_; }
   std::string name() const override { return matmul_.name(); }
 
+  std::string fp8_reason() const override {
+    constexpr int kFirst = 89;  // Ada
+    const base::DeviceProperties gpu = runtime_.properties();
+    if (gpu.generation >= kFirst) return "";
+    return "fp8: " + gpu.name + " has compute capability " + std::to_string(gpu.generation / 10) + "." +
+           std::to_string(gpu.generation % 10) + ", and products in 8 bits need 8.9 or newer (Ada, Hopper); use bf16";
+  }
+  Epilogue fp8_product(Stream& stream, const kernels::Fp8ProductArgs& args) override {
+    const Fp8Types types{.a = args.a.format,
+                         .b = args.b.format,
+                         .a_descale = args.a.descale,
+                         .b_descale = args.b.descale,
+                         .fast = args.fast};
+    MatmulArgs product{.dtype = args.dtype,
+                       .fp8 = &types,
+                       .trans_b = true,
+                       .m = args.m,
+                       .n = args.n,
+                       .k = args.k,
+                       .a = args.a.codes,
+                       .b = args.b.codes,
+                       .bias = args.bias,
+                       .accumulate = args.accumulate,
+                       .c = args.c};
+    if (!matmul_.can(product)) product.bias = nullptr;
+    matmul_.run(stream, product);
+    return {.bias = product.bias != nullptr};
+  }
+
  private:
+  DeviceRuntime& runtime_;
   CublasLtMatmul matmul_;
   CublasLtKernels<float> f32_;
   CublasLtKernels<double> f64_;

@@ -33,6 +33,10 @@ class MatmulTable {
   virtual MatmulKernels<f16>& f16_kernels() = 0;
   virtual MatmulKernels<bf16>& bf16_kernels() = 0;
   virtual std::string name() const = 0;  ///< of what computes the products, down to the bits
+  /// See DeviceKernels::fp8_reason().
+  virtual std::string fp8_reason() const = 0;
+  /// Computes the product, perhaps without its bias.
+  virtual Epilogue fp8_product(Stream& stream, const kernels::Fp8ProductArgs& args) = 0;
 };
 
 struct CublasLt;

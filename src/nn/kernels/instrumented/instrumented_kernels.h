@@ -205,6 +205,22 @@ class InstrumentedDeviceKernels final : public DeviceKernels {
     show("decode_nf4", s, a.dtype, static_cast<std::size_t>(a.count) * size_of(a.dtype),
          [&] { inner_->decode_nf4(s, a); });
   }
+  std::string fp8_reason() const override { return inner_->fp8_reason(); }
+  void fp8_quantize(Stream& s, const kernels::Fp8QuantizeArgs& a) override {  // a scale from the input reads it once more
+    const std::size_t count = a.rows * a.columns, reads = a.scaling == Fp8Scaling::current ? 2 : 1;
+    const std::size_t writes = (a.out != nullptr ? 1 : 0) + (a.transposed != nullptr ? 1 : 0);
+    show("fp8_quantize", s, a.dtype, count * (reads * size_of(a.dtype) + writes), [&] { inner_->fp8_quantize(s, a); });
+  }
+  void fp8_product(Stream& s, const kernels::Fp8ProductArgs& a) override {
+    const auto m = static_cast<double>(a.m), n = static_cast<double>(a.n), k = static_cast<double>(a.k);
+    observer_.call({.kernel = "fp8_product",
+                    .dtype = a.dtype,
+                    .size = 2 * m * n * k,
+                    .bytes = m * k + n * k + m * n * static_cast<double>(size_of(a.dtype)),
+                    .product = {static_cast<std::int64_t>(a.m), static_cast<std::int64_t>(a.n),
+                                static_cast<std::int64_t>(a.k), 1}},
+                   s, [&] { inner_->fp8_product(s, a); });
+  }
   void orthonormalize(Stream& s, const kernels::OrthonormalizeArgs& a) override {  // each column reads those before
     show("orthonormalize", s, DType::f32, a.rows * a.columns * a.columns * sizeof(float),
          [&] { inner_->orthonormalize(s, a); });

@@ -75,6 +75,8 @@ class MetaDeviceKernels final : public DeviceKernels {
   void positions(Stream&, std::int32_t*, std::size_t, std::size_t) override {}
   void clip_factor(Stream&, const ClipArgs&) override {}
   void decode_nf4(Stream&, const DecodeArgs&) override {}
+  void fp8_quantize(Stream&, const kernels::Fp8QuantizeArgs& args) override { check(args); }
+  void fp8_product(Stream&, const kernels::Fp8ProductArgs& args) override { check(args); }
   void orthonormalize(Stream&, const kernels::OrthonormalizeArgs&) override {}
   void convert(Stream&, const ConvertArgs&) override {}
   void compress(Stream&, const kernels::CompressArgs&) override {}

@@ -135,14 +135,24 @@ class HostProducts final : public cuda::MatmulKernels<T> {
 
 class TestProducts final : public cuda::MatmulTable {
  public:
-  explicit TestProducts(ThreadPool& pool) : f32_(pool), f64_(pool) {}
+  explicit TestProducts(ThreadPool& pool) : pool_(pool), f32_(pool), f64_(pool) {}
   cuda::MatmulKernels<float>& f32_kernels() override { return f32_; }
   cuda::MatmulKernels<double>& f64_kernels() override { return f64_; }
   cuda::MatmulKernels<f16>& f16_kernels() override { return f16_; }
   cuda::MatmulKernels<bf16>& bf16_kernels() override { return bf16_; }
   std::string name() const override { return "the host"; }
+  std::string fp8_reason() const override { return ""; }
+  cuda::Epilogue fp8_product(Stream& stream, const kernels::Fp8ProductArgs& args) override {
+    stream.run([this, args] {
+      kernels::Fp8ProductArgs product = args;
+      product.bias = nullptr;  // the device's own kernel adds it
+      kernels::fp8_product(pool_, product);
+    });
+    return {};
+  }
 
  private:
+  ThreadPool& pool_;
   HostProducts<float> f32_;
   HostProducts<double> f64_;
   LoopProducts<f16> f16_;

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "tessera/base/dtype.h"
+#include "tessera/nn/fp8.h"
 
 namespace tessera::nn::test {
 namespace {
@@ -30,7 +31,21 @@ struct Product {
   bool adds_bias() const { return epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
   void* before_gelu = nullptr;
   std::int64_t before_gelu_stride = 0;
+  const float* a_scale = nullptr;  ///< factors of 8-bit operands
+  const float* b_scale = nullptr;
+  std::int8_t fast = 0;
 };
+
+bool is_fp8(const Layout& layout) { return layout.type == CUDA_R_8F_E4M3 || layout.type == CUDA_R_8F_E5M2; }
+
+/// What the library requires of 8-bit operands below Blackwell: A transposed, B not, at most one E5M2, factors, whole
+/// vectors of 16 bytes, and no f32 bias.
+bool supports_fp8(const Product& product, const Layout& a, const Layout& b, const Layout& c) {
+  const bool whole = a.stride % 16 == 0 && b.stride % 16 == 0 && a.rows % 16 == 0 && a.columns % 16 == 0;
+  return is_fp8(a) && is_fp8(b) && !(a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2) && whole &&
+         product.trans_a == CUBLAS_OP_T && product.trans_b == CUBLAS_OP_N && product.a_scale != nullptr &&
+         product.b_scale != nullptr && !(product.epilogue != CUBLASLT_EPILOGUE_DEFAULT && c.type == CUDA_R_32F);
+}
 
 template <class T>
 T& as(void* handle) {
@@ -75,6 +90,15 @@ cublasStatus_t set_product(cublasLtMatmulDesc_t handle, cublasLtMatmulDescAttrib
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
       std::memcpy(&product.before_gelu_stride, value, bytes);
       break;
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
+      std::memcpy(&product.a_scale, value, bytes);
+      break;
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
+      std::memcpy(&product.b_scale, value, bytes);
+      break;
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
+      std::memcpy(&product.fast, value, bytes);
+      break;
     default:
       break;
   }
@@ -101,15 +125,17 @@ cublasStatus_t set_preference(cublasLtMatmulPreference_t, cublasLtMatmulPreferen
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t find_algorithm(cublasLtHandle_t, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t,
-                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+cublasStatus_t find_algorithm(cublasLtHandle_t, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a,
+                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t,
                               cublasLtMatmulPreference_t, int most, cublasLtMatmulHeuristicResult_t found[],
                               int* count) {
   FakeCublasLt& fake = fake_cublas_lt();
   ++fake.choices;
   const bool plain = as<Product>(product).epilogue == CUBLASLT_EPILOGUE_DEFAULT;
   const bool sums = as<Product>(product).sums_a() || as<Product>(product).sums_b();
-  *count = fake.no_algorithms || (fake.no_epilogues && !plain) || (fake.no_sums && sums)
+  const bool fp8 = is_fp8(as<Layout>(a)) || is_fp8(as<Layout>(b));
+  const bool unsupported = fp8 && !supports_fp8(as<Product>(product), as<Layout>(a), as<Layout>(b), as<Layout>(c));
+  *count = unsupported || fake.no_algorithms || (fake.no_epilogues && !plain) || (fake.no_sums && sums)
                ? 0
                : std::min(most, static_cast<int>(fake.us.size()));
   for (int i = 0; i < *count; ++i) found[i].algo.data[0] = static_cast<std::uint64_t>(i);
@@ -165,6 +191,28 @@ void multiply(const Product& product, const T* a, const Layout& a_layout, const 
     });
 }
 
+/// C = A^T B times the factors, plus bias and C, in double.
+template <class T>
+void multiply_fp8(const Product& product, const FakeMatrix& a, Fp8Format a_format, const FakeMatrix& b,
+                  Fp8Format b_format, float beta, const FakeMatrix& c) {
+  const auto value = [](const FakeMatrix& of, Fp8Format format, std::uint64_t row, std::uint64_t column) {
+    const auto* codes = static_cast<const std::uint8_t*>(of.data);
+    return static_cast<double>(decode_fp8(format, codes[row + column * static_cast<std::uint64_t>(of.stride)]));
+  };
+  T* const to = static_cast<T*>(const_cast<void*>(c.data));
+  for (std::uint64_t column = 0; column < c.columns; ++column)
+    for (std::uint64_t row = 0; row < c.rows; ++row) {
+      double sum = 0;
+      for (std::uint64_t k = 0; k < a.rows; ++k)
+        sum += value(a, a_format, k, row) * value(b, b_format, k, column);
+      sum *= static_cast<double>(*product.a_scale) * *product.b_scale;
+      if (product.adds_bias()) sum += static_cast<float>(static_cast<const T*>(product.bias)[row]);
+      T& out = to[row + column * static_cast<std::uint64_t>(c.stride)];
+      if (beta != 0) sum += beta * static_cast<float>(out);
+      out = T(static_cast<float>(sum));
+    }
+}
+
 cublasStatus_t run(cublasLtHandle_t, cublasLtMatmulDesc_t handle, const void*, const void* a,
                    cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout, const void* beta,
                    const void*, cublasLtMatrixLayout_t, void* c, cublasLtMatrixLayout_t c_layout,
@@ -181,10 +229,19 @@ cublasStatus_t run(cublasLtHandle_t, cublasLtMatmulDesc_t handle, const void*, c
     return FakeMatrix{of.rows, of.columns, of.stride, data};
   };
   fake_cublas_lt().matrices.push_back(
-      {shown(as<Layout>(a_layout), a), shown(as<Layout>(b_layout), b), shown(layout, c)});
+      {shown(as<Layout>(a_layout), a), shown(as<Layout>(b_layout), b), shown(layout, c), product.fast != 0});
   if (product.epilogue != CUBLASLT_EPILOGUE_DEFAULT) ++fake_cublas_lt().with_epilogue;
   const auto multiplied = [&](auto zero) {
     using T = decltype(zero);
+    const auto format = [](const Layout& of) {
+      return of.type == CUDA_R_8F_E4M3 ? Fp8Format::e4m3 : Fp8Format::e5m2;
+    };
+    if (is_fp8(as<Layout>(a_layout))) {
+      const FakeProduct& last = fake_cublas_lt().matrices.back();
+      multiply_fp8<T>(product, last.a, format(as<Layout>(a_layout)), last.b, format(as<Layout>(b_layout)),
+                      *static_cast<const float*>(beta), last.c);
+      return CUBLAS_STATUS_SUCCESS;
+    }
     multiply<T>(product, static_cast<const T*>(a), as<Layout>(a_layout), static_cast<const T*>(b), as<Layout>(b_layout),
                 *static_cast<const float*>(beta), static_cast<T*>(c), layout);
     return CUBLAS_STATUS_SUCCESS;

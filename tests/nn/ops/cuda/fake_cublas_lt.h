@@ -16,6 +16,7 @@ struct FakeMatrix {
 };
 struct FakeProduct {
   FakeMatrix a, b, c;
+  bool fast = false;  ///< sums of 8-bit operands may keep fewer bits
 };
 
 /// What the fake refuses, and what it was asked for. One per process.
@@ -32,7 +33,7 @@ struct FakeCublasLt {
 };
 FakeCublasLt& fake_cublas_lt();
 
-/// Products of f32 and bf16, with a bias, with GELU, and with the sums of an operand.
+/// Products of f32 and bf16, and of 8-bit operands to bf16, with a bias, with GELU, and with the sums of an operand.
 const cuda::CublasLt& fake_cublas_lt_api();
 
 }  // namespace tessera::nn::test

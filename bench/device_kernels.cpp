@@ -322,8 +322,10 @@ class Bench {
     add({"adamw", 1, 0, each * static_cast<double>(count),
          [&] { context_.kernels<float>("bench").adam_step(stream(), step); }});
     auto* sum = static_cast<double*>(keep.emplace_back(room(sizeof(double))).data());
+    auto* counter = static_cast<std::uint32_t*>(keep.emplace_back(room(sizeof(std::uint32_t))).data());
+    context_.runtime().fill(stream(), counter, 0, sizeof *counter);
     add({"gradient norm", 1, 0, static_cast<double>(count * sizeof(T)),
-         [&] { k<T>().norm_part(stream(), kernels::Norm::two, gradient, count, sum); }});
+         [&] { k<T>().norm_parts(stream(), {.x = gradient, .count = count, .counters = counter, .out = sum}); }});
   }
 
   const Sizes s_;

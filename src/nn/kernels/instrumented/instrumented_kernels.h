@@ -37,8 +37,8 @@ class InstrumentedKernels final : public KernelTable<T> {
   void transpose(Stream& s, const TransposeArgs<T>& a) override {
     show("transpose", s, bytes(2 * a.batch * a.rows * a.columns), [&] { inner_.transpose(s, a); });
   }
-  void norm_part(Stream& s, kernels::Norm norm, const T* x, std::size_t count, double* out) override {
-    show("norm_part", s, bytes(count), [&] { inner_.norm_part(s, norm, x, count, out); });
+  void norm_parts(Stream& s, const NormParts<T>& a) override {
+    show("norm_part", s, bytes(a.slices * a.count), [&] { inner_.norm_parts(s, a); });
   }
 
   void activation_forward(Stream& s, const kernels::ActivationForward<T>& a) override {

@@ -5,8 +5,8 @@
 // barrier to barrier, in an order that the test chooses: a kernel whose result depends on the order lacks a barrier.
 // Shared memory is poisoned before every block, and writes beyond its end are detected. Asynchronous copies arrive as
 // late as a GPU may let them. A wait that can't end, also one for a later block, is a Failure. The emulation does not
-// detect: races between blocks; races inside a warp that no chosen order reveals (a shuffle orders memory here; on a GPU
-// only a barrier does); bank conflicts; misalignment of ordinary accesses; and time.
+// detect: races between blocks; races inside a warp that no chosen order reveals (a shuffle orders memory here; on a
+// GPU only a barrier does); bank conflicts; misalignment of ordinary accesses; and time.
 #pragma once
 
 #include <setjmp.h>
@@ -225,6 +225,15 @@ inline void Thread::resume() {
 inline void Thread::wait(State where) {
   state = where;
   if (_setjmp(inside_) == 0) _longjmp(outside_, 1);
+}
+
+/// Bytes that kernels of this thread read and wrote by whole vectors; single elements are not counted.
+struct Accesses {
+  std::size_t read = 0, written = 0;
+};
+inline Accesses& accesses() {
+  thread_local Accesses count;
+  return count;
 }
 
 /// Stream of a launch: called with each launch; null runs the launch at once.

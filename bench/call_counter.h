@@ -3,12 +3,13 @@
 
 #include "tessera/nn/kernel_interceptor.h"
 
-namespace tessera::bench {
+namespace bench {
 
 /// Adds up the bytes and operations of kernel calls, as an interceptor receives them.
-class CallCounter final : public nn::KernelInterceptor {
+class CallCounter final : public tessera::nn::KernelInterceptor {
  public:
-  void call(const nn::KernelInvocation& call, base::Stream& /*stream*/, const std::function<void()>& run) override {
+  void call(const tessera::nn::KernelInvocation& call, tessera::base::Stream& /*stream*/,
+            const std::function<void()>& run) override {
     bytes += call.reads + call.writes;
     if (call.product.count > 0) flops += call.size;
     run();
@@ -17,4 +18,4 @@ class CallCounter final : public nn::KernelInterceptor {
   double bytes = 0, flops = 0;
 };
 
-}  // namespace tessera::bench
+}  // namespace bench

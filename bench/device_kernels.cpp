@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/call_counter.h"
 #include "bench/sizes.h"
 #include "tessera/base/error.h"
 #include "tessera/nn/context.h"
@@ -32,9 +33,8 @@ using bench::Sizes;
 struct Case {
   std::string name;
   double calls = 1;  ///< per step
-  double flops = 0;
-  double bytes = 0;
   std::function<void()> run;
+  double uncounted = 0;  ///< bytes of the counts that the call's data makes unnecessary
 };
 
 struct Figure {
@@ -51,7 +51,9 @@ struct Limits {
 class Bench {
  public:
   Bench(const Sizes& shape, const std::string& device, double milliseconds)
-      : s_(shape), context_({.device = base::parse_device(device)}), least_ms_(milliseconds) {}
+      : s_(shape),
+        context_({.runtime = observe(base::open_device(base::parse_device(device)), counter_)}),
+        least_ms_(milliseconds) {}
 
   template <class T>
   void run() {
@@ -107,13 +109,15 @@ class Bench {
   }
 
   void add(const Case& c) {
-    const double us = time(c.run);
-    const double ideal = std::max(c.bytes / limits_.gbps * 1e-3, c.flops / limits_.tflops * 1e-6);
+    counter_.bytes = counter_.flops = 0;
+    c.run();
+    const double bytes = counter_.bytes - c.uncounted, flops = counter_.flops, us = time(c.run);
+    const double ideal = std::max(bytes / limits_.gbps * 1e-3, flops / limits_.tflops * 1e-6);
     figures_.push_back({.name = c.name,
                         .calls = c.calls,
                         .us = us,
-                        .gbps = c.bytes / us * 1e-3,
-                        .tflops = c.flops / us * 1e-6,
+                        .gbps = bytes / us * 1e-3,
+                        .tflops = flops / us * 1e-6,
                         .of_limit = ideal / us,
                         .gap_us = (us - ideal) * c.calls});
   }
@@ -150,10 +154,7 @@ class Bench {
     const bool biased = name != "head";
     const auto layout = biased ? kernels::WeightLayout::in_out : kernels::WeightLayout::out_in;
     const kernels::LinearShape shape{rows, in, out, layout};
-    const double flops = 2.0 * static_cast<double>(rows * in) * static_cast<double>(out);
-    const double bytes = static_cast<double>((rows * in + in * out + rows * out) * sizeof(T));
-    const auto out_bytes = static_cast<double>(rows * out * sizeof(T));
-    add({name + " forward" + (gelu ? " and gelu" : ""), calls, flops, bytes + (gelu ? out_bytes : 0), [&] {
+    add({name + " forward" + (gelu ? " and gelu" : ""), calls, [&] {
            k<T>().linear_forward(stream(), {.shape = shape,
                                             .x = x,
                                             .weight = w,
@@ -163,15 +164,14 @@ class Bench {
                                             .activation = kernels::Activation::gelu_tanh,
                                             .y_stride = row});
          }});
-    add({name + " dx", calls, flops, bytes, [&] {
+    add({name + " dx", calls, [&] {
            k<T>().linear_backward(stream(), {.shape = shape, .weight = w, .dy = dy, .dx = dx, .dy_stride = row});
          }});
     kernels::LinearBackward<T> sums{
         .shape = shape, .x = x, .dy = dy, .dweight = dw, .dbias = biased ? db : nullptr, .dy_stride = row};
-    add({name + (biased ? " dw and dbias" : " dw"), calls, flops, bytes,
-         [&] { k<T>().linear_backward(stream(), sums); }});
+    add({name + (biased ? " dw and dbias" : " dw"), calls, [&] { k<T>().linear_backward(stream(), sums); }});
     sums.dweight = nullptr;  // dbias alone, as where no product includes it
-    if (biased) add({name + " dbias", 0, 0, out_bytes, [&] { k<T>().linear_backward(stream(), sums); }});
+    if (biased) add({name + " dbias", 0, [&] { k<T>().linear_backward(stream(), sums); }});
   }
 
   template <class T>
@@ -202,14 +202,11 @@ class Bench {
     void* scratch = keep.emplace_back(room(std::max(k<T>().attention_forward_scratch(shape),
                                                     k<T>().attention_backward_scratch(shape))))
                         .data();
-    // Products over the triangle below the diagonal.
-    const double product = static_cast<double>(size) * static_cast<double>(s_.positions + 1);
-    const auto bytes = static_cast<double>(size * sizeof(T));
     const auto layers = static_cast<double>(s_.layers);
-    add({"attention forward", layers, 2 * product, 4 * bytes, [&] {
+    add({"attention forward", layers, [&] {
            k<T>().attention_forward(stream(), {shape, in(0), in(1), in(2), view(out), sums, scratch});
          }});
-    add({"attention backward", layers, 5 * product, 8 * bytes, [&] {
+    add({"attention backward", layers, [&] {
            k<T>().attention_backward(stream(), {.shape = shape,
                                                 .q = in(0),
                                                 .k = in(1),
@@ -232,13 +229,12 @@ class Bench {
       *weight = numbers<T>(keep, s_.width), *dw = numbers<T>(keep, s_.width), *db = numbers<T>(keep, s_.width);
     auto* mean = static_cast<OpMath<T>*>(keep.emplace_back(room(s_.rows() * sizeof(OpMath<T>))).data());
     auto* rstd = static_cast<OpMath<T>*>(keep.emplace_back(room(s_.rows() * sizeof(OpMath<T>))).data());
-    const auto bytes = static_cast<double>(size * sizeof(T));
     const auto layers = static_cast<double>(s_.layers);
     kernels::LayerNormForward<T> norm{s_.rows(), s_.width, x, weight, weight, OpMath<T>(1e-5), y, mean, rstd};
-    add({"layer norm forward", layers + 1, 0, 2 * bytes, [&] { k<T>().layer_norm_forward(stream(), norm); }});
+    add({"layer norm forward", layers + 1, [&] { k<T>().layer_norm_forward(stream(), norm); }});
     norm.added = dy, norm.sum = x + size;
-    add({"sum and layer norm", layers, 0, 4 * bytes, [&] { k<T>().layer_norm_forward(stream(), norm); }});
-    add({"layer norm backward", 2 * layers + 1, 0, 4 * bytes, [&] {
+    add({"sum and layer norm", layers, [&] { k<T>().layer_norm_forward(stream(), norm); }});
+    add({"layer norm backward", 2 * layers + 1, [&] {
            k<T>().layer_norm_backward(stream(), {.rows = s_.rows(),
                                                  .width = s_.width,
                                                  .x = x,
@@ -251,10 +247,10 @@ class Bench {
                                                  .dbias = db,
                                                  .accumulate_dx = true});
          }});
-    add({"gelu backward", layers, 0, 12 * bytes, [&] {
+    add({"gelu backward", layers, [&] {
            k<T>().activation_backward(stream(), kernels::Activation::gelu_tanh, {x, dy, y, 4 * size, false});
          }});
-    add({"residual add", layers, 0, 3 * bytes, [&] { k<T>().add(stream(), {x, dy, y, size}); }});
+    add({"residual add", layers, [&] { k<T>().add(stream(), {x, dy, y, size}); }});
   }
 
   template <class T>
@@ -268,9 +264,7 @@ class Bench {
     auto* row_sum = static_cast<OpMath<T>*>(keep.emplace_back(room(s_.rows() * sizeof(OpMath<T>))).data());
     auto* loss = static_cast<double*>(keep.emplace_back(room(3 * sizeof(double))).data());
     context_.kernels<double>("bench").fill(stream(), 1.0, loss, 3);
-    const auto rows_bytes = static_cast<double>(size * sizeof(T)),
-               logit_bytes = static_cast<double>(s_.rows() * s_.vocabulary * sizeof(T));
-    add({"cross-entropy forward", 1, 0, logit_bytes, [&] {
+    add({"cross-entropy forward", 1, [&] {
            k<T>().cross_entropy_forward(stream(), {.rows = {.logits = p,
                                                             .targets = targets,
                                                             .rows = s_.rows(),
@@ -281,7 +275,7 @@ class Bench {
                                                    .loss = loss,
                                                    .valid = loss + 1});
          }});
-    add({"cross-entropy backward", 1, 0, 2 * logit_bytes, [&] {
+    add({"cross-entropy backward", 1, [&] {
            k<T>().cross_entropy_backward(stream(), {.rows = {.logits = p,
                                                              .targets = targets,
                                                              .rows = s_.rows(),
@@ -293,13 +287,16 @@ class Bench {
                                                     .upstream = loss + 2,
                                                     .valid = loss + 1});
          }});
-    add({"embedding forward", 2, 0, 2 * rows_bytes, [&] {
+    add({"embedding forward", 2, [&] {
            k<T>().embedding_forward(stream(), {table, targets, x, s_.rows(), s_.vocabulary, s_.width, false});
          }});
-    const auto table_rows = static_cast<double>(std::set<std::int32_t>(text.begin(), text.end()).size());
-    add({"embedding backward", 1, 0, rows_bytes + 2 * table_rows * static_cast<double>(s_.width * sizeof(T)), [&] {
-           k<T>().embedding_backward(stream(), {targets, x, table, s_.rows(), s_.vocabulary, s_.width, true});
-         }});
+    const std::size_t repeated = std::min(s_.rows(), s_.vocabulary) - std::set(text.begin(), text.end()).size();
+    add({.name = "embedding backward",
+         .run =
+             [&] {
+               k<T>().embedding_backward(stream(), {targets, x, table, s_.rows(), s_.vocabulary, s_.width, true});
+             },
+         .uncounted = 2 * static_cast<double>(repeated * s_.width * sizeof(T))});
   }
 
   /// f32 master weights; 16-bit gradients and copies if the model is 16-bit.
@@ -318,15 +315,16 @@ class Bench {
     } else {
       step.gradient = gradient;
     }
-    const double each = 6 * sizeof(float) + sizeof(T) + (sizeof(T) == 2 ? sizeof(T) : 0);
-    add({"adamw", 1, 0, each * static_cast<double>(count),
-         [&] { context_.kernels<float>("bench").adam_step(stream(), step); }});
+    add({"adamw", 1, [&] { context_.kernels<float>("bench").adam_step(stream(), step); }});
     auto* sum = static_cast<double*>(keep.emplace_back(room(sizeof(double))).data());
-    add({"gradient norm", 1, 0, static_cast<double>(count * sizeof(T)),
-         [&] { k<T>().norm_part(stream(), kernels::Norm::two, gradient, count, sum); }});
+    auto* counter = static_cast<std::uint32_t*>(keep.emplace_back(room(sizeof(std::uint32_t))).data());
+    context_.runtime().fill(stream(), counter, 0, sizeof *counter);
+    add({"gradient norm", 1,
+         [&] { k<T>().norm_parts(stream(), {.x = gradient, .count = count, .counters = counter, .out = sum}); }});
   }
 
   const Sizes s_;
+  bench::CallCounter counter_;
   Context context_;
   const double least_ms_;
   Limits limits_;

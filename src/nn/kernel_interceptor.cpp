@@ -90,11 +90,11 @@ class InstrumentedRuntime final : public DeviceRuntime {
   void range_end() noexcept override { inner_->range_end(); }
 
   void copy(Stream& stream, CopyDirection direction, void* to, const void* from, std::size_t bytes) override {
-    observer_.call(call_of(name_of(direction), bytes), stream,
+    observer_.call(call_of(name_of(direction), bytes, true), stream,
                    [&] { inner_->copy(stream, direction, to, from, bytes); });
   }
   void fill(Stream& stream, void* data, unsigned char value, std::size_t bytes) override {
-    observer_.call(call_of("clear", bytes), stream, [&] { inner_->fill(stream, data, value, bytes); });
+    observer_.call(call_of("clear", bytes, false), stream, [&] { inner_->fill(stream, data, value, bytes); });
   }
   const void* find(std::string_view interface) const noexcept override {
     static constexpr KernelFactory kEntry{[](const KernelResources& resources) {
@@ -110,9 +110,15 @@ class InstrumentedRuntime final : public DeviceRuntime {
     if (direction == CopyDirection::device_to_device) return "copy";
     return direction == CopyDirection::host_to_device ? "copy_from_host" : "copy_to_host";
   }
-  static KernelInvocation call_of(std::string_view kernel, std::size_t bytes) {
+  static KernelInvocation call_of(std::string_view kernel, std::size_t bytes, bool reads) {
     const auto size = static_cast<double>(bytes);
-    return {.kernel = kernel, .dtype = DType::u8, .size = size, .bytes = size, .product = {}};
+    return {.kernel = kernel,
+            .dtype = DType::u8,
+            .size = size,
+            .bytes = size,
+            .reads = reads ? size : 0,
+            .writes = size,
+            .product = {}};
   }
   const std::shared_ptr<DeviceRuntime> inner_;
   KernelInterceptor& observer_;

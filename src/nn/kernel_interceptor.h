@@ -24,16 +24,19 @@ struct ProductShape {
   std::int64_t count = 0;  ///< number of products or heads
 };
 
-/// One kernel call. Its size determines its duration: floating-point operations for products and attention, bytes read
-/// and written for all others.
+/// One kernel call. Its size determines its duration: floating-point operations for products and attention; for all
+/// others bytes read and written, of a call that adds to nothing, so that costs that were once measured stay valid.
+/// reads and writes are those of the call itself, but for vectors as short as a row and single numbers.
 struct KernelInvocation {
   /// As in KernelTable: "linear_forward"; with an activation "linear_activation_forward". Attention whose weights are
   /// dropped out is "attention_dropout_forward" and "attention_dropout_backward". "copy", "copy_from_host",
   /// "copy_to_host" and "clear" of the runtime. Never freed.
   std::string_view kernel;
   DType dtype = DType::f32;  ///< of the elements; u8 for untyped copies
-  double size = 0;           ///< floating-point operations or bytes
-  double bytes = 0;          ///< read and written, each operand once; equal to `size` where that is in bytes
+  double size = 0;           ///< floating-point operations or bytes, by which costs are kept
+  double bytes = 0;          ///< read and written, as in `size`, also of products and attention
+  double reads = 0;          ///< bytes of the operands, each once, as if it came from memory
+  double writes = 0;         ///< bytes of the results, likewise
   ProductShape product;      ///< of products and attention; count 0 for all others
 };
 
@@ -46,6 +49,9 @@ class TESSERA_API KernelInterceptor {
   virtual ~KernelInterceptor();
   /// Called instead of the kernel; `run` appends the kernel to `stream`.
   virtual void call(const KernelInvocation& call, Stream& stream, const std::function<void()>& run) = 0;
+  /// True: a norm that first adds comes as two calls, which every device has and whose costs are known. Else it is one
+  /// "add_layer_norm_forward" or "add_rms_norm_forward".
+  virtual bool splits_sums() const { return true; }
 };
 
 /// Duration of each kernel as a function of its size. A value type.

@@ -67,9 +67,10 @@ class Alone {
     for (int step = 0; step < spec_.steps; ++step) {
       next_batch(step);
       const nn::Tensor loss = graphed ? graphed->run([&] { return forward_backward(); }) : forward_backward();
-      engine_.step(spec_.lr);
+      engine_.step(learning_rate_ ? learning_rate_(step) : spec_.lr);
       outcome_.losses.push_back(loss.item());
       outcome_.norms.push_back(engine_.grad_norm());
+      if (between_) between_(*this, step);
     }
     engine_.state().for_each_parameter([&](const nn::Parameter& p, std::span<const float> values) {
       outcome_.parameters[p.name()].assign(values.begin(), values.end());
@@ -83,6 +84,8 @@ class Alone {
   Engine engine_;
   harness::TokenBatch batch_;
   Outcome outcome_;
+  std::function<double(int step)> learning_rate_;            // empty: that of the spec
+  std::function<void(Alone& rank, int step)> between_ = {};  // after each step
 };
 
 void alone(const TrainingSpec& spec, const std::function<void(Alone&)>& body) {
@@ -110,6 +113,61 @@ TEST(GraphedStep, IsBitwiseEqual) {
     EXPECT_EQ(plain.calls, spec.steps);
     EXPECT_EQ(graphed.calls, 2) << "once to warm up, once to record";
   }
+}
+
+/// A training in which `prepare` has set what happens.
+Outcome train_with(const std::function<void(Alone&)>& prepare, bool graphs) {
+  const TrainingSpec spec = graph_spec("fsdp");
+  Outcome outcome;
+  alone(spec, [&](Alone& rank) {
+    prepare(rank);
+    outcome = rank.train(graphs);
+  });
+  return outcome;
+}
+
+TEST(GraphedStep, LearningRateIsNotPartOfGraph) {
+  const auto rising = [](Alone& rank) { rank.learning_rate_ = [](int step) { return 1e-3 * (1 + step); }; };
+  const auto constant = [](Alone& rank) { rank.learning_rate_ = [](int) { return 1e-3; }; };
+  EXPECT_EQ(train_with(rising, true), train_with(rising, false));
+  // The control: had the graph kept the first rate, it would end like this.
+  EXPECT_FALSE(train_with(rising, true) == train_with(constant, false));
+}
+
+/// A forward of another shape, such as an evaluation's last batch, in the memory that the next replay leaves alone.
+TEST(GraphedStep, EvaluationsOfOtherShapesBetweenReplaysChangeNothing) {
+  std::vector<double> evaluated[2];
+  for (const bool graphs : {false, true}) {
+    const auto evaluate = [&](Alone& rank) {
+      rank.between_ = [&](Alone& r, int step) {
+        TrainingSpec other = r.spec_;
+        other.global_batch = 1 + step % 3;
+        const harness::TokenBatch batch = harness::make_batch(r.context_, other, step, 0);
+        const nn::EvaluationScope evaluation(r.context_);
+        evaluated[graphs ? 1 : 0].push_back(r.model_->loss(batch.tokens, batch.targets).item());
+      };
+    };
+    EXPECT_EQ(train_with(evaluate, graphs), train_with([](Alone&) {}, graphs));
+  }
+  EXPECT_EQ(evaluated[0], evaluated[1]);
+  EXPECT_NE(evaluated[1].front(), evaluated[1].back()) << "the control: they depend on the parameters";
+}
+
+/// As a checkpoint that is loaded into a training whose steps are replayed.
+TEST(GraphedStep, ReplaysUseValuesLoadedInBetween) {
+  const auto loads_at = [](int at) {
+    return [at](Alone& rank) {
+      rank.between_ = [at](Alone& r, int step) {
+        if (step != at) return;
+        r.engine_.state().load([](const nn::Parameter& p, nn::ElementRange range, float* out) {
+          for (std::int64_t i = range.begin; i < range.end; ++i)
+            out[i - range.begin] = p.name().find("weight") != std::string::npos ? 0.02F * static_cast<float>(i % 7) : 0;
+        });
+      };
+    };
+  };
+  EXPECT_EQ(train_with(loads_at(3), true), train_with(loads_at(3), false));
+  EXPECT_FALSE(train_with(loads_at(3), true) == train_with(loads_at(-1), true)) << "the control: without the load";
 }
 
 TEST(GraphedStep, SupportsModelsAndDtypes) {

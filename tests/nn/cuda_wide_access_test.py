@@ -26,7 +26,7 @@ void all(NativeStream stream) {
   norm_backward<T, true>(stream, {}, {}, nullptr);
   norm_backward<T, false>(stream, {}, {}, nullptr);
   column_sums<T>(stream, {}, nullptr);
-  norm_part<T>(stream, {}, nullptr, 0, nullptr, nullptr);
+  norm_parts<T>(stream, {}, nullptr);
 }
 void kernels(NativeStream stream) {
   all<float>(stream), all<bf16>(stream);

@@ -90,7 +90,7 @@ TYPED_TEST(HalfKernels, SumOfSquaresIsInF64) {
   Context context;
   Array<T> in(x);
   Array<double> out({NAN});
-  context.kernels<T>("norm").norm_part(context.stream(), kernels::Norm::two, in.data(), kLong, out.data());
+  context.kernels<T>("norm").norm_parts(context.stream(), {.x = in.data(), .count = kLong, .out = out.data()});
   EXPECT_NEAR(out.values()[0], expected, 1e-10 * expected);
 }
 

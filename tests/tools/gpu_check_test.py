@@ -229,10 +229,15 @@ class Parts(unittest.TestCase):
         self.fails("limits", "no kernel", **shares())
 
     def test_speed(self):
+        # Half of the 16.384 s that 16 x 1024 tokens take at 1000 tokens a second.
+        counts = json.dumps({"calls": 2, "columns": 0, "reads": 3.35e12 * 3.096, "writes": 3.35e12, "operations": 1})
         def torch(speed):
-            return lambda name: json.dumps({"tokens_per_second": speed, "fastest": "compiled"}) if name == "torch" else None
+            texts = {"torch": json.dumps({"tokens_per_second": speed, "fastest": "compiled"}), "kernel-counts": counts}
+            return texts.get
         self.script.shutil.which = lambda name: name
-        self.assertIn("1.25 of PyTorch's", self.passes("speed", text=torch(800)))
+        text = self.passes("speed", text=torch(800))
+        self.assertIn("1.25 of PyTorch's", text)
+        self.assertIn("50% of an H100's peaks", text)
         self.fails("speed", "0.80 of PyTorch's", text=torch(1250))
 
     def test_engine_cost(self):

@@ -17,13 +17,16 @@ GradNorm::GradNorm(EngineCore& core) : core_(core) {
   }
   slices_ = slices_of(axes, resources.mesh);
   nn::MemoryPool& memory = resources.context.memory();
-  partials_ = memory.allocate(slots_ * sizeof(double), MemoryCategory::other);
+  partials_ = memory.allocate(slots_ * (sizeof(double) + sizeof(std::uint32_t)), MemoryCategory::other);
   totals_ = memory.allocate((slots_ + 2) * sizeof(double), MemoryCategory::other);
   resources.zero(resources.compute(), partials_.data(), partials_.bytes());
-  auto* slots = static_cast<double*>(partials_.data());
+  auto* const partials = static_cast<double*>(partials_.data());
+  auto* const counters = reinterpret_cast<std::uint32_t*>(partials + slots_);
+  std::size_t first = 0;
   for (const auto& unit : core.units) {
-    unit->reducer.set_norm_slots(slots, core.options.norm, slices_);
-    slots += unit->reducer.norm_slots();
+    unit->reducer.set_norm_slots(
+        {.partials = partials + first, .counters = counters + first, .norm = core.options.norm, .slices = slices_});
+    first += unit->reducer.norm_slots();
   }
 }
 

@@ -33,7 +33,7 @@ class TESSERA_API GradNorm {
   EngineCore& core_;
   std::vector<ShardingPlan::AxisSlice> slices_;  // axes over which the partial norms are distributed
   std::size_t slots_ = 0;
-  Buffer partials_;  // f64: a slot per flat parameter and slice (1/n of it); zero in slots of other ranks
+  Buffer partials_;  // f64: a slot per flat parameter and slice (1/n of it), zero for other ranks; then the counters
   Buffer totals_;    // f64: the slots' sums over the ranks, then the norm, then the clipping factor
   bool outdated_ = false;
 };

@@ -215,7 +215,7 @@ void GradReducer::add_earlier_microbatches() {
 void GradReducer::finish_reduction() {
   state_ = State::idle;
   accumulated_ = last_ ? Accumulated::none : Accumulated::in_kept;
-  if (last_ && norm_partials_ != nullptr) update_norm_partials();
+  if (last_ && norm_.partials != nullptr) update_norm_partials();
   if (group_.plan().offloaded.gradients) store_gradients();
 }
 
@@ -256,29 +256,25 @@ std::size_t GradReducer::norm_slots() const {
       std::count_if(flats.begin(), flats.end(), [](const auto& f) { return f.trainable(); }) * resources_.mesh.size());
 }
 
-void GradReducer::set_norm_slots(double* slots, nn::kernels::Norm norm, std::vector<ShardingPlan::AxisSlice> slices) {
-  norm_partials_ = slots;
-  norm_ = norm;
-  norm_slices_ = std::move(slices);
-}
-
 void GradReducer::update_norm_partials() {
   const int world = resources_.mesh.size();
-  double* slot = norm_partials_;
+  std::size_t slot = 0;
   for (const FlatParameter& flat : group_.flats()) {
     if (!flat.trainable()) continue;
     const std::int64_t length = flat.layout.padded / world;
-    const ElementRange own = narrow({0, flat.layout.padded}, norm_slices_);
-    for (int i = 0; i < world; ++i, ++slot) {
-      const ElementRange slice = {length * i, length * (i + 1)};
-      if (slice.begin < own.begin || slice.end > own.end) continue;
-      nn::ops::for_floating("norm", flat.precision.reduce, [&](auto zero) {
-        using T = decltype(zero);
-        resources_.context.kernels<T>("norm").norm_part(resources_.compute(), norm_,
-                                                        static_cast<const T*>(flat.reduced_gradient_at(slice.begin)),
-                                                        static_cast<std::size_t>(length), slot);
-      });
-    }
+    const ElementRange own = narrow({0, flat.layout.padded}, norm_.slices);  // whole slices: axes divide the world
+    const std::size_t first = slot + static_cast<std::size_t>(own.begin / length);
+    nn::ops::for_floating("norm", flat.precision.reduce, [&](auto zero) {
+      using T = decltype(zero);
+      resources_.context.kernels<T>("norm").norm_parts(resources_.compute(),
+                                                       {.norm = norm_.norm,
+                                                        .x = static_cast<const T*>(flat.reduced_gradient_at(own.begin)),
+                                                        .count = static_cast<std::size_t>(length),
+                                                        .slices = static_cast<std::size_t>(own.count() / length),
+                                                        .counters = norm_.counters + first,
+                                                        .out = norm_.partials + first});
+    });
+    slot += static_cast<std::size_t>(world);
   }
 }
 

@@ -34,9 +34,15 @@ class TESSERA_API GradReducer {
 
   /// Partial norms: an f64 for each trainable flat parameter and slice (1/n of it).
   std::size_t norm_slots() const;
-  /// Sets where a step's last reduction writes this rank's partial norms. Slots of slices that this rank does not hold
-  /// are left unchanged. `slices`: axes over which each rank writes only its own slices.
-  void set_norm_slots(double* slots, nn::kernels::Norm norm, std::vector<ShardingPlan::AxisSlice> slices);
+  /// Where a step's last reduction writes this rank's partial norms. Slots of slices that this rank does not hold are
+  /// left unchanged.
+  struct NormSlots {
+    double* partials = nullptr;         // null: the norm is not computed
+    std::uint32_t* counters = nullptr;  // one for each slot: see nn::NormParts
+    nn::kernels::Norm norm = nn::kernels::Norm::two;
+    std::vector<ShardingPlan::AxisSlice> slices;  // axes over which each rank writes only its own slices
+  };
+  void set_norm_slots(NormSlots slots) { norm_ = std::move(slots); }
   void update_norm_partials();  ///< recomputes the partial norms after gradients were written
 
   /// Drops gradients and reductions in flight, after an error.
@@ -68,9 +74,7 @@ class TESSERA_API GradReducer {
   std::vector<ElementRange> stage_input_;  // per trainable flat parameter: input of the next stage
   WorkChain reductions_;
   Event stored_;
-  double* norm_partials_ = nullptr;
-  nn::kernels::Norm norm_ = nn::kernels::Norm::two;
-  std::vector<ShardingPlan::AxisSlice> norm_slices_;
+  NormSlots norm_;
 };
 
 }  // namespace tessera::fsdp

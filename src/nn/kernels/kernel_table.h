@@ -60,6 +60,19 @@ struct TransposeArgs {
       columns = 0;        ///< of each matrix of `in`
 };
 
+/// out[i] = the partial result of a norm (kernels::norm_part) of x[i * count, (i + 1) * count).
+template <class T>
+struct NormParts {
+  kernels::Norm norm = kernels::Norm::two;  ///< of the partial results
+  const T* x = nullptr;                     ///< [slices, count]
+  std::size_t count = 0,                    ///< elements of a slice
+      slices = 1;                           ///< number of slices
+  /// [slices]: zeros, which kernels that split a slice use to combine it, and leave zero. Calls on one stream may share
+  /// them.
+  std::uint32_t* counters = nullptr;
+  double* out = nullptr;  ///< [slices]
+};
+
 /// The kernels for elements of type T. The argument structs in kernels/ document the functions.
 template <class T>
 class KernelTable {
@@ -73,8 +86,7 @@ class KernelTable {
   virtual void add(Stream& stream, const kernels::AddArgs<T>& args) = 0;        ///< see kernels::add
   virtual void scale(Stream& stream, const kernels::ScaleArgs<T>& args) = 0;    ///< see kernels::scale
   virtual void transpose(Stream& stream, const TransposeArgs<T>& args) = 0;     ///< see TransposeArgs
-  /// out[0] = a partial result of the norm (kernels::norm_part). Needs scratch.
-  virtual void norm_part(Stream& stream, kernels::Norm norm, const T* x, std::size_t count, double* out) = 0;
+  virtual void norm_parts(Stream& stream, const NormParts<T>& args) = 0;        ///< see NormParts; needs scratch
 
   /// See kernels::activation_forward.
   virtual void activation_forward(Stream& stream, const kernels::ActivationForward<T>& args) = 0;

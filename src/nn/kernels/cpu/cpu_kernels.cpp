@@ -58,8 +58,11 @@ class CpuKernels final : public KernelTable<T> {
   }
   void scale(Stream& s, const ScaleArgs<T>& args) override { launch(s, args, kernels::scale<T>); }
   void transpose(Stream& s, const TransposeArgs<T>& args) override { launch(s, args, transpose_on<T>); }
-  void norm_part(Stream& s, kernels::Norm norm, const T* x, std::size_t count, double* out) override {
-    s.run([=, &pool = pool_] { *out = kernels::norm_part<T>(pool, norm, x, count); });
+  void norm_parts(Stream& s, const NormParts<T>& args) override {
+    s.run([a = args, &pool = pool_] {
+      for (std::size_t i = 0; i < a.slices; ++i)
+        a.out[i] = kernels::norm_part<T>(pool, a.norm, a.x + i * a.count, a.count);
+    });
   }
 
   void activation_forward(Stream& s, const ActivationForward<T>& args) override {

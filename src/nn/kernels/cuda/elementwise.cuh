@@ -65,7 +65,7 @@ struct alignas(16) Packed {
 /// zeros follow.
 template <class T>
 TESSERA_DEVICE Packed load_packed(const T* from, bool whole, std::size_t valid) {
-  if (whole) return *reinterpret_cast<const Packed*>(from);
+  if (whole) return load_whole(reinterpret_cast<const Packed*>(from));
   Pack<T, kVector<T>> values;
   TESSERA_UNROLL
   for (int e = 0; e < kVector<T>; ++e) values.at[e] = static_cast<std::size_t>(e) < valid ? from[e] : from_opmath<T>(0);

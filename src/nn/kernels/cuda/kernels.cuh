@@ -46,9 +46,9 @@ class CudaKernels final : public KernelTable<T> {
     map(native_stream(s), a.count, MapBody<T, Times<OpMath<T>>>{a.x, a.out, a.accumulate, {a.factor}});
   }
   void transpose(Stream& s, const TransposeArgs<T>& args) override { cuda::transpose(native_stream(s), args); }
-  void norm_part(Stream& s, kernels::Norm norm, const T* x, std::size_t count, double* out) override {
-    const Buffer scratch = get(norm_scratch(count));
-    cuda::norm_part(native_stream(s), norm, x, count, static_cast<double*>(scratch.data()), out);
+  void norm_parts(Stream& s, const NormParts<T>& args) override {
+    const Buffer scratch = get(norm_scratch(args));
+    cuda::norm_parts(native_stream(s), args, static_cast<double*>(scratch.data()));
   }
 
   void activation_forward(Stream& s, const kernels::ActivationForward<T>& args) override {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tessera/nn/kernels/cuda/elementwise.cuh"
+#include "tessera/nn/kernels/cuda/turns.cuh"
 
 namespace tessera::nn::cuda {
 
@@ -72,41 +73,66 @@ TESSERA_DEVICE double add_to_norm(kernels::Norm norm, double part, double value)
   }
 }
 
-/// Elements per partial result of a norm, which is computed in f64.
+/// Elements of a slice whose partial norm, in f64, a block computes.
 inline constexpr std::size_t kNormTile = 16384;
-/// A thread adds vectors of elements, also where `aligned` is false: no address shows in the bits.
+/// At least one: an empty slice has a partial norm, too.
 template <class T>
-TESSERA_KERNEL void norm_kernel(kernels::Norm norm, const T* x, std::size_t count, bool aligned, double* tiles) {
+std::size_t norm_tiles(const NormParts<T>& a) {
+  return larger(std::size_t{1}, divided_up(a.count, kNormTile));
+}
+
+/// The partial norm of a tile. A thread adds vectors of elements, also where `aligned` is false: no address shows in
+/// the bits.
+template <class T>
+TESSERA_DEVICE double norm_of_tile(kernels::Norm norm, const T* x, std::size_t count, bool aligned) {
   constexpr int n = kVector<T>;
-  const std::size_t begin = block_index() * kNormTile;
-  const std::size_t end = smaller(count, begin + kNormTile);
   double part = 0;
-  for (std::size_t i = begin + thread_index() * n; i < end; i += thread_count() * n) {
-    const Pack<T, n> values = load_part<n>(x + i, aligned && i + n <= end, end - i);
+  for (std::size_t i = thread_index() * n; i < count; i += thread_count() * n) {
+    const Pack<T, n> values = load_part<n>(x + i, aligned && i + n <= count, count - i);
     for (int e = 0; e < n; ++e) part = add_to_norm(norm, part, static_cast<double>(to_opmath(values.at[e])));
   }
-  part = norm == kernels::Norm::infinity ? over_block(part, LargestOrNaN{}, shared_memory<double>())
+  return norm == kernels::Norm::infinity ? over_block(part, LargestOrNaN{}, shared_memory<double>())
                                          : over_block(part, Add{}, shared_memory<double>());
-  if (thread_index() == 0) tiles[block_index()] = part;
 }
 
-/// out[0] = the combined partial results in[count]; one block: each thread combines every 256th, then the block.
-TESSERA_PLAIN_KERNEL void norm_total_kernel(kernels::Norm norm, const double* in, std::size_t count, double* out) {
-  const double total =
-      norm == kernels::Norm::infinity ? over_threads(in, count, LargestOrNaN{}) : over_threads(in, count, Add{});
-  if (thread_index() == 0) out[0] = total;
-}
-
-inline std::size_t norm_scratch(std::size_t count) { return divided_up(count, kNormTile) * sizeof(double); }
-
-/// `scratch`: norm_scratch(count) bytes.
+/// Blocks = slices x tiles. The last block of a slice combines its tiles in their order, whichever block that is: each
+/// thread combines every 256th, then the block. `parts`: [slices, tiles].
 template <class T>
-void norm_part(NativeStream stream, kernels::Norm norm, const T* x, std::size_t count, double* scratch, double* out) {
-  const std::size_t tiles = divided_up(count, kNormTile);
-  launch(stream, {.blocks = tiles, .threads = 256, .shared = kReduceRoom<double>}, norm_kernel<T>, norm, x, count,
-         aligned({x}), scratch);
-  launch(stream, {.blocks = 1, .threads = 256, .shared = kReduceRoom<double>}, norm_total_kernel, norm,
-         static_cast<const double*>(scratch), tiles, out);
+TESSERA_KERNEL void norm_kernel(NormParts<T> a, std::size_t tiles, bool aligned, double* parts) {
+  const std::size_t slice = block_index() / tiles, tile = block_index() % tiles, begin = tile * kNormTile;
+  const double part = norm_of_tile(a.norm, a.x + slice * a.count + begin, smaller(a.count - begin, kNormTile), aligned);
+  if (tiles == 1) {
+    if (thread_index() == 0) a.out[slice] = part;
+    return;
+  }
+  parts += slice * tiles;
+  std::uint32_t* const before = shared_memory<std::uint32_t>();  // blocks that came before this one
+  if (thread_index() == 0) {
+    parts[tile] = part;
+    *before = arrive(a.counters + slice);
+  }
+  sync_block();
+  const bool last = *before + 1 == tiles;
+  sync_block();  // the sum writes where `before` is
+  if (!last) return;
+  const double total = a.norm == kernels::Norm::infinity ? over_threads(parts, tiles, LargestOrNaN{})
+                                                         : over_threads(parts, tiles, Add{});
+  if (thread_index() > 0) return;
+  a.out[slice] = total;
+  a.counters[slice] = 0;
+}
+
+template <class T>
+std::size_t norm_scratch(const NormParts<T>& a) {
+  return a.slices * norm_tiles(a) * sizeof(double);
+}
+
+/// `scratch`: norm_scratch(a) bytes.
+template <class T>
+void norm_parts(NativeStream stream, const NormParts<T>& a, double* scratch) {
+  const bool vectors = aligned({a.x}) && (a.slices == 1 || a.count % kVector<T> == 0);
+  launch(stream, {.blocks = a.slices * norm_tiles(a), .threads = 256, .shared = kReduceRoom<double>}, norm_kernel<T>, a,
+         norm_tiles(a), vectors, scratch);
 }
 
 }  // namespace tessera::nn::cuda

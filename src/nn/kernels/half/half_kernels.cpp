@@ -122,23 +122,27 @@ void HalfKernels<T>::transpose(Stream& s, const TransposeArgs<T>& a) {
 }
 
 template <class T>
-void HalfKernels<T>::norm_part(Stream& s, kernels::Norm norm, const T* x, std::size_t count, double* out) {
+void HalfKernels<T>::norm_parts(Stream& s, const NormParts<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
-  const std::size_t chunk = chunk_elements(count, 1);
+  const std::size_t chunk = chunk_elements(a.count, 1);
   float* in = scratch.room(chunk);
-  if (count <= chunk) {
-    scratch.load(x, in, count);
-    return f32_kernels().norm_part(s, norm, in, count, out);
+  if (a.count <= chunk) {
+    for (std::size_t slice = 0; slice < a.slices; ++slice) {
+      scratch.load(a.x + slice * a.count, in, a.count);
+      f32_kernels().norm_parts(s, {.norm = a.norm, .x = in, .count = a.count, .out = a.out + slice});
+    }
+    return;
   }
-  const std::size_t chunks = (count + chunk - 1) / chunk;
+  const std::size_t chunks = (a.count + chunk - 1) / chunk;
   auto* parts = reinterpret_cast<double*>(scratch.room(2 * chunks));
-  in_chunks(count, 1, [&](std::size_t at, std::size_t length) {
-    scratch.load(x + at, in, length);
-    f32_kernels().norm_part(s, norm, in, length, parts + at / chunk);
-  });
-  const bool largest = norm == kernels::Norm::infinity;
-  all_.f64_kernels()->norm_part(s, largest ? norm : kernels::Norm::one, parts, chunks,
-                                out);  // no partial result is negative
+  const Norm sum = a.norm == Norm::infinity ? a.norm : Norm::one;  // no partial result is negative
+  for (std::size_t slice = 0; slice < a.slices; ++slice) {
+    in_chunks(a.count, 1, [&](std::size_t at, std::size_t length) {
+      scratch.load(a.x + slice * a.count + at, in, length);
+      f32_kernels().norm_parts(s, {.norm = a.norm, .x = in, .count = length, .out = parts + at / chunk});
+    });
+    all_.f64_kernels()->norm_parts(s, {.norm = sum, .x = parts, .count = chunks, .out = a.out + slice});
+  }
 }
 
 template <class T>

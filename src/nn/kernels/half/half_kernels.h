@@ -22,7 +22,7 @@ class HalfKernels : public KernelTable<T> {
   void add(Stream& stream, const kernels::AddArgs<T>& args) override;
   void scale(Stream& stream, const kernels::ScaleArgs<T>& args) override;
   void transpose(Stream& stream, const TransposeArgs<T>& args) override;
-  void norm_part(Stream& stream, kernels::Norm norm, const T* x, std::size_t count, double* out) override;
+  void norm_parts(Stream& stream, const NormParts<T>& args) override;
 
   void activation_forward(Stream& stream, const kernels::ActivationForward<T>& args) override;
   void activation_backward(Stream& stream, kernels::Activation kind, const kernels::ActivationBackward<T>&) override;

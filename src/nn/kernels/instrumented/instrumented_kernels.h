@@ -1,6 +1,7 @@
 // A kernel table that passes each call, with its size, to an observer before another table runs it.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -9,97 +10,123 @@
 
 namespace tessera::nn {
 
-/// Sizes: bytes count each operand once, as if it came from memory. Products count two operations per multiply-add.
-/// Attention counts two products over the causal half of the scores, and its backward five.
+/// Bytes count each operand once, as if it came from memory, but not vectors as short as a row. Products count two
+/// operations per multiply-add. Attention counts two products over the causal half of the scores, and its backward
+/// five.
 template <class T>
 class InstrumentedKernels final : public KernelTable<T> {
  public:
   InstrumentedKernels(KernelTable<T>& inner, KernelInterceptor& observer) : inner_(inner), observer_(observer) {}
 
   void fill(Stream& s, T value, T* out, std::size_t count) override {
-    show("fill", s, bytes(count), [&] { inner_.fill(s, value, out, count); });
+    show("fill", s, {0, count}, [&] { inner_.fill(s, value, out, count); });
   }
   void fill_normal(Stream& s, const NormalFill<T>& a) override {
-    show("fill_normal", s, bytes(a.range), [&] { inner_.fill_normal(s, a); });
+    show("fill_normal", s, written(a.range), [&] { inner_.fill_normal(s, a); });
   }
   void fill_uniform(Stream& s, const UniformFill<T>& a) override {
-    show("fill_uniform", s, bytes(a.range), [&] { inner_.fill_uniform(s, a); });
+    show("fill_uniform", s, written(a.range), [&] { inner_.fill_uniform(s, a); });
   }
   void assign(Stream& s, const kernels::AssignArgs<T>& a) override {
-    show("assign", s, bytes(2 * a.count), [&] { inner_.assign(s, a); });
+    show_as("assign", s, 2 * a.count, {a.count + if_any(a.accumulate, a.count), a.count}, [&] { inner_.assign(s, a); });
   }
   void add(Stream& s, const kernels::AddArgs<T>& a) override {
-    show("add", s, bytes(3 * a.count), [&] { inner_.add(s, a); });
+    show("add", s, {2 * a.count, a.count}, [&] { inner_.add(s, a); });
   }
   void scale(Stream& s, const kernels::ScaleArgs<T>& a) override {
-    show("scale", s, bytes(2 * a.count), [&] { inner_.scale(s, a); });
+    show_as("scale", s, 2 * a.count, {a.count + if_any(a.accumulate, a.count), a.count}, [&] { inner_.scale(s, a); });
   }
   void transpose(Stream& s, const TransposeArgs<T>& a) override {
-    show("transpose", s, bytes(2 * a.batch * a.rows * a.columns), [&] { inner_.transpose(s, a); });
+    const std::size_t count = a.batch * a.rows * a.columns;
+    show("transpose", s, {count, count}, [&] { inner_.transpose(s, a); });
   }
-  void norm_part(Stream& s, kernels::Norm norm, const T* x, std::size_t count, double* out) override {
-    show("norm_part", s, bytes(count), [&] { inner_.norm_part(s, norm, x, count, out); });
+  void norm_parts(Stream& s, const NormParts<T>& a) override {
+    show("norm_part", s, {a.slices * a.count, 0}, [&] { inner_.norm_parts(s, a); });
   }
 
   void activation_forward(Stream& s, const kernels::ActivationForward<T>& a) override {
-    show("activation_forward", s, bytes(2 * a.count), [&] { inner_.activation_forward(s, a); });
+    show("activation_forward", s, {a.count, a.count}, [&] { inner_.activation_forward(s, a); });
   }
   void activation_backward(Stream& s, kernels::Activation kind, const kernels::ActivationBackward<T>& a) override {
-    show("activation_backward", s, bytes(3 * a.count), [&] { inner_.activation_backward(s, kind, a); });
+    show_as("activation_backward", s, 3 * a.count, {2 * a.count + if_any(a.accumulate, a.count), a.count},
+            [&] { inner_.activation_backward(s, kind, a); });
   }
   void swiglu_forward(Stream& s, const kernels::SwigluForward<T>& a) override {
-    show("swiglu_forward", s, bytes(3 * a.count), [&] { inner_.swiglu_forward(s, a); });
+    show("swiglu_forward", s, {2 * a.count, a.count}, [&] { inner_.swiglu_forward(s, a); });
   }
   void swiglu_backward(Stream& s, const kernels::SwigluBackward<T>& a) override {
-    show("swiglu_backward", s, bytes(5 * a.count), [&] { inner_.swiglu_backward(s, a); });
+    const std::size_t added = if_any(a.accumulate_dgate, a.count) + if_any(a.accumulate_dup, a.count);
+    show_as("swiglu_backward", s, 5 * a.count, {3 * a.count + added, if_any(a.dgate, a.count) + if_any(a.dup, a.count)},
+            [&] { inner_.swiglu_backward(s, a); });
   }
   void dropout(Stream& s, const kernels::DropoutArgs<T>& a) override {
-    show("dropout", s, bytes(2 * a.samples * a.elements), [&] { inner_.dropout(s, a); });
+    const std::size_t count = a.samples * a.elements;
+    show_as("dropout", s, 2 * count, {count + if_any(a.accumulate, count), count}, [&] { inner_.dropout(s, a); });
   }
   void rope(Stream& s, const kernels::RopeArgs<T>& a) override {
-    show("rope", s, bytes(2 * a.batch * a.positions * a.heads * a.dim), [&] { inner_.rope(s, a); });
+    const std::size_t count = a.batch * a.positions * a.heads * a.dim;
+    show_as("rope", s, 2 * count, {count + if_any(a.accumulate, count), count}, [&] { inner_.rope(s, a); });
   }
 
-  // A sum and its norm are two calls here, which every device has and whose costs are known.
   void layer_norm_forward(Stream& s, const kernels::LayerNormForward<T>& args) override {
-    const kernels::LayerNormForward<T> a = this->add_first(s, args);
-    show("layer_norm_forward", s, bytes(2 * a.rows * a.width), [&] { inner_.layer_norm_forward(s, a); });
+    const kernels::LayerNormForward<T> a = observer_.splits_sums() ? this->add_first(s, args) : args;
+    const std::size_t count = a.rows * a.width, sums = if_any(a.added, count);
+    show(a.added ? "add_layer_norm_forward" : "layer_norm_forward", s, {count + sums, count + sums},
+         [&] { inner_.layer_norm_forward(s, a); });
   }
   void layer_norm_backward(Stream& s, const kernels::LayerNormBackward<T>& a) override {
-    show("layer_norm_backward", s, bytes(3 * a.rows * a.width), [&] { inner_.layer_norm_backward(s, a); });
+    const std::size_t count = a.rows * a.width;
+    show_as("layer_norm_backward", s, 3 * count, {2 * count + if_any(a.accumulate_dx, count), if_any(a.dx, count)},
+            [&] { inner_.layer_norm_backward(s, a); });
   }
   void rms_norm_forward(Stream& s, const kernels::RmsNormForward<T>& args) override {
-    const kernels::RmsNormForward<T> a = this->add_first(s, args);
-    show("rms_norm_forward", s, bytes(2 * a.rows * a.width), [&] { inner_.rms_norm_forward(s, a); });
+    const kernels::RmsNormForward<T> a = observer_.splits_sums() ? this->add_first(s, args) : args;
+    const std::size_t count = a.rows * a.width, sums = if_any(a.added, count);
+    show(a.added ? "add_rms_norm_forward" : "rms_norm_forward", s, {count + sums, count + sums},
+         [&] { inner_.rms_norm_forward(s, a); });
   }
   void rms_norm_backward(Stream& s, const kernels::RmsNormBackward<T>& a) override {
-    show("rms_norm_backward", s, bytes(3 * a.rows * a.width), [&] { inner_.rms_norm_backward(s, a); });
+    const std::size_t count = a.rows * a.width;
+    show_as("rms_norm_backward", s, 3 * count, {2 * count + if_any(a.accumulate_dx, count), if_any(a.dx, count)},
+            [&] { inner_.rms_norm_backward(s, a); });
   }
 
   void embedding_forward(Stream& s, const kernels::EmbeddingForward<T>& a) override {
-    show("embedding_forward", s, bytes(2 * a.rows * a.width), [&] { inner_.embedding_forward(s, a); });
+    const std::size_t count = a.rows * a.width;
+    show_as("embedding_forward", s, 2 * count, {count + if_any(a.accumulate, count), count},
+            [&] { inner_.embedding_forward(s, a); });
   }
   void embedding_backward(Stream& s, const kernels::EmbeddingBackward<T>& a) override {
-    const std::size_t cleared = a.accumulate ? 0 : a.vocabulary * a.width;
-    show("embedding_backward", s, bytes(2 * a.rows * a.width + cleared), [&] { inner_.embedding_backward(s, a); });
+    const std::size_t count = a.rows * a.width, cleared = a.accumulate ? 0 : a.vocabulary * a.width;
+    const std::size_t most = std::min(a.rows, a.vocabulary) * a.width;  // rows of the table, whatever the ids
+    show_as("embedding_backward", s, 2 * count + cleared, {count + most, most + cleared},
+            [&] { inner_.embedding_backward(s, a); });
   }
   void cross_entropy_forward(Stream& s, const kernels::MeanCrossEntropy<T>& a) override {
-    show("cross_entropy_forward", s, bytes(a.rows.rows * a.rows.vocabulary),
-         [&] { inner_.cross_entropy_forward(s, a); });
+    show("cross_entropy_forward", s, {a.rows.rows * a.rows.vocabulary, 0}, [&] { inner_.cross_entropy_forward(s, a); });
   }
   void cross_entropy_backward(Stream& s, const kernels::MeanCrossEntropyBackward<T>& a) override {
-    show("cross_entropy_backward", s, bytes(2 * a.rows.rows * a.rows.vocabulary),
-         [&] { inner_.cross_entropy_backward(s, a); });
+    const std::size_t logits = a.rows.rows * a.rows.vocabulary;
+    show_as("cross_entropy_backward", s, 2 * logits, {logits + if_any(a.rows.accumulate, logits), logits},
+            [&] { inner_.cross_entropy_backward(s, a); });
   }
 
   void linear_forward(Stream& s, const kernels::LinearForward<T>& a) override {
-    const bool activates = a.activated != nullptr;
-    product(activates ? "linear_activation_forward" : "linear_forward", s, a.shape, 1,
+    const kernels::LinearShape& shape = a.shape;
+    const std::size_t y = shape.rows * shape.out;
+    product(a.activated ? "linear_activation_forward" : "linear_forward", s, {shape, 1},
+            {shape.rows * shape.in + shape.in * shape.out, y + if_any(a.activated, y)},
             [&] { inner_.linear_forward(s, a); });
   }
   void linear_backward(Stream& s, const kernels::LinearBackward<T>& a) override {
-    const int products = (a.dx != nullptr ? 1 : 0) + (a.dweight != nullptr ? 1 : 0);
-    product("linear_backward", s, a.shape, products, [&] { inner_.linear_backward(s, a); });
+    const std::size_t x = a.shape.rows * a.shape.in, weight = a.shape.in * a.shape.out, y = a.shape.rows * a.shape.out;
+    const bool dbias_alone = a.dbias && !a.dweight;
+    const Elements dx{y + weight + if_any(a.accumulate_dx, x), x},
+        dweight{x + y + if_any(a.accumulate_dweight, weight), weight};
+    product("linear_backward", s, {a.shape, (a.dx ? 1 : 0) + (a.dweight ? 1 : 0)},
+            {if_any(a.dx, dx.read) + if_any(a.dweight, dweight.read) + if_any(dbias_alone, y),
+             if_any(a.dx, dx.written) + if_any(a.dweight, dweight.written)},
+            [&] { inner_.linear_backward(s, a); });
   }
 
   std::size_t attention_forward_scratch(const kernels::AttentionShape& shape) const override {
@@ -110,54 +137,103 @@ class InstrumentedKernels final : public KernelTable<T> {
   }
   void attention_forward(Stream& s, const kernels::AttentionForward<T>& a) override {
     const bool dropout = a.dropout.probability > 0;
-    attention(dropout ? "attention_dropout_forward" : "attention_forward", s, a.shape, 2,
+    attention(dropout ? "attention_dropout_forward" : "attention_forward", s, {a.shape, false},
               [&] { inner_.attention_forward(s, a); });
   }
   void attention_backward(Stream& s, const kernels::AttentionBackward<T>& a) override {
     const bool dropout = a.dropout.probability > 0;
-    attention(dropout ? "attention_dropout_backward" : "attention_backward", s, a.shape, 5,
+    attention(dropout ? "attention_dropout_backward" : "attention_backward", s, {a.shape, true},
               [&] { inner_.attention_backward(s, a); });
   }
 
   void sgd_step(Stream& s, const kernels::SgdStep<T>& a) override {
-    show("sgd_step", s, bytes((a.momentum_buffer != nullptr ? 5 : 3) * a.count), [&] { inner_.sgd_step(s, a); });
+    update("sgd_step", s, a, a.momentum_buffer != nullptr ? 2 : 1, [&] { inner_.sgd_step(s, a); });
   }
   void adam_step(Stream& s, const kernels::AdamStep<T>& a) override {
-    show("adam_step", s, bytes(7 * a.count), [&] { inner_.adam_step(s, a); });
+    update("adam_step", s, a, a.max_second_moment != nullptr ? 4 : 3, [&] { inner_.adam_step(s, a); });
   }
 
  private:
+  /// Elements that a call reads and writes.
+  struct Elements {
+    std::size_t read = 0, written = 0;
+  };
+  /// Products of one shape.
+  struct Products {
+    const kernels::LinearShape& shape;
+    int count;
+  };
+  /// Scores, which forward multiplies twice and backward five times.
+  struct Scores {
+    const kernels::AttentionShape& shape;
+    bool backward;
+  };
+
   static double bytes(std::size_t elements) { return static_cast<double>(elements * sizeof(T)); }
-  static double bytes(const StreamRange& range) { return bytes(static_cast<std::size_t>(range.end - range.begin)); }
+  static Elements written(const StreamRange& range) { return {0, static_cast<std::size_t>(range.end - range.begin)}; }
+  static std::size_t if_any(bool any, std::size_t elements) { return any ? elements : 0; }
+
   template <class Run>
-  void show(std::string_view kernel, Stream& stream, double size, const Run& run) {
-    observer_.call({.kernel = kernel, .dtype = dtype_of<T>, .size = size, .bytes = size, .product = {}}, stream, run);
+  void show(std::string_view kernel, Stream& stream, Elements moved, const Run& run) {
+    show_as(kernel, stream, moved.read + moved.written, moved, run);
   }
   template <class Run>
-  void product(std::string_view kernel, Stream& stream, const kernels::LinearShape& shape, int products,
-               const Run& run) {
+  void show_as(std::string_view kernel, Stream& stream, std::size_t size, Elements moved, const Run& run) {
+    observer_.call({.kernel = kernel,
+                    .dtype = dtype_of<T>,
+                    .size = bytes(size),
+                    .bytes = bytes(size),
+                    .reads = bytes(moved.read),
+                    .writes = bytes(moved.written),
+                    .product = {}},
+                   stream, run);
+  }
+  /// `arrays`: number of those that the step updates; the gradient and the copy may be of half precision.
+  template <class Step, class Run>
+  void update(std::string_view kernel, Stream& stream, const Step& step, std::size_t arrays, const Run& run) {
+    const auto half = static_cast<double>(step.count * size_of(step.half.dtype));
+    const bool half_gradient = step.half.gradient != nullptr, copies = step.half.copy != nullptr;
+    const double updated = bytes(arrays * step.count), gradient = bytes(step.count);
+    observer_.call({.kernel = kernel,
+                    .dtype = dtype_of<T>,
+                    .size = 2 * updated + gradient,
+                    .bytes = 2 * updated + gradient,
+                    .reads = updated + (half_gradient ? half : gradient),
+                    .writes = updated + (copies ? half : 0.0),
+                    .product = {}},
+                   stream, run);
+  }
+  template <class Run>
+  void product(std::string_view kernel, Stream& stream, const Products& products, Elements moved, const Run& run) {
+    const kernels::LinearShape& shape = products.shape;
     const auto rows = static_cast<double>(shape.rows), in = static_cast<double>(shape.in),
                out = static_cast<double>(shape.out);
     observer_.call({.kernel = kernel,
                     .dtype = dtype_of<T>,
-                    .size = 2.0 * products * rows * in * out,
-                    .bytes = products * (rows * in + in * out + rows * out) * sizeof(T),
+                    .size = 2.0 * products.count * rows * in * out,
+                    .bytes = products.count * (rows * in + in * out + rows * out) * sizeof(T),
+                    .reads = bytes(moved.read),
+                    .writes = bytes(moved.written),
                     .product = {static_cast<std::int64_t>(shape.rows), static_cast<std::int64_t>(shape.out),
-                                static_cast<std::int64_t>(shape.in), products}},
+                                static_cast<std::int64_t>(shape.in), products.count}},
                    stream, run);
   }
-  /// `products`: over the scores. Forward reads three tensors of heads and writes one; backward reads five, writes
-  /// three.
+  /// Forward reads queries, keys and values and writes one tensor like the queries; backward reads the queries, the
+  /// result and its gradient, keys and values, and writes three gradients. The sum of each row of scores is a number.
   template <class Run>
-  void attention(std::string_view kernel, Stream& stream, const kernels::AttentionShape& shape, int products,
-                 const Run& run) {
+  void attention(std::string_view kernel, Stream& stream, const Scores& scores, const Run& run) {
+    const kernels::AttentionShape& shape = scores.shape;
     const auto heads = static_cast<double>(shape.batch * shape.heads), dim = static_cast<double>(shape.dim),
                positions = static_cast<double>(shape.positions);
+    const std::size_t of_head = shape.batch * shape.positions * shape.dim;
+    const std::size_t queries = of_head * shape.heads, keys = of_head * shape.kv_heads;
     observer_.call(
         {.kernel = kernel,
          .dtype = dtype_of<T>,
-         .size = products * heads * dim * positions * (positions + 1),
-         .bytes = (products == 2 ? 4 : 8) * heads * dim * positions * sizeof(T),
+         .size = (scores.backward ? 5 : 2) * heads * dim * positions * (positions + 1),
+         .bytes = (scores.backward ? 8 : 4) * heads * dim * positions * sizeof(T),
+         .reads = bytes(scores.backward ? 3 * queries + 2 * keys : queries + 2 * keys),
+         .writes = bytes(scores.backward ? queries + 2 * keys : queries),
          .product = {static_cast<std::int64_t>(shape.positions), static_cast<std::int64_t>(shape.positions),
                      static_cast<std::int64_t>(shape.dim), static_cast<std::int64_t>(shape.batch * shape.heads)}},
         stream, run);
@@ -185,24 +261,24 @@ class InstrumentedDeviceKernels final : public DeviceKernels {
   std::int64_t row_multiple() const override { return inner_->row_multiple(); }
   std::string libraries() const override { return inner_->libraries(); }
   void positions(Stream& s, std::int32_t* out, std::size_t count, std::size_t period) override {
-    show("positions", s, DType::i32, count * sizeof *out, [&] { inner_->positions(s, out, count, period); });
+    show("positions", s, DType::i32, {0, count * sizeof *out}, [&] { inner_->positions(s, out, count, period); });
   }
   void clip_factor(Stream& s, const ClipArgs& a) override {
-    show("clip_factor", s, DType::f64, a.count * sizeof *a.parts, [&] { inner_->clip_factor(s, a); });
+    show("clip_factor", s, DType::f64, {a.count * sizeof *a.parts, 0}, [&] { inner_->clip_factor(s, a); });
   }
   void convert(Stream& s, const ConvertArgs& a) override {
-    show("convert", s, a.to, a.count * (size_of(a.from) + size_of(a.to)), [&] { inner_->convert(s, a); });
+    show("convert", s, a.to, {a.count * size_of(a.from), a.count * size_of(a.to)}, [&] { inner_->convert(s, a); });
   }
   void compress(Stream& s, const kernels::CompressArgs& a) override {
-    const std::size_t bytes = a.count * size_of(a.from) + compressed_bytes(a.compression, a.count);
-    show("encode", s, a.from, bytes, [&] { inner_->compress(s, a); });
+    show("encode", s, a.from, {a.count * size_of(a.from), compressed_bytes(a.compression, a.count)},
+         [&] { inner_->compress(s, a); });
   }
   void sum_compressed(Stream& s, const kernels::SumCompressedArgs& a) override {
-    const std::size_t bytes = a.count * size_of(a.to) + a.sources * compressed_bytes(a.compression, a.count);
-    show("sum_encoded", s, a.to, bytes, [&] { inner_->sum_compressed(s, a); });
+    show("sum_encoded", s, a.to, {a.sources * compressed_bytes(a.compression, a.count), a.count * size_of(a.to)},
+         [&] { inner_->sum_compressed(s, a); });
   }
   void decode_nf4(Stream& s, const DecodeArgs& a) override {
-    show("decode_nf4", s, a.dtype, static_cast<std::size_t>(a.count) * size_of(a.dtype),
+    show("decode_nf4", s, a.dtype, {0, static_cast<std::size_t>(a.count) * size_of(a.dtype)},
          [&] { inner_->decode_nf4(s, a); });
   }
   std::string fp8_reason() const override { return inner_->fp8_reason(); }
@@ -222,20 +298,30 @@ class InstrumentedDeviceKernels final : public DeviceKernels {
                    s, [&] { inner_->fp8_product(s, a); });
   }
   void orthonormalize(Stream& s, const kernels::OrthonormalizeArgs& a) override {  // each column reads those before
-    show("orthonormalize", s, DType::f32, a.rows * a.columns * a.columns * sizeof(float),
+    show("orthonormalize", s, DType::f32, {a.rows * a.columns * a.columns * sizeof(float), 0},
          [&] { inner_->orthonormalize(s, a); });
   }
 
  private:
+  struct Bytes {
+    std::size_t read = 0, written = 0;
+  };
   template <class T>
   std::unique_ptr<KernelTable<T>> observed(KernelTable<T>* inner) {
     if (inner == nullptr) return nullptr;
     return std::make_unique<InstrumentedKernels<T>>(*inner, observer_);
   }
   template <class Run>
-  void show(std::string_view kernel, Stream& stream, DType dtype, std::size_t bytes, const Run& run) {
-    const auto size = static_cast<double>(bytes);
-    observer_.call({.kernel = kernel, .dtype = dtype, .size = size, .bytes = size, .product = {}}, stream, run);
+  void show(std::string_view kernel, Stream& stream, DType dtype, Bytes moved, const Run& run) {
+    const auto reads = static_cast<double>(moved.read), writes = static_cast<double>(moved.written);
+    observer_.call({.kernel = kernel,
+                    .dtype = dtype,
+                    .size = reads + writes,
+                    .bytes = reads + writes,
+                    .reads = reads,
+                    .writes = writes,
+                    .product = {}},
+                   stream, run);
   }
 
   const std::unique_ptr<DeviceKernels> inner_;

@@ -16,7 +16,7 @@ class MetaKernels final : public KernelTable<T> {
   void add(Stream&, const kernels::AddArgs<T>&) override {}
   void scale(Stream&, const kernels::ScaleArgs<T>&) override {}
   void transpose(Stream&, const TransposeArgs<T>&) override {}
-  void norm_part(Stream&, kernels::Norm, const T*, std::size_t, double*) override {}
+  void norm_parts(Stream&, const NormParts<T>&) override {}
   void activation_forward(Stream&, const kernels::ActivationForward<T>&) override {}
   void activation_backward(Stream&, kernels::Activation, const kernels::ActivationBackward<T>&) override {}
   void swiglu_forward(Stream&, const kernels::SwigluForward<T>&) override {}

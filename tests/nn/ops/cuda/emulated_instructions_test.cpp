@@ -6,6 +6,7 @@
 //
 #include "tessera/nn/kernels/cuda/fragments.cuh"
 #include "tessera/nn/kernels/cuda/math.cuh"
+#include "tessera/nn/kernels/cuda/reduce.cuh"
 #include "tessera/nn/kernels/cuda/turns.cuh"
 
 namespace tessera::nn::cuda {
@@ -183,6 +184,28 @@ TEST(EmulatedExp2, IsAsFarOffAsTheInstructionMayBe) {
   EXPECT_EQ(fast_exp2(minus_infinity<float>()), 0);
   EXPECT_EQ(fast_exp2(-127), 0) << "no subnormal numbers";
   EXPECT_TRUE(std::isnan(fast_exp2(not_a_number(0.0F))));
+}
+
+/// The last block of a slice that arrives at the counter combines the others' partial norms.
+TEST(NormParts, CountersNameLastBlock) {
+  const std::vector<float> x(2 * (3 * kNormTile + 1), 1.0F);
+  const auto parts = [&](std::uint32_t begun) {
+    std::vector<std::uint32_t> counters(2, begun);
+    std::vector<double> out(2, -1.0), scratch(2 * 4);
+    const NormParts<float> args{
+        .x = x.data(), .count = x.size() / 2, .slices = 2, .counters = counters.data(), .out = out.data()};
+    EXPECT_EQ(norm_scratch(args), scratch.size() * sizeof(double));
+    norm_parts(nullptr, args, scratch.data());
+    return out;
+  };
+  for (const Order order : kAllOrders) {
+    emulation::block().order = order;
+    EXPECT_EQ(parts(0), std::vector<double>(2, 3 * kNormTile + 1));
+    // The controls: one too many combines before the last block has written; none comes last.
+    EXPECT_NE(parts(1), parts(0));
+    EXPECT_EQ(parts(4), std::vector<double>(2, -1.0));
+  }
+  emulation::block().order = Order::ascending;
 }
 
 }  // namespace

@@ -227,6 +227,15 @@ inline void Thread::wait(State where) {
   if (_setjmp(inside_) == 0) _longjmp(outside_, 1);
 }
 
+/// Bytes that kernels of this thread read and wrote by whole vectors; single elements are not counted.
+struct Accesses {
+  std::size_t read = 0, written = 0;
+};
+inline Accesses& accesses() {
+  thread_local Accesses count;
+  return count;
+}
+
 /// Stream of a launch: called with each launch; null runs the launch at once.
 using NativeStream = const std::function<void(const std::function<void()>&)>*;
 

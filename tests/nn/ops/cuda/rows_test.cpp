@@ -81,43 +81,64 @@ TYPED_TEST(CudaRows, RmsNormForward) {
       30);
 }
 
+/// The partial norm of each slice of x in double.
+std::vector<double> norms_in_double(kernels::Norm norm, const std::vector<double>& x, std::size_t slices) {
+  std::vector<double> parts(slices, 0.0);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    double& part = parts[i / (x.size() / slices)];
+    const double magnitude = std::abs(x[i]);
+    if (norm == kernels::Norm::infinity)
+      part = std::max(part, magnitude);
+    else
+      part += std::pow(magnitude, 1 + static_cast<int>(norm));
+  }
+  return parts;
+}
+
+/// What the device computes of x, twice with the same counters.
+template <class T>
+std::vector<double> partial_norms(kernels::Norm norm, const std::vector<double>& x, std::size_t slices,
+                                  std::size_t offset = 0) {
+  return Devices().on_device([&](DeviceKernels& k, Stream& stream) {
+    Array<T> in(x, offset);
+    const std::vector<double> zeros(slices, 0.0);
+    Array<std::int32_t> counters(zeros);
+    Array<double> first = Array<double>::poisoned(slices), out = Array<double>::poisoned(slices);
+    for (Array<double>* to : {&first, &out})
+      k.of<T>()->norm_parts(stream, {.norm = norm,
+                                     .x = in.data(),
+                                     .count = x.size() / slices,
+                                     .slices = slices,
+                                     .counters = reinterpret_cast<std::uint32_t*>(counters.data()),
+                                     .out = to->data()});
+    EXPECT_TRUE(same_bits(first.values(), out.values()));
+    EXPECT_EQ(counters.values(), zeros);
+    return out.values();
+  });
+}
+
 TYPED_TEST(CudaRows, PartialNorms) {
   using T = TypeParam;
   using kernels::Norm;
   for (const Norm norm : {Norm::one, Norm::two, Norm::three, Norm::infinity})
-    for (const std::size_t count : {0U, 1U, 255U, 16384U, 40001U}) {
-      const auto x = numbers<T>("x", count);
-      double powers[4] = {};
-      for (const double v : x) {
-        powers[0] += std::abs(v);
-        powers[1] += v * v;
-        powers[2] += std::abs(v * v * v);
-        powers[3] = std::max(powers[3], std::abs(v));
+    for (const std::size_t count : {0U, 1U, 255U, 16384U, 40001U})
+      for (const std::size_t slices : {1U, 3U}) {
+        const auto x = numbers<T>("x", count * slices);
+        const auto expected = norms_in_double(norm, x, slices);
+        const auto parts = partial_norms<T>(norm, x, slices);
+        for (std::size_t i = 0; i < slices; ++i) EXPECT_NEAR(parts[i], expected[i], 1e-12 * (1 + expected[i]));
+        for (int order = 0; order < kThreadOrders; ++order) {
+          set_thread_order(order);
+          EXPECT_TRUE(same_bits(partial_norms<T>(norm, x, slices, 1), parts)) << "addresses and orders don't show";
+        }
+        set_thread_order(0);
+        if (count == 0) continue;
+        auto bad = x;
+        bad[count / 2] = NAN;
+        const auto spoiled = partial_norms<T>(norm, bad, slices);
+        EXPECT_TRUE(std::isnan(spoiled[0]));
+        EXPECT_TRUE(std::equal(spoiled.begin() + 1, spoiled.end(), parts.begin() + 1)) << "the others don't change";
       }
-      std::vector<double> parts;
-      const auto part_of = [&](const std::vector<double>& values) {
-        double part = 0;
-        Devices().on_device([&](DeviceKernels& k, Stream& stream) {
-          Array<T> in(values);
-          Array<double> out({NAN});
-          k.of<T>()->norm_part(stream, norm, in.data(), count, out.data());
-          part = out.values()[0];
-        });
-        return part;
-      };
-      for (int order = 0; order < kThreadOrders; ++order) {
-        set_thread_order(order);
-        parts.push_back(part_of(x));
-      }
-      set_thread_order(0);
-      const double expected = powers[static_cast<int>(norm)];
-      EXPECT_NEAR(parts[0], expected, 1e-12 * (1 + expected));
-      for (const double part : parts) EXPECT_EQ(part, parts[0]);
-      if (count == 0) continue;
-      auto bad = x;
-      bad[count / 2] = NAN;
-      EXPECT_TRUE(std::isnan(part_of(bad)));
-    }
 }
 
 TYPED_TEST(CudaRows, LinearWithBias) {

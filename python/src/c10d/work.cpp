@@ -38,6 +38,17 @@ comm::WorkCallback after_all(std::size_t parts, const comm::WorkCallback& ended)
   };
 }
 
+/// The value is valid on the streams that wait for the one that is current in this call. `device`: null for host memory.
+void complete(c10::ivalue::Future& future, const std::vector<at::Tensor>& results, const TensorDevice* device,
+              const std::exception_ptr& error) {
+  std::optional<c10::StreamGuard> guard;
+  if (device != nullptr) guard.emplace(device->results());
+  if (error != nullptr)
+    future.setError(error);
+  else
+    future.markCompleted(c10::IValue(results));
+}
+
 }  // namespace
 
 PendingCall::PendingCall(std::vector<comm::Work> works, Holding holding, CallDevice on)
@@ -198,23 +209,16 @@ c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
   const CallDevice device = on();
   if (!device.by_streams) await_peers();
   future_ = c10::make_intrusive<c10::ivalue::Future>(
-      c10::ListType::create(c10::TensorType::get()),
+      c10::ListType::ofTensors(),
       device.device != nullptr ? std::vector{device.device->device()} : std::vector<c10::Device>{});
-  const auto end = [future = future_, results = results_, on = device.device](const std::exception_ptr& error) {
-    // The future's value is valid on the streams that wait for the one that is current now.
-    std::optional<c10::StreamGuard> guard;
-    if (on != nullptr) guard.emplace(on->results());
-    if (error != nullptr)
-      future->setError(as_torch_error(error));
-    else
-      future->markCompleted(c10::IValue(results));
-  };
   if (device.by_streams)
-    end(nullptr);
+    complete(*future_, results_, device.device.get(), nullptr);
   else if (done())
-    end(ended_error());
+    complete(*future_, results_, device.device.get(), ended_error());
   else
-    on_done(end);
+    on_done([future = future_, results = results_, on = device.device](const std::exception_ptr& error) {
+      complete(*future, results, on.get(), as_torch_error(error));
+    });
   return future_;
 }
 

@@ -22,6 +22,7 @@ MISTAKES = [
     mistake("shm-counts-itself", "backends/shm/member_blocks.h", "  if (!op.internal && reader != rank_) sent_.add(", "  if (reader != rank_) sent_.add(", SHM, "traffic includes the messages of a split"),
     mistake("shm-timeout-names-all", "backends/shm/shm_group.cpp", "queued ? op.sequence - 1 : op.sequence,", "queued ? op.sequence : op.sequence + 1,", SHM, "a timeout also names ranks that are waiting"),
     mistake("shm-pings-not-answered", "backends/shm/peer_monitor.cpp", "    members_.runtime().engine().reply_to_pings();  // the others may be asking at the same moment\n", "", (*SHM, r"^tools\.failure$"), "two ranks that time out together report each other as silent"),
+    mistake("shm-ends-below-a-poll", "backends/shm/runtime.cpp", "  if (engine_ != nullptr) engine_->remove(*this);  // its thread polls this object, which reads `engine_`\n", "", r"^shm\.", "a world is polled after its engine is gone"),
     mistake("shm-last-words-lost", "backends/shm/runtime.cpp", "  words.copy(own.first_failure_cause.data(),\n             own.first_failure_cause.size() - 1);  // the rest is zero from the beginning\n", "", SHM, "a rank that has left does not report the failure after which it left"),
     mistake("shm-slots-freed-early", "backends/shm/runtime.cpp", "    if (!std::all_of(one.closed.begin(), one.closed.end(), [](const auto* flag) { return flag->load() != 0; }))", "    if (one.closed.empty())",
             SHM, "a communicator's ports are reused while a peer reads them"),

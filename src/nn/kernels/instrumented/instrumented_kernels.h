@@ -285,14 +285,18 @@ class InstrumentedDeviceKernels final : public DeviceKernels {
   void fp8_quantize(Stream& s, const kernels::Fp8QuantizeArgs& a) override {  // a scale from the input reads it once more
     const std::size_t count = a.rows * a.columns, reads = a.scaling == Fp8Scaling::current ? 2 : 1;
     const std::size_t writes = (a.out != nullptr ? 1 : 0) + (a.transposed != nullptr ? 1 : 0);
-    show("fp8_quantize", s, a.dtype, count * (reads * size_of(a.dtype) + writes), [&] { inner_->fp8_quantize(s, a); });
+    show("fp8_quantize", s, a.dtype, {count * reads * size_of(a.dtype), count * writes},
+         [&] { inner_->fp8_quantize(s, a); });
   }
   void fp8_product(Stream& s, const kernels::Fp8ProductArgs& a) override {
     const auto m = static_cast<double>(a.m), n = static_cast<double>(a.n), k = static_cast<double>(a.k);
+    const double operands = m * k + n * k, result = m * n * static_cast<double>(size_of(a.dtype));
     observer_.call({.kernel = "fp8_product",
                     .dtype = a.dtype,
                     .size = 2 * m * n * k,
-                    .bytes = m * k + n * k + m * n * static_cast<double>(size_of(a.dtype)),
+                    .bytes = operands + result,
+                    .reads = operands + (a.accumulate ? result : 0),
+                    .writes = result,
                     .product = {static_cast<std::int64_t>(a.m), static_cast<std::int64_t>(a.n),
                                 static_cast<std::int64_t>(a.k), 1}},
                    s, [&] { inner_->fp8_product(s, a); });

@@ -108,13 +108,13 @@ class TESSERA_API Checkpoint {
   explicit Checkpoint(const std::string& directory);
   ~Checkpoint();
 
-  const std::string& directory() const;  ///< directory of the step
-  std::uint64_t step() const;  ///< Engine::steps() when it was saved
-  int ranks() const;  ///< number of ranks that wrote it
-  const std::string& strategy() const;  ///< Strategy::name of the run that saved; any strategy can read it
-  bool finite() const;  ///< no value and no optimizer state is NaN or infinite
+  const std::string& directory() const;        ///< directory of the step
+  std::uint64_t step() const;                  ///< Engine::steps() when it was saved
+  int ranks() const;                           ///< number of ranks that wrote it
+  const std::string& strategy() const;         ///< Strategy::name of the run that saved; any strategy can read it
+  bool finite() const;                         ///< no value and no optimizer state is NaN or infinite
   std::optional<bool> replicas_apart() const;  ///< ShardedState::replicas_apart() of the run that saved, where known
-  const Attributes& attributes() const;  ///< as passed to CheckpointWriter::save()
+  const Attributes& attributes() const;        ///< as passed to CheckpointWriter::save()
   const std::vector<CheckpointTensor>& tensors() const;  ///< in byte order of the names
   const std::vector<CheckpointBuffer>& buffers() const;  ///< likewise
 

@@ -72,9 +72,7 @@ std::uint64_t EngineStats::control_formula_bytes() const {
   return (core_.norm ? core_.norm->formula_bytes() : 0) + core_.order->formula_bytes();
 }
 
-std::uint64_t EngineStats::buffer_formula_bytes() const {
-  return core_.buffers->formula_bytes(core_.options.buffers);
-}
+std::uint64_t EngineStats::buffer_formula_bytes() const { return core_.buffers->formula_bytes(core_.options.buffers); }
 
 std::uint64_t EngineStats::copied_bytes() const { return core_.resources.copier.copied_bytes(); }
 

@@ -96,7 +96,8 @@ class TESSERA_API ShardedState {
   /// `wanted` (empty: all). Not collective.
   void load_buffers(const std::function<void(const nn::ModuleBuffer&, void* out)>& fill,
                     const std::function<bool(const nn::ModuleBuffer&)>& wanted = {});
-  /// With BufferSync::maximum: makes the buffers of all ranks equal, as the next step would; else no effect. Collective.
+  /// With BufferSync::maximum: makes the buffers of all ranks equal, as the next step would; else no effect.
+  /// Collective.
   void synchronize_buffers();
 
   /// State that only this rank holds: f32, in device memory, in the order of the compute stream. It consists of the

@@ -29,9 +29,9 @@ struct ForwardState {
 /// Outputs that cost little to compute again, which backward then does instead of keeping them. The bits are the same
 /// where the device computes an activation with the product before it as it does alone, as the host does.
 struct RecomputedOutputs {
-  bool activations = false;  ///< of activation functions and swiglu
-  bool norms = false;        ///< of layer and RMS norms
-  bool operator==(const RecomputedOutputs&) const = default;
+  bool activations = false;                                   ///< of activation functions and swiglu
+  bool norms = false;                                         ///< of layer and RMS norms
+  bool operator==(const RecomputedOutputs&) const = default;  ///< by value
 };
 
 /// Resources of a Context.

@@ -70,8 +70,8 @@ constexpr float decode_fp8(Fp8Format format, std::uint8_t code) {
   return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(value));
 }
 
-/// The largest e, from -63 to 63, with amax * 2^e <= the largest value of the format; 0 where `amax` is 0 or not finite.
-/// So the product of two factors 2^-e is a normal f32.
+/// The largest e, from -63 to 63, with amax * 2^e <= the largest value of the format; 0 where `amax` is 0 or not
+/// finite. So the product of two factors 2^-e is a normal f32.
 constexpr int fp8_exponent(Fp8Format format, float amax) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(amax) & 0x7fffffffU;
   if (bits == 0 || bits >= 0x7f800000U) return 0;

@@ -166,8 +166,8 @@ class TESSERA_API Module {
   /// Uses another module's parameter under this module, too: a tied parameter.
   Parameter& tie_parameter(const Parameter& parameter, const Module& owner);
 
-  /// `name` is relative to this module, which may be in a model already. Throws InvalidUsage if the module already has a
-  /// member of that name, or for integers with nonzero initial values.
+  /// `name` is relative to this module, which may be in a model already. Throws InvalidUsage if the module already has
+  /// a member of that name, or for integers with nonzero initial values.
   ModuleBuffer& add_buffer(const std::string& name, Shape shape, BufferOptions options = {});
   /// True if this call updates running statistics: a forward in training mode, but not its recomputation in backward.
   bool updates_buffers() const;

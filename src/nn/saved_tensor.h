@@ -14,7 +14,7 @@ class TESSERA_API Recomputation {
  public:
   /// `compute` records nothing and returns a tensor of the same shape and dtype.
   explicit Recomputation(std::function<Tensor()> compute) : compute_(std::move(compute)) {}
-  const Tensor& result();
+  const Tensor& result();  ///< computed by the first call
 
  private:
   const std::function<Tensor()> compute_;

@@ -137,19 +137,20 @@ ClusterSpec h100(const std::string& name, const std::string& network, double car
                      .host_link_bytes_per_second = 63e9,
                      .kernel_latency_us = 5,
                      .efficiencies = {.product = 0.803, .attention = 0.35, .memory = 0.85}};
-  cluster.sources = {{"compute.peak_flops", "1979 Tflop/s in fp8 and 989 in bf16 and f16 without sparsity, 67 in f32", kH100Sheet},
-                     {"compute.memory_bytes", "80 GB", kH100Sheet},
-                     {"compute.memory_bytes_per_second", "3.35 TB/s", kH100Sheet},
-                     {"compute.host_link_bytes_per_second", "63 GB/s: PCIe 5.0 with 16 lanes", kPcie},
-                     {"compute.kernel_latency_us", "5 us", kAssumed},
-                     {"compute.efficiencies.product", "794.5 of 989 Tflop/s, the best of a sweep of shapes", kMatmul},
-                     {"compute.efficiencies.attention", "FlashAttention-2 reaches 35% of the peak of an H100",
-                      "FlashAttention-3, arXiv 2407.08608"},
-                     {"compute.efficiencies.memory", "0.85", kAssumed},
-                     {"links.intra.bytes_per_second", "18 NVLink4 of 20.6 GB/s (nominal 450 GB/s)", kTopology},
-                     {"links.intra.latency_us", "3.4 us for a hop over NVLink", kTuning},
-                     {"links.inter.latency_us", "14 us for a hop over the network", kTuning},
-                     source};
+  cluster.sources = {
+      {"compute.peak_flops", "1979 Tflop/s in fp8 and 989 in bf16 and f16 without sparsity, 67 in f32", kH100Sheet},
+      {"compute.memory_bytes", "80 GB", kH100Sheet},
+      {"compute.memory_bytes_per_second", "3.35 TB/s", kH100Sheet},
+      {"compute.host_link_bytes_per_second", "63 GB/s: PCIe 5.0 with 16 lanes", kPcie},
+      {"compute.kernel_latency_us", "5 us", kAssumed},
+      {"compute.efficiencies.product", "794.5 of 989 Tflop/s, the best of a sweep of shapes", kMatmul},
+      {"compute.efficiencies.attention", "FlashAttention-2 reaches 35% of the peak of an H100",
+       "FlashAttention-3, arXiv 2407.08608"},
+      {"compute.efficiencies.memory", "0.85", kAssumed},
+      {"links.intra.bytes_per_second", "18 NVLink4 of 20.6 GB/s (nominal 450 GB/s)", kTopology},
+      {"links.intra.latency_us", "3.4 us for a hop over NVLink", kTuning},
+      {"links.inter.latency_us", "14 us for a hop over the network", kTuning},
+      source};
   return cluster;
 }
 

@@ -111,8 +111,8 @@ nn::KernelTime kernel_time(const ClusterSpec& cluster) {
         const std::string dtype = call.kernel == "fp8_product" ? "fp8" : std::string(base::name_of(call.dtype));
         const auto peak = compute.peak_flops.find(dtype);
         if (peak == compute.peak_flops.end())
-          throw InvalidUsage(fmt::format("cluster {}: no peak for products of {}; add compute.peak_flops.{}", name,
-                                         dtype, dtype));
+          throw InvalidUsage(
+              fmt::format("cluster {}: no peak for products of {}; add compute.peak_flops.{}", name, dtype, dtype));
         const bool attention = call.kernel.starts_with("attention");
         const double rate = peak->second * (attention ? compute.efficiencies.attention : compute.efficiencies.product);
         // The machine of --machine has two rates and nothing else.

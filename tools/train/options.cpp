@@ -64,9 +64,10 @@ void add_batch_options(CLI::App& command, TrainOptions& o) {
   command.add_option("--seq-len", o.seq_len, "tokens per sequence (default: the model's context, at most 256)")
       ->transform(whole_number(1, kMax));
   command
-      .add_option("--precision", o.precision,
-                  "dtype of parameters, activations and gradients; bf16 and f16 have f32 master weights; fp8: bf16, with "
-                  "the products of linear layers in 8-bit floating point")
+      .add_option(
+          "--precision", o.precision,
+          "dtype of parameters, activations and gradients; bf16 and f16 have f32 master weights; fp8: bf16, with "
+          "the products of linear layers in 8-bit floating point")
       ->check(CLI::IsMember({"f32", "bf16", "f16", "fp8"}))
       ->capture_default_str();
   command
@@ -75,8 +76,9 @@ void add_batch_options(CLI::App& command, TrainOptions& o) {
                   "(delayed), or 1 (none, which shows what a scale is for)")
       ->check(CLI::IsMember({"current", "delayed", "none"}));
   command
-      .add_option("--f32-modules", o.f32_modules,
-                  "modules that stay in f32 with --precision bf16, f16 or fp8, by path or type:CLASS (type:RMSNorm,lm_head)")
+      .add_option(
+          "--f32-modules", o.f32_modules,
+          "modules that stay in f32 with --precision bf16, f16 or fp8, by path or type:CLASS (type:RMSNorm,lm_head)")
       ->type_name("LIST")
       ->delimiter(',');
   command

@@ -112,7 +112,7 @@ struct TrainPlan {
   nn::LrSchedule schedule;
   fsdp::Precision precision;
   std::optional<nn::Fp8Scaling> fp8;  ///< nothing: products have the compute dtype of `precision`
-  std::optional<double> peak_flops;  ///< of --peak-flops
+  std::optional<double> peak_flops;   ///< of --peak-flops
   std::int64_t parameters = 0;
 };
 

@@ -78,8 +78,7 @@ RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const Restor
   if (!options.strict || (missing.empty() && unexpected.empty())) return report;
   std::string text = checkpoint.directory() + ": does not match the model:";
   if (!missing.empty()) text += " it lacks " + listed(missing);
-  if (!unexpected.empty())
-    text += std::string(missing.empty() ? "" : ";") + " the model has no " + listed(unexpected);
+  if (!unexpected.empty()) text += std::string(missing.empty() ? "" : ";") + " the model has no " + listed(unexpected);
   throw InvalidUsage(text);
 }
 

@@ -63,7 +63,8 @@ std::vector<checkpoint::TensorSlice> slices_of(Engine& engine) {
 std::vector<CheckpointTensor> tensors_of(Engine& engine) {
   std::vector<CheckpointTensor> tensors;
   for (const auto& parameter : engine.state().parameters())
-    tensors.push_back({parameter->name(), parameter->shape(), parameter->tensor().requires_grad() ? engine.state().optimizer_slots() : 0,
+    tensors.push_back({parameter->name(), parameter->shape(),
+                       parameter->tensor().requires_grad() ? engine.state().optimizer_slots() : 0,
                        engine.state().trained_since(*parameter)});
   std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return tensors;

@@ -73,7 +73,7 @@ class TESSERA_API UnitScheduler {
   std::vector<std::size_t> recomputed_;  // recomputed units whose backward has not begun
   Gradients gradients_ = Gradients::none;
   bool last_backward_ = true;
-  bool orders_compared_ = false;    // the ranks have compared the first forward's order
+  bool orders_compared_ = false;       // the ranks have compared the first forward's order
   bool buffers_synchronized_ = false;  // in this step
 };
 

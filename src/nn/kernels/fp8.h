@@ -22,17 +22,17 @@ constexpr std::size_t fp8_padded(std::size_t extent) {
 /// out = encode(in * 2^e), e = fp8_exponent(format, amax), and descale[0] = 2^-e. An amax is the largest magnitude of a
 /// tensor's finite values; `scaling` says of which tensor. Computed on the device: nothing waits for the host.
 struct Fp8QuantizeArgs {
-  const void* in = nullptr;                        ///< [rows, columns]
-  base::DType dtype = base::DType::f32;            ///< of `in`: f32, f16 or bf16
-  std::size_t rows = 0,                            ///< of `in`
-      columns = 0;                                 ///< of `in`, a multiple of kFp8Multiple
-  Fp8Format format = Fp8Format::e4m3;              ///< of the codes
-  Fp8Scaling scaling = Fp8Scaling::current;        ///< whose amax
-  float* history = nullptr;                        ///< delayed: [1 + kFp8History] amaxes, the newest first
-  bool updates = false;                            ///< delayed: first shifts the history and puts the amax of `in` at 0
-  float* descale = nullptr;                        ///< [1]
-  std::uint8_t* out = nullptr;                     ///< [rows, columns], aligned to 16 bytes; or null
-  std::uint8_t* transposed = nullptr;              ///< [columns, fp8_padded(rows)], likewise, padded with zeros; or null
+  const void* in = nullptr;                  ///< [rows, columns]
+  base::DType dtype = base::DType::f32;      ///< of `in`: f32, f16 or bf16
+  std::size_t rows = 0,                      ///< of `in`
+      columns = 0;                           ///< of `in`, a multiple of kFp8Multiple
+  Fp8Format format = Fp8Format::e4m3;        ///< of the codes
+  Fp8Scaling scaling = Fp8Scaling::current;  ///< whose amax
+  float* history = nullptr;                  ///< delayed: [1 + kFp8History] amaxes, the newest first
+  bool updates = false;                      ///< delayed: first shifts the history and puts the amax of `in` at 0
+  float* descale = nullptr;                  ///< [1]
+  std::uint8_t* out = nullptr;               ///< [rows, columns], aligned to 16 bytes; or null
+  std::uint8_t* transposed = nullptr;        ///< [columns, fp8_padded(rows)], likewise, padded with zeros; or null
 };
 
 /// An operand of a product: codes [rows, k] and their factor.
@@ -44,7 +44,8 @@ struct Fp8Operand {
 
 /// c[m, n] = a[m, k] * b[n, k]^T * a.descale * b.descale (+ bias[n]) (+ c); the sums are f32, rounded once to `dtype`.
 struct Fp8ProductArgs {
-  Fp8Operand a, b;                       ///< at most one of them is E5M2
+  Fp8Operand a;                          ///< [m, k]; at most one of the two is E5M2
+  Fp8Operand b;                          ///< [n, k]
   std::size_t m = 0,                     ///< rows of c
       n = 0,                             ///< columns of c, a multiple of kFp8Multiple
       k = 0;                             ///< extent of the sums, a multiple of kFp8Multiple

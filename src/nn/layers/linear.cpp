@@ -79,9 +79,7 @@ Tensor Linear::forward(const Tensor& x, ops::Activation then) {
   return ops::activated_linear(then, x, weight_.tensor(), bias(), layout_);
 }
 
-bool is_fp8_state(std::string_view name) {
-  return name == kFp8Amax || name.ends_with("." + std::string(kFp8Amax));
-}
+bool is_fp8_state(std::string_view name) { return name == kFp8Amax || name.ends_with("." + std::string(kFp8Amax)); }
 
 int use_fp8(Module& model, Fp8Scaling scaling) {
   int layers = 0;

@@ -45,10 +45,10 @@ class TESSERA_API Linear : public Layer<Linear> {
   /// Freezes the weight, stores it as NF4 bytes (nf4.h), and decodes it for each product. Call it before an engine uses
   /// the model and before set_dtype().
   void quantize();
-  /// Computes the layer's products with operands quantized to 8-bit floating point (nn/fp8.h); weights, gradients and the
-  /// adapter's products stay as they are. Delayed scaling adds a module buffer `fp8_amax`: the histories of x, the weight
-  /// and y's gradient. Call it before an engine uses the model. Throws InvalidUsage for a quantized() layer and for
-  /// extents that aren't multiples of kFp8Multiple, and Unsupported if the device has no such products.
+  /// Computes the layer's products with operands quantized to 8-bit floating point (nn/fp8.h); weights, gradients and
+  /// the adapter's products stay as they are. Delayed scaling adds a module buffer `fp8_amax`: the histories of x, the
+  /// weight and y's gradient. Call it before an engine uses the model. Throws InvalidUsage for a quantized() layer and
+  /// for extents that aren't multiples of kFp8Multiple, and Unsupported if the device has no such products.
   void use_fp8(Fp8Scaling scaling);
   bool uses_fp8() const { return fp8_.has_value(); }  ///< true after use_fp8()
 

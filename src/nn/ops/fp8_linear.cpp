@@ -5,8 +5,8 @@
 namespace tessera::nn::ops {
 namespace {
 
-using kernels::Fp8Operand;
 using kernels::fp8_padded;
+using kernels::Fp8Operand;
 
 /// The quantized tensors of a layer: their place in its histories and its factors.
 enum class Place : std::uint8_t { x, weight, dy };
@@ -41,8 +41,7 @@ Quantized quantize(const Call& call, const Tensor& x, Place place, Forms forms, 
   Quantized out;
   if (forms.as_is) out.codes = Tensor::empty(context, {rows, columns}, DType::u8);
   if (forms.transposed)
-    out.transposed =
-        Tensor::empty(context, {columns, static_cast<std::int64_t>(fp8_padded(size(rows)))}, DType::u8);
+    out.transposed = Tensor::empty(context, {columns, static_cast<std::int64_t>(fp8_padded(size(rows)))}, DType::u8);
   const Tensor& history = call.recipe.history;
   context.device_kernels().fp8_quantize(
       context.stream(),
@@ -152,8 +151,7 @@ Tensor fp8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Wei
                       .fast = true});
   }
   if (tape != nullptr) {
-    Saved saved{shape,         call,           left.transposed, weight, slot_of(x), slot_of(weight),
-                slot_of(bias), y.gradient()};
+    Saved saved{shape, call, left.transposed, weight, slot_of(x), slot_of(weight), slot_of(bias), y.gradient()};
     tape->record("linear", y, [saved = std::move(saved)] { backward(saved); });
   }
   return y;

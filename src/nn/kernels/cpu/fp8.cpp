@@ -17,13 +17,14 @@ namespace {
 /// Rows of a matrix that one task quantizes.
 constexpr std::size_t kQuantizeRows = 64;
 
-/// Extents of a product's tile. They fix the order of the sums: BLAS sums kDepth terms, and adds them to the sums before.
+/// Extents of a product's tile. They fix the order of the sums: BLAS sums kDepth terms, and adds them to the sums
+/// before.
 constexpr std::size_t kRows = 128, kColumns = 256, kDepth = 256;
 
 void require_multiple(const char* what, std::size_t extent) {
   if (extent % kFp8Multiple != 0)
-    throw base::InvalidUsage("fp8: " + std::string(what) + " is " + std::to_string(extent) +
-                             ", needs a multiple of " + std::to_string(kFp8Multiple));
+    throw base::InvalidUsage("fp8: " + std::string(what) + " is " + std::to_string(extent) + ", needs a multiple of " +
+                             std::to_string(kFp8Multiple));
 }
 
 /// Of the finite values: what the others make NaN shows them, and they must not spoil the scale.

@@ -10,10 +10,10 @@
 #include <type_traits>
 
 #include "tessera/base/error.h"
-#include "tessera/nn/kernels/elementwise.h"
 #include "tessera/nn/kernels/cpu/gemm_tile.h"
 #include "tessera/nn/kernels/cpu/onednn.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
+#include "tessera/nn/kernels/elementwise.h"
 
 namespace tessera::nn::kernels {
 
@@ -114,11 +114,18 @@ template <class T>
 void multiply_by_onednn(const GemmArgs<T>& g, const T* bias) {
   const bool ta = g.trans_a == Transpose::yes, tb = g.trans_b == Transpose::yes;
   multiply({.dtype = dtype_of<T>,
-            .m = g.m, .n = g.n, .k = g.k,
-            .a = g.a, .a_row = ta ? 1 : g.lda, .a_column = ta ? g.lda : 1,
-            .b = g.b, .b_row = tb ? 1 : g.ldb, .b_column = tb ? g.ldb : 1,
+            .m = g.m,
+            .n = g.n,
+            .k = g.k,
+            .a = g.a,
+            .a_row = ta ? 1 : g.lda,
+            .a_column = ta ? g.lda : 1,
+            .b = g.b,
+            .b_row = tb ? 1 : g.ldb,
+            .b_column = tb ? g.ldb : 1,
             .bias = bias,
-            .c = g.c, .c_row = g.ldc,
+            .c = g.c,
+            .c_row = g.ldc,
             .accumulate = g.beta == 1});
 }
 
@@ -208,8 +215,13 @@ void linear_forward(ThreadPool& pool, const LinearForward<T>& args) {
   const LinearShape& s = args.shape;
   gemm_tiles<T>(pool,
                 {.trans_b = s.layout == WeightLayout::out_in ? Transpose::yes : Transpose::no,
-                 .m = s.rows, .n = s.out, .k = s.in,
-                 .a = args.x, .b = args.weight, .c = args.y, .ldc = row_stride(args)},
+                 .m = s.rows,
+                 .n = s.out,
+                 .k = s.in,
+                 .a = args.x,
+                 .b = args.weight,
+                 .c = args.y,
+                 .ldc = row_stride(args)},
                 args.bias);
 }
 

@@ -1,8 +1,8 @@
 // Quantization to 8-bit floating point (kernels/fp8.h), with the same bits as on the host.
 //
-// Three kernels, or four with a delayed scale: the largest magnitudes of tiles, the scale, the codes; the last kernel of
-// a delayed scale records the largest magnitude, which the codes' kernel finds as it reads the tensor. A maximum does
-// not depend on the order, so neither do the bits.
+// Three kernels, or four with a delayed scale: the largest magnitudes of tiles, the scale, the codes; the last kernel
+// of a delayed scale records the largest magnitude, which the codes' kernel finds as it reads the tensor. A maximum
+// does not depend on the order, so neither do the bits.
 #pragma once
 
 #include "tessera/nn/kernels/cuda/reduce.cuh"

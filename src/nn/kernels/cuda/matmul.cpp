@@ -169,10 +169,9 @@ CublasLtMatmul::~CublasLtMatmul() {
 
 CublasLtMatmul::AlgorithmChoice& CublasLtMatmul::chosen(const MatmulArgs& p) {
   const auto e5m2 = [](Fp8Format format) { return format == Fp8Format::e5m2 ? 1U : 0U; };
-  const std::size_t types =
-      p.fp8 == nullptr ? 0 : 8U | e5m2(p.fp8->a) | e5m2(p.fp8->b) << 1U | (p.fp8->fast ? 4U : 0U);
-  const std::size_t flags = (p.trans_a ? 1U : 0U) | (p.trans_b ? 2U : 0U) | types << 2U |
-                            static_cast<std::size_t>(epilogue_of(p)) << 6U;
+  const std::size_t types = p.fp8 == nullptr ? 0 : 8U | e5m2(p.fp8->a) | e5m2(p.fp8->b) << 1U | (p.fp8->fast ? 4U : 0U);
+  const std::size_t flags =
+      (p.trans_a ? 1U : 0U) | (p.trans_b ? 2U : 0U) | types << 2U | static_cast<std::size_t>(epilogue_of(p)) << 6U;
   // Parameters are views of flat buffers that begin at any multiple of 8 elements, so the algorithm depends on the
   // alignment.
   const auto bits = reinterpret_cast<std::uintptr_t>(p.a) | reinterpret_cast<std::uintptr_t>(p.b) |

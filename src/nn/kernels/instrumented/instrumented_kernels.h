@@ -282,7 +282,8 @@ class InstrumentedDeviceKernels final : public DeviceKernels {
          [&] { inner_->decode_nf4(s, a); });
   }
   std::string fp8_reason() const override { return inner_->fp8_reason(); }
-  void fp8_quantize(Stream& s, const kernels::Fp8QuantizeArgs& a) override {  // a scale from the input reads it once more
+  void fp8_quantize(Stream& s,
+                    const kernels::Fp8QuantizeArgs& a) override {  // a scale from the input reads it once more
     const std::size_t count = a.rows * a.columns, reads = a.scaling == Fp8Scaling::current ? 2 : 1;
     const std::size_t writes = (a.out != nullptr ? 1 : 0) + (a.transposed != nullptr ? 1 : 0);
     show("fp8_quantize", s, a.dtype, {count * reads * size_of(a.dtype), count * writes},

@@ -1,6 +1,6 @@
 """Times torch.distributed over Gloo and over tessera in turns, in the same processes.
 
-    torchrun --nproc-per-node 2 python/bench/against_gloo.py [--rounds 15] [--step]
+    torchrun --nproc-per-node 2 python/bench/against_gloo.py [--rounds 15] [--step [--without-gloo]]
 
 Columns are medians in microseconds of rank 0: Gloo, tessera, and tessera with tensors in the process group's memory
 (allocate_tensor), with the ratio to Gloo. --step times an FSDP2 step of a model of 3.2 million parameters instead, in
@@ -171,10 +171,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--step", action="store_true")
+    parser.add_argument("--without-gloo", action="store_true", help="with --step: as in a program that uses tessera alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    groups = {"gloo": dist.group.WORLD, "tessera": dist.new_group(backend="tessera")}
+    if options.without_gloo and not options.step:
+        parser.error("--without-gloo needs --step")
+    dist.init_process_group("tessera" if options.without_gloo else "gloo")
+    groups = {"tessera": dist.group.WORLD}
+    if not options.without_gloo:
+        groups = {"gloo": dist.group.WORLD, "tessera": dist.new_group(backend="tessera")}
     if options.step:
         steps(groups, options.rounds)
     else:

@@ -127,7 +127,7 @@ TEST_F(CudnnAttentionTest, IsNotUsedWhereItIsMissingTooOldOrUntried) {
     device_.described.generation = reason.generation;
     const auto kernels = make(AttentionLibrary::automatic, reason.open);
     for (int turn = 0; turn < 2; ++turn) expect_by_own_kernels<bf16>(*kernels, kCase);
-    EXPECT_EQ(kernels->libraries(), "products by the host, attention by this library");
+    EXPECT_EQ(kernels->libraries(), "products by cuBLASLt 130000, attention by this library");
     if (reason.line.empty()) {
       EXPECT_THAT(logged_, IsEmpty());
     } else {
@@ -241,9 +241,9 @@ TEST_F(CudnnAttentionTest, ForwardWithoutStatisticsHasTheSameBits) {
 /// All ranks compare this text before the first backward.
 TEST_F(CudnnAttentionTest, IsNamedAmongTheLibrariesOnceItIsUsed) {
   const auto kernels = make();
-  EXPECT_EQ(kernels->libraries(), "products by the host, attention by this library");
+  EXPECT_EQ(kernels->libraries(), "products by cuBLASLt 130000, attention by this library");
   outputs<bf16>(*kernels, AttentionRun::of<bf16>(kCase));
-  EXPECT_EQ(kernels->libraries(), "products by the host, attention by cuDNN 9.26.0 (engine 2)");
+  EXPECT_EQ(kernels->libraries(), "products by cuBLASLt 130000, attention by cuDNN 9.26.0 (engine 2)");
 }
 
 TEST(AttentionLibrary, IsParsed) {

@@ -1,8 +1,7 @@
 #include "tessera/nn/kernels/cuda/cublas_lt.h"
 
-#include <dlfcn.h>
-
 #include "tessera/base/error.h"
+#include "tessera/nn/kernels/cuda/vendor_library.h"
 
 namespace tessera::nn::cuda {
 namespace {
@@ -12,24 +11,13 @@ struct Loaded {
   std::string problem;
 };
 
-template <class Function>
-void find(void* library, const char* name, Function& function, std::string& problem) {
-  function = reinterpret_cast<Function>(::dlsym(library, name));
-  if (function == nullptr && problem.empty()) problem = std::string("cuBLASLt has no ") + name;
-}
-
 Loaded load() {
   Loaded loaded;
-  const std::string name = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
-  void* library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* text = ::dlerror();
-    loaded.problem = text != nullptr ? text : name + " can't be loaded";
-    return loaded;
-  }
-#define TESSERA_FIND(function) find(library, #function, loaded.api.function, loaded.problem);
+  VendorLibrary library("libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR), "cuBLASLt");
+#define TESSERA_FIND(function) library.find(#function, loaded.api.function);
   TESSERA_CUBLAS_LT_FUNCTIONS(TESSERA_FIND)
 #undef TESSERA_FIND
+  loaded.problem = library.problem();
   return loaded;
 }
 

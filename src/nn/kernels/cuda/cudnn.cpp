@@ -1,11 +1,10 @@
 #include "tessera/nn/kernels/cuda/cudnn.h"
 
-#include <dlfcn.h>
-
 #include <array>
 #include <string_view>
 
 #include "tessera/base/error.h"
+#include "tessera/nn/kernels/cuda/vendor_library.h"
 
 namespace tessera::nn::cuda {
 namespace {
@@ -15,24 +14,13 @@ struct Loaded {
   std::string problem;
 };
 
-template <class Function>
-void find(void* library, const char* name, Function& function, std::string& problem) {
-  function = reinterpret_cast<Function>(::dlsym(library, name));
-  if (function == nullptr && problem.empty()) problem = std::string("cuDNN has no ") + name;
-}
-
 Loaded load() {
   Loaded loaded;
-  const std::string name = "libcudnn.so." + std::to_string(CUDNN_MAJOR);
-  void* library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* text = ::dlerror();
-    loaded.problem = text != nullptr ? text : name + " can't be loaded";
-    return loaded;
-  }
-#define TESSERA_FIND(function) find(library, #function, loaded.api.function, loaded.problem);
+  VendorLibrary library("libcudnn.so." + std::to_string(CUDNN_MAJOR), "cuDNN");
+#define TESSERA_FIND(function) library.find(#function, loaded.api.function);
   TESSERA_CUDNN_FUNCTIONS(TESSERA_FIND)
 #undef TESSERA_FIND
+  loaded.problem = library.problem();
   return loaded;
 }
 

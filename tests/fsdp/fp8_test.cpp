@@ -25,6 +25,7 @@ using testing::HasSubstr;
 
 struct Fp8Options {
   bool checkpoints = false;  ///< backward recomputes the blocks
+  bool recomputes = false;   ///< ... or the outputs of norms and activations
   std::string mesh = {};
 };
 
@@ -43,6 +44,7 @@ TrainingSpec fp8_spec(const std::string& strategy, int ranks, Fp8Scaling scaling
     model->set_dtype(DType::bf16);
     EXPECT_EQ(nn::use_fp8(*model, scaling), 8) << "four in each block, and not the head";
     if (options.checkpoints) nn::checkpoint_activations(*model);
+    context.set_recomputed({.activations = options.recomputes, .norms = options.recomputes});
     return model;
   };
   return spec;
@@ -83,6 +85,13 @@ TEST_P(Fp8, RecomputationAndLazyStreamsAreBitwiseEqual) {
     spec.lazy_streams = true;
     EXPECT_TRUE(same_bits(eager, train(spec))) << name;
     EXPECT_TRUE(same_bits(eager, train(fp8_spec(name, 2, GetParam(), {.checkpoints = true})))) << name;
+    TrainingSpec recomputing = fp8_spec(name, 2, GetParam(), {.recomputes = true});
+    recomputing.lazy_streams = false;  // lazy ones keep the memory of work that has not run
+    const TrainingRecord less = train(recomputing);
+    EXPECT_TRUE(same_bits(eager, less)) << name;
+    EXPECT_LT(less.memory_trackers[0].peak_of(base::MemoryCategory::activation),
+              eager.memory_trackers[0].peak_of(base::MemoryCategory::activation))
+        << name;
   }
 }
 

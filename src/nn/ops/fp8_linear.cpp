@@ -1,6 +1,7 @@
 #include "tessera/nn/ops/fp8_linear.h"
 
 #include "tessera/nn/ops/dispatch.h"
+#include "tessera/nn/saved_tensor.h"
 
 namespace tessera::nn::ops {
 namespace {
@@ -62,8 +63,9 @@ Quantized quantize(const Call& call, const Tensor& x, Place place, Forms forms, 
 struct Saved {
   kernels::LinearShape shape;
   Call call;
-  Tensor x;       // transposed codes; empty if the weight requires no gradient
-  Tensor weight;  // the handle, read only when the backward runs
+  Tensor x;           // transposed codes; empty if the weight requires no gradient, or with `again`
+  SavedTensor again;  // x itself, if it can be computed again: then it is quantized again, with the same scale
+  Tensor weight;      // the handle, read only when the backward runs
   std::shared_ptr<Gradient> dx, dweight, dbias, dy;
 
   bool out_in() const { return shape.layout == WeightLayout::out_in; }
@@ -92,7 +94,8 @@ void write_dx(const Saved& s, const Tensor& dy) {
 /// dW[out, in] = dy'[out, rows] * x'[in, rows]^T, or dW[in, out] = x' * dy'^T
 void write_dweight(const Saved& s, const Tensor& dy_transposed) {
   const GradientTarget dweight = s.dweight->write();
-  const Fp8Operand x = s.call.operand(s.x, Place::x), dy = s.call.operand(dy_transposed, Place::dy);
+  const Tensor codes = s.x ? s.x : quantize(s.call, s.again.get(), Place::x, {.transposed = true}, false).transposed;
+  const Fp8Operand x = s.call.operand(codes, Place::x), dy = s.call.operand(dy_transposed, Place::dy);
   product(dy_transposed.context(), {.a = s.out_in() ? dy : x,
                                     .b = s.out_in() ? x : dy,
                                     .m = s.out_in() ? s.shape.out : s.shape.in,
@@ -135,8 +138,8 @@ Tensor fp8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Wei
   Tensor y = Tensor::empty(context, std::move(out_shape), x.dtype());
   const bool out_in = layout == WeightLayout::out_in;
   Tape* const tape = recording({x, weight, bias}, y);
-  const Quantized left = quantize(
-      call, x, Place::x, {.as_is = true, .transposed = tape != nullptr && weight.requires_grad()}, recipe.updates);
+  const bool keeps = tape != nullptr && weight.requires_grad(), again = keeps && x.recomputation() != nullptr;
+  const Quantized left = quantize(call, x, Place::x, {.as_is = true, .transposed = keeps && !again}, recipe.updates);
   {
     const Quantized right =
         quantize(call, weight, Place::weight, {.as_is = out_in, .transposed = !out_in}, recipe.updates);
@@ -151,7 +154,8 @@ Tensor fp8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Wei
                       .fast = true});
   }
   if (tape != nullptr) {
-    Saved saved{shape, call, left.transposed, weight, slot_of(x), slot_of(weight), slot_of(bias), y.gradient()};
+    Saved saved{shape,           call,          left.transposed, SavedTensor(again ? x : Tensor()), weight, slot_of(x),
+                slot_of(weight), slot_of(bias), y.gradient()};
     tape->record("linear", y, [saved = std::move(saved)] { backward(saved); });
   }
   return y;

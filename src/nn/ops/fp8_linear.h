@@ -15,7 +15,8 @@ struct Fp8Recipe {
 
 /// linear(), whose three products multiply quantized operands: x and the weight in E4M3, y's gradient in E5M2, each
 /// with one scale. Sums are f32, as are scales; the bias and its gradient are not quantized. Saves x transposed in 8
-/// bits if the weight requires a gradient. The weight is quantized anew in backward, so nothing of it stays in memory.
+/// bits if the weight requires a gradient; an x that can be computed again (saved_tensor.h) is quantized again instead.
+/// The weight is quantized anew in backward, so nothing of it stays in memory.
 /// x and the weight are f32, f16 or bf16; inputs and outputs are multiples of kFp8Multiple, else InvalidUsage.
 TESSERA_API Tensor fp8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout,
                               const Fp8Recipe& recipe);

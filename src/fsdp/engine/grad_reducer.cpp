@@ -258,23 +258,22 @@ std::size_t GradReducer::norm_slots() const {
 
 void GradReducer::update_norm_partials() {
   const int world = resources_.mesh.size();
-  std::size_t slot = 0;
+  const ElementRange own = narrow({0, world}, norm_.slices);  // of each flat parameter's slices; axes divide the world
+  auto first = static_cast<std::size_t>(own.begin);
   for (const FlatParameter& flat : group_.flats()) {
     if (!flat.trainable()) continue;
     const std::int64_t length = flat.layout.padded / world;
-    const ElementRange own = narrow({0, flat.layout.padded}, norm_.slices);  // whole slices: axes divide the world
-    const std::size_t first = slot + static_cast<std::size_t>(own.begin / length);
     nn::ops::for_floating("norm", flat.precision.reduce, [&](auto zero) {
       using T = decltype(zero);
-      resources_.context.kernels<T>("norm").norm_parts(resources_.compute(),
-                                                       {.norm = norm_.norm,
-                                                        .x = static_cast<const T*>(flat.reduced_gradient_at(own.begin)),
-                                                        .count = static_cast<std::size_t>(length),
-                                                        .slices = static_cast<std::size_t>(own.count() / length),
-                                                        .counters = norm_.counters + first,
-                                                        .out = norm_.partials + first});
+      resources_.context.kernels<T>("norm").norm_parts(
+          resources_.compute(), {.norm = norm_.norm,
+                                 .x = static_cast<const T*>(flat.reduced_gradient_at(length * own.begin)),
+                                 .count = static_cast<std::size_t>(length),
+                                 .slices = static_cast<std::size_t>(own.count()),
+                                 .counters = norm_.counters + first,
+                                 .out = norm_.partials + first});
     });
-    slot += static_cast<std::size_t>(world);
+    first += static_cast<std::size_t>(world);
   }
 }
 

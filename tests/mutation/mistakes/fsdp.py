@@ -63,7 +63,7 @@ MISTAKES = [
             "the gradient norm includes stale memory"),
     mistake("unused-gradient-not-zeroed", "src/fsdp/engine/grad_reducer.cpp", "      resources_.zero(resources_.compute(), target.tensor.raw(), target.tensor.bytes());",
             "      static_cast<void>(target);", (r"^fsdp_engine\.", r"^fsdp_requires_grad\.", r"^fsdp_acceptance"), "unused parameters are updated by another gradient"),
-    mistake("norm-of-slice-misplaced", "src/fsdp/engine/grad_reducer.cpp", ".out = norm_.partials + first});", ".out = norm_.partials + slot});",
+    mistake("norm-of-slice-misplaced", "src/fsdp/engine/grad_reducer.cpp", ".out = norm_.partials + first});", ".out = norm_.partials + first - own.begin});",
             r"^fsdp_norm\.", "each rank writes its part of the norm in the place of the first"),
     mistake("reset-keeps-accumulation", "src/fsdp/engine/grad_reducer.cpp", "  accumulated_ = Accumulated::none;\n  for", "  if (accumulated_ == Accumulated::in_full) accumulated_ = Accumulated::none;\n  for",
             (RECOVERY, r"^fsdp_engine\.", r"^fsdp_requires_grad\."), "gradients of a failed step's microbatches are added to the next step"),

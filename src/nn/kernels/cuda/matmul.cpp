@@ -262,22 +262,23 @@ void CublasLtMatmul::try_all(Stream& stream, const MatmulArgs& p, AlgorithmChoic
   choices_.add(choice.key, best);
 }
 
-/// Microseconds, the least of several series of launches. An algorithm that fails takes forever.
+/// Microseconds, the least of several series of launches. An algorithm that cuBLASLt refuses to launch takes forever;
+/// an error of the device ends the trial.
 double CublasLtMatmul::time_of(Stream& stream, const MatmulArgs& p, const AlgorithmChoice& choice) {
   constexpr int kSeries = 3, kLaunches = 8;
   double least = std::numeric_limits<double>::infinity();
   try {
     launch(stream, p, choice);  // loads the code
-    stream.synchronize();
-    for (int series = 0; series < kSeries; ++series) {
-      const auto begin = std::chrono::steady_clock::now();
-      for (int i = 0; i < kLaunches; ++i) launch(stream, p, choice);
-      stream.synchronize();
-      const std::chrono::duration<double, std::micro> taken = std::chrono::steady_clock::now() - begin;
-      least = std::min(least, taken.count() / kLaunches);
-    }
   } catch (const base::BackendError&) {
-    // cuBLASLt has refused the launch; nothing ran
+    return least;  // nothing ran
+  }
+  stream.synchronize();
+  for (int series = 0; series < kSeries; ++series) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < kLaunches; ++i) launch(stream, p, choice);
+    stream.synchronize();
+    const std::chrono::duration<double, std::micro> taken = std::chrono::steady_clock::now() - begin;
+    least = std::min(least, taken.count() / kLaunches);
   }
   return least;
 }

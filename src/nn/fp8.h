@@ -30,6 +30,9 @@ inline constexpr std::size_t kFp8History = 16;
 /// Extents of a product's operands are multiples of so many elements: 16 bytes.
 inline constexpr std::size_t kFp8Multiple = 16;
 
+/// DeviceProperties::generation of the first GPUs with such products: Ada.
+inline constexpr int kFp8Generation = 89;
+
 /// Bits of a format's mantissa.
 constexpr std::uint32_t fp8_mantissa_bits(Fp8Format format) { return format == Fp8Format::e4m3 ? 3 : 2; }
 /// What is subtracted from a format's exponent field.

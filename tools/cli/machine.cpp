@@ -10,13 +10,12 @@
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
+#include "tessera/nn/fp8.h"
 #include "tools/cli/output.h"
 #include "tools/launch/process.h"
 
 namespace tessera::tools {
 namespace {
-
-constexpr int kFp8Generation = 89;  // ten times the compute capability of the first GPUs with products in 8 bits
 
 std::string processor() {
   std::ifstream file("/proc/cpuinfo");
@@ -59,7 +58,7 @@ void check_fp8(const std::string& name) {
   for (const base::DeviceInfo& kind : base::list_devices())
     for (std::size_t i = 0; kind.name == "cuda" && i < kind.devices.size(); ++i) {
       const base::DeviceProperties& gpu = kind.devices[i];
-      if (gpu.generation >= kFp8Generation || (one && static_cast<int>(i) != device.index)) continue;
+      if (gpu.generation >= nn::kFp8Generation || (one && static_cast<int>(i) != device.index)) continue;
       throw base::InvalidUsage(fmt::format(
           "--precision fp8: {} has compute capability {}.{}, and products in 8 bits need 8.9 or newer (Ada, Hopper); "
           "use --precision bf16",

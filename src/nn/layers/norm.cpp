@@ -11,8 +11,9 @@ ops::SummedNorm in_two(Norm& norm, const Tensor& x, const Tensor& added) {
   return {sum, norm(sum)};
 }
 
-/// A norm with hooks may be a unit of its own, whose parameters have no memory while the backward of its consumer runs.
-Tensor kept_by_units(const Module& norm, Tensor y) {
+/// Keeps the output of a norm with hooks, which may be a unit of its own: its parameters have no memory while the
+/// backward of its consumer runs.
+Tensor keep_if_unit(const Module& norm, Tensor y) {
   const ModuleHooks& hooks = norm.hooks();
   if (hooks.pre_forward || hooks.post_forward || hooks.pre_backward || hooks.post_backward)
     y.set_recomputation(nullptr);
@@ -28,14 +29,14 @@ LayerNorm::LayerNorm(Context& context, const NormOptions& options)
       bias_(add_parameter("bias", {options.width}, Init::zeros())) {}
 
 Tensor LayerNorm::forward(const Tensor& x) {
-  return kept_by_units(*this, ops::layer_norm(x, weight_.tensor(), bias_.tensor(), eps_));
+  return keep_if_unit(*this, ops::layer_norm(x, weight_.tensor(), bias_.tensor(), eps_));
 }
 
 ops::SummedNorm LayerNorm::of_sum(const Tensor& x, const Tensor& added) {
   if (is_boundary() || checkpoints_activations()) return in_two(*this, x, added);
   notify_forward_begins();
   ops::SummedNorm result = ops::add_layer_norm(x, added, weight_.tensor(), bias_.tensor(), eps_);
-  kept_by_units(*this, result.normalized);
+  keep_if_unit(*this, result.normalized);
   notify_forward_ends();
   return result;
 }
@@ -43,13 +44,13 @@ ops::SummedNorm LayerNorm::of_sum(const Tensor& x, const Tensor& added) {
 RMSNorm::RMSNorm(Context& context, const NormOptions& options)
     : Layer(context), eps_(options.eps), weight_(add_parameter("weight", {options.width}, Init::ones())) {}
 
-Tensor RMSNorm::forward(const Tensor& x) { return kept_by_units(*this, ops::rms_norm(x, weight_.tensor(), eps_)); }
+Tensor RMSNorm::forward(const Tensor& x) { return keep_if_unit(*this, ops::rms_norm(x, weight_.tensor(), eps_)); }
 
 ops::SummedNorm RMSNorm::of_sum(const Tensor& x, const Tensor& added) {
   if (is_boundary() || checkpoints_activations()) return in_two(*this, x, added);
   notify_forward_begins();
   ops::SummedNorm result = ops::add_rms_norm(x, added, weight_.tensor(), eps_);
-  kept_by_units(*this, result.normalized);
+  keep_if_unit(*this, result.normalized);
   notify_forward_ends();
   return result;
 }

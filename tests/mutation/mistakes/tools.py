@@ -50,6 +50,7 @@ MISTAKES = [
     mistake("option-lora-targets", "tools/train/model_files.cpp", ".targets = o.lora_targets};", ".targets = {}};", (CHANGES, r"^tools\.lora$"), "--lora-targets does nothing"),
     mistake("option-checkpoint-activations", "tools/train/model_files.cpp", "  if (plan.options.checkpoint_activations) nn::checkpoint_activations(model);\n", "",
             COMPARE, "--checkpoint-activations does nothing"),
+    mistake("launcher-blames-mpirun", "tools/launch/launcher.cpp", "kForLostRank{200}", "kForLostRank{0}", r"^tools\.LaunchPrefix", "a rank that dies just after its starter is not named"),
     mistake("option-recompute", "tools/train/model_files.cpp", "  model.context().set_recomputed(recomputed_of(plan.options));\n", "", r"^tools\.plan_model$", "--recompute does nothing"),
     mistake("option-f32-modules", "tools/train/model_files.cpp", "set_dtypes(model, plan.precision.compute, plan.options.f32_modules);", "set_dtypes(model, plan.precision.compute, {});",
             (CHANGES, r"^tools\.f32_modules$"), "--f32-modules does nothing"),

@@ -149,9 +149,8 @@ class CublasLtTable final : public MatmulTable {
   std::string name() const override { return matmul_.name(); }
 
   std::string fp8_reason() const override {
-    constexpr int kFirst = 89;  // Ada
     const base::DeviceProperties gpu = runtime_.properties();
-    if (gpu.generation >= kFirst) return "";
+    if (gpu.generation >= kFp8Generation) return "";
     return "fp8: " + gpu.name + " has compute capability " + std::to_string(gpu.generation / 10) + "." +
            std::to_string(gpu.generation % 10) + ", and products in 8 bits need 8.9 or newer (Ada, Hopper); use bf16";
   }

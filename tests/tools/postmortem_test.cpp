@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <latch>
 #include <thread>
 
 #include "tessera/base/error.h"
@@ -16,6 +17,7 @@ namespace tessera::tools {
 namespace {
 
 using comm::Communicator;
+using comm::Work;
 using testing::ElementsAre;
 
 class PostmortemTest : public testing::Test {
@@ -39,6 +41,16 @@ void all_gather(Communicator& world, std::size_t bytes, std::string_view label =
   const std::vector<std::uint8_t> in(bytes);
   std::vector<std::uint8_t> out(bytes * static_cast<std::size_t>(world.size()));
   world.all_gather(comm::view_of(in.data(), in.size()), comm::view_of(out.data(), out.size()), {.label = label}).wait();
+}
+
+/// Issues it, counts `issued` down and waits: a rank that waits for `issued` leaves after the others have called.
+void all_gather(Communicator& world, std::size_t bytes, std::string_view label, std::latch& issued) {
+  const std::vector<std::uint8_t> in(bytes);
+  std::vector<std::uint8_t> out(bytes * static_cast<std::size_t>(world.size()));
+  Work work =
+      world.all_gather(comm::view_of(in.data(), in.size()), comm::view_of(out.data(), out.size()), {.label = label});
+  issued.count_down();
+  work.wait();
 }
 
 TEST_F(PostmortemTest, HealthyRanksDoNotDiverge) {
@@ -164,13 +176,17 @@ TEST_F(PostmortemTest, NamesRankThatWaitsForNoOther) {
 
 /// Groups that only their members know; rank 3 makes fewer of them.
 TEST_F(PostmortemTest, NamesRankThatIsMissingInGroup) {
-  const auto logs = record(4, [](Communicator& world) {
+  std::latch issued(2);
+  const auto logs = record(4, [&](Communicator& world) {
     if (world.rank() < 2) world.create_group(std::array{0, 1})->barrier().wait();
     if (world.rank() == 0) return;
     const auto group = world.create_group(std::array{3, 1, 2});
     all_gather(*group, 8);
-    if (world.rank() == 3) throw base::SystemError("the disk is full");
-    all_gather(*group, 8, "block.1");
+    if (world.rank() == 3) {
+      issued.wait();
+      throw base::SystemError("the disk is full");
+    }
+    all_gather(*group, 8, "block.1", issued);
   });
   const auto found = find_first_divergence(logs);
   ASSERT_TRUE(found);
@@ -181,9 +197,11 @@ TEST_F(PostmortemTest, NamesRankThatIsMissingInGroup) {
 }
 
 TEST_F(PostmortemTest, RanksWithoutFileAreNamed) {
-  auto logs = record(3, [](Communicator& world) {
+  std::latch issued(2);
+  auto logs = record(3, [&](Communicator& world) {
     all_gather(world, 8);
-    if (world.rank() != 1) all_gather(world, 8);
+    if (world.rank() == 1) return issued.wait();
+    all_gather(world, 8, "h.2", issued);
   });
   EXPECT_THAT(find_first_divergence(logs)->ranks, ElementsAre(1));
   EXPECT_EQ(find_first_divergence(logs)->kind, FirstDivergence::Kind::never_called);
@@ -193,6 +211,21 @@ TEST_F(PostmortemTest, RanksWithoutFileAreNamed) {
   EXPECT_EQ(found->kind, FirstDivergence::Kind::no_file);
   EXPECT_THAT(found->ranks, ElementsAre(1));
   EXPECT_EQ(found->sequence, 3U);
+}
+
+/// Rank 0 has noticed that rank 1 left before rank 2 saw the end of its last call.
+TEST_F(PostmortemTest, RankWhoseCallFailedIsNoCause) {
+  std::latch issued(2);
+  auto logs = record(3, [&](Communicator& world) {
+    all_gather(world, 8);
+    if (world.rank() == 1) return issued.wait();
+    all_gather(world, 8, "h.2", issued);
+  });
+  ASSERT_EQ(logs[2].calls.size(), 2U);
+  logs[2].calls.pop_back();
+  EXPECT_THAT(find_first_divergence(logs)->ranks, ElementsAre(1, 2));  // the negative control
+  logs[2].calls.back().state = comm::flight::State::failed;
+  EXPECT_THAT(find_first_divergence(logs)->ranks, ElementsAre(1));
 }
 
 TEST_F(PostmortemTest, NamesRankThatDiesInCallOfAll) {

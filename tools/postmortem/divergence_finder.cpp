@@ -41,7 +41,7 @@ class Finder {
     for (const auto& [description, group] : groups_)
       if (auto divergence = first_of(group)) found.push_back(std::move(*divergence));
     if (found.empty()) return std::nullopt;
-    for (const auto& [description, group] : groups_) find_waiting(group);
+    for (const auto& [description, group] : groups_) find_hindered(group);
     for (FirstDivergence& divergence : found) keep_causes(divergence);
     return *std::min_element(found.begin(), found.end(),
                              [&](const FirstDivergence& a, const FirstDivergence& b) { return weight(a) < weight(b); });
@@ -145,33 +145,34 @@ class Finder {
     return std::nullopt;
   }
 
-  /// Adds the ranks with a call that has not ended because others have not made it.
-  void find_waiting(const Group& group) {
+  /// Adds the ranks with a call that failed, or that has not ended because others have not made it.
+  void find_hindered(const Group& group) {
     const bool missing = !without_file(group).empty();
     for (const auto& [rank, calls] : group.calls)
       for (const auto& [sequence, call] : calls)
-        if (!call->ended_well() && (missing || !absent_of(group, sequence, call->issued_ns).empty()))
-          waiting_.insert(rank);
+        if (call->state == comm::flight::State::failed ||
+            (!call->ended_well() && (missing || !absent_of(group, sequence, call->issued_ns).empty())))
+          hindered_.insert(rank);
   }
 
   void keep_causes(FirstDivergence& divergence) const {
     if (divergence.kind != Kind::never_called) return;
     std::vector<int> causes;
     for (const int rank : divergence.ranks)
-      if (waiting_.count(rank) == 0) causes.push_back(rank);
+      if (hindered_.count(rank) == 0) causes.push_back(rank);
     if (!causes.empty()) divergence.ranks = causes;
   }
 
   /// The least is the first divergence.
   std::tuple<bool, bool, std::int64_t> weight(const FirstDivergence& divergence) const {
-    const bool all_wait = std::all_of(divergence.ranks.begin(), divergence.ranks.end(),
-                                      [&](int rank) { return waiting_.count(rank) == 1; });
-    return {divergence.kind != Kind::differs, all_wait, divergence.at_ns};
+    const bool all_hindered = std::all_of(divergence.ranks.begin(), divergence.ranks.end(),
+                                          [&](int rank) { return hindered_.count(rank) == 1; });
+    return {divergence.kind != Kind::differs, all_hindered, divergence.at_ns};
   }
 
   std::map<int, const FlightLog*> logs_;
   std::map<FlightGroup, Group> groups_;
-  std::set<int> waiting_;
+  std::set<int> hindered_;
 };
 
 }  // namespace

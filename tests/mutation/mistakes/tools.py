@@ -156,4 +156,5 @@ MISTAKES = [
     mistake("progress-in-a-pipe", "tools/cli/progress_line.cpp", "on_(::isatty(STDERR_FILENO) != 0)", "on_(::isatty(STDERR_FILENO) != 2)", r"^tools\.progress$", "a pipe gets the progress line"),
     mistake("csv-log-keeps-lost-steps", "tools/train/csv_log.cpp", "    if (last > first_step) break;\n", "    if (last > first_step + 9) break;\n", r"^tools\.csv_log$", "a resumed run has steps twice in its table"),
     mistake("postmortem-blames-who-waits", "tools/postmortem/divergence_finder.cpp", "    if (!causes.empty()) divergence.ranks = causes;\n", "", r"^tools\.PostmortemTest\.", "a rank that waits in turn is named as a cause"),
+    mistake("postmortem-blames-failed", "tools/postmortem/divergence_finder.cpp", "        if (call->state == comm::flight::State::failed ||\n", "        if (false ||\n", r"^tools\.PostmortemTest\.", "a rank whose call failed because another left is named as a cause"),
 ]

@@ -21,8 +21,9 @@ class WithoutEvents {
 
 }  // namespace
 
-GraphedStep::GraphedStep(nn::Context& context, Engine& engine) : context_(context), engine_(engine) {
-  require_graphable();
+GraphedStep::GraphedStep(nn::Context& context, Engine& engine, Uncapturable uncapturable)
+    : context_(context), engine_(engine), uncapturable_(uncapturable), obstacle_(engine_obstacle()) {
+  if (uncapturable == Uncapturable::error && !obstacle_.empty()) throw InvalidUsage(obstacle_);
 }
 
 GraphedStep::~GraphedStep() {
@@ -32,35 +33,47 @@ GraphedStep::~GraphedStep() {
   }
 }
 
-void GraphedStep::require_graphable() const {
+std::string GraphedStep::engine_obstacle() const {
   const EngineCore& core = *engine_.core_;
   const int ranks = core.resources.mesh.size();
-  if (ranks > 1) throw InvalidUsage("graphs: " + std::to_string(ranks) + " ranks synchronize streams; use one rank");
-  if (core.resources.offload)
-    throw InvalidUsage("graphs: cpu offload copies parameters on another stream; disable cpu_offload");
+  if (ranks > 1) return "graphs: " + std::to_string(ranks) + " ranks synchronize streams; use one rank";
+  if (core.resources.offload) return "graphs: cpu offload copies parameters on another stream; disable cpu_offload";
   for (const auto& unit : core.units)
     for (const FlatParameter& flat : unit->group.flats())
       if (flat.precision.casts())
-        throw InvalidUsage(
-            "graphs: gradients are converted in leased buffers; reduce them in the dtype of the parameters");
+        return "graphs: gradients are converted in leased buffers; reduce them in the dtype of the parameters";
+  return "";
 }
 
 nn::Tensor GraphedStep::run(const std::function<nn::Tensor()>& step) {
   if (!std::exchange(warm_, true)) return step();
-  if (graph_ == nullptr) record(step);
+  if (graph_ == nullptr && obstacle_.empty()) record(step);
+  if (graph_ == nullptr) return step();
   graph_->launch(context_.stream());
   engine_.scheduler_->on_replayed();
   return loss_;
 }
 
 void GraphedStep::record(const std::function<nn::Tensor()>& step) {
+  try {
+    capture(step);
+  } catch (const base::Error& error) {
+    if (uncapturable_ == Uncapturable::error) throw;
+    obstacle_ = error.what();
+    engine_.abort_step();
+    memory_.reset();
+  }
+}
+
+void GraphedStep::capture(const std::function<nn::Tensor()>& step) {
   // the graph has its own memory: free what the last step left idle, or it would be allocated twice
   context_.memory().trim();
   memory_ = context_.memory().make_keeping();
   const WithoutEvents without(engine_.trace());
   nn::GraphCapture capture(context_, *memory_);
-  loss_ = step();
+  nn::Tensor loss = step();
   graph_ = capture.finish();
+  loss_ = std::move(loss);
 }
 
 }  // namespace tessera::fsdp

@@ -4,6 +4,7 @@
 
 #include "tessera/fsdp/graphed_step.h"
 #include "tessera/nn/graph_capture.h"
+#include "tessera/nn/layers/linear.h"
 #include "tests/fsdp/training_specs.h"
 #include "tests/harness/guarded_device.h"
 
@@ -15,7 +16,9 @@ using testing::HasSubstr;
 struct Outcome {
   std::vector<double> losses, norms;
   std::map<std::string, std::vector<float>> parameters;
-  int calls = 0;  // of forward and backward
+  std::uint64_t copied = 0;  // bytes, by the engine
+  int calls = 0;             // of forward and backward
+  std::string obstacle;
   bool operator==(const Outcome& other) const {
     return losses == other.losses && norms == other.norms && parameters == other.parameters;
   }
@@ -51,6 +54,7 @@ class Alone {
       loss = model_->loss(batch_.tokens, batch_.targets);
     }
     tape.backward(loss);
+    if (at_end_) at_end_(loss);
     return loss;
   }
 
@@ -63,7 +67,7 @@ class Alone {
 
   Outcome train(bool graphs) {
     std::optional<GraphedStep> graphed;
-    if (graphs) graphed.emplace(context_, engine_);
+    if (graphs) graphed.emplace(context_, engine_, uncapturable_);
     for (int step = 0; step < spec_.steps; ++step) {
       next_batch(step);
       const nn::Tensor loss = graphed ? graphed->run([&] { return forward_backward(); }) : forward_backward();
@@ -75,6 +79,11 @@ class Alone {
     engine_.state().for_each_parameter([&](const nn::Parameter& p, std::span<const float> values) {
       outcome_.parameters[p.name()].assign(values.begin(), values.end());
     });
+    outcome_.copied = engine_.stats().copied_bytes();
+    if (graphed) {
+      outcome_.obstacle = graphed->obstacle();
+      EXPECT_EQ(graphed->replays(), outcome_.obstacle.empty());
+    }
     return outcome_;
   }
 
@@ -86,6 +95,8 @@ class Alone {
   Outcome outcome_;
   std::function<double(int step)> learning_rate_;            // empty: that of the spec
   std::function<void(Alone& rank, int step)> between_ = {};  // after each step
+  std::function<void(const nn::Tensor& loss)> at_end_ = {};  // of forward and backward
+  Uncapturable uncapturable_ = Uncapturable::error;
 };
 
 void alone(const TrainingSpec& spec, const std::function<void(Alone&)>& body) {
@@ -112,12 +123,13 @@ TEST(GraphedStep, IsBitwiseEqual) {
     EXPECT_NE(plain.losses.front(), plain.losses.back());
     EXPECT_EQ(plain.calls, spec.steps);
     EXPECT_EQ(graphed.calls, 2) << "once to warm up, once to record";
+    EXPECT_EQ(graphed.copied, plain.copied);
   }
 }
 
 /// A training in which `prepare` has set what happens.
-Outcome train_with(const std::function<void(Alone&)>& prepare, bool graphs) {
-  const TrainingSpec spec = graph_spec("fsdp");
+Outcome train_with(const std::function<void(Alone&)>& prepare, bool graphs,
+                   const TrainingSpec& spec = graph_spec("fsdp")) {
   Outcome outcome;
   alone(spec, [&](Alone& rank) {
     prepare(rank);
@@ -178,6 +190,26 @@ TEST(GraphedStep, SupportsModelsAndDtypes) {
       spec.dtype = dtype;
       EXPECT_EQ(train(spec, true), train(spec, false)) << model;
     }
+}
+
+/// The histories of the scales are on the device, with their position.
+TEST(GraphedStep, DelayedScalesAdvanceInReplays) {
+  TrainingSpec spec = graph_spec("fsdp");
+  spec.model = nn::preset("gpt-nano");
+  spec.dtype = base::DType::bf16;
+  spec.steps = static_cast<int>(nn::kFp8History) + 2;
+  std::vector<Outcome> ends;
+  for (const nn::Fp8Scaling scaling : {nn::Fp8Scaling::delayed, nn::Fp8Scaling::current}) {
+    spec.make_model = [config = spec.model, scaling](nn::Context& context) {
+      auto model = nn::make_model(context, config);
+      model->set_dtype(base::DType::bf16);
+      EXPECT_GT(nn::use_fp8(*model, scaling), 0);
+      return model;
+    };
+    ends.push_back(train(spec, false));
+    EXPECT_EQ(train(spec, true), ends.back());
+  }
+  EXPECT_FALSE(ends[0] == ends[1]) << "the control: the scales differ";
 }
 
 TEST(GraphedStep, RecomputesCheckpointedModules) {
@@ -270,6 +302,31 @@ TEST(GraphedStep, ErrorsStateReason) {
   spec = graph_spec("ddp");
   spec.model.residual_dropout = 0.1;
   EXPECT_THAT(refusal([&] { train(spec, true); }), HasSubstr("dropout can't be part of a graph"));
+}
+
+TEST(GraphedStep, StepsWithoutGraphRunWhereAsked) {
+  const auto falls_back = [](Alone& rank) { rank.uncapturable_ = Uncapturable::runs_step; };
+  const auto expect = [&](const TrainingSpec& spec, const auto& prepare, int calls, const char* obstacle) {
+    const Outcome graphed = train_with(prepare, true, spec);
+    EXPECT_EQ(graphed, train_with(prepare, false, spec)) << obstacle;
+    EXPECT_EQ(graphed.calls, calls) << obstacle;
+    EXPECT_THAT(graphed.obstacle, HasSubstr(obstacle));
+  };
+  for (const char* strategy : {"ddp", "fsdp"}) {
+    TrainingSpec spec = graph_spec(strategy);
+    const auto downloads = [&](Alone& rank) {  // when the gradients are complete
+      falls_back(rank);
+      rank.at_end_ = [](const nn::Tensor& loss) { EXPECT_GT(loss.item(), 0); };
+    };
+    expect(spec, downloads, spec.steps + 1, "a download can't be part of a graph");
+    spec.model.residual_dropout = 0.1;
+    expect(spec, falls_back, spec.steps + 1, "dropout can't be part of a graph");
+  }
+  TrainingSpec spec = graph_spec("fsdp");
+  spec.engine.cpu_offload = true;
+  expect(spec, falls_back, spec.steps, "cpu offload copies parameters");
+  // The control: what can be captured is.
+  EXPECT_EQ(train_with(falls_back, true).calls, 2);
 }
 
 TEST(GraphedStep, FailedCaptureRestoresContext) {

@@ -107,7 +107,8 @@ class Machine:
             speed = self.fault("speed", name, 1000.0)
             end = "compressed" if "powersgd" in name else "plain"
             losses = [{"loss": self.fault("loss", name, 2.0), "tokens_per_second": speed}] * self.fault("steps", name, steps)
-            hashed = {"final_parameters_hash": self.fault("hash", name, f"{end} of {command[command.index('--ranks') + 1]}")}
+            hashed = {"final_parameters_hash": self.fault("hash", name, f"{end} of {command[command.index('--ranks') + 1]}"),
+                      "graphs": self.fault("graphs", name, "--no-graphs" not in command)}
             path.write_text("".join(json.dumps(line) + "\n" for line in [*losses, hashed]))
             text = self.fault("log", name, "memory moves: by IPC")
             (self.out / f"{name}.log").write_text(text)
@@ -192,6 +193,7 @@ class Parts(unittest.TestCase):
     def test_graphs(self):
         self.passes("graphs", speed=self.only("graphs-with", 1500.0))
         self.fails("graphs", "0.90 times", speed=self.only("graphs-with", 900.0))
+        self.fails("graphs", "not replayed by default", speed=self.only("graphs-with", 1500.0), graphs=self.only("graphs-with", False))
         self.fails("graphs", "other bits", speed=self.only("graphs-with", 1500.0), hash=self.only("graphs-with", "other"))
 
     def test_attention(self):

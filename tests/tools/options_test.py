@@ -202,7 +202,7 @@ class OptionsTest(Training):
             "--reshard-after-forward": ((), ("false",)), "--reshard-after-backward": (twice, ("false",)), "--checkpoint-activations": ((), ()), "--recompute": ((), ("activation,norm",)),
             "--cpu-offload": ((), ()), "--threads": ((), (2,)), "--eval": ((), (self.files["text"],)), "--json": None, "--trace": ((), (self.folder / "t",)),
             "--save": ((), (self.folder / "s",)), "--save-every": (("--save", self.folder / "s1"), (2,)), "--keep-last": (("--save", self.folder / "s2"), (1,)),
-            "--export": ((), (self.folder / "e",)), "--export-adapter": (lora, (self.folder / "a",)), "--graphs": None, "--help": None,
+            "--export": ((), (self.folder / "e",)), "--export-adapter": (lora, (self.folder / "a",)), "--graphs": None, "--no-graphs": ((), ()), "--help": None,
             "--flight-recorder": ((), (self.folder / "f",)), "--log-csv": ((), (self.folder / "l",)), "--peak-flops": ((), ("1TFLOP/s",)), "--resume": None, "--link": ((), link[1:]), "--hosts": (link, (2,)), "--link-intra": ((*link, "--hosts", 2), ("1us,5GB/s",)),
         }
         _, text, _ = tool("train", "--help")

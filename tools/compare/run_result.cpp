@@ -89,6 +89,7 @@ ordered_json to_json(const RunResult& r) {
   if (r.parts) json["parts_ms"] = to_json(*r.parts);
   if (r.timeline) json["timeline"] = report::to_json(*r.timeline);
   if (r.skipped_steps) json["skipped_steps"] = *r.skipped_steps;
+  if (r.replayed) json["graphs"] = true;
   if (r.evaluation) {
     json["eval_loss"] = r.evaluation->loss;
     json["eval_tokens"] = r.evaluation->tokens;
@@ -129,6 +130,7 @@ RunResult run_result_from_json(const ordered_json& json) {
   if (json.contains("parts_ms")) r.parts = step_parts_from_json(json.at("parts_ms"));
   if (json.contains("timeline")) r.timeline = report::parse_timeline(json.at("timeline"));
   if (json.contains("skipped_steps")) r.skipped_steps = json.at("skipped_steps").get<std::uint64_t>();
+  r.replayed = json.value("graphs", false);
   return r;
 }
 

@@ -51,6 +51,7 @@ struct RunResult {
   std::string final_parameters_hash;
   std::optional<Evaluation> evaluation;        ///< of the final parameters, if --eval was given
   std::optional<std::uint64_t> skipped_steps;  ///< of f16: steps whose gradients overflowed
+  bool replayed = false;                       ///< the steps, as a device graph
   double step_ms_median = 0;
   double step_ms_p95 = 0;
   double tokens_per_second = 0;

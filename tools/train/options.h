@@ -15,6 +15,7 @@
 #include "tessera/nn/models/config.h"
 #include "tessera/nn/optimizer.h"
 #include "tools/cli/link_options.h"
+#include "tools/train/graph_use.h"
 
 namespace tessera::tools {
 
@@ -61,7 +62,7 @@ struct TrainOptions : LinkOptions {
   bool cpu_offload = false;
   bool checkpoint_activations = false;
   std::vector<std::string> recompute;
-  bool graphs = false;
+  std::optional<bool> graphs;  // nothing: where a step allows it
   std::string init;
   std::optional<std::int64_t> lora;  // rank
   std::optional<double> lora_alpha;
@@ -111,6 +112,7 @@ struct TrainPlan {
   std::int64_t first_step = 0;                   ///< steps done before
   nn::LrSchedule schedule;
   fsdp::Precision precision;
+  GraphUse graphs = GraphUse::never;
   std::optional<nn::Fp8Scaling> fp8;  ///< nothing: products have the compute dtype of `precision`
   std::optional<double> peak_flops;   ///< of --peak-flops
   std::int64_t parameters = 0;

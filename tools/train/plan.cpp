@@ -147,25 +147,6 @@ void check_batch(const TrainOptions& o, int ranks) {
                   ranks, o.accumulate == 1 ? "" : fmt::format(" and {} microbatches each", o.accumulate), parts));
 }
 
-/// Refuses options that a device graph can't capture, before any rank starts.
-void check_graphs(const TrainPlan& plan) {
-  const TrainOptions& o = plan.options;
-  const auto refuse = [](bool wrong, const std::string& what) {
-    if (wrong) throw InvalidUsage("--graphs: " + what);
-  };
-  const nn::ModelConfig& m = plan.model;
-  refuse(base::parse_device(o.device).type == base::DeviceType::cpu,
-         "device " + o.device + " has no graphs; use --device cuda");
-  refuse(plan.ranks > 1, std::to_string(plan.ranks) + " ranks wait for each other on several streams; use --ranks 1");
-  refuse(m.embedding_dropout > 0 || m.residual_dropout > 0 || m.attention_dropout > 0,
-         "the model has dropout, whose masks change with every step; set it to 0");
-  refuse(o.accumulate > 1, "--accumulate changes what a backward does with gradients; leave one of the two out");
-  refuse(o.precision == "f16", "the loss scale of f16 changes from step to step; use bf16");
-  refuse(o.cpu_offload, "--cpu-offload copies parameters on another stream; leave one of the two out");
-  refuse(plan.precision.casts(), "--reduce-dtype " + o.reduce_dtype + " converts gradients; leave it out");
-  refuse(!o.trace.empty(), "a replayed graph has no events for --trace; leave one of the two out");
-}
-
 /// Each rank would choose its own algorithms, and a run would not have the bits of the next.
 void check_trial(int ranks) {
   if (ranks > 1 && base::env_or_default(nn::kMatmulVariable).starts_with("try:"))
@@ -208,7 +189,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   if (plan.fp8 && plan.quantized)
     throw InvalidUsage("--precision fp8 with --quantize nf4: the weights are in 4 bits already; use bf16");
   if (!options.peak_flops.empty()) plan.peak_flops = parse_flops(options.peak_flops, "--peak-flops");
-  if (options.graphs) check_graphs(plan);
+  plan.graphs = graph_use_of(plan);
   check_period(options);
   plan.options.optimizer_config = optimizer_of(options);
   open_files(plan);

@@ -100,7 +100,10 @@ int train_as_rank(const TrainPlan& plan) {
   }
   if (outcome.result.link) fmt::print("{}", lateness_line(*outcome.result.link));
   fmt::print("final parameters {}\n", outcome.result.final_parameters_hash);
-  write_json(json, {{"final_parameters_hash", outcome.result.final_parameters_hash}, {"steps", options.steps}});
+  nlohmann::ordered_json end = {{"final_parameters_hash", outcome.result.final_parameters_hash},
+                                {"steps", options.steps}};
+  if (outcome.result.replayed) end["graphs"] = true;
+  write_json(json, end);
   if (!options.trace.empty()) {
     std::ostringstream trace;
     base::write_chrome_trace(trace, outcome.last_step);

@@ -82,7 +82,9 @@ class Trainer {
       batches_.emplace(plan.data, nn::BatchOptions{plan.data->training(), plan.seq_len, plan.options.global_batch,
                                                    plan.options.seed});
     if (!plan.options.report.empty()) recorder_.emplace(memory_tracker_);
-    if (plan.options.graphs) graphed_.emplace(context_, engine_);
+    if (plan.graphs != GraphUse::never)
+      graphed_.emplace(context_, engine_,
+                       plan.graphs == GraphUse::required ? fsdp::Uncapturable::error : fsdp::Uncapturable::runs_step);
     if (plan.precision.compute == base::DType::f16) scaler_.emplace(engine_);
     load_values(plan, engine_, scaler_ ? &*scaler_ : nullptr);
     if (!plan.options.save.empty()) saving_.emplace(plan, engine_, control_, scaler_ ? &*scaler_ : nullptr);
@@ -185,7 +187,13 @@ class Trainer {
       overwrite(graphed_batch_->tokens, batch.tokens);
       overwrite(graphed_batch_->targets, batch.targets);
     }
-    return graphed_->run([&] { return forward_backward(*graphed_batch_); });
+    nn::Tensor loss = graphed_->run([&] { return forward_backward(*graphed_batch_); });
+    if (const std::string& obstacle = graphed_->obstacle(); !obstacle.empty()) {
+      if (world_.logger() != nullptr)
+        world_.logger()->write(base::LogLevel::warn, "steps are not replayed: " + obstacle);
+      graphed_.reset();
+    }
+    return loss;
   }
 
   void overwrite(const nn::Tensor& to, const nn::Tensor& from) {
@@ -291,7 +299,7 @@ class Trainer {
   std::optional<StepRecorder> recorder_;        // with --report
   std::optional<fsdp::GradientScaler> scaler_;  // of f16
   std::optional<RunCheckpointer> saving_;
-  std::optional<fsdp::GraphedStep> graphed_;     // with --graphs
+  std::optional<fsdp::GraphedStep> graphed_;     // nothing: steps are not replayed
   std::optional<nn::TokenBatch> graphed_batch_;  // its input
   std::vector<double> losses_;
   StepMeasurements measured_;
@@ -320,6 +328,7 @@ RunResult Trainer::summarize() {
     r.units.push_back({unit.name, unit.elements, unit.padding, unit.kept_after_forward, unit.peak_bytes});
   r.losses = losses_;
   if (scaler_) r.skipped_steps = scaler_->state().skipped_steps;
+  r.replayed = graphed_ && graphed_->replays();
   r.calls_per_step = traffic.calls;
   r.formula_bytes_per_step = formula_bytes(engine_.options().strategy);
   fsdp::Strategy plain = engine_.options().strategy;

@@ -133,4 +133,5 @@ MISTAKES = [
             r"^fsdp_module_buffers\.", "a module buffer begins at an unaligned address"),
     mistake("prefetch-one-too-many", "src/fsdp/engine/unit_scheduler.cpp", "ahead <= core_.options.prefetch; ++ahead", "ahead <= core_.options.prefetch + 1; ++ahead",
             (r"^fsdp_exec_order\.", r"^fsdp_cost\.", r"^fsdp_overlap\.", r"^fsdp_trace\."), "--prefetch N prefetches N + 1 units"),
+    mistake("failed-capture-leaves-step", "src/fsdp/graphed_step.cpp", "    engine_.abort_step();\n", "", r"^fsdp_graphed_step\.", "a step whose capture failed is not dropped before it runs"),
 ]

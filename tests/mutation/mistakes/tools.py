@@ -157,4 +157,5 @@ MISTAKES = [
     mistake("csv-log-keeps-lost-steps", "tools/train/csv_log.cpp", "    if (last > first_step) break;\n", "    if (last > first_step + 9) break;\n", r"^tools\.csv_log$", "a resumed run has steps twice in its table"),
     mistake("postmortem-blames-who-waits", "tools/postmortem/divergence_finder.cpp", "    if (!causes.empty()) divergence.ranks = causes;\n", "", r"^tools\.PostmortemTest\.", "a rank that waits in turn is named as a cause"),
     mistake("postmortem-blames-failed", "tools/postmortem/divergence_finder.cpp", "        if (call->state == comm::flight::State::failed ||\n", "        if (false ||\n", r"^tools\.PostmortemTest\.", "a rank whose call failed because another left is named as a cause"),
+    mistake("graphs-despite-obstacle", "tools/train/graph_use.cpp", "  if (obstacle.empty()) return", "  if (obstacle.empty() || !wanted) return", r"^tools\.GraphUse\.", "steps that a graph can't contain are captured by default"),
 ]

@@ -81,7 +81,10 @@ void UcxLink::make_worker() {
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // several threads, one at a time, under the engine's lock
-  check(ucp_worker_create(context_, &params, &worker_), "creating a worker");
+  const ucs_status_t made = ucp_worker_create(context_, &params, &worker_);
+  const bool full = made == UCS_ERR_NO_RESOURCE || made == UCS_ERR_NO_MEMORY;
+  check(made, full && may_share_memory() ? "creating a worker (if /dev/shm is full, make room, or use UCX_TLS=tcp,self)"
+                                         : "creating a worker");
   ucp_am_handler_param_t handler{};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
   handler.id = kAmId;

@@ -112,6 +112,28 @@ class FailureOverTcpTest(FailureTest):
     backend = "tcp"
 
 
+class SmallSharedMemoryTest(unittest.TestCase):
+    """UCX has the buffers in which it receives in /dev/shm, 1 MiB of which is too little."""
+
+    def train(self, **settings):
+        with tempfile.TemporaryDirectory() as folder:
+            text = os.path.join(folder, "text.txt")
+            with open(text, "w") as file:
+                file.write("the quick brown fox jumps over the lazy dog; " * 500)
+            command = f"mount -t tmpfs -o size=1M tmpfs /dev/shm && exec {TOOL} train --model gpt-nano --ranks 4 --backend ucx --steps 2 --data {text}"
+            return subprocess.run(["unshare", "--map-root-user", "--mount", "sh", "-c", command], capture_output=True, text=True, timeout=60,
+                                  env={**os.environ, **settings}, check=False)
+
+    def test_error_says_what_to_do(self):
+        done = self.train()
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("ucx: creating a worker (if /dev/shm is full, make room, or use UCX_TLS=tcp,self)", done.stderr.splitlines()[-1])
+
+    def test_what_it_says_helps(self):
+        done = self.train(UCX_TLS="tcp,self")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
 if __name__ == "__main__":
     TOOL = sys.argv.pop(1)
     unittest.main()

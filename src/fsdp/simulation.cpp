@@ -195,7 +195,7 @@ StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, ba
   check("predict_step", step, steps);
   const Device meta{base::DeviceType::meta, 0};
   const auto make_stream = [&clock, meta] { return clock.make_stream(meta); };
-  // A machine whose host only issues work has GPUs, whose rows are padded.
+  // A machine whose host only issues work has GPUs.
   const bool gpus = clock.machine() == base::VirtualClock::Machine::asynchronous;
   nn::Context context({.threads = step.threads,
                        .memory_tracker = world.memory_tracker(),
@@ -203,7 +203,7 @@ StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, ba
                        .make_stream = make_stream,
                        .device = meta,
                        .runtime = nn::observe(base::open_device(meta), kernels, make_stream),
-                       .row_multiple = gpus ? nn::kGpuRowMultiple : 0});
+                       .planned = gpus ? nn::PlannedKernels::gpu : nn::PlannedKernels::host});
   StepProfile record = run(step, world, context, &clock, 1 + steps);
   record.steps.erase(record.steps.begin());
   return record;

@@ -15,7 +15,7 @@ Context::Context(ContextOptions options)
               options.memory, runtime_),
       stream_(make_stream_()),
       threads_(std::make_unique<ThreadPool>(static_cast<std::size_t>(std::max(options.threads, 0)))),
-      kernels_(make_kernels({*runtime_, memory_, *threads_, std::move(options.logger)})),
+      kernels_(make_kernels({*runtime_, memory_, *threads_, std::move(options.logger), options.planned})),
       row_multiple_(options.row_multiple > 0 ? options.row_multiple : kernels_->row_multiple()),
       staging_(std::make_unique<PinnedBufferCache>(*runtime_)) {}
 

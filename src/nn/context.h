@@ -44,6 +44,7 @@ struct ContextOptions {
   std::shared_ptr<DeviceRuntime> runtime;                ///< null: open_device() of `device`
   std::shared_ptr<base::Logger> logger = nullptr;        ///< null: no logging
   std::int64_t row_multiple = 0;                         ///< see Context::padded_row(); 0: that of the device
+  PlannedKernels planned = PlannedKernels::host;         ///< for the device without data only
 };
 
 /// Belongs to one rank and is used by one thread. It must outlive every tensor created on it.
@@ -75,9 +76,8 @@ class TESSERA_API Context {
     if (found == nullptr) throw_unsupported(op, dtype_of<T>);
     return *found;
   }
-  /// The elements that a row of `columns` elements of a large intermediate matrix occupies: a multiple of the device's
-  /// DeviceKernels::row_multiple(), or of ContextOptions::row_multiple, by which a device without data plans for
-  /// another.
+  /// The elements that a row of `columns` elements of a large intermediate matrix occupies: a multiple of
+  /// ContextOptions::row_multiple, by default the device's DeviceKernels::row_multiple().
   std::int64_t padded_row(std::int64_t columns) const {
     return (columns + row_multiple_ - 1) / row_multiple_ * row_multiple_;
   }

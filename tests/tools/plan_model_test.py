@@ -74,6 +74,20 @@ class PlanModelTest(unittest.TestCase):
             other = self.plan("--model", "gpt-nano", "--ranks", 2, "--seq-len", 32, *options)["runs"]
             self.assertNotEqual(other[0]["wire_bytes_per_step"], real[0]["wire_bytes_per_step"])
 
+    def test_activations_on_a_gpu_are_those_of_its_kernels(self):
+        # A block keeps ln_1's input and the sum after attention, qkv (3 rows), attention's output and the hidden layer (4): 10 rows of the width,
+        # as llm.c's lists them with recompute=2; beside them the logits, in rows of a multiple of 128, that their gradient overwrites.
+        tokens, width, layers = 16 * 1024, 768, 12
+        row, logits, statistics = 2 * tokens * width, 2 * tokens * 50304, 4 * tokens * (2 * 2 + 12)
+        one, = self.plan("--model", "gpt2", "--ranks", 1, "--strategies", "ddp", "--precision", "bf16", "--global-batch", 16, "--seq-len", 1024,
+                         "--recompute", "activation,norm", "--cluster", "h100-400g")["runs"]
+        activation = one["peak_bytes"]["activation"]
+        self.assertGreater(activation, 10 * layers * row + logits)
+        self.assertLess(activation, (10 * layers + 6) * row + logits + layers * statistics)
+        host = self.plan("--model", "gpt2", "--ranks", 1, "--strategies", "ddp", "--precision", "bf16", "--global-batch", 16, "--seq-len", 1024,
+                         "--recompute", "activation,norm", "--link", "10us,1GB/s", "--machine", "1TFLOP/s,10GB/s")["runs"][0]
+        self.assertGreater(host["peak_bytes"]["activation"], activation + logits, "the control: f32 copies of the logits")
+
     def test_machine_of_a_cluster_computes_over_the_given_link(self):
         file = self.folder / "machine.json"
         tool("plan", "--cluster", "laptop", "--json", file)

@@ -222,12 +222,19 @@ class TESSERA_API DeviceKernels {
   }
 };
 
+/// Whose scratch memory the kernels of a device without data allocate.
+enum class PlannedKernels : std::uint8_t {
+  host,  ///< this host's
+  gpu    ///< those of a CUDA GPU, with attention by cuDNN where it can be; to a few MB
+};
+
 /// Resources that kernels use; they must outlive the kernels.
 struct KernelResources {
   DeviceRuntime& runtime;                          ///< of the device
   MemoryPool& memory;                              ///< of the device, for scratch
   ThreadPool& threads;                             ///< for kernels on the host
   std::shared_ptr<base::Logger> logger = nullptr;  ///< null: no logging
+  PlannedKernels planned = PlannedKernels::host;   ///< for the device without data only
 };
 
 /// Interface that DeviceRuntime::find() returns for nn.

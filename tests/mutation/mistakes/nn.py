@@ -69,4 +69,5 @@ MISTAKES = [
     mistake("trace-forgets-errors", "plugins/decorators/trace.cpp", "    event.end_ns = host_time_ns();\n    event.error = std::string(error.kind()) + \": \" + error.what();\n    (*sink_)(event);\n    throw;", "    throw;", DECORATORS, "a trace lacks rejected calls"),
     mistake("delay-beyond-deadline", "plugins/decorators/delay.cpp", "called + std::min(delay, limit)));", "called + delay));", DECORATORS, "a delay exceeds the timeout of its operation"),
     mistake("decorator-keeps-stream", "plugins/decorators/decorator.cpp", "    ~Reset() { stream = nullptr; }", "    ~Reset() { static_cast<void>(stream); }", (DECORATORS, r"^fsdp_devices\."), "an operation waits for the stream of an earlier one"),
+    mistake("gpu-plan-has-host-scratch", "src/nn/kernels/meta/meta_kernels.cpp", "    if (gpu_) return &gpu_bf16_;\n", "", (r"CudaTrainingMemory", r"^tools\.plan_model$"), "a plan for GPUs counts f32 copies that only hosts make"),
 ]

@@ -1,14 +1,26 @@
-// Kernels of the meta device, which do nothing. They allocate as much scratch as the host's kernels, so the memory
-// tracker of a run without data reports what the same run on the host needs.
+// Kernels of the meta device, which do nothing. They allocate as much scratch as the kernels of the device that is
+// planned for, so that the memory tracker of a run without data reports what the same run there needs.
 #include "tessera/nn/kernels/half/half_kernels.h"
 
 namespace tessera::nn {
 namespace {
 
+/// Of the backward on a GPU. Of elements of 2 bytes: what cuDNN's plans with fixed bits have as their workspace, the
+/// gradient of the scores, and a sum per row (scripts/cudnn-plans shows the plans'); if that is over 1 GiB, which the
+/// library leaves to its own kernel, that kernel's statistics and dq in f32. Of others: a sum per row.
+std::size_t gpu_attention_backward_scratch(const kernels::AttentionShape& s, std::size_t element_bytes) {
+  const auto up = [](std::size_t n, std::size_t multiple) { return (n + multiple - 1) / multiple * multiple; };
+  const std::size_t heads = s.batch * s.heads, rows = heads * s.positions;
+  if (element_bytes != 2) return rows * element_bytes;
+  const std::size_t gradient = heads * up(s.positions, 64) * up(s.positions, 128) * element_bytes;
+  if (gradient <= std::size_t{1} << 30) return gradient + rows * sizeof(float);
+  return rows * (2 + up(s.dim, 64)) * sizeof(float);
+}
+
 template <class T>
 class MetaKernels final : public KernelTable<T> {
  public:
-  explicit MetaKernels(ThreadPool& pool) : pool_(pool) {}
+  explicit MetaKernels(const KernelResources& r) : pool_(r.threads), gpu_(r.planned == PlannedKernels::gpu) {}
   void fill(Stream&, T, T*, std::size_t) override {}
   void fill_normal(Stream&, const NormalFill<T>&) override {}
   void fill_uniform(Stream&, const UniformFill<T>&) override {}
@@ -38,14 +50,16 @@ class MetaKernels final : public KernelTable<T> {
   void sgd_step(Stream&, const kernels::SgdStep<T>&) override {}
   void adam_step(Stream&, const kernels::AdamStep<T>&) override {}
   std::size_t attention_forward_scratch(const kernels::AttentionShape& shape) const override {
-    return kernels::attention_forward_scratch_bytes(shape, pool_.threads(), sizeof(T));
+    return gpu_ ? 0 : kernels::attention_forward_scratch_bytes(shape, pool_.threads(), sizeof(T));
   }
   std::size_t attention_backward_scratch(const kernels::AttentionShape& shape) const override {
-    return kernels::attention_backward_scratch_bytes(shape, pool_.threads(), sizeof(T));
+    return gpu_ ? gpu_attention_backward_scratch(shape, sizeof(T))
+                : kernels::attention_backward_scratch_bytes(shape, pool_.threads(), sizeof(T));
   }
 
  private:
   ThreadPool& pool_;
+  const bool gpu_;
 };
 
 /// Allocates the f32 scratch that the host's kernels need.
@@ -64,14 +78,28 @@ class MetaHalfKernels final : public HalfKernels<T> {
   }
 };
 
+/// A GPU computes with half-precision numbers as they are, the host also with f32 copies.
 class MetaDeviceKernels final : public DeviceKernels {
  public:
   explicit MetaDeviceKernels(const KernelResources& r)
-      : f32_(r.threads), f64_(r.threads), f16_(*this, r.memory), bf16_(*this, r.memory) {}
+      : gpu_(r.planned == PlannedKernels::gpu),
+        f32_(r),
+        f64_(r),
+        gpu_f16_(r),
+        gpu_bf16_(r),
+        f16_(*this, r.memory),
+        bf16_(*this, r.memory) {}
   KernelTable<float>* f32_kernels() override { return &f32_; }
   KernelTable<double>* f64_kernels() override { return &f64_; }
-  KernelTable<f16>* f16_kernels() override { return &f16_; }
-  KernelTable<bf16>* bf16_kernels() override { return &bf16_; }
+  KernelTable<f16>* f16_kernels() override {
+    if (gpu_) return &gpu_f16_;
+    return &f16_;
+  }
+  KernelTable<bf16>* bf16_kernels() override {
+    if (gpu_) return &gpu_bf16_;
+    return &bf16_;
+  }
+  std::int64_t row_multiple() const override { return gpu_ ? kGpuRowMultiple : 1; }
   void positions(Stream&, std::int32_t*, std::size_t, std::size_t) override {}
   void clip_factor(Stream&, const ClipArgs&) override {}
   void decode_nf4(Stream&, const DecodeArgs&) override {}
@@ -83,8 +111,11 @@ class MetaDeviceKernels final : public DeviceKernels {
   void sum_compressed(Stream&, const kernels::SumCompressedArgs&) override {}
 
  private:
+  const bool gpu_;
   MetaKernels<float> f32_;
   MetaKernels<double> f64_;
+  MetaKernels<f16> gpu_f16_;
+  MetaKernels<bf16> gpu_bf16_;
   MetaHalfKernels<f16> f16_;
   MetaHalfKernels<bf16> bf16_;
 };

@@ -190,7 +190,7 @@ class Trainer {
     nn::Tensor loss = graphed_->run([&] { return forward_backward(*graphed_batch_); });
     if (const std::string& obstacle = graphed_->obstacle(); !obstacle.empty()) {
       if (world_.logger() != nullptr)
-        world_.logger()->write(base::LogLevel::warn, "steps are not replayed: " + obstacle);
+        world_.logger()->write(base::LogLevel::info, "steps are not replayed: " + obstacle);
       graphed_.reset();
     }
     return loss;

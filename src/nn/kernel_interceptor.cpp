@@ -113,13 +113,8 @@ class InstrumentedRuntime final : public DeviceRuntime {
   }
   static KernelInvocation call_of(std::string_view kernel, std::size_t bytes, bool reads) {
     const auto size = static_cast<double>(bytes);
-    return {.kernel = kernel,
-            .dtype = DType::u8,
-            .size = size,
-            .bytes = size,
-            .reads = reads ? size : 0,
-            .writes = size,
-            .product = {}};
+    return {
+        .kernel = kernel, .dtype = DType::u8, .size = size, .reads = reads ? size : 0, .writes = size, .product = {}};
   }
   const std::shared_ptr<DeviceRuntime> inner_;
   KernelInterceptor& observer_;

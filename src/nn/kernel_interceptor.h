@@ -24,20 +24,20 @@ struct ProductShape {
   std::int64_t count = 0;  ///< number of products or heads
 };
 
-/// One kernel call. Its size determines its duration: floating-point operations for products and attention; for all
-/// others bytes read and written, of a call that adds to nothing, so that costs that were once measured stay valid.
-/// reads and writes are those of the call itself, but for vectors as short as a row and single numbers.
+/// One kernel call. `reads` and `writes` are the bytes that it moves. `size` is the key of its cost: measured times are
+/// kept and looked up by it.
 struct KernelInvocation {
   /// As in KernelTable: "linear_forward"; with an activation "linear_activation_forward". Attention whose weights are
   /// dropped out is "attention_dropout_forward" and "attention_dropout_backward". "copy", "copy_from_host",
   /// "copy_to_host" and "clear" of the runtime. Never freed.
   std::string_view kernel;
   DType dtype = DType::f32;  ///< of the elements; u8 for untyped copies
-  double size = 0;           ///< floating-point operations or bytes, by which costs are kept
-  double bytes = 0;          ///< read and written, as in `size`, also of products and attention
-  double reads = 0;          ///< bytes of the operands, each once, as if it came from memory
-  double writes = 0;         ///< bytes of the results, likewise
-  ProductShape product;      ///< of products and attention; count 0 for all others
+  /// Floating-point operations of products and attention. Of all others the bytes of a call that writes every result
+  /// and adds to none, so that a recorded cost stays valid whatever a call adds to.
+  double size = 0;
+  double reads = 0;      ///< bytes of the operands, each once, but for vectors as short as a row and single numbers
+  double writes = 0;     ///< bytes of the results, likewise
+  ProductShape product;  ///< of products and attention; count 0 for all others
 };
 
 /// Seconds that a call takes on the simulated machine. Throws InvalidUsage for a kernel whose cost it does not know.

@@ -222,7 +222,7 @@ TEST(StepPrediction, SimulatesCpuOffload) {
     engine.cpu_offload = true;
     const TrainingStep step = step_of(config_of(4, 32), engine);
     return predict_step_on(4, step, [=](const nn::KernelInvocation& call) {
-      return call.kernel.starts_with("copy_") ? call.bytes / bytes_per_second : 0.0;
+      return call.kernel.starts_with("copy_") ? call.size / bytes_per_second : 0.0;
     });
   };
   const StepProfile slow = on(1e6), fast = on(2e6);

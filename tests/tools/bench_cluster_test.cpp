@@ -46,7 +46,7 @@ TEST(StepOverheads, AreThoseOfTheStrategyElseOfTheMedianOne) {
 void call(KernelSampler& sampler, const char* name, double size, bool product, std::chrono::milliseconds time = {}) {
   const auto device = base::open_device({});
   const std::unique_ptr<base::Stream> stream = device->make_stream();
-  nn::KernelInvocation call{.kernel = name, .dtype = base::DType::f32, .size = size, .bytes = size, .product = {}};
+  nn::KernelInvocation call{.kernel = name, .dtype = base::DType::f32, .size = size, .product = {}};
   if (product) call.product = {1, 1, 1, 1};
   sampler.call(call, *stream, [time] { std::this_thread::sleep_for(time); });
 }
@@ -161,7 +161,7 @@ TEST(MeasuredCluster, CallsTakeTimeFromTheComputationWhereThatWasMeasured) {
 
 TEST(MeasuredCluster, KernelsStartAfterTheLatency) {
   const SimulatedCluster simulated = simulate(measured_cluster(), 4);
-  nn::KernelInvocation call{.kernel = "add", .dtype = base::DType::f32, .size = 1e4, .bytes = 1e4, .product = {}};
+  nn::KernelInvocation call{.kernel = "add", .dtype = base::DType::f32, .size = 1e4, .product = {}};
   EXPECT_NEAR(simulated.kernels(call), 12e-6, 1e-12);
   call.kernel = "scale";  // not measured: the memory's rate
   EXPECT_NEAR(simulated.kernels(call), 3e-6, 1e-12);

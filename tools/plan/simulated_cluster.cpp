@@ -105,9 +105,9 @@ nn::KernelTime kernel_time(const ClusterSpec& cluster) {
         const double latency = compute.kernel_latency_us * kMicroseconds;
         if (found != tables.end()) return latency + found->second.at(call.size);
         if (compute.host_link_bytes_per_second > 0 && call.kernel.starts_with("copy_"))
-          return latency + call.bytes / compute.host_link_bytes_per_second;
-        const double bytes = call.bytes / (compute.memory_bytes_per_second * compute.efficiencies.memory);
-        if (call.product.count == 0) return latency + bytes;
+          return latency + call.size / compute.host_link_bytes_per_second;
+        const double memory_rate = compute.memory_bytes_per_second * compute.efficiencies.memory;
+        if (call.product.count == 0) return latency + call.size / memory_rate;
         const std::string dtype = call.kernel == "fp8_product" ? "fp8" : std::string(base::name_of(call.dtype));
         const auto peak = compute.peak_flops.find(dtype);
         if (peak == compute.peak_flops.end())
@@ -116,7 +116,8 @@ nn::KernelTime kernel_time(const ClusterSpec& cluster) {
         const bool attention = call.kernel.starts_with("attention");
         const double rate = peak->second * (attention ? compute.efficiencies.attention : compute.efficiencies.product);
         // The machine of --machine has two rates and nothing else.
-        return latency + std::max(call.size / rate, compute.kind == ComputeSpec::Kind::device ? bytes : 0);
+        const bool on_device = compute.kind == ComputeSpec::Kind::device;
+        return latency + std::max(call.size / rate, on_device ? (call.reads + call.writes) / memory_rate : 0);
       };
 }
 

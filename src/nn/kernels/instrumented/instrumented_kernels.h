@@ -182,7 +182,6 @@ class InstrumentedKernels final : public KernelTable<T> {
     observer_.call({.kernel = kernel,
                     .dtype = dtype_of<T>,
                     .size = bytes(size),
-                    .bytes = bytes(size),
                     .reads = bytes(moved.read),
                     .writes = bytes(moved.written),
                     .product = {}},
@@ -197,7 +196,6 @@ class InstrumentedKernels final : public KernelTable<T> {
     observer_.call({.kernel = kernel,
                     .dtype = dtype_of<T>,
                     .size = 2 * updated + gradient,
-                    .bytes = 2 * updated + gradient,
                     .reads = updated + (half_gradient ? half : gradient),
                     .writes = updated + (copies ? half : 0.0),
                     .product = {}},
@@ -211,7 +209,6 @@ class InstrumentedKernels final : public KernelTable<T> {
     observer_.call({.kernel = kernel,
                     .dtype = dtype_of<T>,
                     .size = 2.0 * products.count * rows * in * out,
-                    .bytes = products.count * (rows * in + in * out + rows * out) * sizeof(T),
                     .reads = bytes(moved.read),
                     .writes = bytes(moved.written),
                     .product = {static_cast<std::int64_t>(shape.rows), static_cast<std::int64_t>(shape.out),
@@ -231,7 +228,6 @@ class InstrumentedKernels final : public KernelTable<T> {
         {.kernel = kernel,
          .dtype = dtype_of<T>,
          .size = (scores.backward ? 5 : 2) * heads * dim * positions * (positions + 1),
-         .bytes = (scores.backward ? 8 : 4) * heads * dim * positions * sizeof(T),
          .reads = bytes(scores.backward ? 3 * queries + 2 * keys : queries + 2 * keys),
          .writes = bytes(scores.backward ? queries + 2 * keys : queries),
          .product = {static_cast<std::int64_t>(shape.positions), static_cast<std::int64_t>(shape.positions),
@@ -295,7 +291,6 @@ class InstrumentedDeviceKernels final : public DeviceKernels {
     observer_.call({.kernel = "fp8_product",
                     .dtype = a.dtype,
                     .size = 2 * m * n * k,
-                    .bytes = operands + result,
                     .reads = operands + (a.accumulate ? result : 0),
                     .writes = result,
                     .product = {static_cast<std::int64_t>(a.m), static_cast<std::int64_t>(a.n),
@@ -319,14 +314,9 @@ class InstrumentedDeviceKernels final : public DeviceKernels {
   template <class Run>
   void show(std::string_view kernel, Stream& stream, DType dtype, Bytes moved, const Run& run) {
     const auto reads = static_cast<double>(moved.read), writes = static_cast<double>(moved.written);
-    observer_.call({.kernel = kernel,
-                    .dtype = dtype,
-                    .size = reads + writes,
-                    .bytes = reads + writes,
-                    .reads = reads,
-                    .writes = writes,
-                    .product = {}},
-                   stream, run);
+    observer_.call(
+        {.kernel = kernel, .dtype = dtype, .size = reads + writes, .reads = reads, .writes = writes, .product = {}},
+        stream, run);
   }
 
   const std::unique_ptr<DeviceKernels> inner_;

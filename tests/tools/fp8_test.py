@@ -10,9 +10,11 @@ import unittest
 
 TOOL = None
 TEXT = pathlib.Path(__file__).resolve().parents[2] / "README.md"
-DISTANCE = 0.01  # how far the loss of fp8 may lie above that of bf16, as docs/mixed_precision.md says
-STEPS = 300
-CURVE = ["--model", "gpt-nano", "--ranks", "2", "--strategy", "fsdp", "--steps", STEPS, "--lr", "1e-3", "--warmup", "30", "--schedule", "cosine"]  # on the default text
+# The calm part of the curve, as docs/mixed_precision.md says: with this warm-up, runs of bf16 whose sums have another order stay
+# within NOISE of each other, and fp8 within DISTANCE of bf16.
+CURVE = ["--model", "gpt-nano", "--strategy", "fsdp", "--steps", 150, "--lr", "1e-3", "--warmup", 50]  # on the default text
+LAST, SEEDS = 50, (0, 1)  # losses of a run that are averaged, and the runs
+NOISE, DISTANCE = 0.001, 0.005
 
 
 def tool(*arguments):
@@ -50,17 +52,22 @@ class Fp8Test(unittest.TestCase):
                 self.assertEqual(run["wire_bytes_per_step"], run["formula_bytes_per_step"], run["strategy"])
         self.assertEqual(len(ends), 3, "the scalings differ")
 
-    def test_final_loss_is_close_to_that_of_bf16_unless_scales_are_missing(self):
-        def final(*precision):
-            losses = [line["loss"] for line in self.run_tool("train", *CURVE, *precision) if "loss" in line]
-            self.assertEqual(len(losses), STEPS)
-            return sum(losses[-20:]) / 20
+    def test_loss_is_close_to_that_of_bf16_unless_scales_are_missing(self):
+        def final(seed, precision, *options, ranks=2):
+            lines = self.run_tool("train", *CURVE, "--ranks", ranks, "--seed", seed, "--precision", precision, *options)
+            losses = [line["loss"] for line in lines if "loss" in line]
+            self.assertEqual(len(losses), 150)
+            return sum(losses[-LAST:]) / LAST
 
-        bf16 = final("--precision", "bf16")
-        self.assertLess(abs(final("--precision", "f32") - bf16), DISTANCE / 5, "the noise")
-        self.assertLess(final("--precision", "fp8"), bf16 + DISTANCE)
-        self.assertLess(final("--precision", "fp8", "--fp8-scaling", "delayed"), bf16 + DISTANCE)
-        self.assertGreater(final("--precision", "fp8", "--fp8-scaling", "none"), bf16 + DISTANCE, "the control")
+        bf16 = {seed: final(seed, "bf16") for seed in SEEDS}
+
+        def distance(*precision, **ranks):
+            return abs(sum(final(seed, *precision, **ranks) - bf16[seed] for seed in SEEDS) / len(SEEDS))
+
+        self.assertLess(distance("bf16", ranks=1), NOISE, "sums in another order")
+        for scaling in ("current", "delayed"):
+            self.assertLess(distance("fp8", "--fp8-scaling", scaling), DISTANCE, scaling)
+        self.assertGreater(distance("fp8", "--fp8-scaling", "none"), 3 * DISTANCE, "the control")
 
     def test_resumes_and_changes_its_scaling(self):
         options = ["--precision", "fp8", "--fp8-scaling", "delayed"]

@@ -71,8 +71,8 @@ TESSERA_KERNEL void tensor_statistics_kernel(AttentionBackward<T> a, AttentionPl
         plan.dim % 8 == 0 && (reinterpret_cast<std::uintptr_t>(out) | reinterpret_cast<std::uintptr_t>(dout)) % 16 == 0;
     Eight<T> left = {}, right = {};
     if (whole && lane * 8 < plan.dim) {
-      left = *reinterpret_cast<const Eight<T>*>(out);
-      right = *reinterpret_cast<const Eight<T>*>(dout);
+      left = load_whole(reinterpret_cast<const Eight<T>*>(out));
+      right = load_whole(reinterpret_cast<const Eight<T>*>(dout));
     }
     for (unsigned e = 0; e < 8; ++e) {
       if (!whole && lane * 8 + e < plan.dim) left.v[e] = out[e], right.v[e] = dout[e];

@@ -185,12 +185,12 @@ To bits_as(From from) {
 }
 template <class V>
 V load_whole(const V* from) {
-  emulation::accesses().read += sizeof(V);
+  emulation::accesses().on_read(from, sizeof(V));
   return *from;
 }
 template <class V>
 void store_whole(V* to, const V& value) {
-  emulation::accesses().written += sizeof(V);
+  emulation::accesses().on_write(to, sizeof(V));
   *to = value;
 }
 

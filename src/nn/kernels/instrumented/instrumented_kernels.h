@@ -99,7 +99,7 @@ class InstrumentedKernels final : public KernelTable<T> {
   void embedding_backward(Stream& s, const kernels::EmbeddingBackward<T>& a) override {
     const std::size_t count = a.rows * a.width, cleared = a.accumulate ? 0 : a.vocabulary * a.width;
     const std::size_t most = std::min(a.rows, a.vocabulary) * a.width;  // rows of the table, whatever the ids
-    show_as("embedding_backward", s, 2 * count + cleared, {count + most, most + cleared},
+    show_as("embedding_backward", s, 2 * count + cleared, {count + if_any(a.accumulate, most), most + cleared},
             [&] { inner_.embedding_backward(s, a); });
   }
   void cross_entropy_forward(Stream& s, const kernels::MeanCrossEntropy<T>& a) override {

@@ -101,6 +101,127 @@ TEST(AccessCounts, Optimizers) {
   }
 }
 
+/// Like counted(), of six arrays of kCount elements; other arrays, such as weights as short as a row and scratch, are
+/// not counted.
+template <class T, class Function>
+Counted counted_rows(const Function& function) {
+  Context host;
+  Counter counter;
+  InstrumentedDeviceKernels kernels(make_emulated_kernels({host.runtime(), host.memory(), host.threads()}), counter);
+  Array<T> a(numbers<T>("a", kCount)), b(numbers<T>("b", kCount)), c(numbers<T>("c", kCount)),
+      d(numbers<T>("d", kCount)), e(numbers<T>("e", kCount)), f(numbers<T>("f", kCount));
+  const std::array<T*, 6> at{a.data(), b.data(), c.data(), d.data(), e.data(), f.data()};
+  for (T* const array : at) emulation::accesses().ranges.push_back({array, kCount * sizeof(T)});
+  function(kernels, host.stream(), at);
+  emulation::accesses().ranges.clear();
+  return counter.last;
+}
+
+template <class T>
+void expect_norms() {
+  using W = OpMath<T>;
+  Array<T> weight(numbers<T>("w", kWidth)), bias(numbers<T>("v", kWidth));
+  Array<W> mean(numbers<W>("m", kRows)), rstd(numbers<W>("r", kRows));
+  for (const bool adds : {false, true}) {
+    expect_equal(counted_rows<T>([&](auto& k, Stream& s, auto at) {
+                   k.template of<T>()->layer_norm_forward(s, {.rows = kRows,
+                                                              .width = kWidth,
+                                                              .x = at[0],
+                                                              .weight = weight.data(),
+                                                              .bias = bias.data(),
+                                                              .y = at[1],
+                                                              .added = adds ? at[2] : nullptr,
+                                                              .sum = adds ? at[3] : nullptr});
+                 }),
+                 "layer_norm_forward");
+    expect_equal(counted_rows<T>([&](auto& k, Stream& s, auto at) {
+                   k.template of<T>()->rms_norm_forward(s, {.rows = kRows,
+                                                            .width = kWidth,
+                                                            .x = at[0],
+                                                            .weight = weight.data(),
+                                                            .y = at[1],
+                                                            .added = adds ? at[2] : nullptr,
+                                                            .sum = adds ? at[3] : nullptr});
+                 }),
+                 "rms_norm_forward");
+    expect_equal(counted_rows<T>([&](auto& k, Stream& s, auto at) {
+                   k.template of<T>()->layer_norm_backward(s, {.rows = kRows,
+                                                               .width = kWidth,
+                                                               .x = at[0],
+                                                               .weight = weight.data(),
+                                                               .mean = mean.data(),
+                                                               .rstd = rstd.data(),
+                                                               .dy = at[1],
+                                                               .dx = at[2],
+                                                               .dweight = weight.data(),
+                                                               .dbias = bias.data(),
+                                                               .accumulate_dx = adds});
+                 }),
+                 "layer_norm_backward");
+    expect_equal(counted_rows<T>([&](auto& k, Stream& s, auto at) {
+                   k.template of<T>()->rms_norm_backward(s, {.rows = kRows,
+                                                             .width = kWidth,
+                                                             .x = at[0],
+                                                             .weight = weight.data(),
+                                                             .rstd = rstd.data(),
+                                                             .dy = at[1],
+                                                             .dx = at[2],
+                                                             .accumulate_dx = adds});
+                 }),
+                 "rms_norm_backward");
+  }
+}
+
+TEST(AccessCounts, Norms) {
+  expect_norms<float>();
+  expect_norms<bf16>();
+}
+
+template <class T>
+void expect_tables() {
+  using W = OpMath<T>;
+  const std::array<std::int32_t, kRows> ids{3, 0, 7, 1, 6, 2, 5, 4};  // each once, as the counts assume
+  Array<W> max(numbers<W>("m", kRows)), sum(numbers<W>("s", kRows));
+  std::array<double, 3> numbers_of_loss{1, 1, 1};
+  expect_equal(counted_rows<T>([&](auto& k, Stream& s, auto at) {
+                 k.template of<T>()->cross_entropy_forward(
+                     s, {.rows = {.logits = at[0], .targets = ids.data(), .rows = kRows, .vocabulary = kWidth},
+                         .loss = &numbers_of_loss[0],
+                         .valid = &numbers_of_loss[1]});
+               }),
+               "cross_entropy_forward");
+  for (const bool accumulate : {false, true}) {
+    expect_equal(counted_rows<T>([&](auto& k, Stream& s, auto at) {
+                   k.template of<T>()->cross_entropy_backward(s, {.rows = {.logits = at[0],
+                                                                           .targets = ids.data(),
+                                                                           .rows = kRows,
+                                                                           .vocabulary = kWidth,
+                                                                           .row_max = max.data(),
+                                                                           .row_sum = sum.data(),
+                                                                           .dlogits = at[1],
+                                                                           .accumulate = accumulate},
+                                                                  .upstream = &numbers_of_loss[2],
+                                                                  .valid = &numbers_of_loss[1]});
+                 }),
+                 "cross_entropy_backward");
+    expect_equal(
+        counted_rows<T>([&](auto& k, Stream& s, auto at) {
+          k.template of<T>()->embedding_forward(s, {at[0], ids.data(), at[1], kRows, kRows, kWidth, accumulate});
+        }),
+        "embedding_forward");
+    expect_equal(
+        counted_rows<T>([&](auto& k, Stream& s, auto at) {
+          k.template of<T>()->embedding_backward(s, {ids.data(), at[0], at[1], kRows, kRows, kWidth, accumulate});
+        }),
+        "embedding_backward");
+  }
+}
+
+TEST(AccessCounts, LossAndEmbedding) {
+  expect_tables<float>();
+  expect_tables<bf16>();
+}
+
 /// The control: a call that reads an array which its arguments do not name.
 TEST(AccessCounts, DetectsUncountedRead) {
   const Counted right = counted<float>([](auto& k, Stream& s, auto at) {

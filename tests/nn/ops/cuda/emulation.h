@@ -12,6 +12,7 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -227,9 +228,23 @@ inline void Thread::wait(State where) {
   if (_setjmp(inside_) == 0) _longjmp(outside_, 1);
 }
 
-/// Bytes that kernels of this thread read and wrote by whole vectors; single elements are not counted.
+/// Bytes that kernels of this thread read and wrote by whole vectors and by asynchronous copies; single elements are
+/// not counted. With `ranges`, only accesses to these.
 struct Accesses {
+  struct Range {
+    const void* begin;
+    std::size_t bytes;
+  };
   std::size_t read = 0, written = 0;
+  std::vector<Range> ranges;
+  bool counts(const void* at) const {
+    const auto inside = [at](const Range& range) {
+      return reinterpret_cast<std::uintptr_t>(at) - reinterpret_cast<std::uintptr_t>(range.begin) < range.bytes;
+    };
+    return ranges.empty() || std::any_of(ranges.begin(), ranges.end(), inside);
+  }
+  void on_read(const void* at, std::size_t bytes) { read += counts(at) ? bytes : 0; }
+  void on_write(const void* at, std::size_t bytes) { written += counts(at) ? bytes : 0; }
 };
 inline Accesses& accesses() {
   thread_local Accesses count;
@@ -281,7 +296,10 @@ T shuffle_xor(T value, unsigned mask) {
   return from_lanes<1>(value, {block().current % Block::kWarp ^ mask})[0];
 }
 
-inline void copy_async(void* to, const void* from, bool inside) { block().thread().copies.begin(to, from, inside); }
+inline void copy_async(void* to, const void* from, bool inside) {
+  if (inside) accesses().on_read(from, kCopyBytes);
+  block().thread().copies.begin(to, from, inside);
+}
 inline void commit_copies() { block().thread().copies.commit(); }
 inline void wait_copies(std::size_t pending) { block().thread().copies.wait(pending); }
 

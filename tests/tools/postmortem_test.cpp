@@ -34,6 +34,9 @@ class PostmortemTest : public testing::Test {
     return read_flight_logs(*config.flight_recorder, ignored);
   }
 
+  /// Of three ranks, the second of which leaves when the others have made one call more.
+  std::vector<FlightLog> record_departure_of_rank_1();
+
   nn::test::TemporaryDirectory directory_;
 };
 
@@ -51,6 +54,15 @@ void all_gather(Communicator& world, std::size_t bytes, std::string_view label, 
       world.all_gather(comm::view_of(in.data(), in.size()), comm::view_of(out.data(), out.size()), {.label = label});
   issued.count_down();
   work.wait();
+}
+
+std::vector<FlightLog> PostmortemTest::record_departure_of_rank_1() {
+  std::latch issued(2);
+  return record(3, [&](Communicator& world) {
+    all_gather(world, 8);
+    if (world.rank() == 1) return issued.wait();
+    all_gather(world, 8, "h.2", issued);
+  });
 }
 
 TEST_F(PostmortemTest, HealthyRanksDoNotDiverge) {
@@ -197,12 +209,7 @@ TEST_F(PostmortemTest, NamesRankThatIsMissingInGroup) {
 }
 
 TEST_F(PostmortemTest, RanksWithoutFileAreNamed) {
-  std::latch issued(2);
-  auto logs = record(3, [&](Communicator& world) {
-    all_gather(world, 8);
-    if (world.rank() == 1) return issued.wait();
-    all_gather(world, 8, "h.2", issued);
-  });
+  auto logs = record_departure_of_rank_1();
   EXPECT_THAT(find_first_divergence(logs)->ranks, ElementsAre(1));
   EXPECT_EQ(find_first_divergence(logs)->kind, FirstDivergence::Kind::never_called);
   logs.erase(logs.begin() + 1);
@@ -215,12 +222,7 @@ TEST_F(PostmortemTest, RanksWithoutFileAreNamed) {
 
 /// Rank 0 has noticed that rank 1 left before rank 2 saw the end of its last call.
 TEST_F(PostmortemTest, RankWhoseCallFailedIsNoCause) {
-  std::latch issued(2);
-  auto logs = record(3, [&](Communicator& world) {
-    all_gather(world, 8);
-    if (world.rank() == 1) return issued.wait();
-    all_gather(world, 8, "h.2", issued);
-  });
+  auto logs = record_departure_of_rank_1();
   ASSERT_EQ(logs[2].calls.size(), 2U);
   logs[2].calls.pop_back();
   EXPECT_THAT(find_first_divergence(logs)->ranks, ElementsAre(1, 2));  // the negative control

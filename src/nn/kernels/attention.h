@@ -14,6 +14,11 @@ namespace tessera::nn::kernels {
 /// Positions per block of queries or keys.
 inline constexpr std::size_t kAttentionBlock = 64;
 
+/// The most bytes of workspace that a vendor's library gets for attention on a device. A backward with fixed bits keeps
+/// a gradient of all scores there, positions^2 elements per head. Where that is more, this library's kernels compute
+/// it, whose memory grows with the positions alone.
+inline constexpr std::size_t kMaxAttentionWorkspace = std::size_t{1} << 30;
+
 /// Element d of head h at position t of batch b: data[b*batch_stride + t*position_stride + h*head_stride + d].
 template <class T>
 struct HeadsView {

@@ -81,7 +81,7 @@ std::unique_ptr<CudnnAttention::Prepared> CudnnAttention::prepare(const CudnnAtt
     CudnnGraph graph(opened_->api);
     add_attention(graph, problem);
     std::optional<CudnnPlan> plan = graph.plan({.handle = opened_->handle});
-    if (plan && plan->workspace() <= kMaxWorkspace)
+    if (plan && plan->workspace() <= kernels::kMaxAttentionWorkspace)
       return std::make_unique<Prepared>(std::move(graph), std::move(*plan), problem);
     if (plan) why = "a plan with a workspace of " + std::to_string(plan->workspace() >> 20) + " MiB";
   } catch (const base::BackendError& error) {  // the library rejects such a graph

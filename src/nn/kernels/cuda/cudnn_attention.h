@@ -38,13 +38,10 @@ class CudnnAttention {
 
   /// True if the library can be used at all; opens it at the first call.
   bool available();
-  /// False if the library has no plan of at most kMaxWorkspace bytes. The stream must be prepared for a launch.
+  /// False if the library has no plan of at most kernels::kMaxAttentionWorkspace bytes. The stream must be prepared for
+  /// a launch.
   bool run(Stream& stream, const CudnnAttentionProblem& problem, const CudnnAttentionMemory& memory);
   const std::string& name() const { return name_; }  ///< AttentionTable::name()
-
-  /// A deterministic backward keeps a gradient of all scores, positions^2 elements per head, in its workspace. Where
-  /// that is more, this library's kernels compute it, whose memory grows with the positions alone.
-  static constexpr std::size_t kMaxWorkspace = std::size_t{1} << 30;
 
  private:
   struct Prepared;

@@ -6,14 +6,14 @@ namespace tessera::nn {
 namespace {
 
 /// Of the backward on a GPU. Of elements of 2 bytes: what cuDNN's plans with fixed bits have as their workspace, the
-/// gradient of the scores, and a sum per row (scripts/cudnn-plans shows the plans'); if that is over 1 GiB, which the
-/// library leaves to its own kernel, that kernel's statistics and dq in f32. Of others: a sum per row.
+/// gradient of the scores, and a sum per row (scripts/cudnn-plans shows the plans'); if that is too much for the
+/// vendor's library, this library's kernel runs: its statistics and dq in f32. Of others: a sum per row.
 std::size_t gpu_attention_backward_scratch(const kernels::AttentionShape& s, std::size_t element_bytes) {
   const auto up = [](std::size_t n, std::size_t multiple) { return (n + multiple - 1) / multiple * multiple; };
   const std::size_t heads = s.batch * s.heads, rows = heads * s.positions;
   if (element_bytes != 2) return rows * element_bytes;
   const std::size_t gradient = heads * up(s.positions, 64) * up(s.positions, 128) * element_bytes;
-  if (gradient <= std::size_t{1} << 30) return gradient + rows * sizeof(float);
+  if (gradient <= kernels::kMaxAttentionWorkspace) return gradient + rows * sizeof(float);
   return rows * (2 + up(s.dim, 64)) * sizeof(float);
 }
 

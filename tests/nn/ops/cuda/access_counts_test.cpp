@@ -223,6 +223,22 @@ TEST(AccessCounts, LossAndEmbedding) {
 }
 
 /// The control: a call that reads an array which its arguments do not name.
+/// The control of counted_rows(): a weight in one of its arrays is counted, where the reports leave it out.
+TEST(AccessCounts, ArraysOfRowsAreCounted) {
+  const auto forward_with = [](float* weight, std::size_t array) {
+    return counted_rows<float>([=](auto& k, Stream& s, auto at) {
+      k.template of<float>()->rms_norm_forward(
+          s,
+          {.rows = kRows, .width = kWidth, .x = at[0], .weight = weight != nullptr ? weight : at[array], .y = at[1]});
+    });
+  };
+  Array<float> weight(numbers<float>("w", kWidth));
+  expect_equal(forward_with(weight.data(), 0), "outside of the arrays");
+  const Counted inside = forward_with(nullptr, 2);
+  EXPECT_GT(inside.read, inside.reported_read);
+  EXPECT_EQ(inside.written, inside.reported_written);
+}
+
 TEST(AccessCounts, DetectsUncountedRead) {
   const Counted right = counted<float>([](auto& k, Stream& s, auto at) {
     k.f32_kernels()->add(s, {at[0], at[1], at[2], kCount});

@@ -56,7 +56,7 @@ class ThreadCommunicator : public comm::Communicator {
     return Work();  // completed: this backend is never asynchronous
   }
   Work do_batch(std::span<const OpDesc>) override { throw base::Unsupported("batch over threads"); }
-  std::unique_ptr<comm::Communicator> do_split(int color, int) override {
+  std::unique_ptr<comm::Communicator> do_split(int color, int, const comm::SplitOptions&) override {
     shared_->colors[rank()] = color;
     shared_->arrived.arrive_and_wait();
     int members = 0, mine = 0;

@@ -18,7 +18,7 @@ Buffer ShmCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::opt
                                             use ? memory_tracker() : nullptr);
 }
 
-std::unique_ptr<Communicator> ShmCommunicator::do_split(int color, int key) {
+std::unique_ptr<Communicator> ShmCommunicator::do_split(int color, int key, const SplitOptions&) {
   return make_group(plan_split(gather_for_split(*group_, SplitRequest{color, key}), rank(), timeout()));
 }
 

@@ -18,7 +18,7 @@ class ShmCommunicator final : public Communicator {
  private:
   Work do_start(const OpDesc& call) override { return group_->launch(group_->prepare(call, false)); }
   Work do_batch(std::span<const OpDesc> parts) override { return group_->start_batch(parts, false); }
-  std::unique_ptr<Communicator> do_split(int color, int key) override;
+  std::unique_ptr<Communicator> do_split(int color, int key, const SplitOptions& options) override;
   std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options) override;
   std::unique_ptr<Communicator> make_group(const GroupPlan& plan);
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override;

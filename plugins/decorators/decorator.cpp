@@ -79,8 +79,8 @@ Work Decorator::run(std::span<const OpDesc> calls, bool batch) {
 Work Decorator::do_start(const OpDesc& call) { return run({&call, 1}, false); }
 Work Decorator::do_batch(std::span<const OpDesc> parts) { return run(parts, true); }
 
-std::unique_ptr<Communicator> Decorator::do_split(int color, int key) {
-  std::unique_ptr<Communicator> child = inner_->split(color, key);
+std::unique_ptr<Communicator> Decorator::do_split(int color, int key, const SplitOptions& options) {
+  std::unique_ptr<Communicator> child = inner_->split(color, key, options);
   return child == nullptr ? nullptr : decorate_child(std::move(child));
 }
 
@@ -90,6 +90,10 @@ std::unique_ptr<Communicator> Decorator::do_create_group(std::span<const int> me
 
 Buffer Decorator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
   return inner_->allocate(bytes, kind, use);
+}
+
+Buffer Decorator::do_allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
+  return inner_->allocate_symmetric(bytes, kind, use);
 }
 
 void Decorator::do_abort(std::string_view reason) noexcept { inner_->abort(std::string(reason)); }

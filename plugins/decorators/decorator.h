@@ -52,9 +52,10 @@ class Decorator : public Communicator {
   Work do_start(const OpDesc& call) final;
   Work do_batch(std::span<const OpDesc> parts) final;
   Work run(std::span<const OpDesc> calls, bool batch);
-  std::unique_ptr<Communicator> do_split(int color, int key) final;
+  std::unique_ptr<Communicator> do_split(int color, int key, const SplitOptions& options) final;
   std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options) final;
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) final;
+  Buffer do_allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) final;
   void do_abort(std::string_view reason) noexcept override;
   void do_after(Stream& stream) final { after_ = &stream; }
   void do_traffic(TrafficStats& snapshot) const final { snapshot = inner_->traffic(); }

@@ -130,7 +130,9 @@ Work Communicator::all_to_all_v(ConstView in, std::span<const std::size_t> in_co
 
 Work Communicator::barrier(OpOptions options) { return start({.kind = OpKind::barrier}, options); }
 
-std::unique_ptr<Communicator> Communicator::split(int color, int key) { return do_split(color, key); }
+std::unique_ptr<Communicator> Communicator::split(int color, int key, SplitOptions options) {
+  return do_split(color, key, options);
+}
 
 std::unique_ptr<Communicator> Communicator::create_group(std::span<const int> members, OpOptions options) {
   check_group(members, options, rank_, size_);
@@ -144,6 +146,14 @@ std::unique_ptr<Communicator> Communicator::do_create_group(std::span<const int>
 }
 
 Buffer Communicator::allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
+  return do_allocate(bytes, kind, use);
+}
+
+Buffer Communicator::allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
+  return do_allocate_symmetric(bytes, kind, use);
+}
+
+Buffer Communicator::do_allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
   return do_allocate(bytes, kind, use);
 }
 

@@ -47,6 +47,13 @@ struct CommunicatorOptions {
   std::shared_ptr<MemoryTracker> memory_tracker;  ///< null: creates one
 };
 
+/// What a communicator that split() makes is for.
+struct SplitOptions {
+  /// It will mostly gather memory of allocate_symmetric() beside computations; a backend may then choose how its
+  /// gathers use the device. Any operation works all the same. Equal on all ranks.
+  bool for_gathers = false;
+};
+
 /// An ordered group of ranks and its operations. Every rank calls the same collectives in the same order with matching
 /// arguments. All calls but split() return a Work at once. Memory from allocate(), also of another communicator split
 /// from the same root and at any offset, moves without staging; any other pointer works too. `out` may equal `in` only
@@ -55,8 +62,8 @@ struct CommunicatorOptions {
 /// Errors: the call itself throws InvalidUsage and Unsupported before it sends anything; the communicator stays usable.
 /// Mismatch, Timeout, PeerLost, Aborted, BackendError and SystemError are thrown by waiting, or by a call after an
 /// earlier failure. They are fatal: every pending and later call fails with the first cause, on all ranks, and the
-/// process continues. A split with all ranks in their order may share resources with its original (nccl): then both fail
-/// together. Other communicators stay usable.
+/// process continues. A split with all ranks in their order may share resources with its original (nccl): then both
+/// fail together. Other communicators stay usable.
 ///
 /// One thread at a time issues calls; another one may wait for their Works meanwhile, and any may call abort().
 /// Different threads may use different communicators. Works and communicators split from it must be destroyed before
@@ -119,7 +126,7 @@ class TESSERA_API Communicator {
 
   /// Collective and blocking. Ranks of equal color form a communicator, ordered by key, then by rank; a negative color
   /// returns null. The result has this one's settings and its own traffic counters.
-  std::unique_ptr<Communicator> split(int color, int key);
+  std::unique_ptr<Communicator> split(int color, int key, SplitOptions options = {});
 
   /// Makes a communicator of some of this one's ranks, in this order, without the help of the others. Collective over
   /// `members` and blocking: they all pass the same list, which this rank is on. Unlike other calls, threads may make
@@ -134,6 +141,15 @@ class TESSERA_API Communicator {
   /// communicator. Zero bytes return a valid buffer. No stream may still use a buffer when it is released, since the
   /// next request may reuse it. Throws SystemError, Unsupported.
   Buffer allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use);
+
+  /// As allocate(), but collective and blocking: all ranks call it in the same order with equal `bytes` and `kind`,
+  /// also relative to this communicator's operations, of which some may be in flight. This communicator may be faster
+  /// with such buffers; in exchange, all ranks pass its collectives the buffers of the same calls at the same offsets
+  /// (in place, the rank's own slice), or results may be wrong; checked mode throws Mismatch. Other communicators use
+  /// them as other memory. Releasing a buffer is local, in any order. A backend to which it makes no difference
+  /// allocates locally. It is not an operation: it is in no traffic(). Also throws Mismatch, Timeout, PeerLost, Aborted
+  /// and BackendError, which are fatal.
+  Buffer allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use);
 
   /// Makes every pending and later call fail on all ranks with Aborted, naming this rank and the reason (unless the
   /// communicator has already failed). Any thread.
@@ -166,10 +182,12 @@ class TESSERA_API Communicator {
  private:
   virtual Work do_start(const OpDesc& call) = 0;
   virtual Work do_batch(std::span<const OpDesc> parts) = 0;
-  virtual std::unique_ptr<Communicator> do_split(int color, int key) = 0;
+  virtual std::unique_ptr<Communicator> do_split(int color, int key, const SplitOptions& options) = 0;
   /// `members` and `options` are valid, and the timeout is set; any thread. By default throws Unsupported.
   virtual std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options);
   virtual Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) = 0;
+  /// By default do_allocate().
+  virtual Buffer do_allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use);
   virtual void do_abort(std::string_view reason) noexcept = 0;
   /// The next operation starts after the work that `stream` holds now. By default the host waits.
   virtual void do_after(Stream& stream);

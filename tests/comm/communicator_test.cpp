@@ -72,7 +72,7 @@ class F32Communicator final : public Communicator {
  private:
   Work do_start(const OpDesc&) override { return ++started, Work(); }
   Work do_batch(std::span<const OpDesc>) override { return {}; }
-  std::unique_ptr<Communicator> do_split(int, int) override { return nullptr; }
+  std::unique_ptr<Communicator> do_split(int, int, const SplitOptions&) override { return nullptr; }
   Buffer do_allocate(std::size_t, MemoryKind, std::optional<MemoryCategory>) override { return {}; }
   void do_abort(std::string_view) noexcept override {}
   void do_traffic(TrafficStats&) const override {}

@@ -26,9 +26,9 @@ class CompositeCommunicator final : public Communicator {
   Work do_start(const OpDesc& call) override { return forward_to(used_, call); }
   Work do_batch(std::span<const OpDesc> parts) override { return forward_to(used_, parts); }
   /// All members of a child that share a host belong to the same near communicator, which is split in the same way.
-  std::unique_ptr<Communicator> do_split(int color, int key) override {
-    auto far = far_->split(color, key);
-    auto near = near_->split(color, key);
+  std::unique_ptr<Communicator> do_split(int color, int key, const SplitOptions& options) override {
+    auto far = far_->split(color, key, options);
+    auto near = near_->split(color, key, options);
     if (far == nullptr) return nullptr;
     return std::make_unique<CompositeCommunicator>(std::move(near), std::move(far));
   }

@@ -26,7 +26,7 @@ std::string format_message(const ControlMessage& message) {
 }
 
 std::optional<ControlMessage> parse_message(std::string_view text) {
-  constexpr std::string_view kKinds = "FQACGL";  // loss and damage are never sent, only detected
+  constexpr std::string_view kKinds = "FQACGSL";  // loss and damage are never sent, only detected
   if (text.empty() || kKinds.find(text.front()) == std::string_view::npos) return std::nullopt;
   ControlMessage message;
   message.kind = static_cast<ControlMessage::Kind>(text.front());

@@ -18,6 +18,7 @@ struct ControlMessage {
     progress_reply = 'A',  ///< number: the query's; value: the last operation called
     op_signature = 'C',    ///< checked mode; number: the operation's; value: its fingerprint; text: its signature
     group_key = 'G',       ///< text: what the members of a new communicator need of its first one
+    symmetric = 'S',       ///< number: of the step; value: the bytes; text: why it can't, or what has failed, or ""
     departure = 'L',       ///< value: the last operation called; text: the first failure, if any
     peer_lost = 'X',       ///< never sent: reported by the channel itself
     damaged = 'D',         ///< likewise

@@ -91,10 +91,10 @@ class RecordedCommunicator final : public Communicator {
     return record(parts, [&] { return forward_to(*inner_, parts); });
   }
 
-  std::unique_ptr<Communicator> do_split(int color, int key) override {
+  std::unique_ptr<Communicator> do_split(int color, int key, const SplitOptions& options) override {
     std::string name = name_ + "." + std::to_string(++splits_);
     ++collectives_;  // the backend exchanges the colors by one
-    auto child = inner_->split(color, key);
+    auto child = inner_->split(color, key, options);
     if (child == nullptr) return nullptr;
     return std::make_unique<RecordedCommunicator>(std::move(child), rank_, std::move(name));
   }
@@ -112,6 +112,9 @@ class RecordedCommunicator final : public Communicator {
   }
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
     return inner_->allocate(bytes, kind, use);
+  }
+  Buffer do_allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
+    return inner_->allocate_symmetric(bytes, kind, use);
   }
   void do_abort(std::string_view reason) noexcept override { inner_->abort(std::string(reason)); }
   void do_after(Stream& stream) override { forward_after(*inner_, stream); }

@@ -28,7 +28,7 @@ class HostCommunicator final : public Communicator {
   void do_abort(std::string_view reason) noexcept override { group_->abort(reason); }
   void do_traffic(TrafficStats& snapshot) const override { group_->read_traffic(snapshot); }
   std::string_view do_last_algorithm() const noexcept override { return group_->last_algorithm(); }
-  std::unique_ptr<Communicator> do_split(int color, int key) override;
+  std::unique_ptr<Communicator> do_split(int color, int key, const SplitOptions& options) override;
   std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options) override;
   std::shared_ptr<HostGroup> make_group(const GroupPlan& plan);
   std::unique_ptr<NativeCommunicator> copy_native();
@@ -73,7 +73,7 @@ std::shared_ptr<HostGroup> HostCommunicator::make_group(const GroupPlan& plan) {
   }
 }
 
-std::unique_ptr<Communicator> HostCommunicator::do_split(int color, int key) {
+std::unique_ptr<Communicator> HostCommunicator::do_split(int color, int key, const SplitOptions&) {
   const GroupPlan plan = plan_split(gather_for_split(*group_, SplitRequest{color, key}), rank(), timeout());
   if (plan.members.empty()) return nullptr;
   auto part = make_group(plan);

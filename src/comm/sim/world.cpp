@@ -173,7 +173,7 @@ class SimulatedCommunicator final : public Communicator {
     return all;
   }
 
-  std::unique_ptr<Communicator> do_split(int color, int key) override {
+  std::unique_ptr<Communicator> do_split(int color, int key, const SplitOptions&) override {
     if (color < 0) return nullptr;
     if (key < 0 || key >= size())
       throw InvalidUsage("split: key " + std::to_string(key) + "; a simulation needs keys 0 to " +

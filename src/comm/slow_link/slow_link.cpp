@@ -82,8 +82,8 @@ class SlowCommunicator final : public Communicator {
     return Work(new SlowWork(std::move(inner), *inner_, state_, transfer, transfer->called + timeout, completions_));
   }
 
-  std::unique_ptr<Communicator> do_split(int color, int key) override {
-    auto child = inner_->split(color, key);
+  std::unique_ptr<Communicator> do_split(int color, int key, const SplitOptions& options) override {
+    auto child = inner_->split(color, key, options);
     if (child == nullptr) return nullptr;
     return std::make_unique<SlowCommunicator>(std::move(child), links_, world_rank_, world_size_, state_);
   }

@@ -183,9 +183,9 @@ void StagedCommunicator::wait_until_issued() {
   const std::lock_guard lock(engine_->mutex());
 }
 
-std::unique_ptr<Communicator> StagedCommunicator::do_split(int color, int key) {
+std::unique_ptr<Communicator> StagedCommunicator::do_split(int color, int key, const SplitOptions& options) {
   wait_until_issued();
-  std::unique_ptr<Communicator> child = inner_->split(color, key);
+  std::unique_ptr<Communicator> child = inner_->split(color, key, options);
   return child == nullptr ? nullptr : std::make_unique<StagedCommunicator>(std::move(child), engine_);
 }
 

@@ -39,7 +39,7 @@ class StagedCommunicator final : public Communicator {
  private:
   Work do_start(const OpDesc& call) override;
   Work do_batch(std::span<const OpDesc> parts) override;
-  std::unique_ptr<Communicator> do_split(int color, int key) override;
+  std::unique_ptr<Communicator> do_split(int color, int key, const SplitOptions& options) override;
   std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options) override;
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override;
   void do_abort(std::string_view reason) noexcept override;

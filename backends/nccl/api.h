@@ -71,6 +71,10 @@ struct NcclApi {
   cudaError_t (*cudaHostAlloc)(void** data, std::size_t bytes, unsigned flags) = nullptr;
   /// Null if the library is too old for it. (Some headers that this builds with do not declare it.)
   ncclResult_t (*ncclCommRevoke)(ncclComm_t comm, int flags) = nullptr;
+  /// Likewise; a window is an ncclWindow_t.
+  ncclResult_t (*ncclCommWindowRegister)(ncclComm_t comm, void* data, std::size_t bytes, void** window,
+                                         int flags) = nullptr;
+  ncclResult_t (*ncclCommWindowDeregister)(ncclComm_t comm, void* window) = nullptr;
   int (*setenv)(const char* name, const char* value, int overwrite) = ::setenv;
   const TreeKernels* tree = nullptr;  ///< this library's kernels; null if this build has none
 
@@ -80,6 +84,17 @@ struct NcclApi {
     int version = 0;
     return ncclMemAlloc && ncclMemFree && ncclCommRegister && ncclCommDeregister &&
            ncclGetVersion(&version) == ncclSuccess && version >= NCCL_VERSION(2, 26, 0);
+  }
+  /// Whether the library has symmetric windows: from 2.27 on.
+  bool has_windows() const {
+    int version = 0;
+    return registers() && ncclCommWindowRegister && ncclCommWindowDeregister &&
+           ncclGetVersion(&version) == ncclSuccess && version >= NCCL_VERSION(2, 27, 0);
+  }
+  /// Whether copy engines can gather between windows: from 2.28 on.
+  bool gathers_by_copy_engines() const {
+    int version = 0;
+    return has_windows() && ncclGetVersion(&version) == ncclSuccess && version >= NCCL_VERSION(2, 28, 0);
   }
 };
 

@@ -16,6 +16,9 @@ namespace {
 
 constexpr EnvVariable kDevice{"TESSERA_NCCL_DEVICE", "", "CUDA device of this rank; default: its local rank"};
 
+constexpr EnvVariable kSymmetric{"TESSERA_NCCL_SYMMETRIC", "1",
+                                 "0: no symmetric windows of NCCL, and no gathers by copy engines"};
+
 std::string probe() {
   const LoadedApi& loaded = loaded_api();
   return loaded.problem.empty() ? unusable(loaded.api) : loaded.problem;
@@ -72,8 +75,17 @@ std::vector<std::string> exchange(Bootstrap& bootstrap, const std::function<std:
   return blobs;
 }
 
-/// Chooses this rank's device and loads the kernels on it. Where ranks share one, NCCL is told.
-int open_device(Bootstrap& bootstrap, std::optional<Device> given, const NcclApi& api) {
+/// Why this rank has no symmetric windows; "" if it has.
+std::string own_obstacle(const NcclApi& api, bool shared) {
+  const auto wanted = read_env(kSymmetric);
+  if (wanted && parse_integer(*wanted, kSymmetric.name, 0, 1) == 0) return std::string(kSymmetric.name) + " is 0";
+  if (shared) return "ranks share a GPU";
+  return api.has_windows() ? "" : "this version of NCCL has none, 2.27 and newer have";
+}
+
+/// Chooses this rank's device and loads the kernels on it. Where ranks share one, NCCL is told. What one rank lacks,
+/// none uses: NCCL's calls must be the same everywhere.
+RankDevice open_device(Bootstrap& bootstrap, std::optional<Device> given, const NcclApi& api) {
   int device = 0;
   const auto& hosts = bootstrap.hosts();
   const std::vector<std::string> gpus = exchange(bootstrap, [&] {
@@ -84,11 +96,15 @@ int open_device(Bootstrap& bootstrap, std::optional<Device> given, const NcclApi
     check_cuda(api, api.cudaDeviceGetPCIBusId(bus.data(), bus.size(), device), "cudaDeviceGetPCIBusId");
     return hosts[static_cast<std::size_t>(bootstrap.rank())] + " " + bus.data();
   });
-  if (share_gpu(gpus)) {
+  const bool shared = share_gpu(gpus);
+  if (shared) {
     const auto elsewhere = [&](const auto& host) { return host != hosts.front(); };
     allow_shared_gpu(api, bootstrap.rank(), std::none_of(hosts.begin(), hosts.end(), elsewhere));
   }
-  return device;
+  const std::vector<std::string> obstacles = exchange(bootstrap, [&] { return own_obstacle(api, shared); });
+  const auto found = std::find_if(obstacles.begin(), obstacles.end(), [](const auto& one) { return !one.empty(); });
+  if (found == obstacles.end()) return {device, ""};
+  return {device, "rank " + std::to_string(found - obstacles.begin()) + ": " + *found};
 }
 
 /// Returns the world's id, created by rank 0.
@@ -118,8 +134,8 @@ std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, c
   require_possible(options, api, bootstrap->size());
   BackendOptions own = options;
   if (own.communicator.memory_tracker == nullptr) own.communicator.memory_tracker = std::make_shared<MemoryTracker>();
-  const int device = open_device(*bootstrap, own.device, api);
-  const ncclUniqueId id = exchange_id(*bootstrap, api, device);
+  const RankDevice device = open_device(*bootstrap, own.device, api);
+  const ncclUniqueId id = exchange_id(*bootstrap, api, device.index);
   const auto world = std::make_shared<NcclRuntime>(std::move(bootstrap), own, api, device);
   world->open();
   const auto group = std::make_shared<NcclGroup>(world, 0);
@@ -135,7 +151,7 @@ std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, c
 
 const comm::Backend& backend();  // declared by the entry that the build generates
 const comm::Backend& backend() {
-  static constexpr std::array kVariables{kDevice};
+  static constexpr std::array kVariables{kDevice, kSymmetric};
   static const comm::Backend kBackend{.name = "nccl",
                                       .devices = "cuda",
                                       .probe = probe,

@@ -4,15 +4,22 @@
 #include "tessera/base/error.h"
 
 namespace tessera::comm::nccl {
+namespace {
+
+void require_device(MemoryKind kind) {
+  if (kind != MemoryKind::device) throw Unsupported("nccl: allocate supports device memory only");
+}
+
+}  // namespace
 
 NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclGroup> group, CommunicatorOptions options)
     : Communicator(group->rank(), group->size(), std::move(options)), group_(std::move(group)) {}
 
 NcclCommunicator::~NcclCommunicator() { group_->close(); }
 
-std::unique_ptr<Communicator> NcclCommunicator::do_split(int color, int key) {
-  std::shared_ptr<NcclGroup> child = group_->split(color, key);
-  return child == nullptr ? nullptr : std::make_unique<NcclCommunicator>(std::move(child), options());
+std::unique_ptr<Communicator> NcclCommunicator::do_split(int color, int key, const SplitOptions& options) {
+  std::shared_ptr<NcclGroup> child = group_->split(color, key, options);
+  return child == nullptr ? nullptr : std::make_unique<NcclCommunicator>(std::move(child), this->options());
 }
 
 std::unique_ptr<Communicator> NcclCommunicator::do_create_group(std::span<const int> members,
@@ -22,8 +29,14 @@ std::unique_ptr<Communicator> NcclCommunicator::do_create_group(std::span<const 
 }
 
 Buffer NcclCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
-  if (kind != MemoryKind::device) throw Unsupported("nccl: allocate supports device memory only");
+  require_device(kind);
   return group_->runtime().memory().allocate(bytes, use.value_or(MemoryCategory::other),
+                                             use ? memory_tracker() : nullptr);
+}
+
+Buffer NcclCommunicator::do_allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
+  require_device(kind);
+  return group_->symmetric_memory().allocate(bytes, use.value_or(MemoryCategory::other),
                                              use ? memory_tracker() : nullptr);
 }
 

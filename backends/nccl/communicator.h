@@ -22,9 +22,10 @@ class NcclCommunicator final : public Communicator {
  private:
   Work do_start(const OpDesc& call) override { return group_->start(call); }
   Work do_batch(std::span<const OpDesc> parts) override { return group_->start_batch(parts); }
-  std::unique_ptr<Communicator> do_split(int color, int key) override;
+  std::unique_ptr<Communicator> do_split(int color, int key, const SplitOptions& options) override;
   std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options) override;
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override;
+  Buffer do_allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override;
   void do_abort(std::string_view reason) noexcept override { group_->abort(reason); }
   void do_after(Stream& stream) override;
   void do_traffic(TrafficStats& snapshot) const override { group_->read_traffic(snapshot); }

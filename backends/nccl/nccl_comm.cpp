@@ -63,6 +63,12 @@ NcclComm::~NcclComm() {
   wait_aborted();
 }
 
+void NcclComm::gather_by_copy_engines() noexcept {
+#ifdef NCCL_CTA_POLICY_ZERO
+  if (api_.gathers_by_copy_engines()) shared_->config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
+#endif
+}
+
 void NcclComm::init(const ncclUniqueId& id, int rank, int size) {
   const Guard guard(*this);
   check(api_.ncclCommInitRankConfig(&shared_->comm, size, id, rank, &shared_->config), "ncclCommInitRankConfig");

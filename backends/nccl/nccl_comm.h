@@ -26,6 +26,10 @@ class NcclComm {
   /// Aborts a communicator that was not destroyed. Waits for the abort as wait_aborted() does.
   ~NcclComm();
 
+  /// Before the creation: gathers between windows use the device's copy engines and none of its multiprocessors, where
+  /// the library and the headers of this build have that (2.28).
+  void gather_by_copy_engines() noexcept;
+
   // Calls that may block; at most one is made at a time, the next one waits for it. They throw NcclError, also in a
   // communicator that has ended. The device must be the current one.
   void init(const ncclUniqueId& id, int rank, int size);

@@ -56,11 +56,17 @@ std::shared_ptr<NcclGroup> NcclGroup::create_group(const GroupPlan& plan) {
     const std::lock_guard lock(mutex_);
     number = ++groups_[{list, plan.tag}];
   }
-  return create_child(plan, child_id(id(), list + number, plan.tag));
+  return create_child(plan, make_child(child_id(id(), list + number, plan.tag), {}, nullptr));
 }
 
-std::shared_ptr<NcclGroup> NcclGroup::create_child(const GroupPlan& plan, std::uint64_t id) {
-  auto child = std::make_shared<NcclGroup>(runtime_, id);
+std::shared_ptr<NcclGroup> NcclGroup::make_child(std::uint64_t id, const SplitOptions& options,
+                                                 std::shared_ptr<Family> family) {
+  auto child = std::make_shared<NcclGroup>(runtime_, id, std::move(family));
+  if (options.for_gathers && runtime_->no_windows().empty()) child->comm_.gather_by_copy_engines();
+  return child;
+}
+
+std::shared_ptr<NcclGroup> NcclGroup::create_child(const GroupPlan& plan, std::shared_ptr<NcclGroup> child) {
   child->enter_members(plan.rank, plan.world_ranks(*this));
   child->expect_members();
   runtime_->add(*child);
@@ -102,18 +108,18 @@ void NcclGroup::create_resources() {
   family_->add(*this);
 }
 
-std::shared_ptr<NcclGroup> NcclGroup::split(int color, int key) {
+std::shared_ptr<NcclGroup> NcclGroup::split(int color, int key, const SplitOptions& options) {
   const DeviceGuard guard(api_, runtime_->device());
   const GroupPlan plan = plan_split(gather_requests({color, key}), rank(), timeout());
-  const std::uint64_t child = child_id(id(), ++splits_, color);
+  const std::uint64_t child_number = child_id(id(), ++splits_, color);
   if (plan.members.empty()) return nullptr;
   std::vector<int> all(members().size());
   std::iota(all.begin(), all.end(), 0);
-  return plan.members == all ? duplicate(child) : create_child(plan, child);
+  return plan.members == all ? duplicate(make_child(child_number, options, family_))
+                             : create_child(plan, make_child(child_number, options, nullptr));
 }
 
-std::shared_ptr<NcclGroup> NcclGroup::duplicate(std::uint64_t id) {
-  auto child = std::make_shared<NcclGroup>(runtime_, id, family_);
+std::shared_ptr<NcclGroup> NcclGroup::duplicate(std::shared_ptr<NcclGroup> child) {
   child->enter_members(rank(), members());
   start_split(
       0, [this, child](ncclComm_t comm) { child->comm_.begin_copy(comm, rank()); },
@@ -196,8 +202,21 @@ NcclOperation& NcclGroup::prepare(const OpDesc& call) {
   NcclOperation& op = acquire<NcclOperation>(api_, *this);
   const bool message = is_message(call.kind);
   op.reset(call, message ? 0 : next_number());
-  if (options().check && !message) op.signature = checked_signature(call, size());
+  if (options().check && !message) op.signature = checked_signature(call, size()) + describe_places(call);
   return op;
+}
+
+/// Checked mode: where a call's buffers are in windows, which must be the same on all ranks, or NCCL computes wrong
+/// results. The smaller buffer of a gather or a scatter may be the rank's own slice of the larger one.
+std::string NcclGroup::describe_places(const OpDesc& call) {
+  std::string text;
+  const auto add = [&](std::string_view word, const void* data) {
+    if (const std::string place = runtime_->memory().describe_place(*this, data); !place.empty())
+      text.append(", ").append(word).append(" ").append(place);
+  };
+  if (call.kind == OpKind::reduce_scatter || call.kind == OpKind::all_reduce) add("from", call.in.data);
+  if (call.kind == OpKind::all_gather || call.kind == OpKind::all_reduce) add("to", call.out.data);
+  return text;
 }
 
 Work NcclGroup::start_tree(NcclOperation& op) {
@@ -264,14 +283,32 @@ void* NcclGroup::register_memory(void* data, std::size_t bytes) {
   return *handle;
 }
 
-void NcclGroup::deregister_memory(void* handle) noexcept {
-  if (failed()) return;  // it has dropped its registrations
+void* NcclGroup::register_window(const std::shared_ptr<Buffer>& memory, Clock::time_point until) {
+  constexpr int kSymmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC, which older headers lack
+  const auto window = std::make_shared<void*>(nullptr);
+  const auto enter = [this, memory, window](ncclComm_t comm) {
+    check(api_.ncclCommWindowRegister(comm, memory->data(), memory->bytes(), window.get(), kSymmetric),
+          "ncclCommWindowRegister");
+  };
+  run_call([this, enter] { comm_.use(enter); }, until);
+  return *window;
+}
+
+void NcclGroup::deregister(ncclResult_t (*function)(ncclComm_t, void*), void* handle) noexcept {
+  if (failed()) {  // its abort drops the registrations; the memory must live until then
+    comm_.wait_aborted();
+    return;
+  }
   try {
-    run_call([this, handle] { comm_.use([&](ncclComm_t comm) { api_.ncclCommDeregister(comm, handle); }); },
+    run_call([this, function, handle] { comm_.use([&](ncclComm_t comm) { function(comm, handle); }); },
              Clock::now() + kCloseTime);
   } catch (const std::exception& error) {
     log(LogLevel::warn, std::string("nccl: memory stays registered: ") + error.what());
   }
+}
+
+void NcclGroup::on_symmetric_vote(const ControlMessage& message) noexcept {
+  if (const int member = member_of(message.from); member >= 0) symmetric_memory_.on_vote(member, message);
 }
 
 void NcclGroup::count(const OpDesc& call) {

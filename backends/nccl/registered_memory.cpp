@@ -16,7 +16,7 @@ constexpr std::size_t kRegisteredFrom = std::size_t{2} << 20;
 Buffer RegisteredMemory::allocate(std::size_t bytes, MemoryCategory use,
                                   std::shared_ptr<MemoryTracker> memory_tracker) {
   const DeviceGuard guard(api_, device_);
-  const bool registered = api_.registers() && bytes >= kRegisteredFrom;
+  const bool registered = registers(bytes);
   void* data = nullptr;
   std::string problem;
   if (registered) {
@@ -46,6 +46,24 @@ Buffer RegisteredMemory::allocate(std::size_t bytes, MemoryCategory use,
       }};
 }
 
+bool RegisteredMemory::registers(std::size_t bytes) const { return api_.registers() && bytes >= kRegisteredFrom; }
+
+void RegisteredMemory::add_window(NcclGroup& group, void* data, Window window) {
+  const std::lock_guard lock(mutex_);
+  blocks_[data].windows[&group] = window;
+}
+
+std::string RegisteredMemory::describe_place(NcclGroup& group, const void* data) {
+  const std::lock_guard lock(mutex_);
+  auto after = blocks_.upper_bound(const_cast<void*>(data));
+  if (after == blocks_.begin()) return "";
+  const auto& [begin, block] = *--after;
+  const auto offset = static_cast<const std::byte*>(data) - static_cast<const std::byte*>(begin);
+  const auto found = block.windows.find(&group);
+  if (found == block.windows.end() || static_cast<std::size_t>(offset) >= block.bytes) return "";
+  return "window " + std::to_string(found->second.number) + " + " + std::to_string(offset) + " bytes";
+}
+
 void RegisteredMemory::enter(NcclGroup& group, void* data, Block& block) {
   if (void* handle = group.register_memory(data, block.bytes)) block.handles[&group] = handle;
 }
@@ -53,6 +71,7 @@ void RegisteredMemory::enter(NcclGroup& group, void* data, Block& block) {
 void RegisteredMemory::release(void* data, bool registered) noexcept {
   if (registered) {
     const std::lock_guard lock(mutex_);
+    for (const auto& [group, window] : blocks_[data].windows) group->deregister_window(window.handle);
     for (const auto& [group, handle] : blocks_[data].handles) group->deregister_memory(handle);
     blocks_.erase(data);
     api_.ncclMemFree(data);
@@ -71,6 +90,7 @@ void RegisteredMemory::remove(NcclGroup& group) noexcept {
   const std::lock_guard lock(mutex_);
   std::erase(groups_, &group);
   for (auto& [data, block] : blocks_) {
+    if (const auto window = block.windows.extract(&group)) group.deregister_window(window.mapped().handle);
     const auto found = block.handles.find(&group);
     if (found == block.handles.end()) continue;
     group.deregister_memory(found->second);

@@ -1,9 +1,11 @@
 // Device memory that is registered with all communicators of a rank.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "backends/nccl/cuda_objects.h"
@@ -23,6 +25,18 @@ class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
   /// Throws SystemError if the device is out of memory. `memory_tracker` null: not counted.
   Buffer allocate(std::size_t bytes, MemoryCategory use, std::shared_ptr<MemoryTracker> memory_tracker);
 
+  /// A symmetric window. `number`: the same on all ranks of the communicator.
+  struct Window {
+    void* handle = nullptr;
+    std::uint64_t number = 0;
+  };
+  /// `window`: of `group` over the whole block at `data`, from allocate(); it ends with the block or the group.
+  void add_window(NcclGroup& group, void* data, Window window);
+  /// "window 2 + 4096 bytes": where `data` is in a window of `group`; "" if it is in none.
+  std::string describe_place(NcclGroup& group, const void* data);
+  /// Whether a block of so many bytes is registered.
+  bool registers(std::size_t bytes) const;
+
   void add(NcclGroup& group);
   void remove(NcclGroup& group) noexcept;
 
@@ -30,6 +44,7 @@ class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
   struct Block {
     std::size_t bytes = 0;
     std::map<NcclGroup*, void*> handles;  ///< of the registrations
+    std::map<NcclGroup*, Window> windows;
   };
   void enter(NcclGroup& group, void* data, Block& block);
   void release(void* data, bool registered) noexcept;

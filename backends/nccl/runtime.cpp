@@ -14,12 +14,12 @@ constexpr std::size_t kMaxEarly = 1024;
 }  // namespace
 
 NcclRuntime::NcclRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options, const NcclApi& api,
-                         int device)
+                         RankDevice device)
     : bootstrap_(std::move(bootstrap)),
       options_(options),
       api_(api),
-      device_(device),
-      memory_(std::make_shared<RegisteredMemory>(api, device)),
+      device_(std::move(device)),
+      memory_(std::make_shared<RegisteredMemory>(api, device_.index)),
       dead_(static_cast<std::size_t>(bootstrap_->size())),
       monitor_(*bootstrap_) {}
 
@@ -56,6 +56,12 @@ void NcclRuntime::remove(StreamGroup& group) noexcept {
   closed_.insert(group.id());
 }
 
+void NcclRuntime::report_no_windows(const std::string& why) noexcept {
+  if (rank() != 0 || reported_no_windows_.exchange(true)) return;
+  if (const auto& logger = options_.communicator.logger; logger != nullptr)
+    logger->write(LogLevel::info, "nccl: memory is not symmetric: " + why);
+}
+
 /// Handles a message about one communicator.
 void NcclRuntime::deliver(const ControlMessage& message) noexcept {
   const auto found = std::find_if(groups_.begin(), groups_.end(),
@@ -69,6 +75,8 @@ void NcclRuntime::deliver(const ControlMessage& message) noexcept {
     (*found)->on_op_signature(message);
   } else if (message.kind == ControlMessage::Kind::group_key) {
     (*found)->on_group_key(message);
+  } else if (message.kind == ControlMessage::Kind::symmetric) {
+    (*found)->on_symmetric_vote(message);
   } else {
     (*found)->on_departure(message.from, message.value);
   }

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <set>
 #include <shared_mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -21,16 +22,26 @@ namespace tessera::comm::nccl {
 
 class StreamGroup;
 
+/// What a rank uses. `no_windows`: why the ranks have no symmetric windows, the same on all; "" if they have.
+struct RankDevice {
+  int index = 0;
+  std::string no_windows;
+};
+
 /// The watching thread checks deadlines and broken connections while the program only makes streams wait.
 class NcclRuntime {
  public:
-  NcclRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options, const NcclApi& api, int device);
+  NcclRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options, const NcclApi& api,
+              RankDevice device);
   ~NcclRuntime();
   /// Collective. From here on the ranks exchange control messages.
   void open();
 
   const NcclApi& api() const noexcept { return api_; }
-  int device() const noexcept { return device_; }
+  int device() const noexcept { return device_.index; }
+  const std::string& no_windows() const noexcept { return device_.no_windows; }
+  /// Logs once, on rank 0, why memory is not symmetric.
+  void report_no_windows(const std::string& why) noexcept;
   int rank() const noexcept { return bootstrap_->rank(); }
   int size() const noexcept { return bootstrap_->size(); }
   const BackendOptions& options() const noexcept { return options_; }
@@ -54,7 +65,8 @@ class NcclRuntime {
   const std::shared_ptr<Bootstrap> bootstrap_;
   const BackendOptions options_;
   const NcclApi& api_;
-  const int device_;
+  const RankDevice device_;
+  std::atomic<bool> reported_no_windows_{false};
   const std::shared_ptr<RegisteredMemory> memory_;
 
   /// Shared for readers (the watching thread may take a while, and the channel's must continue), exclusive for changes.

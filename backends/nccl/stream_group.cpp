@@ -322,6 +322,11 @@ void StreamGroup::on_peer_lost(int world_rank) noexcept {
   fail({FailureKind::peer_lost, what + rank_name(member) + " died"}, true);
 }
 
+bool StreamGroup::has_closed(int member) const noexcept {
+  const std::lock_guard lock(mutex_);
+  return closed_[static_cast<std::size_t>(member)].has_value();
+}
+
 void StreamGroup::on_departure(int world_rank, std::uint64_t called) noexcept {
   const int member = member_of(world_rank);
   if (member < 0) return;

@@ -57,9 +57,12 @@ class StreamGroup : public GroupCore {
   /// Its family fails, too. Returns at once: separate threads abort the NCCL communicators.
   void fail(Failure failure, bool notify) noexcept override { family_->fail(*this, failure, notify); }
   void on_peer_lost(int world_rank) noexcept;
+  /// Whether the member has closed its communicator. All that it sent before has come.
+  bool has_closed(int member) const noexcept;
   void on_departure(int world_rank, std::uint64_t called) noexcept;
   void on_op_signature(const ControlMessage& message) noexcept;
   void on_group_key(const ControlMessage& message) noexcept;
+  virtual void on_symmetric_vote(const ControlMessage& message) noexcept = 0;
   /// First waits, bounded, until the device can no longer write the operation's memory.
   [[noreturn]] void throw_failure(const Operation& op) override;
 

@@ -259,6 +259,13 @@ class Parts(unittest.TestCase):
         self.script.STEPS["nccl overhead"](machine)
         self.assertIn("run --ranks 2 -- ", " ".join(machine.commands["nccl-overhead"]), "one rank's collectives are copies")
 
+    def test_nccl_windows(self):
+        rows = [{"bytes": 8 << 20, "plain_us": 50.0, "symmetric_us": 45.0}]
+        two = {"text": lambda name: "0\n1\n" if name == "gpus" else None, "json": lambda _: rows}
+        self.assertEqual(self.passes("nccl windows", **two), "time of all_gather with windows: -10.0% at 8 MiB")
+        with self.assertRaisesRegex(self.script.Skipped, "^1 GPU; gathers between windows need two$"):
+            self.passes("nccl windows", **dict(two, text=lambda name: "0\n" if name == "gpus" else None))
+
     def test_build_needs_the_compiler_and_nccl(self):
         self.script.find_nvcc = lambda: None
         self.fails("build", "no nvcc")
@@ -276,7 +283,8 @@ class Parts(unittest.TestCase):
     def test_no_part_is_without_a_control(self):
         # unpack only makes files available; the build fails without them.
         controlled = {"gpu", "build", "info", "kernels", "memcheck", "racecheck", "losses", "four bits", "several ranks", "strategies",
-                      "offload", "graphs", "attention", "limits", "speed", "engine cost", "nccl overhead"}
+                      "offload", "graphs", "attention", "limits", "speed", "engine cost", "nccl overhead",
+                      "nccl windows"}
         self.assertEqual(set(self.script.STEPS) - {"unpack"}, controlled, "a new part needs a control above")
 
 

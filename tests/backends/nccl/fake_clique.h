@@ -59,6 +59,7 @@ struct Clique {
   std::set<std::pair<int, int>> connecting;  ///< ranks, and those that they want to exchange data with
   std::map<std::uint64_t, Round> rounds;
   std::map<std::uint64_t, SplitRound> splits;
+  std::map<std::uint64_t, std::map<int, std::size_t>> windows;  ///< bytes by rank, of each round of registrations
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> sent;      ///< by sender and receiver
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> received;  ///< the same
 

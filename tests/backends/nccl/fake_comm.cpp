@@ -26,6 +26,10 @@ ncclResult_t progress(FakeComm& comm) {
 FakeComm* counted(FakeComm* made, const ncclConfig_t& config) {
   made->blocking = config.blocking != 0 && !fake_state().options.non_blocking;
   made->shares = config.splitShare != 0;
+#ifdef NCCL_CTA_POLICY_ZERO
+  made->zero_policy = config.CTAPolicy == NCCL_CTA_POLICY_ZERO;
+#endif
+  if (made->zero_policy) ++fake_state().counts.zero_policies;
   ++fake_state().counts.communicators;
   ++fake_state().counts.created;
   return made;
@@ -113,6 +117,10 @@ ncclResult_t async_error(ncclComm_t comm, ncclResult_t* state) {
 void end(FakeComm& comm) {
   *comm.aborted = *comm.aborted || !comm.finalized;
   --fake_state().counts.communicators;
+  if (!*comm.aborted && !comm.windows.empty()) fake_state().complain("a communicator is destroyed that has windows");
+  fake_state().counts.registrations -= comm.registrations;  // they end with it
+  fake_state().counts.windows -= static_cast<int>(comm.windows.size());
+  for (const auto& [data, bytes] : comm.windows) fake_state().windows.erase(fake_state().windows.find(data));
   delete &comm;
 }
 

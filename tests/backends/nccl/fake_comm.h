@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -17,6 +18,10 @@ struct FakeComm {
   int device = 0;
   std::uint64_t rounds = 0;
   std::uint64_t splits = 0;
+  std::uint64_t window_rounds = 0;
+  std::map<const std::byte*, std::size_t> windows;  ///< bytes by address
+  int registrations = 0;
+  bool zero_policy = false;
   int polls_left = 0;
   std::function<bool()> ready;  ///< further condition beside the polls; null: none
   std::vector<std::pair<cudaStream_t, FakeStream::Task>> held;
@@ -45,6 +50,9 @@ ncclResult_t finish(FakeComm& comm, ncclResult_t begun);
 /// Complains.
 ncclResult_t refuse(const std::string& why);
 void forget_worlds();
+/// Whether the memory is in a window of the communicator.
+bool in_window(const FakeComm& comm, const void* data, std::size_t bytes);
+void add_windows(comm::nccl::NcclApi& api);
 void add_communicators(comm::nccl::NcclApi& api);
 
 }  // namespace tessera::nccl_test

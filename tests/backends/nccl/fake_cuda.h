@@ -37,8 +37,9 @@ struct FakeState {
   std::recursive_mutex mutex;
   FakeOptions options;
   FakeCounts counts;
-  std::set<std::string> environment;  ///< "NAME=VALUE" of the variables set
-  std::set<int> broken;               ///< world ranks
+  std::set<std::string> environment;   ///< "NAME=VALUE" of the variables set
+  std::multiset<const void*> windows;  ///< memory that is a window of a communicator
+  std::set<int> broken;                ///< world ranks
   ncclResult_t break_error = ncclSuccess;
   void complain(const std::string& what);
 };

@@ -117,6 +117,18 @@ ncclResult_t enter(Pending call) {
   return group_depth == 0 ? launch() : ncclSuccess;
 }
 
+void count_symmetric(const FakeComm& comm, const Contribution& part) {
+  const auto lock = fake_lock();
+  const auto ranks = static_cast<std::size_t>(comm.clique->size);
+  const std::size_t bytes = part.count * base::size_of(dtype_of_vendor(part.type));
+  const bool gathers = part.kind == Contribution::Kind::all_gather;
+  const bool scatters = part.kind == Contribution::Kind::reduce_scatter;
+  if (!in_window(comm, part.in, scatters ? bytes * ranks : bytes)) return;
+  if (!in_window(comm, part.out, gathers ? bytes * ranks : bytes)) return;
+  ++fake_state().counts.symmetric_calls;
+  if (gathers && comm.zero_policy) ++fake_state().counts.copy_engine_calls;
+}
+
 ncclResult_t collective(Contribution part, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   static constexpr ReduceOp::Kind kKinds[] = {ReduceOp::Kind::sum, ReduceOp::Kind::prod, ReduceOp::Kind::max,
                                               ReduceOp::Kind::min, ReduceOp::Kind::avg};
@@ -130,6 +142,7 @@ ncclResult_t collective(Contribution part, ncclRedOp_t op, ncclComm_t comm, cuda
     if (!exists) return refuse("a reduce operation that is gone");
     part.op = made;
   }
+  count_symmetric(c, part);
   return enter({.comm = &c, .stream = stream, .collective = part});
 }
 
@@ -184,6 +197,7 @@ void add_nccl(comm::nccl::NcclApi& api) {
   api.ncclGetLastError = [](ncclComm_t) { return "the last error\nof the fake"; };
   api.ncclGetUniqueId = make_id;
   add_communicators(api);
+  add_windows(api);
   api.ncclAllReduce = [](const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op,
                          ncclComm_t comm, cudaStream_t stream) {
     return collective({Kind::all_reduce, in, out, count, type}, op, comm, stream);
@@ -221,6 +235,10 @@ void add_nccl(comm::nccl::NcclApi& api) {
     return fake_api().cudaMalloc(data, bytes) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
   };
   api.ncclMemFree = [](void* data) {
+    {
+      const auto lock = fake_lock();
+      if (fake_state().windows.contains(data)) return refuse("memory is freed while it is a window");
+    }
     fake_api().cudaFree(data);
     return ncclSuccess;
   };
@@ -228,11 +246,13 @@ void add_nccl(comm::nccl::NcclApi& api) {
     const auto lock = fake_lock();
     if (comm_of(comm).in_progress()) return refuse("a call on a communicator that is in progress");
     *handle = data;
+    ++comm_of(comm).registrations;
     ++fake_state().counts.registrations;
     return ncclSuccess;
   };
-  api.ncclCommDeregister = [](ncclComm_t, void*) {
+  api.ncclCommDeregister = [](ncclComm_t comm, void*) {
     const auto lock = fake_lock();
+    --comm_of(comm).registrations;
     --fake_state().counts.registrations;
     return ncclSuccess;
   };
@@ -254,6 +274,7 @@ void reset_fake(const FakeOptions& options) {
   state.options = options;
   state.counts = {};
   state.environment.clear();
+  state.windows.clear();
   state.broken.clear();
   forget_worlds();
 }

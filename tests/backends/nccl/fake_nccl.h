@@ -4,9 +4,9 @@
 // itself, and returns early with an error when the communicator is aborted.
 //
 // Reductions add like the reference. The fake reports a complaint (an error that the tests check) for everything that
-// NCCL forbids: a call on a communicator that is still in progress, an abort beside a call that would have returned, a
-// communicator that is used after one that it shares resources with was aborted, a destroyed reduce operation, a stream
-// of another device.
+// NCCL forbids: windows whose sizes differ between ranks, memory that is freed while it is a window, a call on a
+// communicator that is still in progress, an abort beside a call that would have returned, a communicator that is used
+// after one that it shares resources with was aborted, a destroyed reduce operation, a stream of another device.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +29,10 @@ struct FakeOptions {
   bool abort_hangs = false;   ///< until the options change
   int driver_error = 0;       ///< result of cudaGetDeviceCount
   int version = 22809;
+  int window_fails = -1;      ///< world rank on which making a window ends with an error
+  bool fails_early = false;   ///< before it has met the other ranks
+  bool windows_hang = false;  ///< making a window lasts until an abort
+  bool no_windows = false;    ///< as between devices that have no access to each other: the window is null
 };
 
 /// Live objects and event counts.
@@ -38,17 +42,23 @@ struct FakeCounts {
   int events = 0;
   int blocks = 0;         ///< of device and pinned memory
   int registrations = 0;  ///< of memory with a communicator
+  int windows = 0;        ///< symmetric ones
   int reduce_ops = 0;
   int kernel_loads = 0;  ///< of the library's own kernels
   int created = 0;       ///< communicators so far, of all ranks
   int shared = 0;        ///< those that share the resources of another one
   int revoked = 0;
+  int windows_made = 0;       ///< so far, of all ranks
+  int symmetric_calls = 0;    ///< calls of collectives whose buffers are in windows of their communicator
+  int copy_engine_calls = 0;  ///< those of them that gather with the policy that uses no multiprocessors
+  int zero_policies = 0;      ///< communicators with that policy so far
   std::map<int, std::set<std::thread::id>> callers;  ///< by world rank: threads that called a communicator
   std::uint64_t queries = 0;  ///< of events: at least one for each time the host waits for a device
   int complaints = 0;
   std::string complaint;  ///< the first one
   bool nothing_left() const {
-    return communicators == 0 && streams == 0 && events == 0 && blocks == 0 && registrations == 0 && reduce_ops == 0;
+    return communicators == 0 && streams == 0 && events == 0 && blocks == 0 && registrations == 0 && windows == 0 &&
+           reduce_ops == 0;
   }
 };
 

@@ -7,6 +7,7 @@ TCP = (r"^tcp\.",)
 MPI = (r"^mpi\.",)
 UCX = (r"^ucx\.",)
 NCCL = (r"^nccl\.",)
+WINDOWS = (r"^nccl\.NcclWindows",)
 
 MISTAKES = [
     # shm
@@ -80,6 +81,14 @@ MISTAKES = [
     mistake("nccl-closing-not-heard", "backends/nccl/stream_group.cpp", "  closed_[static_cast<std::size_t>(member)] = called;", "  static_cast<void>(called);", NCCL, "a rank that waits for a closed rank waits until the deadline"),
     mistake("nccl-registration-left", "backends/nccl/registered_memory.cpp", "    for (const auto& [group, handle] : blocks_[data].handles) group->deregister_memory(handle);\n", "", NCCL, "memory is freed while it is registered with the vendor's library"),
     mistake("nccl-later-groups-unregistered", "backends/nccl/registered_memory.cpp", "  for (auto& [data, block] : blocks_) enter(group, data, block);\n}\n\nvoid RegisteredMemory::remove", "}\n\nvoid RegisteredMemory::remove", NCCL, "later splits are slower"),
+    mistake("nccl-window-left", "backends/nccl/registered_memory.cpp", "    for (const auto& [group, window] : blocks_[data].windows) group->deregister_window(window.handle);\n", "", WINDOWS, "memory is freed while it is a symmetric window"),
+    mistake("nccl-window-outlives-its-group", "backends/nccl/registered_memory.cpp", "    if (const auto window = block.windows.extract(&group)) group.deregister_window(window.mapped().handle);\n", "", WINDOWS, "a window is deregistered from a communicator that is gone"),
+    mistake("nccl-window-sizes-not-compared", "backends/nccl/symmetric_allocator.cpp", "  compare_sizes(bytes, until);\n", "", WINDOWS, "ranks that need different sizes make the vendor's library hang"),
+    mistake("nccl-window-of-some-ranks", "backends/nccl/symmetric_allocator.cpp", "    if (has_windows_ && !vote.problem.empty()) use_no_windows(vote.problem);", "    if (has_windows_ && !mine.problem.empty()) use_no_windows(vote.problem);", WINDOWS, "some ranks use a window that others lack"),
+    mistake("nccl-lone-failure-waits", "backends/nccl/symmetric_allocator.cpp", "problem.empty() ? until : std::min(until, Clock::now() + kOthersFailWithin)", "until", WINDOWS, "a rank without a window waits until the deadline for those inside the vendor's library"),
+    mistake("nccl-places-not-compared", "backends/nccl/nccl_group.cpp", " + describe_places(call);", ";", WINDOWS, "checked mode misses ranks that gather to different places"),
+    mistake("nccl-copy-engines-for-all", "backends/nccl/nccl_group.cpp", "  if (options.for_gathers && runtime_->no_windows().empty())", "  if (runtime_->no_windows().empty())", WINDOWS, "communicators that reduce have the policy for gathers"),
+    mistake("decorator-memory-not-symmetric", "plugins/decorators/decorator.cpp", "  return inner_->allocate_symmetric(bytes, kind, use);", "  return inner_->allocate(bytes, kind, use);", WINDOWS, "decorators lose symmetric windows"),
     mistake("nccl-average-over-ranks", "backends/nccl/reduce_op.cpp", "      if (op.scalar == target.size) {", "      if (op.scalar != 1) {", NCCL, "averages over another number are wrong"),
     mistake("nccl-wrong-device", "backends/nccl/nccl_group.cpp", "    if (view.count != 0 && view.device.index != runtime_->device())", "    if (view.count != 0 && view.device.index < 0)", NCCL, "memory of another device is accepted"),
 ]

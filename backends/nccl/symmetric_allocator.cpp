@@ -1,0 +1,129 @@
+#include "backends/nccl/symmetric_allocator.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "backends/nccl/nccl_group.h"
+#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+#include "tessera/comm/core/backoff.h"
+
+namespace tessera::comm::nccl {
+
+using namespace std::chrono_literals;
+namespace {
+
+/// Where a rank could not make its window, the others fail as well, or wait for it inside NCCL, which only an abort
+/// ends. They get this long.
+constexpr auto kOthersFailWithin = 5s;
+
+}  // namespace
+
+Buffer SymmetricAllocator::allocate(std::size_t bytes, MemoryCategory use,
+                                    std::shared_ptr<MemoryTracker> memory_tracker) {
+  group_.throw_if_failed();
+  NcclRuntime& runtime = group_.runtime();
+  RegisteredMemory& memory = runtime.memory();
+  if (has_windows_ && !runtime.no_windows().empty()) use_no_windows(runtime.no_windows());
+  if (group_.size() == 1 || !has_windows_) return memory.allocate(bytes, use, std::move(memory_tracker));
+  const Clock::time_point until = Clock::now() + group_.timeout();
+  compare_sizes(bytes, until);
+  if (!memory.registers(bytes)) return memory.allocate(bytes, use, std::move(memory_tracker));
+  Buffer buffer;
+  std::string problem;
+  try {
+    buffer = memory.allocate(bytes, use, std::move(memory_tracker));
+  } catch (const SystemError& error) {
+    problem = error.what();
+  }
+  exchange_problems({bytes, problem}, until);
+  if (!problem.empty()) throw SystemError(problem);
+  return has_windows_ ? make_window(std::move(buffer), until) : std::move(buffer);
+}
+
+void SymmetricAllocator::compare_sizes(std::size_t bytes, Clock::time_point until) {
+  const std::vector<Vote> votes = exchange({bytes, {}}, until);
+  const auto differs = [&](const Vote& vote) { return vote.bytes != votes.front().bytes; };
+  if (std::none_of(votes.begin(), votes.end(), differs)) return;
+  std::string text = "allocate_symmetric: the ranks need different sizes:";
+  for (std::size_t k = 0; k < votes.size(); ++k)
+    text +=
+        (k > 0 ? ", " : " ") + group_.rank_name(static_cast<int>(k)) + " " + std::to_string(votes[k].bytes) + " bytes";
+  group_.fail({FailureKind::mismatch, text}, true);
+  group_.throw_if_failed();
+}
+
+Buffer SymmetricAllocator::make_window(Buffer buffer, Clock::time_point until) {
+  // NCCL's call shares the memory: it may last longer than this function, until an abort has ended it.
+  const auto memory = std::make_shared<Buffer>(std::move(buffer));
+  void* window = nullptr;
+  std::string problem;
+  try {
+    window = group_.register_window(memory, until);
+    if (window == nullptr) problem = "NCCL offers no symmetric window between these devices";
+  } catch (const BackendError& error) {
+    group_.throw_if_failed();
+    problem = error.what();
+  } catch (const Timeout&) {
+    group_.fail({FailureKind::timeout,
+                 "allocate_symmetric: ncclCommWindowRegister was not done within " + format_duration(group_.timeout())},
+                true);
+    group_.throw_if_failed();
+  }
+  exchange_problems({memory->bytes(), problem},
+                    problem.empty() ? until : std::min(until, Clock::now() + kOthersFailWithin));
+  if (has_windows_) {
+    group_.runtime().memory().add_window(group_, memory->data(), {window, ++windows_});
+  } else if (window != nullptr) {
+    group_.deregister_window(window);
+  }
+  return std::move(*memory);
+}
+
+/// One rank's problem keeps all from using windows.
+void SymmetricAllocator::exchange_problems(const Vote& mine, Clock::time_point until) {
+  for (const Vote& vote : exchange(mine, until))
+    if (has_windows_ && !vote.problem.empty()) use_no_windows(vote.problem);
+}
+
+/// Returns the votes of all members in the next step. Fails the group, and throws, if one of them closes it or does not
+/// vote by `until`.
+std::vector<SymmetricAllocator::Vote> SymmetricAllocator::exchange(const Vote& mine, Clock::time_point until) {
+  const std::uint64_t step = votes_.next_step();
+  NcclRuntime& runtime = group_.runtime();
+  const ControlMessage message{.kind = ControlMessage::Kind::symmetric,
+                               .from = runtime.rank(),
+                               .communicator = group_.id(),
+                               .number = step,
+                               .value = mine.bytes,
+                               .text = mine.problem};
+  runtime.monitor().send(group_.members(), message);
+  on_vote(group_.rank(), message);
+  for (Backoff pause; true; pause(1ms)) {
+    group_.throw_if_failed();
+    const std::optional<std::size_t> absent = votes_.absent(step, group_.members().size());
+    if (!absent) return votes_.extract(step);
+    const auto member = static_cast<int>(*absent);
+    const std::string prefix = "allocate_symmetric of " + std::to_string(mine.bytes) + " bytes: ";
+    if (group_.has_closed(member) && votes_.absent(step, group_.members().size()) == absent) {
+      group_.fail({FailureKind::peer_lost, prefix + group_.rank_name(member) + " has closed its communicator"}, true);
+    } else if (Clock::now() >= until) {
+      const std::string what = mine.problem.empty() ? " has not called it in time"
+                                                    : " waits inside NCCL, where " + group_.rank_name(group_.rank()) +
+                                                          " has failed: " + mine.problem;
+      group_.fail({FailureKind::timeout, prefix + group_.rank_name(member) + what}, true);
+    }
+  }
+}
+
+void SymmetricAllocator::on_vote(int member, const ControlMessage& message) {
+  votes_.submit(static_cast<std::size_t>(member), message.number, {message.value, message.text});
+}
+
+void SymmetricAllocator::use_no_windows(const std::string& why) {
+  has_windows_ = false;
+  group_.runtime().report_no_windows(why);
+}
+
+}  // namespace tessera::comm::nccl

@@ -1,0 +1,46 @@
+// Symmetric windows of one communicator: memory that all its members register together, or none does.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/nccl/registered_memory.h"
+#include "backends/nccl/symmetric_votes.h"
+#include "tessera/comm/core/control_message.h"
+#include "tessera/comm/pollable.h"
+
+namespace tessera::comm::nccl {
+
+class NcclGroup;
+
+/// NCCL hangs, or worse, where only some ranks make a window or the sizes differ. So the members first compare the
+/// sizes, then whether all have the memory, then whether all have made the window. Used by the group's caller, except
+/// for on_vote().
+class SymmetricAllocator {
+ public:
+  /// Of `group`, which outlives it.
+  explicit SymmetricAllocator(NcclGroup& group) : group_(group) {}
+
+  /// Memory that is a symmetric window of the communicator if NCCL can make one on all ranks, and else as other memory.
+  /// Collective. `memory_tracker`: as of RegisteredMemory::allocate(). Throws SystemError, and the group's failure.
+  Buffer allocate(std::size_t bytes, MemoryCategory use, std::shared_ptr<MemoryTracker> memory_tracker);
+  /// Any thread.
+  void on_vote(int member, const ControlMessage& message);
+
+ private:
+  using Vote = SymmetricVotes::Vote;
+  void compare_sizes(std::size_t bytes, Clock::time_point until);
+  Buffer make_window(Buffer memory, Clock::time_point until);
+  void exchange_problems(const Vote& mine, Clock::time_point until);
+  std::vector<Vote> exchange(const Vote& mine, Clock::time_point until);
+  void use_no_windows(const std::string& why);
+
+  NcclGroup& group_;
+  SymmetricVotes votes_;
+  std::uint64_t windows_ = 0;  ///< made so far
+  bool has_windows_ = true;    ///< until an attempt to make one has failed; the same on all members
+};
+
+}  // namespace tessera::comm::nccl

@@ -61,7 +61,7 @@ Mesh::Mesh(comm::Communicator& world, MeshShape shape) : world_(world), shape_(s
     AxisCommunicators channels;
     channels.control = world.split(color, mine);
     // Duplicates, which a backend may make at little cost.
-    channels.gather = channels.control->split(0, mine);
+    channels.gather = channels.control->split(0, mine, {.for_gathers = true});
     channels.reduce = channels.control->split(0, mine);
     channels_.emplace_back(axis.name, std::move(channels));
   }

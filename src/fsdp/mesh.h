@@ -64,7 +64,9 @@ class TESSERA_API Mesh {
   int coordinate(const Axis& axis) const;
   /// Throws InvalidUsage for an axis of length 1.
   AxisCommunicators& channels(const Axis& axis);
-  /// Of every axis longer than 1.
+  /// Of the innermost axis longer than 1, whose ranks are neighbors; null if there is one rank.
+  const AxisCommunicators* innermost() const { return channels_.empty() ? nullptr : &channels_.back().second; }
+  /// Of every axis longer than 1, outermost first.
   const std::vector<std::pair<Axis, AxisCommunicators>>& all_channels() const { return channels_; }
 
  private:

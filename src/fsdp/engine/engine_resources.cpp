@@ -10,8 +10,8 @@ EngineResources::EngineResources(nn::Context& the_context, comm::Communicator& w
       gather_stream(context.make_stream()),
       reduce_stream(context.make_stream()),
       poison_stream(options.poison ? context.make_stream() : nullptr),
-      parameters(make_pool(MemoryCategory::unsharded_parameter)),
-      gradients(make_pool(MemoryCategory::unsharded_gradient)),
+      parameters(make_pool(MemoryCategory::unsharded_parameter, Transfer::gathered)),
+      gradients(make_pool(MemoryCategory::unsharded_gradient, Transfer::reduced)),
       buffers(make_pool(MemoryCategory::communication)),
       trace(world.rank(), &context.runtime()),
       copier(context.runtime()),
@@ -19,7 +19,7 @@ EngineResources::EngineResources(nn::Context& the_context, comm::Communicator& w
       offload_chunk_elements(options.offload_chunk_elements),
       reduce_dtype(options.reduce_dtype) {}
 
-LeasePool EngineResources::make_pool(MemoryCategory use) {
+LeasePool EngineResources::make_pool(MemoryCategory use, Transfer transfer) {
   LeasePool::Poison poison;
   if (poison_stream)
     poison = [this](const Event& released, void* data, std::size_t bytes) {
@@ -28,16 +28,19 @@ LeasePool EngineResources::make_pool(MemoryCategory use) {
       context.runtime().fill(*poison_stream, data, 0xFF, bytes);
       return poison_stream->record();
     };
-  return {context.memory_tracker(), use, [this](std::size_t bytes) { return allocate(bytes, std::nullopt); }, poison};
+  const auto allocate_untracked = [this, transfer](std::size_t bytes) {
+    return allocate(bytes, std::nullopt, transfer);
+  };
+  return {context.memory_tracker(), use, allocate_untracked, poison};
 }
 
-Buffer EngineResources::allocate(std::size_t bytes, std::optional<MemoryCategory> use) {
+Buffer EngineResources::allocate(std::size_t bytes, std::optional<MemoryCategory> use, Transfer transfer) {
   comm::Communicator& world = mesh.world();
   base::DeviceRuntime& runtime = context.runtime();
   if (runtime.host_accessible()) return world.allocate(bytes, comm::MemoryKind::host, use);
   const std::vector<comm::MemoryKind>& kinds = world.capabilities().memory;
   if (std::find(kinds.begin(), kinds.end(), comm::MemoryKind::device) != kinds.end())
-    return world.allocate(bytes, comm::MemoryKind::device, use);
+    return allocate_on_device(bytes, use, transfer);
   MemoryTracker& memory_tracker = context.memory_tracker();
   void* data = runtime.allocate(bytes);
   if (use) memory_tracker.add(*use, bytes);
@@ -45,6 +48,14 @@ Buffer EngineResources::allocate(std::size_t bytes, std::optional<MemoryCategory
             runtime.free(p, n);
             if (use) memory_tracker.remove(*use, n);
           }};
+}
+
+Buffer EngineResources::allocate_on_device(std::size_t bytes, std::optional<MemoryCategory> use, Transfer transfer) {
+  constexpr comm::MemoryKind kDevice = comm::MemoryKind::device;
+  const AxisCommunicators* const axis = mesh.innermost();
+  if (axis == nullptr || transfer == Transfer::none) return mesh.world().allocate(bytes, kDevice, use);
+  comm::Communicator& user = transfer == Transfer::gathered ? *axis->gather : *axis->reduce;
+  return user.allocate_symmetric(bytes, kDevice, use);
 }
 
 void EngineResources::join_offload() {

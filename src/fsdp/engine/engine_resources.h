@@ -37,15 +37,20 @@ struct EngineResources {
 
   Stream& compute() { return context.stream(); }
   Device device() const { return context.device(); }
+  /// What the engine's collectives do with memory.
+  enum class Transfer { none, gathered, reduced };
   /// Allocates device memory, from the backend if it provides some, since it transfers its own memory fastest. `use`
-  /// empty: not tracked.
-  Buffer allocate(std::size_t bytes, std::optional<MemoryCategory> use);
+  /// empty: not tracked. Memory that is gathered or reduced is symmetric on the communicator of the innermost axis that
+  /// does so; then the call is collective over that axis. All ranks choose memory in the order of their calls, which is
+  /// the same on all, so collectives get the same buffers everywhere.
+  Buffer allocate(std::size_t bytes, std::optional<MemoryCategory> use, Transfer transfer = Transfer::none);
   /// Makes the compute stream wait for all copies to and from offloaded shards.
   void join_offload();
   void zero(Stream& stream, void* data, std::size_t bytes) { context.runtime().fill(stream, data, 0, bytes); }
 
  private:
-  LeasePool make_pool(MemoryCategory use);
+  LeasePool make_pool(MemoryCategory use, Transfer transfer = Transfer::none);
+  Buffer allocate_on_device(std::size_t bytes, std::optional<MemoryCategory> use, Transfer transfer);
 };
 
 }  // namespace tessera::fsdp

@@ -10,17 +10,22 @@ FlatParameter::FlatParameter(EngineResources& resources, const ShardingPlan& pla
       rest(plan.rest(layout.padded)),
       kept(plan.gradient_range(layout.padded)),
       optimized(plan.optimizer(layout.padded)) {
-  const auto allocate_zeroed = [&](ElementRange range, DType dtype, MemoryCategory use, bool offloaded) {
+  using Transfer = EngineResources::Transfer;
+  const auto allocate_zeroed = [&](ElementRange range, DType dtype, MemoryCategory use, bool offloaded,
+                                   Transfer transfer = Transfer::none) {
     const std::size_t bytes = static_cast<std::size_t>(range.count()) * size_of(dtype);
     if (offloaded) return resources.offload->allocate(bytes);
-    Buffer buffer = resources.allocate(bytes, use);
+    Buffer buffer = resources.allocate(bytes, use, transfer);
     resources.zero(resources.compute(), buffer.data(), buffer.bytes());
     return buffer;
   };
   if (trainable()) precision = make_precision(layout.dtype, resources.reduce_dtype);
-  values = allocate_zeroed(rest, layout.dtype, MemoryCategory::parameter, plan.offloaded.parameters);
+  const bool gathers = !plan.gather_axes.empty() || !plan.gather_after_step.empty();
+  values = allocate_zeroed(rest, layout.dtype, MemoryCategory::parameter, plan.offloaded.parameters,
+                           gathers ? Transfer::gathered : Transfer::none);
   if (!trainable()) return;
-  gradient = allocate_zeroed(kept, precision.reduce, MemoryCategory::gradient, plan.offloaded.gradients);
+  gradient =
+      allocate_zeroed(kept, precision.reduce, MemoryCategory::gradient, plan.offloaded.gradients, Transfer::reduced);
   const auto allocate_state = [&] {
     return allocate_zeroed(optimized, DType::f32, MemoryCategory::optimizer, plan.offloaded.optimizer);
   };

@@ -57,22 +57,65 @@ def test_stopped_rank_is_named(transport):
             assert 1 < seconds < 30 and "rank 1" in text, result
 
 
-def late(rank, ranks):
-    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-    if rank == 2:
-        time.sleep(3)
-        return "late"
+def monitored(rank, **options):
     try:
-        backend.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)
-    except dist.DistBackendError as error:
-        return str(error)
-    return "no error"
+        dist.monitored_barrier(**options)
+    except RuntimeError as error:
+        return type(error).__name__, str(error)
+    return "passed", ""
 
 
-def test_monitored_barrier_names_missing_rank():
-    results = run(late, 3)
-    for text in results[:2]:
-        assert "Timed out" in text and "rank 2" in text, text
+def late(rank, ranks):
+    """Ranks 2 and 3 come late to the second of four."""
+    second = timedelta(seconds=1)
+    results = [monitored(rank, timeout=second)]
+    if rank >= 2:
+        time.sleep(4)
+    results.append(monitored(rank, timeout=second, wait_all_ranks=True))
+    results.append(monitored(rank, timeout=timedelta(seconds=20)))
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    return results, x[0].item()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_monitored_barrier_names_late_ranks_and_ends_nothing(transport):
+    missing = "Ranks 2, 3 failed to pass monitoredBarrier in 1000 ms"
+    for rank, ((first, second, third), total) in enumerate(run(late, 4, env={"TESSERA_BACKEND": transport})):
+        assert first == third == ("passed", ""), (rank, first, third)
+        assert second[0] == "DistBackendError" and missing in second[1], (rank, second)
+        assert rank == 0 or f"Rank {rank} successfully reached monitoredBarrier" in second[1], second
+        assert total == 4
+
+
+def monitored_after_death(rank, ranks):
+    """Rank 1 dies, or comes to no barrier."""
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    what = monitored(rank, timeout=timedelta(seconds=60))
+    return time.monotonic() - begin, what
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_monitored_barrier_ends_when_a_rank_dies(transport):
+    with Ranks(monitored_after_death, 3, env={"TESSERA_BACKEND": transport}) as ranks:
+        for _ in range(2):
+            rank, error, (seconds, (kind, text)) = ranks.next()
+            assert error is None and kind == "DistNetworkError" and "rank 1" in text, (error, kind, text)
+            assert seconds < 20, seconds
+
+
+def silent_leader(rank, ranks):
+    if rank == 0:
+        time.sleep(5)
+        return "absent", ""
+    return monitored(rank, timeout=timedelta(milliseconds=500))
+
+
+def test_monitored_barrier_without_rank_0():
+    results = run(silent_leader, 2)
+    assert "Rank 0 failed to pass monitoredBarrier in 2500 ms" in results[1][1], results
 
 
 def waits(rank, ranks):

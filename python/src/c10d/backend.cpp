@@ -45,6 +45,7 @@ int place_of(int rank, const std::vector<int>& members) {
 TorchBackend::TorchBackend(const GroupSettings& settings, std::string name)
     : Backend(settings.rank, settings.size),
       name_(std::move(name)),
+      monitored_barrier_(settings.store, settings.rank, settings.size),
       ranks_(std::make_shared<Communicators>(settings)),
       timeout_(settings.timeout) {
   init();
@@ -52,7 +53,10 @@ TorchBackend::TorchBackend(const GroupSettings& settings, std::string name)
 
 TorchBackend::TorchBackend(const TorchBackend& parent, const GroupSettings& settings, const std::string& group_name,
                            std::string name)
-    : Backend(settings.rank, settings.size), name_(std::move(name)), timeout_(settings.timeout) {
+    : Backend(settings.rank, settings.size),
+      name_(std::move(name)),
+      monitored_barrier_(settings.store, settings.rank, settings.size),
+      timeout_(settings.timeout) {
   const WithoutGil without_gil;
   ranks_ = std::make_shared<Communicators>(parent.shared_ranks(), settings, group_name);
   init();
@@ -379,9 +383,15 @@ TorchWorkPtr TorchBackend::barrier(const ::c10d::BarrierOptions& options) {
   return issue(std::move(call));
 }
 
-/// The error of a barrier that is late names every rank that has not called it, so `all_ranks` changes nothing.
-void TorchBackend::monitoredBarrier(const ::c10d::BarrierOptions& options, bool /*all_ranks*/) {
-  barrier(options)->wait();
+void TorchBackend::monitoredBarrier(const ::c10d::BarrierOptions& options, bool all_ranks) {
+  const auto ranks = shared_ranks();
+  const auto timeout = options.timeout == ::c10d::kUnsetTimeout ? getBackendOptions()->timeout : options.timeout;
+  with_torch_errors([&] {
+    monitored_barrier_.pass(timeout, all_ranks, [&] {
+      const std::lock_guard lock(mutex_);
+      ranks->host().batch({});  // throws if the group has failed
+    });
+  });
 }
 
 }  // namespace tessera::c10d_backend

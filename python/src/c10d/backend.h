@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "c10d/communicators.h"
+#include "c10d/monitored_barrier.h"
 #include "c10d/reduction.h"
 #include "c10d/tensors.h"
 #include "c10d/work.h"
@@ -141,6 +142,7 @@ class TorchBackend final : public ::c10d::Backend {
   void check_count(std::size_t have, std::size_t want, const char* what) const;
 
   const std::string name_;
+  MonitoredBarrier monitored_barrier_;
   mutable std::mutex mutex_;              ///< guards what follows
   std::shared_ptr<Communicators> ranks_;  ///< null: shut down; groups made from it keep it
   std::chrono::milliseconds timeout_;

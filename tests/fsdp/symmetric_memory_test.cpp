@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <thread>
 
@@ -21,7 +22,6 @@ struct SymmetricCase {
   const char* strategy;
   const char* mesh = "";
   int ranks = 2;
-  int prefetch_of_rank_1 = 1;
   bool offload = false;
   std::string flights = {};  ///< folder of the flight recorder; "": none
 };
@@ -47,7 +47,6 @@ std::vector<Calls> calls_of(const SymmetricCase& given, int steps = 3) {
     const auto model = nn::make_model(context, nn::preset("gpt-nano"));
     EngineOptions options = harness::engine_for(given.strategy, given.mesh);
     options.cpu_offload = given.offload;
-    if (world.rank() == 1) options.prefetch = given.prefetch_of_rank_1;
     Engine engine(*model, world, options);
     engine.initialize(0);
     for (int step = 0; step < steps; ++step) {
@@ -105,10 +104,23 @@ INSTANTIATE_TEST_SUITE_P(Strategies, SymmetricMemory,
                                          SymmetricCase{"hsdp", "2x2", 4}),
                          [](const auto& given) { return std::string(given.param.strategy); });
 
-/// The control: what differs between the ranks is seen.
-TEST(SymmetricMemoryControl, OtherOrdersOfLeasesDiffer) {
-  const std::vector<Calls> calls = calls_of({.strategy = "fsdp", .prefetch_of_rank_1 = 0});
-  EXPECT_NE(calls[0], calls[1]);
+/// The control: ranks that gather between other blocks, or to another offset, differ.
+TEST(SymmetricMemoryControl, OtherPlacesDiffer) {
+  std::array<float, 8> x{}, y{};
+  const base::Buffer one(x.data(), sizeof(x), [](void*, std::size_t) {});
+  const base::Buffer two(y.data(), sizeof(y), [](void*, std::size_t) {});
+  const auto calls = [&](bool swaps, std::size_t offset) {
+    harness::SymmetricLog log;
+    log.add_block(0, swaps ? two : one);
+    log.add_block(0, swaps ? one : two);
+    log.add_call(0, {.kind = comm::OpKind::all_gather,
+                     .in = {x.data(), 2, base::DType::f32, {}},
+                     .out = {y.data() + offset, 4, base::DType::f32, {}}});
+    return log.calls();
+  };
+  EXPECT_EQ(calls(false, 0), Calls{"all_gather #0 to #1+0"});
+  EXPECT_NE(calls(false, 0), calls(true, 0));
+  EXPECT_NE(calls(false, 0), calls(false, 1));
 }
 
 TEST(SymmetricMemory, FlightRecorderPassesItOn) {

@@ -13,7 +13,6 @@ MISTAKES = [
     # Exceptions.
     mistake("gathered-memory-not-symmetric", "src/fsdp/engine/engine_resources.cpp", "  if (axis == nullptr || transfer == Transfer::none)", "  if (axis == nullptr || transfer != Transfer::reduced)", SYMMETRIC, "gathers use no windows"),
     mistake("symmetric-on-the-other-channel", "src/fsdp/engine/engine_resources.cpp", "transfer == Transfer::gathered ? *axis->gather : *axis->reduce", "transfer == Transfer::gathered ? *axis->reduce : *axis->gather", SYMMETRIC, "windows belong to communicators that do not use them"),
-    mistake("leases-by-address", "src/fsdp/lease.cpp", "slot.buffer.bytes() < slots_[best].buffer.bytes()) best = i;", "slot.buffer.data() < slots_[best].buffer.data()) best = i;", SYMMETRIC, "ranks take other buffers for the same gather"),
     mistake("exception-frees-memory-in-use", "src/fsdp/engine.cpp", "      core_->drain_after_exception();", "      static_cast<void>(core_);", r"^fsdp_devices\.", "memory is freed while the device writes it"),
     mistake("exception-waits-for-deadlines", "src/fsdp/engine/engine_core.cpp", "  abort_channels(\"an exception ended the engine while operations were in flight\");\n", "", r"^fsdp_devices\.", "an exception waits for operations that are never called"),
     # Dependencies.

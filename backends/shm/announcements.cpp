@@ -43,7 +43,7 @@ void Announcements::publish(ShmOperation& op) {
   std::uint64_t in_offset = 0;
   std::uint64_t out_offset = 0;
   if (op.eager) {
-    op.copy_sent(slot.payload);
+    op.copy_sent(slot.payload, buffers_.stores());
   } else {
     buffers_.choose(op);
     in_offset = buffers_.input_offset(op);
@@ -81,7 +81,7 @@ void Announcements::publish_buffers(ShmOperation& op, CollectiveSlot& slot) {
   op.copied_inputs.assign(ranks, 0);
   op.copied_results.assign(ranks, 0);
   if (op.copied_in && op.rounds_sent() == 1) {  // else later, in rounds, so that peers can start with the first
-    op.copy_sent(buffers_.copy(op));
+    op.copy_sent(buffers_.copy(op), buffers_.stores());
     op.staged = 1;
   }
 }

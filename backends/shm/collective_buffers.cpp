@@ -9,6 +9,8 @@ namespace {
 /// Largest input in ordinary memory that is copied to memory that peers map: a copy costs less than one system call for
 /// each reader, and the owner need not wait until the last reader is done.
 constexpr std::size_t kCopiedBytes = std::size_t{1} << 20;
+/// The same where ranks gather or exchange, and the kernel can copy from the owner's process.
+constexpr std::size_t kCopiedGather = std::size_t{128} << 10;
 /// The same for broadcasts. A broadcast has one writer, so readers can follow it through tiles, which stay in the
 /// caches: tiles are never slower than a copy of several rounds between two ranks, and among more ranks up to
 /// kCopiedBytes.
@@ -25,10 +27,14 @@ void CollectiveBuffers::choose_sources(ShmOperation& op) const {
   const std::size_t bytes = call.in.bytes();
   const int ranks = members_.size();
   const bool broadcast = call.kind == OpKind::broadcast;
-  const std::size_t most = !broadcast ? kCopiedBytes : ranks == 2 ? tile_bytes() : kCopiedBroadcast;
+  const bool cma = members_.runtime().uses_cma();
+  const bool gathers = !broadcast && !op.layout.reduces();
+  const std::size_t most = gathers && cma && members_.runtime().has_own_cores() ? kCopiedGather
+                           : !broadcast                                         ? kCopiedBytes
+                           : ranks == 2                                         ? tile_bytes()
+                                                                                : kCopiedBroadcast;
   const bool copies = bytes <= most;
   const bool tiles = op.layout.reduces() || (broadcast && (ranks == 2 || bytes <= kCopiedBytes));
-  const bool cma = members_.runtime().uses_cma();
   if (op.layout.sends_input() && !windows.holds(call.in.data, bytes)) {
     op.copied_in = copies;
     op.cma_in = !copies && cma && !tiles;

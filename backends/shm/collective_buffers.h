@@ -5,6 +5,7 @@
 
 #include "backends/shm/member_blocks.h"
 #include "backends/shm/operation.h"
+#include "backends/shm/store_choice.h"
 
 namespace tessera::comm::shm {
 
@@ -13,7 +14,8 @@ inline constexpr std::uint64_t kTiles = 4;
 
 class CollectiveBuffers {
  public:
-  explicit CollectiveBuffers(const MemberBlocks& members) : members_(members) {}
+  explicit CollectiveBuffers(const MemberBlocks& members)
+      : members_(members), stores_(members.runtime().has_own_cores()) {}
 
   /// Decides how peers read the input and the results of `op`, and provides the memory for it.
   void choose(ShmOperation& op);
@@ -29,6 +31,8 @@ class CollectiveBuffers {
   std::byte* own_tile(const ShmOperation& op, std::uint64_t round, int reader, bool result) {
     return tiles_.bytes_at(tile_offset(op, round, reader, result));
   }
+  /// For what is copied to this memory.
+  StoreChoice& stores() noexcept { return stores_; }
   /// Hands over the memory.
   void retire(ShmRuntime::RetiredBlock& retired);
 
@@ -41,6 +45,7 @@ class CollectiveBuffers {
   const MemberBlocks& members_;
   std::array<Buffer, 2> copies_;  ///< of inputs and results for peers, alternating; created on first use
   Buffer tiles_;                  ///< created by the first operation that needs them
+  StoreChoice stores_;
 };
 
 }  // namespace tessera::comm::shm

@@ -1,7 +1,8 @@
 #include "backends/shm/operation.h"
 
 #include <algorithm>
-#include <cstring>
+
+#include "tessera/comm/kernels/reduce.h"
 
 namespace tessera::comm::shm {
 
@@ -27,11 +28,14 @@ std::uint64_t ShmOperation::rounds_sent() const {
   return rounds_for(most);
 }
 
-void ShmOperation::copy_sent(std::byte* to) const {
+void ShmOperation::copy_sent(std::byte* to, StoreChoice& stores) const {
   const std::size_t size = size_of(call.in.dtype);
   const auto* in = static_cast<const std::byte*>(call.in.data);
   const auto copy = [&](std::size_t begin, std::size_t end) {
-    if (begin < end) std::memcpy(to + begin * size, in + begin * size, (end - begin) * size);
+    if (begin >= end) return;
+    const std::size_t bytes = (end - begin) * size;
+    stores.write(StoreChoice::Target::copy, call.in.bytes(), bytes,
+                 [&](bool streams) { copy_bytes(to + begin * size, in + begin * size, bytes, streams); });
   };
   if (!layout.sends_input()) return;
   if (layout.shares_input()) return copy(0, call.in.count);

@@ -6,6 +6,7 @@
 
 #include "backends/shm/collective_layout.h"
 #include "backends/shm/member_blocks.h"
+#include "backends/shm/store_choice.h"
 #include "tessera/comm/core/operation.h"
 
 namespace tessera::comm::shm {
@@ -25,7 +26,7 @@ class ShmOperation final : public Operation {
   /// A small operation is done once the ranks that it reads from have arrived.
   bool awaits(int peer) const { return everyone || layout.read_slice(peer).count > 0; }
   /// Copies what peers read of this rank's input to the same places in `to`.
-  void copy_sent(std::byte* to) const;
+  void copy_sent(std::byte* to, StoreChoice& stores) const;
 
   CollectiveLayout layout;
   std::uint64_t fingerprint = 0;

@@ -33,6 +33,7 @@ void check(int peer, std::uint64_t message, const View& out, std::size_t bytes, 
 PointToPoint::PointToPoint(ShmGroup& group, const MemberBlocks& members)
     : group_(group),
       members_(members),
+      stores_(members.runtime().has_own_cores()),
       sends_(static_cast<std::size_t>(members.size())),
       receives_(static_cast<std::size_t>(members.size())) {}
 
@@ -121,9 +122,11 @@ bool PointToPoint::advance_send(int peer) {
   if (op.stages_in && channel.rounds < rounds_of_bytes(in.bytes())) {
     if (channel.rounds >= taken + kMessageTiles) return false;
     const std::size_t begin = channel.rounds * kMessageTile;
-    copy_bytes(channel.tiles.bytes_at(channel.rounds % kMessageTiles * kMessageTile),
-               static_cast<const std::byte*>(in.data) + begin, std::min<std::size_t>(kMessageTile, in.bytes() - begin),
-               false);
+    const std::size_t bytes = std::min<std::size_t>(kMessageTile, in.bytes() - begin);
+    stores_.write(StoreChoice::Target::tile, in.bytes(), bytes, [&](bool streams) {
+      copy_bytes(channel.tiles.bytes_at(channel.rounds % kMessageTiles * kMessageTile),
+                 static_cast<const std::byte*>(in.data) + begin, bytes, streams);
+    });
     ++channel.rounds;
     members_.own().sends(peer).sent.store(encode(channel.messages, channel.rounds));
     members_.ring(peer);

@@ -8,6 +8,7 @@
 
 #include "backends/shm/member_blocks.h"
 #include "backends/shm/operation.h"
+#include "backends/shm/store_choice.h"
 #include "tessera/base/memory_tracker.h"
 
 namespace tessera::comm::shm {
@@ -73,6 +74,7 @@ class PointToPoint {
 
   ShmGroup& group_;
   const MemberBlocks& members_;
+  StoreChoice stores_;
   std::vector<SendChannel> sends_;
   std::vector<ReceiveChannel> receives_;
   OperationQueue<ShmOperation> from_any_;  ///< receives from any rank whose message has not come

@@ -1,12 +1,13 @@
 #include "backends/shm/runtime.h"
 
+#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <string>
-#include <thread>
 
 #include "backends/shm/shm_group.h"
 #include "tessera/base/error.h"
@@ -63,6 +64,22 @@ std::size_t board_bytes(int ranks) {
   return (sizeof(RankRecord) * static_cast<std::size_t>(ranks) + 4095) / 4096 * 4096;
 }
 
+/// Whether there are as many cores as ranks, over all that the ranks may run on: a launcher may bind each to one.
+bool own_cores(Bootstrap& ranks) {
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  if (::sched_getaffinity(0, sizeof mine, &mine) != 0) return true;  // more cores than a set holds
+  cpu_set_t all = mine;
+  if (!ranks.in_process())
+    for (const std::string& blob : ranks.all_gather({reinterpret_cast<const char*>(&mine), sizeof mine})) {
+      cpu_set_t other;
+      if (blob.size() != sizeof other) continue;
+      std::memcpy(&other, blob.data(), sizeof other);
+      CPU_OR(&all, &all, &other);
+    }
+  return CPU_COUNT(&all) >= ranks.size();
+}
+
 std::shared_ptr<Mapping> plain_board(int ranks) {
   const std::size_t bytes = board_bytes(ranks);
   void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -108,10 +125,10 @@ void ShmRuntime::connect() {
     uses_cma_ = std::count(processes.begin(), processes.end(), 0) == 1;  // this rank itself
   }
   board(rank_).pid.store(::getpid());
-  const unsigned cores = std::thread::hardware_concurrency();
+  has_own_cores_ = own_cores(others);
   engine_ = std::make_unique<ProgressEngine>(
-      board(rank_).bell, ProgressOptions{.thread = options_.progress_thread && ranks > 1,
-                                         .oversubscribed = static_cast<unsigned>(ranks) > (cores == 0 ? 1 : cores)});
+      board(rank_).bell,
+      ProgressOptions{.thread = options_.progress_thread && ranks > 1, .oversubscribed = !has_own_cores_});
   engine_->add(*this);
 }
 

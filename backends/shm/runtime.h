@@ -44,6 +44,8 @@ class ShmRuntime final : public Pollable {
   const AlgorithmTable& algorithms() const noexcept { return algorithms_; }
   const Capabilities& capabilities() const noexcept { return capabilities_; }
   std::size_t cache_bytes() const noexcept { return cache_bytes_; }
+  /// Whether each rank can have a core of its own.
+  bool has_own_cores() const noexcept { return has_own_cores_; }
   /// Whether all ranks can read each other's ordinary memory (cma.h).
   bool uses_cma() const noexcept { return uses_cma_; }
   /// Starts to watch for the death of other ranks. Call it after the last exchange of the bootstrap.
@@ -77,6 +79,7 @@ class ShmRuntime final : public Pollable {
   const Capabilities capabilities_;
   const AlgorithmTable algorithms_;
   std::size_t cache_bytes_ = 0;
+  bool has_own_cores_ = false;
   bool uses_cma_ = false;
   std::shared_ptr<Bootstrap> bootstrap_;
   std::unique_ptr<ControlChannel> channel_;

@@ -131,7 +131,7 @@ bool TiledCollective::stage_input(ShmOperation& op) {
     if (block.count == 0) continue;
     std::byte* to = op.copied_in ? buffers_.copy(op, block.offset * size)
                                  : buffers_.own_tile(op, op.staged, op.layout.shares_input() ? 0 : j, false);
-    copy_bytes(to, in + block.offset * size, block.count * size, false);
+    copy_for_readers(op, to, in + block.offset * size, block.count * size, op.stages_in);
     if (op.layout.shares_input()) break;
   }
   ++op.staged;
@@ -183,14 +183,27 @@ bool TiledCollective::reduce_round(ShmOperation& op) {
   std::byte* out =
       static_cast<std::byte*>(op.call.out.data) + (op.layout.output_offset(rank_) + block.offset - whole.offset) * size;
   members_.read_factors(op, factors_);
-  reduce_tree(op.call.op, op.call.in.dtype, sources_, factors_, out, block.count, op.streaming);
-  if (op.stages_out) copy_bytes(buffers_.own_tile(op, round, 0, true), out, block.count * size, false);
+  const auto reduce = [&](bool streams) {
+    reduce_tree(op.call.op, op.call.in.dtype, sources_, factors_, out, block.count, streams);
+  };
+  if (op.layout.second_half() && !op.copied_out && !op.stages_out && !op.streaming)
+    buffers_.stores().write(StoreChoice::Target::reduced_result, op.call.in.bytes(), block.count * size, reduce);
+  else
+    reduce(op.streaming);
+  if (op.stages_out) copy_for_readers(op, buffers_.own_tile(op, round, 0, true), out, block.count * size, true);
   if (op.copied_out)  // where no rank reads inputs
-    copy_bytes(buffers_.copy(op, block.offset * size), out, block.count * size, false);
+    copy_for_readers(op, buffers_.copy(op, block.offset * size), out, block.count * size, false);
   op.reduced = end;
   if (op.any_staged || end % kAtOnce == 0 || end == rounds)
     publish(members_.own().head().phase_a.value, op, end == rounds ? kAllRounds : end);
   return true;
+}
+
+/// Copies to memory that other ranks will read, and have read in an operation before.
+void TiledCollective::copy_for_readers(const ShmOperation& op, std::byte* to, const std::byte* from, std::size_t bytes,
+                                       bool tile) {
+  buffers_.stores().write(tile ? StoreChoice::Target::tile : StoreChoice::Target::copy, op.call.in.bytes(), bytes,
+                          [&](bool streams) { copy_bytes(to, from, bytes, streams); });
 }
 
 /// Copies this rank's data to itself, without waiting for peers.
@@ -244,6 +257,11 @@ bool TiledCollective::copy_round(ShmOperation& op) {
   return copy_own(op);
 }
 
+/// Whether the results of other ranks go where these have read this rank's input.
+bool TiledCollective::overwrites_input(const ShmOperation& op) {
+  return op.call.in.data == op.call.out.data && !op.copied_in && !op.stages_in;
+}
+
 bool TiledCollective::copy_results(ShmOperation& op) {
   const std::size_t size = size_of(op.call.in.dtype);
   for (int turn = 1; turn < size_; ++turn) {
@@ -260,8 +278,11 @@ bool TiledCollective::copy_results(ShmOperation& op) {
     std::byte* out = static_cast<std::byte*>(op.call.out.data) + block.offset * size;
     const std::byte* from =
         owner.out == nullptr ? owner.tiles + buffers_.tile_offset(op, taken, 0, true) : owner.out + block.offset * size;
-    if (!owner.cma_out) {
-      copy_bytes(out, from, block.count * size, op.streaming);
+    const auto copy = [&](bool streams) { copy_bytes(out, from, block.count * size, streams); };
+    if (!owner.cma_out && overwrites_input(op) && !op.streaming) {
+      buffers_.stores().write(StoreChoice::Target::copied_result, op.call.in.bytes(), block.count * size, copy);
+    } else if (!owner.cma_out) {
+      copy(op.streaming);
     } else if (!cma_read(members_.record(k).pid.load(), from, out, block.count * size)) {
       continue;
     }

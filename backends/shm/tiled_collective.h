@@ -39,8 +39,10 @@ class TiledCollective {
   };
   bool stage_input(ShmOperation& op);
   bool reduce_round(ShmOperation& op);
+  void copy_for_readers(const ShmOperation& op, std::byte* to, const std::byte* from, std::size_t bytes, bool tile);
   bool copy_own(ShmOperation& op);
   bool copy_round(ShmOperation& op);
+  static bool overwrites_input(const ShmOperation& op);
   bool copy_results(ShmOperation& op);
   bool is_done(const ShmOperation& op) const;
   bool await_readers(ShmOperation& op);

@@ -1,6 +1,5 @@
 #include "backends/shm/runtime.h"
 
-#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -64,20 +63,17 @@ std::size_t board_bytes(int ranks) {
   return (sizeof(RankRecord) * static_cast<std::size_t>(ranks) + 4095) / 4096 * 4096;
 }
 
-/// Whether there are as many cores as ranks, over all that the ranks may run on: a launcher may bind each to one.
-bool own_cores(Bootstrap& ranks) {
+/// The cores that each rank may run on; ranks that are threads of one process share them.
+std::vector<cpu_set_t> cores_of(Bootstrap& ranks) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
-  if (::sched_getaffinity(0, sizeof mine, &mine) != 0) return true;  // more cores than a set holds
-  cpu_set_t all = mine;
-  if (!ranks.in_process())
-    for (const std::string& blob : ranks.all_gather({reinterpret_cast<const char*>(&mine), sizeof mine})) {
-      cpu_set_t other;
-      if (blob.size() != sizeof other) continue;
-      std::memcpy(&other, blob.data(), sizeof other);
-      CPU_OR(&all, &all, &other);
-    }
-  return CPU_COUNT(&all) >= ranks.size();
+  if (::sched_getaffinity(0, sizeof mine, &mine) != 0)  // more cores than a set holds
+    std::fill_n(reinterpret_cast<char*>(&mine), sizeof mine, '\xFF');
+  std::vector<cpu_set_t> all{mine};
+  if (ranks.in_process()) return all;
+  for (const std::string& blob : ranks.all_gather({reinterpret_cast<const char*>(&mine), sizeof mine}))
+    if (blob.size() == sizeof mine) std::memcpy(&all.emplace_back(), blob.data(), sizeof mine);
+  return all;
 }
 
 std::shared_ptr<Mapping> plain_board(int ranks) {
@@ -108,6 +104,13 @@ std::shared_ptr<ShmRuntime> ShmRuntime::make(std::shared_ptr<Bootstrap> bootstra
   return host;
 }
 
+bool ShmRuntime::enough_cores(std::span<const cpu_set_t> cores, int ranks) {
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  for (const cpu_set_t& one : cores) CPU_OR(&all, &all, &one);
+  return CPU_COUNT(&all) >= ranks;
+}
+
 void ShmRuntime::connect() {
   Bootstrap& others = *bootstrap_;
   const int ranks = others.size();
@@ -125,7 +128,7 @@ void ShmRuntime::connect() {
     uses_cma_ = std::count(processes.begin(), processes.end(), 0) == 1;  // this rank itself
   }
   board(rank_).pid.store(::getpid());
-  has_own_cores_ = own_cores(others);
+  has_own_cores_ = enough_cores(cores_of(others), ranks);
   engine_ = std::make_unique<ProgressEngine>(
       board(rank_).bell,
       ProgressOptions{.thread = options_.progress_thread && ranks > 1, .oversubscribed = !has_own_cores_});

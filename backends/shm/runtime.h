@@ -2,9 +2,12 @@
 // all ranks, and the progress engine.
 #pragma once
 
+#include <sched.h>
+
 #include <array>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "backends/shm/arena.h"
@@ -44,7 +47,8 @@ class ShmRuntime final : public Pollable {
   const AlgorithmTable& algorithms() const noexcept { return algorithms_; }
   const Capabilities& capabilities() const noexcept { return capabilities_; }
   std::size_t cache_bytes() const noexcept { return cache_bytes_; }
-  /// Whether each rank can have a core of its own.
+  /// Whether so many ranks can have a core each. `cores`: which they may run on; a launcher may bind each rank to one.
+  static bool enough_cores(std::span<const cpu_set_t> cores, int ranks);
   bool has_own_cores() const noexcept { return has_own_cores_; }
   /// Whether all ranks can read each other's ordinary memory (cma.h).
   bool uses_cma() const noexcept { return uses_cma_; }

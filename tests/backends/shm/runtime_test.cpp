@@ -1,4 +1,4 @@
-// The end of a rank's world.
+// A rank's world: its cores, and its end.
 #include "backends/shm/runtime.h"
 
 #include <gtest/gtest.h>
@@ -26,6 +26,21 @@ struct Gate final : comm::Pollable {
   std::atomic<bool> reached{false};
   std::atomic<bool> open{false};
 };
+
+cpu_set_t cores(std::initializer_list<int> numbers) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int number : numbers) CPU_SET(number, &set);
+  return set;
+}
+
+TEST(ShmRuntime, RanksThatAreBoundToCoresHaveOne) {
+  using comm::shm::ShmRuntime;
+  EXPECT_TRUE(ShmRuntime::enough_cores(std::vector{cores({0, 1}), cores({0, 1})}, 2)) << "not bound";
+  EXPECT_TRUE(ShmRuntime::enough_cores(std::vector{cores({4}), cores({9})}, 2));
+  EXPECT_FALSE(ShmRuntime::enough_cores(std::vector{cores({4}), cores({4})}, 2)) << "to the same one";
+  EXPECT_FALSE(ShmRuntime::enough_cores(std::vector{cores({0, 1})}, 4)) << "threads of one process";
+}
 
 /// Where the world only ends its engine, it is polled once more while it has none.
 TEST(ShmRuntime, EndsWhileItIsPolled) {

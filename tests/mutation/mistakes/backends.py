@@ -3,6 +3,7 @@
 from table import mistake
 
 SHM = (r"^comm\.Over/Failure", r"^comm\.(Communicator|Unchecked|Progress|Traffic|Deadlines|Over/Communicator|Algorithms)", r"^comm_processes$", r"^conformance\.")
+STORES = r"^shm\.ShmStoreChoice"
 TCP = (r"^tcp\.",)
 MPI = (r"^mpi\.",)
 UCX = (r"^ucx\.",)
@@ -10,6 +11,10 @@ NCCL = (r"^nccl\.",)
 WINDOWS = (r"^nccl\.NcclWindows",)
 
 MISTAKES = [
+    mistake("stores-never-stream", "backends/shm/store_choice.cpp", "  times.streams = median(times.last[0]) >", "  times.streams = false && median(times.last[0]) >", STORES, "ranks without a common cache wait for each line"),
+    mistake("stores-other-kind-not-tried", "backends/shm/store_choice.cpp", "  return (++times.blocks % kTriedOneOf == 0) != times.streams;", "  return times.streams;", STORES, "cores that move are not noticed"),
+    mistake("stores-of-all-sizes-as-one", "backends/shm/store_choice.cpp", "static_cast<std::size_t>(std::bit_width(operation_bytes))", "std::size_t{operation_bytes > 0}", STORES, "large operations decide for small ones"),
+    mistake("bound-ranks-share-a-core", "backends/shm/runtime.cpp", "  for (const cpu_set_t& one : cores) CPU_OR(&all, &all, &one);", "  CPU_OR(&all, &all, &cores.front());", r"^shm\.ShmRuntime", "ranks that a launcher binds count as oversubscribed"),
     # shm
     mistake("shm-window-reused-after-failure", "backends/shm/arena.cpp", "  if (quarantined_) return;\n", "", r"^comm\.FailedWindows", "a late peer reads another tensor"),
     mistake("shm-failure-not-quarantined", "backends/shm/shm_group.cpp", "  runtime_->arena().quarantine();\n", "", r"^comm\.FailedWindows", "a late peer reads another tensor"),

@@ -11,6 +11,14 @@ bool finished(Work& work) {
   return true;
 }
 
+HostCollectives::~HostCollectives() {
+  if (std::none_of(rooms_.begin(), rooms_.end(), [](const auto& room) { return room->used; })) return;
+  try {
+    stream_->synchronize();
+  } catch (const std::exception&) {  // the device has failed, and with it what used the memory
+  }
+}
+
 bool HostCollectives::supports_host_memory() const {
   const std::vector<MemoryKind>& kinds = communicator_.capabilities().memory;
   return std::find(kinds.begin(), kinds.end(), MemoryKind::host) != kinds.end();

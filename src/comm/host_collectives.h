@@ -25,6 +25,11 @@ class TESSERA_API HostCollectives {
   /// doesn't support host memory.
   HostCollectives(Communicator& communicator, base::DeviceRuntime& device)
       : communicator_(communicator), device_(device) {}
+  /// Waits until the device no longer uses the memory of collectives that were not waited for; they end at their
+  /// deadlines at the latest.
+  ~HostCollectives();
+  HostCollectives(const HostCollectives&) = delete;
+  HostCollectives& operator=(const HostCollectives&) = delete;
 
   Communicator& communicator() { return communicator_; }  ///< the communicator given to the constructor
   int rank() const { return communicator_.rank(); }       ///< the communicator's

@@ -68,6 +68,33 @@ INSTANTIATE_TEST_SUITE_P(Strategies, EngineDevices,
                                   (given.param.ipc ? "_ipc" : "");
                          });
 
+/// The last exchange of an engine may end with it.
+TEST(HostCollectives, MemoryOutlivesACollectiveInFlight) {
+  const auto device = harness::make_guarded_device({.lazy = true});
+  comm::InitOptions config;
+  config.backend = "shm";
+  comm::run_threads(1, config, [&](comm::Communicator& world) {
+    auto host = std::make_unique<comm::HostCollectives>(world, *device);
+    std::int32_t in = 1, out = 0;
+    bool ran = false;
+    std::uint64_t freed_by_then = 0;
+    const auto exchange = [&](comm::ConstView, comm::View, comm::OpOptions options) {
+      options.after->run([&] {
+        ran = true;
+        freed_by_then = harness::host_waits().memory;
+      });
+      return comm::Work();
+    };
+    host->begin_through_device({&in, 1, base::DType::i32, {}}, {&out, 1, base::DType::i32, {}}, exchange);
+    const std::uint64_t allocated = harness::host_waits().memory;
+    EXPECT_FALSE(ran) << "the control";
+    host.reset();
+    EXPECT_TRUE(ran);
+    EXPECT_EQ(freed_by_then, allocated) << "the memory was freed before the work ran";
+    EXPECT_GT(harness::host_waits().memory, allocated);
+  });
+}
+
 // --- exceptions
 
 struct LeftByException {};

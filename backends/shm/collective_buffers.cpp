@@ -9,11 +9,10 @@ namespace {
 /// Largest input in ordinary memory that is copied to memory that peers map: a copy costs less than one system call for
 /// each reader, and the owner need not wait until the last reader is done.
 constexpr std::size_t kCopiedBytes = std::size_t{1} << 20;
-/// The same where ranks gather or exchange, and the kernel can copy from the owner's process.
+/// The same where ranks gather or exchange, the kernel can copy from the owner's process, and each rank has a core.
 constexpr std::size_t kCopiedGather = std::size_t{128} << 10;
-/// The same for broadcasts. A broadcast has one writer, so readers can follow it through tiles, which stay in the
-/// caches: tiles are never slower than a copy of several rounds between two ranks, and among more ranks up to
-/// kCopiedBytes.
+/// The same for broadcasts. A broadcast has one writer, so readers can follow it through tiles: these are never slower
+/// than a copy of several rounds between two ranks, and among more ranks up to kCopiedBytes.
 constexpr std::size_t kCopiedBroadcast = std::size_t{256} << 10;
 constexpr std::size_t kMinCopies = std::size_t{64} << 10;
 

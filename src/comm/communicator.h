@@ -145,10 +145,10 @@ class TESSERA_API Communicator {
   /// As allocate(), but collective and blocking: all ranks call it in the same order with equal `bytes` and `kind`,
   /// also relative to this communicator's operations, of which some may be in flight. This communicator may be faster
   /// with such buffers; in exchange, all ranks pass its collectives the buffers of the same calls at the same offsets
-  /// (in place, the rank's own slice), or results may be wrong; checked mode throws Mismatch. Other communicators use
-  /// them as other memory. Releasing a buffer is local, in any order. A backend to which it makes no difference
-  /// allocates locally. It is not an operation: it is in no traffic(). Also throws Mismatch, Timeout, PeerLost, Aborted
-  /// and BackendError, which are fatal.
+  /// (in place, the rank's own slice), or results may be wrong; checked mode throws Mismatch where all_gather,
+  /// reduce_scatter or all_reduce get others. Other communicators use them as other memory. Releasing a buffer is
+  /// local, in any order. A backend to which it makes no difference allocates locally. It is not an operation: it is
+  /// in no traffic(). Also throws Mismatch, Timeout, PeerLost, Aborted and BackendError, which are fatal.
   Buffer allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use);
 
   /// Makes every pending and later call fail on all ranks with Aborted, naming this rank and the reason (unless the

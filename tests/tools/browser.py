@@ -3,7 +3,9 @@
 import base64
 import itertools
 import json
+import os
 import pathlib
+import signal
 import subprocess
 import tempfile
 import time
@@ -19,7 +21,8 @@ class Browser:
         profile = pathlib.Path(folder) / "profile"
         self.process = subprocess.Popen(
             [program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-port=0",
-             "--remote-allow-origins=*", f"--user-data-dir={profile}", "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+             "--remote-allow-origins=*", f"--user-data-dir={profile}", "about:blank"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            start_new_session=True)
         port_file, deadline = profile / "DevToolsActivePort", time.monotonic() + 60
         while not (port_file.exists() and "\n" in port_file.read_text()):
             if time.monotonic() > deadline or self.process.poll() is not None:
@@ -34,13 +37,18 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Accessibility"):
             self.call(domain + ".enable")
 
-    def close(self):
+    def close(self, patience=20):
+        """Ends the browser and waits for its children too, which write to the profile for a while after it has ended.
+
+        What has not ended after `patience` seconds is killed.
+        """
         self.process.terminate()
+        # Every child has inherited the pipe, so its end comes with the last of them.
         try:
-            self.process.wait(20)
+            self.process.communicate(timeout=patience)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.communicate(timeout=patience)
 
     def receive(self):
         message = json.loads(self.socket.recv())

@@ -8,15 +8,12 @@
 //   tessera run --ranks 2 -- bench_nccl_overhead [--json FILE]
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
-#include <fstream>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "backends/nccl/api.h"
+#include "bench/table_program.h"
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/device_stream.h"
 #include "tessera/base/error.h"
@@ -34,11 +31,6 @@ struct Row {
   std::size_t bytes = 0;
   double alone_us = 0, direct_alone_us = 0, in_a_row_us = 0, direct_in_a_row_us = 0;
 };
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 double microseconds(const std::function<void()>& work) {
   const std::int64_t begin = base::host_time_ns();
@@ -113,7 +105,12 @@ class Overhead {
       alone.push_back(a / kAlone), direct_alone.push_back(b / kAlone);
       in_a_row.push_back(c / kInARow), direct_in_a_row.push_back(d / kInARow);
     }
-    return {op, bytes, median(alone), median(direct_alone), median(in_a_row), median(direct_in_a_row)};
+    return {op,
+            bytes,
+            bench::median(alone),
+            bench::median(direct_alone),
+            bench::median(in_a_row),
+            bench::median(direct_in_a_row)};
   }
 
  private:
@@ -129,44 +126,31 @@ class Overhead {
   ncclComm_t direct_ = nullptr;
 };
 
-int run(const std::string& json_path) {
+bench::Table run() {
   Overhead overhead;
-  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  std::string table = fmt::format("{:<16} {:>10} {:>10} {:>10} {:>10} {:>10}  (us a call)\n", "op", "bytes", "alone",
-                                  "direct", "in a row", "direct");
+  bench::Table table;
+  table.text = fmt::format("{:<16} {:>10} {:>10} {:>10} {:>10} {:>10}  (us a call)\n", "op", "bytes", "alone", "direct",
+                           "in a row", "direct");
   for (const char* op : {"all_reduce", "all_gather", "reduce_scatter"})
     for (const std::size_t bytes :
          {std::size_t{1} << 10, std::size_t{1} << 20, std::size_t{16} << 20, std::size_t{256} << 20}) {
       const Row r = overhead.measure(op, bytes);
-      table += fmt::format("{:<16} {:>10} {:>10.2f} {:>10.2f} {:>10.2f} {:>10.2f}\n", r.op, r.bytes, r.alone_us,
-                           r.direct_alone_us, r.in_a_row_us, r.direct_in_a_row_us);
-      rows.push_back({{"op", r.op},
-                      {"bytes", r.bytes},
-                      {"alone_us", r.alone_us},
-                      {"direct_alone_us", r.direct_alone_us},
-                      {"in_a_row_us", r.in_a_row_us},
-                      {"direct_in_a_row_us", r.direct_in_a_row_us}});
+      table.text += fmt::format("{:<16} {:>10} {:>10.2f} {:>10.2f} {:>10.2f} {:>10.2f}\n", r.op, r.bytes, r.alone_us,
+                                r.direct_alone_us, r.in_a_row_us, r.direct_in_a_row_us);
+      table.rows.push_back({{"op", r.op},
+                            {"bytes", r.bytes},
+                            {"alone_us", r.alone_us},
+                            {"direct_alone_us", r.direct_alone_us},
+                            {"in_a_row_us", r.in_a_row_us},
+                            {"direct_in_a_row_us", r.direct_in_a_row_us}});
     }
-  if (!overhead.reports()) return 0;
-  fmt::print("{}", table);
-  if (json_path.empty()) return 0;
-  std::ofstream file(json_path);
-  file << rows.dump(1) << "\n";
-  if (!file.flush()) throw base::InvalidUsage("--json " + json_path + ": can't be written");
-  return 0;
+  table.written = overhead.reports();
+  return table;
 }
 
 }  // namespace
 
 int main(int count, char** arguments) {
-  CLI::App app("what the nccl backend costs over NCCL's own calls");
-  std::string json;
-  app.add_option("--json", json, "also writes the table here")->type_name("FILE");
-  CLI11_PARSE(app, count, arguments);
-  try {
-    return run(json);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "bench_nccl_overhead: {}\n", error.what());
-    return 2;
-  }
+  return bench::table_program(count, arguments, "bench_nccl_overhead",
+                              "what the nccl backend costs over NCCL's own calls", run);
 }

@@ -6,13 +6,10 @@
 //   tessera run --ranks 2 -- bench_nccl_windows [--json FILE]
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "bench/table_program.h"
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/init.h"
@@ -22,11 +19,6 @@ namespace {
 using namespace tessera;
 
 constexpr int kRounds = 15, kInARow = 20;
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 std::unique_ptr<comm::Communicator> open_world() {
   comm::InitOptions config;
@@ -76,14 +68,14 @@ class Gather {
   base::Buffer in_, out_;
 };
 
-int run(const std::string& json_path) {
+bench::Table run() {
   const std::unique_ptr<comm::Communicator> world = open_world();
   const auto device = base::open_device({base::DeviceType::cuda, world->rank()});
   const std::unique_ptr<base::Stream> stream = device->make_stream();
   const std::unique_ptr<comm::Communicator> plain = world->split(0, world->rank());
   const std::unique_ptr<comm::Communicator> special = world->split(0, world->rank(), {.for_gathers = true});
-  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  std::string table = fmt::format("{:>12} {:>10} {:>10}  (us an all_gather)\n", "bytes", "plain", "symmetric");
+  bench::Table table;
+  table.text = fmt::format("{:>12} {:>10} {:>10}  (us an all_gather)\n", "bytes", "plain", "symmetric");
   for (const int mebibytes : {8, 64, 256}) {
     const std::size_t part = (static_cast<std::size_t>(mebibytes) << 20) / static_cast<std::size_t>(world->size());
     const std::size_t bytes = part * static_cast<std::size_t>(world->size());
@@ -95,29 +87,17 @@ int run(const std::string& json_path) {
       without.push_back(before.run(*stream, kInARow));
       with.push_back(after.run(*stream, kInARow));
     }
-    table += fmt::format("{:>12} {:>10.2f} {:>10.2f}\n", bytes, median(without), median(with));
-    rows.push_back({{"bytes", bytes}, {"plain_us", median(without)}, {"symmetric_us", median(with)}});
+    table.text += fmt::format("{:>12} {:>10.2f} {:>10.2f}\n", bytes, bench::median(without), bench::median(with));
+    table.rows.push_back(
+        {{"bytes", bytes}, {"plain_us", bench::median(without)}, {"symmetric_us", bench::median(with)}});
   }
-  if (world->rank() != 0) return 0;
-  fmt::print("{}", table);
-  if (json_path.empty()) return 0;
-  std::ofstream file(json_path);
-  file << rows.dump(1) << "\n";
-  if (!file.flush()) throw base::InvalidUsage("--json " + json_path + ": can't be written");
-  return 0;
+  table.written = world->rank() == 0;
+  return table;
 }
 
 }  // namespace
 
 int main(int count, char** arguments) {
-  CLI::App app("what symmetric windows of NCCL change in a gather");
-  std::string json;
-  app.add_option("--json", json, "also writes the table here")->type_name("FILE");
-  CLI11_PARSE(app, count, arguments);
-  try {
-    return run(json);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "bench_nccl_windows: {}\n", error.what());
-    return 2;
-  }
+  return bench::table_program(count, arguments, "bench_nccl_windows",
+                              "what symmetric windows of NCCL change in a gather", run);
 }

@@ -100,13 +100,7 @@ std::map<Kind, std::pair<std::size_t, std::size_t>> emulated_launches() {
       nn::Tensor positions = nn::Tensor::empty(context, {16}, base::DType::i32);
       counter.counts.clear();
       context.device_kernels().positions(context.stream(), positions.data<std::int32_t>(), 16, 16);
-      nn::Tape tape;
-      nn::Tensor loss;
-      {
-        const nn::TapeScope recording(context, &tape);
-        loss = model->loss(batch.tokens, batch.targets);
-      }
-      tape.backward(loss);
+      harness::forward_backward(*model, batch);
       engine.step(1e-3);
     }
     engine.wait();

@@ -217,13 +217,7 @@ void expect_refused(const std::function<void(Engine&, nn::CausalModel&)>& first,
 void one_backward(nn::CausalModel& model, int rank) {
   const TrainingSpec spec = accumulating("fsdp", 2, Accumulation::every);
   const auto batch = harness::make_batch(model.context(), spec, 0, rank);
-  nn::Tape tape;
-  nn::Tensor loss;
-  {
-    const nn::TapeScope recording(model.context(), &tape);
-    loss = model.loss(batch.tokens, batch.targets);
-  }
-  tape.backward(loss);
+  harness::forward_backward(model, batch);
 }
 
 TEST(Accumulation, RejectsCallsOutOfOrder) {

@@ -92,13 +92,7 @@ TEST(MixedStrategies, IgnoredModulesBelongToProgram) {
       const std::vector<float> before(own.parameters()[0]->tensor().data<float>(),
                                       own.parameters()[0]->tensor().data<float>() + 64);
       const auto batch = harness::make_batch(context, spec, 0, world.rank());
-      nn::Tape tape;
-      nn::Tensor loss;
-      {
-        const nn::TapeScope recording(context, &tape);
-        loss = model->loss(batch.tokens, batch.targets);
-      }
-      tape.backward(loss);
+      harness::forward_backward(*model, batch);
       engine.step(1e-3);
       // No collective has reduced this gradient: each rank has that of its own batch.
       std::vector<float> gradient(2);

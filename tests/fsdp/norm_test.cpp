@@ -52,13 +52,7 @@ TEST(GradNorm, EqualsNormOfFullGradient) {
     const auto model = nn::make_model(context, spec.model);
     model->materialize(spec.seed);
     const auto batch = harness::make_batch(context, spec, 0, 0);
-    nn::Tape tape;
-    nn::Tensor loss;
-    {
-      const nn::TapeScope recording(context, &tape);
-      loss = model->loss(batch.tokens, batch.targets);
-    }
-    tape.backward(loss);
+    harness::forward_backward(*model, batch);
     const double whole = norm_of(*model, norm);
     EXPECT_NEAR(train(spec).norms[0], whole, 1e-9 * whole) << static_cast<int>(norm);
     for (const char* strategy : {"zero2", "fsdp"}) {
@@ -264,13 +258,7 @@ double largest_gradient(const std::string& strategy, int ranks, double scale, co
     engine.initialize(0);
     engine.set_loss_scale(scale);
     const auto batch = harness::make_batch(context, spec, 0, 0);
-    nn::Tape tape;
-    nn::Tensor loss;
-    {
-      const nn::TapeScope recording(context, &tape);
-      loss = model->loss(batch.tokens, batch.targets);
-    }
-    tape.backward(loss, scale);
+    harness::forward_backward(*model, batch, scale);
     engine.step(0);
     const double norm = engine.grad_norm();
     if (world.rank() == 0) largest = norm * scale;

@@ -177,13 +177,7 @@ std::pair<int, int> updated_before_the_first_gather(bool everything) {
     engine.initialize(0);
     const auto forward_backward = [&](int step) {
       const auto batch = harness::make_batch(context, spec, step, world.rank());
-      nn::Tape tape;
-      nn::Tensor loss;
-      {
-        const nn::TapeScope recording(context, &tape);
-        loss = model->loss(batch.tokens, batch.targets);
-      }
-      tape.backward(loss);
+      harness::forward_backward(*model, batch);
     };
     forward_backward(0);
     context.stream().synchronize();

@@ -202,13 +202,7 @@ TEST(Recovery, AbortDropsEarlierMicrobatches) {
     spec.after_step = [&](int rank, int, Engine& engine, nn::CausalModel& model) {
       engine.set_is_last_backward(false);
       const auto batch = make_batch(model.context(), spec, 0, rank);
-      nn::Tape tape;
-      nn::Tensor loss;
-      {
-        const nn::TapeScope recording(model.context(), &tape);
-        loss = model.loss(batch.tokens, batch.targets);
-      }
-      tape.backward(loss);
+      harness::forward_backward(model, batch);
       engine.abort_step();
     };
     EXPECT_TRUE(same_bits(undisturbed, train(spec)));

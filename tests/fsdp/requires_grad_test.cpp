@@ -255,13 +255,7 @@ TEST(ApplyRequiresGrad, CallOnOneRankIsMismatchOnAll) {
       engine.initialize(0);
       const auto one_step = [&](int step) {
         const auto batch = harness::make_batch(context, spec, step, world.rank());
-        nn::Tape tape;
-        nn::Tensor loss;
-        {
-          const nn::TapeScope recording(context, &tape);
-          loss = model->loss(batch.tokens, batch.targets);
-        }
-        tape.backward(loss);
+        harness::forward_backward(*model, batch);
         engine.step(1e-3);
       };
       one_step(0);

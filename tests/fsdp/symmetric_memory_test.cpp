@@ -52,13 +52,7 @@ std::vector<Calls> calls_of(const SymmetricCase& given, int steps = 3) {
     for (int step = 0; step < steps; ++step) {
       if (world.rank() == step % given.ranks) std::this_thread::sleep_for(std::chrono::milliseconds(20));
       const harness::TokenBatch batch = harness::make_batch(context, batches, step, world.rank());
-      nn::Tape tape;
-      nn::Tensor loss;
-      {
-        const nn::TapeScope recording(context, &tape);
-        loss = model->loss(batch.tokens, batch.targets);
-      }
-      tape.backward(loss);
+      harness::forward_backward(*model, batch);
       engine.step(1e-3);
     }
   });

@@ -123,14 +123,7 @@ class Rank {
     engine_.set_is_last_backward(microbatch + 1 == spec_.microbatches);
     const int of_data = spec_.repeat_data > 0 ? step % spec_.repeat_data : step;
     const TokenBatch batch = make_batch(context_, spec_, of_data, world_.rank(), microbatch);
-    nn::Tape tape;
-    nn::Tensor loss;
-    {
-      const nn::TapeScope recording(context_, &tape);
-      loss = model_->loss(batch.tokens, batch.targets);
-    }
-    tape.backward(loss, 1.0 / spec_.microbatches);
-    return loss;
+    return harness::forward_backward(*model_, batch, 1.0 / spec_.microbatches);
   }
 
   void record_state() {
@@ -208,6 +201,17 @@ TokenBatch make_batch(nn::Context& context, const TrainingSpec& spec, int step, 
     return tensor;
   };
   return {ids(0), ids(1)};
+}
+
+nn::Tensor forward_backward(nn::CausalModel& model, const TokenBatch& batch, double scale) {
+  nn::Tape tape;
+  nn::Tensor loss;
+  {
+    const nn::TapeScope recording(model.context(), &tape);
+    loss = model.loss(batch.tokens, batch.targets);
+  }
+  tape.backward(loss, scale);
+  return loss;
 }
 
 fsdp::EngineOptions engine_for(const std::string& strategy, const std::string& mesh) {

@@ -100,4 +100,7 @@ struct TokenBatch {
 };
 TokenBatch make_batch(nn::Context& context, const TrainingSpec& spec, int step, int rank, int microbatch = 0);
 
+/// A forward and backward of one batch; returns the loss. Gradients are those of `scale` times the loss.
+nn::Tensor forward_backward(nn::CausalModel& model, const TokenBatch& batch, double scale = 1.0);
+
 }  // namespace tessera::harness

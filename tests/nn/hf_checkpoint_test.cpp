@@ -67,6 +67,20 @@ TEST(Config, NamesUnsupportedFields) {
   EXPECT_THAT(error_of<InvalidUsage>([] { find_config("none.json"); }), HasSubstr("none.json"));
 }
 
+TEST(HfConfig, IsFoundByFileAndFolder) {
+  const TemporaryDirectory folder;
+  EXPECT_THAT(error_of<InvalidUsage>([&] { find_config(folder.path()); }), HasSubstr("config.json"));
+  const std::string file = folder.write("config.json", config_json(preset("llama-nano")));
+  EXPECT_EQ(find_config(file).width, preset("llama-nano").width);
+  EXPECT_EQ(find_config(folder.path()).family, preset("llama-nano").family);
+  // A preset comes before a folder of its name.
+  std::filesystem::create_directory(folder.path("gpt-nano"));
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  EXPECT_EQ(find_config("gpt-nano").family, preset("gpt-nano").family);
+  std::filesystem::current_path(before);
+}
+
 std::vector<SafetensorsTensor> tensors_of(const CausalModel& model, const std::string& prefix = "") {
   std::vector<SafetensorsTensor> out;
   for (const auto& parameter : model.parameters()) out.push_back({prefix + parameter->name(), parameter->shape()});

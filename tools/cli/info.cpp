@@ -185,7 +185,7 @@ void add_info(CommandLine& commands) {
   info->add_flag("--models", options->models, "list the model presets");
   CLI::Option* const units =
       info->add_flag("--units", options->units, "list the units that a wrapping makes of a model");
-  info->add_option("--model", options->model, "model for --units: a preset or a Hugging Face config.json")
+  info->add_option("--model", options->model, "model for --units: a preset, or a Hugging Face config.json or its folder")
       ->needs(units)
       ->capture_default_str();
   info->add_option("--wrap", options->wrap, "wrapping for --units, as in train")->needs(units)->capture_default_str();

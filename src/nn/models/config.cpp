@@ -1,5 +1,8 @@
 #include "tessera/nn/models/config.h"
 
+#include <algorithm>
+#include <filesystem>
+
 #include "tessera/base/error.h"
 
 namespace tessera::nn {
@@ -70,11 +73,16 @@ ModelConfig preset(std::string_view name) {
   for (const ModelConfig& config : make_presets())
     if (config.name == name) return config;
   throw InvalidUsage("unknown model '" + std::string(name) + "'; known: " + known_presets() +
-                     ", or a Hugging Face config.json (gpt2 or llama)");
+                     ", or a Hugging Face config.json (gpt2 or llama) or its folder");
 }
 
 ModelConfig find_config(const std::string& name_or_file) {
   if (name_or_file.ends_with(".json")) return read_config(name_or_file);
+  const std::vector<std::string> presets = preset_names();
+  const bool known = std::find(presets.begin(), presets.end(), name_or_file) != presets.end();
+  const std::filesystem::path folder = name_or_file;
+  std::error_code ignored;
+  if (!known && std::filesystem::is_directory(folder, ignored)) return read_config((folder / "config.json").string());
   return preset(name_or_file);
 }
 

@@ -43,7 +43,8 @@ TESSERA_API std::vector<std::string> preset_names();
 /// Throws InvalidUsage that lists the presets.
 TESSERA_API ModelConfig preset(std::string_view name);
 
-/// A preset's name, or a path that ends in ".json". Throws InvalidUsage.
+/// A preset's name, a path that ends in ".json", or a folder with a config.json. A preset comes before a folder of the
+/// same name. Throws InvalidUsage.
 TESSERA_API ModelConfig find_config(const std::string& name_or_file);
 
 /// Reads a config.json. Unsupported settings (rope scaling, attention biases, ...) throw InvalidUsage that names the

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "tessera/base/error.h"
+#include "tessera/nn/attention_library.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -196,14 +197,18 @@ StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, ba
   const Device meta{base::DeviceType::meta, 0};
   const auto make_stream = [&clock, meta] { return clock.make_stream(meta); };
   // A machine whose host only issues work has GPUs.
-  const bool gpus = clock.machine() == base::VirtualClock::Machine::asynchronous;
+  nn::PlannedKernels planned = nn::PlannedKernels::host;
+  if (clock.machine() == base::VirtualClock::Machine::asynchronous)
+    planned = nn::attention_library_of_environment() == nn::AttentionLibrary::own
+                  ? nn::PlannedKernels::gpu_without_cudnn
+                  : nn::PlannedKernels::gpu;
   nn::Context context({.threads = step.threads,
                        .memory_tracker = world.memory_tracker(),
                        .memory = {},
                        .make_stream = make_stream,
                        .device = meta,
                        .runtime = nn::observe(base::open_device(meta), kernels, make_stream),
-                       .planned = gpus ? nn::PlannedKernels::gpu : nn::PlannedKernels::host});
+                       .planned = planned});
   StepProfile record = run(step, world, context, &clock, 1 + steps);
   record.steps.erase(record.steps.begin());
   return record;

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 
 from report_test import Page
 
@@ -87,6 +88,24 @@ class PlanModelTest(unittest.TestCase):
         host = self.plan("--model", "gpt2", "--ranks", 1, "--strategies", "ddp", "--precision", "bf16", "--global-batch", 16, "--seq-len", 1024,
                          "--recompute", "activation,norm", "--link", "10us,1GB/s", "--machine", "1TFLOP/s,10GB/s")["runs"][0]
         self.assertGreater(host["peak_bytes"]["activation"], activation + logits, "the control: f32 copies of the logits")
+
+    def test_attention_of_a_gpu_is_that_of_the_environment(self):
+        # So many heads on so few elements that the peak is in the backward of attention.
+        model = {"model_type": "gpt2", "n_embd": 64, "n_head": 8, "n_layer": 2, "n_positions": 1024, "vocab_size": 256, "attn_pdrop": 0.0}
+        options = ("--model", self.folder, "--ranks", 1, "--strategies", "ddp", "--precision", "bf16", "--global-batch", 8, "--seq-len", 1024, "--cluster", "h100-400g")
+
+        def activations(choice, **more):
+            (self.folder / "config.json").write_text(json.dumps(model | more))
+            with unittest.mock.patch.dict(os.environ, TESSERA_ATTENTION=choice):
+                return self.plan(*options)["runs"][0]["peak_bytes"]["activation"]
+
+        rows = 8 * 8 * 1024
+        gradient_of_scores, own = rows * 1024 * 2 + rows * 4, rows * (2 + 64) * 4 + rows // 64 * 4 + 64
+        self.assertEqual(activations("auto") - activations("own"), gradient_of_scores - own)
+        self.assertEqual(activations("cudnn"), activations("auto"))
+        self.assertEqual(activations("auto", attn_pdrop=0.1), activations("own", attn_pdrop=0.1), "cuDNN computes no dropout here")
+        with unittest.mock.patch.dict(os.environ, TESSERA_ATTENTION="some"):
+            self.wrong("TESSERA_ATTENTION", *options)
 
     def test_machine_of_a_cluster_computes_over_the_given_link(self):
         file = self.folder / "machine.json"

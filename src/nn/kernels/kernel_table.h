@@ -224,8 +224,9 @@ class TESSERA_API DeviceKernels {
 
 /// Whose scratch memory the kernels of a device without data allocate.
 enum class PlannedKernels : std::uint8_t {
-  host,  ///< this host's
-  gpu    ///< those of a CUDA GPU, with attention by cuDNN where it can be; to a few MB
+  host,              ///< this host's
+  gpu,               ///< those of a CUDA GPU, with attention by cuDNN where it can be; to a few MB
+  gpu_without_cudnn  ///< those of a CUDA GPU, with this library's attention; to a few MB
 };
 
 /// Resources that kernels use; they must outlive the kernels.

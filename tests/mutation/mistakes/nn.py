@@ -70,4 +70,8 @@ MISTAKES = [
     mistake("delay-beyond-deadline", "plugins/decorators/delay.cpp", "called + std::min(delay, limit)));", "called + delay));", DECORATORS, "a delay exceeds the timeout of its operation"),
     mistake("decorator-keeps-stream", "plugins/decorators/decorator.cpp", "    ~Reset() { stream = nullptr; }", "    ~Reset() { static_cast<void>(stream); }", (DECORATORS, r"^fsdp_devices\."), "an operation waits for the stream of an earlier one"),
     mistake("gpu-plan-has-host-scratch", "src/nn/kernels/meta/meta_kernels.cpp", "    if (gpu_) return &gpu_bf16_;\n", "", (r"CudaTrainingMemory", r"^tools\.plan_model$"), "a plan for GPUs counts f32 copies that only hosts make"),
+    mistake("gpu-plan-has-cudnn-with-dropout", "src/nn/kernels/meta/meta_kernels.cpp", "a.dropout.probability > 0 ||", "a.dropout.probability < 0 ||", r"CudaTrainingMemory", "a plan counts cuDNN's workspace for calls that it does not compute"),
+    mistake("plan-ignores-own-attention", "src/fsdp/simulation.cpp", "== nn::AttentionLibrary::own", "== nn::AttentionLibrary::cudnn", r"^tools\.plan_model$", "a plan has attention by cuDNN where a run would not use it"),
+    mistake("attention-sums-uncounted", "src/nn/kernels/instrumented/instrumented_kernels.h", "2 * keys + before, queries", "2 * keys + 0 * before, queries", r"AccessCounts", "gradients that attention adds to are not counted as read"),
+    mistake("attention-reads-keys-once-more", "src/nn/kernels/cuda/attention_tensor_forward.cuh", "    if (first + kKeys < end) load_keys(stage ^ 1, first + kKeys);", "    load_keys(stage ^ 1, first + kKeys);", r"AccessCounts", "attention loads a tile of keys that no query needs"),
 ]

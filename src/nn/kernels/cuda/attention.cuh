@@ -51,7 +51,7 @@ TESSERA_KERNEL void attention_forward_kernel(AttentionForward<T> a, AttentionPla
   if (query >= plan.positions) return;
   T* out = a.out.data + at.batch * a.out.batch_stride + at.head * a.out.head_stride + query * a.out.position_stride;
   for (unsigned j = 0; j < kColumns; ++j)
-    if (lane + j * kLanes < plan.dim) out[lane + j * kLanes] = from_opmath<T>(result[j] / sum);
+    if (lane + j * kLanes < plan.dim) store_whole(out + lane + j * kLanes, from_opmath<T>(result[j] / sum));
   if (a.log_sum_exp && lane == 0)
     a.log_sum_exp[(at.batch * plan.heads + at.head) * plan.positions + query] = max + static_cast<W>(log(sum));
 }
@@ -71,7 +71,7 @@ TESSERA_KERNEL void attention_delta_kernel(AttentionBackward<T> a, AttentionPlan
   const T* dout = of(a.dout);
   OpMath<T> sum = 0;
   for (std::size_t d = thread_index() % kWarp; d < plan.dim; d += kWarp)
-    sum = fused(to_opmath(out[d]), to_opmath(dout[d]), sum);
+    sum = fused(to_opmath(load_whole(out + d)), to_opmath(load_whole(dout + d)), sum);
   sum = over_warp(sum, Add{});
   if (row < rows && thread_index() % kWarp == 0) delta[row] = sum;
 }

@@ -46,7 +46,7 @@ TESSERA_DEVICE void load_elements(T* tile, const T* base, const HeadsView<const 
     const std::size_t position = first + i / width;
     const unsigned d = i % width;
     const bool inside = position < plan.positions && d < plan.dim;
-    tile[i / width * kTileLine<width> + d] = inside ? base[position * view.position_stride + d] : T{};
+    tile[i / width * kTileLine<width> + d] = inside ? load_whole(base + position * view.position_stride + d) : T{};
   }
 }
 
@@ -123,14 +123,14 @@ template <class T>
 TESSERA_DEVICE void write_pair(T* at, unsigned left, bool accumulate, float low, float high) {
   if (left >= 2 && reinterpret_cast<std::uintptr_t>(at) % 4 == 0) {
     if (accumulate) {
-      low += to_opmath(at[0]);
-      high += to_opmath(at[1]);
+      low += to_opmath(load_whole(at));
+      high += to_opmath(load_whole(at + 1));
     }
-    *reinterpret_cast<std::uint32_t*>(at) = packed<T>(low, high);
+    store_whole(reinterpret_cast<std::uint32_t*>(at), packed<T>(low, high));
     return;
   }
-  if (left >= 1) at[0] = added(accumulate, at[0], low);
-  if (left >= 2) at[1] = added(accumulate, at[1], high);
+  if (left >= 1) add_to(at, accumulate, low);
+  if (left >= 2) add_to(at + 1, accumulate, high);
 }
 
 /// Where a warp writes its sums: rows from `first`, elements from `dim_first`, each multiplied by factor[m][e / 2].

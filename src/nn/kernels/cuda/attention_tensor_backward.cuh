@@ -75,7 +75,7 @@ TESSERA_KERNEL void tensor_statistics_kernel(AttentionBackward<T> a, AttentionPl
       right = load_whole(reinterpret_cast<const Eight<T>*>(dout));
     }
     for (unsigned e = 0; e < 8; ++e) {
-      if (!whole && lane * 8 + e < plan.dim) left.v[e] = out[e], right.v[e] = dout[e];
+      if (!whole && lane * 8 + e < plan.dim) left.v[e] = load_whole(out + e), right.v[e] = load_whole(dout + e);
       delta = fused(to_opmath(left.v[e]), to_opmath(right.v[e]), delta);
     }
   }

@@ -63,7 +63,7 @@ TESSERA_DEVICE void load_tile(const Tile<OpMath<T>>& tile, unsigned rows, const 
   for (std::size_t i = thread_index(); i < rows * tile.dim; i += thread_count()) {
     const std::size_t row = i / tile.dim, d = i % tile.dim;
     tile.at(row, d) =
-        first + row < positions ? to_opmath(base[(first + row) * view.position_stride + d]) : OpMath<T>(0);
+        first + row < positions ? to_opmath(load_whole(base + (first + row) * view.position_stride + d)) : OpMath<T>(0);
   }
 }
 
@@ -159,7 +159,7 @@ TESSERA_DEVICE void write_row(const HeadsView<T>& view, const TilePlace& at, std
   T* out = view.data + at.batch * view.batch_stride + at.head * view.head_stride + position * view.position_stride;
   const unsigned lane = thread_index() % lanes;
   for (unsigned j = 0; j < count; ++j)
-    if (lane + j * lanes < dim) out[lane + j * lanes] = added(accumulate, out[lane + j * lanes], values[j]);
+    if (lane + j * lanes < dim) add_to(out + lane + j * lanes, accumulate, values[j]);
 }
 
 }  // namespace tessera::nn::cuda

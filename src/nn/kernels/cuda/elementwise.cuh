@@ -88,6 +88,11 @@ template <class T>
 TESSERA_DEVICE T added(bool accumulate, T before, OpMath<T> value) {
   return from_opmath<T>(accumulate ? to_opmath(before) + value : value);
 }
+/// Replaces an element by `value`, or adds it to the element if `accumulate`.
+template <class T>
+TESSERA_DEVICE void add_to(T* at, bool accumulate, OpMath<T> value) {
+  store_whole(at, added(accumulate, accumulate ? load_whole(at) : T{}, value));
+}
 
 template <class T>
 struct FillBody {

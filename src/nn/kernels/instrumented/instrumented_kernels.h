@@ -137,13 +137,17 @@ class InstrumentedKernels final : public KernelTable<T> {
   }
   void attention_forward(Stream& s, const kernels::AttentionForward<T>& a) override {
     const bool dropout = a.dropout.probability > 0;
-    attention(dropout ? "attention_dropout_forward" : "attention_forward", s, {a.shape, false},
-              [&] { inner_.attention_forward(s, a); });
+    const auto [queries, keys] = head_elements(a.shape);
+    attention(dropout ? "attention_dropout_forward" : "attention_forward", s, {a.shape, 2},
+              {queries + 2 * keys, queries}, [&] { inner_.attention_forward(s, a); });
   }
   void attention_backward(Stream& s, const kernels::AttentionBackward<T>& a) override {
     const bool dropout = a.dropout.probability > 0;
-    attention(dropout ? "attention_dropout_backward" : "attention_backward", s, {a.shape, true},
-              [&] { inner_.attention_backward(s, a); });
+    const auto [queries, keys] = head_elements(a.shape);
+    const std::size_t before =
+        if_any(a.accumulate_dq, queries) + if_any(a.accumulate_dk, keys) + if_any(a.accumulate_dv, keys);
+    attention(dropout ? "attention_dropout_backward" : "attention_backward", s, {a.shape, 5},
+              {3 * queries + 2 * keys + before, queries + 2 * keys}, [&] { inner_.attention_backward(s, a); });
   }
 
   void sgd_step(Stream& s, const kernels::SgdStep<T>& a) override {
@@ -163,10 +167,10 @@ class InstrumentedKernels final : public KernelTable<T> {
     const kernels::LinearShape& shape;
     int count;
   };
-  /// Scores, which forward multiplies twice and backward five times.
+  /// Products of the size of the scores: two in the forward, five in the backward.
   struct Scores {
     const kernels::AttentionShape& shape;
-    bool backward;
+    int products;
   };
 
   static double bytes(std::size_t elements) { return static_cast<double>(elements * sizeof(T)); }
@@ -215,21 +219,24 @@ class InstrumentedKernels final : public KernelTable<T> {
                                 static_cast<std::int64_t>(shape.in), products.count}},
                    stream, run);
   }
-  /// Forward reads queries, keys and values and writes one tensor like the queries; backward reads the queries, the
-  /// result and its gradient, keys and values, and writes three gradients. The sum of each row of scores is a number.
+  /// Elements of a tensor with all query heads, and of one with all key heads.
+  static std::pair<std::size_t, std::size_t> head_elements(const kernels::AttentionShape& shape) {
+    const std::size_t of_head = shape.batch * shape.positions * shape.dim;
+    return {of_head * shape.heads, of_head * shape.kv_heads};
+  }
+  /// Each operand counts once, though kernels read tiles of keys and values, or of queries, again from the cache. The
+  /// sum of each row of scores is a number, which does not count.
   template <class Run>
-  void attention(std::string_view kernel, Stream& stream, const Scores& scores, const Run& run) {
+  void attention(std::string_view kernel, Stream& stream, const Scores& scores, Elements moved, const Run& run) {
     const kernels::AttentionShape& shape = scores.shape;
     const auto heads = static_cast<double>(shape.batch * shape.heads), dim = static_cast<double>(shape.dim),
                positions = static_cast<double>(shape.positions);
-    const std::size_t of_head = shape.batch * shape.positions * shape.dim;
-    const std::size_t queries = of_head * shape.heads, keys = of_head * shape.kv_heads;
     observer_.call(
         {.kernel = kernel,
          .dtype = dtype_of<T>,
-         .size = (scores.backward ? 5 : 2) * heads * dim * positions * (positions + 1),
-         .reads = bytes(scores.backward ? 3 * queries + 2 * keys : queries + 2 * keys),
-         .writes = bytes(scores.backward ? queries + 2 * keys : queries),
+         .size = scores.products * heads * dim * positions * (positions + 1),
+         .reads = bytes(moved.read),
+         .writes = bytes(moved.written),
          .product = {static_cast<std::int64_t>(shape.positions), static_cast<std::int64_t>(shape.positions),
                      static_cast<std::int64_t>(shape.dim), static_cast<std::int64_t>(shape.batch * shape.heads)}},
         stream, run);

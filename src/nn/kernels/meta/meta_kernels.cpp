@@ -1,26 +1,44 @@
 // Kernels of the meta device, which do nothing. They allocate as much scratch as the kernels of the device that is
 // planned for, so that the memory tracker of a run without data reports what the same run there needs.
+#include <algorithm>
+#include <optional>
+
 #include "tessera/nn/kernels/half/half_kernels.h"
 
 namespace tessera::nn {
 namespace {
 
-/// Of the backward on a GPU. Of elements of 2 bytes: what cuDNN's plans with fixed bits have as their workspace, the
-/// gradient of the scores, and a sum per row (scripts/cudnn-plans shows the plans'); if that is too much for the
-/// vendor's library, this library's kernel runs: its statistics and dq in f32. Of others: a sum per row.
+std::size_t up(std::size_t n, std::size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+/// What this library's kernels on a GPU need for the backward (src/nn/kernels/cuda). For elements of 2 bytes: the
+/// statistics of a row, dq in f32 unless one block has all keys, and counters of the blocks' turns; for others a sum
+/// per row.
 std::size_t gpu_attention_backward_scratch(const kernels::AttentionShape& s, std::size_t element_bytes) {
-  const auto up = [](std::size_t n, std::size_t multiple) { return (n + multiple - 1) / multiple * multiple; };
-  const std::size_t heads = s.batch * s.heads, rows = heads * s.positions;
-  if (element_bytes != 2) return rows * element_bytes;
-  const std::size_t gradient = heads * up(s.positions, 64) * up(s.positions, 128) * element_bytes;
-  if (gradient <= kernels::kMaxAttentionWorkspace) return gradient + rows * sizeof(float);
-  return rows * (2 + up(s.dim, 64)) * sizeof(float);
+  const std::size_t heads = s.batch * s.heads;
+  if (element_bytes != 2 || s.dim > 128 || s.scale < 0)
+    return heads * s.positions * std::max(element_bytes, sizeof(float));
+  const std::size_t rows = heads * up(s.positions, 64), dq = s.positions > 128 ? rows * up(s.dim, 64) : 0;
+  return up(rows * 2 * sizeof(float), 64) + dq * sizeof(float) + up(rows / 64 * sizeof(std::uint32_t), 64) + 64;
+}
+
+/// What cuDNN's plans with fixed bits have as their workspace in the backward, and a sum per row (scripts/cudnn-plans
+/// shows the plans'): the gradient of the scores. Nothing if cuDNN does not compute this call.
+template <class T>
+std::optional<std::size_t> cudnn_attention_workspace(const kernels::AttentionBackward<T>& a) {
+  const kernels::AttentionShape& s = a.shape;
+  if (sizeof(T) != 2 || s.positions < 2 || s.dim % 8 != 0 || s.dim > 128 || s.scale < 0 || a.dropout.probability > 0 ||
+      a.accumulate_dq || a.accumulate_dk || a.accumulate_dv)
+    return std::nullopt;
+  const std::size_t heads = s.batch * s.heads;
+  const std::size_t gradient = heads * up(s.positions, 64) * up(s.positions, 128) * sizeof(T);
+  if (gradient > kernels::kMaxAttentionWorkspace) return std::nullopt;
+  return gradient + heads * s.positions * sizeof(float);
 }
 
 template <class T>
 class MetaKernels final : public KernelTable<T> {
  public:
-  explicit MetaKernels(const KernelResources& r) : pool_(r.threads), gpu_(r.planned == PlannedKernels::gpu) {}
+  explicit MetaKernels(const KernelResources& r) : pool_(r.threads), memory_(r.memory), planned_(r.planned) {}
   void fill(Stream&, T, T*, std::size_t) override {}
   void fill_normal(Stream&, const NormalFill<T>&) override {}
   void fill_uniform(Stream&, const UniformFill<T>&) override {}
@@ -46,20 +64,31 @@ class MetaKernels final : public KernelTable<T> {
   void linear_forward(Stream&, const kernels::LinearForward<T>&) override {}
   void linear_backward(Stream&, const kernels::LinearBackward<T>&) override {}
   void attention_forward(Stream&, const kernels::AttentionForward<T>&) override {}
-  void attention_backward(Stream&, const kernels::AttentionBackward<T>&) override {}
+  void attention_backward(Stream&, const kernels::AttentionBackward<T>& args) override {
+    if (planned_ != PlannedKernels::gpu) return;
+    const std::size_t bytes = cudnn_attention_workspace(args).value_or(own_scratch(args.shape));
+    const Buffer released_at_once = memory_.allocate(bytes, MemoryCategory::activation);
+  }
   void sgd_step(Stream&, const kernels::SgdStep<T>&) override {}
   void adam_step(Stream&, const kernels::AdamStep<T>&) override {}
   std::size_t attention_forward_scratch(const kernels::AttentionShape& shape) const override {
-    return gpu_ ? 0 : kernels::attention_forward_scratch_bytes(shape, pool_.threads(), sizeof(T));
+    return on_gpu() ? 0 : kernels::attention_forward_scratch_bytes(shape, pool_.threads(), sizeof(T));
   }
   std::size_t attention_backward_scratch(const kernels::AttentionShape& shape) const override {
-    return gpu_ ? gpu_attention_backward_scratch(shape, sizeof(T))
-                : kernels::attention_backward_scratch_bytes(shape, pool_.threads(), sizeof(T));
+    if (planned_ == PlannedKernels::gpu) return 0;  // allocated by the call, which may be cuDNN's
+    return own_scratch(shape);
   }
 
  private:
+  bool on_gpu() const { return planned_ != PlannedKernels::host; }
+  std::size_t own_scratch(const kernels::AttentionShape& shape) const {
+    return on_gpu() ? gpu_attention_backward_scratch(shape, sizeof(T))
+                    : kernels::attention_backward_scratch_bytes(shape, pool_.threads(), sizeof(T));
+  }
+
   ThreadPool& pool_;
-  const bool gpu_;
+  MemoryPool& memory_;
+  const PlannedKernels planned_;
 };
 
 /// Allocates the f32 scratch that the host's kernels need.
@@ -82,7 +111,7 @@ class MetaHalfKernels final : public HalfKernels<T> {
 class MetaDeviceKernels final : public DeviceKernels {
  public:
   explicit MetaDeviceKernels(const KernelResources& r)
-      : gpu_(r.planned == PlannedKernels::gpu),
+      : gpu_(r.planned != PlannedKernels::host),
         f32_(r),
         f64_(r),
         gpu_f16_(r),

@@ -1,9 +1,12 @@
 // The bytes that a KernelInterceptor receives equal those that the CUDA kernels read and write, emulated.
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "tessera/nn/kernels/instrumented/instrumented_kernels.h"
 #include "tests/nn/ops/cuda/emulation.h"
 //
+#include "tests/nn/ops/cuda/attention_run.h"
 #include "tests/nn/ops/cuda/compare.h"
 
 namespace tessera::nn::test {
@@ -12,19 +15,22 @@ namespace {
 /// Bytes of one call, as reported and as accessed.
 struct Counted {
   double reported_read = 0, reported_written = 0, read = 0, written = 0;
+  double first_read = 0;  ///< without those that the call had read before; of watched arrays
 };
 
 class Counter final : public KernelInterceptor {
  public:
   void call(const KernelInvocation& call, Stream& /*stream*/, const std::function<void()>& run) override {
-    const emulation::Accesses before = emulation::accesses();
+    emulation::Accesses& accesses = emulation::accesses();
+    accesses.restart();
     run();
-    const emulation::Accesses& after = emulation::accesses();
-    last = {call.reads, call.writes, static_cast<double>(after.read - before.read),
-            static_cast<double>(after.written - before.written)};
+    last = {call.reads, call.writes, static_cast<double>(accesses.read), static_cast<double>(accesses.written),
+            static_cast<double>(accesses.first_read)};
+    calls[std::string(call.kernel)] = last;
   }
   bool splits_sums() const override { return false; }
   Counted last;
+  std::map<std::string, Counted> calls;  ///< the last one of each kernel
 };
 
 constexpr std::size_t kRows = 8, kWidth = 64, kCount = kRows * kWidth;
@@ -111,9 +117,9 @@ Counted counted_rows(const Function& function) {
   Array<T> a(numbers<T>("a", kCount)), b(numbers<T>("b", kCount)), c(numbers<T>("c", kCount)),
       d(numbers<T>("d", kCount)), e(numbers<T>("e", kCount)), f(numbers<T>("f", kCount));
   const std::array<T*, 6> at{a.data(), b.data(), c.data(), d.data(), e.data(), f.data()};
-  for (T* const array : at) emulation::accesses().ranges.push_back({array, kCount * sizeof(T)});
+  for (T* const array : at) emulation::accesses().add_range(array, kCount * sizeof(T));
   function(kernels, host.stream(), at);
-  emulation::accesses().ranges.clear();
+  emulation::accesses().clear_ranges();
   return counter.last;
 }
 
@@ -222,7 +228,81 @@ TEST(AccessCounts, LossAndEmbedding) {
   expect_tables<bf16>();
 }
 
-/// The control: a call that reads an array which its arguments do not name.
+/// The calls of a forward and backward of attention, by kernel, with accesses to its operands and results alone.
+template <class T>
+std::map<std::string, Counted> counted_attention(const AttentionCase& c) {
+  Context host;
+  Counter counter;
+  InstrumentedDeviceKernels kernels(make_emulated_kernels({host.runtime(), host.memory(), host.threads()}), counter);
+  AttentionRun run = AttentionRun::of<T>(c);
+  run.on_array = [](const void* begin, std::size_t bytes) { emulation::accesses().add_range(begin, bytes); };
+  run(*kernels.template of<T>(), host.stream());
+  emulation::accesses().clear_ranges();
+  return counter.calls;
+}
+
+/// Elements that kernels with blocks of `tile` positions read of two tensors of `heads` heads: for each block of
+/// queries, the keys up to it. As many are read of queries for each block of keys, those from it on.
+double read_by_tiles(const AttentionCase& c, std::size_t tile) {
+  std::size_t positions = 0;
+  for (std::size_t first = 0; first < c.positions; first += tile) positions += std::min(c.positions, first + tile);
+  return static_cast<double>(2 * c.batch * c.heads * c.dim * positions);
+}
+double read_from_tiles(const AttentionCase& c, std::size_t tile) {
+  std::size_t positions = 0;
+  for (std::size_t first = 0; first < c.positions; first += tile) positions += c.positions - first;
+  return static_cast<double>(2 * c.batch * c.heads * c.dim * positions);
+}
+
+template <class T>
+void expect_attention(const AttentionCase& c) {
+  const bool drops = c.dropout > 0;
+  const auto calls = counted_attention<T>(c);
+  const Counted forward = calls.at(drops ? "attention_dropout_forward" : "attention_forward"),
+                backward = calls.at(drops ? "attention_dropout_backward" : "attention_backward");
+  const std::string what = std::to_string(c.positions) + " positions, heads of " + std::to_string(c.dim) + " of " +
+                           std::to_string(sizeof(T)) + " bytes";
+  for (const Counted& call : {forward, backward}) {
+    EXPECT_EQ(call.first_read, call.reported_read) << what;
+    EXPECT_EQ(call.written, call.reported_written) << what;
+  }
+  const auto queries = static_cast<double>(c.queries()), keys = static_cast<double>(c.keys());
+  const double before = c.accumulate ? queries + 2 * keys : 0;
+  constexpr double kBytes = sizeof(T);
+  if (sizeof(T) == 2) {
+    EXPECT_EQ(forward.read, kBytes * (queries + read_by_tiles(c, 128))) << what;
+    EXPECT_EQ(backward.read, kBytes * (2 * queries + 2 * keys + read_from_tiles(c, 128) + before)) << what;
+  } else {
+    EXPECT_EQ(forward.read, kBytes * (queries + read_by_tiles(c, 64))) << what;
+    EXPECT_EQ(backward.read, kBytes * (4 * queries + 2 * keys + read_from_tiles(c, 64) + read_by_tiles(c, 64) + before))
+        << what;
+  }
+}
+
+// Kernels read each operand from memory once, as counted, and tiles of it again, from the cache: as often as the tiles
+// of the kernel say.
+TEST(AccessCounts, Attention) {
+  for (const bool accumulate : {false, true}) {
+    for (const std::size_t positions : {64, 320}) {
+      const AttentionCase wide{1, positions, 2, 1, 128, 0, false, accumulate},
+          narrow{1, positions, 2, 2, 64, 0.5, true};
+      expect_attention<bf16>(wide);
+      expect_attention<bf16>(narrow);
+      expect_attention<float>(narrow);
+    }
+  }
+  expect_attention<bf16>({1, 129, 2, 1, 24});
+  expect_attention<float>({1, 66, 2, 1, 24, 0, false, true});
+}
+
+/// The control: what a call reads again is no first read.
+TEST(AccessCounts, ReadsOfAnElementCountOnce) {
+  const auto calls = counted_attention<bf16>({1, 256, 1, 1, 64});
+  const Counted forward = calls.at("attention_forward");
+  EXPECT_GT(forward.read, forward.first_read);
+  EXPECT_EQ(forward.read - forward.first_read, 128 * 64 * 2 * sizeof(bf16));  // the first tile of keys and values
+}
+
 /// The control of counted_rows(): a weight in one of its arrays is counted, where the reports leave it out.
 TEST(AccessCounts, ArraysOfRowsAreCounted) {
   const auto forward_with = [](float* weight, std::size_t array) {
@@ -239,6 +319,7 @@ TEST(AccessCounts, ArraysOfRowsAreCounted) {
   EXPECT_EQ(inside.written, inside.reported_written);
 }
 
+/// The control: a call that reads an array which its arguments do not name.
 TEST(AccessCounts, DetectsUncountedRead) {
   const Counted right = counted<float>([](auto& k, Stream& s, auto at) {
     k.f32_kernels()->add(s, {at[0], at[1], at[2], kCount});

@@ -1,6 +1,8 @@
 // A forward and backward of attention, on any kernel table.
 #pragma once
 
+#include <functional>
+
 #include "tests/nn/ops/cuda/compare.h"
 
 namespace tessera::nn::test {
@@ -27,6 +29,8 @@ class AttentionRun {
   std::vector<double> operator()(KernelTable<U>& k, Stream& s) const {
     Array<U> in(qkv, c.offset), from(dout, c.offset), gradient(qkv, c.offset);
     Array<U> y = Array<U>::poisoned(c.queries(), c.offset);
+    if (on_array)
+      for (Array<U>* const array : {&in, &from, &gradient, &y}) on_array(array->data(), array->count() * sizeof(U));
     Array<OpMath<U>> statistics(std::vector<double>(c.queries() / c.dim, NAN));
     const kernels::AttentionShape shape{c.batch, c.positions, c.heads, c.kv_heads, c.dim, c.scale};
     const kernels::AttentionDropout dropout{c.dropout, dropout_stream(1, 2, "h.0.attn", 3)};
@@ -55,6 +59,7 @@ class AttentionRun {
 
   AttentionCase c;
   std::vector<double> qkv, dout;
+  std::function<void(const void* begin, std::size_t bytes)> on_array;  ///< called with each operand and result; or null
 
  private:
   AttentionRun(const AttentionCase& shape, std::vector<double> inputs, std::vector<double> upstream)

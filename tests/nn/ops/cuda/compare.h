@@ -92,6 +92,7 @@ class Array {
   Array(const Array&) = delete;
   Array& operator=(const Array&) = delete;
   T* data() { return (device_ != nullptr ? device_ : data_.data()) + kGuard + offset_; }
+  std::size_t count() const { return count_; }
   std::vector<double> values() {
     fetch();
     std::vector<double> out;

@@ -228,23 +228,48 @@ inline void Thread::wait(State where) {
   if (_setjmp(inside_) == 0) _longjmp(outside_, 1);
 }
 
-/// Bytes that kernels of this thread read and wrote by whole vectors and by asynchronous copies; single elements are
-/// not counted. With `ranges`, only accesses to these.
-struct Accesses {
+/// Bytes that kernels of this thread read and wrote through load_whole(), store_whole() and asynchronous copies; plain
+/// accesses are not counted. With `ranges`, only accesses to these.
+class Accesses {
+ public:
+  std::size_t read = 0, written = 0;
+  std::size_t first_read = 0;  ///< bytes of the ranges that were read at least once
+
+  /// Counts accesses to [begin, begin + bytes) too.
+  void add_range(const void* begin, std::size_t bytes) { ranges_.push_back({begin, std::vector<bool>(bytes)}); }
+  /// Counts all accesses again.
+  void clear_ranges() { ranges_.clear(); }
+  /// Counts from zero.
+  void restart() {
+    read = written = first_read = 0;
+    for (Range& range : ranges_) range.was_read.assign(range.was_read.size(), false);
+  }
+  void on_read(const void* at, std::size_t bytes) {
+    if (ranges_.empty()) read += bytes;
+    for (Range& range : ranges_) {
+      const std::size_t offset = range.offset(at);
+      if (offset >= range.was_read.size()) continue;
+      read += bytes;
+      for (std::size_t i = offset; i < offset + bytes && i < range.was_read.size(); ++i) {
+        first_read += range.was_read[i] ? 0 : 1;
+        range.was_read[i] = true;
+      }
+    }
+  }
+  void on_write(const void* at, std::size_t bytes) {
+    const auto inside = [at](const Range& range) { return range.offset(at) < range.was_read.size(); };
+    if (ranges_.empty() || std::any_of(ranges_.begin(), ranges_.end(), inside)) written += bytes;
+  }
+
+ private:
   struct Range {
     const void* begin;
-    std::size_t bytes;
+    std::vector<bool> was_read;  ///< for each byte
+    std::size_t offset(const void* at) const {
+      return reinterpret_cast<std::uintptr_t>(at) - reinterpret_cast<std::uintptr_t>(begin);
+    }
   };
-  std::size_t read = 0, written = 0;
-  std::vector<Range> ranges;
-  bool counts(const void* at) const {
-    const auto inside = [at](const Range& range) {
-      return reinterpret_cast<std::uintptr_t>(at) - reinterpret_cast<std::uintptr_t>(range.begin) < range.bytes;
-    };
-    return ranges.empty() || std::any_of(ranges.begin(), ranges.end(), inside);
-  }
-  void on_read(const void* at, std::size_t bytes) { read += counts(at) ? bytes : 0; }
-  void on_write(const void* at, std::size_t bytes) { written += counts(at) ? bytes : 0; }
+  std::vector<Range> ranges_;
 };
 inline Accesses& accesses() {
   thread_local Accesses count;

@@ -73,11 +73,12 @@ struct CublasLtMatmul::AlgorithmChoice {
     }
     if (p.before_gelu != nullptr) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<std::int64_t>(p.n));
     if (p.fp8 != nullptr) set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(p.fp8->fast ? 1 : 0));
-    // The choice depends on what the epilogue writes, and on whether operands have factors.
-    if (p.before_gelu != nullptr || p.bias == nullptr || p.fp8 != nullptr) point(p);
+    // The choice depends on the alignment of these pointers, and on whether operands have factors.
+    point(p);
     make(a, p.fp8 != nullptr ? type_of(p.fp8->b) : type, {p.trans_b ? p.k : p.n, p.trans_b ? p.n : p.k, p.b_stride});
     make(b, p.fp8 != nullptr ? type_of(p.fp8->a) : type, {p.trans_a ? p.m : p.k, p.trans_a ? p.k : p.m, p.a_stride});
     make(c, type, {p.n, p.m, p.c_stride});
+    if (size_of(p.dtype) == 2) schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   }
 
   /// Sets the pointers of the epilogue and of factors, which differ between calls.
@@ -96,14 +97,14 @@ struct CublasLtMatmul::AlgorithmChoice {
           "cublasLtMatmulDescSetAttribute");
   }
 
-  /// Finds up to `count` algorithms for pointers that are multiples of `alignment` (they must not assume more), and
+  /// Finds up to `most` algorithms for pointers that are multiples of `alignment` (they must not assume more), and
   /// selects the one that the library prefers. `found` stays false if there is none.
   void choose(cublasLtHandle_t handle, std::uint32_t alignment, int most) {
     cublasLtMatmulPreference_t preference = nullptr;
     check(api, api.cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
     const std::size_t workspace = kWorkspace;
     int count = 0;
-    candidates.resize(static_cast<std::size_t>(most));
+    candidates.resize(MatmulChoices::kTried);
     cublasStatus_t status = api.cublasLtMatmulPreferenceSetAttribute(
         preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace));
     for (const auto attribute :
@@ -112,12 +113,17 @@ struct CublasLtMatmul::AlgorithmChoice {
       if (status == CUBLAS_STATUS_SUCCESS)
         status = api.cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof(alignment));
     if (status == CUBLAS_STATUS_SUCCESS)
-      status = api.cublasLtMatmulAlgoGetHeuristic(handle, operation, a, b, c, c, preference, most, candidates.data(),
-                                                  &count);
+      status = api.cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                        &schemes, sizeof(schemes));
+    if (status == CUBLAS_STATUS_SUCCESS)
+      status = api.cublasLtMatmulAlgoGetHeuristic(handle, operation, a, b, c, c, preference, MatmulChoices::kTried,
+                                                  candidates.data(), &count);
     api.cublasLtMatmulPreferenceDestroy(preference);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(api, status, "cublasLtMatmulAlgoGetHeuristic");
-    found = status == CUBLAS_STATUS_SUCCESS && count > 0;
-    candidates.resize(found ? static_cast<std::size_t>(count) : 0);
+    candidates.resize(status == CUBLAS_STATUS_SUCCESS ? static_cast<std::size_t>(count) : 0);
+    std::erase_if(candidates, [](const auto& one) { return one.state != CUBLAS_STATUS_SUCCESS; });
+    if (candidates.size() > static_cast<std::size_t>(most)) candidates.resize(static_cast<std::size_t>(most));
+    found = !candidates.empty();
     if (found) algorithm = candidates.front();
   }
 
@@ -139,6 +145,8 @@ struct CublasLtMatmul::AlgorithmChoice {
   std::vector<cublasLtMatmulHeuristicResult_t> candidates;  ///< more than one: to be tried
   cublasLtMatmulHeuristicResult_t algorithm{};
   bool found = false;
+  /// How parts of a sum over k may be added: in f32 too, where the result has fewer bits.
+  std::uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
 
  private:
   /// A column-major matrix. Its columns, our rows, are `stride` elements apart: cuBLASLt's leading dimension.
@@ -174,8 +182,10 @@ CublasLtMatmul::AlgorithmChoice& CublasLtMatmul::chosen(const MatmulArgs& p) {
       (p.trans_a ? 1U : 0U) | (p.trans_b ? 2U : 0U) | types << 2U | static_cast<std::size_t>(epilogue_of(p)) << 6U;
   // Parameters are views of flat buffers that begin at any multiple of 8 elements, so the algorithm depends on the
   // alignment.
-  const auto bits = reinterpret_cast<std::uintptr_t>(p.a) | reinterpret_cast<std::uintptr_t>(p.b) |
-                    reinterpret_cast<std::uintptr_t>(p.c) | std::uintptr_t{256};
+  std::uintptr_t bits = 256;
+  for (const void* pointer :
+       {p.a, p.b, static_cast<const void*>(p.c), vector_of(p), static_cast<const void*>(p.before_gelu)})
+    bits |= reinterpret_cast<std::uintptr_t>(pointer);
   const auto alignment = static_cast<std::uint32_t>(bits & (~bits + 1));  // the lowest set bit
   const Key key = {p.m,      p.n, p.k, p.a_stride, p.b_stride, p.c_stride, flags, static_cast<std::size_t>(p.dtype),
                    alignment};
@@ -187,7 +197,6 @@ CublasLtMatmul::AlgorithmChoice& CublasLtMatmul::chosen(const MatmulArgs& p) {
     made->key = key;
     made->describe(p);
     if (const MatmulChoices::Choice* known = choices_.find(key)) {
-      made->point(p);
       made->choose(handle_, known->algorithm);
     } else {
       made->choose(handle_, alignment, choices_.tries() ? MatmulChoices::kTried : 1);

@@ -120,8 +120,9 @@ cublasStatus_t create_preference(cublasLtMatmulPreference_t* preference) {
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t destroy_preference(cublasLtMatmulPreference_t) { return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t set_preference(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t, const void*,
-                              std::size_t) {
+cublasStatus_t set_preference(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t attribute,
+                              const void* value, std::size_t bytes) {
+  if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) std::memcpy(&fake_cublas_lt().schemes, value, bytes);
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -138,7 +139,11 @@ cublasStatus_t find_algorithm(cublasLtHandle_t, cublasLtMatmulDesc_t product, cu
   *count = unsupported || fake.no_algorithms || (fake.no_epilogues && !plain) || (fake.no_sums && sums)
                ? 0
                : std::min(most, static_cast<int>(fake.us.size()));
-  for (int i = 0; i < *count; ++i) found[i].algo.data[0] = static_cast<std::uint64_t>(i);
+  fake.vector = as<Product>(product).bias;
+  for (int i = 0; i < *count; ++i) {
+    found[i].algo.data[0] = static_cast<std::uint64_t>(i);
+    found[i].state = i < fake.failed_choices ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+  }
   return *count == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
 }
 

@@ -26,7 +26,10 @@ struct FakeCublasLt {
   bool no_algorithms = false;         ///< ... and no product at all
   std::vector<int> us = {0};          ///< what each algorithm takes at least; negative: it fails when it runs
   std::vector<int> run;               ///< the algorithm of each product
+  int failed_choices = 0;             ///< the first algorithms that the heuristic returns have failed
   int choices = 0;                    ///< calls of the heuristic
+  std::uint32_t schemes = 0;          ///< for partial sums, of the last one; 0: not set
+  const void* vector = nullptr;       ///< the bias or the sums at the last one
   int products = 0;                   ///< products run ...
   int with_epilogue = 0;              ///< ... of them with a bias or with sums
   std::vector<FakeProduct> matrices;  ///< of each product

@@ -236,6 +236,43 @@ TEST_F(CudaProducts, WithoutAnyAlgorithmThereIsNoProduct) {
   EXPECT_THROW(run(layer, false), Unsupported);
 }
 
+/// The heuristic marks algorithms that can't be used; it is no error.
+TEST_F(CudaProducts, AlgorithmsThatFailedAreNotUsed) {
+  fake_cublas_lt().us = {0, 0, 0};
+  fake_cublas_lt().failed_choices = 2;
+  Layer<float> layer;
+  run(layer, false);
+  EXPECT_EQ(fake_cublas_lt().run, std::vector<int>{2});
+  fake_cublas_lt().failed_choices = 3;
+  Layer<float> other(kIn / 2);
+  EXPECT_THROW(run(other, false), Unsupported);
+}
+
+/// Results of 16 bits: parts of a sum are not rounded to 16 bits before they are added.
+TEST_F(CudaProducts, PartialSumsAreF32) {
+  Layer<bf16> half;
+  run(half, false);
+  EXPECT_EQ(fake_cublas_lt().schemes, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+  Layer<float> exact;
+  run(exact, false);
+  EXPECT_EQ(fake_cublas_lt().schemes, CUBLASLT_REDUCTION_SCHEME_MASK);
+}
+
+/// The library sees the pointer when it chooses, and chooses anew for one with another alignment.
+TEST_F(CudaProducts, AlgorithmsDependOnTheAlignmentOfTheBias) {
+  Layer<bf16> layer;
+  kernels::LinearForward<bf16> forward = layer.forward(false);
+  kernels_->bf16_kernels()->linear_forward(stream_, forward);
+  EXPECT_EQ(fake_cublas_lt().vector, forward.bias);
+  kernels_->bf16_kernels()->linear_forward(stream_, forward);
+  EXPECT_EQ(fake_cublas_lt().choices, 1);
+  std::vector<bf16> bias(kOut + 1);
+  forward.bias = bias.data() + 1;
+  kernels_->bf16_kernels()->linear_forward(stream_, forward);
+  EXPECT_EQ(fake_cublas_lt().choices, 2);
+  EXPECT_EQ(fake_cublas_lt().vector, forward.bias);
+}
+
 TEST_F(CudaProducts, AnEmptySumIsTheBias) {
   Layer<float> layer(0);
   run(layer, false);

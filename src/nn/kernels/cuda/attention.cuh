@@ -181,7 +181,7 @@ Grid attention_grid(const AttentionShape& s, std::size_t heads, unsigned tiles, 
   using W = OpMath<T>;
   constexpr unsigned kRows = kTileRows<W, most_dim>;
   return {.blocks = s.batch * heads * divided_up(s.positions, kRows),
-          .threads = kRows * kRowThreads<W, most_dim>,
+          .threads = tile_threads<W, most_dim>(),
           .shared = (tiles * tile_elements<W>(kRows, s.dim) + squares * kRows * (kRows + 1)) * sizeof(W)};
 }
 

@@ -17,9 +17,20 @@ using kernels::HeadsView;
 template <class W, unsigned most_dim>
 inline constexpr unsigned kRowThreads = sizeof(W) * most_dim <= 512 || sizeof(W) == 4 ? 4 : 16;
 
-/// Rows per tile such that four tiles of W fit in shared memory.
+/// Rows per tile: so few that four tiles of W, and two squares of weights, fit in the shared memory of a block, and at
+/// least as many as a row has threads.
 template <class W, unsigned most_dim>
-inline constexpr unsigned kTileRows = sizeof(W) * most_dim <= 512 ? 64 : 64 * 512 / (sizeof(W) * most_dim);
+inline constexpr unsigned kTileRows = sizeof(W) * most_dim <= 256
+                                          ? 64
+                                          : (sizeof(W) * most_dim <= 1024 ? 64 * 256 / (sizeof(W) * most_dim) : 16);
+
+/// Threads of a block. Kernels use up to 255 registers, and a multiprocessor has 65,536.
+template <class W, unsigned most_dim>
+constexpr unsigned tile_threads() {
+  constexpr unsigned kThreads = kTileRows<W, most_dim> * kRowThreads<W, most_dim>;
+  static_assert(kThreads <= 256 && kTileRows<W, most_dim> >= kRowThreads<W, most_dim>);
+  return kThreads;
+}
 
 /// Arguments common to all attention kernels, besides their arrays.
 template <class T>

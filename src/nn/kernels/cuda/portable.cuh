@@ -58,8 +58,12 @@ void launch(NativeStream stream, const Grid& grid, void (*kernel)(Parameters...)
     const cudaError_t allowed =
         cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(grid.shared));
-    if (allowed != cudaSuccess)
-      throw base::BackendError(std::string("cuda: shared memory of a kernel: ") + cudaGetErrorString(allowed));
+    if (allowed != cudaSuccess) {
+      cudaGetLastError();  // it is reported
+      throw base::Unsupported("cuda: a kernel needs " + std::to_string(grid.shared) +
+                              " bytes of shared memory for a block, which this GPU does not have (" +
+                              cudaGetErrorString(allowed) + ")");
+    }
   }
   kernel<<<dim3(static_cast<unsigned>(grid.blocks)), dim3(grid.threads), grid.shared, stream>>>(arguments...);
   const cudaError_t error = cudaGetLastError();

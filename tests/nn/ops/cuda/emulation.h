@@ -86,7 +86,8 @@ class Block {
 
   void run(std::size_t block_count, unsigned threads, std::size_t shared_bytes, std::function<void()> kernel) {
     if (threads == 0 || threads > 1024) throw Failure("a block of " + std::to_string(threads) + " threads");
-    if (shared_bytes > 227 * 1024) throw Failure(std::to_string(shared_bytes) + " bytes of shared memory");
+    if (shared_bytes > 163 * 1024)  // what the oldest generation has
+      throw Failure(std::to_string(shared_bytes) + " bytes of shared memory");
     blocks = block_count;
     count = threads;
     body = std::move(kernel);

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <list>
 #include <map>
 #include <mutex>
@@ -86,7 +87,11 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
       small_.emplace(*runtime_, *memory_tracker_, options_.pooled_from);
   }
   ~Impl() {
-    while (!idle_.empty()) drop_oldest();
+    try {
+      drop_idle();
+    } catch (const Error&) {  // the device has failed, so nothing runs there any more
+      while (!idle_.empty()) drop_oldest();
+    }
   }
 
   Buffer small(std::size_t bytes, MemoryCategory use) {
@@ -134,7 +139,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   void trim() {
     wait_for_host_events();
     const std::lock_guard lock(mutex_);
-    while (!idle_.empty()) drop_oldest();
+    drop_idle();
   }
 
   /// Before calls that may synchronize the device.
@@ -208,7 +213,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     lock.lock();
     // Nothing fits: idle blocks are returned before more is mapped, so that the bytes held stay near what was ever
     // needed.
-    while (!idle_.empty() && live_ + idle_bytes_ + bytes > allowance(live_ + bytes)) drop_oldest();
+    drop_idle([&] { return live_ + idle_bytes_ + bytes > allowance(live_ + bytes); });
     const Block block{map_or_trim(bytes), bytes};
     account(static_cast<std::int64_t>(bytes));
     return block;
@@ -238,6 +243,15 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     return peak + static_cast<std::size_t>(options_.slack * static_cast<double>(peak)) + options_.slack_bytes;
   }
 
+  /// Returns idle blocks, the oldest first, while `more`. Queued work may still use them, and a device's free only may
+  /// wait for it, so this waits.
+  void drop_idle(const std::function<bool()>& more = [] { return true; }) {
+    if (idle_.empty() || !more()) return;
+    if (runtime_ != nullptr) runtime_->synchronize();
+    do drop_oldest();
+    while (!idle_.empty() && more());
+  }
+
   void drop_oldest() {
     const Block block = idle_.front();
     const auto [first, last] = by_size_.equal_range(block.bytes);
@@ -260,7 +274,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     try {
       return map(bytes);
     } catch (const SystemError& exhausted) {
-      while (!idle_.empty()) drop_oldest();
+      drop_idle();
       return or_explain(exhausted, [&] { return map(bytes); });
     }
   }

@@ -41,6 +41,7 @@ HostCollectives::StagingBuffer& HostCollectives::room_for(std::size_t bytes) {
   if (stream_ == nullptr) stream_ = device_.make_stream();
   for (const auto& room : rooms_)
     if (!room->used && room->device.bytes() >= bytes) return *room;
+  device_.wait_for_host_events();  // to allocate may wait for all streams
   auto room = std::make_unique<StagingBuffer>();
   base::DeviceRuntime& device = device_;
   room->pinned = {device.allocate_host(bytes), bytes, [&device](void* p, std::size_t n) { device.free_host(p, n); }};

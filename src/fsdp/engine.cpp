@@ -25,7 +25,7 @@ Engine::~Engine() {
     if (std::uncaught_exceptions() > 0)
       core_->drain_after_exception();
     else if (!resources.context.runtime().host_accessible())
-      resources.compute().synchronize();  // the communicator reuses its memory immediately
+      resources.wait_for_device();  // the communicator reuses or frees its memory immediately
   } catch (const Error&) {  // from an operation whose failure its caller already knows
   }
 }

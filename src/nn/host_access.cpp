@@ -16,13 +16,19 @@ PinnedBufferCache::Block PinnedBufferCache::acquire(std::size_t bytes) {
   const auto idle = [](const Block& block) { return block.free.done(); };
   std::erase_if(blocks_, [&](const Block& block) {
     const bool dropped = block.bytes > kKept && idle(block);
-    if (dropped) runtime_.free_host(block.data, block.bytes);
+    if (dropped) {
+      runtime_.wait_for_host_events();  // to free or allocate pinned memory may wait for all streams
+      runtime_.free_host(block.data, block.bytes);
+    }
     return dropped;
   });
   blocks_.reserve(blocks_.size() + 1);  // for the block's return
   const auto found = std::find_if(blocks_.begin(), blocks_.end(),
                                   [&](const Block& block) { return block.bytes >= bytes && idle(block); });
-  if (found == blocks_.end()) return {runtime_.allocate_host(bytes), bytes, {}};
+  if (found == blocks_.end()) {
+    runtime_.wait_for_host_events();
+    return {runtime_.allocate_host(bytes), bytes, {}};
+  }
   Block block = std::move(*found);
   blocks_.erase(found);
   return block;

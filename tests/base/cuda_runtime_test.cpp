@@ -3,6 +3,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
+#include <set>
+#include <thread>
+#include <vector>
 
 #include "tessera/base/cuda/runtime.h"
 #include "tessera/base/error.h"
@@ -13,9 +17,9 @@ namespace {
 
 using namespace tessera::base;  // NOLINT(google-build-using-namespace): the namespace under test
 
-std::shared_ptr<DeviceRuntime> open_fake() {
+std::shared_ptr<DeviceRuntime> open_fake(int index = 0) {
   fake_cuda() = {};
-  return cuda::open(0, [](std::string_view) noexcept -> const void* { return nullptr; });
+  return cuda::open(index, [](std::string_view) noexcept -> const void* { return nullptr; });
 }
 
 std::ptrdiff_t timed_events() {
@@ -124,6 +128,60 @@ TEST(CudaRuntime, MemoryOfTheSameProcessIsItsAddress) {
   EXPECT_EQ(device->open_ipc_handle(handle), data);
   device->close_ipc_handle(data);
   device->free(data, 64);
+}
+
+/// Runs `use` in a thread that has not chosen a device.
+void in_new_thread(const std::function<void()>& use) { std::thread(use).join(); }
+
+TEST(CudaRuntime, UsesNoOtherDevice) {
+  in_new_thread([] {
+    auto device = open_fake(1);
+    auto stream = device->make_stream(), later = device->make_copy_stream();
+    auto signal = device->make_signal();
+    Event event = stream->record(), timed = stream->record_timed(), set = signal->arm();
+    void *const data = device->allocate(64), *const host = device->allocate_host(64);
+    std::vector<char> pinned(64);
+    device->pin_host(pinned.data(), 64);
+    in_new_thread([&] {
+      EXPECT_TRUE(event.done());
+      event.wait();
+      EXPECT_GT(timed.time_ns(), 0);
+    });
+    in_new_thread([&] { later->wait(event); });
+    in_new_thread([&] { signal->set(); });
+    in_new_thread([&] { later->wait(set); });
+    in_new_thread([&] { device->unpin_host(pinned.data(), 64); });
+    in_new_thread([&] { device->free_host(host, 64); });
+    in_new_thread([&] { device->free(data, 64); });
+    in_new_thread([&] {
+      event = timed = set = {};
+      signal = nullptr;
+      stream.reset(), later.reset();
+      device.reset();
+    });
+  });
+  EXPECT_EQ(fake_cuda().contexts, std::set<int>{1});
+  // The control: a call in a thread that has not chosen a device creates a context on the first one.
+  in_new_thread([] { cudaDeviceSynchronize(); });
+  EXPECT_EQ(fake_cuda().contexts, (std::set<int>{0, 1}));
+}
+
+TEST(CudaRuntime, LeavesTheCurrentDeviceOfAProgramThatHasOne) {
+  in_new_thread([] {
+    const auto device = open_fake(1);
+    const auto stream = device->make_stream();
+    cudaSetDevice(0);
+    const Event event = stream->record();
+    EXPECT_TRUE(event.done());
+    device->free(device->allocate(64), 64);
+    int current = -1;
+    cudaGetDevice(&current);
+    EXPECT_EQ(current, 0);
+    // Work that the caller appends needs the stream's device.
+    dynamic_cast<DeviceStream&>(*stream).prepare_launch();
+    cudaGetDevice(&current);
+    EXPECT_EQ(current, 1);
+  });
 }
 
 }  // namespace

@@ -5,11 +5,13 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <set>
 #include <vector>
 
 namespace tessera::base_test {
 
 struct FakeCuda {
+  std::set<int> contexts;                    ///< devices on which the process has one
   std::vector<unsigned> event_flags;         ///< of all events made
   int events = 0;                            ///< that exist
   std::vector<unsigned> wait_flags;          ///< of stream waits for memory

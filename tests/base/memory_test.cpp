@@ -307,6 +307,29 @@ TEST(Pool, ExhaustedMemoryNamesWhatHoldsIt) {
   EXPECT_TRUE(f.get(9 * kMiB)) << "the pool can still be used";
 }
 
+/// Queued work may use a block that is idle for the host.
+TEST(Pool, WaitsForTheDeviceBeforeItReturnsMemory) {
+  auto f = std::make_unique<LimitedFixture>();
+  const std::shared_ptr<test::LimitedDevice> device = f->device;
+  const auto use = [&](std::size_t count) {
+    std::vector<Buffer> live;
+    for (std::size_t i = 0; i < count; ++i) live.push_back(f->get(10 * kMiB));
+  };
+  use(8);
+  EXPECT_TRUE(f->get(60 * kMiB)) << "after idle blocks";
+  EXPECT_LT(device->used, 80 * kMiB);
+  f->pool.trim();
+  EXPECT_EQ(device->used, 0U);
+  use(2);
+  EXPECT_EQ(device->used, 20 * kMiB);
+  f.reset();
+  EXPECT_EQ(device->used, 0U);
+  EXPECT_TRUE(device->synchronized_before_frees);
+  // The control: a free of the program's own.
+  device->free(device->allocate(64), 64);
+  EXPECT_FALSE(device->synchronized_before_frees);
+}
+
 TEST(Pool, NoStreamWaitsForTheHostWhenAPoolEnds) {
   const auto device = std::make_shared<test::LimitedDevice>(100 * kMiB);
   auto pool = std::make_unique<MemoryPool>(std::make_shared<MemoryTracker>(), MemoryPoolOptions{}, device);

@@ -21,6 +21,7 @@ class LimitedDevice final : public base::DeviceRuntime {
   void wait_for_host_events() override { ++host_waits; }
   void* allocate(std::size_t bytes) override {
     waited_before_calls &= host_waits > 0;
+    synchronized = false;  // what uses the memory comes later
     if (used + bytes > limit_)
       throw base::SystemError("limited: can't allocate " + std::to_string(bytes) + " bytes: out of memory");
     used += bytes;
@@ -28,6 +29,7 @@ class LimitedDevice final : public base::DeviceRuntime {
   }
   void free(void* data, std::size_t bytes) noexcept override {
     waited_before_calls &= host_waits > 0;
+    synchronized_before_frees &= synchronized;
     used -= bytes;
     std::free(data);
   }
@@ -39,13 +41,14 @@ class LimitedDevice final : public base::DeviceRuntime {
   void fill(base::Stream&, void* data, unsigned char value, std::size_t bytes) override {
     std::memset(data, value, bytes);
   }
-  void synchronize() override {}
+  void synchronize() override { synchronized = true; }
   const void* find(std::string_view) const noexcept override { return nullptr; }
 
   base::DeviceProperties described;
   std::size_t used = 0;
   int host_waits = 0;
   bool waited_before_calls = true;
+  bool synchronized = false, synchronized_before_frees = true;
 
  private:
   const std::size_t limit_;

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "tessera/base/cuda/device_guard.h"
 #include "tessera/base/cuda/driver.h"
 #include "tessera/base/cuda/runtime.h"
 #include "tessera/base/error.h"
@@ -15,8 +16,8 @@
 namespace tessera::base::cuda {
 namespace {
 
-constexpr std::size_t kPage = 4096;
-constexpr std::size_t kLine = 128;  ///< each word has its own cache line
+constexpr std::size_t kLine = 128;          ///< each word has its own cache line
+constexpr std::size_t kPage = 512 * kLine;  ///< more words than calls in flight: another page may wait for the device
 
 using WaitValue = CUresult (*)(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags);
 
@@ -46,6 +47,7 @@ class WordSignal final : public HostEvent {
 }  // namespace
 
 WaitWordPool::~WaitWordPool() {
+  const DeviceGuard current(device_);
   for (void* page : pages_) cudaFreeHost(page);
 }
 
@@ -53,6 +55,7 @@ std::uint32_t* WaitWordPool::acquire() {
   const std::lock_guard lock(mutex_);
   if (idle_.empty()) {
     void* page = nullptr;
+    const DeviceGuard current(device_);
     check(cudaHostAlloc(&page, kPage, cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc");
     std::memset(page, 0, kPage);
     pages_.push_back(page);

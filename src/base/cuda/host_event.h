@@ -17,12 +17,13 @@ namespace tessera::base::cuda {
 /// event while a stream has yet to check it. Thread-safe.
 class WaitWordPool {
  public:
-  WaitWordPool() = default;
+  explicit WaitWordPool(int device) : device_(device) {}
   ~WaitWordPool();
   std::uint32_t* acquire();
   void release(std::uint32_t* word) noexcept;
 
  private:
+  const int device_;
   std::mutex mutex_;
   std::vector<void*> pages_;
   std::vector<std::uint32_t*> idle_;

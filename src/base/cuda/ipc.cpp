@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include "tessera/base/cuda/device_guard.h"
 #include "tessera/base/error.h"
 #include "tessera/base/process.h"
 
@@ -41,7 +42,7 @@ bool has_ipc(int index) noexcept {
 
 IpcMemoryHandle IpcMemory::get_ipc_handle(void* data) const {
   IpcPayload content{.owner = this_process(), .handle = {}, .address = data, .bus = {}, .index = index_};
-  check_shared(cudaSetDevice(index_), "cudaSetDevice");
+  const DeviceGuard current(index_);
   check_shared(cudaDeviceGetPCIBusId(content.bus, sizeof content.bus, index_), "cudaDeviceGetPCIBusId");
   check_shared(cudaIpcGetMemHandle(&content.handle, data), "cudaIpcGetMemHandle");
   IpcMemoryHandle handle;
@@ -63,7 +64,7 @@ void* IpcMemory::open_ipc_handle(const IpcMemoryHandle& handle) {
   IpcPayload content;
   std::memcpy(static_cast<void*>(&content), handle.bytes.data(), sizeof content);
   content.bus[sizeof content.bus - 1] = '\0';
-  check_shared(cudaSetDevice(index_), "cudaSetDevice");
+  const DeviceGuard current(index_);
   if (content.owner == this_process()) {  // a process can't open its own handles and needs none
     reach(content.index);
     if (content.index != index_) {
@@ -89,7 +90,7 @@ void IpcMemory::release(void* imported) noexcept {
   const auto found = opened_.find(imported);
   if (found == opened_.end()) return;
   opened_.erase(found);
-  cudaSetDevice(index_);
+  const DeviceGuard current(index_);
   cudaIpcCloseMemHandle(imported);
   cudaGetLastError();
 }

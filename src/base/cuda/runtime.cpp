@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/cuda/device_guard.h"
 #include "tessera/base/cuda/driver.h"
 #include "tessera/base/cuda/graph.h"
 #include "tessera/base/cuda/host_event.h"
@@ -35,9 +36,6 @@ DeviceProperties properties_of(int index) {
           .shares_memory = has_ipc(index)};
 }
 
-/// Makes the device current for the calling thread, since the vendor's functions use the current device.
-void activate(int index) { check(cudaSetDevice(index), "cudaSetDevice"); }
-
 class CudaRuntime final : public DeviceRuntime {
  public:
   CudaRuntime(int index, Find interfaces)
@@ -45,81 +43,92 @@ class CudaRuntime final : public DeviceRuntime {
                       {.host_accessible = false, .slow_allocation = true, .shares_memory = has_ipc(index)}),
         index_(index),
         find_(interfaces),
-        ipc_(index) {
-    activate(index_);
+        ipc_(index),
+        events_(index),
+        words_(std::make_shared<WaitWordPool>(index)) {
+    check(cudaSetDevice(index_), "cudaSetDevice");  // creates the context, or says why it can't
   }
 
   DeviceProperties properties() const override { return properties_of(index_); }
 
   std::unique_ptr<Stream> make_stream() override {
-    activate(index_);
+    const DeviceGuard current(index_);
     return std::make_unique<CudaStream>(device(), events_, waits_, false);
   }
   std::unique_ptr<Stream> make_copy_stream() override {
-    activate(index_);
+    const DeviceGuard current(index_);
     return std::make_unique<CudaStream>(device(), events_, waits_, true);
   }
   std::unique_ptr<Stream> borrow_stream(void* native) override {
     return std::make_unique<CudaStream>(device(), events_, waits_, static_cast<cudaStream_t>(native));
   }
   std::unique_ptr<HostEvent> make_signal() override {
-    activate(index_);
+    const DeviceGuard current(index_);
     return cuda::make_signal(words_);
   }
 
   void wait_for_host_events() override { waits_->wait_all(); }
 
   void* allocate(std::size_t bytes) override {
-    activate(index_);
+    const DeviceGuard current(index_);
     void* data = nullptr;
     check(cudaMalloc(&data, std::max(bytes, kAlignment)), "cudaMalloc of " + std::to_string(bytes) + " bytes");
     return data;
   }
-  void free(void* data, std::size_t) noexcept override { cudaFree(data); }
+  void free(void* data, std::size_t) noexcept override {
+    const DeviceGuard current(index_);
+    cudaFree(data);
+  }
 
   IpcMemoryHandle get_ipc_handle(void* data, std::size_t) override { return ipc_.get_ipc_handle(data); }
   void* open_ipc_handle(const IpcMemoryHandle& handle) override { return ipc_.open_ipc_handle(handle); }
   void close_ipc_handle(void* imported) noexcept override { ipc_.release(imported); }
 
   void* allocate_host(std::size_t bytes) override {
-    activate(index_);
+    const DeviceGuard current(index_);
     void* data = nullptr;
     check(cudaHostAlloc(&data, std::max(bytes, kAlignment), cudaHostAllocPortable),
           "cudaHostAlloc of " + std::to_string(bytes) + " bytes");
     return data;
   }
-  void free_host(void* data, std::size_t) noexcept override { cudaFreeHost(data); }
+  void free_host(void* data, std::size_t) noexcept override {
+    const DeviceGuard current(index_);
+    cudaFreeHost(data);
+  }
 
   void pin_host(void* data, std::size_t bytes) override {
-    activate(index_);
+    const DeviceGuard current(index_);
     check(cudaHostRegister(data, bytes, cudaHostRegisterPortable), "cudaHostRegister");
   }
-  void unpin_host(void* data, std::size_t) noexcept override { cudaHostUnregister(data); }
+  void unpin_host(void* data, std::size_t) noexcept override {
+    const DeviceGuard current(index_);
+    cudaHostUnregister(data);
+  }
 
   void copy(Stream& stream, CopyDirection direction, void* to, const void* from, std::size_t bytes) override {
     if (bytes == 0) return;
-    activate(index_);
+    const DeviceGuard current(index_);
     constexpr cudaMemcpyKind kKinds[] = {cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice};
     const cudaMemcpyKind kind = kKinds[static_cast<std::size_t>(direction)];
     check(cudaMemcpyAsync(to, from, bytes, kind, native(stream)), "cudaMemcpyAsync");
   }
   void fill(Stream& stream, void* data, unsigned char value, std::size_t bytes) override {
     if (bytes == 0) return;
-    activate(index_);
+    const DeviceGuard current(index_);
     check(cudaMemsetAsync(data, value, bytes, native(stream)), "cudaMemsetAsync");
   }
 
   void begin_capture(Stream& stream) override {
-    activate(index_);
+    const DeviceGuard current(index_);
     cuda::begin_capture(native(stream));
   }
   std::unique_ptr<Graph> end_capture(Stream& stream) override {
-    activate(index_);
+    const DeviceGuard current(index_);
     return cuda::end_capture(native(stream));
   }
 
   void synchronize() override {
-    activate(index_);
+    const DeviceGuard current(index_);
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
   void range_begin(std::string_view what, std::string_view unit) noexcept override { begin_range(what, unit); }
@@ -135,7 +144,7 @@ class CudaRuntime final : public DeviceRuntime {
   IpcMemory ipc_;
   const EventPools events_;
   const std::shared_ptr<HostWaits> waits_ = std::make_shared<HostWaits>();
-  const std::shared_ptr<WaitWordPool> words_ = std::make_shared<WaitWordPool>();
+  const std::shared_ptr<WaitWordPool> words_;
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <utility>
 
+#include "tessera/base/cuda/device_guard.h"
 #include "tessera/base/cuda/host_event.h"
 #include "tessera/base/cuda/runtime.h"
 #include "tessera/base/error.h"
@@ -21,8 +22,8 @@ std::int64_t between(cudaEvent_t first, cudaEvent_t second) {
 class CudaEvent final : public Event::State {
  public:
   /// `reference`: null for an event without time.
-  CudaEvent(std::shared_ptr<EventPool> pool, cudaStream_t stream, std::shared_ptr<Reference> reference)
-      : pool_(std::move(pool)), reference_(std::move(reference)), event_(pool_->acquire()) {
+  CudaEvent(int device, std::shared_ptr<EventPool> pool, cudaStream_t stream, std::shared_ptr<Reference> reference)
+      : device_(device), pool_(std::move(pool)), reference_(std::move(reference)), event_(pool_->acquire()) {
     check(cudaEventRecord(event_, stream), "cudaEventRecord");
   }
   ~CudaEvent() override { pool_->release(event_); }
@@ -30,20 +31,26 @@ class CudaEvent final : public Event::State {
   CudaEvent& operator=(const CudaEvent&) = delete;
 
   bool done() const override {
+    const DeviceGuard current(device_);  // the calling thread may have chosen no device
     const cudaError_t error = cudaEventQuery(event_);
     if (error == cudaErrorNotReady) return false;
     check(error, "cudaEventQuery");
     return true;
   }
-  void wait() override { check(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
+  void wait() override {
+    const DeviceGuard current(device_);
+    check(cudaEventSynchronize(event_), "cudaEventSynchronize");
+  }
   std::int64_t time_ns() override {
     if (reference_ == nullptr) throw InvalidUsage("event: it has no time; record it by record_timed()");
     wait();
+    const DeviceGuard current(device_);
     return reference_->time_ns() + between(reference_->event(), event_);
   }
   cudaEvent_t event() const { return event_; }
 
  private:
+  const int device_;
   const std::shared_ptr<EventPool> pool_;
   const std::shared_ptr<Reference> reference_;
   cudaEvent_t event_;
@@ -52,6 +59,7 @@ class CudaEvent final : public Event::State {
 }  // namespace
 
 EventPool::~EventPool() {
+  const DeviceGuard current(device_);
   for (cudaEvent_t event : idle_) cudaEventDestroy(event);
 }
 
@@ -113,22 +121,29 @@ CudaStream::CudaStream(Device device, EventPools pools, std::shared_ptr<HostWait
       stream_(borrowed) {}
 
 CudaStream::~CudaStream() {
+  const DeviceGuard current(device().index);
   if (owned_) cudaStreamDestroy(stream_);
 }
 
 Event CudaStream::record() {
-  check(cudaSetDevice(device().index), "cudaSetDevice");  // events are created on the thread's current device
-  return Event(std::make_shared<CudaEvent>(pools_.plain, stream_, nullptr));
+  const DeviceGuard current(device().index);  // events are created on the thread's current device
+  return Event(std::make_shared<CudaEvent>(device().index, pools_.plain, stream_, nullptr));
 }
 
 Event CudaStream::record_timed() {
-  check(cudaSetDevice(device().index), "cudaSetDevice");
+  const DeviceGuard current(device().index);
   if (reference_ == nullptr || host_time_ns() - reference_->recorded_ns() > kReferenceLasts)
     reference_ = std::make_shared<Reference>(pools_.timed, stream_, std::move(reference_));
-  return Event(std::make_shared<CudaEvent>(pools_.timed, stream_, reference_));
+  return Event(std::make_shared<CudaEvent>(device().index, pools_.timed, stream_, reference_));
+}
+
+void CudaStream::prepare_launch() {
+  check(cudaSetDevice(device().index), "cudaSetDevice");
+  if (!urgent_) waits_->count_work();  // the thread that copies is the one that sets events
 }
 
 void CudaStream::wait(const Event& event) {
+  const DeviceGuard current(device().index);  // a borrowed handle may be 0, the current device's default stream
   if (const auto* own = dynamic_cast<const CudaEvent*>(event.state().get())) {
     check(cudaStreamWaitEvent(stream_, own->event(), 0), "cudaStreamWaitEvent");
   } else if (const auto* point = dynamic_cast<const HostEventState*>(event.state().get())) {

@@ -16,13 +16,14 @@ namespace tessera::base::cuda {
 /// it.
 class EventPool {
  public:
-  /// `timed`: the device notes when an event is reached.
-  explicit EventPool(bool timed) : timed_(timed) {}
+  /// `timed`: device `device` notes when an event is reached.
+  EventPool(int device, bool timed) : device_(device), timed_(timed) {}
   ~EventPool();
   cudaEvent_t acquire();  ///< created on the thread's current device
   void release(cudaEvent_t event);
 
  private:
+  const int device_;
   const bool timed_;
   std::mutex mutex_;
   std::vector<cudaEvent_t> idle_;
@@ -30,8 +31,9 @@ class EventPool {
 
 /// The events of a device.
 struct EventPools {
-  std::shared_ptr<EventPool> plain = std::make_shared<EventPool>(false);
-  std::shared_ptr<EventPool> timed = std::make_shared<EventPool>(true);
+  explicit EventPools(int device)
+      : plain(std::make_shared<EventPool>(device, false)), timed(std::make_shared<EventPool>(device, true)) {}
+  std::shared_ptr<EventPool> plain, timed;
 };
 
 /// An event whose time on the host's clock is known, or follows from an earlier one. CUDA measures spans in f32
@@ -63,9 +65,7 @@ class CudaStream final : public DeviceStream {
   CudaStream(Device device, EventPools pools, std::shared_ptr<HostWaits> waits, cudaStream_t borrowed);
   ~CudaStream() override;
   void* native() const noexcept override { return stream_; }
-  void prepare_launch() override {
-    if (!urgent_) waits_->count_work();  // the thread that copies is the one that sets events
-  }
+  void prepare_launch() override;
   Event record() override;
   Event record_timed() override;
   void wait(const Event& event) override;

@@ -200,8 +200,9 @@ Buffer StagedCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::
     const std::lock_guard lock(engine_->mutex());
     return inner_->allocate(bytes, kind, use);
   }
-  if (engine_->windows() != nullptr) return engine_->windows()->allocate(bytes, use, memory_tracker());
   const std::shared_ptr<DeviceRuntime>& device = engine_->shared_device();
+  device->wait_for_host_events();  // to allocate may wait for all streams
+  if (engine_->windows() != nullptr) return engine_->windows()->allocate(bytes, use, memory_tracker());
   void* const data = device->allocate(bytes);
   if (use) memory_tracker()->add(*use, bytes);
   return {data, bytes, [device, use, memory_tracker = memory_tracker()](void* p, std::size_t n) {

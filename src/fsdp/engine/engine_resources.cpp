@@ -58,6 +58,11 @@ Buffer EngineResources::allocate_on_device(std::size_t bytes, std::optional<Memo
   return user.allocate_symmetric(bytes, kDevice, use);
 }
 
+void EngineResources::wait_for_device() {
+  compute().synchronize();
+  if (poison_stream) poison_stream->synchronize();
+}
+
 void EngineResources::join_offload() {
   if (offload == nullptr) return;
   compute().wait(offload->up().record());

@@ -46,6 +46,8 @@ struct EngineResources {
   Buffer allocate(std::size_t bytes, std::optional<MemoryCategory> use, Transfer transfer = Transfer::none);
   /// Makes the compute stream wait for all copies to and from offloaded shards.
   void join_offload();
+  /// Waits until no work of the engine uses its memory.
+  void wait_for_device();
   void zero(Stream& stream, void* data, std::size_t bytes) { context.runtime().fill(stream, data, 0, bytes); }
 
  private:

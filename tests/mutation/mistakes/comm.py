@@ -12,6 +12,11 @@ MISTAKES = [
     # The CUDA device, by a fake of its functions.
     mistake("cuda-waits-for-one-number", "src/base/cuda/host_event.cpp", "CU_STREAM_WAIT_VALUE_GEQ", "CU_STREAM_WAIT_VALUE_EQ", r"^base_cuda\.", "a stream that comes late waits forever"),
     mistake("cuda-events-always-timed", "src/base/cuda/stream.cpp", "timed_ ? cudaEventDefault : cudaEventDisableTiming", "cudaEventDefault", r"^base_cuda\.", "each event costs its stream a time stamp"),
+    mistake("cuda-chooses-the-first-device", "src/base/cuda/device_guard.cpp", "previous_ >= 0 && has_context(previous_)", "previous_ >= 0 && (has_context(previous_) || true)", r"^base_cuda\.", "every process has a context on the first device"),
+    mistake("cuda-keeps-the-chosen-device", "src/base/cuda/device_guard.cpp", "if (previous_ >= 0 && has_context(previous_)) cudaSetDevice(previous_);", "static_cast<void>(has_context);", r"^base_cuda\.", "a program's current device changes below it"),
+    mistake("cuda-asks-events-on-any-device", "src/base/cuda/stream.cpp", "    const DeviceGuard current(device_);  // the calling thread may have chosen no device\n", "", r"^base_cuda\.", "a thread that polls an event creates a context on the first device"),
+    mistake("cuda-launches-on-any-device", "src/base/cuda/stream.cpp", "  check(cudaSetDevice(device().index), \"cudaSetDevice\");\n  if (!urgent_)", "  if (!urgent_)", r"^base_cuda\.", "products run on the thread's device, not on the stream's"),
+    mistake("pool-frees-memory-in-use", "src/base/memory_pool.cpp", "    if (runtime_ != nullptr) runtime_->synchronize();\n", "", r"^base\.", "queued work uses memory that the pool has returned"),
     mistake("cuda-captures-globally", "src/base/cuda/graph.cpp", "cudaStreamCaptureModeRelaxed", "cudaStreamCaptureModeGlobal", r"^base_cuda\.", "an allocation of any thread ends a capture"),
     mistake("ipc-handle-of-part", "src/comm/staging/ipc_windows.cpp", "device_->get_ipc_handle(found->first, window.bytes);", "device_->get_ipc_handle(static_cast<std::byte*>(found->first) + 256, window.bytes);", STAGING, "ranks read other memory than was sent"),
     # Calls.
@@ -156,7 +161,7 @@ MISTAKES = [
             "  if (waiters_.load() != 0 || bell_.idle.load() == 0) return;\n  bell_.attention.fetch_add(1);", r"^comm\.ProgressWaits", "the progress thread wakes up late"),
 
     # base
-    mistake("pool-idle-forever", "src/base/memory_pool.cpp", "    while (!idle_.empty() && live_ + idle_bytes_ + bytes > allowance(live_ + bytes)) drop_oldest();\n", "",
+    mistake("pool-idle-forever", "src/base/memory_pool.cpp", "    drop_idle([&] { return live_ + idle_bytes_ + bytes > allowance(live_ + bytes); });\n", "",
             r"^base\.", "idle memory is never released"),
     mistake("pool-wastes", "src/base/memory_pool.cpp", "found->first <= bytes + bytes / 8", "found->first <= 8 * bytes", r"^base\.", "small tensors use large blocks"),
     mistake("spare-bytes-not-counted", "src/base/memory_pool.cpp", "      spare_bytes_ += block.bytes - bytes;\n", "", r"^base\.", "`reserved` of the memory_tracker is too small"),

@@ -57,7 +57,6 @@ void append(Stream& stream, const DeviceReduceArgs& sum) {
   std::copy_n(sum.sources, sum.source_count, sources.data);
   std::copy_n(sum.factors, sum.source_count, sources.factors);
   own->prepare_launch();
-  check(cudaSetDevice(stream.device().index));
   const auto blocks = static_cast<unsigned>(std::min((sum.count + kThreads - 1) / kThreads, kMaxBlocks));
   with_dtype(sum.dtype, [&](auto zero) {
     sum_kernel<decltype(zero)><<<blocks, kThreads, 0, static_cast<cudaStream_t>(own->native())>>>(sources);

@@ -9,8 +9,6 @@ NativeStream native_stream(Stream& stream) {
   if (own == nullptr || stream.device().type != DeviceType::cuda)
     throw InvalidUsage("cuda: stream is on " + name_of(stream.device()) + ", needs a cuda stream");
   own->prepare_launch();
-  const cudaError_t error = cudaSetDevice(stream.device().index);
-  if (error != cudaSuccess) throw BackendError(std::string("cuda: cudaSetDevice: ") + cudaGetErrorString(error));
   return static_cast<NativeStream>(own->native());
 }
 

@@ -192,22 +192,24 @@ inline Block& block() {
 }
 
 inline void Thread::restart() {
+  // A fiber that has ended goes on with the next block; one that a failure stopped on its way begins anew.
+  if (state != State::done) begun_ = false;
   state = State::ready;
   exchanges = 0;
   copies.clear();
-  begun_ = false;
 }
 
 inline void Thread::enter(unsigned low, unsigned high) {
   auto* self = reinterpret_cast<Thread*>(std::uintptr_t{low} | std::uintptr_t{high} << 32);  // NOLINT
-  try {
-    self->block_.body();
-    if (self->copies.pending()) throw Failure("a thread leaves without waiting for its asynchronous copies");
-  } catch (...) {
-    self->block_.failure = std::current_exception();
+  while (true) {  // a block each: to begin a fiber takes system calls
+    try {
+      self->block_.body();
+      if (self->copies.pending()) throw Failure("a thread leaves without waiting for its asynchronous copies");
+    } catch (...) {
+      self->block_.failure = std::current_exception();
+    }
+    self->wait(State::done);
   }
-  self->state = State::done;
-  _longjmp(self->outside_, 1);
 }
 
 inline void Thread::resume() {

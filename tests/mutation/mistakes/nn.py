@@ -77,4 +77,5 @@ MISTAKES = [
     mistake("plan-ignores-own-attention", "src/fsdp/simulation.cpp", "== nn::AttentionLibrary::own", "== nn::AttentionLibrary::cudnn", r"^tools\.plan_model$", "a plan has attention by cuDNN where a run would not use it"),
     mistake("attention-sums-uncounted", "src/nn/kernels/instrumented/instrumented_kernels.h", "2 * keys + before, queries", "2 * keys + 0 * before, queries", r"AccessCounts", "gradients that attention adds to are not counted as read"),
     mistake("attention-reads-keys-once-more", "src/nn/kernels/cuda/attention_tensor_forward.cuh", "    if (first + kKeys < end) load_keys(stage ^ 1, first + kKeys);", "    load_keys(stage ^ 1, first + kKeys);", r"AccessCounts", "attention loads a tile of keys that no query needs"),
+    mistake("f32-logistic-is-approximate", "src/nn/kernels/cuda/math.cuh", "if constexpr (sizeof(T) == 2) return fast_reciprocal", "if constexpr (sizeof(T) <= 4) return fast_reciprocal", r"^nn_cuda_emulated\.", "GELU of f32 on a GPU has other bits than on the host"),
 ]

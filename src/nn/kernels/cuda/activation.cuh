@@ -1,4 +1,5 @@
-// Activations and the gated unit, with the formulas of kernels/cpu/activation.cpp.
+// Activations and the gated unit, with the formulas of kernels/cpu/activation.cpp; those of elements of type T compute
+// with OpMath<T>.
 #pragma once
 
 #include "tessera/nn/kernels/cuda/elementwise.cuh"
@@ -7,19 +8,21 @@ namespace tessera::nn::cuda {
 
 using kernels::Activation;
 
-template <class W>
+template <class T>
 struct Relu {
+  using W = OpMath<T>;
   static TESSERA_DEVICE W value(W x) { return x < W(0) ? W(0) : x; }
   static TESSERA_DEVICE W slope(W x) { return x > W(0) ? W(1) : W(0); }
 };
 
 // 0.5 (1 + tanh(u)) = logistic(2u), without the cancellation for negative u.
-template <class W>
+template <class T>
 struct GeluTanh {
+  using W = OpMath<T>;
   static constexpr double kTwoRoot = 1.59576912160573071176;  // 2 sqrt(2/pi)
   static constexpr double kCubic = kTwoRoot * 0.044715;
   static TESSERA_DEVICE W gate(W x, W square) {
-    return logistic(x * fused(square, static_cast<W>(kCubic), static_cast<W>(kTwoRoot)));
+    return logistic<T>(x * fused(square, static_cast<W>(kCubic), static_cast<W>(kTwoRoot)));
   }
   static TESSERA_DEVICE W value(W x) { return x * gate(x, x * x); }
   static TESSERA_DEVICE W slope(W x) {
@@ -30,8 +33,9 @@ struct GeluTanh {
   }
 };
 
-template <class W>
+template <class T>
 struct GeluErf {
+  using W = OpMath<T>;
   static TESSERA_DEVICE W value(W x) { return x * normal_distribution(x).below; }
   static TESSERA_DEVICE W slope(W x) {
     const NormalDistribution<W> n = normal_distribution(x);
@@ -39,11 +43,12 @@ struct GeluErf {
   }
 };
 
-template <class W>
+template <class T>
 struct Silu {
-  static TESSERA_DEVICE W value(W x) { return x * logistic(x); }
+  using W = OpMath<T>;
+  static TESSERA_DEVICE W value(W x) { return x * logistic<T>(x); }
   static TESSERA_DEVICE W slope(W x) {
-    const W s = logistic(x);
+    const W s = logistic<T>(x);
     return fused(x * s, W(1) - s, s);
   }
 };
@@ -62,43 +67,41 @@ struct SlopeTimes {
     return dy * F::slope(x);
   }
 };
+template <class T>
 struct GateTimes {
-  template <class W>
-  TESSERA_DEVICE W operator()(W gate, W up) const {
-    return Silu<W>::value(gate) * up;
-  }
+  TESSERA_DEVICE OpMath<T> operator()(OpMath<T> gate, OpMath<T> up) const { return Silu<T>::value(gate) * up; }
 };
 
-/// Calls `function` with the formulas of `kind`.
-template <class W, class Function>
+/// Calls `function` with the formulas of `kind` for elements of type T.
+template <class T, class Function>
 void for_activation(Activation kind, const Function& function) {
   switch (kind) {
     case Activation::relu:
-      return function(Relu<W>{});
+      return function(Relu<T>{});
     case Activation::gelu_tanh:
-      return function(GeluTanh<W>{});
+      return function(GeluTanh<T>{});
     case Activation::gelu_erf:
-      return function(GeluErf<W>{});
+      return function(GeluErf<T>{});
     case Activation::silu:
-      return function(Silu<W>{});
+      return function(Silu<T>{});
   }
 }
 
 template <class T>
 void activation_forward(NativeStream stream, const kernels::ActivationForward<T>& a) {
-  for_activation<OpMath<T>>(a.kind, [&](auto f) {
+  for_activation<T>(a.kind, [&](auto f) {
     map(stream, a.count, MapBody<T, ValueOf<decltype(f)>>{a.x, a.y, false, {}});
   });
 }
 template <class T>
 void activation_backward(NativeStream stream, Activation kind, const kernels::ActivationBackward<T>& a) {
-  for_activation<OpMath<T>>(kind, [&](auto f) {
+  for_activation<T>(kind, [&](auto f) {
     zip(stream, a.count, ZipBody<T, SlopeTimes<decltype(f)>>{a.x, a.dy, a.dx, a.accumulate, {}});
   });
 }
 template <class T>
 void swiglu_forward(NativeStream stream, const kernels::SwigluForward<T>& a) {
-  zip(stream, a.count, ZipBody<T, GateTimes>{a.gate, a.up, a.y, false, {}});
+  zip(stream, a.count, ZipBody<T, GateTimes<T>>{a.gate, a.up, a.y, false, {}});
 }
 
 /// Reads each input once for both gradients, because each gradient may overwrite an input.
@@ -114,8 +117,8 @@ struct SwigluBackwardBody {
     if (a.dup && a.accumulate_dup) dup = load<n>(static_cast<const T*>(a.dup) + i);
     for (int e = 0; e < n; ++e) {
       const W g = to_opmath(gate.at[e]), d = to_opmath(dy.at[e]);
-      dgate.at[e] = added(a.accumulate_dgate, dgate.at[e], d * to_opmath(up.at[e]) * Silu<W>::slope(g));
-      dup.at[e] = added(a.accumulate_dup, dup.at[e], d * Silu<W>::value(g));
+      dgate.at[e] = added(a.accumulate_dgate, dgate.at[e], d * to_opmath(up.at[e]) * Silu<T>::slope(g));
+      dup.at[e] = added(a.accumulate_dup, dup.at[e], d * Silu<T>::value(g));
     }
     if (a.dgate) store<n>(a.dgate + i, dgate);
     if (a.dup) store<n>(a.dup + i, dup);

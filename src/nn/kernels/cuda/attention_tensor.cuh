@@ -19,8 +19,6 @@ inline constexpr unsigned kStepRows = 64;
 /// Maximum head size in elements; attention.cuh handles larger heads.
 inline constexpr std::size_t kTensorDim = 128;
 
-inline constexpr float kLog2E = 1.44269504088896340736F;
-
 /// Elements from one row of a tile to the next.
 template <unsigned width>
 inline constexpr unsigned kTileLine = width + kFragmentPadding;

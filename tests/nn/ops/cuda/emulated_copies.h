@@ -65,13 +65,18 @@ class AsyncCopies {
   std::deque<std::vector<Copy>> groups_;
 };
 
-/// 2^x, as far off as ex2.approx.ftz.f32 may be: 2^-22 of the result, with either sign; no subnormal numbers.
-inline float fast_exp2(float x) {
+/// The exact result of an approximate instruction, as far off as it may be: by 2^-22 of itself, with either sign, which
+/// depends on the operand; no subnormal numbers.
+inline float approximate(double exact, float operand) {
   std::uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
+  std::memcpy(&bits, &operand, sizeof(bits));
   const double error = (bits & 1) != 0 ? 3 * 0x1p-24 : -3 * 0x1p-24;  // rounding adds another 2^-24
-  const auto result = static_cast<float>(std::exp2(static_cast<double>(x)) * (1 + error));
-  return result < 0x1p-126F ? 0.0F : result;
+  const auto result = static_cast<float>(exact * (1 + error));
+  return std::abs(result) < 0x1p-126F ? 0.0F : result;
 }
+/// 2^x, as by ex2.approx.ftz.f32.
+inline float fast_exp2(float x) { return approximate(std::exp2(static_cast<double>(x)), x); }
+/// 1 / x, as by rcp.approx.ftz.f32.
+inline float fast_reciprocal(float x) { return approximate(1.0 / (std::abs(x) < 0x1p-126F ? 0.0 : x), x); }
 
 }  // namespace tessera::emulation

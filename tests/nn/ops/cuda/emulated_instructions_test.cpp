@@ -186,6 +186,19 @@ TEST(EmulatedExp2, IsAsFarOffAsTheInstructionMayBe) {
   EXPECT_TRUE(std::isnan(fast_exp2(not_a_number(0.0F))));
 }
 
+TEST(EmulatedReciprocal, IsAsFarOffAsTheInstructionMayBe) {
+  double worst = 0;
+  for (int i = 1; i < 4096; ++i) {
+    const float x = static_cast<float>(i) * 0.037F;
+    worst = std::max(worst, std::abs(static_cast<double>(fast_reciprocal(x)) * x - 1));
+  }
+  EXPECT_LE(worst, 0x1p-22);
+  EXPECT_GT(worst, 0x1p-23) << "a test of a kernel includes the instruction's error";
+  EXPECT_EQ(fast_reciprocal(-minus_infinity<float>()), 0);
+  EXPECT_EQ(fast_reciprocal(0x1p127F), 0) << "no subnormal numbers";
+  EXPECT_TRUE(std::isnan(fast_reciprocal(not_a_number(0.0F))));
+}
+
 /// The last block of a slice that arrives at the counter combines the others' partial norms.
 TEST(NormParts, CountersNameLastBlock) {
   const std::vector<float> x(2 * (3 * kNormTile + 1), 1.0F);

@@ -60,7 +60,7 @@ class LoopProducts final : public cuda::MatmulKernels<T> {
           for (std::size_t in = 0; in < s.in; ++in)
             sum += cuda::to_opmath(a.x[row * s.in + in]) * cuda::to_opmath(weight_at(a.weight, s, in, out));
           a.y[row * row_stride(a) + out] = cuda::from_opmath<T>(sum);
-          if (gelu) a.activated[row * s.out + out] = cuda::from_opmath<T>(cuda::GeluTanh<OpMath<T>>::value(sum));
+          if (gelu) a.activated[row * s.out + out] = cuda::from_opmath<T>(cuda::GeluTanh<T>::value(sum));
         }
     });
     return {.bias = true, .activation = gelu};

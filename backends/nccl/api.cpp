@@ -57,6 +57,8 @@ LoadedApi load() {
 #undef TESSERA_NEED_NCCL
 #undef TESSERA_TRY_NCCL
 #undef TESSERA_NEED_CUDA
+  if (void* const driver = open_first({"libcuda.so.1"}, problem))
+    resolve(driver, "cuDevicePrimaryCtxGetState", loaded.api.cuDevicePrimaryCtxGetState);
   loaded.api.tree = tree_kernels();
   if (missing.empty()) return loaded;
   loaded.problem = "the libraries lack " + missing + "; needs NCCL " + version_text(kOldest) + " or newer";

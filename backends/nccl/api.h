@@ -75,6 +75,8 @@ struct NcclApi {
   ncclResult_t (*ncclCommWindowRegister)(ncclComm_t comm, void* data, std::size_t bytes, void** window,
                                          int flags) = nullptr;
   ncclResult_t (*ncclCommWindowDeregister)(ncclComm_t comm, void* window) = nullptr;
+  /// Of the driver; its types are integers. Null if it can't be loaded.
+  int (*cuDevicePrimaryCtxGetState)(int device, unsigned* flags, int* active) = nullptr;
   int (*setenv)(const char* name, const char* value, int overwrite) = ::setenv;
   const TreeKernels* tree = nullptr;  ///< this library's kernels; null if this build has none
 

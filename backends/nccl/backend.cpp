@@ -138,7 +138,7 @@ std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, c
   const ncclUniqueId id = exchange_id(*bootstrap, api, device.index);
   const auto world = std::make_shared<NcclRuntime>(std::move(bootstrap), own, api, device);
   world->open();
-  const auto group = std::make_shared<NcclGroup>(world, 0);
+  const auto group = NcclGroup::create(world, 0);
   try {
     group->connect(id);
   } catch (...) {

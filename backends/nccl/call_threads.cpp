@@ -30,12 +30,15 @@ struct CallThreads::Worker {
 };
 
 struct CallThreads::State {
+  std::function<void()> prepare;  ///< does not change
   std::mutex mutex;
   bool stop = false;
   std::vector<std::unique_ptr<Worker>> workers;
 };
 
-CallThreads::CallThreads() : state_(std::make_shared<State>()) {}
+CallThreads::CallThreads(std::function<void()> prepare) : state_(std::make_shared<State>()) {
+  state_->prepare = std::move(prepare);
+}
 
 CallThreads::~CallThreads() {
   std::vector<std::thread> idle;
@@ -82,6 +85,7 @@ int CallThreads::count() const {
 }
 
 void CallThreads::run(State& state, Worker& worker) {
+  bool prepared = state.prepare == nullptr;
   while (true) {
     for (int turn = 0; turn < kTurnsBeforeSleep && !worker.has_next.load(std::memory_order_acquire); ++turn)
       ::sched_yield();
@@ -94,6 +98,8 @@ void CallThreads::run(State& state, Worker& worker) {
     }
     if (call == nullptr) return;
     try {
+      if (!prepared) state.prepare();
+      prepared = true;
       call->what_();
     } catch (...) {
       call->error_ = std::current_exception();

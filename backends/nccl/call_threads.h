@@ -31,7 +31,8 @@ class CallThreads {
     std::atomic<bool> done_{false};
   };
 
-  CallThreads();
+  /// Each thread calls `prepare` before its first call, which fails if that throws.
+  explicit CallThreads(std::function<void()> prepare = {});
   /// Leaves behind threads whose calls never return; joins the others.
   ~CallThreads();
   CallThreads(const CallThreads&) = delete;

@@ -5,6 +5,17 @@
 #include "tessera/base/error.h"
 
 namespace tessera::comm::nccl {
+namespace {
+
+/// Whether the device's primary context exists. True if the driver can't tell.
+bool has_context(const NcclApi& api, int device) noexcept {
+  unsigned flags = 0;
+  int active = 0;
+  return api.cuDevicePrimaryCtxGetState == nullptr || api.cuDevicePrimaryCtxGetState(device, &flags, &active) != 0 ||
+         active != 0;
+}
+
+}  // namespace
 
 void check_cuda(const NcclApi& api, cudaError_t error, std::string_view what) {
   if (error == cudaSuccess) return;
@@ -13,15 +24,23 @@ void check_cuda(const NcclApi& api, cudaError_t error, std::string_view what) {
 }
 
 DeviceGuard::DeviceGuard(const NcclApi& api, int device) : api_(api) {
+  check_cuda(api, enter(device), "making device " + std::to_string(device) + " current");
+}
+
+DeviceGuard::DeviceGuard(const NcclApi& api, int device, std::nothrow_t) noexcept : api_(api) {
+  if (enter(device) != cudaSuccess) api.cudaGetLastError();
+}
+
+cudaError_t DeviceGuard::enter(int device) noexcept {
   int current = -1;
-  check_cuda(api, api.cudaGetDevice(&current), "cudaGetDevice");
-  if (current == device) return;
-  check_cuda(api, api.cudaSetDevice(device), "cudaSetDevice " + std::to_string(device));
-  before_ = current;
+  if (const cudaError_t error = api_.cudaGetDevice(&current); error != cudaSuccess || current == device) return error;
+  const cudaError_t error = api_.cudaSetDevice(device);
+  if (error == cudaSuccess) before_ = current;
+  return error;
 }
 
 DeviceGuard::~DeviceGuard() {
-  if (before_ >= 0) api_.cudaSetDevice(before_);
+  if (before_ >= 0 && has_context(api_, before_)) api_.cudaSetDevice(before_);
 }
 
 CudaStream::CudaStream(const NcclApi& api) : api_(api) {

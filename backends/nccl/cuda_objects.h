@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <new>
 #include <string_view>
 
 #include "backends/nccl/api.h"
@@ -11,15 +12,23 @@ namespace tessera::comm::nccl {
 /// Throws BackendError "WHAT: CUDA's text" unless `error` is success.
 void check_cuda(const NcclApi& api, cudaError_t error, std::string_view what);
 
-/// Makes a device current for the thread during the guard's lifetime.
+/// Makes a device current for the thread during the guard's lifetime, for threads of the program. Afterwards the thread
+/// has its device of before, if a context of that device exists: to make a device current creates its context, which
+/// takes hundreds of MiB there, and a thread that has chosen no device counts as one of device 0. Without a context
+/// the guard's device stays current.
 class DeviceGuard {
  public:
+  /// Throws BackendError.
   DeviceGuard(const NcclApi& api, int device);
+  /// If it fails, so do the calls that follow.
+  DeviceGuard(const NcclApi& api, int device, std::nothrow_t) noexcept;
   ~DeviceGuard();
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
+  cudaError_t enter(int device) noexcept;
+
   const NcclApi& api_;
   int before_ = -1;
 };

@@ -166,7 +166,7 @@ void NcclComm::abort() noexcept {
     shared_->changed.notify_all();
   }
   const auto run = [shared = shared_, &api = api_, device = device_] {
-    api.cudaSetDevice(device);
+    const DeviceGuard guard(api, device, std::nothrow);
     std::unique_lock lock(shared->mutex);
     const auto returned = [&](auto within) {
       return shared->changed.wait_for(lock, within, [&] { return !shared->calling; });
@@ -198,6 +198,7 @@ bool NcclComm::wait_aborted(Clock::time_point until) {
 }
 
 bool NcclComm::wait_stopped(const CudaEvent& event) {
+  const DeviceGuard guard(api_, device_, std::nothrow);
   const Clock::time_point until = stop_deadline();
   bool stopped = wait_aborted(until);
   Backoff pause;

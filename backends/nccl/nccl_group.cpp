@@ -23,6 +23,15 @@ std::uint64_t child_id(std::uint64_t parent, std::uint64_t split, int color) {
 
 }  // namespace
 
+std::shared_ptr<NcclGroup> NcclGroup::create(std::shared_ptr<NcclRuntime> runtime, std::uint64_t id,
+                                             std::shared_ptr<Family> family) {
+  const auto end = [&api = runtime->api(), device = runtime->device()](NcclGroup* group) {
+    const DeviceGuard guard(api, device, std::nothrow);
+    delete group;
+  };
+  return std::shared_ptr<NcclGroup>(new NcclGroup(std::move(runtime), id, std::move(family)), end);
+}
+
 void NcclGroup::connect(const ncclUniqueId& id) {
   std::vector<int> all(static_cast<std::size_t>(runtime_->size()));
   std::iota(all.begin(), all.end(), 0);
@@ -61,7 +70,7 @@ std::shared_ptr<NcclGroup> NcclGroup::create_group(const GroupPlan& plan) {
 
 std::shared_ptr<NcclGroup> NcclGroup::make_child(std::uint64_t id, const SplitOptions& options,
                                                  std::shared_ptr<Family> family) {
-  auto child = std::make_shared<NcclGroup>(runtime_, id, std::move(family));
+  auto child = create(runtime_, id, std::move(family));
   if (options.for_gathers && runtime_->no_windows().empty()) child->comm_.gather_by_copy_engines();
   return child;
 }

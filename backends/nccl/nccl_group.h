@@ -17,9 +17,9 @@ namespace tessera::comm::nccl {
 
 class NcclGroup final : public StreamGroup {
  public:
-  /// `family`: of the group that this one duplicates; else null.
-  NcclGroup(std::shared_ptr<NcclRuntime> runtime, std::uint64_t id, std::shared_ptr<Family> family = nullptr)
-      : StreamGroup(std::move(runtime), id, std::move(family)) {}
+  /// `family`: of the group that this one duplicates; else null. Any thread may end it: its device is current then.
+  static std::shared_ptr<NcclGroup> create(std::shared_ptr<NcclRuntime> runtime, std::uint64_t id,
+                                           std::shared_ptr<Family> family = nullptr);
   /// Creates this group from all ranks of the world. Collective; throws Timeout, BackendError, PeerLost, Aborted.
   void connect(const ncclUniqueId& id);
   /// Returns the part of this group with the same color; null for a negative one. Collective. A part with all members
@@ -48,6 +48,7 @@ class NcclGroup final : public StreamGroup {
   void on_symmetric_vote(const ControlMessage& message) noexcept override;
 
  private:
+  using StreamGroup::StreamGroup;
   void init(const std::function<ncclUniqueId()>& key, std::chrono::milliseconds timeout);
   ncclUniqueId exchange_key(Clock::time_point until);
   void create_resources();

@@ -69,6 +69,7 @@ void RegisteredMemory::enter(NcclGroup& group, void* data, Block& block) {
 }
 
 void RegisteredMemory::release(void* data, bool registered) noexcept {
+  const DeviceGuard guard(api_, device_, std::nothrow);
   if (registered) {
     const std::lock_guard lock(mutex_);
     for (const auto& [group, window] : blocks_[data].windows) group->deregister_window(window.handle);

@@ -21,6 +21,7 @@ NcclRuntime::NcclRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOpti
       device_(std::move(device)),
       memory_(std::make_shared<RegisteredMemory>(api, device_.index)),
       dead_(static_cast<std::size_t>(bootstrap_->size())),
+      calls_([&api, index = device_.index] { check_cuda(api, api.cudaSetDevice(index), "cudaSetDevice"); }),
       monitor_(*bootstrap_) {}
 
 void NcclRuntime::open() {
@@ -106,6 +107,7 @@ void NcclRuntime::begin_operation() noexcept {
 }
 
 void NcclRuntime::watch() noexcept {
+  api_.cudaSetDevice(device());
   std::unique_lock lock(watch_mutex_);
   while (!stop_) {
     watch_.wait(lock, [this] { return stop_ || outstanding_.load() > 0; });

@@ -95,10 +95,7 @@ std::string StreamGroup::describe_absent() const {
 }
 
 std::shared_ptr<const CallThreads::Call> StreamGroup::start_call(std::function<void()> call) {
-  return runtime_->calls().start([self = shared_from_this(), this, call = std::move(call)] {
-    const DeviceGuard guard(api_, runtime_->device());
-    call();
-  });
+  return runtime_->calls().start([self = shared_from_this(), call = std::move(call)] { call(); });
 }
 
 /// Why a call that has ended failed; empty if it did not.
@@ -197,6 +194,8 @@ void StreamGroup::find_departure_locked(Failure& failure) const {
 void StreamGroup::retire_locked(std::vector<NcclOperation*>& completed, Failure& failure) noexcept {
   std::size_t count = 0;
   cudaError_t error = cudaSuccess;
+  std::optional<DeviceGuard> guard;  // any thread comes here: the program's, the control channel's, the watching one
+  if (!in_flight_.empty()) guard.emplace(api_, runtime_->device(), std::nothrow);
   const auto is_complete = [&](const NcclOperation& op) {
     return op.recorded && verified_locked(op) && op.event.reached(error) && error == cudaSuccess;
   };

@@ -40,6 +40,7 @@ ncclResult_t init(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclCon
   ncclResult_t begun = ncclSuccess;
   {
     const auto lock = fake_lock();
+    enter_context();
     std::shared_ptr<Clique>& clique = worlds()[std::string(id.internal, sizeof(id.internal))];
     if (clique == nullptr) clique = std::make_shared<Clique>(size);
     ++clique->here;

@@ -26,6 +26,7 @@ cudaError_t set_device(int device) {
   const auto lock = fake_lock();
   if (device < 0 || device >= fake_state().options.devices) return cudaErrorInvalidDevice;
   device_of_thread = device;
+  enter_context();
   return cudaSuccess;
 }
 
@@ -36,6 +37,7 @@ cudaError_t get_device(int* device) {
 
 cudaError_t allocate(void** data, std::size_t bytes) {
   const auto lock = fake_lock();
+  enter_context();
   *data = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
   if (*data == nullptr || bytes > (std::size_t{1} << 40)) return cudaErrorMemoryAllocation;
   std::memset(*data, 0xFF, bytes);
@@ -45,6 +47,7 @@ cudaError_t allocate(void** data, std::size_t bytes) {
 
 cudaError_t free_memory(void* data) {
   const auto lock = fake_lock();
+  enter_context();
   if (data == nullptr) return cudaSuccess;
   --fake_state().counts.blocks;
   std::free(data);
@@ -53,6 +56,7 @@ cudaError_t free_memory(void* data) {
 
 cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   const auto lock = fake_lock();
+  enter_context();
   stream_of(stream).tasks.emplace_back([=] {
     std::memmove(to, from, bytes);
     return true;
@@ -62,6 +66,7 @@ cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, 
 
 cudaError_t set(void* to, int value, std::size_t bytes, cudaStream_t stream) {
   const auto lock = fake_lock();
+  enter_context();
   stream_of(stream).tasks.emplace_back([=] {
     std::memset(to, value, bytes);
     return true;
@@ -71,6 +76,7 @@ cudaError_t set(void* to, int value, std::size_t bytes, cudaStream_t stream) {
 
 cudaError_t create_stream(cudaStream_t* stream, unsigned) {
   const auto lock = fake_lock();
+  enter_context();
   auto made = std::make_shared<FakeStream>();
   made->device = device_of_thread;
   *stream = reinterpret_cast<cudaStream_t>(made.get());
@@ -81,6 +87,7 @@ cudaError_t create_stream(cudaStream_t* stream, unsigned) {
 
 cudaError_t destroy_stream(cudaStream_t stream) {
   const auto lock = fake_lock();
+  enter_context();
   FakeStream& which = stream_of(stream);
   which.run();
   if (!which.tasks.empty()) fake_state().complain("a stream is destroyed while its work waits for something");
@@ -92,6 +99,7 @@ cudaError_t destroy_stream(cudaStream_t stream) {
 
 cudaError_t create_event(cudaEvent_t* event, unsigned) {
   const auto lock = fake_lock();
+  enter_context();
   *event = reinterpret_cast<cudaEvent_t>(new FakeEvent);
   ++fake_state().counts.events;
   return cudaSuccess;
@@ -99,6 +107,7 @@ cudaError_t create_event(cudaEvent_t* event, unsigned) {
 
 cudaError_t destroy_event(cudaEvent_t event) {
   const auto lock = fake_lock();
+  enter_context();
   delete &event_of(event);
   --fake_state().counts.events;
   return cudaSuccess;
@@ -106,6 +115,7 @@ cudaError_t destroy_event(cudaEvent_t event) {
 
 cudaError_t record_event(cudaEvent_t event, cudaStream_t stream) {
   const auto lock = fake_lock();
+  enter_context();
   auto mark = std::make_shared<Mark>();
   mark->stream = stream_of(stream).shared_from_this();
   event_of(event).mark = mark;
@@ -124,6 +134,7 @@ bool reach(Mark& mark) {
 
 cudaError_t stream_wait(cudaStream_t stream, cudaEvent_t event, unsigned) {
   const auto lock = fake_lock();
+  enter_context();
   if (const std::shared_ptr<Mark> mark = event_of(event).mark)
     stream_of(stream).tasks.emplace_back([mark] { return reach(*mark); });
   return cudaSuccess;
@@ -131,6 +142,7 @@ cudaError_t stream_wait(cudaStream_t stream, cudaEvent_t event, unsigned) {
 
 cudaError_t query_event(cudaEvent_t event) {
   const auto lock = fake_lock();
+  enter_context();
   ++fake_state().counts.queries;
   const std::shared_ptr<Mark> mark = event_of(event).mark;
   return mark == nullptr || reach(*mark) ? cudaSuccess : cudaErrorNotReady;
@@ -139,6 +151,7 @@ cudaError_t query_event(cudaEvent_t event) {
 /// The library's own kernels, on the fake's streams.
 cudaError_t load_kernels() {
   const auto lock = fake_lock();
+  enter_context();
   ++fake_state().counts.kernel_loads;
   return cudaSuccess;
 }
@@ -189,6 +202,7 @@ FakeState& fake_state() {
 
 FakeStream& stream_of(cudaStream_t stream) { return *reinterpret_cast<FakeStream*>(stream); }
 int current_device() { return device_of_thread; }
+void enter_context() { fake_state().counts.contexts.insert(device_of_thread); }
 
 void add_cuda(comm::nccl::NcclApi& api) {
   static constexpr comm::nccl::TreeKernels kKernels{load_kernels, reduce_tree_later, store_later};
@@ -206,6 +220,11 @@ void add_cuda(comm::nccl::NcclApi& api) {
     return 0;
   };
   api.cudaGetDevice = get_device;
+  api.cuDevicePrimaryCtxGetState = [](int device, unsigned*, int* active) {
+    const auto lock = fake_lock();
+    *active = fake_state().counts.contexts.contains(device) ? 1 : 0;
+    return 0;
+  };
   api.cudaSetDevice = set_device;
   api.cudaMalloc = allocate;
   api.cudaFree = free_memory;

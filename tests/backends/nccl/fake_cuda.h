@@ -50,6 +50,8 @@ inline std::lock_guard<std::recursive_mutex> fake_lock() {
 
 FakeStream& stream_of(cudaStream_t stream);
 int current_device();
+/// Creates the context of the thread's device, as all calls that work on a device do.
+void enter_context();
 void add_cuda(comm::nccl::NcclApi& api);
 void add_nccl(comm::nccl::NcclApi& api);
 

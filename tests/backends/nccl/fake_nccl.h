@@ -53,6 +53,7 @@ struct FakeCounts {
   int copy_engine_calls = 0;  ///< those of them that gather with the policy that uses no multiprocessors
   int zero_policies = 0;      ///< communicators with that policy so far
   std::map<int, std::set<std::thread::id>> callers;  ///< by world rank: threads that called a communicator
+  std::set<int> contexts;     ///< devices: made current, or used by a thread, which without a choice uses device 0
   std::uint64_t queries = 0;  ///< of events: at least one for each time the host waits for a device
   int complaints = 0;
   std::string complaint;  ///< the first one

@@ -9,6 +9,7 @@ MPI = (r"^mpi\.",)
 UCX = (r"^ucx\.",)
 NCCL = (r"^nccl\.",)
 WINDOWS = (r"^nccl\.NcclWindows",)
+DEVICES = (r"^nccl\.NcclDevices",)
 
 MISTAKES = [
     mistake("stores-never-stream", "backends/shm/store_choice.cpp", "  times.streams = median(times.last[0]) >", "  times.streams = false && median(times.last[0]) >", STORES, "ranks without a common cache wait for each line"),
@@ -94,6 +95,12 @@ MISTAKES = [
     mistake("nccl-places-not-compared", "backends/nccl/nccl_group.cpp", " + describe_places(call);", ";", WINDOWS, "checked mode misses ranks that gather to different places"),
     mistake("nccl-copy-engines-for-all", "backends/nccl/nccl_group.cpp", "  if (options.for_gathers && runtime_->no_windows().empty())", "  if ((options.for_gathers || true) && runtime_->no_windows().empty())", WINDOWS, "communicators that reduce have the policy for gathers"),
     mistake("decorator-memory-not-symmetric", "plugins/decorators/decorator.cpp", "  return inner_->allocate_symmetric(bytes, kind, use);", "  return inner_->allocate(bytes, kind, use);", WINDOWS, "decorators lose symmetric windows"),
+    mistake("nccl-restores-device-never-chosen", "backends/nccl/cuda_objects.cpp", "  if (before_ >= 0 && has_context(api_, before_)) ", "  if (before_ >= 0 && (has_context(api_, before_) || true)) ", DEVICES, "each rank has a context on GPU 0"),
+    mistake("nccl-restores-no-device", "backends/nccl/cuda_objects.cpp", "  if (before_ >= 0 && has_context(api_, before_)) ", "  if (before_ >= 0 && !has_context(api_, before_)) ", DEVICES, "the program's thread has another device after a call"),
+    mistake("nccl-calls-on-device-0", "backends/nccl/runtime.cpp", "      calls_([&api, index = device_.index] { check_cuda(api, api.cudaSetDevice(index), \"cudaSetDevice\"); }),\n", "", DEVICES, "the vendor's library is called on GPU 0"),
+    mistake("nccl-events-queried-on-device-0", "backends/nccl/stream_group.cpp", "  if (!in_flight_.empty()) guard.emplace(api_, runtime_->device(), std::nothrow);\n", "", DEVICES, "a thread that waits creates a context on GPU 0"),
+    mistake("nccl-ends-on-device-0", "backends/nccl/nccl_group.cpp", "    const DeviceGuard guard(api, device, std::nothrow);\n    delete group;", "    delete group;", DEVICES, "a thread that closes a communicator creates a context on GPU 0"),
+    mistake("nccl-memory-freed-on-device-0", "backends/nccl/registered_memory.cpp", "  const DeviceGuard guard(api_, device_, std::nothrow);\n", "", DEVICES, "a thread that frees memory creates a context on GPU 0"),
     mistake("nccl-average-over-ranks", "backends/nccl/reduce_op.cpp", "      if (op.scalar == target.size) {", "      if (op.scalar != 1) {", NCCL, "averages over another number are wrong"),
     mistake("nccl-wrong-device", "backends/nccl/nccl_group.cpp", "    if (view.count != 0 && view.device.index != runtime_->device())", "    if (view.count != 0 && view.device.index < 0)", NCCL, "memory of another device is accepted"),
 ]

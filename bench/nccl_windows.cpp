@@ -1,9 +1,9 @@
 // What symmetric windows of NCCL, and gathers by copy engines, change: the same all_gather between memory of allocate()
 // on a plain communicator, and between memory of allocate_symmetric() on one that is made for gathers. In turns, twenty
 // calls on a stream and one wait for the last; medians over rounds, in microseconds per call. Each rank has a GPU of
-// its own, whose number is the rank.
+// its own, whose number is the rank. Without the variable the multiprocessors gather.
 //
-//   tessera run --ranks 2 -- bench_nccl_windows [--json FILE]
+//   TESSERA_NCCL_COPY_ENGINES=1 tessera run --ranks 2 -- bench_nccl_windows [--json FILE]
 #include <fmt/format.h>
 
 #include <string>

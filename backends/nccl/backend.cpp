@@ -19,6 +19,10 @@ constexpr EnvVariable kDevice{"TESSERA_NCCL_DEVICE", "", "CUDA device of this ra
 constexpr EnvVariable kSymmetric{"TESSERA_NCCL_SYMMETRIC", "1",
                                  "0: no symmetric windows of NCCL, and no gathers by copy engines"};
 
+constexpr EnvVariable kCopyEngines{
+    "TESSERA_NCCL_COPY_ENGINES", "0",
+    "1: gathers between symmetric windows of NCCL use copy engines; an abort can't end such a gather"};
+
 std::string probe() {
   const LoadedApi& loaded = loaded_api();
   return loaded.problem.empty() ? unusable(loaded.api) : loaded.problem;
@@ -83,6 +87,12 @@ std::string own_obstacle(const NcclApi& api, bool shared) {
   return api.has_windows() ? "" : "this version of NCCL has none, 2.27 and newer have";
 }
 
+/// Whether this rank wants gathers by copy engines.
+bool wants_copy_engines() {
+  const auto wanted = read_env(kCopyEngines);
+  return wanted && parse_integer(*wanted, kCopyEngines.name, 0, 1) == 1;
+}
+
 /// Chooses this rank's device and loads the kernels on it. Where ranks share one, NCCL is told. What one rank lacks,
 /// none uses: NCCL's calls must be the same everywhere.
 RankDevice open_device(Bootstrap& bootstrap, std::optional<Device> given, const NcclApi& api) {
@@ -101,10 +111,13 @@ RankDevice open_device(Bootstrap& bootstrap, std::optional<Device> given, const 
     const auto elsewhere = [&](const auto& host) { return host != hosts.front(); };
     allow_shared_gpu(api, bootstrap.rank(), std::none_of(hosts.begin(), hosts.end(), elsewhere));
   }
-  const std::vector<std::string> obstacles = exchange(bootstrap, [&] { return own_obstacle(api, shared); });
-  const auto found = std::find_if(obstacles.begin(), obstacles.end(), [](const auto& one) { return !one.empty(); });
-  if (found == obstacles.end()) return {device, ""};
-  return {device, "rank " + std::to_string(found - obstacles.begin()) + ": " + *found};
+  const std::vector<std::string> answers =
+      exchange(bootstrap, [&] { return (wants_copy_engines() ? "1" : "0") + own_obstacle(api, shared); });
+  const auto found = std::find_if(answers.begin(), answers.end(), [](const auto& one) { return one.size() > 1; });
+  if (found != answers.end())
+    return {device, "rank " + std::to_string(found - answers.begin()) + ": " + found->substr(1)};
+  const bool all_want = std::all_of(answers.begin(), answers.end(), [](const auto& one) { return one == "1"; });
+  return {device, "", all_want};
 }
 
 /// Returns the world's id, created by rank 0.
@@ -151,7 +164,7 @@ std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, c
 
 const comm::Backend& backend();  // declared by the entry that the build generates
 const comm::Backend& backend() {
-  static constexpr std::array kVariables{kDevice, kSymmetric};
+  static constexpr std::array kVariables{kDevice, kSymmetric, kCopyEngines};
   static const comm::Backend kBackend{.name = "nccl",
                                       .devices = "cuda",
                                       .probe = probe,

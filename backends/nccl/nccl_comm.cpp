@@ -192,9 +192,15 @@ void NcclComm::abort() noexcept {
   }
 }
 
+bool NcclComm::wait_aborted() {
+  const bool aborted = wait_aborted(stop_deadline());
+  if (!aborted) does_not_stop_.store(true);
+  return aborted;
+}
+
 bool NcclComm::wait_aborted(Clock::time_point until) {
   std::unique_lock lock(shared_->mutex);
-  return shared_->changed.wait_until(lock, until, [this] { return !shared_->aborting; });
+  return shared_->changed.wait_until(lock, until, [this] { return shared_->ended && !shared_->aborting; });
 }
 
 bool NcclComm::wait_stopped(const CudaEvent& event) {

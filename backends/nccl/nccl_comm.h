@@ -58,7 +58,7 @@ class NcclComm {
   /// short time to end by itself.
   void abort() noexcept;
   /// False: an abort has not completed in time.
-  bool wait_aborted() { return wait_aborted(stop_deadline()); }
+  bool wait_aborted();
   /// After an abort: waits until the device can no longer write memory of the work before `event`. False: not in time.
   bool wait_stopped(const CudaEvent& event);
 

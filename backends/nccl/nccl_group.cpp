@@ -71,7 +71,7 @@ std::shared_ptr<NcclGroup> NcclGroup::create_group(const GroupPlan& plan) {
 std::shared_ptr<NcclGroup> NcclGroup::make_child(std::uint64_t id, const SplitOptions& options,
                                                  std::shared_ptr<Family> family) {
   auto child = create(runtime_, id, std::move(family));
-  if (options.for_gathers && runtime_->no_windows().empty()) child->comm_.gather_by_copy_engines();
+  if (options.for_gathers && runtime_->copy_engines()) child->comm_.gather_by_copy_engines();
   return child;
 }
 
@@ -113,7 +113,7 @@ ncclUniqueId NcclGroup::exchange_key(Clock::time_point until) {
 /// Creates what operations need, once the NCCL communicator is ready.
 void NcclGroup::create_resources() {
   capabilities_ = make_capabilities(size(), options().deterministic);
-  stream_ = std::make_unique<OperationStream>(api_, sizeof(SplitRequest) * (members().size() + 1));
+  stream_ = std::make_shared<OperationStream>(api_, sizeof(SplitRequest) * (members().size() + 1));
   family_->add(*this);
 }
 
@@ -188,6 +188,7 @@ void NcclGroup::close() noexcept {
     }
   }
   comm_.abort();  // unless it has ended
+  if (failed()) wait_stopped();
   if (!comm_.wait_aborted()) log(LogLevel::warn, "nccl: a failed communicator could not be aborted and is leaked");
 }
 
@@ -305,7 +306,7 @@ void* NcclGroup::register_window(const std::shared_ptr<Buffer>& memory, Clock::t
 
 void NcclGroup::deregister(ncclResult_t (*function)(ncclComm_t, void*), void* handle) noexcept {
   if (failed()) {  // its abort drops the registrations; the memory must live until then
-    comm_.wait_aborted();
+    wait_stopped();
     return;
   }
   try {

@@ -5,7 +5,7 @@
 namespace tessera::comm::nccl {
 
 OperationStream::OperationStream(const NcclApi& api, std::size_t scratch_bytes)
-    : api_(api), scratch_(api, scratch_bytes), stream_(api), before_(api) {
+    : api_(api), scratch_(api, scratch_bytes), stream_(api), end_(api), before_(api) {
   check_cuda(api, api.cudaMemsetAsync(scratch_.device(), 0, scratch_bytes, stream_.get()), "cudaMemsetAsync");
 }
 
@@ -19,6 +19,10 @@ void* OperationStream::workspace(std::size_t bytes) {
 void OperationStream::come_after(cudaStream_t stream) {
   before_.record(stream);
   comes_after_ = true;
+}
+
+void OperationStream::record_end() noexcept {
+  if (api_.cudaEventRecord(end_.get(), stream_.get()) != cudaSuccess) api_.cudaGetLastError();  // end() will tell
 }
 
 void OperationStream::begin_operation() {

@@ -25,11 +25,16 @@ class OperationStream {
   /// The stream waits for what the next operation runs after.
   void begin_operation();
 
+  /// What has been enqueued so far is what end() is reached after.
+  void record_end() noexcept;
+  const CudaEvent& end() const noexcept { return end_; }
+
  private:
   const NcclApi& api_;
   PinnedScratch scratch_;                                 ///< outlives the stream, as do ...
   std::vector<std::unique_ptr<DeviceBlock>> workspaces_;  ///< ... these: the last is used, operations may use others
   CudaStream stream_;
+  CudaEvent end_;
   CudaEvent before_;  ///< the next operation runs after it, if ...
   bool comes_after_ = false;
 };

@@ -75,10 +75,12 @@ void RegisteredMemory::release(void* data, bool registered) noexcept {
     for (const auto& [group, window] : blocks_[data].windows) group->deregister_window(window.handle);
     for (const auto& [group, handle] : blocks_[data].handles) group->deregister_memory(handle);
     blocks_.erase(data);
-    api_.ncclMemFree(data);
-  } else {
-    api_.cudaFree(data);
   }
+  if (abandoned_->any()) return;
+  if (registered)
+    api_.ncclMemFree(data);
+  else
+    api_.cudaFree(data);
 }
 
 void RegisteredMemory::add(NcclGroup& group) {

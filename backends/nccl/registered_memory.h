@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/nccl/abandoned_streams.h"
 #include "backends/nccl/cuda_objects.h"
 #include "tessera/base/memory_pool.h"
 #include "tessera/base/memory_tracker.h"
@@ -20,7 +21,9 @@ class NcclGroup;
 /// transfers them without copies of its own. Thread-safe. Buffers may outlive it.
 class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
  public:
-  RegisteredMemory(const NcclApi& api, int device) : api_(api), device_(device) {}
+  /// Blocks are leaked while a stream is in `abandoned`.
+  RegisteredMemory(const NcclApi& api, int device, std::shared_ptr<AbandonedStreams> abandoned)
+      : api_(api), device_(device), abandoned_(std::move(abandoned)) {}
 
   /// Throws SystemError if the device is out of memory. `memory_tracker` null: not counted.
   Buffer allocate(std::size_t bytes, MemoryCategory use, std::shared_ptr<MemoryTracker> memory_tracker);
@@ -51,6 +54,7 @@ class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
 
   const NcclApi& api_;
   const int device_;
+  const std::shared_ptr<AbandonedStreams> abandoned_;
   std::mutex mutex_;
   std::vector<NcclGroup*> groups_;
   std::map<void*, Block> blocks_;  ///< the registered ones

@@ -19,7 +19,8 @@ NcclRuntime::NcclRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOpti
       options_(options),
       api_(api),
       device_(std::move(device)),
-      memory_(std::make_shared<RegisteredMemory>(api, device_.index)),
+      abandoned_(std::make_shared<AbandonedStreams>(options.communicator.logger)),
+      memory_(std::make_shared<RegisteredMemory>(api, device_.index, abandoned_)),
       dead_(static_cast<std::size_t>(bootstrap_->size())),
       calls_([&api, index = device_.index] { check_cuda(api, api.cudaSetDevice(index), "cudaSetDevice"); }),
       monitor_(*bootstrap_) {}

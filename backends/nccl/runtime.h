@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "backends/nccl/abandoned_streams.h"
 #include "backends/nccl/api.h"
 #include "backends/nccl/call_threads.h"
 #include "backends/nccl/registered_memory.h"
@@ -23,9 +24,11 @@ namespace tessera::comm::nccl {
 class StreamGroup;
 
 /// What a rank uses. `no_windows`: why the ranks have no symmetric windows, the same on all; "" if they have.
+/// `copy_engines`: whether communicators for gathers use them, the same on all.
 struct RankDevice {
   int index = 0;
   std::string no_windows;
+  bool copy_engines = false;
 };
 
 /// The watching thread checks deadlines and broken connections while the program only makes streams wait.
@@ -40,6 +43,7 @@ class NcclRuntime {
   const NcclApi& api() const noexcept { return api_; }
   int device() const noexcept { return device_.index; }
   const std::string& no_windows() const noexcept { return device_.no_windows; }
+  bool copy_engines() const noexcept { return device_.copy_engines; }
   /// Logs once, on rank 0, why memory is not symmetric.
   void report_no_windows(const std::string& why) noexcept;
   int rank() const noexcept { return bootstrap_->rank(); }
@@ -48,6 +52,7 @@ class NcclRuntime {
   RegisteredMemory& memory() noexcept { return *memory_; }
   ControlPeerMonitor& monitor() noexcept { return monitor_; }
   CallThreads& calls() noexcept { return calls_; }
+  AbandonedStreams& abandoned() noexcept { return *abandoned_; }
 
   /// `group` must be removed before it is destroyed.
   void add(StreamGroup& group);
@@ -67,6 +72,7 @@ class NcclRuntime {
   const NcclApi& api_;
   const RankDevice device_;
   std::atomic<bool> reported_no_windows_{false};
+  const std::shared_ptr<AbandonedStreams> abandoned_;
   const std::shared_ptr<RegisteredMemory> memory_;
 
   /// Shared for readers (the watching thread may take a while, and the channel's must continue), exclusive for changes.

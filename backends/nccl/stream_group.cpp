@@ -57,6 +57,22 @@ StreamGroup::StreamGroup(std::shared_ptr<NcclRuntime> runtime, std::uint64_t id,
       family_(family != nullptr ? std::move(family) : std::make_shared<Family>()),
       id_(id) {}
 
+StreamGroup::~StreamGroup() {
+  if (stream_ == nullptr) return;
+  if (failed()) wait_stopped();
+  if (runtime_->abandoned().any()) runtime_->abandoned().keep(std::move(stream_));
+}
+
+bool StreamGroup::wait_stopped() noexcept {
+  if (stream_ == nullptr) return comm_.wait_aborted();
+  const DeviceGuard guard(api_, runtime_->device(), std::nothrow);
+  const bool aborted = comm_.wait_aborted();
+  if (aborted) std::call_once(end_recorded_, [this] { stream_->record_end(); });
+  const bool stopped = aborted && comm_.wait_stopped(stream_->end());
+  if (!stopped) runtime_->abandoned().add(stream_, !aborted);
+  return stopped;
+}
+
 void StreamGroup::enter_members(int rank, std::vector<int> members) {
   closed_.resize(members.size());
   has_begun_.assign(members.size(), true);
@@ -159,11 +175,7 @@ Work StreamGroup::launch(NcclOperation& op, Issue issue, Issue and_then) {
     problem = error.what();
   }
   if (!problem.empty()) fail({FailureKind::backend, op.format() + ": " + problem}, true);
-  if (failed()) {
-    // What is on the stream must complete before the exception.
-    if (comm_.wait_aborted()) api_.cudaEventRecord(op.event.get(), stream_->get());
-    throw_failure(op);
-  }
+  if (failed()) throw_failure(op);
   return Work(&op);
 }
 
@@ -363,8 +375,8 @@ void StreamGroup::on_op_signature(const ControlMessage& message) noexcept {
   fail({FailureKind::mismatch, mismatch}, true);
 }
 
-void StreamGroup::throw_failure(const Operation& op) {
-  const bool stopped = comm_.wait_stopped(static_cast<const NcclOperation&>(op).event);
+void StreamGroup::throw_failure(const Operation&) {
+  const bool stopped = wait_stopped();
   Failure failure = failure_.get();
   if (!stopped) failure.cause += " (and the device has not stopped: its memory may still change)";
   comm::throw_failure(failure);

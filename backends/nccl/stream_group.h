@@ -63,7 +63,7 @@ class StreamGroup : public GroupCore {
   void on_op_signature(const ControlMessage& message) noexcept;
   void on_group_key(const ControlMessage& message) noexcept;
   virtual void on_symmetric_vote(const ControlMessage& message) noexcept = 0;
-  /// First waits, bounded, until the device can no longer write the operation's memory.
+  /// First waits, bounded, until the device can no longer write the memory of any operation.
   [[noreturn]] void throw_failure(const Operation& op) override;
 
  protected:
@@ -71,11 +71,15 @@ class StreamGroup : public GroupCore {
 
   /// Null: a family of its own.
   StreamGroup(std::shared_ptr<NcclRuntime> runtime, std::uint64_t id, std::shared_ptr<Family> family = nullptr);
+  ~StreamGroup() override;
   void enter_members(int rank, std::vector<int> members);
   /// The members have yet to say that they create this group, by ControlMessage::group_key.
   void expect_members() { has_begun_.assign(members().size(), false); }
   /// Waits until no operation is in flight.
   void drain() noexcept;
+  /// After a failure: waits, bounded, until its stream has ended. False: it has not, and what it may
+  /// use is kept from then on.
+  bool wait_stopped() noexcept;
 
   // The caller's thread:
   std::uint64_t next_number() noexcept { return called_->fetch_add(1) + 1; }
@@ -94,7 +98,7 @@ class StreamGroup : public GroupCore {
   const std::shared_ptr<NcclRuntime> runtime_;
   const NcclApi& api_;
   CompletionPoller completions_;
-  std::unique_ptr<OperationStream> stream_;  ///< created once comm_ is ready
+  std::shared_ptr<OperationStream> stream_;  ///< created once comm_ is ready
   NcclComm comm_;                            ///< it ends before the memory that its kernels use
   const std::shared_ptr<Family> family_;     ///< entered once the group is created, left before its end
 
@@ -121,6 +125,7 @@ class StreamGroup : public GroupCore {
   const std::uint64_t id_;
   const std::shared_ptr<std::atomic<std::uint64_t>> called_ = std::make_shared<std::atomic<std::uint64_t>>(0);
   std::mutex timeout_mutex_;
+  std::once_flag end_recorded_;  ///< of the stream
 
   // Guarded by mutex_:
   std::deque<NcclOperation*> in_flight_;  ///< in the order of the stream

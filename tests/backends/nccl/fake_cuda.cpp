@@ -48,6 +48,9 @@ cudaError_t allocate(void** data, std::size_t bytes) {
 cudaError_t free_memory(void* data) {
   const auto lock = fake_lock();
   enter_context();
+  for (const auto& call : fake_state().copy_engine_calls)
+    if (call->device == device_of_thread && call->never_ends())
+      fake_state().complain("a free waits for a stream that never ends");
   if (data == nullptr) return cudaSuccess;
   --fake_state().counts.blocks;
   std::free(data);

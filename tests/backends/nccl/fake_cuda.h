@@ -7,6 +7,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "tests/backends/nccl/fake_nccl.h"
 
@@ -28,6 +29,14 @@ struct FakeStream : std::enable_shared_from_this<FakeStream> {
   void run();
 };
 
+/// A gather by copy engines. It waits for its peers in the stream, where an abort does not reach it.
+struct CopyEngineCall {
+  int device = 0;
+  std::shared_ptr<bool> aborted;
+  bool done = false;
+  bool never_ends() const { return *aborted && !done; }
+};
+
 struct FakeEvent {
   std::shared_ptr<Mark> mark;
 };
@@ -41,6 +50,7 @@ struct FakeState {
   std::multiset<const void*> windows;  ///< memory that is a window of a communicator
   std::set<int> broken;                ///< world ranks
   ncclResult_t break_error = ncclSuccess;
+  std::vector<std::shared_ptr<CopyEngineCall>> copy_engine_calls;
   void complain(const std::string& what);
 };
 FakeState& fake_state();

@@ -27,7 +27,28 @@ FakeStream::Task guarded(FakeComm& comm, FakeStream::Task task) {
   };
 }
 
+bool between_windows(const FakeComm& comm, const Contribution& part) {
+  const auto ranks = static_cast<std::size_t>(comm.clique->size);
+  const std::size_t bytes = part.count * base::size_of(dtype_of_vendor(part.type));
+  const bool gathers = part.kind == Contribution::Kind::all_gather;
+  const bool scatters = part.kind == Contribution::Kind::reduce_scatter;
+  return in_window(comm, part.in, scatters ? bytes * ranks : bytes) &&
+         in_window(comm, part.out, gathers ? bytes * ranks : bytes);
+}
+
+bool by_copy_engines(const FakeComm& comm, const Contribution& part) {
+  return part.kind == Contribution::Kind::all_gather && comm.zero_policy && between_windows(comm, part);
+}
+
 FakeStream::Task collective_task(FakeComm& comm, const Contribution& part) {
+  if (by_copy_engines(comm, part)) {
+    const auto call = std::make_shared<CopyEngineCall>(CopyEngineCall{comm.device, comm.aborted});
+    fake_state().copy_engine_calls.push_back(call);
+    return [call, clique = comm.clique, number = comm.rounds++, rank = comm.rank, part] {
+      call->done = call->done || (!*call->aborted && clique->join(number, rank, part));
+      return call->done;
+    };
+  }
   return guarded(comm, [clique = comm.clique, number = comm.rounds++, rank = comm.rank, part] {
     return clique->join(number, rank, part);
   });
@@ -119,14 +140,9 @@ ncclResult_t enter(Pending call) {
 
 void count_symmetric(const FakeComm& comm, const Contribution& part) {
   const auto lock = fake_lock();
-  const auto ranks = static_cast<std::size_t>(comm.clique->size);
-  const std::size_t bytes = part.count * base::size_of(dtype_of_vendor(part.type));
-  const bool gathers = part.kind == Contribution::Kind::all_gather;
-  const bool scatters = part.kind == Contribution::Kind::reduce_scatter;
-  if (!in_window(comm, part.in, scatters ? bytes * ranks : bytes)) return;
-  if (!in_window(comm, part.out, gathers ? bytes * ranks : bytes)) return;
+  if (!between_windows(comm, part)) return;
   ++fake_state().counts.symmetric_calls;
-  if (gathers && comm.zero_policy) ++fake_state().counts.copy_engine_calls;
+  if (by_copy_engines(comm, part)) ++fake_state().counts.copy_engine_calls;
 }
 
 ncclResult_t collective(Contribution part, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
@@ -276,6 +292,7 @@ void reset_fake(const FakeOptions& options) {
   state.environment.clear();
   state.windows.clear();
   state.broken.clear();
+  state.copy_engine_calls.clear();
   forget_worlds();
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <future>
 #include <string>
@@ -77,6 +78,18 @@ inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
                                      << counts.events << " events, " << counts.blocks << " blocks, "
                                      << counts.registrations << " registrations, " << counts.reduce_ops << " ops";
 }
+
+/// An environment variable in a scope.
+class ScopedVariable {
+ public:
+  ScopedVariable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+  ~ScopedVariable() { ::unsetenv(name_); }
+  ScopedVariable(const ScopedVariable&) = delete;
+  ScopedVariable& operator=(const ScopedVariable&) = delete;
+
+ private:
+  const char* const name_;
+};
 
 /// A lazy stream of the fake. Its work consists of host functions.
 class FakeDeviceStream final : public DeviceStream {

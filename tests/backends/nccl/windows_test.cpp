@@ -40,7 +40,27 @@ void gather_on_child(Communicator& world) {
   expect_gather(*child, later, out);
 }
 
-TEST(NcclWindows, GathersRunBetweenWindowsByCopyEngines) {
+TEST(NcclWindows, GathersRunBetweenWindowsByCopyEnginesIfWanted) {
+  const auto gathers = [](const char* wanted) {
+    const ScopedVariable variable("TESSERA_NCCL_COPY_ENGINES", wanted);
+    reset_fake();
+    run_ranks(2, gather_on_child);
+    EXPECT_EQ(fake_counts().symmetric_calls, 4);
+    EXPECT_EQ(fake_counts().copy_engine_calls, 2 * fake_counts().zero_policies);
+    return fake_counts().copy_engine_calls;
+  };
+  EXPECT_EQ(gathers("1"), 4);
+  EXPECT_EQ(gathers("0"), 0);
+  reset_fake();
+  run_ranks(2, gather_on_child);
+  EXPECT_EQ(fake_counts().copy_engine_calls, 0) << "an abort can't end them";
+  const ScopedVariable wrong("TESSERA_NCCL_COPY_ENGINES", "yes");
+  for (const std::string& error : run_world(2, quick_options(), gather_on_child))
+    EXPECT_THAT(error, testing::HasSubstr("TESSERA_NCCL_COPY_ENGINES: 'yes' is not a whole number from 0 to 1"));
+}
+
+TEST(NcclWindows, CommunicatorsForGathersHaveCopyEngines) {
+  const ScopedVariable wanted("TESSERA_NCCL_COPY_ENGINES", "1");
   for (const bool non_blocking : {false, true}) {
     reset_fake({.non_blocking = non_blocking});
     run_ranks(2, gather_on_child);
@@ -52,6 +72,7 @@ TEST(NcclWindows, GathersRunBetweenWindowsByCopyEngines) {
 }
 
 TEST(NcclWindows, OtherMemoryAndOtherCommunicatorsHaveNone) {
+  const ScopedVariable wanted("TESSERA_NCCL_COPY_ENGINES", "1");
   reset_fake();
   run_ranks(2, [](Communicator& world) {
     const Buffer in = world.allocate(kCount * sizeof(float), MemoryKind::device, {});
@@ -68,6 +89,7 @@ TEST(NcclWindows, OtherMemoryAndOtherCommunicatorsHaveNone) {
 }
 
 TEST(NcclWindows, OlderLibrariesHaveNone) {
+  const ScopedVariable wanted("TESSERA_NCCL_COPY_ENGINES", "1");
   for (const int version : {22602, 22503}) {
     reset_fake({.version = version});
     run_ranks(2, gather_on_child);
@@ -103,6 +125,7 @@ std::vector<std::string> log_of_gathers(const CommunicatorDecorator& decorate = 
 }
 
 TEST(NcclWindows, WhyThereAreNoneIsLoggedOnce) {
+  const ScopedVariable wanted("TESSERA_NCCL_COPY_ENGINES", "1");
   using Lines = std::vector<std::string>;
   reset_fake();
   EXPECT_EQ(log_of_gathers(), Lines{});
@@ -129,7 +152,7 @@ TEST(NcclWindows, WhyThereAreNoneIsLoggedOnce) {
 TEST(NcclWindows, DecoratorsPassThemOn) {
   reset_fake();
   log_of_gathers([](auto world) { return decorators::decorate(std::move(world), "trace;delay:1ms"); });
-  EXPECT_EQ(fake_counts().copy_engine_calls, 4);
+  EXPECT_EQ(fake_counts().symmetric_calls, 4);
 }
 
 TEST(NcclWindows, OperationsMayBeInFlight) {
@@ -145,7 +168,7 @@ TEST(NcclWindows, OperationsMayBeInFlight) {
     first.wait();
     second.wait();
   });
-  EXPECT_EQ(fake_counts().copy_engine_calls, 4);
+  EXPECT_EQ(fake_counts().symmetric_calls, 4);
 }
 
 TEST(NcclWindows, CheckedModeFindsOtherPlaces) {

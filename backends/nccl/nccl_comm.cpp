@@ -18,9 +18,9 @@ constexpr auto kCallTime = 100ms;  ///< in which a call returns unless it waits 
 constexpr auto kRevokeTime = 1s;   ///< in which a revoked call returns
 constexpr auto kStopTime = 5s;     ///< in which a device stops after an abort
 
-ncclConfig_t make_config() {
+ncclConfig_t make_config(const NcclApi& api) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;  // contains its version
-  config.blocking = 1;
+  config.blocking = api.ncclCommRevoke != nullptr ? 1 : 0;
   config.splitShare = 1;  // ncclCommSplit() makes duplicates only
   return config;
 }
@@ -29,14 +29,17 @@ ncclConfig_t make_config() {
 
 /// The handle is written by NCCL, which may still be at it when a call is given up, so it is read atomically.
 struct NcclComm::Shared {
+  explicit Shared(const NcclApi& api) : config(make_config(api)) {}
+
   mutable std::mutex mutex;
   std::condition_variable changed;
-  ncclConfig_t config = make_config();
+  ncclConfig_t config;
   ncclComm_t comm = nullptr;
   bool ready = false;     ///< created
   bool calling = false;   ///< a call is in progress
   bool ended = false;     ///< destroyed, or being aborted: no more calls
   bool aborting = false;  ///< the thread that aborts has not returned
+  bool leaked = false;    ///< not aborted, since a call has not returned
   std::optional<Clock::time_point> suspect_since;
 
   ncclComm_t handle() const noexcept { return __atomic_load_n(&comm, __ATOMIC_ACQUIRE); }
@@ -56,7 +59,8 @@ NcclComm::Guard::~Guard() {
   shared_.changed.notify_all();
 }
 
-NcclComm::NcclComm(const NcclApi& api, int device) : api_(api), device_(device), shared_(std::make_shared<Shared>()) {}
+NcclComm::NcclComm(const NcclApi& api, int device)
+    : api_(api), device_(device), shared_(std::make_shared<Shared>(api)) {}
 
 NcclComm::~NcclComm() {
   abort();
@@ -152,8 +156,8 @@ std::string NcclComm::format(const NcclError& error) const {
   return text;
 }
 
-/// ncclCommAbort ends NCCL's kernels on the device and makes calls return that wait for other ranks. It also frees the
-/// communicator, so calls that return by themselves are waited for, and ncclCommRevoke first makes the others
+/// ncclCommAbort ends NCCL's kernels on the device and makes a creation return that waits for other ranks. It also
+/// frees the communicator, so calls that return by themselves are waited for, and ncclCommRevoke first makes the others
 /// return too. It may take long or, with a broken driver, never return.
 void NcclComm::abort() noexcept {
   {
@@ -177,11 +181,12 @@ void NcclComm::abort() noexcept {
       lock.lock();
       returned(kRevokeTime);
     }
+    shared->leaked = shared->calling && shared->ready;
     lock.unlock();
     // The results do not matter: nothing is left to do.
-    if (const ncclComm_t comm = shared->handle(); comm != nullptr) api.ncclCommAbort(comm);
+    if (const ncclComm_t comm = shared->handle(); comm != nullptr && !shared->leaked) api.ncclCommAbort(comm);
     lock.lock();
-    returned(kRevokeTime);
+    if (!shared->leaked) returned(kRevokeTime);
     shared->aborting = false;
     shared->changed.notify_all();
   };
@@ -200,7 +205,8 @@ bool NcclComm::wait_aborted() {
 
 bool NcclComm::wait_aborted(Clock::time_point until) {
   std::unique_lock lock(shared_->mutex);
-  return shared_->changed.wait_until(lock, until, [this] { return shared_->ended && !shared_->aborting; });
+  return shared_->changed.wait_until(lock, until, [this] { return shared_->ended && !shared_->aborting; }) &&
+         !shared_->leaked;
 }
 
 bool NcclComm::wait_stopped(const CudaEvent& event) {

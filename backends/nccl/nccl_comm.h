@@ -12,9 +12,10 @@
 
 namespace tessera::comm::nccl {
 
-/// The communicator is a blocking one: a call returns when NCCL has enqueued the work or made the communicator, which
-/// the first operations and the creation do once the other ranks call them. Such calls belong in CallThreads. (The
-/// calls of non-blocking communicators each start a thread.) Thread-safe.
+/// The communicator is a blocking one where the library has ncclCommRevoke: a call returns when NCCL has enqueued the
+/// work or made the communicator, which the first operations and the creation do once the other ranks call them. Such
+/// calls belong in CallThreads. An abort frees a blocking communicator at once, also while a call is inside it, so
+/// where nothing ends such a call it is a non-blocking one, whose calls each start a thread of NCCL's. Thread-safe.
 class NcclComm {
  public:
   enum class Health : std::uint8_t { ok, suspect, failed };
@@ -55,9 +56,9 @@ class NcclComm {
   /// "nccl: FUNCTION: NCCL's text".
   std::string format(const NcclError& error) const;
   /// Returns at once: a separate thread, which may never end, aborts the communicator. A call in progress is given a
-  /// short time to end by itself.
+  /// short time to end by itself. If it does not end, not even revoked, the communicator is leaked.
   void abort() noexcept;
-  /// False: an abort has not completed in time.
+  /// False: an abort has not completed in time, or the communicator is leaked.
   bool wait_aborted();
   /// After an abort: waits until the device can no longer write memory of the work before `event`. False: not in time.
   bool wait_stopped(const CudaEvent& event);

@@ -189,7 +189,7 @@ void NcclGroup::close() noexcept {
   }
   comm_.abort();  // unless it has ended
   if (failed()) wait_stopped();
-  if (!comm_.wait_aborted()) log(LogLevel::warn, "nccl: a failed communicator could not be aborted and is leaked");
+  if (!comm_.wait_aborted()) log(LogLevel::warn, "nccl: a communicator could not be aborted and is leaked");
 }
 
 LaunchTarget NcclGroup::target(ncclComm_t comm) const {

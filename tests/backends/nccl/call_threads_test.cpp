@@ -114,11 +114,16 @@ TEST(NcclCalls, OfTwoCommunicatorsDoNotBlockEachOther) {
   });
 }
 
-/// With and without ncclCommRevoke, which lets a call return before the communicator is freed.
+/// With ncclCommRevoke, which lets a call return before the communicator is freed, and in an older library without it.
 TEST(NcclCalls, ThatBlockEndAtTheDeadline) {
+  static const comm::nccl::NcclApi old = [] {
+    comm::nccl::NcclApi api = fake_api();
+    api.ncclCommRevoke = nullptr;
+    return api;
+  }();
   for (const bool revokes : {true, false}) {
-    reset_fake({.connects = true, .revokes = revokes});
-    const auto errors = run_world(3, quick_options(), [](Communicator& world) {
+    reset_fake({.connects = true});
+    const auto body = [](Communicator& world) {
       std::this_thread::sleep_for(50ms);
       if (world.rank() == 2) {
         std::this_thread::sleep_for(1500ms);
@@ -129,13 +134,51 @@ TEST(NcclCalls, ThatBlockEndAtTheDeadline) {
       EXPECT_EQ(error_of([&] { all_reduce(world, world.rank(), {.timeout = 300ms, .label = "block.3"}); }),
                 "Timeout: all_reduce #1 (block.3): not done within 300ms; rank 2 is behind at operation #0");
       EXPECT_LT(Clock::now() - start, 4s);
-    });
+    };
+    const auto errors = run_world(3, quick_options(), body, revokes ? fake_api() : old);
     EXPECT_EQ(errors, std::vector<std::string>(3));
     const FakeCounts counts = fake_counts();
     EXPECT_EQ(counts.complaint, "");
     EXPECT_EQ(counts.revoked, revokes ? 2 : 0);
     EXPECT_TRUE(all_freed());
   }
+}
+
+std::vector<std::string> leaks_logged(int ranks, const std::function<void(Communicator&)>& body) {
+  std::vector<std::string> lines;
+  std::mutex mutex;
+  BackendOptions options = quick_options();
+  options.communicator.logger = std::make_shared<Logger>(LogLevel::warn, [&](LogLevel, std::string_view text) {
+    const std::lock_guard lock(mutex);
+    if (text.find("leaked") != std::string_view::npos) lines.emplace_back(text);
+  });
+  run_world(ranks, options, body);
+  EXPECT_EQ(fake_counts().complaint, "");
+  change_fake({.calls_end = true});
+  std::this_thread::sleep_for(100ms);
+  return lines;
+}
+
+/// A communicator whose call does not return is not freed: the fake complains about an abort beside the call.
+TEST(NcclCalls, ThatDoNotReturnKeepTheirCommunicator) {
+  const std::string line = "nccl: a communicator could not be aborted and is leaked";
+  const auto close = [](Communicator& world) { world.barrier().wait(); };
+  reset_fake({.close_hangs = true});
+  EXPECT_EQ(leaks_logged(1, close), std::vector<std::string>(1, line));
+  EXPECT_EQ(fake_counts().communicators, 1);
+  reset_fake();
+  EXPECT_EQ(leaks_logged(1, close), std::vector<std::string>()) << "the control";
+
+  reset_fake({.connects = true, .revokes = false});
+  const auto lines = leaks_logged(2, [](Communicator& world) {
+    if (world.rank() == 0)
+      EXPECT_TRUE(
+          error_of([&] { world.barrier({.timeout = 200ms}).wait(); }).ends_with("its memory may still change)"));
+    else
+      std::this_thread::sleep_for(1500ms);
+  });
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), line), 1);
+  EXPECT_EQ(fake_counts().communicators, 1);
 }
 
 /// An abort frees the communicator, so it waits for calls that are about to return; the fake complains if it does not.

@@ -50,7 +50,11 @@ ncclResult_t init(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclCon
     __atomic_store_n(comm, handle_of(made), __ATOMIC_RELEASE);  // as NCCL does, before it waits for the other ranks
     begun = made->start();
   }
-  return finish(*made, begun);
+  const ncclResult_t result = finish(*made, begun);
+  if (result != ncclSuccess) return result;
+  const auto lock = fake_lock();
+  made->created = true;
+  return result;
 }
 
 /// The last rank to arrive creates the children.
@@ -82,6 +86,7 @@ ncclResult_t begin_split(FakeComm& parent, int color, int key, ncclComm_t* child
   *child = nullptr;
   if (color != NCCL_SPLIT_NOCOLOR) {
     auto* const made = counted(new FakeComm{.world_rank = parent.world_rank, .device = parent.device}, config);
+    made->created = true;
     if (parent.shares) {
       made->aborted = parent.aborted;
       ++fake_state().counts.shared;
@@ -125,7 +130,7 @@ void end(FakeComm& comm) {
   delete &comm;
 }
 
-/// Also makes calls return that wait for other ranks. It frees the communicator, so no other call may be in progress.
+/// Makes a creation return that waits for other ranks. It frees the communicator, so no other call may be in progress.
 ncclResult_t abort(ncclComm_t comm) {
   const auto hangs = [] {
     const auto lock = fake_lock();
@@ -135,8 +140,7 @@ ncclResult_t abort(ncclComm_t comm) {
   FakeComm& c = comm_of(comm);
   const auto called = [&] {
     const auto lock = fake_lock();
-    if (c.calls > 0 && !*c.aborted && !c.waits_for_others())
-      fake_state().complain("an abort beside a call that would have returned");
+    if (c.calls > 0 && !*c.aborted && c.created) fake_state().complain("an abort beside a call");
     *c.aborted = true;
     return c.calls > 0;
   };
@@ -168,6 +172,7 @@ ncclResult_t finalize(ncclComm_t comm) {
   {
     const auto lock = fake_lock();
     comm_of(comm).finalized = true;
+    if (fake_state().options.close_hangs) comm_of(comm).ready = [] { return !fake_state().options.close_hangs; };
     begun = comm_of(comm).start();
   }
   return finish(comm_of(comm), begun);
@@ -190,7 +195,9 @@ ncclResult_t finish(FakeComm& comm, ncclResult_t begun) {
   while (true) {
     {
       const auto lock = fake_lock();
-      const bool ends = *comm.aborted || comm.revoked;
+      const FakeOptions& options = fake_state().options;
+      const bool stays = comm.finalized && options.close_hangs;
+      const bool ends = ((*comm.aborted || comm.revoked) && !stays) || options.calls_end;
       const ncclResult_t state = ends ? ncclInternalError : progress(comm);
       if (state != ncclInProgress) {
         --comm.calls;

@@ -30,12 +30,11 @@ struct FakeComm {
   bool blocking = true;
   int calls = 0;  ///< that have not returned
   bool revoked = false;
+  bool created = false;  ///< until then its creation waits for the other ranks, and an abort frees nothing
   bool finalized = false;
   std::vector<std::pair<ReduceOp, bool>> ops;  ///< created ops, and whether they still exist
 
   bool in_progress() const { return polls_left > 0 || (ready != nullptr && !ready()); }
-  /// A blocking call returns when it is no longer in progress.
-  bool waits_for_others() const { return polls_left == 0 && in_progress(); }
   ncclResult_t start() {
     polls_left = fake_state().options.polls;
     return polls_left > 0 || ready != nullptr ? ncclInProgress : ncclSuccess;

@@ -5,7 +5,7 @@
 //
 // Reductions add like the reference. The fake reports a complaint (an error that the tests check) for everything that
 // NCCL forbids: windows whose sizes differ between ranks, memory that is freed while it is a window, a call on a
-// communicator that is still in progress, an abort beside a call that would have returned, a communicator that is used
+// communicator that is still in progress, an abort beside a call, a communicator that is used
 // after one that it shares resources with was aborted, a destroyed reduce operation, a stream of another device.
 #pragma once
 
@@ -25,6 +25,8 @@ struct FakeOptions {
   bool non_blocking = false;  ///< as with NCCL_COMM_BLOCKING=0
   bool connects = false;      ///< a rank's first call with another one lasts until that one makes its first call, too
   bool revokes = true;        ///< whether ncclCommRevoke does anything
+  bool calls_end = false;     ///< calls in progress end with an error, for the end of a test
+  bool close_hangs = false;   ///< ncclCommFinalize lasts until the options change, also after an abort
   bool init_hangs = false;    ///< communicators never become ready
   bool abort_hangs = false;   ///< until the options change
   int driver_error = 0;       ///< result of cudaGetDeviceCount

@@ -53,6 +53,16 @@ void RegisteredMemory::add_window(NcclGroup& group, void* data, Window window) {
   blocks_[data].windows[&group] = window;
 }
 
+std::vector<std::uint64_t> RegisteredMemory::windows_of(NcclGroup& group) {
+  std::vector<std::uint64_t> numbers;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [data, block] : blocks_)
+    if (const auto found = block.windows.find(&group); found != block.windows.end())
+      numbers.push_back(found->second.number);
+  std::sort(numbers.begin(), numbers.end());
+  return numbers;
+}
+
 std::string RegisteredMemory::describe_place(NcclGroup& group, const void* data) {
   const std::lock_guard lock(mutex_);
   auto after = blocks_.upper_bound(const_cast<void*>(data));

@@ -35,6 +35,8 @@ class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
   };
   /// `window`: of `group` over the whole block at `data`, from allocate(); it ends with the block or the group.
   void add_window(NcclGroup& group, void* data, Window window);
+  /// The numbers of the windows of `group` that exist, in ascending order.
+  std::vector<std::uint64_t> windows_of(NcclGroup& group);
   /// "window 2 + 4096 bytes": where `data` is in a window of `group`; "" if it is in none.
   std::string describe_place(NcclGroup& group, const void* data);
   /// Whether a block of so many bytes is registered.

@@ -28,7 +28,9 @@ Buffer SymmetricAllocator::allocate(std::size_t bytes, MemoryCategory use,
   if (has_windows_ && !runtime.no_windows().empty()) use_no_windows(runtime.no_windows());
   if (group_.size() == 1 || !has_windows_) return memory.allocate(bytes, use, std::move(memory_tracker));
   const Clock::time_point until = Clock::now() + group_.timeout();
-  compare_sizes(bytes, until);
+  const std::vector<Vote> votes = exchange({.bytes = bytes, .windows = describe_windows()}, until);
+  compare_sizes(votes);
+  compare_windows(votes);
   if (!memory.registers(bytes)) return memory.allocate(bytes, use, std::move(memory_tracker));
   Buffer buffer;
   std::string problem;
@@ -42,8 +44,30 @@ Buffer SymmetricAllocator::allocate(std::size_t bytes, MemoryCategory use,
   return has_windows_ ? make_window(std::move(buffer), until) : std::move(buffer);
 }
 
-void SymmetricAllocator::compare_sizes(std::size_t bytes, Clock::time_point until) {
-  const std::vector<Vote> votes = exchange({bytes, {}}, until);
+/// "COUNT:FINGERPRINT" of the windows that this rank has not released.
+std::string SymmetricAllocator::describe_windows() {
+  const std::vector<std::uint64_t> numbers = group_.runtime().memory().windows_of(group_);
+  std::uint64_t hash = 0xcbf29ce484222325U;
+  for (const std::uint64_t number : numbers) hash = (hash ^ number) * 0x100000001b3U ^ (hash >> 29);
+  return std::to_string(numbers.size()) + ":" + std::to_string(hash);
+}
+
+void SymmetricAllocator::compare_windows(std::span<const Vote> votes) {
+  const auto other =
+      std::find_if(votes.begin(), votes.end(), [&](const Vote& vote) { return vote.windows != votes.front().windows; });
+  if (other == votes.end()) return;
+  const auto describe = [&](const Vote& vote) {
+    return group_.rank_name(static_cast<int>(&vote - votes.data())) + " has " +
+           vote.windows.substr(0, vote.windows.find(':')) + " left";
+  };
+  group_.fail(
+      {FailureKind::mismatch, "allocate_symmetric: the ranks have not released the same buffers of earlier calls: " +
+                                  describe(votes.front()) + ", " + describe(*other)},
+      true);
+  group_.throw_if_failed();
+}
+
+void SymmetricAllocator::compare_sizes(std::span<const Vote> votes) {
   const auto differs = [&](const Vote& vote) { return vote.bytes != votes.front().bytes; };
   if (std::none_of(votes.begin(), votes.end(), differs)) return;
   std::string text = "allocate_symmetric: the ranks need different sizes:";
@@ -97,7 +121,7 @@ std::vector<SymmetricAllocator::Vote> SymmetricAllocator::exchange(const Vote& m
                                .communicator = group_.id(),
                                .number = step,
                                .value = mine.bytes,
-                               .text = mine.problem};
+                               .text = mine.windows + " " + mine.problem};
   runtime.monitor().send(group_.members(), message);
   on_vote(group_.rank(), message);
   for (Backoff pause; true; pause(1ms)) {
@@ -118,7 +142,10 @@ std::vector<SymmetricAllocator::Vote> SymmetricAllocator::exchange(const Vote& m
 }
 
 void SymmetricAllocator::on_vote(int member, const ControlMessage& message) {
-  votes_.submit(static_cast<std::size_t>(member), message.number, {message.value, message.text});
+  const std::size_t space = std::min(message.text.find(' '), message.text.size());
+  const std::size_t rest = std::min(space + 1, message.text.size());
+  votes_.submit(static_cast<std::size_t>(member), message.number,
+                {message.value, message.text.substr(rest), message.text.substr(0, space)});
 }
 
 void SymmetricAllocator::use_no_windows(const std::string& why) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,9 +16,10 @@ namespace tessera::comm::nccl {
 
 class NcclGroup;
 
-/// NCCL hangs, or worse, where only some ranks make a window or the sizes differ. So the members first compare the
-/// sizes, then whether all have the memory, then whether all have made the window. Used by the group's caller, except
-/// for on_vote().
+/// NCCL hangs, or worse, where only some ranks make a window or the sizes differ. Each rank places a window in a table
+/// of its own, so the places differ, and reductions add wrong memory, if the ranks have not released the same windows.
+/// So the members first compare the sizes and their windows, then whether all have the memory, then whether all have
+/// made the window. Used by the group's caller, except for on_vote().
 class SymmetricAllocator {
  public:
   /// Of `group`, which outlives it.
@@ -31,7 +33,9 @@ class SymmetricAllocator {
 
  private:
   using Vote = SymmetricVotes::Vote;
-  void compare_sizes(std::size_t bytes, Clock::time_point until);
+  std::string describe_windows();
+  void compare_sizes(std::span<const Vote> votes);
+  void compare_windows(std::span<const Vote> votes);
   Buffer make_window(Buffer memory, Clock::time_point until);
   void exchange_problems(const Vote& mine, Clock::time_point until);
   std::vector<Vote> exchange(const Vote& mine, Clock::time_point until);

@@ -16,7 +16,8 @@ class SymmetricVotes {
  public:
   struct Vote {
     std::uint64_t bytes = 0;
-    std::string problem;  ///< "": none
+    std::string problem = {};  ///< "": none
+    std::string windows = {};  ///< of the first step: which windows the member has, without spaces
   };
 
   std::uint64_t next_step();

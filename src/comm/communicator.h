@@ -147,7 +147,8 @@ class TESSERA_API Communicator {
   /// with such buffers; in exchange, all ranks pass its collectives the buffers of the same calls at the same offsets
   /// (in place, the rank's own slice), or results may be wrong; checked mode throws Mismatch where all_gather,
   /// reduce_scatter or all_reduce get others. Other communicators use them as other memory. Releasing a buffer is
-  /// local, in any order. A backend to which it makes no difference allocates locally. It is not an operation: it is
+  /// local, but at each call all ranks have released the same buffers of earlier calls of this communicator, or it
+  /// throws Mismatch. A backend to which it makes no difference allocates locally. It is not an operation: it is
   /// in no traffic(). Also throws Mismatch, Timeout, PeerLost, Aborted and BackendError, which are fatal.
   Buffer allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use);
 

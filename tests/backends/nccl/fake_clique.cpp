@@ -84,6 +84,8 @@ bool Clique::join(std::uint64_t number, int rank, const Contribution& part) {
   for (const auto& one : round.parts)
     if (one && same_call(*one, part)) parts.push_back(*one);
   if (parts.size() < static_cast<std::size_t>(size)) return false;
+  if (std::any_of(parts.begin(), parts.end(), [&](const auto& one) { return one.offset != part.offset; }))
+    fake_state().complain("a reduction adds other memory of a rank, since its windows have other offsets");
   compute(parts);
   round.done = true;
   return true;

@@ -28,6 +28,7 @@ struct Contribution {
   ncclDataType_t type = ncclFloat32;
   ReduceOp op = {};  ///< scalar: premul_sum's factor
   int root = 0;
+  std::optional<std::size_t> offset;  ///< of a reduction between windows: its input's, in the rank's own table
 };
 
 struct Round {

@@ -126,7 +126,7 @@ void end(FakeComm& comm) {
   if (!*comm.aborted && !comm.windows.empty()) fake_state().complain("a communicator is destroyed that has windows");
   fake_state().counts.registrations -= comm.registrations;  // they end with it
   fake_state().counts.windows -= static_cast<int>(comm.windows.size());
-  for (const auto& [data, bytes] : comm.windows) fake_state().windows.erase(fake_state().windows.find(data));
+  for (const auto& [data, window] : comm.windows) fake_state().windows.erase(fake_state().windows.find(data));
   delete &comm;
 }
 

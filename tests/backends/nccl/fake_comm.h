@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,7 +20,12 @@ struct FakeComm {
   std::uint64_t rounds = 0;
   std::uint64_t splits = 0;
   std::uint64_t window_rounds = 0;
-  std::map<const std::byte*, std::size_t> windows;  ///< bytes by address
+  /// A window's place in the rank's own table, which NCCL takes for the other ranks' place, too.
+  struct Window {
+    std::size_t bytes = 0;
+    std::size_t offset = 0;
+  };
+  std::map<const std::byte*, Window> windows;  ///< by address
   int registrations = 0;
   bool zero_policy = false;
   int polls_left = 0;
@@ -49,8 +55,8 @@ ncclResult_t finish(FakeComm& comm, ncclResult_t begun);
 /// Complains.
 ncclResult_t refuse(const std::string& why);
 void forget_worlds();
-/// Whether the memory is in a window of the communicator.
-bool in_window(const FakeComm& comm, const void* data, std::size_t bytes);
+/// The offset of the memory in the rank's table; none: it is in no window of the communicator.
+std::optional<std::size_t> find_offset(const FakeComm& comm, const void* data, std::size_t bytes);
 void add_windows(comm::nccl::NcclApi& api);
 void add_communicators(comm::nccl::NcclApi& api);
 

@@ -32,8 +32,8 @@ bool between_windows(const FakeComm& comm, const Contribution& part) {
   const std::size_t bytes = part.count * base::size_of(dtype_of_vendor(part.type));
   const bool gathers = part.kind == Contribution::Kind::all_gather;
   const bool scatters = part.kind == Contribution::Kind::reduce_scatter;
-  return in_window(comm, part.in, scatters ? bytes * ranks : bytes) &&
-         in_window(comm, part.out, gathers ? bytes * ranks : bytes);
+  return find_offset(comm, part.in, scatters ? bytes * ranks : bytes) &&
+         find_offset(comm, part.out, gathers ? bytes * ranks : bytes);
 }
 
 bool by_copy_engines(const FakeComm& comm, const Contribution& part) {
@@ -159,6 +159,7 @@ ncclResult_t collective(Contribution part, ncclRedOp_t op, ncclComm_t comm, cuda
     part.op = made;
   }
   count_symmetric(c, part);
+  if (between_windows(c, part) && part.kind != Contribution::Kind::all_gather) part.offset = find_offset(c, part.in, 1);
   return enter({.comm = &c, .stream = stream, .collective = part});
 }
 

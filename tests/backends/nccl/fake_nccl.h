@@ -4,9 +4,9 @@
 // itself, and returns early with an error when the communicator is aborted.
 //
 // Reductions add like the reference. The fake reports a complaint (an error that the tests check) for everything that
-// NCCL forbids: windows whose sizes differ between ranks, memory that is freed while it is a window, a call on a
-// communicator that is still in progress, an abort beside a call, a communicator that is used
-// after one that it shares resources with was aborted, a destroyed reduce operation, a stream of another device.
+// NCCL forbids: windows whose sizes or offsets differ between ranks, memory that is freed while it is a window, a call
+// on a communicator that is still in progress, an abort beside a call, a communicator that is used after one that it
+// shares resources with was aborted, a destroyed reduce operation, a stream of another device.
 #pragma once
 
 #include <cstdint>

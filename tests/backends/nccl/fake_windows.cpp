@@ -21,6 +21,18 @@ ncclResult_t begin_window(FakeComm& comm, std::size_t bytes) {
   return comm.start();
 }
 
+/// The first free place in the rank's table.
+std::size_t first_gap(const FakeComm& comm, std::size_t bytes) {
+  std::map<std::size_t, std::size_t> taken;  // bytes by offset
+  for (const auto& [data, window] : comm.windows) taken[window.offset] = window.bytes;
+  std::size_t offset = 0;
+  for (const auto& [begin, length] : taken) {
+    if (offset + bytes <= begin) break;
+    offset = begin + length;
+  }
+  return offset;
+}
+
 ncclResult_t register_window(ncclComm_t handle, void* data, std::size_t bytes, void** window, int flags) {
   FakeComm& comm = comm_of(handle);
   ncclResult_t begun = ncclSuccess;
@@ -38,7 +50,8 @@ ncclResult_t register_window(ncclComm_t handle, void* data, std::size_t bytes, v
   if (fake_state().options.window_fails == comm.world_rank) return ncclSystemError;
   if (fake_state().options.no_windows) return result;
   *window = data;
-  comm.windows[static_cast<const std::byte*>(data)] = bytes;
+  const std::size_t offset = first_gap(comm, bytes);
+  comm.windows[static_cast<const std::byte*>(data)] = {bytes, offset};
   fake_state().windows.insert(data);
   ++fake_state().counts.windows;
   ++fake_state().counts.windows_made;
@@ -56,11 +69,12 @@ ncclResult_t deregister_window(ncclComm_t handle, void* window) {
 
 }  // namespace
 
-bool in_window(const FakeComm& comm, const void* data, std::size_t bytes) {
+std::optional<std::size_t> find_offset(const FakeComm& comm, const void* data, std::size_t bytes) {
   const auto* const begin = static_cast<const std::byte*>(data);
-  return std::any_of(comm.windows.begin(), comm.windows.end(), [&](const auto& window) {
-    return begin >= window.first && begin + bytes <= window.first + window.second;
-  });
+  for (const auto& [first, window] : comm.windows)
+    if (begin >= first && begin + bytes <= first + window.bytes)
+      return window.offset + static_cast<std::size_t>(begin - first);
+  return std::nullopt;
 }
 
 void add_windows(comm::nccl::NcclApi& api) {

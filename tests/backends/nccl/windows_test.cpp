@@ -245,6 +245,33 @@ TEST(NcclWindows, RanksThatNeedDifferentSizesFail) {
   EXPECT_EQ(fake_counts().complaint, "");
 }
 
+/// Three windows; rank 1 may keep the first one, so that NCCL would give the third one another offset there.
+std::vector<std::string> reduce_in_third_window(bool rank_1_keeps_first) {
+  reset_fake();
+  return run_world(2, quick_options(), [&](Communicator& world) {
+    Buffer first = symmetric(world, kCount);
+    const Buffer second = symmetric(world, kCount);
+    if (world.rank() == 0 || !rank_1_keeps_first) first.reset();
+    const Buffer third = symmetric(world, kCount);
+    const View all = view_in(third, world.rank(), kCount);
+    std::fill_n(static_cast<float*>(all.data), kCount, 1.0F);
+    world.all_reduce(all, all, ReduceOp::sum()).wait();
+    EXPECT_EQ(*static_cast<float*>(all.data), 2);
+  });
+}
+
+TEST(NcclWindows, RanksThatHaveReleasedOthersFail) {
+  EXPECT_EQ(reduce_in_third_window(false), std::vector<std::string>(2));
+  EXPECT_EQ(fake_counts().symmetric_calls, 2);
+  EXPECT_EQ(fake_counts().complaint, "");
+  const std::string expected =
+      "Mismatch: allocate_symmetric: the ranks have not released the same buffers of earlier calls: rank 0 has 1 left, "
+      "rank 1 has 2 left";
+  EXPECT_EQ(reduce_in_third_window(true), std::vector<std::string>(2, expected));
+  EXPECT_EQ(fake_counts().complaint, "");
+  EXPECT_TRUE(all_freed());
+}
+
 TEST(NcclWindows, ARankThatDoesNotCallIsNamed) {
   reset_fake();
   BackendOptions options = quick_options();

@@ -42,6 +42,8 @@ Buffer NcclCommunicator::do_allocate_symmetric(std::size_t bytes, MemoryKind kin
 
 void NcclCommunicator::do_after(Stream& stream) {
   if (auto* const device = dynamic_cast<DeviceStream*>(&stream)) {
+    // Handle 0, a program's default stream, is that of the current device.
+    const DeviceGuard guard(group_->runtime().api(), device->device().index);
     group_->come_after(static_cast<cudaStream_t>(device->native()));
   } else if (!stream.immediate()) {
     stream.record().wait();

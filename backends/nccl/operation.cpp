@@ -23,6 +23,7 @@ void NcclOperation::wait_on(Stream& stream) {
   auto* const device = dynamic_cast<DeviceStream*>(&stream);
   if (device == nullptr) return WorkState::wait_on(stream);
   if (state.load() == failed) nccl_.throw_failure(*this);
+  const DeviceGuard guard(nccl_.runtime().api(), device->device().index);  // as in NcclCommunicator::do_after()
   event.make_stream_wait(static_cast<cudaStream_t>(device->native()));
 }
 

@@ -103,7 +103,7 @@ cudaError_t destroy_stream(cudaStream_t stream) {
 cudaError_t create_event(cudaEvent_t* event, unsigned) {
   const auto lock = fake_lock();
   enter_context();
-  *event = reinterpret_cast<cudaEvent_t>(new FakeEvent);
+  *event = reinterpret_cast<cudaEvent_t>(new FakeEvent{.device = device_of_thread});
   ++fake_state().counts.events;
   return cudaSuccess;
 }
@@ -119,6 +119,7 @@ cudaError_t destroy_event(cudaEvent_t event) {
 cudaError_t record_event(cudaEvent_t event, cudaStream_t stream) {
   const auto lock = fake_lock();
   enter_context();
+  if (stream_of(stream).device != event_of(event).device) return cudaErrorInvalidResourceHandle;
   auto mark = std::make_shared<Mark>();
   mark->stream = stream_of(stream).shared_from_this();
   event_of(event).mark = mark;
@@ -203,7 +204,17 @@ FakeState& fake_state() {
   return state;
 }
 
-FakeStream& stream_of(cudaStream_t stream) { return *reinterpret_cast<FakeStream*>(stream); }
+FakeStream& stream_of(cudaStream_t stream) {
+  return stream == nullptr ? default_stream(device_of_thread) : *reinterpret_cast<FakeStream*>(stream);
+}
+
+FakeStream& default_stream(int device) {
+  static std::map<int, std::shared_ptr<FakeStream>> all;
+  std::shared_ptr<FakeStream>& found = all[device];
+  if (found == nullptr) found = std::make_shared<FakeStream>();
+  found->device = device;
+  return *found;
+}
 int current_device() { return device_of_thread; }
 void enter_context() { fake_state().counts.contexts.insert(device_of_thread); }
 

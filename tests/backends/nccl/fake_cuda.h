@@ -38,6 +38,7 @@ struct CopyEngineCall {
 };
 
 struct FakeEvent {
+  int device = 0;
   std::shared_ptr<Mark> mark;
 };
 
@@ -58,7 +59,9 @@ inline std::lock_guard<std::recursive_mutex> fake_lock() {
   return std::lock_guard<std::recursive_mutex>(fake_state().mutex);
 }
 
+/// Handle 0 is the default stream of the thread's device.
 FakeStream& stream_of(cudaStream_t stream);
+FakeStream& default_stream(int device);
 int current_device();
 /// Creates the context of the thread's device, as all calls that work on a device do.
 void enter_context();

@@ -37,6 +37,33 @@ TEST(NcclStreams, OperationsAreOrderedWithStreams) {
       unwatched());
 }
 
+/// Handle 0 means the stream of the current device: here the program's threads have device 0, and rank 1 works on
+/// device 1.
+TEST(NcclStreams, DefaultStreamsAreThoseOfTheirDevice) {
+  reset_fake();
+  run_ranks(
+      2,
+      [](Communicator& comm) {
+        fake_api().cudaSetDevice(0);
+        FakeDefaultStream stream(comm.rank());
+        OnDevice<float> x(comm, comm.rank(), 4, 100);
+        stream.run([&] { std::fill_n(x.data(), 4, static_cast<float>(comm.rank() + 1)); });
+        {
+          Work work = comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = &stream});
+          work.wait_on(stream);
+          stream.run([&] {
+            for (std::size_t i = 0; i < 4; ++i) x.data()[i] *= 2;
+          });
+        }
+        stream.synchronize();
+        EXPECT_EQ(x.values(), std::vector<float>(4, 6));
+        int current = -1;
+        fake_api().cudaGetDevice(&current);
+        EXPECT_EQ(current, 0);
+      },
+      unwatched());
+}
+
 TEST(NcclStreams, DetectsMissingDependency) {
   reset_fake();
   // The operation runs when it is waited for; nothing has made the stream run.

@@ -53,4 +53,19 @@ void FakeDeviceStream::enqueue(std::function<void()> work) {
   });
 }
 
+Event FakeDefaultStream::record() {
+  const comm::nccl::DeviceGuard guard(fake_api(), device().index);
+  return Event(std::make_shared<FakeEventState>(nullptr));
+}
+
+void FakeDefaultStream::wait(const Event& event) { event.wait(); }
+
+void FakeDefaultStream::enqueue(std::function<void()> work) {
+  const auto lock = fake_lock();
+  default_stream(device().index).tasks.emplace_back([work = std::move(work)] {
+    work();
+    return true;
+  });
+}
+
 }  // namespace tessera::nccl_test

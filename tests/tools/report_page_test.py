@@ -230,11 +230,13 @@ class ReportPageTest(PageCase):
         b.value("document.querySelector('input[type=range]').focus()")
         b.key("Home", 36)
         self.assertEqual(b.value("document.querySelectorAll('.tile.here').length"), 0, "at first no rank has others' tiles")
-        seen, states = set(), set()
+        seen, states, places = set(), set(), [b.value("+document.querySelector('input[type=range]').value")]
         for _ in range(60):
             b.key("ArrowRight", 39)
+            places.append(b.value("+document.querySelector('input[type=range]').value"))
             seen.add(b.value("document.querySelector('input[type=range]').getAttribute('aria-valuetext')"))
             states.add(b.value("document.querySelectorAll('.tile.here').length"))
+        self.assertEqual(places, sorted(set(places)), "each press moves to a later event")
         self.assertGreater(len(seen), 40)  # some events read alike
         self.assertGreater(len(states), 2)
         self.assertTrue(any("computes the forward of" in s for s in seen), seen)

@@ -68,7 +68,7 @@ def out_of_communicators():
         begin = time.monotonic()
         _, output = under_mpirun(mode, ranks=2)  # Open MPI's launcher fails because no rank finalizes MPI
         assert output.count("all right") == 2, (mode, output)
-        assert time.monotonic() - begin < 30, mode
+        assert time.monotonic() - begin < 10, mode
 
 
 def main():

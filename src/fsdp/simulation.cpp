@@ -178,7 +178,8 @@ StepProfile profile_step(const TrainingStep& step, comm::Communicator& world, in
                        .memory = {},
                        .make_stream = {},
                        .device = {},
-                       .runtime = nn::observe(base::open_device({}), measurement)});
+                       .runtime = nn::observe(base::open_device({}), measurement),
+                       .products = step.products});
   time_copies(context);
   StepProfile record = run(step, world, context, nullptr, steps);
   record.kernels = measurement.times();
@@ -208,7 +209,8 @@ StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, ba
                        .make_stream = make_stream,
                        .device = meta,
                        .runtime = nn::observe(base::open_device(meta), kernels, make_stream),
-                       .planned = planned});
+                       .planned = planned,
+                       .products = step.products});
   StepProfile record = run(step, world, context, &clock, 1 + steps);
   record.steps.erase(record.steps.begin());
   return record;

@@ -27,12 +27,13 @@ namespace tessera::fsdp {
 struct TrainingStep {
   /// Called once per profile or prediction.
   std::function<std::unique_ptr<nn::CausalModel>(nn::Context& context)> make_model;
-  std::int64_t sequences = 1;   ///< in a microbatch
-  std::int64_t seq_len = 1;     ///< positions of a sequence
-  int microbatches = 1;         ///< backwards per step
-  int threads = 1;              ///< compute threads of the rank
-  EngineOptions engine;         ///< strategy, wrapping, optimizer
-  bool memory_history = false;  ///< fill StepTimes::memory; not with `continuous`
+  std::int64_t sequences = 1;            ///< in a microbatch
+  std::int64_t seq_len = 1;              ///< positions of a sequence
+  int microbatches = 1;                  ///< backwards per step
+  int threads = 1;                       ///< compute threads of the rank
+  std::optional<nn::Products> products;  ///< on the host; empty: TESSERA_PRODUCTS
+  EngineOptions engine;                  ///< strategy, wrapping, optimizer
+  bool memory_history = false;           ///< fill StepTimes::memory; not with `continuous`
   /// False: a step ends when all that it issued is done. True: as in training, the next one begins when the parameters
   /// are updated, while gathers of updated parameters may be in flight; it waits for those that it needs.
   bool continuous = false;

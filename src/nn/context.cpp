@@ -15,7 +15,8 @@ Context::Context(ContextOptions options)
               options.memory, runtime_),
       stream_(make_stream_()),
       threads_(std::make_unique<ThreadPool>(static_cast<std::size_t>(std::max(options.threads, 0)))),
-      kernels_(make_kernels({*runtime_, memory_, *threads_, std::move(options.logger), options.planned})),
+      kernels_(make_kernels({*runtime_, memory_, *threads_, std::move(options.logger), options.planned,
+                             options.products ? *options.products : products_of_environment()})),
       row_multiple_(options.row_multiple > 0 ? options.row_multiple : kernels_->row_multiple()),
       staging_(std::make_unique<PinnedBufferCache>(*runtime_)) {}
 

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "tessera/nn/kernels/kernel_table.h"
 #include "tessera/nn/thread_pool.h"
@@ -45,6 +46,7 @@ struct ContextOptions {
   std::shared_ptr<base::Logger> logger = nullptr;        ///< null: no logging
   std::int64_t row_multiple = 0;                         ///< see Context::padded_row(); 0: that of the device
   PlannedKernels planned = PlannedKernels::host;         ///< for the device without data only
+  std::optional<Products> products;                      ///< on the host; empty: products_of_environment()
 };
 
 /// Belongs to one rank and is used by one thread. It must outlive every tensor created on it.

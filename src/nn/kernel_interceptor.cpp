@@ -100,7 +100,8 @@ class InstrumentedRuntime final : public DeviceRuntime {
     static constexpr KernelFactory kEntry{[](const KernelResources& resources) {
       auto& runtime = dynamic_cast<InstrumentedRuntime&>(resources.runtime);
       return std::unique_ptr<DeviceKernels>(std::make_unique<InstrumentedDeviceKernels>(
-          make_kernels({runtime.inner(), resources.memory, resources.threads, resources.logger, resources.planned}),
+          make_kernels({runtime.inner(), resources.memory, resources.threads, resources.logger, resources.planned,
+                        resources.products}),
           runtime.observer()));
     }};
     return interface == KernelFactory::kInterface ? &kEntry : inner_->find(interface);

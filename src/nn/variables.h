@@ -13,6 +13,11 @@ inline constexpr base::EnvVariable kAttentionVariable{
     "TESSERA_ATTENTION", "auto",
     "16-bit attention on CUDA: auto (cuDNN where it is installed), cudnn (an error without it) or own (this "
     "library's)"};
+/// See Products.
+inline constexpr base::EnvVariable kProductsVariable{
+    "TESSERA_PRODUCTS", "library",
+    "matrix products on the host: library (oneDNN or OpenBLAS) or own (the same bits on every processor; the default "
+    "of compare, explain and plan)"};
 /// Read by the CUDA device; see docs/performance.md.
 inline constexpr base::EnvVariable kMatmulVariable{
     "TESSERA_MATMUL", "",
@@ -20,7 +25,7 @@ inline constexpr base::EnvVariable kMatmulVariable{
 
 /// All of them.
 inline std::span<const base::EnvVariable> variables() {
-  static constexpr std::array kAll{kAttentionVariable, kMatmulVariable};
+  static constexpr std::array kAll{kAttentionVariable, kProductsVariable, kMatmulVariable};
   return kAll;
 }
 

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "tessera/fsdp/engine/exec_order_validator.h"
-#include "tessera/nn/kernels/gemm.h"
 #include "tessera/nn/layers/linear.h"
 #include "tessera/nn/ops/cross_entropy.h"
 #include "tests/fsdp/training_specs.h"
@@ -159,7 +158,7 @@ Reports run_two_branches(const OrderMismatch& how) {
 constexpr const char* kDifferent = "execution order: the ranks differ: rank 0: ";
 
 TEST(ExecutionOrder, P14_InitialMismatchIsReportedBeforeFirstBackward) {
-  const std::string backward = "the first backward with products by " + nn::kernels::products_name();
+  const std::string backward = "the first backward";
   for (const char* backend : {"shm", "tcp"})
     for (const char* strategy : {"fsdp", "shard_grad_op"}) {
       const Reports reports = run_two_branches({.strategy = strategy, .backend = backend, .swaps = true, .from = 0});
@@ -181,6 +180,37 @@ TEST(ExecutionOrder, MismatchAfterApplyRequiresGradIsReportedBeforeBackward) {
     for (const std::string& text : reports.by_rank)
       EXPECT_THAT(text, swaps ? testing::Matcher<std::string>(HasSubstr(kDifferent + std::string("the first backward")))
                               : testing::Matcher<std::string>(""));
+  }
+}
+
+/// The errors of two ranks whose engines are made with these products; "" for none.
+std::vector<std::string> errors_with_products(nn::Products first, nn::Products second, const std::string& backend) {
+  std::vector<std::string> errors(2);
+  comm::InitOptions config;
+  config.backend = backend;
+  config.timeout = std::chrono::seconds(10);
+  comm::run_threads(2, config, [&](comm::Communicator& world) {
+    nn::Context context({.products = world.rank() == 0 ? first : second});
+    TwoBranches model(context);
+    EngineOptions options = engine_for("fsdp");
+    options.wrap = "a;b";
+    try {
+      Engine engine(model, world, options);
+    } catch (const base::Error& error) {
+      errors[static_cast<std::size_t>(world.rank())] = std::string(error.kind()) + ": " + error.what();
+    }
+  });
+  return errors;
+}
+
+TEST(EngineSettings, DifferentProductsAreOneErrorOnAllRanks) {
+  for (const char* backend : {"shm", "tcp"}) {
+    for (const std::string& error : errors_with_products(nn::Products::own, nn::Products::library, backend))
+      EXPECT_EQ(error,
+                "Mismatch: engine: TESSERA_PRODUCTS differs between the ranks: it is library on rank 1; own on rank 0; "
+                "choose the same on all ranks");
+    for (const std::string& error : errors_with_products(nn::Products::own, nn::Products::own, backend))
+      EXPECT_EQ(error, "");
   }
 }
 

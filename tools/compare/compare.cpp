@@ -98,6 +98,7 @@ std::vector<TrainPlan> plans_of(const CompareOptions& options, int ranks) {
   for (const std::string& wrap : wraps) {
     TrainOptions one = options;
     one.wrap = wrap;
+    one.products = nn::Products::own;
     plans.push_back(make_plan(one, ranks));
     if (!options.why.empty()) record_waits(plans.back());
   }
@@ -221,6 +222,8 @@ int compare(const CommandLine& commands, const CompareOptions& asked) {
   if (const int code = run_rounds(commands, options, contestants, ranks, results); code != 0) return code;
   if (first && !options.why.empty()) comparison.why = why_of(options, contestants, results);
   const std::vector<std::string> traces = combine(results, comparison);
+  if (base::parse_device(options.device).type == base::DeviceType::cpu)
+    comparison.products = nn::name_of(nn::products_of_environment(nn::Products::own));
   if (comparison.rounds > 1) comparison.noise = noise_of(ranks, spawn ? load.others_percent() : std::nullopt);
   if (first && !options.report.empty()) {
     try {  // a run that can't be simulated loses none of its results

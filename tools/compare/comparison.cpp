@@ -140,6 +140,7 @@ ordered_json to_json(const Comparison& c) {
   for (const RunResult& run : c.runs) runs.push_back(to_json(run));
   ordered_json json = {{"model", c.model},     {"parameters", c.parameters}, {"ranks", c.ranks},
                        {"backend", c.backend}, {"steps", c.steps},           {"runs", runs}};
+  if (!c.products.empty()) json["products"] = c.products;
   if (c.rounds > 1) {
     json["rounds"] = c.rounds;
     json["differences"] = to_json(c.differences);

@@ -22,6 +22,7 @@ struct Comparison {
   std::int64_t parameters = 0;
   int ranks = 1;
   std::string backend;
+  std::string products;  ///< "own" or "library"; "" on devices without a choice
   std::int64_t steps = 0;
   std::vector<RunResult> runs;
   std::string machine;               ///< where it ran; "" if not recorded

@@ -74,6 +74,7 @@ TrainPlan real_plan(const ExplainOptions& options, int ranks) {
   static_cast<LinkOptions&>(one) = {};  // those of the simulated cluster
   one.json.clear();
   one.cpu_offload = false;  // ranks that run are on the host's cores
+  one.products = nn::Products::own;
   TrainPlan plan = make_plan(one, ranks);
   plan.ranks_per_host = std::min(ranks, cluster_of(options, ranks).ranks_per_host);
   return plan;

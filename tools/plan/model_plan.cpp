@@ -57,6 +57,7 @@ TrainPlan train_plan(const PlanOptions& options, const std::string& wrap, int ra
   one.wrap = wrap;
   one.steps = 0;                        // opens no data
   static_cast<LinkOptions&>(one) = {};  // those of the simulated cluster
+  one.products = nn::Products::own;     // the memory of kernels does not depend on the processor that plans
   TrainPlan plan = make_plan(one, ranks);
   plan.ranks_per_host = std::min(ranks, cluster.ranks_per_host);
   plan.options.cpu_offload = options.cpu_offload && cluster.compute.kind == ComputeSpec::Kind::device;

@@ -138,6 +138,7 @@ fsdp::TrainingStep training_step(const TrainPlan& plan, const fsdp::EngineOption
           .seq_len = plan.seq_len,
           .microbatches = static_cast<int>(plan.options.accumulate),
           .threads = 1,
+          .products = plan.products,
           .engine = engine};
 }
 

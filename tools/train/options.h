@@ -14,6 +14,7 @@
 #include "tessera/nn/lr_schedule.h"
 #include "tessera/nn/models/config.h"
 #include "tessera/nn/optimizer.h"
+#include "tessera/nn/products.h"
 #include "tools/cli/link_options.h"
 #include "tools/train/graph_use.h"
 
@@ -82,7 +83,8 @@ struct TrainOptions : LinkOptions {
   std::string log_csv;  // train
   std::string trace;
   std::string flight_recorder;
-  std::string report;  // compare
+  std::string report;                             // compare
+  nn::Products products = nn::Products::library;  // unless TESSERA_PRODUCTS says otherwise
 };
 
 /// Adds the options that determine what a step does and costs.
@@ -102,6 +104,7 @@ struct TrainPlan {
   std::optional<comm::SlowLinks> links;  ///< with --link
   bool fits_links = false;               ///< `links` only record, and the real ones are measured after the training
   int threads = 1;                       ///< compute threads per rank
+  nn::Products products = nn::Products::library;
   nn::ModelConfig model;
   std::optional<nn::LoraOptions> lora;  ///< nothing: all parameters are trained
   bool quantized = false;               ///< the weights of linear layers are in NF4

@@ -147,6 +147,15 @@ void check_batch(const TrainOptions& o, int ranks) {
                   ranks, o.accumulate == 1 ? "" : fmt::format(" and {} microbatches each", o.accumulate), parts));
 }
 
+nn::Products products_of(const TrainOptions& options) {
+  const bool asked = base::read_env(nn::kProductsVariable).has_value();
+  const nn::Products products = nn::products_of_environment(options.products);
+  if (asked && products == nn::Products::own && base::parse_device(options.device).type == base::DeviceType::cuda)
+    throw InvalidUsage("TESSERA_PRODUCTS=own with --device " + options.device +
+                       ": its products are cuBLASLt's; unset the variable, or use --device cpu");
+  return products;
+}
+
 /// Each rank would choose its own algorithms, and a run would not have the bits of the next.
 void check_trial(int ranks) {
   if (ranks > 1 && base::env_or_default(nn::kMatmulVariable).starts_with("try:"))
@@ -167,6 +176,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   const comm::Launch launch = comm::resolve_launch();
   plan.ranks_per_host = std::max(1, launch.size > 1 ? launch.local_size : ranks);
   plan.threads = threads_of(options, plan.ranks_per_host);
+  plan.products = products_of(options);
   plan.links = slow_links_of(options, ranks, options.device);
   if (options.hosts > 1) plan.ranks_per_host = ranks / options.hosts;
   plan.checkpoint = checkpoint_to_resume(options);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -34,6 +36,37 @@ void set_group_size(EngineOptions& options) {
     options.strategy = over_groups(std::move(options.strategy));
   }
 }
+
+/// A short text of every rank. Collective.
+class RankTexts {
+ public:
+  RankTexts(comm::HostCollectives& host, const std::string& mine) {
+    constexpr std::size_t kLength = 96;
+    std::vector<std::uint8_t> text(kLength, 0);
+    std::copy_n(mine.data(), std::min(mine.size(), kLength - 1), text.data());
+    if (host.size() == 1) return;
+    for (const std::vector<std::uint8_t>& one : host.gather_all(text))
+      texts_.emplace_back(one.begin(), std::find(one.begin(), one.end(), 0));
+  }
+
+  bool equal() const { return std::adjacent_find(texts_.begin(), texts_.end(), std::not_equal_to<>()) == texts_.end(); }
+
+  /// "A on rank 0; B on ranks 1, 2"
+  std::string by_value() const {
+    std::map<std::string, std::vector<std::size_t>> ranks;
+    for (std::size_t rank = 0; rank < texts_.size(); ++rank) ranks[texts_[rank]].push_back(rank);
+    std::string all;
+    for (const auto& [text, of] : ranks) {
+      all +=
+          (all.empty() ? "" : "; ") + (text.empty() ? "nothing" : text) + (of.size() == 1 ? " on rank " : " on ranks ");
+      for (const std::size_t rank : of) all += (rank == of.front() ? "" : ", ") + std::to_string(rank);
+    }
+    return all;
+  }
+
+ private:
+  std::vector<std::string> texts_;
+};
 
 }  // namespace
 
@@ -73,6 +106,7 @@ EngineCore::EngineCore(nn::Module& the_model, comm::Communicator& world, Setup s
   create_collectives();
   buffers = std::make_unique<ModuleBuffers>(model, resources);
   order = std::make_unique<ExecOrderValidator>(world, model.context().runtime());
+  compare_products();
   mark_kept_units();
   if (resources.offload) reserve_offload_chunks();
   if (options.measures_norm()) norm = std::make_unique<GradNorm>(*this);
@@ -172,6 +206,27 @@ void EngineCore::publish_values() {
 void EngineCore::exchange_order() {
   if (std::exchange(order_exchange_begun, true)) return;
   abort_on_mismatch([this] { order->begin("step " + std::to_string(steps + 1)); });
+}
+
+void EngineCore::compare_products() {
+  const std::optional<nn::Products> mine = model.context().device_kernels().products();
+  const RankTexts texts(order->host(), mine ? std::string(name_of(*mine)) : "not chosen");
+  if (texts.equal()) return;
+  const std::string text = "engine: TESSERA_PRODUCTS differs between the ranks: it is " + texts.by_value() +
+                           "; choose the same on all ranks";
+  abort_channels(text);
+  throw base::Mismatch(text);
+}
+
+void EngineCore::compare_libraries() {
+  const RankTexts texts(order->host(), model.context().device_kernels().libraries());
+  const std::shared_ptr<base::Logger>& logger = order->host().communicator().logger();
+  if (std::exchange(libraries_compared, true) || texts.equal() || logger == nullptr || order->host().rank() != 0)
+    return;
+  logger->write(base::LogLevel::warn,
+                "the ranks' processors or libraries round differently: " + texts.by_value() +
+                    "; on other hosts this training ends with other bits (on the host, TESSERA_PRODUCTS=own gives the "
+                    "same everywhere)");
 }
 
 void EngineCore::agree(const std::string& what) {

@@ -31,6 +31,7 @@ struct EngineCore {
   std::uint64_t skipped_steps = 0;    ///< that changed nothing
   bool replicas_apart = false;        ///< replicas have made steps since the last sync
   bool order_exchange_begun = false;  ///< for this step
+  bool libraries_compared = false;    ///< and a difference is logged
 
   /// Steps between replica syncs; 1 without a sync period.
   std::uint64_t sync_period() const;
@@ -55,6 +56,8 @@ struct EngineCore {
   /// As ExecOrderValidator::agree(). On a mismatch, aborts all communicators: other ranks may be waiting for this rank
   /// on any of them, and so receive the cause.
   void agree_on_order(const std::string& next);
+  /// Collective: logs on rank 0 if the ranks' libraries, which may round differently, are not the same.
+  void compare_libraries();
 
  private:
   /// Checked options, and the units into which the model is divided.
@@ -66,6 +69,8 @@ struct EngineCore {
   EngineCore(nn::Module& the_model, comm::Communicator& world, Setup setup);
   void add_unit(UnitSpec spec);
   void mark_kept_units();
+  /// Collective: throws Mismatch on all ranks if their products differ.
+  void compare_products();
   template <class Check>
   void abort_on_mismatch(Check&& check);
   void abort_channels(const std::string& reason) noexcept;

@@ -163,9 +163,8 @@ void UnitScheduler::pre_backward(std::size_t index) {
         "backward: this step's gradients are complete; call step() first, or set_is_last_backward(false) before "
         "all backwards of a step but the last");
   if (!std::exchange(orders_compared_, true)) {  // wait once: ranks that differ mostly differ from the beginning
-    // Vendors' libraries round differently: strategies are bitwise equal only if all ranks use the same code.
-    const std::string libraries = core_.model.context().device_kernels().libraries();
-    core_.agree_on_order("the first backward" + (libraries.empty() ? "" : " with " + libraries));
+    core_.agree_on_order("the first backward");
+    core_.compare_libraries();
   }
   UnitRuntime& unit = *core_.units[index];
   std::erase(recomputed_, index);

@@ -10,6 +10,7 @@
 #include "tessera/base/dtype.h"
 #include "tessera/base/export.h"
 #include "tessera/nn/fp8.h"
+#include "tessera/nn/products.h"
 #include "tessera/nn/thread_pool.h"
 
 namespace tessera::nn::kernels {
@@ -64,6 +65,6 @@ TESSERA_API void check(const Fp8ProductArgs& args);
 /// Quantizes as Fp8QuantizeArgs says.
 TESSERA_API void fp8_quantize(ThreadPool& pool, const Fp8QuantizeArgs& args);
 /// Multiplies as Fp8ProductArgs says. The order of the sums depends only on the extents.
-TESSERA_API void fp8_product(ThreadPool& pool, const Fp8ProductArgs& args);
+TESSERA_API void fp8_product(ThreadPool& pool, const Fp8ProductArgs& args, Products products = Products::library);
 
 }  // namespace tessera::nn::kernels

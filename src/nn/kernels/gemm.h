@@ -1,8 +1,8 @@
-// Matrix products by BLAS or oneDNN (both single-threaded), split over the pool by fixed tiles of C, and the linear
-// layer.
+// Matrix products, by a library (BLAS or oneDNN, both single-threaded) or by this project's own code, split over the
+// pool by tiles of C, and the linear layer.
 //
-// All matrices are row-major. The tiles depend only on m and n, and k is never split, so the bits are the same for
-// every number of threads.
+// All matrices are row-major. The bits are the same for every number of threads: the tiles of a library depend only on
+// m and n, and k is never split.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,7 @@
 
 #include "tessera/nn/kernels/activation.h"
 #include "tessera/nn/kernels/opmath.h"
+#include "tessera/nn/products.h"
 #include "tessera/nn/thread_pool.h"
 
 namespace tessera::nn::kernels {
@@ -17,8 +18,7 @@ namespace tessera::nn::kernels {
 /// Whether op() transposes the stored matrix.
 enum class Transpose : bool { no, yes };
 
-/// C[m, n] = alpha * op(A) * op(B) + beta * C, op(A)[m, k], op(B)[k, n]. With beta 0, C is not read (NaN in C is
-/// ignored).
+/// C[m, n] = op(A) * op(B), or += if `accumulate`; op(A)[m, k], op(B)[k, n].
 template <class T>
 struct GemmArgs {
   Transpose trans_a = Transpose::no;  ///< yes: A is stored as [k, m]
@@ -26,24 +26,25 @@ struct GemmArgs {
   std::size_t m = 0,                  ///< rows of C
       n = 0,                          ///< columns of C
       k = 0;                          ///< extent of the sums
-  OpMath<T> alpha = 1;                ///< factor of the product
   const T* a = nullptr;               ///< the stored A
   std::size_t lda = 0;                ///< elements between the starts of two stored rows; 0: packed
   const T* b = nullptr;               ///< the stored B
   std::size_t ldb = 0;                ///< as lda, for B
-  OpMath<T> beta = 0;                 ///< factor of the previous C
+  bool accumulate = false;            ///< false: C is not read (NaN in it is ignored)
   T* c = nullptr;                     ///< the result, [m, n]
   std::size_t ldc = 0;                ///< as lda, for C
 };
 
-/// T: float, double; bf16 if has_onednn_product(), with alpha 1 and beta 0 or 1: sums are computed in f32 and rounded
-/// once.
+/// T: float, double; bf16 and f16 where has_product(): sums are computed in f32 and rounded once.
 template <class T>
-TESSERA_API void gemm(ThreadPool& pool, const GemmArgs<T>& args);
+TESSERA_API void gemm(ThreadPool& pool, const GemmArgs<T>& args, Products products = Products::library);
 
-/// Names the library that multiplies f32 and half-precision matrices in this process, such as "OpenBLAS" or "oneDNN
-/// 2.6.3 (avx512_core_bf16)". Two processes with different libraries may round differently.
-TESSERA_API std::string products_name();
+/// True if matrices of this type are multiplied without a conversion to f32 beforehand.
+TESSERA_API bool has_product(Products products, base::DType dtype);
+
+/// Names what multiplies f32 and half-precision matrices in this process, such as "OpenBLAS 0.3.21 (Zen)",
+/// "oneDNN 2.6.3 (avx512_core_bf16)" or "tessera". Processes with different names round differently.
+TESSERA_API std::string products_name(Products products = Products::library);
 
 /// Storage of a linear layer's weight.
 enum class WeightLayout : bool {
@@ -83,7 +84,7 @@ std::size_t row_stride(const LinearForward<T>& args) {
 }
 /// Ignores `activated`.
 template <class T>
-TESSERA_API void linear_forward(ThreadPool& pool, const LinearForward<T>& args);
+TESSERA_API void linear_forward(ThreadPool& pool, const LinearForward<T>& args, Products products = Products::library);
 
 /// The remaining activation, for products that don't apply it.
 template <class T>
@@ -91,8 +92,9 @@ ActivationForward<T> activation_after(const LinearForward<T>& args) {
   return {args.activation, args.y, args.activated, args.shape.rows * args.shape.out};
 }
 
-/// Gradients of linear_forward; for bf16 without dbias. Gradients that are null are not computed. accumulate_*: add to
-/// the existing value, else overwrite. Only dweight needs x and only dx needs weight; the other may be null.
+/// Gradients of linear_forward; for half precision without dbias. Gradients that are null are not computed.
+/// accumulate_*: add to the existing value, else overwrite. Only dweight needs x and only dx needs weight; the other
+/// may be null.
 template <class T>
 struct LinearBackward {
   LinearShape shape;                ///< as in forward
@@ -114,6 +116,7 @@ std::size_t row_stride(const LinearBackward<T>& args) {
 }
 /// The gradients of linear_forward().
 template <class T>
-TESSERA_API void linear_backward(ThreadPool& pool, const LinearBackward<T>& args);
+TESSERA_API void linear_backward(ThreadPool& pool, const LinearBackward<T>& args,
+                                 Products products = Products::library);
 
 }  // namespace tessera::nn::kernels

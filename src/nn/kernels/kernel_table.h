@@ -27,6 +27,7 @@
 #include "tessera/nn/kernels/optimizer.h"
 #include "tessera/nn/kernels/orthonormalize.h"
 #include "tessera/nn/kernels/rope.h"
+#include "tessera/nn/products.h"
 #include "tessera/nn/random.h"
 #include "tessera/nn/types.h"
 
@@ -193,9 +194,12 @@ class TESSERA_API DeviceKernels {
   /// elements.
   virtual std::int64_t row_multiple() const { return 1; }
 
-  /// Names the vendors' libraries that determine the bits of results in this process, such as "products by OpenBLAS";
-  /// "": none do. All ranks of a job must agree on it; a library that is chosen at its first use is named from then on.
+  /// Names the libraries that determine the bits of results in this process, such as "products by OpenBLAS 0.3.21
+  /// (Zen)";
+  /// "": none do. A library that is chosen at its first use is named from then on.
   virtual std::string libraries() const { return {}; }
+  /// What multiplies matrices, which all ranks of a job must have alike; empty: the device leaves no choice.
+  virtual std::optional<Products> products() const { return {}; }
 
   /// out[i] = i % period
   virtual void positions(Stream& stream, std::int32_t* out, std::size_t count, std::size_t period) = 0;
@@ -236,6 +240,7 @@ struct KernelResources {
   ThreadPool& threads;                             ///< for kernels on the host
   std::shared_ptr<base::Logger> logger = nullptr;  ///< null: no logging
   PlannedKernels planned = PlannedKernels::host;   ///< for the device without data only
+  Products products = Products::library;           ///< for kernels on the host
 };
 
 /// Interface that DeviceRuntime::find() returns for nn.

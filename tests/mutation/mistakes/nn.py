@@ -78,4 +78,8 @@ MISTAKES = [
     mistake("attention-sums-uncounted", "src/nn/kernels/instrumented/instrumented_kernels.h", "2 * keys + before, queries", "2 * keys + 0 * before, queries", r"AccessCounts", "gradients that attention adds to are not counted as read"),
     mistake("attention-reads-keys-once-more", "src/nn/kernels/cuda/attention_tensor_forward.cuh", "    if (first + kKeys < end) load_keys(stage ^ 1, first + kKeys);", "    load_keys(stage ^ 1, first + kKeys);", r"AccessCounts", "attention loads a tile of keys that no query needs"),
     mistake("f32-logistic-is-approximate", "src/nn/kernels/cuda/math.cuh", "if constexpr (sizeof(T) == 2) return fast_reciprocal", "if constexpr (sizeof(T) <= 4) return fast_reciprocal", r"^nn_cuda_emulated\.", "GELU of f32 on a GPU has other bits than on the host"),
+    # own products
+    mistake("own-product-forgets-its-sums", "src/nn/kernels/cpu/own_product.cpp", "    start = {out, out_row};\n", "", r"^nn_gemm\.OwnProduct", "a block of k starts again"),
+    mistake("own-product-unfused", "src/nn/kernels/cpu/simd-inl.h", "  return hn::MulAdd(a, b, c);", "  return hn::Add(hn::Mul(a, b), c);", r"^nn_gemm\.OwnProduct", "terms are rounded before they are added"),
+    mistake("own-product-adds-twice-rounded", "src/nn/kernels/cpu/simd-inl.h", "z[i] = std::fma(x[i], y[i], z[i]);", "z[i] = x[i] * y[i] + z[i];", r"^nn_instruction_sets\.", "processors without fused multiply-adds end with other bits"),
 ]

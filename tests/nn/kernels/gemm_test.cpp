@@ -13,7 +13,7 @@ std::vector<T> product(std::size_t threads, Transpose ta, Transpose tb, std::siz
   ThreadPool pool(threads);
   const auto a = random_vector<T>(m * k, 1), b = random_vector<T>(k * n, 2);
   std::vector<T> c(m * n, beta == 0 ? T(NAN) : T(1.5));
-  gemm<T>(pool, {.trans_a = ta, .trans_b = tb, .m = m, .n = n, .k = k, .alpha = T(0.5), .a = a.data(), .b = b.data(), .beta = beta, .c = c.data()});
+  gemm<T>(pool, {.trans_a = ta, .trans_b = tb, .m = m, .n = n, .k = k, .a = a.data(), .b = b.data(), .accumulate = beta != 0, .c = c.data()});
   return c;
 }
 
@@ -25,7 +25,7 @@ std::vector<double> reference(Transpose ta, Transpose tb, std::size_t m, std::si
       double sum = 0;
       for (std::size_t l = 0; l < k; ++l)
         sum += (ta == Transpose::yes ? a[l * m + i] : a[i * k + l]) * (tb == Transpose::yes ? b[j * k + l] : b[l * n + j]);
-      c[i * n + j] = 0.5 * sum + beta * 1.5;
+      c[i * n + j] = sum + beta * 1.5;
     }
   return c;
 }

@@ -58,7 +58,7 @@ std::vector<T> product(ThreadPool& pool, const Form& f, const T* a, const T* b) 
                    .k = f.k,
                    .a = a,
                    .b = b,
-                   .beta = f.accumulate ? 1.0F : 0.0F,
+                   .accumulate = f.accumulate,
                    .c = c.data()});
   } else {
     const bool ta = f.ta == kYes, tb = f.tb == kYes;

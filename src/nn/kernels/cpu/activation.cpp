@@ -39,14 +39,14 @@ struct GeluTanh {
   static constexpr double kTwoRoot = 1.59576912160573071176;  // 2 sqrt(2/pi)
   static constexpr double kCubic = kTwoRoot * 0.044715;
   static HWY_INLINE Vec<T> gate(Vec<T> x, Vec<T> square) {
-    return sigmoid<T>(hn::Mul(x, hn::MulAdd(square, set<T>(kCubic), set<T>(kTwoRoot))));
+    return sigmoid<T>(hn::Mul(x, mul_add<T>(square, set<T>(kCubic), set<T>(kTwoRoot))));
   }
   static HWY_INLINE Vec<T> value(Vec<T> x) { return hn::Mul(x, gate(x, hn::Mul(x, x))); }
   static HWY_INLINE Vec<T> slope(Vec<T> x) {
     const Vec<T> square = hn::Mul(x, x);
     const Vec<T> s = gate(x, square);
-    const Vec<T> inner = hn::Mul(x, hn::MulAdd(square, set<T>(3 * kCubic), set<T>(kTwoRoot)));
-    return hn::MulAdd(hn::Mul(s, hn::Sub(set<T>(1), s)), inner, s);
+    const Vec<T> inner = hn::Mul(x, mul_add<T>(square, set<T>(3 * kCubic), set<T>(kTwoRoot)));
+    return mul_add<T>(hn::Mul(s, hn::Sub(set<T>(1), s)), inner, s);
   }
 };
 
@@ -55,7 +55,7 @@ struct GeluErf {
   static HWY_INLINE Vec<T> value(Vec<T> x) { return hn::Mul(x, normal<T>(x).below); }
   static HWY_INLINE Vec<T> slope(Vec<T> x) {
     const Normal<T> n = normal<T>(x);
-    return hn::MulAdd(x, n.density, n.below);
+    return mul_add<T>(x, n.density, n.below);
   }
 };
 
@@ -64,7 +64,7 @@ struct Silu {
   static HWY_INLINE Vec<T> value(Vec<T> x) { return hn::Mul(x, sigmoid<T>(x)); }
   static HWY_INLINE Vec<T> slope(Vec<T> x) {
     const Vec<T> s = sigmoid<T>(x);
-    return hn::MulAdd(hn::Mul(x, s), hn::Sub(set<T>(1), s), s);
+    return mul_add<T>(hn::Mul(x, s), hn::Sub(set<T>(1), s), s);
   }
 };
 

@@ -31,7 +31,7 @@ void row_products(const AttentionBackward<T>& a, std::size_t batch, std::size_t 
   T* to = delta + (batch * a.shape.heads + head) * a.shape.positions;
   for (std::size_t r = 0; r < a.shape.positions; ++r) {
     Sum<T> sum;
-    reduce<T>(a.shape.dim, [&](std::size_t p, Vec<T> x, Vec<T> y) HWY_ATTR { sum.part[p] = hn::MulAdd(x, y, sum.part[p]); },
+    reduce<T>(a.shape.dim, [&](std::size_t p, Vec<T> x, Vec<T> y) HWY_ATTR { sum.part[p] = mul_add<T>(x, y, sum.part[p]); },
               out.data + r * out.stride, dout.data + r * dout.stride);
     to[r] = sum.total();
   }

@@ -1,5 +1,6 @@
 #include <limits>
 
+#include "tessera/base/portable_math.h"
 #include "tessera/nn/kernels/cpu/attention_block.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
 
@@ -69,7 +70,7 @@ void softmax_step(T* s, std::size_t keys, bool diagonal, const Running<T>& runni
     const Vec<T> shrink = exp<T>(hn::Sub(old, max));
     store<T>(max, running.max + q);
     store<T>(shrink, running.shrink + q);
-    store<T>(hn::MulAdd(load<T>(running.sum + q), shrink, sum), running.sum + q);
+    store<T>(mul_add<T>(load<T>(running.sum + q), shrink, sum), running.sum + q);
   }
 }
 
@@ -129,7 +130,7 @@ void forward_block(const AttentionForward<T>& a, QueryBlock at, T* scratch) {
         out.data + r * out.stride, dim, [&](Vec<T> x) HWY_ATTR { return hn::Mul(x, inverse); },
         static_cast<const T*>(sum + r * padded_width));
     if (a.log_sum_exp)
-      a.log_sum_exp[(at.batch * shape.heads + at.head) * shape.positions + first + r] = running.max[r] + std::log(running.sum[r]);
+      a.log_sum_exp[(at.batch * shape.heads + at.head) * shape.positions + first + r] = running.max[r] + static_cast<T>(base::portable::log(running.sum[r]));
   }
 }
 

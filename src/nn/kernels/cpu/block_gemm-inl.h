@@ -58,7 +58,7 @@ HWY_INLINE void strip(const BlockGemm<T>& g, std::size_t begin, std::size_t end,
     for (std::size_t r = 0; r < R; ++r) {
       const Vec<T> factor = hn::Set(Tag<T>(), a[r * g.a_row + l * g.a_column]);
       HWY_UNROLL(2)
-      for (std::size_t v = 0; v < V; ++v) sum[r][v] = hn::MulAdd(factor, line[v], sum[r][v]);
+      for (std::size_t v = 0; v < V; ++v) sum[r][v] = mul_add<T>(factor, line[v], sum[r][v]);
     }
   }
   HWY_UNROLL(6)

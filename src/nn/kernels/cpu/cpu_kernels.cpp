@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "tessera/base/portable_math.h"
 #include "tessera/nn/kernels/half/half_kernels.h"
 #include "tessera/nn/kernels/kernel_table.h"
 #include "tessera/nn/nf4.h"
@@ -39,7 +40,7 @@ void transpose_on(ThreadPool& pool, const TransposeArgs<T>& args) {
 template <class T>
 class CpuKernels final : public KernelTable<T> {
  public:
-  explicit CpuKernels(ThreadPool& pool) : pool_(pool) {}
+  explicit CpuKernels(const KernelResources& r) : pool_(r.threads), products_(r.products) {}
 
   void fill(Stream& s, T value, T* out, std::size_t count) override {
     s.run([=, &pool = pool_] { kernels::fill<T>(pool, value, out, count); });
@@ -115,11 +116,11 @@ class CpuKernels final : public KernelTable<T> {
   }
 
   void linear_forward(Stream& s, const LinearForward<T>& a) override {
-    launch(s, a, kernels::linear_forward<T>);
+    s.run([a, &pool = pool_, products = products_] { kernels::linear_forward<T>(pool, a, products); });
     if (a.activated != nullptr) activation_forward(s, activation_after(a));
   }
   void linear_backward(Stream& s, const LinearBackward<T>& args) override {
-    launch(s, args, kernels::linear_backward<T>);
+    s.run([args, &pool = pool_, products = products_] { kernels::linear_backward<T>(pool, args, products); });
   }
 
   std::size_t attention_forward_scratch(const AttentionShape& shape) const override {
@@ -148,29 +149,32 @@ class CpuKernels final : public KernelTable<T> {
     stream.run([args, kernel, &pool = pool_] { kernel(pool, args); });
   }
   ThreadPool& pool_;
+  const Products products_;
 };
 
-/// f32 kernels between conversions. Row lookups need no conversions, nor do products if the processor supports T.
+/// f32 kernels between conversions. Row lookups need no conversions, nor do products that take T.
 template <class T>
 class CpuHalfKernels final : public HalfKernels<T> {
  public:
-  CpuHalfKernels(DeviceKernels& all, MemoryPool& memory, ThreadPool& pool) : HalfKernels<T>(all, memory), pool_(pool) {}
+  CpuHalfKernels(DeviceKernels& all, const KernelResources& r)
+      : HalfKernels<T>(all, r.memory), pool_(r.threads), products_(r.products) {}
   void embedding_forward(Stream& s, const EmbeddingForward<T>& args) override {
     s.run([args, &pool = pool_] { kernels::embedding_forward<T>(pool, args); });
   }
   void linear_forward(Stream& s, const LinearForward<T>& args) override {
-    if (!this->has_product(args.shape)) return HalfKernels<T>::linear_forward(s, args);
-    if constexpr (std::is_same_v<T, bf16>) s.run([args, &pool = pool_] { kernels::linear_forward<T>(pool, args); });
+    if (!this->has_product(products_, args.shape)) return HalfKernels<T>::linear_forward(s, args);
+    s.run([args, &pool = pool_, products = products_] { kernels::linear_forward<T>(pool, args, products); });
     if (args.activated != nullptr) this->activation_forward(s, activation_after(args));
   }
   void linear_backward(Stream& s, const LinearBackward<T>& args) override {
-    if (!this->has_product(args.shape)) return HalfKernels<T>::linear_backward(s, args);
+    if (!this->has_product(products_, args.shape)) return HalfKernels<T>::linear_backward(s, args);
     this->bias_backward(s, args);
-    if constexpr (std::is_same_v<T, bf16>) s.run([args, &pool = pool_] { kernels::linear_backward<T>(pool, args); });
+    s.run([args, &pool = pool_, products = products_] { kernels::linear_backward<T>(pool, args, products); });
   }
 
  private:
   ThreadPool& pool_;
+  const Products products_;
 };
 
 double whole_norm(const ClipArgs& a) {
@@ -184,7 +188,7 @@ double whole_norm(const ClipArgs& a) {
     }
   }
   if (a.norm == kernels::Norm::two) return std::sqrt(total);
-  return a.norm == kernels::Norm::three ? std::cbrt(total) : total;
+  return a.norm == kernels::Norm::three ? base::portable::cube_root(total) : total;
 }
 
 void convert_on(ThreadPool& pool, const ConvertArgs& a) {
@@ -203,13 +207,14 @@ void convert_on(ThreadPool& pool, const ConvertArgs& a) {
 class CpuDeviceKernels final : public DeviceKernels {
  public:
   explicit CpuDeviceKernels(const KernelResources& r)
-      : pool_(r.threads), f32_(pool_), f64_(pool_), f16_(*this, r.memory, pool_), bf16_(*this, r.memory, pool_) {}
+      : pool_(r.threads), products_(r.products), f32_(r), f64_(r), f16_(*this, r), bf16_(*this, r) {}
   KernelTable<float>* f32_kernels() override { return &f32_; }
   KernelTable<double>* f64_kernels() override { return &f64_; }
   KernelTable<f16>* f16_kernels() override { return &f16_; }
   KernelTable<bf16>* bf16_kernels() override { return &bf16_; }
 
-  std::string libraries() const override { return "products by " + kernels::products_name(); }
+  std::string libraries() const override { return "products by " + kernels::products_name(products_); }
+  std::optional<Products> products() const override { return products_; }
   void positions(Stream& s, std::int32_t* out, std::size_t count, std::size_t period) override {
     s.run([=] {
       for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<std::int32_t>(i % period);
@@ -237,7 +242,7 @@ class CpuDeviceKernels final : public DeviceKernels {
   }
   void fp8_product(Stream& s, const Fp8ProductArgs& args) override {
     check(args);
-    s.run([args, &pool = pool_] { kernels::fp8_product(pool, args); });
+    s.run([args, &pool = pool_, products = products_] { kernels::fp8_product(pool, args, products); });
   }
   void orthonormalize(Stream& s, const OrthonormalizeArgs& args) override {
     s.run([args] { kernels::orthonormalize(args); });
@@ -251,6 +256,7 @@ class CpuDeviceKernels final : public DeviceKernels {
 
  private:
   ThreadPool& pool_;
+  const Products products_;
   CpuKernels<float> f32_;
   CpuKernels<double> f64_;
   CpuHalfKernels<f16> f16_;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/portable_math.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -122,7 +123,7 @@ CrossEntropyResult cross_entropy_forward(ThreadPool& pool, const CrossEntropyFor
       const T* x = args.logits + row * row_stride(args);
       T max, sum;
       kernels<T>().row_statistics(x, args.vocabulary, &max, &sum);
-      loss[row] = std::log(static_cast<double>(sum)) -
+      loss[row] = base::portable::log(static_cast<double>(sum)) -
                   (static_cast<double>(x[args.targets[row]]) - static_cast<double>(max));
       if (args.row_max) args.row_max[row] = max;
       if (args.row_sum) args.row_sum[row] = sum;

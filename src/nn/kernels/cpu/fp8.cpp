@@ -118,7 +118,7 @@ void finish_tile(const Fp8ProductArgs& p, std::size_t row, std::size_t column, c
 }
 
 template <class T>
-void multiply_on(ThreadPool& pool, const Fp8ProductArgs& p) {
+void multiply_on(ThreadPool& pool, const Fp8ProductArgs& p, Products products) {
   const std::size_t across = tiles_of(p.n, kColumns);
   pool.parallel_for(tiles_of(p.m, kRows) * across, [&](std::size_t tile) {
     const std::size_t row = tile / across * kRows, column = tile % across * kColumns;
@@ -129,7 +129,7 @@ void multiply_on(ThreadPool& pool, const Fp8ProductArgs& p) {
                             .n = columns,
                             .a = a.data(),
                             .b = b.data(),
-                            .beta = 1,
+                            .accumulate = true,
                             .c = c.data(),
                             .ldc = columns};
     for (std::size_t at = 0; at < p.k; at += kDepth) {
@@ -137,7 +137,7 @@ void multiply_on(ThreadPool& pool, const Fp8ProductArgs& p) {
       product.k = product.lda = product.ldb = depth;
       decode_part(p.a, p.k, row, rows, at, depth, a.data());
       decode_part(p.b, p.k, column, columns, at, depth, b.data());
-      gemm_tile(product);
+      gemm_tile(product, products);
     }
     finish_tile<T>(p, row, column, product);
   });
@@ -170,8 +170,8 @@ void fp8_quantize(ThreadPool& pool, const Fp8QuantizeArgs& args) {
   for_compute_dtype(args.dtype, [&](auto zero) { quantize_on<decltype(zero)>(pool, args); });
 }
 
-void fp8_product(ThreadPool& pool, const Fp8ProductArgs& args) {
-  for_compute_dtype(args.dtype, [&](auto zero) { multiply_on<decltype(zero)>(pool, args); });
+void fp8_product(ThreadPool& pool, const Fp8ProductArgs& args, Products products) {
+  for_compute_dtype(args.dtype, [&](auto zero) { multiply_on<decltype(zero)>(pool, args, products); });
 }
 
 }  // namespace tessera::nn::kernels

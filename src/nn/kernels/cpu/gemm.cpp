@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/nn/kernels/cpu/gemm_tile.h"
 #include "tessera/nn/kernels/cpu/onednn.h"
+#include "tessera/nn/kernels/cpu/own_product.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
 #include "tessera/nn/kernels/elementwise.h"
 
@@ -19,6 +20,7 @@ namespace tessera::nn::kernels {
 
 using base::bf16;
 using base::dtype_of;
+using base::f16;
 
 namespace {
 
@@ -103,11 +105,11 @@ blasint blas_int(std::size_t value) {
   return static_cast<blasint>(value);
 }
 
-/// True if oneDNN computes the product; it supports no factors.
+/// True if oneDNN computes the product.
 template <class T>
 bool by_onednn(const GemmArgs<T>& g) {
   if constexpr (std::is_same_v<T, double>) return false;
-  return has_onednn_product(dtype_of<T>) && g.alpha == 1 && (g.beta == 0 || g.beta == 1) && g.k > 0;
+  return has_onednn_product(dtype_of<T>) && g.k > 0;
 }
 
 template <class T>
@@ -126,7 +128,7 @@ void multiply_by_onednn(const GemmArgs<T>& g, const T* bias) {
             .bias = bias,
             .c = g.c,
             .c_row = g.ldc,
-            .accumulate = g.beta == 1});
+            .accumulate = g.accumulate});
 }
 
 template <class T>
@@ -136,10 +138,11 @@ void multiply_by_blas(const GemmArgs<T>& g) {
   const blasint m = blas_int(g.m), n = blas_int(g.n), k = blas_int(g.k);
   const FirstProduct first;
   const blasint lda = blas_int(g.lda), ldb = blas_int(g.ldb), ldc = blas_int(g.ldc);
+  const T beta = g.accumulate ? T(1) : T(0);
   if constexpr (std::is_same_v<T, float>)
-    cblas_sgemm(CblasRowMajor, ta, tb, m, n, k, g.alpha, g.a, lda, g.b, ldb, g.beta, g.c, ldc);
+    cblas_sgemm(CblasRowMajor, ta, tb, m, n, k, 1, g.a, lda, g.b, ldb, beta, g.c, ldc);
   else
-    cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, g.alpha, g.a, lda, g.b, ldb, g.beta, g.c, ldc);
+    cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, 1, g.a, lda, g.b, ldb, beta, g.c, ldc);
 }
 
 /// C's tile [row, row + rows) x [column, column + columns).
@@ -156,32 +159,45 @@ GemmArgs<T> tile_of(GemmArgs<T> g, const Tiling& t, std::size_t index) {
 
 /// Computes one tile; `bias`, if not null, is the initial value of each row of C.
 template <class T>
-void multiply_tile(const GemmArgs<T>& g, const T* bias) {
+void multiply_tile(const GemmArgs<T>& g, const T* bias, Products products) {
+  if (products == Products::own) return multiply_own(g, bias);
   if (by_onednn(g)) return multiply_by_onednn(g, bias);
-  if constexpr (std::is_same_v<T, bf16>) {
-    throw base::Unsupported("gemm: this processor does not support products of bf16");
+  if constexpr (sizeof(T) == 2) {
+    throw base::Unsupported("gemm: this processor's library does not support products of " +
+                            std::string(base::name_of(dtype_of<T>)));
   } else {
     GemmArgs<T> product = g;
     if (bias != nullptr) {
       for (std::size_t row = 0; row < g.m; ++row) std::copy(bias, bias + g.n, g.c + row * g.ldc);
-      product.beta = 1;
+      product.accumulate = true;
     }
     multiply_by_blas(product);
   }
 }
 
-/// Computes the products of all tiles; with a bias, beta is 0.
+/// Own products have the same bits for all tiles: each thread computes one, which packs fewest operands twice.
+Tiling own_tiling(std::size_t m, std::size_t n, std::size_t threads) {
+  constexpr std::size_t kStep = 48;
+  if (m >= n) {
+    const std::size_t rows = tiles_of(tiles_of(m, threads), kStep) * kStep;
+    return {rows, n, 1, tiles_of(m, rows)};
+  }
+  const std::size_t columns = tiles_of(tiles_of(n, threads), kStep) * kStep;
+  return {m, columns, tiles_of(n, columns), tiles_of(n, columns)};
+}
+
+/// Computes the products of all tiles; with a bias, it does not accumulate.
 template <class T>
-void gemm_tiles(ThreadPool& pool, GemmArgs<T> g, const T* bias) {
+void gemm_tiles(ThreadPool& pool, GemmArgs<T> g, const T* bias, Products products) {
   if (g.m == 0 || g.n == 0) return;
   use_one_blas_thread();
   if (g.lda == 0) g.lda = std::max<std::size_t>(1, g.trans_a == Transpose::yes ? g.m : g.k);
   if (g.ldb == 0) g.ldb = std::max<std::size_t>(1, g.trans_b == Transpose::yes ? g.k : g.n);
   if (g.ldc == 0) g.ldc = g.n;
-  const Tiling t = tiling(g.m, g.n);
+  const Tiling t = products == Products::own ? own_tiling(g.m, g.n, pool.threads()) : tiling(g.m, g.n);
   pool.parallel_for(t.tiles, [&](std::size_t index) {
     const GemmArgs<T> part = tile_of(g, t, index);
-    multiply_tile(part, bias == nullptr ? nullptr : bias + index % t.column_tiles * t.columns);
+    multiply_tile(part, bias == nullptr ? nullptr : bias + index % t.column_tiles * t.columns, products);
   });
 }
 
@@ -196,22 +212,31 @@ std::size_t checked_stride(std::size_t stride, std::size_t row, bool packed) {
 }
 
 template <class T>
-void gemm(ThreadPool& pool, const GemmArgs<T>& args) {
-  gemm_tiles<T>(pool, args, nullptr);
+void gemm(ThreadPool& pool, const GemmArgs<T>& args, Products products) {
+  gemm_tiles<T>(pool, args, nullptr, products);
 }
 
-void gemm_tile(const GemmArgs<float>& args) {
+void gemm_tile(const GemmArgs<float>& args, Products products) {
   use_one_blas_thread();
-  multiply_tile<float>(args, nullptr);
+  multiply_tile<float>(args, nullptr, products);
 }
 
-std::string products_name() {
+bool has_product(Products products, base::DType dtype) {
+  return products == Products::own || dtype == base::DType::f32 || dtype == base::DType::f64 ||
+         has_onednn_product(dtype);
+}
+
+std::string products_name(Products products) {
+  if (products == Products::own) return "tessera";
   const std::string onednn = onednn_name();
-  return onednn.empty() ? "OpenBLAS" : onednn;
+  if (!onednn.empty()) return onednn;
+  // "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH .." and the kernels for this processor, such as "Zen".
+  const std::string config = openblas_get_config();
+  return config.substr(0, config.find(' ', config.find(' ') + 1)) + " (" + openblas_get_corename() + ")";
 }
 
 template <class T>
-void linear_forward(ThreadPool& pool, const LinearForward<T>& args) {
+void linear_forward(ThreadPool& pool, const LinearForward<T>& args, Products products) {
   const LinearShape& s = args.shape;
   gemm_tiles<T>(pool,
                 {.trans_b = s.layout == WeightLayout::out_in ? Transpose::yes : Transpose::no,
@@ -222,50 +247,57 @@ void linear_forward(ThreadPool& pool, const LinearForward<T>& args) {
                  .b = args.weight,
                  .c = args.y,
                  .ldc = row_stride(args)},
-                args.bias);
+                args.bias, products);
 }
 
 template <class T>
-void linear_backward(ThreadPool& pool, const LinearBackward<T>& args) {
+void linear_backward(ThreadPool& pool, const LinearBackward<T>& args, Products products) {
   const LinearShape& s = args.shape;
   const bool out_in = s.layout == WeightLayout::out_in;
   const std::size_t dy_stride = row_stride(args);
-  if constexpr (!std::is_same_v<T, bf16>)
+  if constexpr (sizeof(T) > 2)
     if (args.dbias) column_sums<T>(pool, {args.dy, args.dbias, s.rows, s.out, args.accumulate_dbias});
   if (args.dweight) {
     // dW[in, out] = x^T dy, dW[out, in] = dy^T x
-    gemm<T>(pool, {.trans_a = Transpose::yes,
-                   .m = out_in ? s.out : s.in,
-                   .n = out_in ? s.in : s.out,
-                   .k = s.rows,
-                   .a = out_in ? args.dy : args.x,
-                   .lda = out_in ? dy_stride : 0,
-                   .b = out_in ? args.x : args.dy,
-                   .ldb = out_in ? 0 : dy_stride,
-                   .beta = args.accumulate_dweight ? OpMath<T>(1) : OpMath<T>(0),
-                   .c = args.dweight});
+    gemm<T>(pool,
+            {.trans_a = Transpose::yes,
+             .m = out_in ? s.out : s.in,
+             .n = out_in ? s.in : s.out,
+             .k = s.rows,
+             .a = out_in ? args.dy : args.x,
+             .lda = out_in ? dy_stride : 0,
+             .b = out_in ? args.x : args.dy,
+             .ldb = out_in ? 0 : dy_stride,
+             .accumulate = args.accumulate_dweight,
+             .c = args.dweight},
+            products);
   }
   if (args.dx) {
-    gemm<T>(pool, {.trans_b = out_in ? Transpose::no : Transpose::yes,
-                   .m = s.rows,
-                   .n = s.in,
-                   .k = s.out,
-                   .a = args.dy,
-                   .lda = dy_stride,
-                   .b = args.weight,
-                   .beta = args.accumulate_dx ? OpMath<T>(1) : OpMath<T>(0),
-                   .c = args.dx});
+    gemm<T>(pool,
+            {.trans_b = out_in ? Transpose::no : Transpose::yes,
+             .m = s.rows,
+             .n = s.in,
+             .k = s.out,
+             .a = args.dy,
+             .lda = dy_stride,
+             .b = args.weight,
+             .accumulate = args.accumulate_dx,
+             .c = args.dx},
+            products);
   }
 }
 
-template void gemm<float>(ThreadPool&, const GemmArgs<float>&);
-template void gemm<double>(ThreadPool&, const GemmArgs<double>&);
-template void gemm<bf16>(ThreadPool&, const GemmArgs<bf16>&);
-template void linear_forward<float>(ThreadPool&, const LinearForward<float>&);
-template void linear_forward<double>(ThreadPool&, const LinearForward<double>&);
-template void linear_forward<bf16>(ThreadPool&, const LinearForward<bf16>&);
-template void linear_backward<float>(ThreadPool&, const LinearBackward<float>&);
-template void linear_backward<double>(ThreadPool&, const LinearBackward<double>&);
-template void linear_backward<bf16>(ThreadPool&, const LinearBackward<bf16>&);
+template void gemm<float>(ThreadPool&, const GemmArgs<float>&, Products);
+template void gemm<double>(ThreadPool&, const GemmArgs<double>&, Products);
+template TESSERA_API void gemm<bf16>(ThreadPool&, const GemmArgs<bf16>&, Products);
+template TESSERA_API void gemm<f16>(ThreadPool&, const GemmArgs<f16>&, Products);
+template void linear_forward<float>(ThreadPool&, const LinearForward<float>&, Products);
+template void linear_forward<double>(ThreadPool&, const LinearForward<double>&, Products);
+template TESSERA_API void linear_forward<bf16>(ThreadPool&, const LinearForward<bf16>&, Products);
+template TESSERA_API void linear_forward<f16>(ThreadPool&, const LinearForward<f16>&, Products);
+template void linear_backward<float>(ThreadPool&, const LinearBackward<float>&, Products);
+template void linear_backward<double>(ThreadPool&, const LinearBackward<double>&, Products);
+template TESSERA_API void linear_backward<bf16>(ThreadPool&, const LinearBackward<bf16>&, Products);
+template TESSERA_API void linear_backward<f16>(ThreadPool&, const LinearBackward<f16>&, Products);
 
 }  // namespace tessera::nn::kernels

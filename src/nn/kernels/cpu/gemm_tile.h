@@ -6,6 +6,6 @@
 namespace tessera::nn::kernels {
 
 /// gemm() on the calling thread, without tiles. The strides must be given.
-void gemm_tile(const GemmArgs<float>& args);
+void gemm_tile(const GemmArgs<float>& args, Products products);
 
 }  // namespace tessera::nn::kernels

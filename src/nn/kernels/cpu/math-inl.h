@@ -17,7 +17,7 @@ namespace tessera::nn::kernels::HWY_NAMESPACE {
 template <class T, std::size_t n>
 HWY_INLINE Vec<T> polynomial(Vec<T> x, const double (&c)[n]) {
   Vec<T> sum = set<T>(c[0]);
-  for (std::size_t i = 1; i < n; ++i) sum = hn::MulAdd(sum, x, set<T>(c[i]));
+  for (std::size_t i = 1; i < n; ++i) sum = mul_add<T>(sum, x, set<T>(c[i]));
   return sum;
 }
 
@@ -55,12 +55,12 @@ HWY_INLINE Vec<T> exp(Vec<T> x) {
   const auto too_low = hn::Lt(x, set<T>(Constants::kLow));
   // x86's min and max return the second operand if one is NaN.
   const Vec<T> clamped = hn::Max(set<T>(Constants::kLow), hn::Min(set<T>(Constants::kHigh), x));
-  const Vec<T> shifted = hn::MulAdd(clamped, set<T>(1.44269504088896340736), set<T>(Constants::kMagic));
+  const Vec<T> shifted = mul_add<T>(clamped, set<T>(1.44269504088896340736), set<T>(Constants::kMagic));
   const Vec<T> n = hn::Sub(shifted, set<T>(Constants::kMagic));
-  Vec<T> r = hn::NegMulAdd(n, set<T>(Constants::kLn2High), clamped);
-  r = hn::NegMulAdd(n, set<T>(Constants::kLn2Low), r);
+  Vec<T> r = neg_mul_add<T>(n, set<T>(Constants::kLn2High), clamped);
+  r = neg_mul_add<T>(n, set<T>(Constants::kLn2Low), r);
   const Vec<T> p = polynomial<T>(r, Constants::kPolynomial);
-  const Vec<T> e = hn::Add(hn::MulAdd(hn::Mul(r, r), p, r), set<T>(1));
+  const Vec<T> e = hn::Add(mul_add<T>(hn::Mul(r, r), p, r), set<T>(1));
   const auto exponent = hn::ShiftLeft<Constants::kMantissa>(hn::BitCast(bits, shifted));
   const Vec<T> result = hn::BitCast(Tag<T>(), hn::Add(hn::BitCast(bits, e), exponent));
   return hn::IfThenZeroElse(too_low, result);
@@ -113,7 +113,7 @@ HWY_INLINE Normal<T> normal(Vec<T> x) {
   const Vec<T> large = hn::Div(hn::Sub(set<T>(0.56418958354775628695), ratio), safe);
   const Vec<T> tail = hn::Mul(half, hn::Mul(gauss, hn::IfThenElse(hn::Gt(y, set<T>(4)), large, middle)));
   const Vec<T> outer = hn::IfThenElse(hn::Lt(x, hn::Zero(Tag<T>())), tail, hn::Sub(one, tail));
-  const Vec<T> inner = hn::MulAdd(half, small, half);
+  const Vec<T> inner = mul_add<T>(half, small, half);
   return {hn::Mul(gauss, set<T>(0.39894228040143267794)), hn::IfThenElse(hn::Lt(y, set<T>(0.46875)), inner, outer)};
 }
 

@@ -45,7 +45,7 @@ void layer_forward(const LayerNormForward<T>& a, std::size_t begin, std::size_t 
     Sum<T> squares;
     const auto square = [&](std::size_t p, Vec<T> v) HWY_ATTR {
       const Vec<T> d = hn::Sub(v, center);
-      squares.part[p] = hn::MulAdd(d, d, squares.part[p]);
+      squares.part[p] = mul_add<T>(d, d, squares.part[p]);
     };
     const std::size_t whole = a.width / kLanes<T> * kLanes<T>;
     reduce<T>(whole, square, x);
@@ -58,7 +58,7 @@ void layer_forward(const LayerNormForward<T>& a, std::size_t begin, std::size_t 
     const Vec<T> factor = hn::Set(Tag<T>(), rstd);
     const auto normalized = [&](Vec<T> v) HWY_ATTR { return hn::Mul(hn::Sub(v, center), factor); };
     if (a.bias)
-      map<T>(y, a.width, [&](Vec<T> v, Vec<T> w, Vec<T> b) HWY_ATTR { return hn::MulAdd(normalized(v), w, b); }, x,
+      map<T>(y, a.width, [&](Vec<T> v, Vec<T> w, Vec<T> b) HWY_ATTR { return mul_add<T>(normalized(v), w, b); }, x,
              a.weight, a.bias);
     else
       map<T>(y, a.width, [&](Vec<T> v, Vec<T> w) HWY_ATTR { return hn::Mul(normalized(v), w); }, x, a.weight);
@@ -71,7 +71,7 @@ void layer_forward(const LayerNormForward<T>& a, std::size_t begin, std::size_t 
 template <class T, class Normalized>
 HWY_INLINE void add_weight_gradients(std::size_t width, const T* x, const T* dy, Normalized normalized, T* dweight, T* dbias) {
   if (dweight)
-    map<T>(dweight, width, [&](Vec<T> w, Vec<T> v, Vec<T> g) HWY_ATTR { return hn::MulAdd(g, normalized(v), w); },
+    map<T>(dweight, width, [&](Vec<T> w, Vec<T> v, Vec<T> g) HWY_ATTR { return mul_add<T>(g, normalized(v), w); },
            static_cast<const T*>(dweight), x, dy);
   if (dbias)
     map<T>(dbias, width, [](Vec<T> b, Vec<T> g) HWY_ATTR { return hn::Add(b, g); }, static_cast<const T*>(dbias), dy);
@@ -95,7 +95,7 @@ void layer_backward(const LayerNormBackward<T>& a, std::size_t begin, std::size_
         [&](std::size_t p, Vec<T> v, Vec<T> w, Vec<T> d) HWY_ATTR {
           const Vec<T> g = hn::Mul(d, w);
           sum.part[p] = hn::Add(sum.part[p], g);
-          product.part[p] = hn::MulAdd(g, normalized(v), product.part[p]);
+          product.part[p] = mul_add<T>(g, normalized(v), product.part[p]);
         },
         x, a.weight, dy);
     const Vec<T> mean_g = hn::Set(Tag<T>(), sum.total() / width);
@@ -103,7 +103,7 @@ void layer_backward(const LayerNormBackward<T>& a, std::size_t begin, std::size_
     map_into<T>(
         a.accumulate_dx, a.dx + row * a.width, a.width,
         [&](Vec<T> v, Vec<T> w, Vec<T> d) HWY_ATTR {
-          const Vec<T> rest = hn::NegMulAdd(normalized(v), mean_gx, hn::Sub(hn::Mul(d, w), mean_g));
+          const Vec<T> rest = neg_mul_add<T>(normalized(v), mean_gx, hn::Sub(hn::Mul(d, w), mean_g));
           return hn::Mul(factor, rest);
         },
         x, a.weight, dy);
@@ -115,7 +115,7 @@ void rms_forward(const RmsNormForward<T>& a, std::size_t begin, std::size_t end)
   for (std::size_t row = begin; row < end; ++row) {
     const T* x = a.x + row * a.width;
     Sum<T> squares;
-    reduce<T>(a.width, [&](std::size_t p, Vec<T> v) HWY_ATTR { squares.part[p] = hn::MulAdd(v, v, squares.part[p]); }, x);
+    reduce<T>(a.width, [&](std::size_t p, Vec<T> v) HWY_ATTR { squares.part[p] = mul_add<T>(v, v, squares.part[p]); }, x);
     const T rstd = T(1) / std::sqrt(squares.total() / static_cast<T>(a.width) + a.eps);
     const Vec<T> factor = hn::Set(Tag<T>(), rstd);
     map<T>(a.y + row * a.width, a.width,
@@ -137,14 +137,14 @@ void rms_backward(const RmsNormBackward<T>& a, std::size_t begin, std::size_t en
     reduce<T>(
         a.width,
         [&](std::size_t p, Vec<T> v, Vec<T> w, Vec<T> d) HWY_ATTR {
-          product.part[p] = hn::MulAdd(hn::Mul(d, w), normalized(v), product.part[p]);
+          product.part[p] = mul_add<T>(hn::Mul(d, w), normalized(v), product.part[p]);
         },
         x, a.weight, dy);
     const Vec<T> mean_gx = hn::Set(Tag<T>(), product.total() / static_cast<T>(a.width));
     map_into<T>(
         a.accumulate_dx, a.dx + row * a.width, a.width,
         [&](Vec<T> v, Vec<T> w, Vec<T> d) HWY_ATTR {
-          return hn::Mul(factor, hn::NegMulAdd(normalized(v), mean_gx, hn::Mul(d, w)));
+          return hn::Mul(factor, neg_mul_add<T>(normalized(v), mean_gx, hn::Mul(d, w)));
         },
         x, a.weight, dy);
   }

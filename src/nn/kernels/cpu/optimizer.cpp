@@ -4,6 +4,7 @@
 #include <string>
 
 #include "tessera/base/error.h"
+#include "tessera/base/portable_math.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -55,21 +56,20 @@ void sgd(const SgdStep<T>& a) {
   const Vec<T> decay = set<T>(a.weight_decay), momentum = set<T>(a.momentum), rate = set<T>(a.learning_rate);
   for_slots<T>(a.count, [&](Slot<T> slot) HWY_ATTR {
     const Vec<T> p = slot.read(a.parameter);
-    Vec<T> g = hn::MulAdd(decay, p, hn::Mul(scale, slot.read(a.gradient)));
+    Vec<T> g = mul_add<T>(decay, p, hn::Mul(scale, slot.read(a.gradient)));
     if (a.momentum_buffer) {
-      const Vec<T> buffer = a.first_step ? g : hn::MulAdd(momentum, slot.read(a.momentum_buffer), g);
+      const Vec<T> buffer = a.first_step ? g : mul_add<T>(momentum, slot.read(a.momentum_buffer), g);
       slot.write(buffer, a.momentum_buffer);
-      g = a.nesterov ? hn::MulAdd(momentum, buffer, g) : buffer;
+      g = a.nesterov ? mul_add<T>(momentum, buffer, g) : buffer;
     }
-    slot.write(hn::NegMulAdd(rate, g, p), a.parameter);
+    slot.write(neg_mul_add<T>(rate, g, p), a.parameter);
   });
 }
 
 template <class T>
 void adam(const AdamStep<T>& a) {
-  const double steps = static_cast<double>(a.step);
-  const double correction1 = 1 - std::pow(a.beta1, steps);
-  const double correction2 = std::sqrt(1 - std::pow(a.beta2, steps));
+  const double correction1 = 1 - base::portable::power(a.beta1, a.step);
+  const double correction2 = std::sqrt(1 - base::portable::power(a.beta2, a.step));
   const Vec<T> scale = set<T>(a.maximize ? -a.grad_scale : a.grad_scale);
   const Vec<T> coupled = set<T>(a.decoupled ? 0 : a.weight_decay);
   const Vec<T> kept = set<T>(a.decoupled ? 1 - a.learning_rate * a.weight_decay : 1);
@@ -77,18 +77,18 @@ void adam(const AdamStep<T>& a) {
   const Vec<T> rate = set<T>(a.learning_rate / correction1), root2 = set<T>(1 / correction2), eps = set<T>(a.eps);
   for_slots<T>(a.count, [&](Slot<T> slot) HWY_ATTR {
     const Vec<T> p = slot.read(a.parameter);
-    const Vec<T> g = hn::MulAdd(coupled, p, hn::Mul(scale, slot.read(a.gradient)));
+    const Vec<T> g = mul_add<T>(coupled, p, hn::Mul(scale, slot.read(a.gradient)));
     const Vec<T> m_old = slot.read(a.first_moment);
-    const Vec<T> m = hn::MulAdd(rest1, hn::Sub(g, m_old), m_old);
-    Vec<T> v = hn::MulAdd(hn::Mul(rest2, g), g, hn::Mul(beta2, slot.read(a.second_moment)));
+    const Vec<T> m = mul_add<T>(rest1, hn::Sub(g, m_old), m_old);
+    Vec<T> v = mul_add<T>(hn::Mul(rest2, g), g, hn::Mul(beta2, slot.read(a.second_moment)));
     slot.write(m, a.first_moment);
     slot.write(v, a.second_moment);
     if (a.max_second_moment) {
       v = hn::Max(slot.read(a.max_second_moment), v);
       slot.write(v, a.max_second_moment);
     }
-    const Vec<T> denominator = hn::MulAdd(hn::Sqrt(v), root2, eps);
-    slot.write(hn::NegMulAdd(rate, hn::Div(m, denominator), hn::Mul(kept, p)), a.parameter);
+    const Vec<T> denominator = mul_add<T>(hn::Sqrt(v), root2, eps);
+    slot.write(neg_mul_add<T>(rate, hn::Div(m, denominator), hn::Mul(kept, p)), a.parameter);
   });
 }
 

@@ -1,9 +1,9 @@
 #include "tessera/nn/kernels/rope.h"
 
-#include <cmath>
 #include <string>
 
 #include "tessera/base/error.h"
+#include "tessera/base/portable_math.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
 
 namespace tessera::nn::kernels {
@@ -37,11 +37,11 @@ void rope_table(std::size_t positions, std::size_t dim, double theta, T* cosine,
   check_even(dim);
   const std::size_t half = dim / 2;
   for (std::size_t i = 0; i < half; ++i) {
-    const double frequency = std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
+    const double frequency = base::portable::power(theta, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
     for (std::size_t position = 0; position < positions; ++position) {
       const double angle = static_cast<double>(position) * frequency;
-      cosine[position * half + i] = static_cast<T>(std::cos(angle));
-      sine[position * half + i] = static_cast<T>(std::sin(angle));
+      cosine[position * half + i] = static_cast<T>(base::portable::cosine(angle));
+      sine[position * half + i] = static_cast<T>(base::portable::sine(angle));
     }
   }
 }

@@ -10,6 +10,7 @@
 #define TESSERA_NN_KERNELS_SIMD_INL_H_
 #endif
 
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 
@@ -57,6 +58,31 @@ HWY_INLINE void store_part(Vec<T> value, T* to, std::size_t count) {
   alignas(64) T padded[kLanes<T>];
   hn::Store(value, Tag<T>(), padded);
   std::memcpy(to, padded, count * sizeof(T));
+}
+
+/// a * b + c, rounded once on every processor: one without the instruction computes it by the standard library, slowly.
+template <class T>
+HWY_INLINE Vec<T> mul_add(Vec<T> a, Vec<T> b, Vec<T> c) {
+#if HWY_NATIVE_FMA
+  return hn::MulAdd(a, b, c);
+#else
+  alignas(64) T x[kLanes<T>], y[kLanes<T>], z[kLanes<T>];
+  hn::Store(a, Tag<T>(), x);
+  hn::Store(b, Tag<T>(), y);
+  hn::Store(c, Tag<T>(), z);
+  for (std::size_t i = 0; i < kLanes<T>; ++i) z[i] = std::fma(x[i], y[i], z[i]);
+  return hn::Load(Tag<T>(), z);
+#endif
+}
+
+/// c - a * b, as mul_add().
+template <class T>
+HWY_INLINE Vec<T> neg_mul_add(Vec<T> a, Vec<T> b, Vec<T> c) {
+#if HWY_NATIVE_FMA
+  return hn::NegMulAdd(a, b, c);
+#else
+  return mul_add<T>(hn::Neg(a), b, c);
+#endif
 }
 
 /// out[i] = function(in[i]...) for i < count; out may be an input.

@@ -2,6 +2,7 @@
 // clipping factor.
 #pragma once
 
+#include "tessera/base/portable_math.h"
 #include "tessera/nn/kernels/cuda/elementwise.cuh"
 
 namespace tessera::nn::cuda {
@@ -125,9 +126,8 @@ struct AdamBody {
 /// The body of a step, without its arrays.
 template <class T, class G, class C>
 AdamBody<T, G, C> adam_scalars(const kernels::AdamStep<T>& a) {
-  const double steps = static_cast<double>(a.step);
-  const double correction1 = 1 - std::pow(a.beta1, steps);
-  const double correction2 = std::sqrt(1 - std::pow(a.beta2, steps));
+  const double correction1 = 1 - base::portable::power(a.beta1, a.step);
+  const double correction2 = std::sqrt(1 - base::portable::power(a.beta2, a.step));
   return {.rest1 = static_cast<T>(1 - a.beta1),
           .beta2 = static_cast<T>(a.beta2),
           .rest2 = static_cast<T>(1 - a.beta2),

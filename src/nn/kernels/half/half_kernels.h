@@ -3,7 +3,6 @@
 // streams that run work later.
 #pragma once
 
-#include "tessera/nn/kernels/cpu/onednn.h"
 #include "tessera/nn/kernels/kernel_table.h"
 
 namespace tessera::nn {
@@ -53,9 +52,9 @@ class HalfKernels : public KernelTable<T> {
   void adam_step(Stream& stream, const kernels::AdamStep<T>& args) override;
 
  protected:
-  /// True if the processor multiplies elements of T; the host's linear layers then need no scratch.
-  static bool has_product(const kernels::LinearShape& shape) {
-    return kernels::has_onednn_product(dtype_of<T>) && shape.rows > 0 && shape.in > 0 && shape.out > 0;
+  /// True if the host multiplies elements of T as they are; its linear layers then need no scratch.
+  static bool has_product(Products products, const kernels::LinearShape& shape) {
+    return kernels::has_product(products, dtype_of<T>) && shape.rows > 0 && shape.in > 0 && shape.out > 0;
   }
   /// Computes only the bias gradient of linear_backward.
   void bias_backward(Stream& stream, kernels::LinearBackward<T> args) {

@@ -263,6 +263,7 @@ class InstrumentedDeviceKernels final : public DeviceKernels {
 
   std::int64_t row_multiple() const override { return inner_->row_multiple(); }
   std::string libraries() const override { return inner_->libraries(); }
+  std::optional<Products> products() const override { return inner_->products(); }
   void positions(Stream& s, std::int32_t* out, std::size_t count, std::size_t period) override {
     show("positions", s, DType::i32, {0, count * sizeof *out}, [&] { inner_->positions(s, out, count, period); });
   }

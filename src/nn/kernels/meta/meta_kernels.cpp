@@ -95,16 +95,19 @@ class MetaKernels final : public KernelTable<T> {
 template <class T>
 class MetaHalfKernels final : public HalfKernels<T> {
  public:
-  using HalfKernels<T>::HalfKernels;
+  MetaHalfKernels(DeviceKernels& all, const KernelResources& r) : HalfKernels<T>(all, r.memory), products_(r.products) {}
   void embedding_forward(Stream&, const kernels::EmbeddingForward<T>&) override {}
   void linear_forward(Stream& s, const kernels::LinearForward<T>& args) override {
-    if (!this->has_product(args.shape)) return HalfKernels<T>::linear_forward(s, args);
+    if (!this->has_product(products_, args.shape)) return HalfKernels<T>::linear_forward(s, args);
     if (args.activated != nullptr) this->activation_forward(s, kernels::activation_after(args));
   }
   void linear_backward(Stream& s, const kernels::LinearBackward<T>& args) override {
-    if (!this->has_product(args.shape)) return HalfKernels<T>::linear_backward(s, args);
+    if (!this->has_product(products_, args.shape)) return HalfKernels<T>::linear_backward(s, args);
     this->bias_backward(s, args);
   }
+
+ private:
+  const Products products_;
 };
 
 /// A GPU computes with half-precision numbers as they are, the host also with f32 copies.
@@ -116,8 +119,8 @@ class MetaDeviceKernels final : public DeviceKernels {
         f64_(r),
         gpu_f16_(r),
         gpu_bf16_(r),
-        f16_(*this, r.memory),
-        bf16_(*this, r.memory) {}
+        f16_(*this, r),
+        bf16_(*this, r) {}
   KernelTable<float>* f32_kernels() override { return &f32_; }
   KernelTable<double>* f64_kernels() override { return &f64_; }
   KernelTable<f16>* f16_kernels() override {

@@ -35,6 +35,9 @@ constexpr std::uint64_t rounds_of(std::uint64_t flag, std::uint64_t operation) {
   return at < operation ? 0 : (at > operation ? kAllRounds : flag & kAllRounds);
 }
 
+/// Processes map these words at different addresses, and in part without the permission to write.
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
+
 struct alignas(kLine) Flag {
   std::atomic<std::uint64_t> value{0};
 };

@@ -74,6 +74,11 @@ void PointToPoint::fail_all() noexcept {
   in_flight_ = early_ = 0;
 }
 
+void PointToPoint::retire(ShmRuntime::RetiredBlock& retired) {
+  for (SendChannel& channel : sends_)
+    if (channel.tiles) retired.message_tiles.push_back(std::move(channel.tiles));
+}
+
 bool PointToPoint::awaits_peer(const ShmOperation& op, int peer) const {
   const auto at = static_cast<std::size_t>(peer);
   const ControlBlock& theirs = members_.of(peer);

@@ -49,6 +49,8 @@ class PointToPoint {
   bool advance();
   /// Completes all messages as failed.
   void fail_all() noexcept;
+  /// Hands over the memory from which peers may still read messages.
+  void retire(ShmRuntime::RetiredBlock& retired);
   /// Whether `op` needs the peer to do something.
   bool awaits_peer(const ShmOperation& op, int peer) const;
 

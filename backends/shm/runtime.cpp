@@ -192,6 +192,7 @@ void ShmRuntime::retire(RetiredBlock retired) {
     one.slots.reset();
     one.tiles.reset();
     for (Buffer& copy : one.copies) copy.reset();
+    one.message_tiles.clear();
     one.closed.clear();
   }
 }

@@ -64,6 +64,7 @@ class ShmRuntime final : public Pollable {
     Buffer slots;
     Buffer tiles;
     std::array<Buffer, 2> copies;
+    std::vector<Buffer> message_tiles;
   };
   void retire(RetiredBlock retired);
 

@@ -22,6 +22,7 @@ ShmGroup::ShmGroup(std::shared_ptr<ShmRuntime> runtime, int rank, std::vector<in
 ShmGroup::~ShmGroup() {
   ShmRuntime::RetiredBlock retired = blocks_.retire();
   buffers_.retire(retired);
+  messages_.retire(retired);
   runtime_->retire(std::move(retired));
 }
 

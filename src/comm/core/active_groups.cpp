@@ -3,9 +3,8 @@
 namespace tessera::comm {
 
 void ActiveGroups::add_activated() noexcept {
-  ActiveGroup* group = activated_.load(std::memory_order_relaxed);
-  if (group == nullptr) return;
-  group = activated_.exchange(nullptr, std::memory_order_acquire);
+  if (activated_.load() == nullptr) return;
+  ActiveGroup* group = activated_.exchange(nullptr);
   while (group != nullptr) {
     ActiveGroup* const next = group->next_;
     group->idle_polls_ = 0;

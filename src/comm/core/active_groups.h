@@ -38,10 +38,12 @@ class TESSERA_API ActiveGroups {
   void activate(ActiveGroup& group) noexcept {
     // Sequentially consistent, as the removal in update(): one of the two sees what the other has written.
     if (group.listed_.load() || group.listed_.exchange(true)) return;
+    // So is this, with the load in add_activated(): a thread publishes its sleep and then polls, the caller activates
+    // the group and then reads whether that thread sleeps (Doorbell).
     ActiveGroup* first = activated_.load(std::memory_order_relaxed);
     do {
       group.next_ = first;
-    } while (!activated_.compare_exchange_weak(first, &group, std::memory_order_release, std::memory_order_relaxed));
+    } while (!activated_.compare_exchange_weak(first, &group));
   }
 
   // Under the engine's lock:

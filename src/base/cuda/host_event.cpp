@@ -30,7 +30,7 @@ WaitValue wait_value() {
 class WordSignal final : public HostEvent {
  public:
   explicit WordSignal(std::shared_ptr<WaitWordPool> words)
-      : words_(std::move(words)), word_(words_->acquire()), value_(*word_) {}
+      : words_(std::move(words)), word_(words_->acquire()), value_(std::atomic_ref(*word_).load()) {}
   ~WordSignal() override {
     set();
     words_->release(word_);

@@ -126,6 +126,7 @@ void CmaLink::finish_send(int peer, std::uint64_t slot) noexcept {
 
 void CmaLink::release(CmaSend& send) noexcept {
   send.number.store(0);
+  std::atomic_thread_fence(std::memory_order_release);  // before what the owner of the memory now writes there
   send.message->handle = nullptr;
   send.message = nullptr;
   sent_.erase(std::find(sent_.begin(), sent_.end(), &send));
@@ -161,6 +162,8 @@ void CmaLink::read_some(CmaReceive& receive) noexcept {
   const bool there = read(peer, receive.address.data + receive.done, message.data + receive.done, bytes, why);
   receive.done += bytes;
   if (there && receive.done < message.bytes) return;
+  // The kernel's loads are this thread's: those of the bytes come before that of the number.
+  std::atomic_thread_fence(std::memory_order_acquire);
   std::uint64_t number = 0;
   std::string gone;
   const bool alive = read(peer, receive.address.number_at, &number, sizeof(number), gone);

@@ -263,6 +263,30 @@ TEST_F(PostmortemTest, OverwrittenCallsAreNoDivergence) {
   EXPECT_EQ(find_first_divergence(logs), std::nullopt);
 }
 
+/// A run may be looked at while it hangs: a rank that goes on writes entries while they are read.
+TEST_F(PostmortemTest, EntriesOfRunningRankAreWhole) {
+  comm::InitOptions config{.backend = "shm"};
+  config.flight_recorder = directory_.path("flight");
+  std::size_t mixed = 0;
+  std::size_t calls = 0;
+  comm::run_threads(1, config, [&](Communicator& world) {
+    std::atomic<bool> read{false};
+    std::thread reader([&] {
+      const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+      for (int i = 0; i < 2000 && std::chrono::steady_clock::now() < until; ++i)
+        for (const FlightCall& call : read_flight_log(*config.flight_recorder + "/rank-0.flight").calls) {
+          ++calls;
+          mixed += call.label == std::to_string(call.bytes) ? 0 : 1;
+        }
+      read = true;
+    });
+    for (std::size_t bytes = 1; !read; bytes = bytes % 5000 + 1) all_gather(world, bytes, std::to_string(bytes));
+    reader.join();
+  });
+  EXPECT_GT(calls, 1000U);
+  EXPECT_EQ(mixed, 0U);
+}
+
 TEST_F(PostmortemTest, MessagesAreRecorded) {
   const auto logs = record(2, [](Communicator& world) {
     const float out = 1;

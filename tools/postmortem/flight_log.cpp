@@ -1,11 +1,16 @@
 #include "tools/postmortem/flight_log.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <sstream>
 #include <string_view>
+#include <system_error>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
@@ -48,6 +53,35 @@ std::vector<int> members_of(const std::string& text) {
   return members;
 }
 
+/// At most `bytes` of the file from `begin` on: as many as it has.
+std::string read_part(const std::string& path, const base::UniqueFd& file, std::size_t begin, std::size_t bytes) {
+  std::string part(bytes, '\0');
+  std::size_t read = 0;
+  while (read < bytes) {
+    const ssize_t count = ::pread(file.get(), part.data() + read, bytes - read, static_cast<off_t>(begin + read));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) refuse_file(path, "can't be read: " + std::generic_category().message(errno));
+    if (count == 0) break;
+    read += static_cast<std::size_t>(count);
+  }
+  part.resize(read);
+  return part;
+}
+
+using Numbers = std::vector<std::uint64_t>;
+
+/// The numbers of the entries. A rank that runs may write an entry at any time: it is whole if its number is the same
+/// before and after the entry was read. The fences order the loads of the kernel, which are this thread's.
+Numbers read_numbers(const std::string& path, const base::UniqueFd& file) {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const std::string entries = read_part(path, file, sizeof(flight::Header), flight::kEntries * sizeof(flight::Entry));
+  std::atomic_thread_fence(std::memory_order_acquire);
+  Numbers numbers(flight::kEntries);
+  for (std::size_t i = 0; (i + 1) * sizeof(flight::Entry) <= entries.size(); ++i)
+    std::memcpy(&numbers[i], entries.data() + i * sizeof(flight::Entry), sizeof(numbers[i]));
+  return numbers;
+}
+
 /// Reads a file's lines, and converts its times from the host's steady clock.
 class LogReader {
  public:
@@ -61,11 +95,13 @@ class LogReader {
     if (log_.groups.empty()) return;  // the rank died before it had joined the others
     if (log_.ranks == 0 || log_.run.empty()) throw std::invalid_argument("lines are missing");
   }
-  void read_entries(const char* entries) {
+  /// `before`, `after`: the numbers of the entries as they were read before and after `entries`.
+  void read_entries(const char* entries, const Numbers& before, const Numbers& after) {
     for (std::uint32_t i = 0; i < flight::kEntries; ++i) {
       flight::Entry entry;
       std::memcpy(&entry, entries + i * sizeof(entry), sizeof(entry));
-      if (entry.number != 0) log_.calls.push_back(call_of(entry, i));
+      const bool whole = entry.number == before[i] && entry.number == after[i];
+      if (whole && entry.number != 0) log_.calls.push_back(call_of(entry, i));
     }
     std::sort(log_.calls.begin(), log_.calls.end(),
               [](const FlightCall& a, const FlightCall& b) { return a.number < b.number; });
@@ -138,23 +174,27 @@ bool is_flight_name(const std::filesystem::path& path) {
 }  // namespace
 
 FlightLog read_flight_log(const std::string& path) {
-  const base::FileText read = base::read_regular(path);
-  if (!read.problem.empty()) refuse_file(path, "can't be read: " + read.problem);
-  const std::string_view text = read.text;
+  const base::OpenedFile file = base::open_regular(path);
+  if (!file.problem.empty()) refuse_file(path, "can't be read: " + file.problem);
+  const Numbers before = read_numbers(path, file.fd);
+  const std::string head = read_part(path, file.fd, 0, flight::kTextOffset);
+  const Numbers after = read_numbers(path, file.fd);
   const std::string_view magic(flight::kMagic.data(), flight::kMagic.size());
-  if (!text.starts_with(magic.substr(0, std::min(magic.size(), text.size()))) || text.empty())
+  if (!head.starts_with(magic.substr(0, std::min(magic.size(), head.size()))) || head.empty())
     refuse_file(path, "is not a file of the flight recorder, or of another version");
-  if (text.size() < flight::kTextOffset)
-    refuse_file(path, "was cut: it has " + std::to_string(text.size()) + " bytes, and needs more than " +
+  if (head.size() < flight::kTextOffset)
+    refuse_file(path, "was cut: it has " + std::to_string(head.size()) + " bytes, and needs more than " +
                           std::to_string(flight::kTextOffset));
   flight::Header header;
-  std::memcpy(&header, text.data(), sizeof(header));
+  std::memcpy(&header, head.data(), sizeof(header));
   if (header.entries != flight::kEntries || header.entry_bytes != sizeof(flight::Entry))
     refuse_file(path, "is of another version of the flight recorder");
   try {
     LogReader reader;
-    reader.read_lines(text.substr(flight::kTextOffset));
-    reader.read_entries(text.data() + sizeof(flight::Header));
+    // The lines are read after the entries, which refer to them.
+    const auto end = static_cast<std::size_t>(::lseek(file.fd.get(), 0, SEEK_END));
+    reader.read_lines(read_part(path, file.fd, flight::kTextOffset, end - flight::kTextOffset));
+    reader.read_entries(head.data() + sizeof(flight::Header), before, after);
     return reader.log();
   } catch (const std::exception&) {
     refuse_file(path, "is damaged");

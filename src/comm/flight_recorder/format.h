@@ -36,7 +36,9 @@ static_assert(sizeof(Header) == 64);
 
 /// One call. Call N of the rank is entry (N - 1) % kEntries.
 struct Entry {
-  std::uint64_t number;  ///< of the rank's calls, from 1; written last. 0: unused, or being written
+  /// Of the rank's calls, from 1; written last. 0: unused, or being written. If the rank still runs, an entry is valid
+  /// only if this was the same before and after the entry was read.
+  std::uint64_t number;
   std::uint32_t state;   ///< a State
   std::uint8_t kind;     ///< an OpKind
   std::uint8_t dtype;    ///< a DType

@@ -68,7 +68,8 @@ FlightRecorder::~FlightRecorder() {
 
 void FlightRecorder::issue(CallNumber number, const OpDesc& call, const Place& place) noexcept {
   flight::Entry& entry = entry_of(number);
-  atomic(entry.number).store(0, std::memory_order_release);
+  atomic(entry.number).store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);  // before what follows, which a reader may see early
   const DType dtype = call.kind == OpKind::send ? call.in.dtype : call.out.dtype;
   const std::size_t count =
       is_message(call.kind) ? std::max(call.in.count, call.out.count) : larger_count(call, place.ranks);
@@ -82,7 +83,7 @@ void FlightRecorder::issue(CallNumber number, const OpDesc& call, const Place& p
   entry.bytes = count * size_of(dtype);
   entry.step = step_.load(std::memory_order_relaxed);
   entry.issued_ns = host_time_ns();
-  entry.ended_ns = 0;
+  atomic(entry.ended_ns).store(0, std::memory_order_relaxed);
   entry.label = {};
   std::copy_n(call.label.data(), std::min(call.label.size(), entry.label.size()), entry.label.data());
   atomic(entry.number).store(number, std::memory_order_release);
@@ -92,7 +93,7 @@ void FlightRecorder::set_state(Calls calls, flight::State state) noexcept {
   for (CallNumber call = calls.first; call < calls.first + calls.count; ++call) {
     flight::Entry& entry = entry_of(call);
     if (atomic(entry.number).load(std::memory_order_relaxed) != call) continue;  // a later call has the entry
-    if (state >= flight::State::done) entry.ended_ns = host_time_ns();
+    if (state >= flight::State::done) atomic(entry.ended_ns).store(host_time_ns(), std::memory_order_relaxed);
     atomic(entry.state).store(static_cast<std::uint32_t>(state), std::memory_order_release);
   }
 }

@@ -1,6 +1,7 @@
 #include "backends/shm/shm_group.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/core/format.h"
@@ -172,6 +173,7 @@ bool ShmGroup::advance_collective(ShmOperation& op) {
 }
 
 bool ShmGroup::adopt_peer_failure() noexcept {
+  std::atomic_thread_fence(std::memory_order_acquire);  // what this rank has read was read before
   if (!monitor_.any_failure()) return false;
   std::optional<Failure> failure = monitor_.published_failure();
   if (failure) fail(std::move(*failure), true);

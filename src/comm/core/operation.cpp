@@ -7,14 +7,22 @@ namespace tessera::comm {
 
 Operation::~Operation() = default;
 
+/// Its memory is the caller's again, while a peer may still read it. A peer that sees what the caller writes there then
+/// also sees the failure, or that its message was canceled: it looks after it has read, behind an acquire fence.
+bool Operation::has_failed() const noexcept {
+  if (state.load() != failed) return false;
+  std::atomic_thread_fence(std::memory_order_release);
+  return true;
+}
+
 bool Operation::done() noexcept {
   if (state.load() == pending) group->advance();
-  return state.load() != pending;
+  return state.load() == succeeded || has_failed();
 }
 
 bool Operation::wait_until(Clock::time_point until) {
   if (!group->wait_for(*this, until)) return false;
-  if (state.load() == failed) group->throw_failure(*this);
+  if (has_failed()) group->throw_failure(*this);
   return true;
 }
 

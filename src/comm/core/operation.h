@@ -63,6 +63,9 @@ class TESSERA_API Operation : public WorkState {
 
  protected:
   void recycle() noexcept override;
+
+ private:
+  bool has_failed() const noexcept;
 };
 
 /// A queue of operations, linked through them.

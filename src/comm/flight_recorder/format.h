@@ -39,10 +39,10 @@ struct Entry {
   /// Of the rank's calls, from 1; written last. 0: unused, or being written. If the rank still runs, an entry is valid
   /// only if this was the same before and after the entry was read.
   std::uint64_t number;
-  std::uint32_t state;   ///< a State
-  std::uint8_t kind;     ///< an OpKind
-  std::uint8_t dtype;    ///< a DType
-  std::uint8_t reduce;   ///< a ReduceOp::Kind
+  std::uint32_t state;  ///< a State
+  std::uint8_t kind;    ///< an OpKind
+  std::uint8_t dtype;   ///< a DType
+  std::uint8_t reduce;  ///< a ReduceOp::Kind
   std::uint8_t reserved;
   std::uint32_t communicator;  ///< as in the line "communicator"
   std::int32_t root;           ///< of rooted collectives; the peer of messages

@@ -1,6 +1,8 @@
 // How the threads of a rank sleep and wake up. The longest sleep is long enough to expose a missed wake-up.
 #include <atomic>
+#include <condition_variable>
 #include <functional>
+#include <mutex>
 #include <thread>
 
 #include "tessera/comm/core/progress.h"
@@ -32,7 +34,8 @@ void on_another_thread(const std::function<void()>& call) { std::thread(call).jo
 /// A peer that changes the awaited state right after a thread's last poll before it sleeps, and then rings.
 class Peer {
  public:
-  explicit Peer(Doorbell& bell, int rounds) : bell_(bell), rounds_(rounds) {}
+  Peer(Doorbell& bell, int rounds) : Peer([&bell] { ring(bell); }, rounds) {}
+  Peer(std::function<void()> wake, int rounds) : wake_(std::move(wake)), rounds_(rounds) {}
   /// True: progress was made.
   bool look(bool with_health_check) {
     if (changed_.exchange(false)) {
@@ -42,14 +45,14 @@ class Peer {
     if (with_health_check && seen_.load() < rounds_)
       on_another_thread([&] {
         changed_.store(true);
-        ring(bell_);
+        wake_();
       });
     return false;
   }
   int seen() const { return seen_.load(); }
 
  private:
-  Doorbell& bell_;
+  const std::function<void()> wake_;
   const int rounds_;
   std::atomic<bool> changed_{false};
   std::atomic<int> seen_{0};
@@ -74,6 +77,46 @@ TEST(ProgressWaits, WaiterMissesNoWakeup) {
   Peer peer(bell, 50);
   std::atomic<std::uint32_t> finished{0};
   ProgressEngine engine(bell, {.thread = false, .longest_sleep = kMaxSleep});
+  watched.look = [&](bool with_health_check) {
+    const bool moved = peer.look(with_health_check);
+    if (peer.seen() == 50) finished.store(1);
+    return moved;
+  };
+  engine.add(watched);
+  EXPECT_TRUE(engine.wait(finished, Clock::now() + kSoon)) << peer.seen();
+}
+
+/// As a transport's waiter must: it only counts wake-ups since arm().
+class DrainingWaiter final : public ProgressWaiter {
+ public:
+  bool arm() noexcept override {
+    const std::lock_guard lock(mutex_);
+    woken_ = false;
+    return true;
+  }
+  void sleep(std::chrono::nanoseconds at_most) noexcept override {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, at_most, [this] { return woken_; });
+  }
+  void wake() noexcept override {
+    const std::lock_guard lock(mutex_);
+    woken_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool woken_ = false;
+};
+
+TEST(ProgressWaits, TransportsWaiterMissesNoWakeup) {
+  Doorbell bell;
+  DrainingWaiter waiter;
+  Watched watched;
+  std::atomic<std::uint32_t> finished{0};
+  ProgressEngine engine(bell, {.thread = false, .waiter = &waiter, .longest_sleep = kMaxSleep});
+  Peer peer([&engine] { engine.wake_waiters(); }, 50);
   watched.look = [&](bool with_health_check) {
     const bool moved = peer.look(with_health_check);
     if (peer.seen() == 50) finished.store(1);

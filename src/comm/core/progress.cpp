@@ -89,8 +89,10 @@ ProgressEngine::~ProgressEngine() {
 }
 
 void ProgressEngine::wake_waiters() noexcept {
-  if (options_.waiter != nullptr && bell_.waiters.load() != 0) options_.waiter->wake();
-  ring(bell_);
+  if (options_.waiter == nullptr) return ring(bell_);
+  if (bell_.waiters.load() == 0) return;
+  bell_.rings.fetch_add(1);  // before: a thread that is about to arm the waiter takes this wake-up for an earlier one
+  options_.waiter->wake();
 }
 
 void ProgressEngine::add(Pollable& item) {
@@ -130,7 +132,8 @@ void ProgressEngine::spin_for_completion(const std::atomic<std::uint32_t>& finis
 }
 
 /// Publishes the sleep, polls once more (acquiring the lock itself, since another thread that holds it may have looked
-/// too early), then sleeps unless that progressed or `needless()` is true.
+/// too early), then sleeps unless that progressed, `needless()` is true, or a thread has rung since the sleep was
+/// published: a waiter only counts what came after arm().
 template <class Condition>
 void ProgressEngine::wait_for_event(Condition needless, Clock::time_point until) noexcept {
   bell_.waiters.fetch_add(1);
@@ -141,7 +144,7 @@ void ProgressEngine::wait_for_event(Condition needless, Clock::time_point until)
     moved = poll_locked(true);
     if (!moved && options_.waiter != nullptr) moved = !options_.waiter->arm();
   }
-  if (!moved && !needless()) {
+  if (!moved && !needless() && bell_.rings.load() == seen) {
     const auto time = std::min<std::chrono::nanoseconds>(until - Clock::now(), options_.longest_sleep);
     if (options_.waiter == nullptr) {
       futex_wait(bell_.rings, seen, time);

@@ -158,6 +158,7 @@ MISTAKES = [
             (r"^comm_rendezvous\.", r"^launchers\.two_hosts$"), "ranks on another host connect to themselves"),
     mistake("ring-without-wake", "src/comm/core/progress.cpp", "  if (bell.waiters.load() == 0) return;\n  bell.rings.fetch_add(1);\n  futex_wake(bell.rings);",
             "  if (bell.waiters.load() == 0) return;\n  bell.rings.fetch_add(1);", r"^comm\.ProgressWaits", "ranks wake up 100 ms late"),
+    mistake("rings-not-compared", "src/comm/core/progress.cpp", "  if (!moved && !needless() && bell_.rings.load() == seen) {", "  if (!moved && !needless()) {", r"^comm\.ProgressWaits", "a thread that waits for sockets begins another thread's operation 100 ms late"),
     mistake("hand-over-without-wake", "src/comm/core/progress.cpp", "  if (waiters_.load() != 0 || bell_.idle.load() == 0) return;\n  bell_.attention.fetch_add(1);\n  futex_wake(bell_.attention);",
             "  if (waiters_.load() != 0 || bell_.idle.load() == 0) return;\n  bell_.attention.fetch_add(1);", r"^comm\.ProgressWaits", "the progress thread wakes up late"),
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <random>
@@ -75,6 +76,9 @@ bool cma_read(int pid, const void* from, void* to, std::size_t bytes) {
     to = static_cast<std::byte*>(to) + n;
     bytes -= static_cast<std::size_t>(n);
   }
+  // The kernel's loads are this thread's. They come before a load that tells whether the memory was still its owner's,
+  // and before a message by which the owner gets it back.
+  std::atomic_thread_fence(std::memory_order_acquire);
   return true;
 }
 

@@ -162,8 +162,6 @@ void CmaLink::read_some(CmaReceive& receive) noexcept {
   const bool there = read(peer, receive.address.data + receive.done, message.data + receive.done, bytes, why);
   receive.done += bytes;
   if (there && receive.done < message.bytes) return;
-  // The kernel's loads are this thread's: those of the bytes come before that of the number.
-  std::atomic_thread_fence(std::memory_order_acquire);
   std::uint64_t number = 0;
   std::string gone;
   const bool alive = read(peer, receive.address.number_at, &number, sizeof(number), gone);

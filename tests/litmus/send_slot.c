@@ -8,8 +8,6 @@
 // mirrors backends/shm/point_to_point.cpp: const std::uint64_t sent = slot.sent.load();
 // mirrors backends/shm/point_to_point.cpp: members_.own().received(peer).store(encode(message, all ? kAllRounds : channel.rounds));
 //
-// The tiles of collectives (staged, phase_a, phase_b in tiled_collective.cpp) follow the same protocol.
-//
 // Controls: 1 `sent` is stored relaxed; 2 loaded relaxed; 3 `received` is stored relaxed; 4 loaded relaxed; 5 the sender
 // does not wait for a free tile; 6 it begins a message before the previous one has been received.
 #include "litmus.h"

@@ -3,14 +3,15 @@
 #include "tessera/base/error.h"
 
 #ifdef TESSERA_HAS_ONEDNN
-#include <omp.h>
-
 #include <array>
 #include <cstdint>
 #include <dnnl.hpp>
 #include <map>
 #include <unordered_map>
 #include <vector>
+
+// Of the OpenMP library that oneDNN uses. Its header omp.h belongs to a compiler, and is missing for others.
+extern "C" void omp_set_num_threads(int);
 #endif
 
 namespace tessera::nn::kernels {
@@ -21,25 +22,22 @@ namespace {
 
 using Memory = dnnl::memory;
 
-/// Instruction sets for which oneDNN's kernels are at least twice as wide as those of a generic BLAS.
-const char* name_of(dnnl::cpu_isa isa) {
-  switch (isa) {
-    case dnnl::cpu_isa::avx512_core:
-      return "avx512_core";
-    case dnnl::cpu_isa::avx512_core_vnni:
-      return "avx512_core_vnni";
-    case dnnl::cpu_isa::avx512_core_bf16:
-      return "avx512_core_bf16";
-    case dnnl::cpu_isa::avx512_core_amx:
-      return "avx512_core_amx";
-    default:
-      return nullptr;
-  }
+/// Whether an instruction set contains another: a newer set has the bits of those that it extends, so a set that only
+/// a newer oneDNN knows counts, too.
+bool contains(dnnl::cpu_isa isa, dnnl::cpu_isa part) {
+  const auto bits = static_cast<unsigned>(part);
+  return (static_cast<unsigned>(isa) & bits) == bits;
 }
 
-bool multiplies_bf16(dnnl::cpu_isa isa) {
-  return isa == dnnl::cpu_isa::avx512_core_bf16 || isa == dnnl::cpu_isa::avx512_core_amx;
+/// The largest of the instruction sets for which oneDNN's kernels are at least twice as wide as those of a generic BLAS.
+const char* name_of(dnnl::cpu_isa isa) {
+  if (contains(isa, dnnl::cpu_isa::avx512_core_amx)) return "avx512_core_amx";
+  if (contains(isa, dnnl::cpu_isa::avx512_core_bf16)) return "avx512_core_bf16";
+  if (contains(isa, dnnl::cpu_isa::avx512_core_vnni)) return "avx512_core_vnni";
+  return contains(isa, dnnl::cpu_isa::avx512_core) ? "avx512_core" : nullptr;
 }
+
+bool multiplies_bf16(dnnl::cpu_isa isa) { return contains(isa, dnnl::cpu_isa::avx512_core_bf16); }
 
 Memory::data_type type_of(base::DType dtype) {
   return dtype == base::DType::bf16 ? Memory::data_type::bf16 : Memory::data_type::f32;
@@ -114,12 +112,22 @@ class Kernels {
       sum.append_sum(1.0F);
       attributes.set_post_ops(sum);
     }
-    const auto description = p.bias != nullptr ? dnnl::matmul::desc(entry.a, entry.b, entry.bias, entry.c)
-                                               : dnnl::matmul::desc(entry.a, entry.b, entry.c);
-    const dnnl::matmul::primitive_desc primitive(description, attributes, engine_);
+    const dnnl::matmul::primitive_desc primitive = describe(entry, attributes);
     entry.scratch = primitive.scratchpad_desc();
     entry.kernel = dnnl::matmul(primitive);
     return entry;
+  }
+
+  dnnl::matmul::primitive_desc describe(const Entry& entry, const dnnl::primitive_attr& attributes) const {
+    const bool has_bias = !entry.bias.is_zero();
+#if DNNL_VERSION_MAJOR >= 3
+    if (has_bias) return {engine_, entry.a, entry.b, entry.bias, entry.c, attributes};
+    return {engine_, entry.a, entry.b, entry.c, attributes};
+#else
+    const auto description = has_bias ? dnnl::matmul::desc(entry.a, entry.b, entry.bias, entry.c)
+                                      : dnnl::matmul::desc(entry.a, entry.b, entry.c);
+    return {description, attributes, engine_};
+#endif
   }
 
   /// Reused by all products, because new memory costs a page fault per page. Aligned to a cache line.

@@ -41,11 +41,11 @@ std::string all_states() {
 /// A conflict with libraries that the program itself has loaded is detected only in this process; then the next module
 /// may work.
 const Backend& load_usable(const std::vector<ModuleFile>& variants) {
-  if (variants.size() == 1) return load_module(variants.front());
+  if (variants.size() == 1) return *load_module(variants.front());
   const Backend* last = nullptr;
   for (const ModuleReport& report : probe_modules(variants)) {
     if (!report.reason.empty()) continue;
-    last = &load_module(report.file);
+    last = load_module(report.file);
     if (last->probe().empty()) break;
   }
   if (last == nullptr) throw InvalidUsage("none of its modules can be used");

@@ -118,10 +118,10 @@ const PluginExports& load(const std::string& file) {
   const std::lock_guard lock(mutex);
   const auto known = loaded.find(path);
   if (known != loaded.end()) return known->second;
-  const auto& plugin =
+  const auto* const plugin =
       base::open_module<tessera_fsdp_plugin>(path, {"tessera_fsdp_plugin", "plug-in with strategies or collectives",
                                                     TESSERA_FSDP_PLUGIN_ABI, sizeof(tessera_fsdp_plugin)});
-  PluginExportsResult got = plugin.exports();
+  PluginExportsResult got = plugin->exports();
   call_named(file, [&] {
     if (got.error != nullptr) std::rethrow_exception(got.error);
   });

@@ -102,7 +102,7 @@ std::string refusal(const std::string& path) {
 TEST(DeviceModules, RejectsModuleWithReason) {
   const std::string directory = TESSERA_TEST_DEVICES;
   EXPECT_EQ(refusal(directory + "/abacus.so"), "loaded");
-  EXPECT_EQ(load_device_module(directory + "/abacus.so").probe().problem, "a bead is missing");
+  EXPECT_EQ(load_device_module(directory + "/abacus.so")->probe().problem, "a bead is missing");
   EXPECT_THAT(refusal(directory + "/otherabi.so"), HasSubstr("'tessera 0, punched cards'"));
   EXPECT_THAT(refusal(directory + "/otherabi.so"), HasSubstr("'" TESSERA_ABI "'"));
   EXPECT_THAT(refusal(directory + "/othersize.so"), HasSubstr("bytes, but this library's"));

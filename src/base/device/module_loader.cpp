@@ -29,7 +29,7 @@ std::string kind_of(Device device) {
 DeviceInfo state_of_module(const std::string& name, const std::string& path) {
   DeviceInfo state{.name = name, .available = false, .reason = {}, .devices = {}};
   try {
-    DeviceProbe probe = load_device_module(path).probe();
+    DeviceProbe probe = load_device_module(path)->probe();
     state.available = probe.problem.empty();
     state.reason = std::move(probe.problem);
     state.devices = std::move(probe.devices);
@@ -104,28 +104,28 @@ void check_module(const std::string& path, const ModuleDescriptor& table, const 
                        std::to_string(table.size) + "; rebuild it with this library's headers");
 }
 
-const tessera_device& load_device_module(const std::string& path) {
+const tessera_device* load_device_module(const std::string& path) {
   const auto* const module =
-      &open_module<tessera_device>(path, {"tessera_device", "device module", TESSERA_ABI, sizeof(tessera_device)});
+      open_module<tessera_device>(path, {"tessera_device", "device module", TESSERA_ABI, sizeof(tessera_device)});
   const std::string name = fs::path(path).stem().string();
   if (module->name != name)
     throw InvalidUsage(path + ": its device is called '" + std::string(module->name) + "'; rename the file to " +
                        std::string(module->name) + ".so");
-  return *module;
+  return module;
 }
 
 namespace {
 
 bool has_module(Device device) { return device.type != DeviceType::cpu && device.type != DeviceType::meta; }
 
-const tessera_device& usable_module(Device device) {
+const tessera_device* usable_module(Device device) {
   const std::string kind = kind_of(device);
   const fs::path path = device_directory() / (kind + ".so");
   std::error_code ignore;
   if (!fs::exists(path, ignore))
     throw InvalidUsage("device " + kind + ": not part of this build (there is no " + path.string() + ")");
-  const tessera_device& module = load_device_module(path.string());
-  const DeviceProbe probe = module.probe();
+  const tessera_device* const module = load_device_module(path.string());
+  const DeviceProbe probe = module->probe();
   if (!probe.problem.empty()) throw InvalidUsage("device " + kind + " can't be used: " + probe.problem);
   if (device.index < 0 || static_cast<std::size_t>(device.index) >= probe.devices.size())
     throw InvalidUsage("device " + name_of(device) + ": no such device; this host has " +
@@ -142,7 +142,7 @@ void require_device(Device device) {
 std::shared_ptr<DeviceRuntime> open_device(Device device) {
   if (device.type == DeviceType::cpu) return cpu_runtime();
   if (device.type == DeviceType::meta) return meta_runtime();
-  OpenedDevice opened = usable_module(device).open(device.index);
+  OpenedDevice opened = usable_module(device)->open(device.index);
   if (opened.error != nullptr) std::rethrow_exception(opened.error);
   return std::move(opened.runtime);
 }

@@ -27,15 +27,16 @@ TESSERA_API void* module_entry(const std::string& path, const ModuleDescriptor& 
 TESSERA_API void check_module(const std::string& path, const ModuleDescriptor& table, const char* abi,
                               const std::size_t* size);
 
-/// A module's table. `abi` and `size` are read first; unless they equal the library's own, nothing else is read.
+/// A module's table, never null: a pointer, since it belongs to the loaded module and not to the arguments. `abi` and
+/// `size` are read first; unless they equal the library's own, nothing else is read.
 template <class Table>
-const Table& open_module(const std::string& path, const ModuleDescriptor& table) {
+const Table* open_module(const std::string& path, const ModuleDescriptor& table) {
   const Table* const found = reinterpret_cast<const Table* (*)()>(module_entry(path, table))();
   check_module(path, table, found == nullptr ? nullptr : found->abi, found == nullptr ? nullptr : &found->size);
-  return *found;
+  return found;
 }
 
-/// Loads a device module and returns its table.
-TESSERA_API const tessera_device& load_device_module(const std::string& path);
+/// Loads a device module and returns its table, never null.
+TESSERA_API const tessera_device* load_device_module(const std::string& path);
 
 }  // namespace tessera::base

@@ -71,20 +71,20 @@ std::vector<ModuleFile> find_modules() {
   return found;
 }
 
-const Backend& load_module(const ModuleFile& file) {
+const Backend* load_module(const ModuleFile& file) {
   // Loaded modules belong to the process, as for dlopen() itself.
   static std::mutex mutex;
   static std::map<std::string, Backend> loaded;
   if (!file.problem.empty()) throw InvalidUsage(file.problem);
   const std::lock_guard lock(mutex);
   const auto known = loaded.find(file.path);
-  if (known != loaded.end()) return known->second;
-  const auto& plugin = base::open_module<tessera_plugin>(
+  if (known != loaded.end()) return &known->second;
+  const auto* const plugin = base::open_module<tessera_plugin>(
       file.path, {"tessera_plugin", "backend module", TESSERA_PLUGIN_ABI, sizeof(tessera_plugin)});
-  if (plugin.name != file.backend)
-    throw InvalidUsage(file.path + ": its backend is called '" + std::string(plugin.name) + "'; rename the file to " +
-                       std::string(plugin.name) + ".so");
-  return loaded.emplace(file.path, backend_of(plugin)).first->second;
+  if (plugin->name != file.backend)
+    throw InvalidUsage(file.path + ": its backend is called '" + std::string(plugin->name) + "'; rename the file to " +
+                       std::string(plugin->name) + ".so");
+  return &loaded.emplace(file.path, backend_of(*plugin)).first->second;
 }
 
 }  // namespace tessera::comm

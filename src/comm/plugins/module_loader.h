@@ -20,9 +20,9 @@ struct ModuleFile {
 /// name within a directory. Loads nothing.
 TESSERA_API std::vector<ModuleFile> find_modules();
 
-/// Loads the module into this process permanently, unless it is loaded already. Throws InvalidUsage with the reason if
-/// it can't be loaded.
-const Backend& load_module(const ModuleFile& file);
+/// Loads the module into this process permanently, unless it is loaded already. Returns its backend, never null, which
+/// lives as long as the process. Throws InvalidUsage with the reason if it can't be loaded.
+const Backend* load_module(const ModuleFile& file);
 
 /// A module's description of itself; the backend is named by its file.
 struct ModuleReport {

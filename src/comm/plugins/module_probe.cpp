@@ -125,7 +125,7 @@ std::string describe_module(const std::string& path) {
   const std::string stem = std::filesystem::path(path).stem().string();
   std::string text;
   try {
-    const Backend& backend = load_module({stem.substr(0, stem.find('-')), path, ""});
+    const Backend& backend = *load_module({stem.substr(0, stem.find('-')), path, ""});
     write_line(text, "devices", backend.devices);
     for (const std::string_view part : backend.launch_prefix) write_line(text, "launch", part);
     for (const EnvVariable& variable : backend.variables) {

@@ -1,6 +1,8 @@
-"""Configures TESSERA_COMM_ONLY: what it would compile and link is communication alone. Nothing is compiled."""
+"""Configures TESSERA_COMM_ONLY: what it would compile and link is communication alone. Warnings are errors where a preset says so,
+and not for others. Nothing is compiled."""
 
 import argparse
+import json
 import pathlib
 import subprocess
 import tempfile
@@ -32,6 +34,16 @@ with tempfile.TemporaryDirectory() as scratch:
         assert not any(source.startswith(str(folder / part)) for source in sources), (part, sources)
     for library in ("openblas", "dnnl", "cublas"):
         assert library not in commands.stdout.lower(), library
+    assert "-Wall" in commands.stdout and "-Werror" not in commands.stdout
+
+    strict = configure(build, "-DTESSERA_WERROR=ON")
+    assert strict.returncode == 0, strict.stdout + strict.stderr
+    commands = subprocess.run(["ninja", "-C", build, "-t", "commands", "tessera_comm_library"], capture_output=True, text=True, timeout=60)
+    assert all("-Werror" in line for line in commands.stdout.splitlines() if " -c " in line), commands
+    presets = {preset["name"]: preset for preset in json.loads((folder / "CMakePresets.json").read_text())["configurePresets"]}
+    assert presets["base"]["cacheVariables"]["TESSERA_WERROR"] == "ON"
+    for name, preset in presets.items():
+        assert name == "base" or preset["inherits"] == "base" and "TESSERA_WERROR" not in preset.get("cacheVariables", {}), name
 
     refused = configure(pathlib.Path(scratch) / "refused", "-DTESSERA_COMM_ONLY=ON", "-DTESSERA_TESTS=ON")
     assert refused.returncode != 0 and "TESSERA_COMM_ONLY leaves out what tests" in refused.stderr, refused

@@ -1,17 +1,39 @@
 # Compile options of every target of the project.
 add_library(tessera_options INTERFACE)
 target_compile_options(tessera_options INTERFACE
-  -Wall -Wextra -Wpedantic -Wno-restrict  # GCC 12 reports false overlaps in std::string (PR 105651)
-  -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wno-missing-field-initializers
+  -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wno-missing-field-initializers
   # The same IEEE operations for each element, whatever its position: fused multiply-adds occur only where the source has them.
   -ffp-contract=off -fno-math-errno)
+set(gcc OFF)  # clang knows other warnings
+set(gcc_12 OFF)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  set(gcc ON)
+  if(CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    set(gcc_12 ON)
+  endif()
+endif()
+if(gcc_12)
+  target_compile_options(tessera_options INTERFACE -Wno-restrict)  # it reports false overlaps in std::string (PR 105651)
+endif()
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  # clang 19 reports what the std::stable_sort of GCC 12's library itself calls.
+  include(CheckCXXSourceCompiles)
+  set(CMAKE_REQUIRED_FLAGS "-std=c++20 -Wdeprecated-declarations -Werror")
+  check_cxx_source_compiles("#include <algorithm>
+    int main() { int a[2] = {}; std::stable_sort(a, a + 2); }" TESSERA_STABLE_SORT_WITHOUT_WARNING)
+  unset(CMAKE_REQUIRED_FLAGS)
+  if(NOT TESSERA_STABLE_SORT_WITHOUT_WARNING)
+    target_compile_options(tessera_options INTERFACE -Wno-deprecated-declarations)
+  endif()
+endif()
 if(TESSERA_WERROR)
   target_compile_options(tessera_options INTERFACE -Werror)
 endif()
 if(TESSERA_SANITIZE)
-  # GCC 12 takes parts of std::optional and <regex> for uninitialized when sanitizers instrument them.
-  target_compile_options(tessera_options INTERFACE -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer
-    -Wno-maybe-uninitialized)
+  target_compile_options(tessera_options INTERFACE -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer)
+  if(gcc)  # it takes parts of std::optional and <regex> for uninitialized when sanitizers instrument them
+    target_compile_options(tessera_options INTERFACE -Wno-maybe-uninitialized)
+  endif()
   target_link_options(tessera_options INTERFACE -fsanitize=${TESSERA_SANITIZE})
   if(TESSERA_SANITIZE MATCHES thread AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     # It ignores fences, and warns of each. Those here order what it doesn't see: reads by the kernel and by other processes.
@@ -19,6 +41,18 @@ if(TESSERA_SANITIZE)
   endif()
 endif()
 target_link_libraries(tessera_options INTERFACE Threads::Threads)
+
+# Boost.Asio with its coroutines. Boost 1.74 finds those of the standard library only for GCC.
+find_package(Boost 1.74 REQUIRED CONFIG)
+add_library(tessera_asio INTERFACE)
+target_link_libraries(tessera_asio INTERFACE Boost::headers)
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  target_compile_definitions(tessera_asio INTERFACE BOOST_ASIO_HAS_CO_AWAIT=1 BOOST_ASIO_HAS_STD_COROUTINE=1)
+endif()
+if(gcc AND TESSERA_SANITIZE STREQUAL "thread")
+  # This sanitizer does not support Asio's fences (GCC warns of it), but it does support its mutexes.
+  target_compile_options(tessera_asio INTERFACE -Wno-tsan)
+endif()
 
 # Headers are included as "tessera/comm/communicator.h", as in a program that uses the installed package.
 set(TESSERA_INCLUDE_DIR ${PROJECT_BINARY_DIR}/include)

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "tessera/base/half_loops-inl.h"
+#include "tessera/base/vectorize-inl.h"
 #include "tessera/comm/kernels/reduce_task.h"
 #include "tessera/comm/slices.h"
 
@@ -157,7 +158,7 @@ void fused(const T* const* in, const typename AccumulateTraits<T>::Sum* factors,
   for (std::size_t k = 0; k < kN; ++k) local[k] = in[k];
   if constexpr (kKind == Kind::premul_sum)
     for (std::size_t k = 0; k < kN; ++k) by[k] = factors[k];
-#pragma GCC ivdep
+  TESSERA_INDEPENDENT_ITERATIONS
   for (std::size_t i = 0; i < count; ++i) out[i] = tree<kKind, T, 0, kN>(local, by, i);
 }
 

@@ -10,7 +10,9 @@ namespace {
 std::atomic<std::uint64_t> allocations{0};
 }
 
-#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // GCC 12 doesn't see that the two match
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // GCC doesn't see that the two match
+#endif
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   allocations.fetch_add(1, std::memory_order_relaxed);
   return std::malloc(bytes == 0 ? 1 : bytes);

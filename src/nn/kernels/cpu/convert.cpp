@@ -1,6 +1,7 @@
 // The conversions of elementwise.h, compiled once per instruction set (see hwy/foreach_target.h): loops that the
 // compiler vectorizes.
 #include "tessera/base/half_loops-inl.h"
+#include "tessera/base/vectorize-inl.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
 #include "tessera/nn/kernels/elementwise.h"
 
@@ -15,7 +16,7 @@ namespace {
 
 template <class In, class Out>
 void convert_loop(const In* in, Out* out, std::size_t count) {
-#pragma GCC ivdep
+  TESSERA_INDEPENDENT_ITERATIONS
   for (std::size_t i = 0; i < count; ++i) out[i] = base::from_float<Out>(base::to_float(in[i]));
 }
 

@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -39,6 +40,12 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 """
 
 
+def version():
+    """Of Slurm, as (23, 11)."""
+    said = subprocess.run([jobs.program("slurmd"), "-V"], capture_output=True, text=True, timeout=20, check=False).stdout
+    return tuple(int(number) for number in re.search(r" (\d+)\.(\d+)", said).groups())
+
+
 def free_port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -56,6 +63,9 @@ class Slurm:
         with open(self.path("slurm.conf"), "w", encoding="ascii") as file:
             file.write(CONFIGURATION.format(host=socket.gethostname().split(".")[0], user=getpass.getuser(), folder=folder,
                                             control_port=free_port(), node_port=free_port()))
+        if version() >= (23, 11):  # it can be told not to use control groups, which a container may not have or own
+            with open(self.path("cgroup.conf"), "w", encoding="ascii") as file:
+                file.write("CgroupPlugin=disabled\n")
 
     def path(self, name):
         return os.path.join(self.folder, name)

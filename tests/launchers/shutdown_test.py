@@ -15,9 +15,9 @@ import slurm
 
 START = 30  # seconds, until a rank must have begun
 ROUNDS = int(os.environ.get("TESSERA_ENDINGS", "1"))
-TRANSPORTS = {  # settings of the two MPIs
+TRANSPORTS = {  # settings of the two MPIs; CMA belongs to vader in Open MPI 4, to smsc in 5
     "shared memory": {},
-    "shared memory without CMA": {"UCX_TLS": "^cma", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"},
+    "shared memory without CMA": {"UCX_TLS": "^cma", "OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMPI_MCA_smsc": "^cma"},
     "tcp": {"UCX_TLS": "tcp,self", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"},
 }
 

@@ -50,7 +50,7 @@ class Run:
 
 def segments():
     """Shared memory segments, except those of MPI and UCX, whose tests may run concurrently."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith(("vader_segment", "mpich_shar", "ucx_shm"))}
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("vader_segment", "sm_segment", "mpich_shar", "ucx_shm"))}
 
 
 class FailureTest(unittest.TestCase):

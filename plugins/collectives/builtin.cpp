@@ -22,11 +22,11 @@ void add_built_in_collectives(CollectiveRegistry& registry) {
     add_compressed("int8", {collective, Compression::int8});
     if (collective != OpKind::all_gather) add_compressed("int8_feedback", {collective, Compression::int8, true});
   }
-  for (const auto& [name, rank] : {std::pair("powersgd", 4), std::pair("powersgd1", 1), std::pair("powersgd2", 2),
-                                   std::pair("powersgd8", 8), std::pair("powersgd16", 16)})
+  for (const auto& each : {std::pair("powersgd", 4), std::pair("powersgd1", 1), std::pair("powersgd2", 2),
+                           std::pair("powersgd8", 8), std::pair("powersgd16", 16)})
     registry.add(
-        OpKind::all_reduce, name, [name = name, rank = rank] { return std::make_unique<PowerSgd>(name, rank); },
-        [rank = rank](const CollectiveSize& size) { return collectives::powersgd_cost(rank, size); });
+        OpKind::all_reduce, each.first, [each] { return std::make_unique<PowerSgd>(each.first, each.second); },
+        [each](const CollectiveSize& size) { return collectives::powersgd_cost(each.second, size); });
 }
 
 }  // namespace tessera::fsdp

@@ -29,7 +29,8 @@ bool contains(dnnl::cpu_isa isa, dnnl::cpu_isa part) {
   return (static_cast<unsigned>(isa) & bits) == bits;
 }
 
-/// The largest of the instruction sets for which oneDNN's kernels are at least twice as wide as those of a generic BLAS.
+/// The largest of the instruction sets for which oneDNN's kernels are at least twice as wide as those of a generic
+/// BLAS; null if it has none.
 const char* name_of(dnnl::cpu_isa isa) {
   if (contains(isa, dnnl::cpu_isa::avx512_core_amx)) return "avx512_core_amx";
   if (contains(isa, dnnl::cpu_isa::avx512_core_bf16)) return "avx512_core_bf16";

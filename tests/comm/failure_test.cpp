@@ -43,20 +43,21 @@ TEST_P(Failure, ReachesCallsThatPeersMadeBeforeIt) {
       {"all_reduce", [&](Communicator& c, auto& x) { return c.all_reduce(view(x), view(x), ReduceOp::sum()); }},
       {"broadcast", [&](Communicator& c, auto& x) { return c.broadcast(view(x), view(x), 0); }},
       {"message", [&](Communicator& c, auto& x) { return c.rank() == 0 ? c.send(view(x), 1) : c.recv(view(x), 0); }}};
-  for (const auto& [name, start] : calls)
+  for (const auto& call : calls)
     for (const std::size_t count : {4u, 300'000u}) {
       std::barrier aborted(2);
-      run_ranks(2, [&, &start = start](Communicator& comm) {
+      run_ranks(2, [&](Communicator& comm) {
         std::vector<float> x(count, 1);
         Work work;
         if (comm.rank() == 0) {
-          work = start(comm, x);
+          work = call.second(comm, x);
           comm.abort("enough");
         }
         aborted.arrive_and_wait();
         if (comm.rank() == 0) return;
         std::this_thread::sleep_for(200ms);  // until a connection has carried it
-        EXPECT_EQ(error_of([&] { start(comm, x).wait(); }), "Aborted: rank 0 aborted: enough") << name << count;
+        EXPECT_EQ(error_of([&] { call.second(comm, x).wait(); }), "Aborted: rank 0 aborted: enough")
+            << call.first << count;
       });
     }
 }

@@ -1,14 +1,18 @@
 # add_backend(NAME SOURCES ... [LINK ...]): a folder of backends/ that is part of the library. Its namespace tessera::comm::NAME defines
 # `const comm::Backend& backend()`; nothing in src/ names it: the list below is generated.
 #
-# add_backend(NAME MODULE [VARIANT V] [REQUIRES PKG_CONFIG_NAME] [PACKAGE DEBIAN_NAME] SOURCES ... [LINK ...]): a loadable
-# module instead. If the package that it requires is missing, it is not built and `tessera info` reports that. Variants are modules
-# of one backend, one per vendor library, built from the same sources.
+# add_backend(NAME MODULE [VARIANT V] [OPTION O] [REQUIRES PKG_CONFIG_NAME] [PACKAGE DEBIAN_NAME] SOURCES ... [LINK ...]): a
+# loadable module instead. If the option is off or the package that it requires is missing, it is not built and `tessera info`
+# reports that. Variants are modules of one backend, one per vendor library, built from the same sources.
 include(${CMAKE_CURRENT_LIST_DIR}/module.cmake)
 
 function(add_backend name)
-  cmake_parse_arguments(arg "MODULE" "VARIANT;REQUIRES;PACKAGE" "SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(arg "MODULE" "VARIANT;OPTION;REQUIRES;PACKAGE" "SOURCES;LINK" ${ARGN})
   list(TRANSFORM arg_SOURCES PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/${name}/)
+  if(arg_OPTION AND NOT ${arg_OPTION})
+    backend_left_out(${name} ${arg_OPTION})
+    return()
+  endif()
   if(arg_MODULE)
     add_backend_module(${name} "${arg_VARIANT}" "${arg_REQUIRES}" "${arg_PACKAGE}" "${arg_SOURCES}" "${arg_LINK}")
     return()
@@ -28,7 +32,6 @@ function(add_backend_module name variant requires package sources link)
   endif()
   set(target tessera_backend_${file})
   if(requires)
-    find_package(PkgConfig REQUIRED)
     string(MAKE_C_IDENTIFIER "TESSERA_NEEDS_${requires}" prefix)
     pkg_check_modules(${prefix} QUIET IMPORTED_TARGET GLOBAL ${requires})
     if(NOT ${prefix}_FOUND)
@@ -60,9 +63,16 @@ endfunction()
 
 # Records why a module of the project isn't part of this build.
 function(backend_not_built name reason)
+  get_property(reasons GLOBAL PROPERTY TESSERA_BACKEND_NOT_BUILT_${name})
+  if("${reasons}" STREQUAL "${reason}; ")  # the same for all variants
+    return()
+  endif()
   message(STATUS "Backend ${name} is not built: ${reason}")
   set_property(GLOBAL APPEND PROPERTY TESSERA_BACKENDS_NOT_BUILT ${name})
   set_property(GLOBAL APPEND_STRING PROPERTY TESSERA_BACKEND_NOT_BUILT_${name} "${reason}; ")
+endfunction()
+function(backend_left_out name option)
+  backend_not_built(${name} "left out of this build: -D${option}=OFF")
 endfunction()
 
 # Call once, after the last add_backend.
@@ -81,9 +91,13 @@ function(generate_backend_list)
     list(REMOVE_ITEM left_out ${modules})  # at least one variant is built
   endif()
   set(missing "")
+  string(REPLACE "+" ";" defaults "${TESSERA_DEFAULT_BACKEND}")
   foreach(name ${left_out})
     get_property(reason GLOBAL PROPERTY TESSERA_BACKEND_NOT_BUILT_${name})
     string(REGEX REPLACE "; $" "" reason "${reason}")
+    if(name IN_LIST defaults)
+      tessera_refuse("TESSERA_DEFAULT_BACKEND is ${TESSERA_DEFAULT_BACKEND}, but ${name} is not built: ${reason}" TESSERA_DEFAULT_BACKEND)
+    endif()
     string(APPEND missing "BackendNotBuilt{\"${name}\", \"${reason}\"}, ")
   endforeach()
   set(file ${PROJECT_BINARY_DIR}/generated/backends.cpp)

@@ -3,13 +3,17 @@
 include(${CMAKE_CURRENT_LIST_DIR}/module.cmake)
 include(CheckLanguage)
 
+if(NOT TESSERA_CUDA)
+  device_not_built(cuda "left out of this build: -DTESSERA_CUDA=OFF")
+  return()
+endif()
 if(TESSERA_SANITIZE)
-  message(STATUS "Device cuda is not built: its compiler has no host sanitizers")
+  device_not_built(cuda "its compiler has no host sanitizers")
   return()
 endif()
 check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER)
-  message(STATUS "Device cuda is not built: no CUDA compiler here (NVIDIA's packages of the CUDA toolkit)")
+  device_not_built(cuda "no CUDA compiler here (NVIDIA's packages of the CUDA toolkit)")
   return()
 endif()
 if(NOT CMAKE_CUDA_ARCHITECTURES)
@@ -20,8 +24,8 @@ if(CMAKE_CXX_COMPILER_LAUNCHER AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
 endif()
 enable_language(CUDA)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.5)
-  message(STATUS "Device cuda is not built: CUDA is version ${CMAKE_CUDA_COMPILER_VERSION}, needs 12.5 or newer, whose run-time library "
-    "finds the driver's functions by version")
+  device_not_built(cuda
+    "CUDA is version ${CMAKE_CUDA_COMPILER_VERSION}, needs 12.5 or newer, whose run-time library finds the driver's functions by version")
   return()
 endif()
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 doesn't know this compiler's option
@@ -29,7 +33,11 @@ if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 doesn't know this com
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
 endif()
 # CMake's own search for the toolkit is not used: in Debian 12 it fails for a toolkit without nvToolsExt, such as CUDA 13.
-find_library(TESSERA_CUDART_STATIC cudart_static HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} REQUIRED)
+find_library(TESSERA_CUDART_STATIC cudart_static HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
+if(NOT TESSERA_CUDART_STATIC)
+  device_not_built(cuda "no libcudart_static.a beside the CUDA compiler (NVIDIA's packages of the CUDA toolkit)")
+  return()
+endif()
 cmake_path(GET TESSERA_CUDART_STATIC PARENT_PATH TESSERA_CUDA_LIBRARIES)
 
 # The same IEEE operations as on the host: fused multiply-adds occur only where the source has them.

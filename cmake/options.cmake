@@ -43,7 +43,6 @@ endif()
 target_link_libraries(tessera_options INTERFACE Threads::Threads)
 
 # Boost.Asio with its coroutines. Boost 1.74 finds those of the standard library only for GCC.
-find_package(Boost 1.74 REQUIRED CONFIG)
 add_library(tessera_asio INTERFACE)
 target_link_libraries(tessera_asio INTERFACE Boost::headers)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")

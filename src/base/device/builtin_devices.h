@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <span>
+#include <string_view>
 
 #include "tessera/base/device_runtime.h"
 
@@ -9,5 +11,12 @@ namespace tessera::base {
 
 std::shared_ptr<DeviceRuntime> cpu_runtime();
 std::shared_ptr<DeviceRuntime> meta_runtime();
+
+/// A device of the project whose module was not built. The build generates the list.
+struct DeviceNotBuilt {
+  std::string_view name;
+  std::string_view reason;
+};
+std::span<const DeviceNotBuilt> devices_not_built();
 
 }  // namespace tessera::base

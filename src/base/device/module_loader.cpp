@@ -116,14 +116,20 @@ const tessera_device* load_device_module(const std::string& path) {
 
 namespace {
 
+std::string reason_of(const DeviceNotBuilt& missing) { return "not built: " + std::string(missing.reason); }
+
 bool has_module(Device device) { return device.type != DeviceType::cpu && device.type != DeviceType::meta; }
 
 const tessera_device* usable_module(Device device) {
   const std::string kind = kind_of(device);
   const fs::path path = device_directory() / (kind + ".so");
   std::error_code ignore;
-  if (!fs::exists(path, ignore))
-    throw InvalidUsage("device " + kind + ": not part of this build (there is no " + path.string() + ")");
+  if (!fs::exists(path, ignore)) {
+    std::string found = "there is no " + path.string();
+    for (const DeviceNotBuilt& missing : devices_not_built())
+      if (missing.name == kind) found += "; " + reason_of(missing);
+    throw InvalidUsage("device " + kind + ": not part of this build (" + found + ")");
+  }
   const tessera_device* const module = load_device_module(path.string());
   const DeviceProbe probe = module->probe();
   if (!probe.problem.empty()) throw InvalidUsage("device " + kind + " can't be used: " + probe.problem);
@@ -158,6 +164,9 @@ std::vector<DeviceInfo> list_devices() {
     if (entry->path().extension() == ".so") files.push_back(entry->path());
   std::sort(files.begin(), files.end());
   for (const fs::path& file : files) states.push_back(state_of_module(file.stem().string(), file.string()));
+  for (const DeviceNotBuilt& missing : devices_not_built())
+    if (std::none_of(files.begin(), files.end(), [&](const fs::path& file) { return file.stem() == missing.name; }))
+      states.push_back({.name = std::string(missing.name), .available = false, .reason = reason_of(missing), .devices = {}});
   return states;
 }
 

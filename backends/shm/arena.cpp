@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/page.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // since Linux 5.14; an older kernel refuses it
@@ -21,7 +22,6 @@
 namespace tessera::comm::shm {
 namespace {
 
-constexpr std::size_t kPage = 4096;
 constexpr std::size_t kSmallestArena = std::size_t{1} << 30;
 constexpr std::size_t kIdleBytes =
     8 * 1024 * 1024;  // free pages kept, beyond a part of the highest live total, as in MemoryPool
@@ -31,9 +31,10 @@ std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + 
 
 /// Addresses cost nothing: twice the machine's memory leaves room for fragmentation.
 std::size_t wanted_capacity() {
+  const std::size_t page = base::page_bytes();
   const long pages = ::sysconf(_SC_PHYS_PAGES);
   std::size_t bytes = kSmallestArena;
-  while (pages > 0 && bytes < 2 * static_cast<std::size_t>(pages) * kPage) bytes *= 2;
+  while (pages > 0 && bytes < 2 * static_cast<std::size_t>(pages) * page) bytes *= 2;
   return bytes;
 }
 
@@ -80,7 +81,7 @@ std::shared_ptr<Mapping> map_segment(int fd, bool writable, std::optional<int> c
     throw error;
   }
   if (before > 0) ::munmap(begin, before);
-  const std::size_t used = before + round_up(bytes, kPage);
+  const std::size_t used = before + round_up(bytes, base::page_bytes());
   if (used < taken) ::munmap(begin + used, taken - used);
   return std::make_shared<Mapping>(data, bytes);
 }
@@ -118,7 +119,8 @@ Arena::Arena(UniqueFd fd, std::shared_ptr<Mapping> mapping) : fd_(std::move(fd))
 Buffer Arena::allocate(std::size_t bytes, MemoryCategory use, const std::shared_ptr<MemoryTracker>& memory_tracker,
                        bool zeroed) {
   // Large allocations start on pages of their own, so that releasing an allocation returns its pages.
-  const std::size_t unit = bytes >= 16 * kPage ? kPage : 128;
+  const std::size_t page = base::page_bytes();
+  const std::size_t unit = bytes >= 16 * page ? page : 128;
   const std::size_t held = round_up(bytes == 0 ? 1 : bytes, unit);
   const std::size_t offset = acquire(held);
   std::byte* data = mapping_->data() + offset;
@@ -152,8 +154,9 @@ std::size_t Arena::acquire(std::size_t bytes) {
     throw system_error("shm: no addresses left for a window of " + std::to_string(bytes) + " bytes", ENOMEM);
   }
   // Small allocations are split from larger fresh ranges, so that pages are not requested one by one.
-  constexpr std::size_t kChunk = 64 * 1024;
-  const std::size_t whole = std::min(fresh->second.bytes, round_up(bytes, bytes < kChunk ? kChunk : kPage));
+  constexpr std::size_t kChunk = 64 * 1024;  // a page, or several
+  const std::size_t unit = bytes < kChunk ? kChunk : base::page_bytes();
+  const std::size_t whole = std::min(fresh->second.bytes, round_up(bytes, unit));
   const std::size_t offset = split(fresh, whole);
   try {
     populate(offset, whole);
@@ -216,10 +219,11 @@ void Arena::populate(std::size_t offset, std::size_t bytes) {
 }
 
 void Arena::trim() {
+  const std::size_t page = base::page_bytes();
   if (idle_ <= live_peak_ / kIdlePart + kIdleBytes) return;
   for (auto it = free_.begin(); it != free_.end();) {
-    const std::size_t first = round_up(it->first, kPage);
-    const std::size_t last = (it->first + it->second.bytes) / kPage * kPage;
+    const std::size_t first = round_up(it->first, page);
+    const std::size_t last = (it->first + it->second.bytes) / page * page;
     if (!it->second.warm || last <= first) {
       ++it;
       continue;

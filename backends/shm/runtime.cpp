@@ -59,9 +59,7 @@ std::size_t last_level_cache() {
   return std::size_t{32} << 20;
 }
 
-std::size_t board_bytes(int ranks) {
-  return (sizeof(RankRecord) * static_cast<std::size_t>(ranks) + 4095) / 4096 * 4096;
-}
+std::size_t board_bytes(int ranks) { return sizeof(RankRecord) * static_cast<std::size_t>(ranks); }
 
 /// The cores that each rank may run on; ranks that are threads of one process share them.
 std::vector<cpu_set_t> cores_of(Bootstrap& ranks) {

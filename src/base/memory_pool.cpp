@@ -18,6 +18,7 @@
 #include "tessera/base/device/slab_allocator.h"
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/error.h"
+#include "tessera/base/page.h"
 
 namespace tessera::base {
 
@@ -48,7 +49,6 @@ void Buffer::reset() noexcept {
 
 namespace {
 
-constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = 2 * 1024 * 1024;
 
 std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
@@ -126,7 +126,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   Buffer pooled(std::size_t bytes, MemoryCategory use) {
-    const std::size_t needed = round_up(bytes, kPage);
+    const std::size_t needed = round_up(bytes, page_bytes());
     const Block block = acquire(needed);
     memory_tracker_->add(use, bytes);
     return {block.data, bytes, [self = shared_from_this(), use, needed, held = block.bytes](void* p, std::size_t n) {
@@ -283,7 +283,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   /// reads for a peer, or pins for a device.
   void* map(std::size_t bytes) const {
     if (runtime_ != nullptr) return runtime_->allocate(bytes);
-    const std::size_t spare = bytes >= kHugePage ? kHugePage - kPage : 0;
+    const std::size_t spare = bytes >= kHugePage ? kHugePage - page_bytes() : 0;
     void* const mapped = ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) out_of_memory(bytes);
     if (spare == 0) return mapped;

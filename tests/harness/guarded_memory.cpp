@@ -8,13 +8,14 @@
 #include <cstring>
 #include <string>
 
+#include "tessera/base/page.h"
 #include "tessera/base/process.h"
 
 namespace tessera::harness {
 namespace {
 
-constexpr std::size_t kPage = 4096;
-constexpr std::size_t kMaxShared = kPage / sizeof(std::uint32_t);
+const std::size_t kPage = base::page_bytes();
+constexpr std::size_t kMaxShared = 4096 / sizeof(std::uint32_t);
 
 std::size_t rounded(std::size_t bytes) { return (std::max<std::size_t>(bytes, 1) + kPage - 1) / kPage * kPage; }
 

@@ -7,12 +7,12 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/page.h"
 #include "tessera/comm/core/op_traits.h"
 
 namespace tessera::comm::staging {
 namespace {
 
-constexpr std::size_t kPage = 4096;
 constexpr std::chrono::milliseconds kPatience{2000};
 
 /// The lane on which calls must be issued in order.
@@ -151,12 +151,13 @@ void StagedCommunicator::leave(StagedTransfer& part) noexcept {
 bool StagedCommunicator::may_issue(StagedTransfer& part) { return lanes_[lane_of(part.call())].front() == &part; }
 
 Buffer StagedCommunicator::acquire_region(std::size_t bytes) {
-  const std::size_t size = std::bit_ceil(std::max(bytes, kPage));
+  const std::size_t page = base::page_bytes();
+  const std::size_t size = std::bit_ceil(std::max(bytes, page));
   if (auto idle = regions_.extract(size)) return std::move(idle.mapped());
   // Whole pages: two regions that share one could not both be pinned.
   auto whole =
-      std::make_shared<Buffer>(inner_->allocate(size + kPage, MemoryKind::host, MemoryCategory::communication));
-  const std::size_t skew = (kPage - reinterpret_cast<std::uintptr_t>(whole->data()) % kPage) % kPage;
+      std::make_shared<Buffer>(inner_->allocate(size + page, MemoryKind::host, MemoryCategory::communication));
+  const std::size_t skew = (page - reinterpret_cast<std::uintptr_t>(whole->data()) % page) % page;
   void* const data = whole->bytes_at(skew);
   engine_->device().pin_host(data, size);
   return {data, size, [whole = std::move(whole), device = engine_->shared_device()](void* p, std::size_t n) {

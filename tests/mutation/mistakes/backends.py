@@ -21,7 +21,7 @@ MISTAKES = [
     mistake("shm-failure-not-quarantined", "backends/shm/shm_group.cpp", "  runtime_->arena().quarantine();\n", "", r"^comm\.FailedWindows", "a late peer reads another tensor"),
     mistake("shm-message-tiles-freed-early", "backends/shm/shm_group.cpp", "  messages_.retire(retired);\n", "", r"^comm\.EarlyExit", "a message changes before it is received if its sender closes the communicator"),
     mistake("shm-idle-kept", "backends/shm/arena.cpp", "  if (idle_ <= live_peak_ / kIdlePart + kIdleBytes) return;", "  if (idle_ <= live_peak_ + kIdlePart * kIdleBytes) return;", r"^comm\.Communicator", "idle windows are never released"),
-    mistake("shm-trims-live-pages", "backends/shm/arena.cpp", "    const std::size_t first = round_up(it->first, kPage);", "    const std::size_t first = it->first / kPage * kPage;", (*SHM, r"^base\."), "pages in use are discarded"),
+    mistake("shm-trims-live-pages", "backends/shm/arena.cpp", "    const std::size_t first = round_up(it->first, page);", "    const std::size_t first = it->first / page * page;", (*SHM, r"^base\."), "pages in use are discarded"),
     mistake("shm-mismatch-not-compared", "backends/shm/announcements.cpp", "same &= members_.of(k).slot(op.sequence).fingerprint == op.fingerprint;", "same &= members_.of(k).slot(op.sequence).fingerprint == op.fingerprint || !members_.runtime().options().check;",
             r"^comm\.Unchecked", "ranks with different calls read beyond their windows"),
     mistake("shm-read-after-failure", "backends/shm/shm_group.cpp", "  if (adopt_peer_failure()) return true;\n  complete(", "  complete(", r"^comm\.Over/Failure\.Reaches", "data read from an aborted peer counts as valid, and a call after its abort succeeds"),

@@ -2,6 +2,8 @@
 // vector width, and those without fused multiply-adds compute them by the standard library.
 #include <array>
 #include <chrono>
+#include <cmath>
+#include <limits>
 #include <map>
 #include <string>
 
@@ -90,6 +92,47 @@ TEST_F(InstructionSets, DetectUnchangedPath) {
   if (seconds.count(HWY_AVX2)) {
     EXPECT_GT(seconds.at(kOldest), 2 * seconds.at(HWY_AVX2));
   }
+}
+
+// Processors differ in which operand a minimum returns if one is NaN.
+TEST_F(InstructionSets, NanStaysWhereItIs) {
+  ThreadPool pool;
+  const std::size_t count = 37, at = 20;
+  auto x = random_vector<float>(count, 1);
+  x[at] = std::numeric_limits<float>::quiet_NaN();
+  for (const Activation kind : {Activation::relu, Activation::gelu_tanh, Activation::gelu_erf, Activation::silu}) {
+    for (const auto& [target, y] : under_each([&] {
+           std::vector<float> made(count);
+           activation_forward(pool, kind, x.data(), made.data(), count);
+           return made;
+         }))
+      for (std::size_t i = 0; i < count; ++i) EXPECT_EQ(std::isnan(y[i]), i == at) << hwy::TargetName(target) << " " << i;
+  }
+}
+
+TEST_F(InstructionSets, NanReachesAllThatDependsOnIt) {
+  ThreadPool pool;
+  const std::size_t count = 37, at = 20;
+  const auto g = random_vector<float>(count, 2);
+  for (const auto& [target, largest] : under_each([&] {
+         std::vector<float> p = random_vector<float>(count, 1), m(count), v(count), max(count);
+         v[at] = std::numeric_limits<float>::quiet_NaN();
+         adam_step<float>(pool, {.parameter = p.data(), .gradient = g.data(), .first_moment = m.data(), .second_moment = v.data(),
+                                 .max_second_moment = max.data(), .count = count, .step = 1});
+         return max;
+       }))
+    for (std::size_t i = 0; i < count; ++i) EXPECT_EQ(std::isnan(largest[i]), i == at) << hwy::TargetName(target) << " " << i;
+
+  const std::vector<std::int32_t> targets(3, 5);
+  for (const auto& [target, sums] : under_each([&] {
+         auto x = random_vector<float>(3 * count, 1);
+         x[count + at] = std::numeric_limits<float>::quiet_NaN();
+         std::vector<float> max(3), sum(3);
+         cross_entropy_forward<float>(pool, {.logits = x.data(), .targets = targets.data(), .rows = 3, .vocabulary = count,
+                                             .row_max = max.data(), .row_sum = sum.data()});
+         return sum;
+       }))
+    for (std::size_t i = 0; i < sums.size(); ++i) EXPECT_EQ(std::isnan(sums[i]), i == 1) << hwy::TargetName(target) << " " << i;
 }
 
 TEST_F(InstructionSets, LayerNormAndCrossEntropy) {

@@ -55,7 +55,7 @@ void softmax_step(T* s, std::size_t keys, bool diagonal, const Running<T>& runni
         score = hn::IfThenElse(hn::Lt(query, set<T>(static_cast<double>(key))), lowest, score);
         store<T>(score, at);
       }
-      max = hn::Max(max, score);
+      max = max_of<T>(max, score);
     }
     Vec<T> sum = hn::Zero(Tag<T>());
     for (std::size_t key = 0; key < seen; ++key) {

@@ -35,7 +35,7 @@ T row_max(const T* x, std::size_t count) {
   // A maximum doesn't depend on the order. It may lose a NaN, which the sum then yields.
   Vec<T> best = hn::Set(Tag<T>(), -std::numeric_limits<T>::infinity());
   std::size_t i = 0;
-  for (; i + kLanes<T> <= count; i += kLanes<T>) best = hn::Max(best, load<T>(x + i));
+  for (; i + kLanes<T> <= count; i += kLanes<T>) best = max_of<T>(best, load<T>(x + i));
   T max = hn::GetLane(hn::MaxOfLanes(Tag<T>(), best));
   for (; i < count; ++i) max = x[i] > max ? x[i] : max;
   return max;

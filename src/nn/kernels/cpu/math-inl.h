@@ -53,8 +53,7 @@ HWY_INLINE Vec<T> exp(Vec<T> x) {
   using Constants = ExpConstants<T>;
   const hn::Rebind<typename Constants::Bits, Tag<T>> bits;
   const auto too_low = hn::Lt(x, set<T>(Constants::kLow));
-  // x86's min and max return the second operand if one is NaN.
-  const Vec<T> clamped = hn::Max(set<T>(Constants::kLow), hn::Min(set<T>(Constants::kHigh), x));
+  const Vec<T> clamped = max_of<T>(set<T>(Constants::kLow), min_of<T>(set<T>(Constants::kHigh), x));  // NaN if x is
   const Vec<T> shifted = mul_add<T>(clamped, set<T>(1.44269504088896340736), set<T>(Constants::kMagic));
   const Vec<T> n = hn::Sub(shifted, set<T>(Constants::kMagic));
   Vec<T> r = neg_mul_add<T>(n, set<T>(Constants::kLn2High), clamped);

@@ -84,7 +84,7 @@ void adam(const AdamStep<T>& a) {
     slot.write(m, a.first_moment);
     slot.write(v, a.second_moment);
     if (a.max_second_moment) {
-      v = hn::Max(slot.read(a.max_second_moment), v);
+      v = max_of<T>(slot.read(a.max_second_moment), v);
       slot.write(v, a.max_second_moment);
     }
     const Vec<T> denominator = mul_add<T>(hn::Sqrt(v), root2, eps);

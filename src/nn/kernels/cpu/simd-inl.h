@@ -85,6 +85,24 @@ HWY_INLINE Vec<T> neg_mul_add(Vec<T> a, Vec<T> b, Vec<T> c) {
 #endif
 }
 
+/// The smaller and the larger of a and b; b if one of them is NaN. Highway's Min and Max do so on x86; elsewhere they return the number.
+template <class T>
+HWY_INLINE Vec<T> min_of(Vec<T> a, Vec<T> b) {
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  return hn::Min(a, b);
+#else
+  return hn::IfThenElse(hn::Lt(a, b), a, b);
+#endif
+}
+template <class T>
+HWY_INLINE Vec<T> max_of(Vec<T> a, Vec<T> b) {
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  return hn::Max(a, b);
+#else
+  return hn::IfThenElse(hn::Gt(a, b), a, b);
+#endif
+}
+
 /// out[i] = function(in[i]...) for i < count; out may be an input.
 template <class T, class Function, class... In>
 HWY_INLINE void map(T* out, std::size_t count, Function function, const In*... in) {

@@ -46,6 +46,7 @@ TEST(DeviceRuntime, MetaHasShapesButNoData) {
   void* const b = meta->allocate(0);
   EXPECT_NE(a, b);
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(b) % kAlignment, 0U);
+  EXPECT_DEATH(*static_cast<volatile char*>(a) = 1, "");
   const auto stream = meta->make_stream();
   int host = 3;
   meta->copy(*stream, CopyDirection::host_to_device, a, &host, sizeof host);

@@ -53,8 +53,9 @@ class CpuRuntime final : public DeviceRuntime {
   const void* find(std::string_view) const noexcept override { return nullptr; }
 };
 
-/// Shapes without data. Its addresses are not canonical on any current 64-bit machine, so accessing one crashes at once
-/// instead of computing with garbage.
+/// Shapes without data. A program never has memory at its addresses, so accessing one crashes at once instead of
+/// computing with garbage: x86-64 programs have addresses below 2^47 (2^56 where they ask for them), and those of arm64
+/// have bit 55 clear and ignore the bits above it.
 class MetaRuntime final : public DeviceRuntime {
  public:
   MetaRuntime() : DeviceRuntime({DeviceType::meta, 0}, {}) {}
@@ -80,7 +81,7 @@ class MetaRuntime final : public DeviceRuntime {
   const void* find(std::string_view) const noexcept override { return nullptr; }
 
  private:
-  static constexpr std::uintptr_t kFirst = std::uintptr_t{1} << 60;  // memory below has data
+  static constexpr std::uintptr_t kFirst = std::uintptr_t{1} << 55;  // memory below has data
   std::atomic<std::uintptr_t> next_{kFirst};
 };
 

@@ -1,5 +1,6 @@
 // The registry, TESSERA_ALGO, and the checks before an operation starts.
 #include <fstream>
+#include <limits>
 
 #include "tessera/comm/algorithms.h"
 #include "tessera/comm/registry.h"
@@ -149,6 +150,13 @@ TEST(ArgumentChecks, NameValues) {
         "avg divides by a whole number");
     says([&] { comm.all_reduce(view(in, 4), view(out, 4), ReduceOp::bit_or()); },
          "all_reduce: bit_or of f32 is not defined");
+    std::array<std::int32_t, 4> whole = {};
+    for (const double factor : {1e19, -1e300, std::numeric_limits<double>::quiet_NaN()})
+      says(
+          [&] {
+            comm.all_reduce(view_of(whole.data(), 4), view_of(whole.data(), 4), ReduceOp{ReduceOp::Kind::premul_sum, factor});
+          },
+          "all_reduce: premul_sum of i32 needs a number between -2^63 and 2^63, not ");
     std::array<bool, 4> flags = {};
     says([&] { comm.all_reduce(view_of(flags.data(), 4), view_of(flags.data(), 4), ReduceOp::avg()); },
          "all_reduce: avg of bool is not defined");

@@ -50,6 +50,12 @@ void ArgumentChecker::reduce_op() const {
   if (op.kind == ReduceOp::Kind::avg &&
       (op.scalar < 0 || !std::isfinite(op.scalar) || op.scalar != std::floor(op.scalar)))
     fail("avg divides by a whole number above 0, not " + std::to_string(op.scalar));
+  // Processors differ in the integer that they make of any other number.
+  constexpr double kIntegers = 0x1p63;
+  if ((op.kind == ReduceOp::Kind::avg || op.kind == ReduceOp::Kind::premul_sum) && !is_floating(call_.in.dtype) &&
+      !(std::abs(op.scalar) < kIntegers))
+    fail(std::string(name_of(op.kind)) + " of " + std::string(name_of(call_.in.dtype)) +
+         " needs a number between -2^63 and 2^63, not " + std::to_string(op.scalar));
 }
 
 void ArgumentChecker::root() const {

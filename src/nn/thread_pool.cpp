@@ -17,6 +17,8 @@ constexpr int kSpins = 2000;
 void pause() noexcept {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
 #endif
 }
 

@@ -5,7 +5,10 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <fstream>
+#include <string_view>
+#include <utility>
 
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/error.h"
@@ -17,19 +20,48 @@
 namespace tessera::tools {
 namespace {
 
-std::string processor() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("model name"))
-      if (const std::size_t colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
-  return "unknown processor";
+/// Arm's own cores, by "CPU part"; other companies' servers of today have these, too.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 11> kArmCores = {{
+    {"0xd03", "Cortex-A53"},
+    {"0xd08", "Cortex-A72"},
+    {"0xd0b", "Cortex-A76"},
+    {"0xd0c", "Neoverse N1"},
+    {"0xd40", "Neoverse V1"},
+    {"0xd49", "Neoverse N2"},
+    {"0xd4f", "Neoverse V2"},
+    {"0xd83", "Neoverse V3AE"},
+    {"0xd84", "Neoverse V3"},
+    {"0xd8e", "Neoverse N3"},
+    {"0xd4a", "Neoverse E1"},
+}};
+
+std::string arm_core(const std::string& implementer, const std::string& part) {
+  if (implementer == "0x41")
+    for (const auto& [number, name] : kArmCores)
+      if (part == number) return "Arm " + std::string(name);
+  return "arm64 processor " + implementer + "/" + part;
 }
 
 }  // namespace
 
+std::string processor_in(std::istream& cpuinfo) {
+  std::string implementer;
+  for (std::string line; std::getline(cpuinfo, line);) {
+    const std::size_t colon = line.find(": ");
+    if (colon == std::string::npos) continue;
+    const std::string value = line.substr(colon + 2);
+    if (line.starts_with("model name")) return value;
+    if (line.starts_with("CPU implementer")) implementer = value;
+    if (line.starts_with("CPU part") && !implementer.empty()) return arm_core(implementer, value);
+  }
+  return "unknown processor";
+}
+
+
 std::string machine_line() {
   const std::size_t cores = allowed_cores().size();
-  std::string text = processor() + ", " + std::to_string(cores) + (cores == 1 ? " core" : " cores");
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  std::string text = processor_in(cpuinfo) + ", " + std::to_string(cores) + (cores == 1 ? " core" : " cores");
   struct sysinfo memory {};
   if (::sysinfo(&memory) == 0) text += ", " + human_bytes(static_cast<double>(memory.totalram) * memory.mem_unit);
   utsname system{};

@@ -2,11 +2,15 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <istream>
 #include <string>
 
 #include "tessera/base/device.h"
 
 namespace tessera::tools {
+
+/// The processor's name in the format of /proc/cpuinfo, which on arm64 has numbers of the company and the core.
+std::string processor_in(std::istream& cpuinfo);
 
 /// One line: processor, cores that this process may use, memory, system.
 std::string machine_line();

@@ -7,6 +7,7 @@ function(tessera_comm_module target file)
     CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
   target_link_libraries(${target} PRIVATE tessera::comm)
   target_link_options(${target} PRIVATE LINKER:--no-undefined)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)  # the same sums on every processor
 endfunction()
 function(tessera_module target file)
   tessera_comm_module(${target} ${file} ${ARGN})

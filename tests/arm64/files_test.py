@@ -45,7 +45,7 @@ class FilesTest(hosts.Case):
     def test_plans_are_equal(self):
         # Nothing is computed with data: formulas, simulated times, and how numbers are printed.
         for arguments in (("plan", "--parameters", "7.5e9", "--ranks", 64),
-                          ("plan", "--model", "gpt2", "--ranks", 16, "--strategies", "ddp,fsdp", "--cluster", "h100-400g"),
+                          ("plan", "--model", "gpt2", "--global-batch", 16, "--ranks", 16, "--strategies", "ddp,fsdp", "--cluster", "h100-400g"),
                           ("info", "--models"), ("info", "--env")):
             self.assertEqual(self.run_on(NATIVE, *arguments), self.run_on(ARM64, *arguments), arguments)
 

@@ -1,5 +1,6 @@
 """Two kinds of hosts: this machine, and one of arm64 that qemu emulates. Their ranks are started one by one, as by hand."""
 
+import functools
 import json
 import os
 import pathlib
@@ -14,7 +15,7 @@ NATIVE = (os.environ["TESSERA_TOOL"],)
 ARM64 = tuple(os.environ["TESSERA_ARM64_TOOL"].split())
 MODEL = ("--model", "gpt-nano", "--global-batch", "4", "--seq-len", "16", "--threads", "1")
 # oneDNN has products for some processors of x86 only; the others take OpenBLAS's.
-SETTINGS = {"ONEDNN_MAX_CPU_ISA": "AVX2", "TESSERA_PRODUCTS": "own", "TESSERA_TIMEOUT": "120s"}
+SETTINGS = {"ONEDNN_MAX_CPU_ISA": "AVX2", "TESSERA_TIMEOUT": "120s"}
 
 
 def free_port():
@@ -22,14 +23,16 @@ def free_port():
         return server.getsockname()[1]
 
 
+@functools.lru_cache(None)
 def has_own_products():
-    """Whether products are this library's own, and so the same on every processor. OpenBLAS has other sums for each."""
-    listed = json.loads(jobs.run([*NATIVE, "info", "--json"], environment()).out)["env"]
-    return any(one["name"] == "TESSERA_PRODUCTS" for one in listed)
+    """Whether products can be this library's own, and so the same on every processor. OpenBLAS has other sums for each."""
+    listed = [json.loads(jobs.run([*tool, "info", "--json"], jobs.environment()).out)["env"] for tool in (NATIVE, ARM64)]
+    return all(any(one["name"] == "TESSERA_PRODUCTS" for one in each) for each in listed)
 
 
 def environment(**changes):
-    return jobs.environment(**SETTINGS, **changes)
+    settings = dict(SETTINGS, TESSERA_PRODUCTS="own") if has_own_products() else SETTINGS
+    return jobs.environment(**settings, **changes)
 
 
 class Case(jobs.Case):

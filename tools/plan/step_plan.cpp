@@ -117,7 +117,7 @@ void add_last_step(StepPlan& planned, const fsdp::StepProfile& profile, const ba
       planned.in_flight.push_back(transfer);
   }
   if (!details.graph) return;
-  const fsdp::StepTimes& first = details.isolated ? step : profile.steps.rbegin()[1];
+  const fsdp::StepTimes& first = details.isolated ? step : profile.steps[profile.steps.size() - 2];
   planned.graph_begin_ns = first.begin_ns;
   planned.graph = step_graph(clock, {first.begin_task, first.first_issued, step.issued_end}, transfers);
   const auto in_step = [&](const StepNode& node) { return node.task >= step.first_issued; };

@@ -1,10 +1,24 @@
 """Access to the ranks that an MPI launcher has started."""
 
 import os
+import re
+import shutil
+import subprocess
 
 VARIABLES = {"openmpi": "OMPI_COMM_WORLD_RANK", "mpich": "PMI_RANK"}
-# The launcher must not end the remaining ranks when one dies.
-KEEP_GOING = {"openmpi": ["--mca", "orte_abort_on_non_zero_status", "0", "--enable-recovery"],
+
+
+def open_mpi_is_new():
+    """Whether Open MPI is version 5 or newer, which has another launcher."""
+    if shutil.which("mpirun.openmpi") is None:
+        return False
+    said = subprocess.run(["mpirun.openmpi", "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
+    return int(re.search(r"\) (\d+)\.", said)[1]) >= 5
+
+
+# The launcher must not end the remaining ranks when one dies or ends with another code than 0.
+KEEP_GOING = {"openmpi": ["--runtime-options", "error-nonzero-status=0,recoverable"] if open_mpi_is_new() else
+                         ["--mca", "orte_abort_on_non_zero_status", "0", "--enable-recovery"],
               "mpich": ["-disable-auto-cleanup"]}
 
 

@@ -181,6 +181,44 @@ TEST(Models, HooksSurroundForwardAndBackward) {
   EXPECT_EQ(story, " +root +h.0 -h.0 +h.1 -h.1 -root <root <h.1 >h.1 <h.0 >h.0 >root");
 }
 
+/// The modules that have parameters but no children, in the order of their forwards.
+std::string order_of_forwards(CausalModel& model) {
+  std::string order;
+  for (Module* module : model.modules())
+    if (module->children().empty() && !module->own_parameters().empty())
+      module->set_hooks({.pre_forward = [&order, module](Phase) { order += " " + module->path(); },
+                         .post_forward = {},
+                         .pre_backward = {},
+                         .post_backward = {}});
+  const Batch batch = counting(model.context(), 1, 4);
+  model.loss(batch.tokens, batch.targets);
+  return order;
+}
+
+// The order in which arguments of one call are evaluated is the compiler's: it must not decide which module runs first, and so the
+// order in which gradients are added.
+TEST(Models, ForwardsHaveOneOrder) {
+  Context context;
+  const auto llama = make_model(context, preset("llama-nano"));
+  llama->materialize(0);
+  const std::string order = order_of_forwards(*llama);
+  for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
+    std::string projections;
+    for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
+                             "mlp.up_proj", "mlp.down_proj"}) {
+      const std::size_t at = order.find(" " + layer + name);
+      ASSERT_NE(at, std::string::npos) << name << " in" << order;
+      const std::size_t before = projections.empty() ? 0 : order.find(projections);
+      EXPECT_LE(before, at) << name << " in" << order;
+      projections = " " + layer + name;
+    }
+  }
+  const auto gpt = make_model(context, preset("gpt-nano"));
+  gpt->find("wpe").set_dtype(base::DType::bf16);
+  gpt->materialize(0);
+  EXPECT_EQ(order_of_forwards(*gpt).substr(0, 8), " wte wpe");
+}
+
 TEST(Models, HooksMayCallEarlierOnes) {
   Context context;
   const auto model = make_model(context, preset("gpt-nano"));

@@ -23,6 +23,11 @@ GatedMlp::GatedMlp(Context& context, const GatedMlpOptions& options)
           "down_proj",
           LinearOptions{.in = options.hidden, .out = options.width, .bias = false, .deviation = options.deviation})) {}
 
-Tensor GatedMlp::forward(const Tensor& x) { return down_proj_(ops::swiglu(gate_proj_(x), up_proj_(x))); }
+Tensor GatedMlp::forward(const Tensor& x) {
+  // Arguments of one call are evaluated in an order of the compiler's, which would be that of the gradients' sum.
+  const Tensor gate = gate_proj_(x);
+  const Tensor up = up_proj_(x);
+  return down_proj_(ops::swiglu(gate, up));
+}
 
 }  // namespace tessera::nn

@@ -55,7 +55,10 @@ Gpt2::Gpt2(Context& context, const ModelConfig& config)
       lm_head_(add<LmHead>("lm_head", wte_, config.tied, config.init_deviation)) {}
 
 Tensor Gpt2::embedded(const Tensor& tokens) {
-  if (wte_.dtype() != wpe_.dtype()) return ops::add(wte_(tokens), wpe_(ops::positions_of(tokens)));
+  if (wte_.dtype() != wpe_.dtype()) {
+    const Tensor words = wte_(tokens);  // first, with every compiler
+    return ops::add(words, wpe_(ops::positions_of(tokens)));
+  }
   // One kernel reads both tables; the hooks of both modules enclose it.
   wte_.notify_forward_begins();
   wpe_.notify_forward_begins();

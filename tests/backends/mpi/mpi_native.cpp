@@ -99,7 +99,7 @@ using Wrap = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>
 
 /// Creates a world with this program's own transport. `generation` must increase with each world.
 std::unique_ptr<Communicator> own_world(int generation, std::size_t max_chunk, const Wrap& wrap,
-                                        std::chrono::milliseconds timeout = 30s) {
+                                        std::chrono::milliseconds timeout = 120s) {
   BackendOptions options;
   options.deterministic = false;
   options.algorithms = all_native();

@@ -184,7 +184,9 @@ TEST(NcclCalls, ThatDoNotReturnKeepTheirCommunicator) {
 /// An abort frees the communicator, so it waits for calls that are about to return; the fake complains if it does not.
 TEST(NcclCalls, AbortWaitsForCalls) {
   reset_fake({.polls = 300});  // 20 ms or so
-  const auto errors = run_world(2, quick_options(), [](Communicator& world) {
+  std::latch both_made(2);     // an abort would end a rank that still makes its communicator
+  const auto errors = run_world(2, quick_options(), [&](Communicator& world) {
+    both_made.arrive_and_wait();
     std::thread other([&] {
       std::this_thread::sleep_for(5ms);
       if (world.rank() == 0) world.abort("enough");

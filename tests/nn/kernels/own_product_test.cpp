@@ -101,7 +101,7 @@ TYPED_TEST(OwnProduct, EqualsDefinitionBitwise) {
 }
 
 TYPED_TEST(OwnProduct, DetectsAnotherOrder) {
-  const Form form{kNo, kNo, 20, 60, 3000, false};
+  const Form form{kNo, kNo, 40, 400, 2000, false};  // of bf16, about one element in a thousand differs
   const Inputs<TypeParam> in(form);
   EXPECT_FALSE(same_bits(definition(form, in), definition(form, in, true)));
 }

@@ -212,10 +212,9 @@ void EngineCore::compare_products() {
   const std::optional<nn::Products> mine = model.context().device_kernels().products();
   const RankTexts texts(order->host(), mine ? std::string(name_of(*mine)) : "not chosen");
   if (texts.equal()) return;
-  const std::string text = "engine: TESSERA_PRODUCTS differs between the ranks: it is " + texts.by_value() +
-                           "; choose the same on all ranks";
-  abort_channels(text);
-  throw base::Mismatch(text);
+  // All ranks see the same texts, so nothing has to be aborted.
+  throw base::Mismatch("engine: TESSERA_PRODUCTS differs between the ranks: it is " + texts.by_value() +
+                       "; choose the same on all ranks");
 }
 
 void EngineCore::compare_libraries() {

@@ -160,7 +160,7 @@ class WorldOfOneTest(Case):
     def test_starts_requested_ranks_with_note(self):
         for kind in jobs.Mpirun.OPTIONS:
             for subcommand in ("compare", "train"):
-                with jobs.Mpirun(kind, ranks=1).start(self.training(subcommand, "--ranks", RANKS)) as job:
+                with jobs.Mpirun(kind, ranks=1).start(self.training(subcommand, "--ranks", RANKS), TESSERA_PRODUCTS="own") as job:
                     ended = job.finish()
                 self.assertEqual(ended.code, 0, ended)
                 self.assertRegex(ended.err, r"tessera: note: \w+ started one rank; starting 4 here\n")

@@ -311,7 +311,7 @@ class TrainingTest(unittest.TestCase):
         comparison, out = self.compare(*shared)
         figures = [(run["eval_loss"], run["eval_tokens"]) for run in comparison["runs"]]
         self.assertEqual(figures, [figures[0]] * 5)
-        self.run_tool("train", *shared, "--steps", "3", "--json", self.path("e.json"))
+        self.run_tool("train", *shared, "--steps", "3", "--json", self.path("e.json"), env={"TESSERA_PRODUCTS": "own"})
         with open(self.path("e.json")) as file:
             line = [json.loads(line) for line in file][3]
         self.assertEqual((line["eval_loss"], line["tokens"]), figures[0])

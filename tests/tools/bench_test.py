@@ -20,7 +20,7 @@ OPS = {"all_reduce": lambda n: 2 * (n - 1) / n, "all_gather": lambda n: (n - 1) 
 
 def bench(*arguments, **environment):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
-    done = subprocess.run([TOOL, "bench", *arguments], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60,
+    done = subprocess.run([TOOL, "bench", *arguments], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=400,
                           env={**clean, **environment})
     return done.returncode, done.stdout, done.stderr
 

@@ -36,7 +36,8 @@ if(TESSERA_SANITIZE)
   endif()
   target_link_options(tessera_options INTERFACE -fsanitize=${TESSERA_SANITIZE})
   if(TESSERA_SANITIZE MATCHES thread AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-    # It ignores fences, and warns of each. Those here order what it doesn't see: reads by the kernel and by other processes.
+    # It ignores fences, and warns of each. Those here order what it doesn't see: reads by the kernel and by other processes. Asio has
+    # mutexes beside its own.
     target_compile_options(tessera_options INTERFACE -Wno-tsan)
   endif()
 endif()
@@ -47,10 +48,6 @@ add_library(tessera_asio INTERFACE)
 target_link_libraries(tessera_asio INTERFACE Boost::headers)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   target_compile_definitions(tessera_asio INTERFACE BOOST_ASIO_HAS_CO_AWAIT=1 BOOST_ASIO_HAS_STD_COROUTINE=1)
-endif()
-if(gcc AND TESSERA_SANITIZE STREQUAL "thread")
-  # This sanitizer does not support Asio's fences (GCC warns of it), but it does support its mutexes.
-  target_compile_options(tessera_asio INTERFACE -Wno-tsan)
 endif()
 
 # Headers are included as "tessera/comm/communicator.h", as in a program that uses the installed package.

@@ -41,7 +41,7 @@ void set_group_size(EngineOptions& options) {
 class RankTexts {
  public:
   RankTexts(comm::HostCollectives& host, const std::string& mine) {
-    constexpr std::size_t kLength = 96;
+    constexpr std::size_t kLength = 256;
     std::vector<std::uint8_t> text(kLength, 0);
     std::copy_n(mine.data(), std::min(mine.size(), kLength - 1), text.data());
     if (host.size() == 1) return;

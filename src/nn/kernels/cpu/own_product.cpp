@@ -118,7 +118,9 @@ HWY_INLINE void pack_panel(const Operand<In>& in, std::size_t count, std::size_t
       if (count == kWidth) {
         for (std::size_t i = 0; i < kWidth; ++i) out[i] = widened<T>(from[i]);
       } else {
-        for (std::size_t i = 0; i < kWidth; ++i) out[i] = i < count ? widened<T>(from[i]) : T(0);
+        // In two loops: one becomes masked loads beyond the row, which emulators of the processor do not all support.
+        for (std::size_t i = 0; i < count; ++i) out[i] = widened<T>(from[i]);
+        std::fill(out + count, out + kWidth, T(0));
       }
     }
     return;

@@ -43,24 +43,24 @@ def start(command, env=None):
 
 
 def end(process):
+    """Kills the process and its children, and returns what they printed."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
-    process.communicate()
+    return process.communicate()
 
 
-def finish(process, seconds=60):
+def finish(process, seconds=180):
     begin = time.monotonic()
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        end(process)
-        raise AssertionError(f"{process.args} did not end within {seconds} s") from None
+        raise AssertionError(f"{process.args} did not end within {seconds} s: {end(process)}") from None
     return Ended(process.returncode, out, err, time.monotonic() - begin)
 
 
-def run(command, env=None, seconds=60):
+def run(command, env=None, seconds=180):
     return finish(start(command, env), seconds)
 
 
@@ -81,7 +81,7 @@ class Job:
         if self.beside is not None:
             self.beside.close()
 
-    def finish(self, seconds=60):
+    def finish(self, seconds=180):
         """The exit code of the largest magnitude; outputs and errors concatenated."""
         begin = time.monotonic()
         with self:
@@ -178,7 +178,7 @@ class Case(unittest.TestCase):
         self.assertEqual(ended.code, 0, (ended.out, ended.err))
         self.assertEqual(last_words(ended.err), [])
 
-    def assert_nobody_is_left(self, mark, seconds=5):
+    def assert_nobody_is_left(self, mark, seconds=30):
         deadline = time.monotonic() + seconds
         while pids_by_rank(mark) and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -136,7 +136,7 @@ class Launched:
                     if line.startswith("step 2 "):
                         break
                 os.kill(jobs.pids_by_rank(mark)[2], signal.SIGKILL)
-                ended = job.finish(20)
+                ended = job.finish(90)
             self.assertNotEqual(ended.code, 0)
             words = jobs.last_words(ended.err)
             for line in words:

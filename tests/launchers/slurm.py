@@ -42,7 +42,7 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 
 def version():
     """Of Slurm, as (23, 11)."""
-    said = subprocess.run([jobs.program("slurmd"), "-V"], capture_output=True, text=True, timeout=20, check=False).stdout
+    said = subprocess.run([jobs.program("slurmd"), "-V"], capture_output=True, text=True, timeout=60, check=False).stdout
     return tuple(int(number) for number in re.search(r" (\d+)\.(\d+)", said).groups())
 
 
@@ -90,10 +90,10 @@ class Slurm:
                                                  env=self.environment(), preexec_fn=processes.die_with_parent))
 
     def ask(self, *command):
-        done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, timeout=60, check=False)
         return done.stdout.strip()
 
-    def wait(self, ready, seconds=30):
+    def wait(self, ready, seconds=90):
         deadline = time.monotonic() + seconds
         while not ready():
             ended = [daemon.args[0] for daemon in self.daemons if daemon.poll() is not None]

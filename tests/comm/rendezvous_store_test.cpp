@@ -57,6 +57,8 @@ void expect_exchange(const std::vector<Outcome>& all) {
   for (auto& one : exchanged) EXPECT_EQ(one.get(), want);
 }
 
+void name_hosts(RendezvousOptions& one) { one.host_id = "host" + std::to_string(one.launch.rank); }
+
 TEST(StoreRendezvous, ConnectsRanksOfOneHost) { expect_exchange(by_store(4, std::make_shared<MapStore>())); }
 
 TEST(StoreRendezvous, ConnectsHosts) {
@@ -84,6 +86,28 @@ TEST(StoreRendezvous, GenerationsDoNotMix) {
   const auto store = std::make_shared<MapStore>();
   for (std::uint32_t generation = 0; generation < 3; ++generation)
     expect_exchange(by_store(3, store, [&](RendezvousOptions& one) { one.launch.generation = generation; }));
+}
+
+/// A launcher that restarts the ranks may keep their store, in which the address of the start before still stands.
+TEST(StoreRendezvous, NextStartIgnoresAddressOfTheOneBefore) {
+  for (const bool one_host : {true, false}) {
+    const auto store = std::make_shared<MapStore>();
+    const auto option = [&](int rank) {
+      RendezvousOptions one = options_of(rank, 2, 1);
+      one.store = store;
+      if (!one_host) name_hosts(one);
+      return one;
+    };
+    for (int start = 0; start < 3; ++start) {
+      auto early = come(option(1));
+      std::this_thread::sleep_for(start == 0 ? 0ms : 200ms);
+      auto late = come(option(0));
+      std::vector<Outcome> all;
+      all.push_back(late.get());
+      all.push_back(early.get());
+      expect_exchange(all);
+    }
+  }
 }
 
 TEST(StoreRendezvous, NamesMissingRanks) {
@@ -116,8 +140,6 @@ std::shared_ptr<RendezvousStore> with_addresses(const std::vector<int>& ports) {
     return address.text();
   });
 }
-
-void name_hosts(RendezvousOptions& one) { one.host_id = "host" + std::to_string(one.launch.rank); }
 
 /// An address may belong to another network on the other host: nothing listens there, or a stranger that says nothing.
 TEST(StoreRendezvous, TriesEachPublishedAddress) {

@@ -111,16 +111,19 @@ void rendezvous_in_store(const RendezvousOptions& options, ProcessBootstrap::Sta
     parts.self.key = key_of(address.token, {});
     options.store->set(key, address.text());
     open_server(parts, std::move(listeners), "by the program's store " + about(options));
+    parts.server.reset();  // a rank of the next start that still reads this address finds nobody
     return;
   }
-  const std::optional<std::string> published = options.store->get(key, parts.deadline);
-  if (!published)
-    throw Timeout("init: rank " + std::to_string(launch.rank) + " of " + std::to_string(launch.size) +
-                  " found no rank 0 " + about(options) + ": it has not published its address in the program's store");
-  const PublishedAddress address = PublishedAddress::parse(*published);
-  parts.self.key = key_of(address.token, {});
   std::size_t attempt = 0;
-  const auto connect = [&](std::string& why, Digest&) {
+  // Each attempt reads the address again: in a store that outlives a start, it may be that of the start before.
+  const auto connect = [&](std::string& why, Digest& proven) {
+    const std::optional<std::string> published = options.store->get(key, parts.deadline);
+    if (!published) {
+      why = "it has not published its address in the program's store";
+      return Connection();
+    }
+    const PublishedAddress address = PublishedAddress::parse(*published);
+    proven = key_of(address.token, {});
     if (address.host == host) {
       why = "no answer at its socket on this host (is TESSERA_HOST_ID the same on different hosts?)";
       return connect_to(address.socket);

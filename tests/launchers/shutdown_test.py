@@ -5,7 +5,9 @@ TESSERA_ENDINGS=50 repeats each combination 50 times (default 1; 50 takes a quar
 
 import os
 import random
+import re
 import signal
+import subprocess
 import tempfile
 import time
 import unittest
@@ -18,7 +20,8 @@ ROUNDS = int(os.environ.get("TESSERA_ENDINGS", "1"))
 TRANSPORTS = {  # settings of the two MPIs; CMA belongs to vader in Open MPI 4, to smsc in 5
     "shared memory": {},
     "shared memory without CMA": {"UCX_TLS": "^cma", "OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMPI_MCA_smsc": "^cma"},
-    "tcp": {"UCX_TLS": "tcp,self", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"},
+    # Open MPI 5 leaves lo out by default, and may find no other way between the addresses of one host.
+    "tcp": {"UCX_TLS": "tcp,self", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo"},
 }
 
 
@@ -61,8 +64,13 @@ class SlurmTest(ShutdownTest):
 
 
 class FinalizeThatHangsTest(jobs.Case):
-    """With UCX's original function, MPICH's MPI_Finalize hangs in half of the runs: negative control of the tests above, and
-    a test of such a run: it completes its work, warns what it waits for, and ends."""
+    """With UCX's original function, the MPI_Finalize of MPICH 4.0 hangs in half of the runs: negative control of the tests
+    above, and a test of such a run: it completes its work, warns what it waits for, and ends. MPICH 4.2 ends."""
+
+    @staticmethod
+    def mpich_version():
+        said = subprocess.run([jobs.program("mpichversion")], capture_output=True, text=True, timeout=60, check=True).stdout
+        return tuple(int(number) for number in re.search(r"Version:\s+(\d+)\.(\d+)", said).groups())
 
     def test_finalize_has_deadline(self):
         for _ in range(20):
@@ -73,7 +81,8 @@ class FinalizeThatHangsTest(jobs.Case):
             if "MPI_Finalize" in ended.err:
                 self.assertRegex(ended.err, r"warning: rank \d: mpi: MPI_Finalize waits for other ranks and has not returned within 2s")
                 return
-        self.fail("MPICH has ended well 20 times: is what backends/mpi/disconnect.cpp replaces still needed?")
+        if self.mpich_version() < (4, 2):
+            self.fail("MPICH has ended well 20 times: is what backends/mpi/disconnect.cpp replaces still needed?")
 
 
 class StoppedRankTest(jobs.Case):

@@ -57,14 +57,15 @@ class Tests:
     def __init__(self, build):
         shown = subprocess.run(["ctest", "--test-dir", str(build), "--show-only=json-v1"], text=True, capture_output=True, check=True)
         self.commands = {test["name"]: test.get("command") for test in json.loads(shown.stdout)["tests"]}
+        declared = {program for file in ROOT.glob("tests/**/CMakeLists.txt") for program in re.findall(r"tessera_test\((\w+)", file.read_text())}
+        # Left out of this build, for want of CUDA, or not compiled yet: ctest lists the latter as PREFIX_NOT_BUILT. Their cases are unknown.
+        self.not_built = {program for program in declared if not any(re.match(rf"{program}(\.|$)", one) for one in self.commands)}
 
     def problem_of(self, test):
         """The reason why a test of the table doesn't exist, or ''."""
         name, _, case = test.partition("::")
         if not case:
-            # A program that was not built is listed as PREFIX_NOT_BUILT: its cases are unknown.
-            known = any(re.search(name, one) or (one.endswith("_NOT_BUILT") and name.lstrip("^").startswith(one[5:-10] + "\\."))
-                        for one in self.commands)
+            known = re.match(r"\^?(\w*)", name)[1] in self.not_built or any(re.search(name, one) for one in self.commands)
             return "" if known else f"no test is called {name}"
         if self.commands.get(name) is None:
             return f"no test is called {name}"

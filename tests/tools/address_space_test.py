@@ -16,13 +16,13 @@ class AddressSpaceTest(unittest.TestCase):
                 file.write("the quick brown fox jumps over the lazy dog; " * 50)
             command = f"{{limit}} exec '{TOOL}' train --backend tcp --model gpt-nano --ranks 4 --steps 1 --seq-len 16 --data '{text}'"
             by_blas = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
-            done = subprocess.run(["sh", "-c", command.format(limit="ulimit -v 400000;")], capture_output=True, text=True, timeout=30, env=by_blas)
+            done = subprocess.run(["sh", "-c", command.format(limit="ulimit -v 500000;")], capture_output=True, text=True, timeout=30, env=by_blas)
             self.assertEqual(done.returncode, 1, done.stderr)
             self.assertRegex(done.stderr.splitlines()[-1],
                              r"^tessera: rank \d: gemm: BLAS needs 128 MiB of address space .* refuses 128 MiB: Cannot allocate memory; ")
             done = subprocess.run(["sh", "-c", command.format(limit="")], capture_output=True, text=True, timeout=30, env=by_blas)
             self.assertEqual(done.returncode, 0, done.stderr)  # negative control
-            done = subprocess.run(["sh", "-c", command.format(limit="ulimit -v 400000;")], capture_output=True, text=True, timeout=30)
+            done = subprocess.run(["sh", "-c", command.format(limit="ulimit -v 500000;")], capture_output=True, text=True, timeout=30)
             self.assertIn(done.returncode, (0, 1), done.stderr)  # it ends with any BLAS library
 
 

@@ -253,7 +253,8 @@ TEST(Why, RankThatSleepsIsLate) {
 
 TEST(Why, FitsOfLinksAreTheirFigures) {
   LinkSpec fit{.latency_us = 1e9};
-  for (int attempt = 0; attempt < 5 && fit.latency_us > 2600; ++attempt)  // a busy machine only adds time
+  const auto is_close = [&] { return fit.latency_us <= 2600 && fit.bytes_per_second >= 45e6; };
+  for (int attempt = 0; attempt < 10 && !is_close(); ++attempt)  // a busy machine only adds time
     run_two_ranks([&](comm::Communicator& world) {
       const auto slow =
           comm::slow_links(world.split(0, world.rank()), {.link = {std::chrono::milliseconds(2), 50e6}, .intra = {}});

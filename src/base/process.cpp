@@ -1,7 +1,10 @@
 #include "tessera/base/process.h"
 
+#include <pthread.h>
 #include <sys/random.h>
 #include <unistd.h>
+
+#include <atomic>
 
 #include "tessera/base/error.h"
 
@@ -14,7 +17,14 @@ std::array<std::uint64_t, 2> random_bits() {
   return bits;
 }
 
+std::atomic<std::uint32_t> forks{0};
+
 }  // namespace
+
+std::uint32_t fork_count() noexcept {
+  [[maybe_unused]] static const int kCounts = ::pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+  return forks.load(std::memory_order_relaxed);
+}
 
 ProcessIdentity this_process() {
   static const std::array<std::uint64_t, 2> kBits = random_bits();

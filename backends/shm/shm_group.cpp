@@ -27,14 +27,9 @@ ShmGroup::~ShmGroup() {
   runtime_->retire(std::move(retired));
 }
 
-void ShmGroup::connect(std::span<const MemberBlocks::Offsets> offsets) {
-  blocks_.connect(offsets);
-}
+void ShmGroup::connect(std::span<const MemberBlocks::Offsets> offsets) { blocks_.connect(offsets); }
 
-void ShmGroup::close() noexcept {
-  finish_operations();
-  blocks_.own().head().closed.value.store(1);
-}
+void ShmGroup::close() noexcept { finish_operations(); }
 
 ShmOperation& ShmGroup::prepare(const OpDesc& call, bool internal) {
   throw_if_failed();

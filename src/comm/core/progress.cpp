@@ -12,6 +12,9 @@
 #include <optional>
 #include <utility>
 
+#include "tessera/base/fp_environment.h"
+#include "tessera/base/thread.h"
+
 namespace tessera::comm {
 namespace {
 
@@ -75,7 +78,7 @@ std::uint32_t send_ping(Doorbell& bell) noexcept {
 }
 
 ProgressEngine::ProgressEngine(Doorbell& bell, Options options) : bell_(bell), options_(options) {
-  if (options_.thread) thread_ = std::thread([this] { run(); });
+  if (options_.thread) thread_ = base::start_thread([this] { run(); });
 }
 
 ProgressEngine::~ProgressEngine() {
@@ -106,6 +109,7 @@ void ProgressEngine::remove(Pollable& item) {
 }
 
 bool ProgressEngine::poll_locked(bool with_health_check) noexcept {
+  const base::FpEnvironment environment;  // also for the reductions of a library, such as MPI's
   bool moved = false;
   for (Pollable* item : items_) moved |= item->poll(with_health_check);
   return moved;

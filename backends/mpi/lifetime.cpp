@@ -50,9 +50,19 @@ bool ends_within(milliseconds patience, std::function<void()> work) {
   return done;
 }
 
+struct AtExit {
+  std::function<ExitPlan()> make_plan;
+  const std::uint32_t made_in = base::count_forks();
+};
+
+AtExit& at_exit() {
+  static AtExit the;
+  return the;
+}
+
 /// A thread of this process is inside MPI, so no memory that it may access is released.
 void leave_at_once(int code, void* /*unused*/) {
-  if (at_exit().made_in != base::fork_count()) return;
+  if (at_exit().made_in != base::forks_so_far()) return;
   std::fflush(nullptr);
   ::_exit(code);
 }
@@ -78,18 +88,8 @@ bool all_ranks_are_here(const ExitPlan& plan) {
   }
 }
 
-struct AtExit {
-  std::function<ExitPlan()> make_plan;
-  const std::uint32_t made_in = base::fork_count();
-};
-
-AtExit& at_exit() {
-  static AtExit the;
-  return the;
-}
-
 void end_library(int code, void* /*unused*/) {
-  if (at_exit().made_in != base::fork_count()) return;  // MPI is the parent's
+  if (at_exit().made_in != base::forks_so_far()) return;  // MPI is the parent's
   const ExitPlan plan = at_exit().make_plan();
   if (!plan.wanted || !all_ranks_are_here(plan)) return;
   const milliseconds patience = std::min(plan.patience, kMaxEnding);

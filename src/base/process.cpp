@@ -17,13 +17,13 @@ std::array<std::uint64_t, 2> random_bits() {
   return bits;
 }
 
-std::atomic<std::uint32_t> forks{0};
-
 }  // namespace
 
-std::uint32_t fork_count() noexcept {
+std::atomic<std::uint32_t> forks{0};
+
+std::uint32_t count_forks() noexcept {
   [[maybe_unused]] static const int kCounts = ::pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
-  return forks.load(std::memory_order_relaxed);
+  return forks_so_far();
 }
 
 ProcessIdentity this_process() {

@@ -189,7 +189,7 @@ class TESSERA_API Communicator {
 
   /// Whether this process is a fork of the rank's: its threads don't exist here, and its connections and shared memory
   /// are the rank's. The destructor must then leave everything as it is.
-  bool is_parents() const noexcept { return made_in_ != base::fork_count(); }
+  bool is_parents() const noexcept { return made_in_ != base::forks_so_far(); }
 
  private:
   virtual Work do_start(const OpDesc& call) = 0;
@@ -218,7 +218,7 @@ class TESSERA_API Communicator {
   const int rank_;
   const int size_;
   const CommunicatorOptions options_;
-  const std::uint32_t made_in_ = base::fork_count();
+  const std::uint32_t made_in_ = base::count_forks();
   std::atomic<const Communicator*> forwarded_to_{nullptr};  ///< null: no call yet
   std::array<std::uint64_t, kOpKinds> calls_{};
   std::optional<OpKind> last_;

@@ -40,7 +40,7 @@ class TESSERA_API WorkState {
   virtual void on_done(WorkCallback callback) = 0;
 
   /// Whether a parent made it and this process is a fork, in which nothing progresses it.
-  bool is_parents() const noexcept { return made_in_ != base::fork_count(); }
+  bool is_parents() const noexcept { return made_in_ != base::forks_so_far(); }
   void retain() noexcept { handles_.fetch_add(1, std::memory_order_relaxed); }  ///< adds a handle
   /// Removes a handle, and recycles the state after the last one. Thread-safe.
   void release() noexcept {
@@ -53,7 +53,7 @@ class TESSERA_API WorkState {
 
  private:
   std::atomic<std::uint32_t> handles_{0};
-  const std::uint32_t made_in_ = base::fork_count();
+  const std::uint32_t made_in_ = base::count_forks();
 };
 
 /// Keeps an operation from being recycled, without waiting for it as a Work does.

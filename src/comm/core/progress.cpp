@@ -12,7 +12,6 @@
 #include <optional>
 #include <utility>
 
-#include "tessera/base/fp_environment.h"
 #include "tessera/base/thread.h"
 
 namespace tessera::comm {
@@ -109,7 +108,6 @@ void ProgressEngine::remove(Pollable& item) {
 }
 
 bool ProgressEngine::poll_locked(bool with_health_check) noexcept {
-  const base::FpEnvironment environment;  // also for the reductions of a library, such as MPI's
   bool moved = false;
   for (Pollable* item : items_) moved |= item->poll(with_health_check);
   return moved;

@@ -54,7 +54,7 @@ class FlightRecorder {
   base::UniqueFd file_;
   void* memory_ = nullptr;
   flight::Entry* entries_ = nullptr;
-  const std::uint32_t made_in_ = base::fork_count();
+  const std::uint32_t made_in_ = base::count_forks();
   const int exceptions_;  // in flight when the rank began
   std::atomic<std::int64_t> step_{0};
   std::atomic<CallNumber> calls_{0};

@@ -101,6 +101,15 @@ TEST_P(EachBackend, ClosedStreamsBecomeNoDescriptorOfTheLibrary) {
 }
 TEST_P(EachBackend, ForkedChildrenDoNothingToTheirParent) { expect_lines("fork", "right"); }
 TEST_P(EachBackend, SignalsReachTheProgram) { expect_lines("signal", "right"); }
+TEST_P(EachBackend, AbortInSignalHandlerDoesNotHang) {
+  for (int round = 0; round < 3; ++round) {
+    std::vector<Process> ranks = start_ranks(2, "handler", "60s", GetParam());
+    for (Process& rank : ranks) ASSERT_EQ(rank.line(), "ready");
+    ::usleep(50'000);
+    ranks[0].kill(SIGUSR1);
+    for (Process& rank : ranks) EXPECT_EQ(rank.line(5s), "Aborted: rank 0 aborted: signal");
+  }
+}
 INSTANTIATE_TEST_SUITE_P(Each, EachBackend, testing::Values("TESSERA_BACKEND=shm", "TESSERA_BACKEND=tcp"));
 
 TEST(ProcessWorld, LimitOfFileSizesIsRespected) {

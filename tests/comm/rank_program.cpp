@@ -173,6 +173,16 @@ int take_signal() {
   return 0;
 }
 
+/// Rank 0 sums until a signal handler aborts, which mostly interrupts it while it holds the lock of its polls.
+int abort_in_handler() {
+  global = init();
+  ::signal(SIGUSR1, [](int) { global->abort("signal"); });
+  global->barrier().wait();
+  say("ready");
+  float x = 1;
+  while (true) global->all_reduce(view_of(&x, 1), view_of(&x, 1), ReduceOp::max()).wait();
+}
+
 /// "limit BYTES": of file sizes, beyond which the kernel ends a process.
 int run_below_limit(const std::string& bytes) {
   rlimit limit = {};
@@ -238,6 +248,7 @@ int run(const std::string& mode) {
   InitOptions config;
   if (mode == "closed") return run_with_closed_streams();
   if (mode == "fork") return fork_children();
+  if (mode == "handler") return abort_in_handler();
   if (mode == "signal") return take_signal();
   if (mode.starts_with("limit ")) return run_below_limit(mode.substr(6));
   if (mode.starts_with("device ")) return run_on_a_device(std::move(config), mode.substr(7));

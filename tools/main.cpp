@@ -1,6 +1,5 @@
 // The command line: parses, runs the chosen subcommand, and turns errors into one line and an exit code.
 // 0 done; 1 the work failed; 2 wrong usage or input.
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/comm/launch.h"
 #include "tools/cli/catalog.h"
 #include "tools/cli/commands.h"
@@ -122,13 +122,6 @@ int run(const CommandLine& commands) {
   return 1;
 }
 
-/// Prevents files that are opened later from becoming standard output or error, which other code writes to.
-void open_closed_streams() {
-  for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream)
-    if (::fcntl(stream, F_GETFD) < 0) [[maybe_unused]]
-      const int lowest = ::open("/dev/null", O_RDWR);
-}
-
 /// True if a launcher reports what stopped the ranks.
 bool has_a_launcher() { return started_by_us() || launch_or_none().size > 1; }
 
@@ -165,7 +158,7 @@ int main_of(std::vector<std::string> arguments) {
 }  // namespace tessera::tools
 
 int main(int argc, char** argv) {
-  tessera::tools::open_closed_streams();
+  tessera::base::open_closed_streams();
   try {
     if (!tessera::tools::has_a_launcher()) tessera::tools::say_what_stops_us();
     static const tessera::tools::RankReport report;  // lives until the process ends

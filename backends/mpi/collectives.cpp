@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/base/fp_environment.h"
 #include "tessera/comm/core/op_traits.h"
 
 namespace tessera::comm::mpi {
@@ -177,6 +178,7 @@ bool MpiCollectives::prefers(const CollectiveSpec& spec) const noexcept {
 }
 
 void MpiCollectives::start(NativeRequest& collective) noexcept {
+  const base::FpEnvironment environment;
   collective.pending = 0;
   if (closed_) return;
   if (collective.copy != nullptr) return start_copy(collective);

@@ -13,6 +13,8 @@
 #include "backends/mpi/library.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
+#include "tessera/base/process.h"
+#include "tessera/base/thread.h"
 #include "tessera/comm/core/progress.h"
 
 namespace tessera::comm::mpi {
@@ -30,7 +32,7 @@ bool ends_within(milliseconds patience, std::function<void()> work) {
     bool done = false;
   };
   const auto shared = std::make_shared<Shared>();
-  std::thread worker([shared, work = std::move(work)] {
+  std::thread worker = base::start_thread([shared, work = std::move(work)] {
     work();
     const std::lock_guard lock(shared->mutex);
     shared->done = true;
@@ -48,8 +50,19 @@ bool ends_within(milliseconds patience, std::function<void()> work) {
   return done;
 }
 
+struct AtExit {
+  std::function<ExitPlan()> make_plan;
+  const std::uint32_t made_in = base::count_forks();
+};
+
+AtExit& at_exit() {
+  static AtExit the;
+  return the;
+}
+
 /// A thread of this process is inside MPI, so no memory that it may access is released.
 void leave_at_once(int code, void* /*unused*/) {
+  if (at_exit().made_in != base::forks_so_far()) return;
   std::fflush(nullptr);
   ::_exit(code);
 }
@@ -75,16 +88,8 @@ bool all_ranks_are_here(const ExitPlan& plan) {
   }
 }
 
-struct AtExit {
-  std::function<ExitPlan()> make_plan;
-};
-
-AtExit& at_exit() {
-  static AtExit the;
-  return the;
-}
-
 void end_library(int code, void* /*unused*/) {
+  if (at_exit().made_in != base::forks_so_far()) return;  // MPI is the parent's
   const ExitPlan plan = at_exit().make_plan();
   if (!plan.wanted || !all_ranks_are_here(plan)) return;
   const milliseconds patience = std::min(plan.patience, kMaxEnding);

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
+
+#include "tessera/base/fp_environment.h"
 
 namespace tessera::comm::mpi {
 namespace {
@@ -199,6 +202,8 @@ Link::CancelResult MpiLink::cancel_bulk(Message& message) noexcept {
 
 bool MpiLink::poll(bool) noexcept {
   if (!failure_.empty() || ranks_.comm == MPI_COMM_NULL) return false;
+  std::optional<base::FpEnvironment> environment;  // any call may reduce for MPI's collectives
+  if (!collectives_.idle()) environment.emplace();
   bool moved = collectives_.poll();
   moved |= receive_ams();
   moved |= move_bulk();

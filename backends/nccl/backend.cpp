@@ -63,22 +63,6 @@ void require_possible(const BackendOptions& options, const NcclApi& api, int ran
     throw InvalidUsage("TESSERA_ALGO: nccl chooses its algorithms itself; use NCCL_ALGO");
 }
 
-/// Exchanges what `make` returns on each rank. All ranks learn of each other's errors before they wait for each other.
-std::vector<std::string> exchange(Bootstrap& bootstrap, const std::function<std::string()>& make) {
-  std::string blob = "+";
-  try {
-    blob += make();
-  } catch (const Error& error) {
-    blob = "-" + std::string(error.what());
-  }
-  std::vector<std::string> blobs = bootstrap.all_gather(blob);
-  for (std::size_t r = 0; r < blobs.size(); ++r) {
-    if (blobs[r].starts_with('-')) throw BackendError("rank " + std::to_string(r) + ": " + blobs[r].substr(1));
-    blobs[r].erase(0, 1);
-  }
-  return blobs;
-}
-
 /// Why this rank has no symmetric windows; "" if it has.
 std::string own_obstacle(const NcclApi& api, bool shared) {
   const auto wanted = read_env(kSymmetric);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/thread.h"
 #include "tessera/comm/base_names.h"
 
 namespace tessera::comm::nccl {
@@ -65,11 +66,7 @@ std::shared_ptr<const CallThreads::Call> CallThreads::start(std::function<void()
   if (worker == nullptr) {
     auto made = std::make_unique<Worker>();
     worker = made.get();
-    try {
-      made->thread = std::thread([state = state_, worker] { run(*state, *worker); });
-    } catch (const std::system_error& error) {
-      throw SystemError(std::string("nccl: can't start a thread: ") + error.what());
-    }
+    made->thread = base::start_thread([state = state_, worker] { run(*state, *worker); });
     workers.push_back(std::move(made));
   }
   worker->busy = true;

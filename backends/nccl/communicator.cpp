@@ -15,7 +15,13 @@ void require_device(MemoryKind kind) {
 NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclGroup> group, CommunicatorOptions options)
     : Communicator(group->rank(), group->size(), std::move(options)), group_(std::move(group)) {}
 
-NcclCommunicator::~NcclCommunicator() { group_->close(); }
+NcclCommunicator::~NcclCommunicator() {
+  if (is_parents()) {
+    group_->keep_forever();
+    return;
+  }
+  group_->close();
+}
 
 std::unique_ptr<Communicator> NcclCommunicator::do_split(int color, int key, const SplitOptions& options) {
   std::shared_ptr<NcclGroup> child = group_->split(color, key, options);

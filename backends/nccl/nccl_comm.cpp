@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/thread.h"
 #include "tessera/comm/core/backoff.h"
 
 namespace tessera::comm::nccl {
@@ -191,8 +192,8 @@ void NcclComm::abort() noexcept {
     shared->changed.notify_all();
   };
   try {
-    std::thread(run).detach();
-  } catch (const std::system_error&) {  // no thread available
+    base::start_thread(run).detach();
+  } catch (const SystemError&) {  // no thread available
     run();
   }
 }

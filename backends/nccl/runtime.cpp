@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backends/nccl/stream_group.h"
+#include "tessera/base/thread.h"
 
 namespace tessera::comm::nccl {
 namespace {
@@ -27,7 +28,7 @@ NcclRuntime::NcclRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOpti
 
 void NcclRuntime::open() {
   monitor_.open("nccl", [this](const ControlMessage& message) { receive(message); });
-  if (options_.progress_thread) watcher_ = std::thread([this] { watch(); });
+  if (options_.progress_thread) watcher_ = base::start_thread([this] { watch(); });
 }
 
 NcclRuntime::~NcclRuntime() {

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -58,6 +59,10 @@ bool Mapping::holds(const void* pointer, std::size_t bytes) const noexcept {
 UniqueFd make_segment(const char* name, std::size_t bytes) {
   UniqueFd fd(::memfd_create(name, MFD_CLOEXEC));
   if (!fd) throw system_error("shm: memfd_create");
+  rlimit limit = {};  // beyond it, the kernel would end the process with SIGXFSZ
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes)
+    throw SystemError("shm: a segment needs " + std::to_string(bytes) + " bytes, but the limit of file sizes is " +
+                      std::to_string(limit.rlim_cur) + " (ulimit -f counts KiB); raise it, or use another backend");
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) throw system_error("shm: ftruncate of a segment");
   return fd;
 }

@@ -8,6 +8,10 @@ ShmCommunicator::ShmCommunicator(std::shared_ptr<ShmGroup> group, CommunicatorOp
     : Communicator(group->rank(), group->size(), std::move(options)), group_(std::move(group)), is_world_(is_world) {}
 
 ShmCommunicator::~ShmCommunicator() {
+  if (is_parents()) {
+    group_->keep_forever();
+    return;
+  }
   group_->close();
   if (is_world_) group_->runtime().leave();
 }

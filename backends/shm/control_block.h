@@ -87,16 +87,16 @@ struct alignas(kLine) SendSlot {
   std::int32_t tag = 0;
 };
 
-/// The part that lives as long as the world, because a peer may read it after its owner has closed the communicator.
+/// The part that peers use until they are done with the communicator.
 struct alignas(kLine) ControlHeader {
   Flag staged;
   Flag phase_a;  ///< inputs read; for all_reduce also: results available
   Flag phase_b;  ///< results read
-  Flag closed;
+  Flag done;     ///< members that don't use this block any more; each adds itself as the last thing that it does
   FailureRecord failure;
 };
 
-/// The part that is freed when all members have closed the communicator.
+/// What the owner publishes of its operations.
 struct PortSlots {
   alignas(kLine) CollectiveSlot slots[2];
 };

@@ -31,7 +31,8 @@ void MemberBlocks::connect(std::span<const Offsets> offsets) {
 
 ShmRuntime::RetiredBlock MemberBlocks::retire() {
   ShmRuntime::RetiredBlock retired;
-  for (const ControlBlock& block : blocks_) retired.closed.push_back(&block.head().closed.value);
+  for (const ControlBlock& block : blocks_) block.head().done.value.fetch_add(1);
+  retired.members = world_ranks_.size();
   retired.head = std::move(head_);
   retired.slots = std::move(slots_);
   return retired;

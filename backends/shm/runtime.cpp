@@ -184,15 +184,9 @@ void ShmRuntime::leave() noexcept {
 void ShmRuntime::retire(RetiredBlock retired) {
   const std::lock_guard lock(retired_mutex_);
   retired_.push_back(std::move(retired));
-  for (RetiredBlock& one : retired_) {
-    if (!std::all_of(one.closed.begin(), one.closed.end(), [](const auto* flag) { return flag->load() != 0; }))
-      continue;
-    one.slots.reset();
-    one.tiles.reset();
-    for (Buffer& copy : one.copies) copy.reset();
-    one.message_tiles.clear();
-    one.closed.clear();
-  }
+  std::erase_if(retired_, [](const RetiredBlock& one) {
+    return reinterpret_cast<const ControlHeader*>(one.head.data())->done.value.load() == one.members;
+  });
 }
 
 }  // namespace tessera::comm::shm

@@ -57,10 +57,10 @@ class ShmRuntime final : public Pollable {
   /// Marks this rank's world as closed, so that waiting peers may stop.
   void leave() noexcept;
 
-  /// Keeps the memory of a closed communicator while a member may read it.
+  /// Keeps the memory of a closed communicator while a member may use it.
   struct RetiredBlock {
-    std::vector<const std::atomic<std::uint64_t>*> closed;  ///< of all members
-    Buffer head;                                            ///< stays until the world ends
+    std::size_t members = 0;
+    Buffer head;  ///< a ControlHeader, whose `done` becomes `members`
     Buffer slots;
     Buffer tiles;
     std::array<Buffer, 2> copies;

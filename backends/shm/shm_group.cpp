@@ -27,14 +27,9 @@ ShmGroup::~ShmGroup() {
   runtime_->retire(std::move(retired));
 }
 
-void ShmGroup::connect(std::span<const MemberBlocks::Offsets> offsets) {
-  blocks_.connect(offsets);
-}
+void ShmGroup::connect(std::span<const MemberBlocks::Offsets> offsets) { blocks_.connect(offsets); }
 
-void ShmGroup::close() noexcept {
-  finish_operations();
-  blocks_.own().head().closed.value.store(1);
-}
+void ShmGroup::close() noexcept { finish_operations(); }
 
 ShmOperation& ShmGroup::prepare(const OpDesc& call, bool internal) {
   throw_if_failed();
@@ -118,20 +113,26 @@ bool ShmGroup::accept_submitted() noexcept {
 bool ShmGroup::poll(bool with_health_check) noexcept {
   if (!any_in_flight()) return false;  // a moment ago there was
   bool moved = accept_submitted();
+  const ShmOperation* current = nullptr;
   try {
     if (failed()) {
       fail({}, false);  // what was submitted since the failure
       return true;
     }
     if (with_health_check && check_health()) return true;
-    if (!collectives_.empty()) moved |= advance_first();
+    if (!collectives_.empty()) {
+      current = collectives_.front();
+      moved |= advance_first();
+      current = nullptr;
+    }
     if (messages_.any()) moved |= messages_.advance();
   } catch (const Mismatch& error) {
     fail({FailureKind::mismatch, error.what()}, true);
     return true;
   } catch (const std::exception& error) {
     // Memory of a peer that failed can become unreadable: then the peer's failure is the cause, not this error.
-    if (!adopt_peer_failure()) fail({FailureKind::system, error.what()}, true);
+    if (!adopt_peer_failure())
+      fail({FailureKind::system, (current != nullptr ? current->format() + ": " : "") + error.what()}, true);
     return true;
   }
   return moved;

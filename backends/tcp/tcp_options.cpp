@@ -28,6 +28,12 @@ int streams_for(const TcpOptions& settings, const std::vector<std::string>& host
                                                                                                                  : 2;
 }
 
+std::vector<SharedSetting> shared_settings(const TcpOptions& settings, int streams) {
+  const bool fixed = settings.checksum != Checksum::between_hosts;
+  return {{std::string(kVariables[1].name), fixed ? std::to_string(settings.checksum == Checksum::everywhere) : ""},
+          {std::string(kVariables[2].name), std::to_string(streams)}};
+}
+
 std::vector<bool> checked_peers(Checksum checksum, const std::vector<std::string>& hosts, int rank) {
   std::vector<bool> checked;
   for (const std::string& host : hosts)

@@ -6,8 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/base_names.h"
 #include "tessera/base/env.h"
+#include "tessera/comm/base_names.h"
+#include "tessera/comm/bootstrap.h"
 
 namespace tessera::comm::tcp {
 
@@ -25,6 +26,8 @@ std::span<const EnvVariable> variables();
 /// Connections between two ranks. Over loopback one connection is as fast as the memory; between hosts a second one
 /// uses the bandwidth that the first leaves.
 int streams_for(const TcpOptions& settings, const std::vector<std::string>& hosts);
+/// What all ranks must have alike, where a message has `streams` connections.
+std::vector<SharedSetting> shared_settings(const TcpOptions& settings, int streams);
 /// By rank: whether messages between it and `rank` have a payload checksum.
 std::vector<bool> checked_peers(Checksum checksum, const std::vector<std::string>& hosts, int rank);
 /// Throws InvalidUsage.

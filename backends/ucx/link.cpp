@@ -3,10 +3,12 @@
 #include <sched.h>
 
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/thread.h"
 
 namespace tessera::comm::ucx {
 namespace {
@@ -65,11 +67,13 @@ UcxLink::UcxLink(Bootstrap& bootstrap, LinkEvents& events)
   params.features = UCP_FEATURE_TAG | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
   params.estimated_num_eps = static_cast<std::size_t>(bootstrap.size());
   params.name = "tessera";
+  std::optional<base::SignalBlock> no_signals(std::in_place);  // in the threads that UCX starts
   const ucs_status_t made = ucp_init(&params, config, &context_);
   ucp_config_release(config);
   check(made, "no usable transport (see UCX_TLS)");
   try {
     make_worker();
+    no_signals.reset();  // what follows waits for other ranks
     connect(bootstrap);
   } catch (...) {
     destroy();

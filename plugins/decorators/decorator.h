@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "tessera/comm/communicator.h"
@@ -58,6 +59,7 @@ class Decorator : public Communicator {
   Buffer do_allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) final;
   void do_abort(std::string_view reason) noexcept override;
   void do_after(Stream& stream) final { after_ = &stream; }
+  std::string_view do_last_algorithm() const noexcept final { return inner_->last_algorithm(); }
   void do_traffic(TrafficStats& snapshot) const final { snapshot = inner_->traffic(); }
 
   const std::unique_ptr<Communicator> inner_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plugins/decorators/trace.h"
+#include "tessera/base/process.h"
 
 namespace tessera::decorators {
 namespace {
@@ -23,6 +24,7 @@ class TraceFile {
  public:
   TraceFile(std::string path, std::shared_ptr<Logger> logger) : path_(std::move(path)), logger_(std::move(logger)) {}
   ~TraceFile() {
+    if (made_in_ != base::forks_so_far()) return;  // the file is the parent's
     try {
       std::ofstream out(path_);
       write_chrome_trace(out, events_);
@@ -41,6 +43,7 @@ class TraceFile {
   void warn(const std::string& why) const noexcept {
     if (logger_ != nullptr) logger_->write(LogLevel::warn, "trace: " + path_ + ": " + why);
   }
+  const std::uint32_t made_in_ = base::count_forks();
   const std::string path_;
   const std::shared_ptr<Logger> logger_;
   std::mutex mutex_;

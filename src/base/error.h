@@ -2,6 +2,7 @@
 #pragma once
 
 #include <stdexcept>
+#include <string>
 #include <string_view>
 
 #include "tessera/base/export.h"
@@ -81,6 +82,9 @@ class TESSERA_API SystemError : public Error {
   ~SystemError() override;
   std::string_view kind() const noexcept override { return "SystemError"; }
 };
+
+/// Throws the error whose kind() is `kind`; SystemError if there is none.
+[[noreturn]] TESSERA_API void throw_error(std::string_view kind, const std::string& text);
 
 /// SystemError "WHAT: strerror(code)"; code defaults to errno.
 TESSERA_API SystemError system_error(std::string_view what, int code = -1);

@@ -13,6 +13,14 @@
 
 namespace tessera::base {
 
+UniqueFd::UniqueFd(int fd) noexcept : fd_(fd) {
+  if (fd < STDIN_FILENO || fd > STDERR_FILENO) return;
+  const int above = ::fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  if (above < 0) return;  // no more descriptors: the next call reports it
+  fd_ = above;
+  ::close(fd);
+}
+
 UniqueFd::UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
 
 UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
@@ -60,6 +68,12 @@ FileText read_regular(const std::string& path) {
     read.text.append(part.data(), static_cast<std::size_t>(count));
   }
   return read;
+}
+
+void open_closed_streams() noexcept {
+  for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream)
+    if (::fcntl(stream, F_GETFD) < 0) [[maybe_unused]]
+      const int lowest = ::open("/dev/null", O_RDWR);
 }
 
 std::size_t free_descriptors() {

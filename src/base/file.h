@@ -9,11 +9,12 @@
 
 namespace tessera::base {
 
-/// Owns a file descriptor.
+/// Owns a file descriptor, which is never 0, 1 or 2: if a standard stream of the program is closed, the system gives
+/// its number to the next file, and what the program prints would go there.
 class TESSERA_API UniqueFd {
  public:
   UniqueFd() = default;
-  explicit UniqueFd(int fd) : fd_(fd) {}           ///< becomes the owner of `fd`; negative: owns nothing
+  explicit UniqueFd(int fd) noexcept;              ///< becomes the owner of `fd`, or moves it; negative: owns nothing
   UniqueFd(UniqueFd&& other) noexcept;             ///< leaves `other` empty
   UniqueFd& operator=(UniqueFd&& other) noexcept;  ///< closes the current descriptor and leaves `other` empty
   ~UniqueFd() { reset(); }
@@ -46,6 +47,10 @@ struct FileText {
 
 /// Reads a regular file.
 TESSERA_API FileText read_regular(const std::string& path);
+
+/// Opens /dev/null in place of standard streams that are closed, so that descriptors which other libraries open don't
+/// become one.
+TESSERA_API void open_closed_streams() noexcept;
 
 /// How many more descriptors this process may open. Doesn't account for those that other threads open meanwhile.
 TESSERA_API std::size_t free_descriptors();

@@ -320,6 +320,7 @@ std::unique_ptr<MemoryPool> MemoryPool::make_keeping() const {
 }
 
 Buffer MemoryPool::allocate(std::size_t bytes, MemoryCategory use) {
+  if (bytes > PTRDIFF_MAX) out_of_memory(bytes);  // before it is rounded up
   return bytes < impl_->options().pooled_from ? impl_->small(bytes, use) : impl_->pooled(bytes, use);
 }
 

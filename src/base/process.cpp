@@ -1,7 +1,10 @@
 #include "tessera/base/process.h"
 
+#include <pthread.h>
 #include <sys/random.h>
 #include <unistd.h>
+
+#include <atomic>
 
 #include "tessera/base/error.h"
 
@@ -15,6 +18,13 @@ std::array<std::uint64_t, 2> random_bits() {
 }
 
 }  // namespace
+
+std::atomic<std::uint32_t> forks{0};
+
+std::uint32_t count_forks() noexcept {
+  [[maybe_unused]] static const int kCounts = ::pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+  return forks_so_far();
+}
 
 ProcessIdentity this_process() {
   static const std::array<std::uint64_t, 2> kBits = random_bits();

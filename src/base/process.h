@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 
 #include "tessera/base/export.h"
@@ -13,5 +14,13 @@ namespace tessera::base {
 using ProcessIdentity = std::array<std::uint64_t, 3>;
 /// The identity of the calling process.
 TESSERA_API ProcessIdentity this_process();
+
+/// Tells a fork from the process that made an object: remember this value when the object is made, and the object
+/// belongs to a parent where it differs from forks_so_far(). Thread-safe.
+TESSERA_API std::uint32_t count_forks() noexcept;
+
+TESSERA_API extern std::atomic<std::uint32_t> forks;  ///< since the first call of count_forks()
+/// As count_forks(), after the first call of it: a load.
+inline std::uint32_t forks_so_far() noexcept { return forks.load(std::memory_order_relaxed); }
 
 }  // namespace tessera::base

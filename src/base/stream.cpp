@@ -4,6 +4,7 @@
 #include <deque>
 
 #include "tessera/base/device_stream.h"
+#include "tessera/base/fp_environment.h"
 
 namespace tessera::base {
 
@@ -12,7 +13,8 @@ Stream::~Stream() = default;
 DeviceStream::~DeviceStream() = default;
 
 std::int64_t host_time_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 namespace {
@@ -47,6 +49,7 @@ class LazyQueue {
   bool reached(std::uint64_t position) const { return run_ >= position; }
 
   void run_until(std::uint64_t position) {
+    const FpEnvironment environment;
     while (run_ < position && !queue_.empty()) {
       const std::function<void()> work = std::move(queue_.front());
       queue_.pop_front();

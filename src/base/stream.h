@@ -13,6 +13,7 @@
 
 #include "tessera/base/device.h"
 #include "tessera/base/export.h"
+#include "tessera/base/fp_environment.h"
 
 namespace tessera::base {
 
@@ -55,10 +56,11 @@ class TESSERA_API Stream {
   /// True if run() finishes the work before it returns.
   bool immediate() const { return immediate_; }
 
-  /// Appends work. Its captures must stay valid until it has run.
+  /// Appends work. Its captures must stay valid until it has run. A host stream runs it in the default FpEnvironment.
   template <class F>
   void run(F&& work) {
     if (immediate_) {
+      const FpEnvironment environment;
       std::forward<F>(work)();
     } else {
       enqueue(std::function<void()>(std::forward<F>(work)));

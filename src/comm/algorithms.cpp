@@ -44,11 +44,11 @@ std::string read_table(const std::string& path) {
 }  // namespace
 
 AlgorithmTable::AlgorithmTable(std::string_view text, std::span<const std::string> known) {
-  if (text.starts_with('@')) {
-    parse(read_table(std::string(text.substr(1))), known);
-  } else if (!text.empty()) {
-    parse(text, known);
-  }
+  if (const std::string table = one_line(text); !table.empty()) parse(table, known);
+}
+
+std::string AlgorithmTable::one_line(std::string_view text) {
+  return text.starts_with('@') ? read_table(std::string(text.substr(1))) : std::string(text);
 }
 
 void AlgorithmTable::parse(std::string_view text, std::span<const std::string> known) {

@@ -32,6 +32,9 @@ class TESSERA_API AlgorithmTable {
   /// algorithm, or if the file can't be read.
   AlgorithmTable(std::string_view text, std::span<const std::string> known);
 
+  /// The text of a table in one line: that of the file if `text` is "@FILE". Throws InvalidUsage if it can't be read.
+  static std::string one_line(std::string_view text);
+
   /// The algorithm for this size; "" lets the backend choose.
   std::string_view choose(OpKind kind, std::uint64_t bytes) const;
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -76,6 +77,26 @@ class TESSERA_API Bootstrap {
   /// The numeric address by which this rank reaches rank 0's host; a loopback address if all ranks are on one host.
   virtual std::string local_address() const = 0;
 };
+
+/// A setting that all ranks of a world must have alike. Its owner passes its effective value, so that a default and the
+/// same value written out are equal.
+struct SharedSetting {
+  std::string name;   ///< of its variable: "TESSERA_ALGO"
+  std::string value;  ///< in the spelling of the variable; "": unset
+};
+
+/// Returns what `make` returns on each rank, in rank order. If it throws an Error on a rank, all ranks throw it, with
+/// that rank's number before its text unless they all had the same. Collective.
+TESSERA_API std::vector<std::string> exchange(Bootstrap& bootstrap, const std::function<std::string()>& make);
+
+/// Throws the same InvalidUsage on all ranks if a setting differs: it names the setting, its values and their ranks, as
+/// `global_ranks` if that isn't empty. Errors of `own` are those of exchange(). Collective.
+TESSERA_API void require_alike(Bootstrap& bootstrap, const std::function<std::vector<SharedSetting>()>& own,
+                               std::span<const int> global_ranks = {});
+
+/// "A on rank 0; B on ranks 1, 3-6": the ranks of each value, as `global_ranks` if that isn't empty. Of long values
+/// only a part where they differ.
+TESSERA_API std::string by_value(std::span<const std::string> values, std::span<const int> global_ranks = {});
 
 /// For code that works on one host only: throws InvalidUsage "WHAT needs all ranks on one host: ..." that names two
 /// ranks with different host names. All ranks throw the same error.

@@ -13,15 +13,23 @@ void Communicator::do_after(Stream& stream) {
   if (!stream.immediate()) stream.record().wait();
 }
 
+void Communicator::require_own_process(std::string_view call) const {
+  if (is_parents())
+    throw InvalidUsage(
+        std::string(call) +
+        ": this process is a fork of the rank, and only the rank itself can use its communicators; create "
+        "another world here, or start the program anew (exec)");
+}
+
 void Communicator::prepare(OpDesc& call, const OpOptions& options, bool by_counts) const {
+  require_own_process(name_of(call.kind));
   const bool other_root = has_root(call.kind) && rank_ != call.root;
   if (call.kind == OpKind::recv || (other_root && reads_root(call.kind)))
     call.in = ConstView{nullptr, 0, call.out.dtype, call.out.device};
   if (call.kind == OpKind::send || (other_root && writes_root(call.kind)))
     call.out = View{nullptr, 0, call.in.dtype, call.in.device};
   ArgumentChecker(call, capabilities(), rank_, size_).check(by_counts);
-  if (options.timeout) check_timeout(name_of(call.kind), *options.timeout);
-  call.timeout = options.timeout.value_or(options_.timeout);
+  call.timeout = options.timeout ? checked_timeout(name_of(call.kind), *options.timeout) : options_.timeout;
   call.label = options.label;
   call.source = options.source;
   if (call.op.kind == ReduceOp::Kind::avg && call.op.scalar == 0) call.op.scalar = size_;
@@ -36,12 +44,14 @@ Work Communicator::start(OpDesc call, const OpOptions& options, bool by_counts) 
 }
 
 Work Communicator::forward_to(Communicator& inner, const OpDesc& call) {
+  forwarded_to_.store(&inner, std::memory_order_relaxed);
   ++inner.calls_[static_cast<std::size_t>(call.kind)];
   inner.last_ = call.kind;
   return inner.do_start(call);
 }
 
 Work Communicator::forward_to(Communicator& inner, std::span<const OpDesc> parts) {
+  forwarded_to_.store(&inner, std::memory_order_relaxed);
   for (const OpDesc& call : parts) ++inner.calls_[static_cast<std::size_t>(call.kind)];
   if (!parts.empty()) inner.last_ = parts.back().kind;
   return inner.do_batch(parts);
@@ -131,12 +141,14 @@ Work Communicator::all_to_all_v(ConstView in, std::span<const std::size_t> in_co
 Work Communicator::barrier(OpOptions options) { return start({.kind = OpKind::barrier}, options); }
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key, SplitOptions options) {
+  require_own_process("split");
   return do_split(color, key, options);
 }
 
 std::unique_ptr<Communicator> Communicator::create_group(std::span<const int> members, OpOptions options) {
+  require_own_process("create_group");
   check_group(members, options, rank_, size_);
-  if (!options.timeout) options.timeout = options_.timeout;
+  options.timeout = options.timeout ? checked_timeout("create_group", *options.timeout) : options_.timeout;
   if (options.label.empty()) options.label = "create_group";
   return do_create_group(members, options);
 }
@@ -146,10 +158,13 @@ std::unique_ptr<Communicator> Communicator::do_create_group(std::span<const int>
 }
 
 Buffer Communicator::allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
+  check_bytes("allocate", bytes);
   return do_allocate(bytes, kind, use);
 }
 
 Buffer Communicator::allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
+  require_own_process("allocate_symmetric");
+  check_bytes("allocate_symmetric", bytes);
   return do_allocate_symmetric(bytes, kind, use);
 }
 
@@ -160,6 +175,7 @@ Buffer Communicator::do_allocate_symmetric(std::size_t bytes, MemoryKind kind, s
 std::string_view Communicator::last_algorithm() const noexcept {
   if (!last_) return {};
   if (const std::string_view said = do_last_algorithm(); !said.empty()) return said;
+  if (const Communicator* const inner = forwarded_to_.load(std::memory_order_relaxed)) return inner->last_algorithm();
   const std::string_view kind = name_of(*last_);
   for (const std::string_view known : capabilities().algorithms)
     if (known.size() > kind.size() && known.starts_with(kind) && known[kind.size()] == '=')
@@ -169,7 +185,9 @@ std::string_view Communicator::last_algorithm() const noexcept {
 
 std::string_view Communicator::do_last_algorithm() const noexcept { return {}; }
 
-void Communicator::abort(std::string reason) noexcept { do_abort(reason); }
+void Communicator::abort(std::string reason) noexcept {
+  if (!is_parents()) do_abort(reason);
+}
 
 TrafficStats Communicator::traffic() const {
   TrafficStats snapshot;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -64,6 +65,9 @@ struct SplitOptions {
 /// earlier failure. They are fatal: every pending and later call fails with the first cause, on all ranks, and the
 /// process continues. A split with all ranks in their order may share resources with its original (nccl): then both
 /// fail together. Other communicators stay usable.
+///
+/// In a process that a rank forks, the communicator's calls throw InvalidUsage, and neither they nor its destructor,
+/// also at exit(), do anything to the rank or its peers.
 ///
 /// One thread at a time issues calls; another one may wait for their Works meanwhile, and any may call abort().
 /// Different threads may use different communicators. Works and communicators split from it must be destroyed before
@@ -153,7 +157,9 @@ class TESSERA_API Communicator {
   Buffer allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use);
 
   /// Makes every pending and later call fail on all ranks with Aborted, naming this rank and the reason (unless the
-  /// communicator has already failed). Any thread.
+  /// communicator has already failed). Any thread, but never a signal handler: it locks and allocates, and the thread
+  /// that the signal interrupted may hold the lock. To abort on a signal, block it in all threads and take it with
+  /// sigwait() in one that then calls abort(), or let the handler set a flag.
   void abort(std::string reason) noexcept;
 
   /// The traffic since the communicator was created.
@@ -173,12 +179,17 @@ class TESSERA_API Communicator {
   Communicator(int rank, int size, CommunicatorOptions options);
   const CommunicatorOptions& options() const noexcept { return options_; }  ///< as given to the constructor
 
-  /// For a decorator around a communicator of the same ranks: passes on calls that were already validated.
-  static Work forward_to(Communicator& inner, const OpDesc& call);
+  /// For a decorator around a communicator of the same ranks: passes on calls that were already validated. `inner` must
+  /// live as long as this one, which then reports its last_algorithm().
+  Work forward_to(Communicator& inner, const OpDesc& call);
   /// As above, for the parts of a batch.
-  static Work forward_to(Communicator& inner, std::span<const OpDesc> parts);
+  Work forward_to(Communicator& inner, std::span<const OpDesc> parts);
   /// Likewise: the next operation of `inner` starts after the work that `stream` holds now.
   static void forward_after(Communicator& inner, Stream& stream) { inner.do_after(stream); }
+
+  /// Whether this process is a fork of the rank's: its threads don't exist here, and its connections and shared memory
+  /// are the rank's. The destructor must then leave everything as it is.
+  bool is_parents() const noexcept { return made_in_ != base::forks_so_far(); }
 
  private:
   virtual Work do_start(const OpDesc& call) = 0;
@@ -194,9 +205,12 @@ class TESSERA_API Communicator {
   virtual void do_after(Stream& stream);
   /// Adds bytes_sent by kind and by peer; the base class counts the calls.
   virtual void do_traffic(TrafficStats& snapshot) const = 0;
-  /// The algorithm of the last call. "" means the only one that the capabilities list for it.
+  /// The algorithm of the last call. "" means that of the communicator to which it was forwarded, or the only one that
+  /// the capabilities list for it.
   virtual std::string_view do_last_algorithm() const noexcept;
 
+  /// Throws InvalidUsage in a fork.
+  void require_own_process(std::string_view call) const;
   /// Validates a call and completes its description. `by_counts`: it is a _v form.
   void prepare(OpDesc& call, const OpOptions& options, bool by_counts) const;
   Work start(OpDesc call, const OpOptions& options, bool by_counts = false);
@@ -204,6 +218,8 @@ class TESSERA_API Communicator {
   const int rank_;
   const int size_;
   const CommunicatorOptions options_;
+  const std::uint32_t made_in_ = base::count_forks();
+  std::atomic<const Communicator*> forwarded_to_{nullptr};  ///< null: no call yet
   std::array<std::uint64_t, kOpKinds> calls_{};
   std::optional<OpKind> last_;
 };

@@ -3,6 +3,7 @@
 #include <list>
 #include <utility>
 
+#include "tessera/base/thread.h"
 #include "tessera/comm/core/backoff.h"
 
 namespace tessera::comm {
@@ -24,7 +25,7 @@ void CompletionPoller::add(WorkState& state, WorkCallback callback) {
   {
     const std::lock_guard lock(mutex_);
     added_.push_back({WorkRef(state), std::move(callback)});
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    if (!thread_.joinable()) thread_ = base::start_thread([this] { run(); });
   }
   changed_.notify_one();
 }

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/base/parse.h"
+#include "tessera/base/thread.h"
 #include "tessera/comm/bootstrap/rendezvous.h"
 #include "tessera/comm/bootstrap/thread_bootstrap.h"
 #include "tessera/comm/core/argument_checker.h"
@@ -23,9 +25,9 @@ namespace {
 
 BackendOptions world_options(const InitOptions& config) {
   BackendOptions options;
-  options.communicator.timeout =
-      config.timeout ? *config.timeout : parse_duration(env_or_default(env::kTimeout), env::kTimeout.name);
-  check_timeout("init", options.communicator.timeout);
+  base::open_closed_streams();
+  options.communicator.timeout = checked_timeout(
+      "init", config.timeout ? *config.timeout : parse_duration(env_or_default(env::kTimeout), env::kTimeout.name));
   options.communicator.logger = config.logger;
   options.communicator.memory_tracker = config.memory_tracker;
   options.check = config.check ? *config.check : parse_flag(env_or_default(env::kCheck), env::kCheck.name);
@@ -66,10 +68,24 @@ std::unique_ptr<Communicator> decorated(std::unique_ptr<Communicator> world, con
   return config.decorate ? config.decorate(std::move(world)) : std::move(world);
 }
 
+/// Memory of the start grows with the size, and beyond the largest machines it is a mistake.
+constexpr int kMostRanks = 1 << 16;
+
+void check_launch(const Launch& launch) {
+  const auto check = [&](std::string_view what, int value, int low, int high) {
+    if (value < low || value > high)
+      throw InvalidUsage("launch (" + launch.launcher + "): " + std::string(what) + " is " + std::to_string(value) +
+                         ", needs " + std::to_string(low) + " to " + std::to_string(high));
+  };
+  check("size", launch.size, 1, kMostRanks);
+  check("rank", launch.rank, 0, launch.size - 1);
+}
+
 std::shared_ptr<Bootstrap> gather_ranks(const Launch& launch, const InitOptions& config,
                                         const BackendOptions& options) {
   if (config.store != nullptr && (config.master || config.token))
     throw InvalidUsage("init: options have a store as well as a master or a token; the ranks need only one of these");
+  check_launch(launch);
   if (launch.size == 1) return make_thread_bootstraps(1, options.communicator.timeout).front();
   return rendezvous({.launch = launch,
                      .timeout = options.communicator.timeout,
@@ -77,6 +93,12 @@ std::shared_ptr<Bootstrap> gather_ranks(const Launch& launch, const InitOptions&
                      .token = config.token ? *config.token : env_or_default(env::kToken),
                      .host_id = env_or_default(env::kHostId),
                      .store = config.store});
+}
+
+std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, const InitOptions& config,
+                                         BackendOptions options) {
+  auto world = make_world(backend_name(config), std::move(bootstrap), options, deterministic(config));
+  return decorated(std::move(world), config, options);
 }
 
 /// The communicators of ranks that are threads, so that the first failure can stop the others.
@@ -132,35 +154,28 @@ void run_rank(ThreadBootstrap& bootstrap, const std::function<std::unique_ptr<Co
 std::unique_ptr<Communicator> init(InitOptions config) {
   const Launch launch = config.launch ? *config.launch : resolve_launch();
   const BackendOptions options = world_options(config);
-  return decorated(
-      make_world(backend_name(config), gather_ranks(launch, config, options), launch, options, deterministic(config)),
-      config, options);
+  return make_world(gather_ranks(launch, config, options), config, options);
 }
 
 std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, InitOptions config) {
-  const Launch launch{.launcher = "program", .rank = bootstrap->rank(), .size = bootstrap->size(), .job = {}};
-  const BackendOptions options = world_options(config);
-  return decorated(make_world(backend_name(config), std::move(bootstrap), launch, options, deterministic(config)),
-                   config, options);
+  return make_world(std::move(bootstrap), config, world_options(config));
 }
 
 void run_threads(int ranks, const InitOptions& config, const std::function<void(Communicator&)>& body) {
-  if (ranks < 1) throw InvalidUsage("run_threads: needs at least one rank, not " + std::to_string(ranks));
+  check_launch({.launcher = "threads", .size = ranks});
   const BackendOptions options = world_options(config);
-  const std::string backend = backend_name(config);
   const auto bootstraps = make_thread_bootstraps(ranks, options.communicator.timeout);
   ThreadRanks thread_ranks(ranks);
   std::vector<std::thread> threads;
-  for (const auto& bootstrap : bootstraps)
-    threads.emplace_back([&, bootstrap] {
-      run_rank(
-          *bootstrap,
-          [&] {
-            const Launch launch{.launcher = "threads", .rank = bootstrap->rank(), .size = ranks, .job = {}};
-            return decorated(make_world(backend, bootstrap, launch, options, deterministic(config)), config, options);
-          },
-          thread_ranks, body);
-    });
+  try {
+    for (const auto& bootstrap : bootstraps)
+      threads.push_back(base::start_program_thread([&, bootstrap] {
+        run_rank(
+            *bootstrap, [&] { return make_world(bootstrap, config, options); }, thread_ranks, body);
+      }));
+  } catch (const SystemError&) {
+    thread_ranks.fail(*bootstraps.front(), static_cast<int>(threads.size()), std::current_exception());
+  }
   for (std::thread& thread : threads) thread.join();
   thread_ranks.rethrow();
 }

@@ -49,7 +49,8 @@ View view_of(T* data, std::size_t count) {
 }
 
 /// How elements of several ranks are reduced to one. Sums and products of integers wrap; f16 and bf16 are added in f32
-/// and rounded once; minimum and maximum propagate NaN. Of bool, sum and max are `or`, prod and min are `and`.
+/// and rounded once; minimum and maximum propagate NaN. Which payload and sign a NaN result has is not defined. Of
+/// bool, sum and max are `or`, prod and min are `and`.
 struct ReduceOp {
   /// The arithmetic of a reduction.
   enum class Kind : std::uint8_t {
@@ -64,8 +65,9 @@ struct ReduceOp {
     bit_xor      ///< a ^ b, of integers and bool
   };
   Kind kind = Kind::sum;  ///< default: sum
-  /// avg: the divisor of the sum (applied once, before rounding; integers truncate), 0 for the number of ranks.
-  /// premul_sum: the factor of this rank's input (may differ per rank). Otherwise unused.
+  /// avg: the divisor of the sum (applied once, before rounding; integers truncate), 0 for the number of ranks. It may
+  /// be larger than an integer element can be. premul_sum: the factor of this rank's input (may differ per rank), a
+  /// whole number for integers, whose products wrap. Otherwise unused.
   double scalar = 0;
 
   static constexpr ReduceOp sum() { return {Kind::sum, 0}; }  ///< the plain sum

@@ -44,6 +44,10 @@ void Work::detach() noexcept {
 
 void Work::finish() noexcept {
   if (state_ == nullptr) return;
+  if (state_->is_parents()) {
+    state_ = nullptr;
+    return;
+  }
   if (!handed_) {
     try {
       state_->wait();

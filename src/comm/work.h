@@ -8,7 +8,9 @@
 #include <functional>
 #include <utility>
 
+#include "tessera/base/deadline.h"
 #include "tessera/base/export.h"
+#include "tessera/base/process.h"
 #include "tessera/base/stream.h"
 #include "tessera/comm/base_names.h"
 
@@ -37,6 +39,8 @@ class TESSERA_API WorkState {
   /// waiting thread. May be called while another thread waits.
   virtual void on_done(WorkCallback callback) = 0;
 
+  /// Whether a parent made it and this process is a fork, in which nothing progresses it.
+  bool is_parents() const noexcept { return made_in_ != base::forks_so_far(); }
   void retain() noexcept { handles_.fetch_add(1, std::memory_order_relaxed); }  ///< adds a handle
   /// Removes a handle, and recycles the state after the last one. Thread-safe.
   void release() noexcept {
@@ -49,6 +53,7 @@ class TESSERA_API WorkState {
 
  private:
   std::atomic<std::uint32_t> handles_{0};
+  const std::uint32_t made_in_ = base::count_forks();
 };
 
 /// Keeps an operation from being recycled, without waiting for it as a Work does.
@@ -97,7 +102,7 @@ class TESSERA_API Work {
     if (state_ != nullptr) state_->wait();
   }
   /// Waits at most this long. False: still in flight, and nothing has changed.
-  bool wait_for(std::chrono::milliseconds time) { return wait_until(std::chrono::steady_clock::now() + time); }
+  bool wait_for(std::chrono::milliseconds time) { return wait_until(base::deadline_after(time)); }
   /// As wait_for(), until a point in time.
   bool wait_until(std::chrono::steady_clock::time_point until) {
     return state_ == nullptr || state_->wait_until(until);

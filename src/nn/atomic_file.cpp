@@ -29,24 +29,22 @@ void rename_file(const std::string& from, const std::string& to) {
 
 AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
   const std::string prefix = path_ + ".tmp-" + std::to_string(::getpid()) + "-";
-  for (int attempt = 0; file_ < 0; ++attempt) {
+  for (int attempt = 0; !file_; ++attempt) {
     temporary_ = prefix + std::to_string(attempt);
-    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (file_ < 0 && (errno != EEXIST || attempt > 1000))
+    file_ = base::UniqueFd(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (!file_ && (errno != EEXIST || attempt > 1000))
       throw base::InvalidUsage(path_ + ": can't be written (" + std::strerror(errno) + ")");
   }
 }
 
 AtomicFile::~AtomicFile() {
-  if (file_ < 0) return;
-  ::close(file_);
-  ::unlink(temporary_.c_str());
+  if (file_) ::unlink(temporary_.c_str());
 }
 
 void AtomicFile::write(std::uint64_t offset, const void* data, std::size_t bytes) {
   const auto* from = static_cast<const char*>(data);
   while (bytes > 0) {
-    const ssize_t done = ::pwrite(file_, from, bytes, static_cast<off_t>(offset));
+    const ssize_t done = ::pwrite(file_.get(), from, bytes, static_cast<off_t>(offset));
     if (done < 0 && errno == EINTR) continue;
     if (done < 0) throw base::system_error("write of " + path_);
     from += done;
@@ -56,9 +54,9 @@ void AtomicFile::write(std::uint64_t offset, const void* data, std::size_t bytes
 }
 
 void AtomicFile::commit() {
-  if (::fsync(file_) != 0) throw base::system_error("fsync of " + path_);
+  if (::fsync(file_.get()) != 0) throw base::system_error("fsync of " + path_);
   rename_file(temporary_, path_);
-  ::close(std::exchange(file_, -1));
+  file_.reset();
   sync_folder_of(path_);
 }
 

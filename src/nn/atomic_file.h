@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "tessera/base/export.h"
+#include "tessera/base/file.h"
 
 namespace tessera::nn {
 
@@ -29,7 +30,7 @@ class TESSERA_API AtomicFile {
  private:
   const std::string path_;
   std::string temporary_;
-  int file_ = -1;
+  base::UniqueFd file_;
 };
 
 /// Replaces the file's content with `text`; on failure the file keeps its previous content.

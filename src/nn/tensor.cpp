@@ -1,5 +1,7 @@
 #include "tessera/nn/tensor.h"
 
+#include <cstdint>
+
 #include "tessera/nn/gradient.h"
 #include "tessera/nn/host_access.h"
 #include "tessera/nn/ops/dispatch.h"
@@ -7,8 +9,13 @@
 namespace tessera::nn {
 
 std::int64_t count_of(const Shape& shape) {
+  constexpr std::int64_t kMost = PTRDIFF_MAX / 8;  // of the widest type
   std::int64_t count = 1;
-  for (const std::int64_t extent : shape) count *= extent;
+  for (const std::int64_t extent : shape)
+    if (extent < 0 || __builtin_mul_overflow(count, extent, &count) || count > kMost)
+      throw InvalidUsage("shape " + to_string(shape) +
+                         ": needs extents of 0 or more, and no more elements than memory can "
+                         "hold");
   return count;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/thread.h"
 
 namespace tessera::nn {
 namespace {
@@ -39,7 +40,8 @@ class ThreadPool::Impl {
  public:
   explicit Impl(std::size_t threads) {
     try {
-      for (std::size_t worker = 1; worker < threads; ++worker) helpers_.emplace_back([this, worker] { serve(worker); });
+      for (std::size_t worker = 1; worker < threads; ++worker)
+        helpers_.push_back(base::start_thread([this, worker] { serve(worker); }));
     } catch (...) {
       stop();
       throw;

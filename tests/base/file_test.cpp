@@ -25,6 +25,25 @@ class File : public testing::Test {
   const fs::path path_ = directory_ / "file";
 };
 
+/// If a standard stream is closed, the next descriptor has its number, and what a program prints would go there.
+TEST_F(File, DescriptorIsNeverAStandardStream) {
+  const UniqueFd saved(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 10));
+  ::close(STDIN_FILENO);
+  std::ofstream(path_) << "text";  // uses and closes it
+  {
+    const int lowest = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    EXPECT_EQ(lowest, STDIN_FILENO);  // the control
+    const UniqueFd moved(lowest);
+    EXPECT_GT(moved.get(), STDERR_FILENO);
+    EXPECT_TRUE(::fcntl(moved.get(), F_GETFD) & FD_CLOEXEC);
+    EXPECT_EQ(::fcntl(STDIN_FILENO, F_GETFD), -1);
+    EXPECT_EQ(read_regular(path_).text, "text");
+  }
+  open_closed_streams();
+  EXPECT_EQ(fs::read_symlink("/proc/self/fd/0"), "/dev/null");
+  if (saved) ::dup2(saved.get(), STDIN_FILENO);
+}
+
 TEST_F(File, IsReadUnchanged) {
   const std::string text = "one\ntwo" + std::string(200'000, '\0') + "three";
   std::ofstream(path_) << text;

@@ -1,10 +1,17 @@
 #include "tessera/base/stream.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 
+#include <cfenv>
+#include <functional>
 #include <memory>
 #include <stdexcept>
+#include <thread>
+#include <utility>
 #include <vector>
+
+#include "tessera/base/thread.h"
 
 namespace tessera::base {
 namespace {
@@ -26,6 +33,44 @@ TEST(ImmediateStream, RunsAtOnce) {
   EXPECT_TRUE(event.done());
   EXPECT_GE(event.time_ns(), before);
   EXPECT_LE(event.time_ns(), host_time_ns());
+}
+
+/// A third in f32, rounded as the thread rounds.
+float third() {
+  volatile float one = 1;
+  volatile float three = 3;
+  return one / three;
+}
+
+TEST(FpEnvironment, StreamsAndThreadsComputeInTheDefault) {
+  const float nearest = third();
+  std::fesetround(FE_DOWNWARD);
+  const float down = third();
+  float in_stream = 0;
+  float in_lazy_stream = 0;
+  float in_thread = 0;
+  make_immediate_stream()->run([&] { in_stream = third(); });
+  const auto lazy = make_lazy_stream();
+  lazy->run([&] { in_lazy_stream = third(); });
+  lazy->synchronize();
+  start_thread([&] { in_thread = third(); }).join();
+  const int mode = std::fegetround();
+  std::fesetround(FE_TONEAREST);
+  EXPECT_NE(down, nearest);  // the control
+  EXPECT_EQ(in_stream, nearest);
+  EXPECT_EQ(in_lazy_stream, nearest);
+  EXPECT_EQ(in_thread, nearest);
+  EXPECT_EQ(mode, FE_DOWNWARD);  // the caller's is restored
+}
+
+TEST(Threads, OfTheLibraryTakeNoSignals) {
+  const auto blocked = [](const std::function<std::thread(std::function<void()>)>& start) {
+    sigset_t mask;
+    start([&] { ::pthread_sigmask(SIG_SETMASK, nullptr, &mask); }).join();
+    return std::pair(::sigismember(&mask, SIGUSR1), ::sigismember(&mask, SIGSEGV));
+  };
+  EXPECT_EQ(blocked(start_thread), std::pair(1, 0));
+  EXPECT_EQ(blocked(start_program_thread), std::pair(0, 0));  // the control
 }
 
 TEST(ImmediateStream, ThrowsAtOnceAndStaysUsable) {

@@ -1,11 +1,17 @@
 // Options of single calls: timeouts, streams (`after`) and parts of _v operations; and the resources that a world keeps
 // over many calls.
 #include <gtest/gtest.h>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 #include <algorithm>
 #include <barrier>
 #include <cstring>
+#include <memory>
 #include <numeric>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/stream.h"
@@ -197,6 +203,81 @@ TEST(Composite, AbortReachesSharedMemoryOperations) {
     EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
   });
 }
+
+/// A decorator or a composite names what the communicator below it ran, not the first of the table.
+TEST(Composite, NamesAlgorithmThatRan) {
+  struct Plain final : Communicator {
+    explicit Plain(std::unique_ptr<Communicator> inner)
+        : Communicator(inner->rank(), inner->size(), {}), inner_(std::move(inner)) {}
+    const Capabilities& capabilities() const noexcept override { return inner_->capabilities(); }
+    Work do_start(const OpDesc& call) override { return forward_to(*inner_, call); }
+    Work do_batch(std::span<const OpDesc> parts) override { return forward_to(*inner_, parts); }
+    std::unique_ptr<Communicator> do_split(int, int, const SplitOptions&) override { return nullptr; }
+    Buffer do_allocate(std::size_t, MemoryKind, std::optional<MemoryCategory>) override { return {}; }
+    void do_abort(std::string_view) noexcept override {}
+    void do_traffic(TrafficStats&) const override {}
+    std::unique_ptr<Communicator> inner_;
+  };
+  InitOptions config = config_of("tcp");
+  config.decorate = [](std::unique_ptr<Communicator> world) { return std::make_unique<Plain>(std::move(world)); };
+  run_threads(2, config, [&](Communicator& comm) {
+    EXPECT_EQ(comm.last_algorithm(), "");
+    std::vector<float> data(1 << 20);
+    for (const auto& [count, name] :
+         {std::pair(8, "symmetric"), std::pair(1 << 20, "direct"), std::pair(8, "symmetric")}) {
+      const View view = view_of(data.data(), static_cast<std::size_t>(count));
+      comm.all_reduce(view, view, ReduceOp::sum()).wait();
+      EXPECT_EQ(comm.last_algorithm(), name) << count;
+    }
+  });
+}
+
+/// The longest duration is "no limit", not an overflow into the past.
+TEST_P(Calls, TakeTheLongestDurationAsNoLimit) {
+  InitOptions config = config_of(GetParam());
+  config.timeout = std::chrono::milliseconds::max();
+  run_threads(2, config, [](Communicator& comm) {
+    float x = 1;
+    for (const bool own : {false, true}) {
+      if (comm.rank() == 1) std::this_thread::sleep_for(50ms);
+      OpOptions options;
+      if (own) options.timeout = std::chrono::milliseconds::max();
+      Work work = comm.all_reduce(view_of(&x, 1), view_of(&x, 1), ReduceOp::sum(), options);
+      EXPECT_TRUE(work.wait_for(std::chrono::milliseconds::max()));
+    }
+    EXPECT_EQ(x, 4);
+    comm.split(0, 0)->barrier().wait();
+    if (comm.rank() == 1) {
+      std::this_thread::sleep_for(100ms);
+      comm.send(view_of(&x, 1), 0).wait();
+      return;
+    }
+    Work late = comm.recv(view_of(&x, 1), 1);
+    EXPECT_FALSE(late.wait_for(1ms));  // the controls
+    EXPECT_FALSE(late.wait_for(std::chrono::milliseconds::min()));
+    late.wait();
+  });
+}
+
+#if defined(__x86_64__)
+/// Results don't depend on whether the program's thread, which flushes subnormals and rounds down, or another computes.
+TEST_P(Calls, ComputeInTheDefaultEnvironment) {
+  constexpr unsigned kChanged = 0x8040 | 0x2000;  // flush to zero, subnormal inputs are zeros, round down
+  const unsigned before = _mm_getcsr();
+  for (const std::size_t count : {std::size_t{100}, std::size_t{100'000}})
+    run_threads(3, config_of(GetParam()), [&](Communicator& comm) {
+      _mm_setcsr(before | kChanged);
+      std::vector<std::uint32_t> bits(count);
+      for (std::size_t i = 0; i < count; ++i) bits[i] = static_cast<std::uint32_t>(i % 1000 + 1);  // subnormal
+      const View view{bits.data(), count, DType::f32, {}};
+      comm.all_reduce(view, view, ReduceOp::sum()).wait();
+      const unsigned after = _mm_getcsr();
+      _mm_setcsr(before);
+      for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(bits[i], 3 * (i % 1000 + 1)) << i;
+      EXPECT_EQ(after & kChanged, kChanged);  // the caller's stays
+    });
+}
+#endif
 
 TEST(Threads, MissingThreadIsTimeout) {
   const auto ranks = make_thread_bootstraps(2, 200ms);

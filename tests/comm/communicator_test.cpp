@@ -214,6 +214,21 @@ TEST(Communicator, ReleasesLargeScratch) {
   });
 }
 
+/// What a communicator of shared memory held is used again once all members have destroyed it.
+TEST(Communicator, SplitsLeaveNoMemory) {
+  run_ranks(3, [](Communicator& comm) {
+    const auto held_after = [&](int splits) {
+      for (int i = 0; i < splits; ++i) comm.split(0, comm.rank())->barrier().wait();
+      comm.barrier().wait();
+      return comm.memory_tracker()->snapshot().now_of(MemoryCategory::communication);
+    };
+    const std::uint64_t few = held_after(20);
+    const auto living = comm.split(0, comm.rank());
+    EXPECT_GE(held_after(0), few);  // the control: one that lives holds some
+    EXPECT_LT(held_after(400), few + (512U << 10));
+  });
+}
+
 /// Checked mode keeps the signatures of an operation only until the ranks agree.
 TEST(Communicator, CheckedModeMemoryIsBounded) {
   InitOptions config = quick_config();

@@ -87,6 +87,57 @@ TEST(ProcessWorld, MapsWindowsAtDifferentCacheColors) {
   for (Process& rank : ranks) EXPECT_EQ(rank.exit_code(), 0);
 }
 
+class EachBackend : public testing::TestWithParam<const char*> {
+ protected:
+  static void expect_lines(const char* mode, const std::string& line) {
+    std::vector<Process> ranks = start_ranks(2, mode, "20s", GetParam());
+    for (Process& rank : ranks) EXPECT_EQ(rank.line(), line) << mode;
+    for (Process& rank : ranks) EXPECT_EQ(rank.exit_code(), 0) << mode;
+  }
+};
+
+TEST_P(EachBackend, ClosedStreamsBecomeNoDescriptorOfTheLibrary) {
+  expect_lines("closed", "/dev/null /dev/null /dev/null right");
+}
+TEST_P(EachBackend, ForkedChildrenDoNothingToTheirParent) { expect_lines("fork", "right"); }
+TEST_P(EachBackend, SignalsReachTheProgram) { expect_lines("signal", "right"); }
+TEST_P(EachBackend, AbortInSignalHandlerDoesNotHang) {
+  for (int round = 0; round < 3; ++round) {
+    std::vector<Process> ranks = start_ranks(2, "handler", "60s", GetParam());
+    for (Process& rank : ranks) ASSERT_EQ(rank.line(), "ready");
+    ::usleep(50'000);
+    ranks[0].kill(SIGUSR1);
+    for (Process& rank : ranks) EXPECT_EQ(rank.line(5s), "Aborted: rank 0 aborted: signal");
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Each, EachBackend, testing::Values("TESSERA_BACKEND=shm", "TESSERA_BACKEND=tcp"));
+
+TEST(ProcessWorld, LimitOfFileSizesIsRespected) {
+  std::vector<Process> ranks = start_ranks(2, "limit 2000000000", "20s", "TESSERA_BACKEND=shm");
+  for (Process& rank : ranks) EXPECT_EQ(rank.line(), "right");
+  for (Process& rank : ranks) EXPECT_EQ(rank.exit_code(), 0);
+  ranks = start_ranks(2, "limit 1000000", "20s", "TESSERA_BACKEND=shm");
+  for (Process& rank : ranks)
+    EXPECT_EQ(rank.line(),
+              "SystemError: shm: a segment needs 1073741824 bytes, but the limit of file sizes is 1000000 (ulimit -f "
+              "counts KiB); raise it, or use another backend");
+  ranks = start_ranks(2, "limit 1000000", "20s", "TESSERA_BACKEND=tcp");  // needs no segment
+  for (Process& rank : ranks) EXPECT_EQ(rank.line(), "right");
+}
+
+TEST(ProcessWorld, SettingOfOneRankIsAnErrorOfAll) {
+  const std::string run = new_run();
+  std::vector<Process> ranks;
+  for (int r = 0; r < 2; ++r)
+    ranks.push_back(start_rank(run, r, 2, "once", "20s", r == 1 ? "TESSERA_ALGO=all_reduce=direct" : ""));
+  for (Process& rank : ranks) {
+    EXPECT_EQ(rank.line(),
+              "InvalidUsage: init: TESSERA_ALGO differs between the ranks: it is unset on rank 0; all_reduce=direct on "
+              "rank 1; choose the same on all ranks");
+    EXPECT_EQ(rank.exit_code(), 3);
+  }
+}
+
 class MixedMemory : public testing::TestWithParam<const char*> {};
 
 TEST_P(MixedMemory, IsTransferredAndReleasedAtCompletion) {

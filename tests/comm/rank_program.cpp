@@ -1,12 +1,18 @@
 // A rank of the tests that need real processes. Prints events to standard output, one a line.
+#include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -99,6 +105,97 @@ std::string window_colors() {
   return colors;
 }
 
+/// Starts with closed standard streams, and says where it would print, through a copy of standard output.
+int run_with_closed_streams() {
+  const int out = ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 100);
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::close(stream);
+  std::string text;
+  {
+    const auto comm = init();
+    for (const char* stream : {"0", "1", "2"})
+      text += std::filesystem::read_symlink(std::string("/proc/self/fd/") + stream).string() + " ";
+    for (int step = 0; step < 40; ++step) {
+      std::printf("step %d loss 1.234567, a line as programs print them\n", step);
+      std::fflush(stdout);
+    }
+    float x = 1;
+    comm->all_reduce(view_of(&x, 1), view_of(&x, 1), ReduceOp::sum()).wait();
+    text += x == static_cast<float>(comm->size()) ? "right\n" : "wrong\n";
+  }
+  return ::write(out, text.data(), text.size()) == static_cast<ssize_t>(text.size()) ? 0 : 1;
+}
+
+/// The first communicator is destroyed by exit(), also in a child.
+std::unique_ptr<Communicator> global;
+
+/// Children that end in every way, also with an operation in flight, do nothing to the world of their parent.
+int fork_children() {
+  global = init();
+  float x = 1;
+  const View view = view_of(&x, 1);
+  Work work = global->recv(view, (global->rank() + 1) % 2);
+  for (const int way : {0, 1, 2}) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      try {
+        if (way == 1) global->barrier().wait();
+        if (way == 2) global->abort("by a child");
+        if (way == 2) work = Work();  // which does not wait here
+      } catch (const tessera::base::InvalidUsage&) {
+        std::exit(way);
+      }
+      std::exit(way == 1 ? 0 : way);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != way) say("child " + std::to_string(status));
+  }
+  float mine = 1;
+  global->send(view_of(&mine, 1), (global->rank() + 1) % 2).wait();
+  work.wait();
+  for (int round = 0; round < 100; ++round) global->all_reduce(view, view, ReduceOp::max()).wait();
+  say(x == 1 ? "right" : "wrong");
+  return 0;
+}
+
+/// A signal that the program takes by sigwait() reaches it, and no thread of the library.
+int take_signal() {
+  const auto comm = init();
+  comm->barrier().wait();
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  ::sigaddset(&signals, SIGUSR1);
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  ::kill(::getpid(), SIGUSR1);
+  const timespec time{10, 0};
+  say(::sigtimedwait(&signals, nullptr, &time) == SIGUSR1 ? "right" : "no signal came");
+  comm->barrier().wait();
+  return 0;
+}
+
+/// Rank 0 sums until a signal handler aborts, which mostly interrupts it while it holds the lock of its polls.
+int abort_in_handler() {
+  global = init();
+  ::signal(SIGUSR1, [](int) { global->abort("signal"); });
+  global->barrier().wait();
+  say("ready");
+  float x = 1;
+  while (true) global->all_reduce(view_of(&x, 1), view_of(&x, 1), ReduceOp::max()).wait();
+}
+
+/// "limit BYTES": of file sizes, beyond which the kernel ends a process.
+int run_below_limit(const std::string& bytes) {
+  rlimit limit = {};
+  ::getrlimit(RLIMIT_FSIZE, &limit);
+  limit.rlim_cur = std::stoull(bytes);
+  ::setrlimit(RLIMIT_FSIZE, &limit);
+  const auto comm = init();
+  float x = 1;
+  comm->all_reduce(view_of(&x, 1), view_of(&x, 1), ReduceOp::sum()).wait();
+  say(x == static_cast<float>(comm->size()) ? "right" : "wrong");
+  return 0;
+}
+
 /// All-reduces device memory, forever or for `rounds` rounds. A stream that waits for a failed operation continues, and
 /// its memory holds no partial result later.
 void sums_on_a_device(Communicator& comm, tessera::base::DeviceRuntime& device, int rounds = 1'000'000'000) {
@@ -149,6 +246,11 @@ int run_on_a_device(InitOptions config, const std::string& mode) {
 
 int run(const std::string& mode) {
   InitOptions config;
+  if (mode == "closed") return run_with_closed_streams();
+  if (mode == "fork") return fork_children();
+  if (mode == "handler") return abort_in_handler();
+  if (mode == "signal") return take_signal();
+  if (mode.starts_with("limit ")) return run_below_limit(mode.substr(6));
   if (mode.starts_with("device ")) return run_on_a_device(std::move(config), mode.substr(7));
   const auto comm = init(config);
   if (mode == "mixed") {

@@ -73,6 +73,29 @@ void every_value_times() {
 TEST(Reduce, ConvertsEveryF16AsBase) { every_value_times<f16>(); }
 TEST(Reduce, ConvertsEveryBf16AsBase) { every_value_times<bf16>(); }
 
+/// The sum is divided by the number itself, also where no element of the type is as large.
+TEST(Reduce, DividesIntegersByLargeNumbers) {
+  for (const DType dtype : kDTypes)
+    with_dtype(dtype, [&](auto zero) {
+      using T = decltype(zero);
+      if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+        for (const T value : {std::numeric_limits<T>::min(), T{3}, T{100}, std::numeric_limits<T>::max()})
+          for (const double divisor : {1.0, 3.0, 127.0, 128.0, 200.0, 255.0, 256.0, 300.0, 32768.0, 65536.0, 0x1p31,
+                                       0x1p32 - 1, 0x1p32, 0x1p53}) {
+            const std::vector<T> in(70, value);
+            std::vector<T> out(70);
+            const void* source = in.data();
+            reduce_tree(ReduceOp{ReduceOp::Kind::avg, divisor}, dtype, std::span(&source, 1), {}, out.data(), 70);
+            const auto wide = static_cast<std::int64_t>(divisor);
+            const T want = std::is_signed_v<T>
+                               ? static_cast<T>(static_cast<std::int64_t>(value) / wide)
+                               : static_cast<T>(static_cast<std::uint64_t>(value) / static_cast<std::uint64_t>(wide));
+            EXPECT_EQ(out, std::vector<T>(70, want)) << name_of(dtype) << " " << +value << " / " << divisor;
+          }
+      }
+    });
+}
+
 TEST(Reduce, CopiesAnySizeAndAlignment) {
   std::vector<std::byte> in(20'000);
   for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<std::byte>(i * 7);

@@ -13,6 +13,16 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
+TEST(Shapes, BeyondMemoryAreRefused) {
+  constexpr std::int64_t kHuge = std::int64_t{1} << 40;
+  for (const Shape& shape : {Shape{kHuge, kHuge}, Shape{std::int64_t{1} << 61}, Shape{kHuge, 1 << 20, 2}, Shape{-1, 4}})
+    EXPECT_THROW(count_of(shape), InvalidUsage) << to_string(shape);
+  Context context;
+  EXPECT_THROW(Tensor::zeros(context, {kHuge, kHuge}, DType::f32), InvalidUsage);
+  EXPECT_EQ(count_of({3, 0, 4}), 0);  // the controls
+  EXPECT_EQ(count_of({kHuge, 1 << 10}), kHuge << 10);
+}
+
 class Counter : public Layer<Counter> {
  public:
   explicit Counter(Context& context)

@@ -4,6 +4,7 @@
 #include <exception>
 #include <thread>
 
+#include "tessera/base/deadline.h"
 #include "tessera/base/error.h"
 
 namespace tessera::c10d_backend {
@@ -41,7 +42,7 @@ std::string MonitoredBarrier::key(std::uint64_t round, int rank) const {
 
 bool MonitoredBarrier::wait_for(const std::vector<std::string>& keys, std::chrono::milliseconds timeout,
                                 const std::function<void()>& check) const {
-  const Clock::time_point until = Clock::now() + timeout;
+  const Clock::time_point until = base::deadline_after(timeout);
   for (Clock::duration pause = 1ms; !store_->check(keys); pause = std::min<Clock::duration>(2 * pause, 50ms)) {
     if (Clock::now() >= until) return false;
     check();

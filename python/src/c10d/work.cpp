@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "c10d/errors.h"
+#include "tessera/base/deadline.h"
 
 namespace tessera::c10d_backend {
 
@@ -38,7 +39,8 @@ comm::WorkCallback after_all(std::size_t parts, const comm::WorkCallback& ended)
   };
 }
 
-/// The value is valid on the streams that wait for the one that is current in this call. `device`: null for host memory.
+/// The value is valid on the streams that wait for the one that is current in this call. `device`: null for host
+/// memory.
 void complete(c10::ivalue::Future& future, const std::vector<at::Tensor>& results, const TensorDevice* device,
               const std::exception_ptr& error) {
   std::optional<c10::StreamGuard> guard;
@@ -183,7 +185,7 @@ std::exception_ptr TorchWork::exception() const { return ended_error(); }
 
 bool TorchWork::wait(std::chrono::milliseconds timeout) {
   with_torch_errors([&] {
-    const auto until = timeout <= kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
+    const auto until = timeout <= kNoTimeout ? Clock::time_point::max() : base::deadline_after(timeout);
     if (!wait_until(until))
       C10_THROW_ERROR(DistBackendError, "tessera: " + ::c10d::opTypeToString(retrieveOpType()) + " #" +
                                             std::to_string(number_) + " has not ended within the " +

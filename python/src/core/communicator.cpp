@@ -2,12 +2,15 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <set>
 #include <span>
 #include <thread>
 
 #include "tessera/base/error.h"
+#include "tessera/base/thread.h"
 
 namespace tessera::python {
 namespace {
@@ -32,7 +35,8 @@ nb::ndarray<nb::ro> held(const InputArray& array) { return nb::ndarray<nb::ro>(a
 std::optional<std::chrono::milliseconds> milliseconds_of(std::optional<double> seconds) {
   if (!seconds) return std::nullopt;
   if (!(*seconds > 0)) throw base::InvalidUsage("timeout is " + std::to_string(*seconds) + " s, needs more than 0");
-  return std::chrono::milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(*seconds * 1e3)));
+  return std::chrono::milliseconds(
+      std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(*seconds * 1e3, 1e15))));
 }
 
 }  // namespace
@@ -61,7 +65,7 @@ void PyCommunicator::leave_all(double seconds) {
   for (PyCommunicator* one : open) {
     if (one->world_ == nullptr) continue;
     // Works may own it, too, and wait when they are destroyed. The thread ends with the process.
-    std::thread([left = std::weak_ptr(one->world_), seconds] {
+    base::start_thread([left = std::weak_ptr(one->world_), seconds] {
       std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
       if (const auto world = left.lock()) world->abort("its process ends while an operation is in flight");
     }).detach();
@@ -210,6 +214,8 @@ std::unique_ptr<PyCommunicator> PyCommunicator::create_group(const std::vector<i
 
 nb::ndarray<nb::array_api> PyCommunicator::allocate(std::size_t count, const std::string& dtype) {
   const base::DType type = base::parse_dtype(dtype);
+  if (count > PTRDIFF_MAX / base::size_of(type))
+    throw base::InvalidUsage("allocate: " + std::to_string(count) + " " + dtype + " are more than memory can hold");
   return array_of(world().allocate(count * base::size_of(type), comm::MemoryKind::host, std::nullopt), count, type);
 }
 

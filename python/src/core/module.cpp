@@ -6,6 +6,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 
@@ -38,7 +39,7 @@ std::unique_ptr<PyCommunicator> init(const std::optional<std::string>& backend, 
       return std::nullopt;
     });
   }
-  if (timeout) options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*timeout * 1e3));
+  if (timeout) options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(std::min(*timeout * 1e3, 1e15)));
   const nb::gil_scoped_release without_gil;
   return std::make_unique<PyCommunicator>(comm::init(std::move(options)));
 }

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <string>
 
 #include "core/errors.h"
+#include "tessera/base/deadline.h"
 #include "tessera/base/error.h"
 
 namespace tessera::python {
@@ -38,8 +40,8 @@ bool PyWork::done() {
 }
 
 void PyWork::wait(std::optional<double> seconds) {
-  const auto until = seconds ? Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                                  std::chrono::duration<double>(std::max(0.0, *seconds)))
+  const auto until = seconds ? base::deadline_after(std::chrono::milliseconds(
+                                   static_cast<std::int64_t>(std::ceil(std::clamp(*seconds * 1e3, 0.0, 1e15)))))
                              : Clock::time_point::max();
   for (;;) {
     bool ended = false;

@@ -15,6 +15,7 @@
 #include "tessera/base/cuda/stream.h"
 #include "tessera/base/error.h"
 #include "tessera/base/memory_pool.h"
+#include "tessera/base/thread.h"
 
 namespace tessera::base::cuda {
 namespace {
@@ -46,6 +47,7 @@ class CudaRuntime final : public DeviceRuntime {
         ipc_(index),
         events_(index),
         words_(std::make_shared<WaitWordPool>(index)) {
+    const SignalBlock no_signals;                   // in the threads that CUDA starts
     check(cudaSetDevice(index_), "cudaSetDevice");  // creates the context, or says why it can't
   }
 

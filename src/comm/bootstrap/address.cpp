@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "tessera/base/parse.h"
+#include "tessera/base/thread.h"
 
 namespace tessera::comm {
 namespace {
@@ -62,7 +63,7 @@ Resolved resolve(const HostPort& where, Deadline deadline) {
   if (!numeric.endpoints.empty()) return numeric;
   auto promise = std::make_shared<std::promise<Resolved>>();
   std::future<Resolved> resolved = promise->get_future();
-  std::thread([promise, where] { promise->set_value(resolve_now(where, 0)); }).detach();
+  base::start_thread([promise, where] { promise->set_value(resolve_now(where, 0)); }).detach();
   if (resolved.wait_until(deadline) == std::future_status::ready) return resolved.get();
   return {{}, "host '" + where.host + "' was not resolved in time"};
 }

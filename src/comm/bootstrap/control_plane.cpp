@@ -5,7 +5,9 @@
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/post.hpp>
 
+#include "tessera/base/deadline.h"
 #include "tessera/base/parse.h"
+#include "tessera/base/thread.h"
 #include "tessera/comm/bootstrap/control_plane.h"
 
 namespace tessera::comm {
@@ -74,7 +76,7 @@ ControlPlane::ControlPlane(asio::io_context& context, Members members)
   for (std::size_t r = 0; r < members.pids.size(); ++r)
     if (static_cast<int>(r) != rank_ && members.pids[r] > 0) watch_process(static_cast<int>(r), members.pids[r]);
   context_.restart();
-  thread_ = std::thread([this] {
+  thread_ = base::start_thread([this] {
     const auto guard = asio::make_work_guard(context_);
     context_.run();
   });
@@ -100,7 +102,8 @@ std::unique_ptr<ControlChannel> ControlPlane::open(std::string_view name, Contro
     asio::post(context_, [this, opened] { on_opened(0, opened); });
   else
     send(0, protocol::Type::opened, protocol::encode(opened));
-  const bool in_time = changed_.wait_for(lock, timeout_, [&] { return channel->complete || !broken_.empty(); });
+  const bool in_time =
+      changed_.wait_until(lock, base::deadline_after(timeout_), [&] { return channel->complete || !broken_.empty(); });
   if (channel->complete) return std::make_unique<Handle>(*this, channel);
   channels_.erase(channel->number);
   if (in_time) {
@@ -279,9 +282,9 @@ void ControlPlane::on_end(int rank) {
 /// A process descriptor becomes readable when the process ends for any reason, even if a child holds its connection
 /// open, and when rank 0 has left. Old kernels have none; then only the connections are used.
 void ControlPlane::watch_process(int rank, int pid) {
-  const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
-  if (fd < 0) return;
-  await_end(rank, processes_.emplace_back(context_, fd), timers_.emplace_back(context_));
+  UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (!fd) return;
+  await_end(rank, processes_.emplace_back(context_, fd.release()), timers_.emplace_back(context_));
 }
 
 void ControlPlane::await_end(int rank, asio::posix::stream_descriptor& process, asio::steady_timer& timer) {

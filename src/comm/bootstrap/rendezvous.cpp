@@ -1,5 +1,6 @@
 #include "tessera/comm/bootstrap/rendezvous.h"
 
+#include "tessera/base/deadline.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
 #include "tessera/comm/bootstrap/address.h"
@@ -141,7 +142,7 @@ void rendezvous_in_store(const RendezvousOptions& options, ProcessBootstrap::Sta
 
 std::shared_ptr<Bootstrap> rendezvous(const RendezvousOptions& options) {
   check(options);
-  ProcessBootstrap::StarSockets parts = parts_of(options, steady_clock::now() + options.timeout);
+  ProcessBootstrap::StarSockets parts = parts_of(options, base::deadline_after(options.timeout));
   if (options.store != nullptr)
     rendezvous_in_store(options, parts);
   else if (options.master.empty())

@@ -41,11 +41,7 @@ bool again() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 [[noreturn]] void throw_refusal(const std::string& payload) {
   const std::size_t end = payload.find('\n');
   const std::string kind = payload.substr(0, end);
-  const std::string text = end == std::string::npos ? "init: another rank failed" : printable(payload.substr(end + 1));
-  if (kind == "InvalidUsage") throw InvalidUsage(text);
-  if (kind == "PeerLost") throw PeerLost(text);
-  if (kind == "BackendError") throw BackendError(text);
-  throw Timeout(text);
+  throw_error(kind, end == std::string::npos ? "init: another rank failed" : printable(payload.substr(end + 1)));
 }
 
 [[noreturn]] void lost() { throw PeerLost("init: another rank closed its connection while the world was set up"); }

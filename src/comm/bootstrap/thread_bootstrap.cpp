@@ -5,8 +5,10 @@
 #include <mutex>
 #include <thread>
 
+#include "tessera/base/deadline.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
+#include "tessera/base/thread.h"
 #include "tessera/comm/bootstrap/hmac.h"
 
 namespace tessera::comm {
@@ -17,7 +19,7 @@ namespace {
 class Mailbox {
  public:
   explicit Mailbox(std::function<void(int, std::string_view)> handler)
-      : handler_(std::move(handler)), thread_([this] { run(); }) {}
+      : handler_(std::move(handler)), thread_(base::start_thread([this] { run(); })) {}
   ~Mailbox() {
     {
       const std::lock_guard lock(mutex_);
@@ -98,7 +100,7 @@ class ThreadBootstrap::Hub {
 
   std::vector<Item> exchange(int rank, Item item) {
     std::unique_lock lock(mutex_);
-    const auto deadline = std::chrono::steady_clock::now() + timeout_;
+    const auto deadline = base::deadline_after(timeout_);
     // The previous round's values stay until every rank has read them.
     wait(lock, deadline, [&] { return leaving_ == 0; });
     items_[static_cast<std::size_t>(rank)] = std::move(item);

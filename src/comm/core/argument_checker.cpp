@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <numeric>
 
+#include "tessera/base/deadline.h"
 #include "tessera/comm/core/op_traits.h"
 
 namespace tessera::comm {
@@ -12,6 +14,7 @@ namespace {
 
 std::string number(std::size_t value) { return std::to_string(value); }
 
+/// The sum of counts that elements() has checked.
 std::size_t sum_of(std::span<const std::size_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
 }
@@ -56,6 +59,9 @@ void ArgumentChecker::reduce_op() const {
       !(std::abs(op.scalar) < kIntegers))
     fail(std::string(name_of(op.kind)) + " of " + std::string(name_of(call_.in.dtype)) +
          " needs a number between -2^63 and 2^63, not " + std::to_string(op.scalar));
+  if (op.kind == ReduceOp::Kind::premul_sum && !is_floating(call_.in.dtype) && op.scalar != std::floor(op.scalar))
+    fail("premul_sum of " + std::string(name_of(call_.in.dtype)) + " multiplies by a whole number, not " +
+         std::to_string(op.scalar));
 }
 
 void ArgumentChecker::root() const {
@@ -86,6 +92,8 @@ void ArgumentChecker::views() const {
     throw Unsupported(std::string(name_of(call_.kind)) + ": backend " + capabilities_.backend + " does not support " +
                       std::string(name_of(call_.in.dtype)) + "; supported:" + known);
   }
+  elements("in", call_.in.count);
+  elements("out", call_.out.count);
   if (call_.in.data == nullptr && call_.in.count != 0) fail("in is null with " + number(call_.in.count) + " elements");
   if (call_.out.data == nullptr && call_.out.count != 0)
     fail("out is null with " + number(call_.out.count) + " elements");
@@ -97,6 +105,13 @@ void ArgumentChecker::views() const {
       throw Unsupported(std::string(name_of(call_.kind)) + ": backend " + capabilities_.backend +
                         " does not support memory of device " + name_of(device));
   }
+}
+
+void ArgumentChecker::elements(std::string_view which, std::size_t count, std::size_t ranks) const {
+  if (count <= PTRDIFF_MAX / size_of(call_.in.dtype) / ranks) return;
+  fail(std::string(which) + (ranks == 1 ? " has " : " needs ") + number(count) + " " +
+       std::string(name_of(call_.in.dtype)) + (ranks == 1 ? "" : " per rank x " + number(ranks) + " ranks") +
+       ", more than memory can hold; was the count negative, or did it overflow?");
 }
 
 void ArgumentChecker::equal_counts() const {
@@ -111,10 +126,11 @@ void ArgumentChecker::division(bool by_counts, bool has_whole) const {
   const ConstView& part = gathers ? call_.in : out;
   const std::string_view whole_name = gathers ? "out" : "in";
   const std::string_view part_name = gathers ? "in" : "out";
+  if (!by_counts) elements(whole_name, part.count, static_cast<std::size_t>(size_));
   std::size_t begin = part.count * static_cast<std::size_t>(rank_);
   if (by_counts) {
     const std::span<const std::size_t> lengths = gathers ? call_.out_counts : call_.in_counts;
-    counts(lengths, has_whole ? whole.count : sum_of(lengths), whole_name);
+    counts(lengths, has_whole ? std::optional(whole.count) : std::nullopt, whole_name);
     const std::size_t own = lengths[static_cast<std::size_t>(rank_)];
     if (own != part.count)
       fail(std::string(part_name) + " has " + number(part.count) + " elements, needs " + number(own) + " (counts[" +
@@ -149,18 +165,30 @@ void ArgumentChecker::exchange(bool by_counts) const {
   if (overlap(call_)) fail("in and out overlap; this operation does not work in place");
 }
 
-void ArgumentChecker::counts(std::span<const std::size_t> counts, std::size_t total, std::string_view which) const {
+void ArgumentChecker::counts(std::span<const std::size_t> counts, std::optional<std::size_t> total,
+                             std::string_view which) const {
   if (counts.size() != static_cast<std::size_t>(size_))
     fail(number(counts.size()) + " counts given, needs one for each of the " + std::to_string(size_) + " ranks");
-  const std::size_t sum = sum_of(counts);
-  if (sum != total)
-    fail(std::string(which) + " has " + number(total) + " elements, the counts add up to " + number(sum));
+  std::size_t sum = 0;
+  for (const std::size_t count : counts) {
+    elements("a part of " + std::string(which), count);
+    elements("the sum of the counts of " + std::string(which), sum += count);  // two checked ones don't overflow
+  }
+  if (total && sum != *total)
+    fail(std::string(which) + " has " + number(*total) + " elements, the counts add up to " + number(sum));
 }
 
-void check_timeout(std::string_view call, std::chrono::milliseconds timeout) {
+std::chrono::milliseconds checked_timeout(std::string_view call, std::chrono::milliseconds timeout) {
   if (timeout.count() <= 0)
     throw InvalidUsage(std::string(call) + ": timeout is " + std::to_string(timeout.count()) +
                        " ms, needs 1 ms or more; leave it out for the communicator's own");
+  return std::min(timeout, base::kLongestTime);
+}
+
+void check_bytes(std::string_view call, std::size_t bytes) {
+  if (bytes > PTRDIFF_MAX)
+    throw InvalidUsage(std::string(call) + ": " + number(bytes) +
+                       " bytes are more than memory can hold; was the size negative, or did it overflow?");
 }
 
 void check_group(std::span<const int> members, const OpOptions& options, int rank, int size) {
@@ -168,7 +196,6 @@ void check_group(std::span<const int> members, const OpOptions& options, int ran
   if (options.tag < 0 || options.tag > kMaxTag)
     fail("tag is " + std::to_string(options.tag) + ", needs 0 to " + std::to_string(kMaxTag));
   if (options.after != nullptr || options.source != nullptr) fail("after and source are not for it");
-  if (options.timeout) check_timeout("create_group", *options.timeout);
   std::vector<bool> listed(static_cast<std::size_t>(size));
   for (const int member : members) {
     if (member < 0 || member >= size)

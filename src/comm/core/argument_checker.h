@@ -1,6 +1,7 @@
 // Validation of an operation's arguments.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -26,12 +27,15 @@ class ArgumentChecker {
   /// Checks that dtypes are equal, that the backend supports them and the devices, and that no pointer with elements is
   /// null.
   void views() const;
+  /// Throws unless `ranks` times `count` elements of `which` can be memory.
+  void elements(std::string_view which, std::size_t count, std::size_t ranks = 1) const;
   void equal_counts() const;
   /// One of in and out has a part for each rank, the other is this rank's. Without `has_whole`, only the root has the
   /// former.
   void division(bool by_counts, bool has_whole) const;
   void exchange(bool by_counts) const;
-  void counts(std::span<const std::size_t> counts, std::size_t total, std::string_view which) const;
+  /// The counts of the parts of `which`, which has `total` elements; none: it is another rank's.
+  void counts(std::span<const std::size_t> counts, std::optional<std::size_t> total, std::string_view which) const;
 
   const OpDesc& call_;
   const Capabilities& capabilities_;
@@ -39,8 +43,11 @@ class ArgumentChecker {
   const int size_;
 };
 
-/// Throws InvalidUsage for a timeout of 0 or less, which would end an operation before it begins.
-void check_timeout(std::string_view call, std::chrono::milliseconds timeout);
+/// The timeout, at most base::kLongestTime, so that any point in time plus it exists. Throws InvalidUsage for 0 or
+/// less, which would end an operation before it begins.
+std::chrono::milliseconds checked_timeout(std::string_view call, std::chrono::milliseconds timeout);
+/// Throws InvalidUsage for more bytes than an object can have: a negative number or an overflow, most likely.
+void check_bytes(std::string_view call, std::size_t bytes);
 /// Throws InvalidUsage unless these are valid arguments of create_group().
 void check_group(std::span<const int> members, const OpOptions& options, int rank, int size);
 

@@ -41,6 +41,8 @@ class TESSERA_API GroupCore : public std::enable_shared_from_this<GroupCore> {
   virtual void fail(Failure failure, bool notify) noexcept = 0;
   virtual void abort(std::string_view reason) noexcept;
   virtual void read_traffic(TrafficStats& stats) const { traffic_.read_into(stats); }
+  /// Never destroys it: in a fork, its connections and shared memory are the parent's.
+  void keep_forever();
 
  protected:
   /// A member's reply to a progress query; none: it has not replied in time.

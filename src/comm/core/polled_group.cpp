@@ -1,5 +1,11 @@
 #include "tessera/comm/core/polled_group.h"
 
+#include <sched.h>
+
+#include <chrono>
+#include <mutex>
+#include <string>
+
 namespace tessera::comm {
 
 PolledGroup::PolledGroup(ProgressEngine& engine, std::shared_ptr<const BackendOptions> options, int rank,
@@ -111,9 +117,16 @@ void PolledGroup::fail(Failure failure, bool notify) noexcept {
   fail_operations(first);
 }
 
+/// If the lock is not to be had, perhaps since a signal handler calls and has interrupted the thread that holds it,
+/// another thread aborts, or the next wait().
 void PolledGroup::abort(std::string_view reason) noexcept {
-  const std::lock_guard lock(engine_.mutex());
-  if (!failed()) GroupCore::abort(reason);
+  constexpr std::chrono::milliseconds kPatience{100};
+  std::unique_lock lock(engine_.mutex(), std::try_to_lock);
+  for (const auto until = Clock::now() + kPatience; !lock && Clock::now() < until; lock.try_lock()) ::sched_yield();
+  if (!lock)
+    engine_.defer([group = shared_from_this(), text = std::string(reason)] { group->abort(text); });
+  else if (!failed())
+    GroupCore::abort(reason);
 }
 
 void PolledGroup::fail_call(Failure failure) {

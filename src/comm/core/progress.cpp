@@ -12,6 +12,8 @@
 #include <optional>
 #include <utility>
 
+#include "tessera/base/thread.h"
+
 namespace tessera::comm {
 namespace {
 
@@ -75,7 +77,7 @@ std::uint32_t send_ping(Doorbell& bell) noexcept {
 }
 
 ProgressEngine::ProgressEngine(Doorbell& bell, Options options) : bell_(bell), options_(options) {
-  if (options_.thread) thread_ = std::thread([this] { run(); });
+  if (options_.thread) thread_ = base::start_thread([this] { run(); });
 }
 
 ProgressEngine::~ProgressEngine() {

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 
+#include "tessera/base/abi.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/algorithms.h"
 #include "tessera/comm/bootstrap/hmac.h"
 #include "tessera/comm/bootstrap/rendezvous.h"
 #include "tessera/comm/core/composite.h"
+#include "tessera/comm/core/env_variables.h"
 #include "tessera/comm/plugins/builtin.h"
 
 namespace tessera::comm {
@@ -40,12 +43,9 @@ std::shared_ptr<Bootstrap> bootstrap_on_host(const Bootstrap& all, const Backend
       {.launch = local, .timeout = options.communicator.timeout, .master = {}, .token = {}, .host_id = hosts[me]});
 }
 
+/// `near` for communicators whose members share a host, `far` for all others.
 std::unique_ptr<Communicator> make_both(const Backend& near, const Backend& far, std::shared_ptr<Bootstrap> bootstrap,
                                         const BackendOptions& options) {
-  if (!near.one_host || far.one_host)
-    throw InvalidUsage("backend '" + std::string(near.name) + "+" + std::string(far.name) +
-                       "': the first must be one for ranks of one host, the second one between hosts");
-  if (share_a_host(*bootstrap)) return near.create(std::move(bootstrap), options);  // all ranks are near
   BackendOptions own = options;
   if (own.communicator.memory_tracker == nullptr) own.communicator.memory_tracker = std::make_shared<MemoryTracker>();
   BackendOptions local = own;
@@ -68,31 +68,52 @@ const Backend& best(bool one_host) {
   return *found;
 }
 
+/// The one backend of a world, or the one of near communicators and the one of far ones.
+std::vector<const Backend*> find_backends(const std::string& name, bool one_host) {
+  std::vector<const Backend*> found;
+  if (name == "auto") {
+    found = {&best(true)};
+    if (!one_host) found.push_back(&best(false));
+    return found;
+  }
+  const std::size_t plus = name.find('+');
+  found = {&find_backend(name.substr(0, plus))};
+  if (plus == std::string::npos) return found;
+  found.push_back(&find_backend(name.substr(plus + 1)));
+  if (!found.front()->one_host || found.back()->one_host)
+    throw InvalidUsage("backend '" + name +
+                       "': the first must be one for ranks of one host, the second one between hosts");
+  if (one_host) found.pop_back();
+  return found;
+}
+
 }  // namespace
 
 std::unique_ptr<Communicator> make_world(const std::string& name, std::shared_ptr<Bootstrap> bootstrap,
-                                         const Launch& launch, const BackendOptions& given,
-                                         std::optional<bool> deterministic) {
-  BackendOptions options = given;
+                                         BackendOptions& options, std::optional<bool> deterministic) {
   options.first_failure = std::make_shared<FirstFailureRecord>();
-  options.deterministic = deterministic.value_or(true);
-  if (const std::size_t plus = name.find('+'); plus != std::string::npos)
-    return make_both(find_backend(name.substr(0, plus)), find_backend(name.substr(plus + 1)), std::move(bootstrap),
-                     options);
-  if (name != "auto") {
-    const Backend& backend = find_backend(name);
-    options.deterministic = deterministic.value_or(backend.deterministic);
-    return backend.create(std::move(bootstrap), options);
-  }
-  const bool together = share_a_host(*bootstrap);
-  const Backend& near = best(true);
-  const std::string choice =
-      together ? std::string(near.name) + ": all ranks share a host"
-               : std::string(near.name) + "+" + std::string(best(false).name) + ": the ranks are on several hosts";
-  if (launch.rank == 0 && options.communicator.logger != nullptr)
-    options.communicator.logger->write(LogLevel::info, "backend auto: " + choice);
-  if (together) return near.create(std::move(bootstrap), options);
-  return make_both(near, best(false), std::move(bootstrap), options);
+  const bool one_host = share_a_host(*bootstrap);
+  std::vector<const Backend*> backends;
+  std::string names;
+  const auto flag = [](bool value) { return std::string(value ? "1" : "0"); };
+  const auto own_settings = [&] {
+    backends = find_backends(name, one_host);
+    for (const Backend* backend : backends) names += (names.empty() ? "" : "+") + std::string(backend->name);
+    options.deterministic = deterministic.value_or(backends.size() > 1 || backends.front()->deterministic);
+    options.algorithms = AlgorithmTable::one_line(options.algorithms);
+    return std::vector<SharedSetting>{{"the library's ABI number", TESSERA_ABI_TEXT(TESSERA_ABI_NUMBER)},
+                                      {std::string(env::kBackend.name), names},
+                                      {std::string(env::kDeterministic.name), flag(options.deterministic)},
+                                      {std::string(env::kCheck.name), flag(options.check)},
+                                      {std::string(env::kAlgo.name), options.algorithms}};
+  };
+  require_alike(*bootstrap, own_settings, options.global_ranks);
+  if (name == "auto" && bootstrap->rank() == 0 && options.communicator.logger != nullptr)
+    options.communicator.logger->write(
+        LogLevel::info,
+        "backend auto: " + names + (one_host ? ": all ranks share a host" : ": the ranks are on several hosts"));
+  if (backends.size() > 1) return make_both(*backends.front(), *backends.back(), std::move(bootstrap), options);
+  return backends.front()->create(std::move(bootstrap), options);
 }
 
 }  // namespace tessera::comm

@@ -7,17 +7,16 @@
 
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/launch.h"
 #include "tessera/comm/registry.h"
 
 namespace tessera::comm {
 
 /// `name` is a backend, "near+far" (near for communicators whose members share a host, far for all others) or "auto":
-/// the best of the library's own backends, composed in the same way. Collective. Throws InvalidUsage (unknown or
-/// unusable names, two parts that don't match) and the backends' errors. `deterministic` overrides the backend's
-/// default.
+/// the best of the library's own backends, composed in the same way. Compares what all ranks must have alike, and
+/// completes `options`: the mode (`deterministic`, else the backend's default) and the text of the algorithm table.
+/// Collective. Throws InvalidUsage (unknown or unusable names, two parts that don't match, settings that differ) and
+/// the backends' errors.
 std::unique_ptr<Communicator> make_world(const std::string& name, std::shared_ptr<Bootstrap> bootstrap,
-                                         const Launch& launch, const BackendOptions& options,
-                                         std::optional<bool> deterministic);
+                                         BackendOptions& options, std::optional<bool> deterministic);
 
 }  // namespace tessera::comm

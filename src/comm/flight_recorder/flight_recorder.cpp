@@ -125,7 +125,6 @@ class RecordedCommunicator final : public Communicator {
       snapshot.by_kind[kind].bytes_sent = moved.by_kind[kind].bytes_sent;
     snapshot.bytes_to_peer = moved.bytes_to_peer;
   }
-  std::string_view do_last_algorithm() const noexcept override { return inner_->last_algorithm(); }
 
   const RecordedRank rank_;
   const std::string name_;

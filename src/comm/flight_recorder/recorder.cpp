@@ -61,6 +61,7 @@ FlightRecorder::FlightRecorder(const std::string& directory, int rank) : excepti
 }
 
 FlightRecorder::~FlightRecorder() {
+  if (made_in_ != base::forks_so_far()) return;  // the record is the parent's
   add_line("end",
            std::to_string(host_time_ns()) + (std::uncaught_exceptions() > exceptions_ ? " exception" : " closed"));
   ::munmap(memory_, flight::kTextOffset);

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "tessera/base/file.h"
+#include "tessera/base/process.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/flight_recorder/format.h"
 
@@ -53,6 +54,7 @@ class FlightRecorder {
   base::UniqueFd file_;
   void* memory_ = nullptr;
   flight::Entry* entries_ = nullptr;
+  const std::uint32_t made_in_ = base::count_forks();
   const int exceptions_;  // in flight when the rank began
   std::atomic<std::int64_t> step_{0};
   std::atomic<CallNumber> calls_{0};

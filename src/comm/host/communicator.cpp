@@ -17,6 +17,10 @@ class HostCommunicator final : public Communicator {
     group_->open();
   }
   ~HostCommunicator() override {
+    if (is_parents()) {
+      group_->keep_forever();
+      return;
+    }
     group_->close();
     if (is_world_) group_->runtime().leave();
   }

@@ -18,6 +18,7 @@
 #include <cstring>
 
 #include "tessera/base/error.h"
+#include "tessera/base/fp_environment.h"
 
 namespace tessera::comm {
 namespace {
@@ -42,6 +43,7 @@ ReduceTask computed(ReduceTask task) {
 
 void reduce_tree(const ReduceOp& op, DType dtype, std::span<const void* const> sources, std::span<const double> factors,
                  void* out, std::size_t count, bool streaming) {
+  const base::FpEnvironment environment;
   const bool whole_lines = reinterpret_cast<std::uintptr_t>(out) % kStreamLine == 0;
   HWY_DYNAMIC_DISPATCH(combine_all)
   (computed({op, dtype, sources, factors, out, count, streaming && whole_lines}));

@@ -11,10 +11,10 @@
 namespace tessera::comm {
 
 /// out[i] = op over k of sources[k][i], following the tree of slices.h over the order of the sources; f16 and bf16 are
-/// computed in f32 and rounded once. The bits don't depend on alignment, position or machine (except NaN payloads).
-/// `out` may be one of the sources; otherwise it must overlap none. `op.scalar` must hold avg's divisor; `factors` has
-/// one entry per source for premul_sum, otherwise it is ignored. `streaming` uses stores that bypass the caches, for
-/// working sets much larger than these.
+/// computed in f32 and rounded once, in the default FpEnvironment. The bits don't depend on alignment, position or
+/// machine, except which payload a NaN has. `out` may be one of the sources; otherwise it must overlap none.
+/// `op.scalar` must hold avg's divisor; `factors` has one entry per source for premul_sum, otherwise it is ignored.
+/// `streaming` uses stores that bypass the caches, for working sets much larger than these.
 TESSERA_API void reduce_tree(const ReduceOp& op, DType dtype, std::span<const void* const> sources,
                              std::span<const double> factors, void* out, std::size_t count, bool streaming = false);
 

@@ -101,6 +101,17 @@ TESSERA_HD S sum_scalar(double value) {
   }
 }
 
+/// The sum divided by avg's divisor, which may be larger than any integer of this type.
+template <class S>
+TESSERA_HD S sum_quotient(S sum, double divisor) {
+  const S by = sum_scalar<S>(divisor);
+  if constexpr (!std::is_floating_point_v<S>) {
+    const auto wide = static_cast<std::int64_t>(divisor);
+    if (by <= 0 || static_cast<std::int64_t>(by) != wide) return static_cast<S>(static_cast<std::int64_t>(sum) / wide);
+  }
+  return static_cast<S>(sum / by);
+}
+
 /// One element of a source; only premul_sum uses its factor.
 template <class T>
 TESSERA_HD typename SumNumber<T>::Sum sum_leaf(const ReduceOp& op, T element, const double& factor) {
@@ -125,7 +136,7 @@ TESSERA_HD T sum_element(const ReduceOp& op, const Leaf& leaf, int count) {
   using S = typename SumNumber<T>::Sum;
   S sum = sum_range<S>(op.kind, leaf, 0, count);
   if constexpr (!std::is_same_v<S, bool>)  // which has no average
-    if (op.kind == ReduceOp::Kind::avg) sum = static_cast<S>(sum / sum_scalar<S>(op.scalar));
+    if (op.kind == ReduceOp::Kind::avg) sum = sum_quotient(sum, op.scalar);
   return SumNumber<T>::store(sum);
 }
 

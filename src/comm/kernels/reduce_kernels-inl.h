@@ -97,10 +97,30 @@ HWY_INLINE void stream_lines(void* out, const void* in, std::size_t bytes) {
   std::memcpy(to + lines, from + lines, bytes - lines);
 }
 
+/// The divisor of an average. One of integers may be larger than any of them.
+template <class S>
+struct Divisor {
+  explicit Divisor(double scalar) : value(multiplier<S>(scalar)) {
+    if constexpr (std::is_integral_v<S>) {
+      wide = static_cast<std::int64_t>(scalar);
+      fits = value > 0 && static_cast<std::int64_t>(value) == wide;
+    }
+  }
+  S value;
+  std::int64_t wide = 0;
+  bool fits = true;
+};
+
 /// Finishes the tree's result over all sources.
 template <Kind kKind, class T>
-inline T finish(typename AccumulateTraits<T>::Sum sum, [[maybe_unused]] typename AccumulateTraits<T>::Sum divisor) {
-  if constexpr (kKind == Kind::avg) sum = static_cast<typename AccumulateTraits<T>::Sum>(sum / divisor);
+inline T finish(typename AccumulateTraits<T>::Sum sum,
+                [[maybe_unused]] const Divisor<typename AccumulateTraits<T>::Sum>& divisor) {
+  using S = typename AccumulateTraits<T>::Sum;
+  if constexpr (kKind == Kind::avg && std::is_integral_v<S>)
+    sum = divisor.fits ? static_cast<S>(sum / divisor.value)
+                       : static_cast<S>(static_cast<std::int64_t>(sum) / divisor.wide);
+  else if constexpr (kKind == Kind::avg)
+    sum = static_cast<S>(sum / divisor.value);
   return AccumulateTraits<T>::store(sum);
 }
 
@@ -124,7 +144,7 @@ void add_few(const ReduceTask& work, const typename AccumulateTraits<T>::Sum* fa
   S by[kN] = {};
   if constexpr (kKind == Kind::premul_sum)
     for (std::size_t k = 0; k < kN; ++k) by[k] = factors[k];
-  const S divisor = kKind == Kind::avg ? multiplier<S>(work.op.scalar) : S{1};
+  const Divisor<S> divisor(kKind == Kind::avg ? work.op.scalar : 1);
   T* out = static_cast<T*>(work.out);
   const std::size_t count = work.count;  // copies: the compiler can't know that `out` doesn't overlap `work`
   const std::size_t whole = count / kLine * kLine;
@@ -203,7 +223,7 @@ void combine_typed(const ReduceTask& work) {
     if (work.sources.size() == 4) return add_few<kKind, T, 4>(work, factors);
   }
   T* out = static_cast<T*>(work.out);
-  const S divisor = kKind == Kind::avg ? multiplier<S>(work.op.scalar) : S{1};
+  const Divisor<S> divisor(kKind == Kind::avg ? work.op.scalar : 1);
   for (std::size_t start = 0; start < work.count; start += kBlock) {
     const std::size_t count = work.count - start < kBlock ? work.count - start : kBlock;
     const Reducer<kKind, T> reducer{work.sources.data(), kKind == Kind::premul_sum ? factors : nullptr, start};

@@ -8,6 +8,8 @@
 #include <random>
 #include <string>
 
+#include "tessera/base/file.h"
+
 namespace tessera::comm {
 namespace {
 
@@ -23,29 +25,15 @@ struct Place {
   std::uint64_t key = 0;  // at the start of the memory: on another host the process may be a different one
 };
 
-class File {
- public:
-  explicit File(int descriptor) : descriptor_(descriptor) {}
-  ~File() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int get() const { return descriptor_; }
-
- private:
-  const int descriptor_;
-};
-
 void* map(int file, std::size_t bytes) {
   if (file < 0) return nullptr;
   void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   return memory == MAP_FAILED ? nullptr : memory;
 }
 
-int create(std::size_t bytes) {
-  const int file = ::memfd_create("tessera call times", MFD_CLOEXEC);
-  if (file >= 0 && ::ftruncate(file, static_cast<off_t>(bytes)) != 0) return ::close(file), -1;
+base::UniqueFd create(std::size_t bytes) {
+  base::UniqueFd file(::memfd_create("tessera call times", MFD_CLOEXEC));
+  if (file && ::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) file.reset();
   return file;
 }
 
@@ -67,7 +55,7 @@ CallTimes::~CallTimes() {
 
 void CallTimes::attach(Communicator& communicator) {
   static_assert(sizeof(Header) == sizeof(std::uint64_t) && std::atomic<std::uint64_t>::is_always_lock_free);
-  const File own(rank_ == 0 ? create(bytes_) : -1);
+  const base::UniqueFd own = rank_ == 0 ? create(bytes_) : base::UniqueFd();
   Place place{.process = ::getpid(), .file = own.get()};
   if (rank_ == 0 && (memory_ = map(own.get(), bytes_)) != nullptr) {
     place.key = std::random_device()() | std::uint64_t{1} << 32;
@@ -77,7 +65,7 @@ void CallTimes::attach(Communicator& communicator) {
   communicator.broadcast(view, view, 0, {.label = "slow link"}).wait();
   if (rank_ != 0 && place.key != 0) {
     const std::string path = "/proc/" + std::to_string(place.process) + "/fd/" + std::to_string(place.file);
-    const File theirs(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    const base::UniqueFd theirs(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     // A file that is too short would fault: sizes are compared before anything is read.
     if (::lseek(theirs.get(), 0, SEEK_END) == static_cast<off_t>(bytes_)) memory_ = map(theirs.get(), bytes_);
   }

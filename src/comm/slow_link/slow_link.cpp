@@ -102,7 +102,6 @@ class SlowCommunicator final : public Communicator {
       snapshot.by_kind[kind].bytes_sent = moved.by_kind[kind].bytes_sent;
     snapshot.bytes_to_peer = moved.bytes_to_peer;
   }
-  std::string_view do_last_algorithm() const noexcept override { return inner_->last_algorithm(); }
 
   const std::unique_ptr<Communicator> inner_;
   Capabilities capabilities_;

@@ -5,6 +5,7 @@
 #include <exception>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/base/page.h"
@@ -36,6 +37,11 @@ StagedCommunicator::StagedCommunicator(std::unique_ptr<Communicator> inner, std:
 }
 
 StagedCommunicator::~StagedCommunicator() {
+  if (is_parents()) {
+    static auto* const kept = new std::vector<decltype(regions_)>;  // never destroyed: the device is the parent's
+    kept->push_back(std::move(regions_));
+    return;
+  }
   engine_->poll_until([this] { return in_flight_.load() == 0; }, Clock::time_point::max());
   const std::lock_guard lock(engine_->mutex());  // the thread that ended the last operation may still hold it
   regions_.clear();
@@ -155,8 +161,7 @@ Buffer StagedCommunicator::acquire_region(std::size_t bytes) {
   const std::size_t size = std::bit_ceil(std::max(bytes, page));
   if (auto idle = regions_.extract(size)) return std::move(idle.mapped());
   // Whole pages: two regions that share one could not both be pinned.
-  auto whole =
-      std::make_shared<Buffer>(inner_->allocate(size + page, MemoryKind::host, MemoryCategory::communication));
+  auto whole = std::make_shared<Buffer>(inner_->allocate(size + page, MemoryKind::host, MemoryCategory::communication));
   const std::size_t skew = (page - reinterpret_cast<std::uintptr_t>(whole->data()) % page) % page;
   void* const data = whole->bytes_at(skew);
   engine_->device().pin_host(data, size);

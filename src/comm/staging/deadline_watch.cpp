@@ -2,11 +2,12 @@
 
 #include <algorithm>
 
+#include "tessera/base/thread.h"
 #include "tessera/comm/staging/staged_operation.h"
 
 namespace tessera::comm::staging {
 
-DeadlineWatch::DeadlineWatch() : wake_(Clock::time_point::max()), thread_([this] { run(); }) {}
+DeadlineWatch::DeadlineWatch() : wake_(Clock::time_point::max()), thread_(base::start_thread([this] { run(); })) {}
 
 DeadlineWatch::~DeadlineWatch() {
   {

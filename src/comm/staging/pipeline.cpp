@@ -1,5 +1,6 @@
 #include "tessera/comm/staging/pipeline.h"
 
+#include "tessera/base/thread.h"
 #include "tessera/comm/core/backoff.h"
 
 namespace tessera::comm::staging {
@@ -11,7 +12,7 @@ StagingPipeline::StagingPipeline(std::shared_ptr<DeviceRuntime> device, StagingO
       options_(std::move(options)),
       down_(device_->make_copy_stream()),
       up_(device_->make_copy_stream()),
-      thread_([this] { run(); }) {}
+      thread_(base::start_thread([this] { run(); })) {}
 
 StagingPipeline::~StagingPipeline() {
   {

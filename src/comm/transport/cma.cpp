@@ -65,13 +65,16 @@ std::vector<int> cma_processes(Bootstrap& bootstrap, bool wanted) {
   return processes;
 }
 
-bool cma_read(int pid, const void* from, void* to, std::size_t bytes) {
+bool cma_read(int pid, int rank, const void* from, void* to, std::size_t bytes) {
   while (bytes > 0) {
     iovec mine{to, bytes};
     iovec theirs{const_cast<void*>(from), bytes};
     const ssize_t n = ::process_vm_readv(pid, &mine, 1, &theirs, 1, 0);
     if (n < 0 && errno == ESRCH) return false;
-    if (n <= 0) throw system_error("can't read the memory of process " + std::to_string(pid));
+    if (n <= 0)
+      throw system_error("can't read the memory of rank " + std::to_string(rank) + " (process " + std::to_string(pid) +
+                         "), as where it is a device's or secret, or the process has become undumpable; set "
+                         "TESSERA_CMA=0 on all ranks");
     from = static_cast<const std::byte*>(from) + n;
     to = static_cast<std::byte*>(to) + n;
     bytes -= static_cast<std::size_t>(n);

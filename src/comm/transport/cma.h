@@ -16,7 +16,8 @@ namespace tessera::comm {
 /// Collective; throws InvalidUsage and the bootstrap's errors.
 TESSERA_API std::vector<int> cma_processes(Bootstrap& bootstrap, bool wanted = true);
 
-/// Copies `bytes` from `from` in process `pid`. False: that process is gone. Throws SystemError.
-TESSERA_API bool cma_read(int pid, const void* from, void* to, std::size_t bytes);
+/// Copies `bytes` from `from` in process `pid`, which is `rank`. False: that process is gone. Throws SystemError, which
+/// names both and the remedy.
+TESSERA_API bool cma_read(int pid, int rank, const void* from, void* to, std::size_t bytes);
 
 }  // namespace tessera::comm

@@ -146,7 +146,7 @@ void CmaLink::send_fin(int peer, std::uint64_t slot) noexcept {
 
 bool CmaLink::read(int peer, const void* from, void* to, std::size_t bytes, std::string& why) const noexcept {
   try {
-    if (cma_read(processes_[static_cast<std::size_t>(peer)], from, to, bytes)) return true;
+    if (cma_read(processes_[static_cast<std::size_t>(peer)], peer, from, to, bytes)) return true;
     why = "its process has ended";
   } catch (const std::exception& error) {
     why = error.what();

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "tessera/base/thread.h"
 #include "tessera/nn/atomic_file.h"
 
 namespace tessera::fsdp::checkpoint {
@@ -16,9 +17,9 @@ ShardFileWriter::ShardFileWriter(const std::string& directory, int rank, std::ve
   manifest_.rank = rank;
   manifest_.slices = std::move(slices);
   const std::string path = directory + "/" + data_name(rank);
-  file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file_ < 0) throw system_error("open of " + path);
-  thread_ = std::thread([this] { run(); });
+  file_ = base::UniqueFd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!file_) throw system_error("open of " + path);
+  thread_ = base::start_thread([this] { run(); });
 }
 
 ShardFileWriter::~ShardFileWriter() {
@@ -28,7 +29,6 @@ ShardFileWriter::~ShardFileWriter() {
   }
   changed_.notify_all();
   thread_.join();
-  if (file_ >= 0) ::close(file_);
 }
 
 void ShardFileWriter::append(const std::byte* data, std::size_t bytes) {
@@ -106,9 +106,9 @@ void ShardFileWriter::write_all() {
   }
   if (!begun_.empty()) manifest_.blocks.push_back(hash64(begun_.data(), begun_.size()));
   const std::string path = directory_ + "/" + data_name(manifest_.rank);
-  if (::fsync(file_) != 0) throw system_error("fsync of " + path);
+  if (::fsync(file_.get()) != 0) throw system_error("fsync of " + path);
   // Some file systems report a full disk only here.
-  if (::close(std::exchange(file_, -1)) != 0) throw system_error("close of " + path);
+  if (::close(file_.release()) != 0) throw system_error("close of " + path);
   write_manifest();
 }
 
@@ -128,7 +128,7 @@ bool ShardFileWriter::next(Chunk& chunk) {
 void ShardFileWriter::write(const std::byte* data, std::size_t bytes) {
   hash(data, bytes);
   while (bytes > 0) {
-    const ssize_t done = ::pwrite(file_, data, bytes, static_cast<off_t>(manifest_.file_bytes));
+    const ssize_t done = ::pwrite(file_.get(), data, bytes, static_cast<off_t>(manifest_.file_bytes));
     if (done < 0 && errno == EINTR) continue;
     if (done < 0) throw system_error("write of " + directory_ + "/" + data_name(manifest_.rank));
     data += done;

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "tessera/base/file.h"
 #include "tessera/fsdp/checkpoint/format.h"
 
 namespace tessera::fsdp::checkpoint {
@@ -58,7 +59,7 @@ class ShardFileWriter {
   std::string manifest_hash_;
   bool finite_ = true;
   std::size_t slice_ = 0;  // index of the manifest's slice to which the next bytes belong
-  int file_ = -1;
+  base::UniqueFd file_;
   std::vector<std::byte> begun_;  ///< of the incomplete block
 
   mutable std::mutex mutex_;

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
-#include <map>
 #include <thread>
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/bootstrap.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -37,36 +37,21 @@ void set_group_size(EngineOptions& options) {
   }
 }
 
-/// A short text of every rank. Collective.
-class RankTexts {
- public:
-  RankTexts(comm::HostCollectives& host, const std::string& mine) {
-    constexpr std::size_t kLength = 256;
-    std::vector<std::uint8_t> text(kLength, 0);
-    std::copy_n(mine.data(), std::min(mine.size(), kLength - 1), text.data());
-    if (host.size() == 1) return;
+/// A short text of every rank; of one rank alone, none. Collective.
+std::vector<std::string> texts_of_ranks(comm::HostCollectives& host, const std::string& mine) {
+  constexpr std::size_t kLength = 256;
+  std::vector<std::uint8_t> text(kLength, 0);
+  std::copy_n(mine.data(), std::min(mine.size(), kLength - 1), text.data());
+  std::vector<std::string> texts;
+  if (host.size() > 1)
     for (const std::vector<std::uint8_t>& one : host.gather_all(text))
-      texts_.emplace_back(one.begin(), std::find(one.begin(), one.end(), 0));
-  }
+      texts.emplace_back(one.begin(), std::find(one.begin(), one.end(), 0));
+  return texts;
+}
 
-  bool equal() const { return std::adjacent_find(texts_.begin(), texts_.end(), std::not_equal_to<>()) == texts_.end(); }
-
-  /// "A on rank 0; B on ranks 1, 2"
-  std::string by_value() const {
-    std::map<std::string, std::vector<std::size_t>> ranks;
-    for (std::size_t rank = 0; rank < texts_.size(); ++rank) ranks[texts_[rank]].push_back(rank);
-    std::string all;
-    for (const auto& [text, of] : ranks) {
-      all +=
-          (all.empty() ? "" : "; ") + (text.empty() ? "nothing" : text) + (of.size() == 1 ? " on rank " : " on ranks ");
-      for (const std::size_t rank : of) all += (rank == of.front() ? "" : ", ") + std::to_string(rank);
-    }
-    return all;
-  }
-
- private:
-  std::vector<std::string> texts_;
-};
+bool equal(const std::vector<std::string>& texts) {
+  return std::adjacent_find(texts.begin(), texts.end(), std::not_equal_to<>()) == texts.end();
+}
 
 }  // namespace
 
@@ -210,20 +195,20 @@ void EngineCore::exchange_order() {
 
 void EngineCore::compare_products() {
   const std::optional<nn::Products> mine = model.context().device_kernels().products();
-  const RankTexts texts(order->host(), mine ? std::string(name_of(*mine)) : "not chosen");
-  if (texts.equal()) return;
+  const std::vector<std::string> texts =
+      texts_of_ranks(order->host(), mine ? std::string(name_of(*mine)) : "not chosen");
+  if (equal(texts)) return;
   // All ranks see the same texts, so nothing has to be aborted.
-  throw base::Mismatch("engine: TESSERA_PRODUCTS differs between the ranks: it is " + texts.by_value() +
+  throw base::Mismatch("engine: TESSERA_PRODUCTS differs between the ranks: it is " + comm::by_value(texts) +
                        "; choose the same on all ranks");
 }
 
 void EngineCore::compare_libraries() {
-  const RankTexts texts(order->host(), model.context().device_kernels().libraries());
+  const std::vector<std::string> texts = texts_of_ranks(order->host(), model.context().device_kernels().libraries());
   const std::shared_ptr<base::Logger>& logger = order->host().communicator().logger();
-  if (std::exchange(libraries_compared, true) || texts.equal() || logger == nullptr || order->host().rank() != 0)
-    return;
+  if (std::exchange(libraries_compared, true) || equal(texts) || logger == nullptr || order->host().rank() != 0) return;
   logger->write(base::LogLevel::warn,
-                "the ranks' processors or libraries round differently: " + texts.by_value() +
+                "the ranks' processors or libraries round differently: " + comm::by_value(texts) +
                     "; on other hosts this training ends with other bits (on the host, TESSERA_PRODUCTS=own gives the "
                     "same everywhere)");
 }

@@ -82,9 +82,8 @@ TEST(NcclProbe, LoadsKernelsBeforeAnyStreamCanWait) {
 TEST(NcclProbe, AllRanksNameRankWithoutDevice) {
   reset_fake({.driver_error = cudaErrorInsufficientDriver});
   for (const std::string& error : run_world(2, quick_options(), [](Communicator&) {}))
-    EXPECT_EQ(
-        error,
-        "BackendError: rank 0: nccl: no CUDA device: CUDA driver version is insufficient for CUDA runtime version");
+    EXPECT_EQ(error,
+              "BackendError: nccl: no CUDA device: CUDA driver version is insufficient for CUDA runtime version");
 }
 
 TEST(NcclProbe, UsesTheProgramsDevice) {

@@ -181,12 +181,19 @@ TEST(ConnectionMesh, InvalidOptionsOfOneRankFailAll) {
     EXPECT_EQ(error.find("InvalidUsage: rank 2: tcp: TESSERA_IFNAME=nonesuch0: "), 0U) << error;
   plan.change = [](int rank, TcpOptions& settings) { settings.streams = 1 + rank % 2; };
   for (const std::string& error : try_to_make(plan, world))
-    EXPECT_EQ(error.find("InvalidUsage: tcp: TESSERA_TCP_STREAMS is "), 0U) << error;
+    EXPECT_EQ(
+        error.find(
+            "InvalidUsage: init: TESSERA_TCP_STREAMS differs between the ranks: it is 1 on ranks 0, 2; 2 on rank 1"),
+        0U)
+        << error;
   plan.change = [](int rank, TcpOptions& settings) {
     if (rank == 1) settings.checksum = comm::tcp::Checksum::never;
   };
   for (const std::string& error : try_to_make(plan, world))
-    EXPECT_EQ(error.find("InvalidUsage: tcp: TESSERA_TCP_CHECKSUM (or TESSERA_CHECK) differs"), 0U) << error;
+    EXPECT_EQ(error.find("InvalidUsage: init: TESSERA_TCP_CHECKSUM differs between the ranks: it is unset on ranks 0, "
+                         "2; 0 on rank 1"),
+              0U)
+        << error;
 }
 
 }  // namespace

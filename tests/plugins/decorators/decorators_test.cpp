@@ -126,6 +126,16 @@ TEST(Decorators, ForwardErrorsAndAbort) {
   });
 }
 
+TEST(Decorators, NameTheAlgorithmThatRan) {
+  run_threads(2, decorated("delay:1ms;trace"), [](Communicator& comm) {
+    for (const auto& [count, name] :
+         {std::pair(4U, "symmetric"), std::pair(1U << 18, "direct"), std::pair(4U, "symmetric")}) {
+      summed(comm, count);
+      EXPECT_EQ(comm.last_algorithm(), name) << count;
+    }
+  });
+}
+
 TEST(Decorators, WaitForLazyStreams) {
   run_threads(2, decorated("delay:1ms;trace;fault:kill@9999"), [](Communicator& comm) {
     const auto stream = make_lazy_stream();

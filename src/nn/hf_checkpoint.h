@@ -16,13 +16,14 @@ namespace tessera::nn {
 TESSERA_API std::vector<SafetensorsTensor> saved_tensors(const Module& model);
 
 /// A checkpoint directory opened for reading. Tensors are found by canonical name, with or without the prefix
-/// "transformer.". GPT-2's mask buffers, Llama's rotary frequencies and the copy of a tied head are ignored.
-/// Thread-safe.
+/// "transformer." of gpt2 or "model." of llama. Empty tensors, GPT-2's mask buffers, Llama's rotary tables and the copy
+/// of a tied head are ignored. As in transformers 5, a head that differs from the embedding is not tied, whatever
+/// config.json says, and a head without an embedding is also the embedding. Thread-safe.
 class TESSERA_API HfCheckpointReader {
  public:
   /// Throws InvalidUsage if a file is missing or malformed.
   explicit HfCheckpointReader(const std::string& directory);
-  const ModelConfig& config() const { return config_; }  ///< of config.json
+  const ModelConfig& config() const { return config_; }  ///< of config.json, and tied only if the values are
 
   /// Throws InvalidUsage that names missing tensors, unexpected tensors, and tensors whose shape differs from `needed`.
   void check(const std::vector<SafetensorsTensor>& needed) const;
@@ -38,11 +39,12 @@ class TESSERA_API HfCheckpointReader {
   };
   const Place& place_of(std::string_view name) const;
   void add_file(const std::string& path);
-  void open_index(const std::string& path);
-  bool ignored(std::string_view name) const;
+  std::string canonical(std::string_view name) const;
+  void decide_tie();
+  bool equal(const Place& a, const Place& b) const;
 
   const std::string directory_;
-  const ModelConfig config_;
+  ModelConfig config_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::map<std::string, Place, std::less<>> places_;  // by canonical name
 };

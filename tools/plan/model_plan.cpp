@@ -100,6 +100,7 @@ ModelPlan plan_model(const PlanOptions& options, int ranks, const ClusterSpec& c
   std::vector<TrainPlan> plans;
   for (const std::string& wrap : wraps) plans.push_back(train_plan(options, wrap, ranks, cluster));
   result.parameters = plans.front().parameters;
+  result.note = plans.front().model.note;
   std::string last_reason;
   for (const std::string& strategy : strategies) {
     try {

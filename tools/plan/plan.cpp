@@ -164,6 +164,7 @@ int model_plan(const CLI::App& command, const PlanOptions& asked) {
   std::optional<Why> why;
   if (!options.why.empty()) why = plan_gap(options, ranks[0], cluster, plan);
   print_left_out(skipped);
+  if (!plan.note.empty()) fmt::print(stderr, "tessera: {}\n", plan.note);
   fmt::print("{}{}{}{}", to_text(plan), scaling ? to_text(*scaling) : "", advice ? to_text(*advice) : "",
              why ? why_text(*why) : "");
   ordered_json json = to_json(plan);

@@ -197,9 +197,9 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
 
 void add_step_options(CLI::App& command, TrainOptions& o) {
   command
-      .add_option(
-          "--model", o.model,
-          "model preset (tessera info --models), or Hugging Face config.json of type gpt2 or llama or its folder")
+      .add_option("--model", o.model,
+                  "model preset (tessera info --models), or Hugging Face config.json (gpt2, llama, mistral, qwen2) or "
+                  "its folder")
       ->type_name("NAME|FILE")
       ->capture_default_str()
       ->each([&o](const std::string&) { o.model_given = true; });

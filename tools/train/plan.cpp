@@ -66,9 +66,7 @@ nn::ModelConfig model_of(const TrainOptions& o, const std::string& checkpoint) {
   if (o.init.empty() && checkpoint.empty()) return nn::find_config(o.model);
   nn::ModelConfig config = checkpoint.empty() ? nn::HfCheckpointReader(o.init).config() : model_in(checkpoint);
   if (o.model_given) {
-    nn::ModelConfig named = nn::find_config(o.model);
-    named.name = config.name;
-    if (!(named == config))
+    if (!config.same_model(nn::find_config(o.model)))
       throw InvalidUsage("--model " + o.model + " is not the model in " +
                          (checkpoint.empty() ? "--init " + o.init : "--resume " + o.resume) + "; leave --model out");
   }

@@ -173,13 +173,40 @@ void HfCheckpointReader::read_whole(std::string_view name, DType dtype, void* ou
 }
 
 HfCheckpointWriter::HfCheckpointWriter(const std::string& directory, const ModelConfig& config,
-                                       const std::vector<SafetensorsTensor>& tensors)
+                                       const std::vector<SafetensorsTensor>& tensors, std::string origin)
     : directory_(made_directory(directory)),
+      origin_(std::move(origin)),
       config_(config),
-      writer_(directory + "/model.safetensors", tensors, {{"format", "pt"}}) {}
+      writer_(directory + kSingle,
+              [&] {
+                std::vector<SafetensorsTensor> named = tensors;
+                for (SafetensorsTensor& tensor : named) tensor.name = written(tensor.name);
+                return named;
+              }(),
+              {{"format", "pt"}}) {}
+
+std::string HfCheckpointWriter::written(std::string_view name) const {
+  const bool prefixed = config_.family == ModelConfig::Family::gpt2 && !config_.tied && name != kHead;
+  return std::string(prefixed ? kGpt2Prefix : "") + std::string(name);
+}
 
 void HfCheckpointWriter::commit() {
-  commit_described(directory_ + "/config.json", config_json(config_), [&] { writer_.commit(); });
+  namespace fs = std::filesystem;
+  std::error_code ignore;
+  std::set<std::string> stale;
+  const std::string index = directory_ + kIndex;
+  if (fs::exists(index, ignore)) {
+    try {
+      stale = files_of_index(index);
+    } catch (const InvalidUsage&) {  // a damaged index names nothing
+    }
+    stale.insert(kIndex + 1);
+  }
+  if (!origin_.empty() && !fs::equivalent(origin_, directory_, ignore))
+    for (const char* name : kCompanions) copy_file_atomically(origin_ + "/" + name, directory_ + "/" + name);
+  commit_described(directory_ + kConfig, config_json(config_), [&] { writer_.commit(); });
+  stale.erase(kSingle + 1);
+  for (const std::string& name : stale) fs::remove(directory_ + "/" + name, ignore);
 }
 
 }  // namespace tessera::nn

@@ -50,22 +50,29 @@ class TESSERA_API HfCheckpointReader {
 };
 
 /// Writes such a directory and creates it if it doesn't exist. The constructor receives all that is needed; ranges of
-/// the tensors are then written in any order.
+/// the tensors are then written in any order. gpt2 with a head of its own gets the prefix "transformer.", without which
+/// transformers 4 refuses it.
 class TESSERA_API HfCheckpointWriter {
  public:
-  /// Throws InvalidUsage if the directory can't be created or written.
+  /// `origin`: the directory of the model that was trained, whose tokenizer and generation_config.json are copied; "":
+  /// none. Throws InvalidUsage if the directory can't be created or written.
   HfCheckpointWriter(const std::string& directory, const ModelConfig& config,
-                     const std::vector<SafetensorsTensor>& tensors);
+                     const std::vector<SafetensorsTensor>& tensors, std::string origin = "");
   /// Elements `range` of an f32 tensor.
-  void write(std::string_view name, ElementRange range, const float* values) { writer_.write(name, range, values); }
+  void write(std::string_view name, ElementRange range, const float* values) {
+    writer_.write(written(name), range, values);
+  }
   /// A tensor of any dtype, at once.
-  void write_whole(std::string_view name, const void* values) { writer_.write_whole(name, values); }
-  /// Completes the files. Until then the directory's previous content stays unchanged. If the process is killed
-  /// meanwhile, the directory may lack config.json, but never has that of another model.
+  void write_whole(std::string_view name, const void* values) { writer_.write_whole(written(name), values); }
+  /// Completes the files, then removes an index and the files that it names, which would be read instead. Until then
+  /// the directory's previous content stays unchanged. If the process is killed meanwhile, the directory may lack
+  /// config.json, but never has that of another model.
   void commit();
 
  private:
-  const std::string directory_;
+  std::string written(std::string_view name) const;
+
+  const std::string directory_, origin_;
   const ModelConfig config_;
   SafetensorsWriter writer_;
 };

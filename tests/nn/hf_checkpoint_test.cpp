@@ -3,6 +3,9 @@
 
 #include <gmock/gmock.h>
 
+#include <set>
+
+#include "tessera/base/file.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tests/nn/temporary_directory.h"
 
@@ -189,6 +192,83 @@ class HfCheckpoints : public testing::Test {
     }
   }
 };
+
+/// What transformers 5 does with a head that config.json ties to the embedding.
+TEST_F(HfCheckpoints, TiedHeadIsAsInTransformers5) {
+  write_config();
+  const std::vector<float> other(static_cast<std::size_t>(256 * 64), 3.0F);
+  const auto write = [&](bool embedding, const Shape& head, const float* values) {
+    std::vector<SafetensorsTensor> all = tensors_of(*model_);
+    std::erase_if(all, [&](const SafetensorsTensor& tensor) { return !embedding && tensor.name == "wte.weight"; });
+    all.push_back({"lm_head.weight", head});
+    SafetensorsWriter writer(model_file_, all, {});
+    for (const auto& parameter : model_->parameters())
+      if (embedding || parameter->name() != "wte.weight")
+        writer.write(parameter->name(), {0, parameter->count()}, parameter->tensor().data<float>());
+    writer.write("lm_head.weight", {0, count_of(head)}, values);
+    writer.commit();
+    return HfCheckpointReader(directory_.path());
+  };
+  const float* const embedding = model_->parameters()[0]->tensor().data<float>();
+  ASSERT_EQ(model_->parameters()[0]->name(), "wte.weight");
+  {  // equal: one parameter
+    const HfCheckpointReader read = write(true, {256, 64}, embedding);
+    EXPECT_TRUE(read.config().tied);
+    EXPECT_EQ(read.config().note, "");
+    expect_same(read);
+  }
+  {  // alone: it is also the embedding
+    const HfCheckpointReader read = write(false, {256, 64}, embedding);
+    EXPECT_THAT(read.config().note, HasSubstr("lm_head.weight is used for the missing wte.weight"));
+    expect_same(read);
+  }
+  {  // another: not tied
+    const HfCheckpointReader read = write(true, {256, 64}, other.data());
+    EXPECT_FALSE(read.config().tied);
+    EXPECT_THAT(read.config().note, HasSubstr("lm_head.weight differs from wte.weight"));
+    float value = 0;
+    read.read("lm_head.weight", {5, 6}, &value);
+    EXPECT_EQ(value, 3.0F);
+  }
+  EXPECT_THAT(error_of<InvalidUsage>([&] {
+                write(true, {255, 64}, other.data());
+              }),
+              HasSubstr("'tie_word_embeddings'"));
+}
+
+/// An export replaces the files of an earlier one that readers would prefer, and has the files of the tokenizer.
+TEST_F(HfCheckpoints, ExportLeavesNoOtherWeightsAndKeepsCompanions) {
+  const std::string out = directory_.path("out");
+  std::filesystem::create_directories(out);
+  for (const char* name : {"model-1.safetensors", "model-2.safetensors", "other.safetensors", "notes.txt"})
+    directory_.write(std::string("out/") + name, "old");
+  directory_.write("out/model.safetensors.index.json",
+                   R"({"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}})");
+  directory_.write("tokenizer.json", "{}");
+  directory_.write("generation_config.json", R"({"eos_token_id":[2,7]})");
+  directory_.write("config.json", R"({"model_type":"gpt2","eos_token_id":[2,7],"pad_token_id":0})");
+  config_.token_ids = read_config(directory_.path("config.json")).token_ids;
+  config_.tied = false;
+  const auto untied = make_model(context_, config_);
+  untied->materialize(1);
+  HfCheckpointWriter writer(out, config_, tensors_of(*untied), directory_.path());
+  for (const auto& parameter : untied->parameters())
+    writer.write(parameter->name(), {0, parameter->count()}, parameter->tensor().data<float>());
+  EXPECT_TRUE(std::filesystem::exists(out + "/model.safetensors.index.json")) << "before it is complete";
+  writer.commit();
+  std::set<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(out)) files.insert(entry.path().filename());
+  EXPECT_THAT(files, testing::UnorderedElementsAre("config.json", "model.safetensors", "other.safetensors", "notes.txt",
+                                                   "tokenizer.json", "generation_config.json"));
+  const std::string json = base::read_regular(out + "/config.json").text;
+  EXPECT_THAT(json, HasSubstr("\"pad_token_id\": 0"));
+  EXPECT_THAT(json, Not(HasSubstr("bos_token_id"))) << "the default of its class remains";
+  // Without the prefix, transformers 4 refuses a gpt2 with a head of its own.
+  const SafetensorsFile file(out + "/model.safetensors");
+  EXPECT_NE(file.find("transformer.wte.weight"), nullptr);
+  EXPECT_NE(file.find("lm_head.weight"), nullptr);
+  HfCheckpointReader(out).check(tensors_of(*untied));
+}
 
 TEST_F(HfCheckpoints, ReadTheirExport) {
   HfCheckpointWriter writer(directory_.path("out/deep"), config_, tensors_of(*model_));

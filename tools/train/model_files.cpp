@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
+#include <filesystem>
 
 #include "tessera/base/error.h"
 #include "tessera/fsdp/checkpoint.h"
@@ -232,7 +234,7 @@ void export_directories(const TrainPlan& plan, fsdp::Engine& engine, int rank) {
   if (rank == 0) {
     if (!o.export_dir.empty()) {
       const std::vector<nn::SafetensorsTensor> tensors = dense_tensors(plan.model);
-      writers.model.emplace(o.export_dir, plan.model, tensors);
+      writers.model.emplace(o.export_dir, plan.model, tensors, origin_of(plan));
       for (const nn::SafetensorsTensor& tensor : tensors) writers.shapes[tensor.name] = tensor.shape;
       if (plan.lora) writers.merge.emplace(plan.model, *plan.lora);
     }
@@ -252,7 +254,19 @@ void export_directories(const TrainPlan& plan, fsdp::Engine& engine, int rank) {
 }
 
 std::string lora_json_of(const TrainPlan& plan) {
-  return nn::lora_json(*plan.lora, plan.model, plan.options.init.empty() ? plan.options.model : plan.options.init);
+  const std::string origin = plan.options.init.empty() ? origin_of(plan) : plan.options.init;
+  return nn::lora_json(*plan.lora, plan.model, origin.empty() ? plan.options.model : origin);
+}
+
+std::string origin_in(const std::string& directory) {
+  const fsdp::Checkpoint checkpoint(directory);
+  const auto found = checkpoint.attributes().find(kOriginAttribute);
+  return found == checkpoint.attributes().end() ? "" : found->second;
+}
+
+std::string origin_of(const TrainPlan& plan) {
+  if (plan.options.init.empty()) return plan.checkpoint.empty() ? "" : origin_in(plan.checkpoint);
+  return std::filesystem::absolute(plan.options.init).lexically_normal().string();
 }
 
 }  // namespace tessera::tools

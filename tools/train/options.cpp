@@ -215,7 +215,11 @@ void add_world_options(CLI::App& command, TrainOptions& o) {
   command.add_option("--backend", o.backend, "backend that connects the ranks; overrides TESSERA_BACKEND")
       ->capture_default_str()
       ->each([&o](const std::string&) { o.backend_given = true; });
-  command.add_option("--data", o.data, "text or token files to train on (default: the corpus of scripts/setup)")
+  command
+      .add_option(
+          "--data", o.data,
+          "text or token files to train on (default: the corpus of scripts/setup); training never reads their last "
+          "tenth, which is left for --eval")
       ->type_name("FILE[,FILE]")
       ->delimiter(',');
   command

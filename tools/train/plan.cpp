@@ -115,8 +115,23 @@ nn::OptimizerConfig optimizer_of(const TrainOptions& o) {
 
 namespace {
 
+/// True if a byte of text is no token of this model: it was trained with a tokenizer.
+bool has_tokenizer(const TrainOptions& o, const nn::ModelConfig& model) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  for (const char* name : {"tokenizer.json", "tokenizer.model", "vocab.json"})
+    if (fs::exists(fs::path(o.init) / name, error)) return true;
+  return !model.token_ids.empty();
+}
+
 std::shared_ptr<const nn::TokenDataset> open_data(const TrainOptions& o, const std::vector<std::string>& files,
                                                   const nn::ModelConfig& model) {
+  if (!o.init.empty() && o.data_format == "bytes" && has_tokenizer(o, model))
+    throw InvalidUsage(
+        fmt::format("{}: --data-format bytes, but the {} tokens of --init {} are those of its tokenizer; write the ids "
+                    "that it gives for the text, such as by numpy.array(ids, '<u2').tofile(FILE), and give "
+                    "--data-format u16 or u32",
+                    files.front(), model.vocabulary, o.init));
   return std::make_shared<const nn::TokenDataset>(files, nn::parse_token_format(o.data_format), model.vocabulary);
 }
 

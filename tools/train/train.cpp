@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "tessera/base/error.h"
+#include "tessera/base/text.h"
 #include "tessera/comm/launch.h"
 #include "tessera/fsdp/strategy.h"
 #include "tools/cli/commands.h"
@@ -82,6 +83,11 @@ int train_as_rank(const TrainPlan& plan) {
                                  .device = device_of_rank(options.device),
                                  .flight_recorder = options.flight_recorder});
   const bool first = world->rank() == 0;
+  if (first && plan.data != nullptr) {
+    fmt::print("{}: trains on the first {} of {} tokens; the last tenth is left for --eval\n",
+               base::printable(plan.data->name()), plan.data->training().count(), plan.data->size());
+    std::fflush(stdout);
+  }
   LineFile json("--json", first ? options.json : "");
   CsvLog csv(first ? options.log_csv : "", plan.first_step);
   RankProgress progress(plan);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -76,6 +77,8 @@ struct TrainOptions : LinkOptions {
   std::optional<std::int64_t> save_every;
   std::optional<int> keep_last;
   std::string resume;
+  std::map<std::string, std::string> given;  // train: of those that --resume restores: name without dashes, text
+  std::vector<std::string> notes;            // train: what differs from the run that --resume continues
   std::string export_dir;
   std::string export_adapter;  // train
   std::string eval;

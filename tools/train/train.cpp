@@ -128,9 +128,11 @@ int train(const CommandLine& commands, const TrainOptions& options) {
     check_outputs(plan);
     if (comm_variable("TESSERA_LAUNCHER") != "tessera") {  // else the launching process has printed it
       warn_ineffective_options(options);
-      if (const std::string note = divergence_note(plan); !note.empty()) fmt::print(stderr, "tessera: {}\n", note);
-      if (const std::string note = accumulation_note(plan, options.strategy); !note.empty())
-        fmt::print(stderr, "tessera: {}\n", note);
+      std::vector<std::string> notes = options.notes;
+      notes.insert(notes.end(), {plan.model.note, schedule_note(plan), divergence_note(plan),
+                                 accumulation_note(plan, options.strategy)});
+      for (const std::string& note : notes)
+        if (!note.empty()) fmt::print(stderr, "tessera: {}\n", note);
     }
   }
   if (!spawn) return train_as_rank(plan);
@@ -166,8 +168,12 @@ void add_train(CommandLine& commands) {
       ->type_name("DIR");
   train_command->add_option("--export-adapter", options->export_adapter, "write the adapters as a PEFT directory")
       ->type_name("DIR");
-  train_command->callback(
-      [&commands, options] { commands.chosen = [&commands, options] { return train(commands, *options); }; });
+  train_command->callback([&commands, train_command, options] {
+    commands.chosen = [&commands, train_command, options] {
+      restore_options(*train_command, *options);
+      return train(commands, *options);
+    };
+  });
 }
 
 }  // namespace tessera::tools

@@ -15,6 +15,7 @@
 #include "tessera/nn/layers/linear.h"
 #include "tessera/nn/nf4.h"
 #include "tessera/nn/peft_adapter.h"
+#include "tools/cli/statistics.h"
 #include "tools/train/run_checkpointer.h"
 
 namespace tessera::tools {
@@ -55,6 +56,24 @@ class Encoder {
   std::string name_;
   std::vector<std::byte> bytes_;
 };
+
+/// Throws InvalidUsage if f16 can't hold a value: it would be infinite, and every step would be skipped.
+template <class Read>
+void check_f16(const nn::Parameter& parameter, const std::string& directory, Read&& read) {
+  constexpr float kLargest = 65504;
+  constexpr std::int64_t kAtOnce = 1 << 16;
+  std::vector<float> values(kAtOnce);
+  for (std::int64_t begin = 0; begin < parameter.count(); begin += kAtOnce) {
+    const nn::ElementRange range{begin, std::min(begin + kAtOnce, parameter.count())};
+    read(parameter.name(), range, values.data());
+    for (std::int64_t i = 0; i < range.count(); ++i)
+      if (!(std::abs(values[static_cast<std::size_t>(i)]) <= kLargest))
+        throw InvalidUsage(
+            fmt::format("{}: '{}' has the value {}, which f16 can't hold (at most {}); use --precision bf16, "
+                        "or leave its module in f32 by --f32-modules",
+                        directory, parameter.name(), unsigned_nan(values[static_cast<std::size_t>(i)]), kLargest));
+  }
+}
 
 /// Checks the command line against adapters whose rank, alpha and targets are in `origin`.
 void check_given(const TrainOptions& o, const std::optional<nn::LoraOptions>& there, const std::string& origin) {
@@ -157,6 +176,22 @@ nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan) {
   if (plan.options.checkpoint_activations) nn::checkpoint_activations(model);
   model.context().set_recomputed(recomputed_of(plan.options));
   return model;
+}
+
+void check_f16_values(const nn::Module& model, const TrainPlan& plan) {
+  const TrainOptions& o = plan.options;
+  if (plan.precision.compute != base::DType::f16 || o.init.empty()) return;
+  const nn::HfCheckpointReader directory(o.init);
+  directory.check(dense_tensors(plan.model));
+  std::optional<nn::PeftAdapterReader> adapters;
+  if (!o.init_adapter.empty()) adapters.emplace(o.init_adapter).check(adapter_tensors(model));
+  for (const auto& parameter : model.parameters()) {
+    if (parameter->dtype() != base::DType::f16) continue;
+    if (!nn::is_adapter(parameter->name()))
+      check_f16(*parameter, o.init, [&](auto&&... place) { directory.read(place...); });
+    else if (adapters)
+      check_f16(*parameter, o.init_adapter, [&](auto&&... place) { adapters->read(place...); });
+  }
 }
 
 void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScaler* scaler) {

@@ -19,6 +19,7 @@
 #include "tools/cli/output.h"
 #include "tools/cli/quantities.h"
 #include "tools/launch/process.h"
+#include "tools/launch/ranks.h"
 #include "tools/train/model_files.h"
 #include "tools/train/options.h"
 #include "tools/train/run_checkpointer.h"
@@ -221,6 +222,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   nn::Context context;
   const auto model = nn::make_model(context, plan.model);
   fsdp::make_units(prepare(*model, plan), options.wrap);
+  if (comm_variable("TESSERA_LAUNCHER") != "tessera") check_f16_values(*model, plan);  // else the launcher did it
   plan.parameters = nn::parameter_count(plan.model);
   for (const auto& parameter : model->parameters())
     if (nn::is_adapter(parameter->name())) plan.parameters += parameter->count();

@@ -273,7 +273,9 @@ class FaultTest(Folder):
                 hits += 1
                 continue
             if code != 0:
-                self.assertIn("is not written", err.strip().splitlines()[-1])
+                last = err.strip().splitlines()[-1]
+                self.assertRegex(last, "is not written|is complete, but 'latest'")
+                self.assertEqual("complete" in last, step == 2 and "latest" in last, f"call {at}")
                 hits += 1
                 continue
             if count is not None and at > count:

@@ -120,9 +120,10 @@ void add_optimizer_settings(CLI::App& command, TrainOptions& o) {
       ->expected(2)
       ->check(finite_number(0));
   command.add_option("--eps", c.eps, "epsilon in adam's denominator")->check(finite_number(0))->capture_default_str();
-  command.add_option("--weight-decay", c.weight_decay, "weight decay, except for norms and biases")
-      ->check(finite_number(0))
-      ->capture_default_str();
+  command
+      .add_option("--weight-decay", c.weight_decay,
+                  "weight decay, except for norms and biases (default: 0.01 for adamw, else 0)")
+      ->check(finite_number(0));
   command.add_flag("--maximize", c.maximize, "maximize the loss instead of minimizing it");
 }
 

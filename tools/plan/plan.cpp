@@ -143,10 +143,11 @@ Why plan_gap(const PlanOptions& options, int ranks, const ClusterSpec& cluster, 
 }
 
 int model_plan(const CLI::App& command, const PlanOptions& asked) {
-  const PlanOptions options = with_planned_runs(command, asked);
+  PlanOptions options = with_planned_runs(command, asked);
   const std::vector<int> ranks = ranks_of(options);
   if (ranks.size() > 1)
     throw base::InvalidUsage("--ranks: several numbers need --parameters; use --scale with --model");
+  fit_batch(options, ranks[0]);
   if (!options.memory.empty() && !options.advise)
     throw base::InvalidUsage("--memory has no effect without --advise; leave it out");
   if (options.advise) refuse_searched_options(command);

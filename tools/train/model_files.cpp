@@ -152,7 +152,7 @@ bool quantized_of(const TrainOptions& o, const std::string& checkpoint, bool ada
   if (!quantized && !o.quantize.empty())
     throw InvalidUsage("--quantize differs from --resume " + o.resume + ", which is not quantized; leave it out");
   if (!quantized) return false;
-  if (checkpoint.empty() && o.init.empty())
+  if (checkpoint.empty() && o.init.empty() && !o.simulated)
     throw InvalidUsage("--quantize needs --init, the model whose weights are quantized");
   if (!adapters) throw InvalidUsage("--quantize: weights in 4 bits can't be trained; train adapters with --lora RANK");
   return true;

@@ -59,9 +59,12 @@ void add_loop_options(CLI::App& command, TrainOptions& o) {
 
 void add_batch_options(CLI::App& command, TrainOptions& o) {
   constexpr std::uint64_t kMax = 1ULL << 40;
-  command.add_option("--global-batch", o.global_batch, "sequences per optimizer step over all ranks and microbatches")
+  command
+      .add_option("--global-batch", o.global_batch,
+                  "sequences per optimizer step over all ranks and microbatches (default: 12, or the next number that "
+                  "they divide)")
       ->transform(whole_number(1, kMax))
-      ->capture_default_str();
+      ->each([&o](const std::string&) { o.batch_given = true; });
   command.add_option("--seq-len", o.seq_len, "tokens per sequence (default: the model's context, at most 256)")
       ->transform(whole_number(1, kMax));
   command

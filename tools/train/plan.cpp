@@ -149,18 +149,6 @@ void open_files(TrainPlan& plan) {
   }
 }
 
-void check_batch(const TrainOptions& o, int ranks) {
-  if (o.accumulate == 1)
-    for (const auto& [given, name] : {std::pair(!o.reduce_when.empty(), "--reduce-when"),
-                                      {!o.reshard_after_backward.empty(), "--reshard-after-backward"}})
-      if (given) throw InvalidUsage(std::string(name) + " needs --accumulate of 2 or more");
-  const std::int64_t parts = ranks * o.accumulate;
-  if (o.global_batch % parts == 0) return;
-  throw InvalidUsage(
-      fmt::format("--global-batch {} can't be split evenly over {} ranks{}; use a multiple of {}", o.global_batch,
-                  ranks, o.accumulate == 1 ? "" : fmt::format(" and {} microbatches each", o.accumulate), parts));
-}
-
 nn::Products products_of(const TrainOptions& options) {
   const bool asked = base::read_env(nn::kProductsVariable).has_value();
   const nn::Products products = nn::products_of_environment(options.products);
@@ -179,6 +167,20 @@ void check_trial(int ranks) {
 }
 
 }  // namespace
+
+void fit_batch(TrainOptions& o, int ranks) {
+  if (o.accumulate == 1)
+    for (const auto& [given, name] : {std::pair(!o.reduce_when.empty(), "--reduce-when"),
+                                      {!o.reshard_after_backward.empty(), "--reshard-after-backward"}})
+      if (given) throw InvalidUsage(std::string(name) + " needs --accumulate of 2 or more");
+  const std::int64_t parts = ranks * o.accumulate;
+  if (!o.batch_given) o.global_batch = (o.global_batch + parts - 1) / parts * parts;
+  o.batch_given = true;
+  if (o.global_batch % parts == 0) return;
+  throw InvalidUsage(
+      fmt::format("--global-batch {} can't be split evenly over {} ranks{}; use a multiple of {}", o.global_batch,
+                  ranks, o.accumulate == 1 ? "" : fmt::format(" and {} microbatches each", o.accumulate), parts));
+}
 
 TrainPlan make_plan(const TrainOptions& options, int ranks) {
   TrainPlan plan;
@@ -201,7 +203,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   if (plan.seq_len > plan.model.context)
     throw InvalidUsage("--seq-len " + std::to_string(plan.seq_len) + " is longer than the model's context of " +
                        std::to_string(plan.model.context));
-  check_batch(options, ranks);
+  fit_batch(plan.options, ranks);
   if (!options.mesh.empty()) fsdp::parse_mesh(options.mesh);
   if (options.backward_prefetch == "post" && options.prefetch == 0)
     throw InvalidUsage(

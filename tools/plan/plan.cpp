@@ -175,7 +175,7 @@ int model_plan(const CLI::App& command, const PlanOptions& asked) {
   write_json(options.json, json);
   if (!options.trace.empty()) write_traces(options.trace, plan);
   if (!options.chakra.empty()) write_chakra_traces(options.chakra, plan);
-  if (!options.report.empty()) write_file(options.report, plan_page(plan, scaling, advice));
+  if (!options.report.empty()) write_file(options.report, plan_page(plan, scaling, advice, why));
   return 0;
 }
 

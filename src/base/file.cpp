@@ -67,6 +67,9 @@ FileText read_regular(const std::string& path) {
     if (count <= 0) break;
     read.text.append(part.data(), static_cast<std::size_t>(count));
   }
+  const std::size_t zero = read.text.find('\0');
+  if (read.problem.empty() && zero != std::string::npos)
+    read.problem = "not a text file: byte " + std::to_string(zero) + " is zero";
   return read;
 }
 

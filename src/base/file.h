@@ -42,10 +42,10 @@ TESSERA_API OpenedFile open_regular(const std::string& path, int flags = 0);
 /// The result of read_regular().
 struct FileText {
   std::string text;     ///< incomplete if `problem` isn't empty
-  std::string problem;  ///< as above; "" if `text` is the whole file
+  std::string problem;  ///< as above, or a zero byte, at which parsers would stop; "" if `text` is the whole file
 };
 
-/// Reads a regular file.
+/// Reads a regular text file.
 TESSERA_API FileText read_regular(const std::string& path);
 
 /// Opens /dev/null in place of standard streams that are closed, so that descriptors which other libraries open don't

@@ -74,7 +74,7 @@ class TESSERA_API CheckpointWriter {
   class Save;
   bool finish_save(bool wait);
   std::string first_failure(const std::string& mine);
-  void throw_first_failure(const std::string& mine);
+  void throw_first_failure(const std::string& mine, const std::string& outcome = "not written");
   void lock_directory(std::chrono::milliseconds patience);
 
   Engine& engine_;

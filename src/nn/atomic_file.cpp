@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/nn/mapped_file.h"
 
 namespace tessera::nn {
 namespace {
@@ -64,6 +65,14 @@ void write_file_atomically(const std::string& path, std::string_view text) {
   AtomicFile file(path);
   file.write(0, text.data(), text.size());
   file.commit();
+}
+
+void copy_file_atomically(const std::string& from, const std::string& to) {
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(from, ignored)) return;
+  const MappedFile file(from);
+  const auto* const text = reinterpret_cast<const char*>(file.bytes().data());
+  write_file_atomically(to, {text, file.bytes().size()});
 }
 
 std::string made_directory(const std::string& directory) {

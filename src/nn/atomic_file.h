@@ -36,6 +36,9 @@ class TESSERA_API AtomicFile {
 /// Replaces the file's content with `text`; on failure the file keeps its previous content.
 TESSERA_API void write_file_atomically(const std::string& path, std::string_view text);
 
+/// Copies a regular file, which may be named by a link, as a whole; nothing if there is none. Throws InvalidUsage.
+void copy_file_atomically(const std::string& from, const std::string& to);
+
 /// Creates a directory and those above it, and returns its name. Throws InvalidUsage.
 std::string made_directory(const std::string& directory);
 

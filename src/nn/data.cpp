@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstring>
 #include <functional>
+#include <nlohmann/json.hpp>
 
+#include "tessera/base/checksum.h"
 #include "tessera/base/parse.h"
 #include "tessera/nn/host_access.h"
 #include "tessera/nn/kernels/cross_entropy.h"
@@ -43,6 +46,99 @@ std::int64_t below(std::uint64_t random, std::int64_t count) {
   return static_cast<std::int64_t>((U128{random} * static_cast<std::uint64_t>(count)) >> 64U);
 }
 
+/// Files of other kinds, by their first bytes, and how to make tokens or text of them.
+struct Kind {
+  std::string_view magic, name, remedy;
+};
+constexpr std::string_view kUnpack = "unpack it first";
+constexpr std::string_view kConvert = "write its text, or the ids of its tokens, to a file of their own";
+constexpr Kind kKinds[] = {
+    {"\x93NUMPY", "a NumPy array (.npy)", "write its ids without a header, by array.astype('<u2').tofile(FILE)"},
+    {std::string_view("\x1f\x8b\x08", 3), "compressed by gzip", kUnpack},
+    {"\x28\xb5\x2f\xfd", "compressed by zstd", kUnpack},
+    {std::string_view("\xfd"
+                      "7zXZ\0",
+                      6),
+     "compressed by xz", kUnpack},
+    {"BZh", "compressed by bzip2", kUnpack},
+    {"PK\x03\x04", "a zip archive, as .npz and PyTorch's .pt are", kUnpack},
+    {"PAR1", "a Parquet file", kConvert},
+    {"ARROW1", "an Arrow file", kConvert},
+    {"\x89HDF\r\n", "an HDF5 file", kConvert},
+    {"MMIDIDX", "an index of Megatron-LM", "give the .bin file beside it"},
+    {"%PDF-", "a PDF", kConvert},
+};
+
+/// What is looked at to tell the kind of a file.
+constexpr std::size_t kLooked = 1U << 20U;
+
+bool is_json_object(std::string_view line) { return line.starts_with('{') && nlohmann::json::accept(line); }
+
+/// JSON Lines: each of the first two lines is an object.
+bool is_jsonl(std::string_view text) {
+  if (!text.starts_with('{')) return false;
+  const std::size_t end = text.find('\n');
+  const std::string_view rest = end == std::string_view::npos ? "" : text.substr(end + 1);
+  const std::string_view second = rest.substr(0, rest.find('\n'));
+  return is_json_object(text.substr(0, end)) && (second.empty() || is_json_object(second));
+}
+
+/// True of bytes that text doesn't have, but ids of 16 or 32 bits do.
+bool is_control(unsigned char c) { return c == 127 || (c < 32 && c != 27 && (c < 8 || c > 13)); }
+
+/// ASCII, with a few bytes of other characters.
+bool is_text(std::string_view bytes) {
+  constexpr std::size_t kFewest = 64;
+  const auto ascii = std::ranges::count_if(bytes, [](unsigned char c) { return c < 127; });
+  return bytes.size() >= kFewest && std::ranges::none_of(bytes, is_control) &&
+         static_cast<std::size_t>(ascii) * 4 >= bytes.size() * 3;
+}
+
+bool is_binary(std::string_view bytes) {
+  constexpr std::size_t kFewest = 256;
+  return bytes.size() >= kFewest &&
+         static_cast<std::size_t>(std::ranges::count_if(bytes, is_control)) * 64 > bytes.size();
+}
+
+/// True if every second number is the high half of an id below 8 * 2^(8 sizeof(T)), and the others are none.
+template <class T>
+bool is_of_wider_ids(std::string_view bytes) {
+  constexpr std::size_t kFewest = 32;
+  constexpr T kHigh = 8;
+  bool low = false;
+  const std::size_t count = bytes.size() / sizeof(T);
+  for (std::size_t i = 0; i < count; ++i) {
+    T number;
+    std::memcpy(&number, bytes.data() + i * sizeof(T), sizeof(T));
+    if (i % 2 == 1 && number >= kHigh) return false;
+    low = low || (i % 2 == 0 && number >= kHigh);
+  }
+  return count >= kFewest && low;
+}
+
+/// Throws InvalidUsage if the content can't be what `format` says.
+void check_kind(const std::string& path, std::string_view content, TokenFormat format) {
+  const auto refuse = [&](std::string_view is, std::string_view remedy) {
+    throw InvalidUsage(path + ": is " + std::string(is) + ", not " +
+                       (format == TokenFormat::bytes ? "text" : "the ids that --data-format names") + "; " +
+                       std::string(remedy));
+  };
+  if (format == TokenFormat::any) return;
+  for (const Kind& kind : kKinds)
+    if (content.starts_with(kind.magic)) refuse(kind.name, kind.remedy);
+  content = content.substr(0, kLooked);
+  if (is_jsonl(content)) refuse("lines of JSON", "write only their text to a file, such as by jq -r .text");
+  if (format == TokenFormat::bytes) {
+    if (is_binary(content)) refuse("binary", "give --data-format u16 or u32 if it holds ids of tokens");
+    return;
+  }
+  if (is_text(content)) refuse("text", "leave --data-format out, or write the ids that the model's tokenizer gives");
+  if (format == TokenFormat::u16 && is_of_wider_ids<std::uint16_t>(content) && !is_of_wider_ids<std::uint32_t>(content))
+    refuse("of ids of 32 bits", "give --data-format u32");
+  if (format == TokenFormat::u16 ? is_of_wider_ids<std::uint16_t>(content) : is_of_wider_ids<std::uint32_t>(content))
+    refuse("of ids of 64 bits", "write them in 32, by array.astype('<u4').tofile(FILE)");
+}
+
 using WriteRow = std::function<void(std::int64_t row, std::int32_t* out)>;
 
 /// Creates an i32 [rows, positions] tensor whose rows `write` fills.
@@ -73,13 +169,15 @@ TokenFormat parse_token_format(std::string_view name) {
 TokenDataset::TokenDataset(const std::vector<std::string>& paths, TokenFormat format, std::int64_t vocabulary)
     : format_(format) {
   if (paths.empty()) throw InvalidUsage("data: no file was named");
-  if (format == TokenFormat::bytes && vocabulary < 256)
+  if (bytes_of(format) == 1 && vocabulary < 256)
     throw InvalidUsage("data: text needs a vocabulary of 256 or more, the model's has " + std::to_string(vocabulary));
   std::int64_t end = 0;
   for (const std::string& path : paths) {
     files_.emplace_back(path);
     const auto bytes = static_cast<std::int64_t>(files_.back().bytes().size());
     if (bytes == 0) throw InvalidUsage(path + ": the file is empty");
+    check_kind(path, {reinterpret_cast<const char*>(files_.back().bytes().data()), files_.back().bytes().size()},
+               format);
     if (bytes % bytes_of(format) != 0)
       throw InvalidUsage(path + ": " + std::to_string(bytes) + " bytes are not a multiple of " +
                          std::to_string(bytes_of(format)) + ", the size of a token");
@@ -89,12 +187,21 @@ TokenDataset::TokenDataset(const std::vector<std::string>& paths, TokenFormat fo
 }
 
 void TokenDataset::check_ids(std::size_t file, std::int64_t vocabulary) const {
-  if (format_ == TokenFormat::bytes) return;
+  if (bytes_of(format_) == 1) return;
   const std::span<const std::byte> bytes = files_[file].bytes();
   const std::int64_t most = format_ == TokenFormat::u16 ? largest<std::uint16_t>(bytes) : largest<std::uint32_t>(bytes);
   if (most >= vocabulary)
     throw InvalidUsage(files_[file].path() + ": token " + std::to_string(most) +
-                       " is outside the model's vocabulary of " + std::to_string(vocabulary));
+                       " is outside the model's vocabulary of " + std::to_string(vocabulary) +
+                       "; check that the ids are of its tokenizer and as --data-format says");
+}
+
+std::string TokenDataset::hash() const {
+  base::RunningChecksum sum;
+  for (const MappedFile& file : files_) sum.add(file.bytes());
+  char digits[17] = {};
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(sum.value()));
+  return digits;
 }
 
 std::string TokenDataset::name() const {
@@ -106,6 +213,7 @@ void TokenDataset::read_file(std::size_t file, std::int64_t begin, std::int64_t 
   const std::byte* from = files_[file].bytes().data() + begin * bytes_of(format_);
   switch (format_) {
     case TokenFormat::bytes:
+    case TokenFormat::any:
       return widen<std::uint8_t>(from, count, out);
     case TokenFormat::u16:
       return widen<std::uint16_t>(from, count, out);

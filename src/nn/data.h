@@ -17,6 +17,7 @@ enum class TokenFormat : std::uint8_t {
   bytes,  ///< text: every byte is a token, so the vocabulary must have at least 256 entries
   u16,    ///< headerless little-endian ids, as nanoGPT writes them
   u32,    ///< as u16
+  any,    ///< as bytes, of a file of any kind; not for users
 };
 /// "bytes", "u16", "u32". Throws InvalidUsage.
 TESSERA_API TokenFormat parse_token_format(std::string_view name);
@@ -24,8 +25,9 @@ TESSERA_API TokenFormat parse_token_format(std::string_view name);
 /// One or more files, read as one sequence of tokens. Thread-safe after construction.
 class TESSERA_API TokenDataset {
  public:
-  /// Throws InvalidUsage for files that can't be read, are empty, end within a token, or contain an id outside the
-  /// vocabulary (u16 and u32 files are scanned once).
+  /// Throws InvalidUsage for files that can't be read, are empty, end within a token, are recognized as of another kind
+  /// (compressed, a table, an array with a header, ids of another width), or contain an id outside the vocabulary (u16
+  /// and u32 files are scanned once).
   TokenDataset(const std::vector<std::string>& paths, TokenFormat format, std::int64_t vocabulary);
 
   std::int64_t size() const { return ends_.back(); }  ///< in tokens
@@ -34,6 +36,8 @@ class TESSERA_API TokenDataset {
   ElementRange training() const { return {0, size() / 10 * 9 + size() % 10 * 9 / 10}; }
   /// The remaining tokens, for validation.
   ElementRange validation() const { return {training().end, size()}; }
+  /// The XXH3 of all bytes, in hexadecimal. Reads the files.
+  std::string hash() const;
   /// "a.txt" or "a.txt and 2 more"; used in errors.
   std::string name() const;
 

@@ -1,20 +1,53 @@
 #include "tessera/nn/hf_checkpoint.h"
 
+#include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "tessera/nn/atomic_file.h"
+#include "tessera/nn/io/json_fields.h"
 #include "tessera/nn/tensor.h"
 
 namespace tessera::nn {
 namespace {
 
-constexpr std::string_view kPrefix = "transformer.";
+constexpr const char *kConfig = "/config.json", *kSingle = "/model.safetensors",
+                     *kIndex = "/model.safetensors.index.json", *kHead = "lm_head.weight";
+constexpr std::string_view kGpt2Prefix = "transformer.", kLlamaPrefix = "model.";
 
-std::string canonical(std::string_view name) {
-  if (name.starts_with(kPrefix)) name.remove_prefix(kPrefix.size());
-  return std::string(name);
+/// Files beside a model that training doesn't change.
+constexpr const char* kCompanions[] = {"generation_config.json",
+                                       "tokenizer.json",
+                                       "tokenizer_config.json",
+                                       "tokenizer.model",
+                                       "special_tokens_map.json",
+                                       "added_tokens.json",
+                                       "vocab.json",
+                                       "merges.txt",
+                                       "chat_template.jinja"};
+
+/// The names of the files that an index lists.
+std::set<std::string> files_of_index(const std::string& path) {
+  const internal::Json json = internal::parse_object(internal::read_text(path), path, kMaxHeaderBytes);
+  const internal::Fields fields(json, path);
+  if (!fields.has("weight_map")) fields.fail("needs a 'weight_map'");
+  std::set<std::string> names;
+  for (const auto& [tensor, name] : fields.object("weight_map").items()) {
+    if (!name.is_string()) fields.fail("the file of '" + tensor.substr(0, 100) + "' is not a name");
+    const std::string file_name = name.get<std::string>();
+    if (file_name.empty() || file_name.find('/') != std::string::npos || !file_name.ends_with(".safetensors"))
+      fields.fail("'" + file_name.substr(0, 100) + "' is not the name of a safetensors file in the same directory");
+    names.insert(file_name);
+  }
+  return names;
+}
+
+/// Constants that a model computes, and what other tools leave: transformers doesn't read them either.
+bool ignored(const SafetensorsEntry& entry) {
+  constexpr std::string_view kEnds[] = {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq",
+                                        "rotary_emb.cos_cached", "rotary_emb.sin_cached"};
+  return entry.count() == 0 ||
+         std::ranges::any_of(kEnds, [&](std::string_view end) { return entry.name.ends_with(end); });
 }
 
 /// "a b c and 4 more"
@@ -37,54 +70,68 @@ std::vector<SafetensorsTensor> saved_tensors(const Module& model) {
 }
 
 HfCheckpointReader::HfCheckpointReader(const std::string& directory)
-    : directory_(directory), config_(read_config(directory + "/config.json")) {
+    : directory_(directory), config_(read_config(directory + kConfig)) {
   std::error_code ignore;
-  const std::string single = directory + "/model.safetensors", index = single + ".index.json";
+  const std::string single = directory + kSingle, index = directory + kIndex;
   if (std::filesystem::exists(single, ignore)) {
     add_file(single);
   } else if (std::filesystem::exists(index, ignore)) {
-    open_index(index);
+    for (const std::string& name : files_of_index(index)) add_file(directory + "/" + name);
   } else {
     throw InvalidUsage(directory + ": has neither model.safetensors nor model.safetensors.index.json");
   }
+  decide_tie();
 }
 
-void HfCheckpointReader::open_index(const std::string& path) {
-  const MappedFile file(path);
-  const std::span<const std::byte> bytes = file.bytes();
-  const auto* text = reinterpret_cast<const char*>(bytes.data());
-  if (bytes.size() > kMaxHeaderBytes) throw InvalidUsage(path + ": too long for an index");
-  int deepest = 0;
-  const auto shallow = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    return (deepest = std::max(deepest, depth)) < 8;
-  };
-  const auto json = nlohmann::json::parse(text, text + bytes.size(), shallow, false);
-  if (!json.is_object() || deepest >= 8 || !json.contains("weight_map") || !json["weight_map"].is_object())
-    throw InvalidUsage(path + ": needs a JSON object with a 'weight_map'");
-  std::map<std::string, std::size_t> names;
-  for (const auto& [tensor, name] : json["weight_map"].items()) {
-    if (!name.is_string()) throw InvalidUsage(path + ": the file of '" + tensor.substr(0, 100) + "' is not a name");
-    const std::string file_name = name.get<std::string>();
-    if (file_name.empty() || file_name.find('/') != std::string::npos || !file_name.ends_with(".safetensors"))
-      throw InvalidUsage(path + ": '" + file_name.substr(0, 100) +
-                         "' is not the name of a safetensors file in the same directory");
-    ++names[file_name];
-  }
-  for (const auto& [name, tensors] : names) add_file(directory_ + "/" + name);
+std::string HfCheckpointReader::canonical(std::string_view name) const {
+  const bool gpt2 = config_.family == ModelConfig::Family::gpt2;
+  if (gpt2 && name.starts_with(kGpt2Prefix)) name.remove_prefix(kGpt2Prefix.size());
+  return std::string(gpt2 || name.starts_with(kLlamaPrefix) || name == kHead ? "" : kLlamaPrefix) + std::string(name);
 }
 
 void HfCheckpointReader::add_file(const std::string& path) {
   files_.push_back(std::make_unique<SafetensorsFile>(path));
   for (const SafetensorsEntry& entry : files_.back()->entries()) {
-    if (ignored(entry.name)) continue;
+    if (ignored(entry)) continue;
     if (!places_.emplace(canonical(entry.name), Place{files_.back().get(), &entry}).second)
       throw InvalidUsage(path + ": '" + canonical(entry.name).substr(0, 100) + "' appears twice");
   }
 }
 
-bool HfCheckpointReader::ignored(std::string_view name) const {
-  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
-         name.ends_with(".rotary_emb.inv_freq") || (config_.tied && name == "lm_head.weight");
+/// Follows transformers 5 if config.json ties the head to the embedding.
+void HfCheckpointReader::decide_tie() {
+  const auto head = places_.find(kHead);
+  if (!config_.tied || head == places_.end()) return;
+  const std::string name = config_.family == ModelConfig::Family::gpt2 ? "wte.weight" : "model.embed_tokens.weight";
+  const auto [embedding, alone] = places_.emplace(name, head->second);
+  const auto differs = [&](const std::string& what) {
+    config_.note = directory_ + ": " + what + ", as by transformers 5";
+  };
+  if (alone) {
+    differs(std::string(kHead) + " is used for the missing " + name);
+  } else if (embedding->second.entry->shape != head->second.entry->shape) {
+    throw InvalidUsage(directory_ + ": " + kHead + " has shape " + to_string(head->second.entry->shape) + ", and " +
+                       name + " has " + to_string(embedding->second.entry->shape) +
+                       ", but config.json ties them; set its 'tie_word_embeddings' to false, or remove one");
+  } else if (!equal(embedding->second, head->second)) {
+    config_.tied = false;
+    return differs(std::string(kHead) + " differs from " + name + " and is used, although config.json ties them");
+  }
+  places_.erase(head);
+}
+
+bool HfCheckpointReader::equal(const Place& a, const Place& b) const {
+  if (a.entry->dtype == b.entry->dtype && std::ranges::equal(a.file->bytes(*a.entry), b.file->bytes(*b.entry)))
+    return true;
+  constexpr std::int64_t kAtOnce = 1 << 16;
+  std::vector<float> first(kAtOnce), second(kAtOnce);
+  for (std::int64_t begin = 0; begin < a.entry->count(); begin += kAtOnce) {
+    const ElementRange range{begin, std::min(begin + kAtOnce, a.entry->count())};
+    a.file->read(*a.entry, range, first.data());
+    b.file->read(*b.entry, range, second.data());
+    if (!std::equal(first.begin(), first.begin() + range.count(), second.begin())) return false;
+  }
+  return true;
 }
 
 void HfCheckpointReader::check(const std::vector<SafetensorsTensor>& needed) const {
@@ -126,13 +173,40 @@ void HfCheckpointReader::read_whole(std::string_view name, DType dtype, void* ou
 }
 
 HfCheckpointWriter::HfCheckpointWriter(const std::string& directory, const ModelConfig& config,
-                                       const std::vector<SafetensorsTensor>& tensors)
+                                       const std::vector<SafetensorsTensor>& tensors, std::string origin)
     : directory_(made_directory(directory)),
+      origin_(std::move(origin)),
       config_(config),
-      writer_(directory + "/model.safetensors", tensors, {{"format", "pt"}}) {}
+      writer_(directory + kSingle,
+              [&] {
+                std::vector<SafetensorsTensor> named = tensors;
+                for (SafetensorsTensor& tensor : named) tensor.name = written(tensor.name);
+                return named;
+              }(),
+              {{"format", "pt"}}) {}
+
+std::string HfCheckpointWriter::written(std::string_view name) const {
+  const bool prefixed = config_.family == ModelConfig::Family::gpt2 && !config_.tied && name != kHead;
+  return std::string(prefixed ? kGpt2Prefix : "") + std::string(name);
+}
 
 void HfCheckpointWriter::commit() {
-  commit_described(directory_ + "/config.json", config_json(config_), [&] { writer_.commit(); });
+  namespace fs = std::filesystem;
+  std::error_code ignore;
+  std::set<std::string> stale;
+  const std::string index = directory_ + kIndex;
+  if (fs::exists(index, ignore)) {
+    try {
+      stale = files_of_index(index);
+    } catch (const InvalidUsage&) {  // a damaged index names nothing
+    }
+    stale.insert(kIndex + 1);
+  }
+  if (!origin_.empty() && !fs::equivalent(origin_, directory_, ignore))
+    for (const char* name : kCompanions) copy_file_atomically(origin_ + "/" + name, directory_ + "/" + name);
+  commit_described(directory_ + kConfig, config_json(config_), [&] { writer_.commit(); });
+  stale.erase(kSingle + 1);
+  for (const std::string& name : stale) fs::remove(directory_ + "/" + name, ignore);
 }
 
 }  // namespace tessera::nn

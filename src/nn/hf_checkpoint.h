@@ -16,13 +16,14 @@ namespace tessera::nn {
 TESSERA_API std::vector<SafetensorsTensor> saved_tensors(const Module& model);
 
 /// A checkpoint directory opened for reading. Tensors are found by canonical name, with or without the prefix
-/// "transformer.". GPT-2's mask buffers, Llama's rotary frequencies and the copy of a tied head are ignored.
-/// Thread-safe.
+/// "transformer." of gpt2 or "model." of llama. Empty tensors, GPT-2's mask buffers, Llama's rotary tables and the copy
+/// of a tied head are ignored. As in transformers 5, a head that differs from the embedding is not tied, whatever
+/// config.json says, and a head without an embedding is also the embedding. Thread-safe.
 class TESSERA_API HfCheckpointReader {
  public:
   /// Throws InvalidUsage if a file is missing or malformed.
   explicit HfCheckpointReader(const std::string& directory);
-  const ModelConfig& config() const { return config_; }  ///< of config.json
+  const ModelConfig& config() const { return config_; }  ///< of config.json, and tied only if the values are
 
   /// Throws InvalidUsage that names missing tensors, unexpected tensors, and tensors whose shape differs from `needed`.
   void check(const std::vector<SafetensorsTensor>& needed) const;
@@ -38,32 +39,40 @@ class TESSERA_API HfCheckpointReader {
   };
   const Place& place_of(std::string_view name) const;
   void add_file(const std::string& path);
-  void open_index(const std::string& path);
-  bool ignored(std::string_view name) const;
+  std::string canonical(std::string_view name) const;
+  void decide_tie();
+  bool equal(const Place& a, const Place& b) const;
 
   const std::string directory_;
-  const ModelConfig config_;
+  ModelConfig config_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::map<std::string, Place, std::less<>> places_;  // by canonical name
 };
 
 /// Writes such a directory and creates it if it doesn't exist. The constructor receives all that is needed; ranges of
-/// the tensors are then written in any order.
+/// the tensors are then written in any order. gpt2 with a head of its own gets the prefix "transformer.", without which
+/// transformers 4 refuses it.
 class TESSERA_API HfCheckpointWriter {
  public:
-  /// Throws InvalidUsage if the directory can't be created or written.
+  /// `origin`: the directory of the model that was trained, whose tokenizer and generation_config.json are copied; "":
+  /// none. Throws InvalidUsage if the directory can't be created or written.
   HfCheckpointWriter(const std::string& directory, const ModelConfig& config,
-                     const std::vector<SafetensorsTensor>& tensors);
+                     const std::vector<SafetensorsTensor>& tensors, std::string origin = "");
   /// Elements `range` of an f32 tensor.
-  void write(std::string_view name, ElementRange range, const float* values) { writer_.write(name, range, values); }
+  void write(std::string_view name, ElementRange range, const float* values) {
+    writer_.write(written(name), range, values);
+  }
   /// A tensor of any dtype, at once.
-  void write_whole(std::string_view name, const void* values) { writer_.write_whole(name, values); }
-  /// Completes the files. Until then the directory's previous content stays unchanged. If the process is killed
-  /// meanwhile, the directory may lack config.json, but never has that of another model.
+  void write_whole(std::string_view name, const void* values) { writer_.write_whole(written(name), values); }
+  /// Completes the files, then removes an index and the files that it names, which would be read instead. Until then
+  /// the directory's previous content stays unchanged. If the process is killed meanwhile, the directory may lack
+  /// config.json, but never has that of another model.
   void commit();
 
  private:
-  const std::string directory_;
+  std::string written(std::string_view name) const;
+
+  const std::string directory_, origin_;
   const ModelConfig config_;
   SafetensorsWriter writer_;
 };

@@ -2,6 +2,7 @@
 // with the names, shapes and initial values of Hugging Face's PEFT.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -20,8 +21,13 @@ struct LoraOptions {
   double alpha = 8;       ///< scale of the adapters; see factor()
   /// Path suffixes of linear layers: "c_attn", "mlp.c_fc". Empty: default_lora_targets().
   std::vector<std::string> targets;
-  double factor() const { return alpha / static_cast<double>(rank); }  ///< factor of an adapter's product
-  bool operator==(const LoraOptions&) const = default;                 ///< by value
+  bool rank_stabilized = false;  ///< rsLoRA: divides by the root of the rank
+  /// Factor of an adapter's product.
+  double factor() const {
+    const auto r = static_cast<double>(rank);
+    return alpha / (rank_stabilized ? std::sqrt(r) : r);
+  }
+  bool operator==(const LoraOptions&) const = default;  ///< by value
 };
 
 /// PEFT's defaults: attention's fused projection for gpt2; q_proj and v_proj for llama.

@@ -14,7 +14,7 @@ bool within(double value, double low, double below) { return value >= low && val
 std::vector<kernels::DecayPart> parts_of(const OptimizerConfig& config, const OptimizerRange& range) {
   std::vector<kernels::DecayPart> parts;
   for (const DecayRange& part : range.parts)
-    parts.push_back({static_cast<std::size_t>(part.end), part.decay ? config.weight_decay : 0.0});
+    parts.push_back({static_cast<std::size_t>(part.end), part.decay ? config.decay() : 0.0});
   return parts;
 }
 
@@ -29,7 +29,7 @@ void update_sgd(Context& context, const OptimizerConfig& config, const Optimizer
   args.momentum = config.momentum;
   const std::vector<kernels::DecayPart> parts = parts_of(config, range);
   args.parts = parts;
-  args.weight_decay = range.decay ? config.weight_decay : 0.0;
+  args.weight_decay = range.decay ? config.decay() : 0.0;
   args.nesterov = config.nesterov;
   args.maximize = config.maximize;
   args.first_step = step.number == 1;
@@ -54,7 +54,7 @@ void update_adam(Context& context, const OptimizerConfig& config, const Optimize
   args.eps = config.eps;
   const std::vector<kernels::DecayPart> parts = parts_of(config, range);
   args.parts = parts;
-  args.weight_decay = range.decay ? config.weight_decay : 0.0;
+  args.weight_decay = range.decay ? config.decay() : 0.0;
   args.decoupled = config.kind == Kind::adamw;
   args.maximize = config.maximize;
   args.grad_scale_at = step.gradient_scale;
@@ -77,7 +77,7 @@ void validate(const OptimizerConfig& config) {
       within(config.beta1, 0, 1) && within(config.beta2, 0, 1),
       "betas are " + std::to_string(config.beta1) + " and " + std::to_string(config.beta2) + ", need 0 <= beta < 1");
   require(config.eps >= 0, "eps is " + std::to_string(config.eps) + ", needs 0 or more");
-  require(config.weight_decay >= 0, "weight decay is " + std::to_string(config.weight_decay) + ", needs 0 or more");
+  require(config.decay() >= 0, "weight decay is " + std::to_string(config.decay()) + ", needs 0 or more");
   require(config.momentum >= 0, "momentum is " + std::to_string(config.momentum) + ", needs 0 or more");
   require(sgd || config.momentum == 0, "momentum is a setting of sgd; adam and adamw have betas");
   require(sgd || !config.nesterov, "nesterov is a setting of sgd");

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -21,15 +22,17 @@ struct OptimizerConfig {
     adam,  ///< adds weight decay to the gradient
     adamw  ///< decays the parameter
   };
-  Kind kind = Kind::adamw;     ///< default: AdamW
-  double beta1 = 0.9;          ///< decay of the first moment; adam and adamw
-  double beta2 = 0.999;        ///< decay of the second moment; adam and adamw
-  double eps = 1e-8;           ///< added to the root of the second moment; adam and adamw
-  double weight_decay = 0.01;  ///< factor; not for norms and biases (OptimizerRange::decay)
-  double momentum = 0.0;       ///< of sgd; 0: no state
-  bool nesterov = false;       ///< of sgd, with momentum
-  bool amsgrad = false;        ///< of adam and adamw
-  bool maximize = false;       ///< true: ascends the gradient
+  Kind kind = Kind::adamw;  ///< default: AdamW
+  double beta1 = 0.9;       ///< decay of the first moment; adam and adamw
+  double beta2 = 0.999;     ///< decay of the second moment; adam and adamw
+  double eps = 1e-8;        ///< added to the root of the second moment; adam and adamw
+  /// Factor; not for norms and biases (OptimizerRange::decay). Nothing: PyTorch's default, 0.01 for adamw, else 0.
+  std::optional<double> weight_decay;
+  double momentum = 0.0;  ///< of sgd; 0: no state
+  bool nesterov = false;  ///< of sgd, with momentum
+  bool amsgrad = false;   ///< of adam and adamw
+  bool maximize = false;  ///< true: ascends the gradient
+  double decay() const { return weight_decay.value_or(kind == Kind::adamw ? 0.01 : 0.0); }  ///< of the weights
 };
 
 /// "sgd", "adam", "adamw". Throws InvalidUsage.

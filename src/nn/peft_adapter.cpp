@@ -22,24 +22,46 @@ std::string canonical(std::string_view key) {
   return std::string(key);
 }
 
+/// Fields of PEFT's LoraConfig that are read, or that don't matter for an adapter that was saved. Every other field
+/// must be unset.
+constexpr std::string_view kFields[] = {
+    "peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "bias", "init_lora_weights",
+    // where it comes from and what it is for
+    "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type",
+    // of the training that wrote it, or of how its values were initialized
+    "corda_config", "eva_config", "loftq_config", "lora_dropout", "lora_ga_config", "runtime_config",
+    // PEFT sets it by the layer, whatever the file says
+    "fan_in_fan_out",
+    // of other fields, which must be unset
+    "ensure_weight_tying", "layers_pattern", "megatron_config", "megatron_core", "qalora_group_size"};
+
+/// Initializations that leave the model's weights as they are. The others change them when PEFT loads the adapter.
+constexpr std::string_view kInitializations[] = {"eva", "gaussian", "lora_ga", "orthogonal"};
+
+void check_initialization(const Fields& fields) {
+  const char* const field = "init_lora_weights";
+  if (!fields.has(field) || fields.at(field).is_boolean()) return;
+  const std::string name = fields.text(field, "");
+  if (std::ranges::find(kInitializations, name) == std::end(kInitializations))
+    fields.fail("'init_lora_weights: " + name.substr(0, 80) +
+                "' is not supported: it changes the weights of the model; save the adapter with PEFT's "
+                "save_pretrained(..., path_initial_model_for_weight_conversion=...), which makes it a plain LoRA");
+}
+
 /// Throws for settings that change the mathematics and are not supported.
 void refuse_others(const Fields& fields) {
   const std::string type = fields.text("peft_type", "?");
   if (type != "LORA") fields.fail("peft_type '" + type + "' is not supported; supported: LORA");
   if (fields.text("bias", "none") != "none") fields.fail("trained biases ('bias') are not supported");
-  fields.only("use_rslora", false);
-  fields.only("use_dora", false);
-  for (const char* field : {"rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform"})
-    if (fields.has(field) && !fields.at(field).empty())
-      fields.fail(std::string("'") + field +
-                  "' is not supported: all adapters share one rank and alpha, and all layers have them");
+  check_initialization(fields);
+  fields.only_known(kFields);
 }
 
 std::vector<std::string> targets_of(const Fields& fields) {
   std::vector<std::string> targets;
   if (fields.has("target_modules") && fields.at("target_modules").is_array())
     for (const Json& name : fields.at("target_modules"))
-      if (name.is_string()) targets.push_back(name.get<std::string>());
+      if (name.is_string()) targets.push_back(canonical(name.get<std::string>()));
   if (targets.empty()) fields.fail("'target_modules' must be a list of names");
   std::sort(targets.begin(), targets.end());  // files store a set
   return targets;
@@ -64,6 +86,7 @@ std::string lora_json(const LoraOptions& options, const ModelConfig& config, con
                                 {"base_model_name_or_path", base},
                                 {"r", options.rank},
                                 {"lora_alpha", options.alpha},
+                                {"use_rslora", options.rank_stabilized},
                                 {"lora_dropout", 0.0},
                                 {"target_modules", targets},
                                 {"bias", "none"},
@@ -77,8 +100,10 @@ LoraOptions parse_lora(std::string_view text, const std::string& origin) {
   const Json json = internal::parse_object(text, origin);
   const Fields fields(json, origin);
   refuse_others(fields);
-  LoraOptions options{
-      .rank = fields.integer("r"), .alpha = fields.number("lora_alpha", 8), .targets = targets_of(fields)};
+  LoraOptions options{.rank = fields.integer("r"),
+                      .alpha = fields.number("lora_alpha", 8),
+                      .targets = targets_of(fields),
+                      .rank_stabilized = fields.flag("use_rslora", false)};
   if (options.rank < 1 || !(options.alpha > 0)) fields.fail("'r' and 'lora_alpha' must be above 0");
   return options;
 }

@@ -12,8 +12,9 @@ namespace tessera::nn {
 
 /// The text of an adapter_config.json; `base`: the name or path of the adapter's base model.
 TESSERA_API std::string lora_json(const LoraOptions& options, const ModelConfig& config, const std::string& base);
-/// Parses an adapter_config.json. Throws InvalidUsage that names the field if it is no plain LoRA; `origin` names the
-/// text in errors. Ignores adapter dropout, which concerns only the training that wrote the adapter.
+/// Parses an adapter_config.json. Throws InvalidUsage that names the field if it is no plain LoRA, or if it has a
+/// field that is not known to have no effect; `origin` names the text in errors. Ignores adapter dropout, which
+/// concerns only the training that wrote the adapter.
 TESSERA_API LoraOptions parse_lora(std::string_view text, const std::string& origin);
 
 /// An adapter directory opened for reading. Thread-safe.

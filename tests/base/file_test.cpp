@@ -45,7 +45,7 @@ TEST_F(File, DescriptorIsNeverAStandardStream) {
 }
 
 TEST_F(File, IsReadUnchanged) {
-  const std::string text = "one\ntwo" + std::string(200'000, '\0') + "three";
+  const std::string text = "one\ntwo" + std::string(200'000, '\1') + "three";
   std::ofstream(path_) << text;
   const OpenedFile file = open_regular(path_);
   EXPECT_TRUE(file.fd);
@@ -55,6 +55,12 @@ TEST_F(File, IsReadUnchanged) {
   const FileText read = read_regular(path_);
   EXPECT_EQ(read.text, text);
   EXPECT_EQ(read.problem, "");
+}
+
+/// Parsers would take it for the end.
+TEST_F(File, TextHasNoZeroByte) {
+  std::ofstream(path_) << std::string("one\0two", 7);
+  EXPECT_EQ(read_regular(path_).problem, "not a text file: byte 3 is zero");
 }
 
 TEST_F(File, RejectsOtherThanRegularFilesWithoutBlocking) {

@@ -61,6 +61,57 @@ TEST(TokenFiles, IdsAreCheckedAgainstVocabulary) {
   EXPECT_THROW(TokenDataset({path}, TokenFormat::u32, 1 << 25), InvalidUsage);
 }
 
+template <class T>
+std::string ids(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+TEST(TokenFiles, OtherKindsAreRecognizedByTheirContent) {
+  const TemporaryDirectory directory;
+  const auto error = [&](const std::string& content, TokenFormat format) {
+    const std::string path = directory.write("data", content);
+    return error_of<InvalidUsage>([&] { TokenDataset({path}, format, 60000); });
+  };
+  std::vector<std::uint16_t> narrow;
+  std::vector<std::uint32_t> wide;
+  std::vector<std::uint64_t> widest;
+  for (std::uint32_t i = 0; i < 200; ++i) {
+    narrow.push_back(static_cast<std::uint16_t>(i * 499 % 50257));
+    wide.push_back(i * 499 % 50257);
+    widest.push_back(i * 499 % 50257);
+  }
+  const std::string text =
+      "It was a bright cold day in April, and the clocks were striking thirteen; caf\u00e9s closed.";
+  const std::string jsonl = "{\"text\": \"a bright cold day\"}\n{\"text\": \"in April\"}\n";
+  // The controls: each kind in its own format.
+  EXPECT_EQ(error(text, TokenFormat::bytes), "");
+  EXPECT_EQ(error("{\"not\": lines}\nof JSON", TokenFormat::bytes), "");
+  EXPECT_EQ(error(ids(narrow), TokenFormat::u16), "");
+  EXPECT_EQ(error(ids(wide), TokenFormat::u32), "");
+  EXPECT_THAT(error(text, TokenFormat::u16), HasSubstr("is text"));
+  EXPECT_THAT(error(text.substr(0, 88), TokenFormat::u32), HasSubstr("is text"));
+  EXPECT_THAT(error(ids(narrow), TokenFormat::bytes), HasSubstr("give --data-format u16"));
+  EXPECT_THAT(error(ids(wide), TokenFormat::u16), HasSubstr("give --data-format u32"));
+  EXPECT_THAT(error(ids(widest), TokenFormat::u16), HasSubstr("ids of 64 bits"));
+  EXPECT_THAT(error(ids(widest), TokenFormat::u32), HasSubstr("ids of 64 bits"));
+  EXPECT_THAT(error(jsonl, TokenFormat::bytes), HasSubstr("lines of JSON"));
+  for (const auto& [magic, name] : {std::pair(std::string("\x93NUMPY\x01\x00"), ".npy"),
+                                    {std::string("\x1f\x8b\x08\x00", 4), "gzip"},
+                                    {std::string("\x28\xb5\x2f\xfd"), "zstd"},
+                                    {std::string("PAR1"), "Parquet"},
+                                    {std::string("PK\x03\x04"), "zip"}})
+    for (const TokenFormat format : {TokenFormat::bytes, TokenFormat::u16})
+      EXPECT_THAT(error(magic + std::string(200, 'x'), format), HasSubstr(name));
+}
+
+TEST(TokenFiles, HashIsOfAllFilesInTheirOrder) {
+  const TemporaryDirectory directory;
+  const std::string a = directory.write("a", "abc"), b = directory.write("b", "d");
+  EXPECT_EQ(bytes({a, b})->hash(), bytes({directory.write("c", "abcd")})->hash());
+  EXPECT_NE(bytes({a, b})->hash(), bytes({b, a})->hash());
+  EXPECT_NE(bytes({a})->hash(), bytes({directory.write("d", "abd")})->hash());
+}
+
 TEST(TokenFiles, ErrorsAreOneLine) {
   const TemporaryDirectory directory;
   const auto error = [&](const std::vector<std::string>& paths, TokenFormat format = TokenFormat::bytes,

@@ -261,6 +261,18 @@ TEST(AdapterFiles, ReadBackAndHavePeftKeys) {
               HasSubstr("'c' is missing"));
 }
 
+TEST(AdapterFiles, RankStabilizedScaleAndWholeNames) {
+  const LoraOptions options = parse_lora(
+      R"({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "use_rslora": true, "target_modules": ["transformer.h.1.mlp.c_fc"]})",
+      "a");
+  EXPECT_EQ(options.factor(), 4);
+  EXPECT_EQ(parse_lora(R"({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["c_fc"]})", "a").factor(),
+            2);
+  EXPECT_EQ(parse_lora(lora_json(options, preset("gpt-nano"), "b"), "a"), options);
+  Context context;
+  EXPECT_EQ(add_lora(*make_model(context, preset("gpt-nano")), options), 1);
+}
+
 TEST(AdapterFiles, RejectOtherThanPlainLora) {
   const auto parse = [](const std::string& more) {
     return error_of<InvalidUsage>([&] {
@@ -270,8 +282,17 @@ TEST(AdapterFiles, RejectOtherThanPlainLora) {
     });
   };
   EXPECT_EQ(parse(R"(, "lora_dropout": 0.1, "modules_to_save": null, "rank_pattern": {}, "use_dora": false)"), "");
+  for (const char* plain : {"true", "false", "null", "\"gaussian\"", "\"eva\"", "\"orthogonal\"", "\"lora_ga\""})
+    EXPECT_EQ(parse(std::string(R"(, "init_lora_weights": )") + plain), "") << plain;
+  for (const char* changing : {"pissa", "pissa_niter_16", "olora", "OLoRA", "corda", "loftq", "mica", "new"})
+    EXPECT_THAT(parse(std::string(R"(, "init_lora_weights": ")") + changing + '"'),
+                HasSubstr(std::string("'init_lora_weights: ") + changing + "' is not supported"));
+  EXPECT_THAT(parse(R"(, "alora_invocation_tokens": [17, 18])"), HasSubstr("'alora_invocation_tokens: [17,18]'"));
+  EXPECT_THAT(parse(R"(, "layer_replication": [[0, 1], [0, 1]])"), HasSubstr("'layer_replication: "));
+  // Of a later PEFT: what is set may have an effect.
+  EXPECT_THAT(parse(R"(, "use_something": true)"), HasSubstr("'use_something: true' is not supported"));
+  EXPECT_EQ(parse(R"(, "use_something": null, "another": false, "third": [], "fourth": {})"), "") << "the control";
   EXPECT_THAT(parse(R"(, "use_dora": true)"), HasSubstr("a: 'use_dora: true' is not supported"));
-  EXPECT_THAT(parse(R"(, "use_rslora": true)"), HasSubstr("use_rslora"));
   EXPECT_THAT(parse(R"(, "bias": "all")"), HasSubstr("bias"));
   EXPECT_THAT(parse(R"(, "modules_to_save": ["wte"])"), HasSubstr("modules_to_save"));
   EXPECT_THAT(parse(R"(, "rank_pattern": {"q_proj": 2})"), HasSubstr("rank_pattern"));

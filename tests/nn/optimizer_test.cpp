@@ -23,7 +23,7 @@ struct Reference {
   int steps = 0;
   void step(double gradient, double rate, bool decay) {
     ++steps;
-    const double lambda = decay ? config.weight_decay : 0.0;
+    const double lambda = decay ? config.decay() : 0.0;
     double g = config.maximize ? -gradient : gradient;
     if (config.kind == Kind::adamw) {
       value -= rate * lambda * value;

@@ -55,6 +55,17 @@ TEST(Safetensors, WritesAndReadsRanges) {
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(opened.bytes(*opened.find("a")).data()) % 8, 0U);
 }
 
+/// What the reference implementation reads, too.
+TEST(Safetensors, SpacesUnknownFieldsAndNoMetadataAreRead) {
+  const TemporaryDirectory directory;
+  const std::string header =
+      R"( {"__metadata__":null,"a":{"stride":[1,[{"x":-1.5}]],"dtype":"F32","n":{"shape":[9],"b":null},"shape":[1],"u":7,)"
+      R"("data_offsets":[0,4]}} )";
+  const SafetensorsFile opened(directory.write("m", file("\n\t " + header, raw(std::vector<float>{2.5F}))));
+  EXPECT_EQ(read(opened, "a", {0, 1}), (std::vector<float>{2.5F}));
+  EXPECT_TRUE(opened.metadata().empty());
+}
+
 TEST(Safetensors, AbandonedWriterKeepsOldFile) {
   const TemporaryDirectory directory;
   const std::string path = directory.write("m.safetensors", "old");
@@ -96,14 +107,18 @@ std::vector<Hostile> hostile_files() {
       {std::string(8, '\xff') + "{}", "a header of 18446744073709551615 bytes"},
       {std::string("\x10\0\0\0\0\0\0\0{}", 10), "a header of 16 bytes"},
       {file(""), "does not begin with '{'"},
-      {file(" {}"), "does not begin with '{'"},
+      {file("  "), "does not begin with '{'"},
+      {file(std::string("{\"a\":{}}\0{}", 11)), "byte 8 is zero"},
       {file("{"), "not JSON"},
       {file("{}x"), "not JSON"},
       {file("{\"a\xff\":1}"), "not JSON"},
       {file("{}", "x"), "trailing data"},
       {file(R"({"a":1})"), "not a tensor"},
       {file(R"({"a":[]})"), "unexpected array"},
-      {file(R"({"a":{"b":{}}})"), "nested too deeply"},
+      {file(R"({"a":{"b":{}}})"), "unknown dtype ''"},
+      {file(R"({"a":{"dtype":{}}})"), "nested too deeply"},
+      {file(R"({"a":{"b":)" + std::string(100000, '[')), "nested too deeply"},
+      {file(R"({"__metadata__":{"a":null}})"), "is or holds null"},
       {file(deep), "unexpected array"},
       {file(R"({"a":{"shape":)" + std::string(100000, '[')), "unexpected array"},
       {file(R"({"a":)" + good + R"(,"a":)" + good + "}", "1234"), "'a' appears twice"},

@@ -117,7 +117,7 @@ TEST(BenchRun, WithoutCheckReportsNoResult) {
     EXPECT_FALSE(row.out_of_place.wrong);
     text += report.add(row);
   }
-  EXPECT_THAT(text + report.end(), HasSubstr("# Out of bounds values : not checked"));
+  EXPECT_THAT(text + report.end(), HasSubstr("# Out of bounds values : N/A"));
   EXPECT_TRUE(report.json()["results"][0]["wrong"].is_null());
   EXPECT_NO_THROW(finish_bench({}, report));
 }

@@ -141,6 +141,20 @@ class BenchTest(unittest.TestCase):
         mean = [float(row[side]["busbw"]) for row in ours[1] for side in ("out", "in")]
         self.assertAlmostEqual(ours[3], sum(mean) / len(mean), delta=0.006)
 
+    def test_parsers_that_count_from_the_right_read_the_columns_of_nccl_tests(self):
+        run = ("all_reduce", "--ranks", "2", "--max-bytes", "64", "--iterations", "5")
+        for more, wrong in (((), "N/A"), (("--check",), "0")):
+            code, out, err = bench(*run, "--nccl-columns", *more)
+            self.assertEqual((code, err), (0, ""))
+            rows = [line.split() for line in out.splitlines() if line and not line.startswith("#")]
+            self.assertTrue(rows)
+            for row in rows:
+                self.assertEqual((len(row), row[-1], row[-5]), (13, wrong, wrong))
+                self.assertGreater(float(row[-4]), 0)
+            self.assertRegex(out, "# Out of bounds values : " + ("0 OK" if more else "N/A") + "\n")
+        code, out, _ = bench(*run)  # the control
+        self.assertEqual({len(line.split()) for line in out.splitlines() if line and not line.startswith("#")}, {17})
+
     def test_output_shows_cold_and_overlap(self):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "out.json"

@@ -160,6 +160,55 @@ class CheckpointTest(Folder):
             code, _, err = tool(*options)
             self.assertEqual(code, 0, err)
 
+    def test_rejects_another_text_of_the_same_length(self):
+        other, parts = self.folder / "other.txt", [self.folder / "p1", self.folder / "p2"]
+        other.write_text(TEXT[:2000] + "X" + TEXT[2001:])
+        parts[0].write_text(TEXT[:1000])
+        parts[1].write_text(TEXT[1000:])
+        self.train(3, "--save", self.saves)
+        def resume(data):
+            arguments = self.arguments(6, "--resume", self.saves)
+            arguments[arguments.index("--data") + 1] = data
+            return arguments
+        for data in (other, f"{parts[1]},{parts[0]}"):
+            self.assertIn("written with --data of XXH3 ", self.wrong(*resume(data)))
+        for data in (self.text, f"{parts[0]},{parts[1]}"):  # the control: the same tokens
+            code, _, err = tool(*resume(data))
+            self.assertEqual(code, 0, err)
+
+    def test_forgotten_options_are_those_of_the_checkpoint(self):
+        options = ["--betas", "0.5,0.6", "--weight-decay", "5", "--clip-norm", "0.1", "--lr", "0.002", "--amsgrad", "--warmup", "3"]
+        _, end = self.train(6, *options)
+        self.train(4, *options, "--save", self.saves)
+        code, out, err = tool(*self.arguments(6, "--resume", self.saves))
+        self.assertEqual((code, out.split()[-1]), (0, end), err)
+        self.assertEqual(err.count("\n"), 1, err)
+        for option, value in zip(options[:8:2], options[1:8:2]):
+            self.assertIn(f"{option} {value}", err)
+        # The control: what is given counts, and a line says so.
+        code, out, err = tool(*self.arguments(6, "--resume", self.saves, "--clip-norm", "0.2"))
+        self.assertEqual(code, 0, err)
+        self.assertNotEqual(out.split()[-1], end)
+        self.assertIn("--clip-norm 0.2 instead of 0.1", err)
+        # So do a restored optimizer and precision.
+        sgd = ["--optimizer", "sgd", "--momentum", "0.9", "--precision", "bf16"]
+        saves = self.folder / "sgd"
+        _, end = self.train(6, *sgd)
+        self.train(4, *sgd, "--save", saves)
+        self.assertEqual(self.train(6, "--resume", saves)[1], end)
+
+    def test_extended_cosine_is_said(self):
+        cosine = ["--schedule", "cosine", "--warmup", "1"]
+        self.train(4, *cosine, "--save", self.saves)
+        code, out, err = tool(*self.arguments(8, *cosine, "--resume", self.saves))
+        self.assertEqual(code, 0, err)
+        self.assertIn("the cosine schedule now ends in step 8 instead of 4: the learning rate was 0 in step 4 and is 0.000389 in step 5", err)
+        # The control: the same number of steps.
+        whole = self.folder / "whole"
+        self.train(8, *cosine, "--save", whole, "--save-every", 4)
+        code, _, err = tool(*self.arguments(8, *cosine, "--resume", whole / "step-00000004"))
+        self.assertEqual((code, err), (0, ""))
+
     def test_full_disk_fails_save_and_not_training(self):
         _, end = self.train(4)
         self.saves.mkdir()
@@ -224,7 +273,9 @@ class FaultTest(Folder):
                 hits += 1
                 continue
             if code != 0:
-                self.assertIn("is not written", err.strip().splitlines()[-1])
+                last = err.strip().splitlines()[-1]
+                self.assertRegex(last, "is not written|is complete, but 'latest'")
+                self.assertEqual("complete" in last, step == 2 and "latest" in last, f"call {at}")
                 hits += 1
                 continue
             if count is not None and at > count:

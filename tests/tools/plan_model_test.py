@@ -162,6 +162,33 @@ class PlanModelTest(unittest.TestCase):
         self.assertEqual((on["model_state_bytes"]["optimizer"], on["peak_bytes"]["offloaded"] > 0), (0, True))
         self.assertGreater(on["step_ms"]["median"], off["step_ms"]["median"])
 
+    def test_quantized_weights_need_no_values(self):
+        base = ("--model", "gpt-tall", "--ranks", 4, "--strategies", "fsdp", "--lora", 4)
+        plain, small = (self.plan(*base, *more)["runs"][0]["model_state_bytes"]["parameter"] for more in ((), ("--quantize", "nf4")))
+        self.assertLess(small, 0.35 * plain)
+        shared = ("--model", "gpt-nano", "--ranks", 2, "--lora", 4, "--quantize", "nf4")
+        for command in (["explain"], ["bench", "--of-step", "--iterations", 1]):
+            code, out, err = tool(*command, *shared)
+            self.assertEqual(code, 0, out + err)
+        self.wrong("train adapters with --lora", *base[:-2], "--quantize", "nf4")
+
+    def test_config_of_gpt2_by_its_other_names(self):
+        config = self.folder / "config.json"
+        config.write_text('{"model_type": "gpt2", "num_hidden_layers": 3}')
+        self.assertEqual(self.plan("--model", config, "--ranks", 2, "--strategies", "ddp", "--seq-len", 32)["parameters"], 60648960)
+        config.write_text('{"model_type": "gpt2", "layers": 3}')  # the control: a field that no class has
+        self.assertEqual(self.plan("--model", config, "--ranks", 2, "--strategies", "ddp", "--seq-len", 32)["parameters"], 124439808)
+
+    def test_the_page_has_the_terms_of_why(self):
+        out, page = self.folder / "plan.json", self.folder / "page.html"
+        code, _, err = tool("plan", "--model", "gpt-tall", "--ranks", 4, "--link", "20us,20MB/s", "--why", "ddp,fsdp", "--json", out, "--report", page)
+        self.assertEqual((code, err), (0, ""))
+        why = json.loads(out.read_text())["why"]
+        shown = {row[0]: float(row[1]) for row in Page(page.read_text()).table("Milliseconds by which")[1:]}
+        self.assertEqual(shown.keys(), {*why["terms"], "sum"})
+        for name, ms in {**why["terms"], "sum": why["gap_ms"]}.items():
+            self.assertAlmostEqual(shown[name], ms, delta=1e-4 * abs(ms))
+
     def test_offload_that_does_nothing_is_said(self):
         code, _, err = tool("plan", "--model", "gpt-nano", "--strategies", "fsdp", "--cpu-offload")
         self.assertEqual((code, err.count("\n")), (0, 1))
@@ -274,7 +301,7 @@ class PlanModelTest(unittest.TestCase):
         self.wrong("give --model", "--ranks", 4)
         self.wrong("unknown model", "--model", "no-such", "--ranks", 4)
         self.wrong("--ranks", "--model", "gpt-nano", "--ranks", "4,8")
-        self.wrong("12 can't be split evenly", "--model", "gpt-nano", "--ranks", 5)
+        self.wrong("12 can't be split evenly", "--model", "gpt-nano", "--ranks", 5, "--global-batch", 12)
         self.wrong("is not a link", "--model", "gpt-nano", "--link", "fast")
         self.wrong("--machine is not FLOPS,BYTES, and 'fast' is no preset", "--model", "gpt-nano", "--machine", "fast")
         self.wrong("don't divide into hosts", "--model", "gpt-nano", "--ranks", 4, "--hosts", 3)

@@ -112,6 +112,34 @@ class ReportTest(unittest.TestCase):
             self.assertEqual(float(time[i + 1][1]), run["step_ms"]["median"])
             self.assertEqual([float(row[i + 1]) for row in steps[1:]], run["losses"])
 
+    def check_sums(self, text):
+        rows = Page(text).table("Milliseconds in the step shown")[1:]
+        self.assertTrue(rows)
+        for name, rank, step, *parts in rows:
+            self.assertLessEqual(sum(map(float, parts[:4])), float(step) * 1.0001, (name, rank))
+            self.assertGreater(float(parts[1]), 0)
+
+    def test_no_moment_of_a_step_counts_twice(self):
+        base = [TOOL, "explain", "--model", "gpt-nano", "--ranks", "2", "--html", str(self.folder / "e.html")]
+        for more in ([], ["--strategy", "ddp"], ["--checkpoint-activations"], ["--accumulate", "3"]):
+            done = subprocess.run([*base, *more], text=True, capture_output=True, timeout=60)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            text = (self.folder / "e.html").read_text()
+            self.check_sums(text)
+        # The control: a table in which a span of the root counts a second time.
+        rows = Page(text).table("Milliseconds in the step shown")
+        backward = rows[1][4]
+        with self.assertRaises(AssertionError):
+            self.check_sums(text.replace(f"<td>{backward}</td>", f"<td>{2 * float(rows[1][2])}</td>", 1))
+
+    def test_the_axis_of_one_step_has_one_label(self):
+        one = copy.deepcopy(GOLDEN)
+        for run in one["runs"]:
+            run["losses"] = run["losses"][:1]
+        label = lambda document: re.search(r'<div class="x">(.*?)</div>', self.text_of(document)).group(1)
+        self.assertEqual(label(one), "<span>step 1</span>")
+        self.assertEqual(label(GOLDEN), f"<span>step 1</span><span>step {len(GOLDEN['runs'][0]['losses'])}</span>")
+
     def test_bars_are_as_long_as_their_numbers(self):
         bars = Page(self.text_of(GOLDEN)).bars
         widths = [float(re.search(r"width:([\d.]+)%", style).group(1)) for title, style in bars if title.startswith("parameter: ")]
@@ -228,6 +256,12 @@ class ReportTest(unittest.TestCase):
             self.assertGreater(min(seen["tracks"]), 150)
             self.assertGreater(max(seen["bars"]), 0.4 * max(seen["tracks"]))
             self.assertGreater(seen["curve"], 0.6 * min(width, 830))
+        # On paper nothing scrolls: the style of printing, in the width of a page.
+        paper = text.replace("<details>", "<details open>")
+        for shown, fits in ((paper.replace("@media print", "@media all"), True), (paper.replace(".scroll { overflow-x: auto; }", ""), False)):
+            file.write_text(shown)
+            seen = json.loads(html.unescape(re.search(r'data-seen="([^"]*)"', self.browser(file, 700)).group(1)))
+            self.assertEqual(seen["page"] <= seen["window"], fits, f"{seen['page']} of {seen['window']} pixels; false: the control")
 
 
 if __name__ == "__main__":

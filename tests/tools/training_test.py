@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -284,7 +285,9 @@ class TrainingTest(unittest.TestCase):
 
     def test_train_prints_a_line_per_step_and_writes_json_lines(self):
         out = self.run_tool("train", "--model", "gpt-nano", "--ranks", "2", "--steps", "3", "--json", self.path("t.json"))
-        self.assertEqual([line.split()[:2] for line in out.splitlines()[:3]], [["step", "1"], ["step", "2"], ["step", "3"]])
+        first, *steps = out.splitlines()[:4]
+        self.assertEqual(first, f"{self.text}: trains on the first {len(TEXT) * 9 // 10} of {len(TEXT)} tokens; the last tenth is left for --eval")
+        self.assertEqual([line.split()[:2] for line in steps], [["step", "1"], ["step", "2"], ["step", "3"]])
         with open(self.path("t.json")) as file:
             lines = [json.loads(line) for line in file]
         self.assertEqual(set(lines[0]), {"step", "loss", "tokens_per_second", "grad_norm", "learning_rate"})
@@ -305,6 +308,77 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(len(hashes), 1)
         for loss in losses:
             self.assertLess(abs(loss - losses[0]), 1e-6 * losses[0])
+
+    def test_last_tenth_is_not_read(self):
+        shared = ("train", "--model", "gpt-nano", "--ranks", "1", "--steps", "3", "--seq-len", "16")
+        ends = []
+        for tail in ("a", "b"):
+            for share in (0.1, 0.5):
+                size = len(TEXT) - int(share * len(TEXT))
+                with open(self.text, "w") as file:
+                    file.write(TEXT[:size] + tail * (len(TEXT) - size))
+                ends.append(self.run_tool(*shared, "--global-batch", "64").split()[-1])
+        self.assertEqual(ends[0], ends[2])
+        self.assertNotEqual(ends[1], ends[3], "the control: more than a tenth")
+        self.assertIn("never reads their last tenth", " ".join(tool("train", "--help")[1].split()))
+
+    def test_default_batch_fits_the_ranks(self):
+        for ranks, accumulate in (("5", "1"), ("7", "1"), ("2", "5")):
+            self.run_tool("train", "--model", "gpt-nano", "--ranks", ranks, "--accumulate", accumulate, "--steps", "1", "--seq-len", "8")
+        for ranks, batch in ((4, 12), (8, 16), (9, 18), (16, 16)):
+            for command in (["plan", "--strategies", "fsdp"], ["explain"]):
+                code, _, err = tool(*command, "--model", "gpt-nano", "--ranks", str(ranks), "--json", self.path("d.json"))
+                self.assertEqual(code, 0, err)
+            tool("plan", "--model", "gpt-nano", "--ranks", str(ranks), "--strategies", "fsdp", "--json", self.path("d.json"))
+            with open(self.path("d.json")) as file:
+                run = json.load(file)["runs"][0]
+            self.assertAlmostEqual(run["tokens_per_second"] * run["step_ms"]["median"] / 1e3 / 64, batch, delta=0.01)
+
+    def test_weight_decay_defaults_are_those_of_pytorch(self):
+        shared = ("train", "--model", "gpt-nano", "--ranks", "1", "--steps", "3", "--seq-len", "16", "--lr", "0.1")
+        def end(*options):
+            return self.run_tool(*shared, *options).split()[-1]
+        for optimizer, default, other in (("adamw", "0.01", "0"), ("adam", "0", "0.01"), ("sgd", "0", "0.01")):
+            plain = end("--optimizer", optimizer)
+            self.assertEqual(plain, end("--optimizer", optimizer, "--weight-decay", default))
+            self.assertNotEqual(plain, end("--optimizer", optimizer, "--weight-decay", other))
+
+    def test_text_is_refused_where_the_model_has_a_tokenizer(self):
+        model, ids = self.path("model"), self.path("ids")
+        self.run_tool("train", "--model", "gpt-nano", "--ranks", "1", "--steps", "0", "--export", model)
+        with open(ids, "wb") as file:
+            file.write(b"".join((i * 37 % 256).to_bytes(2, "little") for i in range(1000)))
+        train = ("train", "--init", model, "--ranks", "1", "--steps", "1", "--seq-len", "16")
+        self.run_tool(*train)  # the control: its tokens are bytes
+        with open(os.path.join(model, "tokenizer.json"), "w") as file:
+            file.write("{}")
+        for data in (("--data", self.text), ("--data", ids)):
+            code, out, err = tool(*train, *data)
+            self.assertEqual((code, err.count("\n")), (2, 1), out + err)
+            self.assertIn("are those of its tokenizer; write the ids", err)
+        code, _, err = tool(*train, "--data", ids, "--data-format", "u16")
+        self.assertEqual(code, 0, err)
+
+    def test_f16_refuses_what_it_cannot_hold(self):
+        model = self.path("model")
+        self.run_tool("train", "--model", "gpt-nano", "--ranks", "1", "--steps", "0", "--export", model)
+        file = pathlib.Path(model) / "model.safetensors"
+        data = bytearray(file.read_bytes())
+        length = struct.unpack("<Q", data[:8])[0]
+        begin = json.loads(data[8:8 + length])["h.1.ln_1.weight"]["data_offsets"][0]
+        train = ("train", "--init", model, "--ranks", "2", "--steps", "1", "--precision", "f16", "--data", self.text)
+        for value, code in ((65504.0, 0), (70000.0, 2), (float("nan"), 2)):
+            data[8 + length + begin:8 + length + begin + 4] = struct.pack("<f", value)
+            file.write_bytes(data)
+            got, out, err = tool(*train)
+            self.assertEqual(got, code, out + err)
+            if code:
+                self.assertEqual(err.count("\n"), 1, err)
+                self.assertIn("'h.1.ln_1.weight' has the value", err)
+                self.assertIn("--precision bf16", err)
+        got, out, err = tool(*train[:-3], "f32", *train[-2:])
+        self.assertIn("grad_norm nan", out)
+        self.assertNotIn("-nan", out)
 
     def test_compare_evaluates_as_train_does(self):
         shared = ("--model", "gpt-nano", "--ranks", "2", "--eval", self.text)
@@ -396,7 +470,7 @@ class TrainingTest(unittest.TestCase):
             (["train", "--strategy", "ddp+powersgd", "--precision", "bf16"], "only f32"),
             (["compare", "--collectives", "all_gather=powersgd"], "known: bf16"),
             (["train", "--backend", "carrier-pigeon"], "shm"),
-            (["train", "--ranks", "5"], "multiple of 5"),
+            (["train", "--ranks", "5", "--global-batch", "12"], "multiple of 5"),
             (["train", "--data", "/no/such/file"], "/no/such/file"),
             (["train", "--data", empty], "empty"),
             (["train", "--data", short], "257"),
@@ -411,7 +485,7 @@ class TrainingTest(unittest.TestCase):
             (["train", "--init", self.path("nothing")], "nothing"),
             (["train", "--init", torn], "model.safetensors"),
             (["train", "--reduce-when", "last"], "--accumulate"),
-            (["train", "--accumulate", "5"], "5 microbatches"),
+            (["train", "--accumulate", "5", "--global-batch", "12"], "5 microbatches"),
             (["train", "--accumulate", "0"], "--accumulate"),
             (["train", "--norm-type", "4"], "--norm-type"),
             (["compare", "--norm-type", "inf"], "give --clip-norm too"),

@@ -27,6 +27,7 @@ constexpr int kIterations = 30;
 TrainPlan plan_of_step(const BenchOptions& options, int ranks) {
   TrainOptions step = options.step;
   step.steps = 0;  // opens no data
+  step.simulated = true;
   return make_plan(step, ranks);
 }
 

@@ -83,6 +83,7 @@ BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
     throw base::InvalidUsage("send_recv needs two ranks or more, not --ranks 1");
   plan.cold = options.cold;
   plan.overlap = options.overlap;
+  plan.only_nccl_columns = options.only_nccl_columns;
   plan.leave_out_refused = options.algorithms.has_value();
   if (plan.cold && !can_evict())
     throw base::InvalidUsage("--cold: programs can't flush this processor's caches; it works on x86-64 and arm64");
@@ -164,6 +165,8 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   command.add_flag("--overlap", options.overlap,
                    "also measure the percentage of an operation's time that compute hides, as OSU benchmarks do");
   command.add_flag("--csv", options.csv, "print CSV instead of the table");
+  command.add_flag("--nccl-columns", options.only_nccl_columns,
+                   "print no columns beyond those of nccl-tests, for parsers that count from the right");
   command.add_option("--json", options.json, "write the results as JSON")->type_name("FILE");
   command.add_option("--plot", options.plot, "plot time and busbw over size as SVG, a curve per backend")
       ->type_name("FILE.svg");

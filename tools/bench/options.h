@@ -28,6 +28,7 @@ struct BenchOptions : LinkOptions {
   int warmup = 5;
   bool check = false;
   bool csv = false;
+  bool only_nccl_columns = false;
   bool cold = false;
   bool overlap = false;
   std::string json;

@@ -23,7 +23,11 @@ std::string header(const BenchSpec& plan) {
       "      "};
   std::string text;
   for (int i = 0; i < 3; ++i)
-    text += lines[i] + (plan.overlap ? fmt::format("{:<36}", more[i]) + overlap[i] : more[i]) + "\n";
+    text += lines[i] +
+            (plan.only_nccl_columns ? ""
+             : plan.overlap         ? fmt::format("{:<36}", more[i]) + overlap[i]
+                                    : more[i]) +
+            "\n";
   return text;
 }
 
@@ -49,11 +53,12 @@ std::string table_line(const BenchSpec& plan, const BenchRow& row) {
   const BenchOp& op = bench_op(r.op);
   const BenchShape shape = bench_shape(op, r.bytes, plan.dtype, plan.ranks);
   const BenchTimes& t = r.time_us;
-  return fmt::format("{:>12}  {:>12}  {:>8}  {:>6}  {:>6}{}{}  {:>7}  {:>7}  {:>7}  {:>7}{}\n", r.bytes, shape.count,
-                     r.dtype, redop_of(plan, op), root_of(plan, op), side(&r),
-                     side(row.in_place ? &*row.in_place : nullptr), time_text(t.median), time_text(t.p99),
-                     time_text(t.min), time_text(t.max),
-                     r.overlap_percent ? fmt::format("  {:>7.1f}", *r.overlap_percent) : "");
+  const std::string more =
+      fmt::format("  {:>7}  {:>7}  {:>7}  {:>7}{}", time_text(t.median), time_text(t.p99), time_text(t.min),
+                  time_text(t.max), r.overlap_percent ? fmt::format("  {:>7.1f}", *r.overlap_percent) : "");
+  return fmt::format("{:>12}  {:>12}  {:>8}  {:>6}  {:>6}{}{}{}\n", r.bytes, shape.count, r.dtype, redop_of(plan, op),
+                     root_of(plan, op), side(&r), side(row.in_place ? &*row.in_place : nullptr),
+                     plan.only_nccl_columns ? "" : more);
 }
 
 std::string csv_line(const BenchSpec& plan, const BenchResult& r) {
@@ -108,7 +113,7 @@ std::string BenchReport::end_block() {
     wrong += results_[i].wrong.value_or(0);
     speed += results_[i].busbw_gbps;
   }
-  const std::string checked = plan_.check ? fmt::format("{} {}", wrong, wrong == 0 ? "OK" : "FAILED") : "not checked";
+  const std::string checked = plan_.check ? fmt::format("{} {}", wrong, wrong == 0 ? "OK" : "FAILED") : "N/A";
   return fmt::format("# Out of bounds values : {}\n# Avg bus bandwidth    : {:g}\n# Fit of the time       : {}\n",
                      checked, speed / static_cast<double>(results_.size() - block_begin_),
                      fit_line(std::span(results_).subspan(block_begin_)));

@@ -34,8 +34,9 @@ struct BenchSpec {
   bool communicator_memory = true;  ///< from Communicator::allocate; else the C library's, or the device's
   std::optional<int> iterations;    ///< per size; not set: default_iterations()
   int warmup = 5;
-  bool cold = false;     ///< each timed call starts with its buffers evicted from the caches
-  bool overlap = false;  ///< also measure the share of a call that computation hides
+  bool cold = false;               ///< each timed call starts with its buffers evicted from the caches
+  bool overlap = false;            ///< also measure the share of a call that computation hides
+  bool only_nccl_columns = false;  ///< print those of nccl-tests alone
   /// Skips a size that the chosen algorithm refuses instead of failing: tuning tries all sizes.
   bool leave_out_refused = false;
 

@@ -31,8 +31,8 @@ TrainPlan training_of(const SampledStep& step, int ranks, const ComputeMeasureme
   const auto work = static_cast<double>(nn::parameter_count(plan.model) * step.sequences * step.seq_len);
   plan.options.steps = std::min(std::max(static_cast<int>(kWork / work), kFewestSteps), measurement.most_steps);
   plan.schedule.steps = plan.options.steps;
-  plan.data = std::make_shared<const nn::TokenDataset>(std::vector<std::string>{"/proc/self/exe"},
-                                                       nn::parse_token_format("bytes"), plan.model.vocabulary);
+  plan.data = std::make_shared<const nn::TokenDataset>(std::vector<std::string>{"/proc/self/exe"}, nn::TokenFormat::any,
+                                                       plan.model.vocabulary);
   return plan;
 }
 

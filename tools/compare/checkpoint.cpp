@@ -107,7 +107,7 @@ int export_directory(const CheckpointCommand& options) {
   const std::vector<nn::SafetensorsTensor> tensors = dense_tensors(model);
   const std::optional<nn::LoraMerger> merge = adapters_in(checkpoint, model);
   const bool quantized = quantized_in(options.directory);
-  nn::HfCheckpointWriter writer(options.output, model, tensors);
+  nn::HfCheckpointWriter writer(options.output, model, tensors, origin_in(options.directory));
   std::vector<float> values, numbers;
   for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors()) {
     if (nn::is_adapter(tensor.name)) continue;

@@ -207,6 +207,7 @@ int compare(const CommandLine& commands, const CompareOptions& asked) {
   }
   warn_if_alone_under_launcher(ranks);
   if (first) warn_ineffective_options(options);
+  if (first && !plan.model.note.empty()) fmt::print(stderr, "tessera: {}\n", plan.model.note);
   Comparison comparison{.model = options.init.empty() ? options.model : options.init,
                         .parameters = plan.parameters,
                         .ranks = ranks,

@@ -55,7 +55,8 @@ std::vector<std::string> row_of(const StepPlan& plan) {
 TrainPlan train_plan(const PlanOptions& options, const std::string& wrap, int ranks, const ClusterSpec& cluster) {
   TrainOptions one = options;
   one.wrap = wrap;
-  one.steps = 0;                        // opens no data
+  one.steps = 0;  // opens no data
+  one.simulated = true;
   static_cast<LinkOptions&>(one) = {};  // those of the simulated cluster
   one.products = nn::Products::own;     // the memory of kernels does not depend on the processor that plans
   TrainPlan plan = make_plan(one, ranks);
@@ -100,6 +101,7 @@ ModelPlan plan_model(const PlanOptions& options, int ranks, const ClusterSpec& c
   std::vector<TrainPlan> plans;
   for (const std::string& wrap : wraps) plans.push_back(train_plan(options, wrap, ranks, cluster));
   result.parameters = plans.front().parameters;
+  result.note = plans.front().model.note;
   std::string last_reason;
   for (const std::string& strategy : strategies) {
     try {

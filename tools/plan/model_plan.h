@@ -19,6 +19,7 @@ struct ModelPlan {
   std::string cluster;
   double memory_bytes = 0;  ///< of a rank; 0: not known
   std::vector<StepPlan> runs;
+  std::string note;  ///< of the model's config.json
 };
 
 /// The cluster that the options name. Throws InvalidUsage if they contradict each other.

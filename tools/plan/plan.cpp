@@ -143,10 +143,11 @@ Why plan_gap(const PlanOptions& options, int ranks, const ClusterSpec& cluster, 
 }
 
 int model_plan(const CLI::App& command, const PlanOptions& asked) {
-  const PlanOptions options = with_planned_runs(command, asked);
+  PlanOptions options = with_planned_runs(command, asked);
   const std::vector<int> ranks = ranks_of(options);
   if (ranks.size() > 1)
     throw base::InvalidUsage("--ranks: several numbers need --parameters; use --scale with --model");
+  fit_batch(options, ranks[0]);
   if (!options.memory.empty() && !options.advise)
     throw base::InvalidUsage("--memory has no effect without --advise; leave it out");
   if (options.advise) refuse_searched_options(command);
@@ -164,6 +165,7 @@ int model_plan(const CLI::App& command, const PlanOptions& asked) {
   std::optional<Why> why;
   if (!options.why.empty()) why = plan_gap(options, ranks[0], cluster, plan);
   print_left_out(skipped);
+  if (!plan.note.empty()) fmt::print(stderr, "tessera: {}\n", plan.note);
   fmt::print("{}{}{}{}", to_text(plan), scaling ? to_text(*scaling) : "", advice ? to_text(*advice) : "",
              why ? why_text(*why) : "");
   ordered_json json = to_json(plan);
@@ -173,7 +175,7 @@ int model_plan(const CLI::App& command, const PlanOptions& asked) {
   write_json(options.json, json);
   if (!options.trace.empty()) write_traces(options.trace, plan);
   if (!options.chakra.empty()) write_chakra_traces(options.chakra, plan);
-  if (!options.report.empty()) write_file(options.report, plan_page(plan, scaling, advice));
+  if (!options.report.empty()) write_file(options.report, plan_page(plan, scaling, advice, why));
   return 0;
 }
 

@@ -7,6 +7,7 @@
 
 #include "tools/cli/output.h"
 #include "tools/report/html.h"
+#include "tools/report/live.h"
 #include "tools/report/page.h"
 #include "tools/report/pictures.h"
 
@@ -102,6 +103,8 @@ std::string curves_of(const std::vector<ModelPlan>& plans, const std::string& ti
     }
     table.rows.push_back(row);
   }
+  std::vector<std::string> ends = {table.head.at(1)};
+  if (plans.size() > 1) ends.push_back(table.head.back());
   std::vector<Curve> curves;
   std::vector<Key> keys;
   for (auto& [name, curve] : by_name) {
@@ -109,7 +112,7 @@ std::string curves_of(const std::vector<ModelPlan>& plans, const std::string& ti
     curves.push_back(std::move(curve));
   }
   return "<h2>" + report::escape(title) + "</h2>\n" +
-         report::curves(curves, "Tokens per second and rank over the worlds of the table below") +
+         report::curves(curves, "Tokens per second and rank over the worlds of the table below", ends) +
          report::legend(keys) + to_html(table);
 }
 
@@ -135,8 +138,8 @@ std::string advice_of(const Advice& advice) {
 
 }  // namespace
 
-std::string plan_page(const ModelPlan& plan, const std::optional<Scaling>& scaling,
-                      const std::optional<Advice>& advice) {
+std::string plan_page(const ModelPlan& plan, const std::optional<Scaling>& scaling, const std::optional<Advice>& advice,
+                      const std::optional<Why>& why) {
   const std::string title =
       fmt::format("{} on {} rank{} of {}", plan.model, plan.ranks, plan.ranks == 1 ? "" : "s", plan.cluster);
   std::string body = "<h1>" + report::escape(title) + "</h1>\n<p class=\"soft\">" +
@@ -146,6 +149,10 @@ std::string plan_page(const ModelPlan& plan, const std::optional<Scaling>& scali
   if (scaling) {
     body += curves_of(scaling->weak, "Weak scaling");
     if (!scaling->strong.empty()) body += curves_of(scaling->strong, "Strong scaling");
+  }
+  if (why) {
+    const Comparison terms{.why = why};
+    body += "<section>\n" + report::picture_data(terms) + report::gap_pictures(terms) + "</section>\n";
   }
   return report::document(title, body);
 }

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "tools/compare/why.h"
 #include "tools/plan/advisor.h"
 #include "tools/plan/model_plan.h"
 #include "tools/plan/scaling.h"
@@ -11,7 +12,7 @@
 namespace tessera::tools {
 
 /// One self-contained HTML file.
-std::string plan_page(const ModelPlan& plan, const std::optional<Scaling>& scaling,
-                      const std::optional<Advice>& advice);
+std::string plan_page(const ModelPlan& plan, const std::optional<Scaling>& scaling, const std::optional<Advice>& advice,
+                      const std::optional<Why>& why);
 
 }  // namespace tessera::tools

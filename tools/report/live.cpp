@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <set>
+#include <utility>
 
 #include "tools/cli/output.h"
 #include "tools/cli/words.h"
@@ -110,6 +113,20 @@ std::string map_of(const Comparison& c) {
          details("Units and tiles", table);
 }
 
+/// The length of all that events of these kinds cover.
+std::int64_t covered_ns(const std::vector<base::TraceEvent>& events, const std::set<base::TraceEventKind>& kinds) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> spans;
+  for (const base::TraceEvent& e : events)
+    if (kinds.contains(e.kind)) spans.emplace_back(e.start_ns, e.end_ns);
+  std::sort(spans.begin(), spans.end());
+  std::int64_t sum = 0, end = std::numeric_limits<std::int64_t>::min();
+  for (const auto& [from, to] : spans) {
+    if (to > end) sum += to - std::max(from, end);
+    end = std::max(end, to);
+  }
+  return sum;
+}
+
 std::string timelines_of(const Comparison& c, const StepStory* story) {
   Table table{"Milliseconds in the step shown",
               {"strategy", "rank", "step", "forward", "backward", "optimizer", "exposed", "gathers", "reductions"},
@@ -117,20 +134,23 @@ std::string timelines_of(const Comparison& c, const StepStory* story) {
   for (const RunResult& run : c.runs) {
     if (!run.timeline) continue;
     for (const RankTimeline& rank : run.timeline->ranks) {
-      std::array<std::int64_t, 8> spent{}, calls{};
-      for (const base::TraceEvent& e : rank.events) {
-        spent.at(static_cast<std::size_t>(e.kind)) += e.duration_ns();
-        ++calls.at(static_cast<std::size_t>(e.kind));
-      }
-      const auto of = [](base::TraceEventKind kind) { return static_cast<std::size_t>(kind); };
       using Kind = base::TraceEventKind;
-      // The root's spans hold those of the units within: forward and backward are those of no unit.
-      table.rows.push_back({name_of(run), std::to_string(rank.rank), milliseconds(run.timeline->length_ns),
-                            milliseconds(spent[of(Kind::forward)]), milliseconds(spent[of(Kind::backward)]),
-                            milliseconds(spent[of(Kind::optimizer_step)]),
-                            milliseconds(spent[of(Kind::unshard_wait)] + spent[of(Kind::reduce_wait)]),
-                            std::to_string(calls[of(Kind::unshard_issue)]),
-                            std::to_string(calls[of(Kind::reduce_issue)])});
+      std::vector<std::string> row = {name_of(run), std::to_string(rank.rank), milliseconds(run.timeline->length_ns)};
+      // A span may hold others: units inside the root, waits, a forward that backward repeats. Each moment counts once.
+      std::set<Kind> counted = {Kind::unshard_wait, Kind::reduce_wait};
+      const std::int64_t exposed = covered_ns(rank.events, counted);
+      std::int64_t before = exposed;
+      std::array<std::int64_t, 3> computing{};  // backward first
+      for (const auto& [i, kind] : {std::pair(1, Kind::backward), {0, Kind::forward}, {2, Kind::optimizer_step}}) {
+        counted.insert(kind);
+        const std::int64_t now = covered_ns(rank.events, counted);
+        computing.at(static_cast<std::size_t>(i)) = now - std::exchange(before, now);
+      }
+      for (const std::int64_t ns : computing) row.push_back(milliseconds(ns));
+      row.push_back(milliseconds(exposed));
+      for (const Kind kind : {Kind::unshard_issue, Kind::reduce_issue})
+        row.push_back(std::to_string(std::ranges::count(rank.events, kind, &base::TraceEvent::kind)));
+      table.rows.push_back(std::move(row));
     }
   }
   const bool carried = has_transfers(c);
@@ -185,9 +205,10 @@ std::string memory_of(const Comparison& c) {
 std::string why_of(const Why& why) {
   Table table{"Milliseconds by which each term makes the step longer", {"term", "ms", "low", "high"}, {}};
   std::string meanings;
+  const bool measured = why.rounds > 1;
   for (const WhyTerm& term : why.terms) {
-    table.rows.push_back(
-        {term.name, significant(term.ms, 5), significant(term.interval.low, 5), significant(term.interval.high, 5)});
+    table.rows.push_back({term.name, significant(term.ms, 5), measured ? significant(term.interval.low, 5) : "",
+                          measured ? significant(term.interval.high, 5) : ""});
     meanings += (meanings.empty() ? "" : ", ") + defined(term.name);
   }
   table.rows.push_back({"sum", significant(why.gap_ms, 5), "", ""});
@@ -199,8 +220,9 @@ std::string why_of(const Why& why) {
   const std::string heading = "Why " + why.to + (why.gap_ms < 0 ? " is faster than " : " is slower than ") + why.from;
   return "<h2>" + escape(heading) + "</h2>\n<p>The gap of " + escape(significant(why.gap_ms, 4)) +
          " ms as a sum: " + meanings + ". " +
-         escape(why.coverage >= 0.95 ? "Grey terms have an interval that holds 0."
-                                     : "All terms are grey: these rounds are too few to tell them from noise.") +
+         escape(!measured              ? "The terms are those of the simulation."
+                : why.coverage >= 0.95 ? "Grey terms have an interval that holds 0."
+                                       : "All terms are grey: these rounds are too few to tell them from noise.") +
          " Volume and latency are those of " + escape(why.link) + ".</p>\n" + place_for("why") +
          details("Terms with intervals", table) + (helps.rows.empty() ? "" : details("What would change it", helps));
 }

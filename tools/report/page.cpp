@@ -134,10 +134,15 @@ std::string losses_of(const Comparison& c) {
     table.rows.push_back({full_name(run), none ? "" : exact(run.losses.front()), none ? "" : exact(run.losses.back()),
                           run.final_parameters_hash});
   }
+  std::vector<std::string> ends = {"step 1"};
+  std::size_t longest = 0;
+  for (const Curve& curve : all) longest = std::max(longest, curve.values.size());
+  if (longest > 1) ends.push_back("step " + std::to_string(longest));
   return "<h2>Loss</h2>\n" +
          paragraph("Global mean loss per step. Curves that lie on each other are drawn one inside the other.") +
-         place_for("loss", curves(all, "Loss over steps, one curve per strategy; the table below has the numbers") +
-                               legend(keys)) +
+         place_for("loss",
+                   curves(all, "Loss over steps, one curve per strategy; the table below has the numbers", ends) +
+                       legend(keys)) +
          to_html(table) + all_losses_of(c);
 }
 

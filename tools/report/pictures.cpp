@@ -49,7 +49,7 @@ std::string path_of(const std::vector<double>& values, const Scale& scale, std::
       pen_down = false;
       continue;
     }
-    const double x = longest > 1 ? kWidth * static_cast<double>(i) / static_cast<double>(longest - 1) : kWidth / 2;
+    const double x = longest > 1 ? kWidth * static_cast<double>(i) / static_cast<double>(longest - 1) : 0;
     const double y = kHeight * (scale.high - values[i]) / (scale.high - scale.low);
     path += (pen_down ? "L" : "M") + significant(x, 6) + " " + significant(y, 6);
     if (!pen_down) path += "h0";  // a single point is drawn as a dot
@@ -62,7 +62,7 @@ std::string color(int index) { return "var(--c" + std::to_string(index % kColors
 
 }  // namespace
 
-std::string curves(const std::vector<Curve>& all, const std::string& label) {
+std::string curves(const std::vector<Curve>& all, const std::string& label, const std::vector<std::string>& ends) {
   const Scale scale = scale_of(all);
   std::size_t longest = 0;
   for (const Curve& curve : all) longest = std::max(longest, curve.values.size());
@@ -83,9 +83,9 @@ std::string curves(const std::vector<Curve>& all, const std::string& label) {
     html += "<path d=\"" + path_of(all[i].values, scale, longest) + "\" stroke=\"" + color(static_cast<int>(i)) +
             "\" stroke-width=\"" + std::to_string(width) + "\"><title>" + escape(all[i].name) + "</title></path>";
   }
-  html +=
-      "</svg><div class=\"x\"><span>step 1</span><span>step " + std::to_string(longest) + "</span></div></figure>\n";
-  return html;
+  html += "</svg><div class=\"x\">";
+  for (const std::string& end : ends) html += "<span>" + escape(end) + "</span>";
+  return html + "</div></figure>\n";
 }
 
 std::string bars(const std::vector<Bar>& all, const std::string& label) {

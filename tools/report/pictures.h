@@ -9,10 +9,11 @@ namespace tessera::tools::report {
 
 struct Curve {
   std::string name;
-  std::vector<double> values;  ///< one per step; NaN leaves a gap
+  std::vector<double> values;  ///< evenly spaced; NaN leaves a gap
 };
-/// Draws values over steps. If curves coincide, later ones are drawn thinner, so that all are visible.
-std::string curves(const std::vector<Curve>& all, const std::string& label);
+/// Draws values from left to right. If curves coincide, later ones are drawn thinner, so that all are visible. `ends`:
+/// what stands below the first and the last value, or below the only one.
+std::string curves(const std::vector<Curve>& all, const std::string& label, const std::vector<std::string>& ends);
 
 struct Segment {
   double value = 0;

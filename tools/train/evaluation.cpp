@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "tessera/nn/data.h"
+#include "tools/cli/statistics.h"
 
 namespace tessera::tools {
 
@@ -26,7 +27,7 @@ Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, comm::HostCol
     sums[1] += static_cast<double>(real);
   }
   if (ranks > 1) control.all_reduce(sums, 2, comm::ReduceOp::sum(), "eval");
-  return {sums[0] / sums[1], static_cast<std::int64_t>(sums[1]) * plan.seq_len};
+  return {unsigned_nan(sums[0] / sums[1]), static_cast<std::int64_t>(sums[1]) * plan.seq_len};
 }
 
 std::string hash_parameters(fsdp::Engine& engine) {

@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
+#include <filesystem>
 
 #include "tessera/base/error.h"
 #include "tessera/fsdp/checkpoint.h"
@@ -13,6 +15,7 @@
 #include "tessera/nn/layers/linear.h"
 #include "tessera/nn/nf4.h"
 #include "tessera/nn/peft_adapter.h"
+#include "tools/cli/statistics.h"
 #include "tools/train/run_checkpointer.h"
 
 namespace tessera::tools {
@@ -53,6 +56,24 @@ class Encoder {
   std::string name_;
   std::vector<std::byte> bytes_;
 };
+
+/// Throws InvalidUsage if f16 can't hold a value: it would be infinite, and every step would be skipped.
+template <class Read>
+void check_f16(const nn::Parameter& parameter, const std::string& directory, Read&& read) {
+  constexpr float kLargest = 65504;
+  constexpr std::int64_t kAtOnce = 1 << 16;
+  std::vector<float> values(kAtOnce);
+  for (std::int64_t begin = 0; begin < parameter.count(); begin += kAtOnce) {
+    const nn::ElementRange range{begin, std::min(begin + kAtOnce, parameter.count())};
+    read(parameter.name(), range, values.data());
+    for (std::int64_t i = 0; i < range.count(); ++i)
+      if (!(std::abs(values[static_cast<std::size_t>(i)]) <= kLargest))
+        throw InvalidUsage(
+            fmt::format("{}: '{}' has the value {}, which f16 can't hold (at most {}); use --precision bf16, "
+                        "or leave its module in f32 by --f32-modules",
+                        directory, parameter.name(), unsigned_nan(values[static_cast<std::size_t>(i)]), kLargest));
+  }
+}
 
 /// Checks the command line against adapters whose rank, alpha and targets are in `origin`.
 void check_given(const TrainOptions& o, const std::optional<nn::LoraOptions>& there, const std::string& origin) {
@@ -131,7 +152,7 @@ bool quantized_of(const TrainOptions& o, const std::string& checkpoint, bool ada
   if (!quantized && !o.quantize.empty())
     throw InvalidUsage("--quantize differs from --resume " + o.resume + ", which is not quantized; leave it out");
   if (!quantized) return false;
-  if (checkpoint.empty() && o.init.empty())
+  if (checkpoint.empty() && o.init.empty() && !o.simulated)
     throw InvalidUsage("--quantize needs --init, the model whose weights are quantized");
   if (!adapters) throw InvalidUsage("--quantize: weights in 4 bits can't be trained; train adapters with --lora RANK");
   return true;
@@ -155,6 +176,22 @@ nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan) {
   if (plan.options.checkpoint_activations) nn::checkpoint_activations(model);
   model.context().set_recomputed(recomputed_of(plan.options));
   return model;
+}
+
+void check_f16_values(const nn::Module& model, const TrainPlan& plan) {
+  const TrainOptions& o = plan.options;
+  if (plan.precision.compute != base::DType::f16 || o.init.empty()) return;
+  const nn::HfCheckpointReader directory(o.init);
+  directory.check(dense_tensors(plan.model));
+  std::optional<nn::PeftAdapterReader> adapters;
+  if (!o.init_adapter.empty()) adapters.emplace(o.init_adapter).check(adapter_tensors(model));
+  for (const auto& parameter : model.parameters()) {
+    if (parameter->dtype() != base::DType::f16) continue;
+    if (!nn::is_adapter(parameter->name()))
+      check_f16(*parameter, o.init, [&](auto&&... place) { directory.read(place...); });
+    else if (adapters)
+      check_f16(*parameter, o.init_adapter, [&](auto&&... place) { adapters->read(place...); });
+  }
 }
 
 void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScaler* scaler) {
@@ -232,7 +269,7 @@ void export_directories(const TrainPlan& plan, fsdp::Engine& engine, int rank) {
   if (rank == 0) {
     if (!o.export_dir.empty()) {
       const std::vector<nn::SafetensorsTensor> tensors = dense_tensors(plan.model);
-      writers.model.emplace(o.export_dir, plan.model, tensors);
+      writers.model.emplace(o.export_dir, plan.model, tensors, origin_of(plan));
       for (const nn::SafetensorsTensor& tensor : tensors) writers.shapes[tensor.name] = tensor.shape;
       if (plan.lora) writers.merge.emplace(plan.model, *plan.lora);
     }
@@ -252,7 +289,19 @@ void export_directories(const TrainPlan& plan, fsdp::Engine& engine, int rank) {
 }
 
 std::string lora_json_of(const TrainPlan& plan) {
-  return nn::lora_json(*plan.lora, plan.model, plan.options.init.empty() ? plan.options.model : plan.options.init);
+  const std::string origin = plan.options.init.empty() ? origin_of(plan) : plan.options.init;
+  return nn::lora_json(*plan.lora, plan.model, origin.empty() ? plan.options.model : origin);
+}
+
+std::string origin_in(const std::string& directory) {
+  const fsdp::Checkpoint checkpoint(directory);
+  const auto found = checkpoint.attributes().find(kOriginAttribute);
+  return found == checkpoint.attributes().end() ? "" : found->second;
+}
+
+std::string origin_of(const TrainPlan& plan) {
+  if (plan.options.init.empty()) return plan.checkpoint.empty() ? "" : origin_in(plan.checkpoint);
+  return std::filesystem::absolute(plan.options.init).lexically_normal().string();
 }
 
 }  // namespace tessera::tools

@@ -38,6 +38,15 @@ void decode_numbers(std::span<const float> numbers, const nn::Shape& shape, nn::
 inline constexpr const char* kLoraAttribute = "lora";
 std::string lora_json_of(const TrainPlan& plan);
 
+/// The directory that the model's first values came from, by --init of this run or of one that it continues; "": none.
+std::string origin_of(const TrainPlan& plan);
+std::string origin_in(const std::string& checkpoint);
+inline constexpr const char* kOriginAttribute = "init";
+
+/// Throws InvalidUsage that names a tensor of --init or --init-adapter with a value that --precision f16 can't hold.
+/// `model`: prepared.
+void check_f16_values(const nn::Module& model, const TrainPlan& plan);
+
 /// Applies --precision and --f32-modules. Throws InvalidUsage for an unknown name, or for modules that share a
 /// parameter and would differ.
 void set_dtypes(nn::Module& model, base::DType dtype, const std::vector<std::string>& f32_modules);

@@ -59,9 +59,12 @@ void add_loop_options(CLI::App& command, TrainOptions& o) {
 
 void add_batch_options(CLI::App& command, TrainOptions& o) {
   constexpr std::uint64_t kMax = 1ULL << 40;
-  command.add_option("--global-batch", o.global_batch, "sequences per optimizer step over all ranks and microbatches")
+  command
+      .add_option("--global-batch", o.global_batch,
+                  "sequences per optimizer step over all ranks and microbatches (default: 12, or the next number that "
+                  "they divide)")
       ->transform(whole_number(1, kMax))
-      ->capture_default_str();
+      ->each([&o](const std::string&) { o.batch_given = true; });
   command.add_option("--seq-len", o.seq_len, "tokens per sequence (default: the model's context, at most 256)")
       ->transform(whole_number(1, kMax));
   command
@@ -120,9 +123,10 @@ void add_optimizer_settings(CLI::App& command, TrainOptions& o) {
       ->expected(2)
       ->check(finite_number(0));
   command.add_option("--eps", c.eps, "epsilon in adam's denominator")->check(finite_number(0))->capture_default_str();
-  command.add_option("--weight-decay", c.weight_decay, "weight decay, except for norms and biases")
-      ->check(finite_number(0))
-      ->capture_default_str();
+  command
+      .add_option("--weight-decay", c.weight_decay,
+                  "weight decay, except for norms and biases (default: 0.01 for adamw, else 0)")
+      ->check(finite_number(0));
   command.add_flag("--maximize", c.maximize, "maximize the loss instead of minimizing it");
 }
 
@@ -197,9 +201,9 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
 
 void add_step_options(CLI::App& command, TrainOptions& o) {
   command
-      .add_option(
-          "--model", o.model,
-          "model preset (tessera info --models), or Hugging Face config.json of type gpt2 or llama or its folder")
+      .add_option("--model", o.model,
+                  "model preset (tessera info --models), or Hugging Face config.json (gpt2, llama, mistral, qwen2) or "
+                  "its folder")
       ->type_name("NAME|FILE")
       ->capture_default_str()
       ->each([&o](const std::string&) { o.model_given = true; });
@@ -215,7 +219,11 @@ void add_world_options(CLI::App& command, TrainOptions& o) {
   command.add_option("--backend", o.backend, "backend that connects the ranks; overrides TESSERA_BACKEND")
       ->capture_default_str()
       ->each([&o](const std::string&) { o.backend_given = true; });
-  command.add_option("--data", o.data, "text or token files to train on (default: the corpus of scripts/setup)")
+  command
+      .add_option(
+          "--data", o.data,
+          "text or token files to train on (default: the corpus of scripts/setup); training never reads their last "
+          "tenth, which is left for --eval")
       ->type_name("FILE[,FILE]")
       ->delimiter(',');
   command

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,6 +33,7 @@ struct TrainOptions : LinkOptions {
   std::string data_format = "bytes";
   std::int64_t steps = 20;
   std::int64_t global_batch = 12;
+  bool batch_given = false;
   std::optional<std::int64_t> seq_len;
   double lr = 1e-3;
   std::string schedule = "constant";
@@ -76,12 +78,15 @@ struct TrainOptions : LinkOptions {
   std::optional<std::int64_t> save_every;
   std::optional<int> keep_last;
   std::string resume;
+  std::map<std::string, std::string> given;  // train: of those that --resume restores: name without dashes, text
+  std::vector<std::string> notes;            // train: what differs from the run that --resume continues
   std::string export_dir;
   std::string export_adapter;  // train
   std::string eval;
   std::string json;
   std::string log_csv;  // train
   std::string trace;
+  bool simulated = false;  // the model gets no values
   std::string flight_recorder;
   std::string report;                             // compare
   nn::Products products = nn::Products::library;  // unless TESSERA_PRODUCTS says otherwise
@@ -120,6 +125,10 @@ struct TrainPlan {
   std::optional<double> peak_flops;   ///< of --peak-flops
   std::int64_t parameters = 0;
 };
+
+/// Makes the default global batch one that ranks and microbatches divide. Throws InvalidUsage if they don't divide the
+/// one that is given.
+void fit_batch(TrainOptions& options, int ranks);
 
 /// Reads the model and the data's head, and checks the requirements of each strategy on the world. Throws InvalidUsage:
 /// one line with the remedy.

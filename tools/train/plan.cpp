@@ -19,6 +19,7 @@
 #include "tools/cli/output.h"
 #include "tools/cli/quantities.h"
 #include "tools/launch/process.h"
+#include "tools/launch/ranks.h"
 #include "tools/train/model_files.h"
 #include "tools/train/options.h"
 #include "tools/train/run_checkpointer.h"
@@ -66,9 +67,7 @@ nn::ModelConfig model_of(const TrainOptions& o, const std::string& checkpoint) {
   if (o.init.empty() && checkpoint.empty()) return nn::find_config(o.model);
   nn::ModelConfig config = checkpoint.empty() ? nn::HfCheckpointReader(o.init).config() : model_in(checkpoint);
   if (o.model_given) {
-    nn::ModelConfig named = nn::find_config(o.model);
-    named.name = config.name;
-    if (!(named == config))
+    if (!config.same_model(nn::find_config(o.model)))
       throw InvalidUsage("--model " + o.model + " is not the model in " +
                          (checkpoint.empty() ? "--init " + o.init : "--resume " + o.resume) + "; leave --model out");
   }
@@ -117,8 +116,23 @@ nn::OptimizerConfig optimizer_of(const TrainOptions& o) {
 
 namespace {
 
+/// True if a byte of text is no token of this model: it was trained with a tokenizer.
+bool has_tokenizer(const TrainOptions& o, const nn::ModelConfig& model) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  for (const char* name : {"tokenizer.json", "tokenizer.model", "vocab.json"})
+    if (fs::exists(fs::path(o.init) / name, error)) return true;
+  return !model.token_ids.empty();
+}
+
 std::shared_ptr<const nn::TokenDataset> open_data(const TrainOptions& o, const std::vector<std::string>& files,
                                                   const nn::ModelConfig& model) {
+  if (!o.init.empty() && o.data_format == "bytes" && has_tokenizer(o, model))
+    throw InvalidUsage(
+        fmt::format("{}: --data-format bytes, but the {} tokens of --init {} are those of its tokenizer; write the ids "
+                    "that it gives for the text, such as by numpy.array(ids, '<u2').tofile(FILE), and give "
+                    "--data-format u16 or u32",
+                    files.front(), model.vocabulary, o.init));
   return std::make_shared<const nn::TokenDataset>(files, nn::parse_token_format(o.data_format), model.vocabulary);
 }
 
@@ -133,18 +147,6 @@ void open_files(TrainPlan& plan) {
     plan.eval = open_data(o, {o.eval}, plan.model);
     const nn::SequentialSampler check(plan.eval, plan.eval->all(), plan.seq_len);
   }
-}
-
-void check_batch(const TrainOptions& o, int ranks) {
-  if (o.accumulate == 1)
-    for (const auto& [given, name] : {std::pair(!o.reduce_when.empty(), "--reduce-when"),
-                                      {!o.reshard_after_backward.empty(), "--reshard-after-backward"}})
-      if (given) throw InvalidUsage(std::string(name) + " needs --accumulate of 2 or more");
-  const std::int64_t parts = ranks * o.accumulate;
-  if (o.global_batch % parts == 0) return;
-  throw InvalidUsage(
-      fmt::format("--global-batch {} can't be split evenly over {} ranks{}; use a multiple of {}", o.global_batch,
-                  ranks, o.accumulate == 1 ? "" : fmt::format(" and {} microbatches each", o.accumulate), parts));
 }
 
 nn::Products products_of(const TrainOptions& options) {
@@ -165,6 +167,20 @@ void check_trial(int ranks) {
 }
 
 }  // namespace
+
+void fit_batch(TrainOptions& o, int ranks) {
+  if (o.accumulate == 1)
+    for (const auto& [given, name] : {std::pair(!o.reduce_when.empty(), "--reduce-when"),
+                                      {!o.reshard_after_backward.empty(), "--reshard-after-backward"}})
+      if (given) throw InvalidUsage(std::string(name) + " needs --accumulate of 2 or more");
+  const std::int64_t parts = ranks * o.accumulate;
+  if (!o.batch_given) o.global_batch = (o.global_batch + parts - 1) / parts * parts;
+  o.batch_given = true;
+  if (o.global_batch % parts == 0) return;
+  throw InvalidUsage(
+      fmt::format("--global-batch {} can't be split evenly over {} ranks{}; use a multiple of {}", o.global_batch,
+                  ranks, o.accumulate == 1 ? "" : fmt::format(" and {} microbatches each", o.accumulate), parts));
+}
 
 TrainPlan make_plan(const TrainOptions& options, int ranks) {
   TrainPlan plan;
@@ -187,7 +203,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   if (plan.seq_len > plan.model.context)
     throw InvalidUsage("--seq-len " + std::to_string(plan.seq_len) + " is longer than the model's context of " +
                        std::to_string(plan.model.context));
-  check_batch(options, ranks);
+  fit_batch(plan.options, ranks);
   if (!options.mesh.empty()) fsdp::parse_mesh(options.mesh);
   if (options.backward_prefetch == "post" && options.prefetch == 0)
     throw InvalidUsage(
@@ -208,6 +224,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   nn::Context context;
   const auto model = nn::make_model(context, plan.model);
   fsdp::make_units(prepare(*model, plan), options.wrap);
+  if (comm_variable("TESSERA_LAUNCHER") != "tessera") check_f16_values(*model, plan);  // else the launcher did it
   plan.parameters = nn::parameter_count(plan.model);
   for (const auto& parameter : model->parameters())
     if (nn::is_adapter(parameter->name())) plan.parameters += parameter->count();

@@ -1,7 +1,9 @@
 #include "tools/train/run_checkpointer.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -28,12 +30,29 @@ fsdp::Attributes data_attributes(const TrainPlan& plan) {
           {"global-batch", std::to_string(o.global_batch)},
           {"seq-len", std::to_string(plan.seq_len)},
           {"data-format", o.data_format},
-          {"data-tokens", plan.data == nullptr ? "0" : std::to_string(plan.data->size())}};
+          {"data-tokens", plan.data == nullptr ? "0" : std::to_string(plan.data->size())},
+          {"data-xxh3", plan.data == nullptr ? "" : plan.data->hash()}};
+}
+
+/// Options that a resumed run takes over unless they are given: what the next step computes depends on them.
+constexpr const char* kContinued[] = {
+    "optimizer",   "lr",          "schedule",     "warmup",   "betas",        "eps",       "weight-decay",
+    "momentum",    "nesterov",    "amsgrad",      "maximize", "clip-norm",    "norm-type", "precision",
+    "fp8-scaling", "f32-modules", "reduce-dtype", "seed",     "global-batch", "seq-len",   "data-format"};
+/// Those that only the first of these options gives a meaning.
+constexpr std::string_view kOfPrecision[] = {"fp8-scaling", "f32-modules", "reduce-dtype"};
+
+std::string attribute(const fsdp::Attributes& attributes, const std::string& name) {
+  const auto found = attributes.find(name);
+  return found == attributes.end() ? "" : found->second;
 }
 
 fsdp::Attributes attributes_of(const TrainPlan& plan) {
-  fsdp::Attributes attributes = data_attributes(plan);
+  fsdp::Attributes attributes = data_attributes(plan), given = plan.options.given;
+  attributes.merge(given);
   attributes["optimizer"] = plan.options.optimizer;
+  attributes["steps"] = std::to_string(plan.options.steps);
+  if (const std::string origin = origin_of(plan); !origin.empty()) attributes[kOriginAttribute] = origin;
   attributes[kModel] = nn::config_json(plan.model);
   if (plan.lora) attributes[kLoraAttribute] = lora_json_of(plan);
   if (plan.quantized) attributes[kQuantizeAttribute] = kNf4;
@@ -73,6 +92,35 @@ std::string checkpoint_to_resume(const TrainOptions& o) {
   return fsdp::Checkpoint(o.resume).directory();
 }
 
+void restore_options(CLI::App& command, TrainOptions& o) {
+  for (const char* name : kContinued)
+    if (const CLI::Option* option = command.get_option(std::string("--") + name); option->count() > 0)
+      o.given[name] = fmt::format("{}", fmt::join(option->results(), ","));
+  const std::string directory = checkpoint_to_resume(o);
+  if (directory.empty()) return;
+  const fsdp::Checkpoint checkpoint(directory);
+  const bool precision_given = o.given.contains("precision");
+  std::string restored;
+  for (const char* name : kContinued) {
+    const std::string before = attribute(checkpoint.attributes(), name), option = std::string("--") + name;
+    const auto given = o.given.find(name);
+    if (given != o.given.end()) {
+      if (given->second != before)
+        o.notes.push_back(fmt::format("--resume {}: {} {} instead of {}", o.resume, option, given->second,
+                                      before.empty() ? "the default" : before));
+      continue;
+    }
+    if (before.empty() || (precision_given && std::ranges::find(kOfPrecision, name) != std::end(kOfPrecision)))
+      continue;
+    CLI::Option* const target = command.get_option(option);
+    if (before != target->get_default_str()) restored += fmt::format(" {} {}", option, before);
+    target->add_result(before);
+    target->run_callback();
+    o.given[name] = before;
+  }
+  if (!restored.empty()) o.notes.push_back(fmt::format("--resume {}: continues with{}", o.resume, restored));
+}
+
 nn::ModelConfig model_in(const std::string& directory) {
   const fsdp::Checkpoint checkpoint(directory);
   const auto found = checkpoint.attributes().find(kModel);
@@ -83,23 +131,37 @@ nn::ModelConfig model_in(const std::string& directory) {
 
 std::int64_t check_resumed(const TrainPlan& plan) {
   const fsdp::Checkpoint checkpoint(plan.checkpoint);
-  const auto& before = checkpoint.attributes();
-  const auto attribute = [&](const std::string& name) {
-    const auto found = before.find(name);
-    return found == before.end() ? std::string("?") : found->second;
-  };
-  if (attribute("optimizer") != plan.options.optimizer)
+  const auto& attributes = checkpoint.attributes();
+  if (const std::string before = attribute(attributes, "optimizer"); before != plan.options.optimizer)
     throw InvalidUsage(fmt::format("--resume {}: written with --optimizer {}, this run has {}", plan.options.resume,
-                                   attribute("optimizer"), plan.options.optimizer));
+                                   before, plan.options.optimizer));
   const auto step = static_cast<std::int64_t>(checkpoint.step());
   if (plan.data == nullptr || step >= plan.options.steps) return step;  // no further training
-  for (const auto& [name, value] : data_attributes(plan))
-    if (attribute(name) != value)
-      throw InvalidUsage(fmt::format(
-          "--resume {}: written with {} {}, this run has {}, so its batches would not be the next ones; use the same, "
-          "or start over with --init of an export",
-          plan.options.resume, name == "data-tokens" ? "--data of tokens" : "--" + name, attribute(name), value));
+  for (const auto& [name, value] : data_attributes(plan)) {
+    const std::string before = attribute(attributes, name);
+    if (before == value || (before.empty() && name == "data-xxh3")) continue;  // which older checkpoints lack
+    const std::string what = name == "data-tokens" ? "--data of tokens"
+                             : name == "data-xxh3" ? "--data of XXH3"
+                                                   : "--" + name;
+    throw InvalidUsage(fmt::format(
+        "--resume {}: written with {} {}, this run has {}, so its batches would not be the next ones; use the same{}, "
+        "or start over with --init of an export",
+        plan.options.resume, what, before, value, name == "data-xxh3" ? " files in the same order" : ""));
+  }
   return step;
+}
+
+std::string schedule_note(const TrainPlan& plan) {
+  if (plan.checkpoint.empty() || plan.schedule.kind != nn::LrSchedule::Kind::cosine) return "";
+  const fsdp::Checkpoint checkpoint(plan.checkpoint);
+  nn::LrSchedule before = plan.schedule;
+  before.steps = std::strtoll(attribute(checkpoint.attributes(), "steps").c_str(), nullptr, 10);
+  if (before.steps <= 0 || before.steps == plan.schedule.steps || plan.first_step >= plan.schedule.steps) return "";
+  return fmt::format(
+      "--resume {}: the cosine schedule now ends in step {} instead of {}: the learning rate was {:.3g} in step {} and "
+      "is {:.3g} in step {}",
+      plan.options.resume, plan.schedule.steps, before.steps, nn::learning_rate(before, plan.first_step),
+      plan.first_step, nn::learning_rate(plan.schedule, plan.first_step + 1), plan.first_step + 1);
 }
 
 std::string divergence_note(const TrainPlan& plan) {

@@ -12,12 +12,20 @@ namespace tessera::tools {
 
 void add_saving_options(CLI::App& command, TrainOptions& options);
 
+/// With --resume: options of the checkpoint's run that are not given now get the values that they had then. Records
+/// what is given or restored in `given`, and in `notes` what a user should know. Call it after parsing, on every rank.
+/// Throws InvalidUsage.
+void restore_options(CLI::App& command, TrainOptions& options);
+
 /// The newest complete checkpoint of --resume; "" if the run starts from the beginning. Throws InvalidUsage.
 std::string checkpoint_to_resume(const TrainOptions& options);
 /// The model of a checkpoint that train wrote. Throws InvalidUsage.
 nn::ModelConfig model_in(const std::string& checkpoint);
 /// The number of steps done. Throws InvalidUsage if the plan's data would not continue the checkpoint's.
 std::int64_t check_resumed(const TrainPlan& plan);
+
+/// A line if --steps changes the learning rates of a resumed cosine schedule; else "".
+std::string schedule_note(const TrainPlan& plan);
 
 /// A line if the checkpoint to resume contains values that aren't finite, naming the newest finite one; else "".
 std::string divergence_note(const TrainPlan& plan);

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "tessera/base/error.h"
+#include "tessera/base/text.h"
 #include "tessera/comm/launch.h"
 #include "tessera/fsdp/strategy.h"
 #include "tools/cli/commands.h"
@@ -82,6 +83,11 @@ int train_as_rank(const TrainPlan& plan) {
                                  .device = device_of_rank(options.device),
                                  .flight_recorder = options.flight_recorder});
   const bool first = world->rank() == 0;
+  if (first && plan.data != nullptr) {
+    fmt::print("{}: trains on the first {} of {} tokens; the last tenth is left for --eval\n",
+               base::printable(plan.data->name()), plan.data->training().count(), plan.data->size());
+    std::fflush(stdout);
+  }
   LineFile json("--json", first ? options.json : "");
   CsvLog csv(first ? options.log_csv : "", plan.first_step);
   RankProgress progress(plan);
@@ -122,9 +128,11 @@ int train(const CommandLine& commands, const TrainOptions& options) {
     check_outputs(plan);
     if (comm_variable("TESSERA_LAUNCHER") != "tessera") {  // else the launching process has printed it
       warn_ineffective_options(options);
-      if (const std::string note = divergence_note(plan); !note.empty()) fmt::print(stderr, "tessera: {}\n", note);
-      if (const std::string note = accumulation_note(plan, options.strategy); !note.empty())
-        fmt::print(stderr, "tessera: {}\n", note);
+      std::vector<std::string> notes = options.notes;
+      notes.insert(notes.end(), {plan.model.note, schedule_note(plan), divergence_note(plan),
+                                 accumulation_note(plan, options.strategy)});
+      for (const std::string& note : notes)
+        if (!note.empty()) fmt::print(stderr, "tessera: {}\n", note);
     }
   }
   if (!spawn) return train_as_rank(plan);
@@ -160,8 +168,12 @@ void add_train(CommandLine& commands) {
       ->type_name("DIR");
   train_command->add_option("--export-adapter", options->export_adapter, "write the adapters as a PEFT directory")
       ->type_name("DIR");
-  train_command->callback(
-      [&commands, options] { commands.chosen = [&commands, options] { return train(commands, *options); }; });
+  train_command->callback([&commands, train_command, options] {
+    commands.chosen = [&commands, train_command, options] {
+      restore_options(*train_command, *options);
+      return train(commands, *options);
+    };
+  });
 }
 
 }  // namespace tessera::tools

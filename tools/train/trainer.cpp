@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 
 #include "tessera/comm/flight_recorder.h"
@@ -157,7 +156,7 @@ class Trainer {
     const base::MemoryTracker::Snapshot memory = memory_tracker_.snapshot();
     report.live_bytes = memory.total_now;
     report.peak_bytes = memory.total_peak;
-    if (engine_.options().measures_norm()) report.grad_norm = engine_.grad_norm();
+    if (engine_.options().measures_norm()) report.grad_norm = unsigned_nan(engine_.grad_norm());
     // The scaler skips steps whose norm is not finite: their parameters don't change.
     divergence_.after_step(
         report.step, own, mean,
@@ -221,7 +220,7 @@ class Trainer {
 
   double mean_over_ranks(double loss) {
     if (world_.size() > 1) control_.all_reduce(&loss, 1, comm::ReduceOp::avg(), "loss");
-    return std::isnan(loss) ? std::numeric_limits<double>::quiet_NaN() : loss;  // one of the many NaNs, without a sign
+    return unsigned_nan(loss);
   }
 
   void record_model_state() {

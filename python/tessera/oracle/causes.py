@@ -13,6 +13,7 @@ from tessera.oracle.wording import count_text, list_text, number_text, operation
 _TOLERANCE = 1e-3  # of ratios of norms: the values may be rounded in a half precision
 _EXACT = 1e-6
 _ROUNDING = 1e-5
+_VALUES = 1e-2  # of single values: those of bf16 have 8 bits
 
 
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce")  # named first: gradients depend on them
@@ -86,9 +87,25 @@ def backward_passes(found: Comparison) -> Optional[str]:
     return None
 
 
+def changed_parameters(found: Comparison) -> Optional[str]:
+    """Parameters that are not those that the last step left, when the next pass reads them."""
+    if not found.in_both or len(found.a.ranks) != len(found.b.ranks):
+        return None
+    for rank, (x, y) in enumerate(zip(found.steps_a(), found.steps_b())):
+        a, b = (step.backwards[0].get("changed", {}) if step.backwards else {} for step in (x, y))
+        names = sorted(name for name in {*a, *b} if a.get(name) != b.get(name))
+        if names:
+            where = "A" if not b else "B" if not a else "both runs, in another way"
+            return (
+                f"parameters changed outside the optimizer in {where}: after the step before step {x.number} and before its "
+                f"first backward pass, {list_text(names)} on rank {rank}"
+            )
+    return None
+
+
 def random_state(found: Comparison) -> Optional[str]:
     """The loss of the first backward pass differs although the parameters were equal."""
-    if not found.in_both or found.index < 1 or len(found.a.ranks) != len(found.b.ranks):
+    if changed_parameters(found) or not found.in_both or found.index < 1 or len(found.a.ranks) != len(found.b.ranks):
         return None
     ranks: list[int] = []
     for rank, (x, y) in enumerate(zip(found.steps_a(), found.steps_b())):
@@ -98,11 +115,33 @@ def random_state(found: Comparison) -> Optional[str]:
     if not ranks:
         return None
     x, y = found.steps_a()[ranks[0]], found.steps_b()[ranks[0]]
-    states = "differ, too: a changed seed" if x.random != y.random else "are equal: the data or its order"
+    differ = "differ, too: a changed seed, or another number of random values"
+    states = differ if x.random != y.random else "are equal: the data or its order, or what is not recorded"
     return (
         f"the first loss of step {x.number} differs already on {ranks_text(ranks)} ({number_text(x.backwards[0]['loss'])} "
         f"and {number_text(y.backwards[0]['loss'])}) with equal parameters: other inputs, another scale of the loss or "
         f"stale parameters; the states of the random generator {states}"
+    )
+
+
+def _reductions_in_each_pass(x: Step, y: Step, kind: str) -> Optional[str]:
+    """One run reduces in each of several backward passes what the other reduces in the last one."""
+    passes = len(x.backwards)
+    if passes < 2 or passes != len(y.backwards) or kind not in _REDUCING:
+        return None
+
+    def early(step: Step) -> int:
+        """The operations before the last backward pass."""
+        last = step.backwards[-1]["issued"]
+        return sum(c["kind"] == kind and c["number"] <= last for c in step.collectives)
+
+    a, b = early(x), early(y)
+    if (a == 0) == (b == 0):
+        return None
+    often, once = ("A", "B") if a else ("B", "A")
+    return (
+        f"gradients are reduced in each of {passes} backward passes in {often} and only in the last in {once}: no_sync() or "
+        f"set_requires_gradient_sync(False) is missing in {often}, or not meant in {once}"
     )
 
 
@@ -118,12 +157,16 @@ def operations(found: Comparison) -> Optional[str]:
         for kind in kinds:
             a, b = (sum(c["kind"] == kind for c in step.collectives) for step in (x, y))
             if a != b:
+                repeated = _reductions_in_each_pass(x, y, kind)
+                if repeated is not None:
+                    return repeated
                 less = "B" if b < a else "A"
                 stale = (
                     ": stale values of an earlier one may be in use" if "gather" in kind or kind == "broadcast" else ""
                 )
                 texts.append(
-                    f"a skipped {kind} in {less}: at step {x.number} rank {rank} issues {a} in A and {b} in B{stale}"
+                    f"a skipped {kind} in {less}: at step {x.number} rank {rank} issues {a} in A and {b} in B{stale}; "
+                    "which of the two is wrong is not known"
                 )
         if texts:
             return texts[0]
@@ -184,6 +227,29 @@ def ranks_disagree(found: Comparison) -> Optional[str]:
     return None
 
 
+def _is_multiple(a: list[Any], b: list[Any], ratio: float) -> bool:
+    """Whether all elements that both records keep are in B those in A times the ratio. False if none are kept."""
+    pairs_of_values = [(x, y) for p, q in zip(a, b) for x, y in zip(p.get("sample", []), q.get("sample", []))]
+    if len(a) != len(b) or any(len(p.get("sample", [])) != len(q.get("sample", [])) for p, q in zip(a, b)):
+        return False
+    largest = max((abs(ratio * x) for x, _ in pairs_of_values), default=0.0)
+    return largest > 0 and all(
+        math.isclose(ratio * x, y, rel_tol=_VALUES, abs_tol=_TOLERANCE * largest) for x, y in pairs_of_values
+    )
+
+
+def _gradients_are_multiples(found: Comparison, ratio: float) -> bool:
+    a, b = found.steps_a(), found.steps_b()
+    names = [d.name for d in found.step.differences if d.kind == "gradients"] if found.step else []
+    for name in names:
+        entries = [[step.tensors["gradients"].get(name) for step in steps] for steps in (a, b)]
+        if any(entry is None for side in entries for entry in side) or not _is_multiple(*entries, ratio):
+            return False
+        if [entry["layout"] for entry in entries[0]] != [entry["layout"] for entry in entries[1]]:
+            return False
+    return bool(names)
+
+
 def scaled(found: Comparison) -> Optional[str]:
     """All gradients that differ are those of the other run times one factor."""
     if found.step is None or found.first is None or found.first.kind != "gradients":
@@ -196,6 +262,8 @@ def scaled(found: Comparison) -> Optional[str]:
     # Equal ratios of several tensors are no accident. That of a single one is, unless it is a simple fraction.
     simple = float(Fraction(ratio).limit_denominator(16))
     if abs(ratio - 1) <= _TOLERANCE or (len(known) == 1 and not math.isclose(simple, ratio, rel_tol=_EXACT)):
+        return None
+    if not found.in_both or not _gradients_are_multiples(found, ratio):
         return None
     ranks = len(found.a.ranks)
     text = f"the norms of all gradients that differ are in B {number_text(ratio)} times those in A"
@@ -216,6 +284,8 @@ def divisor_by_rank(found: Comparison) -> Optional[str]:
         if not a or not b or not math.isfinite(a) or not math.isfinite(b):
             return None
         ratios.append(math.sqrt(b / a))
+        if not _is_multiple([x["inputs"]], [y["inputs"]], ratios[-1]):
+            return None
     if max(ratios) <= min(ratios) * (1 + _TOLERANCE):
         return None
     losses = _loss_ratios(found)
@@ -352,6 +422,7 @@ CAUSES: list[Callable[[Comparison], Optional[str]]] = [
     divisor_by_rank,
     ranks_disagree,
     scaled,
+    changed_parameters,
     random_state,
     arithmetic,
     rounding,

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Work, _create_work_from_future
 
 from tessera.oracle import hashing
-from tessera.oracle.layout import dtype_name
+from tessera.oracle.layout import dtype_name, sample_of
 from tessera.oracle.waiters import Waiters
 
 # Operator: the kind of the operation in a record, and how to find its inputs and outputs among the arguments.
@@ -184,6 +184,7 @@ class Observer:
             entry["inputs"] = _hashes(inputs, len(ranks) if name in _PARTED_INPUTS else 1)
             if kind in REDUCTIONS:
                 entry["inputs"]["squares"] = _squares(inputs)
+                entry["inputs"]["sample"] = [value for tensor in inputs for value in sample_of(tensor)]
         collective = Collective(entry, outputs, len(ranks) if name in _PARTED_OUTPUTS else 1)
         self._on_issue(collective)
         return collective

@@ -34,6 +34,18 @@ class Part(NamedTuple):
     layout: dict[str, Any]  # as it stands in a record
 
 
+SAMPLES = 16  # elements of a tensor whose values are kept
+
+
+def sample_of(tensor: torch.Tensor) -> list[float]:
+    """The values of some elements, evenly spaced: enough to tell a factor from another computation."""
+    flat = tensor.detach().reshape(-1)
+    if not flat.numel() or flat.is_complex():
+        return []
+    places = torch.linspace(0, flat.numel() - 1, min(SAMPLES, flat.numel())).to(torch.int64)
+    return flat[places.to(flat.device)].to(torch.float64).tolist()
+
+
 def _is_dtensor(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh") and hasattr(tensor, "_local_tensor")
 
@@ -86,6 +98,7 @@ def entry_of(tensor: torch.Tensor, norms: bool, keep_values: int) -> dict[str, A
         squares = hashing.square_sum(part.local)
         if squares is not None:
             entry["squares"] = squares
+            entry["sample"] = sample_of(part.local)
     if keep_values > part.offset and part.local.numel() and not part.local.is_complex():
         kept = part.local.reshape(-1)[: keep_values - part.offset]
         entry["values"] = [part.offset, kept.to(torch.float64).tolist()]

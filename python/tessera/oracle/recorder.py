@@ -30,6 +30,7 @@ class _OptimizerState:
         self.updates = 0
         self.names: dict[int, str] = {}
         self.layouts: dict[str, Any] = {}
+        self.after_step: dict[str, str] = {}  # the hashes of the parameters
         self.carriers = Carriers()
 
 
@@ -113,12 +114,28 @@ class Recorder:
             if losses and not hasattr(losses[0], "placements"):
                 entry["loss"] = float(losses[0].detach())
                 entry["hash"] = hashing.text(hashing.hash_flat(losses[0]))
+            if not self._backwards:
+                changed = self._changed_parameters()
+                if changed:
+                    entry["changed"] = changed
             self._backwards.append(entry)
         self._in_backward.depth = depth + 1
         try:
             return self._backward(tensors, *arguments, **named)
         finally:
             self._in_backward.depth = depth
+
+    @torch.no_grad()
+    def _changed_parameters(self) -> dict[str, str]:
+        """The parameters that differ from what they were after the last step, with their hashes. Called in the first
+        backward pass after it, which leaves parameters as the forward pass found them."""
+        changed: dict[str, str] = {}
+        for optimizer, known in self._optimizers.values():
+            for name, parameter in self._parameters(optimizer, known):
+                value = layout.entry_of(parameter, norms=False, keep_values=0)["hash"]
+                if known.after_step.get(name, value) != value:
+                    changed[name] = value
+        return changed
 
     def _known(self, optimizer: Any) -> _OptimizerState:
         if id(optimizer) not in self._optimizers:  # the reference keeps the id from another use
@@ -204,6 +221,7 @@ class Recorder:
         self._steps += 1
         line = {"step": self._steps, **self._event, "backwards": self._backwards}
         line["parameters"] = self._parameter_entries(optimizer, known)
+        known.after_step = {name: entry["hash"] for name, entry in line["parameters"].items()}
         line["state"] = self._state_entries(optimizer, known)
         with self._lock:
             collectives, self._collectives = self._collectives, []

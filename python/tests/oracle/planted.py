@@ -40,12 +40,15 @@ def train_ddp(options):
         optimizer.zero_grad()
         count = 1 if options.mistake == "lost_microbatch" and step == 2 else 2
         for microbatch in range(count):
-            last = microbatch == count - 1
+            last = microbatch == count - 1 or (options.mistake == "missed_no_sync" and step == 2)
             with contextlib.nullcontext() if last else model.no_sync():
                 (loss_of(model, step, microbatch) / 2).backward()
         optimizer.step()
         if options.mistake == "extra_step" and step == 1:
             optimizer.step()
+        if options.mistake == "changed_parameter" and step == 1:
+            with torch.no_grad():
+                model.module.inner.weight[0, 0] += 0.5
 
 
 def train_fsdp2(options):
@@ -75,7 +78,12 @@ def train_plain(options):
     samples = [3, 5]
     for step in range(1, options.steps + 1):
         optimizer.zero_grad()
-        if options.uneven:
+        if options.mistake == "dropout_seed":
+            torch.manual_seed(options.seed + 100 * step + options.dropout_seed + dist.get_rank())
+            x, y = batch(step, 0, dist.get_rank(), 400)
+            kept = nn.functional.dropout(x, 0.01)
+            (100 + (model(kept) - y).square().mean()).backward()
+        elif options.uneven:
             x, y = batch(step, 0, dist.get_rank(), samples[dist.get_rank()])
             each = (model(x) - y).square().mean(dim=1)
             wrong = options.mistake == "wrong_divisor" and step == 2
@@ -140,6 +148,7 @@ def main():
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--bucket", action="store_true")
     parser.add_argument("--uneven", action="store_true")
+    parser.add_argument("--dropout-seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed + (options.mistake == "changed_seed"))

@@ -159,6 +159,11 @@ class CheckpointWriter::Save {
     }
     fs::rename(partial_, final_);
     checkpoint::flush_directory(options_.directory);
+  }
+
+  /// Called on rank 0 after commit(): what the checkpoint does not need.
+  void tidy() const {
+    const fs::path old = final_.string() + checkpoint::kOld;
     nn::write_file_atomically((fs::path(options_.directory) / kLatest).string(), final_.filename().string() + "\n");
     if (fs::exists(old)) remove_step(old);
     remove_superseded();
@@ -267,6 +272,8 @@ bool CheckpointWriter::finish_save(bool wait) {
   std::vector<std::string> manifests;
   for (const auto& hash : control_.gather_all(mine)) manifests.emplace_back(hash.begin(), hash.end());
   throw_first_failure(control_.rank() == 0 ? failure_of([&] { save_->commit(manifests, votes[2] == 1); }) : "");
+  throw_first_failure(control_.rank() == 0 ? failure_of([&] { save_->tidy(); }) : "",
+                      "complete, but 'latest' or an older one could not be changed");
   save_.reset();
   return true;
 }
@@ -285,8 +292,8 @@ std::string CheckpointWriter::first_failure(const std::string& mine) {
   return "";
 }
 
-/// Throws on all ranks if `mine` is not empty on one. Collective.
-void CheckpointWriter::throw_first_failure(const std::string& mine) {
+/// Throws on all ranks if `mine` is not empty on one; the checkpoint is then `outcome`. Collective.
+void CheckpointWriter::throw_first_failure(const std::string& mine, const std::string& outcome) {
   const std::string failure = first_failure(mine);
   if (failure.empty()) return;
   const std::uint64_t step = save_->step();
@@ -295,7 +302,7 @@ void CheckpointWriter::throw_first_failure(const std::string& mine) {
   control_.all_reduce(&stopped, 1, comm::ReduceOp::min(), "checkpoint");  // no rank writes there any more
   if (lock_ != nullptr) save_->abandon();
   save_.reset();
-  throw SystemError("checkpoint of step " + std::to_string(step) + " is not written: " + failure);
+  throw SystemError("checkpoint of step " + std::to_string(step) + " is " + outcome + ": " + failure);
 }
 
 }  // namespace tessera::fsdp

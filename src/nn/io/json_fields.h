@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,6 +25,7 @@ class Fields {
   [[noreturn]] void fail(const std::string& what) const { throw InvalidUsage(origin_ + ": " + what); }
   const std::string& origin() const { return origin_; }
   bool has(const char* field) const { return json_.contains(field) && !json_.at(field).is_null(); }
+  bool contains(const char* field) const { return json_.contains(field); }  // null counts
   const Json& at(const char* field) const { return json_.at(field); }
 
   std::int64_t integer(const char* field) const {
@@ -50,6 +52,10 @@ class Fields {
     if (!value.is_boolean()) fail(std::string("'") + field + "' is " + shown(value) + ", needs true or false");
     return value.get<bool>();
   }
+  const Json& object(const char* field) const {
+    if (!at(field).is_object()) fail(std::string("'") + field + "' is " + shown(at(field)) + ", needs an object");
+    return at(field);
+  }
   std::string text(const char* field, const std::string& otherwise) const {
     if (!has(field)) return otherwise;
     const Json& value = json_.at(field);
@@ -58,8 +64,22 @@ class Fields {
   }
   /// Throws if a field that affects the mathematics has an unsupported value.
   void only(const char* field, bool supported) const {
-    if (flag(field, supported) != supported)
-      fail(std::string("'") + field + ": " + shown(json_.at(field)) + "' is not supported");
+    if (flag(field, supported) != supported) fail_unsupported(field);
+  }
+  /// Throws if a field is set, that is, neither absent nor null, false or empty.
+  void only_unset(std::string_view field) const {
+    const auto found = json_.find(field);
+    if (found == json_.end() || found->is_null() || *found == false || *found == "") return;
+    if (!found->is_structured() || !found->empty()) fail_unsupported(field);
+  }
+  /// Throws if a field other than `known` is set: it may affect the mathematics.
+  void only_known(std::span<const std::string_view> known) const {
+    for (const auto& [field, value] : json_.items())
+      if (std::find(known.begin(), known.end(), field) == known.end()) only_unset(field);
+  }
+  [[noreturn]] void fail_unsupported(std::string_view field) const {
+    const std::string name = shown(field);
+    fail("'" + name.substr(1, name.size() - 2) + ": " + shown(json_.at(field)) + "' is not supported");
   }
 
  private:
@@ -70,11 +90,33 @@ class Fields {
   const std::string origin_;
 };
 
-/// Throws InvalidUsage if the text is no object, is nested too deeply or is too long for a configuration.
-inline Json parse_object(std::string_view text, const std::string& origin) {
-  if (text.size() > (1U << 20U))
-    throw InvalidUsage(origin + ": " + std::to_string(text.size()) +
-                       " bytes exceed the 1 MiB limit of a configuration");
+/// JSON has no NaN and Infinity, but Python writes and reads them. As strings they concern only who reads a number.
+inline std::string with_quoted_numbers(std::string_view text) {
+  std::string quoted;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size();) {
+    std::size_t length = 1;
+    if (in_string && text[i] == '\\') {
+      length = 2;
+    } else if (text[i] == '"') {
+      in_string = !in_string;
+    } else if (!in_string) {
+      for (const std::string_view number : {"NaN", "Infinity", "-Infinity"})
+        if (text.substr(i).starts_with(number)) length = number.size();
+    }
+    const std::string_view part = text.substr(i, length);
+    quoted += !in_string && length > 1 ? '"' + std::string(part) + '"' : std::string(part);
+    i += length;
+  }
+  return quoted;
+}
+
+/// Throws InvalidUsage if the text is no object, is nested too deeply or is longer than `limit`.
+inline Json parse_object(std::string_view original, const std::string& origin, std::size_t limit = 1U << 20U) {
+  if (original.size() > limit)
+    throw InvalidUsage(origin + ": " + std::to_string(original.size()) +
+                       " bytes are too many for such a file; at most " + std::to_string(limit) + " are read");
+  const std::string text = with_quoted_numbers(original);
   int deepest = 0;
   const auto shallow = [&deepest](int depth, Json::parse_event_t, Json&) {
     return (deepest = std::max(deepest, depth)) < 64;

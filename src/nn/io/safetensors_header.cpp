@@ -10,24 +10,27 @@ namespace {
 
 std::size_t element_bytes(std::string_view dtype) {
   static constexpr std::pair<std::string_view, std::size_t> kTypes[] = {
-      {"F32", 4}, {"F64", 8}, {"F16", 2}, {"BF16", 2}, {"I8", 1},   {"U8", 1},      {"I16", 2},    {"U16", 2},
-      {"I32", 4}, {"U32", 4}, {"I64", 8}, {"U64", 8},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
+      {"F32", 4},  {"F64", 8},     {"F16", 2},     {"BF16", 2},    {"I8", 1},  {"U8", 1},
+      {"I16", 2},  {"U16", 2},     {"I32", 4},     {"U32", 4},     {"I64", 8}, {"U64", 8},
+      {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"C64", 8}};
   for (const auto& [name, bytes] : kTypes)
     if (name == dtype) return bytes;
   return 0;
 }
 
-/// Depth 1: the object of tensors; 2: one tensor, or the metadata; 3: shape or data_offsets.
+/// Depth 1: the object of tensors; 2: one tensor, or the metadata; 3: shape or data_offsets. Fields of a tensor that
+/// the format doesn't have are skipped, whatever they hold, as by the reference implementation.
 class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   HeaderReader(SafetensorsHeader& header, const std::string& origin) : header_(header), origin_(origin) {}
 
-  bool null() override { return scalar("null"); }
+  bool null() override { return (depth_ == 1 && entry_.name == kMetadata) || scalar("null"); }
   bool boolean(bool) override { return scalar("a boolean"); }
   bool number_float(number_float_t, const string_t&) override { return scalar("a fraction"); }
   bool binary(binary_t&) override { return scalar("binary"); }
   bool number_integer(number_integer_t) override { return scalar("a negative number"); }
   bool number_unsigned(number_unsigned_t value) override {
+    if (skips()) return true;
     if (numbers_ == nullptr) return scalar("a number");
     if (numbers_->size() >= kMaxDimensions)
       fail(where() + " has more than " + std::to_string(kMaxDimensions) + " numbers");
@@ -40,11 +43,12 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
       header_.metadata[field_] = value;
       return true;
     }
-    if (depth_ != 2 || field_ != "dtype") return scalar("a string");
+    if (skips() || depth_ != 2 || field_ != "dtype") return scalar("a string");
     entry_.dtype = value;
     return true;
   }
   bool key(string_t& name) override {
+    if (skipped_ > 0) return true;
     if (depth_ == 1) {
       if (!names_.insert(name).second) fail("'" + shown(name) + "' appears twice");
       entry_ = {};
@@ -58,27 +62,26 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool start_object(std::size_t) override {
+    if (skips()) return skip();
     if (++depth_ > 2) fail("the header is nested too deeply");
-    in_metadata_ = depth_ == 2 && entry_.name == "__metadata__";
+    in_metadata_ = depth_ == 2 && entry_.name == kMetadata;
     return true;
   }
   bool end_object() override {
+    if (skipped_ > 0) return skipped_-- > 0;
     if (depth_-- == 2 && !in_metadata_) finish_entry();
     in_metadata_ = false;
     return true;
   }
   bool start_array(std::size_t) override {
+    if (skips()) return skip();
     if (depth_ != 2 || in_metadata_ || numbers_ != nullptr) fail("the header has an unexpected array");
-    if (field_ == "shape") {
-      numbers_ = &entry_.shape;
-    } else if (field_ == "data_offsets") {
-      numbers_ = &offsets_;
-    } else {
-      fail(where() + " is an array");
-    }
+    if (field_ == "dtype") fail(where() + " is an array");
+    numbers_ = field_ == "shape" ? &entry_.shape : &offsets_;
     return true;
   }
   bool end_array() override {
+    if (skipped_ > 0) return skipped_-- > 0;
     numbers_ = nullptr;
     return true;
   }
@@ -88,6 +91,17 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
  private:
   static constexpr std::size_t kMaxDimensions = 32;
+  static constexpr int kMaxSkipped = 64;  // depth
+  static constexpr const char* kMetadata = "__metadata__";
+  /// Inside a tensor, at or in the value of a field that the format doesn't have.
+  bool skips() const {
+    return skipped_ > 0 ||
+           (depth_ == 2 && !in_metadata_ && field_ != "dtype" && field_ != "shape" && field_ != "data_offsets");
+  }
+  bool skip() {
+    if (++skipped_ > kMaxSkipped) fail("the header is nested too deeply");
+    return true;
+  }
   [[noreturn]] void fail(const std::string& what) const { throw InvalidUsage(origin_ + ": " + what); }
   /// Names are file input: shortened, and without control characters.
   static std::string shown(const std::string& name) {
@@ -98,6 +112,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
   std::string where() const { return "'" + shown(field_) + "' of '" + shown(entry_.name) + "'"; }
   bool scalar(const char* what) const {
+    if (skips()) return true;
     if (depth_ == 0) fail("the header is not a JSON object");
     if (depth_ == 1) fail("'" + shown(entry_.name) + "' is " + what + ", not a tensor");
     fail(where() + " is or holds " + what);
@@ -133,7 +148,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
   SafetensorsHeader& header_;
   const std::string& origin_;
-  int depth_ = 0;
+  int depth_ = 0, skipped_ = 0;
   bool in_metadata_ = false;
   SafetensorsEntry entry_;
   Shape offsets_;
@@ -145,7 +160,11 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 }  // namespace
 
 SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes, const std::string& origin) {
-  if (json.empty() || json.front() != '{') throw InvalidUsage(origin + ": the header does not begin with '{'");
+  const std::size_t first = json.find_first_not_of(" \t\r\n");
+  if (first == std::string_view::npos || json[first] != '{')
+    throw InvalidUsage(origin + ": the header does not begin with '{'");
+  if (const std::size_t zero = json.find('\0'); zero != std::string_view::npos)
+    throw InvalidUsage(origin + ": the header is not JSON (byte " + std::to_string(zero) + " is zero)");
   SafetensorsHeader header;
   HeaderReader reader(header, origin);
   nlohmann::json::sax_parse(json.begin(), json.end(), &reader);

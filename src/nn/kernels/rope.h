@@ -8,9 +8,20 @@
 
 namespace tessera::nn::kernels {
 
-/// cosine[p, i] and sine[p, i] of p * theta^(-2i/dim), for p < positions, i < dim/2; computed in f64, rounded once.
+/// Changes the frequencies theta^(-2i/dim) for contexts longer than those of the pretraining.
+struct RopeScaling {
+  double factor = 1;  ///< divides frequencies; 1: none
+  double low = 0;     ///< Llama 3's: frequencies of up to `low` periods in `original_context` positions are divided
+  double high = 0;    ///< those of `high` periods and more are kept, those between interpolated; 0: all are divided
+  double original_context = 0;                          ///< positions of the pretraining
+  bool operator==(const RopeScaling&) const = default;  ///< by value
+};
+
+/// cosine[p, i] and sine[p, i] of p * theta^(-2i/dim), scaled, for p < positions, i < dim/2; computed in f64, rounded
+/// once.
 template <class T>
-TESSERA_API void rope_table(std::size_t positions, std::size_t dim, double theta, T* cosine, T* sine);
+TESSERA_API void rope_table(std::size_t positions, std::size_t dim, double theta, T* cosine, T* sine,
+                            const RopeScaling& scaling = {});
 
 /// Arguments of rope().
 template <class T>

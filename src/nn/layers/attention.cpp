@@ -3,6 +3,14 @@
 #include "tessera/nn/ops/attention.h"
 
 namespace tessera::nn {
+namespace {
+
+/// Of x to `heads` heads.
+LinearOptions projection(const GroupedAttentionOptions& options, std::int64_t heads) {
+  return {.in = options.width, .out = heads * options.head_dim, .bias = options.bias, .deviation = options.deviation};
+}
+
+}  // namespace
 
 SelfAttention::SelfAttention(Context& context, const SelfAttentionOptions& options)
     : Layer(context),
@@ -27,21 +35,12 @@ GroupedAttention::GroupedAttention(Context& context, const GroupedAttentionOptio
       kv_heads_(options.kv_heads),
       attention_dropout_(options.attention_dropout),
       rotary_(options.rotary),
-      q_proj_(add<Linear>("q_proj", LinearOptions{.in = options.width,
-                                                  .out = options.heads * options.head_dim,
-                                                  .bias = false,
-                                                  .deviation = options.deviation})),
-      k_proj_(add<Linear>("k_proj", LinearOptions{.in = options.width,
-                                                  .out = options.kv_heads * options.head_dim,
-                                                  .bias = false,
-                                                  .deviation = options.deviation})),
-      v_proj_(add<Linear>("v_proj", LinearOptions{.in = options.width,
-                                                  .out = options.kv_heads * options.head_dim,
-                                                  .bias = false,
-                                                  .deviation = options.deviation})),
+      q_proj_(add<Linear>("q_proj", projection(options, options.heads))),
+      k_proj_(add<Linear>("k_proj", projection(options, options.kv_heads))),
+      v_proj_(add<Linear>("v_proj", projection(options, options.kv_heads))),
       o_proj_(add<Linear>("o_proj", LinearOptions{.in = options.heads * options.head_dim,
                                                   .out = options.width,
-                                                  .bias = false,
+                                                  .bias = options.output_bias,
                                                   .deviation = options.deviation})) {}
 
 Tensor GroupedAttention::forward(const Tensor& x) {

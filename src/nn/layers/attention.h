@@ -52,10 +52,12 @@ struct GroupedAttentionOptions {
   std::int64_t head_dim = 0;                ///< elements of a head
   double deviation = 0.02;                  ///< of the initial weights
   double attention_dropout = 0.0;           ///< probability for the attention weights
+  bool bias = false;                        ///< of the projections of x
+  bool output_bias = false;                 ///< of o_proj
   std::shared_ptr<RotaryEmbedding> rotary;  ///< shared by the layers of a model; must not be null
 };
 
-/// Grouped-query attention with rotary positions. Children: q_proj, k_proj, v_proj, o_proj, without biases.
+/// Grouped-query attention with rotary positions. Children: q_proj, k_proj, v_proj, o_proj.
 class TESSERA_API GroupedAttention : public Layer<GroupedAttention> {
  public:
   /// Parameters get no memory; see Module::materialize().

@@ -15,13 +15,16 @@ GatedMlp::GatedMlp(Context& context, const GatedMlpOptions& options)
     : Layer(context),
       gate_proj_(add<Linear>(
           "gate_proj",
-          LinearOptions{.in = options.width, .out = options.hidden, .bias = false, .deviation = options.deviation})),
+          LinearOptions{
+              .in = options.width, .out = options.hidden, .bias = options.bias, .deviation = options.deviation})),
       up_proj_(add<Linear>(
           "up_proj",
-          LinearOptions{.in = options.width, .out = options.hidden, .bias = false, .deviation = options.deviation})),
+          LinearOptions{
+              .in = options.width, .out = options.hidden, .bias = options.bias, .deviation = options.deviation})),
       down_proj_(add<Linear>(
           "down_proj",
-          LinearOptions{.in = options.hidden, .out = options.width, .bias = false, .deviation = options.deviation})) {}
+          LinearOptions{
+              .in = options.hidden, .out = options.width, .bias = options.bias, .deviation = options.deviation})) {}
 
 Tensor GatedMlp::forward(const Tensor& x) {
   // Arguments of one call are evaluated in an order of the compiler's, which would be that of the gradients' sum.

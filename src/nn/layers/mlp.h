@@ -36,9 +36,10 @@ struct GatedMlpOptions {
   std::int64_t width = 0;   ///< of x and the result
   std::int64_t hidden = 0;  ///< elements between the projections
   double deviation = 0.02;  ///< of the initial weights
+  bool bias = false;        ///< true: all projections have one
 };
 
-/// SwiGLU: down_proj(silu(gate_proj(x)) * up_proj(x)), without biases.
+/// SwiGLU: down_proj(silu(gate_proj(x)) * up_proj(x)).
 class TESSERA_API GatedMlp : public Layer<GatedMlp> {
  public:
   /// Parameters get no memory; see Module::materialize().

@@ -73,7 +73,7 @@ ModelConfig preset(std::string_view name) {
   for (const ModelConfig& config : make_presets())
     if (config.name == name) return config;
   throw InvalidUsage("unknown model '" + std::string(name) + "'; known: " + known_presets() +
-                     ", or a Hugging Face config.json (gpt2 or llama) or its folder");
+                     ", or a Hugging Face config.json (gpt2, llama, mistral or qwen2) or its folder");
 }
 
 ModelConfig find_config(const std::string& name_or_file) {
@@ -84,6 +84,13 @@ ModelConfig find_config(const std::string& name_or_file) {
   std::error_code ignored;
   if (!known && std::filesystem::is_directory(folder, ignored)) return read_config((folder / "config.json").string());
   return preset(name_or_file);
+}
+
+bool ModelConfig::same_model(ModelConfig other) const {
+  other.name = name;
+  other.token_ids = token_ids;
+  other.note = note;
+  return *this == other;
 }
 
 void validate(const ModelConfig& config) {
@@ -131,7 +138,10 @@ std::int64_t parameter_count(const ModelConfig& c) {
     return (c.vocabulary + c.context) * c.width + c.layers * (attention + mlp + 4 * c.width) + 2 * c.width + head;
   }
   const std::int64_t attention = 2 * c.width * (c.heads + c.kv_heads) * c.head_dim;
-  return c.vocabulary * c.width + c.layers * (attention + 3 * c.width * c.hidden + 2 * c.width) + c.width + head;
+  const std::int64_t biases = (c.attention_bias ? (c.heads + 2 * c.kv_heads) * c.head_dim : 0) +
+                              (c.output_bias ? c.width : 0) + (c.mlp_bias ? 2 * c.hidden + c.width : 0);
+  const std::int64_t block = attention + 3 * c.width * c.hidden + 2 * c.width + biases;
+  return c.vocabulary * c.width + c.layers * block + c.width + head;
 }
 
 }  // namespace tessera::nn

@@ -1,4 +1,5 @@
-// Model configurations: presets, and Hugging Face's config.json of types gpt2 and llama (transformers 4 and 5).
+// Model configurations: presets, and Hugging Face's config.json of types gpt2, llama, mistral and qwen2 (transformers 4
+// and 5).
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,7 @@
 
 #include "tessera/base/export.h"
 #include "tessera/nn/kernels/activation.h"
+#include "tessera/nn/kernels/rope.h"
 
 namespace tessera::nn {
 
@@ -31,10 +33,19 @@ struct ModelConfig {
   double init_deviation = 0.02;                                     ///< standard deviation of initial weights
   double rope_theta = 10000.0;                                      ///< base of the rotary angles; llama
   double embedding_dropout = 0.0;                                   ///< probability, after the embeddings; gpt2
-  double residual_dropout = 0.0;   ///< probability, after attention and feed-forward layers; gpt2
-  double attention_dropout = 0.0;  ///< probability, of the attention weights
+  double residual_dropout = 0.0;           ///< probability, after attention and feed-forward layers; gpt2
+  double attention_dropout = 0.0;          ///< probability, of the attention weights
+  kernels::RopeScaling rope_scaling = {};  ///< llama
+  bool attention_bias = false;             ///< llama: q_proj, k_proj and v_proj have biases
+  bool output_bias = false;                ///< llama: o_proj has a bias
+  bool mlp_bias = false;                   ///< llama: the feed-forward layers have biases
+  /// Ids of special tokens, which training doesn't use: the text of a JSON object. "": the model has none.
+  std::string token_ids;
+  std::string note;  ///< a line for the user if versions of transformers read the file differently; else ""
 
-  bool operator==(const ModelConfig&) const = default;  ///< by value, with the name
+  bool operator==(const ModelConfig&) const = default;  ///< by value, with the name and the note
+  /// True if both have the same parameters and outputs.
+  TESSERA_API bool same_model(ModelConfig other) const;
 };
 
 /// "gpt-nano", "gpt-mini", "gpt2", "gpt2-xl", "llama-nano", "llama-7b", "gpt-tall".
@@ -47,13 +58,13 @@ TESSERA_API ModelConfig preset(std::string_view name);
 /// same name. Throws InvalidUsage.
 TESSERA_API ModelConfig find_config(const std::string& name_or_file);
 
-/// Reads a config.json. Unsupported settings (rope scaling, attention biases, ...) throw InvalidUsage that names the
-/// field.
+/// Reads a config.json as transformers 5 does, which ignores fields that it doesn't know. Settings of transformers that
+/// are not supported throw InvalidUsage that names the field.
 TESSERA_API ModelConfig read_config(const std::string& path);
 /// Parses the text of a config.json; `origin` names it in errors.
 TESSERA_API ModelConfig parse_config(std::string_view text, const std::string& origin);
 
-/// The text of a config.json that transformers 4 and 5 read.
+/// The text of a config.json that transformers 4 and 5 read. Models of type mistral are written as llama.
 TESSERA_API std::string config_json(const ModelConfig& config);
 
 /// Throws InvalidUsage if the values are inconsistent.

@@ -1,4 +1,7 @@
-// Reads and writes Hugging Face's config.json. Fields: transformers' GPT2Config and LlamaConfig, versions 4 and 5.
+// Reads and writes Hugging Face's config.json. Fields: transformers' GPT2Config, LlamaConfig, MistralConfig and
+// Qwen2Config, versions 4 and 5.
+#include <algorithm>
+
 #include "tessera/nn/io/json_fields.h"
 #include "tessera/nn/models/config.h"
 
@@ -29,15 +32,20 @@ std::string_view name_of(Activation activation) {
   return "gelu_new";
 }
 
+/// transformers gives fields of gpt2 two names, of which the general one goes first.
+std::int64_t integer(const Fields& fields, const char* general, const char* own, std::int64_t otherwise) {
+  return fields.integer(general, fields.integer(own, otherwise));
+}
+
 void read_gpt2(const Fields& fields, ModelConfig& config) {
   config.family = Family::gpt2;
-  config.layers = fields.integer("n_layer", 12);
-  config.width = fields.integer("n_embd", 768);
-  config.heads = config.kv_heads = fields.integer("n_head", 12);
+  config.layers = integer(fields, "num_hidden_layers", "n_layer", 12);
+  config.width = integer(fields, "hidden_size", "n_embd", 768);
+  config.heads = config.kv_heads = integer(fields, "num_attention_heads", "n_head", 12);
   config.head_dim = config.heads > 0 ? config.width / config.heads : 0;
   config.hidden = fields.integer("n_inner", config.width < (1LL << 40) ? 4 * config.width : 0);
   config.vocabulary = fields.integer("vocab_size", 50257);
-  config.context = fields.integer("n_positions", 1024);
+  config.context = integer(fields, "max_position_embeddings", "n_positions", 1024);
   config.activation = activation_of(fields, fields.text("activation_function", "gelu_new"));
   config.tied = fields.flag("tie_word_embeddings", true);
   config.norm_eps = fields.number("layer_norm_epsilon", 1e-5);
@@ -49,42 +57,119 @@ void read_gpt2(const Fields& fields, ModelConfig& config) {
   fields.only("add_cross_attention", false);
 }
 
-/// Reads rope_theta and rope_scaling of transformers 4, rope_parameters of 5.
-double read_rope(const Fields& fields) {
-  if (fields.has("rope_scaling")) {
-    const Json& scaling = fields.at("rope_scaling");
-    if (!scaling.is_object()) fields.fail("'rope_scaling' must be an object");
-    const Fields inner(scaling, fields.origin() + ": rope_scaling");
-    const std::string type = inner.text("rope_type", inner.text("type", "?"));
-    if (type != "default") fields.fail("rope scaling ('rope_scaling' of type " + type + ") is not supported");
-  }
-  if (!fields.has("rope_parameters")) return fields.number("rope_theta", 10000.0);
-  const Json& parameters = fields.at("rope_parameters");
-  if (!parameters.is_object()) fields.fail("'rope_parameters' must be an object");
-  const Fields inner(parameters, fields.origin() + ": rope_parameters");
-  const std::string type = inner.text("rope_type", "default");
-  if (type != "default") fields.fail("rope scaling ('rope_parameters' of type " + type + ") is not supported");
-  if (inner.number("partial_rotary_factor", 1.0) != 1.0) fields.fail("'partial_rotary_factor' is not supported");
-  return inner.number("rope_theta", fields.number("rope_theta", 10000.0));
+void read_llama3(const Fields& inner, ModelConfig& config) {
+  kernels::RopeScaling& scaling = config.rope_scaling;
+  scaling.low = inner.number("low_freq_factor", 1);
+  scaling.high = inner.number("high_freq_factor", 4);
+  scaling.original_context = inner.number("original_max_position_embeddings", static_cast<double>(config.context));
+  if (!(scaling.low > 0 && scaling.high > scaling.low && scaling.original_context > 0))
+    inner.fail("needs 0 < 'low_freq_factor' < 'high_freq_factor', and positions above 0");
 }
 
-void read_llama(const Fields& fields, ModelConfig& config) {
+/// Fields that rope_scaling of transformers 4 and rope_parameters of 5 may have.
+constexpr std::string_view kRopeFields[] = {"type",
+                                            "rope_type",
+                                            "rope_theta",
+                                            "factor",
+                                            "low_freq_factor",
+                                            "high_freq_factor",
+                                            "original_max_position_embeddings",
+                                            "partial_rotary_factor"};
+
+/// As transformers 5: rope_scaling replaces rope_parameters; rope_theta lies in either or outside.
+void read_rope(const Fields& fields, ModelConfig& config) {
+  const char* const old_field = "rope_scaling";
+  const char* const field = fields.has(old_field) ? old_field : "rope_parameters";
+  if (field == old_field && fields.object(field).empty()) fields.fail("'rope_scaling' is empty; leave it out");
+  const double outside = fields.number("rope_theta", 10000.0);
+  const Json none = Json::object();
+  const Fields inner(fields.has(field) ? fields.object(field) : none, fields.origin() + ": " + field);
+  inner.only_known(kRopeFields);
+  config.rope_theta = inner.number("rope_theta", outside);
+  if (inner.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0)
+    fields.fail("'partial_rotary_factor' is not supported; needs 1");
+  const std::string type = inner.text("rope_type", inner.text("type", "default"));
+  if (type != "default" && type != "linear" && type != "llama3")
+    inner.fail("the rope type '" + type + "' is not supported; supported: default linear llama3");
+  if (type != "default") config.rope_scaling.factor = inner.number("factor", 0);
+  if (!(config.rope_scaling.factor > 0)) inner.fail("the rope type '" + type + "' needs a 'factor' above 0");
+  if (type == "llama3") read_llama3(inner, config);
+  if (config.rope_theta != outside || (field != old_field && type != "default"))
+    config.note = inner.origin() + ": used as by transformers 5; transformers 4 would ignore " +
+                  (type == "default" ? "its rope_theta" : "a part of it");
+}
+
+/// Types whose computations are Llama's, and the defaults of their fields.
+struct LlamaLike {
+  std::string_view type;
+  std::int64_t hidden, vocabulary, context, kv_heads;  // kv_heads 0: as many as heads
+  bool attention_bias;                                 // without a bias of o_proj
+};
+constexpr LlamaLike kLlamaLike[] = {{"llama", 11008, 32000, 2048, 0, false},
+                                    {"mistral", 14336, 32000, 4096 * 32, 8, false},
+                                    {"qwen2", 22016, 151936, 32768, 32, true}};
+
+/// A window that reaches over the whole context changes nothing.
+void check_window(const Fields& fields, const LlamaLike& type, const ModelConfig& config) {
+  if (type.type == "llama") return;  // which has no such field
+  const bool absent = !fields.contains("sliding_window"),
+             used = fields.flag("use_sliding_window", type.type == "mistral");
+  const std::int64_t window = fields.integer("sliding_window", absent ? 4096 : config.context);
+  if (used && window < config.context)
+    fields.fail("a 'sliding_window' of " + std::to_string(window) + " below 'max_position_embeddings' (" +
+                std::to_string(config.context) + ") is not supported; lower the latter to train on shorter sequences");
+}
+
+void read_llama(const Fields& fields, const LlamaLike& type, ModelConfig& config) {
   config.family = Family::llama;
   config.layers = fields.integer("num_hidden_layers", 32);
   config.width = fields.integer("hidden_size", 4096);
   config.heads = fields.integer("num_attention_heads", 32);
-  config.kv_heads = fields.integer("num_key_value_heads", config.heads);
+  const bool all = type.kv_heads == 0 || fields.contains("num_key_value_heads");  // null: as many as heads
+  config.kv_heads = fields.integer("num_key_value_heads", all ? config.heads : type.kv_heads);
   config.head_dim = fields.integer("head_dim", config.heads > 0 ? config.width / config.heads : 0);
-  config.hidden = fields.integer("intermediate_size", 11008);
-  config.vocabulary = fields.integer("vocab_size", 32000);
-  config.context = fields.integer("max_position_embeddings", 2048);
+  config.hidden = fields.integer("intermediate_size", type.hidden);
+  config.vocabulary = fields.integer("vocab_size", type.vocabulary);
+  config.context = fields.integer("max_position_embeddings", type.context);
   config.activation = activation_of(fields, fields.text("hidden_act", "silu"));
   config.tied = fields.flag("tie_word_embeddings", false);
   config.norm_eps = fields.number("rms_norm_eps", 1e-6);
   config.attention_dropout = fields.number("attention_dropout", 0.0);
-  config.rope_theta = read_rope(fields);
-  fields.only("attention_bias", false);
-  fields.only("mlp_bias", false);
+  config.attention_bias = type.attention_bias;
+  if (type.type == "llama") {
+    config.attention_bias = config.output_bias = fields.flag("attention_bias", false);
+    config.mlp_bias = fields.flag("mlp_bias", false);
+  }
+  check_window(fields, type, config);
+  read_rope(fields, config);
+}
+
+/// Fields of all types that change the mathematics. transformers ignores what none of its classes knows.
+constexpr std::string_view kUnset[] = {"quantization_config", "per_layer_config", "pruned_heads"};
+
+/// Fields of the tokenizer's, which an export hands on.
+constexpr const char* kTokenIds[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+
+std::string token_ids_of(const Json& json) {
+  nlohmann::ordered_json ids = nlohmann::ordered_json::object();
+  for (const char* field : kTokenIds)
+    if (json.contains(field)) ids[field] = json.at(field);
+  const bool begin_and_end = ids.contains("bos_token_id") && ids.contains("eos_token_id");  // else they have defaults
+  if (begin_and_end && std::ranges::all_of(ids, [](const auto& id) { return id.is_null(); })) return "";
+  return ids.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+nlohmann::ordered_json rope_json(const ModelConfig& c) {
+  const kernels::RopeScaling& scaling = c.rope_scaling;
+  nlohmann::ordered_json rope = {{"rope_type", "default"}, {"rope_theta", c.rope_theta}};
+  if (scaling == kernels::RopeScaling{}) return rope;
+  rope["rope_type"] = scaling.high == 0 ? "linear" : "llama3";
+  rope["factor"] = scaling.factor;
+  if (scaling.high == 0) return rope;
+  rope["low_freq_factor"] = scaling.low;
+  rope["high_freq_factor"] = scaling.high;
+  rope["original_max_position_embeddings"] = static_cast<std::int64_t>(scaling.original_context);
+  return rope;
 }
 
 }  // namespace
@@ -95,13 +180,16 @@ ModelConfig parse_config(std::string_view text, const std::string& origin) {
   ModelConfig config;
   config.name = origin;
   const std::string type = fields.text("model_type", "");
+  const auto* const like = std::ranges::find(kLlamaLike, std::string_view(type), &LlamaLike::type);
   if (type == "gpt2") {
     read_gpt2(fields, config);
-  } else if (type == "llama") {
-    read_llama(fields, config);
+  } else if (like != std::end(kLlamaLike)) {
+    read_llama(fields, *like, config);
   } else {
-    fields.fail("model_type '" + type + "' is not supported; supported: gpt2 llama");
+    fields.fail("model_type '" + type + "' is not supported; supported: gpt2 llama mistral qwen2");
   }
+  for (const std::string_view field : kUnset) fields.only_unset(field);
+  config.token_ids = token_ids_of(json);
   config.init_deviation = fields.number("initializer_range", 0.02);
   validate(config);
   return config;
@@ -116,8 +204,8 @@ std::string config_json(const ModelConfig& c) {
   json["tie_word_embeddings"] = c.tied;
   json["torch_dtype"] = "float32";
   json["use_cache"] = true;
-  json["bos_token_id"] = nullptr;
-  json["eos_token_id"] = nullptr;
+  if (c.token_ids.empty()) json["bos_token_id"] = json["eos_token_id"] = nullptr;
+  if (!c.token_ids.empty()) json.update(nlohmann::ordered_json::parse(c.token_ids));
   if (c.family == Family::gpt2) {
     json["model_type"] = "gpt2";
     json["architectures"] = {"GPT2LMHeadModel"};
@@ -133,8 +221,9 @@ std::string config_json(const ModelConfig& c) {
     json["resid_pdrop"] = c.residual_dropout;
     json["attn_pdrop"] = c.attention_dropout;
   } else {
-    json["model_type"] = "llama";
-    json["architectures"] = {"LlamaForCausalLM"};
+    const bool qwen2 = c.attention_bias && !c.output_bias;
+    json["model_type"] = qwen2 ? "qwen2" : "llama";
+    json["architectures"] = {qwen2 ? "Qwen2ForCausalLM" : "LlamaForCausalLM"};
     json["num_hidden_layers"] = c.layers;
     json["hidden_size"] = c.width;
     json["num_attention_heads"] = c.heads;
@@ -145,9 +234,10 @@ std::string config_json(const ModelConfig& c) {
     json["hidden_act"] = name_of(c.activation);
     json["rms_norm_eps"] = c.norm_eps;
     json["rope_theta"] = c.rope_theta;
-    json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", c.rope_theta}};
-    json["attention_bias"] = false;
-    json["mlp_bias"] = false;
+    json["rope_parameters"] = rope_json(c);
+    if (c.rope_scaling != kernels::RopeScaling{}) json["rope_scaling"] = rope_json(c);
+    json["attention_bias"] = c.attention_bias;
+    json["mlp_bias"] = c.mlp_bias;
     json["attention_dropout"] = c.attention_dropout;
   }
   return json.dump(2) + "\n";

@@ -6,9 +6,9 @@ namespace tessera::nn {
 namespace {
 
 GroupedAttentionOptions attention_options(const ModelConfig& config, std::shared_ptr<RotaryEmbedding> rotary) {
-  return {config.width,     config.heads,          config.kv_heads,
-          config.head_dim,  config.init_deviation, config.attention_dropout,
-          std::move(rotary)};
+  return {config.width,          config.heads,          config.kv_heads,
+          config.head_dim,       config.init_deviation, config.attention_dropout,
+          config.attention_bias, config.output_bias,    std::move(rotary)};
 }
 
 }  // namespace
@@ -16,7 +16,7 @@ GroupedAttentionOptions attention_options(const ModelConfig& config, std::shared
 LlamaBlock::LlamaBlock(Context& context, const ModelConfig& config, std::shared_ptr<RotaryEmbedding> rotary)
     : Layer(context),
       self_attn_(add<GroupedAttention>("self_attn", attention_options(config, std::move(rotary)))),
-      mlp_(add<GatedMlp>("mlp", GatedMlpOptions{config.width, config.hidden, config.init_deviation})),
+      mlp_(add<GatedMlp>("mlp", GatedMlpOptions{config.width, config.hidden, config.init_deviation, config.mlp_bias})),
       input_layernorm_(add<RMSNorm>("input_layernorm", NormOptions{config.width, config.norm_eps})),
       post_attention_layernorm_(add<RMSNorm>("post_attention_layernorm", NormOptions{config.width, config.norm_eps})) {
   mark_block();
@@ -32,8 +32,8 @@ Llama::Llama(Context& context, const ModelConfig& config)
       embed_tokens_(add<Embedding>("model.embed_tokens",
                                    EmbeddingOptions{config.vocabulary, config.width, config.init_deviation})),
       blocks_([&] {
-        const auto rotary =
-            std::make_shared<RotaryEmbedding>(ops::RopeSettings{config.context, config.head_dim, config.rope_theta});
+        const auto rotary = std::make_shared<RotaryEmbedding>(
+            ops::RopeSettings{config.context, config.head_dim, config.rope_theta, config.rope_scaling});
         std::vector<LlamaBlock*> blocks;
         for (std::int64_t i = 0; i < config.layers; ++i)
           blocks.push_back(&add<LlamaBlock>("model.layers." + std::to_string(i), config, rotary));

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "tessera/nn/host_access.h"
-#include "tessera/nn/kernels/rope.h"
 #include "tessera/nn/ops/dispatch.h"
 
 namespace tessera::nn::ops {
@@ -30,7 +29,8 @@ void rotate(const Tensor& in, const GradientTarget& out, const RopeTable& table,
 template <class T>
 void write_table(const RopeSettings& settings, const RopeTable& table) {
   std::vector<T> cosine(size(table.cosine.count())), sine(cosine.size());
-  kernels::rope_table<T>(size(settings.positions), size(settings.dim), settings.theta, cosine.data(), sine.data());
+  kernels::rope_table<T>(size(settings.positions), size(settings.dim), settings.theta, cosine.data(), sine.data(),
+                         settings.scaling);
   const auto put = [&table](const Tensor& to, const std::vector<T>& from) {
     upload(table.cosine.context(), to.raw(), to.bytes(),
            [&](void* out) { std::copy(from.begin(), from.end(), static_cast<T*>(out)); });

@@ -1,6 +1,7 @@
 // Rotary position embedding, in the convention of Hugging Face's Llama (element i is paired with i + dim/2).
 #pragma once
 
+#include "tessera/nn/kernels/rope.h"
 #include "tessera/nn/tensor.h"
 
 namespace tessera::nn::ops {
@@ -15,9 +16,10 @@ struct RopeTable {
 
 /// Arguments of make_rope_table().
 struct RopeSettings {
-  std::int64_t positions = 0;  ///< length of the longest sequence
-  std::int64_t dim = 0;        ///< of one head; even, else InvalidUsage
-  double theta = 10000.0;      ///< base of the angles
+  std::int64_t positions = 0;         ///< length of the longest sequence
+  std::int64_t dim = 0;               ///< of one head; even, else InvalidUsage
+  double theta = 10000.0;             ///< base of the angles
+  kernels::RopeScaling scaling = {};  ///< of the angles
 };
 
 /// The table's memory is tracked under category `other`.

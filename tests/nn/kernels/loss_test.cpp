@@ -4,6 +4,9 @@
 #include "tessera/nn/kernels/dropout.h"
 #include "tessera/nn/kernels/embedding.h"
 #include "tessera/nn/kernels/rope.h"
+#include <cmath>
+#include <numbers>
+
 #include "tests/nn/kernels/support.h"
 
 namespace tessera::nn::kernels {
@@ -145,6 +148,25 @@ TEST(CrossEntropy, BitsForOneTwoAndThreeThreads) {
     EXPECT_EQ(r.loss_sum, loss);
     EXPECT_TRUE(same_bits(d, first));
   }
+}
+
+TEST(Rope, ScalingChangesFrequencies) {
+  const auto frequencies = [](const RopeScaling& scaling) {  // of position 1, by pair
+    std::vector<double> cosine(2 * 5), sine(2 * 5), angles;
+    rope_table(2, 10, 10000.0, cosine.data(), sine.data(), scaling);
+    for (std::size_t i = 0; i < 5; ++i) angles.push_back(std::atan2(sine[5 + i], cosine[5 + i]));
+    return angles;
+  };
+  const std::vector<double> plain = frequencies({}), linear = frequencies({.factor = 4});
+  const std::vector<double> llama3 = frequencies({.factor = 8, .low = 1, .high = 4, .original_context = 80});
+  for (std::size_t i = 0; i < 5; ++i) {
+    EXPECT_NEAR(linear[i], plain[i] / 4, 1e-12);
+    const double periods = 80 * plain[i] / (2 * std::numbers::pi);
+    const double kept = periods <= 1 ? 0 : periods >= 4 ? 1 : (periods - 1) / 3;  // Llama 3's reference
+    EXPECT_NEAR(llama3[i], plain[i] * (kept + (1 - kept) / 8), 1e-12) << periods;
+  }
+  EXPECT_EQ(llama3[0], plain[0]) << "of more than 4 periods";
+  EXPECT_NEAR(llama3[4], plain[4] / 8, 1e-12) << "of less than 1";
 }
 
 TEST(Rope, RotatesPairsForwardAndBackward) {

@@ -27,7 +27,7 @@ function drawLoss(runs, view, root) {
     svg.append("g").attr("class", "axis grid").attr("transform", `translate(${left},0)`)
       .call(d3.axisLeft(y).ticks(4).tickFormat(words).tickSize(-(width - left - 12)));
     svg.append("g").attr("class", "axis").attr("transform", `translate(0,${height - 24})`)
-      .call(d3.axisBottom(x).ticks(Math.min(steps, 8, width / 90)).tickFormat((v) => Number.isInteger(v) ? `step ${v}` : ""));
+      .call(d3.axisBottom(x).ticks(Math.min(steps, 8, width / 90)).tickFormat((v) => Number.isInteger(v) && v <= steps ? `step ${v}` : ""));
     const path = d3.line().defined((d) => d[1] !== null && isFinite(d[1])).x((d) => x(d[0])).y((d) => y(d[1]));
     svg.append("g").selectAll("path").data(lines).enter().append("path").attr("data-loss", (d) => d.name)
       .attr("d", (d) => path(d.values.map((v, i) => [i + 1, v]).filter((v, i) => i % stride === 0 || i + 1 === d.values.length)))

@@ -95,7 +95,7 @@ function drawWhatIf(data, view, root) {
   const mark = track.filter((d) => d.name.startsWith("Tokens")).append("i").attr("class", "hides");
   const shown = rows.append("output");
   const controls = area.append("div").attr("class", "controls");
-  button(controls.node(), "As it ran", "Set all sliders as in the runs", () => view.set({setting: {...own}}));
+  button(controls.node(), data.link_given ? "As it ran" : "As at first", "Set all sliders as in the runs", () => view.set({setting: {...own}}));
   const hides = area.append("p").attr("class", "soft"), slot = area.append("div").attr("class", "slot").node();
   const command = area.append("pre").attr("class", "scroll").attr("tabindex", 0);
   const runs = data.runs.filter((r) => !r.left_out);
@@ -139,7 +139,7 @@ function drawWhatIf(data, view, root) {
     line.filter((d) => d.before).append("line").attr("class", "before").attr("y1", top - 3).attr("y2", top + 19)
       .attr("x1", (d) => x(d.before.step / 1e6)).attr("x2", (d) => x(d.before.step / 1e6));
     const key = d3.select(slot).append("ul").attr("class", "legend").selectAll("li")
-      .data([["forward", "computes"], ["wait", "exposed"], ["ran", "the simulated step as it ran"]]).enter().append("li");
+      .data([["forward", "computes"], ["wait", "exposed"], ["ran", data.link_given ? "the simulated step as it ran" : "the simulated step over the first link"]]).enter().append("li");
     key.append("span").attr("class", (d) => `key ${d[0]}`);
     key.append("span").text((d) => d[1]);
     line.append("text").attr("x", narrow ? 0 : left + 2).attr("y", narrow ? 29 : 13).attr("class", "soft figures").text((d) => !d.at ? "can't run in this setting"

@@ -19,7 +19,7 @@ function drawWhy(why, view, root) {
       .call(d3.axisBottom(x).ticks(5).tickSize(-(height - 22)).tickFormat((v) => `${v} ms`));
     const line = svg.append("g").selectAll("g").data(rows).enter().append("g").attr("transform", (d, i) => `translate(0,${i * row})`);
     line.append("text").attr("x", left - 6).attr("y", 16).attr("text-anchor", "end").attr("class", (d) => d.step ? "strong" : "").text((d) => d.name);
-    const unsure = (d) => why.coverage < 0.95 || d.interval && d.interval[0] <= 0 && d.interval[1] >= 0;
+    const unsure = (d) => why.rounds > 1 && (why.coverage < 0.95 || d.interval && d.interval[0] <= 0 && d.interval[1] >= 0);
     line.append("rect").attr("y", 3).attr("height", row - 8).attr("x", (d) => x(Math.min(d.from, d.to)))
       .attr("width", (d) => Math.max(1, Math.abs(x(d.to) - x(d.from)))).attr("data-term", (d) => d.step ? null : d.name)
       .attr("class", (d) => d.step ? "step" : unsure(d) ? "unsure" : d.value > 0 ? "slower" : "faster");

@@ -1,5 +1,7 @@
 #include "tessera/nn/kernels/rope.h"
 
+#include <algorithm>
+#include <numbers>
 #include <string>
 
 #include "tessera/base/error.h"
@@ -30,14 +32,23 @@ void check_even(std::size_t dim) {
   if (dim % 2 != 0) throw base::InvalidUsage("rope: head dimension " + std::to_string(dim) + " is odd, needs pairs");
 }
 
+double scaled(double frequency, const RopeScaling& s) {
+  if (s.factor == 1) return frequency;
+  if (s.high == 0) return frequency / s.factor;
+  const double periods = s.original_context * frequency / (2 * std::numbers::pi);
+  const double kept = std::clamp((periods - s.low) / (s.high - s.low), 0.0, 1.0);
+  return (1 - kept) * frequency / s.factor + kept * frequency;
+}
+
 }  // namespace
 
 template <class T>
-void rope_table(std::size_t positions, std::size_t dim, double theta, T* cosine, T* sine) {
+void rope_table(std::size_t positions, std::size_t dim, double theta, T* cosine, T* sine, const RopeScaling& scaling) {
   check_even(dim);
   const std::size_t half = dim / 2;
   for (std::size_t i = 0; i < half; ++i) {
-    const double frequency = base::portable::power(theta, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
+    const double frequency =
+        scaled(base::portable::power(theta, -2.0 * static_cast<double>(i) / static_cast<double>(dim)), scaling);
     for (std::size_t position = 0; position < positions; ++position) {
       const double angle = static_cast<double>(position) * frequency;
       cosine[position * half + i] = static_cast<T>(base::portable::cosine(angle));
@@ -60,8 +71,8 @@ void rope(ThreadPool& pool, const RopeArgs<T>& args) {
   });
 }
 
-template void rope_table<float>(std::size_t, std::size_t, double, float*, float*);
-template void rope_table<double>(std::size_t, std::size_t, double, double*, double*);
+template void rope_table<float>(std::size_t, std::size_t, double, float*, float*, const RopeScaling&);
+template void rope_table<double>(std::size_t, std::size_t, double, double*, double*, const RopeScaling&);
 template void rope<float>(ThreadPool&, const RopeArgs<float>&);
 template void rope<double>(ThreadPool&, const RopeArgs<double>&);
 

@@ -42,8 +42,7 @@ Outcome run(std::optional<FlippingProxy::Flip> flip, std::vector<std::string> ho
       if (r == 0)
         tampered->on_addresses = [&](std::vector<std::string>& lines) {
           proxy.emplace(port_of(lines[1]), flip);
-          const std::string streams_and_checksum = lines[1].substr(0, lines[1].find(' ', lines[1].find(' ') + 1) + 3);
-          lines[1] = streams_and_checksum + std::to_string(proxy->port()) + " 127.0.0.1";
+          lines[1] = "+" + std::to_string(proxy->port()) + " 127.0.0.1";
         };
       BackendOptions options;
       options.communicator.timeout = 10s;

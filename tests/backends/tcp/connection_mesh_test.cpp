@@ -154,7 +154,7 @@ TEST(ConnectionMesh, NamesRankOfOtherWorld) {
 
 TEST(ConnectionMesh, NamesUnreachableRankWithReason) {
   WorldPlan plan = tampered(3, [](TamperedBootstrap& own) {
-    own.on_addresses = [](std::vector<std::string>& lines) { lines[2] = "tessera-tcp-2 1 1 1 127.0.0.1"; };
+    own.on_addresses = [](std::vector<std::string>& lines) { lines[2] = "+1 127.0.0.1"; };
   });
   plan.timeout = 2s;
   World world;

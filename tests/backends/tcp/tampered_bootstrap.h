@@ -12,6 +12,15 @@
 
 namespace tessera::tcp_test {
 
+/// The port in a rank's address line, "+PORT ADDRESS" (see exchange()); 0 for another line.
+inline std::uint16_t port_of(const std::string& line) {
+  std::istringstream words(line);
+  std::uint16_t port = 0;
+  const bool is_address =
+      words.get() == '+' && words >> port && words.get() == ' ' && line.find('\0') == std::string::npos;
+  return is_address ? port : std::uint16_t{0};
+}
+
 class TamperedBootstrap : public Bootstrap {
  public:
   explicit TamperedBootstrap(std::shared_ptr<Bootstrap> real) : real_(std::move(real)), token_(real_->token()) {}
@@ -20,7 +29,7 @@ class TamperedBootstrap : public Bootstrap {
   bool in_process() const noexcept override { return real_->in_process(); }
   std::vector<std::string> all_gather(std::string_view blob) override {
     std::vector<std::string> all = real_->all_gather(blob);
-    if (count_++ == 0 && on_addresses) on_addresses(all);
+    if (on_addresses && port_of(all.front()) != 0) on_addresses(all);
     return all;
   }
   std::unique_ptr<ControlChannel> open_channel(std::string_view name, ControlEvents events) override {
@@ -40,17 +49,6 @@ class TamperedBootstrap : public Bootstrap {
  private:
   const std::shared_ptr<Bootstrap> real_;
   Token token_;
-  int count_ = 0;
 };
-
-/// The port in a rank's address line: "tessera-tcp-2 STREAMS CHECKSUM PORT ADDRESS".
-inline std::uint16_t port_of(const std::string& line) {
-  std::istringstream words(line);
-  std::string format;
-  int streams = 0, checksum = 0;
-  std::uint16_t port = 0;
-  words >> format >> streams >> checksum >> port;
-  return port;
-}
 
 }  // namespace tessera::tcp_test

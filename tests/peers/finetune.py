@@ -62,7 +62,7 @@ def run(tool, kind, extra):
         out = subprocess.run([*common, "--resume", saves, "--ranks", "3", "--export", end, "--eval", text], capture_output=True, text=True)
         assert out.returncode == 0, out.stdout + out.stderr
         lines = out.stdout.splitlines()
-        resumed = int(lines[0].split()[1])
+        resumed = int(next(line for line in lines if line.startswith("step ")).split()[1])
         ours = float(next(line for line in lines if line.startswith("eval loss")).split()[2])
         again = subprocess.run([tool, "train", "--init", end, "--steps", "0", "--eval", text, "--seq-len", str(SEQ), "--ranks", "2"],
                                capture_output=True, text=True)

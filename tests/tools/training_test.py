@@ -253,6 +253,7 @@ class TrainingTest(unittest.TestCase):
         command += ["--threads", str(threads)] if threads else []
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, mark: "1", **(env or {})}) as training:
             try:
+                training.stdout.readline()  # how much of the text it reads
                 self.assertIn("step 1 ", training.stdout.readline())  # by then all threads are running
                 return {rank: threads_cores(pid) for rank, pid in ranks_marked(mark).items()}
             finally:

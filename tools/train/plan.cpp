@@ -116,13 +116,14 @@ nn::OptimizerConfig optimizer_of(const TrainOptions& o) {
 
 namespace {
 
-/// True if a byte of text is no token of this model: it was trained with a tokenizer.
+/// True if a byte of text is no token of this model: it was trained with a tokenizer. A model that says nothing of
+/// special tokens has those of its type.
 bool has_tokenizer(const TrainOptions& o, const nn::ModelConfig& model) {
   namespace fs = std::filesystem;
   std::error_code error;
   for (const char* name : {"tokenizer.json", "tokenizer.model", "vocab.json"})
     if (fs::exists(fs::path(o.init) / name, error)) return true;
-  return !model.token_ids.empty();
+  return model.vocabulary > 256 && !model.token_ids.empty();
 }
 
 std::shared_ptr<const nn::TokenDataset> open_data(const TrainOptions& o, const std::vector<std::string>& files,

@@ -113,7 +113,8 @@ void restore_options(CLI::App& command, TrainOptions& o) {
     if (before.empty() || (precision_given && std::ranges::find(kOfPrecision, name) != std::end(kOfPrecision)))
       continue;
     CLI::Option* const target = command.get_option(option);
-    if (before != target->get_default_str()) restored += fmt::format(" {} {}", option, before);
+    const std::string usual = target->get_default_str();  // "": chosen by the model
+    if (!usual.empty() && before != usual) restored += fmt::format(" {} {}", option, before);
     target->add_result(before);
     target->run_callback();
     o.given[name] = before;

@@ -79,7 +79,7 @@ class MasterTest(Case):
 
     def test_error_lists_available_interfaces(self):
         for ended in self.ends(self.pair(TESSERA_IFNAME="nope0")):
-            self.assert_one_line(ended, 2, r"^tessera: rank 0: tcp: TESSERA_IFNAME=nope0: no interface of that name or network is up and has an address; "
+            self.assert_one_line(ended, 2, r"^tessera: tcp: TESSERA_IFNAME=nope0: no interface of that name or network is up and has an address; "
                                            r"this host has: .*lo \(127.0.0.1\)")
 
     def test_late_rank_is_rejected_and_disturbs_no_other(self):

@@ -53,7 +53,7 @@ class F32ModulesTest(unittest.TestCase):
         whole = self.hash_of(*NORMS, "--steps", "4")
         self.run_tool("train", *NORMS, "--steps", "2", "--save", self.folder / "c")
         self.assertEqual(self.hash_of(*NORMS, "--steps", "4", "--resume", self.folder / "c"), whole)
-        others = (["--precision", "bf16"], ["--precision", "bf16", "--f32-modules", "h.0,ln_f"], [])
+        others = (["--precision", "bf16"], ["--precision", "bf16", "--f32-modules", "h.0,ln_f"], ["--precision", "f32"])
         ends = {self.hash_of(*other, "--steps", "4", "--resume", self.folder / "c") for other in others}
         self.assertEqual(len(ends | {whole}), 4)
         # Saving loses no precision: the saved values are f32.

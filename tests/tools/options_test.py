@@ -185,7 +185,7 @@ class OptionsTest(Training):
         link = ("--link", "20us,1GB/s")
         twice, clipped, sgd = ("--accumulate", 2), ("--clip-norm", 0.1), ("--optimizer", "sgd", "--lr", 0.1)
         other_end = {  # option: (other options, values): with it a run ends with another hash than with the others alone
-            "--model": ((), ("gpt-nano",)), "--data": ((), (self.files["other"],)), "--data-format": (("--data", self.files["wide"]), ("u16",)),
+            "--model": ((), ("gpt-nano",)), "--data": ((), (self.files["other"],)), "--data-format": None,
             "--init": (("--seed", 1), (init,)), "--lora": (("--init", init), (2,)), "--lora-alpha": (lora, (3,)), "--lora-targets": (lora, ("c_attn,c_fc",)),
             "--quantize": (lora, ("nf4",)), "--init-adapter": (("--init", init, "--lora", 2), (adapter,)), "--steps": ((), (4,)),
             "--global-batch": ((), (8,)), "--seq-len": ((), (16,)), "--lr": ((), (0.5,)), "--schedule": ((), ("cosine",)), "--warmup": ((), (2,)),
@@ -215,6 +215,7 @@ class OptionsTest(Training):
                     continue
                 without, value = runs
                 self.assertEqual(self.end(*without) == self.end(*without, option, *value), expected, option)
+        self.assertEqual(self.end("--data", self.files["wide"], "--data-format", "u16"), self.end())  # the same ids, twice as wide
         self.assertEqual(self.end("--resume", saves), self.end(*lora))
         self.assertNotEqual(self.end("--resume", saves, "--steps", 1), self.end(*lora))
         # --seed also determines the order of batches (above, with given values) and dropout.

@@ -113,8 +113,8 @@ void restore_options(CLI::App& command, TrainOptions& o) {
     if (before.empty() || (precision_given && std::ranges::find(kOfPrecision, name) != std::end(kOfPrecision)))
       continue;
     CLI::Option* const target = command.get_option(option);
-    const std::string usual = target->get_default_str();  // "": chosen by the model
-    if (!usual.empty() && before != usual) restored += fmt::format(" {} {}", option, before);
+    const bool of_model = option == "--seq-len";  // its default is, so it goes without saying
+    if (before != target->get_default_str() && !of_model) restored += fmt::format(" {} {}", option, before);
     target->add_result(before);
     target->run_callback();
     o.given[name] = before;

@@ -222,6 +222,88 @@ def test_data_loader_forks():
     assert run(loads, 2) == [2 * sum(range(64))] * 2
 
 
+def waits_in_callbacks(rank, ranks):
+    """As PowerSGD's hook does: the callback of one operation's future waits for another operation."""
+    for _ in range(50):
+        if rank:
+            time.sleep(0.002)  # rank 0's first operation then ends on the communicator's thread
+        first = dist.all_reduce(torch.ones(1000), async_op=True).get_future()
+        second = first.then(lambda _: dist.all_reduce(torch.ones(5), async_op=True).get_future().wait()[0])
+        assert second.wait()[0] == ranks
+    return "ended"
+
+
+def trains_with_power_sgd(rank, ranks):
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)))
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    for step in range(6):
+        model(torch.full((4, 64), float(rank + step))).square().mean().backward()
+    return model.module[0].weight.grad.sum().item()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("body", (waits_in_callbacks, trains_with_power_sgd))
+def test_callbacks_may_wait(body, transport):
+    results = run(body, 3, env={"TESSERA_BACKEND": transport})
+    assert results == results[:1] * 3
+
+
+def trains_sparse(rank, ranks):
+    torch.manual_seed(0)
+    embedding = torch.nn.EmbeddingBag(50, 16, sparse=True)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(embedding, torch.nn.Linear(16, 4)))
+    model(torch.arange(rank, rank + 8).reshape(2, 4)).square().mean().backward()
+    return embedding.weight.grad.to_dense().tolist()
+
+
+def test_sparse_gradients():
+    one, other = run(trains_sparse, 2)
+    assert one == other and sum(map(sum, one)) != 0
+
+
+def forks(rank, ranks):
+    dist.all_reduce(torch.ones(3))
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)  # runs what was registered with atexit, and the destructors
+    os.waitpid(child, 0)
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    return x[0].item()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_forked_child_leaves_nothing(transport):
+    assert run(forks, 2, env={"TESSERA_BACKEND": transport}) == [2, 2]
+
+
+RESTARTED = """
+import os, sys, torch, torch.distributed as dist
+import tessera.torch
+for _ in range(2):  # two worlds one after the other use one store, too
+    dist.init_process_group("tessera")
+    x = torch.ones(4)
+    dist.all_reduce(x)
+    if dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        sys.exit(1)
+    dist.destroy_process_group()
+os.write(1, f"sum {x[0]:g}\\n".encode())
+"""
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_torchrun_restarts(tmp_path, attempt):
+    script = tmp_path / "script.py"
+    script.write_text(RESTARTED)
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=2", "--nproc-per-node=3",
+                           "--monitor-interval=0.1", str(script)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0 and done.stdout.count("sum 3") == 3, done
+
+
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist
 {imports}

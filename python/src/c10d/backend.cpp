@@ -154,6 +154,7 @@ void TorchBackend::leave(std::chrono::milliseconds patience) {
     if (ranks_ != nullptr) ranks_->abort("its process ends while an operation is in flight");
     break;
   }
+  wait_for_callbacks(until);
   shutdown();
 }
 

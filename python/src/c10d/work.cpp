@@ -7,12 +7,16 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <condition_variable>
+#include <functional>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "c10d/errors.h"
 #include "tessera/base/deadline.h"
+#include "tessera/base/error.h"
+#include "tessera/base/thread.h"
 
 namespace tessera::c10d_backend {
 
@@ -51,7 +55,48 @@ void complete(c10::ivalue::Future& future, const std::vector<at::Tensor>& result
     future.markCompleted(c10::IValue(results));
 }
 
+/// The callbacks that run on threads of their own.
+struct RunningCallbacks {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::size_t count = 0;  // guarded by mutex
+};
+
+RunningCallbacks& running_callbacks() {
+  static auto* const all = new RunningCallbacks;  // never destroyed: a callback may outlive the program's end
+  return *all;
+}
+
+/// Runs `callback` on a new thread: it may wait for another operation, which the calling communicator's thread carries
+/// on. Python's callbacks do so, such as those of DDP's hooks.
+void run_on_own_thread(std::function<void()> callback) {
+  RunningCallbacks& all = running_callbacks();
+  {
+    const std::lock_guard lock(all.mutex);
+    ++all.count;
+  }
+  const auto run = [callback = std::move(callback), &all]() mutable {
+    callback();
+    callback = nullptr;  // what it holds may need Python
+    const std::lock_guard lock(all.mutex);
+    --all.count;
+    all.changed.notify_all();
+  };
+  try {
+    base::start_thread(run).detach();
+  } catch (const base::SystemError&) {  // no more threads: then it must not wait
+    auto here = run;
+    here();
+  }
+}
+
 }  // namespace
+
+bool wait_for_callbacks(Clock::time_point until) {
+  RunningCallbacks& all = running_callbacks();
+  std::unique_lock lock(all.mutex);
+  return all.changed.wait_until(lock, until, [&] { return all.count == 0; });
+}
 
 PendingCall::PendingCall(std::vector<comm::Work> works, Holding holding, CallDevice on)
     : works_(std::move(works)), on_(std::move(on)), holding_(std::move(holding)), source_(holding_.source) {
@@ -200,7 +245,8 @@ void TorchWork::await_peers() const {
   constexpr std::size_t kSmall = 64 * 1024;
   constexpr auto kBriefly = std::chrono::microseconds(50);
   std::size_t bytes = 0;
-  for (const at::Tensor& result : results_) bytes += result.nbytes();
+  for (const at::Tensor& result : results_)
+    if (result.layout() == at::kStrided) bytes += result.nbytes();  // sparse tensors have been waited for
   if (bytes > kSmall) return;
   for (const auto until = Clock::now() + kBriefly; !done() && Clock::now() < until;) std::this_thread::yield();
 }
@@ -219,7 +265,7 @@ c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
     complete(*future_, results_, device.device.get(), ended_error());
   else
     on_done([future = future_, results = results_, on = device.device](const std::exception_ptr& error) {
-      complete(*future, results, on.get(), as_torch_error(error));
+      run_on_own_thread([=] { complete(*future, results, on.get(), as_torch_error(error)); });
     });
   return future_;
 }

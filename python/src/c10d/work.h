@@ -60,6 +60,9 @@ class PendingCall {
   std::atomic<bool> released_{false};
 };
 
+/// Waits until no callback of a future runs on a thread of its own. False: one still runs at `until`.
+bool wait_for_callbacks(std::chrono::steady_clock::time_point until);
+
 /// Its destructor does not wait: a dropped work goes on, and its tensors stay until it has ended.
 class TorchWork final : public ::c10d::Work {
  public:
@@ -78,7 +81,8 @@ class TorchWork final : public ::c10d::Work {
   void synchronize() override { wait(kNoTimeout); }
   std::vector<at::Tensor> result() override { return results_; }
   int sourceRank() const override;
-  /// Completed at once if the operation has ended or is in the order of streams, else by the communicator's thread.
+  /// Completed at once if the operation has ended or is in the order of streams, else by a thread of its own, so that
+  /// callbacks may wait for other operations.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   std::uint64_t getSequencenumber() const override { return number_; }

@@ -43,12 +43,15 @@ def _create(options, backend_options, name="tessera"):
 
 _backends = []
 _world = lambda: None  # the default process group's, of which others are made
+_process = os.getpid()
 _PATIENCE = datetime.timedelta(seconds=10)  # for operations that are in flight when the process ends
 
 
 @atexit.register
 def _leave():
     """A program need not destroy its process groups. Afterwards no thread may need Python, which is about to end."""
+    if os.getpid() != _process:
+        return  # a forked child, which has no part in its parent's groups
     for reference in reversed(_backends):
         backend = reference()
         if backend is not None:
@@ -62,8 +65,8 @@ def _create_instead_of_gloo(options, backend_options):
 
 
 def register():
-    """Makes the backend known to torch.distributed. `import torch` calls it."""
-    if not dist.is_available():
+    """Makes the backend known to torch.distributed, once. `import torch` calls it, and so does the import of this module."""
+    if not dist.is_available() or "TESSERA" in dist.Backend._plugins:
         return
     dist.Backend.register_backend("tessera", _create, extended_api=True, devices=["cpu", "cuda"])
     if _replaces_gloo:
@@ -79,5 +82,4 @@ def __getattr__(name):
     raise AttributeError(f"module 'tessera.torch' has no attribute '{name}'")
 
 
-if "TESSERA" not in dist.Backend._plugins:
-    register()
+register()

@@ -172,6 +172,7 @@ TEST_P(Folder, ConfigOfTransformers5IsEquivalent) {
   const ModelConfig four = read_config(kFolder + "/transformers-" + GetParam() + "/config.json");
   ModelConfig five = read_config(kFolder + "/" + GetParam() + "-config-5.json");
   five.name = four.name;
+  five.token_ids = four.token_ids;  // 5 also writes those that are null
   EXPECT_EQ(five, four);
 }
 

@@ -112,7 +112,7 @@ void rendezvous_in_store(const RendezvousOptions& options, ProcessBootstrap::Sta
     parts.self.key = key_of(address.token, {});
     options.store->set(key, address.text());
     open_server(parts, std::move(listeners), "by the program's store " + about(options));
-    parts.server.reset();  // a rank of the next start that still reads this address finds nobody
+    parts.server.reset();  // so that a rank of the next start that still reads this address is not answered
     return;
   }
   std::size_t attempt = 0;

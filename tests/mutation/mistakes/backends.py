@@ -32,7 +32,7 @@ MISTAKES = [
     mistake("shm-pings-not-answered", "backends/shm/peer_monitor.cpp", "    members_.runtime().engine().reply_to_pings();  // the others may be asking at the same moment\n", "", (*SHM, r"^tools\.failure$"), "two ranks that time out together report each other as silent"),
     mistake("shm-ends-below-a-poll", "backends/shm/runtime.cpp", "  if (engine_ != nullptr) engine_->remove(*this);  // its thread polls this object, which reads `engine_`\n", "", r"^shm\.", "a world is polled after its engine is gone"),
     mistake("shm-last-words-lost", "backends/shm/runtime.cpp", "  words.copy(own.first_failure_cause.data(),\n             own.first_failure_cause.size() - 1);  // the rest is zero from the beginning\n", "", SHM, "a rank that has left does not report the failure after which it left"),
-    mistake("shm-slots-freed-early", "backends/shm/runtime.cpp", "    if (!std::all_of(one.closed.begin(), one.closed.end(), [](const auto* flag) { return flag->load() != 0; }))", "    if (one.closed.empty())",
+    mistake("shm-slots-freed-early", "backends/shm/runtime.cpp", "->done.value.load() == one.members;", "->done.value.load() != 0;",
             SHM, "a communicator's ports are reused while a peer reads them"),
     mistake("shm-tile-overwritten", "backends/shm/tiled_collective.cpp", "op.staged >= slowest_reader(op, false) + kTiles)) return false;", "op.staged >= slowest_reader(op, false) + 2 * kTiles)) return false;", SHM, "a tile is written while it is read"),
     mistake("shm-slot-taken-early", "backends/shm/announcements.cpp", "    if (k != members_.rank() && last(k) + 1 < op.sequence) return false;\n", "", (r"^comm\.Communicator", *SHM), "a root that runs ahead overwrites a payload that a rank has not read"),

@@ -14,9 +14,9 @@ LOSS_SCALE = "tools.divergence::LossScaleTest.test_resumed_f16_run_equals_uninte
 
 MISTAKES = [
     # Durability.
-    mistake("shard-not-flushed", "src/fsdp/checkpoint/shard_file_writer.cpp", "  if (::fsync(file_) != 0) throw system_error(\"fsync of \" + path);\n", "",
+    mistake("shard-not-flushed", "src/fsdp/checkpoint/shard_file_writer.cpp", "  if (::fsync(file_.get()) != 0) throw system_error(\"fsync of \" + path);\n", "",
             ORDER, "after a power failure the checkpoint that `latest` names lacks its data"),
-    mistake("index-not-flushed", "src/nn/atomic_file.cpp", "  if (::fsync(file_) != 0) throw base::system_error(\"fsync of \" + path_);\n", "",
+    mistake("index-not-flushed", "src/nn/atomic_file.cpp", "  if (::fsync(file_.get()) != 0) throw base::system_error(\"fsync of \" + path_);\n", "",
             ORDER, "after a power failure the checkpoint that `latest` names lacks its index or manifests"),
     mistake("rename-not-flushed", "src/nn/atomic_file.cpp", "  if (directory) ::fsync(directory.get());\n", "",
             ORDER, "after a power failure `latest` is the old one, though older steps are removed"),
@@ -24,8 +24,7 @@ MISTAKES = [
             ORDER, "`latest` names a folder that doesn't exist"),
     mistake("folder-flush-does-nothing", "src/fsdp/checkpoint/shard_file_writer.cpp", "  const int done = ::fsync(file);\n", "  const int done = 0;\n",
             ORDER, "`latest` is the old one or names a folder that doesn't exist"),
-    mistake("latest-before-the-step", "src/fsdp/checkpoint/writer.cpp", "    fs::rename(partial_, final_);\n    checkpoint::flush_directory(options_.directory);\n"
-            "    nn::write_file_atomically((fs::path(options_.directory) / kLatest).string(), final_.filename().string() + \"\\n\");",
+    mistake("latest-before-the-step", "src/fsdp/checkpoint/writer.cpp", "    fs::rename(partial_, final_);\n    checkpoint::flush_directory(options_.directory);",
             "    nn::write_file_atomically((fs::path(options_.directory) / kLatest).string(), final_.filename().string() + \"\\n\");\n"
             "    fs::rename(partial_, final_);\n    checkpoint::flush_directory(options_.directory);",
             ORDER, "after a crash `latest` names a step that doesn't exist"),
@@ -42,7 +41,7 @@ MISTAKES = [
     mistake("interrupted-write-fails", "src/fsdp/checkpoint/shard_file_writer.cpp", "    if (done < 0 && errno == EINTR) continue;\n", "",
             SHORT, "a signal fails a save"),
     mistake("close-error-swallowed", "src/fsdp/checkpoint/shard_file_writer.cpp",
-            "  if (::close(std::exchange(file_, -1)) != 0) throw system_error(\"close of \" + path);", "  ::close(std::exchange(file_, -1));",
+            "  if (::close(file_.release()) != 0) throw system_error(\"close of \" + path);", "  ::close(file_.release());",
             "tools.durability::ShortTest.test_a_file_that_cannot_be_closed_is_not_saved", "NFS reports a full disk on close, and the save counts as good"),
     mistake("write-error-swallowed", "src/fsdp/checkpoint/shard_file_writer.cpp", "    state = State::failed;\n    failure = error.what();", "    state = State::done;",
             FULL, "a save without disk space counts as good"),
@@ -50,7 +49,7 @@ MISTAKES = [
             ("tools.checkpoint::CheckpointTest.test_full_disk_fails_save_and_not_training", CHECKPOINTS), "a failed save keeps its space on a full disk"),
     mistake("leftovers-kept", "src/fsdp/checkpoint/writer.cpp", "      if (begun || name.rfind(std::string(kLatest) + \".tmp-\", 0) == 0) fs::remove_all(entry.path());",
             "      static_cast<void>(begun);", (CHECKPOINTS, *KILLED), "files of killed saves are never removed"),
-    mistake("temporary-index-kept", "src/nn/atomic_file.cpp", "  ::close(file_);\n  ::unlink(temporary_.c_str());", "  ::close(file_);",
+    mistake("temporary-index-kept", "src/nn/atomic_file.cpp", "  if (file_) ::unlink(temporary_.c_str());\n", "",
             (r"^nn\.Safetensors", *FULL), "a failed export leaves a temporary file as large as the model"),
     mistake("keeps-one-too-few", "src/fsdp/checkpoint/writer.cpp", "i + static_cast<std::size_t>(options_.keep_last) < steps.whole.size()",
             "i + static_cast<std::size_t>(options_.keep_last) <= steps.whole.size()", CHECKPOINTS, "--keep-last N keeps N - 1"),

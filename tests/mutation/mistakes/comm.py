@@ -20,7 +20,7 @@ MISTAKES = [
     mistake("cuda-captures-globally", "src/base/cuda/graph.cpp", "cudaStreamCaptureModeRelaxed", "cudaStreamCaptureModeGlobal", r"^base_cuda\.", "an allocation of any thread ends a capture"),
     mistake("ipc-handle-of-part", "src/comm/staging/ipc_windows.cpp", "device_->get_ipc_handle(found->first, window.bytes);", "device_->get_ipc_handle(static_cast<std::byte*>(found->first) + 256, window.bytes);", STAGING, "ranks read other memory than was sent"),
     # Calls.
-    mistake("call-deadline-ignored", "src/comm/communicator.cpp", "  call.timeout = options.timeout.value_or(options_.timeout);", "  call.timeout = options_.timeout;",
+    mistake("call-deadline-ignored", "src/comm/communicator.cpp", "  call.timeout = options.timeout ? checked_timeout(name_of(call.kind), *options.timeout) : options_.timeout;", "  call.timeout = options_.timeout;",
             (CALLS, r"^comm\.", r"^conformance\."), "OpOptions::timeout has no effect"),
     mistake("batch-deadline-ignored", "src/comm/communicator.cpp", "    prepare(calls.back(), options, false);", "    prepare(calls.back(), {}, false);",
             (CALLS, r"^comm\.", r"^conformance\."), "OpOptions::timeout of a batch has no effect"),

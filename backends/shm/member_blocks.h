@@ -9,6 +9,7 @@
 #include "backends/shm/runtime.h"
 #include "tessera/comm/core/operation.h"
 #include "tessera/comm/core/traffic_counters.h"
+#include "tessera/comm/transport/cma.h"
 
 namespace tessera::comm::shm {
 
@@ -37,6 +38,11 @@ class MemberBlocks {
   const std::byte* window(int member) const { return runtime_.window(world_rank(member)); }
   const std::byte* staging(int member) const { return runtime_.staging(world_rank(member)); }
   RankRecord& record(int member) const { return runtime_.board(world_rank(member)); }
+  /// Copies from the memory of a member's process. False: it is gone. Throws as cma_read().
+  bool read(int member, const void* from, void* to, std::size_t bytes) const {
+    const int rank = runtime_.options().global_rank(world_rank(member));
+    return cma_read(record(member).pid.load(), rank, from, to, bytes);
+  }
   /// Wakes the other members, or one.
   void ring_all() const noexcept;
   void ring(int member) const noexcept { comm::ring(record(member).bell); }

@@ -7,7 +7,6 @@
 #include "backends/shm/shm_group.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/kernels/reduce.h"
-#include "tessera/comm/transport/cma.h"
 
 namespace tessera::comm::shm {
 namespace {
@@ -199,7 +198,7 @@ bool PointToPoint::advance_receive(int peer) {
     const std::size_t bytes = std::min<std::size_t>((until - channel.rounds) * kMessageTile, total - begin);
     std::byte* to = channel.to + begin;
     if (cma) {
-      if (!cma_read(members_.record(peer).pid.load(), peer, slot.cma + begin, to, bytes))
+      if (!members_.read(peer, slot.cma + begin, to, bytes))
         return false;  // the peer died: the thread that watches the ranks reports it
     } else {
       copy_bytes(to,

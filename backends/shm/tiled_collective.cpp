@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "tessera/comm/kernels/reduce.h"
-#include "tessera/comm/transport/cma.h"
 
 namespace tessera::comm::shm {
 namespace {
@@ -241,7 +240,7 @@ bool TiledCollective::copy_round(ShmOperation& op) {
     const std::byte* from = source_block(op, k, whole, taken);
     if (!cma) {
       copy_bytes(out, from, block.count * size, op.streaming);
-    } else if (!cma_read(members_.record(k).pid.load(), k, from, out, block.count * size)) {
+    } else if (!members_.read(k, from, out, block.count * size)) {
       continue;  // the peer died: the thread that watches the ranks reports it
     }
     if (!peer(k).copied_in) members_.count_read(op, k, block.count * size);
@@ -283,7 +282,7 @@ bool TiledCollective::copy_results(ShmOperation& op) {
       buffers_.stores().write(StoreChoice::Target::copied_result, op.call.in.bytes(), block.count * size, copy);
     } else if (!owner.cma_out) {
       copy(op.streaming);
-    } else if (!cma_read(members_.record(k).pid.load(), k, from, out, block.count * size)) {
+    } else if (!members_.read(k, from, out, block.count * size)) {
       continue;
     }
     if (!owner.copied_out) members_.count_read(op, k, block.count * size);

@@ -73,8 +73,8 @@ std::string by_value(std::span<const std::string> values, std::span<const int> g
 
 void require_alike(Bootstrap& bootstrap, const std::function<std::vector<SharedSetting>()>& own,
                    std::span<const int> global_ranks) {
-  std::vector<std::string>
-      names;  // of this rank: those of another version may differ, which is then the first difference
+  // Of this rank. Those of another version may differ: then its number does, which comes first.
+  std::vector<std::string> names;
   const std::vector<std::string> blobs = exchange(bootstrap, [&] {
     std::string all;
     for (const SharedSetting& setting : own()) {

@@ -114,6 +114,14 @@ TEST_P(EachBackend, AbortInSignalHandlerDoesNotHang) {
 }
 INSTANTIATE_TEST_SUITE_P(Each, EachBackend, testing::Values("TESSERA_BACKEND=shm", "TESSERA_BACKEND=tcp"));
 
+TEST(ProcessWorld, UnreadableMemoryIsThatOfItsRankInTheWorld) {
+  std::vector<Process> ranks = start_ranks(2, "unreadable", "20s", "TESSERA_BACKEND=shm");
+  const std::string said = ranks[0].line();  // of the reader; the sender is rank 0 of their group
+  EXPECT_NE(said.find("gather"), std::string::npos) << said;
+  EXPECT_NE(said.find("can't read the memory of rank 1 (process "), std::string::npos) << said;
+  EXPECT_NE(said.find("TESSERA_CMA=0"), std::string::npos) << said;
+}
+
 TEST(ProcessWorld, LimitOfFileSizesIsRespected) {
   std::vector<Process> ranks = start_ranks(2, "limit 2000000000", "20s", "TESSERA_BACKEND=shm");
   for (Process& rank : ranks) EXPECT_EQ(rank.line(), "right");

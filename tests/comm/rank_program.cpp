@@ -244,6 +244,19 @@ int run_on_a_device(InitOptions config, const std::string& mode) {
   return 0;
 }
 
+/// Rank 1 is rank 0 of a group in reversed order, and nobody can read what it sends.
+int send_unreadable(Communicator& comm) {
+  const auto reversed = comm.split(0, -comm.rank());
+  constexpr std::size_t kMany = 16'000'000;  // of fewer, the sender makes a copy
+  void* const hidden = ::mmap(nullptr, kMany * 4, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  std::vector<float> in(kMany);
+  std::vector<float> out(2 * kMany);
+  float* const from = reversed->rank() == 0 ? static_cast<float*>(hidden) : in.data();
+  Work work = reversed->gather(view_of(from, kMany), view_of(out.data(), out.size()), 1);
+  say(error_of(work));
+  return 0;
+}
+
 int run(const std::string& mode) {
   InitOptions config;
   if (mode == "closed") return run_with_closed_streams();
@@ -264,6 +277,7 @@ int run(const std::string& mode) {
     return 0;
   }
   if (mode.starts_with("let go")) return let_go(*comm, mode);
+  if (mode == "unreadable") return send_unreadable(*comm);
   tessera::base::Buffer window = comm->allocate(kCount * 4, MemoryKind::host, MemoryCategory::other);
   std::vector<float> ordinary(kCount);
   round_of_sums(*comm, static_cast<float*>(window.data()), ordinary);

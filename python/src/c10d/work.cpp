@@ -76,7 +76,11 @@ void run_on_own_thread(std::function<void()> callback) {
     ++all.count;
   }
   const auto run = [callback = std::move(callback), &all]() mutable {
-    callback();
+    try {
+      callback();
+    } catch (const std::exception& error) {
+      TORCH_WARN("tessera: a callback of a future failed: ", error.what());
+    }
     callback = nullptr;  // what it holds may need Python
     const std::lock_guard lock(all.mutex);
     --all.count;

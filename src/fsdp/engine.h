@@ -37,8 +37,8 @@ class UnitScheduler;
 class TESSERA_API Engine {
  public:
   /// Divides the model into units, allocates the sharded state and installs the hooks; initialize(), state().load() or
-  /// restore() then sets the values. Throws InvalidUsage or Unsupported if the options do not fit model, world or
-  /// device.
+  /// restore() then sets the values. Throws Mismatch where options, units or products differ between the ranks, and
+  /// InvalidUsage or Unsupported if the options do not fit model, world or device.
   Engine(nn::Module& model, comm::Communicator& world, EngineOptions options);
   ~Engine();
 

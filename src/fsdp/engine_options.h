@@ -36,7 +36,8 @@ struct PrefetchOrder {
       backward;                                             ///< by the unit whose backward begins
 };
 
-/// Settings of an engine. Every rank passes the same ones.
+/// Settings of an engine. Every rank passes the same ones; the constructor throws Mismatch where it sees that they
+/// differ.
 struct EngineOptions {
   Strategy strategy = default_strategy();  ///< what is sharded over which axes; default: everything over all ranks
   std::optional<MeshShape> mesh;           ///< empty: default_mesh() for one host

@@ -214,6 +214,53 @@ TEST(EngineSettings, DifferentProductsAreOneErrorOnAllRanks) {
   }
 }
 
+/// The errors of two ranks whose engines have these options; "" for none.
+std::vector<std::string> errors_with_options(const EngineOptions& first, const EngineOptions& second) {
+  std::vector<std::string> errors(2);
+  comm::InitOptions config;
+  config.timeout = std::chrono::seconds(10);
+  comm::run_threads(2, config, [&](comm::Communicator& world) {
+    nn::Context context;
+    TwoBranches model(context);
+    try {
+      Engine engine(model, world, world.rank() == 0 ? first : second);
+    } catch (const base::Error& error) {
+      errors[static_cast<std::size_t>(world.rank())] = std::string(error.kind()) + ": " + error.what();
+    }
+  });
+  return errors;
+}
+
+TEST(EngineSettings, DifferentOptionsAreOneErrorOnAllRanks) {
+  EngineOptions usual = engine_for("fsdp");
+  usual.wrap = "a;b";
+  const auto expect = [&](const char* name, const EngineOptions& other) {
+    const std::vector<std::string> errors = errors_with_options(usual, other);
+    EXPECT_THAT(errors[0], testing::StartsWith(std::string("Mismatch: engine: ") + name +
+                                               " differs between the ranks: it is "));
+    EXPECT_EQ(errors[1], errors[0]);
+  };
+  EngineOptions other = usual;
+  other.strategy = strategy_named("ddp");
+  expect("strategy", other);
+  other = usual;
+  other.wrap = "none";
+  expect("units", other);
+  other = usual;
+  other.prefetch = 2;
+  expect("prefetch", other);
+  other = usual;
+  other.optimizer.beta2 = 0.95;
+  expect("optimizer", other);
+  other = usual;
+  other.clip_norm = 1;
+  expect("clip_norm", other);
+  other = usual;
+  other.mesh = MeshShape::grid(2, 1);
+  expect("mesh", other);
+  for (const std::string& error : errors_with_options(usual, usual)) EXPECT_EQ(error, "");  // the control
+}
+
 TEST(ExecutionOrder, LaterMismatchIsReportedAtNextStep) {
   for (const char* backend : {"shm", "tcp"})
     for (const char* strategy : {"ddp", "zero1", "zero2"}) {

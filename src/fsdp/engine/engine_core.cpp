@@ -1,8 +1,11 @@
 #include "tessera/fsdp/engine/engine_core.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -53,6 +56,56 @@ bool equal(const std::vector<std::string>& texts) {
   return std::adjacent_find(texts.begin(), texts.end(), std::not_equal_to<>()) == texts.end();
 }
 
+template <class... Values>
+std::string spaced(const Values&... values) {
+  std::ostringstream text;
+  text.precision(17);
+  ((text << values << ' '), ...);
+  return text.str().substr(0, text.str().size() - 1);
+}
+
+std::string text_of(const MeshShape& mesh) {
+  std::string text;
+  for (const MeshAxis& axis : mesh.axes) text += (text.empty() ? "" : " x ") + spaced(axis.size, axis.name);
+  return text;
+}
+
+std::string text_of(const std::vector<UnitSpec>& units) {
+  std::string text;
+  for (const UnitSpec& unit : units) {
+    std::int64_t elements = 0;
+    for (const auto& parameter : unit.parameters) elements += parameter->count();
+    text += (text.empty() ? "" : ", ") + unit.name + " of " + std::to_string(elements);
+  }
+  return text;
+}
+
+/// What decides which operations the ranks call, and what these compute.
+std::vector<comm::SharedSetting> shared_settings(const EngineOptions& options, const std::vector<UnitSpec>& units,
+                                                 std::optional<nn::Products> products) {
+  constexpr const char* kKinds[] = {"sgd", "adam", "adamw"};
+  const nn::OptimizerConfig& o = options.optimizer;
+  const auto flag = [](std::optional<bool> value) { return value ? *value ? "true" : "false" : "default"; };
+  return {
+      {"TESSERA_PRODUCTS", products ? std::string(name_of(*products)) : "not chosen"},
+      {"strategy", options.strategy.name + ": " + describe(options.strategy)},
+      {"mesh", text_of(*options.mesh)},
+      {"units", text_of(units)},
+      {"prefetch", spaced(options.prefetch, options.backward_prefetch == BackwardPrefetch::pre ? "pre" : "post")},
+      {"limit_all_gathers", spaced(options.limit_all_gathers, options.limit_gather_bytes)},
+      {"reshard_after_forward",
+       spaced(flag(options.reshard_after_forward), options.reshard_group_size, flag(options.reshard_after_backward))},
+      {"optimizer", spaced(kKinds[static_cast<int>(o.kind)], "betas", o.beta1, o.beta2, "eps", o.eps, "weight_decay",
+                           o.decay(), "momentum", o.momentum, o.nesterov ? "nesterov" : "", o.amsgrad ? "amsgrad" : "",
+                           o.maximize ? "maximize" : "")},
+      {"reduce_dtype", options.reduce_dtype ? std::string(base::name_of(*options.reduce_dtype)) : "default"},
+      {"clip_norm",
+       spaced(options.clip_norm, "of norm", static_cast<int>(options.norm), flag(options.measures_norm()))},
+      {"use_loss_scaling", flag(options.use_loss_scaling)},
+      {"buffers", spaced(static_cast<int>(options.buffers))},
+  };
+}
+
 }  // namespace
 
 /// Checks what can be checked before ranks communicate, sets the mesh and divides the model.
@@ -79,19 +132,39 @@ EngineCore::Setup EngineCore::checked(nn::Module& model, EngineOptions options, 
       if (buffer->dtype() != DType::f32)
         throw InvalidUsage("buffers: " + buffer->name() + " is " + std::string(base::name_of(buffer->dtype())) +
                            "; BufferSync::maximum needs f32");
-  return {std::move(options), std::move(specs)};
+  return {std::move(options), std::move(specs), nullptr};
+}
+
+EngineCore::Setup EngineCore::alike(nn::Module& model, comm::Communicator& world, Setup setup) {
+  setup.order = std::make_unique<ExecOrderValidator>(world, model.context().runtime());
+  const std::vector<comm::SharedSetting> mine =
+      shared_settings(setup.options, setup.specs, model.context().device_kernels().products());
+  std::string all;
+  for (const comm::SharedSetting& setting : mine) all += setting.value + '\n';
+  // All ranks see the same texts, so nothing has to be aborted.
+  if (equal(texts_of_ranks(setup.order->host(), std::to_string(XXH3_64bits(all.data(), all.size()))))) return setup;
+  std::string differences;
+  for (const comm::SharedSetting& setting : mine) {
+    const std::vector<std::string> texts = texts_of_ranks(setup.order->host(), setting.value);
+    if (!equal(texts))
+      differences += (differences.empty() ? "" : ", and ") + setting.name + " differs between the ranks: it is " +
+                     comm::by_value(texts);
+  }
+  throw base::Mismatch("engine: " + (differences.empty() ? "the models differ between the ranks" : differences) +
+                       "; choose the same on all ranks");
 }
 
 EngineCore::EngineCore(nn::Module& the_model, comm::Communicator& world, EngineOptions the_options)
-    : EngineCore(the_model, world, checked(the_model, std::move(the_options), world.size())) {}
+    : EngineCore(the_model, world, alike(the_model, world, checked(the_model, std::move(the_options), world.size()))) {}
 
 EngineCore::EngineCore(nn::Module& the_model, comm::Communicator& world, Setup setup)
-    : model(the_model), options(std::move(setup.options)), resources(model.context(), world, options) {
+    : model(the_model),
+      options(std::move(setup.options)),
+      resources(model.context(), world, options),
+      order(std::move(setup.order)) {
   for (UnitSpec& spec : setup.specs) add_unit(std::move(spec));
   create_collectives();
   buffers = std::make_unique<ModuleBuffers>(model, resources);
-  order = std::make_unique<ExecOrderValidator>(world, model.context().runtime());
-  compare_products();
   mark_kept_units();
   if (resources.offload) reserve_offload_chunks();
   if (options.measures_norm()) norm = std::make_unique<GradNorm>(*this);
@@ -191,16 +264,6 @@ void EngineCore::publish_values() {
 void EngineCore::exchange_order() {
   if (std::exchange(order_exchange_begun, true)) return;
   abort_on_mismatch([this] { order->begin("step " + std::to_string(steps + 1)); });
-}
-
-void EngineCore::compare_products() {
-  const std::optional<nn::Products> mine = model.context().device_kernels().products();
-  const std::vector<std::string> texts =
-      texts_of_ranks(order->host(), mine ? std::string(name_of(*mine)) : "not chosen");
-  if (equal(texts)) return;
-  // All ranks see the same texts, so nothing has to be aborted.
-  throw base::Mismatch("engine: TESSERA_PRODUCTS differs between the ranks: it is " + comm::by_value(texts) +
-                       "; choose the same on all ranks");
 }
 
 void EngineCore::compare_libraries() {

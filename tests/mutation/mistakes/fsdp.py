@@ -137,6 +137,7 @@ MISTAKES = [
     mistake("prefetch-one-too-many", "src/fsdp/engine/unit_scheduler.cpp", "ahead <= core_.options.prefetch; ++ahead", "ahead <= core_.options.prefetch + 1; ++ahead",
             (r"^fsdp_exec_order\.", r"^fsdp_cost\.", r"^fsdp_overlap\.", r"^fsdp_trace\."), "--prefetch N prefetches N + 1 units"),
     mistake("failed-capture-leaves-step", "src/fsdp/graphed_step.cpp", "    engine_.abort_step();\n", "", r"^fsdp_graphed_step\.", "a step whose capture failed is not dropped before it runs"),
-    mistake("products-not-compared", "src/fsdp/engine/engine_core.cpp", "  compare_products();\n", "", r"^fsdp_exec_order\.EngineSettings", "a rank with other products trains on"),
+    mistake("products-not-compared", "src/fsdp/engine/engine_core.cpp", "std::string(name_of(*products)) : \"not chosen\"", "std::string() : \"\"", r"^fsdp_exec_order\.EngineSettings", "a rank with other products trains on"),
+    mistake("options-not-compared", "src/fsdp/engine/engine_core.cpp", "  for (const comm::SharedSetting& setting : mine) all += setting.value + '\\n';\n", "", r"^fsdp_exec_order\.EngineSettings", "ranks with different options train on, or hang"),
     mistake("libraries-not-named", "src/fsdp/engine/unit_scheduler.cpp", "    core_.compare_libraries();\n", "", r"^tools\.products$", "a world of different processors ends with other bits, and nothing says why"),
 ]

@@ -64,6 +64,27 @@ TorchBackend::TorchBackend(const TorchBackend& parent, const GroupSettings& sett
 
 TorchBackend::~TorchBackend() { shutdown(); }
 
+void TorchBackend::eagerConnectSingleDevice(at::Device device) {
+  const std::lock_guard lock(mutex_);
+  with_torch_errors([&] { ranks().on(device); });
+}
+
+std::string TorchBackend::transport() const {
+  const std::lock_guard lock(mutex_);
+  return std::string(ranks().host().backend());
+}
+
+#if TESSERA_TORCH >= 209
+void TorchBackend::setTimeout(std::chrono::milliseconds timeout) {
+  const std::lock_guard lock(mutex_);
+  timeout_ = timeout;
+}
+
+c10::intrusive_ptr<::c10d::Backend::Options> TorchBackend::getBackendOptions() {
+  const std::lock_guard lock(mutex_);
+  return c10::make_intrusive<Options>(timeout_);
+}
+
 c10::intrusive_ptr<::c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<::c10d::Store>& store,
                                                         const std::vector<int>& ranks,
                                                         const c10::intrusive_ptr<::c10d::Backend::Options>& options) {
@@ -75,26 +96,7 @@ c10::intrusive_ptr<::c10d::Backend> TorchBackend::split(const c10::intrusive_ptr
                                .device = getBoundDeviceId()};
   return c10::make_intrusive<TorchBackend>(*this, settings, options->group_name, name_);
 }
-
-void TorchBackend::eagerConnectSingleDevice(at::Device device) {
-  const std::lock_guard lock(mutex_);
-  with_torch_errors([&] { ranks().on(device); });
-}
-
-c10::intrusive_ptr<::c10d::Backend::Options> TorchBackend::getBackendOptions() {
-  const std::lock_guard lock(mutex_);
-  return c10::make_intrusive<Options>(timeout_);
-}
-
-std::string TorchBackend::transport() const {
-  const std::lock_guard lock(mutex_);
-  return std::string(ranks().host().backend());
-}
-
-void TorchBackend::setTimeout(std::chrono::milliseconds timeout) {
-  const std::lock_guard lock(mutex_);
-  timeout_ = timeout;
-}
+#endif
 
 std::uint64_t TorchBackend::getSequenceNumberForGroup() {
   const std::lock_guard lock(mutex_);
@@ -284,8 +286,7 @@ TorchWorkPtr TorchBackend::allgather_into_tensor_coalesced(std::vector<at::Tenso
                                                            std::vector<at::Tensor>& inputs,
                                                            const ::c10d::AllgatherOptions& options) {
   check_count(outputs.size(), inputs.size(), "all_gather: the list of outputs");
-  Call call{OpType::ALLGATHER_INTO_TENSOR_COALESCED, options.timeout, {}, {}, outputs,
-            "all_gather_into_tensor_coalesced",      inputs};
+  Call call{OpType::ALLGATHER_COALESCED, options.timeout, {}, {}, outputs, "all_gather_into_tensor_coalesced", inputs};
   for (std::size_t i = 0; i < inputs.size(); ++i) call.issues.push_back(gathering(outputs[i], inputs[i], call.holding));
   return issue(std::move(call));
 }
@@ -351,8 +352,7 @@ TorchWorkPtr TorchBackend::reduce_scatter_tensor_coalesced(std::vector<at::Tenso
                                                            std::vector<at::Tensor>& inputs,
                                                            const ::c10d::ReduceScatterOptions& options) {
   check_count(outputs.size(), inputs.size(), "reduce_scatter: the list of outputs");
-  Call call{OpType::REDUCE_SCATTER_TENSOR_COALESCED, options.timeout, {}, {}, outputs,
-            "reduce_scatter_tensor_coalesced",       inputs};
+  Call call{OpType::_REDUCE_SCATTER_BASE, options.timeout, {}, {}, outputs, "reduce_scatter_tensor_coalesced", inputs};
   for (std::size_t i = 0; i < inputs.size(); ++i)
     call.issues.push_back(scattering(outputs[i], inputs[i], options.reduceOp, call.holding));
   return issue(std::move(call));
@@ -386,7 +386,9 @@ TorchWorkPtr TorchBackend::barrier(const ::c10d::BarrierOptions& options) {
 
 void TorchBackend::monitoredBarrier(const ::c10d::BarrierOptions& options, bool all_ranks) {
   const auto ranks = shared_ranks();
-  const auto timeout = options.timeout == ::c10d::kUnsetTimeout ? getBackendOptions()->timeout : options.timeout;
+  std::unique_lock lock(mutex_);
+  const auto timeout = options.timeout == ::c10d::kUnsetTimeout ? timeout_ : options.timeout;
+  lock.unlock();
   with_torch_errors([&] {
     monitored_barrier_.pass(timeout, all_ranks, [&] {
       const std::lock_guard lock(mutex_);

@@ -17,6 +17,7 @@
 #include "c10d/monitored_barrier.h"
 #include "c10d/reduction.h"
 #include "c10d/tensors.h"
+#include "c10d/torch_version.h"
 #include "c10d/work.h"
 #include "tessera/comm/communicator.h"
 
@@ -31,7 +32,9 @@ class TorchBackend final : public ::c10d::Backend {
  public:
   struct Options final : ::c10d::Backend::Options {
     explicit Options(std::chrono::milliseconds timeout) : ::c10d::Backend::Options("tessera", timeout) {}
+#if TESSERA_TORCH >= 214
     c10::intrusive_ptr<::c10d::Backend::Options> clone() const override { return c10::make_intrusive<Options>(*this); }
+#endif
   };
 
   /// Collective over the members. `name`: as the program asked for it.
@@ -43,28 +46,30 @@ class TorchBackend final : public ::c10d::Backend {
   ~TorchBackend() override;
 
   const std::string getBackendName() const override { return name_; }
-  c10::intrusive_ptr<::c10d::Backend::Options> getBackendOptions() override;
   bool closed() const {
     const std::lock_guard lock(mutex_);
     return ranks_ == nullptr;
   }
   std::string transport() const;  ///< "shm", "tcp": what TESSERA_BACKEND chose
-  void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override;
-  bool supportsCoalescing() const override { return true; }
-  bool supportsSplitting() const override { return true; }
+  bool supportsCoalescing() const TESSERA_OVERRIDE_SINCE_2_7 { return true; }
   /// init_process_group's device_id: connects the ranks, unless they are connected.
   void eagerConnectSingleDevice(at::Device device) override;
+#if TESSERA_TORCH >= 209
+  c10::intrusive_ptr<::c10d::Backend::Options> getBackendOptions() override;
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<::c10d::Backend> split(const c10::intrusive_ptr<::c10d::Store>& store,
                                             const std::vector<int>& ranks,
                                             const c10::intrusive_ptr<::c10d::Backend::Options>& options) override;
+#endif
   void startCoalescing() override;
   c10::intrusive_ptr<::c10d::Work> endCoalescing() override;
-  bool supportsTensorAlloc(c10::DeviceIndex index) override;
-  at::Tensor allocateTensor(long count, at::TensorOptions options) override;
-  void abort() override;
-  void shutdown() override;
+  bool supportsTensorAlloc(c10::DeviceIndex index) TESSERA_OVERRIDE_SINCE_2_7;
+  at::Tensor allocateTensor(long count, at::TensorOptions options) TESSERA_OVERRIDE_SINCE_2_7;
+  void abort() TESSERA_OVERRIDE_SINCE_2_7;
+  void shutdown() TESSERA_OVERRIDE_SINCE_2_7;
   /// Ends the process group at the process's end: as shutdown(), but operations that are still in flight after
   /// `patience` are aborted, so that the process does end.
   void leave(std::chrono::milliseconds patience);

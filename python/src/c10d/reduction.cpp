@@ -5,6 +5,7 @@
 #include <string>
 
 #include "c10d/tensor_device.h"
+#include "c10d/torch_version.h"
 
 namespace tessera::c10d_backend {
 namespace {
@@ -22,7 +23,7 @@ const char* name_of(RedOp op) {
 }
 
 double factor_of(const ::c10d::ReduceOp& op) {
-  const auto* given = dynamic_cast<const ::c10d::PreMulSumSupplement*>(op.supplement_.get());
+  const auto* given = dynamic_cast<const PreMulSum*>(op.supplement_.get());
   if (given == nullptr) C10_THROW_ERROR(ValueError, "tessera: PREMUL_SUM without a factor");
   return given->tensor_factor.defined() ? given->tensor_factor.item<double>() : given->double_factor;
 }

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "c10d/torch_version.h"
 #include "tessera/base/error.h"
 
 namespace tessera::c10d_backend {
@@ -22,7 +23,13 @@ std::shared_ptr<base::DeviceRuntime> open(const c10::Device& device) {
 
 base::Device device_of(const c10::Device& device) {
   if (device.is_cpu()) return {};
+#if TESSERA_TORCH >= 211  // whose streams tell their handle
   if (device.is_cuda()) return {base::DeviceType::cuda, device.index()};
+#else
+  if (device.is_cuda())
+    C10_THROW_ERROR(NotImplementedError,
+                    "tessera: tensors of " + device.str() + " need PyTorch 2.11 or newer; use ones in host memory");
+#endif
   C10_THROW_ERROR(NotImplementedError,
                   "tessera: tensors of " + device.str() + " are not supported; use ones in host memory");
 }
@@ -45,7 +52,11 @@ TensorDevice::TensorDevice(const c10::Device& device)
 c10::Stream TensorDevice::current() const { return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_); }
 
 std::unique_ptr<base::Stream> TensorDevice::borrow(const c10::Stream& stream) const {
+#if TESSERA_TORCH >= 211
   return runtime_->borrow_stream(stream.native_handle());
+#else
+  C10_THROW_ERROR(NotImplementedError, "tessera: " + stream.device().str() + " needs PyTorch 2.11 or newer");
+#endif
 }
 
 }  // namespace tessera::c10d_backend

@@ -12,6 +12,7 @@ import logging
 import os
 import weakref
 
+import torch
 import torch.distributed as dist
 
 __all__ = ["clip_grad_norm_", "ddp_average_hook", "register"]
@@ -19,9 +20,31 @@ __all__ = ["clip_grad_norm_", "ddp_average_hook", "register"]
 _replaces_gloo = os.environ.get("TESSERA_TORCH_REPLACES_GLOO", "0") not in ("", "0")
 
 
+def _extension():
+    """The compiled backend. Raises ImportError, with what to do, if it isn't one for this PyTorch."""
+    from tessera._built_for import TORCH
+
+    def minor(version):
+        return version.split(".")[:2]
+
+    try:
+        if TORCH and minor(TORCH) == minor(torch.__version__):
+            from tessera import _c10d
+
+            return _c10d
+        cause = None
+    except ImportError as error:
+        cause = error
+    built = f"was built for PyTorch {TORCH}" if TORCH else "was built without PyTorch"
+    raise ImportError(
+        f"tessera {built}, and this is PyTorch {torch.__version__}; install the package again in this environment, "
+        "with PyTorch there: pip install --force-reinstall --no-deps ./python" + (f" ({cause})" if cause else "")
+    ) from cause
+
+
 def _create(options, backend_options, name="tessera"):
     """What torch.distributed calls to make a process group, on each of its members."""
-    from tessera import _c10d
+    _c10d = _extension()
 
     global _world
     timeout = options.timeout if backend_options is None else backend_options._timeout

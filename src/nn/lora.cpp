@@ -51,7 +51,9 @@ int add_lora(Module& model, const LoraOptions& options) {
   for (const std::string& target : options.targets) {
     bool found = false;
     for (const Linear* layer : layers) found = found || names(target, layer->path());
-    if (!found) throw InvalidUsage("lora: '" + target + "' matches no linear layer; give the end of a layer's name");
+    if (!found)
+      throw InvalidUsage("lora: of the targets (an adapter's target_modules), '" + target +
+                         "' matches no linear layer; give the end of a layer's name");
   }
   int adapted = 0;
   for (Linear* layer : layers) {

@@ -33,7 +33,7 @@ constexpr std::string_view kFields[] = {
     // PEFT sets it by the layer, whatever the file says
     "fan_in_fan_out",
     // of other fields, which must be unset
-    "ensure_weight_tying", "layers_pattern", "megatron_config", "megatron_core", "qalora_group_size"};
+    "ensure_weight_tying", "layers_pattern", "megatron_core", "qalora_group_size"};
 
 /// Initializations that leave the model's weights as they are. The others change them when PEFT loads the adapter.
 constexpr std::string_view kInitializations[] = {"eva", "gaussian", "lora_ga", "orthogonal"};

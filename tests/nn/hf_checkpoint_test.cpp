@@ -123,7 +123,9 @@ TEST(Config, NamesUnsupportedFields) {
   EXPECT_THAT(refused(gpt + R"("n_embd":9223372036854775807})"), HasSubstr("config.json"));
   EXPECT_THAT(refused(gpt + R"("n_head":5})"), HasSubstr("5 heads"));
   EXPECT_THAT(refused(gpt + R"("resid_pdrop":1.5})"), HasSubstr("dropout"));
-  EXPECT_THAT(refused(gpt + R"("activation_function":"mish"})"), HasSubstr("'mish'"));
+  EXPECT_THAT(refused(gpt + R"("activation_function":"mish"})"),
+              HasSubstr("'activation_function: mish' is not supported"));
+  EXPECT_THAT(refused(llama + R"("hidden_act":"gelu"})"), HasSubstr("'hidden_act: gelu' is not supported"));
   EXPECT_THAT(refused(gpt + R"("scale_attn_by_inverse_layer_idx":true})"),
               HasSubstr("scale_attn_by_inverse_layer_idx"));
   EXPECT_THAT(refused(llama + R"("rope_scaling":{"type":"yarn","factor":2}})"), HasSubstr("'yarn'"));

@@ -102,18 +102,19 @@ void validate(const ModelConfig& config) {
     require(value >= 1 && value < kMax, std::string(what) + " is " + std::to_string(value) + ", needs 1 or more");
   };
   constexpr std::int64_t kMaxLayers = 1 << 16;  // each layer creates a module before the memory is checked
-  positive(config.layers, "the number of layers");
+  positive(config.layers, "the number of layers (num_hidden_layers, n_layer)");
   require(config.layers <= kMaxLayers, "the number of layers is " + std::to_string(config.layers) + ", at most " +
                                            std::to_string(kMaxLayers) + " are supported");
-  positive(config.width, "the width");
-  positive(config.heads, "the number of heads");
-  positive(config.kv_heads, "the number of key heads");
-  positive(config.head_dim, "the head dimension");
-  positive(config.hidden, "the hidden width");
-  positive(config.vocabulary, "the vocabulary");
-  positive(config.context, "the context");
-  require(config.heads % config.kv_heads == 0,
-          std::to_string(config.kv_heads) + " key heads don't divide " + std::to_string(config.heads) + " heads");
+  positive(config.width, "the width (hidden_size, n_embd)");
+  positive(config.heads, "the number of heads (num_attention_heads, n_head)");
+  positive(config.kv_heads, "the number of key heads (num_key_value_heads)");
+  positive(config.head_dim, "the head dimension (head_dim)");
+  positive(config.hidden, "the hidden width (intermediate_size, n_inner)");
+  positive(config.vocabulary, "the vocabulary (vocab_size)");
+  positive(config.context, "the context (max_position_embeddings, n_positions)");
+  require(config.heads % config.kv_heads == 0, std::to_string(config.kv_heads) +
+                                                   " key heads (num_key_value_heads) don't divide " +
+                                                   std::to_string(config.heads) + " heads");
   if (config.family == Family::gpt2) {
     require(config.width == config.heads * config.head_dim,
             std::to_string(config.heads) + " heads don't divide the width " + std::to_string(config.width));
@@ -127,7 +128,8 @@ void validate(const ModelConfig& config) {
   for (const double p : {config.embedding_dropout, config.residual_dropout, config.attention_dropout})
     require(p >= 0 && p < 1, "a dropout probability is " + std::to_string(p) + ", needs 0 <= p < 1");
   require(config.norm_eps > 0 && config.init_deviation >= 0,
-          "the norm's epsilon and the initial deviation must not be negative");
+          "the norm's epsilon (rms_norm_eps, layer_norm_epsilon) and the initial deviation (initializer_range) must "
+          "not be negative");
 }
 
 std::int64_t parameter_count(const ModelConfig& c) {

@@ -20,10 +20,13 @@ constexpr std::pair<std::string_view, Activation> kActivations[] = {
     {"relu", Activation::relu},           {"silu", Activation::silu},
     {"swish", Activation::silu}};
 
-Activation activation_of(const Fields& fields, const std::string& name) {
-  for (const auto& [known, activation] : kActivations)
-    if (known == name) return activation;
-  fields.fail("activation '" + name + "' is not supported; supported: gelu_new gelu_pytorch_tanh gelu relu silu");
+Activation activation_of(const Fields& fields, const char* field, const std::string& otherwise,
+                         std::string_view supported) {
+  const std::string name = fields.text(field, otherwise);
+  if ((' ' + std::string(supported) + ' ').find(' ' + name + ' ') != std::string::npos)
+    for (const auto& [known, activation] : kActivations)
+      if (known == name) return activation;
+  fields.fail(std::string("'") + field + ": " + name + "' is not supported; supported: " + std::string(supported));
 }
 
 std::string_view name_of(Activation activation) {
@@ -46,7 +49,8 @@ void read_gpt2(const Fields& fields, ModelConfig& config) {
   config.hidden = fields.integer("n_inner", config.width < (1LL << 40) ? 4 * config.width : 0);
   config.vocabulary = fields.integer("vocab_size", 50257);
   config.context = integer(fields, "max_position_embeddings", "n_positions", 1024);
-  config.activation = activation_of(fields, fields.text("activation_function", "gelu_new"));
+  config.activation = activation_of(fields, "activation_function", "gelu_new",
+                                    "gelu_new gelu_pytorch_tanh gelu_fast gelu relu silu swish");
   config.tied = fields.flag("tie_word_embeddings", true);
   config.norm_eps = fields.number("layer_norm_epsilon", 1e-5);
   config.embedding_dropout = fields.number("embd_pdrop", 0.1);
@@ -131,7 +135,7 @@ void read_llama(const Fields& fields, const LlamaLike& type, ModelConfig& config
   config.hidden = fields.integer("intermediate_size", type.hidden);
   config.vocabulary = fields.integer("vocab_size", type.vocabulary);
   config.context = fields.integer("max_position_embeddings", type.context);
-  config.activation = activation_of(fields, fields.text("hidden_act", "silu"));
+  config.activation = activation_of(fields, "hidden_act", "silu", "silu swish");
   config.tied = fields.flag("tie_word_embeddings", false);
   config.norm_eps = fields.number("rms_norm_eps", 1e-6);
   config.attention_dropout = fields.number("attention_dropout", 0.0);

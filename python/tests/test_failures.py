@@ -265,22 +265,6 @@ def test_sparse_gradients():
     assert one == other and sum(map(sum, one)) != 0
 
 
-def forks(rank, ranks):
-    dist.all_reduce(torch.ones(3))
-    child = os.fork()
-    if child == 0:
-        sys.exit(0)  # runs what was registered with atexit, and the destructors
-    os.waitpid(child, 0)
-    x = torch.ones(3)
-    dist.all_reduce(x)
-    return x[0].item()
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_forked_child_leaves_nothing(transport):
-    assert run(forks, 2, env={"TESSERA_BACKEND": transport}) == [2, 2]
-
-
 RESTARTED = """
 import os, sys, torch, torch.distributed as dist
 import tessera.torch
@@ -332,11 +316,40 @@ def test_ends_without_destroying(tmp_path, transport, end):
     assert done.returncode == 0 and done.stdout.count("sum 3 over tessera._c10d") == 2, done
 
 
+FORKS = """
+w.wait()
+child = os.fork()
+if child == 0:
+    sys.exit(0)  # runs what was registered with atexit, and the destructors
+os.waitpid(child, 0)
+y = torch.ones(3)
+dist.all_reduce(y)
+os.write(1, f"then {y[0]:g}\\n".encode())
+"""
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_forked_child_leaves_nothing(tmp_path, transport):
+    done = torchrun(tmp_path, end=FORKS, TESSERA_BACKEND=transport)
+    assert done.returncode == 0 and done.stdout.count("then 2") == 2, done
+
+
 def test_replaces_gloo(tmp_path):
     done = torchrun(tmp_path, backend="gloo", TESSERA_TORCH_REPLACES_GLOO="1")
     assert done.stdout.count("sum 3 over tessera._c10d") == 2 and done.stderr.count("backend gloo is tessera") == 1, done
     done = torchrun(tmp_path, backend="gloo")
     assert done.stdout.count("sum 3 over torch.distributed.distributed_c10d") == 2, done
+
+
+@pytest.mark.parametrize("built_for, text", (("1.13.1", "was built for PyTorch 1.13.1"), ("", "was built without PyTorch")))
+def test_package_for_another_pytorch_is_one_clear_error(monkeypatch, built_for, text):
+    from tessera import _built_for
+    from tessera import torch as backend
+
+    assert backend._extension().Backend  # the control: as it was built
+    monkeypatch.setattr(_built_for, "TORCH", built_for)
+    with pytest.raises(ImportError, match=f"tessera {text}, and this is PyTorch .*; install the package again"):
+        backend._extension()
 
 
 def test_bad_backend_is_one_clear_error(tmp_path):

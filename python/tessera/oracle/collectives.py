@@ -19,6 +19,12 @@ from tessera.oracle import hashing
 from tessera.oracle.layout import dtype_name, sample_of
 from tessera.oracle.waiters import Waiters
 
+if not hasattr(dist.ReduceOp, "unbox"):
+    raise ImportError(
+        f"tessera.oracle can't record with PyTorch {torch.__version__}, which does not tell what its collectives reduce; "
+        "use a newer one (2.15 is tried)"
+    )
+
 # Operator: the kind of the operation in a record, and how to find its inputs and outputs among the arguments.
 _OPERATORS: dict[str, tuple[str, str]] = {
     "allreduce_": ("all_reduce", "in_place"),

@@ -1,6 +1,8 @@
 """Makes deliberate mistakes in a scratch copy of the tree, one at a time, and says which of them the tests see.
 
     mutate.py [--only REGEX] [--list] [--jobs N] [--keep-going] [--limit SECONDS] [--no-control] [--results FILE]
+    mutate.py --random N [--seed S] ...   # N mistakes that random_mistakes.py makes, instead of those of the table
+    mutate.py --coverage                  # which lines the tests execute, for --random; an hour
 
 By hand, not in CI: a mistake costs a compilation and its tests. The copy is a worktree of HEAD in build/mutation/tree with
 a build folder of its own; with ccache its first build is cheap. For a mistake only the programs that its tests name are
@@ -17,6 +19,7 @@ Exit code 0: all were caught. Without --keep-going it stops at the first that wa
 
 import argparse
 import fcntl
+import json
 import os
 import pathlib
 import re
@@ -26,12 +29,14 @@ import subprocess
 import sys
 import time
 
+import random_mistakes
 import table
 
 SCRATCH = table.ROOT / "build" / "mutation"
 TREE = SCRATCH / "tree"
 BUILD = TREE / "build" / "release"
 LOG = SCRATCH / "log"
+EXECUTED = SCRATCH / "executed.json"
 
 
 def run(command, limit=None, **options):
@@ -86,6 +91,33 @@ def prepare(jobs):
     launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
     require(["cmake", "--preset", "release", *launcher, "-DTESSERA_TESTS=ON", "-DTESSERA_EXAMPLES=OFF", "-DTESSERA_BENCH=OFF"], cwd=TREE)
     require(["ninja", "-C", BUILD, f"-j{jobs}"])
+
+
+def measure_coverage(jobs):
+    """Builds the scratch tree for gcov, runs its tests and writes EXECUTED: numbers of lines by file."""
+    build = TREE / "build" / "coverage"
+    require(["cmake", "-S", TREE, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS=--coverage -O0", "-DTESSERA_TESTS=ON",
+             "-DTESSERA_EXAMPLES=OFF", "-DTESSERA_BENCH=OFF", "-DTESSERA_CUDA=OFF"])
+    require(["ninja", "-C", build, f"-j{jobs}"])
+    run(["ctest", "--test-dir", build, "-j", jobs, "-L", "unit|world|tools|backends", "--timeout", 600])  # slow tests may fail here
+    executed = {}
+    for data in build.rglob("*.gcda"):
+        for line in require(["gcov", "--json-format", "--stdout", data], cwd=data.parent).splitlines():
+            for file in json.loads(line)["files"]:
+                path = pathlib.Path(os.path.realpath(build / file["file"]))
+                if path.is_relative_to(TREE):
+                    lines = executed.setdefault(str(path.relative_to(TREE)), set())
+                    lines.update(one["line_number"] for one in file["lines"] if one["count"] > 0)
+    EXECUTED.write_text(json.dumps({file: sorted(lines) for file, lines in sorted(executed.items())}))
+
+
+def chosen_mistakes(options):
+    if options.random is None:
+        return [one for one in table.load() if re.search(options.only, one.name) or re.search(options.only, one.file)]
+    executed = json.loads(EXECUTED.read_text()) if EXECUTED.exists() else None
+    if executed is None:
+        print("mutate.py: which lines the tests execute is not known (--coverage); any line may change")
+    return [one for one in random_mistakes.generate(options.random, options.seed, executed) if re.search(options.only, one.file)]
 
 
 def failures_in(output):
@@ -173,8 +205,11 @@ def main():
     parser.add_argument("--limit", type=float, default=400, metavar="SECONDS", help="for each of a mistake's tests")
     parser.add_argument("--results", type=pathlib.Path, metavar="FILE", help="add each outcome to it, and leave out what it has")
     parser.add_argument("--no-control", action="store_true", help="don't run the tests without a mistake first")
+    parser.add_argument("--random", type=int, metavar="N", help="N random mistakes instead of the table")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of --random")
+    parser.add_argument("--coverage", action="store_true", help="find out which lines the tests execute, and end")
     options = parser.parse_args()
-    chosen = [one for one in table.load() if re.search(options.only, one.name) or re.search(options.only, one.file)]
+    chosen = chosen_mistakes(options)
     if not chosen:
         sys.exit(f"mutate.py: --only {options.only}: no mistake is called so; --list shows them")
     if options.list:
@@ -188,6 +223,9 @@ def main():
         chosen = [one for one in chosen if one.name not in known]
     lock = only_one()  # noqa: F841
     prepare(options.jobs)
+    if options.coverage:
+        measure_coverage(options.jobs)
+        return 0
     runner = Runner(options.jobs, options.limit)
     if not options.no_control:
         Runner(options.jobs, None).control(chosen)

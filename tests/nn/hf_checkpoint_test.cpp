@@ -24,6 +24,10 @@ TEST(Config, ReadsWhatItWrites) {
     config.residual_dropout = config.family == ModelConfig::Family::gpt2 ? 0.125 : 0.0;
     EXPECT_TRUE(config.same_model(parse_config(config_json(config), "config.json"))) << config_json(config);
   }
+  ModelConfig scaled = preset("gpt-nano");
+  scaled.attention_scaled = false;
+  scaled.attention_scaled_by_layer = true;
+  EXPECT_TRUE(scaled.same_model(parse_config(config_json(scaled), "config.json"))) << config_json(scaled);
   ModelConfig all = preset("llama-nano");
   all.attention_bias = all.output_bias = all.mlp_bias = true;
   all.rope_scaling = {.factor = 8, .low = 1, .high = 4, .original_context = 32};
@@ -126,8 +130,7 @@ TEST(Config, NamesUnsupportedFields) {
   EXPECT_THAT(refused(gpt + R"("activation_function":"mish"})"),
               HasSubstr("'activation_function: mish' is not supported"));
   EXPECT_THAT(refused(llama + R"("hidden_act":"gelu"})"), HasSubstr("'hidden_act: gelu' is not supported"));
-  EXPECT_THAT(refused(gpt + R"("scale_attn_by_inverse_layer_idx":true})"),
-              HasSubstr("scale_attn_by_inverse_layer_idx"));
+  EXPECT_THAT(refused(gpt + R"("add_cross_attention":true})"), HasSubstr("add_cross_attention"));
   EXPECT_THAT(refused(llama + R"("rope_scaling":{"type":"yarn","factor":2}})"), HasSubstr("'yarn'"));
   EXPECT_THAT(refused(llama + R"("rope_scaling":{"type":"linear"}})"), HasSubstr("'factor'"));
   EXPECT_THAT(refused(llama + R"("rope_parameters":{"full_attention":{"rope_theta":1}}})"),

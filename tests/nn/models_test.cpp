@@ -113,6 +113,33 @@ TEST(Models, GptAndLlamaLearn) {
   }
 }
 
+/// Powers of two, which round nothing: scores divided by 2 are those of queries divided by 2.
+TEST(Models, GptScalesScoresAsItsConfigSays) {
+  const auto loss = [](const ModelConfig& config, int layer, float factor) {
+    Context context;
+    const auto model = make_model(context, config);
+    model->materialize(0);
+    for (std::int64_t i = 0; i < config.layers; ++i) {
+      if (layer >= 0 && i != layer) continue;
+      for (const auto& parameter : model->find("h." + std::to_string(i) + ".attn.c_attn").own_parameters()) {
+        auto* const values = parameter->tensor().data<float>();
+        for (std::int64_t k = 0; k < parameter->count(); ++k)
+          if (k % (3 * config.width) < config.width) values[k] *= factor;
+      }
+    }
+    const Batch batch = counting(context, 2, 9);
+    return model->loss(batch.tokens, batch.targets).item();
+  };
+  const ModelConfig usual = preset("gpt-nano");
+  ASSERT_EQ(usual.head_dim, 16);
+  ModelConfig by_layer = usual, unscaled = usual;
+  by_layer.attention_scaled_by_layer = true;
+  unscaled.attention_scaled = false;
+  EXPECT_EQ(loss(by_layer, -1, 1), loss(usual, 1, 0.5F));
+  EXPECT_EQ(loss(unscaled, -1, 1), loss(usual, -1, 4));
+  EXPECT_NE(loss(by_layer, -1, 1), loss(usual, -1, 1)) << "the control";
+}
+
 TEST(Models, ThreadsAndLazyStreamsAreBitwiseEqual) {
   ModelConfig dropping = preset("gpt-nano");
   dropping.embedding_dropout = dropping.residual_dropout = dropping.attention_dropout = 0.1;
@@ -195,8 +222,8 @@ std::string order_of_forwards(CausalModel& model) {
   return order;
 }
 
-// The order in which arguments of one call are evaluated is the compiler's: it must not decide which module runs first, and so the
-// order in which gradients are added.
+// The order in which arguments of one call are evaluated is the compiler's: it must not decide which module runs first,
+// and so the order in which gradients are added.
 TEST(Models, ForwardsHaveOneOrder) {
   Context context;
   const auto llama = make_model(context, preset("llama-nano"));
@@ -204,8 +231,8 @@ TEST(Models, ForwardsHaveOneOrder) {
   const std::string order = order_of_forwards(*llama);
   for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
     std::string projections;
-    for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
-                             "mlp.up_proj", "mlp.down_proj"}) {
+    for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+                             "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}) {
       const std::size_t at = order.find(" " + layer + name);
       ASSERT_NE(at, std::string::npos) << name << " in" << order;
       const std::size_t before = projections.empty() ? 0 : order.find(projections);

@@ -16,12 +16,13 @@ SelfAttention::SelfAttention(Context& context, const SelfAttentionOptions& optio
     : Layer(context),
       heads_(options.heads),
       attention_dropout_(options.attention_dropout),
+      scale_(options.scale),
       c_attn_(add<Linear>("c_attn", conv1d(options.width, 3 * options.width, options.deviation))),
       c_proj_(add<Linear>("c_proj", conv1d(options.width, options.width, options.projection_deviation))),
       resid_dropout_(add<Dropout>("resid_dropout", options.residual_dropout)) {}
 
 Tensor SelfAttention::forward(const Tensor& x) {
-  return resid_dropout_(c_proj_(ops::causal_attention(c_attn_(x), heads_, {attention_dropout_, path()})));
+  return resid_dropout_(c_proj_(ops::causal_attention(c_attn_(x), heads_, {attention_dropout_, path()}, scale_)));
 }
 
 const ops::RopeTable& RotaryEmbedding::table(Context& context) {

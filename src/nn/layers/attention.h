@@ -15,6 +15,7 @@ struct SelfAttentionOptions {
   double projection_deviation = 0.02;  ///< of c_proj
   double residual_dropout = 0.0;       ///< probability for the output
   double attention_dropout = 0.0;      ///< probability for the attention weights
+  double scale = 0.0;                  ///< of the scores; 0: 1 / sqrt(width / heads)
 };
 
 /// x[batch, position, width] -> the same shape. Children: c_attn ([width, 3 * width]), c_proj, and a dropout.
@@ -27,6 +28,7 @@ class TESSERA_API SelfAttention : public Layer<SelfAttention> {
  private:
   const std::int64_t heads_;
   const double attention_dropout_;
+  const double scale_;
   Linear& c_attn_;
   Linear& c_proj_;
   Dropout& resid_dropout_;

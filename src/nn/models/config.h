@@ -36,6 +36,8 @@ struct ModelConfig {
   double residual_dropout = 0.0;           ///< probability, after attention and feed-forward layers; gpt2
   double attention_dropout = 0.0;          ///< probability, of the attention weights
   kernels::RopeScaling rope_scaling = {};  ///< llama
+  bool attention_scaled = true;            ///< gpt2: attention scores are divided by the root of head_dim ...
+  bool attention_scaled_by_layer = false;  ///< ... and by the layer's number, from 1
   bool attention_bias = false;             ///< llama: q_proj, k_proj and v_proj have biases
   bool output_bias = false;                ///< llama: o_proj has a bias
   bool mlp_bias = false;                   ///< llama: the feed-forward layers have biases

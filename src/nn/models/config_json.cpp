@@ -56,8 +56,8 @@ void read_gpt2(const Fields& fields, ModelConfig& config) {
   config.embedding_dropout = fields.number("embd_pdrop", 0.1);
   config.residual_dropout = fields.number("resid_pdrop", 0.1);
   config.attention_dropout = fields.number("attn_pdrop", 0.1);
-  fields.only("scale_attn_weights", true);
-  fields.only("scale_attn_by_inverse_layer_idx", false);
+  config.attention_scaled = fields.flag("scale_attn_weights", true);
+  config.attention_scaled_by_layer = fields.flag("scale_attn_by_inverse_layer_idx", false);
   fields.only("add_cross_attention", false);
 }
 
@@ -224,6 +224,8 @@ std::string config_json(const ModelConfig& c) {
     json["embd_pdrop"] = c.embedding_dropout;
     json["resid_pdrop"] = c.residual_dropout;
     json["attn_pdrop"] = c.attention_dropout;
+    if (!c.attention_scaled) json["scale_attn_weights"] = false;
+    if (c.attention_scaled_by_layer) json["scale_attn_by_inverse_layer_idx"] = true;
   } else {
     const bool qwen2 = c.attention_bias && !c.output_bias;
     json["model_type"] = qwen2 ? "qwen2" : "llama";

@@ -14,21 +14,24 @@ double projection_deviation(const ModelConfig& config) {
   return config.init_deviation / std::sqrt(2.0 * static_cast<double>(config.layers));
 }
 
-SelfAttentionOptions attention_options(const ModelConfig& config) {
+SelfAttentionOptions attention_options(const ModelConfig& config, std::int64_t layer) {
+  const double scale = config.attention_scaled ? 1 / std::sqrt(static_cast<double>(config.head_dim)) : 1;
+  const double depth = config.attention_scaled_by_layer ? static_cast<double>(layer + 1) : 1;
   return {config.width,
           config.heads,
           config.init_deviation,
           projection_deviation(config),
           config.residual_dropout,
-          config.attention_dropout};
+          config.attention_dropout,
+          config.attention_scaled && depth == 1 ? 0 : scale / depth};
 }
 
 }  // namespace
 
-Gpt2Block::Gpt2Block(Context& context, const ModelConfig& config)
+Gpt2Block::Gpt2Block(Context& context, const ModelConfig& config, std::int64_t layer)
     : Layer(context),
       ln_1_(add<LayerNorm>("ln_1", NormOptions{config.width, config.norm_eps})),
-      attn_(add<SelfAttention>("attn", attention_options(config))),
+      attn_(add<SelfAttention>("attn", attention_options(config, layer))),
       ln_2_(add<LayerNorm>("ln_2", NormOptions{config.width, config.norm_eps})),
       mlp_(add<Mlp>("mlp", MlpOptions{config.width, config.hidden, config.activation, config.init_deviation,
                                       projection_deviation(config), config.residual_dropout})) {
@@ -48,7 +51,7 @@ Gpt2::Gpt2(Context& context, const ModelConfig& config)
       blocks_([&] {
         std::vector<Gpt2Block*> blocks;
         for (std::int64_t i = 0; i < config.layers; ++i)
-          blocks.push_back(&add<Gpt2Block>("h." + std::to_string(i), config));
+          blocks.push_back(&add<Gpt2Block>("h." + std::to_string(i), config, i));
         return blocks;
       }()),
       ln_f_(add<LayerNorm>("ln_f", NormOptions{config.width, config.norm_eps})),

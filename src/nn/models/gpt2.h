@@ -13,7 +13,7 @@ namespace tessera::nn {
 class TESSERA_API Gpt2Block : public Layer<Gpt2Block> {
  public:
   /// Called by Gpt2; marks itself as a block.
-  Gpt2Block(Context& context, const ModelConfig& config);
+  Gpt2Block(Context& context, const ModelConfig& config, std::int64_t layer = 0);
   Tensor forward(const Tensor& x);  ///< x and result: [batch, position, width]
 
  private:

@@ -148,11 +148,12 @@ Tensor row_statistics(const Tensor& y, const AttentionShape& shape) {
 
 }  // namespace
 
-Tensor causal_attention(const Tensor& qkv, std::int64_t heads, const AttentionDropoutOptions& dropout) {
+Tensor causal_attention(const Tensor& qkv, std::int64_t heads, const AttentionDropoutOptions& dropout, double scale) {
   const std::int64_t width = qkv.dim(-1) / 3;
   if (width * 3 != qkv.dim(-1))
     throw InvalidUsage("attention: qkv has shape " + to_string(qkv.shape()) + "; its last dimension must be 3 * width");
-  const Settings settings{check(qkv, heads, heads, width), drawn(qkv.context(), dropout)};
+  Settings settings{check(qkv, heads, heads, width), drawn(qkv.context(), dropout)};
+  settings.shape.scale = scale;
   Tensor y = Tensor::empty(qkv.context(), {qkv.dim(0), qkv.dim(1), width}, qkv.dtype());
   Tape* tape = recording({qkv}, y);
   const Tensor log_sum_exp = tape != nullptr ? row_statistics(y, settings.shape) : Tensor();

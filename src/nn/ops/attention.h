@@ -14,8 +14,9 @@ struct AttentionDropoutOptions {
 };
 
 /// GPT-2's variant: qkv[batch, position, 3 * heads * dim] (all queries, then keys, then values) -> [batch, position,
-/// heads * dim]. Saves qkv, the output and one number per row and head.
-TESSERA_API Tensor causal_attention(const Tensor& qkv, std::int64_t heads, const AttentionDropoutOptions& dropout = {});
+/// heads * dim]. Saves qkv, the output and one number per row and head. `scale`: of the scores; 0: 1 / sqrt(dim).
+TESSERA_API Tensor causal_attention(const Tensor& qkv, std::int64_t heads, const AttentionDropoutOptions& dropout = {},
+                                    double scale = 0.0);
 
 /// The heads of a grouped-query attention.
 struct AttentionHeads {

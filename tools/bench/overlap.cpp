@@ -22,15 +22,15 @@ double overlap_percent(const OverlapTimes& times) {
 }
 
 Computation::Computation() {
-  constexpr std::int64_t kRounds = 20'000;
+  constexpr std::int64_t kTimedRounds = 20'000;
   constexpr int kAttempts = 20;  // the fastest counts: the others were interrupted
   double best = 1e9;
   for (int i = 0; i < kAttempts; ++i) {
     const std::int64_t start = base::host_time_ns();
-    run_chains(kRounds);
+    run_chains(kTimedRounds);
     best = std::min(best, static_cast<double>(std::max<std::int64_t>(1, base::host_time_ns() - start)) * 1e-3);
   }
-  rounds_per_microsecond_ = static_cast<double>(kRounds) / best;
+  rounds_per_microsecond_ = static_cast<double>(kTimedRounds) / best;
 }
 
 void Computation::run(double microseconds) const {

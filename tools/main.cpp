@@ -15,6 +15,7 @@
 #include "tessera/comm/launch.h"
 #include "tools/cli/catalog.h"
 #include "tools/cli/commands.h"
+#include "tools/cli/output.h"
 #include "tools/cli/validators.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/rank_watch.h"
@@ -28,7 +29,7 @@ namespace {
 void say(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   std::fflush(stdout);
-  std::fprintf(stderr, "tessera: %s\n", text.c_str());
+  print_clean(stderr, "tessera: {}\n", text);
 }
 
 std::string names_of(const CLI::App& app) {
@@ -168,7 +169,7 @@ int main(int argc, char** argv) {
     guard.end(code);
     return code;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "tessera: %s\n", error.what());
+    tessera::tools::print_clean(stderr, "tessera: {}\n", error.what());
   }
   return 1;
 }

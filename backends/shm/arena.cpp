@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <utility>
 
@@ -23,7 +24,8 @@
 namespace tessera::comm::shm {
 namespace {
 
-constexpr std::size_t kSmallestArena = std::size_t{1} << 30;
+constexpr std::size_t kStagingArena = std::size_t{1} << 30;
+constexpr std::size_t kSmallestArena = std::size_t{32} << 20;
 constexpr std::size_t kIdleBytes =
     8 * 1024 * 1024;  // free pages kept, beyond a part of the highest live total, as in MemoryPool
 constexpr std::size_t kIdlePart = 50;
@@ -34,8 +36,21 @@ std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + 
 std::size_t wanted_capacity() {
   const std::size_t page = base::page_bytes();
   const long pages = ::sysconf(_SC_PHYS_PAGES);
-  std::size_t bytes = kSmallestArena;
+  std::size_t bytes = kStagingArena;
   while (pages > 0 && bytes < 2 * static_cast<std::size_t>(pages) * page) bytes *= 2;
+  return bytes;
+}
+
+/// `bytes`, or fewer under a limit on addresses: the windows and staging arenas of all ranks get half of those that are
+/// left now.
+std::size_t within_limit(std::size_t bytes, int ranks) {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return bytes;
+  std::size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const std::size_t used = std::min<std::size_t>(pages * base::page_bytes(), limit.rlim_cur);
+  const std::size_t share = (limit.rlim_cur - used) / 2 / (2 * static_cast<std::size_t>(ranks));
+  while (bytes > share && bytes > kSmallestArena) bytes /= 2;
   return bytes;
 }
 
@@ -91,12 +106,12 @@ std::shared_ptr<Mapping> map_segment(int fd, bool writable, std::optional<int> c
   return std::make_shared<Mapping>(data, bytes);
 }
 
-std::shared_ptr<Arena> Arena::make_windows(bool shared, int color) {
-  return make("tessera-window", shared, color, wanted_capacity());
+std::shared_ptr<Arena> Arena::make_windows(bool shared, int color, int ranks) {
+  return make("tessera-window", shared, color, within_limit(wanted_capacity(), ranks));
 }
 
-std::shared_ptr<Arena> Arena::make_staging(bool shared, int color) {
-  return make("tessera-staging", shared, color, kSmallestArena);
+std::shared_ptr<Arena> Arena::make_staging(bool shared, int color, int ranks) {
+  return make("tessera-staging", shared, color, within_limit(kStagingArena, ranks));
 }
 
 std::shared_ptr<Arena> Arena::make(const char* name, bool shared, int color, std::size_t bytes) {

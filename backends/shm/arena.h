@@ -51,11 +51,11 @@ std::shared_ptr<Mapping> map_segment(int fd, bool writable, std::optional<int> c
 
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
-  /// Reserves as many addresses as a host could use. `shared`: in a memfd, for processes; else in plain memory, for
-  /// threads.
-  static std::shared_ptr<Arena> make_windows(bool shared, int color);
-  /// Reserves 1 GiB of addresses.
-  static std::shared_ptr<Arena> make_staging(bool shared, int color);
+  /// Reserves as many addresses as a host could use; under a limit (ulimit -v), what leaves room for the arenas of all
+  /// `ranks`, which each of them maps. `shared`: in a memfd, for processes; else in plain memory, for threads.
+  static std::shared_ptr<Arena> make_windows(bool shared, int color, int ranks = 1);
+  /// Reserves 1 GiB of addresses; less under such a limit.
+  static std::shared_ptr<Arena> make_staging(bool shared, int color, int ranks = 1);
   Arena(UniqueFd fd, std::shared_ptr<Mapping> mapping);
 
   /// Allocates memory aligned to kAlignment, with pages. The buffer's destructor releases it. The bytes are zero

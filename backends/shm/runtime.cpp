@@ -113,8 +113,8 @@ void ShmRuntime::connect() {
   Bootstrap& others = *bootstrap_;
   const int ranks = others.size();
   constexpr int kStagingColor = kColors / 2;
-  windows_ = exchange(Arena::make_windows(!others.in_process(), rank_), false, 0);
-  staging_ = exchange(Arena::make_staging(!others.in_process(), kStagingColor + rank_), true, kStagingColor);
+  windows_ = exchange(Arena::make_windows(!others.in_process(), rank_, ranks), false, 0);
+  staging_ = exchange(Arena::make_staging(!others.in_process(), kStagingColor + rank_, ranks), true, kStagingColor);
   if (others.in_process()) {
     board_ =
         std::static_pointer_cast<Mapping>(others.all_gather_objects(rank_ == 0 ? plain_board(ranks) : nullptr).front());

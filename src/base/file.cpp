@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -40,11 +41,11 @@ int UniqueFd::release() noexcept { return std::exchange(fd_, -1); }
 
 OpenedFile open_regular(const std::string& path, int flags) {
   OpenedFile file;
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags));
+  UniqueFd fd(::open(path.c_str(), O_CLOEXEC | O_NONBLOCK | flags, 0666));
   struct stat status = {};
   if (!fd || ::fstat(fd.get(), &status) != 0) {
     file.code = errno;
-    file.problem = std::strerror(file.code);
+    file.problem = file.code == ELOOP ? "a symbolic link" : std::strerror(file.code);
   } else if (!S_ISREG(status.st_mode)) {
     file.problem = "not a regular file";
   } else {
@@ -54,13 +55,18 @@ OpenedFile open_regular(const std::string& path, int flags) {
   return file;
 }
 
-FileText read_regular(const std::string& path) {
+FileText read_regular(const std::string& path, std::uint64_t limit, int flags) {
   FileText read;
-  const OpenedFile file = open_regular(path);
+  const OpenedFile file = open_regular(path, flags);
   read.problem = file.problem;
-  read.text.reserve(file.bytes);
+  read.text.reserve(std::min(file.bytes, limit));
   std::array<char, 65536> part{};
-  while (file.fd) {
+  const auto too_long = [&](std::uint64_t bytes) {
+    if (bytes > limit) read.problem = "more than " + std::to_string(limit) + " bytes, too many for such a file";
+    return bytes > limit;
+  };
+  // A file of /proc has no size until it is read.
+  while (file.fd && !too_long(file.bytes) && !too_long(read.text.size())) {
     const ssize_t count = ::read(file.fd.get(), part.data(), part.size());
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) read.problem = std::strerror(errno);
@@ -71,6 +77,17 @@ FileText read_regular(const std::string& path) {
   if (read.problem.empty() && zero != std::string::npos)
     read.problem = "not a text file: byte " + std::to_string(zero) + " is zero";
   return read;
+}
+
+NewFile create_beside(const std::string& path, const std::string& infix, int flags, unsigned permissions) {
+  constexpr int kMost = 1000;
+  NewFile file;
+  for (int number = 0; !file.fd && (number == 0 || file.code == EEXIST) && number < kMost; ++number) {
+    file.path = path + infix + std::to_string(::getpid()) + "-" + std::to_string(number);
+    file.fd = UniqueFd(::open(file.path.c_str(), O_CREAT | O_EXCL | O_CLOEXEC | flags, permissions));
+    file.code = file.fd ? 0 : errno;
+  }
+  return file;
 }
 
 void open_closed_streams() noexcept {

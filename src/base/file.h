@@ -35,8 +35,9 @@ struct OpenedFile {
   std::string problem;      ///< "No such file or directory", "not a regular file"; "" if it is open
 };
 
-/// Opens a regular file for reading. A FIFO doesn't block: FIFOs, directories, devices and sockets are reported as a
-/// problem. `flags` are added to O_RDONLY, O_CLOEXEC and O_NONBLOCK for open(). Doesn't throw.
+/// Opens a regular file, for reading unless `flags` say otherwise. A FIFO doesn't block: FIFOs, directories, devices
+/// and sockets are reported as a problem, and with O_NOFOLLOW a link, too: others can foresee the names of some files.
+/// `flags` are added to O_CLOEXEC and O_NONBLOCK for open(). Doesn't throw.
 TESSERA_API OpenedFile open_regular(const std::string& path, int flags = 0);
 
 /// The result of read_regular().
@@ -45,8 +46,24 @@ struct FileText {
   std::string problem;  ///< as above, or a zero byte, at which parsers would stop; "" if `text` is the whole file
 };
 
-/// Reads a regular text file.
-TESSERA_API FileText read_regular(const std::string& path);
+/// Of a text file that says nothing about its size: far more than such files have.
+inline constexpr std::uint64_t kMaxTextBytes = std::uint64_t{256} << 20;
+
+/// Reads a regular text file. A file of more than `limit` bytes is a problem, and isn't read. `flags`: of
+/// open_regular().
+TESSERA_API FileText read_regular(const std::string& path, std::uint64_t limit = kMaxTextBytes, int flags = 0);
+
+/// The result of create_beside().
+struct NewFile {
+  UniqueFd fd;       ///< empty if none could be created
+  std::string path;  ///< of the file
+  int code = 0;      ///< errno if none could be created
+};
+
+/// Creates a file of a new name beside `path`: PATH, `infix`, process, number. It never opens a file or follows a link
+/// that is there already. `flags`: O_WRONLY, or O_RDWR and others. Doesn't throw.
+TESSERA_API NewFile create_beside(const std::string& path, const std::string& infix, int flags,
+                                  unsigned permissions = 0666);
 
 /// Opens /dev/null in place of standard streams that are closed, so that descriptors which other libraries open don't
 /// become one.

@@ -21,11 +21,11 @@ std::size_t character(std::string_view text) {
 
 }  // namespace
 
-std::string printable(std::string_view text) {
+std::string printable(std::string_view text, std::string_view kept) {
   constexpr std::string_view kDigits = "0123456789abcdef";
   std::string shown;
   while (!text.empty()) {
-    const std::size_t length = character(text);
+    const std::size_t length = kept.find(text.front()) != std::string_view::npos ? 1 : character(text);
     if (length > 0) {
       shown += text.substr(0, length);
     } else {

@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -122,8 +123,8 @@ class TESSERA_API Checkpoint {
   /// Reads elements `range` of a parameter (kValue) or of one of its optimizer states, as f32. Throws InvalidUsage that
   /// names file and tensor where a block's hash differs.
   void read(const std::string& tensor, int what, nn::ElementRange range, float* out);
-  /// Reads a whole buffer in its own dtype. Throws InvalidUsage as read() does.
-  void read_buffer(const std::string& name, void* out);
+  /// Reads a whole buffer in its own dtype. Throws InvalidUsage as read() does, and if `out` has another length.
+  void read_buffer(const std::string& name, std::span<std::byte> out);
   /// State of the collective plug-ins of a rank that wrote the checkpoint, named as by ShardedState::plugin_state().
   struct PluginStateEntry {
     std::string name;       ///< CollectivePlugin::State::name
@@ -160,6 +161,12 @@ struct RestoreReport {
   /// cleared state.
   std::string dropped;
 };
+
+/// Compares the names and shapes of a checkpoint's tensors and buffers with those of the model, as restore() does
+/// first. Reads no data, and the model needs no memory. Throws InvalidUsage that names what differs.
+/// `options.optimizer` has no effect.
+TESSERA_API RestoreReport compare(const nn::Module& model, const Checkpoint& checkpoint,
+                                  const RestoreOptions& options = {});
 
 /// Sets the engine's parameters, persistent buffers (on every rank, whatever BufferSync says), optimizer and steps().
 /// Each rank reads only the ranges that it needs. Collective. Throws InvalidUsage that names tensors that are missing,

@@ -29,13 +29,10 @@ void rename_file(const std::string& from, const std::string& to) {
 }  // namespace
 
 AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
-  const std::string prefix = path_ + ".tmp-" + std::to_string(::getpid()) + "-";
-  for (int attempt = 0; !file_; ++attempt) {
-    temporary_ = prefix + std::to_string(attempt);
-    file_ = base::UniqueFd(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-    if (!file_ && (errno != EEXIST || attempt > 1000))
-      throw base::InvalidUsage(path_ + ": can't be written (" + std::strerror(errno) + ")");
-  }
+  base::NewFile file = base::create_beside(path_, ".tmp-", O_WRONLY);
+  if (!file.fd) throw base::InvalidUsage(path_ + ": can't be written (" + std::strerror(file.code) + ")");
+  temporary_ = std::move(file.path);
+  file_ = std::move(file.fd);
 }
 
 AtomicFile::~AtomicFile() {

@@ -28,7 +28,7 @@ constexpr const char* kCompanions[] = {"generation_config.json",
 
 /// The names of the files that an index lists.
 std::set<std::string> files_of_index(const std::string& path) {
-  const internal::Json json = internal::parse_object(internal::read_text(path), path, kMaxHeaderBytes);
+  const internal::Json json = internal::parse_object(internal::read_text(path, kMaxHeaderBytes), path, kMaxHeaderBytes);
   const internal::Fields fields(json, path);
   if (!fields.has("weight_map")) fields.fail("needs a 'weight_map'");
   std::set<std::string> names;
@@ -80,6 +80,9 @@ HfCheckpointReader::HfCheckpointReader(const std::string& directory)
   } else {
     throw InvalidUsage(directory + ": has neither model.safetensors nor model.safetensors.index.json");
   }
+  if (static_cast<std::size_t>(config_.layers) > places_.size())  // modules of so many layers would take memory
+    throw InvalidUsage(directory_ + ": does not fit the model: config.json has " + std::to_string(config_.layers) +
+                       " layers, and the files have " + std::to_string(places_.size()) + " tensors");
   decide_tie();
 }
 
@@ -135,7 +138,7 @@ bool HfCheckpointReader::equal(const Place& a, const Place& b) const {
 }
 
 void HfCheckpointReader::check(const std::vector<SafetensorsTensor>& needed) const {
-  std::vector<std::string> missing, unexpected, different;
+  std::vector<std::string> missing, unexpected, different, of_other_types;
   std::set<std::string_view> known;
   for (const SafetensorsTensor& tensor : needed) {
     known.insert(tensor.name);
@@ -145,6 +148,8 @@ void HfCheckpointReader::check(const std::vector<SafetensorsTensor>& needed) con
     } else if (found->second.entry->shape != tensor.shape) {
       different.push_back(tensor.name + to_string(found->second.entry->shape) + " (needs " + to_string(tensor.shape) +
                           ")");
+    } else if (!found->second.entry->holds(tensor.dtype)) {
+      of_other_types.push_back(tensor.name + " of " + found->second.entry->dtype);
     }
   }
   for (const auto& [name, place] : places_)
@@ -152,6 +157,7 @@ void HfCheckpointReader::check(const std::vector<SafetensorsTensor>& needed) con
   std::string wrong;
   if (!missing.empty()) wrong += "; missing: " + listed(missing);
   if (!different.empty()) wrong += "; of another shape: " + listed(different);
+  if (!of_other_types.empty()) wrong += "; of another type: " + listed(of_other_types);
   if (!unexpected.empty()) wrong += "; unexpected: " + listed(unexpected);
   if (!wrong.empty()) throw InvalidUsage(directory_ + ": does not fit the model" + wrong);
 }
@@ -167,7 +173,7 @@ void HfCheckpointReader::read(std::string_view name, ElementRange range, float* 
   place.file->read(*place.entry, range, out);
 }
 
-void HfCheckpointReader::read_whole(std::string_view name, DType dtype, void* out) const {
+void HfCheckpointReader::read_whole(std::string_view name, DType dtype, std::span<std::byte> out) const {
   const Place& place = place_of(name);
   place.file->read_whole(*place.entry, dtype, out);
 }

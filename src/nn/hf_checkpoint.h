@@ -25,12 +25,14 @@ class TESSERA_API HfCheckpointReader {
   explicit HfCheckpointReader(const std::string& directory);
   const ModelConfig& config() const { return config_; }  ///< of config.json, and tied only if the values are
 
-  /// Throws InvalidUsage that names missing tensors, unexpected tensors, and tensors whose shape differs from `needed`.
+  /// Throws InvalidUsage that names missing tensors, unexpected tensors, and tensors whose shape or type doesn't fit
+  /// `needed`. Reads nothing but the headers.
   void check(const std::vector<SafetensorsTensor>& needed) const;
   /// Elements `range` of the tensor called `name`, as f32.
   void read(std::string_view name, ElementRange range, float* out) const;
-  /// Reads the whole tensor without conversion. Throws InvalidUsage if its type is not `dtype`.
-  void read_whole(std::string_view name, DType dtype, void* out) const;
+  /// Reads the whole tensor without conversion. Throws InvalidUsage if its type is not `dtype`, or if `out` has another
+  /// length.
+  void read_whole(std::string_view name, DType dtype, std::span<std::byte> out) const;
 
  private:
   struct Place {
@@ -62,8 +64,10 @@ class TESSERA_API HfCheckpointWriter {
   void write(std::string_view name, ElementRange range, const float* values) {
     writer_.write(written(name), range, values);
   }
-  /// A tensor of any dtype, at once.
-  void write_whole(std::string_view name, const void* values) { writer_.write_whole(written(name), values); }
+  /// A tensor of any dtype, at once. Throws InvalidUsage if it has another length.
+  void write_whole(std::string_view name, std::span<const std::byte> values) {
+    writer_.write_whole(written(name), values);
+  }
   /// Completes the files, then removes an index and the files that it names, which would be read instead. Until then
   /// the directory's previous content stays unchanged. If the process is killed meanwhile, the directory may lack
   /// config.json, but never has that of another model.

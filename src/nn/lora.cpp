@@ -14,7 +14,8 @@ bool names(std::string_view target, std::string_view path) {
 }
 
 void check(const LoraOptions& options) {
-  if (options.rank < 1) throw InvalidUsage("lora: rank " + std::to_string(options.rank) + ", needs 1 or more");
+  if (options.rank < 1 || options.rank > kMaxLoraRank)
+    throw InvalidUsage("lora: rank " + std::to_string(options.rank) + ", needs 1 to " + std::to_string(kMaxLoraRank));
   if (!(options.alpha > 0))
     throw InvalidUsage("lora: alpha " + std::to_string(options.alpha) + ", needs a number above 0");
   if (options.targets.empty()) throw InvalidUsage("lora: no targets; name linear layers");
@@ -69,8 +70,11 @@ int add_lora(Module& model, const LoraOptions& options) {
 LoraMerger::LoraMerger(const ModelConfig& config, const LoraOptions& options)
     : in_out_(config.family == ModelConfig::Family::gpt2), factor_(static_cast<float>(options.factor())) {}
 
-void LoraMerger::add(std::string_view name, const Shape& shape, const float* values) {
-  factors_[std::string(name)] = {shape, {values, values + count_of(shape)}};
+void LoraMerger::add(std::string_view name, const Shape& shape, std::span<const float> values) {
+  if (shape.size() != 2 || static_cast<std::size_t>(count_of(shape)) != values.size())
+    throw InvalidUsage("lora: '" + std::string(name) + "' of " + to_string(shape) + " is no matrix of " +
+                       std::to_string(values.size()) + " values");
+  factors_[std::string(name)] = {shape, {values.begin(), values.end()}};
 }
 
 void LoraMerger::merge(std::string_view name, ElementRange range, float* values) const {
@@ -78,7 +82,10 @@ void LoraMerger::merge(std::string_view name, ElementRange range, float* values)
   const std::string layer(name.substr(0, name.size() - kWeight.size()));
   const auto a = factors_.find(layer + std::string(kA)), b = factors_.find(layer + std::string(kB));
   if (a == factors_.end() || b == factors_.end()) return;
-  const std::int64_t rank = a->second.shape.at(0), in = a->second.shape.at(1), out = b->second.shape.at(0);
+  const std::int64_t rank = a->second.shape[0], in = a->second.shape[1], out = b->second.shape[0];
+  if (b->second.shape[1] != rank || range.begin < 0 || range.end > count_of({in, out}))
+    throw InvalidUsage("lora: the factors " + to_string(a->second.shape) + " and " + to_string(b->second.shape) +
+                       " don't fit '" + std::string(name) + "'");
   const float* const down = a->second.values.data();
   const float* const up = b->second.values.data();
   const std::int64_t columns = in_out_ ? out : in;

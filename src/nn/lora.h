@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,9 +16,12 @@
 
 namespace tessera::nn {
 
+/// The largest rank that adapters of options and files can have.
+inline constexpr std::int64_t kMaxLoraRank = std::int64_t{1} << 20;
+
 /// The shape of the adapters.
 struct LoraOptions {
-  std::int64_t rank = 8;  ///< columns of A
+  std::int64_t rank = 8;  ///< columns of A; at most kMaxLoraRank
   double alpha = 8;       ///< scale of the adapters; see factor()
   /// Path suffixes of linear layers: "c_attn", "mlp.c_fc". Empty: default_lora_targets().
   std::vector<std::string> targets;
@@ -47,12 +51,13 @@ TESSERA_API bool is_adapter(std::string_view name);
 /// Computes W + alpha / rank B A in f32 for any ranges of the weights, once all adapters were added. The sum over the
 /// rank has a fixed order, so the bits don't depend on how a weight is divided into ranges.
 class TESSERA_API LoraMerger {
-  /// The options with which the adapters were added.
  public:
+  /// The options with which the adapters were added.
   LoraMerger(const ModelConfig& config, const LoraOptions& options);
-  /// Adds a whole factor: a parameter with is_adapter(name).
-  void add(std::string_view name, const Shape& shape, const float* values);
+  /// Adds a whole factor: a parameter with is_adapter(name). Throws InvalidUsage if it is not a matrix of these values.
+  void add(std::string_view name, const Shape& shape, std::span<const float> values);
   /// Adds the layer's product to elements `range` of the weight `name`; weights without an adapter stay unchanged.
+  /// Throws InvalidUsage if the factors don't fit each other or the range.
   void merge(std::string_view name, ElementRange range, float* values) const;
 
  private:

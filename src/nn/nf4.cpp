@@ -12,6 +12,12 @@ namespace tessera::nn {
 
 namespace {
 
+void require_bytes(std::size_t bytes, const Nf4Layout& parts, std::int64_t count) {
+  if (bytes != parts.end)
+    throw base::InvalidUsage("nf4: " + std::to_string(count) + " values have " + std::to_string(parts.end) +
+                             " bytes, not " + std::to_string(bytes));
+}
+
 float f32_at(const std::byte* encoded, std::int64_t index) {
   float value = 0;
   std::memcpy(&value, encoded + static_cast<std::size_t>(index) * sizeof(float), sizeof(float));
@@ -64,8 +70,10 @@ unsigned nearest_level(float x) {
 
 }  // namespace
 
-void encode_nf4(std::span<const float> values, std::byte* out) {
+void encode_nf4(std::span<const float> values, std::span<std::byte> bytes) {
   const Nf4Layout parts(static_cast<std::int64_t>(values.size()));
+  require_bytes(bytes.size(), parts, static_cast<std::int64_t>(values.size()));
+  std::byte* const out = bytes.data();
   encode_scales(largest_of_blocks(values), parts, out);
   std::fill(out + parts.codes, out + parts.end, std::byte{0});
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -75,8 +83,13 @@ void encode_nf4(std::span<const float> values, std::byte* out) {
   }
 }
 
-void decode_nf4(const std::byte* encoded, std::int64_t count, ElementRange range, float* out) {
+void decode_nf4(std::span<const std::byte> bytes, std::int64_t count, ElementRange range, float* out) {
   const Nf4Layout parts(count);
+  require_bytes(bytes.size(), parts, count);
+  if (range.begin < 0 || range.end > count)
+    throw base::InvalidUsage("nf4: elements " + std::to_string(range.begin) + " to " + std::to_string(range.end) +
+                             " of a tensor of " + std::to_string(count));
+  const std::byte* const encoded = bytes.data();
   for (std::int64_t i = range.begin; i < range.end;) {
     const float scale = scale_of(encoded, parts, i / kNf4Block);
     const std::int64_t end = std::min(range.end, (i / kNf4Block + 1) * kNf4Block);

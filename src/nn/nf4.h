@@ -46,11 +46,13 @@ struct Nf4Layout {
 /// Bytes of an encoding of `count` values.
 constexpr std::size_t nf4_bytes(std::int64_t count) { return Nf4Layout(count).end; }
 
-/// Encodes a whole tensor into nf4_bytes(values.size()) bytes at `out`; any alignment. Each value gets the nearest
-/// level under its block's quantized scale. Throws InvalidUsage for values that aren't finite.
-TESSERA_API void encode_nf4(std::span<const float> values, std::byte* out);
+/// Encodes a whole tensor into `bytes`, which has nf4_bytes(values.size()) bytes of any alignment. Each value gets the
+/// nearest level under its block's quantized scale. Throws InvalidUsage for values that aren't finite, and for another
+/// length of `bytes`.
+TESSERA_API void encode_nf4(std::span<const float> values, std::span<std::byte> bytes);
 
-/// Decodes elements `range` of an encoded tensor of `count` values.
-TESSERA_API void decode_nf4(const std::byte* encoded, std::int64_t count, ElementRange range, float* out);
+/// Decodes elements `range` of an encoded tensor of `count` values. Throws InvalidUsage if it has not nf4_bytes(count)
+/// bytes, or if the range lies outside.
+TESSERA_API void decode_nf4(std::span<const std::byte> bytes, std::int64_t count, ElementRange range, float* out);
 
 }  // namespace tessera::nn

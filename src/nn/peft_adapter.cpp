@@ -104,7 +104,9 @@ LoraOptions parse_lora(std::string_view text, const std::string& origin) {
                       .alpha = fields.number("lora_alpha", 8),
                       .targets = targets_of(fields),
                       .rank_stabilized = fields.flag("use_rslora", false)};
-  if (options.rank < 1 || !(options.alpha > 0)) fields.fail("'r' and 'lora_alpha' must be above 0");
+  if (options.rank < 1 || options.rank > kMaxLoraRank || !(options.alpha > 0))
+    fields.fail("'r' is " + std::to_string(options.rank) + ", needs 1 to " + std::to_string(kMaxLoraRank) +
+                "; 'lora_alpha' must be above 0");
   return options;
 }
 
@@ -128,6 +130,8 @@ void PeftAdapterReader::check(const std::vector<SafetensorsTensor>& needed) cons
     if (found == places_.end()) fail("'" + tensor.name + "' is missing");
     if (found->second->shape != tensor.shape)
       fail("'" + tensor.name + "' has shape " + to_string(found->second->shape) + ", needs " + to_string(tensor.shape));
+    if (!found->second->holds(tensor.dtype))
+      fail("'" + tensor.name + "' is " + found->second->dtype + ", needs a floating-point type");
   }
   for (const auto& [name, entry] : places_)
     if (!known.contains(name)) fail("'" + name.substr(0, 100) + "' is unexpected");

@@ -30,6 +30,11 @@ std::string safetensors_name(DType dtype) {
   return name;
 }
 
+bool SafetensorsEntry::holds(DType other) const {
+  const bool floating = dtype == "F32" || dtype == "F64" || dtype == "F16" || dtype == "BF16";
+  return other == DType::f32 ? floating : dtype == safetensors_name(other);
+}
+
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
   const std::span<const std::byte> bytes = file_.bytes();
   if (bytes.size() < 8)
@@ -66,11 +71,14 @@ void SafetensorsFile::read(const SafetensorsEntry& entry, ElementRange range, fl
   throw InvalidUsage(path() + ": '" + entry.name + "' is " + entry.dtype + ", needs a floating-point type");
 }
 
-void SafetensorsFile::read_whole(const SafetensorsEntry& entry, DType dtype, void* out) const {
+void SafetensorsFile::read_whole(const SafetensorsEntry& entry, DType dtype, std::span<std::byte> out) const {
   if (entry.dtype != safetensors_name(dtype))
     throw InvalidUsage(path() + ": '" + entry.name + "' is " + entry.dtype + ", needs " + safetensors_name(dtype));
   const std::span<const std::byte> from = bytes(entry);
-  std::copy(from.begin(), from.end(), static_cast<std::byte*>(out));
+  if (from.size() != out.size())
+    throw InvalidUsage(path() + ": '" + entry.name + "' has " + std::to_string(from.size()) + " bytes, needs " +
+                       std::to_string(out.size()));
+  std::ranges::copy(from, out.begin());
 }
 
 }  // namespace tessera::nn

@@ -7,6 +7,7 @@
 
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,8 @@ struct SafetensorsEntry {
   std::uint64_t begin = 0;        ///< in bytes after the header
   std::uint64_t end = 0;          ///< after the last byte; on the same scale as `begin`
   std::int64_t count() const { return static_cast<std::int64_t>((end - begin) / element_bytes); }  ///< elements
+  /// Whether a tensor of `dtype` can be read from it: f32 from any floating-point type, others only from their own.
+  TESSERA_API bool holds(DType dtype) const;
 };
 
 /// Longer headers are rejected, as by the reference implementation.
@@ -58,8 +61,9 @@ class TESSERA_API SafetensorsFile {
   std::span<const std::byte> bytes(const SafetensorsEntry& entry) const;
   /// Reads elements `range` of a floating-point entry, converted to f32 (from F64 rounded to nearest).
   void read(const SafetensorsEntry& entry, ElementRange range, float* out) const;
-  /// Reads the whole entry without conversion. Throws InvalidUsage if its type is not `dtype`.
-  void read_whole(const SafetensorsEntry& entry, DType dtype, void* out) const;
+  /// Reads the whole entry without conversion. Throws InvalidUsage if its type is not `dtype`, or if `out` has another
+  /// length.
+  void read_whole(const SafetensorsEntry& entry, DType dtype, std::span<std::byte> out) const;
 
  private:
   MappedFile file_;
@@ -86,7 +90,8 @@ class TESSERA_API SafetensorsWriter {
   ~SafetensorsWriter();
 
   void write(std::string_view name, ElementRange range, const float* values);  ///< of an f32 tensor
-  void write_whole(std::string_view name, const void* values);                 ///< of a tensor of any type
+  /// The whole of a tensor of any type. Throws InvalidUsage if it has another length.
+  void write_whole(std::string_view name, std::span<const std::byte> values);
   /// Flushes to disk and renames the temporary file to the target. Throws InvalidUsage if elements are missing.
   void commit();
 

@@ -55,6 +55,11 @@ PATTERNS = [
     ("clock", re.compile(r"\b\w+_clock\b|\bclock_gettime\b|\bgettimeofday\b|\bhost_time_ns\b|\bstd::time\b"), ("src/fsdp/",), None),
     ("raw copy", re.compile(r"\b(memcpy|memmove)\b"), ("src/fsdp/",), COPY_HELPER),
     ("strategy name", STRATEGY_NAME, ("src/fsdp/",), STRATEGY_FILE),
+    ("JSON without limits", re.compile(r"json::parse\s*\("), LIBRARY + ("tools/",),  # base::parse_json() has limits
+     re.compile(r"^src/base/json/|^src/nn/models/config_json\.cpp$"  # its own text
+                r"|^tools/(cli/output|explain/real_step|train/(events|step_recorder))\.cpp$")),  # messages of ranks
+    ("print without cleaning", re.compile(r"\bfmt::print\b"), ("tools/",),  # print_clean() escapes control characters
+     re.compile(r"^tools/(cli/progress_line|train/step_progress)\.cpp$")),
     ("print or exit", re.compile(r"\bstd::(cout|cerr|clog|printf|puts|exit|abort|terminate|quick_exit)\b|\b(f?printf|puts|perror)\s*\("
                                  r"|(?<![\w>.])::?exit\s*\("), LIBRARY, None),
 ]

@@ -43,6 +43,9 @@ PLANTED = [  # rule, file, content
     ("print or exit", "src/nn/d.cpp", 'std::cerr << "x";\n'),
     ("print or exit", "backends/x/e.cpp", "std::abort();\n"),
     ("print or exit", "plugins/x/c.cpp", 'printf("x");\n'),
+    ("JSON without limits", "src/nn/q.cpp", "auto j = nlohmann::json::parse(text);\n"),
+    ("JSON without limits", "tools/e.cpp", "auto j = ordered_json::parse(text);\n"),
+    ("print without cleaning", "tools/f.cpp", 'fmt::print("{}", name);\n'),
     ("missing page", "src/nn/o.cpp", "// as docs/nowhere.md says\n"),
     ("missing page", "docs/o.md", "By the tree of DESIGN section 3.\n"),
     ("engine methods", "src/fsdp/engine.h",
@@ -77,6 +80,8 @@ CLEAN = {
     "bench/peers/ok.cpp": "#include <mpi.h>\n",
     "tools/ok.cpp": '#include "tools/launch/launcher.h"\n#include "tessera/fsdp/engine.h"\nstd::cout << 1;\n',
     "src/nn/kernels/cpu/cpu_kernels.cpp": "stream.run([=] { *out = 1; });\n",
+    "src/base/json/ok.cpp": "return Json::parse(text, check);\n",
+    "tools/cli/progress_line.cpp": 'fmt::print(stderr, "{}", line);\n',
     "src/nn/full.cpp": "int x();\n" * 400,
 }
 

@@ -57,6 +57,43 @@ TEST_F(File, IsReadUnchanged) {
   EXPECT_EQ(read.problem, "");
 }
 
+TEST_F(File, LongerThanTheLimitIsNotRead) {
+  std::ofstream(path_) << std::string(1000, 'x');
+  EXPECT_EQ(read_regular(path_, 1000).problem, "");
+  const FileText read = read_regular(path_, 999);
+  EXPECT_EQ(read.problem, "more than 999 bytes, too many for such a file");
+  EXPECT_EQ(read.text, "");
+  EXPECT_NE(read_regular("/proc/self/maps", 10).problem, "");  // which has no size
+  EXPECT_EQ(read_regular("/proc/self/maps").problem, "");      // the control
+  EXPECT_EQ(read_regular("/dev/zero").problem, "not a regular file");
+}
+
+TEST_F(File, LinksAreFollowedOnlyWhereAllowed) {
+  std::ofstream(path_) << "text";
+  const fs::path link = directory_ / "link";
+  fs::create_symlink(path_, link);
+  EXPECT_EQ(read_regular(link).text, "text");  // the control
+  EXPECT_EQ(read_regular(link, 100, O_NOFOLLOW).problem, "a symbolic link");
+  const OpenedFile refused = open_regular(link, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
+  EXPECT_FALSE(refused.fd);
+  EXPECT_EQ(read_regular(path_).text, "text");
+  EXPECT_TRUE(open_regular(directory_ / "new", O_WRONLY | O_CREAT | O_NOFOLLOW).fd);
+}
+
+TEST_F(File, NewFilesDoNotReplaceOthers) {
+  std::ofstream(path_) << "text";
+  const std::string taken = path_.string() + ".new-" + std::to_string(::getpid()) + "-0";
+  fs::create_symlink(path_, taken);
+  fs::create_symlink(directory_ / "nowhere", path_.string() + ".new-" + std::to_string(::getpid()) + "-1");
+  const NewFile file = create_beside(path_, ".new-", O_WRONLY);
+  ASSERT_TRUE(file.fd);
+  EXPECT_EQ(file.path, path_.string() + ".new-" + std::to_string(::getpid()) + "-2");
+  EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(file.path)));
+  EXPECT_EQ(read_regular(path_).text, "text");
+  EXPECT_FALSE(fs::exists(directory_ / "nowhere"));
+  EXPECT_EQ(create_beside(directory_ / "none" / "x", ".new-", O_WRONLY).code, ENOENT);
+}
+
 /// Parsers would take it for the end.
 TEST_F(File, TextHasNoZeroByte) {
   std::ofstream(path_) << std::string("one\0two", 7);
@@ -93,6 +130,7 @@ TEST(Text, KeepsPrintableText) {
 
 TEST(Text, EscapesOtherBytes) {
   EXPECT_EQ(printable("a\x1b[31mb\n\t\x7f"), "a\\x1b[31mb\\x0a\\x09\\x7f");
+  EXPECT_EQ(printable("a\x1b[31mb\n\t\x7f", "\n"), "a\\x1b[31mb\n\\x09\\x7f");
   EXPECT_EQ(printable(std::string("\0x", 2)), "\\x00x");
   EXPECT_EQ(printable("\xc2\x9b"
                       "2J"),

@@ -2,8 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <xxhash.h>
+
+#include <array>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
 
 #include "tests/fsdp/checkpoint_support.h"
 #include "tests/nn/temporary_directory.h"
@@ -83,6 +89,126 @@ TEST_F(CheckpointCorruption, DetectsChangedWordInIndex) {
   EXPECT_THAT(error(), HasSubstr("index.json: damaged: its hash differs"));
   replace_in(step("index.json"), "glue", "blue");
   EXPECT_EQ(error(), "");
+}
+
+using nlohmann::ordered_json;
+using Edit = std::function<void(ordered_json&)>;
+
+std::string hash_of(const std::string& text) {
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  std::array<char, 33> digits{};
+  std::snprintf(digits.data(), digits.size(), "%016llx%016llx", static_cast<unsigned long long>(hash.high64),
+                static_cast<unsigned long long>(hash.low64));
+  return digits.data();
+}
+
+/// Edits the manifest of rank 0 and the index of a checkpoint, with hashes that fit: they find damage, not intent.
+class Forgery {
+ public:
+  explicit Forgery(const std::string& step)
+      : step_(step), manifest_(text_of(step + "rank-00000.json")), index_(text_of(step + "index.json")) {}
+  ~Forgery() {
+    write("rank-00000.json", manifest_);
+    write("index.json", index_);
+  }
+  void make(const Edit& edit_manifest, const Edit& edit_index) const {
+    ordered_json manifest = ordered_json::parse(manifest_), index = ordered_json::parse(index_);
+    if (edit_manifest) edit_manifest(manifest);
+    const std::string text = manifest.dump();
+    index["manifests"][0] = hash_of(text);
+    index.erase("xxh3");
+    if (edit_index) edit_index(index);
+    index["xxh3"] = hash_of(index.dump());
+    write("rank-00000.json", text);
+    write("index.json", index.dump());
+  }
+
+ private:
+  void write(const std::string& name, const std::string& text) const {
+    std::ofstream(step_ + name, std::ios::binary) << text;
+  }
+  const std::string step_, manifest_, index_;
+};
+
+/// The first value among the slices of a manifest; [tensor, what, begin, end, dtype, offset].
+ordered_json& slice_of(ordered_json& manifest, int what) {
+  for (ordered_json& slice : manifest["pieces"])
+    if (slice[1] == what) return slice;
+  throw std::logic_error("no such slice");
+}
+
+TEST_F(CheckpointCorruption, ForgedSlicesAreRefused) {
+  const Forgery forgery(step());
+  const auto refused = [&](const Edit& manifest) {
+    forgery.make(manifest, nullptr);
+    return error_of<base::InvalidUsage>([&] { Checkpoint(directory_.path()).verify(); });
+  };
+  EXPECT_EQ(refused(nullptr), "");  // the control
+  const auto set = [&](int field, const ordered_json& value) {
+    return refused([&](ordered_json& manifest) { slice_of(manifest, -1)[static_cast<std::size_t>(field)] = value; });
+  };
+  const std::int64_t wraps = std::int64_t{1} << 62;  // bytes would be 2^64
+  EXPECT_THAT(set(3, wraps), HasSubstr("pieces[0][3] is 4611686018427387904; needs a whole number from 0 to 9007"));
+  EXPECT_THAT(set(3, std::int64_t{1} << 53), HasSubstr("outside its file"));
+  EXPECT_THAT(set(2, 5), HasSubstr("element 0 of '"));
+  EXPECT_THAT(set(2, -1), HasSubstr("[2] is -1; needs"));
+  EXPECT_THAT(set(2, 1 << 20), HasSubstr("outside its file"));  // ends before it begins
+  EXPECT_THAT(set(3, 1.5), HasSubstr("needs a whole number"));
+  EXPECT_THAT(set(3, "4"), HasSubstr("needs a whole number"));
+  EXPECT_THAT(set(5, std::uint64_t{1} << 63), HasSubstr("[5] is 9223372036854775808"));
+  EXPECT_THAT(set(5, 1 << 30), HasSubstr("outside its file"));
+  EXPECT_THAT(set(4, "f64"), HasSubstr("has the dtype f64"));
+  EXPECT_THAT(set(4, "i64"), HasSubstr("has the dtype i64"));
+  EXPECT_THAT(set(4, "x"), HasSubstr("unknown dtype 'x'"));
+  EXPECT_THAT(set(4, "f16"), testing::Eq(""));  // half the bytes: only the values are others
+  EXPECT_THAT(set(1, 7), HasSubstr("is missing"));
+  EXPECT_THAT(set(1, -4), HasSubstr("needs a whole number from -3"));
+  EXPECT_THAT(set(0, "other"), HasSubstr("is missing"));
+  EXPECT_THAT(refused([](ordered_json& m) { m["pieces"].push_back(m["pieces"][0]); }), HasSubstr("is stored twice"));
+  EXPECT_THAT(refused([](ordered_json& m) {
+                m["pieces"].push_back(m["pieces"][0]);
+                m["pieces"].back()[0] = "other";
+              }),
+              HasSubstr("stores 'other', which the index does not have"));
+  EXPECT_THAT(refused([](ordered_json& m) { slice_of(m, 1)[1] = 2; }), HasSubstr("the optimizer state of '"));
+  EXPECT_THAT(refused([](ordered_json& m) { m["bytes"] = std::int64_t{1} << 60; }), HasSubstr("bytes is 11529"));
+  EXPECT_THAT(refused([](ordered_json& m) { m["rank"] = 1; }), HasSubstr("is that of rank 1"));
+  EXPECT_THAT(refused([](ordered_json& m) { m["blocks"].get_ref<std::string&>()[3] = 'x'; }), HasSubstr("hexadecimal"));
+}
+
+TEST_F(CheckpointCorruption, ForgedIndexIsRefused) {
+  const Forgery forgery(step());
+  const auto refused = [&](const Edit& index) {
+    forgery.make(nullptr, index);
+    return error();
+  };
+  EXPECT_EQ(refused(nullptr), "");  // the control
+  const auto set = [&](const char* field, const ordered_json& value) {
+    return refused([&](ordered_json& index) { index["tensors"][3][field] = value; });
+  };
+  const std::int64_t large = std::int64_t{1} << 32;
+  EXPECT_THAT(set("shape", {large, large}), HasSubstr("needs extents of 0 or more, and no more elements than"));
+  EXPECT_THAT(set("shape", {-1, 4}), HasSubstr("needs extents of 0 or more"));
+  EXPECT_THAT(set("shape", {1}), HasSubstr("but the index has only 1"));
+  EXPECT_THAT(set("shape", {1 << 20}), HasSubstr("is missing"));
+  EXPECT_THAT(set("states", 3), HasSubstr("is missing"));
+  EXPECT_THAT(set("states", 1), HasSubstr("more optimizer states than the index has"));
+  EXPECT_THAT(set("states", std::int64_t{1} << 31), HasSubstr("tensors[3].states is"));
+  EXPECT_THAT(set("trained_since", 3), HasSubstr("is trained since a later step"));
+  EXPECT_THAT(refused([](ordered_json& i) { i["tensors"][3] = i["tensors"][2]; }), HasSubstr("' twice"));
+  EXPECT_THAT(refused([](ordered_json& i) { i["step"] = std::uint64_t{1} << 63; }), HasSubstr("step is 9223"));
+  EXPECT_THAT(refused([](ordered_json& i) { i["attributes"]["x"] = 1; }), HasSubstr("attributes.x is 1; needs a text"));
+  EXPECT_THAT(refused([](ordered_json& i) { i["buffers"] = {{{"name", "b"}, {"shape", {1}}, {"dtype", "f32"}}}; }),
+              HasSubstr("element 0 of the buffer 'b' is missing"));
+  EXPECT_EQ(refused([](ordered_json& i) { std::reverse(i["tensors"].begin(), i["tensors"].end()); }), "");
+}
+
+TEST_F(CheckpointCorruption, DeepJsonIsRefusedBeforeItsHash) {
+  const std::string text = text_of(step("index.json")), deep = std::string(300'000, '[') + std::string(300'000, ']');
+  std::ofstream(step("index.json"), std::ios::binary) << text.substr(0, text.rfind('}')) << ",\"z\":" << deep << "}";
+  EXPECT_THAT(error(), HasSubstr("index.json: is nested more than 64 deep"));
+  std::ofstream(step("index.json"), std::ios::binary) << text;
+  EXPECT_EQ(error(), "");  // the control
 }
 
 /// If the newest checkpoint is damaged, resuming fails instead of silently using an older one.

@@ -194,7 +194,7 @@ inline TrainingSpec quantized(TrainingSpec spec) {
           std::vector<float> values(static_cast<std::size_t>(from.count()));
           nn::fill_initial(from.init(), from.name(), 0, {0, from.count()}, values.data());
           std::vector<std::byte> bytes(static_cast<std::size_t>(parameter.count()));
-          nn::encode_nf4(values, bytes.data());
+          nn::encode_nf4(values, bytes);
           for (std::int64_t i = range.begin; i < range.end; ++i)
             out[i - range.begin] = std::to_integer<std::uint8_t>(bytes[static_cast<std::size_t>(i)]);
         },

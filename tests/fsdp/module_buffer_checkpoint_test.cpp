@@ -163,9 +163,9 @@ TEST(ModuleBufferCheckpoint, ErrorNamesDamagedBuffers) {
   std::vector<std::byte> out(64 * 4);
   {
     Checkpoint whole(directory.path());
-    whole.read_buffer("last.running_mean", out.data());
+    whole.read_buffer("last.running_mean", out);
     EXPECT_TRUE(whole.verify().empty());
-    EXPECT_THAT(error_of<base::InvalidUsage>([&] { whole.read_buffer("last.nothing", out.data()); }),
+    EXPECT_THAT(error_of<base::InvalidUsage>([&] { whole.read_buffer("last.nothing", out); }),
                 HasSubstr("buffer 'last.nothing' is missing"));
   }
   const std::string path = Checkpoint(directory.path()).directory() + "/rank-00000.safetensors";
@@ -175,7 +175,7 @@ TEST(ModuleBufferCheckpoint, ErrorNamesDamagedBuffers) {
   file.put('\x55');
   file.close();
   Checkpoint damaged(directory.path());
-  EXPECT_THAT(error_of<base::InvalidUsage>([&] { damaged.read_buffer("last.batches", out.data()); }),
+  EXPECT_THAT(error_of<base::InvalidUsage>([&] { damaged.read_buffer("last.batches", out); }),
               HasSubstr("'last.batches'"));
 }
 
@@ -193,7 +193,7 @@ TEST(ModuleBufferCheckpoint, HuggingFaceExportKeepsBufferNames) {
       writer.write(parameter.name(), {0, parameter.count()}, values.data());
     });
     for (const auto& buffer : engine.state().buffers())
-      if (buffer->persistent()) writer.write_whole(buffer->name(), written.at(buffer->name()).data());
+      if (buffer->persistent()) writer.write_whole(buffer->name(), written.at(buffer->name()));
     writer.commit();
   };
   train(spec);
@@ -204,12 +204,12 @@ TEST(ModuleBufferCheckpoint, HuggingFaceExportKeepsBufferNames) {
   for (const auto& buffer : spec.make_model(context)->buffers()) {
     if (!buffer->persistent()) continue;
     bytes.resize(buffer->tensor().bytes());
-    read.read_whole(buffer->name(), buffer->dtype(), bytes.data());
+    read.read_whole(buffer->name(), buffer->dtype(), bytes);
     EXPECT_EQ(bytes, written.at(buffer->name())) << buffer->name();
   }
-  EXPECT_THAT(error_of<base::InvalidUsage>([&] { read.read_whole("inner.batches", DType::f32, bytes.data()); }),
+  EXPECT_THAT(error_of<base::InvalidUsage>([&] { read.read_whole("inner.batches", DType::f32, bytes); }),
               HasSubstr("is I64, needs F32"));
-  EXPECT_THAT(error_of<base::InvalidUsage>([&] { read.read_whole("inner.one", DType::f32, bytes.data()); }),
+  EXPECT_THAT(error_of<base::InvalidUsage>([&] { read.read_whole("inner.one", DType::f32, bytes); }),
               HasSubstr("no tensor"))
       << "not persistent";
 }

@@ -112,14 +112,15 @@ TEST(Config, InfinityAndNanAreRead) {
   EXPECT_EQ(parse_config(gpt + R"("n_head":4})", "g").layers, 3);
   EXPECT_THAT(refused(gpt + R"("layer_norm_epsilon":NaN})"),
               HasSubstr("'layer_norm_epsilon' is \"NaN\", needs a number"));
-  EXPECT_THAT(refused(gpt + R"("n_head":Infinit})"), HasSubstr("not a JSON object"));
+  EXPECT_THAT(refused(gpt + R"("n_head":Infinit})"), HasSubstr("is not JSON: line 1"));
 }
 
 TEST(Config, NamesUnsupportedFields) {
   const std::string gpt = R"({"model_type":"gpt2",)", llama = R"({"model_type":"llama",)";
-  EXPECT_THAT(refused("{"), HasSubstr("not a JSON object"));
+  EXPECT_THAT(refused("{"), HasSubstr("is not JSON: line 1, column 2"));
   EXPECT_THAT(refused("[]"), HasSubstr("not a JSON object"));
-  EXPECT_THAT(refused(std::string(5000, '[')), HasSubstr("not a JSON object"));
+  EXPECT_THAT(refused(std::string(5000, '[')), HasSubstr("is nested more than 64 deep"));
+  EXPECT_THAT(refused(gpt + R"("n_head":4,"n_head":4})"), HasSubstr("has the key \"n_head\" twice"));
   EXPECT_THAT(refused("{}"), HasSubstr("model_type"));
   EXPECT_THAT(refused(R"({"model_type":"bert"})"), HasSubstr("'bert'"));
   EXPECT_THAT(refused(gpt + R"("n_embd":"x"})"), HasSubstr("'n_embd'"));
@@ -329,7 +330,7 @@ TEST_F(HfCheckpoints, LlamaNeedsNoPrefix) {
   for (const auto& parameter : model_->parameters())
     writer.write(parameter->name().starts_with("model.") ? parameter->name().substr(6) : parameter->name(),
                  {0, parameter->count()}, parameter->tensor().data<float>());
-  writer.write_whole("layers.0.self_attn.rotary_emb.cos_cached", std::string(16, '\0').data());
+  writer.write_whole("layers.0.self_attn.rotary_emb.cos_cached", std::vector<std::byte>(16));
   writer.commit();
   expect_same(HfCheckpointReader(directory_.path()));
 }

@@ -153,7 +153,7 @@ TEST(Lora, OnQuantizedWeightEqualsLoraOnDecodedWeight) {
     EXPECT_EQ(weight.count(), static_cast<std::int64_t>(nf4_bytes(kIn * kOut)));
     std::vector<float> values(kIn * kOut);
     fill_normal({"w", 3, 0, values.size()}, 0.0F, 1.0F, values.data());
-    auto* const bytes = static_cast<std::byte*>(weight.raw());
+    const std::span bytes(static_cast<std::byte*>(weight.raw()), nf4_bytes(kIn * kOut));
     encode_nf4(values, bytes);
     decode_nf4(bytes, kIn * kOut, {0, kIn * kOut}, values.data());
     Tensor dense = Tensor::empty(context, layer.weight_shape(), DType::f64);
@@ -208,7 +208,8 @@ double merged_error(bool in_out, bool merge) {
     fill_normal({parameter->name(), 3, 0, static_cast<std::uint64_t>(tensor.count())}, 0.0F, 1.0F,
                 tensor.data<float>());
     if (is_adapter("layer." + parameter->name()))
-      merging.add("layer." + parameter->name(), tensor.shape(), tensor.data<float>());
+      merging.add("layer." + parameter->name(), tensor.shape(),
+                  {tensor.data<float>(), static_cast<std::size_t>(tensor.count())});
   }
   Tensor x = leaf(context, {kRows, kIn}, "x", DType::f32);
   const Tensor expected = layer(x);

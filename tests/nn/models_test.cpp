@@ -130,8 +130,9 @@ TEST(Models, GptScalesScoresAsItsConfigSays) {
     const Batch batch = counting(context, 2, 9);
     return model->loss(batch.tokens, batch.targets).item();
   };
-  const ModelConfig usual = preset("gpt-nano");
-  ASSERT_EQ(usual.head_dim, 16);
+  ModelConfig usual = preset("gpt-nano");
+  usual.heads = usual.kv_heads = usual.width / 16;
+  usual.head_dim = 16;
   ModelConfig by_layer = usual, unscaled = usual;
   by_layer.attention_scaled_by_layer = true;
   unscaled.attention_scaled = false;

@@ -34,9 +34,9 @@ TEST(Nf4, LevelsAreQuantilesOfNormalDistribution) {
 
 std::vector<float> round_trip(const std::vector<float>& values) {
   std::vector<std::byte> encoded(nf4_bytes(static_cast<std::int64_t>(values.size())));
-  encode_nf4(values, encoded.data());
+  encode_nf4(values, encoded);
   std::vector<float> out(values.size());
-  decode_nf4(encoded.data(), static_cast<std::int64_t>(values.size()), {0, static_cast<std::int64_t>(values.size())},
+  decode_nf4(encoded, static_cast<std::int64_t>(values.size()), {0, static_cast<std::int64_t>(values.size())},
              out.data());
   return out;
 }
@@ -99,11 +99,11 @@ TEST(Nf4, LevelsAndZerosAreExact) {
 TEST(Nf4, RangesEqualWholeAndSizeEqualsPaper) {
   const std::vector<float> values = normal(1001, 1.0F);
   std::vector<std::byte> encoded(nf4_bytes(1001));
-  encode_nf4(values, encoded.data());
+  encode_nf4(values, encoded);
   const std::vector<float> whole = round_trip(values);
   for (const auto& [begin, end] : {std::pair(0, 1), std::pair(63, 129), std::pair(5, 1001)}) {
     std::vector<float> part(static_cast<std::size_t>(end - begin));
-    decode_nf4(encoded.data(), 1001, {begin, end}, part.data());
+    decode_nf4(encoded, 1001, {begin, end}, part.data());
     EXPECT_EQ(part, std::vector<float>(whole.begin() + begin, whole.begin() + end));
   }
   constexpr std::int64_t kCount = 64 * 256 * 10;
@@ -113,7 +113,7 @@ TEST(Nf4, RangesEqualWholeAndSizeEqualsPaper) {
 TEST(Nf4, RejectsNonFiniteValues) {
   std::vector<std::byte> encoded(nf4_bytes(2));
   const float bad[] = {1.0F, std::numeric_limits<float>::quiet_NaN()};
-  EXPECT_THROW(encode_nf4(bad, encoded.data()), base::InvalidUsage);
+  EXPECT_THROW(encode_nf4(bad, encoded), base::InvalidUsage);
 }
 
 }  // namespace

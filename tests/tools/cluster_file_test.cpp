@@ -168,7 +168,7 @@ TEST(ClusterFile, ErrorsOfTextNameThePlace) {
   EXPECT_EQ(error("{\n \"name\": ,"), "'c.json' is not JSON: line 2, column 10");
   EXPECT_THAT(error(""), HasSubstr("'c.json' is not JSON: line 1"));
   EXPECT_EQ(error("{\"links\": {\"intra\": {}, \"inter\": {}, \"intra\": {}}}"),
-            "'c.json': key \"intra\" is given twice in an object");
+            "'c.json' has the key \"intra\" twice in an object");
   EXPECT_THAT(error("{\"links\": {\"intra\": {\"name\": 1}, \"inter\": {\"name\": 1}}}"), HasSubstr("name is missing"));
   EXPECT_EQ(error("[]"), "'c.json': the document is an array; expected an object");
   EXPECT_EQ(error("{\"name\": 1e999}"), "'c.json' has a number that is too large");

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -97,13 +98,25 @@ class StreamsTest(unittest.TestCase):
 
     def test_a_log_that_can_not_be_written_is_an_error(self):
         logs = os.path.join(self.folder, "logs")
-        os.mkdir(logs)
-        os.symlink("/dev/full", os.path.join(logs, "rank-1.log"))
-        done = subprocess.run([TOOL, "run", "-n", "2", "--log-dir", logs, "--", "echo", "x"], capture_output=True, text=True, timeout=20)
-        self.assertEqual((done.returncode, sorted(done.stdout.split())), (1, ["[0]", "[1]", "x", "x"]))
-        problem = f"--log-dir: can't write '{logs}/rank-1.log': No space left on device"
+        done = subprocess.run([TOOL, "run", "-n", "2", "--log-dir", logs, "--", "sh", "-c", "echo x; [ $TESSERA_RANK = 0 ] || echo y"],
+                              capture_output=True, text=True, timeout=20, restore_signals=False,  # SIGXFSZ stays ignored
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2, 2)))
+        self.assertEqual((done.returncode, sorted(done.stdout.split())), (1, ["[0]", "[1]", "[1]", "x", "x", "y"]))
+        problem = f"--log-dir: can't write '{logs}/rank-1.log': File too large"
         self.assertEqual(done.stderr.splitlines(), [f"tessera: warning: {problem}; later output is missing from it", f"tessera: {problem}"])
         self.assertEqual(pathlib.Path(logs, "rank-0.log").read_text(), "x\n")  # negative control: the other log is complete
+
+    def test_a_link_in_the_place_of_a_log_is_not_followed(self):
+        logs, other = os.path.join(self.folder, "linked"), pathlib.Path(self.folder, "other")
+        os.mkdir(logs)
+        other.write_text("kept")
+        os.symlink(other, os.path.join(logs, "rank-0.log"))
+        done = subprocess.run([TOOL, "run", "-n", "1", "--log-dir", logs, "--", "echo", "x"], capture_output=True, text=True, timeout=20)
+        self.assertEqual((done.returncode, other.read_text()), (2, "kept"))
+        self.assertIn("rank-0.log': a symbolic link;", done.stderr)
+        os.unlink(os.path.join(logs, "rank-0.log"))  # negative control
+        subprocess.run([TOOL, "run", "-n", "1", "--log-dir", logs, "--", "echo", "x"], check=True, capture_output=True, timeout=20)
+        self.assertEqual(pathlib.Path(logs, "rank-0.log").read_text(), "x\n")
 
     def test_does_not_reuse_closed_standard_streams(self):
         text = os.path.join(self.folder, "text")

@@ -213,8 +213,8 @@ class ReportTest(unittest.TestCase):
         del missing["runs"][1]["step_ms"]["p95"]
         mistyped = copy.deepcopy(GOLDEN)
         mistyped["runs"][0]["losses"] = "5"
-        for document, words in (("{", "not JSON"), ("[]", "is not an object"), ({"model": 1}, "'model'"), (missing, "run 1 step_ms"),
-                                (mistyped, "'losses'"), (bad_step, "'timeline'"), ({**GOLDEN, "runs": []}, "no runs")):
+        for document, words in (("{", "not JSON"), ("[]", "is an array; needs an object"), ({"model": 1}, "model is 1; needs a text"), (missing, "runs[1].step_ms has no 'p95'"),
+                                (mistyped, "runs[0].losses is \"5\""), (bad_step, "runs[0].timeline has no 'length_ns'"), ({**GOLDEN, "runs": []}, "no runs")):
             done = self.report(document)
             self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
             self.assertIn(words, done.stderr)
@@ -225,6 +225,39 @@ class ReportTest(unittest.TestCase):
         done = subprocess.run([TOOL, "report", str(self.folder / "0.json"), "-o", "/proc/page.html"], text=True,
                               capture_output=True, timeout=30)
         self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
+
+    def test_losses_that_differ_in_one_bit_are_drawn_apart(self):
+        for a, b in ((9.0, 9.000000000000002), (100.1, 100.10000000000001), (1e6 + .1, 1e6 + .1 + 1.2e-10), (1e16, 1e16 + 2),
+                     (1e300, -1e300), (1.7e308, -1.7e308), (5e-324, 1e-323), (0.0, 5e-324), (1.7e308, 1.7e308)):
+            document = copy.deepcopy(GOLDEN)
+            for run, loss in zip(document["runs"], (a, b)):
+                run["losses"] = [loss]
+            document["runs"] = document["runs"][:2]
+            page = Page(self.text_of(document))
+            first, second = page.paths[:2]
+            self.assertEqual(first == second, a == b, (a, b))  # negative control: equal ones lie on each other
+            self.assertNotRegex(first + second, "(?i)nan|inf")
+
+    def test_numbers_out_of_range_are_one_line(self):
+        def change(path, value):
+            document = copy.deepcopy(GOLDEN)
+            at = document["runs"][0]
+            for key in path[:-1]:
+                at = at[key]
+            at[path[-1]] = value
+            return document
+        for path, value in ((("mesh",), [2 ** 40, 2 ** 40]), (("mesh",), [2 ** 20, 2]), (("mesh",), [0, 1]), (("mesh",), [1]),
+                            (("units", 0, "elements"), -5), (("units", 0, "elements"), -2 ** 63), (("units", 0, "padding"), 1.5),
+                            (("wire_bytes_per_step", "all_gather"), 1e300), (("calls_per_step", "all_reduce"), -1),
+                            (("tokens_per_second",), 1e300), (("step_ms", "median"), -1), (("copied_bytes_per_step",), 2 ** 64 - 1),
+                            (("model_state_bytes", "parameter"), 2 ** 63), (("peak_bytes", "total"), -1), (("losses",), [[1]])):
+            done = self.report(change(path, value))
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), (path, value, done.stderr))
+            self.assertIn("runs[0]." + str(path[0]), done.stderr)
+            self.assertIn("; needs", done.stderr)
+        self.assertEqual(self.report(change(("mesh",), [1, 4])).returncode, 0)  # negative control
+        for key, value in (("ranks", 0), ("ranks", 2 ** 40), ("steps", -1), ("parameters", 1.5)):
+            self.assertIn(f": {key} is", self.report({**GOLDEN, key: value}).stderr)
 
     def browser(self, file, width):
         command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.folder / 'profile'}",

@@ -141,7 +141,8 @@ TEST(Rounds, TextAndJsonHaveThePairs) {
   EXPECT_THAT(differences_text(differences, 6), HasSubstr("run5 against run0  slower by 5.00 ms (5.00 to 5.00)\n"));
   EXPECT_THAT(differences_text(differences, 6), testing::Not(HasSubstr("against run1")));  // too many lines
   EXPECT_THAT(differences_text(differences, 6), HasSubstr("--json has all pairs"));
-  const std::vector<Difference> read = parse_differences(to_json(differences));
+  const nlohmann::json json = to_json(differences);
+  const std::vector<Difference> read = parse_differences({json, "d"});
   ASSERT_EQ(read.size(), 15U);
   EXPECT_EQ(read[14].a, "run4");
   EXPECT_EQ(read[14].b, "run5");

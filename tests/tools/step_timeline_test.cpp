@@ -1,9 +1,12 @@
 #include "tools/report/step_timeline.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <stdexcept>
+#include <functional>
+
+#include "tessera/base/error.h"
 
 #include "tools/report/live.h"
 
@@ -12,6 +15,7 @@ namespace {
 
 using base::MemoryCategory;
 using base::TraceEventKind;
+using testing::HasSubstr;
 
 StepTimeline two_ranks() {
   StepTimeline step{.step = 5, .length_ns = 3'000'000, .pieces = {2, 2, 2}, .predicted_state = 800};
@@ -25,7 +29,8 @@ StepTimeline two_ranks() {
 }
 
 TEST(StepTimeline, RoundTripKeepsAll) {
-  const StepTimeline read = parse_timeline(nlohmann::json(to_json(two_ranks())));
+  const nlohmann::json json = to_json(two_ranks());
+  const StepTimeline read = parse_timeline({json, "t"});
   EXPECT_EQ(to_json(read), to_json(two_ranks()));
   EXPECT_EQ(read.ranks.at(1).events.at(1).unit, "h.0</script>");
   EXPECT_EQ(read.ranks.at(1).events.at(1).end_ns, 2'000'000);
@@ -35,15 +40,29 @@ TEST(StepTimeline, RoundTripKeepsAll) {
   EXPECT_NE(to_json(read), to_json(other));
 }
 
-TEST(StepTimeline, RefusesIndicesOutOfRange) {
-  nlohmann::json json(to_json(two_ranks()));
-  json["ranks"][0]["events"][0][1] = 99;
-  EXPECT_THROW(parse_timeline(json), std::out_of_range);
-  json = to_json(two_ranks());
-  json["ranks"][0]["transfers"][0][6] = 2;
-  EXPECT_THROW(parse_timeline(json), std::out_of_range);
-  json["ranks"][0]["events"][0] = {99, 0, 0, 0, 0};
-  EXPECT_THROW(parse_timeline(json), std::out_of_range);
+TEST(StepTimeline, RefusesNumbersOutOfRange) {
+  const auto error = [](const std::function<void(nlohmann::json&)>& change) {
+    nlohmann::json json = to_json(two_ranks());
+    change(json);
+    try {
+      parse_timeline({json, "t"});
+    } catch (const base::InvalidUsage& refused) {
+      return std::string(refused.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(error([](auto&) {}), "");  // the control
+  EXPECT_EQ(error([](auto& j) { j["ranks"][0]["events"][0][1] = 99; }),
+            "t: ranks[0].events[0][1] is 99; needs a whole number from 0 to 1");
+  EXPECT_THAT(error([](auto& j) { j["ranks"][0]["events"][0][0] = 99; }), HasSubstr("events[0][0] is 99"));
+  EXPECT_THAT(error([](auto& j) { j["ranks"][0]["events"][0][3] = -1; }), HasSubstr("events[0][3] is -1"));
+  EXPECT_THAT(error([](auto& j) { j["ranks"][0]["events"][0][4] = -1; }), HasSubstr("events[0][4] is -1"));
+  EXPECT_THAT(error([](auto& j) { j["ranks"][0]["transfers"][0][6] = 2; }), HasSubstr("transfers[0][6] is 2"));
+  EXPECT_THAT(error([](auto& j) { j["ranks"][1]["memory"][0] = {1, 2}; }), HasSubstr("memory[0] has 2 elements"));
+  EXPECT_THAT(error([](auto& j) { j["pieces"][0] = 0; }), HasSubstr("pieces[0] is 0; needs a whole number from 1"));
+  EXPECT_THAT(error([](auto& j) { j["pieces"][2] = -1; }), HasSubstr("pieces[2] is -1"));
+  EXPECT_THAT(error([](auto& j) { j["pieces"] = {1, 2}; }), HasSubstr("needs an array of 3"));
+  EXPECT_THAT(error([](auto& j) { j["length_ns"] = 1e300; }), HasSubstr("length_ns is 1e+300"));
 }
 
 TEST(StepTimeline, FewSamplesKeepThePeak) {

@@ -26,7 +26,7 @@ namespace {
 using nlohmann::ordered_json;
 
 void print(const std::string& text) {
-  fmt::print("{}", text);
+  print_clean("{}", text);
   std::fflush(stdout);
 }
 
@@ -46,7 +46,7 @@ std::unique_ptr<comm::Communicator> join(const BenchSpec& plan, const std::strin
 
 /// Runs as a rank that this tool started; prints results for its parent as one line of JSON each.
 int run_as_child(const BenchOptions& options, const BenchSpec& plan) {
-  const auto print_line = [](const ordered_json& line) { print(json_text(line) + "\n"); };
+  const auto print_line = [](const ordered_json& line) { print_json(line); };
   const auto device = base::open_device(device_of_rank(plan.device));
   const auto world = join(plan, options.only, device, options.algorithms);
   run_bench(plan, *world, *device,

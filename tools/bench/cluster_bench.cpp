@@ -26,8 +26,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
-void print_text(const std::string& text) {
-  fmt::print("{}", text);
+void print_now(const std::string& text) {
+  print_clean("{}", text);
   std::fflush(stdout);
 }
 
@@ -91,12 +91,12 @@ ClusterSpec measure_as_rank(const BenchOptions& options, const BenchSpec& spec, 
   return cluster;
 }
 
-void say_part(const std::string& line) { print_text("# measuring " + line + "\n"); }
+void say_part(const std::string& line) { print_now("# measuring " + line + "\n"); }
 
 int write_cluster_file(const BenchOptions& options, const ordered_json& cluster) {
   write_file(options.cluster, json_text(cluster, 1) + "\n");
-  print_text(fmt::format("# {}\n# {} is written; tessera plan --cluster {} uses it\n",
-                         cluster.at("description").get<std::string>(), options.cluster, options.cluster));
+  print_now(fmt::format("# {}\n# {} is written; tessera plan --cluster {} uses it\n",
+                        cluster.at("description").get<std::string>(), options.cluster, options.cluster));
   return 0;
 }
 
@@ -151,7 +151,7 @@ int bench_cluster(const CommandLine& commands, const BenchOptions& options, Benc
   if (spec.sizes(*spec.ops.front()).size() < kFewestFitPoints)
     throw base::InvalidUsage("--cluster: a link needs three sizes or more; raise --max-bytes or lower --factor");
   if (!options.only.empty()) {
-    const auto line = [](const ordered_json& json) { print_text(json_text(json) + "\n"); };
+    const auto line = [](const ordered_json& json) { print_json(json); };
     const ClusterSpec cluster = measure_as_rank(options, spec, options.only, [&](const std::string& part) {
       line({{"part", part}});
     });

@@ -87,7 +87,7 @@ int measure_as_child(const BenchOptions& options, const BenchSpec& spec) {
   const StepCallsResult result = time_step_calls(step.calls, *world, spec.iterations.value_or(kIterations));
   line["total_ms"] = result.total_ms;
   for (const StepCallTimes& call : result.calls) line["calls"].push_back(to_json(call));
-  if (world->rank() == 0) fmt::print("{}\n", json_text(line));
+  if (world->rank() == 0) print_json(line);
   std::fflush(stdout);
   return 0;
 }
@@ -277,7 +277,7 @@ int bench_of_step(const CommandLine& commands, const BenchOptions& options, cons
     backends.push_back({.backend = backend, .own = {}, .again = {}, .by_algorithm = {}});
     if (const int code = measure_backend(commands, spec, step, backends.back()); code != 0) return code;
   }
-  fmt::print("{}", to_text(step, backends));
+  print_clean("{}", to_text(step, backends));
   if (!options.json.empty())
     write_file(options.json, json_text({{"ranks", spec.ranks}, {"of_step", to_json(step, backends)}}, 1) + "\n");
   return 0;

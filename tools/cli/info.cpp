@@ -164,7 +164,7 @@ int run_info(const InfoOptions& options) {
   }
   const Catalog all = catalog();
   if (options.json) {
-    std::printf("%s\n", json_text(to_json(all), 2).c_str());
+    print_json(to_json(all), 2);
   } else if (options.env || options.models) {
     if (options.models) print_models(all);
     if (options.env) print_env(all);
@@ -185,7 +185,8 @@ void add_info(CommandLine& commands) {
   info->add_flag("--models", options->models, "list the model presets");
   CLI::Option* const units =
       info->add_flag("--units", options->units, "list the units that a wrapping makes of a model");
-  info->add_option("--model", options->model, "model for --units: a preset, or a Hugging Face config.json or its folder")
+  info->add_option("--model", options->model,
+                   "model for --units: a preset, or a Hugging Face config.json or its folder")
       ->needs(units)
       ->capture_default_str();
   info->add_option("--wrap", options->wrap, "wrapping for --units, as in train")->needs(units)->capture_default_str();

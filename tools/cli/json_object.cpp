@@ -4,25 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/base/json/json_reader.h"
 #include "tools/cli/output.h"
 
 namespace tessera::tools {
 namespace {
 
 using Json = nlohmann::json;
-
-/// A value for an error message: short, on one line.
-std::string shown(const Json& value) {
-  if (value.is_object()) return "an object";
-  if (value.is_array()) return "an array";
-  std::string text = json_text(value);
-  constexpr std::size_t kMax = 40;
-  if (text.size() > kMax) text = text.substr(0, kMax) + "...";
-  return text;
-}
 
 std::string describe(NumberRange range) {
   const bool low = range.low > std::numeric_limits<double>::lowest();
@@ -39,33 +29,11 @@ bool contains(NumberRange range, double value) {
 
 }  // namespace
 
-Json parse_json(std::string_view text, const std::string& file) {
-  std::vector<std::set<std::string>> open;  // keys of the objects around the position
-  const auto refuse_repeats = [&](int /*depth*/, Json::parse_event_t event, const Json& value) {
-    if (event == Json::parse_event_t::object_start) open.emplace_back();
-    if (event == Json::parse_event_t::object_end) open.pop_back();
-    if (event == Json::parse_event_t::key && !open.back().insert(value.get<std::string>()).second)
-      throw base::InvalidUsage(fmt::format("'{}': key {} is given twice in an object", file, shown(value)));
-    return true;
-  };
-  try {
-    return Json::parse(text, refuse_repeats);
-  } catch (const Json::parse_error& error) {
-    const std::size_t end = std::min(error.byte > 0 ? error.byte - 1 : 0, text.size());
-    const std::string_view before = text.substr(0, end);
-    const auto line = 1 + std::count(before.begin(), before.end(), '\n');
-    const std::size_t column = end - (before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1) + 1;
-    throw base::InvalidUsage(fmt::format("'{}' is not JSON: line {}, column {}", file, line, column));
-  } catch (const Json::out_of_range&) {
-    throw base::InvalidUsage(fmt::format("'{}' has a number that is too large", file));
-  }
-}
-
 JsonObject::JsonObject(const Json& value, std::string file, std::string path)
     : value_(value), file_(std::move(file)), path_(std::move(path)) {
   if (!value_.is_object())
     throw base::InvalidUsage(fmt::format("'{}': {} is {}; expected an object", file_,
-                                         path_.empty() ? "the document" : path_, shown(value_)));
+                                         path_.empty() ? "the document" : path_, base::brief(value_)));
 }
 
 std::string JsonObject::path_of(const std::string& key) const {
@@ -89,7 +57,7 @@ const Json& JsonObject::at(const std::string& key, const std::string& expected) 
 double JsonObject::number(const std::string& key, NumberRange range) {
   const Json& value = at(key, describe(range));
   if (!value.is_number() || !contains(range, value.get<double>()))
-    fail(key, "is " + shown(value) + "; expected " + describe(range));
+    fail(key, "is " + base::brief(value) + "; expected " + describe(range));
   return value.get<double>();
 }
 
@@ -102,7 +70,7 @@ int JsonObject::integer(const std::string& key, int low) {
   const std::string expected = fmt::format("a whole number from {} to {}", low, kMax);
   const Json& value = at(key, expected);
   if (!value.is_number_integer() || value.get<double>() < low || value.get<double>() > kMax)
-    fail(key, "is " + shown(value) + "; expected " + expected);
+    fail(key, "is " + base::brief(value) + "; expected " + expected);
   return value.get<int>();
 }
 
@@ -113,7 +81,7 @@ int JsonObject::integer_or(const std::string& key, int fallback, int low) {
 std::string JsonObject::text(const std::string& key) {
   const Json& value = at(key, "text");
   if (!value.is_string() || value.get_ref<const std::string&>().empty())
-    fail(key, "is " + shown(value) + "; expected text");
+    fail(key, "is " + base::brief(value) + "; expected text");
   return value;
 }
 
@@ -127,7 +95,7 @@ std::size_t JsonObject::choice(const std::string& key, const std::vector<std::st
   const Json& value = at(key, expected);
   for (std::size_t i = 0; i < choices.size(); ++i)
     if (value == choices[i]) return i;
-  fail(key, "is " + shown(value) + "; expected " + expected);
+  fail(key, "is " + base::brief(value) + "; expected " + expected);
 }
 
 bool JsonObject::is_array(const std::string& key) const {
@@ -139,7 +107,7 @@ JsonObject JsonObject::object(const std::string& key) { return {at(key, "an obje
 
 std::vector<JsonObject> JsonObject::objects(const std::string& key) {
   const Json& value = at(key, "an array of objects");
-  if (!value.is_array()) fail(key, "is " + shown(value) + "; expected an array of objects");
+  if (!value.is_array()) fail(key, "is " + base::brief(value) + "; expected an array of objects");
   std::vector<JsonObject> all;
   for (std::size_t i = 0; i < value.size(); ++i)
     all.emplace_back(value[i], file_, fmt::format("{}[{}]", path_of(key), i));
@@ -149,12 +117,12 @@ std::vector<JsonObject> JsonObject::objects(const std::string& key) {
 std::vector<std::pair<double, double>> JsonObject::points(const std::string& key) {
   const std::string expected = "an array of [x, y], x increasing and neither negative";
   const Json& value = at(key, expected);
-  if (!value.is_array() || value.empty()) fail(key, "is " + shown(value) + "; expected " + expected);
+  if (!value.is_array() || value.empty()) fail(key, "is " + base::brief(value) + "; expected " + expected);
   std::vector<std::pair<double, double>> all;
   for (const Json& point : value) {
     const std::string name = fmt::format("{}[{}]", key, all.size());
     if (!point.is_array() || point.size() != 2 || !point[0].is_number() || !point[1].is_number())
-      fail(name, "is " + shown(point) + "; expected [x, y]");
+      fail(name, "is " + base::brief(point) + "; expected [x, y]");
     const std::pair<double, double> next(point[0].get<double>(), point[1].get<double>());
     if (!contains(kNotNegative, next.first) || !contains(kNotNegative, next.second))
       fail(name, fmt::format("is [{}, {}]; neither may be negative", next.first, next.second));

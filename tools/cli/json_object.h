@@ -20,9 +20,6 @@ inline constexpr NumberRange kNotNegative{0};
 /// Above 0 and at most 1.
 inline constexpr NumberRange kFraction{0, 1, true};
 
-/// Parses a JSON document. `file` is its name for errors. Throws InvalidUsage that names file, line and column.
-nlohmann::json parse_json(std::string_view text, const std::string& file);
-
 /// One object of the document, which outlives it. Errors are InvalidUsage: one line with the file, the key as a path
 /// from the document's root, and what is expected.
 class JsonObject {

@@ -9,6 +9,7 @@
 #include "tessera/base/device.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
+#include "tools/cli/output.h"
 #include "tools/cli/quantities.h"
 #include "tools/cli/validators.h"
 
@@ -81,10 +82,10 @@ comm::Lateness latest(comm::HostCollectives& control, const comm::Communicator& 
 
 std::string lateness_line(const comm::Lateness& lateness) {
   if (lateness.percent > kTooLatePercent)
-    fmt::print(stderr,
-               "tessera: warning: ranks woke up {:.0f} us late, {:.0f} % of a transfer: the times are more this "
-               "machine's than the link's; use a slower link, fewer ranks or a quiet machine\n",
-               lateness.median_us, lateness.percent);
+    print_clean(stderr,
+                "tessera: warning: ranks woke up {:.0f} us late, {:.0f} % of a transfer: the times are more this "
+                "machine's than the link's; use a slower link, fewer ranks or a quiet machine\n",
+                lateness.median_us, lateness.percent);
   return fmt::format("link: woke {:.0f} us late, {:.1f} % of a transfer{}\n", lateness.median_us, lateness.percent,
                      lateness.shared_calls ? "" : "; a transfer counts from each rank's own call");
 }

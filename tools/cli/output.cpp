@@ -11,6 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/text.h"
 
 namespace tessera::tools {
 namespace {
@@ -23,58 +24,63 @@ bool is_replaceable(const std::string& path) {
   return status.type() == fs::file_type::not_found || status.type() == fs::file_type::regular;
 }
 
-std::string beside(const std::string& path) { return path + ".partial-" + std::to_string(::getpid()); }
-
 bool is_fifo(const std::string& path) {
   std::error_code ignored;
   return fs::is_fifo(path, ignored);
 }
 
-/// Opens a file for writing. A FIFO that no process reads is an error: to wait for a reader could take forever.
-base::UniqueFd open_output(const std::string& path, int flags) {
+/// A device, pipe or FIFO, opened for writing; or a new file beside `path`, which replaces it. A FIFO that no process
+/// reads is an error: to wait for a reader could take forever.
+base::NewFile open_output(const std::string& path) {
+  base::NewFile file;
+  if (is_replaceable(path)) {
+    file = base::create_beside(path, ".partial-", O_WRONLY);
+    if (!file.fd) throw base::system_error("can't write '" + path + "'", file.code);
+    return file;
+  }
   const bool fifo = is_fifo(path);
-  base::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags | (fifo ? O_NONBLOCK : 0), 0666));
-  if (!fd && fifo && errno == ENXIO)
+  file.fd = base::UniqueFd(::open(path.c_str(), O_WRONLY | O_CLOEXEC | (fifo ? O_NONBLOCK : 0)));
+  if (!file.fd && fifo && errno == ENXIO)
     throw base::SystemError("can't write '" + path + "': it is a FIFO that no process reads; start its reader first");
-  if (!fd) throw base::system_error("can't write '" + path + "'");
-  if (fifo) ::fcntl(fd.get(), F_SETFL, O_WRONLY);  // a slow reader is waited for
-  return fd;
+  if (!file.fd) throw base::system_error("can't write '" + path + "'");
+  if (fifo) ::fcntl(file.fd.get(), F_SETFL, O_WRONLY);  // a slow reader is waited for
+  return file;
 }
 
-class File {
- public:
-  explicit File(const std::string& path) : path_(path), fd_(open_output(path, O_TRUNC)) {}
-
-  void write(std::string_view content) {
-    while (!content.empty()) {
-      const ssize_t written = ::write(fd_.get(), content.data(), content.size());
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) throw base::system_error("can't write '" + path_ + "'");
-      content.remove_prefix(static_cast<std::size_t>(written));
-    }
+void write_all(const base::NewFile& file, std::string_view content, const std::string& path) {
+  while (!content.empty()) {
+    const ssize_t written = ::write(file.fd.get(), content.data(), content.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) throw base::system_error("can't write '" + path + "'");
+    content.remove_prefix(static_cast<std::size_t>(written));
   }
-
- private:
-  const std::string path_;
-  const base::UniqueFd fd_;
-};
+}
 
 }  // namespace
 
+void print_text(std::FILE* stream, std::string_view text) {
+  const std::string clean = base::printable(text, "\n");
+  std::fwrite(clean.data(), 1, clean.size(), stream);
+}
+
+void print_json(const nlohmann::ordered_json& json, int indent) {
+  print_text(stdout, json.dump(indent, ' ', true, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+  std::fflush(stdout);
+}
+
 void check_writable(std::string_view option, const std::string& path) {
   if (path.empty()) return;
-  const std::string probe = is_replaceable(path) ? beside(path) : path;
   std::error_code ignored;
   if (fs::is_directory(path, ignored))
     throw base::InvalidUsage(std::string(option) + " '" + path + "' is a directory; name a file");
   try {
-    base::UniqueFd fd = open_output(probe, 0);
-    if (is_fifo(probe)) [[maybe_unused]]
-      const int until_exit = fd.release();  // else its reader would see the end now
+    base::NewFile file = open_output(path);
+    if (!file.path.empty()) ::unlink(file.path.c_str());
+    if (is_fifo(path)) [[maybe_unused]]
+      const int until_exit = file.fd.release();  // else its reader would see the end now
   } catch (const base::SystemError& error) {
     throw base::InvalidUsage(std::string(option) + ": " + error.what());
   }
-  if (probe != path) ::unlink(probe.c_str());
 }
 
 void check_directory(const std::string& option, const std::string& directory, const std::string& file) {
@@ -106,16 +112,13 @@ std::string json_text(const nlohmann::ordered_json& json, int indent) {
 }
 
 void write_file(const std::string& path, std::string_view content) {
-  if (!is_replaceable(path)) {
-    File(path).write(content);
-    return;
-  }
-  const std::string partial = beside(path);
+  base::NewFile file = open_output(path);
   try {
-    File(partial).write(content);
-    if (::rename(partial.c_str(), path.c_str()) != 0) throw base::system_error("can't write '" + path + "'");
+    write_all(file, content, path);
+    if (!file.path.empty() && ::rename(file.path.c_str(), path.c_str()) != 0)
+      throw base::system_error("can't write '" + path + "'");
   } catch (...) {
-    ::unlink(partial.c_str());
+    if (!file.path.empty()) ::unlink(file.path.c_str());
     throw;
   }
 }

@@ -1,13 +1,33 @@
 // Output files of a command: checked before the work starts, replaced as a whole when it is done.
 #pragma once
 
+#include <fmt/format.h>
+
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tessera::tools {
+
+/// Writes text to a stream. What others put into files and names reaches the terminal only here: control characters
+/// other than newlines become `\xNN`.
+void print_text(std::FILE* stream, std::string_view text);
+/// Formats as fmt::print() does, then print_text().
+template <class... Values>
+void print_clean(std::FILE* stream, fmt::format_string<Values...> format, Values&&... values) {
+  print_text(stream, fmt::format(format, std::forward<Values>(values)...));
+}
+template <class... Values>
+void print_clean(fmt::format_string<Values...> format, Values&&... values) {
+  print_clean(stdout, format, std::forward<Values>(values)...);
+}
+
+/// Prints `json` in ASCII, on one line if `indent` is negative.
+void print_json(const nlohmann::ordered_json& json, int indent = -1);
 
 /// Throws InvalidUsage if `path` can't be written, so that the error comes before an hour of training. "" is no file. A
 /// FIFO needs a reader and stays open until the process exits.

@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "tessera/base/text.h"
+
 namespace tessera::tools {
 namespace {
 
@@ -24,7 +26,7 @@ ProgressLine::ProgressLine(std::string prefix) : on_(::isatty(STDERR_FILENO) != 
 
 void ProgressLine::show(std::string_view text) {
   if (!on_) return;
-  std::string line = prefix_ + std::string(text);
+  std::string line = base::printable(prefix_ + std::string(text));
   // A line that wraps can't be erased. The last column stays free: some terminals wrap after it.
   if (const std::size_t columns = columns_of_terminal(); columns > 0 && line.size() >= columns)
     line.resize(columns - 1);

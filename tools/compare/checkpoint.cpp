@@ -7,11 +7,12 @@
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/nn/hf_checkpoint.h"
+#include "tessera/nn/layers/linear.h"
+#include "tessera/nn/tensor.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
 #include "tools/train/model_files.h"
@@ -27,36 +28,32 @@ struct CheckpointCommand {
   bool tensors = false;
 };
 
-std::int64_t elements_of(const nn::Shape& shape) {
-  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
-}
-
 int inspect(const CheckpointCommand& options) {
   check_writable("--json", options.json);
   const fsdp::Checkpoint checkpoint(options.directory);
   std::int64_t parameters = 0, states = 0;
   ordered_json tensors = ordered_json::array();
   for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors()) {
-    parameters += elements_of(tensor.shape);
-    states += elements_of(tensor.shape) * tensor.states;
+    parameters += nn::count_of(tensor.shape);
+    states += nn::count_of(tensor.shape) * tensor.states;
     tensors.push_back({{"name", tensor.name}, {"shape", tensor.shape}, {"states", tensor.states}});
   }
-  fmt::print("{}: step {}, written by {} ranks under {}\n", checkpoint.directory(), checkpoint.step(),
-             checkpoint.ranks(), checkpoint.strategy());
-  fmt::print("{} tensors, {} parameters, {} values of the optimizer\n", checkpoint.tensors().size(), parameters,
-             states);
-  if (!checkpoint.finite()) fmt::print("some values are not finite: the training had diverged\n");
-  if (!checkpoint.buffers().empty()) fmt::print("{} buffers\n", checkpoint.buffers().size());
+  print_clean("{}: step {}, written by {} ranks under {}\n", checkpoint.directory(), checkpoint.step(),
+              checkpoint.ranks(), checkpoint.strategy());
+  print_clean("{} tensors, {} parameters, {} values of the optimizer\n", checkpoint.tensors().size(), parameters,
+              states);
+  if (!checkpoint.finite()) print_clean("some values are not finite: the training had diverged\n");
+  if (!checkpoint.buffers().empty()) print_clean("{} buffers\n", checkpoint.buffers().size());
   ordered_json buffers = ordered_json::array();
   for (const fsdp::CheckpointBuffer& buffer : checkpoint.buffers())
     buffers.push_back({{"name", buffer.name}, {"shape", buffer.shape}, {"dtype", base::name_of(buffer.dtype)}});
   for (const auto& [name, value] : checkpoint.attributes())
-    if (value.find('\n') == std::string::npos) fmt::print("{}: {}\n", name, value);
+    if (value.find('\n') == std::string::npos) print_clean("{}: {}\n", name, value);
   if (options.tensors) {
     for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors())
-      fmt::print("{} [{}]\n", tensor.name, fmt::join(tensor.shape, ", "));
+      print_clean("{} [{}]\n", tensor.name, fmt::join(tensor.shape, ", "));
     for (const fsdp::CheckpointBuffer& buffer : checkpoint.buffers())
-      fmt::print("{} [{}] {}, a buffer\n", buffer.name, fmt::join(buffer.shape, ", "), base::name_of(buffer.dtype));
+      print_clean("{} [{}] {}, a buffer\n", buffer.name, fmt::join(buffer.shape, ", "), base::name_of(buffer.dtype));
   }
   if (!options.json.empty())
     write_file(options.json, json_text(ordered_json{{"folder", checkpoint.directory()},
@@ -76,11 +73,11 @@ int inspect(const CheckpointCommand& options) {
 int verify(const CheckpointCommand& options) {
   fsdp::Checkpoint checkpoint(options.directory);
   const std::vector<std::string> wrong = checkpoint.verify();
-  for (const std::string& line : wrong) fmt::print("{}\n", line);
+  for (const std::string& line : wrong) print_clean("{}\n", line);
   if (!wrong.empty())
     throw CheckFailed(fmt::format("{}: {} blocks do not match their hashes; the first: {}", checkpoint.directory(),
                                   wrong.size(), wrong.front()));
-  fmt::print("{}: whole, {} bytes of {} ranks\n", checkpoint.directory(), checkpoint.bytes_read(), checkpoint.ranks());
+  print_clean("{}: whole, {} bytes of {} ranks\n", checkpoint.directory(), checkpoint.bytes_read(), checkpoint.ranks());
   return 0;
 }
 
@@ -92,9 +89,9 @@ std::optional<nn::LoraMerger> adapters_in(fsdp::Checkpoint& checkpoint, const nn
   std::vector<float> values;
   for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors()) {
     if (!nn::is_adapter(tensor.name)) continue;
-    values.resize(static_cast<std::size_t>(elements_of(tensor.shape)));
-    checkpoint.read(tensor.name, fsdp::Checkpoint::kValue, {0, elements_of(tensor.shape)}, values.data());
-    merge.add(tensor.name, tensor.shape, values.data());
+    values.resize(static_cast<std::size_t>(nn::count_of(tensor.shape)));
+    checkpoint.read(tensor.name, fsdp::Checkpoint::kValue, {0, nn::count_of(tensor.shape)}, values.data());
+    merge.add(tensor.name, tensor.shape, values);
   }
   return merge;
 }
@@ -104,6 +101,7 @@ int export_directory(const CheckpointCommand& options) {
   constexpr std::int64_t kAtOnce = std::int64_t{4} << 20;  // elements
   fsdp::Checkpoint checkpoint(options.directory);
   const nn::ModelConfig model = model_in(options.directory);
+  check_saved(checkpoint, model);
   const std::vector<nn::SafetensorsTensor> tensors = dense_tensors(model);
   const std::optional<nn::LoraMerger> merge = adapters_in(checkpoint, model);
   const bool quantized = quantized_in(options.directory);
@@ -111,16 +109,13 @@ int export_directory(const CheckpointCommand& options) {
   std::vector<float> values, numbers;
   for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors()) {
     if (nn::is_adapter(tensor.name)) continue;
-    const auto found =
-        std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return t.name == tensor.name; });
-    if (found == tensors.end())
-      throw base::InvalidUsage(options.directory + ": '" + tensor.name + "' is not part of the model");
+    const auto found = std::ranges::find(tensors, tensor.name, &nn::SafetensorsTensor::name);
     const bool encoded = quantized && found->shape != tensor.shape;  // read whole: any part depends on what precedes it
     if (encoded) {
-      numbers.resize(static_cast<std::size_t>(elements_of(tensor.shape)));
-      checkpoint.read(tensor.name, fsdp::Checkpoint::kValue, {0, elements_of(tensor.shape)}, numbers.data());
+      numbers.resize(static_cast<std::size_t>(nn::count_of(tensor.shape)));
+      checkpoint.read(tensor.name, fsdp::Checkpoint::kValue, {0, nn::count_of(tensor.shape)}, numbers.data());
     }
-    const std::int64_t count = elements_of(found->shape);
+    const std::int64_t count = nn::count_of(found->shape);
     for (std::int64_t begin = 0; begin < count; begin += kAtOnce) {
       const nn::ElementRange range{begin, std::min(count, begin + kAtOnce)};
       values.resize(static_cast<std::size_t>(range.count()));
@@ -135,12 +130,13 @@ int export_directory(const CheckpointCommand& options) {
   }
   std::vector<std::byte> whole;
   for (const fsdp::CheckpointBuffer& buffer : checkpoint.buffers()) {
-    whole.resize(static_cast<std::size_t>(elements_of(buffer.shape)) * base::size_of(buffer.dtype));
-    checkpoint.read_buffer(buffer.name, whole.data());
-    writer.write_whole(buffer.name, whole.data());
+    if (nn::is_fp8_state(buffer.name)) continue;
+    whole.resize(static_cast<std::size_t>(nn::count_of(buffer.shape)) * base::size_of(buffer.dtype));
+    checkpoint.read_buffer(buffer.name, whole);
+    writer.write_whole(buffer.name, whole);
   }
   writer.commit();
-  fmt::print("{}: {} tensors of step {}\n", options.output, tensors.size(), checkpoint.step());
+  print_clean("{}: {} tensors of step {}\n", options.output, tensors.size(), checkpoint.step());
   return 0;
 }
 

@@ -42,7 +42,7 @@ std::vector<std::string> strategies_of(const CompareOptions& options, const Trai
       chosen.push_back(name);
     } catch (const base::InvalidUsage& error) {
       last_reason = error.what();
-      if (say) fmt::print("left out: {}\n", last_reason);
+      if (say) print_clean("left out: {}\n", last_reason);
     }
   }
   if (chosen.empty()) throw base::InvalidUsage(last_reason);
@@ -73,14 +73,14 @@ std::optional<comm::Lateness> latest_of(const Comparison& comparison) {
 
 void write_outputs(const CompareOptions& options, const TrainPlan& plan, const Comparison& comparison,
                    const std::vector<std::string>& traces) {
-  fmt::print("{}{}\n{}{}", comparison_table(comparison), equality_statement(comparison),
-             rounding_note(plan, comparison), unequal_rounds_text(comparison.runs));
-  fmt::print("{}", differences_text(comparison.differences, comparison.rounds));
+  print_clean("{}{}\n{}{}", comparison_table(comparison), equality_statement(comparison),
+              rounding_note(plan, comparison), unequal_rounds_text(comparison.runs));
+  print_clean("{}", differences_text(comparison.differences, comparison.rounds));
   if (comparison.rounds == 1 && comparison.runs.size() > 1)
-    fmt::print("times: one round is too few to say which is faster; use --repeat 6\n");
-  for (const std::string& line : comparison.noise) fmt::print("noise: {}\n", line);
-  if (comparison.why) fmt::print("{}", why_text(*comparison.why));
-  if (const auto& lateness = latest_of(comparison)) fmt::print("{}", lateness_line(*lateness));
+    print_clean("times: one round is too few to say which is faster; use --repeat 6\n");
+  for (const std::string& line : comparison.noise) print_clean("noise: {}\n", line);
+  if (comparison.why) print_clean("{}", why_text(*comparison.why));
+  if (const auto& lateness = latest_of(comparison)) print_clean("{}", lateness_line(*lateness));
   if (!options.json.empty()) write_file(options.json, json_text(to_json(comparison), 1) + "\n");
   if (!options.report.empty()) write_file(options.report, report::page({comparison}));
   if (options.trace.empty()) return;
@@ -207,7 +207,7 @@ int compare(const CommandLine& commands, const CompareOptions& asked) {
   }
   warn_if_alone_under_launcher(ranks);
   if (first) warn_ineffective_options(options);
-  if (first && !plan.model.note.empty()) fmt::print(stderr, "tessera: {}\n", plan.model.note);
+  if (first && !plan.model.note.empty()) print_clean(stderr, "tessera: {}\n", plan.model.note);
   Comparison comparison{.model = options.init.empty() ? options.model : options.init,
                         .parameters = plan.parameters,
                         .ranks = ranks,
@@ -231,7 +231,7 @@ int compare(const CommandLine& commands, const CompareOptions& asked) {
       comparison.what_if = what_if_of(contestants, comparison.runs);
       if (comparison.what_if) comparison.what_if->command = plan_arguments(commands.app, options);
     } catch (const base::Error& error) {
-      fmt::print(stderr, "tessera: --report: no What if: {}\n", error.what());
+      print_clean(stderr, "tessera: --report: no What if: {}\n", error.what());
     }
   }
   if (first) write_outputs(options, plan, comparison, traces);

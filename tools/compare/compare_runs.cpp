@@ -60,7 +60,8 @@ int run_in_processes(const CommandLine& commands, const CompareOptions& options,
   launch_plan.on_output = [&](int, std::string_view line) {
     const ordered_json message = message_of_rank(line);
     if (message.is_null()) return;
-    run.result = run_result_from_json(message["result"]);
+    const nlohmann::json result = message["result"];
+    run.result = parse_run_result({result, "the result of a rank"});
     run.trace = message["trace"];
     run.backend = message["backend"];
   };
@@ -78,7 +79,7 @@ int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
   });
   if (first) {
     const ordered_json line = {{"result", to_json(run.result)}, {"trace", run.trace}, {"backend", run.backend}};
-    fmt::print("{}\n", json_text(line));
+    print_json(line);
   }
   return 0;
 }

@@ -15,97 +15,6 @@ using nlohmann::ordered_json;
 
 namespace {
 
-using Json = nlohmann::json;
-
-/// An object of the file with its location in it, for messages.
-class Reader {
- public:
-  Reader(const Json& value, std::string place) : value_(value), place_(std::move(place)) {
-    if (!value_.is_object()) fail("is not an object");
-  }
-
-  bool has(const char* name) const { return value_.contains(name); }
-  const Json& at(const char* name) const {
-    const auto found = value_.find(name);
-    if (found == value_.end()) fail(std::string("has no '") + name + "'");
-    return *found;
-  }
-  template <class T>
-  T number(const char* name) const {
-    const Json& value = at(name);
-    if (!value.is_number()) fail(std::string("'") + name + "' is not a number");
-    return value.get<T>();
-  }
-  std::string text(const char* name) const {
-    const Json& value = at(name);
-    if (!value.is_string()) fail(std::string("'") + name + "' is not a string");
-    return value.get<std::string>();
-  }
-  Reader object(const char* name) const { return {at(name), place_ + " " + name}; }
-  const Json& list(const char* name) const {
-    const Json& value = at(name);
-    if (!value.is_array()) fail(std::string("'") + name + "' is not an array");
-    return value;
-  }
-  std::uint64_t count(const char* name) const { return static_cast<std::uint64_t>(number<std::int64_t>(name)); }
-  [[noreturn]] void fail(const std::string& what) const {
-    throw base::InvalidUsage(place_ + " " + what + "; give a file that `tessera compare --json` wrote");
-  }
-
- private:
-  const Json& value_;
-  std::string place_;
-};
-
-PerCollective per_collective(const Reader& in) {
-  return {in.count("all_gather"), in.count("reduce_scatter"), in.count("all_reduce"), in.count("control")};
-}
-
-base::MemoryTracker::Snapshot parse_peak(const Reader& in) {
-  base::MemoryTracker::Snapshot peak;
-  for (std::size_t i = 0; i < base::kMemoryUses; ++i) {
-    const auto use = static_cast<base::MemoryCategory>(i);
-    if (use != base::MemoryCategory::offloaded) peak.peak[i] = in.count(std::string(base::name_of(use)).c_str());
-  }
-  peak.total_peak = in.count("total");
-  peak.reserved = in.count("reserved");
-  return peak;
-}
-
-RunResult parse_run(const Reader& in) {
-  RunResult run;
-  run.strategy = in.text("strategy");
-  if (in.has("wrap")) run.wrap = in.text("wrap");
-  const Json& mesh = in.list("mesh");
-  if (mesh.size() != 2 || !mesh[0].is_number_integer() || !mesh[1].is_number_integer())
-    in.fail("'mesh' is not two numbers");
-  run.mesh = {mesh[0].get<int>(), mesh[1].get<int>()};
-  if (in.has("units"))
-    for (const Json& value : in.list("units")) {
-      const Reader unit(value, "a unit");
-      run.units.push_back(
-          {unit.text("name"), unit.number<std::int64_t>("elements"), unit.number<std::int64_t>("padding")});
-    }
-  for (const Json& loss : in.list("losses")) {
-    if (!loss.is_number() && !loss.is_null()) in.fail("'losses' holds a value that is not a number");
-    run.losses.push_back(number_or_nan(loss));
-  }
-  run.final_parameters_hash = in.text("final_parameters_hash");
-  const Reader times = in.object("step_ms");
-  run.step_ms_median = times.number<double>("median");
-  run.step_ms_p95 = times.number<double>("p95");
-  run.tokens_per_second = in.number<double>("tokens_per_second");
-  run.exposed_communication_ms = in.number<double>("exposed_communication_ms");
-  run.copied_bytes_per_step = in.count("copied_bytes_per_step");
-  run.calls_per_step = per_collective(in.object("calls_per_step"));
-  run.wire_bytes_per_step = per_collective(in.object("wire_bytes_per_step"));
-  run.formula_bytes_per_step = per_collective(in.object("formula_bytes_per_step"));
-  const Reader state = in.object("model_state_bytes");
-  run.model_state_bytes = {state.count("parameter"), state.count("gradient"), state.count("optimizer")};
-  run.peak_bytes = parse_peak(in.object("peak_bytes"));
-  return run;
-}
-
 using Row = std::vector<std::string>;
 
 std::uint64_t sum_of(const PerCollective& bytes) { return bytes.all_gather + bytes.reduce_scatter + bytes.all_reduce; }
@@ -151,31 +60,30 @@ ordered_json to_json(const Comparison& c) {
   return json;
 }
 
-Comparison parse_comparison(const nlohmann::json& document, std::string_view source) {
-  const Reader in(document, "report: '" + std::string(source) + "'");
-  Comparison result;
-  result.model = in.text("model");
-  result.backend = in.text("backend");
-  result.parameters = in.number<std::int64_t>("parameters");
-  result.ranks = in.number<int>("ranks");
-  result.steps = in.number<std::int64_t>("steps");
-  if (document.contains("machine")) result.machine = in.text("machine");
-  const nlohmann::json& runs = in.list("runs");
-  for (std::size_t i = 0; i < runs.size(); ++i)
-    result.runs.push_back(parse_run({runs[i], "report: '" + std::string(source) + "': run " + std::to_string(i)}));
+Comparison parse_comparison(const nlohmann::json& document, std::string_view source) try {
+  const base::JsonReader in(document, "report: '" + std::string(source) + "'");
+  Comparison result{.model = in.at("model"),
+                    .parameters = in.at("parameters").integer(0),
+                    .ranks = static_cast<int>(in.at("ranks").integer(1, kLargestWorld)),
+                    .backend = in.at("backend"),
+                    .products = "",
+                    .steps = in.at("steps").integer(0),
+                    .runs = {},
+                    .machine = in.value("machine", std::string()),
+                    .command = {},
+                    .rounds = in.value("rounds", std::size_t{1}),
+                    .differences = {},
+                    .noise = in.value("noise", std::vector<std::string>()),
+                    .why = {},
+                    .what_if = {}};
+  for (const base::JsonReader& run : in.at("runs").elements()) result.runs.push_back(parse_run_result(run));
   if (result.runs.empty()) in.fail("holds no runs");
-  try {
-    result.rounds = document.value("rounds", std::size_t{1});
-    result.noise = document.value("noise", result.noise);
-    if (document.contains("differences")) result.differences = parse_differences(document.at("differences"));
-    for (std::size_t i = 0; i < runs.size(); ++i)
-      if (runs[i].contains("timeline")) result.runs[i].timeline = report::parse_timeline(runs[i].at("timeline"));
-    if (document.contains("why")) result.why = parse_why(document.at("why"));
-    if (document.contains("what_if")) result.what_if = report::parse_what_if(document.at("what_if"));
-  } catch (const std::exception&) {  // nlohmann's, or an index out of range
-    in.fail("'rounds', 'differences', 'noise', 'why', 'what_if' or 'timeline' is not what compare writes");
-  }
+  if (in.has("differences")) result.differences = parse_differences(in.at("differences"));
+  if (in.has("why")) result.why = parse_why(in.at("why"));
+  if (in.has("what_if")) result.what_if = report::parse_what_if(in.at("what_if"));
   return result;
+} catch (const base::InvalidUsage& error) {
+  throw base::InvalidUsage(std::string(error.what()) + "; give a file that `tessera compare --json` wrote");
 }
 
 std::string comparison_table(const Comparison& c) {

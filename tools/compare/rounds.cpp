@@ -89,9 +89,9 @@ nlohmann::ordered_json to_json(const std::vector<Difference>& differences) {
   return json;
 }
 
-std::vector<Difference> parse_differences(const nlohmann::json& json) {
+std::vector<Difference> parse_differences(const base::JsonReader& json) {
   std::vector<Difference> differences;
-  for (const nlohmann::json& d : json)
+  for (const base::JsonReader& d : json.elements())
     differences.push_back(
         {d.at("a"), d.at("b"), {d.at("median"), d.at("low"), d.at("high"), d.at("coverage")}, d.at("verdict")});
   return differences;

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/json/json_reader.h"
+
 namespace tessera::tools {
 
 /// Where the median of a distribution lies, told from values drawn from it.
@@ -50,8 +52,8 @@ class Rounds {
 
 /// "[{"a", "b", "median", "low", "high", "coverage", "verdict"}, ..]".
 nlohmann::ordered_json to_json(const std::vector<Difference>& differences);
-/// Reads what to_json() wrote. Throws nlohmann's exceptions.
-std::vector<Difference> parse_differences(const nlohmann::json& json);
+/// Reads what to_json() wrote. Throws InvalidUsage.
+std::vector<Difference> parse_differences(const base::JsonReader& json);
 
 /// A line for each pair, in the order of the runs; of many pairs only those with the first run.
 std::string differences_text(const std::vector<Difference>& differences, std::size_t rounds);

@@ -1,10 +1,16 @@
 #include "tools/compare/run_result.h"
 
+#include "tools/report/what_if.h"
+
 namespace tessera::tools {
 
+using base::JsonReader;
 using nlohmann::ordered_json;
 
 namespace {
+
+/// Milliseconds, tokens in a second: within what whole numbers of 64 bits hold.
+double measure_at(const JsonReader& json) { return json.number(0, 1e15); }
 
 ordered_json to_json(const PerCollective& p) {
   return {{"all_gather", p.all_gather},
@@ -13,7 +19,7 @@ ordered_json to_json(const PerCollective& p) {
           {"control", p.control}};
 }
 
-PerCollective per_collective(const ordered_json& json) {
+PerCollective per_collective(const JsonReader& json) {
   return {json.at("all_gather"), json.at("reduce_scatter"), json.at("all_reduce"), json.at("control")};
 }
 
@@ -27,7 +33,7 @@ ordered_json to_json(const base::MemoryTracker::Snapshot& peak) {
   return json;
 }
 
-base::MemoryTracker::Snapshot peak_from(const ordered_json& json) {
+base::MemoryTracker::Snapshot peak_from(const JsonReader& json) {
   base::MemoryTracker::Snapshot peak;
   peak.total_peak = json.at("total");
   peak.reserved = json.at("reserved");
@@ -97,39 +103,40 @@ ordered_json to_json(const RunResult& r) {
   return json;
 }
 
-RunResult run_result_from_json(const ordered_json& json) {
+RunResult parse_run_result(const JsonReader& json) {
   RunResult r;
-  r.strategy = json.at("strategy");
-  r.wrap = json.value("wrap", "");
-  r.mesh = json.at("mesh");
-  for (const ordered_json& unit : json.at("units"))
-    r.units.push_back({unit.at("name"), unit.at("elements"), unit.at("padding"), unit.at("kept_after_forward"),
-                       unit.value("peak_bytes", std::uint64_t{0})});
-  for (const ordered_json& loss : json.at("losses")) r.losses.push_back(number_or_nan(loss));
-  r.final_parameters_hash = json.at("final_parameters_hash");
-  r.step_ms_median = json.at("step_ms").at("median");
-  r.step_ms_p95 = json.at("step_ms").at("p95");
-  r.tokens_per_second = json.at("tokens_per_second");
-  r.exposed_communication_ms = json.at("exposed_communication_ms");
+  r.strategy = json.at("strategy").text();
+  r.wrap = json.value("wrap", std::string());
+  r.mesh[0] = static_cast<int>(json.at("mesh").at(0).integer(1, kLargestWorld));
+  r.mesh[1] = static_cast<int>(json.at("mesh").at(1).integer(1, kLargestWorld / r.mesh[0]));
+  if (json.has("units"))
+    for (const JsonReader& unit : json.at("units").elements())
+      r.units.push_back({unit.at("name"), unit.at("elements").integer(0), unit.at("padding").integer(0),
+                         unit.value("kept_after_forward", false), unit.value("peak_bytes", std::uint64_t{0})});
+  for (const JsonReader& loss : json.at("losses").elements()) r.losses.push_back(loss.number_or_nan());
+  r.final_parameters_hash = json.at("final_parameters_hash").text();
+  r.step_ms_median = measure_at(json.at("step_ms").at("median"));
+  r.step_ms_p95 = measure_at(json.at("step_ms").at("p95"));
+  r.tokens_per_second = measure_at(json.at("tokens_per_second"));
+  r.exposed_communication_ms = measure_at(json.at("exposed_communication_ms"));
   r.copied_bytes_per_step = json.at("copied_bytes_per_step");
   r.calls_per_step = per_collective(json.at("calls_per_step"));
   r.wire_bytes_per_step = per_collective(json.at("wire_bytes_per_step"));
   r.formula_bytes_per_step = per_collective(json.at("formula_bytes_per_step"));
-  r.plain_bytes_per_step = per_collective(
-      json.at(json.contains("plain_bytes_per_step") ? "plain_bytes_per_step" : "formula_bytes_per_step"));
-  const ordered_json& state = json.at("model_state_bytes");
+  r.plain_bytes_per_step =
+      per_collective(json.at(json.has("plain_bytes_per_step") ? "plain_bytes_per_step" : "formula_bytes_per_step"));
+  const JsonReader state = json.at("model_state_bytes");
   r.model_state_bytes = {state.at("parameter"), state.at("gradient"), state.at("optimizer")};
   r.peak_bytes = peak_from(json.at("peak_bytes"));
-  if (json.contains("eval_loss")) r.evaluation = {number_or_nan(json.at("eval_loss")), json.at("eval_tokens")};
-  if (json.contains("link")) {
-    const ordered_json& link = json.at("link");
+  if (json.has("eval_loss")) r.evaluation = {json.at("eval_loss").number_or_nan(), json.at("eval_tokens").integer(0)};
+  if (json.has("link")) {
+    const JsonReader link = json.at("link");
     r.link = {link.at("woke_late_us"), link.at("late_percent"), link.at("shared_calls")};
   }
-  if (json.contains("link_fit"))
-    r.link_fit = {json.at("link_fit").at("latency_us"), json.at("link_fit").at("bytes_per_second")};
-  if (json.contains("parts_ms")) r.parts = step_parts_from_json(json.at("parts_ms"));
-  if (json.contains("timeline")) r.timeline = report::parse_timeline(json.at("timeline"));
-  if (json.contains("skipped_steps")) r.skipped_steps = json.at("skipped_steps").get<std::uint64_t>();
+  if (json.has("link_fit")) r.link_fit = report::link_at(json.at("link_fit"));
+  if (json.has("parts_ms")) r.parts = parse_step_parts(json.at("parts_ms"));
+  if (json.has("timeline")) r.timeline = report::parse_timeline(json.at("timeline"));
+  if (json.has("skipped_steps")) r.skipped_steps = json.at("skipped_steps").get<std::uint64_t>();
   r.replayed = json.value("graphs", false);
   return r;
 }

@@ -3,12 +3,12 @@
 
 #include <array>
 #include <cstdint>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "tessera/base/json/json_reader.h"
 #include "tessera/base/memory_tracker.h"
 #include "tessera/comm/slow_link/slow_link.h"
 #include "tools/cli/quantities.h"
@@ -16,6 +16,9 @@
 #include "tools/report/step_timeline.h"
 
 namespace tessera::tools {
+
+/// Of a run: as for --ranks of plan.
+inline constexpr int kLargestWorld = 1 << 20;
 
 struct PerCollective {
   std::uint64_t all_gather = 0;
@@ -69,12 +72,6 @@ struct RunResult {
   std::optional<report::StepTimeline> timeline;  ///< of the step of median length, with --report
 };
 
-/// A number of a JSON file, in which null stands for a number that isn't finite.
-template <class Json>
-double number_or_nan(const Json& value) {
-  return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.template get<double>();
-}
-
 /// The strategy, with the wrapping if several are compared.
 std::string name_of(const RunResult& result);
 
@@ -82,6 +79,7 @@ std::string name_of(const RunResult& result);
 std::string trace_name(const RunResult& result);
 
 nlohmann::ordered_json to_json(const RunResult& result);
-RunResult run_result_from_json(const nlohmann::ordered_json& json);
+/// Reads what to_json() wrote. Throws InvalidUsage that names the field that is missing or out of range.
+RunResult parse_run_result(const base::JsonReader& json);
 
 }  // namespace tessera::tools

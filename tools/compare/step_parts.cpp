@@ -110,7 +110,7 @@ nlohmann::ordered_json to_json(const StepParts& parts) {
   return json;
 }
 
-StepParts step_parts_from_json(const nlohmann::ordered_json& json) {
+StepParts parse_step_parts(const base::JsonReader& json) {
   StepParts parts;
   for (const auto& [name, part] : kStepParts) parts.*part = json.at(name);
   return parts;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/json/json_reader.h"
 #include "tessera/base/trace.h"
 #include "tessera/comm/slow_link/slow_link.h"
 
@@ -52,6 +53,7 @@ StepParts cut_step(std::int64_t begin_ns, std::int64_t end_ns, std::span<const b
 StepParts mean_of(std::span<const StepParts> parts);
 
 nlohmann::ordered_json to_json(const StepParts& parts);
-StepParts step_parts_from_json(const nlohmann::ordered_json& json);
+/// Throws InvalidUsage.
+StepParts parse_step_parts(const base::JsonReader& json);
 
 }  // namespace tessera::tools

@@ -124,7 +124,7 @@ nlohmann::ordered_json to_json(const Why& why) {
           {"coverage", why.coverage}, {"link", why.link}};
 }
 
-Why parse_why(const nlohmann::json& json) {
+Why parse_why(const base::JsonReader& json) {
   Why why{.from = json.at("from"),
           .to = json.at("to"),
           .from_ms = json.at("from_ms"),
@@ -136,10 +136,10 @@ Why parse_why(const nlohmann::json& json) {
           .link = json.at("link"),
           .helps = {}};
   for (const TermDefinition& term : kWhyTerms) {
-    const nlohmann::json& interval = json.at("intervals").at(term.name);
+    const base::JsonReader interval = json.at("intervals").at(term.name);
     why.terms.push_back({term.name, json.at("terms").at(term.name), {0, interval.at(0), interval.at(1), 0}});
   }
-  for (const nlohmann::json& help : json.at("helps"))
+  for (const base::JsonReader& help : json.at("helps").elements())
     why.helps.push_back({help.at("change"), help.at("step_ms"), help.at("gap_ms"), help.at("peak_bytes")});
   return why;
 }

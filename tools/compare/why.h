@@ -46,8 +46,8 @@ Why explain_gap(std::span<const StepParts> from, std::span<const StepParts> to);
 
 /// {"from", "to", "gap_ms", "terms": {name: ms}, "intervals": {name: [low, high]}, "helps": [..], ..}.
 nlohmann::ordered_json to_json(const Why& why);
-/// Reads what to_json() wrote. Throws nlohmann's exceptions.
-Why parse_why(const nlohmann::json& json);
+/// Reads what to_json() wrote. Throws InvalidUsage.
+Why parse_why(const base::JsonReader& json);
 
 /// The terms as a table, and what would help.
 std::string why_text(const Why& why);

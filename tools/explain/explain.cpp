@@ -54,15 +54,15 @@ void check_explained(const ExplainOptions& options, int ranks) {
   }
   const ClusterSpec cluster = cluster_of(options, ranks);
   if (options.cpu_offload && cluster.compute.kind == ComputeSpec::Kind::host)
-    fmt::print(stderr, "tessera: --cpu-offload does nothing on cluster {}: its ranks already use host memory\n",
-               cluster.name);
+    print_clean(stderr, "tessera: --cpu-offload does nothing on cluster {}: its ranks already use host memory\n",
+                cluster.name);
 }
 
 void show(const ExplainOptions& options, int ranks, std::optional<RealStep> real,
           const std::vector<std::string>& arguments) {
   const Explanation explanation = explain_step(options, ranks, std::move(real));
-  fmt::print("{}", options.question.empty() ? to_text(explanation, options, text_width())
-                                            : answer_text(explanation, options.question, text_width()));
+  print_clean("{}", options.question.empty() ? to_text(explanation, options, text_width())
+                                             : answer_text(explanation, options.question, text_width()));
   if (!options.html.empty()) write_file(options.html, explain_page(explanation, arguments));
   if (!options.json.empty()) write_file(options.json, json_text(to_json(explanation), 1) + "\n");
 }
@@ -94,7 +94,7 @@ int run_as_rank(const ExplainOptions& options, const TrainPlan& plan, const std:
 int explain(const CommandLine& commands, const CLI::App& command, const ExplainOptions& options) {
   if (options.question == "list") {
     refuse_other_options(command, "--question list", {"--question"});
-    fmt::print("{}", question_list());
+    print_clean("{}", question_list());
     return 0;
   }
   if (!options.question.empty()) check_question(options.question);

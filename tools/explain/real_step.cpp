@@ -123,10 +123,11 @@ nlohmann::json to_message(const RankValues& values) {
   return {{"loss", values.loss}, {"units", units}};
 }
 
-RankValues from_message(const nlohmann::json& message) {
-  RankValues values{.loss = number_or_nan(message.at("loss"))};
-  for (const auto& unit : message.at("units"))
-    values.units.push_back({unit[0], unit[1], number_or_nan(unit[2]), {unit[3], unit[4], number_or_nan(unit[5])}});
+RankValues from_message(const base::JsonReader& message) {
+  RankValues values{.loss = message.at("loss").number_or_nan(), .units = {}};
+  for (const base::JsonReader& unit : message.at("units").elements())
+    values.units.push_back(
+        {unit.at(0), unit.at(1), unit.at(2).number_or_nan(), {unit.at(3), unit.at(4), unit.at(5).number_or_nan()}});
   return values;
 }
 
@@ -172,8 +173,10 @@ RealStep run_real_step(const TrainPlan& plan, comm::Communicator& world,
   const auto runtime = base::open_device({});
   comm::HostCollectives control(*communicator, *runtime);
   RealStep step;
-  for (const std::string& text : gather_texts(control, json_text(to_message(own))))
-    step.ranks.push_back(from_message(nlohmann::json::parse(text)));
+  for (const std::string& text : gather_texts(control, json_text(to_message(own)))) {
+    const auto message = nlohmann::json::parse(text);
+    step.ranks.push_back(from_message({message, "the values of a rank"}));
+  }
   step.timeline =
       gather_step(control, {steps, timed.begin_ns, timed.begin_ns + timed.step_ns, timed.events, timed.memory});
   const std::vector<std::uint64_t> times = {static_cast<std::uint64_t>(timed.begin_ns),

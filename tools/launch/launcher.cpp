@@ -1,5 +1,6 @@
 #include "tools/launch/launcher.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -12,6 +13,7 @@
 #include "tessera/base/device/module_loader.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/comm/bootstrap/hmac.h"
 #include "tools/cli/leftovers.h"
 #include "tools/cli/outlet.h"
@@ -26,6 +28,14 @@ namespace {
 
 /// 64 hexadecimal digits.
 std::string random_hex() { return comm::to_hex(comm::random_digest()); }
+
+/// Not through a link that lies there. What failed is on the terminal, too, so a failure has no consequence.
+void write_cause(const std::string& path, const std::string& cause) {
+  const base::OpenedFile file = base::open_regular(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
+  const std::string line = cause + "\n";
+  if (file.fd) [[maybe_unused]]
+    const ssize_t written = ::write(file.fd.get(), line.data(), line.size());
+}
 
 std::string make_run_id() {
   return std::to_string(::getpid()) + "-" +
@@ -361,7 +371,7 @@ int Launcher::report() {
     cause = base::system_error("can't write standard output", output_.error()).what();
   }
   if (code == 1 && !plan_.failure_note.empty()) errors_.write("tessera: note: " + plan_.failure_note + "\n");
-  if (code == 1 && !plan_.failure_file.empty()) std::ofstream(plan_.failure_file) << cause << "\n";
+  if (code == 1 && !plan_.failure_file.empty()) write_cause(plan_.failure_file, cause);
   if (code != 0) errors_.write("tessera: " + cause + "\n");
   write_rest(kForErrors);
   return code;

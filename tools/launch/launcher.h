@@ -29,6 +29,9 @@ inline constexpr int kOtherRankFailed = 3;
 /// rank -1.
 using LineHandler = std::function<void(int rank, std::string_view line)>;
 
+/// In the directory of the flight recorder: the first cause of a failure.
+inline constexpr const char* kFirstCause = "first-cause.txt";
+
 struct LaunchSpec {
   int ranks = 1;
   std::vector<std::string> command;  ///< the program (looked up in PATH) and its arguments

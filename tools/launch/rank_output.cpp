@@ -19,8 +19,11 @@ bool is_final_error(std::string_view line) {
 
 RankOutput::RankOutput(RankOutputPlan plan) : plan_(std::move(plan)) {
   if (!plan_.log_file.empty()) {
-    log_ = base::UniqueFd(::open(plan_.log_file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (!log_) throw base::InvalidUsage("--log-dir: can't write '" + plan_.log_file + "'; give a writable directory");
+    base::OpenedFile file = base::open_regular(plan_.log_file, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
+    if (!file.fd)
+      throw base::InvalidUsage("--log-dir: can't write '" + plan_.log_file + "': " + file.problem +
+                               "; give a writable directory");
+    log_ = std::move(file.fd);
   }
   errors_pipe_ = make_pipe();
   ::fcntl(errors_pipe_.read_end.get(), F_SETFL, O_NONBLOCK);

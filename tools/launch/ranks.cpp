@@ -12,6 +12,7 @@
 #include "tessera/comm/init.h"
 #include "tessera/comm/launch.h"
 #include "tessera/comm/registry.h"
+#include "tools/cli/output.h"
 #include "tools/launch/process.h"
 
 namespace tessera::tools {
@@ -23,12 +24,13 @@ constexpr base::EnvVariable kVariables[] = {
     {"TESSERA_LAUNCH_SOCKET", "", "set by the tool if mpirun starts its ranks: the socket on which they report"}};
 
 std::shared_ptr<base::Logger> make_logger(int rank) {
-  return std::make_shared<base::Logger>(
-      base::parse_log_level(base::env_or_default(kVariables[0])), [rank](base::LogLevel level, std::string_view text) {
-        // As notes and warnings, which the launcher forwards at once; the exception reports a rank's failure.
-        std::fprintf(stderr, "tessera: %s: rank %d: %.*s\n", level < base::LogLevel::warn ? "note" : "warning", rank,
-                     static_cast<int>(text.size()), text.data());
-      });
+  return std::make_shared<base::Logger>(base::parse_log_level(base::env_or_default(kVariables[0])),
+                                        [rank](base::LogLevel level, std::string_view text) {
+                                          // As notes and warnings, which the launcher forwards at once; the exception
+                                          // reports a rank's failure.
+                                          print_clean(stderr, "tessera: {}: rank {}: {}\n",
+                                                      level < base::LogLevel::warn ? "note" : "warning", rank, text);
+                                        });
 }
 
 }  // namespace
@@ -47,7 +49,7 @@ bool must_spawn(int ranks) { return ranks > 1 && comm::resolve_launch().size == 
 void warn_if_alone_under_launcher(int ranks) {
   const std::string launcher = comm::resolve_launch().launcher;
   if (launcher != "none" && must_spawn(ranks))
-    fmt::print(stderr, "tessera: note: {} started one rank; starting {} here\n", launcher, ranks);
+    print_clean(stderr, "tessera: note: {} started one rank; starting {} here\n", launcher, ranks);
 }
 
 LaunchSpec training_launch_spec(const TrainPlan& plan, std::vector<std::string> arguments) {
@@ -59,7 +61,7 @@ LaunchSpec training_launch_spec(const TrainPlan& plan, std::vector<std::string> 
       launch_plan.prefix.empty() && plan.ranks * plan.threads <= static_cast<int>(allowed_cores().size());
   if (const std::string& records = plan.options.flight_recorder; !records.empty()) {
     launch_plan.failure_note = "tessera report --postmortem " + records + " shows what the ranks did last";
-    launch_plan.failure_file = records + "/first-cause.txt";
+    launch_plan.failure_file = records + "/" + kFirstCause;
   }
   return launch_plan;
 }

@@ -7,6 +7,7 @@
 #include "tessera/base/dtype.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/json/json_reader.h"
 #include "tessera/comm/algorithms.h"
 #include "tessera/comm/schedule.h"
 #include "tools/cli/json_object.h"
@@ -201,7 +202,7 @@ ordered_json to_json(const ComputeSpec& compute) {
 }  // namespace
 
 ClusterSpec parse_cluster(std::string_view text, const std::string& file) {
-  const nlohmann::json document = parse_json(text, file);
+  const auto document = base::parse_json<nlohmann::json>(text, "'" + file + "'");
   JsonObject json(document, file);
   ClusterSpec cluster;
   cluster.name = json.text("name");

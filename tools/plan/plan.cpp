@@ -32,7 +32,7 @@ int list_clusters(const CLI::App& command, const PlanOptions& options) {
   refuse_other_options(command, "--cluster list", {"--cluster", "--json"});
   ordered_json clusters = ordered_json::array();
   for (const ClusterSpec& cluster : cluster_presets()) {
-    fmt::print("{:<12} {}\n", cluster.name, cluster.description);
+    print_clean("{:<12} {}\n", cluster.name, cluster.description);
     clusters.push_back({{"name", cluster.name}, {"description", cluster.description}});
   }
   write_json(options.json, {{"clusters", clusters}});
@@ -44,11 +44,11 @@ int write_cluster(const CLI::App& command, const PlanOptions& options) {
   refuse_other_options(command, "--cluster without --parameters or --model", {"--cluster", "--json"});
   const ClusterSpec cluster = find_cluster(options.cluster);
   if (options.json.empty()) {
-    fmt::print("{}\n", json_text(to_json(cluster), 1));
+    print_json(to_json(cluster), 1);
     return 0;
   }
   write_json(options.json, to_json(cluster));
-  fmt::print("{}: {}\nwrote {}\n", cluster.name, cluster.description, options.json);
+  print_clean("{}: {}\nwrote {}\n", cluster.name, cluster.description, options.json);
   return 0;
 }
 
@@ -75,7 +75,7 @@ int zero_table(const CLI::App& command, const PlanOptions& options) {
       {"--parameters", "--ranks", "--precision", "--reduce-dtype", "--optimizer", "--betas", "--eps", "--weight-decay",
        "--momentum", "--nesterov", "--amsgrad", "--mesh", "--strategies", "--cluster", "--json", "--report"});
   const ZeroTable table(zero_table_spec(command, options));
-  fmt::print("{}", table.text());
+  print_clean("{}", table.text());
   write_json(options.json, table.json());
   if (!options.report.empty()) write_file(options.report, table.page());
   return 0;
@@ -84,7 +84,7 @@ int zero_table(const CLI::App& command, const PlanOptions& options) {
 int validate(const CLI::App& command, const PlanOptions& options) {
   refuse_other_options(command, "--validate", {"--validate", "--json"});
   const Validation validation = validate_rows(read_published_rows(options.validate));
-  fmt::print("{}", to_text(validation));
+  print_clean("{}", to_text(validation));
   write_json(options.json, to_json(validation));
   return 0;
 }
@@ -102,7 +102,7 @@ void write_chakra_traces(const std::string& folder, const ModelPlan& plan) {
 }
 
 void print_left_out(const std::vector<std::string>& skipped) {
-  for (const std::string& reason : skipped) fmt::print("left out: {}\n", reason);
+  for (const std::string& reason : skipped) print_clean("left out: {}\n", reason);
 }
 
 /// Refuses options for which the search tries its own values, and those of unequal ranks, which it does not simulate.
@@ -153,8 +153,8 @@ int model_plan(const CLI::App& command, const PlanOptions& asked) {
   if (options.advise) refuse_searched_options(command);
   const ClusterSpec cluster = cluster_of(options, ranks[0]);
   if (options.cpu_offload && cluster.compute.kind == ComputeSpec::Kind::host)
-    fmt::print(stderr, "tessera: --cpu-offload does nothing on cluster {}: its ranks already use host memory\n",
-               cluster.name);
+    print_clean(stderr, "tessera: --cpu-offload does nothing on cluster {}: its ranks already use host memory\n",
+                cluster.name);
   check_chakra_folder(options.chakra);
   std::optional<Advice> advice;
   if (options.advise) advice = advise(options, ranks[0], cluster);
@@ -165,9 +165,9 @@ int model_plan(const CLI::App& command, const PlanOptions& asked) {
   std::optional<Why> why;
   if (!options.why.empty()) why = plan_gap(options, ranks[0], cluster, plan);
   print_left_out(skipped);
-  if (!plan.note.empty()) fmt::print(stderr, "tessera: {}\n", plan.note);
-  fmt::print("{}{}{}{}", to_text(plan), scaling ? to_text(*scaling) : "", advice ? to_text(*advice) : "",
-             why ? why_text(*why) : "");
+  if (!plan.note.empty()) print_clean(stderr, "tessera: {}\n", plan.note);
+  print_clean("{}{}{}{}", to_text(plan), scaling ? to_text(*scaling) : "", advice ? to_text(*advice) : "",
+              why ? why_text(*why) : "");
   ordered_json json = to_json(plan);
   if (scaling) json["scale"] = to_json(*scaling);
   if (advice) json["advice"] = to_json(*advice);

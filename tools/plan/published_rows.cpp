@@ -9,7 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tools/cli/json_object.h"
+#include "tessera/base/json/json_reader.h"
 
 namespace tessera::tools {
 namespace {
@@ -39,12 +39,12 @@ void check_number(const nlohmann::json& object, const char* key, bool whole, con
   if (!value.is_number() || !(value.get<double>() > 0) || value.get<double>() > kMax ||
       (whole && (value.get<double>() > 1e9 || value.get<double>() != static_cast<double>(value.get<std::int64_t>()))))
     fail(file, row,
-         fmt::format("{} is {}; expected a {} above 0", key, value.dump(), whole ? "whole number" : "number"));
+         fmt::format("{} is {}; expected a {} above 0", key, base::brief(value), whole ? "whole number" : "number"));
 }
 
 void check_text(const nlohmann::json& object, const char* key, const std::string& file, const std::string& row) {
   if (!absent(object, key) && !object.at(key).is_string())
-    fail(file, row, fmt::format("{} is {}; expected a text", key, object.at(key).dump()));
+    fail(file, row, fmt::format("{} is {}; expected a text", key, base::brief(object.at(key))));
 }
 
 void check_fields(const nlohmann::json& fields, const std::string& file, const std::string& row) {
@@ -52,7 +52,8 @@ void check_fields(const nlohmann::json& fields, const std::string& file, const s
   for (const char* key : kNumbers) check_number(fields, key, false, file, row);
   constexpr int kMostRanks = 1 << 20;
   if (!absent(fields, "n_gpus") && fields.at("n_gpus").get<double>() > kMostRanks)
-    fail(file, row, fmt::format("n_gpus is {}; at most {} are supported", fields.at("n_gpus").dump(), kMostRanks));
+    fail(file, row,
+         fmt::format("n_gpus is {}; at most {} are supported", base::brief(fields.at("n_gpus")), kMostRanks));
   for (const char* key : kTexts) check_text(fields, key, file, row);
   const std::string reach = absent(fields, "reach") ? "" : fields.at("reach").get<std::string>();
   if (!reach.empty() && reach != "yes" && reach != "partial" && reach != "no")
@@ -67,7 +68,7 @@ void check_model(const nlohmann::json& model, const std::string& file, const std
   for (const char* key : {"kv_heads", "ffn"}) check_number(model, key, true, file, row + ": model");
   for (const char* key : {"family", "name"}) check_text(model, key, file, row + ": model");
   if (!absent(model, "tied") && !model.at("tied").is_boolean())
-    fail(file, row, fmt::format("model.tied is {}; expected true or false", model.at("tied").dump()));
+    fail(file, row, fmt::format("model.tied is {}; expected true or false", base::brief(model.at("tied"))));
 }
 
 void check_machine(const nlohmann::json& cluster, const std::string& file, const std::string& row) {
@@ -82,7 +83,8 @@ nlohmann::json referred(const nlohmann::json& fields, const char* key, const Obj
   if (absent(fields, key)) return {};
   const nlohmann::json& value = fields.at(key);
   if (value.is_object()) return value;
-  if (!value.is_string()) fail(file, row, fmt::format("{} is {}; expected an id or an object", key, value.dump()));
+  if (!value.is_string())
+    fail(file, row, fmt::format("{} is {}; expected an id or an object", key, base::brief(value)));
   const auto kind = objects.find(key);
   if (kind == objects.end() || !kind->second.contains(value.get<std::string>()))
     fail(file, row, fmt::format("{} is \"{}\", which the file does not have", key, value.get<std::string>()));
@@ -128,7 +130,7 @@ std::vector<nlohmann::json> objects_of(const std::string& text, const std::strin
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   if (first == std::string::npos) throw InvalidUsage(file + ": is empty; expected a list of rows");
   if (text[first] == '[') {
-    const nlohmann::json list = parse_json(text, file);
+    const auto list = base::parse_json<nlohmann::json>(text, "'" + file + "'");
     return {list.begin(), list.end()};
   }
   std::vector<nlohmann::json> objects;
@@ -136,7 +138,7 @@ std::vector<nlohmann::json> objects_of(const std::string& text, const std::strin
   std::string line;
   for (int number = 1; std::getline(lines, line); ++number)
     if (line.find_first_not_of(" \t\r") != std::string::npos)
-      objects.push_back(parse_json(line, fmt::format("{}: line {}", file, number)));
+      objects.push_back(base::parse_json<nlohmann::json>(line, fmt::format("'{}: line {}'", file, number)));
   return objects;
 }
 
@@ -157,7 +159,7 @@ std::vector<PublishedRow> parse_published_rows(const std::string& text, const st
   const std::vector<nlohmann::json> all = objects_of(text, file);
   for (std::size_t i = 0; i < all.size(); ++i) {
     const std::string number = std::to_string(i + 1);
-    if (!all[i].is_object()) fail(file, number, "is " + all[i].dump() + "; expected an object");
+    if (!all[i].is_object()) fail(file, number, "is " + base::brief(all[i]) + "; expected an object");
     if (absent(all[i], "id")) fail(file, number, "id is missing; expected a text");
     check_text(all[i], "id", file, number);
     check_text(all[i], "kind", file, number);

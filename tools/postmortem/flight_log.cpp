@@ -21,6 +21,8 @@ namespace {
 
 namespace flight = comm::flight;
 
+constexpr std::size_t kMaxLineBytes = std::size_t{64} << 20;  // of all communicators and failures
+
 [[noreturn]] void refuse_file(const std::string& path, const std::string& problem) {
   throw base::InvalidUsage("report --postmortem: '" + path + "' " + problem +
                            "; name a directory that --flight-recorder wrote");
@@ -35,6 +37,12 @@ T number_in(std::istringstream& line) {
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
   if (error != std::errc() || end != word.data() + word.size() || word.empty()) throw std::invalid_argument(word);
   return value;
+}
+
+/// A time in nanoseconds: of the steady clock, to which that since 1970 can be added without overflow.
+std::int64_t time_of(std::int64_t ns, std::int64_t largest = std::int64_t{1} << 59) {
+  if (ns < -largest || ns > largest) throw std::invalid_argument("time");
+  return ns;
 }
 
 std::string rest_of(std::istringstream& line) {
@@ -117,7 +125,8 @@ class LogReader {
       log_.rank = number_in<int>(line);
       line >> word;
       log_.ranks = number_in<int>(line);
-      if (log_.rank < 0 || log_.rank >= log_.ranks) throw std::invalid_argument(text);
+      constexpr int kMost = 1 << 20;
+      if (log_.rank < 0 || log_.rank >= log_.ranks || log_.ranks > kMost) throw std::invalid_argument(text);
     } else if (key == "run") {
       line >> log_.run;
     } else if (key == "host") {
@@ -127,15 +136,15 @@ class LogReader {
     } else if (key == "process") {
       log_.process = number_in<int>(line);
     } else if (key == "clock") {
-      const auto steady = number_in<std::int64_t>(line);
-      log_.started_ns = number_in<std::int64_t>(line);
+      const std::int64_t steady = time_of(number_in<std::int64_t>(line));
+      log_.started_ns = time_of(number_in<std::int64_t>(line), std::int64_t{1} << 61);
       offset_ns_ = log_.started_ns - steady;
     } else if (key == "communicator") {
       const auto number = number_in<std::uint32_t>(line);
       line >> word;
       log_.groups[number] = {word, members_of(rest_of(line))};
     } else if (key == "failure") {
-      const auto at = number_in<std::int64_t>(line) + offset_ns_;
+      const std::int64_t at = time_of(number_in<std::int64_t>(line)) + offset_ns_;
       line >> word;
       log_.failures.push_back({at, rest_of(line)});
     } else if (key == "end") {
@@ -157,8 +166,8 @@ class LogReader {
             .sequence = entry.sequence,
             .bytes = entry.bytes,
             .step = entry.step,
-            .issued_ns = entry.issued_ns + offset_ns_,
-            .ended_ns = entry.ended_ns == 0 ? 0 : entry.ended_ns + offset_ns_,
+            .issued_ns = time_of(entry.issued_ns) + offset_ns_,
+            .ended_ns = entry.ended_ns == 0 ? 0 : time_of(entry.ended_ns) + offset_ns_,
             .state = static_cast<flight::State>(entry.state),
             .label = {entry.label.data(), ::strnlen(entry.label.data(), entry.label.size())}};
   }
@@ -192,10 +201,13 @@ FlightLog read_flight_log(const std::string& path) {
   try {
     LogReader reader;
     // The lines are read after the entries, which refer to them.
-    const auto end = static_cast<std::size_t>(::lseek(file.fd.get(), 0, SEEK_END));
-    reader.read_lines(read_part(path, file.fd, flight::kTextOffset, end - flight::kTextOffset));
+    const auto lines = static_cast<std::size_t>(::lseek(file.fd.get(), 0, SEEK_END)) - flight::kTextOffset;
+    if (lines > kMaxLineBytes) refuse_file(path, "has " + std::to_string(lines) + " bytes of text, too many");
+    reader.read_lines(read_part(path, file.fd, flight::kTextOffset, lines));
     reader.read_entries(head.data() + sizeof(flight::Header), before, after);
     return reader.log();
+  } catch (const base::InvalidUsage&) {
+    throw;
   } catch (const std::exception&) {
     refuse_file(path, "is damaged");
   }

@@ -1,5 +1,6 @@
 #include "tools/postmortem/postmortem.h"
 
+#include <fcntl.h>
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -7,15 +8,18 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string_view>
 #include <vector>
 
-#include "tessera/base/text.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/comm/core/op_traits.h"
 #include "tools/cli/output.h"
 #include "tools/cli/text_table.h"
+#include "tools/launch/launcher.h"
 #include "tools/postmortem/divergence_finder.h"
 #include "tools/postmortem/flight_log.h"
 
@@ -147,6 +151,18 @@ std::string_view state_text(const FlightCall& call) {
   return comm::flight::kStateNames[static_cast<std::size_t>(call.state) - 1];
 }
 
+/// As the launcher wrote it; "" if it wrote none.
+std::string first_cause_in(const std::string& directory) {
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 20;
+  const std::string path = directory + "/" + kFirstCause;
+  std::error_code error;
+  if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) return "";
+  const base::FileText read = base::read_regular(path, kMost, O_NOFOLLOW);
+  if (!read.problem.empty())
+    throw base::InvalidUsage("report --postmortem: can't read '" + path + "': " + read.problem + "; remove it");
+  return read.text.substr(0, read.text.find('\n'));
+}
+
 Postmortem postmortem_of(const std::string& directory) {
   Postmortem result;
   result.logs = read_flight_logs(directory, result.ignored);
@@ -157,9 +173,7 @@ Postmortem postmortem_of(const std::string& directory) {
   for (const FlightLog& log : result.logs)
     for (const FlightCall& call : log.calls) result.end_ns = std::max({result.end_ns, call.issued_ns, call.ended_ns});
   result.divergence = find_first_divergence(result.logs);
-  std::ifstream cause(directory + "/first-cause.txt");
-  std::getline(cause, result.first_cause);
-  result.first_cause = base::printable(result.first_cause);
+  result.first_cause = first_cause_in(directory);
   return result;
 }
 
@@ -294,7 +308,7 @@ ordered_json json_of(const Postmortem& result) {
 void print_postmortem(const std::string& directory, const std::string& json) {
   check_writable("--json", json);
   const Postmortem result = postmortem_of(directory);
-  fmt::print("{}", text_of(result));
+  print_clean("{}", text_of(result));
   if (!json.empty()) write_file(json, json_text(json_of(result), 2) + "\n");
 }
 

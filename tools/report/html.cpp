@@ -5,13 +5,15 @@
 #include <cmath>
 #include <cstdio>
 
+#include "tessera/base/text.h"
+
 namespace tessera::tools::report {
 
 std::string escape(std::string_view text) {
   constexpr std::string_view kSpecial = "&<>\"'";
   constexpr std::array kEntities = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
   std::string result;
-  for (const char c : text) {
+  for (const char c : base::printable(text, "\n\t")) {
     const std::size_t at = kSpecial.find(c);
     if (at == std::string_view::npos)
       result += c;

@@ -17,10 +17,18 @@ std::string percent(double part) { return significant(std::clamp(part, 0.0, 1.0)
 struct Scale {
   double low = 0;
   double high = 1;
-  double step = 0.25;
+  std::vector<double> ticks = {0, 0.25, 0.5, 0.75, 1};
+  int digits = 5;  ///< that tell the ticks apart; 17: all
+
+  /// Where a value lies below the top, from 0 to 1. The difference of two finite numbers may be infinite.
+  double depth(double value) const {
+    const double span = high - low;
+    return std::isfinite(span) ? (high - value) / span : (high / 2 - value / 2) / (high / 2 - low / 2);
+  }
 };
 
-/// Round numbers that enclose the values, about four steps apart.
+/// Round numbers that enclose the values, about four steps apart; of values that are too close for these, or too far
+/// apart, the lowest and the highest.
 Scale scale_of(const std::vector<Curve>& all) {
   double low = INFINITY;
   double high = -INFINITY;
@@ -31,13 +39,21 @@ Scale scale_of(const std::vector<Curve>& all) {
         high = std::max(high, value);
       }
   if (low > high) return {};
-  if (low == high) high = low + std::max(1e-6, std::fabs(low) * 1e-3);
-  const double raw = (high - low) / 4;
+  if (low == high) {
+    const double around = std::max(1e-6, std::fabs(low) * 1e-3);
+    (std::isfinite(low + around) ? high : low) += std::isfinite(low + around) ? around : -around;
+  }
+  const double raw = (high - low) / 4, larger = std::max(std::fabs(low), std::fabs(high));
+  // Of closer values, not even the steps between them can be computed.
+  if (!std::isfinite(raw) || raw < 1e-300 || raw < 1e-9 * larger) return {low, high, {low, high}, 17};
   const double power = std::pow(10.0, std::floor(std::log10(raw)));
   double step = power;
   for (const double nice : {2.0, 5.0, 10.0})
     if (step < raw) step = power * nice;
-  return {std::floor(low / step) * step, std::ceil(high / step) * step, step};
+  const double first = std::floor(low / step), last = std::ceil(high / step);
+  Scale scale{first * step, last * step, {}, raw < 1e-4 * larger ? 12 : 5};
+  for (double i = first; i <= last; ++i) scale.ticks.push_back(i * step);
+  return scale;
 }
 
 std::string path_of(const std::vector<double>& values, const Scale& scale, std::size_t longest) {
@@ -50,7 +66,7 @@ std::string path_of(const std::vector<double>& values, const Scale& scale, std::
       continue;
     }
     const double x = longest > 1 ? kWidth * static_cast<double>(i) / static_cast<double>(longest - 1) : 0;
-    const double y = kHeight * (scale.high - values[i]) / (scale.high - scale.low);
+    const double y = kHeight * scale.depth(values[i]);
     path += (pen_down ? "L" : "M") + significant(x, 6) + " " + significant(y, 6);
     if (!pen_down) path += "h0";  // a single point is drawn as a dot
     pen_down = true;
@@ -69,11 +85,12 @@ std::string curves(const std::vector<Curve>& all, const std::string& label, cons
 
   std::string grid;
   std::string labels;
-  for (double value = scale.low; value <= scale.high + scale.step / 2; value += scale.step) {
-    const double part = (scale.high - value) / (scale.high - scale.low);
+  for (const double value : scale.ticks) {
+    const double part = scale.depth(value);
     grid += "<line x1=\"0\" x2=\"1000\" y1=\"" + significant(part * kHeight, 6) + "\" y2=\"" +
             significant(part * kHeight, 6) + "\"/>";
-    labels += "<span style=\"top:" + percent(part) + "\">" + significant(value, 5) + "</span>";
+    labels += "<span style=\"top:" + percent(part) + "\">" +
+              (scale.digits == 17 ? exact(value) : significant(value, scale.digits)) + "</span>";
   }
   std::string html = "<figure class=\"curves\" role=\"img\" aria-label=\"" + escape(label) + "\"><div class=\"y\">" +
                      labels + "</div><svg viewBox=\"0 0 1000 400\" preserveAspectRatio=\"none\"><g class=\"grid\">" +

@@ -1,5 +1,4 @@
 // tessera report: makes the page with pictures from files that `compare --json` wrote, or the postmortem of a run.
-#include <cstdio>
 #include <memory>
 
 #include "tessera/base/error.h"
@@ -24,10 +23,7 @@ Comparison read_comparison(const std::string& path) {
   if (!read.problem.empty())
     throw base::InvalidUsage("report: can't read '" + path + "': " + read.problem +
                              "; give a file that `tessera compare --json` wrote");
-  const nlohmann::json document = nlohmann::json::parse(read.text, nullptr, false);
-  if (document.is_discarded())
-    throw base::InvalidUsage("report: '" + path + "' is not JSON; give a file that `tessera compare --json` wrote");
-  return parse_comparison(document, path);
+  return parse_comparison(base::parse_json<nlohmann::json>(read.text, "report: '" + path + "'"), path);
 }
 
 int run_report(const ReportOptions& options) {
@@ -40,7 +36,7 @@ int run_report(const ReportOptions& options) {
   std::vector<Comparison> comparisons;
   for (const std::string& file : options.files) comparisons.push_back(read_comparison(file));
   write_file(options.output, report::page(comparisons));
-  std::printf("wrote %s\n", options.output.c_str());
+  print_clean("wrote {}\n", options.output);
   return 0;
 }
 

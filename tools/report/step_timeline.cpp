@@ -1,11 +1,13 @@
 #include "tools/report/step_timeline.h"
 
 #include <algorithm>
-#include <stdexcept>
+#include <iterator>
+#include <limits>
 
 namespace tessera::tools::report {
 namespace {
 
+using base::JsonReader;
 using nlohmann::ordered_json;
 
 constexpr std::size_t kEventKinds = static_cast<std::size_t>(base::TraceEventKind::optimizer_step) + 1;
@@ -46,23 +48,22 @@ ordered_json rank_json(const RankTimeline& rank, Names& units) {
   return json;
 }
 
-RankTimeline parse_rank(const nlohmann::json& in, const std::vector<std::string>& units) {
-  RankTimeline rank{.rank = in.at("rank")};
-  for (const nlohmann::json& e : in.at("events")) {
-    const auto kind = e.at(0).get<std::size_t>();
-    if (kind >= kEventKinds) throw std::out_of_range("kind of an event");
-    const auto start = e.at(2).get<std::int64_t>();
-    rank.events.push_back({static_cast<base::TraceEventKind>(kind), units.at(e.at(1).get<std::size_t>()), rank.rank,
-                           e.at(4), start, start + e.at(3).get<std::int64_t>()});
+RankTimeline parse_rank(const JsonReader& in, const std::vector<std::string>& units) {
+  RankTimeline rank{.rank = static_cast<int>(in.at("rank").integer(0, std::numeric_limits<int>::max()))};
+  for (const JsonReader& e : in.at("events").elements()) {
+    const auto kind = static_cast<base::TraceEventKind>(e.at(0).integer(0, kEventKinds - 1));
+    const auto unit = static_cast<std::size_t>(e.at(1).integer(0, std::ssize(units) - 1));
+    const std::int64_t start = e.at(2);
+    rank.events.push_back({kind, units[unit], rank.rank, e.at(4), start, start + e.at(3).integer(0)});
   }
-  for (const nlohmann::json& t : in.value("transfers", nlohmann::json::array()))
-    rank.transfers.push_back({{t.at(0), t.at(1), rank.rank, t.at(2), t.at(3), t.at(4), t.at(5)}, t.at(6)});
-  for (const Transfer& transfer : rank.transfers)
-    if (transfer.started_by >= rank.events.size()) throw std::out_of_range("event of a transfer");
-  for (const nlohmann::json& row : in.at("memory")) {
+  if (in.has("transfers"))
+    for (const JsonReader& t : in.at("transfers").elements())
+      rank.transfers.push_back({{t.at(0), t.at(1), rank.rank, t.at(2), t.at(3), t.at(4), t.at(5)},
+                                static_cast<std::size_t>(t.at(6).integer(0, std::ssize(rank.events) - 1))});
+  for (const JsonReader& row : in.at("memory").elements()) {
     MemorySample& sample = rank.memory.emplace_back();
     sample.at_ns = row.at(0);
-    for (std::size_t i = 0; i < base::kMemoryUses; ++i) sample.bytes[i] = row.at(i + 1);
+    for (std::size_t i = 0; i < base::kMemoryUses; ++i) sample.bytes[i] = row.at(i + 1).integer(0);
   }
   return rank;
 }
@@ -121,15 +122,17 @@ ordered_json to_json(const StepTimeline& timeline) {
           {"ranks", ranks}};
 }
 
-StepTimeline parse_timeline(const nlohmann::json& json) {
-  StepTimeline timeline{.step = json.at("step"),
-                        .length_ns = json.at("length_ns"),
+StepTimeline parse_timeline(const JsonReader& json) {
+  StepTimeline timeline{.step = json.at("step").integer(0),
+                        .length_ns = json.at("length_ns").integer(0),
                         .simulated = json.at("simulated"),
                         .one_clock = json.at("one_clock"),
                         .pieces = json.at("pieces"),
-                        .predicted_state = json.at("predicted_state")};
+                        .predicted_state = json.at("predicted_state"),
+                        .ranks = {}};
+  for (std::size_t i = 0; i < timeline.pieces.size(); ++i) json.at("pieces").at(i).integer(1);
   const std::vector<std::string> units = json.at("units");
-  for (const auto& rank : json.at("ranks")) timeline.ranks.push_back(parse_rank(rank, units));
+  for (const JsonReader& rank : json.at("ranks").elements()) timeline.ranks.push_back(parse_rank(rank, units));
   return timeline;
 }
 

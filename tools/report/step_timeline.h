@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/json/json_reader.h"
 #include "tessera/base/memory_tracker.h"
 #include "tessera/base/trace.h"
 
@@ -53,7 +54,7 @@ std::vector<MemorySample> samples_of(const base::MemoryHistory& history, std::in
 /// Compact: events are arrays [kind, unit, start, length, bytes], kinds and units indices of lists, times nanoseconds;
 /// transfers are [operation, axis, bytes sent, called, begun, done, index of the event that started it].
 nlohmann::ordered_json to_json(const StepTimeline& timeline);
-/// Reads what to_json() wrote. Throws nlohmann's exceptions, or std::out_of_range for an index.
-StepTimeline parse_timeline(const nlohmann::json& json);
+/// Reads what to_json() wrote. Throws InvalidUsage that names what is missing or out of range.
+StepTimeline parse_timeline(const base::JsonReader& json);
 
 }  // namespace tessera::tools::report

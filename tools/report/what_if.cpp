@@ -13,8 +13,6 @@ using nlohmann::ordered_json;
 ordered_json link_json(const LinkSpec& link) {
   return {{"latency_us", link.latency_us}, {"bytes_per_second", link.bytes_per_second}};
 }
-LinkSpec link_of(const nlohmann::json& json) { return {json.at("latency_us"), json.at("bytes_per_second")}; }
-
 /// How far each simulated step is from the measured one.
 std::string distances_of(const WhatIf& what_if) {
   if (!what_if.link_given)
@@ -67,21 +65,27 @@ ordered_json to_json(const WhatIf& w) {
           {"runs", runs}};
 }
 
-WhatIf parse_what_if(const nlohmann::json& json) {
+LinkSpec link_at(const base::JsonReader& json) {
+  return {json.at("latency_us").number(0, 1e15), json.at("bytes_per_second").number(0, 1e30)};
+}
+
+WhatIf parse_what_if(const base::JsonReader& json) {
   WhatIf w{.machine = json.at("machine"),
            .flops = json.at("flops"),
            .parameter_bytes = json.at("parameter_bytes"),
            .link_given = json.at("link_given")};
-  const nlohmann::json& setting = json.at("setting");
-  w.setting = {link_of(setting.at("link")), link_of(setting.at("intra")), setting.at("ranks"), setting.at("hosts"),
-               setting.at("sequences")};
-  w.seq_len = json.at("seq_len");
-  w.microbatches = json.at("microbatches");
-  w.most_sequences = json.at("most_sequences");
+  const base::JsonReader setting = json.at("setting");
+  constexpr int kMost = 1 << 20;
+  w.setting = {link_at(setting.at("link")), link_at(setting.at("intra")),
+               static_cast<int>(setting.at("ranks").integer(1, kMost)),
+               static_cast<int>(setting.at("hosts").integer(1, kMost)), setting.at("sequences").integer(1)};
+  w.seq_len = json.at("seq_len").integer(1);
+  w.microbatches = json.at("microbatches").integer(1);
+  w.most_sequences = json.at("most_sequences").integer(1);
   w.command = json.at("command").get<std::vector<std::string>>();
-  for (const nlohmann::json& run : json.at("runs"))
+  for (const base::JsonReader& run : json.at("runs").elements())
     w.runs.push_back({run.at("name"), run.at("strategy"), run.at("measured_ms"), run.at("simulated_ms"),
-                      run.at("schedules"), run.at("memory_known"), run.at("left_out")});
+                      run.at("schedules").json(), run.at("memory_known"), run.at("left_out")});
   return w;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/json/json_reader.h"
 #include "tools/cli/quantities.h"
 
 namespace tessera::tools::report {
@@ -38,8 +39,9 @@ struct WhatIf {
 };
 
 nlohmann::ordered_json to_json(const WhatIf& what_if);
-/// Reads what to_json() wrote. Throws nlohmann's exceptions.
-WhatIf parse_what_if(const nlohmann::json& json);
+/// Reads what to_json() wrote. Throws InvalidUsage.
+WhatIf parse_what_if(const base::JsonReader& json);
+LinkSpec link_at(const base::JsonReader& json);  ///< likewise, of one link
 
 /// The section of a page.
 std::string what_if_section(const WhatIf& what_if);

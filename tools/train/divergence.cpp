@@ -1,4 +1,5 @@
 #include "tools/train/divergence.h"
+#include "tools/cli/output.h"
 
 #include <fmt/format.h>
 
@@ -27,8 +28,8 @@ void DivergenceMonitor::after_step(std::int64_t step, double own, double mean, s
   warned_ = true;
   if (!lost) {
     if (control_.rank() == 0)
-      fmt::print(stderr, "tessera: warning: {}: step {}: the norm of the gradients is {} on every rank: {}\n", run_,
-                 step, *norm, kRemedy);
+      print_clean(stderr, "tessera: warning: {}: step {}: the norm of the gradients is {} on every rank: {}\n", run_,
+                  step, *norm, kRemedy);
     return;
   }
   std::vector<double> losses = {own};
@@ -41,7 +42,7 @@ void DivergenceMonitor::after_step(std::int64_t step, double own, double mean, s
     if (!std::isfinite(losses[rank])) ranks.push_back(rank);
   const std::string where = ranks.size() == losses.size() ? "every rank" : list_of(ranks);
   if (control_.rank() == 0)
-    fmt::print(stderr, "tessera: warning: {}: step {}: the loss is {} on {}: {}\n", run_, step, mean, where, kRemedy);
+    print_clean(stderr, "tessera: warning: {}: step {}: the loss is {} on {}: {}\n", run_, step, mean, where, kRemedy);
 }
 
 }  // namespace tessera::tools

@@ -15,6 +15,7 @@
 #include "tessera/nn/layers/linear.h"
 #include "tessera/nn/nf4.h"
 #include "tessera/nn/peft_adapter.h"
+#include "tools/cli/output.h"
 #include "tools/cli/statistics.h"
 #include "tools/train/run_checkpointer.h"
 
@@ -43,7 +44,7 @@ class Encoder {
       std::vector<float> values(static_cast<std::size_t>(counts_.at(name)));
       directory_.read(name, {0, counts_.at(name)}, values.data());
       bytes_.resize(nn::nf4_bytes(counts_.at(name)));
-      nn::encode_nf4(values, bytes_.data());
+      nn::encode_nf4(values, bytes_);
       name_ = name;
     }
     for (std::int64_t i = range.begin; i < range.end; ++i)
@@ -131,11 +132,27 @@ std::vector<nn::SafetensorsTensor> dense_tensors(const nn::ModelConfig& config) 
   return nn::saved_tensors(*nn::make_model(context, config));
 }
 
+void check_saved(const fsdp::Checkpoint& checkpoint, const nn::ModelConfig& config) {
+  nn::Context context;
+  const auto model = nn::make_model(context, config);
+  if (quantized_in(checkpoint.directory())) nn::quantize_nf4(*model);
+  if (const auto lora = lora_in(checkpoint.directory())) nn::add_lora(*model, *lora);
+  fsdp::compare(*model, checkpoint, {.optional_buffers = nn::is_fp8_state});
+}
+
+void check_sources(const nn::Module& model, const TrainPlan& plan) {
+  const TrainOptions& o = plan.options;
+  if (!plan.checkpoint.empty())
+    fsdp::compare(model, fsdp::Checkpoint(plan.checkpoint), {.optional_buffers = nn::is_fp8_state});
+  if (!o.init.empty()) nn::HfCheckpointReader(o.init).check(dense_tensors(plan.model));
+  if (!o.init_adapter.empty()) nn::PeftAdapterReader(o.init_adapter).check(adapter_tensors(model));
+}
+
 void decode_numbers(std::span<const float> numbers, const nn::Shape& shape, nn::ElementRange range, float* out) {
   std::vector<std::byte> bytes(numbers.size());
   std::transform(numbers.begin(), numbers.end(), bytes.begin(),
                  [](float number) { return static_cast<std::byte>(static_cast<std::uint8_t>(number)); });
-  nn::decode_nf4(bytes.data(), nn::count_of(shape), range, out);
+  nn::decode_nf4(bytes, nn::count_of(shape), range, out);
 }
 
 bool quantized_in(const std::string& directory) {
@@ -182,9 +199,8 @@ void check_f16_values(const nn::Module& model, const TrainPlan& plan) {
   const TrainOptions& o = plan.options;
   if (plan.precision.compute != base::DType::f16 || o.init.empty()) return;
   const nn::HfCheckpointReader directory(o.init);
-  directory.check(dense_tensors(plan.model));
   std::optional<nn::PeftAdapterReader> adapters;
-  if (!o.init_adapter.empty()) adapters.emplace(o.init_adapter).check(adapter_tensors(model));
+  if (!o.init_adapter.empty()) adapters.emplace(o.init_adapter);
   for (const auto& parameter : model.parameters()) {
     if (parameter->dtype() != base::DType::f16) continue;
     if (!nn::is_adapter(parameter->name()))
@@ -199,10 +215,10 @@ void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScal
     fsdp::Checkpoint checkpoint(plan.checkpoint);
     const fsdp::RestoreReport report = fsdp::restore(engine, checkpoint, {.optional_buffers = nn::is_fp8_state});
     if (engine.mesh().rank() == 0 && !report.dropped.empty())
-      fmt::print(stderr, "tessera: --resume {}\n", report.dropped);
+      print_clean(stderr, "tessera: --resume {}\n", report.dropped);
     if (engine.mesh().rank() == 0 && !report.missing.empty())
-      fmt::print(stderr, "tessera: --resume {}: has no history for --fp8-scaling delayed, which starts anew\n",
-                 plan.checkpoint);
+      print_clean(stderr, "tessera: --resume {}: has no history for --fp8-scaling delayed, which starts anew\n",
+                  plan.checkpoint);
     if (scaler != nullptr) restore_scaler(checkpoint, *scaler);
     return;
   }
@@ -218,7 +234,9 @@ void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScal
         },
         [](const nn::Parameter& parameter) { return !nn::is_adapter(parameter.name()); });
     engine.state().load_buffers(
-        [&](const nn::ModuleBuffer& buffer, void* out) { directory.read_whole(buffer.name(), buffer.dtype(), out); },
+        [&](const nn::ModuleBuffer& buffer, void* out) {
+          directory.read_whole(buffer.name(), buffer.dtype(), {static_cast<std::byte*>(out), buffer.tensor().bytes()});
+        },
         [](const nn::ModuleBuffer& buffer) { return buffer.persistent() && !nn::is_fp8_state(buffer.name()); });
   }
   if (plan.options.init_adapter.empty()) return;
@@ -242,7 +260,7 @@ struct Writers {
     const std::string& name = parameter.name();
     if (nn::is_adapter(name)) {
       const nn::ElementRange all{0, parameter.count()};
-      if (merge) merge->add(name, parameter.shape(), values.data());
+      if (merge) merge->add(name, parameter.shape(), values);
       if (adapter) adapter->write(name, all, values.data());
       return;
     }
@@ -282,7 +300,10 @@ void export_directories(const TrainPlan& plan, fsdp::Engine& engine, int rank) {
     for (const auto& buffer : engine.state().buffers())
       if (buffer->persistent() && !nn::is_fp8_state(buffer->name()))
         nn::download(engine.model().context(), buffer->tensor().raw(), buffer->tensor().bytes(),
-                     [&](const void* values) { writers.model->write_whole(buffer->name(), values); });
+                     [&](const void* values) {
+                       writers.model->write_whole(buffer->name(),
+                                                  {static_cast<const std::byte*>(values), buffer->tensor().bytes()});
+                     });
     writers.model->commit();
   }
   if (writers.adapter) writers.adapter->commit();

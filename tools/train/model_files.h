@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/fsdp/checkpoint.h"
 #include "tessera/fsdp/engine.h"
 #include "tessera/fsdp/gradient_scaler.h"
 #include "tessera/nn/lora.h"
@@ -27,6 +28,12 @@ std::optional<nn::LoraOptions> lora_in(const std::string& checkpoint);
 bool quantized_of(const TrainOptions& options, const std::string& checkpoint, bool adapters);
 bool quantized_in(const std::string& checkpoint);
 inline constexpr const char *kQuantizeAttribute = "quantize", *kNf4 = "nf4";
+
+/// Throws InvalidUsage unless a checkpoint that train wrote has the tensors of its model, adapters and encodings, no
+/// others, and in their shapes. Reads no data.
+void check_saved(const fsdp::Checkpoint& checkpoint, const nn::ModelConfig& config);
+/// The same of all files that the run's values come from. `model`: prepared.
+void check_sources(const nn::Module& model, const TrainPlan& plan);
 
 /// The tensors of a model's directory: without adapters, nothing encoded.
 std::vector<nn::SafetensorsTensor> dense_tensors(const nn::ModelConfig& config);

@@ -26,7 +26,7 @@ void add_adapter_options(CLI::App& command, TrainOptions& o) {
   command
       .add_option("--lora", o.lora, "train LoRA adapters of this rank and freeze the weights of the model; see --init")
       ->type_name("RANK")
-      ->transform(whole_number(1, 1ULL << 20));
+      ->transform(whole_number(1, static_cast<std::uint64_t>(nn::kMaxLoraRank)));
   command.add_option("--lora-alpha", o.lora_alpha, "scale adapters by alpha / rank (default: 8)")
       ->check(finite_number(std::numeric_limits<double>::min()));
   command

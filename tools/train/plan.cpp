@@ -225,6 +225,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   nn::Context context;
   const auto model = nn::make_model(context, plan.model);
   fsdp::make_units(prepare(*model, plan), options.wrap);
+  check_sources(*model, plan);
   if (comm_variable("TESSERA_LAUNCHER") != "tessera") check_f16_values(*model, plan);  // else the launcher did it
   plan.parameters = nn::parameter_count(plan.model);
   for (const auto& parameter : model->parameters())
@@ -245,8 +246,8 @@ void check_results(const TrainOptions& o) {
 
 void warn_ineffective_options(const TrainOptions& options) {
   if (options.cpu_offload && base::parse_device(options.device).type == base::DeviceType::cpu)
-    fmt::print(stderr, "tessera: --cpu-offload does nothing with --device {}: it already uses host memory\n",
-               options.device);
+    print_clean(stderr, "tessera: --cpu-offload does nothing with --device {}: it already uses host memory\n",
+                options.device);
 }
 
 }  // namespace tessera::tools

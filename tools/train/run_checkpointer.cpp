@@ -4,11 +4,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 
 #include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+#include "tools/cli/output.h"
 #include "tools/cli/validators.h"
 #include "tools/train/model_files.h"
 
@@ -22,6 +25,7 @@ constexpr const char* kModel = "model";
 constexpr const char* kLossScale = "loss-scale";
 constexpr const char* kGoodSteps = "loss-scale-good-steps";
 constexpr const char* kSkippedSteps = "loss-scale-skipped-steps";
+constexpr std::int64_t kMostSteps = std::int64_t{1} << 40;  // as for --steps
 
 /// The options that determine the order of the data.
 fsdp::Attributes data_attributes(const TrainPlan& plan) {
@@ -115,8 +119,12 @@ void restore_options(CLI::App& command, TrainOptions& o) {
     CLI::Option* const target = command.get_option(option);
     const bool of_model = option == "--seq-len";  // its default is, so it goes without saying
     if (before != target->get_default_str() && !of_model) restored += fmt::format(" {} {}", option, before);
-    target->add_result(before);
-    target->run_callback();
+    try {
+      target->add_result(before);
+      target->run_callback();
+    } catch (const CLI::Error& error) {
+      throw InvalidUsage(fmt::format("--resume {}: {}", o.resume, error.what()));
+    }
     o.given[name] = before;
   }
   if (!restored.empty()) o.notes.push_back(fmt::format("--resume {}: continues with{}", o.resume, restored));
@@ -127,7 +135,11 @@ nn::ModelConfig model_in(const std::string& directory) {
   const auto found = checkpoint.attributes().find(kModel);
   if (found == checkpoint.attributes().end())
     throw InvalidUsage(directory + ": written by another program: it does not name its model");
-  return nn::parse_config(found->second, directory);
+  nn::ModelConfig config = nn::parse_config(found->second, directory);
+  if (static_cast<std::size_t>(config.layers) > checkpoint.tensors().size())  // modules of so many would take memory
+    throw InvalidUsage(fmt::format("{}: does not match its model of {} layers: it has {} tensors", directory,
+                                   config.layers, checkpoint.tensors().size()));
+  return config;
 }
 
 std::int64_t check_resumed(const TrainPlan& plan) {
@@ -178,11 +190,17 @@ void restore_scaler(const fsdp::Checkpoint& checkpoint, fsdp::GradientScaler& sc
   const auto& saved = checkpoint.attributes();
   const auto scale = saved.find(kLossScale);
   if (scale == saved.end()) return;
-  const auto number = [&](const char* name) {  // a text without a number is 0
+  const auto number = [&](const char* name) {
     const auto found = saved.find(name);
-    return found == saved.end() ? 0LL : std::strtoll(found->second.c_str(), nullptr, 10);
+    return found == saved.end()
+               ? 0
+               : base::parse_integer(found->second, checkpoint.directory() + ": " + name, 0, kMostSteps);
   };
-  scaler.set_state({.scale = std::strtod(scale->second.c_str(), nullptr),
+  const double value = std::strtod(scale->second.c_str(), nullptr);
+  if (!(value > 0) || !std::isfinite(value))
+    throw InvalidUsage(
+        fmt::format("{}: {} is '{}'; needs a number above 0", checkpoint.directory(), kLossScale, scale->second));
+  scaler.set_state({.scale = value,
                     .good_steps = number(kGoodSteps),
                     .skipped_steps = static_cast<std::uint64_t>(number(kSkippedSteps))});
 }
@@ -204,7 +222,7 @@ void RunCheckpointer::attempt(Attempt&& attempt) {
     attempt();
   } catch (const base::SystemError& error) {  // on every rank
     failure_ = error.what();
-    if (rank_ == 0) fmt::print(stderr, "tessera: {}; training continues\n", failure_);
+    if (rank_ == 0) print_clean(stderr, "tessera: {}; training continues\n", failure_);
   }
 }
 

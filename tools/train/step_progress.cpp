@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "tessera/base/text.h"
 #include "tools/cli/output.h"
 #include "tools/cli/progress_line.h"
 
@@ -43,7 +44,7 @@ std::string duration_text(double seconds) {
 }
 
 void print_progress(std::string_view text) {
-  fmt::print("{}{}\n", kProgressMark, text);
+  fmt::print("{}{}\n", kProgressMark, base::printable(text));
   std::fflush(stdout);
 }
 

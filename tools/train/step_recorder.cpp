@@ -60,8 +60,10 @@ report::StepTimeline gather_step(comm::HostCollectives& control, const RecordedS
   }
   report::StepTimeline all = mine;
   all.ranks.clear();
-  for (const std::string& text : gather_texts(control, json_text(to_json(mine))))
-    all.ranks.push_back(report::parse_timeline(nlohmann::json::parse(text)).ranks.at(0));
+  for (const std::string& text : gather_texts(control, json_text(to_json(mine)))) {
+    const auto json = nlohmann::json::parse(text);
+    all.ranks.push_back(report::parse_timeline({json, "the step of a rank"}).ranks.at(0));
+  }
   return all;
 }
 

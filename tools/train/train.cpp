@@ -36,7 +36,7 @@ void check_outputs(const TrainPlan& plan) {
 void write_json(LineFile& file, const nlohmann::ordered_json& object) { file.write(json_text(object) + "\n"); }
 
 void print_step(const StepReport& step, LineFile& json) {
-  fmt::print(
+  print_clean(
       "step {} loss {:.6f} grad_norm {:.4f} lr {:.3g} {:.0f} tokens/s{}\n", step.step, step.loss, step.grad_norm,
       step.learning_rate, step.tokens_per_second,
       step.skipped ? fmt::format(" skipped: gradients overflowed; the loss scale is now {}", *step.loss_scale) : "");
@@ -84,8 +84,8 @@ int train_as_rank(const TrainPlan& plan) {
                                  .flight_recorder = options.flight_recorder});
   const bool first = world->rank() == 0;
   if (first && plan.data != nullptr) {
-    fmt::print("{}: trains on the first {} of {} tokens; the last tenth is left for --eval\n",
-               base::printable(plan.data->name()), plan.data->training().count(), plan.data->size());
+    print_clean("{}: trains on the first {} of {} tokens; the last tenth is left for --eval\n",
+                base::printable(plan.data->name()), plan.data->training().count(), plan.data->size());
     std::fflush(stdout);
   }
   LineFile json("--json", first ? options.json : "");
@@ -101,11 +101,11 @@ int train_as_rank(const TrainPlan& plan) {
       run_training(plan, options.strategy, *world, memory_tracker, {.on_step = on_step, .measure_norm = true});
   if (!first) return 0;
   if (const auto& evaluation = outcome.result.evaluation) {
-    fmt::print("eval loss {:.6f} over {} tokens\n", evaluation->loss, evaluation->tokens);
+    print_clean("eval loss {:.6f} over {} tokens\n", evaluation->loss, evaluation->tokens);
     write_json(json, {{"eval_loss", evaluation->loss}, {"tokens", evaluation->tokens}});
   }
-  if (outcome.result.link) fmt::print("{}", lateness_line(*outcome.result.link));
-  fmt::print("final parameters {}\n", outcome.result.final_parameters_hash);
+  if (outcome.result.link) print_clean("{}", lateness_line(*outcome.result.link));
+  print_clean("final parameters {}\n", outcome.result.final_parameters_hash);
   nlohmann::ordered_json end = {{"final_parameters_hash", outcome.result.final_parameters_hash},
                                 {"steps", options.steps}};
   if (outcome.result.replayed) end["graphs"] = true;
@@ -132,7 +132,7 @@ int train(const CommandLine& commands, const TrainOptions& options) {
       notes.insert(notes.end(), {plan.model.note, schedule_note(plan), divergence_note(plan),
                                  accumulation_note(plan, options.strategy)});
       for (const std::string& note : notes)
-        if (!note.empty()) fmt::print(stderr, "tessera: {}\n", note);
+        if (!note.empty()) print_clean(stderr, "tessera: {}\n", note);
     }
   }
   if (!spawn) return train_as_rank(plan);

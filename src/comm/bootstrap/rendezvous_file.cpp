@@ -63,14 +63,12 @@ std::optional<Content> read_content(const std::string& path) {
 
 /// The complete content appears atomically, and only if no file exists: it is written to another file, then linked.
 bool create_file(const std::string& path, const std::string& text) {
-  const std::string aside = path + "." + std::to_string(::getpid());
-  ::unlink(aside.c_str());
-  const UniqueFd fd(::open(aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
-  if (!fd) throw system_error("init: can't create " + aside);
-  const bool written = ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
-  const bool linked = written && ::link(aside.c_str(), path.c_str()) == 0;
+  const NewFile aside = create_beside(path, ".", O_WRONLY, 0600);
+  if (!aside.fd) throw system_error("init: can't create " + aside.path, aside.code);
+  const bool written = ::write(aside.fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  const bool linked = written && ::link(aside.path.c_str(), path.c_str()) == 0;
   const int code = errno;
-  ::unlink(aside.c_str());
+  ::unlink(aside.path.c_str());
   if (!written || (!linked && code != EEXIST)) throw system_error("init: can't write " + path, code);
   return linked;
 }
@@ -93,8 +91,8 @@ std::optional<RendezvousAddress> read_rendezvous_file(const std::string& path) {
 RendezvousFile::RendezvousFile(std::string job, const RendezvousAddress& address) : path_(rendezvous_file_path(job)) {
   const std::string pid = std::to_string(::getpid());
   std::ostringstream text;
-  text << kMagic << ' ' << address.socket << ' ' << to_hex(address.token) << ' ' << pid << ' ' << start_time(pid)
-       << ' ' << process_space() << '\n';
+  text << kMagic << ' ' << address.socket << ' ' << to_hex(address.token) << ' ' << pid << ' ' << start_time(pid) << ' '
+       << process_space() << '\n';
   for (int attempt = 0; attempt < 10; ++attempt) {
     if (create_file(path_, text.str())) return;
     const std::optional<Content> other = read_content(path_);

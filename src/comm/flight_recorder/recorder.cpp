@@ -31,16 +31,15 @@ UniqueFd create(const std::string& directory, const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) refuse(directory, error.value());
-  const std::string partial = path + ".partial-" + std::to_string(::getpid());
-  UniqueFd file(::open(partial.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666));
-  if (!file) refuse(path, errno);
-  int problem = ::posix_fallocate(file.get(), 0, static_cast<off_t>(flight::kTextOffset));
-  if (problem == 0 && ::rename(partial.c_str(), path.c_str()) != 0) problem = errno;
+  NewFile file = create_beside(path, ".partial-", O_RDWR | O_APPEND);
+  if (!file.fd) refuse(path, file.code);
+  int problem = ::posix_fallocate(file.fd.get(), 0, static_cast<off_t>(flight::kTextOffset));
+  if (problem == 0 && ::rename(file.path.c_str(), path.c_str()) != 0) problem = errno;
   if (problem != 0) {
-    ::unlink(partial.c_str());
+    ::unlink(file.path.c_str());
     refuse(path, problem);
   }
-  return file;
+  return std::move(file.fd);
 }
 
 template <class T>

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -38,12 +37,11 @@ DirectoryLock::DirectoryLock(const std::string& directory, std::chrono::millisec
   std::filesystem::create_directories(directory);
   const std::string path = directory + "/.lock";
   // A user with write access to the directory could have placed a link to one of this user's files there, or a FIFO.
-  file_ = base::UniqueFd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
-  const int code = errno;
-  struct stat status {};
-  const bool foreign = file_ ? ::fstat(file_.get(), &status) != 0 || !S_ISREG(status.st_mode) : code == ELOOP;
-  if (foreign) throw InvalidUsage(path + " is not a regular file, so this run can't lock the directory; remove it");
-  if (!file_) throw system_error("open of " + path, code);
+  base::OpenedFile file = base::open_regular(path, O_RDWR | O_CREAT | O_NOFOLLOW);
+  if (!file.fd && (file.code == 0 || file.code == ELOOP))
+    throw InvalidUsage(path + " is not a regular file, so this run can't lock the directory; remove it");
+  if (!file.fd) throw system_error("open of " + path, file.code);
+  file_ = std::move(file.fd);
   constexpr std::chrono::milliseconds kPause{50};
   bool mine = try_lock(file_.get());
   for (auto waited = kPause; !mine && waited <= patience; waited += kPause) {

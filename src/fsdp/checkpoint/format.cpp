@@ -1,21 +1,28 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/file.h"
+#include "tessera/base/json/json_reader.h"
 #include "tessera/fsdp/checkpoint/format.h"
 #include "tessera/nn/safetensors.h"
+#include "tessera/nn/tensor.h"
 
 namespace tessera::fsdp::checkpoint {
 namespace {
 
+using base::JsonReader;
 using nlohmann::ordered_json;
 
 constexpr const char* kFormat = "tessera checkpoint";
 constexpr int kVersion = 1;
-constexpr std::size_t kDigits = 16;  // of a 64-bit hash
+constexpr std::size_t kDigits = 16;                         // of a 64-bit hash
+constexpr int kMostStates = 16;                             // of an element; the optimizers have at most 3
+constexpr std::int64_t kMostSteps = std::int64_t{1} << 40;  // as for --steps
+constexpr std::int64_t kMostElements = std::int64_t{1} << 53;
 
 std::string numbered(const char* prefix, std::uint64_t number, std::size_t width, const char* suffix) {
   std::string digits = std::to_string(number);
@@ -29,23 +36,68 @@ std::string hexadecimal(std::uint64_t value) {
   return text;
 }
 
-/// Runs `parse` and adds the file's name to errors about malformed text.
-template <class Parse>
-auto parsing(const std::string& origin, Parse&& parse) {
-  try {
-    return parse();
-  } catch (const nlohmann::json::exception& error) {
-    throw InvalidUsage(origin + ": damaged: " + error.what());
-  } catch (const std::logic_error& error) {  // from std::stoull
-    throw InvalidUsage(origin + ": damaged: not a number: " + error.what());
-  }
-}
-
-void require_format(const ordered_json& json, const std::string& origin) {
-  if (!json.is_object() || json.value("format", "") != kFormat) throw InvalidUsage(origin + ": not a checkpoint file");
+void require_format(const JsonReader& json, const std::string& origin) {
+  if (!json.has("format") || json.at("format").text() != kFormat)
+    throw InvalidUsage(origin + ": not a checkpoint file");
   if (const int version = json.at("version"); version != kVersion)
     throw InvalidUsage(origin + ": has version " + std::to_string(version) + "; this program reads version " +
                        std::to_string(kVersion));
+}
+
+std::uint64_t hash_at(std::string_view digits, const JsonReader& json) {
+  std::uint64_t hash = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), hash, 16);
+  if (error != std::errc() || end != digits.data() + digits.size()) json.fail("has a hash that is not hexadecimal");
+  return hash;
+}
+
+/// Adds the place to the error of `parse`, such as "unknown dtype 'x'".
+template <class Parse>
+auto with_place(const JsonReader& json, Parse&& parse) {
+  try {
+    return parse();
+  } catch (const InvalidUsage& error) {
+    json.fail(std::string("is wrong: ") + error.what());
+  }
+}
+
+/// The shape of a tensor whose elements can be counted.
+nn::Shape shape_at(const JsonReader& json) {
+  nn::Shape shape = json;
+  with_place(json, [&] { return nn::count_of(shape); });
+  return shape;
+}
+
+DType dtype_at(const JsonReader& json) {
+  const std::string name = json;
+  return with_place(json, [&] { return base::parse_dtype(name); });
+}
+
+/// Whether the reader converts a dtype to f32.
+bool is_widened(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::u8;
+}
+
+TensorSlice slice_at(const JsonReader& json, std::uint64_t file_bytes) {
+  TensorSlice slice{.tensor = json.at(0),
+                    .what = static_cast<int>(json.at(1).integer(kBuffer, kMostStates - 1)),
+                    .range = {json.at(2).integer(0, kMostElements), json.at(3).integer(0, kMostElements)},
+                    .dtype = dtype_at(json.at(4)),
+                    .offset = json.at(5)};
+  const std::uint64_t room = slice.offset > file_bytes ? 0 : (file_bytes - slice.offset) / size_of(slice.dtype);
+  if (slice.range.count() < 0 || slice.offset > file_bytes || static_cast<std::uint64_t>(slice.range.count()) > room)
+    json.fail("is a range of '" + slice.tensor + "' outside its file of " + std::to_string(file_bytes) + " bytes");
+  if (slice.what == kPluginState ? slice.dtype != DType::f32 : slice.what != kBuffer && !is_widened(slice.dtype))
+    json.fail("has the dtype " + std::string(name_of(slice.dtype)) + ", which no checkpoint has there");
+  return slice;
+}
+
+/// Sorts by name. Throws if two have the same.
+template <class Entry>
+void sort_by_name(std::vector<Entry>& entries, const JsonReader& json) {
+  std::ranges::sort(entries, {}, &Entry::name);
+  const auto twice = std::ranges::adjacent_find(entries, {}, &Entry::name);
+  if (twice != entries.end()) json.fail("has '" + twice->name + "' twice");
 }
 
 }  // namespace
@@ -78,25 +130,20 @@ std::string to_text(const Manifest& manifest) {
 }
 
 Manifest parse_manifest(const std::string& text, const std::string& origin) {
-  return parsing(origin, [&] {
-    const ordered_json json = ordered_json::parse(text);
-    require_format(json, origin);
-    if (json.at("block_bytes") != kBlock) throw InvalidUsage(origin + ": its block length is not supported");
-    Manifest manifest{.rank = json.at("rank"), .file_bytes = json.at("bytes"), .blocks = {}, .slices = {}};
-    const std::string blocks = json.at("blocks");
-    if (blocks.size() != (manifest.file_bytes + kBlock - 1) / kBlock * kDigits)
-      throw InvalidUsage(origin + ": its number of block hashes does not match its file");
-    for (std::size_t i = 0; i < blocks.size(); i += kDigits)
-      manifest.blocks.push_back(std::stoull(blocks.substr(i, kDigits), nullptr, 16));
-    for (const ordered_json& p : json.at("pieces")) {
-      TensorSlice slice{p.at(0), p.at(1), {p.at(2), p.at(3)}, base::parse_dtype(p.at(4).get<std::string>()), p.at(5)};
-      if (slice.range.begin < 0 || slice.range.end < slice.range.begin || slice.offset > manifest.file_bytes ||
-          slice.bytes() > manifest.file_bytes - slice.offset)
-        throw InvalidUsage(origin + ": damaged: a range of '" + slice.tensor + "' lies outside its file");
-      manifest.slices.push_back(std::move(slice));
-    }
-    return manifest;
-  });
+  const auto document = base::parse_json<nlohmann::json>(text, origin + ":");
+  const JsonReader json(document, origin);
+  require_format(json, origin);
+  if (json.at("block_bytes").get<std::size_t>() != kBlock)
+    throw InvalidUsage(origin + ": its block length is not supported");
+  Manifest manifest{.rank = json.at("rank"), .file_bytes = json.at("bytes"), .blocks = {}, .slices = {}};
+  const std::string blocks = json.at("blocks");
+  if (blocks.size() != (manifest.file_bytes + kBlock - 1) / kBlock * kDigits)
+    throw InvalidUsage(origin + ": its number of block hashes does not match its file");
+  for (std::size_t i = 0; i < blocks.size(); i += kDigits)
+    manifest.blocks.push_back(hash_at(std::string_view(blocks).substr(i, kDigits), json.at("blocks")));
+  for (const JsonReader& piece : json.at("pieces").elements())
+    manifest.slices.push_back(slice_at(piece, manifest.file_bytes));
+  return manifest;
 }
 
 std::string to_text(const Index& index) {
@@ -118,31 +165,34 @@ std::string to_text(const Index& index) {
 }
 
 Index parse_index(const std::string& text, const std::string& origin) {
-  return parsing(origin, [&] {
-    ordered_json json = ordered_json::parse(text);
-    require_format(json, origin);
-    const std::string expected = json.at("xxh3");
-    json.erase("xxh3");
-    if (hash128(json.dump()) != expected) throw InvalidUsage(origin + ": damaged: its hash differs");
-    Index index{.step = json.at("step"),
-                .sequence = json.at("sequence"),
-                .strategy = json.at("strategy"),
-                .attributes = json.at("attributes"),
-                .finite = json.value("finite", true),
-                .apart = std::nullopt,
-                .tensors = {},
-                .buffers = {},
-                .manifests = json.at("manifests")};
-    if (json.contains("replicas_apart")) index.apart = json["replicas_apart"].get<bool>();
-    for (const ordered_json& tensor : json.at("tensors"))
-      index.tensors.push_back({tensor.at("name"), tensor.at("shape"), tensor.at("states"),
-                               tensor.value("trained_since", std::uint64_t{0})});
-    if (!json.contains("buffers")) return index;
-    for (const ordered_json& buffer : json.at("buffers"))
-      index.buffers.push_back(
-          {buffer.at("name"), buffer.at("shape"), base::parse_dtype(buffer.at("dtype").get<std::string>())});
-    return index;
-  });
+  auto ordered = base::parse_json<ordered_json>(text, origin + ":");
+  const nlohmann::json document = ordered;
+  const JsonReader json(document, origin);
+  require_format(json, origin);
+  ordered.erase("xxh3");
+  if (hash128(ordered.dump()) != json.at("xxh3").text()) throw InvalidUsage(origin + ": damaged: its hash differs");
+  Index index{.step = static_cast<std::uint64_t>(json.at("step").integer(0, kMostSteps)),
+              .sequence = json.at("sequence"),
+              .strategy = json.at("strategy"),
+              .attributes = json.at("attributes"),
+              .finite = json.value("finite", true),
+              .apart = std::nullopt,
+              .tensors = {},
+              .buffers = {},
+              .manifests = json.at("manifests")};
+  if (json.has("replicas_apart")) index.apart = json.at("replicas_apart").flag();
+  for (const JsonReader& tensor : json.at("tensors").elements())
+    index.tensors.push_back({tensor.at("name"), shape_at(tensor.at("shape")),
+                             static_cast<int>(tensor.at("states").integer(0, kMostStates)),
+                             tensor.value("trained_since", std::uint64_t{0})});
+  for (std::size_t i = 0; i < index.tensors.size(); ++i)
+    if (index.tensors[i].trained_since > index.step) json.at("tensors").at(i).fail("is trained since a later step");
+  sort_by_name(index.tensors, json.at("tensors"));
+  if (!json.has("buffers")) return index;
+  for (const JsonReader& buffer : json.at("buffers").elements())
+    index.buffers.push_back({buffer.at("name"), shape_at(buffer.at("shape")), dtype_at(buffer.at("dtype"))});
+  sort_by_name(index.buffers, json.at("buffers"));
+  return index;
 }
 
 std::string lay_out(std::vector<TensorSlice>& slices) {
@@ -170,8 +220,8 @@ std::string lay_out(std::vector<TensorSlice>& slices) {
   return text;
 }
 
-std::string read_text(const std::string& path) {
-  base::FileText read = base::read_regular(path);
+std::string read_text(const std::string& path, std::uint64_t limit) {
+  base::FileText read = base::read_regular(path, limit);
   if (!read.problem.empty()) throw InvalidUsage(path + ": can't be read: " + read.problem);
   return std::move(read.text);
 }
@@ -197,7 +247,7 @@ StepList list_steps(const std::string& directory, bool& changing) {
     }
     try {
       const std::string path = entry.path().string() + "/" + kIndex;
-      steps.whole.push_back({entry.path().string(), parse_index(read_text(path), path)});
+      steps.whole.push_back({entry.path().string(), parse_index(read_text(path, kMaxIndexBytes), path)});
     } catch (const InvalidUsage& problem) {
       if (std::filesystem::exists(entry.path(), error))
         steps.damaged.emplace_back(problem.what());

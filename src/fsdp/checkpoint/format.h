@@ -41,7 +41,7 @@ struct Index {
   std::uint64_t sequence = 0;  ///< numbers the checkpoints of a directory in the order in which they were finished
   std::string strategy;
   Attributes attributes;
-  bool finite = true;  ///< no value and no optimizer state is NaN or infinite
+  bool finite = true;         ///< no value and no optimizer state is NaN or infinite
   std::optional<bool> apart;  ///< ShardedState::replicas_apart(); absent in checkpoints of older versions
   std::vector<CheckpointTensor> tensors;
   std::vector<CheckpointBuffer> buffers;
@@ -57,15 +57,17 @@ std::uint64_t hash64(const void* data, std::size_t bytes);
 
 std::string to_text(const Manifest& manifest);
 std::string to_text(const Index& index);  ///< ends with a hash of itself
-/// Throw InvalidUsage "ORIGIN: PROBLEM".
+/// Throw InvalidUsage "ORIGIN: PROBLEM". All numbers are in range: elements of shapes and bytes of slices can be
+/// counted, slices lie in their file, and names are unique and sorted.
 Manifest parse_manifest(const std::string& text, const std::string& origin);
 Index parse_index(const std::string& text, const std::string& origin);
 
 /// The header of a safetensors file that contains these slices one after the other; sets their offsets.
 std::string lay_out(std::vector<TensorSlice>& slices);
 
-/// Throws InvalidUsage "PATH: REASON".
-std::string read_text(const std::string& path);
+inline constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{64} << 20;
+/// Throws InvalidUsage "PATH: REASON", also for a file of more than `limit` bytes.
+std::string read_text(const std::string& path, std::uint64_t limit);
 
 /// A complete checkpoint in a directory, and its index.
 struct FoundStep {

@@ -98,10 +98,15 @@ std::string resolve(const std::string& directory) {
   return newest;
 }
 
+template <class Entry>
+bool names(const std::vector<Entry>& sorted, const std::string& name) {
+  return std::ranges::binary_search(sorted, name, {}, &Entry::name);
+}
+
 /// The file's text, or "" if it cannot be read.
 std::string text_or_none(const std::string& path) {
   try {
-    return checkpoint::read_text(path);
+    return checkpoint::read_text(path, checkpoint::kMaxIndexBytes);
   } catch (const InvalidUsage&) {
     return "";
   }
@@ -124,6 +129,7 @@ struct Checkpoint::State {
 
   /// Opens the files of the step whose index is `text`. Throws InvalidUsage.
   void open(const std::string& text);
+  void compare_with_index() const;
   /// Reads elements `range` of the slice at `place`.
   void read(const Place& place, nn::ElementRange range, float* out);
   void read_bytes(const DataFile& file, std::uint64_t begin, std::uint64_t end, std::byte* out);
@@ -133,10 +139,15 @@ void Checkpoint::State::open(const std::string& text) {
   index = checkpoint::parse_index(text, directory + "/" + checkpoint::kIndex);
   for (std::size_t rank = 0; rank < index.manifests.size(); ++rank) {
     const std::string list = directory + "/" + checkpoint::manifest_name(static_cast<int>(rank));
-    const std::string manifest = checkpoint::read_text(list);
+    const std::string data = directory + "/" + checkpoint::data_name(static_cast<int>(rank));
+    // It has 16 characters for each block of the data.
+    const std::uint64_t limit = checkpoint::kMaxIndexBytes + base::open_regular(data).bytes / (kBlock / 32);
+    const std::string manifest = checkpoint::read_text(list, limit);
     if (checkpoint::hash128(manifest) != index.manifests[rank])
       throw InvalidUsage(list + ": damaged: its hash differs from the one in the index");
     manifests.push_back(checkpoint::parse_manifest(manifest, list));
+    if (manifests.back().rank != static_cast<int>(rank))
+      throw InvalidUsage(list + ": is that of rank " + std::to_string(manifests.back().rank));
   }
   for (std::size_t rank = 0; rank < manifests.size(); ++rank) {
     const Manifest& manifest = manifests[rank];
@@ -148,6 +159,47 @@ void Checkpoint::State::open(const std::string& text) {
   for (auto& [what, found] : places)
     std::sort(found.begin(), found.end(),
               [](const auto& a, const auto& b) { return a.slice->range.begin < b.slice->range.begin; });
+  compare_with_index();
+}
+
+/// The slices are those of the index's tensors and buffers: each element once, and nothing else.
+void Checkpoint::State::compare_with_index() const {
+  std::size_t known = 0;
+  const auto compare = [&](const std::string& name, int what, std::int64_t count, std::optional<DType> dtype) {
+    const std::string kind = what >= 0 ? "the optimizer state of " : what == checkpoint::kBuffer ? "the buffer " : "";
+    const auto fail = [&](std::int64_t element, const std::string& problem) {
+      throw InvalidUsage(directory + ": element " + std::to_string(element) + " of " + kind + "'" + name + "' " +
+                         problem);
+    };
+    std::int64_t next = 0;
+    const auto found = places.find({name, what});
+    if (found != places.end()) {
+      ++known;
+      for (const Place& place : found->second) {
+        const nn::ElementRange& range = place.slice->range;
+        if (range.count() == 0) continue;
+        if (range.begin > next) break;
+        if (range.begin < next) fail(range.begin, "is stored twice");
+        if (range.end > count) fail(count, "is stored, but the index has only " + std::to_string(count));
+        if (dtype && place.slice->dtype != *dtype)
+          fail(next,
+               "is " + std::string(name_of(place.slice->dtype)) + ", in the index " + std::string(name_of(*dtype)));
+        next = range.end;
+      }
+    }
+    if (next < count) fail(next, "is missing");
+  };
+  for (const CheckpointTensor& tensor : index.tensors)
+    for (int what = kValue; what < tensor.states; ++what)
+      compare(tensor.name, what, nn::count_of(tensor.shape), std::nullopt);
+  for (const CheckpointBuffer& buffer : index.buffers)
+    compare(buffer.name, checkpoint::kBuffer, nn::count_of(buffer.shape), buffer.dtype);
+  if (known == places.size()) return;
+  for (const auto& [key, found] : places)
+    if (key.second == checkpoint::kBuffer ? !names(index.buffers, key.first) : !names(index.tensors, key.first))
+      throw InvalidUsage(directory + ": rank " + std::to_string(found.front().file) + " stores '" + key.first +
+                         "', which the index does not have");
+  throw InvalidUsage(directory + ": stores more optimizer states than the index has");
 }
 
 Checkpoint::Checkpoint(const std::string& directory) {
@@ -160,7 +212,7 @@ Checkpoint::Checkpoint(const std::string& directory) {
     const std::string path = state_->directory + "/" + checkpoint::kIndex;
     std::string text;
     try {
-      text = checkpoint::read_text(path);
+      text = checkpoint::read_text(path, checkpoint::kMaxIndexBytes);
       state_->open(text);
       return;
     } catch (const InvalidUsage&) {
@@ -224,6 +276,7 @@ void Checkpoint::State::read_bytes(const DataFile& file, std::uint64_t begin, st
 
 void Checkpoint::read(const std::string& tensor, int what, nn::ElementRange range, float* out) {
   std::int64_t next = range.begin;
+  if (next < 0) throw InvalidUsage(directory() + ": '" + tensor + "' has no element " + std::to_string(next));
   const auto found = state_->places.find({tensor, what});
   if (found != state_->places.end()) {
     for (const State::Place& place : found->second) {
@@ -239,17 +292,21 @@ void Checkpoint::read(const std::string& tensor, int what, nn::ElementRange rang
                        (what == kValue ? "" : "the optimizer state of ") + "'" + tensor + "' is missing");
 }
 
-void Checkpoint::read_buffer(const std::string& name, void* out) {
-  const auto& all = buffers();
-  const auto buffer = std::find_if(all.begin(), all.end(), [&](const auto& b) { return b.name == name; });
-  const std::int64_t count = buffer == all.end() ? -1 : nn::count_of(buffer->shape);
-  if (count == 0) return;
+void Checkpoint::read_buffer(const std::string& name, std::span<std::byte> out) {
+  if (!names(buffers(), name)) throw InvalidUsage(directory() + ": buffer '" + name + "' is missing");
   const auto found = state_->places.find({name, checkpoint::kBuffer});
-  const TensorSlice* const slice = found == state_->places.end() ? nullptr : found->second.front().slice;
-  if (count < 0 || slice == nullptr || slice->range.count() != count || slice->dtype != buffer->dtype)
-    throw InvalidUsage(directory() + ": buffer '" + name + "' is missing");
-  state_->read_bytes(*state_->files[found->second.front().file], slice->offset, slice->offset + slice->bytes(),
-                     static_cast<std::byte*>(out));
+  std::size_t bytes = 0;
+  if (found != state_->places.end())
+    for (const State::Place& place : found->second) bytes += place.slice->bytes();
+  if (bytes != out.size())
+    throw InvalidUsage(directory() + ": buffer '" + name + "' has " + std::to_string(bytes) + " bytes, not " +
+                       std::to_string(out.size()));
+  if (found == state_->places.end()) return;
+  for (const State::Place& place : found->second) {
+    const std::uint64_t begin = place.slice->offset;
+    state_->read_bytes(*state_->files[place.file], begin, begin + place.slice->bytes(), out.data());
+    out = out.subspan(place.slice->bytes());
+  }
 }
 
 std::vector<Checkpoint::PluginStateEntry> Checkpoint::plugin_state(int rank) const {

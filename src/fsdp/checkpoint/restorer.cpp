@@ -29,9 +29,9 @@ void add_unexpected(const std::vector<Entry>& there, std::vector<std::string> kn
     if (!std::binary_search(known.begin(), known.end(), entry.name)) report.unexpected.push_back(entry.name);
 }
 
-void compare_buffers(Engine& engine, const Checkpoint& checkpoint, RestoreReport& report) {
+void compare_buffers(const nn::Module& model, const Checkpoint& checkpoint, RestoreReport& report) {
   std::vector<std::string> names;
-  for (const auto& buffer : engine.state().buffers()) {
+  for (const auto& buffer : model.buffers()) {
     if (!buffer->persistent()) continue;
     names.push_back(buffer->name());
     const CheckpointBuffer* const saved = find(checkpoint.buffers(), buffer->name());
@@ -48,38 +48,16 @@ void compare_buffers(Engine& engine, const Checkpoint& checkpoint, RestoreReport
   add_unexpected(checkpoint.buffers(), std::move(names), report);
 }
 
-/// Throws if the checkpoint does not fit, before anything is changed.
-RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const RestoreOptions& options) {
-  RestoreReport report;
-  std::vector<std::string> names;
+/// Throws unless the optimizer keeps as many states per element as that of the checkpoint.
+void compare_optimizer(Engine& engine, const Checkpoint& checkpoint) {
   for (const auto& parameter : engine.state().parameters()) {
-    names.push_back(parameter->name());
-    const CheckpointTensor* tensor = find(checkpoint.tensors(), parameter->name());
-    if (tensor == nullptr) {
-      report.missing.push_back(parameter->name());
-      continue;
-    }
-    if (tensor->shape != parameter->shape())
-      throw InvalidUsage(checkpoint.directory() + ": '" + tensor->name + "' has shape " + nn::to_string(tensor->shape) +
-                         ", the model's " + nn::to_string(parameter->shape()));
-    if (options.optimizer && parameter->tensor().requires_grad() && tensor->states != engine.state().optimizer_slots())
+    const CheckpointTensor* const tensor = find(checkpoint.tensors(), parameter->name());
+    if (tensor != nullptr && parameter->tensor().requires_grad() && tensor->states != engine.state().optimizer_slots())
       throw InvalidUsage(checkpoint.directory() + ": the optimizer kept " + std::to_string(tensor->states) +
                          " values for each element of '" + tensor->name + "', this one keeps " +
                          std::to_string(engine.state().optimizer_slots()) +
                          "; use the optimizer that it was written with");
   }
-  add_unexpected(checkpoint.tensors(), std::move(names), report);
-  compare_buffers(engine, checkpoint, report);
-  const auto required = [&](std::vector<std::string> all) {
-    if (options.optional_buffers) std::erase_if(all, options.optional_buffers);
-    return all;
-  };
-  const std::vector<std::string> missing = required(report.missing), unexpected = required(report.unexpected);
-  if (!options.strict || (missing.empty() && unexpected.empty())) return report;
-  std::string text = checkpoint.directory() + ": does not match the model:";
-  if (!missing.empty()) text += " it lacks " + listed(missing);
-  if (!unexpected.empty()) text += std::string(missing.empty() ? "" : ";") + " the model has no " + listed(unexpected);
-  throw InvalidUsage(text);
 }
 
 /// Plug-in state belongs to a rank: it is restored if every rank finds the state that it had; otherwise all ranks start
@@ -110,8 +88,36 @@ std::string restore_plugin_state(Engine& engine, Checkpoint& checkpoint) {
 
 }  // namespace
 
+RestoreReport compare(const nn::Module& model, const Checkpoint& checkpoint, const RestoreOptions& options) {
+  RestoreReport report;
+  std::vector<std::string> names;
+  for (const auto& parameter : model.parameters()) {
+    names.push_back(parameter->name());
+    const CheckpointTensor* tensor = find(checkpoint.tensors(), parameter->name());
+    if (tensor == nullptr) {
+      report.missing.push_back(parameter->name());
+    } else if (tensor->shape != parameter->shape()) {
+      throw InvalidUsage(checkpoint.directory() + ": '" + tensor->name + "' has shape " + nn::to_string(tensor->shape) +
+                         ", the model's " + nn::to_string(parameter->shape()));
+    }
+  }
+  add_unexpected(checkpoint.tensors(), std::move(names), report);
+  compare_buffers(model, checkpoint, report);
+  const auto required = [&](std::vector<std::string> all) {
+    if (options.optional_buffers) std::erase_if(all, options.optional_buffers);
+    return all;
+  };
+  const std::vector<std::string> missing = required(report.missing), unexpected = required(report.unexpected);
+  if (!options.strict || (missing.empty() && unexpected.empty())) return report;
+  std::string text = checkpoint.directory() + ": does not match the model:";
+  if (!missing.empty()) text += " it lacks " + listed(missing);
+  if (!unexpected.empty()) text += std::string(missing.empty() ? "" : ";") + " the model has no " + listed(unexpected);
+  throw InvalidUsage(text);
+}
+
 RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions options) {
-  RestoreReport report = compare(engine, checkpoint, options);
+  RestoreReport report = compare(engine.model(), checkpoint, options);
+  if (options.optimizer) compare_optimizer(engine, checkpoint);
   const auto there = [&](const nn::Parameter& parameter) {
     return find(checkpoint.tensors(), parameter.name()) != nullptr;
   };
@@ -119,7 +125,9 @@ RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions opt
                           float* out) { checkpoint.read(parameter.name(), Checkpoint::kValue, range, out); },
                       there);
   engine.state().load_buffers(
-      [&](const nn::ModuleBuffer& buffer, void* out) { checkpoint.read_buffer(buffer.name(), out); },
+      [&](const nn::ModuleBuffer& buffer, void* out) {
+        checkpoint.read_buffer(buffer.name(), {static_cast<std::byte*>(out), buffer.tensor().bytes()});
+      },
       [&](const nn::ModuleBuffer& buffer) {
         return buffer.persistent() && find(checkpoint.buffers(), buffer.name()) != nullptr;
       });

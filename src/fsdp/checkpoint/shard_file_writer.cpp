@@ -17,8 +17,9 @@ ShardFileWriter::ShardFileWriter(const std::string& directory, int rank, std::ve
   manifest_.rank = rank;
   manifest_.slices = std::move(slices);
   const std::string path = directory + "/" + data_name(rank);
-  file_ = base::UniqueFd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!file_) throw system_error("open of " + path);
+  base::OpenedFile file = base::open_regular(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
+  if (!file.fd) throw SystemError("open of " + path + ": " + file.problem);
+  file_ = std::move(file.fd);
   thread_ = base::start_thread([this] { run(); });
 }
 

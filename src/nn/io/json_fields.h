@@ -11,6 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/json/json_reader.h"
 
 namespace tessera::nn::internal {
 
@@ -111,23 +112,21 @@ inline std::string with_quoted_numbers(std::string_view text) {
   return quoted;
 }
 
+inline constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{1} << 20;
+
 /// Throws InvalidUsage if the text is no object, is nested too deeply or is longer than `limit`.
-inline Json parse_object(std::string_view original, const std::string& origin, std::size_t limit = 1U << 20U) {
-  if (original.size() > limit)
-    throw InvalidUsage(origin + ": " + std::to_string(original.size()) +
-                       " bytes are too many for such a file; at most " + std::to_string(limit) + " are read");
-  const std::string text = with_quoted_numbers(original);
-  int deepest = 0;
-  const auto shallow = [&deepest](int depth, Json::parse_event_t, Json&) {
-    return (deepest = std::max(deepest, depth)) < 64;
-  };
-  Json json = Json::parse(text, shallow, false);
-  if (!json.is_object() || deepest >= 64) throw InvalidUsage(origin + ": not a JSON object");
+inline Json parse_object(std::string_view text, const std::string& origin, std::uint64_t limit = kMaxConfigBytes) {
+  if (text.size() > limit)
+    throw InvalidUsage(origin + ": " + std::to_string(text.size()) + " bytes are too many for such a file; at most " +
+                       std::to_string(limit) + " are read");
+  Json json = base::parse_json<Json>(with_quoted_numbers(text), origin + ":");
+  if (!json.is_object()) throw InvalidUsage(origin + ": not a JSON object");
   return json;
 }
 
-inline std::string read_text(const std::string& path) {
-  base::FileText read = base::read_regular(path);
+/// Throws InvalidUsage "PATH: can't be read: REASON", also for a file of more than `limit` bytes.
+inline std::string read_text(const std::string& path, std::uint64_t limit = kMaxConfigBytes) {
+  base::FileText read = base::read_regular(path, limit);
   if (!read.problem.empty()) throw InvalidUsage(path + ": can't be read: " + read.problem);
   return std::move(read.text);
 }

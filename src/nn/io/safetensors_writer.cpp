@@ -38,9 +38,12 @@ SafetensorsWriter::Place& SafetensorsWriter::place_of(std::string_view name) {
   return found->second;
 }
 
-void SafetensorsWriter::write_whole(std::string_view name, const void* values) {
+void SafetensorsWriter::write_whole(std::string_view name, std::span<const std::byte> values) {
   Place& place = place_of(name);
-  file_->write(place.offset, values, static_cast<std::size_t>(place.count) * size_of(place.dtype));
+  if (values.size() != static_cast<std::size_t>(place.count) * size_of(place.dtype))
+    throw InvalidUsage(file_->path() + ": " + std::to_string(values.size()) + " bytes for '" + std::string(name) +
+                       "', which has " + std::to_string(place.count) + " elements of " + safetensors_name(place.dtype));
+  file_->write(place.offset, values.data(), values.size());
   place.written += place.count;
 }
 

@@ -55,6 +55,26 @@ std::vector<ModelConfig> make_presets() {
   return {gpt_nano, gpt("gpt-mini", 6, 384, 6), gpt2, gpt2_xl, llama_nano, llama_7b, gpt_tall};
 }
 
+/// Number: double can't overflow.
+template <class Number>
+Number parameters_of(const ModelConfig& config) {
+  const auto of = [](std::int64_t value) { return static_cast<Number>(value); };
+  const Number width = of(config.width), hidden = of(config.hidden), vocabulary = of(config.vocabulary);
+  const Number context = of(config.context), layers = of(config.layers), heads = of(config.heads);
+  const Number kv_heads = of(config.kv_heads), head_dim = of(config.head_dim);
+  const Number head = config.tied ? 0 : vocabulary * width;
+  if (config.family == Family::gpt2) {
+    const Number attention = 4 * width * width + 4 * width;
+    const Number mlp = 2 * width * hidden + hidden + width;
+    return (vocabulary + context) * width + layers * (attention + mlp + 4 * width) + 2 * width + head;
+  }
+  const Number attention = 2 * width * (heads + kv_heads) * head_dim;
+  const Number biases = (config.attention_bias ? (heads + 2 * kv_heads) * head_dim : 0) +
+                        (config.output_bias ? width : 0) + (config.mlp_bias ? 2 * hidden + width : 0);
+  const Number block = attention + 3 * width * hidden + 2 * width + biases;
+  return vocabulary * width + layers * block + width + head;
+}
+
 std::string known_presets() {
   std::string text;
   for (const std::string& name : preset_names()) text += (text.empty() ? "" : " ") + name;
@@ -112,6 +132,7 @@ void validate(const ModelConfig& config) {
   positive(config.hidden, "the hidden width (intermediate_size, n_inner)");
   positive(config.vocabulary, "the vocabulary (vocab_size)");
   positive(config.context, "the context (max_position_embeddings, n_positions)");
+  require(parameters_of<double>(config) < 0x1p60, "it has more parameters than can be counted in bytes");
   require(config.heads % config.kv_heads == 0, std::to_string(config.kv_heads) +
                                                    " key heads (num_key_value_heads) don't divide " +
                                                    std::to_string(config.heads) + " heads");
@@ -132,18 +153,6 @@ void validate(const ModelConfig& config) {
           "not be negative");
 }
 
-std::int64_t parameter_count(const ModelConfig& c) {
-  const std::int64_t head = c.tied ? 0 : c.vocabulary * c.width;
-  if (c.family == Family::gpt2) {
-    const std::int64_t attention = 4 * c.width * c.width + 4 * c.width;
-    const std::int64_t mlp = 2 * c.width * c.hidden + c.hidden + c.width;
-    return (c.vocabulary + c.context) * c.width + c.layers * (attention + mlp + 4 * c.width) + 2 * c.width + head;
-  }
-  const std::int64_t attention = 2 * c.width * (c.heads + c.kv_heads) * c.head_dim;
-  const std::int64_t biases = (c.attention_bias ? (c.heads + 2 * c.kv_heads) * c.head_dim : 0) +
-                              (c.output_bias ? c.width : 0) + (c.mlp_bias ? 2 * c.hidden + c.width : 0);
-  const std::int64_t block = attention + 3 * c.width * c.hidden + 2 * c.width + biases;
-  return c.vocabulary * c.width + c.layers * block + c.width + head;
-}
+std::int64_t parameter_count(const ModelConfig& config) { return parameters_of<std::int64_t>(config); }
 
 }  // namespace tessera::nn

@@ -1,9 +1,11 @@
 #include "backends/shm/arena.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <vector>
 
 namespace tessera::comm::shm {
@@ -40,6 +42,28 @@ TEST(ShmArena, CapacityIsTwiceTheMemory) {
   const auto arena = Arena::make_windows(true, 0);
   const auto memory = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   EXPECT_GE(arena->mapping()->bytes(), memory);
+}
+
+/// A rank maps the arenas of all, and has other needs.
+TEST(ShmArena, LimitOnAddressesLeavesRoomForAllRanks) {
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_AS, &before), 0);
+  for (const int ranks : {2, 8}) {
+    std::size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const std::size_t room = std::size_t{8} << 30;
+    rlimit limit = before;
+    limit.rlim_cur = pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) + room;
+    if (::setrlimit(RLIMIT_AS, &limit) != 0) GTEST_SKIP() << "a lower limit is set";
+    const auto windows = Arena::make_windows(true, 0, ranks), staging = Arena::make_staging(true, 1, ranks);
+    ASSERT_EQ(::setrlimit(RLIMIT_AS, &before), 0);
+    const std::size_t all = static_cast<std::size_t>(ranks) * (windows->mapping()->bytes() + staging->mapping()->bytes());
+    EXPECT_LE(all, room / 2) << ranks;
+    EXPECT_GE(all, room / 4) << ranks;
+    EXPECT_GT(windows->allocate(std::size_t{16} << 20, kUse, nullptr).bytes(), 0U);
+  }
+  const auto memory = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  EXPECT_GE(Arena::make_windows(true, 0, 8)->mapping()->bytes(), memory);  // the control: no limit
 }
 
 }  // namespace

@@ -22,7 +22,8 @@ void decode_on(ThreadPool& pool, const DecodeArgs& args) {
   pool.parallel_for(static_cast<std::size_t>((args.count + kTile - 1) / kTile), [&](std::size_t tile) {
     const std::int64_t begin = static_cast<std::int64_t>(tile) * kTile, end = std::min(begin + kTile, args.count);
     float values[kTile];
-    nn::decode_nf4(static_cast<const std::byte*>(args.encoded), args.count, {begin, end}, values);
+    nn::decode_nf4({static_cast<const std::byte*>(args.encoded), nf4_bytes(args.count)}, args.count, {begin, end},
+                   values);
     for (std::int64_t i = begin; i < end; ++i) static_cast<T*>(args.out)[i] = static_cast<T>(values[i - begin]);
   });
 }

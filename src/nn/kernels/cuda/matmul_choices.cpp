@@ -1,13 +1,14 @@
 #include "tessera/nn/kernels/cuda/matmul_choices.h"
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <sstream>
 
 #include "tessera/base/checksum.h"
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/base/json/json_reader.h"
 #include "tessera/nn/atomic_file.h"
 
 namespace tessera::nn::cuda {
@@ -58,18 +59,18 @@ void MatmulChoices::add(const Key& key, const Choice& choice) {
 }
 
 void MatmulChoices::read() {
-  std::ifstream file(path_);
-  if (!file) refuse(path_, "can't be read");
+  const base::FileText read = base::read_regular(path_);
+  if (!read.problem.empty()) refuse(path_, "can't be read");
   std::string device;
   std::size_t version = 0;
   try {
-    const json all = json::parse(file);
+    const json all = base::parse_json<json>(read.text, "it");
     device = all.at("device").get<std::string>();
     version = all.at("cublaslt").get<std::size_t>();
     for (const json& one : all.at("products"))
       choices_[one.at("product").get<Key>()] = {one.at("algorithm").get<Algorithm>(), one.at("us").get<double>(),
                                                 one.at("first_us").get<double>()};
-  } catch (const json::exception& e) {
+  } catch (const std::exception& e) {  // nlohmann's, or that it is no JSON
     refuse(path_, std::string("has no algorithms of cuBLASLt (") + e.what() + ")");
   }
   if (device != device_ || version != version_)

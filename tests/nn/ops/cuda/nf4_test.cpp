@@ -16,7 +16,7 @@ std::vector<std::byte> encoding_of(std::size_t count) {
     values[i] *= block == 1 ? 0.0F : block % 7 == 3 ? 40.0F : 1.0F;
   }
   std::vector<std::byte> bytes(nf4_bytes(static_cast<std::int64_t>(count)));
-  encode_nf4(values, bytes.data());
+  encode_nf4(values, bytes);
   return bytes;
 }
 
@@ -49,7 +49,7 @@ void check_decoding() {
   for (const std::size_t count : {1U, 63U, 64U, 65U, 1001U, 16384U, 16385U, 50000U}) {
     std::vector<std::byte> bytes = encoding_of(count);
     std::vector<float> values(count);
-    decode_nf4(bytes.data(), static_cast<std::int64_t>(count), {0, static_cast<std::int64_t>(count)}, values.data());
+    decode_nf4(bytes, static_cast<std::int64_t>(count), {0, static_cast<std::int64_t>(count)}, values.data());
     std::vector<double> expected;
     for (const float value : values) expected.push_back(as_double(rounded<T>(static_cast<double>(value))));
     for (int order = 0; order < kThreadOrders; ++order) {

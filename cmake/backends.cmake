@@ -57,6 +57,7 @@ TESSERA_PLUGIN(tessera::comm::@name@::backend)
   target_link_libraries(${target} PRIVATE tessera_options ${target}_parts)
   set_target_properties(${target} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tessera-modules
     INSTALL_RPATH "$ORIGIN/..")
+  tessera_final_rpath(${target})
   set_property(GLOBAL APPEND PROPERTY TESSERA_BACKEND_MODULES ${target})
   set_property(GLOBAL APPEND PROPERTY TESSERA_BACKENDS_AS_MODULES ${name})
 endfunction()

@@ -80,6 +80,6 @@ target_include_directories(tessera_device_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLK
 target_link_libraries(tessera_device_cuda PRIVATE tessera_options ${TESSERA_CUDART_STATIC} Threads::Threads ${CMAKE_DL_LIBS} rt)
 # cuBLASLt's folder at build time is searched, too: the loader does not search NVIDIA's own folders.
 set_target_properties(tessera_device_cuda PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tessera-modules/devices
-  BUILD_RPATH "${TESSERA_CUDA_LIBRARIES};${TESSERA_CUDNN_FOLDER}"
   INSTALL_RPATH "$ORIGIN/../..;${TESSERA_CUDA_LIBRARIES};${TESSERA_CUDNN_FOLDER}")
+tessera_final_rpath(tessera_device_cuda)
 set_property(GLOBAL APPEND PROPERTY TESSERA_DEVICE_MODULES tessera_device_cuda)

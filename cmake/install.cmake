@@ -25,7 +25,8 @@ install(FILES ${PROJECT_BINARY_DIR}/cmake/tesseraConfig.cmake ${PROJECT_BINARY_D
 
 if(TARGET tessera_tool)
   file(RELATIVE_PATH to_library /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
-  set_target_properties(tessera_tool PROPERTIES INSTALL_RPATH "$ORIGIN/${to_library}")
+  set_target_properties(tessera_tool PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/${to_library}")  # first as in the build tree
+  tessera_final_rpath(tessera_tool)
   install(TARGETS tessera_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 

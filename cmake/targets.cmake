@@ -64,3 +64,9 @@ function(tessera_test name)
       PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} RUN_SERIAL ${arg_SERIAL})
   endif()
 endfunction()
+
+# tessera_final_rpath(TARGET): links a target that is installed with the search path that it has then, so that the build tree needs the
+# same layout. Otherwise CMake pads the path of the build tree, and the loader takes an empty entry for the current directory.
+function(tessera_final_rpath target)
+  set_target_properties(${target} PROPERTIES BUILD_WITH_INSTALL_RPATH ON)
+endfunction()

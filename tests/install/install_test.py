@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import tempfile
 
+from search_paths import bad_entries
+
 
 def run(*command, **options):
     done = subprocess.run([str(part) for part in command], text=True, capture_output=True, timeout=250, **options)
@@ -34,6 +36,9 @@ def main():
         scratch = pathlib.Path(scratch)
         prefix = scratch / "prefix"
         run(args.cmake, "--install", args.build, "--prefix", prefix)
+
+        count, bad = bad_entries(prefix)
+        assert count > 2 and not bad, bad
 
         headers = sorted((prefix / "include" / "tessera").rglob("*.h"))
         assert len(headers) > 5, headers

@@ -106,7 +106,7 @@ class RepeatTest(unittest.TestCase):
         self.json.write_text(json.dumps(broken))
         code, _, err = self.tool("report", self.json, "-o", page)
         self.assertEqual((code, err.count("\n")), (2, 1), err)
-        self.assertIn("'differences'", err)
+        self.assertIn("differences[0].a is 1; needs a text", err)
 
     def test_mistakes_are_refused_in_one_line(self):
         for value in ("0", "-1", "1.5", "many", "1001"):

@@ -116,8 +116,8 @@ RestoreReport compare(const nn::Module& model, const Checkpoint& checkpoint, con
 }
 
 RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions options) {
-  RestoreReport report = compare(engine.model(), checkpoint, options);
   if (options.optimizer) compare_optimizer(engine, checkpoint);
+  RestoreReport report = compare(engine.model(), checkpoint, options);
   const auto there = [&](const nn::Parameter& parameter) {
     return find(checkpoint.tensors(), parameter.name()) != nullptr;
   };

@@ -12,7 +12,9 @@
 #include "tessera/base/device/module_loader.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/parse.h"
 #include "tessera/comm/bootstrap/hmac.h"
+#include "tessera/comm/launch.h"
 #include "tools/cli/leftovers.h"
 #include "tools/cli/outlet.h"
 #include "tools/launch/process.h"
@@ -127,15 +129,15 @@ std::vector<std::string> Launcher::command() const {
 /// finds the ranks by the run id.
 std::vector<std::pair<std::string, std::string>> Launcher::variables(int rank, const std::string& token) const {
   std::vector<std::pair<std::string, std::string>> all = plan_.environment;
-  const auto place = [&](const std::string& text) { return by_prefix() ? "" : text; };
-  all.insert(all.end(), {{"TESSERA_RANK", place(std::to_string(rank))},
-                         {"TESSERA_WORLD_SIZE", place(std::to_string(plan_.ranks))},
-                         {"TESSERA_LOCAL_RANK", place(std::to_string(rank))},
-                         {"TESSERA_LOCAL_WORLD_SIZE", place(std::to_string(plan_.ranks))},
-                         {"TESSERA_RUN_ID", run_id_},
-                         {"TESSERA_LAUNCHER", place("tessera")},
+  all.insert(all.end(), {{"TESSERA_RUN_ID", run_id_},
+                         {"TESSERA_LAUNCHER", by_prefix() ? "" : "tessera"},
                          {"TESSERA_TOKEN", token},
                          watch_ ? watch_->variable() : RankWatch::no_variable()});
+  if (!by_prefix())
+    all.insert(all.end(), {{"TESSERA_RANK", std::to_string(rank)},
+                           {"TESSERA_WORLD_SIZE", std::to_string(plan_.ranks)},
+                           {"TESSERA_LOCAL_RANK", std::to_string(rank)},
+                           {"TESSERA_LOCAL_WORLD_SIZE", std::to_string(plan_.ranks)}});
   return all;
 }
 
@@ -156,6 +158,9 @@ void Launcher::start(int child, const std::string& token) {
   rank.output.emplace(std::move(output));
 
   ProcessSpec process{.command = command(), .environment = base::environment_with(variables(child, token))};
+  if (by_prefix())
+    for (const std::string& name : comm::rank_variables())  // of a launcher around this tool
+      std::erase_if(process.environment, [&](const std::string& entry) { return entry.starts_with(name + "="); });
   process.output = rank.output->child_output();
   process.errors = rank.output->child_errors();
   process.cores = cores_of(child);

@@ -1,10 +1,13 @@
 // The entry of this backend in the registry; compiled once for each MPI (TESSERA_MPIRUN is its launcher).
 #include <unistd.h>
 
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "backends/mpi/library.h"
 #include "backends/mpi/link.h"
+#include "tessera/base/env.h"
 #include "tessera/comm/host_communicator.h"
 #include "tessera/comm/registry.h"
 #include "tessera/comm/tag_matching_transport.h"
@@ -22,12 +25,20 @@ std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const
       native_kinds());
 }
 
+/// The ranks start on this host. Inside a job of Slurm the launchers would start them through srun, on any of its
+/// hosts, and in a step of that job srun would wait for the resources that the step itself holds.
 std::vector<std::string_view> launch_prefix() {
   std::vector<std::string_view> prefix = {TESSERA_MPIRUN, "-n", "{ranks}"};
 #ifdef OPEN_MPI
+  static const std::string kHere = "localhost:" + std::to_string(std::thread::hardware_concurrency());
+  if (read_foreign_env("SLURM_JOB_ID"))
+    for (const std::string_view option : {std::string_view("--host"), std::string_view(kHere)})
+      prefix.push_back(option);
   // A rank has several threads, which would wait for each other if bound to one core.
   for (const std::string_view option : {"--oversubscribe", "--bind-to", "none"}) prefix.push_back(option);
   if (::geteuid() == 0) prefix.push_back("--allow-run-as-root");
+#else
+  for (const std::string_view option : {"-launcher", "fork", "-hosts", "localhost"}) prefix.push_back(option);
 #endif
   return prefix;
 }

@@ -46,11 +46,13 @@ bool flag_of(int (*query)(int*)) {
   return flag != 0;
 }
 
-/// The MPI whose launcher has started this process; "" if none.
+/// The MPI whose launcher has started this process; "" if none. PMIX_RANK comes last: a step of Slurm passes it on to
+/// the ranks of an mpirun inside it.
 std::string launchers_mpi() {
-  if (read_foreign_env("OMPI_COMM_WORLD_SIZE") || read_foreign_env("PMIX_RANK")) return "Open MPI";
-  if (read_foreign_env("PMI_SIZE") || read_foreign_env("PMI_RANK")) return "MPICH";
-  return "";
+  if (read_foreign_env("OMPI_COMM_WORLD_SIZE")) return "Open MPI";
+  for (const char* const of_mpich : {"MV2_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK"})
+    if (read_foreign_env(of_mpich)) return "MPICH";
+  return read_foreign_env("PMIX_RANK") ? "Open MPI" : "";
 }
 
 std::string loaded_library() {

@@ -21,7 +21,7 @@ namespace tessera::comm::mpi {
 namespace {
 
 using std::chrono::milliseconds;
-constexpr milliseconds kDoubtful{3000};    // for ranks that may be stuck: then the launcher has to end them
+constexpr milliseconds kDoubtful{1000};    // for ranks that may be stuck: then the launcher has to end them
 constexpr milliseconds kMaxEnding{30000};  // all ranks have reached their end by then
 
 /// Runs `work` in a thread of its own. False: it has not returned within `patience`, and the thread is left running.

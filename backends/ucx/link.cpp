@@ -294,7 +294,7 @@ void UcxLink::close_endpoints(std::span<UcpPeer> peers, unsigned flags) noexcept
     const ucs_status_ptr_t request = ucp_ep_close_nbx(std::exchange(peer.endpoint, nullptr), &param);
     if (request != nullptr && !UCS_PTR_IS_ERR(request)) closing.push_back(request);
   }
-  const auto until = Clock::now() + kClosing;
+  const auto until = Clock::now() + (flags == 0 ? kClosing : kPatience);
   for (const ucs_status_ptr_t request : closing) {
     progress_until(until, [&] { return ucp_request_check_status(request) != UCS_INPROGRESS; });
     ucp_request_free(request);

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <vector>
 
 #include "tessera/base/env.h"
@@ -16,7 +17,7 @@ namespace {
 /// The variables of one launcher. The first one set of each list is used; of `job`, all.
 struct Launcher {
   std::string_view name;
-  std::vector<std::string> marks;  ///< it is this launcher only if all of these are set
+  std::vector<std::string> marks;  ///< it is this launcher only if all of these are set; a batch script has the rest
   std::vector<std::string> rank;
   std::vector<std::string> size;
   std::vector<std::string> local_rank;
@@ -35,14 +36,15 @@ const std::vector<Launcher>& launchers() {
        {std::string(env::kWorldSize.name)},
        {std::string(env::kLocalRank.name)},
        {std::string(env::kLocalWorldSize.name)},
-       {std::string(env::kRunId.name)}},
+       {}},  // TESSERA_RUN_ID names the job under all launchers
       {"torchrun",
        {},
        {"RANK"},
        {"WORLD_SIZE"},
        {"LOCAL_RANK"},
        {"LOCAL_WORLD_SIZE"},
-       {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"},
+       // Not MASTER_ADDR: under Kubernetes each pod may spell it differently.
+       {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"},
        "TORCHELASTIC_RESTART_COUNT"},
       {"openmpi",
        {},
@@ -51,6 +53,13 @@ const std::vector<Launcher>& launchers() {
        {"OMPI_COMM_WORLD_LOCAL_RANK"},
        {"OMPI_COMM_WORLD_LOCAL_SIZE"},
        {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
+      {"mvapich",
+       {},
+       {"MV2_COMM_WORLD_RANK"},
+       {"MV2_COMM_WORLD_SIZE"},
+       {"MV2_COMM_WORLD_LOCAL_RANK"},
+       {"MV2_COMM_WORLD_LOCAL_SIZE"},
+       {"MPIRUN_ID"}},
       {"pmi",
        {},
        {"PMI_RANK", "PALS_RANKID"},
@@ -71,6 +80,18 @@ const std::vector<Launcher>& launchers() {
   };
   return kLaunchers;
 }
+
+/// Tell a rank, but not of how many. PMIX_RANK comes with the variables of the launcher that used PMIx.
+const std::vector<std::string>& ranks_without_size() {
+  static const std::vector<std::string> kRanks = {"PMIX_RANK", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK"};
+  return kRanks;
+}
+
+/// Open MPI sets PMIX_RANK even in a process that it did not start, when that calls MPI_Init; then this is 1.
+constexpr const char* kOpenMpiSize = "OMPI_MCA_orte_ess_num_procs";
+
+constexpr const char* kRemedy =
+    "; set TESSERA_RANK and TESSERA_WORLD_SIZE, or TESSERA_LAUNCHER (none: a world of one process)";
 
 constexpr std::string_view kParent = "parent-";
 
@@ -129,28 +150,98 @@ std::optional<int> local_size_of(const EnvReader& read, const Launcher& launcher
   return list && node ? ranks_on_node(*list, whole(*node, 0)) : std::nullopt;
 }
 
+/// The launchers that tell this rank and number of ranks, the chosen one first: one tells what another leaves out, as
+/// Slurm where its plug-in for PMI sets rank and size only.
+std::vector<const Launcher*> agreeing(const EnvReader& read, const Launcher& chosen, const Launch& launch) {
+  std::vector<const Launcher*> all = {&chosen};
+  for (const Launcher& other : launchers()) {
+    if (&other == &chosen || !present(read, other)) continue;
+    const auto rank = first_set(read, other.rank);
+    const auto size = first_set(read, other.size);
+    if (rank && size && rank->second == std::to_string(launch.rank) && size->second == std::to_string(launch.size))
+      all.push_back(&other);
+  }
+  return all;
+}
+
+/// Sets the local rank and number of ranks.
+void place_on_host(const EnvReader& read, const Launcher& chosen, Launch& launch) {
+  std::optional<int> local_rank;
+  std::optional<int> local_size;
+  std::string found;
+  for (const Launcher* teller : agreeing(read, chosen, launch)) {
+    found += (found.empty() ? "" : "; ") + std::string(teller->name) + " launcher: " + findings(read, *teller);
+    if (const auto rank = first_set(read, teller->local_rank); rank && !local_rank) local_rank = whole(*rank, 0);
+    if (!local_size) local_size = local_size_of(read, *teller);
+  }
+  launch.local_rank = local_rank.value_or(launch.rank);
+  launch.local_size = local_size.value_or(launch.size);
+  if (launch.local_size > launch.size)
+    throw InvalidUsage(found + "; there can't be more ranks on this host than ranks");
+  if (launch.local_rank >= launch.local_size)
+    throw InvalidUsage(found + "; the local rank must be below the number of local ranks");
+}
+
 Launch launch_of(const EnvReader& read, const Launcher& launcher) {
   const auto rank = first_set(read, launcher.rank);
   const auto size = first_set(read, launcher.size);
   const std::string found = std::string(launcher.name) + " launcher: " + findings(read, launcher);
-  if (!rank || !size) throw InvalidUsage(found + "; rank and number of ranks must both be set");
+  if (!rank || !size) throw InvalidUsage(found + "; rank and number of ranks must both be set" + kRemedy);
   Launch launch;
   launch.launcher = launcher.name;
   launch.rank = whole(*rank, 0);
   launch.size = whole(*size, 1);
   if (launch.rank >= launch.size) throw InvalidUsage(found + "; the rank must be below the number of ranks");
-  const auto local_rank = first_set(read, launcher.local_rank);
-  launch.local_rank = local_rank ? whole(*local_rank, 0) : launch.rank;
-  launch.local_size = local_size_of(read, launcher).value_or(launch.size);
-  if (launch.local_size > launch.size)
-    throw InvalidUsage(found + "; there can't be more ranks on this host than ranks");
-  if (launch.local_rank >= launch.local_size)
-    throw InvalidUsage(found + "; the local rank must be below the number of local ranks");
-  if (const auto restart = launcher.restart.empty() ? std::nullopt : first_set(read, {launcher.restart}))
-    launch.restart = static_cast<std::uint64_t>(whole(*restart, 0));
+  place_on_host(read, launcher, launch);
+  const auto restart = launcher.restart.empty() ? std::nullopt : first_set(read, {launcher.restart});
+  if (restart) launch.restart = static_cast<std::uint64_t>(whole(*restart, 0));
+  if (const auto run = read(std::string(env::kRunId.name))) {
+    launch.job = *run + (restart ? "." + restart->second : "");
+    return launch;
+  }
   for (const std::string& name : launcher.job)
     if (const auto value = read(name)) launch.job += (launch.job.empty() ? "" : ".") + *value;
   return launch;
+}
+
+/// True unless the text is a number up to `limit`.
+bool above(const std::string& text, int limit) {
+  int number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  return error != std::errc() || rest != end || number > limit;
+}
+
+/// The variables that tell that this process is one of several, as "PMIX_RANK=2, LOCAL_RANK=0"; "": none. `chosen` says
+/// that it is alone, so that only what contradicts counts; null: no launcher was found.
+std::string signs_of_several(const EnvReader& read, const Launcher* chosen) {
+  std::string signs;
+  const auto look = [&](const std::vector<std::string>& names, int limit) {
+    for (const std::string& name : names)
+      if (const auto value = read(name); value && above(*value, limit))
+        signs += (signs.empty() ? "" : ", ") + name + "=" + *value;
+  };
+  for (const Launcher& other : launchers()) {
+    if (&other == chosen) continue;
+    const int limit = chosen != nullptr || !other.marks.empty() ? 0 : -1;  // any rank is a sign, or any but 0
+    look(other.rank, limit);
+    look(other.size, 1);
+    look(other.local_rank, limit);
+    look(other.local_size, 1);
+  }
+  if (read(kOpenMpiSize) != "1") look(ranks_without_size(), chosen != nullptr ? 0 : -1);
+  return signs;
+}
+
+/// A world of one that another variable contradicts would be one of many such worlds.
+void require_alone(const EnvReader& read, const Launcher* chosen) {
+  const std::string signs = signs_of_several(read, chosen);
+  if (signs.empty()) return;
+  if (chosen == nullptr)
+    throw InvalidUsage("launcher: " + signs +
+                       " tells that this process is one of several, but not which one of how many" + kRemedy);
+  throw InvalidUsage(std::string(chosen->name) + " launcher: " + findings(read, *chosen) +
+                     ": a world of one process, but " + signs + " tells that it is one of several" + kRemedy);
 }
 
 }  // namespace
@@ -160,9 +251,15 @@ Launch resolve_launch(const EnvReader& read) {
   if (forced == "none") return {};
   for (const Launcher& launcher : launchers()) {
     if (forced ? *forced != launcher.name : !present(read, launcher)) continue;
-    return launch_of(read, launcher);
+    Launch launch = launch_of(read, launcher);
+    const bool own = &launcher == &launchers().front();
+    if (launch.size == 1 && !own && !forced) require_alone(read, &launcher);
+    return launch;
   }
-  if (!forced) return {};
+  if (!forced) {
+    require_alone(read, nullptr);
+    return {};
+  }
   std::string known = "none";
   for (const Launcher& launcher : launchers()) known += " " + std::string(launcher.name);
   throw InvalidUsage(std::string(env::kLauncher.name) + ": unknown launcher '" + *forced + "'; known: " + known);
@@ -177,6 +274,15 @@ Launch resolve_launch() {
     launch.job_is_local = true;
   }
   return launch;
+}
+
+std::vector<std::string> rank_variables() {
+  std::vector<std::string> all = ranks_without_size();
+  for (const Launcher& launcher : launchers())
+    if (launcher.marks.empty())
+      for (const auto* names : {&launcher.rank, &launcher.size, &launcher.local_rank, &launcher.local_size})
+        all.insert(all.end(), names->begin(), names->end());
+  return all;
 }
 
 }  // namespace tessera::comm

@@ -3,10 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <functional>
+
 namespace tessera::comm_test {
 namespace {
 
 using namespace comm;
+using namespace std::chrono_literals;
 
 /// Passes what is sent to a function of the test.
 class FakeChannel final : public ControlChannel {
@@ -28,11 +32,13 @@ class AnsweringBootstrap final : public Bootstrap {
   bool in_process() const noexcept override { return true; }
   std::vector<std::string> all_gather(std::string_view) override { return {}; }
   std::unique_ptr<ControlChannel> open_channel(std::string_view, ControlEvents events) override {
+    events_ = events;
     return std::make_unique<FakeChannel>([this, events](std::string_view query) { answer(query, events); });
   }
   const std::vector<std::string>& hosts() const noexcept override { return hosts_; }
   const Token& token() const noexcept override { return token_; }
   std::string local_address() const override { return ""; }
+  void lose_peer() const { events_.lost(1); }
 
  private:
   void answer(std::string_view query, const ControlEvents& events) {
@@ -45,6 +51,7 @@ class AnsweringBootstrap final : public Bootstrap {
   }
   const std::vector<Replies> answers_;
   std::size_t queries_ = 0;
+  ControlEvents events_;
   const Token token_{};
   const std::vector<std::string> hosts_;
 };
@@ -58,6 +65,28 @@ TEST(ControlPeerMonitor, UsesOnlyAnswersToThisQuery) {
   EXPECT_EQ(answered(), 7U);
   EXPECT_EQ(answered(), std::nullopt) << "the answer to the first query came again, late";
   EXPECT_EQ(answered(), 9U);
+  monitor.close();
+}
+
+std::chrono::milliseconds time_of(const std::function<void()>& call) {
+  const auto begin = std::chrono::steady_clock::now();
+  call();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin);
+}
+
+TEST(ControlPeerMonitor, DoesNotWaitAgainForASilentRank) {
+  AnsweringBootstrap bootstrap({{}, {}, {}, {{4, 9}}, {}, {}});
+  ControlPeerMonitor monitor(bootstrap);
+  monitor.open("test", [](const ControlMessage&) {});
+  const std::vector<int> ranks = {0, 1};
+  const auto ask = [&] { EXPECT_EQ(monitor.query_progress(5, ranks)[1], std::nullopt); };
+  EXPECT_GE(time_of(ask), 900ms);
+  EXPECT_LT(time_of(ask), 500ms) << "of another communicator, whose operation is late too";
+  EXPECT_LT(time_of([&] { EXPECT_FALSE(monitor.all_respond()); }), 500ms);
+  EXPECT_EQ(monitor.query_progress(5, ranks)[1], 9U);
+  EXPECT_GE(time_of(ask), 900ms) << "it has answered meanwhile";
+  bootstrap.lose_peer();
+  EXPECT_LT(time_of([&] { EXPECT_TRUE(monitor.all_respond()); }), 500ms) << "a rank that is gone is no silent one";
   monitor.close();
 }
 

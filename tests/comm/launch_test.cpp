@@ -1,20 +1,9 @@
 #include "tessera/comm/launch.h"
 
-#include <map>
-
-#include "tests/comm/support.h"
+#include "tests/comm/launch_environment.h"
 
 namespace tessera::comm_test {
 namespace {
-
-using Environment = std::map<std::string, std::string>;
-
-Launch resolve(const Environment& environment) {
-  return resolve_launch([&](const std::string& name) -> std::optional<std::string> {
-    const auto found = environment.find(name);
-    return found == environment.end() || found->second.empty() ? std::nullopt : std::optional(found->second);
-  });
-}
 
 struct Row {
   const char* name;
@@ -54,6 +43,18 @@ const Environment kSrun = {{"SLURM_PROCID", "6"},  {"SLURM_STEP_NUM_TASKS", "12"
                            {"SLURM_STEP_ID", "7"}, {"SLURM_JOB_ID", "42"},
                            {"SLURM_NTASKS", "99"}, {"SLURM_STEP_TASKS_PER_NODE", "2(x3),5,1"},
                            {"SLURM_LOCALID", "0"}};
+const Environment kMvapich = {{"MV2_COMM_WORLD_RANK", "2"},
+                              {"MV2_COMM_WORLD_SIZE", "4"},
+                              {"MV2_COMM_WORLD_LOCAL_RANK", "0"},
+                              {"MV2_COMM_WORLD_LOCAL_SIZE", "2"},
+                              {"MPIRUN_ID", "1234"}};
+const Environment kStepOfOne = {{"SLURM_PROCID", "0"},  {"SLURM_LOCALID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"},
+                                {"SLURM_STEP_ID", "0"}, {"SLURM_JOB_ID", "42"}, {"PMIX_RANK", "0"}};
+const Environment kMpirunOfOne = {
+    {"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}, {"PMIX_RANK", "0"}, {"PMIX_NAMESPACE", "ns7"}};
+const Environment kSingleton = {
+    {"PMIX_RANK", "0"}, {"PMIX_NAMESPACE", "9"}, {"OMPI_MCA_ess", "singleton"}, {"OMPI_MCA_orte_ess_num_procs", "1"}};
+const Environment kNamed = {{"TESSERA_RUN_ID", "mine"}};
 
 /// The union of both; b takes precedence.
 Environment both(const Environment& a, Environment b) {
@@ -68,14 +69,12 @@ INSTANTIATE_TEST_SUITE_P(
         Row{"own",
             {{"TESSERA_RANK", "2"}, {"TESSERA_WORLD_SIZE", "3"}, {"TESSERA_RUN_ID", "r"}},
             {"tessera", 2, 3, 2, 3, "r"}},
-        Row{"torchrun", kTorchrun, {"torchrun", 3, 4, 1, 2, "10.0.0.1.29500.abc.2", false, 2}},
+        Row{"torchrun", kTorchrun, {"torchrun", 3, 4, 1, 2, "29500.abc.2", false, 2}},
         Row{"openmpi", kOpenMpi, {"openmpi", 1, 2, 1, 2, "ns7"}},
         Row{"own_wins",
             both(kTorchrun, {{"TESSERA_RANK", "0"}, {"TESSERA_WORLD_SIZE", "2"}}),
             {"tessera", 0, 2, 0, 2, ""}},
-        Row{"torchrun_inside_mpirun",
-            both(kTorchrun, kOpenMpi),
-            {"torchrun", 3, 4, 1, 2, "10.0.0.1.29500.abc.2", false, 2}},
+        Row{"torchrun_inside_mpirun", both(kTorchrun, kOpenMpi), {"torchrun", 3, 4, 1, 2, "29500.abc.2", false, 2}},
         Row{"hydra", kHydra, {"pmi", 1, 4, 1, 4, ""}},
         Row{"pals",
             {{"PALS_RANKID", "5"},
@@ -107,9 +106,62 @@ INSTANTIATE_TEST_SUITE_P(
         Row{"srun_shell",
             {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_ID", "0"}},
             {"slurm", 0, 1, 0, 1, "0"}},
+        // Slurm's plug-in for PMI sets rank and size only: Slurm itself tells the rest.
         Row{"srun_with_pmi2",
-            both(kSrun, {{"PMI_RANK", "6"}, {"PMI_SIZE", "12"}, {"PMI_JOBID", "42.7"}}),
-            {"pmi", 6, 12, 6, 12, "42.7"}},
+            both(kSrun, {{"PMI_RANK", "6"}, {"PMI_SIZE", "12"}, {"PMI_JOBID", "42.7"}, {"SLURM_NODEID", "3"}}),
+            {"pmi", 6, 12, 0, 5, "42.7"}},
+        Row{"rank_from_slurm_by_hand",
+            both(kSrun, {{"RANK", "6"}, {"WORLD_SIZE", "12"}, {"SLURM_NODEID", "4"}}),
+            {"torchrun", 6, 12, 0, 1, ""}},
+        Row{"own_rank_from_mpirun",
+            both(kOpenMpi, {{"TESSERA_RANK", "1"}, {"TESSERA_WORLD_SIZE", "2"}}),
+            {"tessera", 1, 2, 1, 2, ""}},
+        Row{"own_local_rank_wins",
+            both(kOpenMpi, {{"TESSERA_RANK", "1"}, {"TESSERA_WORLD_SIZE", "2"}, {"TESSERA_LOCAL_RANK", "0"}}),
+            {"tessera", 1, 2, 0, 2, ""}},
+        Row{"no_local_rank_of_another_world",
+            both(kSrun, {{"PMI_RANK", "3"}, {"PMI_SIZE", "12"}}),
+            {"pmi", 3, 12, 3, 12, ""}},
+        Row{"srun_with_pmix", both(kSrun, {{"PMIX_RANK", "6"}, {"SLURM_NODEID", "3"}}), {"slurm", 6, 12, 0, 5, "42.7"}},
+        Row{"mvapich", kMvapich, {"mvapich", 2, 4, 0, 2, "1234"}},
+        Row{"mvapich_before_pmi",
+            both(kMvapich, {{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}}),
+            {"mvapich", 2, 4, 0, 2, "1234"}},
+        Row{"mvapich_in_a_step_of_one", both(kMvapich, kStepOfOne), {"mvapich", 2, 4, 0, 2, "1234"}},
+        Row{"mpirun_in_a_step_of_one", both(kOpenMpi, kStepOfOne), {"openmpi", 1, 2, 1, 2, "ns7"}},
+        Row{"hydra_in_a_step_of_one", both(kHydra, kStepOfOne), {"pmi", 1, 4, 1, 4, ""}},
+        Row{"torchrun_in_a_step_of_one",
+            both(kTorchrun, kStepOfOne),
+            {"torchrun", 3, 4, 1, 2, "29500.abc.2", false, 2}},
+        // Without torchrun's agent, as under Kubernetes.
+        Row{"kubernetes_first",
+            {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "23456"}},
+            {"torchrun", 0, 2, 0, 2, "23456"}},
+        Row{"kubernetes_other",
+            {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}},
+            {"torchrun", 1, 2, 1, 2, "23456"}},
+        Row{"named_torchrun", both(kTorchrun, kNamed), {"torchrun", 3, 4, 1, 2, "mine.2", false, 2}},
+        Row{"named_openmpi", both(kOpenMpi, kNamed), {"openmpi", 1, 2, 1, 2, "mine"}},
+        Row{"named_mvapich", both(kMvapich, kNamed), {"mvapich", 2, 4, 0, 2, "mine"}},
+        Row{"named_hydra", both(kHydra, kNamed), {"pmi", 1, 4, 1, 4, "mine"}},
+        Row{"named_srun", both(both(kSrun, kNamed), {{"SLURM_NODEID", "0"}}), {"slurm", 6, 12, 0, 2, "mine"}},
+        // Open MPI's MPI_Init sets these in a process that no launcher started.
+        Row{"openmpi_singleton", kSingleton, {"none", 0, 1, 0, 1, ""}},
+        Row{"openmpi_singleton_in_a_step",
+            both(both(kSrun, kSingleton), {{"SLURM_NODEID", "0"}}),
+            {"slurm", 6, 12, 0, 2, "42.7"}},
+        Row{"mpirun_of_one", both(kMpirunOfOne, kStepOfOne), {"openmpi", 0, 1, 0, 1, "ns7"}},
+        Row{"mpirun_of_one_in_a_batch_job",
+            both(kMpirunOfOne, {{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NTASKS", "4"}}),
+            {"openmpi", 0, 1, 0, 1, "ns7"}},
+        Row{"mpirun_of_one_inside_torchrun_by_request",
+            both(both(kTorchrun, kMpirunOfOne), {{"TESSERA_LAUNCHER", "openmpi"}}),
+            {"openmpi", 0, 1, 0, 1, "ns7"}},
+        Row{"own_world_of_one_inside_mpirun",
+            both(kOpenMpi, {{"TESSERA_RANK", "0"}, {"TESSERA_WORLD_SIZE", "1"}}),
+            {"tessera", 0, 1, 0, 1, ""}},
+        Row{"alone_although_pmix_rank", {{"PMIX_RANK", "2"}, {"TESSERA_LAUNCHER", "none"}}, {"none", 0, 1, 0, 1, ""}},
+        Row{"no_local_rank_by_convention", {{"LOCAL_RANK", "-1"}}, {"none", 0, 1, 0, 1, ""}},
         Row{"mpirun_in_a_batch_job",
             both(kOpenMpi, {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "42"}}),
             {"openmpi", 1, 2, 1, 2, "ns7"}},
@@ -126,15 +178,30 @@ INSTANTIATE_TEST_SUITE_P(
         Row{"torchrun_first_start",
             {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "abc"}, {"TORCHELASTIC_RESTART_COUNT", "0"}},
             {"torchrun", 0, 2, 0, 2, "abc.0"}},
-        Row{"torchrun_in_a_step", both(kTorchrun, kSrun), {"torchrun", 3, 4, 1, 2, "10.0.0.1.29500.abc.2", false, 2}},
+        Row{"torchrun_in_a_step", both(kTorchrun, kSrun), {"torchrun", 3, 4, 1, 2, "29500.abc.2", false, 2}},
         Row{"empty_is_unset", {{"RANK", ""}, {"WORLD_SIZE", ""}}, {"none", 0, 1, 0, 1, ""}},
         // A batch script's own environment: a world of one, not a wait for three absent ranks.
-        Row{"sbatch", {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "42"}}, {"none", 0, 1, 0, 1, ""}},
+        Row{"sbatch",
+            {{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "42"}},
+            {"none", 0, 1, 0, 1, ""}},
+        // The shell of salloc is a step of one task, whose environment keeps the job's number of tasks.
+        Row{"salloc",
+            {{"SLURM_PROCID", "0"},
+             {"SLURM_LOCALID", "0"},
+             {"SLURM_NTASKS", "4"},
+             {"SLURM_STEP_NUM_TASKS", "1"},
+             {"SLURM_STEP_ID", "4294967290"},
+             {"SLURM_JOB_ID", "42"},
+             {"SLURM_NODEID", "0"}},
+            {"slurm", 0, 1, 0, 1, "42.4294967290"}},
         Row{"forced_none", both(kTorchrun, {{"TESSERA_LAUNCHER", "none"}}), {"none", 0, 1, 0, 1, ""}},
         Row{"forced_openmpi",
             both(both(kTorchrun, kOpenMpi), {{"TESSERA_LAUNCHER", "openmpi"}}),
             {"openmpi", 1, 2, 1, 2, "ns7"}}),
     [](const auto& row) { return row.param.name; });
+
+constexpr const char* kRemedy =
+    "; set TESSERA_RANK and TESSERA_WORLD_SIZE, or TESSERA_LAUNCHER (none: a world of one process)";
 
 struct Wrong {
   const char* name;
@@ -172,6 +239,24 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"negative_rank", {{"TESSERA_RANK", "-1"}, {"TESSERA_WORLD_SIZE", "4"}}, {"TESSERA_RANK", "-1"}},
         Wrong{
             "step_without_size", {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "7"}}, {"SLURM_STEP_NUM_TASKS is not set"}},
+        Wrong{"pmix_rank_alone", {{"PMIX_RANK", "0"}}, {"PMIX_RANK=0", kRemedy}},
+        Wrong{"local_rank_alone", {{"LOCAL_RANK", "0"}}, {"LOCAL_RANK=0", kRemedy}},
+        Wrong{"own_local_rank_alone", {{"TESSERA_LOCAL_RANK", "0"}}, {"TESSERA_LOCAL_RANK=0", kRemedy}},
+        Wrong{"mvapich_rank_alone", {{"MV2_COMM_WORLD_RANK", "0"}}, {"MV2_COMM_WORLD_SIZE is not set", kRemedy}},
+        Wrong{"local_ranks_alone", {{"MPI_LOCALNRANKS", "2"}}, {"MPI_LOCALNRANKS=2", kRemedy}},
+        Wrong{"slurm_task_without_a_step", {{"SLURM_PROCID", "1"}}, {"SLURM_PROCID=1", kRemedy}},
+        Wrong{"slurm_tasks_without_a_step",
+              {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}},
+              {"SLURM_STEP_NUM_TASKS=4"}},
+        Wrong{"garbage_alone", {{"FLUX_TASK_RANK", "zero"}}, {"FLUX_TASK_RANK=zero", kRemedy}},
+        Wrong{"torchrun_of_one_inside_mpirun",
+              both(kOpenMpi, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}),
+              {"torchrun launcher: RANK=0, WORLD_SIZE=1", "OMPI_COMM_WORLD_SIZE=2", kRemedy}},
+        Wrong{"mpirun_of_one_inside_a_step",
+              both(kMpirunOfOne, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_STEP_ID", "7"}}),
+              {"openmpi launcher", "SLURM_STEP_NUM_TASKS=4", kRemedy}},
+        Wrong{
+            "step_of_one_with_another_rank", both(kStepOfOne, {{"PMIX_RANK", "1"}}), {"slurm launcher", "PMIX_RANK=1"}},
         Wrong{"unknown", {{"TESSERA_LAUNCHER", "prun"}}, {"prun", "torchrun", "none"}}),
     [](const auto& row) { return row.param.name; });
 

@@ -33,6 +33,37 @@ class VariablesTest(Case):
             for ended in self.ends(self.start(half)):
                 self.assert_one_line(ended, 2, f"^tessera: {words}.*\n$")
 
+    def test_one_of_several_is_no_world_of_one(self):
+        for told, words in ((dict(PMIX_RANK=1), "launcher: PMIX_RANK=1 tells that this process is one of several"),
+                            (dict(LOCAL_RANK=0), "launcher: LOCAL_RANK=0 tells"),
+                            (dict(SLURM_JOB_ID=7, SLURM_PROCID=1), "launcher: SLURM_PROCID=1 tells"),
+                            (dict(MV2_COMM_WORLD_RANK=0), "mvapich launcher: MV2_COMM_WORLD_RANK=0, MV2_COMM_WORLD_SIZE is not set"),
+                            (dict(RANK=0, WORLD_SIZE=1, PMI_RANK=0, PMI_SIZE=2),
+                             "torchrun launcher: RANK=0, WORLD_SIZE=1, .*: a world of one process, but PMI_SIZE=2 tells")):
+            for ended in self.ends(self.start(told)):
+                self.assert_one_line(ended, 2, f"^tessera: {words}.*; set TESSERA_RANK and TESSERA_WORLD_SIZE, or TESSERA_LAUNCHER")
+
+    def test_by_request_it_is_one(self):
+        for ended in self.ends(self.start(dict(PMIX_RANK=1, TESSERA_LAUNCHER="none"))):
+            self.assertEqual((ended.code, ended.err), (0, ""), ended)
+
+    def test_each_rank_may_spell_the_master_its_own_way(self):
+        # As under Kubernetes, where the first pod's own name for itself is localhost.
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        spelled = [dict(RANK=r, WORLD_SIZE=2, MASTER_PORT=23456, MASTER_ADDR=name) for r, name in enumerate(("localhost", "job-0.jobs.svc"))]
+        for master in ({}, dict(TESSERA_MASTER=f"127.0.0.1:{port}", TESSERA_TOKEN="swordfish")):
+            ended = self.ends(self.start(*spelled, **master))
+            self.assertEqual([(one.code, one.err) for one in ended], [(0, "")] * 2, ended)
+
+    def test_the_run_has_the_users_name(self):
+        places = [dict(RANK=r, WORLD_SIZE=2, MASTER_PORT=port, TESSERA_RUN_ID="mine") for r, port in enumerate((1, 2))]
+        ended = self.ends(self.start(*places))
+        self.assertEqual([(one.code, one.err) for one in ended], [(0, "")] * 2, ended)
+        for place, name in zip(places, ("mine", "yours")):  # the control: another name is another run
+            place.update(TESSERA_RUN_ID=name, TESSERA_TIMEOUT="2s")
+        self.assertEqual([one.code for one in self.ends(self.start(*places))], [1, 1])
+
     def test_a_batch_script_is_no_rank(self):
         # Slurm also sets these for the commands of a batch script, each of which is a world of its own.
         job = jobs.start_each(self.training("train", "--ranks", 2, steps=1), [dict(SLURM_JOB_ID=7, SLURM_PROCID=0, SLURM_NTASKS=4)])
@@ -40,7 +71,7 @@ class VariablesTest(Case):
 
     def test_an_unknown_launcher_is_named(self):
         for ended in self.ends(self.start(dict(TESSERA_LAUNCHER="pbs"))):
-            self.assert_one_line(ended, 2, "^tessera: TESSERA_LAUNCHER: unknown launcher 'pbs'; known: none tessera torchrun openmpi pmi slurm")
+            self.assert_one_line(ended, 2, "^tessera: TESSERA_LAUNCHER: unknown launcher 'pbs'; known: none tessera torchrun openmpi mvapich pmi slurm")
 
 
 class MasterTest(Case):

@@ -17,7 +17,7 @@ TEXT = "It was a bright cold day in April, and the clocks were striking thirteen
 
 Ended = collections.namedtuple("Ended", "code out err seconds")
 
-FOREIGN = ("TESSERA_", "OMPI_", "PMIX_", "PMI_", "PALS_", "MPI_LOCAL", "SLURM_", "TORCHELASTIC_")
+FOREIGN = ("TESSERA_", "OMPI_", "PMIX_", "PMI_", "PALS_", "MPI_LOCAL", "MV2_", "SLURM_", "TORCHELASTIC_")
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shlex
 import signal
 import tempfile
 import unittest
@@ -189,6 +190,38 @@ class SlurmTest(Launched, Case):
 
     def test_mpi_without_its_plugin(self):
         self.assert_mpi_is_refused()
+
+    def test_the_tool_starts_mpi_ranks_inside_a_step(self):
+        # By the launcher of MPI, which must not ask Slurm for the resources that this step holds.
+        for plugin in ("none", "pmi2", "pmix"):
+            step = self.cluster.srun("--mpi=" + plugin, ranks=1)
+            with step.start(self.training("train", "--ranks", RANKS, "--backend", "mpi"), TESSERA_PRODUCTS="own") as job:
+                ended = job.finish(60)
+            self.assertEqual(ended.code, 0, (plugin, ended))
+            self.assertIn(self.reference[:8], ended.out, plugin)
+
+    def test_the_local_rank_is_slurms_where_pmi_tells_none(self):
+        script = 'test "$PMI_SIZE" = 4 && test -z "$MPI_LOCALRANKID" && env SLURM_LOCALID=7 "$@"'
+        with self.cluster.srun("--mpi=pmi2").start(["sh", "-c", script, "sh", *self.training("train")]) as job:
+            ended = job.finish()
+        self.assertEqual(ended.code, 2, ended)
+        for line in jobs.last_words(ended.err):
+            self.assertRegex(line, "pmi launcher: PMI_RANK=., .*; slurm launcher: .*SLURM_LOCALID=7.*the local rank must be below")
+
+    def test_a_batch_script_and_the_shell_of_an_allocation_start_ranks(self):
+        command = shlex.join(self.training("train", "--ranks", RANKS))
+        script = self.path("batch")
+        with open(script, "w", encoding="ascii") as file:
+            file.write(f"#!/bin/sh\n{command}\n")
+        env = self.cluster.environment(TESSERA_PRODUCTS="own")
+        ended = jobs.run([jobs.program("sbatch"), "--wait", "-n", "2", "-o", self.path("out"), script], env)
+        with open(self.path("out"), encoding="utf-8") as file:
+            out = file.read()
+        self.assertEqual(ended.code, 0, (ended, out))
+        self.assertIn(self.reference[:8], out)
+        ended = jobs.run([jobs.program("salloc"), "-n", "2", "sh", "-c", command], env)
+        self.assertEqual(ended.code, 0, ended)
+        self.assertIn(self.reference[:8], ended.out)
 
 
 if __name__ == "__main__":

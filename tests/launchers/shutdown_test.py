@@ -108,6 +108,40 @@ class StoppedRankTest(jobs.Case):
         for delay in (0, 0.03, 0.06, 0.1, 0.15, 0.2):
             self.stop_one(jobs.Plain(), delay)
 
+    def stop_while_training(self, launcher, backend, rank):
+        """The seconds from the signal to the end of the job, whose deadline is 3 s."""
+        mark = self.mark()
+        with launcher.start(self.training("train", "--backend", backend, steps=100000), MARK=mark, TESSERA_TIMEOUT="3s") as job:
+            for line in job.processes[0].stdout:
+                if line.startswith("step 2 "):
+                    break
+            os.kill(jobs.pids_by_rank(mark)[rank], signal.SIGSTOP)
+            ended = job.finish(40)
+        self.assertNotEqual(ended.code, 0)
+        self.assertRegex(jobs.last_words(ended.err)[-1], rf"not done within 3s; .*rank {rank} is not responding", (backend, ended.err))
+        self.assert_nobody_is_left(mark)
+        return ended.seconds
+
+    def ends_soon(self, launcher, backend):
+        for rank in (0, 1, jobs.RANKS - 1):
+            self.assertLess(self.stop_while_training(launcher, backend, rank), 3 + 5, (backend, rank))
+
+    def test_while_training_over_shm(self):
+        self.ends_soon(jobs.Plain(), "shm")
+
+    def test_while_training_over_tcp(self):
+        self.ends_soon(jobs.Plain(), "tcp")
+
+    def test_while_training_over_ucx(self):
+        self.ends_soon(jobs.Plain(), "ucx")
+
+    def test_while_training_over_mpi(self):
+        self.ends_soon(jobs.Plain(), "mpi")
+
+    def test_while_training_under_mpirun(self):
+        for kind in jobs.Mpirun.OPTIONS:
+            self.ends_soon(jobs.Mpirun(kind), "mpi")
+
 
 class KilledRankTest(jobs.Case):
     """The last line names the killed rank, at any time of the kill, also if mpirun starts the ranks."""

@@ -112,8 +112,8 @@ class Slurm:
     def environment(self, **changes):
         return jobs.environment(SLURM_CONF=self.path("slurm.conf"), **changes)
 
-    def srun(self, *options):
-        return Srun(self, options)
+    def srun(self, *options, ranks=jobs.RANKS):
+        return Srun(self, options, ranks)
 
     def stop(self):
         for daemon in reversed(self.daemons):
@@ -130,9 +130,9 @@ class Slurm:
 
 
 class Srun:
-    def __init__(self, cluster, options):
+    def __init__(self, cluster, options, ranks):
         self.cluster = cluster
-        self.prefix = [jobs.program("srun"), *options, "-n", str(jobs.RANKS)]
+        self.prefix = [jobs.program("srun"), *options, "-n", str(ranks)]
 
     def start(self, command, **env):
         return jobs.Job([jobs.start([*self.prefix, *command], self.cluster.environment(**env))])

@@ -9,6 +9,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import xml.etree.ElementTree as xml
 
@@ -63,6 +64,29 @@ class LaunchPrefixTest(unittest.TestCase):
         self.assertIn("ddp fsdp end bitwise equal", done.stdout)
         done = tessera("run", "-n", "3", "--no-tag", "--", "/bin/sh", "-c", "echo $OMPI_COMM_WORLD_RANK.$TESSERA_RANK", TESSERA_BACKEND="parcel")
         self.assertEqual((done.returncode, sorted(done.stdout.split())), (0, ["0.", "1.", "2."]), done.stderr)
+
+    def test_the_place_in_a_world_around_the_tool_is_not_passed_on(self):
+        around = dict(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", PMIX_RANK="0", PMI_RANK="0", PMI_SIZE="1")
+        done = tessera("bench", "all_reduce", "--backend", "parcel", "--ranks", "2", "--max-bytes", "64", "--iterations", "2", "--check",
+                       **around)
+        self.assertEqual((done.returncode, done.stdout.count("# all_reduce")), (0, 1), done.stderr)
+        done = tessera("run", "-n", "2", "--no-tag", "--", "/bin/sh", "-c", "echo .$RANK.$PMI_SIZE.$PMIX_RANK.", TESSERA_BACKEND="parcel", **around)
+        self.assertEqual(done.stdout.split(), ["...."] * 2, done.stderr)
+        # The control: without a launcher of its own, a program keeps what is around.
+        done = tessera("run", "-n", "2", "--no-tag", "--", "/bin/sh", "-c", "echo .$RANK.$PMI_SIZE.$PMIX_RANK.", **around)
+        self.assertEqual(done.stdout.split(), [".0.1.0."] * 2, done.stderr)
+
+    def test_a_program_that_starts_no_rank_is_ended_at_the_deadline(self):
+        begin = time.monotonic()
+        done = tessera("bench", "all_reduce", "--backend", "parcel", "--ranks", "2", TESSERA_TIMEOUT="1s", PARCEL_WAITS_FOR="the resources of a job")
+        self.assertLess(time.monotonic() - begin, 1 + 5)
+        self.assertEqual((done.returncode, done.stderr.splitlines()[-1]),
+                         (1, "tessera: parcelrun has started none of the 2 ranks within 1s (TESSERA_TIMEOUT): "
+                             "parcelrun: waiting for the resources of a job"))
+        # The control: ranks that have started may take longer.
+        done = tessera("run", "-n", "2", "--no-tag", "--", "/bin/sh", "-c", "sleep 2; echo $OMPI_COMM_WORLD_RANK", TESSERA_BACKEND="parcel",
+                       TESSERA_TIMEOUT="1s")
+        self.assertEqual((done.returncode, sorted(done.stdout.split())), (0, ["0", "1"]), done.stderr)
 
     def test_failures_return_code_1_and_end_with_cause(self):
         script = "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then exit 9; fi"

@@ -10,16 +10,20 @@
 #include <cstdio>
 #include <fstream>
 
+#include "tessera/base/deadline.h"
 #include "tessera/base/device/module_loader.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/parse.h"
 #include "tessera/comm/bootstrap/hmac.h"
+#include "tessera/comm/launch.h"
 #include "tools/cli/leftovers.h"
 #include "tools/cli/outlet.h"
 #include "tools/launch/process.h"
 #include "tools/launch/rank_output.h"
 #include "tools/launch/rank_watch.h"
+#include "tools/launch/ranks.h"
 #include "tools/launch/run_outcome.h"
 #include "tools/launch/signals.h"
 
@@ -45,6 +49,7 @@ std::string make_run_id() {
 constexpr std::chrono::milliseconds kForOutput{2000};
 constexpr std::chrono::milliseconds kForErrors{1000};
 constexpr std::chrono::milliseconds kForLostRank{200};
+constexpr std::string_view kTimeout = "TESSERA_TIMEOUT";
 
 /// The state of one run.
 class Launcher {
@@ -67,11 +72,12 @@ class Launcher {
   bool write_rest(std::chrono::milliseconds patience);
   void reap();
   void begin_grace();
+  void require_start(Clock::time_point deadline);
   void on_interrupt(int signal);
   void signal_running(int signal);
+  bool rest_is_stopped() const;
   void escalate();
   void await_lost_rank();
-  void sweep();
   bool any_running() const;
   int report();
 
@@ -85,6 +91,7 @@ class Launcher {
   std::vector<LaunchedProcess> ranks_;
   int first_failed_ = -1;
   bool error_came_first_ = false;  ///< under a prefix: an error line came before a rank was lost
+  std::string never_started_;      ///< under a prefix: no rank by the deadline
   int interrupted_by_ = 0;
   Clock::time_point failed_at_{};
   Stage stage_ = Stage::running;
@@ -98,7 +105,8 @@ Launcher::Launcher(const LaunchSpec& plan)
       errors_(STDERR_FILENO),
       ranks_(plan.prefix.empty() ? static_cast<std::size_t>(plan.ranks) : 1) {
   if (by_prefix()) watch_.emplace(plan.ranks, plan.own_program);
-  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // processes left by a dead rank become children of the launcher, see sweep()
+  // Processes left by a dead rank become children of the launcher, see kill_children().
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
 Launcher::~Launcher() {
@@ -108,7 +116,7 @@ Launcher::~Launcher() {
     reap();
     if (any_running()) ::poll(nullptr, 0, 1);
   }
-  sweep();
+  kill_children(guardian_.pid());
   ::prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
@@ -137,15 +145,15 @@ std::vector<std::string> Launcher::command() const {
 /// finds the ranks by the run id.
 std::vector<std::pair<std::string, std::string>> Launcher::variables(int rank, const std::string& token) const {
   std::vector<std::pair<std::string, std::string>> all = plan_.environment;
-  const auto place = [&](const std::string& text) { return by_prefix() ? "" : text; };
-  all.insert(all.end(), {{"TESSERA_RANK", place(std::to_string(rank))},
-                         {"TESSERA_WORLD_SIZE", place(std::to_string(plan_.ranks))},
-                         {"TESSERA_LOCAL_RANK", place(std::to_string(rank))},
-                         {"TESSERA_LOCAL_WORLD_SIZE", place(std::to_string(plan_.ranks))},
-                         {"TESSERA_RUN_ID", run_id_},
-                         {"TESSERA_LAUNCHER", place("tessera")},
+  all.insert(all.end(), {{"TESSERA_RUN_ID", run_id_},
+                         {"TESSERA_LAUNCHER", by_prefix() ? "" : "tessera"},
                          {"TESSERA_TOKEN", token},
                          watch_ ? watch_->variable() : RankWatch::no_variable()});
+  if (!by_prefix())
+    all.insert(all.end(), {{"TESSERA_RANK", std::to_string(rank)},
+                           {"TESSERA_WORLD_SIZE", std::to_string(plan_.ranks)},
+                           {"TESSERA_LOCAL_RANK", std::to_string(rank)},
+                           {"TESSERA_LOCAL_WORLD_SIZE", std::to_string(plan_.ranks)}});
   return all;
 }
 
@@ -166,6 +174,9 @@ void Launcher::start(int child, const std::string& token) {
   rank.output.emplace(std::move(output));
 
   ProcessSpec process{.command = command(), .environment = base::environment_with(variables(child, token))};
+  if (by_prefix())
+    for (const std::string& name : comm::rank_variables())  // of a launcher around this tool
+      std::erase_if(process.environment, [&](const std::string& entry) { return entry.starts_with(name + "="); });
   process.output = rank.output->child_output();
   process.errors = rank.output->child_errors();
   process.cores = cores_of(child);
@@ -257,6 +268,16 @@ void Launcher::begin_grace() {
   failed_at_ = Clock::now();
 }
 
+/// Ends a prefix program that waits for something else and starts no rank. Ranks that have started have a deadline of
+/// their own.
+void Launcher::require_start(Clock::time_point deadline) {
+  if (!watch_ || stage_ != Stage::running || Clock::now() < deadline || watch_->any_started()) return;
+  never_started_ = plan_.prefix.front() + " has started none of the " + std::to_string(plan_.ranks) + " ranks within " +
+                   comm_setting(kTimeout) + " (" + std::string(kTimeout) + ")";
+  begin_grace();
+  failed_at_ -= plan_.grace;  // there is no rank to wait for
+}
+
 void Launcher::signal_running(int signal) {
   for (LaunchedProcess& rank : ranks_) {
     if (!rank.running) continue;
@@ -278,9 +299,16 @@ void Launcher::on_interrupt(int signal) {
   failed_at_ = Clock::now() - plan_.grace + std::chrono::seconds(1);
 }
 
+/// They can detect and report nothing.
+bool Launcher::rest_is_stopped() const {
+  if (watch_) return watch_->rest_is_stopped();
+  return std::all_of(ranks_.begin(), ranks_.end(),
+                     [](const LaunchedProcess& rank) { return !rank.running || is_stopped(rank.pid); });
+}
+
 void Launcher::escalate() {
   const auto since = Clock::now() - failed_at_;
-  if (stage_ == Stage::grace && since >= plan_.grace) {
+  if (stage_ == Stage::grace && (since >= plan_.grace || rest_is_stopped())) {
     stage_ = Stage::terminating;
     signal_running(SIGTERM);
   } else if (stage_ == Stage::terminating && since >= plan_.grace + plan_.kill_after) {
@@ -290,7 +318,7 @@ void Launcher::escalate() {
 }
 
 /// A starter that aborts does not wait for its ranks: the one whose death made the others abort may still be ending, as
-/// it takes time to free its memory. Must precede sweep(), which ends the ranks that are well.
+/// it takes time to free its memory. Must precede kill_children(), which ends the ranks that are well.
 void Launcher::await_lost_rank() {
   if (!watch_) return;
   const auto deadline = Clock::now() + kForLostRank;
@@ -303,35 +331,21 @@ void Launcher::await_lost_rank() {
   }
 }
 
-/// Kills processes that the ranks started and left running. They are children of this process, which is a subreaper.
-void Launcher::sweep() {
-  const std::string path = "/proc/self/task/" + std::to_string(::getpid()) + "/children";
-  for (int round = 0; round < 100; ++round) {
-    std::ifstream children(path);
-    bool left = false;
-    for (pid_t pid = 0; children >> pid;) {
-      if (pid == guardian_.pid()) continue;
-      left = true;
-      ::kill(pid, SIGKILL);
-      ::waitpid(pid, nullptr, 0);
-    }
-    if (!left) return;
-  }
-}
-
 int Launcher::run() {
   remove_leftovers();  // also of runs whose launcher died
   std::error_code ignored;
   if (!plan_.failure_file.empty()) std::filesystem::remove(plan_.failure_file, ignored);
   const std::string token = random_hex();
+  const auto deadline = base::deadline_after(base::parse_duration(comm_setting(kTimeout), kTimeout));
   for (std::size_t child = 0; child < ranks_.size(); ++child) start(static_cast<int>(child), token);
   while (any_running()) {
     pump(std::chrono::milliseconds(stage_ == Stage::running ? 500 : 50));
     reap();
+    require_start(deadline);
     if (stage_ != Stage::running) escalate();
   }
   await_lost_rank();
-  sweep();  // before the pipes are drained: processes left running hold them open
+  kill_children(guardian_.pid());  // before the pipes are drained: processes left running hold them open
   if (stage_ != Stage::running) remove_leftovers();
   read_rest();
   return report();
@@ -351,7 +365,8 @@ int Launcher::report() {
                                             .watch = watch_ ? &*watch_ : nullptr,
                                             .first_failed = first_failed_,
                                             .interrupted_by = interrupted_by_,
-                                            .error_came_first = error_came_first_});
+                                            .error_came_first = error_came_first_,
+                                            .never_started = never_started_});
   errors_.write(warning);
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     RankOutput& output = *ranks_[i].output;

@@ -2,8 +2,9 @@
 //
 // A rank is a child process that gets its rank and world from the environment (TESSERA_RANK, TESSERA_WORLD_SIZE,
 // TESSERA_LOCAL_RANK, TESSERA_LOCAL_WORLD_SIZE, TESSERA_RUN_ID, TESSERA_TOKEN). When a rank dies, the others have
-// `grace` to detect and report it, then receive SIGTERM (and SIGCONT, so that a stopped rank handles it), then SIGKILL.
-// When the launcher itself dies, even by SIGKILL, the ranks and all processes that they started are killed.
+// `grace` to detect and report it, then receive SIGTERM (and SIGCONT, so that a stopped rank handles it), then SIGKILL;
+// a rank that is stopped by a signal gets no grace once all others have ended. When the launcher itself dies, even by
+// SIGKILL, the ranks and all processes that they started are killed.
 //
 // Ranks of some backends can only be started by their vendor's program. Then that program is the child, under the same
 // supervision, and sets the ranks' numbers.

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <system_error>
 #include <utility>
 
@@ -22,6 +23,29 @@ Pipe make_pipe() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw base::system_error("launcher: can't create a pipe");
   return {base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
+}
+
+void kill_children(pid_t except) {
+  const std::string path = "/proc/self/task/" + std::to_string(::getpid()) + "/children";
+  for (int round = 0; round < 100; ++round) {
+    std::ifstream children(path);
+    bool left = false;
+    for (pid_t pid = 0; children >> pid;) {
+      if (pid == except) continue;
+      left = true;
+      ::kill(pid, SIGKILL);
+      ::waitpid(pid, nullptr, 0);
+    }
+    if (!left) return;
+  }
+}
+
+bool is_stopped(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const std::size_t state = line.rfind(')') + 2;  // after the program's name, which may contain anything
+  return state < line.size() && line[state] == 'T';
 }
 
 std::vector<int> allowed_cores() {

@@ -29,6 +29,13 @@ struct ProcessSpec {
 /// Starts a program that dies with this process. Throws InvalidUsage if there is no such program, else SystemError.
 pid_t start_process(const ProcessSpec& plan);
 
+/// Kills and reaps the children of this process except one. If it is a subreaper, those are also the processes that its
+/// ended children have left running.
+void kill_children(pid_t except);
+
+/// Whether a signal has stopped the process, so that it does nothing before SIGCONT.
+bool is_stopped(pid_t pid);
+
 /// The cores that this process may use.
 std::vector<int> allowed_cores();
 

@@ -29,6 +29,7 @@ constexpr int kFirstRank = 10'000;  // ms until the first rank connects
 constexpr int kStarter = 5'000;     // until the launcher has ended
 constexpr int kTurn = 2;            // for the cause of an abort
 constexpr int kGrace = 2'000;       // for the others to detect the failure themselves
+constexpr int kLook = 50;           // ... until it looks whether they are stopped
 constexpr int kTerminated = 1'000;  // between SIGTERM and SIGKILL
 constexpr int kForEver = -1;
 constexpr int kMaxRanks = 4096;  // descriptors; more ranks on one host are not guarded
@@ -72,6 +73,7 @@ class Guard {
   void accept_one();
   int dying_rank() const;
   void signal_all(int signal) const;
+  bool rest_is_stopped() const;
   bool wait_until_gone(int patience);
 
   const int listener_;
@@ -130,29 +132,34 @@ Guard::Report Guard::next(int patience, int& rank) {
   return got > 0 || state.ends ? Report::nothing : Report::end;
 }
 
-/// True once the process has begun to end, which takes it milliseconds if it has much memory. False if that can't be
-/// read.
-bool is_dying(pid_t pid) {
+struct ProcessState {
+  bool dying = false;    ///< has begun to end, which takes it milliseconds if it has much memory, or has ended
+  bool stopped = false;  ///< by a signal
+};
+
+/// The default if the state can't be read.
+ProcessState state_of(pid_t pid) {
   constexpr unsigned long kExiting = 0x4;  // PF_EXITING in the kernel's include/linux/sched.h
   char path[32];
   char text[512] = {};
   std::snprintf(path, sizeof path, "/proc/%d/stat", static_cast<int>(pid));
   const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return errno == ENOENT && ::access("/proc/self/stat", F_OK) == 0;  // gone, not hidden
+  if (fd < 0) return {.dying = errno == ENOENT && ::access("/proc/self/stat", F_OK) == 0};  // gone, not hidden
   const ssize_t got = ::read(fd, text, sizeof text - 1);
   ::close(fd);
-  if (got <= 0) return true;  // gone since
+  if (got <= 0) return {.dying = true};  // gone since
   const char* const name_end = std::strrchr(text, ')');
+  char letter = 0;
   unsigned long flags = 0;
-  return name_end != nullptr && std::sscanf(name_end, ") %*c %*d %*d %*d %*d %*d %lu", &flags) == 1 &&
-         (flags & kExiting) != 0;
+  if (name_end == nullptr || std::sscanf(name_end, ") %c %*d %*d %*d %*d %*d %lu", &letter, &flags) != 2) return {};
+  return {.dying = (flags & kExiting) != 0, .stopped = letter == 'T'};
 }
 
 /// A connected rank whose process is ending, but not because it aborts. -1: none.
 int Guard::dying_rank() const {
   for (const Connection& one : connections_)
     if (one.open && one.rank >= 0 && one.pid > 0 && !ranks_[one.rank].aborts && !ranks_[one.rank].ends &&
-        is_dying(one.pid))
+        state_of(one.pid).dying)
       return one.rank;
   return -1;
 }
@@ -188,6 +195,13 @@ void Guard::signal_all(int signal) const {
   }
 }
 
+/// They can detect and report nothing.
+bool Guard::rest_is_stopped() const {
+  for (const Connection& one : connections_)
+    if (one.open && !state_of(one.pid).stopped) return false;
+  return true;
+}
+
 bool Guard::wait_until_gone(int patience) {
   timespec now = {};
   const auto milliseconds = [&] {
@@ -202,7 +216,8 @@ bool Guard::wait_until_gone(int patience) {
 }
 
 void Guard::end_others() {
-  if (wait_until_gone(kGrace)) return;
+  for (int waited = 0; waited < kGrace && !rest_is_stopped(); waited += kLook)
+    if (wait_until_gone(kLook)) return;
   signal_all(SIGTERM);
   if (!wait_until_gone(kTerminated)) signal_all(SIGKILL);
 }

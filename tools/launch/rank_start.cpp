@@ -41,7 +41,9 @@ void print_variable(const char* name, const char* rank) {
 int main(int argc, char** argv, char** variables) {
   if (argc < 2) return 2;
   const char* const name = value_of(variables, "TESSERA_LAUNCH_SOCKET");
-  constexpr const char* kRanks[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
+  // In the order of comm/launch.h: a launcher inside another's job passes on the variables of the outer one.
+  constexpr const char* kRanks[] = {"OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK",
+                                    "PALS_RANKID",          "PMIX_RANK",           "SLURM_PROCID"};
   for (const char* const variable : kRanks) {
     const char* const rank = value_of(variables, variable);
     if (name == nullptr || rank == nullptr) continue;

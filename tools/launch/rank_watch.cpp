@@ -23,6 +23,7 @@
 #include "tessera/base/device/module_loader.h"
 #include "tessera/base/error.h"
 #include "tessera/base/process.h"
+#include "tools/launch/process.h"
 #include "tools/launch/ranks.h"
 
 namespace tessera::tools {
@@ -212,6 +213,23 @@ std::optional<RankWatch::Lost> RankWatch::named_in(const std::string& text) cons
     if (process.ended && process.rank >= 0 && text.find("(pid=" + std::to_string(pid) + " ") != std::string::npos)
       return Lost{.rank = process.rank, .status = process.status};
   return std::nullopt;
+}
+
+bool RankWatch::any_started() const {
+  return std::any_of(processes_.begin(), processes_.end(), [](const auto& one) { return one.second.rank >= 0; });
+}
+
+bool RankWatch::rest_is_stopped() const {
+  int ended = 0;
+  int stopped = 0;
+  for (const auto& [pid, process] : processes_) {
+    if (process.rank < 0) continue;
+    if (process.ended)
+      ++ended;
+    else if (is_stopped(pid))
+      ++stopped;
+  }
+  return stopped > 0 && ended + stopped == ranks_;
 }
 
 bool RankWatch::all_done() const {

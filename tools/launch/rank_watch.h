@@ -41,6 +41,10 @@ class RankWatch {
   /// The rank whose death another rank reports in `text` as "pid=N", as UCX writes it: UCX ends a process that reads
   /// the memory of a dead one, and the reader can end first.
   std::optional<Lost> named_in(const std::string& text) const;
+  /// True if a rank has reported that it starts.
+  bool any_started() const;
+  /// True if all ranks are known, and those that have not ended are stopped by a signal.
+  bool rest_is_stopped() const;
   /// True if all ranks have reported that they ended with code 0.
   bool all_done() const;
 

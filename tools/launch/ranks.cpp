@@ -78,11 +78,13 @@ std::optional<std::string> comm_variable(std::string_view name) {
   return std::nullopt;
 }
 
-std::string default_backend() {
+std::string comm_setting(std::string_view name) {
   for (const base::EnvVariable& known : comm::variables())
-    if (known.name == "TESSERA_BACKEND") return base::env_or_default(known);
+    if (known.name == name) return base::env_or_default(known);
   return "";
 }
+
+std::string default_backend() { return comm_setting("TESSERA_BACKEND"); }
 
 std::vector<std::string> launch_prefix(const std::string& backend) {
   std::string name = backend.empty() ? default_backend() : backend;

@@ -34,6 +34,9 @@ LaunchSpec training_launch_spec(const TrainPlan& plan, std::vector<std::string> 
 /// The value of comm's variable of that name. Throws nothing: an unknown name has no value.
 std::optional<std::string> comm_variable(std::string_view name);
 
+/// The value or default of comm's variable of that name.
+std::string comm_setting(std::string_view name);
+
 /// TESSERA_BACKEND's value or default.
 std::string default_backend();
 

@@ -25,6 +25,10 @@ std::string cause_text(const LaunchSpec& plan, LaunchedProcess& rank, int number
 Verdict verdict_under_prefix(const RunEnd& end) {
   LaunchedProcess& starter = end.ranks.front();
   const bool starter_failed = end.first_failed >= 0;
+  if (!end.never_started.empty()) {
+    const std::string& last = starter.output->last_error_line();
+    return {1, end.never_started + (last.empty() ? "" : ": " + last)};
+  }
   if (!starter.running && starter.status == 0 && !starter.stopped_by_launcher && !starter.output->has_error())
     return {};
   if (starter_failed && WIFSIGNALED(starter.status)) return {1, cause_text(end.plan, starter, 0)};

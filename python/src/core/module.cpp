@@ -12,6 +12,7 @@
 
 #include "core/communicator.h"
 #include "core/errors.h"
+#include "tessera/base/env.h"
 #include "tessera/comm/init.h"
 
 namespace tessera::python {
@@ -35,7 +36,7 @@ std::unique_ptr<PyCommunicator> init(const std::optional<std::string>& backend, 
     options.launch = comm::resolve_launch([&](const std::string& name) -> std::optional<std::string> {
       if (name == "TESSERA_RANK") return std::to_string(*rank);
       if (name == "TESSERA_WORLD_SIZE") return std::to_string(*size);
-      if (name == "TESSERA_RUN_ID") return run_id;
+      if (name == "TESSERA_RUN_ID") return run_id ? run_id : base::read_foreign_env(name);
       return std::nullopt;
     });
   }

@@ -1,6 +1,7 @@
 #include "tessera/comm/core/control_peer_monitor.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "tessera/comm/transport.h"
 
@@ -13,7 +14,11 @@ constexpr std::uint64_t kProbe = kMaxCommunicators;   ///< no communicator: the 
 }  // namespace
 
 ControlPeerMonitor::ControlPeerMonitor(Bootstrap& bootstrap)
-    : bootstrap_(bootstrap), replies_(static_cast<std::size_t>(bootstrap.size())) {}
+    : bootstrap_(bootstrap),
+      replies_(static_cast<std::size_t>(bootstrap.size())),
+      peers_(static_cast<std::size_t>(bootstrap.size()), Peer::responds) {
+  peers_[static_cast<std::size_t>(bootstrap.rank())] = Peer::gone;  // not asked
+}
 
 void ControlPeerMonitor::open(std::string_view name, std::function<void(ControlMessage)> on_message) {
   const auto on_text = [this, on_message](int from, std::string_view text) {
@@ -22,10 +27,15 @@ void ControlPeerMonitor::open(std::string_view name, std::function<void(ControlM
     message->from = from;
     if (message->kind == ControlMessage::Kind::progress_query) return on_query(*message);
     if (message->kind == ControlMessage::Kind::progress_reply) return on_reply(*message);
+    if (message->kind == ControlMessage::Kind::departure) on_gone(from);
     on_message(std::move(*message));
   };
   channel_ = bootstrap_.open_channel(
-      name, {.lost = [on_message](int rank) { on_message({.kind = ControlMessage::Kind::peer_lost, .from = rank}); },
+      name, {.lost =
+                 [this, on_message](int rank) {
+                   on_gone(rank);
+                   on_message({.kind = ControlMessage::Kind::peer_lost, .from = rank});
+                 },
              .message = on_text,
              .damaged = [on_message](int rank) { on_message({.kind = ControlMessage::Kind::damaged, .from = rank}); }});
   open_channel_.store(channel_.get());
@@ -72,7 +82,14 @@ void ControlPeerMonitor::on_query(const ControlMessage& query) noexcept {
 void ControlPeerMonitor::on_reply(const ControlMessage& reply) noexcept {
   if (reply.communicator == kProbe) return last_probe_reply_.store(reply.number);
   const std::lock_guard lock(mutex_);
+  if (Peer& peer = peers_[static_cast<std::size_t>(reply.from)]; peer == Peer::silent) peer = Peer::responds;
   if (reply.number == query_) replies_[static_cast<std::size_t>(reply.from)] = reply.value;
+  replied_.notify_all();
+}
+
+void ControlPeerMonitor::on_gone(int rank) noexcept {
+  const std::lock_guard lock(mutex_);
+  peers_[static_cast<std::size_t>(rank)] = Peer::gone;
   replied_.notify_all();
 }
 
@@ -85,12 +102,22 @@ std::vector<std::optional<std::uint64_t>> ControlPeerMonitor::query_progress(std
   lock.unlock();
   send(ranks, {.kind = ControlMessage::Kind::progress_query, .communicator = communicator, .number = query});
   lock.lock();
-  replied_.wait_for(lock, kReplyTime, [&] {
-    return std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
-      return rank == bootstrap_.rank() || replies_[static_cast<std::size_t>(rank)].has_value();
-    });
-  });
+  const auto awaited = [&](int rank) {
+    const auto of = static_cast<std::size_t>(rank);
+    return peers_[of] == Peer::responds && !replies_[of].has_value();
+  };
+  replied_.wait_for(lock, kReplyTime, [&] { return std::none_of(ranks.begin(), ranks.end(), awaited); });
+  for (const int rank : ranks)
+    if (awaited(rank)) peers_[static_cast<std::size_t>(rank)] = Peer::silent;
   return replies_;
+}
+
+bool ControlPeerMonitor::all_respond() noexcept {
+  std::vector<int> all(static_cast<std::size_t>(bootstrap_.size()));
+  std::iota(all.begin(), all.end(), 0);
+  query_progress(0, all);
+  const std::lock_guard lock(mutex_);
+  return std::count(peers_.begin(), peers_.end(), Peer::silent) == 0;
 }
 
 std::uint64_t ControlPeerMonitor::send_probe(int rank) noexcept {

@@ -41,16 +41,22 @@ class TESSERA_API ControlPeerMonitor {
   /// Sends to these ranks except this one.
   void send(std::span<const int> ranks, const ControlMessage& message) noexcept;
   /// The last collective that each of these ranks has called on `communicator`, by rank of the world; none for a rank
-  /// that does not reply in time.
+  /// that does not reply in time. Does not wait for a rank that has left or died, nor again for one that has been
+  /// silent since an earlier query: operations of several communicators reach their deadline together.
   std::vector<std::optional<std::uint64_t>> query_progress(std::uint64_t communicator,
                                                            std::span<const int> ranks) noexcept;
+  /// Queries all ranks. False: one has neither left nor died, but does not reply in time.
+  bool all_respond() noexcept;
   /// Sends a query without a question; returns its number, for replied_to_probe().
   std::uint64_t send_probe(int rank) noexcept;
   bool replied_to_probe(std::uint64_t probe) const noexcept { return last_probe_reply_.load() >= probe; }
 
  private:
+  enum class Peer : std::uint8_t { responds, silent, gone };
+
   void on_query(const ControlMessage& query) noexcept;
   void on_reply(const ControlMessage& reply) noexcept;
+  void on_gone(int rank) noexcept;
 
   Bootstrap& bootstrap_;
   std::unique_ptr<ControlChannel> channel_;
@@ -61,6 +67,7 @@ class TESSERA_API ControlPeerMonitor {
   std::map<std::uint64_t, LastCall> called_;  ///< by communicator
   std::uint64_t query_ = 0;
   std::vector<std::optional<std::uint64_t>> replies_;  ///< by rank of the world
+  std::vector<Peer> peers_;                            ///< likewise
   std::atomic<std::uint64_t> probes_{0};
   std::atomic<std::uint64_t> last_probe_reply_{0};
 };

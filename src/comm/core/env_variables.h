@@ -15,7 +15,8 @@ inline constexpr EnvVariable kLocalRank{"TESSERA_LOCAL_RANK", "", "rank on this 
 inline constexpr EnvVariable kLocalWorldSize{"TESSERA_LOCAL_WORLD_SIZE", "",
                                              "ranks on this host; default: the number of ranks"};
 inline constexpr EnvVariable kRunId{
-    "TESSERA_RUN_ID", "", "name of the run, the same on all its ranks and unique among the runs of this user"};
+    "TESSERA_RUN_ID", "",
+    "name of the run, the same on all its ranks and unique among the runs of this user; default: the launcher's"};
 inline constexpr EnvVariable kMaster{"TESSERA_MASTER", "",
                                      "host:port on which rank 0 listens; several hosts need it and TESSERA_TOKEN"};
 inline constexpr EnvVariable kToken{"TESSERA_TOKEN", "",
@@ -24,7 +25,8 @@ inline constexpr EnvVariable kHostId{
     "TESSERA_HOST_ID", "",
     "name of this host; ranks with equal names share memory; default: boot id and network namespace"};
 inline constexpr EnvVariable kLauncher{
-    "TESSERA_LAUNCHER", "", "launcher to assume: tessera, torchrun, openmpi, pmi, slurm or none; default: detected"};
+    "TESSERA_LAUNCHER", "",
+    "launcher to assume: tessera, torchrun, openmpi, mvapich, pmi, slurm or none; default: detected"};
 inline constexpr EnvVariable kTimeout{"TESSERA_TIMEOUT", "5m", "timeout of the start and of every operation"};
 inline constexpr EnvVariable kDeterministic{
     "TESSERA_DETERMINISTIC", "",

@@ -193,6 +193,7 @@ void HostGroup::fail_operations(bool first) noexcept {
   for (ScheduleExecutor* op : running_) op->cancel();
   while (!running_.empty()) complete(*running_.back(), Operation::failed);
   if (first) runtime_->transport().discard_communicator(id_);
+  if (first && failure_.get().kind == FailureKind::timeout) runtime_->on_timeout();
   runtime_->update_transport_polling();
 }
 

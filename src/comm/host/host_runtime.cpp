@@ -77,11 +77,12 @@ void HostRuntime::connect(const TransportFactory& make_transport) {
 
 void HostRuntime::leave() noexcept {
   if (!std::exchange(open_, false)) return;
+  const bool silent = timed_out_ && !monitor_.all_respond();  // a stopped rank, which would be waited for
   monitor_.send(ControlChannel::kAll,
                 {.kind = ControlMessage::Kind::departure, .text = options_.first_failure_cause()});
   const std::lock_guard lock(engine_->mutex());
   const bool failed =
-      std::any_of(peers_.begin(), peers_.end(), [](const PeerStatus& p) { return p.died || p.disconnected; });
+      silent || std::any_of(peers_.begin(), peers_.end(), [](const PeerStatus& p) { return p.died || p.disconnected; });
   transport_->close(failed);
   update_transport_polling();
 }

@@ -56,6 +56,8 @@ class HostRuntime final : public Pollable, public TransportEvents {
   const AlgorithmTable& algorithms() const noexcept { return algorithms_; }
   MemoryPool& memory() noexcept { return memory_; }
   MemoryPool& unbooked_memory() noexcept { return unbooked_memory_; }
+  /// A communicator has failed at a deadline.
+  void on_timeout() noexcept { timed_out_ = true; }
   const PeerStatus& peer(int world_rank) const { return peers_[static_cast<std::size_t>(world_rank)]; }
 
   CommunicatorIds& ids() noexcept { return ids_; }
@@ -103,7 +105,8 @@ class HostRuntime final : public Pollable, public TransportEvents {
   std::unique_ptr<ProgressEngine> engine_;
   ControlPeerMonitor monitor_;
   CommunicatorIds ids_{kMaxCommunicators};
-  bool open_ = false;  ///< until leave()
+  bool open_ = false;                   ///< until leave()
+  std::atomic<bool> timed_out_{false};  ///< an operation of any communicator, on any rank
   bool polls_for_transport_ = false;
   std::string transport_failure_;          ///< not reported yet
   Clock::time_point transport_blamed_at_;  ///< when it will be reported

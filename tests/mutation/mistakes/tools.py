@@ -94,7 +94,7 @@ MISTAKES = [
     mistake("launcher-blames-the-last", "tools/launch/launcher.cpp", "  if (first || better) first_failed_ = best;", "  first_failed_ = best;", LAUNCHER, "the rank that failed last is named"),
     mistake("launcher-blames-the-stopped", "tools/launch/launcher.cpp", "    rank.stopped_by_launcher = true;\n", "", LAUNCHER, "a rank that the launcher stopped is named"),
     mistake("launcher-forgets-stopped", "tools/launch/launcher.cpp", "    ::kill(rank.pid, SIGCONT);\n", "", LAUNCHER, "a stopped rank is never ended"),
-    mistake("launcher-forgets-grandchildren", "tools/launch/launcher.cpp", "  sweep();  // before the pipes", "  // before the pipes", LAUNCHER, "child processes of ranks keep running"),
+    mistake("launcher-forgets-grandchildren", "tools/launch/launcher.cpp", "  kill_children(guardian_.pid());  // before the pipes", "  // before the pipes", LAUNCHER, "child processes of ranks keep running"),
     mistake("launcher-never-kills", "tools/launch/launcher.cpp", "stage_ == Stage::terminating && since >= plan_.grace + plan_.kill_after", "stage_ == Stage::terminating && since < plan_.grace", LAUNCHER, "a rank that ignores SIGTERM keeps running"),
     mistake("rank-outlives-launcher", "tools/launch/process.cpp", "  ::prctl(PR_SET_PDEATHSIG, SIGKILL);\n", "", (*LAUNCHER, r"^tools\.failure$"), "ranks outlive a killed launcher for a while"),
     mistake("guardian-sleeps", "tools/launch/process.cpp", "  if (got == 1) ::_exit(0);", "  if (got >= 0) ::_exit(0);", LAUNCHER, "grandchildren outlive a killed launcher"),

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 
 #include "tessera/base/deadline.h"
 #include "tessera/base/device/module_loader.h"
@@ -105,8 +104,7 @@ Launcher::Launcher(const LaunchSpec& plan)
       errors_(STDERR_FILENO),
       ranks_(plan.prefix.empty() ? static_cast<std::size_t>(plan.ranks) : 1) {
   if (by_prefix()) watch_.emplace(plan.ranks, plan.own_program);
-  // Processes left by a dead rank become children of the launcher, see kill_children().
-  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what a dead rank leaves becomes this process's child: kill_children()
 }
 
 Launcher::~Launcher() {

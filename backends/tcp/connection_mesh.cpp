@@ -1,5 +1,6 @@
 #include "backends/tcp/connection_mesh.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include "backends/tcp/interface.h"
@@ -9,14 +10,31 @@
 namespace tessera::comm::tcp {
 namespace {
 
-/// Returns "PORT ADDRESS" of this rank.
-std::string open_listener(MeshConnector& connector, const Bootstrap& bootstrap, const TcpOptions& settings) {
-  const Address usual = boost::asio::ip::make_address(bootstrap.local_address());
-  const Address address = choose_address(settings.interfaces, list_interfaces(), usual);
-  return std::to_string(connector.listen(address).port()) + " " + address.to_string();
+/// The scope of a link-local IPv6 address: the number that this host has given to the interface.
+unsigned long scope_of(const Address& address) { return address.is_v6() ? address.to_v6().scope_id() : 0; }
+
+Address with_scope(const Address& address, unsigned long scope) {
+  if (!address.is_v6() || !address.to_v6().is_link_local()) return address;
+  return boost::asio::ip::address_v6(address.to_v6().to_bytes(), scope);
 }
 
-std::vector<Endpoint> read_lines(const std::vector<std::string>& lines) {
+/// Returns "PORT ADDRESS" of this rank.
+std::string open_listener(MeshConnector& connector, const Bootstrap& bootstrap, const TcpOptions& settings) {
+  const std::vector<Interface> interfaces = list_interfaces();
+  const auto& hosts = bootstrap.hosts();
+  const bool alone = std::count(hosts.begin(), hosts.end(), hosts[static_cast<std::size_t>(bootstrap.rank())]) == 1;
+  if (!alone && std::none_of(interfaces.begin(), interfaces.end(),
+                             [](const Interface& one) { return one.up && one.address.is_loopback(); }))
+    throw SystemError(
+        "tcp: the loopback interface of this rank's host is down, by which the ranks on it connect (ip link set lo "
+        "up)");
+  const Address usual = boost::asio::ip::make_address(bootstrap.local_address());
+  const Address address = choose_address(settings.interfaces, interfaces, usual);
+  return std::to_string(connector.listen(address).port()) + " " + with_scope(address, 0).to_string();
+}
+
+/// Link-local addresses get this rank's scope.
+std::vector<Endpoint> read_lines(const std::vector<std::string>& lines, unsigned long scope) {
   std::vector<Endpoint> endpoints;
   for (const std::string& line : lines) {
     std::istringstream words(line);
@@ -24,7 +42,7 @@ std::vector<Endpoint> read_lines(const std::vector<std::string>& lines) {
     std::uint16_t port = 0;
     words >> port >> address;
     boost::system::error_code error;
-    endpoints.emplace_back(boost::asio::ip::make_address(address, error), port);
+    endpoints.emplace_back(with_scope(boost::asio::ip::make_address(address, error), scope), port);
     if (!words || error)
       throw SystemError("tcp: rank " + std::to_string(endpoints.size() - 1) + " sent no address: '" + line + "'");
   }
@@ -39,7 +57,8 @@ ConnectionMesh connect_mesh(Bootstrap& bootstrap, const TcpOptions& settings, st
   MeshConnector connector(bootstrap.rank(), streams, bootstrap.token());
   const std::vector<std::string> lines =
       exchange(bootstrap, [&] { return open_listener(connector, bootstrap, settings); });
-  const std::vector<Endpoint> endpoints = read_lines(lines);
+  const std::vector<Endpoint> endpoints =
+      read_lines(lines, scope_of(boost::asio::ip::make_address(bootstrap.local_address())));
   exchange(bootstrap, [&] {
     // A quarter of the timeout remains to report the unreachable ranks.
     const std::string complaint = connector.run(endpoints, timeout / 4 * 3);

@@ -71,7 +71,9 @@ void MeshConnector::start(Task<void> task) {
 
 std::string MeshConnector::run(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit) {
   done_.assign(endpoints.size(), std::vector<SharedSocket>(streams_));
-  reasons_.assign(endpoints.size(), "it has not connected");
+  reasons_.assign(endpoints.size(), "it has not connected to this rank");
+  std::fill(reasons_.begin() + static_cast<std::ptrdiff_t>(rank_) + 1, reasons_.end(),
+            "no answer (does a firewall drop the packets?)");
   to_come_ = (endpoints.size() - 1) * streams_;
   if (to_come_ == 0) return "";
   start(accept_ranks());

@@ -70,6 +70,24 @@ TEST(StoreRendezvous, ConnectsHosts) {
     EXPECT_EQ(one.bootstrap->hosts(), (std::vector<std::string>{"main land", "main land", "island", "island"}));
 }
 
+/// Publishes a socket that no process listens on.
+class SocketlessStore final : public MapStore {
+ public:
+  void set(const std::string& key, std::string_view value) override {
+    PublishedAddress address = PublishedAddress::parse(std::string(value));
+    address.socket = "tessera-of-another-machine";
+    MapStore::set(key, address.text());
+  }
+};
+
+/// A cloned machine has the host name of rank 0's, but not its sockets.
+TEST(StoreRendezvous, ReachesByTheNetworkAHostThatSeemsToBeTheOwn) {
+  const std::vector<Outcome> all = by_store(3, std::make_shared<SocketlessStore>());
+  expect_exchange(all);
+  for (const Outcome& one : all)
+    EXPECT_EQ(one.bootstrap->hosts(), std::vector<std::string>(3, all[0].bootstrap->hosts()[0])) << "they are on one";
+}
+
 /// No port is chosen twice, since the system chooses each one while it listens.
 TEST(StoreRendezvous, ManyWorldsAtOnce) {
   std::vector<std::future<std::vector<Outcome>>> worlds;

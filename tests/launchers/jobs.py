@@ -64,6 +64,14 @@ def run(command, env=None, seconds=180):
     return finish(start(command, env), seconds)
 
 
+def wait(ready, seconds):
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s")
+        time.sleep(0.05)
+
+
 class Job:
     """Started processes: one launcher, or individual ranks."""
 

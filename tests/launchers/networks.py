@@ -39,6 +39,17 @@ class Host:
         fields = next(line for line in done.stdout.splitlines() if line.strip().startswith(interface + ":")).split(":")[1].split()
         return Counters(int(fields[0]), int(fields[8]))
 
+    def ip(self, *arguments):
+        return ip("-n", self.name, *arguments)
+
+    def drop_connections(self, interface, to=None, but=None):
+        """Drops TCP connections that come in by the interface: those to the port `to`, or all but those of the port `but`."""
+        self.ip("rule", "add", "pref", "100", "lookup", "local")
+        for side in ("sport", "dport") if but else ():
+            self.ip("rule", "add", "pref", "40", "iif", interface, "ipproto", "tcp", side, str(but), "lookup", "local")
+        self.ip("rule", "add", "pref", "50", "iif", interface, "ipproto", "tcp", *(("dport", str(to)) if to else ()), "blackhole")
+        self.ip("rule", "delete", "pref", "0")  # else it accepts them first
+
     def remove(self):
         ip("netns", "delete", self.name)
 

@@ -15,6 +15,7 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <set>
 #include <thread>
 
 #include "tessera/base/parse.h"
@@ -133,6 +134,37 @@ bool connected_to_itself(int fd) {
          own.length == peer.length && std::memcmp(&own.address, &peer.address, own.length) == 0;
 }
 
+/// The addresses of this host's interfaces. An interface without addresses is not among them.
+std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> interfaces() {
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) throw system_error("init: getifaddrs");
+  return {first, &::freeifaddrs};
+}
+
+int family_of(const ifaddrs& one) { return one.ifa_addr == nullptr ? AF_UNSPEC : one.ifa_addr->sa_family; }
+
+/// "" if it has none.
+std::string numeric(const ifaddrs& one) {
+  const int family = family_of(one);
+  if (family != AF_INET && family != AF_INET6) return "";
+  return numeric(one.ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+}
+
+/// Why a connection to `endpoint` fails.
+std::string reason_of(int code, const Endpoint& endpoint) {
+  const std::string address = numeric(endpoint.get(), endpoint.length);
+  const auto all = interfaces();
+  bool own = is_loopback(address);
+  for (const ifaddrs* one = all.get(); one != nullptr; one = one->ifa_next) own = own || numeric(*one) == address;
+  std::string text = own ? loopback_problem("this rank's host") : "";
+  if (!text.empty()) return text;
+  text = std::strerror(code);
+  if (code == ETIMEDOUT) text += " (does a firewall drop the packets?)";
+  if (code == EINVAL || code == EACCES || code == EPERM)
+    text += " (does a route or a firewall of this host forbid it? See ip route get " + address + ")";
+  return text;
+}
+
 UniqueFd connect_endpoint(const Endpoint& endpoint, Deadline deadline, std::string& why) {
   UniqueFd fd = make_socket(endpoint.address.ss_family);
   int code = fd ? 0 : errno;
@@ -145,11 +177,35 @@ UniqueFd connect_endpoint(const Endpoint& endpoint, Deadline deadline, std::stri
   }
   if (code == 0 && connected_to_itself(fd.get())) code = ECONNREFUSED;
   if (code == 0) return fd;
-  why = std::strerror(code);
+  why = reason_of(code, endpoint);
   return {};
 }
 
+/// A link-local address is one of a link, and only the interface tells which.
+void check_scope(const std::string& host, const std::string& found) {
+  const std::size_t percent = host.find('%');
+  in6_addr address = {};
+  if (::inet_pton(AF_INET6, host.substr(0, percent).c_str(), &address) != 1) return;
+  if (percent == std::string::npos && IN6_IS_ADDR_LINKLOCAL(&address))
+    throw InvalidUsage(found + ": a link-local address needs the interface of this host that leads to it, such as [" +
+                       host + "%eth0]; its name may differ on another host");
+  if (percent == std::string::npos || resolve_now({host, 1}, AI_NUMERICHOST).error.empty()) return;
+  std::set<std::string> names;
+  const auto all = interfaces();
+  for (const ifaddrs* one = all.get(); one != nullptr; one = one->ifa_next) names.insert(one->ifa_name);
+  std::string known;
+  for (const std::string& name : names) known += (known.empty() ? "" : ", ") + name;
+  throw InvalidUsage(found + ": this host has no interface '" + host.substr(percent + 1) + "'; it has: " + known);
+}
+
 }  // namespace
+
+std::string loopback_problem(const std::string& host) {
+  const auto all = interfaces();
+  for (const ifaddrs* one = all.get(); one != nullptr; one = one->ifa_next)
+    if ((one->ifa_flags & IFF_UP) != 0 && is_loopback(numeric(*one))) return "";
+  return "the loopback interface of " + host + " is down, by which the ranks on it connect (ip link set lo up)";
+}
 
 std::string HostPort::text() const {
   return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(port);
@@ -169,6 +225,7 @@ HostPort parse_host_port(const std::string& text, const std::string& what) {
     throw wrong();
   }
   if (where.host.find_first_of(" \t/@") != std::string::npos) throw wrong();
+  check_scope(where.host, what + "=" + text);
   where.port = static_cast<std::uint16_t>(parse_integer(text.substr(colon + 1), what + ": port", 1, 65535));
   return where;
 }
@@ -205,14 +262,12 @@ std::vector<UniqueFd> listen_at_free_port(std::vector<HostPort>& places) {
     listeners.push_back(std::move(fd));
   }
   if (listeners.empty()) throw system_error("init: can't listen", code);
-  ifaddrs* first = nullptr;
-  if (::getifaddrs(&first) != 0) throw system_error("init: getifaddrs");
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(first, &::freeifaddrs);
+  const auto all = interfaces();
   places.clear();
-  for (const ifaddrs* one = first; one != nullptr; one = one->ifa_next) {
-    const int family = one->ifa_addr == nullptr ? AF_UNSPEC : one->ifa_addr->sa_family;
+  for (const ifaddrs* one = all.get(); one != nullptr; one = one->ifa_next) {
+    const int family = family_of(*one);
     if ((one->ifa_flags & IFF_UP) == 0 || ports.count(family) == 0) continue;
-    const std::string address = numeric(one->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    const std::string address = numeric(*one);
     // One with a scope is valid only with an interface of the host that uses it.
     if (!address.empty() && address.find('%') == std::string::npos) places.push_back({address, ports[family]});
   }

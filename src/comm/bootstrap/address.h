@@ -16,7 +16,8 @@ struct HostPort {
   std::string text() const;  ///< the original spelling
 };
 
-/// "node7:29400", "10.0.0.1:29400", "[::1]:29400". Throws InvalidUsage that names `what`.
+/// "node7:29400", "10.0.0.1:29400", "[::1]:29400", "[fe80::1%eth0]:29400". Throws InvalidUsage that names `what`, also
+/// if a link-local address lacks its interface, or this host the interface.
 HostPort parse_host_port(const std::string& text, const std::string& what);
 
 /// Listens at a numeric address itself, at "localhost" on both loopback addresses, otherwise at all addresses of this
@@ -34,6 +35,11 @@ Connection connect_at(const HostPort& where, Deadline deadline, std::string& why
 /// The numeric address of this end; "" for a Unix socket. IPv4 addresses are written as such even on an IPv6 socket.
 std::string own_address(int fd);
 bool is_loopback(const std::string& address);
+
+/// "" if the loopback interface is up, else a sentence that says of `host`, this one, that it is down. Processes on one
+/// host connect to each other by it, also to the addresses of other interfaces. Throws SystemError if the system does not
+/// list its interfaces.
+std::string loopback_problem(const std::string& host);
 
 /// Sends small frames without delay, and detects a vanished host within half a minute. No effect on a Unix socket.
 void tune(int fd);

@@ -1,6 +1,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <sstream>
 #include <thread>
 
@@ -24,27 +26,6 @@ std::string damage(int from, int to) {
   return "init: a message from rank " + std::to_string(from) + " to rank " + std::to_string(to) +
          " is damaged or forged: its authentication code is wrong; check the network between the two, and start again";
 }
-
-/// The first message that the ranks exchange.
-struct PeerLocation {
-  std::string processes;
-  int pid = 0;
-  std::string address;  ///< "" for a Unix socket
-  std::string host;
-
-  std::string text() const {
-    return processes + " " + std::to_string(pid) + " " + (address.empty() ? "-" : address) + " " + host;
-  }
-  static PeerLocation parse(const std::string& text) {
-    PeerLocation one;
-    std::istringstream fields(text);
-    fields >> one.processes >> one.pid >> one.address;
-    if (!fields || fields.get() != ' ') throw SystemError("init: another rank sent an invalid address");
-    if (one.address == "-") one.address.clear();
-    std::getline(fields, one.host, '\0');
-    return one;
-  }
-};
 
 }  // namespace
 
@@ -78,6 +59,28 @@ JoinResult connect_to_rank0(const RankIdentity& self, const std::string& place, 
                 about + ": " + place + ": " + why);
 }
 
+/// The first message that the ranks exchange.
+struct ProcessBootstrap::PeerLocation {
+  std::string processes;
+  int pid = 0;
+  std::string address;  ///< "" for a Unix socket
+  std::string host;
+  std::string apart;  ///< tells the hosts of that name apart; not part of the message
+
+  std::string text() const {
+    return processes + " " + std::to_string(pid) + " " + (address.empty() ? "-" : address) + " " + host;
+  }
+  static PeerLocation parse(const std::string& text) {
+    PeerLocation one;
+    std::istringstream fields(text);
+    fields >> one.processes >> one.pid >> one.address;
+    if (!fields || fields.get() != ' ') throw SystemError("init: another rank sent an invalid address");
+    if (one.address == "-") one.address.clear();
+    std::getline(fields, one.host, '\0');
+    return one;
+  }
+};
+
 ProcessBootstrap::ProcessBootstrap(StarSockets parts)
     : self_(std::move(parts.self)),
       token_(world_token(self_, parts.session)),
@@ -91,12 +94,34 @@ ProcessBootstrap::ProcessBootstrap(StarSockets parts)
 
 ProcessBootstrap::~ProcessBootstrap() = default;
 
+/// Cloned machines have equal identities, and a TESSERA_HOST_ID may be that of another host. Only ranks in one network
+/// namespace reach each other by Unix sockets; those that say so but don't get different host names. The ranks that are
+/// connected with rank 0 by such a socket listen at none.
+void ProcessBootstrap::separate_hosts(std::vector<PeerLocation>& all,
+                                      const std::function<std::string(int rank)>& socket_of) {
+  const PeerLocation& own = all[index(rank())];
+  int first = own.address.empty() ? 0 : rank();  // on this rank's host, really
+  for (int r = 0; r < first; ++r)
+    if (all[index(r)].host == own.host && !all[index(r)].address.empty() && is_listened_on(socket_of(r))) first = r;
+  const std::vector<std::string> firsts = all_gather(std::to_string(first));
+  std::map<std::string, std::set<std::string>> firsts_of;
+  for (int r = 0; r < size(); ++r) firsts_of[all[index(r)].host].insert(firsts[index(r)]);
+  for (int r = 0; r < size(); ++r)
+    if (PeerLocation& one = all[index(r)]; firsts_of[one.host].size() > 1)
+      one.apart = " (rank " + firsts[index(r)] + "'s)";
+}
+
 void ProcessBootstrap::introduce(const std::string& host_id) {
   const PeerLocation own{process_space(), ::getpid(), link_address(), host_id.empty() ? host_identity() : host_id};
+  const auto door = [this](int rank) {
+    return "tessera-" + to_hex(prove(token_, "door" + std::to_string(rank))).substr(0, 32);
+  };
+  const UniqueFd listener = own.address.empty() ? UniqueFd() : listen_on(door(rank()));
   std::vector<PeerLocation> all;
   for (const std::string& text : all_gather(own.text())) all.push_back(PeerLocation::parse(text));
+  if (!all[0].address.empty()) separate_hosts(all, door);
   for (const PeerLocation& one : all) {
-    hosts_.push_back(one.host);
+    hosts_.push_back(one.host + one.apart);
     pids_.push_back(one.processes == own.processes ? one.pid : 0);
   }
   local_address_ = own.address.empty() ? "127.0.0.1" : own.address;
@@ -209,8 +234,7 @@ std::vector<Connection> ProcessBootstrap::connect_local_ranks() {
   RankIdentity self = self_;
   self.key = prove(token_, "descriptors");
   const std::string name = "tessera-" + to_hex(prove(token_, "name")).substr(0, 32);
-  const std::string about = "on this host within " + format_duration(timeout_) +
-                            " (all ranks claim to be on one; is TESSERA_HOST_ID the same on different hosts?)";
+  const std::string about = "on this host within " + format_duration(timeout_);
   if (rank() == 0) {
     std::vector<UniqueFd> listeners;
     listeners.push_back(listen_on(name));

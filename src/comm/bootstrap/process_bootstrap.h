@@ -41,7 +41,9 @@ class ProcessBootstrap final : public Bootstrap {
   std::string local_address() const override { return local_address_; }
 
  private:
+  struct PeerLocation;
   void introduce(const std::string& host_id);
+  void separate_hosts(std::vector<PeerLocation>& all, const std::function<std::string(int rank)>& socket_of);
   std::string link_address() const;
   std::vector<Connection>& descriptor_links();
   std::vector<Connection> connect_local_ranks();

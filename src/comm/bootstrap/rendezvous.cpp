@@ -68,20 +68,30 @@ void rendezvous_at_master(const RendezvousOptions& options, ProcessBootstrap::St
   const HostPort where = parse_host_port(options.master, "TESSERA_MASTER");
   if (options.launch.job_is_local) parts.self.run.clear();
   parts.self.key = key_of({}, options.token);
-  if (parts.self.rank == 0)
-    return open_server(parts, listen_at(where), "at TESSERA_MASTER=" + where.text() + " " + about(options));
+  if (parts.self.rank == 0) {
+    const std::string text = "at TESSERA_MASTER=" + where.text() + " " + about(options);
+    const std::string problem = loopback_problem("rank 0's host");
+    return open_server(parts, listen_at(where), problem.empty() ? text : text + "; " + problem);
+  }
   adopt(parts, connect_to_rank0(parts.self, "TESSERA_MASTER=" + where.text(), parts.deadline, about(options),
                                 [&](std::string& why, Digest&) { return connect_at(where, parts.deadline, why); }));
 }
 
+RendezvousAddress address_from(const Digest& name, const Digest& token) {
+  return {"tessera-" + to_hex(name).substr(0, 32), token};
+}
+
 void rendezvous_on_host(const RendezvousOptions& options, ProcessBootstrap::StarSockets& parts) {
   const std::string& job = options.launch.job;
+  std::optional<RendezvousAddress> known;
+  if (options.secret) known = address_from(prove(*options.secret, "name " + job), prove(*options.secret, "key " + job));
   if (parts.self.rank == 0) {
     remove_dead_rendezvous_files();
-    const RendezvousAddress address{"tessera-" + to_hex(random_digest()).substr(0, 32), random_digest()};
+    const RendezvousAddress address = known ? *known : address_from(random_digest(), random_digest());
     std::vector<UniqueFd> listeners;
     listeners.push_back(listen_on(address.socket));
-    const RendezvousFile file(job, address);
+    std::optional<RendezvousFile> file;
+    if (!known) file.emplace(job, address);
     parts.self.key = key_of(address.token, options.token);
     open_server(parts, std::move(listeners), about(options));
     parts.server.reset();  // late ranks can't find it any more
@@ -89,7 +99,7 @@ void rendezvous_on_host(const RendezvousOptions& options, ProcessBootstrap::Star
   }
   const std::string path = rendezvous_file_path(job);
   const auto connect = [&](std::string& why, Digest& key) {
-    const std::optional<RendezvousAddress> address = read_rendezvous_file(path);
+    const std::optional<RendezvousAddress> address = known ? known : read_rendezvous_file(path);
     if (!address) {
       why = "there is no such file; all ranks must be on this host and have the same TESSERA_RUN_ID, or TESSERA_MASTER";
       return Connection();
@@ -98,7 +108,8 @@ void rendezvous_on_host(const RendezvousOptions& options, ProcessBootstrap::Star
     why = "no answer at the address in it";
     return connect_to(address->socket);
   };
-  adopt(parts, connect_to_rank0(parts.self, path, parts.deadline, about(options), connect));
+  adopt(parts, connect_to_rank0(parts.self, known ? "its socket on this host" : path, parts.deadline, about(options),
+                                connect));
 }
 
 void rendezvous_in_store(const RendezvousOptions& options, ProcessBootstrap::StarSockets& parts) {
@@ -125,9 +136,10 @@ void rendezvous_in_store(const RendezvousOptions& options, ProcessBootstrap::Sta
     }
     const PublishedAddress address = PublishedAddress::parse(*published);
     proven = key_of(address.token, {});
-    if (address.host == host) {
-      why = "no answer at its socket on this host (is TESSERA_HOST_ID the same on different hosts?)";
-      return connect_to(address.socket);
+    if (address.host == host) {  // or so it seems
+      if (Connection connection = connect_to(address.socket)) return connection;
+      why = "no answer at its socket on this host";
+      if (address.places.empty()) return Connection();
     }
     if (address.places.empty()) throw SystemError("init: rank 0's host has no network address");
     const HostPort& place = address.places[attempt++ % address.places.size()];  // some may lead elsewhere

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "tessera/base/export.h"
@@ -19,6 +20,9 @@ struct RendezvousOptions {
   std::string token;    ///< TESSERA_TOKEN
   std::string host_id;  ///< TESSERA_HOST_ID
   std::shared_ptr<RendezvousStore> store = nullptr;  ///< replaces master and token
+  /// That all ranks know already: replaces the file on this host, since ranks that are containers of one network
+  /// namespace may see different files.
+  std::optional<Bootstrap::Token> secret = std::nullopt;
 };
 
 /// Waits until all ranks of the launch are connected to rank 0.

@@ -193,4 +193,11 @@ Connection connect_to(const std::string& name) {
   throw system_error("init: connect");
 }
 
+bool is_listened_on(const std::string& name) {
+  const UniqueFd fd = make_socket();
+  const auto [address, length] = abstract_address(name);
+  return ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0 ||
+         errno == EAGAIN;  // so many processes have asked
+}
+
 }  // namespace tessera::comm

@@ -61,6 +61,8 @@ bool wait_ready(int fd, short events, Deadline deadline);
 UniqueFd listen_on(const std::string& name);
 /// Returns an empty connection if no process listens.
 Connection connect_to(const std::string& name);
+/// Whether a process of this network namespace listens on an abstract name.
+bool is_listened_on(const std::string& name);
 /// Whether the process at the other end of a Unix socket runs as this user, according to the kernel.
 bool peer_is_this_user(int fd);
 

@@ -5,7 +5,6 @@
 #include "tessera/base/abi.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/algorithms.h"
-#include "tessera/comm/bootstrap/hmac.h"
 #include "tessera/comm/bootstrap/rendezvous.h"
 #include "tessera/comm/core/composite.h"
 #include "tessera/comm/core/env_variables.h"
@@ -38,9 +37,13 @@ std::shared_ptr<Bootstrap> bootstrap_on_host(const Bootstrap& all, const Backend
   local.size = static_cast<int>(options.global_ranks.size());
   local.local_rank = local.rank;
   local.local_size = local.size;
-  local.job = "host." + hosts[me] + "." + to_hex(all.token());
-  return rendezvous(
-      {.launch = local, .timeout = options.communicator.timeout, .master = {}, .token = {}, .host_id = hosts[me]});
+  local.job = "host." + hosts[me];
+  return rendezvous({.launch = local,
+                     .timeout = options.communicator.timeout,
+                     .master = {},
+                     .token = {},
+                     .host_id = hosts[me],
+                     .secret = all.token()});
 }
 
 /// `near` for communicators whose members share a host, `far` for all others.

@@ -129,7 +129,7 @@ TEST(ProcessWorld, LimitOfFileSizesIsRespected) {
   ranks = start_ranks(2, "limit 1000000", "20s", "TESSERA_BACKEND=shm");
   for (Process& rank : ranks)
     EXPECT_EQ(rank.line(),
-              "SystemError: shm: a segment needs 1073741824 bytes, but the limit of file sizes is 1000000 (ulimit -f "
+              "SystemError: shm: a segment needs 33554432 bytes, but the limit of file sizes is 1000000 (ulimit -f "
               "counts KiB); raise it, or use another backend");
   ranks = start_ranks(2, "limit 1000000", "20s", "TESSERA_BACKEND=tcp");  // needs no segment
   for (Process& rank : ranks) EXPECT_EQ(rank.line(), "right");

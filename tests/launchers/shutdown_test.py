@@ -143,6 +143,31 @@ class StoppedRankTest(jobs.Case):
             self.ends_soon(jobs.Mpirun(kind), "mpi")
 
 
+class LateRankTest(jobs.Case):
+    """mpirun ends a rank that has just begun because others have failed and said why."""
+
+    RANKS = """
+        export OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_NAMESPACE=late-$$
+        for rank in $FAILING; do OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_LOCAL_RANK=$rank "$@" --ranks 3 & done
+        wait
+        OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_LOCAL_RANK=3 "$@" &
+        sleep 1
+        kill -9 $!
+        wait"""
+
+    def said(self, failing):
+        command = ["sh", "-c", self.RANKS, "sh", *self.training("train", "--backend", "tcp")]
+        environment = {name: value for name, value in os.environ.items() if name != "TESSERA_TOOL"} | {"FAILING": failing}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return [line for line in done.stderr.splitlines() if line.startswith("tessera: ")]
+
+    def test_it_is_not_reported_as_dead(self):
+        said = self.said("0 1 2")
+        self.assertEqual(len(said), 3, said)
+        self.assertEqual(set(said), {"tessera: --ranks 3 contradicts openmpi, which started 4 ranks; leave --ranks out"})
+        self.assertRegex(self.said("")[-1], r"or rank 3 without an error message$")  # the control: nothing failed before
+
+
 class KilledRankTest(jobs.Case):
     """The last line names the killed rank, at any time of the kill, also if mpirun starts the ranks."""
 

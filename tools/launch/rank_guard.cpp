@@ -52,8 +52,9 @@ class Guard {
 
   /// Waits until a rank dies; returns its rank. -1: no rank died; all have ended, or one has failed and reported why.
   int wait_for_death();
-  /// Waits for the remaining ranks, then kills them.
-  void end_others();
+  /// Waits for the remaining ranks, also for those of the `all` from `first` on that have yet to connect, then kills
+  /// them. A rank that comes after a failure was reported is no death: the launcher ends it before it can say anything.
+  void end_others(int first, int all);
   bool came(int rank) const { return ranks_[rank].came; }
 
  private:
@@ -215,9 +216,18 @@ bool Guard::wait_until_gone(int patience) {
   return open_ == 0;
 }
 
-void Guard::end_others() {
-  for (int waited = 0; waited < kGrace && !rest_is_stopped(); waited += kLook)
-    if (wait_until_gone(kLook)) return;
+void Guard::end_others(int first, int all) {
+  const auto missing = [&] {
+    for (int rank = first; rank < first + all && rank < kMaxRanks; ++rank)
+      if (!came(rank)) return true;
+    return false;
+  };
+  for (int waited = 0; waited < kGrace && !(open_ > 0 && rest_is_stopped()); waited += kLook) {
+    if (open_ == 0 && !missing()) return;
+    int rank = -1;
+    open_ > 0 ? static_cast<void>(wait_until_gone(kLook)) : static_cast<void>(next(kLook, rank));
+  }
+  if (open_ == 0) return;
   signal_all(SIGTERM);
   if (!wait_until_gone(kTerminated)) signal_all(SIGKILL);
 }
@@ -255,14 +265,16 @@ int main(int argc, char** argv) {
   static Guard guard(listener);
   const int rank = guard.wait_for_death();
   char text[1024];
-  const int length = rank < 0 ? 0 : last_line(text, sizeof text, rank, guard, std::atoi(argv[3]), std::atoi(argv[4]));
+  const int first = std::atoi(argv[3]);
+  const int all = std::atoi(argv[4]);
+  const int length = rank < 0 ? 0 : last_line(text, sizeof text, rank, guard, first, all);
   const int errors = handle >= 0 ? errors_of(starter) : -1;
   const auto say = [&](int where) {
     [[maybe_unused]] const ssize_t written = ::write(where, text, static_cast<std::size_t>(length));
   };
   if (errors < 0) say(STDERR_FILENO);
   ::close(STDERR_FILENO);  // the launcher waits until it is closed
-  guard.end_others();
+  guard.end_others(first, length > 0 ? 0 : all);
   if (errors < 0 || length == 0) return 0;
   pollfd ended{handle, POLLIN, 0};
   ::poll(&ended, 1, kStarter);

@@ -27,7 +27,7 @@ void ControlPeerMonitor::open(std::string_view name, std::function<void(ControlM
     message->from = from;
     if (message->kind == ControlMessage::Kind::progress_query) return on_query(*message);
     if (message->kind == ControlMessage::Kind::progress_reply) return on_reply(*message);
-    if (message->kind == ControlMessage::Kind::departure) on_gone(from);
+    if (message->kind == ControlMessage::Kind::departure && message->communicator == 0) on_gone(from);  // the world's
     on_message(std::move(*message));
   };
   channel_ = bootstrap_.open_channel(

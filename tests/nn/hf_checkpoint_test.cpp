@@ -132,6 +132,8 @@ TEST(Config, NamesUnsupportedFields) {
               HasSubstr("'activation_function: mish' is not supported"));
   EXPECT_THAT(refused(llama + R"("hidden_act":"gelu"})"), HasSubstr("'hidden_act: gelu' is not supported"));
   EXPECT_THAT(refused(gpt + R"("add_cross_attention":true})"), HasSubstr("add_cross_attention"));
+  EXPECT_THAT(refused(gpt + R"("eos_token_id":{}})"), HasSubstr("'eos_token_id' must be an id"));
+  EXPECT_THAT(refused(gpt + R"("pad_token_id":[1,"x"]})"), HasSubstr("'pad_token_id' must be an id"));
   EXPECT_THAT(refused(llama + R"("rope_scaling":{"type":"yarn","factor":2}})"), HasSubstr("'yarn'"));
   EXPECT_THAT(refused(llama + R"("rope_scaling":{"type":"linear"}})"), HasSubstr("'factor'"));
   EXPECT_THAT(refused(llama + R"("rope_parameters":{"full_attention":{"rope_theta":1}}})"),

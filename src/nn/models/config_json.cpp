@@ -154,10 +154,16 @@ constexpr std::string_view kUnset[] = {"quantization_config", "per_layer_config"
 /// Fields of the tokenizer's, which an export hands on.
 constexpr const char* kTokenIds[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
 
-std::string token_ids_of(const Json& json) {
+std::string token_ids_of(const Fields& fields, const Json& json) {
+  const auto is_id = [](const Json& value) { return value.is_number_integer(); };
   nlohmann::ordered_json ids = nlohmann::ordered_json::object();
-  for (const char* field : kTokenIds)
-    if (json.contains(field)) ids[field] = json.at(field);
+  for (const char* field : kTokenIds) {
+    if (!json.contains(field)) continue;
+    const Json& value = json.at(field);
+    if (!value.is_null() && !is_id(value) && !(value.is_array() && std::ranges::all_of(value, is_id)))
+      fields.fail(std::string("'") + field + "' must be an id of a token, a list of ids, or null");
+    ids[field] = value;
+  }
   const bool begin_and_end = ids.contains("bos_token_id") && ids.contains("eos_token_id");  // else they have defaults
   if (begin_and_end && std::ranges::all_of(ids, [](const auto& id) { return id.is_null(); })) return "";
   return ids.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace);
@@ -193,7 +199,7 @@ ModelConfig parse_config(std::string_view text, const std::string& origin) {
     fields.fail("model_type '" + type + "' is not supported; supported: gpt2 llama mistral qwen2");
   }
   for (const std::string_view field : kUnset) fields.only_unset(field);
-  config.token_ids = token_ids_of(json);
+  config.token_ids = token_ids_of(fields, json);
   config.init_deviation = fields.number("initializer_range", 0.02);
   validate(config);
   return config;

@@ -264,14 +264,16 @@ std::vector<UniqueFd> listen_at_free_port(std::vector<HostPort>& places) {
   if (listeners.empty()) throw system_error("init: can't listen", code);
   const auto all = interfaces();
   places.clear();
+  std::vector<HostPort> loopback;  // they come last
   for (const ifaddrs* one = all.get(); one != nullptr; one = one->ifa_next) {
     const int family = family_of(*one);
     if ((one->ifa_flags & IFF_UP) == 0 || ports.count(family) == 0) continue;
     const std::string address = numeric(*one);
     // One with a scope is valid only with an interface of the host that uses it.
-    if (!address.empty() && address.find('%') == std::string::npos) places.push_back({address, ports[family]});
+    if (!address.empty() && address.find('%') == std::string::npos)
+      (is_loopback(address) ? loopback : places).push_back({address, ports[family]});
   }
-  std::stable_partition(places.begin(), places.end(), [](const HostPort& place) { return !is_loopback(place.host); });
+  places.insert(places.end(), loopback.begin(), loopback.end());
   return listeners;
 }
 

@@ -198,7 +198,9 @@ TEST_F(CheckpointCorruption, ForgedIndexIsRefused) {
   EXPECT_THAT(refused([](ordered_json& i) { i["tensors"][3] = i["tensors"][2]; }), HasSubstr("' twice"));
   EXPECT_THAT(refused([](ordered_json& i) { i["step"] = std::uint64_t{1} << 63; }), HasSubstr("step is 9223"));
   EXPECT_THAT(refused([](ordered_json& i) { i["attributes"]["x"] = 1; }), HasSubstr("attributes.x is 1; needs a text"));
-  EXPECT_THAT(refused([](ordered_json& i) { i["buffers"] = {{{"name", "b"}, {"shape", {1}}, {"dtype", "f32"}}}; }),
+  EXPECT_THAT(refused([](ordered_json& i) {
+                i["buffers"] = {{{"name", "b"}, {"shape", {1}}, {"dtype", "f32"}}};
+              }),
               HasSubstr("element 0 of the buffer 'b' is missing"));
   EXPECT_EQ(refused([](ordered_json& i) { std::reverse(i["tensors"].begin(), i["tensors"].end()); }), "");
 }

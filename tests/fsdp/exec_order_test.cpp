@@ -236,8 +236,8 @@ TEST(EngineSettings, DifferentOptionsAreOneErrorOnAllRanks) {
   usual.wrap = "a;b";
   const auto expect = [&](const char* name, const EngineOptions& other) {
     const std::vector<std::string> errors = errors_with_options(usual, other);
-    EXPECT_THAT(errors[0], testing::StartsWith(std::string("Mismatch: engine: ") + name +
-                                               " differs between the ranks: it is "));
+    EXPECT_THAT(errors[0],
+                testing::StartsWith(std::string("Mismatch: engine: ") + name + " differs between the ranks: it is "));
     EXPECT_EQ(errors[1], errors[0]);
   };
   EngineOptions other = usual;

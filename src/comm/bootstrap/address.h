@@ -37,8 +37,8 @@ std::string own_address(int fd);
 bool is_loopback(const std::string& address);
 
 /// "" if the loopback interface is up, else a sentence that says of `host`, this one, that it is down. Processes on one
-/// host connect to each other by it, also to the addresses of other interfaces. Throws SystemError if the system does not
-/// list its interfaces.
+/// host connect to each other by it, also to the addresses of other interfaces. Throws SystemError if the system does
+/// not list its interfaces.
 std::string loopback_problem(const std::string& host);
 
 /// Sends small frames without delay, and detects a vanished host within half a minute. No effect on a Unix socket.

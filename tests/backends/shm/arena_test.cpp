@@ -14,7 +14,8 @@ namespace {
 constexpr auto kUse = base::MemoryCategory::communication;
 
 bool holds(const base::Buffer& block, std::byte value) {
-  return std::all_of(block.bytes_at(0), block.bytes_at(0) + block.bytes(), [&](std::byte each) { return each == value; });
+  return std::all_of(block.bytes_at(0), block.bytes_at(0) + block.bytes(),
+                     [&](std::byte each) { return each == value; });
 }
 
 // Sizes are not multiples of the pages of all systems, so most blocks share some with their neighbors.
@@ -28,7 +29,8 @@ void live_blocks_survive(bool shared) {
     (i % 2 == 0 ? live : gone).push_back(std::move(block));
   }
   gone.clear();
-  const base::Buffer large = arena->allocate(std::size_t{64} << 20, kUse, nullptr, true);  // fresh pages: idle ones are returned before
+  const base::Buffer large =
+      arena->allocate(std::size_t{64} << 20, kUse, nullptr, true);  // fresh pages: idle ones are returned before
   EXPECT_TRUE(holds(large, std::byte{0}));
   for (std::size_t i = 0; i < live.size(); ++i) ASSERT_TRUE(holds(live[i], value(2 * i))) << i;
   const base::Buffer again = arena->allocate(std::size_t{100} << 10, kUse, nullptr, true);
@@ -40,7 +42,8 @@ TEST(ShmArena, ReturnedPagesOfPlainMemoryHoldNoLiveBlocks) { live_blocks_survive
 
 TEST(ShmArena, CapacityIsTwiceTheMemory) {
   const auto arena = Arena::make_windows(true, 0);
-  const auto memory = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const auto memory =
+      static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   EXPECT_GE(arena->mapping()->bytes(), memory);
 }
 
@@ -57,12 +60,14 @@ TEST(ShmArena, LimitOnAddressesLeavesRoomForAllRanks) {
     ASSERT_EQ(::setrlimit(RLIMIT_AS, &limit), 0);
     const auto windows = Arena::make_windows(true, 0, ranks), staging = Arena::make_staging(true, 1, ranks);
     ASSERT_EQ(::setrlimit(RLIMIT_AS, &before), 0);
-    const std::size_t all = static_cast<std::size_t>(ranks) * (windows->mapping()->bytes() + staging->mapping()->bytes());
+    const std::size_t all =
+        static_cast<std::size_t>(ranks) * (windows->mapping()->bytes() + staging->mapping()->bytes());
     EXPECT_LE(all, room / 2) << ranks;
     EXPECT_GE(all, room / 4) << ranks;
     EXPECT_GT(windows->allocate(std::size_t{16} << 20, kUse, nullptr).bytes(), 0U);
   }
-  const auto memory = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const auto memory =
+      static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   EXPECT_GE(Arena::make_windows(true, 0, 8)->mapping()->bytes(), memory);  // the control: no limit
 }
 

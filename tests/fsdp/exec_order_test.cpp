@@ -258,6 +258,14 @@ TEST(EngineSettings, DifferentOptionsAreOneErrorOnAllRanks) {
   other = usual;
   other.mesh = MeshShape::grid(2, 1);
   expect("mesh", other);
+  other = usual;
+  other.unit_strategy = [](const UnitSpec& unit) {
+    return unit.name == "b" ? std::optional(strategy_named("zero2")) : std::nullopt;
+  };
+  expect("units", other);
+  other = usual;
+  other.prefetch_order.backward["b"] = {};
+  expect("prefetch_order.backward", other);
   for (const std::string& error : errors_with_options(usual, usual)) EXPECT_EQ(error, "");  // the control
 }
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <map>
+#include <set>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -70,18 +72,35 @@ std::string text_of(const MeshShape& mesh) {
   return text;
 }
 
-std::string text_of(const std::vector<UnitSpec>& units) {
+/// Names, sizes and types of units, and the strategies of those that have one of their own.
+std::string text_of(const std::vector<UnitSpec>& units, const std::vector<std::optional<Strategy>>& own) {
   std::string text;
-  for (const UnitSpec& unit : units) {
+  for (std::size_t i = 0; i < units.size(); ++i) {
     std::int64_t elements = 0;
-    for (const auto& parameter : unit.parameters) elements += parameter->count();
-    text += (text.empty() ? "" : ", ") + unit.name + " of " + std::to_string(elements);
+    std::set<std::string_view> dtypes;
+    for (const auto& parameter : units[i].parameters) {
+      elements += parameter->count();
+      dtypes.insert(base::name_of(parameter->dtype()));
+    }
+    text += (text.empty() ? "" : ", ") + units[i].name + " of " + std::to_string(elements);
+    for (const std::string_view dtype : dtypes) text += ' ' + std::string(dtype);
+    if (own[i]) text += " by " + own[i]->name + " (" + describe(*own[i]) + ")";
+  }
+  return text;
+}
+
+std::string text_of(const std::map<std::string, std::vector<std::string>>& prefetched) {
+  std::string text;
+  for (const auto& [unit, others] : prefetched) {
+    text += (text.empty() ? "" : ", ") + unit + ":";
+    for (const std::string& other : others) text += ' ' + other;
   }
   return text;
 }
 
 /// What decides which operations the ranks call, and what these compute.
 std::vector<comm::SharedSetting> shared_settings(const EngineOptions& options, const std::vector<UnitSpec>& units,
+                                                 const std::vector<std::optional<Strategy>>& own,
                                                  std::optional<nn::Products> products) {
   constexpr const char* kKinds[] = {"sgd", "adam", "adamw"};
   const nn::OptimizerConfig& o = options.optimizer;
@@ -90,8 +109,10 @@ std::vector<comm::SharedSetting> shared_settings(const EngineOptions& options, c
       {"TESSERA_PRODUCTS", products ? std::string(name_of(*products)) : "not chosen"},
       {"strategy", options.strategy.name + ": " + describe(options.strategy)},
       {"mesh", text_of(*options.mesh)},
-      {"units", text_of(units)},
+      {"units", text_of(units, own)},
       {"prefetch", spaced(options.prefetch, options.backward_prefetch == BackwardPrefetch::pre ? "pre" : "post")},
+      {"prefetch_order.forward", text_of(options.prefetch_order.forward)},
+      {"prefetch_order.backward", text_of(options.prefetch_order.backward)},
       {"limit_all_gathers", spaced(options.limit_all_gathers, options.limit_gather_bytes)},
       {"reshard_after_forward",
        spaced(flag(options.reshard_after_forward), options.reshard_group_size, flag(options.reshard_after_backward))},
@@ -132,13 +153,15 @@ EngineCore::Setup EngineCore::checked(nn::Module& model, EngineOptions options, 
       if (buffer->dtype() != DType::f32)
         throw InvalidUsage("buffers: " + buffer->name() + " is " + std::string(base::name_of(buffer->dtype())) +
                            "; BufferSync::maximum needs f32");
-  return {std::move(options), std::move(specs), nullptr};
+  std::vector<std::optional<Strategy>> own;
+  for (const UnitSpec& spec : specs) own.push_back(options.unit_strategy ? options.unit_strategy(spec) : std::nullopt);
+  return {std::move(options), std::move(specs), std::move(own), nullptr};
 }
 
 EngineCore::Setup EngineCore::alike(nn::Module& model, comm::Communicator& world, Setup setup) {
   setup.order = std::make_unique<ExecOrderValidator>(world, model.context().runtime());
   const std::vector<comm::SharedSetting> mine =
-      shared_settings(setup.options, setup.specs, model.context().device_kernels().products());
+      shared_settings(setup.options, setup.specs, setup.own, model.context().device_kernels().products());
   std::string all;
   for (const comm::SharedSetting& setting : mine) all += setting.value + '\n';
   // All ranks see the same texts, so nothing has to be aborted.
@@ -162,7 +185,7 @@ EngineCore::EngineCore(nn::Module& the_model, comm::Communicator& world, Setup s
       options(std::move(setup.options)),
       resources(model.context(), world, options),
       order(std::move(setup.order)) {
-  for (UnitSpec& spec : setup.specs) add_unit(std::move(spec));
+  for (std::size_t i = 0; i < setup.specs.size(); ++i) add_unit(std::move(setup.specs[i]), std::move(setup.own[i]));
   create_collectives();
   buffers = std::make_unique<ModuleBuffers>(model, resources);
   mark_kept_units();
@@ -179,8 +202,7 @@ EngineCore::~EngineCore() {
     }
 }
 
-void EngineCore::add_unit(UnitSpec spec) {
-  std::optional<Strategy> own = options.unit_strategy ? options.unit_strategy(spec) : std::nullopt;
+void EngineCore::add_unit(UnitSpec spec, std::optional<Strategy> own) {
   const bool has_own = own.has_value();
   Strategy strategy = options.strategy;
   if (has_own) {

@@ -64,13 +64,14 @@ struct EngineCore {
   struct Setup {
     EngineOptions options;
     std::vector<UnitSpec> specs;
+    std::vector<std::optional<Strategy>> own;  ///< strategies of single units, by spec
     std::unique_ptr<ExecOrderValidator> order;
   };
   static Setup checked(nn::Module& model, EngineOptions options, int ranks);
   /// Collective: throws Mismatch on all ranks, with the values and their ranks, if what all must have alike differs.
   static Setup alike(nn::Module& model, comm::Communicator& world, Setup setup);
   EngineCore(nn::Module& the_model, comm::Communicator& world, Setup setup);
-  void add_unit(UnitSpec spec);
+  void add_unit(UnitSpec spec, std::optional<Strategy> own);
   void mark_kept_units();
   template <class Check>
   void abort_on_mismatch(Check&& check);

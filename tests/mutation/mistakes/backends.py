@@ -24,7 +24,7 @@ MISTAKES = [
     mistake("shm-trims-live-pages", "backends/shm/arena.cpp", "    const std::size_t first = round_up(it->first, page);", "    const std::size_t first = it->first / page * page;", (*SHM, r"^base\."), "pages in use are discarded"),
     mistake("shm-mismatch-not-compared", "backends/shm/announcements.cpp", "same &= members_.of(k).slot(op.sequence).fingerprint == op.fingerprint;", "same &= members_.of(k).slot(op.sequence).fingerprint == op.fingerprint || !members_.runtime().options().check;",
             r"^comm\.Unchecked", "ranks with different calls read beyond their windows"),
-    mistake("shm-read-after-failure", "backends/shm/shm_group.cpp", "  if (adopt_peer_failure()) return true;\n  complete(", "  complete(", r"^comm\.Over/Failure\.Reaches", "data read from an aborted peer counts as valid, and a call after its abort succeeds"),
+    mistake("shm-read-after-failure", "backends/shm/shm_group.cpp", "  if (adopt_peer_failure()) return true;\n  complete(", "  complete(", r"^comm\.FailureInRead", "data read from an aborted peer counts as valid, and a call after its abort succeeds"),
     mistake("shm-tag-ignored", "backends/shm/point_to_point.cpp", "      if (op->call.tag == tag) {", "      if (tag >= 0) {", SHM, "a receive takes a message of another tag"),
     mistake("shm-early-kept", "backends/shm/point_to_point.cpp", "    if (early_ > 0) moved |= deliver_early(k);\n", "", SHM, "a message that came early is never delivered"),
     mistake("shm-counts-itself", "backends/shm/member_blocks.h", "  if (!op.internal && reader != rank_) sent_.add(", "  if (reader != rank_) sent_.add(", SHM, "traffic includes the messages of a split"),

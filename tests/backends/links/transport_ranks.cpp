@@ -176,9 +176,23 @@ void flood(Rank& me, Bootstrap& bootstrap) {
   synchronize(me, bootstrap, 1);
 }
 
+/// The last rank's connections break while its process lives, and the others are told by the transport alone.
+void lost(Rank& me, Bootstrap& bootstrap) {
+  synchronize(me, bootstrap, 1);
+  if (me.rank == bootstrap.size() - 1) {
+    me.transport->close(true);
+    std::this_thread::sleep_for(1s);  // a launcher ends the others once a rank has failed, not when one has ended
+    return;
+  }
+  me.receive(bootstrap.size() - 1, tag_number(1), 100'000);
+  expect(me.until([&] { return !me.lost.empty(); }, 10s), "a broken connection was not reported");
+  expect(me.lost.rfind(std::to_string(bootstrap.size() - 1) + ": ", 0) == 0, "the wrong rank: " + me.lost);
+  me.transport->close(true);
+}
+
 const std::map<std::string, void (*)(Rank&, Bootstrap&)>& modes() {
   static const std::map<std::string, void (*)(Rank&, Bootstrap&)> kAll = {
-      {"messages", messages}, {"lengths", lengths}, {"cancel", cancel}, {"flood", flood}};
+      {"messages", messages}, {"lengths", lengths}, {"cancel", cancel}, {"flood", flood}, {"lost", lost}};
   return kAll;
 }
 
@@ -191,6 +205,7 @@ int run_transport_ranks(const std::string& mode, const MakeTransport& make_trans
     Rank me(launch.rank);
     me.transport = make_transport(*bootstrap, me);
     modes().at(mode)(me, *bootstrap);
+    if (mode == "lost") return 0;
     synchronize(me, *bootstrap, 1'000'000);
     expect(me.lost.empty() && me.failure.empty(), me.lost + me.failure);
     me.transport->close(false);

@@ -109,8 +109,13 @@ class Machine:
         return {one["strategy"]: one for one in json.loads(out.read_text())["runs"]}
 
     def rows(self, model, rounds, steps=None):
+        return self.rows_of(model, self.rounds(model, rounds, steps))
+
+    def rounds(self, model, rounds, steps=None):
+        return [self.measured(model, steps or STEPS.get(model, USUAL_STEPS)) for _ in range(rounds)]
+
+    def rows_of(self, model, measured):
         """(strategy, measured ms by round, planned ms, exposed ms by round, planned exposed ms)"""
-        measured = [self.measured(model, steps or STEPS.get(model, USUAL_STEPS)) for _ in range(rounds)]
         for strategy, plan in self.planned(model).items():
             yield (strategy, [one[strategy]["step_ms"]["median"] for one in measured], plan["step_ms"]["median"],
                    [one[strategy]["exposed_communication_ms"] for one in measured], plan["exposed_communication_ms"])

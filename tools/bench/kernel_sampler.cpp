@@ -120,7 +120,8 @@ std::vector<double> time_steps(const SampledStep& step, comm::Communicator& worl
   context.set_recomputed(step.recomputed);
   fsdp::Engine engine(*model, world, step.engine);
   engine.initialize(0);
-  for (int i = 0; i < kWarmupSteps; ++i) train_step(step, *model, engine);
+  constexpr int kFewSteps = 3;  // as many as of long steps
+  for (int i = 0; i < (steps > kFewSteps ? 2 : 1); ++i) train_step(step, *model, engine);
   if (sampler != nullptr) sampler->turn(true);
   const std::vector<double> us =
       measure(control, {.warmup = 0, .iterations = steps}, [&] { train_step(step, *model, engine); });

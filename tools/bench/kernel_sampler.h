@@ -69,10 +69,9 @@ struct SampledStep {
   fsdp::EngineOptions engine;
 };
 
-inline constexpr int kWarmupSteps = 2;
-
-/// Trains `steps` steps after kWarmupSteps on `world`, as train does, while all ranks of `control` do so too. Returns
-/// the slowest rank's seconds of each step. `sampler`: null: the kernels are not timed, which makes steps faster.
+/// Trains `steps` steps on `world`, as train does, while all ranks of `control` do so too, after one or two others: the
+/// first allocates everything, and the second matters where steps are short. Returns the slowest rank's seconds of each
+/// step. `sampler`: null: the kernels are not timed, which makes steps faster.
 std::vector<double> time_steps(const SampledStep& step, comm::Communicator& world, comm::HostCollectives& control,
                                int steps, KernelSampler* sampler);
 

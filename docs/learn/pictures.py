@@ -159,20 +159,20 @@ def states(rows, last):
             found[row["unit"]] = "here"
             computes = row["unit"]
         elif row["event"] == "reshard":
-            found[row["unit"]] = "tile"
+            found[row["unit"]] = "shard"
         elif row["event"] == "optimizer_step":
             computes = None
     return found, computes
 
 
 def frames(tool):
-    """Six moments of a step: ranks below each other, units beside each other, a cell for each tile."""
+    """Six moments of a step: ranks below each other, units beside each other, a cell for each shard."""
     document = explained(tool)
     rows, units, ranks = document["rows"], [unit["name"] for unit in document["units"]], document["ranks"]
     starts = [i for i, row in enumerate(rows) if row["event"] in ("forward", "backward") and not row["text"].endswith(", on")]
     moments = [("between two steps", -1), *((rows[i]["text"], i) for i in (starts[0], starts[1], starts[2], starts[4])), ("the update", len(rows) - 1)]
-    body = [text(12, 22, "Six moments of a step of gpt-nano on 4 ranks: who has which tiles", "b"),
-            text(12, 42, "Solid: the tile that a rank keeps. Pale: gathered tiles of other ranks. Hatched: on their way. Framed: the unit that computes.", "s")]
+    body = [text(12, 22, "Six moments of a step of gpt-nano on 4 ranks: who has which shards", "b"),
+            text(12, 42, "Solid: the shard that a rank keeps. Pale: gathered shards of other ranks. Hatched: on their way. Framed: the unit that computes.", "s")]
     cell, gap = 18, 14
     for frame, (label, last) in enumerate(moments):
         left, top = 70 + 330 * (frame % 3), 84 + 150 * (frame // 3)
@@ -186,13 +186,13 @@ def frames(tool):
                 y = top + rank * 22
                 if u == 0:
                     body.append(text(left - 8, y + 14, f"rank {rank}", "s e"))
-                for tile in range(ranks):
-                    state = "own" if tile == rank else found.get(unit, "tile")
-                    fill = {"own": "var(--c0)", "here": "var(--pale)", "coming": "url(#hot)", "tile": "none"}[state]
-                    body.append(f'<rect x="{x + tile * cell}" y="{y}" width="{cell - 2}" height="18" class="line" style="fill:{fill}"><title>rank {rank}, {unit}, tile {tile}: {state}</title></rect>')
+                for shard in range(ranks):
+                    state = "own" if shard == rank else found.get(unit, "shard")
+                    fill = {"own": "var(--c0)", "here": "var(--pale)", "coming": "url(#hot)", "shard": "none"}[state]
+                    body.append(f'<rect x="{x + shard * cell}" y="{y}" width="{cell - 2}" height="18" class="line" style="fill:{fill}"><title>rank {rank}, {unit}, shard {shard}: {state}</title></rect>')
             if unit == computes:
                 body.append(f'<rect x="{x - 4}" y="{top - 5}" width="{ranks * cell + 6}" height="{ranks * 22 + 4}" style="fill:none;stroke:var(--c1);stroke-width:2.5"/>')
-    return svg(1000, 84 + 150 * 2 - 10, "Six moments of a step", "Every rank keeps a tile of every unit. A unit is gathered on all ranks before it computes, and freed after it.", body)
+    return svg(1000, 84 + 150 * 2 - 10, "Six moments of a step", "Every rank keeps a shard of every unit. A unit is gathered on all ranks before it computes, and freed after it.", body)
 
 
 def main():

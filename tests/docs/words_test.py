@@ -16,7 +16,7 @@ HEADING = "## Words of explain and the report\n"
 STRATEGIES = ("ddp", "zero1", "zero2", "fsdp", "hsdp")
 # Heads of explain's columns, and what they are about.
 HEADS = {"unit": "unit", "unsharded B": "unsharded", "after forward": "kept after forward", "waits ms": "exposed", "mesh": "mesh", "exposed": "exposed",
-         "hidden": "hidden", "optimizer": "optimizer", "Tiles of": "tile", "calls": "control", "by formula": "formula"}
+         "hidden": "hidden", "optimizer": "optimizer", "Shards of": "shard", "calls": "control", "by formula": "formula"}
 
 
 def run(*arguments, cwd=None):
@@ -72,7 +72,7 @@ def main(tool, write):
         page = (pathlib.Path(folder) / "page.html").read_text()
     assert len(terms_of_page(page)) > len(words) and all(len(terms_of_text(text)) > 10 for text in texts)
     # The negative controls: another meaning, a word without an entry, and a term that nobody defines.
-    assert problems(words, glossary.replace(words["tile"], "A part."), page, texts)
+    assert problems(words, glossary.replace(words["shard"], "A part."), page, texts)
     assert problems({name: meaning for name, meaning in words.items() if name != "gather"}, glossary, page, texts)
     assert problems(words, glossary, page.replace("<dfn tabindex=\"0\">unit<", "<dfn tabindex=\"0\">block<"), texts)
     assert problems(words, glossary, page, [texts[0].replace("  update", "  renew")])

@@ -135,7 +135,7 @@ class ExplainPageTest(PageCase):
         self.assertTrue(all(", every rank: " in sentence for sentence in told))
         self.assertIn("the step ends", told[-1])
         self.assertNotIn("asks for", all_told, "the words are explain's")
-        self.assertEqual(b.value("document.querySelectorAll('.tile.here').length"), 0, "at the end all is freed")
+        self.assertEqual(b.value("document.querySelectorAll('.shard.here').length"), 0, "at the end all is freed")
         # The negative control: a row that is told elsewhere is missed.
         self.show_data(lambda run: run["story"]["sentences"].pop(0))
         self.assertNotIn(document["rows"][0]["text"], b.value("[...Array(1)].map(() => document.body.innerText).join()").split("The step in words")[0])

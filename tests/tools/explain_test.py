@@ -1,6 +1,6 @@
 """tessera explain: explain_test.py TOOL LAB.so, or with --write after them: writes the expected outputs anew.
 
-Simulated steps are compared with whole expected outputs, and what they say with things computed here: tiles with a
+Simulated steps are compared with whole expected outputs, and what they say with things computed here: shards with a
 layout made from the model's shapes, bytes with the formulas of docs/comparison.md, values with those of train and
 compare. Each check has a negative control: it is given one wrong figure, which it must find.
 """
@@ -52,7 +52,7 @@ def layout(parameters, ranks):
     return offsets, -(-end // (8 * ranks)) * 8 * ranks
 
 
-def tile_start(parameters, ranks, parts, part):
+def shard_start(parameters, ranks, parts, part):
     """The parameter and its element at which a part begins."""
     offsets, padded = layout(parameters, ranks)
     begin = padded // parts * part
@@ -113,7 +113,7 @@ class ExplainTest(unittest.TestCase):
             self.assertGreater(max(map(len, out.splitlines())), 80, "the negative control")
         self.assertNotEqual(self.explain("--strategy", "fsdp", "--link", "20us,99MB/s"), (EXPECTED / "fsdp.txt").read_text())
 
-    def test_tiles_are_ranges_of_the_layout(self):
+    def test_shards_are_ranges_of_the_layout(self):
         for arguments, parts, place in (((), 4, lambda rank: rank), (("--strategy", "hsdp"), 2, lambda rank: rank % 2)):
             document = self.facts(*arguments, "--run", *self.data)
 
@@ -121,18 +121,18 @@ class ExplainTest(unittest.TestCase):
                 for unit in document["units"]:
                     offsets, padded = layout(UNITS[unit["name"]], 4)
                     self.assertEqual((unit["padded"], unit["bytes"]), (padded, 4 * padded))
-                    for tile in unit["tiles"]:
-                        part = tile["begin"] * parts // padded
-                        self.assertEqual((tile["begin"], tile["end"]), (padded // parts * part, padded // parts * (part + 1)))
-                        self.assertEqual(tile["ranks"], [rank for rank in range(4) if place(rank) == part])
+                    for shard in unit["shards"]:
+                        part = shard["begin"] * parts // padded
+                        self.assertEqual((shard["begin"], shard["end"]), (padded // parts * part, padded // parts * (part + 1)))
+                        self.assertEqual(shard["ranks"], [rank for rank in range(4) if place(rank) == part])
                 for rank, values in enumerate(document["values"]["ranks"]):  # what the real engine updates with
                     for unit in values["units"]:
-                        self.assertEqual(unit["tile_first"], tile_start(UNITS[unit["name"]], 4, parts, place(rank)))
-                        self.assertEqual(unit["tile_elements"], layout(UNITS[unit["name"]], 4)[1] // parts)
+                        self.assertEqual(unit["shard_first"], shard_start(UNITS[unit["name"]], 4, parts, place(rank)))
+                        self.assertEqual(unit["shard_elements"], layout(UNITS[unit["name"]], 4)[1] // parts)
 
             check(document)
-            self.detects(check, document, "units", 1, "tiles", 1, "begin")
-            self.detects(check, document, "values", "ranks", 2, "units", 1, "tile_elements")
+            self.detects(check, document, "units", 1, "shards", 1, "begin")
+            self.detects(check, document, "values", "ranks", 2, "units", 1, "shard_elements")
 
     def test_bytes_and_state_follow_formulas(self):
         psi = {name: layout(parameters, 4)[1] for name, parameters in UNITS.items()}
@@ -175,18 +175,18 @@ class ExplainTest(unittest.TestCase):
                 units = [rank["units"][index] for rank in ranks]
                 self.assertEqual(len({unit["weights_hash"] for unit in units}), 1)
                 self.assertEqual(len({unit["gradient_norm"] for unit in units}), 4)
-                tiles = math.sqrt(sum(unit["tile_norm"] ** 2 for unit in units))
-                self.assertAlmostEqual(tiles, values["norms"][name], delta=1e-9)
-                self.assertLessEqual(tiles, max(unit["gradient_norm"] for unit in units))  # a mean is no longer
+                shards = math.sqrt(sum(unit["shard_norm"] ** 2 for unit in units))
+                self.assertAlmostEqual(shards, values["norms"][name], delta=1e-9)
+                self.assertLessEqual(shards, max(unit["gradient_norm"] for unit in units))  # a mean is no longer
             self.assertAlmostEqual(math.sqrt(sum(norm ** 2 for norm in values["norms"].values())), first["grad_norm"], delta=1e-5)
 
         check(document)
         self.detects(check, document, "values", "ranks", 1, "loss")
-        self.detects(check, document, "values", "ranks", 3, "units", 1, "tile_norm")
+        self.detects(check, document, "values", "ranks", 3, "units", 1, "shard_norm")
         other = self.facts("--run", *self.data, "--strategy", "ddp")
         for name, norm in other["values"]["norms"].items():  # each rank has the same whole gradient
             self.assertAlmostEqual(norm, document["values"]["norms"][name], delta=1e-6)
-        self.assertEqual(len({rank["units"][1]["tile_norm"] for rank in other["values"]["ranks"]}), 1)
+        self.assertEqual(len({rank["units"][1]["shard_norm"] for rank in other["values"]["ranks"]}), 1)
 
     def test_real_steps_have_the_structure_of_simulated_ones(self):
         for arguments in (("--strategy", "fsdp"), ("--strategy", "zero1"), ("--strategy", "./lab.so:hfsdp"), ("--accumulate", 3)):

@@ -180,13 +180,13 @@ class ReportPageTest(PageCase):
 
     def test_prints_six_moments(self):
         self.show()
-        b, frames = self.browser, "[...document.querySelectorAll('.frame')].map(e => [e.querySelector('strong').textContent, e.querySelectorAll('.tile').length," \
-                                  "e.querySelectorAll('.tile.here').length, e.querySelectorAll('.grad.way').length, e.lastChild.textContent])"
+        b, frames = self.browser, "[...document.querySelectorAll('.frame')].map(e => [e.querySelector('strong').textContent, e.querySelectorAll('.shard').length," \
+                                  "e.querySelectorAll('.shard.here').length, e.querySelectorAll('.grad.way').length, e.lastChild.textContent])"
         self.assertEqual(b.value(frames), [])
         b.value("dispatchEvent(new Event('beforeprint'))")
         drawn = b.value(frames)
         self.assertEqual([name for name, *_ in drawn], ["Begin", "First gather", "In forward", "In backward", "First reduction", "End"])
-        self.assertEqual(len({tiles for _, tiles, *_ in drawn}), 1)
+        self.assertEqual(len({shards for _, shards, *_ in drawn}), 1)
         here = {name: count for name, _, count, *_ in drawn}
         self.assertEqual((here["Begin"], here["End"]), (0, 0))
         self.assertGreater(min(here["In forward"], here["In backward"]), 0)
@@ -230,13 +230,13 @@ class ReportPageTest(PageCase):
         b = self.browser
         b.value("document.querySelector('input[type=range]').focus()")
         b.key("Home", 36)
-        self.assertEqual(b.value("document.querySelectorAll('.tile.here').length"), 0, "at first no rank has others' tiles")
+        self.assertEqual(b.value("document.querySelectorAll('.shard.here').length"), 0, "at first no rank has others' shards")
         seen, states, places = set(), set(), [b.value("+document.querySelector('input[type=range]').value")]
         for _ in range(60):
             b.key("ArrowRight", 39)
             places.append(b.value("+document.querySelector('input[type=range]').value"))
             seen.add(b.value("document.querySelector('input[type=range]').getAttribute('aria-valuetext')"))
-            states.add(b.value("document.querySelectorAll('.tile.here').length"))
+            states.add(b.value("document.querySelectorAll('.shard.here').length"))
         self.assertEqual(places, sorted(set(places)), "each press moves to a later event")
         self.assertGreater(len(seen), 40)  # some events read alike
         self.assertGreater(len(states), 2)

@@ -122,7 +122,7 @@ int parts_over(const fsdp::Axes& axes, const fsdp::MeshShape& mesh) {
   return parts;
 }
 
-fsdp::ElementRange tile_of(int rank, std::int64_t padded, const fsdp::Axes& axes, const fsdp::MeshShape& mesh) {
+fsdp::ElementRange shard_of(int rank, std::int64_t padded, const fsdp::Axes& axes, const fsdp::MeshShape& mesh) {
   ElementRange range{0, padded};
   for (auto axis = mesh.axes.rbegin(); axis != mesh.axes.rend(); rank /= axis->size, ++axis) {
     if (axes.count(axis->name) == 0) continue;
@@ -132,22 +132,22 @@ fsdp::ElementRange tile_of(int rank, std::int64_t padded, const fsdp::Axes& axes
   return range;
 }
 
-std::vector<Tile> tiles_of(const CutUnit& unit, const fsdp::Axes& axes, const fsdp::MeshShape& mesh) {
+std::vector<Shard> shards_of(const CutUnit& unit, const fsdp::Axes& axes, const fsdp::MeshShape& mesh) {
   const fsdp::FlatLayout& flat = unit.largest();
-  std::vector<Tile> tiles;
+  std::vector<Shard> shards;
   for (int rank = 0; rank < mesh.size(); ++rank) {
-    const ElementRange range = tile_of(rank, flat.padded, axes, mesh);
-    const auto same = std::find_if(tiles.begin(), tiles.end(), [&](const Tile& tile) {
-      return tile.range.begin == range.begin && tile.range.end == range.end;
+    const ElementRange range = shard_of(rank, flat.padded, axes, mesh);
+    const auto same = std::find_if(shards.begin(), shards.end(), [&](const Shard& shard) {
+      return shard.range.begin == range.begin && shard.range.end == range.end;
     });
-    if (same == tiles.end()) {
-      tiles.push_back({{rank}, range, contents_of(unit, flat, range)});
+    if (same == shards.end()) {
+      shards.push_back({{rank}, range, contents_of(unit, flat, range)});
     } else {
       same->ranks.push_back(rank);
     }
   }
-  std::sort(tiles.begin(), tiles.end(), [](const Tile& a, const Tile& b) { return a.range.begin < b.range.begin; });
-  return tiles;
+  std::sort(shards.begin(), shards.end(), [](const Shard& a, const Shard& b) { return a.range.begin < b.range.begin; });
+  return shards;
 }
 
 ModelCut::ModelCut(const TrainPlan& plan, const StepPlan& step) : model_(nn::make_model(context_, plan.model)) {

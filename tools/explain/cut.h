@@ -1,4 +1,4 @@
-// How a model is cut: into units, which are used one after the other, and each unit into the tiles that ranks keep.
+// How a model is cut: into units, which are used one after the other, and each unit into the shards that ranks keep.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace tessera::tools {
 
 /// The ranks that keep one range of a flat parameter.
-struct Tile {
+struct Shard {
   std::vector<int> ranks;
   fsdp::ElementRange range;           ///< in elements of the flat parameter
   std::vector<std::string> contents;  ///< parameters in the range, and how much of them
@@ -63,10 +63,10 @@ class ModelCut {
 int parts_over(const fsdp::Axes& axes, const fsdp::MeshShape& mesh);
 
 /// The range of `padded` elements that a rank keeps of state that is sharded over `axes`.
-fsdp::ElementRange tile_of(int rank, std::int64_t padded, const fsdp::Axes& axes, const fsdp::MeshShape& mesh);
+fsdp::ElementRange shard_of(int rank, std::int64_t padded, const fsdp::Axes& axes, const fsdp::MeshShape& mesh);
 
-/// The tiles of a unit's largest flat parameter over `axes`, in the order of their ranges.
-std::vector<Tile> tiles_of(const CutUnit& unit, const fsdp::Axes& axes, const fsdp::MeshShape& mesh);
+/// The shards of a unit's largest flat parameter over `axes`, in the order of their ranges.
+std::vector<Shard> shards_of(const CutUnit& unit, const fsdp::Axes& axes, const fsdp::MeshShape& mesh);
 
 /// 1234567 -> "1,234,567".
 std::string grouped(std::uint64_t number);

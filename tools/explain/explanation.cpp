@@ -110,9 +110,9 @@ ordered_json json_of(const StepCost& cost) {
 ordered_json json_of(const ModelCut& cut, const fsdp::MeshShape& mesh) {
   ordered_json units = ordered_json::array();
   for (const CutUnit& unit : cut.units()) {
-    ordered_json tiles = ordered_json::array();
-    for (const Tile& tile : tiles_of(unit, unit.strategy.optimizer, mesh))
-      tiles.push_back({{"ranks", tile.ranks}, {"begin", tile.range.begin}, {"end", tile.range.end}});
+    ordered_json shards = ordered_json::array();
+    for (const Shard& shard : shards_of(unit, unit.strategy.optimizer, mesh))
+      shards.push_back({{"ranks", shard.ranks}, {"begin", shard.range.begin}, {"end", shard.range.end}});
     units.push_back(
         {{"name", unit.name},
          {"parameters", unit.elements},
@@ -120,7 +120,7 @@ ordered_json json_of(const ModelCut& cut, const fsdp::MeshShape& mesh) {
          {"bytes", unit.bytes},
          {"bytes_at_rest", unit.bytes / static_cast<std::uint64_t>(parts_over(unit.strategy.param_at_rest, mesh))},
          {"contents", unit.contents},
-         {"tiles", tiles}});
+         {"shards", shards}});
   }
   return units;
 }
@@ -149,9 +149,9 @@ ordered_json json_of(const RealStep& real) {
       units.push_back({{"name", unit.name},
                        {"weights_hash", unit.weights_hash},
                        {"gradient_norm", unit.gradient_norm},
-                       {"tile_first", unit.tile.first},
-                       {"tile_elements", unit.tile.elements},
-                       {"tile_norm", unit.tile.norm()}});
+                       {"shard_first", unit.shard.first},
+                       {"shard_elements", unit.shard.elements},
+                       {"shard_norm", unit.shard.norm()}});
     ranks.push_back({{"loss", rank.loss}, {"units", units}});
   }
   ordered_json norms = ordered_json::object();

@@ -58,15 +58,15 @@ Told whose_unit(const Explanation& step) {
   const int parts = parts_over(strategy.optimizer, step.step.mesh);
   if (parts == 1) return {};
   const int rank = std::min(2, step.plan.ranks - 1);
-  const auto tile = tile_of(rank, unit.largest().padded, strategy.optimizer, step.step.mesh);
-  const std::int64_t place = tile.begin / std::max<std::int64_t>(1, tile.count()) + 1;
+  const auto shard = shard_of(rank, unit.largest().padded, strategy.optimizer, step.step.mesh);
+  const std::int64_t place = shard.begin / std::max<std::int64_t>(1, shard.count()) + 1;
   std::vector<std::string> kinds;
   if (!strategy.param_at_rest.empty()) kinds.emplace_back("parameters");
   if (!strategy.gradient.empty()) kinds.emplace_back("gradients");
   kinds.emplace_back("optimizer state");
   return {
       {fmt::format("Does rank {} belong to a unit?", rank),
-       fmt::format("No. Of every unit ({}) it keeps tile {} of {}: {}. A unit says what is used together, a tile who "
+       fmt::format("No. Of every unit ({}) it keeps shard {} of {}: {}. A unit says what is used together, a shard who "
                    "keeps it.",
                    unit_names(step), place, parts, fmt::join(kinds, ", "))}};
 }
@@ -150,7 +150,7 @@ Told why_gradients(const Explanation& step) {
   if (!reduces(step)) return {};
   std::string answer = "Each rank has computed them from its own sequences. The reduction averages them over the ranks";
   answer += parts_over(step.cut->example().strategy.optimizer, step.step.mesh) > 1
-                ? ", and each keeps its tile of the mean."
+                ? ", and each keeps its shard of the mean."
                 : ", and all have the mean.";
   if (!step.real) answer += " --run shows the norms.";
   return {{"The weights are equal; why do the gradients differ?", answer}};
@@ -163,10 +163,10 @@ Told after_update(const Explanation& step) {
   const std::string answer =
       gathers > 0 ? fmt::format(
                         "The step itself: {} gathers follow the update, since every rank keeps all parameters "
-                        "and has updated its tiles only.",
+                        "and has updated its shards only.",
                         gathers)
       : parts_at_rest_of(step) > 1
-          ? "No rank does. Each rank has updated its tiles; the gathers of the next step bring them."
+          ? "No rank does. Each rank has updated its shards; the gathers of the next step bring them."
           : "No rank has to. Every rank had the same mean and has made the same whole update.";
   return {{"Who sends the new parameters to the other ranks?", answer}};
 }
@@ -237,9 +237,9 @@ Told more_blocks(const Explanation& step) {
 }
 
 constexpr QuestionKind kQuestions[] = {
-    {"whose-unit", "Does a rank belong to a unit?", "CUT", "1-tiles", whose_unit},
-    {"whole-model", "When does a batch see the whole model?", "STEP", "1-tiles", whole_model},
-    {"other-ranks", "Is the step repeated for the batch of another rank?", "STEP", "1-tiles", other_ranks},
+    {"whose-unit", "Does a rank belong to a unit?", "CUT", "1-shards", whose_unit},
+    {"whole-model", "When does a batch see the whole model?", "STEP", "1-shards", whole_model},
+    {"other-ranks", "Is the step repeated for the batch of another rank?", "STEP", "1-shards", other_ranks},
     {"less-memory", "What is saved, and what is not?", "REST", "2-memory", less_memory},
     {"more-blocks", "What if there were more blocks?", "STEP", "2-memory", more_blocks},
     {"why-twice", "Why is a unit gathered twice?", "STEP", "3-step", why_twice},

@@ -77,11 +77,11 @@ class ValueProbe {
     for (std::size_t i = 0; i < specs_.size(); ++i)
       for (const auto& parameter : specs_[i].parameters) unit_of[parameter.get()] = i;
     engine.for_each_gradient([&](const fsdp::GradientShard& shard) {
-      GradientTile& tile = values_.units[unit_of.at(&shard.parameter)].tile;
-      if (tile.elements == 0) tile.first = fmt::format("{}[{}]", shard.parameter.name(), shard.range.begin);
-      tile.elements += shard.range.count();
+      UnitGradient& mine = values_.units[unit_of.at(&shard.parameter)].shard;
+      if (mine.elements == 0) mine.first = fmt::format("{}[{}]", shard.parameter.name(), shard.range.begin);
+      mine.elements += shard.range.count();
       const auto count = static_cast<std::size_t>(shard.range.count());
-      tile.sum_of_squares += sum_of_squares(engine.model().context(), shard.data, shard.dtype, count) /
+      mine.sum_of_squares += sum_of_squares(engine.model().context(), shard.data, shard.dtype, count) /
                              (engine.loss_scale() * engine.loss_scale());
     });
   }
@@ -118,8 +118,8 @@ class ValueProbe {
 nlohmann::json to_message(const RankValues& values) {
   nlohmann::json units = nlohmann::json::array();
   for (const UnitValues& unit : values.units)
-    units.push_back({unit.name, unit.weights_hash, unit.gradient_norm, unit.tile.first, unit.tile.elements,
-                     unit.tile.sum_of_squares});
+    units.push_back({unit.name, unit.weights_hash, unit.gradient_norm, unit.shard.first, unit.shard.elements,
+                     unit.shard.sum_of_squares});
   return {{"loss", values.loss}, {"units", units}};
 }
 
@@ -143,17 +143,17 @@ RankValues first_step_values(const TrainPlan& plan, comm::Communicator& world,
 
 }  // namespace
 
-double GradientTile::norm() const { return std::sqrt(sum_of_squares); }
+double UnitGradient::norm() const { return std::sqrt(sum_of_squares); }
 
 std::optional<double> whole_norm(const RealStep& step, std::size_t unit) {
   std::map<std::pair<std::string, std::int64_t>, double> seen;
   double sum = 0;
   for (const RankValues& rank : step.ranks) {
-    const GradientTile& tile = rank.units.at(unit).tile;
-    const auto [same, added] = seen.emplace(std::pair(tile.first, tile.elements), tile.sum_of_squares);
+    const UnitGradient& shard = rank.units.at(unit).shard;
+    const auto [same, added] = seen.emplace(std::pair(shard.first, shard.elements), shard.sum_of_squares);
     if (added)
-      sum += tile.sum_of_squares;
-    else if (same->second != tile.sum_of_squares)
+      sum += shard.sum_of_squares;
+    else if (same->second != shard.sum_of_squares)
       return std::nullopt;
   }
   return std::sqrt(sum);

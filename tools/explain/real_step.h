@@ -15,7 +15,7 @@
 namespace tessera::tools {
 
 /// A range of one unit's gradients with which a rank updates.
-struct GradientTile {
+struct UnitGradient {
   std::string first;          ///< parameter, and its element, with which the range begins
   std::int64_t elements = 0;  ///< of parameters
   double sum_of_squares = 0;
@@ -27,7 +27,7 @@ struct UnitValues {
   std::string name;
   std::string weights_hash;  ///< of the parameters with which the first forward computed
   double gradient_norm = 0;  ///< of its own data, before the reduction; of the last microbatch
-  GradientTile tile;         ///< after the reduction: of the mean over the ranks
+  UnitGradient shard;        ///< after the reduction: of the mean over the ranks
 };
 
 struct RankValues {
@@ -43,8 +43,8 @@ struct RealStep {
   report::StepTimeline timeline;  ///< of all ranks
 };
 
-/// The norm of a unit's whole gradient, from tiles of which ranks may keep the same; nothing where ranks have different
-/// values of one tile, since nothing was averaged.
+/// The norm of a unit's whole gradient, from shards of which ranks may keep the same; nothing where ranks have
+/// different values of one shard, since nothing was averaged.
 std::optional<double> whole_norm(const RealStep& step, std::size_t unit);
 
 /// Collective: every rank of `world` calls it. The result is complete on rank 0. `plan` has steps and data.

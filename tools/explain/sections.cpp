@@ -14,7 +14,7 @@ namespace tessera::tools {
 namespace {
 
 constexpr std::size_t kIndent = 6;  // of what stands under a section's name
-constexpr std::size_t kShownTiles = 8;
+constexpr std::size_t kShownShards = 8;
 constexpr std::size_t kValueName = 25, kValueWidth = 10;  // columns of VALUES
 /// Rows of units beyond these many from either end are left out of a long story.
 constexpr std::size_t kShownUnits = 3;
@@ -82,17 +82,17 @@ std::vector<std::pair<std::size_t, std::size_t>> alike(const Explanation& step) 
   return groups;
 }
 
-/// "ranks 0, 2": those that keep one tile.
-std::string ranks_of_tile(const Tile& tile) {
-  if (tile.ranks.size() == 1) return fmt::format("rank {}", tile.ranks[0]);
-  if (tile.ranks.size() > 4) return fmt::format("ranks {}, {} ..", tile.ranks[0], tile.ranks[1]);
-  return fmt::format("ranks {}", fmt::join(tile.ranks, ", "));
+/// "ranks 0, 2": those that keep one shard.
+std::string ranks_of_shard(const Shard& shard) {
+  if (shard.ranks.size() == 1) return fmt::format("rank {}", shard.ranks[0]);
+  if (shard.ranks.size() > 4) return fmt::format("ranks {}, {} ..", shard.ranks[0], shard.ranks[1]);
+  return fmt::format("ranks {}", fmt::join(shard.ranks, ", "));
 }
 
-std::string tiles_text(const Explanation& step, std::size_t width) {
+std::string shards_text(const Explanation& step, std::size_t width) {
   const CutUnit& unit = step.cut->example();
-  const std::vector<Tile> tiles = tiles_of(unit, unit.strategy.optimizer, step.step.mesh);
-  if (tiles.size() == 1) return kMargin + "No tiles: every rank keeps all of every unit.\n";
+  const std::vector<Shard> shards = shards_of(unit, unit.strategy.optimizer, step.step.mesh);
+  if (shards.size() == 1) return kMargin + "No shards: every rank keeps all of every unit.\n";
   const fsdp::FlatLayout& flat = unit.largest();
   const std::string of = unit.flats.size() == 1
                              ? unit.name
@@ -100,22 +100,22 @@ std::string tiles_text(const Explanation& step, std::size_t width) {
                                            base::name_of(flat.dtype));
   std::string text =
       wrapped(width, kMargin,
-              fmt::format("Tiles of {}. Cuts ignore tensors; the layout is the same under every strategy:", of));
+              fmt::format("Shards of {}. Cuts ignore tensors; the layout is the same under every strategy:", of));
   std::size_t ranks = 0, end = 0;
-  for (const Tile& tile : tiles) {
-    ranks = std::max(ranks, ranks_of_tile(tile).size());
-    end = std::max(end, std::to_string(tile.range.end - 1).size());
+  for (const Shard& shard : shards) {
+    ranks = std::max(ranks, ranks_of_shard(shard).size());
+    end = std::max(end, std::to_string(shard.range.end - 1).size());
   }
-  for (std::size_t i = 0; i < tiles.size(); ++i) {
-    if (tiles.size() > kShownTiles && i >= kShownTiles / 2 && i + 1 < tiles.size()) {
-      if (i == kShownTiles / 2) text += kMargin + fmt::format("... {} more\n", tiles.size() - kShownTiles / 2 - 1);
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    if (shards.size() > kShownShards && i >= kShownShards / 2 && i + 1 < shards.size()) {
+      if (i == kShownShards / 2) text += kMargin + fmt::format("... {} more\n", shards.size() - kShownShards / 2 - 1);
       continue;
     }
-    const Tile& tile = tiles[i];
+    const Shard& shard = shards[i];
     text += wrapped(width,
-                    fmt::format("{}{:<{}}  {:>{}}..{:<{}}  ", kMargin, ranks_of_tile(tile), ranks, tile.range.begin,
-                                end, tile.range.end - 1, end),
-                    fmt::format("{}", fmt::join(tile.contents, ", ")));
+                    fmt::format("{}{:<{}}  {:>{}}..{:<{}}  ", kMargin, ranks_of_shard(shard), ranks, shard.range.begin,
+                                end, shard.range.end - 1, end),
+                    fmt::format("{}", fmt::join(shard.contents, ", ")));
   }
   return text;
 }
@@ -142,7 +142,7 @@ std::string cut_text(const Explanation& step, std::size_t width) {
     text += head.size() + kLeastContents <= width ? wrapped(width, head, unit.contents)
                                                   : line_of(head) + wrapped(width, kMargin + "    ", unit.contents);
   }
-  return text + tiles_text(step, width);
+  return text + shards_text(step, width);
 }
 
 std::string state_row(std::size_t width, const std::string& name, const RunResult::ModelState& state,
@@ -348,7 +348,7 @@ std::string values_text(const Explanation& step, std::size_t width) {
   const std::optional<double> norm = whole_norm(real, index);
   text += values_row(width, real, norm ? "what it keeps of the mean" : "what it updates with",
                      norm ? fmt::format("together {:.4f}", *norm) : "nothing is averaged",
-                     [&](const RankValues& rank) { return fmt::format("{:.4f}", of_unit(rank).tile.norm()); });
+                     [&](const RankValues& rank) { return fmt::format("{:.4f}", of_unit(rank).shard.norm()); });
   return text;
 }
 

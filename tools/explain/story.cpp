@@ -88,12 +88,12 @@ class StoryBuilder {
     const int parts = parts_at_rest(unit(event));
     std::vector<std::string> notes;
     if (updated_)
-      notes.emplace_back("tiles that other ranks have updated");
+      notes.emplace_back("shards that other ranks have updated");
     else if (again)
       notes.emplace_back("again: it was freed");
     else if (story_.rows.size() == 1 && parts > 1)
       notes.push_back(
-          fmt::format("{} tile{} come{}, own goes out", parts - 1, parts == 2 ? "" : "s", parts == 2 ? "s" : ""));
+          fmt::format("{} shard{} come{}, own goes out", parts - 1, parts == 2 ? "" : "s", parts == 2 ? "s" : ""));
     if (!updated_ && is_ahead(event)) notes.emplace_back("ahead of need");
     if (const IssuedTransfers* sent = issued()) {
       added.sent = sent->bytes_sent;
@@ -172,7 +172,7 @@ class StoryBuilder {
     const int parts = parts_at_rest(unit(event));
     StoryRow& added = row(event, event.start_ns, "free " + event.unit);
     if (!in_backward_ && parts > 1)
-      added.note = fmt::format("{} tile{} go{}, own stays", parts - 1, parts == 2 ? "" : "s", parts == 2 ? "es" : "");
+      added.note = fmt::format("{} shard{} go{}, own stays", parts - 1, parts == 2 ? "" : "s", parts == 2 ? "es" : "");
     added.unsharded = unsharded();
   }
 
@@ -192,7 +192,7 @@ class StoryBuilder {
   void update(const TraceEvent& event) {
     updated_ = true;
     const CutUnit& own = unit(event);
-    std::int64_t elements = tile_of(0, own.padded, own.strategy.optimizer, input_.mesh).count();
+    std::int64_t elements = shard_of(0, own.padded, own.strategy.optimizer, input_.mesh).count();
     if (!story_.rows.empty() && story_.rows.back().kind == TraceEventKind::optimizer_step) {
       updated_elements_ += elements;
       story_.rows.back().text = "update";
@@ -202,7 +202,7 @@ class StoryBuilder {
       row(event, event.start_ns, "update " + event.unit);
     }
     const bool sharded = parts_over(own.strategy.optimizer, input_.mesh) > 1;
-    story_.rows.back().note = fmt::format("{} {} parameters", sharded ? "its own tiles:" : "all",
+    story_.rows.back().note = fmt::format("{} {} parameters", sharded ? "its own shards:" : "all",
                                           grouped(static_cast<std::uint64_t>(updated_elements_)));
   }
 

@@ -93,7 +93,7 @@ std::string keys_of(const std::vector<std::pair<std::string, std::string>>& keys
 std::string milliseconds(std::int64_t ns) { return significant(static_cast<double>(ns) / 1e6, 5); }
 
 std::string map_of(const Comparison& c) {
-  Table table{"Elements of each unit, and of each rank's tile at rest", {"strategy", "unit", "elements", "tile"}, {}};
+  Table table{"Elements of each unit, and of each rank's shard at rest", {"strategy", "unit", "elements", "shard"}, {}};
   for (const RunResult& run : c.runs) {
     if (!run.timeline) continue;
     for (const RunResult::Unit& unit : run.units)
@@ -101,16 +101,16 @@ std::string map_of(const Comparison& c) {
                             with_commas((unit.elements + unit.padding) / run.timeline->pieces[0])});
   }
   return "<h2>Who holds what</h2>\n<p>A row is a " + defined("rank") + ", a column a " + defined("unit") +
-         ", a box a " + defined("tile") + ". The strip below a box shows gradients. Move the slider through the " +
+         ", a box a " + defined("shard") + ". The strip below a box shows gradients. Move the slider through the " +
          defined("step") + ": arrow keys go from event to event, Space plays.</p>\n" + place_for("map") +
-         keys_of({{"own", "own tile, always here"},
-                  {"here", "others' tiles, " + defined("gathered")},
+         keys_of({{"own", "own shard, always here"},
+                  {"here", "others' shards, " + defined("gathered")},
                   {"coming", defined("in flight")},
                   {"", "not here"},
                   {"backward", "gradients of own data"},
                   {"way", "gradients in flight"},
                   {"opt", "mean of all ranks' gradients"}}) +
-         details("Units and tiles", table);
+         details("Units and shards", table);
 }
 
 /// The length of all that events of these kinds cover.

@@ -1,4 +1,4 @@
-// The pictures of a report that a script draws: the map of tiles, timelines, memory over time, bytes, the terms of a
+// The pictures of a report that a script draws: the map of shards, timelines, memory over time, bytes, the terms of a
 // gap, other settings, and losses. Their data are in the page; a table stands under each.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The map: ranks x units, which tiles a rank holds at a moment; and the slider that moves the moment through the step.
+// The map: ranks x units, which shards a rank holds at a moment; and the slider that moves the moment through the step.
 "use strict";
 function parametersAt(events, unit, at) {
   let state = "none";
@@ -26,7 +26,7 @@ function gradientsAt(events, unit, at) {
   return state;
 }
 
-const TEXTS = {own: "own tile", here: "gathered", coming: "on its way", none: "not here",
+const TEXTS = {own: "own shard", here: "gathered", coming: "on its way", none: "not here",
                local: "gradients of its own data", way: "gradients on their way", reduced: "mean of all ranks' gradients"};
 
 // What the ranks do at a moment, in words.
@@ -75,9 +75,9 @@ function mapPicture(slot, run, width) {
   }
   const data = ranks.flatMap((r, i) => places.flatMap((p) => d3.range(pieces).map((k) =>
     ({rank: r, unit: p.unit.name, k, own: pieces === 1 || k === r.rank % pieces, x: p.x + p.width * k / pieces, width: p.width / pieces, y: 34 + i * row}))));
-  const tiles = svg.append("g").selectAll("rect").data(data).enter().append("rect").attr("x", (d) => d.x).attr("y", (d) => d.y)
+  const shards = svg.append("g").selectAll("rect").data(data).enter().append("rect").attr("x", (d) => d.x).attr("y", (d) => d.y)
     .attr("width", (d) => Math.max(1, d.width - 1)).attr("height", 24);
-  tiles.append("title");
+  shards.append("title");
   const digits = data.filter((d) => pieces > 1 && d.width > 12);
   svg.append("g").selectAll("text").data(digits).enter().append("text").attr("x", (d) => d.x + d.width / 2)
     .attr("y", (d) => d.y + 16).attr("text-anchor", "middle").attr("class", (d) => d.own ? "on" : "soft").text((d) => d.k);
@@ -104,9 +104,9 @@ function mapPicture(slot, run, width) {
       if (!state.has(key)) state.set(key, f(rank.events, unit, at));
       return state.get(key);
     };
-    const tile = (d) => d.own ? "own" : of(d.rank, d.unit, parametersAt, "p");
-    tiles.attr("class", (d) => "tile " + tile(d)).style("fill", (d) => tile(d) === "coming" ? svg.hatch("coming") : null);
-    tiles.select("title").text((d) => `rank ${d.rank.rank}, ${d.unit}, tile ${d.k}: ${TEXTS[tile(d)]}`);
+    const shard = (d) => d.own ? "own" : of(d.rank, d.unit, parametersAt, "p");
+    shards.attr("class", (d) => "shard " + shard(d)).style("fill", (d) => shard(d) === "coming" ? svg.hatch("coming") : null);
+    shards.select("title").text((d) => `rank ${d.rank.rank}, ${d.unit}, shard ${d.k}: ${TEXTS[shard(d)]}`);
     const grad = (d) => of(d.rank, d.unit, gradientsAt, "g");
     const share = (d) => grad(d) === "reduced" && run.pieces[1] > 1 ? run.pieces[1] : 1;
     grads.attr("class", (d) => "grad " + grad(d)).style("fill", (d) => grad(d) === "way" ? svg.hatch("way") : null)

@@ -148,8 +148,8 @@ TEST_F(RendezvousFiles, RejectsRanksWithoutToken) {
   const fs::path aside = path_.string() + "-aside";
   write(magic + " " + socket + " " + token + rest + "\n", aside);
   fs::rename(aside, path_);
-  const std::string error = come(local(1)).get().error;
-  EXPECT_NE(error.find("refuses rank 1: authentication failed; use the same TESSERA_TOKEN"), std::string::npos)
+  const std::string error = come(local(1, 1s)).get().error;
+  EXPECT_NE(error.find(path_.string() + ": authentication failed; use the same TESSERA_TOKEN"), std::string::npos)
       << error;
   EXPECT_NE(zero.get().error.find("rank 1 did not connect"), std::string::npos);
 }

@@ -64,6 +64,10 @@ void adopt(ProcessBootstrap::StarSockets& parts, JoinResult joined) {
   parts.links.push_back(std::move(joined.link));
 }
 
+JoinPlan plan_of(const RendezvousOptions& options, const ProcessBootstrap::StarSockets& parts, std::string place) {
+  return {.place = std::move(place), .about = about(options), .deadline = parts.deadline, .logger = options.logger};
+}
+
 void rendezvous_at_master(const RendezvousOptions& options, ProcessBootstrap::StarSockets& parts) {
   const HostPort where = parse_host_port(options.master, "TESSERA_MASTER");
   if (options.launch.job_is_local) parts.self.run.clear();
@@ -73,8 +77,10 @@ void rendezvous_at_master(const RendezvousOptions& options, ProcessBootstrap::St
     const std::string problem = loopback_problem("rank 0's host");
     return open_server(parts, listen_at(where), problem.empty() ? text : text + "; " + problem);
   }
-  adopt(parts, connect_to_rank0(parts.self, "TESSERA_MASTER=" + where.text(), parts.deadline, about(options),
-                                [&](std::string& why, Digest&) { return connect_at(where, parts.deadline, why); }));
+  std::size_t attempt = 0;
+  adopt(parts,
+        connect_to_rank0(parts.self, plan_of(options, parts, "TESSERA_MASTER=" + where.text()),
+                         [&](std::string& why, Digest&) { return connect_at(where, parts.deadline, why, attempt++); }));
 }
 
 RendezvousAddress address_from(const Digest& name, const Digest& token) {
@@ -108,7 +114,8 @@ void rendezvous_on_host(const RendezvousOptions& options, ProcessBootstrap::Star
     why = "no answer at the address in it";
     return connect_to(address->socket);
   };
-  adopt(parts, connect_to_rank0(parts.self, known ? "its socket on this host" : path, parts.deadline, about(options),
+  adopt(parts, connect_to_rank0(parts.self,
+                                plan_of(options, parts, known ? "its socket on this host" : path),
                                 connect));
 }
 
@@ -147,7 +154,7 @@ void rendezvous_in_store(const RendezvousOptions& options, ProcessBootstrap::Sta
     why = place.text() + ": " + why;
     return connection;
   };
-  adopt(parts, connect_to_rank0(parts.self, "its published address", parts.deadline, about(options), connect));
+  adopt(parts, connect_to_rank0(parts.self, plan_of(options, parts, "its published address"), connect));
 }
 
 }  // namespace

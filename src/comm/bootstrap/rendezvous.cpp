@@ -103,9 +103,8 @@ void rendezvous_on_host(const RendezvousOptions& options, ProcessBootstrap::Star
     parts.server.reset();  // late ranks can't find it any more
     return;
   }
-  const std::string path = rendezvous_file_path(job);
   const auto connect = [&](std::string& why, Digest& key) {
-    const std::optional<RendezvousAddress> address = known ? known : read_rendezvous_file(path);
+    const std::optional<RendezvousAddress> address = known ? known : read_rendezvous_file(job);
     if (!address) {
       why = "there is no such file; all ranks must be on this host and have the same TESSERA_RUN_ID, or TESSERA_MASTER";
       return Connection();
@@ -115,7 +114,7 @@ void rendezvous_on_host(const RendezvousOptions& options, ProcessBootstrap::Star
     return connect_to(address->socket);
   };
   adopt(parts, connect_to_rank0(parts.self,
-                                plan_of(options, parts, known ? "its socket on this host" : path),
+                                plan_of(options, parts, known ? "its socket on this host" : usual_rendezvous_file(job)),
                                 connect));
 }
 

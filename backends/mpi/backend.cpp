@@ -1,12 +1,14 @@
 // The entry of this backend in the registry; compiled once for each MPI (TESSERA_MPIRUN is its launcher).
 #include <unistd.h>
 
+#include <initializer_list>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "backends/mpi/library.h"
 #include "backends/mpi/link.h"
+#include "tessera/base/device/module_loader.h"
 #include "tessera/base/env.h"
 #include "tessera/comm/host_communicator.h"
 #include "tessera/comm/registry.h"
@@ -25,10 +27,37 @@ std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const
       native_kinds());
 }
 
+/// The launchers' own protocols have no authentication, but they and the libraries below MPI listen at all interfaces.
+/// The ranks are on one host, and need the loopback interface only. What the user has set stays.
+std::vector<std::string> launch_environment() {
+  std::vector<std::string> all;
+  const auto add = [&](const std::string& name, const std::string& value, std::initializer_list<const char*> others) {
+    bool is_set = read_foreign_env(name).has_value();
+    for (const char* const other : others) is_set |= read_foreign_env(other).has_value();
+    if (!is_set) all.push_back(name + "=" + value);
+  };
+  add("UCX_NET_DEVICES", "lo", {"UCX_TLS"});
+#ifdef OPEN_MPI
+  add("OMPI_MCA_btl", "self,vader", {"OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude"});
+  // Open MPI's own directory in /tmp has a name that another user could take.
+  add("OMPI_MCA_orte_tmpdir_base", "{private}", {"TMPDIR"});
+#else
+  add("FI_TCP_IFACE", "lo", {"FI_PROVIDER"});
+#endif
+  // No setting binds the launchers' own ports.
+  const std::string bind = base::module_directory() + "/launch/loopback-bind.so";
+  const std::string preloaded = read_foreign_env("LD_PRELOAD").value_or("");
+  if (::access(bind.c_str(), R_OK) == 0)
+    all.push_back("LD_PRELOAD=" + bind + (preloaded.empty() ? "" : ":") + preloaded);
+  return all;
+}
+
 /// The ranks start on this host. Inside a job of Slurm the launchers would start them through srun, on any of its
 /// hosts, and in a step of that job srun would wait for the resources that the step itself holds.
 std::vector<std::string_view> launch_prefix() {
-  std::vector<std::string_view> prefix = {TESSERA_MPIRUN, "-n", "{ranks}"};
+  static const std::vector<std::string> kEnvironment = launch_environment();
+  std::vector<std::string_view> prefix(kEnvironment.begin(), kEnvironment.end());
+  prefix.insert(prefix.end(), {TESSERA_MPIRUN, "-n", "{ranks}"});
 #ifdef OPEN_MPI
   static const std::string kHere = "localhost:" + std::to_string(std::thread::hardware_concurrency());
   if (read_foreign_env("SLURM_JOB_ID"))

@@ -20,9 +20,9 @@ namespace asio = boost::asio;
 using Failure = boost::system::error_code;
 using namespace std::chrono_literals;
 
-constexpr auto kStrangersTime = 10s;       // for authentication
-constexpr auto kAttemptTime = 30s;         // of one outgoing connection attempt
-constexpr std::size_t kMaxStrangers = 64;  // in addition to the ranks not yet connected
+constexpr auto kStrangersTime = 10s;        // for authentication
+constexpr auto kAttemptTime = 30s;          // of one outgoing connection attempt
+constexpr std::size_t kMaxStrangers = 256;  // in addition to the ranks not yet connected
 constexpr std::size_t kFewestStrangers = 4;
 
 /// Closes a socket when its time is up.
@@ -76,7 +76,7 @@ std::string MeshConnector::run(const std::vector<Endpoint>& endpoints, std::chro
             "no answer (does a firewall drop the packets?)");
   to_come_ = (endpoints.size() - 1) * streams_;
   if (to_come_ == 0) return "";
-  start(accept_ranks());
+  start(accept_ranks(endpoints));
   for (std::size_t peer = rank_ + 1; peer < endpoints.size(); ++peer)
     for (std::size_t stream = 0; stream < streams_; ++stream)
       start(connect_one(
@@ -120,7 +120,24 @@ MeshConnector::Task<void> MeshConnector::pause(std::chrono::milliseconds time) {
   co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
 }
 
-MeshConnector::Task<void> MeshConnector::accept_ranks() {
+/// Closes one at random, so that a flood can't foresee which remain: one whose address is not a rank's, if there is
+/// any.
+void MeshConnector::drop_stranger(const std::vector<Endpoint>& endpoints) {
+  Failure failure;
+  std::vector<SharedSocket> others;
+  const auto is_rank = [&](const SharedSocket& socket) {
+    const Address address = socket->remote_endpoint(failure).address();
+    return std::any_of(endpoints.begin(), endpoints.end(),
+                       [&](const Endpoint& one) { return one.address() == address; });
+  };
+  std::remove_copy_if(strangers_.begin(), strangers_.end(), std::back_inserter(others), is_rank);
+  if (others.empty()) others.assign(strangers_.begin(), strangers_.end());
+  const SharedSocket dropped = others[std::uniform_int_distribution<std::size_t>(0, others.size() - 1)(random_)];
+  strangers_.remove(dropped);
+  dropped->close(failure);
+}
+
+MeshConnector::Task<void> MeshConnector::accept_ranks(const std::vector<Endpoint>& endpoints) {
   while (true) {
     const auto socket = std::make_shared<Socket>(context_);
     Failure failure;
@@ -131,7 +148,7 @@ MeshConnector::Task<void> MeshConnector::accept_ranks() {
     }
     ::fcntl(socket->native_handle(), F_SETFD, FD_CLOEXEC);
     strangers_.push_back(socket);
-    if (strangers_.size() > most_strangers_ + to_come_) strangers_.front()->close(failure);
+    if (strangers_.size() > most_strangers_ + to_come_) drop_stranger(endpoints);
     start(accept_one(socket));
   }
 }

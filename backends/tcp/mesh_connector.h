@@ -13,6 +13,7 @@
 #include <exception>
 #include <list>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -41,11 +42,12 @@ class MeshConnector {
   using Task = boost::asio::awaitable<T>;
 
   void start(Task<void> task);
-  Task<void> accept_ranks();
+  Task<void> accept_ranks(const std::vector<Endpoint>& endpoints);
   Task<void> accept_one(SharedSocket socket);
   Task<void> connect_one(ConnectionId link, Endpoint endpoint);
   Task<std::string> try_to_connect(ConnectionId link, Endpoint endpoint);
   Task<void> pause(std::chrono::milliseconds time);
+  void drop_stranger(const std::vector<Endpoint>& endpoints);
   bool belongs(const ConnectionId& link) const;
   void keep(std::size_t rank, std::size_t stream, SharedSocket socket);
   std::string missing(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit) const;
@@ -58,7 +60,8 @@ class MeshConnector {
   boost::asio::ip::tcp::acceptor acceptor_{context_};
   std::vector<std::vector<SharedSocket>> done_;
   std::vector<std::string> reasons_;   // by rank: why the last attempt failed
-  std::list<SharedSocket> strangers_;  // accepted but not yet authenticated; the oldest first
+  std::list<SharedSocket> strangers_;  // accepted but not yet authenticated
+  std::minstd_rand random_{std::random_device{}()};
   std::size_t to_come_ = 0;
   std::exception_ptr failure_;
 };

@@ -2,7 +2,9 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <optional>
 #include <utility>
 
@@ -38,14 +40,24 @@ ucp_request_param_t host_memory(void* user_data) {
   return param;
 }
 
+bool names_any(const std::string& transports, std::initializer_list<const char*> names) {
+  return std::any_of(names.begin(), names.end(), [&](const char* name) {
+    return ("," + transports + ",").find("," + std::string(name) + ",") != std::string::npos;
+  });
+}
+
 /// Reads UCX's settings. UCX excludes shared memory where peers may fail, unless it is configured otherwise, as here.
-ucp_config_t* read_config() {
+/// It has no authentication, and listens at all interfaces; ranks of one host need the loopback interface only.
+ucp_config_t* read_config(bool one_host) {
   ucp_config_t* config = nullptr;
   check(ucp_config_read(nullptr, nullptr, &config), "reading UCX_* settings");
   const auto is_set = [](const char* name) { return read_foreign_env(name).has_value(); };
   if (may_share_memory() && !is_set("UCX_MM_ERROR_HANDLING") && !is_set("UCX_POSIX_ERROR_HANDLING") &&
       !is_set("UCX_SYSV_ERROR_HANDLING"))
     ucp_config_modify(config, "MM_ERROR_HANDLING", "y");
+  const std::string transports = read_foreign_env("UCX_TLS").value_or("all");
+  if (one_host && !is_set("UCX_NET_DEVICES") && (transports.starts_with("^") || names_any(transports, {"all", "tcp"})))
+    ucp_config_modify(config, "NET_DEVICES", "lo");
   return config;
 }
 
@@ -53,15 +65,15 @@ ucp_config_t* read_config() {
 
 bool may_share_memory() {
   const std::string transports = read_foreign_env("UCX_TLS").value_or("all");
-  bool named = false;
-  for (const char* name : {"all", "sm", "shm", "mm", "posix", "sysv"})
-    named |= ("," + transports + ",").find("," + std::string(name) + ",") != std::string::npos;
-  return transports.starts_with("^") ? transports.find("sm") == std::string::npos : named;
+  if (transports.starts_with("^")) return transports.find("sm") == std::string::npos;
+  return names_any(transports, {"all", "sm", "shm", "mm", "posix", "sysv"});
 }
 
 UcxLink::UcxLink(Bootstrap& bootstrap, LinkEvents& events)
     : events_(events), rank_(bootstrap.rank()), peers_(static_cast<std::size_t>(bootstrap.size())) {
-  ucp_config_t* const config = read_config();
+  const std::vector<std::string>& hosts = bootstrap.hosts();
+  const bool one_host = std::count(hosts.begin(), hosts.end(), hosts.front()) == bootstrap.size();
+  ucp_config_t* const config = read_config(one_host);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS | UCP_PARAM_FIELD_NAME;
   params.features = UCP_FEATURE_TAG | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;

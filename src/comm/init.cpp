@@ -92,7 +92,8 @@ std::shared_ptr<Bootstrap> gather_ranks(const Launch& launch, const InitOptions&
                      .master = config.master ? *config.master : env_or_default(env::kMaster),
                      .token = config.token ? *config.token : env_or_default(env::kToken),
                      .host_id = env_or_default(env::kHostId),
-                     .store = config.store});
+                     .store = config.store,
+                     .logger = config.logger});
 }
 
 std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, const InitOptions& config,

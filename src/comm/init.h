@@ -29,7 +29,7 @@ struct InitOptions {
   /// If these ranks are only some of a job's: the number of each in the job, for error messages. Empty: their own.
   std::vector<int> global_ranks;
   std::optional<std::string> master;  ///< TESSERA_MASTER
-  std::optional<std::string> token;   ///< TESSERA_TOKEN
+  std::optional<std::string> token;   ///< TESSERA_TOKEN: random, 128 bits, such as `openssl rand -hex 16` makes
   /// How the ranks find each other, instead of by master and token, which must then be unset here; those in the
   /// environment don't matter then. Null: by the environment.
   std::shared_ptr<RendezvousStore> store;

@@ -26,7 +26,7 @@ struct BackendOptions {
   bool check = false;  ///< checked mode (TESSERA_CHECK): compare the ranks' calls before an operation completes
   bool progress_thread = true;  ///< off only in tests: operations then progress only inside calls of their rank
   std::shared_ptr<FirstFailureRecord> first_failure;  ///< of this rank, over this world and others; null: not recorded
-  std::optional<Device> device;   ///< of this rank; none: a backend of devices chooses one
+  std::optional<Device> device;                       ///< of this rank; none: a backend of devices chooses one
   std::vector<int> global_ranks;  ///< global rank of each rank if this world has only some of the job's; else empty
 
   /// Records a cause in `first_failure`, if there is one. Thread-safe.
@@ -55,7 +55,8 @@ struct Backend {
   bool one_host = false;  ///< whether its ranks must share a host
   /// The default of BackendOptions::deterministic.
   bool deterministic = true;
-  /// The command that must start its ranks, with "{ranks}" for their number; empty: any launcher.
+  /// The command that must start its ranks, with "{ranks}" for their number and "{private}" for a directory of /tmp
+  /// that only this user can enter; before it, variables of its environment, such as "NAME=value". Empty: any launcher.
   std::span<const std::string_view> launch_prefix = {};
 };
 

@@ -20,13 +20,17 @@ fs::path path_of(const std::string& job) {
   std::uint64_t hash = 0xcbf29ce484222325U;
   for (const char c : job) hash = (hash ^ static_cast<std::uint8_t>(c)) * 0x100000001b3U;
   std::ostringstream path;
-  path << "/tmp/tessera-" << ::geteuid() << "-" << std::hex << hash;
+  path << "/tmp/tessera-" << ::geteuid() << "/job-" << std::hex << hash;
   return path.str();
 }
 
 class RendezvousFiles : public testing::Test {
  protected:
-  void TearDown() override { fs::remove(path_); }
+  void SetUp() override { ::mkdir(path_.parent_path().c_str(), 0700); }
+  void TearDown() override {
+    fs::remove(path_);
+    ::rmdir(path_.parent_path().c_str());  // if no other run uses it
+  }
 
   RendezvousOptions local(int rank, std::chrono::milliseconds timeout = 20s) const {
     return {.launch = {.launcher = "test", .rank = rank, .size = 2, .local_size = 2, .job = job_},
@@ -148,8 +152,8 @@ TEST_F(RendezvousFiles, RejectsRanksWithoutToken) {
   const fs::path aside = path_.string() + "-aside";
   write(magic + " " + socket + " " + token + rest + "\n", aside);
   fs::rename(aside, path_);
-  const std::string error = come(local(1)).get().error;
-  EXPECT_NE(error.find("refuses rank 1: authentication failed; use the same TESSERA_TOKEN"), std::string::npos)
+  const std::string error = come(local(1, 1s)).get().error;
+  EXPECT_NE(error.find(path_.string() + ": authentication failed; use the same TESSERA_TOKEN"), std::string::npos)
       << error;
   EXPECT_NE(zero.get().error.find("rank 1 did not connect"), std::string::npos);
 }

@@ -281,6 +281,25 @@ TEST(RendezvousOptions, MasterNeedsToken) {
   EXPECT_NE(come(one).get().error.find("needs TESSERA_TOKEN"), std::string::npos);
 }
 
+/// The time to derive the key is that of each guess by one who has recorded a hello.
+TEST(RendezvousOptions, TokenThatCanBeGuessedIsStretched) {
+  const auto shortest = [](const std::string& token) {
+    RendezvousOptions one = options_of(1, 2, free_port());
+    one.token = token;
+    one.timeout = 1ms;
+    auto least = steady_clock::duration::max();
+    for (int i = 0; i < 5; ++i) {
+      const auto start = steady_clock::now();
+      come(one).get();
+      least = std::min(least, steady_clock::now() - start);
+    }
+    return least;
+  };
+  const auto random = shortest("0f9d3c7a51e28b64908cfe1265bd7a43");
+  EXPECT_GT(shortest("swordfish"), 3 * random);
+  EXPECT_GT(shortest(std::string(40, 'a') + "b"), 3 * random);
+}
+
 TEST(RendezvousOptions, SeveralHostsNeedMaster) {
   RendezvousOptions one = options_of(0, 4, 1);
   one.master.clear();

@@ -6,11 +6,9 @@
 #include <cstring>
 #include <deque>
 #include <filesystem>
-#include <optional>
-#include <span>
 #include <thread>
 
-#include "tessera/base/checksum.h"
+#include "tests/comm/handshake_bytes.h"
 #include "tests/comm/process.h"
 #include "tests/comm/rendezvous.h"
 
@@ -79,6 +77,120 @@ TEST(UnauthenticatedPeer, TenThousandHalfOpenConnectionsDisturbNoRank) {
   flood.get();
 }
 
+/// Connects, half of the time with the beginning of a hello, and keeps as many connections open as possible.
+class Flood {
+ public:
+  Flood(int port, int connections) {
+    const std::size_t room = open_files_at_most();
+    for (int i = 0; i < connections; ++i) {
+      if (open_.size() >= room) open_.pop_front();
+      open_.push_back(connect_to_port(port));
+      EXPECT_TRUE(open_.back()) << "connection " << i << ": " << std::strerror(errno);
+      if (i % 2 == 0) send_bytes(open_.back(), "h");
+    }
+  }
+
+ private:
+  std::deque<UniqueFd> open_;
+};
+
+/// Connects to `port` from 127.0.0.2.
+UniqueFd connect_from_elsewhere(int port) {
+  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in own = loopback(0);
+  own.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
+  const sockaddr_in address = loopback(port);
+  EXPECT_EQ(::bind(fd.get(), reinterpret_cast<const sockaddr*>(&own), sizeof(own)), 0);
+  EXPECT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  return fd;
+}
+
+TEST(UnauthenticatedPeer, OneSourceDoesNotTakeAllPlaces) {
+  const int port = free_port();
+  auto zero = come(options_of(0, 2, port));
+  { connect_when_open(port); }
+  constexpr int kPeers = 50;
+  std::vector<UniqueFd> of_flood, of_others;
+  for (int i = 0; i < kPeers; ++i) {
+    of_flood.push_back(connect_to_port(port));
+    of_others.push_back(connect_from_elsewhere(port));
+  }
+  const Flood flood(port, 10'000);
+  const auto closed = [](const std::vector<UniqueFd>& all) {
+    char bytes[2 * kChallengeBytes];
+    return std::count_if(all.begin(), all.end(), [&](const UniqueFd& one) {
+      ssize_t n = 0;
+      while ((n = ::recv(one.get(), bytes, sizeof(bytes), MSG_DONTWAIT)) > 0) {
+      }
+      return n == 0 || errno != EAGAIN;
+    });
+  };
+  EXPECT_EQ(closed(of_others), 0);
+  EXPECT_GT(closed(of_flood), kPeers / 2) << "the negative control: the flood was too small to fill the places";
+  EXPECT_EQ(come(options_of(1, 2, port)).get().error, "");
+  EXPECT_EQ(zero.get().error, "");
+}
+
+/// A rank far away: rank 0's challenge reaches it only after the flood.
+TEST(UnauthenticatedPeer, FloodDropsNoRankThatHasProvenTheToken) {
+  const int port = free_port();
+  auto zero = come(options_of(0, 2, port));
+  { connect_when_open(port); }
+  const UniqueFd way = listen_on_port(0);
+  auto one = come(options_of(1, 2, port_of(way)));
+  const UniqueFd rank(::accept(way.get(), nullptr, nullptr));
+  const UniqueFd server = connect_to_port(port);
+  const UniqueFd stranger = connect_to_port(port);  // the negative control
+  send_bytes(server, read_all(rank, 5s, kHelloBytes));
+  const Flood flood(port, 10'000);
+  EXPECT_TRUE(closed_within(stranger, 1s));
+  send_bytes(rank, read_all(server, 5s, kChallengeBytes));
+  send_bytes(server, read_all(rank, 5s, kHelloBytes));
+  std::atomic<bool> done{false};
+  std::thread forward([&] {
+    while (!done.load()) {
+      pollfd ends[] = {{rank.get(), POLLIN, 0}, {server.get(), POLLIN, 0}};
+      if (::poll(ends, 2, 10) <= 0) continue;
+      if (ends[0].revents != 0) send_bytes(server, read_all(rank, 10ms, 1));
+      if (ends[1].revents != 0) send_bytes(rank, read_all(server, 10ms, 1));
+    }
+  });
+  EXPECT_EQ(one.get().error, "");
+  EXPECT_EQ(zero.get().error, "");
+  done.store(true);
+  forward.join();
+  pollfd again{way.get(), POLLIN, 0};
+  EXPECT_EQ(::poll(&again, 1, 0), 0) << "rank 1 has connected a second time";
+}
+
+/// How many of 200 strangers receive a challenge within a second.
+std::ptrdiff_t looked_at(int port) {
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 200; ++i) strangers.push_back(connect_to_port(port));
+  std::this_thread::sleep_for(1s);
+  char byte = 0;
+  return std::count_if(strangers.begin(), strangers.end(),
+                       [&](const UniqueFd& one) { return ::recv(one.get(), &byte, 1, MSG_DONTWAIT) == 1; });
+}
+
+TEST(UnauthenticatedPeer, CompleteWorldLooksAtFewPeers) {
+  const int port = free_port();
+  auto zero = come(options_of(0, 2, port));
+  { connect_when_open(port); }
+  EXPECT_EQ(looked_at(port), 200) << "the negative control: all, as long as a rank is missing";
+  auto one = come(options_of(1, 2, port));
+  const std::vector<Outcome> all = {zero.get(), one.get()};
+  expect_complete(all);
+  std::vector<std::future<std::unique_ptr<ControlChannel>>> channels;
+  for (const Outcome& rank : all)
+    channels.push_back(
+        std::async(std::launch::async, [&rank] { return rank.bootstrap->open_channel("test", ControlEvents{}); }));
+  for (auto& channel : channels) channel.wait();
+  const std::ptrdiff_t late = looked_at(port);
+  EXPECT_GE(late, 1);
+  EXPECT_LE(late, 20);
+}
+
 /// Under a low limit of open files, as `ulimit -n 64` sets it.
 TEST(UnauthenticatedPeer, DoesNotExhaustFileDescriptors) {
   rlimit before = {};
@@ -111,110 +223,12 @@ TEST(UnauthenticatedPeer, OtherTokenIsRejectedWithReason) {
   expect_undisturbed([](int port) {
     RendezvousOptions wrong = options_of(1, 2, port);
     wrong.token = "sardine";
+    wrong.timeout = 1s;
     EXPECT_EQ(come(wrong).get().error,
-              "InvalidUsage: init: rank 0 at TESSERA_MASTER=127.0.0.1:" + std::to_string(port) +
-                  " refuses rank 1: authentication failed; use the same TESSERA_TOKEN on all ranks");
+              "Timeout: init: rank 1 of 2 found no rank 0 within 1s (launcher tessera, run 'run-1'): "
+              "TESSERA_MASTER=127.0.0.1:" +
+                  std::to_string(port) + ": authentication failed; use the same TESSERA_TOKEN on all ranks");
   });
-}
-
-/// Frame format of protocol version 5.
-std::string frame(char type, const std::string& payload) {
-  std::string bytes(1, type);
-  for (int i = 0; i < 4; ++i) bytes += static_cast<char>(payload.size() >> (8 * i));
-  return bytes + payload;
-}
-std::string checked(const std::string& content) {
-  const std::uint64_t sum = base::checksum(std::as_bytes(std::span(content)));
-  return content + std::string(reinterpret_cast<const char*>(&sum), sizeof(sum));
-}
-std::string challenge() {
-  return frame('c', checked("tessera:" + std::string("\x05\x00\x00\x00", 4) + std::string(64, 'n')));
-}
-constexpr std::size_t kHelloBytes = 5 + 20 + 2 + 5 + 96 + 8;  // of a rank of 'run-1'
-
-/// The answer "welcome" alone is not enough: rank 0 must prove that it knows the token too.
-TEST(UnauthenticatedPeer, FakeRank0IsNotTrusted) {
-  const UniqueFd listener = listen_on_port(0);
-  std::atomic<int> welcomed{0};
-  std::atomic<bool> done{false};
-  std::thread impostor([&] {
-    while (!done.load()) {
-      pollfd entry{listener.get(), POLLIN, 0};
-      if (::poll(&entry, 1, 20) <= 0) continue;
-      const UniqueFd peer(::accept(listener.get(), nullptr, nullptr));
-      send_bytes(peer, challenge());
-      if (read_all(peer, 1s, kHelloBytes).empty()) continue;
-      send_bytes(peer, frame('a', checked(std::string(35, '\0'))));
-      ++welcomed;
-    }
-  });
-  RendezvousOptions one = options_of(1, 2, port_of(listener));
-  one.timeout = 2s;
-  const std::string error = come(one).get().error;
-  done.store(true);
-  impostor.join();
-  EXPECT_TRUE(error.starts_with("Timeout: init: rank 1 of 2 found no rank 0")) << error;
-  EXPECT_TRUE(error.ends_with("authentication failed; use the same TESSERA_TOKEN on all ranks")) << error;
-  EXPECT_GT(welcomed.load(), 0);
-}
-
-/// Nor is its text trusted, which may target a terminal: a refusal must be proved.
-TEST(UnauthenticatedPeer, ErrorTextOfFakeRank0IsIgnored) {
-  const UniqueFd listener = listen_on_port(0);
-  std::atomic<bool> done{false};
-  std::thread impostor([&] {
-    while (!done.load()) {
-      pollfd entry{listener.get(), POLLIN, 0};
-      if (::poll(&entry, 1, 20) <= 0) continue;
-      const UniqueFd peer(::accept(listener.get(), nullptr, nullptr));
-      send_bytes(peer, challenge());
-      if (read_all(peer, 1s, kHelloBytes).empty()) continue;
-      const std::string text = "\x1b[31mring 0900-1234\x1b[0m";
-      send_bytes(peer, frame('a', checked(std::string("\x01", 1) + static_cast<char>(text.size()) + '\0' + text +
-                                          std::string(32, '\0'))));
-    }
-  });
-  const auto start = steady_clock::now();
-  const std::string error = come(options_of(1, 2, port_of(listener))).get().error;
-  done.store(true);
-  impostor.join();
-  EXPECT_EQ(error, "InvalidUsage: init: rank 0 at TESSERA_MASTER=127.0.0.1:" + std::to_string(port_of(listener)) +
-                       " refuses rank 1: authentication failed; use the same TESSERA_TOKEN on all ranks");
-  EXPECT_GE(steady_clock::now() - start, 900ms) << "one such answer is not believed";
-}
-
-/// The impostor answers for a moment only; then rank 0 listens.
-TEST(UnauthenticatedPeer, RanksOutlastFakeRank0) {
-  const int port = free_port();
-  std::optional<UniqueFd> listener(listen_on_port(port));
-  auto one = come(options_of(1, 2, port));
-  for (int i = 0; i < 3; ++i) {
-    const UniqueFd peer(::accept(listener->get(), nullptr, nullptr));
-    send_bytes(peer, challenge());
-    read_all(peer, 1s, kHelloBytes);
-    send_bytes(peer, frame('a', checked(std::string("\x01\0\0", 3) + std::string(32, '\0'))));
-  }
-  listener.reset();
-  EXPECT_EQ(come(options_of(0, 2, port)).get().error, "");
-  EXPECT_EQ(one.get().error, "");
-}
-
-TEST(UnauthenticatedPeer, NamesOtherVersion) {
-  const UniqueFd listener = listen_on_port(0);
-  auto one = come(options_of(1, 2, port_of(listener)));
-  const UniqueFd peer(::accept(listener.get(), nullptr, nullptr));
-  send_bytes(peer, frame('c', checked("tessera:" + std::string("\x63\x00\x00\x00", 4))));
-  EXPECT_NE(one.get().error.find("speaks version 99 of the protocol, rank 1 version 5"), std::string::npos);
-}
-
-TEST(UnauthenticatedPeer, NamesAddressThatIsNotRank0) {
-  const UniqueFd listener = listen_on_port(0);
-  RendezvousOptions lost = options_of(1, 2, port_of(listener));
-  lost.timeout = 300ms;
-  auto one = come(lost);
-  const UniqueFd peer(::accept(listener.get(), nullptr, nullptr));
-  send_bytes(peer, "SSH-2.0-OpenSSH_9.2\r\n");
-  EXPECT_NE(one.get().error.find("the process that listens there is not rank 0 of this library"), std::string::npos);
 }
 
 /// The text of an authenticated rank reaches the terminal, too.

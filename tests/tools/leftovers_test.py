@@ -17,18 +17,21 @@ TOOL = None
 WAITS = ("train", "--model", "gpt-nano", "--steps", "1", "--backend", "tcp", "--data", __file__)  # ... for a rank that is never started
 
 
+PRIVATE = f"/tmp/tessera-{os.geteuid()}"
+
+
 def job_files():
-    return {name for name in os.listdir("/tmp") if name.startswith(f"tessera-{os.geteuid()}-")}
+    return set(os.listdir(PRIVATE)) if os.path.isdir(PRIVATE) else set()
 
 
 def of_process(pid):
     """The rendezvous file that this process wrote."""
     for name in job_files():
         try:
-            with open(os.path.join("/tmp", name), encoding="ascii") as file:
+            with open(os.path.join(PRIVATE, name), encoding="ascii") as file:
                 if file.read().split()[3] == str(pid):
                     return name
-        except OSError:
+        except (OSError, IndexError):
             pass
     return None
 

@@ -282,6 +282,25 @@ class ReportPageTest(PageCase):
         self.assertEqual(self.browser.value("document.querySelectorAll('img').length"), 0)
         self.assertGreater(len(self.marks()), 20, "the pictures are drawn")
 
+    def test_only_its_own_scripts_and_styles_work(self):
+        page = (self.folder / "page.html").read_text()
+        policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page).group(1)
+        self.assertNotIn("unsafe", policy)
+        poison = "<script>document.title = 'broken'</script><p id=poison style='color: rgb(1, 2, 3)' onclick='document.title = \"broken\"'>x</p>"
+        poisoned = page.replace("</body>", poison + "</body>")
+
+        def seen(text):
+            (self.folder / "poisoned.html").write_text(text)
+            self.browser.open((self.folder / "poisoned.html").as_uri())
+            color = self.browser.value("getComputedStyle(document.querySelector('#poison')).color")
+            self.browser.value("document.querySelector('#poison').click()")
+            return "broken" in self.browser.value("document.title"), color == "rgb(1, 2, 3)", len(self.marks()) > 20
+
+        self.assertEqual(seen(poisoned), (False, False, True))
+        self.assertTrue(any("Content Security Policy" in message for message in self.browser.messages), self.browser.messages)
+        free = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
+        self.assertEqual(seen(poisoned.replace(policy, free)), (True, True, True))  # the control
+
     def test_controls_have_names_and_texts_have_contrast(self):
         document = with_why(copy.deepcopy(self.run_json))
         address = self.page_of(document)

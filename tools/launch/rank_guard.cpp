@@ -1,14 +1,15 @@
-// rank-guard NAME STARTER FIRST COUNT: one process per host beside ranks that the user's own launcher has started. If a
+// rank-guard PATH STARTER FIRST COUNT: one process per host beside ranks that the user's own launcher has started. If a
 // rank dies without a message, the guard prints one in its place: no other process there knows which rank it was.
 //
-// Each rank starts a guard; the first that acquires NAME stays, the others exit at once. The ranks connect to it, send
-// their rank, and report their end. The first connection that closes without this report belongs to the dead
-// rank; the launcher kills the others. COUNT ranks from FIRST on are on this host; until all of them have connected,
-// the dead rank may be one of the missing. STARTER is a launcher (0: none) that prints much on standard error at its
-// end: then the guard waits for its end and prints last.
+// Each rank starts a guard; the first that acquires PATH, a Unix socket in a directory of this user's, stays, the
+// others exit at once. The ranks connect to it, send their rank, and report their end. The first connection that closes
+// without this report belongs to the dead rank; the launcher kills the others. COUNT ranks from FIRST on are on this
+// host; until all of them have connected, the dead rank may be one of the missing. STARTER is a launcher (0: none) that
+// prints much on standard error at its end: then the guard waits for its end and prints last.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -34,16 +35,32 @@ constexpr int kTerminated = 1'000;  // between SIGTERM and SIGKILL
 constexpr int kForEver = -1;
 constexpr int kMaxRanks = 4096;  // descriptors; more ranks on one host are not guarded
 
-int listen_at(const char* name) {
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  const std::size_t length = std::strlen(name);
-  if (length + 1 > sizeof address.sun_path) return -1;
-  std::memcpy(address.sun_path + 1, name, length);  // an abstract name: it disappears with this process
+/// The names of the socket and of the file that the process with the socket has locked: a socket outlives its process.
+struct Names {
+  explicit Names(const char* path) {
+    std::snprintf(socket.sun_path, sizeof socket.sun_path, "%s", path);
+    std::snprintf(lock, sizeof lock, "%s.lock", path);
+    const char* const end = std::strrchr(path, '/');
+    std::snprintf(directory, sizeof directory, "%.*s", static_cast<int>(end == nullptr ? 0 : end - path), path);
+  }
+  sockaddr_un socket = {.sun_family = AF_UNIX, .sun_path = {}};
+  char lock[sizeof socket.sun_path + 8];
+  char directory[sizeof socket.sun_path];
+};
+
+int listen_at(const Names& names) {
+  const int lock = ::open(names.lock, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (lock < 0 || ::flock(lock, LOCK_EX | LOCK_NB) != 0) return -1;
+  ::unlink(names.socket.sun_path);
   const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  const auto whole = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
-  const bool ours = fd >= 0 && ::bind(fd, reinterpret_cast<const sockaddr*>(&address), whole) == 0;
+  const bool ours = fd >= 0 && ::bind(fd, reinterpret_cast<const sockaddr*>(&names.socket), sizeof names.socket) == 0;
   return ours && ::listen(fd, SOMAXCONN) == 0 ? fd : -1;
+}
+
+void remove(const Names& names) {
+  ::unlink(names.socket.sun_path);
+  ::unlink(names.lock);
+  ::rmdir(names.directory);  // if it is empty
 }
 
 class Guard {
@@ -256,7 +273,8 @@ int last_line(char* text, std::size_t size, int rank, const Guard& guard, int fi
 
 int main(int argc, char** argv) {
   if (argc != 5) return 2;
-  const int listener = listen_at(argv[1]);
+  const Names names(argv[1]);
+  const int listener = listen_at(names);
   if (listener < 0) return 0;
   ::setsid();  // detached from signals to the ranks' process group
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) std::signal(signal, SIG_IGN);
@@ -275,6 +293,7 @@ int main(int argc, char** argv) {
   if (errors < 0) say(STDERR_FILENO);
   ::close(STDERR_FILENO);  // the launcher waits until it is closed
   guard.end_others(first, length > 0 ? 0 : all);
+  remove(names);
   if (errors < 0 || length == 0) return 0;
   pollfd ended{handle, POLLIN, 0};
   ::poll(&ended, 1, kStarter);

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 namespace {
@@ -36,10 +37,22 @@ void print_variable(const char* name, const char* rank) {
   ::close(fd);
 }
 
+/// The library is for the launcher; a program that the rank starts may listen where it likes.
+void leave_loopback_bind(char** variables) {
+  const char* const preloaded = value_of(variables, "LD_PRELOAD");
+  if (preloaded == nullptr || std::strstr(preloaded, "/launch/loopback-bind.so") == nullptr) return;
+  const char* const others = std::strchr(preloaded, ':');  // it is the first
+  if (others == nullptr)
+    ::unsetenv("LD_PRELOAD");
+  else
+    ::setenv("LD_PRELOAD", others + 1, 1);
+}
+
 }  // namespace
 
 int main(int argc, char** argv, char** variables) {
   if (argc < 2) return 2;
+  leave_loopback_bind(variables);
   const char* const name = value_of(variables, "TESSERA_LAUNCH_SOCKET");
   // In the order of comm/launch.h: a launcher inside another's job passes on the variables of the outer one.
   constexpr const char* kRanks[] = {"OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK",

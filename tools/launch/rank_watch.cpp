@@ -23,6 +23,8 @@
 #include "tessera/base/device/module_loader.h"
 #include "tessera/base/error.h"
 #include "tessera/base/process.h"
+#include "tessera/comm/bootstrap/host_id.h"
+#include "tessera/comm/bootstrap/rendezvous_file.h"
 #include "tools/launch/process.h"
 #include "tools/launch/ranks.h"
 
@@ -37,11 +39,13 @@ struct Address {
   socklen_t length = 0;
 };
 
-Address abstract(const std::string& name) {
+/// A path, or an abstract name.
+Address address_of(const std::string& name) {
   Address address;
   address.content.sun_family = AF_UNIX;
+  const std::size_t first = name.starts_with('/') ? 0 : 1;
   const std::size_t length = std::min(name.size(), sizeof address.content.sun_path - 1);
-  std::memcpy(address.content.sun_path + 1, name.data(), length);
+  std::memcpy(address.content.sun_path + first, name.data(), length);
   address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
   return address;
 }
@@ -102,7 +106,7 @@ RankWatch::RankWatch(int ranks, bool own_program)
       name_(random_name()),
       listener_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)),
       events_(::epoll_create1(EPOLL_CLOEXEC)) {
-  const Address address = abstract(name_);
+  const Address address = address_of(name_);
   if (!listener_ || !events_ || ::bind(listener_.get(), plain(address), address.length) != 0 ||
       ::listen(listener_.get(), SOMAXCONN) != 0)
     throw base::system_error("launcher: can't listen to its ranks");
@@ -142,7 +146,8 @@ void RankWatch::poll_events() {
 }
 
 void RankWatch::accept_all() {
-  while (true) {
+  constexpr int kAtOnce = 1000;  // another user may go on connecting
+  for (int i = 0; i < kAtOnce; ++i) {
     base::UniqueFd connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!connection) return;
     ucred peer = {};
@@ -240,7 +245,7 @@ bool RankWatch::all_done() const {
 }
 
 LauncherConnection::LauncherConnection(const std::string& name, std::string_view first) {
-  const Address address = abstract(name);
+  const Address address = address_of(name);
   constexpr int kHigh = 512;
   for (base::UniqueFd& socket : sockets_) {
     socket = base::UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -264,8 +269,13 @@ RankReport::RankReport() {
 
 RankGuard::RankGuard(const comm::Launch& launch) {
   if (launch.size == 1 || launch.launcher == "tessera") return;
-  const std::size_t job = std::hash<std::string>{}(launch.job + "/" + std::to_string(::geteuid()));
-  const std::string name = "tessera-guard-" + std::to_string(job);
+  std::string name;
+  try {  // a path, not an abstract name, which another user could take first
+    const std::size_t job = std::hash<std::string>{}(launch.job + "/" + comm::host_identity());
+    name = comm::private_directory() + "/guard-" + std::to_string(job);
+  } catch (const base::Error&) {  // the rank also runs without a guard
+    return;
+  }
   const bool speaks_last = launch.launcher == "openmpi";
   // Launchers number the ranks of a host consecutively unless configured otherwise; in that case the guard lists too
   // many ranks.

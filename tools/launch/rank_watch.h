@@ -81,7 +81,8 @@ class RankWatch {
 class LauncherConnection {
  public:
   LauncherConnection() = default;
-  /// Connects to the Unix socket with this abstract name and sends `first`. Not connected if no process listens.
+  /// Connects to the Unix socket with this path or abstract name and sends `first`. Not connected if no process
+  /// listens.
   LauncherConnection(const std::string& name, std::string_view first);
   bool connected() const { return static_cast<bool>(sockets_.back()); }
   int last() const { return sockets_.back().get(); }

@@ -9,6 +9,7 @@
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/comm/bootstrap/rendezvous_file.h"
 #include "tessera/comm/init.h"
 #include "tessera/comm/launch.h"
 #include "tessera/comm/registry.h"
@@ -86,18 +87,27 @@ std::string comm_setting(std::string_view name) {
 
 std::string default_backend() { return comm_setting("TESSERA_BACKEND"); }
 
-std::vector<std::string> launch_prefix(const std::string& backend) {
+void set_prefix(LaunchSpec& plan, const std::string& backend) {
   std::string name = backend.empty() ? default_backend() : backend;
-  if (name == "auto") return {};  // selects only backends that need no launcher of their own
+  if (name == "auto") return;  // selects only backends that need no launcher of their own
   if (const std::size_t plus = name.find('+'); plus != std::string::npos) name.erase(0, plus + 1);
-  const auto& prefix = comm::find_backend(name).launch_prefix;
-  return {prefix.begin(), prefix.end()};
+  for (const std::string_view given : comm::find_backend(name).launch_prefix) {
+    std::string part(given);
+    constexpr std::string_view kPrivate = "{private}";
+    if (const std::size_t at = part.find(kPrivate); at != std::string::npos)
+      part.replace(at, kPrivate.size(), comm::private_directory());
+    const std::size_t equals = plan.prefix.empty() ? part.find('=') : std::string::npos;
+    if (equals != std::string::npos)
+      plan.environment.emplace_back(part.substr(0, equals), part.substr(equals + 1));
+    else
+      plan.prefix.push_back(std::move(part));
+  }
 }
 
 LaunchSpec plan_for_this_program(int ranks, const std::vector<std::string>& arguments, const std::string& backend) {
   LaunchSpec plan;
   plan.ranks = ranks;
-  plan.prefix = launch_prefix(backend);
+  set_prefix(plan, backend);
   const std::string self = "/proc/self/exe";  // which is another program once a prefix runs
   plan.command = {plan.prefix.empty() ? self : std::filesystem::read_symlink(self).string()};
   plan.command.insert(plan.command.end(), arguments.begin(), arguments.end());

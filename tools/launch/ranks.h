@@ -40,9 +40,9 @@ std::string comm_setting(std::string_view name);
 /// TESSERA_BACKEND's value or default.
 std::string default_backend();
 
-/// The command that must start the ranks of a backend ("": the one of TESSERA_BACKEND), as LaunchSpec::prefix; empty
-/// for most. Throws InvalidUsage if the backend can't be used.
-std::vector<std::string> launch_prefix(const std::string& backend);
+/// Sets the command that must start the ranks of a backend ("": the one of TESSERA_BACKEND), if it needs one, and the
+/// environment that the command needs. Throws InvalidUsage if the backend can't be used.
+void set_prefix(LaunchSpec& plan, const std::string& backend);
 
 /// Returns the spec that runs this program with these arguments as ranks of a backend ("" as above).
 LaunchSpec plan_for_this_program(int ranks, const std::vector<std::string>& arguments, const std::string& backend);

@@ -20,13 +20,12 @@ struct RunOptions {
   std::vector<std::string> program;
 };
 
-/// The program need not use this library, so a backend that can't be used is not an error.
-std::vector<std::string> prefix_of_program() {
-  if (!comm_variable("TESSERA_BACKEND")) return {};
+/// A backend that can't be used is not an error.
+void set_prefix_of_program(LaunchSpec& plan) {
+  if (!comm_variable("TESSERA_BACKEND")) return;
   try {
-    return launch_prefix("");
-  } catch (const base::InvalidUsage&) {
-    return {};
+    set_prefix(plan, "");
+  } catch (const base::InvalidUsage&) {  // the program may not need it
   }
 }
 
@@ -35,7 +34,7 @@ int run_program(const RunOptions& options) {
     throw base::InvalidUsage("run: no program given; write: tessera run -n 4 -- PROGRAM ARGS");
   LaunchSpec plan{.ranks = options.ranks, .command = options.program, .tag = !options.no_tag};
   plan.bind_to_cores = options.bind == "core";
-  plan.prefix = prefix_of_program();
+  set_prefix_of_program(plan);
   if (!plan.prefix.empty() && (plan.tag || plan.bind_to_cores))
     throw base::InvalidUsage("run: the ranks of backend " + default_backend() + " are started by " +
                              plan.prefix.front() +

@@ -1,10 +1,14 @@
 #include "tools/report/html.h"
 
+#include <openssl/evp.h>
+
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <map>
 
+#include "tessera/base/error.h"
 #include "tessera/base/text.h"
 
 namespace tessera::tools::report {
@@ -58,6 +62,35 @@ std::string to_html(const Table& table) {
     html += "</tr>\n";
   }
   return html + "</tbody></table></div>\n";
+}
+
+std::string take_styles(std::string& body) {
+  constexpr std::string_view kBegin = " style=\"";
+  std::map<std::string, std::string> names;
+  std::string rules;
+  std::string rest;
+  std::size_t done = 0;
+  for (std::size_t at = 0; (at = body.find(kBegin, done)) != std::string::npos;) {
+    const std::size_t begin = at + kBegin.size();
+    const std::size_t end = body.find('"', begin);
+    const auto [name, is_new] = names.emplace(body.substr(begin, end - begin), "s" + std::to_string(names.size()));
+    const std::string selector = "." + name->second;
+    if (is_new) rules += selector + selector + selector + "{" + name->first + "}\n";
+    rest += body.substr(done, at - done) + " class=\"" + name->second + "\"";
+    done = end + 1;
+  }
+  body = rest + body.substr(done);
+  return rules;
+}
+
+std::string hash_source(const std::string& text) {
+  std::array<unsigned char, 32> hash{};
+  unsigned length = 0;
+  if (EVP_Digest(text.data(), text.size(), hash.data(), &length, EVP_sha256(), nullptr) != 1)
+    throw base::SystemError("report: SHA-256 failed");
+  std::array<unsigned char, 4 * 11 + 1> base64{};
+  EVP_EncodeBlock(base64.data(), hash.data(), static_cast<int>(length));
+  return std::string("'sha256-") + reinterpret_cast<const char*>(base64.data()) + "'";
 }
 
 }  // namespace tessera::tools::report

@@ -266,12 +266,12 @@ std::string gap_pictures(const Comparison& c) {
 
 std::string live_style() { return std::string(kPageStyle); }
 
-std::string live_scripts() {
-  std::string html = "<script>" + std::string(kD3) + "</script>\n<script>\n";
+std::vector<std::string> live_scripts() {
+  std::string own = "\n";
   for (const std::string_view part : {kViewScript, kMapScript, kFramesScript, kTraceScript, kTimelineScript,
                                       kMemoryScript, kBytesScript, kWhyScript, kWhatIfScript, kLossScript, kMainScript})
-    html += part;
-  return html + "</script>\n";
+    own += part;
+  return {std::string(kD3), own};
 }
 
 std::string page_of_step(const StepStory& story, const RunResult& run) {

@@ -34,9 +34,9 @@ std::string step_pictures(const Comparison& comparison, const StepStory* story =
 /// Why a run is slower, and what other settings would change, as far as there are data.
 std::string gap_pictures(const Comparison& comparison);
 
-/// The style and the scripts that the pictures need, once for a document.
+/// The style and the scripts, in this order, that the pictures need, once for a document.
 std::string live_style();
-std::string live_scripts();
+std::vector<std::string> live_scripts();
 
 /// A document with the pictures of one step. `run` has a name, units and a timeline.
 std::string page_of_step(const StepStory& story, const RunResult& run);

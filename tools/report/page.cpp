@@ -286,14 +286,22 @@ std::string page(const std::vector<Comparison>& comparisons) {
   return document(title, body + glossary());
 }
 
-std::string document(const std::string& title, const std::string& body) {
+std::string document(const std::string& title, std::string body) {
   const bool live = body.find("<script") != std::string::npos;  // the only scripts are data of live pictures
+  const std::string style = std::string(kPalette) + kStyle + live_style() + take_styles(body);
+  std::string scripts;
+  std::string hashes;
+  for (const std::string& script : live ? live_scripts() : std::vector<std::string>()) {
+    scripts += "<script>" + script + "</script>\n";
+    hashes += " " + hash_source(script);
+  }
   return "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'; "
-         "style-src 'unsafe-inline'\">\n<title>Tessera: " +
-         escape(title) + "</title>\n<style>" + kPalette + kStyle + live_style() + "</style></head>\n<body>\n" + body +
-         (live ? live_scripts() : "") + "</body></html>\n";
+         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; base-uri 'none'; form-action "
+         "'none'; "
+         "script-src" +
+         (live ? hashes : " 'none'") + "; style-src " + hash_source(style) + "\">\n<title>Tessera: " + escape(title) +
+         "</title>\n<style>" + style + "</style></head>\n<body>\n" + body + scripts + "</body></html>\n";
 }
 
 }  // namespace tessera::tools::report

@@ -277,10 +277,11 @@ std::vector<UniqueFd> listen_at_free_port(std::vector<HostPort>& places) {
   return listeners;
 }
 
-Connection connect_at(const HostPort& where, Deadline deadline, std::string& why) {
+Connection connect_at(const HostPort& where, Deadline deadline, std::string& why, std::size_t attempt) {
   const Resolved places = resolve(where, deadline);
   if (places.endpoints.empty()) why = places.error;
-  for (const Endpoint& endpoint : places.endpoints) {
+  for (std::size_t i = 0; i < places.endpoints.size(); ++i) {
+    const Endpoint& endpoint = places.endpoints[(attempt + i) % places.endpoints.size()];
     UniqueFd fd = connect_endpoint(endpoint, deadline, why);
     if (!fd) continue;
     tune(fd.get());

@@ -29,8 +29,9 @@ std::vector<UniqueFd> listen_at(const HostPort& where);
 /// host's interfaces with these ports, loopback last. Throws SystemError.
 std::vector<UniqueFd> listen_at_free_port(std::vector<HostPort>& places);
 
-/// Tries each address of the host once. Returns an empty connection if none accepts, with the reason in `why`.
-Connection connect_at(const HostPort& where, Deadline deadline, std::string& why);
+/// Tries each address of the host once, another one first in each `attempt`: who accepts may not be rank 0. Returns an
+/// empty connection if none accepts, with the reason in `why`.
+Connection connect_at(const HostPort& where, Deadline deadline, std::string& why, std::size_t attempt = 0);
 
 /// The numeric address of this end; "" for a Unix socket. IPv4 addresses are written as such even on an IPv6 socket.
 std::string own_address(int fd);

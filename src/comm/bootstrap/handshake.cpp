@@ -43,6 +43,10 @@ std::pair<std::uint64_t, std::uint32_t> age_of(const T& subject) {
 
 }  // namespace
 
+bool knows_key(const RankIdentity& self, const protocol::Hello& hello) {
+  return same(hello.proof, prove_hello(self.key, {}, hello));
+}
+
 HandshakeVerdict judge(const RankIdentity& self, const protocol::Challenge& challenge, const protocol::Hello& hello,
                        bool taken, bool complete) {
   HandshakeVerdict judgement;
@@ -97,13 +101,17 @@ Talk talk(Connection& connection, const RankIdentity& self, const Digest& instan
   hello.generation = self.generation;
   hello.run = self.run;
   hello.instance = instance;
+  const auto send_hello = [&](const protocol::Challenge& challenge) {
+    hello.nonce = random_digest();
+    hello.proof = prove_hello(self.key, challenge, hello);
+    connection.send_frame(protocol::encode(hello), deadline, protocol::Type::hello);
+  };
   try {
+    send_hello({});
     said.challenge = protocol::decode_challenge(
         connection.receive_frame(deadline, protocol::Type::challenge, protocol::kMaxHandshake));
     if (!said.challenge || said.challenge->version != protocol::kVersion) return said;
-    hello.nonce = random_digest();
-    hello.proof = prove_hello(self.key, *said.challenge, hello);
-    connection.send_frame(protocol::encode(hello), deadline, protocol::Type::hello);
+    send_hello(*said.challenge);
     said.reply =
         protocol::decode_reply(connection.receive_frame(deadline, protocol::Type::reply, protocol::kMaxHandshake));
   } catch (const Error&) {  // the peer is gone, is late, or sent an invalid message
@@ -117,21 +125,22 @@ Attempt client_handshake(Connection& connection, const RankIdentity& self, const
                          const std::string& place, Deadline deadline) {
   deadline = std::min(deadline, steady_clock::now() + kAttemptTime);
   const auto [challenge, hello, reply] = talk(connection, self, instance, deadline);
-  const std::string rank_0 = "init: rank 0 at " + place;
   Attempt attempt;
   if (!challenge) {
     attempt.why = "the process that listens there is not rank 0 of this library";
   } else if (challenge->version != protocol::kVersion) {
-    throw InvalidUsage(rank_0 + " speaks version " + std::to_string(challenge->version) + " of the protocol, rank " +
-                       std::to_string(self.rank) + " version " + std::to_string(protocol::kVersion) +
-                       "; start all ranks with one version of the library");
+    attempt.unproven = true;
+    attempt.why = "it speaks version " + std::to_string(challenge->version) + " of the protocol, rank " +
+                  std::to_string(self.rank) + " version " + std::to_string(protocol::kVersion) +
+                  "; start all ranks with one version of the library";
   } else if (!reply) {
     attempt.why = "rank 0 closed the connection";
   } else if (!same(reply->proof, prove_reply(self.key, *challenge, hello, *reply))) {
-    attempt.unproven = reply->verdict == protocol::Verdict::refused;
+    attempt.unproven = true;
     attempt.why = "authentication failed; use the same TESSERA_TOKEN on all ranks";
   } else if (reply->verdict == protocol::Verdict::refused) {
-    throw InvalidUsage(rank_0 + " refuses rank " + std::to_string(self.rank) + ": " + printable(reply->text));
+    throw InvalidUsage("init: rank 0 at " + place + " refuses rank " + std::to_string(self.rank) + ": " +
+                       printable(reply->text));
   } else if (reply->verdict == protocol::Verdict::try_again) {
     attempt.why = printable(reply->text);
   } else {

@@ -1,9 +1,11 @@
 // The handshake by which two ranks prove to each other that they belong to one start of one run.
 //
-// Rank 0 sends a challenge. The other rank replies with its identity and an HMAC over both, which proves that it knows
-// the key. Rank 0's answer is authenticated in the same way; rank 0 then waits for one byte of any value, by which the
-// other rank confirms that it accepts the answer. No message reveals the key. All later frames are sealed by a key
-// unique to the connection: they are authenticated, not encrypted.
+// Rank 0 sends a challenge, and the other rank at once a first hello: its identity and an HMAC, which proves that it
+// knows the key. It may repeat that of another rank; but a flood of peers that can't send one delays no rank that does,
+// however long its answers take. To the challenge it replies with a second hello, whose HMAC covers both. Rank 0's
+// answer is authenticated in the same way; rank 0 then waits for one byte of any value, by which the other rank
+// confirms that it accepts the answer. No message reveals the key. All later frames are sealed by a key unique to the
+// connection: they are authenticated, not encrypted.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +28,9 @@ struct RankIdentity {
   Digest key{};
 };
 
+/// Whether a first hello proves that its sender, or a rank whose hello it repeats, knows the key.
+bool knows_key(const RankIdentity& self, const protocol::Hello& hello);
+
 /// Rank 0's decision on a connecting rank. `taken`: another process has already joined as that rank. `proven`: it knows
 /// the key.
 struct HandshakeVerdict {
@@ -40,7 +45,7 @@ HandshakeVerdict judge(const RankIdentity& self, const protocol::Challenge& chal
 /// program, rank 0 may be overloaded or about to stop listening, or a bit may have been flipped.
 struct Attempt {
   bool admitted = false;  ///< then the connection is sealed
-  bool unproven = false;  ///< refused by a peer that doesn't prove that it knows the key
+  bool unproven = false;  ///< the peer answered, but didn't prove that it knows the key
   std::string why;        ///< if not admitted
   Digest session{};       ///< rank 0's
 };

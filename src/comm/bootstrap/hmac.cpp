@@ -2,6 +2,7 @@
 
 #define OPENSSL_SUPPRESS_DEPRECATED  // OpenSSL 3 prefers functions that look algorithms up: see prove()
 #include <openssl/crypto.h>
+#include <openssl/evp.h>
 #include <openssl/rand.h>
 #include <openssl/sha.h>
 
@@ -39,6 +40,17 @@ Digest prove(const Digest& key, std::string_view message) {
   };
   const Digest inner = hash(padded(0x36), message.data(), message.size());
   return hash(padded(0x5c), inner.data(), inner.size());
+}
+
+Digest stretch(const Digest& key) {
+  constexpr std::string_view kSalt = "tessera token";
+  constexpr int kRounds = 40'000;
+  Digest stretched;
+  if (PKCS5_PBKDF2_HMAC(reinterpret_cast<const char*>(key.data()), static_cast<int>(key.size()),
+                        reinterpret_cast<const unsigned char*>(kSalt.data()), static_cast<int>(kSalt.size()), kRounds,
+                        EVP_sha256(), static_cast<int>(stretched.size()), stretched.data()) != 1)
+    throw SystemError("init: PBKDF2 failed");
+  return stretched;
 }
 
 bool same(const Digest& a, const Digest& b) { return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }

@@ -15,6 +15,8 @@ using protocol::Digest;
 TESSERA_API Digest random_digest();
 /// HMAC-SHA256 of `message` under `key`. Also works while the process exits.
 TESSERA_API Digest prove(const Digest& key, std::string_view message);
+/// PBKDF2 of `key`: takes about 20 ms, and so does each guess of one who knows the result.
+TESSERA_API Digest stretch(const Digest& key);
 /// Compares in time that doesn't depend on the content.
 bool same(const Digest& a, const Digest& b);
 

@@ -18,7 +18,8 @@ using namespace std::chrono_literals;
 using std::chrono::steady_clock;
 
 constexpr auto kVerdictTime = 2s;
-constexpr auto kUnprovenTime = 1s;  // of refusals without proof
+constexpr auto kUnprovenTime = 1s;  // then answers without proof are logged
+constexpr std::size_t kMaxSeen = 3;
 
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
@@ -29,34 +30,40 @@ std::string damage(int from, int to) {
 
 }  // namespace
 
-JoinResult connect_to_rank0(const RankIdentity& self, const std::string& place, Deadline deadline,
-                            const std::string& about,
+JoinResult connect_to_rank0(const RankIdentity& self, const JoinPlan& plan,
                             const std::function<Connection(std::string& why, Digest& key)>& connect) {
   const Digest instance = random_digest();
+  const std::string name = "init: rank " + std::to_string(self.rank) + " of " + std::to_string(self.size);
   std::string why = "no answer";
+  std::vector<std::string> seen;  // the first reasons that answers gave
   bool tried = false;
   RankIdentity proven = self;
-  auto unproven_since = steady_clock::time_point::max();
-  for (auto pause = 1ms; steady_clock::now() < deadline; pause = std::min(pause * 2, 50ms)) {
+  std::optional<steady_clock::time_point> unproven_since;
+  Logger* logger = plan.logger.get();  // null after the warning
+  for (auto pause = 1ms; steady_clock::now() < plan.deadline; pause = std::min(pause * 2, 50ms)) {
     const std::string before = why;
     Connection connection = connect(why, proven.key);
+    Attempt attempt;
     if (connection) {
-      Attempt attempt = client_handshake(connection, proven, instance, place, deadline);
+      attempt = client_handshake(connection, proven, instance, plan.place, plan.deadline);
       if (attempt.admitted) return {std::move(connection), attempt.session, proven.key};
       why = std::move(attempt.why);
-      const auto now = steady_clock::now();
-      unproven_since = attempt.unproven ? std::min(unproven_since, now) : steady_clock::time_point::max();
-      // One flipped bit looks the same, and so may a process that has briefly taken rank 0's port.
-      if (unproven_since <= now - kUnprovenTime)
-        throw InvalidUsage("init: rank 0 at " + place + " refuses rank " + std::to_string(self.rank) +
-                           ": authentication failed; use the same TESSERA_TOKEN on all ranks");
     }
-    if (tried && steady_clock::now() >= deadline) why = before;  // the last attempt was cut short: it knows less
+    const auto now = steady_clock::now();
+    if (tried && now >= plan.deadline) why = before;  // the last attempt was cut short: it knows less
     tried = true;
-    std::this_thread::sleep_for(std::min<steady_clock::duration>(pause, deadline - steady_clock::now()));
+    if (connection && seen.size() < kMaxSeen && std::find(seen.begin(), seen.end(), why) == seen.end())
+      seen.push_back(why);
+    if (attempt.unproven && !unproven_since) unproven_since = now;
+    // One flipped bit looks the same, and so may a process that has briefly taken rank 0's port.
+    if (attempt.unproven && now - *unproven_since >= kUnprovenTime && logger != nullptr)
+      std::exchange(logger, nullptr)
+          ->write(LogLevel::warn, name + " waits for rank 0 " + plan.about + ": " + plan.place + ": " + why);
+    std::this_thread::sleep_for(std::min<steady_clock::duration>(pause, plan.deadline - now));
   }
-  throw Timeout("init: rank " + std::to_string(self.rank) + " of " + std::to_string(self.size) + " found no rank 0 " +
-                about + ": " + place + ": " + why);
+  std::erase(seen, why);
+  for (const std::string& one : seen) why += (&one == seen.data() ? "; before: " : "; ") + one;
+  throw Timeout(name + " found no rank 0 " + plan.about + ": " + plan.place + ": " + why);
 }
 
 /// The first message that the ranks exchange.
@@ -243,9 +250,8 @@ std::vector<Connection> ProcessBootstrap::connect_local_ranks() {
     return server.accept_all(deadline_);
   }
   std::vector<Connection> links;
-  links.push_back(connect_to_rank0(self, "its descriptor socket", deadline_, about, [&](std::string&, Digest&) {
-                    return connect_to(name);
-                  }).link);
+  const JoinPlan plan{.place = "its descriptor socket", .about = about, .deadline = deadline_};
+  links.push_back(connect_to_rank0(self, plan, [&](std::string&, Digest&) { return connect_to(name); }).link);
   return links;
 }
 

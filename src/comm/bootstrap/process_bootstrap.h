@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/log.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/bootstrap/control_plane.h"
 #include "tessera/comm/bootstrap/handshake.h"
@@ -65,15 +66,22 @@ class ProcessBootstrap final : public Bootstrap {
   std::unique_ptr<ControlPlane> switchboard_;
 };
 
-/// Connects to rank 0 and runs the handshake, with retries until the deadline. `connect` returns an empty connection,
-/// with the reason, if nothing listens yet. Throws Timeout with `hint`, and InvalidUsage if rank 0 refuses.
+/// Where a rank looks for rank 0, and until when.
+struct JoinPlan {
+  std::string place;  ///< for errors, as `about`: "within 5m (run 'x')"
+  std::string about;
+  Deadline deadline;
+  std::shared_ptr<Logger> logger = nullptr;
+};
 struct JoinResult {
   Connection link;
   Digest session{};
   Digest key{};  ///< by which rank 0 admitted this rank
 };
-JoinResult connect_to_rank0(const RankIdentity& self, const std::string& place, Deadline deadline,
-                            const std::string& about,
+/// Connects to rank 0 and runs the handshake, with retries until the deadline: a peer that doesn't prove that it knows
+/// the key can't end the search, and is logged if it goes on answering. `connect` returns an empty connection, with the
+/// reason, if nothing listens yet. Throws Timeout, which tells what answered, and InvalidUsage if rank 0 refuses.
+JoinResult connect_to_rank0(const RankIdentity& self, const JoinPlan& plan,
                             const std::function<Connection(std::string& why, Digest& key)>& connect);
 
 }  // namespace tessera::comm

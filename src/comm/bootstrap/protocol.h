@@ -14,7 +14,7 @@
 namespace tessera::comm::protocol {
 
 /// Version of everything in this file: ranks of different versions refuse each other.
-inline constexpr std::uint32_t kVersion = 5;
+inline constexpr std::uint32_t kVersion = 6;
 
 /// A frame is its type, the length of its payload (4 bytes, little-endian), and the payload. After the handshake frames
 /// are also sealed (seal.h).

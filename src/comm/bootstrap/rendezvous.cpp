@@ -1,5 +1,7 @@
 #include "tessera/comm/bootstrap/rendezvous.h"
 
+#include <set>
+
 #include "tessera/base/deadline.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
@@ -17,6 +19,17 @@ using std::chrono::steady_clock;
 /// TESSERA_TOKEN is any text; a key has 32 bytes.
 Digest key_of(const Digest& base, const std::string& token) { return prove(base, "tessera token " + token); }
 
+/// Without the key, one recorded hello suffices to try tokens at leisure. A random one of 128 bits can't be found so,
+/// but one that a person has chosen can: then each attempt takes as long as this. Such a token is short or has few
+/// different characters; a random one that looks so only costs a little time.
+Digest key_of_token(const std::string& token) {
+  constexpr std::size_t kLong = 32;  // hexadecimal digits of 128 bits
+  constexpr std::size_t kMany = 8;
+  const bool looks_random = token.size() >= kLong && std::set(token.begin(), token.end()).size() >= kMany;
+  const Digest key = key_of({}, token);
+  return looks_random ? key : stretch(key);
+}
+
 std::string about(const RendezvousOptions& options) {
   return "within " + format_duration(options.timeout) + " (launcher " + options.launch.launcher + ", run '" +
          options.launch.job + "')";
@@ -28,14 +41,15 @@ void check(const RendezvousOptions& options) {
   if (!options.master.empty()) {
     if (!options.token.empty()) return;
     throw InvalidUsage("init: TESSERA_MASTER=" + options.master +
-                       " needs TESSERA_TOKEN, the same secret text for all ranks of the run (openssl rand -hex 16 "
-                       "makes one)");
+                       " needs TESSERA_TOKEN, the same secret text for all ranks of the run: random, 128 bits, such as "
+                       "openssl rand -hex 16 makes");
   }
   if (launch.local_size < launch.size)
     throw InvalidUsage("init: the " + launch.launcher + " launcher says that " + std::to_string(launch.local_size) +
                        " of " + std::to_string(launch.size) +
                        " ranks are on this host: across hosts set TESSERA_MASTER=host:port (rank 0's host, a free "
-                       "port) and TESSERA_TOKEN (a secret text), the same for all ranks");
+                       "port) and TESSERA_TOKEN (a secret text: random, 128 bits, such as openssl rand -hex 16 makes), "
+                       "the same for all ranks");
 }
 
 ProcessBootstrap::StarSockets parts_of(const RendezvousOptions& options, Deadline deadline) {
@@ -64,17 +78,23 @@ void adopt(ProcessBootstrap::StarSockets& parts, JoinResult joined) {
   parts.links.push_back(std::move(joined.link));
 }
 
+JoinPlan plan_of(const RendezvousOptions& options, const ProcessBootstrap::StarSockets& parts, std::string place) {
+  return {.place = std::move(place), .about = about(options), .deadline = parts.deadline, .logger = options.logger};
+}
+
 void rendezvous_at_master(const RendezvousOptions& options, ProcessBootstrap::StarSockets& parts) {
   const HostPort where = parse_host_port(options.master, "TESSERA_MASTER");
   if (options.launch.job_is_local) parts.self.run.clear();
-  parts.self.key = key_of({}, options.token);
+  parts.self.key = key_of_token(options.token);
   if (parts.self.rank == 0) {
     const std::string text = "at TESSERA_MASTER=" + where.text() + " " + about(options);
     const std::string problem = loopback_problem("rank 0's host");
     return open_server(parts, listen_at(where), problem.empty() ? text : text + "; " + problem);
   }
-  adopt(parts, connect_to_rank0(parts.self, "TESSERA_MASTER=" + where.text(), parts.deadline, about(options),
-                                [&](std::string& why, Digest&) { return connect_at(where, parts.deadline, why); }));
+  std::size_t attempt = 0;
+  adopt(parts,
+        connect_to_rank0(parts.self, plan_of(options, parts, "TESSERA_MASTER=" + where.text()),
+                         [&](std::string& why, Digest&) { return connect_at(where, parts.deadline, why, attempt++); }));
 }
 
 RendezvousAddress address_from(const Digest& name, const Digest& token) {
@@ -97,9 +117,8 @@ void rendezvous_on_host(const RendezvousOptions& options, ProcessBootstrap::Star
     parts.server.reset();  // late ranks can't find it any more
     return;
   }
-  const std::string path = rendezvous_file_path(job);
   const auto connect = [&](std::string& why, Digest& key) {
-    const std::optional<RendezvousAddress> address = known ? known : read_rendezvous_file(path);
+    const std::optional<RendezvousAddress> address = known ? known : read_rendezvous_file(job);
     if (!address) {
       why = "there is no such file; all ranks must be on this host and have the same TESSERA_RUN_ID, or TESSERA_MASTER";
       return Connection();
@@ -108,7 +127,8 @@ void rendezvous_on_host(const RendezvousOptions& options, ProcessBootstrap::Star
     why = "no answer at the address in it";
     return connect_to(address->socket);
   };
-  adopt(parts, connect_to_rank0(parts.self, known ? "its socket on this host" : path, parts.deadline, about(options),
+  adopt(parts, connect_to_rank0(parts.self,
+                                plan_of(options, parts, known ? "its socket on this host" : usual_rendezvous_file(job)),
                                 connect));
 }
 
@@ -147,7 +167,7 @@ void rendezvous_in_store(const RendezvousOptions& options, ProcessBootstrap::Sta
     why = place.text() + ": " + why;
     return connection;
   };
-  adopt(parts, connect_to_rank0(parts.self, "its published address", parts.deadline, about(options), connect));
+  adopt(parts, connect_to_rank0(parts.self, plan_of(options, parts, "its published address"), connect));
 }
 
 }  // namespace

@@ -4,8 +4,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -16,6 +18,8 @@
 
 namespace tessera::comm {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr std::string_view kMagic = "tessera-job-1";
 
@@ -64,6 +68,7 @@ std::optional<Content> read_content(const std::string& path) {
 /// The complete content appears atomically, and only if no file exists: it is written to another file, then linked.
 bool create_file(const std::string& path, const std::string& text) {
   const NewFile aside = create_beside(path, ".", O_WRONLY, 0600);
+  if (aside.code == ENOENT) return false;  // another run has just removed the empty directory
   if (!aside.fd) throw system_error("init: can't create " + aside.path, aside.code);
   const bool written = ::write(aside.fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
   const bool linked = written && ::link(aside.path.c_str(), path.c_str()) == 0;
@@ -73,27 +78,66 @@ bool create_file(const std::string& path, const std::string& text) {
   return linked;
 }
 
-}  // namespace
+std::string usual_directory() { return "/tmp/tessera-" + std::to_string(::geteuid()); }
 
-std::string rendezvous_file_path(const std::string& job) {
+bool is_private_directory(const std::string& path) {
+  struct stat status = {};
+  return ::lstat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode) && status.st_uid == ::geteuid() &&
+         (status.st_mode & 077) == 0;
+}
+
+/// The usual one first.
+std::vector<std::string> private_directories() {
+  const std::string usual = usual_directory();
+  std::vector<std::string> others;
+  std::error_code error;
+  for (auto entry = fs::directory_iterator("/tmp", error); !error && entry != fs::directory_iterator();
+       entry.increment(error))
+    if (const std::string path = entry->path(); path.starts_with(usual + "-") && is_private_directory(path))
+      others.push_back(path);
+  std::sort(others.begin(), others.end());
+  if (is_private_directory(usual)) others.insert(others.begin(), usual);
+  return others;
+}
+
+/// "/job-HASH"
+std::string name_of(const std::string& job) {
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (const char c : job) hash = (hash ^ static_cast<std::uint8_t>(c)) * 0x100000001b3u;
-  std::ostringstream path;
-  path << "/tmp/tessera-" << ::geteuid() << "-" << std::hex << hash;
-  return path.str();
+  std::ostringstream name;
+  name << "/job-" << std::hex << hash;
+  return name.str();
 }
 
-std::optional<RendezvousAddress> read_rendezvous_file(const std::string& path) {
-  const std::optional<Content> content = read_content(path);
-  return content ? std::optional(content->address) : std::nullopt;
+}  // namespace
+
+std::string private_directory() {
+  const std::string usual = usual_directory();
+  ::mkdir(usual.c_str(), 0700);
+  if (const std::vector<std::string> all = private_directories(); !all.empty()) return all.front();
+  std::string fresh = usual + "-XXXXXX";
+  if (::mkdtemp(fresh.data()) == nullptr) throw system_error("init: can't create a directory " + fresh);
+  return fresh;
 }
 
-RendezvousFile::RendezvousFile(std::string job, const RendezvousAddress& address) : path_(rendezvous_file_path(job)) {
+void remove_private_directory(const std::string& path) noexcept { ::rmdir(path.c_str()); }
+
+std::string usual_rendezvous_file(const std::string& job) { return usual_directory() + name_of(job); }
+
+std::optional<RendezvousAddress> read_rendezvous_file(const std::string& job) {
+  for (const std::string& directory : private_directories())
+    if (const std::optional<Content> content = read_content(directory + name_of(job))) return content->address;
+  return std::nullopt;
+}
+
+RendezvousFile::RendezvousFile(const std::string& job, const RendezvousAddress& address) {
   const std::string pid = std::to_string(::getpid());
   std::ostringstream text;
   text << kMagic << ' ' << address.socket << ' ' << to_hex(address.token) << ' ' << pid << ' ' << start_time(pid) << ' '
        << process_space() << '\n';
   for (int attempt = 0; attempt < 10; ++attempt) {
+    directory_ = private_directory();
+    path_ = directory_ + name_of(job);
     if (create_file(path_, text.str())) return;
     const std::optional<Content> other = read_content(path_);
     if (other && !other->start.empty() && start_time(other->pid) == other->start)
@@ -106,20 +150,24 @@ RendezvousFile::RendezvousFile(std::string job, const RendezvousAddress& address
 
 void remove_dead_rendezvous_files() noexcept {
   try {
-    const std::string prefix = "tessera-" + std::to_string(::geteuid()) + "-";
-    for (const auto& entry : std::filesystem::directory_iterator("/tmp")) {
-      if (!entry.path().filename().string().starts_with(prefix)) continue;
-      try {
-        const std::optional<Content> content = read_content(entry.path());
-        if (content && content->space == process_space() && start_time(content->pid) != content->start)
-          ::unlink(entry.path().c_str());
-      } catch (const Error&) {  // another user's, or of another version
+    for (const std::string& directory : private_directories()) {
+      for (const auto& entry : fs::directory_iterator(directory)) {
+        try {
+          const std::optional<Content> content = read_content(entry.path());
+          if (content && content->space == process_space() && start_time(content->pid) != content->start)
+            ::unlink(entry.path().c_str());
+        } catch (const Error&) {  // of another version, or not such a file
+        }
       }
+      remove_private_directory(directory);
     }
   } catch (const std::exception&) {  // they stay until the next start
   }
 }
 
-RendezvousFile::~RendezvousFile() { ::unlink(path_.c_str()); }
+RendezvousFile::~RendezvousFile() {
+  ::unlink(path_.c_str());
+  remove_private_directory(directory_);
+}
 
 }  // namespace tessera::comm

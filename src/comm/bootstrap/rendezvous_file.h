@@ -14,28 +14,36 @@ struct RendezvousAddress {
   Digest token;
 };
 
-/// The file of a job: one for each user and name, readable by that user only.
-std::string rendezvous_file_path(const std::string& job);
+/// A directory that this user owns and no other can enter: /tmp/tessera-UID; or another one that begins with this,
+/// if another user has taken the name. Creates it if there is none. The environment doesn't matter, since that of
+/// another rank may differ. Throws SystemError.
+TESSERA_API std::string private_directory();
+/// Removes such a directory if it is empty.
+TESSERA_API void remove_private_directory(const std::string& path) noexcept;
 
-/// Empty if there is none. Throws SystemError if the file doesn't belong to this user.
-std::optional<RendezvousAddress> read_rendezvous_file(const std::string& path);
+/// The path that a job's file has, unless another user has taken the directory's name.
+std::string usual_rendezvous_file(const std::string& job);
+
+/// Looks for the job's file in all private directories. Empty if there is none. Throws SystemError if others can read
+/// it.
+std::optional<RendezvousAddress> read_rendezvous_file(const std::string& job);
 
 /// Removes files of this user's processes that died during the rendezvous: only files whose process would be visible to
 /// this one and no longer exists. Doesn't throw.
-/// from here, and is gone. Throws nothing.
 TESSERA_API void remove_dead_rendezvous_files() noexcept;
 
 /// A job file, which exists as long as this object. Replaces the file of a dead process; throws InvalidUsage for that
 /// of a living one.
 class RendezvousFile {
  public:
-  RendezvousFile(std::string job, const RendezvousAddress& address);
+  RendezvousFile(const std::string& job, const RendezvousAddress& address);
   ~RendezvousFile();
   RendezvousFile(const RendezvousFile&) = delete;
   RendezvousFile& operator=(const RendezvousFile&) = delete;
 
  private:
-  const std::string path_;
+  std::string directory_;
+  std::string path_;
 };
 
 }  // namespace tessera::comm

@@ -1,3 +1,4 @@
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -7,6 +8,7 @@
 #include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
 #include <cerrno>
+#include <cstring>
 #include <optional>
 
 #include "tessera/base/file.h"
@@ -24,18 +26,35 @@ using std::chrono::steady_clock;
 
 constexpr auto kHandshakeTime = 5s;
 constexpr auto kSweepTime = 500ms;
-constexpr int kAcceptsAtOnce = 64;  // then connected peers are served first
+constexpr int kHellos = 2;                  // that a peer sends
+constexpr std::size_t kAcceptsAtOnce = 64;  // then connected peers are served first
 constexpr std::size_t kMaxNoted = 3;
 constexpr std::size_t kMaxNamed = 16;
-constexpr std::size_t kMaxStrangers = 256;
-constexpr std::size_t kFewestStrangers = 4;
+constexpr std::size_t kMaxPending = 4096;
+constexpr std::size_t kFewestPending = 4;
+constexpr std::size_t kShares = 2;     // one source may hold one share of the places
 constexpr std::size_t kOwnFiles = 16;  // that a program opens besides
+// In a complete world, whose ranks need the processor: 32 peers a second at a port, 8 of one source.
+constexpr auto kLatePause = 250ms;
+constexpr std::size_t kLateAtOnce = 8;
+constexpr std::size_t kLateOfSource = 2;
 
-/// Unauthenticated peers may use a part of the descriptors that remain when all ranks have theirs.
-std::size_t strangers_at_most(int ranks) {
+/// Pending peers may use a part of the descriptors that remain when all ranks have theirs.
+std::size_t pending_at_most(int ranks) {
   const std::size_t needed = static_cast<std::size_t>(ranks) + kOwnFiles;
   const std::size_t free = free_descriptors();
-  return std::clamp(free > needed ? (free - needed) / 4 : 0, kFewestStrangers, kMaxStrangers);
+  return std::clamp(free > needed ? (free - needed) / 4 : 0, kFewestPending, kMaxPending);
+}
+
+/// An IPv4 address, the network of an IPv6 address (whose host may use all addresses in it), or "" for a Unix socket.
+std::string source_of(const sockaddr_storage& address) {
+  constexpr std::size_t kNetwork = 8;
+  std::string bytes(address.ss_family == AF_INET ? sizeof(in_addr) : address.ss_family == AF_INET6 ? kNetwork : 0, 0);
+  const void* const at = address.ss_family == AF_INET
+                             ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in&>(address).sin_addr)
+                             : &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+  std::memcpy(bytes.data(), at, bytes.size());
+  return bytes;
 }
 
 }  // namespace
@@ -45,14 +64,15 @@ struct RendezvousServer::PendingPeer {
   Socket socket;
   protocol::FrameParser reader{protocol::kMaxHandshake};
   protocol::Challenge challenge;
+  std::string source;
   Digest instance{};
   Seal seal;
   steady_clock::time_point since = steady_clock::now();
-  std::list<PeerPointer>::iterator place;  // among the unauthenticated peers ...
-  bool stranger = true;                    // ... while it is one
+  std::optional<std::size_t> place;  // in pending_[known], during the handshake
+  bool known = false;                // has proven that it knows the key, if not in this very handshake
+  int hellos = 0;
   int rank = -1;
   bool joined = false;
-  bool has_hello = false;  // has sent its hello
   std::array<char, 1024> in{};
   std::string out;
 };
@@ -63,10 +83,11 @@ RendezvousServer::RendezvousServer(asio::io_context& context, std::vector<Unique
       self_(std::move(self)),
       about_(std::move(about)),
       session_(random_digest()),
-      most_strangers_(strangers_at_most(self_.size)),
+      most_pending_(pending_at_most(self_.size)),
       sweeper_(context),
       here_(static_cast<std::size_t>(self_.size)) {
-  for (UniqueFd& fd : listeners) listeners_.emplace_back(context_, fd.release());
+  for (UniqueFd& fd : listeners)
+    listeners_.push_back({asio::posix::stream_descriptor(context_, fd.release()), asio::steady_timer(context_)});
   for (std::size_t i = 0; i < listeners_.size(); ++i) listen(i);
 }
 
@@ -75,51 +96,59 @@ RendezvousServer::~RendezvousServer() { close(); }
 void RendezvousServer::close() {
   listeners_.clear();
   sweeper_.cancel();
-  while (!strangers_.empty()) reject(strangers_.front());
+  for (auto& pool : pending_)
+    while (!pool.empty()) reject(pool.back());
 }
 
 void RendezvousServer::listen(std::size_t listener) {
-  listeners_[listener].async_wait(asio::posix::stream_descriptor::wait_read, [this, listener](const error_code& error) {
-    if (!error) accept_some(listener);
+  listeners_[listener].socket.async_wait(asio::posix::stream_descriptor::wait_read,
+                                         [this, listener](const error_code& error) {
+                                           if (!error) accept_some(listener);
+                                         });
+}
+
+void RendezvousServer::listen_later(std::size_t listener) {
+  asio::steady_timer& pause = listeners_[listener].pause;
+  pause.expires_after(kLatePause);
+  pause.async_wait([this, listener](const error_code& error) {
+    if (!error) listen(listener);
   });
 }
 
 void RendezvousServer::accept_some(std::size_t listener) {
-  for (int i = 0; i < kAcceptsAtOnce; ++i) {
-    UniqueFd fd(::accept4(listeners_[listener].native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  const std::size_t at_once = complete_ ? kLateAtOnce : std::min(kAcceptsAtOnce, share());
+  std::map<std::string, std::size_t> accepted;
+  for (std::size_t i = 0; i < at_once; ++i) {
+    sockaddr_storage address = {};
+    socklen_t length = sizeof(address);
+    UniqueFd fd(::accept4(listeners_[listener].socket.native_handle(), reinterpret_cast<sockaddr*>(&address), &length,
+                          SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (fd) {
-      receive(std::move(fd));
+      std::string source = source_of(address);
+      if (++accepted[source] <= kLateOfSource || !complete_)
+        receive(std::move(fd), std::move(source), address.ss_family);
       continue;
     }
     const bool full = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
     if (!full) break;
-    if (!strangers_.empty()) {
-      reject(strangers_.front());
-      continue;
-    }
-    // None of its own connections can be closed: retry with the next sweep instead of at once and forever.
-    auto pause = std::make_shared<asio::steady_timer>(context_, kSweepTime);
-    pause->async_wait([this, listener, pause](const error_code& error) {
-      if (!error && listener < listeners_.size()) listen(listener);
-    });
-    return;
+    // If none of its own connections can be closed, it retries later instead of at once and forever.
+    const auto& pool = pending_[pending_[0].empty() ? 1 : 0];
+    if (pool.empty()) return listen_later(listener);
+    reject(any_of(pool));
   }
-  listen(listener);
+  complete_ && !accepted.empty() ? listen_later(listener) : listen(listener);
 }
 
-void RendezvousServer::receive(UniqueFd fd) {
-  sockaddr_storage address = {};
-  socklen_t length = sizeof(address);
-  if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return;
-  if (address.ss_family == AF_UNIX && !peer_is_this_user(fd.get())) return;
-  tune(fd.get());
-  if (strangers_.size() >= most_strangers_) reject(strangers_.front());
+void RendezvousServer::receive(UniqueFd fd, std::string source, int family) {
+  if (family == AF_UNIX && !peer_is_this_user(fd.get())) return;
+  make_place(source);
   const auto peer = std::make_shared<PendingPeer>(context_);
   error_code error;
-  peer->socket.assign(asio::generic::stream_protocol(address.ss_family, 0), fd.get(), error);
+  peer->socket.assign(asio::generic::stream_protocol(family, 0), fd.get(), error);
   if (error) return;
   fd.release();
-  peer->place = strangers_.insert(strangers_.end(), peer);
+  peer->source = std::move(source);
+  enter(peer);
   if (!sweeping_) sweep();
   peer->challenge.nonce = random_digest();
   peer->challenge.session = session_;
@@ -133,19 +162,32 @@ void RendezvousServer::receive(UniqueFd fd) {
 void RendezvousServer::read(const PeerPointer& peer) {
   peer->socket.async_read_some(asio::buffer(peer->in), [this, peer](const error_code& error, std::size_t bytes) {
     const auto on_frame = [&](protocol::Type type, std::string_view payload) {
-      return type == protocol::Type::hello && !peer->has_hello && on_hello(peer, payload);
+      return type == protocol::Type::hello && peer->hellos < kHellos && on_hello(peer, payload);
     };
-    if (error || !peer->stranger || !peer->reader.feed({peer->in.data(), bytes}, on_frame)) return reject(peer);
-    if (!peer->has_hello) read(peer);
+    if (error || !peer->place || !peer->reader.feed({peer->in.data(), bytes}, on_frame)) return reject(peer);
+    if (peer->hellos < kHellos) read(peer);
   });
+}
+
+/// A peer that knows the key moves to the places of those, where a flood of others doesn't reach it.
+void RendezvousServer::on_first_hello(const PeerPointer& peer, const protocol::Hello& hello) {
+  if (!knows_key(self_, hello)) return;
+  tune(peer->socket.native_handle());
+  leave(peer);
+  if (pending_[1].size() >= most_pending_) reject(any_of(pending_[1]));
+  peer->known = true;
+  enter(peer);
 }
 
 bool RendezvousServer::on_hello(const PeerPointer& peer, std::string_view payload) {
   const std::optional<protocol::Hello> hello = protocol::decode_hello(payload);
   if (!hello) return false;
-  peer->has_hello = true;
+  if (++peer->hellos < kHellos) {
+    on_first_hello(peer, *hello);
+    return true;
+  }
   peer->instance = hello->instance;
-  const PeerPointer before = hello->rank < here_.size() ? here_[hello->rank] : nullptr;
+  const PeerPointer before = peer->known && hello->rank < here_.size() ? here_[hello->rank] : nullptr;
   if (before != nullptr) drop_dead();
   // If this server's answer didn't arrive whole, the rank comes again, perhaps before its disconnection is noticed.
   const bool again = before != nullptr && before->instance == hello->instance;
@@ -156,11 +198,11 @@ bool RendezvousServer::on_hello(const PeerPointer& peer, std::string_view payloa
     peer->rank = static_cast<int>(hello->rank);
     peer->seal = seal_of(self_.key, peer->challenge, *hello, true);
     here_[hello->rank] = peer;
-    strangers_.erase(peer->place);
-    peer->stranger = false;
-  } else if (!complete_ && refused_.size() < kMaxNoted &&
-             std::find(refused_.begin(), refused_.end(), judgement.reply.text) == refused_.end()) {
-    refused_.push_back(judgement.reply.text);
+    leave(peer);
+  } else if (!complete_ && (judgement.proven || hello->rank < here_.size())) {
+    auto& refused = refused_[judgement.proven ? 0 : 1];
+    if (refused.size() < kMaxNoted && std::find(refused.begin(), refused.end(), judgement.reply.text) == refused.end())
+      refused.push_back(judgement.reply.text);
   }
   if (judgement.fatal && mismatch_.empty()) mismatch_ = judgement.reply.text;
   peer->out = protocol::encode_frame(protocol::Type::reply, protocol::encode(judgement.reply));
@@ -185,10 +227,44 @@ void RendezvousServer::await_belief(const PeerPointer& peer) {
   });
 }
 
-void RendezvousServer::reject(PeerPointer peer) {  // by value: it may be the list's own element that is erased
+std::size_t RendezvousServer::share() const noexcept { return std::max<std::size_t>(most_pending_ / kShares, 1); }
 
-  if (peer->stranger) strangers_.erase(peer->place);
-  peer->stranger = false;
+const RendezvousServer::PeerPointer& RendezvousServer::any_of(const std::vector<PeerPointer>& pool) {
+  return pool[std::uniform_int_distribution<std::size_t>(0, pool.size() - 1)(random_)];
+}
+
+/// Drops a peer without proof if one from `source` can't enter: one of that source, if it holds its share.
+void RendezvousServer::make_place(const std::string& source) {
+  const std::vector<PeerPointer>& pool = pending_[0];
+  const auto count = sources_.find(source);
+  const bool is_source_full = count != sources_.end() && !source.empty() && count->second >= share();
+  if (!is_source_full && pool.size() < most_pending_) return;
+  PeerPointer dropped = any_of(pool);
+  while (is_source_full && dropped->source != source) dropped = any_of(pool);  // it holds half of the places
+  reject(dropped);
+}
+
+void RendezvousServer::enter(const PeerPointer& peer) {
+  std::vector<PeerPointer>& pool = pending_[peer->known ? 1 : 0];
+  peer->place = pool.size();
+  pool.push_back(peer);
+  if (!peer->known) ++sources_[peer->source];
+}
+
+void RendezvousServer::leave(const PeerPointer& peer) {
+  if (!peer->place) return;
+  std::vector<PeerPointer>& pool = pending_[peer->known ? 1 : 0];
+  const std::size_t place = *std::exchange(peer->place, std::nullopt);
+  if (place + 1 < pool.size()) {
+    pool[place] = pool.back();
+    pool[place]->place = place;
+  }
+  pool.pop_back();
+  if (const auto count = sources_.find(peer->source); !peer->known && --count->second == 0) sources_.erase(count);
+}
+
+void RendezvousServer::reject(PeerPointer peer) {  // by value: it may be the pool's own element that is erased
+  leave(peer);
   if (peer->rank >= 0 && here_[static_cast<std::size_t>(peer->rank)] == peer) {
     here_[static_cast<std::size_t>(peer->rank)] = nullptr;
     if (peer->joined) --joined_;
@@ -211,8 +287,10 @@ void RendezvousServer::drop_dead() {
 void RendezvousServer::sweep() {
   drop_dead();
   const auto oldest = steady_clock::now() - kHandshakeTime;
-  while (!strangers_.empty() && strangers_.front()->since < oldest) reject(strangers_.front());
-  sweeping_ = !strangers_.empty() || !complete_;  // avoids needless wake-ups of a running world
+  for (const auto& pool : pending_)
+    for (std::size_t i = pool.size(); i-- > 0;)  // from the end, from which reject() fills a place
+      if (pool[i]->since < oldest) reject(pool[i]);
+  sweeping_ = !pending_[0].empty() || !pending_[1].empty() || !complete_;  // avoids needless wake-ups
   if (!sweeping_) return;
   sweeper_.expires_after(kSweepTime);
   sweeper_.async_wait([this](const error_code& error) {
@@ -259,7 +337,7 @@ std::vector<Connection> RendezvousServer::accept_all(Deadline deadline) {
   while (!all_here() && mismatch_.empty() && steady_clock::now() < deadline) context_.run_one_until(deadline);
   if (!mismatch_.empty()) {
     // The rank that doesn't match must still receive the error.
-    for (int i = 0; i < kAcceptsAtOnce && context_.poll_one() > 0; ++i) {
+    for (std::size_t i = 0; i < kAcceptsAtOnce && context_.poll_one() > 0; ++i) {
     }
     const InvalidUsage error("init: " + mismatch_);
     refuse_all(error);
@@ -268,7 +346,10 @@ std::vector<Connection> RendezvousServer::accept_all(Deadline deadline) {
   if (joined_ + 1 < self_.size) {
     std::string text =
         "init: of " + std::to_string(self_.size) + " ranks, rank " + missing() + " did not connect " + about_;
-    for (std::size_t i = 0; i < refused_.size(); ++i) text += (i == 0 ? "; refused: " : "; ") + printable(refused_[i]);
+    std::vector<std::string>& refused = refused_[0];
+    refused.insert(refused.end(), refused_[1].begin(), refused_[1].end());
+    for (std::size_t i = 0; i < std::min(refused.size(), kMaxNoted); ++i)
+      text += (i == 0 ? "; refused: " : "; ") + printable(refused[i]);
     const Timeout error(text);
     refuse_all(error);
     throw error;

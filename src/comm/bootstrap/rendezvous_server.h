@@ -1,14 +1,19 @@
 // Rank 0's server for the rendezvous. Any number of peers may connect at once, and none blocks the others: a peer that
-// doesn't complete the handshake in time, or exceeds the limit, is disconnected, and a rank that belongs to this world
-// simply tries again.
+// doesn't complete the handshake in time is disconnected, and a rank that belongs to this world simply tries again.
+//
+// Peers that have proven that they know the key and those that have not have separate places. If all are taken, one
+// peer, chosen at random, is dropped: a flood can't foresee which. One source address can't take all places. In a
+// complete world only a few peers are looked at each second.
 #pragma once
 
+#include <array>
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <list>
+#include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -37,13 +42,25 @@ class RendezvousServer {
   struct PendingPeer;
   using PeerPointer = std::shared_ptr<PendingPeer>;
 
+  struct Listener {
+    boost::asio::posix::stream_descriptor socket;
+    boost::asio::steady_timer pause;
+  };
+
   void listen(std::size_t listener);
+  void listen_later(std::size_t listener);
   void accept_some(std::size_t listener);
-  void receive(UniqueFd fd);
+  void receive(UniqueFd fd, std::string source, int family);
   void read(const PeerPointer& peer);
+  void on_first_hello(const PeerPointer& peer, const protocol::Hello& hello);
   bool on_hello(const PeerPointer& peer, std::string_view payload);
   void send_reply(const PeerPointer& peer);
   void await_belief(const PeerPointer& peer);
+  std::size_t share() const noexcept;
+  const PeerPointer& any_of(const std::vector<PeerPointer>& pool);
+  void make_place(const std::string& source);
+  void enter(const PeerPointer& peer);
+  void leave(const PeerPointer& peer);
   void reject(PeerPointer peer);
   void drop_dead();
   void sweep();
@@ -55,16 +72,19 @@ class RendezvousServer {
   const RankIdentity self_;
   const std::string about_;
   const Digest session_;
-  const std::size_t most_strangers_;
-  std::vector<boost::asio::posix::stream_descriptor> listeners_;
+  const std::size_t most_pending_;  // in each of the two
+  std::vector<Listener> listeners_;
   boost::asio::steady_timer sweeper_;
-  std::list<PeerPointer> strangers_;  // peers without a completed handshake, the oldest first
-  std::vector<PeerPointer> here_;     // by rank
-  int joined_ = 0;                    // of here_, those that have confirmed
+  std::array<std::vector<PeerPointer>, 2> pending_;  // in the handshake: [1] have proven that they know the key
+  std::map<std::string, std::size_t> sources_;       // of pending_[0]
+  std::minstd_rand random_{std::random_device{}()};
+  std::vector<PeerPointer> here_;  // by rank
+  int joined_ = 0;                 // of here_, those that have confirmed
   bool complete_ = false;
   bool sweeping_ = false;
-  std::string mismatch_;              // why the world can't be created
-  std::vector<std::string> refused_;  // for a possible error
+  std::string mismatch_;  // why the world can't be created
+  // Why ranks and, last, peers without proof were refused: for a possible error.
+  std::array<std::vector<std::string>, 2> refused_;
 };
 
 }  // namespace tessera::comm

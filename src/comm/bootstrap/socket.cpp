@@ -188,7 +188,8 @@ UniqueFd listen_on(const std::string& name) {
 Connection connect_to(const std::string& name) {
   UniqueFd fd = make_socket();
   const auto [address, length] = abstract_address(name);
-  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0) return Connection(std::move(fd));
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0)
+    return peer_is_this_user(fd.get()) ? Connection(std::move(fd)) : Connection();
   if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return {};
   throw system_error("init: connect");
 }

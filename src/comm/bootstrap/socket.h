@@ -59,7 +59,7 @@ bool wait_ready(int fd, short events, Deadline deadline);
 
 /// Listens on an abstract name. Throws SystemError.
 UniqueFd listen_on(const std::string& name);
-/// Returns an empty connection if no process listens.
+/// Returns an empty connection if no process of this user listens.
 Connection connect_to(const std::string& name);
 /// Whether a process of this network namespace listens on an abstract name.
 bool is_listened_on(const std::string& name);

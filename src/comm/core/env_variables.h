@@ -19,8 +19,9 @@ inline constexpr EnvVariable kRunId{
     "name of the run, the same on all its ranks and unique among the runs of this user; default: the launcher's"};
 inline constexpr EnvVariable kMaster{"TESSERA_MASTER", "",
                                      "host:port on which rank 0 listens; several hosts need it and TESSERA_TOKEN"};
-inline constexpr EnvVariable kToken{"TESSERA_TOKEN", "",
-                                    "secret that all ranks of a run share; default: one from tessera's launcher"};
+inline constexpr EnvVariable kToken{
+    "TESSERA_TOKEN", "",
+    "secret of a run's ranks: random, 128 bits (openssl rand -hex 16); default: tessera makes one"};
 inline constexpr EnvVariable kHostId{
     "TESSERA_HOST_ID", "",
     "name of this host; ranks with equal names share memory; default: boot id and network namespace"};

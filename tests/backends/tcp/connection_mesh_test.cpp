@@ -8,21 +8,27 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
+#include <cerrno>
 #include <cstring>
+#include <future>
 
 #include "backends/tcp/handshake.h"
+#include "backends/tcp/mesh_connector.h"
 #include "tests/backends/tcp/support.h"
 #include "tests/backends/tcp/tampered_bootstrap.h"
 
 namespace tessera::tcp_test {
 namespace {
 
-UniqueFd connect_to_port(std::uint16_t port) {
+/// From 127.0.0.1, or another address of the loopback network.
+UniqueFd connect_to_port(std::uint16_t port, std::uint32_t from = INADDR_LOOPBACK) {
   sockaddr_in address = {};
   address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(from);
+  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) return {};
   address.sin_port = htons(port);
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) fd.reset();
   return fd;
 }
@@ -137,6 +143,29 @@ TEST(ConnectionMesh, UnauthenticatedPeersDisturbNoRank) {
   expect_working(world);
   close(world);
   EXPECT_FALSE(connect_to_port(port)) << "nobody listens any more";
+}
+
+bool is_closed(const UniqueFd& fd) {
+  char bytes[256];
+  ssize_t n = 0;
+  while ((n = ::recv(fd.get(), bytes, sizeof(bytes), MSG_DONTWAIT)) > 0) {
+  }
+  return n == 0 || errno != EAGAIN;
+}
+
+TEST(ConnectionMesh, FloodFromOtherAddressesDropsNoRank) {
+  comm::tcp::MeshConnector one(1, 1, Bootstrap::Token{});
+  const comm::tcp::Endpoint own = one.listen(boost::asio::ip::make_address("127.0.0.1"));
+  auto run = std::async(std::launch::async, [&] {
+    return one.run({{boost::asio::ip::make_address("127.0.0.1"), 1}, own}, 3s);
+  });
+  const UniqueFd rank = connect_to_port(own.port());  // which may be far away
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 2000; ++i) strangers.push_back(connect_to_port(own.port(), INADDR_LOOPBACK + 1));
+  std::this_thread::sleep_for(500ms);
+  EXPECT_FALSE(is_closed(rank));
+  EXPECT_GT(std::count_if(strangers.begin(), strangers.end(), is_closed), 1000) << "the negative control";
+  EXPECT_NE(run.get(), "");
 }
 
 TEST(ConnectionMesh, NamesRankOfOtherWorld) {

@@ -29,7 +29,7 @@ std::string usual_rendezvous_file(const std::string& job);
 std::optional<RendezvousAddress> read_rendezvous_file(const std::string& job);
 
 /// Removes files of this user's processes that died during the rendezvous: only files whose process would be visible to
-/// this one and no longer exists. Doesn't throw.
+/// this one and no longer exists; and private directories that are empty. Doesn't throw.
 TESSERA_API void remove_dead_rendezvous_files() noexcept;
 
 /// A job file, which exists as long as this object. Replaces the file of a dead process; throws InvalidUsage for that

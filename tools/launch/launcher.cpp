@@ -16,7 +16,6 @@
 #include "tessera/base/file.h"
 #include "tessera/base/parse.h"
 #include "tessera/comm/bootstrap/hmac.h"
-#include "tessera/comm/bootstrap/rendezvous_file.h"
 #include "tessera/comm/launch.h"
 #include "tools/cli/leftovers.h"
 #include "tools/cli/outlet.h"
@@ -345,10 +344,7 @@ int Launcher::run() {
   }
   await_lost_rank();
   kill_children(guardian_.pid());  // before the pipes are drained: processes left running hold them open
-  if (stage_ != Stage::running)
-    remove_leftovers();
-  else
-    comm::remove_dead_rendezvous_files();  // and the directory that the prefix program used
+  remove_leftovers();              // and the directory that a prefix program used
   read_rest();
   return report();
 }

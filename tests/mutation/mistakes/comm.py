@@ -56,6 +56,20 @@ MISTAKES = [
     mistake("one-published-address", "src/comm/bootstrap/rendezvous.cpp", "address.places[attempt++ % address.places.size()]", "address.places[attempt % address.places.size()]",
             (r"^comm_rendezvous\.StoreRendezvous",), "only the first published address is tried"),
 
+    # Strangers.
+    mistake("flood-reaches-ranks", "src/comm/bootstrap/rendezvous_server.cpp", "  if (!knows_key(self_, hello)) return;\n", "  if (!knows_key(self_, hello) || hello.size > 0) return;\n",
+            r"^comm_rendezvous\.UnauthenticatedPeer", "a flood of connections drops a rank whose answers take long"),
+    mistake("one-source-takes-all", "src/comm/bootstrap/rendezvous_server.cpp", "!source.empty() && count->second >= share();", "source.empty() && count->second >= share();",
+            r"^comm_rendezvous\.UnauthenticatedPeer", "one address holds all places of the rendezvous"),
+    mistake("late-strangers-unlimited", "src/comm/bootstrap/rendezvous_server.cpp", "  complete_ && !accepted.empty() ? listen_later(listener) : listen(listener);", "  complete_ && accepted.size() > 1 ? listen_later(listener) : listen(listener);",
+            r"^comm_rendezvous\.UnauthenticatedPeer", "strangers occupy rank 0 of a complete world"),
+    mistake("fake-version-ends-rank", "src/comm/bootstrap/handshake.cpp", "    attempt.unproven = true;\n    attempt.why = \"it speaks version \"", "    throw InvalidUsage(\"init: another version\");\n    attempt.why = \"it speaks version \"",
+            r"^comm_rendezvous\.FakeRank0", "one forged message ends a rank"),
+    mistake("token-not-stretched", "src/comm/bootstrap/rendezvous.cpp", "return looks_random ? key : stretch(key);", "return looks_random || !token.empty() ? key : stretch(key);",
+            r"^comm_rendezvous\.RendezvousOptions", "a short token is guessed from one recorded hello"),
+    mistake("private-directory-of-others", "src/comm/bootstrap/rendezvous_file.cpp", "S_ISDIR(status.st_mode) && status.st_uid == ::geteuid() &&", "S_ISDIR(status.st_mode) &&",
+            r"^tools\.other_users$", "another user of the host blocks a run by a name in /tmp"),
+
     # Operations over a transport.
     mistake("exchange-alone-moves-nothing", "src/comm/schedule.cpp", "  if (spec.kind == OpKind::all_to_all) {", "  if (spec.kind == OpKind::all_to_all && spec.in_starts.empty()) {",
             (r"^conformance\.All/Behaviours",), "all_to_all_v of one rank leaves its output as it was"),

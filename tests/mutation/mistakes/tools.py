@@ -132,6 +132,9 @@ MISTAKES = [
     mistake("validate-records-only", "tools/plan/recorded_step.cpp", "more > 0 && marks > 1 ?", "more > 9 && marks > 1 ?", r"^tools\.RecordedStep\.", "some microbatches of a step are lost"),
     mistake("validate-counts-calibration", "tools/plan/validation.cpp", "  return !row.calibration && row.outlier.empty() &&", "  return row.outlier.empty() &&", r"^tools\.Validation\.", "rows that calibrate count as predicted"),
 
+    # report
+    mistake("page-runs-any-script", "tools/report/page.cpp", "(live ? hashes : \" 'none'\")", "(live ? \" 'unsafe-inline'\" : \" 'none'\")", r"^tools\.report_page$", "a string that becomes a script runs"),
+
     # explain
     mistake("explain-tile-of-another-rank", "tools/explain/cut.cpp", "range = {range.begin + part * (rank % axis->size), range.begin + part * (rank % axis->size + 1)};", "range = {range.begin + part * (axis->size - 1 - rank % axis->size), range.begin + part * (axis->size - rank % axis->size)};",
             r"^tools\.explain$", "explain shows a rank the tile of another one"),

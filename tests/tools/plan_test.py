@@ -90,7 +90,8 @@ class PlanTest(unittest.TestCase):
         text = (self.folder / "page.html").read_text()
         page = Page(text)
         self.assertEqual(page.loads, [])
-        self.assertEqual(text.count("<b style=\"left:"), len(table["rows"]), "a line at the memory of a rank")
+        lines = [name for name in re.findall(r'<b class="(s\d+)">', text) if re.search(rf"\.{name} *\{{left:", text)]
+        self.assertEqual(len(lines), len(table["rows"]), "a line at the memory of a rank")
         for ranks in (16, 64):
             rows = page.table(f"Bytes of model state per rank, {ranks} ranks")[1:]
             expected = [row for row in table["rows"] if row["ranks"] == ranks]

@@ -46,7 +46,7 @@ if(NOT TESSERA_COMM_ONLY)
   target_sources(tessera_cuda_kernels PRIVATE ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/kernels.cu)
 endif()
 target_include_directories(tessera_cuda_kernels PRIVATE ${TESSERA_INCLUDE_DIR})
-target_compile_options(tessera_cuda_kernels PRIVATE -fmad=false --expt-relaxed-constexpr
+target_compile_options(tessera_cuda_kernels PRIVATE --split-compile=0 -fmad=false --expt-relaxed-constexpr
   -Xcompiler=-Wall,-fvisibility=hidden,-ffp-contract=off)
 if(TESSERA_WERROR)
   target_compile_options(tessera_cuda_kernels PRIVATE -Werror=all-warnings)

@@ -29,6 +29,18 @@ TEST(GraphUse, IsDefaultWhereNothingIsKnownAgainstIt) {
   EXPECT_EQ(graph_use_of(plan), GraphUse::never);
 }
 
+/// CLI11 takes an optional<bool> for a count, which is 0 from the start.
+TEST(GraphUse, OptionIsUnsetUntilItIsGiven) {
+  for (const auto& [given, expected] :
+       {std::pair<std::string, std::optional<bool>>{"", std::nullopt}, {"--graphs", true}, {"--no-graphs", false}}) {
+    CLI::App command;
+    TrainOptions options;
+    add_train_options(command, options);
+    command.parse(given);
+    EXPECT_EQ(options.graphs, expected) << given;
+  }
+}
+
 TEST(GraphUse, ObstacleMeansNoneByDefaultAndEndsWhatRequiresGraphs) {
   const std::pair<std::function<void(TrainPlan&)>, const char*> obstacles[] = {
       {[](TrainPlan& p) { p.options.device = "cpu"; }, "use --device cuda"},

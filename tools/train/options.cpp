@@ -13,9 +13,11 @@ namespace {
 
 void add_run_options(CLI::App& command, TrainOptions& o) {
   add_device_option(command, o.device);
-  command.add_flag("--graphs,!--no-graphs", o.graphs,
-                   "replay forward and backward as one captured device graph (default: where a step allows it: one "
-                   "rank on CUDA, without what changes from step to step)");
+  // As a variable, an optional<bool> would be false without the flag.
+  command.add_flag_function(
+      "--graphs,!--no-graphs", [&o](std::int64_t given) { o.graphs = given > 0; },
+      "replay forward and backward as one captured device graph (default: where a step allows it: one "
+      "rank on CUDA, without what changes from step to step)");
   command.add_option("--init", o.init, "start from the model and weights of a Hugging Face directory")
       ->type_name("DIR");
   command.add_option("--init-adapter", o.init_adapter, "start from the adapters of a PEFT directory; needs --init")

@@ -40,7 +40,7 @@ struct Fp8QuantizeArgs {
 struct Fp8Operand {
   const std::uint8_t* codes = nullptr;  ///< aligned to 16 bytes
   Fp8Format format = Fp8Format::e4m3;   ///< of the codes
-  const float* descale = nullptr;       ///< [1]
+  const float* descale = nullptr;       ///< [1], aligned to 16 bytes, as cuBLASLt 13.1 requires
 };
 
 /// c[m, n] = a[m, k] * b[n, k]^T * a.descale * b.descale (+ bias[n]) (+ c); the sums are f32, rounded once to `dtype`.
@@ -59,7 +59,8 @@ struct Fp8ProductArgs {
 
 /// Throws InvalidUsage for extents that aren't multiples of kFp8Multiple, and for delayed scaling without a history.
 TESSERA_API void check(const Fp8QuantizeArgs& args);
-/// Throws InvalidUsage for extents that aren't multiples of kFp8Multiple, and for two operands in E5M2.
+/// Throws InvalidUsage for extents that aren't multiples of kFp8Multiple, for two operands in E5M2, and for
+/// factors that aren't aligned.
 TESSERA_API void check(const Fp8ProductArgs& args);
 
 /// Quantizes as Fp8QuantizeArgs says.

@@ -23,9 +23,10 @@ struct Quantized {
 /// What a layer's call quantizes with.
 struct Call {
   Fp8Recipe recipe;
-  Tensor descales;  ///< f32 [3], by Place
+  Tensor descales;  ///< f32 [3, kApart], by Place
 
-  float* descale(Place place) const { return descales.data<float>() + static_cast<std::size_t>(place); }
+  static constexpr std::int64_t kApart = 4;  // each is aligned to 16 bytes
+  float* descale(Place place) const { return descales.data<float>() + static_cast<std::int64_t>(place) * kApart; }
   Fp8Operand operand(const Tensor& codes, Place place) const {
     return {codes.data<std::uint8_t>(), format_of(place), descale(place)};
   }
@@ -132,7 +133,7 @@ Tensor fp8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Wei
                   const Fp8Recipe& recipe) {
   const kernels::LinearShape shape = linear_shape(x, weight, bias, layout);
   Context& context = x.context();
-  const Call call{recipe, Tensor::empty(context, {3}, DType::f32)};
+  const Call call{recipe, Tensor::empty(context, {3, Call::kApart}, DType::f32)};
   Shape out_shape = x.shape();
   out_shape.back() = static_cast<std::int64_t>(shape.out);
   Tensor y = Tensor::empty(context, std::move(out_shape), x.dtype());

@@ -164,6 +164,9 @@ void check(const Fp8ProductArgs& args) {
   require_multiple("the extent of the sums", args.k);
   if (args.a.format == Fp8Format::e5m2 && args.b.format == Fp8Format::e5m2)
     throw base::InvalidUsage("fp8: both operands are E5M2, which no device multiplies; use E4M3 for one");
+  for (const float* factor : {args.a.descale, args.b.descale})
+    if (reinterpret_cast<std::uintptr_t>(factor) % kFp8Multiple != 0)
+      throw base::InvalidUsage("fp8: an operand's factor isn't aligned to 16 bytes");
 }
 
 void fp8_quantize(ThreadPool& pool, const Fp8QuantizeArgs& args) {

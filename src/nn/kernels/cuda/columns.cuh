@@ -8,11 +8,12 @@
 
 namespace tessera::nn::cuda {
 
-/// Number of row tiles; it depends only on the shape. Two blocks for each multiprocessor of an H100.
-inline std::size_t row_tiles(std::size_t rows) { return smaller<std::size_t>(divided_up(rows, 16), 264); }
-/// Bytes of the partial sums of `sums` values per column.
-inline std::size_t column_scratch(std::size_t rows, std::size_t columns, std::size_t sums, std::size_t element_bytes) {
-  return sums * row_tiles(rows) * columns * element_bytes;
+/// Number of row tiles, each with `across` blocks side by side; it depends only on the shape. Few tiles make their sums
+/// quick to add, two blocks for each multiprocessor of an H100 fill it where a block has the whole width, and twice as
+/// many where it has a part of it.
+inline std::size_t row_tiles(std::size_t rows, std::size_t across = 1) {
+  const std::size_t most = across == 1 ? 264 : larger<std::size_t>(1, 528 / across);
+  return smaller(divided_up(rows, 16), most);
 }
 
 inline constexpr unsigned kColumnThreads = 256;
@@ -23,6 +24,16 @@ template <class T>
 inline constexpr std::size_t kColumnsOfBlock = kWarp* kVector<T>;
 template <class T>
 inline constexpr std::size_t kColumnRoom = kColumnWarps* kColumnsOfBlock<T> * sizeof(OpMath<T>);
+/// Row tiles of column_parts.
+template <class T>
+std::size_t column_tiles(std::size_t rows, std::size_t columns) {
+  return row_tiles(rows, divided_up(columns, kColumnsOfBlock<T>));
+}
+/// Bytes of the partial sums of `sums` values per column.
+template <class T>
+std::size_t column_scratch(std::size_t rows, std::size_t columns, std::size_t sums) {
+  return sums * column_tiles<T>(rows, columns) * columns * sizeof(OpMath<T>);
+}
 
 /// parts[sum, tile, column] = the sums of Body over the tile's rows. A thread adds a vector of columns in every eighth
 /// row. `aligned`: all rows begin at a multiple of 16 bytes.
@@ -38,7 +49,7 @@ TESSERA_KERNEL void column_parts_kernel(const Body body, std::size_t rows, std::
   const std::size_t each = divided_up(rows, tiles), end = smaller(rows, (tile + 1) * each);
   W sums[Body::kSums][n] = {};
   if (aligned && column + n <= columns) {
-    TESSERA_UNROLL_BY_4
+    TESSERA_UNROLL_BY_8
     for (std::size_t row = tile * each + warp; row < end; row += kColumnWarps)
       body.add(
           row, row * columns + column, [](const T* from) { return load<n>(from); }, sums);
@@ -81,7 +92,7 @@ TESSERA_KERNEL void combine_kernel(const OpMath<T>* parts, std::size_t tiles, st
   W part = 0;
   if (column < columns) {
     const W* from = parts + sum * tiles * columns + column;
-    TESSERA_UNROLL_BY_4
+    TESSERA_UNROLL_BY_8
     for (std::size_t tile = warp; tile < tiles; tile += kColumnWarps) part += from[tile * columns];
   }
   room[thread_index()] = part;
@@ -95,7 +106,7 @@ TESSERA_KERNEL void combine_kernel(const OpMath<T>* parts, std::size_t tiles, st
 template <class T, class Body>
 void column_parts(NativeStream stream, const Body& body, std::size_t rows, std::size_t columns, bool is_aligned,
                   OpMath<T>* scratch) {
-  const std::size_t tiles = row_tiles(rows);
+  const std::size_t tiles = column_tiles<T>(rows, columns);
   launch(
       stream,
       {.blocks = tiles * divided_up(columns, kColumnsOfBlock<T>), .threads = kColumnThreads, .shared = kColumnRoom<T>},
@@ -125,11 +136,11 @@ struct ColumnValues {
   }
 };
 
-/// out[column] = or += the sum of x over the rows. `scratch`: column_scratch(rows, columns, 1, ...) bytes.
+/// out[column] = or += the sum of x over the rows. `scratch`: column_scratch<T>(rows, columns, 1) bytes.
 template <class T>
 void column_sums(NativeStream stream, const kernels::ColumnSumsArgs<T>& a, OpMath<T>* scratch) {
   column_parts<T>(stream, ColumnValues<T>{a.x}, a.rows, a.columns, aligned({a.x}), scratch);
-  combine_columns<T>(stream, scratch, row_tiles(a.rows), a.columns,
+  combine_columns<T>(stream, scratch, column_tiles<T>(a.rows, a.columns), a.columns,
                      {ColumnTarget<T>{a.out, a.accumulate}, ColumnTarget<T>{}});
 }
 

@@ -112,7 +112,7 @@ class CudaKernels final : public KernelTable<T> {
   }
   void linear_backward(Stream& s, const kernels::LinearBackward<T>& args) override {
     if (products_.backward(s, args) || args.dbias == nullptr) return;
-    const Buffer scratch = get(column_scratch(args.shape.rows, args.shape.out, 1, sizeof(OpMath<T>)));
+    const Buffer scratch = get(column_scratch<T>(args.shape.rows, args.shape.out, 1));
     column_sums<T>(native_stream(s), {args.dy, args.dbias, args.shape.rows, args.shape.out, args.accumulate_dbias},
                    static_cast<OpMath<T>*>(scratch.data()));
   }

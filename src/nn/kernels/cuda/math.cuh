@@ -26,7 +26,8 @@ TESSERA_DEVICE float exponential(float x) {
   r = fused(-n, -2.12194440e-4F, r);
   const float e = fused(r * r, polynomial(r, kPolynomial), r) + 1.0F;
   const float result = bits_as<float>(bits_as<std::uint32_t>(e) + (bits_as<std::uint32_t>(shifted) << 23));
-  return x < -87.3F ? 0.0F : result;
+  // The last sum would turn a device's NaN, 0x7fffffff, into a number.
+  return x < -87.3F ? 0.0F : (x == x ? result : x);
 }
 
 TESSERA_DEVICE double exponential(double x) {
@@ -41,7 +42,7 @@ TESSERA_DEVICE double exponential(double x) {
   r = fused(-n, 1.90821492927058770002e-10, r);
   const double e = fused(r * r, polynomial(r, kPolynomial), r) + 1.0;
   const double result = bits_as<double>(bits_as<std::uint64_t>(e) + (bits_as<std::uint64_t>(shifted) << 52));
-  return x < -708.3 ? 0.0 : result;
+  return x < -708.3 ? 0.0 : (x == x ? result : x);
 }
 
 inline constexpr float kLog2E = 1.44269504088896340736F;

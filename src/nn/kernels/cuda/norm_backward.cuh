@@ -130,7 +130,7 @@ struct NormColumns {
 /// Scratch bytes of norm_backward.
 template <class T>
 std::size_t norm_scratch(std::size_t rows, std::size_t width) {
-  return column_scratch(rows, width, 2, sizeof(OpMath<T>));
+  return larger(2 * row_tiles(rows) * width * sizeof(OpMath<T>), column_scratch<T>(rows, width, 2));
 }
 
 /// `targets`: of the gradients of weight and bias. dx may be dy, so another kernel's column sums come first.
@@ -141,7 +141,7 @@ void norm_backward(NativeStream stream, const NormGradient<T>& a, const std::arr
   const NormTeams teams = norm_teams<T>(a.width);
   const bool sums = targets[0].out != nullptr || targets[1].out != nullptr, held = teams.packs > 0;
   const bool is_aligned = held && aligned({a.x, a.weight, a.dy, a.dx});
-  const std::size_t tiles = row_tiles(a.rows);
+  const std::size_t tiles = held ? row_tiles(a.rows) : column_tiles<T>(a.rows, a.width);
   if (sums && !held)
     column_parts<T>(stream, NormColumns<T>{a.x, a.dy, a.mean, a.rstd}, a.rows, a.width, aligned({a.x, a.dy}), scratch);
   if (a.dx != nullptr || held)

@@ -27,7 +27,7 @@
 #define TESSERA_BOTH __host__ __device__ __forceinline__
 #define TESSERA_UNROLL _Pragma("unroll")
 #define TESSERA_NO_UNROLL _Pragma("unroll 1")
-#define TESSERA_UNROLL_BY_4 _Pragma("unroll 4")  // for loads of several rounds at once
+#define TESSERA_UNROLL_BY_8 _Pragma("unroll 8")  // for loads of several rounds at once
 #elif !defined(TESSERA_EMULATED_CUDA)
 #error "portable.cuh: neither CUDA nor its emulation"
 #endif
@@ -203,7 +203,11 @@ void store_whole(V* to, const V& value) {
 TESSERA_DEVICE float to_opmath(float x) { return x; }
 TESSERA_DEVICE double to_opmath(double x) { return x; }
 
+#if defined(__CUDACC__)
 TESSERA_DEVICE float fused(float a, float b, float c) { return fmaf(a, b, c); }
+#else
+inline float fused(float a, float b, float c) { return emulation::with_device_nan(fmaf(a, b, c)); }
+#endif
 TESSERA_DEVICE double fused(double a, double b, double c) { return fma(a, b, c); }
 TESSERA_DEVICE float root(float x) { return sqrtf(x); }
 TESSERA_DEVICE double root(double x) { return sqrt(x); }

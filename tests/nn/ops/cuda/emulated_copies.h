@@ -1,6 +1,7 @@
 // Emulates cp.async and ldmatrix for one thread: what they require and when data arrives.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -64,6 +65,11 @@ class AsyncCopies {
   std::vector<Copy> open_;
   std::deque<std::vector<Copy>> groups_;
 };
+
+/// A device's instructions have one NaN as their result.
+inline float with_device_nan(float result) {
+  return std::isnan(result) ? std::bit_cast<float>(std::uint32_t{0x7fffffffU}) : result;
+}
 
 /// The exact result of an approximate instruction, as far off as it may be: by 2^-22 of itself, with either sign, which
 /// depends on the operand; no subnormal numbers.

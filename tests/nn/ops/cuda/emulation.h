@@ -32,7 +32,7 @@
 #define TESSERA_BOTH inline
 #define TESSERA_UNROLL
 #define TESSERA_NO_UNROLL
-#define TESSERA_UNROLL_BY_4
+#define TESSERA_UNROLL_BY_8
 #define TESSERA_GRID_CONSTANT
 
 namespace tessera::emulation {
@@ -212,9 +212,13 @@ inline void Thread::enter(unsigned low, unsigned high) {
   }
 }
 
+/// longjmp without the check of _FORTIFY_SOURCE, which some compilers turn on, and which takes a jump to another stack
+/// for a mistake.
+extern "C" [[noreturn]] void jump_to_stack(jmp_buf where, int value) __asm__("_longjmp");
+
 inline void Thread::resume() {
   if (_setjmp(outside_) != 0) return;
-  if (begun_) _longjmp(inside_, 1);
+  if (begun_) jump_to_stack(inside_, 1);
   begun_ = true;
   getcontext(&context_);
   context_.uc_stack.ss_sp = stack_.data();
@@ -228,7 +232,7 @@ inline void Thread::resume() {
 
 inline void Thread::wait(State where) {
   state = where;
-  if (_setjmp(inside_) == 0) _longjmp(outside_, 1);
+  if (_setjmp(inside_) == 0) jump_to_stack(outside_, 1);
 }
 
 /// Bytes that kernels of this thread read and wrote through load_whole(), store_whole() and asynchronous copies; plain

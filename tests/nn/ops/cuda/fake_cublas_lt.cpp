@@ -208,8 +208,7 @@ void multiply_fp8(const Product& product, const FakeMatrix& a, Fp8Format a_forma
   for (std::uint64_t column = 0; column < c.columns; ++column)
     for (std::uint64_t row = 0; row < c.rows; ++row) {
       double sum = 0;
-      for (std::uint64_t k = 0; k < a.rows; ++k)
-        sum += value(a, a_format, k, row) * value(b, b_format, k, column);
+      for (std::uint64_t k = 0; k < a.rows; ++k) sum += value(a, a_format, k, row) * value(b, b_format, k, column);
       sum *= static_cast<double>(*product.a_scale) * *product.b_scale;
       if (product.adds_bias()) sum += static_cast<float>(static_cast<const T*>(product.bias)[row]);
       T& out = to[row + column * static_cast<std::uint64_t>(c.stride)];
@@ -225,6 +224,8 @@ cublasStatus_t run(cublasLtHandle_t, cublasLtMatmulDesc_t handle, const void*, c
   const auto number = static_cast<std::size_t>(algorithm->data[0]);
   const int us = fake_cublas_lt().us.at(number);
   if (us < 0) return CUBLAS_STATUS_EXECUTION_FAILED;
+  for (const float* factor : {as<Product>(handle).a_scale, as<Product>(handle).b_scale})
+    if (reinterpret_cast<std::uintptr_t>(factor) % 16 != 0) return CUBLAS_STATUS_NOT_SUPPORTED;  // seen with 13.1
   fake_cublas_lt().run.push_back(static_cast<int>(number));
   std::this_thread::sleep_for(std::chrono::microseconds(us));
   const Product& product = as<Product>(handle);
@@ -238,9 +239,7 @@ cublasStatus_t run(cublasLtHandle_t, cublasLtMatmulDesc_t handle, const void*, c
   if (product.epilogue != CUBLASLT_EPILOGUE_DEFAULT) ++fake_cublas_lt().with_epilogue;
   const auto multiplied = [&](auto zero) {
     using T = decltype(zero);
-    const auto format = [](const Layout& of) {
-      return of.type == CUDA_R_8F_E4M3 ? Fp8Format::e4m3 : Fp8Format::e5m2;
-    };
+    const auto format = [](const Layout& of) { return of.type == CUDA_R_8F_E4M3 ? Fp8Format::e4m3 : Fp8Format::e5m2; };
     if (is_fp8(as<Layout>(a_layout))) {
       const FakeProduct& last = fake_cublas_lt().matrices.back();
       multiply_fp8<T>(product, last.a, format(as<Layout>(a_layout)), last.b, format(as<Layout>(b_layout)),

@@ -40,7 +40,8 @@ class Fp8ProductsTest : public ProductsTest {
   }
 
   std::vector<std::uint8_t> a_ = codes(kM * kK, Fp8Format::e5m2, 0), b_ = codes(kN * kK, Fp8Format::e4m3, 1);
-  float a_descale_ = 0.25F, b_descale_ = 8;
+  alignas(16) float a_descale_ = 0.25F;
+  alignas(16) float b_descale_ = 8;
 };
 
 TEST_F(Fp8ProductsTest, EqualSumsInDouble) {
@@ -90,7 +91,7 @@ TEST_F(Fp8ProductsTest, LaterCallsHaveTheirOwnFactors) {
   std::vector<float> c(kM * kN);
   kernels_->fp8_product(stream_, product(c, false));
   const float first = c[3];
-  float other = a_descale_ * 2;
+  alignas(16) float other = a_descale_ * 2;
   Fp8ProductArgs args = product(c, false);
   args.a.descale = &other;
   kernels_->fp8_product(stream_, args);
@@ -102,6 +103,10 @@ TEST_F(Fp8ProductsTest, RefuseWhatTheLibraryCannotMultiply) {
   std::vector<float> c(kM * kN);
   Fp8ProductArgs args = product(c, false);
   args.b.format = Fp8Format::e5m2;
+  EXPECT_THROW(kernels_->fp8_product(stream_, args), base::InvalidUsage);
+  args = product(c, false);
+  const float unaligned[2] = {1, 1};
+  args.a.descale = unaligned + (reinterpret_cast<std::uintptr_t>(unaligned) % 16 == 0 ? 1 : 0);
   EXPECT_THROW(kernels_->fp8_product(stream_, args), base::InvalidUsage);
   args = product(c, false);
   args.k = 40;

@@ -117,7 +117,7 @@ TEST(UnauthenticatedPeer, OtherTokenIsRejectedWithReason) {
   });
 }
 
-/// Frame format of protocol version 5.
+/// Frame format of protocol version 6.
 std::string frame(char type, const std::string& payload) {
   std::string bytes(1, type);
   for (int i = 0; i < 4; ++i) bytes += static_cast<char>(payload.size() >> (8 * i));
@@ -128,9 +128,10 @@ std::string checked(const std::string& content) {
   return content + std::string(reinterpret_cast<const char*>(&sum), sizeof(sum));
 }
 std::string challenge() {
-  return frame('c', checked("tessera:" + std::string("\x05\x00\x00\x00", 4) + std::string(64, 'n')));
+  return frame('c',
+               checked("tessera:" + std::string("\x06\x00\x00\x00", 4) + std::string(64, 'n') + std::string(1, '\0')));
 }
-constexpr std::size_t kHelloBytes = 5 + 20 + 2 + 5 + 96 + 8;  // of a rank of 'run-1'
+constexpr std::size_t kHelloBytes = 5 + 20 + 2 + 5 + 1 + 96 + 8;  // of a rank of 'run-1'
 
 /// The answer "welcome" alone is not enough: rank 0 must prove that it knows the token too.
 TEST(UnauthenticatedPeer, FakeRank0IsNotTrusted) {
@@ -204,7 +205,7 @@ TEST(UnauthenticatedPeer, NamesOtherVersion) {
   auto one = come(options_of(1, 2, port_of(listener)));
   const UniqueFd peer(::accept(listener.get(), nullptr, nullptr));
   send_bytes(peer, frame('c', checked("tessera:" + std::string("\x63\x00\x00\x00", 4))));
-  EXPECT_NE(one.get().error.find("speaks version 99 of the protocol, rank 1 version 5"), std::string::npos);
+  EXPECT_NE(one.get().error.find("speaks version 99 of the protocol, rank 1 version 6"), std::string::npos);
 }
 
 TEST(UnauthenticatedPeer, NamesAddressThatIsNotRank0) {

@@ -3,10 +3,15 @@
 // Rank 0 sends a challenge. The other rank replies with its identity and an HMAC over both, which proves that it knows
 // the key. Rank 0's answer is authenticated in the same way; rank 0 then waits for one byte of any value, by which the
 // other rank confirms that it accepts the answer. No message reveals the key. All later frames are sealed by a key
-// unique to the connection: they are authenticated, not encrypted.
+// unique to the connection.
+//
+// With TLS rank 0 first sends a challenge without a session; the other rank answers with a TLS session, in which the
+// handshake follows. A rank that has another TLS setting answers without one, so that rank 0 can name the difference.
+// A Unix socket needs no TLS: its bytes don't leave the kernel.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "tessera/comm/bootstrap/hmac.h"
@@ -24,7 +29,11 @@ struct RankIdentity {
   std::uint64_t restart = 0;
   std::uint32_t generation = 0;
   Digest key{};
+  std::shared_ptr<const TlsContext> tls = nullptr;  ///< null: without TLS
 };
+
+/// By which the ends of a TLS session know each other, if not by certificates.
+Digest tls_secret(const Digest& key);
 
 /// Rank 0's decision on a connecting rank. `taken`: another process has already joined as that rank. `proven`: it knows
 /// the key.
@@ -40,7 +49,7 @@ HandshakeVerdict judge(const RankIdentity& self, const protocol::Challenge& chal
 /// program, rank 0 may be overloaded or about to stop listening, or a bit may have been flipped.
 struct Attempt {
   bool admitted = false;  ///< then the connection is sealed
-  bool unproven = false;  ///< refused by a peer that doesn't prove that it knows the key
+  bool unproven = false;  ///< refused by a peer that doesn't prove that it knows the key, or by TLS
   std::string why;        ///< if not admitted
   Digest session{};       ///< rank 0's
 };

@@ -48,8 +48,7 @@ JoinResult connect_to_rank0(const RankIdentity& self, const std::string& place, 
       unproven_since = attempt.unproven ? std::min(unproven_since, now) : steady_clock::time_point::max();
       // One flipped bit looks the same, and so may a process that has briefly taken rank 0's port.
       if (unproven_since <= now - kUnprovenTime)
-        throw InvalidUsage("init: rank 0 at " + place + " refuses rank " + std::to_string(self.rank) +
-                           ": authentication failed; use the same TESSERA_TOKEN on all ranks");
+        throw InvalidUsage("init: rank 0 at " + place + " refuses rank " + std::to_string(self.rank) + ": " + why);
     }
     if (tried && steady_clock::now() >= deadline) why = before;  // the last attempt was cut short: it knows less
     tried = true;

@@ -3,9 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <boost/asio/buffer.hpp>
-#include <boost/asio/read.hpp>
-#include <boost/asio/write.hpp>
 #include <cerrno>
 #include <optional>
 
@@ -43,6 +40,8 @@ std::size_t strangers_at_most(int ranks) {
 struct RendezvousServer::PendingPeer {
   explicit PendingPeer(asio::io_context& context) : socket(context) {}
   Socket socket;
+  SecureStream stream;
+  bool encrypts = false;  // a TLS session must follow
   protocol::FrameParser reader{protocol::kMaxHandshake};
   protocol::Challenge challenge;
   Digest instance{};
@@ -118,26 +117,81 @@ void RendezvousServer::receive(UniqueFd fd) {
   error_code error;
   peer->socket.assign(asio::generic::stream_protocol(address.ss_family, 0), fd.get(), error);
   if (error) return;
-  fd.release();
+  peer->stream = SecureStream(fd.release());
+  peer->encrypts = self_.tls != nullptr && address.ss_family != AF_UNIX;
   peer->place = strangers_.insert(strangers_.end(), peer);
   if (!sweeping_) sweep();
+  challenge(peer);
+}
+
+void RendezvousServer::challenge(const PeerPointer& peer) {
+  const bool first = peer->encrypts && !peer->stream.encrypted();
   peer->challenge.nonce = random_digest();
-  peer->challenge.session = session_;
+  peer->challenge.session = first ? Digest{} : session_;
+  peer->challenge.tls = static_cast<std::uint8_t>(tls_kind(self_.tls.get()));
   peer->out = protocol::encode_frame(protocol::Type::challenge, protocol::encode(peer->challenge));
-  asio::async_write(peer->socket, asio::buffer(peer->out), [this, peer](const error_code& failed, std::size_t) {
-    if (failed) return reject(peer);
-    read(peer);
+  send(peer, [this, peer, first] { first ? choose_tls(peer) : read(peer); });
+}
+
+/// The first byte tells whether the other end begins a TLS session. A plain hello is refused, with the reason.
+void RendezvousServer::choose_tls(const PeerPointer& peer) {
+  when_ready(peer, SecureStream::State::wants_read, [this, peer] {
+    constexpr char kHandshake = 22;  // RFC 8446, section 5.1
+    char first = 0;
+    if (::recv(peer->socket.native_handle(), &first, 1, MSG_PEEK) != 1) return reject(peer);
+    if (first != kHandshake) return read(peer);
+    peer->stream = SecureStream(peer->socket.native_handle(), *self_.tls, tls_secret(self_.key), true);
+    start_tls(peer);
   });
 }
 
-void RendezvousServer::read(const PeerPointer& peer) {
-  peer->socket.async_read_some(asio::buffer(peer->in), [this, peer](const error_code& error, std::size_t bytes) {
-    const auto on_frame = [&](protocol::Type type, std::string_view payload) {
-      return type == protocol::Type::hello && !peer->has_hello && on_hello(peer, payload);
-    };
-    if (error || !peer->stranger || !peer->reader.feed({peer->in.data(), bytes}, on_frame)) return reject(peer);
-    if (!peer->has_hello) read(peer);
+void RendezvousServer::start_tls(const PeerPointer& peer) {
+  const SecureStream::State state = peer->stream.handshake();
+  if (state == SecureStream::State::done) return challenge(peer);
+  if (state == SecureStream::State::wants_read || state == SecureStream::State::wants_write)
+    return when_ready(peer, state, [this, peer] { start_tls(peer); });
+  if (const std::string error = peer->stream.tls_error(); !error.empty())
+    note_refusal("a process, since " + error +
+                 (self_.tls->has_certificates() ? "" : "; use the same TESSERA_TOKEN on all ranks"));
+  reject(peer);
+}
+
+void RendezvousServer::note_refusal(const std::string& text) {
+  if (!complete_ && refused_.size() < kMaxNoted && std::find(refused_.begin(), refused_.end(), text) == refused_.end())
+    refused_.push_back(text);
+}
+
+void RendezvousServer::when_ready(const PeerPointer& peer, SecureStream::State state, std::function<void()> then) {
+  const auto what = state == SecureStream::State::wants_write ? Socket::wait_write : Socket::wait_read;
+  peer->socket.async_wait(what, [this, peer, then = std::move(then)](const error_code& error) {
+    if (error) return reject(peer);
+    then();
   });
+}
+
+void RendezvousServer::send(const PeerPointer& peer, std::function<void()> then) {
+  while (!peer->out.empty()) {
+    const SecureStream::Moved sent = peer->stream.write({std::as_bytes(std::span(peer->out))});
+    peer->out.erase(0, sent.bytes);
+    if (sent.state == SecureStream::State::wants_read || sent.state == SecureStream::State::wants_write)
+      return when_ready(peer, sent.state, [this, peer, then = std::move(then)] { send(peer, then); });
+    if (sent.state != SecureStream::State::done) return reject(peer);
+  }
+  then();
+}
+
+void RendezvousServer::read(const PeerPointer& peer) {
+  const auto on_frame = [&](protocol::Type type, std::string_view payload) {
+    return type == protocol::Type::hello && !peer->has_hello && on_hello(peer, payload);
+  };
+  while (!peer->has_hello) {
+    const SecureStream::Moved got = peer->stream.read({std::as_writable_bytes(std::span(peer->in))});
+    if (got.state == SecureStream::State::wants_read || got.state == SecureStream::State::wants_write)
+      return when_ready(peer, got.state, [this, peer] { read(peer); });
+    if (got.state != SecureStream::State::done || !peer->stranger ||
+        !peer->reader.feed({peer->in.data(), got.bytes}, on_frame))
+      return reject(peer);
+  }
 }
 
 bool RendezvousServer::on_hello(const PeerPointer& peer, std::string_view payload) {
@@ -158,31 +212,24 @@ bool RendezvousServer::on_hello(const PeerPointer& peer, std::string_view payloa
     here_[hello->rank] = peer;
     strangers_.erase(peer->place);
     peer->stranger = false;
-  } else if (!complete_ && refused_.size() < kMaxNoted &&
-             std::find(refused_.begin(), refused_.end(), judgement.reply.text) == refused_.end()) {
-    refused_.push_back(judgement.reply.text);
+  } else {
+    note_refusal(judgement.reply.text);
   }
   if (judgement.fatal && mismatch_.empty()) mismatch_ = judgement.reply.text;
   peer->out = protocol::encode_frame(protocol::Type::reply, protocol::encode(judgement.reply));
-  send_reply(peer);
+  send(peer, [this, peer] { peer->rank < 0 ? reject(peer) : await_belief(peer); });
   return true;
-}
-
-void RendezvousServer::send_reply(const PeerPointer& peer) {
-  asio::async_write(peer->socket, asio::buffer(peer->out), [this, peer](const error_code& error, std::size_t) {
-    if (error || peer->rank < 0) return reject(peer);
-    await_belief(peer);
-  });
 }
 
 /// Reads one byte, after which the connection belongs to the world: what follows is not read here.
 void RendezvousServer::await_belief(const PeerPointer& peer) {
-  asio::async_read(peer->socket, asio::buffer(peer->in, 1), [this, peer](const error_code& error, std::size_t) {
-    if (error) return reject(peer);
-    if (here_[static_cast<std::size_t>(peer->rank)] != peer) return;
-    peer->joined = true;
-    ++joined_;
-  });
+  const SecureStream::Moved got = peer->stream.read({std::as_writable_bytes(std::span(peer->in)).first(1)});
+  if (got.state == SecureStream::State::wants_read || got.state == SecureStream::State::wants_write)
+    return when_ready(peer, got.state, [this, peer] { await_belief(peer); });
+  if (got.state != SecureStream::State::done) return reject(peer);
+  if (here_[static_cast<std::size_t>(peer->rank)] != peer) return;
+  peer->joined = true;
+  ++joined_;
 }
 
 void RendezvousServer::reject(PeerPointer peer) {  // by value: it may be the list's own element that is erased
@@ -238,7 +285,7 @@ std::vector<Connection> RendezvousServer::release_links() {
     error_code error;
     const int fd = peer->socket.release(error);
     if (error) continue;
-    links.back() = Connection(UniqueFd(fd));
+    links.back() = Connection(UniqueFd(fd), std::move(peer->stream));
     links.back().seal(peer->seal);
   }
   return links;

@@ -7,6 +7,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <functional>
 #include <list>
 #include <memory>
 #include <string>
@@ -40,9 +41,14 @@ class RendezvousServer {
   void listen(std::size_t listener);
   void accept_some(std::size_t listener);
   void receive(UniqueFd fd);
+  void challenge(const PeerPointer& peer);
+  void choose_tls(const PeerPointer& peer);
+  void start_tls(const PeerPointer& peer);
   void read(const PeerPointer& peer);
   bool on_hello(const PeerPointer& peer, std::string_view payload);
-  void send_reply(const PeerPointer& peer);
+  void send(const PeerPointer& peer, std::function<void()> then);
+  void when_ready(const PeerPointer& peer, SecureStream::State state, std::function<void()> then);
+  void note_refusal(const std::string& text);
   void await_belief(const PeerPointer& peer);
   void reject(PeerPointer peer);
   void drop_dead();

@@ -46,23 +46,22 @@ std::vector<Process> start_ranks(int size, const std::string& mode, const std::s
 
 const auto kBegun = std::filesystem::file_time_type::clock::now();
 
-/// Counts files in /tmp and /dev/shm that a process of these tests wrote. Other runs may be in progress, and older ones
+/// Counts rendezvous files that a process of these tests wrote. Other runs may be in progress, and older ones
 /// may have left files of processes whose pids are reused.
 int files_left() {
   int files = 0;
-  for (const char* directory : {"/dev/shm", "/tmp"})
-    for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-      if (!entry.path().filename().string().starts_with("tessera-" + std::to_string(::geteuid()) + "-")) continue;
-      std::error_code gone;
-      if (entry.last_write_time(gone) < kBegun || gone) continue;
-      std::ifstream file(entry.path());
-      std::string magic;
-      std::string socket;
-      std::string token;
-      pid_t writer = 0;
-      file >> magic >> socket >> token >> writer;
-      files += static_cast<int>(Process::started().count(writer));
-    }
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator("/tmp/tessera-" + std::to_string(::geteuid()), none)) {
+    std::error_code gone;
+    if (entry.last_write_time(gone) < kBegun || gone) continue;
+    std::ifstream file(entry.path());
+    std::string magic;
+    std::string socket;
+    std::string token;
+    pid_t writer = 0;
+    file >> magic >> socket >> token >> writer;
+    files += static_cast<int>(Process::started().count(writer));
+  }
   return files;
 }
 

@@ -1,4 +1,3 @@
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -41,17 +40,6 @@ std::size_t pending_at_most(int ranks) {
   const std::size_t needed = static_cast<std::size_t>(ranks) + kOwnFiles;
   const std::size_t free = free_descriptors();
   return std::clamp(free > needed ? (free - needed) / 4 : 0, kFewestPending, kMaxPending);
-}
-
-/// An IPv4 address, the network of an IPv6 address (whose host may use all addresses in it), or "" for a Unix socket.
-std::string source_of(const sockaddr_storage& address) {
-  constexpr std::size_t kNetwork = 8;
-  std::string bytes(address.ss_family == AF_INET ? sizeof(in_addr) : address.ss_family == AF_INET6 ? kNetwork : 0, 0);
-  const void* const at = address.ss_family == AF_INET
-                             ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in&>(address).sin_addr)
-                             : &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
-  std::memcpy(bytes.data(), at, bytes.size());
-  return bytes;
 }
 
 }  // namespace

@@ -134,8 +134,9 @@ std::string outer_address() {
 /// Rank 1 shares rank 0's host and finds it by a loopback address, which rank 2 can't use.
 TEST(Rendezvous, ReplacesLoopbackAddressForOtherHosts) {
   const std::string outer = outer_address();
-  ASSERT_FALSE(outer.empty()) << "needs an IPv4 address that is not loopback's: give this machine one, for example of an "
-                                 "interface of type dummy";
+  ASSERT_FALSE(outer.empty())
+      << "needs an IPv4 address that is not loopback's: give this machine one, for example of an "
+         "interface of type dummy";
   const int port = free_port();
   const auto place = [&](RendezvousOptions& one) {
     one.master = (one.launch.rank == 0   ? "anywhere.invalid"

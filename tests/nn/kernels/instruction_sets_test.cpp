@@ -1,7 +1,7 @@
 // Every instruction set of this build and this machine must give the same bits: the order of sums does not depend on
 // the vector width, and those without fused multiply-adds compute them by the standard library.
-#include <array>
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <limits>

@@ -157,7 +157,7 @@ bool is_closed(const UniqueFd& fd) {
 }
 
 TEST(ConnectionMesh, FloodFromOtherAddressesDropsNoRank) {
-  comm::tcp::MeshConnector one(1, 1, Bootstrap::Token{});
+  comm::tcp::MeshConnector one(1, 1, Bootstrap::Token{}, nullptr);
   const comm::tcp::Endpoint own = one.listen(boost::asio::ip::make_address("127.0.0.1"));
   auto run = std::async(std::launch::async, [&] {
     return one.run({{boost::asio::ip::make_address("127.0.0.1"), 1}, own}, 6s);

@@ -44,10 +44,10 @@ std::vector<std::string> launch_environment() {
 #else
   add("FI_TCP_IFACE", "lo", {"FI_PROVIDER"});
 #endif
-  // No setting binds the launchers' own ports.
+  // No setting binds the launchers' own ports. The loader takes colons and spaces as separators.
   const std::string bind = base::module_directory() + "/launch/loopback-bind.so";
   const std::string preloaded = read_foreign_env("LD_PRELOAD").value_or("");
-  if (::access(bind.c_str(), R_OK) == 0)
+  if (bind.find_first_of(": ") == std::string::npos && ::access(bind.c_str(), R_OK) == 0)
     all.push_back("LD_PRELOAD=" + bind + (preloaded.empty() ? "" : ":") + preloaded);
   return all;
 }

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
@@ -21,7 +22,10 @@ PRIVATE = f"/tmp/tessera-{os.geteuid()}"
 
 
 def job_files():
-    return set(os.listdir(PRIVATE)) if os.path.isdir(PRIVATE) else set()
+    try:
+        return set(os.listdir(PRIVATE))
+    except FileNotFoundError:  # the last run has removed it
+        return set()
 
 
 def of_process(pid):
@@ -51,6 +55,29 @@ def first_rank(run):
 
 def next_start():
     subprocess.run([TOOL, "run", "-n", "1", "--", "true"], check=True, timeout=30)
+
+
+class GuardTest(unittest.TestCase):
+    """The directory of a guard's socket can disappear before the guard runs, since a run removes it when it is empty."""
+
+    def stays(self, folder):
+        guard = subprocess.Popen([os.path.join(os.path.dirname(TOOL), "tessera-modules", "rank-guard"), os.path.join(folder, "guard"), "0", "0", "1"],
+                                 preexec_fn=processes.die_with_parent)
+        try:
+            wait_for(lambda: os.path.exists(os.path.join(folder, "guard")) or guard.poll() is not None)
+            return guard.poll() is None
+        finally:
+            guard.kill()
+            guard.wait()
+
+    def test_makes_its_directory(self):
+        with tempfile.TemporaryDirectory() as parent:
+            self.assertTrue(self.stays(os.path.join(parent, "gone")))
+
+    def test_leaves_one_that_others_can_enter(self):  # the control
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o755)
+            self.assertFalse(self.stays(folder))
 
 
 class LeftoversTest(unittest.TestCase):

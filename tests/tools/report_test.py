@@ -157,6 +157,7 @@ class ReportTest(unittest.TestCase):
         self.assertFalse({"link", "img", "iframe", "object", "embed", "base"} & set(page.tags))
         outside = re.sub(r"<script.*?</script>|'sha256-.*?'", "", text, flags=re.DOTALL)
         self.assertNotIn(" style=", outside)
+        self.assertNotRegex(outside, r'<[^>]* class="[^"]*"[^>]* class="', "a browser ignores the second")
         self.assertNotRegex(outside.lower().replace("http-equiv", ""), r"http|url\(|@import|//[a-z]")
         self.assertIn("default-src 'none'", text)
 

@@ -11,6 +11,7 @@
 #include <sys/epoll.h>
 #include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -48,8 +49,22 @@ struct Names {
   char directory[sizeof socket.sun_path];
 };
 
+/// Another run may have removed the directory when it was empty. It must be one that only this user can enter.
+int open_lock(const Names& names) {
+  constexpr int kAttempts = 3;
+  for (int i = 0; i < kAttempts; ++i) {
+    ::mkdir(names.directory, 0700);
+    struct stat status = {};
+    if (::lstat(names.directory, &status) != 0) continue;
+    if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0) return -1;
+    const int lock = ::open(names.lock, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (lock >= 0) return lock;
+  }
+  return -1;
+}
+
 int listen_at(const Names& names) {
-  const int lock = ::open(names.lock, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+  const int lock = open_lock(names);
   if (lock < 0 || ::flock(lock, LOCK_EX | LOCK_NB) != 0) return -1;
   ::unlink(names.socket.sun_path);
   const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

@@ -26,7 +26,7 @@ struct Counter final : MessageOwner, TransportEvents {
     std::fprintf(stderr, "rank %d is lost: %s\n", peer, why.c_str());
     std::exit(1);
   }
-  void message_damaged(int peer, const std::string& what) noexcept override {
+  void message_damaged(int peer, const std::string& what, bool) noexcept override {
     std::fprintf(stderr, "a message of rank %d came damaged: %s\n", peer, what.c_str());
     std::exit(1);
   }

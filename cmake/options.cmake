@@ -43,6 +43,18 @@ if(TESSERA_SANITIZE)
 endif()
 target_link_libraries(tessera_options INTERFACE Threads::Threads)
 
+# What distributions build with: checks of the C and the C++ library, which need optimization, protectors of the stack, and tables of
+# addresses that are read-only before the program starts. Sanitizers check more, and replace the same functions.
+if(TESSERA_HARDENING AND NOT TESSERA_SANITIZE)
+  set(fortify 2)
+  if(gcc AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 12)
+    set(fortify 3)
+  endif()
+  target_compile_options(tessera_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong>
+    "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<CONFIG:Debug>>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=${fortify};-D_GLIBCXX_ASSERTIONS>")
+  target_link_options(tessera_options INTERFACE -Wl,-z,relro -Wl,-z,now)
+endif()
+
 # Boost.Asio with its coroutines. Boost 1.74 finds those of the standard library only for GCC.
 add_library(tessera_asio INTERFACE)
 target_link_libraries(tessera_asio INTERFACE Boost::headers)

@@ -29,7 +29,7 @@ macro(tessera_switch name help default)
 endmacro()
 
 # The variables that the command line may set: options, and where to look for what.
-set(known COMM_ONLY TOOL TESTS EXAMPLES BENCH WERROR FUZZ DEFAULT_BACKEND SANITIZE CUDA MPI UCX ONEDNN
+set(known COMM_ONLY TOOL TESTS EXAMPLES BENCH WERROR HARDENING FUZZ DEFAULT_BACKEND SANITIZE CUDA MPI UCX ONEDNN
   ARM64_SYSROOT NATIVE_TOOL BROWSER CBLAS_INCLUDE CUDA_INCLUDE CUDART_LIBRARY CUDART_STATIC CUDNN_INCLUDE CUDNN_LIBRARY D3 DEBIAN_PYTHON DOXYGEN
   MPIRUN_mpich MPIRUN_openmpi NCCL_INCLUDE NCCL_LIBRARY ONEDNN_INCLUDE ONEDNN_LIBRARY OPENBLAS XXHASH XXHASH_INCLUDE)
 list(TRANSFORM known PREPEND TESSERA_)
@@ -79,6 +79,7 @@ tessera_switch(TESSERA_TESTS "Build the tests, which need the tool" ${tests})
 tessera_switch(TESSERA_EXAMPLES "Build the examples" ${everything})
 tessera_switch(TESSERA_BENCH "Build the micro-benchmarks" ${everything})
 tessera_switch(TESSERA_WERROR "Treat warnings as errors: for work on this project, whose presets set it" OFF)
+tessera_switch(TESSERA_HARDENING "Build with the checks and protections that distributions use" OFF)
 tessera_switch(TESSERA_FUZZ "Build the fuzz targets of tests/fuzz (needs clang)" OFF)
 set(TESSERA_DEFAULT_BACKEND "shm" CACHE STRING "The backend where TESSERA_BACKEND is not set")
 set(TESSERA_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined or thread")

@@ -22,7 +22,8 @@ const comm::Backend& backend() {
                                       .devices = "cpu",
                                       .probe = [] { return std::string(); },
                                       .create = create,
-                                      .variables = variables()};
+                                      .variables = variables(),
+                                      .encrypts = true};
   return kBackend;
 }
 

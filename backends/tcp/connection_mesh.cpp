@@ -4,7 +4,6 @@
 #include <sstream>
 
 #include "backends/tcp/interface.h"
-#include "backends/tcp/mesh_connector.h"
 #include "tessera/base/error.h"
 
 namespace tessera::comm::tcp {
@@ -51,10 +50,11 @@ std::vector<Endpoint> read_lines(const std::vector<std::string>& lines, unsigned
 
 }  // namespace
 
-ConnectionMesh connect_mesh(Bootstrap& bootstrap, const TcpOptions& settings, std::chrono::milliseconds timeout) {
+ConnectionMesh connect_mesh(Bootstrap& bootstrap, const TcpOptions& settings, std::chrono::milliseconds timeout,
+                            const TlsContext* tls) {
   const int streams = streams_for(settings, bootstrap.hosts());
   require_alike(bootstrap, [&] { return shared_settings(settings, streams); });
-  MeshConnector connector(bootstrap.rank(), streams, bootstrap.token());
+  MeshConnector connector(bootstrap.rank(), streams, bootstrap.token(), tls);
   const std::vector<std::string> lines =
       exchange(bootstrap, [&] { return open_listener(connector, bootstrap, settings); });
   const std::vector<Endpoint> endpoints =
@@ -65,7 +65,9 @@ ConnectionMesh connect_mesh(Bootstrap& bootstrap, const TcpOptions& settings, st
     if (!complaint.empty()) throw Timeout(complaint);
     return complaint;
   });
-  return {connector.release_streams(), checked_peers(settings.checksum, bootstrap.hosts(), bootstrap.rank()),
+  return {connector.release_streams(),
+          tls != nullptr ? std::vector<FrameCodes>(lines.size(), FrameCodes::header_checksum)
+                         : codes_by_rank(settings, bootstrap.hosts(), bootstrap.rank()),
           endpoints[static_cast<std::size_t>(bootstrap.rank())].address().to_string()};
 }
 

@@ -5,21 +5,23 @@
 #include <string>
 #include <vector>
 
+#include "backends/tcp/mesh_connector.h"
 #include "backends/tcp/tcp_options.h"
 #include "tessera/comm/bootstrap.h"
 
 namespace tessera::comm::tcp {
 
 struct ConnectionMesh {
-  std::vector<std::vector<UniqueFd>> connections;  ///< by rank and stream; empty for the rank itself
-  std::vector<bool> checked;                       ///< by rank: whether payloads have a checksum, in both directions
-  std::string address;                             ///< the address that this rank listens on
+  std::vector<std::vector<MeshConnection>> connections;  ///< by rank and stream; empty for the rank itself
+  std::vector<FrameCodes> codes;                         ///< by rank: of the frames in both directions
+  std::string address;                                   ///< the address that this rank listens on
 };
 
 /// Collective. Every rank listens on a port of its own and publishes it through the bootstrap; the lower of two ranks
 /// connects to the higher. Both ends of a connection authenticate with the world's token; a connection that fails this
-/// is closed and does not disturb the ranks. Throws InvalidUsage (a rank's settings; on all ranks), Timeout naming the
-/// unreachable ranks, PeerLost, SystemError.
-ConnectionMesh connect_mesh(Bootstrap& bootstrap, const TcpOptions& settings, std::chrono::milliseconds timeout);
+/// is closed and does not disturb the ranks. `tls`: encrypts them; may be null. Throws InvalidUsage (a rank's settings;
+/// on all ranks), Timeout naming the unreachable ranks, PeerLost, SystemError.
+ConnectionMesh connect_mesh(Bootstrap& bootstrap, const TcpOptions& settings, std::chrono::milliseconds timeout,
+                            const TlsContext* tls);
 
 }  // namespace tessera::comm::tcp

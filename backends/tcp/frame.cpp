@@ -1,14 +1,6 @@
 #include "backends/tcp/frame.h"
 
-#include <span>
-
-#include "tessera/base/checksum.h"
-
 namespace tessera::comm::tcp {
-
-std::uint64_t header_sum_of(const Frame& frame) noexcept {
-  return checksum(std::as_bytes(std::span(&frame, 1)).first(offsetof(Frame, header_sum)));
-}
 
 std::string_view flaw(const Frame& frame) noexcept {
   if (frame.rts_sent > 1 || frame.tag.step >= 1U << 24) return "a frame with invalid fields";

@@ -1,4 +1,4 @@
-// The wire format of a connection: frames, each a header of 64 bytes and its payload.
+// The wire format of a connection: frames, each a header of 80 bytes and its payload.
 //
 //   eager     a small message, complete, sent without a request
 //   data      a part of a message that its receiver has requested; the parts use several connections
@@ -14,11 +14,12 @@
 //
 // cts, rts, credit, close and eager frames use the first connection between two ranks, in order.
 //
-// Each header has its own checksum, so that a receiver never waits for a damaged length. The payload has one if both
-// ends agreed on it. TCP's own checksum has 16 bits and is recomputed by each device on the way: it misses damage by
-// such a device, a tunnel or a proxy.
+// The header and the payload have a code each (frame_seal.h), so that a receiver never waits for a wrong length. TCP's
+// own checksum has 16 bits and is recomputed by each device on the way: it misses damage by such a device, a tunnel or
+// a proxy.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -36,28 +37,28 @@ inline constexpr std::size_t kMaxChunk = 512 << 10;  // maximum payload of a fra
 
 enum class FrameKind : std::uint16_t { eager = 1, data, cts, rts, credit, close };
 
+/// Of a header or a payload, by FrameSeal.
+using FrameCode = std::array<std::byte, 16>;
+
 struct Frame {
-  static constexpr std::uint32_t kMagic = 0x32435354;  // "TSC2": format and version
+  static constexpr std::uint32_t kMagic = 0x33435354;  // "TSC3": format and version
 
   std::uint32_t magic = kMagic;
   FrameKind kind = FrameKind::credit;
   std::uint16_t rts_sent = 0;  ///< 1: an `rts` of this message was sent too; it may arrive later
   MessageTag tag = {};
-  std::uint32_t length = 0;       ///< bytes of payload that follow
-  std::uint64_t total = 0;        ///< bytes of the whole message
-  std::uint64_t offset = 0;       ///< of the payload in the message
-  std::uint64_t consumed = 0;     ///< cost of all eager messages that the sender of this frame has delivered so far
-  std::uint64_t payload_sum = 0;  ///< base::checksum() of the payload; 0 if the ends don't check it
-  std::uint64_t header_sum = 0;   ///< checksum of the fields before it
+  std::uint32_t length = 0;    ///< bytes of payload that follow
+  std::uint64_t total = 0;     ///< bytes of the whole message
+  std::uint64_t offset = 0;    ///< of the payload in the message
+  std::uint64_t consumed = 0;  ///< cost of all eager messages that the sender of this frame has delivered so far
+  FrameCode payload_code{};    ///< of the payload; zeros if there is none, or the ends don't check it
+  FrameCode header_code{};     ///< of the fields before it
 };
-static_assert(sizeof(Frame) == 64 && std::endian::native == std::endian::little, "the format is the memory's");
+static_assert(sizeof(Frame) == 80 && std::endian::native == std::endian::little, "the format is the memory's");
 
 constexpr std::uint64_t eager_cost(std::uint64_t bytes) { return bytes + kEagerCost; }
 
-/// Computes header_sum from the other fields.
-std::uint64_t header_sum_of(const Frame& frame) noexcept;
-
-/// Describes an error in a header whose checksum is right, or returns "".
+/// Describes an error in a header whose code is right, or returns "".
 std::string_view flaw(const Frame& frame) noexcept;
 
 }  // namespace tessera::comm::tcp

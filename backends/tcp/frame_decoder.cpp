@@ -25,12 +25,14 @@ std::string_view FrameDecoder::decode(std::size_t bytes) {
 /// Accounts for bytes of the payload that are in their final place.
 std::string_view FrameDecoder::advance(std::span<const std::byte> bytes) {
   done_ += bytes.size();
-  if (checked_ && !summed_) sum_.add(bytes);
+  if (seal_.payloads() && !verified_) seal_.add(bytes);
   return done_ < frame_.length ? "" : end_payload();
 }
 
 std::string_view FrameDecoder::end_payload() {
-  if (checked_ && !summed_ && sum_.value() != frame_.payload_sum) return damage("the payload of a message");
+  if (seal_.payloads() && !verified_ && !same(seal_.payload_code(), frame_.payload_code))
+    return damage("the payload of a message");
+  seal_.next_frame();
   sink_.frame_ends(*target_, frame_.length);
   target_ = nullptr;
   return "";
@@ -45,24 +47,25 @@ std::string_view FrameDecoder::read_header() {
   std::memcpy(&frame_, staging_.data() + begin_, sizeof(Frame));
   begin_ += sizeof(Frame);
   if (frame_.magic != Frame::kMagic) return damage("bytes that are not a frame of this version");
-  if (frame_.header_sum != header_sum_of(frame_)) return damage("the header of a message");
+  if (!same(seal_.header_code(frame_), frame_.header_code)) return damage("the header of a message");
   if (closed_) return "bytes after its last frame";
   if (const std::string_view wrong = flaw(frame_); !wrong.empty()) return wrong;
   closed_ = frame_.kind == FrameKind::close;
   if (const std::string_view wrong = sink_.frame_begins(frame_, target_); !wrong.empty()) return wrong;
-  return target_ != nullptr ? begin_payload() : "";
+  if (target_ != nullptr) return begin_payload();
+  seal_.next_frame();
+  return "";
 }
 
 /// A payload that is completely staged is verified before any target memory is written.
 std::string_view FrameDecoder::begin_payload() {
   done_ = 0;
-  summed_ = end_ - begin_ >= frame_.length;
-  if (!checked_) return frame_.length == 0 ? end_payload() : "";
-  if (!summed_) {
-    sum_.reset();
-  } else if (checksum({staging_.data() + begin_, frame_.length}) != frame_.payload_sum) {
+  verified_ = end_ - begin_ >= frame_.length;
+  if (seal_.payloads() && !verified_)
+    seal_.begin_payload();
+  else if (seal_.payloads() &&
+           !same(seal_.payload_code({staging_.data() + begin_, frame_.length}), frame_.payload_code))
     return damage("the payload of a message");
-  }
   return frame_.length == 0 ? end_payload() : "";
 }
 

@@ -5,9 +5,10 @@
 #include <cstddef>
 #include <span>
 #include <string_view>
+#include <utility>
 
 #include "backends/tcp/frame.h"
-#include "tessera/base/checksum.h"
+#include "backends/tcp/frame_seal.h"
 
 namespace tessera::comm::tcp {
 
@@ -34,8 +35,8 @@ class FrameDecoder {
  public:
   using Buffers = std::array<std::span<std::byte>, 2>;
 
-  /// `checked`: payloads have a checksum, which is verified.
-  FrameDecoder(FrameSink& sink, bool checked) : sink_(sink), checked_(checked) {}
+  /// `seal`: of the direction from the peer.
+  FrameDecoder(FrameSink& sink, FrameSeal seal) : sink_(sink), seal_(std::move(seal)) {}
 
   /// To be filled in this order; the first may be empty, but not both.
   Buffers buffers();
@@ -55,13 +56,12 @@ class FrameDecoder {
   std::string_view damage(std::string_view what) noexcept;
 
   FrameSink& sink_;
-  const bool checked_;
+  FrameSeal seal_;
   Frame frame_;
   InboundMessage* target_ = nullptr;  // of the frame being read; null between two frames
   std::size_t done_ = 0;              // of its payload
   std::span<std::byte> direct_;       // the part of the target's memory that the last buffers() returned
-  RunningChecksum sum_;               // of the payload so far ...
-  bool summed_ = false;               // ... unless it was verified as a whole
+  bool verified_ = false;             // the payload, as a whole
   std::array<std::byte, 16 << 10> staging_;
   std::size_t begin_ = 0, end_ = 0;  // staged bytes that are not processed yet
   bool closed_ = false;

@@ -1,5 +1,5 @@
-// The handshake of a new connection: both ends prove that they belong to the same world, and the connecting end
-// identifies the connection.
+// The handshake of a new connection: both ends prove that they belong to the same world, the connecting end identifies
+// the connection, and both derive its keys.
 #pragma once
 
 #include <utility>  // before Asio's coroutines, which forget it
@@ -11,6 +11,8 @@
 #include <string>
 
 #include "tessera/comm/bootstrap.h"
+#include "tessera/comm/bootstrap/hmac.h"
+#include "tessera/comm/bootstrap/secure_stream.h"
 
 namespace tessera::comm::tcp {
 
@@ -23,11 +25,26 @@ struct ConnectionId {
   std::uint32_t stream = 0;
 };
 
+/// Keys that only the two ends of a connection know, one for each direction.
+struct ConnectionKeys {
+  Digest sending{};    ///< of data that this end sends
+  Digest receiving{};  ///< of data that it receives
+};
+
+struct Introduction {
+  ConnectionId link;
+  ConnectionKeys keys;
+};
+
+// Both run in `stream`, the bytes of `socket`, which is non-blocking. A TLS session begins first.
+
 /// Runs on the accepting side. It requests the proof first, so that it discloses nothing to strangers. Returns nothing
 /// if the other side fails the proof, uses another protocol or closes the connection.
-boost::asio::awaitable<std::optional<ConnectionId>> welcome(Socket& socket, const Bootstrap::Token& token);
+boost::asio::awaitable<std::optional<Introduction>> welcome(Socket& socket, SecureStream& stream,
+                                                            const Bootstrap::Token& token);
 
-/// Runs on the connecting side. Returns "" or why the connection is not accepted.
-boost::asio::awaitable<std::string> introduce(Socket& socket, const Bootstrap::Token& token, ConnectionId link);
+/// Runs on the connecting side as `own.link`, and sets `own.keys`. Returns "" or why the connection is not accepted.
+boost::asio::awaitable<std::string> introduce(Socket& socket, SecureStream& stream, const Bootstrap::Token& token,
+                                              Introduction& own);
 
 }  // namespace tessera::comm::tcp

@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/parse.h"
+#include "tessera/comm/bootstrap/handshake.h"
 
 namespace tessera::comm::tcp {
 namespace {
@@ -44,10 +45,11 @@ class TimeLimit {
 
 }  // namespace
 
-MeshConnector::MeshConnector(int rank, int streams, const Bootstrap::Token& token)
+MeshConnector::MeshConnector(int rank, int streams, const Bootstrap::Token& token, const TlsContext* tls)
     : rank_(static_cast<std::size_t>(rank)),
       streams_(static_cast<std::size_t>(streams)),
       token_(token),
+      tls_(tls),
       most_strangers_(std::clamp(free_descriptors() / 4, kFewestStrangers, kMaxStrangers)) {}
 
 Endpoint MeshConnector::listen(const Address& address) {
@@ -70,7 +72,8 @@ void MeshConnector::start(Task<void> task) {
 }
 
 std::string MeshConnector::run(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit) {
-  done_.assign(endpoints.size(), std::vector<SharedSocket>(streams_));
+  done_.clear();
+  while (done_.size() < endpoints.size()) done_.emplace_back(streams_);
   reasons_.assign(endpoints.size(), "it has not connected to this rank");
   std::fill(reasons_.begin() + static_cast<std::ptrdiff_t>(rank_) + 1, reasons_.end(),
             "no answer (does a firewall drop the packets?)");
@@ -90,7 +93,9 @@ std::string MeshConnector::run(const std::vector<Endpoint>& endpoints, std::chro
 std::string MeshConnector::missing(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit) const {
   std::string text;
   for (std::size_t r = 0; r < endpoints.size(); ++r) {
-    if (r == rank_ || std::find(done_[r].begin(), done_[r].end(), nullptr) == done_[r].end()) continue;
+    const bool complete =
+        std::all_of(done_[r].begin(), done_[r].end(), [](const Connected& one) { return one.socket != nullptr; });
+    if (r == rank_ || complete) continue;
     std::ostringstream where;
     where << endpoints[r];
     text += (text.empty() ? "" : "; ") + ("rank " + std::to_string(r)) + " at " + where.str() + ": " + reasons_[r];
@@ -99,18 +104,26 @@ std::string MeshConnector::missing(const std::vector<Endpoint>& endpoints, std::
          " (TESSERA_IFNAME chooses the network interface)";
 }
 
-std::vector<std::vector<UniqueFd>> MeshConnector::release_streams() {
-  std::vector<std::vector<UniqueFd>> all(done_.size());
+std::vector<std::vector<MeshConnection>> MeshConnector::release_streams() {
+  std::vector<std::vector<MeshConnection>> all(done_.size());
   for (std::size_t r = 0; r < done_.size(); ++r)
     if (r != rank_)
-      for (const SharedSocket& socket : done_[r]) all[r].emplace_back(socket->release());
+      for (Connected& one : done_[r])
+        all[r].push_back({UniqueFd(one.socket->release()), std::move(one.stream), one.keys});
   return all;
 }
 
-void MeshConnector::keep(std::size_t rank, std::size_t stream, SharedSocket socket) {
-  SharedSocket& place = done_[rank][stream];
-  if (place == nullptr) --to_come_;  // else: the rank missed the answer and has retried
-  place = std::move(socket);
+SecureStream MeshConnector::stream_of(Socket& socket, bool server) const {
+  Failure ignored;  // then its first use fails
+  socket.native_non_blocking(true, ignored);
+  if (tls_ == nullptr) return SecureStream(socket.native_handle());
+  return {socket.native_handle(), *tls_, tls_secret(token_), server};
+}
+
+void MeshConnector::keep(std::size_t rank, Connected connected, std::size_t stream) {
+  Connected& place = done_[rank][stream];
+  if (place.socket == nullptr) --to_come_;  // else: the rank missed the answer and has retried
+  place = std::move(connected);
   if (to_come_ == 0) context_.stop();
 }
 
@@ -159,9 +172,11 @@ bool MeshConnector::belongs(const ConnectionId& link) const {
 
 MeshConnector::Task<void> MeshConnector::accept_one(SharedSocket socket) {
   const TimeLimit limit(socket, kStrangersTime);
-  const std::optional<ConnectionId> link = co_await welcome(*socket, token_);
+  SecureStream stream = stream_of(*socket, true);
+  const std::optional<Introduction> peer = co_await welcome(*socket, stream, token_);
   strangers_.remove(socket);
-  if (link && belongs(*link) && socket->is_open()) keep(link->from, link->stream, socket);
+  if (peer && belongs(peer->link) && socket->is_open())
+    keep(peer->link.from, {socket, std::move(stream), peer->keys}, peer->link.stream);
 }
 
 MeshConnector::Task<void> MeshConnector::connect_one(ConnectionId link, Endpoint endpoint) {
@@ -182,8 +197,10 @@ MeshConnector::Task<std::string> MeshConnector::try_to_connect(ConnectionId link
   const TimeLimit limit(socket, kAttemptTime);
   co_await socket->async_connect(endpoint, asio::redirect_error(asio::use_awaitable, failure));
   if (failure) co_return failure == asio::error::operation_aborted ? "no answer" : failure.message();
-  std::string refusal = co_await introduce(*socket, token_, link);
-  if (refusal.empty()) keep(link.to, link.stream, socket);
+  Introduction own{.link = link, .keys = {}};
+  SecureStream stream = stream_of(*socket, false);
+  std::string refusal = co_await introduce(*socket, stream, token_, own);
+  if (refusal.empty()) keep(link.to, {socket, std::move(stream), own.keys}, link.stream);
   co_return refusal;
 }
 

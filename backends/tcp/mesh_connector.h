@@ -24,9 +24,17 @@ namespace tessera::comm::tcp {
 
 using Endpoint = boost::asio::ip::tcp::endpoint;
 
+/// An authenticated connection.
+struct MeshConnection {
+  UniqueFd fd;
+  SecureStream stream;
+  ConnectionKeys keys;
+};
+
 class MeshConnector {
  public:
-  MeshConnector(int rank, int streams, const Bootstrap::Token& token);
+  /// `tls`: encrypts the connections; null: they are plain. Outlives this object.
+  MeshConnector(int rank, int streams, const Bootstrap::Token& token, const TlsContext* tls);
 
   /// Listens on a port that the system chooses. Throws SystemError.
   Endpoint listen(const Address& address);
@@ -34,10 +42,15 @@ class MeshConnector {
   /// reasons.
   std::string run(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit);
   /// Returns the connections that run() made, by rank and stream.
-  std::vector<std::vector<UniqueFd>> release_streams();
+  std::vector<std::vector<MeshConnection>> release_streams();
 
  private:
   using SharedSocket = std::shared_ptr<Socket>;
+  struct Connected {
+    SharedSocket socket;
+    SecureStream stream;
+    ConnectionKeys keys;
+  };
   template <class T>
   using Task = boost::asio::awaitable<T>;
 
@@ -49,16 +62,18 @@ class MeshConnector {
   Task<void> pause(std::chrono::milliseconds time);
   void drop_stranger(const std::vector<Endpoint>& endpoints);
   bool belongs(const ConnectionId& link) const;
-  void keep(std::size_t rank, std::size_t stream, SharedSocket socket);
+  SecureStream stream_of(Socket& socket, bool server) const;
+  void keep(std::size_t rank, Connected connected, std::size_t stream);
   std::string missing(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit) const;
 
   const std::size_t rank_;
   const std::size_t streams_;
   const Bootstrap::Token token_;
+  const TlsContext* const tls_;
   const std::size_t most_strangers_;  // in addition to the ranks not yet connected
   boost::asio::io_context context_{1};
   boost::asio::ip::tcp::acceptor acceptor_{context_};
-  std::vector<std::vector<SharedSocket>> done_;
+  std::vector<std::vector<Connected>> done_;
   std::vector<std::string> reasons_;   // by rank: why the last attempt failed
   std::list<SharedSocket> strangers_;  // accepted but not yet authenticated
   std::minstd_rand random_{std::random_device{}()};

@@ -4,9 +4,6 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 
-#include <array>
-#include <boost/asio/buffer.hpp>
-
 #include "tessera/base/error.h"
 
 namespace tessera::comm::tcp {
@@ -18,26 +15,38 @@ using Failure = boost::system::error_code;
 /// Bytes that a call itself may write; the progress engine writes the rest.
 constexpr std::size_t kAtOnce = 256 << 10;
 
-bool must_wait(const Failure& failure) {
-  return failure == asio::error::would_block || failure == asio::error::try_again ||
-         failure == asio::error::interrupted;
+using State = SecureStream::State;
+
+bool must_wait(State state) { return state == State::wants_read || state == State::wants_write; }
+
+FrameSeal seal_of(const Digest& key, FrameCodes codes) {
+  return codes == FrameCodes::macs ? FrameSeal(key) : FrameSeal(codes == FrameCodes::checksums);
+}
+
+std::vector<FrameSeal> seals_to_send(const std::vector<MeshConnection>& connections, FrameCodes codes) {
+  std::vector<FrameSeal> seals;
+  for (const MeshConnection& one : connections) seals.push_back(seal_of(one.keys.sending, codes));
+  return seals;
 }
 
 }  // namespace
 
-PeerConnection::PeerConnection(asio::io_context& context, std::vector<UniqueFd> connections, bool checked, int epoll)
-    : epoll_(epoll), send_queue_(connections.size(), checked) {
+PeerConnection::PeerConnection(asio::io_context& context, std::vector<MeshConnection> connections, FrameCodes codes,
+                               int epoll)
+    : epoll_(epoll), codes_(codes), send_queue_(seals_to_send(connections, codes)) {
   for (std::size_t i = 0; i < connections.size(); ++i) {
     sockaddr_storage name = {};
     socklen_t length = sizeof(name);
-    if (::getsockname(connections[i].get(), reinterpret_cast<sockaddr*>(&name), &length) != 0)
+    UniqueFd& fd = connections[i].fd;
+    if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&name), &length) != 0)
       throw system_error("tcp: getsockname");
-    Socket socket(context, name.ss_family == AF_INET ? asio::ip::tcp::v4() : asio::ip::tcp::v6(), connections[i].get());
-    connections[i].release();
+    Socket socket(context, name.ss_family == AF_INET ? asio::ip::tcp::v4() : asio::ip::tcp::v6(), fd.get());
+    fd.release();
     socket.non_blocking(true);
     socket.set_option(asio::ip::tcp::no_delay(true));
+    FrameDecoder reader(receive_queue_, seal_of(connections[i].keys.receiving, codes));
     TcpStream& stream = *streams_.emplace_back(
-        std::make_unique<TcpStream>(*this, FrameDecoder(receive_queue_, checked), i, std::move(socket)));
+        std::make_unique<TcpStream>(*this, std::move(reader), i, std::move(socket), std::move(connections[i].stream)));
     epoll_event event = {};
     event.events = EPOLLIN;
     event.data.ptr = &stream;
@@ -62,15 +71,17 @@ void PeerConnection::receive(Message& message) {
 
 bool PeerConnection::read(TcpStream& stream, std::size_t budget) {
   bool moved = false;
-  for (std::size_t done = 0; done < budget && stream.socket.is_open();) {
+  for (std::size_t done = 0; (done < budget || stream.bytes.has_pending()) && stream.socket.is_open();) {
     const FrameDecoder::Buffers buffers = stream.reader.buffers();
-    const std::array<asio::mutable_buffer, 2> room{asio::buffer(buffers[0].data(), buffers[0].size()),
-                                                   asio::buffer(buffers[1].data(), buffers[1].size())};
-    Failure failure;
-    const std::size_t bytes = stream.socket.read_some(room, failure);
-    if (must_wait(failure)) break;
-    if (failure) {
-      ended(stream, failure == asio::error::eof ? "it closed the connection" : failure.message());
+    const auto [bytes, state] = stream.bytes.read(buffers);
+    if (must_wait(state)) break;
+    if (state == State::damaged) {
+      damaged_ = true;
+      drop("the encrypted data");
+      return true;
+    }
+    if (state != State::done) {
+      ended(stream, state == State::ended ? "it closed the connection" : stream.bytes.why());
       return true;
     }
     moved = true;
@@ -80,7 +91,8 @@ bool PeerConnection::read(TcpStream& stream, std::size_t budget) {
       drop((damaged_ ? "" : "it sent ") + std::string(wrong));
       return true;
     }
-    if (bytes < buffers[0].size() + buffers[1].size()) break;  // no more data is available
+    const bool all_read = bytes < buffers[0].size() + buffers[1].size();
+    if (all_read && !stream.bytes.has_pending()) break;
   }
   return moved;
 }
@@ -96,17 +108,14 @@ bool PeerConnection::write_stream(TcpStream& stream, std::size_t budget) {
   bool moved = false;
   SendQueue::Buffers buffers;
   for (std::size_t done = 0; done < budget && send_queue_.next(stream.number, buffers);) {
-    const std::array<asio::const_buffer, 2> what{asio::buffer(buffers[0].data(), buffers[0].size()),
-                                                 asio::buffer(buffers[1].data(), buffers[1].size())};
-    Failure failure;
-    const std::size_t bytes = stream.socket.write_some(what, failure);
-    stream.full = must_wait(failure);
+    const auto [bytes, state] = stream.bytes.write(buffers);
+    stream.full = must_wait(state);
     if (stream.full) {
       watch_room(stream, true);
       return moved;
     }
-    if (failure) {
-      write_failed(stream, failure);
+    if (state != State::done) {
+      write_failed(stream);
       return true;
     }
     moved = true;
@@ -123,11 +132,11 @@ bool PeerConnection::write_stream(TcpStream& stream, std::size_t budget) {
 }
 
 /// The peer has closed, in order if it sent `bye`. Data that it sent before may still be unread.
-void PeerConnection::write_failed(TcpStream& stream, const Failure& failure) {
+void PeerConnection::write_failed(TcpStream& stream) {
   stream.shut = true;
   while (stream.socket.is_open() && read(stream, 1 << 20)) {
   }
-  if (stream.socket.is_open()) ended(stream, failure.message());
+  if (stream.socket.is_open()) ended(stream, stream.bytes.why());
 }
 
 void PeerConnection::ended(TcpStream& stream, const std::string& why) {

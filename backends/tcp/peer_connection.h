@@ -9,23 +9,29 @@
 #include <vector>
 
 #include "backends/tcp/frame_decoder.h"
+#include "backends/tcp/mesh_connector.h"
 #include "backends/tcp/receive_queue.h"
 #include "backends/tcp/send_queue.h"
+#include "backends/tcp/tcp_options.h"
 #include "tessera/comm/bootstrap.h"
 
 namespace tessera::comm::tcp {
-
-using Socket = boost::asio::ip::tcp::socket;
 
 class PeerConnection;
 
 /// One connection of a peer; the epoll set refers to it.
 struct TcpStream {
-  TcpStream(PeerConnection& owner, FrameDecoder its_reader, std::size_t its_number, Socket open_socket)
-      : peer(owner), number(its_number), socket(std::move(open_socket)), reader(std::move(its_reader)) {}
+  TcpStream(PeerConnection& owner, FrameDecoder its_reader, std::size_t its_number, Socket open_socket,
+            SecureStream its_bytes)
+      : peer(owner),
+        number(its_number),
+        socket(std::move(open_socket)),
+        bytes(std::move(its_bytes)),
+        reader(std::move(its_reader)) {}
   PeerConnection& peer;
   const std::size_t number;
   Socket socket;
+  SecureStream bytes;  // of the socket
   FrameDecoder reader;
   bool full = false;     // the last write found no room
   bool watched = false;  // also for room to write
@@ -34,8 +40,9 @@ struct TcpStream {
 
 class PeerConnection {
  public:
-  /// Owns the connections. `checked`: payloads have a checksum, in both directions. `epoll`: the set that watches them.
-  PeerConnection(boost::asio::io_context& context, std::vector<UniqueFd> connections, bool checked, int epoll);
+  /// Owns the connections. `epoll`: the set that watches them.
+  PeerConnection(boost::asio::io_context& context, std::vector<MeshConnection> connections, FrameCodes codes,
+                 int epoll);
   PeerConnection(const PeerConnection&) = delete;
   PeerConnection& operator=(const PeerConnection&) = delete;
 
@@ -59,6 +66,10 @@ class PeerConnection {
   const std::string& loss() const noexcept { return loss_; }
   /// True if the cause is damaged data, which loss() names.
   bool damaged() const noexcept { return damaged_; }
+  /// Whether the data has MACs or is encrypted: damage is then a change on the way.
+  bool authenticated() const noexcept {
+    return codes_ == FrameCodes::macs || (!streams_.empty() && streams_.front()->bytes.encrypted());
+  }
 
   /// Sends what is queued, then the last frame; read() and write() continue until gone().
   void queue_close() noexcept { send_queue_.queue_close(); }
@@ -72,11 +83,12 @@ class PeerConnection {
 
  private:
   bool write_stream(TcpStream& stream, std::size_t budget);
-  void write_failed(TcpStream& stream, const boost::system::error_code& failure);
+  void write_failed(TcpStream& stream);
   void ended(TcpStream& stream, const std::string& why);
   void watch_room(TcpStream& stream, bool on) noexcept;
 
   const int epoll_;
+  const FrameCodes codes_;
   SendQueue send_queue_;
   ReceiveQueue receive_queue_{send_queue_};
   std::vector<std::unique_ptr<TcpStream>> streams_;

@@ -5,8 +5,6 @@
 #include <cstring>
 #include <new>
 
-#include "tessera/base/checksum.h"
-
 namespace tessera::comm::tcp {
 namespace {
 
@@ -158,12 +156,14 @@ void SendQueue::prepare_frame(Frame& frame, OutboundMessage& source) {
   (source.eager ? eager_ : bulk_).erase(Queue::s_iterator_to(source));
 }
 
-void SendQueue::seal(Slot& slot) const noexcept {
-  Frame& frame = slot.frame;
-  const OutboundMessage* const source = slot.source;
-  if (checked_ && source != nullptr)
-    frame.payload_sum = checksum({source->data + (frame.offset - source->first), frame.length});
-  frame.header_sum = header_sum_of(frame);
+void SendQueue::seal(std::size_t connection) {
+  FrameSeal& seal = seals_[connection];
+  Frame& frame = slots_[connection].frame;
+  const OutboundMessage* const source = slots_[connection].source;
+  if (seal.payloads() && source != nullptr)
+    frame.payload_code = seal.payload_code({source->data + (frame.offset - source->first), frame.length});
+  frame.header_code = seal.header_code(frame);
+  seal.next_frame();
 }
 
 bool SendQueue::fill(std::size_t connection) {
@@ -186,7 +186,7 @@ bool SendQueue::fill(std::size_t connection) {
     slot.close_sent = true;
   }
   slot.frame.consumed = reported_ = consumed_;
-  seal(slot);
+  seal(connection);
   return true;
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backends/tcp/frame.h"
+#include "backends/tcp/frame_seal.h"
 #include "backends/tcp/object_pool.h"
 
 namespace tessera::comm::tcp {
@@ -38,8 +39,8 @@ class SendQueue {
  public:
   using Buffers = std::array<std::span<const std::byte>, 2>;
 
-  /// `checked`: payloads get a checksum.
-  SendQueue(std::size_t connections, bool checked) : checked_(checked), slots_(connections), control_(64) {}
+  /// `seals`: of each connection, in the direction to the peer.
+  explicit SendQueue(std::vector<FrameSeal> seals) : seals_(std::move(seals)), slots_(seals_.size()), control_(64) {}
 
   void send(Message& message);
   /// False: the message is partly sent, and there is no memory to complete it.
@@ -87,13 +88,13 @@ class SendQueue {
   using Queue = boost::intrusive::list<OutboundMessage>;
 
   bool fill(std::size_t connection);
-  void seal(Slot& slot) const noexcept;
+  void seal(std::size_t connection);
   void prepare_frame(Frame& frame, OutboundMessage& source);
   void start(OutboundMessage& outbound);
   void send_rts(OutboundMessage& outbound);
   std::uint64_t in_flight() const noexcept { return eager_sent_ - eager_consumed_; }
 
-  const bool checked_;
+  std::vector<FrameSeal> seals_;
   std::vector<Slot> slots_;
   boost::circular_buffer<Control> control_;
   ObjectPool<OutboundMessage> pool_;

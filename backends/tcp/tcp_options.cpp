@@ -9,14 +9,18 @@
 namespace tessera::comm::tcp {
 namespace {
 
-constexpr std::array<EnvVariable, 3> kVariables{{
-    {"TESSERA_IFNAME", "",
-     "network interfaces in order of preference: names or networks such as eth1,10.0.0.0/8; ^eth0 excludes"},
-    {"TESSERA_TCP_CHECKSUM", "",
-     "checksums of message payloads: 1: all, 0: none; default: between hosts, with TESSERA_CHECK=1 all"},
-    {"TESSERA_TCP_STREAMS", "",
-     "TCP connections between two ranks that share large messages: 1 to 16; default: 1 on one host, else 2"},
-}};
+constexpr EnvVariable kInterfaces{
+    "TESSERA_IFNAME", "",
+    "network interfaces in order of preference: names or networks such as eth1,10.0.0.0/8; ^eth0 excludes"};
+constexpr EnvVariable kChecksum{
+    "TESSERA_TCP_CHECKSUM", "",
+    "checksums of payloads that have no MAC: 1: all, 0: none; default: between hosts, with TESSERA_CHECK=1 all"};
+constexpr EnvVariable kMac{"TESSERA_TCP_MAC", "on",
+                           "off: messages between hosts have no keyed code, and a device on the way can change them"};
+constexpr EnvVariable kStreams{
+    "TESSERA_TCP_STREAMS", "",
+    "TCP connections between two ranks that share large messages: 1 to 16; default: 1 on one host, else 2"};
+constexpr std::array kVariables{kInterfaces, kChecksum, kMac, kStreams};
 
 }  // namespace
 
@@ -30,25 +34,32 @@ int streams_for(const TcpOptions& settings, const std::vector<std::string>& host
 
 std::vector<SharedSetting> shared_settings(const TcpOptions& settings, int streams) {
   const bool fixed = settings.checksum != Checksum::between_hosts;
-  return {{std::string(kVariables[1].name), fixed ? std::to_string(settings.checksum == Checksum::everywhere) : ""},
-          {std::string(kVariables[2].name), std::to_string(streams)}};
+  return {{std::string(kChecksum.name), fixed ? std::to_string(settings.checksum == Checksum::everywhere) : ""},
+          {std::string(kMac.name), settings.mac ? "on" : "off"},
+          {std::string(kStreams.name), std::to_string(streams)}};
 }
 
-std::vector<bool> checked_peers(Checksum checksum, const std::vector<std::string>& hosts, int rank) {
-  std::vector<bool> checked;
-  for (const std::string& host : hosts)
-    checked.push_back(checksum == Checksum::everywhere ||
-                      (checksum == Checksum::between_hosts && host != hosts[static_cast<std::size_t>(rank)]));
-  return checked;
+std::vector<FrameCodes> codes_by_rank(const TcpOptions& settings, const std::vector<std::string>& hosts, int rank) {
+  std::vector<FrameCodes> codes;
+  for (const std::string& host : hosts) {
+    const bool between_hosts = host != hosts[static_cast<std::size_t>(rank)];
+    const bool checked =
+        settings.checksum == Checksum::everywhere || (settings.checksum == Checksum::between_hosts && between_hosts);
+    codes.push_back(settings.mac && between_hosts ? FrameCodes::macs
+                    : checked                     ? FrameCodes::checksums
+                                                  : FrameCodes::header_checksum);
+  }
+  return codes;
 }
 
 TcpOptions settings_from_environment() {
   TcpOptions settings;
-  settings.interfaces = env_or_default(kVariables[0]);
-  const std::string streams = env_or_default(kVariables[2]);
-  if (!streams.empty()) settings.streams = static_cast<int>(parse_integer(streams, kVariables[2].name, 1, 16));
-  if (const std::optional<std::string> checksum = read_env(kVariables[1]))
-    settings.checksum = parse_flag(*checksum, kVariables[1].name) ? Checksum::everywhere : Checksum::never;
+  settings.interfaces = env_or_default(kInterfaces);
+  const std::string streams = env_or_default(kStreams);
+  if (!streams.empty()) settings.streams = static_cast<int>(parse_integer(streams, kStreams.name, 1, 16));
+  if (const std::optional<std::string> checksum = read_env(kChecksum))
+    settings.checksum = parse_flag(*checksum, kChecksum.name) ? Checksum::everywhere : Checksum::never;
+  settings.mac = parse_flag(env_or_default(kMac), kMac.name);
   return settings;
 }
 

@@ -28,7 +28,7 @@ TcpTransport::TcpTransport(int rank, ConnectionMesh mesh, TransportEvents& event
   for (std::size_t r = 0; r < mesh.connections.size(); ++r) {
     std::unique_ptr<PeerConnection>& peer = peers_.emplace_back();
     if (r == static_cast<std::size_t>(rank)) continue;
-    peer = std::make_unique<PeerConnection>(context_, std::move(mesh.connections[r]), mesh.checked[r], waiter_.epoll());
+    peer = std::make_unique<PeerConnection>(context_, std::move(mesh.connections[r]), mesh.codes[r], waiter_.epoll());
     for (const auto& stream : peer->streams()) streams_.push_back(stream.get());
   }
 }
@@ -52,7 +52,7 @@ void TcpTransport::report_losses() noexcept {
     if (peers_[r] == nullptr || !peers_[r]->gone() || peers_[r]->loss().empty() || reported_[r]) continue;
     reported_[r] = true;
     if (peers_[r]->damaged())
-      events_.message_damaged(static_cast<int>(r), peers_[r]->loss());
+      events_.message_damaged(static_cast<int>(r), peers_[r]->loss(), peers_[r]->authenticated());
     else
       events_.connection_lost(static_cast<int>(r), peers_[r]->loss());
   }
@@ -119,7 +119,9 @@ bool TcpTransport::read_ready() {
 bool TcpTransport::poll(bool with_health_check) noexcept {
   bool moved = false;
   guarded([&] {
-    moved = streams_.size() <= kFewStreams ? read_all() : read_ready();
+    // The handshake may have read more of a TLS session than it needed: then no event of the socket tells so.
+    const bool first = std::exchange(first_poll_, false);
+    moved = first || streams_.size() <= kFewStreams ? read_all() : read_ready();
     for (const auto& peer : peers_) {
       if (peer == nullptr || peer->gone()) continue;
       if (with_health_check) peer->send_pending_rts();
@@ -162,7 +164,7 @@ std::unique_ptr<TcpTransport> make_transport(Bootstrap& bootstrap, TransportEven
                                              const BackendOptions& options, const TcpOptions& settings) {
   TcpOptions agreed = settings;
   if (options.check && settings.checksum == Checksum::between_hosts) agreed.checksum = Checksum::everywhere;
-  ConnectionMesh mesh = connect_mesh(bootstrap, agreed, options.communicator.timeout);
+  ConnectionMesh mesh = connect_mesh(bootstrap, agreed, options.communicator.timeout, options.tls.get());
   if (const auto& logger = options.communicator.logger)
     logger->write(LogLevel::info, "tcp: rank " + std::to_string(bootstrap.rank()) + " of " +
                                       std::to_string(bootstrap.size()) + " at " + mesh.address + ", " +

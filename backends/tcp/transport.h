@@ -49,6 +49,7 @@ class TcpTransport final : public Transport {
   std::vector<std::unique_ptr<PeerConnection>> peers_;
   std::vector<TcpStream*> streams_;
   std::vector<bool> reported_;
+  bool first_poll_ = true;
   bool failed_ = false;
 };
 

@@ -12,6 +12,7 @@
 #include "tessera/base/thread.h"
 #include "tessera/comm/bootstrap/rendezvous.h"
 #include "tessera/comm/bootstrap/thread_bootstrap.h"
+#include "tessera/comm/bootstrap/tls_context.h"
 #include "tessera/comm/core/argument_checker.h"
 #include "tessera/comm/core/env_variables.h"
 #include "tessera/comm/core/worlds.h"
@@ -33,6 +34,7 @@ BackendOptions world_options(const InitOptions& config) {
   options.check = config.check ? *config.check : parse_flag(env_or_default(env::kCheck), env::kCheck.name);
   options.algorithms = config.algorithms ? *config.algorithms : env_or_default(env::kAlgo);
   options.progress_thread = config.progress_thread;
+  options.tls = tls_from_environment();
   options.global_ranks = config.global_ranks;
   if (config.device != nullptr) options.device = config.device->device();
   return options;
@@ -92,6 +94,7 @@ std::shared_ptr<Bootstrap> gather_ranks(const Launch& launch, const InitOptions&
                      .master = config.master ? *config.master : env_or_default(env::kMaster),
                      .token = config.token ? *config.token : env_or_default(env::kToken),
                      .host_id = env_or_default(env::kHostId),
+                     .tls = options.tls,
                      .store = config.store,
                      .logger = config.logger});
 }
@@ -183,10 +186,12 @@ void run_threads(int ranks, const InitOptions& config, const std::function<void(
 
 std::span<const EnvVariable> variables() {
   static const std::vector<EnvVariable> kAll = [] {
-    std::vector<EnvVariable> all = {
-        env::kAlgo,           env::kBackend, env::kCheck,    env::kCma,       env::kDeterministic,  env::kDeviceIpc,
-        env::kFlightRecorder, env::kHostId,  env::kLauncher, env::kLocalRank, env::kLocalWorldSize, env::kMaster,
-        env::kPluginPath,     env::kRank,    env::kRunId,    env::kTimeout,   env::kToken,          env::kWorldSize};
+    std::vector<EnvVariable> all = {env::kAlgo,          env::kBackend,   env::kCheck,          env::kCma,
+                                    env::kDeterministic, env::kDeviceIpc, env::kFlightRecorder, env::kHostId,
+                                    env::kLauncher,      env::kLocalRank, env::kLocalWorldSize, env::kMaster,
+                                    env::kPluginPath,    env::kRank,      env::kRunId,          env::kTimeout,
+                                    env::kTls,           env::kTlsCa,     env::kTlsCert,        env::kTlsKey,
+                                    env::kToken,         env::kWorldSize};
     for (const Backend* backend : builtin_backends())
       all.insert(all.end(), backend->variables.begin(), backend->variables.end());
     std::sort(all.begin(), all.end(), [](const EnvVariable& a, const EnvVariable& b) { return a.name < b.name; });

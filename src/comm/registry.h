@@ -17,6 +17,7 @@
 namespace tessera::comm {
 
 class Bootstrap;
+class TlsContext;
 
 /// What init() passes to Backend::create.
 struct BackendOptions {
@@ -26,7 +27,8 @@ struct BackendOptions {
   bool check = false;  ///< checked mode (TESSERA_CHECK): compare the ranks' calls before an operation completes
   bool progress_thread = true;  ///< off only in tests: operations then progress only inside calls of their rank
   std::shared_ptr<FirstFailureRecord> first_failure;  ///< of this rank, over this world and others; null: not recorded
-  std::optional<Device> device;                       ///< of this rank; none: a backend of devices chooses one
+  std::shared_ptr<const TlsContext> tls;  ///< encrypts the connections between the ranks; null: they are plain
+  std::optional<Device> device;           ///< of this rank; none: a backend of devices chooses one
   std::vector<int> global_ranks;  ///< global rank of each rank if this world has only some of the job's; else empty
 
   /// Records a cause in `first_failure`, if there is one. Thread-safe.
@@ -53,6 +55,7 @@ struct Backend {
   /// The backend's own environment variables.
   std::span<const EnvVariable> variables;
   bool one_host = false;  ///< whether its ranks must share a host
+  bool encrypts = false;  ///< whether it encrypts its data with BackendOptions::tls (TESSERA_TLS=1)
   /// The default of BackendOptions::deterministic.
   bool deterministic = true;
   /// The command that must start its ranks, with "{ranks}" for their number and "{private}" for a directory of /tmp

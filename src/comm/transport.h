@@ -63,8 +63,9 @@ class TESSERA_API TransportEvents {
   /// Nothing more can be exchanged with `peer`. The world cancels its pending messages.
   virtual void connection_lost(int peer, const std::string& why) noexcept = 0;
   /// Data received from `peer` is corrupt: the affected message is incomplete, and nothing more will come from this
-  /// peer. `what`: "the content of a message". Not for messages truncated by a dying peer.
-  virtual void message_damaged(int peer, const std::string& what) noexcept = 0;
+  /// peer. `what`: "the content of a message". Not for messages truncated by a dying peer. `authenticated`: an
+  /// authentication code says so, else a checksum.
+  virtual void message_damaged(int peer, const std::string& what, bool authenticated) noexcept = 0;
   /// The transport can no longer be used.
   virtual void transport_failed(const std::string& why) noexcept = 0;
 

@@ -12,10 +12,10 @@ namespace {
 
 using harness::FlippingProxy;
 
-constexpr std::size_t kChallenge = 5 + 8 + 4 + 64 + 8;
+constexpr std::size_t kChallenge = 5 + 8 + 4 + 64 + 1 + 8;
 constexpr std::size_t kReply = 5 + 1 + 2 + 32 + 8;
-constexpr std::size_t kHello = 2 * (5 + 20 + 2 + 5 + 96 + 8);  // the two of a rank of 'run-1'
-constexpr std::size_t kSeal = 9 + 16;                          // of every later frame
+constexpr std::size_t kHello = 2 * (5 + 20 + 2 + 5 + 1 + 96 + 8);  // the two of a rank of 'run-1'
+constexpr std::size_t kSeal = 9 + 16;                              // of every later frame
 const std::string kBlob(600, 'b');
 
 /// Events that a rank received on its channel.

@@ -20,9 +20,10 @@ inline std::string checked(const std::string& content) {
   return content + std::string(reinterpret_cast<const char*>(&sum), sizeof(sum));
 }
 inline std::string challenge() {
-  return frame('c', checked("tessera:" + std::string("\x06\x00\x00\x00", 4) + std::string(64, 'n')));
+  return frame('c',
+               checked("tessera:" + std::string("\x06\x00\x00\x00", 4) + std::string(64, 'n') + std::string(1, '\0')));
 }
-inline constexpr std::size_t kHelloBytes = 5 + 20 + 2 + 5 + 96 + 8;  // of a rank of 'run-1'
-inline constexpr std::size_t kChallengeBytes = 5 + 8 + 4 + 64 + 8;
+inline constexpr std::size_t kHelloBytes = 5 + 20 + 2 + 5 + 1 + 96 + 8;  // of a rank of 'run-1'
+inline constexpr std::size_t kChallengeBytes = 5 + 8 + 4 + 64 + 1 + 8;
 
 }  // namespace tessera::comm_test

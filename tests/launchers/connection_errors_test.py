@@ -106,6 +106,67 @@ class MasterTest(Case):
         self.assertRegex(error, r"^tessera: rank 1: init: rank 1 of 2 found no rank 0 within 3s .*: authentication failed; use the same TESSERA_TOKEN")
         self.assert_one_line(zero, 1, "rank 1 did not connect .*; refused: rank 1 has a different TESSERA_TOKEN than rank 0\n$")
 
+    def test_tls_needs_a_token_or_certificates(self):
+        for ended in self.ends(self.pair(TESSERA_TLS=1, TESSERA_TOKEN="")):
+            self.assert_one_line(ended, 2, r"^tessera: init: TESSERA_TLS=1 needs TESSERA_TOKEN, .* or TESSERA_TLS_CERT, TESSERA_TLS_KEY and TESSERA_TLS_CA\n$")
+
+    def test_tls_on_one_rank_alone_is_reported_on_both_ranks(self):
+        for places in (({}, dict(TESSERA_TLS=1)), (dict(TESSERA_TLS=1), {})):
+            tls = [place.get("TESSERA_TLS", 0) for place in places]
+            for ended in self.ends(self.pair(*places)):
+                self.assert_one_line(ended, 2, rf"rank 1 has TESSERA_TLS={tls[1]}.*, rank 0 TESSERA_TLS={tls[0]}.*; set it alike on all ranks\n$")
+                self.assertLess(ended.seconds, 3)
+
+    def test_other_token_with_tls_is_reported_on_both_ranks(self):
+        zero, one = self.ends(self.pair({}, dict(TESSERA_TOKEN="marlin"), TESSERA_TLS=1))
+        self.assert_one_line(one, 2, r"refuses rank 1: TLS: .*; use the same TESSERA_TOKEN on all ranks\n$")
+        self.assert_one_line(zero, 1, "rank 1 did not connect .*; refused: a process, since TLS: .*; use the same TESSERA_TOKEN on all ranks\n$")
+
+    def test_a_backend_that_does_not_encrypt_is_wrong_usage_with_tls(self):
+        for backend in ("ucx", "mpi"):
+            ended = jobs.run(self.training("train", "--backend", backend, "--ranks", 1, steps=1), jobs.environment(TESSERA_TLS=1, TESSERA_TOKEN="t"))
+            if "is not available" not in ended.err and "was not built" not in ended.err:
+                self.assert_one_line(ended, 2, rf"backend '{backend}' does not encrypt its data, but TESSERA_TLS=1: use tcp, or set TESSERA_TLS=0")
+
+    def certificates(self, authority, name):
+        """The variables of a rank; the authority is made when first named."""
+        def openssl(*arguments):
+            done = jobs.run([jobs.program("openssl"), *arguments])
+            self.assertEqual(done.code, 0, done)
+
+        new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+        ca = self.path(authority)
+        if not os.path.exists(ca):
+            openssl("req", "-x509", *new, "-keyout", ca + ".key", "-out", ca, "-days", "2", "-subj", "/CN=" + authority)
+        own = self.path(name)
+        openssl("req", *new, "-keyout", own + ".key", "-out", own + ".csr", "-subj", "/CN=" + name)
+        openssl("x509", "-req", "-in", own + ".csr", "-CA", ca, "-CAkey", ca + ".key", "-CAcreateserial", "-out", own, "-days", "2")
+        return dict(TESSERA_TLS=1, TESSERA_TLS_CERT=own, TESSERA_TLS_KEY=own + ".key", TESSERA_TLS_CA=self.path("ca"))
+
+    def test_certificates(self):
+        zero, one = self.certificates("ca", "zero"), self.certificates("ca", "one")
+        for token in ("swordfish", ""):
+            ended = self.ends(self.pair(zero, one, TESSERA_TOKEN=token))
+            self.assertEqual([each.code for each in ended], [0, 0], ended)
+        stranger = self.certificates("other", "stranger")
+        ended = self.ends(self.pair(zero, stranger))
+        self.assert_one_line(ended[1], 2, "refuses rank 1: TLS: .*unknown ca\n$")
+        self.assert_one_line(ended[0], 1, "refused: a process, since TLS: its certificate is not accepted: ")
+        for ended in self.ends(self.pair(zero, dict(TESSERA_TLS=1))):
+            self.assert_one_line(ended, ended.code, r"rank 1 has TESSERA_TLS=1 by the token, rank 0 TESSERA_TLS=1 by certificates")
+
+    def test_errors_of_files_name_variable_and_file(self):
+        good, other = self.certificates("ca", "zero"), self.certificates("ca", "one")
+        os.mkfifo(self.path("fifo"))
+        for variable, file, why in (("CERT", self.path("nope"), "No such file or directory"), ("CA", self.path("fifo"), "not a regular file"),
+                                    ("CERT", self.text, "has no certificate in PEM format"), ("CA", self.text, "has no certificate in PEM format"),
+                                    ("KEY", self.text, "has no private key in PEM format without a passphrase"),
+                                    ("KEY", other["TESSERA_TLS_KEY"], "is not the key of the certificate in TESSERA_TLS_CERT=")):
+            for ended in self.ends(self.pair(**{**good, "TESSERA_TLS_" + variable: file})):
+                self.assert_one_line(ended, 2, f"^tessera: init: TESSERA_TLS_{variable}={file}: {why}")
+        for ended in self.ends(self.pair(**{**good, "TESSERA_TLS_KEY": ""})):
+            self.assert_one_line(ended, 2, "set all of TESSERA_TLS_CERT, TESSERA_TLS_KEY and TESSERA_TLS_CA, or none")
+
     def test_a_port_in_use_is_said_by_rank_0(self):
         with socket.create_server(("127.0.0.1", self.port)):
             zero, one = self.ends(self.pair())

@@ -4,6 +4,7 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -310,6 +311,16 @@ void tune(int fd) {
   set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
   set(fd, IPPROTO_TCP, TCP_KEEPCNT, 4);
   set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 30'000);  // milliseconds
+}
+
+std::string source_of(const sockaddr_storage& address) {
+  constexpr std::size_t kNetwork = 8;
+  std::string bytes(address.ss_family == AF_INET ? sizeof(in_addr) : address.ss_family == AF_INET6 ? kNetwork : 0, 0);
+  const void* const at = address.ss_family == AF_INET
+                             ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in&>(address).sin_addr)
+                             : &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+  std::memcpy(bytes.data(), at, bytes.size());
+  return bytes;
 }
 
 }  // namespace tessera::comm

@@ -1,6 +1,8 @@
 // TESSERA_MASTER=host:port: the address at which rank 0 listens and to which the other ranks connect.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -44,5 +46,8 @@ std::string loopback_problem(const std::string& host);
 
 /// Sends small frames without delay, and detects a vanished host within half a minute. No effect on a Unix socket.
 void tune(int fd);
+
+/// An IPv4 address, the network of an IPv6 address (whose host may use all addresses in it), or "" for a Unix socket.
+std::string source_of(const sockaddr_storage& address);
 
 }  // namespace tessera::comm

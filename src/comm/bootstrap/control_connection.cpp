@@ -1,8 +1,6 @@
 #include <sys/socket.h>
 
-#include <boost/asio/buffer.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/write.hpp>
 
 #include "tessera/comm/bootstrap/control_connection.h"
 
@@ -23,22 +21,42 @@ std::size_t cost_of(const ControlConnection::Message& message) { return sizeof(m
 }  // namespace
 
 ControlConnection::ControlConnection(asio::io_context& context, Connection connection, Events events)
-    : context_(context), socket_(context), events_(std::move(events)), seal_(connection.seal()) {
+    : context_(context),
+      socket_(context),
+      events_(std::move(events)),
+      stream_(connection.take_stream()),
+      seal_(connection.seal()) {
   socket_.assign(asio::generic::stream_protocol(family_of(connection.fd()), 0), connection.fd());
   connection.release();
 }
 
-void ControlConnection::start() { read(); }
+void ControlConnection::start() {
+  asio::post(context_, [this] { read(); });  // setup may have read more than it needed
+}
 
-void ControlConnection::read() {
-  socket_.async_read_some(asio::buffer(in_), [this](const error_code& error, std::size_t bytes) {
+void ControlConnection::when_ready(SecureStream::State state, void (ControlConnection::*then)()) {
+  const auto what =
+      state == SecureStream::State::wants_write ? asio::socket_base::wait_write : asio::socket_base::wait_read;
+  socket_.async_wait(what, [this, then](const error_code& error) {
     if (!socket_.is_open()) return;
     if (error) return break_off();
-    const SealedReader::Fed fed = reader_.feed({in_.data(), bytes}, events_.frame);
+    (this->*then)();
+  });
+}
+
+void ControlConnection::read() {
+  do {
+    if (!socket_.is_open()) return;
+    const SecureStream::Moved got = stream_.read({std::as_writable_bytes(std::span(in_))});
+    if (got.state == SecureStream::State::wants_read || got.state == SecureStream::State::wants_write)
+      return when_ready(got.state, &ControlConnection::read);
+    if (got.state == SecureStream::State::damaged) return events_.damaged();
+    if (got.state != SecureStream::State::done) return break_off();
+    const SealedReader::Fed fed = reader_.feed({in_.data(), got.bytes}, events_.frame);
     if (fed == SealedReader::Fed::damaged) return events_.damaged();
     if (fed == SealedReader::Fed::refused) return break_off();
-    if (socket_.is_open()) read();
-  });
+  } while (stream_.has_pending());
+  if (socket_.is_open()) when_ready(SecureStream::State::wants_read, &ControlConnection::read);
 }
 
 void ControlConnection::send(Frame frame) {
@@ -53,7 +71,6 @@ void ControlConnection::send(Frame frame) {
 }
 
 void ControlConnection::write_next() {
-  Frame frame;
   {
     const std::lock_guard lock(mutex_);
     if (queue_.empty() || deaf_) {
@@ -61,19 +78,28 @@ void ControlConnection::write_next() {
       if (finishing_) shut_down();
       return;
     }
-    frame = std::move(queue_.front());
+    out_frame_ = std::move(queue_.front());
     queue_.pop_front();
   }
-  out_ = seal_.close(frame->type, frame->payload);
-  asio::async_write(socket_, asio::buffer(out_), [this, frame](const error_code& error, std::size_t) {
+  out_ = seal_.close(out_frame_->type, out_frame_->payload);
+  out_at_ = 0;
+  write_rest();
+}
+
+void ControlConnection::write_rest() {
+  while (out_at_ < out_.size()) {
     if (!socket_.is_open()) return;
-    if (error) return break_off();
-    {
-      const std::lock_guard lock(mutex_);
-      queued_ -= cost_of(*frame);
-    }
-    write_next();
-  });
+    const SecureStream::Moved sent = stream_.write({std::as_bytes(std::span(out_)).subspan(out_at_)});
+    out_at_ += sent.bytes;
+    if (sent.state == SecureStream::State::wants_read || sent.state == SecureStream::State::wants_write)
+      return when_ready(sent.state, &ControlConnection::write_rest);
+    if (sent.state != SecureStream::State::done) return break_off();
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    queued_ -= cost_of(*out_frame_);
+  }
+  asio::post(context_, [this] { write_next(); });
 }
 
 void ControlConnection::finish() {

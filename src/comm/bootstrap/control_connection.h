@@ -50,16 +50,21 @@ class ControlConnection {
  private:
   void read();
   void write_next();
+  void write_rest();
+  void when_ready(SecureStream::State state, void (ControlConnection::*then)());
   void shut_down();
   void break_off();
 
   boost::asio::io_context& context_;
   boost::asio::generic::stream_protocol::socket socket_;
   const Events events_;
+  SecureStream stream_;
   Seal seal_;
   SealedReader reader_{seal_, protocol::kMaxControl};
   std::array<char, 16384> in_{};
-  std::string out_;  // being written
+  std::string out_;         // being written ...
+  std::size_t out_at_ = 0;  // ... from here
+  Frame out_frame_;
   bool reported_ = false;
 
   std::mutex mutex_;  // guards the members below

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tessera/base/text.h"
+#include "tessera/comm/bootstrap/address.h"
 
 namespace tessera::comm {
 namespace {
@@ -62,6 +63,10 @@ HandshakeVerdict judge(const RankIdentity& self, const protocol::Challenge& chal
   } else if (hello.run != self.run || age_of(hello) != age_of(self)) {
     reply.text = subject + " belongs to " + start_of(hello) + ", rank 0 to " + start_of(self) +
                  "; it remains from another start, or TESSERA_RUN_ID differs";
+  } else if (hello.tls != tls_kind(self.tls.get())) {
+    reply.text = subject + " has " + describe_tls(hello.tls) + ", rank 0 " + describe_tls(tls_kind(self.tls.get())) +
+                 "; set it alike on all ranks";
+    judgement.fatal = hello.tls != 2 && tls_kind(self.tls.get()) != 2;  // with certificates the key may be known to all
   } else if (complete) {
     reply.text = "the world of " + std::to_string(self.size) + " ranks is already complete; " + subject + " can't join";
   } else if (hello.size != static_cast<std::uint32_t>(self.size)) {
@@ -90,6 +95,7 @@ struct Talk {
   std::optional<protocol::Challenge> challenge;
   protocol::Hello hello;
   std::optional<protocol::HandshakeReply> reply;
+  std::string tls_error;
 };
 
 Talk talk(Connection& connection, const RankIdentity& self, const Digest& instance, Deadline deadline) {
@@ -101,20 +107,32 @@ Talk talk(Connection& connection, const RankIdentity& self, const Digest& instan
   hello.generation = self.generation;
   hello.run = self.run;
   hello.instance = instance;
+  hello.tls = static_cast<std::uint8_t>(tls_kind(self.tls.get()));
+  const bool encrypts = hello.tls != 0 && !own_address(connection.fd()).empty();
   const auto send_hello = [&](const protocol::Challenge& challenge) {
     hello.nonce = random_digest();
     hello.proof = prove_hello(self.key, challenge, hello);
     connection.send_frame(protocol::encode(hello), deadline, protocol::Type::hello);
   };
-  try {
-    send_hello({});
+  const auto receive_challenge = [&] {
     said.challenge = protocol::decode_challenge(
         connection.receive_frame(deadline, protocol::Type::challenge, protocol::kMaxHandshake));
-    if (!said.challenge || said.challenge->version != protocol::kVersion) return said;
+    return said.challenge && said.challenge->version == protocol::kVersion;
+  };
+  try {
+    if (!encrypts) send_hello({});
+    if (!receive_challenge()) return said;
+    if (encrypts) {
+      const bool alike = said.challenge->tls == hello.tls;
+      if (alike) connection.start_tls(*self.tls, tls_secret(self.key), deadline);
+      send_hello({});
+      if (alike && !receive_challenge()) return said;
+    }
     send_hello(*said.challenge);
     said.reply =
         protocol::decode_reply(connection.receive_frame(deadline, protocol::Type::reply, protocol::kMaxHandshake));
   } catch (const Error&) {  // the peer is gone, is late, or sent an invalid message
+    said.tls_error = connection.tls_error();
   }
   return said;
 }
@@ -124,9 +142,12 @@ Talk talk(Connection& connection, const RankIdentity& self, const Digest& instan
 Attempt client_handshake(Connection& connection, const RankIdentity& self, const Digest& instance,
                          const std::string& place, Deadline deadline) {
   deadline = std::min(deadline, steady_clock::now() + kAttemptTime);
-  const auto [challenge, hello, reply] = talk(connection, self, instance, deadline);
+  const auto [challenge, hello, reply, tls_error] = talk(connection, self, instance, deadline);
   Attempt attempt;
-  if (!challenge) {
+  if (!tls_error.empty() && !reply) {
+    attempt.unproven = true;
+    attempt.why = self.tls->has_certificates() ? tls_error : tls_error + "; use the same TESSERA_TOKEN on all ranks";
+  } else if (!challenge) {
     attempt.why = "the process that listens there is not rank 0 of this library";
   } else if (challenge->version != protocol::kVersion) {
     attempt.unproven = true;
@@ -151,6 +172,8 @@ Attempt client_handshake(Connection& connection, const RankIdentity& self, const
   }
   return attempt;
 }
+
+Digest tls_secret(const Digest& key) { return prove(key, "tessera tls"); }
 
 Digest world_token(const RankIdentity& self, const Digest& session) {
   return prove(self.key, "world" + to_hex(session) + std::to_string(self.restart) + "/" +

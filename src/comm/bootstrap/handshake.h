@@ -5,10 +5,15 @@
 // however long its answers take. To the challenge it replies with a second hello, whose HMAC covers both. Rank 0's
 // answer is authenticated in the same way; rank 0 then waits for one byte of any value, by which the other rank
 // confirms that it accepts the answer. No message reveals the key. All later frames are sealed by a key unique to the
-// connection: they are authenticated, not encrypted.
+// connection.
+//
+// With TLS rank 0 first sends a challenge without a session; the other rank answers with a TLS session, in which the
+// handshake follows. A rank that has another TLS setting answers without one, so that rank 0 can name the difference.
+// A Unix socket needs no TLS: its bytes don't leave the kernel.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "tessera/comm/bootstrap/hmac.h"
@@ -26,10 +31,14 @@ struct RankIdentity {
   std::uint64_t restart = 0;
   std::uint32_t generation = 0;
   Digest key{};
+  std::shared_ptr<const TlsContext> tls = nullptr;  ///< null: without TLS
 };
 
 /// Whether a first hello proves that its sender, or a rank whose hello it repeats, knows the key.
 bool knows_key(const RankIdentity& self, const protocol::Hello& hello);
+
+/// By which the ends of a TLS session know each other, if not by certificates.
+Digest tls_secret(const Digest& key);
 
 /// Rank 0's decision on a connecting rank. `taken`: another process has already joined as that rank. `proven`: it knows
 /// the key.
@@ -45,7 +54,7 @@ HandshakeVerdict judge(const RankIdentity& self, const protocol::Challenge& chal
 /// program, rank 0 may be overloaded or about to stop listening, or a bit may have been flipped.
 struct Attempt {
   bool admitted = false;  ///< then the connection is sealed
-  bool unproven = false;  ///< the peer answered, but didn't prove that it knows the key
+  bool unproven = false;  ///< the peer answered, but proved neither in the handshake nor by TLS that it knows the key
   std::string why;        ///< if not admitted
   Digest session{};       ///< rank 0's
 };

@@ -93,10 +93,10 @@ class Reader {
 template <class M>
 constexpr std::tuple kFields{};
 template <>
-constexpr std::tuple kFields<Challenge>{&Challenge::version, &Challenge::nonce, &Challenge::session};
+constexpr std::tuple kFields<Challenge>{&Challenge::version, &Challenge::nonce, &Challenge::session, &Challenge::tls};
 template <>
-constexpr std::tuple kFields<Hello>{&Hello::rank, &Hello::size,  &Hello::restart,  &Hello::generation,
-                                    &Hello::run,  &Hello::nonce, &Hello::instance, &Hello::proof};
+constexpr std::tuple kFields<Hello>{&Hello::rank, &Hello::size,  &Hello::restart,  &Hello::generation, &Hello::run,
+                                    &Hello::tls,  &Hello::nonce, &Hello::instance, &Hello::proof};
 template <>
 constexpr std::tuple kFields<HandshakeReply>{&HandshakeReply::verdict, &HandshakeReply::text, &HandshakeReply::proof};
 template <>

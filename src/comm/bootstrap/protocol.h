@@ -67,7 +67,8 @@ using Digest = std::array<std::uint8_t, 32>;
 struct Challenge {
   std::uint32_t version = kVersion;
   Digest nonce{};
-  Digest session{};  ///< of rank 0: different at each start
+  Digest session{};      ///< of rank 0: different at each start; zeros before a TLS session
+  std::uint8_t tls = 0;  ///< tls_kind() of rank 0
 };
 struct Hello {
   std::uint32_t rank = 0;
@@ -75,6 +76,7 @@ struct Hello {
   std::uint64_t restart = 0;
   std::uint32_t generation = 0;
   std::string run;
+  std::uint8_t tls = 0;  ///< tls_kind() of the rank
   Digest nonce{};
   Digest instance{};  ///< of the process: the same for every attempt
   Digest proof{};

@@ -37,9 +37,13 @@ std::string about(const RendezvousOptions& options) {
 
 void check(const RendezvousOptions& options) {
   const Launch& launch = options.launch;
-  if (options.store != nullptr) return;
+  if (options.store != nullptr || options.secret) return;
+  if (options.token.empty() && options.tls != nullptr && !options.tls->has_certificates())
+    throw InvalidUsage(
+        "init: TESSERA_TLS=1 needs TESSERA_TOKEN, the same secret text for all ranks of the run (openssl rand -hex 16 "
+        "makes one), or TESSERA_TLS_CERT, TESSERA_TLS_KEY and TESSERA_TLS_CA");
   if (!options.master.empty()) {
-    if (!options.token.empty()) return;
+    if (!options.token.empty() || options.tls != nullptr) return;
     throw InvalidUsage("init: TESSERA_MASTER=" + options.master +
                        " needs TESSERA_TOKEN, the same secret text for all ranks of the run: random, 128 bits, such as "
                        "openssl rand -hex 16 makes");
@@ -58,7 +62,8 @@ ProcessBootstrap::StarSockets parts_of(const RendezvousOptions& options, Deadlin
                 .size = options.launch.size,
                 .run = options.launch.job.substr(0, protocol::kMaxText),
                 .restart = options.launch.restart,
-                .generation = options.launch.generation};
+                .generation = options.launch.generation,
+                .tls = options.tls};
   parts.context = std::make_unique<boost::asio::io_context>(1);
   parts.host_id = options.host_id;
   parts.deadline = deadline;

@@ -14,12 +14,15 @@
 
 namespace tessera::comm {
 
+class TlsContext;
+
 struct RendezvousOptions {
   Launch launch;
   std::chrono::milliseconds timeout{};
   std::string master;   ///< TESSERA_MASTER: the address at which rank 0 listens; "": all ranks are on this host
   std::string token;    ///< TESSERA_TOKEN: random, 128 bits, such as `openssl rand -hex 16` makes
   std::string host_id;  ///< TESSERA_HOST_ID
+  std::shared_ptr<const TlsContext> tls = nullptr;   ///< TESSERA_TLS; null: off
   std::shared_ptr<RendezvousStore> store = nullptr;  ///< replaces master and token
   /// That all ranks know already: replaces the file on this host, since ranks that are containers of one network
   /// namespace may see different files.

@@ -1,12 +1,8 @@
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
-#include <boost/asio/buffer.hpp>
-#include <boost/asio/read.hpp>
-#include <boost/asio/write.hpp>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -46,22 +42,13 @@ std::size_t pending_at_most(int ranks) {
   return std::clamp(free > needed ? (free - needed) / 4 : 0, kFewestPending, kMaxPending);
 }
 
-/// An IPv4 address, the network of an IPv6 address (whose host may use all addresses in it), or "" for a Unix socket.
-std::string source_of(const sockaddr_storage& address) {
-  constexpr std::size_t kNetwork = 8;
-  std::string bytes(address.ss_family == AF_INET ? sizeof(in_addr) : address.ss_family == AF_INET6 ? kNetwork : 0, 0);
-  const void* const at = address.ss_family == AF_INET
-                             ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in&>(address).sin_addr)
-                             : &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
-  std::memcpy(bytes.data(), at, bytes.size());
-  return bytes;
-}
-
 }  // namespace
 
 struct RendezvousServer::PendingPeer {
   explicit PendingPeer(asio::io_context& context) : socket(context) {}
   Socket socket;
+  SecureStream stream;
+  bool encrypts = false;  // a TLS session must follow
   protocol::FrameParser reader{protocol::kMaxHandshake};
   protocol::Challenge challenge;
   std::string source;
@@ -146,32 +133,91 @@ void RendezvousServer::receive(UniqueFd fd, std::string source, int family) {
   error_code error;
   peer->socket.assign(asio::generic::stream_protocol(family, 0), fd.get(), error);
   if (error) return;
-  fd.release();
+  peer->stream = SecureStream(fd.release());
+  peer->encrypts = self_.tls != nullptr && family != AF_UNIX;
   peer->source = std::move(source);
   enter(peer);
   if (!sweeping_) sweep();
+  challenge(peer);
+}
+
+void RendezvousServer::challenge(const PeerPointer& peer) {
+  const bool first = peer->encrypts && !peer->stream.encrypted();
   peer->challenge.nonce = random_digest();
-  peer->challenge.session = session_;
+  peer->challenge.session = first ? Digest{} : session_;
+  peer->challenge.tls = static_cast<std::uint8_t>(tls_kind(self_.tls.get()));
   peer->out = protocol::encode_frame(protocol::Type::challenge, protocol::encode(peer->challenge));
-  asio::async_write(peer->socket, asio::buffer(peer->out), [this, peer](const error_code& failed, std::size_t) {
-    if (failed) return reject(peer);
-    read(peer);
+  send(peer, [this, peer, first] { first ? choose_tls(peer) : read(peer); });
+}
+
+/// The first byte tells whether the other end begins a TLS session. A plain hello is refused, with the reason.
+void RendezvousServer::choose_tls(const PeerPointer& peer) {
+  when_ready(peer, SecureStream::State::wants_read, [this, peer] {
+    constexpr char kHandshake = 22;  // RFC 8446, section 5.1
+    char first = 0;
+    if (::recv(peer->socket.native_handle(), &first, 1, MSG_PEEK) != 1) return reject(peer);
+    if (first != kHandshake) return read(peer);
+    peer->stream = SecureStream(peer->socket.native_handle(), *self_.tls, tls_secret(self_.key), true);
+    start_tls(peer);
   });
+}
+
+void RendezvousServer::start_tls(const PeerPointer& peer) {
+  const SecureStream::State state = peer->stream.handshake();
+  if (state == SecureStream::State::done) {
+    enter_known(peer);
+    return challenge(peer);
+  }
+  if (state == SecureStream::State::wants_read || state == SecureStream::State::wants_write)
+    return when_ready(peer, state, [this, peer] { start_tls(peer); });
+  if (const std::string error = peer->stream.tls_error(); !error.empty())
+    note_refusal(false, "a process, since " + error +
+                            (self_.tls->has_certificates() ? "" : "; use the same TESSERA_TOKEN on all ranks"));
+  reject(peer);
+}
+
+void RendezvousServer::note_refusal(bool proven, const std::string& text) {
+  std::vector<std::string>& refused = refused_[proven ? 0 : 1];
+  if (!complete_ && refused.size() < kMaxNoted && std::find(refused.begin(), refused.end(), text) == refused.end())
+    refused.push_back(text);
+}
+
+void RendezvousServer::when_ready(const PeerPointer& peer, SecureStream::State state, std::function<void()> then) {
+  const auto what = state == SecureStream::State::wants_write ? Socket::wait_write : Socket::wait_read;
+  peer->socket.async_wait(what, [this, peer, then = std::move(then)](const error_code& error) {
+    if (error) return reject(peer);
+    then();
+  });
+}
+
+void RendezvousServer::send(const PeerPointer& peer, std::function<void()> then) {
+  while (!peer->out.empty()) {
+    const SecureStream::Moved sent = peer->stream.write({std::as_bytes(std::span(peer->out))});
+    peer->out.erase(0, sent.bytes);
+    if (sent.state == SecureStream::State::wants_read || sent.state == SecureStream::State::wants_write)
+      return when_ready(peer, sent.state, [this, peer, then = std::move(then)] { send(peer, then); });
+    if (sent.state != SecureStream::State::done) return reject(peer);
+  }
+  then();
 }
 
 void RendezvousServer::read(const PeerPointer& peer) {
-  peer->socket.async_read_some(asio::buffer(peer->in), [this, peer](const error_code& error, std::size_t bytes) {
-    const auto on_frame = [&](protocol::Type type, std::string_view payload) {
-      return type == protocol::Type::hello && peer->hellos < kHellos && on_hello(peer, payload);
-    };
-    if (error || !peer->place || !peer->reader.feed({peer->in.data(), bytes}, on_frame)) return reject(peer);
-    if (peer->hellos < kHellos) read(peer);
-  });
+  const auto on_frame = [&](protocol::Type type, std::string_view payload) {
+    return type == protocol::Type::hello && peer->hellos < kHellos && on_hello(peer, payload);
+  };
+  while (peer->hellos < kHellos) {
+    const SecureStream::Moved got = peer->stream.read({std::as_writable_bytes(std::span(peer->in))});
+    if (got.state == SecureStream::State::wants_read || got.state == SecureStream::State::wants_write)
+      return when_ready(peer, got.state, [this, peer] { read(peer); });
+    if (got.state != SecureStream::State::done || !peer->place ||
+        !peer->reader.feed({peer->in.data(), got.bytes}, on_frame))
+      return reject(peer);
+  }
 }
 
 /// A peer that knows the key moves to the places of those, where a flood of others doesn't reach it.
-void RendezvousServer::on_first_hello(const PeerPointer& peer, const protocol::Hello& hello) {
-  if (!knows_key(self_, hello)) return;
+void RendezvousServer::enter_known(const PeerPointer& peer) {
+  if (peer->known) return;
   tune(peer->socket.native_handle());
   leave(peer);
   if (pending_[1].size() >= most_pending_) reject(any_of(pending_[1]));
@@ -183,7 +229,7 @@ bool RendezvousServer::on_hello(const PeerPointer& peer, std::string_view payloa
   const std::optional<protocol::Hello> hello = protocol::decode_hello(payload);
   if (!hello) return false;
   if (++peer->hellos < kHellos) {
-    on_first_hello(peer, *hello);
+    if (knows_key(self_, *hello)) enter_known(peer);
     return true;
   }
   peer->instance = hello->instance;
@@ -199,32 +245,24 @@ bool RendezvousServer::on_hello(const PeerPointer& peer, std::string_view payloa
     peer->seal = seal_of(self_.key, peer->challenge, *hello, true);
     here_[hello->rank] = peer;
     leave(peer);
-  } else if (!complete_ && (judgement.proven || hello->rank < here_.size())) {
-    auto& refused = refused_[judgement.proven ? 0 : 1];
-    if (refused.size() < kMaxNoted && std::find(refused.begin(), refused.end(), judgement.reply.text) == refused.end())
-      refused.push_back(judgement.reply.text);
+  } else if (judgement.proven || hello->rank < here_.size()) {
+    note_refusal(judgement.proven, judgement.reply.text);
   }
   if (judgement.fatal && mismatch_.empty()) mismatch_ = judgement.reply.text;
   peer->out = protocol::encode_frame(protocol::Type::reply, protocol::encode(judgement.reply));
-  send_reply(peer);
+  send(peer, [this, peer] { peer->rank < 0 ? reject(peer) : await_belief(peer); });
   return true;
-}
-
-void RendezvousServer::send_reply(const PeerPointer& peer) {
-  asio::async_write(peer->socket, asio::buffer(peer->out), [this, peer](const error_code& error, std::size_t) {
-    if (error || peer->rank < 0) return reject(peer);
-    await_belief(peer);
-  });
 }
 
 /// Reads one byte, after which the connection belongs to the world: what follows is not read here.
 void RendezvousServer::await_belief(const PeerPointer& peer) {
-  asio::async_read(peer->socket, asio::buffer(peer->in, 1), [this, peer](const error_code& error, std::size_t) {
-    if (error) return reject(peer);
-    if (here_[static_cast<std::size_t>(peer->rank)] != peer) return;
-    peer->joined = true;
-    ++joined_;
-  });
+  const SecureStream::Moved got = peer->stream.read({std::as_writable_bytes(std::span(peer->in)).first(1)});
+  if (got.state == SecureStream::State::wants_read || got.state == SecureStream::State::wants_write)
+    return when_ready(peer, got.state, [this, peer] { await_belief(peer); });
+  if (got.state != SecureStream::State::done) return reject(peer);
+  if (here_[static_cast<std::size_t>(peer->rank)] != peer) return;
+  peer->joined = true;
+  ++joined_;
 }
 
 std::size_t RendezvousServer::share() const noexcept { return std::max<std::size_t>(most_pending_ / kShares, 1); }
@@ -316,7 +354,7 @@ std::vector<Connection> RendezvousServer::release_links() {
     error_code error;
     const int fd = peer->socket.release(error);
     if (error) continue;
-    links.back() = Connection(UniqueFd(fd));
+    links.back() = Connection(UniqueFd(fd), std::move(peer->stream));
     links.back().seal(peer->seal);
   }
   return links;

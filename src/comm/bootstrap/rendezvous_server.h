@@ -11,6 +11,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -51,10 +52,15 @@ class RendezvousServer {
   void listen_later(std::size_t listener);
   void accept_some(std::size_t listener);
   void receive(UniqueFd fd, std::string source, int family);
+  void challenge(const PeerPointer& peer);
+  void choose_tls(const PeerPointer& peer);
+  void start_tls(const PeerPointer& peer);
   void read(const PeerPointer& peer);
-  void on_first_hello(const PeerPointer& peer, const protocol::Hello& hello);
+  void enter_known(const PeerPointer& peer);
   bool on_hello(const PeerPointer& peer, std::string_view payload);
-  void send_reply(const PeerPointer& peer);
+  void send(const PeerPointer& peer, std::function<void()> then);
+  void when_ready(const PeerPointer& peer, SecureStream::State state, std::function<void()> then);
+  void note_refusal(bool proven, const std::string& text);
   void await_belief(const PeerPointer& peer);
   std::size_t share() const noexcept;
   const PeerPointer& any_of(const std::vector<PeerPointer>& pool);

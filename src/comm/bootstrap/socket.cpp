@@ -59,30 +59,34 @@ bool wait_ready(int fd, short events, Deadline deadline) {
   }
 }
 
+void Connection::await(SecureStream::State state, Deadline deadline) const {
+  if (state == SecureStream::State::damaged) throw_damaged();
+  if (state != SecureStream::State::wants_read && state != SecureStream::State::wants_write) lost();
+  require_ready(fd_.get(), state == SecureStream::State::wants_read ? POLLIN : POLLOUT, deadline);
+}
+
+void Connection::start_tls(const TlsContext& tls, const Digest& secret, Deadline deadline) {
+  stream_ = SecureStream(fd_.get(), tls, secret, false);
+  for (auto state = stream_.handshake(); state != SecureStream::State::done; state = stream_.handshake())
+    await(state, deadline);
+}
+
 void Connection::send_all(const void* data, std::size_t bytes, Deadline deadline) {
-  const auto* at = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t n = ::send(fd_.get(), at, bytes, MSG_NOSIGNAL);
-    if (n < 0 && again()) {
-      require_ready(fd_.get(), POLLOUT, deadline);
-      continue;
-    }
-    if (n < 0) lost();
-    at += n;
-    bytes -= static_cast<std::size_t>(n);
+  std::span<const std::byte> rest(static_cast<const std::byte*>(data), bytes);
+  while (!rest.empty()) {
+    const SecureStream::Moved sent = stream_.write({rest});
+    if (sent.state != SecureStream::State::done) await(sent.state, deadline);
+    rest = rest.subspan(sent.bytes);
   }
 }
 
 std::string Connection::receive_bytes(std::size_t count, Deadline deadline) {
   std::string bytes(count, '\0');
-  for (std::size_t at = 0; at < count;) {
-    const ssize_t n = ::recv(fd_.get(), bytes.data() + at, count - at, 0);
-    if (n < 0 && again()) {
-      require_ready(fd_.get(), POLLIN, deadline);
-      continue;
-    }
-    if (n <= 0) lost();
-    at += static_cast<std::size_t>(n);
+  std::span<std::byte> rest = std::as_writable_bytes(std::span(bytes));
+  while (!rest.empty()) {
+    const SecureStream::Moved received = stream_.read({rest});
+    if (received.state != SecureStream::State::done) await(received.state, deadline);
+    rest = rest.subspan(received.bytes);
   }
   return bytes;
 }

@@ -9,6 +9,7 @@
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/bootstrap/protocol.h"
 #include "tessera/comm/bootstrap/seal.h"
+#include "tessera/comm/bootstrap/secure_stream.h"
 
 namespace tessera::comm {
 
@@ -25,11 +26,19 @@ class Damaged : public BackendError {
 class Connection {
  public:
   Connection() = default;
-  explicit Connection(UniqueFd fd) : fd_(std::move(fd)) {}
+  explicit Connection(UniqueFd fd) : fd_(std::move(fd)), stream_(fd_.get()) {}
+  /// `stream`: of `fd`.
+  Connection(UniqueFd fd, SecureStream stream) : fd_(std::move(fd)), stream_(std::move(stream)) {}
   int fd() const noexcept { return fd_.get(); }
   explicit operator bool() const noexcept { return static_cast<bool>(fd_); }
   void close() noexcept { fd_.reset(); }
   int release() noexcept { return fd_.release(); }
+  /// For the new owner of the descriptor.
+  SecureStream take_stream() noexcept { return std::move(stream_); }
+  /// Begins a TLS session as its client, which encrypts all that follows.
+  void start_tls(const TlsContext& tls, const Digest& secret, Deadline deadline);
+  /// SecureStream's.
+  std::string tls_error() const { return stream_.tls_error(); }
   /// Seals all later frames.
   void seal(Seal seal) noexcept { seal_ = seal; }
   const Seal& seal() const noexcept { return seal_; }
@@ -48,9 +57,12 @@ class Connection {
  private:
   void send_all(const void* data, std::size_t bytes, Deadline deadline);
   std::string receive_bytes(std::size_t count, Deadline deadline);
+  /// Waits until the stream can continue.
+  void await(SecureStream::State state, Deadline deadline) const;
   /// Receives the rest of the frame that begins with `begun`, whose type must be `type`.
   std::string receive_rest(std::string begun, Deadline deadline, protocol::Type type, std::size_t longest);
   UniqueFd fd_;
+  SecureStream stream_;
   Seal seal_;
 };
 

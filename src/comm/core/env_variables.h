@@ -22,6 +22,14 @@ inline constexpr EnvVariable kMaster{"TESSERA_MASTER", "",
 inline constexpr EnvVariable kToken{
     "TESSERA_TOKEN", "",
     "secret of a run's ranks: random, 128 bits (openssl rand -hex 16); default: tessera makes one"};
+inline constexpr EnvVariable kTls{
+    "TESSERA_TLS", "0",
+    "1: TLS 1.3 encrypts the rendezvous and all data that leaves a host; an error where a backend can't"};
+inline constexpr EnvVariable kTlsCert{"TESSERA_TLS_CERT", "",
+                                      "PEM file with this rank's certificate; default: TLS authenticates by the token"};
+inline constexpr EnvVariable kTlsKey{"TESSERA_TLS_KEY", "", "PEM file with the private key of TESSERA_TLS_CERT"};
+inline constexpr EnvVariable kTlsCa{"TESSERA_TLS_CA", "",
+                                    "PEM file with the authority's certificate, by which ranks verify each other's"};
 inline constexpr EnvVariable kHostId{
     "TESSERA_HOST_ID", "",
     "name of this host; ranks with equal names share memory; default: boot id and network namespace"};

@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/algorithms.h"
 #include "tessera/comm/bootstrap/rendezvous.h"
+#include "tessera/comm/bootstrap/tls_context.h"
 #include "tessera/comm/core/composite.h"
 #include "tessera/comm/core/env_variables.h"
 #include "tessera/comm/plugins/builtin.h"
@@ -43,6 +44,7 @@ std::shared_ptr<Bootstrap> bootstrap_on_host(const Bootstrap& all, const Backend
                      .master = {},
                      .token = {},
                      .host_id = hosts[me],
+                     .tls = options.tls,
                      .secret = all.token()});
 }
 
@@ -90,6 +92,14 @@ std::vector<const Backend*> find_backends(const std::string& name, bool one_host
   return found;
 }
 
+[[noreturn]] void throw_unencrypted(const Backend& backend) {
+  std::string others;
+  for (const Backend* other : builtin_backends())
+    if (other->encrypts) others += (others.empty() ? "" : " or ") + std::string(other->name);
+  throw InvalidUsage("backend '" + std::string(backend.name) + "' does not encrypt its data, but TESSERA_TLS=1: use " +
+                     others + ", or set TESSERA_TLS=0 and encrypt the network below it (WireGuard, IPsec)");
+}
+
 }  // namespace
 
 std::unique_ptr<Communicator> make_world(const std::string& name, std::shared_ptr<Bootstrap> bootstrap,
@@ -101,6 +111,8 @@ std::unique_ptr<Communicator> make_world(const std::string& name, std::shared_pt
   const auto flag = [](bool value) { return std::string(value ? "1" : "0"); };
   const auto own_settings = [&] {
     backends = find_backends(name, one_host);
+    for (const Backend* backend : backends)
+      if (options.tls != nullptr && !backend->encrypts && !backend->one_host) throw_unencrypted(*backend);
     for (const Backend* backend : backends) names += (names.empty() ? "" : "+") + std::string(backend->name);
     options.deterministic = deterministic.value_or(backends.size() > 1 || backends.front()->deterministic);
     options.algorithms = AlgorithmTable::one_line(options.algorithms);
@@ -108,6 +120,7 @@ std::unique_ptr<Communicator> make_world(const std::string& name, std::shared_pt
                                       {std::string(env::kBackend.name), names},
                                       {std::string(env::kDeterministic.name), flag(options.deterministic)},
                                       {std::string(env::kCheck.name), flag(options.check)},
+                                      {std::string(env::kTls.name), std::to_string(tls_kind(options.tls.get()))},
                                       {std::string(env::kAlgo.name), options.algorithms}};
   };
   require_alike(*bootstrap, own_settings, options.global_ranks);

@@ -209,7 +209,7 @@ void HostRuntime::handle(const ControlMessage& message) noexcept {
     return;
   }
   if (message.kind == ControlMessage::Kind::damaged)
-    return message_damaged(message.from, "a message of the control channel");
+    return message_damaged(message.from, "a message of the control channel", true);
   const auto found = std::find_if(groups_.begin(), groups_.end(),
                                   [&](const HostGroup* group) { return group->id() == message.communicator; });
   const int member = found == groups_.end() ? -1 : (*found)->member_of(message.from);
@@ -247,10 +247,13 @@ void HostRuntime::transport_failed(const std::string& why) noexcept {
 }
 
 /// No other cause is possible, so don't wait for one.
-void HostRuntime::message_damaged(int peer, const std::string& what) noexcept {
+void HostRuntime::message_damaged(int peer, const std::string& what, bool authenticated) noexcept {
   transport_failure_ = capabilities_.backend + ": " + what + " from " +
                        describe_rank(peer, options_.global_rank(peer)) +
-                       " is damaged: its checksum is wrong; check the network and the memory of the two hosts, and "
+                       (authenticated ? " was changed on the way: its authentication code is wrong; check the devices "
+                                        "between the two hosts, and "
+                                      : " is damaged: its checksum is wrong; check the network and the memory of the "
+                                        "two hosts, and ") +
                        "resume from the last checkpoint";
   transport_blamed_at_ = Clock::now();
   update_transport_polling();

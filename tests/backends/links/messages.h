@@ -47,7 +47,7 @@ struct Rank final : MessageOwner, TransportEvents {
   void connection_lost(int peer, const std::string& why) noexcept override {
     lost += std::to_string(peer) + ": " + why;
   }
-  void message_damaged(int, const std::string& what) noexcept override { failure += what; }
+  void message_damaged(int, const std::string& what, bool) noexcept override { failure += what; }
   void transport_failed(const std::string& why) noexcept override { failure += why; }
 
   TestMessage& test_message(int peer, const MessageTag& tag, std::size_t bytes) {

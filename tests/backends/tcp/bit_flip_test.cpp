@@ -60,12 +60,13 @@ Outcome run(std::optional<FlippingProxy::Flip> flip, std::vector<std::string> ho
   return outcome;
 }
 
-void expect_damage(const Outcome& outcome, const std::string& what) {
+void expect_damage(const Outcome& outcome, const std::string& what,
+                   const std::string& kind = " was changed on the way: its authentication code is wrong; check the ") {
   EXPECT_TRUE(outcome.flipped);
   for (const std::string& error : outcome.errors) {
     EXPECT_EQ(error.find("BackendError: tcp: "), 0U) << error;
     EXPECT_NE(error.find(what), std::string::npos) << error;
-    EXPECT_NE(error.find("is damaged: its checksum is wrong; check the network"), std::string::npos) << error;
+    EXPECT_NE(error.find(kind), std::string::npos) << error;
   }
 }
 
@@ -81,6 +82,7 @@ class Streams : public testing::Test {
   void TearDown() override {
     ::unsetenv("TESSERA_TCP_STREAMS");
     ::unsetenv("TESSERA_TCP_CHECKSUM");
+    ::unsetenv("TESSERA_TCP_MAC");
   }
 };
 using BitFlips = Streams;
@@ -103,13 +105,25 @@ TEST_F(BitFlips, DamagedPayloadIsError) {
       expect_damage(run(behind_handshake(to_listener, at)), to_listener ? "from rank 0" : "from rank 1");
 }
 
+constexpr const char* kChecksumIsWrong = " is damaged: its checksum is wrong; check the network and the memory";
+
+TEST_F(BitFlips, DamagedPayloadWithoutMacIsError) {
+  ::setenv("TESSERA_TCP_MAC", "off", 1);
+  for (const bool to_listener : {true, false})
+    for (const std::size_t at : {20, 20'000})
+      expect_damage(run(behind_handshake(to_listener, at)), to_listener ? "from rank 0" : "from rank 1",
+                    kChecksumIsWrong);
+}
+
 TEST_F(BitFlips, DamagedPayloadOnOneHostIsErrorIfChecked) {
-  expect_damage(run(behind_handshake(true, 40'000), {"here", "here"}, true), "the payload of a message from rank 0");
+  const std::string what = "the payload of a message from rank 0";
+  expect_damage(run(behind_handshake(true, 40'000), {"here", "here"}, true), what, kChecksumIsWrong);
   ::setenv("TESSERA_TCP_CHECKSUM", "1", 1);
-  expect_damage(run(behind_handshake(true, 40'000), {"here", "here"}), "the payload of a message from rank 0");
+  expect_damage(run(behind_handshake(true, 40'000), {"here", "here"}), what, kChecksumIsWrong);
 }
 
 TEST_F(BitFlips, DetectsWrongResultWithoutChecksum) {  // negative control
+  ::setenv("TESSERA_TCP_MAC", "off", 1);
   ::setenv("TESSERA_TCP_CHECKSUM", "0", 1);
   const Outcome outcome = run(behind_handshake(true, 280'000));  // in the last all_reduce
   EXPECT_TRUE(outcome.flipped);

@@ -162,7 +162,9 @@ TEST(Cancel, EagerSendsThatWaitForCredit) {
 }
 
 TEST(Cancel, QueuedEagerSendsReturnCredit) {
-  comm::tcp::SendQueue queue(1, false);
+  std::vector<comm::tcp::FrameSeal> seals;
+  seals.emplace_back(false);
+  comm::tcp::SendQueue queue(std::move(seals));
   std::vector<std::byte> data(kEagerLimit);
   for (std::uint32_t i = 0; i < 100; ++i) {  // more than six times the credit
     Message message;

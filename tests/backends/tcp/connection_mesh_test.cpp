@@ -103,7 +103,10 @@ class Forger {
     boost::asio::co_spawn(
         context_,
         [this]() -> boost::asio::awaitable<void> {
-          refusal_ = co_await comm::tcp::introduce(socket_, Bootstrap::Token{7}, {0, 1, 0});
+          socket_.native_non_blocking(true);
+          SecureStream stream(socket_.native_handle());
+          comm::tcp::Introduction own{.link = {0, 1, 0}, .keys = {}};
+          refusal_ = co_await comm::tcp::introduce(socket_, stream, Bootstrap::Token{7}, own);
         },
         boost::asio::detached);
     thread_ = std::thread([this] { context_.run_for(20s); });
@@ -154,7 +157,7 @@ bool is_closed(const UniqueFd& fd) {
 }
 
 TEST(ConnectionMesh, FloodFromOtherAddressesDropsNoRank) {
-  comm::tcp::MeshConnector one(1, 1, Bootstrap::Token{});
+  comm::tcp::MeshConnector one(1, 1, Bootstrap::Token{}, nullptr);
   const comm::tcp::Endpoint own = one.listen(boost::asio::ip::make_address("127.0.0.1"));
   auto run = std::async(std::launch::async, [&] {
     return one.run({{boost::asio::ip::make_address("127.0.0.1"), 1}, own}, 6s);
@@ -223,6 +226,13 @@ TEST(ConnectionMesh, InvalidOptionsOfOneRankFailAll) {
     EXPECT_EQ(error.find("InvalidUsage: init: TESSERA_TCP_CHECKSUM differs between the ranks: it is unset on ranks 0, "
                          "2; 0 on rank 1"),
               0U)
+        << error;
+  plan.change = [](int rank, TcpOptions& settings) { settings.mac = rank != 1; };
+  for (const std::string& error : try_to_make(plan, world))
+    EXPECT_EQ(
+        error.find(
+            "InvalidUsage: init: TESSERA_TCP_MAC differs between the ranks: it is off on rank 1; on on ranks 0, 2"),
+        0U)
         << error;
 }
 

@@ -6,7 +6,6 @@
 
 #include "backends/tcp/receive_queue.h"
 #include "backends/tcp/send_queue.h"
-#include "tessera/base/checksum.h"
 #include "tests/backends/tcp/support.h"
 
 namespace tessera::tcp_test {
@@ -15,17 +14,22 @@ namespace {
 using comm::tcp::Frame;
 using comm::tcp::FrameDecoder;
 using comm::tcp::FrameKind;
+using comm::tcp::FrameSeal;
 using comm::tcp::kCredit;
 using comm::tcp::kEagerLimit;
 using comm::tcp::kMaxChunk;
 
 using Bytes = std::vector<std::byte>;
 
-void append(Bytes& bytes, Frame frame) {
+FrameSeal checksums() { return FrameSeal(true); }
+FrameSeal macs(std::uint8_t key = 1) { return FrameSeal(Digest{key}); }
+
+void append(Bytes& bytes, Frame frame, FrameSeal& seal) {
   Bytes payload(frame.length);
   for (std::size_t i = 0; i < frame.length; ++i) payload[i] = pattern(frame.tag, frame.offset + i);
-  frame.payload_sum = checksum(payload);
-  frame.header_sum = header_sum_of(frame);
+  if (frame.kind == FrameKind::eager || frame.kind == FrameKind::data) frame.payload_code = seal.payload_code(payload);
+  frame.header_code = seal.header_code(frame);
+  seal.next_frame();
   const auto header = std::as_bytes(std::span(&frame, 1));
   bytes.insert(bytes.end(), header.begin(), header.end());
   bytes.insert(bytes.end(), payload.begin(), payload.end());
@@ -57,7 +61,13 @@ struct Side {
   comm::tcp::ReceiveQueue receive_queue{send_queue};
   FrameDecoder reader;
   std::vector<std::unique_ptr<TestMessage>> in;
-  explicit Side(bool checked = true) : send_queue(2, checked), reader(receive_queue, checked) {
+  static std::vector<FrameSeal> seals() {
+    std::vector<FrameSeal> both;
+    both.push_back(checksums());
+    both.push_back(checksums());
+    return both;
+  }
+  explicit Side(FrameSeal seal = checksums()) : send_queue(seals()), reader(receive_queue, std::move(seal)) {
     for (std::uint32_t i = 0; i < 10; ++i) {
       in.push_back(node.test_message(0, {1, i, 0}, i % 2 == 0 ? 1000 * i : kEagerLimit + 1 + i * 20'000));
       receive_queue.receive(in.back()->message);
@@ -65,8 +75,13 @@ struct Side {
   }
 };
 
-Bytes good_frames() {
+/// `begins`: receives the offset of each frame.
+Bytes good_frames(FrameSeal seal = checksums(), std::vector<std::size_t>* begins = nullptr) {
   Bytes bytes;
+  const auto append = [&](Bytes& to, const Frame& frame) {
+    if (begins != nullptr) begins->push_back(to.size());
+    tcp_test::append(to, frame, seal);
+  };
   for (std::uint32_t i = 0; i < 10; ++i) {
     const std::size_t total = i % 2 == 0 ? 1000 * i : kEagerLimit + 1 + i * 20'000;
     if (i % 2 == 0) {
@@ -113,7 +128,8 @@ TEST(Frames, SurviveRandomHeaders) {
   std::size_t refused = 0, accepted = 0;
   for (unsigned seed = 0; seed < 1000; ++seed) {
     std::mt19937 random(seed);
-    Side side(false);  // without checksums of the contents
+    Side side(FrameSeal(false));  // without codes of the contents
+    FrameSeal seal = checksums();
     Bytes bytes;
     const auto any = [&](std::initializer_list<std::uint64_t> values) {
       return *(values.begin() + random() % values.size());
@@ -134,8 +150,8 @@ TEST(Frames, SurviveRandomHeaders) {
       Frame as_sent = frame;
       if (as_sent.length > kMaxChunk) as_sent.length = 10;
       Bytes one;
-      append(one, as_sent);
-      frame.header_sum = header_sum_of(frame);
+      append(one, as_sent, seal);
+      frame.header_code = seal.header_code(frame);
       std::memcpy(one.data(), &frame, sizeof(frame));
       bytes.insert(bytes.end(), one.begin(), one.end());
     }
@@ -170,9 +186,9 @@ struct Flip {
   bool damaged = false;
   bool intact = false;  ///< of every complete message
 };
-Flip flip(const Bytes& good, std::size_t at, bool checked, unsigned seed) {
+Flip flip(const Bytes& good, std::size_t at, FrameSeal seal, unsigned seed) {
   std::mt19937 random(seed);
-  Side side(checked);
+  Side side(std::move(seal));
   Bytes bytes = good;
   bytes[at] ^= static_cast<std::byte>(1U << random() % 8);
   feed(side.reader, bytes, random);
@@ -187,24 +203,104 @@ Flip flip(const Bytes& good, std::size_t at, bool checked, unsigned seed) {
 }
 
 TEST(Frames, DetectsAnyFlippedBit) {
-  const Bytes good = good_frames();
-  std::mt19937 random(7);
-  for (unsigned seed = 0; seed < 400; ++seed) {
-    const std::size_t at = seed < 64 ? seed : random() % good.size();  // every byte of a header
-    const Flip seen = flip(good, at, true, seed);
-    EXPECT_TRUE(seen.damaged) << "byte " << at;
-    EXPECT_TRUE(seen.intact) << "byte " << at;
+  for (const bool keyed : {false, true}) {
+    const auto seal = [&] { return keyed ? macs() : checksums(); };
+    const Bytes good = good_frames(seal());
+    std::mt19937 random(7);
+    for (unsigned seed = 0; seed < 400; ++seed) {
+      const std::size_t at = seed < sizeof(Frame) ? seed : random() % good.size();  // every byte of a header
+      const Flip seen = flip(good, at, seal(), seed);
+      EXPECT_TRUE(seen.damaged) << "byte " << at;
+      EXPECT_TRUE(seen.intact) << "byte " << at;
+    }
+  }
+}
+
+/// What a device on the way may do to frames that it understands. It computes the checksums of what it has changed.
+struct Tampering {
+  std::string name;
+  std::function<Bytes(Bytes bytes, const std::vector<std::size_t>& begins)> apply;
+};
+
+Bytes part(const Bytes& bytes, std::size_t from, std::size_t to) {
+  return {bytes.begin() + static_cast<std::ptrdiff_t>(from), bytes.begin() + static_cast<std::ptrdiff_t>(to)};
+}
+
+Bytes joined(std::initializer_list<Bytes> parts) {
+  Bytes all;
+  for (const Bytes& one : parts) all.insert(all.end(), one.begin(), one.end());
+  return all;
+}
+
+std::vector<Tampering> tamperings() {
+  return {{"another payload with its checksums",
+           [](Bytes bytes, const std::vector<std::size_t>& begins) {
+             Frame frame;
+             std::memcpy(&frame, bytes.data() + begins[1], sizeof(frame));
+             bytes[begins[1] + sizeof(frame)] ^= std::byte{1};
+             FrameSeal seal = checksums();
+             frame.payload_code = seal.payload_code(std::span(bytes).subspan(begins[1] + sizeof(frame), frame.length));
+             frame.header_code = seal.header_code(frame);
+             std::memcpy(bytes.data() + begins[1], &frame, sizeof(frame));
+             return bytes;
+           }},
+          {"two frames in the other order",
+           [](const Bytes& bytes, const std::vector<std::size_t>& begins) {
+             return joined({part(bytes, 0, begins[1]), part(bytes, begins[2], begins[3]),
+                            part(bytes, begins[1], begins[2]), part(bytes, begins[3], bytes.size())});
+           }},
+          {"a frame is missing",
+           [](const Bytes& bytes, const std::vector<std::size_t>& begins) {
+             return joined({part(bytes, 0, begins[0]), part(bytes, begins[1], bytes.size())});
+           }},
+          {"the end is missing, but the last frame comes",
+           [](const Bytes& bytes, const std::vector<std::size_t>& begins) {
+             return joined({part(bytes, 0, begins[4]), part(bytes, begins.back(), bytes.size())});
+           }},
+          {"a credit comes twice", [](const Bytes& bytes, const std::vector<std::size_t>& begins) {
+             const std::size_t credit = begins[begins.size() - 2];
+             return joined({part(bytes, 0, begins.back()), part(bytes, credit, bytes.size())});
+           }}};
+}
+
+TEST(Frames, MacsDetectAnyTampering) {
+  std::vector<std::size_t> begins;
+  const Bytes good = good_frames(macs(), &begins);
+  for (const Tampering& device : tamperings()) {
+    std::mt19937 random(3);
+    Side side(macs());
+    EXPECT_NE(feed(side.reader, device.apply(good, begins), random), "") << device.name;
+    EXPECT_TRUE(side.reader.damaged()) << device.name;
+    for (const auto& test_message : side.in)
+      if (!test_message->done) side.receive_queue.cancel(test_message->message);
+  }
+  std::mt19937 random(3);
+  Side other(macs(2));  // a connection or direction with another key
+  EXPECT_EQ(feed(other.reader, good, random), "the header of a message");
+  Side same(macs());
+  EXPECT_EQ(feed(same.reader, good, random), "");
+}
+
+TEST(Frames, ChecksumsMissTampering) {  // negative control
+  std::vector<std::size_t> begins;
+  const Bytes good = good_frames(checksums(), &begins);
+  for (const Tampering& device : tamperings()) {
+    std::mt19937 random(3);
+    Side side;
+    EXPECT_EQ(feed(side.reader, device.apply(good, begins), random), "") << device.name;
+    for (const auto& test_message : side.in)
+      if (!test_message->done) side.receive_queue.cancel(test_message->message);
   }
 }
 
 TEST(Frames, MissFlippedPayloadBitWithoutChecksum) {  // negative control
   const Bytes good = good_frames();
   for (std::size_t byte = 0; byte < sizeof(Frame); ++byte)
-    EXPECT_TRUE(flip(good, byte, false, 1).damaged) << "headers always have one";
+    EXPECT_TRUE(flip(good, byte, FrameSeal(false), 1).damaged) << "headers always have one";
   std::size_t wrong = 0;
   for (unsigned seed = 0; seed < 20; ++seed) {
     // The content of the second frame, after an empty frame and its own header.
-    const Flip unseen = flip(good, 2 * sizeof(Frame) + seed * 1000, false, seed);
+    const Flip unseen = flip(good, 2 * sizeof(Frame) + seed * 1000, FrameSeal(false), seed);
     EXPECT_FALSE(unseen.damaged);
     wrong += unseen.intact ? 0 : 1;
   }
@@ -234,14 +330,16 @@ TEST(Frames, RejectProtocolViolations) {
     std::mt19937 random(1);
     Side side;
     Bytes bytes;
-    for (const Frame& frame : frames) append(bytes, frame);
+    FrameSeal seal = checksums();
+    for (const Frame& frame : frames) append(bytes, frame, seal);
     EXPECT_EQ(feed(side.reader, bytes, random), wrong);
   }
   std::mt19937 random(1);
   Side side;
   Bytes bytes;
+  FrameSeal seal = checksums();
   for (std::uint32_t i = 0; i < 17; ++i)
-    append(bytes, {.kind = FrameKind::eager, .tag = {5, i, 0}, .length = kEagerLimit, .total = kEagerLimit});
+    append(bytes, {.kind = FrameKind::eager, .tag = {5, i, 0}, .length = kEagerLimit, .total = kEagerLimit}, seal);
   EXPECT_EQ(feed(side.reader, bytes, random), "more eager messages than its credit allows");
 }
 

@@ -64,8 +64,8 @@ struct Node final : MessageOwner, TransportEvents {
     lost.push_back(peer);
     reason = why;
   }
-  void message_damaged(int peer, const std::string& what) noexcept override {
-    damage = "from " + std::to_string(peer) + ": " + what;
+  void message_damaged(int peer, const std::string& what, bool authenticated) noexcept override {
+    damage = "from " + std::to_string(peer) + ": " + what + (authenticated ? " was changed" : "");
   }
   void transport_failed(const std::string& why) noexcept override { failure = why; }
 

@@ -53,6 +53,8 @@ MISTAKES = [
     mistake("tcp-cancelled-credit-kept", "backends/tcp/send_queue.cpp", "      eager_sent_ -= eager_cost(outbound.bytes);\n", "", TCP, "canceled messages use up credit"),
     mistake("tcp-cancelled-memory-sent", "backends/tcp/send_queue.cpp", "  outbound.data = outbound.own.get();\n  outbound.first = first;", "  outbound.first = 0 * first;", TCP, "memory that its owner has reused is sent"),
     mistake("tcp-flood-unbounded", "backends/tcp/receive_queue.cpp", "  if (held_ + eager_cost(frame.total) > kCredit) return", "  if (held_ > 1000 * kCredit) return", TCP, "a flood of messages from a peer uses all memory"),
+    mistake("tcp-frame-number-not-in-code", "backends/tcp/frame_seal.h", "void next_frame() noexcept { ++number_; }", "void next_frame() noexcept { number_ += 0; }", TCP, "a frame that is repeated or moved on the way has a right code"),
+    mistake("tcp-payload-code-ignored", "backends/tcp/frame_decoder.cpp", "  if (seal_.payloads() && !verified_ && !same(seal_.payload_code(), frame_.payload_code))", "  if (seal_.payloads() && !verified_ && same(seal_.payload_code(), {}))", TCP, "a large payload that is changed on the way is accepted"),
     mistake("tcp-held-not-given-back", "backends/tcp/receive_queue.cpp", "    held_ -= eager_cost(total);\n", "", TCP, "after some megabytes small messages are rejected"),
     mistake("tcp-given-up-kept", "backends/tcp/receive_queue.cpp", "  inbound.cancelled = discarded_.has(tag);\n", "", TCP, "messages of failed communicators stay in memory"),
     mistake("tcp-cancelled-receive-written", "backends/tcp/receive_queue.cpp", "  inbound.message = nullptr;\n  inbound.cancelled = true;  //", "  inbound.cancelled = true;  //", TCP, "memory that its owner has reused is written"),

@@ -169,6 +169,12 @@ class Parts(unittest.TestCase):
         self.fails("losses", "losses differ by 1.0e-03", loss=self.only("llama-nano-cuda", 2.002))
         self.fails("losses", "gpt-nano: 19 losses", steps=lambda name: 19 if name.startswith("gpt-nano") else None)
 
+    def test_processor(self):
+        def differs(name):
+            raise self.script.Failed("code 1: FAILED (failures=1)")
+        self.assertIn("own products have their hashes on ", self.passes("processor"))
+        self.fails("processor", "code 1", text=differs)
+
     def test_four_bits(self):
         self.passes("four bits")
         self.fails("four bits", "differ by", loss=self.only("four-bits-cuda", 2.002))
@@ -287,7 +293,7 @@ class Parts(unittest.TestCase):
 
     def test_no_part_is_without_a_control(self):
         # unpack only makes files available; the build fails without them.
-        controlled = {"gpu", "build", "info", "kernels", "memcheck", "racecheck", "losses", "four bits", "several ranks", "strategies",
+        controlled = {"gpu", "build", "info", "kernels", "memcheck", "racecheck", "losses", "four bits", "processor", "several ranks", "strategies",
                       "offload", "graphs", "attention", "limits", "speed", "engine cost", "nccl overhead",
                       "nccl windows"}
         self.assertEqual(set(self.script.STEPS) - {"unpack"}, controlled, "a new part needs a control above")

@@ -57,7 +57,7 @@ MISTAKES = [
             (r"^comm_rendezvous\.StoreRendezvous",), "only the first published address is tried"),
 
     # Strangers.
-    mistake("flood-reaches-ranks", "src/comm/bootstrap/rendezvous_server.cpp", "  if (!knows_key(self_, hello)) return;\n", "  if (!knows_key(self_, hello) || hello.size > 0) return;\n",
+    mistake("flood-reaches-ranks", "src/comm/bootstrap/rendezvous_server.cpp", "    if (knows_key(self_, *hello)) enter_known(peer);\n", "",
             r"^comm_rendezvous\.UnauthenticatedPeer", "a flood of connections drops a rank whose answers take long"),
     mistake("one-source-takes-all", "src/comm/bootstrap/rendezvous_server.cpp", "!source.empty() && count->second >= share();", "source.empty() && count->second >= share();",
             r"^comm_rendezvous\.UnauthenticatedPeer", "one address holds all places of the rendezvous"),

@@ -58,6 +58,7 @@ class SecureStream {
   Moved write_records(const Content& content) noexcept;
   Moved moved(std::ptrdiff_t count, State when_full) noexcept;
   State judge(int result) noexcept;
+  State flush() noexcept;
 
   int fd_ = -1;
   int code_ = 0;                      // errno of a failure

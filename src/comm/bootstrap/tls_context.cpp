@@ -112,8 +112,8 @@ TlsContext::TlsContext(const Files& files)
   SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
   SSL_CTX_set_quiet_shutdown(context, 1);
-  // One system call for a record instead of two. A larger buffer is slower: OpenSSL moves all that is left in it, to
-  // align each record.
+  // On a socket (see SecureStream): one system call for a record instead of two. A larger buffer is slower: OpenSSL
+  // moves all that is left in it, to align each record.
   SSL_CTX_set_read_ahead(context, 1);
   require(SSL_CTX_set_num_tickets(context, 0) == 1);
   if (certificates_) {

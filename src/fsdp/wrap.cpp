@@ -87,16 +87,14 @@ std::map<const Parameter*, std::set<const Module*>> owners_of(Module& model) {
 }
 
 std::vector<UnitSpec> units_of(Module& model, const std::vector<Group>& groups, const IgnoredParameters& ignored) {
-  const std::vector<Module*> order = model.modules();
-  const auto position = [&](const Module* module) {
-    return std::find(order.begin(), order.end(), module) - order.begin();
-  };
+  std::map<const Module*, std::size_t> position;
+  for (const Module* module : model.modules()) position.emplace(module, position.size());
 
   // Inner units first, so that an outer unit contains only what is left; a module may be in one unit only.
   std::vector<std::size_t> by_depth(groups.size());
   for (std::size_t i = 0; i < groups.size(); ++i) by_depth[i] = i;
   std::stable_sort(by_depth.begin(), by_depth.end(),
-                   [&](std::size_t a, std::size_t b) { return position(groups[a][0]) > position(groups[b][0]); });
+                   [&](std::size_t a, std::size_t b) { return position.at(groups[a][0]) > position.at(groups[b][0]); });
 
   const auto owners = owners_of(model);
   std::set<const Parameter*> taken;
@@ -122,7 +120,7 @@ std::vector<UnitSpec> units_of(Module& model, const std::vector<Group>& groups, 
     if (!unit.parameters.empty()) units.push_back(std::move(unit));
   }
   std::stable_sort(units.begin(), units.end(), [&](const UnitSpec& a, const UnitSpec& b) {
-    return position(a.modules[0]) < position(b.modules[0]);
+    return position.at(a.modules[0]) < position.at(b.modules[0]);
   });
 
   UnitSpec root{.name = "root", .modules = {&model}, .is_root = true};

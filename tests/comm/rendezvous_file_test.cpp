@@ -26,9 +26,16 @@ fs::path path_of(const std::string& job) {
 
 class RendezvousFiles : public testing::Test {
  protected:
-  void SetUp() override { ::mkdir(path_.parent_path().c_str(), 0700); }
+  /// Any run may remove the directory while it is empty.
+  void SetUp() override {
+    for (int attempt = 0; attempt < 1000 && !fs::exists(held_); ++attempt) {
+      ::mkdir(path_.parent_path().c_str(), 0700);
+      write("", held_);
+    }
+  }
   void TearDown() override {
     fs::remove(path_);
+    fs::remove(held_);
     ::rmdir(path_.parent_path().c_str());  // if no other run uses it
   }
 
@@ -61,6 +68,7 @@ class RendezvousFiles : public testing::Test {
 
   const std::string job_ = "job-file-" + std::to_string(::getpid());
   const fs::path path_ = path_of(job_);
+  const fs::path held_ = path_.string() + "-held";
 };
 
 TEST_F(RendezvousFiles, ConnectsRanks) {  // the control of the tests below

@@ -15,7 +15,7 @@ if(NOT EXISTS ${CMAKE_SYSROOT}/usr/include)
   message(FATAL_ERROR " ${CMAKE_SYSROOT} has no usr/include: scripts/arm64 sysroot fetches the packages for arm64")
 endif()
 
-# Programs are the host's, such as protoc; everything else is the target's.
+# Programs are the host's; everything else is the target's.
 set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)

@@ -41,10 +41,6 @@ if(TESSERA_TOOL OR TESSERA_BENCH)
   tessera_needs(fmt_FOUND "fmt" libfmt-dev)
 endif()
 if(TESSERA_TOOL)
-  set(Protobuf_USE_STATIC_LIBS ON)  # the small runtime in the tool itself: no library to load at each start
-  find_package(Protobuf QUIET)
-  tessera_needs(Protobuf_FOUND "Protobuf" libprotobuf-dev)
-  tessera_needs(Protobuf_PROTOC_EXECUTABLE "Protobuf's compiler" protobuf-compiler)
   # The pictures of the report. A script and no part of the target's system: a cross compilation takes the host's.
   find_file(TESSERA_D3 d3.min.js PATHS /usr/share/nodejs/d3/dist NO_DEFAULT_PATH NO_CMAKE_FIND_ROOT_PATH)
   tessera_needs(TESSERA_D3 "D3 (or -DTESSERA_D3=/path/d3.min.js of version 5)" node-d3)

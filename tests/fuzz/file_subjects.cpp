@@ -25,7 +25,6 @@
 #include "tools/compare/comparison.h"
 #include "tools/plan/cluster_file.h"
 #include "tools/plan/cluster_presets.h"
-#include "tools/plan/published_rows.h"
 #include "tools/postmortem/divergence_finder.h"
 #include "tools/report/page.h"
 #include "tools/train/model_files.h"
@@ -289,10 +288,6 @@ void read_flight(const std::string& folder) {
 }  // namespace
 
 std::vector<Subject> subjects() {
-  std::string rows =
-      R"([{"kind":"source","id":"s","defaults":{"seq":1024}},{"kind":"model","id":"m","layers":2,"hidden":64,
-      "heads":2,"vocab":256},{"kind":"cluster","id":"c","gpu":"A100","gpus_per_node":8},{"id":"r","source":"s","model":"m",
-      "cluster":"c","n_gpus":8,"micro_batch":1,"tokens_per_s_per_gpu":10.5,"role":"calibrate","reach":"yes"}])";
   return {
       {"a model", model_files(), read_model},
       {"an adapter", adapter_files(), read_adapter},
@@ -302,9 +297,6 @@ std::vector<Subject> subjects() {
       {"a cluster",
        {{"c.json", to_json(tools::cluster_presets().front()).dump()}},
        [](const std::string& folder) { tools::find_cluster(folder + "/c.json"); }},
-      {"published rows",
-       {{"r.json", rows}},
-       [](const std::string& folder) { tools::read_published_rows(folder + "/r.json"); }},
   };
 }
 

@@ -21,7 +21,7 @@ WITHOUT = [f"-DTESSERA_{part}=OFF" for part in PARTS]
 NO_PROGRAMS = ["-DTESSERA_TESTS=OFF", "-DTESSERA_EXAMPLES=OFF", "-DTESSERA_BENCH=OFF"]
 # Every header, library and package file is looked for below a folder that doesn't exist.
 NOWHERE = ["-DCMAKE_FIND_ROOT_PATH=/nowhere", "-DPKG_CONFIG_EXECUTABLE=0", "-DCMAKE_DISABLE_FIND_PACKAGE_Python3=ON",
-           "-DProtobuf_PROTOC_EXECUTABLE=0", *(f"-DCMAKE_FIND_ROOT_PATH_MODE_{kind}=ONLY" for kind in ("INCLUDE", "LIBRARY", "PACKAGE"))]
+           *(f"-DCMAKE_FIND_ROOT_PATH_MODE_{kind}=ONLY" for kind in ("INCLUDE", "LIBRARY", "PACKAGE"))]
 
 
 class Parts(unittest.TestCase):
@@ -91,10 +91,10 @@ class Parts(unittest.TestCase):
         installed = {package for line in re.findall(r"packages\+?=\(([^)]*)\)", setup) for package in line.split()}
         self.assertLessEqual(everything, installed)  # scripts/setup installs what is asked for
         self.assertLessEqual({"pkg-config", "nlohmann-json3-dev", "libxxhash-dev", "libboost-dev", "libssl-dev", "libhwy-dev", "python3",
-                              "libopenblas-pthread-dev", "libcli11-dev", "libfmt-dev", "libprotobuf-dev", "protobuf-compiler", "node-d3",
+                              "libopenblas-pthread-dev", "libcli11-dev", "libfmt-dev", "node-d3",
                               "libgtest-dev", "libgmock-dev"}, everything)
         library = self.missing(*NOWHERE, *WITHOUT, *NO_PROGRAMS, "-DTESSERA_D3=0")
-        self.assertFalse(library & {"libcli11-dev", "libgtest-dev", "node-d3", "protobuf-compiler"}, library)
+        self.assertFalse(library & {"libcli11-dev", "libgtest-dev", "node-d3"}, library)
         self.assertIn("libopenblas-pthread-dev", library)
         self.assertNotIn("libopenblas-pthread-dev", self.missing(*NOWHERE, "-DTESSERA_COMM_ONLY=ON", "-DTESSERA_CUDA=OFF", *NO_PROGRAMS))
 

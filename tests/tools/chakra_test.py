@@ -1,19 +1,23 @@
-"""tessera plan --chakra: its files, read with the schema alone, describe the step that the plan prints.
+"""bench/plan_chakra.py: its files, read with the schema alone, describe the step that the plan prints.
 
-    chakra_test.py TOOL SCHEMA.proto PROTOC
+    chakra_test.py TOOL
 """
 
 import collections
 import copy
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
 TOOL = None
-SCHEMA = None  # the module that protoc wrote
+BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 # Names and numbers of the public schema, github.com/mlcommons/chakra.
 FIELDS = {"Node": {"id": 1, "name": 2, "type": 3, "ctrl_deps": 4, "data_deps": 5, "start_time_micros": 6, "duration_micros": 7,
                    "inputs": 8, "attr": 10},
@@ -22,6 +26,48 @@ FIELDS = {"Node": {"id": 1, "name": 2, "type": 3, "ctrl_deps": 4, "data_deps": 5
 TYPES = {"INVALID_NODE": 0, "METADATA_NODE": 1, "COMP_NODE": 4, "COMM_COLL_NODE": 7}
 COLLECTIVES = {"ALL_REDUCE": 0, "REDUCE": 1, "ALL_GATHER": 2, "GATHER": 3, "SCATTER": 4, "BROADCAST": 5, "ALL_TO_ALL": 6,
                "REDUCE_SCATTER": 7, "BARRIER": 9}
+
+
+def schema():
+    """Classes, enumerations and numbers of bench/et_def.proto, as protoc would write them."""
+    file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", syntax="proto3")
+    field = descriptor_pb2.FieldDescriptorProto
+    scalars = {"string": field.TYPE_STRING, "bool": field.TYPE_BOOL, "int64": field.TYPE_INT64, "uint64": field.TYPE_UINT64}
+    open_blocks = []
+    for line in (BENCH / "et_def.proto").read_text().splitlines():
+        words = re.findall(r"[\w.]+", line.partition("//")[0])
+        if not words:
+            if "}" in line:
+                open_blocks.pop()
+        elif words[0] == "package":
+            file.package = words[1]
+        elif words[0] in ("message", "enum"):
+            open_blocks.append((file.message_type if words[0] == "message" else file.enum_type).add(name=words[1]))
+        elif words[0] == "oneof":
+            open_blocks[-1].oneof_decl.add(name=words[1])
+            open_blocks.append(open_blocks[-1])
+        elif words[0] not in ("syntax", "option") and isinstance(open_blocks[-1], descriptor_pb2.EnumDescriptorProto):
+            open_blocks[-1].value.add(name=words[0], number=int(words[1]))
+        elif words[0] not in ("syntax", "option"):
+            *repeated, kind, name, number = words
+            added = open_blocks[-1].field.add(name=name, number=int(number), label=field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL)
+            if kind in scalars:
+                added.type = scalars[kind]
+            else:
+                added.type_name = f".{file.package}.{kind}"
+            if len(open_blocks) > 1:
+                added.oneof_index = 0
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    described = pool.FindFileByName(file.name)
+    new_class = getattr(message_factory, "GetMessageClass", None) or message_factory.MessageFactory(pool).GetPrototype
+    names = {name: new_class(message) for name, message in described.message_types_by_name.items()}
+    names.update((name, {value.name: value.number for value in kind.values}) for name, kind in described.enum_types_by_name.items())
+    names.update((value.name, value.number) for kind in described.enum_types_by_name.values() for value in kind.values)
+    return types.SimpleNamespace(DESCRIPTOR=described, **names)
+
+
+SCHEMA = schema()
 
 
 def messages(data):
@@ -136,12 +182,17 @@ class ChakraTest(unittest.TestCase):
     def plan(self, *arguments):
         return subprocess.run([TOOL, "plan", *map(str, arguments)], text=True, capture_output=True, timeout=120)
 
+    def write(self, *arguments):
+        return subprocess.run([sys.executable, BENCH / "plan_chakra.py", *arguments], text=True, capture_output=True, timeout=120)
+
     def export(self, strategy, ranks, *more):
         """The run that the plan prints, and the nodes of every rank."""
         target = self.folder / "et"
         subprocess.run(["rm", "-rf", target], check=True)
-        done = self.plan("--model", "gpt-nano", "--ranks", ranks, "--strategy", strategy, "--chakra", target, "--json", self.folder / "p.json", *more)
+        done = self.plan("--model", "gpt-nano", "--ranks", ranks, "--strategy", strategy, "--json", self.folder / "p.json", *more)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
+        done = self.write(self.folder / "p.json", target)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
         self.assertEqual({file.name for file in target.iterdir()}, {f"rank.{rank}.et" for rank in range(ranks)} | {"comm_groups.json"})
         world = []
         for rank in range(ranks):
@@ -161,7 +212,7 @@ class ChakraTest(unittest.TestCase):
         for message, fields in FIELDS.items():
             described = SCHEMA.DESCRIPTOR.message_types_by_name[message]
             self.assertEqual({field.name: field.number for field in described.fields}, fields)
-        self.assertEqual((SCHEMA.DESCRIPTOR.package, dict(SCHEMA.NodeType.items()), dict(SCHEMA.CollectiveCommType.items())),
+        self.assertEqual((SCHEMA.DESCRIPTOR.package, SCHEMA.NodeType, SCHEMA.CollectiveCommType),
                          ("ChakraProtoMsg", TYPES, COLLECTIVES))
 
     def test_files_describe_the_step(self):
@@ -216,7 +267,9 @@ class ChakraTest(unittest.TestCase):
             check_groups(swapped)
 
     def test_several_strategies_have_a_folder_each(self):
-        done = self.plan("--model", "gpt-nano", "--strategies", "ddp,fsdp", "--chakra", self.folder / "a/b")
+        done = self.plan("--model", "gpt-nano", "--strategies", "ddp,fsdp", "--json", self.folder / "p.json")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        done = self.write(self.folder / "p.json", self.folder / "a/b")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual({str(file.relative_to(self.folder / "a/b")) for file in (self.folder / "a/b").rglob("*.et")},
                          {f"{strategy}/rank.{rank}.et" for strategy in ("ddp", "fsdp") for rank in range(4)})
@@ -243,21 +296,26 @@ class ChakraTest(unittest.TestCase):
                 last[event["tid"]] = times["done"]
 
     def test_mistakes_are_one_line(self):
+        plan = self.folder / "p.json"
+        self.assertEqual(self.plan("--model", "gpt-nano", "--strategy", "fsdp", "--json", plan).returncode, 0)
         (self.folder / "file").write_text("")
         for target, expected in ((self.folder, "is not empty"), (self.folder / "file", "is not a folder"), ("/proc/none/x", "can't be created")):
-            done = self.plan("--model", "gpt-nano", "--strategy", "fsdp", "--chakra", target)
+            done = self.write(plan, target)
             self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
             self.assertIn(expected, done.stderr)
-        done = self.plan("--parameters", "7B", "--chakra", self.folder / "new")
-        self.assertEqual(done.returncode, 2)
-        self.assertIn("--chakra has no effect with --parameters", done.stderr)
+        self.assertEqual(self.plan("--parameters", "7B", "--json", self.folder / "table.json").returncode, 0)
+        (self.folder / "list.json").write_text("[1]")
+        for source, expected in ((self.folder / "table.json", "has no steps"), (self.folder / "list.json", "has no steps"), (self.folder / "file", "has no steps"),
+                                 (self.folder / "none", "No such file"), (self.folder, "Is a directory")):
+            done = self.write(source, self.folder / "new")
+            self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
+            self.assertIn(expected, done.stderr)
+            self.assertFalse((self.folder / "new").exists())
+        done = self.write(plan)
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
+        self.assertIn("PLAN.json", done.stderr)
 
 
 if __name__ == "__main__":
-    TOOL, proto, protoc = sys.argv[1:4]
-    del sys.argv[1:4]
-    with tempfile.TemporaryDirectory() as generated:
-        subprocess.run([protoc, f"--proto_path={pathlib.Path(proto).parent}", f"--python_out={generated}", proto], check=True)
-        sys.path.insert(0, generated)
-        import et_def_pb2 as SCHEMA
+    TOOL = sys.argv.pop(1)
     unittest.main(verbosity=2)

@@ -14,7 +14,7 @@ import time
 import unittest
 import unittest.mock
 
-from report_test import Page
+from report_test import Page, draw
 
 TOOL = None
 TALL = ("--model", "gpt-tall", "--ranks", 4)
@@ -235,9 +235,13 @@ class PlanModelTest(unittest.TestCase):
             self.assertTrue(all(run["efficiency"] < 1 for world in worlds[1:] for run in world["runs"]))
         # Per rank, weak scaling computes the same; strong scaling half.
         self.assertLess(strong[1]["runs"][1]["step_ms"]["median"], weak[1]["runs"][1]["step_ms"]["median"])
-        page = (self.folder / "page.html").read_text()
-        Page(page)
-        self.assertIn("Strong scaling", page)
+        page = Page(draw(self.folder / "page.html", self.folder))
+        self.assertIn("Strong scaling: tokens per second and rank", [table["caption"] for table in page.tables])
+        charts = [chart for chart in page.charts if chart["label"].startswith("Tokens per second")]
+        self.assertEqual([len(chart["lines"]) for chart in charts], [2, 2])
+        self.assertEqual([[text for text in chart["texts"] if "ranks" in text] for chart in charts],
+                         [["8 ranks", "16 ranks", "64 ranks"], ["8 ranks", "16 ranks"]])
+        self.assertEqual([line.count("L") for line in charts[0]["lines"]], [2, 2])
 
     def test_advice_fits_and_says_why(self):
         advice = self.plan("--model", "llama-7b", "--ranks", 64, "--global-batch", 64, "--precision", "bf16", "--cluster", "h100-400g", "--advise",

@@ -8,6 +8,7 @@ import html.parser
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,17 +16,27 @@ import unittest
 
 TOOL, BROWSER = None, None
 GOLDEN = json.loads((pathlib.Path(__file__).parent / "data" / "compare.json").read_text())
-VOID = {"meta", "line", "br"}
+VOID = {"meta", "br", "input"}
 HOSTILE = "<script>alert('x')</script>\"&amp; onload=\"x"
 
 
+def draw(file, folder, width=1200):
+    """The page as the browser shows it, after its scripts."""
+    program = BROWSER or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        raise AssertionError("no Chromium on this machine, which would render the page; scripts/setup --tests installs it")
+    command = [program, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
+               f"--window-size={width},900", "--dump-dom", file.as_uri()]
+    return subprocess.run(command, text=True, capture_output=True, timeout=90).stdout
+
+
 class Page(html.parser.HTMLParser):
-    """Checks that elements nest; collects texts, tables, styles and every attribute that could load something."""
+    """Checks that elements nest; collects texts, tables, charts and every attribute that could load something."""
 
     def __init__(self, text):
         super().__init__()
         self.open, self.tags, self.tables, self.loads, self.bars = [], [], [], [], []
-        self.verdicts, self.paths, self.rules = [], [], {}
+        self.verdicts, self.charts, self.marks = [], [], []
         self.feed(text)
         self.close()
         assert not self.open, self.open
@@ -41,10 +52,14 @@ class Page(html.parser.HTMLParser):
             self.tables[-1]["rows"].append([])
         elif tag in ("td", "th"):
             self.tables[-1]["rows"][-1].append("")
-        elif tag == "path":
-            self.paths.append(attributes["d"])
+        elif tag == "svg":
+            self.charts.append({"label": attributes["aria-label"], "lines": [], "texts": []})
+        elif tag == "path" and ("data-loss" in attributes or "data-line" in attributes):
+            self.charts[-1]["lines"].append(attributes.get("d", ""))  # of no values: none
         elif tag == "i" and "title" in attributes:
-            self.bars.append((attributes["title"], self.rules[attributes["class"]]))
+            self.bars.append((attributes["title"], attributes["style"]))
+        elif tag == "b" and "style" in attributes:
+            self.marks.append(attributes["style"])
         elif attributes.get("class", "").startswith("verdict"):
             self.verdicts.append("")
         if tag not in VOID:
@@ -58,17 +73,21 @@ class Page(html.parser.HTMLParser):
         self.open.pop()
 
     def handle_data(self, data):
-        if "style" in self.open:
-            self.rules.update(re.findall(r"^\.(s\d+)\.\1\.\1\{(.*)\}$", data, re.M))
-        elif "caption" in self.open:
+        if "caption" in self.open:
             self.tables[-1]["caption"] += data
         elif self.open and self.open[-1] in ("td", "th"):
             self.tables[-1]["rows"][-1][-1] += data
+        elif "text" in self.open:
+            self.charts[-1]["texts"].append(data)
         elif "p" in self.open and self.verdicts and self.open[-1] in ("p", "code"):
             self.verdicts[-1] += data
 
     def table(self, start):
         return next(table["rows"] for table in self.tables if table["caption"].startswith(start))
+
+    def losses(self):
+        """The chart of the losses of each comparison."""
+        return [chart for chart in self.charts if chart["label"].startswith("Losses over the steps")]
 
 
 class ReportTest(unittest.TestCase):
@@ -90,12 +109,16 @@ class ReportTest(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         return (self.folder / "page.html").read_text()
 
+    def drawn(self, *documents):
+        self.text_of(*documents)
+        return Page(draw(self.folder / "page.html", self.folder))
+
     def test_contains_every_number_of_file(self):
-        page = Page(self.text_of(GOLDEN))
+        page = self.drawn(GOLDEN)
         self.assertEqual(len(page.verdicts), 1)
         self.assertIn("ddp, zero1, zero2, fsdp and hsdp end bitwise equal", page.verdicts[0])
         self.assertIn(GOLDEN["runs"][0]["final_parameters_hash"], page.verdicts[0])
-        self.assertEqual(len(page.paths), 5)
+        self.assertEqual([len(chart["lines"]) for chart in page.losses()], [5])
         names = ["ddp", "zero1", "zero2", "fsdp", "hsdp 2x2"]
         state, peak, wire, time = (page.table(s) for s in ("Bytes of model", "Peak bytes", "Per step", "Milliseconds"))
         steps = page.table("Loss by step")
@@ -138,13 +161,14 @@ class ReportTest(unittest.TestCase):
         one = copy.deepcopy(GOLDEN)
         for run in one["runs"]:
             run["losses"] = run["losses"][:1]
-        label = lambda document: re.search(r'<div class="x">(.*?)</div>', self.text_of(document)).group(1)
-        self.assertEqual(label(one), "<span>step 1</span>")
-        self.assertEqual(label(GOLDEN), f"<span>step 1</span><span>step {len(GOLDEN['runs'][0]['losses'])}</span>")
+        first, second = self.drawn(one, GOLDEN).losses()
+        steps = lambda chart: [text for text in chart["texts"] if text.startswith("step")]
+        self.assertEqual(steps(first), ["step 1"])
+        self.assertEqual((steps(second)[0], steps(second)[-1]), ("step 1", f"step {len(GOLDEN['runs'][0]['losses'])}"))
 
     def test_bars_are_as_long_as_their_numbers(self):
-        bars = Page(self.text_of(GOLDEN)).bars
-        widths = [float(re.search(r"width:([\d.]+)%", style).group(1)) for title, style in bars if title.startswith("parameter: ")]
+        bars = self.drawn(GOLDEN).bars
+        widths = [float(re.search(r"width: ([\d.]+)%", style).group(1)) for title, style in bars if title.startswith("parameter: ")]
         expected = [run["model_state_bytes"]["parameter"] for run in GOLDEN["runs"]]
         longest = max(sum(run["model_state_bytes"].values()) for run in GOLDEN["runs"])
         for width, bytes_ in zip(widths[:5], expected):
@@ -166,7 +190,7 @@ class ReportTest(unittest.TestCase):
         document["model"] = document["backend"] = document["machine"] = HOSTILE
         document["runs"][0]["strategy"] = document["runs"][0]["final_parameters_hash"] = HOSTILE
         page = Page(self.text_of(document))
-        self.assertEqual(page.tags.count("script"), 3, "the data, D3 and the page's own")
+        self.assertEqual(page.tags.count("script"), 6, "the data, those of three charts, D3 and the page's own")
         self.assertEqual(page.loads, [])
         self.assertEqual(page.table("Bytes of model")[1][0], HOSTILE)
         self.assertEqual(len(page.verdicts), 2)
@@ -191,7 +215,7 @@ class ReportTest(unittest.TestCase):
         self.assertNotIn("block", Page(self.text_of(GOLDEN)).verdicts[0])
 
     def test_bytes_have_one_unit_with_the_terminal(self):
-        text = self.text_of(GOLDEN)
+        text = re.sub("<script.*?</script>", "", draw(self.folder / "page.html", self.folder) if self.text_of(GOLDEN) else "", flags=re.DOTALL)
         self.assertNotRegex(text, r"[KMGT]iB")
         self.assertRegex(text, r"[0-9] MB")
 
@@ -199,11 +223,12 @@ class ReportTest(unittest.TestCase):
         document = copy.deepcopy(GOLDEN)
         for run, losses in zip(document["runs"], ([5.0], [], [None, 2.0, None, 1.5], [4.0] * 5000, [1e-30, 1e30])):
             run["losses"] = losses
-        page = Page(self.text_of(document))
+        page = self.drawn(document)
         self.assertEqual(len(page.verdicts), 5)
-        self.assertNotIn("nan", " ".join(page.paths).lower())
-        self.assertNotIn("inf", " ".join(page.paths).lower())
-        self.assertLess(max(map(len, page.paths)), 20000)
+        (chart,) = page.losses()
+        self.assertEqual(len(chart["lines"]), 5)
+        self.assertNotRegex(" ".join(chart["lines"]), "(?i)nan|inf")
+        self.assertLess(max(map(len, chart["lines"])), 20000)
 
     def test_several_files_make_one_page(self):
         other = copy.deepcopy(GOLDEN)
@@ -231,14 +256,18 @@ class ReportTest(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
 
     def test_losses_that_differ_in_one_bit_are_drawn_apart(self):
-        for a, b in ((9.0, 9.000000000000002), (100.1, 100.10000000000001), (1e6 + .1, 1e6 + .1 + 1.2e-10), (1e16, 1e16 + 2),
-                     (1e300, -1e300), (1.7e308, -1.7e308), (5e-324, 1e-323), (0.0, 5e-324), (1.7e308, 1.7e308)):
-            document = copy.deepcopy(GOLDEN)
-            for run, loss in zip(document["runs"], (a, b)):
+        pairs = ((9.0, 9.000000000000002), (100.1, 100.10000000000001), (1e6 + .1, 1e6 + .1 + 1.2e-10), (1e16, 1e16 + 2),
+                     (1e300, -1e300), (1.7e308, -1.7e308), (5e-324, 1e-323), (0.0, 5e-324), (1.7e308, 1.7e308))
+        documents = []
+        for pair in pairs:
+            documents.append(copy.deepcopy(GOLDEN))
+            for run, loss in zip(documents[-1]["runs"], pair):
                 run["losses"] = [loss]
-            document["runs"] = document["runs"][:2]
-            page = Page(self.text_of(document))
-            first, second = page.paths[:2]
+            documents[-1]["runs"] = documents[-1]["runs"][:2]
+        charts = self.drawn(*documents).losses()
+        self.assertEqual(len(charts), len(pairs))
+        for (a, b), chart in zip(pairs, charts):
+            first, second = chart["lines"]
             self.assertEqual(first == second, a == b, (a, b))  # negative control: equal ones lie on each other
             self.assertNotRegex(first + second, "(?i)nan|inf")
 
@@ -263,14 +292,17 @@ class ReportTest(unittest.TestCase):
         for key, value in (("ranks", 0), ("ranks", 2 ** 40), ("steps", -1), ("parameters", 1.5)):
             self.assertIn(f": {key} is", self.report({**GOLDEN, key: value}).stderr)
 
-    def browser(self, file, width):
-        command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.folder / 'profile'}",
-                   f"--window-size={width},900", "--dump-dom", file.as_uri()]
-        return subprocess.run(command, text=True, capture_output=True, timeout=90).stdout
+    def test_without_scripts_the_tables_are_there(self):
+        """Each place that a script fills says so, and a table follows it."""
+        text = self.text_of(GOLDEN)
+        places = re.findall(r'<div class="live[^"]*" data-picture="([^"]*)">.*?</div>\n(.{0,40})', text, re.DOTALL)
+        self.assertEqual([name for name, _ in places if name != "chips"], ["bytes", "loss", "bars", "bars", "bars"])
+        for name, after in places:
+            self.assertRegex(after, '^<(details|div class="scroll")', name)
+        self.assertEqual(text.count("the table below has its numbers"), len(places))
+        self.assertNotIn("<svg", text)
 
     def test_a_browser_shows_it(self):
-        if BROWSER is None:
-            self.fail("no Chromium on this machine, which would render the page; scripts/setup --tests installs it")
         # A script of the test measures the layout, after the page's own.
         measure = ("<script>const w = e => e.getBoundingClientRect().width;"
                    "document.body.setAttribute('data-seen', JSON.stringify({page: document.documentElement.scrollWidth,"
@@ -284,7 +316,7 @@ class ReportTest(unittest.TestCase):
         file = self.folder / "measured.html"
         file.write_text(text)
         for width in (390, 1200):
-            dom = self.browser(file, width)
+            dom = draw(file, self.folder, width)
             for run in GOLDEN["runs"]:
                 for bytes_ in run["model_state_bytes"].values():
                     self.assertIn(f"<td>{bytes_:,}</td>", dom)
@@ -298,7 +330,7 @@ class ReportTest(unittest.TestCase):
         paper = text.replace("<details>", "<details open>")
         for shown, fits in ((paper.replace("@media print", "@media all"), True), (paper.replace(".scroll { overflow-x: auto; }", ""), False)):
             file.write_text(shown)
-            seen = json.loads(html.unescape(re.search(r'data-seen="([^"]*)"', self.browser(file, 700)).group(1)))
+            seen = json.loads(html.unescape(re.search(r'data-seen="([^"]*)"', draw(file, self.folder, 700)).group(1)))
             self.assertEqual(seen["page"] <= seen["window"], fits, f"{seen['page']} of {seen['window']} pixels; false: the control")
 
 

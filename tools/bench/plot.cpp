@@ -8,9 +8,8 @@
 #include <vector>
 
 #include "tools/cli/output.h"
+#include "tools/report/embedded.h"
 #include "tools/report/html.h"
-#include "tools/report/pictures.h"
-#include "tools/report/style.h"
 
 namespace tessera::tools {
 namespace {
@@ -18,6 +17,7 @@ namespace {
 using report::escape;
 using report::significant;
 
+constexpr std::size_t kColors = 8;  // of the palette
 constexpr double kPanelWidth = 400;
 constexpr double kPanelHeight = 220;
 constexpr double kLeft = 70;  // left margin of a panel, for the labels of its y axis
@@ -100,13 +100,11 @@ std::string size_label(int power) {
   return fmt::format("{} {}", 1 << (power % 10), kUnits.at(static_cast<std::size_t>(power / 10)));
 }
 
-std::string color(std::size_t index) {
-  return "var(--c" + std::to_string(index % static_cast<std::size_t>(report::kColors)) + ")";
-}
+std::string color(std::size_t index) { return "var(--c" + std::to_string(index % kColors) + ")"; }
 
 /// Backends beyond the palette's colors are distinguished by dashes.
 std::string dashes(std::size_t index) {
-  const std::size_t round = index / static_cast<std::size_t>(report::kColors);
+  const std::size_t round = index / kColors;
   return round == 0 ? "" : fmt::format(" stroke-dasharray=\"{} 3\"", 3 + 3 * round);
 }
 

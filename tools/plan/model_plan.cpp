@@ -114,7 +114,7 @@ ModelPlan plan_model(const PlanOptions& options, int ranks, const ClusterSpec& c
     }
     for (const TrainPlan& plan : plans) {
       result.runs.push_back(plan_step(plan, strategy, simulated, variation));
-      if (!options.chakra.empty())  // a trace of a step by itself
+      if (!options.json.empty())  // of a step by itself
         result.runs.back().graph = plan_step(plan, strategy, simulated, {}, {.isolated = true, .graph = true}).graph;
       result.runs.back().result.wrap = plan.options.wrap;
     }
@@ -156,6 +156,7 @@ ordered_json to_json(const ModelPlan& plan) {
     if (!planned.rank_step_ms.empty()) run["rank_step_ms"] = planned.rank_step_ms;
     if (plan.memory_bytes > 0)
       run["fits"] = static_cast<double>(planned.result.peak_bytes.total_peak) <= plan.memory_bytes;
+    if (!planned.graph.empty()) run["graph"] = to_json(planned.graph);
     runs.push_back(std::move(run));
   }
   return {{"model", plan.model},

@@ -89,17 +89,9 @@ void add_plan_options(CLI::App& command, PlanOptions& options) {
                   "simulate all ranks, with tasks that take longer by this many percent of their time (one deviation)")
       ->type_name("PERCENT")
       ->check(finite_number(0));
-  command
-      .add_option("--validate", options.validate,
-                  "predict the steps that others measured, and print how far off it is (docs/plan.md)")
-      ->type_name("FILE.json");
   command.add_option("--json", options.json, "write the results as JSON")->type_name("FILE");
   command.add_option("--trace", options.trace, "write the simulated step as a Chrome trace, which Perfetto opens")
       ->type_name("FILE");
-  command
-      .add_option("--chakra", options.chakra,
-                  "write the simulated step as Chakra execution traces, one file per rank, into a new folder")
-      ->type_name("DIR");
   command.add_option("--report", options.report, "write an HTML page with charts")->type_name("FILE.html");
   command.footer("With --parameters, --precision is bf16 unless it is given, as in the table of the ZeRO paper.");
 }

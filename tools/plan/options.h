@@ -27,8 +27,6 @@ struct PlanOptions : TrainOptions {
   std::vector<std::string> slow_ranks;  ///< RANK:FACTOR
   std::vector<std::string> slow_links;  ///< HOST:FACTOR
   double jitter_percent = 0;
-  std::string validate;  ///< a file of published measurements
-  std::string chakra;    ///< a folder; empty: none
 };
 
 /// Adds the options of the machines that are simulated.

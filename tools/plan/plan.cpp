@@ -9,14 +9,12 @@
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
 #include "tools/compare/compare_why.h"
-#include "tools/plan/chakra.h"
 #include "tools/plan/cluster_file.h"
 #include "tools/plan/cluster_presets.h"
 #include "tools/plan/model_plan.h"
 #include "tools/plan/options.h"
 #include "tools/plan/plan_page.h"
 #include "tools/plan/plan_trace.h"
-#include "tools/plan/validation.h"
 #include "tools/plan/zero_table.h"
 
 namespace tessera::tools {
@@ -81,24 +79,10 @@ int zero_table(const CLI::App& command, const PlanOptions& options) {
   return 0;
 }
 
-int validate(const CLI::App& command, const PlanOptions& options) {
-  refuse_other_options(command, "--validate", {"--validate", "--json"});
-  const Validation validation = validate_rows(read_published_rows(options.validate));
-  print_clean("{}", to_text(validation));
-  write_json(options.json, to_json(validation));
-  return 0;
-}
-
 /// One file, or with several runs one for each, as compare names them.
 void write_traces(const std::string& path, const ModelPlan& plan) {
   for (const StepPlan& run : plan.runs)
     write_file(plan.runs.size() == 1 ? path : path + "." + trace_name(run.result) + ".json", trace_text(run));
-}
-
-/// One folder, or with several runs one for each in it.
-void write_chakra_traces(const std::string& folder, const ModelPlan& plan) {
-  for (const StepPlan& run : plan.runs)
-    write_chakra(run.graph, plan.ranks, plan.runs.size() == 1 ? folder : folder + "/" + trace_name(run.result));
 }
 
 void print_left_out(const std::vector<std::string>& skipped) {
@@ -155,7 +139,6 @@ int model_plan(const CLI::App& command, const PlanOptions& asked) {
   if (options.cpu_offload && cluster.compute.kind == ComputeSpec::Kind::host)
     print_clean(stderr, "tessera: --cpu-offload does nothing on cluster {}: its ranks already use host memory\n",
                 cluster.name);
-  check_chakra_folder(options.chakra);
   std::optional<Advice> advice;
   if (options.advise) advice = advise(options, ranks[0], cluster);
   std::vector<std::string> skipped;
@@ -174,7 +157,6 @@ int model_plan(const CLI::App& command, const PlanOptions& asked) {
   if (why) json["why"] = to_json(*why);
   write_json(options.json, json);
   if (!options.trace.empty()) write_traces(options.trace, plan);
-  if (!options.chakra.empty()) write_chakra_traces(options.chakra, plan);
   if (!options.report.empty()) write_file(options.report, plan_page(plan, scaling, advice, why));
   return 0;
 }
@@ -184,13 +166,12 @@ void check_outputs(const PlanOptions& options) {
   for (const auto& [path, name] :
        {std::pair(options.json, "--json"), {options.report, "--report"}, {options.trace, "--trace"}}) {
     check_writable(name, path);
-    refuse_to_replace(name, path, {options.cluster, options.model, options.validate});
+    refuse_to_replace(name, path, {options.cluster, options.model});
   }
 }
 
 int plan(const CLI::App& command, const PlanOptions& options) {
   check_outputs(options);
-  if (!options.validate.empty()) return validate(command, options);
   if (options.cluster == "list") return list_clusters(command, options);
   if (!options.parameters.empty()) return zero_table(command, options);
   if (!options.model_given && !options.cluster.empty()) return write_cluster(command, options);

@@ -65,11 +65,13 @@ Scaling plan_scaling(const PlanOptions& options, int ranks, const ClusterSpec& c
   worlds.erase(std::unique(worlds.begin(), worlds.end()), worlds.end());
   Scaling scaling;
   for (const int world : worlds) {
-    PlanOptions weak = options;
+    PlanOptions strong = options;
+    strong.json.clear();  // no graphs
+    PlanOptions weak = strong;
     weak.global_batch = options.global_batch / ranks * world;
     scaling.weak.push_back(plan_model(weak, world, cluster, nullptr));
     try {
-      scaling.strong.push_back(plan_model(options, world, cluster, nullptr));
+      scaling.strong.push_back(plan_model(strong, world, cluster, nullptr));
     } catch (const base::InvalidUsage& error) {
       scaling.skipped.push_back(fmt::format("{} ranks: {}", world, error.what()));
     }

@@ -81,7 +81,7 @@ class NodeOrder {
 }  // namespace
 
 StepGraph step_graph(const base::VirtualClock& clock, const StepTasks& tasks,
-                     std::span<const comm::sim::TransferRecord> transfers) {
+                     std::span<const comm::sim::TransferRecord> transfers, const KernelRecorder& kernels) {
   const TaskGraph& graph = clock.graph();
   const std::int64_t origin = clock.times_of(tasks.origin).end_ns;
   StepGraph nodes;
@@ -110,7 +110,38 @@ StepGraph step_graph(const base::VirtualClock& clock, const StepTasks& tasks,
     node.duration_ns = std::max(times.end_ns, origin) - origin - node.start_ns;
     node.after = std::move(after);
     if (operation) node.operation = transfers[task.transfer].operation;
+    if (const auto call = kernels.calls().find(id); call != kernels.calls().end()) node.kernel = call->second;
     node.task = id;
+  }
+  return nodes;
+}
+
+void KernelRecorder::call(const nn::KernelInvocation& call, base::Stream& stream, const std::function<void()>& run) {
+  simulator_.call(call, stream, run);
+  calls_[clock_.position(stream)] = call;
+}
+
+nlohmann::ordered_json to_json(const StepGraph& graph) {
+  nlohmann::ordered_json nodes = nlohmann::ordered_json::array();
+  for (const StepNode& node : graph) {
+    nlohmann::ordered_json& json = nodes.emplace_back();
+    json = {{"name", node.label.empty() ? "work" : node.label},
+            {"start_ns", node.start_ns},
+            {"duration_ns", node.duration_ns},
+            {"after", node.after}};
+    if (node.operation) {
+      const comm::sim::SimulatedOp& operation = *node.operation;
+      json["operation"] = {{"kind", name_of(operation.kind)},
+                           {"bytes", operation.bytes},
+                           {"bytes_sent", operation.bytes_sent},
+                           {"stride", operation.members.stride},
+                           {"ranks", operation.members.ranks}};
+    }
+    if (node.kernel) {
+      const nn::ProductShape& product = node.kernel->product;
+      json["kernel"] = {{"dtype", base::name_of(node.kernel->dtype)}, {"size", node.kernel->size}};
+      if (product.count > 0) json["kernel"]["product"] = {product.m, product.n, product.k, product.count};
+    }
   }
   return nodes;
 }

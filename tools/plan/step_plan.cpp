@@ -103,7 +103,7 @@ void add_overhead(RunResult& run, const StepOverhead& overhead) {
 
 /// Fills what is about the last step of `profile`.
 void add_last_step(StepPlan& planned, const fsdp::StepProfile& profile, const base::VirtualClock& clock,
-                   const comm::Communicator& world, StepDetails details) {
+                   const comm::Communicator& world, const KernelRecorder& kernels, StepDetails details) {
   const fsdp::StepTimes& step = profile.steps.back();
   planned.events = step.events;
   planned.begin_ns = step.begin_ns;
@@ -119,7 +119,7 @@ void add_last_step(StepPlan& planned, const fsdp::StepProfile& profile, const ba
   if (!details.graph) return;
   const fsdp::StepTimes& first = details.isolated ? step : profile.steps[profile.steps.size() - 2];
   planned.graph_begin_ns = first.begin_ns;
-  planned.graph = step_graph(clock, {first.begin_task, first.first_issued, step.issued_end}, transfers);
+  planned.graph = step_graph(clock, {first.begin_task, first.first_issued, step.issued_end}, transfers, kernels);
   const auto in_step = [&](const StepNode& node) { return node.task >= step.first_issued; };
   planned.first_node = static_cast<std::uint32_t>(std::find_if(planned.graph.begin(), planned.graph.end(), in_step) -
                                                   planned.graph.begin());
@@ -155,7 +155,8 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
   const base::TrackedBytes loss_bytes(*world->memory_tracker(), base::MemoryCategory::communication,
                                       cluster.loss_bytes);
   const int steps = period_of(engine.strategy) + (details.graph && !details.isolated ? 1 : 0);
-  const fsdp::StepProfile profile = fsdp::predict_step(step, *world, clock, cluster.kernels, steps);
+  KernelRecorder kernels(clock, cluster.kernels);
+  const fsdp::StepProfile profile = fsdp::predict_step(step, *world, clock, kernels, steps);
   StepPlan planned;
   fill(planned.result, profile, plan, engine);
   if (variation) vary(planned, plan, simulate_ranks(profile, clock, *world, cluster, plan.ranks, *variation));
@@ -167,7 +168,7 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
   planned.units = profile.units;
   planned.unit_sizes = profile.unit_sizes;
   if (details.all_memory) planned.memory = world->memory_tracker()->drain_history();
-  add_last_step(planned, profile, clock, *world, details);
+  add_last_step(planned, profile, clock, *world, kernels, details);
   return planned;
 }
 

@@ -6,8 +6,8 @@
 
 #include "tessera/base/error.h"
 #include "tools/report/html.h"
+#include "tools/report/live.h"
 #include "tools/report/page.h"
-#include "tools/report/pictures.h"
 #include "tools/train/options.h"
 
 namespace tessera::tools {
@@ -176,31 +176,27 @@ std::string ZeroTable::page() const {
   std::string body = "<h1>Model state per rank</h1>\n<p class=\"soft\">" + report::escape(headline()) + "</p>\n";
   for (const int ranks : spec_.ranks) {
     const std::string title = fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s");
-    std::vector<report::Bar> bars;
+    nlohmann::ordered_json bars = nlohmann::ordered_json::array();
     report::Table table{"Bytes of model state per rank, " + title,
                         {"strategy", "mesh", "parameters", "gradients", "optimizer", "total"},
                         {}};
     for (const ZeroTableRow& row : rows_) {
       if (row.ranks != ranks) continue;
-      report::Bar bar{
-          row.strategy, {}, spec_.memory_bytes > 0 ? spec_.memory_bytes : -1, gigabytes(row.total()) + " GB"};
-      std::vector<std::string> cells = {row.strategy, mesh_text(row.mesh)};
-      for (const auto& [name, bytes] : {std::pair("parameters", row.state.parameter),
-                                        {"gradients", row.state.gradient},
-                                        {"optimizer", row.state.optimizer}}) {
-        bar.segments.push_back({static_cast<double>(bytes), static_cast<int>(bar.segments.size()),
-                                fmt::format("{}: {} GB", name, gigabytes(bytes))});
-        cells.push_back(report::with_commas(static_cast<std::int64_t>(bytes)));
-      }
-      cells.push_back(report::with_commas(static_cast<std::int64_t>(row.total())));
-      bars.push_back(bar);
-      table.rows.push_back(cells);
+      const auto& [parameter, gradient, optimizer, transient] = row.state;
+      bars.push_back({row.strategy, {parameter, gradient, optimizer}, spec_.memory_bytes, row.total()});
+      std::vector<std::string>& cells = table.rows.emplace_back(1, row.strategy);
+      cells.push_back(mesh_text(row.mesh));
+      for (const std::uint64_t bytes : {parameter, gradient, optimizer, row.total()})
+        cells.push_back(report::with_commas(bytes));
     }
-    std::vector<report::Key> keys = {{"parameters", 0}, {"gradients", 1}, {"optimizer", 2}};
-    if (spec_.memory_bytes > 0) keys.push_back({"memory of a rank", -1});
-    body += "<h2>" + title + "</h2>\n" +
-            report::bars(bars, "Bytes of model state per rank by strategy; the table below has the numbers") +
-            report::legend(keys) + report::to_html(table);
+    body +=
+        "<h2>" + title + "</h2>\n" +
+        report::chart("bars", {{"label", "Bytes of model state per rank by strategy; the table below has the numbers"},
+                               {"unit", "bytes"},
+                               {"keys", {"parameters", "gradients", "optimizer"}},
+                               {"mark", spec_.memory_bytes > 0 ? "memory of a rank" : ""},
+                               {"rows", bars}}) +
+        report::to_html(table);
   }
   return report::document("ZeRO table", body + "<p>" + report::escape(note()) + "</p>\n");
 }

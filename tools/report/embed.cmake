@@ -1,10 +1,15 @@
-# Writes files as string constants: cmake -DOUT=FILE.cpp -DITEMS="name=path,.." -P embed.cmake
+# Writes files, or several as one, as string constants: cmake -DOUT=FILE.cpp -DITEMS="name=path|path,.." -P embed.cmake
 file(WRITE ${OUT} "#include \"tools/report/embedded.h\"\n\nnamespace tessera::tools::report {\n")
 string(REPLACE "," ";" items "${ITEMS}")
 foreach(item IN LISTS items)
   string(REGEX MATCH "^([^=]+)=(.+)$" matched "${item}")
   set(name ${CMAKE_MATCH_1})
-  file(READ ${CMAKE_MATCH_2} text)
+  string(REPLACE "|" ";" paths "${CMAKE_MATCH_2}")
+  set(text "")
+  foreach(path IN LISTS paths)
+    file(READ ${path} part)
+    string(APPEND text "${part}")
+  endforeach()
   string(FIND "${text}" ")embedded\"" end)
   if(NOT end EQUAL -1)
     message(FATAL_ERROR "${CMAKE_MATCH_2} holds )embedded\", which ends the constant")

@@ -5,18 +5,9 @@
 
 namespace tessera::tools::report {
 
-extern const std::string_view kD3;  ///< of node-d3: version 5, minified
+extern const std::string_view kD3;       ///< of node-d3: version 5, minified
+extern const std::string_view kPalette;  ///< colors of the light and dark schemes: --c0 to --c7 distinguish items
 extern const std::string_view kPageStyle;
-extern const std::string_view kViewScript;
-extern const std::string_view kMapScript;
-extern const std::string_view kFramesScript;
-extern const std::string_view kTraceScript;
-extern const std::string_view kTimelineScript;
-extern const std::string_view kMemoryScript;
-extern const std::string_view kBytesScript;
-extern const std::string_view kWhyScript;
-extern const std::string_view kWhatIfScript;
-extern const std::string_view kLossScript;
-extern const std::string_view kMainScript;
+extern const std::string_view kPageScript;  ///< the files of live/, which share their names
 
 }  // namespace tessera::tools::report

@@ -6,7 +6,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <map>
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
@@ -40,8 +39,7 @@ std::string exact(double value) {
   return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
 }
 
-std::string with_commas(std::int64_t number) {
-  std::string digits = std::to_string(number);
+std::string with_commas(std::string digits) {
   const std::size_t first = digits[0] == '-' ? 1 : 0;
   for (std::size_t at = digits.size(); at > first + 3;) {
     at -= 3;
@@ -62,25 +60,6 @@ std::string to_html(const Table& table) {
     html += "</tr>\n";
   }
   return html + "</tbody></table></div>\n";
-}
-
-std::string take_styles(std::string& body) {
-  constexpr std::string_view kBegin = " style=\"";
-  std::map<std::string, std::string> names;
-  std::string rules;
-  std::string rest;
-  std::size_t done = 0;
-  for (std::size_t at = 0; (at = body.find(kBegin, done)) != std::string::npos;) {
-    const std::size_t begin = at + kBegin.size();
-    const std::size_t end = body.find('"', begin);
-    const auto [name, is_new] = names.emplace(body.substr(begin, end - begin), "s" + std::to_string(names.size()));
-    const std::string selector = "." + name->second;
-    if (is_new) rules += selector + selector + selector + "{" + name->first + "}\n";
-    rest += body.substr(done, at - done) + " class=\"" + name->second + "\"";
-    done = end + 1;
-  }
-  body = rest + body.substr(done);
-  return rules;
 }
 
 std::string hash_source(const std::string& text) {

@@ -1,7 +1,7 @@
 // Text and formatted numbers for HTML.
 #pragma once
 
-#include <cstdint>
+#include <concepts>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,7 +12,8 @@ namespace tessera::tools::report {
 std::string escape(std::string_view text);
 
 /// "10,844,160"
-std::string with_commas(std::int64_t number);
+std::string with_commas(std::string digits);
+std::string with_commas(std::integral auto number) { return with_commas(std::to_string(number)); }
 /// The shortest form with `digits` significant digits: "1.23", "0.5".
 std::string significant(double value, int digits);
 
@@ -26,11 +27,6 @@ struct Table {
   std::vector<std::vector<std::string>> rows;
 };
 std::string to_html(const Table& table);
-
-/// Gives each style attribute a class of its own instead, and returns their rules: the page's policy permits a style
-/// sheet by its hash, but no attributes. Text has no quotation marks (escape()), so these are attributes. A rule names
-/// its class three times, which puts it before those of other rules, as the attribute was.
-std::string take_styles(std::string& body);
 
 /// What permits this script or style sheet, and no other, in a Content-Security-Policy.
 std::string hash_source(const std::string& text);

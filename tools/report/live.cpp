@@ -8,7 +8,6 @@
 
 #include "tools/cli/output.h"
 #include "tools/cli/words.h"
-#include "tools/report/embedded.h"
 #include "tools/report/html.h"
 #include "tools/report/page.h"
 #include "tools/report/what_if.h"
@@ -28,6 +27,12 @@ std::string json_for_script(const ordered_json& json) {
       text += c;
   }
   return text;
+}
+
+std::string place(const std::string& picture, const std::string& kind, const std::string& data) {
+  return "<div class=\"" + kind + "\" data-picture=\"" + picture + "\">" + data +
+         "<noscript><p class=\"soft\">This picture needs JavaScript; the table below has its numbers.</p></noscript>"
+         "</div>\n";
 }
 
 bool has_timelines(const Comparison& c) {
@@ -191,8 +196,7 @@ std::string memory_of(const Comparison& c) {
     if (most == nullptr) continue;
     const std::uint64_t formula = run.timeline->predicted_state;
     std::vector<std::string> row = {name_of(run), std::to_string(rank_of_most), milliseconds(most->at_ns),
-                                    with_commas(most->total()),
-                                    formula == 0 ? "-" : with_commas(static_cast<std::int64_t>(formula))};
+                                    with_commas(most->total()), formula == 0 ? "-" : with_commas(formula)};
     for (std::size_t i = 0; i + 1 < base::kMemoryUses; ++i) row.push_back(with_commas(most->bytes[i]));
     table.rows.push_back(std::move(row));
   }
@@ -215,8 +219,8 @@ std::string why_of(const Why& why) {
   Table helps{
       "Simulated with one thing changed; these do not add up", {"change", "step ms", "gap ms", "peak bytes"}, {}};
   for (const WhyHelp& help : why.helps)
-    helps.rows.push_back({help.change, significant(help.step_ms, 5), significant(help.gap_ms, 5),
-                          with_commas(static_cast<std::int64_t>(help.peak_bytes))});
+    helps.rows.push_back(
+        {help.change, significant(help.step_ms, 5), significant(help.gap_ms, 5), with_commas(help.peak_bytes)});
   const std::string heading = "Why " + why.to + (why.gap_ms < 0 ? " is faster than " : " is slower than ") + why.from;
   return "<h2>" + escape(heading) + "</h2>\n<p>The gap of " + escape(significant(why.gap_ms, 4)) +
          " ms as a sum: " + meanings + ". " +
@@ -229,10 +233,10 @@ std::string why_of(const Why& why) {
 
 }  // namespace
 
-std::string place_for(const std::string& picture, const std::string& otherwise) {
-  const std::string words = "<p class=\"soft\">This picture needs JavaScript; the table below has its numbers.</p>";
-  return "<div class=\"live\" data-picture=\"" + picture + "\"><noscript>" + (otherwise.empty() ? words : otherwise) +
-         "</noscript></div>\n";
+std::string place_for(const std::string& picture) { return place(picture, "live", ""); }
+
+std::string chart(const std::string& kind, const ordered_json& data) {
+  return place(kind, "live chart", "<script type=\"application/json\">" + json_for_script(data) + "</script>");
 }
 
 std::string details(const std::string& summary, const Table& table) {
@@ -262,16 +266,6 @@ std::string step_pictures(const Comparison& c, const StepStory* story) {
 
 std::string gap_pictures(const Comparison& c) {
   return (c.why ? why_of(*c.why) : "") + (c.what_if ? what_if_section(*c.what_if) : "");
-}
-
-std::string live_style() { return std::string(kPageStyle); }
-
-std::vector<std::string> live_scripts() {
-  std::string own = "\n";
-  for (const std::string_view part : {kViewScript, kMapScript, kFramesScript, kTraceScript, kTimelineScript,
-                                      kMemoryScript, kBytesScript, kWhyScript, kWhatIfScript, kLossScript, kMainScript})
-    own += part;
-  return {std::string(kD3), own};
 }
 
 std::string page_of_step(const StepStory& story, const RunResult& run) {

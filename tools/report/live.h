@@ -1,5 +1,5 @@
 // The pictures of a report that a script draws: the map of shards, timelines, memory over time, bytes, the terms of a
-// gap, other settings, and losses. Their data are in the page; a table stands under each.
+// gap, other settings, losses, bars and lines. Their data are in the page; a table stands under each.
 #pragma once
 
 #include <cstdint>
@@ -34,15 +34,13 @@ std::string step_pictures(const Comparison& comparison, const StepStory* story =
 /// Why a run is slower, and what other settings would change, as far as there are data.
 std::string gap_pictures(const Comparison& comparison);
 
-/// The style and the scripts, in this order, that the pictures need, once for a document.
-std::string live_style();
-std::vector<std::string> live_scripts();
-
 /// A document with the pictures of one step. `run` has a name, units and a timeline.
 std::string page_of_step(const StepStory& story, const RunResult& run);
 
-/// A place that the script fills. `otherwise`: what stands there without JavaScript.
-std::string place_for(const std::string& picture, const std::string& otherwise = "");
+/// A place that the script fills from the section's data. A table with the numbers must follow it.
+std::string place_for(const std::string& picture);
+/// The same with data of its own. `kind`: "bars" or "lines"; charts.js says what is in `data`.
+std::string chart(const std::string& kind, const nlohmann::ordered_json& data);
 /// A table that opens.
 std::string details(const std::string& summary, const Table& table);
 

@@ -3,39 +3,23 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <numeric>
 
-#include "tools/cli/output.h"
+#include "tools/report/embedded.h"
 #include "tools/report/html.h"
 #include "tools/report/live.h"
-#include "tools/report/pictures.h"
-#include "tools/report/style.h"
 
 namespace tessera::tools::report {
+
+using nlohmann::ordered_json;
+
 namespace {
 
 constexpr std::array<const char*, 4> kCollectives = {"all_gather", "reduce_scatter", "all_reduce", "control"};
-constexpr std::array<const char*, 3> kModelState = {"parameter", "gradient", "optimizer"};
-/// Kinds of the device's memory: all but `offloaded`.
-constexpr std::size_t kMemoryKinds = base::kMemoryUses - 1;
-
-std::int64_t signed_of(std::uint64_t value) { return static_cast<std::int64_t>(value); }
 
 /// By kCollectives.
 std::array<std::int64_t, 4> values_of(const PerCollective& p) {
-  return {signed_of(p.all_gather), signed_of(p.reduce_scatter), signed_of(p.all_reduce), signed_of(p.control)};
-}
-
-/// By kModelState.
-std::array<std::int64_t, 3> values_of(const RunResult::ModelState& state) {
-  return {signed_of(state.parameter), signed_of(state.gradient), signed_of(state.optimizer)};
-}
-
-/// The strategy, with the wrapping if several are compared, and with the mesh if that has two axes.
-std::string full_name(const RunResult& run) {
-  if (run.mesh[0] == 1 || run.mesh[1] == 1) return name_of(run);
-  const std::string mesh = " " + std::to_string(run.mesh[0]) + "x" + std::to_string(run.mesh[1]);
-  return run.strategy + mesh + (run.wrap.empty() ? "" : " " + run.wrap);
+  const auto of = [](std::uint64_t value) { return static_cast<std::int64_t>(value); };
+  return {of(p.all_gather), of(p.reduce_scatter), of(p.all_reduce), of(p.control)};
 }
 
 std::string join(const std::vector<std::string>& words) {
@@ -122,147 +106,108 @@ std::string all_losses_of(const Comparison& c) {
 }
 
 std::string losses_of(const Comparison& c) {
-  std::vector<Curve> all;
-  std::vector<Key> keys;
   Table table{"Loss at the first and the last step, and the hash of the final parameters",
               {"strategy", "first", "last", "hash"},
               {}};
   for (const RunResult& run : c.runs) {
-    keys.push_back({full_name(run), static_cast<int>(all.size()) % kColors});
-    all.push_back({full_name(run), run.losses});
     const bool none = run.losses.empty();
     table.rows.push_back({full_name(run), none ? "" : exact(run.losses.front()), none ? "" : exact(run.losses.back()),
                           run.final_parameters_hash});
   }
-  std::vector<std::string> ends = {"step 1"};
-  std::size_t longest = 0;
-  for (const Curve& curve : all) longest = std::max(longest, curve.values.size());
-  if (longest > 1) ends.push_back("step " + std::to_string(longest));
   return "<h2>Loss</h2>\n" +
          paragraph("Global mean loss per step. Curves that lie on each other are drawn one inside the other.") +
-         place_for("loss",
-                   curves(all, "Loss over steps, one curve per strategy; the table below has the numbers", ends) +
-                       legend(keys)) +
-         to_html(table) + all_losses_of(c);
+         place_for("loss") + to_html(table) + all_losses_of(c);
 }
 
 std::string model_state_of(const Comparison& c) {
-  std::vector<Bar> all;
-  std::vector<Key> keys;
-  Table table{"Bytes of model state, highest rank, padding included", {"strategy"}, {}};
-  for (std::size_t i = 0; i < kModelState.size(); ++i) {
-    keys.push_back({kModelState[i], static_cast<int>(i)});
-    table.head.emplace_back(kModelState[i]);
-  }
-  table.head.emplace_back("total");
+  Table table{"Bytes of model state, highest rank, padding included",
+              {"strategy", "parameter", "gradient", "optimizer", "total"},
+              {}};
+  ordered_json rows = ordered_json::array();
   for (const RunResult& run : c.runs) {
-    const auto state = values_of(run.model_state_bytes);
-    const auto total = std::accumulate(state.begin(), state.end(), std::int64_t{0});
-    Bar bar{full_name(run), {}, -1, human_bytes(static_cast<double>(total))};
-    std::vector<std::string> row = {full_name(run)};
-    for (std::size_t i = 0; i < kModelState.size(); ++i) {
-      const auto bytes = static_cast<double>(state[i]);
-      bar.segments.push_back({bytes, static_cast<int>(i), std::string(kModelState[i]) + ": " + human_bytes(bytes)});
-      row.push_back(with_commas(state[i]));
-    }
-    row.push_back(with_commas(total));
-    all.push_back(bar);
-    table.rows.push_back(row);
+    const auto& [parameter, gradient, optimizer] = run.model_state_bytes;
+    const std::uint64_t total = parameter + gradient + optimizer;
+    rows.push_back({full_name(run), {parameter, gradient, optimizer}, nullptr, total});
+    std::vector<std::string>& row = table.rows.emplace_back(1, full_name(run));
+    for (const std::uint64_t bytes : {parameter, gradient, optimizer, total}) row.push_back(with_commas(bytes));
   }
   return "<h2>Model state per rank</h2>\n" +
          paragraph(
              "Parameters, gradients and optimizer state between the end of backward and the "
              "end of the optimizer's step.") +
-         bars(all, "Bytes of model state per rank by strategy; the table below has the numbers") + legend(keys) +
+         chart("bars", {{"label", "Bytes of model state per rank by strategy; the table below has the numbers"},
+                        {"unit", "bytes"},
+                        {"keys", {"parameter", "gradient", "optimizer"}},
+                        {"rows", rows}}) +
          to_html(table);
 }
 
 std::string peaks_of(const Comparison& c) {
-  std::vector<Bar> all;
-  std::vector<Key> keys;
   Table table{"Peak bytes, highest rank", {"strategy", "total", "reserved"}, {}};
-  for (std::size_t i = 0; i < kMemoryKinds; ++i) {
-    const std::string name(base::name_of(static_cast<base::MemoryCategory>(i)));
-    keys.push_back({name, static_cast<int>(i)});
-    table.head.push_back(name);
-  }
-  keys.push_back({"highest sum at one instant", -1});
+  for (const std::string& kind : device_memory_kinds()) table.head.push_back(kind);
+  ordered_json rows = ordered_json::array();
   for (const RunResult& run : c.runs) {
-    const auto total = static_cast<double>(signed_of(run.peak_bytes.total_peak));
-    Bar bar{full_name(run), {}, total, human_bytes(total)};
-    std::vector<std::string> row = {full_name(run), with_commas(signed_of(run.peak_bytes.total_peak)),
-                                    with_commas(signed_of(run.peak_bytes.reserved))};
-    for (std::size_t i = 0; i < kMemoryKinds; ++i) {
-      const std::int64_t peak = signed_of(run.peak_bytes.peak[i]);
-      const auto bytes = static_cast<double>(peak);
-      bar.segments.push_back({bytes, static_cast<int>(i), table.head[3 + i] + ": " + human_bytes(bytes)});
-      row.push_back(with_commas(peak));
-    }
-    all.push_back(bar);
-    table.rows.push_back(row);
+    const base::MemoryTracker::Snapshot& peak = run.peak_bytes;
+    const std::vector<std::uint64_t> kinds(peak.peak.begin(), peak.peak.begin() + std::ssize(device_memory_kinds()));
+    rows.push_back({full_name(run), kinds, peak.total_peak, peak.total_peak});
+    std::vector<std::string>& row = table.rows.emplace_back(1, full_name(run));
+    for (const std::uint64_t bytes : {peak.total_peak, peak.reserved}) row.push_back(with_commas(bytes));
+    for (const std::uint64_t bytes : kinds) row.push_back(with_commas(bytes));
   }
   return "<h2>Peak memory per rank</h2>\n" +
          paragraph(
              "The maximum of each kind. The kinds peak at different times, so the highest sum at one instant (the line "
              "and the number) lies below the end of the bar.") +
-         bars(all, "Peak bytes per rank by kind and strategy; the table below has the numbers") + legend(keys) +
+         chart("bars", {{"label", "Peak bytes per rank by kind and strategy; the table below has the numbers"},
+                        {"unit", "bytes"},
+                        {"keys", device_memory_kinds()},
+                        {"mark", "highest sum at one instant"},
+                        {"rows", rows}}) +
          to_html(table);
 }
 
 std::string communication_of(const Comparison& c) {
-  std::vector<Bar> all;
-  std::vector<Key> keys;
   Table table{"Per step: calls, bytes that one rank sent (highest), and the bytes of the formula",
               {"strategy", "collective", "calls", "sent", "formula", "difference"},
               {}};
-  for (std::size_t i = 0; i < kCollectives.size(); ++i) keys.push_back({kCollectives[i], static_cast<int>(i)});
-  keys.push_back({"formula", -1});
   for (const RunResult& run : c.runs) {
     const auto calls = values_of(run.calls_per_step);
     const auto wire = values_of(run.wire_bytes_per_step);
     const auto predicted = values_of(run.formula_bytes_per_step);
-    const auto sent = std::accumulate(wire.begin(), wire.end(), std::int64_t{0});
-    const auto formula = std::accumulate(predicted.begin(), predicted.end(), std::int64_t{0});
-    Bar bar{full_name(run), {}, static_cast<double>(formula), human_bytes(static_cast<double>(sent))};
     for (std::size_t i = 0; i < kCollectives.size(); ++i) {
-      const auto bytes = static_cast<double>(wire[i]);
-      bar.segments.push_back({bytes, static_cast<int>(i), std::string(kCollectives[i]) + ": " + human_bytes(bytes)});
       if (calls[i] == 0 && wire[i] == 0 && predicted[i] == 0) continue;
-      table.rows.push_back({full_name(run), kCollectives[i], with_commas(calls[i]), with_commas(wire[i]),
-                            with_commas(predicted[i]), with_commas(wire[i] - predicted[i])});
+      std::vector<std::string>& row = table.rows.emplace_back(1, full_name(run));
+      row.emplace_back(kCollectives[i]);
+      for (const std::int64_t value : {calls[i], wire[i], predicted[i], wire[i] - predicted[i]})
+        row.push_back(with_commas(value));
     }
-    all.push_back(bar);
   }
   return "<h2>Communication per step</h2>\n" +
          paragraph(
              "Bytes that a rank sends. Ticks are the formula for each collective: a bar that ends at its tick "
              "sends what the formula says.") +
-         place_for("bytes",
-                   bars(all, "Bytes sent per step by collective and strategy; the table below has the numbers") +
-                       legend(keys)) +
-         details("Calls and bytes", table);
+         place_for("bytes") + details("Calls and bytes", table);
 }
 
 std::string times_of(const Comparison& c) {
-  std::vector<Bar> all;
   Table table{"Milliseconds per step, tokens per second of the whole world, bytes copied between flat buffers per step",
               {"strategy", "median", "p95", "exposed communication", "tokens/s", "copied"},
               {}};
+  ordered_json rows = ordered_json::array();
   for (const RunResult& run : c.runs) {
-    const double exposed = std::min(run.exposed_communication_ms, run.step_ms_median);
-    Bar bar{full_name(run), {}, run.step_ms_p95, significant(run.step_ms_median, 4) + " ms"};
-    bar.segments = {
-        {run.step_ms_median - exposed, 0, "compute: " + significant(run.step_ms_median - exposed, 4) + " ms"},
-        {exposed, 1, "exposed communication: " + significant(exposed, 4) + " ms"}};
-    all.push_back(bar);
+    rows.push_back(step_bar(full_name(run), run));
+    rows.back()[2] = run.step_ms_p95;
     table.rows.push_back({full_name(run), significant(run.step_ms_median, 5), significant(run.step_ms_p95, 5),
                           significant(run.exposed_communication_ms, 4),
-                          with_commas(std::llround(run.tokens_per_second)),
-                          with_commas(signed_of(run.copied_bytes_per_step))});
+                          with_commas(std::llround(run.tokens_per_second)), with_commas(run.copied_bytes_per_step)});
   }
-  const std::vector<Key> keys = {{"compute", 0}, {"exposed communication", 1}, {"95th percentile", -1}};
-  return "<h2>Time per step</h2>\n" + bars(all, "Milliseconds per step by strategy; the table below has the numbers") +
-         legend(keys) + to_html(table);
+  return "<h2>Time per step</h2>\n" +
+         chart("bars", {{"label", "Milliseconds per step by strategy; the table below has the numbers"},
+                        {"unit", "ms"},
+                        {"keys", {"compute", "exposed communication"}},
+                        {"mark", "95th percentile"},
+                        {"rows", rows}}) +
+         to_html(table);
 }
 
 }  // namespace
@@ -273,6 +218,24 @@ std::string command_of(const Comparison& c) {
   for (const std::string& argument : c.command) line += " " + quoted(argument);
   return "<h2>Command</h2>\n<p>The page comes from:</p>\n<pre class=\"scroll\" tabindex=\"0\">" + escape(line) +
          "</pre>\n";
+}
+
+std::string full_name(const RunResult& run) {
+  if (run.mesh[0] == 1 || run.mesh[1] == 1) return name_of(run);
+  const std::string mesh = " " + std::to_string(run.mesh[0]) + "x" + std::to_string(run.mesh[1]);
+  return run.strategy + mesh + (run.wrap.empty() ? "" : " " + run.wrap);
+}
+
+std::vector<std::string> device_memory_kinds() {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i + 1 < base::kMemoryUses; ++i)
+    names.emplace_back(base::name_of(static_cast<base::MemoryCategory>(i)));
+  return names;
+}
+
+ordered_json step_bar(const std::string& name, const RunResult& run) {
+  const double exposed = std::min(run.exposed_communication_ms, run.step_ms_median);
+  return {name, {run.step_ms_median - exposed, exposed}, nullptr, run.step_ms_median};
 }
 
 std::string page(const std::vector<Comparison>& comparisons) {
@@ -286,22 +249,21 @@ std::string page(const std::vector<Comparison>& comparisons) {
   return document(title, body + glossary());
 }
 
-std::string document(const std::string& title, std::string body) {
-  const bool live = body.find("<script") != std::string::npos;  // the only scripts are data of live pictures
-  const std::string style = std::string(kPalette) + kStyle + live_style() + take_styles(body);
+std::string document(const std::string& title, const std::string& body) {
+  const std::string style = std::string(kPalette) + std::string(kPageStyle);
   std::string scripts;
   std::string hashes;
-  for (const std::string& script : live ? live_scripts() : std::vector<std::string>()) {
-    scripts += "<script>" + script + "</script>\n";
-    hashes += " " + hash_source(script);
+  for (const std::string_view script : {kD3, kPageScript}) {
+    scripts.append("<script>").append(script).append("</script>\n");
+    hashes += " " + hash_source(std::string(script));
   }
   return "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
          "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; base-uri 'none'; form-action "
          "'none'; "
          "script-src" +
-         (live ? hashes : " 'none'") + "; style-src " + hash_source(style) + "\">\n<title>Tessera: " + escape(title) +
-         "</title>\n<style>" + style + "</style></head>\n<body>\n" + body + scripts + "</body></html>\n";
+         hashes + "; style-src " + hash_source(style) + "\">\n<title>Tessera: " + escape(title) + "</title>\n<style>" +
+         style + "</style></head>\n<body>\n" + body + scripts + "</body></html>\n";
 }
 
 }  // namespace tessera::tools::report

@@ -114,9 +114,9 @@ MISTAKES = [
     mistake("chakra-forgets-joins", "tools/plan/step_graph.cpp", "      nodes_of[id - tasks.first] = std::move(after);\n", "", r"^tools\.chakra$", "waits for streams are missing in Chakra traces"),
     mistake("chakra-prunes-too-much", "tools/plan/step_graph.cpp", "reached_[later][place.chain] >= place.position;", "reached_[later][place.chain] > 0;", r"^tools\.chakra$",
             "dependencies are missing in Chakra traces"),
-    mistake("chakra-starts-before-groups", "tools/plan/chakra.cpp", "  if (step.after.empty()) node.add_data_deps(kGroupsNode);\n", "", r"^tools\.chakra$", "operations start before their groups are known"),
-    mistake("chakra-groups-of-rank-0", "tools/plan/chakra.cpp", "groups_node(groups_.of_rank(rank))", "groups_node(groups_.of_rank(0))", r"^tools\.chakra$", "all ranks list the groups of rank 0"),
-    mistake("chakra-groups-overlap", "tools/plan/process_groups.cpp", "rank / block * shape.stride + place,", "rank / block + place,", r"^tools\.chakra$", "several groups have one number"),
+    mistake("chakra-starts-before-groups", "bench/plan_chakra.py", " if after else varint(GROUPS_NODE))", ")", r"^tools\.chakra$", "operations start before their groups are known"),
+    mistake("chakra-groups-of-rank-0", "bench/plan_chakra.py", "framed(groups_node(mine))", "framed(groups_node(groups.of_rank(0)))", r"^tools\.chakra$", "all ranks list the groups of rank 0"),
+    mistake("chakra-groups-overlap", "bench/plan_chakra.py", "rank // block * stride + place, [", "rank // block + place, [", r"^tools\.chakra$", "several groups have one number"),
     mistake("plan-waits-between-steps", "src/fsdp/simulation.cpp", "    if (!step.continuous) engine.wait();\n", "    engine.wait();\n", r"^fsdp_simulation\.StepPrediction\.",
             "plans of zero1 wait for the gathers of updated parameters"),
     mistake("plan-ignores-gaps", "tools/plan/simulated_cluster.cpp", "seconds_of(gaps, operation).value_or(*seconds)", "*seconds", r"^tools_bench\.MeasuredCluster\.",
@@ -127,13 +127,13 @@ MISTAKES = [
     mistake("trace-overlaps-transfers", "src/base/trace.cpp", "      if (row.free_ns > e.begun_ns) continue;\n", "", r"^base\.ChromeTrace\.", "transfers hide each other in a trace"),
     mistake("trace-names-another-axis", "tools/plan/plan_trace.cpp", " && stride == members.stride)", " && stride >= 1)", r"^tools\.chakra$", "transfers are in the row of another axis"),
     mistake("link-in-bytes", "tools/cli/quantities.cpp", "{\"Gbit/s\", 1e9 / 8}", "{\"Gbit/s\", 1e9}", r"^tools\.Quantities\.", "bits of a link are read as bytes"),
-    mistake("validate-ignores-interference", "tools/plan/recorded_step.cpp", "    const double slow = 1 - kLaunchBlocks / step_.workload_.device->multiprocessors;\n",
-            "    const double slow = 1;\n", r"^tools\.RecordedStep\.", "collectives take no multiprocessors away from kernels"),
-    mistake("validate-records-only", "tools/plan/recorded_step.cpp", "more > 0 && marks > 1 ?", "more > 9 && marks > 1 ?", r"^tools\.RecordedStep\.", "some microbatches of a step are lost"),
-    mistake("validate-counts-calibration", "tools/plan/validation.cpp", "  return !row.calibration && row.outlier.empty() &&", "  return row.outlier.empty() &&", r"^tools\.Validation\.", "rows that calibrate count as predicted"),
+    mistake("validate-ignores-interference", "bench/published_step.py", "slow = 1 - LAUNCH_BLOCKS / self.workload.device.multiprocessors\n",
+            "slow = 1\n", r"^tools\.validation$", "collectives take no multiprocessors away from kernels"),
+    mistake("validate-records-only", "bench/published_step.py", "if more > 0 and len", "if more > 9 and len", r"^tools\.validation$", "some microbatches of a step are lost"),
+    mistake("validate-counts-calibration", "bench/plan_published.py", "if not row[\"calibration\"] and \"outlier\" not in row and source", "if \"outlier\" not in row and source", r"^tools\.validation$", "rows that calibrate count as predicted"),
 
     # report
-    mistake("page-runs-any-script", "tools/report/page.cpp", "(live ? hashes : \" 'none'\")", "(live ? \" 'unsafe-inline'\" : \" 'none'\")", r"^tools\.report_page$", "a string that becomes a script runs"),
+    mistake("page-runs-any-script", "tools/report/page.cpp", "hashes += \" \" + hash_source(std::string(script));", "hashes = \" 'unsafe-inline'\";", r"^tools\.report_page$", "a string that becomes a script runs"),
 
     # explain
     mistake("explain-tile-of-another-rank", "tools/explain/cut.cpp", "range = {range.begin + part * (rank % axis->size), range.begin + part * (rank % axis->size + 1)};", "range = {range.begin + part * (axis->size - 1 - rank % axis->size), range.begin + part * (axis->size - rank % axis->size)};",

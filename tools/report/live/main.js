@@ -11,6 +11,15 @@ function drawChips(view, root) {
   mark();
 }
 
+// Charts with data of their own. Bars follow the width of the page by themselves.
+document.querySelectorAll(".chart").forEach((place) => {
+  const data = JSON.parse(place.querySelector("script").textContent), slot = d3.select(place).append("div").attr("class", "slot").node();
+  if (place.dataset.picture === "bars") return drawBars(data, slot);
+  drawLines(data, slot);
+  let width = innerWidth;
+  addEventListener("resize", () => innerWidth !== width && (width = innerWidth, drawLines(data, slot)));
+});
+
 let closed = [];
 addEventListener("beforeprint", () => {
   closed = [...document.querySelectorAll("details:not([open])")];

@@ -129,6 +129,7 @@ class ValidationTest(unittest.TestCase):
         self.wrong("", "rows.json", "empty")
         self.wrong("[1]", "row 1", "object")
         self.wrong("{", "line 1")
+        self.wrong('[{"id":"s","z":' + "[" * 200000 + "]" * 200000 + "}]", "is not JSON", "recursion")
         self.wrong("[]", "no training rows")
         self.wrong(json.dumps([{"kind": "training"}]), "row 1", "id")
         self.wrong(json.dumps([row, row]), "r1", "twice")

@@ -59,4 +59,8 @@ class CheckFailed : public std::runtime_error {
 /// 1234567 -> "1.23 MB" (MB = 1e6), at most five characters for the number.
 std::string human_bytes(double bytes);
 
+/// The rows in columns, each row as a line: the first column is left-aligned, all others right-aligned. All rows have
+/// the length of the first.
+std::string text_table(const std::vector<std::vector<std::string>>& rows);
+
 }  // namespace tessera::tools

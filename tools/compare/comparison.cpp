@@ -7,7 +7,6 @@
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
 #include "tools/cli/statistics.h"
-#include "tools/cli/text_table.h"
 
 namespace tessera::tools {
 

@@ -54,8 +54,7 @@ StepCost cost_of(const TrainPlan& plan, const std::string& strategy, const StepP
     cost.bytes_sent += operation.bytes_sent;
   }
   for (const TraceEvent& event : step.events)
-    if (event.kind == base::TraceEventKind::unshard_wait || event.kind == base::TraceEventKind::reduce_wait)
-      cost.exposed_ns += event.duration_ns();
+    if (is_wait(event)) cost.exposed_ns += event.duration_ns();
   const fsdp::EngineOptions engine = engine_options(plan, strategy);
   const fsdp::TrafficVolume formula =
       fsdp::communication_formula(engine.strategy, step.mesh, step.unit_sizes, plan.precision,

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "tools/explain/sections.h"
-#include "tools/plan/plan_trace.h"
 #include "tools/report/live.h"
 
 namespace tessera::tools {

@@ -11,7 +11,6 @@
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tools/cli/output.h"
-#include "tools/cli/text_table.h"
 #include "tools/plan/exposure.h"
 
 namespace tessera::tools {

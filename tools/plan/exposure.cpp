@@ -9,7 +9,6 @@
 namespace tessera::tools {
 
 using base::TraceEvent;
-using base::TraceEventKind;
 using comm::sim::TransferRecord;
 
 namespace {
@@ -17,10 +16,6 @@ namespace {
 constexpr std::size_t kSentences = 3;
 /// Waits below this part of the step are not worth a sentence.
 constexpr double kWorthwhile = 0.005;
-
-bool is_wait(const TraceEvent& event) {
-  return event.kind == TraceEventKind::unshard_wait || event.kind == TraceEventKind::reduce_wait;
-}
 
 /// The transfer whose end the wait waits for: the last one that is done in time.
 const TransferRecord* awaited(const StepPlan& plan, const TraceEvent& wait) {

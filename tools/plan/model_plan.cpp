@@ -6,7 +6,6 @@
 
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
-#include "tools/cli/text_table.h"
 
 namespace tessera::tools {
 

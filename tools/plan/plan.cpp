@@ -14,7 +14,6 @@
 #include "tools/plan/model_plan.h"
 #include "tools/plan/options.h"
 #include "tools/plan/plan_page.h"
-#include "tools/plan/plan_trace.h"
 #include "tools/plan/zero_table.h"
 
 namespace tessera::tools {

@@ -16,7 +16,6 @@
 namespace tessera::tools {
 
 using base::TraceEvent;
-using base::TraceEventKind;
 using comm::LinkCall;
 using comm::LinkRecord;
 using comm::LinkWait;
@@ -51,8 +50,7 @@ LinkWait link_wait(const StepPlan& step, const TraceEvent& wait) {
 LinkRecord record_of(const StepPlan& step, const LinkedMachine& machine) {
   LinkRecord record;
   for (const TraceEvent& event : step.events)
-    if (event.kind == TraceEventKind::unshard_wait || event.kind == TraceEventKind::reduce_wait)
-      record.waits.push_back(link_wait(step, event));
+    if (is_wait(event)) record.waits.push_back(link_wait(step, event));
   for (const comm::sim::TransferRecord& transfer : step.transfers) {
     record.calls.push_back(call_of(transfer, machine));
     // All that it waits for may have been done before the step begins, or be done after it ends: it belongs to the

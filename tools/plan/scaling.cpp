@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tools/cli/text_table.h"
+#include "tools/cli/output.h"
 
 namespace tessera::tools {
 

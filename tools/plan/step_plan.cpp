@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <sstream>
 #include <utility>
 
 #include "tessera/base/cost_table.h"
@@ -125,6 +126,14 @@ void add_last_step(StepPlan& planned, const fsdp::StepProfile& profile, const ba
                                                   planned.graph.begin());
 }
 
+/// The axis along which these ranks are, "world" if it is none. Ranks count along the innermost axis first.
+std::string axis_of(const comm::sim::RankSet& members, const fsdp::MeshShape& mesh) {
+  int stride = 1;
+  for (auto axis = mesh.axes.rbegin(); axis != mesh.axes.rend(); stride *= axis->size, ++axis)
+    if (axis->size == members.ranks && stride == members.stride) return axis->name;
+  return "world";
+}
+
 }  // namespace
 
 fsdp::TrainingStep training_step(const TrainPlan& plan, const fsdp::EngineOptions& engine) {
@@ -170,6 +179,30 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
   if (details.all_memory) planned.memory = world->memory_tracker()->drain_history();
   add_last_step(planned, profile, clock, *world, kernels, details);
   return planned;
+}
+
+bool is_wait(const base::TraceEvent& event) {
+  return event.kind == base::TraceEventKind::unshard_wait || event.kind == base::TraceEventKind::reduce_wait;
+}
+
+std::vector<base::TransferEvent> transfer_events(const StepPlan& plan) {
+  const int rank = plan.mesh.size() - 1;  // the simulated one
+  std::vector<base::TransferEvent> transfers;
+  for (const comm::sim::TransferRecord& transfer : plan.transfers)
+    transfers.push_back({.operation = std::string(name_of(transfer.operation.kind)),
+                         .axis = axis_of(transfer.operation.members, plan.mesh),
+                         .rank = rank,
+                         .bytes = transfer.operation.bytes_sent,
+                         .called_ns = transfer.called_ns,
+                         .begun_ns = transfer.begun_ns,
+                         .done_ns = transfer.done_ns});
+  return transfers;
+}
+
+std::string trace_text(const StepPlan& plan) {
+  std::ostringstream text;
+  base::write_chrome_trace(text, plan.events, transfer_events(plan));
+  return text.str();
 }
 
 }  // namespace tessera::tools

@@ -57,4 +57,13 @@ fsdp::TrainingStep training_step(const TrainPlan& plan, const fsdp::EngineOption
 StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const SimulatedCluster& cluster,
                    const std::optional<comm::sim::Variation>& variation = {}, StepDetails details = {});
 
+/// Whether computing waits for communication in this event.
+bool is_wait(const base::TraceEvent& event);
+
+/// The transfers of the step, in the order of StepPlan::transfers.
+std::vector<base::TransferEvent> transfer_events(const StepPlan& plan);
+
+/// The step as a Chrome trace, as a run has it, with the transfers as further rows.
+std::string trace_text(const StepPlan& plan);
+
 }  // namespace tessera::tools

@@ -9,7 +9,6 @@
 namespace tessera::tools {
 namespace {
 
-using base::TraceEventKind;
 using comm::sim::SimulatedOp;
 
 bool same_operation(const SimulatedOp& a, const SimulatedOp& b) {
@@ -23,10 +22,6 @@ std::uint32_t place_in(std::vector<Item>& all, const Item& item, const Equal& eq
   if (found != all.end()) return static_cast<std::uint32_t>(found - all.begin());
   all.push_back(item);
   return static_cast<std::uint32_t>(all.size() - 1);
-}
-
-bool is_wait(const base::TraceEvent& event) {
-  return event.kind == TraceEventKind::unshard_wait || event.kind == TraceEventKind::reduce_wait;
 }
 
 /// Follows the same order of actions in two plans of a step.

@@ -18,7 +18,6 @@
 #include "tessera/base/file.h"
 #include "tessera/comm/core/op_traits.h"
 #include "tools/cli/output.h"
-#include "tools/cli/text_table.h"
 #include "tools/launch/launcher.h"
 #include "tools/postmortem/divergence_finder.h"
 #include "tools/postmortem/flight_log.h"

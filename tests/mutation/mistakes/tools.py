@@ -125,7 +125,7 @@ MISTAKES = [
             (r"^tools\.report_what_if$", r"^tools\.chakra$"), "a gather of the step before is in the graph, and the last one is not"),
     mistake("chakra-mixes-steps", "tools/plan/step_plan.cpp", "{first.begin_task, first.first_issued, step", "{first.begin_task, 1, step", r"^tools\.chakra$", "the initialization is in Chakra traces"),
     mistake("trace-overlaps-transfers", "src/base/trace.cpp", "      if (row.free_ns > e.begun_ns) continue;\n", "", r"^base\.ChromeTrace\.", "transfers hide each other in a trace"),
-    mistake("trace-names-another-axis", "tools/plan/plan_trace.cpp", " && stride == members.stride)", " && stride >= 1)", r"^tools\.chakra$", "transfers are in the row of another axis"),
+    mistake("trace-names-another-axis", "tools/plan/step_plan.cpp", " && stride == members.stride)", " && stride >= 1)", r"^tools\.chakra$", "transfers are in the row of another axis"),
     mistake("link-in-bytes", "tools/cli/quantities.cpp", "{\"Gbit/s\", 1e9 / 8}", "{\"Gbit/s\", 1e9}", r"^tools\.Quantities\.", "bits of a link are read as bytes"),
     mistake("validate-ignores-interference", "bench/published_step.py", "slow = 1 - LAUNCH_BLOCKS / self.workload.device.multiprocessors\n",
             "slow = 1\n", r"^tools\.validation$", "collectives take no multiprocessors away from kernels"),

@@ -263,6 +263,7 @@ class Parts(unittest.TestCase):
             return {"json": lambda _: [dict(row, bytes=1024, **other), dict(row, bytes=1 << 20, **other), dict(row, bytes=256 << 20)],
                     "text": lambda name: "0\n" * gpus if name == "gpus" else None}
         self.assertEqual(self.passes("nccl overhead", **overhead()), "+2.0 us at 1 KiB, +1.0% at most from 1 MiB with 2 GPUs")
+        self.assertIn("the goal of 3 us is missed", self.passes("nccl overhead", **overhead(alone_us=13.5)))
         self.fails("nccl overhead", "+10.5 us", **overhead(alone_us=20.5))
         self.fails("nccl overhead", "+5.0%", **overhead(in_a_row_us=105.0))
         self.assertEqual(self.passes("nccl overhead", **overhead(1, in_a_row_us=105.0)), "+2.0 us at 1 KiB, +1.0% at most from 256 MiB with 1 GPU")

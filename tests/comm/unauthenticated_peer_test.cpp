@@ -105,6 +105,17 @@ UniqueFd connect_from_elsewhere(int port) {
   return fd;
 }
 
+/// How many of the connections the server has closed.
+std::ptrdiff_t closed(const std::vector<UniqueFd>& all) {
+  char bytes[2 * kChallengeBytes];
+  return std::count_if(all.begin(), all.end(), [&](const UniqueFd& one) {
+    ssize_t n = 0;
+    while ((n = ::recv(one.get(), bytes, sizeof(bytes), MSG_DONTWAIT)) > 0) {
+    }
+    return n == 0 || errno != EAGAIN;
+  });
+}
+
 TEST(UnauthenticatedPeer, OneSourceDoesNotTakeAllPlaces) {
   const int port = free_port();
   auto zero = come(options_of(0, 2, port));
@@ -116,15 +127,6 @@ TEST(UnauthenticatedPeer, OneSourceDoesNotTakeAllPlaces) {
     of_others.push_back(connect_from_elsewhere(port));
   }
   const Flood flood(port, 10'000);
-  const auto closed = [](const std::vector<UniqueFd>& all) {
-    char bytes[2 * kChallengeBytes];
-    return std::count_if(all.begin(), all.end(), [&](const UniqueFd& one) {
-      ssize_t n = 0;
-      while ((n = ::recv(one.get(), bytes, sizeof(bytes), MSG_DONTWAIT)) > 0) {
-      }
-      return n == 0 || errno != EAGAIN;
-    });
-  };
   EXPECT_EQ(closed(of_others), 0);
   EXPECT_GT(closed(of_flood), kPeers / 2) << "the negative control: the flood was too small to fill the places";
   EXPECT_EQ(come(options_of(1, 2, port)).get().error, "");
@@ -140,10 +142,13 @@ TEST(UnauthenticatedPeer, FloodDropsNoRankThatHasProvenTheToken) {
   auto one = come(options_of(1, 2, port_of(way)));
   const UniqueFd rank(::accept(way.get(), nullptr, nullptr));
   const UniqueFd server = connect_to_port(port);
-  const UniqueFd stranger = connect_to_port(port);  // the negative control
+  std::vector<UniqueFd> strangers;  // the negative control
+  for (int i = 0; i < 20; ++i) strangers.push_back(connect_to_port(port));
   send_bytes(server, read_all(rank, 5s, kHelloBytes));
   const Flood flood(port, 10'000);
-  EXPECT_TRUE(closed_within(stranger, 1s));
+  const auto until = steady_clock::now() + 2s;
+  while (closed(strangers) <= 10 && steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+  EXPECT_GT(closed(strangers), 10) << "each is dropped by chance, one in fifty is not";
   send_bytes(rank, read_all(server, 5s, kChallengeBytes));
   send_bytes(server, read_all(rank, 5s, kHelloBytes));
   std::atomic<bool> done{false};

@@ -143,6 +143,13 @@ TEST(LaunchPrefix, LastLineIsFirstCause) {
   EXPECT_THAT(outcome.err, HasSubstr("parcelrun noticed"));
 }
 
+TEST(LaunchPrefix, RankKilledAfterFailureIsNoCauseForLateLauncher) {
+  const nn::test::TemporaryDirectory directory;
+  const Outcome outcome = run(under_prefix(2), "exec python3 " TESSERA_LATE_LAUNCHER " " + directory.path("rank-0"));
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.err, EndsWith("\ntessera: disk full\n"));
+}
+
 TEST(LaunchPrefix, NamesKilledRank) {
   const Outcome outcome = run(under_prefix(3), "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then kill -9 $$; fi; sleep 0.3");
   EXPECT_EQ(outcome.code, 1);

@@ -197,6 +197,7 @@ void RankWatch::on_report(pid_t pid, const std::string& text) {
   while (fields >> what >> number) {  // a rank that fails at once has sent both by now
     if (what == "start" && number >= 0 && number < ranks_) processes_[pid].rank = number;
     if (what == "end") processes_[pid].code = number;
+    failed_first_ |= what == "end" && number != 0 && !lost_;
   }
 }
 

@@ -168,7 +168,7 @@ class NoBrokenPipe {
 
 struct SecureStream::Session {
   struct Free {
-    void operator()(SSL* ssl) const noexcept { SSL_free(ssl); }
+    void operator()(SSL* one) const noexcept { SSL_free(one); }
   };
   std::unique_ptr<SSL, Free> ssl;
   Digest secret{};

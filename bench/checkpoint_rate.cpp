@@ -16,6 +16,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/init.h"
 #include "tessera/fsdp/checkpoint.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tessera/nn/models/causal_model.h"
 
 namespace {

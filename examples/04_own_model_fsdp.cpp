@@ -2,7 +2,7 @@
 // The same program trains alone or sharded:  ./04_own_model_fsdp   or   tessera run -n 2 -- ./04_own_model_fsdp
 
 #include "tessera/comm/init.h"
-#include "tessera/fsdp/engine.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tessera/nn/layers/attention.h"
 #include "tessera/nn/layers/embedding.h"
 #include "tessera/nn/layers/linear.h"

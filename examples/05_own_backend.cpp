@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "tessera/fsdp/engine.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tessera/nn/models/causal_model.h"
 
 using namespace tessera;

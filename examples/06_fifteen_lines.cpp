@@ -1,7 +1,7 @@
 #include <cstdio>
 
 #include "tessera/comm/init.h"
-#include "tessera/fsdp/engine.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tessera/nn/models/causal_model.h"
 using namespace tessera;
 

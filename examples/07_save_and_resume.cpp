@@ -11,6 +11,7 @@
 
 #include "tessera/comm/init.h"
 #include "tessera/fsdp/checkpoint.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tessera/nn/models/causal_model.h"
 
 using namespace tessera;

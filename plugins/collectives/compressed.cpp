@@ -88,7 +88,7 @@ fsdp::CollectiveCapabilities CompressedCollective::capabilities() const {
 }
 
 void CompressedCollective::prepare(const fsdp::CollectiveSetup& setup) {
-  context_ = &setup.context;
+  context_ = &fsdp::nn_context(setup.runtime);
   buffers_ = &setup.buffers;
   if (!options_.feedback) return;
   for (const fsdp::TransferSpec& transfer : setup.transfers) {

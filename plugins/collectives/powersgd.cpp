@@ -111,7 +111,7 @@ fsdp::CollectiveCapabilities PowerSgd::capabilities() const {
 }
 
 void PowerSgd::prepare(const fsdp::CollectiveSetup& setup) {
-  context_ = &setup.context;
+  context_ = &fsdp::nn_context(setup.runtime);
   buffers_ = &setup.buffers;
   for (const fsdp::TransferSpec& transfer : setup.transfers) {
     std::vector<nn::Shape> shapes;

@@ -11,6 +11,7 @@
 #include <map>
 
 #include "tessera/fsdp/collective_plugin.h"
+#include "tessera/fsdp/nn_model.h"
 
 namespace tessera::collectives {
 

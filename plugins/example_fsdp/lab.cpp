@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "tessera/fsdp/nn_model.h"
 #include "tessera/fsdp/plugin.h"
 
 namespace {
@@ -21,7 +22,7 @@ class F16AllGather final : public CollectivePlugin {
   }
 
   void prepare(const CollectiveSetup& setup) override {
-    context_ = &setup.context;
+    context_ = &nn_context(setup.runtime);
     buffers_ = &setup.buffers;
   }
 

@@ -1,6 +1,7 @@
 #include "tessera/base/dtype.h"
 
 #include <array>
+#include <cctype>
 #include <cstring>
 
 #include "tessera/base/parse.h"
@@ -25,6 +26,12 @@ bool none_has(Bits exponent, std::span<const std::byte> elements) {
 }  // namespace
 
 std::string_view name_of(DType dtype) { return kNames[static_cast<std::size_t>(dtype)]; }
+
+std::string safetensors_name(DType dtype) {
+  std::string name(name_of(dtype));
+  for (char& letter : name) letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+  return name;
+}
 
 DType parse_dtype(std::string_view name) { return static_cast<DType>(parse_name(name, "dtype", kNames)); }
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "tessera/base/export.h"
@@ -47,6 +48,8 @@ constexpr bool is_floating(DType dtype) { return dtype <= DType::bf16; }
 
 /// "f32", "bf16", "bool", ...: the spelling of options, errors and JSON.
 TESSERA_API std::string_view name_of(DType dtype);
+/// The name in a safetensors file: "F32".
+TESSERA_API std::string safetensors_name(DType dtype);
 
 /// The inverse of name_of. Throws InvalidUsage listing the known names.
 TESSERA_API DType parse_dtype(std::string_view name);

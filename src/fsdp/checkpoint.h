@@ -88,7 +88,7 @@ class TESSERA_API CheckpointWriter {
 /// One tensor of a checkpoint.
 struct CheckpointTensor {
   std::string name;                 ///< of the parameter
-  nn::Shape shape;                  ///< of the whole parameter
+  Shape shape;                      ///< of the whole parameter
   int states = 0;                   ///< optimizer states per element; 0: the parameter was frozen
   std::uint64_t trained_since = 0;  ///< step after which its training began
 };
@@ -96,7 +96,7 @@ struct CheckpointTensor {
 /// A persistent buffer of a module, with rank 0's values.
 struct CheckpointBuffer {
   std::string name;          ///< canonical: "bn.running_mean"
-  nn::Shape shape;           ///< of the whole buffer; every rank has all of it
+  Shape shape;               ///< of the whole buffer; every rank has all of it
   DType dtype = DType::f32;  ///< in which the values are stored
 };
 
@@ -122,7 +122,7 @@ class TESSERA_API Checkpoint {
   static constexpr int kValue = -1;  ///< `what` of read(): the parameter's values rather than an optimizer state
   /// Reads elements `range` of a parameter (kValue) or of one of its optimizer states, as f32. Throws InvalidUsage that
   /// names file and tensor where a block's hash differs.
-  void read(const std::string& tensor, int what, nn::ElementRange range, float* out);
+  void read(const std::string& tensor, int what, ElementRange range, float* out);
   /// Reads a whole buffer in its own dtype. Throws InvalidUsage as read() does, and if `out` has another length.
   void read_buffer(const std::string& name, std::span<std::byte> out);
   /// State of the collective plug-ins of a rank that wrote the checkpoint, named as by ShardedState::plugin_state().
@@ -165,7 +165,7 @@ struct RestoreReport {
 /// Compares the names and shapes of a checkpoint's tensors and buffers with those of the model, as restore() does
 /// first. Reads no data, and the model needs no memory. Throws InvalidUsage that names what differs.
 /// `options.optimizer` has no effect.
-TESSERA_API RestoreReport compare(const nn::Module& model, const Checkpoint& checkpoint,
+TESSERA_API RestoreReport compare(const Module& model, const Checkpoint& checkpoint,
                                   const RestoreOptions& options = {});
 
 /// Sets the engine's parameters, persistent buffers (on every rank, whatever BufferSync says), optimizer and steps().

@@ -15,7 +15,7 @@
 #include "tessera/fsdp/copier.h"
 #include "tessera/fsdp/flat_layout.h"
 #include "tessera/fsdp/lease.h"
-#include "tessera/nn/context.h"
+#include "tessera/fsdp/model.h"
 
 namespace tessera::fsdp {
 
@@ -86,7 +86,7 @@ struct TransferSpec {
 /// Environment of an instance. All references outlive it.
 struct CollectiveSetup {
   comm::OpKind collective = comm::OpKind::all_gather;  ///< all_gather, reduce_scatter or all_reduce
-  nn::Context& context;                                ///< for memory and kernels
+  Runtime& runtime;                                    ///< for memory and arithmetic
   LeasePool& buffers;                       ///< memory that the backend transfers fastest, tracked as `communication`
   std::span<const TransferSpec> transfers;  ///< valid during the call
 };
@@ -133,10 +133,10 @@ class TESSERA_API CollectivePlugin {
 
 /// Size of one flat parameter's transfer, for cost formulas.
 struct CollectiveSize {
-  std::uint64_t elements = 0;              ///< of the larger side
-  DType dtype = DType::f32;                ///< of the data
-  int ranks = 1;                           ///< of the communicator
-  std::span<const nn::Shape> shapes = {};  ///< of the flat parameter's parameters
+  std::uint64_t elements = 0;          ///< of the larger side
+  DType dtype = DType::f32;            ///< of the data
+  int ranks = 1;                       ///< of the communicator
+  std::span<const Shape> shapes = {};  ///< of the flat parameter's parameters
 };
 /// What a collective of one flat parameter costs.
 struct CollectiveCost {

@@ -12,8 +12,20 @@ namespace tessera::fsdp {
 
 using Gradients = UnitScheduler::Gradients;
 
-Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions options)
+Engine::Engine(std::unique_ptr<Model> adapted, comm::Communicator& world, EngineOptions options)
+    : adapted_(std::move(adapted)),
+      core_(std::make_unique<EngineCore>(*adapted_, world, std::move(options))),
+      state_(*core_),
+      stats_(*core_) {
+  begin();
+}
+
+Engine::Engine(Model& model, comm::Communicator& world, EngineOptions options)
     : core_(std::make_unique<EngineCore>(model, world, std::move(options))), state_(*core_), stats_(*core_) {
+  begin();
+}
+
+void Engine::begin() {
   core_->publish_values();
   scheduler_ = std::make_unique<UnitScheduler>(*core_);
 }
@@ -24,9 +36,9 @@ Engine::~Engine() {
   try {
     if (std::uncaught_exceptions() > 0)
       core_->drain_after_exception();
-    else if (!resources.context.runtime().host_accessible())
+    else if (!resources.runtime.device_runtime().host_accessible())
       resources.wait_for_device();  // the communicator reuses or frees its memory immediately
-  } catch (const Error&) {  // from an operation whose failure its caller already knows
+  } catch (const Error&) {          // from an operation whose failure its caller already knows
   }
 }
 
@@ -34,7 +46,7 @@ void Engine::set_is_last_backward(bool last) { scheduler_->set_is_last_backward(
 
 void Engine::step(double learning_rate) {
   scheduler_->begin_update();
-  nn::OptimizerStep step{.number = ++core_->steps - core_->skipped_steps, .learning_rate = learning_rate};
+  OptimizerStep step{.number = ++core_->steps - core_->skipped_steps, .learning_rate = learning_rate};
   const EngineOptions& options = core_->options;
   if (core_->norm) {
     core_->norm->compute(loss_scale_);
@@ -43,7 +55,7 @@ void Engine::step(double learning_rate) {
   core_->replicas_apart = core_->units.front()->plan().periodic.has_value();
   const bool syncs = core_->replicas_apart && core_->steps % core_->sync_period() == 0;
   for (const auto& unit : core_->units) {
-    unit->optimizer.update(options.optimizer, step);
+    unit->optimizer.update(options, step);
     if (!syncs) unit->group.all_gather_updated();
   }
   if (syncs) sync_replicas();
@@ -92,7 +104,7 @@ void Engine::apply_requires_grad() {
     throw InvalidUsage("apply_requires_grad: a backward has no step yet; call step() or abort_step() first");
   std::string frozen;
   for (const auto& parameter : state_.parameters()) {
-    const bool trains = parameter->tensor().requires_grad();
+    const bool trains = parameter->requires_grad();
     if (trains && parameter->dtype() == DType::u8)
       throw InvalidUsage("apply_requires_grad: " + parameter->name() +
                          " is quantized and cannot be trained; clear its requires_grad");
@@ -119,7 +131,7 @@ void Engine::apply_requires_grad() {
 
 std::uint64_t Engine::steps() const { return core_->steps; }
 std::uint64_t Engine::skipped_steps() const { return core_->skipped_steps; }
-nn::Module& Engine::model() const { return core_->model; }
+Model& Engine::model() const { return core_->model; }
 const EngineOptions& Engine::options() const { return core_->options; }
 const Mesh& Engine::mesh() const { return core_->resources.mesh; }
 TraceRecorder& Engine::trace() { return core_->resources.trace; }

@@ -1,4 +1,4 @@
-// The engine: trains any nn::Module under any strategy, by one code path.
+// The engine: trains any model (model.h) under any strategy, by one code path. Of an nn::Module, with nn_model.h:
 //
 //   fsdp::Engine engine(model, world, {.strategy = fsdp::strategy_named("fsdp")});
 //   engine.initialize(seed);
@@ -14,17 +14,19 @@
 //   }
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "tessera/base/trace.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/fsdp/engine_options.h"
 #include "tessera/fsdp/engine_stats.h"
 #include "tessera/fsdp/mesh.h"
+#include "tessera/fsdp/model.h"
 #include "tessera/fsdp/sharded_state.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
 
@@ -39,7 +41,11 @@ class TESSERA_API Engine {
   /// Divides the model into units, allocates the sharded state and installs the hooks; initialize(), state().load() or
   /// restore() then sets the values. Throws Mismatch where options, units or products differ between the ranks, and
   /// InvalidUsage or Unsupported if the options do not fit model, world or device.
-  Engine(nn::Module& model, comm::Communicator& world, EngineOptions options);
+  Engine(Model& model, comm::Communicator& world, EngineOptions options);
+  /// Of another library's model, for which an Adapter is included, such as nn_model.h.
+  template <class M>
+  requires(!std::derived_from<M, Model>) Engine(M& model, comm::Communicator& world, EngineOptions options)
+      : Engine(Adapter<M>::make(model), world, std::move(options)) {}
   ~Engine();
 
   /// As ShardedState::initialize().
@@ -81,7 +87,7 @@ class TESSERA_API Engine {
 
   std::uint64_t steps() const;              ///< steps made, including skipped ones
   std::uint64_t skipped_steps() const;      ///< steps that changed nothing; the optimizer does not count them
-  nn::Module& model() const;                ///< the model given to the constructor
+  Model& model() const;                     ///< the model given to the constructor, or its Adapter's
   const EngineOptions& options() const;     ///< as given to the constructor, with a mesh and the strategy that fits it
   const Mesh& mesh() const;                 ///< of all ranks of the world
   ShardedState& state() { return state_; }  ///< values, optimizer state, buffers and plug-in state
@@ -90,6 +96,10 @@ class TESSERA_API Engine {
 
  private:
   friend class GraphedStep;
+  Engine(std::unique_ptr<Model> adapted, comm::Communicator& world, EngineOptions options);
+  void begin();
+
+  const std::unique_ptr<Model> adapted_;  // null if the program adapts its model itself
   const std::unique_ptr<EngineCore> core_;
   std::unique_ptr<UnitScheduler> scheduler_;
   ShardedState state_;

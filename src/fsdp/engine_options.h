@@ -1,6 +1,7 @@
 // The options of an engine.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -12,7 +13,6 @@
 #include "tessera/fsdp/mesh.h"
 #include "tessera/fsdp/strategy.h"
 #include "tessera/fsdp/wrap.h"
-#include "tessera/nn/optimizer.h"
 
 namespace tessera::fsdp {
 
@@ -34,6 +34,27 @@ enum class BufferSync : std::uint8_t {
 struct PrefetchOrder {
   std::map<std::string, std::vector<std::string>> forward,  ///< by the unit whose forward begins
       backward;                                             ///< by the unit whose backward begins
+};
+
+/// The elements of one parameter whose update is this rank's: all of it where the optimizer is replicated. The arrays
+/// are on the device, and their work is in the order of Runtime::stream().
+struct OptimizerShard {
+  const Parameter& parameter;                     ///< outlives the call
+  ElementRange range;                             ///< in elements of the parameter
+  float* values = nullptr;                        ///< to update; of half-precision parameters the f32 master weights
+  const void* gradients = nullptr;                ///< averaged over the ranks, not yet multiplied by gradient_scale
+  DType gradient_dtype = DType::f32;              ///< of `gradients`
+  std::array<float*, kMaxStateSlots> state = {};  ///< the first `slots` are set; zeros before the first step
+};
+
+/// An optimizer of the program's own. Where ranks hold the same elements, it computes the same for them.
+struct ProgramOptimizer {
+  /// f32 values of state for each element, at most kMaxStateSlots. The engine shards and saves them.
+  int slots = 0;
+  /// Appends the update to Runtime::stream(). Called in Engine::step() for each parameter, in the order of the units,
+  /// or for parts of it with cpu_offload. OptimizerStep says by what to multiply the gradients, and when to change
+  /// nothing.
+  std::function<void(const OptimizerShard& shard, const OptimizerStep& step)> update;
 };
 
 /// Settings of an engine. Every rank passes the same ones; the constructor throws Mismatch where it sees that they
@@ -62,7 +83,8 @@ struct EngineOptions {
   int reshard_group_size = 0;
   /// false: units stay unsharded between a step's backwards; the last backward reshards them in any case.
   bool reshard_after_backward = true;
-  nn::OptimizerConfig optimizer;  ///< default: AdamW
+  OptimizerConfig optimizer;                          ///< default: AdamW
+  std::optional<ProgramOptimizer> program_optimizer;  ///< replaces `optimizer`
   /// dtype of gradients while they are reduced and kept: that of the parameters (empty), or f32.
   std::optional<DType> reduce_dtype;
   /// CPU offload: sharded state lies in host memory and is copied to the device when it is needed. Not for devices that
@@ -70,15 +92,17 @@ struct EngineOptions {
   bool cpu_offload = false;
   /// With cpu_offload: elements that the optimizer updates at a time. The device has room for three such chunks.
   std::int64_t offload_chunk_elements = std::int64_t{1} << 20;
-  double clip_norm = 0;                             ///< 0: no clipping
-  nn::kernels::Norm norm = nn::kernels::Norm::two;  ///< which norm is clipped and measured
-  bool measure_norm = false;                        ///< compute grad_norm() also without clipping
+  double clip_norm = 0;       ///< 0: no clipping
+  Norm norm = Norm::two;      ///< which norm is clipped and measured
+  bool measure_norm = false;  ///< compute grad_norm() also without clipping
   /// A step in which a gradient of any rank is not finite changes nothing on any rank. For f16; see GradientScaler.
   bool use_loss_scaling = false;
   BufferSync buffers = BufferSync::own;                             ///< whose values the model's buffers have
   bool poison = false;                                              ///< fill released buffers with NaN
   CollectiveRegistry collectives = CollectiveRegistry::built_in();  ///< plug-ins that the strategy may name
 
+  /// f32 values of optimizer state for each element.
+  int optimizer_slots() const { return program_optimizer ? program_optimizer->slots : state_slots(optimizer); }
   /// Whether Engine::step() computes the gradient norm.
   bool measures_norm() const { return clip_norm > 0 || measure_norm || use_loss_scaling; }
 };

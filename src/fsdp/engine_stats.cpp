@@ -43,7 +43,7 @@ std::vector<UnitSize> EngineStats::unit_sizes() const {
     size.kept_after_forward = unit->group.kept_after_forward();
     size.is_root = unit->group.spec().is_root;
     for (const FlatParameter& flat : unit->group.flats())
-      add_flat(size, flat.layout, core_.model.dtype(), core_.options.reduce_dtype);
+      add_flat(size, flat.layout, core_.model.root().dtype(), core_.options.reduce_dtype);
   }
   return sizes;
 }

@@ -22,10 +22,10 @@ std::vector<ElementRange> FlatLayout::gaps() const {
   return out;
 }
 
-std::vector<FlatLayout> make_layouts(std::span<const std::shared_ptr<nn::Parameter>> parameters, int world) {
+std::vector<FlatLayout> make_layouts(std::span<const std::shared_ptr<Parameter>> parameters, int world) {
   std::vector<FlatLayout> layouts;
   for (const auto& parameter : parameters) {
-    const bool trainable = parameter->tensor().requires_grad();
+    const bool trainable = parameter->requires_grad();
     auto found = std::find_if(layouts.begin(), layouts.end(), [&](const FlatLayout& layout) {
       return layout.dtype == parameter->dtype() && layout.trainable == trainable;
     });

@@ -6,20 +6,17 @@
 #include <span>
 #include <vector>
 
+#include "tessera/fsdp/model.h"
 #include "tessera/fsdp/types.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
 
 /// Every parameter starts at a multiple of this many elements, and the size of every shard is a multiple of it.
 inline constexpr std::int64_t kFlatAlignment = 8;
 
-/// Elements [begin, end) of a flat parameter.
-using nn::ElementRange;
-
 /// The position of one parameter in a flat parameter.
 struct FlatEntry {
-  std::shared_ptr<nn::Parameter> parameter;                         ///< shared with the model
+  std::shared_ptr<Parameter> parameter;                             ///< shared with the model
   std::int64_t offset = 0;                                          ///< in elements
   std::int64_t end() const { return offset + parameter->count(); }  ///< the element after its last one, before padding
 };
@@ -40,7 +37,7 @@ struct TESSERA_API FlatLayout {
 };
 
 /// Groups by dtype and trainability, in order of first appearance.
-TESSERA_API std::vector<FlatLayout> make_layouts(std::span<const std::shared_ptr<nn::Parameter>> parameters, int world);
+TESSERA_API std::vector<FlatLayout> make_layouts(std::span<const std::shared_ptr<Parameter>> parameters, int world);
 
 /// The intersection of `entry` with `range`, as a range of the parameter's own elements; empty if they do not overlap.
 TESSERA_API ElementRange within(const FlatEntry& entry, ElementRange range);

@@ -16,10 +16,10 @@ namespace tessera::fsdp {
 
 /// A flat parameter whose dtype differs from the model's: of modules with a dtype of their own.
 struct OtherFlat {
-  Precision precision;                 ///< if the model's gradients are cast for reduction, so are these
-  std::int64_t padded = 0;             ///< elements
-  bool trained = true;                 ///< false: it has no gradients
-  std::vector<nn::Shape> shapes = {};  ///< of its parameters, if it is trained
+  Precision precision;             ///< if the model's gradients are cast for reduction, so are these
+  std::int64_t padded = 0;         ///< elements
+  bool trained = true;             ///< false: it has no gradients
+  std::vector<Shape> shapes = {};  ///< of its parameters, if it is trained
 };
 
 /// Sizes of a unit: a flat parameter for trained parameters, one for frozen ones, one for encodings, and others.
@@ -29,7 +29,7 @@ struct UnitSize {
   bool is_root = false;                                     ///< UnitSpec::is_root
   std::int64_t frozen = 0;                                  ///< of `padded`: elements without gradients
   std::int64_t bytes = 0;                                   ///< of `frozen`: one-byte elements of encodings
-  std::vector<nn::Shape> shapes = {};                       ///< of its trained parameters, without those of `others`
+  std::vector<Shape> shapes = {};                           ///< of its trained parameters, without those of `others`
   std::vector<OtherFlat> others = {};                       ///< not counted in `padded` and `frozen`
   std::int64_t trained() const { return padded - frozen; }  ///< elements with gradients
 };
@@ -39,7 +39,7 @@ struct UnitSize {
 TESSERA_API void add_flat(UnitSize& unit, const FlatLayout& flat, DType model, std::optional<DType> reduce = {});
 
 /// The units that an engine would make of a model; allocates no memory for the model. Without secondary shards.
-TESSERA_API std::vector<UnitSize> planned_units(nn::Module& model, std::string_view wrap, const Strategy& strategy,
+TESSERA_API std::vector<UnitSize> planned_units(Module& model, std::string_view wrap, const Strategy& strategy,
                                                 const MeshShape& mesh, std::optional<bool> reshard_after_forward = {});
 
 /// Per rank and step (every step after the first).

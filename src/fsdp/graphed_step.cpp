@@ -2,7 +2,6 @@
 
 #include "tessera/fsdp/engine/engine_core.h"
 #include "tessera/fsdp/engine/unit_scheduler.h"
-#include "tessera/nn/graph_capture.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -21,14 +20,14 @@ class WithoutEvents {
 
 }  // namespace
 
-GraphedStep::GraphedStep(nn::Context& context, Engine& engine, Uncapturable uncapturable)
-    : context_(context), engine_(engine), uncapturable_(uncapturable), obstacle_(engine_obstacle()) {
+GraphedStep::GraphedStep(Engine& engine, Uncapturable uncapturable)
+    : engine_(engine), uncapturable_(uncapturable), obstacle_(engine_obstacle()) {
   if (uncapturable == Uncapturable::error && !obstacle_.empty()) throw InvalidUsage(obstacle_);
 }
 
 GraphedStep::~GraphedStep() {
   try {
-    context_.stream().synchronize();
+    engine_.model().runtime().stream().synchronize();
   } catch (const std::exception&) {  // a failed device runs nothing any more
   }
 }
@@ -45,16 +44,15 @@ std::string GraphedStep::engine_obstacle() const {
   return "";
 }
 
-nn::Tensor GraphedStep::run(const std::function<nn::Tensor()>& step) {
+void GraphedStep::run_step(const std::function<void()>& step) {
   if (!std::exchange(warm_, true)) return step();
   if (graph_ == nullptr && obstacle_.empty()) record(step);
   if (graph_ == nullptr) return step();
-  graph_->launch(context_.stream());
+  graph_->launch(engine_.model().runtime().stream());
   engine_.scheduler_->on_replayed();
-  return loss_;
 }
 
-void GraphedStep::record(const std::function<nn::Tensor()>& step) {
+void GraphedStep::record(const std::function<void()>& step) {
   try {
     capture(step);
   } catch (const base::Error& error) {
@@ -65,15 +63,13 @@ void GraphedStep::record(const std::function<nn::Tensor()>& step) {
   }
 }
 
-void GraphedStep::capture(const std::function<nn::Tensor()>& step) {
+void GraphedStep::capture(const std::function<void()>& step) {
   // the graph has its own memory: free what the last step left idle, or it would be allocated twice
-  context_.memory().trim();
-  memory_ = context_.memory().make_keeping();
+  MemoryPool& memory = engine_.model().runtime().memory();
+  memory.trim();
+  memory_ = memory.make_keeping();
   const WithoutEvents without(engine_.trace());
-  nn::GraphCapture capture(context_, *memory_);
-  nn::Tensor loss = step();
-  graph_ = capture.finish();
-  loss_ = std::move(loss);
+  graph_ = engine_.model().runtime().capture(*memory_, step);
 }
 
 }  // namespace tessera::fsdp

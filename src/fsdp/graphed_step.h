@@ -7,7 +7,6 @@
 #include <string>
 
 #include "tessera/fsdp/engine.h"
-#include "tessera/nn/context.h"
 
 namespace tessera::fsdp {
 
@@ -24,7 +23,7 @@ class TESSERA_API GraphedStep {
  public:
   /// Throws InvalidUsage, with the reason, if a step of this engine is not the same work on one stream each time,
   /// unless `uncapturable` says otherwise.
-  GraphedStep(nn::Context& context, Engine& engine, Uncapturable uncapturable = Uncapturable::error);
+  explicit GraphedStep(Engine& engine, Uncapturable uncapturable = Uncapturable::error);
   /// Waits for the stream's work.
   ~GraphedStep();
 
@@ -34,23 +33,29 @@ class TESSERA_API GraphedStep {
   /// that a graph cannot contain (dropout, host work in between), and other errors of the capture. With
   /// Uncapturable::runs_step it then drops what the capture began (Engine::abort_step()) and calls `step` again, now
   /// and from now on; what `step` changes beside the engine, such as a counter of its own, has then changed twice.
-  nn::Tensor run(const std::function<nn::Tensor()>& step);
+  template <class Step>
+  auto run(const Step& step) {
+    using Loss = decltype(step());
+    if (!replays()) loss_.reset();
+    run_step([&] { loss_ = std::make_shared<Loss>(step()); });
+    return *std::static_pointer_cast<Loss>(loss_);
+  }
 
   bool replays() const { return graph_ != nullptr; }         ///< whether the step has been captured
   const std::string& obstacle() const { return obstacle_; }  ///< why it can't be; "" as long as nothing is known
 
  private:
   std::string engine_obstacle() const;
-  void record(const std::function<nn::Tensor()>& step);
-  void capture(const std::function<nn::Tensor()>& step);
-  nn::Context& context_;
+  void run_step(const std::function<void()>& step);
+  void record(const std::function<void()>& step);
+  void capture(const std::function<void()>& step);
   Engine& engine_;
   const Uncapturable uncapturable_;
   std::string obstacle_;
   bool warm_ = false;  // the first run creates tables and loads libraries
   std::unique_ptr<base::MemoryPool> memory_;
   std::unique_ptr<base::Graph> graph_;
-  nn::Tensor loss_;
+  std::shared_ptr<void> loss_;  // of the last call
 };
 
 }  // namespace tessera::fsdp

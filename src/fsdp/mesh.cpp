@@ -21,12 +21,12 @@ MeshShape MeshShape::grid(int replicas, int shards) { return {{{kReplicateAxis, 
 MeshShape parse_mesh(std::string_view text) {
   const std::size_t cross = text.find('x');
   if (cross == std::string_view::npos)
-    throw InvalidUsage("--mesh '" + std::string(text) + "': write replicas x shards, such as 2x4");
+    throw InvalidUsage("mesh '" + std::string(text) + "': write replicas x shards, such as 2x4");
   constexpr int kMax = 1 << 20;
-  const auto replicas = parse_integer(text.substr(0, cross), "--mesh replicas", 1, kMax);
-  const auto shards = parse_integer(text.substr(cross + 1), "--mesh shards", 1, kMax);
+  const auto replicas = parse_integer(text.substr(0, cross), "mesh replicas", 1, kMax);
+  const auto shards = parse_integer(text.substr(cross + 1), "mesh shards", 1, kMax);
   if (replicas * shards > kMax)
-    throw InvalidUsage("--mesh " + std::string(text) + " has " + std::to_string(replicas * shards) +
+    throw InvalidUsage("mesh " + std::string(text) + " has " + std::to_string(replicas * shards) +
                        " positions; at most " + std::to_string(kMax) + " are supported");
   return MeshShape::grid(static_cast<int>(replicas), static_cast<int>(shards));
 }
@@ -37,11 +37,11 @@ MeshShape default_mesh(const Strategy& strategy, int ranks, int ranks_per_host) 
   if (ranks_per_host >= 1 && ranks_per_host < ranks) {
     if (ranks % ranks_per_host == 0) return MeshShape::grid(ranks / ranks_per_host, ranks_per_host);
     throw InvalidUsage(strategy.name + ": " + std::to_string(ranks) + " ranks are not a multiple of the " +
-                       std::to_string(ranks_per_host) + " on each host; give --mesh RxS");
+                       std::to_string(ranks_per_host) + " on each host; give a mesh RxS");
   }
   if (ranks % 2 == 0) return MeshShape::grid(2, ranks / 2);
   throw InvalidUsage(strategy.name + ": " + std::to_string(ranks) +
-                     " ranks don't divide into 2 replicas; use an even number or --mesh RxS");
+                     " ranks don't divide into 2 replicas; use an even number or give a mesh RxS");
 }
 
 Mesh::Mesh(comm::Communicator& world, MeshShape shape) : world_(world), shape_(std::move(shape)) {
@@ -49,7 +49,7 @@ Mesh::Mesh(comm::Communicator& world, MeshShape shape) : world_(world), shape_(s
     std::string text;
     for (const MeshAxis& axis : shape_.axes) text += (text.empty() ? "" : "x") + std::to_string(axis.size);
     throw InvalidUsage("mesh " + text + " has " + std::to_string(shape_.size()) + " positions for " +
-                       std::to_string(world.size()) + " ranks; replicas x shards must equal --ranks");
+                       std::to_string(world.size()) + " ranks; replicas x shards must equal the number of ranks");
   }
   for (const MeshAxis& axis : shape_.axes) {
     if (axis.size == 1) continue;

@@ -6,7 +6,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/fsdp/engine/engine_core.h"
-#include "tessera/nn/host_access.h"
 
 namespace tessera::fsdp {
 
@@ -46,7 +45,7 @@ void ShardedState::broadcast_from(int from, const ParameterLoader& fill, const P
   core_.agree("broadcast_from rank " + std::to_string(from));
   core_.begin_writing_values();
   for (const auto& unit : core_.units) {
-    std::map<const nn::Parameter*, std::vector<float>> whole;
+    std::map<const Parameter*, std::vector<float>> whole;
     for (const auto& parameter : unit->group.spec().parameters) {
       if (wanted && !wanted(*parameter)) continue;
       std::vector<float>& values = whole[parameter.get()];
@@ -59,7 +58,7 @@ void ShardedState::broadcast_from(int from, const ParameterLoader& fill, const P
         return host.communicator().broadcast(in, out, from, options);
       });
     }
-    unit->state.load([&](const nn::Parameter& parameter, nn::ElementRange range,
+    unit->state.load([&](const Parameter& parameter, ElementRange range,
                          float* out) { std::copy_n(whole.at(&parameter).data() + range.begin, range.count(), out); },
                      wanted);
   }
@@ -67,15 +66,15 @@ void ShardedState::broadcast_from(int from, const ParameterLoader& fill, const P
   core_.publish_values();
 }
 
-std::vector<std::shared_ptr<nn::Parameter>> ShardedState::parameters() const {
-  std::vector<std::shared_ptr<nn::Parameter>> all;
+std::vector<std::shared_ptr<Parameter>> ShardedState::parameters() const {
+  std::vector<std::shared_ptr<Parameter>> all;
   for (const auto& unit : core_.units)
     all.insert(all.end(), unit->group.spec().parameters.begin(), unit->group.spec().parameters.end());
   return all;
 }
 
 void ShardedState::for_each_parameter(const ParameterVisitor& visitor) {
-  std::vector<std::pair<const nn::Parameter*, GroupState*>> items;
+  std::vector<std::pair<const Parameter*, GroupState*>> items;
   for (const auto& unit : core_.units)
     for (const auto& parameter : unit->group.spec().parameters) items.emplace_back(parameter.get(), &unit->state);
   std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.first->name() < b.first->name(); });
@@ -102,15 +101,15 @@ void ShardedState::load_optimizer_state(const OptimizerLoader& fill, const Param
   for (const auto& unit : core_.units) unit->state.load_optimizer_state(fill, wanted);
 }
 
-int ShardedState::optimizer_slots() const { return nn::state_slots(core_.options.optimizer); }
+int ShardedState::optimizer_slots() const { return core_.options.optimizer_slots(); }
 
-std::uint64_t ShardedState::trained_since(const nn::Parameter& parameter) const {
+std::uint64_t ShardedState::trained_since(const Parameter& parameter) const {
   for (const auto& unit : core_.units)
     if (const std::uint64_t step = unit->optimizer.trained_since(parameter)) return step;
   return 0;
 }
 
-void ShardedState::set_trained_since(const std::function<std::uint64_t(const nn::Parameter&)>& step) {
+void ShardedState::set_trained_since(const std::function<std::uint64_t(const Parameter&)>& step) {
   for (const auto& unit : core_.units) unit->optimizer.set_trained_since(step);
 }
 
@@ -128,10 +127,10 @@ void ShardedState::set_steps(std::uint64_t steps, std::uint64_t skipped, std::op
 
 bool ShardedState::replicas_apart() const { return core_.replicas_apart; }
 
-const std::vector<std::shared_ptr<nn::ModuleBuffer>>& ShardedState::buffers() const { return core_.buffers->all(); }
+const std::vector<std::shared_ptr<ModuleBuffer>>& ShardedState::buffers() const { return core_.buffers->all(); }
 
-void ShardedState::load_buffers(const std::function<void(const nn::ModuleBuffer&, void* out)>& fill,
-                                const std::function<bool(const nn::ModuleBuffer&)>& wanted) {
+void ShardedState::load_buffers(const std::function<void(const ModuleBuffer&, void* out)>& fill,
+                                const std::function<bool(const ModuleBuffer&)>& wanted) {
   core_.buffers->load(fill, wanted);
 }
 
@@ -156,8 +155,9 @@ void ShardedState::load_plugin_state(
   } else {
     core_.resources.compute().synchronize();  // the host may write over what the stream's work reads
     for (const CollectivePlugin::State& state : plugin_state())
-      nn::upload(core_.resources.context, state.data, state.count * sizeof(float),
-                 [&](void* out) { fill(state, core_.resources.mesh.rank(), static_cast<float*>(out)); });
+      core_.resources.runtime.upload(state.data, state.count * sizeof(float), [&](void* out) {
+        fill(state, core_.resources.mesh.rank(), static_cast<float*>(out));
+      });
     for (const auto& unit : core_.units) unit->sync.publish_state();
   }
   core_.publish_values();

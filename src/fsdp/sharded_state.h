@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tessera/fsdp/collective_plugin.h"
-#include "tessera/nn/module.h"
+#include "tessera/fsdp/model.h"
 
 namespace tessera::fsdp {
 
@@ -17,22 +17,22 @@ struct EngineCore;
 
 /// A range of a parameter, or of one of its optimizer states, that this rank holds.
 struct ShardRange {
-  const nn::Parameter& parameter;  ///< outlives the visitor's call
-  int state = -1;                  ///< -1: the parameter's values
-  nn::ElementRange range;          ///< in elements of the parameter
-  DType dtype = DType::f32;        ///< of the elements at `data`; f32 for optimizer states
-  const void* data = nullptr;      ///< the first element of `range`; in device memory unless `offloaded`
-  bool offloaded = false;          ///< `data` is in host memory, and already written
+  const Parameter& parameter;  ///< outlives the visitor's call
+  int state = -1;              ///< -1: the parameter's values
+  ElementRange range;          ///< in elements of the parameter
+  DType dtype = DType::f32;    ///< of the elements at `data`; f32 for optimizer states
+  const void* data = nullptr;  ///< the first element of `range`; in device memory unless `offloaded`
+  bool offloaded = false;      ///< `data` is in host memory, and already written
 };
 
 /// The range of a parameter's gradient with which this rank updates; the whole gradient where the optimizer is
 /// replicated.
 struct GradientShard {
-  const nn::Parameter& parameter;  ///< outlives the visitor's call
-  nn::ElementRange range;          ///< in elements of the parameter
-  DType dtype = DType::f32;        ///< of the elements at `data`
-  void* data = nullptr;            ///< may be written, identically on every rank where the optimizer is replicated
-  bool offloaded = false;          ///< `data` is in host memory
+  const Parameter& parameter;  ///< outlives the visitor's call
+  ElementRange range;          ///< in elements of the parameter
+  DType dtype = DType::f32;    ///< of the elements at `data`
+  void* data = nullptr;        ///< may be written, identically on every rank where the optimizer is replicated
+  bool offloaded = false;      ///< `data` is in host memory
 };
 
 /// The state of one engine and rank: Engine::state(). Used by the engine's thread, between two steps. Every function
@@ -43,13 +43,13 @@ class TESSERA_API ShardedState {
   ShardedState& operator=(const ShardedState&) = delete;
 
   /// Selects parameters; empty: all.
-  using ParameterFilter = std::function<bool(const nn::Parameter&)>;
+  using ParameterFilter = std::function<bool(const Parameter&)>;
   /// Writes elements `range` of a parameter to `out`, in host memory.
-  using ParameterLoader = std::function<void(const nn::Parameter&, nn::ElementRange range, float* out)>;
+  using ParameterLoader = std::function<void(const Parameter&, ElementRange range, float* out)>;
   /// Receives a parameter and all its values.
-  using ParameterVisitor = std::function<void(const nn::Parameter& parameter, std::span<const float> values)>;
+  using ParameterVisitor = std::function<void(const Parameter& parameter, std::span<const float> values)>;
   /// Writes elements `range` of optimizer state `state`, counted from 0, to `out`, in host memory.
-  using OptimizerLoader = std::function<void(const nn::Parameter&, int state, nn::ElementRange range, float* out)>;
+  using OptimizerLoader = std::function<void(const Parameter&, int state, ElementRange range, float* out)>;
 
   /// Sets initial values from the Init of parameters and buffers, each rank its own shard; clears the optimizer.
   void initialize(std::uint64_t seed);
@@ -63,7 +63,7 @@ class TESSERA_API ShardedState {
   void broadcast_from(int from, const ParameterLoader& fill, const ParameterFilter& wanted = {});
 
   /// The parameters of all units.
-  std::vector<std::shared_ptr<nn::Parameter>> parameters() const;
+  std::vector<std::shared_ptr<Parameter>> parameters() const;
   /// Visits every full parameter, in byte order of the names, on every rank: of half-precision parameters the f32
   /// master weights, of encodings the bytes as numbers (load() and checkpoints do the same). The data is in host memory
   /// and valid during the call. Waits. Collective.
@@ -79,9 +79,9 @@ class TESSERA_API ShardedState {
   int optimizer_slots() const;
   /// The step after which training of a parameter began: 0, unless Engine::apply_requires_grad() unfroze it. Its
   /// optimizer counts from there.
-  std::uint64_t trained_since(const nn::Parameter& parameter) const;
+  std::uint64_t trained_since(const Parameter& parameter) const;
   /// For restore(): sets trained_since() of every parameter.
-  void set_trained_since(const std::function<std::uint64_t(const nn::Parameter&)>& step);
+  void set_trained_since(const std::function<std::uint64_t(const Parameter&)>& step);
 
   /// Sets the step counters as if `steps` steps had been made, of which `skipped` changed nothing: the next step has
   /// the following number. `apart` is replicas_apart() of the run that is resumed; without it, the replicas count as
@@ -91,11 +91,11 @@ class TESSERA_API ShardedState {
   bool replicas_apart() const;
 
   /// The buffers of the whole model. The engine owns their memory; they are not sharded or reduced.
-  const std::vector<std::shared_ptr<nn::ModuleBuffer>>& buffers() const;
+  const std::vector<std::shared_ptr<ModuleBuffer>>& buffers() const;
   /// Sets buffers of this rank: `fill` writes a whole buffer to the host memory passed to it. Only buffers that are
   /// `wanted` (empty: all). Not collective.
-  void load_buffers(const std::function<void(const nn::ModuleBuffer&, void* out)>& fill,
-                    const std::function<bool(const nn::ModuleBuffer&)>& wanted = {});
+  void load_buffers(const std::function<void(const ModuleBuffer&, void* out)>& fill,
+                    const std::function<bool(const ModuleBuffer&)>& wanted = {});
   /// With BufferSync::maximum: makes the buffers of all ranks equal, as the next step would; else no effect.
   /// Collective.
   void synchronize_buffers();

@@ -18,6 +18,7 @@
 #include "tessera/base/trace.h"
 #include "tessera/base/virtual_clock.h"
 #include "tessera/fsdp/engine.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tessera/nn/kernel_interceptor.h"
 #include "tessera/nn/models/causal_model.h"
 

@@ -1,20 +1,14 @@
 #include "tessera/fsdp/wrap.h"
 
-#include <cxxabi.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <set>
-#include <typeinfo>
 
 #include "tessera/base/parse.h"
 
 namespace tessera::fsdp {
 namespace {
 
-using nn::Module;
-using nn::Parameter;
 using Group = std::vector<Module*>;
 
 std::vector<std::string_view> split(std::string_view text, char separator) {
@@ -46,8 +40,8 @@ std::vector<Group> groups_of(Module& model, std::string_view spec) {
   std::vector<Group> groups;
   if (spec == "none") return groups;
   if (spec.starts_with("size:")) {
-    const auto least = static_cast<std::int64_t>(parse_size(spec.substr(5), "--wrap size:N"));
-    if (least == 0) throw InvalidUsage("--wrap size:N: N must be above 0");
+    const auto least = static_cast<std::int64_t>(parse_size(spec.substr(5), "wrap size:N"));
+    if (least == 0) throw InvalidUsage("wrap size:N: N must be above 0");
     add_by_size(model, least, true, groups);
     return groups;
   }
@@ -57,18 +51,19 @@ std::vector<Group> groups_of(Module& model, std::string_view spec) {
       continue;
     }
     if (part.starts_with("type:")) {
-      for (Module* module : modules_named(model, part, "--wrap")) groups.push_back({module});
+      for (Module* module : modules_named(model, part, "wrap")) groups.push_back({module});
       continue;
     }
     Group group;
     for (const std::string_view path : split(part, '+')) {
-      if (path.empty()) throw InvalidUsage("--wrap '" + std::string(spec) + "': a module's name is missing");
+      if (path.empty()) throw InvalidUsage("wrap '" + std::string(spec) + "': a module's name is missing");
       group.push_back(&model.find(path));
     }
     groups.push_back(std::move(group));
   }
   if (groups.empty())
-    throw InvalidUsage("--wrap " + std::string(spec) + ": the model has no blocks; use none, size:N or module names");
+    throw InvalidUsage("wrap " + std::string(spec) +
+                       ": the model has no blocks (modules marked as such); use none, size:N or module names");
   return groups;
 }
 
@@ -106,7 +101,7 @@ std::vector<UnitSpec> units_of(Module& model, const std::vector<Group>& groups, 
     UnitSpec unit{.name = name_of_group(groups[index]), .modules = groups[index]};
     std::set<const Module*> inside;
     for (Module* module : unit.modules) {
-      if (!named.insert(module).second) throw InvalidUsage("--wrap: " + module->path() + " is named in two units");
+      if (!named.insert(module).second) throw InvalidUsage("wrap: " + module->path() + " is named in two units");
       for (const Module* below : module->modules()) inside.insert(below);
     }
     for (Module* module : unit.modules) {
@@ -154,23 +149,14 @@ std::vector<Module*> modules_named(Module& model, std::string_view item, std::st
   std::set<std::string> known;
   for (Module* module : model.modules()) {
     if (module == &model) continue;
-    known.insert(type_name(*module));
-    if (type_name(*module) == item.substr(kType.size())) found.push_back(module);
+    known.insert(module->type());
+    if (module->type() == item.substr(kType.size())) found.push_back(module);
   }
   if (!found.empty()) return found;
   std::string list;
   for (const std::string& name : known) list += " " + name;
   throw InvalidUsage(std::string(option) + " " + std::string(item) + ": the model has no module of that class; it has" +
                      list);
-}
-
-std::string type_name(const nn::Module& module) {
-  int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> whole(
-      abi::__cxa_demangle(typeid(module).name(), nullptr, nullptr, &status), &std::free);
-  const std::string name = status == 0 ? whole.get() : typeid(module).name();
-  const std::size_t colon = name.rfind(':');
-  return colon == std::string::npos ? name : name.substr(colon + 1);
 }
 
 std::vector<RootOverhead> needlessly_held(Module& model, const UnitSpec& unit) {

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/mapped_file.h"
 #include "tessera/nn/init.h"
-#include "tessera/nn/mapped_file.h"
 #include "tessera/nn/tensor.h"
 
 namespace tessera::nn {

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <set>
 
-#include "tessera/nn/atomic_file.h"
+#include "tessera/base/atomic_file.h"
 #include "tessera/nn/io/json_fields.h"
 #include "tessera/nn/tensor.h"
 

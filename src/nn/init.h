@@ -26,13 +26,6 @@ struct Init {
   static constexpr Init uniform(double most) { return {Kind::uniform, most}; }  ///< uniform in [-most, most)
 };
 
-/// Elements [begin, end) of a tensor.
-struct ElementRange {
-  std::int64_t begin = 0;                             ///< first element
-  std::int64_t end = 0;                               ///< after the last element
-  std::int64_t count() const { return end - begin; }  ///< number of elements
-};
-
 class Context;
 
 /// Selects initial values: elements `range` of the tensor called `name`.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <set>
 
-#include "tessera/nn/atomic_file.h"
+#include "tessera/base/atomic_file.h"
 #include "tessera/nn/io/json_fields.h"
 
 namespace tessera::nn {

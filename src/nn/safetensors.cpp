@@ -24,12 +24,6 @@ std::uint64_t little_endian(const std::byte* bytes) {
 
 }  // namespace
 
-std::string safetensors_name(DType dtype) {
-  std::string name(name_of(dtype));
-  for (char& letter : name) letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
-  return name;
-}
-
 bool SafetensorsEntry::holds(DType other) const {
   const bool floating = dtype == "F32" || dtype == "F64" || dtype == "F16" || dtype == "BF16";
   return other == DType::f32 ? floating : dtype == safetensors_name(other);

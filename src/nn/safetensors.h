@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "tessera/nn/atomic_file.h"
+#include "tessera/base/atomic_file.h"
+#include "tessera/base/mapped_file.h"
 #include "tessera/nn/init.h"
-#include "tessera/nn/mapped_file.h"
 #include "tessera/nn/types.h"
 
 namespace tessera::nn {
@@ -42,9 +42,6 @@ struct SafetensorsHeader {
 /// Parses and checks the header of a file whose data part has `data_bytes` bytes; `origin` names the file in errors.
 TESSERA_API SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
                                                        const std::string& origin);
-
-/// The name of a dtype in a file: "F32".
-TESSERA_API std::string safetensors_name(DType dtype);
 
 /// A memory-mapped file. Thread-safe.
 class TESSERA_API SafetensorsFile {

@@ -16,11 +16,6 @@ namespace tessera::nn {
 class Gradient;
 class Recomputation;
 
-/// Product of the extents.
-TESSERA_API std::int64_t count_of(const Shape& shape);
-/// "[2, 3]".
-TESSERA_API std::string to_string(const Shape& shape);
-
 /// A handle that is cheap to copy; copies share memory and gradient. A default-constructed tensor is empty (false).
 class TESSERA_API Tensor {
  public:

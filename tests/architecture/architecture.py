@@ -13,7 +13,8 @@ ARROWS = {  # folder: the layers of src/ that it may include
     "src/base": {"base"},
     "src/comm": {"comm", "base"},
     "src/nn": {"nn", "base"},
-    "src/fsdp": {"fsdp", "nn", "comm", "base"},
+    "src/fsdp": {"fsdp", "comm", "base"},
+    "src/fsdp/nn_model": {"fsdp", "nn", "comm", "base"},  # the engine's view of an nn model
     "backends": {"comm", "base"},
     "plugins": {"fsdp", "comm", "base"},
     "tools": {"fsdp", "nn", "comm", "base"},
@@ -32,6 +33,7 @@ VENDORS = [  # header, and the folders that may include it
 STANDARD = re.compile(r"^[a-z0-9_]+$|^c(assert|errno|math|std\w+|string|time|float|limits|inttypes|signal)$")
 LIBRARY = ("src/", "backends/", "plugins/")
 COPY_HELPER = re.compile(r"^src/fsdp/(.*/)?copier\.(h|cpp)$")
+MODEL_ADAPTER = re.compile(r"^src/fsdp/(nn_model|simulation)\.(h|cpp)$")
 STRATEGY_FILE = re.compile(r"^src/fsdp/strategy[^/]*\.(h|cpp)$|^src/fsdp/strategy/")
 STRATEGY_NAME = re.compile(r'\b(ddp|zero1|zero2|hsdp|shard_grad_op|no_shard|full_shard|hybrid_shard)\b|"fsdp"')
 PAGE = re.compile(r"([\w-]+\.md)\b|\bDESIGN\b")
@@ -54,6 +56,7 @@ PATTERNS = [
      re.compile(r"^src/fsdp/simulation\.cpp$")),  # measures on the host
     ("clock", re.compile(r"\b\w+_clock\b|\bclock_gettime\b|\bgettimeofday\b|\bhost_time_ns\b|\bstd::time\b"), ("src/fsdp/",), None),
     ("raw copy", re.compile(r"\b(memcpy|memmove)\b"), ("src/fsdp/",), COPY_HELPER),
+    ("model library", re.compile(r"\bnn::|\b(gpt\w*|llama\w*)\b", re.I), ("src/fsdp/",), MODEL_ADAPTER),
     ("strategy name", STRATEGY_NAME, ("src/fsdp/",), STRATEGY_FILE),
     ("JSON without limits", re.compile(r"json::parse\s*\("), LIBRARY + ("tools/",),  # base::parse_json() has limits
      re.compile(r"^src/base/json/|^src/nn/models/config_json\.cpp$"  # its own text
@@ -76,6 +79,8 @@ def without_comments(text):
 
 def owner(path):
     """The key of ARROWS that governs a file, or None."""
+    if MODEL_ADAPTER.match(path):
+        return "src/fsdp/nn_model"
     parts = path.split("/")
     return "/".join(parts[:2]) if parts[0] == "src" else parts[0]
 

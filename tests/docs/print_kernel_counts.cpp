@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "tessera/comm/sim/world.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tessera/fsdp/simulation.h"
 #include "tests/harness/guarded_device.h"
 #include "tests/harness/training.h"

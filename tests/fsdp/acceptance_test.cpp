@@ -95,7 +95,7 @@ Values train_partly_used(const std::string& backend, const std::string& strategy
       tape.backward(loss);
       engine.step(0.1);
     }
-    engine.state().for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
+    engine.state().for_each_parameter([&](const fsdp::Parameter& parameter, std::span<const float> values) {
       if (world.rank() == 0) result[parameter.name()].assign(values.begin(), values.end());
     });
   });
@@ -148,7 +148,7 @@ TEST_P(Acceptance, P11_InfinityOnOneRankSkipsStepOnAll) {
     Values before, after;
     one.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel&) {
       auto& values = step == 0 ? before : after;
-      engine.state().for_each_parameter([&](const nn::Parameter& p, std::span<const float> v) {
+      engine.state().for_each_parameter([&](const fsdp::Parameter& p, std::span<const float> v) {
         if (rank == 0) values[p.name()].assign(v.begin(), v.end());
       });
       const std::lock_guard lock(mutex);

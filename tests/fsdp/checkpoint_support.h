@@ -43,14 +43,14 @@ class WholeState {
   void add(Engine& engine) {
     engine.state().for_each_shard([&](const ShardRange& own) {
       ASSERT_EQ(own.dtype, base::DType::f32);
-      nn::download(engine.model().context(), own.data, static_cast<std::size_t>(own.range.count()) * sizeof(float),
-                   [&](const void* data) {
-                     const std::lock_guard lock(mutex_);
-                     std::vector<float>& all = values[{own.parameter.name(), own.state}];
-                     all.resize(static_cast<std::size_t>(own.parameter.count()), NAN);
-                     std::copy_n(static_cast<const float*>(data), own.range.count(), all.begin() + own.range.begin);
-                     elements += own.range.count();
-                   });
+      engine.model().runtime().download(
+          own.data, static_cast<std::size_t>(own.range.count()) * sizeof(float), [&](const void* data) {
+            const std::lock_guard lock(mutex_);
+            std::vector<float>& all = values[{own.parameter.name(), own.state}];
+            all.resize(static_cast<std::size_t>(own.parameter.count()), NAN);
+            std::copy_n(static_cast<const float*>(data), own.range.count(), all.begin() + own.range.begin);
+            elements += own.range.count();
+          });
     });
   }
   std::map<std::pair<std::string, int>, std::vector<float>> values;

@@ -59,7 +59,7 @@ float read_after_release(bool poison) {
   float seen = 0;
   with_engine(spec, [&](nn::Context&, nn::CausalModel& model, Engine& engine, comm::Communicator& world) {
     const float* stale = nullptr;
-    engine.state().for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
+    engine.state().for_each_parameter([&](const fsdp::Parameter& parameter, std::span<const float> values) {
       if (parameter.name() == "h.2.ln_1.weight") stale = values.data();  // all ones after initialization
     });
     if (world.rank() == 0) seen = *stale;

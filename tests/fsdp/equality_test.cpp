@@ -249,7 +249,7 @@ TEST_P(Combinations, TrainOrAreRejectedWithReason) {
 class Late final : public CollectivePlugin {
  public:
   void prepare(const CollectiveSetup& setup) override {
-    context_ = &setup.context;
+    context_ = &nn_context(setup.runtime);
     buffers_ = &setup.buffers;
   }
   WorkChain run(const CollectiveCall& call) override {

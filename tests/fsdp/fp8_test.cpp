@@ -30,12 +30,9 @@ struct Fp8Options {
 };
 
 TrainingSpec fp8_spec(const std::string& strategy, int ranks, Fp8Scaling scaling, const Fp8Options& options = {}) {
-  TrainingSpec spec = base_spec(strategy, ranks,
-                                {.layers = 2,
-                                 .mesh = options.mesh,
-                                 .clip_norm = 0.5,
-                                 .dtype = DType::bf16,
-                                 .reduce_dtype = DType::f32});
+  TrainingSpec spec = base_spec(
+      strategy, ranks,
+      {.layers = 2, .mesh = options.mesh, .clip_norm = 0.5, .dtype = DType::bf16, .reduce_dtype = DType::f32});
   spec.global_batch = 12;
   spec.steps = 4;
   if (scaling == Fp8Scaling::delayed) spec.engine.buffers = BufferSync::maximum;
@@ -115,8 +112,8 @@ TEST_P(Fp8, SimulationPredictsMemoryToTheByte) {
     const comm::sim::Network network =
         comm::sim::fixed_times([](const comm::sim::SimulatedOp&) { return std::chrono::nanoseconds(1000); });
     const StepProfile predicted = predict_on(spec.ranks, step, real.kernels, network);
-    for (const base::MemoryCategory use : {base::MemoryCategory::activation, base::MemoryCategory::parameter,
-                                           base::MemoryCategory::unsharded_parameter})
+    for (const base::MemoryCategory use :
+         {base::MemoryCategory::activation, base::MemoryCategory::parameter, base::MemoryCategory::unsharded_parameter})
       EXPECT_EQ(real.memory.peak_of(use), predicted.memory.peak_of(use)) << name << " " << base::name_of(use);
   }
 }
@@ -168,7 +165,7 @@ TEST(Fp8Training, ResumedRunEqualsUninterrupted) {
     TrainingSpec forgetful = resuming(spec, directory.path(), 2);
     forgetful.before_training = [read = forgetful.before_training](Engine& engine, comm::Communicator& control) {
       read(engine, control);
-      engine.state().load_buffers([](const nn::ModuleBuffer& buffer, void* out) {
+      engine.state().load_buffers([](const fsdp::ModuleBuffer& buffer, void* out) {
         std::fill_n(static_cast<float*>(out), buffer.count(), 0.0F);
       });
     };
@@ -202,8 +199,8 @@ TEST(Fp8Training, CheckpointsWithoutHistoriesRestoreIfTheyAreOptional) {
   const TemporaryDirectory current, delayed;
   train(saving(fp8_spec("fsdp", 2, Fp8Scaling::current), current.path(), 1));
   train(saving(fp8_spec("fsdp", 2, Fp8Scaling::delayed), delayed.path(), 1));
-  for (const auto& [directory, scaling] : {std::pair(current.path(), Fp8Scaling::delayed),
-                                           std::pair(delayed.path(), Fp8Scaling::current)}) {
+  for (const auto& [directory, scaling] :
+       {std::pair(current.path(), Fp8Scaling::delayed), std::pair(delayed.path(), Fp8Scaling::current)}) {
     const TrainingSpec spec = fp8_spec("fsdp", 2, scaling);
     EXPECT_THAT(error_of<base::InvalidUsage>([&] { train(resuming(spec, directory, 2)); }), HasSubstr("fp8_amax"));
     const TrainingRecord record = train(resuming(spec, directory, 2, {.optional_buffers = nn::is_fp8_state}));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/fsdp/graphed_step.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tessera/nn/graph_capture.h"
 #include "tessera/nn/layers/linear.h"
 #include "tests/fsdp/training_specs.h"
@@ -67,7 +68,7 @@ class Alone {
 
   Outcome train(bool graphs) {
     std::optional<GraphedStep> graphed;
-    if (graphs) graphed.emplace(context_, engine_, uncapturable_);
+    if (graphs) graphed.emplace(engine_, uncapturable_);
     for (int step = 0; step < spec_.steps; ++step) {
       next_batch(step);
       const nn::Tensor loss = graphed ? graphed->run([&] { return forward_backward(); }) : forward_backward();
@@ -76,7 +77,7 @@ class Alone {
       outcome_.norms.push_back(engine_.grad_norm());
       if (between_) between_(*this, step);
     }
-    engine_.state().for_each_parameter([&](const nn::Parameter& p, std::span<const float> values) {
+    engine_.state().for_each_parameter([&](const fsdp::Parameter& p, std::span<const float> values) {
       outcome_.parameters[p.name()].assign(values.begin(), values.end());
     });
     outcome_.copied = engine_.stats().copied_bytes();
@@ -171,7 +172,7 @@ TEST(GraphedStep, ReplaysUseValuesLoadedInBetween) {
     return [at](Alone& rank) {
       rank.between_ = [at](Alone& r, int step) {
         if (step != at) return;
-        r.engine_.state().load([](const nn::Parameter& p, nn::ElementRange range, float* out) {
+        r.engine_.state().load([](const fsdp::Parameter& p, nn::ElementRange range, float* out) {
           for (std::int64_t i = range.begin; i < range.end; ++i)
             out[i - range.begin] = p.name().find("weight") != std::string::npos ? 0.02F * static_cast<float>(i % 7) : 0;
         });
@@ -257,7 +258,7 @@ TEST(GraphedStep, MemoryOfGraphIsNotReused) {
 
 TEST(GraphedStep, HostNeverWaitsAndEventsAreOfFirstStep) {
   alone(graph_spec("ddp"), [](Alone& rank) {
-    GraphedStep graphed(rank.context_, rank.engine_);
+    GraphedStep graphed(rank.engine_);
     harness::HostWaits last;
     for (int step = 0; step < 6; ++step) {
       const harness::HostWaits before = harness::host_waits();

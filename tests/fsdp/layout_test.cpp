@@ -4,6 +4,7 @@
 
 #include "tessera/fsdp/flat_layout.h"
 #include "tessera/fsdp/mesh.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tessera/fsdp/strategy.h"
 #include "tessera/fsdp/wrap.h"
 
@@ -62,7 +63,8 @@ std::vector<std::string> parameters(const UnitSpec& unit) {
 TEST(Wrap, BlocksAreUnitsAndRootHasRest) {
   nn::Context context;
   Model model(context);
-  const auto units = make_units(model, "block");
+  NnModel adapted(model);
+  const auto units = make_units(adapted.root(), "block");
   ASSERT_THAT(names(units), ElementsAre("root", "h.0", "h.1"));
   EXPECT_THAT(parameters(units[0]), ElementsAre("wte.weight", "ln_f.weight"));
   EXPECT_THAT(parameters(units[1]), ElementsAre("h.0.norm.weight", "h.0.fc.weight"));
@@ -72,7 +74,8 @@ TEST(Wrap, BlocksAreUnitsAndRootHasRest) {
 TEST(Wrap, NoneMakesOneUnitWithAllParameters) {
   nn::Context context;
   Model model(context);
-  const auto units = make_units(model, "none");
+  NnModel adapted(model);
+  const auto units = make_units(adapted.root(), "none");
   ASSERT_THAT(names(units), ElementsAre("root"));
   EXPECT_EQ(units[0].parameters.size(), model.parameters().size());
 }
@@ -80,22 +83,24 @@ TEST(Wrap, NoneMakesOneUnitWithAllParameters) {
 TEST(Wrap, SizeExcludesInnerUnits) {
   nn::Context context;
   Model model(context);
-  EXPECT_THAT(names(make_units(model, "size:35")),
+  NnModel adapted(model);
+  EXPECT_THAT(names(make_units(adapted.root(), "size:35")),
               ElementsAre("root", "h.0.fc", "h.1.fc"));  // fc has 35, the block 5 more
-  EXPECT_THAT(names(make_units(model, "size:36")), ElementsAre("root", "h.0", "h.1"));
-  EXPECT_THAT(names(make_units(model, "size:1000")), ElementsAre("root"));
+  EXPECT_THAT(names(make_units(adapted.root(), "size:36")), ElementsAre("root", "h.0", "h.1"));
+  EXPECT_THAT(names(make_units(adapted.root(), "size:1000")), ElementsAre("root"));
 }
 
 TEST(Wrap, ByModuleType) {
   nn::Context context;
   Model model(context);
-  EXPECT_EQ(type_name(model.h0), "Block");
-  EXPECT_THAT(names(make_units(model, "type:Block")), ElementsAre("root", "h.0", "h.1"));
+  NnModel adapted(model);
+  EXPECT_EQ(adapted.root().find("h.0").type(), "Block");
+  EXPECT_THAT(names(make_units(adapted.root(), "type:Block")), ElementsAre("root", "h.0", "h.1"));
   // Inside a block's unit its leaves are units of their own, and no parameter is left for the block.
-  EXPECT_THAT(names(make_units(model, "block;type:Leaf")),
+  EXPECT_THAT(names(make_units(adapted.root(), "block;type:Leaf")),
               ElementsAre("root", "h.0.norm", "h.0.fc", "h.1.norm", "h.1.fc", "ln_f"));
   try {
-    make_units(model, "type:Attention");
+    make_units(adapted.root(), "type:Attention");
     FAIL();
   } catch (const InvalidUsage& error) {
     EXPECT_THAT(error.what(), HasSubstr("no module of that class; it has Block Leaf"));
@@ -105,8 +110,9 @@ TEST(Wrap, ByModuleType) {
 TEST(Wrap, ByProgramPolicy) {
   nn::Context context;
   Model model(context);
-  const auto units =
-      make_units(model, [](const nn::Module& module) { return module.path() == "h.1" || module.path() == "h.0.fc"; });
+  NnModel adapted(model);
+  const auto units = make_units(
+      adapted.root(), [](const fsdp::Module& module) { return module.path() == "h.1" || module.path() == "h.0.fc"; });
   EXPECT_THAT(names(units), ElementsAre("root", "h.0.fc", "h.1"));
   EXPECT_THAT(parameters(units[0]), ElementsAre("wte.weight", "h.0.norm.weight", "ln_f.weight"));
 }
@@ -114,29 +120,32 @@ TEST(Wrap, ByProgramPolicy) {
 TEST(Wrap, IgnoredParametersAreInNoUnit) {
   nn::Context context;
   Model model(context);
-  const auto is_norm = [](const nn::Parameter& parameter) { return parameter.shape().size() == 1; };
-  const auto units = make_units(model, "block;ln_f", is_norm);
+  NnModel adapted(model);
+  const auto is_norm = [](const fsdp::Parameter& parameter) { return parameter.shape().size() == 1; };
+  const auto units = make_units(adapted.root(), "block;ln_f", is_norm);
   ASSERT_THAT(names(units), ElementsAre("root", "h.0", "h.1"));  // ln_f has no parameters left
   for (const UnitSpec& unit : units)
     for (const auto& parameter : unit.parameters) EXPECT_FALSE(is_norm(*parameter)) << parameter->name();
-  EXPECT_THROW(make_units(model, "block", [](const nn::Parameter&) { return true; }), InvalidUsage);
+  EXPECT_THROW(make_units(adapted.root(), "block", [](const fsdp::Parameter&) { return true; }), InvalidUsage);
 }
 
 TEST(Wrap, ReportsRootOverhead) {
   nn::Context context;
   Model model(context);
-  const auto units = make_units(model, "block");
-  const auto held = needlessly_held(model, units[0]);
+  NnModel adapted(model);
+  const auto units = make_units(adapted.root(), "block");
+  const auto held = needlessly_held(adapted.root(), units[0]);
   ASSERT_EQ(held.size(), 1U);  // the head uses wte's weight, too
-  EXPECT_EQ(held[0].module, &model.ln_f);
+  EXPECT_EQ(held[0].module->path(), "ln_f");
   EXPECT_EQ(held[0].elements, 5);
-  EXPECT_TRUE(needlessly_held(model, make_units(model, "block;ln_f")[0]).empty());
+  EXPECT_TRUE(needlessly_held(adapted.root(), make_units(adapted.root(), "block;ln_f")[0]).empty());
 }
 
 TEST(Wrap, ListJoinsModulesAndTiedTensorStaysInRoot) {
   nn::Context context;
   Model model(context);
-  const auto units = make_units(model, "block;wte+ln_f");
+  NnModel adapted(model);
+  const auto units = make_units(adapted.root(), "block;wte+ln_f");
   // The root uses wte's weight too. Leaving wte's module must not reshard it, so it stays with the root.
   ASSERT_THAT(names(units), ElementsAre("root", "wte+ln_f", "h.0", "h.1"));
   EXPECT_THAT(parameters(units[0]), ElementsAre("wte.weight"));
@@ -146,19 +155,20 @@ TEST(Wrap, ListJoinsModulesAndTiedTensorStaysInRoot) {
 TEST(Wrap, RejectsUnknownNames) {
   nn::Context context;
   Model model(context);
-  EXPECT_THROW(make_units(model, "block;nothing"), InvalidUsage);
-  EXPECT_THROW(make_units(model, "block;h.0"), InvalidUsage);
-  EXPECT_THROW(make_units(model, "size:0"), InvalidUsage);
-  EXPECT_THROW(make_units(model, ""), InvalidUsage);
+  NnModel adapted(model);
+  EXPECT_THROW(make_units(adapted.root(), "block;nothing"), InvalidUsage);
+  EXPECT_THROW(make_units(adapted.root(), "block;h.0"), InvalidUsage);
+  EXPECT_THROW(make_units(adapted.root(), "size:0"), InvalidUsage);
+  EXPECT_THROW(make_units(adapted.root(), ""), InvalidUsage);
   Leaf leaf(context, {3});
-  EXPECT_THROW(make_units(leaf, "block"), InvalidUsage);
+  EXPECT_THROW(make_units(NnModel(leaf).root(), "block"), InvalidUsage);
 }
 
 TEST(FlatLayout, AlignsParametersAndPadsToWorldSize) {
   nn::Context context;
   Block block(context);
   for (const int world : {1, 2, 3, 4, 5, 7}) {
-    const auto layouts = make_layouts(block.parameters(), world);
+    const auto layouts = make_layouts(NnModel(block).root().parameters(), world);
     ASSERT_EQ(layouts.size(), 1u);
     const FlatLayout& layout = layouts[0];
     EXPECT_EQ(layout.elements, 40);
@@ -176,7 +186,7 @@ TEST(FlatLayout, SeparatesFrozenParameters) {
   Block block(context);
   nn::Tensor frozen = block.norm.weight.tensor();
   frozen.set_requires_grad(false);
-  const auto layouts = make_layouts(block.parameters(), 2);
+  const auto layouts = make_layouts(NnModel(block).root().parameters(), 2);
   ASSERT_EQ(layouts.size(), 2u);
   EXPECT_FALSE(layouts[0].trainable);
   EXPECT_TRUE(layouts[1].trainable);
@@ -185,7 +195,7 @@ TEST(FlatLayout, SeparatesFrozenParameters) {
 TEST(FlatLayout, WithinSplitsParameterAtShardBoundary) {
   nn::Context context;
   Block block(context);
-  const FlatLayout layout = make_layouts(block.parameters(), 2)[0];  // norm 0..5, fc 8..43, padded 48
+  const FlatLayout layout = make_layouts(NnModel(block).root().parameters(), 2)[0];  // norm 0..5, fc 8..43, padded 48
   EXPECT_EQ(within(layout.entries[1], {24, 48}).begin, 16);
   EXPECT_EQ(within(layout.entries[1], {24, 48}).end, 35);
   EXPECT_EQ(within(layout.entries[0], {24, 48}).count(), 0);

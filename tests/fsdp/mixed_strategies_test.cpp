@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tessera/nn/optimizer.h"
 #include "tests/fsdp/training_specs.h"
 #include "tests/harness/guarded_device.h"
 
@@ -84,7 +85,7 @@ TEST(MixedStrategies, IgnoredModulesBelongToProgram) {
       nn::Module& own = model->find("h.1.mlp");
       own.materialize(5);
       EngineOptions options = spec.engine;
-      options.ignored = [](const nn::Parameter& parameter) { return parameter.name().starts_with("h.1.mlp."); };
+      options.ignored = [](const fsdp::Parameter& parameter) { return parameter.name().starts_with("h.1.mlp."); };
       Engine engine(*model, world, options);
       engine.initialize(0);
       EXPECT_EQ(engine.state().parameters().size() + own.parameters().size(), model->parameters().size());
@@ -102,7 +103,7 @@ TEST(MixedStrategies, IgnoredModulesBelongToProgram) {
       EXPECT_TRUE(std::equal(before.begin(), before.end(), own.parameters()[0]->tensor().data<float>()));
       optimizer.step(1e-3);
       EXPECT_FALSE(std::equal(before.begin(), before.end(), own.parameters()[0]->tensor().data<float>()));
-      engine.state().for_each_parameter([](const nn::Parameter& parameter, std::span<const float>) {
+      engine.state().for_each_parameter([](const fsdp::Parameter& parameter, std::span<const float>) {
         EXPECT_FALSE(parameter.name().starts_with("h.1.mlp.")) << parameter.name();
       });
     });

@@ -114,9 +114,9 @@ using BufferBytes = std::map<std::string, std::vector<std::byte>>;
 inline BufferBytes buffers_of(Engine& engine) {
   BufferBytes bytes;
   for (const auto& buffer : engine.state().buffers())
-    nn::download(engine.model().context(), buffer->tensor().raw(), buffer->tensor().bytes(), [&](const void* from) {
+    engine.model().runtime().download(buffer->data(), buffer->bytes(), [&](const void* from) {
       const auto* const first = static_cast<const std::byte*>(from);
-      bytes[buffer->name()].assign(first, first + buffer->tensor().bytes());
+      bytes[buffer->name()].assign(first, first + buffer->bytes());
     });
   return bytes;
 }
@@ -189,7 +189,7 @@ inline TrainingSpec quantized(TrainingSpec spec) {
     const auto model = nn::make_model(context, config);
     for (const auto& parameter : model->parameters()) dense[parameter->name()] = parameter;
     engine.state().load(
-        [&](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
+        [&](const fsdp::Parameter& parameter, nn::ElementRange range, float* out) {
           const nn::Parameter& from = *dense.at(parameter.name());
           std::vector<float> values(static_cast<std::size_t>(from.count()));
           nn::fill_initial(from.init(), from.name(), 0, {0, from.count()}, values.data());
@@ -198,7 +198,7 @@ inline TrainingSpec quantized(TrainingSpec spec) {
           for (std::int64_t i = range.begin; i < range.end; ++i)
             out[i - range.begin] = std::to_integer<std::uint8_t>(bytes[static_cast<std::size_t>(i)]);
         },
-        [](const nn::Parameter& parameter) { return parameter.dtype() == base::DType::u8; });
+        [](const fsdp::Parameter& parameter) { return parameter.dtype() == base::DType::u8; });
   };
   return spec;
 }

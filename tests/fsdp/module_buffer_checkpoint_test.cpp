@@ -25,11 +25,11 @@ using testing::HasSubstr;
 TrainingSpec with_odd_values(TrainingSpec spec) {
   spec.before_training = [](Engine& engine, comm::Communicator&) {
     engine.state().load_buffers(
-        [](const nn::ModuleBuffer&, void* out) {
+        [](const fsdp::ModuleBuffer&, void* out) {
           const std::int64_t values[] = {std::int64_t{1} << 60, -5};
           std::memcpy(out, values, sizeof(values));
         },
-        [](const nn::ModuleBuffer& buffer) { return buffer.dtype() == DType::i64; });
+        [](const fsdp::ModuleBuffer& buffer) { return buffer.dtype() == DType::i64; });
   };
   return spec;
 }
@@ -55,7 +55,7 @@ TEST(ModuleBufferCheckpoint, ResumedRunEqualsUninterrupted) {
         const BufferBytes initial = buffers_of(engine);
         read(engine, control);
         EXPECT_NE(buffers_of(engine), initial);
-        engine.state().load_buffers([&](const nn::ModuleBuffer& buffer, void* out) {
+        engine.state().load_buffers([&](const fsdp::ModuleBuffer& buffer, void* out) {
           std::copy(initial.at(buffer.name()).begin(), initial.at(buffer.name()).end(), static_cast<std::byte*>(out));
         });
       };
@@ -189,7 +189,7 @@ TEST(ModuleBufferCheckpoint, HuggingFaceExportKeepsBufferNames) {
     if (step != 1) return;
     written = buffers_of(engine);
     nn::HfCheckpointWriter writer(directory.path(), config, nn::saved_tensors(model));
-    engine.state().for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
+    engine.state().for_each_parameter([&](const fsdp::Parameter& parameter, std::span<const float> values) {
       writer.write(parameter.name(), {0, parameter.count()}, values.data());
     });
     for (const auto& buffer : engine.state().buffers())

@@ -46,7 +46,7 @@ TEST(ModuleBuffers, InitialValuesEqualMaterializedModel) {
       const BufferBytes bytes = buffers_of(engine);
       EXPECT_EQ(bytes.size(), 8U);
       for (const auto& buffer : engine.state().buffers())
-        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer->tensor().raw()) % 64, 0U) << buffer->name();
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer->data()) % 64, 0U) << buffer->name();
       for (const auto& [name, values] : expected) EXPECT_EQ(floats(bytes.at(name)), values) << name;
       engine.initialize(8);
       EXPECT_NE(floats(buffers_of(engine).at("inner.running_mean")), expected.at("inner.running_mean"))
@@ -124,7 +124,7 @@ TEST(ModuleBuffers, CostOneBroadcastPerStep) {
 TEST(ModuleBuffers, EvaluationSendsNothing) {
   TrainingSpec spec = shared(buffer_spec("fsdp", 2));
   spec.before_training = [spec](Engine& engine, comm::Communicator& control) {
-    auto& model = dynamic_cast<nn::CausalModel&>(engine.model());
+    auto& model = dynamic_cast<nn::CausalModel&>(nn_module(engine.model().root()));
     const auto batch = harness::make_batch(model.context(), spec, 0, control.rank());
     const nn::EvaluationScope evaluation(model.context());
     const BufferBytes before = buffers_of(engine);
@@ -162,16 +162,16 @@ TEST(ModuleBuffers, BroadcastWaitsForComputeStream) {
   spec.lazy_streams = true;
   spec.steps = 0;
   spec.before_training = [spec](Engine& engine, comm::Communicator& control) {
-    nn::Context& context = engine.model().context();
+    nn::Context& context = nn_context(engine.model().runtime());
     for (const auto& buffer : engine.state().buffers())
       if (buffer->name() == "last.count")
         context.kernels<float>("test").fill(context.stream(), static_cast<float>(5 + control.rank()),
-                                            buffer->tensor().data<float>(), 1);
+                                            static_cast<float*>(buffer->data()), 1);
     const auto batch = harness::make_batch(context, spec, 0, control.rank());
     {
       nn::Tape tape;
       const nn::TapeScope recording(context, &tape);
-      dynamic_cast<nn::CausalModel&>(engine.model()).loss(batch.tokens, batch.targets);
+      dynamic_cast<nn::CausalModel&>(nn_module(engine.model().root())).loss(batch.tokens, batch.targets);
     }
     EXPECT_EQ(floats(buffers_of(engine).at("last.count")), std::vector<float>{5 + 1}) << control.rank();
     engine.abort_step();
@@ -216,12 +216,12 @@ TEST(ModuleBuffers, BroadcastFromSetsBuffersOfSource) {
   spec.before_training = [&](Engine& engine, comm::Communicator& control) {
     const int rank = control.rank();
     engine.state().load_buffers(
-        [&](const nn::ModuleBuffer& buffer, void* out) { std::memset(out, rank + 1, buffer.tensor().bytes()); },
-        [](const nn::ModuleBuffer& buffer) { return buffer.name() != "last.one"; });
+        [&](const fsdp::ModuleBuffer& buffer, void* out) { std::memset(out, rank + 1, buffer.bytes()); },
+        [](const fsdp::ModuleBuffer& buffer) { return buffer.name() != "last.one"; });
     const BufferBytes own = buffers_of(engine);
     EXPECT_EQ(floats(own.at("last.one")), std::vector<float>{1}) << "was not wanted";
     engine.state().broadcast_from(
-        1, [](const nn::Parameter&, nn::ElementRange range, float* out) { std::fill_n(out, range.count(), 0.5F); });
+        1, [](const fsdp::Parameter&, nn::ElementRange range, float* out) { std::fill_n(out, range.count(), 0.5F); });
     const BufferBytes all = buffers_of(engine);
     const std::lock_guard lock(mutex);
     before[rank] = own;

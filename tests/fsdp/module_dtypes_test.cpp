@@ -147,8 +147,9 @@ TEST(MixedUnits, HoldOneFlatParameterPerDtype) {
   nn::Context context;
   const auto model = nn::make_model(context, spec.model);
   model->set_dtype(c.whole);
-  for (nn::Module* norm : modules_named(*model, "type:LayerNorm", "")) norm->set_dtype(DType::f32);
-  const auto planned = planned_units(*model, "block", spec.engine.strategy, record.mesh);
+  NnModel adapted(*model);
+  for (Module* norm : modules_named(adapted.root(), "type:LayerNorm", "")) nn_module(*norm).set_dtype(DType::f32);
+  const auto planned = planned_units(adapted.root(), "block", spec.engine.strategy, record.mesh);
   EXPECT_EQ(communication_formula(spec.engine.strategy, record.mesh, planned, c.precision()).bytes,
             communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes, c.precision()).bytes);
 }
@@ -159,7 +160,7 @@ TEST(MixedUnits, MayBePartlyFrozen) {
     TrainingSpec spec = mixed_spec(name, 2, cases()[0]);
     spec.before_training = [](Engine& engine, comm::Communicator&) {
       for (const auto& parameter : engine.state().parameters())
-        if (parameter->dtype() == DType::f32) nn::Tensor(parameter->tensor()).set_requires_grad(false);
+        if (parameter->dtype() == DType::f32) nn::Tensor(nn_parameter(*parameter).tensor()).set_requires_grad(false);
       engine.apply_requires_grad();
     };
     const TrainingRecord record = train(spec);

@@ -127,7 +127,7 @@ TEST(CpuOffload, SupportsEveryOptimizer) {
 TrainingRecord train_with_values_from_outside(TrainingSpec spec) {
   spec.after_step = [](int, int step, Engine& engine, nn::CausalModel&) {
     if (step == 0)
-      engine.state().load([](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
+      engine.state().load([](const fsdp::Parameter& parameter, nn::ElementRange range, float* out) {
         for (std::int64_t i = range.begin; i < range.end; ++i)
           out[i - range.begin] = 0.02F * static_cast<float>((i * 7 + parameter.count()) % 13 - 6);
       });

@@ -176,7 +176,7 @@ TEST(Precision, LoadedValuesStayInF32) {
     spec.steps = 1;
     const auto value = [](std::int64_t i) { return 1.0F + 1e-4F * static_cast<float>(i % 7); };
     spec.after_step = [&](int, int, Engine& engine, nn::CausalModel&) {
-      engine.state().load([&](const nn::Parameter&, nn::ElementRange range, float* out) {
+      engine.state().load([&](const fsdp::Parameter&, nn::ElementRange range, float* out) {
         for (std::int64_t i = range.begin; i < range.end; ++i) *out++ = value(i);
       });
     };

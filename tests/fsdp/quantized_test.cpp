@@ -19,7 +19,7 @@ using testing::HasSubstr;
 
 Values quantized_values_of(Engine& engine) {
   Values values;
-  engine.state().for_each_parameter([&](const nn::Parameter& p, std::span<const float> v) {
+  engine.state().for_each_parameter([&](const fsdp::Parameter& p, std::span<const float> v) {
     if (p.dtype() == DType::u8) values[p.name()].assign(v.begin(), v.end());
   });
   return values;
@@ -176,7 +176,8 @@ TEST(QuantizedWeights, PlannedUnitsEqualEngineUnits) {
     const TrainingRecord record = train(spec);
     nn::Context context;
     const auto model = spec.make_model(context);
-    const std::vector<UnitSize> planned = planned_units(*model, "block", spec.engine.strategy, record.mesh);
+    const std::vector<UnitSize> planned =
+        planned_units(NnModel(*model).root(), "block", spec.engine.strategy, record.mesh);
     ASSERT_EQ(planned.size(), record.unit_sizes.size());
     for (std::size_t i = 0; i < planned.size(); ++i) {
       EXPECT_EQ(planned[i].bytes, record.unit_sizes[i].bytes);

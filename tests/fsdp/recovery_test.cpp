@@ -89,7 +89,7 @@ TEST(Recovery, TrainsOnAfterExceptionsInForwardAndBackward) {
   for (const char* name : {"ddp", "zero1", "fsdp"}) {
     const TrainingSpec spec = base_spec(name);
     const auto fail_before = [&](int step, int rank, Engine& engine) {
-      auto& model = dynamic_cast<nn::CausalModel&>(engine.model());
+      auto& model = dynamic_cast<nn::CausalModel&>(nn_module(engine.model().root()));
       fail_in_embedding(spec, step, rank, model);
       engine.abort_step();
       fail_in_backward(spec, step, rank, model);
@@ -123,7 +123,7 @@ TEST(Recovery, TrainsOnAfterExceptionInRecompute) {
       return model;
     };
     disturbed.before_training = [&](Engine& engine, comm::Communicator& control) {
-      fail_in_recompute(spec, 0, control.rank(), dynamic_cast<nn::CausalModel&>(engine.model()));
+      fail_in_recompute(spec, 0, control.rank(), dynamic_cast<nn::CausalModel&>(nn_module(engine.model().root())));
       engine.abort_step();
     };
     const TrainingRecord record = train(disturbed);

@@ -53,7 +53,7 @@ TEST_P(FrozenModel, StrategiesAreBitwiseEqual) {
       spec.lazy_streams = true;
       spec.engine.poison = true;
       spec.before_training = [](Engine& engine, comm::Communicator&) {
-        freeze(engine.model(), true);
+        freeze(nn_module(engine.model().root()), true);
         engine.apply_requires_grad();
       };
       const TrainingRecord record = train(spec);
@@ -69,7 +69,7 @@ TEST(FrozenParameters, StayUnchangedAndHaveNoGradient) {
     Values before, after;
     std::int64_t frozen = 0;
     spec.before_training = [&](Engine& engine, comm::Communicator& control) {
-      freeze(engine.model(), true);
+      freeze(nn_module(engine.model().root()), true);
       engine.apply_requires_grad();
       const Values values = values_of(engine);
       if (control.rank() == 0) before = values;
@@ -169,7 +169,7 @@ TEST(ApplyRequiresGrad, BiasCorrectionStartsWithTraining) {
   spec.lr = 1e-3;
   spec.steps = 4;
   spec.before_training = [](Engine& engine, comm::Communicator&) {
-    freeze(engine.model(), true);
+    freeze(nn_module(engine.model().root()), true);
     engine.apply_requires_grad();
   };
   std::map<int, Values> values;
@@ -199,7 +199,7 @@ TEST(ApplyRequiresGrad, ResumedRunKeepsStartOfTraining) {
   const nn::test::TemporaryDirectory directory;
   TrainingSpec spec = five_step_spec("fsdp", 2);
   spec.before_training = [](Engine& engine, comm::Communicator&) {
-    freeze(engine.model(), true);
+    freeze(nn_module(engine.model().root()), true);
     engine.apply_requires_grad();
   };
   spec.after_step = [](int, int step, Engine& engine, nn::CausalModel& model) {
@@ -216,7 +216,7 @@ TEST(ApplyRequiresGrad, ResumedRunKeepsStartOfTraining) {
     resumed.before_training = [&](Engine& engine, comm::Communicator&) {
       Checkpoint checkpoint(directory.path());
       restore(engine, checkpoint);
-      if (forgets) engine.state().set_trained_since([](const nn::Parameter&) { return std::uint64_t{0}; });
+      if (forgets) engine.state().set_trained_since([](const fsdp::Parameter&) { return std::uint64_t{0}; });
     };
     EXPECT_EQ(train(resumed).parameters == whole.parameters, !forgets);  // the control is not equal
   }
@@ -279,7 +279,7 @@ TEST(ApplyRequiresGrad, CallOnOneRankIsMismatchOnAll) {
 TEST(ApplyRequiresGrad, DifferentParametersAreMismatch) {
   TrainingSpec spec = five_step_spec("fsdp", 2);
   spec.before_training = [](Engine& engine, comm::Communicator& control) {
-    if (control.rank() == 1) freeze(engine.model(), true);
+    if (control.rank() == 1) freeze(nn_module(engine.model().root()), true);
     try {
       engine.apply_requires_grad();
       ADD_FAILURE();

@@ -73,7 +73,7 @@ TEST(BroadcastFrom, CopiesValuesOfOneRankToAll) {
       spec.steps = 1;
       spec.dtype = dtype;
       spec.before_training = [&](Engine& engine, comm::Communicator& control) {
-        engine.state().broadcast_from(2, [&](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
+        engine.state().broadcast_from(2, [&](const fsdp::Parameter& parameter, nn::ElementRange range, float* out) {
           EXPECT_EQ(control.rank(), 2);
           EXPECT_EQ(range.count(), parameter.count());
           for (std::int64_t i = 0; i < range.count(); ++i)
@@ -100,7 +100,7 @@ TEST(Initialize, UsesLoaderOfProgram) {
     const Values drawn = values_of(engine);
     engine.state().initialize(
         7,
-        [&](const nn::Parameter&, nn::ElementRange range, float* out) {
+        [&](const fsdp::Parameter&, nn::ElementRange range, float* out) {
           filled += range.count();
           std::fill_n(out, range.count(), 0.25F);
         },
@@ -151,7 +151,7 @@ TEST(Initialize, NeedsNoRankWithFullModel) {
   std::vector<std::uint64_t> peaks(4);
   std::uint64_t whole = 0;
   spec.before_training = [&](Engine& engine, comm::Communicator& control) {
-    const auto memory_tracker = engine.model().context().memory_tracker().snapshot();
+    const auto memory_tracker = nn_context(engine.model().runtime()).memory_tracker().snapshot();
     peaks[static_cast<std::size_t>(control.rank())] =
         memory_tracker.peak_of(MemoryCategory::parameter) + memory_tracker.peak_of(MemoryCategory::unsharded_parameter);
     if (control.rank() == 0)

@@ -81,9 +81,10 @@ inline void expect_stats_equal_traffic(int rank, int /*step*/, Engine& engine, n
   EXPECT_THROW(static_cast<void>(engine.stats().collective_stats(comm::OpKind::barrier)), base::InvalidUsage);
 }
 
-inline bool is_attention(const nn::Parameter& parameter) {
+/// Of a model's own parameters, or of the engine's view of them.
+inline constexpr auto is_attention = [](const auto& parameter) {
   return parameter.name().find(".attn.") != std::string::npos;
-}
+};
 
 /// "forward h.0", ... of the given kinds, in the order of their begin.
 inline std::vector<std::string> event_names(const std::vector<base::TraceEvent>& events,
@@ -101,7 +102,7 @@ using Values = std::map<std::string, std::vector<float>>;
 inline Values values_of(Engine& engine) {
   Values values;
   engine.state().for_each_parameter(
-      [&](const nn::Parameter& p, std::span<const float> v) { values[p.name()].assign(v.begin(), v.end()); });
+      [&](const fsdp::Parameter& p, std::span<const float> v) { values[p.name()].assign(v.begin(), v.end()); });
   return values;
 }
 

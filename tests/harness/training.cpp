@@ -55,8 +55,10 @@ class Rank {
  private:
   static nn::CausalModel& in_dtypes(nn::CausalModel& model, const TrainingSpec& spec) {
     model.set_dtype(spec.dtype);
+    fsdp::NnModel adapted(model);
     for (const auto& [item, dtype] : spec.module_dtypes)
-      for (nn::Module* module : fsdp::modules_named(model, item, "module_dtypes")) module->set_dtype(dtype);
+      for (fsdp::Module* module : fsdp::modules_named(adapted.root(), item, "module_dtypes"))
+        fsdp::nn_module(*module).set_dtype(dtype);
     return model;
   }
   static std::function<std::unique_ptr<base::Stream>()> make_stream(const TrainingSpec& spec) {
@@ -140,7 +142,7 @@ class Rank {
     const std::uint64_t copied = engine_.stats().copied_bytes();
     const fsdp::OffloadBytes offload = engine_.stats().offload_bytes();
     std::map<std::string, std::vector<float>> parameters;
-    engine_.state().for_each_parameter([&](const nn::Parameter& p, std::span<const float> values) {
+    engine_.state().for_each_parameter([&](const fsdp::Parameter& p, std::span<const float> values) {
       parameters[p.name()].assign(values.begin(), values.end());
     });
     const std::lock_guard lock(mutex_);

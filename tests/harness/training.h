@@ -10,6 +10,7 @@
 #include "tessera/comm/host_collectives.h"
 #include "tessera/comm/init.h"
 #include "tessera/fsdp/engine.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tests/harness/guarded_device.h"
 

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "tessera/fsdp/engine.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tools/bench/runner.h"
 #include "tools/cli/statistics.h"
 

@@ -3,6 +3,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tools/cli/output.h"
 #include "tools/train/model_files.h"
@@ -107,8 +108,8 @@ std::string accumulation_note(const TrainPlan& plan, const std::string& strategy
   nn::Context context;
   const auto model = nn::make_model(context, plan.model);
   prepare(*model, plan);
-  const auto units =
-      fsdp::planned_units(*model, options.wrap, options.strategy, *options.mesh, options.reshard_after_forward);
+  const auto units = fsdp::planned_units(fsdp::NnModel(*model).root(), options.wrap, options.strategy, *options.mesh,
+                                         options.reshard_after_forward);
   std::string note =
       fmt::format("{} microbatches a step under {}, per rank:", plan.options.accumulate, options.strategy.name);
   for (const char* accumulation : {"every", "last", "scatter"}) {

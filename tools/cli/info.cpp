@@ -5,6 +5,7 @@
 
 #include "tessera/fsdp/flat_layout.h"
 #include "tessera/fsdp/mesh.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tools/cli/catalog.h"
@@ -129,7 +130,8 @@ void print_units(const InfoOptions& options) {
   const auto model = nn::make_model(context, nn::find_config(options.model));
   set_dtypes(*model, base::parse_dtype(options.precision), options.f32_modules);
   std::string better = options.wrap;
-  const auto units = fsdp::make_units(*model, options.wrap);
+  fsdp::NnModel adapted(*model);
+  const auto units = fsdp::make_units(adapted.root(), options.wrap);
   std::printf("%-20s %14s %12s %12s\n", "unit", "parameters", "padding", "MB");
   for (const fsdp::UnitSpec& unit : units) {
     std::int64_t elements = 0, padded = 0, bytes = 0;
@@ -141,7 +143,7 @@ void print_units(const InfoOptions& options) {
     std::printf("%-20s %14lld %12lld %12.2f\n", unit.name.c_str(), static_cast<long long>(elements),
                 static_cast<long long>(padded - elements), mb(bytes));
     if (!unit.is_root) continue;
-    for (const fsdp::RootOverhead& held : fsdp::needlessly_held(*model, unit)) {
+    for (const fsdp::RootOverhead& held : fsdp::needlessly_held(adapted.root(), unit)) {
       std::printf("  %-18s %14lld %12s %12.2f  only this module uses it, but the root holds it for the whole step\n",
                   held.module->path().c_str(), static_cast<long long>(held.elements), "",
                   mb(held.elements * static_cast<std::int64_t>(base::size_of(held.module->dtype()))));

@@ -13,13 +13,13 @@ namespace tessera::tools {
 namespace {
 
 using fsdp::ElementRange;
-using ParameterSet = std::set<const nn::Parameter*>;
+using ParameterSet = std::set<const fsdp::Parameter*>;
 
 std::string joined(const std::vector<std::string>& names, const char* between = " ") {
   return fmt::format("{}", fmt::join(names, between));
 }
 
-bool uses_any(const nn::Module& module, const ParameterSet& parameters) {
+bool uses_any(const fsdp::Module& module, const ParameterSet& parameters) {
   const auto all = module.parameters();
   return std::any_of(all.begin(), all.end(), [&](const auto& each) { return parameters.count(each.get()) > 0; });
 }
@@ -30,7 +30,7 @@ std::string path_in(const std::string& path, const std::string& unit) {
 }
 
 /// A module's path, and whose parameter it uses if it has none of its own.
-std::string with_tie(const nn::Module& module, const std::string& unit) {
+std::string with_tie(const fsdp::Module& module, const std::string& unit) {
   std::string path = path_in(module.path(), unit);
   if (module.own_parameters().empty()) return path;
   const std::string& owner = module.own_parameters().front()->name();
@@ -39,9 +39,9 @@ std::string with_tie(const nn::Module& module, const std::string& unit) {
 }
 
 /// Whether another unit is this module, or inside it.
-bool holds_unit(const nn::Module& module, const std::vector<fsdp::UnitSpec>& specs, const fsdp::UnitSpec& except) {
+bool holds_unit(const fsdp::Module& module, const std::vector<fsdp::UnitSpec>& specs, const fsdp::UnitSpec& except) {
   for (const fsdp::UnitSpec& spec : specs)
-    for (const nn::Module* each : spec.modules)
+    for (const fsdp::Module* each : spec.modules)
       if (&spec != &except && (each == &module || each->path().starts_with(module.path() + "."))) return true;
   return false;
 }
@@ -51,11 +51,11 @@ void describe(CutUnit& unit, const fsdp::UnitSpec& spec, const std::vector<fsdp:
   for (const auto& parameter : spec.parameters) own.insert(parameter.get());
   if (spec.modules.size() != 1) {
     std::vector<std::string> names;
-    for (const nn::Module* module : spec.modules) names.push_back(with_tie(*module, ""));
+    for (const fsdp::Module* module : spec.modules) names.push_back(with_tie(*module, ""));
     unit.contents = joined(names);
     return;
   }
-  const nn::Module& module = *spec.modules.front();
+  const fsdp::Module& module = *spec.modules.front();
   std::vector<std::string> names;
   bool inside = false;
   for (const auto& child : module.children()) {
@@ -68,7 +68,7 @@ void describe(CutUnit& unit, const fsdp::UnitSpec& spec, const std::vector<fsdp:
     }
     if (used) names.push_back(with_tie(*child, module.path()));
   }
-  const std::string type = spec.is_root ? "" : fsdp::type_name(module);
+  const std::string type = spec.is_root ? "" : module.type();
   unit.contents = joined(names);
   if (!type.empty()) unit.contents = names.empty() ? type : type + ": " + unit.contents;
 }
@@ -151,8 +151,8 @@ std::vector<Shard> shards_of(const CutUnit& unit, const fsdp::Axes& axes, const 
 }
 
 ModelCut::ModelCut(const TrainPlan& plan, const StepPlan& step) : model_(nn::make_model(context_, plan.model)) {
-  prepare(*model_, plan);
-  const std::vector<fsdp::UnitSpec> specs = fsdp::make_units(*model_, plan.options.wrap);
+  fsdp::NnModel adapted(prepare(*model_, plan));
+  const std::vector<fsdp::UnitSpec> specs = fsdp::make_units(adapted.root(), plan.options.wrap);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     CutUnit unit{.name = specs[i].name, .is_root = specs[i].is_root};
     unit.kept_after_forward = step.units.at(i).kept_after_forward;
@@ -165,7 +165,7 @@ ModelCut::ModelCut(const TrainPlan& plan, const StepPlan& step) : model_(nn::mak
     }
     describe(unit, specs[i], specs);
     if (unit.is_root)
-      for (const fsdp::RootOverhead& held : fsdp::needlessly_held(*model_, specs[i]))
+      for (const fsdp::RootOverhead& held : fsdp::needlessly_held(adapted.root(), specs[i]))
         needlessly_held_.push_back(held.module->path());
     units_.push_back(std::move(unit));
   }

@@ -217,8 +217,8 @@ Told more_blocks(const Explanation& step) {
   deeper.model.layers *= 4;
   nn::Context context;
   const auto model = nn::make_model(context, deeper.model);
-  const auto units = fsdp::planned_units(prepare(*model, deeper), step.plan.options.wrap, engine.strategy,
-                                         step.step.mesh, engine.reshard_after_forward);
+  const auto units = fsdp::planned_units(fsdp::NnModel(prepare(*model, deeper)).root(), step.plan.options.wrap,
+                                         engine.strategy, step.step.mesh, engine.reshard_after_forward);
   std::uint64_t whole = 0;
   for (const fsdp::UnitSize& unit : units)
     whole += static_cast<std::uint64_t>(unit.padded) * base::size_of(step.plan.precision.compute);

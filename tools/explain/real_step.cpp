@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/host_access.h"
 #include "tools/cli/output.h"
@@ -52,12 +53,13 @@ double sum_of_squares(nn::Context& context, const void* data, base::DType dtype,
 class ValueProbe {
  public:
   void attach(fsdp::Engine& engine) {
-    nn::Module& model = engine.model();
+    fsdp::Module& model = engine.model().root();
     specs_ = fsdp::make_units(model, engine.options().wrap);
     for (std::size_t i = 0; i < specs_.size(); ++i) {
       values_.units.push_back({.name = specs_[i].name});
-      for (nn::Module* module : specs_[i].modules) {
-        nn::ModuleHooks hooks = module->hooks();
+      for (fsdp::Module* part : specs_[i].modules) {
+        nn::Module& module = fsdp::nn_module(*part);
+        nn::ModuleHooks hooks = module.hooks();
         hooks.pre_forward = [this, i, engine_hook = hooks.pre_forward](nn::Phase phase) {
           if (engine_hook) engine_hook(phase);
           if (values_.units[i].weights_hash.empty()) hash_weights(i);
@@ -66,14 +68,14 @@ class ValueProbe {
           measure_gradient(i, engine.loss_scale());
           if (engine_hook) engine_hook();
         };
-        module->set_hooks(std::move(hooks));
+        module.set_hooks(std::move(hooks));
       }
     }
   }
 
   void before_update(fsdp::Engine& engine, double loss) {
     values_.loss = loss;
-    std::map<const nn::Parameter*, std::size_t> unit_of;
+    std::map<const fsdp::Parameter*, std::size_t> unit_of;
     for (std::size_t i = 0; i < specs_.size(); ++i)
       for (const auto& parameter : specs_[i].parameters) unit_of[parameter.get()] = i;
     engine.for_each_gradient([&](const fsdp::GradientShard& shard) {
@@ -81,8 +83,9 @@ class ValueProbe {
       if (mine.elements == 0) mine.first = fmt::format("{}[{}]", shard.parameter.name(), shard.range.begin);
       mine.elements += shard.range.count();
       const auto count = static_cast<std::size_t>(shard.range.count());
-      mine.sum_of_squares += sum_of_squares(engine.model().context(), shard.data, shard.dtype, count) /
-                             (engine.loss_scale() * engine.loss_scale());
+      mine.sum_of_squares +=
+          sum_of_squares(fsdp::nn_context(engine.model().runtime()), shard.data, shard.dtype, count) /
+          (engine.loss_scale() * engine.loss_scale());
     });
   }
 
@@ -93,7 +96,7 @@ class ValueProbe {
     const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
     XXH3_64bits_reset(state.get());
     for (const auto& parameter : specs_[unit].parameters) {
-      const nn::Tensor& tensor = parameter->tensor();
+      const nn::Tensor& tensor = fsdp::nn_parameter(*parameter).tensor();
       nn::download(tensor.context(), tensor.raw(), tensor.bytes(),
                    [&](const void* data) { XXH3_64bits_update(state.get(), data, tensor.bytes()); });
     }
@@ -103,8 +106,8 @@ class ValueProbe {
   void measure_gradient(std::size_t unit, double scale) {
     double sum = 0;
     for (const auto& parameter : specs_[unit].parameters) {
-      if (!parameter->tensor().requires_grad() || !parameter->gradient().written()) continue;
-      const nn::Tensor& gradient = parameter->gradient().value();
+      if (!parameter->requires_grad() || !parameter->gradient_written()) continue;
+      const nn::Tensor& gradient = fsdp::nn_parameter(*parameter).gradient().value();
       sum += sum_of_squares(gradient.context(), gradient.raw(), gradient.dtype(),
                             static_cast<std::size_t>(gradient.count()));
     }

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tools/cli/output.h"
@@ -37,8 +38,9 @@ constexpr std::array<const char*, 5> kStrategies = {"ddp", "zero1", "zero2", "fs
 std::vector<std::string> wraps_of(const TrainPlan& plan) {
   nn::Context context;
   const auto model = nn::make_model(context, plan.model);
+  fsdp::NnModel adapted(*model);
   std::vector<std::string> blocks;
-  for (const fsdp::UnitSpec& unit : fsdp::make_units(*model, "block"))
+  for (const fsdp::UnitSpec& unit : fsdp::make_units(adapted.root(), "block"))
     if (!unit.is_root) blocks.push_back(unit.name);
   std::vector<std::string> wraps = {"block"};
   for (const std::size_t size : {2, 4}) {

@@ -33,7 +33,7 @@ Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, comm::HostCol
 std::string hash_parameters(fsdp::Engine& engine) {
   const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
   XXH3_128bits_reset(state.get());
-  engine.state().for_each_parameter([&](const nn::Parameter&, std::span<const float> values) {
+  engine.state().for_each_parameter([&](const fsdp::Parameter&, std::span<const float> values) {
     XXH3_128bits_update(state.get(), values.data(), values.size_bytes());
   });
   XXH128_canonical_t bytes;

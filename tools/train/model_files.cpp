@@ -137,13 +137,14 @@ void check_saved(const fsdp::Checkpoint& checkpoint, const nn::ModelConfig& conf
   const auto model = nn::make_model(context, config);
   if (quantized_in(checkpoint.directory())) nn::quantize_nf4(*model);
   if (const auto lora = lora_in(checkpoint.directory())) nn::add_lora(*model, *lora);
-  fsdp::compare(*model, checkpoint, {.optional_buffers = nn::is_fp8_state});
+  fsdp::compare(fsdp::NnModel(*model).root(), checkpoint, {.optional_buffers = nn::is_fp8_state});
 }
 
-void check_sources(const nn::Module& model, const TrainPlan& plan) {
+void check_sources(nn::Module& model, const TrainPlan& plan) {
   const TrainOptions& o = plan.options;
   if (!plan.checkpoint.empty())
-    fsdp::compare(model, fsdp::Checkpoint(plan.checkpoint), {.optional_buffers = nn::is_fp8_state});
+    fsdp::compare(fsdp::NnModel(model).root(), fsdp::Checkpoint(plan.checkpoint),
+                  {.optional_buffers = nn::is_fp8_state});
   if (!o.init.empty()) nn::HfCheckpointReader(o.init).check(dense_tensors(plan.model));
   if (!o.init_adapter.empty()) nn::PeftAdapterReader(o.init_adapter).check(adapter_tensors(model));
 }
@@ -179,8 +180,10 @@ void set_dtypes(nn::Module& model, base::DType dtype, const std::vector<std::str
   if (!f32_modules.empty() && dtype == base::DType::f32)
     throw InvalidUsage("--f32-modules needs --precision bf16, f16 or fp8; the whole model is f32");
   model.set_dtype(dtype);
+  fsdp::NnModel adapted(model);
   for (const std::string& item : f32_modules)
-    for (nn::Module* module : fsdp::modules_named(model, item, "--f32-modules")) module->set_dtype(base::DType::f32);
+    for (fsdp::Module* module : fsdp::modules_named(adapted.root(), item, "--f32-modules"))
+      fsdp::nn_module(*module).set_dtype(base::DType::f32);
   model.validate_dtypes();
 }
 
@@ -228,23 +231,23 @@ void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScal
     directory.check(dense_tensors(plan.model));
     Encoder encoder(directory, plan.model);
     engine.state().load(
-        [&](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
+        [&](const fsdp::Parameter& parameter, nn::ElementRange range, float* out) {
           if (parameter.dtype() == base::DType::u8) return encoder.read(parameter.name(), range, out);
           directory.read(parameter.name(), range, out);
         },
-        [](const nn::Parameter& parameter) { return !nn::is_adapter(parameter.name()); });
+        [](const fsdp::Parameter& parameter) { return !nn::is_adapter(parameter.name()); });
     engine.state().load_buffers(
-        [&](const nn::ModuleBuffer& buffer, void* out) {
-          directory.read_whole(buffer.name(), buffer.dtype(), {static_cast<std::byte*>(out), buffer.tensor().bytes()});
+        [&](const fsdp::ModuleBuffer& buffer, void* out) {
+          directory.read_whole(buffer.name(), buffer.dtype(), {static_cast<std::byte*>(out), buffer.bytes()});
         },
-        [](const nn::ModuleBuffer& buffer) { return buffer.persistent() && !nn::is_fp8_state(buffer.name()); });
+        [](const fsdp::ModuleBuffer& buffer) { return buffer.persistent() && !nn::is_fp8_state(buffer.name()); });
   }
   if (plan.options.init_adapter.empty()) return;
   const nn::PeftAdapterReader adapters(plan.options.init_adapter);
-  adapters.check(adapter_tensors(engine.model()));
-  engine.state().load([&](const nn::Parameter& parameter, nn::ElementRange range,
+  adapters.check(adapter_tensors(fsdp::nn_module(engine.model().root())));
+  engine.state().load([&](const fsdp::Parameter& parameter, nn::ElementRange range,
                           float* out) { adapters.read(parameter.name(), range, out); },
-                      [](const nn::Parameter& parameter) { return nn::is_adapter(parameter.name()); });
+                      [](const fsdp::Parameter& parameter) { return nn::is_adapter(parameter.name()); });
 }
 
 namespace {
@@ -256,7 +259,7 @@ struct Writers {
   std::map<std::string, nn::Shape> shapes;  // of the model's directory
 
   /// Parameters come in byte order of their names: a layer's lora_A and lora_B before its weight.
-  void write(const nn::Parameter& parameter, std::span<const float> values) {
+  void write(const fsdp::Parameter& parameter, std::span<const float> values) {
     const std::string& name = parameter.name();
     if (nn::is_adapter(name)) {
       const nn::ElementRange all{0, parameter.count()};
@@ -292,18 +295,17 @@ void export_directories(const TrainPlan& plan, fsdp::Engine& engine, int rank) {
       if (plan.lora) writers.merge.emplace(plan.model, *plan.lora);
     }
     if (!o.export_adapter.empty())
-      writers.adapter.emplace(o.export_adapter, lora_json_of(plan), plan.model, adapter_tensors(engine.model()));
+      writers.adapter.emplace(o.export_adapter, lora_json_of(plan), plan.model,
+                              adapter_tensors(fsdp::nn_module(engine.model().root())));
   }
   engine.state().for_each_parameter(
-      [&](const nn::Parameter& parameter, std::span<const float> values) { writers.write(parameter, values); });
+      [&](const fsdp::Parameter& parameter, std::span<const float> values) { writers.write(parameter, values); });
   if (writers.model) {
     for (const auto& buffer : engine.state().buffers())
       if (buffer->persistent() && !nn::is_fp8_state(buffer->name()))
-        nn::download(engine.model().context(), buffer->tensor().raw(), buffer->tensor().bytes(),
-                     [&](const void* values) {
-                       writers.model->write_whole(buffer->name(),
-                                                  {static_cast<const std::byte*>(values), buffer->tensor().bytes()});
-                     });
+        engine.model().runtime().download(buffer->data(), buffer->bytes(), [&](const void* values) {
+          writers.model->write_whole(buffer->name(), {static_cast<const std::byte*>(values), buffer->bytes()});
+        });
     writers.model->commit();
   }
   if (writers.adapter) writers.adapter->commit();

@@ -33,7 +33,7 @@ inline constexpr const char *kQuantizeAttribute = "quantize", *kNf4 = "nf4";
 /// others, and in their shapes. Reads no data.
 void check_saved(const fsdp::Checkpoint& checkpoint, const nn::ModelConfig& config);
 /// The same of all files that the run's values come from. `model`: prepared.
-void check_sources(const nn::Module& model, const TrainPlan& plan);
+void check_sources(nn::Module& model, const TrainPlan& plan);
 
 /// The tensors of a model's directory: without adapters, nothing encoded.
 std::vector<nn::SafetensorsTensor> dense_tensors(const nn::ModelConfig& config);

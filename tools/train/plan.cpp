@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
 #include "tessera/comm/launch.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/hf_checkpoint.h"
 #include "tessera/nn/models/causal_model.h"
@@ -110,7 +111,7 @@ nn::OptimizerConfig optimizer_of(const TrainOptions& o) {
   optimizer.kind = nn::parse_optimizer(o.optimizer);
   optimizer.beta1 = o.betas.at(0);
   optimizer.beta2 = o.betas.at(1);
-  nn::validate(optimizer);
+  base::validate(optimizer);
   return optimizer;
 }
 
@@ -224,7 +225,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   // Checks names on the model without data, so that an error is reported before the ranks start.
   nn::Context context;
   const auto model = nn::make_model(context, plan.model);
-  fsdp::make_units(prepare(*model, plan), options.wrap);
+  fsdp::make_units(fsdp::NnModel(prepare(*model, plan)).root(), options.wrap);
   check_sources(*model, plan);
   if (comm_variable("TESSERA_LAUNCHER") != "tessera") check_f16_values(*model, plan);  // else the launcher did it
   plan.parameters = nn::parameter_count(plan.model);

@@ -11,6 +11,7 @@
 #include "tessera/fsdp/engine.h"
 #include "tessera/fsdp/gradient_scaler.h"
 #include "tessera/fsdp/graphed_step.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tessera/nn/data.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tools/cli/machine.h"
@@ -83,7 +84,7 @@ class Trainer {
                                                    plan.options.seed});
     if (!plan.options.report.empty()) recorder_.emplace(memory_tracker_);
     if (plan.graphs != GraphUse::never)
-      graphed_.emplace(context_, engine_,
+      graphed_.emplace(engine_,
                        plan.graphs == GraphUse::required ? fsdp::Uncapturable::error : fsdp::Uncapturable::runs_step);
     if (plan.precision.compute == base::DType::f16) scaler_.emplace(engine_);
     load_values(plan, engine_, scaler_ ? &*scaler_ : nullptr);

@@ -8,8 +8,6 @@
 #include "tessera/base/file.h"
 #include "tessera/base/json/json_reader.h"
 #include "tessera/fsdp/checkpoint/format.h"
-#include "tessera/nn/safetensors.h"
-#include "tessera/nn/tensor.h"
 
 namespace tessera::fsdp::checkpoint {
 namespace {
@@ -62,9 +60,9 @@ auto with_place(const JsonReader& json, Parse&& parse) {
 }
 
 /// The shape of a tensor whose elements can be counted.
-nn::Shape shape_at(const JsonReader& json) {
-  nn::Shape shape = json;
-  with_place(json, [&] { return nn::count_of(shape); });
+Shape shape_at(const JsonReader& json) {
+  Shape shape = json;
+  with_place(json, [&] { return count_of(shape); });
   return shape;
 }
 
@@ -207,7 +205,7 @@ std::string lay_out(std::vector<TensorSlice>& slices) {
                              : slice.what == kBuffer          ? "buffer"
                                                               : "state" + std::to_string(slice.what);
     header[what + "/" + slice.tensor + "@" + std::to_string(slice.range.begin)] = {
-        {"dtype", nn::safetensors_name(slice.dtype)},
+        {"dtype", safetensors_name(slice.dtype)},
         {"shape", {slice.range.count()}},
         {"data_offsets", {slice.offset, end}}};
   }

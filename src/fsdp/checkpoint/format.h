@@ -22,7 +22,7 @@ inline constexpr int kPluginState = -2;  ///< TensorSlice::what of plug-in state
 struct TensorSlice {
   std::string tensor;
   int what = Checkpoint::kValue;
-  nn::ElementRange range;
+  ElementRange range;
   DType dtype = DType::f32;
   std::uint64_t offset = 0;  ///< of its first byte in the file
   std::size_t bytes() const { return static_cast<std::size_t>(range.count()) * size_of(dtype); }

@@ -8,7 +8,6 @@
 
 #include "tessera/base/file.h"
 #include "tessera/fsdp/checkpoint/format.h"
-#include "tessera/nn/tensor.h"
 
 namespace tessera::fsdp {
 
@@ -131,7 +130,7 @@ struct Checkpoint::State {
   void open(const std::string& text);
   void compare_with_index() const;
   /// Reads elements `range` of the slice at `place`.
-  void read(const Place& place, nn::ElementRange range, float* out);
+  void read(const Place& place, ElementRange range, float* out);
   void read_bytes(const DataFile& file, std::uint64_t begin, std::uint64_t end, std::byte* out);
 };
 
@@ -176,7 +175,7 @@ void Checkpoint::State::compare_with_index() const {
     if (found != places.end()) {
       ++known;
       for (const Place& place : found->second) {
-        const nn::ElementRange& range = place.slice->range;
+        const ElementRange& range = place.slice->range;
         if (range.count() == 0) continue;
         if (range.begin > next) break;
         if (range.begin < next) fail(range.begin, "is stored twice");
@@ -191,9 +190,9 @@ void Checkpoint::State::compare_with_index() const {
   };
   for (const CheckpointTensor& tensor : index.tensors)
     for (int what = kValue; what < tensor.states; ++what)
-      compare(tensor.name, what, nn::count_of(tensor.shape), std::nullopt);
+      compare(tensor.name, what, count_of(tensor.shape), std::nullopt);
   for (const CheckpointBuffer& buffer : index.buffers)
-    compare(buffer.name, checkpoint::kBuffer, nn::count_of(buffer.shape), buffer.dtype);
+    compare(buffer.name, checkpoint::kBuffer, count_of(buffer.shape), buffer.dtype);
   if (known == places.size()) return;
   for (const auto& [key, found] : places)
     if (key.second == checkpoint::kBuffer ? !names(index.buffers, key.first) : !names(index.tensors, key.first))
@@ -238,7 +237,7 @@ const std::vector<CheckpointTensor>& Checkpoint::tensors() const { return state_
 const std::vector<CheckpointBuffer>& Checkpoint::buffers() const { return state_->index.buffers; }
 std::uint64_t Checkpoint::bytes_read() const { return state_->bytes_read; }
 
-void Checkpoint::State::read(const Place& place, nn::ElementRange range, float* out) {
+void Checkpoint::State::read(const Place& place, ElementRange range, float* out) {
   const TensorSlice& slice = *place.slice;
   const std::size_t element = size_of(slice.dtype);
   const std::uint64_t begin = slice.offset + static_cast<std::uint64_t>(range.begin - slice.range.begin) * element;
@@ -274,14 +273,13 @@ void Checkpoint::State::read_bytes(const DataFile& file, std::uint64_t begin, st
   }
 }
 
-void Checkpoint::read(const std::string& tensor, int what, nn::ElementRange range, float* out) {
+void Checkpoint::read(const std::string& tensor, int what, ElementRange range, float* out) {
   std::int64_t next = range.begin;
   if (next < 0) throw InvalidUsage(directory() + ": '" + tensor + "' has no element " + std::to_string(next));
   const auto found = state_->places.find({tensor, what});
   if (found != state_->places.end()) {
     for (const State::Place& place : found->second) {
-      const nn::ElementRange part{std::max(next, place.slice->range.begin),
-                                  std::min(range.end, place.slice->range.end)};
+      const ElementRange part{std::max(next, place.slice->range.begin), std::min(range.end, place.slice->range.end)};
       if (part.begin != next || part.count() <= 0) continue;
       state_->read(place, part, out + (part.begin - range.begin));
       next = part.end;

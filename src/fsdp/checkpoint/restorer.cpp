@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "tessera/fsdp/checkpoint.h"
-#include "tessera/nn/tensor.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -29,14 +28,14 @@ void add_unexpected(const std::vector<Entry>& there, std::vector<std::string> kn
     if (!std::binary_search(known.begin(), known.end(), entry.name)) report.unexpected.push_back(entry.name);
 }
 
-void compare_buffers(const nn::Module& model, const Checkpoint& checkpoint, RestoreReport& report) {
+void compare_buffers(const Module& model, const Checkpoint& checkpoint, RestoreReport& report) {
   std::vector<std::string> names;
   for (const auto& buffer : model.buffers()) {
     if (!buffer->persistent()) continue;
     names.push_back(buffer->name());
     const CheckpointBuffer* const saved = find(checkpoint.buffers(), buffer->name());
-    const auto text = [](DType dtype, const nn::Shape& shape) {
-      return std::string(name_of(dtype)) + " " + nn::to_string(shape);
+    const auto text = [](DType dtype, const Shape& shape) {
+      return std::string(name_of(dtype)) + " " + to_string(shape);
     };
     if (saved == nullptr) {
       report.missing.push_back(buffer->name());
@@ -52,7 +51,7 @@ void compare_buffers(const nn::Module& model, const Checkpoint& checkpoint, Rest
 void compare_optimizer(Engine& engine, const Checkpoint& checkpoint) {
   for (const auto& parameter : engine.state().parameters()) {
     const CheckpointTensor* const tensor = find(checkpoint.tensors(), parameter->name());
-    if (tensor != nullptr && parameter->tensor().requires_grad() && tensor->states != engine.state().optimizer_slots())
+    if (tensor != nullptr && parameter->requires_grad() && tensor->states != engine.state().optimizer_slots())
       throw InvalidUsage(checkpoint.directory() + ": the optimizer kept " + std::to_string(tensor->states) +
                          " values for each element of '" + tensor->name + "', this one keeps " +
                          std::to_string(engine.state().optimizer_slots()) +
@@ -88,7 +87,7 @@ std::string restore_plugin_state(Engine& engine, Checkpoint& checkpoint) {
 
 }  // namespace
 
-RestoreReport compare(const nn::Module& model, const Checkpoint& checkpoint, const RestoreOptions& options) {
+RestoreReport compare(const Module& model, const Checkpoint& checkpoint, const RestoreOptions& options) {
   RestoreReport report;
   std::vector<std::string> names;
   for (const auto& parameter : model.parameters()) {
@@ -97,8 +96,8 @@ RestoreReport compare(const nn::Module& model, const Checkpoint& checkpoint, con
     if (tensor == nullptr) {
       report.missing.push_back(parameter->name());
     } else if (tensor->shape != parameter->shape()) {
-      throw InvalidUsage(checkpoint.directory() + ": '" + tensor->name + "' has shape " + nn::to_string(tensor->shape) +
-                         ", the model's " + nn::to_string(parameter->shape()));
+      throw InvalidUsage(checkpoint.directory() + ": '" + tensor->name + "' has shape " + to_string(tensor->shape) +
+                         ", the model's " + to_string(parameter->shape()));
     }
   }
   add_unexpected(checkpoint.tensors(), std::move(names), report);
@@ -117,29 +116,29 @@ RestoreReport compare(const nn::Module& model, const Checkpoint& checkpoint, con
 
 RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions options) {
   if (options.optimizer) compare_optimizer(engine, checkpoint);
-  RestoreReport report = compare(engine.model(), checkpoint, options);
-  const auto there = [&](const nn::Parameter& parameter) {
+  RestoreReport report = compare(engine.model().root(), checkpoint, options);
+  const auto there = [&](const Parameter& parameter) {
     return find(checkpoint.tensors(), parameter.name()) != nullptr;
   };
-  engine.state().load([&](const nn::Parameter& parameter, nn::ElementRange range,
+  engine.state().load([&](const Parameter& parameter, ElementRange range,
                           float* out) { checkpoint.read(parameter.name(), Checkpoint::kValue, range, out); },
                       there);
   engine.state().load_buffers(
-      [&](const nn::ModuleBuffer& buffer, void* out) {
-        checkpoint.read_buffer(buffer.name(), {static_cast<std::byte*>(out), buffer.tensor().bytes()});
+      [&](const ModuleBuffer& buffer, void* out) {
+        checkpoint.read_buffer(buffer.name(), {static_cast<std::byte*>(out), buffer.bytes()});
       },
-      [&](const nn::ModuleBuffer& buffer) {
+      [&](const ModuleBuffer& buffer) {
         return buffer.persistent() && find(checkpoint.buffers(), buffer.name()) != nullptr;
       });
   if (!options.optimizer) {
     engine.state().load_plugin_state({});
     return report;
   }
-  engine.state().set_trained_since([&](const nn::Parameter& parameter) {
+  engine.state().set_trained_since([&](const Parameter& parameter) {
     const CheckpointTensor* const tensor = find(checkpoint.tensors(), parameter.name());
     return tensor == nullptr ? std::uint64_t{0} : tensor->trained_since;
   });
-  engine.state().load_optimizer_state([&](const nn::Parameter& parameter, int state, nn::ElementRange range,
+  engine.state().load_optimizer_state([&](const Parameter& parameter, int state, ElementRange range,
                                           float* out) { checkpoint.read(parameter.name(), state, range, out); },
                                       there);
   report.dropped = restore_plugin_state(engine, checkpoint);

@@ -7,8 +7,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "tessera/base/atomic_file.h"
 #include "tessera/base/thread.h"
-#include "tessera/nn/atomic_file.h"
 
 namespace tessera::fsdp::checkpoint {
 ShardFileWriter::ShardFileWriter(const std::string& directory, int rank, std::vector<TensorSlice> slices,
@@ -168,7 +168,7 @@ void ShardFileWriter::hash(const std::byte* data, std::size_t bytes) {
 
 void ShardFileWriter::write_manifest() {
   const std::string text = to_text(manifest_);
-  nn::write_file_atomically(directory_ + "/" + manifest_name(manifest_.rank), text);
+  write_file_atomically(directory_ + "/" + manifest_name(manifest_.rank), text);
   manifest_hash_ = hash128(text);
 }
 

@@ -3,11 +3,10 @@
 #include <array>
 #include <filesystem>
 
+#include "tessera/base/atomic_file.h"
 #include "tessera/fsdp/checkpoint/directory_lock.h"
 #include "tessera/fsdp/checkpoint/format.h"
 #include "tessera/fsdp/checkpoint/shard_file_writer.h"
-#include "tessera/nn/atomic_file.h"
-#include "tessera/nn/host_access.h"
 
 namespace tessera::fsdp {
 
@@ -51,7 +50,7 @@ void for_each_slice(Engine& engine, const Function& function) {
                                        .what = checkpoint::kBuffer,
                                        .range = {0, buffer->count()},
                                        .dtype = buffer->dtype()},
-               buffer->tensor().raw(), false);
+               buffer->data(), false);
 }
 
 std::vector<checkpoint::TensorSlice> slices_of(Engine& engine) {
@@ -64,7 +63,7 @@ std::vector<CheckpointTensor> tensors_of(Engine& engine) {
   std::vector<CheckpointTensor> tensors;
   for (const auto& parameter : engine.state().parameters())
     tensors.push_back({parameter->name(), parameter->shape(),
-                       parameter->tensor().requires_grad() ? engine.state().optimizer_slots() : 0,
+                       parameter->requires_grad() ? engine.state().optimizer_slots() : 0,
                        engine.state().trained_since(*parameter)});
   std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return tensors;
@@ -123,8 +122,8 @@ class CheckpointWriter::Save {
   }
 
   void copy(Engine& engine) {
-    const bool on_host = engine.model().context().runtime().host_accessible();
-    engine.model().context().stream().synchronize();  // pending writes to the state are done
+    const bool on_host = engine.model().runtime().device_runtime().host_accessible();
+    engine.model().runtime().stream().synchronize();  // pending writes to the state are done
     for_each_slice(engine, [&](const checkpoint::TensorSlice& slice, const void* at, bool offloaded) {
       const auto* data = static_cast<const std::byte*>(at);
       std::size_t left = slice.bytes();
@@ -136,7 +135,7 @@ class CheckpointWriter::Save {
         if (offloaded) {
           append(data);
         } else {
-          nn::download(engine.model().context(), data, bytes, append);
+          engine.model().runtime().download(data, bytes, append);
         }
         data += bytes;
         left -= bytes;
@@ -149,7 +148,7 @@ class CheckpointWriter::Save {
   void commit(std::vector<std::string> manifests, bool finite) {
     index_.finite = finite;
     index_.manifests = std::move(manifests);
-    nn::write_file_atomically((partial_ / checkpoint::kIndex).string(), to_text(index_));
+    write_file_atomically((partial_ / checkpoint::kIndex).string(), to_text(index_));
     checkpoint::flush_directory(partial_.string());
     const fs::path old = final_.string() + checkpoint::kOld;
     const bool replaces = fs::exists(final_);
@@ -164,7 +163,7 @@ class CheckpointWriter::Save {
   /// Called on rank 0 after commit(): what the checkpoint does not need.
   void tidy() const {
     const fs::path old = final_.string() + checkpoint::kOld;
-    nn::write_file_atomically((fs::path(options_.directory) / kLatest).string(), final_.filename().string() + "\n");
+    write_file_atomically((fs::path(options_.directory) / kLatest).string(), final_.filename().string() + "\n");
     if (fs::exists(old)) remove_step(old);
     remove_superseded();
   }

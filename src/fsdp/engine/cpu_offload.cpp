@@ -4,12 +4,12 @@
 
 namespace tessera::fsdp {
 
-CpuOffload::CpuOffload(nn::Context& context, Copier& copier, bool poison)
-    : context_(context),
+CpuOffload::CpuOffload(Runtime& runtime, Copier& copier, bool poison)
+    : runtime_(runtime),
       copier_(copier),
       poison_(poison),
-      up_(context.runtime().make_copy_stream()),
-      down_(context.runtime().make_copy_stream()) {}
+      up_(runtime.device_runtime().make_copy_stream()),
+      down_(runtime.device_runtime().make_copy_stream()) {}
 
 void CpuOffload::finish() noexcept {
   try {
@@ -20,30 +20,30 @@ void CpuOffload::finish() noexcept {
 }
 
 Buffer CpuOffload::allocate(std::size_t bytes) {
-  base::DeviceRuntime& runtime = context_.runtime();
-  MemoryTracker& memory_tracker = context_.memory_tracker();
+  base::DeviceRuntime& device = runtime_.device_runtime();
+  MemoryTracker& memory_tracker = runtime_.memory_tracker();
   // A simulation on shapes without data needs the host's memory as little as the device's.
-  void* const data = has_data() ? runtime.allocate_host(bytes) : runtime.allocate(bytes);
+  void* const data = has_data() ? device.allocate_host(bytes) : device.allocate(bytes);
   memory_tracker.add(MemoryCategory::offloaded, bytes);
-  Buffer memory(data, bytes, [&runtime, &memory_tracker, real = has_data()](void* p, std::size_t n) {
+  Buffer memory(data, bytes, [&device, &memory_tracker, real = has_data()](void* p, std::size_t n) {
     if (real)
-      runtime.free_host(p, n);
+      device.free_host(p, n);
     else
-      runtime.free(p, n);
+      device.free(p, n);
     memory_tracker.remove(MemoryCategory::offloaded, n);
   });
   clear(memory);
   return memory;
 }
 
-bool CpuOffload::has_data() const { return context_.device().type != base::DeviceType::meta; }
+bool CpuOffload::has_data() const { return runtime_.device().type != base::DeviceType::meta; }
 
 void CpuOffload::clear(Buffer& memory) const {
   if (has_data()) std::fill_n(memory.bytes_at(0), memory.bytes(), std::byte{0});
 }
 
 void CpuOffload::reserve(std::size_t chunk_bytes) {
-  for (UpdateSlot& chunk : chunks_) chunk.memory = context_.memory().allocate(chunk_bytes, MemoryCategory::other);
+  for (UpdateSlot& chunk : chunks_) chunk.memory = runtime_.memory().allocate(chunk_bytes, MemoryCategory::other);
 }
 
 std::size_t CpuOffload::aligned(std::size_t bytes) {
@@ -80,14 +80,14 @@ void* CpuOffload::exchange(void* host, std::size_t bytes) {
   return device;
 }
 
-void CpuOffload::wait_for_uploads() { context_.stream().wait(up_->record()); }
+void CpuOffload::wait_for_uploads() { runtime_.stream().wait(up_->record()); }
 
 void CpuOffload::start_downloads() {
-  down_->wait(context_.stream().record());
+  down_->wait(runtime_.stream().record());
   for (const Download& result : downloads_) copier_.download(*down_, result.host, result.device, result.bytes);
   downloads_.clear();
   UpdateSlot& chunk = chunks_[current_];
-  if (poison_) context_.runtime().fill(*down_, chunk.memory.data(), 0xFF, chunk.memory.bytes());
+  if (poison_) runtime_.device_runtime().fill(*down_, chunk.memory.data(), 0xFF, chunk.memory.bytes());
   chunk.free = down_->record();
 }
 

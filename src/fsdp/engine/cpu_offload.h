@@ -10,18 +10,18 @@
 #include <vector>
 
 #include "tessera/fsdp/copier.h"
-#include "tessera/nn/context.h"
+#include "tessera/fsdp/model.h"
 
 namespace tessera::fsdp {
 
-/// One per engine; used by its thread. `context` and `copier` outlive it.
+/// One per engine; used by its thread. `runtime` and `copier` outlive it.
 ///
 /// The optimizer state passes through the device in chunks, pipelined: one is uploaded, one updated, one downloaded.
 ///   begin_chunk(); upload(), exchange() or reserve_download() for each array; wait_for_uploads(); kernels;
 ///   start_downloads();
 class TESSERA_API CpuOffload {
  public:
-  CpuOffload(nn::Context& context, Copier& copier, bool poison);
+  CpuOffload(Runtime& runtime, Copier& copier, bool poison);
 
   /// Waits for all copies. Afterwards no copy uses host memory.
   void finish() noexcept;
@@ -62,7 +62,7 @@ class TESSERA_API CpuOffload {
   void* suballocate(std::size_t bytes);
   bool has_data() const;
 
-  nn::Context& context_;
+  Runtime& runtime_;
   Copier& copier_;
   const bool poison_;
   const std::unique_ptr<Stream> up_, down_;

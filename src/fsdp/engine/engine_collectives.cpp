@@ -14,11 +14,11 @@ void EngineCollectives::create(const CollectiveRegistry& registry, const Strateg
   gathers_quantized_ = gathers.gathers_quantized();
 }
 
-void EngineCollectives::prepare(nn::Context& context, LeasePool& buffers,
+void EngineCollectives::prepare(Runtime& runtime, LeasePool& buffers,
                                 const std::function<std::vector<TransferSpec>(OpKind)>& transfers) {
   for (const Binding& binding : bindings_) {
     const std::vector<TransferSpec> all = transfers(binding.collective);
-    binding.plugin->prepare({binding.collective, context, buffers, all});
+    binding.plugin->prepare({binding.collective, runtime, buffers, all});
   }
 }
 

@@ -18,7 +18,7 @@ class EngineCollectives {
   /// Creates the plug-ins that `strategy` names. Former ones are destroyed with their state.
   void create(const CollectiveRegistry& registry, const Strategy& strategy);
   /// Prepares the plug-ins for the transfers of all units in each collective, which are the same in every step.
-  void prepare(nn::Context& context, LeasePool& buffers,
+  void prepare(Runtime& runtime, LeasePool& buffers,
                const std::function<std::vector<TransferSpec>(comm::OpKind)>& transfers);
 
   CollectivePlugin& all_gather() { return *bindings_[0].plugin; }

@@ -101,12 +101,12 @@ std::string text_of(const std::map<std::string, std::vector<std::string>>& prefe
 /// What decides which operations the ranks call, and what these compute.
 std::vector<comm::SharedSetting> shared_settings(const EngineOptions& options, const std::vector<UnitSpec>& units,
                                                  const std::vector<std::optional<Strategy>>& own,
-                                                 std::optional<nn::Products> products) {
+                                                 const std::string& products) {
   constexpr const char* kKinds[] = {"sgd", "adam", "adamw"};
-  const nn::OptimizerConfig& o = options.optimizer;
+  const OptimizerConfig& o = options.optimizer;
   const auto flag = [](std::optional<bool> value) { return value ? *value ? "true" : "false" : "default"; };
   return {
-      {"TESSERA_PRODUCTS", products ? std::string(name_of(*products)) : "not chosen"},
+      {"TESSERA_PRODUCTS", products.empty() ? "not chosen" : products},
       {"strategy", options.strategy.name + ": " + describe(options.strategy)},
       {"mesh", text_of(*options.mesh)},
       {"units", text_of(units, own)},
@@ -116,6 +116,7 @@ std::vector<comm::SharedSetting> shared_settings(const EngineOptions& options, c
       {"limit_all_gathers", spaced(options.limit_all_gathers, options.limit_gather_bytes)},
       {"reshard_after_forward",
        spaced(flag(options.reshard_after_forward), options.reshard_group_size, flag(options.reshard_after_backward))},
+      {"program_optimizer", options.program_optimizer ? spaced(options.program_optimizer->slots, "slots") : "none"},
       {"optimizer", spaced(kKinds[static_cast<int>(o.kind)], "betas", o.beta1, o.beta2, "eps", o.eps, "weight_decay",
                            o.decay(), "momentum", o.momentum, o.nesterov ? "nesterov" : "", o.amsgrad ? "amsgrad" : "",
                            o.maximize ? "maximize" : "")},
@@ -130,7 +131,7 @@ std::vector<comm::SharedSetting> shared_settings(const EngineOptions& options, c
 }  // namespace
 
 /// Checks what can be checked before ranks communicate, sets the mesh and divides the model.
-EngineCore::Setup EngineCore::checked(nn::Module& model, EngineOptions options, int ranks) {
+EngineCore::Setup EngineCore::checked(Model& model, EngineOptions options, int ranks) {
   if (options.limit_all_gathers < 0)
     throw InvalidUsage("limit_all_gathers: " + std::to_string(options.limit_all_gathers) +
                        " units; pass 0 (no limit) or more");
@@ -141,15 +142,20 @@ EngineCore::Setup EngineCore::checked(nn::Module& model, EngineOptions options, 
   if (options.offload_chunk_elements < 1)
     throw InvalidUsage("offload_chunk_elements: " + std::to_string(options.offload_chunk_elements) +
                        " elements; pass 1 or more");
-  nn::validate(options.optimizer);
+  validate(options.optimizer);
+  if (const auto& own = options.program_optimizer;
+      own && (own->slots < 0 || own->slots > kMaxStateSlots || !own->update))
+    throw InvalidUsage("program_optimizer: " + std::to_string(own->slots) + " slots" +
+                       (own->update ? "" : " and no update") + "; pass 0 to " + std::to_string(kMaxStateSlots) +
+                       " slots and a function");
   if (!options.mesh) options.mesh = default_mesh(options.strategy, ranks, ranks);
   if (options.reshard_group_size != 0) set_group_size(options);
-  model.validate_dtypes();
-  std::vector<UnitSpec> specs = options.wrap_policy ? make_units(model, options.wrap_policy, options.ignored)
-                                                    : make_units(model, options.wrap, options.ignored);
-  if (options.cpu_offload) require_offload(model.context().runtime());
+  model.validate();
+  std::vector<UnitSpec> specs = options.wrap_policy ? make_units(model.root(), options.wrap_policy, options.ignored)
+                                                    : make_units(model.root(), options.wrap, options.ignored);
+  if (options.cpu_offload) require_offload(model.runtime().device_runtime());
   if (options.buffers == BufferSync::maximum)
-    for (const auto& buffer : model.buffers())
+    for (const auto& buffer : model.root().buffers())
       if (buffer->dtype() != DType::f32)
         throw InvalidUsage("buffers: " + buffer->name() + " is " + std::string(base::name_of(buffer->dtype())) +
                            "; BufferSync::maximum needs f32");
@@ -158,10 +164,10 @@ EngineCore::Setup EngineCore::checked(nn::Module& model, EngineOptions options, 
   return {std::move(options), std::move(specs), std::move(own), nullptr};
 }
 
-EngineCore::Setup EngineCore::alike(nn::Module& model, comm::Communicator& world, Setup setup) {
-  setup.order = std::make_unique<ExecOrderValidator>(world, model.context().runtime());
+EngineCore::Setup EngineCore::alike(Model& model, comm::Communicator& world, Setup setup) {
+  setup.order = std::make_unique<ExecOrderValidator>(world, model.runtime().device_runtime());
   const std::vector<comm::SharedSetting> mine =
-      shared_settings(setup.options, setup.specs, setup.own, model.context().device_kernels().products());
+      shared_settings(setup.options, setup.specs, setup.own, model.runtime().products());
   std::string all;
   for (const comm::SharedSetting& setting : mine) all += setting.value + '\n';
   // All ranks see the same texts, so nothing has to be aborted.
@@ -177,17 +183,17 @@ EngineCore::Setup EngineCore::alike(nn::Module& model, comm::Communicator& world
                        "; choose the same on all ranks");
 }
 
-EngineCore::EngineCore(nn::Module& the_model, comm::Communicator& world, EngineOptions the_options)
+EngineCore::EngineCore(Model& the_model, comm::Communicator& world, EngineOptions the_options)
     : EngineCore(the_model, world, alike(the_model, world, checked(the_model, std::move(the_options), world.size()))) {}
 
-EngineCore::EngineCore(nn::Module& the_model, comm::Communicator& world, Setup setup)
+EngineCore::EngineCore(Model& the_model, comm::Communicator& world, Setup setup)
     : model(the_model),
       options(std::move(setup.options)),
-      resources(model.context(), world, options),
+      resources(model.runtime(), world, options),
       order(std::move(setup.order)) {
   for (std::size_t i = 0; i < setup.specs.size(); ++i) add_unit(std::move(setup.specs[i]), std::move(setup.own[i]));
   create_collectives();
-  buffers = std::make_unique<ModuleBuffers>(model, resources);
+  buffers = std::make_unique<ModuleBuffers>(model.root(), resources);
   mark_kept_units();
   if (resources.offload) reserve_offload_chunks();
   if (options.measures_norm()) norm = std::make_unique<GradNorm>(*this);
@@ -196,9 +202,8 @@ EngineCore::EngineCore(nn::Module& the_model, comm::Communicator& world, Setup s
 EngineCore::~EngineCore() {
   for (const auto& unit : units)
     for (const auto& parameter : unit->group.spec().parameters) {
-      nn::Tensor tensor = parameter->tensor();
-      tensor.unbind("its engine is gone");
-      parameter->gradient().unbind();
+      parameter->unbind("its engine is gone");
+      parameter->unbind_gradient();
     }
 }
 
@@ -226,7 +231,7 @@ void EngineCore::add_unit(UnitSpec spec, std::optional<Strategy> own) {
     throw Unsupported("unit " + spec.name + ": strategy " + strategy.name + " cannot be combined with " +
                       options.strategy.name + ": a sync period applies to all units; set it in the engine's strategy");
   units.push_back(std::make_unique<UnitRuntime>(resources, std::move(spec), std::move(strategy), std::move(plan),
-                                                nn::state_slots(options.optimizer)));
+                                                options.optimizer_slots()));
 }
 
 void EngineCore::mark_kept_units() {
@@ -242,7 +247,7 @@ void EngineCore::create_collectives() {
     for (const FlatParameter& flat : unit->group.flats())
       if (flat.trainable())
         validate_collectives(unit->strategy, resources.mesh.shape(), flat.precision, options.collectives);
-  resources.collectives.prepare(resources.context, resources.buffers, [this](comm::OpKind collective) {
+  resources.collectives.prepare(resources.runtime, resources.buffers, [this](comm::OpKind collective) {
     std::vector<TransferSpec> all;
     for (const auto& unit : units)
       for (TransferSpec& transfer : unit->group.transfers_of(collective)) all.push_back(std::move(transfer));
@@ -289,7 +294,7 @@ void EngineCore::exchange_order() {
 }
 
 void EngineCore::compare_libraries() {
-  const std::vector<std::string> texts = texts_of_ranks(order->host(), model.context().device_kernels().libraries());
+  const std::vector<std::string> texts = texts_of_ranks(order->host(), resources.runtime.libraries());
   const std::shared_ptr<base::Logger>& logger = order->host().communicator().logger();
   if (std::exchange(libraries_compared, true) || equal(texts) || logger == nullptr || order->host().rank() != 0) return;
   logger->write(base::LogLevel::warn,
@@ -327,7 +332,8 @@ void EngineCore::abort_channels(const std::string& reason) noexcept {
 
 void EngineCore::drain_after_exception() {
   // A host stream runs its work in a waiting caller, so there is nothing to wait for.
-  const base::Event end = resources.context.runtime().host_accessible() ? base::Event() : resources.compute().record();
+  const base::Event end =
+      resources.runtime.device_runtime().host_accessible() ? base::Event() : resources.compute().record();
   const auto reached_within = [&](std::chrono::microseconds time) {
     constexpr std::chrono::microseconds kPause{200};
     for (; time > time.zero(); time -= kPause) {

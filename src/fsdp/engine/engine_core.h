@@ -17,10 +17,10 @@ namespace tessera::fsdp {
 struct EngineCore {
   /// Checks the options, divides the model into units and allocates their state. Collective. `the_model` and `world`
   /// outlive it. Throws as Engine's constructor does.
-  EngineCore(nn::Module& the_model, comm::Communicator& world, EngineOptions the_options);
+  EngineCore(Model& the_model, comm::Communicator& world, EngineOptions the_options);
   ~EngineCore();
 
-  nn::Module& model;
+  Model& model;
   const EngineOptions options;  ///< with a mesh
   EngineResources resources;
   std::vector<std::unique_ptr<UnitRuntime>> units;  ///< in forward order
@@ -67,10 +67,10 @@ struct EngineCore {
     std::vector<std::optional<Strategy>> own;  ///< strategies of single units, by spec
     std::unique_ptr<ExecOrderValidator> order;
   };
-  static Setup checked(nn::Module& model, EngineOptions options, int ranks);
+  static Setup checked(Model& model, EngineOptions options, int ranks);
   /// Collective: throws Mismatch on all ranks, with the values and their ranks, if what all must have alike differs.
-  static Setup alike(nn::Module& model, comm::Communicator& world, Setup setup);
-  EngineCore(nn::Module& the_model, comm::Communicator& world, Setup setup);
+  static Setup alike(Model& model, comm::Communicator& world, Setup setup);
+  EngineCore(Model& the_model, comm::Communicator& world, Setup setup);
   void add_unit(UnitSpec spec, std::optional<Strategy> own);
   void mark_kept_units();
   template <class Check>

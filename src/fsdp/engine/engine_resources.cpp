@@ -4,18 +4,18 @@
 
 namespace tessera::fsdp {
 
-EngineResources::EngineResources(nn::Context& the_context, comm::Communicator& world, const EngineOptions& options)
-    : context(the_context),
+EngineResources::EngineResources(Runtime& the_runtime, comm::Communicator& world, const EngineOptions& options)
+    : runtime(the_runtime),
       mesh(world, *options.mesh),
-      gather_stream(context.make_stream()),
-      reduce_stream(context.make_stream()),
-      poison_stream(options.poison ? context.make_stream() : nullptr),
+      gather_stream(runtime.make_stream()),
+      reduce_stream(runtime.make_stream()),
+      poison_stream(options.poison ? runtime.make_stream() : nullptr),
       parameters(make_pool(MemoryCategory::unsharded_parameter, Transfer::gathered)),
       gradients(make_pool(MemoryCategory::unsharded_gradient, Transfer::reduced)),
       buffers(make_pool(MemoryCategory::communication)),
-      trace(world.rank(), &context.runtime()),
-      copier(context.runtime()),
-      offload(options.cpu_offload ? std::make_unique<CpuOffload>(context, copier, options.poison) : nullptr),
+      trace(world.rank(), &runtime.device_runtime()),
+      copier(runtime.device_runtime()),
+      offload(options.cpu_offload ? std::make_unique<CpuOffload>(runtime, copier, options.poison) : nullptr),
       offload_chunk_elements(options.offload_chunk_elements),
       reduce_dtype(options.reduce_dtype) {}
 
@@ -25,27 +25,27 @@ LeasePool EngineResources::make_pool(MemoryCategory use, Transfer transfer) {
     poison = [this](const Event& released, void* data, std::size_t bytes) {
       // All ones is NaN in every float type: computing with a released buffer yields NaN, not stale values.
       poison_stream->wait(released);
-      context.runtime().fill(*poison_stream, data, 0xFF, bytes);
+      runtime.device_runtime().fill(*poison_stream, data, 0xFF, bytes);
       return poison_stream->record();
     };
   const auto allocate_untracked = [this, transfer](std::size_t bytes) {
     return allocate(bytes, std::nullopt, transfer);
   };
-  return {context.memory_tracker(), use, allocate_untracked, poison};
+  return {runtime.memory_tracker(), use, allocate_untracked, poison};
 }
 
 Buffer EngineResources::allocate(std::size_t bytes, std::optional<MemoryCategory> use, Transfer transfer) {
   comm::Communicator& world = mesh.world();
-  base::DeviceRuntime& runtime = context.runtime();
-  if (runtime.host_accessible()) return world.allocate(bytes, comm::MemoryKind::host, use);
+  base::DeviceRuntime& on_device = runtime.device_runtime();
+  if (on_device.host_accessible()) return world.allocate(bytes, comm::MemoryKind::host, use);
   const std::vector<comm::MemoryKind>& kinds = world.capabilities().memory;
   if (std::find(kinds.begin(), kinds.end(), comm::MemoryKind::device) != kinds.end())
     return allocate_on_device(bytes, use, transfer);
-  MemoryTracker& memory_tracker = context.memory_tracker();
-  void* data = runtime.allocate(bytes);
+  MemoryTracker& memory_tracker = runtime.memory_tracker();
+  void* data = on_device.allocate(bytes);
   if (use) memory_tracker.add(*use, bytes);
-  return {data, bytes, [&runtime, &memory_tracker, use](void* p, std::size_t n) {
-            runtime.free(p, n);
+  return {data, bytes, [&on_device, &memory_tracker, use](void* p, std::size_t n) {
+            on_device.free(p, n);
             if (use) memory_tracker.remove(*use, n);
           }};
 }

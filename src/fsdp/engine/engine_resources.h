@@ -11,16 +11,16 @@
 #include "tessera/fsdp/engine_options.h"
 #include "tessera/fsdp/lease.h"
 #include "tessera/fsdp/mesh.h"
-#include "tessera/nn/context.h"
+#include "tessera/fsdp/model.h"
 
 namespace tessera::fsdp {
 
 /// One per engine; used by its thread. The plug-ins of `collectives` do not exist yet.
 struct EngineResources {
-  /// Collective. `context` and `world` outlive it; options.mesh is set.
-  EngineResources(nn::Context& context, comm::Communicator& world, const EngineOptions& options);
+  /// Collective. `runtime` and `world` outlive it; options.mesh is set.
+  EngineResources(Runtime& runtime, comm::Communicator& world, const EngineOptions& options);
 
-  nn::Context& context;
+  Runtime& runtime;
   Mesh mesh;
   const std::unique_ptr<Stream> gather_stream;  ///< gathers start in its order
   const std::unique_ptr<Stream> reduce_stream;  ///< likewise reductions
@@ -35,8 +35,8 @@ struct EngineResources {
   const std::int64_t offload_chunk_elements;  ///< elements that the optimizer updates at a time with CPU offload
   const std::optional<DType> reduce_dtype;    ///< empty: gradients are reduced in their own dtype
 
-  Stream& compute() { return context.stream(); }
-  Device device() const { return context.device(); }
+  Stream& compute() { return runtime.stream(); }
+  Device device() const { return runtime.device(); }
   /// What the engine's collectives do with memory.
   enum class Transfer { none, gathered, reduced };
   /// Allocates device memory, from the backend if it provides some, since it transfers its own memory fastest. `use`
@@ -48,7 +48,7 @@ struct EngineResources {
   void join_offload();
   /// Waits until no work of the engine uses its memory.
   void wait_for_device();
-  void zero(Stream& stream, void* data, std::size_t bytes) { context.runtime().fill(stream, data, 0, bytes); }
+  void zero(Stream& stream, void* data, std::size_t bytes) { runtime.device_runtime().fill(stream, data, 0, bytes); }
 
  private:
   LeasePool make_pool(MemoryCategory use, Transfer transfer = Transfer::none);

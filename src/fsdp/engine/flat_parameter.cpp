@@ -40,15 +40,13 @@ std::size_t FlatParameter::leased_bytes() const {
 }
 
 void FlatParameter::bind_parameters(void* base) {
-  for (const FlatEntry& entry : layout.entries) {
-    nn::Tensor tensor = entry.parameter->tensor();
-    tensor.bind(at(base, layout.dtype, entry.offset));
-  }
+  for (const FlatEntry& entry : layout.entries) entry.parameter->bind(at(base, layout.dtype, entry.offset));
 }
 
 void FlatParameter::bind_gradients(void* base, bool keep) {
+  written_at = base;
   for (const FlatEntry& entry : layout.entries)
-    entry.parameter->gradient().bind(at(base, layout.dtype, entry.offset), keep);
+    entry.parameter->bind_gradient(at(base, layout.dtype, entry.offset), keep);
 }
 
 }  // namespace tessera::fsdp

@@ -31,6 +31,7 @@ struct FlatParameter {
   Buffer full_values;                  // in f32, or an encoding's bytes, between gather_full() and release_full()
   Lease unsharded;                     // parameters, between unshard() and reshard()
   Lease secondary;                     // secondary shard, between forward and backward
+  void* written_at = nullptr;          // where the backward writes, since bind_gradients()
   Lease written_gradient;              // what a backward writes, if it is converted for reduction
   Lease full_gradient;                 // between the backward and the end of the first reduction stage
   Lease delta;                         // between start_sync() and finish_sync()

@@ -4,7 +4,6 @@
 
 #include "tessera/comm/traffic.h"
 #include "tessera/fsdp/engine/engine_core.h"
-#include "tessera/nn/host_access.h"
 
 namespace tessera::fsdp {
 
@@ -16,7 +15,7 @@ GradNorm::GradNorm(EngineCore& core) : core_(core) {
     slots_ += unit->reducer.norm_slots();
   }
   slices_ = slices_of(axes, resources.mesh);
-  nn::MemoryPool& memory = resources.context.memory();
+  MemoryPool& memory = resources.runtime.memory();
   partials_ = memory.allocate(slots_ * (sizeof(double) + sizeof(std::uint32_t)), MemoryCategory::other);
   totals_ = memory.allocate((slots_ + 2) * sizeof(double), MemoryCategory::other);
   resources.zero(resources.compute(), partials_.data(), partials_.bytes());
@@ -51,20 +50,20 @@ void GradNorm::compute(double loss_scale) {
         .wait_on(stream);
     partials = totals;
   }
-  nn::ClipArgs clip{.norm = core_.options.norm,
-                    .parts = static_cast<const double*>(partials),
-                    .count = slots_,
-                    .loss_scale = loss_scale,
-                    .skips = core_.options.use_loss_scaling,
-                    .out = totals + slots_};
+  ClipArgs clip{.norm = core_.options.norm,
+                .parts = static_cast<const double*>(partials),
+                .count = slots_,
+                .loss_scale = loss_scale,
+                .skips = core_.options.use_loss_scaling,
+                .out = totals + slots_};
   if (core_.options.clip_norm > 0) clip.most = core_.options.clip_norm;
-  resources.context.device_kernels().clip_factor(stream, clip);
+  resources.runtime.clip_factor(stream, clip);
 }
 
 double GradNorm::value() const {
   double norm = 0;
-  nn::download(core_.resources.context, static_cast<const double*>(totals_.data()) + slots_, sizeof(norm),
-               [&](const void* from) { norm = *static_cast<const double*>(from); });
+  core_.resources.runtime.download(static_cast<const double*>(totals_.data()) + slots_, sizeof(norm),
+                                   [&](const void* from) { norm = *static_cast<const double*>(from); });
   return norm;
 }
 

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "tessera/nn/ops/dispatch.h"
-
 namespace tessera::fsdp {
 
 /// False: gradients are reduced in the kept buffer, which holds full gradients and is still empty.
@@ -42,8 +40,8 @@ void GradReducer::cast_gradients(FlatParameter& flat) {
   Stream& stream = resources_.compute();
   const auto count = static_cast<std::size_t>(flat.layout.padded);
   const auto convert_to = [&](void* to) {
-    resources_.context.device_kernels().convert(
-        stream, {flat.written_gradient.data(), flat.layout.dtype, to, flat.precision.reduce, count});
+    resources_.runtime.convert(stream, flat.written_gradient.data(), flat.layout.dtype, to, flat.precision.reduce,
+                               count);
     flat.written_gradient.release(stream.record());
   };
   if (accumulated_ == Accumulated::in_full) {
@@ -61,22 +59,16 @@ void GradReducer::cast_gradients(FlatParameter& flat) {
 
 /// to += from, in the reduce dtype.
 void GradReducer::add_gradients(const FlatParameter& flat, const void* from, void* to, std::size_t count) {
-  nn::ops::for_floating("gradients", flat.precision.reduce, [&](auto zero) {
-    using T = decltype(zero);
-    resources_.context.kernels<T>("gradients")
-        .assign(resources_.compute(), {static_cast<const T*>(from), static_cast<T*>(to), count, true});
-  });
+  resources_.runtime.assign(resources_.compute(), flat.precision.reduce, from, to, count, true);
 }
 
 /// Called once a backward has written its gradients.
 void GradReducer::end_writing(FlatParameter& flat) {
   for (const FlatEntry& entry : flat.layout.entries) {
-    nn::Gradient& gradient = entry.parameter->gradient();
-    if (!gradient.written()) {  // an unused parameter: its gradient is zero, not what the memory held before
-      const nn::GradientTarget target = gradient.write();
-      resources_.zero(resources_.compute(), target.tensor.raw(), target.tensor.bytes());
-    }
-    gradient.unbind();
+    if (!entry.parameter->gradient_written())  // unused: its gradient is zero, not what the memory held before
+      resources_.zero(resources_.compute(), FlatParameter::at(flat.written_at, flat.layout.dtype, entry.offset),
+                      entry.parameter->bytes());
+    entry.parameter->unbind_gradient();
   }
   if (flat.written_gradient) cast_gradients(flat);
 }
@@ -263,16 +255,13 @@ void GradReducer::update_norm_partials() {
   for (const FlatParameter& flat : group_.flats()) {
     if (!flat.trainable()) continue;
     const std::int64_t length = flat.layout.padded / world;
-    nn::ops::for_floating("norm", flat.precision.reduce, [&](auto zero) {
-      using T = decltype(zero);
-      resources_.context.kernels<T>("norm").norm_parts(
-          resources_.compute(), {.norm = norm_.norm,
-                                 .x = static_cast<const T*>(flat.reduced_gradient_at(length * own.begin)),
-                                 .count = static_cast<std::size_t>(length),
-                                 .slices = static_cast<std::size_t>(own.count()),
-                                 .counters = norm_.counters + first,
-                                 .out = norm_.partials + first});
-    });
+    resources_.runtime.norm_slices({.norm = norm_.norm,
+                                    .dtype = flat.precision.reduce,
+                                    .x = flat.reduced_gradient_at(length * own.begin),
+                                    .count = static_cast<std::size_t>(length),
+                                    .slices = static_cast<std::size_t>(own.count()),
+                                    .counters = norm_.counters + first,
+                                    .out = norm_.partials + first});
     first += static_cast<std::size_t>(world);
   }
 }
@@ -282,7 +271,7 @@ void GradReducer::reset() {
   state_ = State::idle;
   accumulated_ = Accumulated::none;
   for (FlatParameter& flat : group_.flats()) {
-    for (const FlatEntry& entry : flat.layout.entries) entry.parameter->gradient().unbind();
+    for (const FlatEntry& entry : flat.layout.entries) entry.parameter->unbind_gradient();
     if (flat.full_gradient) flat.full_gradient.release(Event());
     if (flat.written_gradient) flat.written_gradient.release(Event());
   }

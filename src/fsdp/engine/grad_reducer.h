@@ -38,8 +38,8 @@ class TESSERA_API GradReducer {
   /// left unchanged.
   struct NormSlots {
     double* partials = nullptr;         // null: the norm is not computed
-    std::uint32_t* counters = nullptr;  // one for each slot: see nn::NormParts
-    nn::kernels::Norm norm = nn::kernels::Norm::two;
+    std::uint32_t* counters = nullptr;  // one for each slot: see NormSlices
+    Norm norm = Norm::two;
     std::vector<ShardingPlan::AxisSlice> slices;  // axes over which each rank writes only its own slices
   };
   void set_norm_slots(NormSlots slots) { norm_ = std::move(slots); }

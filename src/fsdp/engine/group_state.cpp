@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "tessera/nn/host_access.h"
-
 namespace tessera::fsdp {
 namespace {
 
@@ -19,7 +17,7 @@ ElementRange common(ElementRange a, ElementRange b) {
 /// Writes to `at` what `produce` writes to device memory on the compute stream.
 void GroupState::write(bool offloaded, void* at, std::size_t bytes, const std::function<void(void* device)>& produce) {
   if (!offloaded) return produce(at);
-  Buffer scratch = resources_.context.memory().allocate(bytes, MemoryCategory::other);
+  Buffer scratch = resources_.runtime.memory().allocate(bytes, MemoryCategory::other);
   produce(scratch.data());
   resources_.copier.download(resources_.compute(), at, scratch.data(), bytes);
   resources_.compute().hold(std::make_shared<Buffer>(std::move(scratch)));
@@ -31,10 +29,8 @@ void GroupState::initialize(std::uint64_t seed) {
     for (const FlatEntry& entry : flat.layout.entries) {
       const auto draw = [&](bool on_host, ElementRange range, DType dtype, void* at) {
         if (range.count() == 0) return;
-        write(on_host, at, length(range) * size_of(dtype), [&](void* out) {
-          nn::fill_initial(resources_.context, {entry.parameter->init(), entry.parameter->name(), seed, range}, dtype,
-                           out);
-        });
+        write(on_host, at, length(range) * size_of(dtype),
+              [&](void* out) { entry.parameter->fill_initial(seed, range, dtype, out); });
       };
       const ElementRange range = within(entry, flat.rest);
       draw(offloaded.parameters, range, flat.layout.dtype, flat.value_at(entry.offset + range.begin));
@@ -63,13 +59,13 @@ void GroupState::load_values(FlatParameter& flat, const FlatEntry& entry, const 
   } else if (group_.plan().offloaded.parameters) {
     write_to(at);
   } else {
-    nn::upload(resources_.context, at, length(range) * sizeof(float), write_to);
+    resources_.runtime.upload(at, length(range) * sizeof(float), write_to);
   }
 }
 
 /// An encoding's bytes are passed as numbers, as all values are.
-void GroupState::load_bytes(const nn::Parameter& parameter, ElementRange range,
-                            const ShardedState::ParameterLoader& fill, void* at) {
+void GroupState::load_bytes(const Parameter& parameter, ElementRange range, const ShardedState::ParameterLoader& fill,
+                            void* at) {
   std::vector<float> numbers(length(range));
   fill(parameter, range, numbers.data());
   const auto write_to = [&](void* out) {
@@ -77,27 +73,25 @@ void GroupState::load_bytes(const nn::Parameter& parameter, ElementRange range,
                    [](float number) { return static_cast<std::uint8_t>(number); });
   };
   if (group_.plan().offloaded.parameters) return write_to(at);
-  nn::upload(resources_.context, at, length(range), write_to);
+  resources_.runtime.upload(at, length(range), write_to);
 }
 
 /// Sets half-precision values and their master weights from f32 values.
 void GroupState::load_half(FlatParameter& flat, const FlatEntry& entry, const ShardedState::ParameterLoader& fill) {
-  nn::Context& context = resources_.context;
+  Runtime& runtime = resources_.runtime;
   Stream& stream = resources_.compute();
   const ShardingPlan::OffloadedState& offloaded = group_.plan().offloaded;
   const ElementRange range = within(entry, flat.rest);
   const std::int64_t first = entry.offset + range.begin;
-  Buffer values = context.memory().allocate(length(range) * sizeof(float), MemoryCategory::other);
-  nn::upload(context, values.data(), values.bytes(),
-             [&](void* out) { fill(*entry.parameter, range, static_cast<float*>(out)); });
-  write(offloaded.parameters, flat.value_at(first), length(range) * size_of(flat.layout.dtype), [&](void* out) {
-    context.device_kernels().convert(stream, {values.data(), DType::f32, out, flat.layout.dtype, length(range)});
-  });
+  Buffer values = runtime.memory().allocate(length(range) * sizeof(float), MemoryCategory::other);
+  runtime.upload(values.data(), values.bytes(),
+                 [&](void* out) { fill(*entry.parameter, range, static_cast<float*>(out)); });
+  write(offloaded.parameters, flat.value_at(first), length(range) * size_of(flat.layout.dtype),
+        [&](void* out) { runtime.convert(stream, values.data(), DType::f32, out, flat.layout.dtype, length(range)); });
   const ElementRange own = common({first, first + range.count()}, flat.optimized);
   if (flat.master_weights && own.count() > 0)
     write(offloaded.optimizer, flat.master_at(own.begin), length(own) * sizeof(float), [&](void* out) {
-      context.kernels<float>("load").assign(
-          stream, {FlatParameter::f32_at(values, own.begin - first), static_cast<float*>(out), length(own), false});
+      runtime.assign(stream, DType::f32, FlatParameter::f32_at(values, own.begin - first), out, length(own), false);
     });
   stream.hold(std::make_shared<Buffer>(std::move(values)));
 }
@@ -117,7 +111,7 @@ void GroupState::load_optimizer_state(const ShardedState::OptimizerLoader& fill,
         if (group_.plan().offloaded.optimizer) {
           write_to(to);
         } else {
-          nn::upload(resources_.context, to, length(range) * sizeof(float), write_to);
+          resources_.runtime.upload(to, length(range) * sizeof(float), write_to);
         }
       }
 }
@@ -166,7 +160,7 @@ void GroupState::gather_optimized(FlatParameter& flat, const float* shard) {
   if (plan.offloaded.optimizer) {
     resources_.copier.upload(stream, own, shard, length(flat.optimized) * sizeof(float));
   } else {
-    resources_.context.kernels<float>("values").assign(stream, {shard, own, length(flat.optimized), false});
+    resources_.runtime.assign(stream, DType::f32, shard, own, length(flat.optimized), false);
   }
   for (std::size_t i = 0; i < plan.optimizer_slices.size(); ++i) {  // innermost first
     const ShardingPlan::AxisSlice& slice = plan.optimizer_slices[plan.optimizer_slices.size() - 1 - i];
@@ -206,8 +200,7 @@ void GroupState::gather_exactly(FlatParameter& flat) {
   }
   const std::size_t count = length({0, flat.layout.padded});
   flat.full_values = resources_.allocate(count * sizeof(float), MemoryCategory::other);
-  resources_.context.device_kernels().convert(stream,
-                                              {whole.data(), dtype, flat.full_values.data(), DType::f32, count});
+  resources_.runtime.convert(stream, whole.data(), dtype, flat.full_values.data(), DType::f32, count);
   stream.hold(std::make_shared<Buffer>(std::move(whole)));
 }
 
@@ -225,13 +218,13 @@ void GroupState::gather_full() {
       gather_optimized(flat, flat.master_at(flat.optimized.begin));
     } else {
       const void* from = group_.plan().unshards_to_lease ? flat.unsharded.data() : flat.values.data();
-      resources_.context.device_kernels().convert(
-          resources_.compute(), {from, flat.layout.dtype, flat.full_values.data(), DType::f32, count});
+      resources_.runtime.convert(resources_.compute(), from, flat.layout.dtype, flat.full_values.data(), DType::f32,
+                                 count);
     }
   }
 }
 
-void GroupState::download(const nn::Parameter& parameter, const std::function<void(std::span<const float>)>& visitor) {
+void GroupState::download(const Parameter& parameter, const std::function<void(std::span<const float>)>& visitor) {
   const auto count = static_cast<std::size_t>(parameter.count());
   const void* values = nullptr;
   bool quantized = false;
@@ -240,10 +233,9 @@ void GroupState::download(const nn::Parameter& parameter, const std::function<vo
       if (entry.parameter.get() != &parameter) continue;
       quantized = flat.quantized();
       const DType dtype = quantized ? flat.layout.dtype : DType::f32;
-      values =
-          flat.full_values ? FlatParameter::at(flat.full_values.data(), dtype, entry.offset) : parameter.tensor().raw();
+      values = flat.full_values ? FlatParameter::at(flat.full_values.data(), dtype, entry.offset) : parameter.data();
     }
-  nn::download(resources_.context, values, count * (quantized ? 1 : sizeof(float)), [&](const void* from) {
+  resources_.runtime.download(values, count * (quantized ? 1 : sizeof(float)), [&](const void* from) {
     if (!quantized) return visitor({static_cast<const float*>(from), count});
     const auto* const bytes = static_cast<const std::uint8_t*>(from);
     visitor(std::vector<float>(bytes, bytes + count));
@@ -279,13 +271,13 @@ GroupState::FullState GroupState::download_all() {
 }
 
 void GroupState::load_all(const FullState& full) {
-  const auto copy = [&](const nn::Parameter& parameter, std::size_t which, ElementRange range, float* out) {
+  const auto copy = [&](const Parameter& parameter, std::size_t which, ElementRange range, float* out) {
     std::copy_n(full.at(&parameter)[which].data() + range.begin, range.count(), out);
   };
-  load([&](const nn::Parameter& parameter, ElementRange range, float* out) { copy(parameter, 0, range, out); }, {});
-  load_optimizer_state([&](const nn::Parameter& parameter, int state, ElementRange range,
+  load([&](const Parameter& parameter, ElementRange range, float* out) { copy(parameter, 0, range, out); }, {});
+  load_optimizer_state([&](const Parameter& parameter, int state, ElementRange range,
                            float* out) { copy(parameter, static_cast<std::size_t>(state) + 1, range, out); },
-                       [&](const nn::Parameter& parameter) { return full.at(&parameter).size() > 1; });
+                       [&](const Parameter& parameter) { return full.at(&parameter).size() > 1; });
 }
 
 }  // namespace tessera::fsdp

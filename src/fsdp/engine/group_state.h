@@ -31,11 +31,11 @@ class TESSERA_API GroupState {
   void gather_full();
   /// Passes all elements in host memory to `visitor`, in f32, of an encoding the bytes as numbers; valid during the
   /// call. May be called until release_full(). Waits.
-  void download(const nn::Parameter& parameter, const std::function<void(std::span<const float>)>& visitor);
+  void download(const Parameter& parameter, const std::function<void(std::span<const float>)>& visitor);
   void release_full();
 
   /// Of each parameter in host memory: all values, then each optimizer state.
-  using FullState = std::map<const nn::Parameter*, std::vector<std::vector<float>>>;
+  using FullState = std::map<const Parameter*, std::vector<std::vector<float>>>;
   FullState download_all();              ///< collective; waits
   void load_all(const FullState& full);  ///< sets the ranges that this rank holds; states where `full` has some
 
@@ -43,8 +43,7 @@ class TESSERA_API GroupState {
   void write(bool offloaded, void* at, std::size_t bytes, const std::function<void(void* device)>& produce);
   void load_values(FlatParameter& flat, const FlatEntry& entry, const ShardedState::ParameterLoader& fill);
   void load_half(FlatParameter& flat, const FlatEntry& entry, const ShardedState::ParameterLoader& fill);
-  void load_bytes(const nn::Parameter& parameter, ElementRange range, const ShardedState::ParameterLoader& fill,
-                  void* at);
+  void load_bytes(const Parameter& parameter, ElementRange range, const ShardedState::ParameterLoader& fill, void* at);
   void gather_optimized(FlatParameter& flat, const float* shard);
   void gather_exactly(FlatParameter& flat);
 

@@ -2,7 +2,6 @@
 
 #include "tessera/comm/traffic.h"
 #include "tessera/fsdp/engine/engine_resources.h"
-#include "tessera/nn/host_access.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -14,34 +13,28 @@ std::size_t aligned(std::size_t bytes) {
 
 }  // namespace
 
-ModuleBuffers::ModuleBuffers(const nn::Module& model, EngineResources& resources)
+ModuleBuffers::ModuleBuffers(const Module& model, EngineResources& resources)
     : resources_(resources), buffers_(model.buffers()) {
   std::size_t bytes = 0;
-  for (const auto& buffer : buffers_) bytes += aligned(buffer->tensor().bytes());
+  for (const auto& buffer : buffers_) bytes += aligned(buffer->bytes());
   if (bytes == 0) return;
   memory_ = resources_.allocate(bytes, MemoryCategory::other);
   resources_.zero(resources_.compute(), memory_.data(), bytes);
   std::size_t offset = 0;
   for (const auto& buffer : buffers_) {
-    nn::Tensor tensor = buffer->tensor();
-    tensor.bind(memory_.bytes_at(offset));
-    offset += aligned(tensor.bytes());
+    buffer->bind(memory_.bytes_at(offset));
+    offset += aligned(buffer->bytes());
   }
   comm::Communicator& world = resources_.mesh.world();
   if (world.size() > 1) channel_ = world.split(0, world.rank());
 }
 
 ModuleBuffers::~ModuleBuffers() {
-  for (const auto& buffer : buffers_) {
-    nn::Tensor tensor = buffer->tensor();
-    tensor.unbind("its engine is gone");
-  }
+  for (const auto& buffer : buffers_) buffer->unbind("its engine is gone");
 }
 
 void ModuleBuffers::initialize(std::uint64_t seed) {
-  for (const auto& buffer : buffers_)
-    nn::fill_initial(resources_.context, {buffer->init(), buffer->name(), seed, {0, buffer->count()}}, buffer->dtype(),
-                     buffer->tensor().raw());
+  for (const auto& buffer : buffers_) buffer->fill_initial(seed, {0, buffer->count()}, buffer->dtype(), buffer->data());
 }
 
 /// As bytes, whatever the dtypes.
@@ -65,13 +58,12 @@ void ModuleBuffers::synchronize(BufferSync sync) {
                              {.after = &resources_.compute(), .label = "buffers"}));
 }
 
-void ModuleBuffers::load(const std::function<void(const nn::ModuleBuffer&, void* out)>& fill,
-                         const std::function<bool(const nn::ModuleBuffer&)>& wanted) {
+void ModuleBuffers::load(const std::function<void(const ModuleBuffer&, void* out)>& fill,
+                         const std::function<bool(const ModuleBuffer&)>& wanted) {
   resources_.compute().synchronize();  // the host may write over what the stream's work reads
   for (const auto& buffer : buffers_)
     if (!wanted || wanted(*buffer))
-      nn::upload(resources_.context, buffer->tensor().raw(), buffer->tensor().bytes(),
-                 [&](void* out) { fill(*buffer, out); });
+      resources_.runtime.upload(buffer->data(), buffer->bytes(), [&](void* out) { fill(*buffer, out); });
 }
 
 std::uint64_t ModuleBuffers::formula_bytes(BufferSync sync) const {

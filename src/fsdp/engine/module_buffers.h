@@ -8,8 +8,8 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/fsdp/engine_options.h"
+#include "tessera/fsdp/model.h"
 #include "tessera/fsdp/types.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
 
@@ -19,10 +19,10 @@ struct EngineResources;
 class TESSERA_API ModuleBuffers {
  public:
   /// Allocates their memory, tracked as `other`. Collective if there are any. `resources` outlives it.
-  ModuleBuffers(const nn::Module& model, EngineResources& resources);
+  ModuleBuffers(const Module& model, EngineResources& resources);
   ~ModuleBuffers();
 
-  const std::vector<std::shared_ptr<nn::ModuleBuffer>>& all() const { return buffers_; }
+  const std::vector<std::shared_ptr<ModuleBuffer>>& all() const { return buffers_; }
   /// Appends initial values to the compute stream.
   void initialize(std::uint64_t seed);
   /// Broadcasts the buffers of rank `from`, in the order of the compute stream. Collective; no effect on one rank or
@@ -30,8 +30,8 @@ class TESSERA_API ModuleBuffers {
   void broadcast(int from);
   /// As `sync` says; no effect for BufferSync::own. Like broadcast() otherwise.
   void synchronize(BufferSync sync);
-  void load(const std::function<void(const nn::ModuleBuffer&, void* out)>& fill,
-            const std::function<bool(const nn::ModuleBuffer&)>& wanted);
+  void load(const std::function<void(const ModuleBuffer&, void* out)>& fill,
+            const std::function<bool(const ModuleBuffer&)>& wanted);
   void abort(const std::string& reason) noexcept {
     if (channel_ != nullptr) channel_->abort(reason);
   }
@@ -44,7 +44,7 @@ class TESSERA_API ModuleBuffers {
   void start(comm::Work work);
 
   EngineResources& resources_;
-  const std::vector<std::shared_ptr<nn::ModuleBuffer>> buffers_;
+  const std::vector<std::shared_ptr<ModuleBuffer>> buffers_;
   Buffer memory_;
   std::unique_ptr<comm::Communicator> channel_;  // null if nothing is ever sent
   comm::Work last_;                              // broadcast or all_reduce

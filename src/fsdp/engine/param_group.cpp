@@ -27,7 +27,7 @@ void ParamGroup::lay_out() {
 bool ParamGroup::outdated() const {
   for (const FlatParameter& flat : flats_)
     for (const FlatEntry& entry : flat.layout.entries)
-      if (entry.parameter->tensor().requires_grad() != flat.trainable()) return true;
+      if (entry.parameter->requires_grad() != flat.trainable()) return true;
   return false;
 }
 
@@ -199,10 +199,7 @@ void ParamGroup::reshard(bool for_backward) {
   if (!plan_.unshards_to_lease) return;
   if (state_ == State::unsharding) wait_for_gather();  // it was not used, but the next lease reuses its memory
   for (FlatParameter& flat : flats_) {
-    for (const FlatEntry& entry : flat.layout.entries) {
-      nn::Tensor tensor = entry.parameter->tensor();
-      tensor.unbind("unit " + name() + " is resharded");
-    }
+    for (const FlatEntry& entry : flat.layout.entries) entry.parameter->unbind("unit " + name() + " is resharded");
     if (flat.unsharded) flat.unsharded.release(resources_.compute().record());
     if (flat.secondary && !for_backward) flat.secondary.release(resources_.compute().record());
   }

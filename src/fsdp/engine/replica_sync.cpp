@@ -1,20 +1,16 @@
 #include "tessera/fsdp/engine/replica_sync.h"
 
-#include "tessera/nn/optimizer.h"
-
 namespace tessera::fsdp {
 
 void ReplicaSync::start_sync() {
   Stream& stream = resources_.compute();
-  nn::KernelTable<float>& kernels = resources_.context.kernels<float>("sync");
   std::vector<FlatTransfer> transfers;
   for (FlatParameter& flat : group_.flats()) {
     if (!flat.trainable()) continue;
     const auto count = static_cast<std::size_t>(flat.optimized.count());
     flat.delta = resources_.gradients.acquire(count * sizeof(float), group_.name(), stream);
     auto* const delta = static_cast<float*>(flat.delta.data());
-    kernels.scale(stream, {flat.optimized_values(), -1.0F, delta, count, false});
-    kernels.add(stream, {FlatParameter::f32_at(flat.anchor, 0), delta, delta, count});
+    resources_.runtime.subtract(stream, FlatParameter::f32_at(flat.anchor, 0), flat.optimized_values(), delta, count);
     const comm::View view{delta, count, DType::f32, resources_.device()};
     transfers.push_back({view, view, &flat.layout});
   }
@@ -39,23 +35,21 @@ void ReplicaSync::finish_sync() {
   reductions_.wait_on(stream);
   resources_.trace.end(span, stream);
   const OuterOptimizer& outer = group_.plan().periodic->outer;
-  const nn::OptimizerConfig config{.kind = nn::OptimizerConfig::Kind::sgd,
-                                   .weight_decay = 0,
-                                   .momentum = outer.momentum,
-                                   .nesterov = outer.nesterov};
+  const OptimizerConfig config{
+      .kind = OptimizerConfig::Kind::sgd, .weight_decay = 0, .momentum = outer.momentum, .nesterov = outer.nesterov};
   for (FlatParameter& flat : group_.flats()) {
     if (!flat.trainable()) continue;
-    nn::OptimizerRange range{.values = FlatParameter::f32_at(flat.anchor, 0),
-                             .gradients = static_cast<const float*>(flat.delta.data()),
-                             .count = flat.optimized.count(),
-                             .decay = false};
+    OptimizerRange range{.values = FlatParameter::f32_at(flat.anchor, 0),
+                         .gradients = static_cast<const float*>(flat.delta.data()),
+                         .count = flat.optimized.count(),
+                         .decay = false};
     if (flat.outer_momentum) range.state[0] = FlatParameter::f32_at(flat.outer_momentum, 0);
     if (flat.master_weights) range.half = {flat.layout.dtype, nullptr, flat.value_at(flat.optimized.begin)};
     // The momentum begins as zeros: no sync counts as a first step, which would set it.
-    nn::update(resources_.context, config, {.number = 2, .learning_rate = outer.learning_rate}, range);
+    resources_.runtime.update(config, {.number = 2, .learning_rate = outer.learning_rate}, range);
     flat.delta.release(stream.record());
-    resources_.context.kernels<float>("sync").assign(
-        stream, {range.values, flat.optimized_values(), static_cast<std::size_t>(range.count), false});
+    resources_.runtime.assign(stream, DType::f32, range.values, flat.optimized_values(),
+                              static_cast<std::size_t>(range.count), false);
   }
 }
 
@@ -64,8 +58,8 @@ void ReplicaSync::set_anchor() {
   for (FlatParameter& flat : group_.flats()) {
     if (!flat.anchor) continue;
     const auto count = static_cast<std::size_t>(flat.optimized.count());
-    resources_.context.kernels<float>("sync").assign(
-        stream, {flat.optimized_values(), FlatParameter::f32_at(flat.anchor, 0), count, false});
+    resources_.runtime.assign(stream, DType::f32, flat.optimized_values(), FlatParameter::f32_at(flat.anchor, 0), count,
+                              false);
     if (flat.outer_momentum) resources_.zero(stream, flat.outer_momentum.data(), flat.outer_momentum.bytes());
   }
 }
@@ -88,9 +82,9 @@ void ReplicaSync::add_state(std::vector<CollectivePlugin::State>& all) const {
 void ReplicaSync::publish_state() {
   for (FlatParameter& flat : group_.flats())
     if (flat.anchor && flat.master_weights)
-      resources_.context.device_kernels().convert(
-          resources_.compute(), {flat.optimized_values(), DType::f32, flat.value_at(flat.optimized.begin),
-                                 flat.layout.dtype, static_cast<std::size_t>(flat.optimized.count())});
+      resources_.runtime.convert(resources_.compute(), flat.optimized_values(), DType::f32,
+                                 flat.value_at(flat.optimized.begin), flat.layout.dtype,
+                                 static_cast<std::size_t>(flat.optimized.count()));
 }
 
 void ReplicaSync::reset() {

@@ -36,9 +36,9 @@ void ShardedOptimizer::add_ranges(std::size_t index) {
 }
 
 /// The parts of a chunk of the range; they end within the chunk.
-std::vector<nn::DecayRange> ShardedOptimizer::parts_within(const UpdateRange& all, ElementRange chunk) {
-  std::vector<nn::DecayRange> parts;
-  for (const nn::DecayRange& part : all.parts) {
+std::vector<DecayRange> ShardedOptimizer::parts_within(const UpdateRange& all, ElementRange chunk) {
+  std::vector<DecayRange> parts;
+  for (const DecayRange& part : all.parts) {
     if (part.end <= chunk.begin) continue;
     parts.push_back({std::min(part.end, chunk.end) - chunk.begin, part.decay});
     if (part.end >= chunk.end) break;
@@ -46,12 +46,12 @@ std::vector<nn::DecayRange> ShardedOptimizer::parts_within(const UpdateRange& al
   return parts;
 }
 
-std::uint64_t ShardedOptimizer::trained_since(const nn::Parameter& parameter) const {
+std::uint64_t ShardedOptimizer::trained_since(const Parameter& parameter) const {
   const auto found = trained_since_.find(&parameter);
   return found == trained_since_.end() ? 0 : found->second;
 }
 
-void ShardedOptimizer::set_trained_since(const std::function<std::uint64_t(const nn::Parameter&)>& step) {
+void ShardedOptimizer::set_trained_since(const std::function<std::uint64_t(const Parameter&)>& step) {
   for (const auto& parameter : group_.spec().parameters) trained_since_[parameter.get()] = step(*parameter);
   lay_out();
 }
@@ -59,27 +59,30 @@ void ShardedOptimizer::set_trained_since(const std::function<std::uint64_t(const
 void ShardedOptimizer::begin_training_of_unfrozen(std::uint64_t steps) {
   for (const FlatParameter& flat : group_.flats())
     for (const FlatEntry& entry : flat.layout.entries)
-      if (entry.parameter->tensor().requires_grad() && !flat.trainable()) trained_since_[entry.parameter.get()] = steps;
+      if (entry.parameter->requires_grad() && !flat.trainable()) trained_since_[entry.parameter.get()] = steps;
 }
 
-void ShardedOptimizer::update(const nn::OptimizerConfig& config, const nn::OptimizerStep& step) {
+void ShardedOptimizer::update(const EngineOptions& options, const OptimizerStep& step) {
   Stream& stream = resources_.compute();
   CpuOffload* const offload = resources_.offload.get();
   const TraceRecorder::Span span =
       resources_.trace.begin(TraceEventKind::optimizer_step, group_.name(), group_.bytes(), stream);
   if (offload != nullptr) offload->up().wait(reducer_.stored());
   for (const UpdateRange& all : ranges_) {
-    nn::OptimizerStep own = step;
+    OptimizerStep own = step;
     own.number -= all.since;
     const std::int64_t most = offload == nullptr ? all.range.count() : resources_.offload_chunk_elements;
     for (std::int64_t begin = all.range.begin; begin < all.range.end; begin += most) {
       const ElementRange chunk = {begin, std::min(begin + most, all.range.end)};
-      const std::vector<nn::DecayRange> parts = parts_within(all, chunk);
+      const std::vector<DecayRange> parts = parts_within(all, chunk);
       if (offload != nullptr) offload->begin_chunk();
-      nn::OptimizerRange buffers = buffers_of(all.flat, chunk);
+      OptimizerRange buffers = buffers_of(all.flat, chunk);
       buffers.parts = parts;
       if (offload != nullptr) offload->wait_for_uploads();
-      nn::update(resources_.context, config, own, buffers);
+      if (options.program_optimizer)
+        update_by_program(*options.program_optimizer, own, all.flat, chunk, buffers);
+      else
+        resources_.runtime.update(options.optimizer, own, buffers);
       if (offload != nullptr) offload->start_downloads();
     }
   }
@@ -87,8 +90,32 @@ void ShardedOptimizer::update(const nn::OptimizerConfig& config, const nn::Optim
   resources_.trace.end(span, stream);
 }
 
+/// `buffers`: of `chunk`. Padding stays as it is.
+void ShardedOptimizer::update_by_program(const ProgramOptimizer& program, const OptimizerStep& step, std::size_t flat,
+                                         ElementRange chunk, const OptimizerRange& buffers) {
+  const bool is_half = buffers.gradients == nullptr;
+  const DType gradient_dtype = is_half ? buffers.half.dtype : DType::f32;
+  const auto* const gradients = static_cast<const std::byte*>(is_half ? buffers.half.gradient : buffers.gradients);
+  for (const FlatEntry& entry : group_.flats()[flat].layout.entries) {
+    const ElementRange range = within(entry, chunk);
+    if (range.count() == 0) continue;
+    const std::int64_t first = entry.offset + range.begin - chunk.begin;
+    OptimizerShard shard{.parameter = *entry.parameter,
+                         .range = range,
+                         .values = buffers.values + first,
+                         .gradients = gradients + first * static_cast<std::int64_t>(size_of(gradient_dtype)),
+                         .gradient_dtype = gradient_dtype};
+    for (int i = 0; i < program.slots; ++i)
+      shard.state[static_cast<std::size_t>(i)] = buffers.state[static_cast<std::size_t>(i)] + first;
+    program.update(shard, step);
+  }
+  if (buffers.half.copy != nullptr)
+    resources_.runtime.convert(resources_.compute(), buffers.values, DType::f32, buffers.half.copy, buffers.half.dtype,
+                               static_cast<std::size_t>(chunk.count()));
+}
+
 /// The buffers that an update of a range reads and writes: at rest, or in a chunk on the device.
-nn::OptimizerRange ShardedOptimizer::buffers_of(std::size_t index, ElementRange chunk) {
+OptimizerRange ShardedOptimizer::buffers_of(std::size_t index, ElementRange chunk) {
   const ShardingPlan::OffloadedState& offloaded = group_.plan().offloaded;
   const FlatParameter& flat = group_.flats()[index];
   const std::int64_t first = chunk.begin;
@@ -96,7 +123,7 @@ nn::OptimizerRange ShardedOptimizer::buffers_of(std::size_t index, ElementRange 
   const auto updated = [&](void* at, bool on_host) {
     return static_cast<float*>(on_host ? resources_.offload->exchange(at, count * sizeof(float)) : at);
   };
-  nn::OptimizerRange range{.count = chunk.count()};
+  OptimizerRange range{.count = chunk.count()};
   if (flat.precision.has_master_weights()) {
     void* values = flat.value_at(first);
     range.values = updated(flat.master_at(first), offloaded.optimizer);

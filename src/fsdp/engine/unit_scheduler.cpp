@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/nn/kernels/gemm.h"
 
 namespace tessera::fsdp {
 
@@ -16,7 +15,7 @@ UnitScheduler::UnitScheduler(EngineCore& core)
 }
 
 UnitScheduler::~UnitScheduler() {
-  for (nn::Module* module : core_.model.modules()) module->set_hooks({});
+  for (Module* module : core_.model.root().modules()) module->set_hooks({});
 }
 
 std::size_t UnitScheduler::unit_named(const std::string& name) const {
@@ -38,12 +37,12 @@ UnitScheduler::UnitLists UnitScheduler::resolve(const std::map<std::string, std:
 void UnitScheduler::install_hooks() {
   bool root_is_unit = false;
   for (std::size_t i = 0; i < core_.units.size(); ++i) {
-    for (nn::Module* module : core_.units[i]->group.spec().modules) {
-      const bool is_root = module == &core_.model;
+    for (Module* module : core_.units[i]->group.spec().modules) {
+      const bool is_root = module == &core_.model.root();
       root_is_unit = root_is_unit || is_root;
-      module->set_hooks({.pre_forward = [this, i](nn::Phase phase) { pre_forward(i, phase); },
+      module->set_hooks({.pre_forward = [this, i](Phase phase) { pre_forward(i, phase); },
                          .post_forward =
-                             [this, i, is_root](nn::Phase phase) {
+                             [this, i, is_root](Phase phase) {
                                post_forward(i, is_root, phase);
                                if (is_root) end_root_forward(phase);
                              },
@@ -56,10 +55,10 @@ void UnitScheduler::install_hooks() {
     }
   }
   if (root_is_unit) return;
-  core_.model.set_hooks({.pre_forward = [this](nn::Phase phase) { synchronize_buffers(phase); },
-                         .post_forward = [this](nn::Phase phase) { end_root_forward(phase); },
-                         .pre_backward = {},
-                         .post_backward = [this] { end_root_backward(); }});
+  core_.model.root().set_hooks({.pre_forward = [this](Phase phase) { synchronize_buffers(phase); },
+                                .post_forward = [this](Phase phase) { end_root_forward(phase); },
+                                .pre_backward = {},
+                                .post_backward = [this] { end_root_backward(); }});
 }
 
 /// Starts a unit's gathers, and records them in the execution order.
@@ -71,7 +70,7 @@ void UnitScheduler::unshard(std::size_t index) {
 
 /// Prefetches neighboring units, in execution direction, while this one computes. Recomputation needs no unit whose
 /// backward is over.
-void UnitScheduler::prefetch(std::size_t index, int direction, nn::Phase phase) {
+void UnitScheduler::prefetch(std::size_t index, int direction, Phase phase) {
   const std::vector<std::size_t>& listed = (direction > 0 ? prefetch_forward_ : prefetch_backward_)[index];
   for (const std::size_t next : listed) prefetch_unit(next, phase);
   if (!listed.empty()) return;
@@ -83,9 +82,9 @@ void UnitScheduler::prefetch(std::size_t index, int direction, nn::Phase phase) 
 }
 
 /// Returns false if a prefetch limit is reached.
-bool UnitScheduler::prefetch_unit(std::size_t index, nn::Phase phase) {
+bool UnitScheduler::prefetch_unit(std::size_t index, Phase phase) {
   const ParamGroup& group = core_.units[index]->group;
-  if (group.gathered() || (phase == nn::Phase::recompute && progress_[index].uses == 0)) return true;
+  if (group.gathered() || (phase == Phase::recompute && progress_[index].uses == 0)) return true;
   if (!within_limits(group)) return false;
   unshard(index);
   return true;
@@ -106,17 +105,17 @@ bool UnitScheduler::within_limits(const ParamGroup& group) const {
 }
 
 /// Before the first forward of a step that a backward follows.
-void UnitScheduler::synchronize_buffers(nn::Phase phase) {
-  if (phase != nn::Phase::forward || core_.model.context().tape() == nullptr) return;
+void UnitScheduler::synchronize_buffers(Phase phase) {
+  if (phase != Phase::forward || !core_.resources.runtime.recording()) return;
   if (!std::exchange(buffers_synchronized_, true)) core_.buffers->synchronize(core_.options.buffers);
 }
 
-void UnitScheduler::pre_forward(std::size_t index, nn::Phase phase) {
+void UnitScheduler::pre_forward(std::size_t index, Phase phase) {
   ParamGroup& group = core_.units[index]->group;
   UnitProgress& progress = progress_[index];
-  const bool recomputes = phase == nn::Phase::recompute;
+  const bool recomputes = phase == Phase::recompute;
   if (recomputes) reshard_recomputed(index);
-  if (!recomputes && core_.model.context().tape() != nullptr) ++progress.uses;
+  if (!recomputes && core_.resources.runtime.recording()) ++progress.uses;
   ++progress.entered;
   core_.exchange_order();
   synchronize_buffers(phase);
@@ -128,7 +127,7 @@ void UnitScheduler::pre_forward(std::size_t index, nn::Phase phase) {
       resources.trace.begin(TraceEventKind::forward, group.name(), group.bytes(), resources.compute()));
 }
 
-void UnitScheduler::post_forward(std::size_t index, bool is_model, nn::Phase phase) {
+void UnitScheduler::post_forward(std::size_t index, bool is_model, Phase phase) {
   ParamGroup& group = core_.units[index]->group;
   UnitProgress& progress = progress_[index];
   core_.resources.trace.end(progress.spans.back(), core_.resources.compute());
@@ -137,8 +136,8 @@ void UnitScheduler::post_forward(std::size_t index, bool is_model, nn::Phase pha
   // a unit of several modules stays unsharded until each was entered
   if (progress.entered < group.spec().modules.size()) return;
   progress.entered = 0;
-  if (phase == nn::Phase::forward) {
-    group.reshard(core_.model.context().tape() != nullptr);
+  if (phase == Phase::forward) {
+    group.reshard(core_.resources.runtime.recording());
   } else if (progress.spans.empty()) {  // otherwise this unit is still in use around this call, or in its backward
     recomputed_.push_back(index);
   }
@@ -150,10 +149,10 @@ void UnitScheduler::reshard_recomputed(std::size_t except) {
     if (index != except) core_.units[index]->group.reshard(true);
 }
 
-void UnitScheduler::end_root_forward(nn::Phase phase) {
-  if (phase != nn::Phase::forward) return;
+void UnitScheduler::end_root_forward(Phase phase) {
+  if (phase != Phase::forward) return;
   for (UnitProgress& progress : progress_) progress.entered = 0;
-  if (core_.model.context().tape() != nullptr) return;
+  if (core_.resources.runtime.recording()) return;
   for (const auto& unit : core_.units) unit->group.reshard();  // no backward follows
 }
 
@@ -170,7 +169,7 @@ void UnitScheduler::pre_backward(std::size_t index) {
   std::erase(recomputed_, index);
   progress_[index].entered = 0;
   unshard(index);
-  if (core_.options.backward_prefetch == BackwardPrefetch::pre) prefetch(index, -1, nn::Phase::backward);
+  if (core_.options.backward_prefetch == BackwardPrefetch::pre) prefetch(index, -1, Phase::backward);
   unit.group.wait_for_unshard();
   // Those of the previous microbatch had this forward to overlap with.
   if (unit.reducer.reducing()) finish_reductions();
@@ -184,7 +183,7 @@ void UnitScheduler::post_backward(std::size_t index) {
   UnitProgress& progress = progress_[index];
   core_.resources.trace.end(progress.spans.back(), core_.resources.compute());
   progress.spans.pop_back();
-  if (core_.options.backward_prefetch == BackwardPrefetch::post) prefetch(index, -1, nn::Phase::backward);
+  if (core_.options.backward_prefetch == BackwardPrefetch::post) prefetch(index, -1, Phase::backward);
   if (--progress.uses > 0) return;  // used again further down the tape
   reshard_after_backward(index);
   start_reduction(index);

@@ -49,22 +49,22 @@ class TESSERA_API UnitScheduler {
   std::size_t unit_named(const std::string& name) const;
   void install_hooks();
 
-  void pre_forward(std::size_t index, nn::Phase phase);
-  void post_forward(std::size_t index, bool is_model, nn::Phase phase);
+  void pre_forward(std::size_t index, Phase phase);
+  void post_forward(std::size_t index, bool is_model, Phase phase);
   void pre_backward(std::size_t index);
   void post_backward(std::size_t index);
-  void end_root_forward(nn::Phase phase);
+  void end_root_forward(Phase phase);
   void end_root_backward();
 
   void unshard(std::size_t index);
-  void prefetch(std::size_t index, int direction, nn::Phase phase);
-  bool prefetch_unit(std::size_t index, nn::Phase phase);
+  void prefetch(std::size_t index, int direction, Phase phase);
+  bool prefetch_unit(std::size_t index, Phase phase);
   bool within_limits(const ParamGroup& group) const;
   void reshard_recomputed(std::size_t except);
   void reshard_after_backward(std::size_t index);
   void start_reduction(std::size_t index);
   void advance_reductions();
-  void synchronize_buffers(nn::Phase phase);
+  void synchronize_buffers(Phase phase);
 
   EngineCore& core_;
   const UnitLists prefetch_forward_, prefetch_backward_;  // as the program listed them

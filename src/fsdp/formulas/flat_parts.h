@@ -14,7 +14,7 @@ struct Part {
   std::int64_t elements = 0;
   Precision precision;
   bool trained = false;
-  std::span<const nn::Shape> shapes = {};
+  std::span<const Shape> shapes = {};
 
   std::uint64_t values() const { return of(precision.compute); }
   std::uint64_t of(DType dtype) const { return static_cast<std::uint64_t>(elements) * size_of(dtype); }

@@ -117,7 +117,7 @@ class Costs {
 }  // namespace
 
 void add_flat(UnitSize& unit, const FlatLayout& flat, DType model, std::optional<DType> reduce) {
-  std::vector<nn::Shape> shapes;
+  std::vector<Shape> shapes;
   if (flat.trainable)
     for (const FlatEntry& entry : flat.entries) shapes.push_back(entry.parameter->shape());
   if (flat.dtype != model && flat.dtype != DType::u8) {
@@ -130,7 +130,7 @@ void add_flat(UnitSize& unit, const FlatLayout& flat, DType model, std::optional
   unit.shapes.insert(unit.shapes.end(), shapes.begin(), shapes.end());
 }
 
-std::vector<UnitSize> planned_units(nn::Module& model, std::string_view wrap, const Strategy& strategy,
+std::vector<UnitSize> planned_units(Module& model, std::string_view wrap, const Strategy& strategy,
                                     const MeshShape& mesh, std::optional<bool> reshard_after_forward) {
   const std::vector<UnitSpec> specs = make_units(model, wrap);
   const bool sharded = shard_count(strategy.param_after_forward, mesh) > 1;

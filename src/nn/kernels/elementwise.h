@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "tessera/base/dtype.h"
+#include "tessera/base/optimizer.h"
 #include "tessera/nn/kernels/opmath.h"
 #include "tessera/nn/thread_pool.h"
 
@@ -88,13 +89,7 @@ TESSERA_API void column_sums(ThreadPool& pool, const ColumnSumsArgs<T>& args);
 /// Sum of x in f64, in an order that depends only on `count`.
 template <class T>
 TESSERA_API double sum(ThreadPool& pool, const T* x, std::size_t count);
-/// A vector norm: (sum of |x|^p)^(1/p), or the largest |x|.
-enum class Norm : std::uint8_t {
-  one,      ///< p = 1
-  two,      ///< p = 2
-  three,    ///< p = 3
-  infinity  ///< the largest |x|
-};
+using base::Norm;
 /// Partial result of a norm: the sum of |x|^p in f64, in an order that depends only on `count`; or the largest |x|, NaN
 /// if x contains one. Partial results combine by addition, or by their maximum.
 template <class T>

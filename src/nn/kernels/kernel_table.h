@@ -144,19 +144,6 @@ class KernelTable {
   }
 };
 
-/// From the partial results parts[count] of a norm: out[0] = norm / loss_scale; out[1] = the factor that unscales and
-/// clips a gradient: min(1, most / (out[0] + 1e-6)) / loss_scale, or 1 / loss_scale without `most`. Parts are added in
-/// order.
-struct ClipArgs {
-  kernels::Norm norm = kernels::Norm::two;  ///< of the partial results
-  const double* parts = nullptr;            ///< [count]
-  std::size_t count = 0;                    ///< partial results
-  std::optional<double> most = {};          ///< largest norm; empty: no clipping
-  double loss_scale = 1;                    ///< factor on the loss
-  bool skips = false;     ///< if the norm isn't finite, out[1] is NaN, so that the optimizer changes nothing
-  double* out = nullptr;  ///< [2]
-};
-
 /// Converts `count` elements between any two of f32, f16 and bf16, as in base/dtype.h. Ranges must not overlap.
 struct ConvertArgs {
   const void* in = nullptr;  ///< [count]

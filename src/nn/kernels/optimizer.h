@@ -6,17 +6,12 @@
 #include <cstdint>
 #include <span>
 
-#include "tessera/base/dtype.h"
+#include "tessera/base/optimizer.h"
 #include "tessera/nn/thread_pool.h"
 
 namespace tessera::nn::kernels {
 
-/// Half-precision values beside the f32 values that a step updates (T = float), read and written in the same pass.
-struct HalfStep {
-  base::DType dtype = base::DType::f32;  ///< f16 or bf16; f32: none
-  const void* gradient = nullptr;        ///< not null: read instead of the step's own gradient, which is null
-  void* copy = nullptr;                  ///< not null: gets the new parameters, rounded once
-};
+using base::HalfStep;
 
 /// Elements of a step with one weight decay: from the end of the part before (from 0 if it is the first) to `end`.
 struct DecayPart {

@@ -16,9 +16,9 @@ MISTAKES = [
     # Durability.
     mistake("shard-not-flushed", "src/fsdp/checkpoint/shard_file_writer.cpp", "  if (::fsync(file_.get()) != 0) throw system_error(\"fsync of \" + path);\n", "",
             ORDER, "after a power failure the checkpoint that `latest` names lacks its data"),
-    mistake("index-not-flushed", "src/nn/atomic_file.cpp", "  if (::fsync(file_.get()) != 0) throw base::system_error(\"fsync of \" + path_);\n", "",
+    mistake("index-not-flushed", "src/base/atomic_file.cpp", "  if (::fsync(file_.get()) != 0) throw base::system_error(\"fsync of \" + path_);\n", "",
             ORDER, "after a power failure the checkpoint that `latest` names lacks its index or manifests"),
-    mistake("rename-not-flushed", "src/nn/atomic_file.cpp", "  if (directory) ::fsync(directory.get());\n", "",
+    mistake("rename-not-flushed", "src/base/atomic_file.cpp", "  if (directory) ::fsync(directory.get());\n", "",
             ORDER, "after a power failure `latest` is the old one, though older steps are removed"),
     mistake("step-name-not-flushed", "src/fsdp/checkpoint/writer.cpp", "    checkpoint::flush_directory(options_.directory);\n", "",
             ORDER, "`latest` names a folder that doesn't exist"),
@@ -36,7 +36,7 @@ MISTAKES = [
             (REPLACING, CHECKPOINTS), "of a step and its replacement the older one may be read"),
     mistake("half-a-write", "src/fsdp/checkpoint/shard_file_writer.cpp", "    data += done;\n    bytes -= static_cast<std::size_t>(done);",
             "    data += done;\n    bytes = 0;", SHORT, "a partial write leaves half a file"),
-    mistake("half-an-index", "src/nn/atomic_file.cpp", "    bytes -= static_cast<std::size_t>(done);", "    bytes = 0;",
+    mistake("half-an-index", "src/base/atomic_file.cpp", "    bytes -= static_cast<std::size_t>(done);", "    bytes = 0;",
             SHORT, "a partial write leaves half an index"),
     mistake("interrupted-write-fails", "src/fsdp/checkpoint/shard_file_writer.cpp", "    if (done < 0 && errno == EINTR) continue;\n", "",
             SHORT, "a signal fails a save"),
@@ -49,7 +49,7 @@ MISTAKES = [
             ("tools.checkpoint::CheckpointTest.test_full_disk_fails_save_and_not_training", CHECKPOINTS), "a failed save keeps its space on a full disk"),
     mistake("leftovers-kept", "src/fsdp/checkpoint/writer.cpp", "      if (begun || name.rfind(std::string(kLatest) + \".tmp-\", 0) == 0) fs::remove_all(entry.path());",
             "      static_cast<void>(begun);", (CHECKPOINTS, *KILLED), "files of killed saves are never removed"),
-    mistake("temporary-index-kept", "src/nn/atomic_file.cpp", "  if (file_) ::unlink(temporary_.c_str());\n", "",
+    mistake("temporary-index-kept", "src/base/atomic_file.cpp", "  if (file_) ::unlink(temporary_.c_str());\n", "",
             (r"^nn\.Safetensors", *FULL), "a failed export leaves a temporary file as large as the model"),
     mistake("keeps-one-too-few", "src/fsdp/checkpoint/writer.cpp", "i + static_cast<std::size_t>(options_.keep_last) < steps.whole.size()",
             "i + static_cast<std::size_t>(options_.keep_last) <= steps.whole.size()", CHECKPOINTS, "--keep-last N keeps N - 1"),
@@ -61,7 +61,7 @@ MISTAKES = [
             (CHECKPOINTS, r"^tools\.divergence$"), "steps with infinities or NaN count as finite"),
     mistake("lock-not-taken", "src/fsdp/checkpoint/directory_lock.cpp", "  if (!mine) {\n", "  if (!mine && false) {\n",
             (CHECKPOINTS, "tools.checkpoint::CheckpointTest.test_rejects_second_run_in_directory"), "two runs write to one folder"),
-    mistake("snapshot-too-early", "src/fsdp/checkpoint/writer.cpp", "    engine.model().context().stream().synchronize();  // pending writes to the state are done\n", "",
+    mistake("snapshot-too-early", "src/fsdp/checkpoint/writer.cpp", "    engine.model().runtime().stream().synchronize();  // pending writes to the state are done\n", "",
             CHECKPOINTS, "a checkpoint of a device contains a part of the last update"),
 
     # Reading.

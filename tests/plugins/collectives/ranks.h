@@ -12,6 +12,7 @@
 
 #include "tessera/comm/init.h"
 #include "tessera/fsdp/collective_plugin.h"
+#include "tessera/fsdp/nn_model.h"
 
 namespace tessera::collectives {
 
@@ -22,11 +23,14 @@ using fsdp::FlatLayout;
 
 /// The layout of a flat parameter with parameters of these shapes.
 inline FlatLayout layout_of(nn::Context& context, const std::vector<nn::Shape>& shapes, int ranks) {
-  std::vector<std::shared_ptr<nn::Parameter>> parameters;
-  for (std::size_t i = 0; i < shapes.size(); ++i)
-    parameters.push_back(
-        std::make_shared<nn::Parameter>(context, "p" + std::to_string(i), shapes[i], nn::Init::zeros()));
-  return fsdp::make_layouts(parameters, ranks).at(0);
+  struct Parameters : nn::Module {
+    Parameters(nn::Context& context, const std::vector<nn::Shape>& shapes) : nn::Module(context) {
+      for (std::size_t i = 0; i < shapes.size(); ++i)
+        add_parameter("p" + std::to_string(i), shapes[i], nn::Init::zeros());
+    }
+  };
+  Parameters parameters(context, shapes);
+  return fsdp::make_layouts(fsdp::NnModel(parameters).root().parameters(), ranks).at(0);
 }
 
 inline std::vector<float> normals(const std::string& name, std::size_t count) {
@@ -54,6 +58,8 @@ class Bench {
                   .make_stream = world.lazy ? base::make_lazy_stream : nullptr,
                   .device = {},
                   .runtime = nullptr}),
+        module_(context_),
+        model_(module_),
         start_(base::make_lazy_stream()),  // beside a compute stream that is eager or lazy
         buffers_(
             context_.memory_tracker(), base::MemoryCategory::communication,
@@ -68,7 +74,7 @@ class Bench {
         plugin_(std::move(plugin)) {
     const std::vector<fsdp::TransferSpec> planned = {
         {"unit", &layout_, base::DType::f32, layout_.padded, channel.size()}};
-    plugin_->prepare({collective, context_, buffers_, planned});
+    plugin_->prepare({collective, model_.runtime(), buffers_, planned});
     context_.stream().synchronize();
   }
 
@@ -105,6 +111,8 @@ class Bench {
   comm::Communicator& channel_;
   const OpKind collective_;
   nn::Context context_;
+  nn::Module module_;  // without parameters
+  fsdp::NnModel model_;
   const std::unique_ptr<base::Stream> start_;
   fsdp::LeasePool buffers_;
   fsdp::Copier copier_;

@@ -5,11 +5,11 @@
 #include <span>
 #include <sstream>
 
+#include "tessera/base/atomic_file.h"
 #include "tessera/base/checksum.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/json/json_reader.h"
-#include "tessera/nn/atomic_file.h"
 
 namespace tessera::nn::cuda {
 namespace {
@@ -84,7 +84,7 @@ void MatmulChoices::write() const {
     products.push_back(
         {{"product", key}, {"algorithm", choice.algorithm}, {"us", choice.us}, {"first_us", choice.first_us}});
   const json all = {{"device", device_}, {"cublaslt", version_}, {"products", std::move(products)}};
-  write_file_atomically(path_, all.dump(1) + "\n");
+  base::write_file_atomically(path_, all.dump(1) + "\n");
 }
 
 }  // namespace tessera::nn::cuda

@@ -10,7 +10,7 @@
 #include "tessera/base/export.h"
 #include "tessera/base/file.h"
 
-namespace tessera::nn {
+namespace tessera::base {
 
 /// Writes go to a temporary file beside the target. The destructor removes it if commit() was not called.
 class TESSERA_API AtomicFile {
@@ -30,17 +30,17 @@ class TESSERA_API AtomicFile {
  private:
   const std::string path_;
   std::string temporary_;
-  base::UniqueFd file_;
+  UniqueFd file_;
 };
 
 /// Replaces the file's content with `text`; on failure the file keeps its previous content.
 TESSERA_API void write_file_atomically(const std::string& path, std::string_view text);
 
 /// Copies a regular file, which may be named by a link, as a whole; nothing if there is none. Throws InvalidUsage.
-void copy_file_atomically(const std::string& from, const std::string& to);
+TESSERA_API void copy_file_atomically(const std::string& from, const std::string& to);
 
 /// Creates a directory and those above it, and returns its name. Throws InvalidUsage.
-std::string made_directory(const std::string& directory);
+TESSERA_API std::string made_directory(const std::string& directory);
 
 /// Replaces two files that belong together: `commit_data` replaces the data by one rename, and `text` becomes the
 /// content of `path`, which describes the data. No reader finds the description of one save with the data of another,
@@ -49,4 +49,4 @@ std::string made_directory(const std::string& directory);
 TESSERA_API void commit_described(const std::string& path, std::string_view text,
                                   const std::function<void()>& commit_data);
 
-}  // namespace tessera::nn
+}  // namespace tessera::base

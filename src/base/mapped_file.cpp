@@ -1,4 +1,4 @@
-#include "tessera/nn/mapped_file.h"
+#include "tessera/base/mapped_file.h"
 
 #include <sys/mman.h>
 
@@ -9,7 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 
-namespace tessera::nn {
+namespace tessera::base {
 
 MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
   const auto fail = [this](const char* reason) { throw base::InvalidUsage(path_ + ": " + reason); };
@@ -36,4 +36,4 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(data_, size_);
 }
 
-}  // namespace tessera::nn
+}  // namespace tessera::base

@@ -7,7 +7,7 @@
 
 #include "tessera/base/export.h"
 
-namespace tessera::nn {
+namespace tessera::base {
 
 /// Move-only. The file must not shrink while it is mapped.
 class TESSERA_API MappedFile {
@@ -30,4 +30,4 @@ class TESSERA_API MappedFile {
   std::size_t size_ = 0;
 };
 
-}  // namespace tessera::nn
+}  // namespace tessera::base

@@ -1,4 +1,4 @@
-#include "tessera/nn/atomic_file.h"
+#include "tessera/base/atomic_file.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -10,9 +10,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/nn/mapped_file.h"
+#include "tessera/base/mapped_file.h"
 
-namespace tessera::nn {
+namespace tessera::base {
 namespace {
 
 /// Makes the names in the file's folder durable, as far as the system permits.
@@ -101,4 +101,4 @@ void commit_described(const std::string& path, std::string_view text, const std:
   if (differs) ::unlink(previous.c_str());
 }
 
-}  // namespace tessera::nn
+}  // namespace tessera::base

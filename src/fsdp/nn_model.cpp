@@ -1,0 +1,198 @@
+#include "tessera/fsdp/nn_model.h"
+
+#include <cxxabi.h>
+
+#include <cstdlib>
+#include <map>
+#include <typeinfo>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/graph_capture.h"
+#include "tessera/nn/host_access.h"
+#include "tessera/nn/ops/dispatch.h"
+#include "tessera/nn/optimizer.h"
+
+namespace tessera::fsdp {
+namespace {
+
+static_assert(static_cast<int>(Phase::backward) == static_cast<int>(nn::Phase::backward) &&
+              static_cast<int>(Phase::recompute) == static_cast<int>(nn::Phase::recompute));
+
+/// What an nn::Parameter and an nn::ModuleBuffer have alike.
+template <class Interface, class Source>
+class NnTensor : public Interface {
+ public:
+  explicit NnTensor(std::shared_ptr<Source> source) : source_(std::move(source)) {}
+  const std::string& name() const final { return source_->name(); }
+  const Shape& shape() const final { return source_->shape(); }
+  std::int64_t count() const final { return source_->count(); }
+  DType dtype() const final { return source_->dtype(); }
+  void* data() const final { return source_->tensor().raw(); }
+  void bind(void* data) final { handle().bind(data); }
+  void unbind(std::string_view why) final { handle().unbind(std::string(why)); }
+  void fill_initial(std::uint64_t seed, ElementRange range, DType dtype, void* out) const final {
+    nn::fill_initial(source_->tensor().context(), {source_->init(), source_->name(), seed, range}, dtype, out);
+  }
+  const Source& source() const { return *source_; }
+
+ protected:
+  nn::Tensor handle() const { return source_->tensor(); }  // copies share the memory
+
+ private:
+  const std::shared_ptr<Source> source_;
+};
+
+class NnParameter final : public NnTensor<Parameter, nn::Parameter> {
+ public:
+  using NnTensor::NnTensor;
+  bool requires_grad() const override { return source().tensor().requires_grad(); }
+  bool decays() const override { return source().decays(); }
+  void bind_gradient(void* data, bool keep) override { source().gradient().bind(data, keep); }
+  bool gradient_written() const override { return source().gradient().written(); }
+  void unbind_gradient() override { source().gradient().unbind(); }
+};
+
+class NnBuffer final : public NnTensor<ModuleBuffer, nn::ModuleBuffer> {
+ public:
+  using NnTensor::NnTensor;
+  bool persistent() const override { return source().persistent(); }
+};
+
+using Parameters = std::map<const nn::Parameter*, std::shared_ptr<NnParameter>>;
+
+class NnNode final : public Module {
+ public:
+  /// `parameters`: those of modules before this one, which may share some.
+  NnNode(nn::Module& module, Parameters& parameters) : module_(module) {
+    for (const auto& parameter : module.own_parameters()) {
+      std::shared_ptr<NnParameter>& known = parameters[parameter.get()];
+      if (known == nullptr) known = std::make_shared<NnParameter>(parameter);
+      parameters_.push_back(known);
+    }
+    for (const auto& buffer : module.own_buffers()) own_buffers_.push_back(std::make_shared<NnBuffer>(buffer));
+    for (const auto& child : module.children()) children_.push_back(std::make_unique<NnNode>(*child, parameters));
+  }
+  const std::string& path() const override { return module_.path(); }
+  std::string type() const override {
+    int status = 0;
+    const char* const mangled = typeid(module_).name();
+    const std::unique_ptr<char, void (*)(void*)> whole(abi::__cxa_demangle(mangled, nullptr, nullptr, &status),
+                                                       &std::free);
+    const std::string name = status == 0 ? whole.get() : mangled;
+    const std::size_t colon = name.rfind(':');
+    return colon == std::string::npos ? name : name.substr(colon + 1);
+  }
+  DType dtype() const override { return module_.dtype(); }
+  bool is_block() const override { return module_.is_block(); }
+  void set_hooks(ModuleHooks hooks) override {
+    const auto with_phase = [](std::function<void(Phase)> hook) -> std::function<void(nn::Phase)> {
+      if (!hook) return {};
+      return [hook = std::move(hook)](nn::Phase phase) { hook(static_cast<Phase>(phase)); };
+    };
+    module_.set_hooks({.pre_forward = with_phase(std::move(hooks.pre_forward)),
+                       .post_forward = with_phase(std::move(hooks.post_forward)),
+                       .pre_backward = std::move(hooks.pre_backward),
+                       .post_backward = std::move(hooks.post_backward)});
+  }
+  nn::Module& module() const { return module_; }
+
+ private:
+  nn::Module& module_;
+};
+
+class NnRuntime final : public Runtime {
+ public:
+  explicit NnRuntime(nn::Context& context) : context_(context) {}
+  base::DeviceRuntime& device_runtime() override { return context_.runtime(); }
+  MemoryPool& memory() override { return context_.memory(); }
+  Stream& stream() override { return context_.stream(); }
+  std::unique_ptr<Stream> make_stream() const override { return context_.make_stream(); }
+  bool recording() const override { return context_.tape() != nullptr; }
+  void upload(void* to, std::size_t bytes, const std::function<void(void*)>& write) override {
+    nn::upload(context_, to, bytes, write);
+  }
+  void download(const void* from, std::size_t bytes, const std::function<void(const void*)>& read) override {
+    nn::download(context_, from, bytes, read);
+  }
+  void convert(Stream& stream, const void* in, DType from, void* out, DType to, std::size_t count) override {
+    context_.device_kernels().convert(stream, {in, from, out, to, count});
+  }
+  void assign(Stream& stream, DType dtype, const void* in, void* out, std::size_t count, bool accumulate) override {
+    nn::ops::for_floating("assign", dtype, [&](auto zero) {
+      using T = decltype(zero);
+      context_.kernels<T>("assign").assign(stream,
+                                           {static_cast<const T*>(in), static_cast<T*>(out), count, accumulate});
+    });
+  }
+  void subtract(Stream& stream, const float* a, const float* b, float* out, std::size_t count) override {
+    nn::KernelTable<float>& kernels = context_.kernels<float>("subtract");
+    kernels.scale(stream, {b, -1.0F, out, count, false});
+    kernels.add(stream, {a, out, out, count});
+  }
+  void norm_slices(const NormSlices& args) override {
+    nn::ops::for_floating("norm", args.dtype, [&](auto zero) {
+      using T = decltype(zero);
+      context_.kernels<T>("norm").norm_parts(context_.stream(), {.norm = args.norm,
+                                                                 .x = static_cast<const T*>(args.x),
+                                                                 .count = args.count,
+                                                                 .slices = args.slices,
+                                                                 .counters = args.counters,
+                                                                 .out = args.out});
+    });
+  }
+  void clip_factor(Stream& stream, const ClipArgs& args) override {
+    context_.device_kernels().clip_factor(stream, args);
+  }
+  void update(const OptimizerConfig& config, const OptimizerStep& step, const OptimizerRange& range) override {
+    nn::update(context_, config, step, range);
+  }
+  std::unique_ptr<base::Graph> capture(MemoryPool& memory, const std::function<void()>& work) override {
+    nn::GraphCapture capture(context_, memory);
+    work();
+    return capture.finish();
+  }
+  std::string products() const override {
+    const std::optional<nn::Products> chosen = context_.device_kernels().products();
+    return chosen ? std::string(name_of(*chosen)) : "";
+  }
+  std::string libraries() const override { return context_.device_kernels().libraries(); }
+  nn::Context& context() const { return context_; }
+
+ private:
+  nn::Context& context_;
+};
+
+}  // namespace
+
+class NnModel::State {
+ public:
+  explicit State(nn::Module& model) : runtime(model.context()), root(model, parameters) {}
+  NnRuntime runtime;
+  Parameters parameters;
+  NnNode root;
+};
+
+NnModel::NnModel(nn::Module& model) : state_(std::make_unique<State>(model)) {}
+NnModel::~NnModel() = default;
+Module& NnModel::root() { return state_->root; }
+Runtime& NnModel::runtime() { return state_->runtime; }
+void NnModel::validate() const { state_->root.module().validate_dtypes(); }
+
+const nn::Parameter& nn_parameter(const Parameter& parameter) {
+  if (const auto* const known = dynamic_cast<const NnParameter*>(&parameter)) return known->source();
+  throw InvalidUsage("parameter " + parameter.name() + " is not of a tessera::nn model");
+}
+
+nn::Module& nn_module(Module& module) {
+  if (const auto* const known = dynamic_cast<const NnNode*>(&module)) return known->module();
+  throw InvalidUsage("module " + module.path() + " is not of a tessera::nn model");
+}
+
+const nn::Module& nn_module(const Module& module) { return nn_module(const_cast<Module&>(module)); }
+
+nn::Context& nn_context(Runtime& runtime) {
+  if (const auto* const known = dynamic_cast<const NnRuntime*>(&runtime)) return known->context();
+  throw Unsupported("this runtime has no tessera::nn kernels; use a collective that needs none, such as plain");
+}
+
+}  // namespace tessera::fsdp

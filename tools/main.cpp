@@ -8,6 +8,8 @@
 #include <exception>
 #include <iterator>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -82,6 +84,18 @@ comm::Launch launch_or_none() {
 /// True for a rank of this tool's launcher. A user who starts ranks by hand has no reason to set TESSERA_LAUNCHER.
 bool started_by_us() { return comm_variable("TESSERA_LAUNCHER") == "tessera"; }
 
+/// The library names its own options in errors; here they have the names of the command line.
+std::string with_option_names(std::string text) {
+  constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+      {"wrap ", "--wrap "}, {"wrap: ", "--wrap: "}, {"mesh ", "--mesh "}};
+  for (const auto& [name, option] : kNames)
+    if (text.starts_with(name)) text.replace(0, name.size(), option);
+  constexpr std::string_view kMesh = "give a mesh RxS";
+  if (const std::size_t at = text.find(kMesh); at != std::string::npos)
+    text.replace(at, kMesh.size(), "give --mesh RxS");
+  return text;
+}
+
 /// The last line for an error. Ranks of another launcher share one terminal, so each adds its rank, as this tool's
 /// launcher would. Wrong usage concerns all ranks.
 std::string last_line(const std::string& text, bool wrong_usage) {
@@ -113,7 +127,7 @@ int run(const CommandLine& commands) {
     say("can't write standard output");
     return 1;
   } catch (const base::Error& error) {
-    say(last_line(error.what(), error.kind() == "InvalidUsage"));
+    say(last_line(with_option_names(error.what()), error.kind() == "InvalidUsage"));
     return code_of(error);
   } catch (const std::bad_alloc&) {
     say(last_line("out of memory", false));

@@ -16,7 +16,7 @@ namespace tessera::fsdp {
 /// Keeps the parameters and buffers of a model alive; the model itself, its modules and context outlive it.
 class TESSERA_API NnModel : public Model {
  public:
-  explicit NnModel(nn::Module& model);
+  explicit NnModel(nn::Module& model);  ///< does not change it
   ~NnModel() override;
   Module& root() override;
   Runtime& runtime() override;

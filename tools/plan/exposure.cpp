@@ -9,7 +9,7 @@
 namespace tessera::tools {
 
 using base::TraceEvent;
-using comm::sim::TransferRecord;
+using plan::TransferRecord;
 
 namespace {
 

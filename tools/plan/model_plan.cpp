@@ -49,6 +49,31 @@ std::vector<std::string> row_of(const StepPlan& plan) {
           plan.mfu ? fmt::format("{:.1f}%", 100 * *plan.mfu) : "-"};
 }
 
+ordered_json graph_json(const plan::StepGraph& graph) {
+  ordered_json nodes = ordered_json::array();
+  for (const plan::StepNode& node : graph) {
+    ordered_json& json = nodes.emplace_back();
+    json = {{"name", node.label.empty() ? "work" : node.label},
+            {"start_ns", node.start_ns},
+            {"duration_ns", node.duration_ns},
+            {"after", node.after}};
+    if (node.operation) {
+      const plan::SimulatedOp& operation = *node.operation;
+      json["operation"] = {{"kind", name_of(operation.kind)},
+                           {"bytes", operation.bytes},
+                           {"bytes_sent", operation.bytes_sent},
+                           {"stride", operation.members.stride},
+                           {"ranks", operation.members.ranks}};
+    }
+    if (node.kernel) {
+      const nn::ProductShape& product = node.kernel->product;
+      json["kernel"] = {{"dtype", base::name_of(node.kernel->dtype)}, {"size", node.kernel->size}};
+      if (product.count > 0) json["kernel"]["product"] = {product.m, product.n, product.k, product.count};
+    }
+  }
+  return nodes;
+}
+
 }  // namespace
 
 TrainPlan train_plan(const PlanOptions& options, const std::string& wrap, int ranks, const ClusterSpec& cluster) {
@@ -91,7 +116,7 @@ ModelPlan plan_model(const PlanOptions& options, int ranks, const ClusterSpec& c
   const SimulatedCluster simulated = simulate(cluster, ranks);
   ModelPlan result{.model = options.model, .ranks = ranks, .cluster = cluster.name};
   result.memory_bytes = simulated.memory_bytes;
-  const std::optional<comm::sim::Variation> variation = variation_of(options);
+  const std::optional<plan::Variation> variation = variation_of(options);
   const bool by_default = options.strategies.empty();
   const std::vector<std::string> strategies =
       by_default ? std::vector<std::string>(std::begin(kDefaultStrategies), std::end(kDefaultStrategies))
@@ -155,7 +180,7 @@ ordered_json to_json(const ModelPlan& plan) {
     if (!planned.rank_step_ms.empty()) run["rank_step_ms"] = planned.rank_step_ms;
     if (plan.memory_bytes > 0)
       run["fits"] = static_cast<double>(planned.result.peak_bytes.total_peak) <= plan.memory_bytes;
-    if (!planned.graph.empty()) run["graph"] = to_json(planned.graph);
+    if (!planned.graph.empty()) run["graph"] = graph_json(planned.graph);
     runs.push_back(std::move(run));
   }
   return {{"model", plan.model},

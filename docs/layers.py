@@ -9,20 +9,21 @@ TARGET = pathlib.Path(__file__).with_suffix(".svg")
 # x and width in twelfths of the picture, row from the top, color, folder, contents, height in rows if not 1
 BOXES = [
     (0, 8, 0, "top", "tools/", "the command line: compare, train, bench, plan, report, run, info"),
-    (8, 4, 0, "top", "examples/", "programs that use the library", 2),
-    (0, 8, 1, "engine", "src/fsdp", "mesh, strategies as data, flat parameters, engine"),
-    (0, 4, 2, "nn", "src/nn", "tensors, tape, layers, models"),
-    (4, 4, 2, "comm", "src/comm", "Communicator, Work, registry, launch"),
-    (8, 4, 2, "side", "backends/", "communication between ranks"),
-    (0, 12, 3, "base", "src/base", "dtypes, errors, environment, memory and its tracker, streams, events"),
+    (8, 4, 0, "top", "examples/", "programs that use the library", 3),
+    (0, 8, 1, "plan", "src/plan", "prediction: virtual clock, simulated network, kernel costs"),
+    (0, 8, 2, "engine", "src/fsdp", "mesh, strategies as data, flat parameters, engine"),
+    (0, 4, 3, "nn", "src/nn", "tensors, tape, layers, models"),
+    (4, 4, 3, "comm", "src/comm", "Communicator, Work, registry, launch"),
+    (8, 4, 3, "side", "backends/", "communication between ranks"),
+    (0, 12, 4, "base", "src/base", "dtypes, errors, environment, memory and its tracker, streams, events"),
 ]
 
 STYLE = """
   text { font-family: system-ui, sans-serif; fill: #1c2024; } .name { font-weight: 600; font-size: 17px; } .what { font-size: 13px; }
   rect { stroke: #5c6670; stroke-opacity: .35; } path { stroke: #5c6670; stroke-width: 2; fill: none; }
-  .top rect { fill: #e8ebee; } .engine rect { fill: #f9ddc9; } .nn rect { fill: #cfe5f4; } .comm rect { fill: #cdebdf; }
+  .top rect { fill: #e8ebee; } .plan rect { fill: #e6dcf3; } .engine rect { fill: #f9ddc9; } .nn rect { fill: #cfe5f4; } .comm rect { fill: #cdebdf; }
   .side rect { fill: #fff; stroke-dasharray: 5 4; stroke-opacity: 1; } .base rect { fill: #f2e6c4; }
-  @media (prefers-color-scheme: dark) { text { fill: #e6e9ec; } .top rect { fill: #2a3036; } .engine rect { fill: #57371f; }
+  @media (prefers-color-scheme: dark) { text { fill: #e6e9ec; } .top rect { fill: #2a3036; } .plan rect { fill: #3d3156; } .engine rect { fill: #57371f; }
     .nn rect { fill: #1d4159; } .comm rect { fill: #1b4a3a; } .side rect { fill: #15181b; } .base rect { fill: #4a3f1c; } }
 """
 
@@ -38,7 +39,7 @@ def wrapped(text, width):
 
 
 def picture():
-    height = 4 * (ROW + GAP) + GAP
+    height = 5 * (ROW + GAP) + GAP
     unit = (WIDTH - GAP) / 12
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
              f'aria-label="Tessera\'s folders: each box uses what lies below it">', f"<style>{STYLE}</style>"]

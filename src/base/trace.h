@@ -1,5 +1,5 @@
-// Trace events: the engine's actions and their times, with one vocabulary for the runtime, the trace, the tests and the
-// planner.
+// Trace events: the engine's actions and their times, with one vocabulary for all that
+// record, show or compare them.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ struct TraceEvent {
   std::int64_t duration_ns() const { return end_ns - start_ns; }  ///< time from start to end
 };
 
-/// An operation of a communicator, where its time is known: in a simulation.
+/// An operation of a communicator whose times are known.
 struct TransferEvent {
   std::string operation;       ///< such as "all_gather"
   std::string axis;            ///< of the mesh, or "world"

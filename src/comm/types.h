@@ -166,7 +166,7 @@ struct Capabilities {
   std::string backend;               ///< the name, as in TESSERA_BACKEND
   std::vector<DType> dtypes;         ///< supported by every operation; engines need f32, f64, u8
   std::vector<MemoryKind> memory;    ///< supported by allocate()
-  bool moves_nothing = false;        ///< supports memory of device meta, which has no data: a simulation
+  bool moves_nothing = false;        ///< supports memory of device meta, which has no data
   bool shares_memory = false;        ///< all ranks are on one host and map each other's memory
   bool splits_share_memory = false;  ///< communicators split from it may share memory
   bool message_tags = false;         ///< send() and recv() take tags other than 0

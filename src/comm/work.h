@@ -117,7 +117,7 @@ class TESSERA_API Work {
   /// Calls `callback` once the operation has ended, even if this handle is gone by then: in this call if it has already
   /// ended, otherwise in a thread of the communicator, without locks. No call that issues operations runs callbacks of
   /// earlier ones. The Work can still be waited for, which may return before the callback does. The communicator's
-  /// destructor waits for its callbacks. Throws Unsupported (a simulation, whose operations end in virtual time).
+  /// destructor waits for its callbacks. Throws Unsupported where operations move nothing (Capabilities).
   void on_done(WorkCallback callback);
   /// Leaves a completed operation, without waiting: this one continues, and its buffers must stay valid until it has
   /// ended, as on_done() or the communicator's destructor tells. Its error is thrown by the next call on the

@@ -6,52 +6,6 @@ namespace tessera::nn {
 
 KernelInterceptor::~KernelInterceptor() = default;
 
-double KernelCostModel::seconds(const KernelInvocation& call) const {
-  const auto found = tables_.find(key(call));
-  return found == tables_.end() ? 0 : found->second.at(call.size) * factor_;
-}
-
-KernelCostModel KernelCostModel::scaled(double factor) const {
-  KernelCostModel result = *this;
-  result.factor_ *= factor;
-  return result;
-}
-
-void KernelCostModel::merge(const KernelCostModel& other) {
-  if (factor_ != 1 || other.factor_ != 1) throw InvalidUsage("kernel cost model: scaled costs can't be merged");
-  for (const auto& [key, table] : other.tables_) tables_[key].merge(table);
-}
-
-void KernelProfiler::call(const KernelInvocation& call, Stream& stream, const std::function<void()>& run) {
-  const Event before = stream.record_timed();
-  run();
-  const Event after = stream.record_timed();
-  const std::int64_t begun = before.time_ns();
-  times_.add(call, static_cast<double>(after.time_ns() - begun) / 1e9);
-}
-
-double KernelCostModel::operator()(const KernelInvocation& call) const {
-  if (!has(call))
-    throw InvalidUsage("simulation: kernel " + std::string(call.kernel) + " of " + std::string(name_of(call.dtype)) +
-                       " has no measured cost; profile a step that uses it");
-  return seconds(call);
-}
-
-KernelTime two_rates(double flops_per_second, double bytes_per_second) {
-  if (!(flops_per_second > 0) || !(bytes_per_second > 0))
-    throw InvalidUsage("machine: " + std::to_string(flops_per_second) + " FLOP/s and " +
-                       std::to_string(bytes_per_second) + " bytes a second; both must be above 0");
-  return [=](const KernelInvocation& call) {
-    return call.product.count > 0 ? call.size / flops_per_second : call.size / bytes_per_second;
-  };
-}
-
-void KernelSimulator::call(const KernelInvocation& call, Stream& stream, const std::function<void()>& run) {
-  const double seconds = time_(call);
-  run();
-  clock_.advance(stream, static_cast<std::int64_t>(seconds * 1e9), call.kernel);
-}
-
 namespace {
 
 /// Forwards all calls; those that submit work to streams go through the observer.

@@ -1,16 +1,12 @@
-// Interceptors of a device's kernel calls: they measure the calls or simulate their duration.
+// Interceptors of a device's kernel calls.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string_view>
-#include <utility>
 
-#include "tessera/base/cost_table.h"
 #include "tessera/base/device_runtime.h"
-#include "tessera/base/virtual_clock.h"
 #include "tessera/nn/types.h"
 
 namespace tessera::nn {
@@ -40,9 +36,6 @@ struct KernelInvocation {
   ProductShape product;  ///< of products and attention; count 0 for all others
 };
 
-/// Seconds that a call takes on the simulated machine. Throws InvalidUsage for a kernel whose cost it does not know.
-using KernelTime = std::function<double(const KernelInvocation&)>;
-
 /// Receives the kernel calls of a runtime that observe() wraps, on their thread.
 class TESSERA_API KernelInterceptor {
  public:
@@ -53,54 +46,6 @@ class TESSERA_API KernelInterceptor {
   /// "add_layer_norm_forward" or "add_rms_norm_forward".
   virtual bool splits_sums() const { return true; }
 };
-
-/// Duration of each kernel as a function of its size. A value type.
-class TESSERA_API KernelCostModel {
- public:
-  /// Adds one measured call.
-  void add(const KernelInvocation& call, double seconds) { tables_[key(call)].add(call.size, seconds); }
-  /// 0 for kernels that were not measured; see has().
-  double seconds(const KernelInvocation& call) const;
-  /// True if this kernel was measured for this dtype, at any size.
-  bool has(const KernelInvocation& call) const { return tables_.contains(key(call)); }
-  /// As seconds(). Throws InvalidUsage that names a kernel that was not measured.
-  double operator()(const KernelInvocation& call) const;
-  /// A copy in which all times are `factor` times as long: for another machine, or a test.
-  KernelCostModel scaled(double factor) const;
-  /// Adds the measurements of `other`; both unscaled.
-  void merge(const KernelCostModel& other);
-
- private:
-  using Key = std::pair<std::string_view, DType>;
-  static Key key(const KernelInvocation& call) { return {call.kernel, call.dtype}; }
-  std::map<Key, base::CostTable> tables_;
-  double factor_ = 1;
-};
-
-/// Measures each call: waits for the stream before and after it.
-class TESSERA_API KernelProfiler final : public KernelInterceptor {
- public:
-  void call(const KernelInvocation& call, Stream& stream, const std::function<void()>& run) override;
-  const KernelCostModel& times() const { return times_; }  ///< of all calls so far
-
- private:
-  KernelCostModel times_;
-};
-
-/// Advances a virtual clock instead of running kernels.
-class TESSERA_API KernelSimulator final : public KernelInterceptor {
- public:
-  /// `clock` created the streams and must outlive this object.
-  KernelSimulator(base::VirtualClock& clock, KernelTime time) : clock_(clock), time_(std::move(time)) {}
-  void call(const KernelInvocation& call, Stream& stream, const std::function<void()>& run) override;
-
- private:
-  base::VirtualClock& clock_;
-  const KernelTime time_;
-};
-
-/// A machine with one rate for products and attention and one for everything else, without an overhead for each call.
-TESSERA_API KernelTime two_rates(double flops_per_second, double bytes_per_second);
 
 /// Returns a runtime around `inner` that passes each kernel call, copy and fill to `observer`, which must outlive it.
 /// Its streams come from `make_stream` if that is not empty.

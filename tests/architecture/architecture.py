@@ -15,13 +15,14 @@ ARROWS = {  # folder: the layers of src/ that it may include
     "src/nn": {"nn", "base"},
     "src/fsdp": {"fsdp", "comm", "base"},
     "src/fsdp/nn_model": {"fsdp", "nn", "comm", "base"},  # the engine's view of an nn model
+    "src/plan": {"plan", "fsdp", "nn", "comm", "base"},
     "backends": {"comm", "base"},
     "plugins": {"fsdp", "comm", "base"},
-    "tools": {"fsdp", "nn", "comm", "base"},
-    "examples": {"fsdp", "nn", "comm", "base"},
+    "tools": {"plan", "fsdp", "nn", "comm", "base"},
+    "examples": {"plan", "fsdp", "nn", "comm", "base"},
 }
 # Installed headers lie directly in a layer's folder, or in these; headers ending in -inl.h are not installed.
-PUBLIC = re.compile(r"^(src|tessera)/((base|comm|nn|fsdp)|nn/(layers|models|ops|kernels))/[^/]+(?<!-inl)\.h$")
+PUBLIC = re.compile(r"^(src|tessera)/((base|comm|nn|fsdp|plan)|nn/(layers|models|ops|kernels))/[^/]+(?<!-inl)\.h$")
 VENDORS = [  # header, and the folders that may include it
     (re.compile(r"^(cuda|cublas|cudnn|curand|nvrtc|nvtx|nvml)\w*(/.*)?\.(h|hpp)$|^cub/|^cooperative_groups"),
      ("src/base/cuda/", "src/comm/kernels/cuda/", "src/nn/kernels/cuda/", "backends/nccl/", "tests/", "bench/")),
@@ -33,7 +34,7 @@ VENDORS = [  # header, and the folders that may include it
 STANDARD = re.compile(r"^[a-z0-9_]+$|^c(assert|errno|math|std\w+|string|time|float|limits|inttypes|signal)$")
 LIBRARY = ("src/", "backends/", "plugins/")
 COPY_HELPER = re.compile(r"^src/fsdp/(.*/)?copier\.(h|cpp)$")
-MODEL_ADAPTER = re.compile(r"^src/fsdp/(nn_model|simulation)\.(h|cpp)$")
+MODEL_ADAPTER = re.compile(r"^src/fsdp/nn_model\.(h|cpp)$")
 STRATEGY_FILE = re.compile(r"^src/fsdp/strategy[^/]*\.(h|cpp)$|^src/fsdp/strategy/")
 STRATEGY_NAME = re.compile(r'\b(ddp|zero1|zero2|hsdp|shard_grad_op|no_shard|full_shard|hybrid_shard)\b|"fsdp"')
 PAGE = re.compile(r"([\w-]+\.md)\b|\bDESIGN\b")
@@ -42,6 +43,9 @@ LINES, EXAMPLE_LINES = 400, 100
 ENGINE_METHODS = 20  # public ones of fsdp::Engine, beside constructors and destructor
 # Words for which docs/glossary.md has others; in identifiers and comments.
 WORDS = re.compile(r"(?<![a-zA-Z])(ledger|foretell|heed|settle[ds]?|stir|nobody|somebody|whoever|himself|colour|crew|booked|brain|sleeper)(?![a-zA-Z])", re.I)
+# What src/plan alone predicts with: the layers below it contain and name none of it, in comments either.
+PREDICTION = re.compile(r"virtual.?clock|task.?graph|cost.?table|cost.?model|simulat|tessera/plan/|\bplan::", re.I)
+BELOW_PLAN = ("src/base/", "src/comm/", "src/nn/", "src/fsdp/")
 METHOD = re.compile(r"^  (?:[\w:<>,&*\[\] ]+ [*&]?)?(~?\w+)\(", re.M)
 DEFINITION = re.compile(r"^(?! |return )(?:[\w:<>,&* ]+ [*&]?)?((?:[a-z]\w*::)*)([A-Z]\w+)::(?:\w+::)*~?\w+\(", re.M)
 
@@ -50,14 +54,14 @@ PATTERNS = [
     ("environment", re.compile(r"\b(getenv|secure_getenv)\b|(?<![\w/])environ\b"), LIBRARY + ("tools/", "examples/"),
      re.compile(r"^src/base/env\.cpp$")),
     ("backend name", re.compile(r"(?<!ip::)\b(shm|tcp|ucx|mpi|nccl)\b"), ("src/",), None),
-    ("device work", re.compile(r"(\bstream\w*|\bcompute)(\(\))?\s*(\.|->)\s*run\s*\("), ("src/nn/", "src/fsdp/"),
+    ("device work", re.compile(r"(\bstream\w*|\bcompute)(\(\))?\s*(\.|->)\s*run\s*\("), ("src/nn/", "src/fsdp/", "src/plan/"),
      re.compile(r"^src/nn/kernels/cpu/cpu_kernels\.cpp$")),  # host code that accesses tensors' memory
-    ("host wait", re.compile(r"(\.|->)\s*wait\s*\(\s*\)|\bwait_for\s*\("), ("src/fsdp/",),
-     re.compile(r"^src/fsdp/simulation\.cpp$")),  # measures on the host
-    ("clock", re.compile(r"\b\w+_clock\b|\bclock_gettime\b|\bgettimeofday\b|\bhost_time_ns\b|\bstd::time\b"), ("src/fsdp/",), None),
+    ("host wait", re.compile(r"(\.|->)\s*wait\s*\(\s*\)|\bwait_for\s*\("), ("src/fsdp/",), None),
+    ("clock", re.compile(r"\b\w+_clock\b|\bclock_gettime\b|\bgettimeofday\b|\bhost_time_ns\b|\bstd::time\b"), ("src/fsdp/", "src/plan/"),
+     re.compile(r"^src/plan/world\.cpp$")),  # the deadlines of Work,
     ("raw copy", re.compile(r"\b(memcpy|memmove)\b"), ("src/fsdp/",), COPY_HELPER),
     ("model library", re.compile(r"\bnn::|\b(gpt\w*|llama\w*)\b", re.I), ("src/fsdp/",), MODEL_ADAPTER),
-    ("strategy name", STRATEGY_NAME, ("src/fsdp/",), STRATEGY_FILE),
+    ("strategy name", STRATEGY_NAME, ("src/fsdp/", "src/plan/"), STRATEGY_FILE),
     ("JSON without limits", re.compile(r"json::parse\s*\("), LIBRARY + ("tools/",),  # base::parse_json() has limits
      re.compile(r"^src/base/json/|^src/nn/models/config_json\.cpp$"  # its own text
                 r"|^tools/(cli/output|explain/real_step|train/(events|step_recorder))\.cpp$")),  # messages of ranks
@@ -140,6 +144,11 @@ def breaches(root):
             for number, line in enumerate(text.split("\n"), 1):
                 for match in WORDS.finditer(line):
                     yield path, number, "word", f"'{match.group(0)}': docs/glossary.md has the word for it"
+        if path.startswith(BELOW_PLAN):
+            for number, line in enumerate(text.split("\n"), 1):
+                for match in PREDICTION.finditer(line):
+                    if not INCLUDE.match(line):
+                        yield path, number, "prediction", f"'{match.group(0)}' belongs to src/plan"
         body = INCLUDE.sub("", code) if path.startswith("src/") else code
         for rule, pattern, where, exempt in PATTERNS:
             if not path.startswith(where) or (exempt and exempt.search(path)):

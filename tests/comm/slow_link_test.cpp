@@ -9,7 +9,6 @@
 #include <numeric>
 #include <thread>
 
-#include "tessera/comm/sim/topology.h"
 #include "tessera/comm/slow_link/latest_times.h"
 #include "tessera/comm/slow_link/port_use.h"
 #include "tests/comm/support.h"
@@ -262,52 +261,6 @@ TEST(SlowLink, RefusesLinksThatMeanNothing) {
               "of ranks");
     EXPECT_EQ(error_of([&] { lateness_of(comm); }), "InvalidUsage: lateness_of: the communicator has no slow links");
   });
-}
-
-// --- the model is the simulation's
-
-sim::Topology simulated(const SlowLinks& links, int ranks) {
-  sim::Topology topology;
-  const SlowLink& near = links.hosts > 1 ? links.intra : links.link;
-  topology.bytes_per_second = near.bytes_per_second;
-  topology.latency_s = std::chrono::duration<double>(near.latency).count();
-  const int per_host = ranks / links.hosts;
-  if (links.hosts > 1)  // a card for every rank of a host
-    topology.domains = {{.ranks = per_host,
-                         .bytes_per_second = links.link.bytes_per_second * per_host,
-                         .latency_s = std::chrono::duration<double>(links.link.latency).count()}};
-  return topology;
-}
-
-TEST(SlowLink, OperationsCostWhatSimulatedOnesDo) {
-  constexpr int kWorld = 8;
-  constexpr std::size_t kBytes = 64'000;
-  for (const int hosts : {1, 2, 4})
-    for (const auto& [first, stride, ranks] : {std::array{0, 1, 8}, {4, 1, 4}, {1, 2, 4}, {0, 4, 2}, {6, 1, 2}})
-      for (const OpKind kind : {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_to_all,
-                                OpKind::broadcast, OpKind::reduce}) {
-        SCOPED_TRACE(testing::Message() << name_of(kind) << " " << hosts << " hosts, ranks " << first << " + " << stride
-                                        << " x " << ranks);
-        const SlowLinks links{.link = {20us, 2e6}, .intra = {5us, 50e6}, .hosts = hosts};
-        const sim::SimulatedOp operation{
-            .kind = kind, .bytes = kBytes, .bytes_sent = 0, .ranks = ranks, .members = {first, stride, ranks}};
-        const sim::Topology topology = simulated(links, kWorld);
-        const sim::OpCost cost = sim::collective_cost(topology, kWorld, operation, "direct");
-        ASSERT_EQ(cost.size(), 1u);
-        std::vector<int> members;
-        for (int i = 0; i < ranks; ++i) members.push_back(first + i * stride);
-        OpDesc call{.kind = kind, .root = ranks - 1};
-        call.in = {nullptr, kBytes, DType::u8, {}};
-        call.out = {nullptr, kBytes, DType::u8, {}};
-        const PortUse use = port_use({links, kWorld, members, ranks - 1}, {&call, 1});
-        EXPECT_EQ(use.latency, cost[0].latency);
-        std::array<double, kPorts> seconds{};
-        for (const sim::LinkLoad& load : cost[0].loads)
-          seconds[load.link] =
-              load.bytes / (load.link == 0 ? topology.bytes_per_second : topology.domains[0].bytes_per_second);
-        for (std::size_t port = 0; port < kPorts; ++port)
-          EXPECT_NEAR(std::chrono::duration<double>(use.occupied[port]).count(), seconds[port], 2e-9);
-      }
 }
 
 TEST(SlowLink, PartsCostTheirOwnBytes) {

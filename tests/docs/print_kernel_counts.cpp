@@ -10,9 +10,9 @@
 #include <string>
 #include <tuple>
 
-#include "tessera/comm/sim/world.h"
 #include "tessera/fsdp/nn_model.h"
-#include "tessera/fsdp/simulation.h"
+#include "tessera/plan/simulation.h"
+#include "tessera/plan/world.h"
 #include "tests/harness/guarded_device.h"
 #include "tests/harness/training.h"
 #include "tests/nn/ops/cuda/emulated_kernels.h"
@@ -51,15 +51,15 @@ class CallCounter final : public nn::KernelInterceptor {
 };
 
 std::map<Call, int> calls_of_steps(int steps) {
-  const fsdp::TrainingStep step{
+  const plan::TrainingStep step{
       .make_model = [](nn::Context& context) { return bf16_model(context, nn::preset("gpt2")); },
       .sequences = 16,
       .seq_len = 1024,
       .engine = engine_options()};
-  base::VirtualClock clock(base::VirtualClock::Machine::asynchronous);
-  const auto world = comm::sim::make_world(1, clock, comm::sim::alpha_beta(std::chrono::microseconds(1), 1e9));
+  plan::VirtualClock clock(plan::VirtualClock::Machine::asynchronous);
+  const auto world = plan::make_world(1, clock, plan::alpha_beta(std::chrono::microseconds(1), 1e9));
   CallCounter counter;
-  fsdp::predict_step(step, *world, clock, counter, steps);
+  plan::predict_step(step, *world, clock, counter, steps);
   return counter.counts;
 }
 

@@ -1,5 +1,5 @@
 // Training with products in 8-bit floating point: strategies are bitwise equal, delayed scaling's state is the same on
-// every rank, in checkpoints and after resharding, and a simulation predicts the memory to the byte.
+// every rank, in checkpoints and after resharding.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +9,6 @@
 #include "tessera/nn/layers/linear.h"
 #include "tests/fsdp/checkpoint_support.h"
 #include "tests/fsdp/models.h"
-#include "tests/fsdp/simulation_support.h"
 #include "tests/nn/temporary_directory.h"
 
 namespace tessera::fsdp {
@@ -99,23 +98,6 @@ TEST_P(Fp8, AccumulationIsBitwiseEqual) {
     return train(spec);
   };
   EXPECT_TRUE(same_bits(run("ddp"), run("fsdp")));
-}
-
-TEST_P(Fp8, SimulationPredictsMemoryToTheByte) {
-  for (const char* name : {"ddp", "fsdp"}) {
-    const TrainingSpec spec = fp8_spec(name, 2, GetParam());
-    const TrainingStep step{.make_model = spec.make_model,
-                            .sequences = spec.global_batch / spec.ranks,
-                            .seq_len = spec.seq_len,
-                            .engine = spec.engine};
-    const StepProfile real = measured_on(spec.ranks, "shm", step, 2);
-    const comm::sim::Network network =
-        comm::sim::fixed_times([](const comm::sim::SimulatedOp&) { return std::chrono::nanoseconds(1000); });
-    const StepProfile predicted = predict_on(spec.ranks, step, real.kernels, network);
-    for (const base::MemoryCategory use :
-         {base::MemoryCategory::activation, base::MemoryCategory::parameter, base::MemoryCategory::unsharded_parameter})
-      EXPECT_EQ(real.memory.peak_of(use), predicted.memory.peak_of(use)) << name << " " << base::name_of(use);
-  }
 }
 
 TEST(Fp8Training, ScalingsDiffer) {

@@ -24,7 +24,6 @@
 #include "tests/nn/temporary_directory.h"
 #include "tools/compare/comparison.h"
 #include "tools/plan/cluster_file.h"
-#include "tools/plan/cluster_presets.h"
 #include "tools/postmortem/divergence_finder.h"
 #include "tools/report/page.h"
 #include "tools/train/model_files.h"

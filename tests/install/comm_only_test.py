@@ -30,7 +30,7 @@ with tempfile.TemporaryDirectory() as scratch:
     folder = pathlib.Path(args.source)
     for part in ("src/base/", "src/comm/", "backends/tcp/", "backends/shm/"):
         assert any(source.startswith(str(folder / part)) for source in sources), (part, sources)
-    for part in ("src/nn/", "src/fsdp/", "tests/", "examples/", "bench/"):
+    for part in ("src/nn/", "src/fsdp/", "src/plan/", "tests/", "examples/", "bench/"):
         assert not any(source.startswith(str(folder / part)) for source in sources), (part, sources)
     for library in ("openblas", "dnnl", "cublas"):
         assert library not in commands.stdout.lower(), library

@@ -42,7 +42,7 @@ def main():
 
         headers = sorted((prefix / "include" / "tessera").rglob("*.h"))
         assert len(headers) > 5, headers
-        public = re.compile(r"((base|comm|nn|fsdp)|nn/(kernels|layers|models|ops))/\w+\.h")
+        public = re.compile(r"((base|comm|nn|fsdp|plan)|nn/(kernels|layers|models|ops))/\w+\.h")
         for header in headers:
             assert public.fullmatch(str(header.relative_to(prefix / "include" / "tessera"))), header
         project = scratch / "project"

@@ -13,7 +13,7 @@ import subprocess
 
 import table
 
-FOLDERS = ("src/base", "src/comm", "src/fsdp", "src/nn", "backends", "plugins", "tools")
+FOLDERS = ("src/base", "src/comm", "src/fsdp", "src/nn", "src/plan", "backends", "plugins", "tools")
 _SWAPS = {" < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > ", " == ": " != ", " != ": " == ", " && ": " || ", " || ": " && ",
           " + ": " - ", " - ": " + ", " * ": " / ", "++": "--", "--": "++", "std::min(": "std::max(", "std::max(": "std::min(",
           "+= ": "-= ", "true": "false", "false": "true"}

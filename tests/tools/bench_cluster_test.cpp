@@ -5,8 +5,8 @@
 #include <array>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/sim/topology.h"
-#include "tessera/comm/sim/world.h"
+#include "tessera/plan/topology.h"
+#include "tessera/plan/world.h"
 #include "tools/bench/machine_kernels.h"
 #include "tools/bench/machine_links.h"
 #include "tools/bench/step_overhead.h"
@@ -114,9 +114,9 @@ ClusterSpec measured_cluster() {
 TEST(MeasuredCluster, EachNumberOfRanksHasItsTimes) {
   const SimulatedCluster simulated = simulate(measured_cluster(), 4);
   const auto us = [&](int ranks) {
-    const comm::sim::SimulatedOp operation{
+    const plan::SimulatedOp operation{
         .kind = comm::OpKind::all_reduce, .bytes = 1000, .bytes_sent = 1000, .ranks = ranks, .members = {0, 1, ranks}};
-    const auto time = comm::sim::time_alone(simulated.network, simulated.network.cost(operation));
+    const auto time = plan::time_alone(simulated.network, simulated.network.cost(operation));
     return static_cast<double>(time.count()) / 1e3;
   };
   EXPECT_THAT(us(2), DoubleNear(20, 0.01));
@@ -125,8 +125,8 @@ TEST(MeasuredCluster, EachNumberOfRanksHasItsTimes) {
 
 /// Microseconds until two calls are done that begin together.
 double both_done_us(const ClusterSpec& cluster) {
-  base::VirtualClock clock(base::VirtualClock::Machine::asynchronous);
-  const auto world = comm::sim::make_world(2, clock, simulate(cluster, 2).network);
+  plan::VirtualClock clock(plan::VirtualClock::Machine::asynchronous);
+  const auto world = plan::make_world(2, clock, simulate(cluster, 2).network);
   const auto stream = clock.make_stream();
   float values[250] = {};
   const comm::View view{values, 250, base::DType::f32, {}};

@@ -8,7 +8,6 @@
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
 #include "tools/plan/cluster_file.h"
-#include "tools/plan/cluster_presets.h"
 
 namespace tessera::tools {
 namespace {

@@ -204,10 +204,9 @@ class StepCaller {
 
 }  // namespace
 
-std::vector<StepCall> step_calls(const std::vector<comm::sim::TransferRecord>& transfers, base::DType reduced,
-                                 int ranks) {
+std::vector<StepCall> step_calls(const std::vector<plan::TransferRecord>& transfers, base::DType reduced, int ranks) {
   std::vector<StepCall> calls;
-  for (const comm::sim::TransferRecord& transfer : transfers) {
+  for (const plan::TransferRecord& transfer : transfers) {
     const BenchOp* op = op_of(transfer.operation.kind);
     if (op == nullptr || transfer.operation.ranks < 2) continue;
     const std::uint64_t bytes = transfer.operation.bytes;

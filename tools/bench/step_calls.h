@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/sim/world.h"
+#include "tessera/plan/world.h"
 #include "tools/bench/operations.h"
 
 namespace tessera::tools {
@@ -18,12 +18,11 @@ struct StepCall {
   const BenchOp* op = nullptr;
   std::uint64_t bytes = 0;  ///< of the larger buffer
   base::DType dtype = base::DType::f32;
-  comm::sim::RankSet members;  ///< of the last rank's communicator
+  plan::RankSet members;  ///< of the last rank's communicator
 };
 
 /// The calls of a simulated step, and the all_reduce of the loss. Reductions are of `reduced`.
-std::vector<StepCall> step_calls(const std::vector<comm::sim::TransferRecord>& transfers, base::DType reduced,
-                                 int ranks);
+std::vector<StepCall> step_calls(const std::vector<plan::TransferRecord>& transfers, base::DType reduced, int ranks);
 
 /// What one call took and gave.
 struct StepCallTimes {

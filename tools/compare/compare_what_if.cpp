@@ -85,7 +85,7 @@ ordered_json actions_of(const StepSchedule& schedule) {
 /// Throws InvalidUsage if an operation passes the ports in several rounds.
 ordered_json loads_of(const StepSchedule& schedule, int ranks, int hosts) {
   ordered_json loads = ordered_json::array();
-  for (const comm::sim::SimulatedOp& operation : schedule.operations) {
+  for (const plan::SimulatedOp& operation : schedule.operations) {
     const std::optional<PortLoad> load = port_load(operation, ranks, hosts);
     if (!load) throw base::InvalidUsage("its operations pass the links in several rounds");
     loads.push_back({load->bytes[0], load->bytes[1], load->messages[0], load->messages[1]});

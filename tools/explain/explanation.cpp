@@ -31,10 +31,10 @@ StepCost cost_of(const TrainPlan& plan, const std::string& strategy, const StepP
   StepCost cost;
   std::set<std::string> units;
   for (const fsdp::UnitStats& unit : step.units) units.insert(unit.name);
-  for (const comm::sim::TransferRecord& transfer : step.transfers) {
+  for (const plan::TransferRecord& transfer : step.transfers) {
     cost.link_ns += transfer.done_ns - transfer.begun_ns;
     if (units.count(transfer.label) == 0) continue;  // order checks and norms
-    const comm::sim::SimulatedOp& operation = transfer.operation;
+    const plan::SimulatedOp& operation = transfer.operation;
     auto same = std::find_if(cost.operations.begin(), cost.operations.end(), [&](const OperationCost& other) {
       return other.kind == operation.kind && other.ranks == operation.ranks;
     });

@@ -166,11 +166,11 @@ RealStep run_real_step(const TrainPlan& plan, comm::Communicator& world,
                        const std::shared_ptr<base::MemoryTracker>& memory_tracker) {
   const RankValues own = first_step_values(plan, world, memory_tracker);
   const fsdp::EngineOptions engine = engine_options(plan, plan.options.strategy);
-  fsdp::TrainingStep training = training_step(plan, engine);
+  plan::TrainingStep training = training_step(plan, engine);
   training.memory_history = true;
   const int steps = timed_steps(engine.strategy);
-  const fsdp::StepProfile profile = fsdp::profile_step(training, world, steps);
-  const fsdp::StepTimes& timed = profile.steps.back();
+  const plan::StepProfile profile = plan::profile_step(training, world, steps);
+  const plan::StepTimes& timed = profile.steps.back();
 
   const auto communicator = world.split(0, world.rank());
   const auto runtime = base::open_device({});

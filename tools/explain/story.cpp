@@ -12,7 +12,7 @@ namespace {
 
 using base::TraceEvent;
 using base::TraceEventKind;
-using comm::sim::TransferRecord;
+using plan::TransferRecord;
 
 /// Shorter waits are no rows: they would be shown as 0.000 ms.
 constexpr std::int64_t kShownNs = 500;
@@ -278,7 +278,7 @@ std::vector<std::optional<std::size_t>> starting_events(const StepPlan& step) {
 
 std::vector<IssuedTransfers> issued_transfers(const StepPlan& step) {
   std::vector<IssuedTransfers> issued(step.events.size());
-  std::map<const IssuedTransfers*, comm::sim::RankSet> members;  // of the last transfer
+  std::map<const IssuedTransfers*, plan::RankSet> members;  // of the last transfer
   const std::vector<std::optional<std::size_t>> started = starting_events(step);
   for (std::size_t i = 0; i < step.transfers.size(); ++i) {
     if (!started[i]) continue;

@@ -11,7 +11,6 @@
 #include "tessera/comm/algorithms.h"
 #include "tessera/comm/schedule.h"
 #include "tools/cli/json_object.h"
-#include "tools/plan/cluster_presets.h"
 
 namespace tessera::tools {
 namespace {

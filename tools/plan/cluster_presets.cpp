@@ -1,4 +1,4 @@
-#include "tools/plan/cluster_presets.h"
+#include "tools/plan/cluster_file.h"
 
 namespace tessera::tools {
 namespace {

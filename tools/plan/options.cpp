@@ -132,11 +132,11 @@ std::vector<int> ranks_of(const PlanOptions& options) { return numbers_of(option
 
 std::vector<int> scale_of(const PlanOptions& options) { return numbers_of(options.scale, "--scale"); }
 
-std::optional<comm::sim::Variation> variation_of(const PlanOptions& options) {
+std::optional<plan::Variation> variation_of(const PlanOptions& options) {
   if (options.slow_ranks.empty() && options.slow_links.empty() && options.jitter_percent == 0) return {};
-  return comm::sim::Variation{.slow_ranks = factors_of(options.slow_ranks, "--slow-rank"),
-                              .slow_hosts = factors_of(options.slow_links, "--slow-link"),
-                              .jitter = options.jitter_percent / 100};
+  return plan::Variation{.slow_ranks = factors_of(options.slow_ranks, "--slow-rank"),
+                         .slow_hosts = factors_of(options.slow_links, "--slow-link"),
+                         .jitter = options.jitter_percent / 100};
 }
 
 void refuse_other_options(const CLI::App& command, const std::string& what, const std::vector<std::string>& used) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/sim/all_ranks.h"
+#include "tessera/plan/all_ranks.h"
 #include "tools/train/options.h"
 
 namespace tessera::tools {
@@ -40,7 +40,7 @@ std::vector<int> ranks_of(const PlanOptions& options);
 std::vector<int> scale_of(const PlanOptions& options);
 
 /// How ranks differ, or nothing if they are equal. Throws InvalidUsage.
-std::optional<comm::sim::Variation> variation_of(const PlanOptions& options);
+std::optional<plan::Variation> variation_of(const PlanOptions& options);
 
 /// Throws InvalidUsage if an option is given that is not in `used`: it would have no effect with `what`.
 void refuse_other_options(const CLI::App& command, const std::string& what, const std::vector<std::string>& used);

@@ -10,7 +10,6 @@
 #include "tools/cli/output.h"
 #include "tools/compare/compare_why.h"
 #include "tools/plan/cluster_file.h"
-#include "tools/plan/cluster_presets.h"
 #include "tools/plan/model_plan.h"
 #include "tools/plan/options.h"
 #include "tools/plan/plan_page.h"

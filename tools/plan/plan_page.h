@@ -7,7 +7,6 @@
 #include "tools/compare/why.h"
 #include "tools/plan/advisor.h"
 #include "tools/plan/model_plan.h"
-#include "tools/plan/scaling.h"
 
 namespace tessera::tools {
 

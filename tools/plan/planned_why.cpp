@@ -23,8 +23,8 @@ using comm::LinkWait;
 namespace {
 
 /// An operation of the simulated rank, the last one of its communicator, at the figures of the links.
-LinkCall call_of(const comm::sim::TransferRecord& transfer, const LinkedMachine& machine) {
-  const comm::sim::SimulatedOp& op = transfer.operation;
+LinkCall call_of(const plan::TransferRecord& transfer, const LinkedMachine& machine) {
+  const plan::SimulatedOp& op = transfer.operation;
   std::vector<int> members;
   for (int i = 0; i < op.members.ranks; ++i) members.push_back(op.members.first + i * op.members.stride);
   const comm::OpDesc desc{
@@ -42,7 +42,7 @@ LinkWait wait_between(std::int64_t begin, std::int64_t end) { return {begin, beg
 LinkWait link_wait(const StepPlan& step, const TraceEvent& wait) {
   std::int64_t through = wait.start_ns;
   for (const auto* transfers : {&step.in_flight, &step.transfers})
-    for (const comm::sim::TransferRecord& transfer : *transfers)
+    for (const plan::TransferRecord& transfer : *transfers)
       if (transfer.done_ns <= wait.end_ns) through = std::max(through, transfer.done_ns);
   return wait_between(wait.start_ns, through);
 }
@@ -51,7 +51,7 @@ LinkRecord record_of(const StepPlan& step, const LinkedMachine& machine) {
   LinkRecord record;
   for (const TraceEvent& event : step.events)
     if (is_wait(event)) record.waits.push_back(link_wait(step, event));
-  for (const comm::sim::TransferRecord& transfer : step.transfers) {
+  for (const plan::TransferRecord& transfer : step.transfers) {
     record.calls.push_back(call_of(transfer, machine));
     // All that it waits for may have been done before the step begins, or be done after it ends: it belongs to the
     // step.

@@ -11,14 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/base/cost_table.h"
 #include "tessera/base/dtype.h"
 #include "tessera/base/error.h"
+#include "tessera/plan/cost_table.h"
 
 namespace tessera::tools {
 
 using base::InvalidUsage;
-namespace sim = comm::sim;
 
 namespace {
 
@@ -29,20 +28,20 @@ comm::AlgorithmTable algorithms_of(const ClusterSpec& cluster) {
   std::string text;
   for (const auto& [operation, choice] : cluster.algorithms)
     text += (text.empty() ? "" : ",") + operation + "=" + (choice == "nccl" ? "vendor" : choice);
-  return {text, sim::simulated_algorithms()};
+  return {text, plan::simulated_algorithms()};
 }
 
-sim::Topology topology_of(const ClusterSpec& cluster) {
-  sim::Topology topology;
+plan::Topology topology_of(const ClusterSpec& cluster) {
+  plan::Topology topology;
   topology.bytes_per_second = cluster.intra.bytes_per_second;
   topology.latency_s = cluster.intra.latency_us * kMicroseconds;
-  topology.sharing = cluster.sharing == PortSharing::fair ? sim::LinkSharing::fair : sim::LinkSharing::in_order;
+  topology.sharing = cluster.sharing == PortSharing::fair ? plan::LinkSharing::fair : plan::LinkSharing::in_order;
   topology.in_order = cluster.sharing == PortSharing::fair;
   topology.algorithms = algorithms_of(cluster);
   if (!cluster.inter) return topology;
-  sim::LinkDomain domain{.ranks = cluster.ranks_per_host,
-                         .bytes_per_second = cluster.inter->bytes_per_second * cluster.nics_per_host,
-                         .latency_s = cluster.inter->latency_us * kMicroseconds};
+  plan::LinkDomain domain{.ranks = cluster.ranks_per_host,
+                          .bytes_per_second = cluster.inter->bytes_per_second * cluster.nics_per_host,
+                          .latency_s = cluster.inter->latency_us * kMicroseconds};
   topology.domains.push_back(domain);
   for (const std::optional<SwitchSpec>& level : {cluster.rack, cluster.spine}) {
     if (!level) continue;
@@ -54,7 +53,7 @@ sim::Topology topology_of(const ClusterSpec& cluster) {
 }
 
 /// Seconds by operation and number of ranks.
-using CollectiveTimes = std::map<std::pair<std::string, int>, base::CostTable>;
+using CollectiveTimes = std::map<std::pair<std::string, int>, plan::CostTable>;
 
 CollectiveTimes times_of(const ClusterSpec& cluster, std::vector<MeasuredPoint> MeasuredCollective::*points) {
   CollectiveTimes tables;
@@ -64,7 +63,7 @@ CollectiveTimes times_of(const ClusterSpec& cluster, std::vector<MeasuredPoint> 
   return tables;
 }
 
-std::optional<double> seconds_of(const CollectiveTimes& tables, const sim::SimulatedOp& operation) {
+std::optional<double> seconds_of(const CollectiveTimes& tables, const plan::SimulatedOp& operation) {
   const auto found = tables.find({std::string(comm::name_of(operation.kind)), operation.ranks});
   if (found == tables.end()) return std::nullopt;
   return found->second.at(static_cast<double>(operation.bytes));
@@ -72,10 +71,10 @@ std::optional<double> seconds_of(const CollectiveTimes& tables, const sim::Simul
 
 /// Measured operations share one wire, which each occupies for its gap; what is left of its time is latency, during
 /// which the next one may pass. Without a gap, two at the same time take twice as long.
-void use_measurements(sim::Network& network, const ClusterSpec& cluster) {
+void use_measurements(plan::Network& network, const ClusterSpec& cluster) {
   constexpr double kPerSecond = 1e9;
   if (cluster.measured.empty()) return;
-  network.busy = [tables = times_of(cluster, &MeasuredCollective::busy)](const sim::SimulatedOp& operation) {
+  network.busy = [tables = times_of(cluster, &MeasuredCollective::busy)](const plan::SimulatedOp& operation) {
     return std::chrono::nanoseconds(std::llround(seconds_of(tables, operation).value_or(0) * 1e9));
   };
   CollectiveTimes tables = times_of(cluster, &MeasuredCollective::points);
@@ -83,19 +82,19 @@ void use_measurements(sim::Network& network, const ClusterSpec& cluster) {
   const auto wire = static_cast<std::uint32_t>(network.links.size());
   network.links.push_back(kPerSecond);
   network.cost = [tables = std::move(tables), gaps = times_of(cluster, &MeasuredCollective::gap), wire,
-                  otherwise = network.cost](const sim::SimulatedOp& operation) {
+                  otherwise = network.cost](const plan::SimulatedOp& operation) {
     const std::optional<double> seconds = seconds_of(tables, operation);
     if (!seconds) return otherwise(operation);
     const double gap = std::min(seconds_of(gaps, operation).value_or(*seconds), *seconds), load = gap * kPerSecond;
     const std::chrono::nanoseconds latency(std::llround((*seconds - gap) * 1e9));
-    return sim::OpCost{{.loads = {{wire, load}}, .bytes = load, .latency = latency}};
+    return plan::OpCost{{.loads = {{wire, load}}, .bytes = load, .latency = latency}};
   };
 }
 
 /// Products and attention at a part of the peak, but no faster than their bytes pass memory; everything else at the
 /// memory's rate. Measured kernels take their measured times.
-nn::KernelTime kernel_time(const ClusterSpec& cluster) {
-  std::map<std::pair<std::string, base::DType>, base::CostTable> tables;
+plan::KernelTime kernel_time(const ClusterSpec& cluster) {
+  std::map<std::pair<std::string, base::DType>, plan::CostTable> tables;
   for (const MeasuredKernel& kernel : cluster.compute.kernels)
     for (const auto& [size, seconds] : kernel.points)
       tables[{kernel.kernel, base::parse_dtype(kernel.dtype)}].add(size, seconds);
@@ -130,12 +129,12 @@ SimulatedCluster simulate(const ClusterSpec& cluster, int ranks) {
   simulated.ranks_per_host = cluster.ranks_per_host;
   simulated.memory_bytes = cluster.compute.memory_bytes;
   simulated.peak_flops = cluster.compute.peak_flops;
-  if (cluster.compute.kind == ComputeSpec::Kind::device) simulated.streams = base::VirtualClock::Machine::asynchronous;
+  if (cluster.compute.kind == ComputeSpec::Kind::device) simulated.streams = plan::VirtualClock::Machine::asynchronous;
   simulated.overhead = cluster.compute.overhead;
   simulated.kernels = kernel_time(cluster);
   simulated.topology = topology_of(cluster);
   simulated.measured = !times_of(cluster, &MeasuredCollective::points).empty();
-  simulated.network = sim::cluster(simulated.topology, ranks);
+  simulated.network = plan::cluster(simulated.topology, ranks);
   for (const MeasuredCommunicator& one : cluster.communicators) {
     simulated.network.memory[one.ranks] = {one.bytes, one.ordinary_bytes};
     if (one.ranks == ranks) simulated.loss_bytes = one.ordinary_bytes;

@@ -5,9 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "tessera/base/virtual_clock.h"
-#include "tessera/comm/sim/topology.h"
-#include "tessera/nn/kernel_interceptor.h"
+#include "tessera/plan/kernel_costs.h"
+#include "tessera/plan/topology.h"
 #include "tools/plan/cluster_file.h"
 
 namespace tessera::tools {
@@ -18,13 +17,13 @@ struct SimulatedCluster {
   int ranks_per_host = 1;
   double memory_bytes = 0;                   ///< of one rank; 0: not known
   std::map<std::string, double> peak_flops;  ///< by dtype; for the MFU
-  base::VirtualClock::Machine streams = base::VirtualClock::Machine::synchronous;
+  plan::VirtualClock::Machine streams = plan::VirtualClock::Machine::synchronous;
   StepOverhead overhead;         ///< added to each simulated step
   std::uint64_t loss_bytes = 0;  ///< what the world needs to add up losses, beyond what others need
-  nn::KernelTime kernels;
-  comm::sim::Topology topology;
+  plan::KernelTime kernels;
+  plan::Topology topology;
   bool measured = false;  ///< operations take measured times instead of those of the topology
-  comm::sim::Network network;
+  plan::Network network;
 };
 
 /// The cost models of a cluster for a world of `ranks`. Throws InvalidUsage if it has no room for them.

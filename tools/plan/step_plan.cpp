@@ -6,10 +6,10 @@
 #include <sstream>
 #include <utility>
 
-#include "tessera/base/cost_table.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/traffic.h"
 #include "tessera/nn/models/causal_model.h"
+#include "tessera/plan/cost_table.h"
 #include "tools/train/mfu.h"
 #include "tools/train/model_files.h"
 
@@ -38,10 +38,10 @@ void add_loss(RunResult& run, int ranks) {
   run.wire_bytes_per_step.control += comm::direct_bytes_sent(comm::OpKind::all_reduce, 1, sizeof(double), ranks, 0);
 }
 
-void fill(RunResult& run, const fsdp::StepProfile& profile, const TrainPlan& plan, const fsdp::EngineOptions& engine) {
+void fill(RunResult& run, const plan::StepProfile& profile, const TrainPlan& plan, const fsdp::EngineOptions& engine) {
   const auto steps = static_cast<double>(profile.steps.size());
   double step_ns = 0, exposed_ns = 0;
-  for (const fsdp::StepTimes& step : profile.steps) {
+  for (const plan::StepTimes& step : profile.steps) {
     step_ns += static_cast<double>(step.step_ns) / steps;
     exposed_ns += static_cast<double>(step.exposed_ns) / steps;
     run.step_ms_p95 = std::max(run.step_ms_p95, static_cast<double>(step.step_ns) / 1e6);
@@ -64,16 +64,16 @@ void fill(RunResult& run, const fsdp::StepProfile& profile, const TrainPlan& pla
 }
 
 /// Milliseconds from the begin of the first simulated step to the end of the last one, divided by the steps.
-std::vector<double> simulate_ranks(const fsdp::StepProfile& profile, const base::VirtualClock& clock,
+std::vector<double> simulate_ranks(const plan::StepProfile& profile, const plan::VirtualClock& clock,
                                    const comm::Communicator& world, const SimulatedCluster& cluster, int ranks,
-                                   const comm::sim::Variation& variation) {
+                                   const plan::Variation& variation) {
   if (cluster.measured)
     throw base::InvalidUsage("cluster " + cluster.name +
                              ": its operations have measured times, which are those of equal ranks; leave out "
                              "--slow-rank, --slow-link and --jitter, or \"measured\"");
   const std::array marks{profile.steps.front().begin_task, profile.steps.back().end_task};
-  const auto times = comm::sim::simulate_all_ranks(clock.graph(), comm::sim::transfers_of(world), cluster.topology,
-                                                   ranks, variation, marks);
+  const auto times =
+      plan::simulate_all_ranks(clock.graph(), plan::transfers_of(world), cluster.topology, ranks, variation, marks);
   std::vector<double> steps;
   for (const auto& rank : times)
     steps.push_back(static_cast<double>(rank[1] - rank[0]) / 1e6 / static_cast<double>(profile.steps.size()));
@@ -93,7 +93,7 @@ void add_overhead(RunResult& run, const StepOverhead& overhead) {
   auto points = overhead.steps.find(run.strategy);
   if (points == overhead.steps.end()) points = overhead.steps.find("others");
   if (points == overhead.steps.end()) return;
-  base::CostTable measured;
+  plan::CostTable measured;
   for (const auto& [simulated_ms, ms] : points->second) measured.add(simulated_ms, ms);
   const double before = run.step_ms_median;
   const double exposed = run.exposed_communication_ms;  // a link is as fast as it is simulated
@@ -103,31 +103,31 @@ void add_overhead(RunResult& run, const StepOverhead& overhead) {
 }
 
 /// Fills what is about the last step of `profile`.
-void add_last_step(StepPlan& planned, const fsdp::StepProfile& profile, const base::VirtualClock& clock,
-                   const comm::Communicator& world, const KernelRecorder& kernels, StepDetails details) {
-  const fsdp::StepTimes& step = profile.steps.back();
+void add_last_step(StepPlan& planned, const plan::StepProfile& profile, const plan::VirtualClock& clock,
+                   const comm::Communicator& world, const plan::KernelSimulator& kernels, StepDetails details) {
+  const plan::StepTimes& step = profile.steps.back();
   planned.events = step.events;
   planned.begin_ns = step.begin_ns;
   planned.end_ns = step.begin_ns + step.step_ns;
   planned.step_memory = step.memory;
-  const std::vector<comm::sim::TransferRecord> transfers = comm::sim::transfers_of(world);
-  for (const comm::sim::TransferRecord& transfer : transfers) {
+  const std::vector<plan::TransferRecord> transfers = plan::transfers_of(world);
+  for (const plan::TransferRecord& transfer : transfers) {
     if (transfer.task >= step.first_issued)
       planned.transfers.push_back(transfer);
     else if (transfer.done_ns > step.begin_ns)
       planned.in_flight.push_back(transfer);
   }
   if (!details.graph) return;
-  const fsdp::StepTimes& first = details.isolated ? step : profile.steps[profile.steps.size() - 2];
+  const plan::StepTimes& first = details.isolated ? step : profile.steps[profile.steps.size() - 2];
   planned.graph_begin_ns = first.begin_ns;
-  planned.graph = step_graph(clock, {first.begin_task, first.first_issued, step.issued_end}, transfers, kernels);
-  const auto in_step = [&](const StepNode& node) { return node.task >= step.first_issued; };
+  planned.graph = plan::step_graph(clock, {first.begin_task, first.first_issued, step.issued_end}, transfers, kernels);
+  const auto in_step = [&](const plan::StepNode& node) { return node.task >= step.first_issued; };
   planned.first_node = static_cast<std::uint32_t>(std::find_if(planned.graph.begin(), planned.graph.end(), in_step) -
                                                   planned.graph.begin());
 }
 
 /// The axis along which these ranks are, "world" if it is none. Ranks count along the innermost axis first.
-std::string axis_of(const comm::sim::RankSet& members, const fsdp::MeshShape& mesh) {
+std::string axis_of(const plan::RankSet& members, const fsdp::MeshShape& mesh) {
   int stride = 1;
   for (auto axis = mesh.axes.rbegin(); axis != mesh.axes.rend(); stride *= axis->size, ++axis)
     if (axis->size == members.ranks && stride == members.stride) return axis->name;
@@ -136,7 +136,7 @@ std::string axis_of(const comm::sim::RankSet& members, const fsdp::MeshShape& me
 
 }  // namespace
 
-fsdp::TrainingStep training_step(const TrainPlan& plan, const fsdp::EngineOptions& engine) {
+plan::TrainingStep training_step(const TrainPlan& plan, const fsdp::EngineOptions& engine) {
   return {.make_model =
               [&plan](nn::Context& context) {
                 auto model = nn::make_model(context, plan.model);
@@ -152,20 +152,20 @@ fsdp::TrainingStep training_step(const TrainPlan& plan, const fsdp::EngineOption
 }
 
 StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const SimulatedCluster& cluster,
-                   const std::optional<comm::sim::Variation>& variation, StepDetails details) {
+                   const std::optional<plan::Variation>& variation, StepDetails details) {
   const fsdp::EngineOptions engine = engine_options(plan, strategy);
-  fsdp::TrainingStep step = training_step(plan, engine);
+  plan::TrainingStep step = training_step(plan, engine);
   step.memory_history = details.step_memory;
   step.continuous = !details.isolated;
-  base::VirtualClock clock(cluster.streams);
-  const auto world = comm::sim::make_world(plan.ranks, clock, cluster.network);
+  plan::VirtualClock clock(cluster.streams);
+  const auto world = plan::make_world(plan.ranks, clock, cluster.network);
   if (details.all_memory) world->memory_tracker()->keep_history(true);
   // The trainer computes mean losses on the world, in ordinary memory.
   const base::TrackedBytes loss_bytes(*world->memory_tracker(), base::MemoryCategory::communication,
                                       cluster.loss_bytes);
   const int steps = period_of(engine.strategy) + (details.graph && !details.isolated ? 1 : 0);
-  KernelRecorder kernels(clock, cluster.kernels);
-  const fsdp::StepProfile profile = fsdp::predict_step(step, *world, clock, kernels, steps);
+  plan::KernelSimulator kernels(clock, cluster.kernels);
+  const plan::StepProfile profile = plan::predict_step(step, *world, clock, kernels, steps);
   StepPlan planned;
   fill(planned.result, profile, plan, engine);
   if (variation) vary(planned, plan, simulate_ranks(profile, clock, *world, cluster, plan.ranks, *variation));
@@ -188,7 +188,7 @@ bool is_wait(const base::TraceEvent& event) {
 std::vector<base::TransferEvent> transfer_events(const StepPlan& plan) {
   const int rank = plan.mesh.size() - 1;  // the simulated one
   std::vector<base::TransferEvent> transfers;
-  for (const comm::sim::TransferRecord& transfer : plan.transfers)
+  for (const plan::TransferRecord& transfer : plan.transfers)
     transfers.push_back({.operation = std::string(name_of(transfer.operation.kind)),
                          .axis = axis_of(transfer.operation.members, plan.mesh),
                          .rank = rank,

@@ -7,12 +7,12 @@
 
 #include "tessera/base/memory_tracker.h"
 #include "tessera/base/trace.h"
-#include "tessera/comm/sim/all_ranks.h"
-#include "tessera/comm/sim/world.h"
-#include "tessera/fsdp/simulation.h"
+#include "tessera/plan/all_ranks.h"
+#include "tessera/plan/simulation.h"
+#include "tessera/plan/step_graph.h"
+#include "tessera/plan/world.h"
 #include "tools/compare/run_result.h"
 #include "tools/plan/simulated_cluster.h"
-#include "tools/plan/step_graph.h"
 #include "tools/train/options.h"
 
 namespace tessera::tools {
@@ -22,19 +22,19 @@ struct StepPlan {
   RunResult result;                      ///< without losses and hash; model state and peaks are those of this rank
   std::optional<double> mfu;             ///< nothing if the peak of the machine is not known for the precision
   std::vector<base::TraceEvent> events;  ///< of the step
-  std::vector<comm::sim::TransferRecord> transfers;  ///< called in the step
-  std::vector<comm::sim::TransferRecord> in_flight;  ///< called in the step before, and not done when the step begins
-  fsdp::MeshShape mesh;                              ///< as the engine uses it
-  std::vector<fsdp::UnitStats> units;                ///< in forward order
-  std::vector<fsdp::UnitSize> unit_sizes;            ///< input of the formulas
-  std::int64_t begin_ns = 0;                         ///< of the step, on the clock of `events` and `transfers`
-  std::int64_t end_ns = 0;                           ///< likewise, without the overhead of the cluster
-  StepGraph graph;                                   ///< empty unless asked for
-  std::uint32_t first_node = 0;                      ///< of the step, in `graph`
-  std::int64_t graph_begin_ns = 0;                   ///< time 0 of `graph`, on the clock of `events`
-  base::MemoryHistory memory;                        ///< of the whole simulation, in its order; empty unless asked for
-  base::MemoryHistory step_memory;                   ///< of the step, on the clock of `events`; empty unless asked for
-  std::vector<double> rank_step_ms;                  ///< of every rank, if they differ; empty: they are equal
+  std::vector<plan::TransferRecord> transfers;  ///< called in the step
+  std::vector<plan::TransferRecord> in_flight;  ///< called in the step before, and not done when the step begins
+  fsdp::MeshShape mesh;                         ///< as the engine uses it
+  std::vector<fsdp::UnitStats> units;           ///< in forward order
+  std::vector<fsdp::UnitSize> unit_sizes;       ///< input of the formulas
+  std::int64_t begin_ns = 0;                    ///< of the step, on the clock of `events` and `transfers`
+  std::int64_t end_ns = 0;                      ///< likewise, without the overhead of the cluster
+  plan::StepGraph graph;                        ///< empty unless asked for
+  std::uint32_t first_node = 0;                 ///< of the step, in `graph`
+  std::int64_t graph_begin_ns = 0;              ///< time 0 of `graph`, on the clock of `events`
+  base::MemoryHistory memory;                   ///< of the whole simulation, in its order; empty unless asked for
+  base::MemoryHistory step_memory;              ///< of the step, on the clock of `events`; empty unless asked for
+  std::vector<double> rank_step_ms;             ///< of every rank, if they differ; empty: they are equal
 };
 
 /// What StepPlan holds only if it is asked for.
@@ -48,14 +48,14 @@ struct StepDetails {
 };
 
 /// A step of one rank of `plan`: to be simulated, or to be measured.
-fsdp::TrainingStep training_step(const TrainPlan& plan, const fsdp::EngineOptions& engine);
+plan::TrainingStep training_step(const TrainPlan& plan, const fsdp::EngineOptions& engine);
 
 /// Simulates a step of `plan` under `strategy`, or one sync period for a strategy that has one: times are then means
 /// over its steps. Throws InvalidUsage if the strategy can't run on this world.
 /// `variation`: how ranks differ; the step is then that of the slowest, and events and exposed time are those of a rank
 /// among equal ones.
 StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const SimulatedCluster& cluster,
-                   const std::optional<comm::sim::Variation>& variation = {}, StepDetails details = {});
+                   const std::optional<plan::Variation>& variation = {}, StepDetails details = {});
 
 /// Whether computing waits for communication in this event.
 bool is_wait(const base::TraceEvent& event);

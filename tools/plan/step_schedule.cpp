@@ -9,7 +9,7 @@
 namespace tessera::tools {
 namespace {
 
-using comm::sim::SimulatedOp;
+using plan::SimulatedOp;
 
 bool same_operation(const SimulatedOp& a, const SimulatedOp& b) {
   return a.kind == b.kind && a.bytes == b.bytes && a.ranks == b.ranks && a.members == b.members;
@@ -122,7 +122,7 @@ std::optional<StepSchedule> schedule_of(const StepPlan& fewest, const StepPlan& 
   ScheduleWriter writer({&fewest, &most});
   for (std::uint32_t i = 0; i < fewest.graph.size(); ++i) {
     if (i == fewest.first_node) writer.begin();
-    const StepNode &node = fewest.graph[i], &other = most.graph[i];
+    const plan::StepNode &node = fewest.graph[i], &other = most.graph[i];
     if (node.label != other.label || node.after != other.after) return std::nullopt;
     for (const std::uint32_t earlier : node.after) writer.wait_for(earlier);
     if (!node.operation) {
@@ -157,12 +157,12 @@ std::optional<PortLoad> port_load(const SimulatedOp& operation, int ranks, int h
   PortLoad load;
   for (const std::size_t port : {0, 1}) {
     const LinkSpec &inside = port == 0 ? kMicrosecond : kNoLatency, &between = port == 0 ? kNoLatency : kMicrosecond;
-    const comm::sim::OpCost cost =
+    const plan::OpCost cost =
         simulate(linked_cluster(between, inside, hosts, ranks, {1, 1}), ranks).network.cost(operation);
     if (cost.size() != 1) return std::nullopt;
     load.messages.at(port) = static_cast<int>(cost[0].latency.count() / 1000);
     const int ranks_of_host = ranks / hosts;  // whose bytes the host's link carries
-    for (const comm::sim::LinkLoad& link : cost[0].loads)
+    for (const plan::LinkLoad& link : cost[0].loads)
       load.bytes.at(link.link) = link.link == 0 ? link.bytes : link.bytes / ranks_of_host;
   }
   return load;

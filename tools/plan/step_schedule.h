@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "tessera/comm/sim/network.h"
+#include "tessera/plan/network.h"
 #include "tools/plan/simulated_cluster.h"
 #include "tools/plan/step_plan.h"
 
@@ -31,7 +31,7 @@ struct StepSchedule {
   std::vector<StepAction> actions;  ///< of the step before, and of the step
   std::uint32_t first = 0;          ///< action of the step: before it, all that was called may be in flight
   std::vector<Growth> works;        ///< nanoseconds
-  std::vector<comm::sim::SimulatedOp> operations;
+  std::vector<plan::SimulatedOp> operations;
   Growth work_in_waits{};      ///< nanoseconds that count as exposed, such as decoding
   std::vector<Growth> memory;  ///< live bytes at the instants that can be the peak
 };
@@ -53,6 +53,6 @@ struct PortLoad {
 };
 
 /// Nothing if the operation passes the ports in several rounds. `hosts` divides `ranks`.
-std::optional<PortLoad> port_load(const comm::sim::SimulatedOp& operation, int ranks, int hosts);
+std::optional<PortLoad> port_load(const plan::SimulatedOp& operation, int ranks, int hosts);
 
 }  // namespace tessera::tools

@@ -1,4 +1,4 @@
-// A decorator that makes the links between ranks slower, by the model of simulated clusters.
+// A decorator that makes the links between ranks slower, by a model of their ports.
 #pragma once
 
 #include <chrono>

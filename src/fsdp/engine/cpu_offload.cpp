@@ -22,7 +22,7 @@ void CpuOffload::finish() noexcept {
 Buffer CpuOffload::allocate(std::size_t bytes) {
   base::DeviceRuntime& device = runtime_.device_runtime();
   MemoryTracker& memory_tracker = runtime_.memory_tracker();
-  // A simulation on shapes without data needs the host's memory as little as the device's.
+  // Shapes without data need the host's memory as little as the device's.
   void* const data = has_data() ? device.allocate_host(bytes) : device.allocate(bytes);
   memory_tracker.add(MemoryCategory::offloaded, bytes);
   Buffer memory(data, bytes, [&device, &memory_tracker, real = has_data()](void* p, std::size_t n) {

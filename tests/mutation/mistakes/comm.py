@@ -35,9 +35,9 @@ MISTAKES = [
     mistake("peer-may-be-oneself", "src/comm/core/argument_checker.cpp", "call_.root >= size_ || call_.root == rank_)\n    fail(\"peer is", "call_.root >= size_)\n    fail(\"peer is",
             (CALLS, r"^comm\.ArgumentChecks", r"^conformance\."), "a message to the own rank hangs until the deadline"),
     mistake("difference-forgets-peers", "src/comm/traffic.cpp", "    difference.bytes_to_peer[i] -= earlier.bytes_to_peer[i];", "    static_cast<void>(earlier.bytes_to_peer[i]);",
-            (CALLS, r"^comm\.Traffic", r"^sim\.", r"^comm\.", r"^tools_bench\."), "differences of traffic have the total bytes per peer"),
+            (CALLS, r"^comm\.Traffic", r"^plan\.", r"^comm\.", r"^tools_bench\."), "differences of traffic have the total bytes per peer"),
     mistake("reduce-sends-to-all", "src/comm/traffic.cpp", "      return route.peer == route.root ? count * size : 0;\n    case OpKind::gather:", "      return count * size;\n    case OpKind::gather:",
-            (r"^sim\.", r"^comm\.", r"^mpi\."), "a simulated reduce sends to all ranks"),
+            (r"^plan\.", r"^comm\.", r"^mpi\."), "a simulated reduce sends to all ranks"),
 
     # Works that nobody waits for.
     mistake("callbacks-not-run", "src/comm/core/polled_group.cpp", "  engine_.defer([this, &op] { run_callbacks(op); });", "  op.release();\n  end_in_flight();",
@@ -190,23 +190,23 @@ MISTAKES = [
     mistake("duration-off", "src/base/parse.cpp", "  if (number.unit == \"h\") scale = 3'600'000;", "  if (number.unit == \"h\") scale = 360'000;", r"^base\.Parse", "TESSERA_TIMEOUT=1h is six minutes"),
     mistake("environment-twice", "src/base/env.cpp", "    if (!changed) result.emplace_back(line);", "    if (!changed || name == \"TESSERA_RANK\") result.emplace_back(line);", (r"^base\.Env", r"^tools\.Launcher"), "a rank started by a rank inherits its rank number"),
 
-    # sim
-    mistake("sim-order-ignored", "src/comm/sim/world.cpp", "earlier.push_back(last_);", "earlier.push_back(0);", r"^sim\.", "a simulation overlaps operations that one channel runs in sequence"),
-    mistake("sim-call-takes-no-time", "src/comm/sim/world.cpp", "clock.advance_host(simulation_->network.busy(operation).count(), name_of(kind));", "simulation_->network.busy(operation);", r"^sim\.", "a simulated call takes nothing from its rank's computation"),
-    mistake("cost-table-outlier-counts-alone", "src/base/cost_table.cpp", "      pools.back().sum += last.sum;\n", "      pools.back().sum += pools.back().mean();\n", r"^base\.CostTable", "one disturbed measurement raises the times of all larger sizes"),
-    mistake("sim-abort-ignored", "src/comm/sim/world.cpp", "    if (!simulation_->aborted.empty()) throw Aborted(simulation_->aborted);\n", "", r"^sim\.", "operations still succeed after a simulated abort"),
-    mistake("sim-one-latency-too-few", "src/comm/sim/network.cpp", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 2 : 1; }", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 1 : 1; }", (r"^sim\.", r"^fsdp_simulation\."), "a simulation counts all_reduce as one exchange"),
-    mistake("sim-link-not-shared", "src/comm/sim/shared_links.cpp", "spare_[load.link] -= rate * load.bytes / phase.bytes;", "spare_[load.link] -= 0 * load.bytes / phase.bytes;", r"^sim\.", "a link carries more than its bandwidth"),
-    mistake("sim-queue-jumped", "src/comm/sim/shared_links.cpp", "const std::int64_t begin = std::max(now, free_[load.link]);", "const std::int64_t begin = now;", r"^sim\.", "operations in order pass a link at the same time"),
-    mistake("sim-host-card-alone", "src/comm/sim/topology.cpp", "bytes * (place.ranks() - place.inside(level)) * place.in_domain(level)});", "bytes * (place.ranks() - place.inside(level))});", r"^sim\.", "a host's card carries the bytes of one of its ranks only"),
-    mistake("sim-task-too-early", "src/base/task_graph.cpp", "if (--open_[dependents_[i]] == 0) start(dependents_[i], now);", "if (--open_[dependents_[i]] <= 1) start(dependents_[i], now);", r"^base\.", "a simulated task begins before all it waits for is done"),
+    # Predictions.
+    mistake("sim-order-ignored", "src/plan/world.cpp", "earlier.push_back(last_);", "earlier.push_back(0);", r"^plan\.", "a simulation overlaps operations that one channel runs in sequence"),
+    mistake("sim-call-takes-no-time", "src/plan/world.cpp", "clock.advance_host(simulation_->network.busy(operation).count(), name_of(kind));", "simulation_->network.busy(operation);", r"^plan\.", "a simulated call takes nothing from its rank's computation"),
+    mistake("cost-table-outlier-counts-alone", "src/plan/cost_table.cpp", "      pools.back().sum += last.sum;\n", "      pools.back().sum += pools.back().mean();\n", r"^plan\.CostTable", "one disturbed measurement raises the times of all larger sizes"),
+    mistake("sim-abort-ignored", "src/plan/world.cpp", "    if (!simulation_->aborted.empty()) throw base::Aborted(simulation_->aborted);\n", "", r"^plan\.", "operations still succeed after a simulated abort"),
+    mistake("sim-one-latency-too-few", "src/plan/network.cpp", "int rounds(comm::OpKind kind) { return kind == comm::OpKind::all_reduce ? 2 : 1; }", "int rounds(comm::OpKind kind) { return kind == comm::OpKind::all_reduce ? 1 : 1; }", (r"^plan\.", r"^plan_simulation\."), "a simulation counts all_reduce as one exchange"),
+    mistake("sim-link-not-shared", "src/plan/network.cpp", "spare_[load.link] -= rate * load.bytes / phase.bytes;", "spare_[load.link] -= 0 * load.bytes / phase.bytes;", r"^plan\.", "a link carries more than its bandwidth"),
+    mistake("sim-queue-jumped", "src/plan/network.cpp", "const std::int64_t begin = std::max(now, free_[load.link]);", "const std::int64_t begin = now;", r"^plan\.", "operations in order pass a link at the same time"),
+    mistake("sim-host-card-alone", "src/plan/topology.cpp", "bytes * (place.ranks() - place.inside(level)) * place.in_domain(level)});", "bytes * (place.ranks() - place.inside(level))});", r"^plan\.", "a host's card carries the bytes of one of its ranks only"),
+    mistake("sim-task-too-early", "src/plan/task_graph.cpp", "if (--open_[dependents_[i]] == 0) start(dependents_[i], now);", "if (--open_[dependents_[i]] <= 1) start(dependents_[i], now);", r"^plan\.", "a simulated task begins before all it waits for is done"),
 
     # Slow links.
     mistake("slow-port-not-shared", "src/comm/slow_link/ports.cpp", "std::max(time, free_[port]) + transfer", "time + transfer", r"^comm_slow_link\.", "operations of two channels pass a slow link at the same time"),
     mistake("slow-latency-occupies-port", "src/comm/slow_link/ports.cpp", "+ transfer->use.occupied[port];", "+ transfer->use.occupied[port] + transfer->use.latency;", r"^comm_slow_link\.", "the next operation waits for the latency of the one before"),
     mistake("slow-link-own-call", "src/comm/slow_link/ports.cpp", "come.emplace_back(std::max(*last, transfer->called), transfer.get());", "come.emplace_back(transfer->called, transfer.get());", r"^comm_slow_link\.", "a transfer passes while a rank has not called it"),
-    mistake("slow-link-one-host", "src/comm/slow_link/port_use.cpp", "host_of(group_.rank) ? 0 : 1; }", "host_of(group_.rank) ? 0 : 0; }", (r"^comm_slow_link\.", r"^tools\.link$"), "all links are as fast as those inside a host"),
-    mistake("slow-link-one-message", "src/comm/slow_link/port_use.cpp", "return kind == OpKind::all_reduce ? 2 : 1;", "return kind == OpKind::all_reduce ? 1 : 1;", r"^comm_slow_link\.", "an all_reduce has the latency of one message"),
+    mistake("slow-link-one-host", "src/comm/slow_link/port_use.cpp", "host_of(group_.rank) ? 0 : 1; }", "host_of(group_.rank) ? 0 : 0; }", (r"^plan\.SlowLink", r"^comm_slow_link\.", r"^tools\.link$"), "all links are as fast as those inside a host"),
+    mistake("slow-link-one-message", "src/comm/slow_link/port_use.cpp", "return kind == OpKind::all_reduce ? 2 : 1;", "return kind == OpKind::all_reduce ? 1 : 1;", (r"^plan\.SlowLink", r"^comm_slow_link\."), "an all_reduce has the latency of one message"),
     mistake("slow-link-hides-failure", "src/comm/slow_link/slow_work.cpp", "  communicator_.batch({});\n", "", r"^comm_slow_link\.", "an abort is not seen until the transfer is through"),
     mistake("slow-link-no-deadline", "src/comm/slow_link/slow_work.cpp", "  if (Clock::now() >= deadline_) {", "  if (false) {", r"^comm_slow_link\.", "a transfer may take longer than its timeout"),
     mistake("slow-link-traffic-of-setup", "src/comm/slow_link/slow_link.cpp", "inner_->traffic() - before_;", "inner_->traffic();", r"^comm_slow_link\.", "traffic has bytes that no caller sent"),

@@ -1,0 +1,220 @@
+#include "tessera/plan/simulation.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/attention_library.h"
+
+namespace tessera::plan {
+namespace {
+
+nn::Tensor token_ids(nn::Context& context, const TrainingStep& step, std::int64_t vocabulary) {
+  nn::Tensor ids = nn::Tensor::empty(context, {step.sequences, step.seq_len}, base::DType::i32);
+  context.device_kernels().positions(context.stream(), ids.data<std::int32_t>(), static_cast<std::size_t>(ids.count()),
+                                     static_cast<std::size_t>(vocabulary));
+  return ids;
+}
+
+/// Runs the microbatches and returns their losses, which a training loop reads at the end of the step.
+std::vector<nn::Tensor> forward_backward(const TrainingStep& step, nn::CausalModel& model, fsdp::Engine& engine) {
+  nn::Context& context = model.context();
+  std::vector<nn::Tensor> losses;
+  for (int microbatch = 0; microbatch < step.microbatches; ++microbatch) {
+    engine.set_is_last_backward(microbatch + 1 == step.microbatches);
+    const nn::Tensor tokens = token_ids(context, step, model.config().vocabulary);
+    const nn::Tensor targets = token_ids(context, step, model.config().vocabulary);
+    nn::Tape tape;
+    {
+      const nn::TapeScope recording(context, &tape);
+      losses.push_back(model.loss(tokens, targets));
+    }
+    tape.backward(losses.back(), 1.0 / step.microbatches);
+  }
+  return losses;
+}
+
+void record(fsdp::ModelStateBytes& state, const base::MemoryTracker::Snapshot& now) {
+  state.parameter = std::max(state.parameter, now.now_of(base::MemoryCategory::parameter));
+  state.gradient = std::max(state.gradient, now.now_of(base::MemoryCategory::gradient));
+  state.optimizer = std::max(state.optimizer, now.now_of(base::MemoryCategory::optimizer));
+}
+
+/// The marks of a step on the compute stream. Their times are asked for when no step follows: on a virtual clock, later
+/// work can change those of work in flight.
+struct StepMarks {
+  base::Event begin, end;
+  std::size_t first_event = 0;  // of the step, among the trace's
+  TaskId begin_task = 0, end_task = 0;
+  TaskId first_issued = 0, issued_end = 0;
+  base::MemoryHistory memory;
+};
+
+/// `events`: of all steps.
+std::vector<StepTimes> times_of(std::vector<StepMarks> steps, const std::vector<base::TraceEvent>& events) {
+  std::vector<StepTimes> all;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const std::size_t end = i + 1 < steps.size() ? steps[i + 1].first_event : events.size();
+    const auto at = [&](std::size_t event) { return events.begin() + static_cast<std::ptrdiff_t>(event); };
+    StepTimes& times = all.emplace_back(StepTimes{.begin_ns = steps[i].begin.time_ns(),
+                                                  .step_ns = steps[i].end.time_ns() - steps[i].begin.time_ns(),
+                                                  .events = {at(steps[i].first_event), at(end)},
+                                                  .memory = std::move(steps[i].memory),
+                                                  .begin_task = steps[i].begin_task,
+                                                  .end_task = steps[i].end_task,
+                                                  .first_issued = steps[i].first_issued,
+                                                  .issued_end = steps[i].issued_end});
+    for (const base::TraceEvent& event : times.events)
+      if (event.kind == base::TraceEventKind::unshard_wait || event.kind == base::TraceEventKind::reduce_wait)
+        times.exposed_ns += event.duration_ns();
+  }
+  return all;
+}
+
+/// Profiles copies of two sizes, because training on the host may make none.
+void time_copies(nn::Context& context) {
+  base::DeviceRuntime& runtime = context.runtime();
+  for (const std::size_t bytes : {std::size_t{1} << 12, std::size_t{1} << 22}) {
+    const base::Buffer from = context.memory().allocate(bytes, base::MemoryCategory::other);
+    const base::Buffer to = context.memory().allocate(bytes, base::MemoryCategory::other);
+    for (int i = 0; i < 3; ++i) {
+      runtime.fill(context.stream(), from.data(), 0, bytes);
+      runtime.copy(context.stream(), base::CopyDirection::device_to_device, to.data(), from.data(), bytes);
+    }
+  }
+}
+
+/// Keeps the changes of a rank's memory while it lives. Those of a prediction have positions of the compute stream
+/// until its end, since a clock that is asked for the time computes that of all tasks.
+class MemoryRecording {
+ public:
+  /// `clock`: null for a step that is measured.
+  MemoryRecording(nn::Context& context, const VirtualClock* clock) : tracker_(context.memory_tracker()), clock_(clock) {
+    if (clock == nullptr)
+      tracker_.keep_history(true);
+    else
+      tracker_.keep_history(true,
+                            [clock, &context] { return static_cast<std::int64_t>(clock->position(context.stream())); });
+  }
+  ~MemoryRecording() { tracker_.keep_history(false); }
+  MemoryRecording(const MemoryRecording&) = delete;
+  MemoryRecording& operator=(const MemoryRecording&) = delete;
+
+  /// Since the last call.
+  base::MemoryHistory drain() {
+    base::MemoryHistory history = tracker_.drain_history();
+    if (clock_ != nullptr)
+      for (base::MemoryChange& change : history.changes)
+        change.at_ns = clock_->times_of(static_cast<TaskId>(change.at_ns)).end_ns;
+    return history;
+  }
+
+ private:
+  base::MemoryTracker& tracker_;
+  const VirtualClock* clock_;
+};
+
+void check(const char* function, const TrainingStep& step, int steps) {
+  const auto refuse = [&](const std::string& problem) {
+    throw base::InvalidUsage(std::string(function) + ": " + problem);
+  };
+  if (steps < 1) refuse(std::to_string(steps) + " steps, needs 1 or more");
+  if (step.continuous && step.memory_history)
+    refuse("memory_history needs steps that end before the next one begins; set continuous to false");
+}
+
+/// `clock`: null for a step that is measured.
+StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context& context, const VirtualClock* clock,
+                int steps) {
+  const std::unique_ptr<nn::CausalModel> model = step.make_model(context);
+  fsdp::Engine engine(*model, world, step.engine);
+  engine.initialize(0);
+  std::optional<MemoryRecording> memory;
+  if (step.memory_history) memory.emplace(context, clock);
+  const auto position = [&] { return clock == nullptr ? 0 : clock->position(context.stream()); };
+  const auto issued = [&] { return clock == nullptr ? 0 : static_cast<TaskId>(clock->graph().tasks().size()); };
+  StepProfile profile;
+  std::vector<StepMarks> marks;
+  fsdp::EngineTraffic first;
+  std::uint64_t first_copied = 0;
+  engine.trace().drain();
+  for (int i = 0; i < steps; ++i) {
+    if (memory) memory->drain();
+    StepMarks& mark = marks.emplace_back();
+    mark.first_event = engine.trace().size();
+    mark.begin = context.stream().record_timed();
+    mark.begin_task = position();
+    mark.first_issued = issued();
+    const std::vector<nn::Tensor> losses = forward_backward(step, *model, engine);
+    record(profile.model_state, context.memory_tracker().snapshot());
+    engine.step(1e-3);
+    record(profile.model_state, context.memory_tracker().snapshot());
+    if (!step.continuous) engine.wait();
+    mark.end = context.stream().record_timed();
+    mark.end_task = position();
+    mark.issued_end = issued();
+    if (memory) mark.memory = memory->drain();
+    if (i > 0) continue;
+    first = engine.stats().traffic();
+    first_copied = engine.stats().copied_bytes();
+  }
+  profile.steps = times_of(std::move(marks), engine.trace().drain());
+  engine.wait();  // its waits are of no step
+  profile.traffic = engine.stats().traffic() - first;
+  profile.copied_bytes = engine.stats().copied_bytes() - first_copied;
+  profile.units = engine.stats().units();
+  profile.unit_sizes = engine.stats().unit_sizes();
+  profile.mesh = engine.mesh().shape();
+  profile.memory = context.memory_tracker().snapshot();
+  return profile;
+}
+
+}  // namespace
+
+StepProfile profile_step(const TrainingStep& step, comm::Communicator& world, int steps) {
+  check("profile_step", step, steps);
+  KernelProfiler measurement;
+  nn::Context context({.threads = step.threads,
+                       .memory_tracker = world.memory_tracker(),
+                       .memory = {},
+                       .make_stream = {},
+                       .device = {},
+                       .runtime = nn::observe(base::open_device({}), measurement),
+                       .products = step.products});
+  time_copies(context);
+  StepProfile record = run(step, world, context, nullptr, steps);
+  record.kernels = measurement.times();
+  return record;
+}
+
+StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, VirtualClock& clock,
+                         const KernelTime& kernels, int steps) {
+  KernelSimulator simulator(clock, kernels);
+  return predict_step(step, world, clock, simulator, steps);
+}
+
+StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, VirtualClock& clock,
+                         nn::KernelInterceptor& kernels, int steps) {
+  check("predict_step", step, steps);
+  const base::Device meta{base::DeviceType::meta, 0};
+  const auto make_stream = [&clock, meta] { return clock.make_stream(meta); };
+  // A machine whose host only issues work has GPUs.
+  nn::PlannedKernels planned = nn::PlannedKernels::host;
+  if (clock.machine() == VirtualClock::Machine::asynchronous)
+    planned = nn::attention_library_of_environment() == nn::AttentionLibrary::own
+                  ? nn::PlannedKernels::gpu_without_cudnn
+                  : nn::PlannedKernels::gpu;
+  nn::Context context({.threads = step.threads,
+                       .memory_tracker = world.memory_tracker(),
+                       .memory = {},
+                       .make_stream = make_stream,
+                       .device = meta,
+                       .runtime = nn::observe(base::open_device(meta), kernels, make_stream),
+                       .planned = planned,
+                       .products = step.products});
+  StepProfile record = run(step, world, context, &clock, 1 + steps);
+  record.steps.erase(record.steps.begin());
+  return record;
+}
+
+}  // namespace tessera::plan

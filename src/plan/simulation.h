@@ -1,0 +1,85 @@
+// The duration of a training step: measured on ranks that compute, or predicted on one simulated rank that computes
+// nothing. Both run the same program: the same engine on the same model, with the same events.
+//
+//   plan::TrainingStep step{.make_model = .., .sequences = 8, .seq_len = 128, .engine = {.strategy = ..}};
+//   // on every rank of a small world:
+//   plan::KernelCostModel kernels = plan::profile_step(small_step, world, 3).kernels;
+//   plan::VirtualClock clock(plan::VirtualClock::Machine::synchronous);
+//   auto simulated = plan::make_world(64, clock, plan::alpha_beta(20us, 1.25e9));
+//   plan::StepProfile predicted = plan::predict_step(step, *simulated, clock, kernels);
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "tessera/base/memory_tracker.h"
+#include "tessera/base/trace.h"
+#include "tessera/fsdp/engine.h"
+#include "tessera/fsdp/nn_model.h"
+#include "tessera/nn/models/causal_model.h"
+#include "tessera/plan/kernel_costs.h"
+
+/// Prediction: what a training step needs and how long it takes, from the engine itself on a virtual clock.
+namespace tessera::plan {
+
+/// A training step of one rank.
+struct TrainingStep {
+  /// Called once per profile or prediction.
+  std::function<std::unique_ptr<nn::CausalModel>(nn::Context& context)> make_model;
+  std::int64_t sequences = 1;            ///< in a microbatch
+  std::int64_t seq_len = 1;              ///< positions of a sequence
+  int microbatches = 1;                  ///< backwards per step
+  int threads = 1;                       ///< compute threads of the rank
+  std::optional<nn::Products> products;  ///< on the host; empty: TESSERA_PRODUCTS
+  fsdp::EngineOptions engine;            ///< strategy, wrapping, optimizer
+  bool memory_history = false;           ///< fill StepTimes::memory; not with `continuous`
+  /// False: a step ends when all that it issued is done. True: as in training, the next one begins when the parameters
+  /// are updated, while gathers of updated parameters may be in flight; it waits for those that it needs.
+  bool continuous = false;
+};
+
+/// The duration of one step, with its trace events.
+struct StepTimes {
+  std::int64_t begin_ns = 0;    ///< of the step, on the clock of the events
+  std::int64_t step_ns = 0;     ///< from the batch to the end of the update; with work in flight unless continuous
+  std::int64_t exposed_ns = 0;  ///< exposed communication: the part spent in unshard_wait and reduce_wait
+  std::vector<base::TraceEvent> events;  ///< of this rank
+  base::MemoryHistory memory;            ///< live bytes over the step, on the clock of the events; if asked for
+  TaskId begin_task = 0;                 ///< of a prediction: when it is done the step begins; in the clock's graph
+  TaskId end_task = 0;                   ///< likewise the end of the step
+  TaskId first_issued = 0;               ///< of a prediction: the tasks that the step issued begin here ...
+  TaskId issued_end = 0;  ///< ... and end before this one; gathers that the step leaves in flight are among them
+};
+
+/// The result of profile_step() and predict_step().
+struct StepProfile {
+  std::vector<StepTimes> steps;            ///< in order; without the first step of a prediction
+  base::MemoryTracker::Snapshot memory;    ///< of this rank
+  fsdp::ModelStateBytes model_state;       ///< the most after a backward or an optimizer step
+  fsdp::EngineTraffic traffic;             ///< of all steps but the first
+  std::uint64_t copied_bytes = 0;          ///< likewise: EngineStats::copied_bytes()
+  std::vector<fsdp::UnitStats> units;      ///< in forward order
+  std::vector<fsdp::UnitSize> unit_sizes;  ///< input of the formulas
+  fsdp::MeshShape mesh;                    ///< as the engine uses it
+  KernelCostModel kernels;                 ///< as measured; empty for a prediction
+};
+
+/// Trains `steps` steps on this machine's host and times every kernel. Collective. The first step also allocates the
+/// memory, so its times differ from the others'. Throws InvalidUsage for less than one step and for memory_history of
+/// continuous steps, as predict_step() does.
+TESSERA_API StepProfile profile_step(const TrainingStep& step, comm::Communicator& world, int steps);
+
+/// Simulates `steps` steps after a first one, in virtual time, on shapes without data: allocates no memory for tensors.
+/// `world` is a simulated world; it and the streams use `clock`. Throws what `kernels` throws. The host's work between
+/// kernels is assumed to take no time. For strategies with a sync period, simulate one period.
+TESSERA_API StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, VirtualClock& clock,
+                                     const KernelTime& kernels, int steps = 1);
+
+/// As above, with an interceptor that adds the time of each kernel call to `clock` itself.
+TESSERA_API StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, VirtualClock& clock,
+                                     nn::KernelInterceptor& kernels, int steps = 1);
+
+}  // namespace tessera::plan

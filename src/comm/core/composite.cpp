@@ -1,34 +1,36 @@
 #include "tessera/comm/core/composite.h"
 
+#include <utility>
+
+#include "tessera/comm/core/decorator.h"
+
 namespace tessera::comm {
 namespace {
 
-class CompositeCommunicator final : public Communicator {
+/// Around the communicator that it uses.
+class CompositeCommunicator final : public Decorator {
  public:
   CompositeCommunicator(std::unique_ptr<Communicator> near, std::unique_ptr<Communicator> far)
-      : Communicator(far->rank(), far->size(), {far->timeout(), far->logger(), far->memory_tracker()}),
-        far_(std::move(far)),
-        near_(std::move(near)),
-        used_(near_->size() == far_->size() ? *near_ : *far_),
-        capabilities_(used_.capabilities()) {
-    capabilities_.splits_share_memory = near_->capabilities().splits_share_memory;
-    capabilities_.memory = near_->capabilities().memory;
-    capabilities_.deterministic = near_->capabilities().deterministic && far_->capabilities().deterministic;
+      : Decorator(std::move(near->size() == far->size() ? near : far)),
+        uses_near_(near == nullptr),
+        other_(std::move(uses_near_ ? far : near)) {
+    own_capabilities().splits_share_memory = near_.capabilities().splits_share_memory;
+    own_capabilities().memory = near_.capabilities().memory;
+    own_capabilities().deterministic = near_.capabilities().deterministic && far_.capabilities().deterministic;
     const std::int32_t own = rank();
-    near_ranks_.resize(static_cast<std::size_t>(near_->size()));
-    near_->all_gather(view_of(&own, 1), view_of(near_ranks_.data(), near_ranks_.size())).wait();
-    before_ = used_.traffic();
+    near_ranks_.resize(static_cast<std::size_t>(near_.size()));
+    near_.all_gather(view_of(&own, 1), view_of(near_ranks_.data(), near_ranks_.size())).wait();
+    forget_traffic();
+  }
+  ~CompositeCommunicator() override {
+    if (uses_near_) close_inner();  // near_ closes first
   }
 
-  const Capabilities& capabilities() const noexcept override { return capabilities_; }
-
  private:
-  Work do_start(const OpDesc& call) override { return forward_to(used_, call); }
-  Work do_batch(std::span<const OpDesc> parts) override { return forward_to(used_, parts); }
   /// All members of a child that share a host belong to the same near communicator, which is split in the same way.
   std::unique_ptr<Communicator> do_split(int color, int key, const SplitOptions& options) override {
-    auto far = far_->split(color, key, options);
-    auto near = near_->split(color, key, options);
+    auto far = far_.split(color, key, options);
+    auto near = near_.split(color, key, options);
     if (far == nullptr) return nullptr;
     return std::make_unique<CompositeCommunicator>(std::move(near), std::move(far));
   }
@@ -39,30 +41,28 @@ class CompositeCommunicator final : public Communicator {
         if (near_ranks_[k] == member) near_members.push_back(static_cast<int>(k));
     // First on the one that this communicator uses, which a failure is to end.
     std::unique_ptr<Communicator> far;
-    if (&used_ == far_.get()) far = far_->create_group(members, options);
-    auto near = near_->create_group(near_members, options);
-    if (far == nullptr) far = far_->create_group(members, options);
+    if (!uses_near_) far = far_.create_group(members, options);
+    auto near = near_.create_group(near_members, options);
+    if (far == nullptr) far = far_.create_group(members, options);
     return std::make_unique<CompositeCommunicator>(std::move(near), std::move(far));
   }
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
-    return near_->allocate(bytes, kind, use);
+    return near_.allocate(bytes, kind, use);
+  }
+  /// Of no use to far_, whose ranks do not all share near_.
+  Buffer do_allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
+    return uses_near_ ? Decorator::do_allocate_symmetric(bytes, kind, use) : do_allocate(bytes, kind, use);
   }
   void do_abort(std::string_view reason) noexcept override {
-    far_->abort(std::string(reason));
-    near_->abort(std::string(reason));
-  }
-  void do_traffic(TrafficStats& snapshot) const override {
-    const TrafficStats inner = used_.traffic() - before_;
-    for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].bytes_sent = inner.by_kind[i].bytes_sent;
-    snapshot.bytes_to_peer = inner.bytes_to_peer;
+    far_.abort(std::string(reason));
+    near_.abort(std::string(reason));
   }
 
-  const std::unique_ptr<Communicator> far_;
-  const std::unique_ptr<Communicator> near_;
-  Communicator& used_;
-  Capabilities capabilities_;
+  const bool uses_near_;
+  const std::unique_ptr<Communicator> other_;
+  Communicator& near_ = uses_near_ ? inner() : *other_;
+  Communicator& far_ = uses_near_ ? *other_ : inner();
   std::vector<std::int32_t> near_ranks_;  ///< rank in `far_` of each member of `near_`
-  TrafficStats before_;                   ///< of the constructor
 };
 
 }  // namespace

@@ -3,12 +3,14 @@
 
 #include <memory>
 
+#include "tessera/base/export.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::comm {
 
 /// `near` spans the members of `far` that share this rank's host, in far's order. Communicators within one host use
 /// `near`, all others `far`; memory comes from `near`. The reported backend is the one in use.
-std::unique_ptr<Communicator> compose(std::unique_ptr<Communicator> near, std::unique_ptr<Communicator> far);
+TESSERA_API std::unique_ptr<Communicator> compose(std::unique_ptr<Communicator> near,
+                                                  std::unique_ptr<Communicator> far);
 
 }  // namespace tessera::comm

@@ -165,7 +165,7 @@ MISTAKES = [
     mistake("abi-not-compared", "src/base/device/module_loader.cpp", "  if (std::strcmp(abi, table.abi) != 0)", "  if (std::strlen(abi) == 0)", r"^comm_modules\.", "a module from another compiler crashes"),
     mistake("init-does-not-end", "src/comm/bootstrap/thread_bootstrap.cpp", "    if (!in_time) throw Timeout(", "    if (!in_time && false) throw Timeout(",
             (CALLS, r"^comm\.", r"^conformance\."), "a world of threads with a missing thread counts as complete"),
-    mistake("composite-abort-half", "src/comm/core/composite.cpp", "    far_->abort(std::string(reason));\n    near_->abort(std::string(reason));", "    far_->abort(std::string(reason));",
+    mistake("composite-abort-half", "src/comm/core/composite.cpp", "    far_.abort(std::string(reason));\n    near_.abort(std::string(reason));", "    far_.abort(std::string(reason));",
             (CALLS, r"^comm\.", r"^conformance", r"^launchers\."), "abort of auto doesn't reach operations over shared memory"),
 
     mistake("token-ignored", "src/comm/bootstrap/rendezvous.cpp", "{ return prove(base, \"tessera token \"", "{ static_cast<void>(base); return prove(Digest{}, \"tessera token \"",
@@ -209,6 +209,6 @@ MISTAKES = [
     mistake("slow-link-one-message", "src/comm/slow_link/port_use.cpp", "return kind == OpKind::all_reduce ? 2 : 1;", "return kind == OpKind::all_reduce ? 1 : 1;", r"^comm_slow_link\.", "an all_reduce has the latency of one message"),
     mistake("slow-link-hides-failure", "src/comm/slow_link/slow_work.cpp", "  communicator_.batch({});\n", "", r"^comm_slow_link\.", "an abort is not seen until the transfer is through"),
     mistake("slow-link-no-deadline", "src/comm/slow_link/slow_work.cpp", "  if (Clock::now() >= deadline_) {", "  if (false) {", r"^comm_slow_link\.", "a transfer may take longer than its timeout"),
-    mistake("slow-link-traffic-of-setup", "src/comm/slow_link/slow_link.cpp", "inner_->traffic() - before_;", "inner_->traffic();", r"^comm_slow_link\.", "traffic has bytes that no caller sent"),
+    mistake("traffic-of-setup", "src/comm/core/decorator.cpp", "inner_->traffic() - before_;", "inner_->traffic();", (r"^comm_slow_link\.", r"^comm_decorators\."), "traffic has bytes that no caller sent"),
     mistake("failure-unseen-while-idle", "backends/shm/shm_group.cpp", "  if (parts.empty()) look_for_failure();\n", "", r"^comm_slow_link\.", "a rank that sleeps does not see that a peer aborted"),
 ]

@@ -25,7 +25,7 @@ MISTAKES = [
     mistake("batch-deadline-ignored", "src/comm/communicator.cpp", "    prepare(calls.back(), options, false);", "    prepare(calls.back(), {}, false);",
             (CALLS, r"^comm\.", r"^conformance\."), "OpOptions::timeout of a batch has no effect"),
     mistake("batch-without-its-stream", "src/comm/communicator.cpp", "  if (options.after != nullptr) do_after(*options.after);\n  for (const OpDesc& call : calls)",
-            "  for (const OpDesc& call : calls)", (CALLS, r"^comm\.", r"^decorators\.", STAGING), "a batch sends data that a stream has not yet written"),
+            "  for (const OpDesc& call : calls)", (CALLS, r"^comm\.", r"^comm_decorators\.", STAGING), "a batch sends data that a stream has not yet written"),
     mistake("batch-not-counted", "src/comm/communicator.cpp", "  for (const OpDesc& call : calls) ++calls_[static_cast<std::size_t>(call.kind)];\n", "",
             (CALLS, r"^comm\.", r"^conformance\."), "traffic lacks batches"),
     mistake("scatter-root-in-place", "src/comm/core/argument_checker.cpp", "  if (part.data != place && overlap(call_))", "  if (part.data != place && !has_root(call_.kind) && overlap(call_))",
@@ -50,7 +50,7 @@ MISTAKES = [
             (r"^comm\.Progress",), "a call that issues an operation runs the callbacks of others"),
     mistake("detached-by-waiting", "src/comm/work.cpp", "    state_->on_done({});\n", "    state_->wait();\n", (CALLBACKS,), "detach() waits"),
     mistake("polled-callback-without-error", "src/comm/completion_poller.cpp", "      if (one->callback) one->callback(error_of(*one->state));\n      one", "      if (one->callback) one->callback(nullptr);\n      one",
-            (r"^decorators\.Callbacks",), "a decorator's callback sees no failure"),
+            (r"^comm_decorators\.Callbacks",), "a decorator's callback sees no failure"),
 
     # Rendezvous through a store.
     mistake("one-published-address", "src/comm/bootstrap/rendezvous.cpp", "address.places[attempt++ % address.places.size()]", "address.places[attempt % address.places.size()]",

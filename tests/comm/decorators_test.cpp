@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <functional>
 
-#include "tessera/comm/core/composite.h"
 #include "tessera/comm/core/decorator.h"
+#include "tessera/comm/core/worlds.h"
 #include "tessera/comm/flight_recorder.h"
 #include "tessera/comm/slow_link/slow_link.h"
 #include "tessera/comm/staging.h"

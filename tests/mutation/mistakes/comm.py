@@ -17,7 +17,7 @@ MISTAKES = [
     mistake("cuda-asks-events-on-any-device", "src/base/cuda/stream.cpp", "    const DeviceGuard current(device_);  // the calling thread may have chosen no device\n", "", r"^base_cuda\.", "a thread that polls an event creates a context on the first device"),
     mistake("cuda-launches-on-any-device", "src/base/cuda/stream.cpp", "  check(cudaSetDevice(device().index), \"cudaSetDevice\");\n  if (!urgent_)", "  if (!urgent_)", r"^base_cuda\.", "products run on the thread's device, not on the stream's"),
     mistake("pool-frees-memory-in-use", "src/base/memory_pool.cpp", "    if (runtime_ != nullptr) runtime_->synchronize();\n", "", r"^base\.", "queued work uses memory that the pool has returned"),
-    mistake("cuda-captures-globally", "src/base/cuda/graph.cpp", "cudaStreamCaptureModeRelaxed", "cudaStreamCaptureModeGlobal", r"^base_cuda\.", "an allocation of any thread ends a capture"),
+    mistake("cuda-captures-globally", "src/base/cuda/runtime.cpp", "cudaStreamCaptureModeRelaxed", "cudaStreamCaptureModeGlobal", r"^base_cuda\.", "an allocation of any thread ends a capture"),
     mistake("ipc-handle-of-part", "src/comm/staging/ipc_windows.cpp", "device_->get_ipc_handle(found->first, window.bytes);", "device_->get_ipc_handle(static_cast<std::byte*>(found->first) + 256, window.bytes);", STAGING, "ranks read other memory than was sent"),
     # Calls.
     mistake("call-deadline-ignored", "src/comm/communicator.cpp", "  call.timeout = options.timeout ? checked_timeout(name_of(call.kind), *options.timeout) : options_.timeout;", "  call.timeout = options_.timeout;",
@@ -165,7 +165,7 @@ MISTAKES = [
     mistake("abi-not-compared", "src/base/device/module_loader.cpp", "  if (std::strcmp(abi, table.abi) != 0)", "  if (std::strlen(abi) == 0)", r"^comm_modules\.", "a module from another compiler crashes"),
     mistake("init-does-not-end", "src/comm/bootstrap/thread_bootstrap.cpp", "    if (!in_time) throw Timeout(", "    if (!in_time && false) throw Timeout(",
             (CALLS, r"^comm\.", r"^conformance\."), "a world of threads with a missing thread counts as complete"),
-    mistake("composite-abort-half", "src/comm/core/composite.cpp", "    far_.abort(std::string(reason));\n    near_.abort(std::string(reason));", "    far_.abort(std::string(reason));",
+    mistake("composite-abort-half", "src/comm/core/worlds.cpp", "    far_.abort(std::string(reason));\n    near_.abort(std::string(reason));", "    far_.abort(std::string(reason));",
             (CALLS, r"^comm\.", r"^conformance", r"^launchers\."), "abort of auto doesn't reach operations over shared memory"),
 
     mistake("token-ignored", "src/comm/bootstrap/rendezvous.cpp", "{ return prove(base, \"tessera token \"", "{ static_cast<void>(base); return prove(Digest{}, \"tessera token \"",

@@ -56,7 +56,6 @@ list(GET CMAKE_CUDA_ARCHITECTURES 0 least)
 string(REGEX MATCH "^[0-9]+" least "${least}")
 set(sources
   ${PROJECT_SOURCE_DIR}/src/base/cuda/device_guard.cpp
-  ${PROJECT_SOURCE_DIR}/src/base/cuda/graph.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/nvtx.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/ipc.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/module.cpp

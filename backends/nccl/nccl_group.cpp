@@ -1,9 +1,12 @@
 #include "backends/nccl/nccl_group.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
+#include <span>
 
 #include "backends/nccl/ordered_reduce.h"
+#include "tessera/base/checksum.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
 #include "tessera/comm/core/format.h"
@@ -15,10 +18,8 @@ using namespace std::chrono_literals;
 constexpr auto kCloseTime = 10s;
 
 std::uint64_t child_id(std::uint64_t parent, std::uint64_t split, int color) {
-  std::uint64_t hash = 0xcbf29ce484222325U;
-  for (const std::uint64_t part : {parent, split, static_cast<std::uint64_t>(color)})
-    hash = (hash ^ part) * 0x100000001b3U ^ (hash >> 29);
-  return hash;
+  const std::array parts{parent, split, static_cast<std::uint64_t>(color)};
+  return base::checksum(std::as_bytes(std::span(parts)));
 }
 
 }  // namespace

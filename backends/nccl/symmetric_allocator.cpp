@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "backends/nccl/nccl_group.h"
+#include "tessera/base/checksum.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
 #include "tessera/comm/core/backoff.h"
@@ -47,9 +49,7 @@ Buffer SymmetricAllocator::allocate(std::size_t bytes, MemoryCategory use,
 /// "COUNT:FINGERPRINT" of the windows that this rank has not released.
 std::string SymmetricAllocator::describe_windows() {
   const std::vector<std::uint64_t> numbers = group_.runtime().memory().windows_of(group_);
-  std::uint64_t hash = 0xcbf29ce484222325U;
-  for (const std::uint64_t number : numbers) hash = (hash ^ number) * 0x100000001b3U ^ (hash >> 29);
-  return std::to_string(numbers.size()) + ":" + std::to_string(hash);
+  return std::to_string(numbers.size()) + ":" + std::to_string(base::checksum(std::as_bytes(std::span(numbers))));
 }
 
 void SymmetricAllocator::compare_windows(std::span<const Vote> votes) {

@@ -5,8 +5,10 @@
 
 #include <filesystem>
 #include <fstream>
+#include <span>
 #include <sstream>
 
+#include "tessera/base/checksum.h"
 #include "tests/comm/process.h"
 #include "tests/comm/rendezvous.h"
 
@@ -17,10 +19,8 @@ namespace fs = std::filesystem;
 
 /// The name that the library chooses, for a predictable job of this user.
 fs::path path_of(const std::string& job) {
-  std::uint64_t hash = 0xcbf29ce484222325U;
-  for (const char c : job) hash = (hash ^ static_cast<std::uint8_t>(c)) * 0x100000001b3U;
   std::ostringstream path;
-  path << "/tmp/tessera-" << ::geteuid() << "/job-" << std::hex << hash;
+  path << "/tmp/tessera-" << ::geteuid() << "/job-" << std::hex << base::checksum(std::as_bytes(std::span(job)));
   return path.str();
 }
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tessera/comm/slow_link/slow_link.h"
 #include "tessera/fsdp/formulas.h"
 #include "tests/fsdp/training_specs.h"
 
@@ -149,8 +150,10 @@ double exposed_ms(int prefetch) {
   spec.global_batch = 16;
   spec.seq_len = 64;
   spec.engine.prefetch = prefetch;
-  spec.decorators = "delay:4ms,op=all_gather";  // a slow link that uses no core
-  spec.lazy_streams = false;                    // timed work must run when it is submitted
+  spec.decorate = [](auto world) {  // uses no core
+    return comm::slow_links(std::move(world), {.link = {std::chrono::milliseconds(4), 1e15}, .intra = {}, .hosts = 1});
+  };
+  spec.lazy_streams = false;  // timed work must run when it is submitted
   std::int64_t exposed = 0;
   for (const base::TraceEvent& event : train(spec).last_events)
     if (event.kind == base::TraceEventKind::unshard_wait) exposed += event.duration_ns();

@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <thread>
 
-#include "plugins/decorators/spec.h"
+#include "tessera/comm/completion_poller.h"
+#include "tessera/comm/core/decorator.h"
 #include "tessera/nn/layers/linear.h"
 #include "tessera/nn/ops/cross_entropy.h"
 #include "tests/harness/training.h"
@@ -63,12 +64,52 @@ class SlowModel final : public nn::Layer<SlowModel> {
 constexpr int kSteps = 8;
 constexpr int kGood = 4;
 
+constexpr int kCollective = 20;  // ms
+using Clock = std::chrono::steady_clock;
+
+/// Done kCollective after its call at the earliest.
+class DelayedWork final : public comm::WorkState {
+ public:
+  DelayedWork(comm::Work inner, comm::CompletionPoller& completions)
+      : inner_(std::move(inner)), completions_(completions) {}
+  bool done() noexcept override { return inner_.done() && Clock::now() >= ready_; }
+  bool wait_until(Clock::time_point until) override {
+    if (!inner_.wait_until(until)) return false;
+    std::this_thread::sleep_until(std::min(until, ready_));
+    return Clock::now() >= ready_;
+  }
+  void wait() override { wait_until(Clock::time_point::max()); }
+  void on_done(comm::WorkCallback callback) override { completions_.add(*this, std::move(callback)); }
+
+ private:
+  void recycle() noexcept override { delete this; }
+  comm::Work inner_;
+  comm::CompletionPoller& completions_;
+  const Clock::time_point ready_ = Clock::now() + std::chrono::milliseconds(kCollective);
+};
+
+/// Each collective takes kCollective, counted from the rank's own call: over slow links it would be counted from the
+/// last rank's, and ranks that wake up one after the other would seem to wait too long.
+class Delayed final : public comm::Decorator {
+ public:
+  explicit Delayed(std::unique_ptr<comm::Communicator> inner) : Decorator(std::move(inner)) {}
+
+ private:
+  comm::Work do_start(const comm::OpDesc& call) override {
+    return comm::Work(new DelayedWork(Decorator::do_start(call), completions_));
+  }
+  std::unique_ptr<comm::Communicator> decorate(std::unique_ptr<comm::Communicator> child) override {
+    return std::make_unique<Delayed>(std::move(child));
+  }
+  comm::CompletionPoller completions_;
+};
+
 /// Largest exposed communication of the kGood best steps, on the rank that waited longest.
 double exposed_ms(const std::string& backend, const std::string& strategy, int prefetch) {
   std::vector<std::vector<double>> waited(2);
   comm::InitOptions config;
   config.backend = backend;
-  config.decorate = [](auto world) { return decorators::decorate(std::move(world), "delay:20ms"); };
+  config.decorate = [](auto world) { return std::make_unique<Delayed>(std::move(world)); };
   comm::run_threads(2, config, [&](comm::Communicator& world) {
     nn::Context context({.threads = 1, .memory_tracker = world.memory_tracker(), .memory = {}, .make_stream = {}});
     SlowModel model(context);
@@ -96,8 +137,6 @@ double exposed_ms(const std::string& backend, const std::string& strategy, int p
   for (std::vector<double>& steps : waited) std::sort(steps.begin(), steps.end());
   return std::max(waited[0].at(kGood - 1), waited[1].at(kGood - 1));
 }
-
-constexpr double kCollective = 20;  // ms
 
 /// Acceptance item 6, over shared memory and over sockets.
 class OverlapOver : public testing::TestWithParam<std::string> {

@@ -5,7 +5,6 @@
 #include <mutex>
 #include <span>
 
-#include "plugins/decorators/spec.h"
 #include "tessera/nn/host_access.h"
 
 namespace tessera::harness {
@@ -237,7 +236,7 @@ TrainingRecord train(const TrainingSpec& spec) {
   config.timeout = std::chrono::seconds(60);
   config.device = spec.runtime;
   config.device_ipc = spec.device_ipc;
-  config.decorate = [&](auto world) { return decorators::decorate(std::move(world), spec.decorators); };
+  config.decorate = spec.decorate;
   comm::run_threads(spec.ranks, config, [&](comm::Communicator& world) { Rank(spec, world, record, mutex).run(); });
   return record;
 }

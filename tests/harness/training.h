@@ -45,7 +45,7 @@ struct TrainingSpec {
   std::optional<bool> device_ipc = {};                ///< see comm::InitOptions
   fsdp::EngineOptions engine = {};
   bool retry_failed_steps = false;  ///< after Engine::abort_step(), where forward or backward throws on every rank
-  std::string decorators = {};      ///< around every rank's communicators; see plugins/decorators/spec.h
+  comm::CommunicatorDecorator decorate = {};  ///< see comm::InitOptions
   /// Called on every rank once the engine has its initial values. `control` spans all ranks and is free for the test's
   /// use.
   std::function<void(fsdp::Engine& engine, comm::Communicator& control)> before_training;

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <iostream>
 
+#include "tessera/comm/slow_link/slow_link.h"
+#include "tessera/plan/topology.h"
 #include "tests/harness/training.h"
 #include "tests/plan/simulation_support.h"
 
@@ -14,7 +16,6 @@ namespace {
 
 using namespace fsdp;  // and of base
 using harness::engine_for;
-using std::chrono::nanoseconds;
 
 double milliseconds(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
 
@@ -27,20 +28,23 @@ StepTimes fastest(StepProfile record) {
 }
 
 /// Links without computation, with a transfer time close to a unit's compute time.
-constexpr int kLatencyMs = 3;
-constexpr double kBytesPerSecond = 200e6;
-const std::string kLinks = "delay:3ms,bandwidth=200000000";
+constexpr comm::SlowLink kLink{.latency = std::chrono::milliseconds(3), .bytes_per_second = 100e6};
 
-/// Times as the delay decorator has them: from the call, by the larger buffer, regardless of concurrent operations.
+std::unique_ptr<comm::Communicator> slowed(std::unique_ptr<comm::Communicator> world) {
+  return comm::slow_links(std::move(world), {.link = kLink, .intra = {}, .hosts = 1});
+}
+
 /// @param times factor on the time of every operation; 1 for the links of the measurement
 Network those_links(int times = 1) {
-  return fixed_times(
-      [times](const SimulatedOp& operation) {
-        const auto transfer =
-            nanoseconds(static_cast<std::int64_t>(1e9 * static_cast<double>(operation.bytes) / kBytesPerSecond));
-        return times * (std::chrono::milliseconds(kLatencyMs) + transfer);
-      },
-      false);
+  Topology topology;
+  topology.bytes_per_second = kLink.bytes_per_second / times;
+  topology.latency_s = std::chrono::duration<double>(kLink.latency).count() * times;
+  topology.domains = {{.ranks = 2, .bytes_per_second = topology.bytes_per_second, .latency_s = topology.latency_s}};
+  topology.sharing = LinkSharing::in_order;
+  topology.in_order = false;
+  topology.algorithms = comm::AlgorithmTable(
+      "all_gather=direct,reduce_scatter=direct,all_reduce=direct,broadcast=direct", simulated_algorithms());
+  return cluster(topology, 2);
 }
 
 /// How much slower the links of the negative control are. Each strategy exposes at least the last operation of a step,
@@ -96,7 +100,7 @@ TEST_P(PredictionAccuracy, P19_PredictsStepAndExposedTimeOfUnmeasuredModel) {
       if (attempts > 0) times = kernels();
       const StepTimes predicted = predict_on(2, step, times, those_links()).steps.back();
       const StepTimes control = predict_on(2, step, times, those_links(kControl)).steps.back();
-      const StepTimes real = fastest(measured_on(2, GetParam(), step, 16, kLinks));
+      const StepTimes real = fastest(measured_on(2, GetParam(), step, 16, slowed));
       if (error(predicted, real) <= kError) {
         ++good;
         worse += error(control, real) > kError ? 1 : 0;

@@ -4,7 +4,6 @@
 #include <string>
 #include <utility>
 
-#include "plugins/decorators/spec.h"
 #include "tessera/comm/init.h"
 #include "tessera/plan/simulation.h"
 #include "tessera/plan/world.h"
@@ -46,12 +45,11 @@ inline StepProfile predict_step_on(int ranks, const TrainingStep& step, const Ke
 
 /// The profile of the last rank, the one that a simulation reports.
 inline StepProfile measured_on(int ranks, const std::string& backend, const TrainingStep& step, int steps,
-                               const std::string& decorators = "") {
+                               const comm::CommunicatorDecorator& decorate = {}) {
   StepProfile record;
   comm::InitOptions config;
   config.backend = backend;
-  if (!decorators.empty())
-    config.decorate = [&](auto world) { return decorators::decorate(std::move(world), decorators); };
+  config.decorate = decorate;
   comm::run_threads(ranks, config, [&](comm::Communicator& world) {
     StepProfile mine = profile_step(step, world, steps);
     if (world.rank() + 1 == ranks) record = std::move(mine);

@@ -4,10 +4,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <span>
+#include <vector>
 
 #include "tessera/fsdp/strategy.h"
 #include "tools/bench/fit.h"
-#include "tools/bench/robust_line.h"
 #include "tools/cli/statistics.h"
 
 namespace tessera::tools {
@@ -100,6 +104,51 @@ std::vector<CalibrationStep> calibration_steps(int threads) {
   all.push_back(std::move(clipped));
   return all;
 }
+
+namespace {
+
+struct WeightedPoint {
+  double x = 0;
+  double y = 0;
+  double weight = 1;
+};
+
+/// y = intercept + slope * x.
+struct RobustLine {
+  double intercept = 0;
+  double slope = 0;
+};
+
+/// Through measurements of which some are wrong, because other programs used the machine: the line with the least sum
+/// of weighted absolute errors, neither coefficient negative. Nothing for less than two points.
+std::optional<RobustLine> robust_line(std::span<const WeightedPoint> points) {
+  if (points.size() < 2) return std::nullopt;
+  // The best line passes two points, or one if a coefficient is 0, or none if both are.
+  std::vector<RobustLine> lines = {{0, 0}};
+  for (const WeightedPoint& a : points) {
+    lines.push_back({a.y, 0});
+    if (a.x > 0) lines.push_back({0, a.y / a.x});
+    for (const WeightedPoint& b : points) {
+      if (!(b.x > a.x)) continue;
+      const double slope = (b.y - a.y) / (b.x - a.x);
+      lines.push_back({a.y - slope * a.x, slope});
+    }
+  }
+  RobustLine best;
+  double least = std::numeric_limits<double>::infinity();
+  for (const RobustLine& line : lines) {
+    if (line.intercept < 0 || line.slope < 0) continue;
+    double error = 0;
+    for (const WeightedPoint& point : points)
+      error += point.weight * std::abs(line.intercept + line.slope * point.x - point.y);
+    if (error >= least) continue;
+    least = error;
+    best = line;
+  }
+  return best;
+}
+
+}  // namespace
 
 HostOverhead fit_overhead(const std::vector<OverheadSample>& samples) {
   std::vector<WeightedPoint> points;  // step / calls = latency + factor * kernels / calls, errors relative to the step

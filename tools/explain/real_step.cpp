@@ -1,12 +1,12 @@
 #include "tools/explain/real_step.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "tessera/base/checksum.h"
 #include "tessera/base/error.h"
 #include "tessera/fsdp/nn_model.h"
 #include "tessera/fsdp/wrap.h"
@@ -93,14 +93,14 @@ class ValueProbe {
 
  private:
   void hash_weights(std::size_t unit) {
-    const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
-    XXH3_64bits_reset(state.get());
+    base::RunningChecksum hash;
     for (const auto& parameter : specs_[unit].parameters) {
       const nn::Tensor& tensor = fsdp::nn_parameter(*parameter).tensor();
-      nn::download(tensor.context(), tensor.raw(), tensor.bytes(),
-                   [&](const void* data) { XXH3_64bits_update(state.get(), data, tensor.bytes()); });
+      nn::download(tensor.context(), tensor.raw(), tensor.bytes(), [&](const void* data) {
+        hash.add({static_cast<const std::byte*>(data), tensor.bytes()});
+      });
     }
-    values_.units[unit].weights_hash = fmt::format("{:016x}", XXH3_64bits_digest(state.get())).substr(0, 8);
+    values_.units[unit].weights_hash = fmt::format("{:016x}", hash.value()).substr(0, 8);
   }
 
   void measure_gradient(std::size_t unit, double scale) {

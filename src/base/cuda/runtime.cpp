@@ -8,7 +8,6 @@
 
 #include "tessera/base/cuda/device_guard.h"
 #include "tessera/base/cuda/driver.h"
-#include "tessera/base/cuda/graph.h"
 #include "tessera/base/cuda/host_event.h"
 #include "tessera/base/cuda/ipc.h"
 #include "tessera/base/cuda/nvtx.h"
@@ -36,6 +35,18 @@ DeviceProperties properties_of(int index) {
           .generation = prop.major * 10 + prop.minor,
           .shares_memory = has_ipc(index)};
 }
+
+class CudaGraph final : public Graph {
+ public:
+  explicit CudaGraph(cudaGraph_t recorded) {
+    check(cudaGraphInstantiate(&graph_, recorded, 0), "cudaGraphInstantiate");
+  }
+  ~CudaGraph() override { cudaGraphExecDestroy(graph_); }
+  void launch(Stream& stream) override { check(cudaGraphLaunch(graph_, native(stream)), "cudaGraphLaunch"); }
+
+ private:
+  cudaGraphExec_t graph_ = nullptr;
+};
 
 class CudaRuntime final : public DeviceRuntime {
  public:
@@ -120,13 +131,21 @@ class CudaRuntime final : public DeviceRuntime {
     check(cudaMemsetAsync(data, value, bytes, native(stream)), "cudaMemsetAsync");
   }
 
+  /// Relaxed, so that pools may allocate memory meanwhile.
   void begin_capture(Stream& stream) override {
     const DeviceGuard current(index_);
-    cuda::begin_capture(native(stream));
+    check(cudaStreamBeginCapture(native(stream), cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
   }
   std::unique_ptr<Graph> end_capture(Stream& stream) override {
     const DeviceGuard current(index_);
-    return cuda::end_capture(native(stream));
+    struct Recorded {
+      cudaGraph_t graph = nullptr;
+      ~Recorded() {
+        if (graph != nullptr) cudaGraphDestroy(graph);
+      }
+    } recorded;
+    check(cudaStreamEndCapture(native(stream), &recorded.graph), "cudaStreamEndCapture");
+    return std::make_unique<CudaGraph>(recorded.graph);
   }
 
   void synchronize() override {

@@ -10,8 +10,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <span>
 #include <sstream>
 
+#include "tessera/base/checksum.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/comm/bootstrap/host_id.h"
@@ -102,10 +104,8 @@ std::vector<std::string> private_directories() {
 
 /// "/job-HASH"
 std::string name_of(const std::string& job) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : job) hash = (hash ^ static_cast<std::uint8_t>(c)) * 0x100000001b3u;
   std::ostringstream name;
-  name << "/job-" << std::hex << hash;
+  name << "/job-" << std::hex << base::checksum(std::as_bytes(std::span(job)));
   return name.str();
 }
 

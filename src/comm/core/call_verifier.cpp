@@ -1,13 +1,14 @@
 #include "tessera/comm/core/call_verifier.h"
 
 #include <algorithm>
+#include <span>
+
+#include "tessera/base/checksum.h"
 
 namespace tessera::comm {
 
 std::uint64_t CallVerifier::fingerprint(std::string_view signature) noexcept {
-  std::uint64_t hash = 0xcbf29ce484222325U;
-  for (const char c : signature) hash = (hash ^ static_cast<std::uint8_t>(c)) * 0x100000001b3U;
-  return hash;
+  return base::checksum(std::as_bytes(std::span(signature)));
 }
 
 bool CallVerifier::submit(int member, std::uint64_t sequence, std::string signature, std::uint64_t fingerprint) {

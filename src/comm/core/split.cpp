@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "tessera/base/checksum.h"
 #include "tessera/base/error.h"
 
 namespace tessera::comm {
@@ -37,9 +38,7 @@ GroupPlan plan_group(std::span<const int> members, const OpOptions& options, int
 }
 
 std::uint64_t fingerprint(std::span<const int> members) {
-  std::uint64_t hash = 0xcbf29ce484222325U ^ members.size();
-  for (const int member : members) hash = (hash ^ static_cast<std::uint64_t>(member)) * 0x100000001b3U ^ (hash >> 29);
-  return hash;
+  return base::checksum(std::as_bytes(members));
 }
 
 Failure differing_members(const GroupPlan& plan, const std::string& rank_name) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tessera/base/process.h"
+#include "tessera/comm/core/decorator.h"
 #include "tessera/comm/core/op_traits.h"
 #include "tessera/comm/flight_recorder/recorded_work.h"
 #include "tessera/comm/flight_recorder/recorder.h"
@@ -26,28 +27,27 @@ struct RecordedRank {
   std::uint64_t rank = 0;  // in the world
 };
 
-class RecordedCommunicator final : public Communicator {
+class RecordedCommunicator final : public Decorator {
  public:
   /// `name`: the same on all ranks, from the splits that led to it.
   RecordedCommunicator(std::unique_ptr<Communicator> inner, RecordedRank rank, std::string name)
-      : Communicator(inner->rank(), inner->size(), {inner->timeout(), inner->logger(), inner->memory_tracker()}),
+      : Decorator(std::move(inner)),
         rank_(std::move(rank)),
         name_(std::move(name)),
-        number_(rank_.recorder->add_communicator()),
-        inner_(std::move(inner)) {
+        number_(rank_.recorder->add_communicator()) {
     std::string members;
     std::uint64_t run = 0;  // rank 0's; a process may be in several
     const std::uint64_t own = base::this_process()[0] ^ static_cast<std::uint64_t>(host_time_ns());
-    HostCollectives control(*inner_, *rank_.device);
+    HostCollectives control(this->inner(), *rank_.device);
     for (const auto& member : control.gather_all(std::vector<std::uint64_t>{rank_.rank, own})) {
       if (members.empty()) run = member[1];
       members += (members.empty() ? "" : ",") + std::to_string(member[0]);
     }
-    before_ = inner_->traffic();
+    forget_traffic();
     if (number_ == 0) add_world_lines(run);
     rank_.recorder->add_line("communicator", std::to_string(number_) + " " + name_ + " " + members);
   }
-  const Capabilities& capabilities() const noexcept override { return inner_->capabilities(); }
+  ~RecordedCommunicator() override { close_inner(); }  // before the recorder notes the end
   FlightRecorder& recorder() { return *rank_.recorder; }
 
  private:
@@ -84,23 +84,23 @@ class RecordedCommunicator final : public Communicator {
     }
   }
   Work do_start(const OpDesc& call) override {
-    return record({&call, 1}, [&] { return forward_to(*inner_, call); });
+    return record({&call, 1}, [&] { return Decorator::do_start(call); });
   }
   Work do_batch(std::span<const OpDesc> parts) override {
-    if (parts.empty()) return forward_to(*inner_, parts);
-    return record(parts, [&] { return forward_to(*inner_, parts); });
+    if (parts.empty()) return Decorator::do_batch(parts);
+    return record(parts, [&] { return Decorator::do_batch(parts); });
   }
 
   std::unique_ptr<Communicator> do_split(int color, int key, const SplitOptions& options) override {
     std::string name = name_ + "." + std::to_string(++splits_);
     ++collectives_;  // the backend exchanges the colors by one
-    auto child = inner_->split(color, key, options);
+    auto child = inner().split(color, key, options);
     if (child == nullptr) return nullptr;
     return std::make_unique<RecordedCommunicator>(std::move(child), rank_, std::move(name));
   }
   /// The others don't know of this group, so its name counts only those of the same members and tag.
   std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options) override {
-    auto group = inner_->create_group(members, options);
+    auto group = inner().create_group(members, options);
     std::vector<int> key(members.begin(), members.end());
     key.push_back(options.tag);
     std::string name = name_ + ".group" + std::to_string(options.tag) + ".";
@@ -110,27 +110,10 @@ class RecordedCommunicator final : public Communicator {
     }
     return std::make_unique<RecordedCommunicator>(std::move(group), rank_, std::move(name));
   }
-  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
-    return inner_->allocate(bytes, kind, use);
-  }
-  Buffer do_allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
-    return inner_->allocate_symmetric(bytes, kind, use);
-  }
-  void do_abort(std::string_view reason) noexcept override { inner_->abort(std::string(reason)); }
-  void do_after(Stream& stream) override { forward_after(*inner_, stream); }
-  /// Without the bytes of the constructor.
-  void do_traffic(TrafficStats& snapshot) const override {
-    const TrafficStats moved = inner_->traffic() - before_;
-    for (std::size_t kind = 0; kind < kOpKinds; ++kind)
-      snapshot.by_kind[kind].bytes_sent = moved.by_kind[kind].bytes_sent;
-    snapshot.bytes_to_peer = moved.bytes_to_peer;
-  }
 
   const RecordedRank rank_;
   const std::string name_;
   const std::uint32_t number_;
-  const std::unique_ptr<Communicator> inner_;  // closes before the recorder notes the end
-  TrafficStats before_;
   std::uint64_t collectives_ = 1;
   int splits_ = 0;
   std::mutex groups_mutex_;

@@ -4,31 +4,30 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/core/decorator.h"
 #include "tessera/comm/slow_link/port_use.h"
 #include "tessera/comm/slow_link/slow_work.h"
 
 namespace tessera::comm {
 namespace {
 
-class SlowCommunicator final : public Communicator {
+class SlowCommunicator final : public Decorator {
  public:
   SlowCommunicator(std::unique_ptr<Communicator> inner, const SlowLinks& links, int world_rank, int world_size,
                    std::shared_ptr<SlowRank> state)
-      : Communicator(inner->rank(), inner->size(), {inner->timeout(), inner->logger(), inner->memory_tracker()}),
-        inner_(std::move(inner)),
-        capabilities_(inner_->capabilities()),
+      : Decorator(std::move(inner)),
         links_(links),
         world_rank_(world_rank),
         world_size_(world_size),
         state_(std::move(state)),
         members_(static_cast<std::size_t>(size())),
-        times_(*inner_) {
-    inner_->all_gather(view_of(&world_rank_, 1), view_of(members_.data(), members_.size()), {.label = "slow link"})
+        times_(this->inner()) {
+    this->inner()
+        .all_gather(view_of(&world_rank_, 1), view_of(members_.data(), members_.size()), {.label = "slow link"})
         .wait();
-    before_ = inner_->traffic();
-    capabilities_.any_source = false;  // the port that a message takes is known only when it has come
+    forget_traffic();
+    own_capabilities().any_source = false;  // the port that a message takes is known only when it has come
   }
-  const Capabilities& capabilities() const noexcept override { return capabilities_; }
 
   Lateness lateness() const {
     const std::lock_guard lock(state_->mutex);
@@ -45,12 +44,12 @@ class SlowCommunicator final : public Communicator {
  private:
   Work do_start(const OpDesc& call) override {
     const auto transfer = begin({&call, 1});
-    return pass(forward_to(*inner_, call), transfer, call.timeout);
+    return pass(Decorator::do_start(call), transfer, call.timeout);
   }
   Work do_batch(std::span<const OpDesc> parts) override {
-    if (parts.empty()) return forward_to(*inner_, parts);
+    if (parts.empty()) return Decorator::do_batch(parts);
     const auto transfer = begin(parts);
-    return pass(forward_to(*inner_, parts), transfer, parts.front().timeout);
+    return pass(Decorator::do_batch(parts), transfer, parts.front().timeout);
   }
 
   std::shared_ptr<Transfer> begin(std::span<const OpDesc> calls) {
@@ -76,42 +75,22 @@ class SlowCommunicator final : public Communicator {
     state_->record.calls.push_back(call);
   }
 
-  Work pass(Work inner, const std::shared_ptr<Transfer>& transfer, std::chrono::milliseconds timeout) {
-    if (transfer == nullptr) return inner;
+  Work pass(Work work, const std::shared_ptr<Transfer>& transfer, std::chrono::milliseconds timeout) {
+    if (transfer == nullptr) return work;
     state_->ports.add(transfer);
-    return Work(new SlowWork(std::move(inner), *inner_, state_, transfer, transfer->called + timeout, completions_));
+    return Work(new SlowWork(std::move(work), inner(), state_, transfer, transfer->called + timeout, completions_));
   }
 
-  std::unique_ptr<Communicator> do_split(int color, int key, const SplitOptions& options) override {
-    auto child = inner_->split(color, key, options);
-    if (child == nullptr) return nullptr;
+  std::unique_ptr<Communicator> decorate(std::unique_ptr<Communicator> child) override {
     return std::make_unique<SlowCommunicator>(std::move(child), links_, world_rank_, world_size_, state_);
   }
-  std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options) override {
-    return std::make_unique<SlowCommunicator>(inner_->create_group(members, options), links_, world_rank_, world_size_,
-                                              state_);
-  }
-  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
-    return inner_->allocate(bytes, kind, use);
-  }
-  void do_abort(std::string_view reason) noexcept override { inner_->abort(std::string(reason)); }
-  /// Without the bytes of the constructor.
-  void do_traffic(TrafficStats& snapshot) const override {
-    const TrafficStats moved = inner_->traffic() - before_;
-    for (std::size_t kind = 0; kind < kOpKinds; ++kind)
-      snapshot.by_kind[kind].bytes_sent = moved.by_kind[kind].bytes_sent;
-    snapshot.bytes_to_peer = moved.bytes_to_peer;
-  }
 
-  const std::unique_ptr<Communicator> inner_;
-  Capabilities capabilities_;
   const SlowLinks links_;
   const std::int32_t world_rank_;
   const int world_size_;
   const std::shared_ptr<SlowRank> state_;
   std::vector<std::int32_t> members_;  // as ranks of the world
   CallTimes times_;
-  TrafficStats before_;
   std::uint64_t calls_ = 0;  // of collectives
   CompletionPoller completions_;
 };

@@ -28,11 +28,8 @@ bool on_device(const OpDesc& call) noexcept {
 }
 
 StagedCommunicator::StagedCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<StagingPipeline> engine)
-    : Communicator(inner->rank(), inner->size(), {inner->timeout(), inner->logger(), inner->memory_tracker()}),
-      engine_(std::move(engine)),
-      inner_(std::move(inner)),
-      capabilities_(inner_->capabilities()) {
-  capabilities_.memory.push_back(MemoryKind::device);
+    : Decorator(std::move(inner)), engine_(std::move(engine)) {
+  own_capabilities().memory.push_back(MemoryKind::device);
   share_here();
 }
 
@@ -49,9 +46,9 @@ StagedCommunicator::~StagedCommunicator() {
 }
 
 void StagedCommunicator::negotiate_ipc() {
-  const Capabilities& can = inner_->capabilities();
+  const Capabilities& can = inner().capabilities();
   if (size() == 1 || !can.splits_share_memory || !engine_->options().negotiates_ipc) return;
-  closing_ = inner_->split(0, rank());
+  closing_ = inner().split(0, rank());
   std::uint8_t shares = engine_->options().ipc && engine_->device().traits().shares_memory ? 1 : 0;
   closing_->all_reduce(view_of(&shares, 1), view_of(&shares, 1), ReduceOp::min()).wait();
   if (rank() == 0 && logger() != nullptr)
@@ -66,7 +63,7 @@ void StagedCommunicator::negotiate_ipc() {
 }
 
 void StagedCommunicator::share_here() {
-  if (engine_->windows() != nullptr && size() > 1 && capabilities_.shares_memory)
+  if (engine_->windows() != nullptr && size() > 1 && capabilities().shares_memory)
     sharing_.emplace(*engine_, size(), logger());
 }
 
@@ -113,7 +110,7 @@ Work StagedCommunicator::do_start(const OpDesc& call) {
   check_memory(call);
   if (!on_device(call) && in_flight_.load() == 0 && after.done()) {
     if (sharing_) sharing_->set_algorithm({});
-    return forward_to(*inner_, call);
+    return Decorator::do_start(call);
   }
   return submit({&call, 1}, std::move(after));
 }
@@ -124,7 +121,7 @@ Work StagedCommunicator::do_batch(std::span<const OpDesc> parts) {
   if (parts.empty()) return {};
   if (std::none_of(parts.begin(), parts.end(), on_device) && in_flight_.load() == 0 && after.done()) {
     if (sharing_) sharing_->set_algorithm({});
-    return forward_to(*inner_, parts);
+    return Decorator::do_batch(parts);
   }
   return submit(parts, std::move(after));
 }
@@ -161,7 +158,7 @@ Buffer StagedCommunicator::acquire_region(std::size_t bytes) {
   const std::size_t size = std::bit_ceil(std::max(bytes, page));
   if (auto idle = regions_.extract(size)) return std::move(idle.mapped());
   // Whole pages: two regions that share one could not both be pinned.
-  auto whole = std::make_shared<Buffer>(inner_->allocate(size + page, MemoryKind::host, MemoryCategory::communication));
+  auto whole = std::make_shared<Buffer>(inner().allocate(size + page, MemoryKind::host, MemoryCategory::communication));
   const std::size_t skew = (page - reinterpret_cast<std::uintptr_t>(whole->data()) % page) % page;
   void* const data = whole->bytes_at(skew);
   engine_->device().pin_host(data, size);
@@ -191,20 +188,17 @@ void StagedCommunicator::wait_until_issued() {
 
 std::unique_ptr<Communicator> StagedCommunicator::do_split(int color, int key, const SplitOptions& options) {
   wait_until_issued();
-  std::unique_ptr<Communicator> child = inner_->split(color, key, options);
-  return child == nullptr ? nullptr : std::make_unique<StagedCommunicator>(std::move(child), engine_);
+  return Decorator::do_split(color, key, options);
 }
 
-/// Beside the calls of other threads, which the inner communicator allows.
-std::unique_ptr<Communicator> StagedCommunicator::do_create_group(std::span<const int> members,
-                                                                  const OpOptions& options) {
-  return std::make_unique<StagedCommunicator>(inner_->create_group(members, options), engine_);
+std::unique_ptr<Communicator> StagedCommunicator::decorate(std::unique_ptr<Communicator> child) {
+  return std::make_unique<StagedCommunicator>(std::move(child), engine_);
 }
 
 Buffer StagedCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
   if (kind == MemoryKind::host) {
     const std::lock_guard lock(engine_->mutex());
-    return inner_->allocate(bytes, kind, use);
+    return Decorator::do_allocate(bytes, kind, use);
   }
   const std::shared_ptr<DeviceRuntime>& device = engine_->shared_device();
   device->wait_for_host_events();  // to allocate may wait for all streams
@@ -217,22 +211,27 @@ Buffer StagedCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::
           }};
 }
 
+Buffer StagedCommunicator::do_allocate_symmetric(std::size_t bytes, MemoryKind kind,
+                                                 std::optional<MemoryCategory> use) {
+  if (kind == MemoryKind::device) return do_allocate(bytes, kind, use);
+  wait_until_issued();  // it is collective, as a split is
+  return Decorator::do_allocate_symmetric(bytes, kind, use);
+}
+
 void StagedCommunicator::do_abort(std::string_view reason) noexcept {
-  inner_->abort(std::string(reason));
+  Decorator::do_abort(reason);
   aborted_.store(true);
 }
 
 void StagedCommunicator::do_traffic(TrafficStats& snapshot) const {
   const std::lock_guard lock(engine_->mutex());
-  const TrafficStats inner = inner_->traffic();
-  for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].bytes_sent = inner.by_kind[i].bytes_sent;
-  snapshot.bytes_to_peer = inner.bytes_to_peer;
+  Decorator::do_traffic(snapshot);
   if (sharing_) sharing_->correct(snapshot);
 }
 
 std::string_view StagedCommunicator::do_last_algorithm() const noexcept {
   const std::lock_guard lock(engine_->mutex());
-  return sharing_ && !sharing_->algorithm().empty() ? sharing_->algorithm() : inner_->last_algorithm();
+  return sharing_ && !sharing_->algorithm().empty() ? sharing_->algorithm() : inner().last_algorithm();
 }
 
 }  // namespace tessera::comm::staging

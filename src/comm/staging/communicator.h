@@ -7,23 +7,23 @@
 #include <memory>
 
 #include "tessera/comm/completion_poller.h"
+#include "tessera/comm/core/decorator.h"
 #include "tessera/comm/staging/ipc_state.h"
 #include "tessera/comm/staging/pipeline.h"
 
 namespace tessera::comm::staging {
 
-class StagedCommunicator final : public Communicator {
+class StagedCommunicator final : public Decorator {
  public:
   StagedCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<StagingPipeline> engine);
   /// Collective over the world: the ranks agree on whether device memory uses windows.
   void negotiate_ipc();
   ~StagedCommunicator() override;
-  const Capabilities& capabilities() const noexcept override { return capabilities_; }
 
   CompletionPoller& completions() noexcept { return completions_; }
 
   // Under the engine's lock:
-  Work issue(const OpDesc& call) { return forward_to(*inner_, call); }
+  Work issue(const OpDesc& call) { return Decorator::do_start(call); }
   Buffer acquire_region(std::size_t bytes);
   void release_region(Buffer region);
   /// Whether all calls that must be issued before the part have been issued.
@@ -34,14 +34,15 @@ class StagedCommunicator final : public Communicator {
   /// Null: these ranks don't read each other's memory.
   IpcState* sharing() noexcept { return sharing_ ? &*sharing_ : nullptr; }
   bool aborted() const noexcept { return aborted_.load(); }
-  void abort_inner(const std::string& why) noexcept { inner_->abort(why); }
+  void abort_inner(const std::string& why) noexcept { inner().abort(why); }
 
  private:
   Work do_start(const OpDesc& call) override;
   Work do_batch(std::span<const OpDesc> parts) override;
   std::unique_ptr<Communicator> do_split(int color, int key, const SplitOptions& options) override;
-  std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options) override;
+  std::unique_ptr<Communicator> decorate(std::unique_ptr<Communicator> child) override;
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override;
+  Buffer do_allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override;
   void do_abort(std::string_view reason) noexcept override;
   void do_after(Stream& stream) override;
   void do_traffic(TrafficStats& snapshot) const override;
@@ -54,9 +55,7 @@ class StagedCommunicator final : public Communicator {
   void close_windows() noexcept;
 
   const std::shared_ptr<StagingPipeline> engine_;
-  const std::unique_ptr<Communicator> inner_;
   std::unique_ptr<Communicator> closing_;  ///< the world's, if it uses windows: its ranks leave together
-  Capabilities capabilities_;
   std::optional<IpcState> sharing_;
   Event after_;
   /// Calls that must be issued in order: the collectives, and the messages to and from each peer.

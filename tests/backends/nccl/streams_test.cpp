@@ -1,7 +1,7 @@
 // Order between the program's streams and the communicator's stream, without the host. The fake's streams run only when
 // a later event is queried; the watching thread, which also does that, is disabled.
-#include "plugins/decorators/spec.h"
 #include "tests/backends/nccl/support.h"
+#include "tests/harness/fault.h"
 
 namespace tessera::nccl_test {
 namespace {
@@ -135,27 +135,13 @@ TEST(NcclStreams, HostStreamWaitsOnHost) {
 TEST(NcclStreams, DecoratorsKeepStreamOrder) {
   reset_fake();
   const CommunicatorDecorator decorate = [](auto world) {
-    return decorators::decorate(std::move(world), "trace;fault:drop@99");
+    return harness::inject(std::move(world), {.kind = harness::FaultKind::drop, .call = 99});
   };
   EXPECT_EQ(run_world(
                 3, unwatched(),
                 [](Communicator& comm) { EXPECT_EQ(fill_reduce_double(comm, true, true), std::vector<float>(4, 12)); },
                 fake_api(), decorate),
             std::vector<std::string>(3));
-}
-
-TEST(NcclStreams, DelayDoesNotBlockDevice) {
-  reset_fake();
-  const CommunicatorDecorator decorate = [](auto world) { return decorators::decorate(std::move(world), "delay:1ms"); };
-  run_world(
-      1, unwatched(),
-      [](Communicator& comm) {
-        FakeDeviceStream stream(0);
-        OnDevice<float> x(comm, 0, 4, 1);
-        Work work = comm.all_reduce(x.view(), x.view(), ReduceOp::sum());
-        EXPECT_EQ(error_of([&] { work.wait_on(stream); }), "Unsupported: delay: streams of cuda:0 are not supported");
-      },
-      fake_api(), decorate);
 }
 
 TEST(NcclStreams, EventsOrderTwoCommunicators) {

@@ -3,9 +3,9 @@
 
 #include <cstdlib>
 
-#include "plugins/decorators/spec.h"
 #include "tests/backends/nccl/fake_cuda.h"
 #include "tests/backends/nccl/support.h"
+#include "tests/harness/fault.h"
 
 namespace tessera::nccl_test {
 namespace {
@@ -151,7 +151,8 @@ TEST(NcclWindows, WhyThereAreNoneIsLoggedOnce) {
 
 TEST(NcclWindows, DecoratorsPassThemOn) {
   reset_fake();
-  log_of_gathers([](auto world) { return decorators::decorate(std::move(world), "trace;delay:1ms"); });
+  log_of_gathers(
+      [](auto world) { return harness::inject(std::move(world), {.kind = harness::FaultKind::drop, .call = 99}); });
   EXPECT_EQ(fake_counts().symmetric_calls, 4);
 }
 

@@ -10,6 +10,7 @@ UCX = (r"^ucx\.",)
 NCCL = (r"^nccl\.",)
 WINDOWS = (r"^nccl\.NcclWindows",)
 DEVICES = (r"^nccl\.NcclDevices",)
+DECORATORS = (r"^comm_decorators\.",)
 
 MISTAKES = [
     mistake("stores-never-stream", "backends/shm/store_choice.cpp", "  times.streams = median(times.last[0]) >", "  times.streams = false && median(times.last[0]) >", STORES, "ranks without a common cache wait for each line"),
@@ -100,7 +101,8 @@ MISTAKES = [
     mistake("nccl-lone-failure-waits", "backends/nccl/symmetric_allocator.cpp", "problem.empty() ? until : std::min(until, Clock::now() + kOthersFailWithin)", "until", WINDOWS, "a rank without a window waits until the deadline for those inside the vendor's library"),
     mistake("nccl-places-not-compared", "backends/nccl/nccl_group.cpp", " + describe_places(call);", ";", WINDOWS, "checked mode misses ranks that gather to different places"),
     mistake("nccl-copy-engines-for-all", "backends/nccl/nccl_group.cpp", "  if (options.for_gathers && runtime_->copy_engines())", "  if ((options.for_gathers || true) && runtime_->copy_engines())", WINDOWS, "communicators that reduce have the policy for gathers"),
-    mistake("decorator-memory-not-symmetric", "plugins/decorators/decorator.cpp", "  return inner_->allocate_symmetric(bytes, kind, use);", "  return inner_->allocate(bytes, kind, use);", WINDOWS, "decorators lose symmetric windows"),
+    mistake("decorator-memory-not-symmetric", "src/comm/core/decorator.h", "    return inner_->allocate_symmetric(bytes, kind, use);", "    return inner_->allocate(bytes, kind, use);", (*WINDOWS, *DECORATORS), "communicators around another one lose symmetric windows"),
+    mistake("decorator-waits-on-host", "src/comm/core/decorator.h", "{ forward_after(*inner_, stream); }", "{ Communicator::do_after(stream); }", DECORATORS, "the host waits for a stream that a device could wait for"),
     mistake("nccl-restores-device-never-chosen", "backends/nccl/cuda_objects.cpp", "  if (before_ >= 0 && has_context(api_, before_)) ", "  if (before_ >= 0 && (has_context(api_, before_) || true)) ", DEVICES, "each rank has a context on GPU 0"),
     mistake("nccl-restores-no-device", "backends/nccl/cuda_objects.cpp", "  if (before_ >= 0 && has_context(api_, before_)) ", "  if (before_ >= 0 && !has_context(api_, before_)) ", DEVICES, "the program's thread has another device after a call"),
     mistake("nccl-calls-on-device-0", "backends/nccl/runtime.cpp", "      calls_([&api, index = device_.index] { check_cuda(api, api.cudaSetDevice(index), \"cudaSetDevice\"); }),\n", "", DEVICES, "the vendor's library is called on GPU 0"),

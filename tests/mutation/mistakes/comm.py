@@ -17,7 +17,7 @@ MISTAKES = [
     mistake("cuda-asks-events-on-any-device", "src/base/cuda/stream.cpp", "    const DeviceGuard current(device_);  // the calling thread may have chosen no device\n", "", r"^base_cuda\.", "a thread that polls an event creates a context on the first device"),
     mistake("cuda-launches-on-any-device", "src/base/cuda/stream.cpp", "  check(cudaSetDevice(device().index), \"cudaSetDevice\");\n  if (!urgent_)", "  if (!urgent_)", r"^base_cuda\.", "products run on the thread's device, not on the stream's"),
     mistake("pool-frees-memory-in-use", "src/base/memory_pool.cpp", "    if (runtime_ != nullptr) runtime_->synchronize();\n", "", r"^base\.", "queued work uses memory that the pool has returned"),
-    mistake("cuda-captures-globally", "src/base/cuda/graph.cpp", "cudaStreamCaptureModeRelaxed", "cudaStreamCaptureModeGlobal", r"^base_cuda\.", "an allocation of any thread ends a capture"),
+    mistake("cuda-captures-globally", "src/base/cuda/runtime.cpp", "cudaStreamCaptureModeRelaxed", "cudaStreamCaptureModeGlobal", r"^base_cuda\.", "an allocation of any thread ends a capture"),
     mistake("ipc-handle-of-part", "src/comm/staging/ipc_windows.cpp", "device_->get_ipc_handle(found->first, window.bytes);", "device_->get_ipc_handle(static_cast<std::byte*>(found->first) + 256, window.bytes);", STAGING, "ranks read other memory than was sent"),
     # Calls.
     mistake("call-deadline-ignored", "src/comm/communicator.cpp", "  call.timeout = options.timeout ? checked_timeout(name_of(call.kind), *options.timeout) : options_.timeout;", "  call.timeout = options_.timeout;",
@@ -25,7 +25,7 @@ MISTAKES = [
     mistake("batch-deadline-ignored", "src/comm/communicator.cpp", "    prepare(calls.back(), options, false);", "    prepare(calls.back(), {}, false);",
             (CALLS, r"^comm\.", r"^conformance\."), "OpOptions::timeout of a batch has no effect"),
     mistake("batch-without-its-stream", "src/comm/communicator.cpp", "  if (options.after != nullptr) do_after(*options.after);\n  for (const OpDesc& call : calls)",
-            "  for (const OpDesc& call : calls)", (CALLS, r"^comm\.", r"^decorators\.", STAGING), "a batch sends data that a stream has not yet written"),
+            "  for (const OpDesc& call : calls)", (CALLS, r"^comm\.", r"^comm_decorators\.", STAGING), "a batch sends data that a stream has not yet written"),
     mistake("batch-not-counted", "src/comm/communicator.cpp", "  for (const OpDesc& call : calls) ++calls_[static_cast<std::size_t>(call.kind)];\n", "",
             (CALLS, r"^comm\.", r"^conformance\."), "traffic lacks batches"),
     mistake("scatter-root-in-place", "src/comm/core/argument_checker.cpp", "  if (part.data != place && overlap(call_))", "  if (part.data != place && !has_root(call_.kind) && overlap(call_))",
@@ -50,7 +50,7 @@ MISTAKES = [
             (r"^comm\.Progress",), "a call that issues an operation runs the callbacks of others"),
     mistake("detached-by-waiting", "src/comm/work.cpp", "    state_->on_done({});\n", "    state_->wait();\n", (CALLBACKS,), "detach() waits"),
     mistake("polled-callback-without-error", "src/comm/completion_poller.cpp", "      if (one->callback) one->callback(error_of(*one->state));\n      one", "      if (one->callback) one->callback(nullptr);\n      one",
-            (r"^decorators\.Callbacks",), "a decorator's callback sees no failure"),
+            (r"^comm_decorators\.Callbacks",), "a decorator's callback sees no failure"),
 
     # Rendezvous through a store.
     mistake("one-published-address", "src/comm/bootstrap/rendezvous.cpp", "address.places[attempt++ % address.places.size()]", "address.places[attempt % address.places.size()]",
@@ -165,7 +165,7 @@ MISTAKES = [
     mistake("abi-not-compared", "src/base/device/module_loader.cpp", "  if (std::strcmp(abi, table.abi) != 0)", "  if (std::strlen(abi) == 0)", r"^comm_modules\.", "a module from another compiler crashes"),
     mistake("init-does-not-end", "src/comm/bootstrap/thread_bootstrap.cpp", "    if (!in_time) throw Timeout(", "    if (!in_time && false) throw Timeout(",
             (CALLS, r"^comm\.", r"^conformance\."), "a world of threads with a missing thread counts as complete"),
-    mistake("composite-abort-half", "src/comm/core/composite.cpp", "    far_->abort(std::string(reason));\n    near_->abort(std::string(reason));", "    far_->abort(std::string(reason));",
+    mistake("composite-abort-half", "src/comm/core/worlds.cpp", "    far_.abort(std::string(reason));\n    near_.abort(std::string(reason));", "    far_.abort(std::string(reason));",
             (CALLS, r"^comm\.", r"^conformance", r"^launchers\."), "abort of auto doesn't reach operations over shared memory"),
 
     mistake("token-ignored", "src/comm/bootstrap/rendezvous.cpp", "{ return prove(base, \"tessera token \"", "{ static_cast<void>(base); return prove(Digest{}, \"tessera token \"",
@@ -209,6 +209,6 @@ MISTAKES = [
     mistake("slow-link-one-message", "src/comm/slow_link/port_use.cpp", "return kind == OpKind::all_reduce ? 2 : 1;", "return kind == OpKind::all_reduce ? 1 : 1;", (r"^plan\.SlowLink", r"^comm_slow_link\."), "an all_reduce has the latency of one message"),
     mistake("slow-link-hides-failure", "src/comm/slow_link/slow_work.cpp", "  communicator_.batch({});\n", "", r"^comm_slow_link\.", "an abort is not seen until the transfer is through"),
     mistake("slow-link-no-deadline", "src/comm/slow_link/slow_work.cpp", "  if (Clock::now() >= deadline_) {", "  if (false) {", r"^comm_slow_link\.", "a transfer may take longer than its timeout"),
-    mistake("slow-link-traffic-of-setup", "src/comm/slow_link/slow_link.cpp", "inner_->traffic() - before_;", "inner_->traffic();", r"^comm_slow_link\.", "traffic has bytes that no caller sent"),
+    mistake("traffic-of-setup", "src/comm/core/decorator.cpp", "inner_->traffic() - before_;", "inner_->traffic();", (r"^comm_slow_link\.", r"^comm_decorators\."), "traffic has bytes that no caller sent"),
     mistake("failure-unseen-while-idle", "backends/shm/shm_group.cpp", "  if (parts.empty()) look_for_failure();\n", "", r"^comm_slow_link\.", "a rank that sleeps does not see that a peer aborted"),
 ]

@@ -1,9 +1,8 @@
-"""src/nn and plugins: layers, data, files; compression and decorators."""
+"""src/nn and plugins: layers, data, files; compression."""
 
 from table import mistake
 
 ENCODED = (r"^collectives\.", r"^fsdp_compression\.", r"^fsdp_plugin_state\.")
-DECORATORS = r"^decorators\."
 
 MISTAKES = [
     mistake("data-last-window-left-out", "src/nn/data.cpp", "options_.range.count() - options_.positions);\n}", "options_.range.count() - options_.positions - 1);\n}",
@@ -63,15 +62,10 @@ MISTAKES = [
     mistake("powersgd-not-after-its-caller", "plugins/collectives/powersgd.cpp", "  stream.wait(call.options.after->record());\n", "", ENCODED, "gradients are compressed before they are summed"),
     mistake("powersgd-sent-before-made", "plugins/collectives/powersgd.cpp", "    call.options.after->wait(stream.record());\n", "", ENCODED, "factors are sent before they are computed"),
     mistake("powersgd-q-not-saved", "plugins/collectives/powersgd.cpp", "    all.push_back({plugin_state.name + \"/q\", static_cast<float*>(plugin_state.q.data()), plugin_state.packing.second});\n", "", ENCODED, "a resumed run starts with other factors"),
-    mistake("fault-on-every-rank", "plugins/decorators/fault.cpp", "(!options_.rank || *options_.rank == family()->rank)", "(!options_.rank || *options_.rank >= 0)", DECORATORS, "a fault planted on one rank occurs on all"),
     mistake("fp8-rounds-up", "src/nn/fp8.h", "(1U << (dropped - 1)) - 1 + (magnitude >> dropped & 1U)", "(1U << (dropped - 1))", r"^nn\.Fp8", "ties of 8-bit numbers round up, not to even"),
     mistake("fp8-infinity-saturates", "src/nn/fp8.h", "  if (magnitude >= 0x7f800000U) return static_cast<std::uint8_t>(sign | 0x7fU);\n", "", r"^nn\.Fp8", "an overflow becomes the largest 8-bit number"),
     mistake("fp8-recompute-updates", "src/nn/layers/linear.cpp", "fp8_amax_->tensor() : Tensor(), updates_buffers()}", "fp8_amax_->tensor() : Tensor(), true}", (r"^nn_ops\.Fp8", r"^fsdp_fp8\."), "a recomputation shifts the histories of delayed scaling"),
     mistake("fp8-history-of-gradients", "src/nn/ops/fp8_linear.cpp", "s.call.recipe.scaling == Fp8Scaling::delayed);", "false);", (r"^nn_ops\.Fp8", r"^fsdp_fp8\."), "gradients never enter the histories of delayed scaling"),
-    mistake("corrupts-before-its-stream", "plugins/decorators/fault.cpp", "  if (Stream* before = after(); before != nullptr && !before->immediate()) before->record().wait();\n", "", DECORATORS, "the corrupted data is not the data that is sent"),
-    mistake("trace-forgets-errors", "plugins/decorators/trace.cpp", "    event.end_ns = host_time_ns();\n    event.error = std::string(error.kind()) + \": \" + error.what();\n    (*sink_)(event);\n    throw;", "    throw;", DECORATORS, "a trace lacks rejected calls"),
-    mistake("delay-beyond-deadline", "plugins/decorators/delay.cpp", "called + std::min(delay, limit)));", "called + delay));", DECORATORS, "a delay exceeds the timeout of its operation"),
-    mistake("decorator-keeps-stream", "plugins/decorators/decorator.cpp", "    ~Reset() { stream = nullptr; }", "    ~Reset() { static_cast<void>(stream); }", (DECORATORS, r"^fsdp_devices\."), "an operation waits for the stream of an earlier one"),
     mistake("gpu-plan-has-host-scratch", "src/nn/kernels/meta/meta_kernels.cpp", "    if (gpu_) return &gpu_bf16_;\n", "", (r"CudaTrainingMemory", r"^tools\.plan_model$"), "a plan for GPUs counts f32 copies that only hosts make"),
     mistake("gpu-plan-has-cudnn-with-dropout", "src/nn/kernels/meta/meta_kernels.cpp", "a.dropout.probability > 0 ||", "a.dropout.probability < 0 ||", r"CudaTrainingMemory", "a plan counts cuDNN's workspace for calls that it does not compute"),
     mistake("plan-ignores-own-attention", "src/plan/simulation.cpp", "== nn::AttentionLibrary::own", "== nn::AttentionLibrary::cudnn", r"^tools\.plan_model$", "a plan has attention by cuDNN where a run would not use it"),

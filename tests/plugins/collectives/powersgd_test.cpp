@@ -5,7 +5,7 @@
 #include <cmath>
 #include <span>
 
-#include "plugins/decorators/decorator.h"
+#include "tessera/comm/core/decorator.h"
 #include "tests/plugins/collectives/ranks.h"
 
 namespace tessera::collectives {
@@ -146,23 +146,18 @@ TEST(PowerSgd, TrafficEqualsCost) {
 }
 
 /// Counts the numbers given to calls that are infinite or NaN.
-class InputCheck final : public decorators::Decorator {
+class InputCheck final : public comm::Decorator {
  public:
-  explicit InputCheck(std::unique_ptr<comm::Communicator> inner) : Decorator(std::move(inner), nullptr) {}
+  explicit InputCheck(std::unique_ptr<comm::Communicator> inner) : Decorator(std::move(inner)) {}
   std::size_t not_finite() const { return not_finite_; }
 
  private:
-  comm::Work do_call(std::span<const comm::OpDesc> calls, bool batch, std::uint64_t) override {
-    if (after() != nullptr) after()->record().wait();
-    for (const comm::OpDesc& call : calls) {
-      const std::span numbers(static_cast<const float*>(call.in.data), call.in.count);
-      not_finite_ += static_cast<std::size_t>(
-          std::count_if(numbers.begin(), numbers.end(), [](float number) { return !std::isfinite(number); }));
-    }
-    return forward(calls, batch);
-  }
-  std::unique_ptr<comm::Communicator> decorate_child(std::unique_ptr<comm::Communicator> child) override {
-    return child;
+  void do_after(base::Stream& stream) override { stream.record().wait(); }
+  comm::Work do_start(const comm::OpDesc& call) override {
+    const std::span numbers(static_cast<const float*>(call.in.data), call.in.count);
+    not_finite_ += static_cast<std::size_t>(
+        std::count_if(numbers.begin(), numbers.end(), [](float number) { return !std::isfinite(number); }));
+    return Decorator::do_start(call);
   }
   std::size_t not_finite_ = 0;
 };

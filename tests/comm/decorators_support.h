@@ -1,22 +1,22 @@
-// Helpers that the decorator tests share.
+// Helpers that the tests of decorators share.
 #pragma once
 
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "plugins/decorators/spec.h"
 #include "tests/comm/support.h"
+#include "tests/harness/fault.h"
 
-namespace tessera::decorators_test {
+namespace tessera::comm_test {
 
-using namespace tessera::comm_test;
+using harness::Fault;
+using harness::FaultKind;
 
-inline InitOptions decorated(const std::string& spec) {
+inline InitOptions with_fault(const Fault& fault) {
   InitOptions config = quick_config();
-  config.decorate = [spec](std::unique_ptr<Communicator> world) {
-    return decorators::decorate(std::move(world), spec);
-  };
+  config.decorate = [fault](std::unique_ptr<Communicator> world) { return harness::inject(std::move(world), fault); };
   return config;
 }
 
@@ -41,4 +41,4 @@ class Lines {
   std::vector<std::string> lines_;
 };
 
-}  // namespace tessera::decorators_test
+}  // namespace tessera::comm_test

@@ -1,4 +1,4 @@
-// Injected faults: each does what its specification says, and the checks that should report it do.
+// Injected faults: each does what it says, and the checks that should report it do.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -6,16 +6,16 @@
 #include <algorithm>
 #include <thread>
 
+#include "tests/comm/decorators_support.h"
 #include "tests/conformance/reference.h"
-#include "tests/plugins/decorators/support.h"
 
-namespace tessera::decorators_test {
+namespace tessera::comm_test {
 namespace {
 
 /// Ranks and elements at which an all_reduce of the conformance inputs differs from the reference.
-std::vector<std::string> differences(const std::string& spec, DType dtype, std::size_t count) {
+std::vector<std::string> differences(const InitOptions& config, DType dtype, std::size_t count) {
   Lines wrong;
-  run_threads(3, decorated(spec), [&](Communicator& comm) {
+  run_threads(3, config, [&](Communicator& comm) {
     std::vector<conformance::Bytes> inputs;
     for (int r = 0; r < 3; ++r) inputs.push_back(conformance::make_input(dtype, 7, r, count));
     const conformance::Bytes want = conformance::reduce(dtype, ReduceOp::sum(), inputs);
@@ -30,14 +30,15 @@ std::vector<std::string> differences(const std::string& spec, DType dtype, std::
 
 TEST(Fault, CorruptedBitChangesResult) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::i64}) {
-    EXPECT_EQ(differences("", dtype, 1000), std::vector<std::string>{});
-    EXPECT_EQ(differences("fault:corrupt@2,rank=1", dtype, 1000), std::vector<std::string>{"1:500"});
-    EXPECT_EQ(differences("fault:corrupt@3,rank=1", dtype, 1000), std::vector<std::string>{});  // never issued
+    EXPECT_EQ(differences(quick_config(), dtype, 1000), std::vector<std::string>{});
+    EXPECT_EQ(differences(with_fault({FaultKind::corrupt, 2, 1}), dtype, 1000), std::vector<std::string>{"1:500"});
+    EXPECT_EQ(differences(with_fault({FaultKind::corrupt, 3, 1}), dtype, 1000),
+              std::vector<std::string>{});  // never issued
   }
 }
 
 TEST(Fault, CorruptsInputOfOperationsWithoutResult) {
-  run_threads(2, decorated("fault:corrupt@1,rank=0"), [](Communicator& comm) {
+  run_threads(2, with_fault({FaultKind::corrupt, 1, 0}), [](Communicator& comm) {
     std::vector<std::int32_t> x{4, 4, 4};
     const auto view = view_of(x.data(), 3);
     if (comm.rank() == 0) comm.send(view, 1).wait();
@@ -50,7 +51,7 @@ TEST(Fault, CorruptsInputOfOperationsWithoutResult) {
     }
   });
   // What the stream has still to write is what is sent, but for one bit.
-  run_threads(2, decorated("fault:corrupt@1,rank=0"), [](Communicator& comm) {
+  run_threads(2, with_fault({FaultKind::corrupt, 1, 0}), [](Communicator& comm) {
     std::vector<std::int32_t> x(3, 0);
     const auto view = view_of(x.data(), 3);
     if (comm.rank() == 1) {
@@ -62,14 +63,14 @@ TEST(Fault, CorruptsInputOfOperationsWithoutResult) {
     stream->run([&] { std::fill(x.begin(), x.end(), 4); });
     comm.send(view, 1, {.after = stream.get()}).wait();
   });
-  run_threads(2, decorated("fault:corrupt@1"), [](Communicator& comm) {
+  run_threads(2, with_fault({FaultKind::corrupt, 1}), [](Communicator& comm) {
     EXPECT_EQ(error_of([&] { comm.barrier(); }),
               "InvalidUsage: fault: corrupt at barrier #1: it has no elements on this rank");
   });
 }
 
 TEST(Fault, DroppedCallIsTimeoutThatNamesRank) {
-  run_threads(3, decorated("fault:drop@2,rank=1"), [](Communicator& comm) {
+  run_threads(3, with_fault({FaultKind::drop, 2, 1}), [](Communicator& comm) {
     comm.barrier().wait();
     const std::string error = error_of([&] { summed(comm, 10, {.timeout = 300ms, .label = "block.3"}); });
     EXPECT_EQ(error, comm.rank() == 1
@@ -80,7 +81,7 @@ TEST(Fault, DroppedCallIsTimeoutThatNamesRank) {
 }
 
 TEST(Fault, AbortEndsWaitForDroppedCall) {
-  run_threads(1, decorated("fault:drop@1"), [](Communicator& comm) {
+  run_threads(1, with_fault({FaultKind::drop, 1}), [](Communicator& comm) {
     Work work = comm.barrier();
     EXPECT_FALSE(work.wait_for(1ms));
     std::thread other([&] { comm.abort("enough"); });
@@ -93,7 +94,7 @@ TEST(Fault, AbortEndsWaitForDroppedCall) {
 [[noreturn]] void rank_of_two(int rank, const std::string& job) {
   int code = 1;
   try {
-    InitOptions config = decorated("fault:kill@3,rank=1");
+    InitOptions config = with_fault({FaultKind::kill, 3, 1});
     config.launch =
         Launch{.launcher = "test", .rank = rank, .size = 2, .local_rank = rank, .local_size = 2, .job = job};
     const auto comm = init(config);
@@ -110,7 +111,7 @@ TEST(Fault, AbortEndsWaitForDroppedCall) {
 }
 
 TEST(Fault, KillsOwnProcessAtCall) {
-  const std::string job = "decorators-" + std::to_string(::getpid());
+  const std::string job = "fault-" + std::to_string(::getpid());
   pid_t ranks[2];
   for (const int rank : {0, 1}) {
     ranks[rank] = ::fork();
@@ -124,4 +125,4 @@ TEST(Fault, KillsOwnProcessAtCall) {
 }
 
 }  // namespace
-}  // namespace tessera::decorators_test
+}  // namespace tessera::comm_test

@@ -2,17 +2,15 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <barrier>
 #include <filesystem>
 #include <semaphore>
 
-#include "plugins/decorators/trace.h"
 #include "tessera/comm/slow_link/slow_link.h"
+#include "tests/comm/decorators_support.h"
 #include "tests/conformance/cases.h"
-#include "tests/plugins/decorators/support.h"
 
-namespace tessera::decorators_test {
+namespace tessera::comm_test {
 namespace {
 
 std::string one_of(std::vector<std::string> errors) {
@@ -28,20 +26,6 @@ void expect_conforming(const InitOptions& config) {
                 [&](Communicator& comm) { errors[static_cast<std::size_t>(comm.rank())] = behaviour.run(comm); });
     EXPECT_EQ(one_of(errors), "") << behaviour.name;
   }
-}
-
-TEST(Callbacks, ConformBehindDecorators) {
-  expect_conforming(decorated("delay:1ms"));
-  std::atomic<int> ended{0};
-  InitOptions traced = quick_config();
-  traced.decorate = [&](std::unique_ptr<Communicator> world) {
-    return std::make_unique<decorators::TraceDecorator>(
-        std::move(world), [&](const decorators::OperationEvent& event) { ended += event.end_ns > 0 ? 1 : 1000; });
-  };
-  expect_conforming(traced);
-  // Each operation is traced once, although two threads see its end. Per rank 60 in the first behavior, a barrier and
-  // two messages in the second, a receive and two barriers in the third.
-  EXPECT_EQ(ended, 3 * (60 + 3 + 3));
 }
 
 TEST(Callbacks, ConformOverSlowLinks) {
@@ -62,7 +46,7 @@ TEST(Callbacks, ConformBesideFlightRecorder) {
 
 TEST(Callbacks, ReportDroppedCall) {
   std::barrier<> meeting(2);
-  run_threads(2, decorated("fault:drop@1,rank=0"), [&](Communicator& comm) {
+  run_threads(2, with_fault({.kind = FaultKind::drop, .call = 1, .rank = 0}), [&](Communicator& comm) {
     std::string error;
     std::binary_semaphore ended(0);
     float x = 1;
@@ -81,4 +65,4 @@ TEST(Callbacks, ReportDroppedCall) {
 }
 
 }  // namespace
-}  // namespace tessera::decorators_test
+}  // namespace tessera::comm_test

@@ -100,9 +100,9 @@ TEST(SharedLinks, PhasesFollowEachOther) {
 }
 
 TEST(SharedLinks, RejectsMissingLinks) {
-  EXPECT_THROW(SharedLinks({0}, LinkSharing::fair), InvalidUsage);
+  EXPECT_THROW(SharedLinks({0}, LinkSharing::fair), base::InvalidUsage);
   SharedLinks links({1}, LinkSharing::fair);
-  EXPECT_THROW(links.add(bytes_over({{1, 1}}, 1)), InvalidUsage);
+  EXPECT_THROW(links.add(bytes_over({{1, 1}}, 1)), base::InvalidUsage);
 }
 
 }  // namespace

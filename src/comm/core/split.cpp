@@ -37,9 +37,7 @@ GroupPlan plan_group(std::span<const int> members, const OpOptions& options, int
           .label = options.label};
 }
 
-std::uint64_t fingerprint(std::span<const int> members) {
-  return base::checksum(std::as_bytes(members));
-}
+std::uint64_t fingerprint(std::span<const int> members) { return base::checksum(std::as_bytes(members)); }
 
 Failure differing_members(const GroupPlan& plan, const std::string& rank_name) {
   std::string own;

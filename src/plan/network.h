@@ -16,9 +16,9 @@ namespace tessera::plan {
 
 /// The ranks of a communicator, as ranks of the world: first, first + stride, ...
 struct RankSet {
-  int first = 0;
-  int stride = 1;
-  int ranks = 1;
+  int first = 0;   ///< the lowest one
+  int stride = 1;  ///< between two neighbors
+  int ranks = 1;   ///< how many there are
   /// The rank of the world that is member `i`.
   std::size_t member(int i) const noexcept {
     const int rank = first + i * stride;
@@ -29,11 +29,11 @@ struct RankSet {
 
 /// One operation, as passed to a cost model.
 struct SimulatedOp {
-  comm::OpKind kind = comm::OpKind::barrier;
-  std::uint64_t bytes = 0;       ///< of the larger buffer; summed over the operations of a batch
-  std::uint64_t bytes_sent = 0;  ///< by this rank: comm::direct_bytes_sent
-  int ranks = 1;                 ///< of the communicator
-  RankSet members;               ///< the same ranks, by their places in the world
+  comm::OpKind kind = comm::OpKind::barrier;  ///< which operation
+  std::uint64_t bytes = 0;                    ///< of the larger buffer; summed over the operations of a batch
+  std::uint64_t bytes_sent = 0;               ///< by this rank: comm::direct_bytes_sent
+  int ranks = 1;                              ///< of the communicator
+  RankSet members;                            ///< the same ranks, by their places in the world
 };
 
 /// Bytes of an operation that pass a link.
@@ -44,9 +44,9 @@ struct LinkLoad {
 
 /// A part of an operation: its bytes pass all its links at once, and the latency follows.
 struct OpPhase {
-  std::vector<LinkLoad> loads;
-  double bytes = 0;  ///< of one rank: phases that share a link get equal rates of these bytes
-  std::chrono::nanoseconds latency{0};
+  std::vector<LinkLoad> loads;          ///< of each link that it passes
+  double bytes = 0;                     ///< of one rank: phases that share a link get equal rates of these bytes
+  std::chrono::nanoseconds latency{0};  ///< after the last byte
 };
 
 /// An operation's parts, one after the other.
@@ -72,8 +72,8 @@ struct Network {
   /// The time that a call takes from its rank's computation, while the operation proceeds. Empty: none. Not called for
   /// communicators of one rank.
   std::function<std::chrono::nanoseconds(const SimulatedOp&)> busy;
-  std::vector<double> links;  ///< bytes per second of each, in one direction
-  LinkSharing sharing = LinkSharing::fair;
+  std::vector<double> links;                ///< bytes per second of each, in one direction
+  LinkSharing sharing = LinkSharing::fair;  ///< of operations in flight
   /// True: an operation of a communicator starts when the previous one is done. False: each starts when it is called.
   bool in_order = true;
   std::map<int, CommunicatorMemory> memory;  ///< by the communicator's ranks; others need none

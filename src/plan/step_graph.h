@@ -31,8 +31,8 @@ using StepGraph = std::vector<StepNode>;
 /// Which tasks of a clock's graph become a StepGraph.
 struct StepTasks {
   TaskId origin = 0;  ///< time 0 of the graph is when it is done
-  TaskId first = 0;
-  TaskId end = 0;  ///< after the last one
+  TaskId first = 0;   ///< the first one
+  TaskId end = 0;     ///< after the last one
 };
 
 /// Tasks that only join others are resolved into dependencies. `transfers` are those of the clock's graph.

@@ -24,7 +24,7 @@ struct Topology {
   double bytes_per_second = 0;      ///< of a rank's port inside its host, in each direction
   double latency_s = 0;             ///< of a message inside a host, in seconds
   std::vector<LinkDomain> domains;  ///< from the host outwards; all equally many ranks, or fewer in the last one
-  LinkSharing sharing = LinkSharing::fair;
+  LinkSharing sharing = LinkSharing::fair;  ///< see Network::sharing
   /// True: an operation of a communicator starts when the previous one is done.
   bool in_order = true;
   /// Algorithm of each operation and size. Entries of TESSERA_ALGO, "vendor" for the choice of a GPU vendor's library
@@ -37,9 +37,10 @@ struct Topology {
 /// 1]. The last member represents all. `topology` must outlive it.
 class Placement {
  public:
+  /// Of `members` in a cluster of `world` ranks.
   Placement(const Topology& topology, int world, const RankSet& members);
-  int ranks() const { return ranks_; }
-  int levels() const { return static_cast<int>(inside_.size()); }
+  int ranks() const { return ranks_; }                             ///< members
+  int levels() const { return static_cast<int>(inside_.size()); }  ///< domains around a rank
   /// Members in the domain of level 1, 2, ...; 1 on level 0, that of a rank itself.
   int inside(int level) const { return level == 0 ? 1 : inside_[static_cast<std::size_t>(level - 1)]; }
   /// True if members are outside of the domain.

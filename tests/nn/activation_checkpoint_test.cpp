@@ -25,7 +25,7 @@ struct Parts {
   Tensor x = leaf(context, {2, 3, 4}, "x"), in = leaf(context, {12, 4}, "in"), out = leaf(context, {4, 4}, "out");
 
   Tensor branch(const Tensor& from) const {
-    const Tensor attended = ops::causal_attention(ops::linear(from, in), 2);
+    const Tensor attended = ops::attention(ops::linear(from, in), 2);
     return ops::add(from, ops::dropout(ops::gelu_tanh(ops::linear(attended, out)), 0.5, "branch"));
   }
   Tensor plain(const Tensor& from) const { return branch(branch(from)); }

@@ -1,4 +1,4 @@
-// Fused, blocked causal self-attention with grouped-query heads: online softmax over blocks of keys (T. Dao et al.,
+// Fused, blocked self-attention with grouped-query heads: online softmax over blocks of keys (T. Dao et al.,
 // "FlashAttention", 2022), with probabilities recomputed in backward. Memory beyond inputs and outputs: one number per
 // row and head, and a few blocks of scratch per thread; never a buffer of size positions^2.
 #pragma once
@@ -48,6 +48,7 @@ struct AttentionShape {
   std::size_t kv_heads = 0;  ///< divides heads; query head h reads kv head h / (heads / kv_heads)
   std::size_t dim = 0;       ///< of one head
   double scale = 0;          ///< of the scores; 0: 1 / sqrt(dim)
+  bool causal = true;        ///< queries see no later keys; false: they see all
 };
 
 /// Dropout of the attention weights, whose mask backward regenerates: word (h * positions + query) * positions + key of
@@ -78,7 +79,7 @@ struct AttentionForward {
   void* scratch = nullptr;      ///< attention_forward_scratch_bytes, aligned to 64
   AttentionDropout dropout;  ///< none by default
 };
-/// out = softmax(scale * q k^T, causal) v for each head, with dropout of the weights.
+/// out = softmax(scale * q k^T) v for each head, over the keys that a query sees, with dropout of the weights.
 template <class T>
 TESSERA_API void attention_forward(ThreadPool& pool, const AttentionForward<T>& args);
 

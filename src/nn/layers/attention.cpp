@@ -17,12 +17,14 @@ SelfAttention::SelfAttention(Context& context, const SelfAttentionOptions& optio
       heads_(options.heads),
       attention_dropout_(options.attention_dropout),
       scale_(options.scale),
+      causal_(options.causal),
       c_attn_(add<Linear>("c_attn", conv1d(options.width, 3 * options.width, options.deviation))),
       c_proj_(add<Linear>("c_proj", conv1d(options.width, options.width, options.projection_deviation))),
       resid_dropout_(add<Dropout>("resid_dropout", options.residual_dropout)) {}
 
 Tensor SelfAttention::forward(const Tensor& x) {
-  return resid_dropout_(c_proj_(ops::causal_attention(c_attn_(x), heads_, {attention_dropout_, path()}, scale_)));
+  return resid_dropout_(c_proj_(ops::attention(
+      c_attn_(x), heads_, {.causal = causal_, .dropout = attention_dropout_, .module = path(), .scale = scale_})));
 }
 
 const ops::RopeTable& RotaryEmbedding::table(Context& context) {
@@ -48,7 +50,8 @@ Tensor GroupedAttention::forward(const Tensor& x) {
   const ops::RopeTable& table = rotary_->table(context());
   const Tensor q = ops::rope(q_proj_(x), table, heads_);
   const Tensor k = ops::rope(k_proj_(x), table, kv_heads_);
-  return o_proj_(ops::causal_attention(q, k, v_proj_(x), {heads_, kv_heads_}, {attention_dropout_, path()}));
+  return o_proj_(
+      ops::attention(q, k, v_proj_(x), {heads_, kv_heads_}, {.dropout = attention_dropout_, .module = path()}));
 }
 
 }  // namespace tessera::nn

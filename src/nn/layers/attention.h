@@ -1,4 +1,4 @@
-// Causal self-attention in the variants of GPT-2 and Llama.
+// Self-attention in the variants of GPT-2 and Llama.
 #pragma once
 
 #include "tessera/nn/layers/dropout.h"
@@ -16,6 +16,7 @@ struct SelfAttentionOptions {
   double residual_dropout = 0.0;       ///< probability for the output
   double attention_dropout = 0.0;      ///< probability for the attention weights
   double scale = 0.0;                  ///< of the scores; 0: 1 / sqrt(width / heads)
+  bool causal = true;                  ///< each position sees itself and earlier ones; false: all
 };
 
 /// x[batch, position, width] -> the same shape. Children: c_attn ([width, 3 * width]), c_proj, and a dropout.
@@ -29,6 +30,7 @@ class TESSERA_API SelfAttention : public Layer<SelfAttention> {
   const std::int64_t heads_;
   const double attention_dropout_;
   const double scale_;
+  const bool causal_;
   Linear& c_attn_;
   Linear& c_proj_;
   Dropout& resid_dropout_;

@@ -15,13 +15,13 @@ struct Settings {
   AttentionDropout dropout;
 };
 
-AttentionDropout drawn(Context& context, const AttentionDropoutOptions& options) {
-  if (!(options.probability >= 0.0 && options.probability < 1.0))
-    throw InvalidUsage("attention: the dropout probability is " + std::to_string(options.probability) +
+AttentionDropout drawn(Context& context, const AttentionOptions& options) {
+  if (!(options.dropout >= 0.0 && options.dropout < 1.0))
+    throw InvalidUsage("attention: the dropout probability is " + std::to_string(options.dropout) +
                        ", needs 0 <= p < 1");
-  if (options.probability == 0.0 || !context.training()) return {};
+  if (options.dropout == 0.0 || !context.training()) return {};
   const RngState& state = context.random();
-  return {options.probability,
+  return {options.dropout,
           dropout_stream(state.seed, state.step, options.module, static_cast<std::uint64_t>(state.first_sample))};
 }
 
@@ -90,13 +90,21 @@ void backward(const Result& result, kernels::AttentionBackward<T> args) {
   device.attention_backward(context.stream(), args);
 }
 
-AttentionShape check(const Tensor& x, std::int64_t heads, std::int64_t kv_heads, std::int64_t width) {
+Settings settings_of(const Tensor& x, AttentionHeads groups, std::int64_t width, const AttentionOptions& options) {
+  const auto [heads, kv_heads] = groups;
   if (x.shape().size() != 3)
     throw InvalidUsage("attention: queries have shape " + to_string(x.shape()) + ", needs [batch, position, width]");
   if (heads < 1 || kv_heads < 1 || heads % kv_heads != 0 || width % heads != 0)
     throw InvalidUsage("attention: " + std::to_string(heads) + " heads over " + std::to_string(kv_heads) +
                        " key heads can't divide a width of " + std::to_string(width));
-  return {size(x.dim(0)), size(x.dim(1)), size(heads), size(kv_heads), size(width / heads), 0.0};
+  return {.shape = {.batch = size(x.dim(0)),
+                    .positions = size(x.dim(1)),
+                    .heads = size(heads),
+                    .kv_heads = size(kv_heads),
+                    .dim = size(width / heads),
+                    .scale = options.scale,
+                    .causal = options.causal},
+          .dropout = drawn(x.context(), options)};
 }
 
 template <class T>
@@ -148,12 +156,11 @@ Tensor row_statistics(const Tensor& y, const AttentionShape& shape) {
 
 }  // namespace
 
-Tensor causal_attention(const Tensor& qkv, std::int64_t heads, const AttentionDropoutOptions& dropout, double scale) {
+Tensor attention(const Tensor& qkv, std::int64_t heads, const AttentionOptions& options) {
   const std::int64_t width = qkv.dim(-1) / 3;
   if (width * 3 != qkv.dim(-1))
     throw InvalidUsage("attention: qkv has shape " + to_string(qkv.shape()) + "; its last dimension must be 3 * width");
-  Settings settings{check(qkv, heads, heads, width), drawn(qkv.context(), dropout)};
-  settings.shape.scale = scale;
+  const Settings settings = settings_of(qkv, {heads, heads}, width, options);
   Tensor y = Tensor::empty(qkv.context(), {qkv.dim(0), qkv.dim(1), width}, qkv.dtype());
   Tape* tape = recording({qkv}, y);
   const Tensor log_sum_exp = tape != nullptr ? row_statistics(y, settings.shape) : Tensor();
@@ -169,9 +176,9 @@ Tensor causal_attention(const Tensor& qkv, std::int64_t heads, const AttentionDr
   return y;
 }
 
-Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionHeads heads,
-                        const AttentionDropoutOptions& dropout) {
-  const Settings settings{check(q, heads.heads, heads.kv_heads, q.dim(-1)), drawn(q.context(), dropout)};
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionHeads heads,
+                 const AttentionOptions& options) {
+  const Settings settings = settings_of(q, heads, q.dim(-1), options);
   const Shape kv_shape{q.dim(0), q.dim(1), q.dim(-1) / heads.heads * heads.kv_heads};
   require_shape("attention", "k", k, kv_shape);
   require_shape("attention", "v", v, kv_shape);

@@ -48,17 +48,18 @@ void naive(Case<double>& c) {
       const auto qi = [&](std::size_t t, std::size_t d) { return ((b * S + t) * s.heads + h) * D + d; };
       const auto ki = [&](std::size_t t, std::size_t d) { return ((b * S + t) * s.kv_heads + h / group) * D + d; };
       for (std::size_t i = 0; i < S; ++i) {
+        const std::size_t seen = s.causal ? i + 1 : S;
         double sum = 0, max = -INFINITY, row = 0;
-        for (std::size_t j = 0; j <= i; ++j) {
+        for (std::size_t j = 0; j < seen; ++j) {
           double score = 0, dot = 0;
           for (std::size_t d = 0; d < D; ++d) score += c.q[qi(i, d)] * c.k[ki(j, d)], dot += c.dout[qi(i, d)] * c.v[ki(j, d)];
           p[i * S + j] = score * scale, dp[i * S + j] = dot;
           max = std::max(max, p[i * S + j]);
         }
-        for (std::size_t j = 0; j <= i; ++j) sum += p[i * S + j] = std::exp(p[i * S + j] - max);
+        for (std::size_t j = 0; j < seen; ++j) sum += p[i * S + j] = std::exp(p[i * S + j] - max);
         c.lse[(b * s.heads + h) * S + i] = max + std::log(sum);
-        for (std::size_t j = 0; j <= i; ++j) row += (p[i * S + j] /= sum) * dp[i * S + j];
-        for (std::size_t j = 0; j <= i; ++j) {
+        for (std::size_t j = 0; j < seen; ++j) row += (p[i * S + j] /= sum) * dp[i * S + j];
+        for (std::size_t j = 0; j < seen; ++j) {
           const double ds = p[i * S + j] * (dp[i * S + j] - row) * scale;
           for (std::size_t d = 0; d < D; ++d) {
             c.out[qi(i, d)] += p[i * S + j] * c.v[ki(j, d)];
@@ -72,7 +73,9 @@ void naive(Case<double>& c) {
 }
 
 const AttentionShape kShapes[] = {{1, 1, 1, 1, 1},     {2, 2, 2, 1, 5},    {1, 17, 4, 2, 7},  {2, 17, 3, 3, 13},      {1, 64, 2, 2, 16},
-                                  {1, 65, 2, 1, 33},   {2, 65, 4, 4, 64},  {1, 130, 6, 2, 8}, {1, 130, 2, 2, 20, 0.3}, {1, 200, 3, 1, 64}};
+                                  {1, 65, 2, 1, 33},   {2, 65, 4, 4, 64},  {1, 130, 6, 2, 8}, {1, 130, 2, 2, 20, 0.3}, {1, 200, 3, 1, 64},
+                                  {1, 1, 1, 1, 1, 0, false}, {2, 17, 4, 2, 7, 0, false}, {1, 64, 2, 2, 16, 0, false}, {2, 65, 2, 1, 33, 0.2, false},
+                                  {1, 200, 3, 1, 64, 0, false}};
 
 TEST(Attention, EqualsTextbook) {
   ThreadPool pool(2);
@@ -103,7 +106,7 @@ TEST(Attention, EqualsTextbook) {
 
 TEST(Attention, GradientsEqualFiniteDifferences) {
   ThreadPool pool;
-  for (const AttentionShape& shape : {AttentionShape{1, 2, 2, 1, 5}, {1, 17, 4, 2, 3}, {1, 66, 2, 1, 2}}) {
+  for (const AttentionShape& shape : {AttentionShape{1, 2, 2, 1, 5}, {1, 17, 4, 2, 3}, {1, 66, 2, 1, 2}, {1, 66, 2, 1, 2, 0, false}}) {
     Case<double> c(shape);
     const auto loss = [&] {
       c.forward(pool);
@@ -136,6 +139,19 @@ TEST(Attention, IsCausal) {
     const auto before = static_cast<long>(t * 32);
     EXPECT_TRUE(same_bits(std::vector<float>(changed.out.begin(), changed.out.begin() + before), std::vector<float>(c.out.begin(), c.out.begin() + before))) << t;
     EXPECT_NE(changed.out[t * 32], c.out[t * 32]);
+  }
+}
+
+// Without the mask, every output depends on every key, also in later blocks.
+TEST(Attention, WithoutMaskSeesAllKeys) {
+  ThreadPool pool;
+  Case<float> c({1, 130, 2, 2, 16, 0, false});
+  c.forward(pool);
+  for (const std::size_t t : {0u, 63u, 64u, 129u}) {
+    Case<float> changed = c;
+    for (std::size_t i = 0; i < 32; ++i) changed.v[t * 32 + i] += 1000.0f;
+    changed.forward(pool);
+    for (std::size_t i = 0; i < c.out.size(); ++i) ASSERT_NE(changed.out[i], c.out[i]) << t << ' ' << i;
   }
 }
 

@@ -203,32 +203,33 @@ TEST_F(InstructionSets, LayerNormAndCrossEntropy) {
 
 TEST_F(InstructionSets, Attention) {
   ThreadPool pool;
-  const AttentionShape shape{1, 130, 2, 1, 20};
-  const std::size_t P = shape.positions, D = shape.dim;
-  const auto q = random_vector<float>(P * 2 * D, 1), k = random_vector<float>(P * D, 2),
-             v = random_vector<float>(P * D, 3);
-  const auto dout = random_vector<float>(P * 2 * D, 4);
-  expect_agreement(under_each([&] {
-    std::vector<float> out(P * 2 * D), lse(2 * P), dq(P * 2 * D), dk(P * D), dv(P * D);
-    const auto room = scratch(attention_backward_scratch_bytes(shape, 1, 4));
-    const auto view = [&](auto& x, std::size_t heads) { return heads_view(x.data(), P, heads, D); };
-    const HeadsView<const float> qv = view(q, 2), kv = view(k, 1), vv = view(v, 1), dov = view(dout, 2);
-    attention_forward<float>(pool, {shape, qv, kv, vv, view(out, 2), lse.data(), room.get()});
-    attention_backward<float>(pool, {.shape = shape,
-                                     .q = qv,
-                                     .k = kv,
-                                     .v = vv,
-                                     .out = view(std::as_const(out), 2),
-                                     .dout = dov,
-                                     .log_sum_exp = lse.data(),
-                                     .dq = view(dq, 2),
-                                     .dk = view(dk, 1),
-                                     .dv = view(dv, 1),
-                                     .scratch = room.get()});
-    std::vector<float> all = out;
-    for (const auto* part : {&lse, &dq, &dk, &dv}) all.insert(all.end(), part->begin(), part->end());
-    return all;
-  }));
+  for (const AttentionShape shape : {AttentionShape{1, 130, 2, 1, 20}, {1, 130, 2, 1, 20, 0, false}}) {
+    const std::size_t P = shape.positions, D = shape.dim;
+    const auto q = random_vector<float>(P * 2 * D, 1), k = random_vector<float>(P * D, 2),
+               v = random_vector<float>(P * D, 3);
+    const auto dout = random_vector<float>(P * 2 * D, 4);
+    expect_agreement(under_each([&] {
+      std::vector<float> out(P * 2 * D), lse(2 * P), dq(P * 2 * D), dk(P * D), dv(P * D);
+      const auto room = scratch(attention_backward_scratch_bytes(shape, 1, 4));
+      const auto view = [&](auto& x, std::size_t heads) { return heads_view(x.data(), P, heads, D); };
+      const HeadsView<const float> qv = view(q, 2), kv = view(k, 1), vv = view(v, 1), dov = view(dout, 2);
+      attention_forward<float>(pool, {shape, qv, kv, vv, view(out, 2), lse.data(), room.get()});
+      attention_backward<float>(pool, {.shape = shape,
+                                       .q = qv,
+                                       .k = kv,
+                                       .v = vv,
+                                       .out = view(std::as_const(out), 2),
+                                       .dout = dov,
+                                       .log_sum_exp = lse.data(),
+                                       .dq = view(dq, 2),
+                                       .dk = view(dk, 1),
+                                       .dv = view(dv, 1),
+                                       .scratch = room.get()});
+      std::vector<float> all = out;
+      for (const auto* part : {&lse, &dq, &dk, &dv}) all.insert(all.end(), part->begin(), part->end());
+      return all;
+    }));
+  }
 }
 
 TEST_F(InstructionSets, AdamW) {

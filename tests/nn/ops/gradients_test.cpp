@@ -82,18 +82,30 @@ TEST_P(Gradients, Embedding) {
 TEST_P(Gradients, CausalAttention) {
   for (const std::int64_t positions : {1, 5, 67}) {
     const Tensor qkv = leaf({positions > 8 ? 1 : 2, positions, 3 * 2 * 3}, "qkv");
-    expect([&] { return weighted_sum(ops::causal_attention(qkv, 2)); }, {qkv}, 1e-6);
+    expect([&] { return weighted_sum(ops::attention(qkv, 2)); }, {qkv}, 1e-6);
   }
   const Tensor q = leaf({2, 7, 4 * 3}, "q"), k = leaf({2, 7, 2 * 3}, "k"), v = leaf({2, 7, 2 * 3}, "v");
-  expect([&] { return weighted_sum(ops::causal_attention(q, k, v, {4, 2})); }, {q, k, v}, 1e-6);
+  expect([&] { return weighted_sum(ops::attention(q, k, v, {4, 2})); }, {q, k, v}, 1e-6);
+}
+
+TEST_P(Gradients, AttentionWithoutMask) {
+  for (const std::int64_t positions : {1, 5, 67}) {
+    const Tensor qkv = leaf({positions > 8 ? 1 : 2, positions, 3 * 2 * 3}, "qkv");
+    expect([&] { return weighted_sum(ops::attention(qkv, 2, {.causal = false})); }, {qkv}, 1e-6);
+  }
 }
 
 TEST_P(Gradients, AttentionWithDropout) {
   context_.random() = {.seed = 5, .step = 2, .first_sample = 3};
   const Tensor qkv = leaf({2, 67, 3 * 2 * 3}, "qkv");
-  expect([&] { return weighted_sum(ops::causal_attention(qkv, 2, {0.3, "h.0.attn"})); }, {qkv}, 1e-6);
+  for (const bool causal : {true, false})
+    expect([&] { return weighted_sum(ops::attention(qkv, 2, {causal, 0.3, "h.0.attn"})); }, {qkv}, 1e-6);
   const Tensor q = leaf({2, 5, 4 * 3}, "q"), k = leaf({2, 5, 2 * 3}, "k"), v = leaf({2, 5, 2 * 3}, "v");
-  expect([&] { return weighted_sum(ops::causal_attention(q, k, v, {4, 2}, {0.3, "h.0.attn"})); }, {q, k, v}, 1e-6);
+  expect(
+      [&] {
+        return weighted_sum(ops::attention(q, k, v, {4, 2}, {.dropout = 0.3, .module = "h.0.attn"}));
+      },
+      {q, k, v}, 1e-6);
 }
 
 TEST_P(Gradients, AttentionDropoutIsKeyedBySampleAndKeepsMean) {
@@ -103,7 +115,7 @@ TEST_P(Gradients, AttentionDropoutIsKeyedBySampleAndKeepsMean) {
   const TapeScope none(context_, nullptr);
   const auto run = [&](std::int64_t first_sample, std::string_view module, double probability = 0.5) {
     context_.random().first_sample = first_sample;
-    const Tensor y = ops::causal_attention(qkv, 2, {probability, module});
+    const Tensor y = ops::attention(qkv, 2, {.dropout = probability, .module = module});
     return std::vector<double>(y.data<double>(), y.data<double>() + y.count());
   };
   const std::vector<double> first = run(0, "a"), second = run(1, "a");
@@ -123,7 +135,7 @@ TEST_P(Gradients, AttentionIsCausal) {
   const Tensor qkv = leaf({1, 6, 3 * 4}, "qkv");
   const auto first_row = [&] {
     const TapeScope none(context_, nullptr);
-    const Tensor y = ops::causal_attention(qkv, 2);
+    const Tensor y = ops::attention(qkv, 2);
     return std::vector<double>(y.data<double>(), y.data<double>() + 4 * 3);
   };
   const std::vector<double> before = first_row();

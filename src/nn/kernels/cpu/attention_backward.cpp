@@ -89,7 +89,7 @@ void pair_of_blocks(const AttentionBackward<T>& a, const Pair& at, Rows<const T>
   const std::size_t dim = shape.dim, padded_width = padded_dim(dim), n = kAttentionBlock;
   const std::size_t first = at.query_block * n, queries = std::min(n, shape.positions - first);
   const std::size_t keys = std::min(n, shape.positions - at.key_block * n);
-  const bool diagonal = at.query_block == at.key_block;
+  const bool diagonal = shape.causal && at.query_block == at.key_block;
   const std::size_t row = (at.batch * shape.heads + at.head) * shape.positions + first;
   const Rows<const T> q = padded(rows_of(a.q, at.batch, at.head, first), queries, dim, room.q);
   const Rows<const T> dout = padded(rows_of(a.dout, at.batch, at.head, first), queries, dim, room.dout);
@@ -156,7 +156,7 @@ void head_gradients(const AttentionBackward<T>& a, std::size_t batch, std::size_
     std::fill_n(room.dk, rows_block(dim), T(0));
     std::fill_n(room.dv, rows_block(dim), T(0));
     for (std::size_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-      for (std::size_t query_block = block; query_block < blocks; ++query_block)
+      for (std::size_t query_block = shape.causal ? block : 0; query_block < blocks; ++query_block)
         pair_of_blocks(a, {batch, head, kv_head, query_block, block}, k_padded, delta, room);
     write_rows<T>(room.dk, keys, dim, a.accumulate_dk, rows_of(a.dk, batch, kv_head, first));
     write_rows<T>(room.dv, keys, dim, a.accumulate_dv, rows_of(a.dv, batch, kv_head, first));

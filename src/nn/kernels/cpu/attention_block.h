@@ -61,7 +61,7 @@ struct WeightBlock {
   std::size_t first_key = 0, keys = 0;
 };
 
-/// Multiplies the weights up to the diagonal by 0 if dropped and by 1 / (1 - probability) if kept.
+/// Multiplies the weights of the keys that a query sees by 0 if dropped and by 1 / (1 - probability) if kept.
 template <class T>
 void drop_weights(const AttentionShape& shape, const AttentionDropout& dropout, const WeightBlock<T>& block) {
   if (dropout.probability == 0) return;
@@ -71,7 +71,7 @@ void drop_weights(const AttentionShape& shape, const AttentionDropout& dropout, 
   std::uint32_t words[kAttentionBlock];
   for (std::size_t q = 0; q < block.queries; ++q) {
     const std::size_t query = block.first_query + q;
-    const std::size_t keys = std::min(block.keys, query + 1 - block.first_key);
+    const std::size_t keys = shape.causal ? std::min(block.keys, query + 1 - block.first_key) : block.keys;
     const std::uint64_t begin = (block.head * shape.positions + query) * shape.positions + block.first_key;
     random_words(stream, begin, begin + keys, words);
     T* at = block.data + q * block.query_stride;

@@ -92,9 +92,10 @@ void forward_block(const AttentionForward<T>& a, QueryBlock at, T* scratch) {
   std::fill_n(running.max, kAttentionBlock, std::numeric_limits<T>::lowest());
   std::fill_n(running.sum, kAttentionBlock, T(0));
 
-  for (std::size_t block = 0; block <= at.block; ++block) {
+  const std::size_t last = shape.causal ? at.block : tiles_of(shape.positions, kAttentionBlock) - 1;
+  for (std::size_t block = 0; block <= last; ++block) {
     const std::size_t key = block * kAttentionBlock, keys = std::min(kAttentionBlock, shape.positions - key);
-    const bool diagonal = block == at.block;
+    const bool diagonal = shape.causal && block == at.block;
     const Rows<const T> k = rows_of(a.k, at.batch, kv_head, key);
     block_gemm<T>({.m = keys, .n = kAttentionBlock, .k = dim, .a = k.data, .a_row = k.stride, .b = q_t,
                    .b_row = kAttentionBlock, .c = s, .c_row = kAttentionBlock,

@@ -1,4 +1,4 @@
-// Causal attention with grouped-query heads: online softmax over tiles of keys (T. Dao et al., "FlashAttention", 2022)
+// Attention with grouped-query heads: online softmax over tiles of keys (T. Dao et al., "FlashAttention", 2022)
 // on the ordinary arithmetic units, for every element type and heads of at most 256 elements. Uses no buffer of size
 // positions^2 and no atomics. It is this device's reference; attention_tensor.cuh handles half precision.
 #pragma once
@@ -23,7 +23,7 @@ TESSERA_KERNEL void attention_forward_kernel(AttentionForward<T> a, AttentionPla
   const std::size_t query = at.first + row;
   W max = minus_infinity<W>(), sum = 0, result[kColumns] = {};
   load_tile<T>(q, kRows, a.q, at.batch, at.head, at.first, plan.positions);
-  for (std::size_t first = 0; first <= at.first; first += kRows) {
+  for (std::size_t first = 0; first <= last_seen(plan, at.first); first += kRows) {
     sync_block();  // all threads have finished reading the previous tiles
     load_tile<T>(k, kRows, a.k, at.batch, kv_head, first, plan.positions);
     load_tile<T>(v, kRows, a.v, at.batch, kv_head, first, plan.positions);
@@ -31,7 +31,7 @@ TESSERA_KERNEL void attention_forward_kernel(AttentionForward<T> a, AttentionPla
     W scores[kKeys], step_max = max, step_sum = 0;
     row_products<kLanes>(q, row, k, lane, scores);
     for (unsigned j = 0; j < kKeys; ++j) {
-      scores[j] = first + lane + j * kLanes <= query ? scores[j] * plan.scale : minus_infinity<W>();
+      scores[j] = sees(plan, query, first + lane + j * kLanes) ? scores[j] * plan.scale : minus_infinity<W>();
       step_max = larger(step_max, scores[j]);
     }
     step_max = over_row<kLanes>(step_max, Largest{});
@@ -39,7 +39,7 @@ TESSERA_KERNEL void attention_forward_kernel(AttentionForward<T> a, AttentionPla
       const std::size_t key = first + lane + j * kLanes;
       const W weight = exponential(scores[j] - step_max);  // exp(-infinity) is 0 here
       step_sum += weight;
-      weights[lane + j * kLanes] = key <= query ? weight * kept(plan, at.batch, at.head, query, key) : W(0);
+      weights[lane + j * kLanes] = sees(plan, query, key) ? weight * kept(plan, at.batch, at.head, query, key) : W(0);
     }
     const W shrink = exponential(max - step_max);
     sum = fused(sum, shrink, over_row<kLanes>(step_sum, Add{}));
@@ -95,7 +95,7 @@ TESSERA_KERNEL void attention_dq_kernel(AttentionBackward<T> a, AttentionPlan<T>
   W result[kColumns] = {};
   load_tile<T>(q, kRows, a.q, at.batch, at.head, at.first, plan.positions);
   load_tile<T>(dout, kRows, a.dout, at.batch, at.head, at.first, plan.positions);
-  for (std::size_t first = 0; first <= at.first; first += kRows) {
+  for (std::size_t first = 0; first <= last_seen(plan, at.first); first += kRows) {
     sync_block();
     load_tile<T>(k, kRows, a.k, at.batch, kv_head, first, plan.positions);
     load_tile<T>(v, kRows, a.v, at.batch, kv_head, first, plan.positions);
@@ -106,7 +106,7 @@ TESSERA_KERNEL void attention_dq_kernel(AttentionBackward<T> a, AttentionPlan<T>
     for (unsigned j = 0; j < kKeys; ++j) {
       const std::size_t key = first + lane + j * kLanes;
       W value = 0;
-      if (key <= query && query < plan.positions) {
+      if (sees(plan, query, key) && query < plan.positions) {
         const W weight = exponential(scores[j] * plan.scale - shift);
         value = weight * plan.scale * (products[j] * kept(plan, at.batch, at.head, query, key) - mean);
       }
@@ -137,7 +137,7 @@ TESSERA_KERNEL void attention_dkv_kernel(AttentionBackward<T> a, AttentionPlan<T
   load_tile<T>(k, kRows, a.k, at.batch, at.head, at.first, plan.positions);
   load_tile<T>(v, kRows, a.v, at.batch, at.head, at.first, plan.positions);
   for (std::size_t head = at.head * group; head < (at.head + 1) * group; ++head) {
-    for (std::size_t first = at.first; first < plan.positions; first += kRows) {
+    for (std::size_t first = plan.causal ? at.first : 0; first < plan.positions; first += kRows) {
       sync_block();
       load_tile<T>(q, kRows, a.q, at.batch, head, first, plan.positions);
       load_tile<T>(dout, kRows, a.dout, at.batch, head, first, plan.positions);
@@ -148,7 +148,7 @@ TESSERA_KERNEL void attention_dkv_kernel(AttentionBackward<T> a, AttentionPlan<T
       for (unsigned j = 0; j < kQueries; ++j) {
         const std::size_t query = first + lane + j * kLanes;
         W weight = 0, factor = 0, mean = 0;
-        if (key <= query && query < plan.positions) {
+        if (sees(plan, query, key) && query < plan.positions) {
           const std::size_t statistic = (at.batch * plan.heads + head) * plan.positions + query;
           weight = exponential(scores[j] * plan.scale - a.log_sum_exp[statistic]);
           factor = kept(plan, at.batch, head, query, key);

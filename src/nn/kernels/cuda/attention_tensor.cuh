@@ -157,10 +157,10 @@ TESSERA_DEVICE void write_sums(const HeadsView<T>& view, const SumsPlace& at, co
     }
 }
 
-/// Half precision, where heads fit and the largest score has the largest product.
+/// Causal attention in half precision, where heads fit and the largest score has the largest product.
 template <class T>
 constexpr bool on_matrix_units(const AttentionShape& s) {
-  return sizeof(T) == 2 && s.dim <= kTensorDim && s.scale >= 0;
+  return sizeof(T) == 2 && s.causal && s.dim <= kTensorDim && s.scale >= 0;
 }
 
 /// Calls function(width, drops) with constants: a width of 64 or 128 that fits a head, and whether weights are dropped.

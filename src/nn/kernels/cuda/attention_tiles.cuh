@@ -37,7 +37,7 @@ template <class T>
 struct AttentionPlan {
   std::size_t positions, heads, kv_heads, dim;
   OpMath<T> scale;
-  bool drops;
+  bool causal, drops;
   Drop drop;
   PhiloxStream stream;
 };
@@ -49,9 +49,21 @@ AttentionPlan<T> plan_of(const AttentionShape& s, const kernels::AttentionDropou
           s.kv_heads,
           s.dim,
           static_cast<OpMath<T>>(scale),
+          s.causal,
           dropout.probability != 0,
           drop_of(dropout.probability),
           philox_stream(dropout.stream)};
+}
+
+/// Whether a query sees a key, whose tile may reach beyond the last position.
+template <class T>
+TESSERA_DEVICE bool sees(const AttentionPlan<T>& plan, std::size_t query, std::size_t key) {
+  return key <= query || (!plan.causal && key < plan.positions);
+}
+/// The last position whose tile the queries of the tile from `first` on see.
+template <class T>
+TESSERA_DEVICE std::size_t last_seen(const AttentionPlan<T>& plan, std::size_t first) {
+  return plan.causal ? first : plan.positions - 1;
 }
 
 /// A tile of rows in shared memory; an odd row length avoids bank conflicts between rows.

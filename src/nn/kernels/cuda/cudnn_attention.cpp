@@ -170,7 +170,7 @@ class CudnnAttentionKernels final : public AttentionKernels<T> {
 
   bool supports(const kernels::AttentionShape& s) const override {
     // One position has no plan: the weights are 1.
-    return s.batch > 0 && s.positions > 1 && s.kv_heads > 0 && s.heads % s.kv_heads == 0 && s.dim > 0 &&
+    return s.causal && s.batch > 0 && s.positions > 1 && s.kv_heads > 0 && s.heads % s.kv_heads == 0 && s.dim > 0 &&
            s.dim % kVector == 0 && s.dim <= kMaxDim && s.scale >= 0 && attention_.available();
   }
 

@@ -234,7 +234,7 @@ class InstrumentedKernels final : public KernelTable<T> {
     observer_.call(
         {.kernel = kernel,
          .dtype = dtype_of<T>,
-         .size = scores.products * heads * dim * positions * (positions + 1),
+         .size = scores.products * heads * dim * positions * (shape.causal ? positions + 1 : 2 * positions),
          .reads = bytes(moved.read),
          .writes = bytes(moved.written),
          .product = {static_cast<std::int64_t>(shape.positions), static_cast<std::int64_t>(shape.positions),

@@ -15,7 +15,7 @@ std::size_t up(std::size_t n, std::size_t multiple) { return (n + multiple - 1) 
 /// per row.
 std::size_t gpu_attention_backward_scratch(const kernels::AttentionShape& s, std::size_t element_bytes) {
   const std::size_t heads = s.batch * s.heads;
-  if (element_bytes != 2 || s.dim > 128 || s.scale < 0)
+  if (element_bytes != 2 || !s.causal || s.dim > 128 || s.scale < 0)
     return heads * s.positions * std::max(element_bytes, sizeof(float));
   const std::size_t rows = heads * up(s.positions, 64), dq = s.positions > 128 ? rows * up(s.dim, 64) : 0;
   return up(rows * 2 * sizeof(float), 64) + dq * sizeof(float) + up(rows / 64 * sizeof(std::uint32_t), 64) + 64;
@@ -26,7 +26,7 @@ std::size_t gpu_attention_backward_scratch(const kernels::AttentionShape& s, std
 template <class T>
 std::optional<std::size_t> cudnn_attention_workspace(const kernels::AttentionBackward<T>& a) {
   const kernels::AttentionShape& s = a.shape;
-  if (sizeof(T) != 2 || s.positions < 2 || s.dim % 8 != 0 || s.dim > 128 || s.scale < 0 || a.dropout.probability > 0 ||
+  if (sizeof(T) != 2 || !s.causal || s.positions < 2 || s.dim % 8 != 0 || s.dim > 128 || s.scale < 0 || a.dropout.probability > 0 ||
       a.accumulate_dq || a.accumulate_dk || a.accumulate_dv)
     return std::nullopt;
   const std::size_t heads = s.batch * s.heads;

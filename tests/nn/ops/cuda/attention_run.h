@@ -12,6 +12,7 @@ struct AttentionCase {
   double dropout = 0;
   bool fused = false, accumulate = false;
   double scale = 0;
+  bool causal = true;
   std::size_t offset = 0;  ///< of all arrays from a multiple of 16 bytes, in elements
 
   std::size_t queries() const { return batch * positions * heads * dim; }
@@ -32,7 +33,7 @@ class AttentionRun {
     if (on_array)
       for (Array<U>* const array : {&in, &from, &gradient, &y}) on_array(array->data(), array->count() * sizeof(U));
     Array<OpMath<U>> statistics(std::vector<double>(c.queries() / c.dim, NAN));
-    const kernels::AttentionShape shape{c.batch, c.positions, c.heads, c.kv_heads, c.dim, c.scale};
+    const kernels::AttentionShape shape{c.batch, c.positions, c.heads, c.kv_heads, c.dim, c.scale, c.causal};
     const kernels::AttentionDropout dropout{c.dropout, dropout_stream(1, 2, "h.0.attn", 3)};
     const U* input = in.data();
     const std::size_t needed = std::max(k.attention_forward_scratch(shape), k.attention_backward_scratch(shape));

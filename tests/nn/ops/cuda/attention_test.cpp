@@ -45,6 +45,21 @@ TYPED_TEST(CudaAttention, OfRowsThatAreNotAligned) {
     check<TypeParam>({.batch = 1, .positions = 70, .heads = 2, .kv_heads = 2, .dim = dim, .fused = true, .offset = 1});
 }
 
+/// All keys, also those of later tiles; a last tile that is not whole.
+TYPED_TEST(CudaAttention, WithoutMask) {
+  for (const std::size_t positions : {1U, 33U, 64U, 130U})
+    check<TypeParam>({.batch = 2, .positions = positions, .heads = 2, .kv_heads = 1, .dim = 24, .causal = false});
+  check<TypeParam>({.batch = 1,
+                    .positions = 70,
+                    .heads = 1,
+                    .kv_heads = 1,
+                    .dim = 64,
+                    .dropout = 0.2,
+                    .fused = true,
+                    .accumulate = true,
+                    .causal = false});
+}
+
 /// Any scale, also a negative one, for which the largest product is the smallest score.
 TYPED_TEST(CudaAttention, OfOtherScales) {
   for (const double scale : {0.03, -0.2})

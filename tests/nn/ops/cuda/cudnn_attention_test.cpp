@@ -95,6 +95,7 @@ TEST_F(CudnnAttentionTest, LeavesOtherCallsToThisLibrary) {
       {.batch = 1, .positions = 40, .heads = 1, .kv_heads = 1, .dim = 136},
       {.batch = 2, .positions = 1, .heads = 2, .kv_heads = 1, .dim = 16},
       {.batch = 1, .positions = 40, .heads = 2, .kv_heads = 1, .dim = 16, .scale = -0.2},
+      {.batch = 1, .positions = 40, .heads = 2, .kv_heads = 1, .dim = 16, .causal = false},
       {.batch = 1, .positions = 40, .heads = 2, .kv_heads = 2, .dim = 16, .fused = true, .offset = 1}};
   for (const AttentionCase& c : cases) expect_by_own_kernels<bf16>(*kernels, c);
   expect_by_own_kernels<float>(*kernels, kCase);

@@ -82,11 +82,12 @@ void expect_planned_scratch() {
   const auto kernels = make_emulated_kernels({host.runtime(), host.memory(), host.threads()});
   for (const std::size_t positions : {1, 63, 64, 65, 128, 129, 1000})
     for (const std::size_t dim : {8, 24, 64, 72, 128, 136})
-      for (const double scale : {0.0, -1.0}) {
-        const kernels::AttentionShape shape{3, positions, 6, 2, dim, scale};
+      for (const auto& [scale, causal] : {std::pair(0.0, true), {-1.0, true}, {0.0, false}}) {
+        const kernels::AttentionShape shape{3, positions, 6, 2, dim, scale, causal};
         EXPECT_EQ(gpu.device_kernels().of<T>()->attention_backward_scratch(shape),
                   kernels->of<T>()->attention_backward_scratch(shape))
-            << positions << " positions, heads of " << dim << " elements of " << sizeof(T) << " bytes, scale " << scale;
+            << positions << " positions, heads of " << dim << " elements of " << sizeof(T) << " bytes, scale " << scale
+            << (causal ? ", causal" : "");
       }
 }
 

@@ -1,4 +1,5 @@
 // One process, no engine: a tiny GPT learns to count.  ./03_train_alone
+#include <array>
 #include <cstdio>
 
 #include "tessera/nn/models/causal_model.h"
@@ -12,21 +13,16 @@ int main() {
   model->materialize(/*seed=*/0);
   nn::Optimizer optimizer(*model, {});  // AdamW
 
-  const nn::Shape shape = {8, 32};
-  const nn::Tensor tokens = nn::Tensor::empty(context, shape, base::DType::i32);
-  const nn::Tensor targets = nn::Tensor::empty(context, shape, base::DType::i32);
+  std::array<int, 8 * 32> tokens = {}, targets = {};
   for (int step = 0; step < 30; ++step) {
     for (int i = 0; i < 8 * 32; ++i) {
-      tokens.data<int>()[i] = (37 * step + 11 * (i / 32) + i) % 100;
-      targets.data<int>()[i] = (tokens.data<int>()[i] + 1) % 100;
+      tokens[i] = (37 * step + 11 * (i / 32) + i) % 100;
+      targets[i] = (tokens[i] + 1) % 100;
     }
-    nn::Tape tape;
-    nn::Tensor loss;
-    {
-      const nn::TapeScope recording(context, &tape);
-      loss = model->loss(tokens, targets);
-    }
-    tape.backward(loss);
+    const nn::TapeScope recording(context);
+    const nn::Tensor loss =
+        model->loss(nn::Tensor::from(context, tokens, {8, 32}), nn::Tensor::from(context, targets, {8, 32}));
+    loss.backward();
     optimizer.step(3e-3);
     if (step % 10 == 9) std::printf("step %d loss %.2f\n", step + 1, loss.item());
   }

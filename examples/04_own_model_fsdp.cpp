@@ -20,8 +20,8 @@ class Block : public nn::Layer<Block> {
  public:
   explicit Block(nn::Context& context) : Layer(context) { mark_block(); }  // a block is an FSDP unit
   Tensor forward(const Tensor& x) {
-    const Tensor y = nn::ops::add(x, attention_(norm_1_(x)));
-    return nn::ops::add(y, down_(nn::ops::relu(up_(norm_2_(y)))));
+    const Tensor y = x + attention_(norm_1_(x));
+    return y + down_(nn::ops::relu(up_(norm_2_(y))));
   }
 
  private:
@@ -52,25 +52,21 @@ int main() {
   const auto world = comm::init();
   nn::Context context;
   Model model(context);
-  fsdp::Engine engine(model, *world, {.strategy = fsdp::strategy_named("fsdp")});
+  fsdp::Engine engine(model, *world, {.strategy = fsdp::strategies::fsdp()});
   engine.initialize(/*seed=*/0);
 
   const std::int64_t global_batch = 8, positions = 24, mine = global_batch / world->size();
-  const Tensor tokens = Tensor::empty(context, {mine, positions}, base::DType::i32);
-  const Tensor targets = Tensor::empty(context, {mine, positions}, base::DType::i32);
+  std::vector<int> tokens(mine * positions), targets(mine * positions);
   for (int step = 0; step < 40; ++step) {
     for (std::int64_t i = 0; i < mine * positions; ++i) {
       const std::int64_t sequence = i / positions + mine * world->rank();  // each rank takes its slice of the batch
-      tokens.data<int>()[i] = static_cast<int>((29 * step + 13 * sequence + 3 * i) % kVocabulary);
-      targets.data<int>()[i] = static_cast<int>((tokens.data<int>()[i] + 3) % kVocabulary);
+      tokens[i] = static_cast<int>((29 * step + 13 * sequence + 3 * i) % kVocabulary);
+      targets[i] = static_cast<int>((tokens[i] + 3) % kVocabulary);
     }
-    nn::Tape tape;
-    Tensor loss;
-    {
-      const nn::TapeScope recording(context, &tape);
-      loss = model(tokens, targets);
-    }
-    tape.backward(loss);
+    const nn::TapeScope recording(context);
+    const Tensor loss = model(Tensor::from(context, tokens, {mine, positions}),  //
+                              Tensor::from(context, targets, {mine, positions}));
+    loss.backward();
     engine.step(3e-3);
     double mean = loss.item();
     const comm::View view = comm::view_of(&mean, 1);

@@ -87,10 +87,9 @@ int main() {
     engine.initialize(0);
     const nn::Tensor tokens = nn::Tensor::zeros(context, {2, 16}, base::DType::i32);
     for (int step = 0; step < 5; ++step) {
-      nn::Tape tape;
-      const nn::TapeScope recording(context, &tape);
+      const nn::TapeScope recording(context);
       const nn::Tensor loss = model->loss(tokens, tokens);
-      tape.backward(loss);
+      loss.backward();
       engine.step(1e-3);
       if (rank == 0) std::printf("step %d loss %.3f\n", step + 1, loss.item());
     }

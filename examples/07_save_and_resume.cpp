@@ -3,6 +3,7 @@
 // an uninterrupted run.
 //   tessera run -n 2 -- ./07_save_and_resume
 
+#include <array>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -19,27 +20,21 @@ using namespace tessera;
 struct Run {
   explicit Run(comm::Communicator& world)
       : model(make_model(context)),
-        engine(*model, world,
-               {.strategy = fsdp::strategy_named("fsdp"), .reduce_dtype = base::DType::f32, .clip_norm = 1}),
+        engine(*model, world, {.strategy = fsdp::strategies::fsdp(), .reduce_dtype = base::DType::f32, .clip_norm = 1}),
         control(world, context.runtime()) {}
 
   /// The mean loss over the ranks.
   double step() {
     constexpr int kMicrobatches = 2;
-    const nn::Tensor tokens = nn::Tensor::zeros(context, {2, 16}, base::DType::i32);
-    for (std::int64_t i = 0; i < tokens.count(); ++i)
-      tokens.data<int>()[i] =
-          static_cast<int>((static_cast<std::int64_t>(engine.steps()) + 7 * i + engine.mesh().rank()) % 256);
+    std::array<int, 2 * 16> batch = {};
+    for (int i = 0; i < 32; ++i) batch[i] = (static_cast<int>(engine.steps()) + 7 * i + engine.mesh().rank()) % 256;
+    const nn::Tensor tokens = nn::Tensor::from(context, batch, {2, 16});
     double loss = 0;
     for (int i = 0; i < kMicrobatches; ++i) {
       engine.set_is_last_backward(i + 1 == kMicrobatches);  // gradients accumulate until then
-      nn::Tape tape;
-      nn::Tensor part;
-      {
-        const nn::TapeScope recording(context, &tape);
-        part = model->loss(tokens, tokens);
-      }
-      tape.backward(part, 1.0 / kMicrobatches);
+      const nn::TapeScope recording(context);
+      const nn::Tensor part = model->loss(tokens, tokens);
+      part.backward(1.0 / kMicrobatches);
       loss += part.item() / kMicrobatches;
     }
     engine.step(/*learning_rate=*/1e-3);

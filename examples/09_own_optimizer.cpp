@@ -41,10 +41,9 @@ float train(comm::Communicator& world, const char* strategy) {
   const nn::Tensor tokens = nn::Tensor::zeros(context, {2, 16}, base::DType::i32);
   float last = 0;
   for (int step = 1; step <= 3; ++step) {
-    nn::Tape tape;
-    const nn::TapeScope recording(context, &tape);
+    const nn::TapeScope recording(context);
     const nn::Tensor loss = model->loss(tokens, tokens);
-    tape.backward(loss);
+    loss.backward();
     engine.step(/*learning_rate=*/1e-3);
     last = static_cast<float>(loss.item());
     if (world.rank() == 0) std::printf("%s: step %d loss %.3f\n", strategy, step, last);

@@ -1,15 +1,11 @@
 // The engine: trains any model (model.h) under any strategy, by one code path. Of an nn::Module, with nn_model.h:
 //
-//   fsdp::Engine engine(model, world, {.strategy = fsdp::strategy_named("fsdp")});
+//   fsdp::Engine engine(model, world, {.strategy = fsdp::strategies::fsdp()});
 //   engine.initialize(seed);
 //   for (...) {
-//     nn::Tape tape;
-//     nn::Tensor loss;
-//     {
-//       nn::TapeScope recording(context, &tape);
-//       loss = model.loss(tokens, targets);     // hooks unshard each unit before it computes, and reshard it after
-//     }
-//     tape.backward(loss);                       // hooks unshard again, and reduce the gradients of each unit
+//     const nn::TapeScope recording(context);
+//     const nn::Tensor loss = model.loss(tokens, targets);  // hooks unshard each unit before it computes, reshard it after
+//     loss.backward();                                      // hooks unshard again, and reduce the gradients of each unit
 //     engine.step(learning_rate);
 //   }
 #pragma once

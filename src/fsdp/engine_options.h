@@ -60,7 +60,7 @@ struct ProgramOptimizer {
 /// Settings of an engine. Every rank passes the same ones; the constructor throws Mismatch where it sees that they
 /// differ.
 struct EngineOptions {
-  Strategy strategy = default_strategy();  ///< what is sharded over which axes; default: everything over all ranks
+  Strategy strategy = strategies::fsdp();  ///< what is sharded over which axes; default: everything over all ranks
   std::optional<MeshShape> mesh;           ///< empty: default_mesh() for one host
   std::string wrap = "block";              ///< see make_units()
   WrapPolicy wrap_policy;                  ///< overrides `wrap`: a unit for each module that the predicate selects

@@ -153,6 +153,12 @@ class TESSERA_API Model {
 /// Makes a Model of another library's, which outlives it: a header that specializes it, such as nn_model.h for
 /// nn::Module, has `static std::unique_ptr<Model> make(M& model)`.
 template <class M>
-struct Adapter;
+struct Adapter {
+  /// Without a specialization: says what to include.
+  static std::unique_ptr<Model> make(M& /*model*/) {
+    static_assert(sizeof(M) == 0, "include the header that adapts this model, such as tessera/fsdp/nn_model.h");
+    return nullptr;
+  }
+};
 
 }  // namespace tessera::fsdp

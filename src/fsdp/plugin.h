@@ -21,7 +21,7 @@
 #include "tessera/fsdp/collective_plugin.h"
 #include "tessera/fsdp/strategy.h"
 
-#define TESSERA_FSDP_ABI_NUMBER 6  // counts up whenever a class or struct in the headers of nn or fsdp changes
+#define TESSERA_FSDP_ABI_NUMBER 7  // counts up whenever a class or struct in the headers of nn or fsdp changes
 #define TESSERA_FSDP_PLUGIN_ABI "fsdp " TESSERA_ABI_TEXT(TESSERA_FSDP_ABI_NUMBER) ", " TESSERA_ABI
 
 namespace tessera::fsdp {

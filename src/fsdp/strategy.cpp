@@ -133,8 +133,6 @@ Strategy strategy_named(std::string_view name) {
   throw InvalidUsage("unknown strategy '" + std::string(name) + "'; known: " + known + ", or FILE.so:NAME");
 }
 
-Strategy default_strategy() { return strategy_named("fsdp"); }
-
 Strategy over_groups(Strategy strategy) {
   for (Axes* axes : {&strategy.param_at_rest, &strategy.gradient, &strategy.optimizer})
     if (axes->contains(kShardAxis)) axes->insert(kGroupAxis);

@@ -101,6 +101,20 @@ TESSERA_API Strategy over_groups(Strategy strategy);
 /// the known names.
 TESSERA_API Strategy strategy_named(std::string_view name);
 
+/// The same strategies by functions, for C++.
+namespace strategies {
+inline Strategy ddp() { return strategy_named("ddp"); }      ///< shards nothing; gradients are averaged
+inline Strategy zero1() { return strategy_named("zero1"); }  ///< shards the optimizer's state
+inline Strategy zero2() { return strategy_named("zero2"); }  ///< and gradients
+inline Strategy fsdp() { return strategy_named("fsdp"); }    ///< and parameters: ZeRO-3; the engine's default
+inline Strategy hsdp() { return strategy_named("hsdp"); }    ///< fsdp() within each replica of a mesh of two axes
+/// fsdp() with parameters that stay unsharded from forward to backward.
+inline Strategy shard_grad_op() { return strategy_named("shard_grad_op"); }
+/// hsdp() whose replicas synchronize by an outer optimizer after every 10 steps.
+inline Strategy diloco() { return strategy_named("diloco"); }
+inline Strategy local_sgd() { return strategy_named("local_sgd"); }  ///< likewise, and take their mean
+}  // namespace strategies
+
 class CollectiveRegistry;
 struct MeshShape;
 struct Precision;
@@ -114,9 +128,6 @@ TESSERA_API Strategy parse_strategy(std::string_view text, const CollectiveRegis
 /// support what it would have to transfer.
 TESSERA_API void validate_collectives(const Strategy& strategy, const MeshShape& mesh, Precision precision,
                                       const CollectiveRegistry& collectives);
-
-/// The engine's default: everything sharded over all ranks.
-TESSERA_API Strategy default_strategy();
 
 /// The names without aliases, in the order of the reports.
 TESSERA_API std::vector<std::string> strategy_names();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tessera/nn/host_access.h"
+#include "tessera/nn/tape.h"
 
 namespace tessera::nn {
 
@@ -32,6 +33,8 @@ void Context::throw_unsupported(std::string_view op, DType dtype) const {
   throw Unsupported(std::string(op) + ": no kernel for " + std::string(name_of(dtype)) + " on " + name_of(device()));
 }
 
+TapeScope::TapeScope(Context& context)
+    : own_(std::make_unique<Tape>()), context_(context), previous_(std::exchange(context.tape_, own_.get())) {}
 TapeScope::TapeScope(Context& context, Tape* tape) : context_(context), previous_(std::exchange(context.tape_, tape)) {}
 TapeScope::~TapeScope() { context_.tape_ = previous_; }
 

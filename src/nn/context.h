@@ -122,15 +122,17 @@ class TESSERA_API Context {
   bool capturing_ = false;
 };
 
-/// Makes `tape` (null: none) the recording tape during the scope's lifetime. Scopes nest.
+/// Makes a tape the recording one during the scope's lifetime. Scopes nest.
 class TESSERA_API TapeScope {
  public:
-  TapeScope(Context& context, Tape* tape);  ///< `context` and `tape` outlive the scope
+  explicit TapeScope(Context& context);     ///< a tape of the scope's own; Tensor::backward() runs it
+  TapeScope(Context& context, Tape* tape);  ///< null: nothing is recorded; `context` and `tape` outlive the scope
   ~TapeScope();
   TapeScope(const TapeScope&) = delete;
   TapeScope& operator=(const TapeScope&) = delete;
 
  private:
+  const std::unique_ptr<Tape> own_;
   Context& context_;
   Tape* const previous_;
 };

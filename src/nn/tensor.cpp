@@ -1,10 +1,12 @@
 #include "tessera/nn/tensor.h"
 
 #include <cstdint>
+#include <cstring>
 
 #include "tessera/nn/gradient.h"
 #include "tessera/nn/host_access.h"
 #include "tessera/nn/ops/dispatch.h"
+#include "tessera/nn/tape.h"
 
 namespace tessera::nn {
 
@@ -46,6 +48,15 @@ Tensor Tensor::empty(Context& context, Shape shape, DType dtype, MemoryCategory 
 Tensor Tensor::zeros(Context& context, Shape shape, DType dtype, MemoryCategory use) {
   Tensor tensor = empty(context, std::move(shape), dtype, use);
   context.runtime().fill(context.stream(), tensor.raw(), 0, tensor.bytes());
+  return tensor;
+}
+
+Tensor Tensor::from(Context& context, HostValues values, Shape shape) {
+  if (count_of(shape) != static_cast<std::int64_t>(values.count))
+    throw InvalidUsage("a tensor of shape " + to_string(shape) + " has " + std::to_string(count_of(shape)) +
+                       " elements, " + std::to_string(values.count) + " values were given");
+  Tensor tensor = empty(context, std::move(shape), values.dtype);
+  upload(context, tensor.raw(), tensor.bytes(), [&](void* to) { std::memcpy(to, values.data, tensor.bytes()); });
   return tensor;
 }
 
@@ -132,6 +143,13 @@ double Tensor::item() const {
     });
   });
   return value;
+}
+
+void Tensor::backward(double seed) const {
+  Tape* const tape = context().tape();
+  if (tape == nullptr)
+    throw InvalidUsage("backward: nothing is recorded here; compute the loss and call backward() in one TapeScope");
+  tape->backward(*this, seed);
 }
 
 const std::shared_ptr<Recomputation>& Tensor::recomputation() const { return impl().recomputation; }

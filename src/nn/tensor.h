@@ -6,7 +6,10 @@
 #pragma once
 
 #include <memory>
+#include <ranges>
+#include <span>
 #include <string>
+#include <utility>
 
 #include "tessera/nn/context.h"
 #include "tessera/nn/types.h"
@@ -25,6 +28,16 @@ class TESSERA_API Tensor {
   static Tensor empty(Context& context, Shape shape, DType dtype, MemoryCategory use = MemoryCategory::activation);
   /// As empty(), then filled with zeros on the compute stream.
   static Tensor zeros(Context& context, Shape shape, DType dtype, MemoryCategory use = MemoryCategory::activation);
+  /// A copy of `values`, as many as `shape` has, in host memory.
+  template <class T>
+  static Tensor from(Context& context, std::span<const T> values, Shape shape) {
+    return from(context, {values.data(), values.size(), dtype_of<T>}, std::move(shape));
+  }
+  /// As above, of a vector or an array.
+  template <std::ranges::contiguous_range R>
+  static Tensor from(Context& context, const R& values, Shape shape) {
+    return from(context, std::span<const std::ranges::range_value_t<R>>(values), std::move(shape));
+  }
   /// A handle without memory; see bind().
   static Tensor unbound(Context& context, Shape shape, DType dtype, std::string name);
   /// The same memory under another shape of equal count, without a gradient. For a parameter it is a view of the memory
@@ -62,6 +75,9 @@ class TESSERA_API Tensor {
 
   /// Waits for the stream and returns the only element, which has a floating-point type.
   double item() const;
+  /// Tape::backward() of this loss on the context's recording tape: inside the TapeScope that recorded it. Throws
+  /// InvalidUsage outside.
+  void backward(double seed = 1.0) const;
 
   bool requires_grad() const;          ///< false by default, true for parameters
   void set_requires_grad(bool value);  ///< for leaves, such as a parameter to be frozen; recording() sets it on outputs
@@ -75,6 +91,12 @@ class TESSERA_API Tensor {
 
  private:
   struct Impl;
+  struct HostValues {
+    const void* data;
+    std::size_t count;
+    DType dtype;
+  };
+  static Tensor from(Context& context, HostValues values, Shape shape);
   explicit Tensor(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   void* raw(DType expected) const;
   Impl& impl() const;

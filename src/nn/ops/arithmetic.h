@@ -20,3 +20,13 @@ TESSERA_API Tensor reshape(const Tensor& x, Shape shape);
 TESSERA_API Tensor transpose(const Tensor& x);
 
 }  // namespace tessera::nn::ops
+
+namespace tessera::nn {
+
+inline Tensor operator+(const Tensor& a, const Tensor& b) { return ops::add(a, b); }  ///< ops::add()
+/// a + (-1) * b
+inline Tensor operator-(const Tensor& a, const Tensor& b) { return ops::add(a, ops::scale(b, -1.0)); }
+inline Tensor operator*(double factor, const Tensor& x) { return ops::scale(x, factor); }  ///< ops::scale()
+inline Tensor operator*(const Tensor& x, double factor) { return ops::scale(x, factor); }  ///< ops::scale()
+
+}  // namespace tessera::nn

@@ -39,11 +39,11 @@ if(TESSERA_SANITIZE)
   set(TESSERA_PATIENCE 3)
 endif()
 
-# tessera_test(NAME SOURCES ... [LABELS ...] [LINK ...] [TIMEOUT n] [WHOLE] [SERIAL])
+# tessera_test(NAME SOURCES ... [LABELS ...] [LINK ...] [TIMEOUT n] [WHOLE] [SERIAL] [SMOKE])
 # One executable of GoogleTest cases, registered case by case. WHOLE: one ctest entry for the whole executable.
-# SERIAL: no other test runs at the same time.
+# SERIAL: no other test runs at the same time. SMOKE: all cases in one process are a part of scripts/test --smoke; they take seconds.
 function(tessera_test name)
-  cmake_parse_arguments(arg "WHOLE;SERIAL" "TIMEOUT" "SOURCES;LABELS;LINK" ${ARGN})
+  cmake_parse_arguments(arg "WHOLE;SERIAL;SMOKE" "TIMEOUT" "SOURCES;LABELS;LINK" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
@@ -62,6 +62,10 @@ function(tessera_test name)
   else()
     gtest_discover_tests(test_${name} TEST_PREFIX ${name}. DISCOVERY_TIMEOUT 60
       PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} RUN_SERIAL ${arg_SERIAL})
+  endif()
+  if(arg_SMOKE)
+    add_test(NAME smoke.${name} COMMAND test_${name})
+    set_tests_properties(smoke.${name} PROPERTIES LABELS smoke TIMEOUT ${arg_TIMEOUT})
   endif()
 endfunction()
 

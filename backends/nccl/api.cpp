@@ -9,10 +9,6 @@ namespace {
 
 constexpr int kOldest = NCCL_VERSION(2, 18, 1);  // ncclCommSplit
 
-std::string version_text(int code) {
-  return std::to_string(code / 10000) + "." + std::to_string(code / 100 % 100) + "." + std::to_string(code % 100);
-}
-
 /// Null, with a reason in `problem`, if none of the names can be loaded.
 void* open_first(std::initializer_list<const char*> names, std::string& problem) {
   for (const char* name : names) {
@@ -70,6 +66,10 @@ LoadedApi load() {
 const LoadedApi& loaded_api() {
   static const LoadedApi kLoaded = load();
   return kLoaded;
+}
+
+std::string version_text(int code) {
+  return std::to_string(code / 10000) + "." + std::to_string(code / 100 % 100) + "." + std::to_string(code % 100);
 }
 
 std::string unusable(const NcclApi& api) {

@@ -109,6 +109,9 @@ struct LoadedApi {
 /// Loads the libraries on the first call; they stay loaded.
 const LoadedApi& loaded_api();
 
+/// "2.27.3" of the number that ncclGetVersion() returns.
+std::string version_text(int code);
+
 /// Returns why `api` can't be used on this machine (its version, or no device), or "".
 std::string unusable(const NcclApi& api);
 

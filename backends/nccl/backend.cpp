@@ -128,6 +128,12 @@ std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const
 
 std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options,
                                          const NcclApi& api) {
+  const auto version = [&] {  // which decides what windows and copy engines do
+    int number = 0;
+    api.ncclGetVersion(&number);
+    return std::vector<SharedSetting>{{"NCCL's version", version_text(number)}};
+  };
+  require_alike(*bootstrap, version, options.global_ranks);
   require_possible(options, api, bootstrap->size());
   BackendOptions own = options;
   if (own.communicator.memory_tracker == nullptr) own.communicator.memory_tracker = std::make_shared<MemoryTracker>();

@@ -4,6 +4,8 @@
 #include <ucs/debug/debug.h>
 
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "backends/ucx/link.h"
 #include "tessera/base/env.h"
@@ -36,7 +38,17 @@ std::string probe() {
          ucp_get_version_string();
 }
 
+/// Releases of one minor version have the same protocol.
+std::vector<SharedSetting> version() {
+  unsigned major = 0;
+  unsigned minor = 0;
+  unsigned release = 0;
+  ucp_get_version(&major, &minor, &release);
+  return {{"UCX's version", std::to_string(major) + "." + std::to_string(minor)}};
+}
+
 std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) {
+  require_alike(*bootstrap, version, options.global_ranks);
   return make_host_communicator(
       std::move(bootstrap), options, "ucx",
       [](Bootstrap& ranks, TransportEvents& events, const BackendOptions&) { return make_transport(ranks, events); });

@@ -37,6 +37,27 @@ void use_all(Communicator& world, int device) {
   const Buffer window = copy->allocate_symmetric(std::size_t{4} << 20, MemoryKind::device, {});
 }
 
+/// The versions' windows and copy engines differ, so ranks would make different calls.
+TEST(NcclDevices, VersionsThatDifferAreOneErrorOnAllRanks) {
+  reset_fake();
+  const auto bootstraps = make_thread_bootstraps(3, 20s);
+  std::vector<std::future<std::string>> results;
+  for (const auto& bootstrap : bootstraps)
+    results.push_back(std::async(std::launch::async, [&, bootstrap] {
+      comm::nccl::NcclApi api = fake_api();
+      if (bootstrap->rank() == 1)
+        api.ncclGetVersion = [](int* version) {
+          *version = 22605;
+          return ncclSuccess;
+        };
+      return error_of([&] { comm::nccl::make_world(bootstrap, quick_options(), api); });
+    }));
+  for (auto& result : results)
+    EXPECT_THAT(result.get(),
+                testing::MatchesRegex("InvalidUsage: init: NCCL's version differs between the ranks: it is "
+                                      "2\\.26\\.5 on rank 1; .* on ranks 0, 2; choose the same on all ranks"));
+}
+
 TEST(NcclDevices, OnlyTheRanksOwnHasAContext) {
   reset_fake();
   EXPECT_EQ(run_on_devices(use_all), std::vector<std::string>(2));

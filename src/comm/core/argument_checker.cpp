@@ -107,10 +107,7 @@ void ArgumentChecker::views() const {
   }
 }
 
-void ArgumentChecker::elements(std::string_view which, std::size_t count, std::size_t ranks) const {
-  // Below 2^39 elements of at most 8 bytes fit for 2^20 ranks: two divisions less for every call of a small operation.
-  constexpr std::size_t kAlwaysFits = std::size_t{1} << 39;
-  if (count < kAlwaysFits && ranks <= std::size_t{1} << 20) return;
+void ArgumentChecker::require_room(std::string_view which, std::size_t count, std::size_t ranks) const {
   if (count <= PTRDIFF_MAX / size_of(call_.in.dtype) / ranks) return;
   fail(std::string(which) + (ranks == 1 ? " has " : " needs ") + number(count) + " " +
        std::string(name_of(call_.in.dtype)) + (ranks == 1 ? "" : " per rank x " + number(ranks) + " ranks") +

@@ -28,7 +28,11 @@ class ArgumentChecker {
   /// null.
   void views() const;
   /// Throws unless `ranks` times `count` elements of `which` can be memory.
-  void elements(std::string_view which, std::size_t count, std::size_t ranks = 1) const;
+  void elements(std::string_view which, std::size_t count, std::size_t ranks = 1) const {
+    // 2^39 elements of at most 8 bytes fit for 2^20 ranks, and every call comes here.
+    if (count >= std::size_t{1} << 39 || ranks > std::size_t{1} << 20) require_room(which, count, ranks);
+  }
+  void require_room(std::string_view which, std::size_t count, std::size_t ranks) const;  ///< what elements() does
   void equal_counts() const;
   /// One of in and out has a part for each rank, the other is this rank's. Without `has_whole`, only the root has the
   /// former.

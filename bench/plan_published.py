@@ -3,7 +3,7 @@
     python3 bench/plan_published.py ROWS.json [--json OUT] [--tool build/release/tessera]
 
 The schedule of a step is that of the engine, from `tessera plan --json`; the cost of kernels is that of the framework that was
-measured. docs/plan.md (Published measurements) describes ROWS.json, the protocol and the results.
+measured. docs/plan_published.md describes ROWS.json, the protocol and the results.
 """
 
 import argparse

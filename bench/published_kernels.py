@@ -1,4 +1,4 @@
-"""How fast the kernels of a GPU are, by shape. docs/plan.md lists the figures with their sources. Times are in seconds."""
+"""How fast the kernels of a GPU are, by shape. docs/plan_published.md lists the figures with their sources. Times are in seconds."""
 
 import math
 from collections import namedtuple

@@ -44,7 +44,7 @@ def nearest(value):
 
 
 class Workload:
-    """A row with everything filled in that it doesn't state; docs/plan.md has the assumptions."""
+    """A row with everything filled in that it doesn't state; docs/plan_published.md has the assumptions."""
 
     def __init__(self, row):
         if row.model is None:

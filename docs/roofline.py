@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the table of docs/performance.md that says what one training step must move and compute, and how long an H100 needs for it.
+"""Writes the table of docs/h100_by_arithmetic.md that says what one training step must move and compute, and how long an H100 needs for it.
 
     docs/roofline.py build/release/tests/print_kernel_counts           writes the table
     docs/roofline.py build/release/tests/print_kernel_counts --check   fails if the page has another table
@@ -12,7 +12,7 @@ import pathlib
 import subprocess
 import sys
 
-PAGE = pathlib.Path(__file__).with_name("performance.md")
+PAGE = pathlib.Path(__file__).with_name("h100_by_arithmetic.md")
 BEGIN, END = "<!-- written by docs/roofline.py -->\n", "<!-- end of what docs/roofline.py writes -->\n"
 # The data sheet of the H100 SXM: bytes per second of its memory, and operations per second of bf16 products without sparsity.
 MEMORY, PRODUCTS = 3.35e12, 989e12

@@ -158,8 +158,19 @@ std::string NcclComm::format(const NcclError& error) const {
 }
 
 /// ncclCommAbort ends NCCL's kernels on the device and makes a creation return that waits for other ranks. It also
-/// frees the communicator, so calls that return by themselves are waited for, and ncclCommRevoke first makes the others
-/// return too. It may take long or, with a broken driver, never return.
+/// frees the communicator: a call that is inside it would use freed memory. Hence this order, in a thread of its own,
+/// since the last step may take long or, with a broken driver, never end:
+///
+///   1. `ended` is set: no call begins any more, and none looks at the handle without the lock.
+///   2. A call that is inside gets kCallTime to return by itself, as most do.
+///   3. ncclCommRevoke, where the library has it, makes a blocking call return and leaves the communicator allocated.
+///      It needs a complete communicator, so one that is being made is not revoked: its abort makes the creation
+///      return, and the creation is the one call that NCCL lets an abort overtake.
+///   4. A call that is still inside a complete communicator after that never returns. Freeing the communicator would
+///      be worse than keeping it: it is leaked, with one warning.
+///   5. ncclCommAbort; then the creation that it has released.
+///
+/// Kernels on the device end during 5 only. What frees memory that they use waits for that by wait_stopped().
 void NcclComm::abort() noexcept {
   {
     const std::lock_guard lock(shared_->mutex);

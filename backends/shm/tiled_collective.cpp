@@ -4,6 +4,25 @@
 
 #include "tessera/comm/kernels/reduce.h"
 
+// How data passes from a rank to its readers, for an all_reduce over four ranks, whose rank j owns slice j:
+//
+//   input of each rank                 output of rank j                      outputs of all
+//   -- staged: rounds that lie there   -- phase_a: rounds of slice j that    -- phase_b: rounds of all slices
+//      in a tile or a copy                rank j has reduced from all           that this rank has copied
+//
+// Each rank writes its three flags and reads those of the others; no rank ever writes for another. A flag is also the
+// answer that frees memory: what phase_a says about slice j, every other rank reads twice. As "results are there" it
+// lets the rank copy them, and as "inputs are read" it lets the rank reuse the tile that held them. With kTiles tiles a
+// writer is at most kTiles rounds ahead of its slowest reader; a window or a copy holds all rounds, and is never ahead.
+//
+// A flag holds the number of the operation above that of the round, so it only grows. A reader that finds a later
+// operation there knows that its peer is done with this one, and nothing is reset between two operations. That is also
+// what makes two announcement slots enough: a rank announces operation s once all have announced s - 1, and a rank
+// that has announced s - 1 has left s - 2.
+//
+// An operation ends on a rank when no rank reads its caller's memory any more. Readers of a window or of another
+// process's memory say so by phase_b = kAllRounds (the stage `draining`). Where all readers had copies or tiles, the
+// rank leaves at once: their slots are reused two operations later, which needs the announcement of all.
 namespace tessera::comm::shm {
 namespace {
 

@@ -279,6 +279,20 @@ void TagMatchingTransport::deliver(Message& message, std::size_t bytes) noexcept
   queues_->finished.append(message);
 }
 
+// Cancelling a long receive. Its CTS says where the sender may write, and the answer may be on its way, so the memory
+// can be given back to the caller only if nothing writes there any more:
+//
+//   receiver                                         sender
+//   cancels the link's receive; another one          has not used the CTS: drops it, and replies cts_cancel_ack,
+//   into a drain buffer takes its place                after which nothing will come
+//   sends cts_cancel                                 has begun to write: says nothing; the transfer ends in the
+//                                                      drain buffer, whose completion is the reply
+//
+// The buffer goes when either reply arrives. A sender that dies gives none, so close() waits for replies at most
+// kDrainTime. A receive whose RTS named another size needs no buffer: the sender compares the sizes, too, and writes
+// nothing. Where the link can't say whether it still writes (CancelResult::unsafe), the whole link is closed, since
+// only then the memory is certainly free.
+
 /// Removes the message from the link. True: the link no longer accesses its memory.
 bool TagMatchingTransport::end_bulk(Message& message, bool may_come) noexcept {
   if ((message.state & kBulk) == 0) return true;

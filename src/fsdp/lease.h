@@ -1,4 +1,15 @@
 // A pool of unsharded buffers, handed out as leases: a released buffer is reused once an event is reached.
+//
+// The host runs ahead of the device. When it resharded a unit, the kernels that read the unit may not even have begun,
+// and the gather that wants the buffer next belongs to another stream. Neither may wait on the host:
+//
+//   compute stream   .. forward of unit 1 | record E ..
+//   host             lease.release(E)       acquire() for unit 3: the buffer is "free" at once
+//   gather stream                           wait(E) | gather unit 3 into it ..
+//
+// So release() takes the event after the last use, and acquire() makes the stream of the next user wait for it. Two
+// buffers are enough for a model of any depth if units are used one after another, and the peak of memory is what the
+// host has leased at one time, whatever the device is doing.
 #pragma once
 
 #include <functional>

@@ -14,6 +14,26 @@
 
 #include "tessera/base/thread.h"
 
+// Who drives, and who wakes whom.
+//
+// Any thread that waits for an operation drives all of its rank's operations; the progress thread does so only while
+// none waits. A thread that finds nothing to do spins, then yields, then sleeps. It must not sleep past an event, and
+// the one that causes the event does not know whether a thread sleeps. So both sides write before they read:
+//
+//   thread that sleeps                        peer, or another thread of this rank
+//   waiters += 1                              stores its flag, or marks the operation as finished
+//   reads rings                               reads waiters; if it is not 0:
+//   polls once more, under the lock             rings += 1, and wakes `rings`
+//   sleeps unless rings has changed
+//
+// Both accesses are sequentially consistent: either the peer sees the waiter, or the waiter's last poll sees the
+// flag. A ring between the two is not lost either, since the kernel compares `rings` with what the waiter read. The
+// poll takes the lock instead of trying it: the thread that holds it may have looked at the flag just before it was
+// set. Where messages arrive by descriptors, arm() takes the place of the first lines and sleep() that of the last.
+//
+// The progress thread sleeps on another word, `attention`, for most operations need no hand-over: their caller waits
+// at once and drives them better. A thread that leaves work behind wakes it, unless the last kTrust operations were all
+// waited for at once; then the thread finds the work by itself, within a tick, and the trust ends if no thread came to wait.
 namespace tessera::comm {
 namespace {
 

@@ -2,6 +2,25 @@
 
 #include <algorithm>
 
+// Where a unit's gradients lie in a step of several microbatches, by Sync::when of the axes that are reduced. "Full" is
+// a buffer of all the unit's gradients; "kept" is what the strategy keeps from backward to step(): all or a shard.
+//
+//              microbatch 1                      microbatch 2 ..                    the last one
+//   every      full -> reduced into kept         full -> reduced in a lease,        as before it
+//                                                added to kept
+//   last       stays full                        added to full by the kernels       full -> reduced into kept
+//   scatter    full -> scattered into kept       scattered in a lease, added        then the other axes reduce kept
+//
+// `every` needs no more memory than one microbatch and sends everything each time; `last` sends once and holds full
+// gradients until then (Accumulated::in_full); `scatter` is between the two, for replicas of shards. The first
+// reduction writes to the kept buffer, because it is empty; later ones write to the lease, because a reduction
+// overwrites its output and kept gradients must stay (Accumulated::in_kept).
+//
+// With another dtype for reductions than for computation there is one buffer more: the backward writes in the model's
+// dtype to a lease, which is converted when it ends. A sum over microbatches is then made in the reduce dtype.
+//
+// A unit that a backward did not use is reduced as zeros, since other ranks may have used it; with `last` it is left
+// alone until the last backward, for then no rank waits for it.
 namespace tessera::fsdp {
 
 /// False: gradients are reduced in the kept buffer, which holds full gradients and is still empty.

@@ -61,6 +61,19 @@ void UnitScheduler::install_hooks() {
                                 .post_backward = [this] { end_root_backward(); }});
 }
 
+// One step of units root, 0, 1, 2 with prefetch 1, as the host issues it (U unshard, R reshard, G start to reduce):
+//
+//   forward    U root U 0 | 0: U 1 .. R 0 | 1: U 2 .. R 1 | 2: ..       the last unit stays: its backward comes first
+//   backward   2: U 1 .. R 2 G 2 | 1: U 0 .. R 1 G 1, wait G 2 | 0: .. R 0 G 0, wait G 1 | root: .. G root, wait G 0
+//
+// The next unit is gathered while this one computes, and a reduction has one unit's backward to hide behind: when the
+// next one has started, the compute stream waits for it, so that two full gradients exist at most (beside the root's).
+// All ranks must issue the same collectives in the same order, so nothing here depends on whether a transfer is done,
+// only on the order of the hooks, which the ranks compare (ExecOrderValidator).
+//
+// A unit may be used several times in a forward (`uses` counts those that a backward will follow), be recomputed inside
+// its backward, or not be used at all; then its gradient is zero, and it is reduced when the root's backward ends.
+
 /// Starts a unit's gathers, and records them in the execution order.
 void UnitScheduler::unshard(std::size_t index) {
   ParamGroup& group = core_.units[index]->group;

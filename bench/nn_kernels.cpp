@@ -57,7 +57,8 @@ void product(State& state, Transpose ta, Transpose tb, std::size_t m, std::size_
   const auto a = numbers(m * k), b = numbers(k * n);
   std::vector<float> c(m * n);
   for (auto _ : state)
-    gemm<float>(pool, {.trans_a = ta, .trans_b = tb, .m = m, .n = n, .k = k, .a = a.data(), .b = b.data(), .c = c.data()});
+    gemm<float>(pool,
+                {.trans_a = ta, .trans_b = tb, .m = m, .n = n, .k = k, .a = a.data(), .b = b.data(), .c = c.data()});
   rate(state, "flops", 2.0 * static_cast<double>(m * n * k));
 }
 constexpr auto kNo = Transpose::no, kYes = Transpose::yes;
@@ -97,9 +98,17 @@ struct AttentionBench {
     attention_forward<float>(pool, {shape, in(0), in(1), in(2), rows<float>(out), lse.data(), scratch.get()});
   }
   void backward() {
-    attention_backward<float>(pool, {.shape = shape, .q = in(0), .k = in(1), .v = in(2), .out = rows<const float>(out),
-                                     .dout = rows<const float>(dout), .log_sum_exp = lse.data(), .dq = gradient(0),
-                                     .dk = gradient(1), .dv = gradient(2), .scratch = scratch.get()});
+    attention_backward<float>(pool, {.shape = shape,
+                                     .q = in(0),
+                                     .k = in(1),
+                                     .v = in(2),
+                                     .out = rows<const float>(out),
+                                     .dout = rows<const float>(dout),
+                                     .log_sum_exp = lse.data(),
+                                     .dq = gradient(0),
+                                     .dk = gradient(1),
+                                     .dv = gradient(2),
+                                     .scratch = scratch.get()});
   }
   // Multiply-adds of one product over the triangle below the diagonal.
   static constexpr double kProduct = 1.0 * kBatch * kHeads * kPositions * (kPositions + 1) * kDim;
@@ -124,8 +133,10 @@ void activation(State& state, Activation kind, bool backward) {
   const auto x = numbers(n), dy = x;
   std::vector<float> y(n);
   for (auto _ : state) {
-    if (backward) activation_backward<float>(pool, kind, {x.data(), dy.data(), y.data(), n, false});
-    else activation_forward(pool, kind, x.data(), y.data(), n);
+    if (backward)
+      activation_backward<float>(pool, kind, {x.data(), dy.data(), y.data(), n, false});
+    else
+      activation_forward(pool, kind, x.data(), y.data(), n);
   }
   rate(state, "bytes", (backward ? 12.0 : 8.0) * static_cast<double>(n));
 }
@@ -138,14 +149,29 @@ void layer_norm(State& state, bool backward) {
   ThreadPool pool;
   const auto x = numbers(kRows * kWidth), dy = x, weight = numbers(kWidth), bias = weight;
   std::vector<float> y(x.size()), mean(kRows), rstd(kRows), dw(kWidth), db(kWidth);
-  const LayerNormForward<float> forward{.rows = kRows, .width = kWidth, .x = x.data(), .weight = weight.data(), .bias = bias.data(),
-                                        .y = y.data(), .mean = mean.data(), .rstd = rstd.data()};
+  const LayerNormForward<float> forward{.rows = kRows,
+                                        .width = kWidth,
+                                        .x = x.data(),
+                                        .weight = weight.data(),
+                                        .bias = bias.data(),
+                                        .y = y.data(),
+                                        .mean = mean.data(),
+                                        .rstd = rstd.data()};
   layer_norm_forward(pool, forward);
   for (auto _ : state) {
     if (backward)
-      layer_norm_backward<float>(pool, {.rows = kRows, .width = kWidth, .x = x.data(), .weight = weight.data(), .mean = mean.data(),
-                                        .rstd = rstd.data(), .dy = dy.data(), .dx = y.data(), .dweight = dw.data(), .dbias = db.data()});
-    else layer_norm_forward(pool, forward);
+      layer_norm_backward<float>(pool, {.rows = kRows,
+                                        .width = kWidth,
+                                        .x = x.data(),
+                                        .weight = weight.data(),
+                                        .mean = mean.data(),
+                                        .rstd = rstd.data(),
+                                        .dy = dy.data(),
+                                        .dx = y.data(),
+                                        .dweight = dw.data(),
+                                        .dbias = db.data()});
+    else
+      layer_norm_forward(pool, forward);
   }
   rate(state, "bytes", (backward ? 12.0 : 8.0) * static_cast<double>(x.size()));
 }
@@ -158,10 +184,20 @@ void cross_entropy(State& state) {
   std::vector<float> d(logits.size()), max(kRows), sum(kRows);
   const std::vector<std::int32_t> targets(kRows, 7);
   for (auto _ : state) {
-    cross_entropy_forward<float>(pool, {.logits = logits.data(), .targets = targets.data(), .rows = kRows, .vocabulary = kVocabulary,
-                                        .row_max = max.data(), .row_sum = sum.data()});
-    cross_entropy_backward<float>(pool, {.logits = logits.data(), .targets = targets.data(), .rows = kRows, .vocabulary = kVocabulary,
-                                         .row_max = max.data(), .row_sum = sum.data(), .scale = 1.0f / kRows, .dlogits = d.data()});
+    cross_entropy_forward<float>(pool, {.logits = logits.data(),
+                                        .targets = targets.data(),
+                                        .rows = kRows,
+                                        .vocabulary = kVocabulary,
+                                        .row_max = max.data(),
+                                        .row_sum = sum.data()});
+    cross_entropy_backward<float>(pool, {.logits = logits.data(),
+                                         .targets = targets.data(),
+                                         .rows = kRows,
+                                         .vocabulary = kVocabulary,
+                                         .row_max = max.data(),
+                                         .row_sum = sum.data(),
+                                         .scale = 1.0f / kRows,
+                                         .dlogits = d.data()});
   }
   rate(state, "bytes", 12.0 * static_cast<double>(logits.size()));
 }
@@ -190,8 +226,12 @@ void dropout_width(State& state) {
   const auto x = numbers(kRows * kWidth);
   std::vector<float> y(x.size());
   for (auto _ : state)
-    dropout<float>(pool, {.stream = dropout_stream(0, 0, "bench", 0), .probability = 0.1, .samples = kBatch, .elements = kPositions * kWidth,
-                          .x = x.data(), .y = y.data()});
+    dropout<float>(pool, {.stream = dropout_stream(0, 0, "bench", 0),
+                          .probability = 0.1,
+                          .samples = kBatch,
+                          .elements = kPositions * kWidth,
+                          .x = x.data(),
+                          .y = y.data()});
   rate(state, "bytes", 8.0 * static_cast<double>(x.size()));
 }
 BENCHMARK(dropout_width)->Unit(benchmark::kMillisecond);
@@ -216,8 +256,12 @@ void adamw(State& state) {
   const auto g = p;
   std::vector<float> m(kParameters), v(kParameters);
   for (auto _ : state)
-    adam_step<float>(pool, {.parameter = p.data(), .gradient = g.data(), .first_moment = m.data(), .second_moment = v.data(),
-                            .count = kParameters, .weight_decay = 0.01});
+    adam_step<float>(pool, {.parameter = p.data(),
+                            .gradient = g.data(),
+                            .first_moment = m.data(),
+                            .second_moment = v.data(),
+                            .count = kParameters,
+                            .weight_decay = 0.01});
   rate(state, "bytes", 28.0 * kParameters);
 }
 BENCHMARK(adamw)->Unit(benchmark::kMillisecond);

@@ -7,7 +7,8 @@ int main() {
   const auto world = tessera::comm::init();
   for (int turn = 0; turn < world->size(); ++turn) {
     if (turn == world->rank()) {
-      std::printf("hello from rank %d of %d over %s\n", world->rank(), world->size(), std::string(world->backend()).c_str());
+      std::printf("hello from rank %d of %d over %s\n", world->rank(), world->size(),
+                  std::string(world->backend()).c_str());
       std::fflush(stdout);
     }
     world->barrier().wait();

@@ -11,7 +11,8 @@ int main() {
   std::vector<float> mine(8), sum(8);
   for (int i = 0; i < 8; ++i) mine[i] = static_cast<float>(i + 10 * world->rank());
 
-  comm::Work work = world->all_reduce(comm::view_of(mine.data(), 8), comm::view_of(sum.data(), 8), comm::ReduceOp::sum());
+  comm::Work work =
+      world->all_reduce(comm::view_of(mine.data(), 8), comm::view_of(sum.data(), 8), comm::ReduceOp::sum());
   // ... compute something else meanwhile ...
   work.wait();
 

@@ -23,33 +23,31 @@ struct SharedState {
 
 class ThreadCommunicator : public comm::Communicator {
  public:
-  ThreadCommunicator(int rank, int size, std::shared_ptr<SharedState> m) : Communicator(rank, size, {}), shared_(std::move(m)) {
-    capabilities_ = {.backend = "threads", .dtypes = {base::DType::f32, base::DType::u8}, .memory = {comm::MemoryKind::host}};
-  }
+  ThreadCommunicator(int rank, int size, std::shared_ptr<SharedState> m) : Communicator(rank, size, {}), shared_(m) {}
   const comm::Capabilities& capabilities() const noexcept override { return capabilities_; }
+
  private:
   template <class T>
   void reduce(const OpDesc& call, std::size_t first, std::vector<std::byte>& result) const {
     T* const out = reinterpret_cast<T*>(result.data());
     for (std::size_t i = 0; i < call.out.count; ++i) {
-      for (const OpDesc* of : shared_->calls) out[i] = static_cast<T>(out[i] + static_cast<const T*>(of->in.data)[first + i]);
+      for (const OpDesc* of : shared_->calls)
+        out[i] = static_cast<T>(out[i] + static_cast<const T*>(of->in.data)[first + i]);
       if (call.op.kind == comm::ReduceOp::Kind::avg) out[i] = static_cast<T>(out[i] / static_cast<T>(call.op.scalar));
     }
   }
   Work do_start(const OpDesc& call) override {
+    if (call.kind > OpKind::reduce_scatter && call.kind != OpKind::barrier)
+      throw base::Unsupported(std::string(comm::name_of(call.kind)) + " over threads");
     shared_->calls[rank()] = &call;
     shared_->arrived.arrive_and_wait();  // all inputs are published
     std::vector<std::byte> result(call.out.bytes());
-    const auto sum = call.in.dtype == base::DType::u8 ? &ThreadCommunicator::reduce<std::uint8_t> : &ThreadCommunicator::reduce<float>;
-    switch (call.kind) {
-      case OpKind::barrier: break;
-      case OpKind::all_reduce: (this->*sum)(call, 0, result); break;
-      case OpKind::reduce_scatter: (this->*sum)(call, rank() * call.out.count, result); break;
-      case OpKind::all_gather:
-        for (int r = 0; r < size(); ++r) std::memcpy(&result[r * call.in.bytes()], shared_->calls[r]->in.data, call.in.bytes());
-        break;
-      default: throw base::Unsupported(std::string(comm::name_of(call.kind)) + " over threads");
-    }
+    const auto sum = call.in.dtype == base::DType::u8 ? &ThreadCommunicator::reduce<std::uint8_t>
+                                                      : &ThreadCommunicator::reduce<float>;
+    if (call.kind == OpKind::all_reduce) (this->*sum)(call, 0, result);
+    if (call.kind == OpKind::reduce_scatter) (this->*sum)(call, rank() * call.out.count, result);
+    for (std::size_t r = 0, n = call.in.bytes(); call.kind == OpKind::all_gather && r < shared_->calls.size(); ++r)
+      std::memcpy(&result[r * n], shared_->calls[r]->in.data, n);
     shared_->arrived.arrive_and_wait();  // all inputs are read: now outputs, which may alias inputs, can be written
     if (call.kind != OpKind::barrier) std::memcpy(call.out.data, result.data(), call.out.bytes());
     shared_->arrived.arrive_and_wait();
@@ -60,7 +58,8 @@ class ThreadCommunicator : public comm::Communicator {
     shared_->colors[rank()] = color;
     shared_->arrived.arrive_and_wait();
     int members = 0, mine = 0;
-    for (int r = 0; r < size(); ++r) mine += r < rank() && shared_->colors[r] == color, members += shared_->colors[r] == color;
+    for (int r = 0; r < size(); ++r)
+      mine += r < rank() && shared_->colors[r] == color, members += shared_->colors[r] == color;
     if (mine == 0) {
       const std::lock_guard lock(shared_->mutex);
       shared_->splits[color] = std::make_shared<SharedState>(members);
@@ -69,12 +68,13 @@ class ThreadCommunicator : public comm::Communicator {
     return std::make_unique<ThreadCommunicator>(mine, members, shared_->splits.at(color));
   }
   base::Buffer do_allocate(std::size_t bytes, comm::MemoryKind, std::optional<base::MemoryCategory>) override {
-    return {std::aligned_alloc(64, (bytes + 63) / 64 * 64 + 64), bytes, [](void* data, std::size_t) { std::free(data); }};
+    return {std::aligned_alloc(64, bytes / 64 * 64 + 64), bytes, [](void* data, std::size_t) { std::free(data); }};
   }
   void do_abort(std::string_view) noexcept override {}
   void do_traffic(comm::TrafficStats&) const override {}
   std::shared_ptr<SharedState> shared_;
-  comm::Capabilities capabilities_;
+  const comm::Capabilities capabilities_ = {
+      .backend = "threads", .dtypes = {base::DType::f32, base::DType::u8}, .memory = {comm::MemoryKind::host}};
 };
 
 int main() {

@@ -6,8 +6,8 @@
 #include <functional>
 #include <memory>
 
-#include "tessera/comm/base_names.h"
 #include "tessera/base/log.h"
+#include "tessera/comm/base_names.h"
 
 namespace tessera::comm::mpi {
 

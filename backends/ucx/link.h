@@ -92,7 +92,8 @@ class UcxLink final : public Link {
   ucs_status_t cancelled_as_ = UCS_OK;
 };
 
-/// The transport over this link, for the communicator and for tests of the bare transport. Collective. Throws BackendError, and what the bootstrap throws.
+/// The transport over this link, for the communicator and for tests of the bare transport. Collective. Throws
+/// BackendError, and what the bootstrap throws.
 std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events);
 
 }  // namespace tessera::comm::ucx

@@ -23,7 +23,8 @@ void call(int what, const ccl::communicator& world, const float* in, float* out,
     case 0:
       return ccl::allreduce(in, out, all, ccl::reduction::sum, world).wait();
     case 1:
-      return ccl::allgatherv(in, part, out, std::vector<std::size_t>(static_cast<std::size_t>(world.size()), part), world)
+      return ccl::allgatherv(in, part, out, std::vector<std::size_t>(static_cast<std::size_t>(world.size()), part),
+                             world)
           .wait();
     case 2:
       return ccl::reduce_scatter(in, out, part, ccl::reduction::sum, world).wait();
@@ -87,8 +88,8 @@ int main(int argc, char** argv) {
         }
         std::sort(times.begin(), times.end());
         if (rank == 0)
-          std::printf("{\"op\":\"%s\",\"bytes\":%zu,\"time_us\":%.3f,\"calls\":%zu}\n", kNames[what], all * sizeof(float),
-                      times[times.size() / 2] * 1e6, times.size());
+          std::printf("{\"op\":\"%s\",\"bytes\":%zu,\"time_us\":%.3f,\"calls\":%zu}\n", kNames[what],
+                      all * sizeof(float), times[times.size() / 2] * 1e6, times.size());
       }
     }
   }

@@ -8,9 +8,12 @@ namespace tessera::base {
 
 std::string name_of(Device device) {
   switch (device.type) {
-    case DeviceType::cpu: return "cpu";
-    case DeviceType::meta: return "meta";
-    case DeviceType::cuda: return "cuda:" + std::to_string(device.index);
+    case DeviceType::cpu:
+      return "cpu";
+    case DeviceType::meta:
+      return "meta";
+    case DeviceType::cuda:
+      return "cuda:" + std::to_string(device.index);
   }
   return "?";
 }

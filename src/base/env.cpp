@@ -13,7 +13,9 @@ std::optional<std::string> read_foreign_env(const std::string& name) {
   return std::string(value);
 }
 
-std::optional<std::string> read_env(const EnvVariable& variable) { return read_foreign_env(std::string(variable.name)); }
+std::optional<std::string> read_env(const EnvVariable& variable) {
+  return read_foreign_env(std::string(variable.name));
+}
 
 std::string env_or_default(const EnvVariable& variable) {
   return read_env(variable).value_or(std::string(variable.default_value));
@@ -36,7 +38,8 @@ std::vector<std::string> environment_with(std::span<const std::pair<std::string,
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view line(*entry);
     const std::string_view name = line.substr(0, line.find('='));
-    const bool changed = std::any_of(changes.begin(), changes.end(), [&](const auto& change) { return change.first == name; });
+    const bool changed =
+        std::any_of(changes.begin(), changes.end(), [&](const auto& change) { return change.first == name; });
     if (!changed) result.emplace_back(line);
   }
   for (const auto& [name, value] : changes) result.push_back(name + "=" + value);

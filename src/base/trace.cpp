@@ -24,11 +24,15 @@ struct Track {
 Track track_of(TraceEventKind kind) {
   switch (kind) {
     case TraceEventKind::unshard_issue:
-    case TraceEventKind::reshard: return {2, "gather"};
-    case TraceEventKind::reduce_issue: return {3, "reduce"};
+    case TraceEventKind::reshard:
+      return {2, "gather"};
+    case TraceEventKind::reduce_issue:
+      return {3, "reduce"};
     case TraceEventKind::unshard_wait:
-    case TraceEventKind::reduce_wait: return {1, "waiting"};
-    default: return {0, "compute"};
+    case TraceEventKind::reduce_wait:
+      return {1, "waiting"};
+    default:
+      return {0, "compute"};
   }
 }
 
@@ -36,7 +40,8 @@ Track track_of(TraceEventKind kind) {
 
 std::string_view name_of(TraceEventKind kind) { return kNames[static_cast<std::size_t>(kind)]; }
 
-TraceRecorder::Span TraceRecorder::begin(TraceEventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream) {
+TraceRecorder::Span TraceRecorder::begin(TraceEventKind kind, std::string_view unit, std::uint64_t bytes,
+                                         Stream& stream) {
   if (!recording_) return kNone;
   Pending& pending = pending_.emplace_back();
   pending.record = TraceEvent{kind, std::string(unit), rank_, bytes};
@@ -158,10 +163,8 @@ class ChromeTrace {
   /// Names the process and the row when they are first used.
   void name(int rank, int track, const std::string& text) {
     if (named_.insert({rank, -1}).second)
-      entries_.push_back({{"ph", "M"},
-                          {"name", "process_name"},
-                          {"pid", rank},
-                          {"args", {{"name", "rank " + std::to_string(rank)}}}});
+      entries_.push_back(
+          {{"ph", "M"}, {"name", "process_name"}, {"pid", rank}, {"args", {{"name", "rank " + std::to_string(rank)}}}});
     if (named_.insert({rank, track}).second)
       entries_.push_back(
           {{"ph", "M"}, {"name", "thread_name"}, {"pid", rank}, {"tid", track}, {"args", {{"name", text}}}});

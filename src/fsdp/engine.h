@@ -4,8 +4,8 @@
 //   engine.initialize(seed);
 //   for (...) {
 //     const nn::TapeScope recording(context);
-//     const nn::Tensor loss = model.loss(tokens, targets);  // hooks unshard each unit before it computes, reshard it after
-//     loss.backward();                                      // hooks unshard again, and reduce the gradients of each unit
+//     const nn::Tensor loss = model.loss(tokens, targets);  // hooks unshard each unit, and reshard it afterwards
+//     loss.backward();                                      // hooks unshard again, and reduce each unit's gradients
 //     engine.step(learning_rate);
 //   }
 #pragma once

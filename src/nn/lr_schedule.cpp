@@ -31,7 +31,8 @@ double learning_rate(const LrSchedule& schedule, std::int64_t step) {
   if (schedule.kind == LrSchedule::Kind::constant) return schedule.peak;
   const double length = static_cast<double>(std::max<std::int64_t>(schedule.steps - schedule.warmup, 1));
   const double part = std::min(static_cast<double>(step - schedule.warmup) / length, 1.0);
-  return schedule.floor + (schedule.peak - schedule.floor) * 0.5 * (1.0 + base::portable::cosine(std::numbers::pi * part));
+  return schedule.floor +
+         (schedule.peak - schedule.floor) * 0.5 * (1.0 + base::portable::cosine(std::numbers::pi * part));
 }
 
 }  // namespace tessera::nn

@@ -39,7 +39,8 @@ template <class T>
 void fill_uniform_as(const StreamRange& range, T from, T to, T* out) {
   in_chunks(range, [&](const std::uint32_t* words, std::uint64_t offset, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i)
-      out[offset + i] = from + (to - from) * (static_cast<T>(static_cast<std::int32_t>(words[i] >> 8)) * static_cast<T>(0x1p-24));
+      out[offset + i] =
+          from + (to - from) * (static_cast<T>(static_cast<std::int32_t>(words[i] >> 8)) * static_cast<T>(0x1p-24));
   });
 }
 
@@ -87,13 +88,25 @@ void random_words(const RandomStream& stream, std::uint64_t begin, std::uint64_t
   part(std::max(first, last) * 4, end);
 }
 
-void fill_normal(const RandomRange& range, float mean, float std, float* out) { fill_normal_as(drawn(range), mean, std, out); }
-void fill_normal(const RandomRange& range, double mean, double std, double* out) { fill_normal_as(drawn(range), mean, std, out); }
+void fill_normal(const RandomRange& range, float mean, float std, float* out) {
+  fill_normal_as(drawn(range), mean, std, out);
+}
+void fill_normal(const RandomRange& range, double mean, double std, double* out) {
+  fill_normal_as(drawn(range), mean, std, out);
+}
 void fill_normal(const StreamRange& range, float mean, float std, float* out) { fill_normal_as(range, mean, std, out); }
-void fill_normal(const StreamRange& range, double mean, double std, double* out) { fill_normal_as(range, mean, std, out); }
-void fill_uniform(const RandomRange& range, float from, float to, float* out) { fill_uniform_as(drawn(range), from, to, out); }
-void fill_uniform(const RandomRange& range, double from, double to, double* out) { fill_uniform_as(drawn(range), from, to, out); }
+void fill_normal(const StreamRange& range, double mean, double std, double* out) {
+  fill_normal_as(range, mean, std, out);
+}
+void fill_uniform(const RandomRange& range, float from, float to, float* out) {
+  fill_uniform_as(drawn(range), from, to, out);
+}
+void fill_uniform(const RandomRange& range, double from, double to, double* out) {
+  fill_uniform_as(drawn(range), from, to, out);
+}
 void fill_uniform(const StreamRange& range, float from, float to, float* out) { fill_uniform_as(range, from, to, out); }
-void fill_uniform(const StreamRange& range, double from, double to, double* out) { fill_uniform_as(range, from, to, out); }
+void fill_uniform(const StreamRange& range, double from, double to, double* out) {
+  fill_uniform_as(range, from, to, out);
+}
 
 }  // namespace tessera::nn

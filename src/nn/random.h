@@ -37,7 +37,8 @@ struct RandomStream {
 TESSERA_API RandomStream tensor_stream(std::uint64_t seed, std::string_view name);
 
 /// The stream of a dropout module in one step, for one sample of the global batch; element index = word index.
-TESSERA_API RandomStream dropout_stream(std::uint64_t seed, std::uint64_t step, std::string_view module, std::uint64_t sample);
+TESSERA_API RandomStream dropout_stream(std::uint64_t seed, std::uint64_t step, std::string_view module,
+                                        std::uint64_t sample);
 
 /// Writes words [begin, end) of the stream to out[0 .. end - begin).
 TESSERA_API void random_words(const RandomStream& stream, std::uint64_t begin, std::uint64_t end, std::uint32_t* out);

@@ -31,7 +31,8 @@ class TESSERA_API ThreadPool {
       return;
     }
     using Plain = std::remove_reference_t<Function>;
-    run(tiles, [](void* f, std::size_t tile, std::size_t worker) { call(*static_cast<Plain*>(f), tile, worker); },
+    run(
+        tiles, [](void* f, std::size_t tile, std::size_t worker) { call(*static_cast<Plain*>(f), tile, worker); },
         const_cast<void*>(static_cast<const void*>(&function)));
   }
 

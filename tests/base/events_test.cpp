@@ -75,10 +75,11 @@ json trace_of(const std::vector<TraceEvent>& records) {
 }
 
 TEST(ChromeTrace, IsJsonWithTrackPerRankAndKind) {
-  const std::vector<TraceEvent> records = {
-      {TraceEventKind::unshard_issue, "h.0", 0, 4096, 5'000, 6'000}, {TraceEventKind::unshard_wait, "h.0", 0, 0, 6'000, 8'500},
-      {TraceEventKind::forward, "h.0", 0, 0, 8'500, 20'000},         {TraceEventKind::reduce_issue, "h.0", 1, 4096, 30'000, 30'000},
-      {TraceEventKind::optimizer_step, "root", 1, 0, 31'000, 32'000}};
+  const std::vector<TraceEvent> records = {{TraceEventKind::unshard_issue, "h.0", 0, 4096, 5'000, 6'000},
+                                           {TraceEventKind::unshard_wait, "h.0", 0, 0, 6'000, 8'500},
+                                           {TraceEventKind::forward, "h.0", 0, 0, 8'500, 20'000},
+                                           {TraceEventKind::reduce_issue, "h.0", 1, 4096, 30'000, 30'000},
+                                           {TraceEventKind::optimizer_step, "root", 1, 0, 31'000, 32'000}};
   const json trace = trace_of(records);
   std::set<std::pair<int, std::string>> tracks;
   std::vector<json> events;
@@ -89,8 +90,9 @@ TEST(ChromeTrace, IsJsonWithTrackPerRankAndKind) {
       tracks.emplace(entry.at("pid").get<int>(), entry.at("args").at("name").get<std::string>());
     }
   }
-  EXPECT_THAT(tracks, testing::UnorderedElementsAre(std::pair(0, "gather"), std::pair(0, "waiting"), std::pair(0, "compute"),
-                                                    std::pair(1, "reduce"), std::pair(1, "compute")));
+  EXPECT_THAT(tracks,
+              testing::UnorderedElementsAre(std::pair(0, "gather"), std::pair(0, "waiting"), std::pair(0, "compute"),
+                                            std::pair(1, "reduce"), std::pair(1, "compute")));
   ASSERT_EQ(events.size(), 5U);
   EXPECT_EQ(events[0].at("ts"), 0.0);
   EXPECT_EQ(events[0].at("dur"), 1.0);
@@ -127,8 +129,7 @@ TEST(ChromeTrace, TransfersHaveRowsOfTheirOwnWithoutOverlap) {
   const json& later = events["transfers shard"].at(1);
   EXPECT_EQ(later.at("dur"), 0.5);
   EXPECT_EQ(later.at("pid"), 3);
-  EXPECT_EQ(later.at("args"),
-            json({{"axis", "shard"}, {"bytes", 16}, {"called", 0.5}, {"begun", 3.0}, {"done", 3.5}}));
+  EXPECT_EQ(later.at("args"), json({{"axis", "shard"}, {"bytes", 16}, {"called", 0.5}, {"begun", 3.0}, {"done", 3.5}}));
 }
 
 TEST(ChromeTrace, EmptyAndHostileNamesStayJson) {

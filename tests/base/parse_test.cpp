@@ -31,9 +31,11 @@ TEST(ParseSize, PowersOfTwo) {
 }
 
 TEST(ParseSize, ErrorsHaveNameAndValue) {
-  for (const char* text : {"", "K", "-1", "1k", "1KB", "1.5M", " 1", "1 ", "0x10", "9223372036854775808", "9000000000G", "+1"})
-    EXPECT_THAT(usage_error([&] { parse_size(text, "--max-bytes"); }),
-                testing::AllOf(testing::StartsWith("--max-bytes: '" + std::string(text) + "'"), testing::HasSubstr("64K")));
+  for (const char* text :
+       {"", "K", "-1", "1k", "1KB", "1.5M", " 1", "1 ", "0x10", "9223372036854775808", "9000000000G", "+1"})
+    EXPECT_THAT(
+        usage_error([&] { parse_size(text, "--max-bytes"); }),
+        testing::AllOf(testing::StartsWith("--max-bytes: '" + std::string(text) + "'"), testing::HasSubstr("64K")));
 }
 
 TEST(ParseDuration, Units) {
@@ -46,7 +48,8 @@ TEST(ParseDuration, Units) {
 TEST(ParseDuration, ErrorsHaveNameAndValue) {
   for (const char* text : {"", "5", "0s", "-1s", "1.5s", "5 s", "5S", "s", "99999999999h"})
     EXPECT_THAT(usage_error([&] { parse_duration(text, "TESSERA_TIMEOUT"); }),
-                testing::AllOf(testing::StartsWith("TESSERA_TIMEOUT: '" + std::string(text) + "'"), testing::HasSubstr("500ms")));
+                testing::AllOf(testing::StartsWith("TESSERA_TIMEOUT: '" + std::string(text) + "'"),
+                               testing::HasSubstr("500ms")));
 }
 
 TEST(ParseInteger, EnforcesLimits) {

@@ -127,7 +127,7 @@ TEST_P(Staging, StreamWaitDoesNotBlockHost) {
       comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = stream.get()}).wait_on(*stream);
       const Event reached = stream->record();
       EXPECT_LT(std::chrono::steady_clock::now() - start, 2s);  // a host that blocks does so until rank 1 times out
-      EXPECT_FALSE(reached.done());  // rank 1 has not issued it
+      EXPECT_FALSE(reached.done());                             // rank 1 has not issued it
       reported.set_value();
     } else {
       EXPECT_EQ(reported.get_future().wait_for(4s), std::future_status::ready);
@@ -252,8 +252,7 @@ TEST_P(Staging, RepeatedOperationsPinNoMemory) {
     const auto stream = device->make_stream();
     Values x(comm, *device, *stream, 30'000, 1);
     const auto operations = [&] {
-      for (int i = 0; i < 4; ++i)
-        comm.all_reduce(x.view(), x.view(), ReduceOp::max(), {.after = stream.get()}).wait();
+      for (int i = 0; i < 4; ++i) comm.all_reduce(x.view(), x.view(), ReduceOp::max(), {.after = stream.get()}).wait();
     };
     operations();
     const harness::HostWaits before = harness::host_waits();

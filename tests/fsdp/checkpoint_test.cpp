@@ -143,7 +143,8 @@ TEST(Checkpoints, AsynchronousSaveKeepsStateOfItsStep) {
   }
 }
 
-/// A save waits for work of the step that is still in flight. Under fsdp nothing else does: no gather follows the update.
+/// A save waits for work of the step that is still in flight. Under fsdp nothing else does: no gather follows the
+/// update.
 TEST(Checkpoints, SaveWaitsForStepInFlight) {
   for (const char* strategy : {"zero2", "fsdp"}) {
     std::vector<std::map<std::string, std::vector<float>>> saved;

@@ -23,7 +23,8 @@ class RecomputedOutputs : public testing::TestWithParam<const char*> {};
 
 TEST_P(RecomputedOutputs, BitsEqualRunThatKeepsThem) {
   for (const char* model : {"gpt-nano", "llama-nano"}) {
-    for (const char* wrap : {"block", "none", "type:LayerNorm;type:RMSNorm;block", "type:Linear", "type:Linear;block"}) {
+    for (const char* wrap :
+         {"block", "none", "type:LayerNorm;type:RMSNorm;block", "type:Linear", "type:Linear;block"}) {
       TrainingSpec spec = base_spec(GetParam(), 4, {.clip_norm = 0.5});
       if (std::string(model) != "gpt-nano") spec.model = nn::preset(model);
       const bool gpt = spec.model.family == nn::ModelConfig::Family::gpt2;

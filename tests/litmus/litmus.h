@@ -33,7 +33,8 @@ typedef struct {
   pthread_mutex_t queue;
   bool asleep;
 } Sleep;
-#define SLEEP_INIT {PTHREAD_MUTEX_INITIALIZER, false}
+#define SLEEP_INIT \
+  { PTHREAD_MUTEX_INITIALIZER, false }
 
 /// FUTEX_WAIT: the kernel compares the word under the lock of its queue.
 static inline void futex_wait(Sleep* thread, atomic_uint* word, unsigned seen) {
@@ -55,10 +56,10 @@ static inline void run_threads(void* (*const* threads)(void*), size_t count) {
   for (size_t i = 0; i < count; ++i) pthread_create(&ids[i], NULL, threads[i], NULL);
   for (size_t i = 0; i < count; ++i) pthread_join(ids[i], NULL);
 }
-#define RUN(...)                                       \
-  do {                                                 \
-    void* (*const all[])(void*) = {__VA_ARGS__};       \
-    run_threads(all, sizeof all / sizeof all[0]);      \
+#define RUN(...)                                  \
+  do {                                            \
+    void* (*const all[])(void*) = {__VA_ARGS__};  \
+    run_threads(all, sizeof all / sizeof all[0]); \
   } while (0)
 
 #endif

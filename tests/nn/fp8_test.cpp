@@ -136,8 +136,8 @@ std::uint64_t fnv(const std::vector<std::uint8_t>& bytes) {
 /// tests/peers/fp8.py prints the hashes of the same inputs, cast by PyTorch 2.15.
 TEST(Fp8, EqualsCastsOfPyTorch) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  for (const auto& [format, hash] : {std::pair(Fp8Format::e4m3, 0x43ae793a0ef87215U),
-                                     std::pair(Fp8Format::e5m2, 0x7c763d4afb4c6b32U)}) {
+  for (const auto& [format, hash] :
+       {std::pair(Fp8Format::e4m3, 0x43ae793a0ef87215U), std::pair(Fp8Format::e5m2, 0x7c763d4afb4c6b32U)}) {
     const std::vector<double> values = ladder(format);
     std::vector<std::uint8_t> codes;
     for (unsigned bits = 0; bits < 65536; ++bits) {

@@ -108,8 +108,15 @@ TEST(BenchCold, EvictedMemoryIsUnchangedAndSlowToRead) {
 }
 
 TEST(BenchCold, RunsByNameAndStaysCorrect) {
-  BenchSpec plan{.ranks = 2, .min_bytes = 64, .max_bytes = 65536, .factor = 32, .check = true, .iterations = 3, .warmup = 1,
-                 .cold = true, .overlap = true};
+  BenchSpec plan{.ranks = 2,
+                 .min_bytes = 64,
+                 .max_bytes = 65536,
+                 .factor = 32,
+                 .check = true,
+                 .iterations = 3,
+                 .warmup = 1,
+                 .cold = true,
+                 .overlap = true};
   plan.ops = {&bench_op("all_reduce"), &bench_op("barrier")};
   comm::InitOptions config;
   config.timeout = std::chrono::seconds(60);

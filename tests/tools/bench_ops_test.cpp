@@ -24,12 +24,16 @@ struct Row {
 
 TEST(BenchOps, ShapesAndFactorsEqualNcclTests) {
   // 1000 bytes of f32 on 3 ranks: 250 elements in all, 83 per slice.
-  const std::vector<Row> rows = {
-      {"all_reduce", 1000, 250, 250, 250, 4.0 / 3}, {"all_gather", 996, 83, 83, 249, 2.0 / 3},
-      {"reduce_scatter", 996, 83, 249, 83, 2.0 / 3}, {"broadcast", 1000, 250, 250, 250, 1},
-      {"reduce", 1000, 250, 250, 250, 1},            {"gather", 996, 83, 83, 249, 2.0 / 3},
-      {"scatter", 996, 83, 249, 83, 2.0 / 3},        {"all_to_all", 996, 83, 249, 249, 2.0 / 3},
-      {"send_recv", 1000, 250, 250, 250, 1},         {"barrier", 0, 0, 0, 0, 1}};
+  const std::vector<Row> rows = {{"all_reduce", 1000, 250, 250, 250, 4.0 / 3},
+                                 {"all_gather", 996, 83, 83, 249, 2.0 / 3},
+                                 {"reduce_scatter", 996, 83, 249, 83, 2.0 / 3},
+                                 {"broadcast", 1000, 250, 250, 250, 1},
+                                 {"reduce", 1000, 250, 250, 250, 1},
+                                 {"gather", 996, 83, 83, 249, 2.0 / 3},
+                                 {"scatter", 996, 83, 249, 83, 2.0 / 3},
+                                 {"all_to_all", 996, 83, 249, 249, 2.0 / 3},
+                                 {"send_recv", 1000, 250, 250, 250, 1},
+                                 {"barrier", 0, 0, 0, 0, 1}};
   ASSERT_EQ(rows.size(), bench_ops().size());
   for (const Row& row : rows) {
     const BenchOp& op = bench_op(row.op);

@@ -7,8 +7,8 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
-#include "tests/harness/guarded_device.h"
 #include "tessera/comm/init.h"
+#include "tests/harness/guarded_device.h"
 #include "tools/bench/options.h"
 #include "tools/bench/output.h"
 
@@ -38,7 +38,14 @@ std::vector<BenchRow> rows_of(const BenchSpec& plan, int breaks,
 }
 
 BenchSpec small_plan(int ranks) {
-  BenchSpec plan{.ranks = ranks, .min_bytes = 4, .max_bytes = 40000, .factor = 100, .root = ranks - 1, .check = true, .iterations = 3, .warmup = 1};
+  BenchSpec plan{.ranks = ranks,
+                 .min_bytes = 4,
+                 .max_bytes = 40000,
+                 .factor = 100,
+                 .root = ranks - 1,
+                 .check = true,
+                 .iterations = 3,
+                 .warmup = 1};
   for (const BenchOp& op : bench_ops()) plan.ops.push_back(&op);
   return plan;
 }
@@ -125,7 +132,8 @@ TEST(BenchRun, WithoutCheckReportsNoResult) {
 TEST(BenchRun, OneRankWorks) {
   BenchSpec plan = small_plan(1);
   std::erase_if(plan.ops, [](const BenchOp* op) { return op->id == BenchOp::Id::send_recv; });
-  for (const BenchRow& row : rows_of(plan, -1)) EXPECT_EQ(row.out_of_place.wrong, std::uint64_t{0}) << row.out_of_place.op;
+  for (const BenchRow& row : rows_of(plan, -1))
+    EXPECT_EQ(row.out_of_place.wrong, std::uint64_t{0}) << row.out_of_place.op;
 }
 
 TEST(BenchTimes, ArePercentiles) {
@@ -150,9 +158,18 @@ TEST(BenchPlanOf, SizesGrowByFactorWithoutOverflow) {
 }
 
 TEST(BenchResultJson, ReadsBackExactly) {
-  const BenchResult result{.backend = "shm", .op = "reduce", .bytes = 12, .dtype = "bf16", .time_us = {0.1, 1.0 / 3, 1e-7, 12345.678},
-                           .algbw_gbps = 2.0 / 7, .busbw_gbps = 3.3, .wrong = 4, .in_place = true, .memory = "ordinary",
-                           .algorithm = "direct", .bound_us = 1e-9};
+  const BenchResult result{.backend = "shm",
+                           .op = "reduce",
+                           .bytes = 12,
+                           .dtype = "bf16",
+                           .time_us = {0.1, 1.0 / 3, 1e-7, 12345.678},
+                           .algbw_gbps = 2.0 / 7,
+                           .busbw_gbps = 3.3,
+                           .wrong = 4,
+                           .in_place = true,
+                           .memory = "ordinary",
+                           .algorithm = "direct",
+                           .bound_us = 1e-9};
   const auto json = to_json(result);
   const auto again = bench_result_from_json(nlohmann::ordered_json::parse(json.dump()));
   EXPECT_EQ(to_json(again), json);

@@ -25,7 +25,8 @@ TEST(BenchTune, SelectsFasterAlgorithm) {
 TEST(BenchTune, NoiseAddsNoRange) {
   std::vector<AlgorithmTimes> times = {{"direct", {{8, 1.0}, {64, 1.0}, {512, 1.0}, {kMiB, 100}}},
                                        {"ring", {{8, 0.96}, {64, 0.97}, {512, 0.5}, {kMiB, 101}}}};
-  EXPECT_THAT(choose_ranges(times), ElementsAre(Range{"direct", 0, UINT64_MAX})) << "4% is nothing, and one size alone neither";
+  EXPECT_THAT(choose_ranges(times), ElementsAre(Range{"direct", 0, UINT64_MAX}))
+      << "4% is nothing, and one size alone neither";
   times[1].us = {{8, 0.94}, {64, 0.94}, {512, 0.94}, {kMiB, 101}};
   EXPECT_EQ(choose_ranges(times).front().name, "ring") << "control: 6% is something";
   EXPECT_EQ(choose_ranges(times).size(), 1U) << "1% is too little to take it back";
@@ -40,7 +41,8 @@ TEST(BenchTune, SkipsUnsupportedAlgorithms) {
 }
 
 TEST(BenchTune, ShortMeasurementsAreNotExtrapolated) {
-  const std::vector<AlgorithmTimes> times = {{"direct", {{8, 2.0}, {16384, 20}}}, {"symmetric", {{8, 1.0}, {16384, 10}}}};
+  const std::vector<AlgorithmTimes> times = {{"direct", {{8, 2.0}, {16384, 20}}},
+                                             {"symmetric", {{8, 1.0}, {16384, 10}}}};
   EXPECT_EQ(algorithms_text("all_reduce", choose_ranges(times)), "all_reduce=symmetric:0-16385");
   EXPECT_TRUE(choose_ranges({}).empty());
   EXPECT_EQ(algorithms_text("all_gather", std::vector{Range{"direct", 0, UINT64_MAX}}), "all_gather=direct");
@@ -54,7 +56,8 @@ TEST(BenchTune, ReadsBackItsTable) {
   BenchSpec plan{.ranks = 2};
   plan.ops = {&bench_op("all_reduce"), &bench_op("all_gather")};
   AlgorithmTuner tuning(plan);
-  const std::vector<std::string> known = {"all_reduce=direct", "all_reduce=ring", "all_gather=direct", "barrier=direct"};
+  const std::vector<std::string> known = {"all_reduce=direct", "all_reduce=ring", "all_gather=direct",
+                                          "barrier=direct"};
   tuning.set_known(known);
   EXPECT_EQ(tuning.round(0), "all_reduce=direct,all_gather=direct");
   EXPECT_EQ(tuning.round(1), "all_reduce=ring");

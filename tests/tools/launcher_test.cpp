@@ -72,15 +72,19 @@ TEST(Launcher, LastLineIsFirstCause) {
 }
 
 TEST(Launcher, SecondaryFailureIsNoCauseEvenIfItEndsFirst) {
-  const char* script = "if [ $TESSERA_RANK = 1 ]; then sleep 0.3; echo 'tessera: disk full' >&2; exit 1; fi;"
-                       "echo 'tessera: aborted by rank 1' >&2; exit ";
-  EXPECT_THAT(run({.ranks = 2, .own_program = true}, script + std::string("3")).err, EndsWith("tessera: rank 1: disk full\n"));
+  const char* script =
+      "if [ $TESSERA_RANK = 1 ]; then sleep 0.3; echo 'tessera: disk full' >&2; exit 1; fi;"
+      "echo 'tessera: aborted by rank 1' >&2; exit ";
+  EXPECT_THAT(run({.ranks = 2, .own_program = true}, script + std::string("3")).err,
+              EndsWith("tessera: rank 1: disk full\n"));
   // Negative control: without the exit code of a secondary failure, the rank that ended first is named.
-  EXPECT_THAT(run({.ranks = 2, .own_program = true}, script + std::string("1")).err, EndsWith("rank 0: aborted by rank 1\n"));
+  EXPECT_THAT(run({.ranks = 2, .own_program = true}, script + std::string("1")).err,
+              EndsWith("rank 0: aborted by rank 1\n"));
 }
 
 TEST(Launcher, InvalidUsageIsOneLineAndCode2) {
-  const Outcome outcome = run({.ranks = 4, .own_program = true}, "echo \"tessera: no file 'x'; give --data\" >&2; exit 2");
+  const Outcome outcome =
+      run({.ranks = 4, .own_program = true}, "echo \"tessera: no file 'x'; give --data\" >&2; exit 2");
   EXPECT_EQ(outcome.code, 2);
   EXPECT_EQ(outcome.err, "tessera: no file 'x'; give --data\n");
 }
@@ -127,8 +131,10 @@ TEST(LaunchPrefix, SetsRankVariables) {
     EXPECT_EQ(rank, -1);
     lines.emplace_back(line);
   };
-  const Outcome outcome = run(plan, "echo $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE \"$TESSERA_RANK$TESSERA_WORLD_SIZE\" "
-                                    "${TESSERA_RUN_ID:+known}");
+  const Outcome outcome =
+      run(plan,
+          "echo $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE \"$TESSERA_RANK$TESSERA_WORLD_SIZE\" "
+          "${TESSERA_RUN_ID:+known}");
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(outcome.out + outcome.err, "");
   EXPECT_THAT(lines, testing::UnorderedElementsAre("0 of 3  known", "1 of 3  known", "2 of 3  known"));
@@ -153,13 +159,16 @@ TEST(LaunchPrefix, RankKilledAfterFailureIsNoCauseForLateLauncher) {
 TEST(LaunchPrefix, NamesKilledRank) {
   const Outcome outcome = run(under_prefix(3), "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then kill -9 $$; fi; sleep 0.3");
   EXPECT_EQ(outcome.code, 1);
-  EXPECT_THAT(outcome.err, testing::ContainsRegex("tessera: rank 1 (was killed by signal 9 [(]SIGKILL[)]|died without an "
-                                                  "error message; .*parcelrun ended with code 137)\n$"));
+  EXPECT_THAT(outcome.err,
+              testing::ContainsRegex("tessera: rank 1 (was killed by signal 9 [(]SIGKILL[)]|died without an "
+                                     "error message; .*parcelrun ended with code 137)\n$"));
 }
 
 TEST(LaunchPrefix, FailureEndsOtherRanks) {
-  const Outcome outcome = run(under_prefix(3), "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then echo 'tessera: disk full' >&2; sleep 0.1; exit 1; fi;"
-                                               "exec sleep 60");
+  const Outcome outcome =
+      run(under_prefix(3),
+          "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then echo 'tessera: disk full' >&2; sleep 0.1; exit 1; fi;"
+          "exec sleep 60");
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, EndsWith("tessera: disk full\n"));
   EXPECT_LT(outcome.seconds, 5);
@@ -179,7 +188,8 @@ TEST(LaunchPrefix, InvalidUsageIsReportedOnceWithCode2) {
 }
 
 TEST(LaunchPrefix, EndsProcessesThatItLeaves) {
-  const Outcome outcome = run({.ranks = 2, .prefix = {"/bin/sh", "-c", "sleep 30 & exit 1"}, .own_program = true}, "true");
+  const Outcome outcome =
+      run({.ranks = 2, .prefix = {"/bin/sh", "-c", "sleep 30 & exit 1"}, .own_program = true}, "true");
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, EndsWith("tessera: /bin/sh ended with code 1\n"));
   EXPECT_LT(outcome.seconds, 2);
@@ -189,7 +199,8 @@ TEST(LaunchPrefix, EndsProcessesThatItLeaves) {
 LaunchSpec under_hasty_prefix(const std::string& then) {
   return {.ranks = 3,
           .prefix = {"/bin/sh", "-c",
-                     "exec >/dev/null 2>&1; OMPI_COMM_WORLD_RANK=2 \"$@\" & rank=$!; sleep 0.2; " + then + " exit 15", "sh"},
+                     "exec >/dev/null 2>&1; OMPI_COMM_WORLD_RANK=2 \"$@\" & rank=$!; sleep 0.2; " + then + " exit 15",
+                     "sh"},
           .own_program = true};
 }
 

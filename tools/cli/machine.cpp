@@ -57,7 +57,6 @@ std::string processor_in(std::istream& cpuinfo) {
   return "unknown processor";
 }
 
-
 std::string machine_line() {
   const std::size_t cores = allowed_cores().size();
   std::ifstream cpuinfo("/proc/cpuinfo");

@@ -76,7 +76,8 @@ Communicators::Communicators(const std::shared_ptr<Communicators>& parent, const
   const comm::OpOptions options{.timeout = settings_.timeout, .label = group_name, .tag = tag_of(members)};
   with_torch_errors([&] {
     host_ = host->create_group(members, options);
-    // Where the ranks knew their devices at the start, all of them have the parent's communicator, and it doesn't change.
+    // Where the ranks knew their devices at the start, all of them have the parent's communicator, and it doesn't
+    // change.
     if (is_device(parent->settings_.device) && parent->on_device_ != nullptr)
       on_device_ = parent->on_device_->create_group(members, options);
   });

@@ -166,7 +166,8 @@ std::vector<DeviceInfo> list_devices() {
   for (const fs::path& file : files) states.push_back(state_of_module(file.stem().string(), file.string()));
   for (const DeviceNotBuilt& missing : devices_not_built())
     if (std::none_of(files.begin(), files.end(), [&](const fs::path& file) { return file.stem() == missing.name; }))
-      states.push_back({.name = std::string(missing.name), .available = false, .reason = reason_of(missing), .devices = {}});
+      states.push_back(
+          {.name = std::string(missing.name), .available = false, .reason = reason_of(missing), .devices = {}});
   return states;
 }
 

@@ -33,7 +33,7 @@
 //
 // The progress thread sleeps on another word, `attention`, for most operations need no hand-over: their caller waits
 // at once and drives them better. A thread that leaves work behind wakes it, unless the last kTrust operations were all
-// waited for at once; then the thread finds the work by itself, within a tick, and the trust ends if no thread came to wait.
+// waited for at once; then the thread finds the work by itself, within a tick, and the trust ends if no thread waits.
 namespace tessera::comm {
 namespace {
 

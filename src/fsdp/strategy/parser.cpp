@@ -20,8 +20,8 @@ struct CollectiveChoice {
   std::string Strategy::*name;
 };
 constexpr std::array<CollectiveChoice, 3> kChoices = {{{OpKind::all_gather, &Strategy::all_gather},
-                                                           {OpKind::reduce_scatter, &Strategy::reduce_scatter},
-                                                           {OpKind::all_reduce, &Strategy::all_reduce}}};
+                                                       {OpKind::reduce_scatter, &Strategy::reduce_scatter},
+                                                       {OpKind::all_reduce, &Strategy::all_reduce}}};
 
 /// End of the first part of `text`: at a +, except in the directories of a plug-in file's path.
 std::size_t end_of_part(std::string_view text) {
@@ -37,8 +37,7 @@ void choose(Strategy& strategy, std::string_view part, const CollectiveRegistry&
   const std::string plugin(all ? part : part.substr(equals + 1));
   bool found = false;
   for (const CollectiveChoice& choice : kChoices) {
-    if (all ? !registry.has(choice.collective, plugin)
-            : comm::name_of(choice.collective) != part.substr(0, equals))
+    if (all ? !registry.has(choice.collective, plugin) : comm::name_of(choice.collective) != part.substr(0, equals))
       continue;
     registry.cost(choice.collective, plugin, {.ranks = 1});  // throws if it is not known
     strategy.*choice.name = plugin;

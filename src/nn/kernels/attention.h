@@ -72,12 +72,12 @@ template <class T>
 struct AttentionForward {
   AttentionShape shape;  ///< of all views
   HeadsView<const T> q,  ///< queries, `heads` heads
-      k,  ///< keys, `kv_heads` heads
-      v;  ///< values, `kv_heads` heads
-  HeadsView<T> out;             ///< usually heads_view(y, positions, heads, dim) with y[batch, positions, heads * dim]
+      k,                 ///< keys, `kv_heads` heads
+      v;                 ///< values, `kv_heads` heads
+  HeadsView<T> out;      ///< usually heads_view(y, positions, heads, dim) with y[batch, positions, heads * dim]
   OpMath<T>* log_sum_exp = nullptr;  ///< [batch, heads, positions], saved for backward; may be null
-  void* scratch = nullptr;      ///< attention_forward_scratch_bytes, aligned to 64
-  AttentionDropout dropout;  ///< none by default
+  void* scratch = nullptr;           ///< attention_forward_scratch_bytes, aligned to 64
+  AttentionDropout dropout;          ///< none by default
 };
 /// out = softmax(scale * q k^T) v for each head, over the keys that a query sees, with dropout of the weights.
 template <class T>
@@ -86,21 +86,21 @@ TESSERA_API void attention_forward(ThreadPool& pool, const AttentionForward<T>& 
 /// Gradients may be views of one fused dqkv. All three are required.
 template <class T>
 struct AttentionBackward {
-  AttentionShape shape;                  ///< as in forward
-  HeadsView<const T> q,                  ///< as in forward
-      k,                                 ///< as in forward
-      v;                                 ///< as in forward
-  HeadsView<const T> out,                ///< forward's output
-      dout;                              ///< its gradient
+  AttentionShape shape;                    ///< as in forward
+  HeadsView<const T> q,                    ///< as in forward
+      k,                                   ///< as in forward
+      v;                                   ///< as in forward
+  HeadsView<const T> out,                  ///< forward's output
+      dout;                                ///< its gradient
   const OpMath<T>* log_sum_exp = nullptr;  ///< as forward saved it
-  HeadsView<T> dq,                       ///< gradient of q
-      dk,                                ///< gradient of k
-      dv;                                ///< gradient of v
-  bool accumulate_dq = false,            ///< true: dq += ...
-      accumulate_dk = false,             ///< true: dk += ...
-      accumulate_dv = false;             ///< true: dv += ...
-  void* scratch = nullptr;               ///< attention_backward_scratch_bytes, aligned to 64
-  AttentionDropout dropout;              ///< as in forward
+  HeadsView<T> dq,                         ///< gradient of q
+      dk,                                  ///< gradient of k
+      dv;                                  ///< gradient of v
+  bool accumulate_dq = false,              ///< true: dq += ...
+      accumulate_dk = false,               ///< true: dk += ...
+      accumulate_dv = false;               ///< true: dv += ...
+  void* scratch = nullptr;                 ///< attention_backward_scratch_bytes, aligned to 64
+  AttentionDropout dropout;                ///< as in forward
 };
 /// The gradients of attention_forward().
 template <class T>

@@ -10,9 +10,9 @@ namespace tessera::nn::kernels {
 
 /// Gram-Schmidt, column by column: each column's projections on the previous columns are subtracted twice (the second
 /// pass removes rounding residue), and the column is divided by its length. A column that depends on the previous ones
-/// carries no information: it is replaced by normal numbers of a fixed seed, so that a lost direction can recover. Columns
-/// beyond the number of rows become zero: no direction is left for them. If a length isn't finite, the function stops at
-/// that column, so the error stays visible.
+/// carries no information: it is replaced by normal numbers of a fixed seed, so that a lost direction can recover.
+/// Columns beyond the number of rows become zero: no direction is left for them. If a length isn't finite, the function
+/// stops at that column, so the error stays visible.
 ///
 /// Sums over rows are computed in f64, in the same order on all devices: 256 partial sums, of rows t, t + 256, .. in
 /// this order; each 32 of them combined by halves (t and t + 16, then t and t + 8, ..); and the resulting eight in

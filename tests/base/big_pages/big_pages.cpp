@@ -1,6 +1,6 @@
-// Preloaded into a test: pages are of 64 KiB, as on some systems of arm64. Mappings begin at such pages; what the test gives back or
-// changes is refused unless it begins at one, and is rounded up to whole ones. Only the calls of programs and libraries, not those
-// inside the C library.
+// Preloaded into a test: pages are of 64 KiB, as on some systems of arm64. Mappings begin at such pages; what the test
+// gives back or changes is refused unless it begins at one, and is rounded up to whole ones. Only the calls of programs
+// and libraries, not those inside the C library.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -22,7 +22,8 @@ int refuse() {
 }
 
 void* map(void* at, std::size_t bytes, int rights, int flags, int fd, off_t offset) {
-  return reinterpret_cast<void*>(::syscall(SYS_mmap, at, bytes, rights, flags, fd, offset));  // NOLINT(performance-no-int-to-ptr)
+  return reinterpret_cast<void*>(
+      ::syscall(SYS_mmap, at, bytes, rights, flags, fd, offset));  // NOLINT(performance-no-int-to-ptr)
 }
 
 }  // namespace

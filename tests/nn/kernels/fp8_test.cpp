@@ -64,8 +64,9 @@ void check_quantization() {
           const double value = static_cast<double>(static_cast<float>(in[r * columns + c]));
           ASSERT_EQ(code, encode_fp8(format, static_cast<float>(value * scale)));
           // half a unit of the last place, or half the smallest subnormal
-          const double bound = std::max(std::abs(value) / (format == Fp8Format::e4m3 ? 16 : 8),
-                                        std::ldexp(static_cast<double>(codes.descale), format == Fp8Format::e4m3 ? -10 : -17));
+          const double bound =
+              std::max(std::abs(value) / (format == Fp8Format::e4m3 ? 16 : 8),
+                       std::ldexp(static_cast<double>(codes.descale), format == Fp8Format::e4m3 ? -10 : -17));
           ASSERT_LE(std::abs(decode_fp8(format, code) * codes.descale - value), bound);
         }
       EXPECT_EQ(quantize(in, rows, {.format = format}, 1).out, codes.out);
@@ -106,7 +107,8 @@ TEST(Fp8Kernels, WithoutScalingFactorIsOneAndSmallValuesVanish) {
   EXPECT_EQ(none.descale, 1);
   EXPECT_TRUE(std::all_of(none.out.begin(), none.out.end(), [](std::uint8_t code) { return (code & 127) == 0; }));
   const Codes current = quantize(in, 64, {.format = Fp8Format::e5m2});
-  EXPECT_FALSE(std::all_of(current.out.begin(), current.out.end(), [](std::uint8_t code) { return (code & 127) == 0; }));
+  EXPECT_FALSE(
+      std::all_of(current.out.begin(), current.out.end(), [](std::uint8_t code) { return (code & 127) == 0; }));
 }
 
 /// The scale follows the largest amax of the last kFp8History updates; the newest tensor counts from the next one on.
@@ -114,8 +116,7 @@ TEST(Fp8Kernels, DelayedScalingUsesEarlierTensors) {
   std::array<float, 1 + kFp8History> history{};
   const auto tensor = [](float most) { return std::vector<float>(32, most); };
   const auto descale = [&](float most, bool updates) {
-    return quantize(tensor(most), 2,
-                    {.scaling = Fp8Scaling::delayed, .history = history.data(), .updates = updates})
+    return quantize(tensor(most), 2, {.scaling = Fp8Scaling::delayed, .history = history.data(), .updates = updates})
         .descale;
   };
   const auto of = [](float most) { return fp8_power(-fp8_exponent(Fp8Format::e4m3, most)); };

@@ -1,11 +1,11 @@
 // Embedding, cross-entropy, RoPE and dropout.
+#include <cmath>
+#include <numbers>
 #include "tessera/base/error.h"
 #include "tessera/nn/kernels/cross_entropy.h"
 #include "tessera/nn/kernels/dropout.h"
 #include "tessera/nn/kernels/embedding.h"
 #include "tessera/nn/kernels/rope.h"
-#include <cmath>
-#include <numbers>
 
 #include "tests/nn/kernels/support.h"
 
@@ -62,7 +62,9 @@ struct LossCase {
   std::vector<double> logits;
   std::vector<std::int32_t> targets;
   explicit LossCase(std::size_t v)
-      : vocabulary(v), logits(random_vector<double>(3 * v, v, 3)), targets(ids_below(3, static_cast<std::uint32_t>(v))) {
+      : vocabulary(v),
+        logits(random_vector<double>(3 * v, v, 3)),
+        targets(ids_below(3, static_cast<std::uint32_t>(v))) {
     targets[1] = kIgnoreIndex;
   }
 };
@@ -74,14 +76,24 @@ TEST(CrossEntropy, GradientsEqualFiniteDifferences) {
     const std::size_t n = c.rows * vocabulary;
     std::vector<double> max(3), sum(3), d(n, NAN);
     const auto loss = [&] {
-      return cross_entropy_forward<double>(pool, {.logits = c.logits.data(), .targets = c.targets.data(), .rows = 3,
-                                                  .vocabulary = vocabulary, .row_max = max.data(), .row_sum = sum.data()})
+      return cross_entropy_forward<double>(pool, {.logits = c.logits.data(),
+                                                  .targets = c.targets.data(),
+                                                  .rows = 3,
+                                                  .vocabulary = vocabulary,
+                                                  .row_max = max.data(),
+                                                  .row_sum = sum.data()})
           .loss_sum;
     };
     const auto expected = differences(c.logits, [&] { return 0.5 * loss(); });
     loss();
-    CrossEntropyBackward<double> args{.logits = c.logits.data(), .targets = c.targets.data(), .rows = 3, .vocabulary = vocabulary,
-                                      .row_max = max.data(), .row_sum = sum.data(), .scale = 0.5, .dlogits = d.data()};
+    CrossEntropyBackward<double> args{.logits = c.logits.data(),
+                                      .targets = c.targets.data(),
+                                      .rows = 3,
+                                      .vocabulary = vocabulary,
+                                      .row_max = max.data(),
+                                      .row_sum = sum.data(),
+                                      .scale = 0.5,
+                                      .dlogits = d.data()};
     cross_entropy_backward(pool, args);
     if (vocabulary > 1) {
       EXPECT_LT(relative_difference(d, expected), kGradientTolerance);
@@ -108,14 +120,16 @@ TEST(CrossEntropy, LossAndCountAndFloat) {
   for (const std::size_t row : {0u, 2u}) {
     long double sum = 0;
     for (std::size_t i = 0; i < 33; ++i) sum += std::exp(static_cast<long double>(c.logits[row * 33 + i]) - 500);
-    expected += static_cast<double>(std::log(sum) + 500 - c.logits[row * 33 + static_cast<std::size_t>(c.targets[row])]);
+    expected +=
+        static_cast<double>(std::log(sum) + 500 - c.logits[row * 33 + static_cast<std::size_t>(c.targets[row])]);
   }
   CrossEntropyForward<double> args{.logits = c.logits.data(), .targets = c.targets.data(), .rows = 3, .vocabulary = 33};
   EXPECT_NEAR(cross_entropy_forward(pool, args).loss_sum, expected, 1e-11);
   EXPECT_EQ(cross_entropy_forward(pool, args).valid, 2u);
   for (double& x : c.logits) x -= 500;
   const std::vector<float> f = cast<float>(c.logits);
-  const auto result = cross_entropy_forward<float>(pool, {.logits = f.data(), .targets = c.targets.data(), .rows = 3, .vocabulary = 33});
+  const auto result = cross_entropy_forward<float>(
+      pool, {.logits = f.data(), .targets = c.targets.data(), .rows = 3, .vocabulary = 33});
   EXPECT_NEAR(result.loss_sum, expected, 1e-5);
   c.targets[0] = 33;
   EXPECT_THROW(cross_entropy_forward(pool, args), base::InvalidUsage);
@@ -127,7 +141,9 @@ TEST(CrossEntropy, NaNReachesLoss) {
     std::vector<float> x = random_vector<float>(40, 1);
     x[at] = NAN;
     const std::int32_t target = 3;
-    EXPECT_TRUE(std::isnan(cross_entropy_forward<float>(pool, {.logits = x.data(), .targets = &target, .rows = 1, .vocabulary = 40}).loss_sum));
+    EXPECT_TRUE(std::isnan(
+        cross_entropy_forward<float>(pool, {.logits = x.data(), .targets = &target, .rows = 1, .vocabulary = 40})
+            .loss_sum));
   }
 }
 
@@ -140,10 +156,20 @@ TEST(CrossEntropy, BitsForOneTwoAndThreeThreads) {
   for (const std::size_t threads : {1, 2, 3}) {
     ThreadPool pool(threads);
     std::vector<float> max(rows), sum(rows), d(logits.size());
-    const auto r = cross_entropy_forward<float>(pool, {.logits = logits.data(), .targets = targets.data(), .rows = rows,
-                                                       .vocabulary = vocabulary, .row_max = max.data(), .row_sum = sum.data()});
-    cross_entropy_backward<float>(pool, {.logits = logits.data(), .targets = targets.data(), .rows = rows, .vocabulary = vocabulary,
-                                         .row_max = max.data(), .row_sum = sum.data(), .scale = 0.01f, .dlogits = d.data()});
+    const auto r = cross_entropy_forward<float>(pool, {.logits = logits.data(),
+                                                       .targets = targets.data(),
+                                                       .rows = rows,
+                                                       .vocabulary = vocabulary,
+                                                       .row_max = max.data(),
+                                                       .row_sum = sum.data()});
+    cross_entropy_backward<float>(pool, {.logits = logits.data(),
+                                         .targets = targets.data(),
+                                         .rows = rows,
+                                         .vocabulary = vocabulary,
+                                         .row_max = max.data(),
+                                         .row_sum = sum.data(),
+                                         .scale = 0.01f,
+                                         .dlogits = d.data()});
     if (threads == 1) first = d, loss = r.loss_sum;
     EXPECT_EQ(r.loss_sum, loss);
     EXPECT_TRUE(same_bits(d, first));
@@ -176,8 +202,14 @@ TEST(Rope, RotatesPairsForwardAndBackward) {
   rope_table(positions, dim, 10000.0, cosine.data(), sine.data());
   const auto x = random_vector<double>(n, 1);
   std::vector<double> y(n), back(n), more(n, 1.0);
-  RopeArgs<double> args{.batch = batch, .positions = positions, .heads = heads, .dim = dim, .cosine = cosine.data(), .sine = sine.data(),
-                        .in = heads_view(x.data(), positions, heads, dim), .out = heads_view(y.data(), positions, heads, dim)};
+  RopeArgs<double> args{.batch = batch,
+                        .positions = positions,
+                        .heads = heads,
+                        .dim = dim,
+                        .cosine = cosine.data(),
+                        .sine = sine.data(),
+                        .in = heads_view(x.data(), positions, heads, dim),
+                        .out = heads_view(y.data(), positions, heads, dim)};
   rope(pool, args);
   for (std::size_t at = 0; at < n; ++at) {
     const std::size_t i = at % dim, p = at / (dim * heads) % positions, pair = i % 5;
@@ -212,10 +244,16 @@ struct Key {
 
 struct Dropped {
   std::vector<float> y;
-  explicit Dropped(const Key& key, std::size_t samples, std::size_t elements, double p = 0.25, std::size_t threads = 1) : y(samples * elements) {
+  explicit Dropped(const Key& key, std::size_t samples, std::size_t elements, double p = 0.25, std::size_t threads = 1)
+      : y(samples * elements) {
     ThreadPool pool(threads);
     const std::vector<float> x(y.size(), 3.0f);
-    dropout<float>(pool, {.stream = key.stream(), .probability = p, .samples = samples, .elements = elements, .x = x.data(), .y = y.data()});
+    dropout<float>(pool, {.stream = key.stream(),
+                          .probability = p,
+                          .samples = samples,
+                          .elements = elements,
+                          .x = x.data(),
+                          .y = y.data()});
   }
 };
 

@@ -13,16 +13,35 @@ struct LayerNormCase {
   std::size_t rows, width;
   std::vector<T> x, weight, bias, dy, y, mean, rstd;
   LayerNormCase(std::size_t r, std::size_t w)
-      : rows(r), width(w), x(random_vector<T>(r * w, 1, 2)), weight(random_vector<T>(w, 2)), bias(random_vector<T>(w, 3)),
-        dy(random_vector<T>(r * w, 4)), y(r * w), mean(r), rstd(r) {
+      : rows(r),
+        width(w),
+        x(random_vector<T>(r * w, 1, 2)),
+        weight(random_vector<T>(w, 2)),
+        bias(random_vector<T>(w, 3)),
+        dy(random_vector<T>(r * w, 4)),
+        y(r * w),
+        mean(r),
+        rstd(r) {
     for (T& v : x) v += T(3);
   }
   void forward(ThreadPool& pool) {
-    layer_norm_forward<T>(pool, {.rows = rows, .width = width, .x = x.data(), .weight = weight.data(), .bias = bias.data(),
-                                 .eps = T(1e-2), .y = y.data(), .mean = mean.data(), .rstd = rstd.data()});
+    layer_norm_forward<T>(pool, {.rows = rows,
+                                 .width = width,
+                                 .x = x.data(),
+                                 .weight = weight.data(),
+                                 .bias = bias.data(),
+                                 .eps = T(1e-2),
+                                 .y = y.data(),
+                                 .mean = mean.data(),
+                                 .rstd = rstd.data()});
   }
   LayerNormBackward<T> backward() {
-    return {.rows = rows, .width = width, .x = x.data(), .weight = weight.data(), .mean = mean.data(), .rstd = rstd.data(),
+    return {.rows = rows,
+            .width = width,
+            .x = x.data(),
+            .weight = weight.data(),
+            .mean = mean.data(),
+            .rstd = rstd.data(),
             .dy = dy.data()};
   }
 };
@@ -34,9 +53,11 @@ TEST(LayerNorm, ForwardEqualsDefinition) {
   for (std::size_t r = 0; r < c.rows; ++r) {
     double mean = 0, variance = 0;
     for (std::size_t i = 0; i < c.width; ++i) mean += c.x[r * c.width + i] / static_cast<double>(c.width);
-    for (std::size_t i = 0; i < c.width; ++i) variance += std::pow(c.x[r * c.width + i] - mean, 2) / static_cast<double>(c.width);
     for (std::size_t i = 0; i < c.width; ++i)
-      EXPECT_NEAR(c.y[r * c.width + i], (c.x[r * c.width + i] - mean) / std::sqrt(variance + 1e-2) * c.weight[i] + c.bias[i], 1e-13);
+      variance += std::pow(c.x[r * c.width + i] - mean, 2) / static_cast<double>(c.width);
+    for (std::size_t i = 0; i < c.width; ++i)
+      EXPECT_NEAR(c.y[r * c.width + i],
+                  (c.x[r * c.width + i] - mean) / std::sqrt(variance + 1e-2) * c.weight[i] + c.bias[i], 1e-13);
   }
 }
 
@@ -108,7 +129,8 @@ TEST(LayerNorm, BitsOfRowAreIndependentOfPosition) {
   for (std::size_t row : {0u, 1u, 17u, 39u}) {
     one.x.assign(all.x.begin() + static_cast<long>(row * 77), all.x.begin() + static_cast<long>(row * 77 + 77));
     one.forward(pool);
-    EXPECT_TRUE(same_bits(one.y, std::vector<float>(all.y.begin() + static_cast<long>(row * 77), all.y.begin() + static_cast<long>(row * 77 + 77))));
+    EXPECT_TRUE(same_bits(one.y, std::vector<float>(all.y.begin() + static_cast<long>(row * 77),
+                                                    all.y.begin() + static_cast<long>(row * 77 + 77))));
   }
 }
 
@@ -120,8 +142,13 @@ TEST(RmsNorm, ForwardAndGradientsEqualFiniteDifferences) {
       const auto dy = random_vector<double>(rows * width, 3);
       std::vector<double> y(rows * width), rstd(rows);
       const auto loss = [&] {
-        rms_norm_forward<double>(pool, {.rows = rows, .width = width, .x = x.data(), .weight = weight.data(), .eps = 1e-2,
-                                        .y = y.data(), .rstd = rstd.data()});
+        rms_norm_forward<double>(pool, {.rows = rows,
+                                        .width = width,
+                                        .x = x.data(),
+                                        .weight = weight.data(),
+                                        .eps = 1e-2,
+                                        .y = y.data(),
+                                        .rstd = rstd.data()});
         return dot(y, dy);
       };
       loss();
@@ -133,8 +160,14 @@ TEST(RmsNorm, ForwardAndGradientsEqualFiniteDifferences) {
       const auto ex = differences(x, loss), ew = differences(weight, loss);
       loss();
       std::vector<double> dx(rows * width, NAN), dw(width, NAN), mx(rows * width, 1.0), mw(width, 2.0);
-      RmsNormBackward<double> args{.rows = rows, .width = width, .x = x.data(), .weight = weight.data(), .rstd = rstd.data(),
-                                   .dy = dy.data(), .dx = dx.data(), .dweight = dw.data()};
+      RmsNormBackward<double> args{.rows = rows,
+                                   .width = width,
+                                   .x = x.data(),
+                                   .weight = weight.data(),
+                                   .rstd = rstd.data(),
+                                   .dy = dy.data(),
+                                   .dx = dx.data(),
+                                   .dweight = dw.data()};
       rms_norm_backward(pool, args);
       EXPECT_LT(relative_difference(dx, ex), kGradientTolerance) << rows << "x" << width;
       EXPECT_LT(relative_difference(dw, ew), kGradientTolerance);
@@ -147,8 +180,14 @@ TEST(RmsNorm, ForwardAndGradientsEqualFiniteDifferences) {
 
       const auto xf = cast<float>(x), wf = cast<float>(weight), dyf = cast<float>(dy), rf = cast<float>(rstd);
       std::vector<float> dxf(rows * width), dwf(width);
-      rms_norm_backward<float>(pool, {.rows = rows, .width = width, .x = xf.data(), .weight = wf.data(), .rstd = rf.data(),
-                                      .dy = dyf.data(), .dx = dxf.data(), .dweight = dwf.data()});
+      rms_norm_backward<float>(pool, {.rows = rows,
+                                      .width = width,
+                                      .x = xf.data(),
+                                      .weight = wf.data(),
+                                      .rstd = rf.data(),
+                                      .dy = dyf.data(),
+                                      .dx = dxf.data(),
+                                      .dweight = dwf.data()});
       if (width > 1) {
         EXPECT_LT(relative_difference(dxf, dx), 1e-5);
       }

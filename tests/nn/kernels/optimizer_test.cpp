@@ -12,7 +12,8 @@ constexpr std::uint64_t kSteps = 12;
 
 template <class T>
 std::vector<T> gradient_of(std::uint64_t step) {
-  return random_vector<T>(kCount, 100 + step, 1.0 / static_cast<double>(step * step));  // decreases: amsgrad has an effect
+  return random_vector<T>(kCount, 100 + step,
+                          1.0 / static_cast<double>(step * step));  // decreases: amsgrad has an effect
 }
 
 /// PyTorch's documented algorithms, in double, one element at a time.
@@ -24,8 +25,10 @@ std::vector<double> adam_reference(const AdamStep<T>& o) {
     for (std::size_t i = 0; i < kCount; ++i) {
       double g = gradient[i] * o.grad_scale;
       if (o.maximize) g = -g;
-      if (o.decoupled) p[i] -= o.learning_rate * o.weight_decay * p[i];
-      else g += o.weight_decay * p[i];
+      if (o.decoupled)
+        p[i] -= o.learning_rate * o.weight_decay * p[i];
+      else
+        g += o.weight_decay * p[i];
       m[i] = o.beta1 * m[i] + (1 - o.beta1) * g;
       v[i] = o.beta2 * v[i] + (1 - o.beta2) * g * g;
       top[i] = std::max(top[i], v[i]);
@@ -69,7 +72,8 @@ std::vector<AdamStep<T>> adam_settings() {
   all[2].beta2 = 0.8, all[2].max_second_moment = &amsgrad_wanted;
   all[3].maximize = true;
   all[4].grad_scale = 0.25, all[4].eps = 1e-2;  // Adam hides a factor, except with a large eps
-  all[5].beta1 = 0.8, all[5].beta2 = 0.95, all[5].eps = 1e-3, all[5].decoupled = false, all[5].max_second_moment = &amsgrad_wanted;
+  all[5].beta1 = 0.8, all[5].beta2 = 0.95, all[5].eps = 1e-3, all[5].decoupled = false,
+  all[5].max_second_moment = &amsgrad_wanted;
   return all;
 }
 
@@ -139,7 +143,8 @@ std::vector<SgdStep<T>> sgd_settings() {
   all[2].momentum = 0.9, all[2].nesterov = true;
   all[3].weight_decay = 0.1;
   all[4].maximize = true;
-  all[5].momentum = 0.5, all[5].nesterov = true, all[5].weight_decay = 0.2, all[5].maximize = true, all[5].grad_scale = 0.5;
+  all[5].momentum = 0.5, all[5].nesterov = true, all[5].weight_decay = 0.2, all[5].maximize = true,
+  all[5].grad_scale = 0.5;
   return all;
 }
 
@@ -158,7 +163,8 @@ TEST(Sgd, EqualsReferenceForAnySlices) {
   }
   ThreadPool pool;
   float p = 0;
-  EXPECT_THROW(sgd_step<float>(pool, {.parameter = &p, .gradient = &p, .count = 1, .momentum = 0.9}), base::InvalidUsage);
+  EXPECT_THROW(sgd_step<float>(pool, {.parameter = &p, .gradient = &p, .count = 1, .momentum = 0.9}),
+               base::InvalidUsage);
 }
 
 }  // namespace

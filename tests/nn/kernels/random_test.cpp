@@ -31,9 +31,11 @@ TEST(Random, RangesHaveSameElements) {
       range.end = end;
       std::vector<float> part(end - begin);
       fill_normal(range, 0.0f, 0.02f, part.data());
-      EXPECT_TRUE(same_bits(part, std::vector<float>(whole.begin() + static_cast<long>(begin), whole.begin() + static_cast<long>(end))));
+      EXPECT_TRUE(same_bits(
+          part, std::vector<float>(whole.begin() + static_cast<long>(begin), whole.begin() + static_cast<long>(end))));
       fill_uniform(range, -1.0f, 1.0f, part.data());
-      EXPECT_TRUE(same_bits(part, std::vector<float>(uniform.begin() + static_cast<long>(begin), uniform.begin() + static_cast<long>(end))));
+      EXPECT_TRUE(same_bits(part, std::vector<float>(uniform.begin() + static_cast<long>(begin),
+                                                     uniform.begin() + static_cast<long>(end))));
     }
 }
 
@@ -68,15 +70,19 @@ TEST(Random, NormalsAreQuantiles) {
       const double v = (static_cast<double>(magnitude & 0x7fffffffu) + 0.5) * 0x1p-32;
       // P(Z > z) = v; the error in z is the error of the probability divided by the density.
       const double density = std::exp(-0.5 * z[0] * z[0]) / std::sqrt(2 * M_PI);
-      worst = std::max(worst, std::abs((normal_below(-static_cast<double>(z[0])) - v) / density) / std::max(1.0, std::abs(static_cast<double>(z[0]))));
+      worst = std::max(worst, std::abs((normal_below(-static_cast<double>(z[0])) - v) / density) /
+                                  std::max(1.0, std::abs(static_cast<double>(z[0]))));
     }
   }
   EXPECT_LT(worst, 1.5e-6);
 }
 
 TEST(Random, KnownQuantiles) {
-  const std::array<std::array<double, 2>, 5> table{{{0.5, 0.0}, {0.25, 0.6744897501960817}, {0.025, 1.959963984540054},
-                                                    {0.001, 3.090232306167813}, {1e-6, 4.753424308822899}}};
+  const std::array<std::array<double, 2>, 5> table{{{0.5, 0.0},
+                                                    {0.25, 0.6744897501960817},
+                                                    {0.025, 1.959963984540054},
+                                                    {0.001, 3.090232306167813},
+                                                    {1e-6, 4.753424308822899}}};
   for (const auto& [probability, quantile] : table) {
     const auto word = static_cast<std::uint32_t>(probability * 0x1p32 - 0.5) << 1;
     float z;

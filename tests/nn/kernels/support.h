@@ -48,7 +48,8 @@ double relative_difference(const std::vector<A>& a, const std::vector<B>& b) {
 }
 
 /// The gradient of loss() with respect to x by central differences.
-inline std::vector<double> differences(std::vector<double>& x, const std::function<double()>& loss, double step = 1e-5) {
+inline std::vector<double> differences(std::vector<double>& x, const std::function<double()>& loss,
+                                       double step = 1e-5) {
   std::vector<double> gradient(x.size());
   for (std::size_t i = 0; i < x.size(); ++i) {
     const double old = x[i];

@@ -128,9 +128,8 @@ TEST(Fp8Linear, GradientsEqualFiniteDifferencesOfF32LayerWithinFormatsError) {
     std::vector<double> gradient;
     float* const values = operand.data<float>();
     const auto loss = [&] {
-      return evaluate(layer.context, [&] {
-        return weighted_sum(ops::linear(layer.x, layer.weight, layer.bias, layer.layout));
-      });
+      return evaluate(layer.context,
+                      [&] { return weighted_sum(ops::linear(layer.x, layer.weight, layer.bias, layer.layout)); });
     };
     for (std::int64_t i = 0; i < operand.count(); i += 7) {
       const float old = values[i];

@@ -28,9 +28,7 @@ namespace {
 template <class T>
 struct Relu {
   static HWY_INLINE Vec<T> value(Vec<T> x) { return hn::IfThenZeroElse(hn::Lt(x, hn::Zero(Tag<T>())), x); }
-  static HWY_INLINE Vec<T> slope(Vec<T> x) {
-    return hn::IfThenElseZero(hn::Gt(x, hn::Zero(Tag<T>())), set<T>(1));
-  }
+  static HWY_INLINE Vec<T> slope(Vec<T> x) { return hn::IfThenElseZero(hn::Gt(x, hn::Zero(Tag<T>())), set<T>(1)); }
 };
 
 // 0.5 (1 + tanh(u)) = sigmoid(2u), without the cancellation for negative u.
@@ -70,38 +68,48 @@ struct Silu {
 
 template <class F, class T>
 HWY_INLINE void forward_with(const T* x, T* y, std::size_t count) {
-  map<T>(y, count, [](Vec<T> v) HWY_ATTR { return F::value(v); }, x);
+  map<T>(
+      y, count, [](Vec<T> v) HWY_ATTR { return F::value(v); }, x);
 }
 
 template <class F, class T>
 HWY_INLINE void backward_with(const ActivationBackward<T>& a) {
-  map_into<T>(a.accumulate, a.dx, a.count,
-              [](Vec<T> x, Vec<T> dy) HWY_ATTR { return hn::Mul(dy, F::slope(x)); }, a.x, a.dy);
+  map_into<T>(
+      a.accumulate, a.dx, a.count, [](Vec<T> x, Vec<T> dy) HWY_ATTR { return hn::Mul(dy, F::slope(x)); }, a.x, a.dy);
 }
 
 template <class T>
 void forward(Activation kind, const T* x, T* y, std::size_t count) {
   switch (kind) {
-    case Activation::relu: return forward_with<Relu<T>>(x, y, count);
-    case Activation::gelu_tanh: return forward_with<GeluTanh<T>>(x, y, count);
-    case Activation::gelu_erf: return forward_with<GeluErf<T>>(x, y, count);
-    case Activation::silu: return forward_with<Silu<T>>(x, y, count);
+    case Activation::relu:
+      return forward_with<Relu<T>>(x, y, count);
+    case Activation::gelu_tanh:
+      return forward_with<GeluTanh<T>>(x, y, count);
+    case Activation::gelu_erf:
+      return forward_with<GeluErf<T>>(x, y, count);
+    case Activation::silu:
+      return forward_with<Silu<T>>(x, y, count);
   }
 }
 
 template <class T>
 void backward(Activation kind, const ActivationBackward<T>& a) {
   switch (kind) {
-    case Activation::relu: return backward_with<Relu<T>>(a);
-    case Activation::gelu_tanh: return backward_with<GeluTanh<T>>(a);
-    case Activation::gelu_erf: return backward_with<GeluErf<T>>(a);
-    case Activation::silu: return backward_with<Silu<T>>(a);
+    case Activation::relu:
+      return backward_with<Relu<T>>(a);
+    case Activation::gelu_tanh:
+      return backward_with<GeluTanh<T>>(a);
+    case Activation::gelu_erf:
+      return backward_with<GeluErf<T>>(a);
+    case Activation::silu:
+      return backward_with<Silu<T>>(a);
   }
 }
 
 template <class T>
 void swiglu_forward(const T* gate, const T* up, T* y, std::size_t count) {
-  map<T>(y, count, [](Vec<T> g, Vec<T> u) HWY_ATTR { return hn::Mul(Silu<T>::value(g), u); }, gate, up);
+  map<T>(
+      y, count, [](Vec<T> g, Vec<T> u) HWY_ATTR { return hn::Mul(Silu<T>::value(g), u); }, gate, up);
 }
 
 template <class T>
@@ -113,8 +121,10 @@ void swiglu_backward(const SwigluBackward<T>& a) {
     const auto read = [n](const T* from) HWY_ATTR { return n == kStep ? load<T>(from) : load_part<T>(from, n); };
     const auto write = [n, &read](bool accumulate, Vec<T> value, T* to) HWY_ATTR {
       if (accumulate) value = hn::Add(read(to), value);
-      if (n == kStep) store<T>(value, to);
-      else store_part<T>(value, to, n);
+      if (n == kStep)
+        store<T>(value, to);
+      else
+        store_part<T>(value, to, n);
     };
     const Vec<T> gate = read(a.gate + i), up = read(a.up + i), dy = read(a.dy + i);
     if (a.dgate) write(a.accumulate_dgate, hn::Mul(hn::Mul(dy, up), Silu<T>::slope(gate)), a.dgate + i);

@@ -31,8 +31,9 @@ void row_products(const AttentionBackward<T>& a, std::size_t batch, std::size_t 
   T* to = delta + (batch * a.shape.heads + head) * a.shape.positions;
   for (std::size_t r = 0; r < a.shape.positions; ++r) {
     Sum<T> sum;
-    reduce<T>(a.shape.dim, [&](std::size_t p, Vec<T> x, Vec<T> y) HWY_ATTR { sum.part[p] = mul_add<T>(x, y, sum.part[p]); },
-              out.data + r * out.stride, dout.data + r * dout.stride);
+    reduce<T>(
+        a.shape.dim, [&](std::size_t p, Vec<T> x, Vec<T> y) HWY_ATTR { sum.part[p] = mul_add<T>(x, y, sum.part[p]); },
+        out.data + r * out.stride, dout.data + r * dout.stride);
     to[r] = sum.total();
   }
 }
@@ -40,10 +41,10 @@ void row_products(const AttentionBackward<T>& a, std::size_t batch, std::size_t 
 /// Scratch blocks of one thread.
 template <class T>
 struct Room {
-  T *k_t, *v_t;                  // [dim, block]; k_t scaled
-  T *dk, *dv;                    // [block, wide]
-  T *q, *k, *dout, *dq;          // [block, wide], only if dim is not a multiple of whole vectors
-  T *p, *ds;                     // [query, key]
+  T *k_t, *v_t;          // [dim, block]; k_t scaled
+  T *dk, *dv;            // [block, wide]
+  T *q, *k, *dout, *dq;  // [block, wide], only if dim is not a multiple of whole vectors
+  T *p, *ds;             // [query, key]
   Room(T* scratch, std::size_t dim) {
     const std::size_t rows = rows_block(dim);
     T** const blocks[] = {&k_t, &v_t, &dk, &dv, &q, &k, &dout, &dq};
@@ -58,7 +59,8 @@ struct Room {
 
 /// p[query, key]: turns scores into probabilities; ds: turns products with dout into gradients of the scores.
 template <class T>
-void probabilities(const Room<T>& room, std::size_t queries, bool diagonal, T scale, const T* log_sum_exp, const T* delta) {
+void probabilities(const Room<T>& room, std::size_t queries, bool diagonal, T scale, const T* log_sum_exp,
+                   const T* delta) {
   const Vec<T> factor = hn::Set(Tag<T>(), scale);
   for (std::size_t r = 0; r < queries; ++r) {
     const Vec<T> shift = hn::Set(Tag<T>(), log_sum_exp[r]);
@@ -84,7 +86,8 @@ struct Pair {
   std::size_t batch, head, kv_head, query_block, key_block;
 };
 template <class T>
-void pair_of_blocks(const AttentionBackward<T>& a, const Pair& at, Rows<const T> k, const T* delta, const Room<T>& room) {
+void pair_of_blocks(const AttentionBackward<T>& a, const Pair& at, Rows<const T> k, const T* delta,
+                    const Room<T>& room) {
   const AttentionShape& shape = a.shape;
   const std::size_t dim = shape.dim, padded_width = padded_dim(dim), n = kAttentionBlock;
   const std::size_t first = at.query_block * n, queries = std::min(n, shape.positions - first);
@@ -96,10 +99,26 @@ void pair_of_blocks(const AttentionBackward<T>& a, const Pair& at, Rows<const T>
   const Triangle c_lower = diagonal ? Triangle::c_lower : Triangle::none;
   const Triangle a_upper = diagonal ? Triangle::a_upper : Triangle::none;
 
-  block_gemm<T>({.m = queries, .n = n, .k = dim, .a = q.data, .a_row = q.stride, .b = room.k_t, .b_row = n, .c = room.p,
-                 .c_row = n, .triangle = c_lower});
-  block_gemm<T>({.m = queries, .n = n, .k = dim, .a = dout.data, .a_row = dout.stride, .b = room.v_t, .b_row = n,
-                 .c = room.ds, .c_row = n, .triangle = c_lower});
+  block_gemm<T>({.m = queries,
+                 .n = n,
+                 .k = dim,
+                 .a = q.data,
+                 .a_row = q.stride,
+                 .b = room.k_t,
+                 .b_row = n,
+                 .c = room.p,
+                 .c_row = n,
+                 .triangle = c_lower});
+  block_gemm<T>({.m = queries,
+                 .n = n,
+                 .k = dim,
+                 .a = dout.data,
+                 .a_row = dout.stride,
+                 .b = room.v_t,
+                 .b_row = n,
+                 .c = room.ds,
+                 .c_row = n,
+                 .triangle = c_lower});
   WeightBlock<T> weights{room.ds, n, 1, at.batch, at.head, first, queries, at.key_block * n, keys};
   drop_weights(shape, a.dropout, weights);  // dropped weights contribute no gradient
   probabilities(room, queries, diagonal, static_cast<T>(score_scale(shape)), a.log_sum_exp + row, delta + row);
@@ -130,15 +149,24 @@ void pair_of_blocks(const AttentionBackward<T>& a, const Pair& at, Rows<const T>
                  .accumulate = true,
                  .triangle = a_upper});
   const Rows<T> dq = rows_of(a.dq, at.batch, at.head, first);
-  block_gemm<T>({.m = queries, .n = dim, .k = keys, .a = room.ds, .a_row = n, .b = k.data, .b_row = k.stride, .c = dq.data,
-                 .c_row = dq.stride, .accumulate = at.key_block > 0 || a.accumulate_dq,
+  block_gemm<T>({.m = queries,
+                 .n = dim,
+                 .k = keys,
+                 .a = room.ds,
+                 .a_row = n,
+                 .b = k.data,
+                 .b_row = k.stride,
+                 .c = dq.data,
+                 .c_row = dq.stride,
+                 .accumulate = at.key_block > 0 || a.accumulate_dq,
                  .triangle = diagonal ? Triangle::a_lower : Triangle::none});
 }
 
 template <class T>
 void write_rows(const T* from, std::size_t count, std::size_t dim, bool accumulate, Rows<T> to) {
   for (std::size_t r = 0; r < count; ++r)
-    map_into<T>(accumulate, to.data + r * to.stride, dim, [](Vec<T> x) HWY_ATTR { return x; }, from + r * padded_dim(dim));
+    map_into<T>(
+        accumulate, to.data + r * to.stride, dim, [](Vec<T> x) HWY_ATTR { return x; }, from + r * padded_dim(dim));
 }
 
 template <class T>
@@ -184,7 +212,8 @@ std::size_t delta_elements(const AttentionShape& shape) {
 }
 }  // namespace
 
-std::size_t attention_backward_scratch_bytes(const AttentionShape& shape, std::size_t threads, std::size_t element_bytes) {
+std::size_t attention_backward_scratch_bytes(const AttentionShape& shape, std::size_t threads,
+                                             std::size_t element_bytes) {
   return (delta_elements(shape) + threads * backward_scratch(shape.dim)) * element_bytes;
 }
 
@@ -198,7 +227,8 @@ void attention_backward(ThreadPool& pool, const AttentionBackward<T>& args) {
   pool.parallel_for(shape.batch * shape.heads,
                     [&](std::size_t tile) { table.row_products(args, tile / shape.heads, tile % shape.heads, delta); });
   pool.parallel_for(shape.batch * shape.kv_heads, [&](std::size_t tile, std::size_t worker) {
-    table.head(args, tile / shape.kv_heads, tile % shape.kv_heads, delta, blocks + worker * backward_scratch(shape.dim));
+    table.head(args, tile / shape.kv_heads, tile % shape.kv_heads, delta,
+               blocks + worker * backward_scratch(shape.dim));
   });
 }
 

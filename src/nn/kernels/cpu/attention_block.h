@@ -26,7 +26,8 @@ struct Rows {
 
 template <class T>
 Rows<T> rows_of(const HeadsView<T>& view, std::size_t b, std::size_t h, std::size_t position) {
-  return {view.data + b * view.batch_stride + h * view.head_stride + position * view.position_stride, view.position_stride};
+  return {view.data + b * view.batch_stride + h * view.head_stride + position * view.position_stride,
+          view.position_stride};
 }
 
 /// Returns the rows themselves if their length is a multiple of whole vectors, else a zero-padded copy in `room`.
@@ -47,8 +48,9 @@ inline double score_scale(const AttentionShape& shape) {
 
 inline void check(const AttentionShape& shape) {
   if (shape.kv_heads == 0 || shape.heads % shape.kv_heads != 0 || shape.dim == 0)
-    throw base::InvalidUsage("attention: " + std::to_string(shape.heads) + " heads of " + std::to_string(shape.dim) + " over " +
-                             std::to_string(shape.kv_heads) + " key/value heads; the latter must divide the former");
+    throw base::InvalidUsage("attention: " + std::to_string(shape.heads) + " heads of " + std::to_string(shape.dim) +
+                             " over " + std::to_string(shape.kv_heads) +
+                             " key/value heads; the latter must divide the former");
 }
 
 /// A block of attention weights or their gradients. Element (q, k) is data[q * query_stride + k * key_stride].
@@ -80,7 +82,9 @@ void drop_weights(const AttentionShape& shape, const AttentionDropout& dropout, 
 }
 
 /// Scratch elements of one thread.
-constexpr std::size_t forward_scratch(std::size_t dim) { return 3 * rows_block(dim) + kScoreBlock + 3 * kAttentionBlock; }
+constexpr std::size_t forward_scratch(std::size_t dim) {
+  return 3 * rows_block(dim) + kScoreBlock + 3 * kAttentionBlock;
+}
 constexpr std::size_t backward_scratch(std::size_t dim) { return 8 * rows_block(dim) + 2 * kScoreBlock; }
 
 }  // namespace tessera::nn::kernels

@@ -97,8 +97,15 @@ void forward_block(const AttentionForward<T>& a, QueryBlock at, T* scratch) {
     const std::size_t key = block * kAttentionBlock, keys = std::min(kAttentionBlock, shape.positions - key);
     const bool diagonal = shape.causal && block == at.block;
     const Rows<const T> k = rows_of(a.k, at.batch, kv_head, key);
-    block_gemm<T>({.m = keys, .n = kAttentionBlock, .k = dim, .a = k.data, .a_row = k.stride, .b = q_t,
-                   .b_row = kAttentionBlock, .c = s, .c_row = kAttentionBlock,
+    block_gemm<T>({.m = keys,
+                   .n = kAttentionBlock,
+                   .k = dim,
+                   .a = k.data,
+                   .a_row = k.stride,
+                   .b = q_t,
+                   .b_row = kAttentionBlock,
+                   .c = s,
+                   .c_row = kAttentionBlock,
                    .triangle = diagonal ? Triangle::c_upper : Triangle::none});
     softmax_step(s, keys, diagonal, running);
     drop_weights<T>(shape, a.dropout, {s, 1, kAttentionBlock, at.batch, at.head, first, queries, key, keys});
@@ -131,7 +138,8 @@ void forward_block(const AttentionForward<T>& a, QueryBlock at, T* scratch) {
         out.data + r * out.stride, dim, [&](Vec<T> x) HWY_ATTR { return hn::Mul(x, inverse); },
         static_cast<const T*>(sum + r * padded_width));
     if (a.log_sum_exp)
-      a.log_sum_exp[(at.batch * shape.heads + at.head) * shape.positions + first + r] = running.max[r] + static_cast<T>(base::portable::log(running.sum[r]));
+      a.log_sum_exp[(at.batch * shape.heads + at.head) * shape.positions + first + r] =
+          running.max[r] + static_cast<T>(base::portable::log(running.sum[r]));
   }
 }
 
@@ -150,7 +158,8 @@ HWY_AFTER_NAMESPACE();
 namespace tessera::nn::kernels {
 HWY_EXPORT(attention_forward_tables);
 
-std::size_t attention_forward_scratch_bytes(const AttentionShape& shape, std::size_t threads, std::size_t element_bytes) {
+std::size_t attention_forward_scratch_bytes(const AttentionShape& shape, std::size_t threads,
+                                            std::size_t element_bytes) {
   return threads * forward_scratch(shape.dim) * element_bytes;
 }
 

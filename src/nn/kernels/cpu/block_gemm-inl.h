@@ -43,13 +43,13 @@ struct BlockGemm {
 
 /// R rows by V vectors of C over k in [begin, end).
 template <std::size_t R, std::size_t V, class T>
-HWY_INLINE void strip(const BlockGemm<T>& g, std::size_t begin, std::size_t end, const T* a, const T* b, T* c, std::size_t c_row) {
+HWY_INLINE void strip(const BlockGemm<T>& g, std::size_t begin, std::size_t end, const T* a, const T* b, T* c,
+                      std::size_t c_row) {
   Vec<T> sum[R][V];
   HWY_UNROLL(6)
-  for (std::size_t r = 0; r < R; ++r)
-    HWY_UNROLL(2)
-    for (std::size_t v = 0; v < V; ++v)
-      sum[r][v] = g.accumulate ? load<T>(c + r * c_row + v * kLanes<T>) : hn::Zero(Tag<T>());
+  for (std::size_t r = 0; r < R; ++r) HWY_UNROLL(2)
+  for (std::size_t v = 0; v < V; ++v)
+    sum[r][v] = g.accumulate ? load<T>(c + r * c_row + v * kLanes<T>) : hn::Zero(Tag<T>());
   for (std::size_t l = begin; l < end; ++l) {
     Vec<T> line[V];
     HWY_UNROLL(2)
@@ -62,21 +62,26 @@ HWY_INLINE void strip(const BlockGemm<T>& g, std::size_t begin, std::size_t end,
     }
   }
   HWY_UNROLL(6)
-  for (std::size_t r = 0; r < R; ++r)
-    HWY_UNROLL(2)
-    for (std::size_t v = 0; v < V; ++v) store<T>(sum[r][v], c + r * c_row + v * kLanes<T>);
+  for (std::size_t r = 0; r < R; ++r) HWY_UNROLL(2)
+  for (std::size_t v = 0; v < V; ++v) store<T>(sum[r][v], c + r * c_row + v * kLanes<T>);
 }
 
 template <std::size_t V, class T>
-HWY_INLINE void strip_rows(std::size_t rows, const BlockGemm<T>& g, std::size_t begin, std::size_t end, const T* a, const T* b,
-                           T* c, std::size_t c_row) {
+HWY_INLINE void strip_rows(std::size_t rows, const BlockGemm<T>& g, std::size_t begin, std::size_t end, const T* a,
+                           const T* b, T* c, std::size_t c_row) {
   switch (rows) {
-    case 1: return strip<1, V>(g, begin, end, a, b, c, c_row);
-    case 2: return strip<2, V>(g, begin, end, a, b, c, c_row);
-    case 3: return strip<3, V>(g, begin, end, a, b, c, c_row);
-    case 4: return strip<4, V>(g, begin, end, a, b, c, c_row);
-    case 5: return strip<5, V>(g, begin, end, a, b, c, c_row);
-    default: return strip<6, V>(g, begin, end, a, b, c, c_row);
+    case 1:
+      return strip<1, V>(g, begin, end, a, b, c, c_row);
+    case 2:
+      return strip<2, V>(g, begin, end, a, b, c, c_row);
+    case 3:
+      return strip<3, V>(g, begin, end, a, b, c, c_row);
+    case 4:
+      return strip<4, V>(g, begin, end, a, b, c, c_row);
+    case 5:
+      return strip<5, V>(g, begin, end, a, b, c, c_row);
+    default:
+      return strip<6, V>(g, begin, end, a, b, c, c_row);
   }
 }
 
@@ -97,9 +102,11 @@ HWY_INLINE void panel(const BlockGemm<T>& g, std::size_t column) {
       continue;
     }
     alignas(64) T padded[kStripRows * kWidth] = {};
-    for (std::size_t r = 0; r < rows && g.accumulate; ++r) std::copy(c + r * g.c_row, c + r * g.c_row + columns, padded + r * kWidth);
+    for (std::size_t r = 0; r < rows && g.accumulate; ++r)
+      std::copy(c + r * g.c_row, c + r * g.c_row + columns, padded + r * kWidth);
     strip_rows<V>(rows, g, begin, end, g.a + row * g.a_row, g.b + column, padded, kWidth);
-    for (std::size_t r = 0; r < rows; ++r) std::copy(padded + r * kWidth, padded + r * kWidth + columns, c + r * g.c_row);
+    for (std::size_t r = 0; r < rows; ++r)
+      std::copy(padded + r * kWidth, padded + r * kWidth + columns, c + r * g.c_row);
   }
 }
 
@@ -112,7 +119,8 @@ void block_gemm(const BlockGemm<T>& g) {
 
 /// out[d, r] = factor * in[r, d] for r < rows, zero for rows <= r < out_row.
 template <class T>
-void transpose_scaled(const T* in, std::size_t in_row, std::size_t rows, std::size_t dim, T factor, T* out, std::size_t out_row) {
+void transpose_scaled(const T* in, std::size_t in_row, std::size_t rows, std::size_t dim, T factor, T* out,
+                      std::size_t out_row) {
   for (std::size_t d = 0; d < dim; ++d) {
     for (std::size_t r = 0; r < rows; ++r) out[d * out_row + r] = factor * in[r * in_row + d];
     for (std::size_t r = rows; r < out_row; ++r) out[d * out_row + r] = T(0);

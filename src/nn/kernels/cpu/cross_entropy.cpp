@@ -46,9 +46,8 @@ void row_statistics(const T* x, std::size_t count, T* max, T* total) {
   *max = row_max(x, count);
   const Vec<T> shift = hn::Set(Tag<T>(), *max);
   Sum<T> sum;
-  const auto step = [&](std::size_t p, Vec<T> v) HWY_ATTR {
-    sum.part[p] = hn::Add(sum.part[p], exp<T>(hn::Sub(v, shift)));
-  };
+  const auto step = [&](std::size_t p, Vec<T> v)
+                        HWY_ATTR { sum.part[p] = hn::Add(sum.part[p], exp<T>(hn::Sub(v, shift))); };
   const std::size_t whole = count / kLanes<T> * kLanes<T>;
   reduce<T>(whole, step, x);
   if (whole < count) {
@@ -74,8 +73,9 @@ void backward(const CrossEntropyBackward<T>& a, std::size_t begin, std::size_t e
     const std::size_t target = static_cast<std::size_t>(a.targets[row]);
     const Vec<T> shift = hn::Set(Tag<T>(), a.row_max[row]);
     const Vec<T> factor = hn::Set(Tag<T>(), a.scale / a.row_sum[row]);
-    map_into<T>(a.accumulate, dx, a.vocabulary,
-                [&](Vec<T> v) HWY_ATTR { return hn::Mul(factor, exp<T>(hn::Sub(v, shift))); }, x);
+    map_into<T>(
+        a.accumulate, dx, a.vocabulary, [&](Vec<T> v) HWY_ATTR { return hn::Mul(factor, exp<T>(hn::Sub(v, shift))); },
+        x);
     dx[target] -= a.scale;
   }
 }

@@ -30,18 +30,21 @@ namespace {
 
 template <class T>
 void add(const T* a, const T* b, T* out, std::size_t count) {
-  map<T>(out, count, [](Vec<T> x, Vec<T> y) HWY_ATTR { return hn::Add(x, y); }, a, b);
+  map<T>(
+      out, count, [](Vec<T> x, Vec<T> y) HWY_ATTR { return hn::Add(x, y); }, a, b);
 }
 
 template <class T>
 void scale(const ScaleArgs<T>& a) {
   const Vec<T> factor = hn::Set(Tag<T>(), a.factor);
-  map_into<T>(a.accumulate, a.out, a.count, [factor](Vec<T> x) HWY_ATTR { return hn::Mul(factor, x); }, a.x);
+  map_into<T>(
+      a.accumulate, a.out, a.count, [factor](Vec<T> x) HWY_ATTR { return hn::Mul(factor, x); }, a.x);
 }
 
 template <class T>
 void multiply(const MultiplyArgs<T>& m) {
-  map_into<T>(m.accumulate, m.out, m.count, [](Vec<T> x, Vec<T> y) HWY_ATTR { return hn::Mul(x, y); }, m.a, m.b);
+  map_into<T>(
+      m.accumulate, m.out, m.count, [](Vec<T> x, Vec<T> y) HWY_ATTR { return hn::Mul(x, y); }, m.a, m.b);
 }
 
 // Columns [begin, end), at most kColumnTile: sums 64 rows at a time, then adds these sums, which rounds less than one
@@ -94,7 +97,8 @@ void for_rows(ThreadPool& pool, std::size_t rows, std::size_t columns, RowFuncti
 
 template <class T>
 void fill(ThreadPool& pool, T value, T* out, std::size_t count) {
-  for_tiles(pool, count, kElementTile, [&](std::size_t begin, std::size_t end) { std::fill(out + begin, out + end, value); });
+  for_tiles(pool, count, kElementTile,
+            [&](std::size_t begin, std::size_t end) { std::fill(out + begin, out + end, value); });
 }
 
 template <class T>

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "tessera/base/error.h"
-#include "tessera/nn/kernels/elementwise.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
+#include "tessera/nn/kernels/elementwise.h"
 #include "tessera/nn/kernels/opmath.h"
 
 namespace tessera::nn::kernels {

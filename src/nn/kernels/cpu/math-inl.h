@@ -42,9 +42,9 @@ struct ExpConstants<double> {
   static constexpr double kLow = -708.3, kHigh = 709.0;
   static constexpr double kLn2High = 6.93147180369123816490e-01, kLn2Low = 1.90821492927058770002e-10;
   // The Taylor series: 1/13! .. 1/2!
-  static constexpr double kPolynomial[] = {
-      1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0,
-      1.0 / 5040.0,       1.0 / 720.0,       1.0 / 120.0,      1.0 / 24.0,      1.0 / 6.0,      0.5};
+  static constexpr double kPolynomial[] = {1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0,
+                                           1.0 / 362880.0,     1.0 / 40320.0,     1.0 / 5040.0,     1.0 / 720.0,
+                                           1.0 / 120.0,        1.0 / 24.0,        1.0 / 6.0,        0.5};
 };
 
 /// exp(x) to about 1 ulp. 0 below kLow (no subnormals), exp(kHigh) above kHigh; NaN stays NaN.
@@ -90,13 +90,22 @@ HWY_INLINE Normal<T> normal(Vec<T> x) {
                                   6.61191906371416295e1,  2.98635138197400131e2,  8.81952221241769090e2,
                                   1.71204761263407058e3,  2.05107837782607147e3,  1.23033935479799725e3};
   static constexpr double kD[] = {1.0,
-                                  1.57449261107098347e1, 1.17693950891312499e2, 5.37181101862009858e2,
-                                  1.62138957456669019e3, 3.29079923573346963e3, 4.36261909014324716e3,
-                                  3.43936767414372164e3, 1.23033935480374942e3};
+                                  1.57449261107098347e1,
+                                  1.17693950891312499e2,
+                                  5.37181101862009858e2,
+                                  1.62138957456669019e3,
+                                  3.29079923573346963e3,
+                                  4.36261909014324716e3,
+                                  3.43936767414372164e3,
+                                  1.23033935480374942e3};
   static constexpr double kP[] = {1.63153871373020978e-2, 3.05326634961232344e-1, 3.60344899949804439e-1,
                                   1.25781726111229246e-1, 1.60837851487422766e-2, 6.58749161529837803e-4};
-  static constexpr double kQ[] = {1.0, 2.56852019228982242e0, 1.87295284992346725e0, 5.27905102951428412e-1,
-                                  6.05183413124413191e-2, 2.33520497626869185e-3};
+  static constexpr double kQ[] = {1.0,
+                                  2.56852019228982242e0,
+                                  1.87295284992346725e0,
+                                  5.27905102951428412e-1,
+                                  6.05183413124413191e-2,
+                                  2.33520497626869185e-3};
   const Vec<T> one = set<T>(1);
   const Vec<T> half = set<T>(0.5);
   const Vec<T> z = hn::Mul(x, set<T>(0.70710678118654752440));
@@ -104,7 +113,8 @@ HWY_INLINE Normal<T> normal(Vec<T> x) {
   const Vec<T> y = hn::Min(set<T>(sizeof(T) == 4 ? 20 : 40), hn::Abs(z));
   const Vec<T> square = hn::Mul(z, z);
   const Vec<T> gauss = exp<T>(hn::Mul(hn::Mul(x, x), set<T>(-0.5)));
-  const Vec<T> small = hn::Mul(z, hn::Div(polynomial<T>(hn::Min(one, square), kA), polynomial<T>(hn::Min(one, square), kB)));
+  const Vec<T> small =
+      hn::Mul(z, hn::Div(polynomial<T>(hn::Min(one, square), kA), polynomial<T>(hn::Min(one, square), kB)));
   const Vec<T> middle = hn::Div(polynomial<T>(y, kC), polynomial<T>(y, kD));
   const Vec<T> safe = hn::Max(one, y);
   const Vec<T> inverse = hn::Div(one, hn::Mul(safe, safe));

@@ -37,7 +37,8 @@ void layer_forward(const LayerNormForward<T>& a, std::size_t begin, std::size_t 
     const T* x = a.x + row * a.width;
     T* y = a.y + row * a.width;
     Sum<T> sum;
-    reduce<T>(a.width, [&](std::size_t p, Vec<T> v) HWY_ATTR { sum.part[p] = hn::Add(sum.part[p], v); }, x);
+    reduce<T>(
+        a.width, [&](std::size_t p, Vec<T> v) HWY_ATTR { sum.part[p] = hn::Add(sum.part[p], v); }, x);
     const T mean = sum.total() / width;
     // A second pass over the row, which is in L1, sums around the mean to avoid cancellation. Padding lanes would add
     // mean^2, so a separate pass processes the last part.
@@ -58,10 +59,12 @@ void layer_forward(const LayerNormForward<T>& a, std::size_t begin, std::size_t 
     const Vec<T> factor = hn::Set(Tag<T>(), rstd);
     const auto normalized = [&](Vec<T> v) HWY_ATTR { return hn::Mul(hn::Sub(v, center), factor); };
     if (a.bias)
-      map<T>(y, a.width, [&](Vec<T> v, Vec<T> w, Vec<T> b) HWY_ATTR { return mul_add<T>(normalized(v), w, b); }, x,
-             a.weight, a.bias);
+      map<T>(
+          y, a.width, [&](Vec<T> v, Vec<T> w, Vec<T> b) HWY_ATTR { return mul_add<T>(normalized(v), w, b); }, x,
+          a.weight, a.bias);
     else
-      map<T>(y, a.width, [&](Vec<T> v, Vec<T> w) HWY_ATTR { return hn::Mul(normalized(v), w); }, x, a.weight);
+      map<T>(
+          y, a.width, [&](Vec<T> v, Vec<T> w) HWY_ATTR { return hn::Mul(normalized(v), w); }, x, a.weight);
     if (a.mean) a.mean[row] = mean;
     if (a.rstd) a.rstd[row] = rstd;
   }
@@ -69,12 +72,15 @@ void layer_forward(const LayerNormForward<T>& a, std::size_t begin, std::size_t 
 
 /// dweight += dy * xhat and dbias += dy for one row.
 template <class T, class Normalized>
-HWY_INLINE void add_weight_gradients(std::size_t width, const T* x, const T* dy, Normalized normalized, T* dweight, T* dbias) {
+HWY_INLINE void add_weight_gradients(std::size_t width, const T* x, const T* dy, Normalized normalized, T* dweight,
+                                     T* dbias) {
   if (dweight)
-    map<T>(dweight, width, [&](Vec<T> w, Vec<T> v, Vec<T> g) HWY_ATTR { return mul_add<T>(g, normalized(v), w); },
-           static_cast<const T*>(dweight), x, dy);
+    map<T>(
+        dweight, width, [&](Vec<T> w, Vec<T> v, Vec<T> g) HWY_ATTR { return mul_add<T>(g, normalized(v), w); },
+        static_cast<const T*>(dweight), x, dy);
   if (dbias)
-    map<T>(dbias, width, [](Vec<T> b, Vec<T> g) HWY_ATTR { return hn::Add(b, g); }, static_cast<const T*>(dbias), dy);
+    map<T>(
+        dbias, width, [](Vec<T> b, Vec<T> g) HWY_ATTR { return hn::Add(b, g); }, static_cast<const T*>(dbias), dy);
 }
 
 // With g = dy * weight and xhat the normalized row: dx = rstd (g - mean(g) - xhat mean(g xhat)).
@@ -115,11 +121,13 @@ void rms_forward(const RmsNormForward<T>& a, std::size_t begin, std::size_t end)
   for (std::size_t row = begin; row < end; ++row) {
     const T* x = a.x + row * a.width;
     Sum<T> squares;
-    reduce<T>(a.width, [&](std::size_t p, Vec<T> v) HWY_ATTR { squares.part[p] = mul_add<T>(v, v, squares.part[p]); }, x);
+    reduce<T>(
+        a.width, [&](std::size_t p, Vec<T> v) HWY_ATTR { squares.part[p] = mul_add<T>(v, v, squares.part[p]); }, x);
     const T rstd = T(1) / std::sqrt(squares.total() / static_cast<T>(a.width) + a.eps);
     const Vec<T> factor = hn::Set(Tag<T>(), rstd);
-    map<T>(a.y + row * a.width, a.width,
-           [&](Vec<T> v, Vec<T> w) HWY_ATTR { return hn::Mul(hn::Mul(v, factor), w); }, x, a.weight);
+    map<T>(
+        a.y + row * a.width, a.width, [&](Vec<T> v, Vec<T> w) HWY_ATTR { return hn::Mul(hn::Mul(v, factor), w); }, x,
+        a.weight);
     if (a.rstd) a.rstd[row] = rstd;
   }
 }
@@ -136,16 +144,14 @@ void rms_backward(const RmsNormBackward<T>& a, std::size_t begin, std::size_t en
     Sum<T> product;
     reduce<T>(
         a.width,
-        [&](std::size_t p, Vec<T> v, Vec<T> w, Vec<T> d) HWY_ATTR {
-          product.part[p] = mul_add<T>(hn::Mul(d, w), normalized(v), product.part[p]);
-        },
+        [&](std::size_t p, Vec<T> v, Vec<T> w, Vec<T> d)
+            HWY_ATTR { product.part[p] = mul_add<T>(hn::Mul(d, w), normalized(v), product.part[p]); },
         x, a.weight, dy);
     const Vec<T> mean_gx = hn::Set(Tag<T>(), product.total() / static_cast<T>(a.width));
     map_into<T>(
         a.accumulate_dx, a.dx + row * a.width, a.width,
-        [&](Vec<T> v, Vec<T> w, Vec<T> d) HWY_ATTR {
-          return hn::Mul(factor, neg_mul_add<T>(normalized(v), mean_gx, hn::Mul(d, w)));
-        },
+        [&](Vec<T> v, Vec<T> w, Vec<T> d)
+            HWY_ATTR { return hn::Mul(factor, neg_mul_add<T>(normalized(v), mean_gx, hn::Mul(d, w))); },
         x, a.weight, dy);
   }
 }

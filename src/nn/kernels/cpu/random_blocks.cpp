@@ -50,7 +50,8 @@ HWY_INLINE void philox(const RandomStream& stream, std::uint64_t first, std::uin
     high[i] = static_cast<std::uint32_t>((first + i) >> 32);
   }
   W c0 = hn::Load(d, low), c1 = hn::Load(d, high);
-  W c2 = hn::Set(d, static_cast<std::uint32_t>(stream.high)), c3 = hn::Set(d, static_cast<std::uint32_t>(stream.high >> 32));
+  W c2 = hn::Set(d, static_cast<std::uint32_t>(stream.high)),
+    c3 = hn::Set(d, static_cast<std::uint32_t>(stream.high >> 32));
   std::uint32_t k0 = stream.key[0], k1 = stream.key[1];
   const W m0 = hn::Set(d, kMultiply0), m1 = hn::Set(d, kMultiply1);
   for (int round = 0; round < 10; ++round) {

@@ -58,12 +58,14 @@ double sum_of_magnitudes(const T* x, std::size_t count) {
 }
 template <class T>
 double sum_of_squares(const T* x, std::size_t count) {
-  return over_lanes<T>(x, count, [](Vec<double> s, Vec<double> v) HWY_ATTR { return mul_add<double>(v, v, s); }).total();
+  return over_lanes<T>(x, count, [](Vec<double> s, Vec<double> v) HWY_ATTR { return mul_add<double>(v, v, s); })
+      .total();
 }
 template <class T>
 double sum_of_cubes(const T* x, std::size_t count) {
   return over_lanes<T>(x, count,
-                       [](Vec<double> s, Vec<double> v) HWY_ATTR { return mul_add<double>(hn::Mul(v, v), hn::Abs(v), s); })
+                       [](Vec<double> s, Vec<double> v)
+                           HWY_ATTR { return mul_add<double>(hn::Mul(v, v), hn::Abs(v), s); })
       .total();
 }
 template <class T>

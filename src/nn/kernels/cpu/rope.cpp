@@ -65,8 +65,10 @@ void rope(ThreadPool& pool, const RopeArgs<T>& args) {
     for (std::size_t row = begin; row < end; ++row) {
       const std::size_t b = row / args.positions, position = row % args.positions;
       for (std::size_t h = 0; h < args.heads; ++h)
-        rotate(args, position, args.in.data + b * args.in.batch_stride + position * args.in.position_stride + h * args.in.head_stride,
-               args.out.data + b * args.out.batch_stride + position * args.out.position_stride + h * args.out.head_stride);
+        rotate(
+            args, position,
+            args.in.data + b * args.in.batch_stride + position * args.in.position_stride + h * args.in.head_stride,
+            args.out.data + b * args.out.batch_stride + position * args.out.position_stride + h * args.out.head_stride);
     }
   });
 }

@@ -85,7 +85,8 @@ HWY_INLINE Vec<T> neg_mul_add(Vec<T> a, Vec<T> b, Vec<T> c) {
 #endif
 }
 
-/// The smaller and the larger of a and b; b if one of them is NaN. Highway's Min and Max do so on x86; elsewhere they return the number.
+/// The smaller and the larger of a and b; b if one of them is NaN. Highway's Min and Max do so on x86; elsewhere they
+/// return the number.
 template <class T>
 HWY_INLINE Vec<T> min_of(Vec<T> a, Vec<T> b) {
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
@@ -115,8 +116,9 @@ HWY_INLINE void map(T* out, std::size_t count, Function function, const In*... i
 template <class T, class Function, class... In>
 HWY_INLINE void map_into(bool accumulate, T* out, std::size_t count, Function function, const In*... in) {
   if (accumulate) {
-    map<T>(out, count, [&](Vec<T> old, auto... v) HWY_ATTR { return hn::Add(old, function(v...)); },
-           static_cast<const T*>(out), in...);
+    map<T>(
+        out, count, [&](Vec<T> old, auto... v) HWY_ATTR { return hn::Add(old, function(v...)); },
+        static_cast<const T*>(out), in...);
   } else {
     map<T>(out, count, function, in...);
   }

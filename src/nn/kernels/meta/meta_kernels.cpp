@@ -26,8 +26,8 @@ std::size_t gpu_attention_backward_scratch(const kernels::AttentionShape& s, std
 template <class T>
 std::optional<std::size_t> cudnn_attention_workspace(const kernels::AttentionBackward<T>& a) {
   const kernels::AttentionShape& s = a.shape;
-  if (sizeof(T) != 2 || !s.causal || s.positions < 2 || s.dim % 8 != 0 || s.dim > 128 || s.scale < 0 || a.dropout.probability > 0 ||
-      a.accumulate_dq || a.accumulate_dk || a.accumulate_dv)
+  if (sizeof(T) != 2 || !s.causal || s.positions < 2 || s.dim % 8 != 0 || s.dim > 128 || s.scale < 0 ||
+      a.dropout.probability > 0 || a.accumulate_dq || a.accumulate_dk || a.accumulate_dv)
     return std::nullopt;
   const std::size_t heads = s.batch * s.heads;
   const std::size_t gradient = heads * up(s.positions, 64) * up(s.positions, 128) * sizeof(T);
@@ -95,7 +95,8 @@ class MetaKernels final : public KernelTable<T> {
 template <class T>
 class MetaHalfKernels final : public HalfKernels<T> {
  public:
-  MetaHalfKernels(DeviceKernels& all, const KernelResources& r) : HalfKernels<T>(all, r.memory), products_(r.products) {}
+  MetaHalfKernels(DeviceKernels& all, const KernelResources& r)
+      : HalfKernels<T>(all, r.memory), products_(r.products) {}
   void embedding_forward(Stream&, const kernels::EmbeddingForward<T>&) override {}
   void linear_forward(Stream& s, const kernels::LinearForward<T>& args) override {
     if (!this->has_product(products_, args.shape)) return HalfKernels<T>::linear_forward(s, args);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tools/cli/commands.h"
-#include "tools/compare/run_result.h"
+#include "tools/results/run_result.h"
 #include "tools/train/options.h"
 
 namespace tessera::tools {

@@ -11,8 +11,8 @@
 #include "tessera/plan/simulation.h"
 #include "tessera/plan/step_graph.h"
 #include "tessera/plan/world.h"
-#include "tools/compare/run_result.h"
 #include "tools/plan/simulated_cluster.h"
+#include "tools/results/run_result.h"
 #include "tools/train/options.h"
 
 namespace tessera::tools {

@@ -6,7 +6,7 @@
 #include "tessera/comm/host_collectives.h"
 #include "tessera/fsdp/engine.h"
 #include "tessera/nn/models/causal_model.h"
-#include "tools/compare/run_result.h"
+#include "tools/results/run_result.h"
 #include "tools/train/options.h"
 
 namespace tessera::tools {

@@ -17,6 +17,7 @@
 #include "tessera/nn/optimizer.h"
 #include "tessera/nn/products.h"
 #include "tools/cli/link_options.h"
+#include "tools/launch/launcher.h"
 #include "tools/train/graph_use.h"
 
 namespace tessera::tools {
@@ -170,5 +171,10 @@ void refuse_scaled_replicas(const fsdp::Strategy& strategy, const fsdp::Precisio
 
 /// The engine's options for one strategy of the plan. Throws InvalidUsage if it can't run on this world.
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy);
+
+/// Returns the spec that runs this program with these arguments as the ranks of a training. The ranks are bound to
+/// their shares of the cores if there is a core for each computing thread; if there are more threads than cores, the
+/// scheduler balances better than fixed shares would.
+LaunchSpec training_launch_spec(const TrainPlan& plan, std::vector<std::string> arguments);
 
 }  // namespace tessera::tools

@@ -19,7 +19,6 @@
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/cli/quantities.h"
-#include "tools/launch/process.h"
 #include "tools/launch/ranks.h"
 #include "tools/train/model_files.h"
 #include "tools/train/options.h"
@@ -249,6 +248,20 @@ void warn_ineffective_options(const TrainOptions& options) {
   if (options.cpu_offload && base::parse_device(options.device).type == base::DeviceType::cpu)
     print_clean(stderr, "tessera: --cpu-offload does nothing with --device {}: it already uses host memory\n",
                 options.device);
+}
+
+LaunchSpec training_launch_spec(const TrainPlan& plan, std::vector<std::string> arguments) {
+  // Passed by the process that sees all cores: a bound rank sees only its share.
+  if (!plan.options.threads) arguments.insert(arguments.end(), {"--threads", std::to_string(plan.threads)});
+  LaunchSpec launch_plan =
+      plan_for_this_program(plan.ranks, arguments, plan.options.backend_given ? plan.options.backend : "");
+  launch_plan.bind_to_cores =
+      launch_plan.prefix.empty() && plan.ranks * plan.threads <= static_cast<int>(allowed_cores().size());
+  if (const std::string& records = plan.options.flight_recorder; !records.empty()) {
+    launch_plan.failure_note = "tessera report --postmortem " + records + " shows what the ranks did last";
+    launch_plan.failure_file = records + "/" + kFirstCause;
+  }
+  return launch_plan;
 }
 
 }  // namespace tessera::tools

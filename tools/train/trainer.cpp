@@ -15,7 +15,7 @@
 #include "tessera/nn/data.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tools/cli/machine.h"
-#include "tools/cli/statistics.h"
+#include "tools/results/statistics.h"
 #include "tools/train/divergence.h"
 #include "tools/train/evaluation.h"
 #include "tools/train/events.h"

@@ -7,10 +7,10 @@
 #include <string_view>
 #include <vector>
 
-#include "tools/compare/rounds.h"
-#include "tools/compare/run_result.h"
-#include "tools/compare/why.h"
-#include "tools/report/what_if.h"
+#include "tools/results/rounds.h"
+#include "tools/results/run_result.h"
+#include "tools/results/what_if.h"
+#include "tools/results/why.h"
 
 namespace tessera::tools {
 
@@ -28,10 +28,10 @@ struct Comparison {
   std::string machine;               ///< where it ran; "" if not recorded
   std::vector<std::string> command;  ///< arguments of the program; empty if not recorded
   std::size_t rounds = 1;
-  std::vector<Difference> differences;    ///< of all pairs of runs, if there are several rounds
-  std::vector<std::string> noise;         ///< what made their times uncertain
-  std::optional<Why> why;                 ///< with --why
-  std::optional<report::WhatIf> what_if;  ///< with --report
+  std::vector<Difference> differences;  ///< of all pairs of runs, if there are several rounds
+  std::vector<std::string> noise;       ///< what made their times uncertain
+  std::optional<Why> why;               ///< with --why
+  std::optional<WhatIf> what_if;        ///< with --report
 };
 
 nlohmann::ordered_json to_json(const Comparison& comparison);

@@ -8,11 +8,11 @@
 #include "tessera/fsdp/nn_model.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/models/causal_model.h"
-#include "tools/cli/catalog.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
 #include "tools/cli/validators.h"
 #include "tools/cli/words.h"
+#include "tools/info/catalog.h"
 #include "tools/train/model_files.h"
 #include "tools/version.h"
 

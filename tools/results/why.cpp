@@ -1,4 +1,4 @@
-#include "tools/compare/why.h"
+#include "tools/results/why.h"
 
 #include <fmt/format.h>
 
@@ -9,6 +9,9 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
+#include "tessera/fsdp/collective_plugin.h"
+#include "tessera/fsdp/plugin.h"
+#include "tessera/fsdp/strategy.h"
 #include "tools/cli/output.h"
 
 namespace tessera::tools {
@@ -151,6 +154,40 @@ std::string why_text(const Why& why) {
                          ? fmt::format("; means of {} rounds, too few to tell terms from noise", why.rounds)
                          : "") +
          terms_text(why) + helps_text(why);
+}
+
+RunName parse_run_name(const std::string& name) {
+  const std::size_t space = name.find(' ');
+  return {name.substr(0, space), space == std::string::npos ? "" : name.substr(space + 1)};
+}
+
+namespace {
+
+std::size_t find_run(const std::string& name, const std::vector<RunName>& runs) {
+  RunName wanted = parse_run_name(name);
+  wanted.strategy = fsdp::parse_strategy(wanted.strategy, fsdp::CollectiveRegistry::built_in()).name;
+  std::string known;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    if (runs[i].strategy == wanted.strategy && runs[i].wrap == wanted.wrap) return i;
+    known +=
+        (known.empty() ? "" : ", ") + (runs[i].wrap.empty() ? runs[i].strategy : runs[i].strategy + " " + runs[i].wrap);
+  }
+  throw base::InvalidUsage(fmt::format("--why: '{}' is not among the runs; use two of: {}", name, known));
+}
+
+}  // namespace
+
+std::pair<RunName, RunName> runs_of_why(const std::vector<std::string>& names) {
+  if (names.size() != 2)
+    throw base::InvalidUsage(fmt::format("--why needs two runs, such as ddp,fsdp, not {}", names.size()));
+  return {parse_run_name(names[0]), parse_run_name(names[1])};
+}
+
+std::pair<std::size_t, std::size_t> find_runs(const std::vector<std::string>& names, const std::vector<RunName>& runs) {
+  const std::pair places{find_run(names[0], runs), find_run(names[1], runs)};
+  if (places.first == places.second)
+    throw base::InvalidUsage(fmt::format("--why {},{}: both are the same run; give two", names[0], names[1]));
+  return places;
 }
 
 }  // namespace tessera::tools

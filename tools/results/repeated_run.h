@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/compare/run_result.h"
+#include "tools/results/run_result.h"
 
 namespace tessera::tools {
 

@@ -1,4 +1,4 @@
-#include "tools/cli/catalog.h"
+#include "tools/info/catalog.h"
 
 #include <algorithm>
 

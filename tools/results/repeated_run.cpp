@@ -1,11 +1,11 @@
-#include "tools/compare/repeated_run.h"
+#include "tools/results/repeated_run.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <numeric>
 
-#include "tools/cli/statistics.h"
+#include "tools/results/statistics.h"
 
 namespace tessera::tools {
 namespace {

@@ -11,7 +11,7 @@
 #include "tessera/base/memory_tracker.h"
 #include "tessera/base/trace.h"
 
-namespace tessera::tools::report {
+namespace tessera::tools {
 
 /// Live bytes at one time.
 struct MemorySample {
@@ -57,4 +57,4 @@ nlohmann::ordered_json to_json(const StepTimeline& timeline);
 /// Reads what to_json() wrote. Throws InvalidUsage that names what is missing or out of range.
 StepTimeline parse_timeline(const base::JsonReader& json);
 
-}  // namespace tessera::tools::report
+}  // namespace tessera::tools

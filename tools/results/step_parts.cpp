@@ -1,4 +1,4 @@
-#include "tools/compare/step_parts.h"
+#include "tools/results/step_parts.h"
 
 #include <algorithm>
 #include <iterator>

@@ -1,6 +1,6 @@
-#include "tools/compare/run_result.h"
+#include "tools/results/run_result.h"
 
-#include "tools/report/what_if.h"
+#include "tools/results/what_if.h"
 
 namespace tessera::tools {
 
@@ -93,7 +93,7 @@ ordered_json to_json(const RunResult& r) {
   if (r.link_fit)
     json["link_fit"] = {{"latency_us", r.link_fit->latency_us}, {"bytes_per_second", r.link_fit->bytes_per_second}};
   if (r.parts) json["parts_ms"] = to_json(*r.parts);
-  if (r.timeline) json["timeline"] = report::to_json(*r.timeline);
+  if (r.timeline) json["timeline"] = to_json(*r.timeline);
   if (r.skipped_steps) json["skipped_steps"] = *r.skipped_steps;
   if (r.replayed) json["graphs"] = true;
   if (r.evaluation) {
@@ -133,9 +133,9 @@ RunResult parse_run_result(const JsonReader& json) {
     const JsonReader link = json.at("link");
     r.link = {link.at("woke_late_us"), link.at("late_percent"), link.at("shared_calls")};
   }
-  if (json.has("link_fit")) r.link_fit = report::link_at(json.at("link_fit"));
+  if (json.has("link_fit")) r.link_fit = link_at(json.at("link_fit"));
   if (json.has("parts_ms")) r.parts = parse_step_parts(json.at("parts_ms"));
-  if (json.has("timeline")) r.timeline = report::parse_timeline(json.at("timeline"));
+  if (json.has("timeline")) r.timeline = parse_timeline(json.at("timeline"));
   if (json.has("skipped_steps")) r.skipped_steps = json.at("skipped_steps").get<std::uint64_t>();
   r.replayed = json.value("graphs", false);
   return r;

@@ -1,10 +1,10 @@
-#include "tools/report/step_timeline.h"
+#include "tools/results/step_timeline.h"
 
 #include <algorithm>
 #include <iterator>
 #include <limits>
 
-namespace tessera::tools::report {
+namespace tessera::tools {
 namespace {
 
 using base::JsonReader;
@@ -136,4 +136,4 @@ StepTimeline parse_timeline(const JsonReader& json) {
   return timeline;
 }
 
-}  // namespace tessera::tools::report
+}  // namespace tessera::tools

@@ -1,4 +1,4 @@
-#include "tools/report/html.h"
+#include "tools/pages/html.h"
 
 #include <openssl/evp.h>
 
@@ -10,7 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 
-namespace tessera::tools::report {
+namespace tessera::tools::pages {
 
 std::string escape(std::string_view text) {
   constexpr std::string_view kSpecial = "&<>\"'";
@@ -72,4 +72,4 @@ std::string hash_source(const std::string& text) {
   return std::string("'sha256-") + reinterpret_cast<const char*>(base64.data()) + "'";
 }
 
-}  // namespace tessera::tools::report
+}  // namespace tessera::tools::pages

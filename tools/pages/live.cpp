@@ -1,4 +1,4 @@
-#include "tools/report/live.h"
+#include "tools/pages/live.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,11 +8,11 @@
 
 #include "tools/cli/output.h"
 #include "tools/cli/words.h"
-#include "tools/report/html.h"
-#include "tools/report/page.h"
-#include "tools/report/what_if.h"
+#include "tools/pages/html.h"
+#include "tools/pages/page.h"
+#include "tools/pages/what_if.h"
 
-namespace tessera::tools::report {
+namespace tessera::tools::pages {
 namespace {
 
 using nlohmann::ordered_json;
@@ -281,4 +281,4 @@ std::string page_of_step(const StepStory& story, const RunResult& run) {
                                    glossary());
 }
 
-}  // namespace tessera::tools::report
+}  // namespace tessera::tools::pages

@@ -1,4 +1,4 @@
-#include "tools/compare/rounds.h"
+#include "tools/results/rounds.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
-#include "tools/cli/statistics.h"
+#include "tools/results/statistics.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,14 +1,14 @@
-#include "tools/report/page.h"
+#include "tools/pages/page.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 
-#include "tools/report/embedded.h"
-#include "tools/report/html.h"
-#include "tools/report/live.h"
+#include "tools/pages/embedded.h"
+#include "tools/pages/html.h"
+#include "tools/pages/live.h"
 
-namespace tessera::tools::report {
+namespace tessera::tools::pages {
 
 using nlohmann::ordered_json;
 
@@ -266,4 +266,4 @@ std::string document(const std::string& title, const std::string& body) {
          style + "</style></head>\n<body>\n" + body + scripts + "</body></html>\n";
 }
 
-}  // namespace tessera::tools::report
+}  // namespace tessera::tools::pages

@@ -5,10 +5,11 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "tools/compare/rounds.h"
-#include "tools/compare/step_parts.h"
+#include "tools/results/rounds.h"
+#include "tools/results/step_parts.h"
 
 namespace tessera::tools {
 
@@ -51,5 +52,19 @@ Why parse_why(const base::JsonReader& json);
 
 /// The terms as a table, and what would help.
 std::string why_text(const Why& why);
+
+/// A run as --why names it: "fsdp", or "fsdp block" where several wrappings are compared.
+struct RunName {
+  std::string strategy;
+  std::string wrap;  ///< "": there is one wrapping
+};
+
+RunName parse_run_name(const std::string& name);
+
+/// The two runs of --why. Throws InvalidUsage unless `names` are two.
+std::pair<RunName, RunName> runs_of_why(const std::vector<std::string>& names);
+
+/// Their places in `runs`. Throws InvalidUsage if one is not among them, or both are the same.
+std::pair<std::size_t, std::size_t> find_runs(const std::vector<std::string>& names, const std::vector<RunName>& runs);
 
 }  // namespace tessera::tools

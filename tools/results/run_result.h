@@ -12,8 +12,8 @@
 #include "tessera/base/memory_tracker.h"
 #include "tessera/comm/slow_link/slow_link.h"
 #include "tools/cli/quantities.h"
-#include "tools/compare/step_parts.h"
-#include "tools/report/step_timeline.h"
+#include "tools/results/step_parts.h"
+#include "tools/results/step_timeline.h"
 
 namespace tessera::tools {
 
@@ -66,10 +66,10 @@ struct RunResult {
   PerCollective plain_bytes_per_step;  ///< the formula if `plain` ran all collectives
   ModelState model_state_bytes;
   base::MemoryTracker::Snapshot peak_bytes;
-  std::optional<comm::Lateness> link;            ///< with --link
-  std::optional<LinkSpec> link_fit;              ///< of real links, with --why
-  std::optional<StepParts> parts;                ///< means over the ranks and steps, without the first two; with --why
-  std::optional<report::StepTimeline> timeline;  ///< of the step of median length, with --report
+  std::optional<comm::Lateness> link;    ///< with --link
+  std::optional<LinkSpec> link_fit;      ///< of real links, with --why
+  std::optional<StepParts> parts;        ///< means over the ranks and steps, without the first two; with --why
+  std::optional<StepTimeline> timeline;  ///< of the step of median length, with --report
 };
 
 /// The strategy, with the wrapping if several are compared.

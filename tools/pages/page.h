@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "tools/compare/comparison.h"
+#include "tools/results/comparison.h"
 
-namespace tessera::tools::report {
+namespace tessera::tools::pages {
 
 /// Pictures and tables of each comparison, one below the other.
 std::string page(const std::vector<Comparison>& comparisons);
@@ -27,4 +27,4 @@ nlohmann::ordered_json step_bar(const std::string& name, const RunResult& run);
 /// browser runs in it are the report's own, whose hashes its policy has.
 std::string document(const std::string& title, const std::string& body);
 
-}  // namespace tessera::tools::report
+}  // namespace tessera::tools::pages

@@ -1,4 +1,4 @@
-#include "tools/compare/comparison.h"
+#include "tools/results/comparison.h"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
-#include "tools/cli/statistics.h"
+#include "tools/results/statistics.h"
 
 namespace tessera::tools {
 
@@ -79,7 +79,7 @@ Comparison parse_comparison(const nlohmann::json& document, std::string_view sou
   if (result.runs.empty()) in.fail("holds no runs");
   if (in.has("differences")) result.differences = parse_differences(in.at("differences"));
   if (in.has("why")) result.why = parse_why(in.at("why"));
-  if (in.has("what_if")) result.what_if = report::parse_what_if(in.at("what_if"));
+  if (in.has("what_if")) result.what_if = parse_what_if(in.at("what_if"));
   return result;
 } catch (const base::InvalidUsage& error) {
   throw base::InvalidUsage(std::string(error.what()) + "; give a file that `tessera compare --json` wrote");

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera::tools::report {
+namespace tessera::tools::pages {
 
 /// Text that is valid in an element or a quoted attribute, whatever it contains.
 std::string escape(std::string_view text);
@@ -31,4 +31,4 @@ std::string to_html(const Table& table);
 /// What permits this script or style sheet, and no other, in a Content-Security-Policy.
 std::string hash_source(const std::string& text);
 
-}  // namespace tessera::tools::report
+}  // namespace tessera::tools::pages

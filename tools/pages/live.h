@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "tools/compare/comparison.h"
-#include "tools/report/html.h"
+#include "tools/pages/html.h"
+#include "tools/results/comparison.h"
 
-namespace tessera::tools::report {
+namespace tessera::tools::pages {
 
 /// What a page tells about one step beside its pictures.
 struct StepStory {
@@ -49,4 +49,4 @@ std::string defined(const std::string& word);
 /// All words with their meanings.
 std::string glossary();
 
-}  // namespace tessera::tools::report
+}  // namespace tessera::tools::pages

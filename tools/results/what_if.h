@@ -10,7 +10,7 @@
 #include "tessera/base/json/json_reader.h"
 #include "tools/cli/quantities.h"
 
-namespace tessera::tools::report {
+namespace tessera::tools {
 
 struct WhatIf {
   struct Run {
@@ -43,7 +43,4 @@ nlohmann::ordered_json to_json(const WhatIf& what_if);
 WhatIf parse_what_if(const base::JsonReader& json);
 LinkSpec link_at(const base::JsonReader& json);  ///< likewise, of one link
 
-/// The section of a page.
-std::string what_if_section(const WhatIf& what_if);
-
-}  // namespace tessera::tools::report
+}  // namespace tessera::tools

@@ -25,7 +25,7 @@ using nlohmann::ordered_json;
 constexpr int kIterations = 30;
 
 TrainPlan plan_of_step(const BenchOptions& options, int ranks) {
-  TrainOptions step = options.step;
+  TrainOptions step{options.step};
   step.steps = 0;  // opens no data
   step.simulated = true;
   return make_plan(step, ranks);

@@ -19,6 +19,7 @@
 #include "tools/pages/page.h"
 #include "tools/results/comparison.h"
 #include "tools/results/repeated_run.h"
+#include "tools/train/engine_options.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {

@@ -11,6 +11,7 @@
 #include "tessera/fsdp/mesh.h"
 #include "tools/plan/planned_why.h"
 #include "tools/plan/step_schedule.h"
+#include "tools/train/engine_options.h"
 
 namespace tessera::tools {
 namespace {

@@ -10,7 +10,7 @@
 #include "tessera/base/trace.h"
 #include "tessera/comm/communicator.h"
 #include "tools/results/step_timeline.h"
-#include "tools/train/options.h"
+#include "tools/train/plan.h"
 
 namespace tessera::tools {
 

@@ -19,17 +19,14 @@
 namespace tessera::tools {
 namespace {
 
-struct InfoOptions {
+struct InfoOptions : ModelOptions {
   bool json = false;
   bool env = false;
   bool models = false;
   bool units = false;
   bool words = false;
-  std::string model = "gpt-mini";
   std::string wrap = "block";
   int ranks = 4;
-  std::string precision = "f32";
-  std::vector<std::string> f32_modules;
 };
 
 /// The value of a variable as it may be shown.

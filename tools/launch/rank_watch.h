@@ -38,8 +38,8 @@ class RankWatch {
   };
   /// The first rank that ended without a report, or, if ranks don't report, with a code that isn't 0.
   const std::optional<Lost>& lost() const { return lost_; }
-  /// True if a rank has reported that it ends with an error before any was lost: then a starter may have killed the lost
-  /// one because of it.
+  /// True if a rank has reported that it ends with an error before any was lost: then a starter may have killed the
+  /// lost one because of it.
   bool failed_first() const { return failed_first_; }
   /// The rank whose death another rank reports in `text` as "pid=N", as UCX writes it: UCX ends a process that reads
   /// the memory of a dead one, and the reader can end first.

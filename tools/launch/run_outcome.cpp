@@ -40,8 +40,7 @@ Verdict verdict_under_prefix(const RunEnd& end) {
   const bool killed = lost && lost->status && WIFSIGNALED(*lost->status);
   const bool starter_explains =
       !end.plan.own_program && !killed && starter_failed && !starter.output->last_error_line().empty();
-  const bool error_came_first =
-      end.error_came_first || (end.watch->failed_first() && starter.output->has_error());
+  const bool error_came_first = end.error_came_first || (end.watch->failed_first() && starter.output->has_error());
   if (lost && !error_came_first && !starter_explains) {
     const std::string name = "rank " + std::to_string(lost->rank);
     if (killed) return {1, name + " " + killed_by(WTERMSIG(*lost->status))};

@@ -13,7 +13,7 @@
 #include "tessera/plan/world.h"
 #include "tools/plan/simulated_cluster.h"
 #include "tools/results/run_result.h"
-#include "tools/train/options.h"
+#include "tools/train/plan.h"
 
 namespace tessera::tools {
 

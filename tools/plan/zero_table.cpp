@@ -5,10 +5,11 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/fsdp/collective_plugin.h"
 #include "tools/pages/html.h"
 #include "tools/pages/live.h"
 #include "tools/pages/page.h"
-#include "tools/train/options.h"
+#include "tools/train/sharding_options.h"
 
 namespace tessera::tools {
 namespace {

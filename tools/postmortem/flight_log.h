@@ -67,12 +67,12 @@ struct FlightLog {
   FlightEnd end = FlightEnd::none;
 };
 
-/// Without groups if the rank ended before all ranks had joined. Throws InvalidUsage if the file can't be read, was cut,
-/// or is not one of the flight recorder.
+/// Without groups if the rank ended before all ranks had joined. Throws InvalidUsage if the file can't be read, was
+/// cut, or is not one of the flight recorder.
 FlightLog read_flight_log(const std::string& path);
 
-/// The files of the newest run in a directory, by rank, of those that had joined; `ignored` gets the names of files of older runs. Throws
-/// InvalidUsage as above, and if there is no file.
+/// The files of the newest run in a directory, by rank, of those that had joined; `ignored` gets the names of files of
+/// older runs. Throws InvalidUsage as above, and if there is no file.
 std::vector<FlightLog> read_flight_logs(const std::string& directory, std::vector<std::string>& ignored);
 
 }  // namespace tessera::tools

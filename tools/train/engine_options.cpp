@@ -1,4 +1,5 @@
-// The engine's options for one strategy, from those of the command line.
+#include "tools/train/engine_options.h"
+
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
@@ -7,35 +8,18 @@
 #include "tessera/nn/models/causal_model.h"
 #include "tools/cli/output.h"
 #include "tools/train/model_files.h"
-#include "tools/train/options.h"
 
 namespace tessera::tools {
 
 using base::InvalidUsage;
 
-void check_period(const TrainOptions& o) {
-  if (!o.period.steps && !o.period.outer_learning_rate && !o.period.outer_momentum) return;
-  std::vector<std::string> names = o.strategies;
-  if (names.empty()) names.push_back(o.strategy);
-  const fsdp::CollectiveRegistry registry = fsdp::CollectiveRegistry::built_in();
-  for (const std::string& name : names)
-    if (!fsdp::periodic_axis(fsdp::parse_strategy(name, registry)).empty()) return;
-  throw InvalidUsage(
-      "--sync-every, --outer-lr and --outer-momentum need a strategy with a sync period: diloco or local_sgd");
-}
-
-fsdp::StepShape step_shape_of(const TrainOptions& options) {
-  return {.prefetch = options.prefetch,
-          .microbatches = static_cast<int>(options.accumulate),
-          .reshard_after_backward = options.reshard_after_backward != "false"};
+fsdp::StepShape step_shape_of(const StepOptions& o) {
+  return {.prefetch = o.prefetch,
+          .microbatches = static_cast<int>(o.accumulate),
+          .reshard_after_backward = o.reshard_after_backward != "false"};
 }
 
 namespace {
-
-nn::kernels::Norm norm_of(const std::string& type) {
-  if (type == "inf") return nn::kernels::Norm::infinity;
-  return type == "1" ? nn::kernels::Norm::one : type == "3" ? nn::kernels::Norm::three : nn::kernels::Norm::two;
-}
 
 void set_reshard_after_forward(fsdp::EngineOptions& engine, const std::string& value) {
   if (value.empty()) return;
@@ -51,12 +35,6 @@ void set_reshard_after_forward(fsdp::EngineOptions& engine, const std::string& v
 }
 
 }  // namespace
-
-void refuse_scaled_replicas(const fsdp::Strategy& strategy, const fsdp::Precision& precision) {
-  if (precision.compute == base::DType::f16 && !fsdp::periodic_axis(strategy).empty())
-    throw InvalidUsage("--precision f16: under strategy " + strategy.name +
-                       " replicas would skip different steps of a scaled loss; use bf16 or f32");
-}
 
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy) {
   fsdp::EngineOptions engine;
@@ -89,7 +67,7 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
   engine.optimizer = plan.options.optimizer_config;
   engine.reshard_after_backward = plan.options.reshard_after_backward != "false";
   engine.clip_norm = plan.options.clip_norm;
-  engine.norm = norm_of(plan.options.norm_type);
+  engine.norm = norm_of(plan.options);
   engine.use_loss_scaling = plan.precision.compute == base::DType::f16;
   if (plan.precision.casts()) engine.reduce_dtype = plan.precision.reduce;
   refuse_scaled_replicas(engine.strategy, plan.precision);

@@ -7,7 +7,7 @@
 #include "tessera/fsdp/engine.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tools/results/run_result.h"
-#include "tools/train/options.h"
+#include "tools/train/plan.h"
 
 namespace tessera::tools {
 

@@ -7,7 +7,7 @@
 
 #include "tessera/comm/host_collectives.h"
 #include "tools/results/step_timeline.h"
-#include "tools/train/options.h"
+#include "tools/train/plan.h"
 
 namespace tessera::tools {
 

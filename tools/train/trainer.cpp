@@ -17,6 +17,7 @@
 #include "tools/cli/machine.h"
 #include "tools/results/statistics.h"
 #include "tools/train/divergence.h"
+#include "tools/train/engine_options.h"
 #include "tools/train/evaluation.h"
 #include "tools/train/events.h"
 #include "tools/train/link_fit.h"

@@ -12,7 +12,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/fsdp/engine.h"
 #include "tools/results/run_result.h"
-#include "tools/train/options.h"
+#include "tools/train/plan.h"
 
 namespace tessera::tools {
 

@@ -21,6 +21,22 @@ ARROWS = {  # folder: the layers of src/ that it may include
     "tools": {"plan", "fsdp", "nn", "comm", "base"},
     "examples": {"plan", "fsdp", "nn", "comm", "base"},
 }
+TOOLS = {  # folder of tools/, lowest first: those before it that its files may include. main.cpp may include all of them.
+    "cli": set(),  # the terminal, files, quantities, checks of options
+    "launch": {"cli"},  # ranks as processes
+    "results": {"cli"},  # what runs leave: data, their JSON and text; no command
+    "pages": {"cli", "results"},  # HTML of results
+    "train": {"cli", "launch", "results"},
+    "plan": {"cli", "results", "pages", "train"},
+    "compare": {"cli", "launch", "results", "pages", "train", "plan"},
+    "bench": {"cli", "launch", "results", "pages", "train", "plan"},
+    "explain": {"cli", "launch", "results", "pages", "train", "plan"},
+    "checkpoint": {"cli", "train"},
+    "info": {"cli", "launch", "train"},
+    "postmortem": {"cli", "launch"},
+    "report": {"cli", "results", "pages", "postmortem"},
+}
+WITHOUT_COMMANDS = ("tools/results/", "tools/pages/")  # data, and pages of them
 # Installed headers lie directly in a layer's folder, or in these; headers ending in -inl.h are not installed.
 PUBLIC = re.compile(r"^(src|tessera)/((base|comm|nn|fsdp|plan)|nn/(layers|models|ops|kernels))/[^/]+(?<!-inl)\.h$")
 VENDORS = [  # header, and the folders that may include it
@@ -125,6 +141,26 @@ def include_breaches(path, bracket, name):
             yield "layering", f'{path} may not include "{name}"'
 
 
+def tool_breaches(path, name):
+    """The rules of TOOLS that an include line of a file in a folder of tools/ breaks, as (rule, text)."""
+    folder, other = path.split("/")[1], name.split("/")[1:-1]
+    if folder not in TOOLS:
+        yield "tools", f"folder {folder} is not in TOOLS of architecture.py"
+    elif name.startswith("tools/") and other and other[0] != folder and other[0] not in TOOLS[folder]:
+        yield "tools", f'tools/{folder} may not include "{name}"'
+    if name.startswith("CLI/") and path.startswith(WITHOUT_COMMANDS):
+        yield "tools", f"<{name}> is for commands; {folder} has none"
+
+
+def circles(arrows):
+    """Every folder that may include one that is not before it, in the form of breaches()."""
+    before = set()
+    for folder, others in arrows.items():
+        for other in sorted(others - before):
+            yield f"tools/{folder}", 1, "tools", f"may include {other}, which is not before it in TOOLS: a circle"
+        before.add(folder)
+
+
 def breaches(root):
     """Every breach below root as (path, line, rule, text)."""
     folders = ("src", "backends", "plugins", "tools", "examples", "tests", "bench")
@@ -140,6 +176,9 @@ def breaches(root):
             line = code.count("\n", 0, match.start(2)) + 1
             for rule, what in include_breaches(path, *match.groups()):
                 yield path, line, rule, what
+            if re.match(r"tools/\w+/", path):
+                for rule, what in tool_breaches(path, match.group(2)):
+                    yield path, line, rule, what
         if path.startswith(LIBRARY + ("tools/",)):
             for number, line in enumerate(text.split("\n"), 1):
                 for match in WORDS.finditer(line):
@@ -199,7 +238,7 @@ def scattered_classes(root):
 
 
 def all_breaches(root):
-    return [*breaches(root), *missing_pages(root), *crowded_engine(root), *scattered_classes(root)]
+    return [*breaches(root), *missing_pages(root), *crowded_engine(root), *scattered_classes(root), *circles(TOOLS)]
 
 
 def main():

@@ -3,7 +3,7 @@
 import pathlib
 import tempfile
 
-from architecture import ENGINE_METHODS, PATTERNS, all_breaches
+from architecture import ENGINE_METHODS, PATTERNS, TOOLS, all_breaches, circles
 
 PLANTED = [  # rule, file, content
     ("layering", "src/base/a.cpp", '#include "tessera/comm/work.h"\n'),
@@ -24,6 +24,15 @@ PLANTED = [  # rule, file, content
     ("layering", "backends/x/f.cpp", '#include "tessera/plan/world.h"\n'),
     ("layering", "plugins/x/d.cpp", '#include "tessera/plan/simulation.h"\n'),
     ("layering", "tools/a.cpp", '#include "tests/harness/x.h"\n'),
+    ("tools", "tools/cli/a.cpp", '#include "tools/train/options.h"\n'),
+    ("tools", "tools/launch/a.h", '#include "tools/train/plan.h"\n'),
+    ("tools", "tools/results/a.h", '#include "tools/pages/page.h"\n'),
+    ("tools", "tools/results/b.h", "#include <CLI/CLI.hpp>\n"),
+    ("tools", "tools/pages/a.cpp", '#include "tools/compare/compare_runs.h"\n'),
+    ("tools", "tools/train/a.cpp", '#include "tools/bench/fit.h"\n'),
+    ("tools", "tools/plan/a.cpp", '#include "tools/compare/compare_why.h"\n'),
+    ("tools", "tools/bench/a.cpp", '#include "tools/explain/cut.h"\n'),
+    ("tools", "tools/other/a.cpp", "#include <vector>\n"),
     ("spelling", "src/comm/b.cpp", '#include "work.h"\n'),
     ("vendor header", "src/comm/c.cpp", "#include <boost/asio.hpp>\n"),
     ("vendor header", "src/nn/c.cpp", "#include <cuda_runtime.h>\n"),
@@ -98,6 +107,7 @@ CLEAN = {
     "tests/backends/mpi/ok.cpp": "#include <mpi.h>\n",
     "bench/peers/ok.cpp": "#include <mpi.h>\n",
     "tools/ok.cpp": '#include "tools/launch/launcher.h"\n#include "tessera/plan/simulation.h"\nstd::cout << 1;\n',
+    "tools/plan/ok.cpp": '#include "tools/plan/a.h"\n#include "tools/train/plan.h"\n#include "tools/version.h"\n#include <CLI/CLI.hpp>\n',
     "src/nn/kernels/cpu/cpu_kernels.cpp": "stream.run([=] { *out = 1; });\n",
     "src/base/json/ok.cpp": "return Json::parse(text, check);\n",
     "tools/cli/progress_line.cpp": 'fmt::print(stderr, "{}", line);\n',
@@ -122,6 +132,8 @@ def main():
             failures.append(f"{path}: planted '{rule}' in {content[:50]!r}, found {found}")
     if [breach[2] for breach in found_in(SCATTERED)] != ["one source"]:
         failures.append(f"a class in two sources is not found: {found_in(SCATTERED)}")
+    if [folder for folder, *_ in circles(TOOLS | {"train": TOOLS["train"] | {"bench"}})] != ["tools/train"] or list(circles(TOOLS)):
+        failures.append("a circle among the folders of tools/ is not found, or one where there is none")
     untested = {rule for rule, *_ in PATTERNS} - {rule for rule, *_ in PLANTED}
     failures += [f"no breach planted for '{rule}'" for rule in untested]
     print("\n".join(failures) or f"{len(PLANTED)} planted breaches found, {len(CLEAN)} clean files left alone")

@@ -22,10 +22,10 @@
 #include "tessera/nn/nf4.h"
 #include "tessera/nn/peft_adapter.h"
 #include "tests/nn/temporary_directory.h"
-#include "tools/compare/comparison.h"
+#include "tools/pages/page.h"
 #include "tools/plan/cluster_file.h"
 #include "tools/postmortem/divergence_finder.h"
-#include "tools/report/page.h"
+#include "tools/results/comparison.h"
 #include "tools/train/model_files.h"
 #include "tools/train/run_checkpointer.h"
 
@@ -167,7 +167,7 @@ Files checkpoint_files() {
 }
 
 Files result_files() {
-  tools::report::StepTimeline step{.step = 5, .length_ns = 3'000'000, .pieces = {2, 2, 2}, .predicted_state = 800};
+  tools::StepTimeline step{.step = 5, .length_ns = 3'000'000, .pieces = {2, 2, 2}, .predicted_state = 800};
   step.ranks.push_back({0,
                         {{base::TraceEventKind::forward, "h.0", 0, 100, 10, 2'000'000}},
                         {{{"all_gather", "shard", 0, 100, 0, 5, 900}, 0}},
@@ -193,8 +193,7 @@ Files result_files() {
   results.noise = {"a busy host"};
   const std::array parts = {tools::StepParts{.compute = 1}, tools::StepParts{.compute = 2}};
   results.why = tools::explain_gap({parts.data(), 1}, {parts.data() + 1, 1});
-  results.what_if =
-      tools::report::WhatIf{.machine = "x", .command = {"plan"}, .runs = {{"ddp", "ddp", 1, 2, {}, true, ""}}};
+  results.what_if = tools::WhatIf{.machine = "x", .command = {"plan"}, .runs = {{"ddp", "ddp", 1, 2, {}, true, ""}}};
   return {{"run.json", to_json(results).dump()}};
 }
 
@@ -276,7 +275,7 @@ void read_checkpoint(const std::string& folder) {
 
 void read_results(const std::string& folder) {
   const std::string path = folder + "/run.json";
-  tools::report::page({tools::parse_comparison(base::parse_json<nlohmann::json>(text_of(path), path), path)});
+  tools::pages::page({tools::parse_comparison(base::parse_json<nlohmann::json>(text_of(path), path), path)});
 }
 
 void read_flight(const std::string& folder) {

@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "tessera/base/error.h"
-#include "tools/train/options.h"
+#include "tools/train/plan.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,5 +1,5 @@
 // Rounds: what their intervals hold, which differences they show, and which they don't.
-#include "tools/compare/rounds.h"
+#include "tools/results/rounds.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tools/compare/comparison.h"
-#include "tools/compare/repeated_run.h"
+#include "tools/results/comparison.h"
+#include "tools/results/repeated_run.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/report/step_timeline.h"
+#include "tools/results/step_timeline.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,9 +8,9 @@
 
 #include "tessera/base/error.h"
 
-#include "tools/report/live.h"
+#include "tools/pages/live.h"
 
-namespace tessera::tools::report {
+namespace tessera::tools::pages {
 namespace {
 
 using base::MemoryCategory;
@@ -95,4 +95,4 @@ TEST(StepTimeline, PageOfOneStepHoldsItsData) {
 }
 
 }  // namespace
-}  // namespace tessera::tools::report
+}  // namespace tessera::tools::pages

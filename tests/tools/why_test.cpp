@@ -1,5 +1,5 @@
 // Why one run is slower: steps cut without gaps, terms that add up, and causes that move their own terms.
-#include "tools/compare/why.h"
+#include "tools/results/why.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

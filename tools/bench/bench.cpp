@@ -16,7 +16,6 @@
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/launch/launcher.h"
-#include "tools/launch/process.h"
 #include "tools/launch/ranks.h"
 #include "tools/plan/options.h"
 

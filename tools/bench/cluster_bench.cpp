@@ -16,10 +16,9 @@
 #include "tools/bench/step_overhead.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
-#include "tools/compare/comparison.h"
 #include "tools/launch/launcher.h"
-#include "tools/launch/process.h"
 #include "tools/launch/ranks.h"
+#include "tools/results/comparison.h"
 
 namespace tessera::tools {
 namespace {

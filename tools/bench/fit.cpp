@@ -4,35 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
-
-#include "tools/cli/statistics.h"
 
 namespace tessera::tools {
 namespace {
-
-/// The sums of the normal equations for a/t + b s/t = 1, with sizes s in units of the largest.
-struct Sums {
-  double aa = 0;
-  double ab = 0;
-  double bb = 0;
-  double a = 0;
-  double b = 0;
-};
-
-struct Line {
-  double alpha = 0;
-  double beta = 0;
-};
-
-Line solve(const Sums& s) {
-  const double determinant = s.aa * s.bb - s.ab * s.ab;
-  const Line free{(s.a * s.bb - s.b * s.ab) / determinant, (s.b * s.aa - s.a * s.ab) / determinant};
-  // The sum of squares is convex: if the best line has a negative coefficient, the best allowed one has a 0 there.
-  if (free.alpha < 0) return {0, s.b / s.bb};
-  if (free.beta < 0) return {s.a / s.aa, 0};
-  return free;
-}
 
 constexpr int kEnoughPoints = 6;
 constexpr double kEnoughSpan = 1000;  // a smaller span determines one of the coefficients badly
@@ -56,38 +30,6 @@ std::vector<const BenchResult*> curves_of(std::span<const BenchResult> results) 
 }
 
 }  // namespace
-
-std::optional<AlphaBetaFit> fit_alpha_beta(std::span<const FitPoint> points) {
-  std::vector<FitPoint> used;
-  std::set<double> sizes;
-  for (const FitPoint& point : points) {
-    if (point.bytes <= 0 || point.microseconds <= 0) continue;
-    used.push_back(point);
-    sizes.insert(point.bytes);
-  }
-  if (sizes.size() < kFewestFitPoints) return std::nullopt;
-  const double unit = *sizes.rbegin();
-  Sums sums;
-  for (const FitPoint& point : used) {
-    const double a = 1 / point.microseconds;
-    const double b = point.bytes / unit / point.microseconds;
-    sums.aa += a * a;
-    sums.ab += a * b;
-    sums.bb += b * b;
-    sums.a += a;
-    sums.b += b;
-  }
-  const Line line = solve(sums);
-  AlphaBetaFit fit{.alpha_us = line.alpha,
-                   .beta_us_per_byte = line.beta / unit,
-                   .points = static_cast<int>(sizes.size()),
-                   .span = unit / *sizes.begin()};
-  std::vector<double> errors;
-  for (const FitPoint& point : used) errors.push_back(std::abs(fit.microseconds(point.bytes) / point.microseconds - 1));
-  fit.median_error = median(errors);
-  fit.worst_error = *std::max_element(errors.begin(), errors.end());
-  return fit;
-}
 
 std::vector<BackendFit> fits_of(std::span<const BenchResult> results) {
   std::vector<BackendFit> fits;

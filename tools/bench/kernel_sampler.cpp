@@ -5,7 +5,7 @@
 #include "tessera/fsdp/engine.h"
 #include "tessera/fsdp/nn_model.h"
 #include "tools/bench/runner.h"
-#include "tools/cli/statistics.h"
+#include "tools/results/statistics.h"
 
 namespace tessera::tools {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "tessera/fsdp/strategy.h"
 #include "tools/bench/fit.h"
-#include "tools/cli/statistics.h"
+#include "tools/results/statistics.h"
 
 namespace tessera::tools {
 namespace {

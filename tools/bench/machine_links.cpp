@@ -13,8 +13,8 @@
 #include "tools/bench/buffers.h"
 #include "tools/bench/fit.h"
 #include "tools/bench/overlap.h"
-#include "tools/cli/statistics.h"
-#include "tools/launch/process.h"
+#include "tools/cli/machine.h"
+#include "tools/results/statistics.h"
 
 namespace tessera::tools {
 namespace {

@@ -9,12 +9,12 @@
 #include "tessera/comm/launch.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tools/bench/kernel_sampler.h"
+#include "tools/cli/machine.h"
 #include "tools/cli/output.h"
-#include "tools/cli/statistics.h"
 #include "tools/launch/launcher.h"
-#include "tools/launch/process.h"
 #include "tools/launch/ranks.h"
 #include "tools/plan/model_plan.h"
+#include "tools/results/statistics.h"
 #include "tools/train/model_files.h"
 
 namespace tessera::tools {
@@ -25,7 +25,7 @@ using nlohmann::ordered_json;
 constexpr int kIterations = 30;
 
 TrainPlan plan_of_step(const BenchOptions& options, int ranks) {
-  TrainOptions step = options.step;
+  TrainOptions step{options.step};
   step.steps = 0;  // opens no data
   step.simulated = true;
   return make_plan(step, ranks);

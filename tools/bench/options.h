@@ -36,7 +36,7 @@ struct BenchOptions : LinkOptions {
   std::string tune;
   std::string cluster;
   bool of_step = false;
-  TrainOptions step;                      ///< with of_step
+  StepOptions step;                       ///< with of_step
   std::string only;                       ///< set in the ranks: the backend that this process benchmarks
   std::optional<int> threads;             ///< set in the ranks of --cluster: compute threads of each
   std::optional<std::string> algorithms;  ///< set in the ranks of --tune: as TESSERA_ALGO, "" for the backend's choice

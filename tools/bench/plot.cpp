@@ -8,14 +8,14 @@
 #include <vector>
 
 #include "tools/cli/output.h"
-#include "tools/report/embedded.h"
-#include "tools/report/html.h"
+#include "tools/pages/embedded.h"
+#include "tools/pages/html.h"
 
 namespace tessera::tools {
 namespace {
 
-using report::escape;
-using report::significant;
+using pages::escape;
+using pages::significant;
 
 constexpr std::size_t kColors = 8;  // of the palette
 constexpr double kPanelWidth = 400;
@@ -183,7 +183,7 @@ std::string bench_plot(std::span<const BenchResult> results, const std::string& 
       ".grid {{ stroke: var(--line); }} .curve {{ fill: none; stroke-width: 2; stroke-linejoin: round; }}\n"
       "</style>\n<rect width=\"100%\" height=\"100%\" fill=\"var(--paper)\"/>\n"
       "<text x=\"{4}\" y=\"22\">{2}</text><text x=\"{4}\" y=\"42\">{6}</text>\n{5}\n",
-      kWidth, height, escape(caption), report::kPalette, kLeft, legend(backends), escape(machine));
+      kWidth, height, escape(caption), pages::kPalette, kLeft, legend(backends), escape(machine));
   for (std::size_t i = 0; i < panels.size(); ++i) {
     const bool drawable = std::any_of(panels[i].curves.begin(), panels[i].curves.end(),
                                       [](const Curve& curve) { return !curve.points.empty(); });

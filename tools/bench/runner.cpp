@@ -6,7 +6,7 @@
 #include "tools/bench/buffers.h"
 #include "tools/bench/memory_bound.h"
 #include "tools/bench/overlap.h"
-#include "tools/cli/statistics.h"
+#include "tools/results/statistics.h"
 
 namespace tessera::tools {
 namespace {

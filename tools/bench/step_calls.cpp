@@ -11,7 +11,7 @@
 #include "tessera/base/error.h"
 #include "tools/bench/buffers.h"
 #include "tools/bench/runner.h"
-#include "tools/cli/statistics.h"
+#include "tools/results/statistics.h"
 
 namespace tessera::tools {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "tools/cli/statistics.h"
 #include "tools/plan/step_plan.h"
+#include "tools/results/statistics.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {

@@ -1,5 +1,6 @@
 #include "tools/cli/machine.h"
 
+#include <sched.h>
 #include <sys/sysinfo.h>
 #include <sys/utsname.h>
 
@@ -15,7 +16,6 @@
 #include "tessera/comm/launch.h"
 #include "tessera/nn/fp8.h"
 #include "tools/cli/output.h"
-#include "tools/launch/process.h"
 
 namespace tessera::tools {
 namespace {
@@ -55,6 +55,15 @@ std::string processor_in(std::istream& cpuinfo) {
     if (line.starts_with("CPU part") && !implementer.empty()) return arm_core(implementer, value);
   }
   return "unknown processor";
+}
+
+std::vector<int> allowed_cores() {
+  cpu_set_t set;
+  std::vector<int> cores;
+  if (::sched_getaffinity(0, sizeof set, &set) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  return cores;
 }
 
 std::string machine_line() {

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <istream>
 #include <string>
+#include <vector>
 
 #include "tessera/base/device.h"
 
@@ -11,6 +12,9 @@ namespace tessera::tools {
 
 /// The processor's name in the format of /proc/cpuinfo, which on arm64 has numbers of the company and the core.
 std::string processor_in(std::istream& cpuinfo);
+
+/// The cores that this process may use.
+std::vector<int> allowed_cores();
 
 /// One line: processor, cores that this process may use, memory, system.
 std::string machine_line();

@@ -14,12 +14,12 @@
 #include "tools/compare/compare_runs.h"
 #include "tools/compare/compare_what_if.h"
 #include "tools/compare/compare_why.h"
-#include "tools/compare/comparison.h"
-#include "tools/compare/repeated_run.h"
 #include "tools/launch/launcher.h"
-#include "tools/launch/process.h"
 #include "tools/launch/ranks.h"
-#include "tools/report/page.h"
+#include "tools/pages/page.h"
+#include "tools/results/comparison.h"
+#include "tools/results/repeated_run.h"
+#include "tools/train/engine_options.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {
@@ -82,7 +82,7 @@ void write_outputs(const CompareOptions& options, const TrainPlan& plan, const C
   if (comparison.why) print_clean("{}", why_text(*comparison.why));
   if (const auto& lateness = latest_of(comparison)) print_clean("{}", lateness_line(*lateness));
   if (!options.json.empty()) write_file(options.json, json_text(to_json(comparison), 1) + "\n");
-  if (!options.report.empty()) write_file(options.report, report::page({comparison}));
+  if (!options.report.empty()) write_file(options.report, pages::page({comparison}));
   if (options.trace.empty()) return;
   if (traces.size() == 1) return write_file(options.trace, traces[0]);
   for (std::size_t i = 0; i < traces.size(); ++i)

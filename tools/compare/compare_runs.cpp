@@ -9,10 +9,10 @@
 
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
-#include "tools/compare/comparison.h"
-#include "tools/compare/rounds.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
+#include "tools/results/comparison.h"
+#include "tools/results/rounds.h"
 #include "tools/train/step_progress.h"
 #include "tools/train/trainer.h"
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "tools/cli/commands.h"
-#include "tools/compare/run_result.h"
-#include "tools/train/options.h"
+#include "tools/results/run_result.h"
+#include "tools/train/plan.h"
 
 namespace tessera::tools {
 

@@ -11,12 +11,12 @@
 #include "tessera/fsdp/mesh.h"
 #include "tools/plan/planned_why.h"
 #include "tools/plan/step_schedule.h"
+#include "tools/train/engine_options.h"
 
 namespace tessera::tools {
 namespace {
 
 using nlohmann::ordered_json;
-using report::WhatIf;
 
 constexpr LinkSpec kDefaultLink{20, 100e6};  // plan's
 constexpr LinkSpec kDefaultIntra{5, 5e9};
@@ -64,8 +64,8 @@ std::string measured_machine(const std::vector<Contestant>& contestants, const s
   double measured_ms = 0, simulated_ms = 0;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     if (!runs[i].timeline || runs[i].timeline->ranks.empty()) continue;
-    const report::StepTimeline& timeline = *runs[i].timeline;
-    for (const report::RankTimeline& rank : timeline.ranks)
+    const StepTimeline& timeline = *runs[i].timeline;
+    for (const RankTimeline& rank : timeline.ranks)
       measured_ms +=
           computing_ms(cut_step(0, timeline.length_ns, rank.events, {})) / static_cast<double>(timeline.ranks.size());
     const StepPlan step = step_here(contestants[i], kStart);
@@ -197,8 +197,7 @@ std::vector<std::string> plan_arguments(const CLI::App& app, const CompareOption
   return arguments;
 }
 
-std::optional<report::WhatIf> what_if_of(const std::vector<Contestant>& contestants,
-                                         const std::vector<RunResult>& runs) {
+std::optional<WhatIf> what_if_of(const std::vector<Contestant>& contestants, const std::vector<RunResult>& runs) {
   const TrainPlan& plan = contestants.front().plan;
   if (base::parse_device(plan.options.device).type != base::DeviceType::cpu) return std::nullopt;
   WhatIf what_if;

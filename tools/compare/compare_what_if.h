@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tools/compare/compare_runs.h"
-#include "tools/report/what_if.h"
+#include "tools/results/what_if.h"
 
 namespace tessera::tools {
 
@@ -16,7 +16,6 @@ namespace tessera::tools {
 std::vector<std::string> plan_arguments(const CLI::App& app, const CompareOptions& options);
 
 /// `runs` are those of `contestants`, with timelines. Nothing on devices, whose steps these schedules don't describe.
-std::optional<report::WhatIf> what_if_of(const std::vector<Contestant>& contestants,
-                                         const std::vector<RunResult>& runs);
+std::optional<WhatIf> what_if_of(const std::vector<Contestant>& contestants, const std::vector<RunResult>& runs);
 
 }  // namespace tessera::tools

@@ -9,7 +9,7 @@
 #include "tessera/fsdp/collective_plugin.h"
 #include "tessera/fsdp/plugin.h"
 #include "tessera/fsdp/strategy.h"
-#include "tools/cli/statistics.h"
+#include "tools/results/statistics.h"
 
 namespace tessera::tools {
 
@@ -23,25 +23,7 @@ constexpr double kNoLimit = 1e15;
 /// What the simulations start from; only the ratio of its two speeds stays.
 constexpr MachineSpec kUncalibrated{.flops = 50e9, .bytes_per_second = 10e9};
 
-std::string text_of(const RunName& run) { return run.wrap.empty() ? run.strategy : run.strategy + " " + run.wrap; }
-
-std::size_t find_run(const std::string& name, const std::vector<RunName>& runs) {
-  RunName wanted = parse_run_name(name);
-  wanted.strategy = fsdp::parse_strategy(wanted.strategy, fsdp::CollectiveRegistry::built_in()).name;
-  std::string known;
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    if (runs[i].strategy == wanted.strategy && runs[i].wrap == wanted.wrap) return i;
-    known += (known.empty() ? "" : ", ") + text_of(runs[i]);
-  }
-  throw InvalidUsage(fmt::format("--why: '{}' is not among the runs; use two of: {}", name, known));
-}
-
 }  // namespace
-
-RunName parse_run_name(const std::string& name) {
-  const std::size_t space = name.find(' ');
-  return {name.substr(0, space), space == std::string::npos ? "" : name.substr(space + 1)};
-}
 
 void record_waits(TrainPlan& plan) {
   if (base::parse_device(plan.options.device).type != base::DeviceType::cpu)
@@ -72,19 +54,6 @@ comm::SlowLinks apply_link_fits(const std::vector<RunResult*>& runs) {
     parts.transport = 0;
   }
   return {.link = {std::chrono::nanoseconds(std::llround(latency_us * 1e3)), rate}, .intra = {}};
-}
-
-std::pair<RunName, RunName> runs_of_why(const std::vector<std::string>& names) {
-  if (names.size() != 2)
-    throw InvalidUsage(fmt::format("--why needs two runs, such as ddp,fsdp, not {}", names.size()));
-  return {parse_run_name(names[0]), parse_run_name(names[1])};
-}
-
-std::pair<std::size_t, std::size_t> find_runs(const std::vector<std::string>& names, const std::vector<RunName>& runs) {
-  const std::pair places{find_run(names[0], runs), find_run(names[1], runs)};
-  if (places.first == places.second)
-    throw InvalidUsage(fmt::format("--why {},{}: both are the same run; give two", names[0], names[1]));
-  return places;
 }
 
 Why measured_why(const PlannedRun& from, const PlannedRun& to,

@@ -1,28 +1,14 @@
-// compare --why and plan --why: which two runs, and why one of them is slower.
+// compare --why: what the runs record, and why one of them is slower than another.
 #pragma once
 
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "tools/compare/comparison.h"
 #include "tools/plan/planned_why.h"
+#include "tools/results/comparison.h"
 
 namespace tessera::tools {
-
-/// A run as --why names it: "fsdp", or "fsdp block" where several wrappings are compared.
-struct RunName {
-  std::string strategy;
-  std::string wrap;  ///< "": there is one wrapping
-};
-
-RunName parse_run_name(const std::string& name);
-
-/// The two runs of --why. Throws InvalidUsage unless `names` are two.
-std::pair<RunName, RunName> runs_of_why(const std::vector<std::string>& names);
-
-/// Their places in `runs`. Throws InvalidUsage if one is not among them, or both are the same.
-std::pair<std::size_t, std::size_t> find_runs(const std::vector<std::string>& names, const std::vector<RunName>& runs);
 
 /// Has the runs of `plan` record what they wait for: over the links of --link, or without it over those that are there,
 /// which are then measured. Throws InvalidUsage for devices other than the cpu.

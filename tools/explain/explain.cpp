@@ -16,6 +16,7 @@
 #include "tools/explain/step_page.h"
 #include "tools/launch/ranks.h"
 #include "tools/plan/model_plan.h"
+#include "tools/train/engine_options.h"
 
 namespace tessera::tools {
 namespace {
@@ -69,10 +70,8 @@ void show(const ExplainOptions& options, int ranks, std::optional<RealStep> real
 
 /// The plan of the ranks that run: over the same mesh as the simulated ones.
 TrainPlan real_plan(const ExplainOptions& options, int ranks) {
-  TrainOptions one = options;
+  TrainOptions one{options, {options}};
   one.steps = 1;
-  static_cast<LinkOptions&>(one) = {};  // those of the simulated cluster
-  one.json.clear();
   one.cpu_offload = false;  // ranks that run are on the host's cores
   one.products = nn::Products::own;
   TrainPlan plan = make_plan(one, ranks);

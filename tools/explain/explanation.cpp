@@ -10,6 +10,7 @@
 #include "tools/cli/output.h"
 #include "tools/explain/step_page.h"
 #include "tools/plan/model_plan.h"
+#include "tools/train/engine_options.h"
 #include "tools/train/step_recorder.h"
 
 namespace tessera::tools {

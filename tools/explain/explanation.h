@@ -47,7 +47,7 @@ struct Explanation {
   std::optional<StepPlan> reference;  ///< its step; nothing for that strategy itself
   StepCost reference_cost;
   std::optional<RealStep> real;
-  report::StepTimeline timeline;  ///< of the step in the story
+  StepTimeline timeline;  ///< of the step in the story
 };
 
 /// Simulates the step of `options` under its strategy. `real`: the same step as it ran, if it did.

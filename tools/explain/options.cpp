@@ -1,10 +1,6 @@
 #include "tools/explain/options.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-
-#include "tessera/fsdp/strategy.h"
 
 namespace tessera::tools {
 
@@ -14,12 +10,8 @@ bool ExplainOptions::shows(const std::string& section) const {
 
 void add_explain_options(CLI::App& command, ExplainOptions& options) {
   add_step_options(command, options);
-  add_world_options(command, options);
-  command
-      .add_option("--strategy", options.strategy,
-                  fmt::format("sharding strategy: {}, PyTorch's name for one, or FILE.so:NAME of a plug-in",
-                              fmt::join(fsdp::strategy_names(), " ")))
-      ->capture_default_str();
+  add_world_options(command, options, options);
+  add_strategy_option(command, options);
   add_cluster_options(command, options);
   command.add_option("--section", options.sections, "sections to show: cut, rest, step, cost, values, questions")
       ->type_name("A,B")

@@ -12,8 +12,8 @@ namespace tessera::tools {
 /// The sections of the text, in its order.
 inline const std::vector<std::string> kExplainSections = {"cut", "rest", "step", "cost", "values", "questions"};
 
-/// Those of a plan's step and cluster, and what to show.
-struct ExplainOptions : PlanOptions {
+/// Those of a plan's step and cluster, of ranks that run, and what to show.
+struct ExplainOptions : PlanOptions, WorldOptions {
   std::vector<std::string> sections;  ///< empty: all
   std::string question;               ///< a name, or "list"
   bool run = false;

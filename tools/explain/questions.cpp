@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "tessera/base/error.h"
+#include "tools/train/engine_options.h"
 #include "tools/train/model_files.h"
 
 namespace tessera::tools {

@@ -9,8 +9,8 @@
 
 #include "tessera/base/trace.h"
 #include "tessera/comm/communicator.h"
-#include "tools/report/step_timeline.h"
-#include "tools/train/options.h"
+#include "tools/results/step_timeline.h"
+#include "tools/train/plan.h"
 
 namespace tessera::tools {
 
@@ -40,7 +40,7 @@ struct RealStep {
   std::vector<RankValues> ranks;
   std::vector<base::TraceEvent> events;  ///< of the last rank
   std::int64_t begin_ns = 0, step_ns = 0;
-  report::StepTimeline timeline;  ///< of all ranks
+  StepTimeline timeline;  ///< of all ranks
 };
 
 /// The norm of a unit's whole gradient, from shards of which ranks may keep the same; nothing where ranks have

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "tools/explain/sections.h"
-#include "tools/report/live.h"
+#include "tools/pages/live.h"
 
 namespace tessera::tools {
 namespace {
@@ -24,10 +24,9 @@ std::string sentence_of(const StoryRow& row) {
 
 }  // namespace
 
-report::StepTimeline simulated_timeline(const StepPlan& step, std::int64_t length_ns) {
-  report::StepTimeline timeline{.step = 1, .length_ns = length_ns, .simulated = true};
-  report::RankTimeline rank{.events = step.events,
-                            .memory = report::samples_of(step.step_memory, step.begin_ns, report::kMostSamples)};
+StepTimeline simulated_timeline(const StepPlan& step, std::int64_t length_ns) {
+  StepTimeline timeline{.step = 1, .length_ns = length_ns, .simulated = true};
+  RankTimeline rank{.events = step.events, .memory = samples_of(step.step_memory, step.begin_ns, kMostSamples)};
   for (base::TraceEvent& event : rank.events) {
     event.start_ns -= step.begin_ns;
     event.end_ns -= step.begin_ns;
@@ -36,13 +35,13 @@ report::StepTimeline simulated_timeline(const StepPlan& step, std::int64_t lengt
   const std::vector<std::optional<std::size_t>> started = starting_events(step);
   for (std::size_t i = 0; i < transfers.size(); ++i) {
     if (!started[i]) continue;
-    report::Transfer& added = rank.transfers.emplace_back(report::Transfer{transfers[i], *started[i]});
+    Transfer& added = rank.transfers.emplace_back(Transfer{transfers[i], *started[i]});
     for (std::int64_t* const time : {&added.times.called_ns, &added.times.begun_ns, &added.times.done_ns})
       *time -= step.begin_ns;
   }
   for (rank.rank = 0; rank.rank < std::min(kMostRanks, step.mesh.size()); ++rank.rank) {
     for (base::TraceEvent& event : rank.events) event.rank = rank.rank;
-    for (report::Transfer& transfer : rank.transfers) transfer.times.rank = rank.rank;
+    for (Transfer& transfer : rank.transfers) transfer.times.rank = rank.rank;
     timeline.ranks.push_back(rank);
   }
   return timeline;
@@ -52,16 +51,16 @@ std::string explain_page(const Explanation& explanation, const std::vector<std::
   RunResult run = explanation.step.result;
   run.timeline = explanation.timeline;
   if (explanation.real) run.peak_bytes = {};  // the simulated rank's
-  report::StepStory story{.title = explanation.title,
-                          .times = "T" + explanation.machine.substr(1) + ".",
-                          .teller = explanation.real              ? fmt::format("rank {}", explanation.plan.ranks - 1)
-                                    : explanation.plan.ranks == 1 ? "the rank"
-                                                                  : "every rank",
-                          .command = command};
+  pages::StepStory story{.title = explanation.title,
+                         .times = "T" + explanation.machine.substr(1) + ".",
+                         .teller = explanation.real              ? fmt::format("rank {}", explanation.plan.ranks - 1)
+                                   : explanation.plan.ranks == 1 ? "the rank"
+                                                                 : "every rank",
+                         .command = command};
   for (const StoryRow& row : explanation.story.rows) story.sentences.push_back({row.at_ns, sentence_of(row)});
   story.sentences.push_back({explanation.story.step_ns, "the step ends"});
   story.text = to_text(explanation, {}, kPageWidth);
-  return report::page_of_step(story, run);
+  return pages::page_of_step(story, run);
 }
 
 }  // namespace tessera::tools

@@ -18,6 +18,7 @@
 #include "tessera/comm/bootstrap/hmac.h"
 #include "tessera/comm/launch.h"
 #include "tools/cli/leftovers.h"
+#include "tools/cli/machine.h"
 #include "tools/cli/outlet.h"
 #include "tools/launch/process.h"
 #include "tools/launch/rank_output.h"
@@ -29,9 +30,6 @@
 namespace tessera::tools {
 namespace {
 
-/// 64 hexadecimal digits.
-std::string random_hex() { return comm::to_hex(comm::random_digest()); }
-
 /// Not through a link that lies there. What failed is on the terminal, too, so a failure has no consequence.
 void write_cause(const std::string& path, const std::string& cause) {
   const base::OpenedFile file = base::open_regular(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
@@ -42,7 +40,8 @@ void write_cause(const std::string& path, const std::string& cause) {
 
 std::string make_run_id() {
   return std::to_string(::getpid()) + "-" +
-         std::to_string(std::chrono::system_clock::now().time_since_epoch().count()) + "-" + random_hex().substr(0, 8);
+         std::to_string(std::chrono::system_clock::now().time_since_epoch().count()) + "-" +
+         comm::to_hex(comm::random_digest()).substr(0, 8);
 }
 
 constexpr std::chrono::milliseconds kForOutput{2000};
@@ -333,7 +332,7 @@ int Launcher::run() {
   remove_leftovers();  // also of runs whose launcher died
   std::error_code ignored;
   if (!plan_.failure_file.empty()) std::filesystem::remove(plan_.failure_file, ignored);
-  const std::string token = random_hex();
+  const std::string token = comm::to_hex(comm::random_digest());
   const auto deadline = base::deadline_after(base::parse_duration(comm_setting(kTimeout), kTimeout));
   for (std::size_t child = 0; child < ranks_.size(); ++child) start(static_cast<int>(child), token);
   while (any_running()) {

@@ -48,15 +48,6 @@ bool is_stopped(pid_t pid) {
   return state < line.size() && line[state] == 'T';
 }
 
-std::vector<int> allowed_cores() {
-  cpu_set_t set;
-  std::vector<int> cores;
-  if (::sched_getaffinity(0, sizeof set, &set) != 0) return cores;
-  for (int core = 0; core < CPU_SETSIZE; ++core)
-    if (CPU_ISSET(core, &set)) cores.push_back(core);
-  return cores;
-}
-
 namespace {
 
 std::vector<char*> pointers(const std::vector<std::string>& strings) {

@@ -36,9 +36,6 @@ void kill_children(pid_t except);
 /// Whether a signal has stopped the process, so that it does nothing before SIGCONT.
 bool is_stopped(pid_t pid);
 
-/// The cores that this process may use.
-std::vector<int> allowed_cores();
-
 /// A helper process that outlives a launcher which dies unexpectedly, just long enough to kill every process with
 /// `marker` in its environment, including the ranks' own children. It ends with the object.
 class OrphanReaper {

@@ -14,7 +14,6 @@
 #include "tessera/comm/launch.h"
 #include "tessera/comm/registry.h"
 #include "tools/cli/output.h"
-#include "tools/launch/process.h"
 
 namespace tessera::tools {
 namespace {
@@ -51,20 +50,6 @@ void warn_if_alone_under_launcher(int ranks) {
   const std::string launcher = comm::resolve_launch().launcher;
   if (launcher != "none" && must_spawn(ranks))
     print_clean(stderr, "tessera: note: {} started one rank; starting {} here\n", launcher, ranks);
-}
-
-LaunchSpec training_launch_spec(const TrainPlan& plan, std::vector<std::string> arguments) {
-  // Passed by the process that sees all cores: a bound rank sees only its share.
-  if (!plan.options.threads) arguments.insert(arguments.end(), {"--threads", std::to_string(plan.threads)});
-  LaunchSpec launch_plan =
-      plan_for_this_program(plan.ranks, arguments, plan.options.backend_given ? plan.options.backend : "");
-  launch_plan.bind_to_cores =
-      launch_plan.prefix.empty() && plan.ranks * plan.threads <= static_cast<int>(allowed_cores().size());
-  if (const std::string& records = plan.options.flight_recorder; !records.empty()) {
-    launch_plan.failure_note = "tessera report --postmortem " + records + " shows what the ranks did last";
-    launch_plan.failure_file = records + "/" + kFirstCause;
-  }
-  return launch_plan;
 }
 
 std::string_view launch_socket_variable() { return kVariables[1].name; }

@@ -12,7 +12,6 @@
 #include "tessera/base/memory_tracker.h"
 #include "tessera/comm/communicator.h"
 #include "tools/launch/launcher.h"
-#include "tools/train/options.h"
 
 namespace tessera::tools {
 
@@ -25,11 +24,6 @@ bool must_spawn(int ranks);
 
 /// Prints a note on standard error if a launcher has started only one rank, and this process starts the ranks.
 void warn_if_alone_under_launcher(int ranks);
-
-/// Returns the spec that runs this program with these arguments as the ranks of a training. The ranks are bound to
-/// their shares of the cores if there is a core for each computing thread; if there are more threads than cores, the
-/// scheduler balances better than fixed shares would.
-LaunchSpec training_launch_spec(const TrainPlan& plan, std::vector<std::string> arguments);
 
 /// The value of comm's variable of that name. Throws nothing: an unknown name has no value.
 std::optional<std::string> comm_variable(std::string_view name);

@@ -12,7 +12,7 @@
 namespace tessera::tools {
 namespace {
 
-struct RunOptions {
+struct ProgramOptions {
   int ranks = 4;
   bool no_tag = false;
   std::string bind = "none";
@@ -29,7 +29,7 @@ void set_prefix_of_program(LaunchSpec& plan) {
   }
 }
 
-int run_program(const RunOptions& options) {
+int run_program(const ProgramOptions& options) {
   if (options.program.empty())
     throw base::InvalidUsage("run: no program given; write: tessera run -n 4 -- PROGRAM ARGS");
   LaunchSpec plan{.ranks = options.ranks, .command = options.program, .tag = !options.no_tag};
@@ -52,7 +52,7 @@ int run_program(const RunOptions& options) {
 
 void add_run(CommandLine& commands) {
   CLI::App* run = commands.app.add_subcommand("run", "start a program as ranks on this host");
-  const auto options = std::make_shared<RunOptions>();
+  const auto options = std::make_shared<ProgramOptions>();
   run->add_option("-n,--ranks", options->ranks, "number of ranks")
       ->transform(whole_number(1, 1024))
       ->capture_default_str();

@@ -14,7 +14,7 @@ namespace {
 // A signal handler can only access globals.
 std::atomic<int> signal_target{-1};  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 
-void on_signal(int signal) {
+void write_to_pipe(int signal) {
   const int saved = errno;
   const auto byte = static_cast<unsigned char>(signal);
   [[maybe_unused]] const ssize_t written = ::write(signal_target.load(std::memory_order_relaxed), &byte, 1);
@@ -49,7 +49,7 @@ SignalPipe::SignalPipe() : pipe_(make_pipe()) {
   for (const int end : {pipe_.read_end.get(), pipe_.write_end.get()}) ::fcntl(end, F_SETFL, O_NONBLOCK);
   signal_target = pipe_.write_end.get();
   struct sigaction action {};
-  action.sa_handler = on_signal;
+  action.sa_handler = write_to_pipe;
   action.sa_flags = SA_RESTART;
   for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &action, &former_[i]);
 }

@@ -13,6 +13,7 @@
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tools/cli/output.h"
+#include "tools/train/engine_options.h"
 
 namespace tessera::tools {
 

@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
+#include "tools/train/engine_options.h"
 
 namespace tessera::tools {
 
@@ -120,12 +121,11 @@ ordered_json json_of(const std::vector<ModelPlan>& plans) {
 }  // namespace
 
 TrainPlan train_plan(const PlanOptions& options, const std::string& wrap, int ranks, const ClusterSpec& cluster) {
-  TrainOptions one = options;
+  TrainOptions one{options};
   one.wrap = wrap;
   one.steps = 0;  // opens no data
   one.simulated = true;
-  static_cast<LinkOptions&>(one) = {};  // those of the simulated cluster
-  one.products = nn::Products::own;     // the memory of kernels does not depend on the processor that plans
+  one.products = nn::Products::own;  // the memory of kernels does not depend on the processor that plans
   TrainPlan plan = make_plan(one, ranks);
   plan.ranks_per_host = std::min(ranks, cluster.ranks_per_host);
   plan.options.cpu_offload = options.cpu_offload && cluster.compute.kind == ComputeSpec::Kind::device;

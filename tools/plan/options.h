@@ -11,8 +11,8 @@
 
 namespace tessera::tools {
 
-/// Those of train, and what a plan is for. `strategies`: empty: all that can run.
-struct PlanOptions : TrainOptions {
+/// Those of a step, and what it is planned for.
+struct PlanOptions : StepOptions, LinkOptions {
   PlanOptions() { link = "20us,100MB/s"; }
 
   std::string parameters;  ///< of a model without layers: the ZeRO table
@@ -27,6 +27,7 @@ struct PlanOptions : TrainOptions {
   std::vector<std::string> slow_ranks;  ///< RANK:FACTOR
   std::vector<std::string> slow_links;  ///< HOST:FACTOR
   double jitter_percent = 0;
+  std::string json, trace, report;  ///< files
 };
 
 /// Adds the options of the machines that are simulated.

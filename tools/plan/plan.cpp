@@ -8,11 +8,11 @@
 #include "tessera/base/error.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
-#include "tools/compare/compare_why.h"
 #include "tools/plan/cluster_file.h"
 #include "tools/plan/model_plan.h"
 #include "tools/plan/options.h"
 #include "tools/plan/plan_page.h"
+#include "tools/plan/planned_why.h"
 #include "tools/plan/zero_table.h"
 
 namespace tessera::tools {

@@ -8,22 +8,22 @@
 #include <map>
 
 #include "tools/cli/output.h"
-#include "tools/report/html.h"
-#include "tools/report/live.h"
-#include "tools/report/page.h"
+#include "tools/pages/html.h"
+#include "tools/pages/live.h"
+#include "tools/pages/page.h"
 
 namespace tessera::tools {
 
 using nlohmann::ordered_json;
-using report::full_name;
-using report::significant;
-using report::Table;
-using report::with_commas;
+using pages::full_name;
+using pages::significant;
+using pages::Table;
+using pages::with_commas;
 
 namespace {
 
 std::string memory_of(const ModelPlan& plan) {
-  const std::vector<std::string> kinds = report::device_memory_kinds();
+  const std::vector<std::string> kinds = pages::device_memory_kinds();
   Table table{"Bytes of a rank at the peak, by kind", {"strategy", "peak"}, {}};
   table.head.insert(table.head.end(), kinds.begin(), kinds.end());
   ordered_json rows = ordered_json::array();
@@ -36,11 +36,11 @@ std::string memory_of(const ModelPlan& plan) {
     for (const std::uint64_t value : bytes) row.push_back(with_commas(value));
   }
   return "<h2>Memory of a rank at the peak</h2>\n" +
-         report::chart("bars", {{"label", "Bytes at the peak by kind and strategy; the table below has the numbers"},
-                                {"unit", "bytes"},
-                                {"keys", kinds},
-                                {"mark", plan.memory_bytes > 0 ? "memory of a rank" : ""},
-                                {"rows", rows}}) +
+         pages::chart("bars", {{"label", "Bytes at the peak by kind and strategy; the table below has the numbers"},
+                               {"unit", "bytes"},
+                               {"keys", kinds},
+                               {"mark", plan.memory_bytes > 0 ? "memory of a rank" : ""},
+                               {"rows", rows}}) +
          to_html(table);
 }
 
@@ -51,7 +51,7 @@ std::string times_of(const ModelPlan& plan) {
   ordered_json rows = ordered_json::array();
   for (const StepPlan& step : plan.runs) {
     const RunResult& run = step.result;
-    rows.push_back(report::step_bar(full_name(run), run));
+    rows.push_back(pages::step_bar(full_name(run), run));
     const PerCollective& sent = run.wire_bytes_per_step;
     table.rows.push_back({full_name(run), significant(run.step_ms_median, 5),
                           significant(std::min(run.exposed_communication_ms, run.step_ms_median), 4),
@@ -60,10 +60,10 @@ std::string times_of(const ModelPlan& plan) {
                           with_commas(sent.all_gather + sent.reduce_scatter + sent.all_reduce)});
   }
   return "<h2>Time of a step</h2>\n" +
-         report::chart("bars", {{"label", "Milliseconds per step by strategy; the table below has the numbers"},
-                                {"unit", "ms"},
-                                {"keys", {"compute", "exposed communication"}},
-                                {"rows", rows}}) +
+         pages::chart("bars", {{"label", "Milliseconds per step by strategy; the table below has the numbers"},
+                               {"unit", "ms"},
+                               {"keys", {"compute", "exposed communication"}},
+                               {"rows", rows}}) +
          to_html(table);
 }
 
@@ -85,10 +85,10 @@ std::string curves_of(const std::vector<ModelPlan>& plans, const std::string& ti
     for (const double value : values) row.push_back(std::isnan(value) ? "-" : significant(value, 5));
   }
   const std::vector<std::string> marks(table.head.begin() + 1, table.head.end());
-  return "<h2>" + report::escape(title) + "</h2>\n" +
-         report::chart("lines", {{"label", "Tokens per second and rank over the worlds of the table below"},
-                                 {"marks", marks},
-                                 {"lines", lines}}) +
+  return "<h2>" + pages::escape(title) + "</h2>\n" +
+         pages::chart("lines", {{"label", "Tokens per second and rank over the worlds of the table below"},
+                                {"marks", marks},
+                                {"lines", lines}}) +
          to_html(table);
 }
 
@@ -102,15 +102,15 @@ std::string advice_of(const Advice& advice) {
                           with_commas(static_cast<std::int64_t>(one.plan.result.tokens_per_second))});
   }
   std::string html = "<h2>Memory against time</h2>\n<p class=\"verdict\">" +
-                     report::escape("Take " + advice.pareto.back().command_line()) + "</p>\n";
-  for (const std::string& reason : advice.reasons) html += "<p>" + report::escape(reason) + "</p>\n";
+                     pages::escape("Take " + advice.pareto.back().command_line()) + "</p>\n";
+  for (const std::string& reason : advice.reasons) html += "<p>" + pages::escape(reason) + "</p>\n";
   return html +
-         report::chart("bars",
-                       {{"label", "Peak of a rank, by rising memory and falling time; the table has the numbers"},
-                        {"unit", "bytes"},
-                        {"keys", ordered_json::array({"peak of a rank"})},
-                        {"mark", advice.memory_bytes > 0 ? "memory of a rank" : ""},
-                        {"rows", rows}}) +
+         pages::chart("bars",
+                      {{"label", "Peak of a rank, by rising memory and falling time; the table has the numbers"},
+                       {"unit", "bytes"},
+                       {"keys", ordered_json::array({"peak of a rank"})},
+                       {"mark", advice.memory_bytes > 0 ? "memory of a rank" : ""},
+                       {"rows", rows}}) +
          to_html(table);
 }
 
@@ -120,8 +120,8 @@ std::string plan_page(const ModelPlan& plan, const std::optional<Scaling>& scali
                       const std::optional<Why>& why) {
   const std::string title =
       fmt::format("{} on {} rank{} of {}", plan.model, plan.ranks, plan.ranks == 1 ? "" : "s", plan.cluster);
-  std::string body = "<h1>" + report::escape(title) + "</h1>\n<p class=\"soft\">" +
-                     report::escape(with_commas(plan.parameters) + " parameters; simulated") + "</p>\n";
+  std::string body = "<h1>" + pages::escape(title) + "</h1>\n<p class=\"soft\">" +
+                     pages::escape(with_commas(plan.parameters) + " parameters; simulated") + "</p>\n";
   if (advice) body += advice_of(*advice);
   body += memory_of(plan) + times_of(plan);
   if (scaling) {
@@ -130,9 +130,9 @@ std::string plan_page(const ModelPlan& plan, const std::optional<Scaling>& scali
   }
   if (why) {
     const Comparison terms{.why = why};
-    body += "<section>\n" + report::picture_data(terms) + report::gap_pictures(terms) + "</section>\n";
+    body += "<section>\n" + pages::picture_data(terms) + pages::gap_pictures(terms) + "</section>\n";
   }
-  return report::document(title, body);
+  return pages::document(title, body);
 }
 
 }  // namespace tessera::tools

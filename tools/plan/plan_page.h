@@ -4,9 +4,9 @@
 #include <optional>
 #include <string>
 
-#include "tools/compare/why.h"
 #include "tools/plan/advisor.h"
 #include "tools/plan/model_plan.h"
+#include "tools/results/why.h"
 
 namespace tessera::tools {
 

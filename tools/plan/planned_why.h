@@ -6,8 +6,8 @@
 
 #include "tessera/comm/slow_link/slow_link.h"
 #include "tools/cli/quantities.h"
-#include "tools/compare/why.h"
 #include "tools/plan/step_plan.h"
+#include "tools/results/why.h"
 
 namespace tessera::tools {
 

@@ -10,6 +10,7 @@
 #include "tessera/comm/traffic.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tessera/plan/cost_table.h"
+#include "tools/train/engine_options.h"
 #include "tools/train/mfu.h"
 #include "tools/train/model_files.h"
 

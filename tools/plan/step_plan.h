@@ -11,9 +11,9 @@
 #include "tessera/plan/simulation.h"
 #include "tessera/plan/step_graph.h"
 #include "tessera/plan/world.h"
-#include "tools/compare/run_result.h"
 #include "tools/plan/simulated_cluster.h"
-#include "tools/train/options.h"
+#include "tools/results/run_result.h"
+#include "tools/train/plan.h"
 
 namespace tessera::tools {
 

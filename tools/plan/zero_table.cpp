@@ -5,10 +5,11 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tools/report/html.h"
-#include "tools/report/live.h"
-#include "tools/report/page.h"
-#include "tools/train/options.h"
+#include "tessera/fsdp/collective_plugin.h"
+#include "tools/pages/html.h"
+#include "tools/pages/live.h"
+#include "tools/pages/page.h"
+#include "tools/train/sharding_options.h"
 
 namespace tessera::tools {
 namespace {
@@ -100,7 +101,7 @@ std::string ZeroTable::headline() const {
                      : o.kind == nn::OptimizerConfig::Kind::adam ? "adam"
                                                                  : "adamw";
   std::string text =
-      report::with_commas(spec_.parameters) + " parameters in " + std::string(base::name_of(precision.compute)) +
+      pages::with_commas(spec_.parameters) + " parameters in " + std::string(base::name_of(precision.compute)) +
       (precision.casts() ? ", gradients in " + std::string(base::name_of(precision.reduce)) : "") + ", " + kind +
       (o.amsgrad ? " with amsgrad" : "") + (nn::state_slots(o) == 1 ? " with momentum" : "");
   if (spec_.ranks.size() == 1) text += fmt::format(", {} rank{}", spec_.ranks[0], spec_.ranks[0] == 1 ? "" : "s");
@@ -173,13 +174,13 @@ nlohmann::ordered_json ZeroTable::json() const {
 }
 
 std::string ZeroTable::page() const {
-  std::string body = "<h1>Model state per rank</h1>\n<p class=\"soft\">" + report::escape(headline()) + "</p>\n";
+  std::string body = "<h1>Model state per rank</h1>\n<p class=\"soft\">" + pages::escape(headline()) + "</p>\n";
   for (const int ranks : spec_.ranks) {
     const std::string title = fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s");
     nlohmann::ordered_json bars = nlohmann::ordered_json::array();
-    report::Table table{"Bytes of model state per rank, " + title,
-                        {"strategy", "mesh", "parameters", "gradients", "optimizer", "total"},
-                        {}};
+    pages::Table table{"Bytes of model state per rank, " + title,
+                       {"strategy", "mesh", "parameters", "gradients", "optimizer", "total"},
+                       {}};
     for (const ZeroTableRow& row : rows_) {
       if (row.ranks != ranks) continue;
       const auto& [parameter, gradient, optimizer, transient] = row.state;
@@ -187,18 +188,18 @@ std::string ZeroTable::page() const {
       std::vector<std::string>& cells = table.rows.emplace_back(1, row.strategy);
       cells.push_back(mesh_text(row.mesh));
       for (const std::uint64_t bytes : {parameter, gradient, optimizer, row.total()})
-        cells.push_back(report::with_commas(bytes));
+        cells.push_back(pages::with_commas(bytes));
     }
     body +=
         "<h2>" + title + "</h2>\n" +
-        report::chart("bars", {{"label", "Bytes of model state per rank by strategy; the table below has the numbers"},
-                               {"unit", "bytes"},
-                               {"keys", {"parameters", "gradients", "optimizer"}},
-                               {"mark", spec_.memory_bytes > 0 ? "memory of a rank" : ""},
-                               {"rows", bars}}) +
-        report::to_html(table);
+        pages::chart("bars", {{"label", "Bytes of model state per rank by strategy; the table below has the numbers"},
+                              {"unit", "bytes"},
+                              {"keys", {"parameters", "gradients", "optimizer"}},
+                              {"mark", spec_.memory_bytes > 0 ? "memory of a rank" : ""},
+                              {"rows", bars}}) +
+        pages::to_html(table);
   }
-  return report::document("ZeRO table", body + "<p>" + report::escape(note()) + "</p>\n");
+  return pages::document("ZeRO table", body + "<p>" + pages::escape(note()) + "</p>\n");
 }
 
 }  // namespace tessera::tools

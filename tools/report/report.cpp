@@ -5,8 +5,8 @@
 #include "tessera/base/file.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
+#include "tools/pages/page.h"
 #include "tools/postmortem/postmortem.h"
-#include "tools/report/page.h"
 
 namespace tessera::tools {
 namespace {
@@ -35,7 +35,7 @@ int run_report(const ReportOptions& options) {
   refuse_to_replace("--output", options.output, options.files);
   std::vector<Comparison> comparisons;
   for (const std::string& file : options.files) comparisons.push_back(read_comparison(file));
-  write_file(options.output, report::page(comparisons));
+  write_file(options.output, pages::page(comparisons));
   print_clean("wrote {}\n", options.output);
   return 0;
 }

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "tessera/nn/data.h"
-#include "tools/cli/statistics.h"
+#include "tools/results/statistics.h"
 
 namespace tessera::tools {
 

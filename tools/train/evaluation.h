@@ -6,8 +6,8 @@
 #include "tessera/comm/host_collectives.h"
 #include "tessera/fsdp/engine.h"
 #include "tessera/nn/models/causal_model.h"
-#include "tools/compare/run_result.h"
-#include "tools/train/options.h"
+#include "tools/results/run_result.h"
+#include "tools/train/plan.h"
 
 namespace tessera::tools {
 

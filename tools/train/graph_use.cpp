@@ -4,7 +4,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
-#include "tools/train/options.h"
+#include "tools/train/plan.h"
 
 namespace tessera::tools {
 

@@ -5,8 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "tools/bench/fit.h"
-#include "tools/cli/statistics.h"
+#include "tools/results/statistics.h"
 
 namespace tessera::tools {
 namespace {

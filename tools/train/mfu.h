@@ -4,7 +4,7 @@
 #include <optional>
 #include <string_view>
 
-#include "tools/train/options.h"
+#include "tools/train/plan.h"
 
 namespace tessera::tools {
 

@@ -9,6 +9,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/fsdp/checkpoint.h"
+#include "tessera/fsdp/nn_model.h"
+#include "tessera/fsdp/wrap.h"
 #include "tessera/nn/activation_checkpoint.h"
 #include "tessera/nn/hf_checkpoint.h"
 #include "tessera/nn/host_access.h"
@@ -16,7 +18,7 @@
 #include "tessera/nn/nf4.h"
 #include "tessera/nn/peft_adapter.h"
 #include "tools/cli/output.h"
-#include "tools/cli/statistics.h"
+#include "tools/results/statistics.h"
 #include "tools/train/run_checkpointer.h"
 
 namespace tessera::tools {

@@ -12,7 +12,7 @@
 #include "tessera/nn/lora.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tessera/nn/safetensors.h"
-#include "tools/train/options.h"
+#include "tools/train/plan.h"
 
 namespace tessera::tools {
 

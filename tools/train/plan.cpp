@@ -1,4 +1,5 @@
-// Makes the plan of a training run from its options and checks it.
+#include "tools/train/plan.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,10 +20,8 @@
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/cli/quantities.h"
-#include "tools/launch/process.h"
 #include "tools/launch/ranks.h"
 #include "tools/train/model_files.h"
-#include "tools/train/options.h"
 #include "tools/train/run_checkpointer.h"
 
 namespace tessera::tools {
@@ -54,13 +53,6 @@ std::string default_corpus() {
                      "' is there; run scripts/setup, or give --data FILE");
 }
 
-nn::LrSchedule schedule_of(const TrainOptions& o) {
-  if (!(o.lr > 0)) throw InvalidUsage("--lr " + std::to_string(o.lr) + ": a learning rate is above 0");
-  nn::LrSchedule schedule{.kind = nn::parse_schedule(o.schedule), .peak = o.lr, .warmup = o.warmup, .steps = o.steps};
-  if (o.steps > 0) nn::validate(schedule);
-  return schedule;
-}
-
 nn::ModelConfig model_of(const TrainOptions& o, const std::string& checkpoint) {
   if (!o.init.empty() && !checkpoint.empty())
     throw InvalidUsage("--init " + o.init + " with --resume " + o.resume +
@@ -77,42 +69,8 @@ nn::ModelConfig model_of(const TrainOptions& o, const std::string& checkpoint) {
 
 }  // namespace
 
-fsdp::Precision precision_of(const TrainOptions& o) {
-  const std::string compute = o.precision == "fp8" ? "bf16" : o.precision;
-  std::optional<base::DType> reduce;
-  if (!o.reduce_dtype.empty()) reduce = base::parse_dtype(o.reduce_dtype);
-  if (reduce && *reduce != base::DType::f32 && o.reduce_dtype != compute)
-    throw InvalidUsage("--reduce-dtype " + o.reduce_dtype + " with --precision " + o.precision +
-                       ": gradients are reduced in the type of --precision or in f32");
-  return fsdp::make_precision(base::parse_dtype(compute), reduce);
-}
-
-std::optional<nn::Fp8Scaling> fp8_of(const TrainOptions& o) {
-  if (o.precision == "fp8") {
-    if (o.fp8_scaling == "none") return nn::Fp8Scaling::none;
-    return o.fp8_scaling == "delayed" ? nn::Fp8Scaling::delayed : nn::Fp8Scaling::current;
-  }
-  if (!o.fp8_scaling.empty())
-    throw InvalidUsage("--fp8-scaling needs --precision fp8; with " + o.precision + " nothing is scaled");
-  return std::nullopt;
-}
-
 std::string product_dtype_of(const TrainPlan& plan) {
   return plan.fp8 ? "fp8" : std::string(base::name_of(plan.precision.compute));
-}
-
-nn::RecomputedOutputs recomputed_of(const TrainOptions& o) {
-  const auto has = [&](std::string_view name) { return std::ranges::find(o.recompute, name) != o.recompute.end(); };
-  return {.activations = has("activation"), .norms = has("norm")};
-}
-
-nn::OptimizerConfig optimizer_of(const TrainOptions& o) {
-  nn::OptimizerConfig optimizer = o.optimizer_config;
-  optimizer.kind = nn::parse_optimizer(o.optimizer);
-  optimizer.beta1 = o.betas.at(0);
-  optimizer.beta2 = o.betas.at(1);
-  base::validate(optimizer);
-  return optimizer;
 }
 
 namespace {
@@ -170,7 +128,7 @@ void check_trial(int ranks) {
 
 }  // namespace
 
-void fit_batch(TrainOptions& o, int ranks) {
+void fit_batch(StepOptions& o, int ranks) {
   if (o.accumulate == 1)
     for (const auto& [given, name] : {std::pair(!o.reduce_when.empty(), "--reduce-when"),
                                       {!o.reshard_after_backward.empty(), "--reshard-after-backward"}})
@@ -210,7 +168,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   if (options.backward_prefetch == "post" && options.prefetch == 0)
     throw InvalidUsage(
         "--backward-prefetch post with --prefetch 0: nothing is gathered ahead; leave one of the two out");
-  plan.schedule = schedule_of(options);
+  plan.schedule = schedule_of(options, options.steps);
   plan.precision = precision_of(options);
   plan.fp8 = fp8_of(options);
   if (plan.fp8) check_fp8(options.device);
@@ -249,6 +207,20 @@ void warn_ineffective_options(const TrainOptions& options) {
   if (options.cpu_offload && base::parse_device(options.device).type == base::DeviceType::cpu)
     print_clean(stderr, "tessera: --cpu-offload does nothing with --device {}: it already uses host memory\n",
                 options.device);
+}
+
+LaunchSpec training_launch_spec(const TrainPlan& plan, std::vector<std::string> arguments) {
+  // Passed by the process that sees all cores: a bound rank sees only its share.
+  if (!plan.options.threads) arguments.insert(arguments.end(), {"--threads", std::to_string(plan.threads)});
+  LaunchSpec launch_plan =
+      plan_for_this_program(plan.ranks, arguments, plan.options.backend_given ? plan.options.backend : "");
+  launch_plan.bind_to_cores =
+      launch_plan.prefix.empty() && plan.ranks * plan.threads <= static_cast<int>(allowed_cores().size());
+  if (const std::string& records = plan.options.flight_recorder; !records.empty()) {
+    launch_plan.failure_note = "tessera report --postmortem " + records + " shows what the ranks did last";
+    launch_plan.failure_file = records + "/" + kFirstCause;
+  }
+  return launch_plan;
 }
 
 }  // namespace tessera::tools

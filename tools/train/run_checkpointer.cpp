@@ -65,7 +65,7 @@ fsdp::Attributes attributes_of(const TrainPlan& plan) {
 
 }  // namespace
 
-void add_saving_options(CLI::App& command, TrainOptions& o) {
+void add_saving_options(CLI::App& command, RunOptions& o) {
   command.add_option("--save", o.save, "write checkpoints to this directory at the end and as --save-every says")
       ->type_name("DIR");
   command.add_option("--save-every", o.save_every, "also write a checkpoint every N steps, while training continues")
@@ -82,7 +82,7 @@ void add_saving_options(CLI::App& command, TrainOptions& o) {
       ->type_name("DIR");
 }
 
-std::string checkpoint_to_resume(const TrainOptions& o) {
+std::string checkpoint_to_resume(const RunOptions& o) {
   for (const auto& [given, name] :
        {std::pair(o.save_every.has_value(), "--save-every"), {o.keep_last.has_value(), "--keep-last"}})
     if (given && o.save.empty()) throw InvalidUsage(std::string(name) + " needs --save, the directory to write to");
@@ -96,7 +96,7 @@ std::string checkpoint_to_resume(const TrainOptions& o) {
   return fsdp::Checkpoint(o.resume).directory();
 }
 
-void restore_options(CLI::App& command, TrainOptions& o) {
+void restore_options(CLI::App& command, RunOptions& o) {
   for (const char* name : kContinued)
     if (const CLI::Option* option = command.get_option(std::string("--") + name); option->count() > 0)
       o.given[name] = fmt::format("{}", fmt::join(option->results(), ","));

@@ -6,19 +6,19 @@
 
 #include "tessera/fsdp/checkpoint.h"
 #include "tessera/fsdp/gradient_scaler.h"
-#include "tools/train/options.h"
+#include "tools/train/plan.h"
 
 namespace tessera::tools {
 
-void add_saving_options(CLI::App& command, TrainOptions& options);
+void add_saving_options(CLI::App& command, RunOptions& options);
 
 /// With --resume: options of the checkpoint's run that are not given now get the values that they had then. Records
 /// what is given or restored in `given`, and in `notes` what a user should know. Call it after parsing, on every rank.
 /// Throws InvalidUsage.
-void restore_options(CLI::App& command, TrainOptions& options);
+void restore_options(CLI::App& command, RunOptions& options);
 
 /// The newest complete checkpoint of --resume; "" if the run starts from the beginning. Throws InvalidUsage.
-std::string checkpoint_to_resume(const TrainOptions& options);
+std::string checkpoint_to_resume(const RunOptions& options);
 /// The model of a checkpoint that train wrote. Throws InvalidUsage.
 nn::ModelConfig model_in(const std::string& checkpoint);
 /// The number of steps done. Throws InvalidUsage if the plan's data would not continue the checkpoint's.

@@ -5,7 +5,7 @@
 
 #include "tessera/base/stream.h"
 #include "tools/cli/output.h"
-#include "tools/compare/repeated_run.h"
+#include "tools/results/repeated_run.h"
 #include "tools/train/events.h"
 
 namespace tessera::tools {
@@ -29,7 +29,7 @@ void StepRecorder::end_step(std::int64_t step, const std::vector<base::TraceEven
   if (steps_.size() > kKeptSteps || (steps_.size() > 1 && steps_.front().number <= kWarmUpSteps)) steps_.pop_front();
 }
 
-report::StepTimeline StepRecorder::gather(comm::HostCollectives& control) const {
+StepTimeline StepRecorder::gather(comm::HostCollectives& control) const {
   std::vector<double> longest(steps_.size(), 0);
   std::vector<double> own;
   for (const RecordedStep& step : steps_) own.push_back(static_cast<double>(step.end_ns - step.begin_ns));
@@ -38,7 +38,7 @@ report::StepTimeline StepRecorder::gather(comm::HostCollectives& control) const 
   return gather_step(control, steps_.at(median_round(longest)));
 }
 
-report::StepTimeline gather_step(comm::HostCollectives& control, const RecordedStep& own) {
+StepTimeline gather_step(comm::HostCollectives& control, const RecordedStep& own) {
   const std::vector<std::uint64_t> times = {static_cast<std::uint64_t>(own.begin_ns),
                                             static_cast<std::uint64_t>(own.end_ns)};
   std::int64_t first = own.begin_ns, last = own.begin_ns, length = 0;
@@ -48,26 +48,26 @@ report::StepTimeline gather_step(comm::HostCollectives& control, const RecordedS
     last = std::max(last, begin);
     length = std::max(length, static_cast<std::int64_t>(rank[1]) - begin);
   }
-  report::StepTimeline mine{.step = own.number, .length_ns = length, .one_clock = last - first <= length};
+  StepTimeline mine{.step = own.number, .length_ns = length, .one_clock = last - first <= length};
   const std::int64_t origin = mine.one_clock ? first : own.begin_ns;
-  report::RankTimeline& rank = mine.ranks.emplace_back();
+  RankTimeline& rank = mine.ranks.emplace_back();
   rank.rank = control.communicator().rank();
-  rank.memory = report::samples_of(own.memory, origin, report::kMostSamples);
+  rank.memory = samples_of(own.memory, origin, kMostSamples);
   for (base::TraceEvent event : own.events) {
     event.start_ns -= origin;
     event.end_ns -= origin;
     rank.events.push_back(std::move(event));
   }
-  report::StepTimeline all = mine;
+  StepTimeline all = mine;
   all.ranks.clear();
   for (const std::string& text : gather_texts(control, json_text(to_json(mine)))) {
     const auto json = nlohmann::json::parse(text);
-    all.ranks.push_back(report::parse_timeline({json, "the step of a rank"}).ranks.at(0));
+    all.ranks.push_back(parse_timeline({json, "the step of a rank"}).ranks.at(0));
   }
   return all;
 }
 
-void add_state(report::StepTimeline& timeline, const TrainPlan& plan, const fsdp::Strategy& strategy,
+void add_state(StepTimeline& timeline, const TrainPlan& plan, const fsdp::Strategy& strategy,
                const fsdp::MeshShape& mesh) {
   const auto parts = [&](const fsdp::Axes& axes) {
     int count = 1;

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "tessera/comm/host_collectives.h"
-#include "tools/report/step_timeline.h"
-#include "tools/train/options.h"
+#include "tools/results/step_timeline.h"
+#include "tools/train/plan.h"
 
 namespace tessera::tools {
 
@@ -19,10 +19,10 @@ struct RecordedStep {
 };
 
 /// The step of all ranks, without pieces and formula. Collective.
-report::StepTimeline gather_step(comm::HostCollectives& control, const RecordedStep& own);
+StepTimeline gather_step(comm::HostCollectives& control, const RecordedStep& own);
 
 /// Adds what depends on the strategy: how it cuts units, and ZeRO's formula, if it applies.
-void add_state(report::StepTimeline& timeline, const TrainPlan& plan, const fsdp::Strategy& strategy,
+void add_state(StepTimeline& timeline, const TrainPlan& plan, const fsdp::Strategy& strategy,
                const fsdp::MeshShape& mesh);
 
 /// While it lives, the memory tracker keeps each change. One per rank; one thread at a time.
@@ -38,7 +38,7 @@ class StepRecorder {
 
   /// Of the kept steps the one whose length, on its slowest rank, is the median; without the first two of the run,
   /// which warm up caches, if there are others. Collective; needs a step.
-  report::StepTimeline gather(comm::HostCollectives& control) const;
+  StepTimeline gather(comm::HostCollectives& control) const;
 
  private:
   base::MemoryTracker& memory_tracker_;

@@ -8,7 +8,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 #include "tessera/comm/launch.h"
-#include "tessera/fsdp/strategy.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/line_file.h"
 #include "tools/cli/machine.h"
@@ -17,6 +16,7 @@
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
 #include "tools/train/csv_log.h"
+#include "tools/train/engine_options.h"
 #include "tools/train/run_checkpointer.h"
 #include "tools/train/step_progress.h"
 #include "tools/train/trainer.h"
@@ -151,11 +151,7 @@ void add_train(CommandLine& commands) {
   CLI::App* train_command = commands.app.add_subcommand("train", "train a model under one strategy");
   const auto options = std::make_shared<TrainOptions>();
   add_train_options(*train_command, *options);
-  train_command
-      ->add_option("--strategy", options->strategy,
-                   fmt::format("sharding strategy: {}, PyTorch's name for one, or FILE.so:NAME of a plug-in",
-                               fmt::join(fsdp::strategy_names(), " ")))
-      ->capture_default_str();
+  add_strategy_option(*train_command, *options);
   add_saving_options(*train_command, *options);
   train_command
       ->add_option("--log-csv", options->log_csv,

@@ -11,8 +11,8 @@
 #include "tessera/base/trace.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/fsdp/engine.h"
-#include "tools/compare/run_result.h"
-#include "tools/train/options.h"
+#include "tools/results/run_result.h"
+#include "tools/train/plan.h"
 
 namespace tessera::tools {
 

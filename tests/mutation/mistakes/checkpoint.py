@@ -122,6 +122,6 @@ MISTAKES = [
             r"^tools\.checkpoint$", "a resumed run repeats the last step's batch"),
     mistake("own-folder-not-recognised", "tools/train/run_checkpointer.cpp", "  if (own && !is_step && fsdp::latest_checkpoint(o.resume).empty()) return \"\";", "  static_cast<void>(own && !is_step);",
             (r"^tools\.checkpoint$", KILLED[0]), "--save X --resume X doesn't start in an empty folder"),
-    mistake("export-leaves-adapters-out", "tools/compare/checkpoint.cpp", "      if (merge) merge->merge(tensor.name, range, values.data());\n", "",
+    mistake("export-leaves-adapters-out", "tools/checkpoint/checkpoint.cpp", "      if (merge) merge->merge(tensor.name, range, values.data());\n", "",
             r"^tools\.lora$", "checkpoint export writes the base model"),
 ]

@@ -1,0 +1,75 @@
+#include "tools/pages/html.h"
+
+#include <openssl/evp.h>
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text.h"
+
+namespace tessera::tools::pages {
+
+std::string escape(std::string_view text) {
+  constexpr std::string_view kSpecial = "&<>\"'";
+  constexpr std::array kEntities = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
+  std::string result;
+  for (const char c : base::printable(text, "\n\t")) {
+    const std::size_t at = kSpecial.find(c);
+    if (at == std::string_view::npos)
+      result += c;
+    else
+      result += kEntities[at];
+  }
+  return result;
+}
+
+std::string significant(double value, int digits) {
+  if (!std::isfinite(value)) return std::isnan(value) ? "NaN" : (value < 0 ? "-inf" : "inf");
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*g", digits, value);
+  return text.data();
+}
+
+std::string exact(double value) {
+  if (!std::isfinite(value)) return significant(value, 1);
+  std::array<char, 64> text{};
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+}
+
+std::string with_commas(std::string digits) {
+  const std::size_t first = digits[0] == '-' ? 1 : 0;
+  for (std::size_t at = digits.size(); at > first + 3;) {
+    at -= 3;
+    digits.insert(at, ",");
+  }
+  return digits;
+}
+
+std::string to_html(const Table& table) {
+  std::string html = "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"" + escape(table.caption) +
+                     "\"><table><caption>" + escape(table.caption) + "</caption><thead><tr>";
+  for (const std::string& title : table.head) html += "<th scope=\"col\">" + escape(title) + "</th>";
+  html += "</tr></thead><tbody>";
+  for (const auto& row : table.rows) {
+    html += "<tr>";
+    for (std::size_t i = 0; i < row.size(); ++i)
+      html += i == 0 ? "<th scope=\"row\">" + escape(row[i]) + "</th>" : "<td>" + escape(row[i]) + "</td>";
+    html += "</tr>\n";
+  }
+  return html + "</tbody></table></div>\n";
+}
+
+std::string hash_source(const std::string& text) {
+  std::array<unsigned char, 32> hash{};
+  unsigned length = 0;
+  if (EVP_Digest(text.data(), text.size(), hash.data(), &length, EVP_sha256(), nullptr) != 1)
+    throw base::SystemError("report: SHA-256 failed");
+  std::array<unsigned char, 4 * 11 + 1> base64{};
+  EVP_EncodeBlock(base64.data(), hash.data(), static_cast<int>(length));
+  return std::string("'sha256-") + reinterpret_cast<const char*>(base64.data()) + "'";
+}
+
+}  // namespace tessera::tools::pages

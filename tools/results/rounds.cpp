@@ -1,0 +1,113 @@
+#include "tools/results/rounds.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "tessera/base/error.h"
+#include "tools/results/statistics.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr double kCoverage = 0.95;
+/// More lines than these are no overview; --json has them all.
+constexpr std::size_t kPairLines = 10;
+
+/// Probability that the interval from the k-th lowest to the k-th highest of n values holds the median: that of neither
+/// fewer than k below it, nor fewer than k above it.
+double coverage_of(std::size_t n, std::size_t k) {
+  double outside = 0;
+  double probability = std::pow(0.5, static_cast<double>(n));  // that exactly i values are below the median
+  for (std::size_t i = 0; i < k; ++i) {
+    outside += probability;
+    probability *= static_cast<double>(n - i) / static_cast<double>(i + 1);
+  }
+  return 1 - 2 * outside;
+}
+
+/// Decimals that show the larger one in three digits or more.
+int decimals_for(double a, double b) {
+  const double most = std::max(std::abs(a), std::abs(b));
+  return most >= 10 ? 1 : most >= 1 ? 2 : 3;
+}
+
+std::string verdict_of(const MedianInterval& ms) {
+  if (ms.coverage < kCoverage) return "too few rounds to say";
+  const int digits = decimals_for(ms.low, ms.high);
+  if (ms.low <= 0 && ms.high >= 0)
+    return fmt::format("no difference shown ({:+.{}f} to {:+.{}f})", ms.low, digits, ms.high, digits);
+  const bool slower = ms.median > 0;
+  const double near = slower ? ms.low : -ms.high;
+  const double far = slower ? ms.high : -ms.low;
+  return fmt::format("{} by {:.{}f} ms ({:.{}f} to {:.{}f})", slower ? "slower" : "faster", std::abs(ms.median), digits,
+                     near, digits, far, digits);
+}
+
+}  // namespace
+
+MedianInterval median_interval(std::vector<double> values) {
+  if (values.empty()) throw base::InvalidUsage("median_interval: no values; give at least one");
+  std::sort(values.begin(), values.end());
+  const std::size_t n = values.size();
+  std::size_t k = 1;
+  while (2 * (k + 1) <= n && coverage_of(n, k + 1) >= kCoverage) ++k;
+  return {median(values), values[k - 1], values[n - k], coverage_of(n, k)};
+}
+
+std::vector<std::size_t> Rounds::order(std::size_t round, std::size_t runs) {
+  std::vector<std::size_t> places(runs);
+  std::iota(places.begin(), places.end(), std::size_t{0});
+  if (runs > 0) std::rotate(places.begin(), places.begin() + static_cast<std::ptrdiff_t>(round % runs), places.end());
+  return places;
+}
+
+std::vector<Difference> Rounds::differences() const {
+  std::vector<Difference> all;
+  for (std::size_t a = 0; a < names_.size(); ++a)
+    for (std::size_t b = a + 1; b < names_.size(); ++b) {
+      std::vector<double> values;
+      for (const std::vector<double>& round : figures_) values.push_back(round[b] - round[a]);
+      const MedianInterval ms = median_interval(std::move(values));
+      all.push_back({names_[a], names_[b], ms, verdict_of(ms)});
+    }
+  return all;
+}
+
+nlohmann::ordered_json to_json(const std::vector<Difference>& differences) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const Difference& d : differences)
+    json.push_back({{"a", d.a},
+                    {"b", d.b},
+                    {"median", d.ms.median},
+                    {"low", d.ms.low},
+                    {"high", d.ms.high},
+                    {"coverage", d.ms.coverage},
+                    {"verdict", d.verdict}});
+  return json;
+}
+
+std::vector<Difference> parse_differences(const base::JsonReader& json) {
+  std::vector<Difference> differences;
+  for (const base::JsonReader& d : json.elements())
+    differences.push_back(
+        {d.at("a"), d.at("b"), {d.at("median"), d.at("low"), d.at("high"), d.at("coverage")}, d.at("verdict")});
+  return differences;
+}
+
+std::string differences_text(const std::vector<Difference>& differences, std::size_t rounds) {
+  if (differences.empty()) return "";
+  const bool all = differences.size() <= kPairLines;
+  std::string text = fmt::format("{} rounds; differences of step times within a round, with {:.1f} % intervals{}:\n",
+                                 rounds, 100 * differences.front().ms.coverage, all ? "" : "; --json has all pairs");
+  const auto pair = [](const Difference& d) { return d.b + " against " + d.a; };
+  std::size_t width = 0;
+  for (const Difference& d : differences) width = std::max(width, pair(d).size());
+  for (const Difference& d : differences)
+    if (all || d.a == differences.front().a) text += fmt::format("{:<{}}  {}\n", pair(d), width, d.verdict);
+  return text;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,60 @@
+// One step of a run over time: what the ranks did, and the memory that each used. compare.json holds it as `timeline`.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tessera/base/json/json_reader.h"
+#include "tessera/base/memory_tracker.h"
+#include "tessera/base/trace.h"
+
+namespace tessera::tools {
+
+/// Live bytes at one time.
+struct MemorySample {
+  std::int64_t at_ns = 0;
+  std::array<std::int64_t, base::kMemoryUses> bytes{};  ///< by base::MemoryCategory
+  std::int64_t total() const;                           ///< without offloaded bytes, which are in another memory
+};
+
+/// An operation of a simulated step.
+struct Transfer {
+  base::TransferEvent times;
+  std::size_t started_by = 0;  ///< index in RankTimeline::events
+};
+
+/// Times count from the begin of the step.
+struct RankTimeline {
+  int rank = 0;
+  std::vector<base::TraceEvent> events;  ///< in the order in which they began
+  std::vector<Transfer> transfers;       ///< where their times are known: in a simulation
+  std::vector<MemorySample> memory;      ///< each holds until the next; empty if memory was not sampled
+};
+
+struct StepTimeline {
+  std::int64_t step = 0;  ///< its number, from 1
+  std::int64_t length_ns = 0;
+  bool simulated = false;  ///< times are those of the simulated machine
+  bool one_clock = true;   ///< false: the ranks' clocks differ, and each rank's times count from its own begin
+  /// Into how many parts the parameters, the gradients and the optimizer state of a unit are cut at rest.
+  std::array<int, 3> pieces = {1, 1, 1};
+  std::uint64_t predicted_state = 0;  ///< bytes of model state by ZeRO's formula; 0: it does not apply
+  std::vector<RankTimeline> ranks;
+};
+
+/// Of a rank: more are narrower than a pixel.
+inline constexpr std::size_t kMostSamples = 400;
+
+/// The samples of a history between two times, with `begin_ns` subtracted: at most `most`, the highest sum among them.
+std::vector<MemorySample> samples_of(const base::MemoryHistory& history, std::int64_t begin_ns, std::size_t most);
+
+/// Compact: events are arrays [kind, unit, start, length, bytes], kinds and units indices of lists, times nanoseconds;
+/// transfers are [operation, axis, bytes sent, called, begun, done, index of the event that started it].
+nlohmann::ordered_json to_json(const StepTimeline& timeline);
+/// Reads what to_json() wrote. Throws InvalidUsage that names what is missing or out of range.
+StepTimeline parse_timeline(const base::JsonReader& json);
+
+}  // namespace tessera::tools

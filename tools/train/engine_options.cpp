@@ -1,0 +1,107 @@
+#include "tools/train/engine_options.h"
+
+#include <fmt/format.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+#include "tessera/fsdp/nn_model.h"
+#include "tessera/nn/models/causal_model.h"
+#include "tools/cli/output.h"
+#include "tools/train/model_files.h"
+
+namespace tessera::tools {
+
+using base::InvalidUsage;
+
+fsdp::StepShape step_shape_of(const StepOptions& o) {
+  return {.prefetch = o.prefetch,
+          .microbatches = static_cast<int>(o.accumulate),
+          .reshard_after_backward = o.reshard_after_backward != "false"};
+}
+
+namespace {
+
+void set_reshard_after_forward(fsdp::EngineOptions& engine, const std::string& value) {
+  if (value.empty()) return;
+  if (value == "true" || value == "false") {
+    engine.reshard_after_forward = value == "true";
+    return;
+  }
+  const int shards = engine.mesh->size_of(fsdp::kShardAxis);
+  engine.reshard_group_size = std::stoi(value);
+  if (shards % engine.reshard_group_size != 0)
+    throw InvalidUsage(fmt::format("--reshard-after-forward {}: must divide the {} shards of --strategy {}", value,
+                                   shards, engine.strategy.name));
+}
+
+}  // namespace
+
+fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy) {
+  fsdp::EngineOptions engine;
+  std::string text = strategy;
+  for (const std::string& plugin : plan.options.collectives) text += "+" + plugin;
+  engine.strategy = fsdp::parse_strategy(text, engine.collectives);
+  if (!fsdp::periodic_axis(engine.strategy).empty())
+    engine.strategy = fsdp::with_period(std::move(engine.strategy), plan.options.period);
+  if (!plan.options.reduce_when.empty())
+    engine.strategy =
+        fsdp::with_accumulation(std::move(engine.strategy), fsdp::parse_accumulation(plan.options.reduce_when));
+  engine.mesh = engine.strategy.two_axes && !plan.options.mesh.empty()
+                    ? fsdp::parse_mesh(plan.options.mesh)
+                    : fsdp::default_mesh(engine.strategy, plan.ranks, plan.ranks_per_host);
+  if (engine.mesh->size() != plan.ranks)
+    throw InvalidUsage("--mesh " + plan.options.mesh + " has " + std::to_string(engine.mesh->size()) +
+                       " positions for " + std::to_string(plan.ranks) + " ranks; replicas x shards must equal --ranks");
+  fsdp::validate(engine.strategy, *engine.mesh);
+  fsdp::validate_collectives(engine.strategy, *engine.mesh, plan.precision, engine.collectives);
+  if (!plan.options.f32_modules.empty())
+    fsdp::validate_collectives(engine.strategy, *engine.mesh, {}, engine.collectives);
+  engine.wrap = plan.options.wrap;
+  engine.prefetch = plan.options.prefetch;
+  engine.backward_prefetch =
+      plan.options.backward_prefetch == "post" ? fsdp::BackwardPrefetch::post : fsdp::BackwardPrefetch::pre;
+  engine.limit_all_gathers = plan.options.limit_all_gathers;
+  set_reshard_after_forward(engine, plan.options.reshard_after_forward);
+  engine.cpu_offload = plan.options.cpu_offload;
+  if (engine.cpu_offload) fsdp::require_offloadable(engine.strategy);
+  engine.optimizer = plan.options.optimizer_config;
+  engine.reshard_after_backward = plan.options.reshard_after_backward != "false";
+  engine.clip_norm = plan.options.clip_norm;
+  engine.norm = norm_of(plan.options);
+  engine.use_loss_scaling = plan.precision.compute == base::DType::f16;
+  if (plan.precision.casts()) engine.reduce_dtype = plan.precision.reduce;
+  refuse_scaled_replicas(engine.strategy, plan.precision);
+  if (plan.fp8 == nn::Fp8Scaling::delayed) {
+    if (!fsdp::periodic_axis(engine.strategy).empty())
+      throw InvalidUsage("--fp8-scaling delayed: under strategy " + engine.strategy.name +
+                         " replicas would scale by different histories; use --fp8-scaling current");
+    engine.buffers = fsdp::BufferSync::maximum;
+  }
+  return engine;
+}
+
+std::string accumulation_note(const TrainPlan& plan, const std::string& strategy) {
+  if (plan.options.accumulate == 1) return "";
+  const fsdp::EngineOptions options = engine_options(plan, strategy);
+  nn::Context context;
+  const auto model = nn::make_model(context, plan.model);
+  prepare(*model, plan);
+  const auto units = fsdp::planned_units(fsdp::NnModel(*model).root(), options.wrap, options.strategy, *options.mesh,
+                                         options.reshard_after_forward);
+  std::string note =
+      fmt::format("{} microbatches a step under {}, per rank:", plan.options.accumulate, options.strategy.name);
+  for (const char* accumulation : {"every", "last", "scatter"}) {
+    const fsdp::Strategy reduced = fsdp::with_accumulation(options.strategy, fsdp::parse_accumulation(accumulation));
+    const fsdp::StepShape shape = step_shape_of(plan.options);
+    const auto sent =
+        fsdp::communication_formula(reduced, *options.mesh, units, plan.precision, shape, options.collectives).bytes;
+    const auto peak = fsdp::peak_formula(reduced, *options.mesh, units, shape, plan.precision);
+    note += fmt::format("{} --reduce-when {} sends {} and holds {} of full gradients",
+                        accumulation == std::string("every") ? "" : ";", accumulation,
+                        human_bytes(static_cast<double>(sent.all_gather + sent.reduce_scatter + sent.all_reduce)),
+                        human_bytes(static_cast<double>(peak.unsharded_gradient)));
+  }
+  return note;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,20 @@
+// The engine's options for one strategy of a plan.
+#pragma once
+
+#include <string>
+
+#include "tessera/fsdp/engine.h"
+#include "tools/train/plan.h"
+
+namespace tessera::tools {
+
+/// The properties of a step that its cost depends on.
+fsdp::StepShape step_shape_of(const StepOptions& o);
+
+/// The engine's options for one strategy of the plan. Throws InvalidUsage if it can't run on this world.
+fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy);
+
+/// With --accumulate: one line with what each --reduce-when would send and keep, before any rank starts; else "".
+std::string accumulation_note(const TrainPlan& plan, const std::string& strategy);
+
+}  // namespace tessera::tools

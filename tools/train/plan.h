@@ -1,0 +1,68 @@
+// The plan of a training, made from its options.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/fsdp/precision.h"
+#include "tessera/nn/data.h"
+#include "tessera/nn/lora.h"
+#include "tessera/nn/models/config.h"
+#include "tools/launch/launcher.h"
+#include "tools/train/graph_use.h"
+#include "tools/train/options.h"
+
+namespace tessera::tools {
+
+/// The options with names, files and numbers resolved. All errors are detected here, before a rank is started.
+struct TrainPlan {
+  TrainOptions options;
+  int ranks = 1;
+  int ranks_per_host = 1;                ///< for the default mesh
+  std::optional<comm::SlowLinks> links;  ///< with --link
+  bool fits_links = false;               ///< `links` only record, and the real ones are measured after the training
+  int threads = 1;                       ///< compute threads per rank
+  nn::Products products = nn::Products::library;
+  nn::ModelConfig model;
+  std::optional<nn::LoraOptions> lora;  ///< nothing: all parameters are trained
+  bool quantized = false;               ///< the weights of linear layers are in NF4
+  std::int64_t seq_len = 0;
+  std::shared_ptr<const nn::TokenDataset> data;  ///< null if there is nothing to train
+  std::shared_ptr<const nn::TokenDataset> eval;  ///< null without --eval
+  std::string checkpoint;                        ///< the directory that the run resumes from; "": from the beginning
+  std::int64_t first_step = 0;                   ///< steps done before
+  nn::LrSchedule schedule;
+  fsdp::Precision precision;
+  GraphUse graphs = GraphUse::never;
+  std::optional<nn::Fp8Scaling> fp8;  ///< nothing: products have the compute dtype of `precision`
+  std::optional<double> peak_flops;   ///< of --peak-flops
+  std::int64_t parameters = 0;
+};
+
+/// Makes the default global batch one that ranks and microbatches divide. Throws InvalidUsage if they don't divide the
+/// one that is given.
+void fit_batch(StepOptions& options, int ranks);
+
+/// Reads the model and the data's head, and checks the requirements of each strategy on the world. Throws InvalidUsage:
+/// one line with the remedy.
+TrainPlan make_plan(const TrainOptions& options, int ranks);
+
+/// The name of what multiplies: "fp8", or that of the compute dtype. The key of a machine's peaks.
+std::string product_dtype_of(const TrainPlan& plan);
+
+/// Throws InvalidUsage if an output of the run can't be written or would replace an input.
+void check_results(const TrainOptions& options);
+
+/// Prints on standard error which options have no effect. Called once, by the process that starts the ranks or by rank
+/// 0.
+void warn_ineffective_options(const TrainOptions& options);
+
+/// Returns the spec that runs this program with these arguments as the ranks of a training. The ranks are bound to
+/// their shares of the cores if there is a core for each computing thread; if there are more threads than cores, the
+/// scheduler balances better than fixed shares would.
+LaunchSpec training_launch_spec(const TrainPlan& plan, std::vector<std::string> arguments);
+
+}  // namespace tessera::tools

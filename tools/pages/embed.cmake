@@ -1,5 +1,5 @@
 # Writes files, or several as one, as string constants: cmake -DOUT=FILE.cpp -DITEMS="name=path|path,.." -P embed.cmake
-file(WRITE ${OUT} "#include \"tools/pages/embedded.h\"\n\nnamespace tessera::tools::report {\n")
+file(WRITE ${OUT} "#include \"tools/pages/embedded.h\"\n\nnamespace tessera::tools::pages {\n")
 string(REPLACE "," ";" items "${ITEMS}")
 foreach(item IN LISTS items)
   string(REGEX MATCH "^([^=]+)=(.+)$" matched "${item}")
@@ -16,4 +16,4 @@ foreach(item IN LISTS items)
   endif()
   file(APPEND ${OUT} "const std::string_view ${name} = R\"embedded(${text})embedded\";\n")
 endforeach()
-file(APPEND ${OUT} "}  // namespace tessera::tools::report\n")
+file(APPEND ${OUT} "}  // namespace tessera::tools::pages\n")

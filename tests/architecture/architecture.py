@@ -80,7 +80,7 @@ PATTERNS = [
     ("strategy name", STRATEGY_NAME, ("src/fsdp/", "src/plan/"), STRATEGY_FILE),
     ("JSON without limits", re.compile(r"json::parse\s*\("), LIBRARY + ("tools/",),  # base::parse_json() has limits
      re.compile(r"^src/base/json/|^src/nn/models/config_json\.cpp$"  # its own text
-                r"|^tools/(cli/output|explain/real_step|train/(events|step_recorder))\.cpp$")),  # messages of ranks
+                r"|^tools/(cli/output|train/step_recorder)\.cpp$")),  # messages of ranks
     ("print without cleaning", re.compile(r"\bfmt::print\b"), ("tools/",),  # print_clean() escapes control characters
      re.compile(r"^tools/(cli/progress_line|train/step_progress)\.cpp$")),
     ("print or exit", re.compile(r"\bstd::(cout|cerr|clog|printf|puts|exit|abort|terminate|quick_exit)\b|\b(f?printf|puts|perror)\s*\("

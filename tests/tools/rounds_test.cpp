@@ -12,7 +12,6 @@
 
 #include "tessera/base/error.h"
 #include "tools/results/comparison.h"
-#include "tools/results/repeated_run.h"
 
 namespace tessera::tools {
 namespace {

@@ -15,7 +15,6 @@
 #include "tools/cli/commands.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
-#include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
 #include "tools/plan/options.h"
 
@@ -73,16 +72,9 @@ int run_as_child(const BenchOptions& options, const BenchSpec& plan) {
 /// Runs `backend` in its own processes, which return here through run_as_child(). Returns the exit code.
 int run_in_processes(const CommandLine& commands, const BenchSpec& plan, const std::string& backend,
                      const std::optional<std::string>& algorithms, const BenchCallbacks& callbacks) {
-  std::vector<std::string> arguments = commands.arguments;
-  arguments.insert(arguments.end(), {"--only", backend});
-  if (algorithms) arguments.insert(arguments.end(), {"--algorithms", *algorithms});
-  LaunchSpec launch_plan = plan_for_this_program(plan.ranks, arguments, backend);
-  // Ranks that the scheduler keeps on one core wait for each other's time slices, which would not measure the
-  // transport.
-  launch_plan.bind_to_cores = static_cast<std::size_t>(plan.ranks) <= allowed_cores().size();
-  launch_plan.on_output = [&](int, std::string_view text) {
-    const ordered_json line = message_of_rank(text);
-    if (line.is_null()) return;
+  std::vector<std::string> more;
+  if (algorithms) more = {"--algorithms", *algorithms};
+  return run_ranks(commands, plan, backend, more, [&](const ordered_json& line) {
     if (line.contains("algorithms")) {
       if (callbacks.on_algorithms) callbacks.on_algorithms(line["algorithms"].get<std::vector<std::string>>());
     } else if (line.contains("memcpy")) {
@@ -94,8 +86,7 @@ int run_in_processes(const CommandLine& commands, const BenchSpec& plan, const s
       if (line.contains("in_place")) row.in_place = bench_result_from_json(line["in_place"]);
       callbacks.on_row(row);
     }
-  };
-  return launch(launch_plan);
+  });
 }
 
 BenchCallbacks printing(BenchReport& report) {
@@ -175,7 +166,7 @@ int tune(const CommandLine& commands, const BenchOptions& options, const BenchSp
   ordered_json json = report.json();
   json["fits"] = ordered_json::array();  // a fit over several algorithms would mean nothing
   json["tune"] = tuning.json();
-  if (!options.json.empty()) write_file(options.json, json_text(json, 1) + "\n");
+  write_json(options.json, json);
   if (const std::string failure = report.failure(); !failure.empty()) throw CheckFailed(failure);
   return 0;
 }
@@ -207,11 +198,7 @@ int bench(const CLI::App& command, const CommandLine& commands, const BenchOptio
   if (!options.only.empty()) return run_as_child(options, plan);
 
   const comm::Launch launched = comm::resolve_launch();
-  if (launched.rank == 0) {
-    check_writable("--json", options.json);
-    check_writable("--plot", options.plot);
-    check_writable("--tune", options.tune);
-  }
+  if (launched.rank == 0) check_outputs({{"--json", options.json}, {"--plot", options.plot}, {"--tune", options.tune}});
   if (launched.size > 1) return run_here(options, plan);
   warn_if_alone_under_launcher(ranks);
   return options.tune.empty() ? run_all(commands, options, plan) : tune(commands, options, plan);

@@ -16,7 +16,6 @@
 #include "tools/bench/step_overhead.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
-#include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
 #include "tools/results/comparison.h"
 
@@ -93,27 +92,21 @@ ClusterSpec measure_as_rank(const BenchOptions& options, const BenchSpec& spec, 
 void say_part(const std::string& line) { print_now("# measuring " + line + "\n"); }
 
 int write_cluster_file(const BenchOptions& options, const ordered_json& cluster) {
-  write_file(options.cluster, json_text(cluster, 1) + "\n");
+  write_json(options.cluster, cluster);
   print_now(fmt::format("# {}\n# {} is written; tessera plan --cluster {} uses it\n",
                         cluster.at("description").get<std::string>(), options.cluster, options.cluster));
   return 0;
 }
 
-int run_ranks(const CommandLine& commands, const BenchOptions& options, const BenchSpec& spec) {
+int measure_in_ranks(const CommandLine& commands, const BenchOptions& options, const BenchSpec& spec) {
   const std::string& backend = spec.backends.front();
-  std::vector<std::string> arguments = commands.arguments;
-  arguments.insert(arguments.end(),
-                   {"--only", backend, "--threads", std::to_string(threads_per_rank(options, spec.ranks))});
-  LaunchSpec ranks = plan_for_this_program(spec.ranks, arguments, backend);
-  ranks.bind_to_cores = static_cast<std::size_t>(spec.ranks) <= allowed_cores().size();
   ordered_json cluster;
-  ranks.on_output = [&](int, std::string_view text) {
-    const ordered_json line = message_of_rank(text);
-    if (line.is_null()) return;
-    if (line.contains("part")) say_part(line["part"].get<std::string>());
-    if (line.contains("cluster")) cluster = line["cluster"];
-  };
-  const int code = launch(ranks);
+  const int code =
+      run_ranks(commands, spec, backend, {"--threads", std::to_string(threads_per_rank(options, spec.ranks))},
+                [&](const ordered_json& line) {
+                  if (line.contains("part")) say_part(line["part"].get<std::string>());
+                  if (line.contains("cluster")) cluster = line["cluster"];
+                });
   if (code == 0) cluster["description"] = description_of(backend, spec.ranks);
   return code != 0 ? code : write_cluster_file(options, cluster);
 }
@@ -161,7 +154,7 @@ int bench_cluster(const CommandLine& commands, const BenchOptions& options, Benc
   if (first) check_writable("--cluster", options.cluster);
   if (must_spawn(spec.ranks)) {
     warn_if_alone_under_launcher(spec.ranks);
-    return run_ranks(commands, options, spec);
+    return measure_in_ranks(commands, options, spec);
   }
   const ClusterSpec cluster = measure_as_rank(options, spec, spec.backends.front(), say_part);
   return first ? write_cluster_file(options, to_json(cluster)) : 0;

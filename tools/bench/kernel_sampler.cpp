@@ -10,19 +10,19 @@
 namespace tessera::tools {
 namespace {
 
-nn::Tensor token_ids(nn::Context& context, const SampledStep& step) {
+nn::Tensor token_ids(nn::CausalModel& model, const plan::TrainingStep& step) {
+  nn::Context& context = model.context();
   nn::Tensor ids = nn::Tensor::empty(context, {step.sequences, step.seq_len}, base::DType::i32);
   context.device_kernels().positions(context.stream(), ids.data<std::int32_t>(), static_cast<std::size_t>(ids.count()),
-                                     static_cast<std::size_t>(step.model.vocabulary));
+                                     static_cast<std::size_t>(model.config().vocabulary));
   return ids;
 }
 
-void train_step(const SampledStep& step, nn::CausalModel& model, fsdp::Engine& engine) {
+void train_step(const plan::TrainingStep& step, nn::CausalModel& model, fsdp::Engine& engine) {
   nn::Context& context = model.context();
   for (int i = 0; i < step.microbatches; ++i) {
     engine.set_is_last_backward(i + 1 == step.microbatches);
-    const nn::Tensor tokens = token_ids(context, step);
-    const nn::Tensor targets = token_ids(context, step);
+    const nn::Tensor tokens = token_ids(model, step), targets = token_ids(model, step);
     nn::Tape tape;
     nn::Tensor mean;
     {
@@ -105,8 +105,8 @@ std::vector<MeasuredKernel> measured_kernels(const KernelTables& kernels, double
   return all;
 }
 
-std::vector<double> time_steps(const SampledStep& step, comm::Communicator& world, comm::HostCollectives& control,
-                               int steps, KernelSampler* sampler) {
+std::vector<double> time_steps(const plan::TrainingStep& step, comm::Communicator& world,
+                               comm::HostCollectives& control, int steps, KernelSampler* sampler) {
   std::shared_ptr<base::DeviceRuntime> runtime = base::open_device({});
   if (sampler != nullptr) runtime = nn::observe(std::move(runtime), *sampler);
   nn::Context context({.threads = step.threads,
@@ -114,11 +114,9 @@ std::vector<double> time_steps(const SampledStep& step, comm::Communicator& worl
                        .memory = {},
                        .make_stream = {},
                        .device = {},
-                       .runtime = std::move(runtime)});
-  const std::unique_ptr<nn::CausalModel> model =
-      step.make_model ? step.make_model(context) : nn::make_model(context, step.model);
-  if (!step.make_model) model->set_dtype(step.dtype);
-  context.set_recomputed(step.recomputed);
+                       .runtime = std::move(runtime),
+                       .products = step.products});
+  const std::unique_ptr<nn::CausalModel> model = step.make_model(context);
   fsdp::Engine engine(*model, world, step.engine);
   engine.initialize(0);
   constexpr int kFewSteps = 3;  // as many as of long steps

@@ -4,16 +4,14 @@
 #include <cstddef>
 #include <functional>
 #include <map>
-#include <memory>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tessera/comm/host_collectives.h"
-#include "tessera/fsdp/engine_options.h"
 #include "tessera/nn/kernel_interceptor.h"
-#include "tessera/nn/models/causal_model.h"
+#include "tessera/plan/simulation.h"
 #include "tools/plan/cluster_file.h"
 
 namespace tessera::tools {
@@ -55,24 +53,10 @@ KernelTables means_of_rounds(std::span<const KernelSampler> rounds);
 /// The medians, multiplied by `factor`, as the cluster file has them.
 std::vector<MeasuredKernel> measured_kernels(const KernelTables& kernels, double factor);
 
-/// A training step whose kernels are measured.
-struct SampledStep {
-  nn::ModelConfig model;
-  nn::RecomputedOutputs recomputed;
-  base::DType dtype = base::DType::f32;
-  /// Empty: `model` in `dtype`.
-  std::function<std::unique_ptr<nn::CausalModel>(nn::Context& context)> make_model;
-  std::int64_t sequences = 1;
-  std::int64_t seq_len = 1;
-  int microbatches = 1;
-  int threads = 1;
-  fsdp::EngineOptions engine;
-};
-
 /// Trains `steps` steps on `world`, as train does, while all ranks of `control` do so too, after one or two others: the
 /// first allocates everything, and the second matters where steps are short. Returns the slowest rank's seconds of each
 /// step. `sampler`: null: the kernels are not timed, which makes steps faster.
-std::vector<double> time_steps(const SampledStep& step, comm::Communicator& world, comm::HostCollectives& control,
-                               int steps, KernelSampler* sampler);
+std::vector<double> time_steps(const plan::TrainingStep& step, comm::Communicator& world,
+                               comm::HostCollectives& control, int steps, KernelSampler* sampler);
 
 }  // namespace tessera::tools

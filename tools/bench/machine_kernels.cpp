@@ -42,16 +42,19 @@ nn::ModelConfig calibration_model(const Shape& shape) {
 }
 
 CalibrationStep calibration(const Shape& shape, base::DType dtype, int threads, bool timed) {
-  CalibrationStep one;
-  one.step = {.model = calibration_model(shape),
-              .dtype = dtype,
+  CalibrationStep one{.model = calibration_model(shape), .dtype = dtype, .step = {}, .timed = timed};
+  one.step = {.make_model =
+                  [model = one.model, dtype, timed](nn::Context& context) {
+                    auto made = nn::make_model(context, model);
+                    made->set_dtype(dtype);
+                    // Training runs activation functions as a part of a product; to recompute them they run alone.
+                    if (!timed) context.set_recomputed({.activations = true});
+                    return made;
+                  },
               .sequences = shape.sequences,
               .seq_len = shape.seq_len,
               .threads = threads,
               .engine = {.strategy = fsdp::strategy_named("fsdp")}};
-  // Training runs activation functions as a part of a product; to recompute them they run alone.
-  if (!timed) one.step.recomputed = {.activations = true};
-  one.timed = timed;
   return one;
 }
 
@@ -61,9 +64,9 @@ constexpr double kSmallestForPeak = 64 * 1024;  // bytes; below, a kernel's star
 constexpr int kRounds = 3;
 
 /// Steps of a round that make about a third of a second's work, within bounds.
-int steps_for(const SampledStep& step) {
-  const auto work = static_cast<double>(step.model.layers * step.model.width * step.model.width) *
-                    static_cast<double>(step.sequences * step.seq_len);
+int steps_for(const CalibrationStep& one) {
+  const auto work = static_cast<double>(one.model.layers * one.model.width * one.model.width) *
+                    static_cast<double>(one.step.sequences * one.step.seq_len);
   return std::clamp(static_cast<int>(2e9 / work / kRounds), 3, 14);
 }
 
@@ -185,12 +188,10 @@ ComputeSpec measure_compute(comm::Communicator& world, const ComputeMeasurement&
   const std::vector<CalibrationStep> models = calibration_steps(measurement.threads);
   for (std::size_t round = 0; round < rounds.size(); ++round)
     for (const CalibrationStep& one : models) {
-      const nn::ModelConfig& model = one.step.model;
       measurement.say(fmt::format("kernels of {} of width {}, {} sequences of {}, {} (round {} of {})",
-                                  model.family == Family::gpt2 ? "gpt" : "llama", model.width, one.step.sequences,
-                                  one.step.seq_len, base::name_of(one.step.dtype), round + 1, kRounds));
-      samples.push_back(
-          sample(one, std::min(steps_for(one.step), measurement.most_steps), control, *alone, rounds[round]));
+                                  one.model.family == Family::gpt2 ? "gpt" : "llama", one.model.width,
+                                  one.step.sequences, one.step.seq_len, base::name_of(one.dtype), round + 1, kRounds));
+      samples.push_back(sample(one, std::min(steps_for(one), measurement.most_steps), control, *alone, rounds[round]));
     }
   const HostOverhead overhead = fit_overhead(samples);
   ComputeSpec compute;

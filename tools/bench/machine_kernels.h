@@ -13,7 +13,9 @@ namespace tessera::tools {
 
 /// A step of a small model, measured to learn the machine's times.
 struct CalibrationStep {
-  SampledStep step;
+  nn::ModelConfig model;
+  base::DType dtype = base::DType::f32;
+  plan::TrainingStep step;
   /// Also timed without the sampler, to learn what a step costs besides its kernels.
   bool timed = false;
 };

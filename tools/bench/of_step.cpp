@@ -7,15 +7,12 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
-#include "tessera/nn/models/causal_model.h"
 #include "tools/bench/kernel_sampler.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
-#include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
 #include "tools/plan/model_plan.h"
 #include "tools/results/statistics.h"
-#include "tools/train/model_files.h"
 
 namespace tessera::tools {
 namespace {
@@ -43,26 +40,16 @@ StepOfModel step_of_plan(const TrainPlan& plan) {
 }
 
 /// The step of a world of one rank, which computes this rank's part of the batch.
-SampledStep compute_of(const TrainPlan& plan, int threads) {
-  SampledStep step;
-  step.model = plan.model;
-  step.make_model = [&plan](nn::Context& context) {
-    auto model = nn::make_model(context, plan.model);
-    prepare(*model, plan);
-    return model;
-  };
-  step.sequences = plan.options.global_batch / plan.ranks / plan.options.accumulate;
-  step.seq_len = plan.seq_len;
-  step.microbatches = static_cast<int>(plan.options.accumulate);
+plan::TrainingStep compute_of(const TrainPlan& plan, int threads) {
+  plan::TrainingStep step = training_step(plan, {.strategy = fsdp::strategy_named("ddp"),
+                                                 .optimizer = plan.options.optimizer_config,
+                                                 .reduce_dtype = plan.precision.reduce});
   step.threads = threads;
-  step.engine.strategy = fsdp::strategy_named("ddp");
-  step.engine.optimizer = plan.options.optimizer_config;
-  step.engine.reduce_dtype = plan.precision.reduce;
   return step;
 }
 
 /// The median of as many steps as fit into a second, within bounds. Collective.
-double compute_ms(const SampledStep& step, comm::Communicator& alone, comm::HostCollectives& control) {
+double compute_ms(const plan::TrainingStep& step, comm::Communicator& alone, comm::HostCollectives& control) {
   constexpr int kFewest = 3, kMost = 100;
   const double once = median(time_steps(step, alone, control, kFewest, nullptr));
   const int steps = std::clamp(static_cast<int>(1 / std::max(once, 1e-6)), kFewest, kMost);
@@ -96,15 +83,9 @@ int measure_as_child(const BenchOptions& options, const BenchSpec& spec) {
 int run_ranks_of(const CommandLine& commands, const BenchSpec& spec, const std::string& backend,
                  const std::optional<std::string>& algorithms, ordered_json& result) {
   const int cores = static_cast<int>(allowed_cores().size());
-  std::vector<std::string> arguments = commands.arguments;
-  arguments.insert(arguments.end(), {"--only", backend, "--threads", std::to_string(std::max(1, cores / spec.ranks))});
-  if (algorithms) arguments.insert(arguments.end(), {"--algorithms", *algorithms});
-  LaunchSpec ranks = plan_for_this_program(spec.ranks, arguments, backend);
-  ranks.bind_to_cores = spec.ranks <= cores;
-  ranks.on_output = [&](int, std::string_view text) {
-    if (ordered_json line = message_of_rank(text); !line.is_null()) result = std::move(line);
-  };
-  return launch(ranks);
+  std::vector<std::string> more = {"--threads", std::to_string(std::max(1, cores / spec.ranks))};
+  if (algorithms) more.insert(more.end(), {"--algorithms", *algorithms});
+  return run_ranks(commands, spec, backend, more, [&](const ordered_json& line) { result = line; });
 }
 
 StepCallsResult result_of(const ordered_json& json) {
@@ -278,8 +259,7 @@ int bench_of_step(const CommandLine& commands, const BenchOptions& options, cons
     if (const int code = measure_backend(commands, spec, step, backends.back()); code != 0) return code;
   }
   print_clean("{}", to_text(step, backends));
-  if (!options.json.empty())
-    write_file(options.json, json_text({{"ranks", spec.ranks}, {"of_step", to_json(step, backends)}}, 1) + "\n");
+  write_json(options.json, {{"ranks", spec.ranks}, {"of_step", to_json(step, backends)}});
   return 0;
 }
 

@@ -10,7 +10,9 @@
 #include "tessera/comm/registry.h"
 #include "tools/bench/memory_bound.h"
 #include "tools/cli/machine.h"
+#include "tools/cli/output.h"
 #include "tools/cli/validators.h"
+#include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
 
 namespace tessera::tools {
@@ -107,9 +109,7 @@ void add_options_of_step(CLI::App& command, BenchOptions& options) {
   command.add_flag("--of-step", options.of_step,
                    "time the calls that a training step makes, in their order, with all algorithms of each backend");
   const std::vector<const CLI::Option*> others = std::as_const(command).get_options();
-  command.add_option("--strategy", options.step.strategy, "strategy of the step, as in train")
-      ->type_name("NAME")
-      ->capture_default_str();
+  add_option(command, "--strategy", options.step.strategy, "strategy of the step, as in train", "NAME");
   add_step_options(command, options.step);
   for (CLI::Option* option : command.get_options())
     if (std::find(others.begin(), others.end(), option) == others.end()) option->group(kStepGroup);
@@ -120,45 +120,27 @@ void add_options_of_step(CLI::App& command, BenchOptions& options) {
 void add_bench_options(CLI::App& command, BenchOptions& options) {
   std::string names;
   for (const BenchOp& op : bench_ops()) names += (names.empty() ? "" : " ") + std::string(op.name);
-  command.add_option("ops", options.ops, "operations, separated by commas: " + names)
-      ->type_name("A,B")
-      ->delimiter(',')
+  add_option(command, "ops", options.ops, "operations, separated by commas: " + names, list_of())
       ->capture_default_str();
-  command.add_option("--ranks", options.ranks, "number of ranks on this host (default: the launcher's, else 4)")
-      ->transform(whole_number(1, 1024));
-  command
-      .add_option("--backends,--backend", options.backends,
-                  "backends to measure, one after the other (default: TESSERA_BACKEND, else shm)")
-      ->type_name("A,B")
-      ->delimiter(',')
+  add_option(command, "--ranks", options.ranks, "number of ranks on this host (default: the launcher's, else 4)",
+             whole_number(1, 1024));
+  add_option(command, "--backends,--backend", options.backends,
+             "backends to measure, one after the other (default: TESSERA_BACKEND, else shm)", list_of())
       ->allow_extra_args(false);
-  command.add_option("--min-bytes", options.min_bytes, "smallest total size, such as 8 or 64K")
-      ->type_name("SIZE")
-      ->capture_default_str();
-  command.add_option("--max-bytes", options.max_bytes, "largest total size")->type_name("SIZE")->capture_default_str();
-  command.add_option("--factor", options.factor, "ratio of each size to the one before")
-      ->type_name("N")
-      ->capture_default_str();
-  command.add_option("--dtype", options.dtype, "type of the elements: f32 f64 f16 bf16 i8 u8 i16 i32 i64 u32 u64")
-      ->capture_default_str();
+  add_option(command, "--min-bytes", options.min_bytes, "smallest total size, such as 8 or 64K", "SIZE");
+  add_option(command, "--max-bytes", options.max_bytes, "largest total size", "SIZE");
+  add_option(command, "--factor", options.factor, "ratio of each size to the one before", "N");
+  add_option(command, "--dtype", options.dtype, "type of the elements: f32 f64 f16 bf16 i8 u8 i16 i32 i64 u32 u64");
   add_device_option(command, options.device);
-  command.add_option(
-      "--op", options.op,
-      "reduction: sum avg prod min max premul_sum, of integers also bit_and bit_or bit_xor (default: sum)");
-  command.add_option("--root", options.root, "root of broadcast, reduce, gather and scatter (default: 0)")
-      ->type_name("RANK");
-  command
-      .add_option("--memory", options.memory,
-                  "buffers: communicator: allocated by the backend; ordinary: by the caller")
-      ->check(CLI::IsMember({"communicator", "ordinary"}))
-      ->capture_default_str();
-  command
-      .add_option("--iterations", options.iterations,
-                  "timed calls per size (default: 500 up to 64K, 100 up to 4M, then 20)")
-      ->transform(whole_number(1, 10'000'000));
-  command.add_option("--warmup", options.warmup, "untimed calls before the timed ones")
-      ->transform(whole_number(0, 10'000'000))
-      ->capture_default_str();
+  add_option(command, "--op", options.op,
+             "reduction: sum avg prod min max premul_sum, of integers also bit_and bit_or bit_xor (default: sum)");
+  add_option(command, "--root", options.root, "root of broadcast, reduce, gather and scatter (default: 0)", "RANK");
+  add_option(command, "--memory", options.memory,
+             "buffers: communicator: allocated by the backend; ordinary: by the caller",
+             one_of({"communicator", "ordinary"}));
+  add_option(command, "--iterations", options.iterations,
+             "timed calls per size (default: 500 up to 64K, 100 up to 4M, then 20)", whole_number(1, 10'000'000));
+  add_option(command, "--warmup", options.warmup, "untimed calls before the timed ones", whole_number(0, 10'000'000));
   command.add_flag("--check", options.check,
                    "compare the values of one more call with the expected ones; exit with 1 if one is wrong");
   command.add_flag("--cold", options.cold, "flush the buffers from the caches before each call (default: off)");
@@ -167,17 +149,12 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   command.add_flag("--csv", options.csv, "print CSV instead of the table");
   command.add_flag("--nccl-columns", options.only_nccl_columns,
                    "print no columns beyond those of nccl-tests, for parsers that count from the right");
-  command.add_option("--json", options.json, "write the results as JSON")->type_name("FILE");
-  command.add_option("--plot", options.plot, "plot time and busbw over size as SVG, a curve per backend")
-      ->type_name("FILE.svg");
-  command
-      .add_option("--tune", options.tune,
-                  "measure all algorithms of the backend and write the best by size for TESSERA_ALGO=@FILE")
-      ->type_name("FILE");
-  command
-      .add_option("--cluster", options.cluster,
-                  "measure the collectives and kernels of this machine and write a cluster file for plan --cluster")
-      ->type_name("FILE");
+  add_option(command, "--json", options.json, "write the results as JSON", "FILE");
+  add_option(command, "--plot", options.plot, "plot time and busbw over size as SVG, a curve per backend", "FILE.svg");
+  add_option(command, "--tune", options.tune,
+             "measure all algorithms of the backend and write the best by size for TESSERA_ALGO=@FILE", "FILE");
+  add_option(command, "--cluster", options.cluster,
+             "measure the collectives and kernels of this machine and write a cluster file for plan --cluster", "FILE");
   add_link_options(command, options);
   add_options_of_step(command, options);
   command.add_option("--threads", options.threads)->group("");        // of the ranks that this command starts
@@ -188,6 +165,20 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
       "evenly.\n"
       "Ranks are bound to cores where there is one for each; to leave them free: tessera run --bind none -n N -- "
       "tessera bench ...");
+}
+
+int run_ranks(const CommandLine& commands, const BenchSpec& spec, const std::string& backend,
+              const std::vector<std::string>& more,
+              const std::function<void(const nlohmann::ordered_json&)>& on_message) {
+  std::vector<std::string> arguments = commands.arguments;
+  arguments.insert(arguments.end(), {"--only", backend});
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  LaunchSpec ranks = plan_for_this_program(spec.ranks, arguments, backend);
+  ranks.bind_to_cores = static_cast<std::size_t>(spec.ranks) <= allowed_cores().size();
+  ranks.on_output = [&](int, std::string_view text) {
+    if (const nlohmann::ordered_json message = message_of_rank(text); !message.is_null()) on_message(message);
+  };
+  return launch(ranks);
 }
 
 }  // namespace tessera::tools

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "tools/bench/runner.h"
+#include "tools/cli/commands.h"
 #include "tools/train/options.h"
 
 namespace tessera::tools {
@@ -46,6 +48,13 @@ struct BenchOptions : LinkOptions {
 void add_bench_options(CLI::App& command, BenchOptions& options);
 
 inline constexpr const char* kStepGroup = "A training step, with --of-step";
+
+/// Starts this program again as the ranks of a backend, with `more` arguments, and calls `on_message` with each JSON
+/// object that they print. Each has cores of its own where there is one for each: ranks that share one wait for each
+/// other's turns, which would not measure the transport. Returns the exit code.
+int run_ranks(const CommandLine& commands, const BenchSpec& spec, const std::string& backend,
+              const std::vector<std::string>& more,
+              const std::function<void(const nlohmann::ordered_json&)>& on_message);
 
 /// Checks all options before a rank is started. Throws InvalidUsage: one line with the remedy.
 BenchSpec make_bench_plan(const BenchOptions& options, int ranks);

@@ -168,7 +168,7 @@ std::string BenchReport::failure() const {
 }
 
 void finish_bench(const BenchOptions& options, const BenchReport& report) {
-  if (!options.json.empty()) write_file(options.json, json_text(report.json(), 1) + "\n");
+  write_json(options.json, report.json());
   if (!options.plot.empty()) write_file(options.plot, report.plot());
   if (const std::string failure = report.failure(); !failure.empty()) throw CheckFailed(failure);
 }

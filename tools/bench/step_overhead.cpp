@@ -18,17 +18,17 @@ constexpr int kRounds = 3;        ///< of all trainings, since a disturbance las
 
 /// The training of a calibration model. Its text is this program: any file will do, and this one can be read even if it
 /// was replaced since it started.
-TrainPlan training_of(const SampledStep& step, int ranks, const ComputeMeasurement& measurement) {
+TrainPlan training_of(const CalibrationStep& one, int ranks, const ComputeMeasurement& measurement) {
   TrainOptions options;
   options.model = "gpt-nano";
   options.steps = 0;
-  options.global_batch = step.sequences * ranks;
+  options.global_batch = one.step.sequences * ranks;
   TrainPlan plan = make_plan(options, ranks);
-  plan.model = step.model;
-  plan.seq_len = step.seq_len;
+  plan.model = one.model;
+  plan.seq_len = one.step.seq_len;
   plan.threads = measurement.threads;
   plan.ranks_per_host = ranks;
-  const auto work = static_cast<double>(nn::parameter_count(plan.model) * step.sequences * step.seq_len);
+  const auto work = static_cast<double>(nn::parameter_count(plan.model) * one.step.sequences * one.step.seq_len);
   plan.options.steps = std::min(std::max(static_cast<int>(kWork / work), kFewestSteps), measurement.most_steps);
   plan.schedule.steps = plan.options.steps;
   plan.data = std::make_shared<const nn::TokenDataset>(std::vector<std::string>{"/proc/self/exe"}, nn::TokenFormat::any,
@@ -56,7 +56,7 @@ std::vector<std::vector<TrainingRounds>> trainings_of(int ranks, const ComputeMe
   for (const CalibrationStep& one : models) {
     all.emplace_back();
     for (const std::string& strategy : strategies_for(ranks))
-      all.back().push_back({strategy, training_of(one.step, ranks, measurement), {}, {}});
+      all.back().push_back({strategy, training_of(one, ranks, measurement), {}, {}});
   }
   return all;
 }

@@ -15,6 +15,7 @@
 #include "tessera/nn/tensor.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
+#include "tools/cli/validators.h"
 #include "tools/train/model_files.h"
 #include "tools/train/run_checkpointer.h"
 
@@ -55,18 +56,15 @@ int inspect(const CheckpointCommand& options) {
     for (const fsdp::CheckpointBuffer& buffer : checkpoint.buffers())
       print_clean("{} [{}] {}, a buffer\n", buffer.name, fmt::join(buffer.shape, ", "), base::name_of(buffer.dtype));
   }
-  if (!options.json.empty())
-    write_file(options.json, json_text(ordered_json{{"folder", checkpoint.directory()},
-                                                    {"step", checkpoint.step()},
-                                                    {"ranks", checkpoint.ranks()},
-                                                    {"strategy", checkpoint.strategy()},
-                                                    {"finite", checkpoint.finite()},
-                                                    {"attributes", checkpoint.attributes()},
-                                                    {"parameters", parameters},
-                                                    {"tensors", tensors},
-                                                    {"buffers", buffers}},
-                                       1) +
-                                 "\n");
+  write_json(options.json, {{"folder", checkpoint.directory()},
+                            {"step", checkpoint.step()},
+                            {"ranks", checkpoint.ranks()},
+                            {"strategy", checkpoint.strategy()},
+                            {"finite", checkpoint.finite()},
+                            {"attributes", checkpoint.attributes()},
+                            {"parameters", parameters},
+                            {"tensors", tensors},
+                            {"buffers", buffers}});
   return 0;
 }
 
@@ -149,15 +147,15 @@ void add_checkpoint(CommandLine& commands) {
   const auto options = std::make_shared<CheckpointCommand>();
   const auto add = [&](const char* name, const char* help, int (*run)(const CheckpointCommand&)) {
     CLI::App* part = command->add_subcommand(name, help);
-    part->add_option("folder", options->directory, "directory of checkpoints (the newest one is used) or of one step")
-        ->type_name("DIR")
+    add_option(*part, "folder", options->directory, "directory of checkpoints (the newest one is used) or of one step",
+               "DIR")
         ->required();
     part->callback([&commands, options, run] { commands.chosen = [options, run] { return run(*options); }; });
     return part;
   };
   CLI::App* inspecting = add("inspect", "show the step, the ranks that saved it, and what is saved", inspect);
   inspecting->add_flag("--tensors", options->tensors, "also list the tensors");
-  inspecting->add_option("--json", options->json, "write everything as JSON")->type_name("FILE");
+  add_option(*inspecting, "--json", options->json, "write everything as JSON", "FILE");
   add("verify", "read every block and compare it with its hash", verify);
   add("export", "write the parameters as a Hugging Face directory", export_directory)
       ->add_option("-o,--output", options->output, "directory to write")

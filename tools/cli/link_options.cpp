@@ -29,16 +29,13 @@ comm::SlowLink slow_link(const std::string& text, const char* option) {
 }  // namespace
 
 void add_link_options(CLI::App& command, LinkOptions& options) {
-  command
-      .add_option("--link", options.link,
-                  "slow down the link between any two ranks, or with --hosts between hosts, such as 20us,20MB/s")
-      ->type_name("LATENCY,RATE");
-  command
-      .add_option("--link-intra", options.link_intra,
-                  "with --link and --hosts: the link between ranks of one host (default: as --link)")
-      ->type_name("LATENCY,RATE");
-  command.add_option("--hosts", options.hosts, "with --link: hosts that the ranks divide into, in order (default: 1)")
-      ->transform(whole_number(1, 1 << 20));
+  add_option(command, "--link", options.link,
+             "slow down the link between any two ranks, or with --hosts between hosts, such as 20us,20MB/s",
+             "LATENCY,RATE");
+  add_option(command, "--link-intra", options.link_intra,
+             "with --link and --hosts: the link between ranks of one host (default: as --link)", "LATENCY,RATE");
+  add_option(command, "--hosts", options.hosts, "with --link: hosts that the ranks divide into, in order (default: 1)",
+             whole_number(1, 1 << 20));
 }
 
 std::optional<comm::SlowLinks> slow_links_of(const LinkOptions& options, int ranks, const std::string& device) {

@@ -16,6 +16,7 @@
 #include "tessera/comm/launch.h"
 #include "tessera/nn/fp8.h"
 #include "tools/cli/output.h"
+#include "tools/cli/validators.h"
 
 namespace tessera::tools {
 namespace {
@@ -78,9 +79,8 @@ std::string machine_line() {
 }
 
 void add_device_option(CLI::App& command, std::string& name) {
-  command.add_option("--device", name, "device that ranks compute on: cpu, cuda, or cuda:N for one of several")
-      ->type_name("NAME")
-      ->capture_default_str();
+  add_option(command, "--device", name, "device that ranks compute on: cpu, cuda, or cuda:N for one of several",
+             "NAME");
 }
 
 void check_device(const std::string& name) {

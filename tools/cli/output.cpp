@@ -92,12 +92,13 @@ void check_directory(const std::string& option, const std::string& directory, co
   check_writable(option, directory + "/" + file);
 }
 
-void refuse_to_replace(std::string_view option, const std::string& path, const std::vector<std::string>& inputs) {
-  for (const std::string& input : inputs) {
-    std::error_code error;
-    if (!path.empty() && fs::equivalent(path, input, error))
-      throw base::InvalidUsage(std::string(option) + " '" + path + "' is the input '" + input +
-                               "', which it would replace; name another file");
+void check_outputs(const Outputs& outputs, const std::vector<std::string>& inputs) {
+  for (const auto& [option, path] : outputs) {
+    check_writable(option, path);
+    for (const std::string& input : inputs)
+      if (std::error_code error; !path.empty() && fs::equivalent(path, input, error))
+        throw base::InvalidUsage(std::string(option) + " '" + path + "' is the input '" + input +
+                                 "', which it would replace; name another file");
   }
 }
 
@@ -124,6 +125,10 @@ void write_file(const std::string& path, std::string_view content) {
   }
 }
 
+void write_json(const std::string& path, const nlohmann::ordered_json& json, int indent) {
+  if (!path.empty()) write_file(path, json_text(json, indent) + "\n");
+}
+
 std::string human_bytes(double bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "kB", "MB", "GB", "TB"};
   std::size_t unit = 0;
@@ -133,6 +138,22 @@ std::string human_bytes(double bytes) {
   }
   if (unit == 0) return fmt::format("{:.0f} B", bytes);
   return fmt::format("{:.{}f} {}", bytes, bytes < 9.995 ? 2 : bytes < 99.95 ? 1 : 0, kUnits[unit]);
+}
+
+std::string with_commas(std::string digits) {
+  const std::size_t first = digits[0] == '-' ? 1 : 0;
+  for (std::size_t at = digits.size(); at > first + 3;) {
+    at -= 3;
+    digits.insert(at, ",");
+  }
+  return digits;
+}
+
+std::string joined_by_and(const std::vector<std::string>& words) {
+  std::string text;
+  for (std::size_t i = 0; i < words.size(); ++i)
+    text += (i == 0 ? "" : i + 1 == words.size() ? " and " : ", ") + words[i];
+  return text;
 }
 
 std::string text_table(const std::vector<std::vector<std::string>>& rows) {

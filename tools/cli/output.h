@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <concepts>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -40,8 +41,14 @@ void check_directory(const std::string& option, const std::string& directory, co
 /// SystemError.
 void write_file(const std::string& path, std::string_view content);
 
-/// Throws InvalidUsage if the output file `path` is one of the `inputs`, which it would replace.
-void refuse_to_replace(std::string_view option, const std::string& path, const std::vector<std::string>& inputs);
+/// `json` as a file. "" is no file.
+void write_json(const std::string& path, const nlohmann::ordered_json& json, int indent = 1);
+
+/// An output file by the option that names it; "" is no file.
+using Outputs = std::vector<std::pair<std::string_view, std::string>>;
+/// Throws InvalidUsage if one of the files can't be written, as check_writable(), or is one of the `inputs`, which it
+/// would replace.
+void check_outputs(const Outputs& outputs, const std::vector<std::string>& inputs = {});
 
 /// `json` as text, on one line if `indent` is negative. Bytes that are not UTF-8, as in a file's name, become U+FFFD.
 std::string json_text(const nlohmann::ordered_json& json, int indent = -1);
@@ -58,6 +65,13 @@ class CheckFailed : public std::runtime_error {
 
 /// 1234567 -> "1.23 MB" (MB = 1e6), at most five characters for the number.
 std::string human_bytes(double bytes);
+
+/// "10,844,160"
+std::string with_commas(std::string digits);
+std::string with_commas(std::integral auto number) { return with_commas(std::to_string(number)); }
+
+/// "a", "a and b", "a, b and c".
+std::string joined_by_and(const std::vector<std::string>& words);
 
 /// The rows in columns, each row as a line: the first column is left-aligned, all others right-aligned. All rows have
 /// the length of the first.

@@ -33,6 +33,23 @@ CLI::Validator finite_number(double low, double high) {
   return {check, ""};
 }
 
+CLI::Validator one_of(const std::vector<std::string>& words) { return CLI::IsMember(words); }
+
+OptionValues list_of(const char* type, std::optional<CLI::Validator> check) {
+  OptionValues values(type);
+  values.check = std::move(check);
+  values.list = true;
+  return values;
+}
+
+CLI::Option* set_values(CLI::Option* option, const OptionValues& values, bool shows_default) {
+  if (!values.type.empty()) option->type_name(values.type);
+  if (values.check) option->transform(*values.check);
+  if (values.list) option->delimiter(',');
+  if (shows_default && option->get_description().find("(default") == std::string::npos) option->capture_default_str();
+  return option;
+}
+
 void refuse_empty_values(CLI::App& app) {
   for (CLI::Option* option : app.get_options())
     if (option->get_expected_min() > 0 && option->get_type_size() != 0 && !option->get_group().empty())

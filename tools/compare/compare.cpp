@@ -18,36 +18,12 @@
 #include "tools/launch/ranks.h"
 #include "tools/pages/page.h"
 #include "tools/results/comparison.h"
-#include "tools/results/repeated_run.h"
+#include "tools/results/rounds.h"
 #include "tools/train/engine_options.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {
 namespace {
-
-/// Strategies to run. From the default list, one that can't run here is skipped with a message.
-std::vector<std::string> strategies_of(const CompareOptions& options, const TrainPlan& plan, bool say) {
-  std::vector<std::string> chosen;
-  if (!options.strategies.empty()) {
-    for (const std::string& name : options.strategies) {
-      engine_options(plan, name);
-      chosen.push_back(fsdp::parse_strategy(name, fsdp::CollectiveRegistry::built_in()).name);
-    }
-    return chosen;
-  }
-  std::string last_reason;
-  for (const char* name : {"ddp", "zero1", "zero2", "fsdp", "hsdp"}) {
-    try {
-      engine_options(plan, name);
-      chosen.push_back(name);
-    } catch (const base::InvalidUsage& error) {
-      last_reason = error.what();
-      if (say) print_clean("left out: {}\n", last_reason);
-    }
-  }
-  if (chosen.empty()) throw base::InvalidUsage(last_reason);
-  return chosen;
-}
 
 /// Why runs over two mesh axes differ from the others if gradients are reduced in 16 bits; else "".
 std::string rounding_note(const TrainPlan& plan, const Comparison& comparison) {
@@ -81,7 +57,7 @@ void write_outputs(const CompareOptions& options, const TrainPlan& plan, const C
   for (const std::string& line : comparison.noise) print_clean("noise: {}\n", line);
   if (comparison.why) print_clean("{}", why_text(*comparison.why));
   if (const auto& lateness = latest_of(comparison)) print_clean("{}", lateness_line(*lateness));
-  if (!options.json.empty()) write_file(options.json, json_text(to_json(comparison), 1) + "\n");
+  write_json(options.json, to_json(comparison));
   if (!options.report.empty()) write_file(options.report, pages::page({comparison}));
   if (options.trace.empty()) return;
   if (traces.size() == 1) return write_file(options.trace, traces[0]);
@@ -145,17 +121,6 @@ std::vector<std::string> combine(const std::vector<std::vector<CompareRun>>& res
   return traces;
 }
 
-/// The runs of --why are compared unless others are asked for. Throws InvalidUsage.
-CompareOptions with_runs_of_why(CompareOptions options) {
-  if (options.why.empty()) return options;
-  const auto [from, to] = runs_of_why(options.why);
-  if (options.strategies.empty()) {
-    options.strategies = {from.strategy};
-    if (to.strategy != from.strategy) options.strategies.push_back(to.strategy);
-  }
-  return options;
-}
-
 std::vector<RunName> run_names(const CompareOptions& options, const std::vector<Contestant>& contestants) {
   std::vector<RunName> names;
   for (const Contestant& contestant : contestants)
@@ -189,7 +154,8 @@ Why why_of(const CompareOptions& options, const std::vector<Contestant>& contest
 }
 
 int compare(const CommandLine& commands, const CompareOptions& asked) {
-  const CompareOptions options = with_runs_of_why(asked);
+  CompareOptions options = asked;
+  options.strategies = strategies_for_why(options.why, options.strategies);
   const int ranks = world_size(options.ranks);
   const std::vector<TrainPlan> plans = plans_of(options, ranks);
   const TrainPlan& plan = plans.front();
@@ -201,10 +167,11 @@ int compare(const CommandLine& commands, const CompareOptions& asked) {
 
   const bool spawn = must_spawn(ranks);
   const bool first = spawn || ranks == 1 || comm::resolve_launch().rank == 0;
-  const std::vector<std::string> strategies = strategies_of(options, plan, first);
-  if (first) {
-    check_results(options);
-  }
+  std::vector<std::string> left_out;
+  const std::vector<std::string> strategies = strategies_of(plan, left_out);
+  for (const std::string& reason : left_out)
+    if (first) print_clean("left out: {}\n", reason);
+  if (first) check_results(options);
   warn_if_alone_under_launcher(ranks);
   if (first) warn_ineffective_options(options);
   if (first && !plan.model.note.empty()) print_clean(stderr, "tessera: {}\n", plan.model.note);
@@ -245,27 +212,18 @@ void add_compare(CommandLine& commands) {
       "compare", "train one model under several strategies and compare losses, memory, traffic and time");
   const auto options = std::make_shared<CompareOptions>();
   add_train_options(*command, *options);
-  command
-      ->add_option("--strategies,--strategy", options->strategies,
-                   "strategies to run, each as in train --strategy (default: ddp zero1 zero2 fsdp hsdp)")
-      ->type_name("A,B")
-      ->delimiter(',');
-  command->add_option("--report", options->report, "write an HTML page with charts")->type_name("FILE.html");
-  command->add_option("--wraps", options->wraps, "wrappings to run every strategy with, each as in --wrap")
-      ->type_name("A,B")
-      ->delimiter(',')
+  add_option(*command, "--strategies,--strategy", options->strategies,
+             "strategies to run, each as in train --strategy (default: ddp zero1 zero2 fsdp hsdp)", list_of());
+  add_option(*command, "--report", options->report, "write an HTML page with charts", "FILE.html");
+  add_option(*command, "--wraps", options->wraps, "wrappings to run every strategy with, each as in --wrap", list_of())
       ->excludes("--wrap");
-  command
-      ->add_option("--repeat", options->repeat,
-                   "rounds in which every run takes its turn; differences of times are shown with intervals from 6 on")
-      ->type_name("R")
-      ->transform(whole_number(1, 1000));
-  command
-      ->add_option("--why", options->why,
-                   "print why a step of B takes longer than one of A, as a sum, and what would help "
-                   "(implies --repeat 6)")
-      ->type_name("A,B")
-      ->delimiter(',');
+  add_option(*command, "--repeat", options->repeat,
+             "rounds in which every run takes its turn; differences of times are shown with intervals from 6 on",
+             {"R", whole_number(1, 1000)});
+  add_option(*command, "--why", options->why,
+             "print why a step of B takes longer than one of A, as a sum, and what would help "
+             "(implies --repeat 6)",
+             list_of());
   command->add_option("--only", options->only)->group("");  // of the ranks that this command starts
   command->add_option("--only-wrap", options->only_wrap)->group("");
   command->callback(

@@ -7,7 +7,6 @@
 #include <memory>
 #include <sstream>
 
-#include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
@@ -33,14 +32,11 @@ std::string events_to_text(const std::vector<base::TraceEvent>& events) {
 CompareRun run_here(const TrainPlan& plan, const std::string& strategy, int generation,
                     const std::function<void(const StepReport&)>& on_step) {
   const auto memory_tracker = std::make_shared<base::MemoryTracker>();
-  const auto world = init_world({.ranks = plan.ranks,
-                                 .backend = plan.options.backend_given ? plan.options.backend : "",
-                                 .algorithms = kComparedAlgorithms,
-                                 .generation = generation,
-                                 .memory_tracker = memory_tracker,
-                                 .ordered = true,
-                                 .device = device_of_rank(plan.options.device),
-                                 .flight_recorder = plan.options.flight_recorder});
+  WorldInitOptions options = world_of(plan, memory_tracker);
+  options.algorithms = kComparedAlgorithms;
+  options.generation = generation;
+  options.ordered = true;
+  const auto world = init_world(options);
   const TrainingOutcome outcome =
       run_training(plan, strategy, *world, memory_tracker, {.on_step = on_step, .measure_norm = false});
   return {outcome.result, plan.options.trace.empty() ? "" : events_to_text(outcome.last_step),

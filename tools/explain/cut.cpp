@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "tools/cli/output.h"
 #include "tools/train/model_files.h"
 
 namespace tessera::tools {
@@ -95,8 +96,7 @@ std::vector<std::string> contents_of(const CutUnit& unit, const fsdp::FlatLayout
     } else if (is_whole(entry)) {
       names.push_back(name);
     } else {
-      names.push_back(fmt::format("{} of {} of {}", grouped(static_cast<std::uint64_t>(inside)),
-                                  grouped(static_cast<std::uint64_t>(entry.parameter->count())), name));
+      names.push_back(fmt::format("{} of {} of {}", with_commas(inside), with_commas(entry.parameter->count()), name));
     }
   }
   return names;
@@ -107,12 +107,6 @@ std::vector<std::string> contents_of(const CutUnit& unit, const fsdp::FlatLayout
 const fsdp::FlatLayout& CutUnit::largest() const {
   return *std::max_element(flats.begin(), flats.end(),
                            [](const fsdp::FlatLayout& a, const fsdp::FlatLayout& b) { return a.padded < b.padded; });
-}
-
-std::string grouped(std::uint64_t number) {
-  std::string digits = std::to_string(number);
-  for (std::size_t end = digits.size(); end > 3; end -= 3) digits.insert(end - 3, ",");
-  return digits;
 }
 
 int parts_over(const fsdp::Axes& axes, const fsdp::MeshShape& mesh) {

@@ -68,7 +68,4 @@ fsdp::ElementRange shard_of(int rank, std::int64_t padded, const fsdp::Axes& axe
 /// The shards of a unit's largest flat parameter over `axes`, in the order of their ranges.
 std::vector<Shard> shards_of(const CutUnit& unit, const fsdp::Axes& axes, const fsdp::MeshShape& mesh);
 
-/// 1234567 -> "1,234,567".
-std::string grouped(std::uint64_t number);
-
 }  // namespace tessera::tools

@@ -49,10 +49,7 @@ void refuse_run_options(const CLI::App& command) {
 
 /// Called by the process that starts the ranks, or by rank 0.
 void check_explained(const ExplainOptions& options, int ranks) {
-  for (const auto& [name, file] : {std::pair("--json", options.json), std::pair("--html", options.html)}) {
-    check_writable(name, file);
-    refuse_to_replace(name, file, {options.model, options.cluster});
-  }
+  check_outputs({{"--json", options.json}, {"--html", options.html}}, {options.model, options.cluster});
   const ClusterSpec cluster = cluster_of(options, ranks);
   if (options.cpu_offload && cluster.compute.kind == ComputeSpec::Kind::host)
     print_clean(stderr, "tessera: --cpu-offload does nothing on cluster {}: its ranks already use host memory\n",
@@ -65,7 +62,7 @@ void show(const ExplainOptions& options, int ranks, std::optional<RealStep> real
   print_clean("{}", options.question.empty() ? to_text(explanation, options, text_width())
                                              : answer_text(explanation, options.question, text_width()));
   if (!options.html.empty()) write_file(options.html, explain_page(explanation, arguments));
-  if (!options.json.empty()) write_file(options.json, json_text(to_json(explanation), 1) + "\n");
+  write_json(options.json, to_json(explanation));
 }
 
 /// The plan of the ranks that run: over the same mesh as the simulated ones.
@@ -81,10 +78,7 @@ TrainPlan real_plan(const ExplainOptions& options, int ranks) {
 
 int run_as_rank(const ExplainOptions& options, const TrainPlan& plan, const std::vector<std::string>& arguments) {
   const auto memory_tracker = std::make_shared<base::MemoryTracker>();
-  const auto world = init_world({.ranks = plan.ranks,
-                                 .backend = options.backend_given ? options.backend : "",
-                                 .algorithms = "",
-                                 .memory_tracker = memory_tracker});
+  const auto world = init_world(world_of(plan, memory_tracker));
   RealStep step = run_real_step(plan, *world, memory_tracker);
   if (world->rank() == 0) show(options, plan.ranks, std::move(step), arguments);
   return 0;

@@ -68,10 +68,9 @@ StepCost cost_of(const TrainPlan& plan, const std::string& strategy, const StepP
 std::string title_of(const TrainPlan& plan, const StepPlan& step) {
   const std::int64_t microbatches = plan.options.accumulate;
   return fmt::format("{}, {} parameters, {} on {} rank{} (mesh {}x{}), {} sequences of {}{}, {}, {}",
-                     plan.options.model, grouped(static_cast<std::uint64_t>(plan.parameters)), step.result.strategy,
-                     plan.ranks, plan.ranks == 1 ? "" : "s", step.result.mesh[0], step.result.mesh[1],
-                     plan.options.global_batch, plan.seq_len,
-                     microbatches == 1 ? "" : fmt::format(" in {} microbatches", microbatches),
+                     plan.options.model, with_commas(plan.parameters), step.result.strategy, plan.ranks,
+                     plan.ranks == 1 ? "" : "s", step.result.mesh[0], step.result.mesh[1], plan.options.global_batch,
+                     plan.seq_len, microbatches == 1 ? "" : fmt::format(" in {} microbatches", microbatches),
                      base::name_of(plan.precision.compute), plan.options.optimizer);
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "tessera/base/error.h"
+#include "tools/cli/output.h"
 #include "tools/train/engine_options.h"
 #include "tools/train/model_files.h"
 
@@ -178,7 +179,7 @@ Told more_bytes(const Explanation& step) {
   const std::string text = fmt::format("Is that more than the all_reduce of {}?", step.reference_name);
   if (sent == all_reduce)
     return {{text, fmt::format("No: {} B are {} B. A reduce_scatter and a gather are the two halves of an all_reduce.",
-                               grouped(sent), grouped(all_reduce))}};
+                               with_commas(sent), with_commas(all_reduce))}};
   std::uint64_t again = 0;
   bool in_backward = false;
   for (const StoryRow& row : step.story.rows) {
@@ -186,21 +187,19 @@ Told more_bytes(const Explanation& step) {
     if (in_backward && row.kind == base::TraceEventKind::unshard_issue) again += row.sent.value_or(0);
   }
   const double factor = static_cast<double>(sent) / static_cast<double>(all_reduce);
-  std::string answer = fmt::format("{} B instead of {} B: x {:.2f}.", grouped(sent), grouped(all_reduce), factor);
+  std::string answer =
+      fmt::format("{} B instead of {} B: x {:.2f}.", with_commas(sent), with_commas(all_reduce), factor);
   if (again > 0)
     answer += fmt::format(
         " A reduce_scatter and one gather are the two halves of an all_reduce; {} B are gathered again in backward.",
-        grouped(again));
+        with_commas(again));
   return {{text, answer}};
 }
 
 Told less_memory(const Explanation& step) {
   if (!step.reference) return {};
-  const auto sum = [](const RunResult::ModelState& state) {
-    return state.parameter + state.gradient + state.optimizer;
-  };
-  const std::uint64_t own = sum(step.step.result.model_state_bytes);
-  const std::uint64_t whole = sum(step.reference->result.model_state_bytes);
+  const std::uint64_t own = step.step.result.model_state_bytes.total();
+  const std::uint64_t whole = step.reference->result.model_state_bytes.total();
   if (own >= whole) return {};
   const std::uint64_t activations =
       step.step.result.peak_bytes.peak[static_cast<std::size_t>(base::MemoryCategory::activation)];
@@ -208,7 +207,7 @@ Told less_memory(const Explanation& step) {
       {"What is saved, and what is not?",
        fmt::format("Model state: {} B a rank instead of {} B. Activations are of its own sequences, up to {} B, under "
                    "every strategy.",
-                   grouped(own), grouped(whole), grouped(activations))}};
+                   with_commas(own), with_commas(whole), with_commas(activations))}};
 }
 
 Told more_blocks(const Explanation& step) {
@@ -233,8 +232,8 @@ Told more_blocks(const Explanation& step) {
   return {
       {fmt::format("What if there were {} blocks instead of {}?", deeper.model.layers, step.plan.model.layers),
        fmt::format("Then at most {} of {} B are gathered at a time, {:.0f} % of the model; here {} of {} B, {:.0f} %.",
-                   grouped(most), grouped(whole), percent(most, whole), grouped(step.story.most_unsharded),
-                   grouped(bytes), percent(step.story.most_unsharded, bytes))}};
+                   with_commas(most), with_commas(whole), percent(most, whole), with_commas(step.story.most_unsharded),
+                   with_commas(bytes), percent(step.story.most_unsharded, bytes))}};
 }
 
 constexpr QuestionKind kQuestions[] = {

@@ -14,7 +14,6 @@
 #include "tools/cli/output.h"
 #include "tools/plan/step_plan.h"
 #include "tools/train/engine_options.h"
-#include "tools/train/events.h"
 #include "tools/train/step_recorder.h"
 #include "tools/train/trainer.h"
 
@@ -119,8 +118,8 @@ class ValueProbe {
   RankValues values_;
 };
 
-nlohmann::json to_message(const RankValues& values) {
-  nlohmann::json units = nlohmann::json::array();
+nlohmann::ordered_json to_message(const RankValues& values) {
+  nlohmann::ordered_json units = nlohmann::ordered_json::array();
   for (const UnitValues& unit : values.units)
     units.push_back({unit.name, unit.weights_hash, unit.gradient_norm, unit.shard.first, unit.shard.elements,
                      unit.shard.sum_of_squares});
@@ -177,10 +176,8 @@ RealStep run_real_step(const TrainPlan& plan, comm::Communicator& world,
   const auto runtime = base::open_device({});
   comm::HostCollectives control(*communicator, *runtime);
   RealStep step;
-  for (const std::string& text : gather_texts(control, json_text(to_message(own)))) {
-    const auto message = nlohmann::json::parse(text);
+  for (const nlohmann::json& message : gather_json(control, to_message(own)))
     step.ranks.push_back(from_message({message, "the values of a rank"}));
-  }
   step.timeline =
       gather_step(control, {steps, timed.begin_ns, timed.begin_ns + timed.step_ns, timed.events, timed.memory});
   const std::vector<std::uint64_t> times = {static_cast<std::uint64_t>(timed.begin_ns),

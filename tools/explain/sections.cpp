@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tools/cli/output.h"
 #include "tools/explain/questions.h"
 
 namespace tessera::tools {
@@ -137,8 +138,8 @@ std::string cut_text(const Explanation& step, std::size_t width) {
     const CutUnit& unit = units[first];
     const auto parts = static_cast<std::uint64_t>(parts_over(unit.strategy.param_at_rest, step.step.mesh));
     const std::string head = fmt::format("{}{:<{}}  {:>11} {:>13} {:>12}  {:<15}  ", kMargin, names[row++], widest,
-                                         grouped(static_cast<std::uint64_t>(unit.elements)), grouped(unit.bytes),
-                                         grouped(unit.bytes / parts), after_forward(step, first));
+                                         with_commas(unit.elements), with_commas(unit.bytes),
+                                         with_commas(unit.bytes / parts), after_forward(step, first));
     text += head.size() + kLeastContents <= width ? wrapped(width, head, unit.contents)
                                                   : line_of(head) + wrapped(width, kMargin + "    ", unit.contents);
   }
@@ -147,16 +148,15 @@ std::string cut_text(const Explanation& step, std::size_t width) {
 
 std::string state_row(std::size_t width, const std::string& name, const RunResult::ModelState& state,
                       const std::string& note) {
-  const std::string row = fmt::format("{}{:<15} {:>13} {:>13} {:>13} {:>13}", kMargin, name, grouped(state.parameter),
-                                      grouped(state.gradient), grouped(state.optimizer),
-                                      grouped(state.parameter + state.gradient + state.optimizer));
+  const std::string row =
+      fmt::format("{}{:<15} {:>13} {:>13} {:>13} {:>13}", kMargin, name, with_commas(state.parameter),
+                  with_commas(state.gradient), with_commas(state.optimizer), with_commas(state.total()));
   return beside_or_below(width, row + "  ", note);
 }
 
 /// "= 16 P": bytes for each parameter, padding included.
 std::string per_parameter(const RunResult::ModelState& state, std::int64_t padded) {
-  const double bytes =
-      static_cast<double>(state.parameter + state.gradient + state.optimizer) / static_cast<double>(padded);
+  const double bytes = static_cast<double>(state.total()) / static_cast<double>(padded);
   return std::abs(bytes - std::round(bytes)) < 1e-9 ? fmt::format("= {:.0f} P", bytes)
                                                     : fmt::format("= {:.3g} P", bytes);
 }
@@ -166,8 +166,8 @@ std::string rest_text(const Explanation& step, std::size_t width) {
   std::string text = heading("REST") + fmt::format("{:<15} {:>13} {:>13} {:>13} {:>13}\n", "a rank keeps, B",
                                                    "parameters", "gradients", "optimizer", "together");
   const std::int64_t padded = step.cut->padded();
-  text += state_row(width, step.step.result.strategy, state,
-                    per_parameter(state, padded) + ", P = " + grouped(static_cast<std::uint64_t>(padded)));
+  text +=
+      state_row(width, step.step.result.strategy, state, per_parameter(state, padded) + ", P = " + with_commas(padded));
   if (!step.reference) return text;
   const RunResult::ModelState& whole = step.reference->result.model_state_bytes;
   return text + state_row(width, step.reference_name, whole, per_parameter(whole, padded));
@@ -205,7 +205,7 @@ std::string step_row(const StepColumns& columns, const StoryRow& row) {
     if (end < row.note.size()) rest = row.note.substr(end + 1);
   }
   std::string text = step_row(columns, fmt::format("{:.3f}", ms_of(row.at_ns)), what,
-                              {row.sent ? grouped(*row.sent) : "", row.unsharded ? grouped(*row.unsharded) : "",
+                              {row.sent ? with_commas(*row.sent) : "", row.unsharded ? with_commas(*row.unsharded) : "",
                                row.wait_ns ? fmt::format("{:.3f}", ms_of(*row.wait_ns)) : ""});
   if (!rest.empty()) text += wrapped(columns.width, std::string(columns.at + 2 + columns.action + 1, ' '), rest);
   return text;
@@ -270,7 +270,7 @@ std::string factors(const OperationCost& cost) {
   const auto ranks = static_cast<std::uint64_t>(cost.ranks);
   const std::uint64_t rounds = cost.kind == comm::OpKind::all_reduce ? 2 : 1;
   if (cost.bytes_sent * ranks != rounds * (ranks - 1) * cost.bytes) return counted_units(cost);
-  return fmt::format("= {}{}/{} x {}: {}", rounds == 2 ? "2 x " : "", ranks - 1, ranks, grouped(cost.bytes),
+  return fmt::format("= {}{}/{} x {}: {}", rounds == 2 ? "2 x " : "", ranks - 1, ranks, with_commas(cost.bytes),
                      counted_units(cost));
 }
 
@@ -286,23 +286,24 @@ std::string cost_text(const Explanation& step, std::size_t width) {
   std::string text = heading("COST") + fmt::format("{:<15} {:>6} {:>14}\n", "of a rank", "calls", "bytes sent");
   if (step.cost.operations.empty()) return heading("COST") + no_operations(step);
   for (const OperationCost& cost : step.cost.operations)
-    text += wrapped(
-        width,
-        fmt::format("{}{:<15} {:>6} {:>14}  ", kMargin, comm::name_of(cost.kind), cost.calls, grouped(cost.bytes_sent)),
-        factors(cost));
-  std::string note = step.cost.formula_bytes == step.cost.bytes_sent ? "as by formula"
-                                                                     : "by formula " + grouped(step.cost.formula_bytes);
+    text += wrapped(width,
+                    fmt::format("{}{:<15} {:>6} {:>14}  ", kMargin, comm::name_of(cost.kind), cost.calls,
+                                with_commas(cost.bytes_sent)),
+                    factors(cost));
+  std::string note = step.cost.formula_bytes == step.cost.bytes_sent
+                         ? "as by formula"
+                         : "by formula " + with_commas(step.cost.formula_bytes);
   if (step.reference)
     note +=
-        fmt::format("; {} sends {}: x {:.2f}", step.reference_name, grouped(step.reference_cost.bytes_sent),
+        fmt::format("; {} sends {}: x {:.2f}", step.reference_name, with_commas(step.reference_cost.bytes_sent),
                     static_cast<double>(step.cost.bytes_sent) / static_cast<double>(step.reference_cost.bytes_sent));
   text += wrapped(
       width,
-      fmt::format("{}{:<15} {:>6} {:>14}  ", kMargin, "together", step.cost.calls, grouped(step.cost.bytes_sent)),
+      fmt::format("{}{:<15} {:>6} {:>14}  ", kMargin, "together", step.cost.calls, with_commas(step.cost.bytes_sent)),
       note);
   const PerCollective& calls = step.step.result.calls_per_step;
   text += kMargin + fmt::format("and {} calls of {} B for order checks, norms and the loss\n", calls.control,
-                                grouped(step.step.result.wire_bytes_per_step.control));
+                                with_commas(step.step.result.wire_bytes_per_step.control));
   std::string link = fmt::format("link busy for {:.3f} ms = {:.3f} exposed + {:.3f} hidden; step {:.3f}",
                                  ms_of(step.cost.link_ns), ms_of(step.cost.exposed_ns),
                                  ms_of(step.cost.link_ns - step.cost.exposed_ns), step.step.result.step_ms_median);

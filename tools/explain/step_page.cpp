@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "tools/cli/output.h"
 #include "tools/explain/sections.h"
 #include "tools/pages/live.h"
 
@@ -18,7 +19,7 @@ std::string sentence_of(const StoryRow& row) {
   std::string text = row.text;
   if (row.wait_ns) text += fmt::format(", {:.3f} ms", static_cast<double>(*row.wait_ns) / 1e6);
   if (!row.note.empty()) text += " (" + row.note + ")";
-  if (row.sent) text += fmt::format(", {} B sent", grouped(*row.sent));
+  if (row.sent) text += fmt::format(", {} B sent", with_commas(*row.sent));
   return text;
 }
 

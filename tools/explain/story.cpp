@@ -7,6 +7,8 @@
 #include <map>
 #include <utility>
 
+#include "tools/cli/output.h"
+
 namespace tessera::tools {
 namespace {
 
@@ -202,8 +204,8 @@ class StoryBuilder {
       row(event, event.start_ns, "update " + event.unit);
     }
     const bool sharded = parts_over(own.strategy.optimizer, input_.mesh) > 1;
-    story_.rows.back().note = fmt::format("{} {} parameters", sharded ? "its own shards:" : "all",
-                                          grouped(static_cast<std::uint64_t>(updated_elements_)));
+    story_.rows.back().note =
+        fmt::format("{} {} parameters", sharded ? "its own shards:" : "all", with_commas(updated_elements_));
   }
 
   /// Ends the spans that are over at `now`, and adds a row where the one around goes on computing.

@@ -184,23 +184,18 @@ void add_info(CommandLine& commands) {
   info->add_flag("--models", options->models, "list the model presets");
   CLI::Option* const units =
       info->add_flag("--units", options->units, "list the units that a wrapping makes of a model");
-  info->add_option("--model", options->model,
-                   "model for --units: a preset, or a Hugging Face config.json or its folder")
-      ->needs(units)
-      ->capture_default_str();
-  info->add_option("--wrap", options->wrap, "wrapping for --units, as in train")->needs(units)->capture_default_str();
-  info->add_option("--ranks", options->ranks, "ranks for --units: padding is to multiples of 8 x ranks")
-      ->needs(units)
-      ->transform(whole_number(1, 4096))
-      ->capture_default_str();
-  info->add_option("--precision", options->precision, "precision for --units, as in train")
-      ->needs(units)
-      ->check(CLI::IsMember({"f32", "bf16", "f16"}))
-      ->capture_default_str();
-  info->add_option("--f32-modules", options->f32_modules, "f32 modules for --units, as in train")
-      ->needs(units)
-      ->type_name("LIST")
-      ->delimiter(',');
+  add_option(*info, "--model", options->model,
+             "model for --units: a preset, or a Hugging Face config.json or its folder")
+      ->needs(units);
+  add_option(*info, "--wrap", options->wrap, "wrapping for --units, as in train")->needs(units);
+  add_option(*info, "--ranks", options->ranks, "ranks for --units: padding is to multiples of 8 x ranks",
+             whole_number(1, 4096))
+      ->needs(units);
+  add_option(*info, "--precision", options->precision, "precision for --units, as in train",
+             one_of({"f32", "bf16", "f16"}))
+      ->needs(units);
+  add_option(*info, "--f32-modules", options->f32_modules, "f32 modules for --units, as in train", list_of("LIST"))
+      ->needs(units);
   info->callback([&commands, options] { commands.chosen = [options] { return run_info(*options); }; });
 }
 

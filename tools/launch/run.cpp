@@ -53,14 +53,11 @@ int run_program(const ProgramOptions& options) {
 void add_run(CommandLine& commands) {
   CLI::App* run = commands.app.add_subcommand("run", "start a program as ranks on this host");
   const auto options = std::make_shared<ProgramOptions>();
-  run->add_option("-n,--ranks", options->ranks, "number of ranks")
-      ->transform(whole_number(1, 1024))
-      ->capture_default_str();
+  add_option(*run, "-n,--ranks", options->ranks, "number of ranks", whole_number(1, 1024));
   run->add_flag("--no-tag", options->no_tag, "no [rank] before each line; the program inherits standard output");
-  run->add_option("--bind", options->bind, "cores of ranks: core: each gets an equal share; none: all may use all")
-      ->check(CLI::IsMember({"core", "none"}))
-      ->capture_default_str();
-  run->add_option("--log-dir", options->log_dir, "also write each rank's output to DIR/rank-R.log")->type_name("DIR");
+  add_option(*run, "--bind", options->bind, "cores of ranks: core: each gets an equal share; none: all may use all",
+             one_of({"core", "none"}));
+  add_option(*run, "--log-dir", options->log_dir, "also write each rank's output to DIR/rank-R.log", "DIR");
   run->footer(
       "Write: tessera run -n 4 -- PROGRAM ARGS\n"
       "The ranks find TESSERA_RANK, TESSERA_WORLD_SIZE, TESSERA_LOCAL_RANK and TESSERA_LOCAL_WORLD_SIZE in their\n"

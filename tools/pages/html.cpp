@@ -39,15 +39,6 @@ std::string exact(double value) {
   return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
 }
 
-std::string with_commas(std::string digits) {
-  const std::size_t first = digits[0] == '-' ? 1 : 0;
-  for (std::size_t at = digits.size(); at > first + 3;) {
-    at -= 3;
-    digits.insert(at, ",");
-  }
-  return digits;
-}
-
 std::string to_html(const Table& table) {
   std::string html = "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"" + escape(table.caption) +
                      "\"><table><caption>" + escape(table.caption) + "</caption><thead><tr>";

@@ -1,7 +1,6 @@
 // Text and formatted numbers for HTML.
 #pragma once
 
-#include <concepts>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,9 +10,6 @@ namespace tessera::tools::pages {
 /// Text that is valid in an element or a quoted attribute, whatever it contains.
 std::string escape(std::string_view text);
 
-/// "10,844,160"
-std::string with_commas(std::string digits);
-std::string with_commas(std::integral auto number) { return with_commas(std::to_string(number)); }
 /// The shortest form with `digits` significant digits: "1.23", "0.5".
 std::string significant(double value, int digits);
 

@@ -10,7 +10,6 @@
 #include "tools/cli/words.h"
 #include "tools/pages/html.h"
 #include "tools/pages/page.h"
-#include "tools/pages/what_if.h"
 
 namespace tessera::tools::pages {
 namespace {

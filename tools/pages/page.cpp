@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "tools/cli/output.h"
 #include "tools/pages/embedded.h"
 #include "tools/pages/html.h"
 #include "tools/pages/live.h"
@@ -22,13 +23,6 @@ std::array<std::int64_t, 4> values_of(const PerCollective& p) {
   return {of(p.all_gather), of(p.reduce_scatter), of(p.all_reduce), of(p.control)};
 }
 
-std::string join(const std::vector<std::string>& words) {
-  std::string text;
-  for (std::size_t i = 0; i < words.size(); ++i)
-    text += (i == 0 ? "" : i + 1 == words.size() ? " and " : ", ") + words[i];
-  return text;
-}
-
 std::string paragraph(const std::string& text) { return "<p>" + escape(text) + "</p>\n"; }
 
 std::string verdict(const Comparison& comparison) {
@@ -40,8 +34,8 @@ std::string verdict(const Comparison& comparison) {
     for (const RunResult* member : group) names.push_back(name_of(*member));
     const std::string ends = group.size() == 1 ? " ends" : " end bitwise equal";
     html += "<p class=\"verdict" + std::string(groups.size() > 1 ? " differs" : "") + "\">" +
-            escape(join(names) + ends) + ": parameters <code>" + escape(run.final_parameters_hash) + "</code>" +
-            (run.losses.empty() ? "" : ", last loss " + escape(exact(run.losses.back()))) + "</p>\n";
+            escape(joined_by_and(names) + ends) + ": parameters <code>" + escape(run.final_parameters_hash) +
+            "</code>" + (run.losses.empty() ? "" : ", last loss " + escape(exact(run.losses.back()))) + "</p>\n";
   }
   return html;
 }
@@ -126,7 +120,7 @@ std::string model_state_of(const Comparison& c) {
   ordered_json rows = ordered_json::array();
   for (const RunResult& run : c.runs) {
     const auto& [parameter, gradient, optimizer] = run.model_state_bytes;
-    const std::uint64_t total = parameter + gradient + optimizer;
+    const std::uint64_t total = run.model_state_bytes.total();
     rows.push_back({full_name(run), {parameter, gradient, optimizer}, nullptr, total});
     std::vector<std::string>& row = table.rows.emplace_back(1, full_name(run));
     for (const std::uint64_t bytes : {parameter, gradient, optimizer, total}) row.push_back(with_commas(bytes));
@@ -210,7 +204,46 @@ std::string times_of(const Comparison& c) {
          to_html(table);
 }
 
+/// How far each simulated step is from the measured one.
+std::string distances_of(const WhatIf& what_if) {
+  if (!what_if.link_given)
+    return "The runs had no --link, so their links are not known, and the simulated steps can't be compared with the "
+           "measured ones. ";
+  std::string text;
+  for (const WhatIf::Run& run : what_if.runs) {
+    if (!run.left_out.empty() || run.measured_ms <= 0) continue;
+    const double percent = std::round((run.simulated_ms / run.measured_ms - 1) * 100);
+    text += (text.empty() ? "" : ", ") + run.name + " " + (percent < 0 ? "\u2212" : "+") +
+            significant(std::abs(percent), 3) + " %";
+  }
+  return text.empty() ? "" : "In the setting of the runs, simulated steps differ from measured ones by: " + text + ". ";
+}
+
+Table steps_of(const WhatIf& what_if) {
+  Table table{"Milliseconds of a step in the setting of the runs", {"strategy", "measured", "simulated"}, {}};
+  for (const WhatIf::Run& run : what_if.runs)
+    table.rows.push_back({run.name, significant(run.measured_ms, 5),
+                          run.left_out.empty() ? significant(run.simulated_ms, 5) : "left out: " + run.left_out});
+  return table;
+}
+
 }  // namespace
+
+std::string what_if_section(const WhatIf& what_if) {
+  std::string html =
+      "<h2>What if</h2>\n<p>A simulation: the strategies in the order of their own calls, over links of which each " +
+      defined("rank") + " has a port that its operations pass one after the other. Forward, backward and " +
+      defined("optimizer") + " take as long as they did here: " + escape(what_if.machine) + " a rank. " +
+      escape(distances_of(what_if)) + "</p>\n";
+  for (const WhatIf::Run& run : what_if.runs)
+    if (!run.left_out.empty())
+      html += "<p>" + escape(run.name + " is left out: " + run.left_out) + ".</p>\n";
+    else if (!run.memory_known)
+      html += "<p>" +
+              escape("The memory of " + run.name + " is left out: it does not grow in proportion to the tokens") +
+              ".</p>\n";
+  return html + place_for("what-if") + details("Simulated and measured steps", steps_of(what_if));
+}
 
 std::string command_of(const Comparison& c) {
   if (c.command.empty()) return "";
@@ -222,8 +255,7 @@ std::string command_of(const Comparison& c) {
 
 std::string full_name(const RunResult& run) {
   if (run.mesh[0] == 1 || run.mesh[1] == 1) return name_of(run);
-  const std::string mesh = " " + std::to_string(run.mesh[0]) + "x" + std::to_string(run.mesh[1]);
-  return run.strategy + mesh + (run.wrap.empty() ? "" : " " + run.wrap);
+  return run.strategy + " " + mesh_text(run) + (run.wrap.empty() ? "" : " " + run.wrap);
 }
 
 std::vector<std::string> device_memory_kinds() {

@@ -11,6 +11,9 @@ namespace tessera::tools::pages {
 /// Pictures and tables of each comparison, one below the other.
 std::string page(const std::vector<Comparison>& comparisons);
 
+/// The section about other links, ranks and batches.
+std::string what_if_section(const WhatIf& what_if);
+
 /// The command that makes a page again; "" if it is not known.
 std::string command_of(const Comparison& comparison);
 

@@ -33,8 +33,6 @@ std::string Candidate::command_line() const {
 
 namespace {
 
-constexpr std::array<const char*, 5> kStrategies = {"ddp", "zero1", "zero2", "fsdp", "hsdp"};
-
 /// Units of one, two and four blocks, and the whole model as one unit. Blocks are the modules of "block".
 std::vector<std::string> wraps_of(const TrainPlan& plan) {
   nn::Context context;
@@ -120,7 +118,7 @@ class Search {
 
   std::vector<std::string> strategies() const {
     if (!options_.strategies.empty()) return options_.strategies;
-    return {kStrategies.begin(), kStrategies.end()};
+    return {kDefaultStrategies.begin(), kDefaultStrategies.end()};
   }
   std::optional<fsdp::EngineOptions> runnable(const TrainPlan& plan, const std::string& strategy) const {
     try {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
@@ -16,17 +17,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-constexpr const char* kDefaultStrategies[] = {"ddp", "zero1", "zero2", "fsdp", "hsdp"};
-
 std::string bytes(double value) { return human_bytes(value); }
-
-std::string calls_and_bytes(std::uint64_t calls, std::uint64_t sent) {
-  return calls == 0 ? "-" : fmt::format("{} / {}", calls, bytes(static_cast<double>(sent)));
-}
-
-std::uint64_t state_of(const RunResult& run) {
-  return run.model_state_bytes.parameter + run.model_state_bytes.gradient + run.model_state_bytes.optimizer;
-}
 
 std::vector<std::string> row_of(const StepPlan& plan) {
   const RunResult& run = plan.result;
@@ -35,19 +26,17 @@ std::vector<std::string> row_of(const StepPlan& plan) {
   };
   const auto unsharded = run.peak_bytes.at_peak[static_cast<std::size_t>(MemoryCategory::unsharded_parameter)] +
                          run.peak_bytes.at_peak[static_cast<std::size_t>(MemoryCategory::unsharded_gradient)];
-  return {name_of(run),
-          fmt::format("{}x{}", run.mesh[0], run.mesh[1]),
-          bytes(static_cast<double>(state_of(run))),
-          bytes(static_cast<double>(unsharded)),
-          at_peak(MemoryCategory::activation),
-          bytes(static_cast<double>(run.peak_bytes.total_peak)),
-          calls_and_bytes(run.calls_per_step.all_gather, run.wire_bytes_per_step.all_gather),
-          calls_and_bytes(run.calls_per_step.reduce_scatter, run.wire_bytes_per_step.reduce_scatter),
-          calls_and_bytes(run.calls_per_step.all_reduce, run.wire_bytes_per_step.all_reduce),
-          fmt::format("{:.3f}", run.step_ms_median),
-          fmt::format("{:.3f}", run.exposed_communication_ms),
-          fmt::format("{:.0f}", run.tokens_per_second),
-          plan.mfu ? fmt::format("{:.1f}%", 100 * *plan.mfu) : "-"};
+  std::vector<std::string> row = {name_of(run),
+                                  mesh_text(run),
+                                  bytes(static_cast<double>(run.model_state_bytes.total())),
+                                  bytes(static_cast<double>(unsharded)),
+                                  at_peak(MemoryCategory::activation),
+                                  bytes(static_cast<double>(run.peak_bytes.total_peak))};
+  std::ranges::move(traffic_texts(run), std::back_inserter(row));
+  row.insert(row.end(),
+             {fmt::format("{:.3f}", run.step_ms_median), fmt::format("{:.3f}", run.exposed_communication_ms),
+              fmt::format("{:.0f}", run.tokens_per_second), plan.mfu ? fmt::format("{:.1f}%", 100 * *plan.mfu) : "-"});
+  return row;
 }
 
 ordered_json graph_json(const plan::StepGraph& graph) {
@@ -99,7 +88,7 @@ std::string table_of(const std::vector<ModelPlan>& plans, const char* title) {
   for (const ModelPlan& plan : plans)
     for (const StepPlan& step : plan.runs) {
       const RunResult& run = step.result;
-      rows.push_back({std::to_string(plan.ranks), name_of(run), fmt::format("{}x{}", run.mesh[0], run.mesh[1]),
+      rows.push_back({std::to_string(plan.ranks), name_of(run), mesh_text(run),
                       fmt::format("{:.3f}", run.step_ms_median), fmt::format("{:.3f}", run.exposed_communication_ms),
                       fmt::format("{:.0f}", run.tokens_per_second),
                       fmt::format("{:.1f}%", 100 * efficiency(plans, plan, run))});
@@ -160,33 +149,20 @@ ModelPlan plan_model(const PlanOptions& options, int ranks, const ClusterSpec& c
   ModelPlan result{.model = options.model, .ranks = ranks, .cluster = cluster.name};
   result.memory_bytes = simulated.memory_bytes;
   const std::optional<plan::Variation> variation = variation_of(options);
-  const bool by_default = options.strategies.empty();
-  const std::vector<std::string> strategies =
-      by_default ? std::vector<std::string>(std::begin(kDefaultStrategies), std::end(kDefaultStrategies))
-                 : options.strategies;
   const std::vector<std::string> wraps = options.wraps.empty() ? std::vector{options.wrap} : options.wraps;
   std::vector<TrainPlan> plans;
   for (const std::string& wrap : wraps) plans.push_back(train_plan(options, wrap, ranks, cluster));
   result.parameters = plans.front().parameters;
   result.note = plans.front().model.note;
-  std::string last_reason;
-  for (const std::string& strategy : strategies) {
-    try {
-      engine_options(plans.front(), strategy);
-    } catch (const InvalidUsage& error) {
-      if (!by_default) throw;
-      last_reason = error.what();
-      if (skipped != nullptr) skipped->push_back(last_reason);
-      continue;
-    }
+  std::vector<std::string> left_out;
+  for (const std::string& strategy : strategies_of(plans.front(), left_out))
     for (const TrainPlan& plan : plans) {
       result.runs.push_back(plan_step(plan, strategy, simulated, variation));
       if (!options.json.empty())  // of a step by itself
         result.runs.back().graph = plan_step(plan, strategy, simulated, {}, {.isolated = true, .graph = true}).graph;
       result.runs.back().result.wrap = plan.options.wrap;
     }
-  }
-  if (result.runs.empty()) throw InvalidUsage(last_reason);
+  if (skipped != nullptr) *skipped = std::move(left_out);
   if (options.wraps.empty())
     for (StepPlan& run : result.runs) run.result.wrap.clear();
   return result;

@@ -12,87 +12,62 @@
 namespace tessera::tools {
 
 void add_cluster_options(CLI::App& command, PlanOptions& options) {
-  command
-      .add_option(
-          "--cluster", options.cluster,
-          "the machines: a preset or a JSON file (docs/plan.md); list: the presets; alone with --json: writes it")
-      ->type_name("NAME|FILE|list");
-  command
-      .add_option("--link", options.link,
-                  "instead of --cluster: latency and rate of the link between any two ranks, or between hosts")
-      ->type_name("LATENCY,RATE")
-      ->capture_default_str()
+  add_option(command, "--cluster", options.cluster,
+             "the machines: a preset or a JSON file (docs/plan.md); list: the presets; alone with --json: writes it",
+             "NAME|FILE|list");
+  add_option(command, "--link", options.link,
+             "instead of --cluster: latency and rate of the link between any two ranks, or between hosts",
+             "LATENCY,RATE")
       ->excludes("--cluster");
-  command.add_option("--link-intra", options.link_intra, "with --link and --hosts: the link between ranks of one host")
-      ->type_name("LATENCY,RATE")
+  add_option(command, "--link-intra", options.link_intra, "with --link and --hosts: the link between ranks of one host",
+             "LATENCY,RATE")
       ->excludes("--cluster");
-  command.add_option("--hosts", options.hosts, "with --link: hosts that the ranks divide into, in order (default: 1)")
-      ->transform(whole_number(1, 1 << 20))
+  add_option(command, "--hosts", options.hosts, "with --link: hosts that the ranks divide into, in order (default: 1)",
+             whole_number(1, 1 << 20))
       ->excludes("--cluster");
-  command
-      .add_option("--machine", options.machine,
-                  "with --link: rate of products and attention, and of memory for all other kernels; or the ranks of a "
-                  "cluster, such as a file of bench --cluster")
-      ->type_name("FLOPS,BYTES|CLUSTER")
-      ->capture_default_str()
+  add_option(command, "--machine", options.machine,
+             "with --link: rate of products and attention, and of memory for all other kernels; or the ranks of a "
+             "cluster, such as a file of bench --cluster",
+             "FLOPS,BYTES|CLUSTER")
       ->excludes("--cluster");
 }
 
 void add_plan_options(CLI::App& command, PlanOptions& options) {
   add_step_options(command, options);
-  command
-      .add_option("--parameters", options.parameters,
-                  "print the ZeRO table: the model state per rank for this number of parameters, such as 7.5e9 or 7.5B")
-      ->type_name("N");
-  command.add_option("--ranks", options.rank_counts, "numbers of ranks; several only with --parameters (default: 4)")
-      ->type_name("N[,N]")
-      ->delimiter(',');
-  command
-      .add_option("--strategies,--strategy", options.strategies,
-                  "strategies to plan, each as in train --strategy (default: all that can run)")
-      ->type_name("A,B")
-      ->delimiter(',');
+  add_option(command, "--parameters", options.parameters,
+             "print the ZeRO table: the model state per rank for this number of parameters, such as 7.5e9 or 7.5B",
+             "N");
+  add_option(command, "--ranks", options.rank_counts, "numbers of ranks; several only with --parameters (default: 4)",
+             list_of("N[,N]"));
+  add_option(command, "--strategies,--strategy", options.strategies,
+             "strategies to plan, each as in train --strategy (default: all that can run)", list_of());
   add_cluster_options(command, options);
-  command.add_option("--wraps", options.wraps, "wrappings to plan every strategy with, each as in --wrap")
-      ->type_name("A,B")
-      ->delimiter(',')
+  add_option(command, "--wraps", options.wraps, "wrappings to plan every strategy with, each as in --wrap", list_of())
       ->excludes("--wrap");
-  command
-      .add_option("--scale", options.scale,
-                  "also plan these numbers of ranks: with the batch per rank of --ranks (weak scaling) and with the "
-                  "same global batch (strong scaling)")
-      ->type_name("N[,N]")
-      ->delimiter(',');
-  command
-      .add_option("--why", options.why,
-                  "with --link: print why a step of B takes longer than one of A, as a sum, and what would help")
-      ->type_name("A,B")
-      ->delimiter(',')
+  add_option(command, "--scale", options.scale,
+             "also plan these numbers of ranks: with the batch per rank of --ranks (weak scaling) and with the "
+             "same global batch (strong scaling)",
+             list_of("N[,N]"));
+  add_option(command, "--why", options.why,
+             "with --link: print why a step of B takes longer than one of A, as a sum, and what would help", list_of())
       ->excludes("--cluster");
   command.add_flag("--advise", options.advise,
                    "search strategies and options, show the fastest for their memory and say why");
-  command
-      .add_option("--memory", options.memory, "memory of a rank for --advise, such as 80GB (default: the cluster's)")
-      ->type_name("BYTES");
-  command
-      .add_option("--slow-rank", options.slow_ranks,
-                  "simulate all ranks, with the work of one taking FACTOR times as long")
-      ->type_name("RANK:FACTOR[,..]")
-      ->delimiter(',');
-  command
-      .add_option("--slow-link", options.slow_links,
-                  "simulate all ranks, with the bytes of one host's cards taking FACTOR times as long")
-      ->type_name("HOST:FACTOR[,..]")
-      ->delimiter(',');
-  command
-      .add_option("--jitter", options.jitter_percent,
-                  "simulate all ranks, with tasks that take longer by this many percent of their time (one deviation)")
-      ->type_name("PERCENT")
-      ->check(finite_number(0));
-  command.add_option("--json", options.json, "write the results as JSON")->type_name("FILE");
-  command.add_option("--trace", options.trace, "write the simulated step as a Chrome trace, which Perfetto opens")
-      ->type_name("FILE");
-  command.add_option("--report", options.report, "write an HTML page with charts")->type_name("FILE.html");
+  add_option(command, "--memory", options.memory,
+             "memory of a rank for --advise, such as 80GB (default: the cluster's)", "BYTES");
+  add_option(command, "--slow-rank", options.slow_ranks,
+             "simulate all ranks, with the work of one taking FACTOR times as long", list_of("RANK:FACTOR[,..]"));
+  add_option(command, "--slow-link", options.slow_links,
+             "simulate all ranks, with the bytes of one host's cards taking FACTOR times as long",
+             list_of("HOST:FACTOR[,..]"));
+  add_option(command, "--jitter", options.jitter_percent,
+             "simulate all ranks, with tasks that take longer by this many percent of their time (one deviation)",
+             {"PERCENT", finite_number(0)})
+      ->default_str("");
+  add_option(command, "--json", options.json, "write the results as JSON", "FILE");
+  add_option(command, "--trace", options.trace, "write the simulated step as a Chrome trace, which Perfetto opens",
+             "FILE");
+  add_option(command, "--report", options.report, "write an HTML page with charts", "FILE.html");
   command.footer("With --parameters, --precision is bf16 unless it is given, as in the table of the ZeRO paper.");
 }
 

@@ -20,10 +20,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-void write_json(const std::string& path, const ordered_json& json) {
-  if (!path.empty()) write_file(path, json_text(json, 1) + "\n");
-}
-
 int list_clusters(const CLI::App& command, const PlanOptions& options) {
   refuse_other_options(command, "--cluster list", {"--cluster", "--json"});
   ordered_json clusters = ordered_json::array();
@@ -101,11 +97,7 @@ PlanOptions with_planned_runs(const CLI::App& command, PlanOptions options) {
   for (const char* name : {"--slow-rank", "--slow-link", "--jitter", "--advise"})
     if (command.count(name) > 0)
       throw base::InvalidUsage(fmt::format("{} has no effect on --why; leave one of the two out", name));
-  const auto [from, to] = runs_of_why(options.why);
-  if (options.strategies.empty()) {
-    options.strategies = {from.strategy};
-    if (to.strategy != from.strategy) options.strategies.push_back(to.strategy);
-  }
+  options.strategies = strategies_for_why(options.why, options.strategies);
   return options;
 }
 
@@ -159,17 +151,9 @@ int model_plan(const CLI::App& command, const PlanOptions& asked) {
   return 0;
 }
 
-/// The cluster's file, if --cluster names one: an input that results must not replace.
-void check_outputs(const PlanOptions& options) {
-  for (const auto& [path, name] :
-       {std::pair(options.json, "--json"), {options.report, "--report"}, {options.trace, "--trace"}}) {
-    check_writable(name, path);
-    refuse_to_replace(name, path, {options.cluster, options.model});
-  }
-}
-
 int plan(const CLI::App& command, const PlanOptions& options) {
-  check_outputs(options);
+  check_outputs({{"--json", options.json}, {"--report", options.report}, {"--trace", options.trace}},
+                {options.cluster, options.model});  // which may be files
   if (options.cluster == "list") return list_clusters(command, options);
   if (!options.parameters.empty()) return zero_table(command, options);
   if (!options.model_given && !options.cluster.empty()) return write_cluster(command, options);

@@ -18,7 +18,6 @@ using nlohmann::ordered_json;
 using pages::full_name;
 using pages::significant;
 using pages::Table;
-using pages::with_commas;
 
 namespace {
 
@@ -52,12 +51,11 @@ std::string times_of(const ModelPlan& plan) {
   for (const StepPlan& step : plan.runs) {
     const RunResult& run = step.result;
     rows.push_back(pages::step_bar(full_name(run), run));
-    const PerCollective& sent = run.wire_bytes_per_step;
     table.rows.push_back({full_name(run), significant(run.step_ms_median, 5),
                           significant(std::min(run.exposed_communication_ms, run.step_ms_median), 4),
                           with_commas(static_cast<std::int64_t>(run.tokens_per_second)),
                           step.mfu ? fmt::format("{:.1f}%", 100 * *step.mfu) : "-",
-                          with_commas(sent.all_gather + sent.reduce_scatter + sent.all_reduce)});
+                          with_commas(run.wire_bytes_per_step.data())});
   }
   return "<h2>Time of a step</h2>\n" +
          pages::chart("bars", {{"label", "Milliseconds per step by strategy; the table below has the numbers"},

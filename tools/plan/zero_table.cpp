@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/fsdp/collective_plugin.h"
+#include "tools/cli/output.h"
 #include "tools/pages/html.h"
 #include "tools/pages/live.h"
 #include "tools/pages/page.h"
@@ -100,10 +101,10 @@ std::string ZeroTable::headline() const {
   const char* kind = o.kind == nn::OptimizerConfig::Kind::sgd    ? "sgd"
                      : o.kind == nn::OptimizerConfig::Kind::adam ? "adam"
                                                                  : "adamw";
-  std::string text =
-      pages::with_commas(spec_.parameters) + " parameters in " + std::string(base::name_of(precision.compute)) +
-      (precision.casts() ? ", gradients in " + std::string(base::name_of(precision.reduce)) : "") + ", " + kind +
-      (o.amsgrad ? " with amsgrad" : "") + (nn::state_slots(o) == 1 ? " with momentum" : "");
+  std::string text = with_commas(spec_.parameters) + " parameters in " + std::string(base::name_of(precision.compute)) +
+                     (precision.casts() ? ", gradients in " + std::string(base::name_of(precision.reduce)) : "") +
+                     ", " + kind + (o.amsgrad ? " with amsgrad" : "") +
+                     (nn::state_slots(o) == 1 ? " with momentum" : "");
   if (spec_.ranks.size() == 1) text += fmt::format(", {} rank{}", spec_.ranks[0], spec_.ranks[0] == 1 ? "" : "s");
   return text + ": model state per rank in GB (1e9 bytes)";
 }
@@ -188,7 +189,7 @@ std::string ZeroTable::page() const {
       std::vector<std::string>& cells = table.rows.emplace_back(1, row.strategy);
       cells.push_back(mesh_text(row.mesh));
       for (const std::uint64_t bytes : {parameter, gradient, optimizer, row.total()})
-        cells.push_back(pages::with_commas(bytes));
+        cells.push_back(with_commas(bytes));
     }
     body +=
         "<h2>" + title + "</h2>\n" +

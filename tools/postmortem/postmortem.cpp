@@ -52,9 +52,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
     }
     i = end;
   }
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < runs.size(); ++i) text += (i == 0 ? "" : i + 1 == runs.size() ? " and " : ", ") + runs[i];
-  return text;
+  return (ranks.size() == 1 ? "rank " : "ranks ") + joined_by_and(runs);
 }
 
 /// "all_gather #47", "recv".
@@ -308,7 +306,7 @@ void print_postmortem(const std::string& directory, const std::string& json) {
   check_writable("--json", json);
   const Postmortem result = postmortem_of(directory);
   print_clean("{}", text_of(result));
-  if (!json.empty()) write_file(json, json_text(json_of(result), 2) + "\n");
+  write_json(json, json_of(result), 2);
 }
 
 }  // namespace tessera::tools

@@ -5,6 +5,7 @@
 #include "tessera/base/file.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
+#include "tools/cli/validators.h"
 #include "tools/pages/page.h"
 #include "tools/postmortem/postmortem.h"
 
@@ -31,8 +32,7 @@ int run_report(const ReportOptions& options) {
     print_postmortem(options.postmortem, options.json);
     return 0;
   }
-  check_writable("--output", options.output);
-  refuse_to_replace("--output", options.output, options.files);
+  check_outputs({{"--output", options.output}}, options.files);
   std::vector<Comparison> comparisons;
   for (const std::string& file : options.files) comparisons.push_back(read_comparison(file));
   write_file(options.output, pages::page(comparisons));
@@ -46,20 +46,15 @@ void add_report(CommandLine& commands) {
   CLI::App* report = commands.app.add_subcommand(
       "report", "write an HTML page with charts of the results of compare, or explain a failure");
   const auto options = std::make_shared<ReportOptions>();
-  CLI::Option* files = report->add_option("RUN.json", options->files, "result files of tessera compare --json");
+  CLI::Option* files = add_option(*report, "RUN.json", options->files, "result files of tessera compare --json");
   CLI::Option* output =
-      report->add_option("-o,--output", options->output, "page to write; an existing file is replaced")
-          ->type_name("FILE.html");
+      add_option(*report, "-o,--output", options->output, "page to write; an existing file is replaced", "FILE.html");
   CLI::Option* postmortem =
-      report
-          ->add_option("--postmortem", options->postmortem,
-                       "print where the ranks of a run diverged, from the directory of its --flight-recorder")
-          ->type_name("DIR")
+      add_option(*report, "--postmortem", options->postmortem,
+                 "print where the ranks of a run diverged, from the directory of its --flight-recorder", "DIR")
           ->excludes(files)
           ->excludes(output);
-  report->add_option("--json", options->json, "with --postmortem: write it as JSON, too")
-      ->type_name("FILE")
-      ->needs(postmortem);
+  add_option(*report, "--json", options->json, "with --postmortem: write it as JSON, too", "FILE")->needs(postmortem);
   report->callback([&commands, options, files, output] {
     if (options->postmortem.empty())
       for (const CLI::Option* needed : {files, output})

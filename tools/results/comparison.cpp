@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
@@ -16,29 +17,21 @@ namespace {
 
 using Row = std::vector<std::string>;
 
-std::uint64_t sum_of(const PerCollective& bytes) { return bytes.all_gather + bytes.reduce_scatter + bytes.all_reduce; }
-
-std::string calls_and_bytes(std::uint64_t calls, std::uint64_t bytes) {
-  return calls == 0 ? "-" : fmt::format("{} / {}", calls, human_bytes(static_cast<double>(bytes)));
-}
-
 Row row_of(const RunResult& r) {
   const auto bytes = [](std::uint64_t value) { return human_bytes(static_cast<double>(value)); };
   const auto& state = r.model_state_bytes;
-  return {name_of(r),
-          fmt::format("{}x{}", r.mesh[0], r.mesh[1]),
-          r.losses.empty() ? "-" : fmt::format("{:.6f}", r.losses.back()),
-          bytes(state.parameter),
-          bytes(state.gradient),
-          bytes(state.optimizer),
-          bytes(r.peak_bytes.peak_of(base::MemoryCategory::activation)),
-          bytes(r.peak_bytes.total_peak),
-          calls_and_bytes(r.calls_per_step.all_gather, r.wire_bytes_per_step.all_gather),
-          calls_and_bytes(r.calls_per_step.reduce_scatter, r.wire_bytes_per_step.reduce_scatter),
-          calls_and_bytes(r.calls_per_step.all_reduce, r.wire_bytes_per_step.all_reduce),
-          fmt::format("{:.1f}", r.step_ms_median),
-          fmt::format("{:.1f}", r.exposed_communication_ms),
-          fmt::format("{:.0f}", r.tokens_per_second)};
+  Row row = {name_of(r),
+             mesh_text(r),
+             r.losses.empty() ? "-" : fmt::format("{:.6f}", r.losses.back()),
+             bytes(state.parameter),
+             bytes(state.gradient),
+             bytes(state.optimizer),
+             bytes(r.peak_bytes.peak_of(base::MemoryCategory::activation)),
+             bytes(r.peak_bytes.total_peak)};
+  std::ranges::move(traffic_texts(r), std::back_inserter(row));
+  row.insert(row.end(), {fmt::format("{:.1f}", r.step_ms_median), fmt::format("{:.1f}", r.exposed_communication_ms),
+                         fmt::format("{:.0f}", r.tokens_per_second)});
+  return row;
 }
 
 }  // namespace
@@ -101,14 +94,14 @@ std::string comparison_table(const Comparison& c) {
       rows[i + 1].push_back(std::to_string(c.runs[i].skipped_steps.value_or(0)));
   }
   const auto compresses = [](const RunResult& run) {
-    return sum_of(run.formula_bytes_per_step) != sum_of(run.plain_bytes_per_step);
+    return run.formula_bytes_per_step.data() != run.plain_bytes_per_step.data();
   };
   if (std::any_of(c.runs.begin(), c.runs.end(), compresses)) {
     rows[0].insert(rows[0].end(), {"all bytes", "formula", "plain"});
     for (std::size_t i = 0; i < c.runs.size(); ++i)
       for (const PerCollective* bytes :
            {&c.runs[i].wire_bytes_per_step, &c.runs[i].formula_bytes_per_step, &c.runs[i].plain_bytes_per_step})
-        rows[i + 1].push_back(human_bytes(static_cast<double>(sum_of(*bytes))));
+        rows[i + 1].push_back(human_bytes(static_cast<double>(bytes->data())));
   }
   if (!c.runs.empty() && c.runs[0].evaluation) {
     rows[0].push_back("eval loss");

@@ -1,4 +1,4 @@
-// Times of runs that are repeated in rounds, and which of their differences are more than noise.
+// Runs that are repeated in rounds: which differences of their times are more than noise, and one result of all rounds.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/base/json/json_reader.h"
+#include "tools/results/run_result.h"
 
 namespace tessera::tools {
 
@@ -57,5 +58,15 @@ std::vector<Difference> parse_differences(const base::JsonReader& json);
 
 /// A line for each pair, in the order of the runs; of many pairs only those with the first run.
 std::string differences_text(const std::vector<Difference>& differences, std::size_t rounds);
+
+/// Times are medians over the rounds; bytes, calls and memory are those of the first round, or the highest peak. Needs
+/// a round or more.
+RunResult combine_rounds(const std::vector<RunResult>& rounds);
+
+/// Which of the rounds, from 0, has the median time; of two, the first.
+std::size_t median_round(const std::vector<double>& step_ms);
+
+/// A line for each run whose rounds ended with different losses or parameters; "" if there is none.
+std::string unequal_rounds_text(const std::vector<RunResult>& runs);
 
 }  // namespace tessera::tools

@@ -1,5 +1,9 @@
 #include "tools/results/run_result.h"
 
+#include <fmt/format.h>
+
+#include "tools/cli/output.h"
+
 #include "tools/results/what_if.h"
 
 namespace tessera::tools {
@@ -54,6 +58,19 @@ std::string trace_name(const RunResult& r) {
   std::string name = r.strategy;
   for (const char c : r.wrap.empty() ? "" : "." + r.wrap) name += c == '/' || c == ';' ? '_' : c;
   return name;
+}
+
+std::string mesh_text(const RunResult& r) { return fmt::format("{}x{}", r.mesh[0], r.mesh[1]); }
+
+std::vector<std::string> traffic_texts(const RunResult& r) {
+  std::vector<std::string> texts;
+  for (std::uint64_t PerCollective::*of :
+       {&PerCollective::all_gather, &PerCollective::reduce_scatter, &PerCollective::all_reduce})
+    texts.push_back(r.calls_per_step.*of == 0
+                        ? "-"
+                        : fmt::format("{} / {}", r.calls_per_step.*of,
+                                      human_bytes(static_cast<double>(r.wire_bytes_per_step.*of))));
+  return texts;
 }
 
 ordered_json to_json(const RunResult& r) {

@@ -25,6 +25,7 @@ struct PerCollective {
   std::uint64_t reduce_scatter = 0;
   std::uint64_t all_reduce = 0;
   std::uint64_t control = 0;
+  std::uint64_t data() const { return all_gather + reduce_scatter + all_reduce; }  ///< without control
 };
 
 /// The mean loss over a whole file.
@@ -45,6 +46,7 @@ struct RunResult {
     std::uint64_t parameter = 0;
     std::uint64_t gradient = 0;
     std::uint64_t optimizer = 0;
+    std::uint64_t total() const { return parameter + gradient + optimizer; }
   };
   std::string strategy;
   std::string wrap;  ///< if several wrappings are compared
@@ -77,6 +79,12 @@ std::string name_of(const RunResult& result);
 
 /// The same as a part of a file's name.
 std::string trace_name(const RunResult& result);
+
+/// "2x4"
+std::string mesh_text(const RunResult& result);
+
+/// Of each collective the calls and the bytes sent in a step: "12 / 3.4 MB", or "-" without calls.
+std::vector<std::string> traffic_texts(const RunResult& result);
 
 nlohmann::ordered_json to_json(const RunResult& result);
 /// Reads what to_json() wrote. Throws InvalidUsage that names the field that is missing or out of range.

@@ -183,6 +183,15 @@ std::pair<RunName, RunName> runs_of_why(const std::vector<std::string>& names) {
   return {parse_run_name(names[0]), parse_run_name(names[1])};
 }
 
+std::vector<std::string> strategies_for_why(const std::vector<std::string>& names, std::vector<std::string> asked) {
+  if (names.empty()) return asked;
+  const auto [from, to] = runs_of_why(names);
+  if (!asked.empty()) return asked;
+  asked = {from.strategy};
+  if (to.strategy != from.strategy) asked.push_back(to.strategy);
+  return asked;
+}
+
 std::pair<std::size_t, std::size_t> find_runs(const std::vector<std::string>& names, const std::vector<RunName>& runs) {
   const std::pair places{find_run(names[0], runs), find_run(names[1], runs)};
   if (places.first == places.second)

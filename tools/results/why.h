@@ -64,6 +64,9 @@ RunName parse_run_name(const std::string& name);
 /// The two runs of --why. Throws InvalidUsage unless `names` are two.
 std::pair<RunName, RunName> runs_of_why(const std::vector<std::string>& names);
 
+/// The strategies to run for --why: `asked`, or if those are empty, the strategies of its runs.
+std::vector<std::string> strategies_for_why(const std::vector<std::string>& names, std::vector<std::string> asked);
+
 /// Their places in `runs`. Throws InvalidUsage if one is not among them, or both are the same.
 std::pair<std::size_t, std::size_t> find_runs(const std::vector<std::string>& names, const std::vector<RunName>& runs);
 

@@ -1,5 +1,4 @@
 #include "tools/train/divergence.h"
-#include "tools/cli/output.h"
 
 #include <fmt/format.h>
 
@@ -7,15 +6,10 @@
 #include <cstdio>
 #include <vector>
 
+#include "tools/cli/output.h"
+
 namespace tessera::tools {
 namespace {
-
-std::string list_of(const std::vector<std::size_t>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i)
-    text += (i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ") + std::to_string(ranks[i]);
-  return text;
-}
 
 constexpr const char* kRemedy =
     "later steps are meaningless; lower --lr, give --clip-norm, or resume from an earlier checkpoint";
@@ -37,10 +31,11 @@ void DivergenceMonitor::after_step(std::int64_t step, double own, double mean, s
     losses.clear();
     for (const auto& rank : control_.gather_all(std::vector<double>{own})) losses.push_back(rank[0]);
   }
-  std::vector<std::size_t> ranks;
+  std::vector<std::string> ranks;
   for (std::size_t rank = 0; rank < losses.size(); ++rank)
-    if (!std::isfinite(losses[rank])) ranks.push_back(rank);
-  const std::string where = ranks.size() == losses.size() ? "every rank" : list_of(ranks);
+    if (!std::isfinite(losses[rank])) ranks.push_back(std::to_string(rank));
+  const std::string where =
+      ranks.size() == losses.size() ? "every rank" : (ranks.size() == 1 ? "rank " : "ranks ") + joined_by_and(ranks);
   if (control_.rank() == 0)
     print_clean(stderr, "tessera: warning: {}: step {}: the loss is {} on {}: {}\n", run_, step, mean, where, kRemedy);
 }

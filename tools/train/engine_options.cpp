@@ -80,6 +80,25 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
   return engine;
 }
 
+std::vector<std::string> strategies_of(const TrainPlan& plan, std::vector<std::string>& left_out) {
+  std::vector<std::string> names;
+  for (const std::string& asked : plan.options.strategies) {
+    engine_options(plan, asked);
+    names.push_back(fsdp::parse_strategy(asked, fsdp::CollectiveRegistry::built_in()).name);
+  }
+  if (!names.empty()) return names;
+  for (const char* name : kDefaultStrategies) {
+    try {
+      engine_options(plan, name);
+      names.emplace_back(name);
+    } catch (const InvalidUsage& error) {
+      left_out.emplace_back(error.what());
+    }
+  }
+  if (names.empty()) throw InvalidUsage(left_out.back());
+  return names;
+}
+
 std::string accumulation_note(const TrainPlan& plan, const std::string& strategy) {
   if (plan.options.accumulate == 1) return "";
   const fsdp::EngineOptions options = engine_options(plan, strategy);

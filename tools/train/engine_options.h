@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "tessera/fsdp/engine.h"
 #include "tools/train/plan.h"
@@ -13,6 +14,10 @@ fsdp::StepShape step_shape_of(const StepOptions& o);
 
 /// The engine's options for one strategy of the plan. Throws InvalidUsage if it can't run on this world.
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy);
+
+/// The names of the strategies to run: those of --strategies, or by default those that can run, and `left_out` gets the
+/// reasons of the others. Throws InvalidUsage if one that was asked for can't run, or none can.
+std::vector<std::string> strategies_of(const TrainPlan& plan, std::vector<std::string>& left_out);
 
 /// With --accumulate: one line with what each --reduce-when would send and keep, before any rank starts; else "".
 std::string accumulation_note(const TrainPlan& plan, const std::string& strategy);

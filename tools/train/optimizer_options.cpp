@@ -6,47 +6,36 @@
 namespace tessera::tools {
 
 void add_norm_options(CLI::App& command, OptimizerOptions& o) {
-  command.add_option("--norm-type", o.norm_type, "norm of the gradients that is shown and that --clip-norm uses")
-      ->check(CLI::IsMember({"1", "2", "3", "inf"}))
-      ->capture_default_str();
-  command.add_option("--clip-norm", o.clip_norm, "clip gradients to this norm over all parameters (0: off)")
-      ->check(finite_number(0))
-      ->capture_default_str();
+  add_option(command, "--norm-type", o.norm_type, "norm of the gradients that is shown and that --clip-norm uses",
+             one_of({"1", "2", "3", "inf"}));
+  add_option(command, "--clip-norm", o.clip_norm, "clip gradients to this norm over all parameters (0: off)",
+             finite_number(0));
 }
 
 void add_optimizer_options(CLI::App& command, OptimizerOptions& o) {
   nn::OptimizerConfig& c = o.optimizer_config;
-  command.add_option("--optimizer", o.optimizer, "optimizer of the trainable parameters")
-      ->check(CLI::IsMember({"adamw", "adam", "sgd"}))
-      ->capture_default_str();
-  command.add_option("--momentum", c.momentum, "momentum of sgd")->check(finite_number(0))->capture_default_str();
+  add_option(command, "--optimizer", o.optimizer, "optimizer of the trainable parameters",
+             one_of({"adamw", "adam", "sgd"}));
+  add_option(command, "--momentum", c.momentum, "momentum of sgd", finite_number(0));
   command.add_flag("--nesterov", c.nesterov, "use Nesterov momentum in sgd");
   command.add_flag("--amsgrad", c.amsgrad, "use the largest second moment so far in adam and adamw");
 }
 
 void add_optimizer_settings(CLI::App& command, OptimizerOptions& o) {
   nn::OptimizerConfig& c = o.optimizer_config;
-  command.add_option("--betas", o.betas, "decay rates of adam's moments (default: 0.9,0.999)")
-      ->type_name("A,B")
-      ->delimiter(',')
-      ->expected(2)
-      ->check(finite_number(0));
-  command.add_option("--eps", c.eps, "epsilon in adam's denominator")->check(finite_number(0))->capture_default_str();
-  command
-      .add_option("--weight-decay", c.weight_decay,
-                  "weight decay, except for norms and biases (default: 0.01 for adamw, else 0)")
-      ->check(finite_number(0));
+  add_option(command, "--betas", o.betas, "decay rates of adam's moments (default: 0.9,0.999)",
+             list_of("A,B", finite_number(0)))
+      ->expected(2);
+  add_option(command, "--eps", c.eps, "epsilon in adam's denominator", finite_number(0));
+  add_option(command, "--weight-decay", c.weight_decay,
+             "weight decay, except for norms and biases (default: 0.01 for adamw, else 0)", finite_number(0));
   command.add_flag("--maximize", c.maximize, "maximize the loss instead of minimizing it");
 }
 
 void add_schedule_options(CLI::App& command, OptimizerOptions& o) {
-  command.add_option("--lr", o.lr, "peak learning rate of the schedule")->check(finite_number())->capture_default_str();
-  command.add_option("--schedule", o.schedule, "learning rate after the warm-up")
-      ->check(CLI::IsMember({"constant", "cosine"}))
-      ->capture_default_str();
-  command.add_option("--warmup", o.warmup, "steps of linear warm-up")
-      ->transform(whole_number(0, 1ULL << 40))
-      ->capture_default_str();
+  add_option(command, "--lr", o.lr, "peak learning rate of the schedule", finite_number());
+  add_option(command, "--schedule", o.schedule, "learning rate after the warm-up", one_of({"constant", "cosine"}));
+  add_option(command, "--warmup", o.warmup, "steps of linear warm-up", whole_number(0, 1ULL << 40));
 }
 
 nn::OptimizerConfig optimizer_of(const OptimizerOptions& o) {

@@ -10,13 +10,10 @@ namespace tessera::tools {
 namespace {
 
 void add_loop_options(CLI::App& command, TrainOptions& o) {
-  command.add_option("--steps", o.steps, "optimizer steps in total, also when resuming")
-      ->transform(whole_number(0, 1ULL << 40))
-      ->capture_default_str();
+  add_option(command, "--steps", o.steps, "optimizer steps in total, also when resuming", whole_number(0, 1ULL << 40));
   add_schedule_options(command, o);
-  command.add_option("--seed", o.seed, "seed of initial values, batch order and dropout")
-      ->transform(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
-      ->capture_default_str();
+  add_option(command, "--seed", o.seed, "seed of initial values, batch order and dropout",
+             whole_number(0, std::numeric_limits<std::uint64_t>::max()));
 }
 
 }  // namespace
@@ -34,16 +31,14 @@ void add_step_options(CLI::App& command, StepOptions& o) {
 }
 
 void add_world_options(CLI::App& command, WorldOptions& world, BatchOptions& batch) {
-  command.add_option("--ranks", world.ranks, "number of ranks; under a launcher, its number (default: 4)")
-      ->transform(whole_number(1, 4096));
-  command.add_option("--backend", world.backend, "backend that connects the ranks; overrides TESSERA_BACKEND")
-      ->capture_default_str()
+  add_option(command, "--ranks", world.ranks, "number of ranks; under a launcher, its number (default: 4)",
+             whole_number(1, 4096));
+  add_option(command, "--backend", world.backend, "backend that connects the ranks; overrides TESSERA_BACKEND")
       ->each([&world](const std::string&) { world.backend_given = true; });
   add_data_options(command, batch);
-  command
-      .add_option("--threads", world.threads,
-                  "compute threads per rank; ranks are bound to cores if each thread has one (default: cores / ranks)")
-      ->transform(whole_number(1, 1024));
+  add_option(command, "--threads", world.threads,
+             "compute threads per rank; ranks are bound to cores if each thread has one (default: cores / ranks)",
+             whole_number(1, 1024));
 }
 
 void add_train_options(CLI::App& command, TrainOptions& o) {
@@ -59,18 +54,15 @@ void add_train_options(CLI::App& command, TrainOptions& o) {
   add_loop_options(command, o);
   add_link_options(command, o);
   add_optimizer_settings(command, o);
-  command.add_option("--eval", o.eval, "print the mean loss over this file after training")->type_name("FILE");
-  command.add_option("--json", o.json, "write the results as JSON")->type_name("FILE");
-  command
-      .add_option("--peak-flops", o.peak_flops,
-                  "peak of a rank's device, such as 312TFLOP/s, for the MFU (default: known for H100, H200 and A100)")
-      ->type_name("FLOPS");
-  command
-      .add_option("--flight-recorder", o.flight_recorder,
-                  "record the last calls of each rank in this directory, for report --postmortem after a failure")
-      ->type_name("DIR");
-  command.add_option("--trace", o.trace, "write the last step of every rank as a Chrome trace, which Perfetto opens")
-      ->type_name("FILE");
+  add_option(command, "--eval", o.eval, "print the mean loss over this file after training", "FILE");
+  add_option(command, "--json", o.json, "write the results as JSON", "FILE");
+  add_option(command, "--peak-flops", o.peak_flops,
+             "peak of a rank's device, such as 312TFLOP/s, for the MFU (default: known for H100, H200 and A100)",
+             "FLOPS");
+  add_option(command, "--flight-recorder", o.flight_recorder,
+             "record the last calls of each rank in this directory, for report --postmortem after a failure", "DIR");
+  add_option(command, "--trace", o.trace, "write the last step of every rank as a Chrome trace, which Perfetto opens",
+             "FILE");
 }
 
 }  // namespace tessera::tools

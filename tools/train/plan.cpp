@@ -20,7 +20,6 @@
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/cli/quantities.h"
-#include "tools/launch/ranks.h"
 #include "tools/train/model_files.h"
 #include "tools/train/run_checkpointer.h"
 
@@ -195,11 +194,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
 void check_results(const TrainOptions& o) {
   std::vector<std::string> inputs = o.data;
   inputs.insert(inputs.end(), {o.eval, o.model});
-  for (const auto& [path, name] :
-       {std::pair(o.json, "--json"), {o.log_csv, "--log-csv"}, {o.trace, "--trace"}, {o.report, "--report"}}) {
-    check_writable(name, path);
-    refuse_to_replace(name, path, inputs);
-  }
+  check_outputs({{"--json", o.json}, {"--log-csv", o.log_csv}, {"--trace", o.trace}, {"--report", o.report}}, inputs);
   check_directory("--flight-recorder", o.flight_recorder, "rank-0.flight");
 }
 
@@ -207,6 +202,16 @@ void warn_ineffective_options(const TrainOptions& options) {
   if (options.cpu_offload && base::parse_device(options.device).type == base::DeviceType::cpu)
     print_clean(stderr, "tessera: --cpu-offload does nothing with --device {}: it already uses host memory\n",
                 options.device);
+}
+
+WorldInitOptions world_of(const TrainPlan& plan, std::shared_ptr<base::MemoryTracker> memory_tracker) {
+  const TrainOptions& o = plan.options;
+  return {.ranks = plan.ranks,
+          .backend = o.backend_given ? o.backend : "",
+          .algorithms = "",
+          .memory_tracker = std::move(memory_tracker),
+          .device = device_of_rank(o.device),
+          .flight_recorder = o.flight_recorder};
 }
 
 LaunchSpec training_launch_spec(const TrainPlan& plan, std::vector<std::string> arguments) {

@@ -12,6 +12,7 @@
 #include "tessera/nn/lora.h"
 #include "tessera/nn/models/config.h"
 #include "tools/launch/launcher.h"
+#include "tools/launch/ranks.h"
 #include "tools/train/graph_use.h"
 #include "tools/train/options.h"
 
@@ -59,6 +60,9 @@ void check_results(const TrainOptions& options);
 /// Prints on standard error which options have no effect. Called once, by the process that starts the ranks or by rank
 /// 0.
 void warn_ineffective_options(const TrainOptions& options);
+
+/// How the ranks of a training join their world.
+WorldInitOptions world_of(const TrainPlan& plan, std::shared_ptr<base::MemoryTracker> memory_tracker);
 
 /// Returns the spec that runs this program with these arguments as the ranks of a training. The ranks are bound to
 /// their shares of the cores if there is a core for each computing thread; if there are more threads than cores, the

@@ -66,20 +66,15 @@ fsdp::Attributes attributes_of(const TrainPlan& plan) {
 }  // namespace
 
 void add_saving_options(CLI::App& command, RunOptions& o) {
-  command.add_option("--save", o.save, "write checkpoints to this directory at the end and as --save-every says")
-      ->type_name("DIR");
-  command.add_option("--save-every", o.save_every, "also write a checkpoint every N steps, while training continues")
-      ->type_name("N")
-      ->transform(whole_number(1, 1ULL << 40));
-  command
-      .add_option("--keep-last", o.keep_last,
-                  "keep only the last N checkpoints in the directory of --save (default: all)")
-      ->type_name("N")
-      ->transform(whole_number(1, 1 << 20));
-  command
-      .add_option("--resume", o.resume,
-                  "continue from the newest complete checkpoint in this directory, with any ranks and strategy")
-      ->type_name("DIR");
+  add_option(command, "--save", o.save, "write checkpoints to this directory at the end and as --save-every says",
+             "DIR");
+  add_option(command, "--save-every", o.save_every, "also write a checkpoint every N steps, while training continues",
+             {"N", whole_number(1, 1ULL << 40)});
+  add_option(command, "--keep-last", o.keep_last,
+             "keep only the last N checkpoints in the directory of --save (default: all)",
+             {"N", whole_number(1, 1 << 20)});
+  add_option(command, "--resume", o.resume,
+             "continue from the newest complete checkpoint in this directory, with any ranks and strategy", "DIR");
 }
 
 std::string checkpoint_to_resume(const RunOptions& o) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <string>
 #include <vector>
 
@@ -10,10 +11,13 @@
 
 namespace tessera::tools {
 
+/// Those that compare and plan run by default, as far as they can.
+inline constexpr std::array kDefaultStrategies = {"ddp", "zero1", "zero2", "fsdp", "hsdp"};
+
 /// As given on the command line; see the help texts in sharding_options.cpp.
 struct ShardingOptions {
   std::string strategy = "fsdp";        ///< of one run
-  std::vector<std::string> strategies;  ///< of several; empty: those of all five that can run
+  std::vector<std::string> strategies;  ///< of several; empty: kDefaultStrategies
   std::string mesh;
   std::vector<std::string> collectives;
   fsdp::SyncOverrides period;

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "tessera/base/stream.h"
 #include "tools/cli/output.h"
-#include "tools/results/repeated_run.h"
-#include "tools/train/events.h"
+#include "tools/results/rounds.h"
 
 namespace tessera::tools {
 namespace {
@@ -60,10 +60,8 @@ StepTimeline gather_step(comm::HostCollectives& control, const RecordedStep& own
   }
   StepTimeline all = mine;
   all.ranks.clear();
-  for (const std::string& text : gather_texts(control, json_text(to_json(mine)))) {
-    const auto json = nlohmann::json::parse(text);
+  for (const nlohmann::json& json : gather_json(control, to_json(mine)))
     all.ranks.push_back(parse_timeline({json, "the step of a rank"}).ranks.at(0));
-  }
   return all;
 }
 
@@ -84,6 +82,38 @@ void add_state(StepTimeline& timeline, const TrainPlan& plan, const fsdp::Strate
   timeline.predicted_state = static_cast<std::uint64_t>(elements * (half ? 2 : 4) / timeline.pieces[0] +
                                                         elements * (half ? 2 : 4) / timeline.pieces[1] +
                                                         elements * (half ? 12 : 8) / timeline.pieces[2]);
+}
+
+std::vector<nlohmann::json> gather_json(comm::HostCollectives& control, const nlohmann::ordered_json& own_json) {
+  const std::string own = json_text(own_json);
+  const std::vector<std::uint64_t> length = {own.size()};
+  std::vector<std::size_t> counts;
+  for (const auto& rank : control.gather_all(length)) counts.push_back(rank[0]);
+  std::string all(std::accumulate(counts.begin(), counts.end(), std::size_t{0}), ' ');
+  const comm::ConstView in{own.data(), own.size(), base::DType::u8, {}};
+  const comm::View out{all.data(), all.size(), base::DType::u8, {}};
+  control.exchange(in, out, [&](comm::ConstView from, comm::View to, comm::OpOptions options) {
+    return control.communicator().all_gather_v(from, to, counts, options);
+  });
+  std::vector<nlohmann::json> gathered;
+  std::size_t position = 0;
+  for (const std::size_t count : counts) {
+    gathered.push_back(nlohmann::json::parse(all.substr(position, count)));
+    position += count;
+  }
+  return gathered;
+}
+
+// Sent as text: unit names vary in length, and this runs only once.
+std::vector<base::TraceEvent> gather_events(comm::HostCollectives& control, const std::vector<base::TraceEvent>& own) {
+  nlohmann::ordered_json mine = nlohmann::ordered_json::array();
+  for (const base::TraceEvent& e : own)
+    mine.push_back({static_cast<int>(e.kind), e.unit, e.rank, e.bytes, e.start_ns, e.end_ns});
+  std::vector<base::TraceEvent> events;
+  for (const nlohmann::json& rank : gather_json(control, mine))
+    for (const auto& e : rank)
+      events.push_back({static_cast<base::TraceEventKind>(e[0].get<int>()), e[1], e[2], e[3], e[4], e[5]});
+  return events;
 }
 
 }  // namespace tessera::tools

@@ -1,8 +1,9 @@
-// Records the last steps of a rank over time, for pictures.
+// Records the last steps of a rank over time, and gathers those of all ranks.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "tessera/comm/host_collectives.h"
@@ -10,6 +11,12 @@
 #include "tools/train/plan.h"
 
 namespace tessera::tools {
+
+/// What all ranks give, by rank, on every rank. Collective.
+std::vector<nlohmann::json> gather_json(comm::HostCollectives& control, const nlohmann::ordered_json& own);
+
+/// Returns the events of all ranks, by rank. Collective.
+std::vector<base::TraceEvent> gather_events(comm::HostCollectives& control, const std::vector<base::TraceEvent>& own);
 
 /// A step of one rank.
 struct RecordedStep {

@@ -10,9 +10,9 @@
 #include "tessera/comm/launch.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/line_file.h"
-#include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/cli/progress_line.h"
+#include "tools/cli/validators.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
 #include "tools/train/csv_log.h"
@@ -76,12 +76,7 @@ class RankProgress {
 int train_as_rank(const TrainPlan& plan) {
   const TrainOptions& options = plan.options;
   const auto memory_tracker = std::make_shared<base::MemoryTracker>();
-  const auto world = init_world({.ranks = plan.ranks,
-                                 .backend = options.backend_given ? options.backend : "",
-                                 .algorithms = "",
-                                 .memory_tracker = memory_tracker,
-                                 .device = device_of_rank(options.device),
-                                 .flight_recorder = options.flight_recorder});
+  const auto world = init_world(world_of(plan, memory_tracker));
   const bool first = world->rank() == 0;
   if (first && plan.data != nullptr) {
     print_clean("{}: trains on the first {} of {} tokens; the last tenth is left for --eval\n",
@@ -153,17 +148,13 @@ void add_train(CommandLine& commands) {
   add_train_options(*train_command, *options);
   add_strategy_option(*train_command, *options);
   add_saving_options(*train_command, *options);
-  train_command
-      ->add_option("--log-csv", options->log_csv,
-                   "write a table with a line per step; with --resume, continue an existing one")
-      ->type_name("FILE");
+  add_option(*train_command, "--log-csv", options->log_csv,
+             "write a table with a line per step; with --resume, continue an existing one", "FILE");
   train_command->add_flag("--progress", options->progress)->group("");  // of the ranks that this command starts
-  train_command
-      ->add_option("--export", options->export_dir,
-                   "write the trained model, with adapters merged, as a Hugging Face directory")
-      ->type_name("DIR");
-  train_command->add_option("--export-adapter", options->export_adapter, "write the adapters as a PEFT directory")
-      ->type_name("DIR");
+  add_option(*train_command, "--export", options->export_dir,
+             "write the trained model, with adapters merged, as a Hugging Face directory", "DIR");
+  add_option(*train_command, "--export-adapter", options->export_adapter, "write the adapters as a PEFT directory",
+             "DIR");
   train_command->callback([&commands, train_command, options] {
     commands.chosen = [&commands, train_command, options] {
       restore_options(*train_command, *options);

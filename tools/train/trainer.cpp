@@ -19,7 +19,6 @@
 #include "tools/train/divergence.h"
 #include "tools/train/engine_options.h"
 #include "tools/train/evaluation.h"
-#include "tools/train/events.h"
 #include "tools/train/link_fit.h"
 #include "tools/train/mfu.h"
 #include "tools/train/model_files.h"

@@ -75,7 +75,7 @@ MISTAKES = [
             COMPARE, "--eval depends on the number of ranks"),
     mistake("eval-with-dropout", "tools/train/evaluation.cpp", "  const nn::EvaluationScope no_dropout(model.context());\n", "",
             option("FiguresTest.test_an_evaluation_has_no_dropout"), "--eval applies dropout"),
-    mistake("trace-of-one-rank", "tools/train/events.cpp", "mine.push_back({static_cast<int>(e.kind), e.unit, e.rank,", "mine.push_back({static_cast<int>(e.kind), e.unit, 0,",
+    mistake("trace-of-one-rank", "tools/train/step_recorder.cpp", "mine.push_back({static_cast<int>(e.kind), e.unit, e.rank,", "mine.push_back({static_cast<int>(e.kind), e.unit, 0,",
             COMPARE, "--trace shows all ranks as one"),
     mistake("export-misses-the-last-step", "tools/train/trainer.cpp", "    engine_.sync_replicas();  // with a sync period: makes all replicas equal for what follows\n", "",
             option("FiguresTest.test_replicas_sync_before_export"), "local_sgd exports one replica"),
@@ -88,7 +88,7 @@ MISTAKES = [
     mistake("save-failure-is-success", "tools/train/train.cpp", "  if (!outcome.save_failure.empty()) throw base::SystemError(outcome.save_failure);\n", "",
             "tools.checkpoint::CheckpointTest.test_full_disk_fails_save_and_not_training", "a run without its last checkpoint exits with code 0"),
     mistake("divergence-warns-every-step", "tools/train/divergence.cpp", "  warned_ = true;\n", "", r"^tools\.Divergence", "one warning per step"),
-    mistake("divergence-names-all", "tools/train/divergence.cpp", "    if (!std::isfinite(losses[rank])) ranks.push_back(rank);", "    ranks.push_back(rank);", r"^tools\.Divergence", "the rank with the NaN is not named"),
+    mistake("divergence-names-all", "tools/train/divergence.cpp", "    if (!std::isfinite(losses[rank])) ranks.push_back(std::to_string(rank));", "    ranks.push_back(std::to_string(rank));", r"^tools\.Divergence", "the rank with the NaN is not named"),
 
     # Ranks.
     mistake("launcher-blames-the-last", "tools/launch/launcher.cpp", "  if (first || better) first_failed_ = best;", "  first_failed_ = best;", LAUNCHER, "the rank that failed last is named"),
@@ -149,7 +149,7 @@ MISTAKES = [
     # Differences of times, and why.
     mistake("rounds-one-sided", "tools/results/rounds.cpp", "  return 1 - 2 * outside;", "  return 1 - outside;", r"^tools\.(MedianIntervals|Rounds)\.", "intervals are too narrow for the coverage that they promise"),
     mistake("rounds-not-paired", "tools/results/rounds.cpp", "values.push_back(round[b] - round[a]);", "values.push_back(round[b] - figures_.front()[a]);", r"^tools\.Rounds\.", "the machine's slow minutes count as a strategy's"),
-    mistake("rounds-unequal-unsaid", "tools/results/repeated_run.cpp", "    if (!ends_alike(round, rounds.front())) all.", "    if (!ends_alike(round, round)) all.", r"^tools\.RepeatedRuns\.", "runs that can't be repeated are compared in silence"),
+    mistake("rounds-unequal-unsaid", "tools/results/rounds.cpp", "    if (!ends_alike(round, rounds.front())) all.", "    if (!ends_alike(round, round)) all.", r"^tools\.RepeatedRuns\.", "runs that can't be repeated are compared in silence"),
     mistake("why-term-dropped", "tools/results/why.cpp", "[](const StepParts& p) { return -p.hidden(); }", "[](const StepParts& p) { return 0 * p.step(); }", (r"^tools\.Why\.", r"^tools\.why$"), "the terms don't add up to the gap"),
     mistake("why-late-is-transport", "tools/results/step_parts.cpp", "std::clamp(wait.all_called_ns, wait.begin_ns, wait.end_ns);", "wait.begin_ns;", (r"^tools\.StepParts\.", r"^tools\.Why\."), "a rank that sleeps counts as a slow link"),
     mistake("why-outer-counts-too", "tools/results/step_parts.cpp", "    pass(begin);\n", "", r"^tools\.StepParts\.", "a wait inside a forward counts as the forward"),

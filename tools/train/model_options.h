@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "tessera/fsdp/precision.h"
-#include "tessera/nn/fp8.h"
 #include "tessera/nn/context.h"
+#include "tessera/nn/fp8.h"
 
 namespace tessera::tools {
 

@@ -9,6 +9,9 @@ if(NOT TESSERA_COMM_ONLY)
 endif()
 
 tessera_public_headers(headers)
+if(NOT TARGET tessera_libtorch_library)
+  list(FILTER headers EXCLUDE REGEX "^libtorch/")
+endif()
 foreach(header ${headers})
   cmake_path(GET header PARENT_PATH folder)
   install(FILES ${PROJECT_SOURCE_DIR}/src/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera/${folder})
@@ -16,6 +19,11 @@ endforeach()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)
 install(EXPORT tesseraTargets NAMESPACE tessera:: DESTINATION ${package_dir})
+if(TARGET tessera_libtorch_library)  # a component of the package: who doesn't name it needs no Torch
+  install(TARGETS tessera_libtorch_library EXPORT tesseraLibtorchTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(EXPORT tesseraLibtorchTargets NAMESPACE tessera:: DESTINATION ${package_dir})
+  install(FILES ${CMAKE_CURRENT_LIST_DIR}/torch.cmake DESTINATION ${package_dir})
+endif()
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/tesseraConfig.cmake.in ${PROJECT_BINARY_DIR}/cmake/tesseraConfig.cmake
   INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/cmake/tesseraConfigVersion.cmake COMPATIBILITY SameMinorVersion)

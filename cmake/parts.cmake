@@ -29,9 +29,10 @@ macro(tessera_switch name help default)
 endmacro()
 
 # The variables that the command line may set: options, and where to look for what.
-set(known COMM_ONLY TOOL TESTS EXAMPLES BENCH WERROR HARDENING FUZZ DEFAULT_BACKEND SANITIZE CUDA MPI UCX ONEDNN
+set(known COMM_ONLY TOOL TESTS EXAMPLES BENCH WERROR HARDENING FUZZ DEFAULT_BACKEND SANITIZE CUDA MPI UCX ONEDNN LIBTORCH
   ARM64_SYSROOT NATIVE_TOOL BROWSER CBLAS_INCLUDE CLANG_FORMAT CUDA_INCLUDE CUDART_LIBRARY CUDART_STATIC CUDNN_INCLUDE CUDNN_LIBRARY D3 DEBIAN_PYTHON DOXYGEN
-  MPIRUN_mpich MPIRUN_openmpi NCCL_INCLUDE NCCL_LIBRARY ONEDNN_INCLUDE ONEDNN_LIBRARY OPENBLAS XXHASH XXHASH_INCLUDE)
+  MPIRUN_mpich MPIRUN_openmpi NCCL_INCLUDE NCCL_LIBRARY ONEDNN_INCLUDE ONEDNN_LIBRARY OPENBLAS TORCH_INCLUDE
+  TORCH_LIBRARY XXHASH XXHASH_INCLUDE)
 list(TRANSFORM known PREPEND TESSERA_)
 if(PROJECT_IS_TOP_LEVEL)  # another project may have such names of its own
   get_property(variables DIRECTORY PROPERTY CACHE_VARIABLES)
@@ -51,12 +52,13 @@ if(DEFINED CACHE{TESSERA_ONEDNN})  # build folders from before this option hold 
 endif()
 
 tessera_switch(TESSERA_COMM_ONLY "Build communication only: tessera::comm and its backends, without BLAS, models, engine and tool" OFF)
-# ON, the default of the next four, means: built where its compiler or headers are found. OFF leaves the part out whatever is found, as
+# ON, the default of the next five, means: built where its compiler or headers are found. OFF leaves the part out whatever is found, as
 # a cross compilation must, which would find those of the host.
 tessera_switch(TESSERA_CUDA "Build the device cuda and the backend nccl where CUDA is found" ON)
 tessera_switch(TESSERA_MPI "Build the backend mpi for each MPI that is found" ON)
 tessera_switch(TESSERA_UCX "Build the backend ucx where UCX is found" ON)
 tessera_switch(TESSERA_ONEDNN "Use oneDNN for matrix products where it is found" ON)
+tessera_switch(TESSERA_LIBTORCH "Build tessera::libtorch where libtorch is found" ON)
 
 tessera_given(tool_given TESSERA_TOOL)
 tessera_switch(TESSERA_TOOL "Build the command-line tool" ON)

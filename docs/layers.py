@@ -10,7 +10,8 @@ TARGET = pathlib.Path(__file__).with_suffix(".svg")
 BOXES = [
     (0, 8, 0, "top", "tools/", "the command line: compare, train, bench, plan, report, run, info"),
     (8, 4, 0, "top", "examples/", "programs that use the library", 3),
-    (0, 8, 1, "plan", "src/plan", "prediction: virtual clock, simulated network, kernel costs"),
+    (0, 5, 1, "plan", "src/plan", "prediction: virtual clock, simulated network, kernel costs"),
+    (5, 3, 1, "libtorch", "src/libtorch", "torch::nn models"),
     (0, 8, 2, "engine", "src/fsdp", "mesh, strategies as data, flat parameters, engine"),
     (0, 4, 3, "nn", "src/nn", "tensors, tape, layers, models"),
     (4, 4, 3, "comm", "src/comm", "Communicator, Work, registry, launch"),
@@ -21,9 +22,9 @@ BOXES = [
 STYLE = """
   text { font-family: system-ui, sans-serif; fill: #1c2024; } .name { font-weight: 600; font-size: 17px; } .what { font-size: 13px; }
   rect { stroke: #5c6670; stroke-opacity: .35; } path { stroke: #5c6670; stroke-width: 2; fill: none; }
-  .top rect { fill: #e8ebee; } .plan rect { fill: #e6dcf3; } .engine rect { fill: #f9ddc9; } .nn rect { fill: #cfe5f4; } .comm rect { fill: #cdebdf; }
+  .top rect { fill: #e8ebee; } .plan rect { fill: #e6dcf3; } .libtorch rect { fill: #f6d6dc; } .engine rect { fill: #f9ddc9; } .nn rect { fill: #cfe5f4; } .comm rect { fill: #cdebdf; }
   .side rect { fill: #fff; stroke-dasharray: 5 4; stroke-opacity: 1; } .base rect { fill: #f2e6c4; }
-  @media (prefers-color-scheme: dark) { text { fill: #e6e9ec; } .top rect { fill: #2a3036; } .plan rect { fill: #3d3156; } .engine rect { fill: #57371f; }
+  @media (prefers-color-scheme: dark) { text { fill: #e6e9ec; } .top rect { fill: #2a3036; } .plan rect { fill: #3d3156; } .libtorch rect { fill: #55252f; } .engine rect { fill: #57371f; }
     .nn rect { fill: #1d4159; } .comm rect { fill: #1b4a3a; } .side rect { fill: #15181b; } .base rect { fill: #4a3f1c; } }
 """
 

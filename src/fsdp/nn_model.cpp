@@ -100,7 +100,7 @@ class NnNode final : public Module {
   nn::Module& module_;
 };
 
-class NnRuntime final : public Runtime {
+class NnRuntime : public Runtime {
  public:
   explicit NnRuntime(nn::Context& context) : context_(context) {}
   base::DeviceRuntime& device_runtime() override { return context_.runtime(); }
@@ -162,6 +162,27 @@ class NnRuntime final : public Runtime {
   nn::Context& context_;
 };
 
+struct OwnContext {
+  nn::Context context;
+};
+
+/// For a model of another library, with a context of its own.
+class HostRuntime final : OwnContext, public NnRuntime {
+ public:
+  HostRuntime(int threads, std::function<bool()> recording, std::string libraries)
+      : OwnContext{nn::Context({.threads = threads})},
+        NnRuntime(OwnContext::context),
+        recording_(std::move(recording)),
+        libraries_(std::move(libraries)) {}
+  bool recording() const override { return recording_(); }
+  std::string products() const override { return ""; }
+  std::string libraries() const override { return libraries_; }
+
+ private:
+  const std::function<bool()> recording_;
+  const std::string libraries_;
+};
+
 }  // namespace
 
 class NnModel::State {
@@ -189,6 +210,10 @@ nn::Module& nn_module(Module& module) {
 }
 
 const nn::Module& nn_module(const Module& module) { return nn_module(const_cast<Module&>(module)); }
+
+std::unique_ptr<Runtime> make_host_runtime(int threads, std::function<bool()> recording, std::string libraries) {
+  return std::make_unique<HostRuntime>(threads, std::move(recording), std::move(libraries));
+}
 
 nn::Context& nn_context(Runtime& runtime) {
   if (const auto* const known = dynamic_cast<const NnRuntime*>(&runtime)) return known->context();

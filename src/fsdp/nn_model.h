@@ -5,7 +5,9 @@
 #pragma once
 
 #include <concepts>
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "tessera/fsdp/engine.h"
 #include "tessera/fsdp/model.h"
@@ -39,6 +41,10 @@ TESSERA_API const nn::Parameter& nn_parameter(const Parameter& parameter);
 /// Likewise the module.
 TESSERA_API nn::Module& nn_module(Module& module);
 TESSERA_API const nn::Module& nn_module(const Module& module);  ///< likewise
+/// A runtime on the host for another library's model, whose arithmetic is that of nn's kernels. `threads`: at most so
+/// many; results do not depend on them. `recording` and `libraries`: as Runtime's functions.
+TESSERA_API std::unique_ptr<Runtime> make_host_runtime(int threads, std::function<bool()> recording,
+                                                       std::string libraries);
 /// The context in which an nn model computes, for its kernels: of collective plug-ins. Throws Unsupported for another
 /// library's runtime.
 TESSERA_API nn::Context& nn_context(Runtime& runtime);

@@ -16,10 +16,11 @@ ARROWS = {  # folder: the layers of src/ that it may include
     "src/fsdp": {"fsdp", "comm", "base"},
     "src/fsdp/nn_model": {"fsdp", "nn", "comm", "base"},  # the engine's view of an nn model
     "src/plan": {"plan", "fsdp", "nn", "comm", "base"},
+    "src/libtorch": {"libtorch", "fsdp", "comm", "base"},
     "backends": {"comm", "base"},
     "plugins": {"fsdp", "comm", "base"},
     "tools": {"plan", "fsdp", "nn", "comm", "base"},
-    "examples": {"plan", "fsdp", "nn", "comm", "base"},
+    "examples": {"libtorch", "plan", "fsdp", "nn", "comm", "base"},
 }
 TOOLS = {  # folder of tools/, lowest first: those before it that its files may include. main.cpp may include all of them.
     "cli": set(),  # the terminal, files, quantities, checks of options
@@ -38,13 +39,14 @@ TOOLS = {  # folder of tools/, lowest first: those before it that its files may 
 }
 WITHOUT_COMMANDS = ("tools/results/", "tools/pages/")  # data, and pages of them
 # Installed headers lie directly in a layer's folder, or in these; headers ending in -inl.h are not installed.
-PUBLIC = re.compile(r"^(src|tessera)/((base|comm|nn|fsdp|plan)|nn/(layers|models|ops|kernels))/[^/]+(?<!-inl)\.h$")
+PUBLIC = re.compile(r"^(src|tessera)/((base|comm|nn|fsdp|plan|libtorch)|nn/(layers|models|ops|kernels))/[^/]+(?<!-inl)\.h$")
 VENDORS = [  # header, and the folders that may include it
     (re.compile(r"^(cuda|cublas|cudnn|curand|nvrtc|nvtx|nvml)\w*(/.*)?\.(h|hpp)$|^cub/|^cooperative_groups"),
      ("src/base/cuda/", "src/comm/kernels/cuda/", "src/nn/kernels/cuda/", "backends/nccl/", "tests/", "bench/")),
     (re.compile(r"^nccl(_\w+)?\.h$"), ("backends/nccl/",)),
     (re.compile(r"^mpi(-ext|cxx)?\.h$"), ("backends/mpi/", "tests/backends/mpi/", "bench/peers/")),
     (re.compile(r"^(ucp|uct|ucs|ucm|ucc)/"), ("backends/ucx/",)),
+    (re.compile(r"^(torch|ATen|c10)/"), ("src/libtorch/", "tests/libtorch/", "examples/10_libtorch.cpp")),
     (re.compile(r"^(boost/)?asio([./]|$)"), ("backends/tcp/", "src/comm/bootstrap/", "tests/backends/tcp/")),
 ]
 STANDARD = re.compile(r"^[a-z0-9_]+$|^c(assert|errno|math|std\w+|string|time|float|limits|inttypes|signal)$")
@@ -119,7 +121,8 @@ def include_breaches(path, bracket, name):
         if pattern.search(name) and not path.startswith(allowed):
             yield "vendor header", f"<{name}> belongs to {', '.join(allowed)}"
     if is_public_header(path):
-        if not name.startswith("tessera/") and not STANDARD.match(name):
+        own = path.startswith("src/libtorch/") and name.startswith("torch/")
+        if not name.startswith("tessera/") and not STANDARD.match(name) and not own:
             yield "public header", f"<{name}> is not part of the standard library; move this header to a folder below its layer"
         if is_internal(name):
             yield "public header", f'"{name}" is not installed, a public header can\'t include it'

@@ -42,6 +42,8 @@ def main():
 
         headers = sorted((prefix / "include" / "tessera").rglob("*.h"))
         assert len(headers) > 5, headers
+        of_libtorch = [header for header in headers if header.parent.name == "libtorch"]
+        headers = [header for header in headers if header not in of_libtorch]  # a component with needs of its own
         public = re.compile(r"((base|comm|nn|fsdp|plan)|nn/(kernels|layers|models|ops))/\w+\.h")
         for header in headers:
             assert public.fullmatch(str(header.relative_to(prefix / "include" / "tessera"))), header
@@ -77,6 +79,19 @@ def main():
         run(args.cmake, "--build", lab)
         modules = prefix_modules(prefix)
         assert modules / "module-probe" in modules.iterdir()
+
+        # The component libtorch has its target where it was built; where it was not, it is refused in one line.
+        component = scratch / "component"
+        component.mkdir()
+        (component / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.25)\nproject(component LANGUAGES CXX)\n"
+                                                  "find_package(tessera REQUIRED COMPONENTS libtorch)\n"
+                                                  "get_target_property(library tessera::libtorch LOCATION)\nmessage(STATUS ${library})\n")
+        asked = subprocess.run([str(p) for p in (args.cmake, "-S", component, "-B", scratch / "asked", *configure[3:])],
+                               text=True, capture_output=True, timeout=250)
+        if of_libtorch:
+            assert asked.returncode == 0 and str(next(prefix.rglob("libtessera-libtorch.so*")).parent) in asked.stdout, asked
+        else:
+            assert asked.returncode != 0 and "component libtorch: this package was built without it" in asked.stderr, asked
 
         # Negative control: a version that doesn't exist is rejected, so CMake really checks the package.
         refused = subprocess.run([str(p) for p in (*configure, "-B", scratch / "other", "-DWANTED_VERSION=99.0")],

@@ -16,7 +16,7 @@ parser.add_argument("--source", required=True, type=pathlib.Path)
 parser.add_argument("--compiler", required=True)
 args = parser.parse_args()
 
-PARTS = ("CUDA", "MPI", "UCX", "ONEDNN", "TOOL")
+PARTS = ("CUDA", "MPI", "UCX", "ONEDNN", "LIBTORCH", "TOOL")
 WITHOUT = [f"-DTESSERA_{part}=OFF" for part in PARTS]
 NO_PROGRAMS = ["-DTESSERA_TESTS=OFF", "-DTESSERA_EXAMPLES=OFF", "-DTESSERA_BENCH=OFF"]
 # Every header, library and package file is looked for below a folder that doesn't exist.
@@ -48,7 +48,7 @@ class Parts(unittest.TestCase):
         for name, option in (("ucx", "UCX"), ("mpi", "MPI"), ("nccl", "CUDA"), ("cuda", "CUDA")):
             self.assertIn(f'NotBuilt{{"{name}", "left out of this build: -DTESSERA_{option}=OFF"}}', self.lists())
         commands = subprocess.run(["ninja", "-C", self.build, "-t", "commands", "all"], capture_output=True, text=True, timeout=60, check=True)
-        for part in ("backends/ucx", "backends/mpi", "backends/nccl", "src/base/cuda", "-ldnnl", "libdnnl", "tools/main.cpp", "tests/"):
+        for part in ("backends/ucx", "backends/mpi", "backends/nccl", "src/base/cuda", "-ldnnl", "libdnnl", "src/libtorch", "tools/main.cpp", "tests/"):
             self.assertNotIn(f"{part}", commands.stdout)
         for part in ("src/fsdp/engine.cpp", "backends/tcp/backend.cpp", "examples/01_hello_ranks.cpp"):
             self.assertIn(part, commands.stdout)

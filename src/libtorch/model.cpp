@@ -1,0 +1,333 @@
+#include "tessera/libtorch/model.h"
+
+#include <ATen/Parallel.h>
+#include <cxxabi.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/version.h>
+
+#include <map>
+#include <set>
+#include <typeinfo>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/fsdp/nn_model.h"
+#include "tessera/libtorch/hooks/boundary.h"
+#include "tessera/libtorch/unit.h"
+
+namespace tessera::libtorch {
+namespace {
+
+namespace autograd = torch::autograd;
+using base::DType;
+using base::InvalidUsage;
+
+constexpr std::pair<at::ScalarType, DType> kDTypes[] = {
+    {at::kFloat, DType::f32}, {at::kDouble, DType::f64},  {at::kHalf, DType::f16}, {at::kBFloat16, DType::bf16},
+    {at::kChar, DType::i8},   {at::kByte, DType::u8},     {at::kInt, DType::i32},  {at::kLong, DType::i64},
+    {at::kShort, DType::i16}, {at::kBool, DType::boolean}};
+
+DType dtype_of(const std::string& name, const at::Tensor& tensor) {
+  for (const auto& [torch, own] : kDTypes)
+    if (torch == tensor.scalar_type()) return own;
+  throw base::Unsupported(name + " has elements of type " + c10::toString(tensor.scalar_type()) +
+                          "; convert it before an engine is made");
+}
+
+at::ScalarType torch_dtype_of(DType dtype) {
+  for (const auto& [torch, own] : kDTypes)
+    if (own == dtype) return torch;
+  throw base::Unsupported("no libtorch type for " + std::string(base::name_of(dtype)));
+}
+
+/// The memory of a tensor, which an engine moves from place to place: of the tensor's views, too, and of what autograd
+/// has saved. Keeps the values from its construction until they are released.
+class Memory {
+ public:
+  Memory(const std::string& name, const at::Tensor& tensor) : storage_(tensor.storage()) {
+    if (!tensor.device().is_cpu())
+      throw base::Unsupported(name + " is on " + tensor.device().str() +
+                              "; the engine supports libtorch's CPU tensors");
+    if (tensor.layout() != at::kStrided || !tensor.is_contiguous() || tensor.storage_offset() != 0 ||
+        storage_.nbytes() != static_cast<std::size_t>(tensor.numel()) * tensor.element_size() || tensor.is_view())
+      throw InvalidUsage(name + " is a view or not contiguous; register tensor.detach().clone() instead");
+  }
+  /// Gives the values from the construction back, if they are still here: the engine has not been made.
+  ~Memory() {
+    if (initial_) set(std::move(initial_));
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  const void* identity() const { return storage_.unsafeGetStorageImpl(); }
+  void* data() const { return data_; }
+  const void* initial() const { return initial_.get(); }
+  void release_initial() { initial_.clear(); }
+  void move_to(void* data, std::string_view why) {
+    at::DataPtr before = set({data, at::kCPU});
+    if (!std::exchange(moved_, true)) initial_ = std::move(before);
+    data_ = data;
+    explain(*storage_.unsafeGetStorageImpl(), data == nullptr ? why : "");
+  }
+
+ private:
+  at::DataPtr set(at::DataPtr data) { return storage_.unsafeGetStorageImpl()->set_data_ptr(std::move(data)); }
+  /// Where Torch can, reading a tensor without memory throws `why`; older ones throw or crash.
+  template <class Storage>
+  static void explain(Storage& storage, std::string_view why) {
+    if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
+      if (why.empty())
+        storage.clear_data_ptr_access_error_msg_();
+      else
+        storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(why) + ": its data is not allocated");
+    }
+  }
+
+  at::Storage storage_;
+  at::DataPtr initial_;
+  bool moved_ = false;
+  void* data_ = nullptr;
+};
+
+/// What a parameter and a buffer have alike.
+template <class Interface>
+class TorchTensor : public Interface {
+ public:
+  TorchTensor(std::string name, at::Tensor tensor, base::Stream& stream)
+      : name_(std::move(name)),
+        shape_(tensor.sizes().vec()),
+        dtype_(dtype_of(name_, tensor)),
+        tensor_(std::move(tensor)),
+        stream_(stream),
+        memory_(name_, tensor_) {}
+  const std::string& name() const final { return name_; }
+  const base::Shape& shape() const final { return shape_; }
+  std::int64_t count() const final { return tensor_.numel(); }
+  DType dtype() const final { return dtype_; }
+  void* data() const final {
+    if (memory_.data() == nullptr && count() > 0) throw InvalidUsage(name_ + " has no memory: " + why_);
+    return memory_.data();
+  }
+  void bind(void* data) override { memory_.move_to(data, ""); }
+  void unbind(std::string_view why) final {
+    why_ = why;
+    memory_.move_to(nullptr, why_);
+  }
+  void fill_initial(std::uint64_t /*seed*/, base::ElementRange range, DType dtype, void* out) const final {
+    if (memory_.initial() == nullptr && count() > 0)
+      throw InvalidUsage(name_ + " can't be initialized again: its first values are gone");
+    const auto* const from = static_cast<const std::byte*>(memory_.initial()) +
+                             range.begin * static_cast<std::int64_t>(base::size_of(dtype_));
+    stream_.run([=, from_type = tensor_.scalar_type(), to_type = torch_dtype_of(dtype)] {
+      const at::NoGradGuard no_grad;
+      at::from_blob(out, {range.count()}, to_type)
+          .copy_(at::from_blob(const_cast<std::byte*>(from), {range.count()}, from_type));
+    });
+  }
+  const at::Tensor& tensor() const { return tensor_; }
+  Memory& memory() { return memory_; }
+
+ private:
+  const std::string name_;
+  const base::Shape shape_;
+  const DType dtype_;
+  const at::Tensor tensor_;
+  base::Stream& stream_;
+  Memory memory_;
+  std::string why_ = "no engine has bound it";
+};
+
+/// Takes a parameter's gradient before AccumulateGrad does, which then has none: the parameter's grad() stays
+/// undefined.
+class GradientHook final : public autograd::FunctionPreHook {
+ public:
+  using Take = std::function<void(const at::Tensor&)>;
+  explicit GradientHook(std::shared_ptr<const Take> take) : take_(std::move(take)) {}
+  autograd::variable_list operator()(const autograd::variable_list& gradients) override {
+    if (!*take_) return gradients;
+    if (gradients[0].defined()) (*take_)(gradients[0]);
+    return {at::Tensor()};
+  }
+
+ private:
+  const std::shared_ptr<const Take> take_;
+};
+
+class TorchParameter final : public TorchTensor<fsdp::Parameter> {
+ public:
+  TorchParameter(std::string name, at::Tensor tensor, base::Stream& stream, std::string owner)
+      : TorchTensor(std::move(name), std::move(tensor), stream), owner_(std::move(owner)) {}
+  ~TorchParameter() override { *take_ = {}; }
+  bool requires_grad() const override { return tensor().requires_grad(); }
+  bool decays() const override { return tensor().dim() >= 2; }
+  void bind(void* data) override {
+    TorchTensor::bind(data);
+    if (accumulator_ != nullptr || !requires_grad()) return;
+    *take_ = [this](const at::Tensor& gradient) { take(gradient); };
+    accumulator_ = autograd::impl::grad_accumulator(tensor());
+    accumulator_->add_pre_hook(std::make_unique<GradientHook>(take_));
+  }
+  void bind_gradient(void* data, bool keep) override {
+    target_ = at::from_blob(data, tensor().sizes(), tensor().options().requires_grad(false));
+    written_ = keep;
+  }
+  bool gradient_written() const override { return written_; }
+  void unbind_gradient() override {
+    target_ = at::Tensor();
+    written_ = false;
+  }
+
+ private:
+  void take(const at::Tensor& gradient) {
+    if (!target_.defined())
+      throw InvalidUsage("backward: a gradient of " + name() +
+                         " comes outside of the backward of its unit: call module " + owner_ +
+                         " through its TESSERA_UNIT, as unit(x), unit->forward(x) or "
+                         "module->as<Unit>()->forward(x)");
+    if (gradient.layout() != at::kStrided)
+      throw base::Unsupported("backward: the gradient of " + name() + " is sparse; use one that is dense");
+    const at::NoGradGuard no_grad;
+    if (std::exchange(written_, true))
+      target_.add_(gradient);
+    else
+      target_.copy_(gradient);
+  }
+
+  const std::string owner_;
+  at::Tensor target_;
+  bool written_ = false;
+  const std::shared_ptr<GradientHook::Take> take_ = std::make_shared<GradientHook::Take>();
+  decltype(autograd::impl::grad_accumulator(std::declval<const at::Tensor&>())) accumulator_;  // a tensor's is weak
+};
+
+class TorchBuffer final : public TorchTensor<fsdp::ModuleBuffer> {
+ public:
+  using TorchTensor::TorchTensor;
+  bool persistent() const override { return true; }
+};
+
+/// What the modules of one model share.
+struct Shared {
+  base::Stream& stream;
+  const std::shared_ptr<Passes> passes = std::make_shared<Passes>();
+  std::map<const at::TensorImpl*, std::shared_ptr<TorchParameter>> parameters;
+  std::set<const torch::nn::Module*> modules;
+  std::map<const void*, std::string> memory;
+
+  /// Throws if another tensor has the same memory.
+  void claim(const std::string& name, const void* identity) {
+    const auto [known, is_new] = memory.emplace(identity, name);
+    if (!is_new)
+      throw InvalidUsage(name + " and " + known->second +
+                         " are two tensors with the same memory; register the same tensor twice");
+  }
+};
+
+std::string class_name(const std::type_info& type) {
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> whole(abi::__cxa_demangle(type.name(), nullptr, nullptr, &status),
+                                                     &std::free);
+  std::string name = status == 0 ? whole.get() : type.name();
+  if (const std::size_t colon = name.rfind(':'); colon != std::string::npos) name = name.substr(colon + 1);
+  if (name.ends_with("Impl")) name.resize(name.size() - 4);  // "Linear", as its holder is called
+  return name;
+}
+
+class Node final : public fsdp::Module {
+ public:
+  Node(torch::nn::Module& module, std::string path, Shared& shared)
+      : path_(std::move(path)),
+        hooked_(dynamic_cast<UnitHooks*>(&module)),
+        type_(class_name(hooked_ != nullptr ? hooked_->own_class() : typeid(module))) {
+    const bool is_new = shared.modules.insert(&module).second;
+    boundary_ = std::make_shared<Boundary>(path_, type_, shared.passes, shared.stream);
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      const at::Tensor& tensor = item.value();
+      if (!tensor.defined()) continue;
+      std::shared_ptr<TorchParameter>& parameter = shared.parameters[tensor.unsafeGetTensorImpl()];
+      if (parameter == nullptr) {
+        parameter = std::make_shared<TorchParameter>(below(item.key()), tensor, shared.stream,
+                                                     path_.empty() ? "the model" : path_);
+        shared.claim(parameter->name(), parameter->memory().identity());
+      }
+      dtype_ = parameters_.empty() ? parameter->dtype() : dtype_;
+      parameters_.push_back(parameter);
+    }
+    for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+      if (!item.value().defined() || !is_new) continue;
+      auto buffer = std::make_shared<TorchBuffer>(below(item.key()), item.value(), shared.stream);
+      shared.claim(buffer->name(), buffer->memory().identity());
+      own_buffers_.push_back(std::move(buffer));
+    }
+    for (const auto& item : module.named_children())
+      children_.push_back(std::make_unique<Node>(*item.value(), below(item.key()), shared));
+    if (parameters_.empty() && !children_.empty()) dtype_ = children_.front()->dtype();
+  }
+  ~Node() override {
+    boundary_->set_hooks({});
+    if (hooked_ != nullptr && hooked_->boundary() == boundary_) hooked_->set_boundary(nullptr);
+  }
+  const std::string& path() const override { return path_; }
+  std::string type() const override { return type_; }
+  DType dtype() const override { return dtype_; }
+  bool is_block() const override { return hooked_ != nullptr && !path_.empty(); }
+  void set_hooks(fsdp::ModuleHooks hooks) override {
+    const bool installs = static_cast<bool>(hooks.pre_forward);
+    if (installs && hooked_ == nullptr && !path_.empty())
+      throw InvalidUsage("module " + path_ + " is a unit, but its class calls no hooks: write TESSERA_UNIT(" + type_ +
+                         ") instead of TORCH_MODULE(" + type_ + "), and make and call it through that holder");
+    boundary_->set_hooks(std::move(hooks));
+    if (hooked_ != nullptr && installs) hooked_->set_boundary(boundary_);
+  }
+  const std::shared_ptr<Boundary>& boundary() const { return boundary_; }
+  bool calls_hooks() const { return hooked_ != nullptr; }
+
+ private:
+  std::string below(const std::string& name) const { return path_.empty() ? name : path_ + "." + name; }
+
+  const std::string path_;
+  UnitHooks* const hooked_;
+  const std::string type_;
+  DType dtype_ = DType::f32;
+  std::shared_ptr<Boundary> boundary_;
+};
+
+}  // namespace
+
+class TorchModel::State {
+ public:
+  explicit State(torch::nn::Module& model) : root(model, "", shared) {}
+  template <class Visit>
+  void for_each_memory(const Visit& visit) {
+    for (const auto& [impl, parameter] : shared.parameters) visit(parameter->memory());
+    for (const auto& buffer : root.buffers()) visit(static_cast<TorchBuffer&>(*buffer).memory());
+  }
+
+  const std::unique_ptr<fsdp::Runtime> runtime = fsdp::make_host_runtime(
+      at::get_num_threads(), [] { return at::GradMode::is_enabled(); }, "libtorch " TORCH_VERSION);
+  Shared shared{.stream = runtime->stream()};
+  Node root;
+};
+
+TorchModel::TorchModel(torch::nn::Module& model) : state_(std::make_unique<State>(model)) {}
+TorchModel::~TorchModel() = default;
+fsdp::Module& TorchModel::root() { return state_->root; }
+fsdp::Runtime& TorchModel::runtime() { return *state_->runtime; }
+void TorchModel::release_initial_values() {
+  state_->for_each_memory([](Memory& memory) { memory.release_initial(); });
+}
+void TorchModel::bump_versions() {
+  for (const auto& [impl, parameter] : state_->shared.parameters)
+    parameter->tensor().unsafeGetTensorImpl()->bump_version();
+}
+const at::Tensor& torch_tensor(const fsdp::ModelTensor& tensor) {
+  if (const auto* const parameter = dynamic_cast<const TorchParameter*>(&tensor)) return parameter->tensor();
+  if (const auto* const buffer = dynamic_cast<const TorchBuffer*>(&tensor)) return buffer->tensor();
+  throw InvalidUsage(tensor.name() + " is not of a libtorch model");
+}
+
+const std::shared_ptr<Boundary>& TorchModel::boundary() const { return state_->root.boundary(); }
+bool TorchModel::root_is_unit() const { return state_->root.calls_hooks(); }
+
+}  // namespace tessera::libtorch

@@ -1,0 +1,52 @@
+// The engine's view of a libtorch model, on the host.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <concepts>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "tessera/fsdp/engine.h"
+#include "tessera/fsdp/model.h"
+
+namespace tessera::libtorch {
+
+class Boundary;
+
+/// Keeps the parameters and buffers of a model alive; the model itself outlives it. While it lives, an engine moves the
+/// data pointers of their storages. Used by the engine's thread.
+class TESSERA_API TorchModel : public fsdp::Model {
+ public:
+  /// Throws InvalidUsage or Unsupported for tensors that can't be sharded, such as views.
+  explicit TorchModel(torch::nn::Module& model);
+  ~TorchModel() override;
+  fsdp::Module& root() override;
+  fsdp::Runtime& runtime() override;
+  /// Frees the values from the construction of the model, which fill_initial() reads until then.
+  void release_initial_values();
+  /// Tells autograd that the parameters' values change: a backward of an earlier forward is an error from now on.
+  void bump_versions();
+  /// Of the root.
+  const std::shared_ptr<Boundary>& boundary() const;
+  /// Whether the root is a TESSERA_UNIT, which calls the hooks itself.
+  bool root_is_unit() const;
+
+ private:
+  class State;
+  const std::unique_ptr<State> state_;
+};
+
+/// The tensor behind a parameter or buffer that an engine of a libtorch model passes to a visitor. Throws InvalidUsage
+/// for another library's.
+TESSERA_API const at::Tensor& torch_tensor(const fsdp::ModelTensor& tensor);
+
+}  // namespace tessera::libtorch
+
+/// For Engine's constructor.
+template <std::derived_from<torch::nn::Module> M>
+struct tessera::fsdp::Adapter<M> {
+  /// A TorchModel.
+  static std::unique_ptr<Model> make(torch::nn::Module& model) { return std::make_unique<libtorch::TorchModel>(model); }
+};

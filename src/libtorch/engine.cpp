@@ -6,22 +6,21 @@
 
 namespace tessera::libtorch {
 
-Engine::Engine(torch::nn::Module& model, comm::Communicator& world, fsdp::EngineOptions options, InitialValues values)
-    : fsdp::Engine(model, world, std::move(options)) {
+Engine::Engine(torch::nn::Module& model, comm::Communicator& world, fsdp::EngineOptions options, InitialValues values,
+               Initializer initializer)
+    : EngineModel{TorchModel(model, std::move(initializer))}, fsdp::Engine(torch_model, world, std::move(options)) {
   initialize(0);
   if (values == InitialValues::first_rank && world.size() > 1)
     state().broadcast_from(0, [this](const fsdp::Parameter& parameter, base::ElementRange range, float* out) {
       parameter.fill_initial(0, range, base::DType::f32, out);
-      torch_model().runtime().stream().synchronize();
+      torch_model.runtime().stream().synchronize();
     });
-  torch_model().release_initial_values();
+  torch_model.release_initial_values();
 }
-
-TorchModel& Engine::torch_model() const { return static_cast<TorchModel&>(model()); }
 
 void Engine::step(double learning_rate) {
   fsdp::Engine::step(learning_rate);
-  torch_model().bump_versions();
+  torch_model.bump_versions();
 }
 
 std::map<std::string, torch::Tensor> Engine::state_dict() {

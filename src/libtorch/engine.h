@@ -15,6 +15,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "tessera/fsdp/engine.h"
 #include "tessera/libtorch/model.h"
 #include "tessera/libtorch/unit.h"
 
@@ -26,20 +27,27 @@ enum class InitialValues : std::uint8_t {
   own,         ///< each rank's own: all ranks have constructed the same ones
 };
 
+namespace detail {
+/// The base of an Engine that is made before the engine itself.
+struct EngineModel {
+  TorchModel torch_model;
+};
+}  // namespace detail
+
 /// As fsdp::Engine. While it exists, the parameters and buffers of the model have memory of the engine: a parameter has
 /// none between the calls of its unit, and its grad() stays undefined.
-class TESSERA_API Engine : public fsdp::Engine {
+class TESSERA_API Engine : detail::EngineModel, public fsdp::Engine {
  public:
   /// `model` and `world` outlive it. Collective. Throws what fsdp::Engine's constructor throws, and InvalidUsage for a
   /// unit that is no TESSERA_UNIT.
   Engine(torch::nn::Module& model, comm::Communicator& world, fsdp::EngineOptions options = {},
-         InitialValues values = InitialValues::first_rank);
+         InitialValues values = InitialValues::first_rank, Initializer initializer = {});
 
   /// A forward of the whole model: calls forward(arguments...), which returns tensors, between the root's hooks. For a
   /// model whose class is no TESSERA_UNIT.
   template <class Forward, class... Arguments>
   auto forward(Forward&& forward, Arguments&&... arguments) {
-    return detail::run_between_hooks(torch_model().root_is_unit() ? nullptr : torch_model().boundary(),
+    return detail::run_between_hooks(torch_model.root_is_unit() ? nullptr : torch_model.boundary(),
                                      std::forward<Forward>(forward), std::forward<Arguments>(arguments)...);
   }
   /// As fsdp::Engine's.
@@ -49,9 +57,6 @@ class TESSERA_API Engine : public fsdp::Engine {
   /// Copies the values to a model without engine that has the same names: for torch::save(). Collective. Throws
   /// InvalidUsage if a name is missing or a shape differs.
   void consolidate(torch::nn::Module& plain);
-
- private:
-  TorchModel& torch_model() const;
 };
 
 }  // namespace tessera::libtorch

@@ -28,6 +28,18 @@ constexpr std::pair<at::ScalarType, DType> kDTypes[] = {
     {at::kChar, DType::i8},   {at::kByte, DType::u8},     {at::kInt, DType::i32},  {at::kLong, DType::i64},
     {at::kShort, DType::i16}, {at::kBool, DType::boolean}};
 
+/// Makes a tensor of the meta device one of the host, without memory yet, for all who have it.
+void leave_meta(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  const at::Storage storage(c10::Storage::use_byte_size_t(),
+                            static_cast<std::size_t>(tensor.numel()) * tensor.element_size(),
+                            at::DataPtr(nullptr, at::kCPU),
+                            /*allocator=*/nullptr, /*resizable=*/false);
+  const at::Tensor host =
+      at::empty({0}, tensor.options().device(at::kCPU)).set_(storage, 0, tensor.sizes(), tensor.strides());
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(host.getIntrusivePtr());
+}
+
 DType dtype_of(const std::string& name, const at::Tensor& tensor) {
   for (const auto& [torch, own] : kDTypes)
     if (torch == tensor.scalar_type()) return own;
@@ -94,11 +106,12 @@ class Memory {
 template <class Interface>
 class TorchTensor : public Interface {
  public:
-  TorchTensor(std::string name, at::Tensor tensor, base::Stream& stream)
+  TorchTensor(std::string name, at::Tensor tensor, base::Stream& stream, const Initializer& initializer)
       : name_(std::move(name)),
         shape_(tensor.sizes().vec()),
         dtype_(dtype_of(name_, tensor)),
         tensor_(std::move(tensor)),
+        initializer_(leave_meta_with(initializer)),
         stream_(stream),
         memory_(name_, tensor_) {}
   const std::string& name() const final { return name_; }
@@ -115,24 +128,38 @@ class TorchTensor : public Interface {
     memory_.move_to(nullptr, why_);
   }
   void fill_initial(std::uint64_t /*seed*/, base::ElementRange range, DType dtype, void* out) const final {
-    if (memory_.initial() == nullptr && count() > 0)
-      throw InvalidUsage(name_ + " can't be initialized again: its first values are gone");
-    const auto* const from = static_cast<const std::byte*>(memory_.initial()) +
-                             range.begin * static_cast<std::int64_t>(base::size_of(dtype_));
-    stream_.run([=, from_type = tensor_.scalar_type(), to_type = torch_dtype_of(dtype)] {
+    stream_.run([this, range, out, type = torch_dtype_of(dtype)] {
       const at::NoGradGuard no_grad;
-      at::from_blob(out, {range.count()}, to_type)
-          .copy_(at::from_blob(const_cast<std::byte*>(from), {range.count()}, from_type));
+      at::from_blob(out, {range.count()}, type).copy_(initial_values().flatten().slice(0, range.begin, range.end));
     });
   }
   const at::Tensor& tensor() const { return tensor_; }
   Memory& memory() { return memory_; }
 
  private:
+  at::Tensor initial_values() const {
+    if (!initializer_ && memory_.initial() == nullptr && count() > 0)
+      throw InvalidUsage(name_ + " can't be initialized again: its first values are gone");
+    const at::TensorOptions options = tensor_.options().requires_grad(false);
+    if (!initializer_) return at::from_blob(const_cast<void*>(memory_.initial()), tensor_.sizes(), options);
+    at::Tensor values = at::empty(tensor_.sizes(), options);
+    initializer_(name_, values);
+    return values;
+  }
+  /// That of a tensor of the meta device, which it makes one of the host; none for others.
+  Initializer leave_meta_with(const Initializer& initializer) const {
+    if (!tensor_.is_meta()) return {};
+    if (!initializer)
+      throw InvalidUsage(name_ + " is on the meta device and has no values; pass an initializer to the engine");
+    leave_meta(tensor_);
+    return initializer;
+  }
+
   const std::string name_;
   const base::Shape shape_;
   const DType dtype_;
   const at::Tensor tensor_;
+  const Initializer initializer_;
   base::Stream& stream_;
   Memory memory_;
   std::string why_ = "no engine has bound it";
@@ -156,8 +183,9 @@ class GradientHook final : public autograd::FunctionPreHook {
 
 class TorchParameter final : public TorchTensor<fsdp::Parameter> {
  public:
-  TorchParameter(std::string name, at::Tensor tensor, base::Stream& stream, std::string owner)
-      : TorchTensor(std::move(name), std::move(tensor), stream), owner_(std::move(owner)) {}
+  TorchParameter(std::string name, at::Tensor tensor, base::Stream& stream, const Initializer& initializer,
+                 std::string owner)
+      : TorchTensor(std::move(name), std::move(tensor), stream, initializer), owner_(std::move(owner)) {}
   ~TorchParameter() override { *take_ = {}; }
   bool requires_grad() const override { return tensor().requires_grad(); }
   bool decays() const override { return tensor().dim() >= 2; }
@@ -210,6 +238,7 @@ class TorchBuffer final : public TorchTensor<fsdp::ModuleBuffer> {
 /// What the modules of one model share.
 struct Shared {
   base::Stream& stream;
+  const Initializer initializer;
   const std::shared_ptr<Passes> passes = std::make_shared<Passes>();
   std::map<const at::TensorImpl*, std::shared_ptr<TorchParameter>> parameters;
   std::set<const torch::nn::Module*> modules;
@@ -247,7 +276,7 @@ class Node final : public fsdp::Module {
       if (!tensor.defined()) continue;
       std::shared_ptr<TorchParameter>& parameter = shared.parameters[tensor.unsafeGetTensorImpl()];
       if (parameter == nullptr) {
-        parameter = std::make_shared<TorchParameter>(below(item.key()), tensor, shared.stream,
+        parameter = std::make_shared<TorchParameter>(below(item.key()), tensor, shared.stream, shared.initializer,
                                                      path_.empty() ? "the model" : path_);
         shared.claim(parameter->name(), parameter->memory().identity());
       }
@@ -256,7 +285,7 @@ class Node final : public fsdp::Module {
     }
     for (const auto& item : module.named_buffers(/*recurse=*/false)) {
       if (!item.value().defined() || !is_new) continue;
-      auto buffer = std::make_shared<TorchBuffer>(below(item.key()), item.value(), shared.stream);
+      auto buffer = std::make_shared<TorchBuffer>(below(item.key()), item.value(), shared.stream, shared.initializer);
       shared.claim(buffer->name(), buffer->memory().identity());
       own_buffers_.push_back(std::move(buffer));
     }
@@ -297,7 +326,8 @@ class Node final : public fsdp::Module {
 
 class TorchModel::State {
  public:
-  explicit State(torch::nn::Module& model) : root(model, "", shared) {}
+  State(torch::nn::Module& model, Initializer initializer)
+      : shared{.stream = runtime->stream(), .initializer = std::move(initializer)}, root(model, "", shared) {}
   template <class Visit>
   void for_each_memory(const Visit& visit) {
     for (const auto& [impl, parameter] : shared.parameters) visit(parameter->memory());
@@ -306,11 +336,12 @@ class TorchModel::State {
 
   const std::unique_ptr<fsdp::Runtime> runtime = fsdp::make_host_runtime(
       at::get_num_threads(), [] { return at::GradMode::is_enabled(); }, "libtorch " TORCH_VERSION);
-  Shared shared{.stream = runtime->stream()};
+  Shared shared;
   Node root;
 };
 
-TorchModel::TorchModel(torch::nn::Module& model) : state_(std::make_unique<State>(model)) {}
+TorchModel::TorchModel(torch::nn::Module& model, Initializer initializer)
+    : state_(std::make_unique<State>(model, std::move(initializer))) {}
 TorchModel::~TorchModel() = default;
 fsdp::Module& TorchModel::root() { return state_->root; }
 fsdp::Runtime& TorchModel::runtime() { return *state_->runtime; }

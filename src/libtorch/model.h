@@ -3,24 +3,27 @@
 
 #include <torch/nn/module.h>
 
-#include <concepts>
 #include <functional>
 #include <memory>
 #include <string>
 
-#include "tessera/fsdp/engine.h"
 #include "tessera/fsdp/model.h"
 
 namespace tessera::libtorch {
 
 class Boundary;
 
+/// Writes the first values of a parameter or buffer that the model has on the meta device, where it has none. Called
+/// with the whole tensor, perhaps several times, and alike on all ranks that keep their own values.
+using Initializer = std::function<void(const std::string& name, at::Tensor& values)>;
+
 /// Keeps the parameters and buffers of a model alive; the model itself outlives it. While it lives, an engine moves the
 /// data pointers of their storages. Used by the engine's thread.
 class TESSERA_API TorchModel : public fsdp::Model {
  public:
-  /// Throws InvalidUsage or Unsupported for tensors that can't be sharded, such as views.
-  explicit TorchModel(torch::nn::Module& model);
+  /// Throws InvalidUsage or Unsupported for tensors that can't be sharded, such as views. Tensors of the meta device
+  /// become tensors of the host; they need an initializer.
+  explicit TorchModel(torch::nn::Module& model, Initializer initializer = {});
   ~TorchModel() override;
   fsdp::Module& root() override;
   fsdp::Runtime& runtime() override;
@@ -43,10 +46,3 @@ class TESSERA_API TorchModel : public fsdp::Model {
 TESSERA_API const at::Tensor& torch_tensor(const fsdp::ModelTensor& tensor);
 
 }  // namespace tessera::libtorch
-
-/// For Engine's constructor.
-template <std::derived_from<torch::nn::Module> M>
-struct tessera::fsdp::Adapter<M> {
-  /// A TorchModel.
-  static std::unique_ptr<Model> make(torch::nn::Module& model) { return std::make_unique<libtorch::TorchModel>(model); }
-};

@@ -231,6 +231,47 @@ TEST(LibtorchEngine, RanksBeginWithTheValuesOfTheFirst) {
   });
 }
 
+struct ScaleImpl : torch::nn::Module {
+  explicit ScaleImpl(at::Device device)
+      : weight(register_parameter("weight", torch::empty({6, 3}, device))),
+        shift(register_buffer("shift", torch::empty({6}, device))) {}
+  torch::Tensor forward(const torch::Tensor& x) { return (x.matmul(weight.t()) + shift).square().mean(); }
+  torch::Tensor weight, shift;
+};
+TESSERA_UNIT(Scale);
+
+TEST(LibtorchEngine, InitializerFillsTensorsOfTheMetaDevice) {
+  const Initializer fill = [](const std::string& name, torch::Tensor& values) {
+    values.copy_(torch::sin(torch::arange(values.numel(), torch::kFloat)).reshape(values.sizes()) +
+                 static_cast<double>(name.size()));
+  };
+  const auto run = [&](at::Device device, const char* strategy, InitialValues initial) {
+    Values seen;
+    run_ranks(2, [&](comm::Communicator& world) {
+      Scale model(device);
+      if (!model->weight.is_meta()) {
+        const torch::NoGradGuard no_grad;
+        fill("weight", model->weight);
+        fill("shift", model->shift);
+      }
+      Engine engine(*model, world, with(strategy, {.wrap = "none"}), initial, fill);
+      model->forward(torch::ones({2, 3})).backward();
+      engine.step(1e-2);
+      for (const auto& [name, tensor] : engine.state_dict())
+        if (world.rank() == 0) seen[name] = floats(tensor);
+    });
+    return seen;
+  };
+  const Values expected = run(torch::kCPU, "ddp", InitialValues::first_rank);
+  for (const InitialValues initial : {InitialValues::first_rank, InitialValues::own})
+    for (const char* const strategy : {"ddp", "fsdp"}) EXPECT_EQ(run(torch::kMeta, strategy, initial), expected);
+  EXPECT_THAT(refused([](comm::Communicator& world) {
+                Scale model(torch::kMeta);
+                Engine engine(*model, world, with("ddp", {.wrap = "none"}));
+              }),
+              HasSubstr("weight is on the meta device and has no values; pass an initializer"));
+}
+
 /// The root is an ordinary module; several of its forwards precede one backward.
 struct PairImpl : torch::nn::Module {
   PairImpl() : layer(register_module("layer", Layer(7, 5, at::detail::createCPUGenerator(1)))) {}

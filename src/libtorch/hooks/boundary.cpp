@@ -20,23 +20,23 @@ void Boundary::set_hooks(fsdp::ModuleHooks hooks) {
 }
 
 void Boundary::pre_forward() {
-  if (is_root() && passes_->forward == fsdp::Phase::forward) {  // an exception may have ended the last pass
+  if (is_root()) {  // an exception may have ended the last pass
     passes_->in_backward = false;
     passes_->open.clear();
     passes_->entered.clear();
   }
   passes_->entered.push_back(this);
-  hooks_.pre_forward(passes_->forward);
+  hooks_.pre_forward(fsdp::Phase::forward);
   stream_.synchronize();
 }
 
 void Boundary::post_forward() {
-  if (hooks_.post_forward) hooks_.post_forward(passes_->forward);
+  if (hooks_.post_forward) hooks_.post_forward(fsdp::Phase::forward);
 }
 
 bool Boundary::pre_backward(bool ends_with_root) {
   if (!has_hooks()) throw InvalidUsage("backward: the engine of " + description() + " is gone");
-  if (is_root() ? passes_->in_backward : false) return false;  // of another call, in the same backward
+  if (is_root() && passes_->in_backward) return false;  // of another call, in the same backward
   if (!is_root() && !passes_->in_backward)
     throw InvalidUsage("backward: " + description() +
                        " was not called in a forward of the whole model; call that through its TESSERA_UNIT, or by "

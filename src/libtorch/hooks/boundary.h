@@ -14,11 +14,10 @@ class Boundary;
 
 /// What the boundaries of one model share. Used by the thread of its engine.
 struct Passes {
-  fsdp::Phase forward = fsdp::Phase::forward;  ///< that of forwards: recompute in a checkpoint's backward
-  bool in_backward = false;                    ///< between the pre_backward and the post_backward of the root
-  std::vector<Boundary*> open;                 ///< calls whose backward ends with the root's
-  std::vector<const Boundary*> entered;        ///< since the root's last pre_forward
-  std::vector<const Boundary*> units;          ///< those with hooks, the root among them
+  bool in_backward = false;              ///< between the pre_backward and the post_backward of the root
+  std::vector<Boundary*> open;           ///< calls whose backward ends with the root's
+  std::vector<const Boundary*> entered;  ///< since the root's last pre_forward
+  std::vector<const Boundary*> units;    ///< those with hooks, the root among them
 };
 
 /// Of one module. Its calls, and the nodes of their backward, share it; without hooks it does nothing.
@@ -31,7 +30,6 @@ class Boundary {
   std::string description() const;  ///< "blocks.0 (Block)"
   void set_hooks(fsdp::ModuleHooks hooks);
   bool has_hooks() const { return static_cast<bool>(hooks_.pre_forward); }
-  Passes& passes() { return *passes_; }
 
   void pre_forward();
   void post_forward();

@@ -223,7 +223,9 @@ class UnitHolder : public torch::nn::ModuleHolder<detail::Unit<Impl>> {
 
  public:
   UnitHolder() : Base(make()) {}
-  UnitHolder(std::nullptr_t) : Base(nullptr) {}                                    // NOLINT: as ModuleHolder
+  /// Empty: holds no module.
+  UnitHolder(std::nullptr_t) : Base(nullptr) {}  // NOLINT: as ModuleHolder
+  /// Holds a module that another holder has made.
   UnitHolder(std::shared_ptr<detail::Unit<Impl>> unit) : Base(std::move(unit)) {}  // NOLINT: likewise
   /// Makes Impl(arguments...).
   template <class Head, class... Tail>
@@ -232,8 +234,11 @@ class UnitHolder : public torch::nn::ModuleHolder<detail::Unit<Impl>> {
       : Base(std::shared_ptr<detail::Unit<Impl>>(
             std::make_shared<Held>(std::forward<Head>(head), std::forward<Tail>(tail)...))) {}
 
+  /// The module, whose forward() runs the hooks. Throws c10::Error if the holder is empty.
   Held* operator->() { return static_cast<Held*>(this->get()); }
+  /// Likewise.
   const Held* operator->() const { return static_cast<const Held*>(this->get()); }
+  /// As forward(arguments...) of the module.
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
     return operator->()->forward(std::forward<Arguments>(arguments)...);

@@ -1,5 +1,6 @@
 #include "tessera/libtorch/unit.h"
 
+#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -28,11 +29,13 @@ class BoundaryNode final : public autograd::Node {
   const std::function<void()> visit_;
 };
 
-NodePointer make_node(std::function<void()> visit) {
-  if constexpr (std::is_same_v<NodePointer, std::shared_ptr<autograd::Node>>)
-    return std::make_shared<BoundaryNode>(std::move(visit));
-  else  // Torch 2.14 and newer
-    return NodePointer(new BoundaryNode(std::move(visit)));
+/// Templates, since each Torch can compile one of the two ways only: from 2.14 on nodes count their own references.
+template <class Pointer, class Made = BoundaryNode>
+Pointer make_node(std::function<void()> visit) {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<autograd::Node>>)
+    return std::make_shared<Made>(std::move(visit));
+  else
+    return c10::make_intrusive<Made>(std::move(visit));
 }
 
 /// Puts the node between the tensors and what computed them. Returns false if none has a gradient.
@@ -46,7 +49,7 @@ bool insert(const std::vector<at::Tensor*>& tensors, const std::function<void()>
     edges.push_back(autograd::impl::gradient_edge(*tensor));
   }
   if (edges.empty()) return false;
-  const NodePointer node = make_node(visit);
+  const NodePointer node = make_node<NodePointer>(visit);
   node->set_next_edges(std::move(edges));
   for (at::Tensor* const tensor : differentiable) {
     at::Tensor alias = tensor->detach();  // shares the memory, and the count of changes in place

@@ -13,7 +13,7 @@
 // Each rank writes its three flags and reads those of the others; no rank ever writes for another. A flag is also the
 // answer that frees memory: what phase_a says about slice j, every other rank reads twice. As "results are there" it
 // lets the rank copy them, and as "inputs are read" it lets the rank reuse the tile that held them. With kTiles tiles a
-// writer is at most kTiles rounds ahead of its slowest reader; a window or a copy holds all rounds, and is never ahead.
+// writer is at most kTiles rounds ahead of its slowest reader; a window or a copy has room for all rounds.
 //
 // A flag holds the number of the operation above that of the round, so it only grows. A reader that finds a later
 // operation there knows that its peer is done with this one, and nothing is reset between two operations. That is also

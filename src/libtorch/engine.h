@@ -1,6 +1,6 @@
 // An engine for a libtorch model, with the values that the model was constructed with:
 //
-//   tessera::libtorch::Engine engine(*model, *world, {.strategy = fsdp::strategy_named("fsdp")});
+//   tessera::libtorch::Engine engine(*model, *world, {.strategy = fsdp::strategies::fsdp()});
 //   for (...) {
 //     torch::Tensor loss = model->forward(x);      // of a TESSERA_UNIT; else engine.forward(...)
 //     loss.backward();

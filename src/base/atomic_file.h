@@ -21,7 +21,7 @@ class TESSERA_API AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  const std::string& path() const { return path_; }  ///< of the target
+  const std::string& path() const { return path_; }  ///< path of the target
   /// Throws SystemError.
   void write(std::uint64_t offset, const void* data, std::size_t bytes);
   /// Flushes to disk and renames the temporary file to the target. Throws SystemError.

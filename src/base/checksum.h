@@ -18,7 +18,7 @@ class TESSERA_API RunningChecksum {
  public:
   RunningChecksum();
   RunningChecksum(RunningChecksum&&) noexcept;  ///< leaves the source fit only for assignment and destruction
-  RunningChecksum& operator=(RunningChecksum&&) noexcept;  ///< as the move constructor
+  RunningChecksum& operator=(RunningChecksum&&) noexcept;  ///< moves, as the constructor does
   ~RunningChecksum();
   void reset() noexcept;  ///< discards the bytes added so far
   /// Continues the hash; how the bytes are divided into calls has no effect.

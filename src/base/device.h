@@ -19,8 +19,8 @@ enum class DeviceType : std::uint8_t {
 /// A device by kind and number. A value type, which opens and owns nothing; see open_device().
 struct Device {
   DeviceType type = DeviceType::cpu;               ///< default: the host
-  int index = 0;                                   ///< of the GPU, from 0; 0 for cpu and meta
-  bool operator==(const Device&) const = default;  ///< by type and index
+  int index = 0;                                   ///< index of the GPU, from 0; 0 for cpu and meta
+  bool operator==(const Device&) const = default;  ///< compares type and index
 };
 
 /// "cpu", "meta", "cuda:0".

@@ -34,8 +34,8 @@ extern "C" {
 /// The library reads `abi` and `size` first; unless they equal its own, it reads nothing else.
 struct tessera_device {
   const char* abi;                                          ///< TESSERA_ABI
-  std::size_t size;                                         ///< of this struct
-  std::string_view name;                                    ///< of the device type: "cuda"
+  std::size_t size;                                         ///< size of this struct
+  std::string_view name;                                    ///< name of the device type: "cuda"
   tessera::base::DeviceProbe (*probe)() noexcept;           ///< looks for devices
   tessera::base::OpenedDevice (*open)(int index) noexcept;  ///< opens the device of this index
 };

@@ -23,7 +23,7 @@ struct DeviceProperties {
   std::string name;              ///< the vendor's name
   std::size_t memory_bytes = 0;  ///< 0: not known
   int processors = 0;            ///< multiprocessors, which run blocks of threads at the same time; 0: not known
-  int generation = 0;            ///< of the architecture, ten times major plus minor; 0 if not applicable
+  int generation = 0;            ///< generation of the architecture, ten times major plus minor; 0 if not applicable
   bool shares_memory = false;    ///< IPC with processes of its host is supported; each process may still refuse it
 };
 
@@ -148,7 +148,7 @@ class TESSERA_API DeviceRuntime {
   }
 
  protected:
-  /// For derived classes; both values are constant.
+  /// Called by derived classes; both values are constant.
   DeviceRuntime(Device device, DeviceTraits traits) : device_(device), traits_(traits) {}
 
  private:

@@ -14,14 +14,14 @@ class TESSERA_API DeviceStream : public Stream {
   ~DeviceStream() override;
   /// The vendor's handle; cudaStream_t where device().type is cuda. Owned by this object.
   virtual void* native() const noexcept = 0;
-  /// To be called before each piece of work that is appended by the vendor's own calls. Makes the device current for
-  /// the calling thread. May make the host wait for a HostEvent, so that the work behind it doesn't fill the device's
+  /// Call this before each piece of work that is appended by the vendor's own calls. Makes the device current for the
+  /// calling thread. May make the host wait for a HostEvent, so that the work behind it doesn't fill the device's
   /// queue.
   virtual void prepare_launch() {}
   void hold(std::shared_ptr<const void>) override {}
 
  protected:
-  using Stream::Stream;                                          ///< as Stream's
+  using Stream::Stream;                                          ///< Stream's constructors
   void enqueue(std::function<void()> work) override { work(); }  ///< runs `work` at once
 };
 

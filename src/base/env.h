@@ -18,7 +18,7 @@ namespace tessera::base {
 /// The declaration of an environment variable. Its texts are literals or live as long.
 struct EnvVariable {
   std::string_view name;           ///< "TESSERA_TIMEOUT"
-  std::string_view default_value;  ///< as it would be written; "" if unset has a meaning of its own
+  std::string_view default_value;  ///< default as it would be written; "" if unset has a meaning of its own
   std::string_view help;           ///< one line
 };
 

@@ -42,11 +42,12 @@ TESSERA_API OpenedFile open_regular(const std::string& path, int flags = 0);
 
 /// The result of read_regular().
 struct FileText {
-  std::string text;     ///< incomplete if `problem` isn't empty
-  std::string problem;  ///< as above, or a zero byte, at which parsers would stop; "" if `text` is the whole file
+  std::string text;  ///< incomplete if `problem` isn't empty
+  /// OpenedFile::problem, or a zero byte, at which parsers would stop; "" if `text` is the whole file.
+  std::string problem;
 };
 
-/// Of a text file that says nothing about its size: far more than such files have.
+/// The limit for a text file that says nothing about its size: far more than such files have.
 inline constexpr std::uint64_t kMaxTextBytes = std::uint64_t{256} << 20;
 
 /// Reads a regular text file. A file of more than `limit` bytes is a problem, and isn't read. `flags`: of
@@ -56,7 +57,7 @@ TESSERA_API FileText read_regular(const std::string& path, std::uint64_t limit =
 /// The result of create_beside().
 struct NewFile {
   UniqueFd fd;       ///< empty if none could be created
-  std::string path;  ///< of the file
+  std::string path;  ///< path of the file
   int code = 0;      ///< errno if none could be created
 };
 

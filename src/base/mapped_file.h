@@ -20,7 +20,7 @@ class TESSERA_API MappedFile {
   MappedFile& operator=(MappedFile&& other) noexcept;  ///< exchanges the two
   ~MappedFile();
 
-  const std::string& path() const { return path_; }  ///< as given to the constructor
+  const std::string& path() const { return path_; }  ///< path given to the constructor
   /// The mapped content; valid while this object lives.
   std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(data_), size_}; }
 

@@ -28,7 +28,7 @@ class TESSERA_API Buffer {
   void* data() const noexcept { return data_; }  ///< owned by this buffer; null if empty
   /// The address `offset` bytes after data().
   std::byte* bytes_at(std::size_t offset) const noexcept { return static_cast<std::byte*>(data_) + offset; }
-  std::size_t bytes() const noexcept { return bytes_; }                 ///< as requested, without a pool's rounding
+  std::size_t bytes() const noexcept { return bytes_; }                 ///< bytes requested, without a pool's rounding
   explicit operator bool() const noexcept { return data_ != nullptr; }  ///< true unless empty
 
  private:

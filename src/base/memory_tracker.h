@@ -33,15 +33,15 @@ TESSERA_API std::string_view name_of(MemoryCategory use);
 
 /// A change of the live bytes of one category.
 struct MemoryChange {
-  std::int64_t at_ns = 0;                      ///< on the clock of keep_history()
-  MemoryCategory use = MemoryCategory::other;  ///< of the bytes
+  std::int64_t at_ns = 0;                      ///< time on the clock of keep_history()
+  MemoryCategory use = MemoryCategory::other;  ///< use of the bytes
   std::int64_t bytes = 0;                      ///< negative: no longer live
 };
 
 /// Live bytes over time.
 struct MemoryHistory {
   std::array<std::int64_t, kMemoryUses> before{};  ///< live bytes of each category before the first change
-  std::vector<MemoryChange> changes;               ///< in the order in which they were made
+  std::vector<MemoryChange> changes;               ///< changes in the order in which they were made
 };
 
 /// Tracks one rank's memory. Thread-safe. All values are bytes.
@@ -68,8 +68,8 @@ class TESSERA_API MemoryTracker {
   /// Reports a change of the bytes that a pool holds beyond its live ones (idle blocks, rounding).
   void hold(std::int64_t change) noexcept;
 
-  /// From now on keeps every change, 24 bytes each, until drain_history(); or ends that and drops what it kept.
-  /// `clock` gives the time of a change, and may be called by several threads; empty: host time.
+  /// Keeps every change from now on, 24 bytes each, until drain_history(); or ends that and drops what it kept. `clock`
+  /// gives the time of a change, and may be called by several threads; empty: host time.
   void keep_history(bool keep, std::function<std::int64_t()> clock = {});
   MemoryHistory drain_history();  ///< the changes since the last call, or since keep_history()
 

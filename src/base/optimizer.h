@@ -27,12 +27,12 @@ struct OptimizerConfig {
   double eps = 1e-8;        ///< added to the root of the second moment; adam and adamw
   /// Factor; not for norms and biases (OptimizerRange::decay). Nothing: PyTorch's default, 0.01 for adamw, else 0.
   std::optional<double> weight_decay;
-  double momentum = 0.0;  ///< of sgd; 0: no state
-  bool nesterov = false;  ///< of sgd, with momentum
-  bool amsgrad = false;   ///< of adam and adamw
+  double momentum = 0.0;  ///< momentum of sgd; 0: no state
+  bool nesterov = false;  ///< Nesterov's momentum, of sgd
+  bool amsgrad = false;   ///< AMSGrad, of adam and adamw
   bool maximize = false;  ///< true: ascends the gradient
 
-  double decay() const { return weight_decay.value_or(kind == Kind::adamw ? 0.01 : 0.0); }  ///< of the weights
+  double decay() const { return weight_decay.value_or(kind == Kind::adamw ? 0.01 : 0.0); }  ///< decay of the weights
 };
 
 /// "sgd", "adam", "adamw". Throws InvalidUsage.
@@ -47,8 +47,8 @@ inline constexpr int kMaxStateSlots = 3;
 
 /// Settings of one step, the same for all ranges.
 struct OptimizerStep {
-  std::uint64_t number = 1;     ///< from 1
-  double learning_rate = 1e-3;  ///< of this step
+  std::uint64_t number = 1;     ///< number of the step, from 1
+  double learning_rate = 1e-3;  ///< learning rate of this step
   /// The update multiplies gradients by *gradient_scale (clipping, unscaling) and reads it when it runs on the stream.
   /// Null: 1. NaN: nothing is changed.
   const double* gradient_scale = nullptr;
@@ -56,7 +56,7 @@ struct OptimizerStep {
 
 /// Elements of a range with or without weight decay: from the end of the part before (from 0 if it is the first) on.
 struct DecayRange {
-  std::int64_t end = 0;  ///< of the last part: the range's count
+  std::int64_t end = 0;  ///< end of the part; of the last one the range's count
   bool decay = true;     ///< false: norms and biases
 };
 
@@ -69,8 +69,8 @@ struct HalfStep {
 
 /// `count` consecutive elements, which are updated in one launch.
 struct OptimizerRange {
-  float* values = nullptr;                        ///< for half-precision parameters: their f32 master weights
-  const float* gradients = nullptr;               ///< null if half.gradient holds them
+  float* values = nullptr;           ///< values to update; of half-precision parameters their f32 master weights
+  const float* gradients = nullptr;  ///< null if half.gradient holds them
   std::array<float*, kMaxStateSlots> state = {};  ///< the first state_slots() are used; zeros before the first step
   std::int64_t count = 0;                         ///< elements of each array
   bool decay = true;                              ///< false: norms and biases; unused with `parts`
@@ -88,8 +88,8 @@ enum class Norm : std::uint8_t {
 
 /// out[i] = the partial result, in f64, of a norm of x[i * count, (i + 1) * count).
 struct NormSlices {
-  Norm norm = Norm::two;     ///< of the partial results
-  DType dtype = DType::f32;  ///< of x; floating
+  Norm norm = Norm::two;     ///< norm of the partial results
+  DType dtype = DType::f32;  ///< dtype of x; floating
   const void* x = nullptr;   ///< [slices, count]
   std::size_t count = 0,     ///< elements of a slice
       slices = 1;            ///< number of slices
@@ -99,11 +99,11 @@ struct NormSlices {
   double* out = nullptr;  ///< [slices]
 };
 
-/// From the partial results parts[count] of a norm: out[0] = norm / loss_scale; out[1] = the factor that unscales and
+/// Input parts[count], the partial results of a norm; out[0] = norm / loss_scale; out[1] = the factor that unscales and
 /// clips a gradient: min(1, most / (out[0] + 1e-6)) / loss_scale, or 1 / loss_scale without `most`. Parts are added in
 /// order.
 struct ClipArgs {
-  Norm norm = Norm::two;            ///< of the partial results
+  Norm norm = Norm::two;            ///< norm of the partial results
   const double* parts = nullptr;    ///< [count]
   std::size_t count = 0;            ///< partial results
   std::optional<double> most = {};  ///< largest norm; empty: no clipping

@@ -23,9 +23,9 @@ TESSERA_API double power(double base, std::uint64_t exponent);
 /// The real cube root, to 2 ulp.
 TESSERA_API double cube_root(double x);
 
-/// To 2 ulp for |x| < 2^31 (in radians); NaN for infinities.
+/// The sine, to 2 ulp for |x| < 2^31 (in radians); NaN for infinities.
 TESSERA_API double sine(double x);
-/// As sine().
+/// The cosine, with the accuracy of sine().
 TESSERA_API double cosine(double x);
 
 }  // namespace tessera::base::portable

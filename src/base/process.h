@@ -20,7 +20,7 @@ TESSERA_API ProcessIdentity this_process();
 TESSERA_API std::uint32_t count_forks() noexcept;
 
 TESSERA_API extern std::atomic<std::uint32_t> forks;  ///< since the first call of count_forks()
-/// As count_forks(), after the first call of it: a load.
+/// The same as count_forks(), after the first call of it: a load.
 inline std::uint32_t forks_so_far() noexcept { return forks.load(std::memory_order_relaxed); }
 
 }  // namespace tessera::base

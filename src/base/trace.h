@@ -34,16 +34,16 @@ struct TraceEvent {
   TraceEventKind kind = TraceEventKind::forward;  ///< selects the row of the trace, too
   std::string unit;                               ///< name of the unit that the action concerns
   int rank = 0;                                   ///< global rank
-  std::uint64_t bytes = 0;    ///< as passed to begin() or mark(): what the engine transfers or updates
-  std::int64_t start_ns = 0;  ///< on the stream's clock
-  std::int64_t end_ns = 0;    ///< on the same clock; equal to start_ns for a mark
+  std::uint64_t bytes = 0;    ///< bytes passed to begin() or mark(): what the engine transfers or updates
+  std::int64_t start_ns = 0;  ///< start on the stream's clock
+  std::int64_t end_ns = 0;    ///< end on the same clock; equal to start_ns for a mark
   std::int64_t duration_ns() const { return end_ns - start_ns; }  ///< time from start to end
 };
 
 /// An operation of a communicator whose times are known.
 struct TransferEvent {
   std::string operation;       ///< such as "all_gather"
-  std::string axis;            ///< of the mesh, or "world"
+  std::string axis;            ///< axis of the mesh, or "world"
   int rank = 0;                ///< global rank
   std::uint64_t bytes = 0;     ///< sent by this rank
   std::int64_t called_ns = 0;  ///< all that it waits for on this rank was done; clock as in TraceEvent

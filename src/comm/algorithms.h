@@ -15,10 +15,10 @@ namespace tessera::comm {
 
 /// The sizes for which an algorithm is used: from <= bytes < to.
 struct AlgorithmRange {
-  std::string name;                                        ///< of the algorithm
+  std::string name;                                        ///< name of the algorithm
   std::uint64_t from = 0;                                  ///< the smallest size
   std::uint64_t to = UINT64_MAX;                           ///< exceeds the largest size
-  bool operator==(const AlgorithmRange&) const = default;  ///< by value
+  bool operator==(const AlgorithmRange&) const = default;  ///< compares all members
 };
 
 /// A parsed table such as "all_reduce=direct:0-64K;ring:64K-max,all_gather=direct". Commas separate operations,

@@ -22,7 +22,8 @@ namespace tessera::comm {
 struct ControlEvents {
   /// Called once for each rank that dies, but not for a rank that closes normally (destroys its bootstrap).
   std::function<void(int rank)> lost;
-  std::function<void(int from, std::string_view message)> message;  ///< for each message from `from` on this channel
+  /// Called for each message from `from` on this channel.
+  std::function<void(int from, std::string_view message)> message;
   /// Called when data received from this rank is corrupt. None of it is delivered, and nothing from this rank will be
   /// any more; the opposite direction still works. If null, the rank counts as lost.
   std::function<void(int rank)> damaged = nullptr;
@@ -39,7 +40,7 @@ class TESSERA_API ControlChannel {
   /// queued for a receiver that doesn't read. Bytes beyond kMaxMessage are truncated.
   virtual void send(int to, std::string_view message) noexcept = 0;
   static constexpr int kAll = -1;                     ///< receiver of send(): all other ranks
-  static constexpr std::size_t kMaxMessage = 65'000;  ///< in bytes
+  static constexpr std::size_t kMaxMessage = 65'000;  ///< longest message, in bytes
 };
 
 /// Connects the ranks of a world during setup and provides its control channels afterwards. The exchanges are
@@ -50,7 +51,7 @@ class TESSERA_API Bootstrap {
   using Token = std::array<std::uint8_t, 32>;  ///< 32 secret bytes, which authenticate connections between the ranks
 
   virtual ~Bootstrap();
-  virtual int rank() const noexcept = 0;  ///< of this process or thread in the world, from 0
+  virtual int rank() const noexcept = 0;  ///< rank of this process or thread in the world, from 0
   virtual int size() const noexcept = 0;  ///< number of ranks in the world
 
   /// True if the ranks are threads of this process, which exchange shared objects as pointers.
@@ -58,7 +59,7 @@ class TESSERA_API Bootstrap {
 
   /// Returns the blob of every rank, in rank order.
   virtual std::vector<std::string> all_gather(std::string_view blob) = 0;
-  /// In-process only. Returns the object of every rank, in rank order.
+  /// Returns the object of every rank, in rank order; in-process only.
   virtual std::vector<std::shared_ptr<void>> all_gather_objects(std::shared_ptr<void> object);
   /// Only for processes on one host; throws Unsupported otherwise. Returns a duplicate of every rank's descriptor, in
   /// rank order.
@@ -81,8 +82,8 @@ class TESSERA_API Bootstrap {
 /// A setting that all ranks of a world must have alike. Its owner passes its effective value, so that a default and the
 /// same value written out are equal.
 struct SharedSetting {
-  std::string name;   ///< of its variable: "TESSERA_ALGO"
-  std::string value;  ///< in the spelling of the variable; "": unset
+  std::string name;   ///< name of its variable: "TESSERA_ALGO"
+  std::string value;  ///< value in the spelling of the variable; "": unset
 };
 
 /// Returns what `make` returns on each rank, in rank order. If it throws an Error on a rank, all ranks throw it, with
@@ -98,8 +99,8 @@ TESSERA_API void require_alike(Bootstrap& bootstrap, const std::function<std::ve
 /// only a part where they differ.
 TESSERA_API std::string by_value(std::span<const std::string> values, std::span<const int> global_ranks = {});
 
-/// For code that works on one host only: throws InvalidUsage "WHAT needs all ranks on one host: ..." that names two
-/// ranks with different host names. All ranks throw the same error.
+/// Restricts code to one host: throws InvalidUsage "WHAT needs all ranks on one host: ..." that names two ranks with
+/// different host names. All ranks throw the same error.
 TESSERA_API void require_one_host(const Bootstrap& bootstrap, std::string_view what, std::string_view advice = "");
 
 }  // namespace tessera::comm

@@ -27,14 +27,14 @@ namespace tessera::comm {
 struct OpDesc {
   OpKind kind = OpKind::barrier;  ///< the operation; a _v form has the kind of the form without
   ConstView in = {};              ///< what this rank contributes; empty where it contributes nothing
-  View out = {};                  ///< where this rank's result goes; empty where it gets none
+  View out = {};                  ///< destination of this rank's result; empty if it gets none
   ReduceOp op = {};               ///< avg's divisor is filled in
-  int root = 0;                   ///< of rooted collectives; the peer of send and recv
-  /// For the _v forms: elements per rank. `in_counts` describes the parts of `in`, `out_counts` those of `out`; empty
+  int root = 0;                   ///< root of rooted collectives; the peer of send and recv
+  /// Elements per rank, of the _v forms. `in_counts` describes the parts of `in`, `out_counts` those of `out`; empty
   /// for equal parts. Valid only during the call.
   std::span<const std::size_t> in_counts = {};
-  std::span<const std::size_t> out_counts = {};  ///< as in_counts
-  std::chrono::milliseconds timeout{};           ///< from issue to completion
+  std::span<const std::size_t> out_counts = {};  ///< see in_counts
+  std::chrono::milliseconds timeout{};           ///< time from issue to completion
   std::string_view label = {};                   ///< OpOptions::label
   int tag = 0;                                   ///< OpOptions::tag
   int* source = nullptr;                         ///< OpOptions::source
@@ -78,7 +78,7 @@ class TESSERA_API Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  int rank() const noexcept { return rank_; }  ///< of this process or thread in this communicator, from 0
+  int rank() const noexcept { return rank_; }  ///< rank of this process or thread in this communicator, from 0
   int size() const noexcept { return size_; }  ///< number of ranks
   /// Name of the backend: "tcp"; valid while the communicator lives.
   std::string_view backend() const noexcept { return capabilities().backend; }
@@ -93,9 +93,9 @@ class TESSERA_API Communicator {
   Work reduce_scatter(ConstView in, View out, ReduceOp op, OpOptions options = {});
   /// out = root's in, on every rank; `in` is ignored on the others. In place: in == out.
   Work broadcast(ConstView in, View out, int root, OpOptions options = {});
-  /// As all_reduce, but only root's out is written; elsewhere `out` is ignored. In place on the root: in == out.
+  /// The same as all_reduce, but only root's out is written; elsewhere `out` is ignored. In place on root: in == out.
   Work reduce(ConstView in, View out, ReduceOp op, int root, OpOptions options = {});
-  /// As all_gather, but only root's out is written; elsewhere `out` is ignored.
+  /// The same as all_gather, but only root's out is written; elsewhere `out` is ignored.
   Work gather(ConstView in, View out, int root, OpOptions options = {});
   /// out = part rank() of root's in; root's in.count == out.count * size(); elsewhere `in` is ignored.
   Work scatter(ConstView in, View out, int root, OpOptions options = {});
@@ -105,12 +105,12 @@ class TESSERA_API Communicator {
   /// The same with parts of different lengths, concatenated in rank order. `counts` has size() entries, the elements of
   /// each rank's part. It is the same on every rank and is not read after the call returns.
   Work all_gather_v(ConstView in, View out, std::span<const std::size_t> counts, OpOptions options = {});
-  /// As reduce_scatter(), with parts of `counts` elements.
+  /// The same as reduce_scatter(), with parts of `counts` elements.
   Work reduce_scatter_v(ConstView in, View out, std::span<const std::size_t> counts, ReduceOp op,
                         OpOptions options = {});
-  /// As gather(), with parts of `counts` elements.
+  /// The same as gather(), with parts of `counts` elements.
   Work gather_v(ConstView in, View out, std::span<const std::size_t> counts, int root, OpOptions options = {});
-  /// As scatter(), with parts of `counts` elements.
+  /// The same as scatter(), with parts of `counts` elements.
   Work scatter_v(ConstView in, View out, std::span<const std::size_t> counts, int root, OpOptions options = {});
   /// Sends `in_counts[r]` elements to rank r and receives `out_counts[r]` from it; rank a's in_counts[b] is rank b's
   /// out_counts[a].
@@ -146,14 +146,14 @@ class TESSERA_API Communicator {
   /// next request may reuse it. Throws SystemError, Unsupported.
   Buffer allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use);
 
-  /// As allocate(), but collective and blocking: all ranks call it in the same order with equal `bytes` and `kind`,
-  /// also relative to this communicator's operations, of which some may be in flight. This communicator may be faster
-  /// with such buffers; in exchange, all ranks pass its collectives the buffers of the same calls at the same offsets
-  /// (in place, the rank's own slice), or results may be wrong; checked mode throws Mismatch where all_gather,
+  /// The same as allocate(), but collective and blocking: all ranks call it in the same order with equal `bytes` and
+  /// `kind`, also relative to this communicator's operations, of which some may be in flight. This communicator may be
+  /// faster with such buffers; in exchange, all ranks pass its collectives the buffers of the same calls at the same
+  /// offsets (in place, the rank's own slice), or results may be wrong; checked mode throws Mismatch where all_gather,
   /// reduce_scatter or all_reduce get others. Other communicators use them as other memory. Releasing a buffer is
   /// local, but at each call all ranks have released the same buffers of earlier calls of this communicator, or it
-  /// throws Mismatch. A backend to which it makes no difference allocates locally. It is not an operation: it is
-  /// in no traffic(). Also throws Mismatch, Timeout, PeerLost, Aborted and BackendError, which are fatal.
+  /// throws Mismatch. A backend to which it makes no difference allocates locally. It is not an operation: it is in no
+  /// traffic(). Also throws Mismatch, Timeout, PeerLost, Aborted and BackendError, which are fatal.
   Buffer allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use);
 
   /// Makes every pending and later call fail on all ranks with Aborted, naming this rank and the reason (unless the
@@ -177,12 +177,12 @@ class TESSERA_API Communicator {
  protected:
   /// Called by a backend. `rank` and `size` never change.
   Communicator(int rank, int size, CommunicatorOptions options);
-  const CommunicatorOptions& options() const noexcept { return options_; }  ///< as given to the constructor
+  const CommunicatorOptions& options() const noexcept { return options_; }  ///< options given to the constructor
 
-  /// For a decorator around a communicator of the same ranks: passes on calls that were already validated. `inner` must
-  /// live as long as this one, which then reports its last_algorithm().
+  /// Passes on a call that was already validated, from a decorator around a communicator of the same ranks. `inner`
+  /// must live as long as this one, which then reports its last_algorithm().
   Work forward_to(Communicator& inner, const OpDesc& call);
-  /// As above, for the parts of a batch.
+  /// The same for the parts of a batch.
   Work forward_to(Communicator& inner, std::span<const OpDesc> parts);
   /// Likewise: the next operation of `inner` starts after the work that `stream` holds now.
   static void forward_after(Communicator& inner, Stream& stream) { inner.do_after(stream); }
@@ -198,7 +198,7 @@ class TESSERA_API Communicator {
   /// `members` and `options` are valid, and the timeout is set; any thread. By default throws Unsupported.
   virtual std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options);
   virtual Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) = 0;
-  /// By default do_allocate().
+  /// The default is do_allocate().
   virtual Buffer do_allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use);
   virtual void do_abort(std::string_view reason) noexcept = 0;
   /// The next operation starts after the work that `stream` holds now. By default the host waits.

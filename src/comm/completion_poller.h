@@ -11,8 +11,8 @@
 
 namespace tessera::comm {
 
-/// For a communicator whose works have no progress thread, such as a decorator's: a thread that polls them. It starts
-/// with the first one. Declare it as the communicator's last member, so that it ends first.
+/// A thread that polls the works of a communicator without a progress thread, such as a decorator. It starts with the
+/// first one. Declare it as the communicator's last member, so that it ends first.
 class TESSERA_API CompletionPoller {
  public:
   CompletionPoller() = default;

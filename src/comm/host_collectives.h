@@ -44,12 +44,12 @@ class TESSERA_API HostCollectives {
   /// A collective that was started and that is polled instead of waited for. It may be destroyed before it is done, but
   /// must not outlive its HostCollectives.
   class TESSERA_API AsyncCollective;
-  /// As exchange(), without blocking: `in` and `out` must stay valid until it is done.
+  /// The same as exchange(), without blocking: `in` and `out` must stay valid until it is done.
   std::unique_ptr<AsyncCollective> begin(ConstView in, View out, const Exchange& run);
-  /// As begin(), always with copies in device memory.
+  /// The same as begin(), always with copies in device memory.
   std::unique_ptr<AsyncCollective> begin_through_device(ConstView in, View out, const Exchange& run);
 
-  /// In place.
+  /// Reduces in place.
   template <class T>
   void all_reduce(T* values, std::size_t count, ReduceOp op, std::string_view label) {
     const View view = view_of(values, count);
@@ -101,10 +101,10 @@ class HostCollectives::AsyncCollective {
   void wait();
   void finish();  // copies the result to the caller's host memory
   bool done_ = false;
-  Work work_;  // on host memory
+  Work work_;  // work in host memory
   StagingBuffer* room_ = nullptr;
   View out_;
-  std::size_t offset_ = 0;  // of `out` in the staging buffer
+  std::size_t offset_ = 0;  // offset of `out` in the staging buffer
   base::Event arrived_;     // the result is in the staging buffer
 };
 

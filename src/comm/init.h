@@ -40,7 +40,7 @@ struct InitOptions {
   std::shared_ptr<Logger> logger;                    ///< null: no logging
   std::shared_ptr<MemoryTracker> memory_tracker;     ///< null: creates one
   bool progress_thread = true;  ///< off only in tests: operations then progress only inside calls of their rank
-  /// With a device, communicators also support its memory, staged through host memory if the backend doesn't support it
+  /// Communicators also support the memory of this device, staged through host memory if the backend doesn't support it
   /// (staging.h); a backend that does uses this device. Null: only host memory and what the backend supports. Ranks
   /// that are threads share the device.
   std::shared_ptr<DeviceRuntime> device;
@@ -60,7 +60,7 @@ struct InitOptions {
 /// starts none). Throws InvalidUsage (settings), Timeout (missing ranks), SystemError.
 TESSERA_API std::unique_ptr<Communicator> init(InitOptions config = {});
 
-/// As init(), for ranks that `bootstrap` connects: launch, master, token and store are not used.
+/// The same as init(), for ranks that `bootstrap` connects: launch, master, token and store are not used.
 TESSERA_API std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, InitOptions config = {});
 
 /// Runs `body` on `ranks` threads of this process, which are the ranks of a new world. Waits for all. The first

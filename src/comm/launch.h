@@ -18,7 +18,7 @@ struct Launch {
   std::string launcher = "none";
   int rank = 0;               ///< global rank, below `size`
   int size = 1;               ///< number of ranks in the job
-  int local_rank = 0;         ///< on this host; never used as proof that other ranks are on this host
+  int local_rank = 0;         ///< rank among those of this host; never used as proof that other ranks are on this host
   int local_size = 1;         ///< number of the job's ranks on this host; `size` if no launcher provides it
   std::string job;            ///< identifies this run: common to its ranks and unique among the user's runs
   bool job_is_local = false;  ///< ranks on other hosts have another `job`, since the launcher names none

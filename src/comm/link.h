@@ -22,14 +22,14 @@ struct AmHeader {
     cts,             ///< CTS: the receive of `bytes` has started; send them as bulk number `slot`
     cts_cancel,      ///< cancels the CTS of that slot, since its receive was cancelled
     cts_cancel_ack,  ///< reply to it unless the bulk transfer had started: the slot receives nothing
-    cma_address,     ///< of CmaLink: the location of that slot's data; a CmaAddress follows
+    cma_address,     ///< location of that slot's data, from CmaLink; a CmaAddress follows
     fin              ///< FIN, the reply to a CMA address: the data was read
   };
   Kind kind = Kind::eager;  ///< selects the meaning of the other fields
   std::int32_t from = 0;    ///< rank
-  MessageTag tag;           ///< of the message that this active message belongs to
+  MessageTag tag;           ///< tag of the message that this active message belongs to
   std::uint32_t world = 0;  ///< number of the world; messages of an earlier world are dropped
-  std::uint64_t bytes = 0;  ///< of the message
+  std::uint64_t bytes = 0;  ///< bytes of the message
   std::uint64_t slot = 0;   ///< number of the bulk transfer; 0 for eager and rts
 };
 static_assert(sizeof(AmHeader) == 40);
@@ -89,9 +89,9 @@ class TESSERA_API Link {
   /// Ends an incomplete bulk transfer within about a second. bulk_done() is then not called for it, but may be called
   /// for others.
   virtual CancelResult cancel_bulk(Message& message) noexcept = 0;
-  /// As Pollable::poll(); calls the LinkEvents.
+  /// The same as Pollable::poll(); calls the LinkEvents.
   virtual bool poll(bool with_health_check) noexcept = 0;
-  /// As Transport::waiter(). Valid while the link lives.
+  /// The same as Transport::waiter(). Valid while the link lives.
   virtual ProgressWaiter& waiter() noexcept = 0;
   /// Native collectives, which poll() progresses. Null if there are none.
   virtual NativeCollectives* native() noexcept { return nullptr; }

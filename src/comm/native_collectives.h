@@ -44,20 +44,20 @@ class TESSERA_API NativeOwner {
 /// One operation in flight. Its owner keeps it in place until native_done() or cancel().
 struct NativeRequest {
   OpKind kind = OpKind::barrier;                ///< one of native_kinds()
-  DType dtype = DType::f32;                     ///< of `in` and `out`
+  DType dtype = DType::f32;                     ///< dtype of `in` and `out`
   ReduceOp::Kind reduce = ReduceOp::Kind::sum;  ///< sum, prod, min or max
   std::size_t count = 0;                        ///< elements of one rank's part, or of everything if there are no parts
   int root = 0;                                 ///< rank of the root in rooted collectives
   const std::byte* in = nullptr;                ///< if the operation reads it on this rank
   /// If the operation writes it on this rank; overlaps `in` only as the operation documents (in place).
   std::byte* out = nullptr;
-  NativeCommunicator* group = nullptr;  ///< on which the operation runs; outlives the request
+  NativeCommunicator* group = nullptr;  ///< group of the operation; outlives the request
   /// If not null, the request is not an operation: it creates another group of the same ranks and stores it here, or
   /// null if the library has no more groups, perhaps not on all ranks.
   std::unique_ptr<NativeCommunicator>* copy = nullptr;
   NativeOwner* owner = nullptr;  ///< notified of the completion
-  std::uint32_t index = 0;       ///< for the owner
-  std::uint32_t pending = 0;     ///< for the library
+  std::uint32_t index = 0;       ///< number that the owner sets and reads
+  std::uint32_t pending = 0;     ///< number that the library sets and reads
 };
 
 /// Provided by a transport. All ranks start the operations of a group in the same order; different groups are

@@ -39,11 +39,11 @@ extern "C" {
 /// The library reads `abi` and `size` first; unless they equal its own, it reads nothing else.
 struct tessera_plugin {
   const char* abi;                  ///< TESSERA_PLUGIN_ABI
-  std::size_t size;                 ///< of this struct
+  std::size_t size;                 ///< size of this struct
   std::string_view name;            ///< Backend::name
   std::string_view devices;         ///< Backend::devices
   std::string (*probe)() noexcept;  ///< Backend::probe; an exception becomes its text
-  /// As Backend::create, without exceptions.
+  /// The same as Backend::create, without exceptions.
   tessera::comm::PluginCommunicator (*create)(std::shared_ptr<tessera::comm::Bootstrap>,
                                               const tessera::comm::BackendOptions&) noexcept;
   std::span<const tessera::base::EnvVariable> variables;  ///< Backend::variables

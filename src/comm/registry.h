@@ -21,14 +21,15 @@ class TlsContext;
 
 /// What init() passes to Backend::create.
 struct BackendOptions {
-  CommunicatorOptions communicator;  ///< of the world communicator
+  CommunicatorOptions communicator;  ///< options of the world communicator
   bool deterministic = true;         ///< deterministic mode (TESSERA_DETERMINISTIC)
-  std::string algorithms;            ///< in the grammar of TESSERA_ALGO; "": the backend chooses
+  std::string algorithms;            ///< algorithms in the grammar of TESSERA_ALGO; "": the backend chooses
   bool check = false;  ///< checked mode (TESSERA_CHECK): compare the ranks' calls before an operation completes
   bool progress_thread = true;  ///< off only in tests: operations then progress only inside calls of their rank
-  std::shared_ptr<FirstFailureRecord> first_failure;  ///< of this rank, over this world and others; null: not recorded
+  /// The record of this rank's first failure, in this world and others; null: not recorded.
+  std::shared_ptr<FirstFailureRecord> first_failure;
   std::shared_ptr<const TlsContext> tls;  ///< encrypts the connections between the ranks; null: they are plain
-  std::optional<Device> device;           ///< of this rank; none: a backend of devices chooses one
+  std::optional<Device> device;           ///< device of this rank; none: a backend of devices chooses one
   std::vector<int> global_ranks;  ///< global rank of each rank if this world has only some of the job's; else empty
 
   /// Records a cause in `first_failure`, if there is one. Thread-safe.
@@ -45,7 +46,7 @@ struct BackendOptions {
 /// One entry of the registry. A backend's folder defines it, and `add_backend(name)` registers it, built into the
 /// library or as a loadable module (plugin.h).
 struct Backend {
-  std::string_view name;     ///< as in TESSERA_BACKEND
+  std::string_view name;     ///< name as in TESSERA_BACKEND
   std::string_view devices;  ///< "cpu", "cuda", ...: for display
   /// Why the backend can't be used on this machine; "" if it can. Must not throw or start anything permanent.
   std::function<std::string()> probe;
@@ -72,12 +73,12 @@ struct ModuleVariable {
 
 /// A backend as list_backends() reports it.
 struct BackendState {
-  std::string name;                        ///< as in TESSERA_BACKEND; of a module from its file name
+  std::string name;                        ///< name as in TESSERA_BACKEND; of a module from its file name
   bool available = false;                  ///< true if find_backend() would return it
   std::string reason;                      ///< why it can't be used, or ""
   std::string devices;                     ///< Backend::devices
-  std::vector<std::string> launch_prefix;  ///< as Backend::launch_prefix
-  std::vector<ModuleVariable> variables;   ///< of modules; comm::variables() has those of built-in backends
+  std::vector<std::string> launch_prefix;  ///< see Backend::launch_prefix
+  std::vector<ModuleVariable> variables;   ///< variables of modules; comm::variables() has those of built-in backends
 };
 
 /// All backends with their state, by name. Each module is probed in a process of its own, which takes tens of

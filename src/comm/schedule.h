@@ -26,9 +26,9 @@ enum class BufferId : std::uint8_t {
 /// Bytes of the call's buffers or of the operation's scratch memory.
 struct BufferRegion {
   BufferId place = BufferId::in;                         ///< buffer of the region
-  std::size_t offset = 0;                                ///< in bytes from the buffer's start
+  std::size_t offset = 0;                                ///< offset in bytes from the buffer's start
   std::size_t bytes = 0;                                 ///< length
-  bool operator==(const BufferRegion&) const = default;  ///< by value
+  bool operator==(const BufferRegion&) const = default;  ///< compares all members
 };
 
 /// What a reduce step computes from its sources.
@@ -49,8 +49,8 @@ struct ScheduleStep {
     native    ///< the whole operation, by the library under the transport (native_collectives.h); at most one
   };
   Kind kind = Kind::copy;                         ///< selects which of the other fields have a meaning
-  ReducePhase arithmetic = ReducePhase::partial;  ///< of reduce steps
-  int peer = 0;                                   ///< of send and receive
+  ReducePhase arithmetic = ReducePhase::partial;  ///< arithmetic of reduce steps
+  int peer = 0;                                   ///< peer of send and receive
   std::uint32_t number = 0;        ///< send, receive: the message's index between the two ranks in this direction
   BufferRegion from;               ///< read by send, copy and native
   BufferRegion to;                 ///< written by receive, copy, reduce and native
@@ -66,7 +66,7 @@ struct ScheduleStep {
 struct Schedule {
   std::string_view algorithm;             ///< a literal
   std::vector<ScheduleStep> steps;        ///< each step comes after all those that it waits for
-  std::vector<BufferRegion> sources;      ///< of all reduce steps, one after the other
+  std::vector<BufferRegion> sources;      ///< sources of all reduce steps, one after the other
   std::vector<std::uint32_t> dependents;  ///< indices in `steps`, of all steps, one after the other
   std::size_t scratch_bytes = 0;          ///< the executor allocates it
 };
@@ -74,19 +74,19 @@ struct Schedule {
 /// Everything that determines a schedule.
 struct CollectiveSpec {
   OpKind kind = OpKind::barrier;                ///< the operation; a _v form has the kind of the form without
-  DType dtype = DType::f32;                     ///< of the elements
-  ReduceOp::Kind reduce = ReduceOp::Kind::sum;  ///< for reductions
+  DType dtype = DType::f32;                     ///< dtype of the elements
+  ReduceOp::Kind reduce = ReduceOp::Kind::sum;  ///< kind of reduction
   int ranks = 1;                                ///< number of ranks in the communicator
-  int rank = 0;                                 ///< for which the schedule is built
-  int root = 0;                                 ///< of rooted collectives
+  int rank = 0;                                 ///< rank for which the schedule is built
+  int root = 0;                                 ///< root of rooted collectives
   /// Elements on a rank that uses both buffers; all_gather: `in` is one part of count / ranks, ...
-  std::size_t count = 0;  ///< of the larger buffer
-  bool in_place = false;  ///< in the way that the operation documents
+  std::size_t count = 0;  ///< count of the larger buffer
+  bool in_place = false;  ///< whether `in` and `out` overlap as the operation documents
   bool ordered = true;    ///< reductions must follow the tree of slices.h bit for bit
-  /// For the _v forms: ranks + 1 offsets, in elements, of the parts of `in` and `out`; empty for equal parts.
+  /// Offsets of the parts of `in` and `out`, ranks + 1 in elements, for the _v forms; empty for equal parts.
   std::vector<std::size_t> in_starts;
-  std::vector<std::size_t> out_starts;                     ///< as in_starts
-  bool operator==(const CollectiveSpec&) const = default;  ///< by value
+  std::vector<std::size_t> out_starts;                     ///< see in_starts
+  bool operator==(const CollectiveSpec&) const = default;  ///< compares all members
 };
 
 /// "all_reduce=direct", ...: every algorithm, in the spelling of TESSERA_ALGO. `ordered_only`: those that can follow

@@ -24,7 +24,7 @@ constexpr Slice slice_of(std::size_t count, int parts, int index) {
   return {i * base + std::min(i, longer), base + (i < longer ? 1 : 0)};
 }
 
-/// Where the sum tree splits the ranks a .. b: sum(a..b) = sum(a..m) + sum(m..b).
+/// The rank m where the sum tree splits the ranks a .. b: sum(a..b) = sum(a..m) + sum(m..b).
 constexpr std::size_t tree_middle(std::size_t a, std::size_t b) { return a + (b - a) / 2; }
 
 }  // namespace tessera::comm

@@ -15,12 +15,13 @@ namespace tessera::comm {
 struct StagingOptions {
   /// How many bytes of a call are copied, moved and copied back at once. The same on all ranks.
   std::size_t chunk_bytes = std::size_t{2} << 20;
-  std::size_t chunks_in_flight = 3;  ///< of one call: one copied down, one between the ranks, one copied up
+  /// Chunks of one call at a time: one copied down, one between the ranks, one copied up.
+  std::size_t chunks_in_flight = 3;
   /// Ranks of a host read each other's memory from allocate(), if their devices can. All ranks or none.
   bool ipc = true;
   /// The ranks agree on `ipc`. False: stage() is not collective, and memory moves through host memory only.
   bool negotiates_ipc = true;
-  /// In the grammar of TESSERA_ALGO: a call for which it names an algorithm other than `direct` is staged.
+  /// Algorithms in the grammar of TESSERA_ALGO: a call for which they name another one than `direct` is staged.
   std::string algorithms = {};
 };
 

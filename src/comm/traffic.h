@@ -17,10 +17,10 @@ struct TESSERA_API TrafficStats {
   struct TrafficCount {
     std::uint64_t calls = 0;       ///< operations called on this rank, completed or not
     std::uint64_t bytes_sent = 0;  ///< bytes sent by this rank, or read by a peer from its memory
-    bool operator==(const TrafficCount&) const = default;  ///< by value
+    bool operator==(const TrafficCount&) const = default;  ///< compares all members
   };
   std::array<TrafficCount, kOpKinds> by_kind{};  ///< indexed by OpKind
-  std::vector<std::uint64_t> bytes_to_peer;      ///< by rank of the communicator; this rank's own entry is 0
+  std::vector<std::uint64_t> bytes_to_peer;      ///< bytes by rank of the communicator; this rank's own entry is 0
 
   /// The counters of this kind.
   const TrafficCount& of(OpKind kind) const { return by_kind[static_cast<std::size_t>(kind)]; }
@@ -41,7 +41,7 @@ struct Route {
   int ranks = 1;  ///< number of ranks
   int rank = 0;   ///< the sender
   int peer = 0;   ///< the receiver
-  int root = 0;   ///< of rooted collectives
+  int root = 0;   ///< root of rooted collectives
 };
 /// The bytes of that which go to one peer. Used if the library below can't report what it moved.
 TESSERA_API std::uint64_t direct_bytes_to(OpKind kind, std::uint64_t count, std::size_t size, const Route& route);

@@ -18,7 +18,7 @@ struct MessageTag {
   std::uint32_t communicator = 0;                       ///< at most kMaxCommunicators live at once
   std::uint32_t operation = 0;                          ///< counts up; wraps
   std::uint32_t step = 0;                               ///< within the operation, below 2^24
-  auto operator<=>(const MessageTag&) const = default;  ///< by communicator, operation, step
+  auto operator<=>(const MessageTag&) const = default;  ///< orders by communicator, operation, step
 };
 /// Limit of MessageTag::communicator values in use at one time.
 inline constexpr std::uint32_t kMaxCommunicators = 4096;
@@ -43,17 +43,17 @@ struct Message {
   std::byte* data = nullptr;      ///< send only reads it
   std::size_t bytes = 0;          ///< 0 is a message too
   int peer = 0;                   ///< rank in the transport's world
-  MessageTag tag;                 ///< of this message; both ranks use the same value
+  MessageTag tag;                 ///< tag of this message; both ranks use the same value
   MessageOwner* owner = nullptr;  ///< notified of the completion
   std::atomic<std::uint64_t>* sent =
       nullptr;              ///< the transport adds the payload bytes that it actually sends; may be null
-  std::uint32_t index = 0;  ///< for the owner
+  std::uint32_t index = 0;  ///< number that the owner sets and reads
 
-  // For the transport, while the message is in flight.
+  // State of the transport while the message is in flight.
   Message* next = nullptr;      ///< list link
   Message* previous = nullptr;  ///< list link
   std::size_t moved = 0;        ///< size or number, as the transport needs
-  void* handle = nullptr;       ///< of the library below
+  void* handle = nullptr;       ///< handle of the library below
   std::uint32_t state = 0;      ///< flags
 };
 

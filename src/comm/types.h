@@ -19,19 +19,19 @@ namespace tessera::comm {
 
 /// `count` elements at `data`, read by the operation. Must stay valid and unchanged until the Work is done.
 struct ConstView {
-  const void* data = nullptr;                                   ///< first element; may be null if `count` is 0
-  std::size_t count = 0;                                        ///< in elements
-  DType dtype = DType::f32;                                     ///< of the elements
-  Device device = {};                                           ///< to which the memory belongs; default: the host
+  const void* data = nullptr;  ///< first element; may be null if `count` is 0
+  std::size_t count = 0;       ///< number of elements
+  DType dtype = DType::f32;    ///< dtype of the elements
+  Device device = {};          ///< device to which the memory belongs; default: the host
   std::size_t bytes() const { return count * size_of(dtype); }  ///< size of all elements
 };
 
 /// The same, written by the operation. The content is undefined until the Work is done, and after a failure.
 struct View {
-  void* data = nullptr;                                         ///< first element; may be null if `count` is 0
-  std::size_t count = 0;                                        ///< in elements
-  DType dtype = DType::f32;                                     ///< of the elements
-  Device device = {};                                           ///< to which the memory belongs; default: the host
+  void* data = nullptr;      ///< first element; may be null if `count` is 0
+  std::size_t count = 0;     ///< number of elements
+  DType dtype = DType::f32;  ///< dtype of the elements
+  Device device = {};        ///< device to which the memory belongs; default: the host
   std::size_t bytes() const { return count * size_of(dtype); }  ///< size of all elements
   /// The same memory for reading.
   operator ConstView() const { return {data, count, dtype, device}; }  // NOLINT(google-explicit-constructor)
@@ -72,8 +72,8 @@ struct ReduceOp {
 
   static constexpr ReduceOp sum() { return {Kind::sum, 0}; }  ///< the plain sum
   static constexpr ReduceOp avg() { return {Kind::avg, 0}; }  ///< the sum divided by the number of ranks
-  /// For a sum over more ranks than one communicator has: hsdp adds over two axes and divides once, at the end, by the
-  /// number of all ranks.
+  /// The average over more ranks than one communicator has: hsdp adds over two axes and divides once, at the end, by
+  /// the number of all ranks.
   static constexpr ReduceOp average_over(std::int64_t n) { return {Kind::avg, static_cast<double>(n)}; }
   static constexpr ReduceOp prod() { return {Kind::prod, 0}; }  ///< the product
   static constexpr ReduceOp min() { return {Kind::min, 0}; }    ///< the smallest element
@@ -83,7 +83,7 @@ struct ReduceOp {
   static constexpr ReduceOp bit_and() { return {Kind::bit_and, 0}; }  ///< the bits that all ranks have set
   static constexpr ReduceOp bit_or() { return {Kind::bit_or, 0}; }    ///< the bits that any rank has set
   static constexpr ReduceOp bit_xor() { return {Kind::bit_xor, 0}; }  ///< the bits that an odd number of ranks has set
-  bool operator==(const ReduceOp&) const = default;                   ///< by value
+  bool operator==(const ReduceOp&) const = default;                   ///< compares all members
 };
 /// Number of ReduceOp::Kind values.
 inline constexpr std::size_t kReduceKinds = 9;
@@ -119,7 +119,7 @@ TESSERA_API std::string_view name_of(OpKind kind);
 /// The inverse of name_of. Throws InvalidUsage listing the known names.
 TESSERA_API OpKind parse_op_kind(std::string_view name);
 
-/// As the peer of recv(): a message from any rank.
+/// The peer of a recv() from any rank.
 inline constexpr int kAnyRank = -1;
 /// The largest tag of a message.
 inline constexpr int kMaxTag = (1 << 20) - 1;
@@ -134,11 +134,11 @@ struct OpOptions {
   /// Appears in errors and traces beside the operation's name. Must stay valid until the Work is done: a literal or a
   /// unit's name.
   std::string_view label = {};
-  /// Of send() and recv(): 0 to kMaxTag. A receive takes messages of its tag only. Not for the parts of a batch, which
-  /// have tags of their own.
+  /// The tag of send() and recv(): 0 to kMaxTag. A receive takes messages of its tag only. Not for the parts of a
+  /// batch, which have tags of their own.
   int tag = 0;
-  /// Where recv() writes the rank of the sender before the Work is done, for kAnyRank; may be null. Must stay valid
-  /// until then.
+  /// The place where recv() writes the rank of the sender before the Work is done, for kAnyRank; may be null. Must stay
+  /// valid until then.
   int* source = nullptr;
 };
 
@@ -150,9 +150,9 @@ struct P2POp {
   static P2POp recv(View data, int peer, int tag = 0) { return {false, {}, data, peer, tag}; }
   bool sends = false;  ///< true: uses `in`; false: uses `out`
   ConstView in = {};   ///< what is sent
-  View out = {};       ///< where the message goes
+  View out = {};       ///< destination of the message
   int peer = 0;        ///< rank in the communicator; of a receive also kAnyRank
-  int tag = 0;         ///< as OpOptions::tag
+  int tag = 0;         ///< see OpOptions::tag
 };
 
 /// The memory of Communicator::allocate.

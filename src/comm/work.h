@@ -103,7 +103,7 @@ class TESSERA_API Work {
   }
   /// Waits at most this long. False: still in flight, and nothing has changed.
   bool wait_for(std::chrono::milliseconds time) { return wait_until(base::deadline_after(time)); }
-  /// As wait_for(), until a point in time.
+  /// The same as wait_for(), until a point in time.
   bool wait_until(std::chrono::steady_clock::time_point until) {
     return state_ == nullptr || state_->wait_until(until);
   }

@@ -33,7 +33,7 @@ class DirectoryLock;
 /// Attributes that the program saves beside the engine's state: seed, data position, the model's configuration...
 using Attributes = std::map<std::string, std::string>;
 
-/// Where and how a CheckpointWriter saves.
+/// Options of a CheckpointWriter.
 struct CheckpointOptions {
   std::string directory;  ///< created if it does not exist; on a file system that all ranks share
   /// Number of checkpoints to keep: older ones are removed when a new one is complete; 0: keep all. The newest
@@ -68,7 +68,7 @@ class TESSERA_API CheckpointWriter {
   /// Called between two steps: commits the checkpoint by renaming it if every rank has written its file. Returns true
   /// if this call committed it, or if no save is in progress. Does not wait for the disk.
   bool poll();
-  /// As poll(), but waits.
+  /// The same as poll(), but waits.
   void finish();
 
  private:
@@ -81,14 +81,14 @@ class TESSERA_API CheckpointWriter {
   Engine& engine_;
   comm::HostCollectives& control_;
   const CheckpointOptions options_;
-  std::unique_ptr<checkpoint::DirectoryLock> lock_;  // on rank 0
+  std::unique_ptr<checkpoint::DirectoryLock> lock_;  // lock that rank 0 holds
   std::unique_ptr<Save> save_;
 };
 
 /// One tensor of a checkpoint.
 struct CheckpointTensor {
-  std::string name;                 ///< of the parameter
-  Shape shape;                      ///< of the whole parameter
+  std::string name;                 ///< name of the parameter
+  Shape shape;                      ///< shape of the whole parameter
   int states = 0;                   ///< optimizer states per element; 0: the parameter was frozen
   std::uint64_t trained_since = 0;  ///< step after which its training began
 };
@@ -96,8 +96,8 @@ struct CheckpointTensor {
 /// A persistent buffer of a module, with rank 0's values.
 struct CheckpointBuffer {
   std::string name;          ///< canonical: "bn.running_mean"
-  Shape shape;               ///< of the whole buffer; every rank has all of it
-  DType dtype = DType::f32;  ///< in which the values are stored
+  Shape shape;               ///< shape of the whole buffer; every rank has all of it
+  DType dtype = DType::f32;  ///< dtype in which the values are stored
 };
 
 /// An open checkpoint for reading. Every block that is read is verified by its hash. Not thread-safe: one object per
@@ -115,8 +115,8 @@ class TESSERA_API Checkpoint {
   const std::string& strategy() const;         ///< Strategy::name of the run that saved; any strategy can read it
   bool finite() const;                         ///< no value and no optimizer state is NaN or infinite
   std::optional<bool> replicas_apart() const;  ///< ShardedState::replicas_apart() of the run that saved, where known
-  const Attributes& attributes() const;        ///< as passed to CheckpointWriter::save()
-  const std::vector<CheckpointTensor>& tensors() const;  ///< in byte order of the names
+  const Attributes& attributes() const;        ///< attributes passed to CheckpointWriter::save()
+  const std::vector<CheckpointTensor>& tensors() const;  ///< tensors in byte order of the names
   const std::vector<CheckpointBuffer>& buffers() const;  ///< likewise
 
   static constexpr int kValue = -1;  ///< `what` of read(): the parameter's values rather than an optimizer state
@@ -129,10 +129,10 @@ class TESSERA_API Checkpoint {
   struct PluginStateEntry {
     std::string name;       ///< CollectivePlugin::State::name
     std::size_t count = 0;  ///< f32 values
-    /// By name, then count.
+    /// Orders by name, then count.
     auto operator<=>(const PluginStateEntry&) const = default;  // NOLINT(modernize-use-nullptr): it means the 0 inside
   };
-  std::vector<PluginStateEntry> plugin_state(int rank) const;  ///< in byte order of the names
+  std::vector<PluginStateEntry> plugin_state(int rank) const;  ///< entries in byte order of the names
   /// Reads one entry. Throws InvalidUsage as read() does.
   void read_plugin_state(int rank, const std::string& name, float* out);
   /// Bytes of data read so far, in whole blocks.
@@ -155,8 +155,8 @@ struct RestoreOptions {
 
 /// What a non-strict restore left out, parameters and buffers by name, and the state that it cannot restore.
 struct RestoreReport {
-  std::vector<std::string> missing;     ///< from the checkpoint
-  std::vector<std::string> unexpected;  ///< in the checkpoint, but not in the model
+  std::vector<std::string> missing;     ///< names that the checkpoint lacks
+  std::vector<std::string> unexpected;  ///< names in the checkpoint that the model lacks
   /// One line where the saved plug-in state was from another world, strategy or plug-in: the plug-ins start with
   /// cleared state.
   std::string dropped;
@@ -177,7 +177,7 @@ TESSERA_API RestoreReport restore(Engine& engine, Checkpoint& checkpoint, Restor
 /// The directory of the newest complete checkpoint in `directory`, or "" if there is none. Throws InvalidUsage if any
 /// is damaged: it might be the newest.
 TESSERA_API std::string latest_checkpoint(const std::string& directory);
-/// As latest_checkpoint(), among those whose values are all finite.
+/// The same as latest_checkpoint(), among those whose values are all finite.
 TESSERA_API std::string latest_finite_checkpoint(const std::string& directory);
 
 }  // namespace tessera::fsdp

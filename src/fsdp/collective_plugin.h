@@ -22,7 +22,7 @@ namespace tessera::fsdp {
 /// One flat parameter's buffers in a collective. In place where the communicator allows it.
 struct FlatTransfer {
   comm::ConstView in;                ///< what this rank contributes
-  comm::View out;                    ///< where this rank's result goes
+  comm::View out;                    ///< destination of this rank's result
   const FlatLayout* flat = nullptr;  ///< the flat parameter; the same in every step
 };
 
@@ -31,7 +31,7 @@ struct CollectiveCall {
   comm::Communicator& channel;  ///< the communicator of the axis over which the engine gathers or reduces
   std::span<const FlatTransfer>
       transfers;            ///< valid during the call only; the memory stays valid until the works are done
-  comm::ReduceOp op;        ///< of reductions: a sum, or one whose result is divided
+  comm::ReduceOp op;        ///< operation of reductions: a sum, or one whose result is divided
   comm::OpOptions options;  ///< options.after: the stream whose work must come before
   Copier& copier;           ///< the only way to copy between buffers: it counts bytes
 };
@@ -78,23 +78,23 @@ struct CollectiveCapabilities {
 struct TransferSpec {
   std::string name;                  ///< name of the unit, and of the flat parameter where it has several
   const FlatLayout* flat = nullptr;  ///< outlives the instance
-  DType dtype = DType::f32;          ///< of the data
-  std::int64_t elements = 0;         ///< of the larger side: a reduction's input, a gather's output
-  int ranks = 1;                     ///< of the communicator
+  DType dtype = DType::f32;          ///< dtype of the data
+  std::int64_t elements = 0;         ///< elements of the larger side: a reduction's input, an all-gather's output
+  int ranks = 1;                     ///< ranks of the communicator
 };
 
 /// Environment of an instance. All references outlive it.
 struct CollectiveSetup {
   comm::OpKind collective = comm::OpKind::all_gather;  ///< all_gather, reduce_scatter or all_reduce
-  Runtime& runtime;                                    ///< for memory and arithmetic
+  Runtime& runtime;                                    ///< memory and arithmetic
   LeasePool& buffers;                       ///< memory that the backend transfers fastest, tracked as `communication`
   std::span<const TransferSpec> transfers;  ///< valid during the call
 };
 
 /// Cumulative bytes: what `plain` would have sent from this rank, and what was sent.
 struct CollectiveStats {
-  std::uint64_t raw = 0;   ///< by `plain`
-  std::uint64_t sent = 0;  ///< by the plug-in
+  std::uint64_t raw = 0;   ///< bytes that `plain` would have sent
+  std::uint64_t sent = 0;  ///< bytes that the plug-in sent
 };
 
 /// The operation that `plain` submits.
@@ -133,14 +133,14 @@ class TESSERA_API CollectivePlugin {
 
 /// Size of one flat parameter's transfer, for cost formulas.
 struct CollectiveSize {
-  std::uint64_t elements = 0;          ///< of the larger side
-  DType dtype = DType::f32;            ///< of the data
-  int ranks = 1;                       ///< of the communicator
-  std::span<const Shape> shapes = {};  ///< of the flat parameter's parameters
+  std::uint64_t elements = 0;          ///< elements of the larger side
+  DType dtype = DType::f32;            ///< dtype of the data
+  int ranks = 1;                       ///< ranks of the communicator
+  std::span<const Shape> shapes = {};  ///< shapes of the parameters in the flat parameter
 };
 /// What a collective of one flat parameter costs.
 struct CollectiveCost {
-  std::uint64_t calls = 0;  ///< of the communicator
+  std::uint64_t calls = 0;  ///< calls of the communicator
   std::uint64_t bytes = 0;  ///< sent by one rank
 };
 

@@ -38,22 +38,22 @@ class TESSERA_API Engine {
   /// restore() then sets the values. Throws Mismatch where options, units or products differ between the ranks, and
   /// InvalidUsage or Unsupported if the options do not fit model, world or device.
   Engine(Model& model, comm::Communicator& world, EngineOptions options);
-  /// Of another library's model, for which an Adapter is included, such as nn_model.h.
+  /// The same for another library's model, for which an Adapter is included, such as nn_model.h.
   template <class M>
   requires(!std::derived_from<M, Model>) Engine(M& model, comm::Communicator& world, EngineOptions options)
       : Engine(Adapter<M>::make(model), world, std::move(options)) {}
   ~Engine();
 
-  /// As ShardedState::initialize().
+  /// The same as ShardedState::initialize().
   void initialize(std::uint64_t seed) { state_.initialize(seed); }
   /// Whether the following backwards are the last of their step. Before the last one, gradients accumulate as the
   /// strategy says (Sync::when); scale the loss to its share of the step, as in backward(loss, 1.0 / microbatches).
   void set_is_last_backward(bool last);
-  /// Call after the last backward: waits for the reductions, clips, updates, and submits the gathers that follow an
+  /// Call after the last backward: waits for the reductions, clips, updates, and submits the all-gathers that follow an
   /// update. Throws InvalidUsage if no last backward of the whole model came before.
   void step(double learning_rate);
-  /// For strategies with a sync period: synchronizes the replicas now, as the engine does at the end of each period. No
-  /// effect where they have just synchronized, or synchronize in every step. Collective.
+  /// Synchronizes the replicas now, under a strategy with a sync period, as the engine does at the end of each period.
+  /// No effect where they have just synchronized, or synchronize in every step. Collective.
   void sync_replicas();
   /// Makes the compute stream wait for the operations that step() left in flight; otherwise the next forward does. For
   /// measurements.
@@ -84,8 +84,8 @@ class TESSERA_API Engine {
   std::uint64_t steps() const;              ///< steps made, including skipped ones
   std::uint64_t skipped_steps() const;      ///< steps that changed nothing; the optimizer does not count them
   Model& model() const;                     ///< the model given to the constructor, or its Adapter's
-  const EngineOptions& options() const;     ///< as given to the constructor, with a mesh and the strategy that fits it
-  const Mesh& mesh() const;                 ///< of all ranks of the world
+  const EngineOptions& options() const;     ///< the constructor's, with a mesh and the strategy that fits it
+  const Mesh& mesh() const;                 ///< mesh of all ranks of the world
   ShardedState& state() { return state_; }  ///< values, optimizer state, buffers and plug-in state
   const EngineStats& stats() const { return stats_; }  ///< units, traffic and counters
   TraceRecorder& trace();                              ///< the events of this rank

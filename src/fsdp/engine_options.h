@@ -18,11 +18,11 @@ namespace tessera::fsdp {
 
 /// When a backward unshards the next unit.
 enum class BackwardPrefetch : std::uint8_t {
-  pre,   ///< before a unit's backward is computed: more units are unsharded at a time, and gathers have more time
+  pre,   ///< before a unit's backward is computed: more units are unsharded at a time, and all-gathers have more time
   post,  ///< after a unit's backward, before its gradients are reduced
 };
 
-/// Whose values a model's buffers have. Every rank holds all buffers under every strategy.
+/// The ranks whose values a model's buffers have. Every rank holds all buffers under every strategy.
 enum class BufferSync : std::uint8_t {
   own,         ///< each rank's own
   first_rank,  ///< rank 0's: broadcast before each step's first forward under a tape
@@ -32,18 +32,18 @@ enum class BufferSync : std::uint8_t {
 /// Units to prefetch, in this order, when a unit begins; all by name. A unit that is needed but not listed is unsharded
 /// when it is needed; a listed unit that is not needed is resharded unused.
 struct PrefetchOrder {
-  std::map<std::string, std::vector<std::string>> forward,  ///< by the unit whose forward begins
-      backward;                                             ///< by the unit whose backward begins
+  std::map<std::string, std::vector<std::string>> forward,  ///< units by the one whose forward begins
+      backward;                                             ///< units by the one whose backward begins
 };
 
 /// The elements of one parameter whose update is this rank's: all of it where the optimizer is replicated. The arrays
 /// are on the device, and their work is in the order of Runtime::stream().
 struct OptimizerShard {
-  const Parameter& parameter;                     ///< outlives the call
-  ElementRange range;                             ///< in elements of the parameter
-  float* values = nullptr;                        ///< to update; of half-precision parameters the f32 master weights
-  const void* gradients = nullptr;                ///< averaged over the ranks, not yet multiplied by gradient_scale
-  DType gradient_dtype = DType::f32;              ///< of `gradients`
+  const Parameter& parameter;         ///< outlives the call
+  ElementRange range;                 ///< range in elements of the parameter
+  float* values = nullptr;            ///< values to update; of half-precision parameters the f32 master weights
+  const void* gradients = nullptr;    ///< averaged over the ranks, not yet multiplied by gradient_scale
+  DType gradient_dtype = DType::f32;  ///< dtype of `gradients`
   std::array<float*, kMaxStateSlots> state = {};  ///< the first `slots` are set; zeros before the first step
 };
 
@@ -72,14 +72,15 @@ struct EngineOptions {
   int prefetch = 1;                                            ///< units prefetched, forward and backward; 0: none
   BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;  ///< when a backward unshards the next unit
   PrefetchOrder prefetch_order;  ///< replaces prefetching of neighbors for the units that it lists
-  /// Upper bounds on the units that are unsharded or being gathered, by number and by bytes; the root is not counted.
-  /// The unit that computes counts, and is unsharded in any case; no unit is prefetched beyond a bound. 0: no limit.
+  /// Upper bounds on the units that are unsharded or whose all-gather is in flight, by number and by bytes; the root is
+  /// not counted. The unit that computes counts, and is unsharded in any case; no unit is prefetched beyond a bound. 0:
+  /// no limit.
   int limit_all_gathers = 0;
-  std::size_t limit_gather_bytes = 0;  ///< in bytes; see limit_all_gathers
+  std::size_t limit_gather_bytes = 0;  ///< the bound in bytes; see limit_all_gathers
   /// Empty: the root and the last unit stay unsharded between forward and backward. true: the root only; false: all.
   std::optional<bool> reshard_after_forward;
   /// k: after forward, units are resharded over k neighboring ranks only (secondary shards), so that the backward
-  /// gathers among them; this costs 1/k of the parameters. k divides the shards of the mesh. 0: over all shards.
+  /// all-gathers among them; this costs 1/k of the parameters. k divides the shards of the mesh. 0: over all shards.
   int reshard_group_size = 0;
   /// false: units stay unsharded between a step's backwards; the last backward reshards them in any case.
   bool reshard_after_backward = true;
@@ -90,14 +91,14 @@ struct EngineOptions {
   /// CPU offload: sharded state lies in host memory and is copied to the device when it is needed. Not for devices that
   /// compute in host memory, nor for strategies that shard nothing.
   bool cpu_offload = false;
-  /// With cpu_offload: elements that the optimizer updates at a time. The device has room for three such chunks.
+  /// Elements that the optimizer updates at a time with cpu_offload. The device has room for three such chunks.
   std::int64_t offload_chunk_elements = std::int64_t{1} << 20;
   double clip_norm = 0;       ///< 0: no clipping
-  Norm norm = Norm::two;      ///< which norm is clipped and measured
+  Norm norm = Norm::two;      ///< norm that is clipped and measured
   bool measure_norm = false;  ///< compute grad_norm() also without clipping
   /// A step in which a gradient of any rank is not finite changes nothing on any rank. For f16; see GradientScaler.
   bool use_loss_scaling = false;
-  BufferSync buffers = BufferSync::own;                             ///< whose values the model's buffers have
+  BufferSync buffers = BufferSync::own;                             ///< ranks whose values the model's buffers have
   bool poison = false;                                              ///< fill released buffers with NaN
   CollectiveRegistry collectives = CollectiveRegistry::built_in();  ///< plug-ins that the strategy may name
 

@@ -16,24 +16,24 @@ struct EngineCore;
 
 /// Calls and bytes sent by one rank, by kind; `control` holds norms and votes. Cumulative.
 struct TESSERA_API EngineTraffic {
-  comm::TrafficStats::TrafficCount all_gather,  ///< gathers of parameters
+  comm::TrafficStats::TrafficCount all_gather,  ///< all-gathers of parameters
       reduce_scatter,                           ///< reductions to shards
       all_reduce,                               ///< reductions to full gradients, or of parameter deltas
       control;                                  ///< norms and votes
-  comm::TrafficStats::TrafficCount broadcast;   ///< of module buffers, with BufferSync::maximum their all_reduces
+  comm::TrafficStats::TrafficCount broadcast;   ///< module buffers; with BufferSync::maximum their all_reduces
   /// The traffic between two calls of EngineStats::traffic(), the later one on the left.
   EngineTraffic operator-(const EngineTraffic& earlier) const;
 };
 
 /// A unit's share of the model, for reports.
 struct UnitStats {
-  std::string name;                 ///< as in UnitSpec
-  std::int64_t elements = 0;        ///< of the parameters
+  std::string name;                 ///< name as in UnitSpec
+  std::int64_t elements = 0;        ///< elements of the parameters
   std::int64_t padding = 0;         ///< alignment between parameters and at the end
   bool kept_after_forward = false;  ///< stays unsharded between forward and backward
   bool is_root = false;             ///< UnitSpec::is_root
-  Strategy strategy;                ///< as applied to this unit
-  std::size_t peak_bytes = 0;       ///< of its leases so far: unsharded parameters and gradients
+  Strategy strategy;                ///< strategy applied to this unit
+  std::size_t peak_bytes = 0;       ///< most bytes of its leases so far: unsharded parameters and gradients
 };
 
 /// The statistics of one engine and rank: Engine::stats(). Counters are cumulative since the engine was created. Used
@@ -43,9 +43,9 @@ class TESSERA_API EngineStats {
   EngineStats(const EngineStats&) = delete;
   EngineStats& operator=(const EngineStats&) = delete;
 
-  std::vector<UnitStats> units() const;      ///< in forward order
+  std::vector<UnitStats> units() const;      ///< units in forward order
   std::vector<UnitSize> unit_sizes() const;  ///< input of the formulas, in forward order
-  EngineTraffic traffic() const;             ///< of this rank
+  EngineTraffic traffic() const;             ///< traffic of this rank
   /// Bytes that this engine's norms and order checks send per step, at most over ranks.
   std::uint64_t control_formula_bytes() const;
   /// Bytes that this rank sends per step, in one call, where buffers are synchronized (EngineTraffic::broadcast).

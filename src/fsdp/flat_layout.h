@@ -17,20 +17,20 @@ inline constexpr std::int64_t kFlatAlignment = 8;
 /// The position of one parameter in a flat parameter.
 struct FlatEntry {
   std::shared_ptr<Parameter> parameter;                             ///< shared with the model
-  std::int64_t offset = 0;                                          ///< in elements
+  std::int64_t offset = 0;                                          ///< offset in elements
   std::int64_t end() const { return offset + parameter->count(); }  ///< the element after its last one, before padding
 };
 
 /// The layout of a flat parameter of one dtype, trainable or frozen. It depends on the parameters and the world size
 /// only, never on the strategy.
 struct TESSERA_API FlatLayout {
-  DType dtype = DType::f32;        ///< of all parameters
+  DType dtype = DType::f32;        ///< dtype of all parameters
   bool trainable = true;           ///< false: all parameters are frozen, and there are no gradients
-  std::vector<FlatEntry> entries;  ///< in order of registration
-  std::int64_t elements = 0;       ///< of the parameters
+  std::vector<FlatEntry> entries;  ///< entries in order of registration
+  std::int64_t elements = 0;       ///< elements of the parameters
   std::int64_t padded = 0;         ///< length of the buffer: a multiple of kFlatAlignment x world
   std::int64_t padding() const { return padded - elements; }  ///< elements between parameters and at the end
-  /// Of the whole buffer, with padding.
+  /// Bytes of the whole buffer, with padding.
   std::size_t bytes() const { return static_cast<std::size_t>(padded) * size_of(dtype); }
   /// Padding ranges: between parameters and at the end.
   std::vector<ElementRange> gaps() const;

@@ -19,18 +19,18 @@ struct OtherFlat {
   Precision precision;             ///< if the model's gradients are cast for reduction, so are these
   std::int64_t padded = 0;         ///< elements
   bool trained = true;             ///< false: it has no gradients
-  std::vector<Shape> shapes = {};  ///< of its parameters, if it is trained
+  std::vector<Shape> shapes = {};  ///< shapes of its parameters, if it is trained
 };
 
 /// Sizes of a unit: a flat parameter for trained parameters, one for frozen ones, one for encodings, and others.
 struct UnitSize {
-  std::int64_t padded = 0;                                  ///< elements
-  bool kept_after_forward = false;                          ///< stays unsharded between forward and backward
-  bool is_root = false;                                     ///< UnitSpec::is_root
-  std::int64_t frozen = 0;                                  ///< of `padded`: elements without gradients
-  std::int64_t bytes = 0;                                   ///< of `frozen`: one-byte elements of encodings
-  std::vector<Shape> shapes = {};                           ///< of its trained parameters, without those of `others`
-  std::vector<OtherFlat> others = {};                       ///< not counted in `padded` and `frozen`
+  std::int64_t padded = 0;             ///< elements
+  bool kept_after_forward = false;     ///< stays unsharded between forward and backward
+  bool is_root = false;                ///< UnitSpec::is_root
+  std::int64_t frozen = 0;             ///< elements of `padded` without gradients
+  std::int64_t bytes = 0;              ///< elements of `frozen` that are one-byte encodings
+  std::vector<Shape> shapes = {};      ///< shapes of its trained parameters, without those of `others`
+  std::vector<OtherFlat> others = {};  ///< not counted in `padded` and `frozen`
   std::int64_t trained() const { return padded - frozen; }  ///< elements with gradients
 };
 
@@ -44,22 +44,22 @@ TESSERA_API std::vector<UnitSize> planned_units(Module& model, std::string_view 
 
 /// Per rank and step (every step after the first).
 struct TrafficVolume {
-  std::uint64_t all_gather = 0;                           ///< of parameters
-  std::uint64_t reduce_scatter = 0;                       ///< of gradients
-  std::uint64_t all_reduce = 0;                           ///< of gradients or parameter deltas
-  bool operator==(const TrafficVolume&) const = default;  ///< by value
+  std::uint64_t all_gather = 0;                           ///< all-gathers of parameters
+  std::uint64_t reduce_scatter = 0;                       ///< reduce-scatters of gradients
+  std::uint64_t all_reduce = 0;                           ///< all-reduces of gradients or parameter deltas
+  bool operator==(const TrafficVolume&) const = default;  ///< compares all members
 };
 
 /// The properties of a step on which its cost depends.
 struct StepShape {
   int prefetch = 1;                    ///< units prefetched
   int microbatches = 1;                ///< the strategy says when each axis reduces their gradients
-  bool reshard_after_backward = true;  ///< as EngineOptions::reshard_after_backward
+  bool reshard_after_backward = true;  ///< see EngineOptions::reshard_after_backward
 };
 
 /// The collectives of one rank in one step.
 struct CommunicationFormula {
-  TrafficVolume calls;  ///< of the communicators
+  TrafficVolume calls;  ///< calls of the communicators
   TrafficVolume bytes;  ///< sent by one rank
 };
 
@@ -73,7 +73,7 @@ struct ModelStateBytes {
   std::uint64_t parameter = 0;  ///< parameters at rest
   std::uint64_t gradient = 0;   ///< kept gradients
   std::uint64_t optimizer = 0;  ///< optimizer state, master weights, and the anchor and outer momentum of a sync period
-  std::uint64_t offloaded = 0;  ///< in host memory
+  std::uint64_t offloaded = 0;  ///< bytes in host memory
 };
 
 /// The model state of `padded` trained elements, from the end of backward to the end of the optimizer step; `slots` is
@@ -81,18 +81,18 @@ struct ModelStateBytes {
 TESSERA_API ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::int64_t padded,
                                                 int slots, Precision precision = {});
 
-/// As above, for units with their frozen parameters.
+/// The same for units with their frozen parameters.
 TESSERA_API ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh,
                                                 std::span<const UnitSize> units, int slots, Precision precision = {});
 
-/// As above with CPU offload: sharded state is in host memory.
+/// The same with CPU offload: sharded state is in host memory.
 TESSERA_API ModelStateBytes with_offload(const Strategy& strategy, ModelStateBytes on_device);
 
 /// Bytes between a rank's device and the host per step (every step after the first) with CPU offload.
 struct OffloadBytes {
-  std::uint64_t to_device = 0;                           ///< by Copier::upload()
-  std::uint64_t to_host = 0;                             ///< by Copier::download()
-  bool operator==(const OffloadBytes&) const = default;  ///< by value
+  std::uint64_t to_device = 0;                           ///< bytes of Copier::upload()
+  std::uint64_t to_host = 0;                             ///< bytes of Copier::download()
+  bool operator==(const OffloadBytes&) const = default;  ///< compares all members
 };
 
 /// `units` and `slots` as above. The padding at the end of a flat parameter is counted, although no optimizer updates
@@ -102,7 +102,7 @@ TESSERA_API OffloadBytes offload_formula(const Strategy& strategy, const MeshSha
 
 /// The result of peak_formula(): bounds of two memory categories.
 struct PeakBounds {
-  std::uint64_t unsharded_parameter = 0;  ///< leases of gathered parameters
+  std::uint64_t unsharded_parameter = 0;  ///< leases of unsharded parameters
   std::uint64_t unsharded_gradient = 0;   ///< leases of full gradients
 };
 

@@ -23,15 +23,15 @@ struct GradientScalerOptions {
   double initial = 65536;        ///< the first scale
   double growth = 2;             ///< factor after `interval` steps in a row without a skipped one
   double backoff = 0.5;          ///< factor after a skipped step
-  std::int64_t interval = 2000;  ///< in steps
+  std::int64_t interval = 2000;  ///< interval in steps
 };
 
 /// The state that a checkpoint saves.
 struct GradientScalerState {
   double scale = 0;                                             ///< the factor on the loss of the next step
-  std::int64_t good_steps = 0;                                  ///< in a row
-  std::uint64_t skipped_steps = 0;                              ///< in total
-  bool operator==(const GradientScalerState&) const = default;  ///< by value
+  std::int64_t good_steps = 0;                                  ///< finite steps in a row
+  std::uint64_t skipped_steps = 0;                              ///< skipped steps in total
+  bool operator==(const GradientScalerState&) const = default;  ///< compares all members
 };
 
 /// Used by one engine's thread. Every rank has one, and all ranks make the same calls.
@@ -49,7 +49,7 @@ class TESSERA_API GradientScaler {
   /// counted it, and the scale is reduced. Waits, as grad_norm() does.
   bool after_step();
 
-  const State& state() const { return state_; }  ///< to be saved in a checkpoint; the same on every rank
+  const State& state() const { return state_; }  ///< state to be saved in a checkpoint; the same on every rank
   /// Also sets the engine's number of skipped steps.
   void set_state(const State& state);
 

@@ -55,7 +55,7 @@ class TESSERA_API GraphedStep {
   bool warm_ = false;  // the first run creates tables and loads libraries
   std::unique_ptr<base::MemoryPool> memory_;
   std::unique_ptr<base::Graph> graph_;
-  std::shared_ptr<void> loss_;  // of the last call
+  std::shared_ptr<void> loss_;  // loss of the last call
 };
 
 }  // namespace tessera::fsdp

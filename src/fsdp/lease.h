@@ -33,8 +33,8 @@ class TESSERA_API Lease {
   ~Lease();
 
   void* data() const { return data_; }                         ///< null if empty; the pool owns the memory
-  std::size_t bytes() const { return bytes_; }                 ///< as requested from acquire(); 0 if empty
-  const std::string& owner() const { return owner_; }          ///< as passed to acquire(): the name of a unit
+  std::size_t bytes() const { return bytes_; }                 ///< bytes requested from acquire(); 0 if empty
+  const std::string& owner() const { return owner_; }          ///< owner passed to acquire(): the name of a unit
   explicit operator bool() const { return pool_ != nullptr; }  ///< true until release()
 
   /// Releases the buffer. Its next lease starts after `released`.

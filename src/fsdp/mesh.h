@@ -37,12 +37,12 @@ TESSERA_API MeshShape default_mesh(const Strategy& strategy, int ranks, int rank
 /// must divide the shard axis.
 TESSERA_API MeshShape in_groups(const MeshShape& mesh, int shards);
 
-/// The communicators of one axis. Gathers and reductions have a communicator each, so that neither queues behind the
-/// other; each has one issue order, the same on every rank. `control` is for norms and votes.
+/// The communicators of one axis. All-gathers and reductions have a communicator each, so that neither queues behind
+/// the other; each has one issue order, the same on every rank. `control` is for norms and votes.
 struct AxisCommunicators {
-  std::unique_ptr<comm::Communicator> gather;   ///< for gathers of parameters
-  std::unique_ptr<comm::Communicator> reduce;   ///< for reductions of gradients
-  std::unique_ptr<comm::Communicator> control;  ///< for norms and votes
+  std::unique_ptr<comm::Communicator> gather;   ///< all-gathers of parameters
+  std::unique_ptr<comm::Communicator> reduce;   ///< reductions of gradients
+  std::unique_ptr<comm::Communicator> control;  ///< norms and votes
 };
 
 /// Number of communicators of a rank that trains over `shape`: the world, those of every axis, and the engine's for its
@@ -56,17 +56,17 @@ class TESSERA_API Mesh {
   /// Splits `world`. Throws InvalidUsage unless its size is the shape's.
   Mesh(comm::Communicator& world, MeshShape shape);
 
-  const MeshShape& shape() const { return shape_; }     ///< as given to the constructor
+  const MeshShape& shape() const { return shape_; }     ///< shape given to the constructor
   comm::Communicator& world() const { return world_; }  ///< the communicator given to the constructor
-  int rank() const { return world_.rank(); }            ///< in `world`
+  int rank() const { return world_.rank(); }            ///< rank in `world`
   int size() const { return world_.size(); }            ///< number of ranks
   /// This rank's coordinate on the axis.
   int coordinate(const Axis& axis) const;
   /// Throws InvalidUsage for an axis of length 1.
   AxisCommunicators& channels(const Axis& axis);
-  /// Of the innermost axis longer than 1, whose ranks are neighbors; null if there is one rank.
+  /// The communicators of the innermost axis longer than 1, whose ranks are neighbors; null if there is one rank.
   const AxisCommunicators* innermost() const { return channels_.empty() ? nullptr : &channels_.back().second; }
-  /// Of every axis longer than 1, outermost first.
+  /// The communicators of every axis longer than 1, outermost first.
   const std::vector<std::pair<Axis, AxisCommunicators>>& all_channels() const { return channels_; }
 
  private:

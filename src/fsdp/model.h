@@ -23,9 +23,9 @@ class TESSERA_API ModelTensor {
  public:
   virtual ~ModelTensor();
   virtual const std::string& name() const = 0;    ///< canonical: the path of its first registration
-  virtual const Shape& shape() const = 0;         ///< of the whole tensor, also if an engine shards it
+  virtual const Shape& shape() const = 0;         ///< shape of the whole tensor, also if an engine shards it
   virtual std::int64_t count() const = 0;         ///< elements of the whole tensor
-  virtual DType dtype() const = 0;                ///< of its elements; u8 for an encoding
+  virtual DType dtype() const = 0;                ///< dtype of its elements; u8 for an encoding
   virtual void* data() const = 0;                 ///< the bound memory, on the device. Throws InvalidUsage without any
   virtual void bind(void* data) = 0;              ///< uses `data`, on the device, until it is bound again or unbound
   virtual void unbind(std::string_view why) = 0;  ///< using it from now on throws InvalidUsage that says `why`
@@ -76,11 +76,11 @@ class TESSERA_API Module {
   virtual ~Module();
   virtual const std::string& path() const = 0;    ///< "h.3.attn"; "" for the root
   virtual std::string type() const = 0;           ///< name of its class, without namespaces: "Linear"
-  virtual DType dtype() const = 0;                ///< in which it computes
+  virtual DType dtype() const = 0;                ///< dtype in which it computes
   virtual bool is_block() const = 0;              ///< true for a natural unit of sharding: a transformer block
   virtual void set_hooks(ModuleHooks hooks) = 0;  ///< replaces the earlier ones
 
-  /// In order of registration; owned by this module.
+  /// The modules directly below this one, in order of registration; owned by it.
   const std::vector<std::unique_ptr<Module>>& children() const { return children_; }
   /// This module's own parameters, including those that other modules use, too.
   const std::vector<std::shared_ptr<Parameter>>& own_parameters() const { return parameters_; }
@@ -99,17 +99,17 @@ class TESSERA_API Module {
   std::vector<std::shared_ptr<ModuleBuffer>> own_buffers_;  ///< this module's own buffers
 };
 
-/// Where a model computes, and the arithmetic that the engine needs there. Pointers are on the device; work is appended
+/// The device of a model, and the arithmetic that the engine needs there. Pointers are on the device; work is appended
 /// to the stream that is passed, or else to stream(). Used by the engine's thread.
 class TESSERA_API Runtime {
  public:
   virtual ~Runtime();
-  virtual base::DeviceRuntime& device_runtime() = 0;        ///< of the device
-  virtual MemoryPool& memory() = 0;                         ///< of the device
-  virtual Stream& stream() = 0;                             ///< on which the model computes
+  virtual base::DeviceRuntime& device_runtime() = 0;        ///< runtime of the device
+  virtual MemoryPool& memory() = 0;                         ///< memory pool of the device
+  virtual Stream& stream() = 0;                             ///< stream on which the model computes
   virtual std::unique_ptr<Stream> make_stream() const = 0;  ///< another one of the same kind; events order the two
-  Device device() { return device_runtime().device(); }     ///< where the tensors are
-  MemoryTracker& memory_tracker() { return memory().memory_tracker(); }  ///< of memory()
+  Device device() { return device_runtime().device(); }     ///< device of the tensors
+  MemoryTracker& memory_tracker() { return memory().memory_tracker(); }  ///< memory tracker of memory()
   /// Whether forwards record what a backward needs.
   virtual bool recording() const = 0;
 
@@ -145,7 +145,7 @@ class TESSERA_API Model {
  public:
   virtual ~Model();
   virtual Module& root() = 0;      ///< the whole model
-  virtual Runtime& runtime() = 0;  ///< where it computes
+  virtual Runtime& runtime() = 0;  ///< device and arithmetic of the model
   /// Throws InvalidUsage if the model can't be trained as it is, such as for contradictory dtypes.
   virtual void validate() const {}
 };

@@ -29,7 +29,7 @@ class TESSERA_API NnModel : public Model {
   const std::unique_ptr<State> state_;
 };
 
-/// For Engine's constructor.
+/// Adapts an nn::Module for Engine's constructor.
 template <std::derived_from<nn::Module> M>
 struct Adapter<M> {
   static std::unique_ptr<Model> make(nn::Module& model) { return std::make_unique<NnModel>(model); }  ///< an NnModel

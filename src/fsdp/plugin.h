@@ -28,7 +28,7 @@ namespace tessera::fsdp {
 
 /// The arguments of CollectiveRegistry::add(). Ranks may be threads that call `make` and `cost` concurrently.
 struct ExportedCollective {
-  comm::OpKind collective = comm::OpKind::all_gather;  ///< or reduce_scatter, or all_reduce
+  comm::OpKind collective = comm::OpKind::all_gather;  ///< all_gather, reduce_scatter or all_reduce
   std::string name;                                    ///< NAME of FILE.so:NAME
   CollectiveRegistry::Factory make;                    ///< creates an instance
   CollectiveRegistry::Cost cost = {};                  ///< empty: that of `plain`
@@ -54,7 +54,7 @@ extern "C" {
 /// The loader reads `abi` and `size` first, and nothing else unless they are the library's own.
 struct tessera_fsdp_plugin {
   const char* abi;                                           ///< TESSERA_FSDP_PLUGIN_ABI
-  std::size_t size;                                          ///< of this struct
+  std::size_t size;                                          ///< size of this struct
   tessera::fsdp::PluginExportsResult (*exports)() noexcept;  ///< calls the function that TESSERA_FSDP_PLUGIN names
 };
 

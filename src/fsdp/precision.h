@@ -12,13 +12,13 @@ namespace tessera::fsdp {
 /// of gradients while they are reduced, and of the gradients that are kept.
 struct Precision {
   DType compute = DType::f32;  ///< f32, bf16 or f16
-  DType reduce = DType::f32;   ///< that of `compute`, or f32
+  DType reduce = DType::f32;   ///< dtype of reductions: that of `compute`, or f32
 
   /// Whether gradients are converted before their reduction.
   bool casts() const { return compute != reduce; }
   /// Whether the optimizer keeps f32 master weights.
   bool has_master_weights() const { return compute != DType::f32; }
-  bool operator==(const Precision&) const = default;  ///< by value
+  bool operator==(const Precision&) const = default;  ///< compares all members
 };
 
 /// The precision that reduces in `reduce`, or in `compute` if `reduce` is empty. Throws Unsupported for other

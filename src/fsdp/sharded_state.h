@@ -19,8 +19,8 @@ struct EngineCore;
 struct ShardRange {
   const Parameter& parameter;  ///< outlives the visitor's call
   int state = -1;              ///< -1: the parameter's values
-  ElementRange range;          ///< in elements of the parameter
-  DType dtype = DType::f32;    ///< of the elements at `data`; f32 for optimizer states
+  ElementRange range;          ///< range in elements of the parameter
+  DType dtype = DType::f32;    ///< dtype of the elements at `data`; f32 for optimizer states
   const void* data = nullptr;  ///< the first element of `range`; in device memory unless `offloaded`
   bool offloaded = false;      ///< `data` is in host memory, and already written
 };
@@ -29,8 +29,8 @@ struct ShardRange {
 /// replicated.
 struct GradientShard {
   const Parameter& parameter;  ///< outlives the visitor's call
-  ElementRange range;          ///< in elements of the parameter
-  DType dtype = DType::f32;    ///< of the elements at `data`
+  ElementRange range;          ///< range in elements of the parameter
+  DType dtype = DType::f32;    ///< dtype of the elements at `data`
   void* data = nullptr;        ///< may be written, identically on every rank where the optimizer is replicated
   bool offloaded = false;      ///< `data` is in host memory
 };
@@ -53,7 +53,8 @@ class TESSERA_API ShardedState {
 
   /// Sets initial values from the Init of parameters and buffers, each rank its own shard; clears the optimizer.
   void initialize(std::uint64_t seed);
-  /// As initialize(seed), but `own` fills the parameters that are `wanted`, in the ranges that this rank holds.
+  /// The same as initialize(seed), but `own` fills the parameters that are `wanted`, in the ranges that this rank
+  /// holds.
   void initialize(std::uint64_t seed, const ParameterLoader& own, const ParameterFilter& wanted);
   /// Sets values from another source: `fill` is called for ranges of parameters and writes them to the host memory
   /// passed to it. Only parameters that are `wanted` (empty: all).
@@ -73,14 +74,14 @@ class TESSERA_API ShardedState {
   /// elements. `data` is valid during the call; device data is in the order of the compute stream. Not collective.
   void for_each_shard(const std::function<void(const ShardRange&)>& visitor);
 
-  /// As load(), for optimizer states. Each rank sets every range that it holds.
+  /// The same as load(), for optimizer states. Each rank sets every range that it holds.
   void load_optimizer_state(const OptimizerLoader& fill, const ParameterFilter& wanted = {});
   /// Number of optimizer states per element of a trainable parameter.
   int optimizer_slots() const;
   /// The step after which training of a parameter began: 0, unless Engine::apply_requires_grad() unfroze it. Its
   /// optimizer counts from there.
   std::uint64_t trained_since(const Parameter& parameter) const;
-  /// For restore(): sets trained_since() of every parameter.
+  /// Sets trained_since() of every parameter, for restore().
   void set_trained_since(const std::function<std::uint64_t(const Parameter&)>& step);
 
   /// Sets the step counters as if `steps` steps had been made, of which `skipped` changed nothing: the next step has
@@ -96,8 +97,7 @@ class TESSERA_API ShardedState {
   /// `wanted` (empty: all). Not collective.
   void load_buffers(const std::function<void(const ModuleBuffer&, void* out)>& fill,
                     const std::function<bool(const ModuleBuffer&)>& wanted = {});
-  /// With BufferSync::maximum: makes the buffers of all ranks equal, as the next step would; else no effect.
-  /// Collective.
+  /// Makes the buffers of all ranks equal with BufferSync::maximum, as the next step would; else no effect. Collective.
   void synchronize_buffers();
 
   /// State that only this rank holds: f32, in device memory, in the order of the compute stream. It consists of the

@@ -22,14 +22,14 @@ struct ReduceStage {
 /// What each unit does under a strategy on a mesh. Axes of length 1 are omitted: they need no collective. The plan is
 /// the same on every rank, except for `coordinate`.
 struct ShardingPlan {
-  std::vector<Axis> gather_axes;       ///< axes that shard parameters at rest, in the order of their gathers
+  std::vector<Axis> gather_axes;       ///< axes that shard parameters at rest, in the order of their all-gathers
   bool sharded_after_forward = false;  ///< also after forward (except for the root and the last unit)
-  /// After forward, parameters stay sharded over fewer axes: the result of the first gathers is kept as the secondary
-  /// shard, and the backward gathers over the other axes only.
+  /// After forward, parameters stay sharded over fewer axes: the result of the first all-gathers is kept as the
+  /// secondary shard, and the backward all-gathers over the other axes only.
   bool keeps_secondary = false;
   bool unshards_to_lease = false;       ///< parameters in use are not those at rest: units are unsharded into leases
   bool gradient_sharded = false;        ///< full gradients are leased, a shard is kept
-  std::vector<ReduceStage> reductions;  ///< in order; each stage reads the result of the previous one
+  std::vector<ReduceStage> reductions;  ///< reductions in order; each stage reads the result of the previous one
   std::size_t reduced_each = 0;         ///< the first so many run for every microbatch, the others after the last one
   /// outermost first, where parameters are replicated and the optimizer is sharded
   std::vector<Axis> gather_after_step;
@@ -65,7 +65,7 @@ struct ShardingPlan {
   struct AxisSlice {
     Axis axis;           ///< along which the range is divided
     int size = 1;        ///< length of the axis
-    int coordinate = 0;  ///< of this rank on the axis
+    int coordinate = 0;  ///< coordinate of this rank on the axis
   };
   std::vector<AxisSlice> rest_slices,  ///< parameters at rest; each list in the order of application
       forward_slices,                  ///< parameters after forward
@@ -77,7 +77,7 @@ struct ShardingPlan {
   /// The 1/n of a flat parameter of trained parameters that this rank represents: all ranks together cover each
   /// element exactly once.
   ElementRange own(std::int64_t padded) const;
-  /// As own(), for frozen parameters.
+  /// The same as own(), for frozen parameters.
   ElementRange own_frozen(std::int64_t padded) const;
 };
 

@@ -28,7 +28,7 @@ using Axes = std::set<Axis>;
 /// sets the replicas to their mean.
 struct OuterOptimizer {
   double learning_rate = 1;  ///< factor of the mean delta
-  double momentum = 0;       ///< of the mean deltas, over sync periods; 0: no state
+  double momentum = 0;       ///< momentum of the mean deltas, over sync periods; 0: no state
   bool nesterov = false;     ///< Nesterov's form of the momentum
 };
 
@@ -37,9 +37,9 @@ struct OuterOptimizer {
 struct Sync {
   /// When the ranks exchange.
   enum class When : std::uint8_t {
-    microbatch,  ///< in every backward
-    step,        ///< in the last backward of a step
-    period       ///< after every Sync::period steps
+    microbatch,  ///< exchanges in every backward
+    step,        ///< exchanges in the last backward of a step
+    period       ///< exchanges after every Sync::period steps
   };
   /// What the ranks exchange.
   enum class What : std::uint8_t {
@@ -49,7 +49,7 @@ struct Sync {
   When when = When::microbatch;  ///< how often
   What what = What::gradient;    ///< parameter_delta only with `period`
   int period = 1;                ///< steps
-  OuterOptimizer outer;          ///< of parameter deltas
+  OuterOptimizer outer;          ///< optimizer of parameter deltas
 };
 
 /// The axes that shard each kind of state. The engine derives the collectives: where the optimizer is sharded,
@@ -57,7 +57,7 @@ struct Sync {
 /// parameters are all-gathered after the step. `gradient` only says what is kept. Example: ZeRO-1 is {.optimizer =
 /// {"shard"}}.
 struct Strategy {
-  std::string name;                      ///< as parse_strategy() accepts it
+  std::string name;                      ///< name that parse_strategy() accepts
   Axes param_at_rest;                    ///< axes that shard parameters between steps
   Axes param_after_forward;              ///< axes that shard parameters from forward to backward
   Axes gradient;                         ///< axes that shard kept gradients
@@ -105,8 +105,8 @@ TESSERA_API Strategy strategy_named(std::string_view name);
 namespace strategies {
 inline Strategy ddp() { return strategy_named("ddp"); }      ///< shards nothing; gradients are averaged
 inline Strategy zero1() { return strategy_named("zero1"); }  ///< shards the optimizer's state
-inline Strategy zero2() { return strategy_named("zero2"); }  ///< and gradients
-inline Strategy fsdp() { return strategy_named("fsdp"); }    ///< and parameters: ZeRO-3; the engine's default
+inline Strategy zero2() { return strategy_named("zero2"); }  ///< shards gradients, too
+inline Strategy fsdp() { return strategy_named("fsdp"); }    ///< shards parameters, too: ZeRO-3; the engine's default
 inline Strategy hsdp() { return strategy_named("hsdp"); }    ///< fsdp() within each replica of a mesh of two axes
 /// fsdp() with parameters that stay unsharded from forward to backward.
 inline Strategy shard_grad_op() { return strategy_named("shard_grad_op"); }

@@ -15,7 +15,7 @@ namespace tessera::fsdp {
 /// Modules whose parameters are unsharded and reduced together.
 struct UnitSpec {
   std::string name;                                    ///< "h.3", "ln_f+lm_head"; the rest of the model is "root"
-  std::vector<Module*> modules;                        ///< in order of registration
+  std::vector<Module*> modules;                        ///< modules in order of registration
   std::vector<std::shared_ptr<Parameter>> parameters;  ///< those that are in no earlier unit
   bool is_root = false;                                ///< holds what no other unit holds
 };
@@ -32,7 +32,7 @@ TESSERA_API std::vector<UnitSpec> make_units(Module& model, std::string_view spe
                                              const IgnoredParameters& ignored = {});
 /// Selects modules that become units.
 using WrapPolicy = std::function<bool(const Module&)>;
-/// As above, with a unit for each module except the root that `chosen` selects.
+/// The same with a unit for each module except the root that `chosen` selects.
 TESSERA_API std::vector<UnitSpec> make_units(Module& model, const WrapPolicy& chosen,
                                              const IgnoredParameters& ignored = {});
 
@@ -43,7 +43,7 @@ TESSERA_API std::vector<Module*> modules_named(Module& model, std::string_view i
 /// Parameters of one module that a unit holds unnecessarily; see needlessly_held().
 struct RootOverhead {
   const Module* module = nullptr;  ///< the only module that uses them
-  std::int64_t elements = 0;       ///< of its parameters
+  std::int64_t elements = 0;       ///< elements of its parameters
 };
 /// Parameters that a unit kept for the whole step holds unnecessarily: those that only one module inside it uses, which
 /// could be a unit of its own. One entry per module.

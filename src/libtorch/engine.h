@@ -21,7 +21,7 @@
 
 namespace tessera::libtorch {
 
-/// Whose values the parameters and buffers of a model begin with.
+/// The ranks with whose values the parameters and buffers of a model begin.
 enum class InitialValues : std::uint8_t {
   first_rank,  ///< rank 0's: broadcast unit by unit
   own,         ///< each rank's own: all ranks have constructed the same ones
@@ -34,7 +34,7 @@ struct EngineModel {
 };
 }  // namespace detail
 
-/// As fsdp::Engine. While it exists, the parameters and buffers of the model have memory of the engine: a parameter has
+/// An fsdp::Engine. While it exists, the parameters and buffers of the model have memory of the engine: a parameter has
 /// none between the calls of its unit, and its grad() stays undefined.
 class TESSERA_API Engine : detail::EngineModel, public fsdp::Engine {
  public:
@@ -50,7 +50,7 @@ class TESSERA_API Engine : detail::EngineModel, public fsdp::Engine {
     return detail::run_between_hooks(torch_model.root_is_unit() ? nullptr : torch_model.boundary(),
                                      std::forward<Forward>(forward), std::forward<Arguments>(arguments)...);
   }
-  /// As fsdp::Engine's.
+  /// The same as fsdp::Engine::step().
   void step(double learning_rate);
   /// The values of all parameters and buffers by name, as tensors of their own. Collective.
   std::map<std::string, torch::Tensor> state_dict();

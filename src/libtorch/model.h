@@ -31,7 +31,7 @@ class TESSERA_API TorchModel : public fsdp::Model {
   void release_initial_values();
   /// Tells autograd that the parameters' values change: a backward of an earlier forward is an error from now on.
   void bump_versions();
-  /// Of the root.
+  /// The root's boundary.
   const std::shared_ptr<Boundary>& boundary() const;
   /// Whether the root is a TESSERA_UNIT, which calls the hooks itself.
   bool root_is_unit() const;

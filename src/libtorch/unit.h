@@ -165,7 +165,8 @@ class UnitBase : public Impl, public UnitHooks {
   }
 };
 
-/// With the forward() of Impl, whose address a torch::nn::Sequential takes: for an Impl with one that is no template.
+/// A unit with the forward() of Impl, whose address a torch::nn::Sequential takes: for an Impl with one that is no
+/// template.
 template <class Impl, class Signature>
 class ExactUnit : public UnitBase<Impl> {
  protected:
@@ -196,7 +197,7 @@ struct SignatureOf<Impl> {
 template <class Impl>
 using Unit = ExactUnit<Impl, typename SignatureOf<Impl>::type>;
 
-/// With a forward() that takes fewer arguments, too, if Impl's has default arguments, and any overload.
+/// A unit whose forward() takes fewer arguments, too, if Impl's has default arguments, and any overload.
 template <class Impl>
 class HeldUnit final : public Unit<Impl> {
  public:
@@ -238,7 +239,7 @@ class UnitHolder : public torch::nn::ModuleHolder<detail::Unit<Impl>> {
   Held* operator->() { return static_cast<Held*>(this->get()); }
   /// Likewise.
   const Held* operator->() const { return static_cast<const Held*>(this->get()); }
-  /// As forward(arguments...) of the module.
+  /// Calls forward(arguments...) of the module.
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
     return operator->()->forward(std::forward<Arguments>(arguments)...);

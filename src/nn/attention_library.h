@@ -1,4 +1,4 @@
-// Which library computes attention on a GPU.
+// The library that computes attention on a GPU.
 #pragma once
 
 #include <string_view>
@@ -10,7 +10,7 @@ namespace tessera::nn {
 /// Selects what computes attention on CUDA.
 enum class AttentionLibrary : unsigned char {
   automatic,  ///< cuDNN where it is installed and has a deterministic plan, else this library's kernels
-  cudnn,      ///< as automatic, but an error where cuDNN is missing or rejects a call that is passed to it
+  cudnn,      ///< the same as automatic, but an error where cuDNN is missing or rejects a call that is passed to it
   own         ///< this library's kernels
 };
 

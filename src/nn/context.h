@@ -16,8 +16,8 @@ class PinnedBufferCache;
 
 /// Inputs of a dropout mask besides its module and element. The masks are the same for every world size.
 struct RngState {
-  std::uint64_t seed = 0;         ///< of all dropout masks
-  std::uint64_t step = 0;         ///< of training; other steps have other masks
+  std::uint64_t seed = 0;         ///< seed of all dropout masks
+  std::uint64_t step = 0;         ///< step of training; other steps have other masks
   std::int64_t first_sample = 0;  ///< global index of the batch's first sequence
 };
 
@@ -30,23 +30,23 @@ struct ForwardState {
 /// Outputs that cost little to compute again, which backward then does instead of keeping them. The bits are the same
 /// where the device computes an activation with the product before it as it does alone, as the host does.
 struct RecomputedOutputs {
-  bool activations = false;                                   ///< of activation functions and swiglu
-  bool norms = false;                                         ///< of layer and RMS norms
-  bool operator==(const RecomputedOutputs&) const = default;  ///< by value
+  bool activations = false;                                   ///< those of activation functions and swiglu
+  bool norms = false;                                         ///< those of layer and RMS norms
+  bool operator==(const RecomputedOutputs&) const = default;  ///< compares all members
 };
 
 /// Resources of a Context.
 struct ContextOptions {
-  int threads = 1;  ///< of the compute thread pool, including the caller's; below 1: InvalidUsage
+  int threads = 1;  ///< threads of the compute thread pool, including the caller's; below 1: InvalidUsage
   std::shared_ptr<MemoryTracker> memory_tracker;         ///< null: the context creates one
-  MemoryPoolOptions memory;                              ///< of the device's memory pool
+  MemoryPoolOptions memory;                              ///< options of the device's memory pool
   std::function<std::unique_ptr<Stream>()> make_stream;  ///< null: a stream of the device
-  Device device;                                         ///< where tensors live and kernels run
+  Device device;                                         ///< device of tensors and kernels
   std::shared_ptr<DeviceRuntime> runtime;                ///< null: open_device() of `device`
   std::shared_ptr<base::Logger> logger = nullptr;        ///< null: no logging
   std::int64_t row_multiple = 0;                         ///< see Context::padded_row(); 0: that of the device
-  PlannedKernels planned = PlannedKernels::host;         ///< for the device without data only
-  std::optional<Products> products;                      ///< on the host; empty: products_of_environment()
+  PlannedKernels planned = PlannedKernels::host;         ///< kernels that the device without data stands for
+  std::optional<Products> products;  ///< matrix products on the host; empty: products_of_environment()
 };
 
 /// Belongs to one rank and is used by one thread. It must outlive every tensor created on it.
@@ -56,14 +56,14 @@ class TESSERA_API Context {
   explicit Context(ContextOptions options = {});
   ~Context();
 
-  Device device() const { return runtime_->device(); }                  ///< where tensors live and kernels run
+  Device device() const { return runtime_->device(); }                  ///< device of tensors and kernels
   DeviceRuntime& runtime() { return *runtime_; }                        ///< owned by the context, perhaps with others
-  MemoryPool& memory() { return memory_; }                              ///< of the device
-  MemoryTracker& memory_tracker() { return memory_.memory_tracker(); }  ///< of memory()
+  MemoryPool& memory() { return memory_; }                              ///< memory pool of the device
+  MemoryTracker& memory_tracker() { return memory_.memory_tracker(); }  ///< memory tracker of memory()
   Stream& stream() { return *stream_; }                                 ///< the compute stream
   /// Another stream of the kind of stream(); the caller orders the two by events.
   std::unique_ptr<Stream> make_stream() const;
-  ThreadPool& threads() { return *threads_; }  ///< for kernels on the host; used by one operation at a time
+  ThreadPool& threads() { return *threads_; }  ///< thread pool of kernels on the host; used by one operation at a time
   /// The state of the next dropout masks, which the program sets before each step. Throws InvalidUsage during a graph
   /// capture.
   RngState& random() {
@@ -83,7 +83,7 @@ class TESSERA_API Context {
   std::int64_t padded_row(std::int64_t columns) const {
     return (columns + row_multiple_ - 1) / row_multiple_ * row_multiple_;
   }
-  PinnedBufferCache& staging() { return *staging_; }  ///< for host_access.h
+  PinnedBufferCache& staging() { return *staging_; }  ///< pinned buffers of host_access.h
 
   /// False in evaluation: dropout does nothing.
   bool training() const { return training_; }

@@ -16,8 +16,8 @@ namespace tessera::nn {
 enum class TokenFormat : std::uint8_t {
   bytes,  ///< text: every byte is a token, so the vocabulary must have at least 256 entries
   u16,    ///< headerless little-endian ids, as nanoGPT writes them
-  u32,    ///< as u16
-  any,    ///< as bytes, of a file of any kind; not for users
+  u32,    ///< the same with 32 bits
+  any,    ///< the bytes of a file of any kind; not for users
 };
 /// "bytes", "u16", "u32". Throws InvalidUsage.
 TESSERA_API TokenFormat parse_token_format(std::string_view name);
@@ -30,8 +30,8 @@ class TESSERA_API TokenDataset {
   /// and u32 files are scanned once).
   TokenDataset(const std::vector<std::string>& paths, TokenFormat format, std::int64_t vocabulary);
 
-  std::int64_t size() const { return ends_.back(); }  ///< in tokens
-  ElementRange all() const { return {0, size()}; }    ///< for BatchOptions::range: all tokens
+  std::int64_t size() const { return ends_.back(); }  ///< size in tokens
+  ElementRange all() const { return {0, size()}; }    ///< all tokens, for BatchOptions::range
   /// The first nine tenths (rounded down), for training.
   ElementRange training() const { return {0, size() / 10 * 9 + size() % 10 * 9 / 10}; }
   /// The remaining tokens, for validation.
@@ -58,12 +58,12 @@ struct TokenBatch {
       targets;    ///< the token after each input; kIgnoreIndex: none
 };
 
-/// Which windows a BatchSampler draws.
+/// The windows that a BatchSampler draws.
 struct BatchOptions {
-  ElementRange range;             ///< of the files, such as TokenDataset::training()
+  ElementRange range;             ///< range of the files, such as TokenDataset::training()
   std::int64_t positions = 0;     ///< inputs per sequence, in tokens
   std::int64_t global_batch = 0;  ///< sequences per step over all ranks and microbatches
-  std::uint64_t seed = 0;         ///< of the random order
+  std::uint64_t seed = 0;         ///< seed of the random order
 };
 
 /// Samples random windows. The window of sequence `index` of step `step` depends only on the seed, the step, the global

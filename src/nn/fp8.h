@@ -17,10 +17,11 @@ enum class Fp8Format : std::uint8_t {
   e5m2   ///< bias 15; infinities and NaN as in IEEE
 };
 
-/// Where the scale of a tensor comes from.
+/// The source of a tensor's scale.
 enum class Fp8Scaling : std::uint8_t {
   current,  ///< the largest magnitude of the tensor itself
-  delayed,  ///< that of the last kFp8History tensors in its place; of the tensor itself where there is none yet
+  delayed,  ///< the largest magnitude of the last kFp8History tensors in its place; of the tensor itself where there is
+            ///< none yet
   none      ///< 1: for experiments that show what a scale is for
 };
 

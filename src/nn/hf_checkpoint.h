@@ -23,7 +23,7 @@ class TESSERA_API HfCheckpointReader {
  public:
   /// Throws InvalidUsage if a file is missing or malformed.
   explicit HfCheckpointReader(const std::string& directory);
-  const ModelConfig& config() const { return config_; }  ///< of config.json, and tied only if the values are
+  const ModelConfig& config() const { return config_; }  ///< content of config.json, but tied only if the values are
 
   /// Throws InvalidUsage that names missing tensors, unexpected tensors, and tensors whose shape or type doesn't fit
   /// `needed`. Reads nothing but the headers.
@@ -48,7 +48,7 @@ class TESSERA_API HfCheckpointReader {
   const std::string directory_;
   ModelConfig config_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::map<std::string, Place, std::less<>> places_;  // by canonical name
+  std::map<std::string, Place, std::less<>> places_;  // places by canonical name
 };
 
 /// Writes such a directory and creates it if it doesn't exist. The constructor receives all that is needed; ranges of

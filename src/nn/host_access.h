@@ -28,7 +28,7 @@ class PinnedBufferCache {
 
   /// A pinned buffer.
   struct Block {
-    void* data = nullptr;   ///< of DeviceRuntime::allocate_host()
+    void* data = nullptr;   ///< memory of DeviceRuntime::allocate_host()
     std::size_t bytes = 0;  ///< size of the buffer, at least as requested
     Event free;             ///< reached when the last copy that used the buffer is complete
   };

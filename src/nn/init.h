@@ -15,10 +15,10 @@ struct Init {
     zeros,   ///< all 0
     ones,    ///< all 1
     normal,  ///< mean 0, standard deviation Init::deviation
-    uniform  ///< in [-Init::deviation, Init::deviation)
+    uniform  ///< uniform numbers in [-Init::deviation, Init::deviation)
   };
   Kind kind = Kind::zeros;  ///< default: zeros
-  double deviation = 0.0;   ///< of uniform numbers: exclusive bound of their magnitude
+  double deviation = 0.0;   ///< standard deviation; of uniform numbers the exclusive bound of their magnitude
   static constexpr Init zeros() { return {Kind::zeros, 0.0}; }  ///< all 0
   static constexpr Init ones() { return {Kind::ones, 0.0}; }    ///< all 1
   /// Mean 0 and this standard deviation.
@@ -32,8 +32,8 @@ class Context;
 struct InitialValues {
   Init init;               ///< distribution of the values
   std::string_view name;   ///< canonical name of the tensor; valid during the call
-  std::uint64_t seed = 0;  ///< of the whole model
-  ElementRange range;      ///< in elements of the whole tensor
+  std::uint64_t seed = 0;  ///< seed of the whole model
+  ElementRange range;      ///< range in elements of the whole tensor
 };
 /// Appends work to the compute stream that writes the values to out[0, range.count()), in device memory. No data is
 /// copied from the host.

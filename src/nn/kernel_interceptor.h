@@ -23,17 +23,17 @@ struct ProductShape {
 /// One kernel call. `reads` and `writes` are the bytes that it moves. `size` is the key of its cost: measured times are
 /// kept and looked up by it.
 struct KernelInvocation {
-  /// As in KernelTable: "linear_forward"; with an activation "linear_activation_forward". Attention whose weights are
-  /// dropped out is "attention_dropout_forward" and "attention_dropout_backward". "copy", "copy_from_host",
+  /// The name as in KernelTable: "linear_forward"; with an activation "linear_activation_forward". Attention whose
+  /// weights are dropped out is "attention_dropout_forward" and "attention_dropout_backward". "copy", "copy_from_host",
   /// "copy_to_host" and "clear" of the runtime. Never freed.
   std::string_view kernel;
-  DType dtype = DType::f32;  ///< of the elements; u8 for untyped copies
+  DType dtype = DType::f32;  ///< dtype of the elements; u8 for untyped copies
   /// Floating-point operations of products and attention. Of all others the bytes of a call that writes every result
   /// and adds to none, so that a recorded cost stays valid whatever a call adds to.
   double size = 0;
   double reads = 0;      ///< bytes of the operands, each once, but for vectors as short as a row and single numbers
   double writes = 0;     ///< bytes of the results, likewise
-  ProductShape product;  ///< of products and attention; count 0 for all others
+  ProductShape product;  ///< shape of products and attention; count 0 for all others
 };
 
 /// Receives the kernel calls of a runtime that observe() wraps, on their thread.

@@ -31,7 +31,7 @@ struct LoraOptions {
     const auto r = static_cast<double>(rank);
     return alpha / (rank_stabilized ? std::sqrt(r) : r);
   }
-  bool operator==(const LoraOptions&) const = default;  ///< by value
+  bool operator==(const LoraOptions&) const = default;  ///< compares all members
 };
 
 /// PEFT's defaults: attention's fused projection for gpt2; q_proj and v_proj for llama.
@@ -67,7 +67,7 @@ class TESSERA_API LoraMerger {
   };
   const bool in_out_;  // layout of the weights
   const float factor_;
-  std::map<std::string, Factor, std::less<>> factors_;  // by name
+  std::map<std::string, Factor, std::less<>> factors_;  // factors by name
 };
 
 }  // namespace tessera::nn

@@ -18,8 +18,8 @@ struct LrSchedule {
   Kind kind = Kind::constant;  ///< default: constant
   double peak = 1e-3;          ///< the highest rate, reached at the end of the warm-up
   double floor = 0.0;          ///< the rate that cosine reaches in its last step
-  std::int64_t warmup = 0;     ///< in steps; 0: none
-  std::int64_t steps = 0;      ///< in total; required by cosine
+  std::int64_t warmup = 0;     ///< warmup in steps; 0: none
+  std::int64_t steps = 0;      ///< steps in total; required by cosine
 };
 
 /// "constant", "cosine". Throws InvalidUsage.

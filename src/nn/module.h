@@ -28,10 +28,10 @@ class TESSERA_API Parameter {
   /// The same handle as tensor().
   operator const Tensor&() const { return tensor_; }          // NOLINT: a parameter is used as a tensor everywhere
   Gradient& gradient() const { return *tensor_.gradient(); }  ///< created by the first call
-  const Shape& shape() const { return tensor_.shape(); }      ///< of the whole parameter, also if an engine shards it
-  std::int64_t count() const { return tensor_.count(); }      ///< elements of the whole parameter
-  DType dtype() const { return tensor_.dtype(); }             ///< see Module::set_dtype()
-  const Init& init() const { return init_; }                  ///< how materialize() and engines initialize it
+  const Shape& shape() const { return tensor_.shape(); }  ///< shape of the whole parameter, also if an engine shards it
+  std::int64_t count() const { return tensor_.count(); }  ///< elements of the whole parameter
+  DType dtype() const { return tensor_.dtype(); }         ///< see Module::set_dtype()
+  const Init& init() const { return init_; }              ///< how materialize() and engines initialize it
   /// False for norms and biases (one-dimensional): they get no weight decay.
   bool decays() const { return shape().size() >= 2; }
 
@@ -45,7 +45,7 @@ class TESSERA_API Parameter {
 /// Options of add_buffer().
 struct BufferOptions {
   DType dtype = DType::f32;    ///< floating, i32, i64 or u8; integers are initialized to zeros
-  Init init = Init::zeros();   ///< from seed, name and shape, like parameters
+  Init init = Init::zeros();   ///< initial values, which depend on seed, name and shape as those of parameters do
   bool persistent = true;      ///< stored in checkpoints and exports; false: it can be recomputed
   bool follows_dtype = false;  ///< set_dtype() converts it, too
 };
@@ -61,7 +61,7 @@ class TESSERA_API ModuleBuffer {
   const Tensor& tensor() const { return tensor_; }            ///< unbound until it has memory
   /// The same handle as tensor().
   operator const Tensor&() const { return tensor_; }       // NOLINT: used as a parameter is
-  const Shape& shape() const { return tensor_.shape(); }   ///< of the whole buffer
+  const Shape& shape() const { return tensor_.shape(); }   ///< shape of the whole buffer
   std::int64_t count() const { return tensor_.count(); }   ///< elements
   DType dtype() const { return tensor_.dtype(); }          ///< BufferOptions::dtype, or the module's if follows_dtype
   const Init& init() const { return options_.init; }       ///< BufferOptions::init
@@ -92,7 +92,7 @@ class TESSERA_API Module {
 
   Context& context() const { return context_; }      ///< the constructor's
   const std::string& path() const { return path_; }  ///< "h.3.attn"; "" for the root
-  /// In order of registration; owned by this module.
+  /// The modules directly below this one, in order of registration; owned by it.
   const std::vector<std::unique_ptr<Module>>& children() const { return children_; }
   /// This module's own parameters, including tied ones.
   const std::vector<std::shared_ptr<Parameter>>& own_parameters() const { return parameters_; }
@@ -115,10 +115,10 @@ class TESSERA_API Module {
   /// are called by the call operator and return one tensor. The setting of modules nested in such a module takes
   /// effect, too.
   void checkpoint_activations(bool value) { checkpoints_ = value; }
-  bool checkpoints_activations() const { return checkpoints_; }  ///< as set by checkpoint_activations()
+  bool checkpoints_activations() const { return checkpoints_; }  ///< setting of checkpoint_activations()
 
   void set_hooks(ModuleHooks hooks) { hooks_ = std::move(hooks); }  ///< replaces the earlier hooks; one set per module
-  const ModuleHooks& hooks() const { return hooks_; }  ///< for hooks that call the earlier ones, before or after theirs
+  const ModuleHooks& hooks() const { return hooks_; }  ///< current hooks, which new ones may call, before or after
 
   /// Sets the compute dtype of this module and its descendants: that of parameters, activations and gradients. It
   /// overrides earlier settings of descendants, so set a module before its parts:
@@ -221,9 +221,9 @@ class TESSERA_API Module {
   std::string path_;
   std::vector<std::unique_ptr<Module>> children_;
   std::vector<std::shared_ptr<Parameter>> parameters_;
-  std::vector<std::string> local_names_;  // of parameters_; "" where tied
+  std::vector<std::string> local_names_;  // local names of parameters_; "" where tied
   std::vector<std::shared_ptr<ModuleBuffer>> buffers_;
-  std::vector<Buffer> storage_;  // from materialize()
+  std::vector<Buffer> storage_;  // memory from materialize()
   ModuleHooks hooks_;
   bool is_block_ = false;
   bool checkpoints_ = false;
@@ -236,7 +236,7 @@ class TESSERA_API Module {
 template <class Self>
 class Layer : public Module {
  public:
-  using Module::Module;  ///< as Module's
+  using Module::Module;  ///< Module's constructors
   /// Calls Self::forward(arguments...) between the module's hooks, with the casts of set_dtype(); checkpointed if
   /// checkpoint_activations() is set.
   template <class... Arguments>

@@ -29,15 +29,15 @@ inline constexpr std::array<float, 16> kNf4Levels = {
 /// (f32), scales (i8), codes (the lower half of a byte first). Little-endian.
 /// The scale of a block is max(mean + scale * second-level scale, 0); a value is that times the level of its code.
 struct Nf4Layout {
-  /// For a tensor of `count` values.
+  /// The layout of an encoding of `count` values.
   constexpr explicit Nf4Layout(std::int64_t count)
       : blocks((count + kNf4Block - 1) / kNf4Block),
         scale_blocks((blocks + kNf4ScaleBlock - 1) / kNf4ScaleBlock),
         scales(sizeof(float) * static_cast<std::size_t>(1 + scale_blocks)),
         codes(scales + static_cast<std::size_t>(blocks)),
         end(codes + static_cast<std::size_t>((count + 1) / 2)) {}
-  std::int64_t blocks,  ///< with a scale each
-      scale_blocks;     ///< of scales
+  std::int64_t blocks,  ///< blocks, each with a scale
+      scale_blocks;     ///< blocks of scales
   std::size_t scales,   ///< offset of the scales, in bytes
       codes,            ///< offset of the codes
       end;              ///< bytes in total

@@ -27,7 +27,7 @@ class TESSERA_API Optimizer {
   struct Entry {
     std::shared_ptr<Parameter> parameter;
     std::vector<Buffer> state;
-    Buffer master;  // of a half-precision parameter
+    Buffer master;  // master weights of a half-precision parameter
   };
   const OptimizerConfig config_;
   std::vector<Entry> entries_;

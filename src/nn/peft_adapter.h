@@ -22,7 +22,7 @@ class TESSERA_API PeftAdapterReader {
  public:
   /// Throws InvalidUsage if a file is missing or malformed.
   explicit PeftAdapterReader(const std::string& directory);
-  const LoraOptions& options() const { return options_; }  ///< of adapter_config.json
+  const LoraOptions& options() const { return options_; }  ///< options of adapter_config.json
   /// `needed`: the adapters' parameters. Throws InvalidUsage that names tensors that are missing, of another shape, or
   /// unexpected.
   void check(const std::vector<SafetensorsTensor>& needed) const;
@@ -33,7 +33,7 @@ class TESSERA_API PeftAdapterReader {
   const std::string directory_;
   const LoraOptions options_;
   const SafetensorsFile file_;
-  std::map<std::string, const SafetensorsEntry*, std::less<>> places_;  // by the parameter's name
+  std::map<std::string, const SafetensorsEntry*, std::less<>> places_;  // places by the parameter's name
 };
 
 /// Writes such a directory and creates it if it doesn't exist.

@@ -49,14 +49,14 @@ TESSERA_API void normal_from_words(const std::uint32_t* words, float* out, std::
 /// Elements [begin, end) of a whole tensor; out[0] is element `begin`. `out` is f32, and rounded once for half
 /// precision.
 struct RandomRange {
-  std::string_view name;    ///< of the tensor
-  std::uint64_t seed = 0;   ///< of the model
+  std::string_view name;    ///< name of the tensor
+  std::uint64_t seed = 0;   ///< seed of the model
   std::uint64_t begin = 0;  ///< first element
   std::uint64_t end = 0;    ///< after the last element
 };
 /// out = mean + std * normal
 TESSERA_API void fill_normal(const RandomRange& range, float mean, float std, float* out);
-/// As above, for f64 elements.
+/// The same for f64 elements.
 TESSERA_API void fill_normal(const RandomRange& range, double mean, double std, double* out);
 /// Elements [begin, end) of a stream. The functions above use tensor_stream(seed, name).
 struct StreamRange {
@@ -64,17 +64,17 @@ struct StreamRange {
   std::uint64_t begin = 0;  ///< first element
   std::uint64_t end = 0;    ///< after the last element
 };
-/// As above, for a range of a stream.
+/// The same for a range of a stream.
 TESSERA_API void fill_normal(const StreamRange& range, float mean, float std, float* out);
-/// As above, for f64 elements.
+/// The same for f64 elements.
 TESSERA_API void fill_normal(const StreamRange& range, double mean, double std, double* out);
 /// out = low + (high - low) * u, u in [0, 1) with 24 bits
 TESSERA_API void fill_uniform(const RandomRange& range, float low, float high, float* out);
-/// As above, for f64 elements.
+/// The same for f64 elements.
 TESSERA_API void fill_uniform(const RandomRange& range, double low, double high, double* out);
-/// As above, for a range of a stream.
+/// The same for a range of a stream.
 TESSERA_API void fill_uniform(const StreamRange& range, float low, float high, float* out);
-/// As above, for f64 elements.
+/// The same for f64 elements.
 TESSERA_API void fill_uniform(const StreamRange& range, double low, double high, double* out);
 
 }  // namespace tessera::nn

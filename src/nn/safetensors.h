@@ -21,10 +21,10 @@ namespace tessera::nn {
 /// A tensor of a file.
 struct SafetensorsEntry {
   std::string name;               ///< unique in the file
-  std::string dtype;              ///< as spelled in the file: "F32", "BF16", "BOOL", ...
+  std::string dtype;              ///< dtype as spelled in the file: "F32", "BF16", "BOOL", ...
   std::size_t element_bytes = 0;  ///< size of one element
   Shape shape;                    ///< empty for a scalar
-  std::uint64_t begin = 0;        ///< in bytes after the header
+  std::uint64_t begin = 0;        ///< begin in bytes after the header
   std::uint64_t end = 0;          ///< after the last byte; on the same scale as `begin`
   std::int64_t count() const { return static_cast<std::int64_t>((end - begin) / element_bytes); }  ///< elements
   /// Whether a tensor of `dtype` can be read from it: f32 from any floating-point type, others only from their own.
@@ -36,7 +36,7 @@ inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
 /// Entries and metadata of a file.
 struct SafetensorsHeader {
-  std::vector<SafetensorsEntry> entries;        ///< in the file's order
+  std::vector<SafetensorsEntry> entries;        ///< entries in the file's order
   std::map<std::string, std::string> metadata;  ///< the header's "__metadata__"
 };
 /// Parses and checks the header of a file whose data part has `data_bytes` bytes; `origin` names the file in errors.
@@ -48,8 +48,8 @@ class TESSERA_API SafetensorsFile {
  public:
   /// Maps the file and checks its header. Throws InvalidUsage.
   explicit SafetensorsFile(const std::string& path);
-  const std::string& path() const { return file_.path(); }                          ///< as given to the constructor
-  const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }  ///< in the file's order
+  const std::string& path() const { return file_.path(); }                          ///< path given to the constructor
+  const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }  ///< entries in the file's order
   /// The header's "__metadata__".
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   /// Returns null if there is no such tensor.
@@ -72,8 +72,8 @@ class TESSERA_API SafetensorsFile {
 /// A tensor to be written.
 struct SafetensorsTensor {
   std::string name;          ///< unique in the file
-  Shape shape;               ///< of the whole tensor
-  DType dtype = DType::f32;  ///< in the file
+  Shape shape;               ///< shape of the whole tensor
+  DType dtype = DType::f32;  ///< dtype in the file
 };
 
 /// Writes tensors, most of them f32: the constructor writes the header, then any ranges are written in any order, then
@@ -86,7 +86,7 @@ class TESSERA_API SafetensorsWriter {
                     const std::map<std::string, std::string>& metadata);
   ~SafetensorsWriter();
 
-  void write(std::string_view name, ElementRange range, const float* values);  ///< of an f32 tensor
+  void write(std::string_view name, ElementRange range, const float* values);  ///< writes a range of an f32 tensor
   /// The whole of a tensor of any type. Throws InvalidUsage if it has another length.
   void write_whole(std::string_view name, std::span<const std::byte> values);
   /// Flushes to disk and renames the temporary file to the target. Throws InvalidUsage if elements are missing.

@@ -56,7 +56,7 @@ class TESSERA_API Tape {
   /// Like backward(), but starts from gradients that the caller wrote. Empties the tape, also if it throws.
   void backward_from_gradients();
   void clear();                                       ///< drops all nodes and the activations that they saved
-  Phase phase() const { return phase_; }              ///< as given to the constructor
+  Phase phase() const { return phase_; }              ///< phase given to the constructor
   std::size_t size() const { return nodes_.size(); }  ///< number of recorded nodes, module boundaries included
 
  private:

@@ -26,14 +26,14 @@ class TESSERA_API Tensor {
 
   /// Uninitialized memory from the context's pool, tracked under category `use`.
   static Tensor empty(Context& context, Shape shape, DType dtype, MemoryCategory use = MemoryCategory::activation);
-  /// As empty(), then filled with zeros on the compute stream.
+  /// An empty() tensor that is then filled with zeros on the compute stream.
   static Tensor zeros(Context& context, Shape shape, DType dtype, MemoryCategory use = MemoryCategory::activation);
   /// A copy of `values`, as many as `shape` has, in host memory.
   template <class T>
   static Tensor from(Context& context, std::span<const T> values, Shape shape) {
     return from(context, {values.data(), values.size(), dtype_of<T>}, std::move(shape));
   }
-  /// As above, of a vector or an array.
+  /// The same from a vector or an array.
   template <std::ranges::contiguous_range R>
   static Tensor from(Context& context, const R& values, Shape shape) {
     return from(context, std::span<const std::ranges::range_value_t<R>>(values), std::move(shape));
@@ -51,8 +51,8 @@ class TESSERA_API Tensor {
   const Shape& shape() const;                           ///< extents, outermost first
   std::int64_t dim(int index) const;                    ///< negative: counted from the end
   std::int64_t count() const;                           ///< elements
-  std::size_t bytes() const;                            ///< of all elements
-  DType dtype() const;                                  ///< of the elements
+  std::size_t bytes() const;                            ///< bytes of all elements
+  DType dtype() const;                                  ///< dtype of the elements
   Context& context() const;                             ///< the context of the memory and stream
   Device device() const { return context().device(); }  ///< the context's
 
@@ -62,7 +62,7 @@ class TESSERA_API Tensor {
   T* data() const {
     return static_cast<T*>(raw(dtype_of<T>));
   }
-  /// As data(), for any dtype.
+  /// The same as data(), for any dtype.
   void* raw() const;
   bool bound() const;  ///< true if it has memory
   /// True if writes could be visible elsewhere: the memory is external, or another view shares it.
@@ -79,15 +79,16 @@ class TESSERA_API Tensor {
   /// InvalidUsage outside.
   void backward(double seed = 1.0) const;
 
-  bool requires_grad() const;          ///< false by default, true for parameters
-  void set_requires_grad(bool value);  ///< for leaves, such as a parameter to be frozen; recording() sets it on outputs
+  bool requires_grad() const;  ///< false by default, true for parameters
+  /// Applies to leaves, such as a parameter to be frozen; recording() sets it on outputs.
+  void set_requires_grad(bool value);
   /// The holder of this tensor's gradient (created by the first call).
   const std::shared_ptr<Gradient>& gradient() const;
   /// How backwards may compute this tensor again instead of keeping it (saved_tensor.h); null: they keep it. Views and
   /// detached tensors have none.
   const std::shared_ptr<Recomputation>& recomputation() const;
   void set_recomputation(std::shared_ptr<Recomputation> again);  ///< see recomputation()
-  const std::string& name() const;                               ///< as passed to unbound(), else ""
+  const std::string& name() const;                               ///< name passed to unbound(), else ""
 
  private:
   struct Impl;

@@ -19,7 +19,7 @@ struct Variation {
   /// Standard deviation of the time of a task, as a part of it: each task of each rank takes 1 + jitter * |x| times as
   /// long, x from a normal distribution. Deterministic: the same for the same seed.
   double jitter = 0;
-  std::uint64_t seed = 0;  ///< of the jitter
+  std::uint64_t seed = 0;  ///< seed of the jitter
 };
 
 /// Ends of `marks` on each rank, in nanoseconds: result[rank][mark].

@@ -26,7 +26,7 @@ class TESSERA_API KernelCostModel {
   double seconds(const nn::KernelInvocation& call) const;
   /// True if this kernel was measured for this dtype, at any size.
   bool has(const nn::KernelInvocation& call) const { return tables_.contains(key(call)); }
-  /// As seconds(). Throws InvalidUsage that names a kernel that was not measured.
+  /// The same as seconds(), but throws InvalidUsage that names a kernel that was not measured.
   double operator()(const nn::KernelInvocation& call) const;
   /// A copy in which all times are `factor` times as long: for another machine, or a test.
   KernelCostModel scaled(double factor) const;
@@ -44,7 +44,7 @@ class TESSERA_API KernelCostModel {
 class TESSERA_API KernelProfiler final : public nn::KernelInterceptor {
  public:
   void call(const nn::KernelInvocation& call, base::Stream& stream, const std::function<void()>& run) override;
-  const KernelCostModel& times() const { return times_; }  ///< of all calls so far
+  const KernelCostModel& times() const { return times_; }  ///< times of all calls so far
 
  private:
   KernelCostModel times_;

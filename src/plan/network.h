@@ -24,28 +24,28 @@ struct RankSet {
     const int rank = first + i * stride;
     return static_cast<std::size_t>(rank);
   }
-  bool operator==(const RankSet&) const = default;  ///< by value
+  bool operator==(const RankSet&) const = default;  ///< compares all members
 };
 
 /// One operation, as passed to a cost model.
 struct SimulatedOp {
-  comm::OpKind kind = comm::OpKind::barrier;  ///< which operation
-  std::uint64_t bytes = 0;                    ///< of the larger buffer; summed over the operations of a batch
-  std::uint64_t bytes_sent = 0;               ///< by this rank: comm::direct_bytes_sent
-  int ranks = 1;                              ///< of the communicator
+  comm::OpKind kind = comm::OpKind::barrier;  ///< the operation
+  std::uint64_t bytes = 0;                    ///< bytes of the larger buffer; summed over the operations of a batch
+  std::uint64_t bytes_sent = 0;               ///< bytes sent by this rank: comm::direct_bytes_sent
+  int ranks = 1;                              ///< ranks of the communicator
   RankSet members;                            ///< the same ranks, by their places in the world
 };
 
 /// Bytes of an operation that pass a link.
 struct LinkLoad {
   std::uint32_t link = 0;  ///< index in Network::links
-  double bytes = 0;        ///< of all ranks that share the link
+  double bytes = 0;        ///< bytes of all ranks that share the link
 };
 
 /// A part of an operation: its bytes pass all its links at once, and the latency follows.
 struct OpPhase {
-  std::vector<LinkLoad> loads;          ///< of each link that it passes
-  double bytes = 0;                     ///< of one rank: phases that share a link get equal rates of these bytes
+  std::vector<LinkLoad> loads;          ///< loads of each link that it passes
+  double bytes = 0;                     ///< bytes of one rank: phases that share a link get equal rates of these bytes
   std::chrono::nanoseconds latency{0};  ///< after the last byte
 };
 
@@ -60,7 +60,7 @@ enum class LinkSharing : std::uint8_t {
 
 /// What a communicator needs on each of its ranks: memory of category `communication`.
 struct CommunicatorMemory {
-  std::uint64_t bytes = 0;  ///< as long as it exists
+  std::uint64_t bytes = 0;  ///< bytes while it exists
   /// Further bytes once it has reduced memory that it did not allocate: an all_reduce of at most 1 KiB, as of norms and
   /// losses. Gradients are in memory of the communicator.
   std::uint64_t ordinary_bytes = 0;
@@ -73,10 +73,10 @@ struct Network {
   /// communicators of one rank.
   std::function<std::chrono::nanoseconds(const SimulatedOp&)> busy;
   std::vector<double> links;                ///< bytes per second of each, in one direction
-  LinkSharing sharing = LinkSharing::fair;  ///< of operations in flight
+  LinkSharing sharing = LinkSharing::fair;  ///< sharing by operations in flight
   /// True: an operation of a communicator starts when the previous one is done. False: each starts when it is called.
   bool in_order = true;
-  std::map<int, CommunicatorMemory> memory;  ///< by the communicator's ranks; others need none
+  std::map<int, CommunicatorMemory> memory;  ///< memory by the communicator's ranks; others need none
 };
 
 /// Every operation takes the time that `time` returns and shares no link. For `in_order`, see Network.
@@ -115,7 +115,7 @@ class TESSERA_API SharedLinks final : public TransferModel {
     bool sending = false;  // else its latency passes
     double left = 0;       // bytes of the phase
     double rate = 0;       // bytes per ns
-    std::int64_t end = 0;  // of the bytes or the latency, as the rates are now
+    std::int64_t end = 0;  // end of the bytes or the latency, as the rates are now
   };
   void enter_phase(Flow& flow, std::int64_t now);
   void queue_up(Flow& flow, std::int64_t now);
@@ -129,10 +129,11 @@ class TESSERA_API SharedLinks final : public TransferModel {
   const LinkSharing sharing_;
   std::vector<OpCost> costs_;
   std::vector<std::int64_t> begun_;
-  std::vector<std::int64_t> free_;  // in_order: when a link has sent all that was queued
+  std::vector<std::int64_t> free_;  // time at which a link has sent all that was queued, for in_order
   std::vector<Flow> flows_;
   std::int64_t now_ = 0;
-  // Of share(), kept to avoid allocations: by link, what is left of it and the bytes of open flows for each of theirs.
+  // Buffers of share(), kept to avoid allocations: by link, what is left of it and the bytes of open flows for each of
+  // theirs.
   std::vector<double> spare_, weights_;
   std::vector<std::uint32_t> used_;  // links with flows
   std::vector<std::uint32_t> open_;  // flows without a rate

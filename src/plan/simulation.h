@@ -29,42 +29,42 @@ namespace tessera::plan {
 struct TrainingStep {
   /// Called once per profile or prediction.
   std::function<std::unique_ptr<nn::CausalModel>(nn::Context& context)> make_model;
-  std::int64_t sequences = 1;            ///< in a microbatch
+  std::int64_t sequences = 1;            ///< sequences in a microbatch
   std::int64_t seq_len = 1;              ///< positions of a sequence
   int microbatches = 1;                  ///< backwards per step
   int threads = 1;                       ///< compute threads of the rank
-  std::optional<nn::Products> products;  ///< on the host; empty: TESSERA_PRODUCTS
+  std::optional<nn::Products> products;  ///< matrix products on the host; empty: TESSERA_PRODUCTS
   fsdp::EngineOptions engine;            ///< strategy, wrapping, optimizer
   bool memory_history = false;           ///< fill StepTimes::memory; not with `continuous`
   /// False: a step ends when all that it issued is done. True: as in training, the next one begins when the parameters
-  /// are updated, while gathers of updated parameters may be in flight; it waits for those that it needs.
+  /// are updated, while all-gathers of updated parameters may be in flight; it waits for those that it needs.
   bool continuous = false;
 };
 
 /// The duration of one step, with its trace events.
 struct StepTimes {
-  std::int64_t begin_ns = 0;    ///< of the step, on the clock of the events
-  std::int64_t step_ns = 0;     ///< from the batch to the end of the update; with work in flight unless continuous
+  std::int64_t begin_ns = 0;    ///< begin of the step, on the clock of the events
+  std::int64_t step_ns = 0;     ///< time from the batch to the end of the update; with work in flight unless continuous
   std::int64_t exposed_ns = 0;  ///< exposed communication: the part spent in unshard_wait and reduce_wait
-  std::vector<base::TraceEvent> events;  ///< of this rank
+  std::vector<base::TraceEvent> events;  ///< events of this rank
   base::MemoryHistory memory;            ///< live bytes over the step, on the clock of the events; if asked for
-  TaskId begin_task = 0;                 ///< of a prediction: when it is done the step begins; in the clock's graph
-  TaskId end_task = 0;                   ///< likewise the end of the step
-  TaskId first_issued = 0;               ///< of a prediction: the tasks that the step issued begin here ...
-  TaskId issued_end = 0;  ///< ... and end before this one; gathers that the step leaves in flight are among them
+  TaskId begin_task = 0;    ///< task of a prediction that is done when the step begins; in the clock's graph
+  TaskId end_task = 0;      ///< likewise the end of the step
+  TaskId first_issued = 0;  ///< first of the tasks that the step of a prediction issued
+  TaskId issued_end = 0;    ///< end of these tasks; all-gathers that the step leaves in flight are among them
 };
 
 /// The result of profile_step() and predict_step().
 struct StepProfile {
-  std::vector<StepTimes> steps;            ///< in order; without the first step of a prediction
-  base::MemoryTracker::Snapshot memory;    ///< of this rank
+  std::vector<StepTimes> steps;            ///< steps in order; without the first step of a prediction
+  base::MemoryTracker::Snapshot memory;    ///< memory of this rank
   fsdp::ModelStateBytes model_state;       ///< the most after a backward or an optimizer step
-  fsdp::EngineTraffic traffic;             ///< of all steps but the first
+  fsdp::EngineTraffic traffic;             ///< traffic of all steps but the first
   std::uint64_t copied_bytes = 0;          ///< likewise: EngineStats::copied_bytes()
-  std::vector<fsdp::UnitStats> units;      ///< in forward order
+  std::vector<fsdp::UnitStats> units;      ///< units in forward order
   std::vector<fsdp::UnitSize> unit_sizes;  ///< input of the formulas
-  fsdp::MeshShape mesh;                    ///< as the engine uses it
-  KernelCostModel kernels;                 ///< as measured; empty for a prediction
+  fsdp::MeshShape mesh;                    ///< mesh that the engine uses
+  KernelCostModel kernels;                 ///< measured kernels; empty for a prediction
 };
 
 /// Trains `steps` steps on this machine's host and times every kernel. Collective. The first step also allocates the
@@ -78,7 +78,7 @@ TESSERA_API StepProfile profile_step(const TrainingStep& step, comm::Communicato
 TESSERA_API StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, VirtualClock& clock,
                                      const KernelTime& kernels, int steps = 1);
 
-/// As above, with an interceptor that adds the time of each kernel call to `clock` itself.
+/// The same with an interceptor that adds the time of each kernel call to `clock` itself.
 TESSERA_API StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, VirtualClock& clock,
                                      nn::KernelInterceptor& kernels, int steps = 1);
 

@@ -17,18 +17,19 @@ namespace tessera::plan {
 struct StepNode {
   std::string_view label;     ///< a literal: the kernel or the operation
   std::int64_t start_ns = 0;  ///< when all that it waits for is done, since the begin of the step
-  /// Within the step: a gather may start while the previous one ends. Of an operation, with the wait for its links.
+  /// Time within the step: an all-gather may start while the previous one ends. Of an operation, with the wait for its
+  /// links.
   std::int64_t duration_ns = 0;
   std::vector<std::uint32_t> after;            ///< earlier nodes, without those that others of `after` imply
   std::optional<SimulatedOp> operation;        ///< nothing for work
-  std::optional<nn::KernelInvocation> kernel;  ///< of work: the call, if it is one of a kernel
-  TaskId task = 0;                             ///< in the clock's graph
+  std::optional<nn::KernelInvocation> kernel;  ///< kernel call of work, if it is one
+  TaskId task = 0;                             ///< task in the clock's graph
 };
 
-/// In an order in which each node follows those that it waits for.
+/// The nodes, in an order in which each follows those that it waits for.
 using StepGraph = std::vector<StepNode>;
 
-/// Which tasks of a clock's graph become a StepGraph.
+/// The tasks of a clock's graph that become a StepGraph.
 struct StepTasks {
   TaskId origin = 0;  ///< time 0 of the graph is when it is done
   TaskId first = 0;   ///< the first one

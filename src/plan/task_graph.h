@@ -38,7 +38,7 @@ class TESSERA_API TaskGraph {
 
   /// One task. It begins when all its dependencies are done.
   struct Task {
-    std::int64_t duration_ns = 0;          ///< of work; unused for transfers
+    std::int64_t duration_ns = 0;          ///< duration of work; unused for transfers
     std::uint32_t transfer = kNoTransfer;  ///< number of the transfer for the TransferModel
     std::uint32_t lane = 0;                ///< the stream that ordered it; lanes are numbered by the caller
     std::uint32_t first_dependency = 0;    ///< index in dependencies()
@@ -62,7 +62,7 @@ class TESSERA_API TaskGraph {
   /// A task that is done when both are; one of them if that is known to be the later one.
   TaskId join(TaskId a, TaskId b);
 
-  const std::vector<Task>& tasks() const { return tasks_; }  ///< by TaskId
+  const std::vector<Task>& tasks() const { return tasks_; }  ///< tasks by TaskId
   /// What the task waits for.
   std::span<const TaskId> dependencies(const Task& task) const {
     return std::span(dependencies_).subspan(task.first_dependency, task.dependencies);

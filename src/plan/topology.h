@@ -15,15 +15,15 @@ namespace tessera::plan {
 /// Consecutive ranks that share a link to all others: a host, a rack of hosts, a pod of racks.
 struct LinkDomain {
   int ranks = 1;                ///< a multiple of the inner domain's
-  double bytes_per_second = 0;  ///< of the link out of the domain, in each direction
-  double latency_s = 0;         ///< of a message that leaves it, in seconds
+  double bytes_per_second = 0;  ///< bandwidth of the link out of the domain, in each direction
+  double latency_s = 0;         ///< latency of a message that leaves it, in seconds
 };
 
-/// Where a cluster's ranks are, and how they are linked.
+/// The places of a cluster's ranks, and the links between them.
 struct Topology {
-  double bytes_per_second = 0;      ///< of a rank's port inside its host, in each direction
-  double latency_s = 0;             ///< of a message inside a host, in seconds
-  std::vector<LinkDomain> domains;  ///< from the host outwards; all equally many ranks, or fewer in the last one
+  double bytes_per_second = 0;      ///< bandwidth of a rank's port inside its host, in each direction
+  double latency_s = 0;             ///< latency of a message inside a host, in seconds
+  std::vector<LinkDomain> domains;  ///< domains, the host first; all equally many ranks, or fewer in the last one
   LinkSharing sharing = LinkSharing::fair;  ///< see Network::sharing
   /// True: an operation of a communicator starts when the previous one is done.
   bool in_order = true;
@@ -37,7 +37,7 @@ struct Topology {
 /// 1]. The last member represents all. `topology` must outlive it.
 class Placement {
  public:
-  /// Of `members` in a cluster of `world` ranks.
+  /// The places of `members` in a cluster of `world` ranks.
   Placement(const Topology& topology, int world, const RankSet& members);
   int ranks() const { return ranks_; }                             ///< members
   int levels() const { return static_cast<int>(inside_.size()); }  ///< domains around a rank
@@ -51,7 +51,7 @@ class Placement {
   int in_domain(int level) const { return level == 0 ? 1 : in_domain_[static_cast<std::size_t>(level - 1)]; }
   /// Seconds of latency of a message that leaves the domains up to `level`.
   double latency(int level) const;
-  /// Of a message to any member.
+  /// Seconds of latency of a message to any member.
   double latency() const;
 
  private:

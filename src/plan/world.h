@@ -20,7 +20,7 @@ namespace tessera::plan {
 /// One operation that the simulated rank has called, and when.
 struct TransferRecord {
   SimulatedOp operation;       ///< what was called
-  TaskId task = 0;             ///< in the clock's graph
+  TaskId task = 0;             ///< task in the clock's graph
   std::int64_t called_ns = 0;  ///< when everything that it waits for on this rank was done
   std::int64_t begun_ns = 0;   ///< when its first byte had a link: later if operations before it were in the way
   std::int64_t done_ns = 0;    ///< when it was done

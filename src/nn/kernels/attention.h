@@ -23,9 +23,9 @@ inline constexpr std::size_t kMaxAttentionWorkspace = std::size_t{1} << 30;
 template <class T>
 struct HeadsView {
   T* data = nullptr;             ///< first element
-  std::size_t batch_stride = 0,  ///< in elements
-      position_stride = 0,       ///< in elements
-      head_stride = 0;           ///< in elements; dim elements of a head are contiguous
+  std::size_t batch_stride = 0,  ///< batch stride in elements
+      position_stride = 0,       ///< position stride in elements
+      head_stride = 0;           ///< head stride in elements; dim elements of a head are contiguous
 };
 
 /// View of a contiguous [batch, positions, heads, dim] tensor.
@@ -43,11 +43,11 @@ HeadsView<T> fused_qkv_view(T* qkv, std::size_t part, std::size_t positions, std
 /// The extents of an attention.
 struct AttentionShape {
   std::size_t batch = 0,     ///< sequences
-      positions = 0;         ///< of each sequence
+      positions = 0;         ///< positions of each sequence
   std::size_t heads = 0;     ///< query heads
   std::size_t kv_heads = 0;  ///< divides heads; query head h reads kv head h / (heads / kv_heads)
-  std::size_t dim = 0;       ///< of one head
-  double scale = 0;          ///< of the scores; 0: 1 / sqrt(dim)
+  std::size_t dim = 0;       ///< elements of one head
+  double scale = 0;          ///< scale of the scores; 0: 1 / sqrt(dim)
   bool causal = true;        ///< queries see no later keys; false: they see all
 };
 
@@ -63,14 +63,14 @@ struct AttentionDropout {
 /// independent of the number of positions. Backward: also one element per batch entry, head and position.
 TESSERA_API std::size_t attention_forward_scratch_bytes(const AttentionShape& shape, std::size_t threads,
                                                         std::size_t element_bytes);
-/// As attention_forward_scratch_bytes(), for the backward.
+/// The same as attention_forward_scratch_bytes(), for the backward.
 TESSERA_API std::size_t attention_backward_scratch_bytes(const AttentionShape& shape, std::size_t threads,
                                                          std::size_t element_bytes);
 
 /// Arguments of attention_forward().
 template <class T>
 struct AttentionForward {
-  AttentionShape shape;  ///< of all views
+  AttentionShape shape;  ///< shape of all views
   HeadsView<const T> q,  ///< queries, `heads` heads
       k,                 ///< keys, `kv_heads` heads
       v;                 ///< values, `kv_heads` heads
@@ -86,13 +86,13 @@ TESSERA_API void attention_forward(ThreadPool& pool, const AttentionForward<T>& 
 /// Gradients may be views of one fused dqkv. All three are required.
 template <class T>
 struct AttentionBackward {
-  AttentionShape shape;                    ///< as in forward
-  HeadsView<const T> q,                    ///< as in forward
-      k,                                   ///< as in forward
-      v;                                   ///< as in forward
+  AttentionShape shape;                    ///< the same as in forward
+  HeadsView<const T> q,                    ///< the same as in forward
+      k,                                   ///< the same as in forward
+      v;                                   ///< the same as in forward
   HeadsView<const T> out,                  ///< forward's output
       dout;                                ///< its gradient
-  const OpMath<T>* log_sum_exp = nullptr;  ///< as forward saved it
+  const OpMath<T>* log_sum_exp = nullptr;  ///< value that forward saved
   HeadsView<T> dq,                         ///< gradient of q
       dk,                                  ///< gradient of k
       dv;                                  ///< gradient of v
@@ -100,7 +100,7 @@ struct AttentionBackward {
       accumulate_dk = false,               ///< true: dk += ...
       accumulate_dv = false;               ///< true: dv += ...
   void* scratch = nullptr;                 ///< attention_backward_scratch_bytes, aligned to 64
-  AttentionDropout dropout;                ///< as in forward
+  AttentionDropout dropout;                ///< the same as in forward
 };
 /// The gradients of attention_forward().
 template <class T>

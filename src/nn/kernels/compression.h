@@ -28,7 +28,7 @@ constexpr std::size_t compressed_bytes(Compression compression, std::size_t coun
 /// out = factor * in[count], encoded. If `error` is not null, error[count] is added to these values before encoding and
 /// then set to the rounding error (error feedback).
 struct CompressArgs {
-  Compression compression = Compression::bf16;  ///< of `out`
+  Compression compression = Compression::bf16;  ///< compression of `out`
   const void* in = nullptr;                     ///< [count]
   base::DType from = base::DType::f32;          ///< f32, f16 or bf16
   std::size_t count = 0;                        ///< values
@@ -39,7 +39,7 @@ struct CompressArgs {
 
 /// out[count] = (source 0 + source 1 + ...) / divisor, added in f32 in this order and rounded once to `to`.
 struct SumCompressedArgs {
-  Compression compression = Compression::bf16;  ///< of all sources
+  Compression compression = Compression::bf16;  ///< compression of all sources
   const void* in = nullptr;                     ///< aligned to 4 bytes
   std::size_t stride = 0;                       ///< bytes from one source to the next, a multiple of 4
   std::size_t sources = 1;                      ///< how many encodings lie at `in`

@@ -40,13 +40,13 @@ TESSERA_API CrossEntropyResult cross_entropy_forward(ThreadPool& pool, const Cro
 /// with `accumulate`.
 template <class T>
 struct CrossEntropyBackward {
-  const T* logits = nullptr;                 ///< as in forward
-  const std::int32_t* targets = nullptr;     ///< as in forward
-  std::size_t rows = 0,                      ///< as in forward
-      vocabulary = 0;                        ///< as in forward
-  std::int32_t ignore_index = kIgnoreIndex;  ///< as in forward
-  const OpMath<T>* row_max = nullptr;        ///< as forward saved it
-  const OpMath<T>* row_sum = nullptr;        ///< as forward saved it
+  const T* logits = nullptr;                 ///< the same as in forward
+  const std::int32_t* targets = nullptr;     ///< the same as in forward
+  std::size_t rows = 0,                      ///< the same as in forward
+      vocabulary = 0;                        ///< the same as in forward
+  std::int32_t ignore_index = kIgnoreIndex;  ///< the same as in forward
+  const OpMath<T>* row_max = nullptr;        ///< value that forward saved
+  const OpMath<T>* row_sum = nullptr;        ///< value that forward saved
   OpMath<T> scale = 1;                       ///< gradient of loss_sum
   T* dlogits = nullptr;                      ///< [rows, vocabulary]
   bool accumulate = false;                   ///< true: dlogits += ...
@@ -66,12 +66,12 @@ constexpr std::size_t row_stride(const CrossEntropyBackward<T>& args) {
 template <class T>
 TESSERA_API void cross_entropy_backward(ThreadPool& pool, const CrossEntropyBackward<T>& args);
 
-/// For kernel tables: the mean over the valid targets (0 if there are none), and their number.
+/// The mean over the valid targets (0 if there are none), and their number, for kernel tables.
 template <class T>
 struct MeanCrossEntropy {
   CrossEntropyForward<T> rows;  ///< input of the sum
   double* loss = nullptr;       ///< loss_sum / valid
-  double* valid = nullptr;      ///< as a floating-point number, for the backward
+  double* valid = nullptr;      ///< their number as a floating-point number, for the backward
 };
 
 /// The gradient of MeanCrossEntropy::loss times *upstream; ignores rows.scale.

@@ -12,9 +12,9 @@ namespace tessera::nn::kernels {
 template <class T>
 struct DropoutArgs {
   RandomStream stream;      ///< dropout_stream() of the first sample; sample s adds s to `high`
-  double probability = 0;   ///< in [0, 1), else InvalidUsage
+  double probability = 0;   ///< probability in [0, 1), else InvalidUsage
   std::size_t samples = 0,  ///< each with its own stream
-      elements = 0;         ///< of each sample
+      elements = 0;         ///< elements of each sample
   const T* x = nullptr;     ///< input, or in backward the output's gradient
   T* y = nullptr;           ///< output, or in backward the input's gradient
   bool accumulate = false;  ///< y += ...

@@ -44,7 +44,7 @@ struct AddArgs {
 template <class T>
 struct ScaleArgs {
   const T* x = nullptr;     ///< [count]
-  OpMath<T> factor = 1;     ///< in the opmath type
+  OpMath<T> factor = 1;     ///< factor in the opmath type
   T* out = nullptr;         ///< [count]; may be x
   std::size_t count = 0;    ///< elements
   bool accumulate = false;  ///< true: out += factor * x
@@ -78,8 +78,8 @@ template <class T>
 struct ColumnSumsArgs {
   const T* x = nullptr;     ///< [rows, columns]
   T* out = nullptr;         ///< [columns]
-  std::size_t rows = 0,     ///< of x
-      columns = 0;          ///< of x
+  std::size_t rows = 0,     ///< rows of x
+      columns = 0;          ///< columns of x
   bool accumulate = false;  ///< true: out += ...
 };
 /// out[c] = sum over rows of x[r, c], in a fixed order (blocks of 64 rows, each in order): the bias gradient.
@@ -97,15 +97,15 @@ TESSERA_API double norm_part(ThreadPool& pool, Norm norm, const T* x, std::size_
 
 /// Element conversions as in base/dtype.h (to half precision: nearest even). Ranges must not overlap.
 TESSERA_API void convert(ThreadPool& pool, const float* in, base::f16* out, std::size_t count);
-/// From f32 to bf16.
+/// Converts f32 to bf16.
 TESSERA_API void convert(ThreadPool& pool, const float* in, base::bf16* out, std::size_t count);
-/// From f16 to f32; exact.
+/// Converts f16 to f32; exact.
 TESSERA_API void convert(ThreadPool& pool, const base::f16* in, float* out, std::size_t count);
-/// From bf16 to f32; exact.
+/// Converts bf16 to f32; exact.
 TESSERA_API void convert(ThreadPool& pool, const base::bf16* in, float* out, std::size_t count);
-/// From f16 to bf16.
+/// Converts f16 to bf16.
 TESSERA_API void convert(ThreadPool& pool, const base::f16* in, base::bf16* out, std::size_t count);
-/// From bf16 to f16.
+/// Converts bf16 to f16.
 TESSERA_API void convert(ThreadPool& pool, const base::bf16* in, base::f16* out, std::size_t count);
 
 }  // namespace tessera::nn::kernels

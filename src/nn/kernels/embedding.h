@@ -15,9 +15,9 @@ struct EmbeddingForward {
   const T* weight = nullptr;          ///< [vocabulary, width]
   const std::int32_t* ids = nullptr;  ///< [rows]
   T* y = nullptr;                     ///< [rows, width]
-  std::size_t rows = 0,               ///< of ids and y
-      vocabulary = 0,                 ///< of weight
-      width = 0;                      ///< of weight and y
+  std::size_t rows = 0,               ///< rows of ids and y
+      vocabulary = 0,                 ///< rows of weight
+      width = 0;                      ///< width of weight and y
   bool accumulate = false;            ///< true: y += ...
 };
 /// Looks up the rows as EmbeddingForward says.
@@ -30,9 +30,9 @@ struct EmbeddingBackward {
   const std::int32_t* ids = nullptr;  ///< [rows]
   const T* dy = nullptr;              ///< [rows, width], gradient of y
   T* dweight = nullptr;               ///< [vocabulary, width]
-  std::size_t rows = 0,               ///< of ids and dy
-      vocabulary = 0,                 ///< of dweight
-      width = 0;                      ///< of dweight and dy
+  std::size_t rows = 0,               ///< rows of ids and dy
+      vocabulary = 0,                 ///< rows of dweight
+      width = 0;                      ///< width of dweight and dy
   bool accumulate = false;            ///< false: dweight is zeroed first
 };
 /// Adds up the gradient as EmbeddingBackward says.

@@ -24,11 +24,11 @@ constexpr std::size_t fp8_padded(std::size_t extent) {
 /// tensor's finite values; `scaling` says of which tensor. Computed on the device: nothing waits for the host.
 struct Fp8QuantizeArgs {
   const void* in = nullptr;                  ///< [rows, columns]
-  base::DType dtype = base::DType::f32;      ///< of `in`: f32, f16 or bf16
-  std::size_t rows = 0,                      ///< of `in`
-      columns = 0;                           ///< of `in`, a multiple of kFp8Multiple
-  Fp8Format format = Fp8Format::e4m3;        ///< of the codes
-  Fp8Scaling scaling = Fp8Scaling::current;  ///< whose amax
+  base::DType dtype = base::DType::f32;      ///< dtype of `in`: f32, f16 or bf16
+  std::size_t rows = 0,                      ///< rows of `in`
+      columns = 0;                           ///< columns of `in`, a multiple of kFp8Multiple
+  Fp8Format format = Fp8Format::e4m3;        ///< format of the codes
+  Fp8Scaling scaling = Fp8Scaling::current;  ///< tensors whose amax counts
   float* history = nullptr;                  ///< delayed: [1 + kFp8History] amaxes, the newest first
   bool updates = false;                      ///< delayed: first shifts the history and puts the amax of `in` at 0
   float* descale = nullptr;                  ///< [1]
@@ -39,7 +39,7 @@ struct Fp8QuantizeArgs {
 /// An operand of a product: codes [rows, k] and their factor.
 struct Fp8Operand {
   const std::uint8_t* codes = nullptr;  ///< aligned to 16 bytes
-  Fp8Format format = Fp8Format::e4m3;   ///< of the codes
+  Fp8Format format = Fp8Format::e4m3;   ///< format of the codes
   const float* descale = nullptr;       ///< [1], aligned to 16 bytes, as cuBLASLt 13.1 requires
 };
 
@@ -50,7 +50,7 @@ struct Fp8ProductArgs {
   std::size_t m = 0,                     ///< rows of c
       n = 0,                             ///< columns of c, a multiple of kFp8Multiple
       k = 0;                             ///< extent of the sums, a multiple of kFp8Multiple
-  base::DType dtype = base::DType::f32;  ///< of c and the bias: f32, f16 or bf16
+  base::DType dtype = base::DType::f32;  ///< dtype of c and the bias: f32, f16 or bf16
   const void* bias = nullptr;            ///< [n], or null
   void* c = nullptr;                     ///< [m, n]
   bool accumulate = false;               ///< true: adds to c

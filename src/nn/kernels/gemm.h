@@ -29,10 +29,10 @@ struct GemmArgs {
   const T* a = nullptr;               ///< the stored A
   std::size_t lda = 0;                ///< elements between the starts of two stored rows; 0: packed
   const T* b = nullptr;               ///< the stored B
-  std::size_t ldb = 0;                ///< as lda, for B
+  std::size_t ldb = 0;                ///< the same as lda, for B
   bool accumulate = false;            ///< false: C is not read (NaN in it is ignored)
   T* c = nullptr;                     ///< the result, [m, n]
-  std::size_t ldc = 0;                ///< as lda, for C
+  std::size_t ldc = 0;                ///< the same as lda, for C
 };
 
 /// T: float, double; bf16 and f16 where has_product(): sums are computed in f32 and rounded once.
@@ -54,10 +54,10 @@ enum class WeightLayout : bool {
 
 /// The extents of a linear layer.
 struct LinearShape {
-  std::size_t rows = 0,                        ///< of x and y
+  std::size_t rows = 0,                        ///< rows of x and y
       in = 0,                                  ///< columns of x
       out = 0;                                 ///< columns of y
-  WeightLayout layout = WeightLayout::out_in;  ///< of the weight
+  WeightLayout layout = WeightLayout::out_in;  ///< layout of the weight
 };
 
 /// The elements between the starts of two rows of `row` elements: `stride`, or `row` if it is 0. Throws InvalidUsage
@@ -97,9 +97,9 @@ ActivationForward<T> activation_after(const LinearForward<T>& args) {
 /// may be null.
 template <class T>
 struct LinearBackward {
-  LinearShape shape;                ///< as in forward
-  const T* x = nullptr;             ///< as in forward; may be null without dweight
-  const T* weight = nullptr;        ///< as in forward; may be null without dx
+  LinearShape shape;                ///< the same as in forward
+  const T* x = nullptr;             ///< the same as in forward; may be null without dweight
+  const T* weight = nullptr;        ///< the same as in forward; may be null without dx
   const T* dy = nullptr;            ///< [rows, out], gradient of y
   T* dx = nullptr;                  ///< gradient of x, or null
   T* dweight = nullptr;             ///< gradient of weight, or null

@@ -37,7 +37,7 @@ namespace tessera::nn {
 template <class T>
 struct NormalFill {
   StreamRange range;            ///< part of a stream
-  kernels::OpMath<T> mean = 0,  ///< of the values
+  kernels::OpMath<T> mean = 0,  ///< mean of the values
       deviation = 1;            ///< standard deviation of the values
   T* out = nullptr;             ///< end - begin elements
 };
@@ -57,14 +57,14 @@ struct TransposeArgs {
   const T* in = nullptr;  ///< [batch, rows, columns]
   T* out = nullptr;       ///< [batch, columns, rows]; does not overlap `in`
   std::size_t batch = 0,  ///< number of matrices
-      rows = 0,           ///< of each matrix of `in`
-      columns = 0;        ///< of each matrix of `in`
+      rows = 0,           ///< rows of each matrix of `in`
+      columns = 0;        ///< columns of each matrix of `in`
 };
 
 /// out[i] = the partial result of a norm (kernels::norm_part) of x[i * count, (i + 1) * count).
 template <class T>
 struct NormParts {
-  kernels::Norm norm = kernels::Norm::two;  ///< of the partial results
+  kernels::Norm norm = kernels::Norm::two;  ///< norm of the partial results
   const T* x = nullptr;                     ///< [slices, count]
   std::size_t count = 0,                    ///< elements of a slice
       slices = 1;                           ///< number of slices
@@ -133,7 +133,7 @@ class KernelTable {
   virtual void adam_step(Stream& stream, const kernels::AdamStep<T>& args) = 0;
 
  protected:
-  /// For tables whose norms don't add: adds, and returns what is left to do.
+  /// Adds, for tables whose norms don't, and returns what is left to do.
   template <class NormForward>
   NormForward add_first(Stream& stream, NormForward args) {
     if (args.added == nullptr) return args;
@@ -173,9 +173,9 @@ class TESSERA_API DeviceKernels {
 
   /// Null if the device has no kernels for the type.
   virtual KernelTable<float>* f32_kernels() { return nullptr; }
-  virtual KernelTable<double>* f64_kernels() { return nullptr; }  ///< as f32_kernels(), for f64
-  virtual KernelTable<f16>* f16_kernels() { return nullptr; }     ///< as f32_kernels(), for f16
-  virtual KernelTable<bf16>* bf16_kernels() { return nullptr; }   ///< as f32_kernels(), for bf16
+  virtual KernelTable<double>* f64_kernels() { return nullptr; }  ///< the same as f32_kernels(), for f64
+  virtual KernelTable<f16>* f16_kernels() { return nullptr; }     ///< the same as f32_kernels(), for f16
+  virtual KernelTable<bf16>* bf16_kernels() { return nullptr; }   ///< the same as f32_kernels(), for bf16
 
   /// Rows of a large matrix that both a product and a kernel over rows read are best padded to a multiple of so many
   /// elements.
@@ -213,7 +213,7 @@ class TESSERA_API DeviceKernels {
   }
 };
 
-/// Whose scratch memory the kernels of a device without data allocate.
+/// The device whose scratch memory the kernels of a device without data allocate.
 enum class PlannedKernels : std::uint8_t {
   host,              ///< this host's
   gpu,               ///< those of a CUDA GPU, with attention by cuDNN where it can be; to a few MB
@@ -222,12 +222,12 @@ enum class PlannedKernels : std::uint8_t {
 
 /// Resources that kernels use; they must outlive the kernels.
 struct KernelResources {
-  DeviceRuntime& runtime;                          ///< of the device
-  MemoryPool& memory;                              ///< of the device, for scratch
-  ThreadPool& threads;                             ///< for kernels on the host
+  DeviceRuntime& runtime;                          ///< runtime of the device
+  MemoryPool& memory;                              ///< memory pool of the device, for scratch
+  ThreadPool& threads;                             ///< thread pool of kernels on the host
   std::shared_ptr<base::Logger> logger = nullptr;  ///< null: no logging
-  PlannedKernels planned = PlannedKernels::host;   ///< for the device without data only
-  Products products = Products::library;           ///< for kernels on the host
+  PlannedKernels planned = PlannedKernels::host;   ///< kernels that the device without data stands for
+  Products products = Products::library;           ///< matrix products on the host
 };
 
 /// Interface that DeviceRuntime::find() returns for nn.

@@ -13,8 +13,8 @@ namespace tessera::nn::kernels {
 /// backward follows. mean and rstd may both be null (nothing saved).
 template <class T>
 struct LayerNormForward {
-  std::size_t rows = 0,             ///< of x and y
-      width = 0;                    ///< of a row
+  std::size_t rows = 0,             ///< rows of x and y
+      width = 0;                    ///< width of a row
   const T* x = nullptr;             ///< [rows, width]
   const T* weight = nullptr;        ///< [width]
   const T* bias = nullptr;          ///< [width], or null
@@ -32,12 +32,12 @@ TESSERA_API void layer_norm_forward(ThreadPool& pool, const LayerNormForward<T>&
 /// Gradients that are null are not computed. dx may be dy.
 template <class T>
 struct LayerNormBackward {
-  std::size_t rows = 0,             ///< as in forward
-      width = 0;                    ///< as in forward
-  const T* x = nullptr;             ///< as in forward
-  const T* weight = nullptr;        ///< as in forward
-  const OpMath<T>* mean = nullptr;  ///< as forward saved it
-  const OpMath<T>* rstd = nullptr;  ///< as forward saved it
+  std::size_t rows = 0,             ///< the same as in forward
+      width = 0;                    ///< the same as in forward
+  const T* x = nullptr;             ///< the same as in forward
+  const T* weight = nullptr;        ///< the same as in forward
+  const OpMath<T>* mean = nullptr;  ///< value that forward saved
+  const OpMath<T>* rstd = nullptr;  ///< value that forward saved
   const T* dy = nullptr;            ///< [rows, width], gradient of y
   T* dx = nullptr;                  ///< gradient of x, or null
   T* dweight = nullptr;             ///< gradient of weight, or null
@@ -53,28 +53,28 @@ TESSERA_API void layer_norm_backward(ThreadPool& pool, const LayerNormBackward<T
 /// y = x * rstd * weight, rstd = 1 / sqrt(mean of x^2 + eps).
 template <class T>
 struct RmsNormForward {
-  std::size_t rows = 0,             ///< of x and y
-      width = 0;                    ///< of a row
+  std::size_t rows = 0,             ///< rows of x and y
+      width = 0;                    ///< width of a row
   const T* x = nullptr;             ///< [rows, width]
   const T* weight = nullptr;        ///< [width]
   OpMath<T> eps = OpMath<T>(1e-6);  ///< added to the mean of x^2
   T* y = nullptr;                   ///< [rows, width]
   OpMath<T>* rstd = nullptr;        ///< [rows], saved for backward; may be null
-  const T* added = nullptr;         ///< as in LayerNormForward
-  T* sum = nullptr;                 ///< as in LayerNormForward
+  const T* added = nullptr;         ///< the same as in LayerNormForward
+  T* sum = nullptr;                 ///< the same as in LayerNormForward
 };
 /// Normalizes the rows as RmsNormForward says; ignores `added`.
 template <class T>
 TESSERA_API void rms_norm_forward(ThreadPool& pool, const RmsNormForward<T>& args);
 
-/// As LayerNormBackward, for rms_norm_forward().
+/// The same as LayerNormBackward, for rms_norm_forward().
 template <class T>
 struct RmsNormBackward {
-  std::size_t rows = 0,             ///< as in forward
-      width = 0;                    ///< as in forward
-  const T* x = nullptr;             ///< as in forward
-  const T* weight = nullptr;        ///< as in forward
-  const OpMath<T>* rstd = nullptr;  ///< as forward saved it
+  std::size_t rows = 0,             ///< the same as in forward
+      width = 0;                    ///< the same as in forward
+  const T* x = nullptr;             ///< the same as in forward
+  const T* weight = nullptr;        ///< the same as in forward
+  const OpMath<T>* rstd = nullptr;  ///< value that forward saved
   const T* dy = nullptr;            ///< [rows, width], gradient of y
   T* dx = nullptr;                  ///< gradient of x, or null
   T* dweight = nullptr;             ///< gradient of weight, or null

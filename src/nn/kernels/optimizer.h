@@ -15,7 +15,7 @@ using base::HalfStep;
 
 /// Elements of a step with one weight decay: from the end of the part before (from 0 if it is the first) to `end`.
 struct DecayPart {
-  std::size_t end = 0;      ///< of the last part: the step's count
+  std::size_t end = 0;      ///< end of the last part: the step's count
   double weight_decay = 0;  ///< instead of the step's own
 };
 
@@ -26,7 +26,7 @@ struct SgdStep {
   const T* gradient = nullptr;            ///< [count]; null if half.gradient holds it
   T* momentum_buffer = nullptr;           ///< null if and only if momentum == 0
   std::size_t count = 0;                  ///< elements
-  double learning_rate = 1e-3;            ///< of this step
+  double learning_rate = 1e-3;            ///< learning rate of this step
   double momentum = 0;                    ///< factor of the momentum buffer
   double weight_decay = 0;                ///< added to the gradient
   std::span<const DecayPart> parts = {};  ///< see KernelTable::sgd_step; none: all elements have `weight_decay`
@@ -50,13 +50,13 @@ struct AdamStep {
   T* second_moment = nullptr;             ///< [count], updated in place; zeros before the first step
   T* max_second_moment = nullptr;         ///< not null: amsgrad
   std::size_t count = 0;                  ///< elements
-  std::uint64_t step = 1;                 ///< from 1, for the bias corrections
-  double learning_rate = 1e-3;            ///< of this step
+  std::uint64_t step = 1;                 ///< number of the step, from 1, for the bias corrections
+  double learning_rate = 1e-3;            ///< learning rate of this step
   double beta1 = 0.9,                     ///< decay of the first moment
       beta2 = 0.999,                      ///< decay of the second moment
       eps = 1e-8;                         ///< added to the root of the second moment
   double weight_decay = 0;                ///< see `decoupled`
-  std::span<const DecayPart> parts = {};  ///< as in SgdStep
+  std::span<const DecayPart> parts = {};  ///< the same as in SgdStep
   bool decoupled = true;  ///< true: AdamW (parameter *= 1 - lr * decay); false: Adam (decay added to the gradient)
   bool maximize = false;  ///< true: ascends the gradient
   double grad_scale = 1;  ///< factor of the gradient
@@ -70,7 +70,7 @@ TESSERA_API void adam_step(ThreadPool& pool, const AdamStep<T>& args);
 /// Elements [begin, end) of a step, without its parts.
 template <class T>
 TESSERA_API SgdStep<T> elements_of(SgdStep<T> step, std::size_t begin, std::size_t end);
-/// As for SgdStep.
+/// The same for AdamStep.
 template <class T>
 TESSERA_API AdamStep<T> elements_of(AdamStep<T> step, std::size_t begin, std::size_t end);
 /// Calls run(step) for each part, with its elements and weight decay; without parts once, with `step`.

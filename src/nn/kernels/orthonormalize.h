@@ -19,8 +19,8 @@ namespace tessera::nn::kernels {
 /// order.
 struct OrthonormalizeArgs {
   float* matrix = nullptr;  ///< [rows, columns]
-  std::size_t rows = 0,     ///< of the matrix
-      columns = 0;          ///< of the matrix
+  std::size_t rows = 0,     ///< rows of the matrix
+      columns = 0;          ///< columns of the matrix
 };
 
 /// Number of partial sums of a sum over rows.

@@ -14,7 +14,7 @@ struct RopeScaling {
   double low = 0;     ///< Llama 3's: frequencies of up to `low` periods in `original_context` positions are divided
   double high = 0;    ///< those of `high` periods and more are kept, those between interpolated; 0: all are divided
   double original_context = 0;                          ///< positions of the pretraining
-  bool operator==(const RopeScaling&) const = default;  ///< by value
+  bool operator==(const RopeScaling&) const = default;  ///< compares all members
 };
 
 /// cosine[p, i] and sine[p, i] of p * theta^(-2i/dim), scaled, for p < positions, i < dim/2; computed in f64, rounded
@@ -27,9 +27,9 @@ TESSERA_API void rope_table(std::size_t positions, std::size_t dim, double theta
 template <class T>
 struct RopeArgs {
   std::size_t batch = 0,              ///< sequences
-      positions = 0,                  ///< of each sequence
-      heads = 0,                      ///< of each position
-      dim = 0;                        ///< of one head; even, else InvalidUsage
+      positions = 0,                  ///< positions of each sequence
+      heads = 0,                      ///< heads of each position
+      dim = 0;                        ///< elements of one head; even, else InvalidUsage
   const OpMath<T>* cosine = nullptr;  ///< [positions, dim/2] of rope_table
   const OpMath<T>* sine = nullptr;    ///< [positions, dim/2] of rope_table
   HeadsView<const T> in;              ///< rotated head by head

@@ -9,13 +9,13 @@ namespace tessera::nn {
 
 /// Settings of SelfAttention.
 struct SelfAttentionOptions {
-  std::int64_t width = 0;              ///< of x; divisible by `heads`
-  std::int64_t heads = 0;              ///< of width / heads elements each
-  double deviation = 0.02;             ///< of c_attn's initial weights
-  double projection_deviation = 0.02;  ///< of c_proj
+  std::int64_t width = 0;              ///< width of x; divisible by `heads`
+  std::int64_t heads = 0;              ///< heads of width / heads elements each
+  double deviation = 0.02;             ///< deviation of c_attn's initial weights
+  double projection_deviation = 0.02;  ///< deviation of c_proj
   double residual_dropout = 0.0;       ///< probability for the output
   double attention_dropout = 0.0;      ///< probability for the attention weights
-  double scale = 0.0;                  ///< of the scores; 0: 1 / sqrt(width / heads)
+  double scale = 0.0;                  ///< scale of the scores; 0: 1 / sqrt(width / heads)
   bool causal = true;                  ///< each position sees itself and earlier ones; false: all
 };
 
@@ -50,14 +50,14 @@ class TESSERA_API RotaryEmbedding {
 
 /// Settings of GroupedAttention.
 struct GroupedAttentionOptions {
-  std::int64_t width = 0;                   ///< of x
+  std::int64_t width = 0;                   ///< width of x
   std::int64_t heads = 0;                   ///< query heads
   std::int64_t kv_heads = 0;                ///< key and value heads; divides `heads`
   std::int64_t head_dim = 0;                ///< elements of a head
-  double deviation = 0.02;                  ///< of the initial weights
+  double deviation = 0.02;                  ///< deviation of the initial weights
   double attention_dropout = 0.0;           ///< probability for the attention weights
-  bool bias = false;                        ///< of the projections of x
-  bool output_bias = false;                 ///< of o_proj
+  bool bias = false;                        ///< whether the projections of x have a bias
+  bool output_bias = false;                 ///< whether o_proj has a bias
   std::shared_ptr<RotaryEmbedding> rotary;  ///< shared by the layers of a model; must not be null
 };
 

@@ -9,7 +9,7 @@ namespace tessera::nn {
 struct EmbeddingOptions {
   std::int64_t rows = 0;    ///< number of ids
   std::int64_t width = 0;   ///< elements of a vector
-  double deviation = 0.02;  ///< of the normal initial weights
+  double deviation = 0.02;  ///< deviation of the normal initial weights
 };
 
 /// y[..., width] = weight[ids[...], :]. Parameter: weight [rows, width].
@@ -18,7 +18,7 @@ class TESSERA_API Embedding : public Layer<Embedding> {
   /// Parameters get no memory; see Module::materialize().
   Embedding(Context& context, const EmbeddingOptions& options);
   Tensor forward(const Tensor& ids);                   ///< `ids`: i32 in [0, rows), of any shape
-  const Parameter& weight() const { return weight_; }  ///< for tying; see LmHead
+  const Parameter& weight() const { return weight_; }  ///< weight, for tying; see LmHead
 
  private:
   Parameter& weight_;

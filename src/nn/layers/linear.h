@@ -13,7 +13,7 @@ struct LinearOptions {
   std::int64_t out = 0;                                  ///< elements of y's last dimension
   bool bias = true;                                      ///< false: no parameter `bias`
   ops::WeightLayout layout = ops::WeightLayout::out_in;  ///< in_out: GPT-2's Conv1D
-  double deviation = 0.02;                               ///< of the normal initial weights; biases start at zero
+  double deviation = 0.02;  ///< deviation of the normal initial weights; biases start at zero
 };
 
 /// One factor of a low-rank adapter: y[..., rows] = x[..., columns] * W^T. Parameter: weight [rows, columns].

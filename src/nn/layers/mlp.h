@@ -9,11 +9,11 @@ namespace tessera::nn {
 
 /// Settings of Mlp.
 struct MlpOptions {
-  std::int64_t width = 0;                                   ///< of x and the result
+  std::int64_t width = 0;                                   ///< width of x and the result
   std::int64_t hidden = 0;                                  ///< elements between c_fc and c_proj
   ops::Activation activation = ops::Activation::gelu_tanh;  ///< f
-  double deviation = 0.02;                                  ///< of c_fc's initial weights
-  double projection_deviation = 0.02;                       ///< of c_proj
+  double deviation = 0.02;                                  ///< deviation of c_fc's initial weights
+  double projection_deviation = 0.02;                       ///< deviation of c_proj
   double residual_dropout = 0.0;                            ///< probability for the output
 };
 
@@ -33,9 +33,9 @@ class TESSERA_API Mlp : public Layer<Mlp> {
 
 /// Settings of GatedMlp.
 struct GatedMlpOptions {
-  std::int64_t width = 0;   ///< of x and the result
+  std::int64_t width = 0;   ///< width of x and the result
   std::int64_t hidden = 0;  ///< elements between the projections
-  double deviation = 0.02;  ///< of the initial weights
+  double deviation = 0.02;  ///< deviation of the initial weights
   bool bias = false;        ///< true: all projections have one
 };
 

@@ -34,7 +34,7 @@ class TESSERA_API RMSNorm : public Layer<RMSNorm> {
   /// The parameter gets no memory; see Module::materialize().
   RMSNorm(Context& context, const NormOptions& options);
   Tensor forward(const Tensor& x);  ///< ops::rms_norm()
-  /// As LayerNorm::of_sum(), with ops::add_rms_norm().
+  /// The same as LayerNorm::of_sum(), with ops::add_rms_norm().
   ops::SummedNorm of_sum(const Tensor& x, const Tensor& added);
 
  private:

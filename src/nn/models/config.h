@@ -18,18 +18,18 @@ struct ModelConfig {
   /// The architecture.
   enum class Family : std::uint8_t { gpt2, llama };
   Family family = Family::gpt2;  ///< default: gpt2
-  std::string name;              ///< of the preset, or the file that it was read from
+  std::string name;              ///< name of the preset, or the file that it was read from
   std::int64_t layers = 0;       ///< transformer blocks
   std::int64_t width = 0;        ///< elements of a hidden state
   std::int64_t heads = 0;        ///< query heads
   std::int64_t kv_heads = 0;     ///< llama; gpt2: = heads
   std::int64_t head_dim = 0;     ///< gpt2: width / heads
-  std::int64_t hidden = 0;       ///< of the feed-forward layers
+  std::int64_t hidden = 0;       ///< width of the feed-forward layers
   std::int64_t vocabulary = 0;   ///< token ids, from 0
   std::int64_t context = 0;      ///< maximum number of positions
-  kernels::Activation activation = kernels::Activation::gelu_tanh;  ///< of gpt2; llama uses SwiGLU
+  kernels::Activation activation = kernels::Activation::gelu_tanh;  ///< activation of gpt2; llama uses SwiGLU
   bool tied = true;                                                 ///< the head uses the token embedding
-  double norm_eps = 1e-5;                                           ///< of all layer or RMS norms
+  double norm_eps = 1e-5;                                           ///< epsilon of all layer or RMS norms
   double init_deviation = 0.02;                                     ///< standard deviation of initial weights
   double rope_theta = 10000.0;                                      ///< base of the rotary angles; llama
   double embedding_dropout = 0.0;                                   ///< probability, after the embeddings; gpt2
@@ -45,7 +45,7 @@ struct ModelConfig {
   std::string token_ids;
   std::string note;  ///< a line for the user if versions of transformers read the file differently; else ""
 
-  bool operator==(const ModelConfig&) const = default;  ///< by value, with the name and the note
+  bool operator==(const ModelConfig&) const = default;  ///< compares all members, with the name and the note
   /// True if both have the same parameters and outputs.
   TESSERA_API bool same_model(ModelConfig other) const;
 };

@@ -13,7 +13,7 @@ struct AttentionOptions {
   bool causal = true;       ///< each position sees itself and earlier ones; false: all
   double dropout = 0.0;     ///< probability; 0: none
   std::string_view module;  ///< its path; valid during the call
-  double scale = 0.0;       ///< of the scores; 0: 1 / sqrt(dim)
+  double scale = 0.0;       ///< scale of the scores; 0: 1 / sqrt(dim)
 };
 
 /// GPT-2's variant: qkv[batch, position, 3 * heads * dim] (all queries, then keys, then values) -> [batch, position,

@@ -8,7 +8,7 @@ namespace tessera::nn::ops {
 
 /// How fp8_linear() scales its operands.
 struct Fp8Recipe {
-  Fp8Scaling scaling = Fp8Scaling::current;  ///< of x, the weight and y's gradient, each by itself
+  Fp8Scaling scaling = Fp8Scaling::current;  ///< scaling of x, the weight and y's gradient, each by itself
   Tensor history;                            ///< delayed: f32 [3, 1 + kFp8History], of x, the weight and y's gradient
   bool updates = false;                      ///< delayed: this call adds x and the weight to the history
 };

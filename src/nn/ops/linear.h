@@ -31,7 +31,7 @@ TESSERA_API Tensor activated_linear(Activation kind, const Tensor& x, const Tens
 struct Nf4Weight {
   Tensor encoded;                              ///< u8, without a gradient
   Shape shape;                                 ///< [out, in] or [in, out]
-  WeightLayout layout = WeightLayout::out_in;  ///< of the decoded weight
+  WeightLayout layout = WeightLayout::out_in;  ///< layout of the decoded weight
 };
 
 /// linear() with the decoded weight, which occupies memory only while a product runs; backward decodes it again. Throws

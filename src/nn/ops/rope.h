@@ -11,15 +11,15 @@ struct RopeTable {
   Tensor cosine,                                            ///< [positions, dim/2]
       sine;                                                 ///< [positions, dim/2]
   std::int64_t positions() const { return cosine.dim(0); }  ///< length of the longest sequence
-  std::int64_t dim() const { return 2 * cosine.dim(1); }    ///< of one head
+  std::int64_t dim() const { return 2 * cosine.dim(1); }    ///< elements of one head
 };
 
 /// Arguments of make_rope_table().
 struct RopeSettings {
   std::int64_t positions = 0;         ///< length of the longest sequence
-  std::int64_t dim = 0;               ///< of one head; even, else InvalidUsage
+  std::int64_t dim = 0;               ///< elements of one head; even, else InvalidUsage
   double theta = 10000.0;             ///< base of the angles
-  kernels::RopeScaling scaling = {};  ///< of the angles
+  kernels::RopeScaling scaling = {};  ///< scaling of the angles
 };
 
 /// The table's memory is tracked under category `other`.

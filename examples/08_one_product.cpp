@@ -48,9 +48,9 @@ int main() {
   if (world->size() != 2) return std::fprintf(stderr, "two ranks, please: tessera run -n 2\n"), 2;
   const auto r = static_cast<std::size_t>(world->rank());
   const auto sent = [&] { return world->traffic().bytes_sent(); };
-  const Matrix x(kX.begin() + 3 * r, kX.begin() + 3 * (r + 1));       // row r of X
-  const Matrix w_tile(kW.begin() + 3 * r, kW.begin() + 3 * (r + 1));  // half of W's numbers
-  const Matrix w_column = {kW[r], kW[2 + r], kW[4 + r]};              // column r of W
+  const Matrix x(kX.begin() + 3 * r, kX.begin() + 3 * (r + 1));        // row r of X
+  const Matrix w_shard(kW.begin() + 3 * r, kW.begin() + 3 * (r + 1));  // half of W's numbers
+  const Matrix w_column = {kW[r], kW[2 + r], kW[4 + r]};               // column r of W
   const Matrix g_row = {kGradient[2 * r], kGradient[2 * r + 1]}, g_column = {kGradient[r], kGradient[2 + r]};
 
   auto t0 = sent();  // data parallel: its row of X, all of W
@@ -61,13 +61,13 @@ int main() {
   report(*world, "data", {t0, t1, sent()}, y);
 
   t0 = sent();  // FSDP: its row of X, 3 of W's 6 numbers; the others come when they are needed
-  Matrix w(6), tile(3);
-  world->all_gather(in(w_tile), all(w)).wait();
+  Matrix w(6), gradient_shard(3);
+  world->all_gather(in(w_shard), all(w)).wait();
   y = product(x, w, 3);
   t1 = sent();
-  world->all_gather(in(w_tile), all(w)).wait();  // again: it was freed, and X's gradient needs it
+  world->all_gather(in(w_shard), all(w)).wait();  // again: it was resharded, and X's gradient needs it
   w_gradient = product(x, g_row, 1);
-  world->reduce_scatter(in(w_gradient), all(tile), comm::ReduceOp::sum()).wait();
+  world->reduce_scatter(in(w_gradient), all(gradient_shard), comm::ReduceOp::sum()).wait();
   report(*world, "fsdp", {t0, t1, sent()}, y);
 
   t0 = sent();  // tensor parallel: all of X, a column of W

@@ -84,7 +84,7 @@ def timeline(tool):
     body.append(text(left + 860, axis + 8, "ms", "s e"))
     for i, (color, label) in enumerate((("var(--c0)", "forward"), ("var(--c2)", "backward, update"), ("var(--c1)", "transfer"), ("url(#hot)", "wait"))):
         body += [bar(left + 150 * i, axis + 20, 14, 14, color, label), text(left + 150 * i + 20, axis + 32, label, "s")]
-    return svg(1000, axis + 48, "Timelines of ddp and fsdp", "Under fsdp computation waits 25 ms for gathers and reductions, under ddp 19 ms for reductions.", body)
+    return svg(1000, axis + 48, "Timelines of ddp and fsdp", "Under fsdp computation waits 25 ms for all-gathers and reductions, under ddp 19 ms for reductions.", body)
 
 
 def chart(title, description, caption, xs, ticks, lines, unit):
@@ -172,7 +172,7 @@ def frames(tool):
     starts = [i for i, row in enumerate(rows) if row["event"] in ("forward", "backward") and not row["text"].endswith(", on")]
     moments = [("between two steps", -1), *((rows[i]["text"], i) for i in (starts[0], starts[1], starts[2], starts[4])), ("the update", len(rows) - 1)]
     body = [text(12, 22, "Six moments of a step of gpt-nano on 4 ranks: who has which shards", "b"),
-            text(12, 42, "Solid: the shard that a rank keeps. Pale: gathered shards of other ranks. Hatched: on their way. Framed: the unit that computes.", "s")]
+            text(12, 42, "Solid: the shard that a rank keeps. Pale: shards of other ranks in an unsharded unit. Hatched: on their way. Framed: the unit that computes.", "s")]
     cell, gap = 18, 14
     for frame, (label, last) in enumerate(moments):
         left, top = 70 + 330 * (frame % 3), 84 + 150 * (frame // 3)
@@ -192,7 +192,7 @@ def frames(tool):
                     body.append(f'<rect x="{x + shard * cell}" y="{y}" width="{cell - 2}" height="18" class="line" style="fill:{fill}"><title>rank {rank}, {unit}, shard {shard}: {state}</title></rect>')
             if unit == computes:
                 body.append(f'<rect x="{x - 4}" y="{top - 5}" width="{ranks * cell + 6}" height="{ranks * 22 + 4}" style="fill:none;stroke:var(--c1);stroke-width:2.5"/>')
-    return svg(1000, 84 + 150 * 2 - 10, "Six moments of a step", "Every rank keeps a shard of every unit. A unit is gathered on all ranks before it computes, and freed after it.", body)
+    return svg(1000, 84 + 150 * 2 - 10, "Six moments of a step", "Every rank keeps a shard of every unit. A unit is unsharded on all ranks before it computes, and resharded after it.", body)
 
 
 def main():

@@ -1,8 +1,8 @@
 // Research as an external plug-in: a collective and a strategy that training selects by name.
 //
 //   f16     an all_gather that sends values as f16, in half of f32's bytes
-//   hfsdp   parameters sharded within a replica, as under hsdp, so that they are gathered among neighbors; gradients
-//           and optimizer over all ranks, so that they use no more memory than under fsdp
+//   hfsdp   parameters sharded within a replica, as under hsdp, so that neighbors all-gather them; gradients and
+//           optimizer over all ranks, so that they use no more memory than under fsdp
 #include <memory>
 #include <vector>
 

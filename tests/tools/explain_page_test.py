@@ -76,7 +76,7 @@ class ExplainPageTest(PageCase):
         of = lambda rank, events: [f"{name}|{rank['rank']}|{i}" for i in events]
         transfers = [(rank, t) for rank in ranks for t in rank.get("transfers", [])]
         self.assertEqual(set(self.marks(".compute")), {m for rank in ranks for m in of(rank, seen_spans(rank["events"], kinds))})
-        self.assertEqual(self.marks(".free"), sorted(m for rank in ranks for m in of(rank, [i for i, e in enumerate(rank["events"]) if kinds[e[0]] == "reshard"])))
+        self.assertEqual(self.marks(".reshard"), sorted(m for rank in ranks for m in of(rank, [i for i, e in enumerate(rank["events"]) if kinds[e[0]] == "reshard"])))
         if timeline["simulated"]:
             self.assertEqual(self.marks(".queued"), sorted(m for rank, t in transfers if t[4] > t[3] for m in of(rank, [t[6]])))
             self.assertEqual(self.marks(".gather:not(.queued)") + self.marks(".reduce:not(.queued)"),
@@ -135,7 +135,7 @@ class ExplainPageTest(PageCase):
         self.assertTrue(all(", every rank: " in sentence for sentence in told))
         self.assertIn("the step ends", told[-1])
         self.assertNotIn("asks for", all_told, "the words are explain's")
-        self.assertEqual(b.value("document.querySelectorAll('.shard.here').length"), 0, "at the end all is freed")
+        self.assertEqual(b.value("document.querySelectorAll('.shard.here').length"), 0, "at the end all is resharded")
         # The negative control: a row that is told elsewhere is missed.
         self.show_data(lambda run: run["story"]["sentences"].pop(0))
         self.assertNotIn(document["rows"][0]["text"], b.value("[...Array(1)].map(() => document.body.innerText).join()").split("The step in words")[0])

@@ -109,7 +109,7 @@ class ExplainTest(unittest.TestCase):
             narrow = self.explain(*arguments, columns=80)
             self.assertEqual(narrow, (EXPECTED / f"{name}-80.txt").read_text(), name)
             self.assertLessEqual(max(map(len, narrow.splitlines())), 80, name)
-            self.assertEqual(narrow.replace("-", " ").split().count("gather"), out.replace("-", " ").split().count("gather"), name)
+            self.assertEqual(narrow.replace("-", " ").split().count("unshard"), out.replace("-", " ").split().count("unshard"), name)
             self.assertGreater(max(map(len, out.splitlines())), 80, "the negative control")
         self.assertNotEqual(self.explain("--strategy", "fsdp", "--link", "20us,99MB/s"), (EXPECTED / "fsdp.txt").read_text())
 
@@ -196,7 +196,7 @@ class ExplainTest(unittest.TestCase):
                              [row.get("sent_bytes") for row in simulated["rows"] if "sent_bytes" in row])
         self.assertNotEqual(events(self.facts("--prefetch", 0)), events(self.facts()))
 
-    def test_gathered_bytes_are_those_that_a_run_holds(self):
+    def test_unsharded_bytes_are_those_that_a_run_holds(self):
         for arguments in ((), ("--prefetch", 0), ("--strategy", "hsdp"), ("--reshard-after-forward", 2)):
             code, _, err = tool("compare", "--model", "gpt-nano", "--ranks", 4, "--steps", 2, *self.data, "--json", "c.json",
                                 *(arguments if "--strategy" in arguments else ("--strategy", "fsdp", *arguments)), cwd=self.folder)
@@ -212,7 +212,7 @@ class ExplainTest(unittest.TestCase):
             answer = self.explain("--question", name)
             self.assertIn("docs/learn/", answer)
             self.assertIn(" ".join(answer.splitlines()[1].split()[:4]), " ".join(whole.split()))
-        self.assertIn("h.0 gathered twice, and h.1 once", self.explain("--question", "why-twice"))
+        self.assertIn("h.0 unsharded twice, and h.1 once", self.explain("--question", "why-twice"))
         ddp = self.explain("--strategy", "ddp", "--section", "questions")
         for name in ("why-twice", "why-root", "whose-unit", "more-blocks"):
             self.assertNotIn(name, ddp)
@@ -248,6 +248,7 @@ class ExplainTest(unittest.TestCase):
 
     def test_sections_are_chosen_and_options_checked(self):
         self.assertEqual(len(self.explain("--section", "cost").split("\n\n")), 2)
+        self.assertEqual(self.explain("--section", "cut"), self.explain("--section", "wrap"))  # its older name
         self.assertIn("--run", self.refused("--section", "values"))
         self.assertIn("--backend", self.refused("--backend", "tcp"))
         self.assertIn("--section", self.refused("--section", "nothing"))

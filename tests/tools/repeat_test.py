@@ -54,7 +54,7 @@ class RepeatTest(unittest.TestCase):
         self.assertAlmostEqual(difference["high"], by_round[-1])
 
     def test_equal_runs_are_not_told_apart(self):
-        # Both cut into the same units. One of 32 comparisons shows a difference where there is none: that is what 96.9 %
+        # Both have the same units. One of 32 comparisons shows a difference where there is none: that is what 96.9 %
         # means. So two of three may, and one of a thousand runs of this test fails.
         verdicts = []
         for _ in range(3):

@@ -185,7 +185,7 @@ class ReportPageTest(PageCase):
         self.assertEqual(b.value(frames), [])
         b.value("dispatchEvent(new Event('beforeprint'))")
         drawn = b.value(frames)
-        self.assertEqual([name for name, *_ in drawn], ["Begin", "First gather", "In forward", "In backward", "First reduction", "End"])
+        self.assertEqual([name for name, *_ in drawn], ["Begin", "First all-gather", "In forward", "In backward", "First reduction", "End"])
         self.assertEqual(len({shards for _, shards, *_ in drawn}), 1)
         here = {name: count for name, _, count, *_ in drawn}
         self.assertEqual((here["Begin"], here["End"]), (0, 0))

@@ -11,7 +11,7 @@ struct Word {
   std::string_view meaning;
 };
 
-/// In alphabetical order.
+/// Those of docs/glossary.md, from which the build makes this function; in alphabetical order.
 std::span<const Word> words();
 
 /// The meaning of a word. Throws InvalidUsage if it is not in the table.

@@ -113,7 +113,7 @@ int explain(const CommandLine& commands, const CLI::App& command, const ExplainO
 
 void add_explain(CommandLine& commands) {
   CLI::App* command = commands.app.add_subcommand(
-      "explain", "tell one step of a training: what each rank keeps, gathers, computes, frees and reduces");
+      "explain", "tell one step of a training: what each rank keeps, unshards, computes, reshards and reduces");
   const auto options = std::make_shared<ExplainOptions>();
   options->model = "gpt-nano";
   add_explain_options(*command, *options);

@@ -106,9 +106,9 @@ ordered_json json_of(const StepCost& cost) {
           {"exposed_ms", static_cast<double>(cost.exposed_ns) / 1e6}};
 }
 
-ordered_json json_of(const ModelCut& cut, const fsdp::MeshShape& mesh) {
+ordered_json json_of(const Wrapping& wrapping, const fsdp::MeshShape& mesh) {
   ordered_json units = ordered_json::array();
-  for (const CutUnit& unit : cut.units()) {
+  for (const WrappedUnit& unit : wrapping.units()) {
     ordered_json shards = ordered_json::array();
     for (const Shard& shard : shards_of(unit, unit.strategy.optimizer, mesh))
       shards.push_back({{"ranks", shard.ranks}, {"begin", shard.range.begin}, {"end", shard.range.end}});
@@ -173,7 +173,7 @@ Explanation explain_step(const ExplainOptions& options, int ranks, std::optional
   result.step = plan_step(result.plan, options.strategy, simulated, {}, {.isolated = true, .step_memory = true});
   result.title = title_of(result.plan, result.step);
   result.machine = machine_of(options);
-  result.cut = std::make_unique<ModelCut>(result.plan, result.step);
+  result.wrapping = std::make_unique<Wrapping>(result.plan, result.step);
   result.cost = cost_of(result.plan, options.strategy, result.step);
   result.reference_name = unsharded_strategy();
   if (result.step.result.strategy != result.reference_name) {
@@ -186,7 +186,7 @@ Explanation explain_step(const ExplainOptions& options, int ranks, std::optional
   }
   const StepPlan& step = result.step;
   std::vector<IssuedTransfers> issued = issued_transfers(step);
-  StoryInput input{.cut = *result.cut, .events = step.events, .issued = issued, .mesh = step.mesh};
+  StoryInput input{.wrapping = *result.wrapping, .events = step.events, .issued = issued, .mesh = step.mesh};
   input.begin_ns = step.begin_ns;
   input.step_ns = std::llround(step.result.step_ms_median * 1e6);
   result.real = std::move(real);
@@ -210,7 +210,7 @@ ordered_json to_json(const Explanation& explanation) {
                        {"strategy", step.result.strategy},
                        {"mesh", step.result.mesh},
                        {"ranks", explanation.plan.ranks},
-                       {"units", json_of(*explanation.cut, step.mesh)},
+                       {"units", json_of(*explanation.wrapping, step.mesh)},
                        {"model_state_bytes", json_of(step.result.model_state_bytes)},
                        {"peak_unsharded_bytes", explanation.story.most_unsharded},
                        {"step_ms", static_cast<double>(explanation.story.step_ns) / 1e6},

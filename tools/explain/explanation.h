@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "tools/explain/cut.h"
 #include "tools/explain/options.h"
 #include "tools/explain/real_step.h"
 #include "tools/explain/story.h"
+#include "tools/explain/wrapping.h"
 
 namespace tessera::tools {
 
@@ -40,7 +40,7 @@ struct Explanation {
   std::string machine;  ///< whose times these are
   TrainPlan plan;
   StepPlan step;
-  std::unique_ptr<ModelCut> cut;
+  std::unique_ptr<Wrapping> wrapping;
   Story story;  ///< with the times of the real step, if there is one
   StepCost cost;
   std::string reference_name;         ///< the strategy that shards nothing

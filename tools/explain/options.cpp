@@ -7,7 +7,10 @@
 namespace tessera::tools {
 
 bool ExplainOptions::shows(const std::string& section) const {
-  return sections.empty() || std::find(sections.begin(), sections.end(), section) != sections.end();
+  const auto has = [&](const char* name) {
+    return std::find(sections.begin(), sections.end(), name) != sections.end();
+  };
+  return sections.empty() || has(section.c_str()) || (section == "wrap" && has("cut"));
 }
 
 void add_explain_options(CLI::App& command, ExplainOptions& options) {
@@ -15,8 +18,9 @@ void add_explain_options(CLI::App& command, ExplainOptions& options) {
   add_world_options(command, options, options);
   add_strategy_option(command, options);
   add_cluster_options(command, options);
-  add_option(command, "--section", options.sections, "sections to show: cut, rest, step, cost, values, questions",
-             list_of("A,B", one_of(kExplainSections)));
+  add_option(command, "--section", options.sections, "sections to show: wrap, rest, step, cost, values, questions",
+             // "cut" is the older name of "wrap".
+             list_of("A,B", one_of({"wrap", "rest", "step", "cost", "values", "questions", "cut"})));
   add_option(command, "--question", options.question, "answer one question, or list them: list", "NAME|list");
   command.add_flag("--run", options.run,
                    "run the step on real ranks too: show values of all ranks, and the times of this machine");

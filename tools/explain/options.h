@@ -9,9 +9,6 @@
 
 namespace tessera::tools {
 
-/// The sections of the text, in its order.
-inline const std::vector<std::string> kExplainSections = {"cut", "rest", "step", "cost", "values", "questions"};
-
 /// Those of a plan's step and cluster, of ranks that run, and what to show.
 struct ExplainOptions : PlanOptions, WorldOptions {
   std::vector<std::string> sections;  ///< empty: all

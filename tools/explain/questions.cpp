@@ -28,34 +28,34 @@ struct QuestionKind {
 std::string milliseconds(std::int64_t ns) { return fmt::format("{:.3f} ms", static_cast<double>(ns) / 1e6); }
 
 std::string unit_names(const Explanation& step) {
-  const std::vector<CutUnit>& units = step.cut->units();
+  const std::vector<WrappedUnit>& units = step.wrapping->units();
   if (units.size() > 4) return fmt::format("{}, {} .. {}", units[0].name, units[1].name, units.back().name);
   std::vector<std::string> names;
-  for (const CutUnit& unit : units) names.push_back(unit.name);
+  for (const WrappedUnit& unit : units) names.push_back(unit.name);
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
 int parts_at_rest_of(const Explanation& step) {
   int parts = 1;
-  for (const CutUnit& unit : step.cut->units())
+  for (const WrappedUnit& unit : step.wrapping->units())
     parts = std::max(parts, parts_over(unit.strategy.param_at_rest, step.step.mesh));
   return parts;
 }
 
 /// The first unit whose story is as `wanted` says.
 template <class Wanted>
-const CutUnit* find_unit(const Explanation& step, Wanted&& wanted) {
-  for (std::size_t i = 0; i < step.cut->units().size(); ++i)
-    if (wanted(step.cut->units()[i], step.story.units[i])) return &step.cut->units()[i];
+const WrappedUnit* find_unit(const Explanation& step, Wanted&& wanted) {
+  for (std::size_t i = 0; i < step.wrapping->units().size(); ++i)
+    if (wanted(step.wrapping->units()[i], step.story.units[i])) return &step.wrapping->units()[i];
   return nullptr;
 }
 
 bool reduces(const Explanation& step) {
-  return find_unit(step, [](const CutUnit&, const UnitStory& told) { return told.reductions > 0; }) != nullptr;
+  return find_unit(step, [](const WrappedUnit&, const UnitStory& told) { return told.reductions > 0; }) != nullptr;
 }
 
 Told whose_unit(const Explanation& step) {
-  const CutUnit& unit = step.cut->example();
+  const WrappedUnit& unit = step.wrapping->example();
   const fsdp::Strategy& strategy = unit.strategy;
   const int parts = parts_over(strategy.optimizer, step.step.mesh);
   if (parts == 1) return {};
@@ -90,32 +90,32 @@ Told other_ranks(const Explanation& step) {
 }
 
 Told why_twice(const Explanation& step) {
-  const CutUnit* const twice = find_unit(step, [](const CutUnit&, const UnitStory& told) {
-    return told.gathers_before_backward > 0 && told.gathers_in_backward > 0;
+  const WrappedUnit* const twice = find_unit(step, [](const WrappedUnit&, const UnitStory& told) {
+    return told.unshards_before_backward > 0 && told.unshards_in_backward > 0;
   });
   if (twice == nullptr) return {};
-  const CutUnit* const once = find_unit(step, [](const CutUnit& unit, const UnitStory& told) {
-    return !unit.is_root && told.gathers_before_backward > 0 && told.gathers_in_backward == 0;
+  const WrappedUnit* const once = find_unit(step, [](const WrappedUnit& unit, const UnitStory& told) {
+    return !unit.is_root && told.unshards_before_backward > 0 && told.unshards_in_backward == 0;
   });
-  std::string text = fmt::format("Why is {} gathered twice", twice->name);
+  std::string text = fmt::format("Why is {} unsharded twice", twice->name);
   std::string answer =
-      fmt::format("{} is freed after forward, so that others fit, and backward needs it again.", twice->name);
+      fmt::format("{} is resharded after forward, so that others fit, and backward needs it again.", twice->name);
   if (once != nullptr) {
     text += fmt::format(", and {} once", once->name);
-    answer += fmt::format(" {} stays: backward begins with it, so freeing it would gain nothing.", once->name);
+    answer += fmt::format(" {} stays: backward begins with it, so resharding it would gain nothing.", once->name);
   }
   return {{text + "?", answer}};
 }
 
 Told why_root(const Explanation& step) {
-  const CutUnit* const root = find_unit(step, [](const CutUnit& unit, const UnitStory& told) {
-    return unit.is_root && told.gathers_before_backward > 0 && !told.freed_after_forward;
+  const WrappedUnit* const root = find_unit(step, [](const WrappedUnit& unit, const UnitStory& told) {
+    return unit.is_root && told.unshards_before_backward > 0 && !told.resharded_after_forward;
   });
   if (root == nullptr || root->first.empty() || root->last.empty()) return {};
   std::string answer =
       fmt::format("It computes before all others ({}) and after them ({}): it is in use for the whole step.",
                   fmt::join(root->first, " "), fmt::join(root->last, " "));
-  const std::vector<std::string>& held = step.cut->needlessly_held();
+  const std::vector<std::string>& held = step.wrapping->needlessly_held();
   if (!held.empty())
     answer += fmt::format(" {} could be {}: --wrap \"{};{}\".", fmt::join(held, " and "),
                           held.size() == 1 ? "a unit of its own" : "units of their own", step.plan.options.wrap,
@@ -151,7 +151,7 @@ Told last_wait(const Explanation& step) {
 Told why_gradients(const Explanation& step) {
   if (!reduces(step)) return {};
   std::string answer = "Each rank has computed them from its own sequences. The reduction averages them over the ranks";
-  answer += parts_over(step.cut->example().strategy.optimizer, step.step.mesh) > 1
+  answer += parts_over(step.wrapping->example().strategy.optimizer, step.step.mesh) > 1
                 ? ", and each keeps its shard of the mean."
                 : ", and all have the mean.";
   if (!step.real) answer += " --run shows the norms.";
@@ -160,15 +160,15 @@ Told why_gradients(const Explanation& step) {
 
 Told after_update(const Explanation& step) {
   if (step.plan.ranks == 1) return {};
-  int gathers = 0;
-  for (const UnitStory& told : step.story.units) gathers += told.gathers_after_update;
+  int all_gathers = 0;
+  for (const UnitStory& told : step.story.units) all_gathers += told.all_gathers_after_update;
   const std::string answer =
-      gathers > 0 ? fmt::format(
-                        "The step itself: {} gathers follow the update, since every rank keeps all parameters "
-                        "and has updated its shards only.",
-                        gathers)
+      all_gathers > 0 ? fmt::format(
+                            "The step itself: {} all-gathers follow the update, since every rank keeps all parameters "
+                            "and has updated its shards only.",
+                            all_gathers)
       : parts_at_rest_of(step) > 1
-          ? "No rank does. Each rank has updated its shards; the gathers of the next step bring them."
+          ? "No rank does. Each rank has updated its shards; the all-gathers of the next step bring them."
           : "No rank has to. Every rank had the same mean and has made the same whole update.";
   return {{"Who sends the new parameters to the other ranks?", answer}};
 }
@@ -178,8 +178,9 @@ Told more_bytes(const Explanation& step) {
   const std::uint64_t all_reduce = step.reference_cost.bytes_sent, sent = step.cost.bytes_sent;
   const std::string text = fmt::format("Is that more than the all_reduce of {}?", step.reference_name);
   if (sent == all_reduce)
-    return {{text, fmt::format("No: {} B are {} B. A reduce_scatter and a gather are the two halves of an all_reduce.",
-                               with_commas(sent), with_commas(all_reduce))}};
+    return {
+        {text, fmt::format("No: {} B are {} B. A reduce_scatter and an all_gather are the two halves of an all_reduce.",
+                           with_commas(sent), with_commas(all_reduce))}};
   std::uint64_t again = 0;
   bool in_backward = false;
   for (const StoryRow& row : step.story.rows) {
@@ -191,7 +192,8 @@ Told more_bytes(const Explanation& step) {
       fmt::format("{} B instead of {} B: x {:.2f}.", with_commas(sent), with_commas(all_reduce), factor);
   if (again > 0)
     answer += fmt::format(
-        " A reduce_scatter and one gather are the two halves of an all_reduce; {} B are gathered again in backward.",
+        " A reduce_scatter and one all_gather are the two halves of an all_reduce; the all_gathers of backward add {} "
+        "B.",
         with_commas(again));
   return {{text, answer}};
 }
@@ -228,27 +230,27 @@ Told more_blocks(const Explanation& step) {
   const auto percent = [](std::uint64_t part, std::uint64_t of) {
     return std::round(100 * static_cast<double>(part) / static_cast<double>(of));
   };
-  const std::uint64_t bytes = step.cut->bytes();
+  const std::uint64_t bytes = step.wrapping->bytes();
   return {
       {fmt::format("What if there were {} blocks instead of {}?", deeper.model.layers, step.plan.model.layers),
-       fmt::format("Then at most {} of {} B are gathered at a time, {:.0f} % of the model; here {} of {} B, {:.0f} %.",
+       fmt::format("Then at most {} of {} B are unsharded at a time, {:.0f} % of the model; here {} of {} B, {:.0f} %.",
                    with_commas(most), with_commas(whole), percent(most, whole), with_commas(step.story.most_unsharded),
                    with_commas(bytes), percent(step.story.most_unsharded, bytes))}};
 }
 
 constexpr QuestionKind kQuestions[] = {
-    {"whose-unit", "Does a rank belong to a unit?", "CUT", "1-shards", whose_unit},
+    {"whose-unit", "Does a rank belong to a unit?", "WRAP", "1-shards", whose_unit},
     {"whole-model", "When does a batch see the whole model?", "STEP", "1-shards", whole_model},
     {"other-ranks", "Is the step repeated for the batch of another rank?", "STEP", "1-shards", other_ranks},
     {"less-memory", "What is saved, and what is not?", "REST", "2-memory", less_memory},
     {"more-blocks", "What if there were more blocks?", "STEP", "2-memory", more_blocks},
-    {"why-twice", "Why is a unit gathered twice?", "STEP", "3-step", why_twice},
+    {"why-twice", "Why is a unit unsharded twice?", "STEP", "3-step", why_twice},
     {"why-gradients", "The weights are equal; why do the gradients differ?", "VALUES", "3-step", why_gradients},
     {"after-update", "Who sends the new parameters to the other ranks?", "STEP", "3-step", after_update},
     {"more-bytes", "Is more sent than in an all_reduce?", "COST", "4-bytes", more_bytes},
     {"first-wait", "Why does compute wait at the beginning?", "STEP", "5-overlap", first_wait},
     {"last-wait", "Why does compute wait at the end?", "STEP", "5-overlap", last_wait},
-    {"why-root", "Why does the root stay gathered?", "CUT", "6-cut", why_root},
+    {"why-root", "Why does the root stay unsharded?", "WRAP", "6-wrap", why_root},
 };
 
 }  // namespace

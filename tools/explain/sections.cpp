@@ -59,17 +59,17 @@ std::string beside_or_below(std::size_t width, const std::string& row, const std
 }
 
 std::string after_forward(const Explanation& step, std::size_t index) {
-  const CutUnit& unit = step.cut->units()[index];
+  const WrappedUnit& unit = step.wrapping->units()[index];
   const UnitStory& told = step.story.units[index];
-  if (told.gathers_before_backward == 0) return "always whole";
-  if (told.freed_after_forward) return "freed";
-  return unit.is_root ? "stays: the root" : index + 1 == step.cut->units().size() ? "stays: the last" : "stays";
+  if (told.unshards_before_backward == 0) return "always whole";
+  if (told.resharded_after_forward) return "resharded";
+  return unit.is_root ? "stays: the root" : index + 1 == step.wrapping->units().size() ? "stays: the last" : "stays";
 }
 
 /// Rows of units that are alike are one row.
 std::vector<std::pair<std::size_t, std::size_t>> alike(const Explanation& step) {
   std::vector<std::pair<std::size_t, std::size_t>> groups;
-  const std::vector<CutUnit>& units = step.cut->units();
+  const std::vector<WrappedUnit>& units = step.wrapping->units();
   for (std::size_t i = 0; i < units.size(); ++i) {
     const bool same = units.size() > 2 * kShownUnits && i > 0 && units[i].elements == units[i - 1].elements &&
                       units[i].contents == units[i - 1].contents &&
@@ -91,7 +91,7 @@ std::string ranks_of_shard(const Shard& shard) {
 }
 
 std::string shards_text(const Explanation& step, std::size_t width) {
-  const CutUnit& unit = step.cut->example();
+  const WrappedUnit& unit = step.wrapping->example();
   const std::vector<Shard> shards = shards_of(unit, unit.strategy.optimizer, step.step.mesh);
   if (shards.size() == 1) return kMargin + "No shards: every rank keeps all of every unit.\n";
   const fsdp::FlatLayout& flat = unit.largest();
@@ -99,9 +99,9 @@ std::string shards_text(const Explanation& step, std::size_t width) {
                              ? unit.name
                              : fmt::format("{}, {} {} parameters", unit.name, flat.trainable ? "trained" : "frozen",
                                            base::name_of(flat.dtype));
-  std::string text =
-      wrapped(width, kMargin,
-              fmt::format("Shards of {}. Cuts ignore tensors; the layout is the same under every strategy:", of));
+  std::string text = wrapped(
+      width, kMargin,
+      fmt::format("Shards of {}. Their bounds ignore tensors; the layout is the same under every strategy:", of));
   std::size_t ranks = 0, end = 0;
   for (const Shard& shard : shards) {
     ranks = std::max(ranks, ranks_of_shard(shard).size());
@@ -121,8 +121,8 @@ std::string shards_text(const Explanation& step, std::size_t width) {
   return text;
 }
 
-std::string cut_text(const Explanation& step, std::size_t width) {
-  const std::vector<CutUnit>& units = step.cut->units();
+std::string wrapping_text(const Explanation& step, std::size_t width) {
+  const std::vector<WrappedUnit>& units = step.wrapping->units();
   std::size_t widest = 4;
   std::vector<std::string> names;
   for (const auto& [first, last] : alike(step)) {
@@ -130,12 +130,12 @@ std::string cut_text(const Explanation& step, std::size_t width) {
                                   : fmt::format("{} .. {}, each", units[first].name, units[last].name));
     widest = std::max(widest, names.back().size());
   }
-  std::string text = heading("CUT") + fmt::format("{:<{}}  {:>11} {:>13} {:>12}  {:<15}", "unit", widest, "parameters",
-                                                  "bytes", "a rank keeps", "after forward");
+  std::string text = heading("WRAP") + fmt::format("{:<{}}  {:>11} {:>13} {:>12}  {:<15}", "unit", widest, "parameters",
+                                                   "bytes", "a rank keeps", "after forward");
   text = text.size() + 2 + kLeastContents <= width ? text + "  what it is\n" : line_of(text);
   std::size_t row = 0;
   for (const auto& [first, last] : alike(step)) {
-    const CutUnit& unit = units[first];
+    const WrappedUnit& unit = units[first];
     const auto parts = static_cast<std::uint64_t>(parts_over(unit.strategy.param_at_rest, step.step.mesh));
     const std::string head = fmt::format("{}{:<{}}  {:>11} {:>13} {:>12}  {:<15}  ", kMargin, names[row++], widest,
                                          with_commas(unit.elements), with_commas(unit.bytes),
@@ -165,7 +165,7 @@ std::string rest_text(const Explanation& step, std::size_t width) {
   const RunResult::ModelState& state = step.step.result.model_state_bytes;
   std::string text = heading("REST") + fmt::format("{:<15} {:>13} {:>13} {:>13} {:>13}\n", "a rank keeps, B",
                                                    "parameters", "gradients", "optimizer", "together");
-  const std::int64_t padded = step.cut->padded();
+  const std::int64_t padded = step.wrapping->padded();
   text +=
       state_row(width, step.step.result.strategy, state, per_parameter(state, padded) + ", P = " + with_commas(padded));
   if (!step.reference) return text;
@@ -213,9 +213,9 @@ std::string step_row(const StepColumns& columns, const StoryRow& row) {
 
 /// Whether a row is of a unit in the middle of many.
 bool left_out(const Explanation& step, const StoryRow& row) {
-  const std::vector<CutUnit>& units = step.cut->units();
+  const std::vector<WrappedUnit>& units = step.wrapping->units();
   if (row.unit.empty() || units.size() <= 2 * kShownUnits) return false;
-  const auto index = static_cast<std::size_t>(&step.cut->unit(row.unit) - units.data());
+  const auto index = static_cast<std::size_t>(&step.wrapping->unit(row.unit) - units.data());
   return index >= kShownUnits && index + kShownUnits - 1 < units.size();
 }
 
@@ -275,7 +275,7 @@ std::string factors(const OperationCost& cost) {
 }
 
 std::string no_operations(const Explanation& step) {
-  const fsdp::Strategy& strategy = step.cut->example().strategy;
+  const fsdp::Strategy& strategy = step.wrapping->example().strategy;
   const fsdp::Axis axis = fsdp::periodic_axis(strategy);
   if (axis.empty()) return "no operations between ranks\n";
   return fmt::format("no operations between ranks in this step: replicas synchronize after every {} steps\n",
@@ -327,8 +327,8 @@ std::string values_row(std::size_t width, const RealStep& real, const std::strin
 
 std::string values_text(const Explanation& step, std::size_t width) {
   const RealStep& real = *step.real;
-  const CutUnit& unit = step.cut->example();
-  const auto index = static_cast<std::size_t>(&unit - step.cut->units().data());
+  const WrappedUnit& unit = step.wrapping->example();
+  const auto index = static_cast<std::size_t>(&unit - step.wrapping->units().data());
   double mean = 0;
   bool same = true;
   std::string text = "VALUES  " + fmt::format("{:<23}", "of the first step");
@@ -369,7 +369,7 @@ std::string questions_text(const Explanation& step, std::size_t width) {
 
 std::string to_text(const Explanation& explanation, const ExplainOptions& options, std::size_t width) {
   std::string text = wrapped(width, "", explanation.title) + wrapped(width, "", explanation.machine);
-  if (options.shows("cut")) text += "\n" + cut_text(explanation, width);
+  if (options.shows("wrap")) text += "\n" + wrapping_text(explanation, width);
   if (options.shows("rest")) text += "\n" + rest_text(explanation, width);
   if (options.shows("step")) text += "\n" + step_text(explanation, !options.sections.empty(), width);
   if (options.shows("cost")) text += "\n" + cost_text(explanation, width);

@@ -30,7 +30,7 @@ bool starts_transfers(const TraceEvent& event) {
 class StoryBuilder {
  public:
   explicit StoryBuilder(const StoryInput& input) : input_(input) {
-    story_.units.resize(input.cut.units().size());
+    story_.units.resize(input.wrapping.units().size());
     story_.step_ns = input.step_ns;
     shown_gap_ = std::max(kShownNs, input.step_ns / kGaps);
   }
@@ -48,7 +48,7 @@ class StoryBuilder {
     if (!starts_transfers(event)) close_spans(event.start_ns);
     switch (event.kind) {
       case TraceEventKind::unshard_issue:
-        return gather(event);
+        return unshard(event);
       case TraceEventKind::unshard_wait:
         return wait(event, "wait for " + event.unit);
       case TraceEventKind::forward:
@@ -56,7 +56,7 @@ class StoryBuilder {
       case TraceEventKind::backward:
         return backward(event);
       case TraceEventKind::reshard:
-        return free(event);
+        return reshard(event);
       case TraceEventKind::reduce_issue:
         return reduce(event);
       case TraceEventKind::reduce_wait:
@@ -75,24 +75,26 @@ class StoryBuilder {
     return story_.rows.back();
   }
 
-  const CutUnit& unit(const TraceEvent& event) const { return input_.cut.unit(event.unit); }
+  const WrappedUnit& unit(const TraceEvent& event) const { return input_.wrapping.unit(event.unit); }
   UnitStory& unit_story(const TraceEvent& event) {
-    return story_.units[static_cast<std::size_t>(&unit(event) - input_.cut.units().data())];
+    return story_.units[static_cast<std::size_t>(&unit(event) - input_.wrapping.units().data())];
   }
-  int parts_at_rest(const CutUnit& unit) const { return parts_over(unit.strategy.param_at_rest, input_.mesh); }
+  int parts_at_rest(const WrappedUnit& unit) const { return parts_over(unit.strategy.param_at_rest, input_.mesh); }
   const IssuedTransfers* issued() const { return input_.issued.empty() ? nullptr : &input_.issued[index_]; }
 
-  void gather(const TraceEvent& event) {
+  void unshard(const TraceEvent& event) {
     UnitStory& told = unit_story(event);
-    const bool again = told.gathers() > 0;
-    (updated_ ? told.gathers_after_update : in_backward_ ? told.gathers_in_backward : told.gathers_before_backward)++;
-    StoryRow& added = row(event, called_ns(event), "gather " + event.unit);
+    const bool again = told.unshards_before_backward + told.unshards_in_backward > 0;
+    (updated_       ? told.all_gathers_after_update
+     : in_backward_ ? told.unshards_in_backward
+                    : told.unshards_before_backward)++;
+    StoryRow& added = row(event, called_ns(event), (updated_ ? "all-gather " : "unshard ") + event.unit);
     const int parts = parts_at_rest(unit(event));
     std::vector<std::string> notes;
     if (updated_)
       notes.emplace_back("shards that other ranks have updated");
     else if (again)
-      notes.emplace_back("again: it was freed");
+      notes.emplace_back("again: it was resharded");
     else if (story_.rows.size() == 1 && parts > 1)
       notes.push_back(
           fmt::format("{} shard{} come{}, own goes out", parts - 1, parts == 2 ? "" : "s", parts == 2 ? "s" : ""));
@@ -107,22 +109,22 @@ class StoryBuilder {
           fmt::format("{} rounds in {:.3f}", issued()->rounds, static_cast<double>(event.duration_ns()) / 1e6));
     added.note = fmt::format("{}", fmt::join(notes, ", "));
     if (parts == 1) return;
-    const CutUnit& gathered = unit(event);
-    const int kept_parts = parts_over(gathered.strategy.param_after_forward, input_.mesh);
-    unsharded_[event.unit] = gathered.bytes;
-    if (kept_parts > 1 && kept_parts < parts && !gathered.kept_after_forward)
-      secondary_[event.unit] = gathered.bytes / static_cast<std::uint64_t>(kept_parts);
+    const WrappedUnit& unsharded_unit = unit(event);
+    const int kept_parts = parts_over(unsharded_unit.strategy.param_after_forward, input_.mesh);
+    unsharded_[event.unit] = unsharded_unit.bytes;
+    if (kept_parts > 1 && kept_parts < parts && !unsharded_unit.kept_after_forward)
+      secondary_[event.unit] = unsharded_unit.bytes / static_cast<std::uint64_t>(kept_parts);
     added.unsharded = unsharded();
-    if (*added.unsharded == input_.cut.bytes() && unsharded_.size() > 1)
+    if (*added.unsharded == input_.wrapping.bytes() && unsharded_.size() > 1)
       added.note += added.note.empty() ? "the whole model" : ", the whole model";
   }
 
-  /// When a gather could begin: a device's streams are given work long before.
+  /// When an all-gather could begin: a device's streams are given work long before.
   std::int64_t called_ns(const TraceEvent& event) const {
     return issued() == nullptr ? event.start_ns : std::max(event.start_ns, issued()->called_ns);
   }
 
-  /// Whether compute goes on with another unit after this gather was issued.
+  /// Whether compute goes on with another unit after this event.
   bool is_ahead(const TraceEvent& event) const {
     for (std::size_t i = index_ + 1; i < input_.events.size(); ++i)
       if (!starts_transfers(input_.events[i])) return input_.events[i].unit != event.unit;
@@ -147,7 +149,7 @@ class StoryBuilder {
     const bool again = std::any_of(spans_.begin(), spans_.end(),
                                    [](const TraceEvent* span) { return span->kind == TraceEventKind::backward; });
     if (!again) in_backward_ = false;
-    const CutUnit& begun = unit(event);
+    const WrappedUnit& begun = unit(event);
     std::string note = again ? "again: its activations were not kept" : own_modules(begun, begun.first);
     row(event, event.start_ns, "forward " + event.unit, std::move(note));
     if (!again) story_.forward_end_ns = std::max(story_.forward_end_ns, event.end_ns - input_.begin_ns);
@@ -156,7 +158,7 @@ class StoryBuilder {
 
   void backward(const TraceEvent& event) {
     in_backward_ = true;
-    const CutUnit& begun = unit(event);
+    const WrappedUnit& begun = unit(event);
     const bool outer = !begun.first.empty() || !begun.last.empty();
     std::string note = begun.is_root && outer && holds_others(event) ? "from the loss: " + joined_names(begun.last)
                                                                      : "gradients of its own data";
@@ -166,13 +168,13 @@ class StoryBuilder {
     spans_.push_back(&event);
   }
 
-  void free(const TraceEvent& event) {
+  void reshard(const TraceEvent& event) {
     UnitStory& told = unit_story(event);
-    if (!in_backward_) told.freed_after_forward = true;
+    if (!in_backward_) told.resharded_after_forward = true;
     unsharded_.erase(event.unit);
     if (in_backward_) secondary_.erase(event.unit);
     const int parts = parts_at_rest(unit(event));
-    StoryRow& added = row(event, event.start_ns, "free " + event.unit);
+    StoryRow& added = row(event, event.start_ns, "reshard " + event.unit);
     if (!in_backward_ && parts > 1)
       added.note = fmt::format("{} shard{} go{}, own stays", parts - 1, parts == 2 ? "" : "s", parts == 2 ? "es" : "");
     added.unsharded = unsharded();
@@ -193,7 +195,7 @@ class StoryBuilder {
 
   void update(const TraceEvent& event) {
     updated_ = true;
-    const CutUnit& own = unit(event);
+    const WrappedUnit& own = unit(event);
     std::int64_t elements = shard_of(0, own.padded, own.strategy.optimizer, input_.mesh).count();
     if (!story_.rows.empty() && story_.rows.back().kind == TraceEventKind::optimizer_step) {
       updated_elements_ += elements;
@@ -221,7 +223,7 @@ class StoryBuilder {
 
   void resume(const TraceEvent& event, std::int64_t at_ns) {
     const bool forward = event.kind == TraceEventKind::forward;
-    const CutUnit& goes_on = unit(event);
+    const WrappedUnit& goes_on = unit(event);
     const bool more = std::any_of(input_.events.begin(), input_.events.end(), [&](const TraceEvent& later) {
       return later.kind == event.kind && later.start_ns >= at_ns && later.start_ns < event.end_ns;
     });
@@ -243,7 +245,7 @@ class StoryBuilder {
     return fmt::format("{}", fmt::join(names, " "));
   }
 
-  std::string own_modules(const CutUnit& unit, const std::vector<std::string>& names) const {
+  std::string own_modules(const WrappedUnit& unit, const std::vector<std::string>& names) const {
     return unit.is_root && !names.empty() ? joined_names(names) + ", of its own sequences" : "";
   }
 

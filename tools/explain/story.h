@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tessera/base/trace.h"
-#include "tools/explain/cut.h"
+#include "tools/explain/wrapping.h"
 
 namespace tessera::tools {
 
@@ -27,33 +27,33 @@ struct StoryRow {
   base::TraceEventKind kind = base::TraceEventKind::forward;
   std::string unit;
   std::int64_t at_ns = 0;                  ///< since the begin of the step
-  std::string text;                        ///< "gather h.0"
+  std::string text;                        ///< "unshard h.0"
   std::string note;                        ///< why, or what it does
   std::optional<std::uint64_t> sent;       ///< bytes, by this rank
-  std::optional<std::uint64_t> unsharded;  ///< bytes of gathered parameters after it
+  std::optional<std::uint64_t> unsharded;  ///< bytes of unsharded parameters after it
   std::optional<std::int64_t> wait_ns;     ///< that compute waits
 };
 
 /// What happens to one unit in a step.
 struct UnitStory {
-  int gathers_before_backward = 0, gathers_in_backward = 0, gathers_after_update = 0;
-  bool freed_after_forward = false;
+  int unshards_before_backward = 0, unshards_in_backward = 0;
+  int all_gathers_after_update = 0;
+  bool resharded_after_forward = false;
   int reductions = 0;
-  int gathers() const { return gathers_before_backward + gathers_in_backward + gathers_after_update; }
 };
 
 /// The story of a step.
 struct Story {
   std::vector<StoryRow> rows;
-  std::vector<UnitStory> units;      ///< as in ModelCut::units()
-  std::uint64_t most_unsharded = 0;  ///< bytes of gathered parameters
+  std::vector<UnitStory> units;      ///< as in Wrapping::units()
+  std::uint64_t most_unsharded = 0;  ///< bytes of unsharded parameters
   std::int64_t forward_end_ns = 0;   ///< since the begin of the step: the model has been computed once
   std::int64_t step_ns = 0;
 };
 
 /// The events and transfers of a step, whose times count from `begin_ns`.
 struct StoryInput {
-  const ModelCut& cut;
+  const Wrapping& wrapping;
   std::span<const base::TraceEvent> events;  ///< in the order in which they began
   /// By event; empty for events that start nothing.
   std::span<const IssuedTransfers> issued;

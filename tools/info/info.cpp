@@ -121,7 +121,7 @@ void print_all(const Catalog& all) {
 
 double mb(std::int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
-/// Prints the units of a wrapping: what is gathered together, and what needlessly.
+/// Prints the units of a wrapping: what is unsharded together, and what needlessly.
 void print_units(const InfoOptions& options) {
   nn::Context context;
   const auto model = nn::make_model(context, nn::find_config(options.model));
@@ -148,7 +148,7 @@ void print_units(const InfoOptions& options) {
     }
   }
   if (better != options.wrap && options.wrap != "none" && !options.wrap.starts_with("size:"))
-    std::printf("--wrap \"%s\" gathers these when they are used.\n", better.c_str());
+    std::printf("--wrap \"%s\" unshards these when they are used.\n", better.c_str());
 }
 
 int run_info(const InfoOptions& options) {

@@ -108,7 +108,7 @@ std::string map_of(const Comparison& c) {
          ", a box a " + defined("shard") + ". The strip below a box shows gradients. Move the slider through the " +
          defined("step") + ": arrow keys go from event to event, Space plays.</p>\n" + place_for("map") +
          keys_of({{"own", "own shard, always here"},
-                  {"here", "others' shards, " + defined("gathered")},
+                  {"here", "others' shards, " + defined("unsharded")},
                   {"coming", defined("in flight")},
                   {"", "not here"},
                   {"backward", "gradients of own data"},
@@ -133,7 +133,7 @@ std::int64_t covered_ns(const std::vector<base::TraceEvent>& events, const std::
 
 std::string timelines_of(const Comparison& c, const StepStory* story) {
   Table table{"Milliseconds in the step shown",
-              {"strategy", "rank", "step", "forward", "backward", "optimizer", "exposed", "gathers", "reductions"},
+              {"strategy", "rank", "step", "forward", "backward", "optimizer", "exposed", "all-gathers", "reductions"},
               {}};
   for (const RunResult& run : c.runs) {
     if (!run.timeline) continue;
@@ -162,7 +162,7 @@ std::string timelines_of(const Comparison& c, const StepStory* story) {
                                                            {"backward", "backward"},
                                                            {"opt", defined("optimizer")},
                                                            {"wait", defined("exposed")},
-                                                           {"gather", carried ? "gather" : "gather in flight"},
+                                                           {"gather", carried ? "all-gather" : "all-gather in flight"},
                                                            {"reduce", carried ? "reduction" : "reduction in flight"}};
   if (carried) keys.emplace_back("queued", "waits for its link");
   return std::string("<h2>One step over time</h2>\n<p>") +
@@ -171,7 +171,7 @@ std::string timelines_of(const Comparison& c, const StepStory* story) {
          ": computing waits, for the milliseconds above. The rows below show what is " + defined("in flight") +
          (carried ? ": thin and dotted from its call until a link is free, solid on the link"
                   : ", from its call until computing has it") +
-         "; a black tick frees a unit (" + defined("reshard") + ").</p>\n" + place_for("timeline") + keys_of(keys) +
+         "; at a black tick a unit is " + defined("reshard") + "ed.</p>\n" + place_for("timeline") + keys_of(keys) +
          details("Sums by rank", table);
 }
 
@@ -201,7 +201,7 @@ std::string memory_of(const Comparison& c) {
   }
   return "<h2>Memory over the step</h2>\n<p>Live bytes by kind, of the rank that needs most. The dashed line is the " +
          defined("formula") + " for " + defined("model state") + "; what lies above it are " + defined("activation") +
-         "s, " + defined("gathered") + " units and buffers.</p>\n" + place_for("memory") +
+         "s, " + defined("unsharded") + " units and buffers.</p>\n" + place_for("memory") +
          details("Bytes at the peak", table);
 }
 

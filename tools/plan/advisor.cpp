@@ -93,16 +93,16 @@ class Search {
         if (!engine) continue;
         const int shards = engine->mesh->size_of(fsdp::kShardAxis);
         if (!seen.emplace(strategy, std::to_string(shards)).second) continue;
-        try_gathers(plan, strategy, *engine);
+        try_unshards(plan, strategy, *engine);
       }
   }
 
-  /// Prefetch and resharding matter only where parameters are gathered in forward.
-  void try_gathers(TrainPlan plan, const std::string& strategy, const fsdp::EngineOptions& engine) {
-    const bool gathers = !engine.strategy.param_at_rest.empty() && engine.mesh->size_of(fsdp::kShardAxis) > 1;
+  /// Prefetch and resharding matter only where parameters are unsharded in forward.
+  void try_unshards(TrainPlan plan, const std::string& strategy, const fsdp::EngineOptions& engine) {
+    const bool unshards = !engine.strategy.param_at_rest.empty() && engine.mesh->size_of(fsdp::kShardAxis) > 1;
     for (const char* reshard : {"", "false"})
       for (const int prefetch : {1, 2}) {
-        if (!gathers && (prefetch != 1 || *reshard != '\0')) continue;
+        if (!unshards && (prefetch != 1 || *reshard != '\0')) continue;
         plan.options.reshard_after_forward = reshard;
         plan.options.prefetch = prefetch;
         found_.push_back({.strategy = strategy,

@@ -40,7 +40,7 @@ struct StepPlan {
 /// What StepPlan holds only if it is asked for.
 struct StepDetails {
   /// The step begins when the one before is done, and ends when all that it issued is done. False: steps follow each
-  /// other as in training, so that gathers of updated parameters hide behind the next forward.
+  /// other as in training, so that all-gathers of updated parameters hide behind the next forward.
   bool isolated = false;
   bool graph = false;        ///< of an isolated step; else of the step and the one before
   bool all_memory = false;   ///< StepPlan::memory; not with step_memory

@@ -112,7 +112,7 @@ std::string ZeroTable::headline() const {
 std::string ZeroTable::note() const {
   const int values = nn::state_slots(spec_.optimizer) + (spec_.precision.has_master_weights() ? 1 : 0);
   std::string text = fmt::format(
-      "Bytes per parameter: {} parameter, {} gradient, {} optimizer{}. Not included: gathered units, activations, "
+      "Bytes per parameter: {} parameter, {} gradient, {} optimizer{}. Not included: unsharded units, activations, "
       "padding.",
       base::size_of(spec_.precision.compute), base::size_of(spec_.precision.reduce), 4 * values,
       spec_.precision.has_master_weights() ? " (with f32 master weights)" : "");

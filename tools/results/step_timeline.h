@@ -39,7 +39,7 @@ struct StepTimeline {
   std::int64_t length_ns = 0;
   bool simulated = false;  ///< times are those of the simulated machine
   bool one_clock = true;   ///< false: the ranks' clocks differ, and each rank's times count from its own begin
-  /// Into how many parts the parameters, the gradients and the optimizer state of a unit are cut at rest.
+  /// Into how many parts the parameters, the gradients and the optimizer state of a unit are sharded at rest.
   std::array<int, 3> pieces = {1, 1, 1};
   std::uint64_t predicted_state = 0;  ///< bytes of model state by ZeRO's formula; 0: it does not apply
   std::vector<RankTimeline> ranks;

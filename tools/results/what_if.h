@@ -30,7 +30,7 @@ struct WhatIf {
   };
   std::string machine;         ///< what a rank computes, as plan --machine takes it: the compute that was measured
   double flops = 0;            ///< of that machine
-  double parameter_bytes = 0;  ///< of one that is gathered; 0 if plug-ins compress it
+  double parameter_bytes = 0;  ///< of one that is unsharded; 0 if plug-ins compress it
   bool link_given = true;      ///< with --link; else the setting's link is plan's
   Setting setting;
   std::int64_t seq_len = 1, microbatches = 1, most_sequences = 1;

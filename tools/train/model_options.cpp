@@ -28,7 +28,7 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
              "linear layers with adapters, by the end of their names (default: c_attn, or q_proj and v_proj)",
              list_of());
   add_option(command, "--quantize", o.quantize,
-             "keep the frozen linear weights in 4 bits (QLoRA), at rest and gathered; needs --lora", one_of({"nf4"}));
+             "keep the frozen linear weights in 4 bits (QLoRA), at rest and unsharded; needs --lora", one_of({"nf4"}));
 }
 
 void add_init_options(CLI::App& command, ModelOptions& o) {

@@ -166,7 +166,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   if (!options.mesh.empty()) fsdp::parse_mesh(options.mesh);
   if (options.backward_prefetch == "post" && options.prefetch == 0)
     throw InvalidUsage(
-        "--backward-prefetch post with --prefetch 0: nothing is gathered ahead; leave one of the two out");
+        "--backward-prefetch post with --prefetch 0: nothing is unsharded ahead; leave one of the two out");
   plan.schedule = schedule_of(options, options.steps);
   plan.precision = precision_of(options);
   plan.fp8 = fp8_of(options);

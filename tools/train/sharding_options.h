@@ -1,4 +1,4 @@
-// The options of sharding: the strategy and its mesh, units and collectives, and what is gathered when.
+// The options of sharding: the strategy and its mesh, units and collectives, and what is unsharded when.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -28,7 +28,7 @@ struct RecordedStep {
 /// The step of all ranks, without pieces and formula. Collective.
 StepTimeline gather_step(comm::HostCollectives& control, const RecordedStep& own);
 
-/// Adds what depends on the strategy: how it cuts units, and ZeRO's formula, if it applies.
+/// Adds what depends on the strategy: how it shards units, and ZeRO's formula, if it applies.
 void add_state(StepTimeline& timeline, const TrainPlan& plan, const fsdp::Strategy& strategy,
                const fsdp::MeshShape& mesh);
 

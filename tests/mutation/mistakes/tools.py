@@ -136,8 +136,8 @@ MISTAKES = [
     mistake("page-runs-any-script", "tools/pages/page.cpp", "hashes += \" \" + hash_source(std::string(script));", "hashes = \" 'unsafe-inline'\";", r"^tools\.report_page$", "a string that becomes a script runs"),
 
     # explain
-    mistake("explain-tile-of-another-rank", "tools/explain/cut.cpp", "range = {range.begin + part * (rank % axis->size), range.begin + part * (rank % axis->size + 1)};", "range = {range.begin + part * (axis->size - 1 - rank % axis->size), range.begin + part * (axis->size - rank % axis->size)};",
-            r"^tools\.explain$", "explain shows a rank the tile of another one"),
+    mistake("explain-shard-of-another-rank", "tools/explain/wrapping.cpp", "range = {range.begin + part * (rank % axis->size), range.begin + part * (rank % axis->size + 1)};", "range = {range.begin + part * (axis->size - 1 - rank % axis->size), range.begin + part * (axis->size - rank % axis->size)};",
+            r"^tools\.explain$", "explain shows a rank the shard of another one"),
     mistake("page-hides-the-queue", "tools/pages/live/view.js", "...(t.begun > t.called ? [", "...(t.begun < t.called ? [", r"^tools\.explain_page$", "transfers that wait for their link are not drawn"),
     mistake("page-memory-in-host-time", "src/plan/simulation.cpp", "        change.at_ns = clock_->times_of(static_cast<TaskId>(change.at_ns)).end_ns;", "        change.at_ns += 0;",
             r"^tools\.explain_page$", "memory of a simulated step has no times"),

@@ -7,7 +7,7 @@ function framesOf(run) {
     const spans = blocks.length ? blocks : all;  // the root computes between its units too
     return spans.length ? (spans[spans.length >> 1].start + spans[spans.length >> 1].end) / 2 : null;
   };
-  const frames = [["Begin", 0], ["First gather", first("unshard_issue") && first("unshard_issue").start], ["In forward", middle("forward")],
+  const frames = [["Begin", 0], ["First all-gather", first("unshard_issue") && first("unshard_issue").start], ["In forward", middle("forward")],
                   ["In backward", middle("backward")], ["First reduction", first("reduce_issue") && first("reduce_issue").start], ["End", run.end]];
   return frames.filter(([, at]) => at !== null && at !== undefined);
 }

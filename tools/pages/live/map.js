@@ -26,7 +26,7 @@ function gradientsAt(events, unit, at) {
   return state;
 }
 
-const TEXTS = {own: "own shard", here: "gathered", coming: "on its way", none: "not here",
+const TEXTS = {own: "own shard", here: "unsharded", coming: "on its way", none: "not here",
                local: "gradients of its own data", way: "gradients on their way", reduced: "mean of all ranks' gradients"};
 
 // What the ranks do at a moment, in words.

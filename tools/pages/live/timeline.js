@@ -62,7 +62,7 @@ function drawTimeline(view, root) {
         add("compute", rank.compute, 12, 14);
         add("gather", rank.gathers, 28, 8);
         add("reduce", rank.reductions, 39, 8);
-        add("free", rank.events.filter((e) => e.kind === "reshard").map((e) => ({event: e, start: e.start, end: e.end})), 28, 8);
+        add("reshard", rank.events.filter((e) => e.kind === "reshard").map((e) => ({event: e, start: e.start, end: e.end})), 28, 8);
         if (width >= 480) heads.push({text: `exposed ${ms(exposed)}`, y: y + 36, x: left - 4, end: true, small: true});
         y += 54;
       }
@@ -81,7 +81,7 @@ function drawTimeline(view, root) {
       .attr("class", (d) => `mark ${d.row} ${d.event.kind}${d.queued ? " queued" : ""}`).attr("data-event", (d) => `${d.run.name}|${d.event.rank}|${d.event.id}`)
       .style("fill", (d) => d.queued ? svg.hatch(d.row === "gather" ? "coming" : "way") : d.event.kind.endsWith("_wait") ? svg.hatch("wait") : null);
     marks.on("mouseenter click", (d) => detail.text(describe(d)).classed("hint", false));
-    labels = body.append("g").attr("class", "names").selectAll("text").data(all.filter((d) => d.row !== "free" && !d.queued)).enter().append("text")
+    labels = body.append("g").attr("class", "names").selectAll("text").data(all.filter((d) => d.row !== "reshard" && !d.queued)).enter().append("text")
       .attr("y", (d) => d.event.kind.endsWith("_wait") ? d.y - 2 : d.y + d.height - (d.height > 10 ? 3 : 1)).attr("text-anchor", "middle")
       .attr("class", (d) => d.event.kind.endsWith("_wait") ? "waiting" : "on").style("font-size", (d) => d.height > 10 ? "10px" : "8px")
       .text((d) => d.event.kind.endsWith("_wait") ? ((d.end - d.start) / 1e6).toFixed(2) : d.event.unit);
@@ -113,7 +113,7 @@ function drawTimeline(view, root) {
   function paint() {
     const longest = view.longest;
     x = d3.scaleLinear().domain(view.zoom.map((z) => z * longest)).range([left, width - 26]);
-    marks.attr("x", (d) => x(d.start)).attr("width", (d) => Math.max(d.row === "free" ? 1.5 : 0.3, x(d.end) - x(d.start)));
+    marks.attr("x", (d) => x(d.start)).attr("width", (d) => Math.max(d.row === "reshard" ? 1.5 : 0.3, x(d.end) - x(d.start)));
     labels.attr("x", (d) => (Math.max(left, x(d.start)) + Math.min(width - 26, x(d.end))) / 2)
       .style("display", function(d) {
         const room = Math.min(width - 26, x(d.end)) - Math.max(left, x(d.start));

@@ -1,11 +1,11 @@
 // What the pictures of one comparison share: the chosen strategies, the moment, the zoom, and the data.
 "use strict";
 const KINDS = {
-  unshard_issue: (u, b) => `asks for the other ranks' shards of ${u} (${bytes(b)})`,
-  unshard_wait: (u) => `waits for the shards of ${u}: exposed`,
+  unshard_issue: (u, b) => `starts to unshard ${u} (${bytes(b)})`,
+  unshard_wait: (u) => `waits until ${u} is unsharded: exposed`,
   forward: (u) => `computes the forward of ${u}, with its own sequences`,
   backward: (u) => `computes the gradients of ${u}, from its own sequences`,
-  reshard: (u) => `frees ${u}: the other ranks' shards go, its own stays`,
+  reshard: (u) => `reshards ${u}: the other ranks' shards go, its own stays`,
   reduce_issue: (u, b) => `starts to reduce the gradients of ${u} (${bytes(b)})`,
   reduce_wait: (u) => `waits for the reduced gradients of ${u}: exposed`,
   optimizer_step: (u) => `updates its part of ${u}`,

@@ -2,7 +2,7 @@
 "use strict";
 // Times in nanoseconds. A rank has a port inside its host and one to other hosts; the bytes of operations pass a port one
 // after the other, in the order of their calls, and the latency of an operation follows its bytes. A step begins while
-// gathers of the one before are in flight.
+// all-gathers of the one before are in flight.
 function replay(schedule, setting, most) {
   const part = most > 1 ? (setting.sequences - 1) / (most - 1) : 0, grown = ([few, many]) => few + (many - few) * part;
   const ports = [setting.intra, setting.hosts > 1 ? setting.link : setting.intra], loads = schedule.loads[setting.hosts];
@@ -41,7 +41,7 @@ function whatIf(data, name, setting) {
   return {name, ...result, tokens: result.step > 0 ? tokens / result.step * 1e9 : 0};
 }
 
-// From how many tokens of a rank on the gather of a unit hides behind the forward of another one.
+// From how many tokens of a rank on the all-gather of a unit hides behind the forward of another one.
 function hidingTokens(data, {link, intra, ranks, hosts}) {
   const here = ranks / hosts, far = (ranks - here) / ranks / link.bytes_per_second;
   const near = (here - 1) / ranks / (hosts > 1 ? intra : link).bytes_per_second;
@@ -103,7 +103,7 @@ function drawWhatIf(data, view, root) {
   function showHiding() {
     const from = data.parameter_bytes ? hidingTokens(data, setting) : 0, [least, most] = [tokens(sequences[0]), tokens(sequences[sequences.length - 1])];
     mark.style("display", from >= least && from <= most ? null : "none");
-    hides.text(!from ? "" : `A gather hides behind a forward from T = (b/2) c F/B = ${d3.format(",")(Math.ceil(from))} tokens of a rank on` +
+    hides.text(!from ? "" : `An all-gather hides behind a forward from T = (b/2) c F/B = ${d3.format(",")(Math.ceil(from))} tokens of a rank on` +
       (from > most ? ", to the right of this slider." : from < least ? ", with any batch here." : ": the mark."));
     if (from < least || from > most) return;
     const place = d3.scaleLinear().domain(sequences.map(tokens)).range(d3.range(sequences.length))(from) / (sequences.length - 1);

@@ -1,0 +1,71 @@
+// How a model is wrapped into units, which are used one after the other, and each unit sharded over the ranks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/fsdp/flat_layout.h"
+#include "tessera/fsdp/wrap.h"
+#include "tessera/nn/models/causal_model.h"
+#include "tools/plan/step_plan.h"
+
+namespace tessera::tools {
+
+/// The ranks that keep one range of a flat parameter.
+struct Shard {
+  std::vector<int> ranks;
+  fsdp::ElementRange range;           ///< in elements of the flat parameter
+  std::vector<std::string> contents;  ///< parameters in the range, and how much of them
+};
+
+/// One unit of the model, and the strategy that the engine applies to it.
+struct WrappedUnit {
+  std::string name;
+  std::string contents;                  ///< its modules
+  std::vector<std::string> first, last;  ///< the root's modules before and after the units inside it
+  std::int64_t elements = 0, padded = 0;
+  std::uint64_t bytes = 0;  ///< the flat parameters when unsharded
+  bool is_root = false;
+  bool kept_after_forward = false;
+  fsdp::Strategy strategy;
+  std::vector<fsdp::FlatLayout> flats;
+  /// The flat parameter that examples show: the largest.
+  const fsdp::FlatLayout& largest() const;
+};
+
+/// The units of a plan's model. The model has no data.
+class Wrapping {
+ public:
+  /// `step`: of the same plan.
+  Wrapping(const TrainPlan& plan, const StepPlan& step);
+
+  const std::vector<WrappedUnit>& units() const { return units_; }
+  /// Throws std::out_of_range for an unknown name.
+  const WrappedUnit& unit(const std::string& name) const;
+  /// The unit that examples show: the first one that is not the root, if there is one.
+  const WrappedUnit& example() const;
+  std::int64_t elements() const;  ///< the sum over all units, as below
+  std::int64_t padded() const;
+  std::uint64_t bytes() const;
+  /// Modules that the root holds although only they use their parameters, each by its path.
+  const std::vector<std::string>& needlessly_held() const { return needlessly_held_; }
+
+ private:
+  nn::Context context_;
+  std::unique_ptr<nn::CausalModel> model_;
+  std::vector<WrappedUnit> units_;
+  std::vector<std::string> needlessly_held_;
+};
+
+/// In how many parts these axes of the mesh divide a flat parameter.
+int parts_over(const fsdp::Axes& axes, const fsdp::MeshShape& mesh);
+
+/// The range of `padded` elements that a rank keeps of state that is sharded over `axes`.
+fsdp::ElementRange shard_of(int rank, std::int64_t padded, const fsdp::Axes& axes, const fsdp::MeshShape& mesh);
+
+/// The shards of a unit's largest flat parameter over `axes`, in the order of their ranges.
+std::vector<Shard> shards_of(const WrappedUnit& unit, const fsdp::Axes& axes, const fsdp::MeshShape& mesh);
+
+}  // namespace tessera::tools

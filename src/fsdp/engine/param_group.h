@@ -35,15 +35,15 @@ class TESSERA_API ParamGroup {
   /// The transfers of this unit in a collective, which are the same in every step.
   std::vector<TransferSpec> transfers_of(comm::OpKind collective) const;
 
-  /// Unsharded, or being gathered; always true if replicated.
-  bool gathered() const { return state_ != State::sharded; }
-  void unshard();           ///< starts the gathers; no effect unless sharded
+  /// Unsharded or unsharding; always true if replicated.
+  bool unsharded() const { return state_ != State::sharded; }
+  void unshard();           ///< starts the all-gathers; no effect unless sharded
   void wait_for_unshard();  ///< work that follows on the compute stream may read the parameters
   /// No effect on replicated parameters. `for_backward`: a backward follows, for which the plan may keep a secondary
   /// shard.
   void reshard(bool for_backward = false);
-  void wait_for_gathers();  ///< makes the compute stream wait for gathers that an optimizer step started
-  /// Orders the next gathers after what the compute stream has updated; starts the gathers that follow a step.
+  void wait_for_gathers();  ///< makes the compute stream wait for all-gathers that an optimizer step started
+  /// Orders the next all-gathers after what the compute stream has updated; starts those that follow a step.
   void all_gather_updated();
   /// Orders the next uploads after `stored`: the optimizer's results are then in host memory.
   void set_stored(Event stored) { stored_ = std::move(stored); }
@@ -52,14 +52,14 @@ class TESSERA_API ParamGroup {
   void lay_out();
   /// Whether a parameter began or ceased to require a gradient since the layout was made.
   bool outdated() const;
-  /// Drops gathers in flight, after an error.
+  /// Drops all-gathers in flight, after an error.
   void reset();
 
  private:
   /// sharded -> unsharding in unshard(), -> unsharded in wait_for_unshard(), -> sharded in reshard(). Parameters that
-  /// are replicated are unsharded from the beginning, and unsharding after an update that gathers follow.
+  /// are replicated are unsharded from the beginning, and unsharding after an update that all-gathers follow.
   enum class State : std::uint8_t { sharded, unsharding, unsharded };
-  /// The input or output buffer of a gather for a flat parameter.
+  /// The input or output buffer of an all-gather for a flat parameter.
   struct GatherTarget {
     Lease* lease = nullptr;
     std::int64_t first = 0;  // the lease's first element
@@ -82,8 +82,8 @@ class TESSERA_API ParamGroup {
   bool kept_after_forward_ = false;
   State state_ = State::sharded;
   WorkChain gathers_;
-  Event loaded_;   // parameters were uploaded from the host, if no gather follows
-  Event updated_;  // the optimizer has updated this unit: its gather waits for no other unit's update
+  Event loaded_;   // parameters were uploaded from the host, if no all-gather follows
+  Event updated_;  // the optimizer has updated this unit: its all-gather waits for no other unit's update
   Event stored_;   // the optimizer's results are in host memory
   std::size_t peak_bytes_ = 0;
 };

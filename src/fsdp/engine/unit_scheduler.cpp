@@ -66,7 +66,7 @@ void UnitScheduler::install_hooks() {
 //   forward    U root U 0 | 0: U 1 .. R 0 | 1: U 2 .. R 1 | 2: ..       the last unit stays: its backward comes first
 //   backward   2: U 1 .. R 2 G 2 | 1: U 0 .. R 1 G 1, wait G 2 | 0: .. R 0 G 0, wait G 1 | root: .. G root, wait G 0
 //
-// The next unit is gathered while this one computes, and a reduction has one unit's backward to hide behind: when the
+// The next unit is unsharded while this one computes, and a reduction has one unit's backward to hide behind: when the
 // next one has started, the compute stream waits for it, so that two full gradients exist at most (beside the root's).
 // All ranks must issue the same collectives in the same order, so nothing here depends on whether a transfer is done,
 // only on the order of the hooks, which the ranks compare (ExecOrderValidator).
@@ -74,10 +74,10 @@ void UnitScheduler::install_hooks() {
 // A unit may be used several times in a forward (`uses` counts those that a backward will follow), be recomputed inside
 // its backward, or not be used at all; then its gradient is zero, and it is reduced when the root's backward ends.
 
-/// Starts a unit's gathers, and records them in the execution order.
+/// Starts a unit's all-gathers, and records them in the execution order.
 void UnitScheduler::unshard(std::size_t index) {
   ParamGroup& group = core_.units[index]->group;
-  if (!group.gathered()) core_.order->record(group.name());
+  if (!group.unsharded()) core_.order->record(group.name());
   group.unshard();
 }
 
@@ -97,7 +97,7 @@ void UnitScheduler::prefetch(std::size_t index, int direction, Phase phase) {
 /// Returns false if a prefetch limit is reached.
 bool UnitScheduler::prefetch_unit(std::size_t index, Phase phase) {
   const ParamGroup& group = core_.units[index]->group;
-  if (group.gathered() || (phase == Phase::recompute && progress_[index].uses == 0)) return true;
+  if (group.unsharded() || (phase == Phase::recompute && progress_[index].uses == 0)) return true;
   if (!within_limits(group)) return false;
   unshard(index);
   return true;
@@ -108,7 +108,7 @@ bool UnitScheduler::within_limits(const ParamGroup& group) const {
   std::size_t bytes = group.bytes();
   for (const auto& unit : core_.units) {
     const ParamGroup& other = unit->group;
-    if (!other.plan().unshards_to_lease || !other.gathered() || other.spec().is_root) continue;
+    if (!other.plan().unshards_to_lease || !other.unsharded() || other.spec().is_root) continue;
     ++count;
     bytes += other.bytes();
   }

@@ -44,11 +44,15 @@ class Report:
         return sum(test.max_score for test in self.tests)
 
     def text(self) -> str:
-        lines = [self.title]
+        lines, shown = [self.title], set()
         for test in self.tests:
             mark = "pass" if not test.problems else "FAIL"
             lines.append(f"  {mark} {test.score:g}/{test.max_score:g}  {test.name}")
-            lines += [f"            {line}" for line in test.output.splitlines() if test.problems or test.note]
+            if test.problems and test.problems[0] in shown:
+                lines.append("            as above")
+            elif test.problems or test.note:
+                lines += [f"            {line}" for line in test.output.splitlines()]
+            shown.update(test.problems)
         lines += [f"  note: {remark}" for remark in self.remarks]
         lines.append(f"  {self.score:g} of {self.max_score:g} points")
         return "\n".join(lines)

@@ -96,7 +96,7 @@ class Worlds:
         folder = self.folder / f"world{self.count}"
         folder.mkdir(parents=True, exist_ok=True)
         environment = dict(os.environ, TESSERA_BACKEND=backend, TESSERA_ALGO=ALGORITHMS, TESSERA_TIMEOUT="4s", TESSERA_DETERMINISTIC="1",
-                           TESSERA_GRADE_DIR=str(folder), OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1",
+                           GRADE_DIR=str(folder), OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1",
                            **(env or {}))
         for inherited in ("TESSERA_RANK", "TESSERA_WORLD_SIZE", "TESSERA_RUN_ID", "TESSERA_MASTER"):
             environment.pop(inherited, None)

@@ -1,6 +1,8 @@
 """The grader gives a solution all points, a skeleton none, and takes those of each typical mistake with a message that helps.
 
-    grader_test.py BUILD NUMBER cpp|python [--interpreter PYTHON] [--only TEXT] [--show]
+    grader_test.py BUILD NUMBER cpp|python [--interpreter PYTHON] [--all] [--only TEXT] [--show]
+
+Of the mistakes the first three are tried, with --all every one.
 
 Exit code 77: this Python can't run ranks, so that the Python half can't be tested.
 """
@@ -69,6 +71,8 @@ def failures(options, folder):
             print(one.text)
         return one
 
+    if not (options.all or options.only):
+        planted = planted[:3]
     if not options.only:
         good = tried(solution)
         if good.results["score"] != good.results["max_score"] or good.code != 0:
@@ -95,6 +99,7 @@ def main():
     parser.add_argument("number", type=int)
     parser.add_argument("language", choices=("cpp", "python"))
     parser.add_argument("--interpreter")
+    parser.add_argument("--all", action="store_true")
     parser.add_argument("--only", default="", metavar="TEXT")
     parser.add_argument("--show", action="store_true")
     options = parser.parse_args()

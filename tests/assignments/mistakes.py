@@ -1,4 +1,7 @@
-"""Typical mistakes in the solutions: each changes one text and must lose the points of a test, with a message that helps."""
+"""Typical mistakes in the solutions: each changes one text and must lose the points of a test, with a message that helps.
+
+grader_test.py tries the first three of each, and all of them with --all.
+"""
 
 import dataclasses
 
@@ -41,4 +44,39 @@ RING_PYTHON = [
             "equal slices", r"off by a factor of \d: it should be the sum, not an average"),
     Mistake("what arrives is not added", "mine[:] = arrived + mine", "mine[:] = arrived", "equal slices", r"rank \d"),
 ]
-MISTAKES = {("ring", "cpp"): RING_CPP, ("ring", "python"): RING_PYTHON}
+FSDP_CPP = [
+    Mistake("shards begin one element early", "const std::int64_t begin = per_rank_ * world_.rank(),",
+            "const std::int64_t begin = world_.rank() == 0 ? 0 : per_rank_ * world_.rank() - 1,", "shards:",
+            r"rank 1's shard of embed starts at 1,572, yours at 1,571 of the flat parameter"),
+    Mistake("the last elements are left out where the ranks don't divide them", "(elements_ + world.size() - 1) / world.size()",
+            "elements_ / world.size()", "shards:", r"rank \d's shard of block0 has [\d,]+ elements, needs [\d,]+: 5,953 are padded to"),
+    Mistake("units stay unsharded after forward", ".post_forward = [this](nn::Phase) { reshard(); }", ".post_forward = {}", "memory in a step",
+            r"while block0 computes its forward, embed is still unsharded", keeps="training:"),
+    Mistake("gradients are summed", "comm::ReduceOp::avg()", "comm::ReduceOp::sum()", "training:",
+            r"the loss of step 1.*your reduce_scatter sums, and a step needs the average", keeps="shards:"),
+    Mistake("the gathered buffer is kept", "      handle.unbind(\"its unit is resharded\");\n    }\n    unsharded_ = {};",
+            "      handle.unbind(\"its unit is resharded\");\n    }", "memory in a step", r"the peak of unsharded parameters is [\d,]+ bytes",
+            keeps="training:"),
+    Mistake("backward uses the parameters of forward", "  void begin_backward() {\n    unshard();", "  void begin_backward() {", "training:",
+            r"is not readable: its unit is resharded", keeps="shards:"),
+    Mistake("buffers of gradients are kept", "parameter->gradient().unbind();\n    unsharded_gradient_ = {};", "parameter->gradient().unbind();",
+            "memory in a step", r"the peak of unsharded gradients is [\d,]+ bytes", keeps="training:"),
+    Mistake("gradients are reduced before they are complete", ".pre_backward = [this] { begin_backward(); },\n"
+            "                      .post_backward = [this] { end_backward(); }",
+            ".pre_backward = [this] { begin_backward(); world_.reduce_scatter(view(unsharded_gradient_), view(gradient_), "
+            "comm::ReduceOp::avg()).wait(); },\n                      .post_backward = [this] { reshard(); }", "training:",
+            r"the loss of step 1 .*step 0 was right, so its gradients or its update are not", keeps="shards:"),
+]
+FSDP_PYTHON = [
+    Mistake("initial values are those of the first rank", "initial(self.unit.name, name, seed, first - offset, last - offset)",
+            "initial(self.unit.name, name, seed, 0, last - first)", "shards:", r"rank 1's shard of layer0 starts at 3,012, yours at 0"),
+    Mistake("gathered buffers are kept", "        self.unit.parameters.update(self.views(flat))",
+            "        self.flat = flat\n        self.unit.parameters.update(self.views(flat))", "memory between steps", r"keeps [\d,]+ bytes; shards of",
+            keeps="training:"),
+    Mistake("the last elements are left out where the ranks don't divide them", "-(-elements // world.size)", "elements // world.size", "shards:",
+            r"rank 0's shard of layer2 has 22,060 elements, needs 22,061: 44,121 are padded to 44,122, divided by 2 ranks"),
+    Mistake("the average is forgotten", 'op="avg"', 'op="sum"', "training:", r"your reduce_scatter sums", keeps="shards:"),
+    Mistake("units stay unsharded after forward", "unit.pre_forward, unit.post_forward = self.unshard, self.reshard",
+            "unit.pre_forward, unit.post_forward = self.unshard, None", "memory in a step", r"while layer1 computes its forward, layer0 is still"),
+]
+MISTAKES = {("ring", "cpp"): RING_CPP, ("ring", "python"): RING_PYTHON, ("fsdp", "cpp"): FSDP_CPP, ("fsdp", "python"): FSDP_PYTHON}

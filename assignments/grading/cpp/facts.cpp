@@ -1,5 +1,6 @@
 #include "grading/cpp/facts.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -30,7 +31,7 @@ std::string number(double value) {
 }
 
 std::string folder() {
-  const char* const given = std::getenv("TESSERA_GRADE_DIR");
+  const char* const given = std::getenv("GRADE_DIR");
   return given == nullptr ? "." : given;
 }
 
@@ -76,7 +77,10 @@ Fact& Fact::set_calls(std::span<const Call> calls, std::span<const float> memory
       list += ", " + std::to_string(value);
     list += "]";
   }
-  return put("calls", "[" + list + "]");
+  const bool sums = std::any_of(calls.begin(), calls.end(), [](const Call& call) {
+    return call.kind == comm::OpKind::reduce_scatter && call.sums;
+  });
+  return put("calls", "[" + list + "]").set("sums", sums ? 1 : 0);
 }
 
 Fact& Fact::set_traffic(const comm::TrafficStats& traffic) {

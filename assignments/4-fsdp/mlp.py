@@ -63,9 +63,9 @@ class Unit:
 class Mlp:
     WIDTHS = (23, 251, 190, 231, 17)
 
-    def __init__(self):
-        last = len(self.WIDTHS) - 2
-        self.units = [Unit(f"layer{i}", self.WIDTHS[i], self.WIDTHS[i + 1], i < last) for i in range(last + 1)]
+    def __init__(self, widths=WIDTHS):
+        last = len(widths) - 2
+        self.units = [Unit(f"layer{i}", widths[i], widths[i + 1], i < last) for i in range(last + 1)]
 
     def loss(self, x, target):
         """Forward: the mean squared error."""

@@ -13,7 +13,8 @@ ASSIGNMENTS = pathlib.Path(__file__).resolve().parent.parent
 ROOT = ASSIGNMENTS.parent
 CPP = ASSIGNMENTS / "grading" / "cpp"
 FLAGS = ["-std=c++20", "-O1", "-g1", "-ffp-contract=off", "-Wall", "-Wextra"]
-COMMON = ["recorder.cpp", "facts.cpp", "memory.cpp", "model.cpp"]
+COMMON = ["recorder.cpp", "facts.cpp", "memory.cpp"]  # of every program
+TRAINING = ["model.cpp", "reference.cpp"]  # of those that train
 
 
 class CannotGrade(Exception):
@@ -78,10 +79,11 @@ class Builder:
 
     def program(self, harness: str, student: pathlib.Path, public: pathlib.Path) -> pathlib.Path:
         """The program of a student's file, linked with a harness. `public`: the folder with the assignment's header."""
+        trains = "reference.h" in (CPP / harness).read_text()
         key = hashlib.sha256(str(student.resolve()).encode()).hexdigest()[:12]
         target = self.folder / f"{student.stem}-{key}"
         own = target.with_suffix(".student.o")
-        parts = [self._kept_object(name) for name in [*COMMON, harness]]
+        parts = [self._kept_object(name) for name in [*COMMON, *(TRAINING if trains else ()), harness]]
         self._object(student, own, [f"-I{public}"])
         run_compiler([*self.compiler, str(own), *map(str, parts), f"-L{self.build}", "-ltessera", "-ltessera-comm",
                       f"-Wl,-rpath,{self.build}", "-pthread", "-o", str(target)])

@@ -14,6 +14,7 @@ from grading.worlds import Worlds
 # Number: the folder, the module of the grader, and the name of the student's file without its ending.
 COURSE = {
     1: ("1-ring", "ring", "ring"),
+    2: ("2-ddp", "ddp", "ddp"),
     4: ("4-fsdp", "fsdp", "fsdp"),
 }
 

@@ -79,4 +79,34 @@ FSDP_PYTHON = [
     Mistake("units stay unsharded after forward", "unit.pre_forward, unit.post_forward = self.unshard, self.reshard",
             "unit.pre_forward, unit.post_forward = self.unshard, None", "memory in a step", r"while layer1 computes its forward, layer0 is still"),
 ]
-MISTAKES = {("ring", "cpp"): RING_CPP, ("ring", "python"): RING_PYTHON, ("fsdp", "cpp"): FSDP_CPP, ("fsdp", "python"): FSDP_PYTHON}
+DDP_CPP = [
+    Mistake("the hook waits", "bucket.work = world_.all_reduce(all, all, comm::ReduceOp::avg());",
+            "bucket.work = world_.all_reduce(all, all, comm::ReduceOp::avg());\n    bucket.work.wait();", "overlap: a slow link",
+            r"they don't overlap. Start each bucket in the hook, and wait only in finish", keeps="training:"),
+    Mistake("gradients of an earlier step stay", "      std::ranges::fill(bucket.buffer, 0.0F);\n", "", "unused units",
+            r"a unit that is not used calls no hook of backward.*not what the step before left", keeps="training:"),
+    Mistake("buckets are filled from the first parameter", "for (std::size_t index = parameters_.size(); index-- > 0;) {",
+            "for (std::size_t index = 0; index < parameters_.size(); ++index) {", "buckets:",
+            r"bucket 0 holds head.out.weight to block2.down.bias, 3,216 elements of 6,000 that fit; yours has", keeps="training:"),
+    Mistake("all is reduced at the end", "    while (next_ < buckets_.size() && buckets_[next_].missing == 0) reduce(buckets_[next_++]);\n", "",
+            "overlap: each bucket", r"bucket 0 is complete after the backward of block2; it is reduced only in finish", keeps="training:"),
+    Mistake("gradients are summed", "comm::ReduceOp::avg()", "comm::ReduceOp::sum()", "training:",
+            r"your all_reduce sums, and a step needs the average over the ranks", keeps="buckets:"),
+    Mistake("what is left is not reduced", "    while (next_ < buckets_.size()) reduce(buckets_[next_++]);\n", "", "unused units",
+            r"Reduce its buckets in finish\(\), in the order of the others", keeps="training:"),
+    Mistake("buckets are reduced before they are complete", "buckets_[next_].missing == 0", "buckets_[next_].missing <= 1", "overlap: each bucket",
+            r"bucket 0 is complete after the backward of block2; it is reduced during the backward of head before all of its gradients"),
+]
+DDP_PYTHON = [
+    Mistake("the hook waits", "self.works.append(self.world.all_reduce(self.buckets[len(self.works)].buffer, op=\"avg\"))",
+            "self.works.append(self.world.all_reduce(self.buckets[len(self.works)].buffer, op=\"avg\"))\n        self.works[-1].wait()",
+            "overlap: a slow link", r"they don't overlap", keeps="training:"),
+    Mistake("finish does not wait", "            work.wait()", "            work.done()", "a rank that fails", r"and the step of rank \d went on"),
+    Mistake("a bucket is closed one parameter late", "4 * (self.buckets[-1].elements + math.prod(row[2])) > bucket_bytes",
+            "4 * self.buckets[-1].elements > bucket_bytes", "buckets:", r"bucket \d holds .* elements of .* that fit; yours has", keeps="training:"),
+    Mistake("gradients of an earlier step stay", "        self.buffer[:] = 0  # what an unused unit contributes\n", "", "unused units",
+            r"not what the step before left", keeps="training:"),
+    Mistake("gradients are summed", 'op="avg")', 'op="sum")', "training:", r"your all_reduce sums"),
+]
+MISTAKES = {("ring", "cpp"): RING_CPP, ("ring", "python"): RING_PYTHON, ("fsdp", "cpp"): FSDP_CPP, ("fsdp", "python"): FSDP_PYTHON,
+            ("ddp", "cpp"): DDP_CPP, ("ddp", "python"): DDP_PYTHON}

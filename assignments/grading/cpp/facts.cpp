@@ -78,7 +78,7 @@ Fact& Fact::set_calls(std::span<const Call> calls, std::span<const float> memory
     list += "]";
   }
   const bool sums = std::any_of(calls.begin(), calls.end(), [](const Call& call) {
-    return call.kind == comm::OpKind::reduce_scatter && call.sums;
+    return (call.kind == comm::OpKind::reduce_scatter || call.kind == comm::OpKind::all_reduce) && call.sums;
   });
   return put("calls", "[" + list + "]").set("sums", sums ? 1 : 0);
 }

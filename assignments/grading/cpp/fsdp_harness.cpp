@@ -6,57 +6,15 @@
 #include "grading/cpp/facts.h"
 #include "grading/cpp/memory.h"
 #include "grading/cpp/model.h"
-#include "tessera/fsdp/nn_model.h"
+#include "grading/cpp/reference.h"
 
 namespace {
 
 using namespace tessera;
 using grading::Case, grading::Fact, grading::Model, grading::Recorder;
 
-constexpr int kSteps = 3;
-constexpr float kLearningRate = 0.5F;
+using grading::kLearningRate, grading::kSteps;
 constexpr double kSlack = 20'000;  // bytes of objects, hooks and names
-
-/// What the library's engine computes.
-struct Reference {
-  std::vector<double> losses;
-  std::vector<std::vector<float>> initial, final;  ///< the parameters of each unit, without padding
-};
-
-std::vector<std::vector<float>> parameters_of(Model& model) {
-  std::vector<std::vector<float>> units;
-  for (const auto& child : model.children()) {
-    std::vector<float>& values = units.emplace_back();
-    for (const auto& parameter : child->parameters()) {
-      const float* const data = parameter->tensor().data<float>();
-      values.insert(values.end(), data, data + parameter->count());
-    }
-  }
-  return units;
-}
-
-Reference train_reference(comm::Communicator& world) {
-  nn::Context context;
-  Model model(context);
-  fsdp::Engine engine(
-      model, world,
-      {.strategy = fsdp::strategies::ddp(), .wrap = "none", .optimizer = {.kind = base::OptimizerConfig::Kind::sgd}});
-  engine.initialize(/*seed=*/7);
-  Reference result;
-  engine.wait();
-  result.initial = parameters_of(model);
-  for (int step = 0; step < kSteps; ++step) {
-    const grading::Batch batch = grading::batch_of(context, step, world.rank());
-    const nn::TapeScope recording(context);
-    const nn::Tensor loss = model(batch.tokens, batch.targets);
-    loss.backward();
-    engine.step(kLearningRate);
-    result.losses.push_back(loss.item());
-  }
-  engine.wait();
-  result.final = parameters_of(model);
-  return result;
-}
 
 /// Looks at the model from inside its units: the hooks of their layers, which are not the student's.
 class Observer {
@@ -142,7 +100,7 @@ void train(Recorder& world, nn::Context& context, Model& model, assignment::Fsdp
 void run_training(grading::Grading& grading, int ranks) {
   const Case part = {"n" + std::to_string(ranks), ranks, std::to_string(ranks) + (ranks > 1 ? " ranks" : " rank")};
   grading.run(part, [&](Recorder& world, Fact& fact) {
-    const Reference reference = train_reference(world);
+    const grading::Reference reference = grading::train_reference(world);
     std::vector<double> elements;
     for (const auto& unit : reference.final) elements.push_back(static_cast<double>(unit.size()));
     fact.set("expected_losses", reference.losses).set("elements", elements);

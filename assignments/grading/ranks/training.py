@@ -23,12 +23,13 @@ def batch_of(step, rank):
     return values(Mlp.WIDTHS[0], 1), values(Mlp.WIDTHS[-1], 2)
 
 
-def with_memory(model):
+def with_memory(model, gradients=True):
     """All parameters with their initial values, and memory for gradients."""
     for unit in model.units:
         for name, shape in unit.shapes.items():
             unit.parameters[name] = initial(unit.name, name, SEED, 0, math.prod(shape)).reshape(shape)
-            unit.gradients[name] = np.zeros(shape, np.float32)
+            if gradients:
+                unit.gradients[name] = np.zeros(shape, np.float32)
     return model
 
 
@@ -58,15 +59,24 @@ def average(parts):
     return tree_sum(parts) / np.float32(len(parts))
 
 
-def reference(ranks, skipped=()):
-    """(losses of each step and rank, the units' flat parameters before, and after the steps). `skipped`: units left out."""
-    model = with_memory(Mlp())
-    for unit in skipped:
-        model.units[unit].uses = False
+def leave_out(model, skipped):
+    for index, unit in enumerate(model.units):
+        unit.uses = index != skipped
+
+
+def reference(ranks, widths=Mlp.WIDTHS, skipped=None):
+    """(losses of each step and rank, the units' flat parameters before, and after the steps).
+
+    skipped(step, rank): the unit that a rank leaves out, or None.
+    """
+    model = with_memory(Mlp(widths))
     initial_values = [flat(unit.parameters) for unit in model.units]
     losses = []
     for step in range(STEPS):
-        every = [gradients_of(model, step, rank) for rank in range(ranks)]
+        every = []
+        for rank in range(ranks):
+            leave_out(model, skipped(step, rank) if skipped else None)
+            every.append(gradients_of(model, step, rank))
         losses.append([loss for loss, _ in every])
         for index, unit in enumerate(model.units):
             gradient = average([gradients[index] for _, gradients in every])

@@ -15,6 +15,7 @@ from grading.worlds import Worlds
 COURSE = {
     1: ("1-ring", "ring", "ring"),
     2: ("2-ddp", "ddp", "ddp"),
+    3: ("3-zero", "zero", "zero"),
     4: ("4-fsdp", "fsdp", "fsdp"),
 }
 

@@ -108,5 +108,32 @@ DDP_PYTHON = [
             r"not what the step before left", keeps="training:"),
     Mistake("gradients are summed", 'op="avg")', 'op="sum")', "training:", r"your all_reduce sums"),
 ]
+ZERO_CPP = [
+    Mistake("slices begin anywhere", "r * parameters.size() / n / 8 * 8", "r * parameters.size() / n", "slices:",
+            r"4 ranks, 49990 parameters: rank 0's slice has 12,496 elements, from 0 to 12,496; the one in your .* has 12,497|"
+            r"rank \d's slice starts at [\d,]+, yours at [\d,]+", keeps="parameters:"),
+    Mistake("each rank clips by its own norm", "    world_.all_reduce(view, view, comm::ReduceOp::sum()).wait();\n", "", "clipping",
+            r"the squares of the slices are added over the ranks", keeps="parameters:"),
+    Mistake("the state is that of all parameters", "values->resize(mine_.size());", "{\n      values->reserve(parameters.size());\n"
+            "      values->resize(mine_.size());\n    }", "memory:", r"keeps [\d,]+ bytes between steps; two moments and the gradients of its slice",
+            keeps="parameters:"),
+    Mistake("steps are not counted", "++steps_);", "steps_ + 1);", "parameters:", r"after 3 steps .* parameters are wrong on rank 0", keeps="slices:"),
+    Mistake("the root of each rank's sum is added", "double sum = squares(gradient_);", "double sum = std::sqrt(squares(gradient_));", "clipping",
+            r"added over the ranks, in f64, before the root", keeps="parameters:"),
+]
+ZERO_PYTHON = [
+    Mistake("updated slices are not gathered", "        self.world.all_gather(self.parameters, self.mine, counts=self.counts).wait()\n", "",
+            "parameters:", r"your own slice is right, those of others did not arrive"),
+    Mistake("gradients are reduced whole", "self.world.reduce_scatter(self.gradient, gradients, op=\"avg\", counts=self.counts).wait()",
+            "begin = sum(self.counts[: self.world.rank])\n        self.world.all_reduce(gradients, op=\"avg\").wait()\n"
+            "        self.gradient[:] = gradients[begin : begin + len(self.mine)]", "slices:",
+            r"calls all_reduce, all_gather in a step; it needs one reduce_scatter", keeps="parameters:"),
+    Mistake("the state is that of all parameters", "(np.zeros(len(self.mine), np.float32) for _ in range(3))",
+            "(np.zeros(count, np.float32)[: len(self.mine)] for _ in range(3))", "memory:", r"a whole moment is 199,960", keeps="parameters:"),
+    Mistake("slices are rounded to the nearest", "r * count // n // 8 * 8", "(r * count // n + 4) // 8 * 8", "slices:",
+            r"starts at [\d,]+, yours at [\d,]+|the one in your", keeps="parameters:"),
+    Mistake("each rank clips by its own norm", "        self.world.all_reduce(total).wait()\n", "", "clipping", r"before the root", keeps="parameters:"),
+]
 MISTAKES = {("ring", "cpp"): RING_CPP, ("ring", "python"): RING_PYTHON, ("fsdp", "cpp"): FSDP_CPP, ("fsdp", "python"): FSDP_PYTHON,
-            ("ddp", "cpp"): DDP_CPP, ("ddp", "python"): DDP_PYTHON}
+            ("ddp", "cpp"): DDP_CPP, ("ddp", "python"): DDP_PYTHON,
+            ("zero", "cpp"): ZERO_CPP, ("zero", "python"): ZERO_PYTHON}

@@ -45,6 +45,8 @@ def compiler_of(build: pathlib.Path) -> list[str]:
 
 def run_compiler(command: list[str]) -> None:
     done = subprocess.run(command, text=True, errors="replace", capture_output=True, check=False)
+    if done.returncode < 0 or re.search(r"fatal error: \w+ signal terminated|No space left", done.stderr):
+        raise CannotGrade(f"the compiler was stopped: {done.stderr.strip()[-200:]}")
     if done.returncode != 0:
         raise DoesNotBuild(done.stderr)
 
@@ -89,6 +91,12 @@ class Builder:
                       f"-Wl,-rpath,{self.build}", "-pthread", "-o", str(target)])
         own.unlink()
         return target
+
+
+    def module(self, source: pathlib.Path, target: pathlib.Path) -> None:
+        """A plug-in of a student's file."""
+        run_compiler([*self.compiler, *FLAGS, "-fPIC", "-shared", "-fvisibility=hidden", *self.includes, str(source), "-o", str(target),
+                      f"-L{self.build}", "-ltessera", "-ltessera-comm"])
 
 
 def interpreter(given: str | None) -> str:

@@ -17,6 +17,9 @@ COURSE = {
     2: ("2-ddp", "ddp", "ddp"),
     3: ("3-zero", "zero", "zero"),
     4: ("4-fsdp", "fsdp", "fsdp"),
+    5: ("5-strategy", "strategies", "strategies"),
+    6: ("6-wrap", "wrap", "wrap"),
+    7: ("7-bug", "bug", "answers"),
 }
 
 
@@ -51,11 +54,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def own_file(number: int, language: str) -> pathlib.Path:
+    """The file in the assignment's folder that students edit."""
+    folder, _, stem = COURSE[number]
+    answers = ASSIGNMENTS / folder / f"{stem}.json"  # the same for both languages
+    return answers if answers.exists() else ASSIGNMENTS / folder / f"{stem}{'.py' if language == 'python' else '.cpp'}"
+
+
 def student_of(options: argparse.Namespace) -> Student:
-    folder, _, stem = COURSE[options.number]
     by_name = "python" if options.file and options.file.suffix == ".py" else "cpp"
     language = options.language or by_name
-    file = options.file or ASSIGNMENTS / folder / f"{stem}{'.py' if language == 'python' else '.cpp'}"
+    file = options.file or own_file(options.number, language)
     if not file.is_file():
         raise CannotGrade(f"there is no file {file}")
     return Student(file, language, options, find_build(options.build))

@@ -21,7 +21,7 @@ sys.path[:0] = [str(HERE), str(ROOT / "assignments")]
 sys.dont_write_bytecode = True
 
 from grading.build import CannotGrade, interpreter  # noqa: E402
-from grading.course import COURSE  # noqa: E402
+from grading.course import COURSE, own_file  # noqa: E402
 from mistakes import MISTAKES  # noqa: E402
 
 
@@ -58,8 +58,8 @@ class Tried:
 
 
 def failures(options, folder):
-    skeleton_folder, _, stem = COURSE[options.number]
-    ending = ".py" if options.language == "python" else ".cpp"
+    skeleton = own_file(options.number, options.language)
+    stem, ending = COURSE[options.number][2], skeleton.suffix
     solution = (HERE / "solutions" / f"{stem}{ending}").read_text()
     planted = [one for one in MISTAKES[stem, options.language] if options.only in one.name]
     file = folder / f"{stem}{ending}"
@@ -77,7 +77,7 @@ def failures(options, folder):
         good = tried(solution)
         if good.results["score"] != good.results["max_score"] or good.code != 0:
             yield f"the solution loses points:\n{good.text}"
-        empty = Tried(options, ROOT / "assignments" / skeleton_folder / f"{stem}{ending}", folder)
+        empty = Tried(options, skeleton, folder)
         if empty.results["score"] > 0.2 * empty.results["max_score"] or empty.code != 1:
             yield f"the skeleton gets points:\n{empty.text}"
         if len(planted) < 3:
@@ -103,7 +103,7 @@ def main():
     parser.add_argument("--only", default="", metavar="TEXT")
     parser.add_argument("--show", action="store_true")
     options = parser.parse_args()
-    if options.language == "python":
+    if options.language == "python" and (ROOT / "assignments" / "grading" / "ranks" / f"{COURSE[options.number][1]}_ranks.py").exists():
         try:
             interpreter(options.interpreter)
         except CannotGrade as error:

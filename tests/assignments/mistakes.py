@@ -134,6 +134,57 @@ ZERO_PYTHON = [
             r"starts at [\d,]+, yours at [\d,]+|the one in your", keeps="parameters:"),
     Mistake("each rank clips by its own norm", "        self.world.all_reduce(total).wait()\n", "", "clipping", r"before the root", keeps="parameters:"),
 ]
+STRATEGIES_CPP = [
+    Mistake("lean shards inside a host only", ".optimizer = all,\n               .two_axes = true},\n              {.name = \"near\"",
+            ".optimizer = shard,\n               .two_axes = true},\n              {.name = \"near\"", "lean: memory",
+            r"a rank keeps 482,304 bytes of optimizer state, should be 241,152: 8 bytes a parameter, divided by 4 ranks", keeps="near: memory"),
+    Mistake("near gathers twice", ".param_at_rest = shard,\n               .param_after_forward = none",
+            ".param_at_rest = shard,\n               .param_after_forward = shard", "near: calls and bytes",
+            r"4 calls of all_gather and 341,120 bytes a step, should be 3 and 241,152.*stays until backward", keeps="near: memory"),
+    Mistake("twice shards parameters and not the optimizer", ".gradient = all,\n               .optimizer = all",
+            ".gradient = all,\n               .optimizer = shard", "twice: memory", r"twice: refused: .*", keeps="lean: memory"),
+    Mistake("seldom exchanges gradients", ".sync = {{kReplicateAxis, every_second_step}},", ".sync = {},", "seldom: the result",
+            r"divided by 2 ranks|still exchange gradients", keeps="near: memory"),
+]
+STRATEGIES_PYTHON = [
+    Mistake("an axis has another name", 'SHARD, ALL = ["shard"]', 'SHARD, ALL = ["shards"]', "the table is read",
+            r"near: param_at_rest names the axis 'shards'; there are replicate and shard"),
+    Mistake("seldom exchanges in every fourth step", '{"replicate": 2}', '{"replicate": 4}', "seldom: calls and bytes",
+            r"calls of all_reduce and [\d,]+ bytes a step, should be 2 and 160,768", keeps="near: memory"),
+    Mistake("twice is fsdp", '"param_at_rest": ALL, "param_after_forward": SHARD', '"param_at_rest": ALL, "param_after_forward": ALL',
+            "twice: calls and bytes", r"so that backward gathers inside a host", keeps="twice: memory"),
+]
+WRAP_CPP = [
+    Mistake("the prefetched unit is forgotten", "two = std::max(two, units[i - 1] + units[i]);", "two = std::max(two, units[i]);", "the same, 0.9 MB",
+            r"gather 1,681,920 bytes at a time, 900,000 are allowed: the root, the unit that computes and the one that is prefetched",
+            keeps="many tokens"),
+    Mistake("latency is left out", "return port_ + situation_.latency;", "return port_;", "5 ms of latency, 1 GB/s",
+            r"each of the 8 units pays the latency", keeps="many tokens"),
+    Mistake("the fewest units are chosen", "if (best.empty() || seconds < least)", "if (seconds >= 0)", "many tokens",
+            r"the first gather and the last reduction hide behind nothing", keeps="5 ms of latency, 1 GB/s"),
+    Mistake("a block is left out", "units.push_back(std::min(size, blocks - begin))", "units.push_back(size)", "the same, 1.3 MB",
+            r"have 9 blocks; the model has 8, each in one unit"),
+]
+WRAP_PYTHON = [
+    Mistake("the limit is not looked at", " if bytes_at_once(situation, units) <= situation[\"unsharded_bytes\"]", "", "memory is never exceeded",
+            r"gather [\d,]+ bytes at a time, 500,000 are allowed", keeps="many tokens"),
+    Mistake("the fewest units are chosen", "key=lambda units: seconds(situation, units)", "key=len", "a fast link", r"hide behind nothing"),
+    Mistake("latency is left out", "return port + situation[\"latency\"]", "return port", "5 ms of latency, 1 GB/s", r"pays the latency",
+            keeps="many tokens"),
+]
+ANSWERS = [
+    Mistake("the step before is named", '"4": {"step": 3', '"4": {"step": 2', "training 4: where", r"step is not '2': the first line of the report names it",
+            keeps="training 4: what"),
+    Mistake("a consequence is taken for the cause", '"cause": "a wrong divisor"', '"cause": "a lost microbatch"', "training 2: what",
+            r"cause is not 'a lost microbatch': read what the report says below", keeps="training 2: where"),
+    Mistake("zero2 for shard_grad_op", '"strategy": "shard_grad_op"', '"strategy": "zero2"', "training 8: which strategy",
+            r"strategy is not 'zero2': compute the bytes", keeps="training 8: which term"),
+    Mistake("an answer of another list", '"cause": "other settings of the optimizer"', '"cause": "the learning rate"', "training 6: what",
+            r"choose one of: a lost microbatch, a wrong divisor"),
+]
 MISTAKES = {("ring", "cpp"): RING_CPP, ("ring", "python"): RING_PYTHON, ("fsdp", "cpp"): FSDP_CPP, ("fsdp", "python"): FSDP_PYTHON,
             ("ddp", "cpp"): DDP_CPP, ("ddp", "python"): DDP_PYTHON,
-            ("zero", "cpp"): ZERO_CPP, ("zero", "python"): ZERO_PYTHON}
+            ("zero", "cpp"): ZERO_CPP, ("zero", "python"): ZERO_PYTHON,
+            ("strategies", "cpp"): STRATEGIES_CPP, ("strategies", "python"): STRATEGIES_PYTHON,
+            ("wrap", "cpp"): WRAP_CPP, ("wrap", "python"): WRAP_PYTHON,
+            ("answers", "cpp"): ANSWERS, ("answers", "python"): ANSWERS}

@@ -102,6 +102,8 @@ class Worlds:
             environment.pop(inherited, None)
         begin = time.monotonic()
         code, output = run_limited([str(self.tool), "run", "-n", str(ranks), "--", *command, *arguments], self.limit, environment)
+        if code is None:  # a program that hangs will hang again
+            self.limit = min(self.limit, 10)
         return World(backend, ranks, folder, read_facts(folder), code, output, time.monotonic() - begin)
 
 

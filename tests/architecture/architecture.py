@@ -21,6 +21,7 @@ ARROWS = {  # folder: the layers of src/ that it may include
     "plugins": {"fsdp", "comm", "base"},
     "tools": {"plan", "fsdp", "nn", "comm", "base"},
     "examples": {"libtorch", "plan", "fsdp", "nn", "comm", "base"},
+    "assignments": {"fsdp", "nn", "comm", "base"},
 }
 TOOLS = {  # folder of tools/, lowest first: those before it that its files may include. main.cpp may include all of them.
     "cli": set(),  # the terminal, files, quantities, checks of options
@@ -135,11 +136,13 @@ def include_breaches(path, bracket, name):
             yield "layering", f'{owner(path)} may not include "{name}"'
         if owner(path) == "plugins" and parts[1] == "fsdp" and is_internal(name):
             yield "layering", f'plugins see only the public headers of fsdp, not "{name}"'
+        if owner(path) == "assignments" and is_internal(name):
+            yield "layering", f'assignments see only public headers, not "{name}"'
     elif name.startswith("hwy/"):  # Highway's headers for repeated inclusion need quotes
         return
     elif path.startswith("src/"):
         yield "spelling", f'"{name}" is spelled "tessera/..." inside src/'
-    elif parts[0] in ("backends", "plugins", "tools", "tests", "bench", "examples", ".."):
+    elif parts[0] in ("backends", "plugins", "tools", "tests", "bench", "examples", "assignments", ".."):
         if parts[:2] != path.split("/")[:2] and not (parts[0] == "tools" and path.startswith("tools/")):
             yield "layering", f'{path} may not include "{name}"'
 
@@ -166,7 +169,7 @@ def circles(arrows):
 
 def breaches(root):
     """Every breach below root as (path, line, rule, text)."""
-    folders = ("src", "backends", "plugins", "tools", "examples", "tests", "bench")
+    folders = ("src", "backends", "plugins", "tools", "examples", "assignments", "tests", "bench")
     files = sorted(f for folder in folders for f in (root / folder).rglob("*") if f.suffix in (".h", ".cpp", ".cu", ".cuh"))
     for file in files:
         path = file.relative_to(root).as_posix()
@@ -202,7 +205,7 @@ def breaches(root):
 
 def missing_pages(root):
     """Every mention of a Markdown page that is not in the tree, in the form of breaches()."""
-    folders = ("", "src", "backends", "plugins", "tools", "examples", "tests", "bench", "docs", "scripts", "cmake")
+    folders = ("", "src", "backends", "plugins", "tools", "examples", "assignments", "tests", "bench", "docs", "scripts", "cmake")
     files = sorted(f for folder in folders for f in ((root / folder).rglob("*") if folder else root.glob("*")) if f.is_file())
     pages = {f.name for f in files if f.suffix == ".md"}
     for file in files:

@@ -6,7 +6,7 @@ import sys
 import tempfile
 
 SUFFIXES = (".cpp", ".h", ".cu", ".cuh")
-FOLDERS = ("src", "backends", "plugins", "tools", "examples", "tests", "bench", "python")
+FOLDERS = ("src", "backends", "plugins", "tools", "examples", "assignments", "tests", "bench", "python")
 
 
 def unformatted(tool, style, files):

@@ -23,6 +23,8 @@ PLANTED = [  # rule, file, content
     ("layering", "src/fsdp/n.cpp", '#include "tessera/plan/simulation.h"\n'),
     ("layering", "backends/x/f.cpp", '#include "tessera/plan/world.h"\n'),
     ("layering", "plugins/x/d.cpp", '#include "tessera/plan/simulation.h"\n'),
+    ("layering", "assignments/x/a.cpp", '#include "tessera/fsdp/engine/lease.h"\n'),
+    ("layering", "assignments/x/b.cpp", '#include "tessera/plan/simulation.h"\n'),
     ("layering", "src/fsdp/q.cpp", '#include "tessera/libtorch/engine.h"\n'),
     ("layering", "src/libtorch/a.cpp", '#include "tessera/nn/tensor.h"\n'),
     ("layering", "tools/d.cpp", '#include "tessera/libtorch/engine.h"\n'),

@@ -6,7 +6,7 @@ import sys
 import tempfile
 
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?[^)]*\)")
-PATH = re.compile(r"`((?:src|backends|plugins|tools|examples|tests|bench|docs|scripts|cmake|\.ci)/[\w./-]*)`")
+PATH = re.compile(r"`((?:src|backends|plugins|tools|examples|assignments|tests|bench|docs|scripts|cmake|\.ci)/[\w./-]*)`")
 HEADING = re.compile(r"^#{1,6} +(.*?) *#*$", flags=re.M)
 
 
@@ -42,7 +42,7 @@ def broken_link(page, target, fragment):
 
 
 def broken(root):
-    for page in sorted([*root.glob("*.md"), *(root / "docs").glob("**/*.md")]):
+    for page in sorted([*root.glob("*.md"), *(root / "docs").glob("**/*.md"), *(root / "assignments").glob("**/*.md")]):
         text = prose(page)
         for target, fragment in LINK.findall(text):
             if problem := broken_link(page, target, fragment):

@@ -4,7 +4,7 @@ import pathlib
 import re
 import sys
 
-SOURCES = ("src", "backends", "plugins", "tools", "examples", "tests", "bench", "cmake", "python")
+SOURCES = ("src", "backends", "plugins", "tools", "examples", "assignments", "tests", "bench", "cmake", "python")
 NAME = re.compile(r"`((?:\w+::)*[A-Za-z_]\w*)(?:\(\)|\([\w, .]*\))?`")
 # Names of PyTorch, NCCL, MPI and the like, which the pages compare with.
 OTHERS = re.compile(r"^(torch|nccl|MPI|ucp|uct|cuda|cublas)|^(MixedPrecisionPolicy|CPUOffloadPolicy|ShardedGradScaler|ZeroRedundancyOptimizer"
@@ -28,7 +28,7 @@ def main():
             if path.suffix in (".h", ".cpp", ".cu", ".cuh", ".c", ".py", ".cmake", ".txt"):
                 words.update(re.findall(r"\w+", path.read_text(errors="replace")))
     found = []
-    for page in sorted([*root.glob("*.md"), *(root / "docs").glob("**/*.md")]):
+    for page in sorted([*root.glob("*.md"), *(root / "docs").glob("**/*.md"), *(root / "assignments").glob("**/*.md")]):
         if page.name == "glossary.md":  # names of other projects, and words that the project doesn't use
             continue
         for name in names(page.read_text()):

@@ -16,7 +16,7 @@ def too_long(text):
 
 def main():
     root = pathlib.Path(sys.argv[1])
-    found = [f"{page.relative_to(root)}:{number}" for page in sorted([*root.glob("*.md"), *(root / "docs").glob("**/*.md")])
+    found = [f"{page.relative_to(root)}:{number}" for page in sorted([*root.glob("*.md"), *(root / "docs").glob("**/*.md"), *(root / "assignments").glob("**/*.md")])
              for number in too_long(page.read_text())]
     # Negative control: a long line is found, before and after code with a longer one.
     long = "word " * 21

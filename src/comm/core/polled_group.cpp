@@ -122,7 +122,7 @@ void PolledGroup::fail(Failure failure, bool notify) noexcept {
 void PolledGroup::abort(std::string_view reason) noexcept {
   constexpr std::chrono::milliseconds kPatience{100};
   std::unique_lock lock(engine_.mutex(), std::try_to_lock);
-  for (const auto until = Clock::now() + kPatience; !lock && Clock::now() < until; lock.try_lock()) ::sched_yield();
+  for (const auto until = Clock::now() + kPatience; !lock && Clock::now() < until && !lock.try_lock();) ::sched_yield();
   if (!lock)
     engine_.defer([group = shared_from_this(), text = std::string(reason)] { group->abort(text); });
   else if (!failed())

@@ -59,6 +59,7 @@ void Engine::step(double learning_rate) {
     if (!syncs) unit->group.all_gather_updated();
   }
   if (syncs) sync_replicas();
+  core_->model.on_update();
 }
 
 void Engine::sync_replicas() {

@@ -148,6 +148,8 @@ class TESSERA_API Model {
   virtual Runtime& runtime() = 0;  ///< device and arithmetic of the model
   /// Throws InvalidUsage if the model can't be trained as it is, such as for contradictory dtypes.
   virtual void validate() const {}
+  /// Called after an engine's step has submitted new values of the parameters.
+  virtual void on_update() {}
 };
 
 /// Makes a Model of another library's, which outlives it: a header that specializes it, such as nn_model.h for

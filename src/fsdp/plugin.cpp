@@ -1,4 +1,4 @@
-// Plug-in files with strategies and collectives: search, loading, validation and lookup.
+// Plug-in files with strategies, collectives and tasks: search, loading, validation and lookup.
 #include "tessera/fsdp/plugin.h"
 
 #include <algorithm>
@@ -22,16 +22,34 @@ namespace fs = std::filesystem;
 constexpr std::string_view kSuffix = ".so";
 constexpr std::array kPluggable = {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce};
 
-/// FILE.so:NAME, split.
+/// FILE.so:NAME,OPTIONS, split.
 struct PluginName {
-  std::string file, name;
+  std::string file, name, options;
 };
 
 PluginName split(std::string_view text) {
   const std::size_t colon = text.find(".so:");
-  if (colon == std::string_view::npos) return {std::string(text), ""};
+  if (colon == std::string_view::npos) return {std::string(text), "", ""};
   const std::size_t end = colon + kSuffix.size();
-  return {std::string(text.substr(0, end)), std::string(text.substr(end + 1))};
+  const std::string_view rest = text.substr(end + 1);
+  const std::size_t comma = rest.find(',');
+  return {std::string(text.substr(0, end)), std::string(rest.substr(0, comma)),
+          comma == std::string_view::npos ? "" : std::string(rest.substr(comma + 1))};
+}
+
+/// KEY=VALUE,... Throws InvalidUsage that begins with `title`.
+std::map<std::string, std::string> options_of(const PluginName& name, std::map<std::string, std::string> options) {
+  for (std::string_view rest = name.options; !rest.empty();) {
+    const std::string_view item = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), item.size() + 1));
+    const std::size_t equals = item.find('=');
+    if (equals == 0 || equals == std::string_view::npos)
+      throw InvalidUsage(name.file + ":" + name.name + ": '" + std::string(item) + "' is no option; write KEY=VALUE");
+    const auto [place, is_new] =
+        options.emplace(std::string(item.substr(0, equals)), std::string(item.substr(equals + 1)));
+    if (!is_new) throw InvalidUsage(name.file + ":" + name.name + ": option " + place->first + " is given twice");
+  }
+  return options;
 }
 
 fs::path find_file(const std::string& file) {
@@ -54,6 +72,7 @@ std::string listed(const PluginExports& exports) {
   };
   for (const Strategy& strategy : exports.strategies) add("strategy", strategy.name);
   for (const ExportedCollective& each : exports.collectives) add(comm::name_of(each.collective), each.name);
+  for (const ExportedTask& each : exports.tasks) add("model", each.name);
   return text.empty() ? "nothing" : text;
 }
 
@@ -80,6 +99,10 @@ void look_over(const PluginExports& exports) {
       throw InvalidUsage("its " + kind + " " + each.name +
                          " would never be called; an engine calls all_gather, reduce_scatter and all_reduce");
     if (!each.make) throw InvalidUsage("its " + kind + " " + each.name + " has no make function");
+  }
+  for (const ExportedTask& each : exports.tasks) {
+    add("model", each.name);
+    if (!each.make) throw InvalidUsage("its model " + each.name + " has no make function");
   }
   const CollectiveRegistry built_in = CollectiveRegistry::built_in();
   for (const Strategy& strategy : exports.strategies) {
@@ -118,9 +141,9 @@ const PluginExports& load(const std::string& file) {
   const std::lock_guard lock(mutex);
   const auto known = loaded.find(path);
   if (known != loaded.end()) return known->second;
-  const auto* const plugin =
-      base::open_module<tessera_fsdp_plugin>(path, {"tessera_fsdp_plugin", "plug-in with strategies or collectives",
-                                                    TESSERA_FSDP_PLUGIN_ABI, sizeof(tessera_fsdp_plugin)});
+  const auto* const plugin = base::open_module<tessera_fsdp_plugin>(
+      path, {"tessera_fsdp_plugin", "plug-in with strategies, collectives or models", TESSERA_FSDP_PLUGIN_ABI,
+             sizeof(tessera_fsdp_plugin)});
   PluginExportsResult got = plugin->exports();
   call_named(file, [&] {
     if (got.error != nullptr) std::rethrow_exception(got.error);
@@ -192,6 +215,30 @@ ExportedCollective plugin_collective(OpKind collective, std::string_view name) {
 bool has_plugin_collective(OpKind collective, std::string_view name) {
   const PluginName wanted = split(name);
   return find(load(wanted.file), collective, wanted.name) != nullptr;
+}
+
+ExportedTask plugin_task(std::string_view name, const std::map<std::string, std::string>& more) {
+  const PluginName wanted = split(name);
+  const PluginExports& exports = load(wanted.file);
+  const auto found =
+      std::ranges::find_if(exports.tasks, [&](const ExportedTask& each) { return each.name == wanted.name; });
+  if (found == exports.tasks.end()) refuse(wanted, "model", exports);
+  const std::string title = wanted.file + ":" + wanted.name;
+  const auto make = [title, make = found->make, values = options_of(wanted, more)](const TaskSetup& setup) {
+    TaskSetup with = setup;
+    with.options = TaskOptions(values);
+    auto task = call_named(title, [&] {
+      try {
+        return make(with);
+      } catch (const InvalidUsage& error) {
+        throw InvalidUsage(title + ": " + error.what());
+      }
+    });
+    if (task == nullptr) throw InvalidUsage(title + ": its make function returned null");
+    with.options.refuse_unknown(title);
+    return task;
+  };
+  return {found->name, make};
 }
 
 }  // namespace tessera::fsdp

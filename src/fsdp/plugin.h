@@ -1,6 +1,6 @@
-// Plug-in files: a shared object that exports collectives and strategies by name, through one C function,
-// tessera_fsdp_plugin_entry(). FILE.so:NAME is accepted wherever a strategy or a collective is named; the file is
-// loaded on first use and never unloaded.
+// Plug-in files: a shared object that exports collectives, strategies and training tasks by name, through one C
+// function, tessera_fsdp_plugin_entry(). FILE.so:NAME is accepted wherever a strategy, a collective or a model is
+// named; the file is loaded on first use and never unloaded.
 //
 //   tessera::fsdp::PluginExports my_offer() {
 //     return {.collectives = {{kind, "half", make, cost}}, .strategies = {mine}};
@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <exception>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,8 +21,9 @@
 #include "tessera/base/export.h"
 #include "tessera/fsdp/collective_plugin.h"
 #include "tessera/fsdp/strategy.h"
+#include "tessera/fsdp/training_task.h"
 
-#define TESSERA_FSDP_ABI_NUMBER 7  // counts up whenever a class or struct in the headers of nn or fsdp changes
+#define TESSERA_FSDP_ABI_NUMBER 8  // counts up whenever a class or struct in the headers of nn or fsdp changes
 #define TESSERA_FSDP_PLUGIN_ABI "fsdp " TESSERA_ABI_TEXT(TESSERA_FSDP_ABI_NUMBER) ", " TESSERA_ABI
 
 namespace tessera::fsdp {
@@ -39,6 +41,7 @@ struct ExportedCollective {
 struct PluginExports {
   std::vector<ExportedCollective> collectives;  ///< may be empty
   std::vector<Strategy> strategies;             ///< may be empty
+  std::vector<ExportedTask> tasks = {};         ///< may be empty
 };
 
 /// The result of the entry, which throws nothing itself; see comm::PluginCommunicator.
@@ -88,6 +91,9 @@ TESSERA_API Strategy plugin_strategy(std::string_view name);
 /// The collective FILE.so:NAME; throws as plugin_strategy() does. An exception of its factory or cost function that is
 /// not a Tessera error becomes InvalidUsage with the collective's name.
 TESSERA_API ExportedCollective plugin_collective(comm::OpKind collective, std::string_view name);
+/// The task FILE.so:NAME, or FILE.so:NAME,KEY=VALUE,... with options, to which `more` are added. Its make() throws
+/// InvalidUsage for an option that the task does not read. Throws as plugin_collective() does.
+TESSERA_API ExportedTask plugin_task(std::string_view name, const std::map<std::string, std::string>& more = {});
 /// Whether the file exports the name for this collective. Throws if the file cannot be loaded.
 TESSERA_API bool has_plugin_collective(comm::OpKind collective, std::string_view name);
 

@@ -4,35 +4,40 @@
 #include <optional>
 
 #include "tessera/base/error.h"
+#include "tessera/fsdp/nn_task.h"
 #include "tessera/nn/attention_library.h"
 
 namespace tessera::plan {
 namespace {
 
-nn::Tensor token_ids(nn::Context& context, const TrainingStep& step, std::int64_t vocabulary) {
-  nn::Tensor ids = nn::Tensor::empty(context, {step.sequences, step.seq_len}, base::DType::i32);
-  context.device_kernels().positions(context.stream(), ids.data<std::int32_t>(), static_cast<std::size_t>(ids.count()),
-                                     static_cast<std::size_t>(vocabulary));
-  return ids;
-}
+/// See make_token_task().
+class TokenTask final : public fsdp::NnTask {
+ public:
+  TokenTask(std::unique_ptr<nn::CausalModel> model, std::int64_t positions)
+      : NnTask(std::move(model), 0), positions_(positions) {}
+  std::int64_t tokens_per_sample() const override { return positions_; }
 
-/// Runs the microbatches and returns their losses, which a training loop reads at the end of the step.
-std::vector<nn::Tensor> forward_backward(const TrainingStep& step, nn::CausalModel& model, fsdp::Engine& engine) {
-  nn::Context& context = model.context();
-  std::vector<nn::Tensor> losses;
-  for (int microbatch = 0; microbatch < step.microbatches; ++microbatch) {
-    engine.set_is_last_backward(microbatch + 1 == step.microbatches);
-    const nn::Tensor tokens = token_ids(context, step, model.config().vocabulary);
-    const nn::Tensor targets = token_ids(context, step, model.config().vocabulary);
-    nn::Tape tape;
-    {
-      const nn::TapeScope recording(context, &tape);
-      losses.push_back(model.loss(tokens, targets));
-    }
-    tape.backward(losses.back(), 1.0 / step.microbatches);
+ protected:
+  nn::Tensor loss(std::int64_t /*step*/, base::ElementRange samples) override {
+    return module_as<nn::CausalModel>().loss(token_ids(samples.count()), token_ids(samples.count()));
   }
-  return losses;
-}
+  /// Keeps the batch until its backward is done, as a training does.
+  nn::Tensor run_step(std::int64_t /*step*/, base::ElementRange samples, double scale) override {
+    const nn::Tensor tokens = token_ids(samples.count()), targets = token_ids(samples.count());
+    return differentiate(
+        context(), [&] { return module_as<nn::CausalModel>().loss(tokens, targets); }, scale);
+  }
+
+ private:
+  nn::Tensor token_ids(std::int64_t sequences) {
+    nn::Tensor ids = nn::Tensor::empty(context(), {sequences, positions_}, base::DType::i32);
+    context().device_kernels().positions(context().stream(), ids.data<std::int32_t>(),
+                                         static_cast<std::size_t>(ids.count()),
+                                         static_cast<std::size_t>(module_as<nn::CausalModel>().config().vocabulary));
+    return ids;
+  }
+  const std::int64_t positions_;
+};
 
 void record(fsdp::ModelStateBytes& state, const base::MemoryTracker::Snapshot& now) {
   state.parameter = std::max(state.parameter, now.now_of(base::MemoryCategory::parameter));
@@ -126,8 +131,8 @@ void check(const char* function, const TrainingStep& step, int steps) {
 /// `clock`: null for a step that is measured.
 StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context& context, const VirtualClock* clock,
                 int steps) {
-  const std::unique_ptr<nn::CausalModel> model = step.make_model(context);
-  fsdp::Engine engine(*model, world, step.engine);
+  const std::unique_ptr<fsdp::TrainingTask> task = step.make_task(context);
+  fsdp::Engine engine(task->model(), world, step.engine);
   engine.initialize(0);
   std::optional<MemoryRecording> memory;
   if (step.memory_history) memory.emplace(context, clock);
@@ -145,7 +150,7 @@ StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context
     mark.begin = context.stream().record_timed();
     mark.begin_task = position();
     mark.first_issued = issued();
-    const std::vector<nn::Tensor> losses = forward_backward(step, *model, engine);
+    run_microbatches(step, *task, engine, i);
     record(profile.model_state, context.memory_tracker().snapshot());
     engine.step(1e-3);
     record(profile.model_state, context.memory_tracker().snapshot());
@@ -154,6 +159,7 @@ StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context
     mark.end_task = position();
     mark.issued_end = issued();
     if (memory) mark.memory = memory->drain();
+    static_cast<void>(task->mean_loss());  // a training loop reads it at the end of the step
     if (i > 0) continue;
     first = engine.stats().traffic();
     first_copied = engine.stats().copied_bytes();
@@ -170,6 +176,17 @@ StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context
 }
 
 }  // namespace
+
+std::unique_ptr<fsdp::TrainingTask> make_token_task(std::unique_ptr<nn::CausalModel> model, std::int64_t positions) {
+  return std::make_unique<TokenTask>(std::move(model), positions);
+}
+
+void run_microbatches(const TrainingStep& step, fsdp::TrainingTask& task, fsdp::Engine& engine, int number) {
+  for (int i = 0; i < step.microbatches; ++i) {
+    engine.set_is_last_backward(i + 1 == step.microbatches);
+    task.forward_backward(number, {i * step.samples, (i + 1) * step.samples}, 1.0 / step.microbatches);
+  }
+}
 
 StepProfile profile_step(const TrainingStep& step, comm::Communicator& world, int steps) {
   check("profile_step", step, steps);

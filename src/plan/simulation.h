@@ -1,7 +1,7 @@
 // The duration of a training step: measured on ranks that compute, or predicted on one simulated rank that computes
 // nothing. Both run the same program: the same engine on the same model, with the same events.
 //
-//   plan::TrainingStep step{.make_model = .., .sequences = 8, .seq_len = 128, .engine = {.strategy = ..}};
+//   plan::TrainingStep step{.make_task = .., .samples = 8, .engine = {.strategy = ..}};
 //   // on every rank of a small world:
 //   plan::KernelCostModel kernels = plan::profile_step(small_step, world, 3).kernels;
 //   plan::VirtualClock clock(plan::VirtualClock::Machine::synchronous);
@@ -18,7 +18,7 @@
 #include "tessera/base/memory_tracker.h"
 #include "tessera/base/trace.h"
 #include "tessera/fsdp/engine.h"
-#include "tessera/fsdp/nn_model.h"
+#include "tessera/fsdp/training_task.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tessera/plan/kernel_costs.h"
 
@@ -27,10 +27,9 @@ namespace tessera::plan {
 
 /// A training step of one rank.
 struct TrainingStep {
-  /// Called once per profile or prediction.
-  std::function<std::unique_ptr<nn::CausalModel>(nn::Context& context)> make_model;
-  std::int64_t sequences = 1;            ///< sequences in a microbatch
-  std::int64_t seq_len = 1;              ///< positions of a sequence
+  /// The model and its data, which compute in `context`. Called once per profile or prediction.
+  std::function<std::unique_ptr<fsdp::TrainingTask>(nn::Context& context)> make_task;
+  std::int64_t samples = 1;              ///< samples in a microbatch
   int microbatches = 1;                  ///< backwards per step
   int threads = 1;                       ///< compute threads of the rank
   std::optional<nn::Products> products;  ///< matrix products on the host; empty: TESSERA_PRODUCTS
@@ -40,6 +39,14 @@ struct TrainingStep {
   /// are updated, while all-gathers of updated parameters may be in flight; it waits for those that it needs.
   bool continuous = false;
 };
+
+/// A task of a decoder whose samples are `positions` tokens that mean nothing: for steps whose time matters, not their
+/// values.
+TESSERA_API std::unique_ptr<fsdp::TrainingTask> make_token_task(std::unique_ptr<nn::CausalModel> model,
+                                                                std::int64_t positions);
+
+/// Runs the forwards and backwards of step `number`, as a training loop does.
+TESSERA_API void run_microbatches(const TrainingStep& step, fsdp::TrainingTask& task, fsdp::Engine& engine, int number);
 
 /// The duration of one step, with its trace events.
 struct StepTimes {

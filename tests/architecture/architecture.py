@@ -14,7 +14,7 @@ ARROWS = {  # folder: the layers of src/ that it may include
     "src/comm": {"comm", "base"},
     "src/nn": {"nn", "base"},
     "src/fsdp": {"fsdp", "comm", "base"},
-    "src/fsdp/nn_model": {"fsdp", "nn", "comm", "base"},  # the engine's view of an nn model
+    "src/fsdp/nn_model": {"fsdp", "nn", "comm", "base"},  # the engine's view of an nn model, and its training task
     "src/plan": {"plan", "fsdp", "nn", "comm", "base"},
     "src/libtorch": {"libtorch", "fsdp", "comm", "base"},
     "backends": {"comm", "base"},
@@ -53,7 +53,7 @@ VENDORS = [  # header, and the folders that may include it
 STANDARD = re.compile(r"^[a-z0-9_]+$|^c(assert|errno|math|std\w+|string|time|float|limits|inttypes|signal)$")
 LIBRARY = ("src/", "backends/", "plugins/")
 COPY_HELPER = re.compile(r"^src/fsdp/(.*/)?copier\.(h|cpp)$")
-MODEL_ADAPTER = re.compile(r"^src/fsdp/nn_model\.(h|cpp)$")
+MODEL_ADAPTER = re.compile(r"^src/fsdp/nn_(model|task)\.(h|cpp)$")
 STRATEGY_FILE = re.compile(r"^src/fsdp/strategy[^/]*\.(h|cpp)$|^src/fsdp/strategy/")
 STRATEGY_NAME = re.compile(r'\b(ddp|zero1|zero2|hsdp|shard_grad_op|no_shard|full_shard|hybrid_shard)\b|"fsdp"')
 PAGE = re.compile(r"([\w-]+\.md)\b|\bDESIGN\b")

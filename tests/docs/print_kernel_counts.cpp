@@ -52,9 +52,9 @@ class CallCounter final : public nn::KernelInterceptor {
 
 std::map<Call, int> calls_of_steps(int steps) {
   const plan::TrainingStep step{
-      .make_model = [](nn::Context& context) { return bf16_model(context, nn::preset("gpt2")); },
-      .sequences = 16,
-      .seq_len = 1024,
+      .make_task =
+          [](nn::Context& context) { return plan::make_token_task(bf16_model(context, nn::preset("gpt2")), 1024); },
+      .samples = 16,
       .engine = engine_options()};
   plan::VirtualClock clock(plan::VirtualClock::Machine::asynchronous);
   const auto world = plan::make_world(1, clock, plan::alpha_beta(std::chrono::microseconds(1), 1e9));

@@ -54,9 +54,8 @@ constexpr int kControl = 10;
 class PredictionAccuracy : public testing::TestWithParam<std::string> {
  protected:
   static TrainingStep step_for(std::int64_t layers, std::int64_t width, const EngineOptions& engine) {
-    TrainingStep step = step_of(config_of(layers, width), engine);
-    step.sequences = 4;
-    step.seq_len = 64;
+    TrainingStep step = step_of(config_of(layers, width), engine, 64);
+    step.samples = 4;
     return step;
   }
   /// Measured on models smaller and larger than the simulated one.

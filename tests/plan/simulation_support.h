@@ -21,11 +21,13 @@ inline nn::ModelConfig config_of(std::int64_t layers, std::int64_t width) {
   return config;
 }
 
-inline TrainingStep step_of(const nn::ModelConfig& config, const fsdp::EngineOptions& engine) {
-  return {.make_model = [config](nn::Context& context) { return nn::make_model(context, config); },
-          .sequences = 2,
-          .seq_len = 16,
-          .engine = engine};
+inline TrainingStep step_of(const nn::ModelConfig& config, const fsdp::EngineOptions& engine,
+                            std::int64_t positions = 16) {
+  return {
+      .make_task = [config, positions](
+                       nn::Context& context) { return make_token_task(nn::make_model(context, config), positions); },
+      .samples = 2,
+      .engine = engine};
 }
 
 inline StepProfile predict_on(int ranks, const TrainingStep& step, const KernelCostModel& kernels, Network network,

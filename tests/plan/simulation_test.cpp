@@ -112,12 +112,12 @@ TEST_P(Fp8Prediction, MemoryIsExact) {
     engine.reduce_dtype = base::DType::f32;
     if (GetParam() == nn::Fp8Scaling::delayed) engine.buffers = BufferSync::maximum;
     TrainingStep step = step_of(config_of(2, 32), engine);
-    step.sequences = 6;
-    step.make_model = [scaling = GetParam()](nn::Context& context) {
+    step.samples = 6;
+    step.make_task = [scaling = GetParam()](nn::Context& context) {
       auto model = nn::make_model(context, config_of(2, 32));
       model->set_dtype(base::DType::bf16);
       EXPECT_EQ(nn::use_fp8(*model, scaling), 8) << "four in each block, and not the head";
-      return model;
+      return make_token_task(std::move(model), 16);
     };
     const StepProfile real = measured_on(2, "shm", step, 2);
     const StepProfile predicted = predict_on(2, step, real.kernels, microseconds_each(1));
@@ -264,8 +264,7 @@ TEST(StepPrediction, SimulatesCpuOffload) {
 /// Thousands of ranks and a model too large for one rank of this machine: tensors have shapes only.
 TEST(StepPrediction, AllocatesNoTensors) {
   const KernelCostModel kernels = no_time(step_of(config_of(2, 32), engine_for("fsdp")));
-  TrainingStep step = step_of(nn::preset("gpt2-xl"), engine_for("fsdp"));
-  step.seq_len = 1024;
+  const TrainingStep step = step_of(nn::preset("gpt2-xl"), engine_for("fsdp"), 1024);
   const StepProfile record = predict_on(4096, step, kernels, alpha_beta(nanoseconds(20'000), 25e9));
   EXPECT_GT(record.memory.peak_of(MemoryCategory::activation), std::size_t{1} << 30);
   EXPECT_LT(record.memory.peak_of(MemoryCategory::optimizer), std::size_t{1} << 23);

@@ -3,35 +3,15 @@
 #include <numeric>
 
 #include "tessera/fsdp/engine.h"
-#include "tessera/fsdp/nn_model.h"
 #include "tools/bench/runner.h"
 #include "tools/results/statistics.h"
 
 namespace tessera::tools {
 namespace {
 
-nn::Tensor token_ids(nn::CausalModel& model, const plan::TrainingStep& step) {
-  nn::Context& context = model.context();
-  nn::Tensor ids = nn::Tensor::empty(context, {step.sequences, step.seq_len}, base::DType::i32);
-  context.device_kernels().positions(context.stream(), ids.data<std::int32_t>(), static_cast<std::size_t>(ids.count()),
-                                     static_cast<std::size_t>(model.config().vocabulary));
-  return ids;
-}
-
-void train_step(const plan::TrainingStep& step, nn::CausalModel& model, fsdp::Engine& engine) {
-  nn::Context& context = model.context();
-  for (int i = 0; i < step.microbatches; ++i) {
-    engine.set_is_last_backward(i + 1 == step.microbatches);
-    const nn::Tensor tokens = token_ids(model, step), targets = token_ids(model, step);
-    nn::Tape tape;
-    nn::Tensor mean;
-    {
-      const nn::TapeScope recording(context, &tape);
-      mean = model.loss(tokens, targets);
-    }
-    tape.backward(mean, 1.0 / step.microbatches);
-    static_cast<void>(mean.item());  // as a training reads it
-  }
+void train_step(const plan::TrainingStep& step, fsdp::TrainingTask& task, fsdp::Engine& engine) {
+  plan::run_microbatches(step, task, engine, 0);
+  static_cast<void>(task.mean_loss());  // as a training reads it
   engine.step(1e-3);
   engine.wait();
 }
@@ -116,14 +96,14 @@ std::vector<double> time_steps(const plan::TrainingStep& step, comm::Communicato
                        .device = {},
                        .runtime = std::move(runtime),
                        .products = step.products});
-  const std::unique_ptr<nn::CausalModel> model = step.make_model(context);
-  fsdp::Engine engine(*model, world, step.engine);
+  const std::unique_ptr<fsdp::TrainingTask> task = step.make_task(context);
+  fsdp::Engine engine(task->model(), world, step.engine);
   engine.initialize(0);
   constexpr int kFewSteps = 3;  // as many as of long steps
-  for (int i = 0; i < (steps > kFewSteps ? 2 : 1); ++i) train_step(step, *model, engine);
+  for (int i = 0; i < (steps > kFewSteps ? 2 : 1); ++i) train_step(step, *task, engine);
   if (sampler != nullptr) sampler->turn(true);
   const std::vector<double> us =
-      measure(control, {.warmup = 0, .iterations = steps}, [&] { train_step(step, *model, engine); });
+      measure(control, {.warmup = 0, .iterations = steps}, [&] { train_step(step, *task, engine); });
   if (sampler != nullptr) sampler->turn(false);
   std::vector<double> seconds;
   for (const double one : us) seconds.push_back(one * 1e-6);

@@ -42,17 +42,17 @@ nn::ModelConfig calibration_model(const Shape& shape) {
 }
 
 CalibrationStep calibration(const Shape& shape, base::DType dtype, int threads, bool timed) {
-  CalibrationStep one{.model = calibration_model(shape), .dtype = dtype, .step = {}, .timed = timed};
-  one.step = {.make_model =
-                  [model = one.model, dtype, timed](nn::Context& context) {
+  CalibrationStep one{
+      .model = calibration_model(shape), .dtype = dtype, .seq_len = shape.seq_len, .step = {}, .timed = timed};
+  one.step = {.make_task =
+                  [model = one.model, dtype, timed, positions = shape.seq_len](nn::Context& context) {
                     auto made = nn::make_model(context, model);
                     made->set_dtype(dtype);
                     // Training runs activation functions as a part of a product; to recompute them they run alone.
                     if (!timed) context.set_recomputed({.activations = true});
-                    return made;
+                    return plan::make_token_task(std::move(made), positions);
                   },
-              .sequences = shape.sequences,
-              .seq_len = shape.seq_len,
+              .samples = shape.sequences,
               .threads = threads,
               .engine = {.strategy = fsdp::strategy_named("fsdp")}};
   return one;
@@ -66,7 +66,7 @@ constexpr int kRounds = 3;
 /// Steps of a round that make about a third of a second's work, within bounds.
 int steps_for(const CalibrationStep& one) {
   const auto work = static_cast<double>(one.model.layers * one.model.width * one.model.width) *
-                    static_cast<double>(one.step.sequences * one.step.seq_len);
+                    static_cast<double>(one.step.samples * one.seq_len);
   return std::clamp(static_cast<int>(2e9 / work / kRounds), 3, 14);
 }
 
@@ -189,8 +189,8 @@ ComputeSpec measure_compute(comm::Communicator& world, const ComputeMeasurement&
   for (std::size_t round = 0; round < rounds.size(); ++round)
     for (const CalibrationStep& one : models) {
       measurement.say(fmt::format("kernels of {} of width {}, {} sequences of {}, {} (round {} of {})",
-                                  one.model.family == Family::gpt2 ? "gpt" : "llama", one.model.width,
-                                  one.step.sequences, one.step.seq_len, base::name_of(one.dtype), round + 1, kRounds));
+                                  one.model.family == Family::gpt2 ? "gpt" : "llama", one.model.width, one.step.samples,
+                                  one.seq_len, base::name_of(one.dtype), round + 1, kRounds));
       samples.push_back(sample(one, std::min(steps_for(one), measurement.most_steps), control, *alone, rounds[round]));
     }
   const HostOverhead overhead = fit_overhead(samples);

@@ -15,6 +15,7 @@ namespace tessera::tools {
 struct CalibrationStep {
   nn::ModelConfig model;
   base::DType dtype = base::DType::f32;
+  std::int64_t seq_len = 0;
   plan::TrainingStep step;
   /// Also timed without the sampler, to learn what a step costs besides its kernels.
   bool timed = false;

@@ -22,13 +22,13 @@ TrainPlan training_of(const CalibrationStep& one, int ranks, const ComputeMeasur
   TrainOptions options;
   options.model = "gpt-nano";
   options.steps = 0;
-  options.global_batch = one.step.sequences * ranks;
+  options.global_batch = one.step.samples * ranks;
   TrainPlan plan = make_plan(options, ranks);
   plan.model = one.model;
-  plan.seq_len = one.step.seq_len;
+  plan.seq_len = one.seq_len;
   plan.threads = measurement.threads;
   plan.ranks_per_host = ranks;
-  const auto work = static_cast<double>(nn::parameter_count(plan.model) * one.step.sequences * one.step.seq_len);
+  const auto work = static_cast<double>(nn::parameter_count(plan.model) * one.step.samples * one.seq_len);
   plan.options.steps = std::min(std::max(static_cast<int>(kWork / work), kFewestSteps), measurement.most_steps);
   plan.schedule.steps = plan.options.steps;
   plan.data = std::make_shared<const nn::TokenDataset>(std::vector<std::string>{"/proc/self/exe"}, nn::TokenFormat::any,

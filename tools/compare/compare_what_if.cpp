@@ -200,6 +200,7 @@ std::vector<std::string> plan_arguments(const CLI::App& app, const CompareOption
 std::optional<WhatIf> what_if_of(const std::vector<Contestant>& contestants, const std::vector<RunResult>& runs) {
   const TrainPlan& plan = contestants.front().plan;
   if (base::parse_device(plan.options.device).type != base::DeviceType::cpu) return std::nullopt;
+  if (!plan.can_be_simulated) return std::nullopt;
   WhatIf what_if;
   what_if.machine = measured_machine(contestants, runs);
   const MachineSpec machine = parse_machine(what_if.machine, "the measured machine");

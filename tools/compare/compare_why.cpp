@@ -64,6 +64,7 @@ Why measured_why(const PlannedRun& from, const PlannedRun& to,
   why.link = link_words(links);
   const StepParts a = mean_of(parts.first), b = mean_of(parts.second);
   const LinkedMachine start{links, kUncalibrated, from.plan.ranks};
+  if (!from.plan.can_be_simulated) return why;
   why.helps = what_helps(from, to, calibrated(start, from, to, a.compute + a.optimizer + b.compute + b.optimizer));
   return why;
 }

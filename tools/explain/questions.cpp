@@ -9,7 +9,7 @@
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
 #include "tools/train/engine_options.h"
-#include "tools/train/model_files.h"
+#include "tools/train/model_task.h"
 
 namespace tessera::tools {
 namespace {
@@ -213,14 +213,14 @@ Told less_memory(const Explanation& step) {
 }
 
 Told more_blocks(const Explanation& step) {
-  if (step.story.most_unsharded == 0 || step.plan.lora) return {};
+  if (step.story.most_unsharded == 0 || step.plan.lora || step.plan.task) return {};
   const fsdp::EngineOptions engine = engine_options(step.plan, step.plan.options.strategy);
   TrainPlan deeper = step.plan;
   deeper.model.layers *= 4;
   nn::Context context;
-  const auto model = nn::make_model(context, deeper.model);
-  const auto units = fsdp::planned_units(fsdp::NnModel(prepare(*model, deeper)).root(), step.plan.options.wrap,
-                                         engine.strategy, step.step.mesh, engine.reshard_after_forward);
+  const auto task = make_task(deeper, context);
+  const auto units = fsdp::planned_units(task->model().root(), step.plan.options.wrap, engine.strategy, step.step.mesh,
+                                         engine.reshard_after_forward);
   std::uint64_t whole = 0;
   for (const fsdp::UnitSize& unit : units)
     whole += static_cast<std::uint64_t>(unit.padded) * base::size_of(step.plan.precision.compute);

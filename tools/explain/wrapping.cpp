@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "tools/cli/output.h"
-#include "tools/train/model_files.h"
+#include "tools/train/model_task.h"
 
 namespace tessera::tools {
 namespace {
@@ -144,9 +144,9 @@ std::vector<Shard> shards_of(const WrappedUnit& unit, const fsdp::Axes& axes, co
   return shards;
 }
 
-Wrapping::Wrapping(const TrainPlan& plan, const StepPlan& step) : model_(nn::make_model(context_, plan.model)) {
-  fsdp::NnModel adapted(prepare(*model_, plan));
-  const std::vector<fsdp::UnitSpec> specs = fsdp::make_units(adapted.root(), plan.options.wrap);
+Wrapping::Wrapping(const TrainPlan& plan, const StepPlan& step) : task_(make_task(plan, context_)) {
+  fsdp::Module& root = task_->model().root();
+  const std::vector<fsdp::UnitSpec> specs = fsdp::make_units(root, plan.options.wrap);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     WrappedUnit unit{.name = specs[i].name, .is_root = specs[i].is_root};
     unit.kept_after_forward = step.units.at(i).kept_after_forward;
@@ -159,7 +159,7 @@ Wrapping::Wrapping(const TrainPlan& plan, const StepPlan& step) : model_(nn::mak
     }
     describe(unit, specs[i], specs);
     if (unit.is_root)
-      for (const fsdp::RootOverhead& held : fsdp::needlessly_held(adapted.root(), specs[i]))
+      for (const fsdp::RootOverhead& held : fsdp::needlessly_held(root, specs[i]))
         needlessly_held_.push_back(held.module->path());
     units_.push_back(std::move(unit));
   }

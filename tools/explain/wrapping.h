@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "tessera/fsdp/flat_layout.h"
+#include "tessera/fsdp/training_task.h"
 #include "tessera/fsdp/wrap.h"
-#include "tessera/nn/models/causal_model.h"
 #include "tools/plan/step_plan.h"
 
 namespace tessera::tools {
@@ -54,7 +54,7 @@ class Wrapping {
 
  private:
   nn::Context context_;
-  std::unique_ptr<nn::CausalModel> model_;
+  std::unique_ptr<fsdp::TrainingTask> task_;
   std::vector<WrappedUnit> units_;
   std::vector<std::string> needlessly_held_;
 };

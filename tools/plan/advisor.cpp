@@ -9,11 +9,10 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/fsdp/nn_model.h"
 #include "tessera/fsdp/wrap.h"
-#include "tessera/nn/models/causal_model.h"
 #include "tools/cli/output.h"
 #include "tools/train/engine_options.h"
+#include "tools/train/model_task.h"
 
 namespace tessera::tools {
 
@@ -36,10 +35,9 @@ namespace {
 /// Units of one, two and four blocks, and the whole model as one unit. Blocks are the modules of "block".
 std::vector<std::string> wraps_of(const TrainPlan& plan) {
   nn::Context context;
-  const auto model = nn::make_model(context, plan.model);
-  fsdp::NnModel adapted(*model);
+  const auto task = make_task(plan, context);
   std::vector<std::string> blocks;
-  for (const fsdp::UnitSpec& unit : fsdp::make_units(adapted.root(), "block"))
+  for (const fsdp::UnitSpec& unit : fsdp::make_units(task->model().root(), "block"))
     if (!unit.is_root) blocks.push_back(unit.name);
   std::vector<std::string> wraps = {"block"};
   for (const std::size_t size : {2, 4}) {

@@ -8,11 +8,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/traffic.h"
-#include "tessera/nn/models/causal_model.h"
 #include "tessera/plan/cost_table.h"
 #include "tools/train/engine_options.h"
 #include "tools/train/mfu.h"
-#include "tools/train/model_files.h"
+#include "tools/train/model_task.h"
 
 namespace tessera::tools {
 namespace {
@@ -138,14 +137,8 @@ std::string axis_of(const plan::RankSet& members, const fsdp::MeshShape& mesh) {
 }  // namespace
 
 plan::TrainingStep training_step(const TrainPlan& plan, const fsdp::EngineOptions& engine) {
-  return {.make_model =
-              [&plan](nn::Context& context) {
-                auto model = nn::make_model(context, plan.model);
-                prepare(*model, plan);
-                return model;
-              },
-          .sequences = plan.options.global_batch / plan.ranks / plan.options.accumulate,
-          .seq_len = plan.seq_len,
+  return {.make_task = [&plan](nn::Context& context) { return make_task(plan, context); },
+          .samples = plan.options.global_batch / plan.ranks / plan.options.accumulate,
           .microbatches = static_cast<int>(plan.options.accumulate),
           .threads = 1,
           .products = plan.products,
@@ -172,7 +165,7 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
   if (variation) vary(planned, plan, simulate_ranks(profile, clock, *world, cluster, plan.ranks, *variation));
   add_overhead(planned.result, cluster.overhead);
   const auto peak = cluster.peak_flops.find(product_dtype_of(plan));
-  if (peak != cluster.peak_flops.end())
+  if (peak != cluster.peak_flops.end() && !plan.task)
     planned.mfu = model_flops_utilization(plan, planned.result.tokens_per_second, peak->second * plan.ranks);
   planned.mesh = profile.mesh;
   planned.units = profile.units;

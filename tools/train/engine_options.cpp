@@ -4,10 +4,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
-#include "tessera/fsdp/nn_model.h"
-#include "tessera/nn/models/causal_model.h"
 #include "tools/cli/output.h"
-#include "tools/train/model_files.h"
+#include "tools/train/model_task.h"
 
 namespace tessera::tools {
 
@@ -103,9 +101,8 @@ std::string accumulation_note(const TrainPlan& plan, const std::string& strategy
   if (plan.options.accumulate == 1) return "";
   const fsdp::EngineOptions options = engine_options(plan, strategy);
   nn::Context context;
-  const auto model = nn::make_model(context, plan.model);
-  prepare(*model, plan);
-  const auto units = fsdp::planned_units(fsdp::NnModel(*model).root(), options.wrap, options.strategy, *options.mesh,
+  const auto task = make_task(plan, context);
+  const auto units = fsdp::planned_units(task->model().root(), options.wrap, options.strategy, *options.mesh,
                                          options.reshard_after_forward);
   std::string note =
       fmt::format("{} microbatches a step under {}, per rank:", plan.options.accumulate, options.strategy.name);

@@ -5,25 +5,21 @@
 #include <algorithm>
 #include <memory>
 
-#include "tessera/nn/data.h"
 #include "tools/results/statistics.h"
 
 namespace tessera::tools {
 
-Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, comm::HostCollectives& control) {
-  const nn::EvaluationScope no_dropout(model.context());
-  const nn::SequentialSampler windows(plan.eval, plan.eval->all(), plan.seq_len);
-  const std::int64_t ranks = control.size();
+Evaluation evaluate(const TrainPlan& plan, fsdp::TrainingTask& task, comm::HostCollectives& control) {
+  const std::int64_t count = task.evaluation_samples(), ranks = control.size();
   const std::int64_t at_once = std::max<std::int64_t>(1, plan.options.global_batch / ranks);
-  double sums[2] = {0, 0};  // of losses, and of windows
-  // Consecutive windows go to consecutive ranks. Windows beyond the last one are empty, and every rank runs the same
-  // number.
-  for (std::int64_t first = 0; first < windows.count(); first += at_once * ranks) {
+  double sums[2] = {0, 0};  // of losses, and of samples
+  // Consecutive samples go to consecutive ranks.
+  for (std::int64_t first = 0; first < count; first += at_once * ranks) {
     const std::int64_t begin = first + at_once * control.rank();
-    const std::int64_t real = std::clamp<std::int64_t>(windows.count() - begin, 0, at_once);
-    const nn::TokenBatch batch = windows.batch(model.context(), {begin, begin + at_once});
-    const double mean = model.loss(batch.tokens, batch.targets).item();  // over the targets that count
-    sums[0] += mean * static_cast<double>(real);
+    const std::int64_t real = std::clamp<std::int64_t>(count - begin, 0, at_once);
+    const double mean =
+        task.evaluation_loss(real == 0 ? base::ElementRange{0, 1} : base::ElementRange{begin, begin + real});
+    sums[0] += real == 0 ? 0 : mean * static_cast<double>(real);
     sums[1] += static_cast<double>(real);
   }
   if (ranks > 1) control.all_reduce(sums, 2, comm::ReduceOp::sum(), "eval");

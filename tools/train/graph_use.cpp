@@ -12,8 +12,9 @@ std::string graph_obstacle(const TrainPlan& plan) {
   const TrainOptions& o = plan.options;
   const nn::ModelConfig& m = plan.model;
   for (const auto& [stands, what] : {
-           std::pair(base::parse_device(o.device).type == base::DeviceType::cpu,
-                     "device " + o.device + " has no graphs; use --device cuda"),
+           std::pair(plan.task.has_value(), std::string("the model is of a plug-in file, whose steps may differ")),
+           {base::parse_device(o.device).type == base::DeviceType::cpu,
+            "device " + o.device + " has no graphs; use --device cuda"},
            {plan.ranks > 1,
             std::to_string(plan.ranks) + " ranks wait for each other on several streams; use --ranks 1"},
            {m.embedding_dropout > 0 || m.residual_dropout > 0 || m.attention_dropout > 0,

@@ -41,6 +41,7 @@ std::optional<double> peak_flops_of(std::string_view device, std::string_view dt
 }
 
 std::optional<double> peak_flops_of(const TrainPlan& plan) {
+  if (plan.task) return std::nullopt;  // the operations of its step are not known
   if (plan.peak_flops) return plan.peak_flops;
   const base::Device device = device_of_rank(plan.options.device);
   if (device.type != base::DeviceType::cuda) return std::nullopt;

@@ -11,7 +11,6 @@
 #include "tessera/fsdp/checkpoint.h"
 #include "tessera/fsdp/nn_model.h"
 #include "tessera/fsdp/wrap.h"
-#include "tessera/nn/activation_checkpoint.h"
 #include "tessera/nn/hf_checkpoint.h"
 #include "tessera/nn/host_access.h"
 #include "tessera/nn/layers/linear.h"
@@ -142,13 +141,13 @@ void check_saved(const fsdp::Checkpoint& checkpoint, const nn::ModelConfig& conf
   fsdp::compare(fsdp::NnModel(*model).root(), checkpoint, {.optional_buffers = nn::is_fp8_state});
 }
 
-void check_sources(nn::Module& model, const TrainPlan& plan) {
+void check_sources(fsdp::TrainingTask& task, const TrainPlan& plan) {
   const TrainOptions& o = plan.options;
   if (!plan.checkpoint.empty())
-    fsdp::compare(fsdp::NnModel(model).root(), fsdp::Checkpoint(plan.checkpoint),
-                  {.optional_buffers = nn::is_fp8_state});
+    fsdp::compare(task.model().root(), fsdp::Checkpoint(plan.checkpoint), {.optional_buffers = nn::is_fp8_state});
   if (!o.init.empty()) nn::HfCheckpointReader(o.init).check(dense_tensors(plan.model));
-  if (!o.init_adapter.empty()) nn::PeftAdapterReader(o.init_adapter).check(adapter_tensors(model));
+  if (!o.init_adapter.empty())
+    nn::PeftAdapterReader(o.init_adapter).check(adapter_tensors(fsdp::nn_module(task.model().root())));
 }
 
 void decode_numbers(std::span<const float> numbers, const nn::Shape& shape, nn::ElementRange range, float* out) {
@@ -189,24 +188,13 @@ void set_dtypes(nn::Module& model, base::DType dtype, const std::vector<std::str
   model.validate_dtypes();
 }
 
-nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan) {
-  if (plan.quantized) nn::quantize_nf4(model);
-  if (plan.lora) nn::add_lora(model, *plan.lora);
-  set_dtypes(model, plan.precision.compute, plan.options.f32_modules);
-  if (plan.fp8 && nn::use_fp8(model, *plan.fp8) == 0)
-    throw InvalidUsage("--precision fp8: --f32-modules leaves no linear layer to multiply in 8 bits; use bf16");
-  if (plan.options.checkpoint_activations) nn::checkpoint_activations(model);
-  model.context().set_recomputed(recomputed_of(plan.options));
-  return model;
-}
-
-void check_f16_values(const nn::Module& model, const TrainPlan& plan) {
+void check_f16_values(fsdp::TrainingTask& task, const TrainPlan& plan) {
   const TrainOptions& o = plan.options;
   if (plan.precision.compute != base::DType::f16 || o.init.empty()) return;
   const nn::HfCheckpointReader directory(o.init);
   std::optional<nn::PeftAdapterReader> adapters;
   if (!o.init_adapter.empty()) adapters.emplace(o.init_adapter);
-  for (const auto& parameter : model.parameters()) {
+  for (const auto& parameter : fsdp::nn_module(task.model().root()).parameters()) {
     if (parameter->dtype() != base::DType::f16) continue;
     if (!nn::is_adapter(parameter->name()))
       check_f16(*parameter, o.init, [&](auto&&... place) { directory.read(place...); });

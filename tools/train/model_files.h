@@ -32,8 +32,8 @@ inline constexpr const char *kQuantizeAttribute = "quantize", *kNf4 = "nf4";
 /// Throws InvalidUsage unless a checkpoint that train wrote has the tensors of its model, adapters and encodings, no
 /// others, and in their shapes. Reads no data.
 void check_saved(const fsdp::Checkpoint& checkpoint, const nn::ModelConfig& config);
-/// The same of all files that the run's values come from. `model`: prepared.
-void check_sources(nn::Module& model, const TrainPlan& plan);
+/// The same of all files that the run's values come from. `task`: of make_task().
+void check_sources(fsdp::TrainingTask& task, const TrainPlan& plan);
 
 /// The tensors of a model's directory: without adapters, nothing encoded.
 std::vector<nn::SafetensorsTensor> dense_tensors(const nn::ModelConfig& config);
@@ -51,15 +51,12 @@ std::string origin_in(const std::string& checkpoint);
 inline constexpr const char* kOriginAttribute = "init";
 
 /// Throws InvalidUsage that names a tensor of --init or --init-adapter with a value that --precision f16 can't hold.
-/// `model`: prepared.
-void check_f16_values(const nn::Module& model, const TrainPlan& plan);
+/// `task`: of make_task().
+void check_f16_values(fsdp::TrainingTask& task, const TrainPlan& plan);
 
 /// Applies --precision and --f32-modules. Throws InvalidUsage for an unknown name, or for modules that share a
 /// parameter and would differ.
 void set_dtypes(nn::Module& model, base::DType dtype, const std::vector<std::string>& f32_modules);
-
-/// Applies the plan's adapters, dtypes and activation checkpointing. Call it before an engine has the model.
-nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan);
 
 /// Loads values from the run's checkpoint, or initializes them randomly and then reads --init and --init-adapter.
 /// `scaler`: null if there is none. Collective.

@@ -16,7 +16,7 @@ using base::InvalidUsage;
 void add_model_options(CLI::App& command, ModelOptions& o) {
   add_option(command, "--model", o.model,
              "model preset (tessera info --models), or Hugging Face config.json (gpt2, llama, mistral, qwen2) or "
-             "its folder",
+             "its folder, or your own as FILE.so:NAME,OPTION=VALUE",
              "NAME|FILE")
       ->each([&o](const std::string&) { o.model_given = true; });
   add_option(command, "--lora", o.lora,

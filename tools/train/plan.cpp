@@ -12,7 +12,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
 #include "tessera/comm/launch.h"
-#include "tessera/fsdp/nn_model.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/hf_checkpoint.h"
 #include "tessera/nn/models/causal_model.h"
@@ -21,6 +20,7 @@
 #include "tools/cli/output.h"
 #include "tools/cli/quantities.h"
 #include "tools/train/model_files.h"
+#include "tools/train/model_task.h"
 #include "tools/train/run_checkpointer.h"
 
 namespace tessera::tools {
@@ -98,6 +98,7 @@ std::shared_ptr<const nn::TokenDataset> open_data(const TrainOptions& o, const s
 /// Opens the files that the run reads; the readers report errors in them.
 void open_files(TrainPlan& plan) {
   const TrainOptions& o = plan.options;
+  if (plan.task) return;  // it opens its own
   if (o.steps > 0) {
     plan.data = open_data(o, o.data.empty() ? std::vector{default_corpus()} : o.data, plan.model);
     const nn::BatchSampler check(plan.data, {plan.data->training(), plan.seq_len, o.global_batch, o.seed});
@@ -141,6 +142,42 @@ void fit_batch(StepOptions& o, int ranks) {
                   ranks, o.accumulate == 1 ? "" : fmt::format(" and {} microbatches each", o.accumulate), parts));
 }
 
+namespace {
+
+/// The tool's model that is named.
+void resolve_model(TrainPlan& plan) {
+  const TrainOptions& o = plan.options;
+  plan.model = model_of(o, plan.checkpoint);
+  plan.lora = lora_of(o, plan.checkpoint, plan.model);
+  plan.quantized = quantized_of(o, plan.checkpoint, plan.lora.has_value());
+  plan.seq_len = o.seq_len.value_or(std::min<std::int64_t>(plan.model.context, 256));
+  if (plan.seq_len > plan.model.context)
+    throw InvalidUsage("--seq-len " + std::to_string(plan.seq_len) + " is longer than the model's context of " +
+                       std::to_string(plan.model.context));
+}
+
+/// Makes the model without data, so that an error in its names, options or files is reported before the ranks start.
+void check_model(TrainPlan& plan) {
+  const TrainOptions& o = plan.options;
+  nn::Context context;
+  const auto task = make_task(plan, context);
+  plan.can_be_simulated = dynamic_cast<fsdp::NnTask*>(task.get()) != nullptr;
+  if (o.simulated && !plan.can_be_simulated)
+    throw InvalidUsage("--model " + o.model +
+                       " computes values: train and compare run it; this command needs a model of tessera::nn");
+  if (plan.task) plan.seq_len = task->tokens_per_sample();
+  if (plan.task && !o.eval.empty() && task->evaluation_samples() == 0)
+    throw InvalidUsage("--eval with --model " + o.model + ": it has no samples for an evaluation; leave --eval out");
+  fsdp::make_units(task->model().root(), o.wrap);
+  check_sources(*task, plan);
+  if (comm_variable("TESSERA_LAUNCHER") != "tessera") check_f16_values(*task, plan);  // else the launcher did it
+  plan.parameters = plan.task ? 0 : nn::parameter_count(plan.model);  // in 4 bits a tensor has fewer elements
+  for (const auto& parameter : task->model().root().parameters())
+    if (plan.task || nn::is_adapter(parameter->name())) plan.parameters += parameter->count();
+}
+
+}  // namespace
+
 TrainPlan make_plan(const TrainOptions& options, int ranks) {
   TrainPlan plan;
   plan.options = options;
@@ -155,13 +192,8 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   plan.links = slow_links_of(options, ranks, options.device);
   if (options.hosts > 1) plan.ranks_per_host = ranks / options.hosts;
   plan.checkpoint = checkpoint_to_resume(options);
-  plan.model = model_of(options, plan.checkpoint);
-  plan.lora = lora_of(options, plan.checkpoint, plan.model);
-  plan.quantized = quantized_of(options, plan.checkpoint, plan.lora.has_value());
-  plan.seq_len = options.seq_len.value_or(std::min<std::int64_t>(plan.model.context, 256));
-  if (plan.seq_len > plan.model.context)
-    throw InvalidUsage("--seq-len " + std::to_string(plan.seq_len) + " is longer than the model's context of " +
-                       std::to_string(plan.model.context));
+  plan.task = plugin_task_of(options);
+  if (!plan.task) resolve_model(plan);
   fit_batch(plan.options, ranks);
   if (!options.mesh.empty()) fsdp::parse_mesh(options.mesh);
   if (options.backward_prefetch == "post" && options.prefetch == 0)
@@ -179,15 +211,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   plan.options.optimizer_config = optimizer_of(options);
   open_files(plan);
   if (!plan.checkpoint.empty()) plan.first_step = check_resumed(plan);
-  // Checks names on the model without data, so that an error is reported before the ranks start.
-  nn::Context context;
-  const auto model = nn::make_model(context, plan.model);
-  fsdp::make_units(fsdp::NnModel(prepare(*model, plan)).root(), options.wrap);
-  check_sources(*model, plan);
-  if (comm_variable("TESSERA_LAUNCHER") != "tessera") check_f16_values(*model, plan);  // else the launcher did it
-  plan.parameters = nn::parameter_count(plan.model);
-  for (const auto& parameter : model->parameters())
-    if (nn::is_adapter(parameter->name())) plan.parameters += parameter->count();
+  check_model(plan);
   return plan;
 }
 

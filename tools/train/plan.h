@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/fsdp/precision.h"
+#include "tessera/fsdp/training_task.h"
 #include "tessera/nn/data.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/models/config.h"
@@ -27,9 +28,11 @@ struct TrainPlan {
   bool fits_links = false;               ///< `links` only record, and the real ones are measured after the training
   int threads = 1;                       ///< compute threads per rank
   nn::Products products = nn::Products::library;
-  nn::ModelConfig model;
-  std::optional<nn::LoraOptions> lora;  ///< nothing: all parameters are trained
-  bool quantized = false;               ///< the weights of linear layers are in NF4
+  std::optional<fsdp::ExportedTask> task;  ///< of a plug-in file, which --model names; nothing: `model`
+  bool can_be_simulated = true;            ///< false: the task's model needs values
+  nn::ModelConfig model;                   ///< of the tool
+  std::optional<nn::LoraOptions> lora;     ///< nothing: all parameters are trained
+  bool quantized = false;                  ///< the weights of linear layers are in NF4
   std::int64_t seq_len = 0;
   std::shared_ptr<const nn::TokenDataset> data;  ///< null if there is nothing to train
   std::shared_ptr<const nn::TokenDataset> eval;  ///< null without --eval

@@ -22,6 +22,7 @@ using base::InvalidUsage;
 namespace {
 
 constexpr const char* kModel = "model";
+constexpr const char* kTask = "task";  // instead: NAME,OPTIONS of a plug-in file, which may lie elsewhere next time
 constexpr const char* kLossScale = "loss-scale";
 constexpr const char* kGoodSteps = "loss-scale-good-steps";
 constexpr const char* kSkippedSteps = "loss-scale-skipped-steps";
@@ -30,12 +31,13 @@ constexpr std::int64_t kMostSteps = std::int64_t{1} << 40;  // as for --steps
 /// The options that determine the order of the data.
 fsdp::Attributes data_attributes(const TrainPlan& plan) {
   const TrainOptions& o = plan.options;
-  return {{"seed", std::to_string(o.seed)},
-          {"global-batch", std::to_string(o.global_batch)},
-          {"seq-len", std::to_string(plan.seq_len)},
-          {"data-format", o.data_format},
-          {"data-tokens", plan.data == nullptr ? "0" : std::to_string(plan.data->size())},
-          {"data-xxh3", plan.data == nullptr ? "" : plan.data->hash()}};
+  fsdp::Attributes all = {{"seed", std::to_string(o.seed)}, {"global-batch", std::to_string(o.global_batch)}};
+  if (plan.task) return all;  // its own options determine the rest
+  all.insert({{"seq-len", std::to_string(plan.seq_len)},
+              {"data-format", o.data_format},
+              {"data-tokens", plan.data == nullptr ? "0" : std::to_string(plan.data->size())},
+              {"data-xxh3", plan.data == nullptr ? "" : plan.data->hash()}});
+  return all;
 }
 
 /// Options that a resumed run takes over unless they are given: what the next step computes depends on them.
@@ -51,13 +53,21 @@ std::string attribute(const fsdp::Attributes& attributes, const std::string& nam
   return found == attributes.end() ? "" : found->second;
 }
 
+std::string task_name(const TrainPlan& plan) {
+  const std::string& model = plan.options.model;
+  return plan.task ? model.substr(model.find(".so:") + 4) : "";
+}
+
 fsdp::Attributes attributes_of(const TrainPlan& plan) {
   fsdp::Attributes attributes = data_attributes(plan), given = plan.options.given;
   attributes.merge(given);
   attributes["optimizer"] = plan.options.optimizer;
   attributes["steps"] = std::to_string(plan.options.steps);
   if (const std::string origin = origin_of(plan); !origin.empty()) attributes[kOriginAttribute] = origin;
-  attributes[kModel] = nn::config_json(plan.model);
+  if (plan.task)
+    attributes[kTask] = task_name(plan);
+  else
+    attributes[kModel] = nn::config_json(plan.model);
   if (plan.lora) attributes[kLoraAttribute] = lora_json_of(plan);
   if (plan.quantized) attributes[kQuantizeAttribute] = kNf4;
   return attributes;
@@ -128,6 +138,8 @@ void restore_options(CLI::App& command, RunOptions& o) {
 nn::ModelConfig model_in(const std::string& directory) {
   const fsdp::Checkpoint checkpoint(directory);
   const auto found = checkpoint.attributes().find(kModel);
+  if (const std::string task = attribute(checkpoint.attributes(), kTask); !task.empty())
+    throw InvalidUsage(directory + ": is of the plug-in model " + task + "; give --model FILE.so:" + task);
   if (found == checkpoint.attributes().end())
     throw InvalidUsage(directory + ": written by another program: it does not name its model");
   nn::ModelConfig config = nn::parse_config(found->second, directory);
@@ -143,8 +155,11 @@ std::int64_t check_resumed(const TrainPlan& plan) {
   if (const std::string before = attribute(attributes, "optimizer"); before != plan.options.optimizer)
     throw InvalidUsage(fmt::format("--resume {}: written with --optimizer {}, this run has {}", plan.options.resume,
                                    before, plan.options.optimizer));
+  if (const std::string before = attribute(attributes, kTask); before != task_name(plan))
+    throw InvalidUsage(fmt::format("--resume {}: written with --model {}, this run has {}", plan.options.resume,
+                                   before.empty() ? "of the tool" : "FILE.so:" + before, plan.options.model));
   const auto step = static_cast<std::int64_t>(checkpoint.step());
-  if (plan.data == nullptr || step >= plan.options.steps) return step;  // no further training
+  if ((plan.data == nullptr && !plan.task) || step >= plan.options.steps) return step;  // no further training
   for (const auto& [name, value] : data_attributes(plan)) {
     const std::string before = attribute(attributes, name);
     if (before == value || (before.empty() && name == "data-xxh3")) continue;  // which older checkpoints lack

@@ -11,9 +11,6 @@
 #include "tessera/fsdp/engine.h"
 #include "tessera/fsdp/gradient_scaler.h"
 #include "tessera/fsdp/graphed_step.h"
-#include "tessera/fsdp/nn_model.h"
-#include "tessera/nn/data.h"
-#include "tessera/nn/models/causal_model.h"
 #include "tools/cli/machine.h"
 #include "tools/results/statistics.h"
 #include "tools/train/divergence.h"
@@ -22,6 +19,7 @@
 #include "tools/train/link_fit.h"
 #include "tools/train/mfu.h"
 #include "tools/train/model_files.h"
+#include "tools/train/model_task.h"
 #include "tools/train/run_checkpointer.h"
 #include "tools/train/step_recorder.h"
 
@@ -76,16 +74,15 @@ class Trainer {
         control_(world, context_.runtime()),
         slow_world_(slow_copy(world, plan.links)),
         divergence_(control_, plan.options.wrap == "block" ? strategy : strategy + " " + plan.options.wrap),
-        model_(nn::make_model(context_, plan.model)),
-        engine_(prepare(*model_, plan), slow_world_ ? *slow_world_ : world, options_for(plan, strategy, measure_norm)),
+        task_(plan.task ? make_task(plan, context_) : std::make_unique<LanguageTask>(plan, context_)),
+        engine_(task_->model(), slow_world_ ? *slow_world_ : world, options_for(plan, strategy, measure_norm)),
         peak_flops_(peak_flops_of(plan)) {
-    if (plan.data != nullptr)
-      batches_.emplace(plan.data, nn::BatchOptions{plan.data->training(), plan.seq_len, plan.options.global_batch,
-                                                   plan.options.seed});
     if (!plan.options.report.empty()) recorder_.emplace(memory_tracker_);
-    if (plan.graphs != GraphUse::never)
+    if (plan.graphs != GraphUse::never) {
       graphed_.emplace(engine_,
                        plan.graphs == GraphUse::required ? fsdp::Uncapturable::error : fsdp::Uncapturable::runs_step);
+      dynamic_cast<LanguageTask&>(*task_).replay_with(*graphed_);  // graph_use_of() refuses others
+    }
     if (plan.precision.compute == base::DType::f16) scaler_.emplace(engine_);
     load_values(plan, engine_, scaler_ ? &*scaler_ : nullptr);
     if (!plan.options.save.empty()) saving_.emplace(plan, engine_, control_, scaler_ ? &*scaler_ : nullptr);
@@ -114,7 +111,7 @@ class Trainer {
     engine_.sync_replicas();  // with a sync period: makes all replicas equal for what follows
     outcome.result.final_parameters_hash = hash_parameters(engine_);
     if (!plan_.options.trace.empty()) outcome.last_step = gather_events(control_, last_events_);
-    if (!plan_.options.eval.empty()) outcome.result.evaluation = evaluate(plan_, *model_, control_);
+    if (!plan_.options.eval.empty()) outcome.result.evaluation = evaluate(plan_, *task_, control_);
     export_directories(plan_, engine_, world_.rank());
     if (saving_) outcome.save_failure = saving_->failure();
     return outcome;
@@ -131,15 +128,16 @@ class Trainer {
     if (recorder_) recorder_->begin_step();
     const std::int64_t start = base::host_time_ns();
     comm::record_step(world_, step + 1);
-    const std::vector<nn::Tensor> losses = microbatches(step);
+    run_microbatches(step);
     record_model_state();
-    if (callbacks.before_update) callbacks.before_update(engine_, mean_of(losses));
+    std::optional<double> own;
+    if (callbacks.before_update) callbacks.before_update(engine_, own.emplace(task_->mean_loss()));
     const double rate = nn::learning_rate(plan_.schedule, step + 1);
     engine_.step(rate);
     record_model_state();
     const std::int64_t updated = base::host_time_ns();
-    const double own = mean_of(losses);  // the only wait of a step: all earlier work is queued
-    const double mean = mean_over_ranks(own);
+    if (!own) own = task_->mean_loss();  // the only wait of a step: all earlier work is queued
+    const double mean = mean_over_ranks(*own);
     StepReport report{.step = step + 1, .loss = mean, .learning_rate = rate};
     if (scaler_) {
       report.skipped = !scaler_->after_step();
@@ -160,63 +158,21 @@ class Trainer {
     if (engine_.options().measures_norm()) report.grad_norm = unsigned_nan(engine_.grad_norm());
     // The scaler skips steps whose norm is not finite: their parameters don't change.
     divergence_.after_step(
-        report.step, own, mean,
+        report.step, *own, mean,
         engine_.options().measures_norm() && !scaler_ ? std::optional(report.grad_norm) : std::nullopt);
     return report;
   }
 
-  /// Runs the microbatches and returns their losses.
-  std::vector<nn::Tensor> microbatches(std::int64_t step) {
-    std::vector<nn::Tensor> losses;
+  void run_microbatches(std::int64_t step) {
+    const std::int64_t count = plan_.options.global_batch / world_.size() / plan_.options.accumulate;
+    const double scale = (scaler_ ? scaler_->scale() : 1.0) / static_cast<double>(plan_.options.accumulate);
     for (std::int64_t i = 0; i < plan_.options.accumulate; ++i) {
       engine_.set_is_last_backward(i + 1 == plan_.options.accumulate);
-      losses.push_back(forward_backward(step, i));
+      const std::int64_t first = count * (world_.rank() * plan_.options.accumulate + i);
+      task_->forward_backward(step, {first, first + count}, scale);
     }
-    return losses;
-  }
-
-  nn::Tensor forward_backward(std::int64_t step, std::int64_t microbatch) {
-    const std::int64_t count = plan_.options.global_batch / world_.size() / plan_.options.accumulate;
-    const std::int64_t first = count * (world_.rank() * plan_.options.accumulate + microbatch);
-    const nn::TokenBatch batch = batches_->batch(context_, step + 1, {first, first + count});
-    context_.random() = {.seed = plan_.options.seed, .step = static_cast<std::uint64_t>(step), .first_sample = first};
-    if (!graphed_) return forward_backward(batch);
-    // A graph's inputs must stay at their addresses.
-    if (!graphed_batch_) {
-      graphed_batch_.emplace(batch);
-    } else {
-      overwrite(graphed_batch_->tokens, batch.tokens);
-      overwrite(graphed_batch_->targets, batch.targets);
-    }
-    nn::Tensor loss = graphed_->run([&] { return forward_backward(*graphed_batch_); });
-    if (const std::string& obstacle = graphed_->obstacle(); !obstacle.empty()) {
-      if (world_.logger() != nullptr)
-        world_.logger()->write(base::LogLevel::info, "steps are not replayed: " + obstacle);
-      graphed_.reset();
-    }
-    return loss;
-  }
-
-  void overwrite(const nn::Tensor& to, const nn::Tensor& from) {
-    context_.runtime().copy(context_.stream(), base::CopyDirection::device_to_device, to.raw(), from.raw(), to.bytes());
-  }
-
-  nn::Tensor forward_backward(const nn::TokenBatch& batch) {
-    nn::Tape tape;
-    nn::Tensor loss;
-    {
-      const nn::TapeScope recording(context_, &tape);
-      loss = model_->loss(batch.tokens, batch.targets);
-    }
-    const double scale = scaler_ ? scaler_->scale() : 1.0;
-    tape.backward(loss, scale / static_cast<double>(plan_.options.accumulate));
-    return loss;
-  }
-
-  static double mean_of(const std::vector<nn::Tensor>& losses) {
-    double mean = 0;
-    for (const nn::Tensor& loss : losses) mean += loss.item() / static_cast<double>(losses.size());
-    return mean;
+    if (graphed_ && !graphed_->obstacle().empty() && !std::exchange(told_obstacle_, true) && world_.logger() != nullptr)
+      world_.logger()->write(base::LogLevel::info, "steps are not replayed: " + graphed_->obstacle());
   }
 
   double mean_over_ranks(double loss) {
@@ -293,15 +249,14 @@ class Trainer {
   comm::HostCollectives control_;
   std::unique_ptr<comm::Communicator> slow_world_;  // with --link; losses and results of the run don't pass it
   DivergenceMonitor divergence_;
-  std::unique_ptr<nn::CausalModel> model_;
+  std::unique_ptr<fsdp::TrainingTask> task_;
   fsdp::Engine engine_;
-  const std::optional<double> peak_flops_;  // of a rank
-  std::optional<nn::BatchSampler> batches_;
+  const std::optional<double> peak_flops_;      // of a rank
   std::optional<StepRecorder> recorder_;        // with --report
   std::optional<fsdp::GradientScaler> scaler_;  // of f16
   std::optional<RunCheckpointer> saving_;
-  std::optional<fsdp::GraphedStep> graphed_;     // nothing: steps are not replayed
-  std::optional<nn::TokenBatch> graphed_batch_;  // its input
+  std::optional<fsdp::GraphedStep> graphed_;  // nothing: steps are not replayed
+  bool told_obstacle_ = false;
   std::vector<double> losses_;
   StepMeasurements measured_;
   RunResult::ModelState state_;

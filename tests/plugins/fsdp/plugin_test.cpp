@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "tessera/fsdp/mesh.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tests/nn/temporary_directory.h"
 
 namespace tessera::fsdp {
@@ -41,7 +42,7 @@ std::string refusal_of(const std::string& strategy) {
 
 constexpr const char* kExports =
     "it provides strategy own, all_gather carrier, all_reduce carrier, all_gather throwing, all_gather nothing, "
-    "all_gather priceless";
+    "all_gather priceless, model throwing, model nothing";
 
 TEST(FsdpPlugins, StrategyUsesCollectivesOfItsFile) {
   const std::string name = file_of("good") + ":own";
@@ -111,7 +112,7 @@ TEST(FsdpPlugins, ErrorStatesReasonOfFailedLoad) {
   EXPECT_THAT(refusal_of(file_of("othersize") + ":own"),
               HasSubstr("tessera_fsdp_plugin has " + std::to_string(sizeof(tessera_fsdp_plugin) + 8) + " bytes"));
   EXPECT_THAT(refusal_of(file_of("noentry") + ":own"),
-              HasSubstr("not a plug-in with strategies or collectives: it has no tessera_fsdp_plugin_entry()"));
+              HasSubstr("not a plug-in with strategies, collectives or models: it has no tessera_fsdp_plugin_entry()"));
   const nn::test::TemporaryDirectory directory;
   const std::string garbage = directory.path() + "/garbage.so";
   std::ofstream(garbage) << "no ELF file at all, but long enough to be looked at by whoever opens it\n";
@@ -127,8 +128,43 @@ TEST(FsdpPlugins, RejectsInvalidExports) {
   expect("misnamed", "its all_gather is called 'a+b'; names consist of letters, digits, '_', '-' and '.'");
   expect("lost", "strategy own: its all_gather 'nowhere' is neither built in nor provided by the file itself");
   expect("makerless", "its all_gather carrier has no make function");
+  expect("modeltwice", "it provides model throwing twice");
+  expect("modelmakerless", "its model throwing has no make function");
   expect("sent", "its send carrier would never be called; an engine calls all_gather, reduce_scatter and all_reduce");
   expect("nonsense", "strategy own: where parameters are sharded, the optimizer must be too (axis shard)");
+}
+
+TEST(FsdpPlugins, TasksFailByName) {
+  const std::string file = file_of("good");
+  const auto made = [&](const std::string& name) {
+    return error_of([&] {
+      nn::Context context;
+      const auto runtime = make_runtime(context);
+      plugin_task(file + name).make({.runtime = *runtime});
+    });
+  };
+  EXPECT_EQ(made(":throwing"), "InvalidUsage: " + file + ":throwing: no answer in no book");
+  EXPECT_EQ(made(":throwing,book=a=b"), "InvalidUsage: " + file + ":throwing: no answer in a=b");
+  EXPECT_EQ(made(":nothing"), "InvalidUsage: " + file + ":nothing: its make function returned null");
+  EXPECT_EQ(made(":none"), "InvalidUsage: " + file + " provides no model 'none'; " + kExports);
+  EXPECT_EQ(made(":throwing,=3"), "InvalidUsage: " + file + ":throwing: '=3' is no option; write KEY=VALUE");
+}
+
+TEST(TaskOptions, ValuesAreCheckedAndUnreadOnesAreRefused) {
+  const TaskOptions options({{"width", "8"}, {"rate", "0.5"}, {"name", "x"}, {"rest", "1"}});
+  EXPECT_EQ(options.integer("width", 4, 1, 8), 8);
+  EXPECT_EQ(options.integer("depth", 4), 4);
+  EXPECT_EQ(options.number("rate", 1), 0.5);
+  EXPECT_EQ(options.text("name", "y"), "x");
+  EXPECT_EQ(error_of([&] { options.refuse_unknown("mine"); }),
+            "InvalidUsage: mine has no option 'rest'; it has depth, name, rate, width");
+  EXPECT_THAT(error_of([&] { options.integer("width", 4, 1, 7); }), HasSubstr("option width"));
+  EXPECT_THAT(error_of([&] { options.integer("name", 4); }), HasSubstr("option name"));
+  for (const char* wrong : {"", "x", "1e", "0.5 ", "inf", "nan"}) {
+    const TaskOptions one(std::map<std::string, std::string>{{"rate", wrong}});
+    EXPECT_THAT(error_of([&] { one.number("rate", 1); }), HasSubstr("is not a finite number")) << wrong;
+  }
+  EXPECT_EQ(error_of([&] { options.text("rest"), options.refuse_unknown("mine"); }), "nothing was thrown");
 }
 
 /// A mesh may have additional axes, so the check needs the mesh.

@@ -48,7 +48,12 @@ ExportedCollective plain_collective(OpKind kind, std::string name) {
                                     {OpKind::all_gather, "priceless",
                                      [] { return std::make_unique<PlainCollective>(OpKind::all_gather); },
                                      [](const CollectiveSize&) -> CollectiveCost { throw OwnError("beyond price"); }}},
-                    .strategies = {own}};
+                    .strategies = {own},
+                    .tasks = {{"throwing",
+                               [](const TaskSetup& setup) -> std::unique_ptr<TrainingTask> {
+                                 throw OwnError("no answer in " + setup.options.text("book", "no book"));
+                               }},
+                              {"nothing", [](const TaskSetup&) { return std::unique_ptr<TrainingTask>(); }}}};
 #if defined(THROWS)
   throw OwnError("no ink");
 #elif defined(TWICE)
@@ -59,6 +64,10 @@ ExportedCollective plain_collective(OpKind kind, std::string name) {
   all.strategies[0].all_gather = "nowhere";
 #elif defined(MAKERLESS)
   all.collectives[0].make = {};
+#elif defined(MODELTWICE)
+  all.tasks.push_back(all.tasks.front());
+#elif defined(MODELMAKERLESS)
+  all.tasks[0].make = {};
 #elif defined(SENT)
   all.collectives[0].collective = OpKind::send;
 #elif defined(NONSENSE)

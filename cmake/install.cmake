@@ -24,6 +24,7 @@ if(TARGET tessera_libtorch_library)  # a component of the package: who doesn't n
   install(EXPORT tesseraLibtorchTargets NAMESPACE tessera:: DESTINATION ${package_dir})
   install(FILES ${CMAKE_CURRENT_LIST_DIR}/torch.cmake DESTINATION ${package_dir})
 endif()
+get_property(TESSERA_TORCH_VERSION GLOBAL PROPERTY TESSERA_TORCH_VERSION)
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/tesseraConfig.cmake.in ${PROJECT_BINARY_DIR}/cmake/tesseraConfig.cmake
   INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/cmake/tesseraConfigVersion.cmake COMPATIBILITY SameMinorVersion)

@@ -1,7 +1,7 @@
 # Finds libtorch's headers and libraries, as tessera::torch. Without Torch's own package file: that of a Torch for CUDA fails where the
 # toolkit is not the one it wants. Debian's libtorch-dev is found by itself; PyPI's torch by the folder that
 # `python -c "import torch; print(torch.utils.cmake_prefix_path)"` prints, in CMAKE_PREFIX_PATH. Part of the installed package.
-# Sets TESSERA_TORCH_MISSING to the reason if there is none that can be used.
+# Sets TESSERA_TORCH_MISSING to the reason if there is none that can be used, else TESSERA_TORCH_VERSION, such as 2.7.
 set(hints)
 foreach(prefix ${CMAKE_PREFIX_PATH})
   list(APPEND hints ${prefix}/../..)  # torch/share/cmake
@@ -14,6 +14,10 @@ if(NOT TESSERA_TORCH_INCLUDE OR NOT TESSERA_TORCH_LIBRARY)
   return()
 endif()
 cmake_path(GET TESSERA_TORCH_LIBRARY PARENT_PATH TESSERA_TORCH_FOLDER)
+file(STRINGS ${TESSERA_TORCH_INCLUDE}/torch/csrc/api/include/torch/version.h version
+  REGEX "define TORCH_VERSION_(MAJOR|MINOR) [0-9]+")
+string(REGEX REPLACE "[^0-9;]" "" version "${version}")
+string(REPLACE ";" "." TESSERA_TORCH_VERSION "${version}")
 if(NOT TARGET tessera::torch)
   add_library(tessera::torch INTERFACE IMPORTED GLOBAL)
   target_include_directories(tessera::torch SYSTEM INTERFACE ${TESSERA_TORCH_INCLUDE}

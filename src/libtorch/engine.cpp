@@ -18,11 +18,6 @@ Engine::Engine(torch::nn::Module& model, comm::Communicator& world, fsdp::Engine
   torch_model.release_initial_values();
 }
 
-void Engine::step(double learning_rate) {
-  fsdp::Engine::step(learning_rate);
-  torch_model.bump_versions();
-}
-
 std::map<std::string, torch::Tensor> Engine::state_dict() {
   const torch::NoGradGuard no_grad;
   std::map<std::string, torch::Tensor> values;

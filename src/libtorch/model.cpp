@@ -73,6 +73,10 @@ class Memory {
   Memory& operator=(const Memory&) = delete;
 
   const void* identity() const { return storage_.unsafeGetStorageImpl(); }
+  /// Whether the tensor still has this memory: set_data() and Module::to() give it another.
+  bool is_of(const at::Tensor& tensor) const {
+    return tensor.storage().unsafeGetStorageImpl() == storage_.unsafeGetStorageImpl();
+  }
   void* data() const { return data_; }
   const void* initial() const { return initial_.get(); }
   void release_initial() { initial_.clear(); }
@@ -122,7 +126,10 @@ class TorchTensor : public Interface {
     if (memory_.data() == nullptr && count() > 0) throw InvalidUsage(name_ + " has no memory: " + why_);
     return memory_.data();
   }
-  void bind(void* data) override { memory_.move_to(data, ""); }
+  void bind(void* data) override {
+    require_unchanged();
+    memory_.move_to(data, "");
+  }
   void unbind(std::string_view why) final {
     why_ = why;
     memory_.move_to(nullptr, why_);
@@ -135,6 +142,13 @@ class TorchTensor : public Interface {
   }
   const at::Tensor& tensor() const { return tensor_; }
   Memory& memory() { return memory_; }
+  /// Throws InvalidUsage if the program has replaced the tensor's memory or dtype.
+  void require_unchanged() const {
+    if (!memory_.is_of(tensor_) || dtype_of(name_, tensor_) != dtype_)
+      throw InvalidUsage(name_ +
+                         " has other memory than when the engine was made, by set_data() or Module::to(); the engine "
+                         "would train what the model no longer uses: convert a model before its engine is made");
+  }
 
  private:
   at::Tensor initial_values() const {
@@ -326,31 +340,37 @@ class Node final : public fsdp::Module {
 
 class TorchModel::State {
  public:
-  State(torch::nn::Module& model, Initializer initializer)
-      : shared{.stream = runtime->stream(), .initializer = std::move(initializer)}, root(model, "", shared) {}
+  State(torch::nn::Module& model, Initializer initializer, std::shared_ptr<base::MemoryTracker> memory_tracker)
+      : runtime(fsdp::make_host_runtime(
+            at::get_num_threads(), [] { return at::GradMode::is_enabled(); }, "libtorch " TORCH_VERSION,
+            std::move(memory_tracker))),
+        shared{.stream = runtime->stream(), .initializer = std::move(initializer)},
+        root(model, "", shared) {}
   template <class Visit>
   void for_each_memory(const Visit& visit) {
     for (const auto& [impl, parameter] : shared.parameters) visit(parameter->memory());
     for (const auto& buffer : root.buffers()) visit(static_cast<TorchBuffer&>(*buffer).memory());
   }
 
-  const std::unique_ptr<fsdp::Runtime> runtime = fsdp::make_host_runtime(
-      at::get_num_threads(), [] { return at::GradMode::is_enabled(); }, "libtorch " TORCH_VERSION);
+  const std::unique_ptr<fsdp::Runtime> runtime;
   Shared shared;
   Node root;
 };
 
-TorchModel::TorchModel(torch::nn::Module& model, Initializer initializer)
-    : state_(std::make_unique<State>(model, std::move(initializer))) {}
+TorchModel::TorchModel(torch::nn::Module& model, Initializer initializer,
+                       std::shared_ptr<base::MemoryTracker> memory_tracker)
+    : state_(std::make_unique<State>(model, std::move(initializer), std::move(memory_tracker))) {}
 TorchModel::~TorchModel() = default;
 fsdp::Module& TorchModel::root() { return state_->root; }
 fsdp::Runtime& TorchModel::runtime() { return *state_->runtime; }
 void TorchModel::release_initial_values() {
   state_->for_each_memory([](Memory& memory) { memory.release_initial(); });
 }
-void TorchModel::bump_versions() {
-  for (const auto& [impl, parameter] : state_->shared.parameters)
+void TorchModel::on_update() {
+  for (const auto& [impl, parameter] : state_->shared.parameters) {
+    parameter->require_unchanged();
     parameter->tensor().unsafeGetTensorImpl()->bump_version();
+  }
 }
 const at::Tensor& torch_tensor(const fsdp::ModelTensor& tensor) {
   if (const auto* const parameter = dynamic_cast<const TorchParameter*>(&tensor)) return parameter->tensor();

@@ -22,15 +22,17 @@ using Initializer = std::function<void(const std::string& name, at::Tensor& valu
 class TESSERA_API TorchModel : public fsdp::Model {
  public:
   /// Throws InvalidUsage or Unsupported for tensors that can't be sharded, such as views. Tensors of the meta device
-  /// become tensors of the host; they need an initializer.
-  explicit TorchModel(torch::nn::Module& model, Initializer initializer = {});
+  /// become tensors of the host; they need an initializer. `memory_tracker`: counts the engine's memory; null: one of
+  /// the model's own.
+  explicit TorchModel(torch::nn::Module& model, Initializer initializer = {},
+                      std::shared_ptr<base::MemoryTracker> memory_tracker = nullptr);
   ~TorchModel() override;
   fsdp::Module& root() override;
   fsdp::Runtime& runtime() override;
   /// Frees the values from the construction of the model, which fill_initial() reads until then.
   void release_initial_values();
   /// Tells autograd that the parameters' values change: a backward of an earlier forward is an error from now on.
-  void bump_versions();
+  void on_update() override;
   /// The root's boundary.
   const std::shared_ptr<Boundary>& boundary() const;
   /// Whether the root is a TESSERA_UNIT, which calls the hooks itself.

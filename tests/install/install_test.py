@@ -77,6 +77,9 @@ def main():
         lab = scratch / "lab"
         run(args.cmake, "-S", outside.parents[2] / "plugins" / "example_fsdp", "-B", lab, *configure[3:])
         run(args.cmake, "--build", lab)
+        own = scratch / "own_model"
+        run(args.cmake, "-S", outside.parents[2] / "examples" / "own_model", "-B", own, *configure[3:])
+        run(args.cmake, "--build", own)
         modules = prefix_modules(prefix)
         assert modules / "module-probe" in modules.iterdir()
 
@@ -90,6 +93,14 @@ def main():
                                text=True, capture_output=True, timeout=250)
         if of_libtorch:
             assert asked.returncode == 0 and str(next(prefix.rglob("libtessera-libtorch.so*")).parent) in asked.stdout, asked
+            config = next(prefix.rglob("tesseraConfig.cmake"))
+            written = config.read_text()
+            config.write_text(re.sub(r'VERSION STREQUAL "[\d.]+"', 'VERSION STREQUAL "0.9"', written))  # another Torch
+            assert config.read_text() != written
+            other = subprocess.run([str(p) for p in (args.cmake, "-S", component, "-B", scratch / "old", *configure[3:])],
+                                   text=True, capture_output=True, timeout=250)
+            config.write_text(written)
+            assert other.returncode != 0 and "it was built with Torch" in other.stderr, other
         else:
             assert asked.returncode != 0 and "component libtorch: this package was built without it" in asked.stderr, asked
 
@@ -108,6 +119,9 @@ def main():
             compared = run(tool, "compare", "--model", "gpt-nano", "--seq-len", "16", "--steps", "1", "--data", text,
                            "--strategies", f"fsdp,{lab}/lab.so:hfsdp,fsdp+{lab}/lab.so:f16")
             assert f"fsdp {lab}/lab.so:hfsdp end bitwise equal" in compared, compared
+            compared = run(tool, "compare", "--model", f"{own}/model.so:counter,blocks=2", "--ranks", "2", "--steps", "2",
+                           "--strategies", "ddp,fsdp")
+            assert "ddp fsdp end bitwise equal" in compared, compared
             for module in modules.glob("*.so"):  # each installed module is loaded from its installed folder
                 assert not states[module.stem.split("-")[0]]["reason"].startswith("not built"), states
         else:

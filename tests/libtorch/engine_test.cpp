@@ -17,30 +17,12 @@ namespace {
 using base::InvalidUsage;
 using testing::HasSubstr;
 
-/// The message of the InvalidUsage that `work` throws on one rank.
-std::string refused(const std::function<void(comm::Communicator&)>& work) {
-  std::string message;
-  run_ranks(1, [&](comm::Communicator& world) {
-    try {
-      work(world);
-    } catch (const InvalidUsage& error) {
-      message = error.what();
-    }
-  });
-  return message;
-}
-
 bool has_memory(const torch::Tensor& tensor) {
   try {
     return tensor.storage().data_ptr().get() != nullptr;
   } catch (const c10::Error&) {  // newer ones say so
     return false;
   }
-}
-
-fsdp::EngineOptions with(const std::string& strategy, fsdp::EngineOptions options = {}) {
-  options.strategy = fsdp::strategy_named(strategy);
-  return options;
 }
 
 TEST(LibtorchEngine, OptionsKeepTheBitsOfDdp) {
@@ -368,17 +350,6 @@ TEST(LibtorchEngine, UnitMustBeCalledThroughItsHolder) {
                 model->blocks->ptr(0)->as<Block>()->forward(torch::ones({1, 2, kWidth})).sum().backward();
               }),
               HasSubstr("module blocks.0 (Block) was not called in a forward of the whole model"));
-}
-
-TEST(LibtorchEngine, TensorsThatCannotBeShardedAreRefused) {
-  struct View : torch::nn::Module {
-    View() { register_parameter("part", torch::ones({4, 4}).narrow(0, 1, 2)); }
-  };
-  EXPECT_THAT(refused([](comm::Communicator& world) {
-                View model;
-                Engine engine(model, world, with("ddp", {.wrap = "none"}));
-              }),
-              HasSubstr("part is a view"));
 }
 
 }  // namespace

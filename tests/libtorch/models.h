@@ -147,16 +147,37 @@ struct Spec {
   int microbatches = 1, steps = 3;
   fsdp::EngineOptions options = {};
   std::string all_gather = "plain";
+  std::string backend = "shm";
+  std::function<fsdp::ProgramOptimizer()> optimizer = {};  // of each rank; empty: the engine's
 };
 
 /// Runs `body` on threads that are ranks, each with one thread of libtorch's.
-inline void run_ranks(int ranks, const std::function<void(comm::Communicator&)>& body) {
+inline void run_ranks(int ranks, const std::function<void(comm::Communicator&)>& body,
+                      const std::string& backend = "shm") {
   comm::InitOptions config;
-  config.backend = "shm";
+  config.backend = backend;
   comm::run_threads(ranks, config, [&](comm::Communicator& world) {
     at::set_num_threads(1);
     body(world);
   });
+}
+
+/// The message of the InvalidUsage that `work` throws on one rank.
+inline std::string refused(const std::function<void(comm::Communicator&)>& work) {
+  std::string message;
+  run_ranks(1, [&](comm::Communicator& world) {
+    try {
+      work(world);
+    } catch (const base::InvalidUsage& error) {
+      message = error.what();
+    }
+  });
+  return message;
+}
+
+inline fsdp::EngineOptions with(const std::string& strategy, fsdp::EngineOptions options = {}) {
+  options.strategy = fsdp::strategy_named(strategy);
+  return options;
 }
 
 template <class Model>
@@ -175,9 +196,10 @@ void train_steps(const Spec& spec, Model& model, Engine& engine, comm::Communica
 template <class Model>
 Trained train(const Spec& spec) {
   Trained seen;
-  run_ranks(spec.ranks, [&](comm::Communicator& world) {
+  const auto run = [&](comm::Communicator& world) {
     Model model = make<Model>(spec.dtype);
     fsdp::EngineOptions options = spec.options;
+    if (spec.optimizer) options.program_optimizer = spec.optimizer();
     options.strategy = fsdp::strategy_named(spec.strategy);
     options.strategy.all_gather = spec.all_gather;
     options.poison = true;
@@ -187,7 +209,8 @@ Trained train(const Spec& spec) {
     mine.copied_bytes = engine.stats().copied_bytes();
     for (const auto& [name, tensor] : engine.state_dict()) mine.values[name] = floats(tensor);
     if (world.rank() == 0) seen = mine;
-  });
+  };
+  run_ranks(spec.ranks, run, spec.backend);
   return seen;
 }
 

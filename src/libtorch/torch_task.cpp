@@ -1,0 +1,49 @@
+#include "tessera/libtorch/torch_task.h"
+
+#include <torch/utils.h>
+
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/libtorch/unit.h"
+
+namespace tessera::libtorch {
+namespace {
+
+std::shared_ptr<torch::nn::Module> module_of(const fsdp::TaskSetup& setup,
+                                             const std::function<std::shared_ptr<torch::nn::Module>()>& make) {
+  if (setup.runtime.device().type != base::DeviceType::cpu)
+    throw base::Unsupported("a libtorch model computes values on the host; train or compare it with --device cpu");
+  torch::manual_seed(setup.seed);
+  std::shared_ptr<torch::nn::Module> module = make();
+  if (setup.dtype != base::DType::f32) module->to(setup.dtype == base::DType::bf16 ? torch::kBFloat16 : torch::kHalf);
+  return module;
+}
+
+}  // namespace
+
+TorchTask::TorchTask(const fsdp::TaskSetup& setup, const std::function<std::shared_ptr<torch::nn::Module>()>& make,
+                     Initializer initializer)
+    : module_(module_of(setup, make)),
+      seed_(setup.seed),
+      model_(*module_, std::move(initializer), setup.memory_tracker) {}
+TorchTask::~TorchTask() = default;
+
+void TorchTask::forward_backward(std::int64_t step, base::ElementRange samples, double scale) {
+  model_.release_initial_values();
+  torch::manual_seed(seed_ + 0x9e3779b97f4a7c15 * static_cast<std::uint64_t>(step + 1) +
+                     static_cast<std::uint64_t>(samples.begin));
+  const auto forward = [&] { return loss(step, samples); };
+  const torch::Tensor result = detail::run_between_hooks(model_.root_is_unit() ? nullptr : model_.boundary(), forward);
+  result.backward(torch::full_like(result, scale));
+  losses_.push_back(result.detach());
+}
+
+double TorchTask::mean_loss() {
+  const std::vector<torch::Tensor> losses = std::exchange(losses_, {});
+  double mean = 0;
+  for (const torch::Tensor& loss : losses) mean += loss.item<double>() / static_cast<double>(losses.size());
+  return mean;
+}
+
+}  // namespace tessera::libtorch

@@ -1,0 +1,57 @@
+// Models and changes of them that an engine of a libtorch model refuses.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/libtorch/models.h"
+
+namespace tessera::libtorch::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+TEST(LibtorchMisuse, TensorsThatCannotBeShardedAreRefused) {
+  struct View : torch::nn::Module {
+    View() { register_parameter("part", torch::ones({4, 4}).narrow(0, 1, 2)); }
+  };
+  EXPECT_THAT(refused([](comm::Communicator& world) {
+                View model;
+                Engine engine(model, world, with("ddp", {.wrap = "none"}));
+              }),
+              HasSubstr("part is a view"));
+}
+
+/// Otherwise the engine would train tensors that the model no longer uses.
+TEST(LibtorchMisuse, ParametersReplacedAfterwardsAreRefused) {
+  for (const char* const strategy : {"ddp", "fsdp"}) {
+    const auto train_after = [&](const std::function<void(Transformer&)>& change) {
+      return refused([&](comm::Communicator& world) {
+        Transformer model = make<Transformer>();
+        Engine engine(*model, world, with(strategy));
+        change(model);
+        model->loss(1, 0, 1).backward();
+        engine.step(1e-2);
+      });
+    };
+    EXPECT_EQ(train_after([](Transformer&) {}), "") << "the control";
+    EXPECT_THAT(train_after([](Transformer& model) { model->norm->weight.set_data(torch::ones({kWidth})); }),
+                HasSubstr("norm.weight has other memory than when the engine was made"))
+        << strategy;
+  }
+}
+
+TEST(LibtorchMisuse, RanksWithOtherDtypesAreRefusedOnAll) {
+  std::vector<std::string> messages(2);
+  run_ranks(2, [&](comm::Communicator& world) {
+    Transformer model = make<Transformer>(world.rank() == 0 ? torch::kFloat : torch::kBFloat16);
+    try {
+      Engine engine(*model, world, with("fsdp"));
+    } catch (const base::Error& error) {
+      messages[static_cast<std::size_t>(world.rank())] = error.what();
+    }
+  });
+  for (const std::string& message : messages) EXPECT_THAT(message, AllOf(HasSubstr("f32"), HasSubstr("bf16")));
+}
+
+}  // namespace
+}  // namespace tessera::libtorch::test

@@ -146,7 +146,8 @@ class OtherUsersTest(unittest.TestCase):
         zero = self.start(0)
         try:
             deadline = time.monotonic() + 20
-            while not (files := glob.glob(USUAL + "/job-*")) and time.monotonic() < deadline:
+            # Not the temporary name, under which it is written.
+            while not (files := [name for name in glob.glob(USUAL + "/job-*") if ".tmp-" not in name]) and time.monotonic() < deadline:
                 time.sleep(0.01)
             self.assertEqual(len(files), 1)
             as_user(VICTIM, lambda: open(files[0], encoding="utf-8").close())  # the control

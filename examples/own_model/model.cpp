@@ -63,9 +63,9 @@ class CounterTask : public fsdp::NnTask {
         evaluation_samples_(setup.options.integer("eval", 0, 0)) {}
   std::int64_t tokens_per_sample() const override { return kPositions; }
   std::int64_t evaluation_samples() const override { return evaluation_samples_; }  // --eval 64
-  double evaluation_loss(base::ElementRange samples) override { return loss(kEvaluationStep, samples).item(); }
 
  protected:
+  Tensor evaluation(base::ElementRange samples) override { return loss(kEvaluationStep, samples); }
   // A sample is the same whichever rank computes it, so all strategies and numbers of ranks train on the same data.
   Tensor loss(std::int64_t step, base::ElementRange samples) override {
     std::vector<int> tokens, targets;

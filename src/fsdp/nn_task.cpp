@@ -20,15 +20,21 @@ void NnTask::forward_backward(std::int64_t step, ElementRange samples, double sc
 }
 
 nn::Tensor NnTask::run_step(std::int64_t step, ElementRange samples, double scale) {
-  return differentiate(
-      context(), [&] { return loss(step, samples); }, scale);
+  return differentiate([&] { return loss(step, samples); }, scale);
 }
 
-nn::Tensor NnTask::differentiate(nn::Context& context, const std::function<nn::Tensor()>& forward, double scale) {
+double NnTask::evaluation_loss(ElementRange samples) {
+  const nn::EvaluationScope no_dropout(context());
+  return evaluation(samples).item();
+}
+
+nn::Tensor NnTask::evaluation(ElementRange /*samples*/) { refuse_evaluation(); }
+
+nn::Tensor NnTask::differentiate(const std::function<nn::Tensor()>& forward, double scale) {
   nn::Tape tape;
   nn::Tensor loss;
   {
-    const nn::TapeScope recording(context, &tape);
+    const nn::TapeScope recording(context(), &tape);
     loss = forward();
   }
   tape.backward(loss, scale);

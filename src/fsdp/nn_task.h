@@ -34,14 +34,18 @@ class TESSERA_API NnTask : public TrainingTask {
   Model& model() override;
   void forward_backward(std::int64_t step, ElementRange samples, double scale) override;
   double mean_loss() override;
+  /// The value of evaluation(), computed without dropout.
+  double evaluation_loss(ElementRange samples) override;
 
  protected:
   /// The mean loss of `samples` of step `step`: a scalar. On a context without data the tensors have shapes alone.
   virtual nn::Tensor loss(std::int64_t step, ElementRange samples) = 0;
-  /// The loss after its forward and backward.
+  /// The mean loss of these samples for an evaluation: a scalar. Throws Unsupported by default.
+  virtual nn::Tensor evaluation(ElementRange samples);
+  /// The loss after its forward and backward; by default those of loss().
   virtual nn::Tensor run_step(std::int64_t step, ElementRange samples, double scale);
   /// Calls `forward` and runs the backward of the loss that it returns.
-  static nn::Tensor differentiate(nn::Context& context, const std::function<nn::Tensor()>& forward, double scale);
+  nn::Tensor differentiate(const std::function<nn::Tensor()>& forward, double scale);
   /// The module as the class that it is.
   template <class M>
   M& module_as() {

@@ -10,9 +10,9 @@ namespace tessera::fsdp {
 
 TrainingTask::~TrainingTask() = default;
 
-double TrainingTask::evaluation_loss(ElementRange /*samples*/) {
-  throw Unsupported("this task has no evaluation; leave --eval out");
-}
+double TrainingTask::evaluation_loss(ElementRange /*samples*/) { refuse_evaluation(); }
+
+void TrainingTask::refuse_evaluation() { throw Unsupported("this task has no evaluation; leave --eval out"); }
 
 TaskOptions::TaskOptions(std::map<std::string, std::string> values) : values_(std::move(values)) {}
 

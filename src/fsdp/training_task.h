@@ -66,8 +66,11 @@ class TESSERA_API TrainingTask {
   virtual std::int64_t tokens_per_sample() const { return 1; }
   /// The number of samples for an evaluation; 0: there is none.
   virtual std::int64_t evaluation_samples() const { return 0; }
-  /// The mean loss of some of them, without backward, and as in use: without dropout. Throws Unsupported by default.
+  /// The mean loss of some of them, without backward and without dropout. Throws Unsupported by default.
   virtual double evaluation_loss(ElementRange samples);
+
+ protected:
+  [[noreturn]] static void refuse_evaluation();  ///< throws Unsupported
 };
 
 /// A task that a plug-in file exports.

@@ -371,6 +371,7 @@ void TorchModel::on_update() {
     parameter->require_unchanged();
     parameter->tensor().unsafeGetTensorImpl()->bump_version();
   }
+  for (const auto& buffer : state_->root.buffers()) static_cast<TorchBuffer&>(*buffer).require_unchanged();
 }
 const at::Tensor& torch_tensor(const fsdp::ModelTensor& tensor) {
   if (const auto* const parameter = dynamic_cast<const TorchParameter*>(&tensor)) return parameter->tensor();

@@ -32,6 +32,7 @@ class TESSERA_API TorchModel : public fsdp::Model {
   /// Frees the values from the construction of the model, which fill_initial() reads until then.
   void release_initial_values();
   /// Tells autograd that the parameters' values change: a backward of an earlier forward is an error from now on.
+  /// Throws InvalidUsage if the program has given a parameter or buffer other memory.
   void on_update() override;
   /// The root's boundary.
   const std::shared_ptr<Boundary>& boundary() const;

@@ -33,11 +33,24 @@ void TorchTask::forward_backward(std::int64_t step, base::ElementRange samples, 
   model_.release_initial_values();
   torch::manual_seed(seed_ + 0x9e3779b97f4a7c15 * static_cast<std::uint64_t>(step + 1) +
                      static_cast<std::uint64_t>(samples.begin));
-  const auto forward = [&] { return loss(step, samples); };
-  const torch::Tensor result = detail::run_between_hooks(model_.root_is_unit() ? nullptr : model_.boundary(), forward);
+  const torch::Tensor result = between_hooks([&] { return loss(step, samples); });
   result.backward(torch::full_like(result, scale));
   losses_.push_back(result.detach());
 }
+
+torch::Tensor TorchTask::between_hooks(const std::function<torch::Tensor()>& forward) {
+  return detail::run_between_hooks(model_.root_is_unit() ? nullptr : model_.boundary(), forward);
+}
+
+double TorchTask::evaluation_loss(base::ElementRange samples) {
+  const torch::NoGradGuard no_grad;
+  module_->eval();
+  const double value = between_hooks([&] { return evaluation(samples); }).item<double>();
+  module_->train();
+  return value;
+}
+
+torch::Tensor TorchTask::evaluation(base::ElementRange /*samples*/) { refuse_evaluation(); }
 
 double TorchTask::mean_loss() {
   const std::vector<torch::Tensor> losses = std::exchange(losses_, {});

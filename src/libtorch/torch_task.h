@@ -36,10 +36,14 @@ class TESSERA_API TorchTask : public fsdp::TrainingTask {
   /// Seeds Torch's generator before the forward, from the seed, the step and the first sample.
   void forward_backward(std::int64_t step, base::ElementRange samples, double scale) override;
   double mean_loss() override;
+  /// The value of evaluation(), with the module in evaluation mode and without gradients.
+  double evaluation_loss(base::ElementRange samples) override;
 
  protected:
   /// The mean loss of `samples` of step `step`: a scalar.
   virtual torch::Tensor loss(std::int64_t step, base::ElementRange samples) = 0;
+  /// The mean loss of these samples for an evaluation: a scalar. Throws Unsupported by default.
+  virtual torch::Tensor evaluation(base::ElementRange samples);
   /// The module as the class that it is.
   template <class M>
   M& module_as() {
@@ -47,6 +51,7 @@ class TESSERA_API TorchTask : public fsdp::TrainingTask {
   }
 
  private:
+  torch::Tensor between_hooks(const std::function<torch::Tensor()>& forward);
   const std::shared_ptr<torch::nn::Module> module_;
   const std::uint64_t seed_;
   TorchModel model_;

@@ -19,13 +19,14 @@ class TokenTask final : public fsdp::NnTask {
 
  protected:
   nn::Tensor loss(std::int64_t /*step*/, base::ElementRange samples) override {
-    return module_as<nn::CausalModel>().loss(token_ids(samples.count()), token_ids(samples.count()));
+    tokens_ = token_ids(samples.count());
+    targets_ = token_ids(samples.count());
+    return module_as<nn::CausalModel>().loss(tokens_, targets_);
   }
-  /// Keeps the batch until its backward is done, as a training does.
-  nn::Tensor run_step(std::int64_t /*step*/, base::ElementRange samples, double scale) override {
-    const nn::Tensor tokens = token_ids(samples.count()), targets = token_ids(samples.count());
-    return differentiate(
-        context(), [&] { return module_as<nn::CausalModel>().loss(tokens, targets); }, scale);
+  nn::Tensor run_step(std::int64_t step, base::ElementRange samples, double scale) override {
+    nn::Tensor loss = NnTask::run_step(step, samples, scale);
+    tokens_ = targets_ = {};
+    return loss;
   }
 
  private:
@@ -36,6 +37,7 @@ class TokenTask final : public fsdp::NnTask {
                                          static_cast<std::size_t>(module_as<nn::CausalModel>().config().vocabulary));
     return ids;
   }
+  nn::Tensor tokens_, targets_;  // until the backward is done, as in a training
   const std::int64_t positions_;
 };
 

@@ -38,6 +38,14 @@ TEST(LibtorchMisuse, ParametersReplacedAfterwardsAreRefused) {
                 HasSubstr("norm.weight has other memory than when the engine was made"))
         << strategy;
   }
+  EXPECT_THAT(refused([](comm::Communicator& world) {
+                Mlp model = make<Mlp>();
+                Engine engine(*model, world, with("fsdp"));
+                model->named_buffers().front().value().set_data(torch::zeros({13}));
+                model->loss(1, 0, 1).backward();
+                engine.step(1e-2);
+              }),
+              HasSubstr("running_mean has other memory than when the engine was made"));
 }
 
 TEST(LibtorchMisuse, RanksWithOtherDtypesAreRefusedOnAll) {

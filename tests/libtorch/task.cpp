@@ -41,7 +41,9 @@ class SpiralTask final : public libtorch::TorchTask {
                     return std::make_shared<NetImpl>(setup.options.integer("width", 32),
                                                      setup.options.integer("blocks", 3));
                   }),
-        dtype_(setup.dtype == base::DType::f32 ? torch::kFloat : torch::kBFloat16) {}
+        dtype_(setup.dtype == base::DType::f32 ? torch::kFloat : torch::kBFloat16),
+        evaluation_samples_(setup.options.integer("eval", 0, 0)) {}
+  std::int64_t evaluation_samples() const override { return evaluation_samples_; }
 
  protected:
   Tensor loss(std::int64_t step, base::ElementRange samples) override {
@@ -51,9 +53,11 @@ class SpiralTask final : public libtorch::TorchTask {
     const Tensor points = torch::stack({turn * torch::cos(angle), turn * torch::sin(angle)}, 1).to(dtype_);
     return torch::nn::functional::cross_entropy(module_as<NetImpl>().forward(points), which);
   }
+  Tensor evaluation(base::ElementRange samples) override { return loss(1000, samples); }
 
  private:
   const torch::Dtype dtype_;
+  const std::int64_t evaluation_samples_;
 };
 
 fsdp::PluginExports exports() {

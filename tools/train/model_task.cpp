@@ -105,35 +105,32 @@ LanguageTask::LanguageTask(const TrainPlan& plan, nn::Context& context)
 
 std::int64_t LanguageTask::evaluation_samples() const { return windows_ ? windows_->count() : 0; }
 
-double LanguageTask::evaluation_loss(base::ElementRange samples) {
-  const nn::EvaluationScope no_dropout(context());
-  return loss_of(windows_->batch(context(), samples)).item();
-}
+nn::Tensor LanguageTask::evaluation(base::ElementRange samples) { return loss_of(windows_->batch(context(), samples)); }
 
 nn::Tensor LanguageTask::loss_of(const nn::TokenBatch& batch) {
   return module_as<nn::CausalModel>().loss(batch.tokens, batch.targets);
 }
 
 nn::Tensor LanguageTask::loss(std::int64_t step, base::ElementRange samples) {
-  return loss_of(batches_->batch(context(), step + 1, samples));
+  batch_ = batches_->batch(context(), step + 1, samples);
+  return loss_of(*batch_);
 }
 
 nn::Tensor LanguageTask::run_step(std::int64_t step, base::ElementRange samples, double scale) {
-  const nn::TokenBatch batch = batches_->batch(context(), step + 1, samples);
-  if (graph_ == nullptr)
-    return differentiate(
-        context(), [&] { return loss_of(batch); }, scale);
-  // A graph's inputs must stay at their addresses.
-  if (!graphed_batch_) {
-    graphed_batch_.emplace(batch);
-  } else {
-    overwrite(graphed_batch_->tokens, batch.tokens);
-    overwrite(graphed_batch_->targets, batch.targets);
+  if (graph_ == nullptr || !graph_->obstacle().empty()) {
+    nn::Tensor loss = NnTask::run_step(step, samples, scale);
+    batch_.reset();
+    return loss;
   }
-  return graph_->run([&] {
-    return differentiate(
-        context(), [&] { return loss_of(*graphed_batch_); }, scale);
-  });
+  const nn::TokenBatch batch = batches_->batch(context(), step + 1, samples);
+  // A graph's inputs must stay at their addresses.
+  if (!batch_) {
+    batch_ = batch;
+  } else {
+    overwrite(batch_->tokens, batch.tokens);
+    overwrite(batch_->targets, batch.targets);
+  }
+  return graph_->run([&] { return differentiate([&] { return loss_of(*batch_); }, scale); });
 }
 
 }  // namespace tessera::tools

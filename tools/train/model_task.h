@@ -31,9 +31,9 @@ class LanguageTask final : public fsdp::NnTask {
   void replay_with(fsdp::GraphedStep& graph) { graph_ = &graph; }
   std::int64_t tokens_per_sample() const override { return plan_.seq_len; }
   std::int64_t evaluation_samples() const override;
-  double evaluation_loss(base::ElementRange samples) override;
 
  protected:
+  nn::Tensor evaluation(base::ElementRange samples) override;
   nn::Tensor loss(std::int64_t step, base::ElementRange samples) override;
   nn::Tensor run_step(std::int64_t step, base::ElementRange samples, double scale) override;
 
@@ -43,7 +43,7 @@ class LanguageTask final : public fsdp::NnTask {
   std::optional<nn::BatchSampler> batches_;
   std::optional<nn::SequentialSampler> windows_;  // with --eval
   fsdp::GraphedStep* graph_ = nullptr;            // null: steps are not replayed
-  std::optional<nn::TokenBatch> graphed_batch_;   // its input
+  std::optional<nn::TokenBatch> batch_;           // until the backward is done; of a graph all the time
 };
 
 }  // namespace tessera::tools

@@ -139,7 +139,8 @@ nn::ModelConfig model_in(const std::string& directory) {
   const fsdp::Checkpoint checkpoint(directory);
   const auto found = checkpoint.attributes().find(kModel);
   if (const std::string task = attribute(checkpoint.attributes(), kTask); !task.empty())
-    throw InvalidUsage(directory + ": is of the plug-in model " + task + "; give --model FILE.so:" + task);
+    throw InvalidUsage(directory + ": is of the plug-in model " + task +
+                       ": only train reads it, by --resume with --model FILE.so:" + task);
   if (found == checkpoint.attributes().end())
     throw InvalidUsage(directory + ": written by another program: it does not name its model");
   nn::ModelConfig config = nn::parse_config(found->second, directory);

@@ -73,7 +73,7 @@ MISTAKES = [
             option("FiguresTest.test_times_exclude_first_two_steps"), "p95 is the median"),
     mistake("eval-counts-windows-twice", "tools/train/evaluation.cpp", "sums[1] += static_cast<double>(real);", "sums[1] += static_cast<double>(at_once);",
             COMPARE, "--eval depends on the number of ranks"),
-    mistake("eval-with-dropout", "tools/train/model_task.cpp", "  const nn::EvaluationScope no_dropout(context());\n", "",
+    mistake("eval-with-dropout", "src/fsdp/nn_task.cpp", "  const nn::EvaluationScope no_dropout(context());\n", "",
             option("FiguresTest.test_an_evaluation_has_no_dropout"), "--eval applies dropout"),
     mistake("trace-of-one-rank", "tools/train/step_recorder.cpp", "mine.push_back({static_cast<int>(e.kind), e.unit, e.rank,", "mine.push_back({static_cast<int>(e.kind), e.unit, 0,",
             COMPARE, "--trace shows all ranks as one"),

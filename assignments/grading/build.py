@@ -13,7 +13,7 @@ ASSIGNMENTS = pathlib.Path(__file__).resolve().parent.parent
 ROOT = ASSIGNMENTS.parent
 CPP = ASSIGNMENTS / "grading" / "cpp"
 FLAGS = ["-std=c++20", "-O1", "-g1", "-ffp-contract=off", "-Wall", "-Wextra"]
-COMMON = ["recorder.cpp", "facts.cpp", "memory.cpp"]  # of every program
+COMMON = ["recorder.cpp", "fact.cpp", "grading.cpp", "memory.cpp"]  # of every program
 TRAINING = ["model.cpp", "reference.cpp"]  # of those that train
 
 

@@ -82,6 +82,8 @@ def grade(options: argparse.Namespace) -> Report:
             first = [line for line in str(error).splitlines() if "error" in line or "undefined" in line][:3]
             report.tests.clear()
             report.test("it compiles", module.POINTS, first or [str(error)[-500:]])
+        if worlds.alone:
+            report.remarks.append(f"to see what happened, or in a debugger: {worlds.alone}")
     return report
 
 

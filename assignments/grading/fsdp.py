@@ -192,8 +192,8 @@ def fault_problems(world: World) -> list[str]:
 
 def grade(student, worlds, report) -> None:
     command = student.command("fsdp")
-    shm = worlds.run(command, 4, "shm", ("fault", "1", "2", "3", "4"), {"TESSERA_PRODUCTS": "own"})
-    tcp = worlds.run(command, 5, "tcp", ("5",), {"TESSERA_PRODUCTS": "own"})
+    shm = worlds.run(command, 4, "shm", ("fault,3,0", *(f"train,{n},0" for n in (1, 2, 3, 4))), {"TESSERA_PRODUCTS": "own"})
+    tcp = worlds.run(command, 5, "tcp", ("train,5,0",), {"TESSERA_PRODUCTS": "own"})
 
     def on(check, *ranks: int) -> list[str]:
         return [problem for n in ranks for problem in check(shm, f"n{n}", n)]

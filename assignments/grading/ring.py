@@ -53,7 +53,7 @@ def explain_slice(count: int, ranks: int, rank: int, index: int, got: array.arra
     begin, end = slice_of(count, ranks, index)
     where = f"slice {index} (elements {begin:,} to {end - 1:,}) on rank {rank}"
     want = expected(count, ranks)[begin:end]
-    first = next(i for i in range(end - begin) if got[i] != want[i])
+    first = next(i for i in range(end - begin) if got[i:i + 1].tobytes() != want[i:i + 1].tobytes())
     if got == inputs(count, rank)[begin:end]:
         return f"{where} is still that rank's own input: nothing was received into it"
     for other in range(ranks):
@@ -156,9 +156,9 @@ def fault_problems(world: World) -> list[str]:
 def grade(student, worlds, report) -> None:
     command = student.command("ring")
     sizes = [(1, EVEN), (2, EVEN), (3, EVEN), (4, EVEN), (5, EVEN), (2, UNEVEN), (3, UNEVEN), (4, UNEVEN), (5, UNEVEN), (5, FEW), (4, FEW)]
-    arguments = [f"{ranks},{count}" for ranks, count in sizes]
-    shm = worlds.run(command, 5, "shm", ("fault", *arguments))
-    tcp = worlds.run(command, 3, "tcp", (f"3,{UNEVEN}", f"3,{LARGE}"))
+    arguments = [f"sum,{ranks},{count}" for ranks, count in sizes]
+    shm = worlds.run(command, 5, "shm", ("fault,3,0", *arguments))
+    tcp = worlds.run(command, 3, "tcp", (f"sum,3,{UNEVEN}", f"sum,3,{LARGE}"))
 
     def results(count: int) -> list[str]:
         return [problem for ranks, length in sizes if length == count and ranks > 1

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import array
+import collections
 import dataclasses
 import json
 import os
 import pathlib
 import re
+import shlex
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from typing import Any
 
@@ -22,8 +25,9 @@ ALGORITHMS = "all_reduce=direct,reduce_scatter=direct"
 class World:
     """What one run of a program left."""
 
+    launch: list[str]  # the command that starts ranks
+    program: list[str]  # of one rank, without its cases
     backend: str
-    ranks: int
     folder: pathlib.Path
     facts: list[dict[str, Any]]  # of all ranks and cases
     exit_code: int | None  # None: it did not end in time
@@ -32,7 +36,7 @@ class World:
 
     def case(self, name: str) -> list[dict[str, Any]]:
         """The facts of a case by rank; ranks that did not report it are missing."""
-        return sorted((fact for fact in self.facts if fact["case"] == name), key=lambda fact: fact["rank"])
+        return sorted((fact for fact in self.facts if fact["case"] == name and fact["status"] != "began"), key=lambda fact: fact["rank"])
 
     def floats(self, fact: dict[str, Any], key: str = "output") -> array.array:
         """An array of f32 that a rank wrote beside a fact."""
@@ -40,30 +44,55 @@ class World:
         values.frombytes((self.folder / fact[key]).read_bytes())
         return values
 
+    def open_facts(self) -> list[dict[str, Any]]:
+        """Of the case in which the program ended, the facts of the ranks that had not returned; [] if it ended between cases."""
+        ended = {(fact["case"], fact["rank"]) for fact in self.facts if fact["status"] != "began" and fact.get("kind") != "exit"}
+        begun = [fact for fact in self.facts if fact["status"] == "began" and (fact["case"], fact["rank"]) not in ended]
+        return sorted((fact for fact in begun if fact["case"] == begun[0]["case"]), key=lambda fact: fact["rank"])
+
     def death(self) -> str:
         """Why no facts came, in a line; "" if the program ended well."""
-        if self.exit_code is None:
-            return f"the program did not end within {self.seconds:.0f} s and was stopped: it hangs outside of the library"
         if self.exit_code == 0:
             return ""
-        lines = [line for line in self.output.splitlines() if line.strip()]
-        errors = [line for line in lines if re.search(r"signal|[Ee]rror|terminate", line)]
-        return f"the program ended with exit code {self.exit_code}: {(errors or lines or ['no output'])[-1][:300]}"
+        begun = self.open_facts()
+        where = f", in the case '{begun[0]['says']}'" if begun else ""
+        if self.exit_code is None:
+            late = f" ({name_ranks([fact['rank'] for fact in begun])} had not returned)" if begun else ""
+            return f"the program did not end within {self.seconds:.0f} s and was stopped{where}{late}: it hangs outside of the library"
+        left = [fact for fact in self.facts if fact.get("kind") == "exit"]
+        if left:
+            return f"{left[0]['says']}: rank {left[0]['rank']}: {left[0]['error']}"
+        lines = [printable(line)[:200] for line in self.output.splitlines() if line.strip()]
+        lines = [line for line in lines if not re.search(r"rank \d+ (died|aborted)", line)] or lines  # said by those that saw it
+        errors = [line for line in lines if re.search(r"[Ee]rror|terminate|what\(\)|[Aa]ssert|corrupt|free\(\)", line)]
+        own, of_tool = ([line for line in chosen if line.startswith("tessera:") == tools] for chosen, tools in ((errors, False), (lines, True)))
+        said = own[-1:] + of_tool[-1:] or lines[-1:] or ["no output"]
+        return f"the program ended with exit code {self.exit_code}{where}: {'; '.join(said)}"
+
+    def alone(self) -> str:
+        """The command that runs the case in which the program ended, and no other; "" if there is none."""
+        begun = self.open_facts() if self.exit_code != 0 else []
+        if not begun:
+            return ""
+        return f"TESSERA_BACKEND={self.backend} {shlex.join([*self.launch, '-n', str(begun[0]['ranks']), '--', *self.program, begun[0]['part']])}"
 
     def problems(self, name: str, ranks: int) -> list[str]:
         """Why case `name` of `ranks` ranks has no result: errors of the student's code, or ranks that died."""
         facts = self.case(name)
-        if not self.facts:
-            return [self.death() or "the program ended without a result"]
-        found = []
-        for fact in facts:
-            if fact["status"] == "error":
-                found.append(f"{fact['says']}: rank {fact['rank']}: {fact['error']}")
-        if len(facts) < ranks:
-            missing = sorted(set(range(ranks)) - {fact["rank"] for fact in facts})
-            started = "not run, because an earlier case timed out" if not self.death() else self.death()
-            found.append(f"case {name}: no result of rank {', '.join(map(str, missing))}: {started}")
+        found = [f"{fact['says']}: rank {fact['rank']}: {fact['error']}" for fact in facts if fact["status"] == "error"]
+        missing = sorted(set(range(ranks)) - {fact["rank"] for fact in facts})
+        if missing:
+            found.append(self.death() or f"case {name}: no result of {name_ranks(missing)}: not run, because an earlier case timed out")
         return prefer_causes(found)
+
+
+def name_ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def printable(text: str) -> str:
+    """Without control characters, which a terminal would obey."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def prefer_causes(problems: list[str]) -> list[str]:
@@ -79,6 +108,7 @@ class Worlds:
         self._temporary = None if keep else tempfile.TemporaryDirectory(prefix="tessera-grade-")
         self.folder = pathlib.Path(keep or self._temporary.name)
         self.count = 0
+        self.alone = ""  # how to run alone what ended badly first
 
     def close(self) -> None:
         if self._temporary:
@@ -101,26 +131,33 @@ class Worlds:
         for inherited in ("TESSERA_RANK", "TESSERA_WORLD_SIZE", "TESSERA_RUN_ID", "TESSERA_MASTER"):
             environment.pop(inherited, None)
         begin = time.monotonic()
-        code, output = run_limited([str(self.tool), "run", "-n", str(ranks), "--", *command, *arguments], self.limit, environment)
+        launch = [str(self.tool), "run"]
+        code, output = run_limited([*launch, "-n", str(ranks), "--", *command, *arguments], self.limit, environment)
         if code is None:  # a program that hangs will hang again
             self.limit = min(self.limit, 10)
-        return World(backend, ranks, folder, read_facts(folder), code, output, time.monotonic() - begin)
+        world = World(launch, command, backend, folder, read_facts(folder), code, output, time.monotonic() - begin)
+        self.alone = self.alone or world.alone()
+        return world
 
 
 def run_limited(command: list[str], limit: float, environment: dict[str, str] | None = None) -> tuple[int | None, str]:
-    """Exit code and output; code None: stopped after `limit` seconds, with all its processes."""
+    """Exit code and the end of the output; code None: stopped after `limit` seconds, with all its processes."""
+    end: collections.deque[bytes] = collections.deque(maxlen=16)  # a program may print without end
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment,
-                          text=True, errors="replace", start_new_session=True) as process:
+                          start_new_session=True) as process:
+        reader = threading.Thread(target=lambda: end.extend(iter(lambda: process.stdout.read1(65536), b"")))
+        reader.start()
+        code: int | None = None
         try:
-            output, _ = process.communicate(timeout=limit)
-            return process.returncode, output
+            code = process.wait(timeout=limit)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            return None, output
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
+        finally:
+            reader.join()
+    return code, b"".join(end).decode(errors="replace")
 
 
 def read_facts(folder: pathlib.Path) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Typical mistakes in the solutions: each changes one text and must lose the points of a test, with a message that helps.
 
-grader_test.py tries the first three of each, and all of them with --all.
+grader_test.py tries the first three of each and those marked `always`; all of them with --all.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ class Mistake:
     test: str  # a part of the name of the test that it fails
     message: str  # a regular expression that its output matches
     keeps: str = ""  # a part of the name of a test that it passes nevertheless
+    always: bool = False
 
 
 RING_CPP = [
@@ -32,6 +33,13 @@ RING_CPP = [
     Mistake("the whole ring runs the other way", "const int next = (rank + 1) % n, before = (rank + n - 1) % n;",
             "const int before = (rank + 1) % n, next = (rank + n - 1) % n;",
             "the messages", r"in the ring it sends only to rank \d"),
+    Mistake("one rank crashes where there are four", "std::vector<float> arrived(slice(0).count());",
+            "std::vector<float> arrived(slice(0).count());\n  if (n == 4 && rank == 1) __builtin_trap();", "equal slices",
+            r"in the case '4 ranks, 1200 elements': tessera: rank 1 was killed by signal 4",
+            keeps="a rank that fails", always=True),
+    Mistake("one rank ends the process", "std::vector<float> arrived(slice(0).count());",
+            "std::vector<float> arrived(slice(0).count());\n  if (n == 4 && rank == 1) exit(0);", "equal slices",
+            r"4 ranks, 1200 elements: rank 1: your code ended the process by exit\(\)", keeps="a rank that fails"),
 ]
 RING_PYTHON = [
     Mistake("slices are rounded up", "    length, rest = divmod(count, slices)\n    begin = index * length + min(index, rest)\n"
@@ -43,6 +51,8 @@ RING_PYTHON = [
     Mistake("the sum is divided", "        mine[:] = arrived + mine\n", "        mine[:] = arrived + mine\n        if k == n - 2: mine /= n\n",
             "equal slices", r"off by a factor of \d: it should be the sum, not an average"),
     Mistake("what arrives is not added", "mine[:] = arrived + mine", "mine[:] = arrived", "equal slices", r"rank \d"),
+    Mistake("one rank ends the process", "        mine[:] = arrived + mine", "        if n == 4: raise SystemExit\n        mine[:] = arrived + mine",
+            "equal slices", r"4 ranks, 1200 elements: rank \d: your code ended the process by exit\(\)", keeps="a rank that fails", always=True),
 ]
 FSDP_CPP = [
     Mistake("shards begin one element early", "const std::int64_t begin = per_rank_ * world_.rank(),",

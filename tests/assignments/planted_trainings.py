@@ -55,8 +55,16 @@ def text_hash(data):
     return hashlib.sha256(bytes(data)).hexdigest()[:16]
 
 
+def total(values):
+    """As sum() adds up to Python 3.11; later ones compensate for the rounding, which would be other bits."""
+    result = 0
+    for value in values:
+        result += value
+    return result
+
+
 def squares(values):
-    return sum(value * value for value in values)
+    return total(value * value for value in values)
 
 
 def sample(values):
@@ -80,11 +88,11 @@ def gradient_of(parameters, step, microbatch, rank):
     loss = 0.0
     for row in range(ROWS):
         inputs = x[6 * row : 6 * row + 6]
-        hidden = [sum(parameters["inner.weight"][6 * j + i] * inputs[i] for i in range(6)) + parameters["inner.bias"][j] for j in range(8)]
+        hidden = [total(parameters["inner.weight"][6 * j + i] * inputs[i] for i in range(6)) + parameters["inner.bias"][j] for j in range(8)]
         active = [max(0.0, value) for value in hidden]
         back = [0.0] * 8
         for k in range(3):
-            out = sum(parameters["outer.weight"][8 * k + j] * active[j] for j in range(8)) + parameters["outer.bias"][k]
+            out = total(parameters["outer.weight"][8 * k + j] * active[j] for j in range(8)) + parameters["outer.bias"][k]
             error = out - y[3 * row + k]
             loss += error * error / (3 * ROWS)
             slope = 2 * error / (3 * ROWS)

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "2-ddp/ddp.h"
-#include "grading/cpp/facts.h"
+#include "grading/cpp/grading.h"
 #include "grading/cpp/reference.h"
 #include "tessera/nn/optimizer.h"
 
@@ -147,13 +147,7 @@ void run_fault(grading::Grading& grading, std::size_t bucket_bytes) {
     model.materialize(/*seed=*/7);
     const auto ddp = make(model, world, bucket_bytes);
     if (world.rank() == 2) world.fail_after(0);
-    bool threw = false;
-    try {
-      train_step(model, world, *ddp, 0);
-    } catch (const base::Error&) {
-      threw = true;
-    }
-    fact.set("threw", threw ? 1 : 0);
+    fact.set("threw", grading::fails([&] { train_step(model, world, *ddp, 0); }) ? 1 : 0);
   });
 }
 
@@ -162,17 +156,10 @@ std::size_t skipped_block(int step, int rank) { return step == 1 || (step == 2 &
 }  // namespace
 
 int main(int argc, char** argv) {
-  return grading::run_grading([&](grading::Grading& grading) {
-    for (int i = 1; i < argc; ++i) {
-      const std::string part = argv[i];  // KIND,RANKS,BYTES
-      const std::size_t first = part.find(','), second = part.rfind(',');
-      const std::string kind = part.substr(0, first);
-      const int ranks = std::stoi(part.substr(first + 1, second - first - 1));
-      const std::size_t bytes = std::stoul(part.substr(second + 1));
-      if (kind == "train") run_training(grading, ranks, bytes, {});
-      if (kind == "unused") run_training(grading, ranks, bytes, skipped_block);
-      if (kind == "slow") run_slow(grading, bytes);
-      if (kind == "fault") run_fault(grading, bytes);
-    }
+  return grading::run_grading(argc, argv, [](grading::Grading& grading, const grading::Part& part) {
+    if (part.kind == "train") run_training(grading, part.ranks, part.amount, {});
+    if (part.kind == "unused") run_training(grading, part.ranks, part.amount, skipped_block);
+    if (part.kind == "slow") run_slow(grading, part.amount);
+    if (part.kind == "fault") run_fault(grading, part.amount);
   });
 }

@@ -3,7 +3,7 @@
 #include <stdexcept>
 
 #include "4-fsdp/fsdp.h"
-#include "grading/cpp/facts.h"
+#include "grading/cpp/grading.h"
 #include "grading/cpp/memory.h"
 #include "grading/cpp/model.h"
 #include "grading/cpp/reference.h"
@@ -139,27 +139,17 @@ void run_fault(grading::Grading& grading) {
     const auto sharded = assignment::fully_shard(model, world);
     sharded->initialize(/*seed=*/7);
     if (world.rank() == 2) world.fail_after(2);
-    bool threw = false;
-    try {
-      train_step(context, model, *sharded, 0, world.rank());
-    } catch (const base::Error&) {
-      threw = true;
-    }
-    fact.set("threw", threw ? 1 : 0);
+    fact.set("threw", grading::fails([&] { train_step(context, model, *sharded, 0, world.rank()); }) ? 1 : 0);
   });
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return grading::run_grading([&](grading::Grading& grading) {
-    for (int i = 1; i < argc; ++i) {
-      const std::string part = argv[i];
-      if (part == "fault") {
-        run_fault(grading);
-      } else {
-        run_training(grading, std::stoi(part));
-      }
-    }
+  return grading::run_grading(argc, argv, [](grading::Grading& grading, const grading::Part& part) {
+    if (part.kind == "fault")
+      run_fault(grading);
+    else
+      run_training(grading, part.ranks);
   });
 }

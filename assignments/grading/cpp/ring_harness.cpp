@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "1-ring/ring.h"
-#include "grading/cpp/facts.h"
+#include "grading/cpp/grading.h"
 
 namespace {
 
@@ -42,27 +42,17 @@ void run_fault(grading::Grading& grading) {
       world.abort("the grader made rank 2 fail");
       return;
     }
-    bool threw = false;
-    try {
-      assignment::ring_all_reduce(world, x);
-    } catch (const tessera::base::Error&) {
-      threw = true;
-    }
-    fact.set("threw", threw ? 1 : 0);
+    fact.set("threw", grading::fails([&] { assignment::ring_all_reduce(world, x); }) ? 1 : 0);
   });
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return grading::run_grading([&](grading::Grading& grading) {
-    for (int i = 1; i < argc; ++i) {
-      const std::string part = argv[i];
-      const std::size_t comma = part.find(',');
-      if (part == "fault")
-        run_fault(grading);
-      else
-        run_sums(grading, std::stoi(part.substr(0, comma)), std::stoul(part.substr(comma + 1)));
-    }
+  return grading::run_grading(argc, argv, [](grading::Grading& grading, const grading::Part& part) {
+    if (part.kind == "fault")
+      run_fault(grading);
+    else
+      run_sums(grading, part.ranks, part.amount);
   });
 }

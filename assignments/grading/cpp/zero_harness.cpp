@@ -4,7 +4,7 @@
 #include <stdexcept>
 
 #include "3-zero/zero.h"
-#include "grading/cpp/facts.h"
+#include "grading/cpp/grading.h"
 #include "grading/cpp/memory.h"
 
 namespace assignment {
@@ -125,31 +125,17 @@ void run_fault(grading::Grading& grading) {
     std::vector<float> parameters = waves(1000, 0);
     const auto optimizer = make(world, parameters, 0);
     if (world.rank() == 2) world.fail_after(1);
-    bool threw = false;
-    try {
-      optimizer->step(gradients_of(1000, 0, world.rank()));
-    } catch (const tessera::base::Error&) {
-      threw = true;
-    }
-    fact.set("threw", threw ? 1 : 0);
+    fact.set("threw", grading::fails([&] { optimizer->step(gradients_of(1000, 0, world.rank())); }) ? 1 : 0);
   });
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return grading::run_grading([&](grading::Grading& grading) {
-    for (int i = 1; i < argc; ++i) {
-      const std::string part = argv[i];  // KIND,RANKS,COUNT
-      const std::size_t first = part.find(','), second = part.rfind(',');
-      const std::string kind = part.substr(0, first);
-      const int ranks = std::stoi(part.substr(first + 1, second - first - 1));
-      const std::size_t count = std::stoul(part.substr(second + 1));
-      if (kind == "fault") {
-        run_fault(grading);
-      } else {
-        run_steps(grading, ranks, count, kind == "clip" ? 5.0 : 0.0);
-      }
-    }
+  return grading::run_grading(argc, argv, [](grading::Grading& grading, const grading::Part& part) {
+    if (part.kind == "fault")
+      run_fault(grading);
+    else
+      run_steps(grading, part.ranks, part.amount, part.kind == "clip" ? 5.0 : 0.0);
   });
 }

@@ -1,14 +1,8 @@
-#include "grading/cpp/facts.h"
+#include "grading/cpp/fact.h"
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
-#include <fstream>
-#include <iostream>
-
-#include "tessera/base/error.h"
-#include "tessera/comm/init.h"
+#include <vector>
 
 namespace grading {
 namespace {
@@ -30,25 +24,10 @@ std::string number(double value) {
   return text;
 }
 
-std::string folder() {
-  const char* const given = std::getenv("GRADE_DIR");
-  return given == nullptr ? "." : given;
-}
-
 std::ptrdiff_t offset_in(std::span<const float> memory, const void* data) {
   const auto* const first = static_cast<const float*>(data);
   const bool inside = first >= memory.data() && first <= memory.data() + memory.size();
   return inside ? first - memory.data() : -1;
-}
-
-/// The name of an error of the library, else "exception".
-std::string kind_of(const std::exception& error) {
-  if (dynamic_cast<const base::Timeout*>(&error) != nullptr) return "Timeout";
-  if (dynamic_cast<const base::Aborted*>(&error) != nullptr) return "Aborted";
-  if (dynamic_cast<const base::PeerLost*>(&error) != nullptr) return "PeerLost";
-  if (dynamic_cast<const base::InvalidUsage*>(&error) != nullptr) return "InvalidUsage";
-  if (dynamic_cast<const base::Mismatch*>(&error) != nullptr) return "Mismatch";
-  return "exception";
 }
 
 }  // namespace
@@ -93,51 +72,6 @@ Fact& Fact::set_traffic(const comm::TrafficStats& traffic) {
   }
   const std::vector<double> peers(traffic.bytes_to_peer.begin(), traffic.bytes_to_peer.end());
   return put("traffic", "{" + kinds + "}").set("bytes_to_peer", peers);
-}
-
-Grading::Grading() : world_(comm::init()) {}
-
-void Grading::run(const Case& part, const std::function<void(Recorder&, Fact&)>& body) {
-  if (stopped_) return;
-  const bool takes_part = world_->rank() < part.ranks;
-  const auto group = world_->split(takes_part ? 0 : -1, world_->rank());
-  int timed_out = 0;
-  if (takes_part) {
-    Fact fact;
-    fact.set("case", part.name).set("says", part.says).set("rank", group->rank()).set("ranks", part.ranks);
-    try {
-      Recorder recorder(*group);
-      body(recorder, fact);
-      fact.set("status", "ok");
-    } catch (const std::exception& error) {
-      timed_out = dynamic_cast<const base::Timeout*>(&error) != nullptr ? 1 : 0;
-      fact.set("status", "error").set("kind", kind_of(error)).set("error", kind_of(error) + ": " + error.what());
-      group->abort("rank " + std::to_string(group->rank()) + " threw an exception");
-    }
-    std::ofstream file(folder() + "/rank" + std::to_string(world_->rank()) + ".jsonl", std::ios::app);
-    file << fact.text() << std::endl;
-  }
-  const comm::View flag = comm::view_of(&timed_out, 1);
-  world_->all_reduce(flag, flag, comm::ReduceOp::max(), {.timeout = std::chrono::seconds(50)}).wait();
-  stopped_ = timed_out != 0;
-}
-
-void Grading::write_floats(Fact& fact, const Case& part, std::string_view key, std::span<const float> values) const {
-  const std::string name = part.name + "." + std::string(key) + "." + std::to_string(world_->rank()) + ".f32";
-  std::ofstream file(folder() + "/" + name, std::ios::binary);
-  file.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(values.size_bytes()));
-  fact.set(key, name);
-}
-
-int run_grading(const std::function<void(Grading&)>& body) {
-  try {
-    Grading grading;
-    body(grading);
-    return 0;
-  } catch (const std::exception& error) {
-    std::cerr << "error: " << error.what() << '\n';
-    return 1;
-  }
 }
 
 }  // namespace grading

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/schedule.h"
@@ -81,7 +80,7 @@ OpCost doubled_parts(const Placement& place, double bytes, bool from_far) {
     const int parts = std::min(distance, place.ranks() - distance);
     cost.push_back(at_distance(place, distance, bytes * parts / place.ranks()));
   }
-  if (from_far) std::reverse(cost.begin(), cost.end());
+  if (from_far) std::ranges::reverse(cost);
   return cost;
 }
 

@@ -37,7 +37,7 @@ Network fixed_times(std::function<nanoseconds(const SimulatedOp&)> time, bool in
   Network network;
   network.in_order = in_order;
   network.cost = [time = std::move(time)](const SimulatedOp& operation) {
-    return OpCost{{.loads = {}, .bytes = 0, .latency = time(operation)}};
+    return OpCost{{.latency = time(operation)}};
   };
   return network;
 }

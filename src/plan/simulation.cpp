@@ -190,9 +190,6 @@ StepProfile profile_step(const TrainingStep& step, comm::Communicator& world, in
   KernelProfiler measurement;
   nn::Context context({.threads = step.threads,
                        .memory_tracker = world.memory_tracker(),
-                       .memory = {},
-                       .make_stream = {},
-                       .device = {},
                        .runtime = nn::observe(base::open_device({}), measurement),
                        .products = step.products});
   time_copies(context);
@@ -220,7 +217,6 @@ StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, Vi
                   : nn::PlannedKernels::gpu;
   nn::Context context({.threads = step.threads,
                        .memory_tracker = world.memory_tracker(),
-                       .memory = {},
                        .make_stream = make_stream,
                        .device = meta,
                        .runtime = nn::observe(base::open_device(meta), kernels, make_stream),

@@ -38,8 +38,7 @@ class StoryBuilder {
   Story build() {
     for (index_ = 0; index_ < input_.events.size(); ++index_) add(input_.events[index_]);
     close_spans(std::numeric_limits<std::int64_t>::max());
-    std::stable_sort(story_.rows.begin(), story_.rows.end(),
-                     [](const StoryRow& a, const StoryRow& b) { return a.at_ns < b.at_ns; });
+    std::ranges::stable_sort(story_.rows, {}, &StoryRow::at_ns);
     return std::move(story_);
   }
 
@@ -146,8 +145,8 @@ class StoryBuilder {
 
   void forward(const TraceEvent& event) {
     // A recomputation is inside a backward; any other forward is the next microbatch's.
-    const bool again = std::any_of(spans_.begin(), spans_.end(),
-                                   [](const TraceEvent* span) { return span->kind == TraceEventKind::backward; });
+    const bool again =
+        std::ranges::any_of(spans_, [](const TraceEvent* span) { return span->kind == TraceEventKind::backward; });
     if (!again) in_backward_ = false;
     const WrappedUnit& begun = unit(event);
     std::string note = again ? "again: its activations were not kept" : own_modules(begun, begun.first);
@@ -183,7 +182,7 @@ class StoryBuilder {
   void reduce(const TraceEvent& event) {
     ++unit_story(event).reductions;
     std::string operation = issued() == nullptr ? "reduce" : issued()->operation;
-    std::replace(operation.begin(), operation.end(), '_', '-');
+    std::ranges::replace(operation, '_', '-');
     if (operation.empty()) return;  // nothing of it is trained
     const bool joins = !story_.rows.empty() && story_.rows.back().kind == TraceEventKind::reshard &&
                        story_.rows.back().unit == event.unit;
@@ -224,7 +223,7 @@ class StoryBuilder {
   void resume(const TraceEvent& event, std::int64_t at_ns) {
     const bool forward = event.kind == TraceEventKind::forward;
     const WrappedUnit& goes_on = unit(event);
-    const bool more = std::any_of(input_.events.begin(), input_.events.end(), [&](const TraceEvent& later) {
+    const bool more = std::ranges::any_of(input_.events, [&](const TraceEvent& later) {
       return later.kind == event.kind && later.start_ns >= at_ns && later.start_ns < event.end_ns;
     });
     std::string note;
@@ -235,7 +234,7 @@ class StoryBuilder {
 
   /// Whether other units compute inside this event.
   bool holds_others(const TraceEvent& event) const {
-    return std::any_of(input_.events.begin(), input_.events.end(), [&](const TraceEvent& other) {
+    return std::ranges::any_of(input_.events, [&](const TraceEvent& other) {
       return other.kind == event.kind && &other != &event && other.start_ns >= event.start_ns &&
              other.end_ns <= event.end_ns && other.unit != event.unit;
     });

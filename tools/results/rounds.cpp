@@ -52,15 +52,15 @@ double median_of(const std::vector<RunResult>& rounds, double RunResult::*figure
   return median(std::move(values));
 }
 
+}  // namespace
+
 bool ends_alike(const RunResult& a, const RunResult& b) {
   return a.final_parameters_hash == b.final_parameters_hash && same_bits(a.losses, b.losses);
 }
 
-}  // namespace
-
 MedianInterval median_interval(std::vector<double> values) {
   if (values.empty()) throw base::InvalidUsage("median_interval: no values; give at least one");
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   const std::size_t n = values.size();
   std::size_t k = 1;
   while (2 * (k + 1) <= n && coverage_of(n, k + 1) >= kCoverage) ++k;
@@ -142,7 +142,7 @@ RunResult combine_rounds(const std::vector<RunResult>& rounds) {
 std::size_t median_round(const std::vector<double>& step_ms) {
   std::vector<std::size_t> order(step_ms.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return step_ms[a] < step_ms[b]; });
+  std::ranges::stable_sort(order, {}, [&](std::size_t round) { return step_ms[round]; });
   return order.empty() ? 0 : order[(order.size() - 1) / 2];
 }
 

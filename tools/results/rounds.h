@@ -59,6 +59,9 @@ std::vector<Difference> parse_differences(const base::JsonReader& json);
 /// A line for each pair, in the order of the runs; of many pairs only those with the first run.
 std::string differences_text(const std::vector<Difference>& differences, std::size_t rounds);
 
+/// Whether both have the same final parameters and the same losses, bit for bit.
+bool ends_alike(const RunResult& a, const RunResult& b);
+
 /// Times are medians over the rounds; bytes, calls and memory are those of the first round, or the highest peak. Needs
 /// a round or more.
 RunResult combine_rounds(const std::vector<RunResult>& rounds);

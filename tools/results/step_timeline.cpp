@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <sstream>
 
 namespace tessera::tools {
 namespace {
@@ -17,7 +18,7 @@ constexpr auto kOffloaded = static_cast<std::size_t>(base::MemoryCategory::offlo
 class Names {
  public:
   std::size_t index_of(const std::string& name) {
-    const auto found = std::find(all_.begin(), all_.end(), name);
+    const auto found = std::ranges::find(all_, name);
     if (found != all_.end()) return static_cast<std::size_t>(found - all_.begin());
     all_.push_back(name);
     return all_.size() - 1;
@@ -101,6 +102,12 @@ std::vector<MemorySample> samples_of(const base::MemoryHistory& history, std::in
   return kept;
 }
 
+std::string chrome_trace(std::span<const base::TraceEvent> events, std::span<const base::TransferEvent> transfers) {
+  std::ostringstream text;
+  base::write_chrome_trace(text, events, transfers);
+  return text.str();
+}
+
 ordered_json to_json(const StepTimeline& timeline) {
   Names units;
   ordered_json ranks = ordered_json::array();
@@ -128,8 +135,7 @@ StepTimeline parse_timeline(const JsonReader& json) {
                         .simulated = json.at("simulated"),
                         .one_clock = json.at("one_clock"),
                         .pieces = json.at("pieces"),
-                        .predicted_state = json.at("predicted_state"),
-                        .ranks = {}};
+                        .predicted_state = json.at("predicted_state")};
   for (std::size_t i = 0; i < timeline.pieces.size(); ++i) json.at("pieces").at(i).integer(1);
   const std::vector<std::string> units = json.at("units");
   for (const JsonReader& rank : json.at("ranks").elements()) timeline.ranks.push_back(parse_rank(rank, units));

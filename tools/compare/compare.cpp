@@ -96,7 +96,7 @@ std::vector<std::string> noise_of(int ranks, std::optional<double> others_percen
 
 /// Fills the runs and their differences. Returns the traces: each that of the run with the median time.
 std::vector<std::string> combine(const std::vector<std::vector<CompareRun>>& results, Comparison& comparison) {
-  std::vector<std::string> traces, names;
+  std::vector<std::string> traces;
   for (const std::vector<CompareRun>& rounds : results) {
     std::vector<RunResult> of_run;
     for (const CompareRun& run : rounds) of_run.push_back(run.result);
@@ -105,18 +105,10 @@ std::vector<std::string> combine(const std::vector<std::vector<CompareRun>>& res
     const CompareRun& median = rounds[median_round(run.round_step_ms)];
     traces.push_back(median.trace);
     run.timeline = median.result.timeline;
-    names.push_back(name_of(run));
   }
   comparison.backend = results.front().front().backend;  // the same for all of them
   comparison.rounds = results.front().size();
-  if (comparison.rounds == 1) return traces;
-  Rounds times(std::move(names));
-  for (std::size_t round = 0; round < comparison.rounds; ++round) {
-    std::vector<double> figures;
-    for (const RunResult& run : comparison.runs) figures.push_back(run.round_step_ms[round]);
-    times.add(std::move(figures));
-  }
-  comparison.differences = times.differences();
+  if (comparison.rounds > 1) comparison.differences = differences_of(comparison.runs);
   return traces;
 }
 

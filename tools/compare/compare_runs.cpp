@@ -78,7 +78,7 @@ int run_rounds(const CommandLine& commands, const CompareOptions& options, const
   int generation = 0;
   results.resize(contestants.size());
   for (std::size_t round = 0; round < options.rounds(); ++round)
-    for (const std::size_t i : Rounds::order(round, contestants.size())) {
+    for (const std::size_t i : round_order(round, contestants.size())) {
       const PlannedRun& contestant = contestants[i];
       CompareRun run;
       if (in_processes) {

@@ -79,7 +79,7 @@ class StoryBuilder {
     return story_.units[static_cast<std::size_t>(&unit(event) - input_.wrapping.units().data())];
   }
   int parts_at_rest(const WrappedUnit& unit) const { return parts_over(unit.strategy.param_at_rest, input_.mesh); }
-  const IssuedTransfers* issued() const { return input_.issued.empty() ? nullptr : &input_.issued[index_]; }
+  const IssuedTransfers& issued() const { return input_.issued[index_]; }
 
   void unshard(const TraceEvent& event) {
     UnitStory& told = unit_story(event);
@@ -98,14 +98,12 @@ class StoryBuilder {
       notes.push_back(
           fmt::format("{} shard{} come{}, own goes out", parts - 1, parts == 2 ? "" : "s", parts == 2 ? "s" : ""));
     if (!updated_ && is_ahead(event)) notes.emplace_back("ahead of need");
-    if (const IssuedTransfers* sent = issued()) {
-      added.sent = sent->bytes_sent;
-      if (sent->queued_ns >= input_.step_ns / kQueues)
-        notes.push_back(fmt::format("queued {:.3f}", static_cast<double>(sent->queued_ns) / 1e6));
-    }
-    if (issued() != nullptr && issued()->rounds > 1)
-      notes.push_back(
-          fmt::format("{} rounds in {:.3f}", issued()->rounds, static_cast<double>(event.duration_ns()) / 1e6));
+    const IssuedTransfers& sent = issued();
+    added.sent = sent.bytes_sent;
+    if (sent.queued_ns >= input_.step_ns / kQueues)
+      notes.push_back(fmt::format("queued {:.3f}", static_cast<double>(sent.queued_ns) / 1e6));
+    if (sent.rounds > 1)
+      notes.push_back(fmt::format("{} rounds in {:.3f}", sent.rounds, static_cast<double>(event.duration_ns()) / 1e6));
     added.note = fmt::format("{}", fmt::join(notes, ", "));
     if (parts == 1) return;
     const WrappedUnit& unsharded_unit = unit(event);
@@ -119,9 +117,7 @@ class StoryBuilder {
   }
 
   /// When an all-gather could begin: a device's streams are given work long before.
-  std::int64_t called_ns(const TraceEvent& event) const {
-    return issued() == nullptr ? event.start_ns : std::max(event.start_ns, issued()->called_ns);
-  }
+  std::int64_t called_ns(const TraceEvent& event) const { return std::max(event.start_ns, issued().called_ns); }
 
   /// Whether compute goes on with another unit after this event.
   bool is_ahead(const TraceEvent& event) const {
@@ -181,7 +177,7 @@ class StoryBuilder {
 
   void reduce(const TraceEvent& event) {
     ++unit_story(event).reductions;
-    std::string operation = issued() == nullptr ? "reduce" : issued()->operation;
+    std::string operation = issued().operation;
     std::ranges::replace(operation, '_', '-');
     if (operation.empty()) return;  // nothing of it is trained
     const bool joins = !story_.rows.empty() && story_.rows.back().kind == TraceEventKind::reshard &&
@@ -189,7 +185,7 @@ class StoryBuilder {
     StoryRow& added = joins ? story_.rows.back() : row(event, event.start_ns, "");
     added.text =
         joins ? added.text + ", " + operation + " its gradients" : operation + " the gradients of " + event.unit;
-    if (issued() != nullptr) added.sent = issued()->bytes_sent;
+    added.sent = issued().bytes_sent;
   }
 
   void update(const TraceEvent& event) {

@@ -19,17 +19,14 @@ namespace {
 
 std::vector<std::string> row_of(const StepPlan& plan) {
   const RunResult& run = plan.result;
-  const auto at_peak = [&](MemoryCategory use) {
-    return human_bytes(run.peak_bytes.at_peak[static_cast<std::size_t>(use)]);
-  };
-  const auto unsharded = run.peak_bytes.at_peak[static_cast<std::size_t>(MemoryCategory::unsharded_parameter)] +
-                         run.peak_bytes.at_peak[static_cast<std::size_t>(MemoryCategory::unsharded_gradient)];
-  std::vector<std::string> row = {name_of(run),
-                                  mesh_text(run),
-                                  human_bytes(run.model_state_bytes.total()),
-                                  human_bytes(unsharded),
-                                  at_peak(MemoryCategory::activation),
-                                  human_bytes(run.peak_bytes.total_peak)};
+  const auto at_peak = [&](MemoryCategory use) { return run.peak_bytes.at_peak[static_cast<std::size_t>(use)]; };
+  std::vector<std::string> row = {
+      name_of(run),
+      mesh_text(run),
+      human_bytes(run.model_state_bytes.total()),
+      human_bytes(at_peak(MemoryCategory::unsharded_parameter) + at_peak(MemoryCategory::unsharded_gradient)),
+      human_bytes(at_peak(MemoryCategory::activation)),
+      human_bytes(run.peak_bytes.total_peak)};
   std::ranges::move(traffic_texts(run), std::back_inserter(row));
   row.insert(row.end(),
              {fmt::format("{:.3f}", run.step_ms_median), fmt::format("{:.3f}", run.exposed_communication_ms),
@@ -150,11 +147,9 @@ ModelPlan plan_model(const PlanOptions& options, int ranks, const ClusterSpec& c
       result.runs.push_back(plan_step(plan, strategy, simulated, variation));
       if (!options.json.empty())  // of a step by itself
         result.runs.back().graph = plan_step(plan, strategy, simulated, {}, {.isolated = true, .graph = true}).graph;
-      result.runs.back().result.wrap = plan.options.wrap;
+      if (!options.wraps.empty()) result.runs.back().result.wrap = plan.options.wrap;
     }
   if (skipped != nullptr) *skipped = std::move(left_out);
-  if (options.wraps.empty())
-    for (StepPlan& run : result.runs) run.result.wrap.clear();
   return result;
 }
 

@@ -67,21 +67,22 @@ MedianInterval median_interval(std::vector<double> values) {
   return {median(values), values[k - 1], values[n - k], coverage_of(n, k)};
 }
 
-std::vector<std::size_t> Rounds::order(std::size_t round, std::size_t runs) {
+std::vector<std::size_t> round_order(std::size_t round, std::size_t runs) {
   std::vector<std::size_t> places(runs);
   std::iota(places.begin(), places.end(), std::size_t{0});
   if (runs > 0) std::rotate(places.begin(), places.begin() + static_cast<std::ptrdiff_t>(round % runs), places.end());
   return places;
 }
 
-std::vector<Difference> Rounds::differences() const {
+std::vector<Difference> differences_of(const std::vector<RunResult>& runs) {
   std::vector<Difference> all;
-  for (std::size_t a = 0; a < names_.size(); ++a)
-    for (std::size_t b = a + 1; b < names_.size(); ++b) {
+  for (std::size_t a = 0; a < runs.size(); ++a)
+    for (std::size_t b = a + 1; b < runs.size(); ++b) {
+      const std::vector<double>&of_a = runs[a].round_step_ms, &of_b = runs[b].round_step_ms;
       std::vector<double> values;
-      for (const std::vector<double>& round : figures_) values.push_back(round[b] - round[a]);
+      for (std::size_t i = 0; i < of_a.size(); ++i) values.push_back(of_b[i] - of_a[i]);
       const MedianInterval ms = median_interval(std::move(values));
-      all.push_back({names_[a], names_[b], ms, verdict_of(ms)});
+      all.push_back({name_of(runs[a]), name_of(runs[b]), ms, verdict_of(ms)});
     }
   return all;
 }

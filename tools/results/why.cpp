@@ -51,7 +51,6 @@ StepParts mean_of_rounds(std::span<const StepParts> rounds, const std::vector<st
 std::string signed_ms(double ms) { return fmt::format("{:+.3f}", std::abs(ms) < 5e-4 ? 0.0 : ms); }
 
 std::string terms_text(const Why& why) {
-  std::vector<std::vector<std::string>> rows;
   const bool measured = why.coverage >= 0.95;  // so that intervals say something
   std::size_t name = 0, interval = 0;
   for (const WhyTerm& term : why.terms) name = std::max(name, term.name.size());

@@ -1,5 +1,6 @@
 #include "tools/train/measurements.h"
 
+#include <fmt/format.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -75,13 +76,7 @@ std::string hash_parameters(fsdp::Engine& engine) {
   });
   XXH128_canonical_t bytes;
   XXH128_canonicalFromHash(&bytes, XXH3_128bits_digest(state.get()));
-  std::string text;
-  for (const unsigned char byte : bytes.digest) {
-    constexpr char kDigits[] = "0123456789abcdef";
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
+  return fmt::format("{:02x}", fmt::join(bytes.digest, ""));
 }
 
 LinkSpec fit_link(comm::Communicator& world) {

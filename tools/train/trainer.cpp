@@ -24,13 +24,6 @@ namespace {
 using base::MemoryCategory;
 using base::TraceEvent;
 
-/// One rank's measurements; rank 0 uses the slowest.
-struct StepMeasurements {
-  std::vector<double> step_ms;
-  std::vector<double> exposed_ms;
-  std::vector<StepParts> parts;  // if the links record
-};
-
 /// The first two steps warm up caches and pools; with fewer than three steps all count.
 template <class T>
 std::vector<T> without_warm_up(const std::vector<T>& values) {
@@ -139,7 +132,7 @@ class Trainer {
     losses_.push_back(mean);
     const double ms = static_cast<double>(base::host_time_ns() - start) / 1e6;
     record_times(ms);
-    if (records_parts()) measured_.parts.push_back(cut_step(start, updated, last_events_, take_record(*slow_world_)));
+    if (records_parts()) parts_.push_back(cut_step(start, updated, last_events_, take_record(*slow_world_)));
     if (recorder_) recorder_->end_step(report.step, last_events_);
     report.tokens_per_second = static_cast<double>(plan_.options.global_batch * plan_.seq_len) / ms * 1e3;
     if (peak_flops_)
@@ -182,8 +175,8 @@ class Trainer {
 
   void record_times(double ms) {
     last_events_ = engine_.trace().drain();
-    measured_.step_ms.push_back(ms);
-    measured_.exposed_ms.push_back(static_cast<double>(exposed_ns(last_events_)) / 1e6);
+    step_ms_.push_back(ms);
+    exposed_ms_.push_back(static_cast<double>(exposed_ns(last_events_)) / 1e6);
   }
 
   bool records_parts() const { return slow_world_ != nullptr && plan_.links->record; }
@@ -240,7 +233,8 @@ class Trainer {
   std::optional<fsdp::GraphedStep> graphed_;  // nothing: steps are not replayed
   bool told_obstacle_ = false;
   std::vector<double> losses_;
-  StepMeasurements measured_;
+  std::vector<double> step_ms_, exposed_ms_;  // of this rank
+  std::vector<StepParts> parts_;              // if the links record
   RunResult::ModelState state_;
   std::vector<TraceEvent> last_events_;
   fsdp::EngineTraffic first_traffic_;
@@ -286,12 +280,12 @@ RunResult Trainer::summarize() {
   for (std::size_t i = 0; i < most.size(); ++i) *figures[i] = most[i];
 
   // The slowest rank of each step; exposed time by rank, because a fast rank's wait is another's compute.
-  const std::vector<double> warm = without_warm_up(largest(control_, measured_.step_ms));
-  for (const auto& rank : control_.gather_all(measured_.exposed_ms))
+  const std::vector<double> warm = without_warm_up(largest(control_, step_ms_));
+  for (const auto& rank : control_.gather_all(exposed_ms_))
     r.exposed_communication_ms = std::max(r.exposed_communication_ms, median(without_warm_up(rank)));
   if (slow_world_ && !plan_.fits_links) r.link = latest(control_, *slow_world_);
   if (plan_.fits_links) r.link_fit = fit_link(world_);
-  if (records_parts()) r.parts = mean_over(control_, measured_.parts);
+  if (records_parts()) r.parts = mean_over(control_, parts_);
   r.step_ms_median = median(warm);
   r.step_ms_p95 = percentile(warm, 0.95);
   const double total_ms = std::accumulate(warm.begin(), warm.end(), 0.0);

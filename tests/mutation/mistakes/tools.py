@@ -148,7 +148,7 @@ MISTAKES = [
             r"^tools\.explain$", "explain shows gradients after their reduction as those before it"),
     # Differences of times, and why.
     mistake("rounds-one-sided", "tools/results/rounds.cpp", "  return 1 - 2 * outside;", "  return 1 - outside;", r"^tools\.(MedianIntervals|Rounds)\.", "intervals are too narrow for the coverage that they promise"),
-    mistake("rounds-not-paired", "tools/results/rounds.cpp", "values.push_back(round[b] - round[a]);", "values.push_back(round[b] - figures_.front()[a]);", r"^tools\.Rounds\.", "the machine's slow minutes count as a strategy's"),
+    mistake("rounds-not-paired", "tools/results/rounds.cpp", "values.push_back(of_b[i] - of_a[i]);", "values.push_back(of_b[i] - of_a.front());", r"^tools\.Rounds\.", "the machine's slow minutes count as a strategy's"),
     mistake("rounds-unequal-unsaid", "tools/results/rounds.cpp", "    if (!ends_alike(round, rounds.front())) all.", "    if (!ends_alike(round, round)) all.", r"^tools\.RepeatedRuns\.", "runs that can't be repeated are compared in silence"),
     mistake("why-term-dropped", "tools/results/why.cpp", "[](const StepParts& p) { return -p.hidden(); }", "[](const StepParts& p) { return 0 * p.step(); }", (r"^tools\.Why\.", r"^tools\.why$"), "the terms don't add up to the gap"),
     mistake("why-late-is-transport", "tools/results/step_parts.cpp", "std::clamp(wait.all_called_ns, wait.begin_ns, wait.end_ns);", "wait.begin_ns;", (r"^tools\.StepParts\.", r"^tools\.Why\."), "a rank that sleeps counts as a slow link"),

@@ -10,7 +10,7 @@
 
 #include "tools/compare/compare_runs.h"
 #include "tools/plan/planned_why.h"
-#include "tools/results/comparison.h"
+#include "tools/results/what_if.h"
 
 namespace tessera::tools {
 

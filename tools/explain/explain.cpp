@@ -3,6 +3,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "tessera/base/env.h"
@@ -37,14 +38,12 @@ std::size_t text_width() {
 }
 
 /// Options that only ranks that run use.
-void refuse_run_options(const CLI::App& command) {
+void refuse_run_options(const CLI::App& command, const ExplainOptions& options) {
   for (const char* name : {"--backend", "--data", "--data-format", "--threads"})
     if (command.count(name) > 0)
       throw base::InvalidUsage(fmt::format("{} has no effect without --run; give --run, or leave it out", name));
-  if (command.count("--section") > 0)
-    for (const std::string& section : command.get_option("--section")->as<std::vector<std::string>>())
-      if (section == "values")
-        throw base::InvalidUsage("--section values: values are of ranks that run; give --run too");
+  if (std::ranges::find(options.sections, "values") != options.sections.end())
+    throw base::InvalidUsage("--section values: values are of ranks that run; give --run too");
 }
 
 /// Called by the process that starts the ranks, or by rank 0.
@@ -122,7 +121,7 @@ int explain(const CommandLine& commands, const CLI::App& command, const ExplainO
   const bool checked = comm_variable("TESSERA_LAUNCHER") == "tessera";  // by the process that has started this rank
   if (!checked && (!options.run || spawn || comm::resolve_launch().rank == 0)) check_explained(options, ranks);
   if (!options.run) {
-    refuse_run_options(command);
+    refuse_run_options(command, options);
     show(options, ranks, {}, commands.arguments);
     return 0;
   }

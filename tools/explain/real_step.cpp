@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/checksum.h"
-#include "tessera/base/error.h"
 #include "tessera/fsdp/nn_model.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/host_access.h"

@@ -91,12 +91,8 @@ std::map<std::string, std::vector<MeasuredCollective>> measurements_of(JsonObjec
   std::map<std::string, std::vector<MeasuredCollective>> all;
   for (const std::string& name : json.keys()) {
     check_operation(json, name);
-    if (!json.is_array(name)) {
-      JsonObject entry = json.object(name);
-      all[name] = {measured_of(entry)};
-      continue;
-    }
-    for (JsonObject& entry : json.objects(name)) {
+    std::vector<JsonObject> tables = json.is_array(name) ? json.objects(name) : std::vector{json.object(name)};
+    for (JsonObject& entry : tables) {
       all[name].push_back(measured_of(entry));
       const int ranks = all[name].back().ranks;
       if (std::ranges::count(all[name], ranks, &MeasuredCollective::ranks) > 1)

@@ -8,7 +8,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/fsdp/collective_plugin.h"
-#include "tessera/fsdp/plugin.h"
 #include "tessera/fsdp/strategy.h"
 #include "tools/cli/output.h"
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
-#include "tessera/base/parse.h"
 #include "tools/cli/output.h"
 #include "tools/train/model_task.h"
 

@@ -9,9 +9,7 @@
 #include <string_view>
 
 #include "tessera/base/error.h"
-#include "tessera/base/parse.h"
 #include "tessera/fsdp/collective_plugin.h"
-#include "tessera/fsdp/plugin.h"
 #include "tessera/nn/lora.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/validators.h"

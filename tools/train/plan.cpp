@@ -10,7 +10,6 @@
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
-#include "tessera/base/parse.h"
 #include "tessera/comm/launch.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/hf_checkpoint.h"

@@ -38,8 +38,8 @@ TaskGraph without_chains(const TaskGraph& graph, std::span<TaskId> kept) {
       pending[id] = duration;
       continue;
     }
-    number[id] = work ? merged.add_work(duration, after, task.lane, task.label)
-                      : merged.add_transfer(task.transfer, after, task.lane, task.label);
+    number[id] =
+        work ? merged.add_work(duration, after, task.label) : merged.add_transfer(task.transfer, after, task.label);
   }
   for (TaskId& task : kept) task = number[task];
   return merged;
@@ -89,7 +89,7 @@ class AllRanks {
         after.clear();
         for (int i = 0; i < group.ranks; ++i)
           for (const TaskId earlier : graph.dependencies(task)) after.push_back(of[earlier][group.member(i)]);
-        std::sort(after.begin(), after.end());
+        std::ranges::sort(after);
         after.erase(std::unique(after.begin(), after.end()), after.end());
         const TaskId joined = all.add_transfer(links.add(cost_of(group, operation.members, cost)), after);
         for (int i = 0; i < group.ranks; ++i) of[id][group.member(i)] = joined;

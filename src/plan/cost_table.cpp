@@ -13,7 +13,7 @@ void CostTable::add(double size, double seconds) {
     throw base::InvalidUsage("cost table: size " + std::to_string(size) + " and time " + std::to_string(seconds) +
                              " s must be finite and not negative");
   std::vector<double>& of_size = measured_[size];
-  of_size.insert(std::upper_bound(of_size.begin(), of_size.end(), seconds), seconds);
+  of_size.insert(std::ranges::upper_bound(of_size, seconds), seconds);
 }
 
 void CostTable::merge(const CostTable& other) {
@@ -54,8 +54,7 @@ double CostTable::at(double size) const {
   };
   if (size <= all.front().size) return proportional(all.front());
   if (size >= all.back().size) return proportional(all.back());
-  const auto above = std::upper_bound(all.begin(), all.end(), size,
-                                      [](double value, const Point& point) { return value < point.size; });
+  const auto above = std::ranges::upper_bound(all, size, {}, &Point::size);
   const Point& to = *above;
   const Point& from = *(above - 1);
   return from.seconds + (to.seconds - from.seconds) * (size - from.size) / (to.size - from.size);

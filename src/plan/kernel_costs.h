@@ -1,7 +1,6 @@
 // What kernels cost, by kernel and size, and interceptors that measure it or let it pass on a virtual clock.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <map>
 #include <string_view>

@@ -37,7 +37,7 @@ Network fixed_times(std::function<nanoseconds(const SimulatedOp&)> time, bool in
   Network network;
   network.in_order = in_order;
   network.cost = [time = std::move(time)](const SimulatedOp& operation) {
-    return OpCost{{.loads = {}, .bytes = 0, .latency = time(operation)}};
+    return OpCost{{.latency = time(operation)}};
   };
   return network;
 }
@@ -150,8 +150,7 @@ std::uint32_t SharedLinks::tightest_link() const {
   const auto rate = [this](std::uint32_t link) {
     return weights_[link] <= 0 ? std::numeric_limits<double>::infinity() : std::max(spare_[link], 0.0) / weights_[link];
   };
-  return *std::min_element(used_.begin(), used_.end(),
-                           [&](std::uint32_t a, std::uint32_t b) { return rate(a) < rate(b); });
+  return *std::ranges::min_element(used_, {}, rate);
 }
 
 /// Fixes the rates of the flows over this link.
@@ -160,9 +159,7 @@ void SharedLinks::fix_rates(std::uint32_t tightest) {
   std::erase_if(open_, [&](std::uint32_t i) {
     Flow& flow = flows_[i];
     const OpPhase& phase = phase_of(flow);
-    const bool here = std::any_of(phase.loads.begin(), phase.loads.end(),
-                                  [&](const LinkLoad& load) { return load.link == tightest; });
-    if (!here) return false;
+    if (std::ranges::find(phase.loads, tightest, &LinkLoad::link) == phase.loads.end()) return false;
     flow.rate = rate;
     for (const LinkLoad& load : phase.loads) {
       spare_[load.link] -= rate * load.bytes / phase.bytes;
@@ -181,7 +178,7 @@ std::int64_t SharedLinks::next_end() {
 
 std::uint32_t SharedLinks::finish(std::int64_t now) {
   advance(now);
-  const auto due = std::find_if(flows_.begin(), flows_.end(), [now](const Flow& flow) { return flow.end <= now; });
+  const auto due = std::ranges::find_if(flows_, [now](const Flow& flow) { return flow.end <= now; });
   const std::uint32_t transfer = due->transfer;
   const bool sent = due->sending;
   if (sent) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/fsdp/nn_task.h"
@@ -52,9 +53,7 @@ void record(fsdp::ModelStateBytes& state, const base::MemoryTracker::Snapshot& n
 struct StepMarks {
   base::Event begin, end;
   std::size_t first_event = 0;  // of the step, among the trace's
-  TaskId begin_task = 0, end_task = 0;
-  TaskId first_issued = 0, issued_end = 0;
-  base::MemoryHistory memory;
+  StepTimes times;              // its tasks and its memory
 };
 
 /// `events`: of all steps.
@@ -63,14 +62,10 @@ std::vector<StepTimes> times_of(std::vector<StepMarks> steps, const std::vector<
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const std::size_t end = i + 1 < steps.size() ? steps[i + 1].first_event : events.size();
     const auto at = [&](std::size_t event) { return events.begin() + static_cast<std::ptrdiff_t>(event); };
-    StepTimes& times = all.emplace_back(StepTimes{.begin_ns = steps[i].begin.time_ns(),
-                                                  .step_ns = steps[i].end.time_ns() - steps[i].begin.time_ns(),
-                                                  .events = {at(steps[i].first_event), at(end)},
-                                                  .memory = std::move(steps[i].memory),
-                                                  .begin_task = steps[i].begin_task,
-                                                  .end_task = steps[i].end_task,
-                                                  .first_issued = steps[i].first_issued,
-                                                  .issued_end = steps[i].issued_end});
+    StepTimes& times = all.emplace_back(std::move(steps[i].times));
+    times.begin_ns = steps[i].begin.time_ns();
+    times.step_ns = steps[i].end.time_ns() - times.begin_ns;
+    times.events.assign(at(steps[i].first_event), at(end));
     for (const base::TraceEvent& event : times.events)
       if (event.kind == base::TraceEventKind::unshard_wait || event.kind == base::TraceEventKind::reduce_wait)
         times.exposed_ns += event.duration_ns();
@@ -150,17 +145,17 @@ StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context
     StepMarks& mark = marks.emplace_back();
     mark.first_event = engine.trace().size();
     mark.begin = context.stream().record_timed();
-    mark.begin_task = position();
-    mark.first_issued = issued();
+    mark.times.begin_task = position();
+    mark.times.first_issued = issued();
     run_microbatches(step, *task, engine, i);
     record(profile.model_state, context.memory_tracker().snapshot());
     engine.step(1e-3);
     record(profile.model_state, context.memory_tracker().snapshot());
     if (!step.continuous) engine.wait();
     mark.end = context.stream().record_timed();
-    mark.end_task = position();
-    mark.issued_end = issued();
-    if (memory) mark.memory = memory->drain();
+    mark.times.end_task = position();
+    mark.times.issued_end = issued();
+    if (memory) mark.times.memory = memory->drain();
     static_cast<void>(task->mean_loss());  // a training loop reads it at the end of the step
     if (i > 0) continue;
     first = engine.stats().traffic();
@@ -195,9 +190,6 @@ StepProfile profile_step(const TrainingStep& step, comm::Communicator& world, in
   KernelProfiler measurement;
   nn::Context context({.threads = step.threads,
                        .memory_tracker = world.memory_tracker(),
-                       .memory = {},
-                       .make_stream = {},
-                       .device = {},
                        .runtime = nn::observe(base::open_device({}), measurement),
                        .products = step.products});
   time_copies(context);
@@ -225,7 +217,6 @@ StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, Vi
                   : nn::PlannedKernels::gpu;
   nn::Context context({.threads = step.threads,
                        .memory_tracker = world.memory_tracker(),
-                       .memory = {},
                        .make_stream = make_stream,
                        .device = meta,
                        .runtime = nn::observe(base::open_device(meta), kernels, make_stream),

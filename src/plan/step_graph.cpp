@@ -16,12 +16,11 @@ class NodeOrder {
  public:
   /// Sorts `nodes` and removes repeated ones and those that precede another one.
   void reduce(std::vector<std::uint32_t>& nodes) const {
-    std::sort(nodes.begin(), nodes.end(), std::greater<>());
+    std::ranges::sort(nodes, std::greater<>());
     nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
     std::vector<std::uint32_t> kept;
     for (const std::uint32_t node : nodes)
-      if (std::none_of(kept.begin(), kept.end(), [&](std::uint32_t later) { return precedes(node, later); }))
-        kept.push_back(node);
+      if (std::ranges::none_of(kept, [&](std::uint32_t later) { return precedes(node, later); })) kept.push_back(node);
     nodes.assign(kept.rbegin(), kept.rend());
   }
 

@@ -26,30 +26,20 @@ TaskId TaskGraph::append(const Task& task, std::span<const TaskId> after) {
   return id;
 }
 
-TaskId TaskGraph::add_work(std::int64_t duration_ns, std::span<const TaskId> after, std::uint32_t lane,
-                           std::string_view label) {
+TaskId TaskGraph::add_work(std::int64_t duration_ns, std::span<const TaskId> after, std::string_view label) {
   if (duration_ns < 0) throw base::InvalidUsage("task graph: a task can't take " + std::to_string(duration_ns) + " ns");
-  Task task;
-  task.duration_ns = duration_ns;
-  task.lane = lane;
-  task.label = label;
-  return append(task, after);
+  return append({.duration_ns = duration_ns, .label = label}, after);
 }
 
-TaskId TaskGraph::add_transfer(std::uint32_t transfer, std::span<const TaskId> after, std::uint32_t lane,
-                               std::string_view label) {
-  Task task;
-  task.transfer = transfer;
-  task.lane = lane;
-  task.label = label;
-  return append(task, after);
+TaskId TaskGraph::add_transfer(std::uint32_t transfer, std::span<const TaskId> after, std::string_view label) {
+  return append({.transfer = transfer, .label = label}, after);
 }
 
 TaskId TaskGraph::join(TaskId a, TaskId b) {
   const auto [earlier, later] = std::minmax(a, b);
   if (earlier == later || earlier == 0) return later;
   const std::span<const TaskId> known = dependencies(tasks_.at(later));
-  if (std::find(known.begin(), known.end(), earlier) != known.end()) return later;
+  if (std::ranges::find(known, earlier) != known.end()) return later;
   return add_work(0, std::vector<TaskId>{a, b});
 }
 

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -40,7 +39,6 @@ class TESSERA_API TaskGraph {
   struct Task {
     std::int64_t duration_ns = 0;          ///< duration of work; unused for transfers
     std::uint32_t transfer = kNoTransfer;  ///< number of the transfer for the TransferModel
-    std::uint32_t lane = 0;                ///< the stream that ordered it; lanes are numbered by the caller
     std::uint32_t first_dependency = 0;    ///< index in dependencies()
     std::uint32_t dependencies = 0;        ///< how many
     std::string_view label;                ///< what it does: a literal; empty for tasks that only join others
@@ -54,11 +52,9 @@ class TESSERA_API TaskGraph {
   TaskGraph();
 
   /// Adds work and returns its task. `after` are earlier tasks of this graph. Throws InvalidUsage for a later one.
-  TaskId add_work(std::int64_t duration_ns, std::span<const TaskId> after, std::uint32_t lane = 0,
-                  std::string_view label = {});
+  TaskId add_work(std::int64_t duration_ns, std::span<const TaskId> after, std::string_view label = {});
   /// Adds a transfer, whose end the TransferModel determines, likewise.
-  TaskId add_transfer(std::uint32_t transfer, std::span<const TaskId> after, std::uint32_t lane = 0,
-                      std::string_view label = {});
+  TaskId add_transfer(std::uint32_t transfer, std::span<const TaskId> after, std::string_view label = {});
   /// A task that is done when both are; one of them if that is known to be the later one.
   TaskId join(TaskId a, TaskId b);
 

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/schedule.h"
@@ -19,7 +18,7 @@ nanoseconds rounded(double seconds) { return nanoseconds(std::llround(seconds * 
 
 /// The phase in which every member sends `bytes` to each other member at once.
 OpPhase to_everyone(const Placement& place, double bytes, int rounds) {
-  OpPhase phase{.loads = {}, .bytes = bytes * (place.ranks() - 1), .latency = rounded(rounds * place.latency())};
+  OpPhase phase{.bytes = bytes * (place.ranks() - 1), .latency = rounded(rounds * place.latency())};
   const int near = place.levels() == 0 ? place.ranks() : place.inside(1);
   if (near > 1) phase.loads.push_back({0, bytes * (near - 1)});
   for (int level = 1; level <= place.levels(); ++level)
@@ -31,7 +30,7 @@ OpPhase to_everyone(const Placement& place, double bytes, int rounds) {
 
 /// The phase in which `bytes` travel along a chain or ring through all members, host by host; `hops` messages in a row.
 OpPhase around(const Placement& place, double bytes, int hops) {
-  OpPhase phase{.loads = {}, .bytes = bytes, .latency = {}};
+  OpPhase phase{.bytes = bytes};
   const int ranks = place.ranks();
   if (place.levels() == 0 || place.inside(1) > 1) phase.loads.push_back({0, bytes});
   double latency = 0;
@@ -51,7 +50,7 @@ OpPhase around(const Placement& place, double bytes, int hops) {
 /// The phase in which pairs of members at `distance` exchange `bytes`. `senders`: how many of the members of a
 /// domain send, at most; 0 means all.
 OpPhase at_distance(const Placement& place, int distance, double bytes, int senders = 0) {
-  OpPhase phase{.loads = {}, .bytes = bytes, .latency = {}};
+  OpPhase phase{.bytes = bytes};
   int left = 0;  // the outermost domain that the messages leave
   for (int level = 1; level <= place.levels(); ++level)
     if (place.spans(level) && distance >= place.inside(level)) left = level;
@@ -81,7 +80,7 @@ OpCost doubled_parts(const Placement& place, double bytes, bool from_far) {
     const int parts = std::min(distance, place.ranks() - distance);
     cost.push_back(at_distance(place, distance, bytes * parts / place.ranks()));
   }
-  if (from_far) std::reverse(cost.begin(), cost.end());
+  if (from_far) std::ranges::reverse(cost);
   return cost;
 }
 
@@ -129,8 +128,7 @@ OpCost hierarchical_cost(const Placement& place, const SimulatedOp& operation) {
   const OpPhase inside{.loads = {{0, bytes * (near - 1) / near}},
                        .bytes = bytes * (near - 1) / near,
                        .latency = rounded((near - 1) * place.latency(0))};
-  OpPhase between{
-      .loads = {}, .bytes = bytes / near * (hosts - 1) / hosts, .latency = rounded((hosts - 1) * place.latency())};
+  OpPhase between{.bytes = bytes / near * (hosts - 1) / hosts, .latency = rounded((hosts - 1) * place.latency())};
   for (int level = 1; level <= place.levels(); ++level)
     if (place.spans(level))
       between.loads.push_back(
@@ -163,12 +161,8 @@ void check(const Topology& topology) {
 std::string_view chosen_algorithm(const Topology& topology, const SimulatedOp& operation) {
   const std::string_view wanted = topology.algorithms.choose(operation.kind, operation.bytes);
   if (!wanted.empty()) return wanted;
-  return comm::default_algorithm({.kind = operation.kind,
-                                  .dtype = base::DType::u8,
-                                  .ranks = operation.ranks,
-                                  .count = operation.bytes,
-                                  .in_starts = {},
-                                  .out_starts = {}});
+  return comm::default_algorithm(
+      {.kind = operation.kind, .dtype = base::DType::u8, .ranks = operation.ranks, .count = operation.bytes});
 }
 
 }  // namespace

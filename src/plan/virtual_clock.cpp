@@ -11,7 +11,6 @@ struct VirtualClock::State {
   Machine machine = Machine::synchronous;
   TaskGraph graph;
   TaskId host = 0;
-  std::uint32_t lanes = 0;
   std::shared_ptr<TransferModel> transfers;
   std::vector<TaskGraph::Times> times;  // of the first tasks of `graph`, as of the last question
 
@@ -40,13 +39,13 @@ class VirtualEvent final : public base::Event::State {
 class VirtualStream final : public base::Stream {
  public:
   VirtualStream(std::shared_ptr<VirtualClock::State> clock, base::Device device)
-      : base::Stream(device, true), clock_(std::move(clock)), lane_(++clock_->lanes) {}
+      : base::Stream(device, true), clock_(std::move(clock)) {}
 
   TaskId position() const { return one_order() ? clock_->host : clock_->graph.join(last_, clock_->host); }
   void wait_for(TaskId task) { last() = clock_->graph.join(position(), task); }
   void advance(std::int64_t ns, std::string_view label) {
     const std::array after{last(), clock_->host};
-    last() = clock_->graph.add_work(ns, after, lane_, label);
+    last() = clock_->graph.add_work(ns, after, label);
   }
   const VirtualClock::State* clock() const { return clock_.get(); }
 
@@ -66,7 +65,6 @@ class VirtualStream final : public base::Stream {
   bool one_order() const { return clock_->machine == VirtualClock::Machine::synchronous; }
   TaskId& last() { return one_order() ? clock_->host : last_; }
   const std::shared_ptr<VirtualClock::State> clock_;
-  const std::uint32_t lane_;
   TaskId last_ = 0;
 };
 
@@ -98,11 +96,11 @@ void VirtualClock::advance(base::Stream& stream, std::int64_t ns, std::string_vi
 
 void VirtualClock::advance_host(std::int64_t ns, std::string_view label) {
   const std::array after{state_->host};
-  state_->host = state_->graph.add_work(ns, after, 0, label);
+  state_->host = state_->graph.add_work(ns, after, label);
 }
 
 TaskId VirtualClock::add_transfer(std::uint32_t transfer, std::span<const TaskId> after, std::string_view label) {
-  return state_->graph.add_transfer(transfer, after, 0, label);
+  return state_->graph.add_transfer(transfer, after, label);
 }
 
 void VirtualClock::set_transfer_model(std::shared_ptr<TransferModel> transfers) {

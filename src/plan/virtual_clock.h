@@ -56,7 +56,7 @@ class TESSERA_API VirtualClock {
   std::int64_t time_of(base::Stream& stream) const { return times_of(position(stream)).end_ns; }
   /// The host's own time: work issued after now begins no earlier.
   std::int64_t host_time() const { return times_of(host_position()).end_ns; }
-  const TaskGraph& graph() const;  ///< everything issued so far; lanes are streams by order of creation
+  const TaskGraph& graph() const;  ///< everything issued so far
 
   struct State;
 

@@ -27,10 +27,8 @@ struct Simulation {
   const Network network;
   const std::shared_ptr<SharedLinks> links;
   struct Call {
-    SimulatedOp operation;
+    TransferRecord record;        // without times
     std::array<TaskId, 2> after;  // what it waits for on this rank
-    TaskId task;
-    std::string label;
   };
   std::vector<Call> calls;
   std::string aborted;
@@ -147,7 +145,8 @@ class SimulatedCommunicator final : public comm::Communicator {
     const std::uint32_t transfer = simulation_->links->add(simulation_->network.cost(operation));
     last_ = clock.add_transfer(transfer, earlier, name_of(kind));
     simulation_->calls.push_back(
-        {operation, {host, after}, last_, std::string(parts.empty() ? std::string_view() : parts.front().label)});
+        {{.operation = operation, .task = last_, .label = parts.empty() ? "" : std::string(parts.front().label)},
+         {host, after}});
     if (simulation_->network.busy) clock.advance_host(simulation_->network.busy(operation).count(), name_of(kind));
     return comm::Work(new SimulatedWork(clock, last_));
   }
@@ -255,13 +254,11 @@ std::vector<TransferRecord> transfers_of(const comm::Communicator& communicator)
   const Simulation& simulation = simulated->simulation();
   std::vector<TransferRecord> records;
   for (const Simulation::Call& call : simulation.calls) {
-    TransferRecord record{.operation = call.operation, .task = call.task, .label = call.label};
+    TransferRecord& record = records.emplace_back(call.record);
     for (const TaskId task : call.after)
       record.called_ns = std::max(record.called_ns, simulation.clock.times_of(task).end_ns);
-    const TaskGraph::Times times = simulation.clock.times_of(call.task);
-    record.begun_ns = simulation.links->begun(simulation.clock.graph().tasks()[call.task].transfer);
-    record.done_ns = times.end_ns;
-    records.push_back(record);
+    record.begun_ns = simulation.links->begun(simulation.clock.graph().tasks()[record.task].transfer);
+    record.done_ns = simulation.clock.times_of(record.task).end_ns;
   }
   return records;
 }

@@ -177,7 +177,7 @@ Files result_files() {
     tools::RunResult run;
     run.strategy = strategy;
     run.mesh = {1, 2};
-    run.units = {{"h.0", 100, 4, true, 500}};
+    run.units = {{.name = "h.0", .elements = 100, .padding = 4, .kept_after_forward = true, .peak_bytes = 500}};
     run.losses = {5.0, 4.5, 4.25};
     run.final_parameters_hash = "0123456789abcdef";
     run.step_ms_median = run.step_ms_p95 = 3;

@@ -1,6 +1,4 @@
 // When the tool replays steps as device graphs.
-#include "tools/train/graph_use.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -55,11 +55,27 @@ TEST(MedianIntervals, HaveTheCoverageThatCountingAllCasesGives) {
 }
 
 TEST(Rounds, GiveEveryRunEveryPlace) {
-  EXPECT_THAT(Rounds::order(0, 3), ElementsAre(0, 1, 2));
-  EXPECT_THAT(Rounds::order(1, 3), ElementsAre(1, 2, 0));
-  EXPECT_THAT(Rounds::order(5, 3), ElementsAre(2, 0, 1));
-  EXPECT_THAT(Rounds::order(7, 1), ElementsAre(0));
+  EXPECT_THAT(round_order(0, 3), ElementsAre(0, 1, 2));
+  EXPECT_THAT(round_order(1, 3), ElementsAre(1, 2, 0));
+  EXPECT_THAT(round_order(5, 3), ElementsAre(2, 0, 1));
+  EXPECT_THAT(round_order(7, 1), ElementsAre(0));
 }
+
+/// Runs with these names, which take turns.
+class Runs {
+ public:
+  explicit Runs(const std::vector<std::string>& names) {
+    for (const std::string& name : names) runs_.emplace_back().strategy = name;
+  }
+  /// One round: milliseconds of a step by run.
+  void add(const std::vector<double>& figures) {
+    for (std::size_t i = 0; i < figures.size(); ++i) runs_.at(i).round_step_ms.push_back(figures[i]);
+  }
+  std::vector<Difference> differences() const { return differences_of(runs_); }
+
+ private:
+  std::vector<RunResult> runs_;
+};
 
 /// Rounds of two runs on a machine whose speed changes by 10 % from round to round and by 0.5 % from run to run.
 class NoisyMachine {
@@ -68,7 +84,7 @@ class NoisyMachine {
 
   /// `work`: what the second run does more, as a part.
   Difference compare(int rounds, double work) {
-    Rounds times({"a", "b"});
+    Runs times({"a", "b"});
     for (int i = 0; i < rounds; ++i) {
       const double speed = noise(0.1);
       times.add({100 * speed * noise(0.005), 100 * (1 + work) * speed * noise(0.005)});
@@ -77,7 +93,7 @@ class NoisyMachine {
   }
   /// The same, but every figure is of a round of its own.
   Difference compare_apart(int rounds, double work) {
-    Rounds times({"a", "b"});
+    Runs times({"a", "b"});
     for (int i = 0; i < rounds; ++i)
       times.add({100 * noise(0.1) * noise(0.005), 100 * (1 + work) * noise(0.1) * noise(0.005)});
     return times.differences().front();
@@ -116,7 +132,7 @@ TEST(Rounds, FindThreePercentOfWork) {
 }
 
 std::string verdict(const std::vector<double>& differences) {
-  Rounds times({"a", "b"});
+  Runs times({"a", "b"});
   for (const double difference : differences) times.add({100, 100 + difference});
   return times.differences().front().verdict;
 }
@@ -133,7 +149,7 @@ TEST(Rounds, SayWhatTheIntervalsHold) {
 TEST(Rounds, TextAndJsonHaveThePairs) {
   std::vector<std::string> names;
   for (int i = 0; i < 6; ++i) names.push_back("run" + std::to_string(i));
-  Rounds times(names);
+  Runs times(names);
   for (int i = 0; i < 6; ++i) times.add({1, 2, 3, 4, 5, 6});
   const std::vector<Difference> differences = times.differences();
   ASSERT_EQ(differences.size(), 15U);

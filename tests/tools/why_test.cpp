@@ -14,8 +14,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/init.h"
-#include "tools/compare/compare_why.h"
-#include "tools/train/link_fit.h"
+#include "tools/compare/compare_simulations.h"
+#include "tools/train/measurements.h"
 
 namespace tessera::tools {
 namespace {

@@ -65,6 +65,7 @@ class CheckFailed : public std::runtime_error {
 
 /// 1234567 -> "1.23 MB" (MB = 1e6), at most five characters for the number.
 std::string human_bytes(double bytes);
+std::string human_bytes(std::integral auto bytes) { return human_bytes(static_cast<double>(bytes)); }
 
 /// "10,844,160"
 std::string with_commas(std::string digits);

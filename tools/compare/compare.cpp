@@ -12,8 +12,7 @@
 #include "tools/cli/output.h"
 #include "tools/cli/validators.h"
 #include "tools/compare/compare_runs.h"
-#include "tools/compare/compare_what_if.h"
-#include "tools/compare/compare_why.h"
+#include "tools/compare/compare_simulations.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
 #include "tools/pages/page.h"
@@ -41,7 +40,7 @@ std::string rounding_note(const TrainPlan& plan, const Comparison& comparison) {
 
 /// Of the run whose ranks woke latest, compared with a transfer; nothing without --link.
 std::optional<comm::Lateness> latest_of(const Comparison& comparison) {
-  const auto most = std::max_element(comparison.runs.begin(), comparison.runs.end(), [](const auto& a, const auto& b) {
+  const auto most = std::ranges::max_element(comparison.runs, [](const auto& a, const auto& b) {
     return a.link && b.link && a.link->percent < b.link->percent;
   });
   return most->link;
@@ -97,7 +96,7 @@ std::vector<std::string> noise_of(int ranks, std::optional<double> others_percen
 
 /// Fills the runs and their differences. Returns the traces: each that of the run with the median time.
 std::vector<std::string> combine(const std::vector<std::vector<CompareRun>>& results, Comparison& comparison) {
-  std::vector<std::string> traces, names;
+  std::vector<std::string> traces;
   for (const std::vector<CompareRun>& rounds : results) {
     std::vector<RunResult> of_run;
     for (const CompareRun& run : rounds) of_run.push_back(run.result);
@@ -106,33 +105,24 @@ std::vector<std::string> combine(const std::vector<std::vector<CompareRun>>& res
     const CompareRun& median = rounds[median_round(run.round_step_ms)];
     traces.push_back(median.trace);
     run.timeline = median.result.timeline;
-    names.push_back(name_of(run));
   }
   comparison.backend = results.front().front().backend;  // the same for all of them
   comparison.rounds = results.front().size();
-  if (comparison.rounds == 1) return traces;
-  Rounds times(std::move(names));
-  for (std::size_t round = 0; round < comparison.rounds; ++round) {
-    std::vector<double> figures;
-    for (const RunResult& run : comparison.runs) figures.push_back(run.round_step_ms[round]);
-    times.add(std::move(figures));
-  }
-  comparison.differences = times.differences();
+  if (comparison.rounds > 1) comparison.differences = differences_of(comparison.runs);
   return traces;
 }
 
-std::vector<RunName> run_names(const CompareOptions& options, const std::vector<Contestant>& contestants) {
-  std::vector<RunName> names;
-  for (const Contestant& contestant : contestants)
-    names.push_back({contestant.strategy, options.wraps.empty() ? "" : contestant.plan.options.wrap});
+std::vector<std::string> names_of(const std::vector<PlannedRun>& contestants) {
+  std::vector<std::string> names;
+  for (const PlannedRun& contestant : contestants) names.push_back(contestant.name);
   return names;
 }
 
-Why why_of(const CompareOptions& options, const std::vector<Contestant>& contestants,
+Why why_of(const CompareOptions& options, const std::vector<PlannedRun>& contestants,
            std::vector<std::vector<CompareRun>>& results) {
-  const auto [from, to] = find_runs(options.why, run_names(options, contestants));
+  const auto [from, to] = find_runs(options.why, names_of(contestants));
   const auto run_of = [&](std::size_t i, const std::string& name) {
-    return PlannedRun{name_of(results[i].front().result), parse_run_name(name).strategy, contestants[i].plan};
+    return PlannedRun{name_of(results[i].front().result), strategy_of_run(name), contestants[i].plan};
   };
   const auto parts_of = [&](std::size_t i) {
     std::vector<StepParts> parts;
@@ -181,10 +171,12 @@ int compare(const CommandLine& commands, const CompareOptions& asked) {
                         .steps = options.steps,
                         .machine = machine_line(),
                         .command = commands.arguments};
-  std::vector<Contestant> contestants;
+  std::vector<PlannedRun> contestants;
   for (const std::string& strategy : strategies)
-    for (const TrainPlan& wrapped : plans) contestants.push_back({strategy, wrapped});
-  if (!options.why.empty()) find_runs(options.why, run_names(options, contestants));
+    for (const TrainPlan& wrapped : plans)
+      contestants.push_back(
+          {options.wraps.empty() ? strategy : strategy + " " + wrapped.options.wrap, strategy, wrapped});
+  if (!options.why.empty()) find_runs(options.why, names_of(contestants));
   const HostLoad load;
   std::vector<std::vector<CompareRun>> results;
   if (const int code = run_rounds(commands, options, contestants, ranks, results); code != 0) return code;

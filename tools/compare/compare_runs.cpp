@@ -2,10 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <functional>
 #include <memory>
-#include <sstream>
 
 #include "tools/cli/output.h"
 #include "tools/launch/launcher.h"
@@ -21,12 +19,6 @@ using nlohmann::ordered_json;
 
 namespace {
 
-std::string events_to_text(const std::vector<base::TraceEvent>& events) {
-  std::ostringstream text;
-  base::write_chrome_trace(text, events);
-  return text.str();
-}
-
 /// Runs as one of the ranks. Under another launcher the same processes run all strategies, each in a world of its own:
 /// `generation` counts them.
 CompareRun run_here(const TrainPlan& plan, const std::string& strategy, int generation,
@@ -39,12 +31,12 @@ CompareRun run_here(const TrainPlan& plan, const std::string& strategy, int gene
   const auto world = init_world(options);
   const TrainingOutcome outcome =
       run_training(plan, strategy, *world, memory_tracker, {.on_step = on_step, .measure_norm = false});
-  return {outcome.result, plan.options.trace.empty() ? "" : events_to_text(outcome.last_step),
+  return {outcome.result, plan.options.trace.empty() ? "" : chrome_trace(outcome.last_step),
           std::string(world->backend())};
 }
 
 /// Starts fresh ranks for one run. Returns the exit code; on 0 it has filled `run`. `prefix`: of the progress line.
-int run_in_processes(const CommandLine& commands, const CompareOptions& options, const Contestant& contestant,
+int run_in_processes(const CommandLine& commands, const CompareOptions& options, const PlannedRun& contestant,
                      const std::string& prefix, CompareRun& run) {
   const TrainPlan& plan = contestant.plan;
   std::vector<std::string> arguments = commands.arguments;
@@ -80,14 +72,14 @@ int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
   return 0;
 }
 
-int run_rounds(const CommandLine& commands, const CompareOptions& options, const std::vector<Contestant>& contestants,
+int run_rounds(const CommandLine& commands, const CompareOptions& options, const std::vector<PlannedRun>& contestants,
                int ranks, std::vector<std::vector<CompareRun>>& results) {
   const bool in_processes = must_spawn(ranks) || ranks == 1;
   int generation = 0;
   results.resize(contestants.size());
   for (std::size_t round = 0; round < options.rounds(); ++round)
-    for (const std::size_t i : Rounds::order(round, contestants.size())) {
-      const Contestant& contestant = contestants[i];
+    for (const std::size_t i : round_order(round, contestants.size())) {
+      const PlannedRun& contestant = contestants[i];
       CompareRun run;
       if (in_processes) {
         const std::string prefix = options.rounds() > 1 ? fmt::format("round {}/{} ", round + 1, options.rounds()) : "";

@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "tools/cli/commands.h"
-#include "tools/results/run_result.h"
-#include "tools/train/plan.h"
+#include "tools/plan/planned_why.h"
 
 namespace tessera::tools {
 
@@ -30,18 +29,12 @@ struct CompareRun {
   std::string backend;  ///< the one that was used
 };
 
-/// A strategy with a wrapping: what a run shows.
-struct Contestant {
-  std::string strategy;
-  const TrainPlan& plan;
-};
-
 /// Runs as a rank that this tool started; prints a line of JSON per step for its parent, and one with the result.
 int run_as_child(const TrainPlan& plan, const CompareOptions& options);
 
 /// All runs, round by round, in new processes or in the ranks of a launcher, of which this is one. Returns the exit
 /// code; on 0 it has filled `results`, by contestant and round.
-int run_rounds(const CommandLine& commands, const CompareOptions& options, const std::vector<Contestant>& contestants,
+int run_rounds(const CommandLine& commands, const CompareOptions& options, const std::vector<PlannedRun>& contestants,
                int ranks, std::vector<std::vector<CompareRun>>& results);
 
 }  // namespace tessera::tools

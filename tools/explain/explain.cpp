@@ -3,6 +3,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "tessera/base/env.h"
@@ -10,11 +11,10 @@
 #include "tessera/comm/launch.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
+#include "tools/cli/validators.h"
 #include "tools/explain/explanation.h"
-#include "tools/explain/questions.h"
-#include "tools/explain/sections.h"
-#include "tools/explain/step_page.h"
 #include "tools/launch/ranks.h"
+#include "tools/pages/live.h"
 #include "tools/plan/model_plan.h"
 #include "tools/train/engine_options.h"
 
@@ -22,6 +22,7 @@ namespace tessera::tools {
 namespace {
 
 constexpr int kDefaultRanks = 4;
+constexpr std::size_t kPageWidth = 80;  // columns of the story on a page
 
 /// Columns of the text: 100, or 80 where COLUMNS or the terminal has less room. A pipe has room for 100.
 std::size_t text_width() {
@@ -37,14 +38,12 @@ std::size_t text_width() {
 }
 
 /// Options that only ranks that run use.
-void refuse_run_options(const CLI::App& command) {
+void refuse_run_options(const CLI::App& command, const ExplainOptions& options) {
   for (const char* name : {"--backend", "--data", "--data-format", "--threads"})
     if (command.count(name) > 0)
       throw base::InvalidUsage(fmt::format("{} has no effect without --run; give --run, or leave it out", name));
-  if (command.count("--section") > 0)
-    for (const std::string& section : command.get_option("--section")->as<std::vector<std::string>>())
-      if (section == "values")
-        throw base::InvalidUsage("--section values: values are of ranks that run; give --run too");
+  if (std::ranges::find(options.sections, "values") != options.sections.end())
+    throw base::InvalidUsage("--section values: values are of ranks that run; give --run too");
 }
 
 /// Called by the process that starts the ranks, or by rank 0.
@@ -54,6 +53,32 @@ void check_explained(const ExplainOptions& options, int ranks) {
   if (options.cpu_offload && cluster.compute.kind == ComputeSpec::Kind::host)
     print_clean(stderr, "tessera: --cpu-offload does nothing on cluster {}: its ranks already use host memory\n",
                 cluster.name);
+}
+
+/// The row of the story without its columns.
+std::string sentence_of(const StoryRow& row) {
+  std::string text = row.text;
+  if (row.wait_ns) text += fmt::format(", {:.3f} ms", static_cast<double>(*row.wait_ns) / 1e6);
+  if (!row.note.empty()) text += " (" + row.note + ")";
+  if (row.sent) text += fmt::format(", {} B sent", with_commas(*row.sent));
+  return text;
+}
+
+/// `command`: arguments of the program.
+std::string explain_page(const Explanation& explanation, const std::vector<std::string>& command) {
+  RunResult run = explanation.step.result;
+  run.timeline = explanation.timeline;
+  if (explanation.real) run.peak_bytes = {};  // the simulated rank's
+  pages::StepStory story{.title = explanation.title,
+                         .times = "T" + explanation.machine.substr(1) + ".",
+                         .teller = explanation.real              ? fmt::format("rank {}", explanation.plan.ranks - 1)
+                                   : explanation.plan.ranks == 1 ? "the rank"
+                                                                 : "every rank",
+                         .command = command};
+  for (const StoryRow& row : explanation.story.rows) story.sentences.push_back({row.at_ns, sentence_of(row)});
+  story.sentences.push_back({explanation.story.step_ns, "the step ends"});
+  story.text = to_text(explanation, {}, kPageWidth);
+  return pages::page_of_step(story, run);
 }
 
 void show(const ExplainOptions& options, int ranks, std::optional<RealStep> real,
@@ -96,7 +121,7 @@ int explain(const CommandLine& commands, const CLI::App& command, const ExplainO
   const bool checked = comm_variable("TESSERA_LAUNCHER") == "tessera";  // by the process that has started this rank
   if (!checked && (!options.run || spawn || comm::resolve_launch().rank == 0)) check_explained(options, ranks);
   if (!options.run) {
-    refuse_run_options(command);
+    refuse_run_options(command, options);
     show(options, ranks, {}, commands.arguments);
     return 0;
   }
@@ -107,6 +132,22 @@ int explain(const CommandLine& commands, const CLI::App& command, const ExplainO
   LaunchSpec spec = training_launch_spec(plan, commands.arguments);
   spec.environment.emplace_back("COLUMNS", std::to_string(text_width()));  // rank 0 writes to a pipe
   return launch(spec);
+}
+
+void add_explain_options(CLI::App& command, ExplainOptions& options) {
+  add_step_options(command, options);
+  add_world_options(command, options, options);
+  add_strategy_option(command, options);
+  add_cluster_options(command, options);
+  add_option(command, "--section", options.sections, "sections to show: wrap, rest, step, cost, values, questions",
+             // "cut" is the older name of "wrap".
+             list_of("A,B", one_of({"wrap", "rest", "step", "cost", "values", "questions", "cut"})));
+  add_option(command, "--question", options.question, "answer one question, or list them: list", "NAME|list");
+  command.add_flag("--run", options.run,
+                   "run the step on real ranks too: show values of all ranks, and the times of this machine");
+  add_option(command, "--html", options.html, "write a page that plays the step: its map, timelines and memory",
+             "FILE.html");
+  add_option(command, "--json", options.json, "write the facts as JSON", "FILE");
 }
 
 }  // namespace

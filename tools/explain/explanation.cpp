@@ -8,7 +8,6 @@
 
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
-#include "tools/explain/step_page.h"
 #include "tools/plan/model_plan.h"
 #include "tools/train/engine_options.h"
 #include "tools/train/step_recorder.h"
@@ -18,6 +17,8 @@ namespace {
 
 using base::TraceEvent;
 using nlohmann::ordered_json;
+
+constexpr int kMostRanks = 8;  // that pictures show
 
 /// The strategy that shards nothing, with which the others are compared.
 std::string unsharded_strategy() {
@@ -31,12 +32,12 @@ std::string unsharded_strategy() {
 StepCost cost_of(const TrainPlan& plan, const std::string& strategy, const StepPlan& step) {
   StepCost cost;
   std::set<std::string> units;
-  for (const fsdp::UnitStats& unit : step.units) units.insert(unit.name);
+  for (const fsdp::UnitStats& unit : step.result.units) units.insert(unit.name);
   for (const plan::TransferRecord& transfer : step.transfers) {
     cost.link_ns += transfer.done_ns - transfer.begun_ns;
     if (units.count(transfer.label) == 0) continue;  // order checks and norms
     const plan::SimulatedOp& operation = transfer.operation;
-    auto same = std::find_if(cost.operations.begin(), cost.operations.end(), [&](const OperationCost& other) {
+    auto same = std::ranges::find_if(cost.operations, [&](const OperationCost& other) {
       return other.kind == operation.kind && other.ranks == operation.ranks;
     });
     if (same == cost.operations.end())
@@ -44,18 +45,13 @@ StepCost cost_of(const TrainPlan& plan, const std::string& strategy, const StepP
     ++same->calls;
     same->bytes_sent += operation.bytes_sent;
     same->bytes += operation.bytes;
-    const auto unit = std::find_if(same->units.begin(), same->units.end(),
-                                   [&](const auto& counted) { return counted.first == transfer.label; });
-    if (unit == same->units.end()) {
-      same->units.emplace_back(transfer.label, 1);
-    } else {
-      ++unit->second;
-    }
+    auto unit = std::ranges::find(same->units, transfer.label, &std::pair<std::string, int>::first);
+    if (unit == same->units.end()) unit = same->units.insert(unit, {transfer.label, 0});
+    ++unit->second;
     ++cost.calls;
     cost.bytes_sent += operation.bytes_sent;
   }
-  for (const TraceEvent& event : step.events)
-    if (is_wait(event)) cost.exposed_ns += event.duration_ns();
+  cost.exposed_ns = exposed_ns(step.events);
   const fsdp::EngineOptions engine = engine_options(plan, strategy);
   const fsdp::TrafficVolume formula =
       fsdp::communication_formula(engine.strategy, step.mesh, step.unit_sizes, plan.precision,
@@ -82,6 +78,30 @@ std::string machine_of(const ExplainOptions& options) {
                                          options.link_intra.empty() ? "" : ", inside a host " + options.link_intra);
   return options.run ? "times in STEP are this machine's; COST is simulated: " + simulated
                      : "times are simulated: " + simulated + "; --run measures on this machine";
+}
+
+/// The simulated step of the first ranks, which are all equal: what pages show of many. `length_ns`: of the step.
+StepTimeline simulated_timeline(const StepPlan& step, std::int64_t length_ns) {
+  StepTimeline timeline{.step = 1, .length_ns = length_ns, .simulated = true};
+  RankTimeline rank{.events = step.events, .memory = samples_of(step.step_memory, step.begin_ns, kMostSamples)};
+  for (base::TraceEvent& event : rank.events) {
+    event.start_ns -= step.begin_ns;
+    event.end_ns -= step.begin_ns;
+  }
+  const std::vector<base::TransferEvent> transfers = transfer_events(step);
+  const std::vector<std::optional<std::size_t>> started = starting_events(step);
+  for (std::size_t i = 0; i < transfers.size(); ++i) {
+    if (!started[i]) continue;
+    Transfer& added = rank.transfers.emplace_back(Transfer{transfers[i], *started[i]});
+    for (std::int64_t* const time : {&added.times.called_ns, &added.times.begun_ns, &added.times.done_ns})
+      *time -= step.begin_ns;
+  }
+  for (rank.rank = 0; rank.rank < std::min(kMostRanks, step.mesh.size()); ++rank.rank) {
+    for (base::TraceEvent& event : rank.events) event.rank = rank.rank;
+    for (Transfer& transfer : rank.transfers) transfer.times.rank = rank.rank;
+    timeline.ranks.push_back(rank);
+  }
+  return timeline;
 }
 
 bool same_structure(const std::vector<TraceEvent>& a, const std::vector<TraceEvent>& b) {
@@ -159,10 +179,6 @@ ordered_json json_of(const RealStep& real) {
   return {{"ranks", ranks}, {"norms", norms}, {"step_ms", static_cast<double>(real.step_ns) / 1e6}};
 }
 
-ordered_json json_of(const RunResult::ModelState& state) {
-  return {{"parameter", state.parameter}, {"gradient", state.gradient}, {"optimizer", state.optimizer}};
-}
-
 }  // namespace
 
 Explanation explain_step(const ExplainOptions& options, int ranks, std::optional<RealStep> real) {
@@ -211,7 +227,7 @@ ordered_json to_json(const Explanation& explanation) {
                        {"mesh", step.result.mesh},
                        {"ranks", explanation.plan.ranks},
                        {"units", json_of(*explanation.wrapping, step.mesh)},
-                       {"model_state_bytes", json_of(step.result.model_state_bytes)},
+                       {"model_state_bytes", to_json(step.result.model_state_bytes)},
                        {"peak_unsharded_bytes", explanation.story.most_unsharded},
                        {"step_ms", static_cast<double>(explanation.story.step_ns) / 1e6},
                        {"rows", json_of(explanation.story)},
@@ -219,7 +235,7 @@ ordered_json to_json(const Explanation& explanation) {
                        {"cost", json_of(explanation.cost)}};
   if (explanation.reference)
     json["reference"] = {{"strategy", explanation.reference_name},
-                         {"model_state_bytes", json_of(explanation.reference->result.model_state_bytes)},
+                         {"model_state_bytes", to_json(explanation.reference->result.model_state_bytes)},
                          {"step_ms", explanation.reference->result.step_ms_median},
                          {"cost", json_of(explanation.reference_cost)}};
   if (explanation.real) json["values"] = json_of(*explanation.real);

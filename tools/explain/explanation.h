@@ -8,12 +8,20 @@
 #include <string>
 #include <vector>
 
-#include "tools/explain/options.h"
 #include "tools/explain/real_step.h"
 #include "tools/explain/story.h"
 #include "tools/explain/wrapping.h"
+#include "tools/plan/options.h"
 
 namespace tessera::tools {
+
+/// The options of a plan's step and cluster, of ranks that run, and what to show.
+struct ExplainOptions : PlanOptions, WorldOptions {
+  std::vector<std::string> sections;  ///< empty: all
+  std::string question;               ///< a name, or "list"
+  bool run = false;
+  std::string html;  ///< file for the page
+};
 
 /// The operations of one kind over one number of ranks, in a step of one rank.
 struct OperationCost {
@@ -54,5 +62,29 @@ struct Explanation {
 Explanation explain_step(const ExplainOptions& options, int ranks, std::optional<RealStep> real);
 
 nlohmann::ordered_json to_json(const Explanation& explanation);
+
+/// A question that learners ask about a step, with the answer from its facts.
+struct Question {
+  std::string name;  ///< of --question
+  std::string text;
+  std::string answer;   ///< "": this step has no facts for an answer
+  std::string section;  ///< that shows the facts
+  std::string lesson;   ///< file in docs/learn, without its ending
+};
+
+/// All questions, in the order of a step.
+std::vector<Question> questions_about(const Explanation& explanation);
+
+/// The names and texts of all questions, without answers.
+std::string question_list();
+
+/// Throws InvalidUsage, with the known names, if there is no such question.
+void check_question(const std::string& name);
+
+/// The sections that the options show, in lines of at most `width` columns: 80 or 100.
+std::string to_text(const Explanation& explanation, const ExplainOptions& options, std::size_t width);
+
+/// One question, whose name is known, with its answer. Throws InvalidUsage if the step has no facts for it.
+std::string answer_text(const Explanation& explanation, const std::string& name, std::size_t width);
 
 }  // namespace tessera::tools

@@ -1,4 +1,4 @@
-#include "tools/explain/questions.h"
+// The questions of explanation.h.
 
 #include <fmt/format.h>
 
@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
+#include "tools/explain/explanation.h"
 #include "tools/train/engine_options.h"
 #include "tools/train/model_task.h"
 
@@ -48,10 +49,6 @@ const WrappedUnit* find_unit(const Explanation& step, Wanted&& wanted) {
   for (std::size_t i = 0; i < step.wrapping->units().size(); ++i)
     if (wanted(step.wrapping->units()[i], step.story.units[i])) return &step.wrapping->units()[i];
   return nullptr;
-}
-
-bool reduces(const Explanation& step) {
-  return find_unit(step, [](const WrappedUnit&, const UnitStory& told) { return told.reductions > 0; }) != nullptr;
 }
 
 Told whose_unit(const Explanation& step) {
@@ -149,7 +146,8 @@ Told last_wait(const Explanation& step) {
 }
 
 Told why_gradients(const Explanation& step) {
-  if (!reduces(step)) return {};
+  if (find_unit(step, [](const WrappedUnit&, const UnitStory& told) { return told.reductions > 0; }) == nullptr)
+    return {};
   std::string answer = "Each rank has computed them from its own sequences. The reduction averages them over the ranks";
   answer += parts_over(step.wrapping->example().strategy.optimizer, step.step.mesh) > 1
                 ? ", and each keeps its shard of the mean."

@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/checksum.h"
-#include "tessera/base/error.h"
 #include "tessera/fsdp/nn_model.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/host_access.h"
@@ -127,7 +126,7 @@ nlohmann::ordered_json to_message(const RankValues& values) {
 }
 
 RankValues from_message(const base::JsonReader& message) {
-  RankValues values{.loss = message.at("loss").number_or_nan(), .units = {}};
+  RankValues values{.loss = message.at("loss").number_or_nan()};
   for (const base::JsonReader& unit : message.at("units").elements())
     values.units.push_back(
         {unit.at(0), unit.at(1), unit.at(2).number_or_nan(), {unit.at(3), unit.at(4), unit.at(5).number_or_nan()}});

@@ -1,4 +1,4 @@
-#include "tools/explain/sections.h"
+// The facts of a step as text: to_text() and answer_text() of explanation.h.
 
 #include <fmt/format.h>
 
@@ -6,10 +6,11 @@
 #include <array>
 #include <cctype>
 #include <cmath>
+#include <map>
 
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
-#include "tools/explain/questions.h"
+#include "tools/explain/explanation.h"
 
 namespace tessera::tools {
 namespace {
@@ -74,11 +75,8 @@ std::vector<std::pair<std::size_t, std::size_t>> alike(const Explanation& step) 
     const bool same = units.size() > 2 * kShownUnits && i > 0 && units[i].elements == units[i - 1].elements &&
                       units[i].contents == units[i - 1].contents &&
                       after_forward(step, i) == after_forward(step, i - 1);
-    if (same) {
-      groups.back().second = i;
-    } else {
-      groups.emplace_back(i, i);
-    }
+    if (!same) groups.emplace_back(i, i);
+    groups.back().second = i;
   }
   return groups;
 }
@@ -249,19 +247,16 @@ std::string step_text(const Explanation& step, bool all, std::size_t width) {
 
 std::string counted_units(const OperationCost& cost) {
   std::vector<std::string> names;
-  if (cost.units.size() <= 4) {
-    for (const auto& [name, count] : cost.units)
-      names.push_back(count == 1 ? name : fmt::format("{} x {}", count, name));
-    return fmt::format("{}", fmt::join(names, ", "));
-  }
-  std::vector<std::size_t> by_count;
+  std::map<int, int> by_count;
   for (const auto& [name, count] : cost.units) {
-    by_count.resize(std::max(by_count.size(), static_cast<std::size_t>(count) + 1));
-    ++by_count[static_cast<std::size_t>(count)];
+    names.push_back(count == 1 ? name : fmt::format("{} x {}", count, name));
+    ++by_count[count];
   }
-  for (std::size_t count = 1; count < by_count.size(); ++count)
-    if (by_count[count] > 0)
-      names.push_back(fmt::format("{} units{}", by_count[count], count == 1 ? "" : fmt::format(" {} times", count)));
+  if (names.size() > 4) {
+    names.clear();
+    for (const auto& [count, units] : by_count)
+      names.push_back(fmt::format("{} units{}", units, count == 1 ? "" : fmt::format(" {} times", count)));
+  }
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
@@ -353,8 +348,6 @@ std::string values_text(const Explanation& step, std::size_t width) {
   return text;
 }
 
-std::string lesson_of(const Question& question) { return "docs/learn/" + question.lesson + ".md"; }
-
 std::string questions_text(const Explanation& step, std::size_t width) {
   std::string text = line_of(heading("QUESTIONS"));
   for (const Question& question : questions_about(step)) {
@@ -368,29 +361,30 @@ std::string questions_text(const Explanation& step, std::size_t width) {
 }  // namespace
 
 std::string to_text(const Explanation& explanation, const ExplainOptions& options, std::size_t width) {
+  const auto shows = [&](const char* section) {
+    return options.sections.empty() || std::ranges::find(options.sections, section) != options.sections.end();
+  };
   std::string text = wrapped(width, "", explanation.title) + wrapped(width, "", explanation.machine);
-  if (options.shows("wrap")) text += "\n" + wrapping_text(explanation, width);
-  if (options.shows("rest")) text += "\n" + rest_text(explanation, width);
-  if (options.shows("step")) text += "\n" + step_text(explanation, !options.sections.empty(), width);
-  if (options.shows("cost")) text += "\n" + cost_text(explanation, width);
-  if (options.shows("values") && explanation.real) text += "\n" + values_text(explanation, width);
-  if (options.shows("questions")) text += "\n" + questions_text(explanation, width);
+  if (shows("wrap") || shows("cut")) text += "\n" + wrapping_text(explanation, width);  // "cut" is its older name
+  if (shows("rest")) text += "\n" + rest_text(explanation, width);
+  if (shows("step")) text += "\n" + step_text(explanation, !options.sections.empty(), width);
+  if (shows("cost")) text += "\n" + cost_text(explanation, width);
+  if (shows("values") && explanation.real) text += "\n" + values_text(explanation, width);
+  if (shows("questions")) text += "\n" + questions_text(explanation, width);
   return text;
 }
 
 std::string answer_text(const Explanation& explanation, const std::string& name, std::size_t width) {
-  for (const Question& question : questions_about(explanation)) {
-    if (question.name != name) continue;
-    if (question.answer.empty())
-      throw base::InvalidUsage("--question " + name + ": this step has no answer to '" + question.text +
-                               "'; try another --strategy, or more ranks");
-    std::string section = question.section;
-    std::transform(section.begin(), section.end(), section.begin(), [](unsigned char c) { return std::tolower(c); });
-    return wrapped(width, "", question.text) + wrapped(width, "", question.answer) +
-           fmt::format("Shown by: {}--section {}; lesson: {}\n", section == "values" ? "--run " : "", section,
-                       lesson_of(question));
-  }
-  throw base::InvalidUsage("--question " + name + ": no such question; see --question list");
+  const std::vector<Question> questions = questions_about(explanation);
+  const Question& question = *std::ranges::find(questions, name, &Question::name);
+  if (question.answer.empty())
+    throw base::InvalidUsage("--question " + name + ": this step has no answer to '" + question.text +
+                             "'; try another --strategy, or more ranks");
+  std::string section = question.section;
+  std::ranges::transform(section, section.begin(), [](unsigned char c) { return std::tolower(c); });
+  return wrapped(width, "", question.text) + wrapped(width, "", question.answer) +
+         fmt::format("Shown by: {}--section {}; lesson: docs/learn/{}.md\n", section == "values" ? "--run " : "",
+                     section, question.lesson);
 }
 
 }  // namespace tessera::tools

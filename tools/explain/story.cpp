@@ -38,8 +38,7 @@ class StoryBuilder {
   Story build() {
     for (index_ = 0; index_ < input_.events.size(); ++index_) add(input_.events[index_]);
     close_spans(std::numeric_limits<std::int64_t>::max());
-    std::stable_sort(story_.rows.begin(), story_.rows.end(),
-                     [](const StoryRow& a, const StoryRow& b) { return a.at_ns < b.at_ns; });
+    std::ranges::stable_sort(story_.rows, {}, &StoryRow::at_ns);
     return std::move(story_);
   }
 
@@ -80,7 +79,7 @@ class StoryBuilder {
     return story_.units[static_cast<std::size_t>(&unit(event) - input_.wrapping.units().data())];
   }
   int parts_at_rest(const WrappedUnit& unit) const { return parts_over(unit.strategy.param_at_rest, input_.mesh); }
-  const IssuedTransfers* issued() const { return input_.issued.empty() ? nullptr : &input_.issued[index_]; }
+  const IssuedTransfers& issued() const { return input_.issued[index_]; }
 
   void unshard(const TraceEvent& event) {
     UnitStory& told = unit_story(event);
@@ -99,14 +98,12 @@ class StoryBuilder {
       notes.push_back(
           fmt::format("{} shard{} come{}, own goes out", parts - 1, parts == 2 ? "" : "s", parts == 2 ? "s" : ""));
     if (!updated_ && is_ahead(event)) notes.emplace_back("ahead of need");
-    if (const IssuedTransfers* sent = issued()) {
-      added.sent = sent->bytes_sent;
-      if (sent->queued_ns >= input_.step_ns / kQueues)
-        notes.push_back(fmt::format("queued {:.3f}", static_cast<double>(sent->queued_ns) / 1e6));
-    }
-    if (issued() != nullptr && issued()->rounds > 1)
-      notes.push_back(
-          fmt::format("{} rounds in {:.3f}", issued()->rounds, static_cast<double>(event.duration_ns()) / 1e6));
+    const IssuedTransfers& sent = issued();
+    added.sent = sent.bytes_sent;
+    if (sent.queued_ns >= input_.step_ns / kQueues)
+      notes.push_back(fmt::format("queued {:.3f}", static_cast<double>(sent.queued_ns) / 1e6));
+    if (sent.rounds > 1)
+      notes.push_back(fmt::format("{} rounds in {:.3f}", sent.rounds, static_cast<double>(event.duration_ns()) / 1e6));
     added.note = fmt::format("{}", fmt::join(notes, ", "));
     if (parts == 1) return;
     const WrappedUnit& unsharded_unit = unit(event);
@@ -120,9 +117,7 @@ class StoryBuilder {
   }
 
   /// When an all-gather could begin: a device's streams are given work long before.
-  std::int64_t called_ns(const TraceEvent& event) const {
-    return issued() == nullptr ? event.start_ns : std::max(event.start_ns, issued()->called_ns);
-  }
+  std::int64_t called_ns(const TraceEvent& event) const { return std::max(event.start_ns, issued().called_ns); }
 
   /// Whether compute goes on with another unit after this event.
   bool is_ahead(const TraceEvent& event) const {
@@ -146,8 +141,8 @@ class StoryBuilder {
 
   void forward(const TraceEvent& event) {
     // A recomputation is inside a backward; any other forward is the next microbatch's.
-    const bool again = std::any_of(spans_.begin(), spans_.end(),
-                                   [](const TraceEvent* span) { return span->kind == TraceEventKind::backward; });
+    const bool again =
+        std::ranges::any_of(spans_, [](const TraceEvent* span) { return span->kind == TraceEventKind::backward; });
     if (!again) in_backward_ = false;
     const WrappedUnit& begun = unit(event);
     std::string note = again ? "again: its activations were not kept" : own_modules(begun, begun.first);
@@ -182,15 +177,15 @@ class StoryBuilder {
 
   void reduce(const TraceEvent& event) {
     ++unit_story(event).reductions;
-    std::string operation = issued() == nullptr ? "reduce" : issued()->operation;
-    std::replace(operation.begin(), operation.end(), '_', '-');
+    std::string operation = issued().operation;
+    std::ranges::replace(operation, '_', '-');
     if (operation.empty()) return;  // nothing of it is trained
     const bool joins = !story_.rows.empty() && story_.rows.back().kind == TraceEventKind::reshard &&
                        story_.rows.back().unit == event.unit;
     StoryRow& added = joins ? story_.rows.back() : row(event, event.start_ns, "");
     added.text =
         joins ? added.text + ", " + operation + " its gradients" : operation + " the gradients of " + event.unit;
-    if (issued() != nullptr) added.sent = issued()->bytes_sent;
+    added.sent = issued().bytes_sent;
   }
 
   void update(const TraceEvent& event) {
@@ -224,7 +219,7 @@ class StoryBuilder {
   void resume(const TraceEvent& event, std::int64_t at_ns) {
     const bool forward = event.kind == TraceEventKind::forward;
     const WrappedUnit& goes_on = unit(event);
-    const bool more = std::any_of(input_.events.begin(), input_.events.end(), [&](const TraceEvent& later) {
+    const bool more = std::ranges::any_of(input_.events, [&](const TraceEvent& later) {
       return later.kind == event.kind && later.start_ns >= at_ns && later.start_ns < event.end_ns;
     });
     std::string note;
@@ -235,7 +230,7 @@ class StoryBuilder {
 
   /// Whether other units compute inside this event.
   bool holds_others(const TraceEvent& event) const {
-    return std::any_of(input_.events.begin(), input_.events.end(), [&](const TraceEvent& other) {
+    return std::ranges::any_of(input_.events, [&](const TraceEvent& other) {
       return other.kind == event.kind && &other != &event && other.start_ns >= event.start_ns &&
              other.end_ns <= event.end_ns && other.unit != event.unit;
     });

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <set>
 #include <stdexcept>
-#include <string_view>
 
 #include "tools/cli/output.h"
 #include "tools/train/model_task.h"
@@ -22,7 +21,7 @@ std::string joined(const std::vector<std::string>& names, const char* between = 
 
 bool uses_any(const fsdp::Module& module, const ParameterSet& parameters) {
   const auto all = module.parameters();
-  return std::any_of(all.begin(), all.end(), [&](const auto& each) { return parameters.count(each.get()) > 0; });
+  return std::ranges::any_of(all, [&](const auto& each) { return parameters.count(each.get()) > 0; });
 }
 
 /// The path below `unit`: "h.0.mlp" is "mlp" in "h.0".
@@ -88,9 +87,8 @@ std::vector<std::string> contents_of(const WrappedUnit& unit, const fsdp::FlatLa
     if (inside == 0) continue;
     const std::string name = path_in(entry.parameter->name(), unit.name);
     const std::string module = module_of(entry);
-    const bool whole_module = std::all_of(flat.entries.begin(), flat.entries.end(), [&](const fsdp::FlatEntry& other) {
-      return module_of(other) != module || is_whole(other);
-    });
+    const bool whole_module = std::ranges::all_of(
+        flat.entries, [&](const fsdp::FlatEntry& other) { return module_of(other) != module || is_whole(other); });
     if (whole_module) {
       if (names.empty() || names.back() != path_in(module, unit.name)) names.push_back(path_in(module, unit.name));
     } else if (is_whole(entry)) {
@@ -105,8 +103,7 @@ std::vector<std::string> contents_of(const WrappedUnit& unit, const fsdp::FlatLa
 }  // namespace
 
 const fsdp::FlatLayout& WrappedUnit::largest() const {
-  return *std::max_element(flats.begin(), flats.end(),
-                           [](const fsdp::FlatLayout& a, const fsdp::FlatLayout& b) { return a.padded < b.padded; });
+  return *std::ranges::max_element(flats, {}, &fsdp::FlatLayout::padded);
 }
 
 int parts_over(const fsdp::Axes& axes, const fsdp::MeshShape& mesh) {
@@ -131,16 +128,12 @@ std::vector<Shard> shards_of(const WrappedUnit& unit, const fsdp::Axes& axes, co
   std::vector<Shard> shards;
   for (int rank = 0; rank < mesh.size(); ++rank) {
     const ElementRange range = shard_of(rank, flat.padded, axes, mesh);
-    const auto same = std::find_if(shards.begin(), shards.end(), [&](const Shard& shard) {
-      return shard.range.begin == range.begin && shard.range.end == range.end;
-    });
-    if (same == shards.end()) {
-      shards.push_back({{rank}, range, contents_of(unit, flat, range)});
-    } else {
-      same->ranks.push_back(rank);
-    }
+    auto same = std::ranges::find_if(
+        shards, [&](const Shard& shard) { return shard.range.begin == range.begin && shard.range.end == range.end; });
+    if (same == shards.end()) same = shards.insert(same, {{}, range, contents_of(unit, flat, range)});
+    same->ranks.push_back(rank);
   }
-  std::sort(shards.begin(), shards.end(), [](const Shard& a, const Shard& b) { return a.range.begin < b.range.begin; });
+  std::ranges::sort(shards, {}, [](const Shard& shard) { return shard.range.begin; });
   return shards;
 }
 
@@ -149,14 +142,16 @@ Wrapping::Wrapping(const TrainPlan& plan, const StepPlan& step) : task_(make_tas
   const std::vector<fsdp::UnitSpec> specs = fsdp::make_units(root, plan.options.wrap);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     WrappedUnit unit{.name = specs[i].name, .is_root = specs[i].is_root};
-    unit.kept_after_forward = step.units.at(i).kept_after_forward;
-    unit.strategy = step.units[i].strategy;
+    unit.kept_after_forward = step.result.units.at(i).kept_after_forward;
+    unit.strategy = step.result.units[i].strategy;
     unit.flats = fsdp::make_layouts(specs[i].parameters, plan.ranks);
     for (const fsdp::FlatLayout& flat : unit.flats) {
       unit.elements += flat.elements;
       unit.padded += flat.padded;
       unit.bytes += flat.bytes();
     }
+    padded_ += unit.padded;
+    bytes_ += unit.bytes;
     describe(unit, specs[i], specs);
     if (unit.is_root)
       for (const fsdp::RootOverhead& held : fsdp::needlessly_held(root, specs[i]))
@@ -175,24 +170,6 @@ const WrappedUnit& Wrapping::example() const {
   for (const WrappedUnit& unit : units_)
     if (!unit.is_root) return unit;
   return units_.front();
-}
-
-std::int64_t Wrapping::elements() const {
-  std::int64_t sum = 0;
-  for (const WrappedUnit& unit : units_) sum += unit.elements;
-  return sum;
-}
-
-std::int64_t Wrapping::padded() const {
-  std::int64_t sum = 0;
-  for (const WrappedUnit& unit : units_) sum += unit.padded;
-  return sum;
-}
-
-std::uint64_t Wrapping::bytes() const {
-  std::uint64_t sum = 0;
-  for (const WrappedUnit& unit : units_) sum += unit.bytes;
-  return sum;
 }
 
 }  // namespace tessera::tools

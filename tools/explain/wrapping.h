@@ -46,9 +46,8 @@ class Wrapping {
   const WrappedUnit& unit(const std::string& name) const;
   /// The unit that examples show: the first one that is not the root, if there is one.
   const WrappedUnit& example() const;
-  std::int64_t elements() const;  ///< the sum over all units, as below
-  std::int64_t padded() const;
-  std::uint64_t bytes() const;
+  std::int64_t padded() const { return padded_; }  ///< the sum over all units, as below
+  std::uint64_t bytes() const { return bytes_; }
   /// Modules that the root holds although only they use their parameters, each by its path.
   const std::vector<std::string>& needlessly_held() const { return needlessly_held_; }
 
@@ -56,6 +55,8 @@ class Wrapping {
   nn::Context context_;
   std::unique_ptr<fsdp::TrainingTask> task_;
   std::vector<WrappedUnit> units_;
+  std::int64_t padded_ = 0;
+  std::uint64_t bytes_ = 0;
   std::vector<std::string> needlessly_held_;
 };
 

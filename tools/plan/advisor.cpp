@@ -3,8 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <functional>
+#include <iterator>
 #include <optional>
 #include <set>
 
@@ -20,13 +21,14 @@ using base::InvalidUsage;
 using nlohmann::ordered_json;
 
 std::string Candidate::command_line() const {
+  const StepOptions& o = options;
   std::string text = "--strategy " + strategy;
-  if (!mesh.empty()) text += " --mesh " + mesh;
-  if (wrap != "block") text += " --wrap \"" + wrap + "\"";
-  if (!reshard_after_forward.empty()) text += " --reshard-after-forward " + reshard_after_forward;
-  if (prefetch != 1) text += fmt::format(" --prefetch {}", prefetch);
-  if (checkpoint_activations) text += " --checkpoint-activations";
-  if (accumulate != 1) text += fmt::format(" --accumulate {}", accumulate);
+  if (!o.mesh.empty()) text += " --mesh " + o.mesh;
+  if (o.wrap != "block") text += " --wrap \"" + o.wrap + "\"";
+  if (!o.reshard_after_forward.empty()) text += " --reshard-after-forward " + o.reshard_after_forward;
+  if (o.prefetch != 1) text += fmt::format(" --prefetch {}", o.prefetch);
+  if (o.checkpoint_activations) text += " --checkpoint-activations";
+  if (o.accumulate != 1) text += fmt::format(" --accumulate {}", o.accumulate);
   return text;
 }
 
@@ -65,8 +67,9 @@ class Search {
       : options_(options), ranks_(ranks), cluster_(cluster), simulated_(simulate(cluster, ranks)) {}
 
   std::vector<Candidate> run() {
-    const std::vector<std::string> wraps =
-        options_.wrap != "block" ? std::vector{options_.wrap} : wraps_of(base_plan());
+    const std::vector<std::string> wraps = options_.wrap != "block"
+                                               ? std::vector{options_.wrap}
+                                               : wraps_of(train_plan(options_, options_.wrap, ranks_, cluster_));
     for (const bool checkpoint : {false, true})
       for (const std::int64_t accumulate : {1, 2, 4, 8}) {
         if (options_.global_batch % (ranks_ * accumulate) != 0) continue;
@@ -76,8 +79,6 @@ class Search {
   }
 
  private:
-  TrainPlan base_plan() const { return train_plan(options_, options_.wrap, ranks_, cluster_); }
-
   void try_strategies(const std::string& wrap, bool checkpoint, std::int64_t accumulate) {
     PlanOptions one = options_;
     one.checkpoint_activations = checkpoint;
@@ -103,14 +104,7 @@ class Search {
         if (!unshards && (prefetch != 1 || *reshard != '\0')) continue;
         plan.options.reshard_after_forward = reshard;
         plan.options.prefetch = prefetch;
-        found_.push_back({.strategy = strategy,
-                          .mesh = plan.options.mesh,
-                          .wrap = plan.options.wrap,
-                          .reshard_after_forward = reshard,
-                          .prefetch = prefetch,
-                          .checkpoint_activations = plan.options.checkpoint_activations,
-                          .accumulate = plan.options.accumulate,
-                          .plan = plan_step(plan, strategy, simulated_)});
+        found_.push_back({strategy, plan.options, plan_step(plan, strategy, simulated_)});
       }
   }
 
@@ -136,16 +130,12 @@ class Search {
 
 /// Those that no other beats in both memory and time, by rising memory.
 std::vector<Candidate> pareto_of(std::vector<Candidate> all) {
-  std::stable_sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) {
-    return std::pair(a.peak_bytes(), a.step_ms()) < std::pair(b.peak_bytes(), b.step_ms());
-  });
+  std::ranges::stable_sort(all, {}, [](const Candidate& one) { return std::pair(one.peak_bytes(), one.step_ms()); });
   std::vector<Candidate> best;
   for (Candidate& one : all)
     if (best.empty() || one.step_ms() < best.back().step_ms()) best.push_back(std::move(one));
   return best;
 }
-
-std::string gigabytes(double bytes) { return human_bytes(bytes); }
 
 /// The smallest power-of-two multiple of `ranks` with which fully sharded training fits, if there is one.
 std::optional<int> enough_ranks(const PlanOptions& options, int ranks, const ClusterSpec& cluster, double memory) {
@@ -167,7 +157,7 @@ std::optional<int> enough_ranks(const PlanOptions& options, int ranks, const Clu
   const std::optional<int> enough = enough_ranks(options, ranks, cluster, memory);
   throw InvalidUsage(fmt::format(
       "plan --advise: {} fits in no way in {} per rank on {} ranks; the least is {} ({}); {}", options.model,
-      gigabytes(memory), ranks, gigabytes(least.peak_bytes()), least.command_line(),
+      human_bytes(memory), ranks, human_bytes(least.peak_bytes()), least.command_line(),
       enough ? fmt::format("use {} ranks with the same batch per rank, or a smaller --global-batch", *enough)
              : "use a smaller --global-batch or --seq-len, or ranks with more memory"));
 }
@@ -210,9 +200,7 @@ std::vector<std::string> exposure_sentences(const StepPlan& plan, std::int64_t t
   std::vector<const base::TraceEvent*> waits;
   for (const base::TraceEvent& event : plan.events)
     if (is_wait(event) && ms(event.duration_ns()) > kWorthwhile * plan.result.step_ms_median) waits.push_back(&event);
-  std::stable_sort(waits.begin(), waits.end(), [](const base::TraceEvent* a, const base::TraceEvent* b) {
-    return a->duration_ns() > b->duration_ns();
-  });
+  std::ranges::stable_sort(waits, std::greater<>(), &base::TraceEvent::duration_ns);
   std::vector<std::string> sentences;
   for (const base::TraceEvent* wait : waits) {
     if (sentences.size() == kSentences) break;
@@ -227,39 +215,35 @@ std::vector<std::string> exposure_sentences(const StepPlan& plan, std::int64_t t
 std::vector<std::string> reasons_for(const Candidate& best, const std::vector<Candidate>& all, const Advice& advice,
                                      std::int64_t tokens) {
   std::vector<std::string> reasons;
-  const auto fits = [&](const Candidate& one) {
-    return advice.memory_bytes <= 0 || one.peak_bytes() <= advice.memory_bytes;
+  const auto order = [&](const Candidate& one) {
+    return std::pair(!advice.has_room_for(one), advice.has_room_for(one) ? one.step_ms() : one.peak_bytes());
   };
   const Candidate* ddp = nullptr;  // the fastest that fits, else the one that needs least memory
-  for (const Candidate& one : all) {
-    if (one.strategy != "ddp") continue;
-    const bool better = ddp == nullptr || (fits(one) && !fits(*ddp)) ||
-                        (fits(one) == fits(*ddp) &&
-                         (fits(one) ? one.step_ms() < ddp->step_ms() : one.peak_bytes() < ddp->peak_bytes()));
-    if (better) ddp = &one;
-  }
+  for (const Candidate& one : all)
+    if (one.strategy == "ddp" && (ddp == nullptr || order(one) < order(*ddp))) ddp = &one;
   if (ddp != nullptr && best.strategy != "ddp")
     reasons.push_back(
-        fits(*ddp) ? fmt::format("ddp fits too ({}), but takes {:.1f} ms instead of {:.1f}: {:.1f} of them wait for "
-                                 "communication, and every rank updates all parameters.",
-                                 gigabytes(ddp->peak_bytes()), ddp->step_ms(), best.step_ms(),
-                                 ddp->plan.result.exposed_communication_ms)
-                   : fmt::format("ddp needs at least {}, more than the {} of a rank: the state must be sharded.",
-                                 gigabytes(ddp->peak_bytes()), gigabytes(advice.memory_bytes)));
+        advice.has_room_for(*ddp)
+            ? fmt::format("ddp fits too ({}), but takes {:.1f} ms instead of {:.1f}: {:.1f} of them wait for "
+                          "communication, and every rank updates all parameters.",
+                          human_bytes(ddp->peak_bytes()), ddp->step_ms(), best.step_ms(),
+                          ddp->plan.result.exposed_communication_ms)
+            : fmt::format("ddp needs at least {}, more than the {} of a rank: the state must be sharded.",
+                          human_bytes(ddp->peak_bytes()), human_bytes(advice.memory_bytes)));
   if (best.strategy == "ddp")
     reasons.push_back(fmt::format("ddp fits ({}) and is fastest: sharding would save memory that is not needed.",
-                                  gigabytes(best.peak_bytes())));
-  if (best.checkpoint_activations)
+                                  human_bytes(best.peak_bytes())));
+  if (best.options.checkpoint_activations)
     reasons.emplace_back("Activations are recomputed because without that nothing as fast fits.");
-  for (std::string& sentence : exposure_sentences(best.plan, tokens)) reasons.push_back(std::move(sentence));
+  std::ranges::move(exposure_sentences(best.plan, tokens), std::back_inserter(reasons));
   return reasons;
 }
 
 std::vector<std::string> row_of(const Candidate& one) {
   const RunResult& run = one.plan.result;
   return {one.command_line(),
-          fmt::format("{}x{}", run.mesh[0], run.mesh[1]),
-          gigabytes(one.peak_bytes()),
+          mesh_text(run),
+          human_bytes(one.peak_bytes()),
           fmt::format("{:.3f}", one.step_ms()),
           fmt::format("{:.3f}", run.exposed_communication_ms),
           fmt::format("{:.0f}", run.tokens_per_second),
@@ -275,14 +259,12 @@ Advice advise(const PlanOptions& options, int ranks, const ClusterSpec& cluster)
   const std::vector<Candidate> all = Search(options, ranks, cluster).run();
   advice.tried = all.size();
   std::vector<Candidate> fitting;
-  for (const Candidate& one : all)
-    if (advice.memory_bytes <= 0 || one.peak_bytes() <= advice.memory_bytes) fitting.push_back(one);
+  std::ranges::copy_if(all, std::back_inserter(fitting),
+                       [&](const Candidate& one) { return advice.has_room_for(one); });
   if (fitting.empty())
-    refuse(options, ranks, cluster, advice.memory_bytes,
-           *std::min_element(all.begin(), all.end(),
-                             [](const Candidate& a, const Candidate& b) { return a.peak_bytes() < b.peak_bytes(); }));
+    refuse(options, ranks, cluster, advice.memory_bytes, *std::ranges::min_element(all, {}, &Candidate::peak_bytes));
   advice.pareto = pareto_of(std::move(fitting));
-  const std::int64_t tokens = options.global_batch / ranks * plan.seq_len / advice.pareto.back().accumulate;
+  const std::int64_t tokens = options.global_batch / ranks * plan.seq_len / advice.pareto.back().options.accumulate;
   advice.reasons = reasons_for(advice.pareto.back(), all, advice, tokens);
   return advice;
 }
@@ -293,7 +275,7 @@ std::string to_text(const Advice& advice) {
   for (const Candidate& one : advice.pareto) rows.push_back(row_of(one));
   std::string text = fmt::format("{}: {} parameters, {} ranks of cluster {}{}; {} combinations simulated\n{}",
                                  advice.model, advice.parameters, advice.ranks, advice.cluster,
-                                 advice.memory_bytes > 0 ? ", " + gigabytes(advice.memory_bytes) + " per rank" : "",
+                                 advice.memory_bytes > 0 ? ", " + human_bytes(advice.memory_bytes) + " per rank" : "",
                                  advice.tried, text_table(rows));
   text += "take: " + advice.pareto.back().command_line() + "\n";
   for (const std::string& reason : advice.reasons) text += "why: " + reason + "\n";
@@ -305,11 +287,11 @@ ordered_json to_json(const Advice& advice) {
     return ordered_json{{"options", one.command_line()},
                         {"strategy", one.strategy},
                         {"mesh", one.plan.result.mesh},
-                        {"wrap", one.wrap},
-                        {"reshard_after_forward", one.reshard_after_forward},
-                        {"prefetch", one.prefetch},
-                        {"checkpoint_activations", one.checkpoint_activations},
-                        {"accumulate", one.accumulate},
+                        {"wrap", one.options.wrap},
+                        {"reshard_after_forward", one.options.reshard_after_forward},
+                        {"prefetch", one.options.prefetch},
+                        {"checkpoint_activations", one.options.checkpoint_activations},
+                        {"accumulate", one.options.accumulate},
                         {"peak_bytes", one.plan.result.peak_bytes.total_peak},
                         {"step_ms", one.step_ms()},
                         {"exposed_communication_ms", one.plan.result.exposed_communication_ms},

@@ -12,12 +12,7 @@ namespace tessera::tools {
 /// One way to train the model.
 struct Candidate {
   std::string strategy;
-  std::string mesh;  ///< empty: the default
-  std::string wrap;
-  std::string reshard_after_forward;  ///< empty: the default
-  int prefetch = 1;
-  bool checkpoint_activations = false;
-  std::int64_t accumulate = 1;
+  StepOptions options;  ///< of its mesh, wrapping, resharding, prefetch, recomputation and accumulation
   StepPlan plan;
 
   double step_ms() const { return plan.result.step_ms_median; }
@@ -36,6 +31,8 @@ struct Advice {
   std::size_t tried = 0;
   std::vector<Candidate> pareto;     ///< fastest for their memory, by rising memory; all that fit
   std::vector<std::string> reasons;  ///< sentences about the fastest, which is the last of `pareto`
+
+  bool has_room_for(const Candidate& one) const { return memory_bytes <= 0 || one.peak_bytes() <= memory_bytes; }
 };
 
 /// Simulates all combinations of strategy, mesh, wrapping, resharding, prefetch, activation checkpointing and

@@ -11,6 +11,8 @@
 #include "tessera/comm/algorithms.h"
 #include "tessera/comm/schedule.h"
 #include "tools/cli/json_object.h"
+#include "tools/pages/embedded.h"
+#include "tools/results/what_if.h"
 
 namespace tessera::tools {
 namespace {
@@ -89,15 +91,11 @@ std::map<std::string, std::vector<MeasuredCollective>> measurements_of(JsonObjec
   std::map<std::string, std::vector<MeasuredCollective>> all;
   for (const std::string& name : json.keys()) {
     check_operation(json, name);
-    if (!json.is_array(name)) {
-      JsonObject entry = json.object(name);
-      all[name] = {measured_of(entry)};
-      continue;
-    }
-    for (JsonObject& entry : json.objects(name)) {
+    std::vector<JsonObject> tables = json.is_array(name) ? json.objects(name) : std::vector{json.object(name)};
+    for (JsonObject& entry : tables) {
       all[name].push_back(measured_of(entry));
       const int ranks = all[name].back().ranks;
-      if (std::count_if(all[name].begin(), all[name].end(), [&](const auto& one) { return one.ranks == ranks; }) > 1)
+      if (std::ranges::count(all[name], ranks, &MeasuredCollective::ranks) > 1)
         json.fail(name, fmt::format("has two tables for {} ranks; expected one", ranks));
     }
     if (all[name].empty()) json.fail(name, "is empty; expected a table for each number of ranks");
@@ -112,7 +110,7 @@ std::vector<MeasuredCommunicator> communicators_of(JsonObject& json) {
                    static_cast<std::uint64_t>(entry.number_or("ordinary_bytes", 0, kNotNegative))});
     entry.refuse_others();
     const int ranks = all.back().ranks;
-    if (std::count_if(all.begin(), all.end(), [&](const auto& one) { return one.ranks == ranks; }) > 1)
+    if (std::ranges::count(all, ranks, &MeasuredCommunicator::ranks) > 1)
       json.fail("communicators", fmt::format("has two entries for {} ranks; expected one", ranks));
   }
   return all;
@@ -167,13 +165,9 @@ ComputeSpec compute_of(JsonObject json) {
   return compute;
 }
 
-ordered_json to_json(const LinkSpec& link) {
-  return {{"latency_us", link.latency_us}, {"bytes_per_second", link.bytes_per_second}};
-}
-
 ordered_json links_json(const ClusterSpec& cluster) {
-  ordered_json links = {{"intra", to_json(cluster.intra)}};
-  if (cluster.inter) links["inter"] = to_json(*cluster.inter);
+  ordered_json links = {{"intra", link_json(cluster.intra)}};
+  if (cluster.inter) links["inter"] = link_json(*cluster.inter);
   if (cluster.rack)
     links["rack"] = {{"hosts_per_rack", cluster.rack->members}, {"oversubscription", cluster.rack->oversubscription}};
   if (cluster.spine)
@@ -198,11 +192,7 @@ ordered_json to_json(const ComputeSpec& compute) {
   return json;
 }
 
-}  // namespace
-
-ClusterSpec parse_cluster(std::string_view text, const std::string& file) {
-  const auto document = base::parse_json<nlohmann::json>(text, "'" + file + "'");
-  JsonObject json(document, file);
+ClusterSpec read_cluster(JsonObject json) {
   ClusterSpec cluster;
   cluster.name = json.text("name");
   cluster.description = json.text_or("description", "");
@@ -222,6 +212,21 @@ ClusterSpec parse_cluster(std::string_view text, const std::string& file) {
     }
   json.refuse_others();
   return cluster;
+}
+
+}  // namespace
+
+ClusterSpec parse_cluster(std::string_view text, const std::string& file) {
+  const auto document = base::parse_json<nlohmann::json>(text, "'" + file + "'");
+  return read_cluster({document, file});
+}
+
+std::vector<ClusterSpec> cluster_presets() {
+  const std::string file = "clusters.json";
+  std::vector<ClusterSpec> presets;
+  for (const auto& preset : base::parse_json<nlohmann::json>(pages::kClusters, file))
+    presets.push_back(read_cluster({preset, file}));
+  return presets;
 }
 
 ordered_json to_json(const ClusterSpec& cluster) {

@@ -127,7 +127,7 @@ ClusterSpec parse_cluster(std::string_view text, const std::string& file);
 /// The form that parse_cluster() reads back as an equal cluster.
 nlohmann::ordered_json to_json(const ClusterSpec& cluster);
 
-/// All presets, small machines first. Each figure has its reference in ClusterSpec::sources.
+/// All presets, those of clusters.json: small machines first. Each figure has its reference in ClusterSpec::sources.
 std::vector<ClusterSpec> cluster_presets();
 
 /// The preset of this name, else the cluster in the file of this name. Throws InvalidUsage, which names the option.

@@ -17,21 +17,16 @@ using nlohmann::ordered_json;
 
 namespace {
 
-std::string bytes(double value) { return human_bytes(value); }
-
 std::vector<std::string> row_of(const StepPlan& plan) {
   const RunResult& run = plan.result;
-  const auto at_peak = [&](MemoryCategory use) {
-    return bytes(static_cast<double>(run.peak_bytes.at_peak[static_cast<std::size_t>(use)]));
-  };
-  const auto unsharded = run.peak_bytes.at_peak[static_cast<std::size_t>(MemoryCategory::unsharded_parameter)] +
-                         run.peak_bytes.at_peak[static_cast<std::size_t>(MemoryCategory::unsharded_gradient)];
-  std::vector<std::string> row = {name_of(run),
-                                  mesh_text(run),
-                                  bytes(static_cast<double>(run.model_state_bytes.total())),
-                                  bytes(static_cast<double>(unsharded)),
-                                  at_peak(MemoryCategory::activation),
-                                  bytes(static_cast<double>(run.peak_bytes.total_peak))};
+  const auto at_peak = [&](MemoryCategory use) { return run.peak_bytes.at_peak[static_cast<std::size_t>(use)]; };
+  std::vector<std::string> row = {
+      name_of(run),
+      mesh_text(run),
+      human_bytes(run.model_state_bytes.total()),
+      human_bytes(at_peak(MemoryCategory::unsharded_parameter) + at_peak(MemoryCategory::unsharded_gradient)),
+      human_bytes(at_peak(MemoryCategory::activation)),
+      human_bytes(run.peak_bytes.total_peak)};
   std::ranges::move(traffic_texts(run), std::back_inserter(row));
   row.insert(row.end(),
              {fmt::format("{:.3f}", run.step_ms_median), fmt::format("{:.3f}", run.exposed_communication_ms),
@@ -64,22 +59,14 @@ ordered_json graph_json(const plan::StepGraph& graph) {
   return nodes;
 }
 
-/// The run of the smallest world with this strategy and wrapping, which the others are compared with.
-const StepPlan* reference_of(const std::vector<ModelPlan>& plans, const RunResult& run, int& ranks) {
-  for (const ModelPlan& plan : plans)
-    for (const StepPlan& step : plan.runs)
-      if (name_of(step.result) == name_of(run)) {
-        ranks = plan.ranks;
-        return &step;
-      }
-  return nullptr;
-}
-
-/// Tokens per second and rank, as a part of those in the smallest world.
+/// Tokens per second and rank, as a part of those in the smallest world with this strategy and wrapping: the first
+/// plan.
 double efficiency(const std::vector<ModelPlan>& plans, const ModelPlan& plan, const RunResult& run) {
-  int ranks = plan.ranks;
-  const StepPlan* first = reference_of(plans, run, ranks);
-  return run.tokens_per_second / plan.ranks / (first->result.tokens_per_second / ranks);
+  for (const ModelPlan& smallest : plans)
+    for (const StepPlan& step : smallest.runs)
+      if (name_of(step.result) == name_of(run))
+        return run.tokens_per_second / plan.ranks / (step.result.tokens_per_second / smallest.ranks);
+  return 1;
 }
 
 std::string table_of(const std::vector<ModelPlan>& plans, const char* title) {
@@ -147,7 +134,7 @@ ModelPlan plan_model(const PlanOptions& options, int ranks, const ClusterSpec& c
                      std::vector<std::string>* skipped) {
   const SimulatedCluster simulated = simulate(cluster, ranks);
   ModelPlan result{.model = options.model, .ranks = ranks, .cluster = cluster.name};
-  result.memory_bytes = simulated.memory_bytes;
+  result.memory_bytes = cluster.compute.memory_bytes;
   const std::optional<plan::Variation> variation = variation_of(options);
   const std::vector<std::string> wraps = options.wraps.empty() ? std::vector{options.wrap} : options.wraps;
   std::vector<TrainPlan> plans;
@@ -160,11 +147,9 @@ ModelPlan plan_model(const PlanOptions& options, int ranks, const ClusterSpec& c
       result.runs.push_back(plan_step(plan, strategy, simulated, variation));
       if (!options.json.empty())  // of a step by itself
         result.runs.back().graph = plan_step(plan, strategy, simulated, {}, {.isolated = true, .graph = true}).graph;
-      result.runs.back().result.wrap = plan.options.wrap;
+      if (!options.wraps.empty()) result.runs.back().result.wrap = plan.options.wrap;
     }
   if (skipped != nullptr) *skipped = std::move(left_out);
-  if (options.wraps.empty())
-    for (StepPlan& run : result.runs) run.result.wrap.clear();
   return result;
 }
 
@@ -213,7 +198,7 @@ ordered_json to_json(const ModelPlan& plan) {
 Scaling plan_scaling(const PlanOptions& options, int ranks, const ClusterSpec& cluster) {
   std::vector<int> worlds = scale_of(options);
   worlds.push_back(ranks);
-  std::sort(worlds.begin(), worlds.end());
+  std::ranges::sort(worlds);
   worlds.erase(std::unique(worlds.begin(), worlds.end()), worlds.end());
   Scaling scaling;
   for (const int world : worlds) {

@@ -10,6 +10,37 @@
 #include "tools/cli/validators.h"
 
 namespace tessera::tools {
+namespace {
+
+std::vector<int> numbers_of(const std::vector<std::string>& texts, const char* option) {
+  std::vector<int> all;
+  for (const std::string& count : texts) {
+    all.push_back(static_cast<int>(base::parse_integer(count, option, 1, 1 << 20)));
+    if (std::ranges::count(all, all.back()) > 1)
+      throw base::InvalidUsage(fmt::format("{}: {} is given twice; once is enough", option, all.back()));
+  }
+  return all;
+}
+
+/// "3:1.5" of an option.
+std::map<int, double> factors_of(const std::vector<std::string>& texts, const char* option) {
+  std::map<int, double> factors;
+  for (const std::string& text : texts) {
+    const std::size_t colon = text.find(':');
+    if (colon == std::string::npos)
+      throw base::InvalidUsage(fmt::format("{}: '{}' is not NUMBER:FACTOR; write 3:1.5", option, text));
+    const auto number = static_cast<int>(base::parse_integer(text.substr(0, colon), option, 0, 1 << 20));
+    const std::string factor = text.substr(colon + 1);
+    double value = 0;
+    const auto [stop, error] = std::from_chars(factor.data(), factor.data() + factor.size(), value);
+    if (error != std::errc() || stop != factor.data() + factor.size() || !(value >= 0.01) || value > 1e6)
+      throw base::InvalidUsage(fmt::format("{}: '{}' is not a factor from 0.01 to 1e6", option, factor));
+    factors[number] = value;
+  }
+  return factors;
+}
+
+}  // namespace
 
 void add_cluster_options(CLI::App& command, PlanOptions& options) {
   add_option(command, "--cluster", options.cluster,
@@ -71,38 +102,6 @@ void add_plan_options(CLI::App& command, PlanOptions& options) {
   command.footer("With --parameters, --precision is bf16 unless it is given, as in the table of the ZeRO paper.");
 }
 
-namespace {
-
-std::vector<int> numbers_of(const std::vector<std::string>& texts, const char* option) {
-  std::vector<int> all;
-  for (const std::string& count : texts) {
-    all.push_back(static_cast<int>(base::parse_integer(count, option, 1, 1 << 20)));
-    if (std::count(all.begin(), all.end(), all.back()) > 1)
-      throw base::InvalidUsage(fmt::format("{}: {} is given twice; once is enough", option, all.back()));
-  }
-  return all;
-}
-
-/// "3:1.5" of an option.
-std::map<int, double> factors_of(const std::vector<std::string>& texts, const char* option) {
-  std::map<int, double> factors;
-  for (const std::string& text : texts) {
-    const std::size_t colon = text.find(':');
-    if (colon == std::string::npos)
-      throw base::InvalidUsage(fmt::format("{}: '{}' is not NUMBER:FACTOR; write 3:1.5", option, text));
-    const auto number = static_cast<int>(base::parse_integer(text.substr(0, colon), option, 0, 1 << 20));
-    const std::string factor = text.substr(colon + 1);
-    double value = 0;
-    const auto [stop, error] = std::from_chars(factor.data(), factor.data() + factor.size(), value);
-    if (error != std::errc() || stop != factor.data() + factor.size() || !(value >= 0.01) || value > 1e6)
-      throw base::InvalidUsage(fmt::format("{}: '{}' is not a factor from 0.01 to 1e6", option, factor));
-    factors[number] = value;
-  }
-  return factors;
-}
-
-}  // namespace
-
 std::vector<int> ranks_of(const PlanOptions& options) { return numbers_of(options.rank_counts, "--ranks"); }
 
 std::vector<int> scale_of(const PlanOptions& options) { return numbers_of(options.scale, "--scale"); }
@@ -117,7 +116,7 @@ std::optional<plan::Variation> variation_of(const PlanOptions& options) {
 void refuse_other_options(const CLI::App& command, const std::string& what, const std::vector<std::string>& used) {
   for (const CLI::Option* option : command.get_options()) {
     const std::string name = option->get_name();
-    if (option->count() > 0 && std::find(used.begin(), used.end(), name) == used.end())
+    if (option->count() > 0 && std::ranges::find(used, name) == used.end())
       throw base::InvalidUsage(fmt::format("{} has no effect with {}; leave it out", name, what));
   }
 }

@@ -5,9 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <map>
-#include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -125,12 +122,8 @@ plan::KernelTime kernel_time(const ClusterSpec& cluster) {
 SimulatedCluster simulate(const ClusterSpec& cluster, int ranks) {
   check_room(cluster, ranks);
   SimulatedCluster simulated;
-  simulated.name = cluster.name;
-  simulated.ranks_per_host = cluster.ranks_per_host;
-  simulated.memory_bytes = cluster.compute.memory_bytes;
-  simulated.peak_flops = cluster.compute.peak_flops;
+  simulated.spec = cluster;
   if (cluster.compute.kind == ComputeSpec::Kind::device) simulated.streams = plan::VirtualClock::Machine::asynchronous;
-  simulated.overhead = cluster.compute.overhead;
   simulated.kernels = kernel_time(cluster);
   simulated.topology = topology_of(cluster);
   simulated.measured = !times_of(cluster, &MeasuredCollective::points).empty();

@@ -1,9 +1,7 @@
 // What a simulation needs to know about a cluster.
 #pragma once
 
-#include <map>
 #include <optional>
-#include <string>
 
 #include "tessera/plan/kernel_costs.h"
 #include "tessera/plan/topology.h"
@@ -13,12 +11,8 @@ namespace tessera::tools {
 
 /// A cluster's network and machines as cost models. A value.
 struct SimulatedCluster {
-  std::string name;
-  int ranks_per_host = 1;
-  double memory_bytes = 0;                   ///< of one rank; 0: not known
-  std::map<std::string, double> peak_flops;  ///< by dtype; for the MFU
+  ClusterSpec spec;
   plan::VirtualClock::Machine streams = plan::VirtualClock::Machine::synchronous;
-  StepOverhead overhead;         ///< added to each simulated step
   std::uint64_t loss_bytes = 0;  ///< what the world needs to add up losses, beyond what others need
   plan::KernelTime kernels;
   plan::Topology topology;

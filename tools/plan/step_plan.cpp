@@ -3,15 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <sstream>
 #include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/traffic.h"
 #include "tessera/plan/cost_table.h"
 #include "tools/train/engine_options.h"
-#include "tools/train/mfu.h"
+#include "tools/train/measurements.h"
 #include "tools/train/model_task.h"
+#include "tools/train/trainer.h"
 
 namespace tessera::tools {
 namespace {
@@ -19,16 +19,6 @@ namespace {
 int period_of(const fsdp::Strategy& strategy) {
   const fsdp::Axis axis = fsdp::periodic_axis(strategy);
   return axis.empty() ? 1 : strategy.sync.at(axis).period;
-}
-
-PerCollective calls_of(const fsdp::EngineTraffic& traffic, std::uint64_t steps) {
-  return {traffic.all_gather.calls / steps, traffic.reduce_scatter.calls / steps, traffic.all_reduce.calls / steps,
-          traffic.control.calls / steps};
-}
-
-PerCollective bytes_of(const fsdp::EngineTraffic& traffic, std::uint64_t steps) {
-  return {traffic.all_gather.bytes_sent / steps, traffic.reduce_scatter.bytes_sent / steps,
-          traffic.all_reduce.bytes_sent / steps, traffic.control.bytes_sent / steps};
 }
 
 /// The mean of the losses over the ranks, which a training loop asks for in every step.
@@ -49,8 +39,7 @@ void fill(RunResult& run, const plan::StepProfile& profile, const TrainPlan& pla
   run.strategy = engine.strategy.name;
   const int replicas = profile.mesh.size_of(fsdp::kReplicateAxis);
   run.mesh = {replicas, profile.mesh.size() / replicas};
-  for (const fsdp::UnitStats& unit : profile.units)
-    run.units.push_back({unit.name, unit.elements, unit.padding, unit.kept_after_forward, unit.peak_bytes});
+  run.units = profile.units;
   run.step_ms_median = step_ns / 1e6;
   run.exposed_communication_ms = exposed_ns / 1e6;
   if (step_ns > 0)
@@ -68,7 +57,7 @@ std::vector<double> simulate_ranks(const plan::StepProfile& profile, const plan:
                                    const comm::Communicator& world, const SimulatedCluster& cluster, int ranks,
                                    const plan::Variation& variation) {
   if (cluster.measured)
-    throw base::InvalidUsage("cluster " + cluster.name +
+    throw base::InvalidUsage("cluster " + cluster.spec.name +
                              ": its operations have measured times, which are those of equal ranks; leave out "
                              "--slow-rank, --slow-link and --jitter, or \"measured\"");
   const std::array marks{profile.steps.front().begin_task, profile.steps.back().end_task};
@@ -83,7 +72,7 @@ std::vector<double> simulate_ranks(const plan::StepProfile& profile, const plan:
 void vary(StepPlan& planned, const TrainPlan& plan, std::vector<double> rank_step_ms) {
   planned.rank_step_ms = std::move(rank_step_ms);
   RunResult& run = planned.result;
-  run.step_ms_median = *std::max_element(planned.rank_step_ms.begin(), planned.rank_step_ms.end());
+  run.step_ms_median = *std::ranges::max_element(planned.rank_step_ms);
   run.step_ms_p95 = run.step_ms_median;
   run.tokens_per_second = static_cast<double>(plan.options.global_batch * plan.seq_len) / run.step_ms_median * 1e3;
 }
@@ -122,8 +111,7 @@ void add_last_step(StepPlan& planned, const plan::StepProfile& profile, const pl
   planned.graph_begin_ns = first.begin_ns;
   planned.graph = plan::step_graph(clock, {first.begin_task, first.first_issued, step.issued_end}, transfers, kernels);
   const auto in_step = [&](const plan::StepNode& node) { return node.task >= step.first_issued; };
-  planned.first_node = static_cast<std::uint32_t>(std::find_if(planned.graph.begin(), planned.graph.end(), in_step) -
-                                                  planned.graph.begin());
+  planned.first_node = static_cast<std::uint32_t>(std::ranges::find_if(planned.graph, in_step) - planned.graph.begin());
 }
 
 /// The axis along which these ranks are, "world" if it is none. Ranks count along the innermost axis first.
@@ -163,20 +151,16 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
   StepPlan planned;
   fill(planned.result, profile, plan, engine);
   if (variation) vary(planned, plan, simulate_ranks(profile, clock, *world, cluster, plan.ranks, *variation));
-  add_overhead(planned.result, cluster.overhead);
-  const auto peak = cluster.peak_flops.find(product_dtype_of(plan));
-  if (peak != cluster.peak_flops.end() && !plan.task)
+  add_overhead(planned.result, cluster.spec.compute.overhead);
+  const std::map<std::string, double>& peaks = cluster.spec.compute.peak_flops;
+  const auto peak = peaks.find(product_dtype_of(plan));
+  if (peak != peaks.end() && !plan.task)
     planned.mfu = model_flops_utilization(plan, planned.result.tokens_per_second, peak->second * plan.ranks);
   planned.mesh = profile.mesh;
-  planned.units = profile.units;
   planned.unit_sizes = profile.unit_sizes;
   if (details.all_memory) planned.memory = world->memory_tracker()->drain_history();
   add_last_step(planned, profile, clock, *world, kernels, details);
   return planned;
-}
-
-bool is_wait(const base::TraceEvent& event) {
-  return event.kind == base::TraceEventKind::unshard_wait || event.kind == base::TraceEventKind::reduce_wait;
 }
 
 std::vector<base::TransferEvent> transfer_events(const StepPlan& plan) {
@@ -191,12 +175,6 @@ std::vector<base::TransferEvent> transfer_events(const StepPlan& plan) {
                          .begun_ns = transfer.begun_ns,
                          .done_ns = transfer.done_ns});
   return transfers;
-}
-
-std::string trace_text(const StepPlan& plan) {
-  std::ostringstream text;
-  base::write_chrome_trace(text, plan.events, transfer_events(plan));
-  return text.str();
 }
 
 }  // namespace tessera::tools

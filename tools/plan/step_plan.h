@@ -25,7 +25,6 @@ struct StepPlan {
   std::vector<plan::TransferRecord> transfers;  ///< called in the step
   std::vector<plan::TransferRecord> in_flight;  ///< called in the step before, and not done when the step begins
   fsdp::MeshShape mesh;                         ///< as the engine uses it
-  std::vector<fsdp::UnitStats> units;           ///< in forward order
   std::vector<fsdp::UnitSize> unit_sizes;       ///< input of the formulas
   std::int64_t begin_ns = 0;                    ///< of the step, on the clock of `events` and `transfers`
   std::int64_t end_ns = 0;                      ///< likewise, without the overhead of the cluster
@@ -57,13 +56,7 @@ plan::TrainingStep training_step(const TrainPlan& plan, const fsdp::EngineOption
 StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const SimulatedCluster& cluster,
                    const std::optional<plan::Variation>& variation = {}, StepDetails details = {});
 
-/// Whether computing waits for communication in this event.
-bool is_wait(const base::TraceEvent& event);
-
 /// The transfers of the step, in the order of StepPlan::transfers.
 std::vector<base::TransferEvent> transfer_events(const StepPlan& plan);
-
-/// The step as a Chrome trace, as a run has it, with the transfers as further rows.
-std::string trace_text(const StepPlan& plan);
 
 }  // namespace tessera::tools

@@ -18,7 +18,7 @@ bool same_operation(const SimulatedOp& a, const SimulatedOp& b) {
 /// The place of `item` in `all`, which gets it if it is new.
 template <class Item, class Equal>
 std::uint32_t place_in(std::vector<Item>& all, const Item& item, const Equal& equal) {
-  const auto found = std::find_if(all.begin(), all.end(), [&](const Item& other) { return equal(other, item); });
+  const auto found = std::ranges::find_if(all, [&](const Item& other) { return equal(other, item); });
   if (found != all.end()) return static_cast<std::uint32_t>(found - all.begin());
   all.push_back(item);
   return static_cast<std::uint32_t>(all.size() - 1);
@@ -64,12 +64,8 @@ class ScheduleWriter {
   }
   void finish() {
     flush();
-    for (std::size_t i = 0; i < plans_.size(); ++i) {
-      std::int64_t waits = 0;
-      for (const base::TraceEvent& event : plans_[i]->events)
-        if (is_wait(event)) waits += event.duration_ns();
-      schedule.work_in_waits[i] = waits - exposed_[i];
-    }
+    for (std::size_t i = 0; i < plans_.size(); ++i)
+      schedule.work_in_waits[i] = exposed_ns(plans_[i]->events) - exposed_[i];
   }
 
   StepSchedule schedule;
@@ -84,7 +80,7 @@ class ScheduleWriter {
   }
   bool in_a_wait(std::int64_t from, std::int64_t to) const {
     const std::int64_t begin = plans_[0]->graph_begin_ns;
-    return std::any_of(plans_[0]->events.begin(), plans_[0]->events.end(), [&](const base::TraceEvent& event) {
+    return std::ranges::any_of(plans_[0]->events, [&](const base::TraceEvent& event) {
       return is_wait(event) && event.start_ns <= begin + from && event.end_ns >= begin + to;
     });
   }
@@ -106,7 +102,7 @@ std::vector<std::int64_t> live_bytes(const base::MemoryHistory& history) {
 
 /// Points of which none is below another one for both batches.
 std::vector<Growth> possible_peaks(std::vector<Growth> all) {
-  std::sort(all.begin(), all.end(), std::greater<>());
+  std::ranges::sort(all, std::greater<>());
   std::vector<Growth> kept;
   for (const Growth& point : all)
     if (kept.empty() || point[1] > kept.back()[1]) kept.push_back(point);

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "tessera/plan/network.h"
-#include "tools/plan/simulated_cluster.h"
 #include "tools/plan/step_plan.h"
 
 namespace tessera::tools {

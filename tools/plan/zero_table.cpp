@@ -10,7 +10,7 @@
 #include "tools/pages/html.h"
 #include "tools/pages/live.h"
 #include "tools/pages/page.h"
-#include "tools/train/sharding_options.h"
+#include "tools/train/options.h"
 
 namespace tessera::tools {
 namespace {
@@ -43,6 +43,36 @@ void check_mesh(const std::string& text, const std::vector<int>& all_ranks) {
     if (positions != ranks)
       throw base::InvalidUsage(fmt::format(
           "--mesh {} has {} positions for {} ranks; replicas x shards must equal --ranks", text, positions, ranks));
+}
+
+std::string headline(const ZeroTableSpec& spec) {
+  const fsdp::Precision& precision = spec.precision;
+  const nn::OptimizerConfig& o = spec.optimizer;
+  const char* kind = o.kind == nn::OptimizerConfig::Kind::sgd    ? "sgd"
+                     : o.kind == nn::OptimizerConfig::Kind::adam ? "adam"
+                                                                 : "adamw";
+  std::string text = with_commas(spec.parameters) + " parameters in " + std::string(base::name_of(precision.compute)) +
+                     (precision.casts() ? ", gradients in " + std::string(base::name_of(precision.reduce)) : "") +
+                     ", " + kind + (o.amsgrad ? " with amsgrad" : "") +
+                     (nn::state_slots(o) == 1 ? " with momentum" : "");
+  if (spec.ranks.size() == 1) text += fmt::format(", {} rank{}", spec.ranks[0], spec.ranks[0] == 1 ? "" : "s");
+  return text + ": model state per rank in GB (1e9 bytes)";
+}
+
+std::string note(const ZeroTableSpec& spec) {
+  const int values = nn::state_slots(spec.optimizer) + (spec.precision.has_master_weights() ? 1 : 0);
+  std::string text = fmt::format(
+      "Bytes per parameter: {} parameter, {} gradient, {} optimizer{}. Not included: unsharded units, activations, "
+      "padding.",
+      base::size_of(spec.precision.compute), base::size_of(spec.precision.reduce), 4 * values,
+      spec.precision.has_master_weights() ? " (with f32 master weights)" : "");
+  if (spec.memory_bytes > 0) text += fmt::format(" *: more than the {} GB of a rank.", spec.memory_bytes / 1e9);
+  return text;
+}
+
+/// "*" if the rank's memory is too small.
+std::string mark(const ZeroTableSpec& spec, const ZeroTableRow& row) {
+  return spec.memory_bytes > 0 && static_cast<double>(row.total()) > spec.memory_bytes ? "*" : "";
 }
 
 }  // namespace
@@ -82,46 +112,9 @@ void ZeroTable::add(const std::string& name, int ranks) {
 }
 
 const ZeroTableRow* ZeroTable::find(const std::string& strategy, int ranks) const {
-  const auto found = std::find_if(rows_.begin(), rows_.end(), [&](const ZeroTableRow& row) {
-    return row.strategy == strategy && row.ranks == ranks;
-  });
+  const auto found = std::ranges::find_if(
+      rows_, [&](const ZeroTableRow& row) { return row.strategy == strategy && row.ranks == ranks; });
   return found == rows_.end() ? nullptr : &*found;
-}
-
-std::vector<std::string> ZeroTable::names() const {
-  std::vector<std::string> all;
-  for (const ZeroTableRow& row : rows_)
-    if (all.empty() || all.back() != row.strategy) all.push_back(row.strategy);
-  return all;
-}
-
-std::string ZeroTable::headline() const {
-  const fsdp::Precision& precision = spec_.precision;
-  const nn::OptimizerConfig& o = spec_.optimizer;
-  const char* kind = o.kind == nn::OptimizerConfig::Kind::sgd    ? "sgd"
-                     : o.kind == nn::OptimizerConfig::Kind::adam ? "adam"
-                                                                 : "adamw";
-  std::string text = with_commas(spec_.parameters) + " parameters in " + std::string(base::name_of(precision.compute)) +
-                     (precision.casts() ? ", gradients in " + std::string(base::name_of(precision.reduce)) : "") +
-                     ", " + kind + (o.amsgrad ? " with amsgrad" : "") +
-                     (nn::state_slots(o) == 1 ? " with momentum" : "");
-  if (spec_.ranks.size() == 1) text += fmt::format(", {} rank{}", spec_.ranks[0], spec_.ranks[0] == 1 ? "" : "s");
-  return text + ": model state per rank in GB (1e9 bytes)";
-}
-
-std::string ZeroTable::note() const {
-  const int values = nn::state_slots(spec_.optimizer) + (spec_.precision.has_master_weights() ? 1 : 0);
-  std::string text = fmt::format(
-      "Bytes per parameter: {} parameter, {} gradient, {} optimizer{}. Not included: unsharded units, activations, "
-      "padding.",
-      base::size_of(spec_.precision.compute), base::size_of(spec_.precision.reduce), 4 * values,
-      spec_.precision.has_master_weights() ? " (with f32 master weights)" : "");
-  if (spec_.memory_bytes > 0) text += fmt::format(" *: more than the {} GB of a rank.", spec_.memory_bytes / 1e9);
-  return text;
-}
-
-std::string ZeroTable::mark(const ZeroTableRow& row) const {
-  return spec_.memory_bytes > 0 && static_cast<double>(row.total()) > spec_.memory_bytes ? "*" : "";
 }
 
 std::string ZeroTable::one_column() const {
@@ -130,18 +123,21 @@ std::string ZeroTable::one_column() const {
   for (const ZeroTableRow& row : rows_)
     text += fmt::format("{:<14} {:>9} {:>11} {:>11} {:>11} {:>9}{}\n", row.strategy, mesh_text(row.mesh),
                         gigabytes(row.state.parameter), gigabytes(row.state.gradient), gigabytes(row.state.optimizer),
-                        gigabytes(row.total()), mark(row));
+                        gigabytes(row.total()), mark(spec_, row));
   return text;
 }
 
 std::string ZeroTable::columns() const {
   std::string text = fmt::format("{:<14}", "strategy");
   for (const int ranks : spec_.ranks) text += fmt::format(" {:>9}", ranks);
-  for (const std::string& name : names()) {
+  std::string name;
+  for (const ZeroTableRow& first : rows_) {
+    if (first.strategy == name) continue;
+    name = first.strategy;
     text += fmt::format("\n{:<14}", name);
     for (const int ranks : spec_.ranks) {
       const ZeroTableRow* row = find(name, ranks);
-      text += fmt::format(" {:>9}", row == nullptr ? "-" : gigabytes(row->total()) + mark(*row));
+      text += fmt::format(" {:>9}", row == nullptr ? "-" : gigabytes(row->total()) + mark(spec_, *row));
     }
   }
   return text + "\n";
@@ -150,7 +146,7 @@ std::string ZeroTable::columns() const {
 std::string ZeroTable::text() const {
   std::string text;
   for (const std::string& line : left_out_) text += "left out: " + line + "\n";
-  return text + headline() + "\n" + (spec_.ranks.size() == 1 ? one_column() : columns()) + note() + "\n";
+  return text + headline(spec_) + "\n" + (spec_.ranks.size() == 1 ? one_column() : columns()) + note(spec_) + "\n";
 }
 
 nlohmann::ordered_json ZeroTable::json() const {
@@ -163,19 +159,14 @@ nlohmann::ordered_json ZeroTable::json() const {
          {"model_state_bytes", row.total()},
          {"parts",
           {{"parameter", row.state.parameter}, {"gradient", row.state.gradient}, {"optimizer", row.state.optimizer}}}});
-  nlohmann::ordered_json json;
-  if (spec_.ranks.size() == 1) {
-    json["ranks"] = spec_.ranks[0];
-  } else {
-    json["ranks"] = spec_.ranks;
-  }
-  json["parameters"] = spec_.parameters;
-  json["rows"] = rows;
-  return json;
+  using Json = nlohmann::ordered_json;
+  return {{"ranks", spec_.ranks.size() == 1 ? Json(spec_.ranks[0]) : Json(spec_.ranks)},
+          {"parameters", spec_.parameters},
+          {"rows", rows}};
 }
 
 std::string ZeroTable::page() const {
-  std::string body = "<h1>Model state per rank</h1>\n<p class=\"soft\">" + pages::escape(headline()) + "</p>\n";
+  std::string body = "<h1>Model state per rank</h1>\n<p class=\"soft\">" + pages::escape(headline(spec_)) + "</p>\n";
   for (const int ranks : spec_.ranks) {
     const std::string title = fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s");
     nlohmann::ordered_json bars = nlohmann::ordered_json::array();
@@ -200,7 +191,7 @@ std::string ZeroTable::page() const {
                               {"rows", bars}}) +
         pages::to_html(table);
   }
-  return pages::document("ZeRO table", body + "<p>" + pages::escape(note()) + "</p>\n");
+  return pages::document("ZeRO table", body + "<p>" + pages::escape(note(spec_)) + "</p>\n");
 }
 
 }  // namespace tessera::tools

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,13 +52,8 @@ class ZeroTable {
 
  private:
   void add(const std::string& strategy, int ranks);
-  std::string headline() const;
-  std::string note() const;
-  /// "*" if the rank's memory is too small.
-  std::string mark(const ZeroTableRow& row) const;
   std::string one_column() const;
   std::string columns() const;
-  std::vector<std::string> names() const;
   const ZeroTableRow* find(const std::string& strategy, int ranks) const;
 
   const ZeroTableSpec spec_;

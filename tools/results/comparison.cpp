@@ -7,7 +7,6 @@
 
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
-#include "tools/results/statistics.h"
 
 namespace tessera::tools {
 
@@ -18,16 +17,15 @@ namespace {
 using Row = std::vector<std::string>;
 
 Row row_of(const RunResult& r) {
-  const auto bytes = [](std::uint64_t value) { return human_bytes(static_cast<double>(value)); };
   const auto& state = r.model_state_bytes;
   Row row = {name_of(r),
              mesh_text(r),
              r.losses.empty() ? "-" : fmt::format("{:.6f}", r.losses.back()),
-             bytes(state.parameter),
-             bytes(state.gradient),
-             bytes(state.optimizer),
-             bytes(r.peak_bytes.peak_of(base::MemoryCategory::activation)),
-             bytes(r.peak_bytes.total_peak)};
+             human_bytes(state.parameter),
+             human_bytes(state.gradient),
+             human_bytes(state.optimizer),
+             human_bytes(r.peak_bytes.peak_of(base::MemoryCategory::activation)),
+             human_bytes(r.peak_bytes.total_peak)};
   std::ranges::move(traffic_texts(r), std::back_inserter(row));
   row.insert(row.end(), {fmt::format("{:.1f}", r.step_ms_median), fmt::format("{:.1f}", r.exposed_communication_ms),
                          fmt::format("{:.0f}", r.tokens_per_second)});
@@ -58,16 +56,10 @@ Comparison parse_comparison(const nlohmann::json& document, std::string_view sou
                     .parameters = in.at("parameters").integer(0),
                     .ranks = static_cast<int>(in.at("ranks").integer(1, kLargestWorld)),
                     .backend = in.at("backend"),
-                    .products = "",
                     .steps = in.at("steps").integer(0),
-                    .runs = {},
                     .machine = in.value("machine", std::string()),
-                    .command = {},
                     .rounds = in.value("rounds", std::size_t{1}),
-                    .differences = {},
-                    .noise = in.value("noise", std::vector<std::string>()),
-                    .why = {},
-                    .what_if = {}};
+                    .noise = in.value("noise", std::vector<std::string>())};
   for (const base::JsonReader& run : in.at("runs").elements()) result.runs.push_back(parse_run_result(run));
   if (result.runs.empty()) in.fail("holds no runs");
   if (in.has("differences")) result.differences = parse_differences(in.at("differences"));
@@ -82,32 +74,23 @@ std::string comparison_table(const Comparison& c) {
   std::vector<Row> rows = {{"strategy", "mesh", "last loss", "parameters", "gradients", "optimizer", "activations",
                             "peak", "all_gather", "reduce_scatter", "all_reduce", "step ms", "exposed", "tokens/s"}};
   for (const RunResult& run : c.runs) rows.push_back(row_of(run));
-  const auto offloaded = [](const RunResult& run) { return run.peak_bytes.peak_of(base::MemoryCategory::offloaded); };
-  if (std::any_of(c.runs.begin(), c.runs.end(), [&](const RunResult& run) { return offloaded(run) > 0; })) {
-    rows[0].push_back("with the host");
-    for (std::size_t i = 0; i < c.runs.size(); ++i)
-      rows[i + 1].push_back(human_bytes(static_cast<double>(offloaded(c.runs[i]))));
-  }
-  if (std::any_of(c.runs.begin(), c.runs.end(), [](const RunResult& run) { return run.skipped_steps > 0U; })) {
-    rows[0].push_back("skipped steps");
-    for (std::size_t i = 0; i < c.runs.size(); ++i)
-      rows[i + 1].push_back(std::to_string(c.runs[i].skipped_steps.value_or(0)));
-  }
-  const auto compresses = [](const RunResult& run) {
-    return run.formula_bytes_per_step.data() != run.plain_bytes_per_step.data();
+  const auto any = [&](const auto& has) { return std::ranges::any_of(c.runs, has); };
+  const auto add_column = [&](const char* name, const auto& text_of) {
+    rows[0].emplace_back(name);
+    for (std::size_t i = 0; i < c.runs.size(); ++i) rows[i + 1].push_back(text_of(c.runs[i]));
   };
-  if (std::any_of(c.runs.begin(), c.runs.end(), compresses)) {
-    rows[0].insert(rows[0].end(), {"all bytes", "formula", "plain"});
-    for (std::size_t i = 0; i < c.runs.size(); ++i)
-      for (const PerCollective* bytes :
-           {&c.runs[i].wire_bytes_per_step, &c.runs[i].formula_bytes_per_step, &c.runs[i].plain_bytes_per_step})
-        rows[i + 1].push_back(human_bytes(static_cast<double>(bytes->data())));
-  }
-  if (!c.runs.empty() && c.runs[0].evaluation) {
-    rows[0].push_back("eval loss");
-    for (std::size_t i = 0; i < c.runs.size(); ++i)
-      rows[i + 1].push_back(fmt::format("{:.6f}", c.runs[i].evaluation.value().loss));
-  }
+  const auto offloaded = [](const RunResult& run) { return run.peak_bytes.peak_of(base::MemoryCategory::offloaded); };
+  if (any([&](const RunResult& run) { return offloaded(run) > 0; }))
+    add_column("with the host", [&](const RunResult& run) { return human_bytes(offloaded(run)); });
+  if (any([](const RunResult& run) { return run.skipped_steps > 0U; }))
+    add_column("skipped steps", [](const RunResult& run) { return std::to_string(run.skipped_steps.value_or(0)); });
+  if (any([](const RunResult& run) { return run.formula_bytes_per_step.data() != run.plain_bytes_per_step.data(); }))
+    for (const auto& [name, bytes] : {std::pair("all bytes", &RunResult::wire_bytes_per_step),
+                                      {"formula", &RunResult::formula_bytes_per_step},
+                                      {"plain", &RunResult::plain_bytes_per_step}})
+      add_column(name, [of = bytes](const RunResult& run) { return human_bytes((run.*of).data()); });
+  if (!c.runs.empty() && c.runs[0].evaluation)
+    add_column("eval loss", [](const RunResult& run) { return fmt::format("{:.6f}", run.evaluation.value().loss); });
   return fmt::format(
              "{}: {} parameters, {} ranks over {}, {} steps. Memory is per rank; calls / bytes sent are per rank and "
              "step.\n",
@@ -118,15 +101,9 @@ std::string comparison_table(const Comparison& c) {
 std::vector<std::vector<const RunResult*>> equal_groups(const Comparison& comparison) {
   std::vector<std::vector<const RunResult*>> groups;
   for (const RunResult& run : comparison.runs) {
-    const auto equal = [&](const auto& group) {
-      return group[0]->final_parameters_hash == run.final_parameters_hash && same_bits(group[0]->losses, run.losses);
-    };
-    const auto found = std::find_if(groups.begin(), groups.end(), equal);
-    if (found != groups.end()) {
-      found->push_back(&run);
-    } else {
-      groups.push_back({&run});
-    }
+    auto found = std::ranges::find_if(groups, [&](const auto& group) { return ends_alike(*group[0], run); });
+    if (found == groups.end()) found = groups.insert(found, std::vector<const RunResult*>());
+    found->push_back(&run);
   }
   return groups;
 }

@@ -52,36 +52,37 @@ double median_of(const std::vector<RunResult>& rounds, double RunResult::*figure
   return median(std::move(values));
 }
 
+}  // namespace
+
 bool ends_alike(const RunResult& a, const RunResult& b) {
   return a.final_parameters_hash == b.final_parameters_hash && same_bits(a.losses, b.losses);
 }
 
-}  // namespace
-
 MedianInterval median_interval(std::vector<double> values) {
   if (values.empty()) throw base::InvalidUsage("median_interval: no values; give at least one");
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   const std::size_t n = values.size();
   std::size_t k = 1;
   while (2 * (k + 1) <= n && coverage_of(n, k + 1) >= kCoverage) ++k;
   return {median(values), values[k - 1], values[n - k], coverage_of(n, k)};
 }
 
-std::vector<std::size_t> Rounds::order(std::size_t round, std::size_t runs) {
+std::vector<std::size_t> round_order(std::size_t round, std::size_t runs) {
   std::vector<std::size_t> places(runs);
   std::iota(places.begin(), places.end(), std::size_t{0});
   if (runs > 0) std::rotate(places.begin(), places.begin() + static_cast<std::ptrdiff_t>(round % runs), places.end());
   return places;
 }
 
-std::vector<Difference> Rounds::differences() const {
+std::vector<Difference> differences_of(const std::vector<RunResult>& runs) {
   std::vector<Difference> all;
-  for (std::size_t a = 0; a < names_.size(); ++a)
-    for (std::size_t b = a + 1; b < names_.size(); ++b) {
+  for (std::size_t a = 0; a < runs.size(); ++a)
+    for (std::size_t b = a + 1; b < runs.size(); ++b) {
+      const std::vector<double>&of_a = runs[a].round_step_ms, &of_b = runs[b].round_step_ms;
       std::vector<double> values;
-      for (const std::vector<double>& round : figures_) values.push_back(round[b] - round[a]);
+      for (std::size_t i = 0; i < of_a.size(); ++i) values.push_back(of_b[i] - of_a[i]);
       const MedianInterval ms = median_interval(std::move(values));
-      all.push_back({names_[a], names_[b], ms, verdict_of(ms)});
+      all.push_back({name_of(runs[a]), name_of(runs[b]), ms, verdict_of(ms)});
     }
   return all;
 }
@@ -142,7 +143,7 @@ RunResult combine_rounds(const std::vector<RunResult>& rounds) {
 std::size_t median_round(const std::vector<double>& step_ms) {
   std::vector<std::size_t> order(step_ms.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return step_ms[a] < step_ms[b]; });
+  std::ranges::stable_sort(order, {}, [&](std::size_t round) { return step_ms[round]; });
   return order.empty() ? 0 : order[(order.size() - 1) / 2];
 }
 

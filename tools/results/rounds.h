@@ -32,24 +32,12 @@ struct Difference {
   std::string verdict;
 };
 
-/// The figures of runs that take turns. What slows down the machine for a while slows down all runs of a round, so it
+/// The order of the runs in a round, from 0: every run has every place in turn.
+std::vector<std::size_t> round_order(std::size_t round, std::size_t runs);
+
+/// Of all pairs of runs that took turns. What slows down the machine for a while slows down all runs of a round, so it
 /// is in no difference that is formed within a round.
-class Rounds {
- public:
-  explicit Rounds(std::vector<std::string> names) : names_(std::move(names)) {}
-
-  /// The order of the runs in a round, from 0: every run has every place in turn.
-  static std::vector<std::size_t> order(std::size_t round, std::size_t runs);
-  /// One round: milliseconds of a step by run, in the order of the names.
-  void add(std::vector<double> figures) { figures_.push_back(std::move(figures)); }
-
-  std::size_t count() const { return figures_.size(); }
-  std::vector<Difference> differences() const;  ///< of all pairs
-
- private:
-  std::vector<std::string> names_;
-  std::vector<std::vector<double>> figures_;
-};
+std::vector<Difference> differences_of(const std::vector<RunResult>& runs);
 
 /// "[{"a", "b", "median", "low", "high", "coverage", "verdict"}, ..]".
 nlohmann::ordered_json to_json(const std::vector<Difference>& differences);
@@ -58,6 +46,9 @@ std::vector<Difference> parse_differences(const base::JsonReader& json);
 
 /// A line for each pair, in the order of the runs; of many pairs only those with the first run.
 std::string differences_text(const std::vector<Difference>& differences, std::size_t rounds);
+
+/// Whether both have the same final parameters and the same losses, bit for bit.
+bool ends_alike(const RunResult& a, const RunResult& b);
 
 /// Times are medians over the rounds; bytes, calls and memory are those of the first round, or the highest peak. Needs
 /// a round or more.

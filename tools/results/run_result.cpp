@@ -52,6 +52,10 @@ base::MemoryTracker::Snapshot peak_from(const JsonReader& json) {
 
 }  // namespace
 
+ordered_json to_json(const RunResult::ModelState& state) {
+  return {{"parameter", state.parameter}, {"gradient", state.gradient}, {"optimizer", state.optimizer}};
+}
+
 std::string name_of(const RunResult& r) { return r.wrap.empty() ? r.strategy : r.strategy + " " + r.wrap; }
 
 std::string trace_name(const RunResult& r) {
@@ -68,8 +72,7 @@ std::vector<std::string> traffic_texts(const RunResult& r) {
        {&PerCollective::all_gather, &PerCollective::reduce_scatter, &PerCollective::all_reduce})
     texts.push_back(r.calls_per_step.*of == 0
                         ? "-"
-                        : fmt::format("{} / {}", r.calls_per_step.*of,
-                                      human_bytes(static_cast<double>(r.wire_bytes_per_step.*of))));
+                        : fmt::format("{} / {}", r.calls_per_step.*of, human_bytes(r.wire_bytes_per_step.*of)));
   return texts;
 }
 
@@ -95,10 +98,7 @@ ordered_json to_json(const RunResult& r) {
       {"wire_bytes_per_step", to_json(r.wire_bytes_per_step)},
       {"formula_bytes_per_step", to_json(r.formula_bytes_per_step)},
       {"plain_bytes_per_step", to_json(r.plain_bytes_per_step)},
-      {"model_state_bytes",
-       {{"parameter", r.model_state_bytes.parameter},
-        {"gradient", r.model_state_bytes.gradient},
-        {"optimizer", r.model_state_bytes.optimizer}}},
+      {"model_state_bytes", to_json(r.model_state_bytes)},
       {"peak_bytes", to_json(r.peak_bytes)},
   };
   if (!r.round_step_ms.empty()) json["step_ms"]["rounds"] = r.round_step_ms;
@@ -107,8 +107,7 @@ ordered_json to_json(const RunResult& r) {
   if (r.link)
     json["link"] = {
         {"woke_late_us", r.link->median_us}, {"late_percent", r.link->percent}, {"shared_calls", r.link->shared_calls}};
-  if (r.link_fit)
-    json["link_fit"] = {{"latency_us", r.link_fit->latency_us}, {"bytes_per_second", r.link_fit->bytes_per_second}};
+  if (r.link_fit) json["link_fit"] = link_json(*r.link_fit);
   if (r.parts) json["parts_ms"] = to_json(*r.parts);
   if (r.timeline) json["timeline"] = to_json(*r.timeline);
   if (r.skipped_steps) json["skipped_steps"] = *r.skipped_steps;
@@ -128,8 +127,11 @@ RunResult parse_run_result(const JsonReader& json) {
   r.mesh[1] = static_cast<int>(json.at("mesh").at(1).integer(1, kLargestWorld / r.mesh[0]));
   if (json.has("units"))
     for (const JsonReader& unit : json.at("units").elements())
-      r.units.push_back({unit.at("name"), unit.at("elements").integer(0), unit.at("padding").integer(0),
-                         unit.value("kept_after_forward", false), unit.value("peak_bytes", std::uint64_t{0})});
+      r.units.push_back({.name = unit.at("name"),
+                         .elements = unit.at("elements").integer(0),
+                         .padding = unit.at("padding").integer(0),
+                         .kept_after_forward = unit.value("kept_after_forward", false),
+                         .peak_bytes = unit.value("peak_bytes", std::size_t{0})});
   for (const JsonReader& loss : json.at("losses").elements()) r.losses.push_back(loss.number_or_nan());
   r.final_parameters_hash = json.at("final_parameters_hash").text();
   r.step_ms_median = measure_at(json.at("step_ms").at("median"));

@@ -11,6 +11,7 @@
 #include "tessera/base/json/json_reader.h"
 #include "tessera/base/memory_tracker.h"
 #include "tessera/comm/slow_link/slow_link.h"
+#include "tessera/fsdp/engine_stats.h"
 #include "tools/cli/quantities.h"
 #include "tools/results/step_parts.h"
 #include "tools/results/step_timeline.h"
@@ -35,13 +36,7 @@ struct Evaluation {
 };
 
 struct RunResult {
-  struct Unit {
-    std::string name;
-    std::int64_t elements = 0;
-    std::int64_t padding = 0;
-    bool kept_after_forward = false;
-    std::uint64_t peak_bytes = 0;
-  };
+  using Unit = fsdp::UnitStats;
   struct ModelState {
     std::uint64_t parameter = 0;
     std::uint64_t gradient = 0;
@@ -73,6 +68,8 @@ struct RunResult {
   std::optional<StepParts> parts;        ///< means over the ranks and steps, without the first two; with --why
   std::optional<StepTimeline> timeline;  ///< of the step of median length, with --report
 };
+
+nlohmann::ordered_json to_json(const RunResult::ModelState& state);
 
 /// The strategy, with the wrapping if several are compared.
 std::string name_of(const RunResult& result);

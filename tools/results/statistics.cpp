@@ -37,14 +37,14 @@ Line solve(const Sums& s) {
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   const std::size_t n = values.size();
   return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
 double percentile(std::vector<double> values, double part) {
   if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   return values[static_cast<std::size_t>(std::lround(part * static_cast<double>(values.size() - 1)))];
 }
 
@@ -84,7 +84,7 @@ std::optional<AlphaBetaFit> fit_alpha_beta(std::span<const FitPoint> points) {
   std::vector<double> errors;
   for (const FitPoint& point : used) errors.push_back(std::abs(fit.microseconds(point.bytes) / point.microseconds - 1));
   fit.median_error = median(errors);
-  fit.worst_error = *std::max_element(errors.begin(), errors.end());
+  fit.worst_error = *std::ranges::max_element(errors);
   return fit;
 }
 

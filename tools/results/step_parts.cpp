@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <vector>
 
 namespace tessera::tools {
 
@@ -76,6 +77,16 @@ class Cut {
 
 }  // namespace
 
+bool is_wait(const TraceEvent& event) {
+  return event.kind == TraceEventKind::unshard_wait || event.kind == TraceEventKind::reduce_wait;
+}
+
+std::int64_t exposed_ns(std::span<const TraceEvent> events) {
+  std::int64_t sum = 0;
+  for (const TraceEvent& event : events) sum += is_wait(event) ? event.duration_ns() : 0;
+  return sum;
+}
+
 StepParts cut_step(std::int64_t begin_ns, std::int64_t end_ns, std::span<const TraceEvent> events,
                    const comm::LinkRecord& link) {
   std::vector<Stretch> stretches;
@@ -83,7 +94,7 @@ StepParts cut_step(std::int64_t begin_ns, std::int64_t end_ns, std::span<const T
   for (const comm::LinkWait& wait : link.waits) std::ranges::copy(parts_of(wait), std::back_inserter(stretches));
   std::erase_if(stretches,
                 [&](const Stretch& s) { return s.end <= s.begin || s.end <= begin_ns || s.begin >= end_ns; });
-  std::stable_sort(stretches.begin(), stretches.end(), [](const Stretch& a, const Stretch& b) {
+  std::ranges::stable_sort(stretches, [](const Stretch& a, const Stretch& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
   });
   Cut cut(begin_ns, end_ns);

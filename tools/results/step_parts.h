@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
-#include <vector>
 
 #include "tessera/base/json/json_reader.h"
 #include "tessera/base/trace.h"
@@ -43,6 +42,10 @@ inline constexpr std::array<std::pair<const char*, double StepParts::*>, 9> kSte
     {"volume", &StepParts::volume},
     {"latency", &StepParts::latency},
 }};
+
+/// Whether computing waits for communication in this event.
+bool is_wait(const base::TraceEvent& event);
+std::int64_t exposed_ns(std::span<const base::TraceEvent> events);  ///< length of all such waits
 
 /// Cuts the step from `begin_ns` to `end_ns`. `events` are of one thread, in the order they were begun, and nested, as
 /// TraceRecorder returns them; so are the waits of `link`, innermost. What lies outside of the step is left out.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <sstream>
 
 namespace tessera::tools {
 namespace {
@@ -13,20 +14,13 @@ using nlohmann::ordered_json;
 constexpr std::size_t kEventKinds = static_cast<std::size_t>(base::TraceEventKind::optimizer_step) + 1;
 constexpr auto kOffloaded = static_cast<std::size_t>(base::MemoryCategory::offloaded);
 
-/// Names in the order of their first use.
-class Names {
- public:
-  std::size_t index_of(const std::string& name) {
-    const auto found = std::find(all_.begin(), all_.end(), name);
-    if (found != all_.end()) return static_cast<std::size_t>(found - all_.begin());
-    all_.push_back(name);
-    return all_.size() - 1;
-  }
-  const std::vector<std::string>& all() const { return all_; }
-
- private:
-  std::vector<std::string> all_;
-};
+/// The index of `name`, which is added if it is new.
+std::size_t index_in(std::vector<std::string>& names, const std::string& name) {
+  const auto found = std::ranges::find(names, name);
+  const auto index = static_cast<std::size_t>(found - names.begin());
+  if (found == names.end()) names.push_back(name);
+  return index;
+}
 
 ordered_json memory_json(const std::vector<MemorySample>& memory) {
   ordered_json all = ordered_json::array();
@@ -38,10 +32,10 @@ ordered_json memory_json(const std::vector<MemorySample>& memory) {
   return all;
 }
 
-ordered_json rank_json(const RankTimeline& rank, Names& units) {
+ordered_json rank_json(const RankTimeline& rank, std::vector<std::string>& units) {
   ordered_json events = ordered_json::array();
   for (const base::TraceEvent& e : rank.events)
-    events.push_back({static_cast<int>(e.kind), units.index_of(e.unit), e.start_ns, e.duration_ns(), e.bytes});
+    events.push_back({static_cast<int>(e.kind), index_in(units, e.unit), e.start_ns, e.duration_ns(), e.bytes});
   ordered_json json = {{"rank", rank.rank}, {"events", events}, {"memory", memory_json(rank.memory)}};
   for (const auto& [t, started_by] : rank.transfers)
     json["transfers"].push_back({t.operation, t.axis, t.bytes, t.called_ns, t.begun_ns, t.done_ns, started_by});
@@ -101,8 +95,14 @@ std::vector<MemorySample> samples_of(const base::MemoryHistory& history, std::in
   return kept;
 }
 
+std::string chrome_trace(std::span<const base::TraceEvent> events, std::span<const base::TransferEvent> transfers) {
+  std::ostringstream text;
+  base::write_chrome_trace(text, events, transfers);
+  return text.str();
+}
+
 ordered_json to_json(const StepTimeline& timeline) {
-  Names units;
+  std::vector<std::string> units;
   ordered_json ranks = ordered_json::array();
   for (const RankTimeline& rank : timeline.ranks) ranks.push_back(rank_json(rank, units));
   ordered_json kinds = ordered_json::array();
@@ -118,7 +118,7 @@ ordered_json to_json(const StepTimeline& timeline) {
           {"predicted_state", timeline.predicted_state},
           {"event_kinds", kinds},
           {"memory_kinds", memory},
-          {"units", units.all()},
+          {"units", units},
           {"ranks", ranks}};
 }
 
@@ -128,8 +128,7 @@ StepTimeline parse_timeline(const JsonReader& json) {
                         .simulated = json.at("simulated"),
                         .one_clock = json.at("one_clock"),
                         .pieces = json.at("pieces"),
-                        .predicted_state = json.at("predicted_state"),
-                        .ranks = {}};
+                        .predicted_state = json.at("predicted_state")};
   for (std::size_t i = 0; i < timeline.pieces.size(); ++i) json.at("pieces").at(i).integer(1);
   const std::vector<std::string> units = json.at("units");
   for (const JsonReader& rank : json.at("ranks").elements()) timeline.ranks.push_back(parse_rank(rank, units));

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,9 @@ inline constexpr std::size_t kMostSamples = 400;
 
 /// The samples of a history between two times, with `begin_ns` subtracted: at most `most`, the highest sum among them.
 std::vector<MemorySample> samples_of(const base::MemoryHistory& history, std::int64_t begin_ns, std::size_t most);
+
+/// Chrome's trace format; see base::write_chrome_trace().
+std::string chrome_trace(std::span<const base::TraceEvent> events, std::span<const base::TransferEvent> transfers = {});
 
 /// Compact: events are arrays [kind, unit, start, length, bytes], kinds and units indices of lists, times nanoseconds;
 /// transfers are [operation, axis, bytes sent, called, begun, done, index of the event that started it].

@@ -1,14 +1,12 @@
 #include "tools/results/what_if.h"
 
 namespace tessera::tools {
-namespace {
 
 using nlohmann::ordered_json;
 
 ordered_json link_json(const LinkSpec& link) {
   return {{"latency_us", link.latency_us}, {"bytes_per_second", link.bytes_per_second}};
 }
-}  // namespace
 
 ordered_json to_json(const WhatIf& w) {
   ordered_json runs = ordered_json::array();

@@ -41,6 +41,7 @@ struct WhatIf {
 nlohmann::ordered_json to_json(const WhatIf& what_if);
 /// Reads what to_json() wrote. Throws InvalidUsage.
 WhatIf parse_what_if(const base::JsonReader& json);
-LinkSpec link_at(const base::JsonReader& json);  ///< likewise, of one link
+nlohmann::ordered_json link_json(const LinkSpec& link);
+LinkSpec link_at(const base::JsonReader& json);  ///< reads what link_json() wrote. Throws InvalidUsage
 
 }  // namespace tessera::tools

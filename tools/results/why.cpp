@@ -4,13 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <iterator>
 #include <numeric>
 
 #include "tessera/base/error.h"
 #include "tessera/fsdp/collective_plugin.h"
-#include "tessera/fsdp/plugin.h"
 #include "tessera/fsdp/strategy.h"
 #include "tools/cli/output.h"
 
@@ -39,7 +36,7 @@ constexpr TermDefinition kWhyTerms[] = {
 std::vector<std::size_t> middle_half(const std::vector<double>& gaps) {
   std::vector<std::size_t> order(gaps.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return gaps[a] < gaps[b]; });
+  std::ranges::stable_sort(order, {}, [&](std::size_t round) { return gaps[round]; });
   const auto trimmed = static_cast<std::ptrdiff_t>(gaps.size() / 4);
   return {order.begin() + trimmed, order.end() - trimmed};
 }
@@ -53,7 +50,6 @@ StepParts mean_of_rounds(std::span<const StepParts> rounds, const std::vector<st
 std::string signed_ms(double ms) { return fmt::format("{:+.3f}", std::abs(ms) < 5e-4 ? 0.0 : ms); }
 
 std::string terms_text(const Why& why) {
-  std::vector<std::vector<std::string>> rows;
   const bool measured = why.coverage >= 0.95;  // so that intervals say something
   std::size_t name = 0, interval = 0;
   for (const WhyTerm& term : why.terms) name = std::max(name, term.name.size());
@@ -82,9 +78,20 @@ std::string helps_text(const Why& why) {
   for (const WhyHelp& help : why.helps)
     rows.push_back({"  " + help.change, fmt::format("{:.3f}", help.step_ms),
                     &help == &now ? "" : signed_ms(help.step_ms - now.step_ms), signed_ms(help.gap_ms),
-                    human_bytes(static_cast<double>(help.peak_bytes))});
+                    human_bytes(help.peak_bytes)});
   return "Simulated, one change each, so these rows don't add up; the gap is that to " + why.from +
          " over the same links:\n" + text_table(rows);
+}
+
+std::size_t find_run(const std::string& name, const std::vector<std::string>& runs) {
+  const std::string strategy = strategy_of_run(name);
+  const std::string known_as =
+      fsdp::parse_strategy(strategy, fsdp::CollectiveRegistry::built_in()).name + name.substr(strategy.size());
+  const auto found = std::ranges::find(runs, known_as);
+  if (found == runs.end())
+    throw base::InvalidUsage(
+        fmt::format("--why: '{}' is not among the runs; use two of: {}", name, fmt::join(runs, ", ")));
+  return static_cast<std::size_t>(found - runs.begin());
 }
 
 }  // namespace
@@ -132,11 +139,9 @@ Why parse_why(const base::JsonReader& json) {
           .from_ms = json.at("from_ms"),
           .to_ms = json.at("to_ms"),
           .gap_ms = json.at("gap_ms"),
-          .terms = {},
           .rounds = json.at("rounds"),
           .coverage = json.value("coverage", 0.0),  // older files have none
-          .link = json.at("link"),
-          .helps = {}};
+          .link = json.at("link")};
   for (const TermDefinition& term : kWhyTerms) {
     const base::JsonReader interval = json.at("intervals").at(term.name);
     why.terms.push_back({term.name, json.at("terms").at(term.name), {0, interval.at(0), interval.at(1), 0}});
@@ -156,43 +161,20 @@ std::string why_text(const Why& why) {
          terms_text(why) + helps_text(why);
 }
 
-RunName parse_run_name(const std::string& name) {
-  const std::size_t space = name.find(' ');
-  return {name.substr(0, space), space == std::string::npos ? "" : name.substr(space + 1)};
-}
-
-namespace {
-
-std::size_t find_run(const std::string& name, const std::vector<RunName>& runs) {
-  RunName wanted = parse_run_name(name);
-  wanted.strategy = fsdp::parse_strategy(wanted.strategy, fsdp::CollectiveRegistry::built_in()).name;
-  std::string known;
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    if (runs[i].strategy == wanted.strategy && runs[i].wrap == wanted.wrap) return i;
-    known +=
-        (known.empty() ? "" : ", ") + (runs[i].wrap.empty() ? runs[i].strategy : runs[i].strategy + " " + runs[i].wrap);
-  }
-  throw base::InvalidUsage(fmt::format("--why: '{}' is not among the runs; use two of: {}", name, known));
-}
-
-}  // namespace
-
-std::pair<RunName, RunName> runs_of_why(const std::vector<std::string>& names) {
-  if (names.size() != 2)
-    throw base::InvalidUsage(fmt::format("--why needs two runs, such as ddp,fsdp, not {}", names.size()));
-  return {parse_run_name(names[0]), parse_run_name(names[1])};
-}
+std::string strategy_of_run(const std::string& name) { return name.substr(0, name.find(' ')); }
 
 std::vector<std::string> strategies_for_why(const std::vector<std::string>& names, std::vector<std::string> asked) {
   if (names.empty()) return asked;
-  const auto [from, to] = runs_of_why(names);
+  if (names.size() != 2)
+    throw base::InvalidUsage(fmt::format("--why needs two runs, such as ddp,fsdp, not {}", names.size()));
   if (!asked.empty()) return asked;
-  asked = {from.strategy};
-  if (to.strategy != from.strategy) asked.push_back(to.strategy);
+  asked = {strategy_of_run(names[0]), strategy_of_run(names[1])};
+  if (asked[0] == asked[1]) asked.pop_back();
   return asked;
 }
 
-std::pair<std::size_t, std::size_t> find_runs(const std::vector<std::string>& names, const std::vector<RunName>& runs) {
+std::pair<std::size_t, std::size_t> find_runs(const std::vector<std::string>& names,
+                                              const std::vector<std::string>& runs) {
   const std::pair places{find_run(names[0], runs), find_run(names[1], runs)};
   if (places.first == places.second)
     throw base::InvalidUsage(fmt::format("--why {},{}: both are the same run; give two", names[0], names[1]));

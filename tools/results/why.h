@@ -53,21 +53,15 @@ Why parse_why(const base::JsonReader& json);
 /// The terms as a table, and what would help.
 std::string why_text(const Why& why);
 
-/// A run as --why names it: "fsdp", or "fsdp block" where several wrappings are compared.
-struct RunName {
-  std::string strategy;
-  std::string wrap;  ///< "": there is one wrapping
-};
+/// The strategy of a run as --why names it: of "fsdp", or of "fsdp block" where several wrappings are compared.
+std::string strategy_of_run(const std::string& name);
 
-RunName parse_run_name(const std::string& name);
-
-/// The two runs of --why. Throws InvalidUsage unless `names` are two.
-std::pair<RunName, RunName> runs_of_why(const std::vector<std::string>& names);
-
-/// The strategies to run for --why: `asked`, or if those are empty, the strategies of its runs.
+/// The strategies to run for --why: `asked`, or if those are empty, the strategies of its runs. Throws InvalidUsage
+/// unless `names` are none or two.
 std::vector<std::string> strategies_for_why(const std::vector<std::string>& names, std::vector<std::string> asked);
 
-/// Their places in `runs`. Throws InvalidUsage if one is not among them, or both are the same.
-std::pair<std::size_t, std::size_t> find_runs(const std::vector<std::string>& names, const std::vector<RunName>& runs);
+/// Their places in `runs`, the names of all runs. Throws InvalidUsage if one is not among them, or both are the same.
+std::pair<std::size_t, std::size_t> find_runs(const std::vector<std::string>& names,
+                                              const std::vector<std::string>& runs);
 
 }  // namespace tessera::tools

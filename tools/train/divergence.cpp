@@ -1,7 +1,5 @@
 #include "tools/train/divergence.h"
 
-#include <fmt/format.h>
-
 #include <cmath>
 #include <cstdio>
 #include <vector>

@@ -3,19 +3,12 @@
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
-#include "tessera/base/parse.h"
 #include "tools/cli/output.h"
 #include "tools/train/model_task.h"
 
 namespace tessera::tools {
 
 using base::InvalidUsage;
-
-fsdp::StepShape step_shape_of(const StepOptions& o) {
-  return {.prefetch = o.prefetch,
-          .microbatches = static_cast<int>(o.accumulate),
-          .reshard_after_backward = o.reshard_after_backward != "false"};
-}
 
 namespace {
 
@@ -33,6 +26,12 @@ void set_reshard_after_forward(fsdp::EngineOptions& engine, const std::string& v
 }
 
 }  // namespace
+
+fsdp::StepShape step_shape_of(const StepOptions& o) {
+  return {.prefetch = o.prefetch,
+          .microbatches = static_cast<int>(o.accumulate),
+          .reshard_after_backward = o.reshard_after_backward != "false"};
+}
 
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy) {
   fsdp::EngineOptions engine;
@@ -114,8 +113,8 @@ std::string accumulation_note(const TrainPlan& plan, const std::string& strategy
     const auto peak = fsdp::peak_formula(reduced, *options.mesh, units, shape, plan.precision);
     note += fmt::format("{} --reduce-when {} sends {} and holds {} of full gradients",
                         accumulation == std::string("every") ? "" : ";", accumulation,
-                        human_bytes(static_cast<double>(sent.all_gather + sent.reduce_scatter + sent.all_reduce)),
-                        human_bytes(static_cast<double>(peak.unsharded_gradient)));
+                        human_bytes(sent.all_gather + sent.reduce_scatter + sent.all_reduce),
+                        human_bytes(peak.unsharded_gradient));
   }
   return note;
 }

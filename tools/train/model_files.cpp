@@ -90,19 +90,53 @@ void check_given(const TrainOptions& o, const std::optional<nn::LoraOptions>& th
   if (o.lora_alpha && *o.lora_alpha != there->alpha)
     refuse("--lora-alpha", fmt::format("{}", *o.lora_alpha), fmt::format("{}", there->alpha));
   std::vector<std::string> targets = o.lora_targets;
-  std::sort(targets.begin(), targets.end());
+  std::ranges::sort(targets);
   if (!targets.empty() && targets != there->targets)
     refuse("--lora-targets", fmt::format("{}", fmt::join(targets, ",")),
            fmt::format("{}", fmt::join(there->targets, ",")));
 }
 
+struct Writers {
+  std::optional<nn::HfCheckpointWriter> model;
+  std::optional<nn::PeftAdapterWriter> adapter;
+  std::optional<nn::LoraMerger> merge;
+  std::map<std::string, nn::Shape> shapes;  // of the model's directory
+
+  /// Parameters come in byte order of their names: a layer's lora_A and lora_B before its weight.
+  void write(const fsdp::Parameter& parameter, std::span<const float> values) {
+    const std::string& name = parameter.name();
+    if (nn::is_adapter(name)) {
+      const nn::ElementRange all{0, parameter.count()};
+      if (merge) merge->add(name, parameter.shape(), values);
+      if (adapter) adapter->write(name, all, values.data());
+      return;
+    }
+    if (!model) return;
+    const nn::ElementRange all{0, nn::count_of(shapes.at(name))};
+    if (!merge) return model->write(name, all, values.data());
+    std::vector<float> merged(static_cast<std::size_t>(all.end));
+    if (parameter.dtype() == base::DType::u8) {
+      decode_numbers(values, shapes.at(name), all, merged.data());
+    } else {
+      std::copy(values.begin(), values.end(), merged.begin());
+    }
+    merge->merge(name, all, merged.data());
+    model->write(name, all, merged.data());
+  }
+};
+
+/// An attribute of the checkpoint; nothing if it has none of this name.
+std::optional<std::string> attribute_in(const std::string& directory, const char* name) {
+  const fsdp::Checkpoint checkpoint(directory);
+  const auto found = checkpoint.attributes().find(name);
+  return found == checkpoint.attributes().end() ? std::nullopt : std::optional(found->second);
+}
+
 }  // namespace
 
 std::optional<nn::LoraOptions> lora_in(const std::string& directory) {
-  const fsdp::Checkpoint checkpoint(directory);
-  const auto found = checkpoint.attributes().find(kLoraAttribute);
-  if (found == checkpoint.attributes().end()) return std::nullopt;
-  return nn::parse_lora(found->second, directory);
+  const std::optional<std::string> text = attribute_in(directory, kLoraAttribute);
+  return text ? std::optional(nn::parse_lora(*text, directory)) : std::nullopt;
 }
 
 std::optional<nn::LoraOptions> lora_of(const TrainOptions& o, const std::string& checkpoint,
@@ -118,7 +152,7 @@ std::optional<nn::LoraOptions> lora_of(const TrainOptions& o, const std::string&
   } else if (o.lora) {
     lora = {.rank = *o.lora, .alpha = o.lora_alpha.value_or(8), .targets = o.lora_targets};
     if (lora->targets.empty()) lora->targets = nn::default_lora_targets(model);
-    std::sort(lora->targets.begin(), lora->targets.end());
+    std::ranges::sort(lora->targets);
   }
   if (lora) return lora;
   for (const auto& [given, name] : {std::pair(o.lora_alpha.has_value(), "--lora-alpha"),
@@ -158,12 +192,10 @@ void decode_numbers(std::span<const float> numbers, const nn::Shape& shape, nn::
 }
 
 bool quantized_in(const std::string& directory) {
-  const fsdp::Checkpoint checkpoint(directory);
-  const auto found = checkpoint.attributes().find(kQuantizeAttribute);
-  if (found == checkpoint.attributes().end()) return false;
-  if (found->second != kNf4)
-    throw InvalidUsage(directory + ": unknown weight format '" + found->second + "'; known: nf4");
-  return true;
+  const std::optional<std::string> format = attribute_in(directory, kQuantizeAttribute);
+  if (format && *format != kNf4)
+    throw InvalidUsage(directory + ": unknown weight format '" + *format + "'; known: nf4");
+  return format.has_value();
 }
 
 bool quantized_of(const TrainOptions& o, const std::string& checkpoint, bool adapters) {
@@ -240,39 +272,6 @@ void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScal
                       [](const fsdp::Parameter& parameter) { return nn::is_adapter(parameter.name()); });
 }
 
-namespace {
-
-struct Writers {
-  std::optional<nn::HfCheckpointWriter> model;
-  std::optional<nn::PeftAdapterWriter> adapter;
-  std::optional<nn::LoraMerger> merge;
-  std::map<std::string, nn::Shape> shapes;  // of the model's directory
-
-  /// Parameters come in byte order of their names: a layer's lora_A and lora_B before its weight.
-  void write(const fsdp::Parameter& parameter, std::span<const float> values) {
-    const std::string& name = parameter.name();
-    if (nn::is_adapter(name)) {
-      const nn::ElementRange all{0, parameter.count()};
-      if (merge) merge->add(name, parameter.shape(), values);
-      if (adapter) adapter->write(name, all, values.data());
-      return;
-    }
-    if (!model) return;
-    const nn::ElementRange all{0, nn::count_of(shapes.at(name))};
-    if (!merge) return model->write(name, all, values.data());
-    std::vector<float> merged(static_cast<std::size_t>(all.end));
-    if (parameter.dtype() == base::DType::u8) {
-      decode_numbers(values, shapes.at(name), all, merged.data());
-    } else {
-      std::copy(values.begin(), values.end(), merged.begin());
-    }
-    merge->merge(name, all, merged.data());
-    model->write(name, all, merged.data());
-  }
-};
-
-}  // namespace
-
 void export_directories(const TrainPlan& plan, fsdp::Engine& engine, int rank) {
   const TrainOptions& o = plan.options;
   if (o.export_dir.empty() && o.export_adapter.empty()) return;
@@ -306,11 +305,7 @@ std::string lora_json_of(const TrainPlan& plan) {
   return nn::lora_json(*plan.lora, plan.model, origin.empty() ? plan.options.model : origin);
 }
 
-std::string origin_in(const std::string& directory) {
-  const fsdp::Checkpoint checkpoint(directory);
-  const auto found = checkpoint.attributes().find(kOriginAttribute);
-  return found == checkpoint.attributes().end() ? "" : found->second;
-}
+std::string origin_in(const std::string& directory) { return attribute_in(directory, kOriginAttribute).value_or(""); }
 
 std::string origin_of(const TrainPlan& plan) {
   if (plan.options.init.empty()) return plan.checkpoint.empty() ? "" : origin_in(plan.checkpoint);

@@ -14,6 +14,34 @@ namespace tessera::tools {
 
 using base::InvalidUsage;
 
+namespace {
+
+/// Throws InvalidUsage for what the tool can't ask of a model that is not nn's.
+void check_foreign(fsdp::Model& model, const TrainPlan& plan) {
+  const TrainOptions& o = plan.options;
+  for (const auto& [given, name] : {std::pair(o.checkpoint_activations, "--checkpoint-activations"),
+                                    {!o.recompute.empty(), "--recompute"},
+                                    {!o.f32_modules.empty(), "--f32-modules"},
+                                    {plan.fp8.has_value(), "--precision fp8"}})
+    if (given) throw InvalidUsage(fmt::format("{} with --model {}: it needs a model of tessera::nn", name, o.model));
+  if (model.root().dtype() != plan.precision.compute)
+    throw InvalidUsage(fmt::format("--model {} computes in {} with --precision {}: its task ignores TaskSetup::dtype",
+                                   o.model, base::name_of(model.root().dtype()), o.precision));
+}
+
+std::unique_ptr<nn::Module> prepared_model(const TrainPlan& plan, nn::Context& context) {
+  std::unique_ptr<nn::Module> model = nn::make_model(context, plan.model);
+  prepare(*model, plan);
+  return model;
+}
+
+void overwrite(const nn::Tensor& to, const nn::Tensor& from) {
+  nn::Context& context = to.context();
+  context.runtime().copy(context.stream(), base::CopyDirection::device_to_device, to.raw(), from.raw(), to.bytes());
+}
+
+}  // namespace
+
 std::optional<fsdp::ExportedTask> plugin_task_of(const TrainOptions& o) {
   if (!fsdp::is_plugin_name(o.model)) return std::nullopt;
   for (const auto& [given, name] : {std::pair(o.lora.has_value(), "--lora"),
@@ -33,23 +61,6 @@ std::optional<fsdp::ExportedTask> plugin_task_of(const TrainOptions& o) {
   if (!o.eval.empty()) files["eval"] = o.eval;
   return fsdp::plugin_task(o.model, files);
 }
-
-namespace {
-
-/// Throws InvalidUsage for what the tool can't ask of a model that is not nn's.
-void check_foreign(fsdp::Model& model, const TrainPlan& plan) {
-  const TrainOptions& o = plan.options;
-  for (const auto& [given, name] : {std::pair(o.checkpoint_activations, "--checkpoint-activations"),
-                                    {!o.recompute.empty(), "--recompute"},
-                                    {!o.f32_modules.empty(), "--f32-modules"},
-                                    {plan.fp8.has_value(), "--precision fp8"}})
-    if (given) throw InvalidUsage(fmt::format("{} with --model {}: it needs a model of tessera::nn", name, o.model));
-  if (model.root().dtype() != plan.precision.compute)
-    throw InvalidUsage(fmt::format("--model {} computes in {} with --precision {}: its task ignores TaskSetup::dtype",
-                                   o.model, base::name_of(model.root().dtype()), o.precision));
-}
-
-}  // namespace
 
 std::unique_ptr<fsdp::TrainingTask> make_task(const TrainPlan& plan, nn::Context& context) {
   if (!plan.task) {
@@ -79,21 +90,6 @@ void prepare(nn::Module& model, const TrainPlan& plan) {
   if (plan.options.checkpoint_activations) nn::checkpoint_activations(model);
   model.context().set_recomputed(recomputed_of(plan.options));
 }
-
-namespace {
-
-std::unique_ptr<nn::Module> prepared_model(const TrainPlan& plan, nn::Context& context) {
-  std::unique_ptr<nn::Module> model = nn::make_model(context, plan.model);
-  prepare(*model, plan);
-  return model;
-}
-
-void overwrite(const nn::Tensor& to, const nn::Tensor& from) {
-  nn::Context& context = to.context();
-  context.runtime().copy(context.stream(), base::CopyDirection::device_to_device, to.raw(), from.raw(), to.bytes());
-}
-
-}  // namespace
 
 LanguageTask::LanguageTask(const TrainPlan& plan, nn::Context& context)
     : NnTask(prepared_model(plan, context), plan.options.seed), plan_(plan) {

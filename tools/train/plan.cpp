@@ -10,7 +10,6 @@
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
-#include "tessera/base/parse.h"
 #include "tessera/comm/launch.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/hf_checkpoint.h"
@@ -66,14 +65,6 @@ nn::ModelConfig model_of(const TrainOptions& o, const std::string& checkpoint) {
   return config;
 }
 
-}  // namespace
-
-std::string product_dtype_of(const TrainPlan& plan) {
-  return plan.fp8 ? "fp8" : std::string(base::name_of(plan.precision.compute));
-}
-
-namespace {
-
 /// True if a byte of text is no token of this model: it was trained with a tokenizer. A model that says nothing of
 /// special tokens has those of its type.
 bool has_tokenizer(const TrainOptions& o, const nn::ModelConfig& model) {
@@ -126,24 +117,6 @@ void check_trial(int ranks) {
         " ranks: one rank tries algorithms for all; use --ranks 1, and TESSERA_MATMUL=FILE in the runs after it");
 }
 
-}  // namespace
-
-void fit_batch(StepOptions& o, int ranks) {
-  if (o.accumulate == 1)
-    for (const auto& [given, name] : {std::pair(!o.reduce_when.empty(), "--reduce-when"),
-                                      {!o.reshard_after_backward.empty(), "--reshard-after-backward"}})
-      if (given) throw InvalidUsage(std::string(name) + " needs --accumulate of 2 or more");
-  const std::int64_t parts = ranks * o.accumulate;
-  if (!o.batch_given) o.global_batch = (o.global_batch + parts - 1) / parts * parts;
-  o.batch_given = true;
-  if (o.global_batch % parts == 0) return;
-  throw InvalidUsage(
-      fmt::format("--global-batch {} can't be split evenly over {} ranks{}; use a multiple of {}", o.global_batch,
-                  ranks, o.accumulate == 1 ? "" : fmt::format(" and {} microbatches each", o.accumulate), parts));
-}
-
-namespace {
-
 /// The tool's model that is named.
 void resolve_model(TrainPlan& plan) {
   const TrainOptions& o = plan.options;
@@ -177,6 +150,55 @@ void check_model(TrainPlan& plan) {
 }
 
 }  // namespace
+
+std::string product_dtype_of(const TrainPlan& plan) {
+  return plan.fp8 ? "fp8" : std::string(base::name_of(plan.precision.compute));
+}
+
+void fit_batch(StepOptions& o, int ranks) {
+  if (o.accumulate == 1)
+    for (const auto& [given, name] : {std::pair(!o.reduce_when.empty(), "--reduce-when"),
+                                      {!o.reshard_after_backward.empty(), "--reshard-after-backward"}})
+      if (given) throw InvalidUsage(std::string(name) + " needs --accumulate of 2 or more");
+  const std::int64_t parts = ranks * o.accumulate;
+  if (!o.batch_given) o.global_batch = (o.global_batch + parts - 1) / parts * parts;
+  o.batch_given = true;
+  if (o.global_batch % parts == 0) return;
+  throw InvalidUsage(
+      fmt::format("--global-batch {} can't be split evenly over {} ranks{}; use a multiple of {}", o.global_batch,
+                  ranks, o.accumulate == 1 ? "" : fmt::format(" and {} microbatches each", o.accumulate), parts));
+}
+
+std::string graph_obstacle(const TrainPlan& plan) {
+  const TrainOptions& o = plan.options;
+  const nn::ModelConfig& m = plan.model;
+  for (const auto& [stands, what] : {
+           std::pair(plan.task.has_value(), std::string("the model is of a plug-in file, whose steps may differ")),
+           {base::parse_device(o.device).type == base::DeviceType::cpu,
+            "device " + o.device + " has no graphs; use --device cuda"},
+           {plan.ranks > 1,
+            std::to_string(plan.ranks) + " ranks wait for each other on several streams; use --ranks 1"},
+           {m.embedding_dropout > 0 || m.residual_dropout > 0 || m.attention_dropout > 0,
+            "the model has dropout, whose masks change with every step; set it to 0"},
+           {o.accumulate > 1, "--accumulate changes what a backward does with gradients; leave one of the two out"},
+           {o.precision == "f16", "the loss scale of f16 changes from step to step; use bf16"},
+           {o.cpu_offload, "--cpu-offload copies parameters on another stream; leave one of the two out"},
+           {plan.precision.casts(), "--reduce-dtype " + o.reduce_dtype + " converts gradients; leave it out"},
+           {!o.trace.empty(), "a replayed graph has no events for --trace; leave one of the two out"},
+           {!o.report.empty(), "a replayed graph has no events for --report; leave one of the two out"},
+       })
+    if (stands) return what;
+  return "";
+}
+
+GraphUse graph_use_of(const TrainPlan& plan) {
+  const std::optional<bool>& wanted = plan.options.graphs;
+  if (wanted == false) return GraphUse::never;
+  const std::string obstacle = graph_obstacle(plan);
+  if (obstacle.empty()) return wanted ? GraphUse::required : GraphUse::if_possible;
+  if (wanted) throw InvalidUsage("--graphs: " + obstacle);
+  return GraphUse::never;
+}
 
 TrainPlan make_plan(const TrainOptions& options, int ranks) {
   TrainPlan plan;
@@ -232,7 +254,6 @@ WorldInitOptions world_of(const TrainPlan& plan, std::shared_ptr<base::MemoryTra
   const TrainOptions& o = plan.options;
   return {.ranks = plan.ranks,
           .backend = o.backend_given ? o.backend : "",
-          .algorithms = "",
           .memory_tracker = std::move(memory_tracker),
           .device = device_of_rank(o.device),
           .flight_recorder = o.flight_recorder};

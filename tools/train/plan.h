@@ -14,10 +14,16 @@
 #include "tessera/nn/models/config.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
-#include "tools/train/graph_use.h"
 #include "tools/train/options.h"
 
 namespace tessera::tools {
+
+/// Whether a training replays its steps as device graphs.
+enum class GraphUse : std::uint8_t {
+  never,
+  if_possible,  ///< without --graphs: a step that turns out not to be capturable runs as it would without graphs
+  required      ///< --graphs: it ends the training
+};
 
 /// The options with names, files and numbers resolved. All errors are detected here, before a rank is started.
 struct TrainPlan {
@@ -53,6 +59,11 @@ void fit_batch(StepOptions& options, int ranks);
 /// Reads the model and the data's head, and checks the requirements of each strategy on the world. Throws InvalidUsage:
 /// one line with the remedy.
 TrainPlan make_plan(const TrainOptions& options, int ranks);
+
+/// Why a device graph can't contain the steps of `plan`, with the remedy; "" if nothing is known against it.
+std::string graph_obstacle(const TrainPlan& plan);
+/// What --graphs or --no-graphs, or their absence, mean for `plan`. Throws InvalidUsage for --graphs with an obstacle.
+GraphUse graph_use_of(const TrainPlan& plan);
 
 /// The name of what multiplies: "fp8", or that of the compute dtype. The key of a machine's peaks.
 std::string product_dtype_of(const TrainPlan& plan);

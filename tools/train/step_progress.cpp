@@ -14,6 +14,13 @@ namespace {
 
 constexpr std::size_t kLastSteps = 16;
 
+/// "1:05", "2:03:04"; seconds are rounded.
+std::string duration_text(double seconds) {
+  const std::int64_t all = std::llround(seconds);
+  if (all < 3600) return fmt::format("{}:{:02}", all / 60, all % 60);
+  return fmt::format("{}:{:02}:{:02}", all / 3600, all / 60 % 60, all % 60);
+}
+
 }  // namespace
 
 StepProgress::StepProgress(const TrainPlan& plan)
@@ -30,17 +37,10 @@ std::string StepProgress::text_after(const StepReport& step) {
   const double left = tokens_ * static_cast<double>(steps_ - step.step) / rate;
   std::string text =
       fmt::format("step {}/{}  loss {:.4f}  {:.0f} tokens/s  ETA {}  memory {}, peak {}", step.step, steps_, step.loss,
-                  rate, duration_text(left), human_bytes(static_cast<double>(step.live_bytes)),
-                  human_bytes(static_cast<double>(step.peak_bytes)));
+                  rate, duration_text(left), human_bytes(step.live_bytes), human_bytes(step.peak_bytes));
   if (step.mfu) text += fmt::format("  MFU {:.1f} %", 100 * *step.mfu);
   if (step.loss_scale) text += fmt::format("  loss scale {}, {} skipped", *step.loss_scale, step.skipped_steps);
   return text;
-}
-
-std::string duration_text(double seconds) {
-  const std::int64_t all = std::llround(seconds);
-  if (all < 3600) return fmt::format("{}:{:02}", all / 60, all % 60);
-  return fmt::format("{}:{:02}:{:02}", all / 3600, all / 60 % 60, all % 60);
 }
 
 void print_progress(std::string_view text) {

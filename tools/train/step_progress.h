@@ -26,9 +26,6 @@ class StepProgress {
   std::deque<Clock::time_point> ends_;  // of the last steps
 };
 
-/// "1:05", "2:03:04"; seconds are rounded.
-std::string duration_text(double seconds);
-
 /// Prints a line that the launcher of this rank shows as its progress line.
 void print_progress(std::string_view text);
 

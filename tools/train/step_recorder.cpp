@@ -1,7 +1,6 @@
 #include "tools/train/step_recorder.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "tessera/base/stream.h"
@@ -30,12 +29,9 @@ void StepRecorder::end_step(std::int64_t step, const std::vector<base::TraceEven
 }
 
 StepTimeline StepRecorder::gather(comm::HostCollectives& control) const {
-  std::vector<double> longest(steps_.size(), 0);
   std::vector<double> own;
   for (const RecordedStep& step : steps_) own.push_back(static_cast<double>(step.end_ns - step.begin_ns));
-  for (const auto& rank : control.gather_all(own))
-    for (std::size_t i = 0; i < own.size(); ++i) longest[i] = std::max(longest[i], rank[i]);
-  return gather_step(control, steps_.at(median_round(longest)));
+  return gather_step(control, steps_.at(median_round(largest(control, own))));
 }
 
 StepTimeline gather_step(comm::HostCollectives& control, const RecordedStep& own) {

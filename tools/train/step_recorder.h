@@ -1,6 +1,7 @@
 // Records the last steps of a rank over time, and gathers those of all ranks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <nlohmann/json.hpp>
@@ -11,6 +12,15 @@
 #include "tools/train/plan.h"
 
 namespace tessera::tools {
+
+/// The largest value of any rank, in each place. Collective.
+template <class Value>
+std::vector<Value> largest(comm::HostCollectives& control, const std::vector<Value>& own) {
+  std::vector<Value> most(own.size(), 0);
+  for (const auto& rank : control.gather_all(own))
+    for (std::size_t i = 0; i < most.size(); ++i) most[i] = std::max(most[i], rank[i]);
+  return most;
+}
 
 /// What all ranks give, by rank, on every rank. Collective.
 std::vector<nlohmann::json> gather_json(comm::HostCollectives& control, const nlohmann::ordered_json& own);

@@ -1,11 +1,17 @@
 // tessera train: trains with one strategy and prints a line per step.
 #include <fmt/format.h>
 
+#include <charconv>
+#include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
-#include <sstream>
+#include <optional>
+#include <string>
+#include <string_view>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/base/text.h"
 #include "tessera/comm/launch.h"
 #include "tools/cli/commands.h"
@@ -15,7 +21,6 @@
 #include "tools/cli/validators.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
-#include "tools/train/csv_log.h"
 #include "tools/train/engine_options.h"
 #include "tools/train/run_checkpointer.h"
 #include "tools/train/step_progress.h"
@@ -23,6 +28,92 @@
 
 namespace tessera::tools {
 namespace {
+
+constexpr std::string_view kHeader =
+    "step,loss,tokens_per_second,grad_norm,learning_rate,loss_scale,skipped_steps,live_bytes,peak_bytes,mfu\r\n";
+
+template <class T>
+std::string field(const std::optional<T>& value) {
+  return value ? fmt::format("{}", *value) : "";
+}
+
+/// The step of a record; nothing if the line isn't one.
+std::optional<std::int64_t> step_of(std::string_view line) {
+  std::int64_t step = 0;
+  const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), step);
+  if (error != std::errc() || end == line.data() + line.size() || *end != ',') return std::nullopt;
+  return step;
+}
+
+/// What remains of a log if `first_step` steps count. The last line may be incomplete, since a run may die at any time.
+std::string kept_records(const std::string& path, std::string_view text, std::int64_t first_step) {
+  if (!text.empty() && !text.starts_with(kHeader))
+    throw base::InvalidUsage("--log-csv '" + path +
+                             "' does not begin with the header of this log, so a resumed run can't continue it; name "
+                             "another file, or remove this one");
+  std::string kept(kHeader);
+  std::int64_t last = 0;
+  for (std::size_t begin = kHeader.size(), number = 2; begin < text.size(); ++number) {
+    const std::size_t end = text.find('\n', begin);
+    if (end == std::string_view::npos) break;
+    const std::string_view line = text.substr(begin, end + 1 - begin);
+    const auto step = step_of(line);
+    if (!step || *step <= last)
+      throw base::InvalidUsage(fmt::format(
+          "--log-csv '{}': line {} is not the record of a step after {}, so a resumed run can't continue the file; "
+          "name another file, or remove this one",
+          path, number, last));
+    last = *step;
+    if (last > first_step) break;
+    kept += line;
+    begin = end + 1;
+  }
+  return kept;
+}
+
+/// The text of a log that the run continues; nothing if it starts a new one.
+std::optional<std::string> text_to_continue(const std::string& path, std::int64_t first_step) {
+  std::error_code error;
+  if (path.empty() || first_step == 0 || !std::filesystem::is_regular_file(path, error)) return std::nullopt;
+  const base::FileText read = base::read_regular(path);
+  if (!read.problem.empty()) throw base::InvalidUsage("--log-csv: can't read '" + path + "': " + read.problem);
+  return read.text;
+}
+
+LineFile open_log(const std::string& path, std::int64_t first_step) {
+  const auto text = text_to_continue(path, first_step);
+  if (!text) {
+    LineFile file("--log-csv", path);
+    file.write(kHeader);
+    return file;
+  }
+  if (const std::string kept = kept_records(path, *text, first_step); kept != *text) write_file(path, kept);
+  return {"--log-csv", path, LineFile::Mode::append};
+}
+
+/// Throws InvalidUsage if a run that resumes after `first_step` steps can't continue the file: another program, or
+/// another version, has written it.
+void check_csv_log(const std::string& path, std::int64_t first_step) {
+  if (const auto text = text_to_continue(path, first_step)) kept_records(path, *text, first_step);
+}
+
+/// --log-csv: a table of the steps of a training, which spreadsheets and pandas read. RFC 4180: a header, then a record
+/// for each step, written when the step is done. A run that resumes continues its file; the records of steps that it
+/// will do again are dropped.
+class CsvLog {
+ public:
+  /// `first_step`: number of steps that the run has done before. "" is no file. Throws InvalidUsage.
+  CsvLog(const std::string& path, std::int64_t first_step) : file_(open_log(path, first_step)) {}
+  void write(const StepReport& step) {
+    const auto skipped = step.loss_scale ? std::optional(step.skipped_steps) : std::nullopt;
+    file_.write(fmt::format("{},{},{},{},{},{},{},{},{},{}\r\n", step.step, step.loss, step.tokens_per_second,
+                            step.grad_norm, step.learning_rate, field(step.loss_scale), field(skipped), step.live_bytes,
+                            step.peak_bytes, field(step.mfu)));
+  }
+
+ private:
+  LineFile file_;
+};
 
 void check_outputs(const TrainPlan& plan) {
   const TrainOptions& options = plan.options;
@@ -105,11 +196,7 @@ int train_as_rank(const TrainPlan& plan) {
                                 {"steps", options.steps}};
   if (outcome.result.replayed) end["graphs"] = true;
   write_json(json, end);
-  if (!options.trace.empty()) {
-    std::ostringstream trace;
-    base::write_chrome_trace(trace, outcome.last_step);
-    write_file(options.trace, trace.str());
-  }
+  if (!options.trace.empty()) write_file(options.trace, chrome_trace(outcome.last_step));
   if (!outcome.save_failure.empty()) throw base::SystemError(outcome.save_failure);
   return 0;
 }

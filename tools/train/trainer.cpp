@@ -1,9 +1,6 @@
 #include "tools/train/trainer.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "tessera/comm/flight_recorder.h"
@@ -15,9 +12,7 @@
 #include "tools/results/statistics.h"
 #include "tools/train/divergence.h"
 #include "tools/train/engine_options.h"
-#include "tools/train/evaluation.h"
-#include "tools/train/link_fit.h"
-#include "tools/train/mfu.h"
+#include "tools/train/measurements.h"
 #include "tools/train/model_files.h"
 #include "tools/train/model_task.h"
 #include "tools/train/run_checkpointer.h"
@@ -28,14 +23,6 @@ namespace {
 
 using base::MemoryCategory;
 using base::TraceEvent;
-using base::TraceEventKind;
-
-/// One rank's measurements; rank 0 uses the slowest.
-struct StepMeasurements {
-  std::vector<double> step_ms;
-  std::vector<double> exposed_ms;
-  std::vector<StepParts> parts;  // if the links record
-};
 
 /// The first two steps warm up caches and pools; with fewer than three steps all count.
 template <class T>
@@ -62,16 +49,14 @@ class Trainer {
           const std::shared_ptr<base::MemoryTracker>& memory_tracker, bool measure_norm)
       : plan_(plan),
         world_(world),
-        first_control_(world.traffic()),
         memory_tracker_(*memory_tracker),
         context_({.threads = plan.threads,
                   .memory_tracker = memory_tracker,
-                  .memory = {},
-                  .make_stream = {},
                   .device = device_of_rank(plan.options.device),
                   .logger = world.logger(),
                   .products = plan.products}),
         control_(world, context_.runtime()),
+        first_control_(world.traffic()),
         slow_world_(slow_copy(world, plan.links)),
         divergence_(control_, plan.options.wrap == "block" ? strategy : strategy + " " + plan.options.wrap),
         task_(plan.task ? make_task(plan, context_) : std::make_unique<LanguageTask>(plan, context_)),
@@ -147,7 +132,7 @@ class Trainer {
     losses_.push_back(mean);
     const double ms = static_cast<double>(base::host_time_ns() - start) / 1e6;
     record_times(ms);
-    if (records_parts()) measured_.parts.push_back(cut_step(start, updated, last_events_, take_record(*slow_world_)));
+    if (records_parts()) parts_.push_back(cut_step(start, updated, last_events_, take_record(*slow_world_)));
     if (recorder_) recorder_->end_step(report.step, last_events_);
     report.tokens_per_second = static_cast<double>(plan_.options.global_batch * plan_.seq_len) / ms * 1e3;
     if (peak_flops_)
@@ -190,12 +175,8 @@ class Trainer {
 
   void record_times(double ms) {
     last_events_ = engine_.trace().drain();
-    std::int64_t exposed = 0;
-    for (const TraceEvent& event : last_events_)
-      if (event.kind == TraceEventKind::unshard_wait || event.kind == TraceEventKind::reduce_wait)
-        exposed += event.duration_ns();
-    measured_.step_ms.push_back(ms);
-    measured_.exposed_ms.push_back(static_cast<double>(exposed) / 1e6);
+    step_ms_.push_back(ms);
+    exposed_ms_.push_back(static_cast<double>(exposed_ns(last_events_)) / 1e6);
   }
 
   bool records_parts() const { return slow_world_ != nullptr && plan_.links->record; }
@@ -203,30 +184,24 @@ class Trainer {
   /// Traffic is counted from the end of the first step: the formulas describe every step after it.
   void mark_first_step() {
     engine_.wait();
+    if (plan_.options.steps - plan_.first_step == 1) return;  // there is no other
     first_traffic_ = engine_.stats().traffic();
-    first_step_control_ = world_.traffic();
+    first_control_ = world_.traffic();
     first_copied_ = engine_.stats().copied_bytes();
   }
 
-  struct Traffic {
-    PerCollective calls, bytes;
-    std::uint64_t copied = 0;
-  };
-
-  Traffic traffic_per_step() const {
+  /// Fills what this rank called, sent and copied per step.
+  void add_traffic(RunResult& r) const {
     const std::int64_t steps = plan_.options.steps - plan_.first_step;
-    Traffic traffic;
-    if (steps <= 0) return traffic;
-    const bool one = steps == 1;
-    const auto count = static_cast<std::uint64_t>(one ? 1 : steps - 1);
-    const fsdp::EngineTraffic t = engine_.stats().traffic() - (one ? fsdp::EngineTraffic{} : first_traffic_);
-    const comm::TrafficStats loss = world_.traffic() - (one ? first_control_ : first_step_control_);
-    traffic.calls = {t.all_gather.calls / count, t.reduce_scatter.calls / count, t.all_reduce.calls / count,
-                     (t.control.calls + loss.calls()) / count};
-    traffic.bytes = {t.all_gather.bytes_sent / count, t.reduce_scatter.bytes_sent / count,
-                     t.all_reduce.bytes_sent / count, (t.control.bytes_sent + loss.bytes_sent()) / count};
-    traffic.copied = (engine_.stats().copied_bytes() - (one ? 0 : first_copied_)) / count;
-    return traffic;
+    if (steps <= 0) return;
+    const auto counted = static_cast<std::uint64_t>(std::max<std::int64_t>(1, steps - 1));
+    fsdp::EngineTraffic traffic = engine_.stats().traffic() - first_traffic_;
+    const comm::TrafficStats loss = world_.traffic() - first_control_;
+    traffic.control.calls += loss.calls();
+    traffic.control.bytes_sent += loss.bytes_sent();
+    r.calls_per_step = calls_of(traffic, counted);
+    r.wire_bytes_per_step = bytes_of(traffic, counted);
+    r.copied_bytes_per_step = (engine_.stats().copied_bytes() - first_copied_) / counted;
   }
 
   PerCollective formula_bytes(const fsdp::Strategy& strategy) const {
@@ -243,10 +218,10 @@ class Trainer {
 
   const TrainPlan& plan_;
   comm::Communicator& world_;
-  const comm::TrafficStats first_control_;  // of the world before this training
   base::MemoryTracker& memory_tracker_;
   nn::Context context_;
   comm::HostCollectives control_;
+  comm::TrafficStats first_control_;                // of the world, before the counted steps
   std::unique_ptr<comm::Communicator> slow_world_;  // with --link; losses and results of the run don't pass it
   DivergenceMonitor divergence_;
   std::unique_ptr<fsdp::TrainingTask> task_;
@@ -258,59 +233,59 @@ class Trainer {
   std::optional<fsdp::GraphedStep> graphed_;  // nothing: steps are not replayed
   bool told_obstacle_ = false;
   std::vector<double> losses_;
-  StepMeasurements measured_;
+  std::vector<double> step_ms_, exposed_ms_;  // of this rank
+  std::vector<StepParts> parts_;              // if the links record
   RunResult::ModelState state_;
   std::vector<TraceEvent> last_events_;
   fsdp::EngineTraffic first_traffic_;
-  comm::TrafficStats first_step_control_;
   std::uint64_t first_copied_ = 0;
 };
 
 RunResult Trainer::summarize() {
-  const Traffic traffic = traffic_per_step();
-  const base::MemoryTracker::Snapshot peak = memory_tracker_.snapshot();
-  std::vector<std::uint64_t> figures = {traffic.bytes.all_gather, traffic.bytes.reduce_scatter,
-                                        traffic.bytes.all_reduce, traffic.bytes.control,
-                                        traffic.copied,           state_.parameter,
-                                        state_.gradient,          state_.optimizer,
-                                        peak.total_peak,          peak.reserved};
-  figures.insert(figures.end(), peak.peak.begin(), peak.peak.end());
-
   RunResult r;
   r.strategy = engine_.options().strategy.name;
   const int replicas = engine_.mesh().shape().size_of(fsdp::kReplicateAxis);
   r.mesh = {replicas, engine_.mesh().shape().size() / replicas};
-  for (const auto& unit : engine_.stats().units())
-    r.units.push_back({unit.name, unit.elements, unit.padding, unit.kept_after_forward, unit.peak_bytes});
+  r.units = engine_.stats().units();
   r.losses = losses_;
   if (scaler_) r.skipped_steps = scaler_->state().skipped_steps;
   r.replayed = graphed_ && graphed_->replays();
-  r.calls_per_step = traffic.calls;
   r.formula_bytes_per_step = formula_bytes(engine_.options().strategy);
   fsdp::Strategy plain = engine_.options().strategy;
   plain.all_gather = plain.reduce_scatter = plain.all_reduce = "plain";
   r.plain_bytes_per_step = formula_bytes(plain);
 
-  std::vector<std::uint64_t> most(figures.size(), 0);
-  for (const auto& rank : control_.gather_all(figures))
-    for (std::size_t i = 0; i < most.size(); ++i) most[i] = std::max(most[i], rank[i]);
-  r.wire_bytes_per_step = {most[0], most[1], most[2], most[3]};
-  r.copied_bytes_per_step = most[4];
-  r.model_state_bytes = {most[5], most[6], most[7]};
-  r.peak_bytes.total_peak = most[8];
-  r.peak_bytes.reserved = most[9];
-  std::copy_n(most.begin() + 10, base::kMemoryUses, r.peak_bytes.peak.begin());
+  add_traffic(r);
+  r.model_state_bytes = state_;
+  const base::MemoryTracker::Snapshot peak = memory_tracker_.snapshot();
+  r.peak_bytes.total_peak = peak.total_peak;
+  r.peak_bytes.reserved = peak.reserved;
+  r.peak_bytes.peak = peak.peak;
+  auto& [parameter, gradient, optimizer] = r.model_state_bytes;
+  PerCollective& sent = r.wire_bytes_per_step;
+  std::vector<std::uint64_t*> figures = {&sent.all_gather,
+                                         &sent.reduce_scatter,
+                                         &sent.all_reduce,
+                                         &sent.control,
+                                         &r.copied_bytes_per_step,
+                                         &parameter,
+                                         &gradient,
+                                         &optimizer,
+                                         &r.peak_bytes.total_peak,
+                                         &r.peak_bytes.reserved};
+  for (std::uint64_t& bytes : r.peak_bytes.peak) figures.push_back(&bytes);
+  std::vector<std::uint64_t> own;
+  for (const std::uint64_t* figure : figures) own.push_back(*figure);
+  const std::vector<std::uint64_t> most = largest(control_, own);
+  for (std::size_t i = 0; i < most.size(); ++i) *figures[i] = most[i];
 
   // The slowest rank of each step; exposed time by rank, because a fast rank's wait is another's compute.
-  std::vector<double> slowest(measured_.step_ms.size(), 0);
-  for (const auto& rank : control_.gather_all(measured_.step_ms))
-    for (std::size_t i = 0; i < slowest.size(); ++i) slowest[i] = std::max(slowest[i], rank[i]);
-  for (const auto& rank : control_.gather_all(measured_.exposed_ms))
+  const std::vector<double> warm = without_warm_up(largest(control_, step_ms_));
+  for (const auto& rank : control_.gather_all(exposed_ms_))
     r.exposed_communication_ms = std::max(r.exposed_communication_ms, median(without_warm_up(rank)));
   if (slow_world_ && !plan_.fits_links) r.link = latest(control_, *slow_world_);
   if (plan_.fits_links) r.link_fit = fit_link(world_);
-  if (records_parts()) r.parts = mean_over(control_, measured_.parts);
-  const std::vector<double> warm = without_warm_up(slowest);
+  if (records_parts()) r.parts = mean_over(control_, parts_);
   r.step_ms_median = median(warm);
   r.step_ms_p95 = percentile(warm, 0.95);
   const double total_ms = std::accumulate(warm.begin(), warm.end(), 0.0);
@@ -321,6 +296,16 @@ RunResult Trainer::summarize() {
 }
 
 }  // namespace
+
+PerCollective calls_of(const fsdp::EngineTraffic& t, std::uint64_t steps) {
+  return {t.all_gather.calls / steps, t.reduce_scatter.calls / steps, t.all_reduce.calls / steps,
+          t.control.calls / steps};
+}
+
+PerCollective bytes_of(const fsdp::EngineTraffic& t, std::uint64_t steps) {
+  return {t.all_gather.bytes_sent / steps, t.reduce_scatter.bytes_sent / steps, t.all_reduce.bytes_sent / steps,
+          t.control.bytes_sent / steps};
+}
 
 TrainingOutcome run_training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
                              const std::shared_ptr<base::MemoryTracker>& memory_tracker,

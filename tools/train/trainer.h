@@ -47,6 +47,10 @@ struct TrainingOutcome {
   std::string save_failure;                 ///< why no checkpoint of --save contains the last state; "" if one does
 };
 
+/// Calls, and bytes sent, in one of so many steps.
+PerCollective calls_of(const fsdp::EngineTraffic& traffic, std::uint64_t steps);
+PerCollective bytes_of(const fsdp::EngineTraffic& traffic, std::uint64_t steps);
+
 /// Collective: every rank of `world` calls it with the same plan. `memory_tracker` is the one that `world` uses.
 TrainingOutcome run_training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
                              const std::shared_ptr<base::MemoryTracker>& memory_tracker,

@@ -1,26 +1,31 @@
-#include "tools/compare/compare_what_if.h"
+#include "tools/compare/compare_simulations.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <cmath>
 #include <set>
 
 #include "tessera/base/device.h"
 #include "tessera/base/error.h"
 #include "tessera/fsdp/mesh.h"
-#include "tools/plan/planned_why.h"
 #include "tools/plan/step_schedule.h"
+#include "tools/results/statistics.h"
 #include "tools/train/engine_options.h"
 
 namespace tessera::tools {
 namespace {
 
+using base::InvalidUsage;
 using nlohmann::ordered_json;
 
 constexpr LinkSpec kDefaultLink{20, 100e6};  // plan's
 constexpr LinkSpec kDefaultIntra{5, 5e9};
-constexpr MachineSpec kStart{.flops = 50e9, .bytes_per_second = 10e9};  // only the ratio of its speeds stays
+/// What simulations start from; only the ratio of its speeds stays.
+constexpr MachineSpec kStart{.flops = 50e9, .bytes_per_second = 10e9};
+constexpr double kNoLimit = 1e15;  // bytes per second of links that only record
 constexpr std::int64_t kMostSequences = 64;
 
 WhatIf::Setting setting_of(const TrainPlan& plan) {
@@ -43,7 +48,7 @@ TrainPlan plan_for(const TrainPlan& plan, int ranks, int hosts, std::int64_t seq
   return other;
 }
 
-StepPlan step_of(const Contestant& run, const TrainPlan& plan, const WhatIf::Setting& setting,
+StepPlan step_of(const PlannedRun& run, const TrainPlan& plan, const WhatIf::Setting& setting,
                  const MachineSpec& machine, bool with_graph = false) {
   const std::optional<LinkSpec> intra = setting.hosts > 1 ? std::optional(setting.intra) : std::nullopt;
   const ClusterSpec cluster = linked_cluster(setting.link, intra, setting.hosts, setting.ranks, machine);
@@ -51,7 +56,7 @@ StepPlan step_of(const Contestant& run, const TrainPlan& plan, const WhatIf::Set
                    {.graph = with_graph, .all_memory = with_graph});
 }
 
-StepPlan step_here(const Contestant& run, const MachineSpec& machine) {
+StepPlan step_here(const PlannedRun& run, const MachineSpec& machine) {
   const WhatIf::Setting setting = setting_of(run.plan);
   return step_of(run, plan_for(run.plan, setting.ranks, setting.hosts, setting.sequences), setting, machine);
 }
@@ -60,7 +65,7 @@ double computing_ms(const StepParts& parts) { return parts.compute + parts.optim
 
 /// That on which the ranks would have computed as long as they did, on average over the runs: in words, since plan
 /// takes words, and rounded like them.
-std::string measured_machine(const std::vector<Contestant>& contestants, const std::vector<RunResult>& runs) {
+std::string measured_machine(const std::vector<PlannedRun>& contestants, const std::vector<RunResult>& runs) {
   double measured_ms = 0, simulated_ms = 0;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     if (!runs[i].timeline || runs[i].timeline->ranks.empty()) continue;
@@ -87,7 +92,7 @@ ordered_json loads_of(const StepSchedule& schedule, int ranks, int hosts) {
   ordered_json loads = ordered_json::array();
   for (const plan::SimulatedOp& operation : schedule.operations) {
     const std::optional<PortLoad> load = port_load(operation, ranks, hosts);
-    if (!load) throw base::InvalidUsage("its operations pass the links in several rounds");
+    if (!load) throw InvalidUsage("its operations pass the links in several rounds");
     loads.push_back({load->bytes[0], load->bytes[1], load->messages[0], load->messages[1]});
   }
   return loads;
@@ -95,7 +100,7 @@ ordered_json loads_of(const StepSchedule& schedule, int ranks, int hosts) {
 
 class Schedules {
  public:
-  Schedules(const Contestant& run, const MachineSpec& machine, std::int64_t most)
+  Schedules(const PlannedRun& run, const MachineSpec& machine, std::int64_t most)
       : run_(run), machine_(machine), most_(most) {}
 
   /// Adds the schedule of these ranks, or the loads of these hosts to that with the same mesh. `own`: throws if the run
@@ -104,7 +109,7 @@ class Schedules {
     try {
       const fsdp::MeshShape mesh = engine_options(plan_for(run_.plan, ranks, hosts, 1), run_.strategy).mesh.value();
       const std::array key{ranks, mesh.size_of(fsdp::kShardAxis)};
-      auto found = std::find_if(all_.begin(), all_.end(), [&](const Entry& entry) { return entry.key == key; });
+      auto found = std::ranges::find(all_, key, &Entry::key);
       if (found == all_.end()) found = all_.insert(found, {key, schedule_for(ranks, hosts), {}});
       found->loads[std::to_string(hosts)] = loads_of(found->schedule, ranks, hosts);
     } catch (const base::Error&) {
@@ -150,21 +155,21 @@ class Schedules {
   }
   StepSchedule schedule_for(int ranks, int hosts) const {
     std::optional<StepSchedule> schedule = schedule_of(planned(ranks, hosts, 1), planned(ranks, hosts, most_));
-    if (!schedule) throw base::InvalidUsage("the order of its calls depends on the batch");
+    if (!schedule) throw InvalidUsage("the order of its calls depends on the batch");
     return *std::move(schedule);
   }
 
-  const Contestant& run_;
+  const PlannedRun& run_;
   const MachineSpec machine_;
   const std::int64_t most_;
   std::vector<Entry> all_;
 };
 
 /// Fills the schedules of `shown`. Throws InvalidUsage if there are none.
-void add_schedules(const Contestant& run, const WhatIf& what_if, const MachineSpec& machine, WhatIf::Run& shown) {
+void add_schedules(const PlannedRun& run, const WhatIf& what_if, const MachineSpec& machine, WhatIf::Run& shown) {
   const fsdp::Strategy strategy = engine_options(run.plan, run.strategy).strategy;
   if (!fsdp::periodic_axis(strategy).empty())
-    throw base::InvalidUsage("its steps differ, since replicas synchronize only in some of them");
+    throw InvalidUsage("its steps differ, since replicas synchronize only in some of them");
   const WhatIf::Setting& own = what_if.setting;
   Schedules schedules(run, machine, what_if.most_sequences);
   schedules.add(own.ranks, own.hosts, true);
@@ -177,6 +182,50 @@ void add_schedules(const Contestant& run, const WhatIf& what_if, const MachineSp
 }
 
 }  // namespace
+
+void record_waits(TrainPlan& plan) {
+  if (base::parse_device(plan.options.device).type != base::DeviceType::cpu)
+    throw InvalidUsage("--why: only waits of ranks on the cpu can be told apart, not on device " + plan.options.device);
+  if (!plan.links) {
+    plan.links = {.link = {{}, kNoLimit}};
+    plan.fits_links = true;
+  }
+  plan.links->record = true;
+}
+
+comm::SlowLinks apply_link_fits(const std::vector<RunResult*>& runs) {
+  std::vector<double> latencies, seconds_per_byte;
+  for (const RunResult* run : runs) {
+    latencies.push_back(run->link_fit.value().latency_us);
+    seconds_per_byte.push_back(1 / run->link_fit.value().bytes_per_second);
+  }
+  const double latency_us = median(std::move(latencies));
+  const double rate = 1 / median(std::move(seconds_per_byte));
+  for (RunResult* run : runs) {
+    const PerCollective& bytes = run->wire_bytes_per_step;
+    const PerCollective& calls = run->calls_per_step;
+    StepParts& parts = run->parts.value();
+    parts.volume = static_cast<double>(bytes.all_gather + bytes.reduce_scatter + bytes.all_reduce) / rate * 1e3;
+    parts.latency =
+        static_cast<double>(calls.all_gather + calls.reduce_scatter + 2 * calls.all_reduce) * latency_us * 1e-3;
+    parts.exposed += parts.transport;
+    parts.transport = 0;
+  }
+  return {.link = {std::chrono::nanoseconds(std::llround(latency_us * 1e3)), rate}};
+}
+
+Why measured_why(const PlannedRun& from, const PlannedRun& to,
+                 const std::pair<std::vector<StepParts>, std::vector<StepParts>>& parts, const comm::SlowLinks& links) {
+  Why why = explain_gap(parts.first, parts.second);
+  why.from = from.name;
+  why.to = to.name;
+  why.link = link_words(links);
+  const StepParts a = mean_of(parts.first), b = mean_of(parts.second);
+  const LinkedMachine start{links, kStart, from.plan.ranks};
+  if (!from.plan.can_be_simulated) return why;
+  why.helps = what_helps(from, to, calibrated(start, from, to, a.compute + a.optimizer + b.compute + b.optimizer));
+  return why;
+}
 
 std::vector<std::string> plan_arguments(const CLI::App& app, const CompareOptions& options) {
   if (!options.init.empty() || !options.resume.empty()) return {};
@@ -197,7 +246,7 @@ std::vector<std::string> plan_arguments(const CLI::App& app, const CompareOption
   return arguments;
 }
 
-std::optional<WhatIf> what_if_of(const std::vector<Contestant>& contestants, const std::vector<RunResult>& runs) {
+std::optional<WhatIf> what_if_of(const std::vector<PlannedRun>& contestants, const std::vector<RunResult>& runs) {
   const TrainPlan& plan = contestants.front().plan;
   if (base::parse_device(plan.options.device).type != base::DeviceType::cpu) return std::nullopt;
   if (!plan.can_be_simulated) return std::nullopt;

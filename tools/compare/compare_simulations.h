@@ -1,12 +1,16 @@
-// compare --why: what the runs record, and why one of them is slower than another.
+// What compare simulates of its runs: why one is slower than another and what would help (--why), and the schedules
+// that a report replays in settings that were not run.
 #pragma once
 
+#include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tools/compare/compare_runs.h"
 #include "tools/plan/planned_why.h"
-#include "tools/results/comparison.h"
+#include "tools/results/what_if.h"
 
 namespace tessera::tools {
 
@@ -22,5 +26,12 @@ comm::SlowLinks apply_link_fits(const std::vector<RunResult*>& runs);
 /// what would help is calibrated by these.
 Why measured_why(const PlannedRun& from, const PlannedRun& to,
                  const std::pair<std::vector<StepParts>, std::vector<StepParts>>& parts, const comm::SlowLinks& links);
+
+/// The arguments of plan for the same steps, without those of links, machine, ranks and batch; empty if the model comes
+/// from files that plan doesn't read. `app` has parsed compare.
+std::vector<std::string> plan_arguments(const CLI::App& app, const CompareOptions& options);
+
+/// `runs` are those of `contestants`, with timelines. Nothing on devices, whose steps these schedules don't describe.
+std::optional<WhatIf> what_if_of(const std::vector<PlannedRun>& contestants, const std::vector<RunResult>& runs);
 
 }  // namespace tessera::tools

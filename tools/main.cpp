@@ -1,7 +1,5 @@
 // The command line: parses, runs the chosen subcommand, and turns errors into one line and an exit code.
 // 0 done; 1 the work failed; 2 wrong usage or input.
-#include <unistd.h>
-
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
@@ -15,10 +13,10 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/comm/launch.h"
+#include "tessera/comm/registry.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
 #include "tools/cli/validators.h"
-#include "tools/info/catalog.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/rank_watch.h"
 #include "tools/launch/ranks.h"
@@ -114,8 +112,8 @@ int code_of(const base::Error& error) {
 void warn_of_unknown_variables() {
   std::vector<std::string> unknown = base::unknown_variables(all_variables());
   if (unknown.empty()) return;
-  const Catalog all = catalog();  // it may be a module's variable; asking the modules takes a while
-  for (const comm::ModuleVariable& known : all.variables) std::erase(unknown, known.name);
+  for (const comm::BackendState& backend : comm::list_backends())  // it may be a module's; asking them takes a while
+    for (const comm::ModuleVariable& known : backend.variables) std::erase(unknown, known.name);
   for (const std::string& name : unknown)
     say("warning: " + name + " is not a variable of this program; see tessera info --env");
 }

@@ -174,11 +174,11 @@ int main(int argc, char** argv) {
   tessera::base::open_closed_streams();
   try {
     if (!tessera::tools::has_a_launcher()) tessera::tools::say_what_stops_us();
-    static const tessera::tools::RankReport report;  // lives until the process ends
-    static const tessera::tools::RankGuard guard(tessera::tools::launch_to_guard());
+    static const auto launcher = tessera::tools::connect_to_launcher();  // lives until the process ends
+    static const auto guard = tessera::tools::connect_to_guard(tessera::tools::launch_to_guard());
     const int code = tessera::tools::main_of({argv + 1, argv + argc});
-    report.end(code);
-    guard.end(code);
+    launcher.send("end " + std::to_string(code) + "\n");
+    guard.send(code == 0 ? "e" : "f");
     return code;
   } catch (const std::exception& error) {
     tessera::tools::print_clean(stderr, "tessera: {}\n", error.what());

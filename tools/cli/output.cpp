@@ -48,15 +48,6 @@ base::NewFile open_output(const std::string& path) {
   return file;
 }
 
-void write_all(const base::NewFile& file, std::string_view content, const std::string& path) {
-  while (!content.empty()) {
-    const ssize_t written = ::write(file.fd.get(), content.data(), content.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) throw base::system_error("can't write '" + path + "'");
-    content.remove_prefix(static_cast<std::size_t>(written));
-  }
-}
-
 }  // namespace
 
 void print_text(std::FILE* stream, std::string_view text) {
@@ -116,8 +107,16 @@ std::string json_text(const nlohmann::ordered_json& json, int indent) {
 void write_file(const std::string& path, std::string_view content) {
   base::NewFile file = open_output(path);
   try {
-    write_all(file, content, path);
-    if (!file.path.empty() && ::rename(file.path.c_str(), path.c_str()) != 0)
+bool write_all(int file, std::string_view content) {
+  while (!content.empty()) {
+    const ssize_t written = ::write(file, content.data(), content.size());
+    if (written < 0 && errno != EINTR) return false;
+    content.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
+  }
+  return true;
+}
+
+    if (!write_all(file.fd.get(), content) || (!file.path.empty() && ::rename(file.path.c_str(), path.c_str()) != 0))
       throw base::system_error("can't write '" + path + "'");
   } catch (...) {
     if (!file.path.empty()) ::unlink(file.path.c_str());

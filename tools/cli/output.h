@@ -40,6 +40,9 @@ void check_directory(const std::string& option, const std::string& directory, co
 /// Replaces the file atomically (writes a file beside it, then renames); writes pipes and devices directly. Throws
 /// SystemError.
 void write_file(const std::string& path, std::string_view content);
+/// Writes all of it to a descriptor. False: errno says why not.
+bool write_all(int file, std::string_view content);
+
 
 /// `json` as a file. "" is no file.
 void write_json(const std::string& path, const nlohmann::ordered_json& json, int indent = 1);

@@ -1,7 +1,6 @@
 #include "tools/cli/output.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -55,9 +54,13 @@ void print_text(std::FILE* stream, std::string_view text) {
   std::fwrite(clean.data(), 1, clean.size(), stream);
 }
 
-void print_json(const nlohmann::ordered_json& json, int indent) {
-  print_text(stdout, json.dump(indent, ' ', true, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+void print_now(std::string_view text) {
+  print_text(stdout, text);
   std::fflush(stdout);
+}
+
+void print_json(const nlohmann::ordered_json& json, int indent) {
+  print_now(json.dump(indent, ' ', true, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
 void check_writable(std::string_view option, const std::string& path) {
@@ -104,9 +107,6 @@ std::string json_text(const nlohmann::ordered_json& json, int indent) {
   return json.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-void write_file(const std::string& path, std::string_view content) {
-  base::NewFile file = open_output(path);
-  try {
 bool write_all(int file, std::string_view content) {
   while (!content.empty()) {
     const ssize_t written = ::write(file, content.data(), content.size());
@@ -116,6 +116,9 @@ bool write_all(int file, std::string_view content) {
   return true;
 }
 
+void write_file(const std::string& path, std::string_view content) {
+  base::NewFile file = open_output(path);
+  try {
     if (!write_all(file.fd.get(), content) || (!file.path.empty() && ::rename(file.path.c_str(), path.c_str()) != 0))
       throw base::system_error("can't write '" + path + "'");
   } catch (...) {

@@ -17,7 +17,6 @@
 #include "tessera/base/parse.h"
 #include "tessera/comm/bootstrap/hmac.h"
 #include "tessera/comm/launch.h"
-#include "tools/cli/leftovers.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/outlet.h"
 #include "tools/launch/process.h"

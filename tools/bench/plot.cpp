@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "tools/bench/output.h"
-#include "tools/pages/embedded.h"
 #include "tools/pages/html.h"
 
 namespace tessera::tools {

@@ -6,7 +6,7 @@
 
 #include "tools/cli/output.h"
 #include "tools/explain/sections.h"
-#include "tools/pages/live.h"
+#include "tools/pages/page.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,4 +1,4 @@
-// Text and formatted numbers for HTML.
+// Text, formatted numbers, styles and scripts for HTML.
 #pragma once
 
 #include <string>
@@ -29,5 +29,11 @@ std::string to_html(const Table& table);
 
 /// What permits this script or style sheet, and no other, in a Content-Security-Policy.
 std::string hash_source(const std::string& text);
+
+// The files of live/ and D3, as constants that the build writes.
+extern const std::string_view kD3;       ///< of node-d3: version 5, minified
+extern const std::string_view kPalette;  ///< colors of the light and dark schemes: --c0 to --c7 distinguish items
+extern const std::string_view kPageStyle;
+extern const std::string_view kPageScript;  ///< the files of live/, which share their names
 
 }  // namespace tessera::tools::pages

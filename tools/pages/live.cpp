@@ -1,5 +1,4 @@
-#include "tools/pages/live.h"
-
+// The pictures of pages, with their tables.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -5,9 +5,6 @@
 #include <cmath>
 
 #include "tools/cli/output.h"
-#include "tools/pages/embedded.h"
-#include "tools/pages/html.h"
-#include "tools/pages/live.h"
 
 namespace tessera::tools::pages {
 

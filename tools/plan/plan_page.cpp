@@ -8,8 +8,6 @@
 #include <map>
 
 #include "tools/cli/output.h"
-#include "tools/pages/html.h"
-#include "tools/pages/live.h"
 #include "tools/pages/page.h"
 
 namespace tessera::tools {

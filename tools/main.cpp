@@ -1,7 +1,5 @@
 // The command line: parses, runs the chosen subcommand, and turns errors into one line and an exit code.
 // 0 done; 1 the work failed; 2 wrong usage or input.
-#include <unistd.h>
-
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
@@ -15,10 +13,10 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/comm/launch.h"
+#include "tessera/comm/registry.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
 #include "tools/cli/validators.h"
-#include "tools/info/catalog.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/rank_watch.h"
 #include "tools/launch/ranks.h"
@@ -114,8 +112,8 @@ int code_of(const base::Error& error) {
 void warn_of_unknown_variables() {
   std::vector<std::string> unknown = base::unknown_variables(all_variables());
   if (unknown.empty()) return;
-  const Catalog all = catalog();  // it may be a module's variable; asking the modules takes a while
-  for (const comm::ModuleVariable& known : all.variables) std::erase(unknown, known.name);
+  for (const comm::BackendState& backend : comm::list_backends())  // it may be a module's; asking them takes a while
+    for (const comm::ModuleVariable& known : backend.variables) std::erase(unknown, known.name);
   for (const std::string& name : unknown)
     say("warning: " + name + " is not a variable of this program; see tessera info --env");
 }
@@ -176,11 +174,11 @@ int main(int argc, char** argv) {
   tessera::base::open_closed_streams();
   try {
     if (!tessera::tools::has_a_launcher()) tessera::tools::say_what_stops_us();
-    static const tessera::tools::RankReport report;  // lives until the process ends
-    static const tessera::tools::RankGuard guard(tessera::tools::launch_to_guard());
+    static const auto launcher = tessera::tools::connect_to_launcher();  // lives until the process ends
+    static const auto guard = tessera::tools::connect_to_guard(tessera::tools::launch_to_guard());
     const int code = tessera::tools::main_of({argv + 1, argv + argc});
-    report.end(code);
-    guard.end(code);
+    launcher.send("end " + std::to_string(code) + "\n");
+    guard.send(code == 0 ? "e" : "f");
     return code;
   } catch (const std::exception& error) {
     tessera::tools::print_clean(stderr, "tessera: {}\n", error.what());

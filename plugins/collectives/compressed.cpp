@@ -136,24 +136,21 @@ WorkChain CompressedCollective::run(const CollectiveCall& call) {
     flights.push_back(std::move(flight));
   }
   if (flights.empty()) return works;
+  const auto decompress = [this, flights](Stream& stream) {
+    for (const auto& flight : flights) decompress_parts(*flight, stream);
+    return WorkChain();
+  };
   if (options_.collective == OpKind::all_gather) {
-    works.then([this, flights](Stream& stream) {
-      for (const auto& flight : flights) decompress_parts(*flight, stream);
-      return WorkChain();
-    });
+    works.then(decompress);
     return works;
   }
-  works.then([this, flights](Stream& stream) {
+  works.then([this, flights, decompress](Stream& stream) {
     WorkChain more;
     for (const auto& flight : flights) {
       sum_parts(*flight, stream);
       if (options_.collective == OpKind::all_reduce) gather_part(*flight, more);
     }
-    if (options_.collective != OpKind::all_reduce) return more;
-    more.then([this, flights](Stream& last) {
-      for (const auto& flight : flights) decompress_parts(*flight, last);
-      return WorkChain();
-    });
+    if (options_.collective == OpKind::all_reduce) more.then(decompress);
     return more;
   });
   return works;

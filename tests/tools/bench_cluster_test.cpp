@@ -9,7 +9,7 @@
 #include "tessera/plan/world.h"
 #include "tools/bench/machine_kernels.h"
 #include "tools/bench/machine_links.h"
-#include "tools/bench/step_overhead.h"
+#include "tools/bench/modes.h"
 #include "tools/plan/simulated_cluster.h"
 
 namespace tessera::tools {

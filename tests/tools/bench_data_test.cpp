@@ -15,7 +15,7 @@ namespace {
 
 using base::DType;
 using Kind = comm::ReduceOp::Kind;
-using Id = BenchOp::Id;
+using comm::OpKind;
 
 template <class T>
 double number(T value) {
@@ -82,32 +82,32 @@ std::vector<T> brute_force(const BenchData& data, const BenchShape& shape, const
     const auto start = inputs[static_cast<std::size_t>(from)].begin() + static_cast<std::ptrdiff_t>(begin);
     out.insert(out.end(), start, start + static_cast<std::ptrdiff_t>(shape.count));
   };
-  switch (data.op->id) {
-    case Id::all_reduce:
+  switch (data.op->kind) {
+    case OpKind::all_reduce:
       return reduced(inputs, data.redop, 0, shape.count, backwards);
-    case Id::reduce:
+    case OpKind::reduce:
       return root ? reduced(inputs, data.redop, 0, shape.count, backwards) : out;
-    case Id::reduce_scatter:
+    case OpKind::reduce_scatter:
       return reduced(inputs, data.redop, own, shape.count, backwards);
-    case Id::broadcast:
+    case OpKind::broadcast:
       append(data.root, 0);
       break;
-    case Id::scatter:
+    case OpKind::scatter:
       append(data.root, own);
       break;
-    case Id::send_recv:
+    case OpKind::send:
       append(rank == 0 ? data.ranks - 1 : rank - 1, 0);
       break;
-    case Id::gather:
+    case OpKind::gather:
       if (!root) break;
       [[fallthrough]];
-    case Id::all_gather:
+    case OpKind::all_gather:
       for (int k = 0; k < data.ranks; ++k) append(k, 0);
       break;
-    case Id::all_to_all:
+    case OpKind::all_to_all:
       for (int k = 0; k < data.ranks; ++k) append(k, own);
       break;
-    case Id::barrier:
+    default:
       break;
   }
   return out;

@@ -1,10 +1,10 @@
 // The fit against data from known coefficients; data that no line fits; and the fit of absolute errors as a control.
-#include "tools/bench/fit.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <vector>
+
+#include "tools/results/statistics.h"
 
 namespace tessera::tools {
 namespace {

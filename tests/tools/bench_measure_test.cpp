@@ -8,7 +8,6 @@
 #include "tessera/base/stream.h"
 #include "tessera/comm/init.h"
 #include "tools/bench/memory_bound.h"
-#include "tools/bench/overlap.h"
 #include "tools/bench/runner.h"
 
 namespace tessera::tools {

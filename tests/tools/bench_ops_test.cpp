@@ -79,7 +79,8 @@ Totals totals(const char* name, std::uint64_t bytes, int ranks, bool in_place) {
   const BenchShape shape = bench_shape(op, bytes, DType::f32, ranks);
   Totals sum;
   for (int rank = 0; rank < ranks; ++rank) {
-    const MemoryTraffic t = bench_traffic(op, shape, {ranks, rank, 1}, in_place);
+    const MemoryTraffic t =
+        bench_traffic({&op, DType::f32, comm::ReduceOp::Kind::sum, ranks, 1}, shape, rank, in_place);
     sum.combined_loads += t.combined * static_cast<std::size_t>(t.sources);
     sum.combined += t.combined;
     sum.copied += t.copied;

@@ -131,7 +131,7 @@ TEST(BenchRun, WithoutCheckReportsNoResult) {
 
 TEST(BenchRun, OneRankWorks) {
   BenchSpec plan = small_plan(1);
-  std::erase_if(plan.ops, [](const BenchOp* op) { return op->id == BenchOp::Id::send_recv; });
+  std::erase_if(plan.ops, [](const BenchOp* op) { return op->kind == comm::OpKind::send; });
   for (const BenchRow& row : rows_of(plan, -1))
     EXPECT_EQ(row.out_of_place.wrong, std::uint64_t{0}) << row.out_of_place.op;
 }

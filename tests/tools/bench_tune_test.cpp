@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/comm/algorithms.h"
-#include "tools/bench/fit.h"
+#include "tools/bench/output.h"
 
 namespace tessera::tools {
 namespace {

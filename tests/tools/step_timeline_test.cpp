@@ -8,7 +8,7 @@
 
 #include "tessera/base/error.h"
 
-#include "tools/pages/live.h"
+#include "tools/pages/page.h"
 
 namespace tessera::tools::pages {
 namespace {

@@ -1,14 +1,12 @@
 // tessera bench: the times of collectives, and whether their results are right.
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <memory>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/init.h"
 #include "tessera/comm/launch.h"
-#include "tools/bench/cluster_bench.h"
-#include "tools/bench/of_step.h"
+#include "tools/bench/modes.h"
 #include "tools/bench/options.h"
 #include "tools/bench/output.h"
 #include "tools/bench/tuner.h"
@@ -22,11 +20,6 @@ namespace tessera::tools {
 namespace {
 
 using nlohmann::ordered_json;
-
-void print(const std::string& text) {
-  print_clean("{}", text);
-  std::fflush(stdout);
-}
 
 /// Creates the communicator of all ranks. Unlike in training, sums may use any order unless the environment requires
 /// one.
@@ -90,8 +83,8 @@ int run_in_processes(const CommandLine& commands, const BenchSpec& plan, const s
 }
 
 BenchCallbacks printing(BenchReport& report) {
-  return {.on_memcpy = [&](const MemcpySpeed& speed) { print(report.add(speed)); },
-          .on_row = [&](const BenchRow& row) { print(report.add(row)); },
+  return {.on_memcpy = [&](const MemcpySpeed& speed) { print_now(report.add(speed)); },
+          .on_row = [&](const BenchRow& row) { print_now(report.add(row)); },
           .on_link = [&](const comm::Lateness& lateness) { report.add(lateness); }};
 }
 
@@ -107,17 +100,17 @@ int run_here(const BenchOptions& options, const BenchSpec& plan) {
   const auto world = join(plan, plan.backends.front(), device, std::nullopt);
   const bool first = world->rank() == 0;
   BenchReport report(plan, options.csv);
-  if (first) print(report.begin());
+  if (first) print_now(report.begin());
   run_bench(plan, *world, *device, printing(report));
   if (!first) return 0;
-  print(report.end());
+  print_now(report.end());
   finish_bench(options, report);
   return 0;
 }
 
 int run_all(const CommandLine& commands, const BenchOptions& options, const BenchSpec& plan) {
   BenchReport report(plan, options.csv);
-  print(report.begin());
+  print_now(report.begin());
   for (const std::string& backend : plan.backends) {
     BenchCallbacks callbacks = printing(report);
     // Results carry the requested names, even if one backend delegates to another.
@@ -125,12 +118,12 @@ int run_all(const CommandLine& commands, const BenchOptions& options, const Benc
       callbacks.on_row = [&](BenchRow row) {
         row.out_of_place.backend = backend;
         if (row.in_place) row.in_place->backend = backend;
-        print(report.add(row));
+        print_now(report.add(row));
       };
     const int code = run_in_processes(commands, plan, backend, std::nullopt, callbacks);
     if (code != 0) return code;
   }
-  print(report.end());
+  print_now(report.end());
   finish_bench(options, report);
   return 0;
 }
@@ -139,9 +132,9 @@ int run_all(const CommandLine& commands, const BenchOptions& options, const Benc
 int tune(const CommandLine& commands, const BenchOptions& options, const BenchSpec& plan) {
   BenchReport report(plan, false);
   AlgorithmTuner tuning(plan);
-  print(report.begin());
+  print_now(report.begin());
   const auto run = [&](const std::string& algorithms, const std::function<void(const BenchRow&)>& on_row) {
-    print(fmt::format("# measuring {}\n", algorithms.empty() ? "the backend's own choice" : algorithms));
+    print_now(fmt::format("# measuring {}\n", algorithms.empty() ? "the backend's own choice" : algorithms));
     BenchCallbacks callbacks{.on_algorithms = [&](const std::vector<std::string>& known) { tuning.set_known(known); },
                              .on_memcpy = [&](const MemcpySpeed& speed) { report.add(speed); },
                              .on_row = on_row};
@@ -160,9 +153,9 @@ int tune(const CommandLine& commands, const BenchOptions& options, const BenchSp
                   plan.backends.front(), plan.ranks, base::name_of(plan.dtype), comm::name_of(plan.redop),
                   plan.communicator_memory ? "communicator" : "ordinary", plan.device,
                   comm_variable("TESSERA_DETERMINISTIC").value_or("0"));
-  print(tuning.table());
+  print_now(tuning.table());
   write_file(options.tune, tuning.file(setting));
-  print(fmt::format("#\n# {} is written; TESSERA_ALGO=@{} uses it\n", options.tune, options.tune));
+  print_now(fmt::format("#\n# {} is written; TESSERA_ALGO=@{} uses it\n", options.tune, options.tune));
   ordered_json json = report.json();
   json["fits"] = ordered_json::array();  // a fit over several algorithms would mean nothing
   json["tune"] = tuning.json();

@@ -13,7 +13,7 @@ namespace {
 
 using base::CopyDirection;
 using comm::MemoryKind;
-using Id = BenchOp::Id;
+using comm::OpKind;
 
 bool supports(const comm::Communicator& world, MemoryKind kind) {
   const std::vector<MemoryKind>& kinds = world.capabilities().memory;
@@ -43,7 +43,10 @@ base::Buffer BenchMemory::allocate_there(std::size_t bytes) {
   const MemoryKind kind = on_host() ? MemoryKind::host : MemoryKind::device;
   if (communicator_memory_ && supports(world_, kind))
     return world_.allocate(bytes, kind, base::MemoryCategory::communication);
-  if (on_host()) return pool_.allocate(bytes, base::MemoryCategory::communication);
+  return on_host() ? pool_.allocate(bytes, base::MemoryCategory::communication) : allocate_of_device(bytes);
+}
+
+base::Buffer BenchMemory::allocate_of_device(std::size_t bytes) {
   return {runtime_.allocate(bytes), bytes,
           [&runtime = runtime_](void* data, std::size_t size) { runtime.free(data, size); }};
 }
@@ -54,15 +57,11 @@ BenchMemory::Block BenchMemory::allocate(std::size_t bytes) {
   return block;
 }
 
-void BenchMemory::put(Block& block, std::size_t bytes) {
+void BenchMemory::copy(Block& block, std::size_t bytes, CopyDirection direction) {
   if (on_host()) return;
-  runtime_.copy(*stream_, CopyDirection::host_to_device, block.memory.data(), block.copy.data(), bytes);
-  stream_->synchronize();
-}
-
-void BenchMemory::get(Block& block, std::size_t bytes) {
-  if (on_host()) return;
-  runtime_.copy(*stream_, CopyDirection::device_to_host, block.copy.data(), block.memory.data(), bytes);
+  const bool there = direction == CopyDirection::host_to_device;
+  base::Buffer &from = there ? block.copy : block.memory, &to = there ? block.memory : block.copy;
+  runtime_.copy(*stream_, direction, to.data(), from.data(), bytes);
   stream_->synchronize();
 }
 
@@ -72,41 +71,50 @@ void BenchMemory::move(const MemoryTraffic& traffic) {
       traffic.copied + (traffic.combined * (static_cast<std::size_t>(traffic.sources) + 1) + 1) / 2;
   if (bytes == 0) return;
   for (base::Buffer* buffer : {&from_, &to_})
-    if (!*buffer || buffer->bytes() < bytes)
-      *buffer = {runtime_.allocate(bytes), bytes,
-                 [&runtime = runtime_](void* data, std::size_t size) { runtime.free(data, size); }};
+    if (!*buffer || buffer->bytes() < bytes) *buffer = allocate_of_device(bytes);
   runtime_.copy(*stream_, CopyDirection::device_to_device, to_.data(), from_.data(), bytes);
   stream_->synchronize();
 }
 
 comm::Work BenchCall::start(comm::Communicator& world) const {
-  switch (id) {
-    case Id::all_reduce:
+  switch (kind) {
+    case OpKind::all_reduce:
       return world.all_reduce(in, out, op);
-    case Id::all_gather:
+    case OpKind::all_gather:
       return world.all_gather(in, out);
-    case Id::reduce_scatter:
+    case OpKind::reduce_scatter:
       return world.reduce_scatter(in, out, op);
-    case Id::broadcast:
+    case OpKind::broadcast:
       return world.broadcast(in, out, root);
-    case Id::reduce:
+    case OpKind::reduce:
       return world.reduce(in, out, op, root);
-    case Id::gather:
+    case OpKind::gather:
       return world.gather(in, out, root);
-    case Id::scatter:
+    case OpKind::scatter:
       return world.scatter(in, out, root);
-    case Id::all_to_all:
+    case OpKind::all_to_all:
       return world.all_to_all(in, out);
-    case Id::send_recv: {
+    case OpKind::send: {
       const int n = world.size();
       const std::array parts = {comm::P2POp::send(in, (world.rank() + 1) % n),
                                 comm::P2POp::recv(out, (world.rank() + n - 1) % n)};
       return world.batch(parts);
     }
-    case Id::barrier:
-      break;
+    default:
+      return world.barrier();
   }
-  return world.barrier();
+}
+
+std::optional<std::string> BenchCall::try_on(comm::Communicator& world, bool may_refuse) const {
+  try {
+    start(world).wait();
+    return std::string(world.last_algorithm());
+  } catch (const base::InvalidUsage&) {
+    if (!may_refuse) throw;
+  } catch (const base::Unsupported&) {
+    if (!may_refuse) throw;
+  }
+  return std::nullopt;
 }
 
 void BenchCall::evict() const {
@@ -123,23 +131,13 @@ BenchBuffers::BenchBuffers(BenchMemory& memory, int rank, const BenchData& data,
 
 BenchBuffers::Pointers BenchBuffers::pointers(const BenchShape& shape, bool in_place, Pointers begin) const {
   const auto [in, out] = begin;
-  if (!in_place) return {in, out};
+  const OpKind kind = data_.op->kind;
+  const bool roots = comm::writes_root(kind) || kind == OpKind::scatter;  // only the root has both buffers
+  if (!in_place || (roots && rank_ != data_.root)) return begin;
   const std::size_t part = static_cast<std::size_t>(rank_) * shape.count * base::size_of(data_.dtype);
-  const bool root = rank_ == data_.root;
-  switch (data_.op->id) {
-    case Id::all_gather:
-      return {out + part, out};
-    case Id::gather:
-      return {root ? out + part : in, out};
-    case Id::reduce_scatter:
-      return {in, in + part};
-    case Id::scatter:
-      return {in, root ? in + part : out};
-    case Id::reduce:
-      return {root ? out : in, out};
-    default:
-      return {out, out};
-  }
+  if (comm::parts_of_out(kind)) return {out + part, out};
+  if (comm::parts_of_in(kind)) return {in, in + part};
+  return {out, out};
 }
 
 void BenchBuffers::fill(const BenchShape& shape, bool in_place) {
@@ -147,22 +145,21 @@ void BenchBuffers::fill(const BenchShape& shape, bool in_place) {
   const std::size_t element = base::size_of(data_.dtype);
   poison(in_.host(), shape.in_count * element);
   poison(out_.host(), shape.out_count * element);
-  const bool rooted_input = data_.op->id == Id::broadcast || data_.op->id == Id::scatter;
-  if (!rooted_input || rank_ == data_.root) fill_bench_input(data_, rank_, at.in, shape.in_count);
-  memory_.put(in_, shape.in_count * element);
-  memory_.put(out_, shape.out_count * element);
+  if (!comm::reads_root(data_.op->kind) || rank_ == data_.root) fill_bench_input(data_, rank_, at.in, shape.in_count);
+  memory_.copy(in_, shape.in_count * element, CopyDirection::host_to_device);
+  memory_.copy(out_, shape.out_count * element, CopyDirection::host_to_device);
 }
 
 comm::View BenchBuffers::output(const BenchShape& shape, bool in_place) {
   const std::size_t element = base::size_of(data_.dtype);
-  memory_.get(in_, shape.in_count * element);
-  memory_.get(out_, shape.out_count * element);
+  memory_.copy(in_, shape.in_count * element, CopyDirection::device_to_host);
+  memory_.copy(out_, shape.out_count * element, CopyDirection::device_to_host);
   return {pointers(shape, in_place, {in_.host(), out_.host()}).out, shape.out_count, data_.dtype, {}};
 }
 
 BenchCall BenchBuffers::call(const BenchShape& shape, bool in_place) const {
   const Pointers at = pointers(shape, in_place, {in_.memory.bytes_at(0), out_.memory.bytes_at(0)});
-  return {data_.op->id,
+  return {data_.op->kind,
           {at.in, shape.in_count, data_.dtype, memory_.device()},
           {at.out, shape.out_count, data_.dtype, memory_.device()},
           bench_reduce_op(data_.redop, rank_),

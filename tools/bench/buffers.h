@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/memory_pool.h"
@@ -30,14 +32,15 @@ class BenchMemory {
   base::MemoryPool& host_pool() { return pool_; }
 
   Block allocate(std::size_t bytes);
-  void put(Block& block, std::size_t bytes);  ///< copies the first bytes from the host's copy; waits
-  void get(Block& block, std::size_t bytes);  ///< copies in the other direction
+  /// Copies the first bytes between the memory and the host's copy, if there is one, and waits.
+  void copy(Block& block, std::size_t bytes, base::CopyDirection direction);
 
   /// Moves as many bytes within the device's memory as `traffic` loads and stores, and waits. Not for the host.
   void move(const MemoryTraffic& traffic);
 
  private:
   base::Buffer allocate_there(std::size_t bytes);
+  base::Buffer allocate_of_device(std::size_t bytes);
 
   comm::Communicator& world_;
   base::DeviceRuntime& runtime_;
@@ -49,12 +52,15 @@ class BenchMemory {
 
 /// An operation with its arguments, as one rank calls it.
 struct BenchCall {
-  BenchOp::Id id = BenchOp::Id::all_reduce;
+  comm::OpKind kind = comm::OpKind::all_reduce;
   comm::ConstView in = {};
   comm::View out = {};
   comm::ReduceOp op = {};
   int root = 0;
   comm::Work start(comm::Communicator& world) const;
+  /// Calls once and waits. Returns the algorithm; nothing if `may_refuse` and it was refused, before anything was sent
+  /// and equally on all ranks.
+  std::optional<std::string> try_on(comm::Communicator& world, bool may_refuse) const;
   /// Evicts its buffers from the caches.
   void evict() const;
 };

@@ -6,12 +6,11 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <optional>
-#include <span>
-#include <vector>
+#include <numeric>
 
+#include "tessera/fsdp/engine.h"
 #include "tessera/fsdp/strategy.h"
-#include "tools/bench/fit.h"
+#include "tools/bench/runner.h"
 #include "tools/results/statistics.h"
 
 namespace tessera::tools {
@@ -58,6 +57,13 @@ CalibrationStep calibration(const Shape& shape, base::DType dtype, int threads, 
   return one;
 }
 
+void train_step(const plan::TrainingStep& step, fsdp::TrainingTask& task, fsdp::Engine& engine) {
+  plan::run_microbatches(step, task, engine, 0);
+  static_cast<void>(task.mean_loss());  // as a training reads it
+  engine.step(1e-3);
+  engine.wait();
+}
+
 constexpr double kSmallestForPeak = 64 * 1024;  // bytes; below, a kernel's start counts
 
 /// All models are measured this often, so that a disturbance of some seconds doesn't decide a kernel's time.
@@ -72,18 +78,89 @@ int steps_for(const CalibrationStep& one) {
 
 /// Times one model: its kernels on all ranks together, and its steps on each rank alone.
 OverheadSample sample(const CalibrationStep& one, int steps, comm::HostCollectives& control, comm::Communicator& alone,
-                      KernelSampler& all) {
-  KernelSampler together, single;
-  time_steps(one.step, control.communicator(), control, std::max(1, steps / 2), &together);
-  time_steps(one.step, alone, control, steps, &single);
-  all.merge(together);
-  all.merge(single);
+                      KernelSampler& kernels) {
+  time_steps(one.step, control.communicator(), control, std::max(1, steps / 2), &kernels);
+  const std::size_t calls = kernels.calls();
+  const double seconds = kernels.sum_of_times();
+  time_steps(one.step, alone, control, steps, &kernels);
   if (!one.timed) return {};
-  return {median(time_steps(one.step, alone, control, steps, nullptr)), single.sum_of_times() / steps,
-          static_cast<double>(single.calls()) / steps};
+  return {median(time_steps(one.step, alone, control, steps, nullptr)), (kernels.sum_of_times() - seconds) / steps,
+          static_cast<double>(kernels.calls() - calls) / steps};
 }
 
 }  // namespace
+
+std::map<double, double> KernelSamples::means() const {
+  std::map<double, double> all;
+  for (const auto& [size, samples] : seconds)
+    all[size] = std::accumulate(samples.begin(), samples.end(), 0.0) / static_cast<double>(samples.size());
+  return all;
+}
+
+std::map<double, double> KernelSamples::medians() const {
+  std::map<double, double> all;
+  for (const auto& [size, samples] : seconds) all[size] = median(samples);
+  return all;
+}
+
+void KernelSampler::call(const nn::KernelInvocation& call, base::Stream& stream, const std::function<void()>& run) {
+  if (!on_) return run();
+  const base::Event before = stream.record_timed();
+  run();
+  const base::Event after = stream.record_timed();
+  const std::int64_t begun = before.time_ns();
+  KernelSamples& samples = kernels_[{std::string(call.kernel), std::string(base::name_of(call.dtype))}];
+  samples.product = call.product.count > 0;
+  const double seconds = static_cast<double>(after.time_ns() - begun) * 1e-9;
+  samples.seconds[call.size].push_back(seconds);
+  ++calls_;
+  sum_of_times_ += seconds;
+}
+
+KernelTables means_of_rounds(std::span<const KernelSampler> rounds) {
+  KernelTables all;
+  for (const KernelSampler& round : rounds)
+    for (const auto& [name, samples] : round.kernels()) {
+      all[name].product = samples.product;
+      for (const auto& [size, mean] : samples.means()) all[name].seconds[size].push_back(mean);
+    }
+  return all;
+}
+
+std::vector<MeasuredKernel> measured_kernels(const KernelTables& kernels, double factor) {
+  std::vector<MeasuredKernel> all;
+  for (const auto& [name, samples] : kernels) {
+    MeasuredKernel table{name.first, name.second, {}};
+    for (const auto& [size, seconds] : samples.medians()) table.points.emplace_back(size, factor * seconds);
+    all.push_back(std::move(table));
+  }
+  return all;
+}
+
+std::vector<double> time_steps(const plan::TrainingStep& step, comm::Communicator& world,
+                               comm::HostCollectives& control, int steps, KernelSampler* sampler) {
+  std::shared_ptr<base::DeviceRuntime> runtime = base::open_device({});
+  if (sampler != nullptr) runtime = nn::observe(std::move(runtime), *sampler);
+  nn::Context context({.threads = step.threads,
+                       .memory_tracker = world.memory_tracker(),
+                       .memory = {},
+                       .make_stream = {},
+                       .device = {},
+                       .runtime = std::move(runtime),
+                       .products = step.products});
+  const std::unique_ptr<fsdp::TrainingTask> task = step.make_task(context);
+  fsdp::Engine engine(task->model(), world, step.engine);
+  engine.initialize(0);
+  constexpr int kFewSteps = 3;  // as many as of long steps
+  for (int i = 0; i < (steps > kFewSteps ? 2 : 1); ++i) train_step(step, *task, engine);
+  if (sampler != nullptr) sampler->turn(true);
+  const std::vector<double> us =
+      measure(control, {.warmup = 0, .iterations = steps}, [&] { train_step(step, *task, engine); });
+  if (sampler != nullptr) sampler->turn(false);
+  std::vector<double> seconds;
+  for (const double one : us) seconds.push_back(one * 1e-6);
+  return seconds;
+}
 
 std::vector<CalibrationStep> calibration_steps(int threads) {
   using base::DType;
@@ -108,59 +185,39 @@ std::vector<CalibrationStep> calibration_steps(int threads) {
   return all;
 }
 
-namespace {
-
-struct WeightedPoint {
-  double x = 0;
-  double y = 0;
-  double weight = 1;
-};
-
-/// y = intercept + slope * x.
-struct RobustLine {
-  double intercept = 0;
-  double slope = 0;
-};
-
-/// Through measurements of which some are wrong, because other programs used the machine: the line with the least sum
-/// of weighted absolute errors, neither coefficient negative. Nothing for less than two points.
-std::optional<RobustLine> robust_line(std::span<const WeightedPoint> points) {
-  if (points.size() < 2) return std::nullopt;
-  // The best line passes two points, or one if a coefficient is 0, or none if both are.
-  std::vector<RobustLine> lines = {{0, 0}};
-  for (const WeightedPoint& a : points) {
-    lines.push_back({a.y, 0});
-    if (a.x > 0) lines.push_back({0, a.y / a.x});
-    for (const WeightedPoint& b : points) {
+HostOverhead fit_overhead(const std::vector<OverheadSample>& samples) {
+  struct Point {  // y = latency + factor * x; errors are relative to the step
+    double x = 0, y = 0, weight = 1;
+  };
+  std::vector<Point> points;
+  for (const OverheadSample& one : samples)
+    if (one.calls > 0)
+      points.push_back({one.kernels / one.calls * 1e6, one.step / one.calls * 1e6, one.calls / one.step});
+  if (points.size() < kFewestFitPoints) return {};
+  // Some are wrong, because other programs used the machine, so the line is that with the least sum of weighted
+  // absolute errors. It passes two points, or one if a coefficient is 0, or none if both are.
+  std::vector<HostOverhead> lines = {{0, 0}};
+  for (const Point& a : points) {
+    lines.push_back({0, a.y});
+    if (a.x > 0) lines.push_back({a.y / a.x, 0});
+    for (const Point& b : points) {
       if (!(b.x > a.x)) continue;
       const double slope = (b.y - a.y) / (b.x - a.x);
-      lines.push_back({a.y - slope * a.x, slope});
+      lines.push_back({slope, a.y - slope * a.x});
     }
   }
-  RobustLine best;
+  HostOverhead best;
   double least = std::numeric_limits<double>::infinity();
-  for (const RobustLine& line : lines) {
-    if (line.intercept < 0 || line.slope < 0) continue;
+  for (const HostOverhead& line : lines) {
+    if (line.latency_us < 0 || line.factor < 0) continue;
     double error = 0;
-    for (const WeightedPoint& point : points)
-      error += point.weight * std::abs(line.intercept + line.slope * point.x - point.y);
+    for (const Point& point : points)
+      error += point.weight * std::abs(line.latency_us + line.factor * point.x - point.y);
     if (error >= least) continue;
     least = error;
     best = line;
   }
-  return best;
-}
-
-}  // namespace
-
-HostOverhead fit_overhead(const std::vector<OverheadSample>& samples) {
-  std::vector<WeightedPoint> points;  // step / calls = latency + factor * kernels / calls, errors relative to the step
-  for (const OverheadSample& one : samples)
-    if (one.calls > 0)
-      points.push_back({one.kernels / one.calls * 1e6, one.step / one.calls * 1e6, one.calls / one.step});
-  const std::optional<RobustLine> line = points.size() < kFewestFitPoints ? std::nullopt : robust_line(points);
-  if (!line || !(line->slope > 0)) return {};
-  return {line->slope, line->intercept};
+  return best.factor > 0 ? best : HostOverhead();
 }
 
 void set_peaks(ComputeSpec& compute, const KernelTables& kernels, double factor) {

@@ -11,8 +11,6 @@
 
 #include "tessera/base/error.h"
 #include "tools/bench/buffers.h"
-#include "tools/bench/fit.h"
-#include "tools/bench/overlap.h"
 #include "tools/cli/machine.h"
 #include "tools/results/statistics.h"
 
@@ -67,28 +65,20 @@ class GroupMeasurement {
       const BenchShape shape = shape_of(op, bytes);
       if (shape.bytes == 0 && bytes > 0) continue;
       if (!table.points.empty() && static_cast<double>(shape.bytes) <= table.points.back().first) continue;
-      const CallTimes times = times_of(op, shape, buffers);
-      table.points.emplace_back(static_cast<double>(shape.bytes), times.alone_us);
-      table.busy.emplace_back(static_cast<double>(shape.bytes), times.busy_us);
-      table.gap.emplace_back(static_cast<double>(shape.bytes), times.gap_us);
+      add_times(op, shape, buffers, table);
     }
     return table;
   }
 
  private:
-  struct CallTimes {
-    double alone_us = 0;  ///< of a call that is waited for at once
-    double busy_us = 0;   ///< by which a call lengthens a computation that hides it
-    double gap_us = 0;    ///< by which a second call lengthens one in flight
-  };
-
   BenchShape shape_of(const BenchOp& op, std::uint64_t bytes) const {
     return bench_shape(op, bytes, spec_.dtype, group_.size());
   }
 
   /// Gradients are reduced in place by all_reduce, as the engine does; everything else has two buffers.
-  CallTimes times_of(const BenchOp& op, const BenchShape& shape, std::array<BenchBuffers, 2>& buffers) {
-    const bool in_place = op.id == BenchOp::Id::all_reduce;
+  void add_times(const BenchOp& op, const BenchShape& shape, std::array<BenchBuffers, 2>& buffers,
+                 MeasuredCollective& table) {
+    const bool in_place = op.kind == comm::OpKind::all_reduce;
     for (BenchBuffers& each : buffers) each.fill(shape, in_place);
     const BenchCall call = buffers[0].call(shape, in_place), next = buffers[1].call(shape, in_place);
     const Repeats repeats{.warmup = spec_.warmup, .iterations = iterations_of(spec_, shape.bytes), .prepare = {}};
@@ -98,7 +88,10 @@ class GroupMeasurement {
       next.start(group_).wait();
       first.wait();
     }));
-    return {alone, busy_us(call, kComputeFactor * alone, repeats), std::clamp(both - alone, 0.0, alone)};
+    const auto bytes = static_cast<double>(shape.bytes);
+    table.points.emplace_back(bytes, alone);
+    table.busy.emplace_back(bytes, busy_us(call, kComputeFactor * alone, repeats));
+    table.gap.emplace_back(bytes, std::clamp(both - alone, 0.0, alone));  // a second call lengthens one in flight
   }
 
   /// The median time by which a call lengthens a computation of the slowest rank. Where ranks share cores, a wait of

@@ -92,18 +92,8 @@ void each_line(std::span<const std::byte> bytes, F&& flush) {
 }
 
 #if defined(__x86_64__)
-/// Like clflush, but the lines need not wait for each other: ten times faster.
-[[gnu::target("clflushopt")]] void evict_unordered(std::span<const std::byte> bytes) {
-  const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
-  for (std::uintptr_t at = begin / kLine * kLine; at < begin + bytes.size(); at += kLine)
-    _mm_clflushopt(reinterpret_cast<void*>(at));  // NOLINT(performance-no-int-to-ptr)
-}
-
 bool has_clflushopt() {
-  unsigned a = 0;
-  unsigned b = 0;
-  unsigned c = 0;
-  unsigned d = 0;
+  unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b & bit_CLFLUSHOPT) != 0;
 }
 #endif
@@ -149,11 +139,10 @@ bool can_evict() { return true; }
 
 void evict(std::span<const std::byte> bytes) {
   static const bool unordered = has_clflushopt();
-  if (unordered) {
-    evict_unordered(bytes);
-  } else {
+  if (unordered)  // like clflush, but the lines need not wait for each other: ten times faster
+    each_line(bytes, [](void* line) { asm volatile("clflushopt %0" : "+m"(*static_cast<char*>(line))); });
+  else
     each_line(bytes, [](void* line) { _mm_clflush(line); });
-  }
   _mm_mfence();
 }
 #elif defined(__aarch64__)

@@ -1,13 +1,15 @@
-#include "tools/bench/of_step.h"
-
+// tessera bench --of-step: what the calls of a training step cost on each backend.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <map>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
-#include "tools/bench/kernel_sampler.h"
+#include "tools/bench/machine_kernels.h"
+#include "tools/bench/modes.h"
+#include "tools/bench/step_calls.h"
+#include "tools/bench/tuner.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/launch/ranks.h"
@@ -20,6 +22,56 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr int kIterations = 30;
+
+/// A step whose calls are timed.
+struct StepOfModel {
+  std::string model;
+  std::string strategy;
+  int ranks = 1;
+  double tokens = 0;  ///< of all ranks
+  std::vector<StepCall> calls;
+};
+
+/// The measurements of one backend.
+struct StepOnBackend {
+  std::string backend;
+  double compute_ms = 0;  ///< of a step without communication
+  StepCallsResult own;    ///< with the backend's own choice of algorithms
+  StepCallsResult again;  ///< the same in other processes
+  /// By the text of TESSERA_ALGO. The algorithms of a backend that leaves the collectives to its library are not known.
+  std::map<std::string, StepCallsResult> by_algorithm;
+
+  /// Call i's shortest time, and its algorithm.
+  const StepCallTimes& best(std::size_t i) const {
+    const StepCallTimes* best = &own.calls[i];
+    for (const auto& [name, result] : by_algorithm)
+      if (!result.calls[i].refused() && result.calls[i].us < best->us) best = &result.calls[i];
+    return *best;
+  }
+  /// The sum of the shortest times of the calls, and that of the backend's own choices.
+  double best_ms() const {
+    double us = 0;
+    for (std::size_t i = 0; i < own.calls.size(); ++i) us += best(i).us;
+    return us * 1e-3;
+  }
+  double own_ms() const {
+    double us = 0;
+    for (const StepCallTimes& call : own.calls) us += call.us;
+    return us * 1e-3;
+  }
+  /// Whether the bits of a result change with the size, the run or the algorithm.
+  ordered_json bits_change_with() const {
+    bool size = false, run = false, algorithm = false;
+    for (std::size_t i = 0; i < own.calls.size(); ++i) {
+      const StepCallTimes &first = own.calls[i], &second = again.calls[i];
+      size |= !first.same_sizes;
+      run |= !first.same_runs || !second.same_runs || first.hash != second.hash;
+      for (const auto& [name, result] : by_algorithm)
+        algorithm |= !result.calls[i].refused() && result.calls[i].hash != first.hash;
+    }
+    return {{"size", size}, {"run", run}, {"algorithm", algorithm}};
+  }
+};
 
 TrainPlan plan_of_step(const BenchOptions& options, int ranks) {
   TrainOptions step{options.step};
@@ -75,7 +127,6 @@ int measure_as_child(const BenchOptions& options, const BenchSpec& spec) {
   line["total_ms"] = result.total_ms;
   for (const StepCallTimes& call : result.calls) line["calls"].push_back(to_json(call));
   if (world->rank() == 0) print_json(line);
-  std::fflush(stdout);
   return 0;
 }
 
@@ -94,21 +145,6 @@ StepCallsResult result_of(const ordered_json& json) {
   return result;
 }
 
-/// TESSERA_ALGO's text for the i-th algorithm of each operation of the step; "" after the last.
-std::string round_of(const StepOfModel& step, const std::vector<std::string>& known, std::size_t i) {
-  std::vector<std::string> operations, chosen;
-  for (const StepCall& call : step.calls) {
-    const std::string prefix = std::string(comm::name_of(call.op->kind)) + "=";
-    if (std::find(operations.begin(), operations.end(), prefix) != operations.end()) continue;
-    operations.push_back(prefix);
-    std::vector<std::string> names;
-    for (const std::string& entry : known)
-      if (entry.starts_with(prefix)) names.push_back(entry);
-    if (i < names.size()) chosen.push_back(names[i]);
-  }
-  return fmt::format("{}", fmt::join(chosen, ","));
-}
-
 /// All measurements of one backend. Returns the exit code.
 int measure_backend(const CommandLine& commands, const BenchSpec& spec, const StepOfModel& step, StepOnBackend& on) {
   ordered_json line;
@@ -120,8 +156,11 @@ int measure_backend(const CommandLine& commands, const BenchSpec& spec, const St
   code = run_ranks_of(commands, spec, on.backend, "", line);
   if (code != 0) return code;
   on.again = result_of(line);
+  std::vector<comm::OpKind> operations;
+  for (const StepCall& call : step.calls)
+    if (std::ranges::find(operations, call.op->kind) == operations.end()) operations.push_back(call.op->kind);
   std::string algorithms;
-  for (std::size_t i = 0; !(algorithms = round_of(step, known, i)).empty(); ++i) {
+  for (std::size_t i = 0; !(algorithms = algorithms_of_round(operations, known, i)).empty(); ++i) {
     code = run_ranks_of(commands, spec, on.backend, algorithms, line);
     if (code != 0) return code;
     on.by_algorithm[algorithms] = result_of(line);
@@ -144,44 +183,6 @@ ordered_json calls_json(const StepOfModel& step, const StepOnBackend& on) {
   return calls;
 }
 
-}  // namespace
-
-const StepCallTimes& StepOnBackend::best(std::size_t i) const {
-  const StepCallTimes* best = &own.calls[i];
-  for (const auto& [name, result] : by_algorithm)
-    if (!result.calls[i].refused() && result.calls[i].us < best->us) best = &result.calls[i];
-  return *best;
-}
-
-double StepOnBackend::best_ms() const {
-  double us = 0;
-  for (std::size_t i = 0; i < own.calls.size(); ++i) us += best(i).us;
-  return us * 1e-3;
-}
-
-double StepOnBackend::own_ms() const {
-  double us = 0;
-  for (const StepCallTimes& call : own.calls) us += call.us;
-  return us * 1e-3;
-}
-
-bool StepOnBackend::bits_change_with_size() const {
-  return std::any_of(own.calls.begin(), own.calls.end(), [](const StepCallTimes& one) { return !one.same_sizes; });
-}
-
-bool StepOnBackend::bits_change_with_run() const {
-  for (std::size_t i = 0; i < own.calls.size(); ++i)
-    if (!own.calls[i].same_runs || !again.calls[i].same_runs || own.calls[i].hash != again.calls[i].hash) return true;
-  return false;
-}
-
-bool StepOnBackend::bits_change_with_algorithm() const {
-  for (const auto& [name, result] : by_algorithm)
-    for (std::size_t i = 0; i < own.calls.size(); ++i)
-      if (!result.calls[i].refused() && result.calls[i].hash != own.calls[i].hash) return true;
-  return false;
-}
-
 ordered_json to_json(const StepOfModel& step, const std::vector<StepOnBackend>& backends) {
   ordered_json all = ordered_json::array();
   for (const StepOnBackend& on : backends)
@@ -192,10 +193,7 @@ ordered_json to_json(const StepOfModel& step, const std::vector<StepOnBackend>& 
                    {"tokens_per_second_hidden", tokens_per_second(step, std::max(on.compute_ms, on.own.total_ms))},
                    {"calls_ms", on.own_ms()},
                    {"best_ms", on.best_ms()},
-                   {"bits_change_with",
-                    {{"size", on.bits_change_with_size()},
-                     {"run", on.bits_change_with_run()},
-                     {"algorithm", on.bits_change_with_algorithm()}}},
+                   {"bits_change_with", on.bits_change_with()},
                    {"calls", calls_json(step, on)}});
   return {{"model", step.model},
           {"strategy", step.strategy},
@@ -203,8 +201,6 @@ ordered_json to_json(const StepOfModel& step, const std::vector<StepOnBackend>& 
           {"tokens", step.tokens},
           {"backends", all}};
 }
-
-namespace {
 
 /// The operations of the step whose best algorithm is another than the backend's choice.
 std::string better_algorithms(const StepOfModel& step, const StepOnBackend& on) {
@@ -222,13 +218,11 @@ std::string better_algorithms(const StepOfModel& step, const StepOnBackend& on) 
 
 std::string changes_text(const StepOnBackend& on) {
   std::vector<std::string> with;
-  if (on.bits_change_with_size()) with.push_back("size");
-  if (on.bits_change_with_run()) with.push_back("run");
-  if (on.bits_change_with_algorithm()) with.push_back("algorithm");
+  const ordered_json changes = on.bits_change_with();
+  for (const auto& [what, it_does] : changes.items())
+    if (it_does.get<bool>()) with.push_back(what);
   return with.empty() ? "nothing" : fmt::format("{}", fmt::join(with, ","));
 }
-
-}  // namespace
 
 std::string to_text(const StepOfModel& step, const std::vector<StepOnBackend>& backends) {
   std::string text = fmt::format(
@@ -246,6 +240,8 @@ std::string to_text(const StepOfModel& step, const std::vector<StepOnBackend>& b
   }
   return text;
 }
+
+}  // namespace
 
 int bench_of_step(const CommandLine& commands, const BenchOptions& options, const BenchSpec& spec) {
   if (!options.only.empty()) return measure_as_child(options, spec);

@@ -13,25 +13,21 @@ namespace {
 
 using base::DType;
 using comm::OpKind;
-using Id = BenchOp::Id;
 using Kind = comm::ReduceOp::Kind;
 
-constexpr std::array<BenchOp, 10> kOps = {{
-    {.id = Id::all_reduce, .name = "all_reduce", .kind = OpKind::all_reduce, .reduces = true, .in_place = true},
-    {.id = Id::all_gather, .name = "all_gather", .kind = OpKind::all_gather, .in_place = true},
-    {.id = Id::reduce_scatter,
-     .name = "reduce_scatter",
-     .kind = OpKind::reduce_scatter,
-     .reduces = true,
-     .in_place = true},
-    {.id = Id::broadcast, .name = "broadcast", .kind = OpKind::broadcast, .rooted = true, .in_place = true},
-    {.id = Id::reduce, .name = "reduce", .kind = OpKind::reduce, .reduces = true, .rooted = true, .in_place = true},
-    {.id = Id::gather, .name = "gather", .kind = OpKind::gather, .rooted = true, .in_place = true},
-    {.id = Id::scatter, .name = "scatter", .kind = OpKind::scatter, .rooted = true, .in_place = true},
-    {.id = Id::all_to_all, .name = "all_to_all", .kind = OpKind::all_to_all},
-    {.id = Id::send_recv, .name = "send_recv", .kind = OpKind::send},
-    {.id = Id::barrier, .name = "barrier", .kind = OpKind::barrier},
-}};
+constexpr std::array<BenchOp, 10> kOps = {{{"all_reduce", OpKind::all_reduce},
+                                           {"all_gather", OpKind::all_gather},
+                                           {"reduce_scatter", OpKind::reduce_scatter},
+                                           {"broadcast", OpKind::broadcast},
+                                           {"reduce", OpKind::reduce},
+                                           {"gather", OpKind::gather},
+                                           {"scatter", OpKind::scatter},
+                                           {"all_to_all", OpKind::all_to_all},
+                                           {"send_recv", OpKind::send},
+                                           {"barrier", OpKind::barrier}}};
+
+/// The larger buffer, or both, consists of a part for each rank.
+bool has_parts(OpKind kind) { return comm::parts_of_in(kind) || comm::parts_of_out(kind); }
 
 /// The type in which a dtype's values are compared and divided.
 template <class T>
@@ -54,19 +50,8 @@ std::uint32_t mix(int rank, std::size_t i) {
 
 /// Whole numbers 0 .. 2^bits - 1 are exact in this dtype.
 int exact_bits(DType dtype) {
-  switch (dtype) {
-    case DType::i8:
-    case DType::u8:
-      return 7;
-    case DType::bf16:
-      return 8;
-    case DType::f16:
-      return 11;
-    case DType::i16:
-      return 15;
-    default:
-      return 24;
-  }
+  if (base::size_of(dtype) == 1) return 7;
+  return dtype == DType::bf16 ? 8 : dtype == DType::f16 ? 11 : dtype == DType::i16 ? 15 : 24;
 }
 
 constexpr std::int64_t kLargestSum = 126;   // fits i8, and is exact in bf16
@@ -106,34 +91,19 @@ std::int64_t premul_factor(int rank) { return 1 + rank % kLargestFactor; }
 
 /// The exact result over all ranks; for avg the sum.
 std::int64_t combined(const BenchData& data, const Draw& draw, std::size_t i) {
-  std::int64_t result = draw(0, i) * (data.redop == Kind::premul_sum ? premul_factor(0) : 1);
+  const auto value_of = [&](int rank) {
+    return draw(rank, i) * (data.redop == Kind::premul_sum ? premul_factor(rank) : 1);
+  };
+  std::int64_t result = value_of(0);
   for (int rank = 1; rank < data.ranks; ++rank) {
-    const std::int64_t value = draw(rank, i);
-    switch (data.redop) {
-      case Kind::prod:
-        result *= value;
-        break;
-      case Kind::min:
-        result = std::min(result, value);
-        break;
-      case Kind::max:
-        result = std::max(result, value);
-        break;
-      case Kind::premul_sum:
-        result += value * premul_factor(rank);
-        break;
-      case Kind::bit_and:
-        result &= value;
-        break;
-      case Kind::bit_or:
-        result |= value;
-        break;
-      case Kind::bit_xor:
-        result ^= value;
-        break;
-      default:
-        result += value;
-    }
+    const std::int64_t value = value_of(rank);
+    result = data.redop == Kind::prod      ? result * value
+             : data.redop == Kind::min     ? std::min(result, value)
+             : data.redop == Kind::max     ? std::max(result, value)
+             : data.redop == Kind::bit_and ? result & value
+             : data.redop == Kind::bit_or  ? result | value
+             : data.redop == Kind::bit_xor ? result ^ value
+                                           : result + value;
   }
   return result;
 }
@@ -192,69 +162,37 @@ const BenchOp& bench_op(std::string_view name) {
 }
 
 BenchShape bench_shape(const BenchOp& op, std::uint64_t bytes, DType dtype, int ranks) {
+  if (op.kind == OpKind::barrier) return {};
   const std::size_t element = base::size_of(dtype);
-  const auto n = static_cast<std::size_t>(ranks);
   const std::size_t all = static_cast<std::size_t>(bytes) / element;
-  const std::size_t part = all / n;
-  switch (op.id) {
-    case Id::all_gather:
-    case Id::gather:
-      return {part * n * element, part, part, part * n};
-    case Id::reduce_scatter:
-    case Id::scatter:
-      return {part * n * element, part, part * n, part};
-    case Id::all_to_all:
-      return {part * n * element, part, part * n, part * n};
-    case Id::barrier:
-      return {};
-    default:
-      return {all * element, all, all, all};
-  }
+  if (!has_parts(op.kind)) return {all * element, all, all, all};
+  const std::size_t part = all / static_cast<std::size_t>(ranks);
+  const std::size_t whole = part * static_cast<std::size_t>(ranks);
+  return {whole * element, part, comm::parts_of_in(op.kind) ? whole : part, comm::parts_of_out(op.kind) ? whole : part};
 }
 
 double bus_factor(const BenchOp& op, int ranks) {
   const double others = static_cast<double>(ranks - 1) / ranks;
-  switch (op.id) {
-    case Id::all_reduce:
-      return 2 * others;
-    case Id::all_gather:
-    case Id::reduce_scatter:
-    case Id::gather:
-    case Id::scatter:
-    case Id::all_to_all:
-      return others;
-    default:
-      return 1;
-  }
+  return op.kind == OpKind::all_reduce ? 2 * others : has_parts(op.kind) ? others : 1;
 }
 
-MemoryTraffic bench_traffic(const BenchOp& op, const BenchShape& shape, const BenchPlace& place, bool in_place) {
-  const bool root = place.rank == place.root;
-  const auto n = static_cast<std::size_t>(place.ranks);
-  if (place.ranks == 1) return {0, 0, in_place ? 0 : shape.bytes};
-  const std::size_t part = shape.bytes / n;
-  switch (op.id) {
-    case Id::all_reduce: {  // slices differ by at most one element, the longer ones first
-      if (shape.count == 0) return {};
-      const std::size_t longer = static_cast<std::size_t>(place.rank) < shape.count % n ? 1 : 0;
-      const std::size_t slice = (shape.count / n + longer) * (shape.bytes / shape.count);
-      return {place.ranks, slice, shape.bytes - slice};
-    }
-    case Id::reduce_scatter:
-      return {place.ranks, part, 0};
-    case Id::reduce:
-      return root ? MemoryTraffic{place.ranks, shape.bytes, 0} : MemoryTraffic{};
-    case Id::all_gather:
-      return {0, 0, in_place ? shape.bytes - part : shape.bytes};
-    case Id::gather:
-      return {0, 0, !root ? 0 : (in_place ? shape.bytes - part : shape.bytes)};
-    case Id::broadcast:
-      return {0, 0, root && in_place ? 0 : shape.bytes};
-    case Id::scatter:
-      return {0, 0, root && in_place ? 0 : part};
-    default:
-      return {0, 0, shape.bytes};
+MemoryTraffic bench_traffic(const BenchData& data, const BenchShape& shape, int rank, bool in_place) {
+  const OpKind kind = data.op->kind;
+  const bool root = rank == data.root;
+  const auto n = static_cast<std::size_t>(data.ranks);
+  if (data.ranks == 1) return {0, 0, in_place ? 0 : shape.bytes};
+  if (comm::writes_root(kind) && !root) return {};
+  if (kind == OpKind::all_reduce) {  // slices differ by at most one element, the longer ones first
+    if (shape.count == 0) return {};
+    const std::size_t longer = static_cast<std::size_t>(rank) < shape.count % n ? 1 : 0;
+    const std::size_t slice = (shape.count / n + longer) * (shape.bytes / shape.count);
+    return {data.ranks, slice, shape.bytes - slice};
   }
+  const std::size_t part = shape.bytes / n;
+  if (data.op->reduces) return {data.ranks, kind == OpKind::reduce ? shape.bytes : part, 0};
+  const std::size_t result = kind == OpKind::scatter ? part : shape.bytes;
+  const std::size_t there_in_place = !comm::reads_root(kind) ? part : root ? result : 0;
+  return {0, 0, result - (in_place ? there_in_place : 0)};
 }
 
 comm::ReduceOp bench_reduce_op(Kind kind, int rank) {
@@ -277,34 +215,17 @@ void poison(void* data, std::size_t bytes) {
 }
 
 std::vector<ExpectedPart> expected_parts(const BenchData& data, const BenchShape& shape, int rank) {
-  const auto own = static_cast<std::size_t>(rank) * shape.count;
-  const bool root = rank == data.root;
-  std::vector<ExpectedPart> parts;
-  switch (data.op->id) {
-    case Id::all_reduce:
-      return {{0, ExpectedPart::kAll, 0, shape.count}};
-    case Id::reduce_scatter:
-      return {{0, ExpectedPart::kAll, own, shape.count}};
-    case Id::broadcast:
-      return {{0, data.root, 0, shape.count}};
-    case Id::scatter:
-      return {{0, data.root, own, shape.count}};
-    case Id::send_recv:
-      return {{0, (rank + data.ranks - 1) % data.ranks, 0, shape.count}};
-    case Id::barrier:
-      return {};
-    case Id::reduce:
-      if (root) parts.push_back({0, ExpectedPart::kAll, 0, shape.count});
-      return parts;
-    case Id::gather:
-      if (!root) return parts;
-      [[fallthrough]];
-    case Id::all_gather:
-    case Id::all_to_all:
-      for (int k = 0; k < data.ranks; ++k)
-        parts.push_back(
-            {static_cast<std::size_t>(k) * shape.count, k, data.op->id == Id::all_to_all ? own : 0, shape.count});
+  const OpKind kind = data.op->kind;
+  if (kind == OpKind::barrier || (comm::writes_root(kind) && rank != data.root)) return {};
+  const std::size_t begin = comm::parts_of_in(kind) ? static_cast<std::size_t>(rank) * shape.count : 0;
+  if (!comm::parts_of_out(kind)) {
+    const int previous = (rank + data.ranks - 1) % data.ranks;
+    const int source = data.op->reduces ? ExpectedPart::kAll : data.op->rooted ? data.root : previous;
+    return {{0, source, begin, shape.count}};
   }
+  std::vector<ExpectedPart> parts;
+  for (int k = 0; k < data.ranks; ++k)
+    parts.push_back({static_cast<std::size_t>(k) * shape.count, k, begin, shape.count});
   return parts;
 }
 

@@ -13,29 +13,16 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/comm/types.h"
+#include "tessera/comm/core/op_traits.h"
 
 namespace tessera::tools {
 
 struct BenchOp {
-  enum class Id : std::uint8_t {
-    all_reduce,
-    all_gather,
-    reduce_scatter,
-    broadcast,
-    reduce,
-    gather,
-    scatter,
-    all_to_all,
-    send_recv,  ///< every rank sends to the next and receives from the previous one, in one batch
-    barrier,
-  };
-  Id id = Id::all_reduce;
   std::string_view name;
-  comm::OpKind kind = comm::OpKind::all_reduce;  ///< the communicator's name for it
-  bool reduces = false;
-  bool rooted = false;
-  bool in_place = false;  ///< has a form in which in and out share memory
+  comm::OpKind kind = comm::OpKind::all_reduce;  ///< send: to the next rank, while receiving from the previous one
+  bool reduces = comm::reduces(kind);
+  bool rooted = comm::has_root(kind);
+  bool in_place = reduces || rooted || kind == comm::OpKind::all_gather;  ///< has a form with in and out in one memory
 };
 
 std::span<const BenchOp> bench_ops();
@@ -56,22 +43,6 @@ BenchShape bench_shape(const BenchOp& op, std::uint64_t bytes, base::DType dtype
 /// ideal machine.
 double bus_factor(const BenchOp& op, int ranks);
 
-/// The memory traffic of one rank in the `direct` algorithm if every buffer can be read in place: it combines `sources`
-/// sources of `combined` bytes into one (loads sources x combined, stores combined), then copies `copied` bytes (loads
-/// and stores them).
-struct MemoryTraffic {
-  int sources = 0;
-  std::size_t combined = 0;
-  std::size_t copied = 0;
-  bool operator==(const MemoryTraffic&) const = default;
-};
-struct BenchPlace {
-  int ranks = 1;
-  int rank = 0;
-  int root = 0;
-};
-MemoryTraffic bench_traffic(const BenchOp& op, const BenchShape& shape, const BenchPlace& place, bool in_place);
-
 /// What determines the values of one operation.
 struct BenchData {
   const BenchOp* op = nullptr;
@@ -80,6 +51,16 @@ struct BenchData {
   int ranks = 1;
   int root = 0;
 };
+
+/// The memory traffic of one rank in the `direct` algorithm if every buffer can be read in place: it combines `sources`
+/// sources of `combined` bytes into one (loads sources x combined, stores combined), then copies `copied` bytes (loads
+/// and stores them).
+struct MemoryTraffic {
+  int sources = 0;
+  std::size_t combined = 0;
+  std::size_t copied = 0;
+};
+MemoryTraffic bench_traffic(const BenchData& data, const BenchShape& shape, int rank, bool in_place);
 
 /// The reduction as this rank passes it: premul_sum has a different factor on every other rank.
 comm::ReduceOp bench_reduce_op(comm::ReduceOp::Kind kind, int rank);

@@ -26,16 +26,11 @@ void refuse_repeats(std::vector<std::string> names, const std::string& what) {
 }
 
 std::vector<std::string> backends_of(const BenchOptions& options) {
-  std::vector<std::string> names = options.backends;
+  std::vector<std::string> names = options.spec.backends;
   if (names.empty()) names.push_back(default_backend());
   refuse_repeats(names, "--backends");
   for (const std::string& name : names) comm::find_backend(name);
   return names;
-}
-
-template <class Fits>
-bool any_of(const BenchSpec& plan, Fits&& fits) {
-  return std::any_of(plan.ops.begin(), plan.ops.end(), [&](const BenchOp* op) { return fits(*op); });
 }
 
 std::string joined(const std::vector<std::string>& names) { return fmt::format("{}", fmt::join(names, ",")); }
@@ -56,18 +51,16 @@ void check_tuning(const BenchOptions& options, const BenchSpec& plan) {
                              "; give one --backend");
   if (plan.ranks == 1) throw base::InvalidUsage("--tune needs two ranks or more, not --ranks 1");
   for (const auto& [given, name] :
-       {std::pair(!options.plot.empty(), "--plot"), {options.overlap, "--overlap"}, {options.csv, "--csv"}})
+       {std::pair(!options.plot.empty(), "--plot"), {plan.overlap, "--overlap"}, {options.csv, "--csv"}})
     if (given) throw base::InvalidUsage(std::string("--tune prints times by algorithm; leave ") + name + " out");
 }
 
 }  // namespace
 
 BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
-  BenchSpec plan{.ranks = ranks,
-                 .links = slow_links_of(options, ranks, options.device),
-                 .check = options.check,
-                 .iterations = options.iterations,
-                 .warmup = options.warmup};
+  BenchSpec plan = options.spec;
+  plan.ranks = ranks;
+  plan.links = slow_links_of(options, ranks, plan.device);
   refuse_repeats(options.ops, "operations");
   for (const std::string& name : options.ops) plan.ops.push_back(&bench_op(name));
   set_sizes(plan, options);
@@ -76,27 +69,23 @@ BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
   if (!options.op.empty()) plan.redop = comm::parse_reduce_op(options.op);
   if (!comm::is_defined(plan.redop, plan.dtype))
     throw base::InvalidUsage("--op " + options.op + " is not defined for --dtype " + options.dtype);
-  if (!options.op.empty() && !any_of(plan, [](const BenchOp& op) { return op.reduces; }))
+  if (!options.op.empty() && !std::ranges::any_of(plan.ops, &BenchOp::reduces))
     throw base::InvalidUsage("--op " + options.op + ": " + joined(options.ops) + " reduces nothing; leave it out");
   if (!options.root.empty()) plan.root = static_cast<int>(base::parse_integer(options.root, "--root", 0, ranks - 1));
-  if (!options.root.empty() && !any_of(plan, [](const BenchOp& op) { return op.rooted; }))
+  if (!options.root.empty() && !std::ranges::any_of(plan.ops, &BenchOp::rooted))
     throw base::InvalidUsage("--root " + options.root + ": " + joined(options.ops) + " has no root; leave it out");
-  if (ranks == 1 && any_of(plan, [](const BenchOp& op) { return op.id == BenchOp::Id::send_recv; }))
+  if (ranks == 1 && std::ranges::find(plan.ops, comm::OpKind::send, &BenchOp::kind) != plan.ops.end())
     throw base::InvalidUsage("send_recv needs two ranks or more, not --ranks 1");
-  plan.cold = options.cold;
-  plan.overlap = options.overlap;
-  plan.only_nccl_columns = options.only_nccl_columns;
   plan.leave_out_refused = options.algorithms.has_value();
   if (plan.cold && !can_evict())
     throw base::InvalidUsage("--cold: programs can't flush this processor's caches; it works on x86-64 and arm64");
   plan.communicator_memory = options.memory == "communicator";
-  check_device(options.device);
-  plan.device = options.device;
-  if (base::parse_device(options.device).type != base::DeviceType::cpu)
-    for (const auto& [given, name] : {std::pair(options.cold, "--cold"), {options.overlap, "--overlap"}})
+  check_device(plan.device);
+  if (base::parse_device(plan.device).type != base::DeviceType::cpu)
+    for (const auto& [given, name] : {std::pair(plan.cold, "--cold"), {plan.overlap, "--overlap"}})
       if (given)
         throw base::InvalidUsage(std::string(name) +
-                                 " measures the host's caches and cores; leave it out with --device " + options.device);
+                                 " measures the host's caches and cores; leave it out with --device " + plan.device);
   plan.backends = options.only.empty() ? backends_of(options) : std::vector{options.only};
   if (!options.tune.empty()) check_tuning(options, plan);
   return plan;
@@ -124,30 +113,31 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
       ->capture_default_str();
   add_option(command, "--ranks", options.ranks, "number of ranks on this host (default: the launcher's, else 4)",
              whole_number(1, 1024));
-  add_option(command, "--backends,--backend", options.backends,
+  add_option(command, "--backends,--backend", options.spec.backends,
              "backends to measure, one after the other (default: TESSERA_BACKEND, else shm)", list_of())
       ->allow_extra_args(false);
   add_option(command, "--min-bytes", options.min_bytes, "smallest total size, such as 8 or 64K", "SIZE");
   add_option(command, "--max-bytes", options.max_bytes, "largest total size", "SIZE");
   add_option(command, "--factor", options.factor, "ratio of each size to the one before", "N");
   add_option(command, "--dtype", options.dtype, "type of the elements: f32 f64 f16 bf16 i8 u8 i16 i32 i64 u32 u64");
-  add_device_option(command, options.device);
+  add_device_option(command, options.spec.device);
   add_option(command, "--op", options.op,
              "reduction: sum avg prod min max premul_sum, of integers also bit_and bit_or bit_xor (default: sum)");
   add_option(command, "--root", options.root, "root of broadcast, reduce, gather and scatter (default: 0)", "RANK");
   add_option(command, "--memory", options.memory,
              "buffers: communicator: allocated by the backend; ordinary: by the caller",
              one_of({"communicator", "ordinary"}));
-  add_option(command, "--iterations", options.iterations,
+  add_option(command, "--iterations", options.spec.iterations,
              "timed calls per size (default: 500 up to 64K, 100 up to 4M, then 20)", whole_number(1, 10'000'000));
-  add_option(command, "--warmup", options.warmup, "untimed calls before the timed ones", whole_number(0, 10'000'000));
-  command.add_flag("--check", options.check,
+  add_option(command, "--warmup", options.spec.warmup, "untimed calls before the timed ones",
+             whole_number(0, 10'000'000));
+  command.add_flag("--check", options.spec.check,
                    "compare the values of one more call with the expected ones; exit with 1 if one is wrong");
-  command.add_flag("--cold", options.cold, "flush the buffers from the caches before each call (default: off)");
-  command.add_flag("--overlap", options.overlap,
+  command.add_flag("--cold", options.spec.cold, "flush the buffers from the caches before each call (default: off)");
+  command.add_flag("--overlap", options.spec.overlap,
                    "also measure the percentage of an operation's time that compute hides, as OSU benchmarks do");
   command.add_flag("--csv", options.csv, "print CSV instead of the table");
-  command.add_flag("--nccl-columns", options.only_nccl_columns,
+  command.add_flag("--nccl-columns", options.spec.only_nccl_columns,
                    "print no columns beyond those of nccl-tests, for parsers that count from the right");
   add_option(command, "--json", options.json, "write the results as JSON", "FILE");
   add_option(command, "--plot", options.plot, "plot time and busbw over size as SVG, a curve per backend", "FILE.svg");

@@ -15,24 +15,17 @@ namespace tessera::tools {
 
 /// As given on the command line; see the help texts in options.cpp.
 struct BenchOptions : LinkOptions {
+  BenchSpec spec;  ///< those of its fields that need no conversion
   std::vector<std::string> ops = {"all_reduce", "all_gather", "reduce_scatter"};
   std::optional<int> ranks;
-  std::vector<std::string> backends;
   std::string min_bytes = "8";
   std::string max_bytes = "64M";
   std::string factor = "2";
   std::string dtype = "f32";
-  std::string device = "cpu";
   std::string op;    ///< "" for sum
   std::string root;  ///< "" for 0
   std::string memory = "communicator";
-  std::optional<int> iterations;
-  int warmup = 5;
-  bool check = false;
   bool csv = false;
-  bool only_nccl_columns = false;
-  bool cold = false;
-  bool overlap = false;
   std::string json;
   std::string plot;
   std::string tune;

@@ -2,13 +2,60 @@
 
 #include <fmt/format.h>
 
-#include "tools/bench/fit.h"
-#include "tools/bench/plot.h"
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
 #include "tools/cli/machine.h"
+#include "tools/results/statistics.h"
 #include "tools/version.h"
 
 namespace tessera::tools {
 namespace {
+
+constexpr int kEnoughPoints = 6;
+constexpr double kEnoughSpan = 1000;  // a smaller span determines one of the coefficients badly
+
+std::optional<AlphaBetaFit> fit_of(std::span<const BenchResult> results, const BenchResult& like) {
+  std::vector<FitPoint> points;
+  for (const BenchResult& r : results)
+    if (r.backend == like.backend && r.op == like.op && !r.in_place)
+      points.push_back({static_cast<double>(r.bytes), r.time_us.median});
+  return fit_alpha_beta(points);
+}
+
+/// Over the medians out of place, in the order of the results; without backends and operations with too few sizes.
+nlohmann::ordered_json fits_of(std::span<const BenchResult> results) {
+  nlohmann::ordered_json fits = nlohmann::ordered_json::array();
+  std::set<std::pair<std::string, std::string>> done;
+  for (const BenchResult& r : results) {
+    if (!done.emplace(r.backend, r.op).second) continue;
+    if (const auto fit = fit_of(results, r))
+      fits.push_back({{"backend", r.backend},
+                      {"op", r.op},
+                      {"alpha_us", fit->alpha_us},
+                      {"beta_us_per_mib", fit->beta_us_per_byte * 0x1p20},
+                      {"median_error", fit->median_error},
+                      {"worst_error", fit->worst_error},
+                      {"points", fit->points}});
+  }
+  return fits;
+}
+
+/// The fit of one backend and operation in a line: "1.23 us + size / 4.56 GB/s, ...". `results` contains only theirs.
+std::string fit_line(std::span<const BenchResult> results) {
+  if (results.empty()) return "";
+  const auto fit = fit_of(results, results.front());
+  if (!fit) return fmt::format("none: needs {} sizes or more", kFewestFitPoints);
+  std::string text = fmt::format("{:.3g} us", fit->alpha_us);
+  if (fit->beta_us_per_byte > 0) text += fmt::format(" + size / {:.3g} GB/s", 1e-3 / fit->beta_us_per_byte);
+  text +=
+      fmt::format(", off by {:.0f}% in the median, {:.0f}% at worst", 100 * fit->median_error, 100 * fit->worst_error);
+  if (fit->points < kEnoughPoints || fit->span < kEnoughSpan)
+    text += fmt::format("; uncertain: {} sizes, the largest {:.0f} times the smallest", fit->points, fit->span);
+  return text;
+}
 
 /// The header of nccl-tests, for the columns that it has.
 std::string header(const BenchSpec& plan) {
@@ -138,12 +185,10 @@ std::string BenchReport::end() {
 nlohmann::ordered_json BenchReport::json() const {
   nlohmann::ordered_json results = nlohmann::ordered_json::array();
   for (const BenchResult& result : results_) results.push_back(to_json(result));
-  nlohmann::ordered_json fits = nlohmann::ordered_json::array();
-  for (const BackendFit& fit : fits_of(results_)) fits.push_back(to_json(fit));
   const MemcpySpeed speed = memcpy_.value_or(MemcpySpeed{});
   nlohmann::ordered_json json = {{"ranks", plan_.ranks},
                                  {"results", results},
-                                 {"fits", fits},
+                                 {"fits", fits_of(results_)},
                                  {"cold", plan_.cold},
                                  {"memcpy_gbps", {{"one_core", speed.one_core}, {"all_ranks", speed.all_ranks}}}};
   if (plan_.device != "cpu") json["device"] = plan_.device;
@@ -171,6 +216,35 @@ void finish_bench(const BenchOptions& options, const BenchReport& report) {
   write_json(options.json, report.json());
   if (!options.plot.empty()) write_file(options.plot, report.plot());
   if (const std::string failure = report.failure(); !failure.empty()) throw CheckFailed(failure);
+}
+
+std::vector<std::string> backends_in(std::span<const BenchResult> results) {
+  std::vector<std::string> names;
+  for (const BenchResult& r : results)
+    if (std::ranges::find(names, r.backend) == names.end()) names.push_back(r.backend);
+  return names;
+}
+
+std::string side_by_side(std::span<const BenchResult> results) {
+  const std::vector<std::string> backends = backends_in(results);
+  std::string text = "#\n# Side by side: median us out of place, * is the best\n#\n";
+  text += fmt::format("# {:<14}  {:>12}", "op", "size");
+  for (const std::string& backend : backends) text += fmt::format("  {:>12}", backend);
+  text += "\n";
+  std::set<std::pair<std::string, std::uint64_t>> done;
+  for (const BenchResult& row : results) {
+    if (row.in_place || !done.emplace(row.op, row.bytes).second) continue;
+    std::vector<double> us(backends.size(), INFINITY);  // of backends that were not measured
+    for (const BenchResult& r : results)
+      if (!r.in_place && r.op == row.op && r.bytes == row.bytes)
+        us[static_cast<std::size_t>(std::ranges::find(backends, r.backend) - backends.begin())] = r.time_us.median;
+    text += fmt::format("# {:<14}  {:>12}", row.op, row.bytes);
+    for (const double one : us)
+      text += fmt::format("  {:>10}{:>2}", std::isinf(one) ? "-" : fmt::format("{:.2f}", one),
+                          one == std::ranges::min(us) ? "*" : "");
+    text += "\n";
+  }
+  return text;
 }
 
 }  // namespace tessera::tools

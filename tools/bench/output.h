@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,17 @@ class BenchReport {
   std::optional<MemcpySpeed> memcpy_;
   std::optional<comm::Lateness> lateness_;  ///< of the last backend
 };
+
+/// The names, in the order of the results.
+std::vector<std::string> backends_in(std::span<const BenchResult> results);
+
+/// Operation, size, and each backend's median out of place, with the best marked. A table whose lines start with #.
+std::string side_by_side(std::span<const BenchResult> results);
+
+/// The results as an SVG: latency and bus bandwidth over size, both axes logarithmic. A row for each operation, with a
+/// panel for the time and one for busbw; each has a curve per backend, out of place. Operations without sizes (barrier)
+/// and values of 0 can't be drawn. `caption` describes the measurement, `machine` the machine.
+std::string bench_plot(std::span<const BenchResult> results, const std::string& caption, const std::string& machine);
 
 /// Writes JSON and plot, and throws CheckFailed (exit code 1) if a value was wrong.
 void finish_bench(const BenchOptions& options, const BenchReport& report);

@@ -1,5 +1,4 @@
-#include "tools/bench/plot.h"
-
+// bench --plot: the results as one self-contained SVG file.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,8 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "tools/cli/output.h"
-#include "tools/pages/embedded.h"
+#include "tools/bench/output.h"
 #include "tools/pages/html.h"
 
 namespace tessera::tools {
@@ -30,16 +28,11 @@ struct Point {
   double y = 0;
 };
 
-struct Curve {
-  std::string backend;
-  std::vector<Point> points;
-};
-
 struct Panel {
   std::string op;
   std::string measure;  ///< "latency", "busbw"
   std::string title;
-  std::vector<Curve> curves;
+  std::vector<std::vector<Point>> curves;  ///< by backend
 };
 
 /// Whole powers of `base` around all values, and the number of steps.
@@ -53,8 +46,8 @@ struct Axis {
 Axis axis_of(const Panel& panel, double Point::*side, double base) {
   double low = INFINITY;
   double high = 0;
-  for (const Curve& curve : panel.curves)
-    for (const Point& point : curve.points) {
+  for (const std::vector<Point>& curve : panel.curves)
+    for (const Point& point : curve) {
       low = std::min(low, point.*side);
       high = std::max(high, point.*side);
     }
@@ -62,13 +55,6 @@ Axis axis_of(const Panel& panel, double Point::*side, double base) {
             static_cast<int>(std::ceil(std::log(high) / std::log(base) - 1e-9))};
   if (axis.high <= axis.low) axis.high = axis.low + 1;
   return axis;
-}
-
-std::vector<std::string> backends_of(std::span<const BenchResult> results) {
-  std::vector<std::string> names;
-  for (const BenchResult& r : results)
-    if (std::find(names.begin(), names.end(), r.backend) == names.end()) names.push_back(r.backend);
-  return names;
 }
 
 /// Two panels for each operation, in the order of the results.
@@ -79,8 +65,7 @@ std::vector<Panel> panels_of(std::span<const BenchResult> results, const std::ve
     const auto same = [&](const Panel& panel) { return panel.op == r.op; };
     auto panel = std::find_if(panels.begin(), panels.end(), same);
     if (panel == panels.end()) {
-      std::vector<Curve> curves;
-      for (const std::string& backend : backends) curves.push_back({backend, {}});
+      const std::vector<std::vector<Point>> curves(backends.size());
       panels.push_back({r.op, "latency", r.op + ": time (us)", curves});
       panels.push_back({r.op, "busbw", r.op + ": busbw (GB/s)", curves});
       panel = panels.end() - 2;
@@ -88,8 +73,8 @@ std::vector<Panel> panels_of(std::span<const BenchResult> results, const std::ve
     const auto index =
         static_cast<std::size_t>(std::find(backends.begin(), backends.end(), r.backend) - backends.begin());
     const auto bytes = static_cast<double>(r.bytes);
-    if (r.time_us.median > 0) panel[0].curves[index].points.push_back({bytes, r.time_us.median});
-    if (r.busbw_gbps > 0) panel[1].curves[index].points.push_back({bytes, r.busbw_gbps});
+    if (r.time_us.median > 0) panel[0].curves[index].push_back({bytes, r.time_us.median});
+    if (r.busbw_gbps > 0) panel[1].curves[index].push_back({bytes, r.busbw_gbps});
   }
   return panels;
 }
@@ -130,27 +115,27 @@ std::string grid(const Axis& x, const Axis& y) {
   return svg;
 }
 
-std::string draw(const Panel& panel, double left, double top) {
+std::string draw(const Panel& panel, const std::vector<std::string>& backends, double left, double top) {
   const Axis x = axis_of(panel, &Point::x, 2);
   const Axis y = axis_of(panel, &Point::y, 10);
   std::string svg = fmt::format("<g transform=\"translate({} {})\"><text class=\"title\" x=\"0\" y=\"-10\">{}</text>{}",
                                 left, top, escape(panel.title), grid(x, y));
   for (std::size_t i = 0; i < panel.curves.size(); ++i) {
-    const Curve& curve = panel.curves[i];
-    if (curve.points.empty()) continue;
+    if (panel.curves[i].empty()) continue;
+    const std::string backend = escape(backends[i]);
     std::string path;
     std::string dots;
-    for (const Point& point : curve.points) {
+    for (const Point& point : panel.curves[i]) {
       const std::string at_x = significant(kPanelWidth * x.part(point.x), 6);
       const std::string at_y = significant(kPanelHeight * (1 - y.part(point.y)), 6);
       path += (path.empty() ? "M" : "L") + at_x + " " + at_y;
       dots += fmt::format("<circle cx=\"{}\" cy=\"{}\" r=\"2.2\"><title>{} {}: {}</title></circle>", at_x, at_y,
-                          escape(curve.backend), human_bytes(point.x), significant(point.y, 4));
+                          backend, human_bytes(point.x), significant(point.y, 4));
     }
     svg += fmt::format(
         "<path class=\"curve\" data-backend=\"{}\" data-op=\"{}\" data-measure=\"{}\" d=\"{}\" "
         "stroke=\"{}\"{}/><g fill=\"{}\">{}</g>",
-        escape(curve.backend), escape(panel.op), panel.measure, path, color(i), dashes(i), color(i), dots);
+        backend, escape(panel.op), panel.measure, path, color(i), dashes(i), color(i), dots);
   }
   return svg + "</g>\n";
 }
@@ -171,7 +156,7 @@ std::string legend(const std::vector<std::string>& backends) {
 }  // namespace
 
 std::string bench_plot(std::span<const BenchResult> results, const std::string& caption, const std::string& machine) {
-  const std::vector<std::string> backends = backends_of(results);
+  const std::vector<std::string> backends = backends_in(results);
   std::vector<Panel> panels = panels_of(results, backends);
   const double height = kTop + kRowHeight * static_cast<double>(panels.size()) / 2;
   std::string svg = fmt::format(
@@ -186,10 +171,10 @@ std::string bench_plot(std::span<const BenchResult> results, const std::string& 
       kWidth, height, escape(caption), pages::kPalette, kLeft, legend(backends), escape(machine));
   for (std::size_t i = 0; i < panels.size(); ++i) {
     const bool drawable = std::any_of(panels[i].curves.begin(), panels[i].curves.end(),
-                                      [](const Curve& curve) { return !curve.points.empty(); });
+                                      [](const std::vector<Point>& curve) { return !curve.empty(); });
     const double left = kLeft + (i % 2 == 0 ? 0 : kLeft + kPanelWidth);
     const std::size_t row = i / 2;
-    if (drawable) svg += draw(panels[i], left, kTop + 25 + kRowHeight * static_cast<double>(row));
+    if (drawable) svg += draw(panels[i], backends, left, kTop + 25 + kRowHeight * static_cast<double>(row));
   }
   return svg + "</svg>\n";
 }

@@ -1,11 +1,10 @@
 #include "tools/bench/runner.h"
 
-#include <cstring>
+#include <array>
 
 #include "tessera/base/error.h"
 #include "tools/bench/buffers.h"
 #include "tools/bench/memory_bound.h"
-#include "tools/bench/overlap.h"
 #include "tools/results/statistics.h"
 
 namespace tessera::tools {
@@ -35,6 +34,14 @@ MemcpySpeed measure_memcpy(comm::HostCollectives& world, BenchMemory& memory) {
   return {gigabytes_per_second(size, alone), gigabytes_per_second(size * world.size(), together)};
 }
 
+/// Eight chains, as many as a core can have in flight. The result is a value that the compiler can't predict.
+void run_chains(std::int64_t rounds) {
+  std::array<double, 8> chains = {1, 2, 3, 4, 5, 6, 7, 8};
+  for (std::int64_t i = 0; i < rounds; ++i)
+    for (double& x : chains) x = x * 0.999999 + 1e-6;
+  for (double& x : chains) asm volatile("" : "+m"(x));
+}
+
 /// The state of one rank's measurement.
 class BenchRunner {
  public:
@@ -62,14 +69,14 @@ class BenchRunner {
 
  private:
   BenchData data_of(const BenchOp& op) const { return {&op, plan_.dtype, plan_.redop, plan_.ranks, plan_.root}; }
-  BenchPlace place() const { return {world_.size(), world_.rank(), plan_.root}; }
 
   void run_op(const BenchOp& op) {
     const std::vector<std::uint64_t> sizes = plan_.sizes(op);
     const BenchShape largest = bench_shape(op, sizes.back(), plan_.dtype, plan_.ranks);
     BenchBuffers buffers(memory_, world_.rank(), data_of(op), largest);
     std::optional<PrivateMemory> of_host;
-    if (memory_.on_host()) of_host.emplace(memory_.host_pool(), bench_traffic(op, largest, place(), false));
+    if (memory_.on_host())
+      of_host.emplace(memory_.host_pool(), bench_traffic(data_of(op), largest, world_.rank(), false));
     for (const std::uint64_t bytes : sizes) {
       const BenchShape shape = bench_shape(op, bytes, plan_.dtype, plan_.ranks);
       auto out_of_place = measure_call(op, shape, buffers, of_host, false);
@@ -80,24 +87,11 @@ class BenchRunner {
     }
   }
 
-  /// Calls once. Nothing: refused, before anything is sent and equally on all ranks.
-  std::optional<std::string> algorithm_of(const BenchCall& call) {
-    try {
-      call.start(measured_).wait();
-      return std::string(measured_.last_algorithm());
-    } catch (const base::InvalidUsage&) {
-      if (!plan_.leave_out_refused) throw;
-    } catch (const base::Unsupported&) {
-      if (!plan_.leave_out_refused) throw;
-    }
-    return std::nullopt;
-  }
-
   std::optional<BenchResult> measure_call(const BenchOp& op, const BenchShape& shape, BenchBuffers& buffers,
                                           const std::optional<PrivateMemory>& of_host, bool in_place) {
     buffers.fill(shape, in_place);
     const BenchCall call = buffers.call(shape, in_place);
-    const std::optional<std::string> algorithm = algorithm_of(call);
+    const std::optional<std::string> algorithm = call.try_on(measured_, plan_.leave_out_refused);
     if (!algorithm) return std::nullopt;
     Repeats repeats{.warmup = plan_.warmup, .iterations = plan_.iterations.value_or(default_iterations(shape.bytes))};
     if (plan_.cold) repeats.prepare = [&call] { call.evict(); };
@@ -111,7 +105,7 @@ class BenchRunner {
     result.time_us = bench_times(measure(control_, repeats, [&] { call.start(measured_).wait(); }));
     result.algbw_gbps = gigabytes_per_second(static_cast<double>(shape.bytes), result.time_us.median);
     result.busbw_gbps = result.algbw_gbps * bus_factor(op, plan_.ranks);
-    result.bound_us = measure_bound(bench_traffic(op, shape, place(), in_place), of_host, repeats);
+    result.bound_us = measure_bound(bench_traffic(data_of(op), shape, world_.rank(), in_place), of_host, repeats);
     if (plan_.overlap)
       result.overlap_percent = overlap_percent(measure_overlap(
           control_, fewer(repeats), [&] { return call.start(measured_); },
@@ -157,7 +151,7 @@ class BenchRunner {
 }  // namespace
 
 std::vector<std::uint64_t> BenchSpec::sizes(const BenchOp& op) const {
-  if (op.id == BenchOp::Id::barrier) return {0};
+  if (op.kind == comm::OpKind::barrier) return {0};
   std::vector<std::uint64_t> sizes;
   for (std::uint64_t bytes = min_bytes; bytes <= max_bytes; bytes *= factor) {
     sizes.push_back(bytes);
@@ -173,6 +167,43 @@ BenchTimes bench_times(std::vector<double> samples) {
   std::sort(samples.begin(), samples.end());
   const std::size_t n = samples.size();
   return {median(samples), samples[(n * 99 + 99) / 100 - 1], samples.front(), samples.back()};
+}
+
+Computation::Computation() {
+  constexpr std::int64_t kTimedRounds = 20'000;
+  constexpr int kAttempts = 20;  // the fastest counts: the others were interrupted
+  double best = 1e9;
+  for (int i = 0; i < kAttempts; ++i) {
+    const std::int64_t start = base::host_time_ns();
+    run_chains(kTimedRounds);
+    best = std::min(best, static_cast<double>(std::max<std::int64_t>(1, base::host_time_ns() - start)) * 1e-3);
+  }
+  rounds_per_microsecond_ = static_cast<double>(kTimedRounds) / best;
+}
+
+void Computation::run(double microseconds) const {
+  run_chains(std::max<std::int64_t>(1, static_cast<std::int64_t>(microseconds * rounds_per_microsecond_)));
+}
+
+double overlap_percent(const OverlapTimes& times) {
+  return times.pure <= 0 ? 0 : std::max(0.0, 100 * (1 - (times.total - times.compute) / times.pure));
+}
+
+OverlapTimes measure_overlap(comm::HostCollectives& world, const Repeats& repeats,
+                             const std::function<comm::Work()>& start, const std::function<void()>& compute) {
+  const auto both = [&] {
+    comm::Work work = start();
+    compute();
+    work.wait();
+  };
+  std::array<std::vector<double>, 3> samples;
+  for (int i = -repeats.warmup; i < repeats.iterations; ++i) {
+    const std::array times = {time_once(world, repeats, [&] { start().wait(); }), time_once(world, repeats, compute),
+                              time_once(world, repeats, both)};
+    for (std::size_t k = 0; i >= 0 && k < times.size(); ++k) samples[k].push_back(times[k]);
+  }
+  for (std::vector<double>& each : samples) reduce_to_slowest(world, each);
+  return {median(samples[0]), median(samples[1]), median(samples[2])};
 }
 
 void run_bench(const BenchSpec& plan, comm::Communicator& world, base::DeviceRuntime& device,

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <type_traits>
 #include <utility>
 
-#include "tessera/base/error.h"
 #include "tools/bench/buffers.h"
 #include "tools/bench/runner.h"
 #include "tools/results/statistics.h"
@@ -32,28 +32,12 @@ float input_value(int rank, std::size_t i) {
 }
 
 void fill_input(base::DType dtype, int rank, void* data, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const float value = input_value(rank, i);
-    switch (dtype) {
-      case base::DType::bf16:
-        static_cast<base::bf16*>(data)[i] = static_cast<base::bf16>(value);
-        break;
-      case base::DType::f16:
-        static_cast<base::f16*>(data)[i] = static_cast<base::f16>(value);
-        break;
-      case base::DType::f64:
-        static_cast<double*>(data)[i] = value;
-        break;
-      case base::DType::f32:
-        static_cast<float*>(data)[i] = value;
-        break;
-      default:
-        static_cast<std::uint8_t*>(data)[i] = static_cast<std::uint8_t>(value * 16);
-    }
-  }
+  base::with_dtype(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    for (std::size_t i = 0; i < count; ++i)
+      static_cast<T*>(data)[i] = static_cast<T>(input_value(rank, i) * (std::is_integral_v<T> ? 16 : 1));
+  });
 }
-
-std::uint64_t hash_of(comm::ConstView view) { return view.bytes() == 0 ? 0 : XXH3_64bits(view.data, view.bytes()); }
 
 /// The groups of the world to which this rank belongs, and memory for each call.
 class StepCaller {
@@ -111,7 +95,7 @@ class StepCaller {
 
   BenchCall call_of(std::size_t i, const BenchShape& shape) const {
     const Place& place = places_[i];
-    return {.id = calls_[i].op->id,
+    return {.kind = calls_[i].op->kind,
             .in = {place.in.data(), shape.in_count, calls_[i].dtype, {}},
             .out = {place.out.data(), shape.out_count, calls_[i].dtype, {}},
             .op = comm::ReduceOp::sum(),
@@ -119,14 +103,10 @@ class StepCaller {
   }
 
   void first_call(std::size_t i, StepCallTimes& times) {
-    try {
-      call_of(i, places_[i].shape).start(*places_[i].group).wait();
-      times.algorithm = places_[i].group->last_algorithm();
-      if (times.algorithm.empty()) times.algorithm = "unnamed";
-      times.hash = hash_over_ranks(i, places_[i].shape);
-    } catch (const base::InvalidUsage&) {  // on all ranks, before anything is sent
-    } catch (const base::Unsupported&) {
-    }
+    const auto algorithm = call_of(i, places_[i].shape).try_on(*places_[i].group, true);
+    if (!algorithm) return;
+    times.algorithm = algorithm->empty() ? "unnamed" : *algorithm;
+    times.hash = hash_over_ranks(i, places_[i].shape);
   }
 
   /// All calls once. Returns this rank's microseconds for them.
@@ -152,46 +132,39 @@ class StepCaller {
   /// After the timed calls: whether the last one gave the bits of the first, and of a call of half the size.
   void check(std::size_t i, StepCallTimes& times) {
     times.same_runs = hash_over_ranks(i, places_[i].shape) == times.hash;
-    if (calls_[i].op->reduces) times.same_sizes = first_half(i) == half_alone(i);
+    if (calls_[i].op->reduces) times.same_sizes = halves_are_equal(i);
   }
 
   std::string hash_over_ranks(std::size_t i, const BenchShape& shape) {
-    const std::vector<std::uint64_t> mine{hash_of(call_of(i, shape).out)};
+    const comm::View out = call_of(i, shape).out;
+    const std::vector<std::uint64_t> mine{out.bytes() == 0 ? 0 : XXH3_64bits(out.data, out.bytes())};
     std::uint64_t all = 0;
     for (const auto& rank : control_.gather_all(mine)) all = all * 0x9e3779b97f4a7c15u + rank[0];
     return fmt::format("{:016x}", all);
   }
 
-  BenchShape half_of(std::size_t i) const {
-    return bench_shape(*calls_[i].op, calls_[i].bytes / 2, calls_[i].dtype, calls_[i].members.ranks);
-  }
-
   /// The reduced vector, of which each rank of the group may have a part.
-  std::vector<std::byte> result_of(std::size_t i, const BenchShape& shape) {
+  std::vector<std::uint8_t> result_of(std::size_t i, const BenchShape& shape) {
     const comm::View out = call_of(i, shape).out;
-    const auto* const begin = static_cast<const std::byte*>(out.data);
-    if (calls_[i].op->id != BenchOp::Id::reduce_scatter) return {begin, begin + out.bytes()};
+    const auto* const begin = static_cast<const std::uint8_t*>(out.data);
+    std::vector<std::uint8_t> part(begin, begin + out.bytes()), all;
+    if (calls_[i].op->kind != comm::OpKind::reduce_scatter) return part;
     comm::HostCollectives group(*places_[i].group, *device_);
-    std::vector<std::byte> all;
-    std::vector<std::uint8_t> part(out.bytes());
-    std::copy(begin, begin + out.bytes(), reinterpret_cast<std::byte*>(part.data()));
-    for (const auto& rank : group.gather_all(part))
-      for (const std::uint8_t value : rank) all.push_back(static_cast<std::byte>(value));
+    for (const auto& rank : group.gather_all(part)) all.insert(all.end(), rank.begin(), rank.end());
     return all;
   }
 
-  std::uint64_t hash_of_half(std::size_t i, const std::vector<std::byte>& result) {
-    const BenchShape half = half_of(i);
-    const std::size_t bytes = std::min(result.size(), half.in_count * base::size_of(calls_[i].dtype));
-    return bytes == 0 ? 0 : XXH3_64bits(result.data(), bytes);
-  }
-
-  std::uint64_t first_half(std::size_t i) { return hash_of_half(i, result_of(i, places_[i].shape)); }
-
-  std::uint64_t half_alone(std::size_t i) {
-    const BenchShape half = half_of(i);
+  /// Whether the first half of the result has the bits of a reduction of half the size.
+  bool halves_are_equal(std::size_t i) {
+    const StepCall& call = calls_[i];
+    const BenchShape half = bench_shape(*call.op, call.bytes / 2, call.dtype, call.members.ranks);
+    const auto hash_of_half = [&](const std::vector<std::uint8_t>& result) {
+      const std::size_t bytes = std::min(result.size(), half.in_count * base::size_of(call.dtype));
+      return bytes == 0 ? 0 : XXH3_64bits(result.data(), bytes);
+    };
+    const std::uint64_t first_half = hash_of_half(result_of(i, places_[i].shape));
     call_of(i, half).start(*places_[i].group).wait();
-    return hash_of_half(i, result_of(i, half));
+    return first_half == hash_of_half(result_of(i, half));
   }
 
   const std::vector<StepCall>& calls_;

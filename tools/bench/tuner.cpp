@@ -6,20 +6,12 @@
 #include <cmath>
 #include <set>
 
+#include "tessera/base/parse.h"
+
 namespace tessera::tools {
 namespace {
 
-std::string size_text(std::uint64_t bytes) {
-  if (bytes == UINT64_MAX) return "max";
-  constexpr std::string_view kUnits = "KMG";
-  std::string unit;
-  for (const char letter : kUnits) {
-    if (bytes == 0 || bytes % 1024 != 0) break;
-    bytes /= 1024;
-    unit = letter;
-  }
-  return std::to_string(bytes) + unit;
-}
+std::string size_text(std::uint64_t bytes) { return bytes == UINT64_MAX ? "max" : base::format_size(bytes); }
 
 std::vector<std::uint64_t> sizes_of(std::span<const AlgorithmTimes> times) {
   std::set<std::uint64_t> sizes;
@@ -87,22 +79,22 @@ std::string algorithms_text(std::string_view operation, std::span<const comm::Al
   return text;
 }
 
-std::vector<std::string> AlgorithmTuner::names_of(comm::OpKind kind) const {
-  const std::string prefix = std::string(comm::name_of(kind)) + "=";
-  std::vector<std::string> names;
-  for (const std::string& entry : known_)
-    if (entry.starts_with(prefix)) names.push_back(entry.substr(prefix.size()));
-  return names;
+std::string algorithms_of_round(const std::vector<comm::OpKind>& operations, const std::vector<std::string>& known,
+                                std::size_t number) {
+  std::vector<std::string> chosen;
+  for (const comm::OpKind kind : operations) {
+    std::vector<std::string> own;
+    for (const std::string& entry : known)
+      if (entry.starts_with(std::string(comm::name_of(kind)) + "=")) own.push_back(entry);
+    if (number < own.size()) chosen.push_back(own[number]);
+  }
+  return fmt::format("{}", fmt::join(chosen, ","));
 }
 
 std::string AlgorithmTuner::round(std::size_t number) const {
-  std::string text;
-  for (const BenchOp* op : plan_.ops) {
-    const std::vector<std::string> names = names_of(op->kind);
-    if (number >= names.size()) continue;
-    text += (text.empty() ? "" : ",") + std::string(comm::name_of(op->kind)) + "=" + names[number];
-  }
-  return text;
+  std::vector<comm::OpKind> operations;
+  for (const BenchOp* op : plan_.ops) operations.push_back(op->kind);
+  return algorithms_of_round(operations, known_, number);
 }
 
 void AlgorithmTuner::add_default(const BenchResult& result) {

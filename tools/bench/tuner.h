@@ -31,6 +31,11 @@ std::vector<comm::AlgorithmRange> choose_ranges(std::span<const AlgorithmTimes> 
 /// "all_reduce=direct:0-64K;ring:64K-max", as TESSERA_ALGO has it.
 std::string algorithms_text(std::string_view operation, std::span<const comm::AlgorithmRange> ranges);
 
+/// TESSERA_ALGO's text for the algorithm with this number, from 0, of every operation that has one, of those in
+/// Capabilities::algorithms; "" after the last.
+std::string algorithms_of_round(const std::vector<comm::OpKind>& operations, const std::vector<std::string>& known,
+                                std::size_t number);
+
 /// Collects the runs of a backend: first with its own choice, then one for each round of algorithms.
 class AlgorithmTuner {
  public:
@@ -38,7 +43,7 @@ class AlgorithmTuner {
 
   /// From Capabilities::algorithms.
   void set_known(const std::vector<std::string>& known) { known_ = known; }
-  /// TESSERA_ALGO's text for round 0, 1, ...: the next algorithm of every operation that has one; "" after the last.
+  /// algorithms_of_round() of the plan's operations.
   std::string round(std::size_t number) const;
   /// A result of the run without an algorithm, and of a run with one.
   void add_default(const BenchResult& result);
@@ -56,7 +61,6 @@ class AlgorithmTuner {
     std::vector<AlgorithmTimes> times;  ///< in the backend's order
     std::map<std::uint64_t, BenchResult> by_default;
   };
-  std::vector<std::string> names_of(comm::OpKind kind) const;
   std::string table_of(const BenchOp& op, const Operation& operation) const;
   std::string text_of(const BenchOp& op) const;
 

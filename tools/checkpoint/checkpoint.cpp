@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "tessera/base/error.h"
 #include "tessera/nn/hf_checkpoint.h"
 #include "tessera/nn/layers/linear.h"
 #include "tessera/nn/tensor.h"

@@ -1,7 +1,6 @@
 #include "tools/cli/output.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -48,15 +47,6 @@ base::NewFile open_output(const std::string& path) {
   return file;
 }
 
-void write_all(const base::NewFile& file, std::string_view content, const std::string& path) {
-  while (!content.empty()) {
-    const ssize_t written = ::write(file.fd.get(), content.data(), content.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) throw base::system_error("can't write '" + path + "'");
-    content.remove_prefix(static_cast<std::size_t>(written));
-  }
-}
-
 }  // namespace
 
 void print_text(std::FILE* stream, std::string_view text) {
@@ -64,9 +54,13 @@ void print_text(std::FILE* stream, std::string_view text) {
   std::fwrite(clean.data(), 1, clean.size(), stream);
 }
 
-void print_json(const nlohmann::ordered_json& json, int indent) {
-  print_text(stdout, json.dump(indent, ' ', true, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+void print_now(std::string_view text) {
+  print_text(stdout, text);
   std::fflush(stdout);
+}
+
+void print_json(const nlohmann::ordered_json& json, int indent) {
+  print_now(json.dump(indent, ' ', true, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
 void check_writable(std::string_view option, const std::string& path) {
@@ -113,11 +107,19 @@ std::string json_text(const nlohmann::ordered_json& json, int indent) {
   return json.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
+bool write_all(int file, std::string_view content) {
+  while (!content.empty()) {
+    const ssize_t written = ::write(file, content.data(), content.size());
+    if (written < 0 && errno != EINTR) return false;
+    content.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
+  }
+  return true;
+}
+
 void write_file(const std::string& path, std::string_view content) {
   base::NewFile file = open_output(path);
   try {
-    write_all(file, content, path);
-    if (!file.path.empty() && ::rename(file.path.c_str(), path.c_str()) != 0)
+    if (!write_all(file.fd.get(), content) || (!file.path.empty() && ::rename(file.path.c_str(), path.c_str()) != 0))
       throw base::system_error("can't write '" + path + "'");
   } catch (...) {
     if (!file.path.empty()) ::unlink(file.path.c_str());

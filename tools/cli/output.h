@@ -27,6 +27,9 @@ void print_clean(fmt::format_string<Values...> format, Values&&... values) {
   print_clean(stdout, format, std::forward<Values>(values)...);
 }
 
+/// print_text() to standard output, at once.
+void print_now(std::string_view text);
+
 /// Prints `json` in ASCII, on one line if `indent` is negative.
 void print_json(const nlohmann::ordered_json& json, int indent = -1);
 
@@ -36,6 +39,9 @@ void check_writable(std::string_view option, const std::string& path);
 
 /// Creates a directory and checks that `file` can be written in it. "" is no directory. Throws InvalidUsage.
 void check_directory(const std::string& option, const std::string& directory, const std::string& file);
+
+/// Writes all of it to a descriptor. False: errno says why not.
+bool write_all(int file, std::string_view content);
 
 /// Replaces the file atomically (writes a file beside it, then renames); writes pipes and devices directly. Throws
 /// SystemError.

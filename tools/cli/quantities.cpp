@@ -43,7 +43,19 @@ std::optional<double> quantity(std::string_view text, std::span<const Unit> unit
   throw base::InvalidUsage(std::string(what) + ": '" + std::string(text) + "' is not " + std::string(expected));
 }
 
-constexpr std::string_view kRateForm = "a rate above zero; write 100MB/s, 1.25GB/s or 1Gbit/s";
+double above_zero(std::string_view text, std::span<const Unit> units, std::string_view what,
+                  std::string_view expected) {
+  const std::optional<double> value = quantity(text, units);
+  if (!value || *value <= 0) refuse(text, what, expected);
+  return *value;
+}
+
+/// "100ns", "20us", "1.5ms" or "2s" in microseconds; may be zero.
+double parse_latency(std::string_view text, std::string_view what) {
+  const std::optional<double> value = quantity(text, kMicroseconds);
+  if (!value) refuse(text, what, "a latency; write 500ns, 20us or 1ms");
+  return *value;
+}
 
 }  // namespace
 
@@ -57,38 +69,24 @@ std::int64_t parse_count(std::string_view text, std::string_view what) {
   return static_cast<std::int64_t>(whole);
 }
 
-double parse_latency(std::string_view text, std::string_view what) {
-  const std::optional<double> value = quantity(text, kMicroseconds);
-  if (!value) refuse(text, what, "a latency; write 500ns, 20us or 1ms");
-  return *value;
-}
-
 double parse_rate(std::string_view text, std::string_view what) {
-  const std::optional<double> value = quantity(text, kRates);
-  if (!value || *value <= 0) refuse(text, what, kRateForm);
-  return *value;
+  return above_zero(text, kRates, what, "a rate above zero; write 100MB/s, 1.25GB/s or 1Gbit/s");
 }
 
 double parse_bytes(std::string_view text, std::string_view what) {
-  const std::optional<double> value = quantity(text, kBytes);
-  if (!value || *value <= 0) refuse(text, what, "an amount of memory above zero; write 80GB, 512MB or 24GiB");
-  return *value;
+  return above_zero(text, kBytes, what, "an amount of memory above zero; write 80GB, 512MB or 24GiB");
 }
 
 LinkSpec parse_link(std::string_view text, std::string_view what) {
   const std::size_t comma = text.find(',');
   if (comma != std::string_view::npos)
     return {parse_latency(text.substr(0, comma), what), parse_rate(text.substr(comma + 1), what)};
-  const std::optional<double> rate = quantity(text, kRates);
-  if (!rate || *rate <= 0)
-    refuse(text, what, "a link; write LATENCY,RATE such as 20us,100MB/s, or a rate such as 1Gbit/s");
-  return {0, *rate};
+  return {0,
+          above_zero(text, kRates, what, "a link; write LATENCY,RATE such as 20us,100MB/s, or a rate such as 1Gbit/s")};
 }
 
 double parse_flops(std::string_view text, std::string_view what) {
-  const std::optional<double> value = quantity(text, kFlops);
-  if (!value || *value <= 0) refuse(text, what, "a speed above zero; write 50GFLOP/s or 312TFLOP/s");
-  return *value;
+  return above_zero(text, kFlops, what, "a speed above zero; write 50GFLOP/s or 312TFLOP/s");
 }
 
 MachineSpec parse_machine(std::string_view text, std::string_view what) {

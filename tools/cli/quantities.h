@@ -25,9 +25,6 @@ struct MachineSpec {
 /// names `what`, as all of these do.
 std::int64_t parse_count(std::string_view text, std::string_view what);
 
-/// Parses "100ns", "20us", "1.5ms" or "2s"; may be zero. Returns microseconds.
-double parse_latency(std::string_view text, std::string_view what);
-
 /// Parses "20MB/s", "1.25GB/s", "800kB/s" or "1Gbit/s"; above zero. Returns bytes per second.
 double parse_rate(std::string_view text, std::string_view what);
 

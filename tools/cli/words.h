@@ -14,7 +14,4 @@ struct Word {
 /// Those of docs/glossary.md, from which the build makes this function; in alphabetical order.
 std::span<const Word> words();
 
-/// The meaning of a word. Throws InvalidUsage if it is not in the table.
-std::string_view meaning_of(std::string_view word);
-
 }  // namespace tessera::tools

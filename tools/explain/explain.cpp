@@ -14,7 +14,7 @@
 #include "tools/cli/validators.h"
 #include "tools/explain/explanation.h"
 #include "tools/launch/ranks.h"
-#include "tools/pages/live.h"
+#include "tools/pages/page.h"
 #include "tools/plan/model_plan.h"
 #include "tools/train/engine_options.h"
 

@@ -1,18 +1,24 @@
 // tessera info: shows what this program has.
-#include <cstdio>
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "tessera/base/device_runtime.h"
+#include "tessera/comm/registry.h"
+#include "tessera/fsdp/collective_plugin.h"
 #include "tessera/fsdp/flat_layout.h"
 #include "tessera/fsdp/mesh.h"
 #include "tessera/fsdp/nn_model.h"
+#include "tessera/fsdp/strategy.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
 #include "tools/cli/validators.h"
 #include "tools/cli/words.h"
-#include "tools/info/catalog.h"
+#include "tools/launch/ranks.h"
 #include "tools/train/model_files.h"
 #include "tools/version.h"
 
@@ -29,6 +35,17 @@ struct InfoOptions : ModelOptions {
   int ranks = 4;
 };
 
+/// All variables by name, with those of modules.
+std::vector<comm::ModuleVariable> variables_of(const std::vector<comm::BackendState>& backends) {
+  std::vector<comm::ModuleVariable> all;
+  for (const base::EnvVariable& own : all_variables())
+    all.push_back({std::string(own.name), std::string(own.default_value), std::string(own.help)});
+  for (const comm::BackendState& state : backends)
+    all.insert(all.end(), state.variables.begin(), state.variables.end());
+  std::ranges::sort(all, {}, &comm::ModuleVariable::name);
+  return all;
+}
+
 /// The value of a variable as it may be shown.
 std::string shown_value(const comm::ModuleVariable& variable) {
   const auto value = base::read_env({variable.name, variable.default_value, variable.help});
@@ -40,15 +57,16 @@ int communicators(int replicas, int shards) {
   return fsdp::communicator_count(fsdp::MeshShape::grid(replicas, shards));
 }
 
-nlohmann::json to_json(const Catalog& all) {
+nlohmann::json everything() {
   using nlohmann::json;
-  json backends = json::array();
-  json models = json::array();
-  json env = json::array();
-  for (const BackendEntry& b : all.backends)
-    backends.push_back({{"name", b.name}, {"available", b.available}, {"reason", b.reason}, {"devices", b.devices}});
-  json devices = json::array();
-  for (const base::DeviceInfo& d : all.devices) {
+  const std::vector<comm::BackendState> states = comm::list_backends();
+  json backends = json::array(), devices = json::array(), env = json::array();
+  for (const comm::BackendState& b : states)
+    backends.push_back({{"name", b.name},
+                        {"available", b.available},
+                        {"reason", b.reason},
+                        {"devices", b.devices.empty() ? json::array() : json::array({b.devices})}});
+  for (const base::DeviceInfo& d : base::list_devices()) {
     json found = json::array();
     for (const base::DeviceProperties& p : d.devices)
       found.push_back({{"name", p.name},
@@ -61,62 +79,57 @@ nlohmann::json to_json(const Catalog& all) {
                        {"devices", found},
                        {"libraries", d.libraries}});
   }
-  for (const ModelEntry& m : all.models) models.push_back(m.name);
-  for (const comm::ModuleVariable& v : all.variables)
+  for (const comm::ModuleVariable& v : variables_of(states))
     env.push_back({{"name", v.name}, {"default", v.default_value}, {"value", shown_value(v)}, {"help", v.help}});
   return {{"version", kVersion},
           {"backends", backends},
           {"devices", devices},
-          {"strategies", all.strategies},
+          {"strategies", fsdp::strategy_names()},
           {"communicators",
            {{"one_rank", communicators(1, 1)}, {"one_axis", communicators(1, 2)}, {"two_axes", communicators(2, 2)}}},
-          {"collectives", all.collectives},
-          {"models", models},
+          {"collectives", fsdp::CollectiveRegistry::built_in().names()},
+          {"models", nn::preset_names()},
           {"env", env}};
 }
 
-void print_env(const Catalog& all) {
+void print_env() {
+  const std::vector<comm::ModuleVariable> all = variables_of(comm::list_backends());
   std::size_t widest = 8;
-  for (const comm::ModuleVariable& v : all.variables) widest = std::max(widest, v.name.size());
-  std::printf("%-*s  %-10s %-10s %s\n", static_cast<int>(widest), "variable", "default", "value", "meaning");
-  for (const comm::ModuleVariable& v : all.variables)
-    std::printf("%-*s  %-10s %-10s %s\n", static_cast<int>(widest), v.name.c_str(), v.default_value.c_str(),
-                shown_value(v).c_str(), v.help.c_str());
+  for (const comm::ModuleVariable& v : all) widest = std::max(widest, v.name.size());
+  print_clean("{:<{}}  {:<10} {:<10} {}\n", "variable", widest, "default", "value", "meaning");
+  for (const comm::ModuleVariable& v : all)
+    print_clean("{:<{}}  {:<10} {:<10} {}\n", v.name, widest, v.default_value, shown_value(v), v.help);
 }
 
-void print_models(const Catalog& all) {
-  for (const ModelEntry& m : all.models)
-    std::printf("%-12s %14llu parameters  %s\n", m.name.c_str(), static_cast<unsigned long long>(m.parameters),
-                m.shape.c_str());
+void print_models() {
+  for (const std::string& name : nn::preset_names()) {
+    const nn::ModelConfig m = nn::preset(name);
+    print_clean("{:<12} {:>14} parameters  {} layers, width {}, {} heads, vocabulary {}, context {}\n", name,
+                nn::parameter_count(m), m.layers, m.width, m.heads, m.vocabulary, m.context);
+  }
 }
 
-void print_names(const char* title, const std::vector<std::string>& names) {
-  std::printf("%-12s", title);
-  for (const std::string& name : names) std::printf(" %s", name.c_str());
-  std::printf("\n");
+/// A line of what a backend or device is, and why it can't be used or what it has.
+void print_state(const char* kind, const std::string& name, bool available, const std::string& said) {
+  print_clean("{:<12} {:<6} {}{}{}\n", kind, name, available ? "available" : "not available", said.empty() ? "" : ": ",
+              said);
 }
 
-void print_all(const Catalog& all) {
-  std::printf("tessera %s\n", kVersion);
-  for (const BackendEntry& b : all.backends)
-    std::printf("%-12s %-6s %s%s%s\n", "backend", b.name.c_str(), b.available ? "available" : "not available",
-                b.reason.empty() ? "" : ": ", b.reason.c_str());
-  for (const base::DeviceInfo& d : all.devices) {
+void print_all() {
+  print_clean("tessera {}\n", kVersion);
+  for (const comm::BackendState& b : comm::list_backends()) print_state("backend", b.name, b.available, b.reason);
+  for (const base::DeviceInfo& d : base::list_devices()) {
     std::string said = d.reason;
     for (const base::DeviceProperties& p : d.devices)
       said += (said.empty() ? "" : ", ") + p.name + (p.shares_memory ? " (IPC)" : "");
-    std::printf("%-12s %-6s %s%s%s\n", "device", d.name.c_str(), d.available ? "available" : "not available",
-                said.empty() ? "" : ": ", said.c_str());
-    if (!d.libraries.empty()) std::printf("%-12s %-6s %s\n", "libraries", d.name.c_str(), d.libraries.c_str());
+    print_state("device", d.name, d.available, said);
+    if (!d.libraries.empty()) print_clean("{:<12} {:<6} {}\n", "libraries", d.name, d.libraries);
   }
-  print_names("strategies", all.strategies);
-  std::printf("%-12s %d per rank, %d over a mesh of two axes\n", "communicators", communicators(1, 2),
-              communicators(2, 2));
-  print_names("collectives", all.collectives);
-  std::vector<std::string> models;
-  for (const ModelEntry& m : all.models) models.push_back(m.name);
-  print_names("models", models);
-  std::printf("More: tessera info --env, --models, --json\n");
+  print_clean("strategies   {}\n", fmt::join(fsdp::strategy_names(), " "));
+  print_clean("communicators {} per rank, {} over a mesh of two axes\n", communicators(1, 2), communicators(2, 2));
+  print_clean("collectives  {}\n", fmt::join(fsdp::CollectiveRegistry::built_in().names(), " "));
+  print_clean("models       {}\n", fmt::join(nn::preset_names(), " "));
+  print_clean("More: tessera info --env, --models, --json\n");
 }
 
 double mb(std::int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
@@ -129,7 +142,7 @@ void print_units(const InfoOptions& options) {
   std::string better = options.wrap;
   fsdp::NnModel adapted(*model);
   const auto units = fsdp::make_units(adapted.root(), options.wrap);
-  std::printf("%-20s %14s %12s %12s\n", "unit", "parameters", "padding", "MB");
+  print_clean("{:<20} {:>14} {:>12} {:>12}\n", "unit", "parameters", "padding", "MB");
   for (const fsdp::UnitSpec& unit : units) {
     std::int64_t elements = 0, padded = 0, bytes = 0;
     for (const fsdp::FlatLayout& layout : fsdp::make_layouts(unit.parameters, options.ranks)) {
@@ -137,38 +150,31 @@ void print_units(const InfoOptions& options) {
       padded += layout.padded;
       bytes += static_cast<std::int64_t>(layout.bytes());
     }
-    std::printf("%-20s %14lld %12lld %12.2f\n", unit.name.c_str(), static_cast<long long>(elements),
-                static_cast<long long>(padded - elements), mb(bytes));
+    print_clean("{:<20} {:>14} {:>12} {:>12.2f}\n", unit.name, elements, padded - elements, mb(bytes));
     if (!unit.is_root) continue;
     for (const fsdp::RootOverhead& held : fsdp::needlessly_held(adapted.root(), unit)) {
-      std::printf("  %-18s %14lld %12s %12.2f  only this module uses it, but the root holds it for the whole step\n",
-                  held.module->path().c_str(), static_cast<long long>(held.elements), "",
+      print_clean("  {:<18} {:>14} {:>25.2f}  only this module uses it, but the root holds it for the whole step\n",
+                  held.module->path(), held.elements,
                   mb(held.elements * static_cast<std::int64_t>(base::size_of(held.module->dtype()))));
       better += (better == "none" ? "" : ";") + held.module->path();
     }
   }
   if (better != options.wrap && options.wrap != "none" && !options.wrap.starts_with("size:"))
-    std::printf("--wrap \"%s\" unshards these when they are used.\n", better.c_str());
+    print_clean("--wrap \"{}\" unshards these when they are used.\n", better);
 }
 
 int run_info(const InfoOptions& options) {
   if (options.words) {
-    for (const Word& word : words())
-      std::printf("%s\n    %s\n", std::string(word.name).c_str(), std::string(word.meaning).c_str());
-    return 0;
-  }
-  if (options.units) {
+    for (const Word& word : words()) print_clean("{}\n    {}\n", word.name, word.meaning);
+  } else if (options.units) {
     print_units(options);
-    return 0;
-  }
-  const Catalog all = catalog();
-  if (options.json) {
-    print_json(to_json(all), 2);
+  } else if (options.json) {
+    print_json(everything(), 2);
   } else if (options.env || options.models) {
-    if (options.models) print_models(all);
-    if (options.env) print_env(all);
+    if (options.models) print_models();
+    if (options.env) print_env();
   } else {
-    print_all(all);
+    print_all();
   }
   return 0;
 }

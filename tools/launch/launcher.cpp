@@ -17,7 +17,6 @@
 #include "tessera/base/parse.h"
 #include "tessera/comm/bootstrap/hmac.h"
 #include "tessera/comm/launch.h"
-#include "tools/cli/leftovers.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/outlet.h"
 #include "tools/launch/process.h"
@@ -87,10 +86,7 @@ class Launcher {
   Outlet errors_;
   std::optional<RankWatch> watch_;  ///< under a prefix
   std::vector<LaunchedProcess> ranks_;
-  int first_failed_ = -1;
-  bool error_came_first_ = false;  ///< under a prefix: an error line came before a rank was lost
-  std::string never_started_;      ///< under a prefix: no rank by the deadline
-  int interrupted_by_ = 0;
+  RunEnd end_{.plan = plan_, .ranks = ranks_};
   Clock::time_point failed_at_{};
   Stage stage_ = Stage::running;
 };
@@ -102,7 +98,7 @@ Launcher::Launcher(const LaunchSpec& plan)
       output_(STDOUT_FILENO),
       errors_(STDERR_FILENO),
       ranks_(plan.prefix.empty() ? static_cast<std::size_t>(plan.ranks) : 1) {
-  if (by_prefix()) watch_.emplace(plan.ranks, plan.own_program);
+  if (by_prefix()) end_.watch = &watch_.emplace(plan.ranks, plan.own_program);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what a dead rank leaves becomes this process's child: kill_children()
 }
 
@@ -145,7 +141,7 @@ std::vector<std::pair<std::string, std::string>> Launcher::variables(int rank, c
   all.insert(all.end(), {{"TESSERA_RUN_ID", run_id_},
                          {"TESSERA_LAUNCHER", by_prefix() ? "" : "tessera"},
                          {"TESSERA_TOKEN", token},
-                         watch_ ? watch_->variable() : RankWatch::no_variable()});
+                         {std::string(launch_socket_variable()), watch_ ? watch_->name() : ""}});
   if (!by_prefix())
     all.insert(all.end(), {{"TESSERA_RANK", std::to_string(rank)},
                            {"TESSERA_WORLD_SIZE", std::to_string(plan_.ranks)},
@@ -156,19 +152,7 @@ std::vector<std::pair<std::string, std::string>> Launcher::variables(int rank, c
 
 void Launcher::start(int child, const std::string& token) {
   LaunchedProcess& rank = ranks_[static_cast<std::size_t>(child)];
-  RankOutputPlan output{.rank = by_prefix() ? -1 : child,
-                        .tag = plan_.tag && !by_prefix(),
-                        .hold_errors = plan_.own_program,
-                        .hold_first = by_prefix(),
-                        .on_output = plan_.on_output,
-                        .output = &output_,
-                        .errors = &errors_,
-                        .progress = plan_.progress};
-  output.capture = plan_.tag || plan_.on_output || plan_.log_dir ||
-                   plan_.progress != nullptr;  // else a rank's terminal stays a terminal
-  if (plan_.log_dir)
-    output.log_file = *plan_.log_dir / (by_prefix() ? "ranks.log" : "rank-" + std::to_string(child) + ".log");
-  rank.output.emplace(std::move(output));
+  rank.output.emplace(plan_, child, output_, errors_);
 
   ProcessSpec process{.command = command(), .environment = base::environment_with(variables(child, token))};
   if (by_prefix())
@@ -203,7 +187,7 @@ void Launcher::pump(std::chrono::milliseconds longest) {
   }
   if (by_prefix()) {
     const bool error = ranks_.front().output->has_error();
-    error_came_first_ |= error && !watch_->lost();
+    end_.error_came_first |= error && !watch_->lost();
     if (error || watch_->lost()) begin_grace();
   }
   if (const int signal = signals_.next_signal(); signal != 0) on_interrupt(signal);
@@ -251,10 +235,10 @@ void Launcher::reap() {
     if (best < 0 || weight(rank) > weight(ranks_[static_cast<std::size_t>(best)])) best = static_cast<int>(i);
   }
   if (best < 0) return;
-  const bool first = first_failed_ < 0;
-  const bool better = !first && weight(ranks_[static_cast<std::size_t>(first_failed_)]) == 0 &&
+  const bool first = end_.first_failed < 0;
+  const bool better = !first && weight(ranks_[static_cast<std::size_t>(end_.first_failed)]) == 0 &&
                       weight(ranks_[static_cast<std::size_t>(best)]) > 0;
-  if (first || better) first_failed_ = best;
+  if (first || better) end_.first_failed = best;
   begin_grace();
 }
 
@@ -269,8 +253,8 @@ void Launcher::begin_grace() {
 /// their own.
 void Launcher::require_start(Clock::time_point deadline) {
   if (!watch_ || stage_ != Stage::running || Clock::now() < deadline || watch_->any_started()) return;
-  never_started_ = plan_.prefix.front() + " has started none of the " + std::to_string(plan_.ranks) + " ranks within " +
-                   comm_setting(kTimeout) + " (" + std::string(kTimeout) + ")";
+  end_.never_started = plan_.prefix.front() + " has started none of the " + std::to_string(plan_.ranks) +
+                       " ranks within " + comm_setting(kTimeout) + " (" + std::string(kTimeout) + ")";
   begin_grace();
   failed_at_ -= plan_.grace;  // there is no rank to wait for
 }
@@ -285,11 +269,11 @@ void Launcher::signal_running(int signal) {
 }
 
 void Launcher::on_interrupt(int signal) {
-  if (interrupted_by_ != 0) {  // second signal: kills at once
+  if (end_.interrupted_by != 0) {  // second signal: kills at once
     stage_ = Stage::killing;
     return signal_running(SIGKILL);
   }
-  interrupted_by_ = signal;
+  end_.interrupted_by = signal;
   signal_running(signal);
   if (stage_ >= Stage::terminating) return;
   stage_ = Stage::grace;
@@ -357,13 +341,7 @@ int Launcher::report() {
   if (plan_.progress != nullptr) plan_.progress->hide();
   std::fflush(stdout);
   const bool all_written = write_rest(kForOutput);
-  auto [code, cause, warning] = verdict_of({.plan = plan_,
-                                            .ranks = ranks_,
-                                            .watch = watch_ ? &*watch_ : nullptr,
-                                            .first_failed = first_failed_,
-                                            .interrupted_by = interrupted_by_,
-                                            .error_came_first = error_came_first_,
-                                            .never_started = never_started_});
+  auto [code, cause, warning] = verdict_of(end_);
   errors_.write(warning);
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     RankOutput& output = *ranks_[i].output;

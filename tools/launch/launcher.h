@@ -26,10 +26,6 @@ namespace tessera::tools {
 /// Exit code of a rank of the tool that another rank's failure stopped, so that the launcher can name the first cause.
 inline constexpr int kOtherRankFailed = 3;
 
-/// Called with a line of a rank's standard output, without the newline; under a prefix, the lines of all ranks have
-/// rank -1.
-using LineHandler = std::function<void(int rank, std::string_view line)>;
-
 /// In the directory of the flight recorder: the first cause of a failure.
 inline constexpr const char* kFirstCause = "first-cause.txt";
 
@@ -45,7 +41,9 @@ struct LaunchSpec {
   bool bind_to_cores = false;  ///< each rank to its equal share of the cores; more ranks than cores share them
   bool own_program = false;    ///< the ranks are this tool: their errors are reported once, the first cause last
   std::optional<std::filesystem::path> log_dir;  ///< each rank's lines also go to DIR/rank-R.log
-  LineHandler on_output;                         ///< instead of standard output
+  /// Called with a line of a rank's standard output, without the newline, which then goes nowhere else; under a
+  /// prefix, the lines of all ranks have rank -1.
+  std::function<void(int rank, std::string_view line)> on_output;
   /// Shows lines of the ranks that begin with kProgressMark, which go nowhere else. Null: none do.
   ProgressLine* progress = nullptr;
   std::string failure_note;  ///< printed before the first cause, if the work failed; "": none

@@ -1,4 +1,4 @@
-// Child processes of the launcher.
+// Child processes of the launcher, and what killed ones leave behind.
 #pragma once
 
 #include <sys/types.h>
@@ -32,6 +32,12 @@ pid_t start_process(const ProcessSpec& plan);
 /// Kills and reaps the children of this process except one. If it is a subreaper, those are also the processes that its
 /// ended children have left running.
 void kill_children(pid_t except);
+
+/// Removes the rendezvous files of this user's dead processes, and the shared-memory segments that the MPI and UCX
+/// libraries created under this user and that no process has open or mapped any more. Keeps all of them if their use
+/// can't be determined: if a process of this user can't be inspected, or if there may be processes that are not visible
+/// here. Throws nothing.
+void remove_leftovers() noexcept;
 
 /// Whether a signal has stopped the process, so that it does nothing before SIGCONT.
 bool is_stopped(pid_t pid);

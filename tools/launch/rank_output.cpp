@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "tessera/base/error.h"
+#include "tools/cli/output.h"
 
 namespace tessera::tools {
 namespace {
@@ -17,17 +18,20 @@ bool is_final_error(std::string_view line) {
 }
 }  // namespace
 
-RankOutput::RankOutput(RankOutputPlan plan) : plan_(std::move(plan)) {
-  if (!plan_.log_file.empty()) {
-    base::OpenedFile file = base::open_regular(plan_.log_file, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
+RankOutput::RankOutput(const LaunchSpec& plan, int rank, Outlet& output, Outlet& errors)
+    : plan_(plan), by_prefix_(!plan.prefix.empty()), rank_(by_prefix_ ? -1 : rank), output_(output), errors_(errors) {
+  if (plan.log_dir) {
+    log_file_ = *plan.log_dir / (by_prefix_ ? "ranks.log" : "rank-" + std::to_string(rank) + ".log");
+    base::OpenedFile file = base::open_regular(log_file_, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
     if (!file.fd)
-      throw base::InvalidUsage("--log-dir: can't write '" + plan_.log_file + "': " + file.problem +
+      throw base::InvalidUsage("--log-dir: can't write '" + log_file_ + "': " + file.problem +
                                "; give a writable directory");
     log_ = std::move(file.fd);
   }
   errors_pipe_ = make_pipe();
   ::fcntl(errors_pipe_.read_end.get(), F_SETFL, O_NONBLOCK);
-  if (!plan_.capture) return;
+  // Else a rank's terminal stays a terminal.
+  if (!plan.tag && !plan.on_output && !plan.log_dir && plan.progress == nullptr) return;
   output_pipe_ = make_pipe();
   ::fcntl(output_pipe_.read_end.get(), F_SETFL, O_NONBLOCK);
 }
@@ -56,18 +60,18 @@ void RankOutput::on_line(std::string_view line, bool is_error) {
     return plan_.progress->show(line.substr(kProgressMark.size()));
   if (log_) log(line);
   if (!is_error) {
-    if (plan_.on_output) return plan_.on_output(plan_.rank, line);
+    if (plan_.on_output) return plan_.on_output(rank_, line);
     return pass_on(line, false);
   }
   const bool says_something = line.find_first_not_of(" \t-=*#") != std::string_view::npos;
   if (says_something) last_error_line_ = line.substr(0, 2000);
-  if (plan_.hold_errors && plan_.hold_first && !line.starts_with(kOurs) && others_.size() < kMaxHeld) {
+  if (plan_.own_program && by_prefix_ && !line.starts_with(kOurs) && others_.size() < kMaxHeld) {
     others_.append(line).append("\n");
     return;
   }
-  if (!plan_.hold_errors || !is_final_error(line)) return pass_on(line, true);
+  if (!plan_.own_program || !is_final_error(line)) return pass_on(line, true);
   const std::string_view error = line.substr(kOurs.size());
-  if (held_ && plan_.hold_first) {
+  if (held_ && by_prefix_) {
     if (*held_ != error) pass_on(line, true);
     return;
   }
@@ -77,25 +81,17 @@ void RankOutput::on_line(std::string_view line, bool is_error) {
 
 /// The first line that can't be written ends the log: a log with gaps would mislead.
 void RankOutput::log(std::string_view line) {
-  std::string text(line);
-  text += '\n';
-  for (std::string_view rest = text; !rest.empty();) {
-    const ssize_t count = ::write(log_.get(), rest.data(), rest.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) {
-      log_problem_ = "--log-dir: " + std::string(base::system_error("can't write '" + plan_.log_file + "'").what());
-      plan_.errors->write("tessera: warning: " + log_problem_ + "; later output is missing from it\n");
-      return log_.reset();
-    }
-    rest.remove_prefix(static_cast<std::size_t>(count));
-  }
+  if (write_all(log_.get(), std::string(line) + "\n")) return;
+  log_problem_ = "--log-dir: " + std::string(base::system_error("can't write '" + log_file_ + "'").what());
+  errors_.write("tessera: warning: " + log_problem_ + "; later output is missing from it\n");
+  log_.reset();
 }
 
 void RankOutput::pass_on(std::string_view line, bool is_error) const {
-  std::string text = plan_.tag ? "[" + std::to_string(plan_.rank) + "] " : "";
+  std::string text = plan_.tag && !by_prefix_ ? "[" + std::to_string(rank_) + "] " : "";
   text.append(line).append("\n");
   if (plan_.progress != nullptr) plan_.progress->hide();
-  (is_error ? plan_.errors : plan_.output)->write(text);
+  (is_error ? errors_ : output_).write(text);
 }
 
 std::optional<std::string> RankOutput::release_error() { return std::exchange(held_, std::nullopt); }

@@ -1,7 +1,6 @@
 // The output of one rank: read from its pipes, divided into lines and forwarded.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -9,7 +8,7 @@
 
 #include "tessera/base/file.h"
 #include "tools/cli/outlet.h"
-#include "tools/cli/progress_line.h"
+#include "tools/launch/launcher.h"
 #include "tools/launch/process.h"
 
 namespace tessera::tools {
@@ -52,24 +51,11 @@ class LineSplitter {
   std::string rest_;
 };
 
-struct RankOutputPlan {
-  int rank = 0;
-  bool tag = false;          ///< "[rank] " before each line
-  bool hold_errors = false;  ///< keep the last line that begins with "tessera: " until release_error()
-  bool hold_first = false;   ///< ... the first such line instead, and foreign lines until release_others(): several
-                             ///< ranks and the program that started them write to this pipe
-  bool capture = false;      ///< standard output is forwarded too; else it is inherited
-  std::string log_file;      ///< empty: none
-  std::function<void(int rank, std::string_view line)> on_output;  ///< instead of standard output
-  Outlet* output = nullptr;                                        ///< standard output; outlives the rank
-  Outlet* errors = nullptr;                                        ///< standard error; outlives the rank
-  ProgressLine* progress = nullptr;                                ///< as LaunchSpec::progress; outlives the rank
-};
-
 class RankOutput {
  public:
-  /// Throws InvalidUsage if the log can't be written.
-  explicit RankOutput(RankOutputPlan plan);
+  /// Of a rank, or under a prefix (`rank` 0) of all ranks and the program that starts them. `plan` and the standard
+  /// streams, to which it is forwarded, outlive it. Throws InvalidUsage if the log can't be written.
+  RankOutput(const LaunchSpec& plan, int rank, Outlet& output, Outlet& errors);
 
   /// Write ends for the rank; detach() closes them in this process.
   int child_output() const { return output_pipe_.write_end.get(); }
@@ -77,8 +63,8 @@ class RankOutput {
   void detach();
 
   /// Descriptors to poll; -1 if no (more) data can come, or if the forwarded output is not read.
-  int output() const { return plan_.output->full() ? -1 : output_pipe_.read_end.get(); }
-  int errors() const { return plan_.errors->full() ? -1 : errors_pipe_.read_end.get(); }
+  int output() const { return output_.full() ? -1 : output_pipe_.read_end.get(); }
+  int errors() const { return errors_.full() ? -1 : errors_pipe_.read_end.get(); }
   bool ended() const { return !output_pipe_.read_end && !errors_pipe_.read_end; }
   /// Reads the available data. False after the end of the source.
   bool read_output() { return read(output_pipe_.read_end, output_lines_, false); }
@@ -100,14 +86,20 @@ class RankOutput {
   void pass_on(std::string_view line, bool is_error) const;
   void log(std::string_view line);
 
-  RankOutputPlan plan_;
+  const LaunchSpec& plan_;
+  const bool by_prefix_;
+  const int rank_;  ///< -1: under a prefix
+  Outlet &output_, &errors_;
   Pipe output_pipe_;
   Pipe errors_pipe_;
   LineSplitter output_lines_;
   LineSplitter error_lines_;
   std::string last_error_line_;
+  /// Of this tool's ranks: the last line that begins with "tessera: ". Under a prefix the first such line, and foreign
+  /// lines: several ranks and the program that started them write to one pipe.
   std::optional<std::string> held_;
   std::string others_;
+  std::string log_file_;  ///< "": none
   base::UniqueFd log_;
   std::string log_problem_;
 };

@@ -113,12 +113,6 @@ RankWatch::RankWatch(int ranks, bool own_program)
   watch(listener_.get(), kListener);
 }
 
-std::pair<std::string, std::string> RankWatch::variable() const {
-  return {std::string(launch_socket_variable()), name_};
-}
-
-std::pair<std::string, std::string> RankWatch::no_variable() { return {std::string(launch_socket_variable()), ""}; }
-
 void RankWatch::watch(int fd, std::uint64_t mark) {
   epoll_event wanted = {.events = EPOLLIN | EPOLLRDHUP | (mark == kListener ? 0U : static_cast<unsigned>(EPOLLET)),
                         .data = {.u64 = mark}};
@@ -264,18 +258,20 @@ void LauncherConnection::send(std::string_view text) const {
       const ssize_t sent = ::send(socket.get(), text.data(), text.size(), MSG_NOSIGNAL);
 }
 
-RankReport::RankReport() {
-  if (const std::optional<std::string> name = launch_socket()) connection_ = LauncherConnection(*name, "begin 0\n");
+LauncherConnection connect_to_launcher() {
+  const std::optional<std::string> name = launch_socket();
+  return name ? LauncherConnection(*name, "begin 0\n") : LauncherConnection();
 }
 
-RankGuard::RankGuard(const comm::Launch& launch) {
-  if (launch.size == 1 || launch.launcher == "tessera") return;
+LauncherConnection connect_to_guard(const comm::Launch& launch) {
+  LauncherConnection connection;
+  if (launch.size == 1 || launch.launcher == "tessera") return connection;
   std::string name;
   try {  // a path, not an abstract name, which another user could take first
     const std::size_t job = std::hash<std::string>{}(launch.job + "/" + comm::host_identity());
     name = comm::private_directory() + "/guard-" + std::to_string(job);
   } catch (const base::Error&) {  // the rank also runs without a guard
-    return;
+    return connection;
   }
   const bool speaks_last = launch.launcher == "openmpi";
   // Launchers number the ranks of a host consecutively unless configured otherwise; in that case the guard lists too
@@ -289,19 +285,18 @@ RankGuard::RankGuard(const comm::Launch& launch) {
   ::sigaddset(&terminated, SIGTERM);
   ::pthread_sigmask(SIG_BLOCK, &terminated, &before);
   constexpr int kAttempts = 2000;  // 2 s on a busy machine; the rank also runs without a guard
-  for (int i = 0; i < kAttempts && !connection_.connected(); ++i) {
-    connection_ = LauncherConnection(name, std::to_string(launch.rank) + "\n");
-    if (!connection_.connected()) ::usleep(1000);
+  for (int i = 0; i < kAttempts && !connection.connected(); ++i) {
+    connection = LauncherConnection(name, std::to_string(launch.rank) + "\n");
+    if (!connection.connected()) ::usleep(1000);
   }
-  if (connection_.connected()) {
-    guards_connection = connection_.last();
+  if (connection.connected()) {
+    guards_connection = connection.last();
     struct sigaction action {};
     action.sa_handler = on_signal;
     for (const int signal : {SIGTERM, SIGABRT}) ::sigaction(signal, &action, nullptr);
   }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return connection;
 }
-
-void RankGuard::end(int code) const { connection_.send(code == 0 ? "e" : "f"); }
 
 }  // namespace tessera::tools

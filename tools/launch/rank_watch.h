@@ -23,10 +23,8 @@ class RankWatch {
  public:
   /// `own_program`: ranks report their end, so a rank that doesn't was ended from outside. Throws SystemError.
   RankWatch(int ranks, bool own_program);
-  /// Environment variable for the ranks.
-  std::pair<std::string, std::string> variable() const;
-  /// The same if the ranks have no launcher to report to.
-  static std::pair<std::string, std::string> no_variable();
+  /// The ranks' value of launch_socket_variable().
+  const std::string& name() const { return name_; }
   /// Becomes readable when poll_events() has events to process.
   int descriptor() const { return events_.get(); }
   /// Processes all events so far.
@@ -96,28 +94,12 @@ class LauncherConnection {
   std::array<base::UniqueFd, 2> sockets_;
 };
 
-/// A rank's connection to this tool's launcher above it, if there is one that requests reports.
-class RankReport {
- public:
-  RankReport();
-  /// Reports that this rank ends with `code`.
-  void end(int code) const { connection_.send("end " + std::to_string(code) + "\n"); }
-
- private:
-  LauncherConnection connection_;
-};
+/// A rank's connection to this tool's launcher above it, if there is one that requests reports: "end CODE\n".
+LauncherConnection connect_to_launcher();
 
 /// The connection of a rank that another launcher has started to the guard process, which reports the rank's death
-/// (rank_guard.cpp).
-class RankGuard {
- public:
-  /// Not connected for a world of one, or for ranks of this tool's launcher.
-  explicit RankGuard(const comm::Launch& launch);
-  /// Reports that this rank exits with `code`; if it isn't 0, the rank has printed the cause.
-  void end(int code) const;
-
- private:
-  LauncherConnection connection_;
-};
+/// (rank_guard.cpp), unless that sends "e", or "f" if it has failed and printed the cause. Not connected for a world of
+/// one, or for ranks of this tool's launcher.
+LauncherConnection connect_to_guard(const comm::Launch& launch);
 
 }  // namespace tessera::tools

@@ -13,6 +13,7 @@
 #include "tessera/comm/init.h"
 #include "tessera/comm/launch.h"
 #include "tessera/comm/registry.h"
+#include "tessera/nn/variables.h"
 #include "tools/cli/output.h"
 
 namespace tessera::tools {
@@ -56,7 +57,13 @@ std::string_view launch_socket_variable() { return kVariables[1].name; }
 
 std::optional<std::string> launch_socket() { return base::read_env(kVariables[1]); }
 
-std::span<const base::EnvVariable> tool_variables() { return kVariables; }
+std::vector<base::EnvVariable> all_variables() {
+  std::vector<base::EnvVariable> all;
+  for (const auto owned : {comm::variables(), nn::variables(), std::span<const base::EnvVariable>(kVariables)})
+    all.insert(all.end(), owned.begin(), owned.end());
+  std::ranges::sort(all, {}, &base::EnvVariable::name);
+  return all;
+}
 
 std::optional<std::string> comm_variable(std::string_view name) {
   for (const base::EnvVariable& known : comm::variables())
@@ -100,17 +107,6 @@ LaunchSpec plan_for_this_program(int ranks, const std::vector<std::string>& argu
   return plan;
 }
 
-namespace {
-
-bool user_says(std::string_view variable) {
-  const auto all = comm::variables();
-  const auto found =
-      std::find_if(all.begin(), all.end(), [&](const base::EnvVariable& v) { return v.name == variable; });
-  return found != all.end() && base::read_env(*found).has_value();
-}
-
-}  // namespace
-
 std::unique_ptr<comm::Communicator> init_world(const WorldInitOptions& options) {
   comm::InitOptions config;
   if (!options.backend.empty()) config.backend = options.backend;
@@ -118,7 +114,7 @@ std::unique_ptr<comm::Communicator> init_world(const WorldInitOptions& options) 
   config.launch = options.ranks == 1 ? comm::Launch{} : comm::resolve_launch();
   config.launch->generation = static_cast<std::uint32_t>(options.generation);
   config.memory_tracker = options.memory_tracker;
-  if (options.ordered && !user_says("TESSERA_DETERMINISTIC")) config.deterministic = true;
+  if (options.ordered && !comm_variable("TESSERA_DETERMINISTIC")) config.deterministic = true;
   if (options.device.type != base::DeviceType::cpu) config.device = base::open_device(options.device);
   if (!options.flight_recorder.empty()) config.flight_recorder = options.flight_recorder;
   config.logger = make_logger(config.launch->rank);

@@ -3,7 +3,6 @@
 
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,8 +45,8 @@ LaunchSpec plan_for_this_program(int ranks, const std::vector<std::string>& argu
 std::string_view launch_socket_variable();
 std::optional<std::string> launch_socket();
 
-/// The variables that the tool itself reads.
-std::span<const base::EnvVariable> tool_variables();
+/// The variables that the program itself declares, by name, without those of modules.
+std::vector<base::EnvVariable> all_variables();
 
 /// Options of init_world(), which joins all ranks of this job as one of them. It logs to standard error, from
 /// TESSERA_LOG on.

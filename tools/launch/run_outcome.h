@@ -31,7 +31,7 @@ struct RunEnd {
   int first_failed = -1;             ///< of `ranks`
   int interrupted_by = 0;            ///< a signal
   bool error_came_first = false;     ///< under a prefix: an error line came before a rank was lost
-  std::string never_started;  ///< under a prefix: why the launcher ended the prefix program, which started no rank
+  std::string never_started = {};  ///< under a prefix: why the launcher ended the prefix program, which started no rank
 };
 
 struct Verdict {

@@ -1,36 +1,37 @@
 #include "tools/pages/html.h"
 
+#include <fmt/format.h>
 #include <openssl/evp.h>
 
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 
 namespace tessera::tools::pages {
 
+std::string replaced(std::string_view text, char what, std::string_view by) {
+  std::string result;
+  for (const char c : text) result += c == what ? by : std::string_view(&c, 1);
+  return result;
+}
+
 std::string escape(std::string_view text) {
   constexpr std::string_view kSpecial = "&<>\"'";
-  constexpr std::array kEntities = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
+  constexpr std::array<std::string_view, 5> kEntities = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
   std::string result;
   for (const char c : base::printable(text, "\n\t")) {
     const std::size_t at = kSpecial.find(c);
-    if (at == std::string_view::npos)
-      result += c;
-    else
-      result += kEntities[at];
+    result += at == std::string_view::npos ? std::string_view(&c, 1) : kEntities[at];
   }
   return result;
 }
 
 std::string significant(double value, int digits) {
   if (!std::isfinite(value)) return std::isnan(value) ? "NaN" : (value < 0 ? "-inf" : "inf");
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.*g", digits, value);
-  return text.data();
+  return fmt::format("{:.{}g}", value, digits);
 }
 
 std::string exact(double value) {

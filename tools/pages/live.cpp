@@ -1,14 +1,13 @@
-#include "tools/pages/live.h"
-
+// The pictures of pages, with their tables.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <set>
 #include <utility>
 
+#include "tessera/base/error.h"
 #include "tools/cli/output.h"
 #include "tools/cli/words.h"
-#include "tools/pages/html.h"
 #include "tools/pages/page.h"
 
 namespace tessera::tools::pages {
@@ -17,16 +16,7 @@ namespace {
 using nlohmann::ordered_json;
 
 /// JSON that can stand in a script element, whatever its texts contain.
-std::string json_for_script(const ordered_json& json) {
-  std::string text;
-  for (const char c : json_text(json)) {
-    if (c == '<')
-      text += "\\u003c";
-    else
-      text += c;
-  }
-  return text;
-}
+std::string json_for_script(const ordered_json& json) { return replaced(json_text(json), '<', "\\u003c"); }
 
 std::string place(const std::string& picture, const std::string& kind, const std::string& data) {
   return "<div class=\"" + kind + "\" data-picture=\"" + picture + "\">" + data +
@@ -97,7 +87,7 @@ std::string keys_of(const std::vector<std::pair<std::string, std::string>>& keys
 std::string milliseconds(std::int64_t ns) { return significant(static_cast<double>(ns) / 1e6, 5); }
 
 std::string map_of(const Comparison& c) {
-  Table table{"Elements of each unit, and of each rank's shard at rest", {"strategy", "unit", "elements", "shard"}, {}};
+  Table table{"Elements of each unit, and of each rank's shard at rest", {"strategy", "unit", "elements", "shard"}};
   for (const RunResult& run : c.runs) {
     if (!run.timeline) continue;
     for (const RunResult::Unit& unit : run.units)
@@ -133,8 +123,7 @@ std::int64_t covered_ns(const std::vector<base::TraceEvent>& events, const std::
 
 std::string timelines_of(const Comparison& c, const StepStory* story) {
   Table table{"Milliseconds in the step shown",
-              {"strategy", "rank", "step", "forward", "backward", "optimizer", "exposed", "all-gathers", "reductions"},
-              {}};
+              {"strategy", "rank", "step", "forward", "backward", "optimizer", "exposed", "all-gathers", "reductions"}};
   for (const RunResult& run : c.runs) {
     if (!run.timeline) continue;
     for (const RankTimeline& rank : run.timeline->ranks) {
@@ -178,10 +167,8 @@ std::string timelines_of(const Comparison& c, const StepStory* story) {
 std::string memory_of(const Comparison& c) {
   Table table{
       "Bytes at the highest instant of the step shown, of the rank that needs most; and ZeRO's formula for model state",
-      {"strategy", "rank", "at ms", "total", "formula"},
-      {}};
-  for (std::size_t i = 0; i + 1 < base::kMemoryUses; ++i)
-    table.head.emplace_back(base::name_of(static_cast<base::MemoryCategory>(i)));
+      {"strategy", "rank", "at ms", "total", "formula"}};
+  for (const std::string& kind : device_memory_kinds()) table.head.push_back(kind);
   for (const RunResult& run : c.runs) {
     if (!run.timeline) continue;
     const MemorySample* most = nullptr;
@@ -206,7 +193,7 @@ std::string memory_of(const Comparison& c) {
 }
 
 std::string why_of(const Why& why) {
-  Table table{"Milliseconds by which each term makes the step longer", {"term", "ms", "low", "high"}, {}};
+  Table table{"Milliseconds by which each term makes the step longer", {"term", "ms", "low", "high"}};
   std::string meanings;
   const bool measured = why.rounds > 1;
   for (const WhyTerm& term : why.terms) {
@@ -215,8 +202,7 @@ std::string why_of(const Why& why) {
     meanings += (meanings.empty() ? "" : ", ") + defined(term.name);
   }
   table.rows.push_back({"sum", significant(why.gap_ms, 5), "", ""});
-  Table helps{
-      "Simulated with one thing changed; these do not add up", {"change", "step ms", "gap ms", "peak bytes"}, {}};
+  Table helps{"Simulated with one thing changed; these do not add up", {"change", "step ms", "gap ms", "peak bytes"}};
   for (const WhyHelp& help : why.helps)
     helps.rows.push_back(
         {help.change, significant(help.step_ms, 5), significant(help.gap_ms, 5), with_commas(help.peak_bytes)});
@@ -243,7 +229,9 @@ std::string details(const std::string& summary, const Table& table) {
 }
 
 std::string defined(const std::string& word) {
-  return "<dfn tabindex=\"0\">" + escape(word) + "<span role=\"tooltip\">" + escape(meaning_of(word)) + "</span></dfn>";
+  const auto found = std::ranges::find(words(), word, &Word::name);
+  if (found == words().end()) throw base::InvalidUsage("the glossary has no '" + word + "'");
+  return "<dfn tabindex=\"0\">" + escape(word) + "<span role=\"tooltip\">" + escape(found->meaning) + "</span></dfn>";
 }
 
 std::string glossary() {

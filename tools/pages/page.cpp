@@ -5,9 +5,6 @@
 #include <cmath>
 
 #include "tools/cli/output.h"
-#include "tools/pages/embedded.h"
-#include "tools/pages/html.h"
-#include "tools/pages/live.h"
 
 namespace tessera::tools::pages {
 
@@ -46,14 +43,7 @@ std::string quoted(const std::string& argument) {
                                               "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
                                               "0123456789_-+=:,./@%") == std::string::npos;
   if (plain) return argument;
-  std::string text = "'";
-  for (const char c : argument) {
-    if (c == '\'')
-      text += "'\\''";
-    else
-      text += c;
-  }
-  return text + "'";
+  return "'" + replaced(argument, '\'', "'\\''") + "'";
 }
 
 /// Who is slower by how much, as far as the runs can say.
@@ -83,7 +73,7 @@ std::string head_of(const Comparison& c) {
 
 /// The losses of every step, or of evenly spaced steps if there are many.
 std::string all_losses_of(const Comparison& c) {
-  Table table{"Loss by step", {"step"}, {}};
+  Table table{"Loss by step", {"step"}};
   std::size_t longest = 0;
   for (const RunResult& run : c.runs) {
     table.head.push_back(full_name(run));
@@ -96,13 +86,12 @@ std::string all_losses_of(const Comparison& c) {
     for (const RunResult& run : c.runs) row.push_back(step < run.losses.size() ? exact(run.losses[step]) : "");
     table.rows.push_back(row);
   }
-  return "<details><summary>Loss by step</summary>" + to_html(table) + "</details>\n";
+  return details("Loss by step", table);
 }
 
 std::string losses_of(const Comparison& c) {
   Table table{"Loss at the first and the last step, and the hash of the final parameters",
-              {"strategy", "first", "last", "hash"},
-              {}};
+              {"strategy", "first", "last", "hash"}};
   for (const RunResult& run : c.runs) {
     const bool none = run.losses.empty();
     table.rows.push_back({full_name(run), none ? "" : exact(run.losses.front()), none ? "" : exact(run.losses.back()),
@@ -115,8 +104,7 @@ std::string losses_of(const Comparison& c) {
 
 std::string model_state_of(const Comparison& c) {
   Table table{"Bytes of model state, highest rank, padding included",
-              {"strategy", "parameter", "gradient", "optimizer", "total"},
-              {}};
+              {"strategy", "parameter", "gradient", "optimizer", "total"}};
   ordered_json rows = ordered_json::array();
   for (const RunResult& run : c.runs) {
     const auto& [parameter, gradient, optimizer] = run.model_state_bytes;
@@ -137,7 +125,7 @@ std::string model_state_of(const Comparison& c) {
 }
 
 std::string peaks_of(const Comparison& c) {
-  Table table{"Peak bytes, highest rank", {"strategy", "total", "reserved"}, {}};
+  Table table{"Peak bytes, highest rank", {"strategy", "total", "reserved"}};
   for (const std::string& kind : device_memory_kinds()) table.head.push_back(kind);
   ordered_json rows = ordered_json::array();
   for (const RunResult& run : c.runs) {
@@ -162,8 +150,7 @@ std::string peaks_of(const Comparison& c) {
 
 std::string communication_of(const Comparison& c) {
   Table table{"Per step: calls, bytes that one rank sent (highest), and the bytes of the formula",
-              {"strategy", "collective", "calls", "sent", "formula", "difference"},
-              {}};
+              {"strategy", "collective", "calls", "sent", "formula", "difference"}};
   for (const RunResult& run : c.runs) {
     const auto calls = values_of(run.calls_per_step);
     const auto wire = values_of(run.wire_bytes_per_step);
@@ -185,8 +172,7 @@ std::string communication_of(const Comparison& c) {
 
 std::string times_of(const Comparison& c) {
   Table table{"Milliseconds per step, tokens per second of the whole world, bytes copied between flat buffers per step",
-              {"strategy", "median", "p95", "exposed communication", "tokens/s", "copied"},
-              {}};
+              {"strategy", "median", "p95", "exposed communication", "tokens/s", "copied"}};
   ordered_json rows = ordered_json::array();
   for (const RunResult& run : c.runs) {
     rows.push_back(step_bar(full_name(run), run));
@@ -220,7 +206,7 @@ std::string distances_of(const WhatIf& what_if) {
 }
 
 Table steps_of(const WhatIf& what_if) {
-  Table table{"Milliseconds of a step in the setting of the runs", {"strategy", "measured", "simulated"}, {}};
+  Table table{"Milliseconds of a step in the setting of the runs", {"strategy", "measured", "simulated"}};
   for (const WhatIf::Run& run : what_if.runs)
     table.rows.push_back({run.name, significant(run.measured_ms, 5),
                           run.left_out.empty() ? significant(run.simulated_ms, 5) : "left out: " + run.left_out});

@@ -1,14 +1,18 @@
-// The report page: one self-contained HTML file.
+// Pages: self-contained HTML files. A script draws their pictures: the map of shards, timelines, memory over time,
+// bytes, the terms of a gap, other settings, losses, bars and lines. The data are in the page; a table stands under
+// each.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "tools/pages/html.h"
 #include "tools/results/comparison.h"
 
 namespace tessera::tools::pages {
 
-/// Pictures and tables of each comparison, one below the other.
+/// The report: pictures and tables of each comparison, one below the other.
 std::string page(const std::vector<Comparison>& comparisons);
 
 /// The section about other links, ranks and batches.
@@ -29,5 +33,43 @@ nlohmann::ordered_json step_bar(const std::string& name, const RunResult& run);
 /// A whole document in the report's style. `title` is text, `body` HTML. The only script and style sheets that a
 /// browser runs in it are the report's own, whose hashes its policy has.
 std::string document(const std::string& title, const std::string& body);
+
+/// What a page tells about one step beside its pictures.
+struct StepStory {
+  struct Sentence {
+    std::int64_t at_ns = 0;  ///< since the begin of the step; it holds until the next
+    std::string text;
+  };
+  std::string title;
+  std::string times;                 ///< a sentence: whose times these are
+  std::string teller;                ///< of whom the sentences are: "every rank"
+  std::vector<Sentence> sentences;   ///< by time; empty: those of the pictures
+  std::string text;                  ///< the whole story
+  std::vector<std::string> command;  ///< arguments of the program that made it
+};
+
+/// The data of all pictures, once for a comparison and before them. `story`: of its only run; null for runs of compare.
+std::string picture_data(const Comparison& comparison, const StepStory* story = nullptr);
+
+/// The pictures of a step, each with a table; "" if the comparison has no timelines.
+std::string step_pictures(const Comparison& comparison, const StepStory* story = nullptr);
+
+/// Why a run is slower, and what other settings would change, as far as there are data.
+std::string gap_pictures(const Comparison& comparison);
+
+/// A document with the pictures of one step. `run` has a name, units and a timeline.
+std::string page_of_step(const StepStory& story, const RunResult& run);
+
+/// A place that the script fills from the section's data. A table with the numbers must follow it.
+std::string place_for(const std::string& picture);
+/// The same with data of its own. `kind`: "bars" or "lines"; charts.js says what is in `data`.
+std::string chart(const std::string& kind, const nlohmann::ordered_json& data);
+/// A table that opens.
+std::string details(const std::string& summary, const Table& table);
+
+/// The word with its meaning on hover and focus.
+std::string defined(const std::string& word);
+/// All words with their meanings.
+std::string glossary();
 
 }  // namespace tessera::tools::pages

@@ -12,8 +12,6 @@
 #include "tessera/base/error.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
-#include "tools/pages/html.h"
-#include "tools/pages/live.h"
 #include "tools/pages/page.h"
 #include "tools/plan/advisor.h"
 #include "tools/plan/cluster_file.h"

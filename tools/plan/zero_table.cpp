@@ -7,8 +7,6 @@
 #include "tessera/base/error.h"
 #include "tessera/fsdp/collective_plugin.h"
 #include "tools/cli/output.h"
-#include "tools/pages/html.h"
-#include "tools/pages/live.h"
 #include "tools/pages/page.h"
 #include "tools/train/options.h"
 

@@ -13,11 +13,8 @@ namespace {
 /// The calls of one rank on one communicator, by sequence.
 using Calls = std::map<std::uint64_t, const FlightCall*>;
 
-/// One communicator of the run.
-struct Group {
-  FlightGroup description;
-  std::map<int, Calls> calls;  // of the ranks with a file
-};
+/// Those of the ranks of one communicator that have a file.
+using GroupCalls = std::map<int, Calls>;
 
 /// What is known of a member and a call that others made.
 enum class Made : std::uint8_t { yes, no, unknown };
@@ -29,34 +26,28 @@ class Finder {
   explicit Finder(std::span<const FlightLog> logs) {
     for (const FlightLog& log : logs) {
       logs_.emplace(log.rank, &log);
-      for (const auto& [number, description] : log.groups) group_of(description);
+      for (const auto& [number, group] : log.groups) groups_[group];
     }
     for (const FlightLog& log : logs)
       for (const FlightCall& call : log.calls)
-        if (call.sequence > 0) group_of(log.groups.at(call.communicator)).calls[log.rank].emplace(call.sequence, &call);
+        if (call.sequence > 0) groups_[log.groups.at(call.communicator)][log.rank].emplace(call.sequence, &call);
   }
 
   std::optional<FirstDivergence> find() {
     std::vector<FirstDivergence> found;
-    for (const auto& [description, group] : groups_)
-      if (auto divergence = first_of(group)) found.push_back(std::move(*divergence));
+    for (const auto& [group, calls] : groups_)
+      if (auto divergence = first_of(group, calls)) found.push_back(std::move(*divergence));
     if (found.empty()) return std::nullopt;
-    for (const auto& [description, group] : groups_) find_hindered(group);
+    for (const auto& [group, calls] : groups_) find_hindered(group, calls);
     for (FirstDivergence& divergence : found) keep_causes(divergence);
     return *std::min_element(found.begin(), found.end(),
                              [&](const FirstDivergence& a, const FirstDivergence& b) { return weight(a) < weight(b); });
   }
 
  private:
-  Group& group_of(const FlightGroup& description) {
-    Group& group = groups_[description];
-    group.description = description;
-    return group;
-  }
-
-  static std::map<int, FlightCall> calls_at(const Group& group, std::uint64_t sequence) {
+  static std::map<int, FlightCall> calls_at(const GroupCalls& all, std::uint64_t sequence) {
     std::map<int, FlightCall> calls;
-    for (const auto& [rank, made] : group.calls)
+    for (const auto& [rank, made] : all)
       if (const auto call = made.find(sequence); call != made.end()) calls.emplace(rank, *call->second);
     return calls;
   }
@@ -68,28 +59,29 @@ class Finder {
   }
 
   /// A file holds the last calls only: an early one may be gone.
-  Made made(const Group& group, int rank, std::uint64_t sequence, std::int64_t at_ns) const {
+  Made made(const GroupCalls& all, int rank, std::uint64_t sequence, std::int64_t at_ns) const {
     const auto log = logs_.find(rank);
     if (log == logs_.end()) return Made::unknown;
-    if (const auto calls = group.calls.find(rank); calls != group.calls.end()) {
+    if (const auto calls = all.find(rank); calls != all.end()) {
       if (sequence > calls->second.rbegin()->first) return Made::no;
       return calls->second.count(sequence) == 1 ? Made::yes : Made::unknown;
     }
-    const std::vector<FlightCall>& all = log->second->calls;
-    const bool complete = all.empty() || all.front().number == 1;
-    return complete || at_ns > all.front().issued_ns ? Made::no : Made::unknown;
+    const std::vector<FlightCall>& last = log->second->calls;
+    const bool complete = last.empty() || last.front().number == 1;
+    return complete || at_ns > last.front().issued_ns ? Made::no : Made::unknown;
   }
 
   /// The members that have not made a call that others made.
-  std::vector<int> absent_of(const Group& group, std::uint64_t sequence, std::int64_t at_ns) const {
+  std::vector<int> absent_of(const FlightGroup& group, const GroupCalls& all, std::uint64_t sequence,
+                             std::int64_t at_ns) const {
     std::vector<int> absent;
-    for (const int rank : group.description.members)
-      if (made(group, rank, sequence, at_ns) == Made::no) absent.push_back(rank);
+    for (const int rank : group.members)
+      if (made(all, rank, sequence, at_ns) == Made::no) absent.push_back(rank);
     return absent;
   }
-  std::vector<int> without_file(const Group& group) const {
+  std::vector<int> without_file(const FlightGroup& group) const {
     std::vector<int> missing;
-    for (const int rank : group.description.members)
+    for (const int rank : group.members)
       if (logs_.count(rank) == 0) missing.push_back(rank);
     return missing;
   }
@@ -118,20 +110,20 @@ class Finder {
     return failed ? dead : std::vector<int>{};
   }
 
-  std::optional<FirstDivergence> first_of(const Group& group) const {
+  std::optional<FirstDivergence> first_of(const FlightGroup& group, const GroupCalls& all) const {
     std::set<std::uint64_t> sequences;
-    for (const auto& [rank, calls] : group.calls)
+    for (const auto& [rank, calls] : all)
       for (const auto& [sequence, call] : calls) sequences.insert(sequence);
     const std::vector<int> missing = without_file(group);
     for (const std::uint64_t sequence : sequences) {
-      FirstDivergence found{.group = group.description, .sequence = sequence, .ranks = {}, .calls = {}};
-      found.calls = calls_at(group, sequence);
+      FirstDivergence found{.group = group, .sequence = sequence, .ranks = {}, .calls = {}};
+      found.calls = calls_at(all, sequence);
       found.at_ns = first_time(found.calls);
       found.kind = Kind::differs;
       found.ranks = minority_of(found.calls);
       if (!found.ranks.empty()) return found;
       found.kind = Kind::never_called;
-      found.ranks = absent_of(group, sequence, found.at_ns);
+      found.ranks = absent_of(group, all, sequence, found.at_ns);
       if (!found.ranks.empty()) return found;
       const bool ended = std::all_of(found.calls.begin(), found.calls.end(),
                                      [](const auto& made) { return made.second.ended_well(); });
@@ -146,12 +138,12 @@ class Finder {
   }
 
   /// Adds the ranks with a call that failed, or that has not ended because others have not made it.
-  void find_hindered(const Group& group) {
+  void find_hindered(const FlightGroup& group, const GroupCalls& all) {
     const bool missing = !without_file(group).empty();
-    for (const auto& [rank, calls] : group.calls)
+    for (const auto& [rank, calls] : all)
       for (const auto& [sequence, call] : calls)
         if (call->state == comm::flight::State::failed ||
-            (!call->ended_well() && (missing || !absent_of(group, sequence, call->issued_ns).empty())))
+            (!call->ended_well() && (missing || !absent_of(group, all, sequence, call->issued_ns).empty())))
           hindered_.insert(rank);
   }
 
@@ -171,7 +163,7 @@ class Finder {
   }
 
   std::map<int, const FlightLog*> logs_;
-  std::map<FlightGroup, Group> groups_;
+  std::map<FlightGroup, GroupCalls> groups_;
   std::set<int> hindered_;
 };
 

@@ -14,7 +14,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/comm/core/op_traits.h"
 
 namespace tessera::tools {
 namespace {
@@ -23,9 +22,10 @@ namespace flight = comm::flight;
 
 constexpr std::size_t kMaxLineBytes = std::size_t{64} << 20;  // of all communicators and failures
 
+constexpr const char* kRemedy = "; name a directory that --flight-recorder wrote";
+
 [[noreturn]] void refuse_file(const std::string& path, const std::string& problem) {
-  throw base::InvalidUsage("report --postmortem: '" + path + "' " + problem +
-                           "; name a directory that --flight-recorder wrote");
+  throw base::InvalidUsage("report --postmortem: '" + path + "' " + problem + kRemedy);
 }
 
 /// Takes the next word of a line; numbers must be whole.
@@ -111,8 +111,7 @@ class LogReader {
       const bool whole = entry.number == before[i] && entry.number == after[i];
       if (whole && entry.number != 0) log_.calls.push_back(call_of(entry, i));
     }
-    std::sort(log_.calls.begin(), log_.calls.end(),
-              [](const FlightCall& a, const FlightCall& b) { return a.number < b.number; });
+    std::ranges::sort(log_.calls, {}, &FlightCall::number);
   }
   FlightLog log() { return std::move(log_); }
 
@@ -219,11 +218,9 @@ std::vector<FlightLog> read_flight_logs(const std::string& directory, std::vecto
   for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error))
     if (is_flight_name(entry->path())) paths.push_back(entry->path());
   if (error)
-    throw base::InvalidUsage("report --postmortem: can't read '" + directory + "': " + error.message() +
-                             "; name a directory that --flight-recorder wrote");
+    throw base::InvalidUsage("report --postmortem: can't read '" + directory + "': " + error.message() + kRemedy);
   if (paths.empty()) refuse_file(directory, "has no file of the flight recorder, rank-R.flight");
   std::vector<FlightLog> logs;
-  std::vector<std::string> names;
   for (const std::filesystem::path& path : paths) {
     logs.push_back(read_flight_log(path.string()));
     if (logs.back().groups.empty()) {
@@ -234,14 +231,12 @@ std::vector<FlightLog> read_flight_logs(const std::string& directory, std::vecto
       refuse_file(path.string(), "is that of rank " + std::to_string(logs.back().rank));
   }
   if (logs.empty()) refuse_file(directory, "holds no calls: every rank ended before all had joined");
-  const auto newest = std::max_element(
-      logs.begin(), logs.end(), [](const FlightLog& a, const FlightLog& b) { return a.started_ns < b.started_ns; });
-  const std::string run = newest->run;
+  const std::string run = std::ranges::max_element(logs, {}, &FlightLog::started_ns)->run;
   for (const FlightLog& log : logs)
     if (log.run != run) ignored.push_back("rank-" + std::to_string(log.rank) + ".flight");
-  std::sort(ignored.begin(), ignored.end());
+  std::ranges::sort(ignored);
   std::erase_if(logs, [&](const FlightLog& log) { return log.run != run; });
-  std::sort(logs.begin(), logs.end(), [](const FlightLog& a, const FlightLog& b) { return a.rank < b.rank; });
+  std::ranges::sort(logs, {}, &FlightLog::rank);
   return logs;
 }
 

@@ -1,11 +1,10 @@
 // Reads the files of the flight recorder.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "tessera/base/dtype.h"
@@ -37,9 +36,7 @@ struct FlightCall {
 struct FlightGroup {
   std::string name;          ///< "world", "world.2"; the same on all its ranks
   std::vector<int> members;  ///< ranks of the world, by rank of the communicator
-  bool operator<(const FlightGroup& other) const {
-    return std::tie(name, members) < std::tie(other.name, other.members);
-  }
+  auto operator<=>(const FlightGroup&) const = default;
 };
 
 struct FlightFailure {

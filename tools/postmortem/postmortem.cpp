@@ -75,12 +75,8 @@ std::string step_text(const FlightCall& call) {
   return call.step == 0 ? "before the first step" : fmt::format("in step {}", call.step);
 }
 
-bool all_members(const FlightGroup& group, int ranks) {
-  return group.members.size() == static_cast<std::size_t>(ranks);
-}
-
 std::string among_text(const FlightGroup& group, int ranks) {
-  if (all_members(group, ranks)) return "";
+  if (std::ssize(group.members) == ranks) return "";
   std::vector<int> members = group.members;
   std::sort(members.begin(), members.end());
   return " among " + ranks_text(members);
@@ -100,32 +96,25 @@ std::string waiting_text(const FirstDivergence& divergence) {
 }
 
 std::string divergence_text(const FirstDivergence& divergence, int ranks) {
-  const FlightCall& call = divergence.calls.begin()->second;
+  const FlightCall& first = divergence.calls.begin()->second;
   const std::string among = among_text(divergence.group, ranks);
-  switch (divergence.kind) {
-    case FirstDivergence::Kind::never_called:
-      return fmt::format("{} never called {} ({}){} {}, {}", ranks_text(divergence.ranks), operation_text(call),
-                         signature_text(call), among, step_text(call), waiting_text(divergence));
-    case FirstDivergence::Kind::no_file:
-      return fmt::format(
-          "{} left no file: killed before the start, or on a host with another directory; {} ({}){} {} "
-          "is the first call {}",
-          ranks_text(divergence.ranks), operation_text(call), signature_text(call), among, step_text(call),
-          waiting_text(divergence));
-    case FirstDivergence::Kind::died_in:
-      return fmt::format("{} died in {} ({}){} {}, {}", ranks_text(divergence.ranks), operation_text(call),
-                         signature_text(call), among, step_text(call), waiting_text(divergence));
-    case FirstDivergence::Kind::differs:
-      break;
-  }
+  const std::string who = ranks_text(divergence.ranks);
+  const std::string call =
+      fmt::format("{} ({}){} {}", operation_text(first), signature_text(first), among, step_text(first));
+  const bool died = divergence.kind == FirstDivergence::Kind::died_in;
+  if (died || divergence.kind == FirstDivergence::Kind::never_called)
+    return fmt::format("{} {} {}, {}", who, died ? "died in" : "never called", call, waiting_text(divergence));
+  if (divergence.kind == FirstDivergence::Kind::no_file)
+    return fmt::format(
+        "{} left no file: killed before the start, or on a host with another directory; {} is the first call {}", who,
+        call, waiting_text(divergence));
   std::vector<int> others;
   for (const auto& [rank, made] : divergence.calls)
     if (!has(divergence.ranks, rank)) others.push_back(rank);
   const FlightCall& theirs = divergence.calls.at(others.front());
   const FlightCall& own = divergence.calls.at(divergence.ranks.front());
   return fmt::format("as collective #{}{} {}, {} called {} where {} called {}", divergence.sequence, among,
-                     step_text(theirs), ranks_text(divergence.ranks), signature_text(own), ranks_text(others),
-                     signature_text(theirs));
+                     step_text(theirs), who, signature_text(own), ranks_text(others), signature_text(theirs));
 }
 
 /// Its file is still mapped, so the process has not been replaced by another one of the same number.

@@ -91,7 +91,7 @@ MISTAKES = [
     mistake("divergence-names-all", "tools/train/divergence.cpp", "    if (!std::isfinite(losses[rank])) ranks.push_back(std::to_string(rank));", "    ranks.push_back(std::to_string(rank));", r"^tools\.Divergence", "the rank with the NaN is not named"),
 
     # Ranks.
-    mistake("launcher-blames-the-last", "tools/launch/launcher.cpp", "  if (first || better) first_failed_ = best;", "  first_failed_ = best;", LAUNCHER, "the rank that failed last is named"),
+    mistake("launcher-blames-the-last", "tools/launch/launcher.cpp", "  if (first || better) end_.first_failed = best;", "  end_.first_failed = best;", LAUNCHER, "the rank that failed last is named"),
     mistake("launcher-blames-the-stopped", "tools/launch/launcher.cpp", "    rank.stopped_by_launcher = true;\n", "", LAUNCHER, "a rank that the launcher stopped is named"),
     mistake("launcher-forgets-stopped", "tools/launch/launcher.cpp", "    ::kill(rank.pid, SIGCONT);\n", "", LAUNCHER, "a stopped rank is never ended"),
     mistake("launcher-forgets-grandchildren", "tools/launch/launcher.cpp", "  kill_children(guardian_.pid());  // before the pipes", "  // before the pipes", LAUNCHER, "child processes of ranks keep running"),

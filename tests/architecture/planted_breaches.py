@@ -37,10 +37,8 @@ PLANTED = [  # rule, file, content
     ("tools", "tools/results/a.h", '#include "tools/pages/page.h"\n'),
     ("tools", "tools/results/b.h", "#include <CLI/CLI.hpp>\n"),
     ("tools", "tools/pages/a.cpp", '#include "tools/compare/compare_runs.h"\n'),
-    ("tools", "tools/train/a.cpp", '#include "tools/bench/runner.h"
-'),
-    ("tools", "tools/plan/a.cpp", '#include "tools/compare/compare_simulations.h"
-'),
+    ("tools", "tools/train/a.cpp", '#include "tools/bench/runner.h"\n'),
+    ("tools", "tools/plan/a.cpp", '#include "tools/compare/compare_simulations.h"\n'),
     ("tools", "tools/bench/a.cpp", '#include "tools/explain/wrapping.h"\n'),
     ("tools", "tools/other/a.cpp", "#include <vector>\n"),
     ("spelling", "src/comm/b.cpp", '#include "work.h"\n'),

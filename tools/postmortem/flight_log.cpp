@@ -22,10 +22,10 @@ namespace flight = comm::flight;
 
 constexpr std::size_t kMaxLineBytes = std::size_t{64} << 20;  // of all communicators and failures
 
-constexpr const char* kRemedy = "; name a directory that --flight-recorder wrote";
+constexpr const char* kLogRemedy = "; name a directory that --flight-recorder wrote";
 
 [[noreturn]] void refuse_file(const std::string& path, const std::string& problem) {
-  throw base::InvalidUsage("report --postmortem: '" + path + "' " + problem + kRemedy);
+  throw base::InvalidUsage("report --postmortem: '" + path + "' " + problem + kLogRemedy);
 }
 
 /// Takes the next word of a line; numbers must be whole.
@@ -218,7 +218,7 @@ std::vector<FlightLog> read_flight_logs(const std::string& directory, std::vecto
   for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error))
     if (is_flight_name(entry->path())) paths.push_back(entry->path());
   if (error)
-    throw base::InvalidUsage("report --postmortem: can't read '" + directory + "': " + error.message() + kRemedy);
+    throw base::InvalidUsage("report --postmortem: can't read '" + directory + "': " + error.message() + kLogRemedy);
   if (paths.empty()) refuse_file(directory, "has no file of the flight recorder, rank-R.flight");
   std::vector<FlightLog> logs;
   for (const std::filesystem::path& path : paths) {

@@ -1,4 +1,4 @@
-"""The pictures of the lessons, drawn from simulated steps: pictures.py TOOL [--check].
+"""The pictures of the lessons, drawn from simulated steps and from the operations' definitions: pictures.py TOOL [--check].
 
 Simulated times are the same on every machine, so --check compares the files with what would be drawn.
 """
@@ -13,9 +13,9 @@ import tempfile
 HERE = pathlib.Path(__file__).parent
 STYLE = """<style>
 :root{color-scheme:light dark}
-svg{--paper:#fff;--ink:#1c2024;--soft:#5c6670;--line:#d8dde2;--c0:#0072b2;--c1:#d55e00;--c2:#009e73;--hot:#c2210b;--pale:#b5d4e8}
-@media (prefers-color-scheme:dark){svg{--paper:#15181b;--ink:#e6e9ec;--soft:#9aa5b0;--line:#333a41;--c0:#3d9bd8;--c1:#ee7733;--c2:#2fbf93;--hot:#ff6a52;--pale:#2a4a5e}}
-text{font:13px system-ui,sans-serif;fill:var(--ink)} .s{fill:var(--soft);font-size:12px} .b{font-weight:600} .m{text-anchor:middle} .e{text-anchor:end}
+svg{--paper:#fff;--ink:#1c2024;--soft:#5c6670;--line:#d8dde2;--c0:#0072b2;--c1:#d55e00;--c2:#009e73;--hot:#c2210b;--pale:#b5d4e8;--r0:#cfe4f3;--r1:#fbdcc4;--r2:#c5ebdc;--r3:#ead3e8;--all:#fff0a8}
+@media (prefers-color-scheme:dark){svg{--paper:#15181b;--ink:#e6e9ec;--soft:#9aa5b0;--line:#333a41;--c0:#3d9bd8;--c1:#ee7733;--c2:#2fbf93;--hot:#ff6a52;--pale:#2a4a5e;--r0:#1d4a6b;--r1:#6b3d17;--r2:#14533f;--r3:#57365a;--all:#5c4f10}}
+text{font:13px system-ui,sans-serif;fill:var(--ink)} .n{font-size:12px} .s{fill:var(--soft);font-size:12px} .b{font-weight:600} .m{text-anchor:middle} .e{text-anchor:end}
 .paper{fill:var(--paper)} .line{stroke:var(--line);fill:none}
 </style><defs><pattern id="hot" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="6" height="6" style="fill:var(--paper)"/><rect width="3" height="6" style="fill:var(--hot)"/></pattern></defs>
 """
@@ -87,8 +87,8 @@ def timeline(tool):
     return svg(1000, axis + 48, "Timelines of ddp and fsdp", "Under fsdp computation waits 25 ms for all-gathers and reductions, under ddp 19 ms for reductions.", body)
 
 
-def chart(title, description, caption, xs, ticks, lines, unit):
-    """Lines over a logarithmic x and y; each point is a simulated step."""
+def chart(title, description, caption, xs, ticks, lines, unit, values=(10, 20, 50, 100, 200, 500)):
+    """Lines over a logarithmic x and y, with a rule at each of the values; each point is a simulated step."""
     left, top, width, height = 70, 60, 700, 300
     low, high = math.log10(min(min(line) for line in lines.values())), math.log10(max(max(line) for line in lines.values()))
     low, high = low - 0.05, high + 0.05
@@ -96,7 +96,7 @@ def chart(title, description, caption, xs, ticks, lines, unit):
         return (left + width * (math.log10(x) - math.log10(xs[0])) / (math.log10(xs[-1]) - math.log10(xs[0])),
                 top + height * (high - math.log10(y)) / (high - low))
     body = [text(12, 22, title, "b"), text(12, 42, caption, "s")]
-    for value in (10, 20, 50, 100, 200, 500):
+    for value in values:
         if low <= math.log10(value) <= high:
             y = place(xs[0], value)[1]
             body += [f'<path class="line" d="M{left} {y:.1f}h{width}"/>', text(left - 8, y + 4, f"{value} ms", "s e")]
@@ -139,6 +139,116 @@ def crossover(tool):
     ticks = [(5, "5 MB/s"), (20, "20"), (100, "100"), (330, "330"), (1000, "1 GB/s")]
     return chart("Two hosts with two ranks each: gpt-tall", "Below 100 MB/s between the hosts hsdp is far ahead; from 330 MB/s on all three take as long as they compute.",
                  "Inside a host 5 GB/s. What crosses decides on a slow link; on a fast one, what is computed.", rates, ticks, lines, "rate between the hosts")
+
+
+RANKS = range(4)
+OWN = [[(1, 10, 100, 1000)[rank] * (1 + i) for i in RANKS] for rank in RANKS]  # what each of four ranks begins with
+OF_ALL, NOBODY = "var(--all)", "none"
+
+
+def cells(left, top, rows, fills, width=46, framed=()):
+    """A row of numbers for each rank; None is a place that holds nothing. Frames the cells (rank, i)."""
+    body = []
+    for rank, row in enumerate(rows):
+        for i, value in enumerate(row):
+            x, y = left + i * width, top + rank * 24
+            frame = ";stroke:var(--hot);stroke-width:2" if (rank, i) in framed else ""
+            body.append(f'<rect x="{x}" y="{y}" width="{width - 4}" height="20" class="line" style="fill:{fills[rank][i]}{frame}"/>')
+            if value is not None:
+                body.append(text(x + (width - 4) / 2, y + 14, value, "n m"))
+    return body
+
+
+def of(rank):
+    return f"var(--r{rank})"
+
+
+def operations():
+    """(name, what it does, before, fills, after, fills) of each operation, on four ranks."""
+    empty, blank = [[None] * 4 for _ in RANKS], [[NOBODY] * 4 for _ in RANKS]
+    sums = [sum(OWN[rank][i] for rank in RANKS) for i in RANKS]
+    whole = [[of(rank)] * 4 for rank in RANKS]
+    first = [OWN[0]] + empty[1:]
+    parts = [[OWN[rank][i] if i == rank else None for i in RANKS] for rank in RANKS]
+    one = [[of(rank) if i == rank else NOBODY for i in RANKS] for rank in RANKS]
+    return [
+        ("broadcast", "the root's data, to all", first, whole[:1] + blank[1:], [OWN[0]] * 4, [whole[0]] * 4),
+        ("reduce", "the sum, to the root", OWN, whole, [sums] + empty[1:], [[OF_ALL] * 4] + blank[1:]),
+        ("all_reduce", "the sum, to all", OWN, whole, [sums] * 4, [[OF_ALL] * 4] * 4),
+        ("reduce_scatter", "of the sum to each its part", OWN, whole,
+         [[sums[i] if i == rank else None for i in RANKS] for rank in RANKS], [[OF_ALL if i == rank else NOBODY for i in RANKS] for rank in RANKS]),
+        ("all_gather", "all parts, to all", parts, one, [[OWN[i][i] for i in RANKS]] * 4, [[of(i) for i in RANKS]] * 4),
+        ("all_to_all", "part i of each, to rank i", OWN, whole, [[OWN[i][rank] for i in RANKS] for rank in RANKS], [[of(i) for i in RANKS]] * 4),
+        ("send, recv", "from rank 0 to rank 1", first, whole[:1] + blank[1:], [OWN[0], OWN[0]] + empty[2:], [whole[0], whole[0]] + blank[2:]),
+        ("gather", "all parts, to the root; scatter is the way back", parts, one, [[OWN[i][i] for i in RANKS]] + empty[1:], [[of(i) for i in RANKS]] + blank[1:]),
+    ]
+
+
+def collectives(_):
+    """Each operation: what four ranks hold before it and after it."""
+    body = [text(12, 22, "What ranks say to each other: before and after, on four ranks", "b"),
+            text(12, 42, "A color for each rank whose number it is; yellow: a sum over all ranks. A row is a rank's memory.", "s")]
+    for at, (name, does, before, fills, after, painted) in enumerate(operations()):
+        left, top = 64 + 486 * (at % 2), 92 + 142 * (at // 2)
+        body += [text(left, top - 12, f'<tspan class="b">{name}</tspan>: {does}'), text(left + 196, top + 50, "→", "m")]
+        body += [text(left - 8, top + 24 * rank + 14, f"rank {rank}", "s e") for rank in RANKS]
+        body += cells(left, top, before, fills) + cells(left + 212, top, after, painted)
+    return svg(1000, 92 + 142 * 4 - 30, "Collectives on four ranks", "For each operation the numbers that each of four ranks holds before it and after it.", body)
+
+
+def ring_states():
+    """The all-reduce of a ring: (what step it was, numbers by rank, whose numbers are in each, cells that have just arrived)."""
+    count, now = len(RANKS), [list(row) for row in OWN]
+    held = [[{rank} for _ in RANKS] for rank in RANKS]
+    yield "start", now, held, []
+    for step in range(2 * (count - 1)):
+        adds = step < count - 1
+        sent = [(rank - 1 - step) % count if adds else (rank - step + count - 1) % count for rank in RANKS]
+        before, who = [list(row) for row in now], [list(row) for row in held]
+        arrived = []
+        for rank in RANKS:
+            peer = (rank - 1) % count
+            i = sent[peer]
+            now[rank][i] = before[peer][i] + (before[rank][i] if adds else 0)
+            held[rank][i] = who[peer][i] | (who[rank][i] if adds else set())
+            arrived.append((rank, i))
+        yield f"step {step + 1}: {'add' if adds else 'copy'}", now, held, arrived
+
+
+def ring(_):
+    """The all-reduce of a ring, step by step: each rank sends one part to the next rank."""
+    body = [text(12, 22, "all_reduce by a ring: each rank sends one part to the next rank, 2 (n-1) = 6 times", "b"),
+            text(12, 42, "Framed: what has just arrived from the rank above (rank 0: from rank 3). Grey: a sum over some ranks, yellow: over all. "
+                         "After step 3 each", "s"),
+            text(12, 60, "rank has its part of the sum: that was a reduce_scatter. Steps 4 to 6 pass the parts on: an all_gather.", "s")]
+    frames = [(label, [list(row) for row in now], [[OF_ALL if len(who) == 4 else of(rank) if who == {rank} else "var(--line)" for who in row]
+                                                   for rank, row in enumerate(held)], arrived) for label, now, held, arrived in ring_states()]
+    for at, (label, numbers, fills, arrived) in enumerate(frames):
+        left, top = 64 + 240 * (at % 4), 104 + 150 * (at // 4)
+        body.append(text(left, top - 12, label, "b"))
+        body += [text(left - 8, top + 24 * rank + 14, f"rank {rank}", "s e") for rank in RANKS] if at % 4 == 0 else []
+        body += cells(left, top, numbers, fills, framed=arrived)
+    return svg(1030, 104 + 150 * 2 - 34, "all_reduce by a ring", "Seven states of four ranks with four numbers each: three steps add, three steps copy.", body)
+
+
+def latency(tool):
+    """An all-reduce of 482,304 bytes on more and more ranks, by algorithm."""
+    counts = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+    lines = {}
+    for algorithm in ("ring", "tree", "direct"):
+        link = {"latency_us": 10, "bytes_per_second": 10e9}
+        compute = {"kind": "device", "memory_bytes": 16e9, "memory_bytes_per_second": 1e12, "peak_flops": {"f32": 1e13}}
+        with tempfile.TemporaryDirectory() as folder:
+            cluster, file = pathlib.Path(folder) / "net.json", pathlib.Path(folder) / "plan.json"
+            cluster.write_text(json.dumps({"name": "net", "ranks_per_host": 1, "links": {"intra": link, "inter": link},
+                                           "algorithms": {"all_reduce": algorithm}, "compute": compute}))
+            subprocess.run([tool, "plan", "--model", "gpt-nano", "--ranks", "2", "--global-batch", "2", "--strategies", "ddp", "--wrap", "none",
+                            "--scale", ",".join(map(str, counts)), "--cluster", cluster, "--json", file], check=True, stdout=subprocess.DEVNULL)
+            lines[algorithm] = [row["runs"][0]["exposed_communication_ms"] for row in json.loads(file.read_text())["scale"]["weak"]]
+    return chart("One all_reduce of 482,304 bytes: 10 us and 10 GB/s between any two ranks", "The time of a ring grows with the number of ranks, "
+                 "that of a tree with its logarithm, direct stays.",
+                 "A ring pays the latency 2 (n-1) times, a tree 2 log2 n times, direct twice; the work for each of its many messages is not counted.",
+                 counts, [(2, "2"), (8, "8"), (32, "32"), (128, "128"), (1024, "1,024")], lines, "ranks", (0.1, 0.2, 0.5, 1, 2, 5, 10, 20))
 
 
 def explained(tool):
@@ -198,7 +308,7 @@ def frames(tool):
 def main():
     tool, check = sys.argv[1], "--check" in sys.argv
     wrong = []
-    for draw in (frames, timeline, wraps, crossover):
+    for draw in (collectives, ring, latency, frames, timeline, wraps, crossover):
         file, picture = HERE / f"{draw.__name__}.svg", draw(tool)
         if not check:
             file.write_text(picture)

@@ -31,11 +31,11 @@ def plan(tool, *arguments):
         return json.loads(file.read_text())["runs"]
 
 
-def trace(tool, *arguments):
+def trace(tool, *arguments, model="gpt-tall"):
     """The events of one simulated step."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "trace.json"
-        subprocess.run([tool, "plan", "--model", "gpt-tall", "--ranks", "4", *arguments, "--trace", file], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([tool, "plan", "--model", model, "--ranks", "4", *arguments, "--trace", file], check=True, stdout=subprocess.DEVNULL)
         return [event for event in json.loads(file.read_text())["traceEvents"] if event["ph"] == "X"]
 
 
@@ -231,6 +231,43 @@ def ring(_):
     return svg(1030, 104 + 150 * 2 - 34, "all_reduce by a ring", "Seven states of four ranks with four numbers each: three steps add, three steps copy.", body)
 
 
+def ddp(tool):
+    """Data parallelism: what each rank has in a step, and when its buckets are on the link."""
+    units = ("root", "h.0", "h.1")
+    body = [text(12, 22, "DDP: the same weights, other data, one mean gradient", "b"),
+            text(12, 42, "A color for each rank: gradients are as large as the weights, and each rank has its own, until all_reduce makes them one (yellow).", "s")]
+    names = [list(units) for _ in RANKS]
+    stages = (("same weights", [["var(--pale)"] * 3 for _ in RANKS]), ("own gradients", [[of(rank)] * 3 for rank in RANKS]),
+              ("mean gradients", [[OF_ALL] * 3 for _ in RANKS]), ("same new weights", [["var(--pale)"] * 3 for _ in RANKS]))
+    body += [text(64, 78, "own data", "s"), *cells(64, 92, [[f"batch {rank}"] for rank in RANKS], [[of(rank)] for rank in RANKS], 74)]
+    body += [text(56, 92 + 24 * rank + 14, f"rank {rank}", "s e") for rank in RANKS]
+    for at, (label, fills) in enumerate(stages):
+        left = 206 + 206 * at
+        body += [text(left, 78, label, "s"), *cells(left, 92, names, fills, 44)]
+        body += [text(left - 39, 142, "→", "m"), text(left - 39, 160, ("forward", "backward", "all_reduce", "update")[at], "s m")]
+    events = trace(tool, "--strategies", "ddp", model="gpt-nano")
+    end = max(event["ts"] + event["dur"] for event in events)
+    left, top, scale = 110, 250, 860 / end
+    body += [text(12, top - 26, "One step of gpt-nano: each unit is a bucket, and its all_reduce starts when its backward is done", "b"),
+             text(left - 8, top + 16, "computation", "s e"), text(left - 8, top + 48, "link", "s e")]
+    buckets = iter(("h.1", "h.0", "root"))
+    later = []
+    for event in events:
+        x, width, kind = left + event["ts"] * scale, event["dur"] * scale, event["cat"]
+        name = event["args"].get("unit", "")
+        if kind == "transfer" and event["args"]["bytes"] > 1000:
+            bucket = next(buckets)
+            body += [bar(x, top + 34, width - 6, 22, "var(--all)", f"all_reduce of {bucket}"), text(x + width / 2, top + 49, bucket, "n m")]
+        elif kind in ("forward", "backward", "optimizer_step"):
+            body.append(bar(x, top, width, 22, "var(--c0)" if kind == "forward" else "var(--c2)", f"{kind} {name}"))
+        elif kind == "reduce_wait":
+            later.append(bar(x, top, width, 22, "url(#hot)", f"wait for {name}'s reduction: {event['dur'] / 1e3:.3f} ms"))
+    body += later
+    for i, (color, label) in enumerate((("var(--c0)", "forward"), ("var(--c2)", "backward, update"), ("var(--all)", "all_reduce of a bucket"), ("url(#hot)", "wait"))):
+        body += [bar(left + 180 * i, top + 76, 14, 14, color, label), text(left + 180 * i + 20, top + 88, label, "s")]
+    return svg(1000, top + 104, "Data parallelism", "Ranks compute gradients of their own data and average them in three buckets while backward goes on.", body)
+
+
 def latency(tool):
     """An all-reduce of 482,304 bytes on more and more ranks, by algorithm."""
     counts = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
@@ -351,7 +388,7 @@ def frames(tool):
 def main():
     tool, check = sys.argv[1], "--check" in sys.argv
     wrong = []
-    for draw in (collectives, ring, latency, memory, frames, timeline, wraps, crossover):
+    for draw in (collectives, ring, ddp, latency, memory, frames, timeline, wraps, crossover):
         file, picture = HERE / f"{draw.__name__}.svg", draw(tool)
         if not check:
             file.write_text(picture)

@@ -1,4 +1,7 @@
-"""What teachers hand out: the sums on the page of formulas, its print on one page, and the slides. handouts_test.py ROOT"""
+"""What teachers have: the sums on the page of formulas, its print on one page, the slides, and wrong answers for each question.
+
+handouts_test.py ROOT
+"""
 
 import html.parser
 import pathlib
@@ -66,6 +69,25 @@ def check_slides():
     raise SystemExit("control: a lesson without a part is not seen")
 
 
+def unanswered(teachers, lessons):
+    """(lesson, question) without a wrong answer in the tables for teachers."""
+    found = []
+    for path in lessons:
+        predict = slides.part(path.read_text(), "Predict").partition("<details>")[0]
+        table = re.search(rf"^\*\*Lesson {path.name[0]}\*\*$(.*?)(?=^\*\*|^## |\Z)", teachers, flags=re.M | re.S)
+        rows = re.findall(r"^\| (\d) ", table[1] if table else "", flags=re.M)
+        found += [(path.name, number) for number in re.findall(r"^(\d)\. ", predict, flags=re.M) if number not in rows]
+    return found
+
+
+def check_teachers():
+    teachers, lessons = (LEARN / "teachers.md").read_text(), sorted(LEARN.glob("[0-9]-*.md"))
+    if missing := unanswered(teachers, lessons):
+        raise SystemExit(f"teachers.md has no wrong answer for {missing}")
+    if not unanswered(teachers.replace("| 4 weights |", "| 9 weights |"), lessons):
+        raise SystemExit("control: a question without a wrong answer is not seen")
+
+
 def check_print():
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "formulas.pdf"
@@ -82,6 +104,7 @@ def main():
     if len(re.findall('class="sum"', page)) < 5 or not wrong_sums(page.replace("2,522,880", "2,522,881")):
         raise SystemExit("control: a wrong sum is not seen")
     check_slides()
+    check_teachers()
     if handout.browser():
         check_print()
 

@@ -339,6 +339,47 @@ def explained(tool):
         return json.loads(file.read_text())
 
 
+def shards(tool):
+    """The two divisions of the model: wrapped into units, sharded over ranks; and the flat parameter of one unit."""
+    units = explained(tool)["units"]
+    whole = sum(unit["padded"] for unit in units)
+    body = [text(12, 22, "gpt-nano on 4 ranks, divided twice", "b"),
+            text(12, 42, "Vertical lines: wrapped into units (when parameters are used). Horizontal lines: sharded over ranks (where they are kept). A row is what a rank keeps.", "s")]
+    x = 84
+    for unit in units:
+        width = 860 * unit["padded"] / whole
+        body.append(text(x + width / 2, 70, f"{unit['name']}: {unit['padded']:,}", "m"))
+        for rank in RANKS:
+            kept = unit["shards"][rank]["end"] - unit["shards"][rank]["begin"]
+            body.append(f'<rect x="{x:.1f}" y="{80 + 30 * rank}" width="{width:.1f}" height="30" style="fill:{of(rank)};stroke:var(--paper)"/>')
+            body.append(text(x + width / 2, 100 + 30 * rank, f"{kept:,}", "n m"))
+        body.append(f'<path d="M{x:.1f} 76v128" style="stroke:var(--ink);stroke-width:2"/>')
+        x += width
+    body.append(f'<path d="M{x:.1f} 76v128" style="stroke:var(--ink);stroke-width:2"/>')
+    body += [text(76, 100 + 30 * rank, f"rank {rank}", "s e") for rank in RANKS]
+    block, width = units[1], 64
+    tensors = (("ln_1", 2 * width), ("attn.c_attn.weight", 3 * width * width), ("bias", 3 * width), ("attn.c_proj", width * width + width), ("ln_2", 2 * width),
+               ("mlp.c_fc.weight", 4 * width * width), ("bias", 4 * width), ("mlp.c_proj.weight", 4 * width * width), ("bias", width))
+    if sum(size for _, size in tensors) != block["padded"]:
+        raise SystemExit(f"{block['name']} has other tensors")
+    body += [text(12, 238, f"The flat parameter of {block['name']}: its tensors one after another, divided into equal shards wherever a bound falls", "b")]
+    x, scale = 84, 860 / block["padded"]
+    for at, (name, size) in enumerate(tensors):
+        body.append(bar(x, 252, size * scale, 26, ("var(--pale)", "var(--line)")[at % 2], f"{name}: {size:,}"))
+        if size > 4000:
+            body.append(text(x + 5, 269, name, "n"))
+        x += size * scale
+    for rank, shard in enumerate(block["shards"]):
+        left, right = (84 + shard[end] * scale for end in ("begin", "end"))
+        body += [bar(left, 286, right - left, 26, of(rank), f"shard of rank {rank}"), text((left + right) / 2, 303, f"rank {rank}: {shard['begin']:,}..{shard['end'] - 1:,}", "n m")]
+        if rank:
+            body.append(f'<path d="M{left:.1f} 246v72" style="stroke:var(--hot);stroke-width:1.5;stroke-dasharray:4 3"/>')
+    body.append(text(76, 269, "tensors", "s e"))
+    body.append(text(76, 303, "shards", "s e"))
+    body.append(text(84, 336, "Where the ranks do not divide it, padding is added at the end: on 3 ranks 8 elements, for 49,992 = 3 x 16,664.", "s"))
+    return svg(1000, 350, "Units and shards", "Every rank keeps a shard of every unit; the bound of a shard may lie inside a tensor.", body)
+
+
 def states(rows, last):
     """After the first rows: what each unit is, and which one computes."""
     found, computes = {}, None
@@ -388,7 +429,7 @@ def frames(tool):
 def main():
     tool, check = sys.argv[1], "--check" in sys.argv
     wrong = []
-    for draw in (collectives, ring, ddp, latency, memory, frames, timeline, wraps, crossover):
+    for draw in (collectives, ring, ddp, latency, shards, memory, frames, timeline, wraps, crossover):
         file, picture = HERE / f"{draw.__name__}.svg", draw(tool)
         if not check:
             file.write_text(picture)

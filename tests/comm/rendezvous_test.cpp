@@ -8,10 +8,14 @@
 
 #include <array>
 #include <atomic>
+#include <boost/asio/post.hpp>
+#include <cstring>
+#include <new>
 #include <set>
 #include <thread>
 
 #include "tessera/comm/bootstrap/rendezvous.h"
+#include "tessera/comm/bootstrap/rendezvous_server.h"
 #include "tessera/comm/registry.h"
 
 namespace tessera::comm_test {
@@ -36,6 +40,31 @@ TEST_P(RendezvousAddresses, ConnectsRanks) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Of, RendezvousAddresses, testing::Values("127.0.0.1", "[::1]", "localhost"));
+
+// Rank 0 may close its server as soon as all ranks are there, while events that it waited for are ready already.
+TEST(Rendezvous, ClosedServerHandlesNoEvent) {
+  boost::asio::io_context context(1);
+  std::vector<UniqueFd> listeners;
+  listeners.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
+  const int listener = listeners.front().get();
+  ASSERT_EQ(::listen(listener, 8), 0);  // at a port that the system chooses
+  sockaddr_in address{};
+  socklen_t length = sizeof(address);
+  ASSERT_EQ(::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  alignas(RendezvousServer) std::array<std::byte, sizeof(RendezvousServer)> memory;
+  auto* server = new (memory.data()) RendezvousServer(context, std::move(listeners), {.size = 2, .run = "r"}, "now");
+  const UniqueFd stranger = connect_to_port(ntohs(address.sin_port));
+  context.run_one_for(std::chrono::seconds(5));  // it is accepted: from now on, the pending peers are swept
+  const UniqueFd second = connect_to_port(ntohs(address.sin_port));
+  std::this_thread::sleep_for(std::chrono::milliseconds(700));  // a sweep is due, and the second peer is there
+  boost::asio::post(context, [] {});
+  context.run_one();  // the handlers are ready, and wait for their turn
+  server->~RendezvousServer();
+  std::memset(memory.data(), 0, memory.size());  // a handler that uses the server would end the process
+  std::size_t handled = 0;
+  while (context.poll_one() > 0) ++handled;
+  EXPECT_GE(handled, 2U);  // else this tests nothing
+}
 
 TEST(Rendezvous, RanksOfOneHostShareToken) {
   std::array<Bootstrap::Token, 2> tokens{};

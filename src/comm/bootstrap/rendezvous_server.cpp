@@ -81,25 +81,33 @@ RendezvousServer::RendezvousServer(asio::io_context& context, std::vector<Unique
 RendezvousServer::~RendezvousServer() { close(); }
 
 void RendezvousServer::close() {
+  open_.reset();
   listeners_.clear();
   sweeper_.cancel();
   for (auto& pool : pending_)
     while (!pool.empty()) reject(pool.back());
 }
 
+template <class Handler>
+auto RendezvousServer::while_open(Handler handler) {
+  return [open = std::weak_ptr(open_), handler = std::move(handler)](const error_code& error) {
+    if (!open.expired()) handler(error);
+  };
+}
+
 void RendezvousServer::listen(std::size_t listener) {
   listeners_[listener].socket.async_wait(asio::posix::stream_descriptor::wait_read,
-                                         [this, listener](const error_code& error) {
+                                         while_open([this, listener](const error_code& error) {
                                            if (!error) accept_some(listener);
-                                         });
+                                         }));
 }
 
 void RendezvousServer::listen_later(std::size_t listener) {
   asio::steady_timer& pause = listeners_[listener].pause;
   pause.expires_after(kLatePause);
-  pause.async_wait([this, listener](const error_code& error) {
+  pause.async_wait(while_open([this, listener](const error_code& error) {
     if (!error) listen(listener);
-  });
+  }));
 }
 
 void RendezvousServer::accept_some(std::size_t listener) {
@@ -184,10 +192,10 @@ void RendezvousServer::note_refusal(bool proven, const std::string& text) {
 
 void RendezvousServer::when_ready(const PeerPointer& peer, SecureStream::State state, std::function<void()> then) {
   const auto what = state == SecureStream::State::wants_write ? Socket::wait_write : Socket::wait_read;
-  peer->socket.async_wait(what, [this, peer, then = std::move(then)](const error_code& error) {
-    if (error) return reject(peer);
-    then();
-  });
+  peer->socket.async_wait(what, while_open([this, peer, then = std::move(then)](const error_code& error) {
+                            if (error) return reject(peer);
+                            then();
+                          }));
 }
 
 void RendezvousServer::send(const PeerPointer& peer, std::function<void()> then) {
@@ -331,9 +339,9 @@ void RendezvousServer::sweep() {
   sweeping_ = !pending_[0].empty() || !pending_[1].empty() || !complete_;  // avoids needless wake-ups
   if (!sweeping_) return;
   sweeper_.expires_after(kSweepTime);
-  sweeper_.async_wait([this](const error_code& error) {
+  sweeper_.async_wait(while_open([this](const error_code& error) {
     if (!error) sweep();
-  });
+  }));
 }
 
 std::string RendezvousServer::missing() const {

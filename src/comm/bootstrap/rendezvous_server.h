@@ -23,7 +23,7 @@
 
 namespace tessera::comm {
 
-class RendezvousServer {
+class TESSERA_API RendezvousServer {
  public:
   using Socket = boost::asio::generic::stream_protocol::socket;
 
@@ -41,6 +41,10 @@ class RendezvousServer {
 
  private:
   struct PendingPeer;
+  /// A handler of the context that does nothing once the server is closed: what is ready then can't be canceled any
+  /// more.
+  template <class Handler>
+  auto while_open(Handler handler);
   using PeerPointer = std::shared_ptr<PendingPeer>;
 
   struct Listener {
@@ -87,6 +91,7 @@ class RendezvousServer {
   std::vector<PeerPointer> here_;  // by rank
   int joined_ = 0;                 // of here_, those that have confirmed
   bool complete_ = false;
+  std::shared_ptr<const char> open_ = std::make_shared<const char>();  // null: closed
   bool sweeping_ = false;
   std::string mismatch_;  // why the world can't be created
   // Why ranks and, last, peers without proof were refused: for a possible error.

@@ -23,6 +23,8 @@ def write(out):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
     if not browser():
         raise SystemExit(f"needs one of {', '.join(BROWSERS)}; or print docs/learn/formulas.html from any browser")
     write(pathlib.Path(sys.argv[1]).resolve())

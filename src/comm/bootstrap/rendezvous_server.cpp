@@ -88,13 +88,6 @@ void RendezvousServer::close() {
     while (!pool.empty()) reject(pool.back());
 }
 
-template <class Handler>
-auto RendezvousServer::while_open(Handler handler) {
-  return [open = std::weak_ptr(open_), handler = std::move(handler)](const error_code& error) {
-    if (!open.expired()) handler(error);
-  };
-}
-
 void RendezvousServer::listen(std::size_t listener) {
   listeners_[listener].socket.async_wait(asio::posix::stream_descriptor::wait_read,
                                          while_open([this, listener](const error_code& error) {

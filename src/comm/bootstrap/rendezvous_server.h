@@ -44,7 +44,11 @@ class TESSERA_API RendezvousServer {
   /// A handler of the context that does nothing once the server is closed: what is ready then can't be canceled any
   /// more.
   template <class Handler>
-  auto while_open(Handler handler);
+  auto while_open(Handler handler) {
+    return [open = std::weak_ptr(open_), handler = std::move(handler)](const boost::system::error_code& error) {
+      if (!open.expired()) handler(error);
+    };
+  }
   using PeerPointer = std::shared_ptr<PendingPeer>;
 
   struct Listener {

@@ -63,6 +63,8 @@ MISTAKES = [
             r"^comm_rendezvous\.UnauthenticatedPeer", "one address holds all places of the rendezvous"),
     mistake("late-strangers-unlimited", "src/comm/bootstrap/rendezvous_server.cpp", "  complete_ && !accepted.empty() ? listen_later(listener) : listen(listener);", "  complete_ && accepted.size() > 1 ? listen_later(listener) : listen(listener);",
             r"^comm_rendezvous\.UnauthenticatedPeer", "strangers occupy rank 0 of a complete world"),
+    mistake("closed-server-handles-events", "src/comm/bootstrap/rendezvous_server.h", "if (!open.expired()) handler(error);", "handler(error);",
+            r"^comm_rendezvous\.Rendezvous\.ClosedServer", "a sweep that was due uses the destroyed server"),
     mistake("tls-reports-unsent", "src/comm/bootstrap/secure_stream.cpp", "    session_->held = last;\n    all.bytes -= last;\n", "",
             r"^tcp\.SecureStreamTest", "bytes that TLS keeps count as sent, and may stay there for ever"),
     mistake("fake-version-ends-rank", "src/comm/bootstrap/handshake.cpp", "    attempt.unproven = true;\n    attempt.why = \"it speaks version \"", "    throw InvalidUsage(\"init: another version\");\n    attempt.why = \"it speaks version \"",

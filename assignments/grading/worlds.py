@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import collections
 import dataclasses
 import json
 import os
@@ -19,6 +18,7 @@ from typing import Any
 
 # Bytes are those of the `direct` algorithms, for every size and backend.
 ALGORITHMS = "all_reduce=direct,reduce_scatter=direct"
+MOST_OUTPUT = 1 << 20  # bytes of a program's output that are kept
 
 
 @dataclasses.dataclass
@@ -142,10 +142,15 @@ class Worlds:
 
 def run_limited(command: list[str], limit: float, environment: dict[str, str] | None = None) -> tuple[int | None, str]:
     """Exit code and the end of the output; code None: stopped after `limit` seconds, with all its processes."""
-    end: collections.deque[bytes] = collections.deque(maxlen=16)  # a program may print without end
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment,
+    end = bytearray()  # a program may print without end
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment, bufsize=0,
                           start_new_session=True) as process:
-        reader = threading.Thread(target=lambda: end.extend(iter(lambda: process.stdout.read1(65536), b"")))
+        def read() -> None:
+            while chunk := process.stdout.read(65536):
+                end.extend(chunk)
+                del end[:-MOST_OUTPUT]
+
+        reader = threading.Thread(target=read, daemon=True)
         reader.start()
         code: int | None = None
         try:
@@ -156,8 +161,8 @@ def run_limited(command: list[str], limit: float, environment: dict[str, str] | 
             os.killpg(process.pid, signal.SIGKILL)
             raise
         finally:
-            reader.join()
-    return code, b"".join(end).decode(errors="replace")
+            reader.join(timeout=5)  # a process that it left behind may keep the pipe open
+    return code, bytes(end).decode(errors="replace")
 
 
 def read_facts(folder: pathlib.Path) -> list[dict[str, Any]]:

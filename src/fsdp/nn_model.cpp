@@ -167,11 +167,10 @@ struct OwnContext {
 };
 
 /// For a model of another library, with a context of its own.
-class HostRuntime final : OwnContext, public NnRuntime {
+class ForeignRuntime final : OwnContext, public NnRuntime {
  public:
-  HostRuntime(int threads, std::function<bool()> recording, std::string libraries,
-              std::shared_ptr<MemoryTracker> memory_tracker)
-      : OwnContext{nn::Context({.threads = threads, .memory_tracker = std::move(memory_tracker)})},
+  ForeignRuntime(nn::ContextOptions options, std::function<bool()> recording, std::string libraries)
+      : OwnContext{nn::Context(std::move(options))},
         NnRuntime(OwnContext::context),
         recording_(std::move(recording)),
         libraries_(std::move(libraries)) {}
@@ -214,9 +213,9 @@ const nn::Module& nn_module(const Module& module) { return nn_module(const_cast<
 
 std::unique_ptr<Runtime> make_runtime(nn::Context& context) { return std::make_unique<NnRuntime>(context); }
 
-std::unique_ptr<Runtime> make_host_runtime(int threads, std::function<bool()> recording, std::string libraries,
-                                           std::shared_ptr<MemoryTracker> memory_tracker) {
-  return std::make_unique<HostRuntime>(threads, std::move(recording), std::move(libraries), std::move(memory_tracker));
+std::unique_ptr<Runtime> make_runtime(nn::ContextOptions options, std::function<bool()> recording,
+                                      std::string libraries) {
+  return std::make_unique<ForeignRuntime>(std::move(options), std::move(recording), std::move(libraries));
 }
 
 nn::Context& nn_context(Runtime& runtime) {

@@ -43,12 +43,11 @@ TESSERA_API nn::Module& nn_module(Module& module);
 TESSERA_API const nn::Module& nn_module(const Module& module);  ///< likewise
 /// The runtime of an nn model that computes in `context`, which outlives it.
 TESSERA_API std::unique_ptr<Runtime> make_runtime(nn::Context& context);
-/// A runtime on the host for another library's model, whose arithmetic is that of nn's kernels. `threads`: at most so
-/// many; results do not depend on them. `recording` and `libraries`: as Runtime's functions. `memory_tracker`: counts
-/// its memory; null: one of its own.
-TESSERA_API std::unique_ptr<Runtime> make_host_runtime(int threads, std::function<bool()> recording,
-                                                       std::string libraries,
-                                                       std::shared_ptr<MemoryTracker> memory_tracker = nullptr);
+/// A runtime for another library's model, whose arithmetic is that of nn's kernels. It makes a context of its own from
+/// `options`, whose first stream is the one on which the model computes. `recording` and `libraries`: as Runtime's
+/// functions.
+TESSERA_API std::unique_ptr<Runtime> make_runtime(nn::ContextOptions options, std::function<bool()> recording,
+                                                  std::string libraries);
 /// The context in which an nn model computes, for its kernels: of collective plug-ins. Throws Unsupported for another
 /// library's runtime.
 TESSERA_API nn::Context& nn_context(Runtime& runtime);

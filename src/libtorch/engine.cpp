@@ -11,9 +11,10 @@ Engine::Engine(torch::nn::Module& model, comm::Communicator& world, fsdp::Engine
     : EngineModel{TorchModel(model, std::move(initializer))}, fsdp::Engine(torch_model, world, std::move(options)) {
   initialize(0);
   if (values == InitialValues::first_rank && world.size() > 1)
-    state().broadcast_from(0, [this](const fsdp::Parameter& parameter, base::ElementRange range, float* out) {
-      parameter.fill_initial(0, range, base::DType::f32, out);
-      torch_model.runtime().stream().synchronize();
+    state().broadcast_from(0, [](const fsdp::Parameter& parameter, base::ElementRange range, float* out) {
+      const torch::NoGradGuard no_grad;
+      torch::from_blob(out, {range.count()})
+          .copy_(initial_values(parameter).flatten().slice(0, range.begin, range.end));
     });
   torch_model.release_initial_values();
 }
@@ -25,7 +26,8 @@ std::map<std::string, torch::Tensor> Engine::state_dict() {
     values[parameter.name()] = torch::from_blob(const_cast<float*>(all.data()), parameter.shape())
                                    .to(torch_tensor(parameter).scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   });
-  for (const auto& buffer : state().buffers()) values[buffer->name()] = torch_tensor(*buffer).clone();
+  for (const auto& buffer : state().buffers())
+    values[buffer->name()] = torch_tensor(*buffer).to(torch::kCPU, /*non_blocking=*/false, /*copy=*/true);
   return values;
 }
 

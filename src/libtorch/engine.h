@@ -50,7 +50,7 @@ class TESSERA_API Engine : detail::EngineModel, public fsdp::Engine {
     return detail::run_between_hooks(torch_model.root_is_unit() ? nullptr : torch_model.boundary(),
                                      std::forward<Forward>(forward), std::forward<Arguments>(arguments)...);
   }
-  /// The values of all parameters and buffers by name, as tensors of their own. Collective.
+  /// The values of all parameters and buffers by name, as tensors of their own on the host. Collective.
   std::map<std::string, torch::Tensor> state_dict();
   /// Copies the values to a model without engine that has the same names: for torch::save(). Collective. Throws
   /// InvalidUsage if a name is missing or a shape differs.

@@ -1,6 +1,5 @@
 #include "tessera/libtorch/model.h"
 
-#include <ATen/Parallel.h>
 #include <cxxabi.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -28,16 +27,16 @@ constexpr std::pair<at::ScalarType, DType> kDTypes[] = {
     {at::kChar, DType::i8},   {at::kByte, DType::u8},     {at::kInt, DType::i32},  {at::kLong, DType::i64},
     {at::kShort, DType::i16}, {at::kBool, DType::boolean}};
 
-/// Makes a tensor of the meta device one of the host, without memory yet, for all who have it.
-void leave_meta(const at::Tensor& tensor) {
+/// Makes a tensor of the meta device one of `device`, without memory yet, for all who have it.
+void leave_meta(const at::Tensor& tensor, const at::Device& device) {
   const at::NoGradGuard no_grad;
   const at::Storage storage(c10::Storage::use_byte_size_t(),
                             static_cast<std::size_t>(tensor.numel()) * tensor.element_size(),
-                            at::DataPtr(nullptr, at::kCPU),
+                            at::DataPtr(nullptr, device),
                             /*allocator=*/nullptr, /*resizable=*/false);
-  const at::Tensor host =
-      at::empty({0}, tensor.options().device(at::kCPU)).set_(storage, 0, tensor.sizes(), tensor.strides());
-  tensor.unsafeGetTensorImpl()->shallow_copy_from(host.getIntrusivePtr());
+  const at::Tensor there =
+      at::empty({0}, tensor.options().device(device)).set_(storage, 0, tensor.sizes(), tensor.strides());
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(there.getIntrusivePtr());
 }
 
 DType dtype_of(const std::string& name, const at::Tensor& tensor) {
@@ -57,10 +56,7 @@ at::ScalarType torch_dtype_of(DType dtype) {
 /// has saved. Keeps the values from its construction until they are released.
 class Memory {
  public:
-  Memory(const std::string& name, const at::Tensor& tensor) : storage_(tensor.storage()) {
-    if (!tensor.device().is_cpu())
-      throw base::Unsupported(name + " is on " + tensor.device().str() +
-                              "; the engine supports libtorch's CPU tensors");
+  Memory(const std::string& name, const at::Tensor& tensor) : storage_(tensor.storage()), device_(tensor.device()) {
     if (tensor.layout() != at::kStrided || !tensor.is_contiguous() || tensor.storage_offset() != 0 ||
         storage_.nbytes() != static_cast<std::size_t>(tensor.numel()) * tensor.element_size() || tensor.is_view())
       throw InvalidUsage(name + " is a view or not contiguous; register tensor.detach().clone() instead");
@@ -81,7 +77,7 @@ class Memory {
   const void* initial() const { return initial_.get(); }
   void release_initial() { initial_.clear(); }
   void move_to(void* data, std::string_view why) {
-    at::DataPtr before = set({data, at::kCPU});
+    at::DataPtr before = set({data, device_});
     if (!std::exchange(moved_, true)) initial_ = std::move(before);
     data_ = data;
     explain(*storage_.unsafeGetStorageImpl(), data == nullptr ? why : "");
@@ -101,22 +97,44 @@ class Memory {
   }
 
   at::Storage storage_;
+  const at::Device device_;
   at::DataPtr initial_;
   bool moved_ = false;
   void* data_ = nullptr;
+};
+
+class TorchParameter;
+
+/// What the modules of one model share.
+struct Shared {
+  TorchDevice& device;
+  base::Stream& stream;
+  const Initializer initializer;
+  const std::shared_ptr<Passes> passes;
+  std::map<const at::TensorImpl*, std::shared_ptr<TorchParameter>> parameters;
+  std::set<const torch::nn::Module*> modules;
+  std::map<const void*, std::string> memory;
+
+  /// Throws if another tensor has the same memory.
+  void claim(const std::string& name, const void* identity) {
+    const auto [known, is_new] = memory.emplace(identity, name);
+    if (!is_new)
+      throw InvalidUsage(name + " and " + known->second +
+                         " are two tensors with the same memory; register the same tensor twice");
+  }
 };
 
 /// What a parameter and a buffer have alike.
 template <class Interface>
 class TorchTensor : public Interface {
  public:
-  TorchTensor(std::string name, at::Tensor tensor, base::Stream& stream, const Initializer& initializer)
+  TorchTensor(std::string name, at::Tensor tensor, Shared& shared)
       : name_(std::move(name)),
         shape_(tensor.sizes().vec()),
         dtype_(dtype_of(name_, tensor)),
         tensor_(std::move(tensor)),
-        initializer_(leave_meta_with(initializer)),
-        stream_(stream),
+        initializer_(leave_meta_with(shared)),
+        stream_(shared.stream),
         memory_(name_, tensor_) {}
   const std::string& name() const final { return name_; }
   const base::Shape& shape() const final { return shape_; }
@@ -137,20 +155,13 @@ class TorchTensor : public Interface {
   void fill_initial(std::uint64_t /*seed*/, base::ElementRange range, DType dtype, void* out) const final {
     stream_.run([this, range, out, type = torch_dtype_of(dtype)] {
       const at::NoGradGuard no_grad;
-      at::from_blob(out, {range.count()}, type).copy_(initial_values().flatten().slice(0, range.begin, range.end));
+      at::from_blob(out, {range.count()}, tensor_.options().dtype(type).requires_grad(false))
+          .copy_(initial_values().flatten().slice(0, range.begin, range.end));
     });
   }
   const at::Tensor& tensor() const { return tensor_; }
   Memory& memory() { return memory_; }
-  /// Throws InvalidUsage if the program has replaced the tensor's memory or dtype.
-  void require_unchanged() const {
-    if (!memory_.is_of(tensor_) || dtype_of(name_, tensor_) != dtype_)
-      throw InvalidUsage(name_ +
-                         " has other memory than when the engine was made, by set_data() or Module::to(); the engine "
-                         "would train what the model no longer uses: convert a model before its engine is made");
-  }
-
- private:
+  /// On the tensor's device.
   at::Tensor initial_values() const {
     if (!initializer_ && memory_.initial() == nullptr && count() > 0)
       throw InvalidUsage(name_ + " can't be initialized again: its first values are gone");
@@ -160,13 +171,22 @@ class TorchTensor : public Interface {
     initializer_(name_, values);
     return values;
   }
-  /// That of a tensor of the meta device, which it makes one of the host; none for others.
-  Initializer leave_meta_with(const Initializer& initializer) const {
+  /// Throws InvalidUsage if the program has replaced the tensor's memory or dtype.
+  void require_unchanged() const {
+    if (!memory_.is_of(tensor_) || dtype_of(name_, tensor_) != dtype_)
+      throw InvalidUsage(name_ +
+                         " has other memory than when the engine was made, by set_data() or Module::to(); the engine "
+                         "would train what the model no longer uses: convert a model before its engine is made");
+  }
+
+ private:
+  /// That of a tensor of the meta device, which it makes one of the model's; none for others.
+  Initializer leave_meta_with(const Shared& shared) const {
     if (!tensor_.is_meta()) return {};
-    if (!initializer)
+    if (!shared.initializer)
       throw InvalidUsage(name_ + " is on the meta device and has no values; pass an initializer to the engine");
-    leave_meta(tensor_);
-    return initializer;
+    leave_meta(tensor_, shared.device.device());
+    return shared.initializer;
   }
 
   const std::string name_;
@@ -197,9 +217,8 @@ class GradientHook final : public autograd::FunctionPreHook {
 
 class TorchParameter final : public TorchTensor<fsdp::Parameter> {
  public:
-  TorchParameter(std::string name, at::Tensor tensor, base::Stream& stream, const Initializer& initializer,
-                 std::string owner)
-      : TorchTensor(std::move(name), std::move(tensor), stream, initializer), owner_(std::move(owner)) {}
+  TorchParameter(std::string name, at::Tensor tensor, Shared& shared, std::string owner)
+      : TorchTensor(std::move(name), std::move(tensor), shared), owner_(std::move(owner)) {}
   ~TorchParameter() override { *take_ = {}; }
   bool requires_grad() const override { return tensor().requires_grad(); }
   bool decays() const override { return tensor().dim() >= 2; }
@@ -249,24 +268,6 @@ class TorchBuffer final : public TorchTensor<fsdp::ModuleBuffer> {
   bool persistent() const override { return true; }
 };
 
-/// What the modules of one model share.
-struct Shared {
-  base::Stream& stream;
-  const Initializer initializer;
-  const std::shared_ptr<Passes> passes = std::make_shared<Passes>();
-  std::map<const at::TensorImpl*, std::shared_ptr<TorchParameter>> parameters;
-  std::set<const torch::nn::Module*> modules;
-  std::map<const void*, std::string> memory;
-
-  /// Throws if another tensor has the same memory.
-  void claim(const std::string& name, const void* identity) {
-    const auto [known, is_new] = memory.emplace(identity, name);
-    if (!is_new)
-      throw InvalidUsage(name + " and " + known->second +
-                         " are two tensors with the same memory; register the same tensor twice");
-  }
-};
-
 std::string class_name(const std::type_info& type) {
   int status = 0;
   const std::unique_ptr<char, void (*)(void*)> whole(abi::__cxa_demangle(type.name(), nullptr, nullptr, &status),
@@ -284,14 +285,14 @@ class Node final : public fsdp::Module {
         hooked_(dynamic_cast<UnitHooks*>(&module)),
         type_(class_name(hooked_ != nullptr ? hooked_->own_class() : typeid(module))) {
     const bool is_new = shared.modules.insert(&module).second;
-    boundary_ = std::make_shared<Boundary>(path_, type_, shared.passes, shared.stream);
+    boundary_ = std::make_shared<Boundary>(path_, type_, shared.passes);
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
       const at::Tensor& tensor = item.value();
       if (!tensor.defined()) continue;
       std::shared_ptr<TorchParameter>& parameter = shared.parameters[tensor.unsafeGetTensorImpl()];
       if (parameter == nullptr) {
-        parameter = std::make_shared<TorchParameter>(below(item.key()), tensor, shared.stream, shared.initializer,
-                                                     path_.empty() ? "the model" : path_);
+        parameter =
+            std::make_shared<TorchParameter>(below(item.key()), tensor, shared, path_.empty() ? "the model" : path_);
         shared.claim(parameter->name(), parameter->memory().identity());
       }
       dtype_ = parameters_.empty() ? parameter->dtype() : dtype_;
@@ -299,7 +300,7 @@ class Node final : public fsdp::Module {
     }
     for (const auto& item : module.named_buffers(/*recurse=*/false)) {
       if (!item.value().defined() || !is_new) continue;
-      auto buffer = std::make_shared<TorchBuffer>(below(item.key()), item.value(), shared.stream, shared.initializer);
+      auto buffer = std::make_shared<TorchBuffer>(below(item.key()), item.value(), shared);
       shared.claim(buffer->name(), buffer->memory().identity());
       own_buffers_.push_back(std::move(buffer));
     }
@@ -341,10 +342,14 @@ class Node final : public fsdp::Module {
 class TorchModel::State {
  public:
   State(torch::nn::Module& model, Initializer initializer, std::shared_ptr<base::MemoryTracker> memory_tracker)
-      : runtime(fsdp::make_host_runtime(
-            at::get_num_threads(), [] { return at::GradMode::is_enabled(); }, "libtorch " TORCH_VERSION,
-            std::move(memory_tracker))),
-        shared{.stream = runtime->stream(), .initializer = std::move(initializer)},
+      : device(model),
+        runtime(fsdp::make_runtime(
+            device.context_options(std::move(memory_tracker)), [] { return at::GradMode::is_enabled(); },
+            "libtorch " TORCH_VERSION)),
+        shared{.device = device,
+               .stream = runtime->stream(),
+               .initializer = std::move(initializer),
+               .passes = std::make_shared<Passes>(Passes{device, *runtime})},
         root(model, "", shared) {}
   template <class Visit>
   void for_each_memory(const Visit& visit) {
@@ -352,6 +357,7 @@ class TorchModel::State {
     for (const auto& buffer : root.buffers()) visit(static_cast<TorchBuffer&>(*buffer).memory());
   }
 
+  TorchDevice device;
   const std::unique_ptr<fsdp::Runtime> runtime;
   Shared shared;
   Node root;
@@ -372,11 +378,16 @@ void TorchModel::on_update() {
     parameter->tensor().unsafeGetTensorImpl()->bump_version();
   }
   for (const auto& buffer : state_->root.buffers()) static_cast<TorchBuffer&>(*buffer).require_unchanged();
+  state_->shared.passes->await_engine();
 }
 const at::Tensor& torch_tensor(const fsdp::ModelTensor& tensor) {
   if (const auto* const parameter = dynamic_cast<const TorchParameter*>(&tensor)) return parameter->tensor();
   if (const auto* const buffer = dynamic_cast<const TorchBuffer*>(&tensor)) return buffer->tensor();
   throw InvalidUsage(tensor.name() + " is not of a libtorch model");
+}
+
+at::Tensor initial_values(const fsdp::Parameter& parameter) {
+  return static_cast<const TorchParameter&>(parameter).initial_values();
 }
 
 const std::shared_ptr<Boundary>& TorchModel::boundary() const { return state_->root.boundary(); }

@@ -1,4 +1,4 @@
-// The engine's view of a libtorch model, on the host.
+// The engine's view of a libtorch model, on the host or on a CUDA device.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -21,8 +21,10 @@ using Initializer = std::function<void(const std::string& name, at::Tensor& valu
 /// data pointers of their storages. Used by the engine's thread.
 class TESSERA_API TorchModel : public fsdp::Model {
  public:
-  /// Throws InvalidUsage or Unsupported for tensors that can't be sharded, such as views. Tensors of the meta device
-  /// become tensors of the host; they need an initializer. `memory_tracker`: counts the engine's memory; null: one of
+  /// Throws InvalidUsage or Unsupported for tensors that can't be sharded, such as views. On a CUDA device the engine
+  /// computes on the stream that is Torch's current one now, under which the model must be called, too; that takes
+  /// libtorch 2.11. Tensors of the meta device become tensors of the device of the others, or of the host if there are
+  /// no others; they need an initializer. `memory_tracker`: counts the engine's memory; null: one of
   /// the model's own.
   explicit TorchModel(torch::nn::Module& model, Initializer initializer = {},
                       std::shared_ptr<base::MemoryTracker> memory_tracker = nullptr);
@@ -47,5 +49,7 @@ class TESSERA_API TorchModel : public fsdp::Model {
 /// The tensor behind a parameter or buffer that an engine of a libtorch model passes to a visitor. Throws InvalidUsage
 /// for another library's.
 TESSERA_API const at::Tensor& torch_tensor(const fsdp::ModelTensor& tensor);
+/// The first values of such a parameter, on its device, until they are released.
+TESSERA_API at::Tensor initial_values(const fsdp::Parameter& parameter);
 
 }  // namespace tessera::libtorch

@@ -12,11 +12,14 @@ namespace {
 
 std::shared_ptr<torch::nn::Module> module_of(const fsdp::TaskSetup& setup,
                                              const std::function<std::shared_ptr<torch::nn::Module>()>& make) {
-  if (setup.runtime.device().type != base::DeviceType::cpu)
-    throw base::Unsupported("a libtorch model computes values on the host; train or compare it with --device cpu");
+  const base::Device device = setup.runtime.device();
+  if (device.type == base::DeviceType::meta)
+    throw base::Unsupported("a libtorch model computes values; train or compare it with --device cpu or cuda");
   torch::manual_seed(setup.seed);
   std::shared_ptr<torch::nn::Module> module = make();
   if (setup.dtype != base::DType::f32) module->to(setup.dtype == base::DType::bf16 ? torch::kBFloat16 : torch::kHalf);
+  if (device.type == base::DeviceType::cuda)
+    module->to(torch::Device(torch::kCUDA, static_cast<torch::DeviceIndex>(device.index)));
   return module;
 }
 

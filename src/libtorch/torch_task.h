@@ -27,8 +27,8 @@ namespace tessera::libtorch {
 class TESSERA_API TorchTask : public fsdp::TrainingTask {
  public:
   /// Calls `make` after it has seeded Torch's generator with setup.seed, so that all ranks make the same values, and
-  /// converts the module to setup.dtype. Throws Unsupported where the setup's runtime has no data, since libtorch
-  /// computes values; otherwise what `make` and TorchModel's constructor throw.
+  /// converts the module to setup.dtype and moves it to the device of the setup. Throws Unsupported where that has no
+  /// data, since libtorch computes values; otherwise what `make` and TorchModel's constructor throw.
   TorchTask(const fsdp::TaskSetup& setup, const std::function<std::shared_ptr<torch::nn::Module>()>& make,
             Initializer initializer = {});
   ~TorchTask() override;
@@ -44,6 +44,8 @@ class TESSERA_API TorchTask : public fsdp::TrainingTask {
   virtual torch::Tensor loss(std::int64_t step, base::ElementRange samples) = 0;
   /// The mean loss of these samples for an evaluation: a scalar. Throws Unsupported by default.
   virtual torch::Tensor evaluation(base::ElementRange samples);
+  /// The device of the module, on which a loss makes its batches.
+  torch::Device device() const { return module_->parameters().at(0).device(); }
   /// The module as the class that it is.
   template <class M>
   M& module_as() {

@@ -47,7 +47,7 @@ VENDORS = [  # header, and the folders that may include it
     (re.compile(r"^nccl(_\w+)?\.h$"), ("backends/nccl/",)),
     (re.compile(r"^mpi(-ext|cxx)?\.h$"), ("backends/mpi/", "tests/backends/mpi/", "bench/peers/")),
     (re.compile(r"^(ucp|uct|ucs|ucm|ucc)/"), ("backends/ucx/",)),
-    (re.compile(r"^(torch|ATen|c10)/"), ("src/libtorch/", "tests/libtorch/", "examples/11_libtorch.cpp")),
+    (re.compile(r"^(torch|ATen|c10)/"), ("src/libtorch/", "tests/libtorch/", "examples/11_libtorch.cpp", "bench/libtorch_step.cpp")),
     (re.compile(r"^(boost/)?asio([./]|$)"), ("backends/tcp/", "src/comm/bootstrap/", "tests/backends/tcp/")),
 ]
 STANDARD = re.compile(r"^[a-z0-9_]+$|^c(assert|errno|math|std\w+|string|time|float|limits|inttypes|signal)$")

@@ -294,8 +294,10 @@ TEST(StagingConfig, RejectsDeviceMemoryWithoutDevice) {
   const View there{data, 8, DType::f32, device->device()};
   InitOptions config = quick_config();
   run_threads(2, config, [&](Communicator& comm) {
-    EXPECT_EQ(error_of([&] { comm.all_reduce(there, there, ReduceOp::sum()); }),
-              "Unsupported: all_reduce: backend shm does not support memory of device cuda:0");
+    EXPECT_EQ(
+        error_of([&] { comm.all_reduce(there, there, ReduceOp::sum()); }),
+        "Unsupported: all_reduce: backend shm does not support memory of device cuda:0; pass the device to init() as "
+        "InitOptions::device");
   });
   config.device = device;
   run_threads(1, config, [&](Communicator& comm) { comm.all_reduce(there, there, ReduceOp::sum()).wait(); });

@@ -31,7 +31,7 @@ struct LayerImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) {
     const torch::Tensor y = torch::relu(norm->forward(linear->forward(x).to(torch::kFloat))).to(x.scalar_type());
     if (!is_training()) return y;
-    return y * torch::empty(y.sizes(), y.options()).bernoulli_(0.75, random_) / 0.75;
+    return y * torch::empty(y.sizes()).bernoulli_(0.75, random_).to(y.options()) / 0.75;
   }
   torch::nn::Linear linear;
   torch::nn::BatchNorm1d norm;
@@ -51,7 +51,7 @@ struct MlpImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) { return head->forward(layers->forward(x)); }
   torch::Tensor loss(int step, int /*rank*/, int /*ranks*/) {
     const torch::Tensor x = torch::sin(torch::arange(8 * 7, torch::kFloat).reshape({8, 7}) + step);
-    return forward_of(x.to(head->weight.scalar_type())).to(torch::kFloat).square().mean();
+    return forward_of(x.to(head->weight.options())).to(torch::kFloat).square().mean();
   }
   std::function<torch::Tensor(torch::Tensor)> forward_of;
   torch::nn::Sequential layers = nullptr;
@@ -99,7 +99,7 @@ struct TransformerImpl : torch::nn::Module {
   }
   torch::Tensor loss(int step, int rank, int ranks) {
     const torch::Tensor all = (torch::arange(4 * 6).reshape({4, 6}) * 5 + 3 * step) % kWords;
-    const torch::Tensor tokens = all.narrow(0, 4 / ranks * rank, 4 / ranks);
+    const torch::Tensor tokens = all.narrow(0, 4 / ranks * rank, 4 / ranks).to(words->weight.device());
     return torch::nn::functional::cross_entropy(forward_of(tokens).to(torch::kFloat).flatten(0, 1),
                                                 ((tokens * 2 + 1) % kWords).flatten());
   }
@@ -129,7 +129,7 @@ Model make(at::ScalarType dtype = torch::kFloat) {
 using Values = std::map<std::string, std::vector<float>>;
 
 inline std::vector<float> floats(const torch::Tensor& tensor) {
-  const torch::Tensor all = tensor.detach().to(torch::kFloat).contiguous();
+  const torch::Tensor all = tensor.detach().to(torch::kFloat).cpu().contiguous();
   return {all.data_ptr<float>(), all.data_ptr<float>() + all.numel()};
 }
 

@@ -47,7 +47,7 @@ class SpiralTask final : public libtorch::TorchTask {
 
  protected:
   Tensor loss(std::int64_t step, base::ElementRange samples) override {
-    const Tensor number = torch::arange(samples.begin, samples.end) + 8 * step;
+    const Tensor number = torch::arange(samples.begin, samples.end, torch::TensorOptions(device())) + 8 * step;
     const Tensor which = number % 2, turn = (number * 37 % 100).to(torch::kFloat) / 100;
     const Tensor angle = 6 * turn + 3.14159F * which;
     const Tensor points = torch::stack({turn * torch::cos(angle), turn * torch::sin(angle)}, 1).to(dtype_);

@@ -227,14 +227,17 @@ class Parts(unittest.TestCase):
             self.passes("attention", **measured(libraries="attention by this library: cuda: no cuDNN: not found"))
 
     def test_limits(self):
-        def shares(**kernels):
-            table = {"limits": {"tflops": 1}, "kernels": [{"name": name, "of_limit": share} for name, share in kernels.items()]}
+        def shares(gbps=3000, **kernels):
+            table = {"limits": {"tflops": 1, "gbps": gbps}, "kernels": [{"name": name, "of_limit": share} for name, share in kernels.items()]}
             return {"json": lambda _: table, "text": lambda _: "the largest gaps: ..."}
         for name, floor in (("adamw", 0.76), ("sum and layer norm", 0.76), ("qkv forward", 0.63), ("up dw and dbias", 0.4), ("up dbias", 0.54),
                             ("attention backward", 0.21), ("cross-entropy forward", 0.8)):
             self.assertIn("gaps", self.passes("limits", **shares(**{name: floor + 0.01})))
             self.fails("limits", f"{name} {100 * floor - 1:.0f}%", **shares(**{name: floor - 0.01}))
         self.fails("limits", "no kernel", **shares())
+        self.assertIn("gaps", self.passes("limits", **shares(4260, **{"up dbias": 0.45, "layer norm backward": 0.4})))
+        self.fails("limits", "up dbias 39%", **shares(4260, **{"up dbias": 0.39, "layer norm backward": 0.4}))
+        self.fails("limits", "adamw 75%", **shares(4260, adamw=0.75))
 
     def test_speed(self):
         # Half of the 16.384 s that 16 x 1024 tokens take at 1000 tokens a second.
@@ -256,6 +259,24 @@ class Parts(unittest.TestCase):
         self.fails("engine cost", "+6.0% by fsdp", **cost(1060))
         self.assertIn("+10.0% by fsdp on 2 of", self.passes("engine cost", **cost(550, 2)))
         self.fails("engine cost", "+20.0% by fsdp", **cost(600, 2))
+
+    def test_libtorch(self):
+        self.script.find_torch = lambda _: "here"
+        two = "[  PASSED  ] 3 tests.\n" * 2
+        def found(plain, fsdp, hashes=("same", "same"), **texts):
+            lines = {f"libtorch-{name}-{turn}": json.dumps({"tokens_per_second": speed})
+                     for name, speed in (("plain", plain), ("fsdp", fsdp)) for turn in range(3)}
+            lines |= {f"libtorch-2-{backend}": two for backend in ("shm", "tcp", "nccl")} | texts
+            return {"text": lines.get, "json": lambda _: {"runs": [{"final_parameters_hash": end} for end in hashes]}}
+        self.assertEqual(self.passes("libtorch", **found(100, 99)),
+                         "3 tests with 1 and 2 ranks; fsdp on one rank has 0.990 of the plain program's tokens/s (100)")
+        self.fails("libtorch", "0.970 of the plain", **found(100, 97))
+        self.fails("libtorch", "two ranks over tcp", **found(100, 99, **{"libtorch-2-tcp": "[  PASSED  ] 3 tests."}))
+        self.fails("libtorch", "different bits", **found(100, 99, ("same", "other")))
+        self.fails("libtorch", "no test ran", **found(100, 99, **{"libtorch-1": "[  PASSED  ] 0 tests."}))
+        self.script.find_torch = lambda _: None
+        with self.assertRaisesRegex(self.script.Skipped, "^no PyTorch 2.11 or newer here$"):
+            self.passes("libtorch")
 
     def test_nccl_overhead(self):
         def overhead(gpus=2, **other):
@@ -295,7 +316,7 @@ class Parts(unittest.TestCase):
     def test_no_part_is_without_a_control(self):
         # unpack only makes files available; the build fails without them.
         controlled = {"gpu", "build", "info", "kernels", "memcheck", "racecheck", "losses", "four bits", "processor", "several ranks", "strategies",
-                      "offload", "graphs", "attention", "limits", "speed", "engine cost", "nccl overhead",
+                      "offload", "graphs", "attention", "limits", "speed", "engine cost", "libtorch", "nccl overhead",
                       "nccl windows"}
         self.assertEqual(set(self.script.STEPS) - {"unpack"}, controlled, "a new part needs a control above")
 

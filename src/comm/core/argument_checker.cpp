@@ -103,7 +103,8 @@ void ArgumentChecker::views() const {
     const auto& memory = capabilities_.memory;
     if (device.type == DeviceType::meta || std::find(memory.begin(), memory.end(), needs) == memory.end())
       throw Unsupported(std::string(name_of(call_.kind)) + ": backend " + capabilities_.backend +
-                        " does not support memory of device " + name_of(device));
+                        " does not support memory of device " + name_of(device) +
+                        (device.type == DeviceType::cuda ? "; pass the device to init() as InitOptions::device" : ""));
   }
 }
 

@@ -19,19 +19,30 @@ void Boundary::set_hooks(fsdp::ModuleHooks hooks) {
   if (has_hooks()) passes_->units.push_back(this);
 }
 
+void Passes::await_engine() {
+  if (device.device().is_cpu())
+    runtime.stream().synchronize();
+  else
+    runtime.device_runtime().wait_for_host_events();
+}
+
 void Boundary::pre_forward() {
+  passes_->device.count_memory(passes_->runtime.memory_tracker());
   if (is_root()) {  // an exception may have ended the last pass
+    passes_->device.require_current_stream();
     passes_->in_backward = false;
     passes_->open.clear();
     passes_->entered.clear();
   }
   passes_->entered.push_back(this);
   hooks_.pre_forward(fsdp::Phase::forward);
-  stream_.synchronize();
+  passes_->await_engine();
 }
 
 void Boundary::post_forward() {
+  passes_->device.count_memory(passes_->runtime.memory_tracker());
   if (hooks_.post_forward) hooks_.post_forward(fsdp::Phase::forward);
+  passes_->await_engine();
 }
 
 bool Boundary::pre_backward(bool ends_with_root) {
@@ -41,8 +52,9 @@ bool Boundary::pre_backward(bool ends_with_root) {
     throw InvalidUsage("backward: " + description() +
                        " was not called in a forward of the whole model; call that through its TESSERA_UNIT, or by "
                        "Engine::forward()");
+  passes_->device.count_memory(passes_->runtime.memory_tracker());
   if (hooks_.pre_backward) hooks_.pre_backward();
-  stream_.synchronize();
+  passes_->await_engine();
   if (is_root()) return passes_->in_backward = true;
   if (ends_with_root) passes_->open.push_back(this);
   return false;
@@ -50,11 +62,13 @@ bool Boundary::pre_backward(bool ends_with_root) {
 
 void Boundary::post_backward() {
   if (!has_hooks()) return;
+  passes_->device.count_memory(passes_->runtime.memory_tracker());
   if (is_root()) {
     for (Boundary* const unit : std::exchange(passes_->open, {})) unit->post_backward();
     passes_->in_backward = false;
   }
   if (hooks_.post_backward) hooks_.post_backward();
+  passes_->await_engine();
 }
 
 void Boundary::explain(std::string_view error) const {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/fsdp/model.h"
+#include "tessera/libtorch/hooks/torch_device.h"
 
 namespace tessera::libtorch {
 
@@ -14,18 +15,24 @@ class Boundary;
 
 /// What the boundaries of one model share. Used by the thread of its engine.
 struct Passes {
-  bool in_backward = false;              ///< between the pre_backward and the post_backward of the root
-  std::vector<Boundary*> open;           ///< calls whose backward ends with the root's
-  std::vector<const Boundary*> entered;  ///< since the root's last pre_forward
-  std::vector<const Boundary*> units;    ///< those with hooks, the root among them
+  TorchDevice& device;                        ///< outlives the engine
+  fsdp::Runtime& runtime;                     ///< likewise
+  bool in_backward = false;                   ///< between the pre_backward and the post_backward of the root
+  std::vector<Boundary*> open = {};           ///< calls whose backward ends with the root's
+  std::vector<const Boundary*> entered = {};  ///< since the root's last pre_forward
+  std::vector<const Boundary*> units = {};    ///< those with hooks, the root among them
+
+  /// To be called before Torch works again. On the host the engine's work is done then. On a device, where Torch uses
+  /// the engine's stream, no stream waits for the host any more: Torch may load a kernel or synchronize the device at
+  /// any time, and would wait for a collective that can't move on without the device.
+  void await_engine();
 };
 
 /// Of one module. Its calls, and the nodes of their backward, share it; without hooks it does nothing.
 class Boundary {
  public:
-  /// `stream`: on which the engine computes. Work on it is done before the module computes.
-  Boundary(std::string path, std::string type, std::shared_ptr<Passes> passes, base::Stream& stream)
-      : path_(std::move(path)), type_(std::move(type)), passes_(std::move(passes)), stream_(stream) {}
+  Boundary(std::string path, std::string type, std::shared_ptr<Passes> passes)
+      : path_(std::move(path)), type_(std::move(type)), passes_(std::move(passes)) {}
   bool is_root() const { return path_.empty(); }
   std::string description() const;  ///< "blocks.0 (Block)"
   void set_hooks(fsdp::ModuleHooks hooks);
@@ -44,7 +51,6 @@ class Boundary {
  private:
   const std::string path_, type_;
   const std::shared_ptr<Passes> passes_;
-  base::Stream& stream_;
   fsdp::ModuleHooks hooks_;
 };
 

@@ -3,6 +3,7 @@
 //
 //   bench_libtorch_step [--strategy plain|ddp|fsdp|..] [--device cuda] [--precision bf16] [--width 256] [--layers 4] ..
 //   tessera run -n 2 -- bench_libtorch_step --strategy fsdp
+#include <sys/resource.h>
 #include <torch/cuda.h>
 #include <torch/nn.h>
 #include <torch/optim/adamw.h>
@@ -29,6 +30,7 @@ struct Options {
   std::string strategy = "plain", device = "cpu", precision = "f32";
   std::int64_t width = 256, heads = 4, layers = 4, words = 8192, batch = 8, positions = 256;
   int steps = 12, threads = 1;
+  bool checkpointed = false;
 };
 
 struct BlockImpl : torch::nn::Module {
@@ -78,6 +80,7 @@ void train(const Options& options) {
   torch::manual_seed(1);
   torch::set_num_threads(options.threads);
   Transformer model(options);
+  if (options.checkpointed) libtorch::checkpoint_activations(*model);
   model->to(torch::Device(options.device), options.precision == "bf16" ? torch::kBFloat16 : torch::kFloat);
   std::optional<libtorch::Engine> engine;
   std::optional<torch::optim::AdamW> optimizer;
@@ -109,13 +112,15 @@ void train(const Options& options) {
   if (engine)
     peak = engine->model().runtime().memory_tracker().snapshot().total_peak +
            world->memory_tracker()->snapshot().total_peak;
+  rusage used{};
+  getrusage(RUSAGE_SELF, &used);  // the process at its largest, in KiB
   if (world->rank() == 0)
     std::printf(
         "{\"strategy\":\"%s\",\"ranks\":%d,\"tokens_per_second\":%.1f,\"step_ms\":%.3f,\"loss\":%.4f,"
-        "\"peak_bytes\":%llu}\n",
+        "\"peak_bytes\":%llu,\"resident_bytes\":%lld}\n",
         options.strategy.c_str(), world->size(),
         static_cast<double>(world->size() * options.batch * options.positions) / step, step * 1e3, last,
-        static_cast<unsigned long long>(peak));
+        static_cast<unsigned long long>(peak), 1024LL * used.ru_maxrss);
 }
 
 }  // namespace
@@ -126,6 +131,7 @@ int main(int argc, char** argv) {
   app.add_option("--strategy", options.strategy, "plain, or a strategy of an engine")->capture_default_str();
   app.add_option("--device", options.device)->capture_default_str();
   app.add_option("--precision", options.precision)->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
+  app.add_flag("--checkpoint-activations", options.checkpointed, "recompute blocks in backward");
   app.add_option("--width", options.width)->capture_default_str();
   app.add_option("--heads", options.heads)->capture_default_str();
   app.add_option("--layers", options.layers)->capture_default_str();

@@ -12,6 +12,10 @@ Module::~Module() = default;
 Runtime::~Runtime() = default;
 Model::~Model() = default;
 
+void Model::checkpoint_activations() {
+  throw Unsupported("this model can't recompute activations: it is neither of tessera::nn nor of libtorch");
+}
+
 std::vector<Module*> Module::modules() {
   std::vector<Module*> all{this};
   for (const auto& child : children_)

@@ -150,6 +150,8 @@ class TESSERA_API Model {
   virtual void validate() const {}
   /// Called after an engine's step has submitted new values of the parameters.
   virtual void on_update() {}
+  /// From now on backward recomputes the activations of blocks. Throws Unsupported by default.
+  virtual void checkpoint_activations();
 };
 
 /// Makes a Model of another library's, which outlives it: a header that specializes it, such as nn_model.h for

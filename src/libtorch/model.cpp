@@ -342,10 +342,11 @@ class Node final : public fsdp::Module {
 class TorchModel::State {
  public:
   State(torch::nn::Module& model, Initializer initializer, std::shared_ptr<base::MemoryTracker> memory_tracker)
-      : device(model),
+      : module(model),
+        device(model),
         runtime(fsdp::make_runtime(
-            device.context_options(std::move(memory_tracker)), [] { return at::GradMode::is_enabled(); },
-            "libtorch " TORCH_VERSION)),
+            device.context_options(std::move(memory_tracker)),
+            [this] { return at::GradMode::is_enabled() || shared.passes->checkpoints; }, "libtorch " TORCH_VERSION)),
         shared{.device = device,
                .stream = runtime->stream(),
                .initializer = std::move(initializer),
@@ -357,6 +358,7 @@ class TorchModel::State {
     for (const auto& buffer : root.buffers()) visit(static_cast<TorchBuffer&>(*buffer).memory());
   }
 
+  torch::nn::Module& module;
   TorchDevice device;
   const std::unique_ptr<fsdp::Runtime> runtime;
   Shared shared;
@@ -390,6 +392,7 @@ at::Tensor initial_values(const fsdp::Parameter& parameter) {
   return static_cast<const TorchParameter&>(parameter).initial_values();
 }
 
+void TorchModel::checkpoint_activations() { libtorch::checkpoint_activations(state_->module); }
 const std::shared_ptr<Boundary>& TorchModel::boundary() const { return state_->root.boundary(); }
 bool TorchModel::root_is_unit() const { return state_->root.calls_hooks(); }
 

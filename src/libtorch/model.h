@@ -36,6 +36,8 @@ class TESSERA_API TorchModel : public fsdp::Model {
   /// Tells autograd that the parameters' values change: a backward of an earlier forward is an error from now on.
   /// Throws InvalidUsage if the program has given a parameter or buffer other memory.
   void on_update() override;
+  /// Of the outermost units; see activation_checkpoint.h.
+  void checkpoint_activations() override;
   /// The root's boundary.
   const std::shared_ptr<Boundary>& boundary() const;
   /// Whether the root is a TESSERA_UNIT, which calls the hooks itself.

@@ -1,20 +1,15 @@
 #include "tessera/libtorch/unit.h"
 
-#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include "tessera/base/error.h"
 #include "tessera/libtorch/hooks/boundary.h"
+#include "tessera/libtorch/hooks/make_node.h"
 
 namespace tessera::libtorch {
 namespace {
 
 namespace autograd = torch::autograd;
-
-using NodePointer = decltype(autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
 /// Passes gradients on, and calls `visit` before.
 class BoundaryNode final : public autograd::Node {
@@ -29,15 +24,6 @@ class BoundaryNode final : public autograd::Node {
   const std::function<void()> visit_;
 };
 
-/// Templates, since each Torch can compile one of the two ways only: from 2.14 on nodes count their own references.
-template <class Pointer, class Made = BoundaryNode>
-Pointer make_node(std::function<void()> visit) {
-  if constexpr (std::is_same_v<Pointer, std::shared_ptr<autograd::Node>>)
-    return std::make_shared<Made>(std::move(visit));
-  else
-    return c10::make_intrusive<Made>(std::move(visit));
-}
-
 /// Puts the node between the tensors and what computed them. Returns false if none has a gradient.
 bool insert(const std::vector<at::Tensor*>& tensors, const std::function<void()>& visit) {
   if (!at::GradMode::is_enabled()) return false;
@@ -49,13 +35,9 @@ bool insert(const std::vector<at::Tensor*>& tensors, const std::function<void()>
     edges.push_back(autograd::impl::gradient_edge(*tensor));
   }
   if (edges.empty()) return false;
-  const NodePointer node = make_node<NodePointer>(visit);
+  const NodePointer node = make_node<BoundaryNode>(visit);
   node->set_next_edges(std::move(edges));
-  for (at::Tensor* const tensor : differentiable) {
-    at::Tensor alias = tensor->detach();  // shares the memory, and the count of changes in place
-    autograd::set_history(alias, node);
-    *tensor = std::move(alias);
-  }
+  for (at::Tensor* const tensor : differentiable) put_behind(*tensor, node);
   return true;
 }
 

@@ -13,6 +13,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <typeinfo>
@@ -20,10 +21,9 @@
 #include <vector>
 
 #include "tessera/base/export.h"
+#include "tessera/libtorch/activation_checkpoint.h"
 
 namespace tessera::libtorch {
-
-class Boundary;
 
 /// What a module of a TESSERA_UNIT has beside its own class. An engine sets the boundary; null: no hooks.
 class TESSERA_API UnitHooks {
@@ -32,8 +32,11 @@ class TESSERA_API UnitHooks {
   void set_boundary(std::shared_ptr<Boundary> boundary) { boundary_ = std::move(boundary); }  ///< null: no hooks
   const std::shared_ptr<Boundary>& boundary() const { return boundary_; }  ///< null without an engine
   virtual const std::type_info& own_class() const = 0;                     ///< the program's class: BlockImpl
+  void set_checkpointed(bool on) { checkpointed_ = on; }                   ///< see checkpoint_activations()
+  bool checkpointed() const { return checkpointed_; }                      ///< false by default
 
  private:
+  bool checkpointed_ = false;
   std::shared_ptr<Boundary> boundary_;
 };
 
@@ -148,6 +151,34 @@ auto run_between_hooks(const std::shared_ptr<Boundary>& boundary, Forward&& forw
   }
 }
 
+/// Calls `forward` now and in the backward, with copies of the arguments.
+template <class Result, class Forward, class Arguments>
+Result run_again_in_backward(const std::shared_ptr<Boundary>& boundary, Forward forward, Arguments arguments) {
+  const auto tensors_of = [](auto& of) {
+    std::vector<at::Tensor*> tensors;
+    if constexpr (HasTensors<std::remove_cvref_t<decltype(of)>>::value) collect(of, tensors);
+    return tensors;
+  };
+  std::vector<at::Tensor> inputs;
+  for (const at::Tensor* const input : tensors_of(arguments)) inputs.push_back(*input);
+  const auto first = std::make_shared<std::optional<Result>>(std::nullopt);
+  const auto region = [=, wanted = std::weak_ptr(first)](const std::vector<at::Tensor>& given) {
+    Arguments passed = arguments;
+    std::size_t next = 0;
+    for (at::Tensor* const tensor : tensors_of(passed)) *tensor = given.at(next++);
+    Result result = std::apply(forward, passed);
+    std::vector<at::Tensor> results;
+    for (const at::Tensor* const tensor : tensors_of(result)) results.push_back(*tensor);
+    if (const auto slot = wanted.lock()) *slot = std::move(result);
+    return results;
+  };
+  const std::vector<at::Tensor> results = run_checkpointed(boundary, inputs, region);
+  Result result = std::move(**first);
+  std::size_t next = 0;
+  for (at::Tensor* const tensor : tensors_of(result)) *tensor = results.at(next++);
+  return result;
+}
+
 /// Impl with the hooks of a unit, without forward().
 template <class Impl>
 class UnitBase : public Impl, public UnitHooks {
@@ -158,10 +189,15 @@ class UnitBase : public Impl, public UnitHooks {
  protected:
   template <class... Arguments>
   auto run(Arguments&&... arguments) {
-    return run_between_hooks(
-        boundary(),
-        [this](auto&&... each) -> decltype(auto) { return Impl::forward(std::forward<decltype(each)>(each)...); },
-        std::forward<Arguments>(arguments)...);
+    const auto forward = [this](auto&&... each) -> decltype(auto) {
+      return Impl::forward(std::forward<decltype(each)>(each)...);
+    };
+    if constexpr ((std::is_copy_constructible_v<std::decay_t<Arguments>> && ...)) {
+      using Result = std::decay_t<std::invoke_result_t<decltype(forward), std::decay_t<Arguments>&...>>;
+      if (checkpointed() && at::GradMode::is_enabled())
+        return run_again_in_backward<Result>(boundary(), forward, std::tuple<std::decay_t<Arguments>...>(arguments...));
+    }
+    return run_between_hooks(boundary(), forward, std::forward<Arguments>(arguments)...);
   }
 };
 

@@ -66,6 +66,12 @@ class OwnModelTest(unittest.TestCase):
         other = self.compare(MODEL + ":counter,blocks=2", strategies="fsdp")  # control
         self.assertNotEqual(other[0]["final_parameters_hash"], f32[0]["final_parameters_hash"])
 
+    def test_info_lists_their_units(self):
+        listed = self.run_tool("info", "--units", "--model", MODEL + ":counter,blocks=3", "--precision", "bf16")
+        self.assertEqual(len(re.findall(r"^blocks\.\d", listed, re.MULTILINE)), 3, listed)
+        self.assertNotIn("blocks.2", self.run_tool("info", "--units", "--model", MODEL + ":counter,blocks=2"))  # control
+        self.assertIn("option blocks: 'x'", self.refusal("info", "--units", "--model", MODEL + ":counter,blocks=x"))
+
     def expect_resumable(self, model, *more):
         last = lambda out: out.splitlines()[-1]
         whole = last(self.train(model, "--steps", 6, *more))
@@ -148,9 +154,10 @@ class OwnModelTest(unittest.TestCase):
                       "--strategies", "ddp,fsdp", "--report", "r.html")
         for command in ("plan", "explain"):
             self.assertIn("this command needs a model of tessera::nn", self.refusal(command, "--model", TORCH + ":spiral", "--ranks", 2))
-        for option in (("--checkpoint-activations",), ("--precision", "fp8")):
-            self.assertIn("needs a model of tessera::nn",
-                          self.refusal("train", "--model", TORCH + ":spiral", "--ranks", 2, "--steps", 1, *option))
+        plain, again = (self.compare(TORCH + ":spiral", *more, strategies="fsdp")[0] for more in ((), ("--checkpoint-activations",)))
+        self.assertEqual(again["final_parameters_hash"], plain["final_parameters_hash"])
+        self.assertIn("--precision fp8 with --model", self.refusal("train", "--model", TORCH + ":spiral", "--ranks", 2, "--steps", 1,
+                                                                   "--precision", "fp8"))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@
 #include "tessera/fsdp/flat_layout.h"
 #include "tessera/fsdp/mesh.h"
 #include "tessera/fsdp/nn_model.h"
+#include "tessera/fsdp/nn_task.h"
+#include "tessera/fsdp/plugin.h"
 #include "tessera/fsdp/strategy.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/models/causal_model.h"
@@ -136,12 +138,26 @@ double mb(std::int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
 /// Prints the units of a wrapping: what is unsharded together, and what needlessly.
 void print_units(const InfoOptions& options) {
+  const base::DType dtype = base::parse_dtype(options.precision);
   nn::Context context;
-  const auto model = nn::make_model(context, nn::find_config(options.model));
-  set_dtypes(*model, base::parse_dtype(options.precision), options.f32_modules);
+  const auto runtime = fsdp::make_runtime(context);
+  std::unique_ptr<nn::Module> own;
+  std::unique_ptr<fsdp::TrainingTask> task;
+  std::unique_ptr<fsdp::Model> adapted;
+  if (fsdp::is_plugin_name(options.model)) {
+    task = fsdp::plugin_task(options.model, {}).make({.runtime = *runtime, .dtype = dtype});
+    if (auto* const made = dynamic_cast<fsdp::NnTask*>(task.get()))
+      set_dtypes(made->module(), dtype, options.f32_modules);
+    else if (!options.f32_modules.empty())
+      throw base::InvalidUsage("--f32-modules with --model " + options.model + ": it needs a model of tessera::nn");
+  } else {
+    own = nn::make_model(context, nn::find_config(options.model));
+    set_dtypes(*own, dtype, options.f32_modules);
+    adapted = std::make_unique<fsdp::NnModel>(*own);
+  }
+  fsdp::Module& root = (task ? task->model() : *adapted).root();
   std::string better = options.wrap;
-  fsdp::NnModel adapted(*model);
-  const auto units = fsdp::make_units(adapted.root(), options.wrap);
+  const auto units = fsdp::make_units(root, options.wrap);
   print_clean("{:<20} {:>14} {:>12} {:>12}\n", "unit", "parameters", "padding", "MB");
   for (const fsdp::UnitSpec& unit : units) {
     std::int64_t elements = 0, padded = 0, bytes = 0;
@@ -152,7 +168,7 @@ void print_units(const InfoOptions& options) {
     }
     print_clean("{:<20} {:>14} {:>12} {:>12.2f}\n", unit.name, elements, padded - elements, mb(bytes));
     if (!unit.is_root) continue;
-    for (const fsdp::RootOverhead& held : fsdp::needlessly_held(adapted.root(), unit)) {
+    for (const fsdp::RootOverhead& held : fsdp::needlessly_held(root, unit)) {
       print_clean("  {:<18} {:>14} {:>25.2f}  only this module uses it, but the root holds it for the whole step\n",
                   held.module->path(), held.elements,
                   mb(held.elements * static_cast<std::int64_t>(base::size_of(held.module->dtype()))));
@@ -191,7 +207,7 @@ void add_info(CommandLine& commands) {
   CLI::Option* const units =
       info->add_flag("--units", options->units, "list the units that a wrapping makes of a model");
   add_option(*info, "--model", options->model,
-             "model for --units: a preset, or a Hugging Face config.json or its folder")
+             "model for --units: a preset, a Hugging Face config.json or its folder, or FILE.so:NAME,OPTION=VALUE")
       ->needs(units);
   add_option(*info, "--wrap", options->wrap, "wrapping for --units, as in train")->needs(units);
   add_option(*info, "--ranks", options->ranks, "ranks for --units: padding is to multiples of 8 x ranks",

@@ -19,14 +19,14 @@ namespace {
 /// Throws InvalidUsage for what the tool can't ask of a model that is not nn's.
 void check_foreign(fsdp::Model& model, const TrainPlan& plan) {
   const TrainOptions& o = plan.options;
-  for (const auto& [given, name] : {std::pair(o.checkpoint_activations, "--checkpoint-activations"),
-                                    {!o.recompute.empty(), "--recompute"},
+  for (const auto& [given, name] : {std::pair(!o.recompute.empty(), "--recompute"),
                                     {!o.f32_modules.empty(), "--f32-modules"},
                                     {plan.fp8.has_value(), "--precision fp8"}})
     if (given) throw InvalidUsage(fmt::format("{} with --model {}: it needs a model of tessera::nn", name, o.model));
   if (model.root().dtype() != plan.precision.compute)
     throw InvalidUsage(fmt::format("--model {} computes in {} with --precision {}: its task ignores TaskSetup::dtype",
                                    o.model, base::name_of(model.root().dtype()), o.precision));
+  if (o.checkpoint_activations) model.checkpoint_activations();
 }
 
 std::unique_ptr<nn::Module> prepared_model(const TrainPlan& plan, nn::Context& context) {

@@ -35,13 +35,13 @@ void Boundary::pre_forward() {
     passes_->entered.clear();
   }
   passes_->entered.push_back(this);
-  hooks_.pre_forward(fsdp::Phase::forward);
+  hooks_.pre_forward(phase());
   passes_->await_engine();
 }
 
 void Boundary::post_forward() {
   passes_->device.count_memory(passes_->runtime.memory_tracker());
-  if (hooks_.post_forward) hooks_.post_forward(fsdp::Phase::forward);
+  if (hooks_.post_forward) hooks_.post_forward(phase());
   passes_->await_engine();
 }
 

@@ -17,6 +17,8 @@ class Boundary;
 struct Passes {
   TorchDevice& device;                        ///< outlives the engine
   fsdp::Runtime& runtime;                     ///< likewise
+  bool checkpoints = false;                   ///< in the forward of a checkpointed call, which isn't recorded
+  bool recomputes = false;                    ///< in its recomputation
   bool in_backward = false;                   ///< between the pre_backward and the post_backward of the root
   std::vector<Boundary*> open = {};           ///< calls whose backward ends with the root's
   std::vector<const Boundary*> entered = {};  ///< since the root's last pre_forward
@@ -35,6 +37,7 @@ class Boundary {
       : path_(std::move(path)), type_(std::move(type)), passes_(std::move(passes)) {}
   bool is_root() const { return path_.empty(); }
   std::string description() const;  ///< "blocks.0 (Block)"
+  Passes& passes() { return *passes_; }
   void set_hooks(fsdp::ModuleHooks hooks);
   bool has_hooks() const { return static_cast<bool>(hooks_.pre_forward); }
 
@@ -49,6 +52,8 @@ class Boundary {
   void explain(std::string_view error) const;
 
  private:
+  fsdp::Phase phase() const { return passes_->recomputes ? fsdp::Phase::recompute : fsdp::Phase::forward; }
+
   const std::string path_, type_;
   const std::shared_ptr<Passes> passes_;
   fsdp::ModuleHooks hooks_;

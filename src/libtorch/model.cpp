@@ -13,6 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/fsdp/nn_model.h"
 #include "tessera/libtorch/hooks/boundary.h"
+#include "tessera/libtorch/hooks/tensor_memory.h"
 #include "tessera/libtorch/unit.h"
 
 namespace tessera::libtorch {
@@ -51,57 +52,6 @@ at::ScalarType torch_dtype_of(DType dtype) {
     if (own == dtype) return torch;
   throw base::Unsupported("no libtorch type for " + std::string(base::name_of(dtype)));
 }
-
-/// The memory of a tensor, which an engine moves from place to place: of the tensor's views, too, and of what autograd
-/// has saved. Keeps the values from its construction until they are released.
-class Memory {
- public:
-  Memory(const std::string& name, const at::Tensor& tensor) : storage_(tensor.storage()), device_(tensor.device()) {
-    if (tensor.layout() != at::kStrided || !tensor.is_contiguous() || tensor.storage_offset() != 0 ||
-        storage_.nbytes() != static_cast<std::size_t>(tensor.numel()) * tensor.element_size() || tensor.is_view())
-      throw InvalidUsage(name + " is a view or not contiguous; register tensor.detach().clone() instead");
-  }
-  /// Gives the values from the construction back, if they are still here: the engine has not been made.
-  ~Memory() {
-    if (initial_) set(std::move(initial_));
-  }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-
-  const void* identity() const { return storage_.unsafeGetStorageImpl(); }
-  /// Whether the tensor still has this memory: set_data() and Module::to() give it another.
-  bool is_of(const at::Tensor& tensor) const {
-    return tensor.storage().unsafeGetStorageImpl() == storage_.unsafeGetStorageImpl();
-  }
-  void* data() const { return data_; }
-  const void* initial() const { return initial_.get(); }
-  void release_initial() { initial_.clear(); }
-  void move_to(void* data, std::string_view why) {
-    at::DataPtr before = set({data, device_});
-    if (!std::exchange(moved_, true)) initial_ = std::move(before);
-    data_ = data;
-    explain(*storage_.unsafeGetStorageImpl(), data == nullptr ? why : "");
-  }
-
- private:
-  at::DataPtr set(at::DataPtr data) { return storage_.unsafeGetStorageImpl()->set_data_ptr(std::move(data)); }
-  /// Where Torch can, reading a tensor without memory throws `why`; older ones throw or crash.
-  template <class Storage>
-  static void explain(Storage& storage, std::string_view why) {
-    if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
-      if (why.empty())
-        storage.clear_data_ptr_access_error_msg_();
-      else
-        storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(why) + ": its data is not allocated");
-    }
-  }
-
-  at::Storage storage_;
-  const at::Device device_;
-  at::DataPtr initial_;
-  bool moved_ = false;
-  void* data_ = nullptr;
-};
 
 class TorchParameter;
 
@@ -160,7 +110,7 @@ class TorchTensor : public Interface {
     });
   }
   const at::Tensor& tensor() const { return tensor_; }
-  Memory& memory() { return memory_; }
+  TensorMemory& memory() { return memory_; }
   /// On the tensor's device.
   at::Tensor initial_values() const {
     if (!initializer_ && memory_.initial() == nullptr && count() > 0)
@@ -195,7 +145,7 @@ class TorchTensor : public Interface {
   const at::Tensor tensor_;
   const Initializer initializer_;
   base::Stream& stream_;
-  Memory memory_;
+  TensorMemory memory_;
   std::string why_ = "no engine has bound it";
 };
 
@@ -240,12 +190,24 @@ class TorchParameter final : public TorchTensor<fsdp::Parameter> {
   }
 
  private:
-  void take(const at::Tensor& gradient) {
+  /// The gradient behind the program's hooks, which Torch 2 has called already.
+  at::Tensor hooked(const at::Tensor& gradient) const {
+    autograd::variable_list changed{gradient};
+#if TORCH_VERSION_MAJOR < 2
+    for (const auto& hook : autograd::impl::hooks(tensor())) changed = (*hook)(changed);
+#endif
+    return changed.at(0);
+  }
+  void take(const at::Tensor& given) {
+    if (at::GradMode::is_enabled())
+      throw base::Unsupported(
+          "backward: create_graph, for a backward through this one, is not supported with an engine");
     if (!target_.defined())
       throw InvalidUsage("backward: a gradient of " + name() +
                          " comes outside of the backward of its unit: call module " + owner_ +
                          " through its TESSERA_UNIT, as unit(x), unit->forward(x) or "
                          "module->as<Unit>()->forward(x)");
+    const at::Tensor gradient = hooked(given);
     if (gradient.layout() != at::kStrided)
       throw base::Unsupported("backward: the gradient of " + name() + " is sparse; use one that is dense");
     const at::NoGradGuard no_grad;
@@ -372,7 +334,7 @@ TorchModel::~TorchModel() = default;
 fsdp::Module& TorchModel::root() { return state_->root; }
 fsdp::Runtime& TorchModel::runtime() { return *state_->runtime; }
 void TorchModel::release_initial_values() {
-  state_->for_each_memory([](Memory& memory) { memory.release_initial(); });
+  state_->for_each_memory([](TensorMemory& memory) { memory.release_initial(); });
 }
 void TorchModel::on_update() {
   for (const auto& [impl, parameter] : state_->shared.parameters) {

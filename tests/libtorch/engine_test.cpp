@@ -133,6 +133,32 @@ TEST(LibtorchEngine, ReshardedUnitsHaveNoMemory) {
   });
 }
 
+/// A hook of the program on a parameter sees its gradient before the engine does, and may replace it.
+TEST(LibtorchEngine, HooksOfTheProgramChangeGradients) {
+  const auto bias_after = [](double factor, double rate, bool with_engine) {
+    std::vector<float> values;
+    run_ranks(1, [&](comm::Communicator& world) {
+      Transformer model = make<Transformer>();
+      if (factor != 1)
+        model->norm->bias.register_hook([factor](const torch::Tensor& gradient) { return gradient * factor; });
+      if (!with_engine) {
+        model->loss(1, 0, 1).backward();
+        const torch::NoGradGuard no_grad;
+        values = floats(model->norm->bias - rate * model->norm->bias.grad());
+        return;
+      }
+      Engine engine(*model, world, with("fsdp", {.optimizer = {.kind = base::OptimizerConfig::Kind::sgd}}));
+      model->loss(1, 0, 1).backward();
+      engine.step(rate);
+      values = floats(engine.state_dict().at("norm.bias"));
+    });
+    return values;
+  };
+  const std::vector<float> expected = bias_after(2, 1.0, false);
+  EXPECT_EQ(bias_after(2, 1.0, true), expected);
+  EXPECT_NE(bias_after(1, 1.0, true), expected) << "the control";
+}
+
 TEST(LibtorchEngine, CheckpointOfFourRanksResumesOnTwo) {
   const nn::test::TemporaryDirectory directory;
   const auto run = [&](const char* strategy, int ranks, bool resumes) {

@@ -48,6 +48,24 @@ TEST(LibtorchMisuse, ParametersReplacedAfterwardsAreRefused) {
               HasSubstr("running_mean has other memory than when the engine was made"));
 }
 
+/// A gradient that goes into the engine's memory has no graph of its own.
+TEST(LibtorchMisuse, BackwardThroughABackwardIsRefused) {
+  const auto backward = [](bool creates_graph) {
+    return refused([&](comm::Communicator& world) {
+      Transformer model = make<Transformer>();
+      Engine engine(*model, world, with("fsdp"));
+      const torch::Tensor loss = model->loss(1, 0, 1);
+      try {
+        loss.backward({}, creates_graph, creates_graph);
+      } catch (const base::Unsupported& error) {
+        throw base::InvalidUsage(error.what());
+      }
+    });
+  };
+  EXPECT_EQ(backward(false), "") << "the control";
+  EXPECT_THAT(backward(true), HasSubstr("backward: create_graph"));
+}
+
 TEST(LibtorchMisuse, RanksWithOtherDtypesAreRefusedOnAll) {
   std::vector<std::string> messages(2);
   run_ranks(2, [&](comm::Communicator& world) {

@@ -155,6 +155,12 @@ class BenchTest(unittest.TestCase):
         code, out, _ = bench(*run)  # the control
         self.assertEqual({len(line.split()) for line in out.splitlines() if line and not line.startswith("#")}, {17})
 
+    def test_letters_of_nccl_tests(self):
+        code, out, err = bench("all_reduce", "--ranks", "2", "-b", "16", "-e", "1K", "-f", "4", "-n", "3", "-w", "1", "-c")
+        self.assertEqual((code, err), (0, ""))
+        self.assertEqual([(row[0], row[8]) for row in rows(out)], [(size, "0") for size in ("16", "64", "256", "1024")])
+        self.assertIn("# Out of bounds values : 0 OK", out)
+
     def test_output_shows_cold_and_overlap(self):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "out.json"

@@ -116,9 +116,9 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   add_option(command, "--backends,--backend", options.spec.backends,
              "backends to measure, one after the other (default: TESSERA_BACKEND, else shm)", list_of())
       ->allow_extra_args(false);
-  add_option(command, "--min-bytes", options.min_bytes, "smallest total size, such as 8 or 64K", "SIZE");
-  add_option(command, "--max-bytes", options.max_bytes, "largest total size", "SIZE");
-  add_option(command, "--factor", options.factor, "ratio of each size to the one before", "N");
+  add_option(command, "-b,--min-bytes", options.min_bytes, "smallest total size, such as 8 or 64K", "SIZE");
+  add_option(command, "-e,--max-bytes", options.max_bytes, "largest total size", "SIZE");
+  add_option(command, "-f,--factor", options.factor, "ratio of each size to the one before", "N");
   add_option(command, "--dtype", options.dtype, "type of the elements: f32 f64 f16 bf16 i8 u8 i16 i32 i64 u32 u64");
   add_device_option(command, options.spec.device);
   add_option(command, "--op", options.op,
@@ -127,11 +127,11 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   add_option(command, "--memory", options.memory,
              "buffers: communicator: allocated by the backend; ordinary: by the caller",
              one_of({"communicator", "ordinary"}));
-  add_option(command, "--iterations", options.spec.iterations,
+  add_option(command, "-n,--iterations", options.spec.iterations,
              "timed calls per size (default: 500 up to 64K, 100 up to 4M, then 20)", whole_number(1, 10'000'000));
-  add_option(command, "--warmup", options.spec.warmup, "untimed calls before the timed ones",
+  add_option(command, "-w,--warmup", options.spec.warmup, "untimed calls before the timed ones",
              whole_number(0, 10'000'000));
-  command.add_flag("--check", options.spec.check,
+  command.add_flag("-c,--check", options.spec.check,
                    "compare the values of one more call with the expected ones; exit with 1 if one is wrong");
   command.add_flag("--cold", options.spec.cold, "flush the buffers from the caches before each call (default: off)");
   command.add_flag("--overlap", options.spec.overlap,

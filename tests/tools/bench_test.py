@@ -53,7 +53,7 @@ class BenchTest(unittest.TestCase):
             self.assertEqual((code, err), (0, ""))
             found = json.loads(file.read_text())
             self.assertEqual(os.listdir(folder), ["out.json"])
-        self.assertEqual(set(found), {"ranks", "results", "fits", "cold", "memcpy_gbps"})
+        self.assertEqual(set(found), {"ranks", "results", "fits", "cold", "memcpy_gbps", "environment"})
         self.assertEqual(found["ranks"], 2)
         self.assertEqual(set(found["memcpy_gbps"]), {"one_core", "all_ranks"})
         self.assertGreater(min(found["memcpy_gbps"].values()), 0.1)
@@ -91,7 +91,7 @@ class BenchTest(unittest.TestCase):
 
     def assert_result(self, r):
         self.assertEqual(list(r), ["backend", "op", "bytes", "dtype", "time_us", "algbw_gbps", "busbw_gbps", "wrong", "in_place", "memory",
-                                   "algorithm", "bound_us"])
+                                   "algorithm", "bound_us", "rounds_us", "noisy"])
         time = r["time_us"]
         self.assertEqual(list(time), ["median", "p99", "min", "max"])
         self.assertTrue(0 < time["min"] <= time["median"] <= time["p99"] <= time["max"], r)

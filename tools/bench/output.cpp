@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "tools/bench/environment.h"
 #include "tools/cli/machine.h"
 #include "tools/results/statistics.h"
 #include "tools/version.h"
@@ -108,6 +109,18 @@ std::string table_line(const BenchSpec& plan, const BenchRow& row) {
                      plan.only_nccl_columns ? "" : more);
 }
 
+/// A comment for each side whose rounds disagree; "" if they agree.
+std::string noise_lines(const BenchRow& row) {
+  std::string text;
+  for (const BenchResult* r : {&row.out_of_place, row.in_place ? &*row.in_place : nullptr}) {
+    if (r == nullptr || !r->noisy) continue;
+    const auto [low, high] = std::ranges::minmax(r->rounds_us);
+    text += fmt::format("# noisy: {} bytes {}: rounds took {} to {} us, and were measured twice\n", r->bytes,
+                        r->in_place ? "in place" : "out of place", time_text(low), time_text(high));
+  }
+  return text;
+}
+
 std::string csv_line(const BenchSpec& plan, const BenchResult& r) {
   const BenchOp& op = bench_op(r.op);
   return fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", r.backend, r.op, plan.ranks,
@@ -143,6 +156,22 @@ std::string BenchReport::add(const MemcpySpeed& speed) {
                      speed.all_ranks);
 }
 
+std::string BenchReport::add(const std::string& backend, const nlohmann::ordered_json& environment) {
+  const bool first = environment_.is_null();
+  if (first)
+    environment_ = {{"version", kVersion},
+                    {"command", plan_.command},
+                    {"hosts", environment.value("hosts", nlohmann::ordered_json::array())},
+                    {"backends", nlohmann::ordered_json::array()}};
+  nlohmann::ordered_json one = {{"backend", backend}};
+  for (const char* part : {"ranks", "libraries"}) one[part] = environment.value(part, nlohmann::ordered_json::array());
+  environment_["backends"].push_back(one);
+  std::string text;
+  if (first && !csv_)
+    for (const std::string& line : load_warnings(environment)) text += "# " + line + "\n";
+  return text;
+}
+
 std::string BenchReport::begin_block(const BenchResult& first) {
   const bool fresh = results_.empty() || results_.back().op != first.op || results_.back().backend != first.backend;
   if (!fresh) return "";
@@ -170,7 +199,7 @@ std::string BenchReport::add(const BenchRow& row) {
   std::string text = begin_block(row.out_of_place);
   results_.push_back(row.out_of_place);
   if (row.in_place) results_.push_back(*row.in_place);
-  if (!csv_) return text + table_line(plan_, row);
+  if (!csv_) return text + table_line(plan_, row) + noise_lines(row);
   text += csv_line(plan_, row.out_of_place);
   return row.in_place ? text + csv_line(plan_, *row.in_place) : text;
 }
@@ -191,6 +220,7 @@ nlohmann::ordered_json BenchReport::json() const {
                                  {"fits", fits_of(results_)},
                                  {"cold", plan_.cold},
                                  {"memcpy_gbps", {{"one_core", speed.one_core}, {"all_ranks", speed.all_ranks}}}};
+  if (!environment_.is_null()) json["environment"] = environment_;
   if (plan_.device != "cpu") json["device"] = plan_.device;
   return json;
 }

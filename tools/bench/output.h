@@ -21,11 +21,14 @@ class BenchReport {
   /// Printed for the first backend's run only; the others' are the same.
   std::string add(const MemcpySpeed& speed);
   std::string add(const BenchRow& row);
+  /// What gather_environment() returned in the ranks of `backend`: warnings about the hosts.
+  std::string add(const std::string& backend, const nlohmann::ordered_json& environment);
   /// Printed at the end.
   void add(const comm::Lateness& lateness) { lateness_ = lateness; }
   std::string end();
 
   nlohmann::ordered_json json() const;
+  std::span<const BenchResult> results() const { return results_; }
   /// One line that names what was wrong; "" if nothing was.
   std::string failure() const;
   /// The results as SVG.
@@ -41,6 +44,7 @@ class BenchReport {
   std::vector<BenchResult> results_;
   std::size_t block_begin_ = 0;  ///< index of the first result of the operation and backend being printed
   std::optional<MemcpySpeed> memcpy_;
+  nlohmann::ordered_json environment_;
   std::optional<comm::Lateness> lateness_;  ///< of the last backend
 };
 

@@ -53,7 +53,7 @@ class BenchTest(unittest.TestCase):
             self.assertEqual((code, err), (0, ""))
             found = json.loads(file.read_text())
             self.assertEqual(os.listdir(folder), ["out.json"])
-        self.assertEqual(set(found), {"ranks", "results", "fits", "cold", "memcpy_gbps", "environment"})
+        self.assertEqual(set(found), {"ranks", "results", "fits", "cold", "memcpy_gbps", "environment", "verdicts"})
         self.assertEqual(found["ranks"], 2)
         self.assertEqual(set(found["memcpy_gbps"]), {"one_core", "all_ranks"})
         self.assertGreater(min(found["memcpy_gbps"].values()), 0.1)
@@ -62,6 +62,10 @@ class BenchTest(unittest.TestCase):
         for fit in found["fits"]:
             self.assert_fit(fit, [r for r in found["results"] if r["op"] == fit["op"] and not r["in_place"]])
         self.assertEqual(out.count("# Fit of the time       : "), len(OPS))
+        self.assertEqual([(verdict["backend"], verdict["op"]) for verdict in found["verdicts"]], [("shm", op) for op in OPS])
+        for verdict in found["verdicts"]:
+            self.assertIn(verdict["limit"], ("latency", "memory", "unknown"))
+            self.assertIn("# Verdict               : " + verdict["text"] + "\n", out)
         sizes = [8 * 8**i for i in range(6)]
         cases = [(r["op"], r["bytes"], r["in_place"]) for r in found["results"]]
         self.assertEqual(cases, [(op, size, place) for op in OPS for size in sizes for place in (False, True)])

@@ -173,7 +173,8 @@ int tune(const CommandLine& commands, const BenchOptions& options, const BenchSp
   write_file(options.tune, tuning.file(setting));
   print_now(fmt::format("#\n# {} is written; TESSERA_ALGO=@{} uses it\n", options.tune, options.tune));
   ordered_json json = report.json();
-  json["fits"] = ordered_json::array();  // a fit over several algorithms would mean nothing
+  // Over several algorithms these would mean nothing.
+  json["fits"] = json["verdicts"] = ordered_json::array();
   json["tune"] = tuning.json();
   write_json(options.json, json);
   if (const std::string failure = report.failure(); !failure.empty()) throw CheckFailed(failure);

@@ -12,6 +12,17 @@
 
 namespace tessera::tools {
 
+/// What limits an operation, told from measurements of the same run.
+struct BenchVerdict {
+  std::string backend, op;
+  std::string limit;  ///< "latency", "memory" or "unknown"
+  std::string text;   ///< a sentence or two
+};
+
+/// Judges the times out of place of one backend and operation; nothing without a size. The limit is "unknown" where the
+/// run doesn't show one: `doubt` says what disturbed it, "" for nothing.
+std::optional<BenchVerdict> verdict_of(std::span<const BenchResult> results, int ranks, const std::string& doubt);
+
 /// Collects results and renders them as nccl-tests' table or CSV. Each function returns the text to print immediately.
 class BenchReport {
  public:
@@ -38,6 +49,7 @@ class BenchReport {
   std::string setting() const;
   std::string begin_block(const BenchResult& first);
   std::string end_block();
+  std::string doubt() const;
 
   const BenchSpec& plan_;
   const bool csv_;
@@ -45,6 +57,7 @@ class BenchReport {
   std::size_t block_begin_ = 0;  ///< index of the first result of the operation and backend being printed
   std::optional<MemcpySpeed> memcpy_;
   nlohmann::ordered_json environment_;
+  std::vector<BenchVerdict> verdicts_;
   std::optional<comm::Lateness> lateness_;  ///< of the last backend
 };
 

@@ -129,6 +129,54 @@ TEST(BenchRun, WithoutCheckReportsNoResult) {
   EXPECT_NO_THROW(finish_bench({}, report));
 }
 
+BenchResult result_of(std::uint64_t bytes, double us, double bound_us) {
+  return {.backend = "shm",
+          .op = "all_reduce",
+          .bytes = bytes,
+          .dtype = "f32",
+          .time_us = {us, us, us, us},
+          .bound_us = bound_us,
+          .rounds_us = {us, us, us}};
+}
+
+TEST(BenchRun, RoundsAreMediansOfPartsInTheOrderOfTime) {
+  EXPECT_EQ(round_medians({1, 2, 3, 40, 5, 6, 7, 8, 90, 10}), (std::vector<double>{1.5, 21.5, 5.5, 7.5, 50}));
+  EXPECT_EQ(round_medians({3, 1}), (std::vector<double>{3, 1}));
+}
+
+TEST(BenchRun, TableMarksRowsWhoseRoundsDisagree) {
+  const BenchSpec plan = small_plan(2);
+  BenchReport report(plan, false);
+  BenchRow row{result_of(8, 1, 1), {}};
+  EXPECT_THAT(report.add(row), testing::Not(HasSubstr("noisy")));
+  row.out_of_place.noisy = true;
+  row.out_of_place.rounds_us = {1.3, 165, 2};
+  EXPECT_THAT(report.add(row), HasSubstr("# noisy: 8 bytes out of place: rounds took 1.30 to 165.00 us"));
+}
+
+TEST(BenchRun, VerdictNamesALimitOnlyIfTheRunShowsIt) {
+  const std::uint64_t mib = 1 << 20;
+  const auto limit = [](std::vector<BenchResult> results, const std::string& doubt = "") {
+    return verdict_of(results, 2, doubt)->limit;
+  };
+  EXPECT_EQ(limit({result_of(64 * mib, 1000, 900)}), "memory");
+  EXPECT_EQ(limit({result_of(64 * mib, 1000, 600)}), "unknown");
+  EXPECT_EQ(limit({result_of(mib / 2, 1000, 900)}), "unknown");
+  EXPECT_EQ(limit({result_of(64 * mib, 1000, 900)}, "other programs"), "unknown");
+  BenchResult noisy = result_of(64 * mib, 1000, 900);
+  noisy.noisy = true;
+  EXPECT_EQ(limit({noisy}), "unknown");
+  std::vector<BenchResult> flat, rising;
+  for (std::uint64_t bytes = 8; bytes <= 8192; bytes *= 4) {
+    flat.push_back(result_of(bytes, 20 + static_cast<double>(bytes) * 1e-4, 1));
+    rising.push_back(result_of(bytes, 2 + static_cast<double>(bytes) * 1e-1, 1));
+  }
+  EXPECT_EQ(limit(flat), "latency");
+  EXPECT_EQ(limit(rising), "unknown");
+  EXPECT_FALSE(verdict_of(std::vector{result_of(0, 5, 0)}, 2, ""));
+  EXPECT_FALSE(verdict_of(std::vector{result_of(mib, 5, 0)}, 1, ""));
+}
+
 TEST(BenchRun, OneRankWorks) {
   BenchSpec plan = small_plan(1);
   std::erase_if(plan.ops, [](const BenchOp* op) { return op->kind == comm::OpKind::send; });

@@ -53,7 +53,7 @@ class BenchTest(unittest.TestCase):
             self.assertEqual((code, err), (0, ""))
             found = json.loads(file.read_text())
             self.assertEqual(os.listdir(folder), ["out.json"])
-        self.assertEqual(set(found), {"ranks", "results", "fits", "cold", "memcpy_gbps"})
+        self.assertEqual(set(found), {"ranks", "results", "fits", "cold", "memcpy_gbps", "environment", "verdicts"})
         self.assertEqual(found["ranks"], 2)
         self.assertEqual(set(found["memcpy_gbps"]), {"one_core", "all_ranks"})
         self.assertGreater(min(found["memcpy_gbps"].values()), 0.1)
@@ -62,6 +62,10 @@ class BenchTest(unittest.TestCase):
         for fit in found["fits"]:
             self.assert_fit(fit, [r for r in found["results"] if r["op"] == fit["op"] and not r["in_place"]])
         self.assertEqual(out.count("# Fit of the time       : "), len(OPS))
+        self.assertEqual([(verdict["backend"], verdict["op"]) for verdict in found["verdicts"]], [("shm", op) for op in OPS])
+        for verdict in found["verdicts"]:
+            self.assertIn(verdict["limit"], ("latency", "memory", "unknown"))
+            self.assertIn("# Verdict               : " + verdict["text"] + "\n", out)
         sizes = [8 * 8**i for i in range(6)]
         cases = [(r["op"], r["bytes"], r["in_place"]) for r in found["results"]]
         self.assertEqual(cases, [(op, size, place) for op in OPS for size in sizes for place in (False, True)])
@@ -91,7 +95,7 @@ class BenchTest(unittest.TestCase):
 
     def assert_result(self, r):
         self.assertEqual(list(r), ["backend", "op", "bytes", "dtype", "time_us", "algbw_gbps", "busbw_gbps", "wrong", "in_place", "memory",
-                                   "algorithm", "bound_us"])
+                                   "algorithm", "bound_us", "rounds_us", "noisy"])
         time = r["time_us"]
         self.assertEqual(list(time), ["median", "p99", "min", "max"])
         self.assertTrue(0 < time["min"] <= time["median"] <= time["p99"] <= time["max"], r)
@@ -154,6 +158,12 @@ class BenchTest(unittest.TestCase):
             self.assertRegex(out, "# Out of bounds values : " + ("0 OK" if more else "N/A") + "\n")
         code, out, _ = bench(*run)  # the control
         self.assertEqual({len(line.split()) for line in out.splitlines() if line and not line.startswith("#")}, {17})
+
+    def test_letters_of_nccl_tests(self):
+        code, out, err = bench("all_reduce", "--ranks", "2", "-b", "16", "-e", "1K", "-f", "4", "-n", "3", "-w", "1", "-c")
+        self.assertEqual((code, err), (0, ""))
+        self.assertEqual([(row[0], row[8]) for row in rows(out)], [(size, "0") for size in ("16", "64", "256", "1024")])
+        self.assertIn("# Out of bounds values : 0 OK", out)
 
     def test_output_shows_cold_and_overlap(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/init.h"
 #include "tessera/comm/launch.h"
+#include "tools/bench/baseline.h"
 #include "tools/bench/modes.h"
 #include "tools/bench/options.h"
 #include "tools/bench/output.h"
@@ -45,6 +46,10 @@ int run_as_child(const BenchOptions& options, const BenchSpec& plan) {
                  [&](const std::vector<std::string>& names) {
                    print_line({{"algorithms", names}});
                  },
+             .on_environment =
+                 [&](const ordered_json& environment) {
+                   print_line({{"environment", environment}});
+                 },
              .on_memcpy =
                  [&](const MemcpySpeed& speed) {
                    print_line({{"memcpy", {speed.one_core, speed.all_ranks}}});
@@ -70,6 +75,8 @@ int run_in_processes(const CommandLine& commands, const BenchSpec& plan, const s
   return run_ranks(commands, plan, backend, more, [&](const ordered_json& line) {
     if (line.contains("algorithms")) {
       if (callbacks.on_algorithms) callbacks.on_algorithms(line["algorithms"].get<std::vector<std::string>>());
+    } else if (line.contains("environment")) {
+      callbacks.on_environment(line["environment"]);
     } else if (line.contains("memcpy")) {
       callbacks.on_memcpy({line["memcpy"][0], line["memcpy"][1]});
     } else if (line.contains("link")) {
@@ -82,14 +89,16 @@ int run_in_processes(const CommandLine& commands, const BenchSpec& plan, const s
   });
 }
 
-BenchCallbacks printing(BenchReport& report) {
-  return {.on_memcpy = [&](const MemcpySpeed& speed) { print_now(report.add(speed)); },
+BenchCallbacks printing(BenchReport& report, const std::string& backend) {
+  return {.on_environment = [&report,
+                             backend](const ordered_json& environment) { print_now(report.add(backend, environment)); },
+          .on_memcpy = [&](const MemcpySpeed& speed) { print_now(report.add(speed)); },
           .on_row = [&](const BenchRow& row) { print_now(report.add(row)); },
           .on_link = [&](const comm::Lateness& lateness) { report.add(lateness); }};
 }
 
 /// Runs as a rank that another launcher started.
-int run_here(const BenchOptions& options, const BenchSpec& plan) {
+int run_here(const BenchOptions& options, const BenchSpec& plan, const std::optional<BenchFile>& baseline) {
   if (plan.backends.size() > 1)
     throw base::InvalidUsage(
         fmt::format("--backends {}: under a launcher one run has one backend; start it once for each",
@@ -101,18 +110,20 @@ int run_here(const BenchOptions& options, const BenchSpec& plan) {
   const bool first = world->rank() == 0;
   BenchReport report(plan, options.csv);
   if (first) print_now(report.begin());
-  run_bench(plan, *world, *device, printing(report));
+  run_bench(plan, *world, *device, printing(report, plan.backends.front()));
   if (!first) return 0;
   print_now(report.end());
   finish_bench(options, report);
+  if (baseline) check_against(*baseline, options, report);
   return 0;
 }
 
-int run_all(const CommandLine& commands, const BenchOptions& options, const BenchSpec& plan) {
+int run_all(const CommandLine& commands, const BenchOptions& options, const BenchSpec& plan,
+            const std::optional<BenchFile>& baseline) {
   BenchReport report(plan, options.csv);
   print_now(report.begin());
   for (const std::string& backend : plan.backends) {
-    BenchCallbacks callbacks = printing(report);
+    BenchCallbacks callbacks = printing(report, backend);
     // Results carry the requested names, even if one backend delegates to another.
     if (plan.backends.size() > 1)
       callbacks.on_row = [&](BenchRow row) {
@@ -125,6 +136,7 @@ int run_all(const CommandLine& commands, const BenchOptions& options, const Benc
   }
   print_now(report.end());
   finish_bench(options, report);
+  if (baseline) check_against(*baseline, options, report);
   return 0;
 }
 
@@ -136,6 +148,10 @@ int tune(const CommandLine& commands, const BenchOptions& options, const BenchSp
   const auto run = [&](const std::string& algorithms, const std::function<void(const BenchRow&)>& on_row) {
     print_now(fmt::format("# measuring {}\n", algorithms.empty() ? "the backend's own choice" : algorithms));
     BenchCallbacks callbacks{.on_algorithms = [&](const std::vector<std::string>& known) { tuning.set_known(known); },
+                             .on_environment =
+                                 [&](const ordered_json& environment) {
+                                   if (algorithms.empty()) print_now(report.add(plan.backends.front(), environment));
+                                 },
                              .on_memcpy = [&](const MemcpySpeed& speed) { report.add(speed); },
                              .on_row = on_row};
     return run_in_processes(commands, plan, plan.backends.front(), algorithms, callbacks);
@@ -157,7 +173,8 @@ int tune(const CommandLine& commands, const BenchOptions& options, const BenchSp
   write_file(options.tune, tuning.file(setting));
   print_now(fmt::format("#\n# {} is written; TESSERA_ALGO=@{} uses it\n", options.tune, options.tune));
   ordered_json json = report.json();
-  json["fits"] = ordered_json::array();  // a fit over several algorithms would mean nothing
+  // Over several algorithms these would mean nothing.
+  json["fits"] = json["verdicts"] = ordered_json::array();
   json["tune"] = tuning.json();
   write_json(options.json, json);
   if (const std::string failure = report.failure(); !failure.empty()) throw CheckFailed(failure);
@@ -172,8 +189,13 @@ std::vector<std::string> options_of_step(const CLI::App& command) {
 }
 
 int bench(const CLI::App& command, const CommandLine& commands, const BenchOptions& options) {
+  if (!options.compare.empty()) {
+    refuse_other_options(command, "--compare", {"--compare", "--json"});
+    return bench_compare(options);
+  }
   const int ranks = world_size(options.ranks);
-  const BenchSpec plan = make_bench_plan(options, ranks);
+  BenchSpec plan = make_bench_plan(options, ranks);
+  plan.command = fmt::format("tessera {}", fmt::join(commands.arguments, " "));
   if (!options.cluster.empty()) {
     if (options.only.empty())
       refuse_other_options(
@@ -191,10 +213,15 @@ int bench(const CLI::App& command, const CommandLine& commands, const BenchOptio
   if (!options.only.empty()) return run_as_child(options, plan);
 
   const comm::Launch launched = comm::resolve_launch();
-  if (launched.rank == 0) check_outputs({{"--json", options.json}, {"--plot", options.plot}, {"--tune", options.tune}});
-  if (launched.size > 1) return run_here(options, plan);
+  std::optional<BenchFile> baseline;
+  if (launched.rank == 0) {
+    const std::vector<std::string> inputs(options.baseline.empty() ? 0 : 1, options.baseline);
+    check_outputs({{"--json", options.json}, {"--plot", options.plot}, {"--tune", options.tune}}, inputs);
+    if (!inputs.empty()) baseline = read_baseline(options, plan);
+  }
+  if (launched.size > 1) return run_here(options, plan, baseline);
   warn_if_alone_under_launcher(ranks);
-  return options.tune.empty() ? run_all(commands, options, plan) : tune(commands, options, plan);
+  return options.tune.empty() ? run_all(commands, options, plan, baseline) : tune(commands, options, plan);
 }
 
 }  // namespace

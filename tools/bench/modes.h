@@ -10,6 +10,9 @@ namespace tessera::tools {
 /// them. Throws InvalidUsage.
 int bench_cluster(const CommandLine& commands, const BenchOptions& options, BenchSpec spec);
 
+/// bench --compare: prints what differs between two files of results. Throws InvalidUsage.
+int bench_compare(const BenchOptions& options);
+
 /// A training of a model, as measured and as simulated.
 struct StepSample {
   std::string strategy;

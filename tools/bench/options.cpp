@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
 #include "tessera/comm/registry.h"
+#include "tools/bench/baseline.h"
 #include "tools/bench/memory_bound.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
@@ -55,6 +56,19 @@ void check_tuning(const BenchOptions& options, const BenchSpec& plan) {
     if (given) throw base::InvalidUsage(std::string("--tune prints times by algorithm; leave ") + name + " out");
 }
 
+void check_baseline_options(const BenchOptions& options, const BenchSpec& plan) {
+  if (options.baseline.empty()) {
+    if (!options.max_slowdown.empty())
+      throw base::InvalidUsage("--max-slowdown has no effect without --baseline; leave it out, or give the file");
+    return;
+  }
+  parse_slowdown(options.max_slowdown);
+  if (!options.tune.empty()) throw base::InvalidUsage("--tune measures no baseline; leave --baseline out");
+  if (plan.iterations.value_or(kFewestRounds) < static_cast<int>(kFewestRounds))
+    throw base::InvalidUsage(fmt::format("--baseline needs the noise of {} calls or more, not --iterations {}",
+                                         kFewestRounds, *plan.iterations));
+}
+
 }  // namespace
 
 BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
@@ -88,6 +102,7 @@ BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
                                  " measures the host's caches and cores; leave it out with --device " + plan.device);
   plan.backends = options.only.empty() ? backends_of(options) : std::vector{options.only};
   if (!options.tune.empty()) check_tuning(options, plan);
+  check_baseline_options(options, plan);
   return plan;
 }
 
@@ -116,9 +131,9 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   add_option(command, "--backends,--backend", options.spec.backends,
              "backends to measure, one after the other (default: TESSERA_BACKEND, else shm)", list_of())
       ->allow_extra_args(false);
-  add_option(command, "--min-bytes", options.min_bytes, "smallest total size, such as 8 or 64K", "SIZE");
-  add_option(command, "--max-bytes", options.max_bytes, "largest total size", "SIZE");
-  add_option(command, "--factor", options.factor, "ratio of each size to the one before", "N");
+  add_option(command, "-b,--min-bytes", options.min_bytes, "smallest total size, such as 8 or 64K", "SIZE");
+  add_option(command, "-e,--max-bytes", options.max_bytes, "largest total size", "SIZE");
+  add_option(command, "-f,--factor", options.factor, "ratio of each size to the one before", "N");
   add_option(command, "--dtype", options.dtype, "type of the elements: f32 f64 f16 bf16 i8 u8 i16 i32 i64 u32 u64");
   add_device_option(command, options.spec.device);
   add_option(command, "--op", options.op,
@@ -127,11 +142,11 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   add_option(command, "--memory", options.memory,
              "buffers: communicator: allocated by the backend; ordinary: by the caller",
              one_of({"communicator", "ordinary"}));
-  add_option(command, "--iterations", options.spec.iterations,
+  add_option(command, "-n,--iterations", options.spec.iterations,
              "timed calls per size (default: 500 up to 64K, 100 up to 4M, then 20)", whole_number(1, 10'000'000));
-  add_option(command, "--warmup", options.spec.warmup, "untimed calls before the timed ones",
+  add_option(command, "-w,--warmup", options.spec.warmup, "untimed calls before the timed ones",
              whole_number(0, 10'000'000));
-  command.add_flag("--check", options.spec.check,
+  command.add_flag("-c,--check", options.spec.check,
                    "compare the values of one more call with the expected ones; exit with 1 if one is wrong");
   command.add_flag("--cold", options.spec.cold, "flush the buffers from the caches before each call (default: off)");
   command.add_flag("--overlap", options.spec.overlap,
@@ -145,6 +160,14 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
              "measure all algorithms of the backend and write the best by size for TESSERA_ALGO=@FILE", "FILE");
   add_option(command, "--cluster", options.cluster,
              "measure the collectives and kernels of this machine and write a cluster file for plan --cluster", "FILE");
+  add_option(command, "--compare", options.compare,
+             "measure nothing: say what got faster or slower from one file of --json to another, beyond the noise",
+             "BEFORE.json AFTER.json")
+      ->expected(2);
+  add_option(command, "--baseline", options.baseline,
+             "compare with a file of --json; exit with 1 if a row is slower than --max-slowdown allows", "FILE.json");
+  add_option(command, "--max-slowdown", options.max_slowdown, "what --baseline allows, such as 10% (default: 5%)",
+             "PERCENT");
   add_link_options(command, options);
   add_options_of_step(command, options);
   command.add_option("--threads", options.threads)->group("");        // of the ranks that this command starts

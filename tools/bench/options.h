@@ -30,6 +30,9 @@ struct BenchOptions : LinkOptions {
   std::string plot;
   std::string tune;
   std::string cluster;
+  std::vector<std::string> compare;  ///< two files
+  std::string baseline;
+  std::string max_slowdown;  ///< "" for 5%; make_bench_plan() checks it
   bool of_step = false;
   StepOptions step;                       ///< with of_step
   std::string only;                       ///< set in the ranks: the backend that this process benchmarks

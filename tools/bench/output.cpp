@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "tools/bench/environment.h"
 #include "tools/cli/machine.h"
 #include "tools/results/statistics.h"
 #include "tools/version.h"
@@ -15,7 +16,10 @@ namespace tessera::tools {
 namespace {
 
 constexpr int kEnoughPoints = 6;
-constexpr double kEnoughSpan = 1000;  // a smaller span determines one of the coefficients badly
+constexpr double kFitsWell = 0.2;                    // a median error below it
+constexpr double kMostly = 0.7;                      // a share of the time that is called the limit
+constexpr std::uint64_t kTooSmallToJudge = 1 << 20;  // below, caches and latency take part
+constexpr double kEnoughSpan = 1000;                 // a smaller span determines one of the coefficients badly
 
 std::optional<AlphaBetaFit> fit_of(std::span<const BenchResult> results, const BenchResult& like) {
   std::vector<FitPoint> points;
@@ -108,6 +112,18 @@ std::string table_line(const BenchSpec& plan, const BenchRow& row) {
                      plan.only_nccl_columns ? "" : more);
 }
 
+/// A comment for each side whose rounds disagree; "" if they agree.
+std::string noise_lines(const BenchRow& row) {
+  std::string text;
+  for (const BenchResult* r : {&row.out_of_place, row.in_place ? &*row.in_place : nullptr}) {
+    if (r == nullptr || !r->noisy) continue;
+    const auto [low, high] = std::ranges::minmax(r->rounds_us);
+    text += fmt::format("# noisy: {} bytes {}: rounds took {} to {} us, and were measured twice\n", r->bytes,
+                        r->in_place ? "in place" : "out of place", time_text(low), time_text(high));
+  }
+  return text;
+}
+
 std::string csv_line(const BenchSpec& plan, const BenchResult& r) {
   const BenchOp& op = bench_op(r.op);
   return fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", r.backend, r.op, plan.ranks,
@@ -143,6 +159,22 @@ std::string BenchReport::add(const MemcpySpeed& speed) {
                      speed.all_ranks);
 }
 
+std::string BenchReport::add(const std::string& backend, const nlohmann::ordered_json& environment) {
+  const bool first = environment_.is_null();
+  if (first)
+    environment_ = {{"version", kVersion},
+                    {"command", plan_.command},
+                    {"hosts", environment.value("hosts", nlohmann::ordered_json::array())},
+                    {"backends", nlohmann::ordered_json::array()}};
+  nlohmann::ordered_json one = {{"backend", backend}};
+  for (const char* part : {"ranks", "libraries"}) one[part] = environment.value(part, nlohmann::ordered_json::array());
+  environment_["backends"].push_back(one);
+  std::string text;
+  if (first && !csv_)
+    for (const std::string& line : load_warnings(environment)) text += "# " + line + "\n";
+  return text;
+}
+
 std::string BenchReport::begin_block(const BenchResult& first) {
   const bool fresh = results_.empty() || results_.back().op != first.op || results_.back().backend != first.backend;
   if (!fresh) return "";
@@ -152,8 +184,15 @@ std::string BenchReport::begin_block(const BenchResult& first) {
   return before + fmt::format("#\n# {}, backend {}\n#\n{}", first.op, first.backend, header(plan_));
 }
 
+std::string BenchReport::doubt() const {
+  if (plan_.links) return "--link slows down what is timed";
+  const std::vector<std::string> warnings =
+      load_warnings(environment_.is_null() ? nlohmann::ordered_json::object() : environment_);
+  return warnings.empty() ? "" : warnings.front();
+}
+
 std::string BenchReport::end_block() {
-  if (csv_ || block_begin_ == results_.size()) return "";
+  if (block_begin_ == results_.size()) return "";
   std::uint64_t wrong = 0;
   double speed = 0;
   for (std::size_t i = block_begin_; i < results_.size(); ++i) {
@@ -161,16 +200,20 @@ std::string BenchReport::end_block() {
     speed += results_[i].busbw_gbps;
   }
   const std::string checked = plan_.check ? fmt::format("{} {}", wrong, wrong == 0 ? "OK" : "FAILED") : "N/A";
-  return fmt::format("# Out of bounds values : {}\n# Avg bus bandwidth    : {:g}\n# Fit of the time       : {}\n",
-                     checked, speed / static_cast<double>(results_.size() - block_begin_),
-                     fit_line(std::span(results_).subspan(block_begin_)));
+  const auto block = std::span(results_).subspan(block_begin_);
+  const std::optional<BenchVerdict> verdict = verdict_of(block, plan_.ranks, doubt());
+  if (verdict) verdicts_.push_back(*verdict);
+  if (csv_) return "";
+  return fmt::format("# Out of bounds values : {}\n# Avg bus bandwidth    : {:g}\n# Fit of the time       : {}\n{}",
+                     checked, speed / static_cast<double>(results_.size() - block_begin_), fit_line(block),
+                     verdict ? "# Verdict               : " + verdict->text + "\n" : "");
 }
 
 std::string BenchReport::add(const BenchRow& row) {
   std::string text = begin_block(row.out_of_place);
   results_.push_back(row.out_of_place);
   if (row.in_place) results_.push_back(*row.in_place);
-  if (!csv_) return text + table_line(plan_, row);
+  if (!csv_) return text + table_line(plan_, row) + noise_lines(row);
   text += csv_line(plan_, row.out_of_place);
   return row.in_place ? text + csv_line(plan_, *row.in_place) : text;
 }
@@ -191,6 +234,10 @@ nlohmann::ordered_json BenchReport::json() const {
                                  {"fits", fits_of(results_)},
                                  {"cold", plan_.cold},
                                  {"memcpy_gbps", {{"one_core", speed.one_core}, {"all_ranks", speed.all_ranks}}}};
+  if (!environment_.is_null()) json["environment"] = environment_;
+  json["verdicts"] = nlohmann::ordered_json::array();
+  for (const BenchVerdict& v : verdicts_)
+    json["verdicts"].push_back({{"backend", v.backend}, {"op", v.op}, {"limit", v.limit}, {"text", v.text}});
   if (plan_.device != "cpu") json["device"] = plan_.device;
   return json;
 }
@@ -210,6 +257,38 @@ std::string BenchReport::failure() const {
   if (first == nullptr) return "";
   return fmt::format("--check: {} wrong values; the first in {} of {} bytes ({}, backend {}): {}", wrong, first->op,
                      first->bytes, first->in_place ? "in place" : "out of place", first->backend, *first->wrong);
+}
+
+std::optional<BenchVerdict> verdict_of(std::span<const BenchResult> results, int ranks, const std::string& doubt) {
+  const BenchResult* largest = nullptr;
+  for (const BenchResult& r : results)
+    if (!r.in_place && (largest == nullptr || r.bytes > largest->bytes)) largest = &r;
+  if (largest == nullptr || largest->bytes == 0 || ranks < 2) return std::nullopt;
+  const auto say = [&](const char* limit, const std::string& text) {
+    return BenchVerdict{largest->backend, largest->op, limit, text};
+  };
+  if (!doubt.empty()) return say("unknown", "what limits isn't known, because the run was disturbed: " + doubt);
+  if (largest->noisy)
+    return say("unknown", fmt::format("what limits isn't known, because the rounds of {} bytes disagree; use more "
+                                      "--iterations, or a host without other programs",
+                                      largest->bytes));
+  const double us = largest->time_us.median, share = us > 0 ? largest->bound_us / us : 0;
+  const std::optional<AlphaBetaFit> fit = fit_of(results, *largest);
+  const bool fits = fit && fit->median_error < kFitsWell && fit->points >= kEnoughPoints;
+  if (fits && fit->alpha_us > kMostly * us)
+    return say("latency", fmt::format("latency limits all of these sizes: {} of the {} us at {} bytes don't "
+                                      "depend on the size; join small messages to larger ones",
+                                      time_text(std::min(us, fit->alpha_us)), time_text(us), largest->bytes));
+  const std::string moved = fmt::format(
+      "{} of {} bytes takes {} us; its loads and stores alone, without waiting for "
+      "other ranks, take {}",
+      largest->op, largest->bytes, time_text(us), time_text(largest->bound_us));
+  if (share >= kMostly && largest->bytes >= kTooSmallToJudge)
+    return say("memory", fmt::format("{} ({:.2f} of it): memory limits it, and only fewer bytes make it much faster",
+                                     moved, share));
+  return say("unknown", fmt::format("{} ({:.2f} of it): {}", moved, share,
+                                    share < kMostly ? "memory isn't the limit, and this run doesn't show what is"
+                                                    : "so small that this run doesn't show what limits it"));
 }
 
 void finish_bench(const BenchOptions& options, const BenchReport& report) {

@@ -12,6 +12,17 @@
 
 namespace tessera::tools {
 
+/// What limits an operation, told from measurements of the same run.
+struct BenchVerdict {
+  std::string backend, op;
+  std::string limit;  ///< "latency", "memory" or "unknown"
+  std::string text;   ///< a sentence or two
+};
+
+/// Judges the times out of place of one backend and operation; nothing without a size. The limit is "unknown" where the
+/// run doesn't show one: `doubt` says what disturbed it, "" for nothing.
+std::optional<BenchVerdict> verdict_of(std::span<const BenchResult> results, int ranks, const std::string& doubt);
+
 /// Collects results and renders them as nccl-tests' table or CSV. Each function returns the text to print immediately.
 class BenchReport {
  public:
@@ -21,11 +32,14 @@ class BenchReport {
   /// Printed for the first backend's run only; the others' are the same.
   std::string add(const MemcpySpeed& speed);
   std::string add(const BenchRow& row);
+  /// What gather_environment() returned in the ranks of `backend`: warnings about the hosts.
+  std::string add(const std::string& backend, const nlohmann::ordered_json& environment);
   /// Printed at the end.
   void add(const comm::Lateness& lateness) { lateness_ = lateness; }
   std::string end();
 
   nlohmann::ordered_json json() const;
+  std::span<const BenchResult> results() const { return results_; }
   /// One line that names what was wrong; "" if nothing was.
   std::string failure() const;
   /// The results as SVG.
@@ -35,12 +49,15 @@ class BenchReport {
   std::string setting() const;
   std::string begin_block(const BenchResult& first);
   std::string end_block();
+  std::string doubt() const;
 
   const BenchSpec& plan_;
   const bool csv_;
   std::vector<BenchResult> results_;
   std::size_t block_begin_ = 0;  ///< index of the first result of the operation and backend being printed
   std::optional<MemcpySpeed> memcpy_;
+  nlohmann::ordered_json environment_;
+  std::vector<BenchVerdict> verdicts_;
   std::optional<comm::Lateness> lateness_;  ///< of the last backend
 };
 

@@ -19,6 +19,7 @@
 namespace tessera::tools {
 
 struct BenchSpec {
+  std::string command;  ///< as it was given, for the JSON
   std::vector<const BenchOp*> ops;
   std::vector<std::string> backends;
   int ranks = 1;
@@ -57,6 +58,11 @@ struct BenchTimes {
 /// Sorts. p99 is the smallest sample that 99% of the samples do not exceed. Throws InvalidUsage if there are none.
 BenchTimes bench_times(std::vector<double> samples);
 
+/// The medians of up to five parts of the samples, in the order of time: rounds of one measurement.
+std::vector<double> round_medians(const std::vector<double>& samples);
+/// Fewer show no noise.
+inline constexpr std::size_t kFewestRounds = 3;
+
 /// One element of "results" in the JSON that --json writes.
 struct BenchResult {
   std::string backend;
@@ -71,6 +77,8 @@ struct BenchResult {
   std::string memory;
   std::string algorithm;
   double bound_us = 0;
+  std::vector<double> rounds_us;          ///< round_medians()
+  bool noisy = false;                     ///< the rounds disagree, and did when they were measured again
   std::optional<double> overlap_percent;  ///< only with --overlap; absent from the JSON otherwise
 };
 nlohmann::ordered_json to_json(const BenchResult& result);
@@ -90,6 +98,8 @@ struct MemcpySpeed {
 struct BenchCallbacks {
   /// The names of Capabilities::algorithms; rank 0 only; called first.
   std::function<void(const std::vector<std::string>&)> on_algorithms = {};
+  /// See gather_environment(); rank 0 only.
+  std::function<void(const nlohmann::ordered_json&)> on_environment = {};
   std::function<void(const MemcpySpeed&)> on_memcpy = {};   ///< rank 0 only
   std::function<void(const BenchRow&)> on_row = {};         ///< rank 0 only
   std::function<void(const comm::Lateness&)> on_link = {};  ///< rank 0 only; with links, at the end

@@ -4,7 +4,9 @@ Two network namespaces are the hosts a and b; the launcher runs on a. Ranks 0 an
 """
 
 import os
+import pathlib
 import re
+import shutil
 import signal
 import time
 
@@ -36,6 +38,10 @@ class HostsTest(jobs.Case):
             pids[int(tag.strip("[]"))] = int(pid)
         return job, mark, pids
 
+    def moved(self):
+        """Bytes over the link between the hosts so far."""
+        return sum(self.hosts.pair.hosts[0].counters(self.hosts.pair.INTERFACE))
+
     def ended(self, job, mark, code, last, seconds=15):
         """The launcher ends in time with this last line, and leaves nothing behind on any host."""
         end = jobs.finish(job, seconds)
@@ -59,10 +65,9 @@ class HostsTest(jobs.Case):
 
     def test_training_ends_with_the_bits_of_one_host(self):
         words = self.training("train", "--json", self.path("t.json"))  # backend auto over hosts, shm on one
-        before = sum(self.hosts.pair.hosts[0].counters(self.hosts.pair.INTERFACE))
+        before = self.moved()
         self.assert_good(self.run_tool("--", *words))
-        moved = sum(self.hosts.pair.hosts[0].counters(self.hosts.pair.INTERFACE)) - before
-        self.assertGreater(moved, 1 << 20)  # the ranks of the two hosts exchange gradients
+        self.assertGreater(self.moved() - before, 1 << 20)  # the ranks of the two hosts exchange gradients
         with open(self.path("t.json"), encoding="utf-8") as file:
             far = file.read().splitlines()[-1]
         self.assert_good(jobs.run([*words, "--ranks", "4"]))
@@ -205,6 +210,48 @@ class HostsTest(jobs.Case):
         end = jobs.finish(job, 60)
         self.assertEqual(end.code, 0, end.err)
         self.assertEqual(len(re.findall(r"\] y$", end.out, re.M)), 4 * 2000000)
+
+    def page(self):
+        """docs/rendezvous.md, whose commands these tests run."""
+        return (pathlib.Path(__file__).parents[2] / "docs" / "rendezvous.md").read_text(encoding="utf-8")
+
+    def test_mpirun_line_of_the_page(self):
+        line = re.search(r"^\$ (mpirun.openmpi .*) \./train$", self.page(), re.M)[1].split()
+        line[1:1] = ["--mca", "plm_rsh_args", f"-F {self.hosts.config}", "--bind-to", "none", "--mca", "oob_tcp_if_include", "wire0"]
+        env = jobs.environment(TESSERA_MASTER=f"{self.hosts.pair.ADDRESSES[0]}:29400", TESSERA_TOKEN="4e1c5f0a9b7d2638", TESSERA_BACKEND="auto")
+        before = self.moved()
+        end = jobs.run(self.hosts.on_first(*line, *self.training("train", "--json", self.path("m.json"))), env, 60)
+        self.assertEqual(end.code, 0, end.err)
+        with open(self.path("m.json"), encoding="utf-8") as file:
+            self.assertIn("final_parameters_hash", file.read())
+        self.assertGreater(self.moved() - before, 1 << 20)
+
+    def test_kubernetes_manifest_of_the_page(self):
+        manifest = re.search(r"```yaml\n(.*?)```", self.page(), re.S)[1]
+        command = re.search(r'command: \[sh, -c, "(.*) tessera train"\]', manifest)[1]
+        env = dict(re.findall(r'\{name: (TESSERA_\w+), value: "(.*)"\}', manifest), TESSERA_TOKEN="4e1c5f0a9b7d2638")
+        self.assertEqual(env["TESSERA_WORLD_SIZE"], re.search(r"completions: (\d+)", manifest)[1])
+        name = env["TESSERA_MASTER"].split(":")[0]
+        files = []
+        for host in self.hosts.pair.hosts:  # `ip netns exec` puts this file in the place of /etc/hosts
+            folder = pathlib.Path("/etc/netns") / host.name
+            folder.mkdir(parents=True)
+            self.addCleanup(shutil.rmtree, folder)
+            files.append(folder / "hosts")
+            files[-1].write_text("127.0.0.1 localhost\n", encoding="ascii")
+        pods = []
+        for index in (1, 0):
+            words = [jobs.TOOL, *self.training("train", "--global-batch", "4")[1:]]
+            pod = self.hosts.pair.hosts[index].command(["sh", "-c", f'{command} "$@"', "sh", *words])
+            pods.append(jobs.start(pod, jobs.environment(**env, JOB_COMPLETION_INDEX=index)))
+            self.addCleanup(lambda one=pods[-1]: jobs.end(one) if one.returncode is None else None)
+            time.sleep(1)  # the first pod's name is there when it runs
+            for file in files:
+                with open(file, "a", encoding="ascii") as out:
+                    out.write(f"{self.hosts.pair.ADDRESSES[0]} {name}\n")
+        ends = [jobs.finish(pod, 40) for pod in pods]
+        self.assertEqual([end.code for end in ends], [0, 0], [end.err for end in ends])
+        self.assertIn("step 3 ", ends[1].out)
 
 
 if __name__ == "__main__":

@@ -271,6 +271,34 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(self.cores_of_ranks(*train, ranks=2, threads=len(allowed)), together)
         self.assertEqual(self.cores_of_ranks(*[TOOL, "run", "--no-tag", "--bind", "none", "-n", "2", "--", *train], ranks=2, threads=1), together)
 
+    def test_a_quota_of_processor_time_counts_as_fewer_cores(self):
+        allowed = sorted(os.sched_getaffinity(0))
+        mounted = pathlib.Path("/sys/fs/cgroup/cpu" if os.path.exists("/sys/fs/cgroup/cpu") else "/sys/fs/cgroup")
+        group = mounted / f"tessera-{uuid.uuid4().hex}"
+        if os.geteuid() != 0 or len(allowed) < 2 or not os.access(mounted, os.W_OK):
+            self.skipTest("needs root, two cores and a cgroup of its own")
+        group.mkdir()
+        self.addCleanup(group.rmdir)
+        inner = group / "inner"  # the quota of the group above counts
+        inner.mkdir()
+        self.addCleanup(inner.rmdir)
+        enter = ["sh", "-c", f'echo $$ >{inner}/cgroup.procs && exec "$@"', "sh", TOOL, "train"]
+        # The file of version 2, where there is none, in a file system of the test's.
+        version_2 = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none /sys/fs/cgroup && echo $QUOTA 100000 >/sys/fs/cgroup/cpu.max && exec "$@"',
+                     "sh", TOOL, "train"]
+        together = {rank: {tuple(allowed)} for rank in (0, 1)}
+        for cores, bound in ((1, False), (1.5, True), (len(allowed), True)):  # 1.5 are rounded up
+            quota = int(cores * 100000)
+            if (group / "cpu.cfs_quota_us").exists():
+                (group / "cpu.cfs_quota_us").write_text(str(quota))
+            else:
+                (group / "cpu.max").write_text(f"{quota} 100000")
+            for launcher, env in ((enter, {}), (version_2, {"QUOTA": str(quota)})):
+                ranks = self.cores_of_ranks(*launcher, ranks=2, threads=0, env=env)
+                self.assertEqual(ranks != together, bound, (cores, launcher, ranks))
+        ranks = self.cores_of_ranks(*version_2, ranks=2, threads=0, env={"QUOTA": "max"})
+        self.assertNotEqual(ranks, together)
+
     def test_one_rank_and_four_agree(self):
         for optimizer, rate in (("adamw", "1e-3"), ("sgd", "0.1")):
             curves = []

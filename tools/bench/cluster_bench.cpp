@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "tessera/base/cores.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
 #include "tools/bench/machine_kernels.h"
@@ -149,7 +150,7 @@ ClusterSpec measure_cluster(const BenchSpec& spec, comm::Communicator& world, in
 }
 
 int threads_per_rank(const BenchOptions& options, int ranks) {
-  return options.threads.value_or(std::max(1, static_cast<int>(allowed_cores().size()) / ranks));
+  return options.threads.value_or(std::max(1, base::usable_cores() / ranks));
 }
 
 ClusterSpec measure_as_rank(const BenchOptions& options, const BenchSpec& spec, const std::string& backend,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/base/cores.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
 #include "tessera/comm/registry.h"
@@ -187,7 +188,7 @@ int run_ranks(const CommandLine& commands, const BenchSpec& spec, const std::str
   arguments.insert(arguments.end(), {"--only", backend});
   arguments.insert(arguments.end(), more.begin(), more.end());
   LaunchSpec ranks = plan_for_this_program(spec.ranks, arguments, backend);
-  ranks.bind_to_cores = static_cast<std::size_t>(spec.ranks) <= allowed_cores().size();
+  ranks.bind_to_cores = spec.ranks <= base::usable_cores();
   ranks.on_output = [&](int, std::string_view text) {
     if (const nlohmann::ordered_json message = message_of_rank(text); !message.is_null()) on_message(message);
   };

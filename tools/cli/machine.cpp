@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "tessera/base/cores.h"
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
@@ -68,7 +69,7 @@ std::vector<int> allowed_cores() {
 }
 
 std::string machine_line() {
-  const std::size_t cores = allowed_cores().size();
+  const int cores = base::usable_cores();
   std::ifstream cpuinfo("/proc/cpuinfo");
   std::string text = processor_in(cpuinfo) + ", " + std::to_string(cores) + (cores == 1 ? " core" : " cores");
   struct sysinfo memory {};

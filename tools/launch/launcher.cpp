@@ -19,6 +19,7 @@
 #include "tessera/comm/launch.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/outlet.h"
+#include "tools/launch/host_side.h"
 #include "tools/launch/process.h"
 #include "tools/launch/rank_output.h"
 #include "tools/launch/rank_watch.h"
@@ -71,6 +72,7 @@ class Launcher {
   void begin_grace();
   void require_start(Clock::time_point deadline);
   void on_interrupt(int signal);
+  void on_control();
   void signal_running(int signal);
   bool rest_is_stopped() const;
   void escalate();
@@ -93,7 +95,7 @@ class Launcher {
 
 Launcher::Launcher(const LaunchSpec& plan)
     : plan_(plan),
-      run_id_(make_run_id()),
+      run_id_(plan.host ? plan.host->run_id : make_run_id()),
       guardian_("TESSERA_RUN_ID=" + run_id_),
       output_(STDOUT_FILENO),
       errors_(STDERR_FILENO),
@@ -143,8 +145,8 @@ std::vector<std::pair<std::string, std::string>> Launcher::variables(int rank, c
                          {"TESSERA_TOKEN", token},
                          {std::string(launch_socket_variable()), watch_ ? watch_->name() : ""}});
   if (!by_prefix())
-    all.insert(all.end(), {{"TESSERA_RANK", std::to_string(rank)},
-                           {"TESSERA_WORLD_SIZE", std::to_string(plan_.ranks)},
+    all.insert(all.end(), {{"TESSERA_RANK", std::to_string(plan_.global_rank(rank))},
+                           {"TESSERA_WORLD_SIZE", std::to_string(plan_.host ? plan_.host->world_size : plan_.ranks)},
                            {"TESSERA_LOCAL_RANK", std::to_string(rank)},
                            {"TESSERA_LOCAL_WORLD_SIZE", std::to_string(plan_.ranks)}});
   return all;
@@ -161,7 +163,7 @@ void Launcher::start(int child, const std::string& token) {
   process.output = rank.output->child_output();
   process.errors = rank.output->child_errors();
   process.cores = cores_of(child);
-  process.reads_input = child == 0;
+  process.reads_input = child == 0 && !plan_.host;
   rank.pid = start_process(process);
   rank.running = true;
   rank.output->detach();
@@ -171,7 +173,8 @@ void Launcher::pump(std::chrono::milliseconds longest) {
   std::vector<pollfd> waiting = {{signals_.descriptor(), POLLIN, 0},
                                  {watch_ ? watch_->descriptor() : -1, POLLIN, 0},
                                  {output_.waiting(), POLLOUT, 0},
-                                 {errors_.waiting(), POLLOUT, 0}};
+                                 {errors_.waiting(), POLLOUT, 0},
+                                 {plan_.host ? plan_.host->control->descriptor() : -1, POLLIN, 0}};
   const std::size_t others = waiting.size();
   for (const LaunchedProcess& rank : ranks_) {
     waiting.push_back({rank.output->output(), POLLIN, 0});
@@ -191,6 +194,7 @@ void Launcher::pump(std::chrono::milliseconds longest) {
     if (error || watch_->lost()) begin_grace();
   }
   if (const int signal = signals_.next_signal(); signal != 0) on_interrupt(signal);
+  on_control();
 }
 
 /// Reads until all writers have closed; the deadline is for a process that escaped. Readers of this process's output
@@ -239,6 +243,9 @@ void Launcher::reap() {
   const bool better = !first && weight(ranks_[static_cast<std::size_t>(end_.first_failed)]) == 0 &&
                       weight(ranks_[static_cast<std::size_t>(best)]) > 0;
   if (first || better) end_.first_failed = best;
+  if (plan_.host && (first || better))
+    output_.write("c failed " + std::to_string(weight(ranks_[static_cast<std::size_t>(best)])) + " " +
+                  std::to_string(plan_.global_rank(best)) + "\n");
   begin_grace();
 }
 
@@ -280,6 +287,13 @@ void Launcher::on_interrupt(int signal) {
   failed_at_ = Clock::now() - plan_.grace + std::chrono::seconds(1);
 }
 
+/// What the launcher of ranks on several hosts says.
+void Launcher::on_control() {
+  if (!plan_.host) return;
+  for (int said = 0; (said = plan_.host->control->next()) != 0;)
+    said == HostControl::kFail ? begin_grace() : on_interrupt(said);
+}
+
 /// They can detect and report nothing.
 bool Launcher::rest_is_stopped() const {
   if (watch_) return watch_->rest_is_stopped();
@@ -316,7 +330,7 @@ int Launcher::run() {
   remove_leftovers();  // also of runs whose launcher died
   std::error_code ignored;
   if (!plan_.failure_file.empty()) std::filesystem::remove(plan_.failure_file, ignored);
-  const std::string token = comm::to_hex(comm::random_digest());
+  const std::string token = plan_.host ? plan_.host->token : comm::to_hex(comm::random_digest());
   const auto deadline = base::deadline_after(base::parse_duration(comm_setting(kTimeout), kTimeout));
   for (std::size_t child = 0; child < ranks_.size(); ++child) start(static_cast<int>(child), token);
   while (any_running()) {

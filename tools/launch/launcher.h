@@ -29,6 +29,17 @@ inline constexpr int kOtherRankFailed = 3;
 /// In the directory of the flight recorder: the first cause of a failure.
 inline constexpr const char* kFirstCause = "first-cause.txt";
 
+class HostControl;
+
+/// What a launcher on another host decides for the ranks of this one, if it starts ranks on several (host_side.h).
+struct HostPart {
+  int first_rank = 0;  ///< global rank of the first one here
+  int world_size = 1;
+  std::string run_id;
+  std::string token;
+  HostControl* control = nullptr;  ///< not null: its lines
+};
+
 struct LaunchSpec {
   int ranks = 1;
   std::vector<std::string> command;  ///< the program (looked up in PATH) and its arguments
@@ -44,6 +55,8 @@ struct LaunchSpec {
   /// Called with a line of a rank's standard output, without the newline, which then goes nowhere else; under a
   /// prefix, the lines of all ranks have rank -1.
   std::function<void(int rank, std::string_view line)> on_output;
+  std::optional<HostPart> host;  ///< the ranks are a part of a world, and standard output goes to its launcher
+  int global_rank(int local) const { return local + (host ? host->first_rank : 0); }
   /// Shows lines of the ranks that begin with kProgressMark, which go nowhere else. Null: none do.
   ProgressLine* progress = nullptr;
   std::string failure_note;  ///< printed before the first cause, if the work failed; "": none

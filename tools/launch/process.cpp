@@ -157,7 +157,10 @@ struct Prepared {  // all that the child needs, prepared before the fork: after 
   ::sigemptyset(&none);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGPIPE}) ::signal(signal, SIG_DFL);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  if (!plan.reads_input) {
+  if (plan.own_session) ::setsid();
+  if (plan.input >= 0) {
+    ::dup2(plan.input, STDIN_FILENO);
+  } else if (!plan.reads_input) {
     const int null = ::open("/dev/null", O_RDONLY);
     ::dup2(null, STDIN_FILENO);
     ::close(null);

@@ -20,10 +20,12 @@ Pipe make_pipe();
 struct ProcessSpec {
   std::vector<std::string> command;      ///< looked up in PATH
   std::vector<std::string> environment;  ///< NAME=value
+  int input = -1;                        ///< its standard input; -1: see reads_input
   int output = -1;                       ///< its standard output; -1: inherited
   int errors = -1;                       ///< its standard error; -1: inherited
   std::vector<int> cores;                ///< empty: inherited
   bool reads_input = true;               ///< inherits standard input; else it reads nothing
+  bool own_session = false;              ///< Ctrl-C in the terminal doesn't reach it
 };
 
 /// Starts a program that dies with this process. Throws InvalidUsage if there is no such program, else SystemError.

@@ -19,7 +19,11 @@ bool is_final_error(std::string_view line) {
 }  // namespace
 
 RankOutput::RankOutput(const LaunchSpec& plan, int rank, Outlet& output, Outlet& errors)
-    : plan_(plan), by_prefix_(!plan.prefix.empty()), rank_(by_prefix_ ? -1 : rank), output_(output), errors_(errors) {
+    : plan_(plan),
+      by_prefix_(!plan.prefix.empty()),
+      rank_(by_prefix_ ? -1 : plan.global_rank(rank)),
+      output_(output),
+      errors_(errors) {
   if (plan.log_dir) {
     log_file_ = *plan.log_dir / (by_prefix_ ? "ranks.log" : "rank-" + std::to_string(rank) + ".log");
     base::OpenedFile file = base::open_regular(log_file_, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
@@ -31,7 +35,7 @@ RankOutput::RankOutput(const LaunchSpec& plan, int rank, Outlet& output, Outlet&
   errors_pipe_ = make_pipe();
   ::fcntl(errors_pipe_.read_end.get(), F_SETFL, O_NONBLOCK);
   // Else a rank's terminal stays a terminal.
-  if (!plan.tag && !plan.on_output && !plan.log_dir && plan.progress == nullptr) return;
+  if (!plan.tag && !plan.on_output && !plan.log_dir && plan.progress == nullptr && !plan.host) return;
   output_pipe_ = make_pipe();
   ::fcntl(output_pipe_.read_end.get(), F_SETFL, O_NONBLOCK);
 }
@@ -88,6 +92,8 @@ void RankOutput::log(std::string_view line) {
 }
 
 void RankOutput::pass_on(std::string_view line, bool is_error) const {
+  if (plan_.host)  // to the launcher on the other host, which divides the streams
+    return output_.write((is_error ? "e " : "o ") + std::to_string(rank_) + " " + std::string(line) + "\n");
   std::string text = plan_.tag && !by_prefix_ ? "[" + std::to_string(rank_) + "] " : "";
   text.append(line).append("\n");
   if (plan_.progress != nullptr) plan_.progress->hide();

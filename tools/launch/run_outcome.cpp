@@ -12,7 +12,8 @@ std::string killed_by(int signal) {
 }
 
 std::string cause_text(const LaunchSpec& plan, LaunchedProcess& rank, int number) {
-  const std::string name = !plan.prefix.empty() ? plan.prefix.front() : "rank " + std::to_string(number);
+  const std::string name =
+      !plan.prefix.empty() ? plan.prefix.front() : "rank " + std::to_string(plan.global_rank(number));
   if (WIFSIGNALED(rank.status)) return name + " " + killed_by(WTERMSIG(rank.status));
   const int code = WEXITSTATUS(rank.status);
   if (const auto error = rank.output->release_error())

@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <filesystem>
 #include <system_error>
-#include <thread>
 
+#include "tessera/base/cores.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
@@ -32,8 +32,7 @@ namespace {
 /// the rank's.
 int threads_of(const TrainOptions& o, int ranks_per_host) {
   if (o.threads) return *o.threads;
-  const int cores = comm::resolve_launch().size > 1 ? static_cast<int>(std::thread::hardware_concurrency())
-                                                    : static_cast<int>(allowed_cores().size());
+  const int cores = comm::resolve_launch().size > 1 ? base::host_cores() : base::usable_cores();
   return std::max(1, cores / ranks_per_host);
 }
 
@@ -264,8 +263,7 @@ LaunchSpec training_launch_spec(const TrainPlan& plan, std::vector<std::string> 
   if (!plan.options.threads) arguments.insert(arguments.end(), {"--threads", std::to_string(plan.threads)});
   LaunchSpec launch_plan =
       plan_for_this_program(plan.ranks, arguments, plan.options.backend_given ? plan.options.backend : "");
-  launch_plan.bind_to_cores =
-      launch_plan.prefix.empty() && plan.ranks * plan.threads <= static_cast<int>(allowed_cores().size());
+  launch_plan.bind_to_cores = launch_plan.prefix.empty() && plan.ranks * plan.threads <= base::usable_cores();
   if (const std::string& records = plan.options.flight_recorder; !records.empty()) {
     launch_plan.failure_note = "tessera report --postmortem " + records + " shows what the ranks did last";
     launch_plan.failure_file = records + "/" + kFirstCause;

@@ -6,8 +6,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 
+#include "tessera/base/cores.h"
 #include "tessera/base/error.h"
 #include "tessera/base/memory_pool.h"
 
@@ -29,10 +29,7 @@ class CpuRuntime final : public DeviceRuntime {
   DeviceProperties properties() const override {
     const auto pages = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES));
     const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-    return {.name = "host",
-            .memory_bytes = pages * page,
-            .processors = static_cast<int>(std::thread::hardware_concurrency()),
-            .generation = 0};
+    return {.name = "host", .memory_bytes = pages * page, .processors = host_cores(), .generation = 0};
   }
   std::unique_ptr<Stream> make_stream() override { return make_immediate_stream(); }
 

@@ -1,8 +1,8 @@
 #include "tessera/comm/host/host_runtime.h"
 
 #include <algorithm>
-#include <thread>
 
+#include "tessera/base/cores.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/core/format.h"
 #include "tessera/comm/host/host_group.h"
@@ -65,11 +65,10 @@ void HostRuntime::connect(const TransportFactory& make_transport) {
   capabilities_.any_source = transport_->knows_arrivals();
   const auto& hosts = bootstrap_->hosts();
   const auto here = std::count(hosts.begin(), hosts.end(), hosts[static_cast<std::size_t>(rank())]);
-  const auto cores = std::max(1U, std::thread::hardware_concurrency());
-  engine_ = std::make_unique<ProgressEngine>(
-      bell_, ProgressOptions{.thread = options_.progress_thread && size() > 1,
-                             .oversubscribed = here > static_cast<std::ptrdiff_t>(cores),
-                             .waiter = &transport_->waiter()});
+  const auto cores = host_cores();
+  engine_ = std::make_unique<ProgressEngine>(bell_, ProgressOptions{.thread = options_.progress_thread && size() > 1,
+                                                                    .oversubscribed = here > cores,
+                                                                    .waiter = &transport_->waiter()});
   engine_->add(*this);
   monitor_.open(capabilities_.backend, [this](ControlMessage message) { receive(std::move(message)); });
   open_ = true;

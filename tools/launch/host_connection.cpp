@@ -1,0 +1,102 @@
+#include "tools/launch/host_connection.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "tessera/base/env.h"
+
+namespace tessera::tools {
+
+HostConnection::HostConnection(std::string host, const ProcessSpec& command)
+    : HostConnection(std::move(host), command, make_pipe()) {}
+
+HostConnection::HostConnection(std::string host, ProcessSpec command, Pipe input)
+    : host_(std::move(host)), lifeline_(std::move(input.write_end)), input_(lifeline_.get()) {
+  Pipe output = make_pipe();
+  Pipe errors = make_pipe();
+  command.input = input.read_end.get();
+  command.output = output.write_end.get();
+  command.errors = errors.write_end.get();
+  pid_ = start_process(command);
+  output_ = std::move(output.read_end);
+  errors_ = std::move(errors.read_end);
+  for (const int fd : {output_.get(), errors_.get()}) ::fcntl(fd, F_SETFL, O_NONBLOCK);
+}
+
+HostConnection::~HostConnection() {
+  if (!running_) return;
+  kill();
+  ::waitpid(pid_, nullptr, 0);
+}
+
+void HostConnection::send(std::string_view line) {
+  if (lifeline_) input_.write(std::string(line) + "\n");
+}
+
+void HostConnection::hang_up() { lifeline_.reset(); }
+
+void HostConnection::kill() const {
+  if (running_) ::kill(pid_, SIGKILL);
+}
+
+bool HostConnection::reap() {
+  if (!running_ || ::waitpid(pid_, &status_, WNOHANG) != pid_) return false;
+  running_ = false;
+  hang_up();
+  return true;
+}
+
+void HostConnection::read(base::UniqueFd& source, LineSplitter& lines,
+                          const std::function<void(std::string_view)>& line) {
+  char bytes[65536];
+  const ssize_t got = ::read(source.get(), bytes, sizeof bytes);
+  if (got > 0) return lines.feed({bytes, static_cast<std::size_t>(got)}, line);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  lines.finish(line);
+  source.reset();
+}
+
+namespace {
+
+std::string quoted(const std::string& text) {
+  std::string result = "'";
+  for (const char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return result + "'";
+}
+
+}  // namespace
+
+/// The user's own options come first, and ssh uses the first value of each.
+std::vector<std::string> far_side_command(std::vector<std::string> ssh, const std::string& host,
+                                          const std::string& tessera) {
+  for (const char* const option :
+       {"BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3", "ControlMaster=no",
+        "ControlPath=none", "ClearAllForwardings=yes", "ForwardX11=no", "ForwardAgent=no", "LogLevel=ERROR"})
+    ssh.insert(ssh.end(), {"-o", option});
+  ssh.insert(ssh.end(), {"-T", "-e", "none", "--", host, "exec " + quoted(tessera) + " run --as-host"});
+  return ssh;
+}
+
+std::string name_in_network(std::vector<std::string> ssh, const std::string& host) {
+  ssh.insert(ssh.end(), {"-G", "--", host});
+  ProcessSpec process{.command = std::move(ssh), .environment = base::environment_with({}), .reads_input = false};
+  HostConnection query(host, process);
+  std::string name = host.substr(host.find('@') + 1);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while (query.output() >= 0 && std::chrono::steady_clock::now() < deadline) {
+    pollfd entry{query.output(), POLLIN, 0};
+    ::poll(&entry, 1, 100);
+    query.read_output([&](std::string_view line) {
+      if (line.starts_with("hostname ")) name = line.substr(9);
+    });
+  }
+  return name;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,69 @@
+// One ssh connection of `tessera run --hosts`, to the far side that host_side.h describes.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tools/cli/outlet.h"
+#include "tools/launch/process.h"
+#include "tools/launch/rank_output.h"
+
+namespace tessera::tools {
+
+class HostConnection {
+ public:
+  /// Starts `command`, which ends with this process. Throws InvalidUsage, SystemError.
+  HostConnection(std::string host, const ProcessSpec& command);
+  ~HostConnection();
+
+  const std::string& host() const { return host_; }
+  /// Sends a line as soon as the connection accepts it.
+  void send(std::string_view line);
+  void flush() { input_.flush(); }
+  /// Ends the far side by the end of its input.
+  void hang_up();
+  void kill() const;
+
+  /// Descriptors to poll; -1: none.
+  int waiting() const { return lifeline_ ? input_.waiting() : -1; }
+  int output() const { return output_.get(); }
+  int errors() const { return errors_.get(); }
+  /// Read what has arrived and call `line` for each line, at the end of the source also for the last.
+  void read_output(const std::function<void(std::string_view line)>& line) { read(output_, output_lines_, line); }
+  void read_errors(const std::function<void(std::string_view line)>& line) { read(errors_, error_lines_, line); }
+
+  /// True once, when the process has ended.
+  bool reap();
+  bool running() const { return running_; }
+  bool ended() const { return !running_ && !output_ && !errors_; }
+  int status() const { return status_; }  ///< of waitpid
+
+ private:
+  static void read(base::UniqueFd& source, LineSplitter& lines, const std::function<void(std::string_view)>& line);
+  HostConnection(std::string host, ProcessSpec command, Pipe input);
+
+  const std::string host_;
+  base::UniqueFd lifeline_;
+  Outlet input_;
+  base::UniqueFd output_;
+  base::UniqueFd errors_;
+  LineSplitter output_lines_;
+  LineSplitter error_lines_;
+  pid_t pid_ = -1;
+  bool running_ = true;
+  int status_ = 0;
+};
+
+/// The command that starts the far side on a host by keys alone; `ssh`: program and options, `tessera`: the path there.
+std::vector<std::string> far_side_command(std::vector<std::string> ssh, const std::string& host,
+                                          const std::string& tessera);
+
+/// What ssh connects to for this name: its configuration may have another.
+std::string name_in_network(std::vector<std::string> ssh, const std::string& host);
+
+}  // namespace tessera::tools

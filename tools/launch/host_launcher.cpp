@@ -87,7 +87,8 @@ class HostLauncher {
   SignalPipe signals_;
   const std::string run_id_ = "hosts-" + comm::to_hex(comm::random_digest()).substr(0, 16);
   const std::string token_ = comm::to_hex(comm::random_digest());
-  OrphanReaper guardian_{"TESSERA_RUN_ID=" + run_id_};
+  const std::string marker_ = "launcher-" + run_id_;  // not the hosts': one may be this host
+  OrphanReaper guardian_{"TESSERA_RUN_ID=" + marker_};
   Outlet output_{STDOUT_FILENO};
   Outlet errors_{STDERR_FILENO};
   std::deque<Member> members_;
@@ -136,7 +137,7 @@ HostLauncher::HostLauncher(const HostLaunchSpec& spec)
 }
 
 void HostLauncher::connect() {
-  const std::pair<std::string, std::string> marker[] = {{"TESSERA_RUN_ID", run_id_}};
+  const std::pair<std::string, std::string> marker[] = {{"TESSERA_RUN_ID", marker_}};
   int rank = 0;
   for (const HostSlots& host : spec_.hosts) {
     ProcessSpec process{.command = far_side_command(spec_.ssh, host.name, tessera_),

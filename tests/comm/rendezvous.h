@@ -51,8 +51,8 @@ inline std::vector<Outcome> rendezvous_all(int size, int port,
   return all;
 }
 
-inline void expect_complete(const std::vector<Outcome>& all) {
-  for (const Outcome& one : all) EXPECT_EQ(one.error, "");
+inline void assert_complete(const std::vector<Outcome>& all) {
+  for (const Outcome& one : all) ASSERT_EQ(one.error, "");
 }
 
 }  // namespace tessera::comm_test

@@ -47,7 +47,7 @@ std::vector<Outcome> by_store(int size, const std::shared_ptr<RendezvousStore>& 
 }
 
 void expect_exchange(const std::vector<Outcome>& all) {
-  expect_complete(all);
+  ASSERT_NO_FATAL_FAILURE(assert_complete(all));
   std::vector<std::future<std::vector<std::string>>> exchanged;
   for (const Outcome& one : all)
     exchanged.push_back(std::async(
@@ -96,7 +96,7 @@ TEST(StoreRendezvous, ManyWorldsAtOnce) {
       return by_store(2, std::make_shared<MapStore>(),
                       [](RendezvousOptions& one) { one.host_id = "host" + std::to_string(one.launch.rank); });
     }));
-  for (auto& world : worlds) expect_complete(world.get());
+  for (auto& world : worlds) assert_complete(world.get());
 }
 
 /// Successive worlds, and restarts, of one store.

@@ -24,7 +24,7 @@ class RendezvousAddresses : public testing::TestWithParam<const char*> {};
 
 TEST_P(RendezvousAddresses, ConnectsRanks) {
   const std::vector<Outcome> all = rendezvous_all(3, free_port(), {}, GetParam());
-  expect_complete(all);
+  ASSERT_NO_FATAL_FAILURE(assert_complete(all));
   for (const Outcome& one : all) {
     ASSERT_NE(one.bootstrap, nullptr);
     EXPECT_EQ(one.bootstrap->token(), all[0].bootstrap->token());
@@ -88,12 +88,12 @@ TEST(Rendezvous, RanksOfOneHostShareToken) {
 TEST(Rendezvous, AcceptsOwnHostName) {
   std::array<char, 256> name{};
   ASSERT_EQ(::gethostname(name.data(), name.size() - 1), 0);
-  expect_complete(rendezvous_all(2, free_port(), {}, name.data()));
+  assert_complete(rendezvous_all(2, free_port(), {}, name.data()));
 }
 
 TEST(Rendezvous, ExchangesKeepData) {
   const std::vector<Outcome> all = rendezvous_all(3, free_port());
-  expect_complete(all);
+  ASSERT_NO_FATAL_FAILURE(assert_complete(all));
   std::vector<std::future<std::vector<std::string>>> given;
   for (const Outcome& one : all)
     given.push_back(std::async(std::launch::async, [&one] {
@@ -118,7 +118,7 @@ ino_t inode_of(const UniqueFd& fd) {
 
 TEST(Rendezvous, PassesDescriptorsWithinHost) {
   const std::vector<Outcome> all = rendezvous_all(3, free_port());
-  expect_complete(all);
+  ASSERT_NO_FATAL_FAILURE(assert_complete(all));
   std::vector<UniqueFd> own;
   for (int r = 0; r < 3; ++r) own.push_back(listen_on_port(0));
   std::vector<std::future<std::vector<UniqueFd>>> given;
@@ -137,7 +137,7 @@ TEST(Rendezvous, PassesDescriptorsWithinHost) {
 TEST(Rendezvous, DistinguishesHosts) {
   const auto name_hosts = [](RendezvousOptions& one) { one.host_id = one.launch.rank == 2 ? "island" : "main land"; };
   const std::vector<Outcome> all = rendezvous_all(3, free_port(), name_hosts);
-  expect_complete(all);
+  ASSERT_NO_FATAL_FAILURE(assert_complete(all));
   for (const Outcome& one : all) {
     EXPECT_EQ(one.bootstrap->hosts(), (std::vector<std::string>{"main land", "main land", "island"}));
     EXPECT_EQ(error_of([&] { one.bootstrap->all_gather_fds(0); }),
@@ -178,7 +178,7 @@ TEST(Rendezvous, ReplacesLoopbackAddressForOtherHosts) {
     one.host_id = one.launch.rank == 2 ? "island" : "main land";
   };
   const std::vector<Outcome> all = rendezvous_all(3, port, place);
-  expect_complete(all);
+  ASSERT_NO_FATAL_FAILURE(assert_complete(all));
   for (const Outcome& one : all) EXPECT_EQ(one.bootstrap->local_address(), outer);
   // Control: if all ranks are on one host, they use loopback.
   const int other = free_port();
@@ -193,7 +193,7 @@ TEST(Rendezvous, ReplacesLoopbackAddressForOtherHosts) {
 TEST(Rendezvous, SingleHostBackendRejectsSeveralHosts) {
   const std::vector<Outcome> all = rendezvous_all(
       2, free_port(), [](RendezvousOptions& one) { one.host_id = "host" + std::to_string(one.launch.rank); });
-  expect_complete(all);
+  ASSERT_NO_FATAL_FAILURE(assert_complete(all));
   for (const Outcome& one : all)
     EXPECT_EQ(
         error_of([&] { find_backend("shm").create(one.bootstrap, BackendOptions{}); }),
@@ -203,7 +203,7 @@ TEST(Rendezvous, SingleHostBackendRejectsSeveralHosts) {
 TEST(Rendezvous, NamesRankThatStopsResponding) {
   const auto soon = [](RendezvousOptions& one) { one.timeout = 600ms; };
   const std::vector<Outcome> all = rendezvous_all(3, free_port(), soon);
-  expect_complete(all);
+  ASSERT_NO_FATAL_FAILURE(assert_complete(all));
   auto one = std::async(std::launch::async, [&] { return error_of([&] { all[1].bootstrap->all_gather("x"); }); });
   const std::string expected = "Timeout: init: rank 2 of 3 connected, but did not answer within 600ms";
   EXPECT_EQ(error_of([&] { all[0].bootstrap->all_gather("x"); }), expected);
@@ -358,7 +358,7 @@ TEST(RendezvousOptions, ParentProcessIsNoNameAcrossHosts) {
     one.launch.job = "parent-" + std::to_string(one.launch.rank);
     one.launch.job_is_local = true;
   });
-  expect_complete(all);
+  ASSERT_NO_FATAL_FAILURE(assert_complete(all));
 }
 
 }  // namespace

@@ -185,7 +185,7 @@ TEST(UnauthenticatedPeer, CompleteWorldLooksAtFewPeers) {
   EXPECT_EQ(looked_at(port), 200) << "the negative control: all, as long as a rank is missing";
   auto one = come(options_of(1, 2, port));
   const std::vector<Outcome> all = {zero.get(), one.get()};
-  expect_complete(all);
+  ASSERT_NO_FATAL_FAILURE(assert_complete(all));
   std::vector<std::future<std::unique_ptr<ControlChannel>>> channels;
   for (const Outcome& rank : all)
     channels.push_back(
@@ -328,7 +328,7 @@ TEST(RejectedPeer, NextWorldIsNotRejected) {
 TEST(RejectedPeer, LateRank) {
   const int port = free_port();
   const std::vector<Outcome> all = rendezvous_all(2, port);
-  expect_complete(all);
+  ASSERT_NO_FATAL_FAILURE(assert_complete(all));
   std::vector<std::future<std::unique_ptr<ControlChannel>>> channels;
   for (const Outcome& one : all)
     channels.push_back(

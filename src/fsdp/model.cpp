@@ -13,7 +13,7 @@ Runtime::~Runtime() = default;
 Model::~Model() = default;
 
 void Model::checkpoint_activations() {
-  throw Unsupported("this model can't recompute activations: it is neither of tessera::nn nor of libtorch");
+  throw Unsupported("this model's library can't recompute activations here; models of tessera::nn and libtorch can");
 }
 
 std::vector<Module*> Module::modules() {

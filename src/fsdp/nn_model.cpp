@@ -7,6 +7,7 @@
 #include <typeinfo>
 
 #include "tessera/base/error.h"
+#include "tessera/nn/activation_checkpoint.h"
 #include "tessera/nn/graph_capture.h"
 #include "tessera/nn/host_access.h"
 #include "tessera/nn/ops/dispatch.h"
@@ -197,6 +198,7 @@ NnModel::NnModel(nn::Module& model) : state_(std::make_unique<State>(model)) {}
 NnModel::~NnModel() = default;
 Module& NnModel::root() { return state_->root; }
 Runtime& NnModel::runtime() { return state_->runtime; }
+void NnModel::checkpoint_activations() { nn::checkpoint_activations(state_->root.module()); }
 void NnModel::validate() const { state_->root.module().validate_dtypes(); }
 
 const nn::Parameter& nn_parameter(const Parameter& parameter) {

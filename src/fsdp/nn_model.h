@@ -23,6 +23,7 @@ class TESSERA_API NnModel : public Model {
   Module& root() override;
   Runtime& runtime() override;
   void validate() const override;
+  void checkpoint_activations() override;  ///< nn::checkpoint_activations() of the model's blocks
 
  private:
   class State;

@@ -23,9 +23,35 @@ at::Tensor state_of(at::Generator& generator) {
   return generator.get_state();
 }
 
-void set_state(at::Generator& generator, const at::Tensor& state) {
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state);
+/// Gives a generator another state for a scope.
+class RandomScope {
+ public:
+  RandomScope(at::Generator& generator, const at::Tensor& state) : generator_(generator), before_(state_of(generator)) {
+    set(state);
+  }
+  ~RandomScope() { set(before_); }
+  RandomScope(const RandomScope&) = delete;
+  RandomScope& operator=(const RandomScope&) = delete;
+
+ private:
+  void set(const at::Tensor& state) {
+    const std::lock_guard lock(generator_.mutex());
+    generator_.set_state(state);
+  }
+  at::Generator& generator_;
+  const at::Tensor before_;
+};
+
+at::Device device_of(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors)
+    if (tensor.defined()) return tensor.device();
+  return at::kCPU;
+}
+
+std::uint32_t version_of(const at::Tensor& tensor) { return tensor.defined() ? tensor._version() : 0; }
+
+bool may_have_gradient(const at::Tensor& tensor) {
+  return tensor.defined() && autograd::isDifferentiableType(tensor.scalar_type());
 }
 
 /// Sets a flag for a scope.
@@ -49,18 +75,21 @@ class CheckpointNode final : public autograd::Node {
       : boundary_(std::move(boundary)),
         inputs_(std::move(inputs)),
         region_(std::move(region)),
-        generator_(at::globalContext().defaultGenerator(inputs_.empty() ? at::kCPU : inputs_.front().device())),
+        generator_(at::globalContext().defaultGenerator(device_of(inputs_))),
         random_(state_of(generator_)) {
-    for (const at::Tensor& input : inputs_) versions_.push_back(input._version());
+    for (const at::Tensor& input : inputs_) versions_.push_back(version_of(input));
   }
   autograd::variable_list apply(autograd::variable_list&& gradients) override {
     if (!region_) throw InvalidUsage("backward: a checkpointed call computes its gradients once; call it again");
+    if (at::GradMode::is_enabled())
+      throw base::Unsupported(
+          "backward: create_graph, for a backward through this one, is not supported through a checkpointed call");
     if (boundary_ != nullptr) boundary_->pre_backward(/*ends_with_root=*/false);
     std::vector<at::Tensor> inputs;
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
-      if (inputs_[i]._version() != versions_[i])
+      if (version_of(inputs_[i]) != versions_[i])
         throw InvalidUsage("backward: an input of a checkpointed call was changed in place after the call");
-      inputs.push_back(inputs_[i].detach());
+      inputs.push_back(inputs_[i].defined() ? inputs_[i].detach() : at::Tensor());
       if (inputs_[i].requires_grad()) inputs.back().set_requires_grad(true);
     }
     run_backward(compute_again(inputs), gradients);
@@ -79,17 +108,14 @@ class CheckpointNode final : public autograd::Node {
   std::vector<at::Tensor> compute_again(const std::vector<at::Tensor>& inputs) {
     const at::AutoGradMode records(true);
     const Flag recomputes(boundary_.get(), &Passes::recomputes);
-    const at::Tensor now = state_of(generator_);
-    set_state(generator_, random_);
-    std::vector<at::Tensor> results = region_(inputs);
-    set_state(generator_, now);
-    return results;
+    const RandomScope random(generator_, random_);
+    return region_(inputs);
   }
   static void run_backward(const std::vector<at::Tensor>& results, const autograd::variable_list& gradients) {
     autograd::variable_list from, by;
     std::size_t next = 0;
     for (const at::Tensor& result : results) {
-      if (!result.defined() || !result.is_floating_point()) continue;
+      if (!may_have_gradient(result)) continue;
       const at::Tensor& gradient = gradients.at(next++);
       if (!result.requires_grad() || !gradient.defined()) continue;
       from.push_back(result);
@@ -125,7 +151,7 @@ std::vector<at::Tensor> run_checkpointed(const std::shared_ptr<Boundary>& bounda
     if (input.requires_grad()) edges.push_back(autograd::impl::gradient_edge(input));
   node->set_next_edges(std::move(edges));
   for (at::Tensor& result : results)
-    if (result.defined() && result.is_floating_point()) put_behind(result, node);
+    if (may_have_gradient(result)) put_behind(result, node);
   return results;
 }
 

@@ -19,8 +19,9 @@ class Boundary;
 /// From now on the calls of the units below `model` that `which` selects are recomputed in backward, and those of the
 /// others are not; empty: of the outermost units. Gradients of a chain of units are bitwise equal to those without;
 /// elsewhere autograd may add the gradients of one tensor in another order. The recomputation draws the same numbers
-/// from Torch's default generator; a unit must not draw from another one, and counts a batch twice in the statistics of
-/// a batch norm. Returns the number of selected units. Throws InvalidUsage if there are none.
+/// from Torch's default generator; a unit must not draw from another one, must read nothing that has a gradient but its
+/// arguments and parameters, and counts a batch twice in the statistics of a batch norm. Returns the number of selected
+/// units. Throws InvalidUsage if there are none.
 TESSERA_API int checkpoint_activations(torch::nn::Module& model,
                                        const std::function<bool(const torch::nn::Module&)>& which = {});
 

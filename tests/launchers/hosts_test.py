@@ -129,6 +129,14 @@ class HostsTest(jobs.Case):
         # Its guard kills by the name of the run; here the hosts share their processes, so that it finds those of b and ssh, too.
         self.ended(job, mark, 1, r"host [ab]: (the connection is lost|rank \d was killed).*")
 
+    def test_process_that_outlives_ssh_does_not_delay_the_end(self):
+        script = pathlib.Path(self.folder, "ssh")  # as a ProxyCommand that stays: it has the streams of the connection
+        script.write_text("#!/bin/sh\n[ \"$3\" = -G ] || sleep 40 &\nexec ssh \"$@\"\n")
+        script.chmod(0o755)
+        end = self.run_tool("--", "sh", "-c", "echo said $TESSERA_RANK", ssh=script)
+        self.assertEqual((end.code, sorted(end.out.splitlines())), (0, [f"[{r}] said {r}" for r in range(4)]), end.err)
+        self.assertLess(end.seconds, 20)
+
     def test_cut_link(self):
         job, mark, _ = self.start(*SLEEPER)
         self.hosts.pair.cut()

@@ -72,8 +72,8 @@ class SshHosts:
     def on_first(self, *command):
         return self.pair.hosts[0].command(list(command))
 
-    def command(self, *arguments, hosts=("--hosts", "a:2,b:2"), subcommand="run", config=None, tool=None):
-        return self.on_first(jobs.TOOL, subcommand, *hosts, "--ssh", f"ssh -F {config or self.config}", "--remote-tessera",
+    def command(self, *arguments, hosts=("--hosts", "a:2,b:2"), subcommand="run", ssh="ssh", config=None, tool=None):
+        return self.on_first(jobs.TOOL, subcommand, *hosts, "--ssh", f"{ssh} -F {config or self.config}", "--remote-tessera",
                              tool or self.tool, *arguments)
 
     def processes(self, *words):

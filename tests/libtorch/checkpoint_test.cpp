@@ -126,6 +126,27 @@ TEST(LibtorchCheckpoint, AnotherGeneratorIsNotRepeated) {
   EXPECT_NE(train_mlp(true), train_mlp(false)) << "the control: these gradients are compared at all";
 }
 
+struct SpectrumImpl : torch::nn::Module {
+  SpectrumImpl() : linear(register_module("linear", torch::nn::Linear(8, 8))) {}
+  torch::Tensor forward(const torch::Tensor& absent, const torch::Tensor& x) {
+    EXPECT_FALSE(absent.defined());
+    return torch::complex(linear(x), x);
+  }
+  torch::nn::Linear linear;
+};
+TESSERA_UNIT(Spectrum);
+
+TEST(LibtorchCheckpoint, TakesAbsentArgumentsAndComplexResults) {
+  const auto gradient_of = [](bool checkpointed) {
+    torch::manual_seed(3);
+    torch::nn::ModuleList model{Spectrum()};
+    if (checkpointed) checkpoint_activations(*model);
+    torch::abs(model[0]->as<Spectrum>()->forward(torch::Tensor(), batch(0))).sum().backward();
+    return floats(model->parameters().front().grad());
+  };
+  EXPECT_EQ(gradient_of(true), gradient_of(false));
+}
+
 TEST(LibtorchCheckpoint, MisuseIsNamed) {
   const auto message_of = [](const std::function<void()>& work) -> std::string {
     try {
@@ -153,6 +174,7 @@ TEST(LibtorchCheckpoint, MisuseIsNamed) {
   }
   EXPECT_EQ(message_of([&] { loss.backward(); }),
             "backward: an input of a checkpointed call was changed in place after the call");
+  EXPECT_THROW(model->forward(batch(0)).backward({}, /*retain_graph=*/true, /*create_graph=*/true), base::Unsupported);
 }
 
 }  // namespace

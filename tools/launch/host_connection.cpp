@@ -45,17 +45,31 @@ void HostConnection::kill() const {
   if (running_) ::kill(pid_, SIGKILL);
 }
 
-bool HostConnection::reap() {
-  if (!running_ || ::waitpid(pid_, &status_, WNOHANG) != pid_) return false;
+void HostConnection::reap() {
+  if (!running_ || ::waitpid(pid_, &status_, WNOHANG) != pid_) return;
   running_ = false;
+  heard_ = std::chrono::steady_clock::now();
   hang_up();
-  return true;
+}
+
+bool HostConnection::ended() {
+  if (running_) return false;
+  const bool unread = [&] {
+    pollfd streams[] = {{output_.get(), POLLIN, 0}, {errors_.get(), POLLIN, 0}};
+    return ::poll(streams, 2, 0) > 0;  // a reader of this program's output may be slow
+  }();
+  if (!unread && std::chrono::steady_clock::now() - heard_ >= kToDrain) {
+    output_.reset();
+    errors_.reset();
+  }
+  return !output_ && !errors_;
 }
 
 void HostConnection::read(base::UniqueFd& source, LineSplitter& lines,
                           const std::function<void(std::string_view)>& line) {
   char bytes[65536];
   const ssize_t got = ::read(source.get(), bytes, sizeof bytes);
+  heard_ = std::chrono::steady_clock::now();
   if (got > 0) return lines.feed({bytes, static_cast<std::size_t>(got)}, line);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
   lines.finish(line);

@@ -37,14 +37,16 @@ class HostConnection {
   void read_output(const std::function<void(std::string_view line)>& line) { read(output_, output_lines_, line); }
   void read_errors(const std::function<void(std::string_view line)>& line) { read(errors_, error_lines_, line); }
 
-  /// True once, when the process has ended.
-  bool reap();
-  bool running() const { return running_; }
-  bool ended() const { return !running_ && !output_ && !errors_; }
+  /// Notes whether the process has ended.
+  void reap();
+  /// Whether it has, and all that it printed was read. A process of ssh's that outlives it (a ProxyCommand) may hold
+  /// the streams: after kToDrain without a line they are given up.
+  bool ended();
   int status() const { return status_; }  ///< of waitpid
 
  private:
-  static void read(base::UniqueFd& source, LineSplitter& lines, const std::function<void(std::string_view)>& line);
+  static constexpr std::chrono::seconds kToDrain{2};
+  void read(base::UniqueFd& source, LineSplitter& lines, const std::function<void(std::string_view)>& line);
   HostConnection(std::string host, ProcessSpec command, Pipe input);
 
   const std::string host_;
@@ -57,6 +59,7 @@ class HostConnection {
   pid_t pid_ = -1;
   bool running_ = true;
   int status_ = 0;
+  std::chrono::steady_clock::time_point heard_;  ///< of the streams or the end
 };
 
 /// The command that starts the far side on a host by keys alone; `ssh`: program and options, `tessera`: the path there.

@@ -117,9 +117,7 @@ HostLauncher::HostLauncher(const HostLaunchSpec& spec)
     if (ours || std::ranges::find(spec.forward, name) != spec.forward.end())
       environment[name] = entry.substr(name.size() + 1);
   }
-  std::vector<std::string> command = spec.command;
-  if (command.front() == "{tessera}") command.front() = tessera_;
-  order_ = {{"command", command},
+  order_ = {{"command", spec.command},
             {"environment", environment},
             {"directory", spec.directory.empty() ? std::filesystem::current_path().string() : spec.directory},
             {"world_size", world_size},
@@ -221,7 +219,6 @@ void HostLauncher::on_rank_line(std::string_view line) {
     errors_.write("tessera: warning: --log-dir: can't write the log of rank " + number + "; later output is missing\n");
     log->second.reset();
   }
-  if (line.front() == 'o' && spec_.on_output) return spec_.on_output(rank, line.substr(space + 1));
   (line.front() == 'o' ? output_ : errors_).write((spec_.tag ? "[" + number + "] " : "") + text);
 }
 

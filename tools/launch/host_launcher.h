@@ -6,10 +6,8 @@
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "tools/launch/hosts.h"
@@ -23,12 +21,10 @@ struct HostLaunchSpec {
   std::string address;                     ///< of the first host, for the others, perhaps with a port; "": by the route
   std::string directory;                   ///< of the ranks; "": this one
   std::vector<std::string> forward;        ///< variables to forward beside those that begin with TESSERA_
-  std::vector<std::string> command;        ///< "{tessera}" as its first word: the program on the hosts
+  std::vector<std::string> command;        ///< the program and its arguments
   bool tag = false;
   bool bind_to_cores = false;
   std::optional<std::filesystem::path> log_dir;
-  /// Called with the lines of standard output of the ranks, which then go nowhere else.
-  std::function<void(int rank, std::string_view line)> on_output;
 };
 
 /// The options by which a command names hosts and how it reaches them.

@@ -162,7 +162,7 @@ def test_slurm_starts_the_ranks(tmp_path):
     cluster = slurm.Slurm(str(folder)).start()
     try:
         ranks = 'export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID; exec "$0" "$1"'
-        with cluster.srun().start(["sh", "-c", ranks, sys.executable, str(script)], MASTER_ADDR="127.0.0.1", MASTER_PORT=slurm.free_port(),
+        with cluster.srun().start(["sh", "-c", ranks, sys.executable, str(script)], MASTER_ADDR="127.0.0.1", MASTER_PORT=slurm.processes.free_port(),
                                   OMP_NUM_THREADS=1) as job:
             ended = job.finish(120)
     finally:

@@ -4,23 +4,18 @@ import functools
 import json
 import os
 import pathlib
-import socket
 import sys
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "launchers"))
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent / folder) for folder in ("launchers", "harness")]
 import jobs  # noqa: E402
+import processes  # noqa: E402
 
 NATIVE = (os.environ["TESSERA_TOOL"],)
 ARM64 = tuple(os.environ["TESSERA_ARM64_TOOL"].split())
 MODEL = ("--model", "gpt-nano", "--global-batch", "4", "--seq-len", "16", "--threads", "1")
 # oneDNN has products for some processors of x86 only; the others take OpenBLAS's.
 SETTINGS = {"ONEDNN_MAX_CPU_ISA": "AVX2", "TESSERA_TIMEOUT": "120s"}
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 @functools.lru_cache(None)
@@ -39,7 +34,7 @@ class Case(jobs.Case):
     def end_world(self, commands, seconds=300, **changes):
         """How each rank ended, over tcp; a command for each."""
         common = dict(TESSERA_WORLD_SIZE=len(commands), TESSERA_LOCAL_WORLD_SIZE=len(commands), TESSERA_TOKEN="swordfish",
-                      TESSERA_MASTER=f"127.0.0.1:{free_port()}", TESSERA_BACKEND="tcp", **changes)
+                      TESSERA_MASTER=f"127.0.0.1:{processes.free_port()}", TESSERA_BACKEND="tcp", **changes)
         with jobs.Job([jobs.start([*map(str, command)], environment(**common, TESSERA_RANK=rank, TESSERA_LOCAL_RANK=rank))
                        for rank, command in enumerate(commands)]) as job:
             return [jobs.finish(process, seconds) for process in job.processes]

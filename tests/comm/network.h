@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <random>
 #include <string>
 #include <string_view>
 
@@ -44,7 +45,21 @@ inline int port_of(const comm::UniqueFd& fd) {
   return ntohs(address.sin_port);
 }
 
-inline int free_port() { return port_of(listen_on_port(0)); }
+/// A port on which nothing listens, below those that the kernel gives to connections: another test's connection does
+/// not take it before the caller listens there.
+inline int free_port() {
+  static std::mt19937 random(std::random_device{}());
+  std::uniform_int_distribution<int> any(10000, 32000);
+  for (int i = 0; i < 100; ++i) {
+    const int port = any(random);
+    try {
+      listen_on_port(port);
+      return port;
+    } catch (const base::SystemError&) {  // another process listens there
+    }
+  }
+  return port_of(listen_on_port(0));
+}
 
 /// Empty if nothing listens.
 inline comm::UniqueFd connect_to_port(int port) {

@@ -2,7 +2,9 @@
 
 import ctypes
 import os
+import random
 import signal
+import socket
 import time
 
 PR_SET_PDEATHSIG = 1
@@ -15,6 +17,19 @@ def die_with_parent(sent=signal.SIGKILL):
 
 def end_with_parent():
     die_with_parent(signal.SIGTERM)
+
+
+def free_port():
+    """One on which nothing listens, below those that the kernel gives to connections: no other test's connection takes it meanwhile."""
+    while True:
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            port = random.randrange(10000, 32000)
+            try:
+                one.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass
 
 
 def with_setting(name, value):

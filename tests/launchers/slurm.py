@@ -46,12 +46,6 @@ def version():
     return tuple(int(number) for number in re.search(r" (\d+)\.(\d+)", said).groups())
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 class Slurm:
     def __init__(self, folder):
         self.folder = folder
@@ -62,7 +56,7 @@ class Slurm:
             key.write(os.urandom(1024))
         with open(self.path("slurm.conf"), "w", encoding="ascii") as file:
             file.write(CONFIGURATION.format(host=socket.gethostname().split(".")[0], user=getpass.getuser(), folder=folder,
-                                            control_port=free_port(), node_port=free_port()))
+                                            control_port=processes.free_port(), node_port=processes.free_port()))
         if version() >= (23, 11):  # it can be told not to use control groups, which a container may not have or own
             with open(self.path("cgroup.conf"), "w", encoding="ascii") as file:
                 file.write("CgroupPlugin=disabled\n")

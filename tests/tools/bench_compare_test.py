@@ -4,11 +4,13 @@ import copy
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
 import unittest
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "harness"))
+import processes  # noqa: E402
 
 TOOL = None
 RUN = ("all_reduce,barrier", "--ranks", "2", "--max-bytes", "64", "--iterations", "20")
@@ -22,12 +24,6 @@ def clean_environment(**more):
 def bench(*arguments, **environment):
     done = subprocess.run([TOOL, "bench", *map(str, arguments)], text=True, capture_output=True, timeout=300, env=clean_environment(**environment))
     return done.returncode, done.stdout, done.stderr
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 class FilesTest(unittest.TestCase):
@@ -79,7 +75,7 @@ class FilesTest(unittest.TestCase):
             self.assertTrue(rank["cores"])
 
     def test_each_host_is_described(self):
-        ranks, master = [], f"127.0.0.1:{free_port()}"
+        ranks, master = [], f"127.0.0.1:{processes.free_port()}"
         for rank, name in enumerate(("here", "there")):
             start = ["unshare", "--map-root-user", "--uts", "sh", "-c", f'hostname {name} && exec "$@"', "sh"]
             ranks.append(subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -19,9 +20,15 @@ class RunError(Exception):
 
 
 def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """One that nothing uses, below those that the kernel gives to connections, one of which could take it meanwhile."""
+    for port in random.sample(range(10000, 32000), 100):
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
+    raise RunError("no port of 100 between 10,000 and 32,000 is free")
 
 
 def _kill(processes: list[subprocess.Popen]) -> None:

@@ -15,6 +15,9 @@ endif()
 if(gcc_12)
   target_compile_options(tessera_options INTERFACE -Wno-restrict)  # it reports false overlaps in std::string (PR 105651)
 endif()
+if(gcc AND CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+  target_compile_options(tessera_options INTERFACE -Wno-psabi)  # notes that GCC 9 passed some pairs in another way
+endif()
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   # clang 19 reports what the std::stable_sort of GCC 12's library itself calls.
   include(CheckCXXSourceCompiles)

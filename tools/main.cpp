@@ -154,6 +154,7 @@ int main_of(std::vector<std::string> arguments) {
   add_plan(commands);
   add_explain(commands);
   add_info(commands);
+  add_doctor(commands);
   add_run(commands);
   add_report(commands);
   refuse_empty_values(app);

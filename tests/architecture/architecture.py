@@ -34,6 +34,7 @@ TOOLS = {  # folder of tools/, lowest first: those before it that its files may 
     "bench": {"cli", "launch", "results", "pages", "train", "plan"},
     "explain": {"cli", "launch", "results", "pages", "train", "plan"},
     "checkpoint": {"cli", "train"},
+    "doctor": {"cli", "launch"},
     "info": {"cli", "launch", "train"},
     "postmortem": {"cli", "launch"},
     "report": {"cli", "results", "pages", "postmortem"},

@@ -77,11 +77,12 @@ class HostsTest(jobs.Case):
         self.assertEqual(far, here)
 
     def test_sums_over_hosts_are_right(self):
-        program = [jobs.TOOL, "bench", "all_reduce", "--check", "--max-bytes", "64", "--factor", "8", "--iterations", "2", "--backends", "tcp", "--json", self.path("b.json")]
-        self.assert_good(self.run_tool("--no-tag", "--", *program))
-        results = self.read_json("b.json")["results"]
-        self.assertTrue(results)
-        self.assertEqual({one["wrong"] for one in results}, {0})
+        program = [jobs.TOOL, "bench", "all_reduce", "--check", "--max-bytes", "64", "--factor", "8", "--iterations", "2", "--json", self.path("b.json")]
+        for backend in ("auto", "tcp"):  # auto: what hosts get without a variable
+            self.assert_good(self.run_tool("--no-tag", "--", *program, *(() if backend == "auto" else ("--backends", backend))))
+            results = self.read_json("b.json")["results"]
+            self.assertTrue(results)
+            self.assertEqual({one["wrong"] for one in results}, {0})
 
     def test_hostfile_and_logs(self):
         file = self.path("hosts")

@@ -50,6 +50,14 @@ class Host:
         self.ip("rule", "add", "pref", "50", "iif", interface, "ipproto", "tcp", *(("dport", str(to)) if to else ()), "blackhole")
         self.ip("rule", "delete", "pref", "0")  # else it accepts them first
 
+    def accept_connections(self):
+        """Ends drop_connections()."""
+        self.ip("rule", "add", "pref", "0", "lookup", "local")
+        while any(line.startswith(("40:", "50:", "100:")) for line in self.ip("rule").splitlines()):
+            for preference in ("40", "50", "100"):
+                if any(line.startswith(preference + ":") for line in self.ip("rule").splitlines()):
+                    self.ip("rule", "delete", "pref", preference)
+
     def remove(self):
         ip("netns", "delete", self.name)
 

@@ -8,7 +8,6 @@
 #include "tessera/base/cores.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
-#include "tessera/comm/registry.h"
 #include "tools/bench/baseline.h"
 #include "tools/bench/memory_bound.h"
 #include "tools/cli/machine.h"
@@ -31,7 +30,7 @@ std::vector<std::string> backends_of(const BenchOptions& options) {
   std::vector<std::string> names = options.spec.backends;
   if (names.empty()) names.push_back(default_backend());
   refuse_repeats(names, "--backends");
-  for (const std::string& name : names) comm::find_backend(name);
+  for (const std::string& name : names) check_backend(name);
   return names;
 }
 

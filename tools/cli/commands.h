@@ -18,6 +18,7 @@ struct CommandLine {
 void add_bench(CommandLine& commands);
 void add_checkpoint(CommandLine& commands);
 void add_compare(CommandLine& commands);
+void add_doctor(CommandLine& commands);
 void add_explain(CommandLine& commands);
 void add_info(CommandLine& commands);
 void add_plan(CommandLine& commands);

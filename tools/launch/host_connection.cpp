@@ -88,29 +88,40 @@ std::string quoted(const std::string& text) {
 
 /// The user's own options come first, and ssh uses the first value of each.
 std::vector<std::string> far_side_command(std::vector<std::string> ssh, const std::string& host,
-                                          const std::string& tessera) {
+                                          const std::string& tessera, const std::string& subcommand) {
   for (const char* const option :
        {"BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3", "ControlMaster=no",
         "ControlPath=none", "ClearAllForwardings=yes", "ForwardX11=no", "ForwardAgent=no", "LogLevel=ERROR"})
     ssh.insert(ssh.end(), {"-o", option});
-  ssh.insert(ssh.end(), {"-T", "-e", "none", "--", host, "exec " + quoted(tessera) + " run --as-host"});
+  ssh.insert(ssh.end(), {"-T", "-e", "none", "--", host, "exec " + quoted(tessera) + " " + subcommand + " --as-host"});
   return ssh;
+}
+
+Captured capture(const ProcessSpec& process, std::chrono::seconds patience) {
+  Captured result;
+  HostConnection running("", process);
+  running.hang_up();
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (!(result.ended = running.ended()) && std::chrono::steady_clock::now() < deadline) {
+    pollfd streams[] = {{running.output(), POLLIN, 0}, {running.errors(), POLLIN, 0}};
+    ::poll(streams, 2, 50);
+    if (streams[0].revents != 0) running.read_output([&](std::string_view line) { result.output.emplace_back(line); });
+    if (streams[1].revents != 0) running.read_errors([&](std::string_view line) { result.last_error = line; });
+    running.reap();
+  }
+  constexpr std::string_view kOurs = "tessera: ";
+  if (result.last_error.starts_with(kOurs)) result.last_error.erase(0, kOurs.size());
+  result.status = running.status();
+  return result;
 }
 
 std::string name_in_network(std::vector<std::string> ssh, const std::string& host) {
   ssh.insert(ssh.end(), {"-G", "--", host});
-  ProcessSpec process{.command = std::move(ssh), .environment = base::environment_with({}), .reads_input = false};
-  HostConnection query(host, process);
-  std::string name = host.substr(host.find('@') + 1);
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-  while (query.output() >= 0 && std::chrono::steady_clock::now() < deadline) {
-    pollfd entry{query.output(), POLLIN, 0};
-    ::poll(&entry, 1, 100);
-    query.read_output([&](std::string_view line) {
-      if (line.starts_with("hostname ")) name = line.substr(9);
-    });
-  }
-  return name;
+  const Captured query =
+      capture({.command = std::move(ssh), .environment = base::environment_with({})}, std::chrono::seconds(5));
+  for (const std::string& line : query.output)
+    if (line.starts_with("hostname ")) return line.substr(9);
+  return host.substr(host.find('@') + 1);
 }
 
 }  // namespace tessera::tools

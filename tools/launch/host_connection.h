@@ -62,9 +62,20 @@ class HostConnection {
   std::chrono::steady_clock::time_point heard_;  ///< of the streams or the end
 };
 
-/// The command that starts the far side on a host by keys alone; `ssh`: program and options, `tessera`: the path there.
+/// The command that starts the far side of a subcommand ("run") on a host by keys alone; `ssh`: program and options,
+/// `tessera`: the path there.
 std::vector<std::string> far_side_command(std::vector<std::string> ssh, const std::string& host,
-                                          const std::string& tessera);
+                                          const std::string& tessera, const std::string& subcommand);
+
+/// What a process printed until it ended.
+struct Captured {
+  std::vector<std::string> output;
+  std::string last_error;  ///< its last line on standard error, without "tessera: "
+  bool ended = false;      ///< in time; otherwise it was killed
+  int status = 0;          ///< of waitpid
+};
+/// Runs a process that reads nothing. Throws as HostConnection.
+Captured capture(const ProcessSpec& process, std::chrono::seconds patience);
 
 /// What ssh connects to for this name: its configuration may have another.
 std::string name_in_network(std::vector<std::string> ssh, const std::string& host);

@@ -138,7 +138,7 @@ void HostLauncher::connect() {
   const std::pair<std::string, std::string> marker[] = {{"TESSERA_RUN_ID", marker_}};
   int rank = 0;
   for (const HostSlots& host : spec_.hosts) {
-    ProcessSpec process{.command = far_side_command(spec_.ssh, host.name, tessera_),
+    ProcessSpec process{.command = far_side_command(spec_.ssh, host.name, tessera_, "run"),
                         .environment = base::environment_with(marker)};
     process.own_session = true;
     try {

@@ -34,9 +34,9 @@ void HostControl::read(int patience) {
                    [this](std::string_view line) { lines_.emplace_back(line); });
 }
 
-std::optional<std::string> HostControl::first_line() {
-  while (!ended_ && std::chrono::steady_clock::now() - heard_ < kHostSilence) {
-    read(100);
+std::optional<std::string> HostControl::next_line(std::chrono::seconds silence) {
+  while (!lines_.empty() || (!ended_ && std::chrono::steady_clock::now() - heard_ < silence)) {
+    if (lines_.empty()) read(100);
     if (!lines_.empty() && lines_.front() == "alive") lines_.pop_front();
     if (lines_.empty()) continue;
     std::string line = std::move(lines_.front());
@@ -143,7 +143,7 @@ int run_as_host() {
   std::signal(SIGPIPE, SIG_IGN);
   say(std::string("hello ") + kVersion + " " + comm::host_identity());
   HostControl control;
-  const std::optional<std::string> line = control.first_line();
+  const std::optional<std::string> line = control.next_line();
   if (!line) return 1;
   const Json order = Json::parse(*line, nullptr, false);
   if (order.is_discarded()) throw base::InvalidUsage("run --as-host: it is for `tessera run --hosts` alone");

@@ -22,8 +22,8 @@ inline constexpr std::chrono::seconds kHostSilence{30};
 /// The launcher's lines.
 class HostControl {
  public:
-  /// Waits for the first line. Empty: the launcher has gone, or sent nothing for kHostSilence.
-  std::optional<std::string> first_line();
+  /// Waits for the next line. Empty: the launcher has gone, or sent nothing for so long.
+  std::optional<std::string> next_line(std::chrono::seconds silence = kHostSilence);
   /// Descriptor to poll; -1 after its end.
   int descriptor() const { return ended_ ? -1 : 0; }
 

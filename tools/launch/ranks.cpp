@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <sstream>
 
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/error.h"
@@ -78,6 +79,12 @@ std::string comm_setting(std::string_view name) {
 }
 
 std::string default_backend() { return comm_setting("TESSERA_BACKEND"); }
+
+void check_backend(const std::string& name) {
+  if (name == "auto") return;
+  std::istringstream parts(name);
+  for (std::string part; std::getline(parts, part, '+');) comm::find_backend(part);
+}
 
 void set_prefix(LaunchSpec& plan, const std::string& backend) {
   std::string name = backend.empty() ? default_backend() : backend;

@@ -32,6 +32,8 @@ std::string comm_setting(std::string_view name);
 
 /// TESSERA_BACKEND's value or default.
 std::string default_backend();
+/// Throws InvalidUsage if this host can't use the backend, which may be "auto" or "near+far".
+void check_backend(const std::string& name);
 
 /// Sets the command that must start the ranks of a backend ("": the one of TESSERA_BACKEND), if it needs one, and the
 /// environment that the command needs. Throws InvalidUsage if the backend can't be used.

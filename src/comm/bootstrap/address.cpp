@@ -291,6 +291,12 @@ Connection connect_at(const HostPort& where, Deadline deadline, std::string& why
   return {};
 }
 
+std::string connection_problem(const HostPort& where, Deadline deadline) {
+  std::string why;
+  if (connect_at(where, deadline, why)) return "";
+  return why.empty() ? "no answer in time" : why;
+}
+
 std::string own_address(int fd) {
   Endpoint own;
   own.length = sizeof(own.address);

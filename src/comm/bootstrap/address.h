@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/export.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/bootstrap/socket.h"
 
@@ -15,12 +16,12 @@ namespace tessera::comm {
 struct HostPort {
   std::string host;  ///< a name or a numeric address, without brackets
   std::uint16_t port = 0;
-  std::string text() const;  ///< the original spelling
+  TESSERA_API std::string text() const;  ///< the original spelling
 };
 
 /// "node7:29400", "10.0.0.1:29400", "[::1]:29400", "[fe80::1%eth0]:29400". Throws InvalidUsage that names `what`, also
 /// if a link-local address lacks its interface, or this host the interface.
-HostPort parse_host_port(const std::string& text, const std::string& what);
+TESSERA_API HostPort parse_host_port(const std::string& text, const std::string& what);
 
 /// Listens at a numeric address itself, at "localhost" on both loopback addresses, otherwise at all addresses of this
 /// host (since a host's own name may resolve differently on other hosts). Throws InvalidUsage if the port is in use or
@@ -29,20 +30,23 @@ std::vector<UniqueFd> listen_at(const HostPort& where);
 
 /// Listens at all addresses of this host, at ports that the system chooses. `places` becomes the addresses of this
 /// host's interfaces with these ports, loopback last. Throws SystemError.
-std::vector<UniqueFd> listen_at_free_port(std::vector<HostPort>& places);
+TESSERA_API std::vector<UniqueFd> listen_at_free_port(std::vector<HostPort>& places);
 
 /// Tries each address of the host once, another one first in each `attempt`: who accepts may not be rank 0. Returns an
 /// empty connection if none accepts, with the reason in `why`.
 Connection connect_at(const HostPort& where, Deadline deadline, std::string& why, std::size_t attempt = 0);
 
+/// Connects as connect_at() and ends the connection. "", or why that fails.
+TESSERA_API std::string connection_problem(const HostPort& where, Deadline deadline);
+
 /// The numeric address of this end; "" for a Unix socket. IPv4 addresses are written as such even on an IPv6 socket.
 std::string own_address(int fd);
-bool is_loopback(const std::string& address);
+TESSERA_API bool is_loopback(const std::string& address);
 
 /// "" if the loopback interface is up, else a sentence that says of `host`, this one, that it is down. Processes on one
 /// host connect to each other by it, also to the addresses of other interfaces. Throws SystemError if the system does
 /// not list its interfaces.
-std::string loopback_problem(const std::string& host);
+TESSERA_API std::string loopback_problem(const std::string& host);
 
 /// Sends small frames without delay, and detects a vanished host within half a minute. No effect on a Unix socket.
 void tune(int fd);

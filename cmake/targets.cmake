@@ -33,9 +33,9 @@ function(tessera_layer name)
   tessera_precompile(tessera_${name})
 endfunction()
 
-# Factor on test timeouts: the sanitizers make tests 3 to 20 times slower.
+# Factor on test timeouts: sanitizers and emulators make tests 3 to 20 times slower.
 set(TESSERA_PATIENCE 1)
-if(TESSERA_SANITIZE)
+if(TESSERA_SANITIZE OR CMAKE_CROSSCOMPILING)
   set(TESSERA_PATIENCE 3)
 endif()
 

@@ -49,6 +49,7 @@ std::int64_t below(std::uint64_t random, std::int64_t count) {
 /// Files of other kinds, by their first bytes, and how to make tokens or text of them.
 struct Kind {
   std::string_view magic, name, remedy;
+  std::size_t at = 0;  ///< where the bytes are
 };
 constexpr std::string_view kUnpack = "unpack it first";
 constexpr std::string_view kConvert = "write its text, or the ids of its tokens, to a file of their own";
@@ -61,26 +62,60 @@ constexpr Kind kKinds[] = {
                       6),
      "compressed by xz", kUnpack},
     {"BZh", "compressed by bzip2", kUnpack},
+    {"\x04\x22\x4d\x18", "compressed by lz4", kUnpack},
+    {"7z\xbc\xaf\x27\x1c", "a 7z archive", kUnpack},
+    {"Rar!\x1a\x07", "a RAR archive", kUnpack},
+    {"ustar", "a tar archive", kUnpack, 257},
     {"PK\x03\x04", "a zip archive, as .npz and PyTorch's .pt are", kUnpack},
     {"PAR1", "a Parquet file", kConvert},
     {"ARROW1", "an Arrow file", kConvert},
     {"\x89HDF\r\n", "an HDF5 file", kConvert},
     {"MMIDIDX", "an index of Megatron-LM", "give the .bin file beside it"},
     {"%PDF-", "a PDF", kConvert},
+    {"SQLite format 3", "an SQLite database", kConvert},
+    {"\x80\x04\x95", "a pickle", kConvert},
+    {"\x80\x05\x95", "a pickle", kConvert},
+    {"Obj\x01", "an Avro file", kConvert},
+    {"ORC", "an ORC file", kConvert},
+    {"GGUF", "a model (GGUF)", kConvert},
 };
 
 /// What is looked at to tell the kind of a file.
 constexpr std::size_t kLooked = 1U << 20U;
 
-bool is_json_object(std::string_view line) { return line.starts_with('{') && nlohmann::json::accept(line); }
+std::string_view without_space(std::string_view text) {
+  return text.substr(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+}
 
-/// JSON Lines: each of the first two lines is an object.
-bool is_jsonl(std::string_view text) {
+/// True at the beginning of `{"key":`, whether or not the object ends within the text.
+bool begins_record(std::string_view text) {
   if (!text.starts_with('{')) return false;
+  text = without_space(text.substr(1));
+  const std::size_t end = text.starts_with('"') ? text.find_first_of("\"\n", 1) : std::string_view::npos;
+  return end != std::string_view::npos && text[end] == '"' && without_space(text.substr(end + 1)).starts_with(':');
+}
+
+/// JSON Lines (each of the first two lines is an object or an array), or an array of objects. `cut`: the text goes on.
+bool is_json(std::string_view text, bool cut) {
+  constexpr std::string_view kMark = "\xef\xbb\xbf";
+  text = without_space(text.starts_with(kMark) ? text.substr(kMark.size()) : text);
+  if (text.starts_with('[') && begins_record(without_space(text.substr(1)))) return true;
   const std::size_t end = text.find('\n');
-  const std::string_view rest = end == std::string_view::npos ? "" : text.substr(end + 1);
+  const std::string_view first = text.substr(0, end);
+  const std::string_view rest = end == std::string_view::npos ? "" : without_space(text.substr(end));
   const std::string_view second = rest.substr(0, rest.find('\n'));
-  return is_json_object(text.substr(0, end)) && (second.empty() || is_json_object(second));
+  const auto is_value = [&](std::string_view line, bool last) {
+    if (last && cut) return begins_record(line);
+    return (line.starts_with('{') || line.starts_with('[')) && nlohmann::json::accept(line);
+  };
+  if (!is_value(first, first.size() == text.size())) return false;
+  return second.empty() ? first.starts_with('{') : is_value(second, second.size() == rest.size());
+}
+
+/// The byte order mark of UTF-16 or UTF-32, and a first character of ASCII.
+bool is_utf16(std::string_view text) {
+  const bool little = text.starts_with("\xff\xfe"), big = text.starts_with("\xfe\xff");
+  return text.size() >= 4 && ((little && text[3] == 0) || (big && text[2] == 0));
 }
 
 /// True of bytes that text doesn't have, but ids of 16 or 32 bits do.
@@ -105,15 +140,17 @@ template <class T>
 bool is_of_wider_ids(std::string_view bytes) {
   constexpr std::size_t kFewest = 32;
   constexpr T kHigh = 8;
-  bool low = false;
+  bool low = false, small = false, zeros = true;  // ids below 8 have high halves of 0 alone
   const std::size_t count = bytes.size() / sizeof(T);
   for (std::size_t i = 0; i < count; ++i) {
     T number;
     std::memcpy(&number, bytes.data() + i * sizeof(T), sizeof(T));
     if (i % 2 == 1 && number >= kHigh) return false;
     low = low || (i % 2 == 0 && number >= kHigh);
+    small = small || (i % 2 == 0 && number != 0);
+    zeros = zeros && (i % 2 == 0 || number == 0);
   }
-  return count >= kFewest && low;
+  return count >= kFewest && (low || (small && zeros));
 }
 
 /// Throws InvalidUsage if the content can't be what `format` says.
@@ -125,9 +162,11 @@ void check_kind(const std::string& path, std::string_view content, TokenFormat f
   };
   if (format == TokenFormat::any) return;
   for (const Kind& kind : kKinds)
-    if (content.starts_with(kind.magic)) refuse(kind.name, kind.remedy);
+    if (content.size() > kind.at && content.substr(kind.at).starts_with(kind.magic)) refuse(kind.name, kind.remedy);
+  if (is_utf16(content)) refuse("text in UTF-16 or UTF-32", "write it in UTF-8, such as by iconv -f UTF-16 -t UTF-8");
+  const bool cut = content.size() > kLooked;
   content = content.substr(0, kLooked);
-  if (is_jsonl(content)) refuse("lines of JSON", "write only their text to a file, such as by jq -r .text");
+  if (is_json(content, cut)) refuse("JSON", "write only its text to a file, such as by jq -r .text");
   if (format == TokenFormat::bytes) {
     if (is_binary(content)) refuse("binary", "give --data-format u16 or u32 if it holds ids of tokens");
     return;

@@ -94,7 +94,28 @@ TEST(TokenFiles, OtherKindsAreRecognizedByTheirContent) {
   EXPECT_THAT(error(ids(wide), TokenFormat::u16), HasSubstr("give --data-format u32"));
   EXPECT_THAT(error(ids(widest), TokenFormat::u16), HasSubstr("ids of 64 bits"));
   EXPECT_THAT(error(ids(widest), TokenFormat::u32), HasSubstr("ids of 64 bits"));
-  EXPECT_THAT(error(jsonl, TokenFormat::bytes), HasSubstr("lines of JSON"));
+  const std::string book = "{\"text\": \"" + std::string(2U << 20U, 'a') + "\"}\n";
+  for (const std::string& json : std::vector<std::string>{
+           jsonl, "\n" + jsonl, "\xef\xbb\xbf" + jsonl, "{\"text\": \"one line\"}", book + book,
+           jsonl.substr(0, 29) + "\n" + book, std::string("[\n  {\"text\" : \"April\"}\n]"), "[1, 2]\n[3]\n" + text})
+    EXPECT_THAT(error(json, TokenFormat::bytes), HasSubstr("is JSON, not text")) << json.substr(0, 40);
+  for (const std::string& prose :
+       std::vector<std::string>{"[1] A footnote.\n" + text, "[1]\n" + text,
+                                "{\n  \"name\": \"a source\"\n}\nint main() {}", "{" + std::string(2U << 20U, 'a')})
+    EXPECT_EQ(error(prose, TokenFormat::bytes), "") << prose.substr(0, 40);
+  for (const TokenFormat format : {TokenFormat::bytes, TokenFormat::u16}) {
+    EXPECT_THAT(error(std::string("\xff\xfeI\0t\0 \0", 8), format), HasSubstr("UTF-16"));
+    EXPECT_THAT(error(std::string("\xfe\xff\0I\0t\0 ", 8), format), HasSubstr("UTF-16"));
+    EXPECT_THAT(error(std::string(257, 'x') + "ustar" + std::string(250, 'x'), format), HasSubstr("tar"));
+  }
+  // Ids below 8, as of bases or labels: their upper halves are zeros, and those of 16 bits have none.
+  std::vector<std::uint16_t> bases(200);
+  for (std::size_t i = 0; i < bases.size(); ++i) bases[i] = static_cast<std::uint16_t>(i * 7 % 5);
+  EXPECT_EQ(error(ids(bases), TokenFormat::u16), "");
+  EXPECT_THAT(error(ids(std::vector<std::uint32_t>(bases.begin(), bases.end())), TokenFormat::u16),
+              HasSubstr("give --data-format u32"));
+  EXPECT_THAT(error(ids(std::vector<std::uint64_t>(bases.begin(), bases.end())), TokenFormat::u32),
+              HasSubstr("ids of 64 bits"));
   for (const auto& [magic, name] : {std::pair(std::string("\x93NUMPY\x01\x00"), ".npy"),
                                     {std::string("\x1f\x8b\x08\x00", 4), "gzip"},
                                     {std::string("\x28\xb5\x2f\xfd"), "zstd"},

@@ -132,6 +132,9 @@ TEST(Config, NamesUnsupportedFields) {
               HasSubstr("'activation_function: mish' is not supported"));
   EXPECT_THAT(refused(llama + R"("hidden_act":"gelu"})"), HasSubstr("'hidden_act: gelu' is not supported"));
   EXPECT_THAT(refused(gpt + R"("add_cross_attention":true})"), HasSubstr("add_cross_attention"));
+  for (const std::string& model : {gpt, llama})
+    EXPECT_THAT(refused(model + R"("is_causal":false})"), HasSubstr("is_causal"));
+  EXPECT_THAT(refused(llama + R"("transformers_weights":"other.safetensors"})"), HasSubstr("transformers_weights"));
   EXPECT_THAT(refused(gpt + R"("eos_token_id":{}})"), HasSubstr("'eos_token_id' must be an id"));
   EXPECT_THAT(refused(gpt + R"("pad_token_id":[1,"x"]})"), HasSubstr("'pad_token_id' must be an id"));
   EXPECT_THAT(refused(llama + R"("rope_scaling":{"type":"yarn","factor":2}})"), HasSubstr("'yarn'"));
@@ -143,6 +146,22 @@ TEST(Config, NamesUnsupportedFields) {
   EXPECT_THAT(refused(llama + R"("num_key_value_heads":5})"), HasSubstr("5 key heads"));
   EXPECT_THAT(error_of<InvalidUsage>([] { find_config("gpt-5"); }), HasSubstr("gpt-nano gpt-mini gpt2"));
   EXPECT_THAT(error_of<InvalidUsage>([] { find_config("none.json"); }), HasSubstr("none.json"));
+}
+
+/// As transformers 5 has it: the length outside of the scaling counts.
+TEST(HfConfig, OriginalLengthOutsideCounts) {
+  const std::string scaling = R"("rope_type":"llama3","factor":2,"original_max_position_embeddings":32)";
+  const auto read = [&](const std::string& outside, const std::string& field) {
+    return parse_config(R"({"model_type":"llama","num_hidden_layers":1,"hidden_size":32,"num_attention_heads":4,)" +
+                            outside + "\"" + field + "\":{" + scaling + "}}",
+                        "config.json");
+  };
+  for (const char* field : {"rope_scaling", "rope_parameters"}) {
+    EXPECT_EQ(read("", field).rope_scaling.original_context, 32) << field;
+    const ModelConfig outside = read(R"("original_max_position_embeddings":16,)", field);
+    EXPECT_EQ(outside.rope_scaling.original_context, 16) << field;
+    EXPECT_NE(outside.note, "") << field;  // transformers 4 differs
+  }
 }
 
 TEST(HfConfig, IsFoundByFileAndFolder) {

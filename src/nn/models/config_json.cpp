@@ -61,11 +61,17 @@ void read_gpt2(const Fields& fields, ModelConfig& config) {
   fields.only("add_cross_attention", false);
 }
 
-void read_llama3(const Fields& inner, ModelConfig& config) {
+/// As transformers 5, whose configurations let the length outside replace the one inside.
+void read_llama3(const Fields& fields, const Fields& inner, ModelConfig& config) {
   kernels::RopeScaling& scaling = config.rope_scaling;
   scaling.low = inner.number("low_freq_factor", 1);
   scaling.high = inner.number("high_freq_factor", 4);
-  scaling.original_context = inner.number("original_max_position_embeddings", static_cast<double>(config.context));
+  const double inside = inner.number("original_max_position_embeddings", static_cast<double>(config.context));
+  scaling.original_context = fields.number("original_max_position_embeddings", inside);
+  if (scaling.original_context != inside)
+    config.note = fields.origin() +
+                  ": 'original_max_position_embeddings' is used as by transformers 5; transformers 4 " +
+                  "would use the one in " + inner.origin();
   if (!(scaling.low > 0 && scaling.high > scaling.low && scaling.original_context > 0))
     inner.fail("needs 0 < 'low_freq_factor' < 'high_freq_factor', and positions above 0");
 }
@@ -97,7 +103,7 @@ void read_rope(const Fields& fields, ModelConfig& config) {
     inner.fail("the rope type '" + type + "' is not supported; supported: default linear llama3");
   if (type != "default") config.rope_scaling.factor = inner.number("factor", 0);
   if (!(config.rope_scaling.factor > 0)) inner.fail("the rope type '" + type + "' needs a 'factor' above 0");
-  if (type == "llama3") read_llama3(inner, config);
+  if (type == "llama3") read_llama3(fields, inner, config);
   if (config.rope_theta != outside || (field != old_field && type != "default"))
     config.note = inner.origin() + ": used as by transformers 5; transformers 4 would ignore " +
                   (type == "default" ? "its rope_theta" : "a part of it");
@@ -148,8 +154,9 @@ void read_llama(const Fields& fields, const LlamaLike& type, ModelConfig& config
   read_rope(fields, config);
 }
 
-/// Fields of all types that change the mathematics. transformers ignores what none of its classes knows.
-constexpr std::string_view kUnset[] = {"quantization_config", "per_layer_config", "pruned_heads"};
+/// Fields of all types that change the mathematics or the weights. transformers ignores what none of its code reads.
+constexpr std::string_view kUnset[] = {"quantization_config", "per_layer_config", "pruned_heads",
+                                       "transformers_weights"};
 
 /// Fields of the tokenizer's, which an export hands on.
 constexpr const char* kTokenIds[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
@@ -199,6 +206,7 @@ ModelConfig parse_config(std::string_view text, const std::string& origin) {
     fields.fail("model_type '" + type + "' is not supported; supported: gpt2 llama mistral qwen2");
   }
   for (const std::string_view field : kUnset) fields.only_unset(field);
+  fields.only("is_causal", true);  // read by what makes the masks
   config.token_ids = token_ids_of(fields, json);
   config.init_deviation = fields.number("initializer_range", 0.02);
   validate(config);

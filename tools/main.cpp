@@ -1,5 +1,8 @@
 // The command line: parses, runs the chosen subcommand, and turns errors into one line and an exit code.
 // 0 done; 1 the work failed; 2 wrong usage or input.
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
@@ -168,21 +171,41 @@ int main_of(std::vector<std::string> arguments) {
   return run(commands);
 }
 
+rlim_t limit_of(__rlimit_resource resource) {
+  rlimit limit{};
+  return ::getrlimit(resource, &limit) == 0 ? limit.rlim_cur : RLIM_INFINITY;
+}
+
+/// Ends the process without the handlers of libraries if its address space is limited: OpenBLAS's waits for its
+/// threads, and they for memory, perhaps for ever.
+int end_with(int code) {
+  if (limit_of(RLIMIT_AS) == RLIM_INFINITY) return code;
+  std::fflush(nullptr);
+  ::_exit(code);
+}
+
 }  // namespace
 }  // namespace tessera::tools
 
 int main(int argc, char** argv) {
+  using namespace tessera::tools;
   tessera::base::open_closed_streams();
+  constexpr rlim_t kLeastStack = rlim_t{128} << 10U;
+  if (limit_of(RLIMIT_STACK) < kLeastStack) {
+    print_clean(stderr, "tessera: the stack is limited to {} kB; allow 128 kB or more (ulimit -s 8192)\n",
+                limit_of(RLIMIT_STACK) >> 10U);
+    return end_with(2);
+  }
   try {
-    if (!tessera::tools::has_a_launcher()) tessera::tools::say_what_stops_us();
-    static const auto launcher = tessera::tools::connect_to_launcher();  // lives until the process ends
-    static const auto guard = tessera::tools::connect_to_guard(tessera::tools::launch_to_guard());
-    const int code = tessera::tools::main_of({argv + 1, argv + argc});
+    if (!has_a_launcher()) say_what_stops_us();
+    static const auto launcher = connect_to_launcher();  // lives until the process ends
+    static const auto guard = connect_to_guard(launch_to_guard());
+    const int code = main_of({argv + 1, argv + argc});
     launcher.send("end " + std::to_string(code) + "\n");
     guard.send(code == 0 ? "e" : "f");
-    return code;
+    return end_with(code);
   } catch (const std::exception& error) {
-    tessera::tools::print_clean(stderr, "tessera: {}\n", error.what());
+    print_clean(stderr, "tessera: {}\n", error.what());
   }
-  return 1;
+  return end_with(1);
 }

@@ -125,12 +125,12 @@ void check_limits(Findings& all) {
 /// Whether one child of this process can read another's memory, as ranks of one launcher do.
 bool siblings_read_each_other() {
   static const int kSecret = 4711;
-  const pid_t owner = ::fork();
+  const pid_t owner = ::_Fork();
   if (owner == 0) {
     ::sleep(5);  // until it is killed
     ::_exit(0);
   }
-  const pid_t reader = ::fork();
+  const pid_t reader = ::_Fork();
   if (reader == 0) {
     int seen = 0;
     iovec to{&seen, sizeof seen}, from{const_cast<int*>(&kSecret), sizeof kSecret};

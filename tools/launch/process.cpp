@@ -143,6 +143,8 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return result;
 }
 
+// Children are made by _Fork(), without the handlers of libraries: OpenBLAS's waits for its threads, which wait for ever
+// where the address space is limited.
 struct Prepared {  // all that the child needs, prepared before the fork: after it only system calls are safe
   std::vector<char*> arguments;
   std::vector<char*> environment;
@@ -181,7 +183,7 @@ pid_t start_process(const ProcessSpec& plan) {
   CPU_ZERO(&prepared.cores);
   for (const int core : plan.cores) CPU_SET(core, &prepared.cores);
   Pipe report = make_pipe();  // closes itself when exec succeeds
-  const pid_t pid = ::fork();
+  const pid_t pid = ::_Fork();
   if (pid < 0) throw base::system_error("launcher: can't start '" + plan.command[0] + "'");
   if (pid == 0) run_child(plan, prepared, report.write_end.get());
   report.write_end.reset();
@@ -255,7 +257,7 @@ int kill_marked(const char* marker, std::size_t length) {
 
 OrphanReaper::OrphanReaper(const std::string& marker) {
   Pipe pipe = make_pipe();
-  pid_ = ::fork();
+  pid_ = ::_Fork();
   if (pid_ < 0) throw base::system_error("launcher: can't start its guardian");
   if (pid_ == 0) {
     pipe.write_end.reset();

@@ -33,10 +33,6 @@ std::string point_text(const ordered_json& point) {
 
 }  // namespace
 
-LongRun::LongRun(const BenchSpec& plan, comm::HostCollectives& control, comm::Communicator& measured,
-                 BenchMemory& memory)
-    : plan_(plan), control_(control), measured_(measured), memory_(memory) {}
-
 void LongRun::add(const BenchOp& op, const BenchData& data) {
   const std::vector<std::uint64_t> sizes = plan_.sizes(op);
   const BenchShape largest = bench_shape(op, sizes.back(), data.dtype, data.ranks);

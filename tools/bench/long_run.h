@@ -18,7 +18,8 @@ namespace tessera::tools {
 class LongRun {
  public:
   /// All arguments outlive it, and `plan` has a long_run. `measured` has the ranks of `control`.
-  LongRun(const BenchSpec& plan, comm::HostCollectives& control, comm::Communicator& measured, BenchMemory& memory);
+  LongRun(const BenchSpec& plan, comm::HostCollectives& control, comm::Communicator& measured, BenchMemory& memory)
+      : plan_(plan), control_(control), measured_(measured), memory_(memory) {}
 
   /// Adds all sizes of an operation, out of place, with this dtype and reduction. Collective.
   void add(const BenchOp& op, const BenchData& data);

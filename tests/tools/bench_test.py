@@ -87,15 +87,15 @@ class BenchTest(unittest.TestCase):
         self.assertIn("# Avg bus bandwidth    : ", out)
 
     def assert_fit(self, fit, results):
-        self.assertEqual(list(fit), ["backend", "op", "alpha_us", "beta_us_per_mib", "median_error", "worst_error", "points"])
+        self.assertEqual(list(fit), ["backend", "op", "dtype", "redop", "alpha_us", "beta_us_per_mib", "median_error", "worst_error", "points"])
         line = lambda r: fit["alpha_us"] + fit["beta_us_per_mib"] * r["bytes"] / 2**20
         errors = sorted(abs(line(r) / r["time_us"]["median"] - 1) for r in results)
         self.assertAlmostEqual(fit["worst_error"], errors[-1], places=9)
         self.assertAlmostEqual(fit["median_error"], (errors[2] + errors[3]) / 2, places=9)
 
     def assert_result(self, r):
-        self.assertEqual(list(r), ["backend", "op", "bytes", "dtype", "time_us", "algbw_gbps", "busbw_gbps", "wrong", "in_place", "memory",
-                                   "algorithm", "bound_us", "rounds_us", "noisy"])
+        self.assertEqual(list(r), ["backend", "op", "bytes", "dtype", "redop", "time_us", "algbw_gbps", "busbw_gbps", "wrong", "in_place",
+                                   "memory", "algorithm", "bound_us", "rounds_us", "noisy"])
         time = r["time_us"]
         self.assertEqual(list(time), ["median", "p99", "min", "max"])
         self.assertTrue(0 < time["min"] <= time["median"] <= time["p99"] <= time["max"], r)
@@ -119,6 +119,67 @@ class BenchTest(unittest.TestCase):
                          [[str(2 * n), str(n), "bf16", "none", "2"] for n in (2, 18, 162)])
         self.assertEqual(table[3][9:13], ["N/A"] * 4, "all_to_all has no in-place form")
         self.assertEqual({row[8] for row in table}, {"0"})
+
+    def test_lists_of_dtypes_and_reductions_are_a_table_each(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "out.json"
+            run = ("all_reduce,all_gather", "--ranks", "2", "-b", "64", "-e", "4K", "-f", "8", "-n", "10", "--dtype", "f32,bf16", "--op",
+                   "sum,max")
+            code, out, err = bench(*run, "--check", "--backends", "shm,tcp", "--json", str(file))
+            self.assertEqual((code, err), (0, ""))
+            found = json.loads(file.read_text())
+            wanted = [("all_reduce", dtype, redop) for dtype in ("f32", "bf16") for redop in ("sum", "max")]
+            wanted += [("all_gather", dtype, "none") for dtype in ("f32", "bf16")]
+            name = lambda one: (one["op"], one["dtype"], one["redop"])
+            for part in ("fits", "verdicts"):
+                self.assertEqual([name(one) for one in found[part]], wanted * 2)
+            self.assertEqual([name(r) for r in found["results"] if not r["in_place"] and r["bytes"] == 64], wanted * 2)
+            for backend in ("shm", "tcp"):
+                self.assertIn(f"\n# all_reduce bf16 max, backend {backend}\n", out)
+                self.assertIn(f"\n# all_gather bf16, backend {backend}\n", out)
+            self.assertEqual([row[2:4] for row in rows(out)], [list(one[1:]) for one in wanted * 2 for _ in range(3)])
+            side = [line.split()[1:4] for line in out[out.index("# Side by side"):].splitlines()[4:]]
+            self.assertEqual(side[:6:3], [["all_reduce", "f32", "sum"], ["all_reduce", "f32", "max"]])
+            # How fast they are is not the question here: the machine may be busy.
+            _, out, _ = bench("all_reduce", "--ranks", "2", "-b", "64", "-e", "4K", "-f", "8", "-n", "10", "--op", "max", "--baseline", str(file))
+            self.assertIn(": 6 rows compared", out)  # of f32 and max alone
+            for result in found["results"]:
+                del result["redop"]  # as older versions wrote it: whatever it was
+            file.write_text(json.dumps(found))
+            _, out, _ = bench("all_reduce", "--ranks", "2", "-b", "64", "-e", "64", "-n", "10", "--op", "min", "--baseline", str(file))
+            self.assertIn(": 2 rows compared", out)
+
+    def test_point_to_point_as_osu_defines_it(self):
+        sizes, pairs = (8, 65536), {"ping_pong": 1, "window": 2, "bidirectional": 4}  # what crosses at the same time, of four ranks
+        for backend in ("shm", "tcp"):
+            with tempfile.TemporaryDirectory() as folder:
+                file = pathlib.Path(folder) / "out.json"
+                code, out, err = bench(",".join(pairs), "--ranks", "4", "-b", "8", "-e", "64K", "-f", "8192", "-n", "10", "--check", "--backend",
+                                       backend, "--json", str(file))
+                self.assertEqual((code, err), (0, ""))
+                found = json.loads(file.read_text())["results"]
+            self.assertEqual([(r["op"], r["bytes"], r["wrong"]) for r in found], [(op, size, 0) for op in pairs for size in sizes])
+            for row, r in zip(rows(out), found):
+                self.assertAlmostEqual(r["busbw_gbps"], r["bytes"] / r["time_us"]["median"] / 1e3 * pairs[r["op"]])
+                self.assertEqual((len(row), row[9]), (17 if r["op"] == "ping_pong" else 18, "N/A"))
+                if r["op"] == "ping_pong":
+                    self.assertNotIn("messages_per_second", r)
+                else:
+                    self.assertAlmostEqual(r["messages_per_second"] * r["time_us"]["median"], 1e6 * pairs[r["op"]], delta=1)
+                    self.assertAlmostEqual(float(row[17]), r["messages_per_second"], delta=1)
+            self.assertEqual(out.count("  msg/s\n"), 2)
+
+    def test_the_time_of_a_message_is_that_of_the_link(self):
+        times = {}
+        for op in ("ping_pong", "window"):  # over links of 20 ms and 100 MB/s
+            code, out, err = bench(op, "--ranks", "2", "-b", "8", "-e", "64K", "-f", "8192", "-n", "3", "-w", "0", "--link", "20ms,100MB/s")
+            self.assertEqual(code, 0, err)
+            times[op] = [float(row[5]) for row in rows(out)]
+        for time in times["ping_pong"]:  # half a round trip
+            self.assertGreater(time, 20e3)
+            self.assertLess(time, 28e3)
+        for time in times["window"]:  # many on the way at once
+            self.assertLess(time, 5e3)
 
     def test_csv_has_one_line_per_result(self):
         code, out, err = bench("all_gather", "--ranks", "2", "--max-bytes", "64", "--iterations", "2", "--csv")
@@ -262,8 +323,15 @@ class BenchTest(unittest.TestCase):
             (("all_gather", "--op", "max"), "--op max: all_gather reduces nothing"),
             (("all_reduce", "--root", "1"), "--root 1: all_reduce has no root"),
             (("reduce", "--root", "4"), "--root"),
+            (("--dtype", "f32,f32"), "--dtype: 'f32' is given twice"),
+            (("--dtype", "i32,f32", "--op", "sum,bit_and"), "--op bit_and is not defined for --dtype f32"),
+            (("--dtype", "f32,bf16", "--plot", "x.svg"), "--plot is for one --dtype and one --op"),
+            (("--op", "sum,max", "--tune", "x"), "--tune is for one --dtype and one --op"),
             (("--ranks", "0"), "--ranks"),
             (("send_recv", "--ranks", "1"), "two ranks"),
+            (("ping_pong", "--ranks", "3"), "ping_pong is between pairs of ranks, not of 3; use an even number"),
+            (("window", "--overlap"), "window has no --overlap; leave it out"),
+            (("bidirectional", "--pattern", "pairs"), "bidirectional has no --pattern; leave it out"),
             (("--iterations", "0"), "--iterations"),
             (("--backends", "shm,warp"), "shm"),
             (("--memory", "shared"), "--memory"),

@@ -20,6 +20,11 @@ using nlohmann::ordered_json;
 
 auto key_of(const BenchResult& r) { return std::tie(r.backend, r.op, r.bytes, r.dtype, r.memory, r.in_place); }
 
+/// Files of earlier versions don't say.
+bool same_reduction(const BenchResult& a, const BenchResult& b) {
+  return a.redop == b.redop || a.redop.empty() || b.redop.empty();
+}
+
 /// Throws nlohmann's errors if a field is missing or has another type.
 BenchFile bench_file(const ordered_json& json) {
   BenchFile file{.ranks = json.at("ranks"), .cold = json.at("cold"), .device = json.value("device", "cpu")};
@@ -64,7 +69,7 @@ std::vector<RowChange> changes_of(std::span<const BenchResult> before, std::span
   std::vector<RowChange> changes;
   for (const BenchResult& now : after)
     for (const BenchResult& then : before)
-      if (key_of(now) == key_of(then) && then.time_us.median > 0) {
+      if (key_of(now) == key_of(then) && same_reduction(now, then) && then.time_us.median > 0) {
         changes.push_back({then, now});
         break;
       }
@@ -100,11 +105,15 @@ BenchFile read_baseline(const BenchOptions& options, const BenchSpec& plan) {
     refuse(file.cold ? "was measured with --cold; give it here too" : "was measured without --cold; leave it out");
   if (file.device != plan.device) refuse(fmt::format("was measured with --device {0}; give it here too", file.device));
   const auto measured_here = [&](const BenchResult& r) {
-    if (r.dtype != base::name_of(plan.dtype)) return false;
+    if (std::ranges::none_of(plan.combinations, [&](const auto& one) {
+          return r.dtype == base::name_of(one.first) &&
+                 (r.redop.empty() || r.redop == "none" || r.redop == comm::name_of(one.second));
+        }))
+      return false;
     if (r.memory != (plan.communicator_memory ? "communicator" : "ordinary")) return false;
     const auto op = std::ranges::find(plan.ops, r.op, &BenchOp::name);
     return op != plan.ops.end() && std::ranges::any_of(plan.sizes(**op), [&](std::uint64_t bytes) {
-             return bench_shape(**op, bytes, plan.dtype, plan.ranks).bytes == r.bytes;
+             return bench_shape(**op, bytes, base::parse_dtype(r.dtype), plan.ranks).bytes == r.bytes;
            });
   };
   if (std::ranges::none_of(file.results, measured_here))

@@ -1,6 +1,7 @@
 // tessera bench: the times of collectives, and whether their results are right.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "tessera/base/error.h"
@@ -31,6 +32,7 @@ std::unique_ptr<comm::Communicator> join(const BenchSpec& plan, const std::strin
   if (!device->host_accessible()) config.device = device;
   config.backend = backend;
   config.algorithms = algorithms;
+  config.timeout = plan.time_limit;
   if (plan.ranks == 1) config.launch = comm::Launch{};
   if (!comm_variable("TESSERA_DETERMINISTIC")) config.deterministic = false;
   return comm::init(std::move(config));
@@ -60,6 +62,14 @@ int run_as_child(const BenchOptions& options, const BenchSpec& plan) {
                    if (row.in_place) line["in_place"] = to_json(*row.in_place);
                    print_line(line);
                  },
+             .on_pattern =
+                 [&](const ordered_json& pattern) {
+                   print_line({{"pattern", pattern}});
+                 },
+             .on_interval =
+                 [&](const ordered_json& interval) {
+                   print_line({{"interval", interval}});
+                 },
              .on_link =
                  [&](const comm::Lateness& lateness) {
                    print_line({{"link", {lateness.median_us, lateness.percent, lateness.shared_calls}}});
@@ -79,6 +89,10 @@ int run_in_processes(const CommandLine& commands, const BenchSpec& plan, const s
       callbacks.on_environment(line["environment"]);
     } else if (line.contains("memcpy")) {
       callbacks.on_memcpy({line["memcpy"][0], line["memcpy"][1]});
+    } else if (line.contains("pattern")) {
+      callbacks.on_pattern(line["pattern"]);
+    } else if (line.contains("interval")) {
+      callbacks.on_interval(line["interval"]);
     } else if (line.contains("link")) {
       if (callbacks.on_link) callbacks.on_link({line["link"][0], line["link"][1], line["link"][2]});
     } else {
@@ -89,11 +103,17 @@ int run_in_processes(const CommandLine& commands, const BenchSpec& plan, const s
   });
 }
 
-BenchCallbacks printing(BenchReport& report, const std::string& backend) {
+BenchCallbacks printing(BenchReport& report, const std::string& backend, const std::string& json) {
   return {.on_environment = [&report,
                              backend](const ordered_json& environment) { print_now(report.add(backend, environment)); },
           .on_memcpy = [&](const MemcpySpeed& speed) { print_now(report.add(speed)); },
           .on_row = [&](const BenchRow& row) { print_now(report.add(row)); },
+          .on_pattern = [&](const ordered_json& pattern) { print_now(report.add_pattern(pattern)); },
+          .on_interval =
+              [&report, backend, json](const ordered_json& interval) {
+                print_now(report.add_interval(backend, interval));
+                write_json(json, report.json(false));
+              },
           .on_link = [&](const comm::Lateness& lateness) { report.add(lateness); }};
 }
 
@@ -110,7 +130,7 @@ int run_here(const BenchOptions& options, const BenchSpec& plan, const std::opti
   const bool first = world->rank() == 0;
   BenchReport report(plan, options.csv);
   if (first) print_now(report.begin());
-  run_bench(plan, *world, *device, printing(report, plan.backends.front()));
+  run_bench(plan, *world, *device, printing(report, plan.backends.front(), options.json));
   if (!first) return 0;
   print_now(report.end());
   finish_bench(options, report);
@@ -123,7 +143,7 @@ int run_all(const CommandLine& commands, const BenchOptions& options, const Benc
   BenchReport report(plan, options.csv);
   print_now(report.begin());
   for (const std::string& backend : plan.backends) {
-    BenchCallbacks callbacks = printing(report, backend);
+    BenchCallbacks callbacks = printing(report, backend, options.json);
     // Results carry the requested names, even if one backend delegates to another.
     if (plan.backends.size() > 1)
       callbacks.on_row = [&](BenchRow row) {
@@ -131,8 +151,16 @@ int run_all(const CommandLine& commands, const BenchOptions& options, const Benc
         if (row.in_place) row.in_place->backend = backend;
         print_now(report.add(row));
       };
+    callbacks.on_pattern = [&](ordered_json pattern) {
+      pattern["backend"] = backend;
+      print_now(report.add_pattern(pattern));
+    };
     const int code = run_in_processes(commands, plan, backend, std::nullopt, callbacks);
-    if (code != 0) return code;
+    if (code == 0) continue;
+    if (report.empty()) return code;
+    print_now(report.end());
+    write_json(options.json, report.json(false));
+    return code;
   }
   print_now(report.end());
   finish_bench(options, report);
@@ -188,11 +216,36 @@ std::vector<std::string> options_of_step(const CLI::App& command) {
   return names;
 }
 
-int bench(const CLI::App& command, const CommandLine& commands, const BenchOptions& options) {
+/// What a pattern measures unless told otherwise: one size, sent.
+BenchOptions with_pattern_defaults(const CLI::App& command, BenchOptions options) {
+  if (options.only.empty())
+    refuse_other_options(
+        command, "--pattern",
+        {"--pattern", "--outlier",    "ops",      "--ranks", "--backends",   "--min-bytes",  "--max-bytes",
+         "--factor",  "--dtype",      "--device", "--op",    "--memory",     "--iterations", "--warmup",
+         "--check",   "--time-limit", "--json",   "--link",  "--link-intra", "--hosts"});
+  if (command.count("--max-bytes") == 0 && command.count("--min-bytes") == 0) options.max_bytes = "4M";
+  if (command.count("--min-bytes") == 0) options.min_bytes = options.max_bytes;
+  const std::string& pattern = options.pattern;
+  if ((pattern == "incast" || pattern == "neighbors") && command.count("ops") > 0)
+    throw base::InvalidUsage("--pattern " + pattern + " consists of sends; leave the operations out");
+  if (std::ranges::find(options.ops, "barrier") != options.ops.end())
+    throw base::InvalidUsage("--pattern compares bandwidths, which barrier has none of; leave it out");
+  if (command.count("ops") > 0) return options;
+  options.pattern_sends = pattern == "incast" || pattern == "pairs" || pattern == "bisection";
+  options.ops = {options.pattern_sends ? "gather" : "send_recv"};  // a gather's direct algorithm sends to one rank
+  return options;
+}
+
+int bench(const CLI::App& command, const CommandLine& commands, BenchOptions options) {
   if (!options.compare.empty()) {
     refuse_other_options(command, "--compare", {"--compare", "--json"});
     return bench_compare(options);
   }
+  if (!options.pattern.empty())
+    options = with_pattern_defaults(command, options);
+  else if (command.count("--outlier") > 0)
+    throw base::InvalidUsage("--outlier has no effect without --pattern; leave it out");
   const int ranks = world_size(options.ranks);
   BenchSpec plan = make_bench_plan(options, ranks);
   plan.command = fmt::format("tessera {}", fmt::join(commands.arguments, " "));

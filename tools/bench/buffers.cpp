@@ -105,9 +105,33 @@ comm::Work BenchCall::start(comm::Communicator& world) const {
   }
 }
 
+void BenchCall::run(comm::Communicator& world) const {
+  if (exchange == Exchange::ring) return start(world).wait();
+  const bool first = world.rank() < world.size() / 2;
+  const int peer = partner_of(world.rank(), world.size());
+  const auto pass = [&](bool sends) { (sends ? world.send(in, peer) : world.recv(out, peer)).wait(); };
+  if (exchange == Exchange::ping_pong) {
+    for (int i = 0; i < 2 * kRoundTrips; ++i) pass(first == (i % 2 == 0));
+  } else if (exchange == Exchange::window) {
+    std::array<comm::Work, kWindow> works;
+    for (comm::Work& work : works) work = first ? world.send(in, peer) : world.recv(out, peer);
+    for (comm::Work& work : works) work.wait();
+    const std::size_t answer = std::min<std::size_t>(out.count, 1);
+    (first ? world.recv({out.data, answer, out.dtype, out.device}, peer)
+           : world.send({out.data, answer, out.dtype, out.device}, peer))
+        .wait();
+  } else {
+    std::vector<comm::P2POp> parts;
+    parts.reserve(2 * kWindow);
+    for (int i = 0; i < kWindow; ++i)
+      parts.insert(parts.end(), {comm::P2POp::recv(out, peer), comm::P2POp::send(in, peer)});
+    world.batch(parts).wait();
+  }
+}
+
 std::optional<std::string> BenchCall::try_on(comm::Communicator& world, bool may_refuse) const {
   try {
-    start(world).wait();
+    run(world);
     return std::string(world.last_algorithm());
   } catch (const base::InvalidUsage&) {
     if (!may_refuse) throw;
@@ -163,7 +187,8 @@ BenchCall BenchBuffers::call(const BenchShape& shape, bool in_place) const {
           {at.in, shape.in_count, data_.dtype, memory_.device()},
           {at.out, shape.out_count, data_.dtype, memory_.device()},
           bench_reduce_op(data_.redop, rank_),
-          data_.root};
+          data_.root,
+          data_.op->exchange};
 }
 
 }  // namespace tessera::tools

@@ -57,8 +57,11 @@ struct BenchCall {
   comm::View out = {};
   comm::ReduceOp op = {};
   int root = 0;
+  Exchange exchange = Exchange::ring;
   comm::Work start(comm::Communicator& world) const;
-  /// Calls once and waits. Returns the algorithm; nothing if `may_refuse` and it was refused, before anything was sent
+  /// Calls once and waits; with pairs of ranks, all messages of their exchange.
+  void run(comm::Communicator& world) const;
+  /// As run(). Returns the algorithm; nothing if `may_refuse` and it was refused, before anything was sent
   /// and equally on all ranks.
   std::optional<std::string> try_on(comm::Communicator& world, bool may_refuse) const;
   /// Evicts its buffers from the caches.

@@ -30,6 +30,7 @@ nlohmann::ordered_json to_json(const RowChange& change, bool shown) {
           {"op", r.op},
           {"bytes", r.bytes},
           {"dtype", r.dtype},
+          {"redop", r.redop},
           {"memory", r.memory},
           {"in_place", r.in_place},
           {"before_us", change.before.time_us.median},

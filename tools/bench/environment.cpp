@@ -254,10 +254,11 @@ std::vector<std::string> load_warnings(const ordered_json& environment) {
   std::vector<std::string> found;
   for (const ordered_json& host : environment.value("hosts", ordered_json::array())) {
     if (!host.at("load").is_number() || host["load"] <= host.at("cores")) continue;
-    found.push_back(
-        fmt::format("{}: the load average was {:.1f} on {} cores before the measurement: other programs "
-                    "may slow it down",
-                    host.at("name").get<std::string>(), host["load"].get<double>(), host["cores"].get<int>()));
+    const std::string line = fmt::format(
+        "{}: the load average was {:.1f} on {} cores before the measurement: other programs "
+        "may slow it down",
+        host.at("name").get<std::string>(), host["load"].get<double>(), host["cores"].get<int>());
+    if (std::ranges::find(found, line) == found.end()) found.push_back(line);  // namespaces of one host
   }
   return found;
 }

@@ -15,7 +15,7 @@ using base::DType;
 using comm::OpKind;
 using Kind = comm::ReduceOp::Kind;
 
-constexpr std::array<BenchOp, 10> kOps = {{{"all_reduce", OpKind::all_reduce},
+constexpr std::array<BenchOp, 13> kOps = {{{"all_reduce", OpKind::all_reduce},
                                            {"all_gather", OpKind::all_gather},
                                            {"reduce_scatter", OpKind::reduce_scatter},
                                            {"broadcast", OpKind::broadcast},
@@ -24,6 +24,9 @@ constexpr std::array<BenchOp, 10> kOps = {{{"all_reduce", OpKind::all_reduce},
                                            {"scatter", OpKind::scatter},
                                            {"all_to_all", OpKind::all_to_all},
                                            {"send_recv", OpKind::send},
+                                           {"ping_pong", OpKind::send, Exchange::ping_pong},
+                                           {"window", OpKind::send, Exchange::window},
+                                           {"bidirectional", OpKind::send, Exchange::bidirectional},
                                            {"barrier", OpKind::barrier}}};
 
 /// The larger buffer, or both, consists of a part for each rank.
@@ -150,6 +153,12 @@ std::uint64_t wrong_in(const BenchData& data, const ExpectedPart& part, const T*
 
 }  // namespace
 
+int messages_of(const BenchOp& op) {
+  return op.exchange == Exchange::ring ? 1 : op.exchange == Exchange::ping_pong ? 2 * kRoundTrips : kWindow;
+}
+
+int partner_of(int rank, int ranks) { return (rank + ranks / 2) % ranks; }
+
 std::span<const BenchOp> bench_ops() { return kOps; }
 
 const BenchOp& bench_op(std::string_view name) {
@@ -172,6 +181,8 @@ BenchShape bench_shape(const BenchOp& op, std::uint64_t bytes, DType dtype, int 
 }
 
 double bus_factor(const BenchOp& op, int ranks) {
+  if (op.exchange == Exchange::window) return ranks / 2;  // NOLINT(bugprone-integer-division): pairs
+  if (op.exchange == Exchange::bidirectional) return ranks;
   const double others = static_cast<double>(ranks - 1) / ranks;
   return op.kind == OpKind::all_reduce ? 2 * others : has_parts(op.kind) ? others : 1;
 }
@@ -216,11 +227,13 @@ void poison(void* data, std::size_t bytes) {
 
 std::vector<ExpectedPart> expected_parts(const BenchData& data, const BenchShape& shape, int rank) {
   const OpKind kind = data.op->kind;
+  const Exchange exchange = data.op->exchange;
   if (kind == OpKind::barrier || (comm::writes_root(kind) && rank != data.root)) return {};
+  if (exchange == Exchange::window && rank < data.ranks / 2) return {};
   const std::size_t begin = comm::parts_of_in(kind) ? static_cast<std::size_t>(rank) * shape.count : 0;
   if (!comm::parts_of_out(kind)) {
-    const int previous = (rank + data.ranks - 1) % data.ranks;
-    const int source = data.op->reduces ? ExpectedPart::kAll : data.op->rooted ? data.root : previous;
+    const int sender = exchange == Exchange::ring ? (rank + data.ranks - 1) % data.ranks : partner_of(rank, data.ranks);
+    const int source = data.op->reduces ? ExpectedPart::kAll : data.op->rooted ? data.root : sender;
     return {{0, source, begin, shape.count}};
   }
   std::vector<ExpectedPart> parts;

@@ -17,13 +17,30 @@
 
 namespace tessera::tools {
 
+/// Who sends to whom in operations of OpKind::send. All but the ring are between ranks r and r + n/2, as in OSU's
+/// programs.
+enum class Exchange : std::uint8_t {
+  ring,           ///< every rank sends to the next one, while receiving from the previous one
+  ping_pong,      ///< kRoundTrips round trips
+  window,         ///< kWindow messages at once from the lower rank, and an answer when all have arrived
+  bidirectional,  ///< kWindow messages at once in each direction
+};
+inline constexpr int kRoundTrips = 10;
+inline constexpr int kWindow = 64;
+
 struct BenchOp {
   std::string_view name;
-  comm::OpKind kind = comm::OpKind::all_reduce;  ///< send: to the next rank, while receiving from the previous one
+  comm::OpKind kind = comm::OpKind::all_reduce;
+  Exchange exchange = Exchange::ring;
   bool reduces = comm::reduces(kind);
   bool rooted = comm::has_root(kind);
   bool in_place = reduces || rooted || kind == comm::OpKind::all_gather;  ///< has a form with in and out in one memory
 };
+
+/// What the time of BenchCall::run() is divided by: messages of one direction, one after the other.
+int messages_of(const BenchOp& op);
+/// The rank that this one exchanges messages with, if the operation isn't a ring.
+int partner_of(int rank, int ranks);
 
 std::span<const BenchOp> bench_ops();
 /// Throws InvalidUsage listing the known names.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "tessera/base/cores.h"
@@ -46,6 +47,50 @@ void set_sizes(BenchSpec& plan, const BenchOptions& options) {
     throw base::InvalidUsage("--min-bytes " + options.min_bytes + " is more than --max-bytes " + options.max_bytes);
 }
 
+void set_combinations(BenchSpec& plan, const BenchOptions& options) {
+  refuse_repeats(options.dtypes, "--dtype");
+  refuse_repeats(options.redops, "--op");
+  const std::vector<std::string> redops = options.redops.empty() ? std::vector<std::string>{"sum"} : options.redops;
+  for (const std::string& dtype : options.dtypes)
+    for (const std::string& redop : redops) {
+      const base::DType type = base::parse_dtype(dtype);
+      if (type == base::DType::boolean) throw base::InvalidUsage("--dtype bool: bench has numbers; use u8");
+      plan.combinations.emplace_back(type, comm::parse_reduce_op(redop));
+      if (!comm::is_defined(plan.combinations.back().second, type))
+        throw base::InvalidUsage("--op " + redop + " is not defined for --dtype " + dtype);
+    }
+  std::tie(plan.dtype, plan.redop) = plan.combinations.front();
+  if (plan.combinations.size() == 1) return;
+  for (const auto& [given, name] : {std::pair(!options.plot.empty(), "--plot"), {!options.tune.empty(), "--tune"}})
+    if (given)
+      throw base::InvalidUsage(std::string(name) +
+                               " is for one --dtype and one --op; give one of each, or leave it out");
+}
+
+void set_times(BenchSpec& plan, const BenchOptions& options) {
+  const auto seconds = [](const std::string& text, const char* name) {
+    return static_cast<double>(base::parse_duration(text, name).count()) * 1e-3;
+  };
+  if (!options.time_limit.empty()) plan.time_limit = base::parse_duration(options.time_limit, "--time-limit");
+  if (options.duration.empty() && !options.endless) {
+    for (const auto& [text, name] : {std::pair(options.interval, "--interval"), {options.stall, "--stall"}})
+      if (!text.empty())
+        throw base::InvalidUsage(std::string(name) + " has no effect without --duration or --endless; leave it out");
+    return;
+  }
+  plan.long_run.emplace();
+  if (!options.duration.empty()) plan.long_run->seconds = seconds(options.duration, "--duration");
+  if (!options.interval.empty()) plan.long_run->interval_s = seconds(options.interval, "--interval");
+  if (!options.stall.empty()) plan.long_run->stall_ms = 1e3 * seconds(options.stall, "--stall");
+  if (options.endless && plan.long_run->seconds)
+    throw base::InvalidUsage("--endless has no --duration; leave one of them out");
+  if (options.endless && plan.backends.size() > 1)
+    throw base::InvalidUsage("--endless never comes to a second backend; give one --backend, or a --duration");
+  for (const auto& [given, name] :
+       {std::pair(options.csv, "--csv"), {plan.cold, "--cold"}, {!options.tune.empty(), "--tune"}})
+    if (given) throw base::InvalidUsage(std::string(name) + " is not for --duration and --endless; leave it out");
+}
+
 void check_tuning(const BenchOptions& options, const BenchSpec& plan) {
   if (plan.backends.size() != 1)
     throw base::InvalidUsage("--tune: a table is for one backend, not for " + joined(plan.backends) +
@@ -75,21 +120,30 @@ BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
   BenchSpec plan = options.spec;
   plan.ranks = ranks;
   plan.links = slow_links_of(options, ranks, plan.device);
+  if (!options.pattern.empty()) {
+    plan.pattern = parse_pattern(options.pattern, ranks);
+    plan.pattern->sends = options.pattern_sends;
+  }
   refuse_repeats(options.ops, "operations");
   for (const std::string& name : options.ops) plan.ops.push_back(&bench_op(name));
   set_sizes(plan, options);
-  plan.dtype = base::parse_dtype(options.dtype);
-  if (plan.dtype == base::DType::boolean) throw base::InvalidUsage("--dtype bool: bench has numbers; use u8");
-  if (!options.op.empty()) plan.redop = comm::parse_reduce_op(options.op);
-  if (!comm::is_defined(plan.redop, plan.dtype))
-    throw base::InvalidUsage("--op " + options.op + " is not defined for --dtype " + options.dtype);
-  if (!options.op.empty() && !std::ranges::any_of(plan.ops, &BenchOp::reduces))
-    throw base::InvalidUsage("--op " + options.op + ": " + joined(options.ops) + " reduces nothing; leave it out");
+  set_combinations(plan, options);
+  if (!options.redops.empty() && !std::ranges::any_of(plan.ops, &BenchOp::reduces))
+    throw base::InvalidUsage("--op " + joined(options.redops) + ": " + joined(options.ops) +
+                             " reduces nothing; leave it out");
   if (!options.root.empty()) plan.root = static_cast<int>(base::parse_integer(options.root, "--root", 0, ranks - 1));
   if (!options.root.empty() && !std::ranges::any_of(plan.ops, &BenchOp::rooted))
     throw base::InvalidUsage("--root " + options.root + ": " + joined(options.ops) + " has no root; leave it out");
   if (ranks == 1 && std::ranges::find(plan.ops, comm::OpKind::send, &BenchOp::kind) != plan.ops.end())
     throw base::InvalidUsage("send_recv needs two ranks or more, not --ranks 1");
+  for (const BenchOp* op : plan.ops)
+    if (op->exchange != Exchange::ring) {
+      if (ranks % 2 != 0)
+        throw base::InvalidUsage(
+            fmt::format("{} is between pairs of ranks, not of {}; use an even number of --ranks", op->name, ranks));
+      for (const auto& [given, name] : {std::pair(plan.overlap, "--overlap"), {plan.pattern.has_value(), "--pattern"}})
+        if (given) throw base::InvalidUsage(fmt::format("{} has no {}; leave it out", op->name, name));
+    }
   plan.leave_out_refused = options.algorithms.has_value();
   if (plan.cold && !can_evict())
     throw base::InvalidUsage("--cold: programs can't flush this processor's caches; it works on x86-64 and arm64");
@@ -103,6 +157,7 @@ BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
   plan.backends = options.only.empty() ? backends_of(options) : std::vector{options.only};
   if (!options.tune.empty()) check_tuning(options, plan);
   check_baseline_options(options, plan);
+  set_times(plan, options);
   return plan;
 }
 
@@ -134,10 +189,15 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   add_option(command, "-b,--min-bytes", options.min_bytes, "smallest total size, such as 8 or 64K", "SIZE");
   add_option(command, "-e,--max-bytes", options.max_bytes, "largest total size", "SIZE");
   add_option(command, "-f,--factor", options.factor, "ratio of each size to the one before", "N");
-  add_option(command, "--dtype", options.dtype, "type of the elements: f32 f64 f16 bf16 i8 u8 i16 i32 i64 u32 u64");
+  add_option(command, "--dtype", options.dtypes,
+             "types of the elements, separated by commas: f32 f64 f16 bf16 i8 u8 i16 i32 i64 u32 u64", list_of())
+      ->capture_default_str();
   add_device_option(command, options.spec.device);
-  add_option(command, "--op", options.op,
-             "reduction: sum avg prod min max premul_sum, of integers also bit_and bit_or bit_xor (default: sum)");
+  add_option(
+      command, "--op", options.redops,
+      "reductions, separated by commas: sum avg prod min max premul_sum, of integers also bit_and bit_or bit_xor "
+      "(default: sum)",
+      list_of());
   add_option(command, "--root", options.root, "root of broadcast, reduce, gather and scatter (default: 0)", "RANK");
   add_option(command, "--memory", options.memory,
              "buffers: communicator: allocated by the backend; ordinary: by the caller",
@@ -160,6 +220,23 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
              "measure all algorithms of the backend and write the best by size for TESSERA_ALGO=@FILE", "FILE");
   add_option(command, "--cluster", options.cluster,
              "measure the collectives and kernels of this machine and write a cluster file for plan --cluster", "FILE");
+  add_option(command, "--duration", options.duration,
+             "after the tables go on measuring for so long: a line per minute, percentiles, drift and stalls", "TIME");
+  command.add_flag("--endless", options.endless, "the same until Ctrl-C");
+  add_option(command, "--interval", options.interval, "time between those lines (default: 1m)", "TIME");
+  add_option(command, "--stall", options.stall,
+             "record calls that take so much longer than their median (default: 100ms)", "TIME");
+  add_option(command, "--time-limit", options.time_limit,
+             "fail if a call takes longer, naming the rank that is behind; measure large sizes with fewer calls "
+             "(default: TESSERA_TIMEOUT)",
+             "TIME");
+  add_option(command, "--pattern", options.pattern,
+             "measure who talks to whom, and name what is slow: pairs: each pair of hosts, or with one host of ranks, "
+             "alone; bisection: disjoint pairs at once; groups=K: K equal groups at once; neighbors: a ring; incast: "
+             "all send to one",
+             "PATTERN");
+  add_option(command, "--outlier", options.spec.outlier,
+             "with --pattern: how many deviations below the median a rate is called slow", finite_number(1, 1e6));
   add_option(command, "--compare", options.compare,
              "measure nothing: say what got faster or slower from one file of --json to another, beyond the noise",
              "BEFORE.json AFTER.json")

@@ -21,13 +21,17 @@ struct BenchOptions : LinkOptions {
   std::string min_bytes = "8";
   std::string max_bytes = "64M";
   std::string factor = "2";
-  std::string dtype = "f32";
-  std::string op;    ///< "" for sum
-  std::string root;  ///< "" for 0
+  std::vector<std::string> dtypes = {"f32"};
+  std::vector<std::string> redops;  ///< --op; empty for sum
+  std::string root;                 ///< "" for 0
   std::string memory = "communicator";
   bool csv = false;
   std::string json;
   std::string plot;
+  std::string pattern;                                ///< "": tables
+  std::string duration, interval, stall, time_limit;  ///< "": not given
+  bool endless = false;
+  bool pattern_sends = false;  ///< BenchPattern::sends
   std::string tune;
   std::string cluster;
   std::vector<std::string> compare;  ///< two files

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tools/bench/environment.h"
+#include "tools/bench/long_run.h"
 #include "tools/cli/machine.h"
 #include "tools/results/statistics.h"
 #include "tools/version.h"
@@ -24,20 +25,22 @@ constexpr double kEnoughSpan = 1000;                 // a smaller span determine
 std::optional<AlphaBetaFit> fit_of(std::span<const BenchResult> results, const BenchResult& like) {
   std::vector<FitPoint> points;
   for (const BenchResult& r : results)
-    if (r.backend == like.backend && r.op == like.op && !r.in_place)
-      points.push_back({static_cast<double>(r.bytes), r.time_us.median});
+    if (same_table(r, like) && !r.in_place) points.push_back({static_cast<double>(r.bytes), r.time_us.median});
   return fit_alpha_beta(points);
 }
 
 /// Over the medians out of place, in the order of the results; without backends and operations with too few sizes.
 nlohmann::ordered_json fits_of(std::span<const BenchResult> results) {
   nlohmann::ordered_json fits = nlohmann::ordered_json::array();
-  std::set<std::pair<std::string, std::string>> done;
+  std::vector<const BenchResult*> done;
   for (const BenchResult& r : results) {
-    if (!done.emplace(r.backend, r.op).second) continue;
+    if (std::ranges::any_of(done, [&](const BenchResult* other) { return same_table(*other, r); })) continue;
+    done.push_back(&r);
     if (const auto fit = fit_of(results, r))
       fits.push_back({{"backend", r.backend},
                       {"op", r.op},
+                      {"dtype", r.dtype},
+                      {"redop", r.redop},
                       {"alpha_us", fit->alpha_us},
                       {"beta_us_per_mib", fit->beta_us_per_byte * 0x1p20},
                       {"median_error", fit->median_error},
@@ -62,9 +65,10 @@ std::string fit_line(std::span<const BenchResult> results) {
 }
 
 /// The header of nccl-tests, for the columns that it has.
-std::string header(const BenchSpec& plan) {
+std::string header(const BenchSpec& plan, bool rate) {
   const std::string more[3] = {"           out-of-place (us)", "      p50      p99      min      max", ""};
   const std::string overlap[3] = {"       out-of-place", "  overlap", "      (%)"};
+  const std::string messages[3] = {"", "        msg/s", ""};
   const char* lines[3] = {
       "#                                                              out-of-place                       in-place      "
       "    ",
@@ -77,6 +81,7 @@ std::string header(const BenchSpec& plan) {
     text += lines[i] +
             (plan.only_nccl_columns ? ""
              : plan.overlap         ? fmt::format("{:<36}", more[i]) + overlap[i]
+             : rate                 ? more[i] + messages[i]
                                     : more[i]) +
             "\n";
   return text;
@@ -87,14 +92,14 @@ std::string time_text(double microseconds) {
   return fmt::format("{:.{}f}", microseconds, microseconds < 9999.995 ? 2 : microseconds < 99999.95 ? 1 : 0);
 }
 
+std::string name_of_table(const BenchResult& r, bool several) {
+  return r.op + (several ? " " + r.dtype + (r.redop == "none" ? "" : " " + r.redop) : "");
+}
+
 std::string side(const BenchResult* r) {
   if (r == nullptr) return fmt::format("  {:>7}  {:>6}  {:>6}  {:>6}", "N/A", "N/A", "N/A", "N/A");
   return fmt::format("  {:>7}  {:>6.2f}  {:>6.2f}  {:>6}", time_text(r->time_us.median), r->algbw_gbps, r->busbw_gbps,
                      r->wrong ? fmt::to_string(*r->wrong) : "N/A");
-}
-
-std::string redop_of(const BenchSpec& plan, const BenchOp& op) {
-  return op.reduces ? std::string(comm::name_of(plan.redop)) : "none";
 }
 
 int root_of(const BenchSpec& plan, const BenchOp& op) { return op.rooted ? plan.root : -1; }
@@ -102,12 +107,13 @@ int root_of(const BenchSpec& plan, const BenchOp& op) { return op.rooted ? plan.
 std::string table_line(const BenchSpec& plan, const BenchRow& row) {
   const BenchResult& r = row.out_of_place;
   const BenchOp& op = bench_op(r.op);
-  const BenchShape shape = bench_shape(op, r.bytes, plan.dtype, plan.ranks);
+  const BenchShape shape = bench_shape(op, r.bytes, base::parse_dtype(r.dtype), plan.ranks);
   const BenchTimes& t = r.time_us;
   const std::string more =
-      fmt::format("  {:>7}  {:>7}  {:>7}  {:>7}{}", time_text(t.median), time_text(t.p99), time_text(t.min),
-                  time_text(t.max), r.overlap_percent ? fmt::format("  {:>7.1f}", *r.overlap_percent) : "");
-  return fmt::format("{:>12}  {:>12}  {:>8}  {:>6}  {:>6}{}{}{}\n", r.bytes, shape.count, r.dtype, redop_of(plan, op),
+      fmt::format("  {:>7}  {:>7}  {:>7}  {:>7}{}{}", time_text(t.median), time_text(t.p99), time_text(t.min),
+                  time_text(t.max), r.overlap_percent ? fmt::format("  {:>7.1f}", *r.overlap_percent) : "",
+                  r.messages_per_second ? fmt::format("  {:>11.0f}", *r.messages_per_second) : "");
+  return fmt::format("{:>12}  {:>12}  {:>8}  {:>6}  {:>6}{}{}{}\n", r.bytes, shape.count, r.dtype, r.redop,
                      root_of(plan, op), side(&r), side(row.in_place ? &*row.in_place : nullptr),
                      plan.only_nccl_columns ? "" : more);
 }
@@ -126,12 +132,13 @@ std::string noise_lines(const BenchRow& row) {
 
 std::string csv_line(const BenchSpec& plan, const BenchResult& r) {
   const BenchOp& op = bench_op(r.op);
-  return fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", r.backend, r.op, plan.ranks,
-                     r.bytes, bench_shape(op, r.bytes, plan.dtype, plan.ranks).count, r.dtype, redop_of(plan, op),
+  return fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", r.backend, r.op, plan.ranks,
+                     r.bytes, bench_shape(op, r.bytes, base::parse_dtype(r.dtype), plan.ranks).count, r.dtype, r.redop,
                      root_of(plan, op), r.in_place ? "true" : "false", r.memory, r.algorithm, r.time_us.median,
                      r.time_us.p99, r.time_us.min, r.time_us.max, r.algbw_gbps, r.busbw_gbps,
                      r.wrong ? fmt::to_string(*r.wrong) : "", r.bound_us,
-                     r.overlap_percent ? fmt::to_string(*r.overlap_percent) : "");
+                     r.overlap_percent ? fmt::to_string(*r.overlap_percent) : "",
+                     r.messages_per_second ? fmt::to_string(*r.messages_per_second) : "");
 }
 
 }  // namespace
@@ -140,7 +147,7 @@ std::string BenchReport::begin() {
   if (csv_)
     return "backend,op,ranks,bytes,count,dtype,redop,root,in_place,memory,algorithm,median_us,p99_us,min_us,max_us,"
            "algbw_gbps,"
-           "busbw_gbps,wrong,bound_us,overlap_percent\n";
+           "busbw_gbps,wrong,bound_us,overlap_percent,messages_per_second\n";
   return fmt::format("# {}, time is the median over iterations of the slowest rank's, GB = 1e9 bytes\n", setting());
 }
 
@@ -175,13 +182,26 @@ std::string BenchReport::add(const std::string& backend, const nlohmann::ordered
   return text;
 }
 
+std::string BenchReport::add_pattern(const nlohmann::ordered_json& pattern) {
+  patterns_.push_back(pattern);
+  return pattern_text(pattern, doubt());
+}
+
+std::string BenchReport::add_interval(const std::string& backend, const nlohmann::ordered_json& interval) {
+  const std::string before = intervals_.contains(backend) ? "" : end_block() + "#\n";
+  block_begin_ = results_.size();
+  intervals_[backend].push_back(interval);
+  return before + long_run_line(intervals_[backend]);
+}
+
 std::string BenchReport::begin_block(const BenchResult& first) {
-  const bool fresh = results_.empty() || results_.back().op != first.op || results_.back().backend != first.backend;
+  const bool fresh = results_.empty() || !same_table(results_.back(), first);
   if (!fresh) return "";
   const std::string before = end_block();
   block_begin_ = results_.size();
   if (csv_) return "";
-  return before + fmt::format("#\n# {}, backend {}\n#\n{}", first.op, first.backend, header(plan_));
+  return before + fmt::format("#\n# {}, backend {}\n#\n{}", name_of_table(first, plan_.combinations.size() > 1),
+                              first.backend, header(plan_, first.messages_per_second.has_value()));
 }
 
 std::string BenchReport::doubt() const {
@@ -225,19 +245,26 @@ std::string BenchReport::end() {
   return text;
 }
 
-nlohmann::ordered_json BenchReport::json() const {
+nlohmann::ordered_json BenchReport::json(bool complete) const {
   nlohmann::ordered_json results = nlohmann::ordered_json::array();
   for (const BenchResult& result : results_) results.push_back(to_json(result));
-  const MemcpySpeed speed = memcpy_.value_or(MemcpySpeed{});
-  nlohmann::ordered_json json = {{"ranks", plan_.ranks},
-                                 {"results", results},
-                                 {"fits", fits_of(results_)},
-                                 {"cold", plan_.cold},
-                                 {"memcpy_gbps", {{"one_core", speed.one_core}, {"all_ranks", speed.all_ranks}}}};
+  nlohmann::ordered_json json = {
+      {"ranks", plan_.ranks}, {"results", results}, {"fits", fits_of(results_)}, {"cold", plan_.cold}};
+  if (memcpy_) json["memcpy_gbps"] = {{"one_core", memcpy_->one_core}, {"all_ranks", memcpy_->all_ranks}};
   if (!environment_.is_null()) json["environment"] = environment_;
   json["verdicts"] = nlohmann::ordered_json::array();
   for (const BenchVerdict& v : verdicts_)
-    json["verdicts"].push_back({{"backend", v.backend}, {"op", v.op}, {"limit", v.limit}, {"text", v.text}});
+    json["verdicts"].push_back({{"backend", v.backend},
+                                {"op", v.op},
+                                {"dtype", v.dtype},
+                                {"redop", v.redop},
+                                {"limit", v.limit},
+                                {"text", v.text}});
+  if (!complete) json["complete"] = false;
+  if (!intervals_.is_null())
+    json["long_run"] = {
+        {"interval_s", plan_.long_run->interval_s}, {"stall_ms", plan_.long_run->stall_ms}, {"intervals", intervals_}};
+  if (!patterns_.is_null()) json["patterns"] = patterns_;
   if (plan_.device != "cpu") json["device"] = plan_.device;
   return json;
 }
@@ -248,6 +275,11 @@ std::string BenchReport::plot() const {
 
 std::string BenchReport::failure() const {
   std::uint64_t wrong = 0;
+  for (const nlohmann::ordered_json& pattern : patterns_)
+    if (pattern.at("wrong").is_number() && pattern["wrong"] > 0)
+      return fmt::format("--check: {} wrong values in pattern {} of {} (backend {})",
+                         pattern["wrong"].get<std::uint64_t>(), plan_.pattern->name, pattern["op"].get<std::string>(),
+                         pattern["backend"].get<std::string>());
   const BenchResult* first = nullptr;
   for (const BenchResult& result : results_) {
     if (result.wrong.value_or(0) == 0) continue;
@@ -265,7 +297,7 @@ std::optional<BenchVerdict> verdict_of(std::span<const BenchResult> results, int
     if (!r.in_place && (largest == nullptr || r.bytes > largest->bytes)) largest = &r;
   if (largest == nullptr || largest->bytes == 0 || ranks < 2) return std::nullopt;
   const auto say = [&](const char* limit, const std::string& text) {
-    return BenchVerdict{largest->backend, largest->op, limit, text};
+    return BenchVerdict{largest->backend, largest->op, largest->dtype, largest->redop, limit, text};
   };
   if (!doubt.empty()) return say("unknown", "what limits isn't known, because the run was disturbed: " + doubt);
   if (largest->noisy)
@@ -307,17 +339,24 @@ std::vector<std::string> backends_in(std::span<const BenchResult> results) {
 std::string side_by_side(std::span<const BenchResult> results) {
   const std::vector<std::string> backends = backends_in(results);
   std::string text = "#\n# Side by side: median us out of place, * is the best\n#\n";
+  const auto another = [&](const BenchResult& r) {
+    return std::ranges::any_of(results, [&](const BenchResult& other) {
+      return other.op == r.op && (other.dtype != r.dtype || other.redop != r.redop);
+    });
+  };
+  const bool several = std::ranges::any_of(results, another);
   text += fmt::format("# {:<14}  {:>12}", "op", "size");
   for (const std::string& backend : backends) text += fmt::format("  {:>12}", backend);
   text += "\n";
   std::set<std::pair<std::string, std::uint64_t>> done;
   for (const BenchResult& row : results) {
-    if (row.in_place || !done.emplace(row.op, row.bytes).second) continue;
+    const std::string table = name_of_table(row, several);
+    if (row.in_place || !done.emplace(table, row.bytes).second) continue;
     std::vector<double> us(backends.size(), INFINITY);  // of backends that were not measured
     for (const BenchResult& r : results)
-      if (!r.in_place && r.op == row.op && r.bytes == row.bytes)
+      if (!r.in_place && name_of_table(r, several) == table && r.bytes == row.bytes)
         us[static_cast<std::size_t>(std::ranges::find(backends, r.backend) - backends.begin())] = r.time_us.median;
-    text += fmt::format("# {:<14}  {:>12}", row.op, row.bytes);
+    text += fmt::format("# {:<14}  {:>12}", table, row.bytes);
     for (const double one : us)
       text += fmt::format("  {:>10}{:>2}", std::isinf(one) ? "-" : fmt::format("{:.2f}", one),
                           one == std::ranges::min(us) ? "*" : "");

@@ -14,7 +14,7 @@ namespace tessera::tools {
 
 /// What limits an operation, told from measurements of the same run.
 struct BenchVerdict {
-  std::string backend, op;
+  std::string backend, op, dtype, redop;
   std::string limit;  ///< "latency", "memory" or "unknown"
   std::string text;   ///< a sentence or two
 };
@@ -32,13 +32,19 @@ class BenchReport {
   /// Printed for the first backend's run only; the others' are the same.
   std::string add(const MemcpySpeed& speed);
   std::string add(const BenchRow& row);
+  /// What PatternRunner::run() returned.
+  std::string add_pattern(const nlohmann::ordered_json& pattern);
+  /// What LongRun::run() passed.
+  std::string add_interval(const std::string& backend, const nlohmann::ordered_json& interval);
   /// What gather_environment() returned in the ranks of `backend`: warnings about the hosts.
   std::string add(const std::string& backend, const nlohmann::ordered_json& environment);
   /// Printed at the end.
   void add(const comm::Lateness& lateness) { lateness_ = lateness; }
   std::string end();
 
-  nlohmann::ordered_json json() const;
+  /// `complete`: the run came to its end.
+  nlohmann::ordered_json json(bool complete = true) const;
+  bool empty() const { return results_.empty() && patterns_.empty(); }
   std::span<const BenchResult> results() const { return results_; }
   /// One line that names what was wrong; "" if nothing was.
   std::string failure() const;
@@ -58,6 +64,8 @@ class BenchReport {
   std::optional<MemcpySpeed> memcpy_;
   nlohmann::ordered_json environment_;
   std::vector<BenchVerdict> verdicts_;
+  nlohmann::ordered_json intervals_;        ///< lists by backend; null without --duration
+  nlohmann::ordered_json patterns_;         ///< null without --pattern
   std::optional<comm::Lateness> lateness_;  ///< of the last backend
 };
 

@@ -5,7 +5,9 @@
 #include "tessera/base/error.h"
 #include "tools/bench/buffers.h"
 #include "tools/bench/environment.h"
+#include "tools/bench/long_run.h"
 #include "tools/bench/memory_bound.h"
+#include "tools/bench/pattern_runner.h"
 #include "tools/results/statistics.h"
 
 namespace tessera::tools {
@@ -75,16 +77,52 @@ class BenchRunner {
     if (world_.rank() == 0 && callbacks_.on_algorithms) callbacks_.on_algorithms(world_.capabilities().algorithms);
     const nlohmann::ordered_json environment = gather_environment(control_);
     if (world_.rank() == 0 && callbacks_.on_environment) callbacks_.on_environment(environment);
-    const MemcpySpeed speed = measure_memcpy(control_, memory_);
-    if (world_.rank() == 0 && callbacks_.on_memcpy) callbacks_.on_memcpy(speed);
-    for (const BenchOp* op : plan_.ops) run_op(*op);
+    if (plan_.pattern) {
+      run_pattern(environment);
+    } else {
+      const MemcpySpeed speed = measure_memcpy(control_, memory_);
+      if (world_.rank() == 0 && callbacks_.on_memcpy) callbacks_.on_memcpy(speed);
+      for (const BenchOp* op : plan_.ops) for_each_combination(*op, [&] { run_op(*op); });
+    }
+    if (plan_.long_run) run_long();
     if (!slow_world_) return;
     const comm::Lateness lateness = latest(control_, *slow_world_);
     if (world_.rank() == 0 && callbacks_.on_link) callbacks_.on_link(lateness);
   }
 
  private:
+  template <class F>
+  void for_each_combination(const BenchOp& op, F&& body) {
+    const std::vector all =
+        plan_.combinations.empty() ? std::vector{std::pair(plan_.dtype, plan_.redop)} : plan_.combinations;
+    for (const auto& [dtype, redop] : all) {
+      if (!op.reduces && redop != all.front().second) continue;
+      plan_.dtype = dtype;
+      plan_.redop = redop;
+      body();
+    }
+  }
+
   BenchData data_of(const BenchOp& op) const { return {&op, plan_.dtype, plan_.redop, plan_.ranks, plan_.root}; }
+
+  void run_long() {
+    LongRun run(plan_, control_, measured_, memory_);
+    for (const BenchOp* op : plan_.ops) for_each_combination(*op, [&] { run.add(*op, data_of(*op)); });
+    run.run([&](const nlohmann::ordered_json& interval) {
+      if (callbacks_.on_interval) callbacks_.on_interval(interval);
+    });
+  }
+
+  void run_pattern(const nlohmann::ordered_json& environment) {
+    PatternRunner runner(plan_, {control_, measured_, memory_}, environment);
+    for (const BenchOp* op : plan_.ops)
+      for_each_combination(*op, [&] {
+        for (const std::uint64_t bytes : plan_.sizes(*op)) {
+          const nlohmann::ordered_json pattern = runner.run(*op, bytes);
+          if (world_.rank() == 0 && callbacks_.on_pattern) callbacks_.on_pattern(pattern);
+        }
+      });
+  }
 
   void run_op(const BenchOp& op) {
     const std::vector<std::uint64_t> sizes = plan_.sizes(op);
@@ -109,16 +147,25 @@ class BenchRunner {
     const BenchCall call = buffers.call(shape, in_place);
     const std::optional<std::string> algorithm = call.try_on(measured_, plan_.leave_out_refused);
     if (!algorithm) return std::nullopt;
-    Repeats repeats{.warmup = plan_.warmup, .iterations = plan_.iterations.value_or(default_iterations(shape.bytes))};
+    const int messages = messages_of(op);
+    const int usual =
+        messages == 1 ? default_iterations(shape.bytes) : std::max(10, default_iterations(shape.bytes) / 10);
+    Repeats repeats{.warmup = plan_.warmup, .iterations = plan_.iterations.value_or(usual)};
+    if (plan_.time_limit) shorten(repeats, call);
     if (plan_.cold) repeats.prepare = [&call] { call.evict(); };
     BenchResult result{.backend = std::string(world_.backend()),
                        .op = std::string(op.name),
                        .bytes = shape.bytes,
                        .dtype = std::string(base::name_of(plan_.dtype)),
+                       .redop = op.reduces ? std::string(comm::name_of(plan_.redop)) : "none",
                        .in_place = in_place,
                        .memory = plan_.communicator_memory ? "communicator" : "ordinary",
                        .algorithm = *algorithm};
-    const auto run = [&] { return measure(control_, repeats, [&] { call.start(measured_).wait(); }); };
+    const auto run = [&] {
+      std::vector<double> samples = measure(control_, repeats, [&] { call.run(measured_); });
+      for (double& us : samples) us /= messages;
+      return samples;
+    };
     std::vector<double> samples = run();
     if (rounds_disagree(samples)) {
       std::vector<double> again = run();
@@ -129,6 +176,8 @@ class BenchRunner {
     result.time_us = bench_times(std::move(samples));
     result.algbw_gbps = gigabytes_per_second(static_cast<double>(shape.bytes), result.time_us.median);
     result.busbw_gbps = result.algbw_gbps * bus_factor(op, plan_.ranks);
+    if (messages == kWindow && result.time_us.median > 0)
+      result.messages_per_second = 1e6 / result.time_us.median * bus_factor(op, plan_.ranks);
     result.bound_us = measure_bound(bench_traffic(data_of(op), shape, world_.rank(), in_place), of_host, repeats);
     if (plan_.overlap)
       result.overlap_percent = overlap_percent(measure_overlap(
@@ -136,6 +185,14 @@ class BenchRunner {
           [&] { computation_->run(result.time_us.median); }));
     if (plan_.check) result.wrong = check(op, shape, buffers, in_place);
     return result;
+  }
+
+  /// A point is measured twice at most, and its bound and overlap take less.
+  void shorten(Repeats& repeats, const BenchCall& call) {
+    const double us = measure(control_, {}, [&] { call.run(measured_); }).front();
+    const double calls = static_cast<double>(plan_.time_limit->count()) * 1e3 / (4 * std::max(us, 0.01));
+    repeats.iterations = static_cast<int>(std::clamp(calls, 1.0, static_cast<double>(repeats.iterations)));
+    repeats.warmup = std::min(repeats.warmup, repeats.iterations);
   }
 
   double measure_bound(const MemoryTraffic& traffic, const std::optional<PrivateMemory>& of_host, const Repeats& main) {
@@ -153,7 +210,7 @@ class BenchRunner {
   std::uint64_t check(const BenchOp& op, const BenchShape& shape, BenchBuffers& buffers, bool in_place) {
     const BenchData data = data_of(op);
     buffers.fill(shape, in_place);
-    buffers.call(shape, in_place).start(measured_).wait();
+    buffers.call(shape, in_place).run(measured_);
     const bool has_output = !expected_parts(data, shape, world_.rank()).empty();
     const comm::View out = buffers.output(shape, in_place);
     if (has_output && callbacks_.before_check) callbacks_.before_check(out);
@@ -162,7 +219,7 @@ class BenchRunner {
     return wrong;
   }
 
-  const BenchSpec& plan_;
+  BenchSpec plan_;  ///< its dtype and redop are those of the current table
   comm::Communicator& world_;
   comm::HostCollectives control_;
   std::unique_ptr<comm::Communicator> slow_world_;  ///< only with links
@@ -245,12 +302,17 @@ void run_bench(const BenchSpec& plan, comm::Communicator& world, base::DeviceRun
   BenchRunner(plan, world, device, callbacks).run();
 }
 
+bool same_table(const BenchResult& a, const BenchResult& b) {
+  return a.backend == b.backend && a.op == b.op && a.dtype == b.dtype && a.redop == b.redop;
+}
+
 nlohmann::ordered_json to_json(const BenchResult& r) {
   nlohmann::ordered_json json = {
       {"backend", r.backend},
       {"op", r.op},
       {"bytes", r.bytes},
       {"dtype", r.dtype},
+      {"redop", r.redop},
       {"time_us",
        {{"median", r.time_us.median}, {"p99", r.time_us.p99}, {"min", r.time_us.min}, {"max", r.time_us.max}}},
       {"algbw_gbps", r.algbw_gbps},
@@ -263,6 +325,7 @@ nlohmann::ordered_json to_json(const BenchResult& r) {
       {"rounds_us", r.rounds_us},
       {"noisy", r.noisy}};
   if (r.overlap_percent) json["overlap_percent"] = *r.overlap_percent;
+  if (r.messages_per_second) json["messages_per_second"] = *r.messages_per_second;
   return json;
 }
 
@@ -272,6 +335,7 @@ BenchResult bench_result_from_json(const nlohmann::ordered_json& json) {
                 .op = json.at("op"),
                 .bytes = json.at("bytes"),
                 .dtype = json.at("dtype"),
+                .redop = json.value("redop", ""),
                 .time_us = {time.at("median"), time.at("p99"), time.at("min"), time.at("max")},
                 .algbw_gbps = json.at("algbw_gbps"),
                 .busbw_gbps = json.at("busbw_gbps"),
@@ -282,6 +346,7 @@ BenchResult bench_result_from_json(const nlohmann::ordered_json& json) {
                 .rounds_us = json.value("rounds_us", std::vector<double>{}),
                 .noisy = json.value("noisy", false)};
   if (json.contains("overlap_percent")) r.overlap_percent = json.at("overlap_percent").get<double>();
+  if (json.contains("messages_per_second")) r.messages_per_second = json["messages_per_second"].get<double>();
   if (!json.at("wrong").is_null()) r.wrong = json.at("wrong").get<std::uint64_t>();
   return r;
 }

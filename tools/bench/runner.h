@@ -2,11 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/device_runtime.h"
@@ -14,9 +16,17 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/host_collectives.h"
 #include "tools/bench/operations.h"
+#include "tools/bench/pattern.h"
 #include "tools/cli/link_options.h"
 
 namespace tessera::tools {
+
+/// With --duration or --endless: measures on after the tables.
+struct LongRunSpec {
+  std::optional<double> seconds;  ///< not set: until it is stopped
+  double interval_s = 60;
+  double stall_ms = 100;  ///< a call that takes so much longer than its median is a stall
+};
 
 struct BenchSpec {
   std::string command;  ///< as it was given, for the JSON
@@ -29,6 +39,8 @@ struct BenchSpec {
   std::uint64_t factor = 2;
   base::DType dtype = base::DType::f32;
   comm::ReduceOp::Kind redop = comm::ReduceOp::Kind::sum;
+  /// Lists of --dtype and --op: an operation has a table for each, if they make one for it; none: `dtype` and `redop`.
+  std::vector<std::pair<base::DType, comm::ReduceOp::Kind>> combinations = {};
   int root = 0;
   bool check = false;
   std::string device = "cpu";       ///< memory of this device; as --device
@@ -38,6 +50,10 @@ struct BenchSpec {
   bool cold = false;               ///< each timed call starts with its buffers evicted from the caches
   bool overlap = false;            ///< also measure the share of a call that computation hides
   bool only_nccl_columns = false;  ///< print those of nccl-tests alone
+  std::optional<LongRunSpec> long_run;
+  std::optional<std::chrono::milliseconds> time_limit;  ///< of each call; also shortens points that would take longer
+  std::optional<BenchPattern> pattern;                  ///< measured instead of tables
+  double outlier = 5;                                   ///< see slow_parts()
   /// Skips a size that the chosen algorithm refuses instead of failing: tuning tries all sizes.
   bool leave_out_refused = false;
 
@@ -69,6 +85,7 @@ struct BenchResult {
   std::string op;
   std::uint64_t bytes = 0;
   std::string dtype;
+  std::string redop;  ///< "none" if the operation reduces nothing; "": the file doesn't say
   BenchTimes time_us;
   double algbw_gbps = 0;  ///< bytes / median, GB = 1e9
   double busbw_gbps = 0;
@@ -77,10 +94,13 @@ struct BenchResult {
   std::string memory;
   std::string algorithm;
   double bound_us = 0;
-  std::vector<double> rounds_us;          ///< round_medians()
-  bool noisy = false;                     ///< the rounds disagree, and did when they were measured again
-  std::optional<double> overlap_percent;  ///< only with --overlap; absent from the JSON otherwise
+  std::vector<double> rounds_us;              ///< round_medians()
+  bool noisy = false;                         ///< the rounds disagree, and did when they were measured again
+  std::optional<double> overlap_percent;      ///< only with --overlap; absent from the JSON otherwise
+  std::optional<double> messages_per_second;  ///< of all pairs, only of windows; absent from the JSON otherwise
 };
+/// Of one table.
+bool same_table(const BenchResult& a, const BenchResult& b);
 nlohmann::ordered_json to_json(const BenchResult& result);
 BenchResult bench_result_from_json(const nlohmann::ordered_json& json);
 
@@ -100,9 +120,11 @@ struct BenchCallbacks {
   std::function<void(const std::vector<std::string>&)> on_algorithms = {};
   /// See gather_environment(); rank 0 only.
   std::function<void(const nlohmann::ordered_json&)> on_environment = {};
-  std::function<void(const MemcpySpeed&)> on_memcpy = {};   ///< rank 0 only
-  std::function<void(const BenchRow&)> on_row = {};         ///< rank 0 only
-  std::function<void(const comm::Lateness&)> on_link = {};  ///< rank 0 only; with links, at the end
+  std::function<void(const MemcpySpeed&)> on_memcpy = {};               ///< rank 0 only
+  std::function<void(const BenchRow&)> on_row = {};                     ///< rank 0 only
+  std::function<void(const nlohmann::ordered_json&)> on_pattern = {};   ///< rank 0 only; see PatternRunner::run()
+  std::function<void(const nlohmann::ordered_json&)> on_interval = {};  ///< rank 0 only; see LongRun::run()
+  std::function<void(const comm::Lateness&)> on_link = {};              ///< rank 0 only; with links, at the end
   /// Called with each checked output before it is compared: tests corrupt it to prove that the check detects it.
   std::function<void(comm::View out)> before_check = {};
 };

@@ -252,13 +252,13 @@ ordered_json json_of(const FlightCall& call) {
 }
 
 ordered_json json_of(const FirstDivergence& divergence) {
-  constexpr std::array<const char*, 4> kKindNames = {"never_called", "differs", "no_file", "died_in"};
+  constexpr std::array<const char*, 4> kDivergenceKinds = {"never_called", "differs", "no_file", "died_in"};
   ordered_json calls = ordered_json::array();
   for (const auto& [rank, call] : divergence.calls) {
     calls.push_back({{"rank", rank}});
     calls.back().update(json_of(call));
   }
-  return {{"kind", kKindNames[static_cast<std::size_t>(divergence.kind)]},
+  return {{"kind", kDivergenceKinds[static_cast<std::size_t>(divergence.kind)]},
           {"ranks", divergence.ranks},
           {"sequence", divergence.sequence},
           {"communicator", divergence.group.name},

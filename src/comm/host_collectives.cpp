@@ -2,6 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <span>
+
+#include "tessera/base/checksum.h"
+#include "tessera/base/error.h"
 
 namespace tessera::comm {
 
@@ -90,6 +95,43 @@ void HostCollectives::AsyncCollective::finish() {
   if (out_.bytes() > 0) std::memcpy(out_.data, room_->pinned.bytes_at(offset_), out_.bytes());
   room_->used = false;  // another exchange may now use it
   done_ = true;
+}
+
+namespace {
+
+bool all_equal(const std::vector<std::string>& texts) {
+  return std::adjacent_find(texts.begin(), texts.end(), std::not_equal_to<>()) == texts.end();
+}
+
+}  // namespace
+
+std::vector<std::string> texts_of_ranks(HostCollectives& world, const std::string& mine) {
+  constexpr std::size_t kLength = 256;
+  std::vector<std::uint8_t> text(kLength, 0);
+  std::copy_n(mine.data(), std::min(mine.size(), kLength - 1), text.data());
+  std::vector<std::string> texts;
+  if (world.size() == 1) return {mine};
+  for (const std::vector<std::uint8_t>& one : world.gather_all(text))
+    texts.emplace_back(one.begin(), std::find(one.begin(), one.end(), 0));
+  return texts;
+}
+
+void require_alike(HostCollectives& world, const std::vector<SharedSetting>& settings, std::string_view owner) {
+  std::string all;
+  for (const SharedSetting& setting : settings) all += setting.value + '\n';
+  // All ranks see the same texts, so nothing has to be aborted.
+  const std::uint64_t sum = base::checksum(std::as_bytes(std::span(all)));
+  if (all_equal(texts_of_ranks(world, std::to_string(sum)))) return;
+  std::string differences;
+  for (const SharedSetting& setting : settings) {
+    const std::vector<std::string> texts = texts_of_ranks(world, setting.value);
+    if (!all_equal(texts))
+      differences +=
+          (differences.empty() ? "" : ", and ") + setting.name + " differs between the ranks: it is " + by_value(texts);
+  }
+  throw base::Mismatch(std::string(owner) + ": " +
+                       (differences.empty() ? "the models differ between the ranks" : differences) +
+                       "; choose the same on all ranks");
 }
 
 }  // namespace tessera::comm

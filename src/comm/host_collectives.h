@@ -3,10 +3,13 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/memory_pool.h"
+#include "tessera/comm/bootstrap.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::comm {
@@ -107,5 +110,13 @@ class HostCollectives::AsyncCollective {
   std::size_t offset_ = 0;  // offset of `out` in the staging buffer
   base::Event arrived_;     // the result is in the staging buffer
 };
+
+/// A text of each rank, cut after 255 bytes. Collective.
+TESSERA_API std::vector<std::string> texts_of_ranks(HostCollectives& world, const std::string& mine);
+
+/// Throws the same Mismatch on all ranks if a setting differs between them: it begins with `owner`, and names the
+/// setting, its values and their ranks. All ranks pass the same names. Collective.
+TESSERA_API void require_alike(HostCollectives& world, const std::vector<SharedSetting>& settings,
+                               std::string_view owner);
 
 }  // namespace tessera::comm

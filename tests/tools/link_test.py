@@ -91,7 +91,7 @@ class LinkTest(unittest.TestCase):
     def test_mistakes_are_refused_before_anything_runs(self):
         for options, words in (
                 (("--link", "fast"), "--link: 'fast' is not a link"),
-                (("--link", "20us,0MB/s"), "is not a rate above zero"),
+                (("--link", "20us,0MB/s"), "is not a rate of 1kB/s or more"),
                 (("--link-intra", "5us,5GB/s"), "--link-intra has no effect without --link"),
                 (("--hosts", "2"), "--hosts has no effect without --link"),
                 ((*SLOW, "--hosts", "3"), "--hosts 3: 4 ranks don't divide into hosts of equal size; use a divisor of 4"),

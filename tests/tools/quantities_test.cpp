@@ -40,10 +40,12 @@ TEST(Quantities, RefuseOthersInOneLine) {
        {"", "0", "-1", "-7B", "1.5", "7.5X", "7 B", "B", "nan", "inf", "1e16", "2000T", "1e999", "0x10"})
     EXPECT_THAT(error_of([&] { parse_count(text, "--parameters"); }),
                 HasSubstr("--parameters: '" + std::string(text) + "'"));
-  for (const char* text : {"", "20us", "20us,", ",1GB/s", "20,1GB/s", "20us,1GB", "20us,0MB/s", "20us,-1MB/s",
-                           "-1us,1MB/s", "20us,1Gb/s", "20us,1MB/s,2", "nans,1GB/s", "1GiB/s"})
+  for (const char* text :
+       {"", "20us", "20us,", ",1GB/s", "20,1GB/s", "20us,1GB", "20us,0MB/s", "20us,-1MB/s", "-1us,1MB/s",
+        "20us,1e-6B/s", "1e12s,1GB/s", "20us,1Gb/s", "20us,1MB/s,2", "nans,1GB/s", "1GiB/s"})
     EXPECT_THAT(error_of([&] { parse_link(text, "--link"); }), HasSubstr("--link: '")) << text;
-  for (const char* text : {"", "50GFLOP/s", "50GFLOP,10GB/s", "0GFLOP/s,1GB/s", "50GFLOP/s,0B/s", "1GB/s,50GFLOP/s"})
+  for (const char* text :
+       {"", "50GFLOP/s", "50GFLOP,10GB/s", "0GFLOP/s,1GB/s", "1e-6FLOP/s,1GB/s", "50GFLOP/s,0B/s", "1GB/s,50GFLOP/s"})
     EXPECT_THAT(error_of([&] { parse_machine(text, "--machine"); }), HasSubstr("--machine: '")) << text;
 }
 

@@ -1,10 +1,12 @@
 // tessera bench: the times of collectives, and whether their results are right.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <memory>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/host_collectives.h"
 #include "tessera/comm/init.h"
 #include "tessera/comm/launch.h"
 #include "tools/bench/baseline.h"
@@ -117,6 +119,32 @@ BenchCallbacks printing(BenchReport& report, const std::string& backend, const s
           .on_link = [&](const comm::Lateness& lateness) { report.add(lateness); }};
 }
 
+/// What ranks of another launcher, each of which has a command line of its own, must have alike.
+std::vector<comm::SharedSetting> shared_settings_of(const BenchOptions& o, const BenchSpec& plan) {
+  const auto joined = [](const auto& list) { return fmt::format("{}", fmt::join(list, ",")); };
+  const auto flag = [](bool value) { return std::string(value ? "given" : "not given"); };
+  return {{"the operations", joined(o.ops)},
+          {"--min-bytes", std::to_string(plan.min_bytes)},
+          {"--max-bytes", std::to_string(plan.max_bytes)},
+          {"--factor", std::to_string(plan.factor)},
+          {"--dtype", joined(o.dtypes)},
+          {"--op", joined(o.redops)},
+          {"--root", std::to_string(plan.root)},
+          {"--memory", o.memory},
+          {"--iterations", std::to_string(plan.iterations.value_or(0))},
+          {"--warmup", std::to_string(plan.warmup)},
+          {"--check", flag(plan.check)},
+          {"--cold", flag(plan.cold)},
+          {"--overlap", flag(plan.overlap)},
+          {"--pattern", o.pattern},
+          {"--duration", o.endless ? "endless" : o.duration},
+          {"--interval", o.interval},
+          {"--time-limit", o.time_limit},
+          {"--link", o.link},
+          {"--link-intra", o.link_intra},
+          {"--hosts", std::to_string(o.hosts)}};
+}
+
 /// Runs as a rank that another launcher started.
 int run_here(const BenchOptions& options, const BenchSpec& plan, const std::optional<BenchFile>& baseline) {
   if (plan.backends.size() > 1)
@@ -128,6 +156,10 @@ int run_here(const BenchOptions& options, const BenchSpec& plan, const std::opti
   const auto device = base::open_device(device_of_rank(plan.device));
   const auto world = join(plan, plan.backends.front(), device, std::nullopt);
   const bool first = world->rank() == 0;
+  {
+    comm::HostCollectives control(*world, *device);
+    comm::require_alike(control, shared_settings_of(options, plan), "bench");
+  }
   BenchReport report(plan, options.csv);
   if (first) print_now(report.begin());
   run_bench(plan, *world, *device, printing(report, plan.backends.front(), options.json));

@@ -43,17 +43,22 @@ std::optional<double> quantity(std::string_view text, std::span<const Unit> unit
   throw base::InvalidUsage(std::string(what) + ": '" + std::string(text) + "' is not " + std::string(expected));
 }
 
-double above_zero(std::string_view text, std::span<const Unit> units, std::string_view what,
-                  std::string_view expected) {
+double at_least(double least, std::string_view text, std::span<const Unit> units, std::string_view what,
+                std::string_view expected) {
   const std::optional<double> value = quantity(text, units);
-  if (!value || *value <= 0) refuse(text, what, expected);
+  if (!value || *value < least) refuse(text, what, expected);
   return *value;
 }
+
+// Times are counted in nanoseconds of 64 bits, 292 years: what would take longer is refused.
+constexpr double kLeastRate = 1e3;       // B/s
+constexpr double kLeastFlops = 1e6;      // a second
+constexpr double kLongestLatency = 1e9;  // us
 
 /// "100ns", "20us", "1.5ms" or "2s" in microseconds; may be zero.
 double parse_latency(std::string_view text, std::string_view what) {
   const std::optional<double> value = quantity(text, kMicroseconds);
-  if (!value) refuse(text, what, "a latency; write 500ns, 20us or 1ms");
+  if (!value || *value > kLongestLatency) refuse(text, what, "a latency of 1000s or less; write 500ns, 20us or 1ms");
   return *value;
 }
 
@@ -70,23 +75,23 @@ std::int64_t parse_count(std::string_view text, std::string_view what) {
 }
 
 double parse_rate(std::string_view text, std::string_view what) {
-  return above_zero(text, kRates, what, "a rate above zero; write 100MB/s, 1.25GB/s or 1Gbit/s");
+  return at_least(kLeastRate, text, kRates, what, "a rate of 1kB/s or more; write 100MB/s, 1.25GB/s or 1Gbit/s");
 }
 
 double parse_bytes(std::string_view text, std::string_view what) {
-  return above_zero(text, kBytes, what, "an amount of memory above zero; write 80GB, 512MB or 24GiB");
+  return at_least(1, text, kBytes, what, "an amount of memory above zero; write 80GB, 512MB or 24GiB");
 }
 
 LinkSpec parse_link(std::string_view text, std::string_view what) {
   const std::size_t comma = text.find(',');
   if (comma != std::string_view::npos)
     return {parse_latency(text.substr(0, comma), what), parse_rate(text.substr(comma + 1), what)};
-  return {0,
-          above_zero(text, kRates, what, "a link; write LATENCY,RATE such as 20us,100MB/s, or a rate such as 1Gbit/s")};
+  return {0, at_least(kLeastRate, text, kRates, what,
+                      "a link; write LATENCY,RATE such as 20us,100MB/s, or a rate such as 1Gbit/s")};
 }
 
 double parse_flops(std::string_view text, std::string_view what) {
-  return above_zero(text, kFlops, what, "a speed above zero; write 50GFLOP/s or 312TFLOP/s");
+  return at_least(kLeastFlops, text, kFlops, what, "a speed of 1MFLOP/s or more; write 50GFLOP/s or 312TFLOP/s");
 }
 
 MachineSpec parse_machine(std::string_view text, std::string_view what) {

@@ -163,7 +163,7 @@ int compare(const CommandLine& commands, const CompareOptions& asked) {
     if (first) print_clean("left out: {}\n", reason);
   if (first) check_results(options);
   warn_if_alone_under_launcher(ranks);
-  if (first) warn_ineffective_options(options);
+  if (first) warn_ineffective_options(options, strategies);
   if (first && !plan.model.note.empty()) print_clean(stderr, "tessera: {}\n", plan.model.note);
   Comparison comparison{.model = options.init.empty() ? options.model : options.init,
                         .parameters = plan.parameters,

@@ -1,9 +1,16 @@
 #include "tools/train/engine_options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <span>
+
+#include "tessera/base/checksum.h"
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
+#include "tools/train/model_files.h"
 #include "tools/train/model_task.h"
 
 namespace tessera::tools {
@@ -25,7 +32,70 @@ void set_reshard_after_forward(fsdp::EngineOptions& engine, const std::string& v
                                    shards, engine.strategy.name));
 }
 
+/// The size of a sequence of tokens or bytes, and a hash of parts of it.
+std::string sample_of(const nn::TokenDataset& data) {
+  constexpr std::int64_t kParts = 64, kLength = 1024;
+  std::vector<std::int32_t> part(static_cast<std::size_t>(std::min(kLength, data.size())));
+  base::RunningChecksum sum;
+  for (std::int64_t i = 0; i < kParts; ++i) {
+    const auto length = static_cast<std::int64_t>(part.size());
+    data.read((data.size() - length) * i / (kParts - 1), length, part.data());
+    sum.add(std::as_bytes(std::span(part)));
+  }
+  return fmt::format("{} tokens, sampled hash {:016x}", data.size(), sum.value());
+}
+
+std::string sample_of(const std::shared_ptr<const nn::TokenDataset>& data) { return data ? sample_of(*data) : "none"; }
+
+/// A sample of the weights in a directory.
+std::string sample_of(const std::string& directory) {
+  std::vector<std::string> files;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, ignored))
+    if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+  std::ranges::sort(files);
+  return files.empty() ? "none" : sample_of(nn::TokenDataset(files, nn::TokenFormat::any, 256));
+}
+
 }  // namespace
+
+std::vector<comm::SharedSetting> shared_settings_of(const TrainPlan& plan) {
+  const TrainOptions& o = plan.options;
+  const auto given = [](const auto& option) { return std::string(option ? "given" : "not given"); };
+  const std::string config = plan.task ? o.model.substr(o.model.rfind('/') + 1) : nn::config_json(plan.model);
+  return {
+      {"--model", fmt::format("{} parameters, configuration {:016x}", plan.parameters,
+                              base::checksum(std::as_bytes(std::span(config))))},
+      {"--lora", plan.lora ? lora_json_of(plan) : "none"},
+      {"--init", sample_of(o.init)},
+      {"--init-adapter", sample_of(o.init_adapter)},
+      {"--resume", plan.checkpoint.empty() ? "none" : fmt::format("step {}", plan.first_step)},
+      {"--fp8-scaling", o.fp8_scaling},
+      {"--checkpoint-activations", given(o.checkpoint_activations)},
+      {"--recompute", fmt::format("{}", fmt::join(o.recompute, ","))},
+      {"--data", sample_of(plan.data)},
+      {"--eval", sample_of(plan.eval)},
+      {"--global-batch", std::to_string(o.global_batch)},
+      {"--seq-len", std::to_string(plan.seq_len)},
+      {"--accumulate", std::to_string(o.accumulate)},
+      {"--lr", fmt::format("{}", o.lr)},
+      {"--schedule", o.schedule},
+      {"--warmup", std::to_string(o.warmup)},
+      {"--steps", std::to_string(o.steps)},
+      {"--seed", std::to_string(o.seed)},
+      {"--save", given(!o.save.empty())},
+      {"--save-every", fmt::format("{}", o.save_every.value_or(0))},
+      {"--export", given(!o.export_dir.empty())},
+      {"--export-adapter", given(!o.export_adapter.empty())},
+      {"--trace", given(!o.trace.empty())},
+      {"--report", given(!o.report.empty())},
+      {"--graphs", std::to_string(static_cast<int>(plan.graphs))},
+      {"--device", o.device.substr(0, o.device.find(':'))},
+      {"--link", o.link},
+      {"--link-intra", o.link_intra},
+      {"--hosts", std::to_string(o.hosts)},
+  };
+}
 
 fsdp::StepShape step_shape_of(const StepOptions& o) {
   return {.prefetch = o.prefetch,

@@ -1,16 +1,19 @@
 #include "tools/train/plan.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <system_error>
+#include <tuple>
 
 #include "tessera/base/cores.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
+#include "tessera/fsdp/collective_plugin.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/hf_checkpoint.h"
 #include "tessera/nn/models/causal_model.h"
@@ -243,10 +246,35 @@ void check_results(const TrainOptions& o) {
   check_directory("--flight-recorder", o.flight_recorder, "rank-0.flight");
 }
 
-void warn_ineffective_options(const TrainOptions& options) {
-  if (options.cpu_offload && base::parse_device(options.device).type == base::DeviceType::cpu)
+void warn_ineffective_options(const TrainOptions& o, const std::vector<std::string>& strategies) {
+  if (o.cpu_offload && base::parse_device(o.device).type == base::DeviceType::cpu)
     print_clean(stderr, "tessera: --cpu-offload does nothing with --device {}: it already uses host memory\n",
-                options.device);
+                o.device);
+  const auto none = [&](const auto& uses) {
+    return std::ranges::none_of(strategies, [&](const std::string& name) {
+      return uses(fsdp::parse_strategy(name, fsdp::CollectiveRegistry::built_in()));
+    });
+  };
+  const bool gathers = !none([](const fsdp::Strategy& s) { return !s.optimizer.empty(); });
+  const bool shards = !none([](const fsdp::Strategy& s) { return !s.param_at_rest.empty(); });
+  const bool has_mesh = !none([](const fsdp::Strategy& s) { return s.two_axes; });
+  const bool sgd = o.optimizer_config.kind == nn::OptimizerConfig::Kind::sgd;
+  const nn::OptimizerConfig usual;
+  const std::string by = " with --strategy " + fmt::format("{}", fmt::join(strategies, ","));
+  const std::tuple<bool, std::string, std::string> ineffective[] = {
+      {!o.mesh.empty() && !has_mesh, "--mesh", by + ", whose mesh has one axis"},
+      {o.prefetch != 1 && !gathers, "--prefetch", by + ", which gathers nothing"},
+      {o.backward_prefetch != "pre" && !shards, "--backward-prefetch", by + ", which reshards no parameters"},
+      {o.limit_all_gathers != 0 && !gathers, "--limit-all-gathers", by + ", which gathers nothing"},
+      {!o.reshard_after_forward.empty() && !shards, "--reshard-after-forward", by + ", which reshards no parameters"},
+      {!o.reshard_after_backward.empty() && !shards, "--reshard-after-backward", by + ", which reshards no parameters"},
+      {sgd && o.betas != std::vector{usual.beta1, usual.beta2}, "--betas", " with --optimizer sgd"},
+      {sgd && o.optimizer_config.eps != usual.eps, "--eps", " with --optimizer sgd"},
+      {o.steps == 0 && !o.save.empty(), "--save", " with --steps 0, which writes no checkpoint; use --export"},
+      {o.steps == 0 && !o.trace.empty(), "--trace", " with --steps 0"},
+  };
+  for (const auto& [is, option, reason] : ineffective)
+    if (is) print_clean(stderr, "tessera: {} does nothing{}\n", option, reason);
 }
 
 WorldInitOptions world_of(const TrainPlan& plan, std::shared_ptr<base::MemoryTracker> memory_tracker) {

@@ -71,9 +71,9 @@ std::string product_dtype_of(const TrainPlan& plan);
 /// Throws InvalidUsage if an output of the run can't be written or would replace an input.
 void check_results(const TrainOptions& options);
 
-/// Prints on standard error which options have no effect. Called once, by the process that starts the ranks or by rank
-/// 0.
-void warn_ineffective_options(const TrainOptions& options);
+/// Prints on standard error which options have no effect under any of the strategies that run. Called once, by the
+/// process that starts the ranks or by rank 0.
+void warn_ineffective_options(const TrainOptions& o, const std::vector<std::string>& strategies);
 
 /// How the ranks of a training join their world.
 WorldInitOptions world_of(const TrainPlan& plan, std::shared_ptr<base::MemoryTracker> memory_tracker);

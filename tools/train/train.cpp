@@ -209,7 +209,7 @@ int train(const CommandLine& commands, const TrainOptions& options) {
   if (spawn || comm::resolve_launch().rank == 0) {
     check_outputs(plan);
     if (comm_variable("TESSERA_LAUNCHER") != "tessera") {  // else the launching process has printed it
-      warn_ineffective_options(options);
+      warn_ineffective_options(options, {options.strategy});
       std::vector<std::string> notes = options.notes;
       notes.insert(notes.end(), {plan.model.note, schedule_note(plan), divergence_note(plan),
                                  accumulation_note(plan, options.strategy)});

@@ -43,6 +43,12 @@ StepParts mean_over(comm::HostCollectives& control, const std::vector<StepParts>
   return mean_of(ranks);
 }
 
+/// The traffic before a training whose settings are alike on all ranks, which it compares.
+auto traffic_of_alike(comm::HostCollectives& control, const TrainPlan& plan) {
+  if (control.size() > 1) comm::require_alike(control, shared_settings_of(plan), "training");
+  return control.communicator().traffic();
+}
+
 class Trainer {
  public:
   Trainer(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
@@ -56,7 +62,7 @@ class Trainer {
                   .logger = world.logger(),
                   .products = plan.products}),
         control_(world, context_.runtime()),
-        first_control_(world.traffic()),
+        first_control_(traffic_of_alike(control_, plan)),
         slow_world_(slow_copy(world, plan.links)),
         divergence_(control_, plan.options.wrap == "block" ? strategy : strategy + " " + plan.options.wrap),
         task_(plan.task ? make_task(plan, context_) : std::make_unique<LanguageTask>(plan, context_)),

@@ -1,7 +1,5 @@
 #include "tessera/fsdp/engine/engine_core.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -40,22 +38,6 @@ void set_group_size(EngineOptions& options) {
     options.mesh = in_groups(*options.mesh, group);
     options.strategy = over_groups(std::move(options.strategy));
   }
-}
-
-/// A short text of every rank; of one rank alone, none. Collective.
-std::vector<std::string> texts_of_ranks(comm::HostCollectives& host, const std::string& mine) {
-  constexpr std::size_t kLength = 256;
-  std::vector<std::uint8_t> text(kLength, 0);
-  std::copy_n(mine.data(), std::min(mine.size(), kLength - 1), text.data());
-  std::vector<std::string> texts;
-  if (host.size() > 1)
-    for (const std::vector<std::uint8_t>& one : host.gather_all(text))
-      texts.emplace_back(one.begin(), std::find(one.begin(), one.end(), 0));
-  return texts;
-}
-
-bool equal(const std::vector<std::string>& texts) {
-  return std::adjacent_find(texts.begin(), texts.end(), std::not_equal_to<>()) == texts.end();
 }
 
 template <class... Values>
@@ -103,6 +85,7 @@ std::vector<comm::SharedSetting> shared_settings(const EngineOptions& options, c
                                                  const std::vector<std::optional<Strategy>>& own,
                                                  const std::string& products) {
   constexpr const char* kKinds[] = {"sgd", "adam", "adamw"};
+  constexpr const char* kNorms[] = {"one", "two", "three", "infinity"};
   const OptimizerConfig& o = options.optimizer;
   const auto flag = [](std::optional<bool> value) { return value ? *value ? "true" : "false" : "default"; };
   return {
@@ -114,15 +97,17 @@ std::vector<comm::SharedSetting> shared_settings(const EngineOptions& options, c
       {"prefetch_order.forward", text_of(options.prefetch_order.forward)},
       {"prefetch_order.backward", text_of(options.prefetch_order.backward)},
       {"limit_all_gathers", spaced(options.limit_all_gathers, options.limit_gather_bytes)},
-      {"reshard_after_forward",
-       spaced(flag(options.reshard_after_forward), options.reshard_group_size, flag(options.reshard_after_backward))},
+      {"reshard_after_forward", flag(options.reshard_after_forward)},
+      {"reshard_group_size", spaced(options.reshard_group_size)},
+      {"reshard_after_backward", flag(options.reshard_after_backward)},
       {"program_optimizer", options.program_optimizer ? spaced(options.program_optimizer->slots, "slots") : "none"},
       {"optimizer", spaced(kKinds[static_cast<int>(o.kind)], "betas", o.beta1, o.beta2, "eps", o.eps, "weight_decay",
                            o.decay(), "momentum", o.momentum, o.nesterov ? "nesterov" : "", o.amsgrad ? "amsgrad" : "",
                            o.maximize ? "maximize" : "")},
       {"reduce_dtype", options.reduce_dtype ? std::string(base::name_of(*options.reduce_dtype)) : "default"},
-      {"clip_norm",
-       spaced(options.clip_norm, "of norm", static_cast<int>(options.norm), flag(options.measures_norm()))},
+      {"clip_norm", spaced(options.clip_norm)},
+      {"norm", kNorms[static_cast<int>(options.norm)]},
+      {"measure_norm", flag(options.measures_norm())},
       {"use_loss_scaling", flag(options.use_loss_scaling)},
       {"buffers", spaced(static_cast<int>(options.buffers))},
   };
@@ -166,21 +151,9 @@ EngineCore::Setup EngineCore::checked(Model& model, EngineOptions options, int r
 
 EngineCore::Setup EngineCore::alike(Model& model, comm::Communicator& world, Setup setup) {
   setup.order = std::make_unique<ExecOrderValidator>(world, model.runtime().device_runtime());
-  const std::vector<comm::SharedSetting> mine =
-      shared_settings(setup.options, setup.specs, setup.own, model.runtime().products());
-  std::string all;
-  for (const comm::SharedSetting& setting : mine) all += setting.value + '\n';
-  // All ranks see the same texts, so nothing has to be aborted.
-  if (equal(texts_of_ranks(setup.order->host(), std::to_string(XXH3_64bits(all.data(), all.size()))))) return setup;
-  std::string differences;
-  for (const comm::SharedSetting& setting : mine) {
-    const std::vector<std::string> texts = texts_of_ranks(setup.order->host(), setting.value);
-    if (!equal(texts))
-      differences += (differences.empty() ? "" : ", and ") + setting.name + " differs between the ranks: it is " +
-                     comm::by_value(texts);
-  }
-  throw base::Mismatch("engine: " + (differences.empty() ? "the models differ between the ranks" : differences) +
-                       "; choose the same on all ranks");
+  comm::require_alike(setup.order->host(),
+                      shared_settings(setup.options, setup.specs, setup.own, model.runtime().products()), "engine");
+  return setup;
 }
 
 EngineCore::EngineCore(Model& the_model, comm::Communicator& world, EngineOptions the_options)
@@ -294,9 +267,10 @@ void EngineCore::exchange_order() {
 }
 
 void EngineCore::compare_libraries() {
-  const std::vector<std::string> texts = texts_of_ranks(order->host(), resources.runtime.libraries());
+  const std::vector<std::string> texts = comm::texts_of_ranks(order->host(), resources.runtime.libraries());
+  const bool equal = std::ranges::adjacent_find(texts, std::not_equal_to<>()) == texts.end();
   const std::shared_ptr<base::Logger>& logger = order->host().communicator().logger();
-  if (std::exchange(libraries_compared, true) || equal(texts) || logger == nullptr || order->host().rank() != 0) return;
+  if (std::exchange(libraries_compared, true) || equal || logger == nullptr || order->host().rank() != 0) return;
   logger->write(base::LogLevel::warn,
                 "the ranks' processors or libraries round differently: " + comm::by_value(texts) +
                     "; on other hosts this training ends with other bits (on the host, TESSERA_PRODUCTS=own gives the "

@@ -143,8 +143,8 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return result;
 }
 
-// Children are made by _Fork(), without the handlers of libraries: OpenBLAS's waits for its threads, which wait for ever
-// where the address space is limited.
+// Children are made by _Fork(), without the handlers of libraries: OpenBLAS's waits for its threads, which wait for
+// ever where the address space is limited.
 struct Prepared {  // all that the child needs, prepared before the fork: after it only system calls are safe
   std::vector<char*> arguments;
   std::vector<char*> environment;

@@ -41,7 +41,6 @@ void add_groups(Round& round, const PatternUnits& units, const std::vector<int>&
   }
 }
 
-/// Every pair once, each round with every unit at most once: the last one stays, the others walk around the table.
 /// After each round of pairs one with the other direction.
 std::vector<Round> in_both_directions(const std::vector<Round>& rounds) {
   std::vector<Round> all;
@@ -57,6 +56,7 @@ std::vector<Round> in_both_directions(const std::vector<Round>& rounds) {
   return all;
 }
 
+/// Every pair once, each round with every unit at most once: the last one stays, the others walk around the table.
 std::vector<Round> tournament(const PatternUnits& units) {
   const int n = static_cast<int>(units.size()), seats = n + n % 2, walking = seats - 1;
   std::vector<Round> rounds(index(walking));

@@ -138,6 +138,6 @@ MISTAKES = [
             (r"^fsdp_exec_order\.", r"^fsdp_cost\.", r"^fsdp_overlap\.", r"^fsdp_trace\."), "--prefetch N prefetches N + 1 units"),
     mistake("failed-capture-leaves-step", "src/fsdp/graphed_step.cpp", "    engine_.abort_step();\n", "", r"^fsdp_graphed_step\.", "a step whose capture failed is not dropped before it runs"),
     mistake("products-not-compared", "src/fsdp/engine/engine_core.cpp", "products.empty() ? \"not chosen\" : products", "\"\"", r"^fsdp_exec_order\.EngineSettings", "a rank with other products trains on"),
-    mistake("options-not-compared", "src/fsdp/engine/engine_core.cpp", "  for (const comm::SharedSetting& setting : mine) all += setting.value + '\\n';\n", "", r"^fsdp_exec_order\.EngineSettings", "ranks with different options train on, or hang"),
+    mistake("options-not-compared", "src/comm/host_collectives.cpp", "  for (const SharedSetting& setting : settings) all += setting.value + '\\n';\n", "", (r"^fsdp_exec_order\.EngineSettings", r"^launchers\.settings$"), "ranks with different options train on, or hang"),
     mistake("libraries-not-named", "src/fsdp/engine/unit_scheduler.cpp", "    core_.compare_libraries();\n", "", r"^tools\.products$", "a world of different processors ends with other bits, and nothing says why"),
 ]

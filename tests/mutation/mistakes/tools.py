@@ -161,4 +161,7 @@ MISTAKES = [
     mistake("postmortem-blames-who-waits", "tools/postmortem/divergence_finder.cpp", "    if (!causes.empty()) divergence.ranks = causes;\n", "", r"^tools\.PostmortemTest\.", "a rank that waits in turn is named as a cause"),
     mistake("postmortem-blames-failed", "tools/postmortem/divergence_finder.cpp", "        if (call->state == comm::flight::State::failed ||\n", "        if (false ||\n", r"^tools\.PostmortemTest\.", "a rank whose call failed because another left is named as a cause"),
     mistake("graphs-despite-obstacle", "tools/train/plan.cpp", "  if (obstacle.empty()) return", "  if (obstacle.empty() || !wanted) return", r"^tools\.GraphUse\.", "steps that a graph can't contain are captured by default"),
+    mistake("training-not-compared", "tools/train/trainer.cpp",
+            '  if (control.size() > 1) comm::require_alike(control, shared_settings_of(plan), "training");\n', "",
+            r"^launchers\.settings$", "ranks with different learning rates or texts train a mixture"),
 ]

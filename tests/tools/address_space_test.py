@@ -24,6 +24,16 @@ class AddressSpaceTest(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)  # negative control
             done = subprocess.run(["sh", "-c", command.format(limit="ulimit -v 500000;")], capture_output=True, text=True, timeout=30)
             self.assertIn(done.returncode, (0, 1), done.stderr)  # it ends with any BLAS library
+            # Where not even BLAS's threads have memory, neither a fork nor the end of the process waits for them.
+            done = subprocess.run(["sh", "-c", command.format(limit="ulimit -v 200000;")], capture_output=True, text=True, timeout=30)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertRegex(done.stderr.splitlines()[-1], r"^tessera: .*Cannot allocate memory")
+
+    def test_small_stack_is_refused(self):
+        done = subprocess.run(["sh", "-c", f"ulimit -s 64; exec '{TOOL}' info"], capture_output=True, text=True, timeout=30)
+        self.assertEqual((done.returncode, done.stderr), (2, "tessera: the stack is limited to 64 kB; allow 128 kB or more (ulimit -s 8192)\n"))
+        done = subprocess.run(["sh", "-c", f"ulimit -s 128; exec '{TOOL}' info"], capture_output=True, text=True, timeout=30)
+        self.assertEqual(done.returncode, 0, done.stderr)
 
 
 if __name__ == "__main__":

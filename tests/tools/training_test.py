@@ -434,6 +434,18 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(offloaded[2].strip(), "tessera: --cpu-offload does nothing with --device cpu: it already uses host memory")
         self.assertEqual(plain[2], "")
 
+    def test_says_which_options_do_nothing(self):
+        arguments = ["train", "--model", "gpt-nano", "--ranks", "2", "--steps", "1", "--global-batch", "4", "--seq-len", "16", "--data", self.text]
+        cases = [(("--strategy", "ddp"), ("--mesh", "2x1")), (("--strategy", "fsdp"), ("--mesh", "3x5")), (("--strategy", "ddp"), ("--prefetch", "5")),
+                 (("--strategy", "ddp"), ("--limit-all-gathers", "3")), (("--strategy", "zero1"), ("--reshard-after-forward", "false")),
+                 (("--optimizer", "sgd"), ("--betas", "0.1,0.2")), (("--optimizer", "sgd"), ("--eps", "1e-3"))]
+        for with_what, option in cases:
+            code, _, err = tool(*arguments, *with_what, *option)
+            self.assertEqual(code, 0, err)
+            self.assertRegex(err, rf"^tessera: {option[0]} does nothing with {' '.join(with_what)}.*\n$")
+        for used in (("--strategy", "fsdp", "--prefetch", "2", "--limit-all-gathers", "3"), ("--strategy", "hsdp", "--mesh", "2x1"), ("--betas", "0.8,0.9")):
+            self.assertEqual(tool(*arguments, *used)[::2], (0, ""))  # the control
+
     def test_compare_accepts_options_of_train(self):
         def options_of(command):
             _, out, _ = tool(command, "--help")

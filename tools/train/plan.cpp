@@ -258,7 +258,7 @@ void warn_ineffective_options(const TrainOptions& o, const std::vector<std::stri
   const bool gathers = !none([](const fsdp::Strategy& s) { return !s.optimizer.empty(); });
   const bool shards = !none([](const fsdp::Strategy& s) { return !s.param_at_rest.empty(); });
   const bool has_mesh = !none([](const fsdp::Strategy& s) { return s.two_axes; });
-  const bool sgd = o.optimizer_config.kind == nn::OptimizerConfig::Kind::sgd;
+  const bool sgd = o.optimizer == "sgd";
   const nn::OptimizerConfig usual;
   const std::string by = " with --strategy " + fmt::format("{}", fmt::join(strategies, ","));
   const std::tuple<bool, std::string, std::string> ineffective[] = {

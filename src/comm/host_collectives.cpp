@@ -129,9 +129,10 @@ void require_alike(HostCollectives& world, const std::vector<SharedSetting>& set
       differences +=
           (differences.empty() ? "" : ", and ") + setting.name + " differs between the ranks: it is " + by_value(texts);
   }
-  throw base::Mismatch(std::string(owner) + ": " +
-                       (differences.empty() ? "the models differ between the ranks" : differences) +
-                       "; choose the same on all ranks");
+  throw base::Mismatch(
+      std::string(owner) + ": " +
+      (differences.empty() ? "a setting differs between the ranks after its first 255 characters" : differences) +
+      "; choose the same on all ranks");
 }
 
 }  // namespace tessera::comm

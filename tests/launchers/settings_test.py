@@ -41,6 +41,7 @@ class SettingsTest(jobs.Case):
             ("--global-batch", ["4"], ["8"], "4 on rank 0; 8 on rank 1"),
             ("--schedule", ["constant"], ["cosine"], "constant on rank 0; cosine on rank 1"),
             ("--warmup", ["0"], ["1"], "0 on rank 0; 1 on rank 1"),
+            ("--precision", ["bf16"], ["fp8"], "bf16 on rank 0; fp8 on rank 1"),
             ("--steps", ["2"], ["3"], "2 on rank 0; 3 on rank 1"),
             ("--save", None, [self.path("run")], "given on rank 1; not given on rank 0"),
             ("--export", None, [self.path("out")], "given on rank 1; not given on rank 0"),

@@ -130,6 +130,7 @@ std::vector<comm::SharedSetting> shared_settings_of(const BenchOptions& o, const
           {"--dtype", joined(o.dtypes)},
           {"--op", joined(o.redops)},
           {"--root", std::to_string(plan.root)},
+          {"--device", plan.device.substr(0, plan.device.find(':'))},
           {"--memory", o.memory},
           {"--iterations", std::to_string(plan.iterations.value_or(0))},
           {"--warmup", std::to_string(plan.warmup)},

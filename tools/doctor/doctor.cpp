@@ -94,20 +94,20 @@ class Patient {
   const std::string& problem() const { return problem_; }
 
   void await_report() {
-    if (const auto line = next_answer(kToCheck)) report_ = *line;
+    if (const auto line = next_answer(started_ + kToCheck)) report_ = *line;
   }
   /// Empty if the host has gone, which problem() then says.
   std::optional<Json> ask(const std::string& question) {
     connection_->send(question);
-    return next_answer(kToAnswer);
+    return next_answer(DoctorClock::now() + kToAnswer);
   }
 
  private:
-  std::optional<Json> next_answer(std::chrono::seconds patience) {
-    const auto deadline = DoctorClock::now() + patience;
+  std::optional<Json> next_answer(DoctorClock::time_point deadline) {
+    const auto begin = DoctorClock::now();
     while (answers_.empty()) {
       if (connection_->ended() || DoctorClock::now() >= deadline) {
-        problem_ = why_silent(patience);
+        problem_ = why_silent(std::chrono::ceil<std::chrono::seconds>(deadline - std::min(begin, deadline)));
         return std::nullopt;
       }
       pollfd entries[] = {
@@ -138,6 +138,7 @@ class Patient {
   }
 
   const std::string tessera_;
+  const DoctorClock::time_point started_ = DoctorClock::now();  ///< of all hosts at about the same time
   std::unique_ptr<HostConnection> connection_;
   std::deque<std::string> answers_;
   std::string last_error_;

@@ -70,7 +70,10 @@ std::vector<comm::SharedSetting> shared_settings_of(const TrainPlan& plan) {
       {"--init", sample_of(o.init)},
       {"--init-adapter", sample_of(o.init_adapter)},
       {"--resume", plan.checkpoint.empty() ? "none" : fmt::format("step {}", plan.first_step)},
+      {"--precision", o.precision},  // fp8 has bf16's parameters, which the engine compares
       {"--fp8-scaling", o.fp8_scaling},
+      {"--f32-modules", fmt::format("{}", fmt::join(o.f32_modules, ","))},
+      {"--quantize", plan.quantized ? kNf4 : "none"},
       {"--checkpoint-activations", given(o.checkpoint_activations)},
       {"--recompute", fmt::format("{}", fmt::join(o.recompute, ","))},
       {"--data", sample_of(plan.data)},

@@ -3,12 +3,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <span>
 #include <sstream>
+#include <thread>
 
 #include "tessera/base/checksum.h"
+#include "tessera/comm/bootstrap/rendezvous_file.h"
 #include "tests/comm/process.h"
 #include "tests/comm/rendezvous.h"
 
@@ -77,6 +81,21 @@ TEST_F(RendezvousFiles, ConnectsRanks) {  // the control of the tests below
   EXPECT_EQ(come(local(1)).get().error, "");
   EXPECT_EQ(zero.get().error, "");
   EXPECT_FALSE(fs::exists(path_));
+}
+
+/// Another run that ends removes the directory between its creation and its use.
+TEST_F(RendezvousFiles, DirectoryKeepsItsNameWhileOthersRemoveIt) {
+  TearDown();  // only an empty one can be removed
+  std::atomic<bool> stop = false;
+  std::thread other([&] {
+    while (!stop) ::rmdir(path_.parent_path().c_str());
+  });
+  std::set<std::string> names;
+  for (int i = 0; i < 5000; ++i) names.insert(private_directory());
+  stop = true;
+  other.join();
+  for (const std::string& name : names) ::rmdir(name.c_str());
+  EXPECT_EQ(names, std::set<std::string>{path_.parent_path()});
 }
 
 TEST_F(RendezvousFiles, RejectsFifoAtOnce) {

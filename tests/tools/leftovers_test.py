@@ -109,6 +109,21 @@ class LeftoversTest(unittest.TestCase):
         run.communicate(timeout=20)
         self.assertFalse([name for name in job_files() - before if of_process(int(pids["[0]"])) == name])
 
+    def read_only(self, *folders):
+        """Two ranks of a container in which these folders can't be written."""
+        mounts = " && ".join(f"mount --bind {folder} {folder} && mount -o remount,ro,bind {folder}" for folder in folders)
+        command = f"{mounts} && exec {TOOL} {' '.join(WAITS)} --ranks 2 --threads 1"
+        return subprocess.run(["unshare", "--map-root-user", "--mount", "sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+
+    def test_ranks_meet_in_dev_shm_where_tmp_is_read_only(self):
+        done = self.read_only("/tmp")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_says_what_to_do_where_both_are_read_only(self):  # the control
+        done = self.read_only("/tmp", "/dev/shm")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("make one of them writable, or set TESSERA_MASTER", done.stderr)
+
     def test_removes_unused_segments(self):
         if os.stat("/proc/self/ns/pid").st_ino != 0xEFFFFFFC:
             self.skipTest("other processes may be there that are not seen from here")

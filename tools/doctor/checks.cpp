@@ -91,10 +91,13 @@ void check_memory(Findings& all) {
   else
     all.push_back({"ok", "/dev/shm", human_bytes(free) + " are free"});
   struct statvfs temporary {};
-  if (::access("/tmp", W_OK | X_OK) != 0 || ::statvfs("/tmp", &temporary) != 0 || temporary.f_bavail == 0)
+  if (::access("/tmp", W_OK | X_OK) != 0 || ::statvfs("/tmp", &temporary) != 0 || temporary.f_bavail == 0) {
+    const bool other = ::access("/tmp", W_OK | X_OK) != 0 && free > 0 && ::access("/dev/shm", W_OK) == 0;
     all.push_back(
-        {"error", "/tmp", "it can't be written; ranks of a host meet by a file there",
+        {other ? "warning" : "error", "/tmp",
+         "it can't be written; ranks of a host meet by a file there" + std::string(other ? ", or in /dev/shm" : ""),
          "make it writable (mode 1777), free space in it, or start ranks with TESSERA_MASTER and TESSERA_TOKEN"});
+  }
 }
 
 rlim_t limit_of(int resource) {

@@ -80,7 +80,10 @@ bool create_file(const std::string& path, const std::string& text) {
   return linked;
 }
 
-std::string usual_directory() { return "/tmp/tessera-" + std::to_string(::geteuid()); }
+/// Where private directories lie: the second is for containers whose /tmp can't be written.
+constexpr std::array<const char*, 2> kParents = {"/tmp", "/dev/shm"};
+
+std::string usual_directory(const std::string& parent) { return parent + "/tessera-" + std::to_string(::geteuid()); }
 
 bool is_private_directory(const std::string& path) {
   struct stat status = {};
@@ -89,17 +92,39 @@ bool is_private_directory(const std::string& path) {
 }
 
 /// The usual one first.
-std::vector<std::string> private_directories() {
-  const std::string usual = usual_directory();
+std::vector<std::string> private_directories(const std::string& parent) {
+  const std::string usual = usual_directory(parent);
   std::vector<std::string> others;
   std::error_code error;
-  for (auto entry = fs::directory_iterator("/tmp", error); !error && entry != fs::directory_iterator();
+  for (auto entry = fs::directory_iterator(parent, error); !error && entry != fs::directory_iterator();
        entry.increment(error))
     if (const std::string path = entry->path(); path.starts_with(usual + "-") && is_private_directory(path))
       others.push_back(path);
   std::sort(others.begin(), others.end());
   if (is_private_directory(usual)) others.insert(others.begin(), usual);
   return others;
+}
+
+std::vector<std::string> private_directories() {
+  std::vector<std::string> all;
+  for (const char* parent : kParents)
+    for (std::string& path : private_directories(parent)) all.push_back(std::move(path));
+  return all;
+}
+
+/// Empty, with errno, if none can be made in this parent.
+std::string private_directory_in(const std::string& parent) {
+  const std::string usual = usual_directory(parent);
+  for (int attempt = 0; attempt < 1000; ++attempt) {
+    if (::mkdir(usual.c_str(), 0700) == 0) return usual;
+    if (errno != EEXIST) return {};
+    if (is_private_directory(usual) && ::access(usual.c_str(), W_OK) == 0) return usual;
+    if (errno == EROFS) return {};
+    if (::access(usual.c_str(), F_OK) == 0) break;  // another user's, or a file; else another run has just removed it
+  }
+  if (const std::vector<std::string> others = private_directories(parent); !others.empty()) return others.front();
+  std::string fresh = usual + "-XXXXXX";
+  return ::mkdtemp(fresh.data()) == nullptr ? std::string() : fresh;
 }
 
 /// "/job-HASH"
@@ -112,17 +137,20 @@ std::string name_of(const std::string& job) {
 }  // namespace
 
 std::string private_directory() {
-  const std::string usual = usual_directory();
-  ::mkdir(usual.c_str(), 0700);
-  if (const std::vector<std::string> all = private_directories(); !all.empty()) return all.front();
-  std::string fresh = usual + "-XXXXXX";
-  if (::mkdtemp(fresh.data()) == nullptr) throw system_error("init: can't create a directory " + fresh);
-  return fresh;
+  int code = 0;
+  for (const char* parent : kParents) {
+    if (std::string path = private_directory_in(parent); !path.empty()) return path;
+    if (code == 0) code = errno;
+  }
+  throw system_error(
+      "init: can't create a directory in /tmp or /dev/shm; make one of them writable, or set "
+      "TESSERA_MASTER=host:port and TESSERA_TOKEN",
+      code);
 }
 
 void remove_private_directory(const std::string& path) noexcept { ::rmdir(path.c_str()); }
 
-std::string usual_rendezvous_file(const std::string& job) { return usual_directory() + name_of(job); }
+std::string usual_rendezvous_file(const std::string& job) { return usual_directory(kParents[0]) + name_of(job); }
 
 std::optional<RendezvousAddress> read_rendezvous_file(const std::string& job) {
   for (const std::string& directory : private_directories())

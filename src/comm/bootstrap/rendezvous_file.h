@@ -15,8 +15,8 @@ struct RendezvousAddress {
 };
 
 /// A directory that this user owns and no other can enter: /tmp/tessera-UID; or another one that begins with this,
-/// if another user has taken the name. Creates it if there is none. The environment doesn't matter, since that of
-/// another rank may differ. Throws SystemError.
+/// if another user has taken the name; in /dev/shm where /tmp can't be written. Creates it if there is none. The
+/// environment doesn't matter, since that of another rank may differ. Throws SystemError.
 TESSERA_API std::string private_directory();
 /// Removes such a directory if it is empty.
 TESSERA_API void remove_private_directory(const std::string& path) noexcept;

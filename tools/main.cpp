@@ -48,6 +48,13 @@ int usage_error(const CommandLine& commands, const std::string& text) {
   return 2;
 }
 
+/// The exit code, if everything that was printed could be written.
+int written(int code) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  say("can't write standard output");
+  return 1;
+}
+
 int parse(CommandLine& commands) {
   CLI::App& app = commands.app;
   if (commands.arguments.empty()) return usage_error(commands, "no subcommand given; known: " + names_of(app));
@@ -65,8 +72,9 @@ int parse(CommandLine& commands) {
     std::vector<std::string> reversed(std::make_reverse_iterator(end),
                                       commands.arguments.rend());  // the order that CLI11 expects
     app.parse(reversed);
+    refuse_repeated_values(app);
   } catch (const CLI::Success& done) {  // --help, --version
-    return app.exit(done);
+    return written(app.exit(done));
   } catch (const CLI::ParseError& error) {
     return usage_error(commands, error.what());
   }
@@ -123,10 +131,7 @@ void warn_of_unknown_variables() {
 
 int run(const CommandLine& commands) {
   try {
-    const int code = commands.chosen();
-    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
-    say("can't write standard output");
-    return 1;
+    return written(commands.chosen());
   } catch (const base::Error& error) {
     say(last_line(with_option_names(error.what()), error.kind() == "InvalidUsage"));
     return code_of(error);

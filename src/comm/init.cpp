@@ -18,13 +18,22 @@
 #include "tessera/comm/core/worlds.h"
 #include "tessera/comm/flight_recorder.h"
 #include "tessera/comm/plugins/builtin.h"
+#include "tessera/comm/plugins/module_loader.h"
 #include "tessera/comm/registry.h"
 #include "tessera/comm/staging.h"
 
 namespace tessera::comm {
 namespace {
 
+/// A path that isn't there is refused even where no module is needed, as other variables' values are.
+void check_plugin_path() {
+  if (!read_env(env::kPluginPath)) return;
+  for (const ModuleFile& file : find_modules())
+    if (!file.problem.empty()) throw InvalidUsage("init: " + file.path + ": " + file.problem);
+}
+
 BackendOptions world_options(const InitOptions& config) {
+  check_plugin_path();
   BackendOptions options;
   base::open_closed_streams();
   options.communicator.timeout = checked_timeout(

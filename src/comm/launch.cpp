@@ -248,6 +248,9 @@ void require_alone(const EnvReader& read, const Launcher* chosen) {
 
 Launch resolve_launch(const EnvReader& read) {
   const auto forced = read(std::string(env::kLauncher.name));
+  const Launcher& own_launcher = launchers().front();
+  if (const auto rank = first_set(read, own_launcher.local_rank)) whole(*rank, 0);
+  if (const auto size = first_set(read, own_launcher.local_size)) whole(*size, 1);
   if (forced == "none") return {};
   for (const Launcher& launcher : launchers()) {
     if (forced ? *forced != launcher.name : !present(read, launcher)) continue;

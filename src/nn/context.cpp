@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/nn/attention_library.h"
 #include "tessera/nn/host_access.h"
 #include "tessera/nn/tape.h"
 
@@ -19,7 +20,9 @@ Context::Context(ContextOptions options)
       kernels_(make_kernels({*runtime_, memory_, *threads_, std::move(options.logger), options.planned,
                              options.products ? *options.products : products_of_environment()})),
       row_multiple_(options.row_multiple > 0 ? options.row_multiple : kernels_->row_multiple()),
-      staging_(std::make_unique<PinnedBufferCache>(*runtime_)) {}
+      staging_(std::make_unique<PinnedBufferCache>(*runtime_)) {
+  attention_library_of_environment();  // a value that can't be read is refused where it has no effect, too
+}
 
 Context::~Context() = default;
 

@@ -242,6 +242,8 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"pmix_rank_alone", {{"PMIX_RANK", "0"}}, {"PMIX_RANK=0", kRemedy}},
         Wrong{"local_rank_alone", {{"LOCAL_RANK", "0"}}, {"LOCAL_RANK=0", kRemedy}},
         Wrong{"own_local_rank_alone", {{"TESSERA_LOCAL_RANK", "0"}}, {"TESSERA_LOCAL_RANK=0", kRemedy}},
+        Wrong{"own_local_rank_negative", {{"TESSERA_LOCAL_RANK", "-1"}}, {"TESSERA_LOCAL_RANK: '-1'"}},
+        Wrong{"own_local_size_zero", {{"TESSERA_LOCAL_WORLD_SIZE", "0"}}, {"TESSERA_LOCAL_WORLD_SIZE: '0'"}},
         Wrong{"mvapich_rank_alone", {{"MV2_COMM_WORLD_RANK", "0"}}, {"MV2_COMM_WORLD_SIZE is not set", kRemedy}},
         Wrong{"local_ranks_alone", {{"MPI_LOCALNRANKS", "2"}}, {"MPI_LOCALNRANKS=2", kRemedy}},
         Wrong{"slurm_task_without_a_step", {{"SLURM_PROCID", "1"}}, {"SLURM_PROCID=1", kRemedy}},

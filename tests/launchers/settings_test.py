@@ -68,6 +68,14 @@ class SettingsTest(jobs.Case):
             self.assertEqual(end.code, 0, end)
         self.assertIn("step 2 ", ends[0].out)
 
+    def test_comparisons(self):
+        compare = [jobs.TOOL, "compare", *self.train("--steps", "1")[2:]]
+        two = [*compare, "--strategies", "ddp,fsdp"]
+        self.refused(two, [*compare, "--strategies", "ddp"], "--strategies", "ddp on rank 1; ddp,fsdp on rank 0")
+        self.refused(two, [*two, "--repeat", "2"], "--repeat", "1 on rank 0; 2 on rank 1")
+        for end in self.run_ranks(two, [*two, "--repeat", "1"]):  # the control
+            self.assertEqual(end.code, 0, end)
+
     def test_benchmarks(self):
         bench = [jobs.TOOL, "bench", "broadcast", "-e", "64", "-n", "2"]
         self.refused([*bench, "--root", "0"], [*bench, "--root", "1"], "--root", "0 on rank 0; 1 on rank 1")

@@ -77,8 +77,10 @@ TEST(Config, RopeIsAsInTransformers5) {
        {R"(,"rope_scaling":{"type":"linear","factor":4.0})", R"(,"rope_scaling":{"rope_type":"linear","factor":4})",
         R"(,"rope_parameters":{"type":"linear","factor":4,"rope_theta":10000.0})"})
     EXPECT_EQ(parse(linear).rope_scaling, (kernels::RopeScaling{.factor = 4})) << linear;
-  EXPECT_EQ(parse(R"(,"rope_scaling":{"rope_type":"llama3","factor":8})").rope_scaling,
+  const std::string llama3 = R"(,"rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":1)";
+  EXPECT_EQ(parse(llama3 + R"(,"high_freq_factor":4})").rope_scaling,
             (kernels::RopeScaling{.factor = 8, .low = 1, .high = 4, .original_context = 96}));
+  EXPECT_THAT(error_of<InvalidUsage>([&] { parse(llama3 + "}"); }), HasSubstr("needs 'high_freq_factor'"));
   // Theta lies in one of three places; a rope_scaling replaces rope_parameters.
   const std::string outside = R"(,"rope_theta":7)", none = "";
   for (const std::string& theta : {none, outside}) {
@@ -150,7 +152,8 @@ TEST(Config, NamesUnsupportedFields) {
 
 /// As transformers 5 has it: the length outside of the scaling counts.
 TEST(HfConfig, OriginalLengthOutsideCounts) {
-  const std::string scaling = R"("rope_type":"llama3","factor":2,"original_max_position_embeddings":32)";
+  const std::string scaling = R"("rope_type":"llama3","factor":2,"low_freq_factor":1,"high_freq_factor":4,)"
+                              R"("original_max_position_embeddings":32)";
   const auto read = [&](const std::string& outside, const std::string& field) {
     return parse_config(R"({"model_type":"llama","num_hidden_layers":1,"hidden_size":32,"num_attention_heads":4,)" +
                             outside + "\"" + field + "\":{" + scaling + "}}",

@@ -117,6 +117,16 @@ class CheckpointTest(Folder):
         code, text, err = tool("train", "--ranks", "1", "--steps", "0", "--init", self.folder / "hf")
         self.assertEqual((code, text.split()[-1]), (0, end), err)
 
+    def test_a_checkpoint_is_no_place_for_results(self):
+        self.train(2, "--save", self.saves)
+        step = next(self.saves.glob("step-*"))
+        before = sorted(file.name for file in step.iterdir())
+        for done in (tool("checkpoint", "export", self.saves, "-o", step), tool("train", "--ranks", "1", "--save", step),
+                     tool("train", "--ranks", "1", "--export", step)):
+            self.assertEqual(done[0], 2)
+            self.assertIn("is the checkpoint of a step", done[2])
+        self.assertEqual(sorted(file.name for file in step.iterdir()), before)
+
     def test_names_damage_and_keeps_files(self):
         self.train(3, "--save", self.saves)
         data = self.saves / "step-00000003/rank-00001.safetensors"

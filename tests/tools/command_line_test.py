@@ -98,8 +98,36 @@ class CommandLineTest(unittest.TestCase):
 
     def test_output_that_cannot_be_written_is_a_failure(self):
         with open("/dev/full", "w") as full:
-            code, _, err = tool("info", stdout=full)
-        self.assertEqual((code, err), (1, "tessera: can't write standard output\n"))
+            for arguments in (("info",), ("--help",), ("train", "--help"), ("--version",)):
+                code, _, err = tool(*arguments, stdout=full)
+                self.assertEqual((code, err), (1, "tessera: can't write standard output\n"), arguments)
+
+    def test_a_value_is_given_once(self):
+        text = ("--data", __file__, "--model", "gpt-nano")
+        for command, option, value in ((("compare", *text), "--strategies", "ddp"), (("compare", *text), "--wraps", "block"),
+                                       (("plan", "--model", "gpt-nano"), "--strategies", "fsdp"), (("train", *text, "--lora", "2"), "--lora-targets", "c_attn"),
+                                       (("bench", "all_reduce"), "--op", "max"), (("plan", "--parameters", "1e6"), "--ranks", "4")):
+            self.assertIn(f"{option}: '{value}' is given twice", self.wrong(*command, option, f"{value},{value}"))
+        link = ("plan", "--model", "gpt-nano", "--link", "1us,1GB/s")
+        self.assertIn("--slow-rank: 1 is given twice", self.wrong(*link, "--slow-rank", "1:2,1:3"))
+        for arguments in ((*link, "--slow-rank", "1:2,2:2"), ("train", *text, "--ranks", "1", "--steps", "0", "--betas", "0.9,0.9")):  # the control
+            self.assertEqual(tool(*arguments)[0], 0, arguments)
+
+    def test_info_shows_one_thing(self):
+        for pair in (("--words", "--json"), ("--words", "--models"), ("--units", "--env")):
+            self.assertIn("excludes", self.wrong("info", *pair))
+        units = ("info", "--units", "--model", "llama-nano", "--ranks", "3")
+        found = json.loads(tool(*units, "--json")[1])
+        rows = [line.split() for line in tool(*units)[1].splitlines()]
+        self.assertEqual([[unit["unit"], str(unit["parameters"]), str(unit["padding"])] for unit in found["units"]],
+                         [row[:3] for row in rows[1:] if len(row) == 4])
+        self.assertIn(found["better_wrap"], rows[-1][1])
+
+    def test_a_wrong_variable_is_refused_where_it_has_no_effect(self):
+        train = ("train", "--ranks", "1", "--model", "gpt-nano", "--data", __file__, "--steps", "0")
+        for name, value in (("TESSERA_ATTENTION", "foo"), ("TESSERA_LOCAL_RANK", "-1"), ("TESSERA_PLUGIN_PATH", "/none")):
+            self.assertIn(name, self.wrong(*train, env={**os.environ, name: value}))
+        self.assertEqual(tool(*train, env={**os.environ, "TESSERA_ATTENTION": "own", "TESSERA_LOCAL_RANK": "0", "TESSERA_RANK": "0", "TESSERA_WORLD_SIZE": "1"})[0], 0)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ class Diverging(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
         (self.folder / "text.txt").write_text(TEXT)
 
-    def tool(self, command, *more, ranks=2, steps=12):
-        arguments = [TOOL, command, "--ranks", ranks, "--steps", steps, "--model", "gpt-nano", "--global-batch", 4, "--seq-len", 16,
+    def tool(self, command, *more, ranks=2, steps=12, model="gpt-nano"):
+        arguments = [TOOL, command, "--ranks", ranks, "--steps", steps, "--model", model, "--global-batch", 4, "--seq-len", 16,
                      "--threads", 1, "--data", self.folder / "text.txt", *more]
         done = subprocess.run(list(map(str, arguments)), text=True, capture_output=True, timeout=100)
         return done.returncode, done.stdout, done.stderr
@@ -61,6 +61,14 @@ class DivergenceTest(Diverging):
         self.assertEqual(out.count(" loss nan "), len(lost))
         code, out, err = self.tool("train")  # the negative control
         self.assertEqual((code, err), (0, ""))
+
+    def test_says_that_an_evaluation_is_not_finite(self):
+        config = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 256,
+                  "intermediate_size": 64, "max_position_embeddings": 64}
+        for theta, said in ((1e-300, 1), (1e4, 0)):  # and the control
+            (self.folder / "model.json").write_text(json.dumps({**config, "rope_theta": theta}))
+            code, out, err = self.tool("train", "--eval", __file__, steps=0, model=self.folder / "model.json")
+            self.assertEqual((code, err.count("the loss of the evaluation is nan"), out.count("eval loss nan")), (0, said, said), err)
 
     def test_keeps_last_finite_checkpoint(self):
         saves = self.folder / "saves"

@@ -20,17 +20,9 @@
 namespace tessera::tools {
 namespace {
 
-/// Backend and operation identify a result, so neither may repeat.
-void refuse_repeats(std::vector<std::string> names, const std::string& what) {
-  std::sort(names.begin(), names.end());
-  if (const auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end())
-    throw base::InvalidUsage(what + ": '" + *twice + "' is given twice; once is enough");
-}
-
 std::vector<std::string> backends_of(const BenchOptions& options) {
   std::vector<std::string> names = options.spec.backends;
   if (names.empty()) names.push_back(default_backend());
-  refuse_repeats(names, "--backends");
   for (const std::string& name : names) check_backend(name);
   return names;
 }
@@ -48,8 +40,6 @@ void set_sizes(BenchSpec& plan, const BenchOptions& options) {
 }
 
 void set_combinations(BenchSpec& plan, const BenchOptions& options) {
-  refuse_repeats(options.dtypes, "--dtype");
-  refuse_repeats(options.redops, "--op");
   const std::vector<std::string> redops = options.redops.empty() ? std::vector<std::string>{"sum"} : options.redops;
   for (const std::string& dtype : options.dtypes)
     for (const std::string& redop : redops) {
@@ -124,7 +114,6 @@ BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
     plan.pattern = parse_pattern(options.pattern, ranks);
     plan.pattern->sends = options.pattern_sends;
   }
-  refuse_repeats(options.ops, "operations");
   for (const std::string& name : options.ops) plan.ops.push_back(&bench_op(name));
   set_sizes(plan, options);
   set_combinations(plan, options);

@@ -97,6 +97,7 @@ std::optional<nn::LoraMerger> adapters_in(fsdp::Checkpoint& checkpoint, const nn
 int export_directory(const CheckpointCommand& options) {
   constexpr std::int64_t kAtOnce = std::int64_t{4} << 20;  // elements
   fsdp::Checkpoint checkpoint(options.directory);
+  check_directory("--output", options.output, "config.json");
   const nn::ModelConfig model = model_in(options.directory);
   check_saved(checkpoint, model);
   const std::vector<nn::SafetensorsTensor> tensors = dense_tensors(model);

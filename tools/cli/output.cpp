@@ -83,6 +83,9 @@ void check_directory(const std::string& option, const std::string& directory, co
   std::error_code error;
   fs::create_directories(directory, error);
   if (error) throw base::InvalidUsage(option + ": can't create '" + directory + "': " + error.message());
+  if (fs::exists(directory + "/rank-00000.json", error))
+    throw base::InvalidUsage(option + " '" + directory +
+                             "' is the checkpoint of a step, which it would change; name another directory");
   check_writable(option, directory + "/" + file);
 }
 

@@ -37,7 +37,8 @@ void print_json(const nlohmann::ordered_json& json, int indent = -1);
 /// FIFO needs a reader and stays open until the process exits.
 void check_writable(std::string_view option, const std::string& path);
 
-/// Creates a directory and checks that `file` can be written in it. "" is no directory. Throws InvalidUsage.
+/// Creates a directory and checks that `file` can be written in it, and that it isn't the checkpoint of a step. "" is
+/// no directory. Throws InvalidUsage.
 void check_directory(const std::string& option, const std::string& directory, const std::string& file);
 
 /// Writes all of it to a descriptor. False: errno says why not.

@@ -50,6 +50,18 @@ CLI::Option* set_values(CLI::Option* option, const OptionValues& values, bool sh
   return option;
 }
 
+void refuse_repeated_values(const CLI::App& app) {
+  const std::vector<std::string> may_repeat = {"--betas", "--data", "--why"};
+  for (const CLI::App* command : app.get_subcommands()) {
+    for (const CLI::Option* option : command->get_options()) {
+      if (option->get_delimiter() != ',' || std::ranges::count(may_repeat, option->get_name()) > 0) continue;
+      for (const std::string& value : option->results())
+        if (std::ranges::count(option->results(), value) > 1)
+          throw CLI::ValidationError(option->get_name(), fmt::format("'{}' is given twice; once is enough", value));
+    }
+  }
+}
+
 void refuse_empty_values(CLI::App& app) {
   for (CLI::Option* option : app.get_options())
     if (option->get_expected_min() > 0 && option->get_type_size() != 0 && !option->get_group().empty())

@@ -47,6 +47,9 @@ CLI::Option* add_option(CLI::App& command, const std::string& name, T& value, co
                     std::integral<T> || std::floating_point<T> || std::same_as<T, std::string>);
 }
 
+/// Refuses a value that stands twice in a list of the chosen subcommand, where once is enough. Throws CLI::ParseError.
+void refuse_repeated_values(const CLI::App& app);
+
 /// Refuses empty text, such as the value of an unset shell variable, for every option of `app` and its subcommands
 /// except the hidden ones, which the tool passes to its own ranks.
 void refuse_empty_values(CLI::App& app);

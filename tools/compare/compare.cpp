@@ -147,7 +147,7 @@ int compare(const CommandLine& commands, const CompareOptions& asked) {
   CompareOptions options = asked;
   options.strategies = strategies_for_why(options.why, options.strategies);
   const int ranks = world_size(options.ranks);
-  const std::vector<TrainPlan> plans = plans_of(options, ranks);
+  std::vector<TrainPlan> plans = plans_of(options, ranks);
   const TrainPlan& plan = plans.front();
   if (options.steps < 1) throw base::InvalidUsage("--steps 0: a comparison needs at least one step");
   if (options.norm_type != "2" && options.clip_norm == 0)
@@ -171,6 +171,10 @@ int compare(const CommandLine& commands, const CompareOptions& asked) {
                         .steps = options.steps,
                         .machine = machine_line(),
                         .command = commands.arguments};
+  for (TrainPlan& one : plans)
+    one.command = {{"--strategies", fmt::format("{}", fmt::join(strategies, ","))},
+                   {"--wraps", fmt::format("{}", fmt::join(options.wraps, ","))},
+                   {"--repeat", std::to_string(options.rounds())}};
   std::vector<PlannedRun> contestants;
   for (const std::string& strategy : strategies)
     for (const TrainPlan& wrapped : plans)

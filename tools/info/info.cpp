@@ -136,8 +136,8 @@ void print_all() {
 
 double mb(std::int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
-/// Prints the units of a wrapping: what is unsharded together, and what needlessly.
-void print_units(const InfoOptions& options) {
+/// The units of a wrapping: what is unsharded together, and what needlessly.
+nlohmann::json units_of(const InfoOptions& options) {
   const base::DType dtype = base::parse_dtype(options.precision);
   nn::Context context;
   const auto runtime = fsdp::make_runtime(context);
@@ -157,33 +157,54 @@ void print_units(const InfoOptions& options) {
   }
   fsdp::Module& root = (task ? task->model() : *adapted).root();
   std::string better = options.wrap;
-  const auto units = fsdp::make_units(root, options.wrap);
-  print_clean("{:<20} {:>14} {:>12} {:>12}\n", "unit", "parameters", "padding", "MB");
-  for (const fsdp::UnitSpec& unit : units) {
+  nlohmann::json units = nlohmann::json::array();
+  for (const fsdp::UnitSpec& unit : fsdp::make_units(root, options.wrap)) {
     std::int64_t elements = 0, padded = 0, bytes = 0;
     for (const fsdp::FlatLayout& layout : fsdp::make_layouts(unit.parameters, options.ranks)) {
       elements += layout.elements;
       padded += layout.padded;
       bytes += static_cast<std::int64_t>(layout.bytes());
     }
-    print_clean("{:<20} {:>14} {:>12} {:>12.2f}\n", unit.name, elements, padded - elements, mb(bytes));
-    if (!unit.is_root) continue;
-    for (const fsdp::RootOverhead& held : fsdp::needlessly_held(root, unit)) {
-      print_clean("  {:<18} {:>14} {:>25.2f}  only this module uses it, but the root holds it for the whole step\n",
-                  held.module->path(), held.elements,
-                  mb(held.elements * static_cast<std::int64_t>(base::size_of(held.module->dtype()))));
-      better += (better == "none" ? "" : ";") + held.module->path();
+    nlohmann::json held = nlohmann::json::array();
+    for (const fsdp::RootOverhead& one :
+         unit.is_root ? fsdp::needlessly_held(root, unit) : decltype(fsdp::needlessly_held(root, unit)){}) {
+      held.push_back({{"module", one.module->path()},
+                      {"parameters", one.elements},
+                      {"bytes", one.elements * static_cast<std::int64_t>(base::size_of(one.module->dtype()))}});
+      better += (better == "none" ? "" : ";") + one.module->path();
     }
+    units.push_back({{"unit", unit.name},
+                     {"parameters", elements},
+                     {"padding", padded - elements},
+                     {"bytes", bytes},
+                     {"needlessly_held", held}});
   }
-  if (better != options.wrap && options.wrap != "none" && !options.wrap.starts_with("size:"))
-    print_clean("--wrap \"{}\" unshards these when they are used.\n", better);
+  const bool improves = better != options.wrap && options.wrap != "none" && !options.wrap.starts_with("size:");
+  return {{"wrap", options.wrap},
+          {"ranks", options.ranks},
+          {"units", units},
+          {"better_wrap", improves ? nlohmann::json(better) : nlohmann::json()}};
+}
+
+void print_units(const nlohmann::json& found) {
+  print_clean("{:<20} {:>14} {:>12} {:>12}\n", "unit", "parameters", "padding", "MB");
+  for (const nlohmann::json& unit : found["units"]) {
+    print_clean("{:<20} {:>14} {:>12} {:>12.2f}\n", unit["unit"].get<std::string>(),
+                unit["parameters"].get<std::int64_t>(), unit["padding"].get<std::int64_t>(), mb(unit["bytes"]));
+    for (const nlohmann::json& held : unit["needlessly_held"])
+      print_clean("  {:<18} {:>14} {:>25.2f}  only this module uses it, but the root holds it for the whole step\n",
+                  held["module"].get<std::string>(), held["parameters"].get<std::int64_t>(), mb(held["bytes"]));
+  }
+  if (const nlohmann::json& better = found["better_wrap"]; better.is_string())
+    print_clean("--wrap \"{}\" unshards these when they are used.\n", better.get<std::string>());
 }
 
 int run_info(const InfoOptions& options) {
   if (options.words) {
     for (const Word& word : words()) print_clean("{}\n    {}\n", word.name, word.meaning);
   } else if (options.units) {
-    print_units(options);
+    const nlohmann::json units = units_of(options);
+    options.json ? print_json(units, 2) : print_units(units);
   } else if (options.json) {
     print_json(everything(), 2);
   } else if (options.env || options.models) {
@@ -200,12 +221,16 @@ int run_info(const InfoOptions& options) {
 void add_info(CommandLine& commands) {
   CLI::App* info = commands.app.add_subcommand("info", "show backends, strategies, models and environment variables");
   const auto options = std::make_shared<InfoOptions>();
-  info->add_flag("--json", options->json, "print everything as JSON");
-  info->add_flag("--env", options->env, "list the environment variables with values and defaults");
-  info->add_flag("--words", options->words, "explain the words of the tables and of the report");
-  info->add_flag("--models", options->models, "list the model presets");
+  CLI::Option* const json = info->add_flag("--json", options->json, "print everything, or the units, as JSON");
+  CLI::Option* const env =
+      info->add_flag("--env", options->env, "list the environment variables with values and defaults");
+  CLI::Option* const words =
+      info->add_flag("--words", options->words, "explain the words of the tables and of the report");
+  CLI::Option* const models = info->add_flag("--models", options->models, "list the model presets");
   CLI::Option* const units =
       info->add_flag("--units", options->units, "list the units that a wrapping makes of a model");
+  for (CLI::Option* const other : {json, env, models, units}) words->excludes(other);
+  for (CLI::Option* const other : {env, models}) units->excludes(other);
   add_option(*info, "--model", options->model,
              "model for --units: a preset, a Hugging Face config.json or its folder, or FILE.so:NAME,OPTION=VALUE")
       ->needs(units);

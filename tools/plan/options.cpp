@@ -35,7 +35,8 @@ std::map<int, double> factors_of(const std::vector<std::string>& texts, const ch
     const auto [stop, error] = std::from_chars(factor.data(), factor.data() + factor.size(), value);
     if (error != std::errc() || stop != factor.data() + factor.size() || !(value >= 0.01) || value > 1e6)
       throw base::InvalidUsage(fmt::format("{}: '{}' is not a factor from 0.01 to 1e6", option, factor));
-    factors[number] = value;
+    if (!factors.emplace(number, value).second)
+      throw base::InvalidUsage(fmt::format("{}: {} is given twice; once is enough", option, number));
   }
   return factors;
 }

@@ -38,4 +38,11 @@ void DivergenceMonitor::after_step(std::int64_t step, double own, double mean, s
     print_clean(stderr, "tessera: warning: {}: step {}: the loss is {} on {}: {}\n", run_, step, mean, where, kRemedy);
 }
 
+void DivergenceMonitor::after_evaluation(double loss) const {
+  if (!warned_ && !std::isfinite(loss) && control_.rank() == 0)
+    print_clean(stderr,
+                "tessera: warning: {}: the loss of the evaluation is {}: weights or activations are not finite\n", run_,
+                loss);
+}
+
 }  // namespace tessera::tools

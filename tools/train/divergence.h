@@ -19,6 +19,8 @@ class DivergenceMonitor {
   /// `own` is this rank's loss, `mean` that of all ranks. `norm`: of the gradients, if it was measured and affects the
   /// parameters. Collective at the first step that diverges; else it exchanges nothing.
   void after_step(std::int64_t step, double own, double mean, std::optional<double> norm);
+  /// Warns if no step has diverged, but the loss of the evaluation, that of all ranks, is not finite.
+  void after_evaluation(double loss) const;
 
  private:
   comm::HostCollectives& control_;

@@ -63,7 +63,7 @@ std::vector<comm::SharedSetting> shared_settings_of(const TrainPlan& plan) {
   const TrainOptions& o = plan.options;
   const auto given = [](const auto& option) { return std::string(option ? "given" : "not given"); };
   const std::string config = plan.task ? o.model.substr(o.model.rfind('/') + 1) : nn::config_json(plan.model);
-  return {
+  std::vector<comm::SharedSetting> all = {
       {"--model", fmt::format("{} parameters, configuration {:016x}", plan.parameters,
                               base::checksum(std::as_bytes(std::span(config))))},
       {"--lora", plan.lora ? lora_json_of(plan) : "none"},
@@ -98,6 +98,8 @@ std::vector<comm::SharedSetting> shared_settings_of(const TrainPlan& plan) {
       {"--link-intra", o.link_intra},
       {"--hosts", std::to_string(o.hosts)},
   };
+  all.insert(all.end(), plan.command.begin(), plan.command.end());
+  return all;
 }
 
 fsdp::StepShape step_shape_of(const StepOptions& o) {
@@ -155,6 +157,8 @@ std::vector<std::string> strategies_of(const TrainPlan& plan, std::vector<std::s
   for (const std::string& asked : plan.options.strategies) {
     engine_options(plan, asked);
     names.push_back(fsdp::parse_strategy(asked, fsdp::CollectiveRegistry::built_in()).name);
+    if (std::ranges::count(names, names.back()) > 1)
+      throw InvalidUsage("--strategies: " + names.back() + " is given twice; once is enough");
   }
   if (!names.empty()) return names;
   for (const char* name : kDefaultStrategies) {

@@ -50,6 +50,7 @@ struct TrainPlan {
   std::optional<nn::Fp8Scaling> fp8;  ///< nothing: products have the compute dtype of `precision`
   std::optional<double> peak_flops;   ///< of --peak-flops
   std::int64_t parameters = 0;
+  std::vector<comm::SharedSetting> command;  ///< what the ranks' commands must have alike, beside these settings
 };
 
 /// Makes the default global batch one that ranks and microbatches divide. Throws InvalidUsage if they don't divide the

@@ -103,6 +103,7 @@ class Trainer {
     outcome.result.final_parameters_hash = hash_parameters(engine_);
     if (!plan_.options.trace.empty()) outcome.last_step = gather_events(control_, last_events_);
     if (!plan_.options.eval.empty()) outcome.result.evaluation = evaluate(plan_, *task_, control_);
+    if (const auto& found = outcome.result.evaluation) divergence_.after_evaluation(found->loss);
     export_directories(plan_, engine_, world_.rank());
     if (saving_) outcome.save_failure = saving_->failure();
     return outcome;

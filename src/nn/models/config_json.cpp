@@ -64,8 +64,10 @@ void read_gpt2(const Fields& fields, ModelConfig& config) {
 /// As transformers 5, whose configurations let the length outside replace the one inside.
 void read_llama3(const Fields& fields, const Fields& inner, ModelConfig& config) {
   kernels::RopeScaling& scaling = config.rope_scaling;
-  scaling.low = inner.number("low_freq_factor", 1);
-  scaling.high = inner.number("high_freq_factor", 4);
+  for (const char* field : {"low_freq_factor", "high_freq_factor"})
+    if (!inner.contains(field)) inner.fail(std::string("the rope type 'llama3' needs '") + field + "'");
+  scaling.low = inner.number("low_freq_factor", 0);
+  scaling.high = inner.number("high_freq_factor", 0);
   const double inside = inner.number("original_max_position_embeddings", static_cast<double>(config.context));
   scaling.original_context = fields.number("original_max_position_embeddings", inside);
   if (scaling.original_context != inside)

@@ -73,7 +73,7 @@ DEFINITION = re.compile(r"^(?! |return )(?:[\w:<>,&* ]+ [*&]?)?((?:[a-z]\w*::)*)
 PATTERNS = [
     ("environment", re.compile(r"\b(getenv|secure_getenv)\b|(?<![\w/])environ\b"), LIBRARY + ("tools/", "examples/"),
      re.compile(r"^src/base/env\.cpp$")),
-    ("backend name", re.compile(r"(?<!ip::)\b(shm|tcp|ucx|mpi|nccl)\b"), ("src/",), None),
+    ("backend name", re.compile(r"(?<!ip::)(?<!/dev/)\b(shm|tcp|ucx|mpi|nccl)\b"), ("src/",), None),
     ("device work", re.compile(r"(\bstream\w*|\bcompute)(\(\))?\s*(\.|->)\s*run\s*\("), ("src/nn/", "src/fsdp/", "src/plan/"),
      re.compile(r"^src/nn/kernels/cpu/cpu_kernels\.cpp$")),  # host code that accesses tensors' memory
     ("host wait", re.compile(r"(\.|->)\s*wait\s*\(\s*\)|\bwait_for\s*\("), ("src/fsdp/",), None),

@@ -134,10 +134,7 @@ void swiglu_backward(const SwigluBackward<T>& a) {
 
 template <class T>
 constexpr ActivationTable<T> kTable{&forward<T>, &backward<T>, &swiglu_forward<T>, &swiglu_backward<T>};
-const Tables<ActivationTable>* activation_tables() {
-  static constexpr Tables<ActivationTable> tables{kTable<float>, kTable<double>};
-  return &tables;
-}
+TESSERA_KERNEL_TABLES(ActivationTable, activation_tables)
 
 }  // namespace
 }  // namespace tessera::nn::kernels::HWY_NAMESPACE
@@ -145,13 +142,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera::nn::kernels {
-HWY_EXPORT(activation_tables);
-namespace {
-template <class T>
-const ActivationTable<T>& kernels() {
-  return std::get<ActivationTable<T>>(*HWY_DYNAMIC_DISPATCH(activation_tables)());
-}
-}  // namespace
+TESSERA_CHOSEN_KERNELS(ActivationTable, activation_tables)
 
 template <class T>
 void activation_forward(ThreadPool& pool, Activation kind, const T* x, T* y, std::size_t count) {

@@ -193,10 +193,7 @@ void head_gradients(const AttentionBackward<T>& a, std::size_t batch, std::size_
 
 template <class T>
 constexpr AttentionBackwardTable<T> kTable{&row_products<T>, &head_gradients<T>};
-const Tables<AttentionBackwardTable>* attention_backward_tables() {
-  static constexpr Tables<AttentionBackwardTable> tables{kTable<float>, kTable<double>};
-  return &tables;
-}
+TESSERA_KERNEL_TABLES(AttentionBackwardTable, attention_backward_tables)
 
 }  // namespace
 }  // namespace tessera::nn::kernels::HWY_NAMESPACE
@@ -204,7 +201,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera::nn::kernels {
-HWY_EXPORT(attention_backward_tables);
+TESSERA_CHOSEN_KERNELS(AttentionBackwardTable, attention_backward_tables)
 namespace {
 /// Elements of the row products, which precede the threads' blocks; whole cache lines.
 std::size_t delta_elements(const AttentionShape& shape) {
@@ -220,7 +217,7 @@ std::size_t attention_backward_scratch_bytes(const AttentionShape& shape, std::s
 template <class T>
 void attention_backward(ThreadPool& pool, const AttentionBackward<T>& args) {
   check(args.shape);
-  const auto& table = std::get<AttentionBackwardTable<T>>(*HWY_DYNAMIC_DISPATCH(attention_backward_tables)());
+  const auto& table = kernels<T>();
   const AttentionShape& shape = args.shape;
   T* delta = static_cast<T*>(args.scratch);
   T* blocks = delta + delta_elements(shape);

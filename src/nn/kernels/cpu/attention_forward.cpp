@@ -145,10 +145,7 @@ void forward_block(const AttentionForward<T>& a, QueryBlock at, T* scratch) {
 
 template <class T>
 constexpr AttentionForwardTable<T> kTable{&forward_block<T>};
-const Tables<AttentionForwardTable>* attention_forward_tables() {
-  static constexpr Tables<AttentionForwardTable> tables{kTable<float>, kTable<double>};
-  return &tables;
-}
+TESSERA_KERNEL_TABLES(AttentionForwardTable, attention_forward_tables)
 
 }  // namespace
 }  // namespace tessera::nn::kernels::HWY_NAMESPACE
@@ -156,7 +153,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera::nn::kernels {
-HWY_EXPORT(attention_forward_tables);
+TESSERA_CHOSEN_KERNELS(AttentionForwardTable, attention_forward_tables)
 
 std::size_t attention_forward_scratch_bytes(const AttentionShape& shape, std::size_t threads,
                                             std::size_t element_bytes) {
@@ -166,7 +163,7 @@ std::size_t attention_forward_scratch_bytes(const AttentionShape& shape, std::si
 template <class T>
 void attention_forward(ThreadPool& pool, const AttentionForward<T>& args) {
   check(args.shape);
-  const auto& table = std::get<AttentionForwardTable<T>>(*HWY_DYNAMIC_DISPATCH(attention_forward_tables)());
+  const auto& table = kernels<T>();
   const std::size_t blocks = tiles_of(args.shape.positions, kAttentionBlock);
   pool.parallel_for(args.shape.batch * args.shape.heads * blocks, [&](std::size_t tile, std::size_t worker) {
     const std::size_t head = tile / blocks;

@@ -82,10 +82,7 @@ void backward(const CrossEntropyBackward<T>& a, std::size_t begin, std::size_t e
 
 template <class T>
 constexpr CrossEntropyTable<T> kTable{&row_statistics<T>, &backward<T>};
-const Tables<CrossEntropyTable>* cross_entropy_tables() {
-  static constexpr Tables<CrossEntropyTable> tables{kTable<float>, kTable<double>};
-  return &tables;
-}
+TESSERA_KERNEL_TABLES(CrossEntropyTable, cross_entropy_tables)
 
 }  // namespace
 }  // namespace tessera::nn::kernels::HWY_NAMESPACE
@@ -93,12 +90,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera::nn::kernels {
-HWY_EXPORT(cross_entropy_tables);
+TESSERA_CHOSEN_KERNELS(CrossEntropyTable, cross_entropy_tables)
 namespace {
-template <class T>
-const CrossEntropyTable<T>& kernels() {
-  return std::get<CrossEntropyTable<T>>(*HWY_DYNAMIC_DISPATCH(cross_entropy_tables)());
-}
 
 std::size_t tile_rows(std::size_t vocabulary) {
   return std::max<std::size_t>(1, kElementTile / std::max<std::size_t>(1, vocabulary));

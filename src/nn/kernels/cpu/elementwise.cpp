@@ -68,10 +68,7 @@ void column_sums(const ColumnSumsArgs<T>& a, std::size_t begin, std::size_t end)
 
 template <class T>
 constexpr ElementwiseTable<T> kTable{&add<T>, &scale<T>, &multiply<T>, &column_sums<T>};
-const Tables<ElementwiseTable>* elementwise_tables() {
-  static constexpr Tables<ElementwiseTable> tables{kTable<float>, kTable<double>};
-  return &tables;
-}
+TESSERA_KERNEL_TABLES(ElementwiseTable, elementwise_tables)
 
 }  // namespace
 }  // namespace tessera::nn::kernels::HWY_NAMESPACE
@@ -79,12 +76,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera::nn::kernels {
-HWY_EXPORT(elementwise_tables);
+TESSERA_CHOSEN_KERNELS(ElementwiseTable, elementwise_tables)
 namespace {
-template <class T>
-const ElementwiseTable<T>& kernels() {
-  return std::get<ElementwiseTable<T>>(*HWY_DYNAMIC_DISPATCH(elementwise_tables)());
-}
 
 template <class T, class RowFunction>
 void for_rows(ThreadPool& pool, std::size_t rows, std::size_t columns, RowFunction&& function) {

@@ -158,10 +158,7 @@ void rms_backward(const RmsNormBackward<T>& a, std::size_t begin, std::size_t en
 
 template <class T>
 constexpr NormTable<T> kTable{&layer_forward<T>, &layer_backward<T>, &rms_forward<T>, &rms_backward<T>};
-const Tables<NormTable>* norm_tables() {
-  static constexpr Tables<NormTable> tables{kTable<float>, kTable<double>};
-  return &tables;
-}
+TESSERA_KERNEL_TABLES(NormTable, norm_tables)
 
 }  // namespace
 }  // namespace tessera::nn::kernels::HWY_NAMESPACE
@@ -169,12 +166,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera::nn::kernels {
-HWY_EXPORT(norm_tables);
+TESSERA_CHOSEN_KERNELS(NormTable, norm_tables)
 namespace {
-template <class T>
-const NormTable<T>& kernels() {
-  return std::get<NormTable<T>>(*HWY_DYNAMIC_DISPATCH(norm_tables)());
-}
 
 /// Adds the tiles' partial sums to out, in the order of the tiles.
 template <class T>

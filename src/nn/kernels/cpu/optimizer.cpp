@@ -94,10 +94,7 @@ void adam(const AdamStep<T>& a) {
 
 template <class T>
 constexpr OptimizerTable<T> kTable{&sgd<T>, &adam<T>};
-const Tables<OptimizerTable>* optimizer_tables() {
-  static constexpr Tables<OptimizerTable> tables{kTable<float>, kTable<double>};
-  return &tables;
-}
+TESSERA_KERNEL_TABLES(OptimizerTable, optimizer_tables)
 
 }  // namespace
 }  // namespace tessera::nn::kernels::HWY_NAMESPACE
@@ -105,12 +102,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera::nn::kernels {
-HWY_EXPORT(optimizer_tables);
+TESSERA_CHOSEN_KERNELS(OptimizerTable, optimizer_tables)
 namespace {
-template <class T>
-const OptimizerTable<T>& kernels() {
-  return std::get<OptimizerTable<T>>(*HWY_DYNAMIC_DISPATCH(optimizer_tables)());
-}
 
 /// Processes [begin, end) in blocks that stay in L1: converts gradients to f32 before and rounds new values after.
 template <class N, class Step, class Kernel>

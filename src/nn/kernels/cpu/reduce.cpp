@@ -80,11 +80,7 @@ double largest_magnitude(const T* x, std::size_t count) {
 template <class T>
 constexpr ReduceTable<T> kTable{&sum<T>,
                                 {&sum_of_magnitudes<T>, &sum_of_squares<T>, &sum_of_cubes<T>, &largest_magnitude<T>}};
-
-const Tables<ReduceTable>* reduce_tables() {
-  static constexpr Tables<ReduceTable> tables{kTable<float>, kTable<double>};
-  return &tables;
-}
+TESSERA_KERNEL_TABLES(ReduceTable, reduce_tables)
 
 }  // namespace
 }  // namespace tessera::nn::kernels::HWY_NAMESPACE
@@ -92,7 +88,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera::nn::kernels {
-HWY_EXPORT(reduce_tables);
+TESSERA_CHOSEN_KERNELS(ReduceTable, reduce_tables)
 namespace {
 
 template <class T>
@@ -116,10 +112,6 @@ double largest_of(const std::vector<double>& parts) {
   return largest;
 }
 
-template <class T>
-const ReduceTable<T>& kernels() {
-  return std::get<ReduceTable<T>>(*HWY_DYNAMIC_DISPATCH(reduce_tables)());
-}
 }  // namespace
 
 template <class T>

@@ -13,6 +13,21 @@ namespace tessera::nn::kernels {
 template <template <class> class Table>
 using Tables = std::tuple<Table<float>, Table<double>>;
 
+// In the namespace of an instruction set: the function NAME that returns its tables, of the constants kTable<T>.
+#define TESSERA_KERNEL_TABLES(TABLE, NAME)                                \
+  const Tables<TABLE>* NAME() {                                           \
+    static constexpr Tables<TABLE> tables{kTable<float>, kTable<double>}; \
+    return &tables;                                                       \
+  }
+
+// Once, outside of it: kernels<T>(), the table of the best instruction set of this processor.
+#define TESSERA_CHOSEN_KERNELS(TABLE, NAME)                   \
+  HWY_EXPORT(NAME);                                           \
+  template <class T>                                          \
+  static const TABLE<T>& kernels() {                          \
+    return std::get<TABLE<T>>(*HWY_DYNAMIC_DISPATCH(NAME)()); \
+  }
+
 /// Elements per tile of an element-wise kernel: large enough to hide the scheduling cost, small enough for L2.
 inline constexpr std::size_t kElementTile = 16384;
 

@@ -426,10 +426,78 @@ def frames(tool):
     return svg(1000, 84 + 150 * 2 - 10, "Six moments of a step", "Every rank keeps a shard of every unit. A unit is unsharded on all ranks before it computes, and resharded after it.", body)
 
 
+def stage(rank, microbatches, one_by_one, stages=4):
+    """What a stage of a pipeline does, in order: (forward, microbatch), as in examples/parallel/pipeline.cpp."""
+    ahead = min(microbatches, stages - rank) if one_by_one else microbatches
+    actions = [(True, m) for m in range(ahead)]
+    for m in range(microbatches):
+        actions.append((False, m))
+        if m + ahead < microbatches:
+            actions.append((True, m + ahead))
+    return actions
+
+
+def pipeline(microbatches, one_by_one):
+    """The rows of four stages; a message takes no time. A block's forward of the whole batch takes 40 ms, its backward 80."""
+    done, rows, clocks, todo = {}, [[] for _ in range(4)], [0.0] * 4, [stage(r, microbatches, one_by_one) for r in range(4)]
+    while any(todo):
+        for rank in range(4):
+            while todo[rank]:
+                forward, m = todo[rank][0]
+                needs = (rank - 1, True, m) if forward else (rank + 1, False, m) if rank < 3 else (rank, True, m)
+                if needs[0] >= 0 and needs not in done:
+                    break
+                begin = max(clocks[rank], done.get(needs, 0.0))
+                if begin > clocks[rank]:
+                    rows[rank].append(("wait", clocks[rank], begin))
+                clocks[rank] = begin + (40 if forward else 80) / microbatches
+                rows[rank].append(("forward" if forward else "backward", begin, clocks[rank]))
+                done[rank, forward, m] = clocks[rank]
+                todo[rank].pop(0)
+    return [row + [("wait", clocks[rank], max(clocks))] if clocks[rank] < max(clocks) else row for rank, row in enumerate(rows)]
+
+
+def programs(_):
+    """A step of each program of examples/parallel, as its schedule says; an operation takes 2 ms where computing waits for it."""
+    wait = 2.0
+    def steps(*parts):
+        row, at = [], 0.0
+        for kind, length in parts:
+            row.append((kind, at, at + length))
+            at += length
+        return [row] * 4
+    forward, backward, pause = ("forward", 10.0), ("backward", 20.0), ("wait", wait)
+    half = lambda part: (part[0], part[1] / 2)
+    shown = {
+        "data": steps(*[forward] * 4, *[backward] * 4, ("wait", 2 * wait)),
+        "fsdp": steps(*[pause, forward] * 4, *[pause, backward, pause] * 4),
+        "tensor": steps(*[half(forward), pause, half(forward), pause] * 4, *[half(backward), pause, half(backward), pause] * 4),
+        "model": pipeline(1, False), "gpipe": pipeline(4, False), "1f1b": pipeline(4, True),
+        "context": steps(*[pause, forward] * 4, *[backward, pause] * 4, ("wait", 2 * wait))}
+    left, scale = 110, 860 / max(row[-1][2] for rows in shown.values() for row in rows)
+    body = [text(12, 22, "A step of one model on 4 ranks, seven ways", "b"),
+            text(12, 42, "Drawn from the schedules: a block's forward of the whole batch takes 40 ms on one rank, an operation 2 ms. Red hatching: a rank waits.", "s")]
+    top = 60
+    for name, rows in shown.items():
+        end = max(row[-1][2] for row in rows)
+        waits = sum(stop - begin for row in rows for kind, begin, stop in row if kind == "wait") / len(rows)
+        body += [text(12, top + 14, name, "b"), text(left, top + 14, f"{end:.0f} ms; a rank waits {100 * waits / end:.0f} % of it", "s")]
+        for rank, row in enumerate(rows):
+            y = top + 22 + 16 * rank
+            body.append(text(left - 8, y + 11, f"rank {rank}", "s e"))
+            for kind, begin, stop in row:
+                fill = {"forward": "var(--c0)", "backward": "var(--c2)", "wait": "url(#hot)"}[kind]
+                body.append(bar(left + begin * scale, y, (stop - begin) * scale - 0.8, 13, fill, f"rank {rank}: {kind}, {stop - begin:.0f} ms"))
+        top += 96
+    for i, (color, label) in enumerate((("var(--c0)", "forward of a block"), ("var(--c2)", "backward"), ("url(#hot)", "wait"))):
+        body += [bar(left + 170 * i, top, 14, 14, color, label), text(left + 170 * i + 20, top + 12, label, "s")]
+    return svg(1000, top + 28, "Seven timelines of one model", "Data, fully sharded, tensor and context parallel keep all ranks busy; of a pipeline with one microbatch three of four ranks wait.", body)
+
+
 def main():
     tool, check = sys.argv[1], "--check" in sys.argv
     wrong = []
-    for draw in (collectives, ring, ddp, latency, shards, memory, frames, timeline, wraps, crossover):
+    for draw in (collectives, ring, ddp, latency, shards, memory, frames, timeline, wraps, crossover, programs):
         file, picture = HERE / f"{draw.__name__}.svg", draw(tool)
         if not check:
             file.write_text(picture)

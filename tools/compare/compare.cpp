@@ -13,6 +13,7 @@
 #include "tools/cli/validators.h"
 #include "tools/compare/compare_runs.h"
 #include "tools/compare/compare_simulations.h"
+#include "tools/compare/programs.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
 #include "tools/pages/page.h"
@@ -220,10 +221,16 @@ void add_compare(CommandLine& commands) {
              "print why a step of B takes longer than one of A, as a sum, and what would help "
              "(implies --repeat 6)",
              list_of());
+  add_option(*command, "--programs", options->programs,
+             "programs to run instead of strategies, each as in tessera run, and to compare with the first",
+             list_of("NAME=PROGRAM[,..]"));
   command->add_option("--only", options->only)->group("");  // of the ranks that this command starts
   command->add_option("--only-wrap", options->only_wrap)->group("");
-  command->callback(
-      [&commands, options] { commands.chosen = [&commands, options] { return compare(commands, *options); }; });
+  command->callback([&commands, command, options] {
+    commands.chosen = [&commands, command, options] {
+      return options->programs.empty() ? compare(commands, *options) : compare_programs(*command, *options);
+    };
+  });
 }
 
 }  // namespace tessera::tools

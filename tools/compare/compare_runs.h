@@ -16,6 +16,7 @@ struct CompareOptions : TrainOptions {
   std::vector<std::string> wraps;     ///< empty: only --wrap
   std::optional<std::size_t> repeat;  ///< rounds
   std::vector<std::string> why;       ///< empty, or two runs
+  std::vector<std::string> programs;  ///< run instead of trainings of this tool
 
   std::size_t rounds() const { return repeat.value_or(why.empty() ? 1 : 6); }
   std::string only;       ///< set in the ranks: the strategy that this process runs

@@ -29,7 +29,7 @@ bool has_timelines(const Comparison& c) {
 }
 
 ordered_json bytes_json(const PerCollective& bytes) {
-  return {bytes.all_gather, bytes.reduce_scatter, bytes.all_reduce, bytes.control};
+  return {bytes.all_gather, bytes.reduce_scatter, bytes.all_reduce, bytes.control, bytes.send};
 }
 
 /// Losses and bytes, which every comparison has.
@@ -248,7 +248,7 @@ std::string step_pictures(const Comparison& c, const StepStory* story) {
   if (!has_timelines(c)) return "";
   return "<div class=\"controls chips\" role=\"group\" aria-label=\"Strategies in the pictures, one or two\" "
          "data-picture=\"chips\"></div>\n" +
-         map_of(c) + timelines_of(c, story) + memory_of(c);
+         (c.runs[0].units.empty() ? "" : map_of(c)) + timelines_of(c, story) + memory_of(c);
 }
 
 std::string gap_pictures(const Comparison& c) {

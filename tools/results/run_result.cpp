@@ -17,14 +17,17 @@ namespace {
 double measure_at(const JsonReader& json) { return json.number(0, 1e15); }
 
 ordered_json to_json(const PerCollective& p) {
-  return {{"all_gather", p.all_gather},
-          {"reduce_scatter", p.reduce_scatter},
-          {"all_reduce", p.all_reduce},
-          {"control", p.control}};
+  ordered_json json = {{"all_gather", p.all_gather},
+                       {"reduce_scatter", p.reduce_scatter},
+                       {"all_reduce", p.all_reduce},
+                       {"control", p.control}};
+  if (p.send > 0) json["send"] = p.send;
+  return json;
 }
 
 PerCollective per_collective(const JsonReader& json) {
-  return {json.at("all_gather"), json.at("reduce_scatter"), json.at("all_reduce"), json.at("control")};
+  return {json.at("all_gather"), json.at("reduce_scatter"), json.at("all_reduce"), json.at("control"),
+          json.value("send", std::uint64_t{0})};
 }
 
 ordered_json to_json(const base::MemoryTracker::Snapshot& peak) {
@@ -66,14 +69,15 @@ std::string trace_name(const RunResult& r) {
 
 std::string mesh_text(const RunResult& r) { return fmt::format("{}x{}", r.mesh[0], r.mesh[1]); }
 
+std::string traffic_text(const RunResult& r, std::uint64_t PerCollective::*of) {
+  return r.calls_per_step.*of == 0
+             ? "-"
+             : fmt::format("{} / {}", r.calls_per_step.*of, human_bytes(r.wire_bytes_per_step.*of));
+}
+
 std::vector<std::string> traffic_texts(const RunResult& r) {
-  std::vector<std::string> texts;
-  for (std::uint64_t PerCollective::*of :
-       {&PerCollective::all_gather, &PerCollective::reduce_scatter, &PerCollective::all_reduce})
-    texts.push_back(r.calls_per_step.*of == 0
-                        ? "-"
-                        : fmt::format("{} / {}", r.calls_per_step.*of, human_bytes(r.wire_bytes_per_step.*of)));
-  return texts;
+  return {traffic_text(r, &PerCollective::all_gather), traffic_text(r, &PerCollective::reduce_scatter),
+          traffic_text(r, &PerCollective::all_reduce)};
 }
 
 ordered_json to_json(const RunResult& r) {
@@ -141,9 +145,9 @@ RunResult parse_run_result(const JsonReader& json) {
   r.copied_bytes_per_step = json.at("copied_bytes_per_step");
   r.calls_per_step = per_collective(json.at("calls_per_step"));
   r.wire_bytes_per_step = per_collective(json.at("wire_bytes_per_step"));
-  r.formula_bytes_per_step = per_collective(json.at("formula_bytes_per_step"));
-  r.plain_bytes_per_step =
-      per_collective(json.at(json.has("plain_bytes_per_step") ? "plain_bytes_per_step" : "formula_bytes_per_step"));
+  for (const char* formula : {"formula_bytes_per_step", "plain_bytes_per_step"})  // the second where the first differs
+    if (json.has(formula)) r.plain_bytes_per_step = per_collective(json.at(formula));
+  if (json.has("formula_bytes_per_step")) r.formula_bytes_per_step = per_collective(json.at("formula_bytes_per_step"));
   const JsonReader state = json.at("model_state_bytes");
   r.model_state_bytes = {state.at("parameter"), state.at("gradient"), state.at("optimizer")};
   r.peak_bytes = peak_from(json.at("peak_bytes"));

@@ -26,7 +26,8 @@ struct PerCollective {
   std::uint64_t reduce_scatter = 0;
   std::uint64_t all_reduce = 0;
   std::uint64_t control = 0;
-  std::uint64_t data() const { return all_gather + reduce_scatter + all_reduce; }  ///< without control
+  std::uint64_t send = 0;  ///< of programs; the engine sends no messages
+  std::uint64_t data() const { return all_gather + reduce_scatter + all_reduce + send; }  ///< without control
 };
 
 /// The mean loss over a whole file.
@@ -80,7 +81,9 @@ std::string trace_name(const RunResult& result);
 /// "2x4"
 std::string mesh_text(const RunResult& result);
 
-/// Of each collective the calls and the bytes sent in a step: "12 / 3.4 MB", or "-" without calls.
+/// The calls and the bytes sent in a step: "12 / 3.4 MB", or "-" without calls.
+std::string traffic_text(const RunResult& result, std::uint64_t PerCollective::*of);
+/// Of each collective.
 std::vector<std::string> traffic_texts(const RunResult& result);
 
 nlohmann::ordered_json to_json(const RunResult& result);

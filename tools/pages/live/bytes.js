@@ -1,6 +1,6 @@
 // Bytes that a rank sends in a step, by collective; ticks show what the formula says for each.
 "use strict";
-const COLLECTIVES = [["all_gather", "along the shards"], ["reduce_scatter", "along the shards"], ["all_reduce", "along the replicas"], ["control", ""]];
+const COLLECTIVES = [["all_gather", "along the shards"], ["reduce_scatter", "along the shards"], ["all_reduce", "along the replicas"], ["control", ""], ["send", "to one rank"]];
 // With several hosts also by link: as the schedule of the last rank says, in the setting of the runs.
 function bytesOf(data) {
   const what = data.what_if;

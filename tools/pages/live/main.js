@@ -36,8 +36,10 @@ document.querySelectorAll("section").forEach((section, number) => {
   view.rebuild = [];
   if (view.runs.length) {
     if (view.runs.length > 1) drawChips(view, place("chips"));
-    drawMap(view, place("map"));
-    drawFrames(view, place("map"));
+    if (place("map")) {
+      drawMap(view, place("map"));
+      drawFrames(view, place("map"));
+    }
     drawTimeline(view, place("timeline"));
     drawMemory(view, place("memory"));
   }

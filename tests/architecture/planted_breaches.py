@@ -88,7 +88,8 @@ PLANTED = [  # rule, file, content
     ("word", "src/nn/p.cpp", "// Nobody waits for it.\n"),
     ("word", "tools/d.cpp", "int colour_of_line = 0;\n"),
     ("length", "src/nn/long.cpp", "int x();\n" * 401),
-    ("length", "examples/long.cpp", "int x();\n" * 101),
+    ("length", "examples/12_long.cpp", "int x();\n" * 101),
+    ("length", "examples/parallel/long.cpp", "int x();\n" * 301),
 ]
 
 SCATTERED = {"src/fsdp/a.cpp": "void One::f() {}\nvoid Two::f() {}\n", "src/fsdp/b.cpp": "int One::g() const {}\n  two = Two::f();\n"}

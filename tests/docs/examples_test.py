@@ -8,8 +8,9 @@ import sys
 examples, build = pathlib.Path(sys.argv[1]), sys.argv[2]
 listed = subprocess.run(["ctest", "--test-dir", build, "--show-only", "-R", r"^examples\."], text=True, capture_output=True, check=True).stdout
 tests = set(re.findall(r": examples\.(\w+)", listed))
-programs = {path.stem for path in examples.glob("*.cpp")}
+names = lambda kind: {path.stem for path in examples.glob(f"*.{kind}")} | {f"parallel_{path.stem}" for path in examples.glob(f"parallel/*.{kind}")}
+programs = names("cpp")
 if "11_libtorch" not in tests:  # built only where libtorch is found
     programs.discard("11_libtorch")
 assert programs and tests == programs, f"tests {sorted(tests)} of the programs {sorted(programs)}"
-assert programs == {path.stem for path in examples.glob("*.txt")} - {"CMakeLists"} - ({"11_libtorch"} - tests), "each has the output that it prints beside it"
+assert programs == names("txt") - {"CMakeLists"} - ({"11_libtorch"} - tests), "each has the output that it prints beside it"

@@ -109,22 +109,16 @@ struct BenchRow {
   BenchResult out_of_place;
   std::optional<BenchResult> in_place;
 };
-
-struct MemcpySpeed {
-  double one_core = 0;   ///< GB/s of one rank that copies alone
-  double all_ranks = 0;  ///< their sum when all copy at once
-};
+/// Reads "row", and "in_place" if there is one.
+BenchRow bench_row_from_json(const nlohmann::ordered_json& message);
 
 struct BenchCallbacks {
-  /// The names of Capabilities::algorithms; rank 0 only; called first.
-  std::function<void(const std::vector<std::string>&)> on_algorithms = {};
-  /// See gather_environment(); rank 0 only.
-  std::function<void(const nlohmann::ordered_json&)> on_environment = {};
-  std::function<void(const MemcpySpeed&)> on_memcpy = {};               ///< rank 0 only
-  std::function<void(const BenchRow&)> on_row = {};                     ///< rank 0 only
-  std::function<void(const nlohmann::ordered_json&)> on_pattern = {};   ///< rank 0 only; see PatternRunner::run()
-  std::function<void(const nlohmann::ordered_json&)> on_interval = {};  ///< rank 0 only; see LongRun::run()
-  std::function<void(const comm::Lateness&)> on_link = {};              ///< rank 0 only; with links, at the end
+  /// Called on rank 0 with an object that has one of these keys:
+  /// "algorithms": the names of Capabilities::algorithms, first; "environment": see gather_environment(); "memcpy":
+  /// GB/s of one rank that copies alone, "one_core", and their sum when all copy at once, "all_ranks"; "row": a
+  /// BenchRow, see bench_row_from_json(); "pattern": see PatternRunner::run(); "interval": see LongRun::run(); "link":
+  /// a comm::Lateness as an array, with links, at the end.
+  std::function<void(const nlohmann::ordered_json&)> on_message = {};
   /// Called with each checked output before it is compared: tests corrupt it to prove that the check detects it.
   std::function<void(comm::View out)> before_check = {};
 };

@@ -20,7 +20,6 @@
 #include "tools/pages/page.h"
 #include "tools/results/comparison.h"
 #include "tools/results/rounds.h"
-#include "tools/train/engine_options.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {

@@ -13,7 +13,6 @@
 #include "tessera/fsdp/mesh.h"
 #include "tools/plan/step_schedule.h"
 #include "tools/results/statistics.h"
-#include "tools/train/engine_options.h"
 
 namespace tessera::tools {
 namespace {

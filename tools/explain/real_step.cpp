@@ -12,7 +12,6 @@
 #include "tessera/nn/host_access.h"
 #include "tools/cli/output.h"
 #include "tools/plan/step_plan.h"
-#include "tools/train/engine_options.h"
 #include "tools/train/step_recorder.h"
 #include "tools/train/trainer.h"
 

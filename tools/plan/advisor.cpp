@@ -12,7 +12,6 @@
 #include "tessera/base/error.h"
 #include "tessera/fsdp/wrap.h"
 #include "tools/cli/output.h"
-#include "tools/train/engine_options.h"
 #include "tools/train/model_task.h"
 
 namespace tessera::tools {

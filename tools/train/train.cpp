@@ -22,7 +22,6 @@
 #include "tools/cli/validators.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
-#include "tools/train/engine_options.h"
 #include "tools/train/run_checkpointer.h"
 #include "tools/train/step_progress.h"
 #include "tools/train/trainer.h"

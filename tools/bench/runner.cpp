@@ -19,6 +19,9 @@ constexpr int kMemcpyIterations = 7;
 constexpr std::size_t kNoiseRounds = 5;
 constexpr double kRoundsDisagree = 1.5;  // the slowest round takes so many times as long as the fastest
 
+/// Many for small messages, so that p99 is meaningful; few for large ones, which take long.
+int default_iterations(std::uint64_t bytes) { return bytes <= (64 << 10) ? 500 : bytes <= (4 << 20) ? 100 : 20; }
+
 /// How many times as long as the fastest the slowest round took.
 double spread_of(const std::vector<double>& rounds) {
   const auto [low, high] = std::ranges::minmax(rounds);
@@ -240,8 +243,6 @@ std::vector<std::uint64_t> BenchSpec::sizes(const BenchOp& op) const {
   }
   return sizes;
 }
-
-int default_iterations(std::uint64_t bytes) { return bytes <= (64 << 10) ? 500 : bytes <= (4 << 20) ? 100 : 20; }
 
 BenchTimes bench_times(std::vector<double> samples) {
   if (samples.empty()) throw base::InvalidUsage("no samples; --iterations must be 1 or more");

@@ -45,7 +45,7 @@ struct BenchSpec {
   bool check = false;
   std::string device = "cpu";       ///< memory of this device; as --device
   bool communicator_memory = true;  ///< from Communicator::allocate; else the C library's, or the device's
-  std::optional<int> iterations;    ///< per size; not set: default_iterations()
+  std::optional<int> iterations;    ///< per size; not set: many for small messages, few for large ones
   int warmup = 5;
   bool cold = false;               ///< each timed call starts with its buffers evicted from the caches
   bool overlap = false;            ///< also measure the share of a call that computation hides
@@ -60,9 +60,6 @@ struct BenchSpec {
   /// min_bytes, times factor, up to max_bytes; {0} for an operation without data.
   std::vector<std::uint64_t> sizes(const BenchOp& op) const;
 };
-
-/// Many for small messages, so that p99 is meaningful; few for large ones, which take long.
-int default_iterations(std::uint64_t bytes);
 
 /// Microseconds. A sample is one iteration's time on its slowest rank.
 struct BenchTimes {

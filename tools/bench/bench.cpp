@@ -10,7 +10,6 @@
 #include "tessera/comm/init.h"
 #include "tessera/comm/launch.h"
 #include "tools/bench/baseline.h"
-#include "tools/bench/modes.h"
 #include "tools/bench/options.h"
 #include "tools/bench/output.h"
 #include "tools/bench/tuner.h"

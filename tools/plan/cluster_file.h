@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/plan/network.h"
 #include "tools/cli/quantities.h"
 
 namespace tessera::tools {
@@ -23,10 +24,7 @@ struct SwitchSpec {
 };
 
 /// How transfers that use a port at the same time share it.
-enum class PortSharing : std::uint8_t {
-  fair,     ///< max-min fair rates
-  in_order  ///< one after the other, in the order of the calls
-};
+using PortSharing = plan::LinkSharing;
 
 /// (x, y) of a measured table, x strictly increasing.
 using MeasuredPoint = std::pair<double, double>;

@@ -10,7 +10,7 @@
 
 #include "tools/compare/compare_runs.h"
 #include "tools/plan/planned_why.h"
-#include "tools/results/what_if.h"
+#include "tools/results/comparison.h"
 
 namespace tessera::tools {
 

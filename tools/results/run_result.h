@@ -70,6 +70,8 @@ struct RunResult {
 };
 
 nlohmann::ordered_json to_json(const RunResult::ModelState& state);
+nlohmann::ordered_json link_json(const LinkSpec& link);
+LinkSpec link_at(const base::JsonReader& json);  ///< reads what link_json() wrote. Throws InvalidUsage
 
 /// The strategy, with the wrapping if several are compared.
 std::string name_of(const RunResult& result);

@@ -158,8 +158,8 @@ MISTAKES = [
     # What a run shows, writes and leaves behind.
     mistake("progress-in-a-pipe", "tools/cli/progress_line.cpp", "on_(::isatty(STDERR_FILENO) != 0)", "on_(::isatty(STDERR_FILENO) != 2)", r"^tools\.progress$", "a pipe gets the progress line"),
     mistake("csv-log-keeps-lost-steps", "tools/train/train.cpp", "    if (last > first_step) break;\n", "    if (last > first_step + 9) break;\n", r"^tools\.csv_log$", "a resumed run has steps twice in its table"),
-    mistake("postmortem-blames-who-waits", "tools/postmortem/divergence_finder.cpp", "    if (!causes.empty()) divergence.ranks = causes;\n", "", r"^tools\.PostmortemTest\.", "a rank that waits in turn is named as a cause"),
-    mistake("postmortem-blames-failed", "tools/postmortem/divergence_finder.cpp", "        if (call->state == comm::flight::State::failed ||\n", "        if (false ||\n", r"^tools\.PostmortemTest\.", "a rank whose call failed because another left is named as a cause"),
+    mistake("postmortem-blames-who-waits", "tools/report/divergence_finder.cpp", "    if (!causes.empty()) divergence.ranks = causes;\n", "", r"^tools\.PostmortemTest\.", "a rank that waits in turn is named as a cause"),
+    mistake("postmortem-blames-failed", "tools/report/divergence_finder.cpp", "        if (call->state == comm::flight::State::failed ||\n", "        if (false ||\n", r"^tools\.PostmortemTest\.", "a rank whose call failed because another left is named as a cause"),
     mistake("graphs-despite-obstacle", "tools/train/plan.cpp", "  if (obstacle.empty()) return", "  if (obstacle.empty() || !wanted) return", r"^tools\.GraphUse\.", "steps that a graph can't contain are captured by default"),
     mistake("training-not-compared", "tools/train/trainer.cpp",
             '  if (control.size() > 1) comm::require_alike(control, shared_settings_of(plan), "training");\n', "",

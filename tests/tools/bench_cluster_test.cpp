@@ -9,7 +9,7 @@
 #include "tessera/plan/world.h"
 #include "tools/bench/machine.h"
 #include "tools/bench/options.h"
-#include "tools/plan/simulated_cluster.h"
+#include "tools/plan/cluster_file.h"
 
 namespace tessera::tools {
 namespace {

@@ -11,7 +11,7 @@
 #include "tessera/base/device.h"
 #include "tessera/base/error.h"
 #include "tessera/fsdp/mesh.h"
-#include "tools/plan/step_schedule.h"
+#include "tools/plan/step_plan.h"
 #include "tools/results/statistics.h"
 
 namespace tessera::tools {

@@ -1,4 +1,4 @@
-#include "tools/plan/simulated_cluster.h"
+#include "tools/plan/cluster_file.h"
 
 #include <fmt/format.h>
 

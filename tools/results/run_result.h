@@ -13,7 +13,6 @@
 #include "tessera/comm/slow_link/slow_link.h"
 #include "tessera/fsdp/engine_stats.h"
 #include "tools/cli/quantities.h"
-#include "tools/results/step_parts.h"
 #include "tools/results/step_timeline.h"
 
 namespace tessera::tools {

@@ -151,8 +151,8 @@ MISTAKES = [
     mistake("rounds-not-paired", "tools/results/rounds.cpp", "values.push_back(of_b[i] - of_a[i]);", "values.push_back(of_b[i] - of_a.front());", r"^tools\.Rounds\.", "the machine's slow minutes count as a strategy's"),
     mistake("rounds-unequal-unsaid", "tools/results/rounds.cpp", "    if (!ends_alike(round, rounds.front())) all.", "    if (!ends_alike(round, round)) all.", r"^tools\.RepeatedRuns\.", "runs that can't be repeated are compared in silence"),
     mistake("why-term-dropped", "tools/results/why.cpp", "[](const StepParts& p) { return -p.hidden(); }", "[](const StepParts& p) { return 0 * p.step(); }", (r"^tools\.Why\.", r"^tools\.why$"), "the terms don't add up to the gap"),
-    mistake("why-late-is-transport", "tools/results/step_parts.cpp", "std::clamp(wait.all_called_ns, wait.begin_ns, wait.end_ns);", "wait.begin_ns;", (r"^tools\.StepParts\.", r"^tools\.Why\."), "a rank that sleeps counts as a slow link"),
-    mistake("why-outer-counts-too", "tools/results/step_parts.cpp", "    pass(begin);\n", "", r"^tools\.StepParts\.", "a wait inside a forward counts as the forward"),
+    mistake("why-late-is-transport", "tools/results/step_timeline.cpp", "std::clamp(wait.all_called_ns, wait.begin_ns, wait.end_ns);", "wait.begin_ns;", (r"^tools\.StepParts\.", r"^tools\.Why\."), "a rank that sleeps counts as a slow link"),
+    mistake("why-outer-counts-too", "tools/results/step_timeline.cpp", "    pass(begin);\n", "", r"^tools\.StepParts\.", "a wait inside a forward counts as the forward"),
     mistake("why-decoding-is-link", "tools/plan/planned_why.cpp", "  return wait_between(wait.start_ns, through);", "  return wait_between(wait.start_ns, wait.end_ns);", r"^tools\.why$", "decoding after a gather counts as waiting for it"),
     mistake("why-link-of-one-run", "tools/plan/planned_why.cpp", "ms - plan_step(from, machine).result.step_ms_median", "ms - 0 * plan_step(from, machine).result.step_ms_median", r"^tools\.why$", "the gap with another link is not that between two runs over it"),
     # What a run shows, writes and leaves behind.

@@ -11,7 +11,7 @@
 #include "tessera/comm/algorithms.h"
 #include "tessera/comm/schedule.h"
 #include "tools/cli/json_object.h"
-#include "tools/pages/html.h"
+#include "tools/pages/page.h"
 #include "tools/results/run_result.h"
 
 namespace tessera::tools {

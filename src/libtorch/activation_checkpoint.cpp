@@ -8,7 +8,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/libtorch/hooks/boundary.h"
-#include "tessera/libtorch/hooks/make_node.h"
 #include "tessera/libtorch/unit.h"
 
 namespace tessera::libtorch {

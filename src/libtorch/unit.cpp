@@ -4,7 +4,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/libtorch/hooks/boundary.h"
-#include "tessera/libtorch/hooks/make_node.h"
 
 namespace tessera::libtorch {
 namespace {

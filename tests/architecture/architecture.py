@@ -36,8 +36,7 @@ TOOLS = {  # folder of tools/, lowest first: those before it that its files may 
     "checkpoint": {"cli", "train"},
     "doctor": {"cli", "launch"},
     "info": {"cli", "launch", "train"},
-    "postmortem": {"cli", "launch"},
-    "report": {"cli", "results", "pages", "postmortem"},
+    "report": {"cli", "launch", "results", "pages"},
 }
 WITHOUT_COMMANDS = ("tools/results/", "tools/pages/")  # data, and pages of them
 # Installed headers lie directly in a layer's folder, or in these; headers ending in -inl.h are not installed.

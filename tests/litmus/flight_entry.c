@@ -4,8 +4,8 @@
 // mirrors src/comm/flight_recorder/recorder.cpp: atomic(entry.number).store(0, std::memory_order_relaxed);
 // mirrors src/comm/flight_recorder/recorder.cpp: std::atomic_thread_fence(std::memory_order_release);
 // mirrors src/comm/flight_recorder/recorder.cpp: atomic(entry.number).store(number, std::memory_order_release);
-// mirrors tools/postmortem/flight_log.cpp: std::atomic_thread_fence(std::memory_order_acquire);
-// mirrors tools/postmortem/flight_log.cpp: const bool whole = entry.number == before[i] && entry.number == after[i];
+// mirrors tools/report/flight_log.cpp: std::atomic_thread_fence(std::memory_order_acquire);
+// mirrors tools/report/flight_log.cpp: const bool whole = entry.number == before[i] && entry.number == after[i];
 //
 // Controls: 1 a release store of 0 instead of the fence; 2 the number is stored relaxed; 3 it is not read before; 4 it is
 // not read after; 5 no fence before the entry; 6 none after it.

@@ -7,10 +7,9 @@
 #include "tessera/base/error.h"
 #include "tessera/plan/topology.h"
 #include "tessera/plan/world.h"
-#include "tools/bench/machine_kernels.h"
-#include "tools/bench/machine_links.h"
-#include "tools/bench/modes.h"
-#include "tools/plan/simulated_cluster.h"
+#include "tools/bench/machine.h"
+#include "tools/bench/options.h"
+#include "tools/plan/cluster_file.h"
 
 namespace tessera::tools {
 namespace {

@@ -121,7 +121,9 @@ TEST(BenchCold, RunsByNameAndStaysCorrect) {
   config.timeout = std::chrono::seconds(60);
   std::vector<BenchRow> rows;
   comm::run_threads(2, config, [&](comm::Communicator& world) {
-    run_bench(plan, world, *base::open_device({}), {.on_row = [&](const BenchRow& row) { rows.push_back(row); }});
+    run_bench(plan, world, *base::open_device({}), {.on_message = [&](const nlohmann::ordered_json& message) {
+                if (message.contains("row")) rows.push_back(bench_row_from_json(message));
+              }});
   });
   ASSERT_EQ(rows.size(), 4U);
   for (const BenchRow& row : rows) {

@@ -27,7 +27,9 @@ std::vector<BenchRow> rows_of(const BenchSpec& plan, int breaks,
   config.deterministic = false;
   if (!device->host_accessible()) config.device = device;
   comm::run_threads(plan.ranks, config, [&](comm::Communicator& world) {
-    BenchCallbacks callbacks{.on_row = [&](const BenchRow& row) { rows.push_back(row); }};
+    BenchCallbacks callbacks{.on_message = [&](const nlohmann::ordered_json& message) {
+      if (message.contains("row")) rows.push_back(bench_row_from_json(message));
+    }};
     if (world.rank() == breaks)
       callbacks.before_check = [](comm::View out) {
         if (out.count != 0) static_cast<float*>(out.data)[out.count / 2] += 1;

@@ -14,7 +14,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/init.h"
-#include "tools/compare/compare_simulations.h"
+#include "tools/compare/compare.h"
 #include "tools/train/measurements.h"
 
 namespace tessera::tools {

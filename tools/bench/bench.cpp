@@ -10,7 +10,6 @@
 #include "tessera/comm/init.h"
 #include "tessera/comm/launch.h"
 #include "tools/bench/baseline.h"
-#include "tools/bench/modes.h"
 #include "tools/bench/options.h"
 #include "tools/bench/output.h"
 #include "tools/bench/tuner.h"
@@ -40,83 +39,18 @@ std::unique_ptr<comm::Communicator> join(const BenchSpec& plan, const std::strin
   return comm::init(std::move(config));
 }
 
-/// Runs as a rank that this tool started; prints results for its parent as one line of JSON each.
+/// Runs as a rank that this tool started; prints its messages for its parent as a line each.
 int run_as_child(const BenchOptions& options, const BenchSpec& plan) {
-  const auto print_line = [](const ordered_json& line) { print_json(line); };
   const auto device = base::open_device(device_of_rank(plan.device));
   const auto world = join(plan, options.only, device, options.algorithms);
-  run_bench(plan, *world, *device,
-            {.on_algorithms =
-                 [&](const std::vector<std::string>& names) {
-                   print_line({{"algorithms", names}});
-                 },
-             .on_environment =
-                 [&](const ordered_json& environment) {
-                   print_line({{"environment", environment}});
-                 },
-             .on_memcpy =
-                 [&](const MemcpySpeed& speed) {
-                   print_line({{"memcpy", {speed.one_core, speed.all_ranks}}});
-                 },
-             .on_row =
-                 [&](const BenchRow& row) {
-                   ordered_json line = {{"row", to_json(row.out_of_place)}};
-                   if (row.in_place) line["in_place"] = to_json(*row.in_place);
-                   print_line(line);
-                 },
-             .on_pattern =
-                 [&](const ordered_json& pattern) {
-                   print_line({{"pattern", pattern}});
-                 },
-             .on_interval =
-                 [&](const ordered_json& interval) {
-                   print_line({{"interval", interval}});
-                 },
-             .on_link =
-                 [&](const comm::Lateness& lateness) {
-                   print_line({{"link", {lateness.median_us, lateness.percent, lateness.shared_calls}}});
-                 }});
+  run_bench(plan, *world, *device, {.on_message = [](const ordered_json& message) { print_json(message); }});
   return 0;
 }
 
-/// Runs `backend` in its own processes, which return here through run_as_child(). Returns the exit code.
-int run_in_processes(const CommandLine& commands, const BenchSpec& plan, const std::string& backend,
-                     const std::optional<std::string>& algorithms, const BenchCallbacks& callbacks) {
-  std::vector<std::string> more;
-  if (algorithms) more = {"--algorithms", *algorithms};
-  return run_ranks(commands, plan, backend, more, [&](const ordered_json& line) {
-    if (line.contains("algorithms")) {
-      if (callbacks.on_algorithms) callbacks.on_algorithms(line["algorithms"].get<std::vector<std::string>>());
-    } else if (line.contains("environment")) {
-      callbacks.on_environment(line["environment"]);
-    } else if (line.contains("memcpy")) {
-      callbacks.on_memcpy({line["memcpy"][0], line["memcpy"][1]});
-    } else if (line.contains("pattern")) {
-      callbacks.on_pattern(line["pattern"]);
-    } else if (line.contains("interval")) {
-      callbacks.on_interval(line["interval"]);
-    } else if (line.contains("link")) {
-      if (callbacks.on_link) callbacks.on_link({line["link"][0], line["link"][1], line["link"][2]});
-    } else {
-      BenchRow row{bench_result_from_json(line.at("row")), {}};
-      if (line.contains("in_place")) row.in_place = bench_result_from_json(line["in_place"]);
-      callbacks.on_row(row);
-    }
-  });
-}
-
-BenchCallbacks printing(BenchReport& report, const std::string& backend, const std::string& json) {
-  return {.on_environment = [&report,
-                             backend](const ordered_json& environment) { print_now(report.add(backend, environment)); },
-          .on_memcpy = [&](const MemcpySpeed& speed) { print_now(report.add(speed)); },
-          .on_row = [&](const BenchRow& row) { print_now(report.add(row)); },
-          .on_pattern = [&](const ordered_json& pattern) { print_now(report.add_pattern(pattern)); },
-          .on_interval =
-              [&report, backend, json](const ordered_json& interval) {
-                print_now(report.add_interval(backend, interval));
-                write_json(json, report.json(false));
-              },
-          .on_link = [&](const comm::Lateness& lateness) { report.add(lateness); }};
+void print_message(BenchReport& report, const std::string& backend, const ordered_json& message,
+                   const std::string& json) {
+  print_now(report.add(backend, message));
+  if (message.contains("interval")) write_json(json, report.json(false));
 }
 
 /// What ranks of another launcher, each of which has a command line of its own, must have alike.
@@ -163,7 +97,9 @@ int run_here(const BenchOptions& options, const BenchSpec& plan, const std::opti
   }
   BenchReport report(plan, options.csv);
   if (first) print_now(report.begin());
-  run_bench(plan, *world, *device, printing(report, plan.backends.front(), options.json));
+  run_bench(plan, *world, *device, {.on_message = [&](const ordered_json& message) {
+              print_message(report, plan.backends.front(), message, options.json);
+            }});
   if (!first) return 0;
   print_now(report.end());
   finish_bench(options, report);
@@ -176,19 +112,12 @@ int run_all(const CommandLine& commands, const BenchOptions& options, const Benc
   BenchReport report(plan, options.csv);
   print_now(report.begin());
   for (const std::string& backend : plan.backends) {
-    BenchCallbacks callbacks = printing(report, backend, options.json);
     // Results carry the requested names, even if one backend delegates to another.
-    if (plan.backends.size() > 1)
-      callbacks.on_row = [&](BenchRow row) {
-        row.out_of_place.backend = backend;
-        if (row.in_place) row.in_place->backend = backend;
-        print_now(report.add(row));
-      };
-    callbacks.on_pattern = [&](ordered_json pattern) {
-      pattern["backend"] = backend;
-      print_now(report.add_pattern(pattern));
-    };
-    const int code = run_in_processes(commands, plan, backend, std::nullopt, callbacks);
+    const int code = run_ranks(commands, plan, backend, {}, [&](ordered_json message) {
+      for (const char* part : {"row", "in_place", "pattern"})
+        if (message.contains(part) && (plan.backends.size() > 1 || plan.pattern)) message[part]["backend"] = backend;
+      print_message(report, backend, message, options.json);
+    });
     if (code == 0) continue;
     if (report.empty()) return code;
     print_now(report.end());
@@ -206,24 +135,24 @@ int tune(const CommandLine& commands, const BenchOptions& options, const BenchSp
   BenchReport report(plan, false);
   AlgorithmTuner tuning(plan);
   print_now(report.begin());
-  const auto run = [&](const std::string& algorithms, const std::function<void(const BenchRow&)>& on_row) {
-    print_now(fmt::format("# measuring {}\n", algorithms.empty() ? "the backend's own choice" : algorithms));
-    BenchCallbacks callbacks{.on_algorithms = [&](const std::vector<std::string>& known) { tuning.set_known(known); },
-                             .on_environment =
-                                 [&](const ordered_json& environment) {
-                                   if (algorithms.empty()) print_now(report.add(plan.backends.front(), environment));
-                                 },
-                             .on_memcpy = [&](const MemcpySpeed& speed) { report.add(speed); },
-                             .on_row = on_row};
-    return run_in_processes(commands, plan, plan.backends.front(), algorithms, callbacks);
-  };
-  int code = run("", [&](const BenchRow& row) { tuning.add_default(row.out_of_place); });
   std::string algorithms;
-  for (std::size_t round = 0; code == 0 && !(algorithms = tuning.round(round)).empty(); ++round)
-    code = run(algorithms, [&](const BenchRow& row) {
-      report.add(row);
-      tuning.add(row.out_of_place);
-    });
+  int code = 0;
+  for (std::size_t run = 0; code == 0 && (run == 0 || !algorithms.empty()); ++run) {
+    print_now(fmt::format("# measuring {}\n", run == 0 ? "the backend's own choice" : algorithms));
+    code = run_ranks(commands, plan, plan.backends.front(), {"--algorithms", algorithms},
+                     [&](const ordered_json& message) {
+                       if (message.contains("algorithms")) tuning.set_known(message["algorithms"]);
+                       if (message.contains("row")) {
+                         const BenchResult result = bench_row_from_json(message).out_of_place;
+                         run == 0 ? tuning.add_default(result) : tuning.add(result);
+                       }
+                       if (message.contains("environment") && run == 0)
+                         print_now(report.add(plan.backends.front(), message));
+                       if (message.contains("memcpy") || (message.contains("row") && run > 0))
+                         report.add(plan.backends.front(), message);
+                     });
+    algorithms = tuning.round(run);
+  }
   if (code != 0) return code;
   const std::string setting =
       fmt::format("tessera bench --tune: backend {}, {} ranks, {} {}, {} memory of {}, TESSERA_DETERMINISTIC={}",

@@ -1,4 +1,4 @@
-#include "tools/bench/machine_kernels.h"
+#include "tools/bench/machine.h"
 
 #include <fmt/format.h>
 

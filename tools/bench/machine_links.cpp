@@ -1,4 +1,4 @@
-#include "tools/bench/machine_links.h"
+#include "tools/bench/machine.h"
 
 #include <fmt/format.h>
 #include <sched.h>

@@ -6,8 +6,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
-#include "tools/bench/machine_kernels.h"
-#include "tools/bench/modes.h"
+#include "tools/bench/machine.h"
+#include "tools/bench/options.h"
 #include "tools/bench/step_calls.h"
 #include "tools/bench/tuner.h"
 #include "tools/cli/machine.h"

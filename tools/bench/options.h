@@ -1,4 +1,4 @@
-// The options of `tessera bench` and the spec made from them.
+// The options of `tessera bench`, the spec made from them, and what it measures besides operations.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -58,5 +58,15 @@ int run_ranks(const CommandLine& commands, const BenchSpec& spec, const std::str
 
 /// Checks all options before a rank is started. Throws InvalidUsage: one line with the remedy.
 BenchSpec make_bench_plan(const BenchOptions& options, int ranks);
+
+/// bench --cluster: measures this machine and writes it as a cluster file. Starts the ranks, or measures as one of
+/// them. Throws InvalidUsage.
+int bench_cluster(const CommandLine& commands, const BenchOptions& options, BenchSpec spec);
+
+/// bench --compare: prints what differs between two files of results. Throws InvalidUsage.
+int bench_compare(const BenchOptions& options);
+
+/// bench --of-step: what the calls of a training step cost on each backend. As bench_cluster().
+int bench_of_step(const CommandLine& commands, const BenchOptions& options, const BenchSpec& spec);
 
 }  // namespace tessera::tools

@@ -158,15 +158,25 @@ std::string BenchReport::setting() const {
                      plan_.cold ? "cold (buffers flushed before each call)" : "warm");
 }
 
-std::string BenchReport::add(const MemcpySpeed& speed) {
-  if (memcpy_) return "";
-  memcpy_ = speed;
-  if (csv_) return "";
-  return fmt::format("# memcpy: {:.2f} GB/s by one rank alone, {:.2f} by all at once\n", speed.one_core,
-                     speed.all_ranks);
+std::string BenchReport::add(const std::string& backend, const nlohmann::ordered_json& message) {
+  if (message.contains("row")) return add(bench_row_from_json(message));
+  if (message.contains("environment")) return add_environment(backend, message["environment"]);
+  if (message.contains("pattern")) return pattern_text(patterns_.emplace_back(message["pattern"]), doubt());
+  if (message.contains("link")) lateness_ = {message["link"][0], message["link"][1], message["link"][2]};
+  if (message.contains("memcpy") && memcpy_.is_null()) {
+    memcpy_ = message["memcpy"];
+    if (!csv_)
+      return fmt::format("# memcpy: {:.2f} GB/s by one rank alone, {:.2f} by all at once\n",
+                         memcpy_["one_core"].get<double>(), memcpy_["all_ranks"].get<double>());
+  }
+  if (!message.contains("interval")) return "";
+  const std::string before = intervals_.contains(backend) ? "" : end_block() + "#\n";
+  block_begin_ = results_.size();
+  intervals_[backend].push_back(message["interval"]);
+  return before + long_run_line(intervals_[backend]);
 }
 
-std::string BenchReport::add(const std::string& backend, const nlohmann::ordered_json& environment) {
+std::string BenchReport::add_environment(const std::string& backend, const nlohmann::ordered_json& environment) {
   const bool first = environment_.is_null();
   if (first)
     environment_ = {{"version", kVersion},
@@ -180,18 +190,6 @@ std::string BenchReport::add(const std::string& backend, const nlohmann::ordered
   if (first && !csv_)
     for (const std::string& line : load_warnings(environment)) text += "# " + line + "\n";
   return text;
-}
-
-std::string BenchReport::add_pattern(const nlohmann::ordered_json& pattern) {
-  patterns_.push_back(pattern);
-  return pattern_text(pattern, doubt());
-}
-
-std::string BenchReport::add_interval(const std::string& backend, const nlohmann::ordered_json& interval) {
-  const std::string before = intervals_.contains(backend) ? "" : end_block() + "#\n";
-  block_begin_ = results_.size();
-  intervals_[backend].push_back(interval);
-  return before + long_run_line(intervals_[backend]);
 }
 
 std::string BenchReport::begin_block(const BenchResult& first) {
@@ -250,7 +248,7 @@ nlohmann::ordered_json BenchReport::json(bool complete) const {
   for (const BenchResult& result : results_) results.push_back(to_json(result));
   nlohmann::ordered_json json = {
       {"ranks", plan_.ranks}, {"results", results}, {"fits", fits_of(results_)}, {"cold", plan_.cold}};
-  if (memcpy_) json["memcpy_gbps"] = {{"one_core", memcpy_->one_core}, {"all_ranks", memcpy_->all_ranks}};
+  if (!memcpy_.is_null()) json["memcpy_gbps"] = memcpy_;
   if (!environment_.is_null()) json["environment"] = environment_;
   json["verdicts"] = nlohmann::ordered_json::array();
   for (const BenchVerdict& v : verdicts_)

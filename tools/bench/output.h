@@ -29,17 +29,9 @@ class BenchReport {
   BenchReport(const BenchSpec& plan, bool csv) : plan_(plan), csv_(csv) {}
 
   std::string begin();
-  /// Printed for the first backend's run only; the others' are the same.
-  std::string add(const MemcpySpeed& speed);
+  /// A message of the ranks of `backend`; see BenchCallbacks::on_message.
+  std::string add(const std::string& backend, const nlohmann::ordered_json& message);
   std::string add(const BenchRow& row);
-  /// What PatternRunner::run() returned.
-  std::string add_pattern(const nlohmann::ordered_json& pattern);
-  /// What LongRun::run() passed.
-  std::string add_interval(const std::string& backend, const nlohmann::ordered_json& interval);
-  /// What gather_environment() returned in the ranks of `backend`: warnings about the hosts.
-  std::string add(const std::string& backend, const nlohmann::ordered_json& environment);
-  /// Printed at the end.
-  void add(const comm::Lateness& lateness) { lateness_ = lateness; }
   std::string end();
 
   /// `complete`: the run came to its end.
@@ -53,6 +45,7 @@ class BenchReport {
 
  private:
   std::string setting() const;
+  std::string add_environment(const std::string& backend, const nlohmann::ordered_json& environment);
   std::string begin_block(const BenchResult& first);
   std::string end_block();
   std::string doubt() const;
@@ -60,8 +53,8 @@ class BenchReport {
   const BenchSpec& plan_;
   const bool csv_;
   std::vector<BenchResult> results_;
-  std::size_t block_begin_ = 0;  ///< index of the first result of the operation and backend being printed
-  std::optional<MemcpySpeed> memcpy_;
+  std::size_t block_begin_ = 0;    ///< index of the first result of the operation and backend being printed
+  nlohmann::ordered_json memcpy_;  ///< of the first backend's run; the others' are the same
   nlohmann::ordered_json environment_;
   std::vector<BenchVerdict> verdicts_;
   nlohmann::ordered_json intervals_;        ///< lists by backend; null without --duration

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tools/bench/output.h"
-#include "tools/pages/html.h"
+#include "tools/pages/page.h"
 
 namespace tessera::tools {
 namespace {

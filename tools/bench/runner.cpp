@@ -19,6 +19,9 @@ constexpr int kMemcpyIterations = 7;
 constexpr std::size_t kNoiseRounds = 5;
 constexpr double kRoundsDisagree = 1.5;  // the slowest round takes so many times as long as the fastest
 
+/// Many for small messages, so that p99 is meaningful; few for large ones, which take long.
+int default_iterations(std::uint64_t bytes) { return bytes <= (64 << 10) ? 500 : bytes <= (4 << 20) ? 100 : 20; }
+
 /// How many times as long as the fastest the slowest round took.
 double spread_of(const std::vector<double>& rounds) {
   const auto [low, high] = std::ranges::minmax(rounds);
@@ -34,7 +37,7 @@ double gigabytes_per_second(double bytes, double microseconds) {
   return microseconds > 0 ? bytes / microseconds * 1e-3 : 0;
 }
 
-MemcpySpeed measure_memcpy(comm::HostCollectives& world, BenchMemory& memory) {
+nlohmann::ordered_json measure_memcpy(comm::HostCollectives& world, BenchMemory& memory) {
   const std::size_t most = memory.on_host() ? kMemcpyBytes : memory.larger_than_caches();
   const std::size_t bytes = std::min(most, kMemcpyBytesOfAll / static_cast<std::size_t>(world.size()));
   const MemoryTraffic traffic{0, 0, bytes};
@@ -47,7 +50,8 @@ MemcpySpeed measure_memcpy(comm::HostCollectives& world, BenchMemory& memory) {
   }));
   const double together = median(measure(world, repeats, copy));
   const auto size = static_cast<double>(bytes);
-  return {gigabytes_per_second(size, alone), gigabytes_per_second(size * world.size(), together)};
+  return {{"one_core", gigabytes_per_second(size, alone)},
+          {"all_ranks", gigabytes_per_second(size * world.size(), together)}};
 }
 
 /// Eight chains, as many as a core can have in flight. The result is a value that the compiler can't predict.
@@ -74,23 +78,26 @@ class BenchRunner {
   }
 
   void run() {
-    if (world_.rank() == 0 && callbacks_.on_algorithms) callbacks_.on_algorithms(world_.capabilities().algorithms);
+    tell({{"algorithms", world_.capabilities().algorithms}});
     const nlohmann::ordered_json environment = gather_environment(control_);
-    if (world_.rank() == 0 && callbacks_.on_environment) callbacks_.on_environment(environment);
+    tell({{"environment", environment}});
     if (plan_.pattern) {
       run_pattern(environment);
     } else {
-      const MemcpySpeed speed = measure_memcpy(control_, memory_);
-      if (world_.rank() == 0 && callbacks_.on_memcpy) callbacks_.on_memcpy(speed);
+      tell({{"memcpy", measure_memcpy(control_, memory_)}});
       for (const BenchOp* op : plan_.ops) for_each_combination(*op, [&] { run_op(*op); });
     }
     if (plan_.long_run) run_long();
     if (!slow_world_) return;
     const comm::Lateness lateness = latest(control_, *slow_world_);
-    if (world_.rank() == 0 && callbacks_.on_link) callbacks_.on_link(lateness);
+    tell({{"link", {lateness.median_us, lateness.percent, lateness.shared_calls}}});
   }
 
  private:
+  void tell(const nlohmann::ordered_json& message) const {
+    if (world_.rank() == 0 && callbacks_.on_message) callbacks_.on_message(message);
+  }
+
   template <class F>
   void for_each_combination(const BenchOp& op, F&& body) {
     const std::vector all =
@@ -108,19 +115,14 @@ class BenchRunner {
   void run_long() {
     LongRun run(plan_, control_, measured_, memory_);
     for (const BenchOp* op : plan_.ops) for_each_combination(*op, [&] { run.add(*op, data_of(*op)); });
-    run.run([&](const nlohmann::ordered_json& interval) {
-      if (callbacks_.on_interval) callbacks_.on_interval(interval);
-    });
+    run.run([&](const nlohmann::ordered_json& interval) { tell({{"interval", interval}}); });
   }
 
   void run_pattern(const nlohmann::ordered_json& environment) {
     PatternRunner runner(plan_, {control_, measured_, memory_}, environment);
     for (const BenchOp* op : plan_.ops)
       for_each_combination(*op, [&] {
-        for (const std::uint64_t bytes : plan_.sizes(*op)) {
-          const nlohmann::ordered_json pattern = runner.run(*op, bytes);
-          if (world_.rank() == 0 && callbacks_.on_pattern) callbacks_.on_pattern(pattern);
-        }
+        for (const std::uint64_t bytes : plan_.sizes(*op)) tell({{"pattern", runner.run(*op, bytes)}});
       });
   }
 
@@ -133,11 +135,12 @@ class BenchRunner {
       of_host.emplace(memory_.host_pool(), bench_traffic(data_of(op), largest, world_.rank(), false));
     for (const std::uint64_t bytes : sizes) {
       const BenchShape shape = bench_shape(op, bytes, plan_.dtype, plan_.ranks);
-      auto out_of_place = measure_call(op, shape, buffers, of_host, false);
+      const auto out_of_place = measure_call(op, shape, buffers, of_host, false);
       if (!out_of_place) continue;
-      BenchRow row{std::move(*out_of_place), {}};
-      if (op.in_place) row.in_place = measure_call(op, shape, buffers, of_host, true);
-      if (world_.rank() == 0 && callbacks_.on_row) callbacks_.on_row(row);
+      nlohmann::ordered_json message = {{"row", to_json(*out_of_place)}};
+      const auto in_place = op.in_place ? measure_call(op, shape, buffers, of_host, true) : std::nullopt;
+      if (in_place) message["in_place"] = to_json(*in_place);
+      tell(message);
     }
   }
 
@@ -240,8 +243,6 @@ std::vector<std::uint64_t> BenchSpec::sizes(const BenchOp& op) const {
   }
   return sizes;
 }
-
-int default_iterations(std::uint64_t bytes) { return bytes <= (64 << 10) ? 500 : bytes <= (4 << 20) ? 100 : 20; }
 
 BenchTimes bench_times(std::vector<double> samples) {
   if (samples.empty()) throw base::InvalidUsage("no samples; --iterations must be 1 or more");
@@ -349,6 +350,12 @@ BenchResult bench_result_from_json(const nlohmann::ordered_json& json) {
   if (json.contains("messages_per_second")) r.messages_per_second = json["messages_per_second"].get<double>();
   if (!json.at("wrong").is_null()) r.wrong = json.at("wrong").get<std::uint64_t>();
   return r;
+}
+
+BenchRow bench_row_from_json(const nlohmann::ordered_json& message) {
+  BenchRow row{bench_result_from_json(message.at("row")), {}};
+  if (message.contains("in_place")) row.in_place = bench_result_from_json(message["in_place"]);
+  return row;
 }
 
 }  // namespace tessera::tools

@@ -45,7 +45,7 @@ struct BenchSpec {
   bool check = false;
   std::string device = "cpu";       ///< memory of this device; as --device
   bool communicator_memory = true;  ///< from Communicator::allocate; else the C library's, or the device's
-  std::optional<int> iterations;    ///< per size; not set: default_iterations()
+  std::optional<int> iterations;    ///< per size; not set: many for small messages, few for large ones
   int warmup = 5;
   bool cold = false;               ///< each timed call starts with its buffers evicted from the caches
   bool overlap = false;            ///< also measure the share of a call that computation hides
@@ -60,9 +60,6 @@ struct BenchSpec {
   /// min_bytes, times factor, up to max_bytes; {0} for an operation without data.
   std::vector<std::uint64_t> sizes(const BenchOp& op) const;
 };
-
-/// Many for small messages, so that p99 is meaningful; few for large ones, which take long.
-int default_iterations(std::uint64_t bytes);
 
 /// Microseconds. A sample is one iteration's time on its slowest rank.
 struct BenchTimes {
@@ -109,22 +106,16 @@ struct BenchRow {
   BenchResult out_of_place;
   std::optional<BenchResult> in_place;
 };
-
-struct MemcpySpeed {
-  double one_core = 0;   ///< GB/s of one rank that copies alone
-  double all_ranks = 0;  ///< their sum when all copy at once
-};
+/// Reads "row", and "in_place" if there is one.
+BenchRow bench_row_from_json(const nlohmann::ordered_json& message);
 
 struct BenchCallbacks {
-  /// The names of Capabilities::algorithms; rank 0 only; called first.
-  std::function<void(const std::vector<std::string>&)> on_algorithms = {};
-  /// See gather_environment(); rank 0 only.
-  std::function<void(const nlohmann::ordered_json&)> on_environment = {};
-  std::function<void(const MemcpySpeed&)> on_memcpy = {};               ///< rank 0 only
-  std::function<void(const BenchRow&)> on_row = {};                     ///< rank 0 only
-  std::function<void(const nlohmann::ordered_json&)> on_pattern = {};   ///< rank 0 only; see PatternRunner::run()
-  std::function<void(const nlohmann::ordered_json&)> on_interval = {};  ///< rank 0 only; see LongRun::run()
-  std::function<void(const comm::Lateness&)> on_link = {};              ///< rank 0 only; with links, at the end
+  /// Called on rank 0 with an object that has one of these keys:
+  /// "algorithms": the names of Capabilities::algorithms, first; "environment": see gather_environment(); "memcpy":
+  /// GB/s of one rank that copies alone, "one_core", and their sum when all copy at once, "all_ranks"; "row": a
+  /// BenchRow, see bench_row_from_json(); "pattern": see PatternRunner::run(); "interval": see LongRun::run(); "link":
+  /// a comm::Lateness as an array, with links, at the end.
+  std::function<void(const nlohmann::ordered_json&)> on_message = {};
   /// Called with each checked output before it is compared: tests corrupt it to prove that the check detects it.
   std::function<void(comm::View out)> before_check = {};
 };

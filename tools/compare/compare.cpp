@@ -1,29 +1,61 @@
 // tessera compare: the same training with several strategies, each in fresh processes, side by side.
 #include <fmt/format.h>
+#include <sys/times.h>
 
 #include <algorithm>
+#include <array>
+#include <fstream>
 #include <memory>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
 #include "tools/cli/commands.h"
-#include "tools/cli/host_load.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/cli/validators.h"
-#include "tools/compare/compare_runs.h"
-#include "tools/compare/compare_simulations.h"
+#include "tools/compare/compare.h"
 #include "tools/compare/programs.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
 #include "tools/pages/page.h"
 #include "tools/results/comparison.h"
 #include "tools/results/rounds.h"
-#include "tools/train/engine_options.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {
 namespace {
+
+/// The time of this host's cores: all of it, what they were busy, and what this program took with the processes that it
+/// has started and waited for.
+struct CoreTicks {
+  double all = 0, busy = 0, own = 0;
+};
+
+/// Nothing where the system doesn't say.
+std::optional<CoreTicks> core_ticks() {
+  std::ifstream file("/proc/stat");
+  std::string word;
+  std::array<double, 8> cores{};  // user, nice, system, idle, waiting for disks, interrupts, soft interrupts, stolen
+  if (!(file >> word) || word != "cpu") return std::nullopt;
+  CoreTicks now;
+  for (double& ticks : cores) {
+    if (!(file >> ticks)) return std::nullopt;
+    now.all += ticks;
+  }
+  now.busy = now.all - cores[3] - cores[4];
+  tms own{};
+  ::times(&own);
+  now.own = static_cast<double>(own.tms_utime + own.tms_stime + own.tms_cutime + own.tms_cstime);
+  return now;
+}
+
+/// What other programs used of the cores' time since then, from 0 to 100.
+std::optional<double> others_percent(const std::optional<CoreTicks>& start) {
+  const std::optional<CoreTicks> end = core_ticks();
+  if (!start || !end || end->all <= start->all) return std::nullopt;
+  const double others = (end->busy - start->busy) - (end->own - start->own);
+  return std::clamp(100 * others / (end->all - start->all), 0.0, 100.0);
+}
 
 /// Why runs over two mesh axes differ from the others if gradients are reduced in 16 bits; else "".
 std::string rounding_note(const TrainPlan& plan, const Comparison& comparison) {
@@ -182,14 +214,14 @@ int compare(const CommandLine& commands, const CompareOptions& asked) {
       contestants.push_back(
           {options.wraps.empty() ? strategy : strategy + " " + wrapped.options.wrap, strategy, wrapped});
   if (!options.why.empty()) find_runs(options.why, names_of(contestants));
-  const HostLoad load;
+  const std::optional<CoreTicks> before = core_ticks();
   std::vector<std::vector<CompareRun>> results;
   if (const int code = run_rounds(commands, options, contestants, ranks, results); code != 0) return code;
   if (first && !options.why.empty()) comparison.why = why_of(options, contestants, results);
   const std::vector<std::string> traces = combine(results, comparison);
   if (base::parse_device(options.device).type == base::DeviceType::cpu)
     comparison.products = nn::name_of(nn::products_of_environment(nn::Products::own));
-  if (comparison.rounds > 1) comparison.noise = noise_of(ranks, spawn ? load.others_percent() : std::nullopt);
+  if (comparison.rounds > 1) comparison.noise = noise_of(ranks, spawn ? others_percent(before) : std::nullopt);
   if (first && !options.report.empty()) {
     try {  // a run that can't be simulated loses none of its results
       comparison.what_if = what_if_of(contestants, comparison.runs);

@@ -1,4 +1,4 @@
-#include "tools/compare/compare_runs.h"
+#include "tools/compare/compare.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "tools/compare/compare_simulations.h"
+#include "tools/compare/compare.h"
 
 #include <fmt/format.h>
 
@@ -11,9 +11,8 @@
 #include "tessera/base/device.h"
 #include "tessera/base/error.h"
 #include "tessera/fsdp/mesh.h"
-#include "tools/plan/step_schedule.h"
+#include "tools/plan/step_plan.h"
 #include "tools/results/statistics.h"
-#include "tools/train/engine_options.h"
 
 namespace tessera::tools {
 namespace {

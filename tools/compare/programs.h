@@ -3,7 +3,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "tools/compare/compare_runs.h"
+#include "tools/compare/compare.h"
 
 namespace tessera::tools {
 

@@ -80,10 +80,10 @@ int examine_as_host() {
 /// A host of the examination, by its connection.
 class Patient {
  public:
-  Patient(const HostLaunchSpec& spec, const std::string& tessera, const std::string& host)
-      : tessera_(tessera),
+  Patient(const HostLaunchSpec& spec, const std::string& host)
+      : tessera_(spec.options.remote_tessera),
         connection_(std::make_unique<HostConnection>(
-            host, ProcessSpec{.command = far_side_command(spec.ssh, host, tessera, "doctor"),
+            host, ProcessSpec{.command = far_side_command(spec.ssh, host, tessera_, "doctor"),
                               .environment = base::environment_with({}),
                               .own_session = true})) {}
 
@@ -244,8 +244,8 @@ bool connect_hosts(Examination& examination, std::deque<Patient>& hosts) {
 }
 
 /// A world with a rank on each host, by tessera run.
-void run_world(Examination& examination, const DoctorOptions& options, const std::string& tessera,
-               const HostLaunchSpec& spec) {
+void run_world(Examination& examination, const HostLaunchSpec& spec) {
+  const HostOptions& options = spec.options;
   std::string names;
   for (const HostSlots& host : spec.hosts) names += (names.empty() ? "" : ",") + host.name;
   std::vector<std::string> command = {std::filesystem::read_symlink("/proc/self/exe"),
@@ -253,14 +253,15 @@ void run_world(Examination& examination, const DoctorOptions& options, const std
                                       "--hosts",
                                       names,
                                       "--ssh",
-                                      options.hosts.ssh,
+                                      options.ssh,
                                       "--remote-tessera",
-                                      tessera,
+                                      options.remote_tessera,
                                       "--directory",
                                       "/"};
-  for (const std::string& name : spec.forward) command.insert(command.end(), {"--forward", name});
-  if (!spec.address.empty()) command.insert(command.end(), {"--address", spec.address});
-  command.insert(command.end(), {"--", tessera, "bench", "all_reduce", "-b", "1M", "-e", "1M", "-n", "3", "--check"});
+  for (const std::string& name : options.forward) command.insert(command.end(), {"--forward", name});
+  if (!options.address.empty()) command.insert(command.end(), {"--address", options.address});
+  command.insert(command.end(),
+                 {"--", options.remote_tessera, "bench", "all_reduce", "-b", "1M", "-e", "1M", "-n", "3", "--check"});
   const Captured run = capture({.command = command, .environment = base::environment_with({})}, kToCheck);
   if (run.ended && run.status == 0)
     examination.add("", {"ok", "world", fmt::format("a rank on each of {} hosts sums 1 MiB", spec.hosts.size())});
@@ -272,10 +273,8 @@ void run_world(Examination& examination, const DoctorOptions& options, const std
 int examine_hosts(const DoctorOptions& options) {
   std::signal(SIGPIPE, SIG_IGN);
   const HostLaunchSpec spec = host_launch_spec(options.hosts, std::nullopt);
-  const std::string tessera =
-      spec.remote_tessera.empty() ? std::filesystem::read_symlink("/proc/self/exe").string() : spec.remote_tessera;
   std::deque<Patient> hosts;
-  for (const HostSlots& host : spec.hosts) hosts.emplace_back(spec, tessera, host.name);
+  for (const HostSlots& host : spec.hosts) hosts.emplace_back(spec, host.name);
   Examination examination;
   bool all_answer = true;
   for (Patient& host : hosts) {
@@ -288,8 +287,8 @@ int examine_hosts(const DoctorOptions& options) {
       for (const Json& finding : host.report().at("findings")) examination.add_json(host.name(), finding);
   }
   if (all_answer) {
-    compare_hosts(examination, tessera, hosts);
-    if (connect_hosts(examination, hosts) && hosts.size() > 1) run_world(examination, options, tessera, spec);
+    compare_hosts(examination, spec.options.remote_tessera, hosts);
+    if (connect_hosts(examination, hosts) && hosts.size() > 1) run_world(examination, spec);
   }
   return examination.finish(options.json);
 }

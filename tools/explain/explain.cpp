@@ -16,7 +16,6 @@
 #include "tools/launch/ranks.h"
 #include "tools/pages/page.h"
 #include "tools/plan/model_plan.h"
-#include "tools/train/engine_options.h"
 
 namespace tessera::tools {
 namespace {

@@ -9,7 +9,6 @@
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
 #include "tools/plan/model_plan.h"
-#include "tools/train/engine_options.h"
 #include "tools/train/step_recorder.h"
 
 namespace tessera::tools {

@@ -1,15 +1,18 @@
-// The facts of one step under one strategy: what `explain` shows, as text or as JSON.
+// The facts of one step under one strategy: what `explain` shows, as text or as JSON. A story in words, made from trace
+// events alone, of a simulation or of a real rank; the values of a step on real ranks, which show what the ranks share
+// and what they don't; and what the step costs.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "tools/explain/real_step.h"
-#include "tools/explain/story.h"
+#include "tessera/base/trace.h"
+#include "tessera/comm/communicator.h"
 #include "tools/explain/wrapping.h"
 #include "tools/plan/options.h"
 
@@ -22,6 +25,102 @@ struct ExplainOptions : PlanOptions, WorldOptions {
   bool run = false;
   std::string html;  ///< file for the page
 };
+
+/// The transfers that one unshard_issue or reduce_issue event has started.
+struct IssuedTransfers {
+  std::string operation;         ///< "all_gather"; of several the first
+  std::uint64_t bytes_sent = 0;  ///< by this rank, in all of them
+  int ranks = 1;                 ///< that the first one connects
+  int rounds = 1;                ///< one after the other, over different ranks
+  std::int64_t called_ns = 0;    ///< by the first one, on the clock of the events
+  std::int64_t queued_ns = 0;    ///< from there to its first byte
+};
+
+/// One row of the story.
+struct StoryRow {
+  base::TraceEventKind kind = base::TraceEventKind::forward;
+  std::string unit;
+  std::int64_t at_ns = 0;                  ///< since the begin of the step
+  std::string text;                        ///< "unshard h.0"
+  std::string note;                        ///< why, or what it does
+  std::optional<std::uint64_t> sent;       ///< bytes, by this rank
+  std::optional<std::uint64_t> unsharded;  ///< bytes of unsharded parameters after it
+  std::optional<std::int64_t> wait_ns;     ///< that compute waits
+};
+
+/// What happens to one unit in a step.
+struct UnitStory {
+  int unshards_before_backward = 0, unshards_in_backward = 0;
+  int all_gathers_after_update = 0;
+  bool resharded_after_forward = false;
+  int reductions = 0;
+};
+
+/// The story of a step.
+struct Story {
+  std::vector<StoryRow> rows;
+  std::vector<UnitStory> units;      ///< as in Wrapping::units()
+  std::uint64_t most_unsharded = 0;  ///< bytes of unsharded parameters
+  std::int64_t forward_end_ns = 0;   ///< since the begin of the step: the model has been computed once
+  std::int64_t step_ns = 0;
+};
+
+/// The events and transfers of a step, whose times count from `begin_ns`.
+struct StoryInput {
+  const Wrapping& wrapping;
+  std::span<const base::TraceEvent> events;  ///< in the order in which they began
+  /// By event; empty for events that start nothing.
+  std::span<const IssuedTransfers> issued;
+  const fsdp::MeshShape& mesh;
+  std::int64_t begin_ns = 0;
+  std::int64_t step_ns = 0;
+};
+
+/// The event that started each transfer of a simulated step, as its index; nothing for those of no unit: order checks
+/// and norms.
+std::vector<std::optional<std::size_t>> starting_events(const StepPlan& step);
+
+/// The transfers of a simulated step by the events that started them.
+std::vector<IssuedTransfers> issued_transfers(const StepPlan& step);
+
+Story make_story(const StoryInput& input);
+
+/// A range of one unit's gradients with which a rank updates.
+struct UnitGradient {
+  std::string first;          ///< parameter, and its element, with which the range begins
+  std::int64_t elements = 0;  ///< of parameters
+  double sum_of_squares = 0;
+  double norm() const;
+};
+
+/// The values of one unit on one rank.
+struct UnitValues {
+  std::string name;
+  std::string weights_hash;  ///< of the parameters with which the first forward computed
+  double gradient_norm = 0;  ///< of its own data, before the reduction; of the last microbatch
+  UnitGradient shard;        ///< after the reduction: of the mean over the ranks
+};
+
+struct RankValues {
+  double loss = 0;  ///< of its own sequences
+  std::vector<UnitValues> units;
+};
+
+/// The first step of a training, and the last of three on which times were taken.
+struct RealStep {
+  std::vector<RankValues> ranks;
+  std::vector<base::TraceEvent> events;  ///< of the last rank
+  std::int64_t begin_ns = 0, step_ns = 0;
+  StepTimeline timeline;  ///< of all ranks
+};
+
+/// The norm of a unit's whole gradient, from shards of which ranks may keep the same; nothing where ranks have
+/// different values of one shard, since nothing was averaged.
+std::optional<double> whole_norm(const RealStep& step, std::size_t unit);
+
+/// Collective: every rank of `world` calls it. The result is complete on rank 0. `plan` has steps and data.
+RealStep run_real_step(const TrainPlan& plan, comm::Communicator& world,
+                       const std::shared_ptr<base::MemoryTracker>& memory_tracker);
 
 /// The operations of one kind over one number of ranks, in a step of one rank.
 struct OperationCost {

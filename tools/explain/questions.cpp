@@ -9,7 +9,6 @@
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
 #include "tools/explain/explanation.h"
-#include "tools/train/engine_options.h"
 #include "tools/train/model_task.h"
 
 namespace tessera::tools {

@@ -1,5 +1,4 @@
-#include "tools/explain/real_step.h"
-
+// One step on real ranks: run_real_step() of explanation.h.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -11,8 +10,8 @@
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/host_access.h"
 #include "tools/cli/output.h"
+#include "tools/explain/explanation.h"
 #include "tools/plan/step_plan.h"
-#include "tools/train/engine_options.h"
 #include "tools/train/step_recorder.h"
 #include "tools/train/trainer.h"
 

@@ -1,5 +1,4 @@
-#include "tools/explain/story.h"
-
+// The story of a step: make_story() of explanation.h.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <utility>
 
 #include "tools/cli/output.h"
+#include "tools/explain/explanation.h"
 
 namespace tessera::tools {
 namespace {

@@ -93,7 +93,7 @@ class HostLauncher {
   Outlet errors_{STDERR_FILENO};
   std::deque<Member> members_;
   std::map<int, base::UniqueFd> logs_;
-  std::string tessera_;
+  const std::string& tessera_;
   std::string master_;
   nlohmann::ordered_json order_;  ///< what is the same for all
   std::optional<HostCause> cause_;
@@ -103,10 +103,7 @@ class HostLauncher {
   HostClock::time_point beat_ = started_;
 };
 
-HostLauncher::HostLauncher(const HostLaunchSpec& spec)
-    : spec_(spec),
-      tessera_(spec.remote_tessera.empty() ? std::filesystem::read_symlink("/proc/self/exe").string()
-                                           : spec.remote_tessera) {
+HostLauncher::HostLauncher(const HostLaunchSpec& spec) : spec_(spec), tessera_(spec.options.remote_tessera) {
   int world_size = 0;
   for (const HostSlots& host : spec.hosts) world_size += host.slots;
   nlohmann::ordered_json environment = nlohmann::ordered_json::object();
@@ -114,16 +111,17 @@ HostLauncher::HostLauncher(const HostLaunchSpec& spec)
   for (const std::string& entry : base::environment_with({})) {
     const std::string name = entry.substr(0, entry.find('='));
     const bool ours = name.starts_with("TESSERA_") && std::ranges::find(kNotForwarded, name) == std::end(kNotForwarded);
-    if (ours || std::ranges::find(spec.forward, name) != spec.forward.end())
+    if (ours || std::ranges::find(spec.options.forward, name) != spec.options.forward.end())
       environment[name] = entry.substr(name.size() + 1);
   }
-  order_ = {{"command", spec.command},
-            {"environment", environment},
-            {"directory", spec.directory.empty() ? std::filesystem::current_path().string() : spec.directory},
-            {"world_size", world_size},
-            {"run_id", run_id_},
-            {"token", token_},
-            {"bind", spec.bind_to_cores}};
+  order_ = {
+      {"command", spec.command},
+      {"environment", environment},
+      {"directory", spec.options.directory.empty() ? std::filesystem::current_path().string() : spec.options.directory},
+      {"world_size", world_size},
+      {"run_id", run_id_},
+      {"token", token_},
+      {"bind", spec.bind_to_cores}};
   for (int rank = 0; spec.log_dir && rank < world_size; ++rank) {
     const std::string path = *spec.log_dir / ("rank-" + std::to_string(rank) + ".log");
     base::OpenedFile file = base::open_regular(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
@@ -171,7 +169,7 @@ void HostLauncher::send_orders() {
     order["ranks"] = member.ranks;
     if (i > 0) order["environment"]["TESSERA_MASTER"] = master_;
     if (i == 0 && several) {
-      order["address"] = spec_.address;
+      order["address"] = spec_.options.address;
       order["peer"] = name_in_network(spec_.ssh, members_[1].connection->host());
     }
     member.connection->send(json_text(order));

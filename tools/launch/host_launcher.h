@@ -10,34 +10,36 @@
 #include <string>
 #include <vector>
 
-#include "tools/launch/hosts.h"
-
 namespace tessera::tools {
 
-struct HostLaunchSpec {
-  std::vector<HostSlots> hosts;            ///< with their numbers of ranks
-  std::vector<std::string> ssh = {"ssh"};  ///< program and options
-  std::string remote_tessera;              ///< on the hosts; "": the path of this program
-  std::string address;                     ///< of the first host, for the others, perhaps with a port; "": by the route
-  std::string directory;                   ///< of the ranks; "": this one
-  std::vector<std::string> forward;        ///< variables to forward beside those that begin with TESSERA_
-  std::vector<std::string> command;        ///< the program and its arguments
-  bool tag = false;
-  bool bind_to_cores = false;
-  std::optional<std::filesystem::path> log_dir;
+/// A host and its number of ranks.
+struct HostSlots {
+  std::string name;  ///< as ssh takes it
+  int slots = 0;     ///< 0: not given
 };
 
 /// The options by which a command names hosts and how it reaches them.
 struct HostOptions {
   std::string hosts;
   std::string hostfile;
-  std::string ssh = "ssh";
-  std::string remote_tessera;
-  std::string address;
-  std::string directory;
-  std::vector<std::string> forward;
+  std::string ssh = "ssh";           ///< program and options
+  std::string remote_tessera;        ///< on the hosts; "": the path of this program
+  std::string address;               ///< of the first host, for the others, perhaps with a port; "": by the route
+  std::string directory;             ///< of the ranks; "": this one
+  std::vector<std::string> forward;  ///< variables to forward beside those that begin with TESSERA_
   /// Throws InvalidUsage if another of these options is given without hosts.
   bool given() const;
+};
+
+/// The options, with files and defaults resolved, and what runs.
+struct HostLaunchSpec {
+  HostOptions options;
+  std::vector<HostSlots> hosts;      ///< with their numbers of ranks
+  std::vector<std::string> ssh;      ///< program and options
+  std::vector<std::string> command;  ///< the program and its arguments
+  bool tag = false;
+  bool bind_to_cores = false;
+  std::optional<std::filesystem::path> log_dir;
 };
 void add_host_options(CLI::App& command, HostOptions& options);
 /// The spec without its command. Throws InvalidUsage.

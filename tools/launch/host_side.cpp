@@ -13,6 +13,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
+#include "tessera/comm/bootstrap/address.h"
 #include "tessera/comm/bootstrap/host_id.h"
 #include "tools/cli/output.h"
 #include "tools/launch/launcher.h"
@@ -75,23 +76,12 @@ Addresses addresses_of(const std::string& host, const char* port) {
   return {found, &::freeaddrinfo};
 }
 
-std::string own_address(int fd) {
-  sockaddr_storage own = {};
-  socklen_t length = sizeof own;
-  char text[NI_MAXHOST] = {};
-  auto* const address = reinterpret_cast<sockaddr*>(&own);
-  if (::getsockname(fd, address, &length) != 0 ||
-      ::getnameinfo(address, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0)
-    throw base::system_error("can't tell this host's address");
-  return text;
-}
-
 /// The address from which this host sends to another one.
 std::string address_towards(const std::string& host) {
   const Addresses found = addresses_of(host, "9");
   for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
     const base::UniqueFd probe(::socket(one->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    if (probe && ::connect(probe.get(), one->ai_addr, one->ai_addrlen) == 0) return own_address(probe.get());
+    if (probe && ::connect(probe.get(), one->ai_addr, one->ai_addrlen) == 0) return comm::own_address(probe.get());
   }
   throw base::InvalidUsage("no route to host '" + host + "': " + base::system_error("connect").what() +
                            "; give --address, the address of the first host");

@@ -1,5 +1,4 @@
-#include "tools/launch/hosts.h"
-
+// The hosts of `tessera run --hosts` and `--hostfile`, and which ranks each gets.
 #include <algorithm>
 #include <iterator>
 #include <sstream>
@@ -34,8 +33,7 @@ HostSlots host_of(std::string text, const std::string& where) {
   return host;
 }
 
-}  // namespace
-
+/// Parses "a,b:4,user@c". Throws InvalidUsage.
 std::vector<HostSlots> parse_hosts(const std::string& list) {
   std::vector<HostSlots> hosts;
   std::istringstream parts(list + ",");
@@ -43,6 +41,7 @@ std::vector<HostSlots> parse_hosts(const std::string& list) {
   return hosts;
 }
 
+/// Reads a file with a host a line: `host`, `host:slots` or `host slots=N`; # begins a comment. Throws InvalidUsage.
 std::vector<HostSlots> read_hostfile(const std::string& path) {
   const base::FileText file = base::read_regular(path);
   if (!file.problem.empty())
@@ -68,6 +67,9 @@ std::vector<HostSlots> read_hostfile(const std::string& path) {
   return hosts;
 }
 
+/// Gives the ranks to the hosts in their order; slots of a host that is named twice are added. Without `ranks` every
+/// slot gets one, and a host without slots counts as one slot. With `ranks`, hosts get equal parts if none has slots;
+/// hosts without ranks are left out. Throws InvalidUsage if there are fewer slots than ranks.
 std::vector<HostSlots> place_ranks(const std::vector<HostSlots>& hosts, const std::optional<int>& ranks) {
   std::vector<HostSlots> placed;
   for (const HostSlots& host : hosts) {
@@ -100,20 +102,21 @@ std::vector<HostSlots> place_ranks(const std::vector<HostSlots>& hosts, const st
   return placed;
 }
 
+}  // namespace
+
 void add_host_options(CLI::App& command, HostOptions& options) {
   CLI::Option* hosts =
       add_option(command, "--hosts", options.hosts, "hosts to start ranks on through ssh", "A,B[:SLOTS]");
   CLI::Option* file = add_option(command, "--hostfile", options.hostfile,
                                  "file of hosts, one a line: host, host:slots or host slots=N", "FILE");
   file->excludes(hosts);
-  const auto for_hosts = [&](const char* name, std::string& value, const char* help, const char* type) {
-    add_option(command, name, value, help, type);
-  };
-  for_hosts("--ssh", options.ssh, "the ssh program and its options, divided at spaces", "COMMAND");
-  for_hosts("--remote-tessera", options.remote_tessera, "tessera on the hosts; default: the path of this one", "PATH");
-  for_hosts("--address", options.address,
-            "address of the first host for the others; default: where its route to the second begins", "ADDR[:PORT]");
-  for_hosts("--directory", options.directory, "directory of the ranks on the hosts; default: this one", "DIR");
+  add_option(command, "--ssh", options.ssh, "the ssh program and its options, divided at spaces", "COMMAND");
+  add_option(command, "--remote-tessera", options.remote_tessera, "tessera on the hosts; default: the path of this one",
+             "PATH");
+  add_option(command, "--address", options.address,
+             "address of the first host for the others; default: where its route to the second begins", "ADDR[:PORT]");
+  add_option(command, "--directory", options.directory, "directory of the ranks on the hosts; default: this one",
+             "DIR");
   add_option(command, "--forward", options.forward,
              "environment variables that ranks on the hosts get, beside TESSERA_*", list_of("A,B"));
 }
@@ -128,15 +131,14 @@ bool HostOptions::given() const {
 }
 
 HostLaunchSpec host_launch_spec(const HostOptions& options, const std::optional<int>& ranks) {
-  HostLaunchSpec spec;
+  HostLaunchSpec spec{.options = options};
   spec.hosts = place_ranks(options.hosts.empty() ? read_hostfile(options.hostfile) : parse_hosts(options.hosts), ranks);
   std::istringstream words(options.ssh);
   spec.ssh.assign(std::istream_iterator<std::string>(words), {});
   if (spec.ssh.empty()) throw base::InvalidUsage("--ssh: no program; write --ssh 'ssh -F FILE'");
-  spec.remote_tessera = options.remote_tessera;
-  spec.address = options.address.empty() ? comm_variable("TESSERA_MASTER").value_or("") : options.address;
-  spec.directory = options.directory;
-  spec.forward = options.forward;
+  if (options.address.empty()) spec.options.address = comm_variable("TESSERA_MASTER").value_or("");
+  if (options.remote_tessera.empty())
+    spec.options.remote_tessera = std::filesystem::read_symlink("/proc/self/exe").string();
   return spec;
 }
 

@@ -1,5 +1,5 @@
 # Writes files, or several as one, as string constants: cmake -DOUT=FILE.cpp -DITEMS="name=path|path,.." -P embed.cmake
-file(WRITE ${OUT} "#include \"tools/pages/html.h\"\n\nnamespace tessera::tools::pages {\n")
+file(WRITE ${OUT} "#include \"tools/pages/page.h\"\n\nnamespace tessera::tools::pages {\n")
 string(REPLACE "," ";" items "${ITEMS}")
 foreach(item IN LISTS items)
   string(REGEX MATCH "^([^=]+)=(.+)$" matched "${item}")

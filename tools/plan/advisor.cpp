@@ -1,5 +1,4 @@
-#include "tools/plan/advisor.h"
-
+// tessera plan --advise: advise() of model_plan.h.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,7 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/fsdp/wrap.h"
 #include "tools/cli/output.h"
-#include "tools/train/engine_options.h"
+#include "tools/plan/model_plan.h"
 #include "tools/train/model_task.h"
 
 namespace tessera::tools {

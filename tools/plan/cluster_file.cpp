@@ -11,8 +11,8 @@
 #include "tessera/comm/algorithms.h"
 #include "tessera/comm/schedule.h"
 #include "tools/cli/json_object.h"
-#include "tools/pages/html.h"
-#include "tools/results/what_if.h"
+#include "tools/pages/page.h"
+#include "tools/results/run_result.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,5 +1,5 @@
-// The cluster that a plan is for: hosts, links and compute, as a struct and as a JSON file (docs/plan.md has the
-// schema).
+// The cluster that a plan is for: hosts, links and compute, as a struct, as a JSON file (docs/plan.md has the schema),
+// and as what a simulation needs to know about it.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/plan/kernel_costs.h"
+#include "tessera/plan/topology.h"
 #include "tools/cli/quantities.h"
 
 namespace tessera::tools {
@@ -23,10 +25,7 @@ struct SwitchSpec {
 };
 
 /// How transfers that use a port at the same time share it.
-enum class PortSharing : std::uint8_t {
-  fair,     ///< max-min fair rates
-  in_order  ///< one after the other, in the order of the calls
-};
+using PortSharing = plan::LinkSharing;
 
 /// (x, y) of a measured table, x strictly increasing.
 using MeasuredPoint = std::pair<double, double>;
@@ -135,5 +134,25 @@ ClusterSpec find_cluster(const std::string& name_or_file, std::string_view optio
 
 /// Throws InvalidUsage if the cluster has no room for this number of ranks.
 void check_room(const ClusterSpec& cluster, int ranks);
+
+/// A cluster's network and machines as cost models. A value.
+struct SimulatedCluster {
+  ClusterSpec spec;
+  plan::VirtualClock::Machine streams = plan::VirtualClock::Machine::synchronous;
+  std::uint64_t loss_bytes = 0;  ///< what the world needs to add up losses, beyond what others need
+  plan::KernelTime kernels;
+  plan::Topology topology;
+  bool measured = false;  ///< operations take measured times instead of those of the topology
+  plan::Network network;
+};
+
+/// The cost models of a cluster for a world of `ranks`. Throws InvalidUsage if it has no room for them.
+SimulatedCluster simulate(const ClusterSpec& cluster, int ranks);
+
+/// The cluster of --link, --link-intra, --hosts and --machine: every rank has a port for each class of link, which its
+/// operations pass in the order of their calls, and the algorithms are direct, as compare pins them. `hosts`: 1 if all
+/// ranks are linked by `link`. Throws InvalidUsage unless `hosts` divides `ranks`.
+ClusterSpec linked_cluster(const LinkSpec& link, const std::optional<LinkSpec>& intra, int hosts, int ranks,
+                           const MachineSpec& machine);
 
 }  // namespace tessera::tools

@@ -7,7 +7,6 @@
 
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
-#include "tools/train/engine_options.h"
 
 namespace tessera::tools {
 

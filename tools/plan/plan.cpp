@@ -13,7 +13,6 @@
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
 #include "tools/pages/page.h"
-#include "tools/plan/advisor.h"
 #include "tools/plan/cluster_file.h"
 #include "tools/plan/model_plan.h"
 #include "tools/plan/options.h"

@@ -11,7 +11,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/slow_link/port_use.h"
-#include "tools/plan/simulated_cluster.h"
 
 namespace tessera::tools {
 

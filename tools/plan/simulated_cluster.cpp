@@ -1,4 +1,4 @@
-#include "tools/plan/simulated_cluster.h"
+#include "tools/plan/cluster_file.h"
 
 #include <fmt/format.h>
 
@@ -32,7 +32,7 @@ plan::Topology topology_of(const ClusterSpec& cluster) {
   plan::Topology topology;
   topology.bytes_per_second = cluster.intra.bytes_per_second;
   topology.latency_s = cluster.intra.latency_us * kMicroseconds;
-  topology.sharing = cluster.sharing == PortSharing::fair ? plan::LinkSharing::fair : plan::LinkSharing::in_order;
+  topology.sharing = cluster.sharing;
   topology.in_order = cluster.sharing == PortSharing::fair;
   topology.algorithms = algorithms_of(cluster);
   if (!cluster.inter) return topology;

@@ -8,7 +8,6 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/traffic.h"
 #include "tessera/plan/cost_table.h"
-#include "tools/train/engine_options.h"
 #include "tools/train/measurements.h"
 #include "tools/train/model_task.h"
 #include "tools/train/trainer.h"

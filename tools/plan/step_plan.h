@@ -1,6 +1,8 @@
-// One step of a training run on a simulated cluster.
+// One step of a training run on a simulated cluster, and the same without its times.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,7 +13,7 @@
 #include "tessera/plan/simulation.h"
 #include "tessera/plan/step_graph.h"
 #include "tessera/plan/world.h"
-#include "tools/plan/simulated_cluster.h"
+#include "tools/plan/cluster_file.h"
 #include "tools/results/run_result.h"
 #include "tools/train/plan.h"
 
@@ -58,5 +60,49 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
 
 /// The transfers of the step, in the order of StepPlan::transfers.
 std::vector<base::TransferEvent> transfer_events(const StepPlan& plan);
+
+/// A figure for a microbatch of the fewest and of the most sequences. It grows in proportion to the sequences between.
+using Growth = std::array<std::int64_t, 2>;
+
+struct StepAction {
+  enum class Kind : std::uint8_t {
+    compute,       ///< StepSchedule::works[index]
+    call,          ///< StepSchedule::operations[index]
+    wait,          ///< for the operation that was called as number `index`; counts as exposed
+    wait_unshown,  ///< likewise, without being counted: of norms, for example
+  };
+  Kind kind = Kind::compute;
+  std::uint32_t index = 0;
+};
+
+/// A simulated step without its times: what a rank computes, calls and waits for, in an order that no link and no batch
+/// changes. So it can be timed again over other links and for other batches, which the pages do.
+struct StepSchedule {
+  std::vector<StepAction> actions;  ///< of the step before, and of the step
+  std::uint32_t first = 0;          ///< action of the step: before it, all that was called may be in flight
+  std::vector<Growth> works;        ///< nanoseconds
+  std::vector<plan::SimulatedOp> operations;
+  Growth work_in_waits{};      ///< nanoseconds that count as exposed, such as decoding
+  std::vector<Growth> memory;  ///< live bytes at the instants that can be the peak
+};
+
+/// From the same continuous step with the fewest and with the most sequences, planned with their graphs for a machine
+/// that does one thing at a time, over one link without latency that is so slow that waits take time. Nothing if their
+/// orders differ.
+std::optional<StepSchedule> schedule_of(const StepPlan& fewest, const StepPlan& most);
+
+/// Whether the memory of a step between the two is, at every instant, what StepSchedule::memory says: `part` of the way
+/// from the fewest to the most sequences.
+bool grows_evenly(const StepPlan& fewest, const StepPlan& between, const StepPlan& most, double part);
+
+/// What an operation needs of the ports of its rank: inside its host, and to other hosts.
+struct PortLoad {
+  std::array<double, 2> bytes{};  ///< that pass each
+  std::array<int, 2> messages{};  ///< in a row, whose latencies follow
+  bool operator==(const PortLoad&) const = default;
+};
+
+/// Nothing if the operation passes the ports in several rounds. `hosts` divides `ranks`.
+std::optional<PortLoad> port_load(const plan::SimulatedOp& operation, int ranks, int hosts);
 
 }  // namespace tessera::tools

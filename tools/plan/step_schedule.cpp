@@ -1,4 +1,4 @@
-#include "tools/plan/step_schedule.h"
+#include "tools/plan/step_plan.h"
 
 #include <algorithm>
 #include <cmath>

@@ -4,8 +4,6 @@
 
 #include "tools/cli/output.h"
 
-#include "tools/results/what_if.h"
-
 namespace tessera::tools {
 
 using base::JsonReader;
@@ -57,6 +55,14 @@ base::MemoryTracker::Snapshot peak_from(const JsonReader& json) {
 
 ordered_json to_json(const RunResult::ModelState& state) {
   return {{"parameter", state.parameter}, {"gradient", state.gradient}, {"optimizer", state.optimizer}};
+}
+
+ordered_json link_json(const LinkSpec& link) {
+  return {{"latency_us", link.latency_us}, {"bytes_per_second", link.bytes_per_second}};
+}
+
+LinkSpec link_at(const JsonReader& json) {
+  return {json.at("latency_us").number(0, 1e15), json.at("bytes_per_second").number(0, 1e30)};
 }
 
 std::string name_of(const RunResult& r) { return r.wrap.empty() ? r.strategy : r.strategy + " " + r.wrap; }

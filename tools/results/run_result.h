@@ -13,7 +13,6 @@
 #include "tessera/comm/slow_link/slow_link.h"
 #include "tessera/fsdp/engine_stats.h"
 #include "tools/cli/quantities.h"
-#include "tools/results/step_parts.h"
 #include "tools/results/step_timeline.h"
 
 namespace tessera::tools {
@@ -71,6 +70,8 @@ struct RunResult {
 };
 
 nlohmann::ordered_json to_json(const RunResult::ModelState& state);
+nlohmann::ordered_json link_json(const LinkSpec& link);
+LinkSpec link_at(const base::JsonReader& json);  ///< reads what link_json() wrote. Throws InvalidUsage
 
 /// The strategy, with the wrapping if several are compared.
 std::string name_of(const RunResult& result);

@@ -9,9 +9,11 @@ namespace tessera::tools {
 namespace {
 
 using base::JsonReader;
+using base::TraceEvent;
+using base::TraceEventKind;
 using nlohmann::ordered_json;
 
-constexpr std::size_t kEventKinds = static_cast<std::size_t>(base::TraceEventKind::optimizer_step) + 1;
+constexpr std::size_t kEventKinds = static_cast<std::size_t>(TraceEventKind::optimizer_step) + 1;
 constexpr auto kOffloaded = static_cast<std::size_t>(base::MemoryCategory::offloaded);
 
 /// The index of `name`, which is added if it is new.
@@ -34,7 +36,7 @@ ordered_json memory_json(const std::vector<MemorySample>& memory) {
 
 ordered_json rank_json(const RankTimeline& rank, std::vector<std::string>& units) {
   ordered_json events = ordered_json::array();
-  for (const base::TraceEvent& e : rank.events)
+  for (const TraceEvent& e : rank.events)
     events.push_back({static_cast<int>(e.kind), index_in(units, e.unit), e.start_ns, e.duration_ns(), e.bytes});
   ordered_json json = {{"rank", rank.rank}, {"events", events}, {"memory", memory_json(rank.memory)}};
   for (const auto& [t, started_by] : rank.transfers)
@@ -45,7 +47,7 @@ ordered_json rank_json(const RankTimeline& rank, std::vector<std::string>& units
 RankTimeline parse_rank(const JsonReader& in, const std::vector<std::string>& units) {
   RankTimeline rank{.rank = static_cast<int>(in.at("rank").integer(0, std::numeric_limits<int>::max()))};
   for (const JsonReader& e : in.at("events").elements()) {
-    const auto kind = static_cast<base::TraceEventKind>(e.at(0).integer(0, kEventKinds - 1));
+    const auto kind = static_cast<TraceEventKind>(e.at(0).integer(0, kEventKinds - 1));
     const auto unit = static_cast<std::size_t>(e.at(1).integer(0, std::ssize(units) - 1));
     const std::int64_t start = e.at(2);
     rank.events.push_back({kind, units[unit], rank.rank, e.at(4), start, start + e.at(3).integer(0)});
@@ -61,6 +63,70 @@ RankTimeline parse_rank(const JsonReader& in, const std::vector<std::string>& un
   }
   return rank;
 }
+
+using Part = double StepParts::*;
+
+/// A time that belongs to a part, except for what lies inside it.
+struct Stretch {
+  std::int64_t begin = 0, end = 0;
+  Part part = &StepParts::rest;
+};
+
+Part part_of(TraceEventKind kind) {
+  switch (kind) {
+    case TraceEventKind::forward:
+    case TraceEventKind::backward:
+      return &StepParts::compute;
+    case TraceEventKind::optimizer_step:
+      return &StepParts::optimizer;
+    default:
+      return &StepParts::issue;  // of a wait: what its operations do after they came, such as decoding
+  }
+}
+
+/// What a wait consists of, one after the other.
+std::array<Stretch, 3> parts_of(const comm::LinkWait& wait) {
+  const std::int64_t called = std::clamp(wait.all_called_ns, wait.begin_ns, wait.end_ns);
+  const std::int64_t through = std::clamp(wait.through_ns, called, wait.end_ns);
+  return {{{wait.begin_ns, called, &StepParts::late},
+           {called, through, &StepParts::exposed},
+           {through, wait.end_ns, &StepParts::transport}}};
+}
+
+/// Adds each moment of the step to the innermost stretch that holds it.
+class Cut {
+ public:
+  Cut(std::int64_t begin, std::int64_t end) : now_(begin) { open_.push_back({begin, end, &StepParts::rest}); }
+
+  /// In the order of their begins, the outer one first.
+  void add(const Stretch& stretch) {
+    const std::int64_t begin = std::clamp(stretch.begin, now_, open_.front().end);
+    close_until(begin);
+    pass(begin);
+    open_.push_back({begin, std::clamp(stretch.end, begin, open_.back().end), stretch.part});
+  }
+  StepParts finish() {
+    while (!open_.empty()) close();
+    return parts_;
+  }
+
+ private:
+  void close_until(std::int64_t time) {
+    while (open_.size() > 1 && open_.back().end <= time) close();
+  }
+  void close() {
+    pass(open_.back().end);
+    open_.pop_back();
+  }
+  void pass(std::int64_t until) {
+    parts_.*open_.back().part += static_cast<double>(until - now_) / 1e6;
+    now_ = until;
+  }
+
+  std::int64_t now_;
+  std::vector<Stretch> open_;  // outermost first
+  StepParts parts_;
+};
 
 }  // namespace
 
@@ -95,7 +161,7 @@ std::vector<MemorySample> samples_of(const base::MemoryHistory& history, std::in
   return kept;
 }
 
-std::string chrome_trace(std::span<const base::TraceEvent> events, std::span<const base::TransferEvent> transfers) {
+std::string chrome_trace(std::span<const TraceEvent> events, std::span<const base::TransferEvent> transfers) {
   std::ostringstream text;
   base::write_chrome_trace(text, events, transfers);
   return text.str();
@@ -106,7 +172,7 @@ ordered_json to_json(const StepTimeline& timeline) {
   ordered_json ranks = ordered_json::array();
   for (const RankTimeline& rank : timeline.ranks) ranks.push_back(rank_json(rank, units));
   ordered_json kinds = ordered_json::array();
-  for (std::size_t i = 0; i < kEventKinds; ++i) kinds.push_back(base::name_of(static_cast<base::TraceEventKind>(i)));
+  for (std::size_t i = 0; i < kEventKinds; ++i) kinds.push_back(base::name_of(static_cast<TraceEventKind>(i)));
   ordered_json memory = ordered_json::array();
   for (std::size_t i = 0; i < base::kMemoryUses; ++i)
     memory.push_back(base::name_of(static_cast<base::MemoryCategory>(i)));
@@ -133,6 +199,56 @@ StepTimeline parse_timeline(const JsonReader& json) {
   const std::vector<std::string> units = json.at("units");
   for (const JsonReader& rank : json.at("ranks").elements()) timeline.ranks.push_back(parse_rank(rank, units));
   return timeline;
+}
+
+bool is_wait(const TraceEvent& event) {
+  return event.kind == TraceEventKind::unshard_wait || event.kind == TraceEventKind::reduce_wait;
+}
+
+std::int64_t exposed_ns(std::span<const TraceEvent> events) {
+  std::int64_t sum = 0;
+  for (const TraceEvent& event : events) sum += is_wait(event) ? event.duration_ns() : 0;
+  return sum;
+}
+
+StepParts cut_step(std::int64_t begin_ns, std::int64_t end_ns, std::span<const TraceEvent> events,
+                   const comm::LinkRecord& link) {
+  std::vector<Stretch> stretches;
+  for (const TraceEvent& event : events) stretches.push_back({event.start_ns, event.end_ns, part_of(event.kind)});
+  for (const comm::LinkWait& wait : link.waits) std::ranges::copy(parts_of(wait), std::back_inserter(stretches));
+  std::erase_if(stretches,
+                [&](const Stretch& s) { return s.end <= s.begin || s.end <= begin_ns || s.begin >= end_ns; });
+  std::ranges::stable_sort(stretches, [](const Stretch& a, const Stretch& b) {
+    return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
+  });
+  Cut cut(begin_ns, end_ns);
+  for (const Stretch& stretch : stretches) cut.add(stretch);
+  StepParts parts = cut.finish();
+  for (const comm::LinkCall& call : link.calls) {
+    if (call.called_ns < begin_ns || call.called_ns > end_ns) continue;
+    parts.volume += static_cast<double>(call.occupied_ns) / 1e6;
+    parts.latency += static_cast<double>(call.latency_ns) / 1e6;
+  }
+  return parts;
+}
+
+StepParts mean_of(std::span<const StepParts> parts) {
+  StepParts mean;
+  for (const StepParts& one : parts)
+    for (const auto& [name, part] : kStepParts) mean.*part += one.*part / static_cast<double>(parts.size());
+  return mean;
+}
+
+ordered_json to_json(const StepParts& parts) {
+  ordered_json json;
+  for (const auto& [name, part] : kStepParts) json[name] = parts.*part;
+  return json;
+}
+
+StepParts parse_step_parts(const JsonReader& json) {
+  StepParts parts;
+  for (const auto& [name, part] : kStepParts) parts.*part = json.at(name);
+  return parts;
 }
 
 }  // namespace tessera::tools

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tools/results/rounds.h"
-#include "tools/results/step_parts.h"
+#include "tools/results/step_timeline.h"
 
 namespace tessera::tools {
 

@@ -1,5 +1,4 @@
-#include "tools/train/engine_options.h"
-
+// The engine's options for one strategy of a plan.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

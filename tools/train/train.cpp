@@ -5,29 +5,51 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/text.h"
 #include "tessera/comm/launch.h"
 #include "tools/cli/commands.h"
-#include "tools/cli/line_file.h"
 #include "tools/cli/output.h"
 #include "tools/cli/progress_line.h"
 #include "tools/cli/validators.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
-#include "tools/train/engine_options.h"
 #include "tools/train/run_checkpointer.h"
 #include "tools/train/step_progress.h"
 #include "tools/train/trainer.h"
 
 namespace tessera::tools {
 namespace {
+
+/// An output file that grows by whole lines while the work goes on, so that other programs can follow it.
+class LineFile {
+ public:
+  /// `option`: named in errors. A `path` of "" is no file: write() then does nothing. Throws InvalidUsage.
+  LineFile(std::string option, const std::string& path, std::ios::openmode mode = std::ios::trunc)
+      : option_(std::move(option)) {
+    if (path.empty()) return;
+    file_.open(path, mode);
+    if (!file_) throw base::InvalidUsage(option_ + ": can't write '" + path + "'");
+  }
+  /// Writes a text that ends with a newline, at once. Throws SystemError.
+  void write(std::string_view text) {
+    if (!file_.is_open()) return;
+    file_ << text << std::flush;
+    if (!file_) throw base::SystemError(option_ + ": writing failed; is the disk full?");
+  }
+
+ private:
+  const std::string option_;
+  std::ofstream file_;
+};
 
 constexpr std::string_view kHeader =
     "step,loss,tokens_per_second,grad_norm,learning_rate,loss_scale,skipped_steps,live_bytes,peak_bytes,mfu\r\n";
@@ -88,7 +110,7 @@ LineFile open_log(const std::string& path, std::int64_t first_step) {
     return file;
   }
   if (const std::string kept = kept_records(path, *text, first_step); kept != *text) write_file(path, kept);
-  return {"--log-csv", path, LineFile::Mode::append};
+  return {"--log-csv", path, std::ios::app};
 }
 
 /// Throws InvalidUsage if a run that resumes after `first_step` steps can't continue the file: another program, or

@@ -11,7 +11,6 @@
 #include "tools/cli/machine.h"
 #include "tools/results/statistics.h"
 #include "tools/train/divergence.h"
-#include "tools/train/engine_options.h"
 #include "tools/train/measurements.h"
 #include "tools/train/model_files.h"
 #include "tools/train/model_task.h"

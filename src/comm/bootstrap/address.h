@@ -40,7 +40,7 @@ Connection connect_at(const HostPort& where, Deadline deadline, std::string& why
 TESSERA_API std::string connection_problem(const HostPort& where, Deadline deadline);
 
 /// The numeric address of this end; "" for a Unix socket. IPv4 addresses are written as such even on an IPv6 socket.
-std::string own_address(int fd);
+TESSERA_API std::string own_address(int fd);
 TESSERA_API bool is_loopback(const std::string& address);
 
 /// "" if the loopback interface is up, else a sentence that says of `host`, this one, that it is down. Processes on one

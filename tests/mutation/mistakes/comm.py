@@ -137,7 +137,7 @@ MISTAKES = [
     mistake("staging-stuck-forever", "src/comm/staging/deadline_watch.cpp", "        operation->expire();\n", "", STAGING, "a call that waits for a device that waits for it hangs"),
     mistake("staging-stuck-stream-stays", "src/comm/staging/staged_operation.cpp", "  communicator_.abort_inner(late(kNoResponse));\n  signal_->set();\n", "  communicator_.abort_inner(late(kNoResponse));\n", STAGING, "a call that waits for a device that waits for it hangs"),
     mistake("staging-wait-without-end", "src/comm/staging/staged_operation.cpp", "std::min(until, last)", "until", STAGING, "waiting for a device that never responds hangs"),
-    mistake("flight-entries-not-compared", "tools/postmortem/flight_log.cpp", "const bool whole = entry.number == before[i] && entry.number == after[i];", "const bool whole = before.size() == after.size();", r"^tools\.PostmortemTest\.EntriesOf", "an entry is read that its rank is writing"),
+    mistake("flight-entries-not-compared", "tools/report/flight_log.cpp", "const bool whole = entry.number == before[i] && entry.number == after[i];", "const bool whole = before.size() == after.size();", r"^tools\.PostmortemTest\.EntriesOf", "an entry is read that its rank is writing"),
     mistake("flight-numbers-without-splits", "src/comm/flight_recorder/flight_recorder.cpp", "    ++collectives_;  // the backend exchanges the colors by one\n", "", r"^tools\.PostmortemTest", "the recorder's numbers are not those of errors"),
     mistake("staging-label-dangles", "src/comm/staging/staged_transfer.cpp", "  call.label = operation_.label();\n", "",
             STAGING, "errors of staged operations lack their label"),

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "tools/postmortem/flight_log.h"
+#include "tools/report/flight_log.h"
 
 namespace tessera::tools {
 

@@ -1,5 +1,5 @@
-// Times the kernels of training steps on this machine, and the steps themselves; and what a rank computes with, for
-// `bench --cluster`.
+// Measures this machine for `bench --cluster`: the kernels of training steps, the steps themselves, what a rank
+// computes with, and the collectives of training.
 #pragma once
 
 #include <functional>
@@ -11,6 +11,7 @@
 #include "tessera/comm/host_collectives.h"
 #include "tessera/nn/kernel_interceptor.h"
 #include "tessera/plan/simulation.h"
+#include "tools/bench/runner.h"
 #include "tools/plan/cluster_file.h"
 
 namespace tessera::tools {
@@ -99,5 +100,36 @@ ComputeSpec measure_compute(comm::Communicator& world, const ComputeMeasurement&
 
 /// Sets the peaks of dtypes and of memory from the largest sizes of the sampled kernels.
 void set_peaks(ComputeSpec& compute, const KernelTables& kernels, double factor);
+
+/// By operation, one table for each number of ranks.
+using CollectiveTables = std::map<std::string, std::vector<MeasuredCollective>>;
+
+/// The sizes of communicators that a mesh of `ranks` may have: the divisors from 2.
+std::vector<int> group_sizes(int ranks);
+
+/// Collective: measures each operation of `spec` at its sizes on groups of every such number of ranks, all groups at
+/// once as in training; rank 0's result counts. `say` is called with a line before each operation.
+CollectiveTables measure_collectives(const BenchSpec& spec, comm::Communicator& world,
+                                     const std::function<void(const std::string&)>& say);
+
+/// Collective: the memory of communicators of 1 rank and of those of group_sizes() on this rank. `world` has a memory
+/// tracker.
+std::vector<MeasuredCommunicator> measure_communicators(comm::Communicator& world);
+
+/// The link of one rank that explains the tables of all_gather among all ranks. Throws InvalidUsage for tables without
+/// three sizes.
+LinkSpec fit_link(const CollectiveTables& tables, int ranks);
+
+/// A training of a model, as measured and as simulated.
+struct StepSample {
+  std::string strategy;
+  double measured_ms = 0;
+  double simulated_ms = 0;
+  double late_ms = 0;  ///< exposed communication, measured less simulated
+};
+
+/// What a step costs besides its kernels and collectives, from the samples of several models, each with several
+/// strategies. "others" have the ratios of the median strategy.
+StepOverhead fit_step_overhead(const std::vector<std::vector<StepSample>>& models);
 
 }  // namespace tessera::tools

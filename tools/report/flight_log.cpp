@@ -1,4 +1,4 @@
-#include "tools/postmortem/flight_log.h"
+#include "tools/report/flight_log.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-#include "tools/postmortem/divergence_finder.h"
+#include "tools/report/divergence_finder.h"
 
 #include <algorithm>
 #include <limits>

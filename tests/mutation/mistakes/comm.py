@@ -209,8 +209,8 @@ MISTAKES = [
     mistake("slow-link-own-call", "src/comm/slow_link/ports.cpp", "come.emplace_back(std::max(*last, transfer->called), transfer.get());", "come.emplace_back(transfer->called, transfer.get());", r"^comm_slow_link\.", "a transfer passes while a rank has not called it"),
     mistake("slow-link-one-host", "src/comm/slow_link/port_use.cpp", "host_of(group_.rank) ? 0 : 1; }", "host_of(group_.rank) ? 0 : 0; }", (r"^plan\.SlowLink", r"^comm_slow_link\.", r"^tools\.link$"), "all links are as fast as those inside a host"),
     mistake("slow-link-one-message", "src/comm/slow_link/port_use.cpp", "return kind == OpKind::all_reduce ? 2 : 1;", "return kind == OpKind::all_reduce ? 1 : 1;", (r"^plan\.SlowLink", r"^comm_slow_link\."), "an all_reduce has the latency of one message"),
-    mistake("slow-link-hides-failure", "src/comm/slow_link/slow_work.cpp", "  communicator_.batch({});\n", "", r"^comm_slow_link\.", "an abort is not seen until the transfer is through"),
-    mistake("slow-link-no-deadline", "src/comm/slow_link/slow_work.cpp", "  if (Clock::now() >= deadline_) {", "  if (false) {", r"^comm_slow_link\.", "a transfer may take longer than its timeout"),
+    mistake("slow-link-hides-failure", "src/comm/slow_link/slow_link.cpp", "    communicator_.batch({});\n", "", r"^comm_slow_link\.", "an abort is not seen until the transfer is through"),
+    mistake("slow-link-no-deadline", "src/comm/slow_link/slow_link.cpp", "    if (Clock::now() >= deadline_) {", "    if (false) {", r"^comm_slow_link\.", "a transfer may take longer than its timeout"),
     mistake("traffic-of-setup", "src/comm/core/decorator.cpp", "inner_->traffic() - before_;", "inner_->traffic();", (r"^comm_slow_link\.", r"^comm_decorators\."), "traffic has bytes that no caller sent"),
     mistake("failure-unseen-while-idle", "backends/shm/shm_group.cpp", "  if (parts.empty()) look_for_failure();\n", "", r"^comm_slow_link\.", "a rank that sleeps does not see that a peer aborted"),
 ]

@@ -40,8 +40,4 @@ struct LaunchTarget {
 void issue(const LaunchTarget& target, const OpDesc& call);
 void issue_batch(const LaunchTarget& target, std::span<const OpDesc> parts);
 
-/// Bytes that this rank sends to `peer` in `call`. NCCL does not report what it transfers: its collectives are counted
-/// like the direct algorithms, whose total is that of a bandwidth-optimal algorithm.
-std::uint64_t bytes_to(const OpDesc& call, int ranks, int rank, int peer);
-
 }  // namespace tessera::comm::nccl

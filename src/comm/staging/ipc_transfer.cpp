@@ -256,11 +256,8 @@ void IpcTransfer::collect() {
 
 /// Counts what the others have read from this rank.
 void IpcTransfer::count_bytes() {
-  for (int r = 0; r < ranks_; ++r) {
-    std::size_t count = reads_.given(r).count;
-    if (reads_.second_round()) count += reads_.added_by(rank_).count;
-    if (r != rank_) sharing_.count_read(call_.kind, r, count * size_);
-  }
+  for (int r = 0; r < ranks_; ++r)
+    if (r != rank_) sharing_.count_read(call_.kind, r, reads_.bytes_to(r));
 }
 
 void IpcTransfer::fall_back() {

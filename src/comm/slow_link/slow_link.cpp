@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/completion_poller.h"
 #include "tessera/comm/core/decorator.h"
+#include "tessera/comm/core/op_traits.h"
 #include "tessera/comm/slow_link/latest_times.h"
 #include "tessera/comm/slow_link/port_use.h"
 #include "tessera/comm/slow_link/ports.h"
@@ -196,8 +197,7 @@ class SlowCommunicator final : public Decorator {
     auto transfer = std::make_shared<Transfer>();
     transfer->use = port_use({links_, world_size_, members_, rank()}, calls);
     transfer->called = Clock::now();
-    const OpKind kind = calls.front().kind;
-    if (kind != OpKind::send && kind != OpKind::recv) {
+    if (!is_message(calls.front().kind)) {
       transfer->times = &times_;
       transfer->number = calls_++;
       times_.record(transfer->number, transfer->called);

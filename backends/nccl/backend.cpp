@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <functional>
 
 #include "backends/nccl/communicator.h"
 #include "backends/nccl/shared_gpu.h"

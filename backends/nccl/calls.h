@@ -1,7 +1,6 @@
 // Translates operations to NCCL calls.
 #pragma once
 
-#include <cstdint>
 #include <span>
 
 #include "backends/nccl/api.h"

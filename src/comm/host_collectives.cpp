@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <span>
 
 #include "tessera/base/checksum.h"

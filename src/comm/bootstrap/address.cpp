@@ -6,7 +6,6 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -17,7 +16,6 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <thread>
 
 #include "tessera/base/parse.h"
 #include "tessera/base/thread.h"

@@ -53,7 +53,7 @@ std::string SymmetricAllocator::describe_windows() {
 
 void SymmetricAllocator::compare_windows(std::span<const Vote> votes) {
   const auto other =
-      std::find_if(votes.begin(), votes.end(), [&](const Vote& vote) { return vote.windows != votes.front().windows; });
+      std::ranges::find_if(votes, [&](const Vote& vote) { return vote.windows != votes.front().windows; });
   if (other == votes.end()) return;
   const auto describe = [&](const Vote& vote) {
     return group_.rank_name(static_cast<int>(&vote - votes.data())) + " has " +
@@ -68,7 +68,7 @@ void SymmetricAllocator::compare_windows(std::span<const Vote> votes) {
 
 void SymmetricAllocator::compare_sizes(std::span<const Vote> votes) {
   const auto differs = [&](const Vote& vote) { return vote.bytes != votes.front().bytes; };
-  if (std::none_of(votes.begin(), votes.end(), differs)) return;
+  if (std::ranges::none_of(votes, differs)) return;
   std::string text = "allocate_symmetric: the ranks need different sizes:";
   for (std::size_t k = 0; k < votes.size(); ++k)
     text +=

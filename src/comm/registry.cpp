@@ -12,7 +12,7 @@ namespace {
 
 const Backend* find_builtin(std::string_view name) {
   const auto all = builtin_backends();
-  const auto found = std::find_if(all.begin(), all.end(), [&](const Backend* b) { return b->name == name; });
+  const auto found = std::ranges::find_if(all, [&](const Backend* b) { return b->name == name; });
   return found == all.end() ? nullptr : *found;
 }
 
@@ -69,7 +69,7 @@ std::vector<BackendState> list_backends() {
   for (const BackendNotBuilt& missing : backends_not_built())
     if (!modules.contains(missing.name))
       states.push_back({.name = std::string(missing.name), .reason = "not built: " + std::string(missing.reason)});
-  std::sort(states.begin(), states.end(), [](const BackendState& a, const BackendState& b) { return a.name < b.name; });
+  std::ranges::sort(states, [](const BackendState& a, const BackendState& b) { return a.name < b.name; });
   return states;
 }
 
@@ -79,8 +79,7 @@ const Backend& find_backend(std::string_view name) {
   std::vector<ModuleFile> variants = find_modules();
   std::erase_if(variants, [&](const ModuleFile& file) { return file.backend != name; });
   const auto left_out = backends_not_built();
-  if (std::any_of(left_out.begin(), left_out.end(), [&](const BackendNotBuilt& b) { return b.name == name; }))
-    problem = unusable;
+  if (std::ranges::any_of(left_out, [&](const BackendNotBuilt& b) { return b.name == name; })) problem = unusable;
   try {
     const Backend* backend = find_builtin(name);
     if (backend == nullptr && !variants.empty()) backend = &load_usable(variants);

@@ -46,8 +46,8 @@ void DeadlineWatch::run() noexcept {
     }
     operations_ = std::move(waiting);
     const auto earlier = [this] {
-      return stop_ || std::any_of(operations_.begin(), operations_.end(),
-                                  [this](auto* operation) { return operation->deadline() + kGrace < wake_; });
+      return stop_ || std::ranges::any_of(operations_,
+                                          [this](auto* operation) { return operation->deadline() + kGrace < wake_; });
     };
     if (wake_ == Clock::time_point::max())
       changed_.wait(lock, earlier);

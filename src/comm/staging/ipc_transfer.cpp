@@ -64,7 +64,7 @@ bool IpcTransfer::step() {
       decide();
       return true;
     case Stage::voting:
-      if (std::find(votes_.begin(), votes_.end(), 0) == votes_.end()) {
+      if (std::ranges::find(votes_, 0) == votes_.end()) {
         read();
       } else {
         fall_back();
@@ -101,10 +101,8 @@ void IpcTransfer::exchange() {
   static_assert(std::is_trivially_copyable_v<IpcDescriptor>);
   for (int r = 0; r < ranks_; ++r) mine_[static_cast<std::size_t>(r)] = descriptor_for(r);
   // All ranks must know whether the call uses windows, not only the readers.
-  const bool usable =
-      std::all_of(mine_.begin(), mine_.end(), [](const IpcDescriptor& descriptor) { return descriptor.usable; });
-  const bool fresh =
-      std::any_of(mine_.begin(), mine_.end(), [](const IpcDescriptor& descriptor) { return descriptor.fresh; });
+  const bool usable = std::ranges::all_of(mine_, [](const IpcDescriptor& descriptor) { return descriptor.usable; });
+  const bool fresh = std::ranges::any_of(mine_, [](const IpcDescriptor& descriptor) { return descriptor.fresh; });
   for (IpcDescriptor& descriptor : mine_) {
     descriptor.usable = usable;
     descriptor.fresh = fresh;
@@ -142,9 +140,8 @@ void IpcTransfer::place(IpcDescriptor& descriptor, WindowLocation& where, const 
 void IpcTransfer::decide() {
   for (int r = 0; r < ranks_; ++r) check(theirs_[static_cast<std::size_t>(r)], r);
   const auto usable = [](const IpcDescriptor& descriptor) { return descriptor.usable; };
-  if (!std::all_of(theirs_.begin(), theirs_.end(), usable)) return fall_back();
-  const bool fresh =
-      std::any_of(theirs_.begin(), theirs_.end(), [](const IpcDescriptor& descriptor) { return descriptor.fresh; });
+  if (!std::ranges::all_of(theirs_, usable)) return fall_back();
+  const bool fresh = std::ranges::any_of(theirs_, [](const IpcDescriptor& descriptor) { return descriptor.fresh; });
   try {
     open_all();
     vote_ = 1;

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/native_collectives.h"
 #include "tessera/comm/schedule.h"
 
 namespace tessera::comm::host {

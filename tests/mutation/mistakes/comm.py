@@ -49,7 +49,7 @@ MISTAKES = [
             "  bool moved = false;\n  {\n    const std::unique_lock lock(mutex_, std::try_to_lock);\n    moved = lock.owns_lock() && poll_locked(with_health_check);\n  }\n  run_deferred();\n  return moved;\n",
             (r"^comm\.Progress",), "a call that issues an operation runs the callbacks of others"),
     mistake("detached-by-waiting", "src/comm/work.cpp", "    state_->on_done({});\n", "    state_->wait();\n", (CALLBACKS,), "detach() waits"),
-    mistake("polled-callback-without-error", "src/comm/completion_poller.cpp", "      if (one->callback) one->callback(error_of(*one->state));\n      one", "      if (one->callback) one->callback(nullptr);\n      one",
+    mistake("polled-callback-without-error", "src/comm/completion_poller.cpp", "one.callback(error_of(*one.state))", "one.callback(nullptr)",
             (r"^comm_decorators\.Callbacks",), "a decorator's callback sees no failure"),
 
     # Rendezvous through a store.
@@ -134,7 +134,7 @@ MISTAKES = [
     # Device memory.
     mistake("staging-deadline-dropped", "src/comm/staging/staged_operation.cpp", "  if (Clock::now() < deadline_) return;", "  if (Clock::now() >= Clock::time_point{}) return;",
             STAGING, "a stalled device hangs its rank forever"),
-    mistake("staging-stuck-forever", "src/comm/staging/deadline_watch.cpp", "        operation->expire();\n", "", STAGING, "a call that waits for a device that waits for it hangs"),
+    mistake("staging-stuck-forever", "src/comm/staging/deadline_watch.cpp", "      if (over) operation->expire();\n", "", STAGING, "a call that waits for a device that waits for it hangs"),
     mistake("staging-stuck-stream-stays", "src/comm/staging/staged_operation.cpp", "  communicator_.abort_inner(late(kNoResponse));\n  signal_->set();\n", "  communicator_.abort_inner(late(kNoResponse));\n", STAGING, "a call that waits for a device that waits for it hangs"),
     mistake("staging-wait-without-end", "src/comm/staging/staged_operation.cpp", "std::min(until, last)", "until", STAGING, "waiting for a device that never responds hangs"),
     mistake("flight-entries-not-compared", "tools/postmortem/flight_log.cpp", "const bool whole = entry.number == before[i] && entry.number == after[i];", "const bool whole = before.size() == after.size();", r"^tools\.PostmortemTest\.EntriesOf", "an entry is read that its rank is writing"),

@@ -230,12 +230,11 @@ void MpiCollectives::copy_ended(NativeRequest& collective, int code) noexcept {
 
 void MpiCollectives::cancel(NativeRequest& collective) noexcept {
   if (closed_) return;
-  const bool copying =
-      std::any_of(copies_.begin(), copies_.end(), [&](const Copy& c) { return c.owner == &collective; });
+  const bool copying = std::ranges::any_of(copies_, [&](const Copy& c) { return c.owner == &collective; });
   // MPI still refers to the handle of the communicator that it creates.
   if (copying) [[maybe_unused]]
     const NativeCommunicator* leaked = collective.copy->release();
-  if (copying || std::find(owners_.begin(), owners_.end(), &collective) != owners_.end()) settings_.abandoned();
+  if (copying || std::ranges::find(owners_, &collective) != owners_.end()) settings_.abandoned();
 }
 
 void MpiCollectives::request_done(std::size_t at) noexcept {

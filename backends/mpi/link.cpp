@@ -177,8 +177,7 @@ bool MpiLink::end_request(MPI_Request& request, MPI_Status& status, Clock::time_
 /// MPI guarantees that a cancelled receive completes, without or with its message. A send completes when its receiver
 /// has it, and that receiver has requested it.
 Link::CancelResult MpiLink::cancel_bulk(Message& message) noexcept {
-  const auto found =
-      std::find_if(bulk_.begin(), bulk_.end(), [&](const BulkTransfer& b) { return b.message == &message; });
+  const auto found = std::ranges::find_if(bulk_, [&](const BulkTransfer& b) { return b.message == &message; });
   if (found == bulk_.end() || !failure_.empty()) return CancelResult::unsafe;
   const auto at = static_cast<std::size_t>(found - bulk_.begin());
   const auto until = Clock::now() + kPatience;

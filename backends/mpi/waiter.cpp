@@ -3,10 +3,8 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <ctime>
 
 #include "tessera/base/error.h"
@@ -26,8 +24,8 @@ PollingWaiter::PollingWaiter() : wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXE
 }
 
 bool PollingWaiter::arm() noexcept {
-  std::uint64_t wakes = 0;
-  [[maybe_unused]] const ssize_t none = ::read(wake_fd_.get(), &wakes, sizeof(wakes));
+  eventfd_t wakes = 0;
+  ::eventfd_read(wake_fd_.get(), &wakes);
   if (naps_ < 4 * kMaxDoublings && !collective_in_flight_) ++naps_;
   if (collective_in_flight_ && waiting_since_ == Clock::time_point{}) waiting_since_ = Clock::now();
   yields_ = collective_in_flight_ && Clock::now() - waiting_since_ < kYieldTime;
@@ -42,9 +40,6 @@ void PollingWaiter::sleep(std::chrono::nanoseconds at_most) noexcept {
   ::ppoll(&entry, 1, &limit, nullptr);
 }
 
-void PollingWaiter::wake() noexcept {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t full = ::write(wake_fd_.get(), &one, sizeof(one));
-}
+void PollingWaiter::wake() noexcept { ::eventfd_write(wake_fd_.get(), 1); }
 
 }  // namespace tessera::comm::mpi

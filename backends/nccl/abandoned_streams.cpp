@@ -19,7 +19,7 @@ void AbandonedStreams::add(std::shared_ptr<OperationStream> stream, bool for_goo
   {
     const std::lock_guard lock(mutex_);
     for_good_ = for_good_ || for_good;
-    if (std::find(abandoned_.begin(), abandoned_.end(), stream) != abandoned_.end()) return;
+    if (std::ranges::find(abandoned_, stream) != abandoned_.end()) return;
     abandoned_.push_back(std::move(stream));
   }
   if (logger_ != nullptr)
@@ -42,7 +42,7 @@ bool AbandonedStreams::any_locked() noexcept {
   if (abandoned_.empty()) return false;
   cudaError_t error = cudaSuccess;
   const auto ended = [&](const auto& stream) { return stream->end().reached(error); };
-  if (for_good_ || !std::all_of(abandoned_.begin(), abandoned_.end(), ended)) return true;
+  if (for_good_ || !std::ranges::all_of(abandoned_, ended)) return true;
   abandoned_.clear();
   kept_.clear();
   return false;

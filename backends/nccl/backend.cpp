@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <functional>
 
 #include "backends/nccl/communicator.h"
 #include "backends/nccl/shared_gpu.h"
@@ -93,14 +92,14 @@ RankDevice open_device(Bootstrap& bootstrap, std::optional<Device> given, const 
   const bool shared = share_gpu(gpus);
   if (shared) {
     const auto elsewhere = [&](const auto& host) { return host != hosts.front(); };
-    allow_shared_gpu(api, bootstrap.rank(), std::none_of(hosts.begin(), hosts.end(), elsewhere));
+    allow_shared_gpu(api, bootstrap.rank(), std::ranges::none_of(hosts, elsewhere));
   }
   const std::vector<std::string> answers =
       exchange(bootstrap, [&] { return (wants_copy_engines() ? "1" : "0") + own_obstacle(api, shared); });
-  const auto found = std::find_if(answers.begin(), answers.end(), [](const auto& one) { return one.size() > 1; });
+  const auto found = std::ranges::find_if(answers, [](const auto& one) { return one.size() > 1; });
   if (found != answers.end())
     return {device, "rank " + std::to_string(found - answers.begin()) + ": " + found->substr(1)};
-  const bool all_want = std::all_of(answers.begin(), answers.end(), [](const auto& one) { return one == "1"; });
+  const bool all_want = std::ranges::all_of(answers, [](const auto& one) { return one == "1"; });
   return {device, "", all_want};
 }
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -61,7 +60,7 @@ std::shared_ptr<const CallThreads::Call> CallThreads::start(std::function<void()
   auto call = std::make_shared<Call>(std::move(what));
   const std::lock_guard lock(state_->mutex);
   auto& workers = state_->workers;
-  const auto idle = std::find_if(workers.begin(), workers.end(), [](const auto& worker) { return !worker->busy; });
+  const auto idle = std::ranges::find_if(workers, [](const auto& worker) { return !worker->busy; });
   Worker* worker = idle == workers.end() ? nullptr : idle->get();
   if (worker == nullptr) {
     auto made = std::make_unique<Worker>();

@@ -167,12 +167,4 @@ void issue_batch(const LaunchTarget& target, std::span<const OpDesc> parts) {
   group.end();
 }
 
-std::uint64_t bytes_to(const OpDesc& call, int ranks, int rank, int peer) {
-  if (peer == rank) return 0;
-  if (call.kind == OpKind::send) return peer == call.root ? call.in.bytes() : 0;
-  const ReadPlan plan(call, rank, ranks);
-  const std::size_t results = plan.second_round() ? plan.added_by(rank).count : 0;
-  return (plan.given(peer).count + results) * size_of(call.in.dtype);
-}
-
 }  // namespace tessera::comm::nccl

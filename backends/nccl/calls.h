@@ -1,7 +1,6 @@
 // Translates operations to NCCL calls.
 #pragma once
 
-#include <cstdint>
 #include <span>
 
 #include "backends/nccl/api.h"
@@ -39,9 +38,5 @@ struct LaunchTarget {
 /// have received all of it yet. Throws NcclError, BackendError.
 void issue(const LaunchTarget& target, const OpDesc& call);
 void issue_batch(const LaunchTarget& target, std::span<const OpDesc> parts);
-
-/// Bytes that this rank sends to `peer` in `call`. NCCL does not report what it transfers: its collectives are counted
-/// like the direct algorithms, whose total is that of a bandwidth-optimal algorithm.
-std::uint64_t bytes_to(const OpDesc& call, int ranks, int rank, int peer);
 
 }  // namespace tessera::comm::nccl

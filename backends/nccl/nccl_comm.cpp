@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -153,7 +151,7 @@ std::string NcclComm::format(const NcclError& error) const {
   const std::lock_guard lock(shared_->mutex);
   const char* last = shared_->ready && !shared_->ended ? api_.ncclGetLastError(shared_->comm) : nullptr;
   if (last != nullptr && *last != '\0') text += " (" + std::string(last) + ")";
-  std::replace(text.begin(), text.end(), '\n', ' ');
+  std::ranges::replace(text, '\n', ' ');
   return text;
 }
 

@@ -10,6 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
 #include "tessera/comm/core/format.h"
+#include "tessera/comm/core/read_plan.h"
 
 namespace tessera::comm::nccl {
 namespace {
@@ -322,8 +323,11 @@ void NcclGroup::on_symmetric_vote(const ControlMessage& message) noexcept {
   if (const int member = member_of(message.from); member >= 0) symmetric_memory_.on_vote(member, message);
 }
 
+/// NCCL does not report what it transfers: its collectives are counted like the direct algorithms, whose total is that
+/// of a bandwidth-optimal algorithm.
 void NcclGroup::count(const OpDesc& call) {
-  for (int peer = 0; peer < size(); ++peer) traffic_.add(call.kind, peer, bytes_to(call, size(), rank(), peer));
+  const ReadPlan plan(call, rank(), size());
+  for (int peer = 0; peer < size(); ++peer) traffic_.add(call.kind, peer, plan.bytes_to(peer));
 }
 
 }  // namespace tessera::comm::nccl

@@ -59,7 +59,7 @@ std::vector<std::uint64_t> RegisteredMemory::windows_of(NcclGroup& group) {
   for (const auto& [data, block] : blocks_)
     if (const auto found = block.windows.find(&group); found != block.windows.end())
       numbers.push_back(found->second.number);
-  std::sort(numbers.begin(), numbers.end());
+  std::ranges::sort(numbers);
   return numbers;
 }
 

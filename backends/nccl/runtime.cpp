@@ -67,8 +67,8 @@ void NcclRuntime::report_no_windows(const std::string& why) noexcept {
 
 /// Handles a message about one communicator.
 void NcclRuntime::deliver(const ControlMessage& message) noexcept {
-  const auto found = std::find_if(groups_.begin(), groups_.end(),
-                                  [&](const StreamGroup* g) { return g->id() == message.communicator; });
+  const auto found =
+      std::ranges::find_if(groups_, [&](const StreamGroup* g) { return g->id() == message.communicator; });
   if (found == groups_.end()) {
     const std::lock_guard news(news_mutex_);
     if (early_.size() < kMaxEarly && !closed_.contains(message.communicator)) early_.push_back(message);

@@ -192,8 +192,7 @@ NcclComm::Health StreamGroup::health_locked(Failure& failure) noexcept {
 /// Whether an operation waits for a member that closed its communicator before it called the operation.
 void StreamGroup::find_departure_locked(Failure& failure) const {
   // Later operations have later sequence numbers.
-  const auto op =
-      std::find_if(in_flight_.begin(), in_flight_.end(), [](const auto* one) { return one->sequence != 0; });
+  const auto op = std::ranges::find_if(in_flight_, [](const auto* one) { return one->sequence != 0; });
   for (std::size_t k = 0; op != in_flight_.end() && k < closed_.size(); ++k)
     if (closed_[k] && *closed_[k] < (*op)->sequence) {
       failure = {FailureKind::peer_lost,
@@ -252,7 +251,7 @@ void StreamGroup::check_health() noexcept {
   {
     const std::lock_guard lock(mutex_);
     const auto is_late = [now = Clock::now()](const NcclOperation* op) { return op->is_late(now); };
-    if (std::none_of(in_flight_.begin(), in_flight_.end(), is_late)) return;
+    if (std::ranges::none_of(in_flight_, is_late)) return;
     late = in_flight_.front();  // it delays the late operation, if it is not late itself
     late->retain();
   }

@@ -1,7 +1,6 @@
 #include "backends/nccl/symmetric_allocator.h"
 
 #include <algorithm>
-#include <optional>
 #include <span>
 #include <utility>
 
@@ -54,7 +53,7 @@ std::string SymmetricAllocator::describe_windows() {
 
 void SymmetricAllocator::compare_windows(std::span<const Vote> votes) {
   const auto other =
-      std::find_if(votes.begin(), votes.end(), [&](const Vote& vote) { return vote.windows != votes.front().windows; });
+      std::ranges::find_if(votes, [&](const Vote& vote) { return vote.windows != votes.front().windows; });
   if (other == votes.end()) return;
   const auto describe = [&](const Vote& vote) {
     return group_.rank_name(static_cast<int>(&vote - votes.data())) + " has " +
@@ -69,7 +68,7 @@ void SymmetricAllocator::compare_windows(std::span<const Vote> votes) {
 
 void SymmetricAllocator::compare_sizes(std::span<const Vote> votes) {
   const auto differs = [&](const Vote& vote) { return vote.bytes != votes.front().bytes; };
-  if (std::none_of(votes.begin(), votes.end(), differs)) return;
+  if (std::ranges::none_of(votes, differs)) return;
   std::string text = "allocate_symmetric: the ranks need different sizes:";
   for (std::size_t k = 0; k < votes.size(); ++k)
     text +=
@@ -114,7 +113,7 @@ void SymmetricAllocator::exchange_problems(const Vote& mine, Clock::time_point u
 /// Returns the votes of all members in the next step. Fails the group, and throws, if one of them closes it or does not
 /// vote by `until`.
 std::vector<SymmetricAllocator::Vote> SymmetricAllocator::exchange(const Vote& mine, Clock::time_point until) {
-  const std::uint64_t step = votes_.next_step();
+  const std::uint64_t step = ++step_;
   NcclRuntime& runtime = group_.runtime();
   const ControlMessage message{.kind = ControlMessage::Kind::symmetric,
                                .from = runtime.rank(),
@@ -126,11 +125,11 @@ std::vector<SymmetricAllocator::Vote> SymmetricAllocator::exchange(const Vote& m
   on_vote(group_.rank(), message);
   for (Backoff pause; true; pause(1ms)) {
     group_.throw_if_failed();
-    const std::optional<std::size_t> absent = votes_.absent(step, group_.members().size());
-    if (!absent) return votes_.extract(step);
-    const auto member = static_cast<int>(*absent);
+    const std::optional<int> missing = absent(step);
+    if (!missing) break;
+    const int member = *missing;
     const std::string prefix = "allocate_symmetric of " + std::to_string(mine.bytes) + " bytes: ";
-    if (group_.has_closed(member) && votes_.absent(step, group_.members().size()) == absent) {
+    if (group_.has_closed(member) && absent(step) == missing) {
       group_.fail({FailureKind::peer_lost, prefix + group_.rank_name(member) + " has closed its communicator"}, true);
     } else if (Clock::now() >= until) {
       const std::string what = mine.problem.empty() ? " has not called it in time"
@@ -139,13 +138,27 @@ std::vector<SymmetricAllocator::Vote> SymmetricAllocator::exchange(const Vote& m
       group_.fail({FailureKind::timeout, prefix + group_.rank_name(member) + what}, true);
     }
   }
+  const std::lock_guard lock(mutex_);
+  std::vector<Vote> votes;
+  auto node = votes_.extract(step);
+  for (auto& [member, vote] : node.mapped()) votes.push_back(std::move(vote));
+  return votes;
+}
+
+/// The first member that has not voted in this step; none: all have.
+std::optional<int> SymmetricAllocator::absent(std::uint64_t step) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = votes_.find(step);
+  for (int k = 0; k < group_.size(); ++k)
+    if (found == votes_.end() || !found->second.contains(k)) return k;
+  return std::nullopt;
 }
 
 void SymmetricAllocator::on_vote(int member, const ControlMessage& message) {
   const std::size_t space = std::min(message.text.find(' '), message.text.size());
   const std::size_t rest = std::min(space + 1, message.text.size());
-  votes_.submit(static_cast<std::size_t>(member), message.number,
-                {message.value, message.text.substr(rest), message.text.substr(0, space)});
+  const std::lock_guard lock(mutex_);
+  votes_[message.number][member] = {message.value, message.text.substr(rest), message.text.substr(0, space)};
 }
 
 void SymmetricAllocator::use_no_windows(const std::string& why) {

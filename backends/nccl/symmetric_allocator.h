@@ -2,13 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "backends/nccl/registered_memory.h"
-#include "backends/nccl/symmetric_votes.h"
 #include "tessera/comm/core/control_message.h"
 #include "tessera/comm/pollable.h"
 
@@ -32,19 +34,28 @@ class SymmetricAllocator {
   void on_vote(int member, const ControlMessage& message);
 
  private:
-  using Vote = SymmetricVotes::Vote;
+  /// What the members report to each other.
+  struct Vote {
+    std::uint64_t bytes = 0;
+    std::string problem = {};  ///< "": none
+    std::string windows = {};  ///< of the first step: which windows the member has, without spaces
+  };
+
   std::string describe_windows();
   void compare_sizes(std::span<const Vote> votes);
   void compare_windows(std::span<const Vote> votes);
   Buffer make_window(Buffer memory, Clock::time_point until);
   void exchange_problems(const Vote& mine, Clock::time_point until);
   std::vector<Vote> exchange(const Vote& mine, Clock::time_point until);
+  std::optional<int> absent(std::uint64_t step) const;
   void use_no_windows(const std::string& why);
 
   NcclGroup& group_;
-  SymmetricVotes votes_;
-  std::uint64_t windows_ = 0;  ///< made so far
-  bool has_windows_ = true;    ///< until an attempt to make one has failed; the same on all members
+  std::uint64_t step_ = 0;  ///< numbered alike on all members
+  mutable std::mutex mutex_;
+  std::map<std::uint64_t, std::map<int, Vote>> votes_;  ///< by step and member, which may be ahead of this one
+  std::uint64_t windows_ = 0;                           ///< made so far
+  bool has_windows_ = true;  ///< until an attempt to make one has failed; the same on all members
 };
 
 }  // namespace tessera::comm::nccl

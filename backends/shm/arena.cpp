@@ -166,9 +166,8 @@ std::size_t Arena::acquire(std::size_t bytes) {
     return split(best, bytes);
   }
   trim();  // before the search: it joins ranges
-  const auto fresh = std::find_if(free_.begin(), free_.end(), [&](const Extents::value_type& range) {
-    return !range.second.warm && range.second.bytes >= bytes;
-  });
+  const auto fresh = std::ranges::find_if(
+      free_, [&](const Extents::value_type& range) { return !range.second.warm && range.second.bytes >= bytes; });
   if (fresh == free_.end()) {
     live_ -= bytes;
     throw system_error("shm: no addresses left for a window of " + std::to_string(bytes) + " bytes", ENOMEM);

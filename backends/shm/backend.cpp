@@ -1,16 +1,66 @@
-// The entry of this backend in the registry.
+// The Communicator of this backend, the public interface of a ShmGroup, and its entry in the registry.
 #include <sys/mman.h>
 
 #include <cerrno>
 #include <cstring>
 #include <numeric>
 
-#include "backends/shm/communicator.h"
+#include "backends/shm/shm_group.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/core/split.h"
 #include "tessera/comm/registry.h"
 
 namespace tessera::comm::shm {
 namespace {
+
+class ShmCommunicator final : public Communicator {
+ public:
+  ShmCommunicator(std::shared_ptr<ShmGroup> group, CommunicatorOptions options, bool is_world)
+      : Communicator(group->rank(), group->size(), std::move(options)), group_(std::move(group)), is_world_(is_world) {}
+
+  ~ShmCommunicator() override {
+    if (is_parents()) {
+      group_->keep_forever();
+      return;
+    }
+    group_->close();
+    if (is_world_) group_->runtime().leave();
+  }
+
+  const Capabilities& capabilities() const noexcept override { return group_->runtime().capabilities(); }
+
+ private:
+  Work do_start(const OpDesc& call) override { return group_->launch(group_->prepare(call, false)); }
+  Work do_batch(std::span<const OpDesc> parts) override { return group_->start_batch(parts, false); }
+  void do_abort(std::string_view reason) noexcept override { group_->abort(reason); }
+  void do_traffic(TrafficStats& snapshot) const override { group_->read_traffic(snapshot); }
+  std::string_view do_last_algorithm() const noexcept override { return group_->last_algorithm(); }
+
+  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
+    if (kind != MemoryKind::host) throw Unsupported("shm: allocate supports host memory only");
+    return group_->runtime().arena().allocate(bytes, use.value_or(MemoryCategory::other),
+                                              use ? memory_tracker() : nullptr);
+  }
+
+  std::unique_ptr<Communicator> do_split(int color, int key, const SplitOptions&) override {
+    return make_group(plan_split(gather_for_split(*group_, SplitRequest{color, key}), rank(), timeout()));
+  }
+
+  std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options) override {
+    return make_group(plan_group(members, options, rank()));
+  }
+
+  std::unique_ptr<Communicator> make_group(const GroupPlan& plan) {
+    if (plan.members.empty()) return nullptr;
+    auto child =
+        std::make_shared<ShmGroup>(group_->shared_runtime(), plan.rank, plan.world_ranks(*group_), memory_tracker());
+    child->connect(gather_from_members(*group_, plan, child->own_offsets()));
+    return std::make_unique<ShmCommunicator>(std::move(child), options(), false);
+  }
+
+  const std::shared_ptr<ShmGroup> group_;
+  const bool is_world_;
+};
 
 std::string probe() {
   const UniqueFd fd(::memfd_create("tessera-probe", MFD_CLOEXEC));

@@ -123,7 +123,7 @@ void ShmRuntime::connect() {
     const UniqueFd segment = make_segment("tessera-board", board_bytes(ranks));
     board_ = map_segment(others.all_gather_fds(segment.get()).front().get(), true);
     const std::vector<int> processes = cma_processes(others);
-    uses_cma_ = std::count(processes.begin(), processes.end(), 0) == 1;  // this rank itself
+    uses_cma_ = std::ranges::count(processes, 0) == 1;  // this rank itself
   }
   board(rank_).pid.store(::getpid());
   has_own_cores_ = enough_cores(cores_of(others), ranks);

@@ -10,7 +10,7 @@ namespace {
 constexpr std::uint32_t kTriedOneOf = 64;
 
 float median(std::array<float, 3> values) {
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   return values[1];
 }
 

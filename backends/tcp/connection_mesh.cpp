@@ -21,9 +21,9 @@ Address with_scope(const Address& address, unsigned long scope) {
 std::string open_listener(MeshConnector& connector, const Bootstrap& bootstrap, const TcpOptions& settings) {
   const std::vector<Interface> interfaces = list_interfaces();
   const auto& hosts = bootstrap.hosts();
-  const bool alone = std::count(hosts.begin(), hosts.end(), hosts[static_cast<std::size_t>(bootstrap.rank())]) == 1;
-  if (!alone && std::none_of(interfaces.begin(), interfaces.end(),
-                             [](const Interface& one) { return one.up && one.address.is_loopback(); }))
+  const bool alone = std::ranges::count(hosts, hosts[static_cast<std::size_t>(bootstrap.rank())]) == 1;
+  if (!alone &&
+      std::ranges::none_of(interfaces, [](const Interface& one) { return one.up && one.address.is_loopback(); }))
     throw SystemError(
         "tcp: the loopback interface of this rank's host is down, by which the ranks on it connect (ip link set lo "
         "up)");

@@ -3,7 +3,6 @@
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <array>
 
@@ -25,17 +24,15 @@ bool EpollWaiter::arm() noexcept {
   t_seen = wakes_.load();
   // A sleeping thread may not have seen the eventfd yet; a thread about to sleep compares wakes_.
   if (sleeping_.load() != 0) return true;
-  std::uint64_t count = 0;
-  [[maybe_unused]] const ssize_t n = ::read(woken_.get(), &count, sizeof(count));  // fails if there was no wake
+  eventfd_t count = 0;
+  ::eventfd_read(woken_.get(), &count);  // fails if there was no wake
   if (wakes_.load() == t_seen) return true;
   signal();  // a wake came meanwhile, and a thread may have slept before it
   return false;
 }
 
-void EpollWaiter::signal() noexcept {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t n = ::write(woken_.get(), &one, sizeof(one));  // only fails if it is readable
-}
+/// Only fails if it is readable.
+void EpollWaiter::signal() noexcept { ::eventfd_write(woken_.get(), 1); }
 
 void EpollWaiter::sleep(std::chrono::nanoseconds at_most) noexcept {
   sleeping_.fetch_add(1);

@@ -7,26 +7,10 @@
 #include <string_view>
 #include <utility>
 
-#include "backends/tcp/frame.h"
 #include "backends/tcp/frame_seal.h"
+#include "backends/tcp/receive_queue.h"
 
 namespace tessera::comm::tcp {
-
-struct InboundMessage;  // a message in transit to this rank; owned by the sink
-
-class FrameSink {
- public:
-  /// Called with a header that flaw() accepts. Sets `target` if a payload belongs to a message. Returns an error in the
-  /// header, or "".
-  virtual std::string_view frame_begins(const Frame& frame, InboundMessage*& target) = 0;
-  /// Returns memory for the next bytes of the payload: up to `bytes` from `offset` in the message, at least one.
-  virtual std::span<std::byte> room_for(InboundMessage& target, std::size_t offset, std::size_t bytes) = 0;
-  /// The frame's payload is complete. Called only for frames with a target.
-  virtual void frame_ends(InboundMessage& target, std::size_t bytes) = 0;
-
- protected:
-  ~FrameSink() = default;
-};
 
 /// Independent of sockets: the caller reads into buffers() and reports the number of bytes. A small internal buffer
 /// receives headers and small payloads together, so that a small message costs one system call and one short copy;
@@ -36,7 +20,7 @@ class FrameDecoder {
   using Buffers = std::array<std::span<std::byte>, 2>;
 
   /// `seal`: of the direction from the peer.
-  FrameDecoder(FrameSink& sink, FrameSeal seal) : sink_(sink), seal_(std::move(seal)) {}
+  FrameDecoder(ReceiveQueue& sink, FrameSeal seal) : sink_(sink), seal_(std::move(seal)) {}
 
   /// To be filled in this order; the first may be empty, but not both.
   Buffers buffers();
@@ -55,7 +39,7 @@ class FrameDecoder {
   std::string_view end_payload();
   std::string_view damage(std::string_view what) noexcept;
 
-  FrameSink& sink_;
+  ReceiveQueue& sink_;
   FrameSeal seal_;
   Frame frame_;
   InboundMessage* target_ = nullptr;  // of the frame being read; null between two frames

@@ -102,7 +102,7 @@ Address choose_address(std::string_view wanted, const std::vector<Interface>& in
 
   std::vector<Interface> usable = interfaces;
   std::erase_if(usable, [](const Interface& one) { return !one.up || is_link_local(one.address); });
-  std::stable_sort(usable.begin(), usable.end(), [&](const Interface& a, const Interface& b) {
+  std::ranges::stable_sort(usable, [&](const Interface& a, const Interface& b) {
     return (a.address.is_v4() == usual.is_v4()) > (b.address.is_v4() == usual.is_v4());
   });
   if (!exclude) {
@@ -112,7 +112,7 @@ Address choose_address(std::string_view wanted, const std::vector<Interface>& in
     refuse(wanted, "no interface of that name or network is up and has an address", interfaces);
   }
   std::erase_if(usable, [&](const Interface& one) {
-    return std::any_of(items.begin(), items.end(), [&](const std::string& item) { return matches(item, one); });
+    return std::ranges::any_of(items, [&](const std::string& item) { return matches(item, one); });
   });
   for (const Interface& one : usable)
     if (one.address == usual) return usual;

@@ -93,8 +93,7 @@ std::string MeshConnector::run(const std::vector<Endpoint>& endpoints, std::chro
 std::string MeshConnector::missing(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit) const {
   std::string text;
   for (std::size_t r = 0; r < endpoints.size(); ++r) {
-    const bool complete =
-        std::all_of(done_[r].begin(), done_[r].end(), [](const Connected& one) { return one.socket != nullptr; });
+    const bool complete = std::ranges::all_of(done_[r], [](const Connected& one) { return one.socket != nullptr; });
     if (r == rank_ || complete) continue;
     std::ostringstream where;
     where << endpoints[r];
@@ -140,8 +139,7 @@ void MeshConnector::drop_stranger(const std::vector<Endpoint>& endpoints) {
   std::vector<SharedSocket> others;
   const auto is_rank = [&](const SharedSocket& socket) {
     const Address address = socket->remote_endpoint(failure).address();
-    return std::any_of(endpoints.begin(), endpoints.end(),
-                       [&](const Endpoint& one) { return one.address() == address; });
+    return std::ranges::any_of(endpoints, [&](const Endpoint& one) { return one.address() == address; });
   };
   std::remove_copy_if(strangers_.begin(), strangers_.end(), std::back_inserter(others), is_rank);
   if (others.empty()) others.assign(strangers_.begin(), strangers_.end());

@@ -7,13 +7,14 @@
 #include <span>
 #include <string_view>
 
-#include "backends/tcp/frame_decoder.h"
+#include "backends/tcp/frame.h"
 #include "backends/tcp/object_pool.h"
 
 namespace tessera::comm::tcp {
 
 class SendQueue;
 
+/// A message in transit to this rank.
 struct InboundMessage : Tagged {
   Message* message = nullptr;    // the receive; null: not posted yet, or cancelled
   std::byte* storage = nullptr;  // where an eager message waits for its receive
@@ -29,7 +30,7 @@ struct InboundMessage : Tagged {
   bool cancelled = false;     // no receive wants it: its data is discarded
 };
 
-class ReceiveQueue final : public FrameSink {
+class ReceiveQueue {
  public:
   explicit ReceiveQueue(SendQueue& send_queue) : send_queue_(send_queue) {}
 
@@ -40,9 +41,13 @@ class ReceiveQueue final : public FrameSink {
   /// Treats all present and future messages of this communicator as if their receives had been cancelled.
   void discard_communicator(std::uint32_t communicator);
 
-  std::string_view frame_begins(const Frame& frame, InboundMessage*& target) override;
-  std::span<std::byte> room_for(InboundMessage& target, std::size_t offset, std::size_t bytes) override;
-  void frame_ends(InboundMessage& target, std::size_t bytes) override;
+  /// Called with a header that flaw() accepts. Sets `target` if a payload belongs to a message. Returns an error in the
+  /// header, or "".
+  std::string_view frame_begins(const Frame& frame, InboundMessage*& target);
+  /// Returns memory for the next bytes of the payload: up to `bytes` from `offset` in the message, at least one.
+  std::span<std::byte> room_for(InboundMessage& target, std::size_t offset, std::size_t bytes);
+  /// The frame's payload is complete. Called only for frames with a target.
+  void frame_ends(InboundMessage& target, std::size_t bytes);
 
   // For tests.
   std::size_t entries() const noexcept { return table_.size(); }  ///< expected, waiting, or to be discarded

@@ -28,8 +28,7 @@ std::span<const EnvVariable> variables() { return kVariables; }
 
 int streams_for(const TcpOptions& settings, const std::vector<std::string>& hosts) {
   if (settings.streams != 0) return settings.streams;
-  return std::all_of(hosts.begin(), hosts.end(), [&](const std::string& host) { return host == hosts.front(); }) ? 1
-                                                                                                                 : 2;
+  return std::ranges::all_of(hosts, [&](const std::string& host) { return host == hosts.front(); }) ? 1 : 2;
 }
 
 std::vector<SharedSetting> shared_settings(const TcpOptions& settings, int streams) {

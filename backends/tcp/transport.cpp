@@ -134,8 +134,8 @@ bool TcpTransport::poll(bool with_health_check) noexcept {
 /// True if every peer is gone or has received all that it is to have. Closing a connection with unread data discards
 /// data still in transit to the peer: there is none.
 bool TcpTransport::may_go() const noexcept {
-  return std::all_of(peers_.begin(), peers_.end(),
-                     [](const auto& peer) { return peer == nullptr || peer->gone() || peer->has_all(); });
+  return std::ranges::all_of(peers_,
+                             [](const auto& peer) { return peer == nullptr || peer->gone() || peer->has_all(); });
 }
 
 void TcpTransport::close(bool failed) noexcept {

@@ -41,7 +41,7 @@ ucp_request_param_t host_memory(void* user_data) {
 }
 
 bool names_any(const std::string& transports, std::initializer_list<const char*> names) {
-  return std::any_of(names.begin(), names.end(), [&](const char* name) {
+  return std::ranges::any_of(names, [&](const char* name) {
     return ("," + transports + ",").find("," + std::string(name) + ",") != std::string::npos;
   });
 }
@@ -72,7 +72,7 @@ bool may_share_memory() {
 UcxLink::UcxLink(Bootstrap& bootstrap, LinkEvents& events)
     : events_(events), rank_(bootstrap.rank()), peers_(static_cast<std::size_t>(bootstrap.size())) {
   const std::vector<std::string>& hosts = bootstrap.hosts();
-  const bool one_host = std::count(hosts.begin(), hosts.end(), hosts.front()) == bootstrap.size();
+  const bool one_host = std::ranges::count(hosts, hosts.front()) == bootstrap.size();
   ucp_config_t* const config = read_config(one_host);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS | UCP_PARAM_FIELD_NAME;

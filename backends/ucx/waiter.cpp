@@ -2,10 +2,8 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <ctime>
 
 #include "tessera/base/error.h"
@@ -27,8 +25,8 @@ UcpWaiter::UcpWaiter(ucp_worker_h worker, const int& unsent)
 }
 
 bool UcpWaiter::arm() noexcept {
-  std::uint64_t wakes = 0;
-  [[maybe_unused]] const ssize_t none = ::read(wake_fd_.get(), &wakes, sizeof(wakes));
+  eventfd_t wakes = 0;
+  ::eventfd_read(wake_fd_.get(), &wakes);
   nap_ = worker_ == nullptr || worker_fd_ < 0 || unsent_ > 0;
   if (nap_) return true;
   return ucp_worker_arm(worker_) != UCS_ERR_BUSY;  // busy: data has arrived
@@ -41,9 +39,6 @@ void UcpWaiter::sleep(std::chrono::nanoseconds at_most) noexcept {
   ::ppoll(entries, 2, &limit, nullptr);
 }
 
-void UcpWaiter::wake() noexcept {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t full = ::write(wake_fd_.get(), &one, sizeof(one));
-}
+void UcpWaiter::wake() noexcept { ::eventfd_write(wake_fd_.get(), 1); }
 
 }  // namespace tessera::comm::ucx

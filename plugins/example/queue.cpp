@@ -118,9 +118,8 @@ class QueueLink final : public Link, private ProgressWaiter {
     {
       const std::lock_guard lock(own().mutex);
       auto& sends = own().sends;
-      const auto at = std::find_if(sends.begin(), sends.end(), [&](const BulkSend& send) {
-        return send.from == want.from && send.slot == want.slot;
-      });
+      const auto at = std::ranges::find_if(
+          sends, [&](const BulkSend& send) { return send.from == want.from && send.slot == want.slot; });
       if (at == sends.end()) return ++i, false;
       found = *at;
       sends.erase(at);

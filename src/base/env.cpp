@@ -27,7 +27,7 @@ std::vector<std::string> unknown_variables(std::span<const EnvVariable> known) {
     const std::string_view line(*entry);
     const std::string_view name = line.substr(0, line.find('='));
     if (!name.starts_with("TESSERA_")) continue;
-    const bool found = std::any_of(known.begin(), known.end(), [&](const EnvVariable& v) { return v.name == name; });
+    const bool found = std::ranges::any_of(known, [&](const EnvVariable& v) { return v.name == name; });
     if (!found) unknown.emplace_back(name);
   }
   return unknown;
@@ -38,8 +38,7 @@ std::vector<std::string> environment_with(std::span<const std::pair<std::string,
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view line(*entry);
     const std::string_view name = line.substr(0, line.find('='));
-    const bool changed =
-        std::any_of(changes.begin(), changes.end(), [&](const auto& change) { return change.first == name; });
+    const bool changed = std::ranges::any_of(changes, [&](const auto& change) { return change.first == name; });
     if (!changed) result.emplace_back(line);
   }
   for (const auto& [name, value] : changes) result.push_back(name + "=" + value);

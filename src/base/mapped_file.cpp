@@ -18,22 +18,9 @@ MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
   if (file.bytes == 0) return;
   void* const data = ::mmap(nullptr, file.bytes, PROT_READ, MAP_SHARED, file.fd.get(), 0);
   if (data == MAP_FAILED) fail(std::strerror(errno));
-  data_ = data;
-  size_ = file.bytes;
+  data_ = {data, {file.bytes}};
 }
 
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-
-MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
-}
-
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(data_, size_);
-}
+void MappedFile::Unmap::operator()(void* data) const noexcept { ::munmap(data, bytes); }
 
 }  // namespace tessera::base

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -9,25 +10,27 @@
 
 namespace tessera::base {
 
-/// Move-only. The file must not shrink while it is mapped.
+/// Move-only: leaves the source without a mapping. The file must not shrink while it is mapped.
 class TESSERA_API MappedFile {
  public:
   MappedFile() = default;
   /// Throws InvalidUsage "PATH: REASON" if the file can't be opened or is not a regular file. An empty file maps to no
   /// bytes.
   explicit MappedFile(std::string path);
-  MappedFile(MappedFile&& other) noexcept;             ///< leaves `other` without a mapping
-  MappedFile& operator=(MappedFile&& other) noexcept;  ///< exchanges the two
-  ~MappedFile();
 
   const std::string& path() const { return path_; }  ///< path given to the constructor
   /// The mapped content; valid while this object lives.
-  std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(data_), size_}; }
+  std::span<const std::byte> bytes() const {
+    return {static_cast<const std::byte*>(data_.get()), data_ ? data_.get_deleter().bytes : 0};
+  }
 
  private:
+  struct Unmap {
+    std::size_t bytes;
+    void operator()(void* data) const noexcept;
+  };
   std::string path_;
-  void* data_ = nullptr;
-  std::size_t size_ = 0;
+  std::unique_ptr<void, Unmap> data_;
 };
 
 }  // namespace tessera::base

@@ -96,21 +96,4 @@ void MemoryTracker::reset_peaks() noexcept {
   held_peak_.store(total + slack_.load(std::memory_order_relaxed), std::memory_order_relaxed);
 }
 
-TrackedBytes::TrackedBytes(TrackedBytes&& other) noexcept
-    : memory_tracker_(std::exchange(other.memory_tracker_, nullptr)), use_(other.use_), bytes_(other.bytes_) {}
-
-TrackedBytes& TrackedBytes::operator=(TrackedBytes&& other) noexcept {
-  if (this != &other) {
-    reset();
-    memory_tracker_ = std::exchange(other.memory_tracker_, nullptr);
-    use_ = other.use_;
-    bytes_ = other.bytes_;
-  }
-  return *this;
-}
-
-void TrackedBytes::reset() noexcept {
-  if (memory_tracker_ != nullptr) std::exchange(memory_tracker_, nullptr)->remove(use_, bytes_);
-}
-
 }  // namespace tessera::base

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string_view>
 #include <vector>
@@ -94,25 +95,25 @@ class TESSERA_API MemoryTracker {
   std::function<std::int64_t()> history_clock_;
 };
 
-/// Bytes that a memory tracker counts while this object lives. The tracker must outlive it. Move-only.
+/// Bytes that a memory tracker counts while this object lives. The tracker must outlive it. Move-only: leaves the
+/// source without bytes.
 class TESSERA_API TrackedBytes {
  public:
   TrackedBytes() = default;
   /// Adds the bytes to the tracker.
   TrackedBytes(MemoryTracker& memory_tracker, MemoryCategory use, std::size_t bytes)
-      : memory_tracker_(&memory_tracker), use_(use), bytes_(bytes) {
+      : memory_tracker_(&memory_tracker, {use, bytes}) {
     memory_tracker.add(use, bytes);
   }
-  TrackedBytes(TrackedBytes&& other) noexcept;  ///< leaves `other` without bytes
-  /// Removes the current bytes from their tracker; leaves `other` without bytes.
-  TrackedBytes& operator=(TrackedBytes&& other) noexcept;
-  ~TrackedBytes() { reset(); }
-  void reset() noexcept;  ///< removes the bytes from the tracker, once
+  void reset() noexcept { memory_tracker_.reset(); }  ///< removes the bytes from the tracker, once
 
  private:
-  MemoryTracker* memory_tracker_ = nullptr;
-  MemoryCategory use_ = MemoryCategory::other;
-  std::size_t bytes_ = 0;
+  struct Remove {
+    MemoryCategory use;
+    std::size_t bytes;
+    void operator()(MemoryTracker* from) const noexcept { from->remove(use, bytes); }
+  };
+  std::unique_ptr<MemoryTracker, Remove> memory_tracker_;
 };
 
 }  // namespace tessera::base

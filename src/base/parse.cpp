@@ -69,7 +69,7 @@ bool parse_flag(std::string_view text, std::string_view what) {
 }
 
 std::size_t parse_name(std::string_view name, std::string_view what, std::span<const std::string_view> known) {
-  const auto found = std::find(known.begin(), known.end(), name);
+  const auto found = std::ranges::find(known, name);
   if (found != known.end()) return static_cast<std::size_t>(found - known.begin());
   std::string all;
   for (const std::string_view each : known) all += std::string(" ").append(each);

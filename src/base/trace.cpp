@@ -188,8 +188,8 @@ void write_chrome_trace(std::ostream& out, std::span<const TraceEvent> events,
   for (const TraceEvent& e : events) trace.add(e);
   std::vector<const TransferEvent*> by_begin;
   for (const TransferEvent& e : transfers) by_begin.push_back(&e);
-  std::stable_sort(by_begin.begin(), by_begin.end(),
-                   [](const TransferEvent* a, const TransferEvent* b) { return a->begun_ns < b->begun_ns; });
+  std::ranges::stable_sort(by_begin,
+                           [](const TransferEvent* a, const TransferEvent* b) { return a->begun_ns < b->begun_ns; });
   for (const TransferEvent* e : by_begin) trace.add(*e);
   const json document = {{"traceEvents", trace.entries()}, {"displayTimeUnit", "ms"}};
   out << document.dump(-1, ' ', false, json::error_handler_t::replace) << "\n";  // a name may hold any bytes

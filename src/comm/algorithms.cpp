@@ -66,7 +66,7 @@ void AlgorithmTable::parse_operation(std::string_view text, std::span<const std:
     AlgorithmRange range;
     const std::size_t colon = part.find(':');
     range.name = std::string(part.substr(0, colon));
-    if (std::find(known.begin(), known.end(), operation + "=" + range.name) == known.end()) {
+    if (std::ranges::find(known, operation + "=" + range.name) == known.end()) {
       std::string names;
       for (const std::string& name : known) names += " " + name;
       throw InvalidUsage(std::string(kVariable) + ": unknown algorithm '" + operation + "=" + range.name +

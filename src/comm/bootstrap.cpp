@@ -29,7 +29,7 @@ std::vector<std::string> exchange(Bootstrap& bootstrap, const std::function<std:
     blob = "-" + std::string(error.kind()) + "\n" + error.what();
   }
   std::vector<std::string> blobs = bootstrap.all_gather(blob);
-  const bool equal = std::adjacent_find(blobs.begin(), blobs.end(), std::not_equal_to<>()) == blobs.end();
+  const bool equal = std::ranges::adjacent_find(blobs, std::not_equal_to<>()) == blobs.end();
   for (std::size_t r = 0; r < blobs.size(); ++r) {
     if (blobs[r].starts_with('-')) {
       const std::size_t end = std::min(blobs[r].find('\n'), blobs[r].size() - 1);
@@ -92,7 +92,7 @@ void require_alike(Bootstrap& bootstrap, const std::function<std::vector<SharedS
       values.emplace_back(one.substr(0, end));
       one.remove_prefix(std::min(end + 1, one.size()));
     }
-    if (std::adjacent_find(values.begin(), values.end(), std::not_equal_to<>()) != values.end())
+    if (std::ranges::adjacent_find(values, std::not_equal_to<>()) != values.end())
       differences += (differences.empty() ? "init: " : ", and ") + name + " differs between the ranks: it is " +
                      by_value(values, global_ranks);
   }

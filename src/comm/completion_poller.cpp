@@ -43,17 +43,12 @@ void CompletionPoller::run() noexcept {
       added_.clear();
       if (pending.empty()) return;
     }
-    bool moved = false;
-    for (auto one = pending.begin(); one != pending.end();) {
-      if (!one->state->done()) {
-        ++one;
-        continue;
-      }
-      if (one->callback) one->callback(error_of(*one->state));
-      one = pending.erase(one);
-      moved = true;
-    }
-    if (moved) pause = {};
+    const std::size_t ended = std::erase_if(pending, [](Pending& one) {
+      const bool done = one.state->done();
+      if (done && one.callback) one.callback(error_of(*one.state));
+      return done;
+    });
+    if (ended > 0) pause = {};
     if (!pending.empty()) pause(500us);
   }
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <span>
 
 #include "tessera/base/checksum.h"
@@ -17,7 +16,7 @@ bool finished(Work& work) {
 }
 
 HostCollectives::~HostCollectives() {
-  if (std::none_of(rooms_.begin(), rooms_.end(), [](const auto& room) { return room->used; })) return;
+  if (std::ranges::none_of(rooms_, [](const auto& room) { return room->used; })) return;
   try {
     stream_->synchronize();
   } catch (const std::exception&) {  // the device has failed, and with it what used the memory
@@ -26,7 +25,7 @@ HostCollectives::~HostCollectives() {
 
 bool HostCollectives::supports_host_memory() const {
   const std::vector<MemoryKind>& kinds = communicator_.capabilities().memory;
-  return std::find(kinds.begin(), kinds.end(), MemoryKind::host) != kinds.end();
+  return std::ranges::find(kinds, MemoryKind::host) != kinds.end();
 }
 
 void HostCollectives::exchange(ConstView in, View out, const Exchange& run) { begin(in, out, run)->wait(); }
@@ -100,7 +99,7 @@ void HostCollectives::AsyncCollective::finish() {
 namespace {
 
 bool all_equal(const std::vector<std::string>& texts) {
-  return std::adjacent_find(texts.begin(), texts.end(), std::not_equal_to<>()) == texts.end();
+  return std::ranges::adjacent_find(texts, std::not_equal_to<>()) == texts.end();
 }
 
 }  // namespace
@@ -112,7 +111,7 @@ std::vector<std::string> texts_of_ranks(HostCollectives& world, const std::strin
   std::vector<std::string> texts;
   if (world.size() == 1) return {mine};
   for (const std::vector<std::uint8_t>& one : world.gather_all(text))
-    texts.emplace_back(one.begin(), std::find(one.begin(), one.end(), 0));
+    texts.emplace_back(one.begin(), std::ranges::find(one, 0));
   return texts;
 }
 

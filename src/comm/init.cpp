@@ -62,7 +62,7 @@ std::string backend_name(const InitOptions& config) {
 
 bool supports_device_memory(const Communicator& world) {
   const std::vector<MemoryKind>& kinds = world.capabilities().memory;
-  return std::find(kinds.begin(), kinds.end(), MemoryKind::device) != kinds.end();
+  return std::ranges::find(kinds, MemoryKind::device) != kinds.end();
 }
 
 std::unique_ptr<Communicator> decorated(std::unique_ptr<Communicator> world, const InitOptions& config,
@@ -203,7 +203,7 @@ std::span<const EnvVariable> variables() {
                                     env::kToken,         env::kWorldSize};
     for (const Backend* backend : builtin_backends())
       all.insert(all.end(), backend->variables.begin(), backend->variables.end());
-    std::sort(all.begin(), all.end(), [](const EnvVariable& a, const EnvVariable& b) { return a.name < b.name; });
+    std::ranges::sort(all, [](const EnvVariable& a, const EnvVariable& b) { return a.name < b.name; });
     return all;
   }();
   return kAll;

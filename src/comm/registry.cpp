@@ -12,22 +12,8 @@ namespace {
 
 const Backend* find_builtin(std::string_view name) {
   const auto all = builtin_backends();
-  const auto found = std::find_if(all.begin(), all.end(), [&](const Backend* b) { return b->name == name; });
+  const auto found = std::ranges::find_if(all, [&](const Backend* b) { return b->name == name; });
   return found == all.end() ? nullptr : *found;
-}
-
-/// Several modules may implement one backend (for libraries of several vendors, say): the first usable one is selected.
-BackendState state_of(std::string_view name, std::vector<ModuleReport*> variants) {
-  const auto usable =
-      std::find_if(variants.begin(), variants.end(), [](const ModuleReport* report) { return report->reason.empty(); });
-  BackendState state{.name = std::string(name), .available = usable != variants.end()};
-  if (!state.available)
-    for (const ModuleReport* report : variants) state.reason += (state.reason.empty() ? "" : "; ") + report->reason;
-  ModuleReport& chosen = state.available ? **usable : *variants.front();
-  state.devices = std::move(chosen.devices);
-  state.launch_prefix = std::move(chosen.launch_prefix);
-  state.variables = std::move(chosen.variables);
-  return state;
 }
 
 std::string all_states() {
@@ -43,9 +29,10 @@ std::string all_states() {
 const Backend& load_usable(const std::vector<ModuleFile>& variants) {
   if (variants.size() == 1) return *load_module(variants.front());
   const Backend* last = nullptr;
-  for (const ModuleReport& report : probe_modules(variants)) {
-    if (!report.reason.empty()) continue;
-    last = load_module(report.file);
+  const std::vector<BackendState> states = probe_modules(variants);
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    if (!states[i].available) continue;
+    last = load_module(variants[i]);
     if (last->probe().empty()) break;
   }
   if (last == nullptr) throw InvalidUsage("none of its modules can be used");
@@ -61,21 +48,28 @@ std::vector<BackendState> list_backends() {
     states.push_back(
         {std::string(backend->name), reason.empty(), std::move(reason), std::string(backend->devices), {}, {}});
   }
-  std::vector<ModuleReport> reports = probe_modules(find_modules());
-  std::map<std::string, std::vector<ModuleReport*>, std::less<>> modules;
-  for (ModuleReport& report : reports) {
-    if (find_builtin(report.file.backend) == nullptr) {
-      modules[report.file.backend].push_back(&report);
-    } else {
-      states.push_back(
-          {.name = report.file.path, .reason = "the library has a built-in backend '" + report.file.backend + "'"});
+  const std::vector<ModuleFile> files = find_modules();
+  std::vector<BackendState> variants = probe_modules(files);
+  std::map<std::string, BackendState, std::less<>> modules;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    BackendState& state = variants[i];
+    if (find_builtin(state.name) != nullptr) {
+      states.push_back({.name = files[i].path, .reason = "the library has a built-in backend '" + state.name + "'"});
+      continue;
     }
+    // Several modules may implement one backend (for libraries of several vendors, say): the first usable one is used.
+    const auto [known, is_first] = modules.try_emplace(state.name, state);
+    if (is_first || known->second.available) continue;
+    if (state.available)
+      known->second = std::move(state);
+    else
+      known->second.reason += "; " + state.reason;
   }
-  for (auto& [name, variants] : modules) states.push_back(state_of(name, variants));
+  for (auto& [name, state] : modules) states.push_back(std::move(state));
   for (const BackendNotBuilt& missing : backends_not_built())
     if (!modules.contains(missing.name))
       states.push_back({.name = std::string(missing.name), .reason = "not built: " + std::string(missing.reason)});
-  std::sort(states.begin(), states.end(), [](const BackendState& a, const BackendState& b) { return a.name < b.name; });
+  std::ranges::sort(states, [](const BackendState& a, const BackendState& b) { return a.name < b.name; });
   return states;
 }
 
@@ -85,8 +79,7 @@ const Backend& find_backend(std::string_view name) {
   std::vector<ModuleFile> variants = find_modules();
   std::erase_if(variants, [&](const ModuleFile& file) { return file.backend != name; });
   const auto left_out = backends_not_built();
-  if (std::any_of(left_out.begin(), left_out.end(), [&](const BackendNotBuilt& b) { return b.name == name; }))
-    problem = unusable;
+  if (std::ranges::any_of(left_out, [&](const BackendNotBuilt& b) { return b.name == name; })) problem = unusable;
   try {
     const Backend* backend = find_builtin(name);
     if (backend == nullptr && !variants.empty()) backend = &load_usable(variants);

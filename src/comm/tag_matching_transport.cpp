@@ -231,9 +231,8 @@ void TagMatchingTransport::on_cts_cancel(const AmHeader& header) noexcept {
 }
 
 void TagMatchingTransport::close_drain(int peer, std::uint64_t slot) noexcept {
-  const auto found = std::find_if(queues_->drains.begin(), queues_->drains.end(), [&](const DrainBuffer& drain) {
-    return drain.message.peer == peer && drain.slot == slot;
-  });
+  const auto found = std::ranges::find_if(
+      queues_->drains, [&](const DrainBuffer& drain) { return drain.message.peer == peer && drain.slot == slot; });
   if (found == queues_->drains.end()) return;
   link_->cancel_bulk(found->message);  // at once, since nothing was sent to it
   queues_->drains.erase(found);

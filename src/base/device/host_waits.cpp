@@ -1,6 +1,5 @@
 #include "tessera/base/device/host_waits.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace tessera::base {

@@ -162,10 +162,10 @@ std::vector<DeviceInfo> list_devices() {
   std::error_code error;
   for (fs::directory_iterator entry(device_directory(), error), end; !error && entry != end; entry.increment(error))
     if (entry->path().extension() == ".so") files.push_back(entry->path());
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   for (const fs::path& file : files) states.push_back(state_of_module(file.stem().string(), file.string()));
   for (const DeviceNotBuilt& missing : devices_not_built())
-    if (std::none_of(files.begin(), files.end(), [&](const fs::path& file) { return file.stem() == missing.name; }))
+    if (std::ranges::none_of(files, [&](const fs::path& file) { return file.stem() == missing.name; }))
       states.push_back(
           {.name = std::string(missing.name), .available = false, .reason = reason_of(missing), .devices = {}});
   return states;

@@ -1,7 +1,6 @@
 // JSON of files that others wrote: parsed with limits, and read by type.
 #pragma once
 
-#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>

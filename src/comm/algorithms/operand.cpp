@@ -6,8 +6,7 @@ namespace tessera::comm {
 
 StepId FilledPrefix::ready(Slice slice) const {
   const std::size_t end = slice.offset + slice.count;
-  const auto found = std::lower_bound(ends_.begin(), ends_.end(), end,
-                                      [](const auto& entry, std::size_t e) { return entry.first < e; });
+  const auto found = std::ranges::lower_bound(ends_, end, {}, [](const auto& entry) { return entry.first; });
   return found == ends_.end() ? last() : found->second;
 }
 

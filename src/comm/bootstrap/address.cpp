@@ -17,7 +17,6 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <thread>
 
 #include "tessera/base/parse.h"
 #include "tessera/base/thread.h"

@@ -26,7 +26,7 @@ Digest prove(const Digest& key, std::string_view message) {
   constexpr std::size_t kBlock = SHA256_CBLOCK;
   const auto padded = [&](std::uint8_t pad) {
     std::array<std::uint8_t, kBlock> block{};
-    std::copy(key.begin(), key.end(), block.begin());
+    std::ranges::copy(key, block.begin());
     for (std::uint8_t& byte : block) byte ^= pad;
     return block;
   };

@@ -52,8 +52,7 @@ JoinResult connect_to_rank0(const RankIdentity& self, const JoinPlan& plan,
     const auto now = steady_clock::now();
     if (tried && now >= plan.deadline) why = before;  // the last attempt was cut short: it knows less
     tried = true;
-    if (connection && seen.size() < kMaxSeen && std::find(seen.begin(), seen.end(), why) == seen.end())
-      seen.push_back(why);
+    if (connection && seen.size() < kMaxSeen && std::ranges::find(seen, why) == seen.end()) seen.push_back(why);
     if (attempt.unproven && !unproven_since) unproven_since = now;
     // One flipped bit looks the same, and so may a process that has briefly taken rank 0's port.
     if (attempt.unproven && now - *unproven_since >= kUnprovenTime && logger != nullptr)

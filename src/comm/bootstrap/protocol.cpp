@@ -74,7 +74,7 @@ class Reader {
   }
   void field(Digest& digest) {
     const std::string_view taken = raw(digest.size());
-    std::copy(taken.begin(), taken.end(), digest.begin());
+    std::ranges::copy(taken, digest.begin());
   }
   void field(std::string& text) {
     const auto length = number<std::uint16_t>();

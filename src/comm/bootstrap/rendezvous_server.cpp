@@ -179,7 +179,7 @@ void RendezvousServer::start_tls(const PeerPointer& peer) {
 
 void RendezvousServer::note_refusal(bool proven, const std::string& text) {
   std::vector<std::string>& refused = refused_[proven ? 0 : 1];
-  if (!complete_ && refused.size() < kMaxNoted && std::find(refused.begin(), refused.end(), text) == refused.end())
+  if (!complete_ && refused.size() < kMaxNoted && std::ranges::find(refused, text) == refused.end())
     refused.push_back(text);
 }
 

@@ -314,9 +314,9 @@ SecureStream::Moved SecureStream::write_records(const Content& content) noexcept
   const std::span<const std::byte> begin = content[0].subspan(first), rest = content[1].subspan(all.bytes - first);
   if (!begin.empty() && !rest.empty() && begin.size() < kRecord) {
     // A retry begins with the same bytes, so that it makes the same record.
-    std::copy(begin.begin(), begin.end(), session_->record.begin());
+    std::ranges::copy(begin, session_->record.begin());
     const auto more = rest.first(std::min(rest.size(), kRecord - begin.size()));
-    std::copy(more.begin(), more.end(), session_->record.begin() + static_cast<std::ptrdiff_t>(begin.size()));
+    std::ranges::copy(more, session_->record.begin() + static_cast<std::ptrdiff_t>(begin.size()));
     if (write_all(std::span(session_->record).first(begin.size() + more.size()))) write_all(rest.subspan(more.size()));
   } else if (write_all(begin)) {
     write_all(rest);

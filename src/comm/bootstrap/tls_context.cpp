@@ -81,7 +81,7 @@ void use_files(SSL_CTX* context, const TlsContext::Files& files) {
 unsigned int secret_of(SSL* session, unsigned char* secret, unsigned int room) {
   const auto* const digest = static_cast<const Digest*>(SSL_get_app_data(session));
   if (digest == nullptr || room < digest->size()) return 0;
-  std::copy(digest->begin(), digest->end(), secret);
+  std::ranges::copy(*digest, secret);
   return static_cast<unsigned int>(digest->size());
 }
 

@@ -86,7 +86,7 @@ void ArgumentChecker::views() const {
   if (call_.in.dtype != call_.out.dtype)
     fail("in is " + std::string(name_of(call_.in.dtype)) + " but out is " + std::string(name_of(call_.out.dtype)));
   const auto& dtypes = capabilities_.dtypes;
-  if (std::find(dtypes.begin(), dtypes.end(), call_.in.dtype) == dtypes.end()) {
+  if (std::ranges::find(dtypes, call_.in.dtype) == dtypes.end()) {
     std::string known;
     for (const DType dtype : dtypes) known += " " + std::string(name_of(dtype));
     throw Unsupported(std::string(name_of(call_.kind)) + ": backend " + capabilities_.backend + " does not support " +
@@ -101,7 +101,7 @@ void ArgumentChecker::views() const {
     if (device.type == DeviceType::meta && capabilities_.moves_nothing) continue;
     const MemoryKind needs = device.type == DeviceType::cpu ? MemoryKind::host : MemoryKind::device;
     const auto& memory = capabilities_.memory;
-    if (device.type == DeviceType::meta || std::find(memory.begin(), memory.end(), needs) == memory.end())
+    if (device.type == DeviceType::meta || std::ranges::find(memory, needs) == memory.end())
       throw Unsupported(std::string(name_of(call_.kind)) + ": backend " + capabilities_.backend +
                         " does not support memory of device " + name_of(device) +
                         (device.type == DeviceType::cuda ? "; pass the device to init() as InitOptions::device" : ""));

@@ -24,7 +24,7 @@ bool CallVerifier::verified(std::uint64_t sequence) const {
   const auto found = calls_.find(sequence);
   if (found == calls_.end() || found->second.submitted < members_) return false;
   const auto& all = found->second.fingerprints;
-  return std::all_of(all.begin(), all.end(), [&](std::uint64_t one) { return one == all.front(); });
+  return std::ranges::all_of(all, [&](std::uint64_t one) { return one == all.front(); });
 }
 
 std::string CallVerifier::mismatch(std::uint64_t sequence, const std::function<std::string(int)>& rank_name) const {

@@ -98,7 +98,7 @@ std::vector<std::optional<std::uint64_t>> ControlPeerMonitor::query_progress(std
   const std::lock_guard one_at_a_time(query_mutex_);
   std::unique_lock lock(mutex_);
   const std::uint64_t query = ++query_;
-  std::fill(replies_.begin(), replies_.end(), std::nullopt);
+  std::ranges::fill(replies_, std::nullopt);
   lock.unlock();
   send(ranks, {.kind = ControlMessage::Kind::progress_query, .communicator = communicator, .number = query});
   lock.lock();
@@ -106,7 +106,7 @@ std::vector<std::optional<std::uint64_t>> ControlPeerMonitor::query_progress(std
     const auto of = static_cast<std::size_t>(rank);
     return peers_[of] == Peer::responds && !replies_[of].has_value();
   };
-  replied_.wait_for(lock, kReplyTime, [&] { return std::none_of(ranks.begin(), ranks.end(), awaited); });
+  replied_.wait_for(lock, kReplyTime, [&] { return std::ranges::none_of(ranks, awaited); });
   for (const int rank : ranks)
     if (awaited(rank)) peers_[static_cast<std::size_t>(rank)] = Peer::silent;
   return replies_;
@@ -117,7 +117,7 @@ bool ControlPeerMonitor::all_respond() noexcept {
   std::iota(all.begin(), all.end(), 0);
   query_progress(0, all);
   const std::lock_guard lock(mutex_);
-  return std::count(peers_.begin(), peers_.end(), Peer::silent) == 0;
+  return std::ranges::count(peers_, Peer::silent) == 0;
 }
 
 std::uint64_t ControlPeerMonitor::send_probe(int rank) noexcept {

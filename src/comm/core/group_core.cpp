@@ -23,7 +23,7 @@ void GroupCore::set_members(int rank, std::vector<int> members) {
 }
 
 int GroupCore::member_of(int world_rank) const noexcept {
-  const auto found = std::find(members_.begin(), members_.end(), world_rank);
+  const auto found = std::ranges::find(members_, world_rank);
   return found == members_.end() ? -1 : static_cast<int>(found - members_.begin());
 }
 

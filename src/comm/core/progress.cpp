@@ -124,7 +124,7 @@ void ProgressEngine::add(Pollable& item) {
 
 void ProgressEngine::remove(Pollable& item) {
   const std::lock_guard lock(mutex_);
-  items_.erase(std::remove(items_.begin(), items_.end(), &item), items_.end());
+  std::erase(items_, &item);
 }
 
 bool ProgressEngine::poll_locked(bool with_health_check) noexcept {

@@ -26,6 +26,7 @@ Slice ReadPlan::given(int reader) const {
       return all;
     case OpKind::gather:
     case OpKind::reduce:
+    case OpKind::send:
       return reader == call_.root ? all : Slice{};
     case OpKind::broadcast:
       return rank_ == call_.root ? all : Slice{};
@@ -53,6 +54,7 @@ Slice ReadPlan::taken(int owner) const {
       return rank_ == call_.root ? all : Slice{};
     case OpKind::broadcast:
     case OpKind::scatter:
+    case OpKind::recv:
       return owner == call_.root ? all : Slice{};
     case OpKind::all_reduce:
       return added_by(rank_);
@@ -61,6 +63,16 @@ Slice ReadPlan::taken(int owner) const {
     default:
       return {};
   }
+}
+
+std::uint64_t ReadPlan::bytes_to(int peer) const {
+  if (peer == rank_) return 0;
+  return (given(peer).count + (second_round() ? added_by(rank_).count : 0)) * size_of(call_.in.dtype);
+}
+
+std::uint64_t ReadPlan::bytes_from(int peer) const {
+  if (peer == rank_) return 0;
+  return (taken(peer).count + (second_round() ? added_by(peer).count : 0)) * size_of(call_.out.dtype);
 }
 
 }  // namespace tessera::comm

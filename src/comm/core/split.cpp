@@ -21,15 +21,14 @@ GroupPlan plan_split(std::span<const SplitRequest> requests, int rank, std::chro
   if (request_of(rank).color < 0) return plan;
   for (int member = 0; member < static_cast<int>(requests.size()); ++member)
     if (request_of(member).color == request_of(rank).color) plan.members.push_back(member);
-  std::stable_sort(plan.members.begin(), plan.members.end(),
-                   [&](int a, int b) { return request_of(a).key < request_of(b).key; });
-  const auto own = std::find(plan.members.begin(), plan.members.end(), rank);
+  std::ranges::stable_sort(plan.members, [&](int a, int b) { return request_of(a).key < request_of(b).key; });
+  const auto own = std::ranges::find(plan.members, rank);
   plan.rank = static_cast<int>(own - plan.members.begin());
   return plan;
 }
 
 GroupPlan plan_group(std::span<const int> members, const OpOptions& options, int rank) {
-  const auto own = std::find(members.begin(), members.end(), rank);
+  const auto own = std::ranges::find(members, rank);
   return {.rank = static_cast<int>(own - members.begin()),
           .members = {members.begin(), members.end()},
           .tag = kGroupTag + options.tag,

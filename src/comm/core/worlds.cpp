@@ -76,7 +76,7 @@ class CompositeCommunicator final : public Decorator {
 
 bool share_a_host(const Bootstrap& bootstrap) {
   const auto& hosts = bootstrap.hosts();
-  return std::all_of(hosts.begin(), hosts.end(), [&](const std::string& host) { return host == hosts.front(); });
+  return std::ranges::all_of(hosts, [&](const std::string& host) { return host == hosts.front(); });
 }
 
 /// The ranks on this one's host.

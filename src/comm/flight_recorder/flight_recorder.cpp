@@ -4,21 +4,100 @@
 
 #include <array>
 #include <chrono>
-#include <cstdio>
 #include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "tessera/base/error.h"
 #include "tessera/base/process.h"
 #include "tessera/comm/core/decorator.h"
 #include "tessera/comm/core/op_traits.h"
-#include "tessera/comm/flight_recorder/recorded_work.h"
 #include "tessera/comm/flight_recorder/recorder.h"
 #include "tessera/comm/host_collectives.h"
 
 namespace tessera::comm {
 namespace {
+
+using flight::State;
+
+std::string text_of(const Error& error) { return std::string(error.kind()) + ": " + error.what(); }
+
+/// An operation whose states the recorder notes.
+class RecordedWork final : public WorkState {
+ public:
+  RecordedWork(Work inner, std::shared_ptr<FlightRecorder> recorder, FlightRecorder::Calls calls)
+      : inner_(std::move(inner)), recorder_(std::move(recorder)), calls_(calls) {}
+
+  bool done() noexcept override {
+    if (!inner_.done()) return false;
+    try {
+      wait();
+    } catch (const std::exception&) {  // which waiting throws again
+    }
+    return true;
+  }
+
+  bool wait_until(std::chrono::steady_clock::time_point until) override {
+    return watch([&] { return inner_.wait_until(until); });
+  }
+
+  void wait() override {
+    watch([&] {
+      inner_.wait();
+      return true;
+    });
+  }
+
+  void wait_on(Stream& stream) override {
+    if (stream.device().type == DeviceType::cpu) return WorkState::wait_on(stream);
+    inner_.wait_on(stream);
+    note(State::handed);
+  }
+
+  void on_done(WorkCallback callback) override {
+    inner_.on_done([ref = WorkRef(*this), callback = std::move(callback)](const std::exception_ptr& error) {
+      ref->done();  // notes the end
+      if (callback) callback(error);
+    });
+  }
+
+ private:
+  ~RecordedWork() override = default;
+  void recycle() noexcept override { delete this; }
+
+  /// Calls `wait`, which returns whether the operation has ended, or throws its error.
+  template <class Wait>
+  bool watch(Wait wait) {
+    note(State::waiting);
+    bool ended = false;
+    try {
+      ended = wait();
+    } catch (const Error& error) {
+      note(State::failed, text_of(error));
+      throw;
+    }
+    note(ended ? State::done : State::started);
+    return ended;
+  }
+
+  /// Notes a state, unless the end is noted: a waiting thread and a callback may both see it.
+  void note(State state, const std::string& failure = {}) {
+    const std::lock_guard lock(mutex_);
+    if (ended_) return;
+    ended_ = state >= State::done;
+    if (state == State::failed)
+      recorder_->fail(calls_, failure);
+    else
+      recorder_->set_state(calls_, state);
+  }
+
+  Work inner_;
+  const std::shared_ptr<FlightRecorder> recorder_;
+  const FlightRecorder::Calls calls_;
+  std::mutex mutex_;
+  bool ended_ = false;  // and its end is noted; guarded by mutex_
+};
 
 /// What the communicators of a rank share.
 struct RecordedRank {
@@ -76,10 +155,10 @@ class RecordedCommunicator final : public Decorator {
     }
     try {
       Work work = forward();
-      recorder().set_state(calls, flight::State::started);
+      recorder().set_state(calls, State::started);
       return Work(new RecordedWork(std::move(work), rank_.recorder, calls));
     } catch (const Error& error) {
-      recorder().fail(calls, std::string(error.kind()) + ": " + error.what());
+      recorder().fail(calls, text_of(error));
       throw;
     }
   }

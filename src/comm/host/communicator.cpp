@@ -54,7 +54,7 @@ std::unique_ptr<NativeCommunicator> HostCommunicator::copy_native() {
   std::unique_ptr<NativeCommunicator> copy;
   group_->start_copy(copy).wait();
   const std::vector<char> all = gather_for_split(*group_, static_cast<char>(copy != nullptr));
-  if (std::find(all.begin(), all.end(), 0) == all.end()) return copy;
+  if (std::ranges::find(all, 0) == all.end()) return copy;
   const std::lock_guard lock(group_->runtime().engine().mutex());
   copy.reset();
   return nullptr;
@@ -67,10 +67,10 @@ std::shared_ptr<HostGroup> HostCommunicator::make_group(const GroupPlan& plan) {
   std::uint32_t from = group_->id() + 1;
   while (true) {
     const std::vector<std::uint32_t> proposals = gather_from_members(*group_, plan, ids.propose(from));
-    const std::uint32_t id = *std::max_element(proposals.begin(), proposals.end());
+    const std::uint32_t id = *std::ranges::max_element(proposals);
     const bool reserved = ids.reserve(id);
     const std::vector<char> all_reserved = gather_from_members(*group_, plan, static_cast<char>(reserved));
-    if (std::find(all_reserved.begin(), all_reserved.end(), 0) == all_reserved.end())
+    if (std::ranges::find(all_reserved, 0) == all_reserved.end())
       return std::make_shared<HostGroup>(group_->shared_runtime(), id, plan.rank, plan.world_ranks(*group_));
     if (reserved) ids.release(id);
     from = id + 1;
@@ -81,8 +81,7 @@ std::unique_ptr<Communicator> HostCommunicator::do_split(int color, int key, con
   const GroupPlan plan = plan_split(gather_for_split(*group_, SplitRequest{color, key}), rank(), timeout());
   if (plan.members.empty()) return nullptr;
   auto part = make_group(plan);
-  const bool same_ranks =
-      part->size() == group_->runtime().size() && std::is_sorted(part->members().begin(), part->members().end());
+  const bool same_ranks = part->size() == group_->runtime().size() && std::ranges::is_sorted(part->members());
   if (same_ranks && group_->native() != nullptr) part->use_native(copy_native());
   return std::make_unique<HostCommunicator>(std::move(part), options(), false);
 }

@@ -153,7 +153,7 @@ void HostGroup::complete_if_done(ScheduleExecutor& op) noexcept {
 }
 
 void HostGroup::complete(ScheduleExecutor& op, Operation::State state) noexcept {
-  running_.erase(std::find(running_.begin(), running_.end(), &op));
+  running_.erase(std::ranges::find(running_, &op));
   runtime_->remove_runnable(op);
   PolledGroup::complete(op, state);
 }
@@ -213,9 +213,8 @@ void HostGroup::on_op_signature(int member, const ControlMessage& message) noexc
   if (!verifier_.verified(sequence))
     return fail({FailureKind::mismatch, verifier_.mismatch(sequence, [this](int k) { return rank_name(k); })}, true);
   verifier_.erase(sequence);
-  const auto found = std::find_if(running_.begin(), running_.end(), [&](const ScheduleExecutor* op) {
-    return !op->signature.empty() && op->sequence == sequence;
-  });
+  const auto found = std::ranges::find_if(
+      running_, [&](const ScheduleExecutor* op) { return !op->signature.empty() && op->sequence == sequence; });
   if (found == running_.end()) return;
   (*found)->verified = true;
   complete_if_done(**found);

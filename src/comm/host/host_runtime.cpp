@@ -64,7 +64,7 @@ void HostRuntime::connect(const TransportFactory& make_transport) {
   transport_ = make_transport(*bootstrap_, *this, options_);
   capabilities_.any_source = transport_->knows_arrivals();
   const auto& hosts = bootstrap_->hosts();
-  const auto here = std::count(hosts.begin(), hosts.end(), hosts[static_cast<std::size_t>(rank())]);
+  const auto here = std::ranges::count(hosts, hosts[static_cast<std::size_t>(rank())]);
   const auto cores = host_cores();
   engine_ = std::make_unique<ProgressEngine>(bell_, ProgressOptions{.thread = options_.progress_thread && size() > 1,
                                                                     .oversubscribed = here > cores,
@@ -81,7 +81,7 @@ void HostRuntime::leave() noexcept {
                 {.kind = ControlMessage::Kind::departure, .text = options_.first_failure_cause()});
   const std::lock_guard lock(engine_->mutex());
   const bool failed =
-      silent || std::any_of(peers_.begin(), peers_.end(), [](const PeerStatus& p) { return p.died || p.disconnected; });
+      silent || std::ranges::any_of(peers_, [](const PeerStatus& p) { return p.died || p.disconnected; });
   transport_->close(failed);
   update_transport_polling();
 }
@@ -114,7 +114,7 @@ void HostRuntime::make_runnable(ScheduleExecutor& op) noexcept {
 }
 
 void HostRuntime::remove_runnable(ScheduleExecutor& op) noexcept {
-  if (op.runnable) std::replace(runnable_.begin(), runnable_.end(), &op, static_cast<ScheduleExecutor*>(nullptr));
+  if (op.runnable) std::ranges::replace(runnable_, &op, static_cast<ScheduleExecutor*>(nullptr));
   op.runnable = false;
 }
 
@@ -209,8 +209,8 @@ void HostRuntime::handle(const ControlMessage& message) noexcept {
   }
   if (message.kind == ControlMessage::Kind::damaged)
     return message_damaged(message.from, "a message of the control channel", true);
-  const auto found = std::find_if(groups_.begin(), groups_.end(),
-                                  [&](const HostGroup* group) { return group->id() == message.communicator; });
+  const auto found =
+      std::ranges::find_if(groups_, [&](const HostGroup* group) { return group->id() == message.communicator; });
   const int member = found == groups_.end() ? -1 : (*found)->member_of(message.from);
   if (member < 0) {
     if (early_.size() < kMaxEarly) early_.push_back(message);

@@ -13,7 +13,6 @@
 #include "tessera/comm/core/control_peer_monitor.h"
 #include "tessera/comm/core/progress.h"
 #include "tessera/comm/core/split.h"
-#include "tessera/comm/failure.h"
 #include "tessera/comm/host_communicator.h"
 
 namespace tessera::comm::host {

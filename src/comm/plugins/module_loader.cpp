@@ -38,7 +38,7 @@ void look_in(const fs::path& place, bool required, std::vector<ModuleFile>& foun
   for (fs::directory_iterator entry(place, error), end; !error && entry != end; entry.increment(error))
     if (entry->path().extension() == ".so") files.push_back(entry->path());
   if (error) found.push_back({place.string(), place.string(), error.message()});
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   for (const fs::path& file : files) found.push_back(module_file(file));
 }
 

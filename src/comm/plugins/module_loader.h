@@ -24,21 +24,13 @@ TESSERA_API std::vector<ModuleFile> find_modules();
 /// lives as long as the process. Throws InvalidUsage with the reason if it can't be loaded.
 const Backend* load_module(const ModuleFile& file);
 
-/// A module's description of itself; the backend is named by its file.
-struct ModuleReport {
-  ModuleFile file;
-  std::string reason;  ///< why it can't be loaded or used; "" if it can
-  std::string devices;
-  std::vector<std::string> launch_prefix;
-  std::vector<ModuleVariable> variables;
-};
-
-/// Probes each module in a process of its own, which contains crashes and hangs.
-std::vector<ModuleReport> probe_modules(std::span<const ModuleFile> files);
+/// Each module's description of itself, in the order of `files`, which name the backends. Each is probed in a process
+/// of its own, which contains crashes and hangs.
+std::vector<BackendState> probe_modules(std::span<const ModuleFile> files);
 
 /// The child's side of probe_modules(): loads the module and describes it as text for read_report().
 TESSERA_API std::string describe_module(const std::string& path);
 /// False: `text` is incomplete.
-bool read_report(const std::string& text, ModuleReport& report);
+bool read_report(const std::string& text, BackendState& report);
 
 }  // namespace tessera::comm

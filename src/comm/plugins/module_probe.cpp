@@ -11,7 +11,9 @@
 #include <array>
 #include <chrono>
 #include <filesystem>
+#include <iterator>
 #include <optional>
+#include <sstream>
 
 #include "tessera/base/device/module_loader.h"
 #include "tessera/base/error.h"
@@ -106,16 +108,9 @@ std::string ModuleProbe::fate() {
   return "the process that loaded it ended with code " + std::to_string(WEXITSTATUS(status));
 }
 
-std::string one_line(std::string_view text) {
-  std::string line(text);
-  std::replace(line.begin(), line.end(), '\n', ' ');
-  return line;
-}
-
 void write_line(std::string& to, std::string_view key, std::string_view value) {
-  to += key;
-  to += ' ';
-  to += one_line(value);
+  to.append(key).append(1, ' ');
+  std::replace_copy(value.begin(), value.end(), std::back_inserter(to), '\n', ' ');
   to += '\n';
 }
 
@@ -141,15 +136,12 @@ std::string describe_module(const std::string& path) {
   return text;
 }
 
-bool read_report(const std::string& text, ModuleReport& report) {
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = text.find('\n', begin);
-    if (end == std::string::npos) return false;
-    const std::string line = text.substr(begin, end - begin);
-    begin = end + 1;
-    const std::size_t space = std::min(line.find(' '), line.size() - 1);
+bool read_report(const std::string& text, BackendState& report) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line) && !lines.eof();) {
+    const std::size_t space = std::min(line.find(' '), line.size());
     const std::string key = line.substr(0, space);
-    std::string value = line.substr(space + 1);
+    std::string value = line.substr(std::min(space + 1, line.size()));
     if (key == "end") return true;
     const bool of_variable = !report.variables.empty();
     if (key == "devices") {
@@ -169,12 +161,12 @@ bool read_report(const std::string& text, ModuleReport& report) {
   return false;
 }
 
-std::vector<ModuleReport> probe_modules(std::span<const ModuleFile> files) {
+std::vector<BackendState> probe_modules(std::span<const ModuleFile> files) {
   const std::string program = base::module_directory() + "/module-probe";
-  std::vector<ModuleReport> reports;
+  std::vector<BackendState> reports;
   std::vector<std::optional<ModuleProbe>> probes;  // all at once, since each takes a while
   for (const ModuleFile& file : files) {
-    ModuleReport& report = reports.emplace_back(ModuleReport{.file = file, .reason = file.problem});
+    BackendState& report = reports.emplace_back(BackendState{.name = file.backend, .reason = file.problem});
     probes.emplace_back();
     if (!file.problem.empty()) continue;
     try {
@@ -185,9 +177,9 @@ std::vector<ModuleReport> probe_modules(std::span<const ModuleFile> files) {
   }
   const Clock::time_point until = Clock::now() + kPatience;
   for (std::size_t i = 0; i < reports.size(); ++i) {
-    if (!probes[i]) continue;
-    if (!read_report(probes[i]->read_all(until), reports[i]))
+    if (probes[i] && !read_report(probes[i]->read_all(until), reports[i]))
       reports[i].reason = files[i].path + ": " + probes[i]->fate();
+    reports[i].available = reports[i].reason.empty();
   }
   return reports;
 }

@@ -30,7 +30,7 @@ void Ports::serve() {
                                                  : transfer->times->last(transfer->number, transfer->use.senders);
     if (last) come.emplace_back(std::max(*last, transfer->called), transfer.get());
   }
-  std::stable_sort(come.begin(), come.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::ranges::stable_sort(come, [](const auto& a, const auto& b) { return a.first < b.first; });
   for (const auto& [time, transfer] : come) {
     transfer->begun = time;
     CallTimes::TimePoint through = time;

@@ -1,15 +1,155 @@
 #include "tessera/comm/slow_link/slow_link.h"
 
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <thread>
 #include <utility>
-#include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/completion_poller.h"
 #include "tessera/comm/core/decorator.h"
+#include "tessera/comm/core/op_traits.h"
+#include "tessera/comm/slow_link/latest_times.h"
 #include "tessera/comm/slow_link/port_use.h"
-#include "tessera/comm/slow_link/slow_work.h"
+#include "tessera/comm/slow_link/ports.h"
 
 namespace tessera::comm {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// How long a failure may go unnoticed while a transfer is slept for.
+constexpr std::chrono::milliseconds kSlice{50};
+
+/// The kernel wakes this thread as soon as it can, instead of 50 us later, which is the default.
+class PreciseTimer {
+ public:
+  PreciseTimer() { ::prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL); }
+  ~PreciseTimer() { ::prctl(PR_SET_TIMERSLACK, before_, 0UL, 0UL, 0UL); }
+  PreciseTimer(const PreciseTimer&) = delete;
+  PreciseTimer& operator=(const PreciseTimer&) = delete;
+
+ private:
+  const unsigned long before_ = static_cast<unsigned long>(::prctl(PR_GET_TIMERSLACK, 0UL, 0UL, 0UL, 0UL));
+};
+
+std::int64_t nanoseconds_of(Clock::time_point time) {
+  return std::chrono::nanoseconds(time.time_since_epoch()).count();
+}
+
+double microseconds(std::chrono::nanoseconds time) { return static_cast<double>(time.count()) * 1e-3; }
+
+/// What the communicators of a rank share.
+struct SlowRank {
+  Ports ports;
+  std::mutex mutex;        // guards what follows
+  LatestTimes late, took;  // of the transfers that the rank slept for
+  bool records = false;    // constant; and what take_record() returns
+  LinkRecord record;
+};
+
+/// Done when the inner work is and its transfer is through.
+class SlowWork final : public WorkState {
+ public:
+  /// `inner_communicator`: that of `inner`. The operation fails at `deadline`.
+  SlowWork(Work inner, Communicator& inner_communicator, std::shared_ptr<SlowRank> rank,
+           std::shared_ptr<Transfer> transfer, Clock::time_point deadline, CompletionPoller& completions)
+      : inner_(std::move(inner)),
+        communicator_(inner_communicator),
+        rank_(std::move(rank)),
+        transfer_(std::move(transfer)),
+        deadline_(deadline),
+        completions_(completions) {}
+
+  bool done() noexcept override {
+    if (!inner_.done()) return false;
+    try {
+      inner_.wait();
+      if (through() <= Clock::now()) return true;
+      throw_if_failed();
+      return false;
+    } catch (const std::exception&) {
+      return true;  // which waiting throws
+    }
+  }
+
+  bool wait_until(Clock::time_point until) override { return inner_.wait_until(until) && sleep_until(until); }
+
+  void wait() override {
+    const Clock::time_point begin = Clock::now();
+    inner_.wait();
+    sleep_until(Clock::time_point::max());
+    if (rank_->records && !recorded_.exchange(true)) record_wait(begin);  // the destructor waits again
+  }
+
+  void wait_on(Stream& stream) override {
+    if (stream.device().type != DeviceType::cpu)
+      throw Unsupported("slow links: streams of " + name_of(stream.device()) + " are not supported; use the cpu");
+    WorkState::wait_on(stream);
+  }
+
+  void on_done(WorkCallback callback) override { completions_.add(*this, std::move(callback)); }
+
+ private:
+  ~SlowWork() override { rank_->ports.remove(*transfer_); }
+  void recycle() noexcept override { delete this; }
+
+  /// The inner work is done, so all ranks have called that this one waited for.
+  Clock::time_point through() const { return rank_->ports.done_at(*transfer_).value_or(transfer_->called); }
+
+  /// An empty batch sends nothing, but throws the communicator's failure, also that of a peer.
+  void throw_if_failed() {
+    if (Clock::now() >= deadline_) {
+      const std::string text =
+          "an operation was not through the slow link within its timeout of " +
+          std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - transfer_->called).count()) +
+          " ms; use a faster link or a longer timeout";
+      communicator_.abort(text);
+      throw Timeout(text);
+    }
+    communicator_.batch({});
+  }
+
+  /// True if the transfer is through. The time is absolute, so that waking up late does not add up.
+  bool sleep_until(Clock::time_point until) {
+    const Clock::time_point end = through();
+    if (end <= Clock::now()) return true;
+    const PreciseTimer timer;
+    while (true) {
+      throw_if_failed();
+      std::this_thread::sleep_until(std::min({end, until, deadline_, Clock::now() + kSlice}));
+      const Clock::time_point now = Clock::now();
+      if (now >= end) {
+        const std::lock_guard lock(rank_->mutex);
+        rank_->late.add(microseconds(now - end));
+        rank_->took.add(microseconds(end - transfer_->begun));
+        return true;
+      }
+      if (now >= until) return false;
+    }
+  }
+
+  void record_wait(Clock::time_point begin) {
+    const LinkWait wait{.begin_ns = nanoseconds_of(begin),
+                        .all_called_ns = nanoseconds_of(transfer_->begun),
+                        .through_ns = nanoseconds_of(through()),
+                        .end_ns = nanoseconds_of(Clock::now())};
+    const std::lock_guard lock(rank_->mutex);
+    rank_->record.waits.push_back(wait);
+  }
+
+  Work inner_;
+  Communicator& communicator_;
+  const std::shared_ptr<SlowRank> rank_;
+  const std::shared_ptr<Transfer> transfer_;
+  const Clock::time_point deadline_;
+  CompletionPoller& completions_;
+  std::atomic<bool> recorded_{false};
+};
 
 class SlowCommunicator final : public Decorator {
  public:
@@ -56,9 +196,8 @@ class SlowCommunicator final : public Decorator {
     if (size() == 1) return nullptr;
     auto transfer = std::make_shared<Transfer>();
     transfer->use = port_use({links_, world_size_, members_, rank()}, calls);
-    transfer->called = std::chrono::steady_clock::now();
-    const OpKind kind = calls.front().kind;
-    if (kind != OpKind::send && kind != OpKind::recv) {
+    transfer->called = Clock::now();
+    if (!is_message(calls.front().kind)) {
       transfer->times = &times_;
       transfer->number = calls_++;
       times_.record(transfer->number, transfer->called);
@@ -68,8 +207,7 @@ class SlowCommunicator final : public Decorator {
   }
 
   void record(const Transfer& transfer) {
-    LinkCall call{.called_ns = std::chrono::nanoseconds(transfer.called.time_since_epoch()).count(),
-                  .latency_ns = transfer.use.latency.count()};
+    LinkCall call{.called_ns = nanoseconds_of(transfer.called), .latency_ns = transfer.use.latency.count()};
     for (const std::chrono::nanoseconds port : transfer.use.occupied) call.occupied_ns += port.count();
     const std::lock_guard lock(state_->mutex);
     state_->record.calls.push_back(call);

@@ -14,7 +14,7 @@ namespace {
 /// Elements of the longest part, the same on every rank that can compute it.
 std::size_t longest(const OpDesc& call, int ranks) {
   const std::span<const std::size_t> counts = parts_of_out(call.kind) ? call.out_counts : call.in_counts;
-  return counts.empty() ? part_count(call, ranks) : *std::max_element(counts.begin(), counts.end());
+  return counts.empty() ? part_count(call, ranks) : *std::ranges::max_element(counts);
 }
 
 }  // namespace

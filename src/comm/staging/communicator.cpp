@@ -119,7 +119,7 @@ Work StagedCommunicator::do_batch(std::span<const OpDesc> parts) {
   Event after = std::exchange(after_, {});
   for (const OpDesc& part : parts) check_memory(part);
   if (parts.empty()) return {};
-  if (std::none_of(parts.begin(), parts.end(), on_device) && in_flight_.load() == 0 && after.done()) {
+  if (std::ranges::none_of(parts, on_device) && in_flight_.load() == 0 && after.done()) {
     if (sharing_) sharing_->set_algorithm({});
     return Decorator::do_batch(parts);
   }
@@ -145,7 +145,7 @@ void StagedCommunicator::enter(StagedTransfer& part) {
 
 void StagedCommunicator::leave(StagedTransfer& part) noexcept {
   std::deque<StagedTransfer*>& lane = lanes_[lane_of(part.call())];
-  const auto found = std::find(lane.begin(), lane.end(), &part);
+  const auto found = std::ranges::find(lane, &part);
   if (found == lane.end()) return;
   lane.erase(found);
   unissued_.fetch_sub(1);

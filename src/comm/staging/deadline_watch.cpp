@@ -34,20 +34,16 @@ void DeadlineWatch::run() noexcept {
   while (!stop_) {
     const Clock::time_point now = Clock::now();
     wake_ = Clock::time_point::max();
-    std::vector<StagedOperation*> waiting;
-    for (StagedOperation* operation : operations_) {
+    std::erase_if(operations_, [&](StagedOperation* operation) {
       const Clock::time_point last = operation->deadline() + kGrace;
-      if (last <= now) {
-        operation->expire();
-      } else {
-        wake_ = std::min(wake_, last);
-        waiting.push_back(operation);
-      }
-    }
-    operations_ = std::move(waiting);
+      const bool over = last <= now;
+      if (over) operation->expire();
+      if (!over) wake_ = std::min(wake_, last);
+      return over;
+    });
     const auto earlier = [this] {
-      return stop_ || std::any_of(operations_.begin(), operations_.end(),
-                                  [this](auto* operation) { return operation->deadline() + kGrace < wake_; });
+      return stop_ || std::ranges::any_of(operations_,
+                                          [this](auto* operation) { return operation->deadline() + kGrace < wake_; });
     };
     if (wake_ == Clock::time_point::max())
       changed_.wait(lock, earlier);

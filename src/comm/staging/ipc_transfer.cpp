@@ -4,41 +4,12 @@
 #include <type_traits>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/core/format.h"
 #include "tessera/comm/core/op_traits.h"
 #include "tessera/comm/staging/communicator.h"
 
 namespace tessera::comm::staging {
 namespace {
-
-/// A hash of everything that all ranks of a call must agree on: a different value is a different call.
-std::uint64_t number_of(const OpDesc& call, int ranks) {
-  std::uint64_t number = 0;
-  const auto mix = [&number](std::uint64_t x) { number = (number ^ x) * 0x9e3779b97f4a7c15U + (number >> 29U); };
-  mix(static_cast<std::uint64_t>(call.kind));
-  mix(static_cast<std::uint64_t>(call.in.dtype));
-  mix(static_cast<std::uint64_t>(call.op.kind));
-  mix(static_cast<std::uint64_t>(call.root));
-  if (call.op.kind == ReduceOp::Kind::avg) mix(static_cast<std::uint64_t>(call.op.scalar));
-  const auto all = static_cast<std::uint64_t>(ranks);
-  switch (call.kind) {  // the number of elements that every rank knows
-    case OpKind::all_gather:
-    case OpKind::broadcast:
-      mix(call.out.count);
-      break;
-    case OpKind::scatter:
-      if (call.in_counts.empty()) mix(call.out.count * all);
-      break;
-    case OpKind::gather:
-      if (call.out_counts.empty()) mix(call.in.count * all);
-      break;
-    case OpKind::all_to_all:
-      if (call.in_counts.empty()) mix(call.in.count);
-      break;
-    default:
-      mix(call.in.count);
-  }
-  return number;
-}
 
 const std::byte* at(const void* data, std::size_t bytes) { return static_cast<const std::byte*>(data) + bytes; }
 
@@ -93,7 +64,7 @@ bool IpcTransfer::step() {
       decide();
       return true;
     case Stage::voting:
-      if (std::find(votes_.begin(), votes_.end(), 0) == votes_.end()) {
+      if (std::ranges::find(votes_, 0) == votes_.end()) {
         read();
       } else {
         fall_back();
@@ -130,10 +101,8 @@ void IpcTransfer::exchange() {
   static_assert(std::is_trivially_copyable_v<IpcDescriptor>);
   for (int r = 0; r < ranks_; ++r) mine_[static_cast<std::size_t>(r)] = descriptor_for(r);
   // All ranks must know whether the call uses windows, not only the readers.
-  const bool usable =
-      std::all_of(mine_.begin(), mine_.end(), [](const IpcDescriptor& descriptor) { return descriptor.usable; });
-  const bool fresh =
-      std::any_of(mine_.begin(), mine_.end(), [](const IpcDescriptor& descriptor) { return descriptor.fresh; });
+  const bool usable = std::ranges::all_of(mine_, [](const IpcDescriptor& descriptor) { return descriptor.usable; });
+  const bool fresh = std::ranges::any_of(mine_, [](const IpcDescriptor& descriptor) { return descriptor.fresh; });
   for (IpcDescriptor& descriptor : mine_) {
     descriptor.usable = usable;
     descriptor.fresh = fresh;
@@ -145,7 +114,7 @@ void IpcTransfer::exchange() {
 }
 
 IpcTransfer::IpcDescriptor IpcTransfer::descriptor_for(int reader) {
-  IpcDescriptor descriptor{.call = number_of(call_, ranks_)};
+  IpcDescriptor descriptor{.call = fingerprint(call_, ranks_)};
   const Slice given = reads_.given(reader);
   descriptor.bytes = given.count * size_;
   descriptor.factor = call_.op.scalar;
@@ -171,9 +140,8 @@ void IpcTransfer::place(IpcDescriptor& descriptor, WindowLocation& where, const 
 void IpcTransfer::decide() {
   for (int r = 0; r < ranks_; ++r) check(theirs_[static_cast<std::size_t>(r)], r);
   const auto usable = [](const IpcDescriptor& descriptor) { return descriptor.usable; };
-  if (!std::all_of(theirs_.begin(), theirs_.end(), usable)) return fall_back();
-  const bool fresh =
-      std::any_of(theirs_.begin(), theirs_.end(), [](const IpcDescriptor& descriptor) { return descriptor.fresh; });
+  if (!std::ranges::all_of(theirs_, usable)) return fall_back();
+  const bool fresh = std::ranges::any_of(theirs_, [](const IpcDescriptor& descriptor) { return descriptor.fresh; });
   try {
     open_all();
     vote_ = 1;
@@ -256,11 +224,8 @@ void IpcTransfer::collect() {
 
 /// Counts what the others have read from this rank.
 void IpcTransfer::count_bytes() {
-  for (int r = 0; r < ranks_; ++r) {
-    std::size_t count = reads_.given(r).count;
-    if (reads_.second_round()) count += reads_.added_by(rank_).count;
-    if (r != rank_) sharing_.count_read(call_.kind, r, count * size_);
-  }
+  for (int r = 0; r < ranks_; ++r)
+    if (r != rank_) sharing_.count_read(call_.kind, r, reads_.bytes_to(r));
 }
 
 void IpcTransfer::fall_back() {

@@ -38,17 +38,12 @@ bool StagingPipeline::try_advance() noexcept {
 
 bool StagingPipeline::advance_locked() noexcept {
   bool moved = false;
-  std::size_t kept = 0;
-  for (std::size_t i = 0; i < active_.size(); ++i) {
-    StagedOperation& operation = *active_[i];
-    if (!operation.finished()) moved |= operation.advance();
-    if (operation.finished()) {
-      operation.release();
-    } else {
-      active_[kept++] = &operation;
-    }
-  }
-  active_.resize(kept);
+  std::erase_if(active_, [&](StagedOperation* operation) {
+    if (!operation->finished()) moved |= operation->advance();
+    const bool finished = operation->finished();
+    if (finished) operation->release();
+    return finished;
+  });
   return moved;
 }
 

@@ -101,7 +101,7 @@ bool StagedOperation::advance_parts() {
 void StagedOperation::check_deadline() {
   if (Clock::now() < deadline_) return;
   const auto moving = [](const StagedTransfer& part) { return part.moving(); };
-  if (std::any_of(parts_.begin(), parts_.end(), moving)) return;  // it has its own deadline and names the late ranks
+  if (std::ranges::any_of(parts_, moving)) return;  // it has its own deadline and names the late ranks
   const std::string why = late(begun_ ? "device memory was not copied" : "its stream did not reach the operation");
   communicator_.abort_inner(why);
   throw Timeout(why);

@@ -62,8 +62,7 @@ void StagedTransfer::release_regions() {
 
 bool StagedTransfer::moving() const noexcept {
   if (shared_) return shared_->talking();
-  return std::any_of(flights_.begin(), flights_.end(),
-                     [](const ChunkInFlight& f) { return f.stage == ChunkInFlight::Stage::moving; });
+  return std::ranges::any_of(flights_, [](const ChunkInFlight& f) { return f.stage == ChunkInFlight::Stage::moving; });
 }
 
 bool StagedTransfer::advance(bool may_issue) {
@@ -105,9 +104,8 @@ void StagedTransfer::copy_down(ChunkInFlight& flight) {
 }
 
 bool StagedTransfer::issue_next() {
-  const auto next = std::find_if(flights_.begin(), flights_.end(), [](const ChunkInFlight& flight) {
-    return flight.stage == ChunkInFlight::Stage::down;
-  });
+  const auto next = std::ranges::find_if(
+      flights_, [](const ChunkInFlight& flight) { return flight.stage == ChunkInFlight::Stage::down; });
   if (next == flights_.end() || !reached(operation_, next->event)) return false;
   issue(*next);
   return true;

@@ -101,7 +101,7 @@ void CmaLink::on_am(const AmHeader& header, std::span<const std::byte> payload) 
 }
 
 void CmaLink::start_receive(const AmHeader& header, std::span<const std::byte> payload) noexcept {
-  const auto found = std::find_if(receives_.begin(), receives_.end(), [&](const auto& receive) {
+  const auto found = std::ranges::find_if(receives_, [&](const auto& receive) {
     return receive->slot == header.slot && receive->message->peer == header.from && !receive->readable;
   });
   // Cancelled meanwhile: the sender need not wait.
@@ -115,9 +115,8 @@ void CmaLink::start_receive(const AmHeader& header, std::span<const std::byte> p
 }
 
 void CmaLink::finish_send(int peer, std::uint64_t slot) noexcept {
-  const auto found = std::find_if(sent_.begin(), sent_.end(), [&](const CmaSend* send) {
-    return send->slot == slot && send->message->peer == peer;
-  });
+  const auto found = std::ranges::find_if(
+      sent_, [&](const CmaSend* send) { return send->slot == slot && send->message->peer == peer; });
   if (found == sent_.end()) return;  // cancelled
   Message& message = *(*found)->message;
   release(**found);
@@ -129,7 +128,7 @@ void CmaLink::release(CmaSend& send) noexcept {
   std::atomic_thread_fence(std::memory_order_release);  // before what the owner of the memory now writes there
   send.message->handle = nullptr;
   send.message = nullptr;
-  sent_.erase(std::find(sent_.begin(), sent_.end(), &send));
+  sent_.erase(std::ranges::find(sent_, &send));
   idle_sends_.push_back(&send);
 }
 
@@ -137,7 +136,7 @@ void CmaLink::release(CmaReceive& receive) noexcept {
   receive.message->handle = nullptr;
   if (receive.readable) --readable_;
   const auto is_it = [&](const auto& one) { return one.get() == &receive; };
-  receives_.erase(std::find_if(receives_.begin(), receives_.end(), is_it));
+  receives_.erase(std::ranges::find_if(receives_, is_it));
 }
 
 void CmaLink::send_fin(int peer, std::uint64_t slot) noexcept {
@@ -185,8 +184,7 @@ bool CmaLink::poll(bool with_health_check) noexcept {
   for (const auto& receive : receives_)
     if (receive->readable) now.push_back(receive.get());
   for (CmaReceive* receive : now) {
-    const bool still =
-        std::any_of(receives_.begin(), receives_.end(), [&](const auto& r) { return r.get() == receive; });
+    const bool still = std::ranges::any_of(receives_, [&](const auto& r) { return r.get() == receive; });
     if (still && receive->readable) read_some(*receive);
   }
   return true;
@@ -194,7 +192,7 @@ bool CmaLink::poll(bool with_health_check) noexcept {
 
 Link::CancelResult CmaLink::cancel_bulk(Message& message) noexcept {
   if (!uses_cma(message)) return link_->cancel_bulk(message);
-  const auto send = std::find_if(sent_.begin(), sent_.end(), [&](const CmaSend* s) { return s->message == &message; });
+  const auto send = std::ranges::find_if(sent_, [&](const CmaSend* s) { return s->message == &message; });
   if (send != sent_.end()) {
     release(**send);
     return CancelResult::completed;

@@ -6,7 +6,6 @@
 #include <bitset>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 #include "tessera/comm/transport.h"
 

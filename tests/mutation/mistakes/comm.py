@@ -49,7 +49,7 @@ MISTAKES = [
             "  bool moved = false;\n  {\n    const std::unique_lock lock(mutex_, std::try_to_lock);\n    moved = lock.owns_lock() && poll_locked(with_health_check);\n  }\n  run_deferred();\n  return moved;\n",
             (r"^comm\.Progress",), "a call that issues an operation runs the callbacks of others"),
     mistake("detached-by-waiting", "src/comm/work.cpp", "    state_->on_done({});\n", "    state_->wait();\n", (CALLBACKS,), "detach() waits"),
-    mistake("polled-callback-without-error", "src/comm/completion_poller.cpp", "      if (one->callback) one->callback(error_of(*one->state));\n      one", "      if (one->callback) one->callback(nullptr);\n      one",
+    mistake("polled-callback-without-error", "src/comm/completion_poller.cpp", "one.callback(error_of(*one.state))", "one.callback(nullptr)",
             (r"^comm_decorators\.Callbacks",), "a decorator's callback sees no failure"),
 
     # Rendezvous through a store.
@@ -134,7 +134,7 @@ MISTAKES = [
     # Device memory.
     mistake("staging-deadline-dropped", "src/comm/staging/staged_operation.cpp", "  if (Clock::now() < deadline_) return;", "  if (Clock::now() >= Clock::time_point{}) return;",
             STAGING, "a stalled device hangs its rank forever"),
-    mistake("staging-stuck-forever", "src/comm/staging/deadline_watch.cpp", "        operation->expire();\n", "", STAGING, "a call that waits for a device that waits for it hangs"),
+    mistake("staging-stuck-forever", "src/comm/staging/deadline_watch.cpp", "      if (over) operation->expire();\n", "", STAGING, "a call that waits for a device that waits for it hangs"),
     mistake("staging-stuck-stream-stays", "src/comm/staging/staged_operation.cpp", "  communicator_.abort_inner(late(kNoResponse));\n  signal_->set();\n", "  communicator_.abort_inner(late(kNoResponse));\n", STAGING, "a call that waits for a device that waits for it hangs"),
     mistake("staging-wait-without-end", "src/comm/staging/staged_operation.cpp", "std::min(until, last)", "until", STAGING, "waiting for a device that never responds hangs"),
     mistake("flight-entries-not-compared", "tools/report/flight_log.cpp", "const bool whole = entry.number == before[i] && entry.number == after[i];", "const bool whole = before.size() == after.size();", r"^tools\.PostmortemTest\.EntriesOf", "an entry is read that its rank is writing"),
@@ -207,10 +207,10 @@ MISTAKES = [
     mistake("slow-port-not-shared", "src/comm/slow_link/ports.cpp", "std::max(time, free_[port]) + transfer", "time + transfer", r"^comm_slow_link\.", "operations of two channels pass a slow link at the same time"),
     mistake("slow-latency-occupies-port", "src/comm/slow_link/ports.cpp", "+ transfer->use.occupied[port];", "+ transfer->use.occupied[port] + transfer->use.latency;", r"^comm_slow_link\.", "the next operation waits for the latency of the one before"),
     mistake("slow-link-own-call", "src/comm/slow_link/ports.cpp", "come.emplace_back(std::max(*last, transfer->called), transfer.get());", "come.emplace_back(transfer->called, transfer.get());", r"^comm_slow_link\.", "a transfer passes while a rank has not called it"),
-    mistake("slow-link-one-host", "src/comm/slow_link/port_use.cpp", "host_of(group_.rank) ? 0 : 1; }", "host_of(group_.rank) ? 0 : 0; }", (r"^plan\.SlowLink", r"^comm_slow_link\.", r"^tools\.link$"), "all links are as fast as those inside a host"),
+    mistake("slow-link-one-host", "src/comm/slow_link/port_use.cpp", "host_of(group.rank) ? 0 : 1; }", "host_of(group.rank) ? 0 : 0; }", (r"^plan\.SlowLink", r"^comm_slow_link\.", r"^tools\.link$"), "all links are as fast as those inside a host"),
     mistake("slow-link-one-message", "src/comm/slow_link/port_use.cpp", "return kind == OpKind::all_reduce ? 2 : 1;", "return kind == OpKind::all_reduce ? 1 : 1;", (r"^plan\.SlowLink", r"^comm_slow_link\."), "an all_reduce has the latency of one message"),
-    mistake("slow-link-hides-failure", "src/comm/slow_link/slow_work.cpp", "  communicator_.batch({});\n", "", r"^comm_slow_link\.", "an abort is not seen until the transfer is through"),
-    mistake("slow-link-no-deadline", "src/comm/slow_link/slow_work.cpp", "  if (Clock::now() >= deadline_) {", "  if (false) {", r"^comm_slow_link\.", "a transfer may take longer than its timeout"),
+    mistake("slow-link-hides-failure", "src/comm/slow_link/slow_link.cpp", "    communicator_.batch({});\n", "", r"^comm_slow_link\.", "an abort is not seen until the transfer is through"),
+    mistake("slow-link-no-deadline", "src/comm/slow_link/slow_link.cpp", "    if (Clock::now() >= deadline_) {", "    if (false) {", r"^comm_slow_link\.", "a transfer may take longer than its timeout"),
     mistake("traffic-of-setup", "src/comm/core/decorator.cpp", "inner_->traffic() - before_;", "inner_->traffic();", (r"^comm_slow_link\.", r"^comm_decorators\."), "traffic has bytes that no caller sent"),
     mistake("failure-unseen-while-idle", "backends/shm/shm_group.cpp", "  if (parts.empty()) look_for_failure();\n", "", r"^comm_slow_link\.", "a rank that sleeps does not see that a peer aborted"),
 ]

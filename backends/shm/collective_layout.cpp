@@ -1,6 +1,7 @@
 #include "backends/shm/collective_layout.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace tessera::comm::shm {
 namespace {
@@ -13,6 +14,11 @@ Slice between(const std::vector<std::size_t>& starts, int index) {
 /// Part `index` of a buffer of `count` elements: as the caller divided it, else in equal parts.
 Slice part(const std::vector<std::size_t>& starts, std::size_t count, int ranks, int index) {
   return starts.empty() ? slice_of(count, ranks, index) : between(starts, index);
+}
+
+std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
+  return hash ^ (hash >> 29);
 }
 
 }  // namespace
@@ -145,6 +151,20 @@ std::uint64_t CollectiveLayout::table_count() const {
     default:
       return in_count_;
   }
+}
+
+std::uint64_t CollectiveLayout::fingerprint(const ReduceOp& op) const {
+  std::uint64_t hash = mix(1, static_cast<std::uint64_t>(kind_));
+  hash = mix(hash, static_cast<std::uint64_t>(dtype_));
+  hash = mix(hash, static_cast<std::uint64_t>(root_));
+  if (reduces()) {
+    hash = mix(hash, static_cast<std::uint64_t>(op.kind));
+    if (op.kind == ReduceOp::Kind::avg) hash = mix(hash, std::bit_cast<std::uint64_t>(op.scalar));
+  }
+  if (!ragged()) return mix(hash, table_count());
+  if (kind_ == OpKind::all_to_all) return mix(hash, ~std::uint64_t{0});  // the lengths of others are unknown
+  for (const std::size_t start : in_starts_.empty() ? out_starts_ : in_starts_) hash = mix(hash, start);
+  return hash;
 }
 
 }  // namespace tessera::comm::shm

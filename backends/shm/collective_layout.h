@@ -31,7 +31,8 @@ class CollectiveLayout {
   std::size_t eager_size() const;
   bool sends_input() const;  ///< peers read this rank's input
   bool ragged() const { return !in_starts_.empty() || !out_starts_.empty(); }
-  std::uint64_t table_count() const;  ///< elements in the table of a mismatch
+  std::uint64_t fingerprint(const ReduceOp& op) const;  ///< what must be equal on all ranks
+  std::uint64_t table_count() const;                    ///< elements in the table of a mismatch
 
  private:
   const int rank_;

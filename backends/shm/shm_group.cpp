@@ -75,7 +75,7 @@ void ShmGroup::select_protocol(ShmOperation& op) const {
   op.small = std::max(call.in.bytes(), call.out.bytes()) <= kSmallBytes;
   op.eager = op.layout.eager_size() <= kEagerBytes && (call.kind != OpKind::all_reduce || op.layout.symmetric());
   op.everyone = !op.eager || !has_root(call.kind) || options().check;
-  op.fingerprint = comm::fingerprint(call, size());
+  op.fingerprint = op.layout.fingerprint(call.op);
   if (options().check) op.fingerprint ^= std::hash<std::string_view>{}(call.label);
 }
 

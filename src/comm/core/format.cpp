@@ -1,7 +1,6 @@
 #include "tessera/comm/core/format.h"
 
 #include <algorithm>
-#include <bit>
 #include <numeric>
 
 #include "tessera/comm/core/op_traits.h"
@@ -44,29 +43,6 @@ std::size_t part_count(const OpDesc& call, int ranks) {
   if (parts_of_out(call.kind)) return call.in.count;
   if (parts_of_in(call.kind)) return call.out.count;
   return std::max(call.in.count, call.out.count);
-}
-
-std::uint64_t fingerprint(const OpDesc& call, int ranks) {
-  std::uint64_t hash = 1;
-  const auto mix = [&hash](std::uint64_t value) {
-    hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
-    hash ^= hash >> 29;
-  };
-  mix(static_cast<std::uint64_t>(call.kind));
-  mix(static_cast<std::uint64_t>(call.in.dtype));
-  mix(static_cast<std::uint64_t>(call.root));
-  if (reduces(call.kind)) {
-    mix(static_cast<std::uint64_t>(call.op.kind));
-    if (call.op.kind == ReduceOp::Kind::avg) mix(std::bit_cast<std::uint64_t>(call.op.scalar));
-  }
-  const std::span<const std::size_t> counts = call.in_counts.empty() ? call.out_counts : call.in_counts;
-  if (counts.empty())
-    mix(larger_count(call, ranks));
-  else if (call.kind == OpKind::all_to_all)
-    mix(~std::uint64_t{0});
-  else
-    for (const std::size_t count : counts) mix(count);
-  return hash;
 }
 
 std::string signature(OpKind kind, std::size_t count, DType dtype, ReduceOp::Kind reduce, int root) {

@@ -26,9 +26,6 @@ TESSERA_API std::size_t larger_count(const OpDesc& call, int ranks);
 /// rank.
 TESSERA_API std::size_t part_count(const OpDesc& call, int ranks);
 
-/// What must be equal on all ranks, as a number. The lengths of all_to_all_v are not: each rank knows only its own.
-TESSERA_API std::uint64_t fingerprint(const OpDesc& call, int ranks);
-
 /// "all_reduce of 12 f32 sum", "broadcast of 12 f32 root 3": what must be equal on all ranks.
 TESSERA_API std::string signature(const OpDesc& call, int ranks);
 /// The same for `count` elements, unless the lengths of the parts differ.

@@ -4,12 +4,41 @@
 #include <type_traits>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/core/format.h"
 #include "tessera/comm/core/op_traits.h"
 #include "tessera/comm/staging/communicator.h"
 
 namespace tessera::comm::staging {
 namespace {
+
+/// A hash of everything that all ranks of a call must agree on: a different value is a different call.
+std::uint64_t number_of(const OpDesc& call, int ranks) {
+  std::uint64_t number = 0;
+  const auto mix = [&number](std::uint64_t x) { number = (number ^ x) * 0x9e3779b97f4a7c15U + (number >> 29U); };
+  mix(static_cast<std::uint64_t>(call.kind));
+  mix(static_cast<std::uint64_t>(call.in.dtype));
+  mix(static_cast<std::uint64_t>(call.op.kind));
+  mix(static_cast<std::uint64_t>(call.root));
+  if (call.op.kind == ReduceOp::Kind::avg) mix(static_cast<std::uint64_t>(call.op.scalar));
+  const auto all = static_cast<std::uint64_t>(ranks);
+  switch (call.kind) {  // the number of elements that every rank knows
+    case OpKind::all_gather:
+    case OpKind::broadcast:
+      mix(call.out.count);
+      break;
+    case OpKind::scatter:
+      if (call.in_counts.empty()) mix(call.out.count * all);
+      break;
+    case OpKind::gather:
+      if (call.out_counts.empty()) mix(call.in.count * all);
+      break;
+    case OpKind::all_to_all:
+      if (call.in_counts.empty()) mix(call.in.count);
+      break;
+    default:
+      mix(call.in.count);
+  }
+  return number;
+}
 
 const std::byte* at(const void* data, std::size_t bytes) { return static_cast<const std::byte*>(data) + bytes; }
 
@@ -114,7 +143,7 @@ void IpcTransfer::exchange() {
 }
 
 IpcTransfer::IpcDescriptor IpcTransfer::descriptor_for(int reader) {
-  IpcDescriptor descriptor{.call = fingerprint(call_, ranks_)};
+  IpcDescriptor descriptor{.call = number_of(call_, ranks_)};
   const Slice given = reads_.given(reader);
   descriptor.bytes = given.count * size_;
   descriptor.factor = call_.op.scalar;

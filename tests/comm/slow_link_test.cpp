@@ -271,9 +271,8 @@ TEST(SlowLink, PartsCostTheirOwnBytes) {
     return port_use({links, 3, members, rank}, {&call, 1}).occupied[0].count();
   };
   const auto bytes = [](std::size_t count) { return View{nullptr, count, DType::u8, {}}; };
-  OpDesc gather{.kind = OpKind::all_gather, .in = bytes(100), .out = bytes(123), .out_counts = counts};
+  const OpDesc gather{.kind = OpKind::all_gather, .in = bytes(100), .out = bytes(123), .out_counts = counts};
   EXPECT_EQ(occupied(0, gather), 200);  // to two ranks
-  gather.in.count = 20;
   EXPECT_EQ(occupied(1, gather), 103);  // receives more than the 40 that it sends
   const OpDesc scatter{.kind = OpKind::reduce_scatter, .in = bytes(123), .out = bytes(3), .in_counts = counts};
   EXPECT_EQ(occupied(2, scatter), 120);

@@ -153,7 +153,7 @@ class MasterTest(Case):
             self.assertEqual([each.code for each in ended], [0, 0], ended)
         stranger = self.certificates("other", "stranger")
         ended = self.ends(self.pair(zero, stranger))
-        self.assert_waited(ended[1], "TLS: .*unknown ca")
+        self.assert_waited(ended[1], r"TLS: it refuses this rank's certificate \(TESSERA_TLS_CERT\): unknown CA")
         self.assert_one_line(ended[0], 1, "refused: a process, since TLS: its certificate is not accepted: ")
         for ended in self.ends(self.pair(zero, dict(TESSERA_TLS=1))):
             self.assert_one_line(ended, ended.code, r"rank 1 has TESSERA_TLS=1 by the token, rank 0 TESSERA_TLS=1 by certificates")

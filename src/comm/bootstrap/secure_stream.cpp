@@ -342,6 +342,13 @@ std::string SecureStream::tls_error() const {
   const long verdict = SSL_get_verify_result(session_->ssl.get());
   if (verdict != X509_V_OK)
     return std::string("TLS: its certificate is not accepted: ") + X509_verify_cert_error_string(verdict);
+  if (const int alert = ERR_GET_REASON(session_->reason) - SSL_AD_REASON_OFFSET; alert >= 0) {
+    const bool of_certificate = (alert >= SSL_AD_BAD_CERTIFICATE && alert <= SSL_AD_CERTIFICATE_UNKNOWN) ||
+                                alert == SSL_AD_UNKNOWN_CA || alert == SSL_AD_ACCESS_DENIED;
+    return std::string("TLS: it ") +
+           (of_certificate ? "refuses this rank's certificate (TESSERA_TLS_CERT): " : "reports: ") +
+           SSL_alert_desc_string_long(alert);
+  }
   const char* const text = ERR_reason_error_string(session_->reason);
   return std::string("TLS: ") + (text == nullptr ? "the session failed" : text);
 }

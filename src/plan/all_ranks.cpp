@@ -166,7 +166,7 @@ class AllRanks {
   std::int64_t duration(std::int64_t ns, std::size_t rank) {
     double factor = speed_[rank];
     if (variation_.jitter > 0 && ns > 0) factor *= 1 + variation_.jitter * std::abs(normal_(random_));
-    return std::llround(static_cast<double>(ns) * factor);
+    return later(0, static_cast<double>(ns) * factor);
   }
 
   const Topology& topology_;

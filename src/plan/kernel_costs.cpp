@@ -1,5 +1,6 @@
 #include "tessera/plan/kernel_costs.h"
 
+#include <cmath>
 #include <string>
 
 #include "tessera/base/error.h"
@@ -41,7 +42,7 @@ double KernelCostModel::operator()(const nn::KernelInvocation& call) const {
 void KernelSimulator::call(const nn::KernelInvocation& call, base::Stream& stream, const std::function<void()>& run) {
   const double seconds = time_(call);
   run();
-  clock_.advance(stream, static_cast<std::int64_t>(seconds * 1e9), call.kernel);
+  clock_.advance(stream, later(0, std::trunc(seconds * 1e9)), call.kernel);
   calls_[clock_.position(stream)] = call;
 }
 

@@ -13,14 +13,12 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-nanoseconds rounded(double seconds) {
-  return std::chrono::duration_cast<nanoseconds>(std::chrono::duration<double>(seconds));
-}
+constexpr double kNanoseconds = 1e9;  // of a second
+
+nanoseconds rounded(double seconds) { return nanoseconds(later(0, std::trunc(seconds * kNanoseconds))); }
 
 /// Number of sequential messages in an operation's longest chain.
 int rounds(comm::OpKind kind) { return kind == comm::OpKind::all_reduce ? 2 : 1; }
-
-constexpr double kNanoseconds = 1e9;  // of a second
 
 std::vector<double> per_nanosecond(std::vector<double> links) {
   for (double& link : links) {
@@ -108,7 +106,7 @@ void SharedLinks::queue_up(Flow& flow, std::int64_t now) {
   flow.end = now;
   for (const LinkLoad& load : phase_of(flow).loads) {
     const std::int64_t begin = std::max(now, free_[load.link]);
-    free_[load.link] = begin + std::llround(load.bytes / links_[load.link]);
+    free_[load.link] = later(begin, load.bytes / links_[load.link]);
     flow.end = std::max(flow.end, free_[load.link]);
     begun = std::min(begun, begin);
   }
@@ -143,7 +141,7 @@ void SharedLinks::share() {
     }
   while (!open_.empty()) fix_rates(tightest_link());
   for (Flow& flow : flows_)
-    if (flow.sending) flow.end = now_ + std::max<std::int64_t>(0, std::llround(flow.left / flow.rate));
+    if (flow.sending) flow.end = flow.rate > 0 ? later(now_, std::max(0.0, flow.left / flow.rate)) : now_;
 }
 
 std::uint32_t SharedLinks::tightest_link() const {

@@ -1,6 +1,7 @@
 #include "tessera/plan/task_graph.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <queue>
 #include <utility>
@@ -8,6 +9,16 @@
 #include "tessera/base/error.h"
 
 namespace tessera::plan {
+
+std::int64_t later(std::int64_t start, double ns) {
+  constexpr auto kMost = static_cast<double>(INT64_MAX / 2);
+  const double end = static_cast<double>(start) + ns;
+  if (!(end <= kMost))
+    throw base::InvalidUsage(
+        "simulation: a step takes longer than 146 years; check the rates and latencies of the machine and of the "
+        "links");
+  return start + std::llround(ns);
+}
 
 TransferModel::~TransferModel() = default;
 
@@ -96,7 +107,7 @@ class TaskSolver {
     const TaskGraph::Task& task = graph_.tasks()[id];
     times_[id].begin_ns = now;
     if (task.transfer == TaskGraph::kNoTransfer)
-      running_.emplace(now + task.duration_ns, id);
+      running_.emplace(later(now, static_cast<double>(task.duration_ns)), id);
     else
       transfers_->start(task.transfer, now);
   }

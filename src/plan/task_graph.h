@@ -14,6 +14,10 @@
 
 namespace tessera::plan {
 
+/// `start` + `ns`, rounded to a whole number. Throws InvalidUsage where that is more than a simulation counts, 146
+/// years of simulated time, and for NaN.
+TESSERA_API std::int64_t later(std::int64_t start, double ns);
+
 using TaskId = std::uint32_t;  ///< index in TaskGraph::tasks()
 
 /// Determines how long the transfers of a simulated machine take. All times are nanoseconds. Calls come in the order of

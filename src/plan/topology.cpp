@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-nanoseconds rounded(double seconds) { return nanoseconds(std::llround(seconds * 1e9)); }
+nanoseconds rounded(double seconds) { return nanoseconds(later(0, seconds * 1e9)); }
 
 /// The phase in which every member sends `bytes` to each other member at once.
 OpPhase to_everyone(const Placement& place, double bytes, int rounds) {

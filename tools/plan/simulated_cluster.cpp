@@ -72,7 +72,7 @@ void use_measurements(plan::Network& network, const ClusterSpec& cluster) {
   constexpr double kPerSecond = 1e9;
   if (cluster.measured.empty()) return;
   network.busy = [tables = times_of(cluster, &MeasuredCollective::busy)](const plan::SimulatedOp& operation) {
-    return std::chrono::nanoseconds(std::llround(seconds_of(tables, operation).value_or(0) * 1e9));
+    return std::chrono::nanoseconds(plan::later(0, seconds_of(tables, operation).value_or(0) * 1e9));
   };
   CollectiveTimes tables = times_of(cluster, &MeasuredCollective::points);
   if (tables.empty()) return;
@@ -83,7 +83,7 @@ void use_measurements(plan::Network& network, const ClusterSpec& cluster) {
     const std::optional<double> seconds = seconds_of(tables, operation);
     if (!seconds) return otherwise(operation);
     const double gap = std::min(seconds_of(gaps, operation).value_or(*seconds), *seconds), load = gap * kPerSecond;
-    const std::chrono::nanoseconds latency(std::llround((*seconds - gap) * 1e9));
+    const std::chrono::nanoseconds latency(plan::later(0, (*seconds - gap) * 1e9));
     return plan::OpCost{{.loads = {{wire, load}}, .bytes = load, .latency = latency}};
   };
 }

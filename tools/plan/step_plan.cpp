@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
+#include <numbers>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -68,9 +70,21 @@ std::vector<double> simulate_ranks(const plan::StepProfile& profile, const plan:
   return steps;
 }
 
-void vary(StepPlan& planned, const TrainPlan& plan, std::vector<double> rank_step_ms) {
+void vary(StepPlan& planned, const TrainPlan& plan, const plan::Variation& variation,
+          std::vector<double> rank_step_ms) {
   planned.rank_step_ms = std::move(rank_step_ms);
   RunResult& run = planned.result;
+  // What a rank does not compute it waits, for links and for slower ranks: as measured, that of the rank that waits
+  // most. The mean of the absolute value of a normal distribution of deviation 1 is sqrt(2 / pi).
+  const double compute_ms =
+      (run.step_ms_median - run.exposed_communication_ms) * (1 + variation.jitter * std::sqrt(2 / std::numbers::pi));
+  run.exposed_communication_ms = 0;
+  for (std::size_t rank = 0; rank < planned.rank_step_ms.size(); ++rank) {
+    const auto slow = variation.slow_ranks.find(static_cast<int>(rank));
+    const double factor = slow == variation.slow_ranks.end() ? 1 : slow->second;
+    run.exposed_communication_ms =
+        std::max(run.exposed_communication_ms, planned.rank_step_ms[rank] - factor * compute_ms);
+  }
   run.step_ms_median = *std::ranges::max_element(planned.rank_step_ms);
   run.step_ms_p95 = run.step_ms_median;
   run.tokens_per_second = static_cast<double>(plan.options.global_batch * plan.seq_len) / run.step_ms_median * 1e3;
@@ -149,7 +163,8 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
   const plan::StepProfile profile = plan::predict_step(step, *world, clock, kernels, steps);
   StepPlan planned;
   fill(planned.result, profile, plan, engine);
-  if (variation) vary(planned, plan, simulate_ranks(profile, clock, *world, cluster, plan.ranks, *variation));
+  if (variation)
+    vary(planned, plan, *variation, simulate_ranks(profile, clock, *world, cluster, plan.ranks, *variation));
   add_overhead(planned.result, cluster.spec.compute.overhead);
   const std::map<std::string, double>& peaks = cluster.spec.compute.peak_flops;
   const auto peak = peaks.find(product_dtype_of(plan));

@@ -80,7 +80,8 @@ struct EngineOptions {
   /// Empty: the root and the last unit stay unsharded between forward and backward. true: the root only; false: all.
   std::optional<bool> reshard_after_forward;
   /// k: after forward, units are resharded over k neighboring ranks only (secondary shards), so that the backward
-  /// all-gathers among them; this costs 1/k of the parameters. k divides the shards of the mesh. 0: over all shards.
+  /// all-gathers among them; this costs 1/k of the parameters. k divides the shards of the mesh. 0: over all shards. No
+  /// effect under a strategy whose parameters are not sharded.
   int reshard_group_size = 0;
   /// false: units stay unsharded between a step's backwards; the last backward reshards them in any case.
   bool reshard_after_backward = true;

@@ -28,8 +28,20 @@ struct CheckpointCommand {
   bool tensors = false;
 };
 
+/// What a model that is made of its parameters is not.
+std::vector<std::string> warnings_of(const fsdp::Checkpoint& checkpoint) {
+  std::vector<std::string> lines;
+  if (!checkpoint.finite()) lines.emplace_back("some values are not finite: the training had diverged");
+  if (checkpoint.replicas_apart().value_or(false))
+    lines.push_back(
+        fmt::format("its replicas had trained on their own since they were synchronized: the parameters are "
+                    "those of that sync, before step {}; train --export writes those of the end",
+                    checkpoint.step()));
+  return lines;
+}
+
 int inspect(const CheckpointCommand& options) {
-  check_writable("--json", options.json);
+  check_outputs({{"--json", options.json}}, {options.directory + "/latest"});
   const fsdp::Checkpoint checkpoint(options.directory);
   std::int64_t parameters = 0, states = 0;
   ordered_json tensors = ordered_json::array();
@@ -42,7 +54,7 @@ int inspect(const CheckpointCommand& options) {
               checkpoint.ranks(), checkpoint.strategy());
   print_clean("{} tensors, {} parameters, {} values of the optimizer\n", checkpoint.tensors().size(), parameters,
               states);
-  if (!checkpoint.finite()) print_clean("some values are not finite: the training had diverged\n");
+  for (const std::string& line : warnings_of(checkpoint)) print_clean("{}\n", line);
   if (!checkpoint.buffers().empty()) print_clean("{} buffers\n", checkpoint.buffers().size());
   ordered_json buffers = ordered_json::array();
   for (const fsdp::CheckpointBuffer& buffer : checkpoint.buffers())
@@ -60,6 +72,7 @@ int inspect(const CheckpointCommand& options) {
                             {"ranks", checkpoint.ranks()},
                             {"strategy", checkpoint.strategy()},
                             {"finite", checkpoint.finite()},
+                            {"replicas_apart", checkpoint.replicas_apart().value_or(false)},
                             {"attributes", checkpoint.attributes()},
                             {"parameters", parameters},
                             {"tensors", tensors},
@@ -98,6 +111,8 @@ int export_directory(const CheckpointCommand& options) {
   constexpr std::int64_t kAtOnce = std::int64_t{4} << 20;  // elements
   fsdp::Checkpoint checkpoint(options.directory);
   check_directory("--output", options.output, "config.json");
+  for (const std::string& line : warnings_of(checkpoint))
+    print_clean(stderr, "tessera: {}: {}\n", checkpoint.directory(), line);
   const nn::ModelConfig model = model_in(options.directory);
   check_saved(checkpoint, model);
   const std::vector<nn::SafetensorsTensor> tensors = dense_tensors(model);

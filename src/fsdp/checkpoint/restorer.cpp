@@ -77,7 +77,10 @@ std::string restore_plugin_state(Engine& engine, Checkpoint& checkpoint) {
     engine.state().load_plugin_state({});
     if (expected.empty() && !has_some) return "";
     return checkpoint.directory() +
-           ": has no plug-in state for this world, strategy and choice of collectives, which therefore starts empty";
+           ": has no plug-in state for this world, strategy and choice of collectives, which therefore starts empty" +
+           (checkpoint.replicas_apart().value_or(false)
+                ? "; the replicas had trained on their own since their last sync, from whose parameters they go on"
+                : "");
   }
   engine.state().load_plugin_state([&](const CollectivePlugin::State& state, int rank, float* out) {
     checkpoint.read_plugin_state(rank, state.name, out);

@@ -32,6 +32,7 @@ void set_group_size(EngineOptions& options) {
   if (group < 1 || shards % group != 0)
     throw InvalidUsage("reshard_group_size: " + std::to_string(group) + " does not divide the " +
                        std::to_string(shards) + " shards of the mesh; choose a divisor");
+  if (options.strategy.param_at_rest.empty()) return;  // it reshards nothing
   if (group == 1 || group == shards) {
     options.reshard_after_forward = group != 1;
   } else {

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 TOOL = None
@@ -91,6 +92,80 @@ class ValuesTest(unittest.TestCase):
         done = subprocess.run([TOOL, "report", self.folder / "run.json", "-o", self.folder / "run.json"], text=True, capture_output=True, timeout=30)
         self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
         self.assertEqual((self.folder / "run.json").read_bytes(), run)
+
+    def tool(self, *arguments, **options):
+        done = subprocess.run([TOOL, *map(str, arguments)], text=True, stderr=subprocess.PIPE, stdout=options.pop("stdout", subprocess.PIPE), timeout=60, **options)
+        return done.returncode, done.stdout, done.stderr
+
+    def test_every_command_keeps_its_input(self):
+        saves, flights = self.folder / "saves", self.folder / "flights"
+        self.assertEqual(self.train("--save", saves, "--flight-recorder", flights)[0], 0)
+        step = next(saves.glob("step-*"))
+        explain = ("explain", "--model", "gpt-nano", "--ranks", "2", "--seq-len", "16", "--threads", "1", "--data", self.text, "--run")
+        for arguments, said in (((*explain, "--json", self.text), "is the input"), ((*explain, "--html", self.text), "is the input"),
+                                (("checkpoint", "inspect", saves, "--json", saves / "latest"), "is the input"),
+                                (("checkpoint", "inspect", saves, "--json", step / "index.json"), "is in the checkpoint of a step"),
+                                (("report", "--postmortem", flights, "--json", flights / "rank-0.flight"), "is the input")):
+            code, _, err = self.tool(*arguments)
+            self.assertEqual((code, err.count("\n"), said in err), (2, 1, True), err)
+        self.assertEqual(self.text.read_text(), TEXT)
+        for arguments in (("checkpoint", "verify", saves), ("checkpoint", "inspect", saves, "--json", saves / "inspect.json"),
+                          ("report", "--postmortem", flights, "--json", flights / "verdict.json")):  # the negative control
+            self.assertEqual(self.tool(*arguments)[0], 0, arguments)
+
+    def test_each_result_has_its_own_file(self):
+        one = self.folder / "one"
+        plan, bench = ("plan", "--model", "gpt-nano"), ("bench", "all_reduce", "--ranks", "2", "-e", "1K")
+        for arguments in ((*plan, "--json", one, "--trace", self.folder / "." / "one"), (*plan, "--json", one, "--report", one), (*bench, "--json", one, "--plot", one),
+                          ("explain", "--model", "gpt-nano", "--json", one, "--html", one)):
+            code, _, err = self.tool(*arguments)
+            self.assertEqual((code, "file; name another one" in err), (2, True), err)
+        self.assertIn("is also --log-csv's file", self.wrong("--log-csv", one, "--trace", one))
+        self.assertEqual(self.tool(*plan, "--json", "/dev/null", "--trace", "/dev/null")[0], 0)  # the negative control
+
+    def test_a_link_is_followed_and_standard_output_shared(self):
+        target, link, out = self.folder / "target", self.folder / "link", self.folder / "out"
+        target.write_text("old")
+        link.symlink_to(target)
+        self.assertEqual(self.tool("plan", "--model", "gpt-nano", "--json", link)[0], 0)
+        self.assertTrue(link.is_symlink())
+        self.assertIn("runs", json.loads(target.read_text()))
+        with open(out, "w", encoding="utf-8") as file:
+            self.assertEqual(self.tool("plan", "--model", "gpt-nano", "--json", "/dev/stdout", stdout=file)[0], 0)
+        self.assertTrue(os.path.islink("/dev/stdout"))
+        text, _, rest = out.read_text().partition("{\n")
+        self.assertIn("strategy", text)
+        self.assertIn("runs", json.loads("{" + rest))
+        with open(out, "w", encoding="utf-8") as file:
+            self.assertEqual(self.tool("train", "--model", "gpt-nano", "--ranks", "1", "--steps", "3", "--seq-len", "16", "--data", self.text, "--log-csv", "/dev/stdout",
+                                       stdout=file)[0], 0)
+        lines = out.read_text().splitlines()
+        self.assertEqual([len([line for line in lines if line.startswith(begin)]) for begin in ("step,loss", "step ", "1,", "2,", "3,", "final")], [1, 3, 1, 1, 1, 1])
+
+    def test_a_log_has_one_writer(self):
+        log = self.folder / "log.csv"
+        running = subprocess.Popen([TOOL, "train", "--model", "gpt-nano", "--ranks", "1", "--steps", "100000", "--seq-len", "16", "--data", self.text, "--log-csv", log],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 30
+            while not log.exists() or log.read_text().count("\n") < 3:
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.01)
+            self.assertIn("another run writes it", self.train("--log-csv", log)[2])
+            self.assertGreater(log.read_text().count("\n"), 2)
+        finally:
+            running.kill()
+            running.wait()
+        self.assertEqual(self.train("--log-csv", log)[0], 0)  # the negative control
+
+    def test_a_run_that_is_at_its_end_says_so(self):
+        saves, new = self.folder / "saves", self.folder / "new"
+        self.assertEqual(self.train("--save", saves, "--steps", "2")[0], 0)
+        code, _, err = self.train("--resume", saves, "--steps", "2", "--save", new)
+        self.assertEqual((code, err.count("\n")), (0, 1), err)
+        self.assertIn("is at step 2 already, so no step is made; nothing is written by --save", err)
+        code, _, err = self.train("--resume", saves, "--steps", "3", "--save", new)  # the negative control
+        self.assertEqual((code, err), (0, ""))
 
     def test_rejects_invalid_config_with_own_error(self):
         config = self.folder / "config.json"

@@ -25,6 +25,27 @@ bool same_reduction(const BenchResult& a, const BenchResult& b) {
   return a.redop == b.redop || a.redop.empty() || b.redop.empty();
 }
 
+/// Throws InvalidUsage that names the field if a size or time is out of range, or the environment not of its form.
+void check_bench_file(const base::JsonReader& file) {
+  constexpr double kLongest = 1e15;  // us
+  for (const base::JsonReader& result : file.at("results").elements()) {
+    result.at("bytes").integer(0);
+    for (const auto& [name, time] : result.at("time_us").members()) time.number(0, kLongest);
+    if (result.has("rounds_us"))
+      for (const base::JsonReader& round : result.at("rounds_us").elements()) round.number(0, kLongest);
+  }
+  if (!file.has("environment")) return;
+  const base::JsonReader environment = file.at("environment");
+  if (environment.has("hosts"))
+    for (const base::JsonReader& host : environment.at("hosts").elements()) {
+      host.at("name").text();
+      host.at("cores").integer(0);
+      if (!host.at("load").json().is_null()) host.at("load").number(0, kLongest);
+    }
+  if (environment.has("backends"))
+    for (const base::JsonReader& backend : environment.at("backends").elements()) backend.at("backend").text();
+}
+
 /// Throws nlohmann's errors if a field is missing or has another type.
 BenchFile bench_file(const ordered_json& json) {
   BenchFile file{.ranks = json.at("ranks"), .cold = json.at("cold"), .device = json.value("device", "cpu")};
@@ -41,10 +62,13 @@ BenchFile read_bench_file(std::string_view option, const std::string& path) {
   };
   const base::FileText read = base::read_regular(path);
   if (!read.problem.empty()) refuse(read.problem + "; give a file that `tessera bench --json` wrote");
-  const auto json = base::parse_json<ordered_json>(read.text, fmt::format("{} '{}'", option, path));
+  const std::string origin = fmt::format("{} '{}'", option, path);
+  const auto json = base::parse_json<ordered_json>(read.text, origin);
   BenchFile file;
   try {
     file = bench_file(json);
+    const auto checked = base::parse_json<nlohmann::json>(read.text, origin);
+    check_bench_file({checked, origin});
   } catch (const ordered_json::exception&) {
     refuse("is not what `tessera bench --json` writes; give such a file");
   }

@@ -247,7 +247,8 @@ int bench_of_step(const CommandLine& commands, const BenchOptions& options, cons
   if (!options.only.empty()) return measure_as_child(options, spec);
   if (comm::resolve_launch().size > 1)
     throw base::InvalidUsage("--of-step: it starts its own ranks for every algorithm; use it without a launcher");
-  check_writable("--json", options.json);
+  check_outputs({{"--json", options.json}}, {options.step.model});
+  warn_ineffective_options(options.step, {options.step.strategy});
   const StepOfModel step = step_of_plan(plan_of_step(options, spec.ranks));
   std::vector<StepOnBackend> backends;
   for (const std::string& backend : spec.backends) {

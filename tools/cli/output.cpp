@@ -1,6 +1,7 @@
 #include "tools/cli/output.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <array>
 #include <filesystem>
 #include <iostream>
+#include <map>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
@@ -17,6 +19,9 @@ namespace tessera::tools {
 namespace {
 
 namespace fs = std::filesystem;
+
+/// A file that every checkpoint of a step has.
+constexpr const char* kOfStep = "rank-00000.json";
 
 bool is_replaceable(const std::string& path) {
   std::error_code error;
@@ -29,10 +34,32 @@ bool is_fifo(const std::string& path) {
   return fs::is_fifo(path, ignored);
 }
 
+/// The file that a link leads to, so that it is written and not the link replaced.
+std::string target_of(const std::string& path) {
+  std::error_code error;
+  const fs::path target = fs::is_symlink(path, error) ? fs::weakly_canonical(path, error) : fs::path(path);
+  return error || target.empty() ? path : target.string();
+}
+
+/// Standard output or error, if it is the file at `path`, as /dev/stdout is: it has a place in the file that others
+/// share. Else none.
+base::UniqueFd stream_at(const std::string& path) {
+  struct stat file {
+  }, stream{};
+  if (::stat(path.c_str(), &file) != 0 || !S_ISREG(file.st_mode)) return {};
+  for (const int fd : {STDOUT_FILENO, STDERR_FILENO})
+    if (::fstat(fd, &stream) == 0 && stream.st_dev == file.st_dev && stream.st_ino == file.st_ino) {
+      std::fflush(stdout);
+      return base::UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    }
+  return {};
+}
+
 /// A device, pipe or FIFO, opened for writing; or a new file beside `path`, which replaces it. A FIFO that no process
 /// reads is an error: to wait for a reader could take forever.
 base::NewFile open_output(const std::string& path) {
   base::NewFile file;
+  if (file.fd = stream_at(path); file.fd) return file;
   if (is_replaceable(path)) {
     file = base::create_beside(path, ".partial-", O_WRONLY);
     if (!file.fd) throw base::system_error("can't write '" + path + "'", file.code);
@@ -69,7 +96,7 @@ void check_writable(std::string_view option, const std::string& path) {
   if (fs::is_directory(path, ignored))
     throw base::InvalidUsage(std::string(option) + " '" + path + "' is a directory; name a file");
   try {
-    base::NewFile file = open_output(path);
+    base::NewFile file = open_output(target_of(path));
     if (!file.path.empty()) ::unlink(file.path.c_str());
     if (is_fifo(path)) [[maybe_unused]]
       const int until_exit = file.fd.release();  // else its reader would see the end now
@@ -83,15 +110,26 @@ void check_directory(const std::string& option, const std::string& directory, co
   std::error_code error;
   fs::create_directories(directory, error);
   if (error) throw base::InvalidUsage(option + ": can't create '" + directory + "': " + error.message());
-  if (fs::exists(directory + "/rank-00000.json", error))
+  if (fs::exists(fs::path(directory) / kOfStep, error))
     throw base::InvalidUsage(option + " '" + directory +
                              "' is the checkpoint of a step, which it would change; name another directory");
   check_writable(option, directory + "/" + file);
 }
 
 void check_outputs(const Outputs& outputs, const std::vector<std::string>& inputs) {
+  std::map<std::string, std::string_view> seen;
   for (const auto& [option, path] : outputs) {
     check_writable(option, path);
+    std::error_code ignored;
+    if (!path.empty() && fs::exists(fs::path(path).parent_path() / kOfStep, ignored))
+      throw base::InvalidUsage(
+          fmt::format("{} '{}' is in the checkpoint of a step, which it would change; name another "
+                      "file",
+                      option, path));
+    if (!path.empty() && is_replaceable(path))
+      if (const auto [first, is_new] = seen.emplace(fs::weakly_canonical(path, ignored).string(), option); !is_new)
+        throw base::InvalidUsage(
+            fmt::format("{} '{}' is also {}'s file; name another one", option, path, first->second));
     for (const std::string& input : inputs)
       if (std::error_code error; !path.empty() && fs::equivalent(path, input, error))
         throw base::InvalidUsage(std::string(option) + " '" + path + "' is the input '" + input +
@@ -110,6 +148,16 @@ std::string json_text(const nlohmann::ordered_json& json, int indent) {
   return json.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
+base::UniqueFd open_lines(const std::string& path, bool append) {
+  if (base::UniqueFd stream = stream_at(path)) return stream;
+  base::UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (append ? O_APPEND : 0), 0666));
+  struct stat status {};
+  if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) return file;
+  const bool used = ::flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;  // some systems have no locks
+  if (used || (!append && ::ftruncate(file.get(), 0) != 0)) file.reset();
+  return file;
+}
+
 bool write_all(int file, std::string_view content) {
   while (!content.empty()) {
     const ssize_t written = ::write(file, content.data(), content.size());
@@ -120,9 +168,10 @@ bool write_all(int file, std::string_view content) {
 }
 
 void write_file(const std::string& path, std::string_view content) {
-  base::NewFile file = open_output(path);
+  const std::string target = target_of(path);
+  base::NewFile file = open_output(target);
   try {
-    if (!write_all(file.fd.get(), content) || (!file.path.empty() && ::rename(file.path.c_str(), path.c_str()) != 0))
+    if (!write_all(file.fd.get(), content) || (!file.path.empty() && ::rename(file.path.c_str(), target.c_str()) != 0))
       throw base::system_error("can't write '" + path + "'");
   } catch (...) {
     if (!file.path.empty()) ::unlink(file.path.c_str());

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/file.h"
+
 namespace tessera::tools {
 
 /// Writes text to a stream. What others put into files and names reaches the terminal only here: control characters
@@ -41,6 +43,10 @@ void check_writable(std::string_view option, const std::string& path);
 /// no directory. Throws InvalidUsage.
 void check_directory(const std::string& option, const std::string& directory, const std::string& file);
 
+/// Opens a file to which lines are added while the work goes on: from its beginning, or behind what it has. Invalid,
+/// with errno, if it can't be opened; EWOULDBLOCK: another process writes it.
+base::UniqueFd open_lines(const std::string& path, bool append);
+
 /// Writes all of it to a descriptor. False: errno says why not.
 bool write_all(int file, std::string_view content);
 
@@ -53,8 +59,8 @@ void write_json(const std::string& path, const nlohmann::ordered_json& json, int
 
 /// An output file by the option that names it; "" is no file.
 using Outputs = std::vector<std::pair<std::string_view, std::string>>;
-/// Throws InvalidUsage if one of the files can't be written, as check_writable(), or is one of the `inputs`, which it
-/// would replace.
+/// Throws InvalidUsage if one of the files can't be written, as check_writable(), is one of the `inputs`, which it
+/// would replace, or is named twice.
 void check_outputs(const Outputs& outputs, const std::vector<std::string>& inputs = {});
 
 /// `json` as text, on one line if `indent` is negative. Bytes that are not UTF-8, as in a file's name, become U+FFFD.

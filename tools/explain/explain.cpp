@@ -47,7 +47,10 @@ void refuse_run_options(const CLI::App& command, const ExplainOptions& options) 
 
 /// Called by the process that starts the ranks, or by rank 0.
 void check_explained(const ExplainOptions& options, int ranks) {
-  check_outputs({{"--json", options.json}, {"--html", options.html}}, {options.model, options.cluster});
+  std::vector<std::string> inputs = options.data;
+  inputs.insert(inputs.end(), {options.model, options.cluster});
+  check_outputs({{"--json", options.json}, {"--html", options.html}}, inputs);
+  warn_ineffective_options(options, {options.strategy});
   const ClusterSpec cluster = cluster_of(options, ranks);
   if (options.cpu_offload && cluster.compute.kind == ComputeSpec::Kind::host)
     print_clean(stderr, "tessera: --cpu-offload does nothing on cluster {}: its ranks already use host memory\n",

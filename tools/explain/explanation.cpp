@@ -31,9 +31,10 @@ std::string unsharded_strategy() {
 StepCost cost_of(const TrainPlan& plan, const std::string& strategy, const StepPlan& step) {
   StepCost cost;
   std::set<std::string> units;
+  std::vector<std::pair<std::int64_t, std::int64_t>> busy;
   for (const fsdp::UnitStats& unit : step.result.units) units.insert(unit.name);
   for (const plan::TransferRecord& transfer : step.transfers) {
-    cost.link_ns += transfer.done_ns - transfer.begun_ns;
+    busy.emplace_back(transfer.begun_ns, transfer.done_ns);
     if (units.count(transfer.label) == 0) continue;  // order checks and norms
     const plan::SimulatedOp& operation = transfer.operation;
     auto same = std::ranges::find_if(cost.operations, [&](const OperationCost& other) {
@@ -50,6 +51,7 @@ StepCost cost_of(const TrainPlan& plan, const std::string& strategy, const StepP
     ++cost.calls;
     cost.bytes_sent += operation.bytes_sent;
   }
+  cost.link_ns = covered_ns(std::move(busy));
   cost.exposed_ns = exposed_ns(step.events);
   const fsdp::EngineOptions engine = engine_options(plan, strategy);
   const fsdp::TrafficVolume formula =

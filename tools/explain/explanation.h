@@ -137,7 +137,7 @@ struct StepCost {
   std::vector<OperationCost> operations;  ///< of parameters and gradients
   std::uint64_t calls = 0, bytes_sent = 0;
   std::uint64_t formula_bytes = 0;  ///< of docs/comparison.md, for a step of the mean
-  std::int64_t link_ns = 0;         ///< of all operations, from first byte to end
+  std::int64_t link_ns = 0;         ///< during which a link passes bytes of any operation
   std::int64_t exposed_ns = 0;
 };
 

@@ -296,7 +296,12 @@ ordered_json json_of(const Postmortem& result) {
 /// Prints the postmortem of the newest run that recorded in `directory`, and writes it as JSON to `json` unless that is
 /// empty. Throws InvalidUsage if the directory has no complete file of the flight recorder.
 void print_postmortem(const std::string& directory, const std::string& json) {
-  check_writable("--json", json);
+  std::vector<std::string> inputs;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error))
+    if (entry.path().extension() == ".flight" || entry.path().filename() == kFirstCause)
+      inputs.push_back(entry.path().string());
+  check_outputs({{"--json", json}}, inputs);
   const Postmortem result = postmortem_of(directory);
   print_clean("{}", text_of(result));
   write_json(json, json_of(result), 2);

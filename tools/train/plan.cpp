@@ -246,10 +246,7 @@ void check_results(const TrainOptions& o) {
   check_directory("--flight-recorder", o.flight_recorder, "rank-0.flight");
 }
 
-void warn_ineffective_options(const TrainOptions& o, const std::vector<std::string>& strategies) {
-  if (o.cpu_offload && base::parse_device(o.device).type == base::DeviceType::cpu)
-    print_clean(stderr, "tessera: --cpu-offload does nothing with --device {}: it already uses host memory\n",
-                o.device);
+void warn_ineffective_options(const StepOptions& o, const std::vector<std::string>& strategies) {
   const auto none = [&](const auto& uses) {
     return std::ranges::none_of(strategies, [&](const std::string& name) {
       return uses(fsdp::parse_strategy(name, fsdp::CollectiveRegistry::built_in()));
@@ -270,11 +267,19 @@ void warn_ineffective_options(const TrainOptions& o, const std::vector<std::stri
       {!o.reshard_after_backward.empty() && !shards, "--reshard-after-backward", by + ", which reshards no parameters"},
       {sgd && o.betas != std::vector{usual.beta1, usual.beta2}, "--betas", " with --optimizer sgd"},
       {sgd && o.optimizer_config.eps != usual.eps, "--eps", " with --optimizer sgd"},
-      {o.steps == 0 && !o.save.empty(), "--save", " with --steps 0, which writes no checkpoint; use --export"},
-      {o.steps == 0 && !o.trace.empty(), "--trace", " with --steps 0"},
   };
   for (const auto& [is, option, reason] : ineffective)
     if (is) print_clean(stderr, "tessera: {} does nothing{}\n", option, reason);
+}
+
+void warn_ineffective_options(const TrainOptions& o, const std::vector<std::string>& strategies) {
+  warn_ineffective_options(static_cast<const StepOptions&>(o), strategies);
+  if (o.cpu_offload && base::parse_device(o.device).type == base::DeviceType::cpu)
+    print_clean(stderr, "tessera: --cpu-offload does nothing with --device {}: it already uses host memory\n",
+                o.device);
+  if (o.steps == 0 && !o.save.empty())
+    print_clean(stderr, "tessera: --save does nothing with --steps 0, which writes no checkpoint; use --export\n");
+  if (o.steps == 0 && !o.trace.empty()) print_clean(stderr, "tessera: --trace does nothing with --steps 0\n");
 }
 
 WorldInitOptions world_of(const TrainPlan& plan, std::shared_ptr<base::MemoryTracker> memory_tracker) {

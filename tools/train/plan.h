@@ -93,6 +93,8 @@ void check_results(const TrainOptions& options);
 /// Prints on standard error which options have no effect under any of the strategies that run. Called once, by the
 /// process that starts the ranks or by rank 0.
 void warn_ineffective_options(const TrainOptions& o, const std::vector<std::string>& strategies);
+/// The same for options of steps that are simulated.
+void warn_ineffective_options(const StepOptions& o, const std::vector<std::string>& strategies);
 
 /// How the ranks of a training join their world.
 WorldInitOptions world_of(const TrainPlan& plan, std::shared_ptr<base::MemoryTracker> memory_tracker);

@@ -175,6 +175,16 @@ std::int64_t check_resumed(const TrainPlan& plan) {
   return step;
 }
 
+std::string nothing_left_note(const TrainPlan& plan) {
+  const TrainOptions& o = plan.options;
+  if (plan.checkpoint.empty() || o.steps == 0 || plan.first_step < o.steps) return "";
+  std::string unwritten;
+  for (const auto& [option, value] : {std::pair("--save", o.save), {"--log-csv", o.log_csv}, {"--trace", o.trace}})
+    if (!value.empty()) unwritten += (unwritten.empty() ? "; nothing is written by " : ", ") + std::string(option);
+  return fmt::format("--steps {}: {} is at step {} already, so no step is made{}", o.steps, plan.checkpoint,
+                     plan.first_step, unwritten);
+}
+
 std::string schedule_note(const TrainPlan& plan) {
   if (plan.checkpoint.empty() || plan.schedule.kind != nn::LrSchedule::Kind::cosine) return "";
   const fsdp::Checkpoint checkpoint(plan.checkpoint);

@@ -24,6 +24,9 @@ nn::ModelConfig model_in(const std::string& checkpoint);
 /// The number of steps done. Throws InvalidUsage if the plan's data would not continue the checkpoint's.
 std::int64_t check_resumed(const TrainPlan& plan);
 
+/// A line if the checkpoint of --resume has made all --steps already; else "".
+std::string nothing_left_note(const TrainPlan& plan);
+
 /// A line if --steps changes the learning rates of a resumed cosine schedule; else "".
 std::string schedule_note(const TrainPlan& plan);
 

@@ -1,11 +1,12 @@
 // tessera train: trains with one strategy and prints a line per step.
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <charconv>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,22 +34,24 @@ namespace {
 class LineFile {
  public:
   /// `option`: named in errors. A `path` of "" is no file: write() then does nothing. Throws InvalidUsage.
-  LineFile(std::string option, const std::string& path, std::ios::openmode mode = std::ios::trunc)
-      : option_(std::move(option)) {
+  LineFile(std::string option, const std::string& path, bool append = false) : option_(std::move(option)) {
     if (path.empty()) return;
-    file_.open(path, mode);
-    if (!file_) throw base::InvalidUsage(option_ + ": can't write '" + path + "'");
+    file_ = open_lines(path, append);
+    if (!file_)
+      throw base::InvalidUsage(
+          option_ + ": can't write '" + path +
+          "': " + (errno == EWOULDBLOCK ? "another run writes it; name another file" : std::strerror(errno)));
   }
   /// Writes a text that ends with a newline, at once. Throws SystemError.
   void write(std::string_view text) {
-    if (!file_.is_open()) return;
-    file_ << text << std::flush;
-    if (!file_) throw base::SystemError(option_ + ": writing failed; is the disk full?");
+    if (!file_) return;
+    std::fflush(stdout);  // it may be the same file
+    if (!write_all(file_.get(), text)) throw base::SystemError(option_ + ": writing failed; is the disk full?");
   }
 
  private:
   const std::string option_;
-  std::ofstream file_;
+  base::UniqueFd file_;
 };
 
 constexpr std::string_view kHeader =
@@ -110,7 +113,7 @@ LineFile open_log(const std::string& path, std::int64_t first_step) {
     return file;
   }
   if (const std::string kept = kept_records(path, *text, first_step); kept != *text) write_file(path, kept);
-  return {"--log-csv", path, std::ios::app};
+  return {"--log-csv", path, /*append=*/true};
 }
 
 /// Throws InvalidUsage if a run that resumes after `first_step` steps can't continue the file: another program, or
@@ -233,7 +236,7 @@ int train(const CommandLine& commands, const TrainOptions& options) {
     if (comm_variable("TESSERA_LAUNCHER") != "tessera") {  // else the launching process has printed it
       warn_ineffective_options(options, {options.strategy});
       std::vector<std::string> notes = options.notes;
-      notes.insert(notes.end(), {plan.model.note, schedule_note(plan), divergence_note(plan),
+      notes.insert(notes.end(), {plan.model.note, nothing_left_note(plan), schedule_note(plan), divergence_note(plan),
                                  accumulation_note(plan, options.strategy)});
       for (const std::string& note : notes)
         if (!note.empty()) print_clean(stderr, "tessera: {}\n", note);

@@ -162,6 +162,14 @@ class FilesTest(unittest.TestCase):
         for row in four["results"]:
             del row["rounds_us"]
         (self.folder / "old.json").write_text(json.dumps(four))
+        for number, (change, says) in enumerate((({"environment": {"hosts": -1}}, "environment.hosts"), ({"environment": {"hosts": ["x"]}}, "environment.hosts"),
+                                                 ({"environment": {"hosts": [], "backends": "x"}}, "environment.backends"), ({"environment": 3}, "environment"),
+                                                 ({"results": [{**json.loads(good.read_text())["results"][0], "bytes": -1}]}, "bytes"),
+                                                 ({"results": [{**json.loads(good.read_text())["results"][0], "rounds_us": [-5, 1, 2]}]}, "rounds_us"))):
+            bad = self.folder / f"bad-{number}.json"
+            bad.write_text(json.dumps({**json.loads(good.read_text()), **change}))
+            code, out, err = bench("--compare", good, bad)
+            self.assertEqual((code, out, err.count("\n"), says in err, "exception" in err), (2, "", 1, True, False), err)
         for arguments, says in (
             (("--compare", good, self.folder / "none.json"), "none.json"),
             (("--compare", good, self.folder / "other.json"), "is not what `tessera bench --json` writes"),

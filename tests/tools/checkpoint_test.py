@@ -127,6 +127,18 @@ class CheckpointTest(Folder):
             self.assertIn("is the checkpoint of a step", done[2])
         self.assertEqual(sorted(file.name for file in step.iterdir()), before)
 
+    def test_parameters_of_an_earlier_sync_are_said(self):
+        for strategy, steps, apart in (("diloco", 3, True), ("diloco", 4, False), ("fsdp", 3, False)):
+            saves = self.folder / f"{strategy}-{steps}"
+            code, _, err = tool("train", "--model", "gpt-nano", "--ranks", 2, "--steps", steps, "--data", self.text, "--global-batch", 4, "--seq-len", 16, "--strategy", strategy,
+                                *(("--sync-every", 2) if strategy == "diloco" else ()), "--save", saves)
+            self.assertEqual(code, 0, err)
+            code, _, err = tool("checkpoint", "export", saves, "-o", self.folder / f"{strategy}-{steps}-hf")
+            self.assertEqual((code, "the parameters are those of that sync, before step 3" in err), (0, apart), err)
+            self.assertEqual("since they were synchronized" in tool("checkpoint", "inspect", saves)[1], apart)
+            code, _, err = tool("train", "--model", "gpt-nano", "--ranks", 1, "--steps", steps, "--data", self.text, "--global-batch", 4, "--seq-len", 16, "--resume", saves)
+            self.assertEqual((code, "from whose parameters they go on" in err), (0, apart), err)
+
     def test_names_damage_and_keeps_files(self):
         self.train(3, "--save", self.saves)
         data = self.saves / "step-00000003/rank-00001.safetensors"

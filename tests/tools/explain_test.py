@@ -246,6 +246,12 @@ class ExplainTest(unittest.TestCase):
             self.assertLessEqual(max(map(len, text.splitlines())), columns)
             self.assertIn(f"rank {3 if columns == 80 else 5}", text)
 
+    def test_a_link_is_busy_once_at_a_time(self):
+        for link in ("10ms,1GB/s", "20us,1GB/s"):
+            document = self.facts("--strategy", "fsdp", "--link", link, "--seq-len", "16")
+            step = max(row["at_ms"] for row in document["rows"])
+            self.assertLessEqual(document["cost"]["link_ms"], step + 1)
+
     def test_sections_are_chosen_and_options_checked(self):
         self.assertEqual(len(self.explain("--section", "cost").split("\n\n")), 2)
         self.assertEqual(self.explain("--section", "cut"), self.explain("--section", "wrap"))  # its older name

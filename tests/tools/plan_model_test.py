@@ -280,9 +280,46 @@ class PlanModelTest(unittest.TestCase):
         self.assertGreater(slow["step_ms"]["median"], equal["step_ms"]["median"])
         self.assertEqual(run("--slow-rank", "3:1")["step_ms"]["median"], equal["step_ms"]["median"])
         self.assertGreater(run("--slow-link", "1:4")["step_ms"]["median"], equal["step_ms"]["median"])
+        for option in ("--slow-rank", "3:4"), ("--slow-link", "1:50"):  # the rank that waits most waits for almost all that the step grew by
+            unequal = run(*option)
+            grown = unequal["step_ms"]["median"] - equal["step_ms"]["median"]
+            self.assertAlmostEqual(unequal["exposed_communication_ms"] / (equal["exposed_communication_ms"] + grown), 1, delta=0.02)
         jitter = run("--jitter", 5)
         self.assertEqual(jitter, run("--jitter", 5))
         self.assertGreater(jitter["step_ms"]["median"], equal["step_ms"]["median"])
+
+    def test_times_beyond_what_is_counted_are_refused(self):
+        cluster = {"name": "slow", "ranks_per_host": 2, "links": {"intra": {"latency_us": 1, "bytes_per_second": 1e9}, "inter": {"latency_us": 25, "bytes_per_second": 1e-5}},
+                   "compute": {"kind": "host", "memory_bytes": 1e10, "memory_bytes_per_second": 1e10, "peak_flops": {"f32": 1e12}}}
+        file = self.folder / "cluster.json"
+        def wrong(**changes):
+            file.write_text(json.dumps({**cluster, **changes}))
+            self.wrong("a step takes longer than 146 years", "--model", "gpt-nano", "--ranks", 4, "--strategies", "fsdp", "--cluster", file)
+        wrong()
+        links = {**cluster["links"], "inter": {"latency_us": 25, "bytes_per_second": 1e9}}
+        wrong(links=links, compute={"kind": "host", "memory_bytes": 1e10, "memory_bytes_per_second": 1e10, "peak_flops": {"f32": 1e-9}})
+        self.wrong("a step takes longer than 146 years", "--model", "gpt-nano", "--strategies", "fsdp", "--jitter", "1e17")
+        file.write_text(json.dumps({**cluster, "links": links}))  # the control
+        self.assertGreater(self.runs("--model", "gpt-nano", "--ranks", 4, "--strategies", "fsdp", "--cluster", file)["fsdp", ""]["step_ms"]["median"], 0)
+
+    def test_secondary_shards_concern_what_is_sharded(self):
+        plain, secondary = (self.runs("--model", "gpt-nano", "--ranks", 4, "--strategies", "ddp,zero1,fsdp", *more) for more in ((), ("--reshard-after-forward", 2)))
+        for strategy in ("ddp", "zero1"):
+            self.assertEqual(plain[strategy, ""], secondary[strategy, ""])
+        self.assertNotEqual(plain["fsdp", ""]["wire_bytes_per_step"], secondary["fsdp", ""]["wire_bytes_per_step"])  # the control
+
+    def test_options_without_effect_are_said(self):
+        for option, value in (("--mesh", "3x5"), ("--prefetch", 5), ("--reshard-after-forward", "true"), ("--limit-all-gathers", 3)):
+            for command, strategy in (("plan", "--strategies"), ("explain", "--strategy")):
+                code, _, err = tool(command, "--model", "gpt-nano", strategy, "ddp", option, value)
+                self.assertEqual((code, f"{option} does nothing with --strategy ddp" in err), (0, True), err)
+        code, _, err = tool("plan", "--model", "gpt-nano", "--strategies", "ddp,hsdp", "--mesh", "2x2", "--prefetch", 2)  # the control
+        self.assertEqual((code, err), (0, ""))
+
+    def test_calls_that_are_not_in_every_step_are_shown(self):
+        self.plan("--model", "gpt-nano", "--strategies", "ddp,diloco")
+        row = next(line for line in self.shown.splitlines() if line.startswith("diloco"))
+        self.assertRegex(row, r"<1 / [0-9.]+ kB")
 
     def test_trace_is_that_of_a_run_with_its_transfers(self):
         run = self.runs(*TALL, "--strategies", "fsdp", "--trace", self.folder / "trace.json")["fsdp", ""]

@@ -31,6 +31,7 @@
 #include "tessera/comm/registry.h"
 #include "tools/cli/output.h"
 #include "tools/launch/host_connection.h"
+#include "tools/launch/ranks.h"
 
 namespace tessera::tools {
 namespace {
@@ -227,6 +228,15 @@ void check_clock(Findings& all) {
 }
 
 /// Runs a world of two ranks on each backend that this program has.
+/// Those of ranks' own programs show in the worlds of check_backends().
+void check_environment(Findings& all) {
+  try {
+    check_variables();
+  } catch (const base::InvalidUsage& error) {
+    all.push_back({"error", "variables", error.what(), "correct it, or unset the variable"});
+  }
+}
+
 void check_backends(Findings& all) {
   const std::string self = fs::read_symlink("/proc/self/exe");
   for (const comm::BackendState& backend : comm::list_backends()) {
@@ -274,6 +284,7 @@ Findings check_host(bool several) {
   check_network(all, several);
   check_name(all, several);
   check_clock(all);
+  check_environment(all);
   check_backends(all);
   return all;
 }

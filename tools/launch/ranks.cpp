@@ -14,6 +14,8 @@
 #include "tessera/comm/init.h"
 #include "tessera/comm/launch.h"
 #include "tessera/comm/registry.h"
+#include "tessera/nn/attention_library.h"
+#include "tessera/nn/products.h"
 #include "tessera/nn/variables.h"
 #include "tools/cli/output.h"
 
@@ -25,14 +27,18 @@ constexpr base::EnvVariable kVariables[] = {
     {"TESSERA_LOG", "warn", "log level of the tool's ranks on standard error: debug, info, warn, error or off"},
     {"TESSERA_LAUNCH_SOCKET", "", "set by the tool if mpirun starts its ranks: the socket on which they report"}};
 
+base::LogLevel log_level() try {
+  return base::parse_log_level(base::env_or_default(kVariables[0]));
+} catch (const base::InvalidUsage& error) {
+  throw base::InvalidUsage(std::string(kVariables[0].name) + ": " + error.what());
+}
+
 std::shared_ptr<base::Logger> make_logger(int rank) {
-  return std::make_shared<base::Logger>(base::parse_log_level(base::env_or_default(kVariables[0])),
-                                        [rank](base::LogLevel level, std::string_view text) {
-                                          // As notes and warnings, which the launcher forwards at once; the exception
-                                          // reports a rank's failure.
-                                          print_clean(stderr, "tessera: {}: rank {}: {}\n",
-                                                      level < base::LogLevel::warn ? "note" : "warning", rank, text);
-                                        });
+  return std::make_shared<base::Logger>(log_level(), [rank](base::LogLevel level, std::string_view text) {
+    // As notes and warnings, which the launcher forwards at once; the exception
+    // reports a rank's failure.
+    print_clean(stderr, "tessera: {}: rank {}: {}\n", level < base::LogLevel::warn ? "note" : "warning", rank, text);
+  });
 }
 
 }  // namespace
@@ -76,6 +82,14 @@ std::string comm_setting(std::string_view name) {
   for (const base::EnvVariable& known : comm::variables())
     if (known.name == name) return base::env_or_default(known);
   return "";
+}
+
+void check_variables() {
+  check_backend(default_backend());
+  static_cast<void>(comm::resolve_launch());
+  static_cast<void>(nn::products_of_environment());
+  static_cast<void>(nn::attention_library_of_environment());
+  static_cast<void>(log_level());
 }
 
 std::string default_backend() { return comm_setting("TESSERA_BACKEND"); }

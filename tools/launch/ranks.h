@@ -32,6 +32,8 @@ std::string comm_setting(std::string_view name);
 
 /// TESSERA_BACKEND's value or default.
 std::string default_backend();
+/// Reads the variables that determine how ranks start and compute. Throws InvalidUsage for the first wrong one.
+void check_variables();
 /// Throws InvalidUsage if this host can't use the backend, which may be "auto" or "near+far".
 void check_backend(const std::string& name);
 

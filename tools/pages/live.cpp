@@ -112,13 +112,7 @@ std::int64_t covered_ns(const std::vector<base::TraceEvent>& events, const std::
   std::vector<std::pair<std::int64_t, std::int64_t>> spans;
   for (const base::TraceEvent& e : events)
     if (kinds.contains(e.kind)) spans.emplace_back(e.start_ns, e.end_ns);
-  std::sort(spans.begin(), spans.end());
-  std::int64_t sum = 0, end = std::numeric_limits<std::int64_t>::min();
-  for (const auto& [from, to] : spans) {
-    if (to > end) sum += to - std::max(from, end);
-    end = std::max(end, to);
-  }
-  return sum;
+  return tools::covered_ns(std::move(spans));
 }
 
 std::string timelines_of(const Comparison& c, const StepStory* story) {

@@ -253,6 +253,12 @@ int model_plan(const CLI::App& command, const PlanOptions& asked) {
   if (!options.why.empty()) why = plan_gap(options, ranks[0], cluster, plan);
   for (const std::string& reason : skipped) print_clean("left out: {}\n", reason);
   if (!plan.note.empty()) print_clean(stderr, "tessera: {}\n", plan.note);
+  std::vector<std::string> strategies;
+  for (const StepPlan& run : plan.runs)
+    strategies.push_back(run.result.strategy.substr(0, run.result.strategy.find('+')));
+  if (!options.advise) warn_ineffective_options(options, strategies);  // which tries its own values
+  if (variation_of(options) && !(options.trace.empty() && options.report.empty()))
+    print_clean(stderr, "tessera: --trace and the pictures of --report show the step of equal ranks\n");
   print_clean("{}{}{}{}", to_text(plan), scaling ? to_text(*scaling) : "", advice ? to_text(*advice) : "",
               why ? why_text(*why) : "");
   ordered_json json = to_json(plan);

@@ -76,9 +76,9 @@ std::string trace_name(const RunResult& r) {
 std::string mesh_text(const RunResult& r) { return fmt::format("{}x{}", r.mesh[0], r.mesh[1]); }
 
 std::string traffic_text(const RunResult& r, std::uint64_t PerCollective::*of) {
-  return r.calls_per_step.*of == 0
-             ? "-"
-             : fmt::format("{} / {}", r.calls_per_step.*of, human_bytes(r.wire_bytes_per_step.*of));
+  const std::uint64_t calls = r.calls_per_step.*of, bytes = r.wire_bytes_per_step.*of;
+  if (calls == 0 && bytes == 0) return "-";
+  return fmt::format("{} / {}", calls == 0 ? "<1" : std::to_string(calls), human_bytes(bytes));  // not in every step
 }
 
 std::vector<std::string> traffic_texts(const RunResult& r) {

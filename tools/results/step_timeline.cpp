@@ -137,6 +137,16 @@ std::int64_t MemorySample::total() const {
   return sum;
 }
 
+std::int64_t covered_ns(std::vector<std::pair<std::int64_t, std::int64_t>> spans) {
+  std::ranges::sort(spans);
+  std::int64_t sum = 0, end = std::numeric_limits<std::int64_t>::min();
+  for (const auto& [from, to] : spans) {
+    if (to > end) sum += to - std::max(from, end);
+    end = std::max(end, to);
+  }
+  return sum;
+}
+
 std::vector<MemorySample> samples_of(const base::MemoryHistory& history, std::int64_t begin_ns, std::size_t most) {
   std::vector<MemorySample> all = {{0, history.before}};
   for (const base::MemoryChange& change : history.changes) {

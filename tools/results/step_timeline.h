@@ -52,6 +52,9 @@ struct StepTimeline {
 /// Of a rank: more are narrower than a pixel.
 inline constexpr std::size_t kMostSamples = 400;
 
+/// The length of all that these times, each from a begin to an end, cover: what lies in several counts once.
+std::int64_t covered_ns(std::vector<std::pair<std::int64_t, std::int64_t>> spans);
+
 /// The samples of a history between two times, with `begin_ns` subtracted: at most `most`, the highest sum among them.
 std::vector<MemorySample> samples_of(const base::MemoryHistory& history, std::int64_t begin_ns, std::size_t most);
 

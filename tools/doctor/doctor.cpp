@@ -194,14 +194,13 @@ void compare_hosts(Examination& examination, const std::string& tessera, std::de
   Patient& first = hosts.front();
   for (Patient& host : hosts) {
     const std::string version = host.report().at("version"), machine = host.report().at("machine");
+    const std::string of_first = first.report().at("machine");
     if (version != kVersion)
       examination.add(host.name(), {"error", "version", "'" + tessera + "' is " + version + ", here it is " + kVersion,
                                     "install the same version, or give --remote-tessera PATH"});
-    if (machine != first.report().at("machine"))
-      examination.add(
-          host.name(),
-          {"note", "machine", machine + "; " + first.name() + " is " + first.report().at("machine").get<std::string>(),
-           "the slower host sets the pace; TESSERA_PRODUCTS=own has the same bits on both"});
+    if (machine != of_first)
+      examination.add(host.name(), {"note", "machine", machine + "; " + first.name() + " is " + of_first,
+                                    "the slower host sets the pace; TESSERA_PRODUCTS=own has the same bits on both"});
     if (&host != &first && host.report().at("identity") == first.report().at("identity"))
       examination.add(host.name(), {"note", "identity", "it is the same host as " + first.name()});
     const std::optional<double> difference = clock_difference(host);

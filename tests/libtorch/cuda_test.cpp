@@ -5,6 +5,7 @@
 #include <torch/cuda.h>
 #include <torch/optim/adamw.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
@@ -22,8 +23,21 @@ comm::Communicator& world() {
   return *world;
 }
 
+/// The world, or where its backend moves only the device's memory, as nccl does, one of the same ranks for the host's.
+comm::Communicator& host_world() {
+  if (std::ranges::count(world().capabilities().memory, comm::MemoryKind::host) != 0) return world();
+  static const std::shared_ptr<comm::Communicator> host = [] {
+    comm::InitOptions options{.backend = "shm", .launch = comm::resolve_launch()};
+    ++options.launch->generation;
+    return comm::init(std::move(options));
+  }();
+  return *host;
+}
+
+comm::Communicator& world_of(at::Device device) { return device.is_cpu() ? host_world() : world(); }
+
 template <class Model>
-Trained train_here(const Spec& spec, at::Device device, comm::Communicator& ranks = world()) {
+Trained train_here(const Spec& spec, at::Device device, comm::Communicator& ranks) {
   Model model = make<Model>(spec.dtype);
   model->to(device);
   fsdp::EngineOptions options = with(spec.strategy, spec.options);
@@ -34,6 +48,11 @@ Trained train_here(const Spec& spec, at::Device device, comm::Communicator& rank
   seen.copied_bytes = engine.stats().copied_bytes();
   for (const auto& [name, tensor] : engine.state_dict()) seen.values[name] = floats(tensor);
   return seen;
+}
+
+template <class Model>
+Trained train_here(const Spec& spec, at::Device device) {
+  return train_here<Model>(spec, device, world_of(device));
 }
 
 template <class Model>
@@ -165,7 +184,7 @@ TEST(LibtorchCudaEngine, CheckpointsGoToTheHostAndBack) {
   for (const at::Device device : {at::Device(at::kCPU), at::Device(at::kCUDA)}) {
     Transformer model = make<Transformer>();
     model->to(device);
-    Engine engine(*model, world(), with("zero1"));
+    Engine engine(*model, world_of(device), with("zero1"));
     EXPECT_FALSE(torch::equal(engine.state_dict().at("norm.weight"), saved.at("norm.weight"))) << "the control";
     fsdp::Checkpoint checkpoint(folder);
     restore(engine, checkpoint);

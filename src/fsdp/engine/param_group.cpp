@@ -90,7 +90,7 @@ void ParamGroup::unshard() {
   Stream& stream = *resources_.gather_stream;
   Stream& first = plan_.offloaded.parameters ? resources_.offload->up() : stream;
   const TraceRecorder::Span span = resources_.trace.begin(TraceEventKind::unshard_issue, name(), bytes(), stream);
-  if (!gathers_.empty()) gathers_.wait_on(stream);  // gathers over another axis that the optimizer step started
+  wait_for_round(stream);  // of gathers over another axis that the optimizer step started
   stream.wait(updated_);
   first.wait(stored_);
   const bool has_secondary = static_cast<bool>(flats_.front().secondary);
@@ -139,7 +139,7 @@ void ParamGroup::gather(std::size_t already) {
     }
   }
   for (std::size_t i = already; i < plan_.gather_axes.size(); ++i) {
-    if (i > already) gathers_.wait_on(stream);  // the next axis gathers what this one completes
+    if (i > already) wait_for_round(stream);  // the next axis gathers what this one completes
     gather_axis(i, inputs);
   }
 }
@@ -171,6 +171,16 @@ void ParamGroup::gather_axis(std::size_t index, const std::vector<const void*>& 
     gathers_.add(start_plain(OpKind::all_gather, call, transfer));
     collectives.add_quantized_bytes(plain_bytes(OpKind::all_gather, transfer, call.channel.size()));
   }
+}
+
+/// Where the host computes, it waits for the round, too, and that time is exposed; a device's gathers have a stream of
+/// their own.
+void ParamGroup::wait_for_round(Stream& stream) {
+  if (gathers_.empty()) return;
+  if (!stream.immediate()) return gathers_.wait_on(stream);
+  const TraceRecorder::Span span = resources_.trace.begin(TraceEventKind::unshard_wait, name(), bytes(), stream);
+  gathers_.wait_on(stream);
+  resources_.trace.end(span, stream);
 }
 
 void ParamGroup::wait_for_gather() {
@@ -225,7 +235,7 @@ void ParamGroup::all_gather_updated() {
       transfers.push_back({view(plan_.after_gathers(flat.layout.padded, i)),
                            view(plan_.after_gathers(flat.layout.padded, i + 1)), &flat.layout});
     }
-    if (i > 0) gathers_.wait_on(stream);  // an outer axis gathers what the inner one has completed
+    if (i > 0) wait_for_round(stream);  // an outer axis gathers what the inner one has completed
     gathers_ = resources_.collectives.all_gather().run({*resources_.mesh.channels(axes[i]).gather,
                                                         transfers,
                                                         {},

@@ -72,6 +72,7 @@ class TESSERA_API ParamGroup {
   const void* first_input(FlatParameter& flat);
   void gather(std::size_t already);
   void gather_axis(std::size_t index, const std::vector<const void*>& inputs);
+  void wait_for_round(Stream& stream);
   void wait_for_gather();
 
   EngineResources& resources_;

@@ -329,6 +329,8 @@ class BenchTest(unittest.TestCase):
             (("--op", "sum,max", "--tune", "x"), "--tune is for one --dtype and one --op"),
             (("--ranks", "0"), "--ranks"),
             (("send_recv", "--ranks", "1"), "two ranks"),
+            (("ping_pong", "--ranks", "1"), "ping_pong: messages need two ranks or more, not --ranks 1"),
+            (("all_reduce", "--csv", "--nccl-columns"), "--nccl-columns is about the table's columns; leave it out with --csv"),
             (("ping_pong", "--ranks", "3"), "ping_pong is between pairs of ranks, not of 3; use an even number"),
             (("window", "--overlap"), "window has no --overlap; leave it out"),
             (("bidirectional", "--pattern", "pairs"), "bidirectional has no --pattern; leave it out"),

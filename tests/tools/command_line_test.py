@@ -122,6 +122,7 @@ class CommandLineTest(unittest.TestCase):
         self.assertEqual([[unit["unit"], str(unit["parameters"]), str(unit["padding"])] for unit in found["units"]],
                          [row[:3] for row in rows[1:] if len(row) == 4])
         self.assertIn(found["better_wrap"], rows[-1][1])
+        self.assertEqual(tool(*units, "--precision", "fp8"), tool(*units, "--precision", "bf16"))
 
     def test_a_wrong_variable_is_refused_where_it_has_no_effect(self):
         train = ("train", "--ranks", "1", "--model", "gpt-nano", "--data", __file__, "--steps", "0")

@@ -124,7 +124,7 @@ BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
   if (!options.root.empty() && !std::ranges::any_of(plan.ops, &BenchOp::rooted))
     throw base::InvalidUsage("--root " + options.root + ": " + joined(options.ops) + " has no root; leave it out");
   if (ranks == 1 && std::ranges::find(plan.ops, comm::OpKind::send, &BenchOp::kind) != plan.ops.end())
-    throw base::InvalidUsage("send_recv needs two ranks or more, not --ranks 1");
+    throw base::InvalidUsage(joined(options.ops) + ": messages need two ranks or more, not --ranks 1");
   for (const BenchOp* op : plan.ops)
     if (op->exchange != Exchange::ring) {
       if (ranks % 2 != 0)
@@ -134,6 +134,8 @@ BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
         if (given) throw base::InvalidUsage(fmt::format("{} has no {}; leave it out", op->name, name));
     }
   plan.leave_out_refused = options.algorithms.has_value();
+  if (plan.only_nccl_columns && options.csv)
+    throw base::InvalidUsage("--nccl-columns is about the table's columns; leave it out with --csv");
   if (plan.cold && !can_evict())
     throw base::InvalidUsage("--cold: programs can't flush this processor's caches; it works on x86-64 and arm64");
   plan.communicator_memory = options.memory == "communicator";

@@ -138,7 +138,7 @@ double mb(std::int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
 /// The units of a wrapping: what is unsharded together, and what needlessly.
 nlohmann::json units_of(const InfoOptions& options) {
-  const base::DType dtype = base::parse_dtype(options.precision);
+  const base::DType dtype = base::parse_dtype(options.precision == "fp8" ? "bf16" : options.precision);  // as in train
   nn::Context context;
   const auto runtime = fsdp::make_runtime(context);
   std::unique_ptr<nn::Module> own;
@@ -239,7 +239,7 @@ void add_info(CommandLine& commands) {
              whole_number(1, 4096))
       ->needs(units);
   add_option(*info, "--precision", options->precision, "precision for --units, as in train",
-             one_of({"f32", "bf16", "f16"}))
+             one_of({"f32", "bf16", "f16", "fp8"}))
       ->needs(units);
   add_option(*info, "--f32-modules", options->f32_modules, "f32 modules for --units, as in train", list_of("LIST"))
       ->needs(units);

@@ -18,13 +18,13 @@ AXES = {"replicate": "kReplicateAxis", "shard": "kShardAxis"}
 # What a rank keeps: by how many ranks each kind of state is divided, and bytes of optimizer state for a parameter.
 MEMORY = {"lean": (1, 1, 4, 8), "near": (2, 2, 2, 8), "twice": (4, 4, 4, 8), "seldom": (2, 2, 2, 12)}
 KINDS = ("parameter", "gradient", "optimizer")
-# What a rank sends in a step: (calls, bytes) of all_gather, reduce_scatter and all_reduce. The root and the last unit stay
+# What a rank sends in a step, on average: (calls, bytes) of all_gather, reduce_scatter and all_reduce. The root and the last unit stay
 # gathered from forward to backward unless the strategy says otherwise for all.
 TRAFFIC = {
     "lean": {"all_gather": (6, 361_728), "reduce_scatter": (6, 361_728), "all_reduce": (0, 0)},
     "near": {"all_gather": (3, 241_152), "reduce_scatter": (3, 241_152), "all_reduce": (3, 241_152)},
     "twice": {"all_gather": (7, 461_696), "reduce_scatter": (6, 361_728), "all_reduce": (0, 0)},
-    "seldom": {"all_gather": (4, 341_120), "reduce_scatter": (3, 241_152), "all_reduce": (2, 160_768)},
+    "seldom": {"all_gather": (4, 341_120), "reduce_scatter": (3, 241_152), "all_reduce": (1.5, 120_576)},
 }
 HINTS = {
     "lean": "no rank shards parameters or gradients; all four share the optimizer's state, so it is sharded over both axes",

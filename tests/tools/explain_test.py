@@ -218,6 +218,7 @@ class ExplainTest(unittest.TestCase):
             self.assertNotIn(name, ddp)
             self.assertIn("this step has no answer", self.refused("--strategy", "ddp", "--question", name))
         self.assertIn("why-twice", self.refused("--question", "why-thrice"))
+        self.assertIn("leave --section out", self.refused("--question", "why-twice", "--section", "cost"))
 
     def test_text_is_as_wide_as_the_terminal(self):
         wide, narrow = self.explain(), self.explain(columns=80)

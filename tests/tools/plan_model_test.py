@@ -319,7 +319,17 @@ class PlanModelTest(unittest.TestCase):
     def test_calls_that_are_not_in_every_step_are_shown(self):
         self.plan("--model", "gpt-nano", "--strategies", "ddp,diloco")
         row = next(line for line in self.shown.splitlines() if line.startswith("diloco"))
-        self.assertRegex(row, r"<1 / [0-9.]+ kB")
+        self.assertRegex(row, r" 0\.3 / [0-9.]+ kB")
+        self.wrong("--why: diloco synchronizes its replicas after every 10 steps", "--model", "gpt-nano", "--link", "1us,1GB/s", "--why", "ddp,diloco")
+        self.plan("--model", "gpt-nano", "--link", "1us,1GB/s", "--why", "ddp,diloco", "--sync-every", 1)  # the control
+
+    def test_waits_between_rounds_of_an_unshard_are_exposed(self):
+        for options in (("--reshard-after-forward", 2), ("--reshard-after-forward", "true")):
+            fsdp = ("--model", "gpt-nano", "--ranks", 4, "--seq-len", 16, "--strategies", "fsdp", *options)
+            slow, free = (self.runs(*fsdp, "--link", link)["fsdp", ""] for link in ("200us,1GB/s", "0us,1000000GB/s"))
+            waits = slow["step_ms"]["median"] - free["step_ms"]["median"]
+            self.assertGreater(waits, free["step_ms"]["median"])
+            self.assertAlmostEqual(slow["exposed_communication_ms"], waits, delta=0.02 * waits, msg=options)
 
     def test_trace_is_that_of_a_run_with_its_transfers(self):
         run = self.runs(*TALL, "--strategies", "fsdp", "--trace", self.folder / "trace.json")["fsdp", ""]

@@ -185,6 +185,14 @@ class TrainingTest(unittest.TestCase):
         for run in comparison["runs"]:
             self.assertEqual(run["wire_bytes_per_step"], run["formula_bytes_per_step"], run["strategy"])
             self.assertLess(abs(run["losses"][-1] - ddp["losses"][-1]), 0.5)
+        # Of six steps the first does not count, and the four after it are two whole periods.
+        longer, table = self.compare("--model", "gpt-nano", "--ranks", "4", "--strategies", "ddp,diloco", "--sync-every", "2", steps=6)
+        calls = [run["calls_per_step"]["all_reduce"] for run in longer["runs"]]
+        self.assertEqual((calls[1], isinstance(calls[0], int), calls[0] % 2), (calls[0] / 2, True, 1))
+        self.assertIn(f"{calls[1]} / ", table)
+        self.assertEqual(longer["runs"][1]["wire_bytes_per_step"], longer["runs"][1]["formula_bytes_per_step"])
+        code, _, err = tool("compare", "--model", "gpt-nano", "--ranks", "2", "--data", self.text, "--why", "ddp,diloco", "--sync-every", "2")
+        self.assertEqual((code, err.count("\n"), "no step is like the others; give --sync-every 1" in err), (2, 1, True), err)
         self.assertLess(int8["wire_bytes_per_step"]["all_reduce"], diloco["wire_bytes_per_step"]["all_reduce"] / 3)
         state = 4 * sum(unit["elements"] + unit["padding"] for unit in ddp["units"])
         extra = [run["model_state_bytes"]["optimizer"] - ddp["model_state_bytes"]["optimizer"] for run in (diloco, local_sgd)]

@@ -213,7 +213,10 @@ int compare(const CommandLine& commands, const CompareOptions& asked) {
     for (const TrainPlan& wrapped : plans)
       contestants.push_back(
           {options.wraps.empty() ? strategy : strategy + " " + wrapped.options.wrap, strategy, wrapped});
-  if (!options.why.empty()) find_runs(options.why, names_of(contestants));
+  if (!options.why.empty()) {
+    const auto [from, to] = find_runs(options.why, names_of(contestants));
+    for (const std::size_t run : {from, to}) require_equal_steps(contestants[run]);
+  }
   const std::optional<CoreTicks> before = core_ticks();
   std::vector<std::vector<CompareRun>> results;
   if (const int code = run_rounds(commands, options, contestants, ranks, results); code != 0) return code;

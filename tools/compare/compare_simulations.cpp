@@ -201,12 +201,11 @@ comm::SlowLinks apply_link_fits(const std::vector<RunResult*>& runs) {
   const double latency_us = median(std::move(latencies));
   const double rate = 1 / median(std::move(seconds_per_byte));
   for (RunResult* run : runs) {
-    const PerCollective& bytes = run->wire_bytes_per_step;
-    const PerCollective& calls = run->calls_per_step;
+    const Bytes& bytes = run->wire_bytes_per_step;
+    const Calls& calls = run->calls_per_step;
     StepParts& parts = run->parts.value();
     parts.volume = static_cast<double>(bytes.all_gather + bytes.reduce_scatter + bytes.all_reduce) / rate * 1e3;
-    parts.latency =
-        static_cast<double>(calls.all_gather + calls.reduce_scatter + 2 * calls.all_reduce) * latency_us * 1e-3;
+    parts.latency = (calls.all_gather + calls.reduce_scatter + 2 * calls.all_reduce) * latency_us * 1e-3;
     parts.exposed += parts.transport;
     parts.transport = 0;
   }

@@ -22,8 +22,7 @@ constexpr int kWarmUp = 2;  // steps that warm up caches and pools
 
 /// With a sync period, the simulated step is the one after a whole period.
 int timed_steps(const fsdp::Strategy& strategy) {
-  const fsdp::Axis axis = fsdp::periodic_axis(strategy);
-  return axis.empty() ? kWarmUp + 1 : strategy.sync.at(axis).period + 1;
+  return fsdp::periodic_axis(strategy).empty() ? kWarmUp + 1 : sync_period(strategy) + 1;
 }
 
 template <class T>

@@ -128,8 +128,9 @@ std::string wrapping_text(const Explanation& step, std::size_t width) {
                                   : fmt::format("{} .. {}, each", units[first].name, units[last].name));
     widest = std::max(widest, names.back().size());
   }
-  std::string text = heading("WRAP") + fmt::format("{:<{}}  {:>11} {:>13} {:>12}  {:<15}", "unit", widest, "parameters",
-                                                   "bytes", "a rank keeps", "after forward");
+  std::string text = heading("WRAP") + fmt::format("{:<{}}  {:>11} {:>13} {:>12}  {:<15}", "unit", widest,
+                                                   step.wrapping->encoded() ? "elements" : "parameters", "bytes",
+                                                   "a rank keeps", "after forward");
   text = text.size() + 2 + kLeastContents <= width ? text + "  what it is\n" : line_of(text);
   std::size_t row = 0;
   for (const auto& [first, last] : alike(step)) {
@@ -164,8 +165,9 @@ std::string rest_text(const Explanation& step, std::size_t width) {
   std::string text = heading("REST") + fmt::format("{:<15} {:>13} {:>13} {:>13} {:>13}\n", "a rank keeps, B",
                                                    "parameters", "gradients", "optimizer", "together");
   const std::int64_t padded = step.wrapping->padded();
-  text +=
-      state_row(width, step.step.result.strategy, state, per_parameter(state, padded) + ", P = " + with_commas(padded));
+  const char* const of = step.wrapping->encoded() ? " elements; one in 4 bits holds two parameters" : "";
+  text += state_row(width, step.step.result.strategy, state,
+                    per_parameter(state, padded) + ", P = " + with_commas(padded) + of);
   if (!step.reference) return text;
   const RunResult::ModelState& whole = step.reference->result.model_state_bytes;
   return text + state_row(width, step.reference_name, whole, per_parameter(whole, padded));
@@ -271,10 +273,9 @@ std::string factors(const OperationCost& cost) {
 
 std::string no_operations(const Explanation& step) {
   const fsdp::Strategy& strategy = step.wrapping->example().strategy;
-  const fsdp::Axis axis = fsdp::periodic_axis(strategy);
-  if (axis.empty()) return "no operations between ranks\n";
+  if (fsdp::periodic_axis(strategy).empty()) return "no operations between ranks\n";
   return fmt::format("no operations between ranks in this step: replicas synchronize after every {} steps\n",
-                     strategy.sync.at(axis).period);
+                     sync_period(strategy));
 }
 
 std::string cost_text(const Explanation& step, std::size_t width) {
@@ -296,9 +297,9 @@ std::string cost_text(const Explanation& step, std::size_t width) {
       width,
       fmt::format("{}{:<15} {:>6} {:>14}  ", kMargin, "together", step.cost.calls, with_commas(step.cost.bytes_sent)),
       note);
-  const PerCollective& calls = step.step.result.calls_per_step;
-  text += kMargin + fmt::format("and {} calls of {} B for order checks, norms and the loss\n", calls.control,
-                                with_commas(step.step.result.wire_bytes_per_step.control));
+  const Calls& calls = step.step.result.calls_per_step;
+  text += kMargin + fmt::format("and {} calls of {} B for order checks, norms and the loss\n",
+                                calls_text(calls.control), with_commas(step.step.result.wire_bytes_per_step.control));
   std::string link = fmt::format("link busy for {:.3f} ms = {:.3f} exposed + {:.3f} hidden; step {:.3f}",
                                  ms_of(step.cost.link_ns), ms_of(step.cost.exposed_ns),
                                  ms_of(step.cost.link_ns - step.cost.exposed_ns), step.step.result.step_ms_median);

@@ -149,6 +149,7 @@ Wrapping::Wrapping(const TrainPlan& plan, const StepPlan& step) : task_(make_tas
       unit.elements += flat.elements;
       unit.padded += flat.padded;
       unit.bytes += flat.bytes();
+      encoded_ = encoded_ || flat.dtype == base::DType::u8;
     }
     padded_ += unit.padded;
     bytes_ += unit.bytes;

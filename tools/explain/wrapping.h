@@ -48,6 +48,7 @@ class Wrapping {
   const WrappedUnit& example() const;
   std::int64_t padded() const { return padded_; }  ///< the sum over all units, as below
   std::uint64_t bytes() const { return bytes_; }
+  bool encoded() const { return encoded_; }  ///< some elements encode parameters in 4 bits, two in each
   /// Modules that the root holds although only they use their parameters, each by its path.
   const std::vector<std::string>& needlessly_held() const { return needlessly_held_; }
 
@@ -57,6 +58,7 @@ class Wrapping {
   std::vector<WrappedUnit> units_;
   std::int64_t padded_ = 0;
   std::uint64_t bytes_ = 0;
+  bool encoded_ = false;
   std::vector<std::string> needlessly_held_;
 };
 

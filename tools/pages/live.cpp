@@ -28,7 +28,7 @@ bool has_timelines(const Comparison& c) {
   return std::any_of(c.runs.begin(), c.runs.end(), [](const RunResult& run) { return run.timeline.has_value(); });
 }
 
-ordered_json bytes_json(const PerCollective& bytes) {
+ordered_json bytes_json(const Bytes& bytes) {
   return {bytes.all_gather, bytes.reduce_scatter, bytes.all_reduce, bytes.control, bytes.send};
 }
 

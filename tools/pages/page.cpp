@@ -21,9 +21,9 @@ namespace {
 constexpr std::array<const char*, 5> kCollectives = {"all_gather", "reduce_scatter", "all_reduce", "control", "send"};
 
 /// By kCollectives.
-std::array<std::int64_t, kCollectives.size()> values_of(const PerCollective& p) {
-  const auto of = [](std::uint64_t value) { return static_cast<std::int64_t>(value); };
-  return {of(p.all_gather), of(p.reduce_scatter), of(p.all_reduce), of(p.control), of(p.send)};
+template <class T>
+std::array<T, kCollectives.size()> values_of(const PerCollective<T>& p) {
+  return {p.all_gather, p.reduce_scatter, p.all_reduce, p.control, p.send};
 }
 
 std::string paragraph(const std::string& text) { return "<p>" + escape(text) + "</p>\n"; }
@@ -165,9 +165,12 @@ std::string communication_of(const Comparison& c) {
       if (calls[i] == 0 && wire[i] == 0 && predicted[i] == 0) continue;
       std::vector<std::string>& row = table.rows.emplace_back(1, full_name(run));
       row.emplace_back(kCollectives[i]);
-      for (const std::int64_t value : {calls[i], wire[i]}) row.push_back(with_commas(value));
-      for (const std::int64_t value : {predicted[i], wire[i] - predicted[i]})
-        row.push_back(run.formula_bytes_per_step.data() == 0 && wire[i] > 0 ? "-" : with_commas(value));
+      row.push_back(calls_text(calls[i]));
+      row.push_back(with_commas(wire[i]));
+      for (const auto value : {predicted[i], wire[i] - predicted[i]})
+        row.push_back(run.formula_bytes_per_step.data() == 0 && wire[i] > 0
+                          ? "-"
+                          : with_commas(static_cast<std::int64_t>(value)));
     }
   }
   return "<h2>Communication per step</h2>\n" +

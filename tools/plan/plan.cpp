@@ -223,8 +223,10 @@ Why plan_gap(const PlanOptions& options, int ranks, const ClusterSpec& cluster, 
   const TrainPlan from_plan = plan_of(plan.runs[from].result), to_plan = plan_of(plan.runs[to].result);
   const LinkedMachine machine{*slow_links_of(options, ranks, "cpu"), parse_machine(options.machine, "--machine"),
                               ranks};
-  return planned_why({names[from], strategy_of_run(options.why[0]), from_plan},
-                     {names[to], strategy_of_run(options.why[1]), to_plan}, machine);
+  const PlannedRun a{names[from], strategy_of_run(options.why[0]), from_plan};
+  const PlannedRun b{names[to], strategy_of_run(options.why[1]), to_plan};
+  for (const PlannedRun* run : {&a, &b}) require_equal_steps(*run);
+  return planned_why(a, b, machine);
 }
 
 int model_plan(const CLI::App& command, const PlanOptions& asked) {

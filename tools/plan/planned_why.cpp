@@ -149,6 +149,15 @@ std::vector<WhyHelp> what_helps(const PlannedRun& from, const PlannedRun& to, co
   return helps;
 }
 
+void require_equal_steps(const PlannedRun& run) {
+  const int period = sync_period(engine_options(run.plan, run.strategy).strategy);
+  if (period > 1)
+    throw base::InvalidUsage(
+        fmt::format("--why: {} synchronizes its replicas after every {} steps, and no step is like the others; give "
+                    "--sync-every 1, or another strategy",
+                    run.name, period));
+}
+
 Why planned_why(const PlannedRun& from, const PlannedRun& to, const LinkedMachine& machine) {
   const StepParts a = parts_of(plan_step(from, machine), machine);
   const StepParts b = parts_of(plan_step(to, machine), machine);

@@ -45,6 +45,9 @@ LinkedMachine calibrated(LinkedMachine machine, const PlannedRun& from, const Pl
 /// hsdp. What can't run, or changes nothing, is left out.
 std::vector<WhyHelp> what_helps(const PlannedRun& from, const PlannedRun& to, const LinkedMachine& machine);
 
+/// Throws InvalidUsage for a strategy whose replicas synchronize in some steps only: --why is about one step.
+void require_equal_steps(const PlannedRun& run);
+
 /// Adds up to a nanosecond.
 Why planned_why(const PlannedRun& from, const PlannedRun& to, const LinkedMachine& machine);
 

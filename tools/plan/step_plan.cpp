@@ -17,11 +17,6 @@
 namespace tessera::tools {
 namespace {
 
-int period_of(const fsdp::Strategy& strategy) {
-  const fsdp::Axis axis = fsdp::periodic_axis(strategy);
-  return axis.empty() ? 1 : strategy.sync.at(axis).period;
-}
-
 /// The mean of the losses over the ranks, which a training loop asks for in every step.
 void add_loss(RunResult& run, int ranks) {
   if (ranks == 1) return;
@@ -158,7 +153,7 @@ StepPlan plan_step(const TrainPlan& plan, const std::string& strategy, const Sim
   // The trainer computes mean losses on the world, in ordinary memory.
   const base::TrackedBytes loss_bytes(*world->memory_tracker(), base::MemoryCategory::communication,
                                       cluster.loss_bytes);
-  const int steps = period_of(engine.strategy) + (details.graph && !details.isolated ? 1 : 0);
+  const int steps = sync_period(engine.strategy) + (details.graph && !details.isolated ? 1 : 0);
   plan::KernelSimulator kernels(clock, cluster.kernels);
   const plan::StepProfile profile = plan::predict_step(step, *world, clock, kernels, steps);
   StepPlan planned;

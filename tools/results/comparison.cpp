@@ -127,7 +127,9 @@ std::string comparison_table(const Comparison& c) {
     for (std::size_t i = 0; i < c.runs.size(); ++i) rows[i + 1].push_back(text_of(c.runs[i]));
   };
   if (any([](const RunResult& run) { return run.calls_per_step.send > 0; }))
-    add_column("send", [](const RunResult& run) { return traffic_text(run, &PerCollective::send); });
+    add_column("send", [](const RunResult& run) {
+      return traffic_text(run.calls_per_step.send, run.wire_bytes_per_step.send);
+    });
   const auto offloaded = [](const RunResult& run) { return run.peak_bytes.peak_of(base::MemoryCategory::offloaded); };
   if (any([&](const RunResult& run) { return offloaded(run) > 0; }))
     add_column("with the host", [&](const RunResult& run) { return human_bytes(offloaded(run)); });

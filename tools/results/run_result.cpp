@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "tools/cli/output.h"
 
 namespace tessera::tools {
@@ -14,18 +16,31 @@ namespace {
 /// Milliseconds, tokens in a second: within what whole numbers of 64 bits hold.
 double measure_at(const JsonReader& json) { return json.number(0, 1e15); }
 
-ordered_json to_json(const PerCollective& p) {
-  ordered_json json = {{"all_gather", p.all_gather},
-                       {"reduce_scatter", p.reduce_scatter},
-                       {"all_reduce", p.all_reduce},
-                       {"control", p.control}};
-  if (p.send > 0) json["send"] = p.send;
+/// A whole number without a decimal point.
+ordered_json figure(double value) {
+  const auto whole = static_cast<std::uint64_t>(value);
+  return static_cast<double>(whole) == value ? ordered_json(whole) : ordered_json(value);
+}
+ordered_json figure(std::uint64_t value) { return value; }
+
+template <class T>
+ordered_json to_json(const PerCollective<T>& p) {
+  ordered_json json = {{"all_gather", figure(p.all_gather)},
+                       {"reduce_scatter", figure(p.reduce_scatter)},
+                       {"all_reduce", figure(p.all_reduce)},
+                       {"control", figure(p.control)}};
+  if (p.send > 0) json["send"] = figure(p.send);
   return json;
 }
 
-PerCollective per_collective(const JsonReader& json) {
+Bytes bytes_at(const JsonReader& json) {
   return {json.at("all_gather"), json.at("reduce_scatter"), json.at("all_reduce"), json.at("control"),
           json.value("send", std::uint64_t{0})};
+}
+
+Calls calls_at(const JsonReader& json) {
+  const auto of = [&](const char* collective) { return json.at(collective).number(0, 1e15); };
+  return {of("all_gather"), of("reduce_scatter"), of("all_reduce"), of("control"), json.has("send") ? of("send") : 0};
 }
 
 ordered_json to_json(const base::MemoryTracker::Snapshot& peak) {
@@ -75,15 +90,20 @@ std::string trace_name(const RunResult& r) {
 
 std::string mesh_text(const RunResult& r) { return fmt::format("{}x{}", r.mesh[0], r.mesh[1]); }
 
-std::string traffic_text(const RunResult& r, std::uint64_t PerCollective::*of) {
-  const std::uint64_t calls = r.calls_per_step.*of, bytes = r.wire_bytes_per_step.*of;
-  if (calls == 0 && bytes == 0) return "-";
-  return fmt::format("{} / {}", calls == 0 ? "<1" : std::to_string(calls), human_bytes(bytes));  // not in every step
+std::string calls_text(double calls) {
+  const double whole = std::round(calls);
+  return whole == calls ? with_commas(static_cast<std::uint64_t>(whole)) : fmt::format("{:.3g}", calls);
+}
+
+std::string traffic_text(double calls, std::uint64_t bytes) {
+  return calls == 0 && bytes == 0 ? "-" : fmt::format("{} / {}", calls_text(calls), human_bytes(bytes));
 }
 
 std::vector<std::string> traffic_texts(const RunResult& r) {
-  return {traffic_text(r, &PerCollective::all_gather), traffic_text(r, &PerCollective::reduce_scatter),
-          traffic_text(r, &PerCollective::all_reduce)};
+  const Calls& calls = r.calls_per_step;
+  const Bytes& bytes = r.wire_bytes_per_step;
+  return {traffic_text(calls.all_gather, bytes.all_gather), traffic_text(calls.reduce_scatter, bytes.reduce_scatter),
+          traffic_text(calls.all_reduce, bytes.all_reduce)};
 }
 
 ordered_json to_json(const RunResult& r) {
@@ -149,11 +169,11 @@ RunResult parse_run_result(const JsonReader& json) {
   r.tokens_per_second = measure_at(json.at("tokens_per_second"));
   r.exposed_communication_ms = measure_at(json.at("exposed_communication_ms"));
   r.copied_bytes_per_step = json.at("copied_bytes_per_step");
-  r.calls_per_step = per_collective(json.at("calls_per_step"));
-  r.wire_bytes_per_step = per_collective(json.at("wire_bytes_per_step"));
+  r.calls_per_step = calls_at(json.at("calls_per_step"));
+  r.wire_bytes_per_step = bytes_at(json.at("wire_bytes_per_step"));
   for (const char* formula : {"formula_bytes_per_step", "plain_bytes_per_step"})  // the second where the first differs
-    if (json.has(formula)) r.plain_bytes_per_step = per_collective(json.at(formula));
-  if (json.has("formula_bytes_per_step")) r.formula_bytes_per_step = per_collective(json.at("formula_bytes_per_step"));
+    if (json.has(formula)) r.plain_bytes_per_step = bytes_at(json.at(formula));
+  if (json.has("formula_bytes_per_step")) r.formula_bytes_per_step = bytes_at(json.at("formula_bytes_per_step"));
   const JsonReader state = json.at("model_state_bytes");
   r.model_state_bytes = {state.at("parameter"), state.at("gradient"), state.at("optimizer")};
   r.peak_bytes = peak_from(json.at("peak_bytes"));

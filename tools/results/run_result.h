@@ -20,14 +20,17 @@ namespace tessera::tools {
 /// Of a run: as for --ranks of plan.
 inline constexpr int kLargestWorld = 1 << 20;
 
+template <class T>
 struct PerCollective {
-  std::uint64_t all_gather = 0;
-  std::uint64_t reduce_scatter = 0;
-  std::uint64_t all_reduce = 0;
-  std::uint64_t control = 0;
-  std::uint64_t send = 0;  ///< of programs; the engine sends no messages
-  std::uint64_t data() const { return all_gather + reduce_scatter + all_reduce + send; }  ///< without control
+  T all_gather = 0;
+  T reduce_scatter = 0;
+  T all_reduce = 0;
+  T control = 0;
+  T send = 0;  ///< of programs; the engine sends no messages
+  T data() const { return all_gather + reduce_scatter + all_reduce + send; }  ///< without control
 };
+using Calls = PerCollective<double>;  ///< in a step: a fraction where replicas synchronize in some steps only
+using Bytes = PerCollective<std::uint64_t>;
 
 /// The mean loss over a whole file.
 struct Evaluation {
@@ -59,8 +62,9 @@ struct RunResult {
   std::vector<double> round_step_ms;  ///< the median step of each round, if there are several
   std::vector<int> unequal_rounds;    ///< those, from 1, that did not end as the first one did
   std::uint64_t copied_bytes_per_step = 0;
-  PerCollective calls_per_step, wire_bytes_per_step, formula_bytes_per_step;
-  PerCollective plain_bytes_per_step;  ///< the formula if `plain` ran all collectives
+  Calls calls_per_step;
+  Bytes wire_bytes_per_step, formula_bytes_per_step;
+  Bytes plain_bytes_per_step;  ///< the formula if `plain` ran all collectives
   ModelState model_state_bytes;
   base::MemoryTracker::Snapshot peak_bytes;
   std::optional<comm::Lateness> link;    ///< with --link
@@ -82,8 +86,10 @@ std::string trace_name(const RunResult& result);
 /// "2x4"
 std::string mesh_text(const RunResult& result);
 
+/// "12", or "0.1": the calls of a step, on average.
+std::string calls_text(double calls);
 /// The calls and the bytes sent in a step: "12 / 3.4 MB", or "-" without calls.
-std::string traffic_text(const RunResult& result, std::uint64_t PerCollective::*of);
+std::string traffic_text(double calls, std::uint64_t bytes);
 /// Of each collective.
 std::vector<std::string> traffic_texts(const RunResult& result);
 

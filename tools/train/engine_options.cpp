@@ -107,6 +107,11 @@ fsdp::StepShape step_shape_of(const StepOptions& o) {
           .reshard_after_backward = o.reshard_after_backward != "false"};
 }
 
+int sync_period(const fsdp::Strategy& strategy) {
+  const fsdp::Axis axis = fsdp::periodic_axis(strategy);
+  return axis.empty() ? 1 : strategy.sync.at(axis).period;
+}
+
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy) {
   fsdp::EngineOptions engine;
   std::string text = strategy;

@@ -76,6 +76,9 @@ fsdp::StepShape step_shape_of(const StepOptions& o);
 /// The engine's options for one strategy of the plan. Throws InvalidUsage if it can't run on this world.
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy);
 
+/// The steps from one synchronization of the replicas to the next: 1 where gradients are reduced in every step.
+int sync_period(const fsdp::Strategy& strategy);
+
 /// What the ranks of a training must have alike beside the engine's options, by the names of its options. Of data and
 /// weights a sample is taken, and of outputs whether there are any: paths may differ between hosts.
 std::vector<comm::SharedSetting> shared_settings_of(const TrainPlan& plan);

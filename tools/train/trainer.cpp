@@ -42,6 +42,21 @@ StepParts mean_over(comm::HostCollectives& control, const std::vector<StepParts>
   return mean_of(ranks);
 }
 
+/// The means over whole sync periods, of which one step differs from the others; over all steps if they are fewer.
+std::vector<double> by_period(const std::vector<double>& steps, int period) {
+  const auto block = std::min(static_cast<std::ptrdiff_t>(steps.size()), static_cast<std::ptrdiff_t>(period));
+  std::vector<double> means;
+  for (auto from = steps.begin(); block > 0 && steps.end() - from >= block; from += block)
+    means.push_back(std::accumulate(from, from + block, 0.0) / static_cast<double>(block));
+  return means;
+}
+
+struct Counters {
+  fsdp::EngineTraffic engine;
+  comm::TrafficStats world;  ///< of losses, and of what is said of the run
+  std::uint64_t copied_bytes = 0;
+};
+
 /// The traffic before a training whose settings are alike on all ranks, which it compares.
 auto traffic_of_alike(comm::HostCollectives& control, const TrainPlan& plan) {
   if (control.size() > 1) comm::require_alike(control, shared_settings_of(plan), "training");
@@ -61,7 +76,7 @@ class Trainer {
                   .logger = world.logger(),
                   .products = plan.products}),
         control_(world, context_.runtime()),
-        first_control_(traffic_of_alike(control_, plan)),
+        first_{.world = traffic_of_alike(control_, plan)},
         slow_world_(slow_copy(world, plan.links)),
         divergence_(control_, plan.options.wrap == "block" ? strategy : strategy + " " + plan.options.wrap),
         task_(plan.task ? make_task(plan, context_) : std::make_unique<LanguageTask>(plan, context_)),
@@ -83,7 +98,7 @@ class Trainer {
     for (std::int64_t step = plan_.first_step; step < plan_.options.steps; ++step) {
       const StepReport report = train_step(step, callbacks);
       if (world_.rank() == 0 && callbacks.on_step) callbacks.on_step(report);
-      if (step == plan_.first_step) mark_first_step();
+      note_counters(step + 1 - plan_.first_step);
       if (saving_) saving_->after_step(step + 1);
     }
     engine_.wait();
@@ -187,33 +202,41 @@ class Trainer {
 
   bool records_parts() const { return slow_world_ != nullptr && plan_.links->record; }
 
-  /// Traffic is counted from the end of the first step: the formulas describe every step after it.
-  void mark_first_step() {
+  std::int64_t steps_to_do() const { return plan_.options.steps - plan_.first_step; }
+
+  /// Traffic is counted from the end of the first step, if there is another: the formulas describe every step after it,
+  /// or the mean over a sync period.
+  std::int64_t counted_steps() const {
+    const std::int64_t later = steps_to_do() - 1, period = sync_period(engine_.options().strategy);
+    return std::max<std::int64_t>(1, later >= period ? later - later % period : later);
+  }
+
+  void note_counters(std::int64_t steps_done) {
+    const std::int64_t first = steps_to_do() == 1 ? 0 : 1;
+    const bool begins = steps_done == first, ends = steps_done == first + counted_steps();
+    if (!begins && !ends) return;
     engine_.wait();
-    if (plan_.options.steps - plan_.first_step == 1) return;  // there is no other
-    first_traffic_ = engine_.stats().traffic();
-    first_control_ = world_.traffic();
-    first_copied_ = engine_.stats().copied_bytes();
+    const Counters now{engine_.stats().traffic(), world_.traffic(), engine_.stats().copied_bytes()};
+    (begins ? first_ : last_) = now;
   }
 
   /// Fills what this rank called, sent and copied per step.
   void add_traffic(RunResult& r) const {
-    const std::int64_t steps = plan_.options.steps - plan_.first_step;
-    if (steps <= 0) return;
-    const auto counted = static_cast<std::uint64_t>(std::max<std::int64_t>(1, steps - 1));
-    fsdp::EngineTraffic traffic = engine_.stats().traffic() - first_traffic_;
-    const comm::TrafficStats loss = world_.traffic() - first_control_;
+    if (steps_to_do() <= 0) return;
+    const auto counted = static_cast<std::uint64_t>(counted_steps());
+    fsdp::EngineTraffic traffic = last_.engine - first_.engine;
+    const comm::TrafficStats loss = last_.world - first_.world;
     traffic.control.calls += loss.calls();
     traffic.control.bytes_sent += loss.bytes_sent();
     r.calls_per_step = calls_of(traffic, counted);
     r.wire_bytes_per_step = bytes_of(traffic, counted);
-    r.copied_bytes_per_step = (engine_.stats().copied_bytes() - first_copied_) / counted;
+    r.copied_bytes_per_step = (last_.copied_bytes - first_.copied_bytes) / counted;
   }
 
-  PerCollective formula_bytes(const fsdp::Strategy& strategy) const {
+  Bytes formula_bytes(const fsdp::Strategy& strategy) const {
     const auto f = fsdp::communication_formula(strategy, engine_.mesh().shape(), engine_.stats().unit_sizes(),
                                                plan_.precision, step_shape_of(plan_.options));
-    PerCollective bytes{f.bytes.all_gather, f.bytes.reduce_scatter, f.bytes.all_reduce, 0};
+    Bytes bytes{f.bytes.all_gather, f.bytes.reduce_scatter, f.bytes.all_reduce, 0};
     bytes.control = engine_.stats().control_formula_bytes();
     if (world_.size() > 1)
       bytes.control += comm::direct_bytes_sent(comm::OpKind::all_reduce, 1, sizeof(double), world_.size(), 0);
@@ -227,7 +250,7 @@ class Trainer {
   base::MemoryTracker& memory_tracker_;
   nn::Context context_;
   comm::HostCollectives control_;
-  comm::TrafficStats first_control_;                // of the world, before the counted steps
+  Counters first_, last_;                           // before and after the counted steps
   std::unique_ptr<comm::Communicator> slow_world_;  // with --link; losses and results of the run don't pass it
   DivergenceMonitor divergence_;
   std::unique_ptr<fsdp::TrainingTask> task_;
@@ -243,8 +266,6 @@ class Trainer {
   std::vector<StepParts> parts_;              // if the links record
   RunResult::ModelState state_;
   std::vector<TraceEvent> last_events_;
-  fsdp::EngineTraffic first_traffic_;
-  std::uint64_t first_copied_ = 0;
 };
 
 RunResult Trainer::summarize() {
@@ -268,7 +289,7 @@ RunResult Trainer::summarize() {
   r.peak_bytes.reserved = peak.reserved;
   r.peak_bytes.peak = peak.peak;
   auto& [parameter, gradient, optimizer] = r.model_state_bytes;
-  PerCollective& sent = r.wire_bytes_per_step;
+  Bytes& sent = r.wire_bytes_per_step;
   std::vector<std::uint64_t*> figures = {&sent.all_gather,
                                          &sent.reduce_scatter,
                                          &sent.all_reduce,
@@ -287,12 +308,13 @@ RunResult Trainer::summarize() {
 
   // The slowest rank of each step; exposed time by rank, because a fast rank's wait is another's compute.
   const std::vector<double> warm = without_warm_up(largest(control_, step_ms_));
+  const int period = sync_period(engine_.options().strategy);
   for (const auto& rank : control_.gather_all(exposed_ms_))
-    r.exposed_communication_ms = std::max(r.exposed_communication_ms, median(without_warm_up(rank)));
+    r.exposed_communication_ms = std::max(r.exposed_communication_ms, median(by_period(without_warm_up(rank), period)));
   if (slow_world_ && !plan_.fits_links) r.link = latest(control_, *slow_world_);
   if (plan_.fits_links) r.link_fit = fit_link(world_);
   if (records_parts()) r.parts = mean_over(control_, parts_);
-  r.step_ms_median = median(warm);
+  r.step_ms_median = median(by_period(warm, period));
   r.step_ms_p95 = percentile(warm, 0.95);
   const double total_ms = std::accumulate(warm.begin(), warm.end(), 0.0);
   if (total_ms > 0)
@@ -303,12 +325,12 @@ RunResult Trainer::summarize() {
 
 }  // namespace
 
-PerCollective calls_of(const fsdp::EngineTraffic& t, std::uint64_t steps) {
-  return {t.all_gather.calls / steps, t.reduce_scatter.calls / steps, t.all_reduce.calls / steps,
-          t.control.calls / steps};
+Calls calls_of(const fsdp::EngineTraffic& t, std::uint64_t steps) {
+  const auto mean = [&](std::uint64_t calls) { return static_cast<double>(calls) / static_cast<double>(steps); };
+  return {mean(t.all_gather.calls), mean(t.reduce_scatter.calls), mean(t.all_reduce.calls), mean(t.control.calls)};
 }
 
-PerCollective bytes_of(const fsdp::EngineTraffic& t, std::uint64_t steps) {
+Bytes bytes_of(const fsdp::EngineTraffic& t, std::uint64_t steps) {
   return {t.all_gather.bytes_sent / steps, t.reduce_scatter.bytes_sent / steps, t.all_reduce.bytes_sent / steps,
           t.control.bytes_sent / steps};
 }

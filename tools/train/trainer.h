@@ -48,8 +48,8 @@ struct TrainingOutcome {
 };
 
 /// Calls, and bytes sent, in one of so many steps.
-PerCollective calls_of(const fsdp::EngineTraffic& traffic, std::uint64_t steps);
-PerCollective bytes_of(const fsdp::EngineTraffic& traffic, std::uint64_t steps);
+Calls calls_of(const fsdp::EngineTraffic& traffic, std::uint64_t steps);
+Bytes bytes_of(const fsdp::EngineTraffic& traffic, std::uint64_t steps);
 
 /// Collective: every rank of `world` calls it with the same plan. `memory_tracker` is the one that `world` uses.
 TrainingOutcome run_training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,

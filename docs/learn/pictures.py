@@ -381,49 +381,67 @@ def shards(tool):
 
 
 def states(rows, last):
-    """After the first rows: what each unit is, and which one computes."""
-    found, computes = {}, None
-    for row in rows[:last + 1]:
+    """After the first rows: what the parameters and the gradients of each unit are, and which unit computes."""
+    found, gradients, computes = {}, {}, None
+    for i, row in enumerate(rows[:last + 1]):
+        unit = row["unit"]
         if row["event"] == "unshard_issue":
-            found[row["unit"]] = "coming"
+            found[unit] = "coming"
         elif row["event"] in ("forward", "backward"):
-            found[row["unit"]] = "here"
-            computes = row["unit"]
+            found[unit] = "here"
+            computes = unit
+            if row["event"] == "backward":
+                gradients[unit] = "own data"
         elif row["event"] == "reshard":
-            found[row["unit"]] = "shard"
+            found[unit] = "shard"
+            if "reduce-scatter" in row["text"]:
+                gradients[unit], computes = "on their way", None
+        elif row["event"] == "reduce_wait" and i < last:
+            gradients[unit] = "mean"
         elif row["event"] == "optimizer_step":
             computes = None
-    return found, computes
+    return found, gradients, computes
 
 
 def frames(tool):
-    """Six moments of a step: ranks below each other, units beside each other, a cell for each shard."""
+    """Eight moments of a step: ranks below each other, units beside each other, a cell for each shard, a strip for gradients."""
     document = explained(tool)
     rows, units, ranks = document["rows"], [unit["name"] for unit in document["units"]], document["ranks"]
     starts = [i for i, row in enumerate(rows) if row["event"] in ("forward", "backward") and not row["text"].endswith(", on")]
-    moments = [("between two steps", -1), *((rows[i]["text"], i) for i in (starts[0], starts[1], starts[2], starts[4])), ("the update", len(rows) - 1)]
-    body = [text(12, 22, "Six moments of a step of gpt-nano on 4 ranks: who has which shards", "b"),
-            text(12, 42, "Solid: the shard that a rank keeps. Pale: shards of other ranks in an unsharded unit. Hatched: on their way. Framed: the unit that computes.", "s")]
-    cell, gap = 18, 14
+    last_reduction = max(i for i, row in enumerate(rows) if "reduce-scatter" in row["text"])
+    moments = [("between two steps", -1), *((rows[i]["text"], i) for i in (*starts[:3], *starts[4:6])), ("reduce-scatter root", last_reduction),
+               ("the update", len(rows) - 1)]
+    body = [text(12, 22, "Eight moments of a step of gpt-nano on 4 ranks: who has which shards, and whose gradients", "b"),
+            text(12, 42, "Cells are shards of parameters. Solid: the one that a rank keeps. Pale: others', in an unsharded unit. Hatched: on their way. Framed: the unit that computes.", "s"),
+            text(12, 60, "A strip is as wide as the gradients: of one rank's own data, in its color, as wide as the unit; after the reduce-scatter of their mean (yellow), a shard.", "s")]
+    cell, gap, row_height = 14, 12, 30
     for frame, (label, last) in enumerate(moments):
-        left, top = 70 + 330 * (frame % 3), 84 + 150 * (frame // 3)
-        found, computes = states(rows, last)
-        at = f", at {rows[last]['at_ms']:.3f} ms" if last >= 0 else ""
-        body.append(text(left, top - 18, f"{frame + 1}. {label}{at}", "b"))
+        left, top = 58 + 245 * (frame % 4), 104 + 190 * (frame // 4)
+        found, gradients, computes = states(rows, last)
+        at = f", {rows[last]['at_ms']:.3f} ms" if last >= 0 else ""
+        body.append(text(left, top - 16, f"{frame + 1}. {label}{at}", "b"))
         for u, unit in enumerate(units):
             x = left + u * (ranks * cell + gap)
-            body.append(text(x + ranks * cell / 2, top + ranks * 22 + 12, unit, "s m"))
+            body.append(text(x + ranks * cell / 2, top + ranks * row_height + 12, unit, "s m"))
             for rank in range(ranks):
-                y = top + rank * 22
+                y = top + rank * row_height
                 if u == 0:
-                    body.append(text(left - 8, y + 14, f"rank {rank}", "s e"))
+                    body.append(text(left - 8, y + 13, f"rank {rank}", "s e"))
                 for shard in range(ranks):
                     state = "own" if shard == rank else found.get(unit, "shard")
                     fill = {"own": "var(--c0)", "here": "var(--pale)", "coming": "url(#hot)", "shard": "none"}[state]
-                    body.append(f'<rect x="{x + shard * cell}" y="{y}" width="{cell - 2}" height="18" class="line" style="fill:{fill}"><title>rank {rank}, {unit}, shard {shard}: {state}</title></rect>')
+                    body.append(f'<rect x="{x + shard * cell}" y="{y}" width="{cell - 2}" height="15" class="line" style="fill:{fill}"><title>rank {rank}, {unit}, shard {shard}: {state}</title></rect>')
+                whose = gradients.get(unit)
+                if whose is None:
+                    continue
+                begin, width = (rank * cell, cell - 2) if whose == "mean" else (0, ranks * cell - 2)
+                fill = {"own data": f"var(--r{rank})", "on their way": "url(#hot)", "mean": OF_ALL}[whose]
+                body.append(f'<rect x="{x + begin}" y="{y + 17}" width="{width}" height="8" style="fill:{fill};stroke:var(--soft);stroke-width:.7"><title>rank {rank}, gradients of {unit}: {whose}</title></rect>')
             if unit == computes:
-                body.append(f'<rect x="{x - 4}" y="{top - 5}" width="{ranks * cell + 6}" height="{ranks * 22 + 4}" style="fill:none;stroke:var(--c1);stroke-width:2.5"/>')
-    return svg(1000, 84 + 150 * 2 - 10, "Six moments of a step", "Every rank keeps a shard of every unit. A unit is unsharded on all ranks before it computes, and resharded after it.", body)
+                body.append(f'<rect x="{x - 4}" y="{top - 5}" width="{ranks * cell + 6}" height="{ranks * row_height + 3}" style="fill:none;stroke:var(--c1);stroke-width:2.5"/>')
+    return svg(1000, 104 + 190 * 2 - 30, "Eight moments of a step",
+               "Every rank keeps a shard of every unit. A unit is unsharded on all ranks before it computes, and resharded after it. Each rank's gradients of its own data "
+               "become shards of their mean.", body)
 
 
 def stage(rank, microbatches, one_by_one, stages=4):

@@ -183,6 +183,61 @@ class ExplainPageTest(PageCase):
         self.assertIn("Tessera", self.browser.value("document.title"))
         self.assertIn(HOSTILE, self.browser.value("document.querySelector('.sentence').textContent"))
 
+    def visible(self):
+        return self.browser.value("[...document.querySelectorAll('[data-picture] svg')].filter(e => e.getBoundingClientRect().width > 0)"
+                                  ".map(e => e.closest('[data-picture]').dataset.picture)")
+
+    def test_presents_one_picture_after_the_other(self):
+        self.browser.size(1600)
+        self.explain()
+        b = self.browser
+        self.assertEqual(self.visible(), ["map", "timeline", "memory"])
+        size = "document.querySelector('[data-picture=map] text.strong').getBoundingClientRect().height"
+        small = b.value(size)
+        b.value("[...document.querySelectorAll('h2 button')].find(e => e.textContent === 'Present').click()")
+        self.assertEqual((self.visible(), b.value("location.hash.includes('present=map')")), (["map"], True))
+        self.assertGreater(b.value(size), 1.4 * small, "text is larger")
+        self.assertLessEqual(b.value("document.documentElement.scrollHeight"), 900, "it fits the screen")
+        sentence = "document.querySelector('.sentence').textContent"
+        b.value("document.activeElement.blur()")
+        before = b.value(sentence)
+        b.key("ArrowRight", 39)
+        self.assertNotEqual(b.value(sentence), before, "the next event")
+        for key, code, shown in (("ArrowDown", 40, "timeline"), ("PageDown", 34, "memory"), ("PageDown", 34, "memory"), ("PageUp", 33, "timeline")):
+            b.key(key, code)
+            self.assertEqual(self.visible(), [shown], key)
+        b.key("Escape", 27)
+        self.assertEqual((self.visible(), b.value("location.hash.includes('present')")), (["map", "timeline", "memory"], False))
+        b.key("PageDown", 34)  # the control: the key means nothing on the whole page
+        self.assertEqual(self.visible(), ["map", "timeline", "memory"])
+        self.assertEqual(b.messages, [])
+
+    def test_one_picture_is_a_part_of_another_page(self):
+        self.explain()
+        (self.folder / "lecture.html").write_text("<iframe src='shown.html#embed=timeline&at=2.370' width=800 height=500></iframe>")
+        self.browser.open((self.folder / "shown.html").as_uri() + "#embed=timeline&at=2.370")
+        self.assertEqual(self.visible(), ["timeline"])
+        self.assertEqual(self.browser.value("[...document.querySelectorAll('h1, h2, details, .stage-keys')].filter(e => e.offsetHeight > 0).length"), 0)
+        self.browser.value("document.querySelector('[data-picture=timeline] button').click()")
+        self.browser.wait_until("/zoom=0.1/.test(location.hash) && /embed=timeline/.test(location.hash)")
+        self.browser.open((self.folder / "shown.html").as_uri() + "#embed=nothing")  # the control
+        self.assertEqual(self.visible(), ["map", "timeline", "memory"])
+
+    def test_strategies_share_a_page(self):
+        document = self.explain("--strategies", "ddp,fsdp")
+        self.assertEqual([step["strategy"] for step in document["steps"]], ["ddp", "fsdp"])
+        b = self.browser
+        self.assertEqual(b.value("[...document.querySelectorAll('.timeline .strong')].map(e => e.textContent)"), ["ddp", "fsdp"])
+        self.assertIn("ddp and fsdp on 4 ranks", b.value("document.querySelector('h1').textContent"))
+        for step in document["steps"]:
+            self.assertIn(f"step {step['timeline']['length_ns'] / 1e6:.2f} ms", b.value("document.querySelector('svg.timeline').textContent"))
+        b.value("[...document.querySelectorAll('.chips button')].find(e => e.textContent === 'fsdp').click()")
+        self.assertEqual(b.value("[...document.querySelectorAll('.timeline .strong')].map(e => e.textContent)"), ["ddp"])
+        self.assertIn("ddp at", b.value("document.querySelector('.sentence').textContent"))
+        for arguments, problem in ((("--strategies", "ddp", "--strategy", "fsdp"), "leave --strategy out"), (("--strategies", "ddp", "--run"), "one strategy runs at a time")):
+            done = subprocess.run([TOOL, "explain", *arguments], text=True, capture_output=True, timeout=60, cwd=self.folder)
+            self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n"), problem in done.stderr), (2, "", 1, True), done.stderr)
+
     def test_fits_a_phone_and_names_its_command(self):
         self.browser.size(360, phone=True)
         self.explain("--strategy", "zero2")

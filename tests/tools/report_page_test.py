@@ -178,19 +178,20 @@ class ReportPageTest(PageCase):
         drawn, formula = self.browser.value(bars), self.browser.value(ticks)
         self.assertGreater(formula["ddp|all_reduce"], drawn["ddp|all_reduce"][1] + 0.5)
 
-    def test_prints_six_moments(self):
+    def test_prints_eight_moments(self):
         self.show()
         b, frames = self.browser, "[...document.querySelectorAll('.frame')].map(e => [e.querySelector('strong').textContent, e.querySelectorAll('.shard').length," \
                                   "e.querySelectorAll('.shard.here').length, e.querySelectorAll('.grad.way').length, e.lastChild.textContent])"
         self.assertEqual(b.value(frames), [])
         b.value("dispatchEvent(new Event('beforeprint'))")
         drawn = b.value(frames)
-        self.assertEqual([name for name, *_ in drawn], ["Begin", "First all-gather", "In forward", "In backward", "First reduction", "End"])
+        self.assertEqual([name for name, *_ in drawn], ["Begin", "First all-gather", "In forward", "All-gather for backward", "In backward", "First reduction", "First mean gradients", "End"])
         self.assertEqual(len({shards for _, shards, *_ in drawn}), 1)
         here = {name: count for name, _, count, *_ in drawn}
         self.assertEqual((here["Begin"], here["End"]), (0, 0))
         self.assertGreater(min(here["In forward"], here["In backward"]), 0)
         self.assertGreater(next(way for name, _, _, way, _ in drawn if name == "First reduction"), 0)
+        self.assertLess(here["First reduction"], here["All-gather for backward"])
         self.assertRegex(next(text for name, *_, text in drawn if name == "In forward"), r"computes the forward of h\.")
         self.assertIn("computes the gradients of", next(text for name, *_, text in drawn if name == "In backward"))
         b.prefer("print")

@@ -88,7 +88,7 @@ TEST(StepTimeline, FewSamplesKeepThePeak) {
 
 TEST(StepTimeline, PageOfOneStepHoldsItsData) {
   const RunResult run{.strategy = "fsdp", .units = {{"root", 50}, {"h.0</script>", 50}}, .timeline = two_ranks()};
-  const std::string page = page_of_step({.title = "one step"}, run);
+  const std::string page = page_of_step({{.title = "one step"}}, {run});
   EXPECT_NE(page.find("data-picture=\"map\""), std::string::npos);
   EXPECT_NE(page.find("h.0\\u003c/script>"), std::string::npos) << "a name can't end the script element";
   EXPECT_EQ(page.find("h.0</script>"), std::string::npos);

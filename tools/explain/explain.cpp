@@ -45,12 +45,16 @@ void refuse_run_options(const CLI::App& command, const ExplainOptions& options) 
     throw base::InvalidUsage("--section values: values are of ranks that run; give --run too");
 }
 
+std::vector<std::string> strategies_of(const ExplainOptions& options) {
+  return options.strategies.empty() ? std::vector{options.strategy} : options.strategies;
+}
+
 /// Called by the process that starts the ranks, or by rank 0.
 void check_explained(const ExplainOptions& options, int ranks) {
   std::vector<std::string> inputs = options.data;
   inputs.insert(inputs.end(), {options.model, options.cluster});
   check_outputs({{"--json", options.json}, {"--html", options.html}}, inputs);
-  warn_ineffective_options(options, {options.strategy});
+  warn_ineffective_options(options, strategies_of(options));
   const ClusterSpec cluster = cluster_of(options, ranks);
   if (options.cpu_offload && cluster.compute.kind == ComputeSpec::Kind::host)
     print_clean(stderr, "tessera: --cpu-offload does nothing on cluster {}: its ranks already use host memory\n",
@@ -67,10 +71,7 @@ std::string sentence_of(const StoryRow& row) {
 }
 
 /// `command`: arguments of the program.
-std::string explain_page(const Explanation& explanation, const std::vector<std::string>& command) {
-  RunResult run = explanation.step.result;
-  run.timeline = explanation.timeline;
-  if (explanation.real) run.peak_bytes = {};  // the simulated rank's
+pages::StepStory story_of(const Explanation& explanation, const std::vector<std::string>& command) {
   pages::StepStory story{.title = explanation.title,
                          .times = "T" + explanation.machine.substr(1) + ".",
                          .teller = explanation.real              ? fmt::format("rank {}", explanation.plan.ranks - 1)
@@ -80,16 +81,39 @@ std::string explain_page(const Explanation& explanation, const std::vector<std::
   for (const StoryRow& row : explanation.story.rows) story.sentences.push_back({row.at_ns, sentence_of(row)});
   story.sentences.push_back({explanation.story.step_ns, "the step ends"});
   story.text = to_text(explanation, {}, kPageWidth);
-  return pages::page_of_step(story, run);
+  return story;
+}
+
+std::string explain_page(const std::vector<Explanation>& told, const std::vector<std::string>& command) {
+  std::vector<pages::StepStory> stories;
+  std::vector<RunResult> runs;
+  std::vector<std::string> names;
+  for (const Explanation& explanation : told) {
+    stories.push_back(story_of(explanation, command));
+    RunResult& run = runs.emplace_back(explanation.step.result);
+    run.timeline = explanation.timeline;
+    if (explanation.real) run.peak_bytes = {};  // the simulated rank's
+    names.push_back(name_of(run));
+  }
+  if (told.size() > 1) stories.front().title = step_title(told.front().plan, joined_by_and(names));
+  return pages::page_of_step(stories, std::move(runs));
 }
 
 void show(const ExplainOptions& options, int ranks, std::optional<RealStep> real,
           const std::vector<std::string>& arguments) {
-  const Explanation explanation = explain_step(options, ranks, std::move(real));
-  print_clean("{}", options.question.empty() ? to_text(explanation, options, text_width())
-                                             : answer_text(explanation, options.question, text_width()));
-  if (!options.html.empty()) write_file(options.html, explain_page(explanation, arguments));
-  write_json(options.json, to_json(explanation));
+  std::vector<Explanation> told;
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const std::string& strategy : strategies_of(options)) {
+    ExplainOptions one = options;
+    one.strategy = strategy;
+    const Explanation& explanation = told.emplace_back(explain_step(one, ranks, std::move(real)));
+    print_clean("{}{}", told.size() > 1 ? "\n\n" : "",
+                options.question.empty() ? to_text(explanation, options, text_width())
+                                         : answer_text(explanation, options.question, text_width()));
+    json.push_back(to_json(explanation));
+  }
+  if (!options.html.empty()) write_file(options.html, explain_page(told, arguments));
+  write_json(options.json, options.strategies.empty() ? json.front() : nlohmann::ordered_json{{"steps", json}});
 }
 
 /// The plan of the ranks that run: over the same mesh as the simulated ones.
@@ -117,7 +141,15 @@ int explain(const CommandLine& commands, const CLI::App& command, const ExplainO
     print_clean("{}", question_list());
     return 0;
   }
-  if (!options.question.empty()) check_question(options.question);
+  if (!options.question.empty()) {
+    check_question(options.question);
+    if (!options.sections.empty())
+      throw base::InvalidUsage("--question prints one answer and no sections; leave --section out");
+  }
+  if (!options.strategies.empty() && command.count("--strategy") > 0)
+    throw base::InvalidUsage("--strategies names the strategies; leave --strategy out");
+  if (!options.strategies.empty() && options.run)
+    throw base::InvalidUsage("--strategies: one strategy runs at a time; leave --run out, or give --strategy");
   const int ranks = options.run ? world_size(options.ranks) : options.ranks.value_or(kDefaultRanks);
   const bool spawn = options.run && must_spawn(ranks);
   const bool checked = comm_variable("TESSERA_LAUNCHER") == "tessera";  // by the process that has started this rank
@@ -140,6 +172,8 @@ void add_explain_options(CLI::App& command, ExplainOptions& options) {
   add_step_options(command, options);
   add_world_options(command, options, options);
   add_strategy_option(command, options);
+  add_option(command, "--strategies", options.strategies,
+             "tell the step under each of these strategies, on one page; instead of --strategy", list_of("A,B"));
   add_cluster_options(command, options);
   add_option(command, "--section", options.sections, "sections to show: wrap, rest, step, cost, values, questions",
              // "cut" is the older name of "wrap".

@@ -62,15 +62,6 @@ StepCost cost_of(const TrainPlan& plan, const std::string& strategy, const StepP
   return cost;
 }
 
-std::string title_of(const TrainPlan& plan, const StepPlan& step) {
-  const std::int64_t microbatches = plan.options.accumulate;
-  return fmt::format("{}, {} parameters, {} on {} rank{} (mesh {}x{}), {} sequences of {}{}, {}, {}",
-                     plan.options.model, with_commas(plan.parameters), step.result.strategy, plan.ranks,
-                     plan.ranks == 1 ? "" : "s", step.result.mesh[0], step.result.mesh[1], plan.options.global_batch,
-                     plan.seq_len, microbatches == 1 ? "" : fmt::format(" in {} microbatches", microbatches),
-                     base::name_of(plan.precision.compute), plan.options.optimizer);
-}
-
 std::string machine_of(const ExplainOptions& options) {
   const std::string simulated =
       !options.cluster.empty() ? "cluster " + options.cluster
@@ -182,13 +173,23 @@ ordered_json json_of(const RealStep& real) {
 
 }  // namespace
 
+std::string step_title(const TrainPlan& plan, const std::string& strategies, const std::string& mesh) {
+  const std::int64_t microbatches = plan.options.accumulate;
+  return fmt::format("{}, {} parameters, {} on {} rank{}{}, {} sequences of {}{}, {}, {}", plan.options.model,
+                     with_commas(plan.parameters), strategies, plan.ranks, plan.ranks == 1 ? "" : "s", mesh,
+                     plan.options.global_batch, plan.seq_len,
+                     microbatches == 1 ? "" : fmt::format(" in {} microbatches", microbatches),
+                     base::name_of(plan.precision.compute), plan.options.optimizer);
+}
+
 Explanation explain_step(const ExplainOptions& options, int ranks, std::optional<RealStep> real) {
   Explanation result;
   const ClusterSpec cluster = cluster_of(options, ranks);
   const SimulatedCluster simulated = simulate(cluster, ranks);
   result.plan = train_plan(options, options.wrap, ranks, cluster);
   result.step = plan_step(result.plan, options.strategy, simulated, {}, {.isolated = true, .step_memory = true});
-  result.title = title_of(result.plan, result.step);
+  const RunResult& run = result.step.result;
+  result.title = step_title(result.plan, run.strategy, " (mesh " + mesh_text(run) + ")");
   result.machine = machine_of(options);
   result.wrapping = std::make_unique<Wrapping>(result.plan, result.step);
   result.cost = cost_of(result.plan, options.strategy, result.step);

@@ -20,8 +20,9 @@ namespace tessera::tools {
 
 /// The options of a plan's step and cluster, of ranks that run, and what to show.
 struct ExplainOptions : PlanOptions, WorldOptions {
-  std::vector<std::string> sections;  ///< empty: all
-  std::string question;               ///< a name, or "list"
+  std::vector<std::string> sections;    ///< empty: all
+  std::vector<std::string> strategies;  ///< instead of one: each is told
+  std::string question;                 ///< a name, or "list"
   bool run = false;
   std::string html;  ///< file for the page
 };
@@ -141,9 +142,12 @@ struct StepCost {
   std::int64_t exposed_ns = 0;
 };
 
+/// "gpt-nano, 120,576 parameters, fsdp on 4 ranks, 12 sequences of 64, f32, adamw". `mesh`: text after the ranks.
+std::string step_title(const TrainPlan& plan, const std::string& strategies, const std::string& mesh = "");
+
 /// One step, simulated, and perhaps run.
 struct Explanation {
-  std::string title;    ///< model, strategy, ranks, batch
+  std::string title;    ///< of its strategy
   std::string machine;  ///< whose times these are
   TrainPlan plan;
   StepPlan step;

@@ -52,9 +52,10 @@ bool has_transfers(const Comparison& c) {
   });
 }
 
-ordered_json data_of(const Comparison& c, const StepStory* story) {
+ordered_json data_of(const Comparison& c, const std::vector<StepStory>& stories) {
   ordered_json runs = ordered_json::array();
-  for (const RunResult& run : c.runs) {
+  for (std::size_t i = 0; i < c.runs.size(); ++i) {
+    const RunResult& run = c.runs[i];
     if (!run.timeline) continue;
     ordered_json units = ordered_json::array();
     for (const RunResult::Unit& unit : run.units) units.push_back({{"name", unit.name}, {"elements", unit.elements}});
@@ -66,10 +67,10 @@ ordered_json data_of(const Comparison& c, const StepStory* story) {
                     {"held", run.peak_bytes.reserved > 0 ? run.peak_bytes.total_peak + run.peak_bytes.reserved : 0},
                     {"world", run.mesh[0] * run.mesh[1]},
                     {"timeline", to_json(*run.timeline)}});
-    if (story == nullptr || story->sentences.empty()) continue;
+    if (stories.empty() || stories[i].sentences.empty()) continue;
     ordered_json sentences = ordered_json::array();
-    for (const StepStory::Sentence& sentence : story->sentences) sentences.push_back({sentence.at_ns, sentence.text});
-    runs.back()["story"] = {{"teller", story->teller}, {"sentences", sentences}};
+    for (const StepStory::Sentence& s : stories[i].sentences) sentences.push_back({s.at_ns, s.text});
+    runs.back()["story"] = {{"teller", stories[i].teller}, {"sentences", sentences}};
   }
   ordered_json data = {{"runs", runs}, {"totals", totals_of(c)}};
   if (c.why) data["why"] = to_json(*c.why);
@@ -115,7 +116,7 @@ std::int64_t covered_ns(const std::vector<base::TraceEvent>& events, const std::
   return tools::covered_ns(std::move(spans));
 }
 
-std::string timelines_of(const Comparison& c, const StepStory* story) {
+std::string timelines_of(const Comparison& c, bool measured) {
   Table table{"Milliseconds in the step shown",
               {"strategy", "rank", "step", "forward", "backward", "optimizer", "exposed", "all-gathers", "reductions"}};
   for (const RunResult& run : c.runs) {
@@ -149,7 +150,7 @@ std::string timelines_of(const Comparison& c, const StepStory* story) {
                                                            {"reduce", carried ? "reduction" : "reduction in flight"}};
   if (carried) keys.emplace_back("queued", "waits for its link");
   return std::string("<h2>One step over time</h2>\n<p>") +
-         (story == nullptr ? "The measured step of median length, all strategies on one clock. " : "") +
+         (measured ? "The measured step of median length, all strategies on one clock. " : "") +
          "The upper row of a rank computes; hatched is " + defined("exposed") +
          ": computing waits, for the milliseconds above. The rows below show what is " + defined("in flight") +
          (carried ? ": thin and dotted from its call until a link is free, solid on the link"
@@ -234,31 +235,34 @@ std::string glossary() {
   return html + "</dl></details>\n";
 }
 
-std::string picture_data(const Comparison& c, const StepStory* story) {
-  return "<script type=\"application/json\" class=\"data\">" + json_for_script(data_of(c, story)) + "</script>\n";
+std::string picture_data(const Comparison& c, const std::vector<StepStory>& stories) {
+  return "<script type=\"application/json\" class=\"data\">" + json_for_script(data_of(c, stories)) + "</script>\n";
 }
 
-std::string step_pictures(const Comparison& c, const StepStory* story) {
+std::string step_pictures(const Comparison& c, const std::vector<StepStory>& stories) {
   if (!has_timelines(c)) return "";
   return "<div class=\"controls chips\" role=\"group\" aria-label=\"Strategies in the pictures, one or two\" "
          "data-picture=\"chips\"></div>\n" +
-         (c.runs[0].units.empty() ? "" : map_of(c)) + timelines_of(c, story) + memory_of(c);
+         (c.runs[0].units.empty() ? "" : map_of(c)) + timelines_of(c, stories.empty()) + memory_of(c);
 }
 
 std::string gap_pictures(const Comparison& c) {
   return (c.why ? why_of(*c.why) : "") + (c.what_if ? what_if_section(*c.what_if) : "");
 }
 
-std::string page_of_step(const StepStory& story, const RunResult& run) {
-  const Comparison comparison{.model = story.title, .runs = {run}, .command = story.command};
-  const std::string text = story.text.empty()
-                               ? ""
-                               : "<h2>The step in words</h2>\n<details><summary>What explain prints</summary><pre "
-                                 "class=\"scroll\" tabindex=\"0\">" +
-                                     escape(story.text) + "</pre></details>\n";
-  return document(story.title, "<section>\n<h1>" + escape(story.title) + "</h1>\n<p class=\"soft\">" +
-                                   escape(story.times) + "</p>\n" + picture_data(comparison, &story) +
-                                   step_pictures(comparison, &story) + text + command_of(comparison) + "</section>\n" +
+std::string page_of_step(const std::vector<StepStory>& stories, std::vector<RunResult> runs) {
+  const StepStory& first = stories.front();
+  const Comparison comparison{.model = first.title, .runs = std::move(runs), .command = first.command};
+  std::string text;
+  for (const StepStory& story : stories) text += (text.empty() || story.text.empty() ? "" : "\n\n") + story.text;
+  if (!text.empty())
+    text =
+        "<h2>The step in words</h2>\n<details><summary>What explain prints</summary><pre class=\"scroll\" "
+        "tabindex=\"0\">" +
+        escape(text) + "</pre></details>\n";
+  return document(first.title, "<section>\n<h1>" + escape(first.title) + "</h1>\n<p class=\"soft\">" +
+                                   escape(first.times) + "</p>\n" + picture_data(comparison, stories) +
+                                   step_pictures(comparison, stories) + text + command_of(comparison) + "</section>\n" +
                                    glossary());
 }
 

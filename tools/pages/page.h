@@ -78,17 +78,18 @@ struct StepStory {
   std::vector<std::string> command;  ///< arguments of the program that made it
 };
 
-/// The data of all pictures, once for a comparison and before them. `story`: of its only run; null for runs of compare.
-std::string picture_data(const Comparison& comparison, const StepStory* story = nullptr);
+/// The data of all pictures, once for a comparison and before them. `stories`: of its runs; empty for runs of compare.
+std::string picture_data(const Comparison& comparison, const std::vector<StepStory>& stories = {});
 
 /// The pictures of a step, each with a table; "" if the comparison has no timelines.
-std::string step_pictures(const Comparison& comparison, const StepStory* story = nullptr);
+std::string step_pictures(const Comparison& comparison, const std::vector<StepStory>& stories = {});
 
 /// Why a run is slower, and what other settings would change, as far as there are data.
 std::string gap_pictures(const Comparison& comparison);
 
-/// A document with the pictures of one step. `run` has a name, units and a timeline.
-std::string page_of_step(const StepStory& story, const RunResult& run);
+/// A document with the pictures of one step, under one strategy or several. Runs have names, units and timelines, and
+/// a story each, of which the first has the page's title, times and command.
+std::string page_of_step(const std::vector<StepStory>& stories, std::vector<RunResult> runs);
 
 /// A place that the script fills from the section's data. A table with the numbers must follow it.
 std::string place_for(const std::string& picture);

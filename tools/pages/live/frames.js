@@ -1,14 +1,16 @@
-// The map on paper: six moments of the step instead of the slider.
+// The map on paper: moments of the step instead of the slider.
 "use strict";
 function framesOf(run) {
-  const {events} = run.ranks[0], first = (kind) => events.find((e) => e.kind === kind);
+  const {events} = run.ranks[0], first = (kind, after = 0) => events.find((e) => e.kind === kind && e.start >= after);
+  const backward = first("backward"), begin = (e) => e && e.start, again = backward && first("unshard_issue", backward.start), done = first("reduce_wait");
   const middle = (kind) => {
     const all = run.ranks[0].compute.filter((p) => p.event.kind === kind), blocks = all.filter((p) => p.event.unit !== run.units[0].name);
     const spans = blocks.length ? blocks : all;  // the root computes between its units too
     return spans.length ? (spans[spans.length >> 1].start + spans[spans.length >> 1].end) / 2 : null;
   };
-  const frames = [["Begin", 0], ["First all-gather", first("unshard_issue") && first("unshard_issue").start], ["In forward", middle("forward")],
-                  ["In backward", middle("backward")], ["First reduction", first("reduce_issue") && first("reduce_issue").start], ["End", run.end]];
+  const frames = [["Begin", 0], ["First all-gather", begin(first("unshard_issue"))], ["In forward", middle("forward")],
+                  ["All-gather for backward", begin(again)], ["In backward", middle("backward")], ["First reduction", begin(first("reduce_issue"))],
+                  ["First mean gradients", done && done.end], ["End", run.end]];
   return frames.filter(([, at]) => at !== null && at !== undefined);
 }
 function drawFrames(view, root) {

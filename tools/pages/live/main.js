@@ -11,13 +11,15 @@ function drawChips(view, root) {
   mark();
 }
 
+const redraws = [];  // of pictures as wide as the page
+const redraw = () => redraws.forEach((build) => build());
+
 // Charts with data of their own. Bars follow the width of the page by themselves.
 document.querySelectorAll(".chart").forEach((place) => {
   const data = JSON.parse(place.querySelector("script").textContent), slot = d3.select(place).append("div").attr("class", "slot").node();
   if (place.dataset.picture === "bars") return drawBars(data, slot);
   drawLines(data, slot);
-  let width = innerWidth;
-  addEventListener("resize", () => innerWidth !== width && (width = innerWidth, drawLines(data, slot)));
+  redraws.push(() => drawLines(data, slot));
 });
 
 let closed = [];
@@ -32,8 +34,8 @@ document.querySelectorAll("section").forEach((section, number) => {
   if (!holder) return;
   const data = JSON.parse(holder.textContent);
   const place = (name) => section.querySelector(`[data-picture="${name}"]`);
-  const view = new View(section, data, number === 0);
-  view.rebuild = [];
+  const view = section.view = new View(section, data, number === 0);
+  view.rebuild = redraws;
   if (view.runs.length) {
     if (view.runs.length > 1) drawChips(view, place("chips"));
     if (place("map")) {
@@ -49,16 +51,16 @@ document.querySelectorAll("section").forEach((section, number) => {
   }
   if (data.what_if) drawWhatIf(data.what_if, view, place("what-if"));
   if (data.why) drawWhy(data.why, view, place("why"));
-  let width = innerWidth;
-  const again = () => view.rebuild.forEach((build) => build());
-  addEventListener("resize", () => {
-    if (innerWidth !== width) again();
-    width = innerWidth;
-  });
   if (number === 0 && view.runs.length) addEventListener("hashchange", () => {
     view.read();
-    again();
+    redraw();
     view.listeners.forEach((f) => f(["moment"]));
   });
   section.setAttribute("data-drawn", performance.now().toFixed(0));
 });
+let width = innerWidth;
+addEventListener("resize", () => {
+  if (innerWidth !== width) redraw();
+  width = innerWidth;
+});
+startStage(redraw);

@@ -1,13 +1,13 @@
 // The map: ranks x units, which shards a rank holds at a moment; and the slider that moves the moment through the step.
 "use strict";
 function parametersAt(events, unit, at) {
-  let state = "none";
+  let state = "none", issued = 0;
   for (const e of events) {
     if (e.start > at) break;
     if (e.unit !== unit) continue;
-    if (e.kind === "unshard_issue") state = "coming";
+    if (e.kind === "unshard_issue") [state, issued] = ["coming", e.end];
     else if (e.kind === "reshard") state = "none";
-    else if (state === "coming" && (e.kind === "forward" || e.kind === "backward" || (e.kind === "unshard_wait" && e.end <= at)))
+    else if (state === "coming" && (e.kind === "forward" || e.kind === "backward" || (e.kind === "unshard_wait" && e.start >= issued && e.end <= at)))
       state = "here";
   }
   return state;
@@ -124,20 +124,15 @@ function mapPicture(slot, run, width) {
 function drawMap(view, root) {
   const slot = d3.select(root).append("div").attr("class", "slot").node();
   const controls = d3.select(root).append("div").attr("class", "controls");
-  const play = button(controls.node(), "Play", "Play the step at a hundredth of its speed", toggle);
-  button(controls.node(), "◀", "Previous event", () => jump(-1));
-  button(controls.node(), "▶", "Next event", () => jump(1));
+  const play = button(controls.node(), "Play", "Play the step at a hundredth of its speed", toggle).attr("class", "play");
+  button(controls.node(), "◀", "Previous event", () => view.jump(-1));
+  button(controls.node(), "▶", "Next event", () => view.jump(1));
   const range = controls.append("input").attr("type", "range").attr("min", 0).attr("step", "any")
     .attr("aria-label", "Moment of the step");
   const sentence = d3.select(root).append("p").attr("class", "sentence").attr("role", "status");
   const note = d3.select(root).append("p").attr("class", "soft note");
   let playing = null;
 
-  function jump(direction) {
-    const all = view.main.moments;
-    const next = direction > 0 ? all.find((m) => m > view.moment + 0.5) : [...all].reverse().find((m) => m < view.moment - 0.5);
-    if (next !== undefined) view.set({moment: next});
-  }
   function stop() {
     cancelAnimationFrame(playing);
     clearInterval(playing);
@@ -149,7 +144,7 @@ function drawMap(view, root) {
     if (view.moment >= view.main.end) view.set({moment: 0});
     play.text("Pause").attr("aria-pressed", "true");
     if (reducedMotion()) {
-      playing = setInterval(() => view.moment < view.main.end ? jump(1) : stop(), 1000);
+      playing = setInterval(() => view.moment < view.main.end ? view.jump(1) : stop(), 1000);
       return;
     }
     const began = performance.now(), from = view.moment;
@@ -163,7 +158,7 @@ function drawMap(view, root) {
   range.on("input", () => view.set({moment: +range.property("value")}));
   range.on("keydown", () => {
     const moves = {ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1};
-    if (moves[d3.event.key]) jump(moves[d3.event.key]);
+    if (moves[d3.event.key]) view.jump(moves[d3.event.key]);
     else if (d3.event.key === " ") toggle();
     else return;
     d3.event.preventDefault();

@@ -58,7 +58,7 @@ function flights(events, issue, wait, end) {
   const found = [];
   events.forEach((e) => {
     if (e.kind !== issue) return;
-    const done = events.find((w) => w.kind === wait && w.unit === e.unit && w.start >= e.start);
+    const done = events.find((w) => w.kind === wait && w.unit === e.unit && w.start >= e.end);
     const use = done || events.find((w) => w.unit === e.unit && w.start >= e.end && w.kind !== issue);
     found.push({event: e, start: e.start, end: done ? done.end : use ? use.start : end});
   });
@@ -104,6 +104,11 @@ class View {
   get main() { return this.runs[this.chosen[this.chosen.length - 1]]; }
   get shown() { return this.chosen.map((i) => this.runs[i]); }
   get longest() { return Math.max(...this.shown.map((r) => r.end)); }
+  jump(direction) {
+    const next = direction > 0 ? this.main.moments.find((m) => m > this.moment + 0.5)
+      : [...this.main.moments].reverse().find((m) => m < this.moment - 0.5);
+    if (next !== undefined) this.set({moment: next});
+  }
   onChange(f) { this.listeners.push(f); }
   set(what) {
     Object.assign(this, what);
@@ -126,8 +131,10 @@ class View {
   write() {
     clearTimeout(this.timer);
     this.timer = setTimeout(() => {
-      const parts = new URLSearchParams({show: this.shown.map((r) => r.name).join(","), at: (this.moment / 1e6).toFixed(3),
-                                         zoom: this.zoom.map((z) => z.toFixed(4)).join(",")});
+      const parts = new URLSearchParams(location.hash.slice(1));
+      parts.set("show", this.shown.map((r) => r.name).join(","));
+      parts.set("at", (this.moment / 1e6).toFixed(3));
+      parts.set("zoom", this.zoom.map((z) => z.toFixed(4)).join(","));
       const s = this.setting;
       if (s) parts.set("if", [s.link.bytes_per_second, s.link.latency_us, s.ranks, s.hosts, s.sequences].join(","));
       history.replaceState(null, "", "#" + parts);
@@ -152,7 +159,7 @@ function picture(root, kind, label, width, height) {
   svg.hatch = (name) => `url(#${id}${name})`;
   return svg;
 }
-const widthOf = (node) => Math.max(280, Math.floor(node.getBoundingClientRect().width));
+const widthOf = (node) => Math.max(280, Math.floor(node.getBoundingClientRect().width / stage.scale));
 function button(root, text, label, action) {
   const b = d3.select(root).append("button").attr("type", "button").attr("aria-label", label).text(text);
   b.on("click", action);

@@ -36,7 +36,13 @@ def trace(tool, *arguments, model="gpt-tall"):
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "trace.json"
         subprocess.run([tool, "plan", "--model", model, "--ranks", "4", *arguments, "--trace", file], check=True, stdout=subprocess.DEVNULL)
-        return [event for event in json.loads(file.read_text())["traceEvents"] if event["ph"] == "X"]
+        events = json.loads(file.read_text())["traceEvents"]
+    issued = {kind: [event["args"]["unit"] for event in events if event.get("cat") == kind] for kind in ("unshard_issue", "reduce_issue")}
+    spans = [event for event in events if event["ph"] == "X"]
+    for event in spans:  # transfers of one kind are in the order of their calls
+        if event["cat"] == "transfer" and event["args"]["bytes"] > 1000:
+            event["unit"] = issued["unshard_issue" if event["name"] == "all_gather" else "reduce_issue"].pop(0)
+    return spans
 
 
 def svg(width, height, title, description, body):
@@ -74,7 +80,8 @@ def timeline(tool):
             elif kind.endswith("_wait"):
                 body.append(bar(x, top + 28, width, 22, "url(#hot)", title))
             elif kind == "transfer" and event["args"]["bytes"] > 1000:
-                body.append(bar(x, top + 60, width - 0.8, 22, "var(--c1)", f'{event["name"]}, {event["args"]["bytes"]:,} B'))
+                body.append(bar(x, top + 60, width - 0.8, 22, "var(--c1)", f'{event["name"]} of {event["unit"]}, {event["args"]["bytes"]:,} B'))
+                body.append(f'<text x="{x + width / 2:.1f}" y="{top + 75}" class="m" style="fill:#fff;font-size:{"11" if width > 30 else "8"}px">{event["unit"]}</text>')
     # Spans of the root enclose those of its units: waits are drawn above them.
     body.sort(key=lambda shape: "#hot" in shape)
     axis = 64 + 130 * 2
@@ -326,8 +333,8 @@ def memory(tool):
         body.append(text(72, y + 16, name, "e"))
         bars, x = stacked(84, y, 800, [(peak[kind], color, f"{label}: {peak[kind] / 1e6:.2f} MB") for kind, color, label in (*kinds, *more)], most)
         body += [*bars, text(x + 8, y + 16, f"{run['peak_bytes']['total'] / 1e6:.1f}", "s")]
-    for i, (color, label) in enumerate([(color, label) for _, color, label in kinds] + [("var(--pale)", "unsharded for a while"), ("var(--line)", "activations (ck.: checkpointed)")]):
-        body += [bar(84 + 180 * i, 396, 14, 14, color, label), text(84 + 180 * i + 20, 408, label, "s")]
+    for i, (color, label) in enumerate([(color, label) for _, color, label in kinds] + [("var(--pale)", "unsharded for a while"), ("var(--line)", "activations (ck.: recomputed)")]):
+        body += [bar(84 + 172 * i, 396, 14, 14, color, label), text(84 + 172 * i + 20, 408, label, "s")]
     return svg(1000, 424, "What a rank keeps", "Model state of ddp, zero1, zero2 and fsdp: 120, 31.4, 16.6 and 1.9 GB; and the peak of a step with its activations.", body)
 
 

@@ -38,7 +38,7 @@ void CompletionPoller::run() noexcept {
     {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [&] { return stop_ || !added_.empty() || !pending.empty(); });
-      if (!added_.empty()) pause = {};
+      if (!added_.empty()) pause.reset();
       for (Pending& one : added_) pending.push_back(std::move(one));
       added_.clear();
       if (pending.empty()) return;
@@ -48,7 +48,7 @@ void CompletionPoller::run() noexcept {
       if (done && one.callback) one.callback(error_of(*one.state));
       return done;
     });
-    if (ended > 0) pause = {};
+    if (ended > 0) pause.reset();
     if (!pending.empty()) pause(500us);
   }
 }

@@ -1,10 +1,13 @@
 // How the threads of a rank sleep and wake up. The longest sleep is long enough to expose a missed wake-up.
+#include <sys/prctl.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <thread>
 
+#include "tessera/comm/core/backoff.h"
 #include "tessera/comm/core/progress.h"
 #include "tests/comm/support.h"
 
@@ -174,6 +177,18 @@ TEST(ProgressWaits, LastWithoutWakeup) {  // control
   engine.add(watched);
   EXPECT_FALSE(engine.wait(finished, start + 400ms));
   EXPECT_LT(late_polls, 100) << "it looks a few times at the end, and else it sleeps";
+}
+
+TEST(Backoff, SleepsWhereAWaitIsLong) {
+  const int slack = ::prctl(PR_GET_TIMERSLACK);
+  Backoff pause;
+  for (const char* const when : {"at first", "after a reset"}) {
+    int turns = 0;
+    for (const auto until = Clock::now() + 20ms; Clock::now() < until; ++turns) pause(1s);
+    EXPECT_LT(turns, 2'000) << "without sleeps " << when << ", 20 ms are far more turns";
+    pause.reset();
+  }
+  EXPECT_EQ(::prctl(PR_GET_TIMERSLACK), slack) << "the thread's own sleeps are as before";
 }
 
 }  // namespace

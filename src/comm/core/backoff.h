@@ -8,10 +8,12 @@
 #include <thread>
 
 #include "tessera/comm/base_names.h"
+#include "tessera/comm/core/precise_timer.h"
 
 namespace tessera::comm {
 
-/// Spins briefly, then yields, then sleeps for increasing times.
+/// Spins briefly, then yields, then sleeps, each time for a sixteenth of the time so far: what is awaited is seen at
+/// most that much later than it happens.
 class Backoff {
  public:
   void operator()(std::chrono::nanoseconds at_most) {
@@ -22,13 +24,21 @@ class Backoff {
       ::sched_yield();
       return;
     }
-    sleep_ = std::min<std::chrono::nanoseconds>(sleep_ * 2, 500us);
-    std::this_thread::sleep_for(std::min(sleep_, at_most));
+    const Clock::time_point now = Clock::now();
+    if (turns_ == 200) begun_ = now;
+    const std::chrono::nanoseconds part = (now - begun_) / 16;
+    const PreciseTimer timer;
+    std::this_thread::sleep_for(std::min(std::clamp<std::chrono::nanoseconds>(part, 5us, 500us), at_most));
   }
 
+  /// The next turn is the first again.
+  void reset() { turns_ = 0; }
+
  private:
+  using Clock = std::chrono::steady_clock;
+
   int turns_ = 0;
-  std::chrono::nanoseconds sleep_{5'000};
+  Clock::time_point begun_;  // of the sleeps
 };
 
 }  // namespace tessera::comm

@@ -1,7 +1,5 @@
 #include "tessera/comm/slow_link/slow_link.h"
 
-#include <sys/prctl.h>
-
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -13,6 +11,7 @@
 #include "tessera/comm/completion_poller.h"
 #include "tessera/comm/core/decorator.h"
 #include "tessera/comm/core/op_traits.h"
+#include "tessera/comm/core/precise_timer.h"
 #include "tessera/comm/slow_link/latest_times.h"
 #include "tessera/comm/slow_link/port_use.h"
 #include "tessera/comm/slow_link/ports.h"
@@ -24,18 +23,6 @@ using Clock = std::chrono::steady_clock;
 
 /// How long a failure may go unnoticed while a transfer is slept for.
 constexpr std::chrono::milliseconds kSlice{50};
-
-/// The kernel wakes this thread as soon as it can, instead of 50 us later, which is the default.
-class PreciseTimer {
- public:
-  PreciseTimer() { ::prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL); }
-  ~PreciseTimer() { ::prctl(PR_SET_TIMERSLACK, before_, 0UL, 0UL, 0UL); }
-  PreciseTimer(const PreciseTimer&) = delete;
-  PreciseTimer& operator=(const PreciseTimer&) = delete;
-
- private:
-  const unsigned long before_ = static_cast<unsigned long>(::prctl(PR_GET_TIMERSLACK, 0UL, 0UL, 0UL, 0UL));
-};
 
 std::int64_t nanoseconds_of(Clock::time_point time) {
   return std::chrono::nanoseconds(time.time_since_epoch()).count();

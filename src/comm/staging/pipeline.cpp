@@ -56,7 +56,7 @@ bool StagingPipeline::poll_until(const std::function<bool()>& condition, Clock::
   Backoff pause;
   while (!condition()) {
     if (try_advance()) {
-      pause = {};
+      pause.reset();
       continue;
     }
     const Clock::time_point now = Clock::now();
@@ -72,13 +72,13 @@ void StagingPipeline::run() noexcept {
   while (!stop_) {
     if (active_.empty()) {
       work_.wait(lock, [this] { return stop_ || !active_.empty(); });
-      pause = {};
+      pause.reset();
       continue;
     }
     const bool moved = waiters_.load() == 0 && advance_locked();
     lock.unlock();
     if (moved) {
-      pause = {};
+      pause.reset();
     } else {
       pause(500us);
     }

@@ -71,7 +71,7 @@ else()
     ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul.cpp
     ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul_choices.cpp
     ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul_table.cpp
-    ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/vendor_library.cpp)
+    ${PROJECT_SOURCE_DIR}/src/nn/kernels/vendor_library.cpp)
   include(${CMAKE_CURRENT_LIST_DIR}/cudnn.cmake)
 endif()
 target_compile_definitions(tessera_device_cuda PRIVATE TESSERA_CUDA_LEAST_GENERATION=${least})

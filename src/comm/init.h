@@ -56,8 +56,7 @@ struct InitOptions {
 /// ranks.
 ///
 /// Opens /dev/null in place of standard streams that are closed, so that no descriptor of a library becomes one. The
-/// library's threads take no signals, but those that OpenBLAS starts when it is loaded do (OPENBLAS_NUM_THREADS=1: it
-/// starts none). Throws InvalidUsage (settings), Timeout (missing ranks), SystemError.
+/// library's threads take no signals. Throws InvalidUsage (settings), Timeout (missing ranks), SystemError.
 TESSERA_API std::unique_ptr<Communicator> init(InitOptions config = {});
 
 /// The same as init(), for ranks that `bootstrap` connects: launch, master, token and store are not used.

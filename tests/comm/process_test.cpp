@@ -26,11 +26,9 @@ std::string new_run() {
 
 Process start_rank(const std::string& run, int rank, int size, const std::string& mode,
                    const std::string& timeout = "20s", const std::string& setting = "") {
-  std::vector<std::string> settings = {
-      "TESSERA_RANK=" + std::to_string(rank), "TESSERA_WORLD_SIZE=" + std::to_string(size), "TESSERA_RUN_ID=" + run,
-      "TESSERA_TIMEOUT=" + timeout,
-      // It starts its threads when it is loaded, and they take signals as the program's.
-      "OPENBLAS_NUM_THREADS=1"};
+  std::vector<std::string> settings = {"TESSERA_RANK=" + std::to_string(rank),
+                                       "TESSERA_WORLD_SIZE=" + std::to_string(size), "TESSERA_RUN_ID=" + run,
+                                       "TESSERA_TIMEOUT=" + timeout};
   if (!setting.empty()) settings.push_back(setting);
   return {TESSERA_RANK_PROGRAM, std::move(settings), mode};
 }

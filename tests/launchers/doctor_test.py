@@ -19,11 +19,11 @@ for line in sys.stdin:
 
 class DoctorCase(jobs.Case):
     def examine(self, command, code, **env):
-        """The findings by host and subject, which the printed lines have too."""
+        """The findings by host and subject, which the printed lines have too. `code`: None where both can be."""
         end = jobs.run([*command, "--json", self.path("found.json")], jobs.environment(**env), 120)
-        self.assertEqual(end.code, code, end)
         found = self.read_json("found.json")
         counts = {level: sum(one["level"] == level for one in found["findings"]) for level in ("error", "warning")}
+        self.assertEqual(end.code, (1 if counts["error"] else 0) if code is None else code, end)
         self.assertEqual((found["errors"], found["warnings"]), (counts["error"], counts["warning"]))
         self.assertRegex(end.out.splitlines()[-1], rf"^doctor: {counts['error']} errors?, {counts['warning']} warnings?$")
         for one in found["findings"]:
@@ -55,12 +55,12 @@ class OneHostTest(DoctorCase):
         self.assertIn("loopback", found["backend tcp"]["found"])
 
     def test_limits_and_file_systems(self):
-        found = self.local("ip link set lo up; hostname name-without-address; ulimit -n 256; mount -t tmpfs -o size=1m tmpfs /dev/shm", 1)
+        found = self.local("ip link set lo up; hostname name-without-address; ulimit -n 256; mount -t tmpfs -o size=1m tmpfs /dev/shm", None)
         self.assertEqual({found[name]["level"] for name in ("open files", "/dev/shm")}, {"warning"})
         self.assertIn("256", found["open files"]["found"])
         self.assertEqual(found["name"]["level"], "note")
-        self.assertEqual([found[f"backend {name}"]["level"] for name in ("shm", "tcp", "ucx")], ["ok", "ok", "error"])
-        self.assertRegex(found["backend ucx"]["found"], "^two ranks fail: .*/dev/shm is full")
+        self.assertEqual([found[f"backend {name}"]["level"] for name in ("shm", "tcp")], ["ok", "ok"])
+        self.assertRegex(found["backend ucx"]["found"], "^two ranks (fail: .*/dev/shm is full|sum 1 MiB$)")  # 1.13, and 1.18, which needs less
         found = self.local("ip link set lo up; mount -t tmpfs -o ro tmpfs /dev/shm", 1)
         self.assertIn("can't be written", found["/dev/shm"]["found"])
 

@@ -1,17 +1,13 @@
 #include "tessera/nn/kernels/gemm.h"
 
-#include <cblas.h>
-#include <sys/mman.h>
-
-#include <cerrno>
 #include <mutex>
 #include <string>
-#include <system_error>
 #include <type_traits>
 
 #include "tessera/base/error.h"
 #include "tessera/nn/kernels/cpu/gemm_tile.h"
 #include "tessera/nn/kernels/cpu/onednn.h"
+#include "tessera/nn/kernels/cpu/openblas.h"
 #include "tessera/nn/kernels/cpu/own_product.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
 #include "tessera/nn/kernels/elementwise.h"
@@ -24,31 +20,14 @@ using base::f16;
 
 namespace {
 
-/// Disables BLAS's own threads, because the pool has them. A process-wide setting, made before the first product.
-void use_one_blas_thread() {
-  static std::once_flag once;
-  std::call_once(once, [] { openblas_set_num_threads(1); });
-}
-
-/// Address space that BLAS allocates for each thread at its first product. If the system refuses it, OpenBLAS retries
-/// forever, so FirstProduct tests the allocation beforehand.
-constexpr std::size_t kBlasBuffer = (std::size_t{128} << 20) + (std::size_t{64} << 10);
-
-/// Guards a thread's first product. Throws SystemError if there is no address space for its buffer and for those of
-/// other threads that are in their first product.
+/// Guards a thread's first product, in which BLAS maps its buffer. Throws SystemError if there is no address space for
+/// its buffer and for those of other threads that are in their first product.
 class FirstProduct {
  public:
   FirstProduct() {
     if (done()) return;
     const std::lock_guard lock(pending().mutex);
-    const std::size_t bytes = (pending().threads + 1) * kBlasBuffer;
-    void* const room = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (room == MAP_FAILED)
-      throw base::SystemError(
-          "gemm: BLAS needs 128 MiB of address space for each computing thread, and the system refuses " +
-          std::to_string(bytes >> 20) + " MiB: " + std::generic_category().message(errno) +
-          "; allow more (ulimit -v, vm.overcommit_memory), or use fewer --threads");
-    ::munmap(room, bytes);
+    require_blas_buffers(pending().threads + 1);
     ++pending().threads;
     counted_ = true;
   }
@@ -136,13 +115,14 @@ void multiply_by_blas(const GemmArgs<T>& g) {
   const auto ta = g.trans_a == Transpose::yes ? CblasTrans : CblasNoTrans;
   const auto tb = g.trans_b == Transpose::yes ? CblasTrans : CblasNoTrans;
   const blasint m = blas_int(g.m), n = blas_int(g.n), k = blas_int(g.k);
+  const OpenBlas& blas = open_blas();
   const FirstProduct first;
   const blasint lda = blas_int(g.lda), ldb = blas_int(g.ldb), ldc = blas_int(g.ldc);
   const T beta = g.accumulate ? T(1) : T(0);
   if constexpr (std::is_same_v<T, float>)
-    cblas_sgemm(CblasRowMajor, ta, tb, m, n, k, 1, g.a, lda, g.b, ldb, beta, g.c, ldc);
+    blas.sgemm(CblasRowMajor, ta, tb, m, n, k, 1, g.a, lda, g.b, ldb, beta, g.c, ldc);
   else
-    cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, 1, g.a, lda, g.b, ldb, beta, g.c, ldc);
+    blas.dgemm(CblasRowMajor, ta, tb, m, n, k, 1, g.a, lda, g.b, ldb, beta, g.c, ldc);
 }
 
 /// C's tile [row, row + rows) x [column, column + columns).
@@ -190,7 +170,6 @@ Tiling own_tiling(std::size_t m, std::size_t n, std::size_t threads) {
 template <class T>
 void gemm_tiles(ThreadPool& pool, GemmArgs<T> g, const T* bias, Products products) {
   if (g.m == 0 || g.n == 0) return;
-  use_one_blas_thread();
   if (g.lda == 0) g.lda = std::max<std::size_t>(1, g.trans_a == Transpose::yes ? g.m : g.k);
   if (g.ldb == 0) g.ldb = std::max<std::size_t>(1, g.trans_b == Transpose::yes ? g.k : g.n);
   if (g.ldc == 0) g.ldc = g.n;
@@ -216,10 +195,7 @@ void gemm(ThreadPool& pool, const GemmArgs<T>& args, Products products) {
   gemm_tiles<T>(pool, args, nullptr, products);
 }
 
-void gemm_tile(const GemmArgs<float>& args, Products products) {
-  use_one_blas_thread();
-  multiply_tile<float>(args, nullptr, products);
-}
+void gemm_tile(const GemmArgs<float>& args, Products products) { multiply_tile<float>(args, nullptr, products); }
 
 bool has_product(Products products, base::DType dtype) {
   return products == Products::own || dtype == base::DType::f32 || dtype == base::DType::f64 ||
@@ -230,9 +206,7 @@ std::string products_name(Products products) {
   if (products == Products::own) return "tessera";
   const std::string onednn = onednn_name();
   if (!onednn.empty()) return onednn;
-  // "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH .." and the kernels for this processor, such as "Zen".
-  const std::string config = openblas_get_config();
-  return config.substr(0, config.find(' ', config.find(' ') + 1)) + " (" + openblas_get_corename() + ")";
+  return open_blas().name;
 }
 
 template <class T>

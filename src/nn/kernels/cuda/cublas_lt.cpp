@@ -1,7 +1,7 @@
 #include "tessera/nn/kernels/cuda/cublas_lt.h"
 
 #include "tessera/base/error.h"
-#include "tessera/nn/kernels/cuda/vendor_library.h"
+#include "tessera/nn/kernels/vendor_library.h"
 
 namespace tessera::nn::cuda {
 namespace {
@@ -13,7 +13,7 @@ struct Loaded {
 
 Loaded load() {
   Loaded loaded;
-  VendorLibrary library("libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR), "cuBLASLt");
+  kernels::VendorLibrary library("libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR), "cuBLASLt");
 #define TESSERA_FIND(function) library.find(#function, loaded.api.function);
   TESSERA_CUBLAS_LT_FUNCTIONS(TESSERA_FIND)
 #undef TESSERA_FIND

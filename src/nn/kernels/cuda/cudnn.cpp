@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "tessera/base/error.h"
-#include "tessera/nn/kernels/cuda/vendor_library.h"
+#include "tessera/nn/kernels/vendor_library.h"
 
 namespace tessera::nn::cuda {
 namespace {
@@ -16,7 +16,7 @@ struct Loaded {
 
 Loaded load() {
   Loaded loaded;
-  VendorLibrary library("libcudnn.so." + std::to_string(CUDNN_MAJOR), "cuDNN");
+  kernels::VendorLibrary library("libcudnn.so." + std::to_string(CUDNN_MAJOR), "cuDNN");
 #define TESSERA_FIND(function) library.find(#function, loaded.api.function);
   TESSERA_CUDNN_FUNCTIONS(TESSERA_FIND)
 #undef TESSERA_FIND

@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace tessera::nn::cuda {
+namespace tessera::nn::kernels {
 
 /// Used by one thread.
 class VendorLibrary {
@@ -21,9 +21,9 @@ class VendorLibrary {
 
  private:
   void* address_of(const char* function_name);
-  const std::string name_;
+  std::string name_;
   std::string problem_;
   void* handle_ = nullptr;
 };
 
-}  // namespace tessera::nn::cuda
+}  // namespace tessera::nn::kernels

@@ -1,10 +1,10 @@
-#include "tessera/nn/kernels/cuda/vendor_library.h"
+#include "tessera/nn/kernels/vendor_library.h"
 
 #include <dlfcn.h>
 
 #include <utility>
 
-namespace tessera::nn::cuda {
+namespace tessera::nn::kernels {
 
 VendorLibrary::VendorLibrary(const std::string& file, std::string name)
     : name_(std::move(name)), handle_(::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) {
@@ -19,4 +19,4 @@ void* VendorLibrary::address_of(const char* function_name) {
   return address;
 }
 
-}  // namespace tessera::nn::cuda
+}  // namespace tessera::nn::kernels

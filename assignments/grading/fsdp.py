@@ -81,8 +81,10 @@ def losses_problems(world: World, name: str, ranks: int) -> list[str]:
             why = "no update has happened yet, so the gathered parameters are not those of the model" if step == 0 else (
                 f"step {step - 1} was right, so its gradients or its update are not")
             if step > 0 and any(call[0] == "reduce_scatter" for call in fact["calls"]) and fact.get("sums") == 1:
-                why += "; your reduce_scatter sums, and a step needs the average over the ranks"
-            problems.append(f"{fact['says']}: the loss of step {step} on rank {fact['rank']} is {got:.9g}, under ddp {want:.9g}: {why}")
+                why += "; your reduce_scatter sums, and " + (
+                    "dividing before the sum rounds once for each rank: let it average" if abs(got - want) < 1e-5 * abs(want) else
+                    "a step needs the average over the ranks")
+            problems.append(f"{fact['says']}: the loss of step {step} on rank {fact['rank']} is {got:.12g}, under ddp {want:.12g}: {why}")
             break
     return problems or shards_problems(world, name, "final")
 
@@ -152,13 +154,13 @@ def one_at_a_time_problems(world: World, name: str, ranks: int) -> list[str]:
             others = [other for other in units_in(fact, bits) if other != names(fact)[int(unit)]]
             if others:
                 problems.append(f"{where}: while {names(fact)[int(unit)]} computes its {'backward' if backward else 'forward'}, {others[0]} is "
-                                "still unsharded: reshard it in post_forward and post_backward")
+                                "still unsharded: reshard it in post_forward and post_backward, which unbinds its parameters, too")
                 break
         largest = 4 * ranks * max(per_rank(count, ranks) for count in fact["elements"])
         peaks = {"unsharded parameters": fact.get("peak_unsharded_parameter"), "unsharded gradients": fact.get("peak_unsharded_gradient")}
         if peaks["unsharded parameters"] == 0:
-            problems.append(f"{where}: no memory is counted as unsharded_parameter; take the gathered buffer from Tensor::empty() or "
-                            "world.allocate() with that category")
+            problems.append(f"{where}: no memory is counted as unsharded_parameter; take the gathered buffer from Tensor::zeros(), "
+                            "Tensor::empty() or world.allocate() with that category")
         for what, peak in peaks.items():
             if peak is not None and peak > largest:
                 problems.append(f"{where}: the peak of {what} is {peak:,.0f} bytes, the largest unit has {largest:,}: free the buffer, "
@@ -183,6 +185,8 @@ def at_rest_problems(world: World, name: str, ranks: int) -> list[str]:
 
 
 def fault_problems(world: World) -> list[str]:
+    if sum("losses" in fact for fact in world.case("n3")) < 3:
+        return world.problems("n3", 3) or ["no step has run on three ranks yet"]
     silent = [fact["rank"] for fact in world.case("fault") if fact.get("threw") == 0]
     if silent:
         return [f"rank 2 failed in its third operation, and the step of rank {silent[0]} went on: wait for every Work, and let what it "
@@ -192,7 +196,7 @@ def fault_problems(world: World) -> list[str]:
 
 def grade(student, worlds, report) -> None:
     command = student.command("fsdp")
-    shm = worlds.run(command, 4, "shm", ("fault,3,0", *(f"train,{n},0" for n in (1, 2, 3, 4))), {"TESSERA_PRODUCTS": "own"})
+    shm = worlds.run(command, 4, "shm", (*(f"train,{n},0" for n in (1, 2, 3, 4)), "fault,3,0"), {"TESSERA_PRODUCTS": "own"})
     tcp = worlds.run(command, 5, "tcp", ("train,5,0",), {"TESSERA_PRODUCTS": "own"})
 
     def on(check, *ranks: int) -> list[str]:

@@ -1,14 +1,26 @@
 #include "tessera/nn/init.h"
 
 #include <algorithm>
+#include <string>
 
+#include "tessera/base/error.h"
 #include "tessera/nn/context.h"
 #include "tessera/nn/ops/dispatch.h"
 #include "tessera/nn/random.h"
 
 namespace tessera::nn {
+namespace {
+
+void check(std::string_view name, const ElementRange& range) {
+  if (range.begin < 0 || range.end < range.begin)
+    throw base::InvalidUsage("fill_initial: elements " + std::to_string(range.begin) + " to " +
+                             std::to_string(range.end) + " of " + std::string(name) + " are no range");
+}
+
+}  // namespace
 
 void fill_initial(const Init& init, std::string_view name, std::uint64_t seed, ElementRange range, float* out) {
+  check(name, range);
   const RandomRange drawn{name, seed, static_cast<std::uint64_t>(range.begin), static_cast<std::uint64_t>(range.end)};
   const auto deviation = static_cast<float>(init.deviation);
   switch (init.kind) {
@@ -29,8 +41,9 @@ namespace {
 
 template <class T>
 void draw(Context& context, const InitialValues& values, T* out) {
-  KernelTable<T>& device = context.kernels<T>("init");
   const ElementRange& range = values.range;
+  check(values.name, range);
+  KernelTable<T>& device = context.kernels<T>("init");
   const auto number = [](float value) { return static_cast<T>(value); };
   const auto deviation = static_cast<kernels::OpMath<T>>(values.init.deviation);
   const StreamRange drawn{tensor_stream(values.seed, values.name), static_cast<std::uint64_t>(range.begin),

@@ -36,13 +36,14 @@ struct InitialValues {
   ElementRange range;      ///< range in elements of the whole tensor
 };
 /// Appends work to the compute stream that writes the values to out[0, range.count()), in device memory. No data is
-/// copied from the host.
+/// copied from the host. Throws InvalidUsage if the range ends before it begins.
 TESSERA_API void fill_initial(Context& context, const InitialValues& values, float* out);
 /// The same for elements of any floating type; half-precision elements are the rounded f32 values. Integers become
 /// zeros.
 TESSERA_API void fill_initial(Context& context, const InitialValues& values, DType dtype, void* out);
 
-/// Fills out[0, range.count()), in host memory, with the initial values of `range` of the tensor called `name`.
+/// Fills out[0, range.count()), in host memory, with the initial values of `range` of the tensor called `name`. Throws
+/// as above.
 TESSERA_API void fill_initial(const Init& init, std::string_view name, std::uint64_t seed, ElementRange range,
                               float* out);
 

@@ -76,6 +76,12 @@ FSDP_CPP = [
             ".pre_backward = [this] { begin_backward(); world_.reduce_scatter(view(unsharded_gradient_), view(gradient_), "
             "comm::ReduceOp::avg()).wait(); },\n                      .post_backward = [this] { reshard(); }", "training:",
             r"the loss of step 1 .*step 0 was right, so its gradients or its update are not", keeps="shards:"),
+    Mistake("a gradient is not a number", "comm::ReduceOp::avg()).wait();", "comm::ReduceOp::avg()).wait();\n    gradient_.data<float>()[0] = __builtin_nanf(\"\");",
+            "training:", r"the loss of step 1 on rank \d is nan, under ddp", keeps="shards:", always=True),
+    Mistake("gradients are divided before they are added", "world_.reduce_scatter(view(unsharded_gradient_), view(gradient_), comm::ReduceOp::avg())",
+            "for (std::int64_t i = 0; i < unsharded_gradient_.count(); ++i) unsharded_gradient_.data<float>()[i] /= static_cast<float>(world_.size());\n"
+            "    world_.reduce_scatter(view(unsharded_gradient_), view(gradient_), comm::ReduceOp::sum())", "training:",
+            r"3 ranks: the loss of step \d .*dividing before the sum rounds once for each rank", keeps="shards:"),
 ]
 FSDP_PYTHON = [
     Mistake("initial values are those of the first rank", "initial(self.unit.name, name, seed, first - offset, last - offset)",

@@ -1,6 +1,7 @@
 #include "grading/cpp/fact.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <vector>
 
@@ -19,6 +20,8 @@ std::string quoted(std::string_view text) {
 }
 
 std::string number(double value) {
+  if (std::isnan(value)) return "NaN";  // as Python reads them
+  if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
   char text[40];
   std::snprintf(text, sizeof(text), "%.17g", value);
   return text;

@@ -83,6 +83,16 @@ void set_memory(Fact& fact, nn::Context& context, Recorder& world, double at_res
       .set("peak_unsharded_gradient", peak(base::MemoryCategory::unsharded_gradient));
 }
 
+/// The student's shard of a unit. Throws std::logic_error that says of how many.
+std::span<const float> shard_of(const assignment::Fsdp& sharded, std::size_t unit, std::size_t units) {
+  try {
+    return sharded.shard(unit);
+  } catch (const std::exception& error) {
+    throw std::logic_error("shard(" + std::to_string(unit) + ") failed, and the model's " + std::to_string(units) +
+                           " children are as many units: " + error.what());
+  }
+}
+
 /// Trains with the student's code, and reports everything but the memory before it.
 void train(Recorder& world, nn::Context& context, Model& model, assignment::Fsdp& sharded, Fact& fact) {
   Observer observer(model, world);
@@ -120,7 +130,8 @@ void run_training(grading::Grading& grading, int ranks) {
     const auto write_shards = [&](const std::string& when, const std::vector<std::vector<float>>& expected) {
       for (std::size_t unit = 0; unit < expected.size(); ++unit) {
         grading.write_floats(fact, part, when + "_expected" + std::to_string(unit), expected[unit]);
-        grading.write_floats(fact, part, when + "_shard" + std::to_string(unit), sharded->shard(unit));
+        grading.write_floats(fact, part, when + "_shard" + std::to_string(unit),
+                             shard_of(*sharded, unit, expected.size()));
       }
     };
     write_shards("initial", reference.initial);

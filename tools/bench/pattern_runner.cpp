@@ -42,8 +42,8 @@ PatternRunner::PatternRunner(const BenchSpec& plan, const Ranks& ranks, const or
 }
 
 ordered_json PatternRunner::run(const BenchOp& op, std::uint64_t bytes) {
-  using Kind = BenchPattern::Kind;
-  const Kind kind = plan_.pattern->kind;
+  using enum BenchPattern::Kind;
+  const BenchPattern::Kind kind = plan_.pattern->kind;
   bytes_ = bytes;
   wrong_ = 0;
   Times times;
@@ -59,7 +59,7 @@ ordered_json PatternRunner::run(const BenchOp& op, std::uint64_t bytes) {
       {"pattern", plan_.pattern->name},
       {"backend", measured_.backend()},
       {"op", sends() ? "send" : op.name},
-      {"one_way", sends() || kind == Kind::neighbors},
+      {"one_way", sends() || kind == neighbors},
       {"bytes", sends() ? shape_of(op, 1).bytes : shape_of(op, rounds_.front().front().ranks.size()).bytes},
       {"dtype", base::name_of(plan_.dtype)},
       {"redop", op.reduces ? comm::name_of(plan_.redop) : "none"},
@@ -76,7 +76,7 @@ ordered_json PatternRunner::run(const BenchOp& op, std::uint64_t bytes) {
   for (const UnitRate& rate : rates) json["rates"].push_back({{"units", rate.units}, {"gbps", rate.gbps}});
   for (const SlowPart& part : slow_parts(rates, plan_.outlier))
     json["slow"].push_back({{"units", part.units}, {"gbps", part.gbps}, {"median_gbps", part.median_gbps}});
-  if (kind != Kind::pairs && kind != Kind::bisection) return json;
+  if (kind != pairs && kind != bisection) return json;
   json["matrix_gbps"] = std::vector(units_.size(), ordered_json(std::vector<ordered_json>(units_.size())));
   for (const UnitRate& rate : rates)
     for (const bool back : {false, true}) {

@@ -12,21 +12,18 @@
 
 namespace tessera::comm {
 
-/// Spins briefly, then yields, then sleeps, each time for a sixteenth of the time so far: what is awaited is seen at
-/// most that much later than it happens.
+/// Spins briefly, then yields, then sleeps, each time for a sixteenth of the time so far, 5 to 500 us: so late, at
+/// most, what is awaited is seen, beside what the kernel takes to wake the thread.
 class Backoff {
  public:
   void operator()(std::chrono::nanoseconds at_most) {
     using namespace std::chrono_literals;
-    ++turns_;
-    if (turns_ < 100) return;
     if (turns_ < 200) {
-      ::sched_yield();
+      if (++turns_ >= 100) ::sched_yield();
+      if (turns_ == 200) begun_ = Clock::now();
       return;
     }
-    const Clock::time_point now = Clock::now();
-    if (turns_ == 200) begun_ = now;
-    const std::chrono::nanoseconds part = (now - begun_) / 16;
+    const std::chrono::nanoseconds part = (Clock::now() - begun_) / 16;
     const PreciseTimer timer;
     std::this_thread::sleep_for(std::min(std::clamp<std::chrono::nanoseconds>(part, 5us, 500us), at_most));
   }

@@ -42,7 +42,6 @@ namespace {
 template <class T>
 void draw(Context& context, const InitialValues& values, T* out) {
   const ElementRange& range = values.range;
-  check(values.name, range);
   KernelTable<T>& device = context.kernels<T>("init");
   const auto number = [](float value) { return static_cast<T>(value); };
   const auto deviation = static_cast<kernels::OpMath<T>>(values.init.deviation);
@@ -63,9 +62,13 @@ void draw(Context& context, const InitialValues& values, T* out) {
 
 }  // namespace
 
-void fill_initial(Context& context, const InitialValues& values, float* out) { draw(context, values, out); }
+void fill_initial(Context& context, const InitialValues& values, float* out) {
+  check(values.name, values.range);
+  draw(context, values, out);
+}
 
 void fill_initial(Context& context, const InitialValues& values, DType dtype, void* out) {
+  check(values.name, values.range);
   if (!is_floating(dtype))  // an encoding, which is written later, or a buffer's integer counts
     return context.runtime().fill(context.stream(), out, 0,
                                   static_cast<std::size_t>(values.range.count()) * size_of(dtype));

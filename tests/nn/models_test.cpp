@@ -2,11 +2,16 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <map>
+#include <vector>
 
+#include "tessera/base/error.h"
+#include "tessera/nn/init.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tessera/nn/optimizer.h"
 #include "tessera/nn/random.h"
+#include "tests/nn/temporary_directory.h"
 
 namespace tessera::nn {
 namespace {
@@ -259,6 +264,25 @@ TEST(Models, HooksMayCallEarlierOnes) {
   }});
   model->notify_forward_begins();
   EXPECT_EQ(story, " earlier later");
+}
+
+TEST(Init, RangesThatEndBeforeTheyBeginAreRefused) {
+  Context context;
+  std::vector<float> values(4, 7.0F);
+  for (const ElementRange range : {ElementRange{3, 1}, ElementRange{-1, 2}}) {
+    const InitialValues drawn{Init::normal(1), "w", 5, range};
+    const std::vector<std::function<void()>> calls = {[&] { fill_initial(drawn.init, "w", 5, range, values.data()); },
+                                                      [&] { fill_initial(context, drawn, values.data()); },
+                                                      [&] { fill_initial(context, drawn, DType::bf16, values.data()); },
+                                                      [&] { fill_initial(context, drawn, DType::i32, values.data()); }};
+    for (const auto& call : calls)
+      EXPECT_EQ(test::error_of<base::InvalidUsage>(call), "fill_initial: elements " + std::to_string(range.begin) +
+                                                              " to " + std::to_string(range.end) +
+                                                              " of w are no range");
+  }
+  EXPECT_EQ(values, std::vector<float>(4, 7.0F));
+  fill_initial(Init::ones(), "w", 5, {2, 4}, values.data());  // the control
+  EXPECT_EQ(values, (std::vector<float>{1, 1, 7, 7}));
 }
 
 }  // namespace

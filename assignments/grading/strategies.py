@@ -18,8 +18,8 @@ AXES = {"replicate": "kReplicateAxis", "shard": "kShardAxis"}
 # What a rank keeps: by how many ranks each kind of state is divided, and bytes of optimizer state for a parameter.
 MEMORY = {"lean": (1, 1, 4, 8), "near": (2, 2, 2, 8), "twice": (4, 4, 4, 8), "seldom": (2, 2, 2, 12)}
 KINDS = ("parameter", "gradient", "optimizer")
-# What a rank sends in a step, on average: (calls, bytes) of all_gather, reduce_scatter and all_reduce. The root and the last unit stay
-# gathered from forward to backward unless the strategy says otherwise for all.
+# What a rank sends in a step on average: (calls, bytes) of all_gather, reduce_scatter and all_reduce. The root and the last unit
+# stay gathered from forward to backward unless the strategy says otherwise for all.
 TRAFFIC = {
     "lean": {"all_gather": (6, 361_728), "reduce_scatter": (6, 361_728), "all_reduce": (0, 0)},
     "near": {"all_gather": (3, 241_152), "reduce_scatter": (3, 241_152), "all_reduce": (3, 241_152)},

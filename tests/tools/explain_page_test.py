@@ -214,7 +214,6 @@ class ExplainPageTest(PageCase):
 
     def test_one_picture_is_a_part_of_another_page(self):
         self.explain()
-        (self.folder / "lecture.html").write_text("<iframe src='shown.html#embed=timeline&at=2.370' width=800 height=500></iframe>")
         self.browser.open((self.folder / "shown.html").as_uri() + "#embed=timeline&at=2.370")
         self.assertEqual(self.visible(), ["timeline"])
         self.assertEqual(self.browser.value("[...document.querySelectorAll('h1, h2, details, .stage-keys')].filter(e => e.offsetHeight > 0).length"), 0)
@@ -234,7 +233,8 @@ class ExplainPageTest(PageCase):
         b.value("[...document.querySelectorAll('.chips button')].find(e => e.textContent === 'fsdp').click()")
         self.assertEqual(b.value("[...document.querySelectorAll('.timeline .strong')].map(e => e.textContent)"), ["ddp"])
         self.assertIn("ddp at", b.value("document.querySelector('.sentence').textContent"))
-        for arguments, problem in ((("--strategies", "ddp", "--strategy", "fsdp"), "leave --strategy out"), (("--strategies", "ddp", "--run"), "one strategy runs at a time")):
+        for arguments, problem in ((("--strategies", "ddp", "--strategy", "fsdp"), "leave --strategy out"), (("--strategies", "ddp", "--run"), "one strategy runs at a time"),
+                                   (("--strategies", "ddp,fsdp", "--question", "why-root"), "answers about one strategy")):
             done = subprocess.run([TOOL, "explain", *arguments], text=True, capture_output=True, timeout=60, cwd=self.folder)
             self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n"), problem in done.stderr), (2, "", 1, True), done.stderr)
 

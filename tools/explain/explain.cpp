@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
@@ -106,7 +107,7 @@ void show(const ExplainOptions& options, int ranks, std::optional<RealStep> real
   for (const std::string& strategy : strategies_of(options)) {
     ExplainOptions one = options;
     one.strategy = strategy;
-    const Explanation& explanation = told.emplace_back(explain_step(one, ranks, std::move(real)));
+    const Explanation& explanation = told.emplace_back(explain_step(one, ranks, std::exchange(real, {})));
     print_clean("{}{}", told.size() > 1 ? "\n\n" : "",
                 options.question.empty() ? to_text(explanation, options, text_width())
                                          : answer_text(explanation, options.question, text_width()));
@@ -148,6 +149,8 @@ int explain(const CommandLine& commands, const CLI::App& command, const ExplainO
   }
   if (!options.strategies.empty() && command.count("--strategy") > 0)
     throw base::InvalidUsage("--strategies names the strategies; leave --strategy out");
+  if (!options.strategies.empty() && !options.question.empty())
+    throw base::InvalidUsage("--question answers about one strategy; give --strategy instead of --strategies");
   if (!options.strategies.empty() && options.run)
     throw base::InvalidUsage("--strategies: one strategy runs at a time; leave --run out, or give --strategy");
   const int ranks = options.run ? world_size(options.ranks) : options.ranks.value_or(kDefaultRanks);

@@ -153,6 +153,14 @@ class ExplainPageTest(PageCase):
             self.assertLessEqual(samples[-1][0], document["timeline"]["length_ns"])
             self.assertIn(f"{peak / 1e6:.3g} MB", self.browser.value("document.querySelector('text.peak').textContent"))
 
+    def test_moments_on_paper_differ_in_what_is_here(self):
+        self.explain("--model", "gpt-nano", "--ranks", "4", "--strategy", "fsdp")
+        self.browser.value("dispatchEvent(new Event('beforeprint'))")
+        here = dict(self.browser.value("[...document.querySelectorAll('.frame')].map(e => [e.querySelector('strong').textContent, e.querySelectorAll('.shard.here').length])"))
+        self.assertEqual((here["Begin"], here["End"]), (0, 0))
+        self.assertGreater(here["In forward"], 0)
+        self.assertLess(here["First reduction"], here["All-gather for backward"])
+
     def test_real_step_shows_each_rank(self):
         document = self.explain("--run", "--data", "text.txt")
         timeline = document["timeline"]

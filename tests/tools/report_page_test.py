@@ -191,7 +191,7 @@ class ReportPageTest(PageCase):
         self.assertEqual((here["Begin"], here["End"]), (0, 0))
         self.assertGreater(min(here["In forward"], here["In backward"]), 0)
         self.assertGreater(next(way for name, _, _, way, _ in drawn if name == "First reduction"), 0)
-        self.assertLess(here["First reduction"], here["All-gather for backward"])
+        self.assertLessEqual(here["First reduction"], here["All-gather for backward"])  # less where ranks are as fast: explain_page_test.py
         self.assertRegex(next(text for name, *_, text in drawn if name == "In forward"), r"computes the forward of h\.")
         self.assertIn("computes the gradients of", next(text for name, *_, text in drawn if name == "In backward"))
         b.prefer("print")

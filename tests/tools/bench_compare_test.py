@@ -182,6 +182,8 @@ class FilesTest(unittest.TestCase):
             ((*RUN, "--baseline", self.folder / "four.json"), "use --ranks 4"),
             ((*RUN, "--baseline", good, "--dtype", "f64"), "has no row that this run measures"),
             ((*RUN, "--baseline", good, "--cold"), "was measured without --cold"),
+            ((*RUN, "--baseline", good, "--aggregate"), "was measured without --aggregate"),
+            ((*RUN, "--baseline", good, "--misaligned"), "was measured without --misaligned"),
             ((*RUN, "--baseline", good, "--max-slowdown", "fast"), "give a percentage from 0% to 1000%, such as 5%"),
             ((*RUN, "--max-slowdown", "5%"), "no effect without --baseline"),
             (("all_reduce", "--ranks", "2", "-n", "2", "--baseline", good), "not --iterations 2"),

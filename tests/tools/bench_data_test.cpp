@@ -75,12 +75,16 @@ std::vector<T> reduced(const Inputs<T>& inputs, Kind kind, std::size_t begin, st
 template <class T>
 std::vector<T> brute_force(const BenchData& data, const BenchShape& shape, const Inputs<T>& inputs, int rank,
                            bool backwards) {
-  const std::size_t own = static_cast<std::size_t>(rank) * shape.count;
+  std::vector<std::size_t> counts(static_cast<std::size_t>(data.ranks), shape.count);
+  if (data.op->unequal) counts = shape.counts;
+  const std::size_t mine = counts[static_cast<std::size_t>(rank)];
+  std::size_t own = 0;
+  for (int k = 0; k < rank; ++k) own += counts[static_cast<std::size_t>(k)];
   const bool root = rank == data.root;
   std::vector<T> out;
-  const auto append = [&](int from, std::size_t begin) {
+  const auto append = [&](int from, std::size_t begin, std::size_t count) {
     const auto start = inputs[static_cast<std::size_t>(from)].begin() + static_cast<std::ptrdiff_t>(begin);
-    out.insert(out.end(), start, start + static_cast<std::ptrdiff_t>(shape.count));
+    out.insert(out.end(), start, start + static_cast<std::ptrdiff_t>(count));
   };
   switch (data.op->kind) {
     case OpKind::all_reduce:
@@ -88,29 +92,29 @@ std::vector<T> brute_force(const BenchData& data, const BenchShape& shape, const
     case OpKind::reduce:
       return root ? reduced(inputs, data.redop, 0, shape.count, backwards) : out;
     case OpKind::reduce_scatter:
-      return reduced(inputs, data.redop, own, shape.count, backwards);
+      return reduced(inputs, data.redop, own, mine, backwards);
     case OpKind::broadcast:
-      append(data.root, 0);
+      append(data.root, 0, shape.count);
       break;
     case OpKind::scatter:
-      append(data.root, own);
+      append(data.root, own, mine);
       break;
     case OpKind::send: {
       const int half = data.ranks / 2;
       if (data.op->exchange == Exchange::ring)
-        append(rank == 0 ? data.ranks - 1 : rank - 1, 0);
+        append(rank == 0 ? data.ranks - 1 : rank - 1, 0, shape.count);
       else if (data.op->exchange != Exchange::window || rank >= half)  // only the upper half receives windows
-        append(rank < half ? rank + half : rank - half, 0);
+        append(rank < half ? rank + half : rank - half, 0, shape.count);
       break;
     }
     case OpKind::gather:
       if (!root) break;
       [[fallthrough]];
     case OpKind::all_gather:
-      for (int k = 0; k < data.ranks; ++k) append(k, 0);
+      for (int k = 0; k < data.ranks; ++k) append(k, 0, counts[static_cast<std::size_t>(k)]);
       break;
     case OpKind::all_to_all:
-      for (int k = 0; k < data.ranks; ++k) append(k, own);
+      for (int k = 0; k < data.ranks; ++k) append(k, own, mine);
       break;
     default:
       break;
@@ -126,11 +130,13 @@ TYPED_TEST_SUITE(BenchDataOf, Types);
 
 template <class T>
 void check_case(const BenchData& data) {
-  const BenchShape shape = bench_shape(*data.op, 1200, data.dtype, data.ranks);
-  Inputs<T> inputs(static_cast<std::size_t>(data.ranks), std::vector<T>(shape.in_count));
-  for (int rank = 0; rank < data.ranks; ++rank)
-    fill_bench_input(data, rank, inputs[static_cast<std::size_t>(rank)].data(), shape.in_count);
+  Inputs<T> inputs;
+  for (int rank = 0; rank < data.ranks; ++rank) {
+    inputs.emplace_back(bench_shape(*data.op, 1200, data.dtype, data.ranks, rank).in_count);
+    fill_bench_input(data, rank, inputs.back().data(), inputs.back().size());
+  }
   for (const int rank : {0, data.ranks - 1}) {
+    const BenchShape shape = bench_shape(*data.op, 1200, data.dtype, data.ranks, rank);
     const std::string where = std::string(data.op->name) + " " + std::string(comm::name_of(data.redop)) + " of " +
                               std::to_string(data.ranks) + " ranks on " + std::to_string(rank);
     for (const bool backwards : {false, true}) {

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -36,7 +37,13 @@ TEST(BenchOps, ShapesAndFactorsEqualNcclTests) {
                                  {"ping_pong", 1000, 250, 250, 250, 1},
                                  {"window", 1000, 250, 250, 250, 1},
                                  {"bidirectional", 1000, 250, 250, 250, 3},
-                                 {"barrier", 0, 0, 0, 0, 1}};
+                                 {"barrier", 0, 0, 0, 0, 1},
+                                 // Parts in proportion to 1, 2, 3: they end at 250/6 = 41, 125 and 250.
+                                 {"all_gather_v", 1000, 83, 41, 250, 5.0 / 6},
+                                 {"reduce_scatter_v", 1000, 83, 250, 41, 5.0 / 6},
+                                 {"gather_v", 1000, 83, 41, 250, 5.0 / 6},
+                                 {"scatter_v", 1000, 83, 250, 41, 5.0 / 6},
+                                 {"all_to_all_v", 1000, 83, 250, 123, 1}};
   ASSERT_EQ(rows.size(), bench_ops().size());
   for (const Row& row : rows) {
     const BenchOp& op = bench_op(row.op);
@@ -49,6 +56,21 @@ TEST(BenchOps, ShapesAndFactorsEqualNcclTests) {
     const BenchShape again = bench_shape(op, shape.bytes, DType::f32, 3);
     EXPECT_EQ(again.count, shape.count) << row.op << ": rounding down twice is rounding down once";
   }
+}
+
+TEST(BenchOps, UnequalPartsHoldEveryElementOnce) {
+  for (const char* name : {"all_gather_v", "all_to_all_v"})
+    for (const int ranks : {1, 2, 3, 7, 64})
+      for (const std::uint64_t bytes : {4U, 28U, 1000U, 4U << 20}) {
+        const BenchShape shape = bench_shape(bench_op(name), bytes, DType::f32, ranks, ranks - 1);
+        ASSERT_EQ(shape.counts.size(), static_cast<std::size_t>(ranks));
+        EXPECT_EQ(shape.begin(ranks), bytes / 4) << name << " " << bytes << " on " << ranks;
+        EXPECT_EQ(shape.bytes, bytes);
+        EXPECT_TRUE(std::is_sorted(shape.counts.begin(), shape.counts.end() - 1) || bytes < 1000) << name;
+      }
+  const BenchShape large = bench_shape(bench_op("scatter_v"), std::uint64_t{1} << 40, DType::u8, 4);
+  EXPECT_EQ(large.counts.front(), (std::uint64_t{1} << 40) / 10);
+  EXPECT_EQ(large.begin(4), std::uint64_t{1} << 40);
 }
 
 TEST(BenchOps, SizesBelowOneElementAreZeroRows) {
@@ -79,9 +101,9 @@ struct Totals {
 
 Totals totals(const char* name, std::uint64_t bytes, int ranks, bool in_place) {
   const BenchOp& op = bench_op(name);
-  const BenchShape shape = bench_shape(op, bytes, DType::f32, ranks);
   Totals sum;
   for (int rank = 0; rank < ranks; ++rank) {
+    const BenchShape shape = bench_shape(op, bytes, DType::f32, ranks, rank);
     const MemoryTraffic t =
         bench_traffic({&op, DType::f32, comm::ReduceOp::Kind::sum, ranks, 1}, shape, rank, in_place);
     sum.combined_loads += t.combined * static_cast<std::size_t>(t.sources);
@@ -105,6 +127,10 @@ TEST(BenchOps, TrafficAddsUpOverRanks) {
   EXPECT_EQ(totals("gather", 1008, 4, true), (Totals{0, 0, 756}));
   EXPECT_EQ(totals("scatter", 1008, 4, true), (Totals{0, 0, 756}));
   EXPECT_EQ(totals("all_to_all", 1008, 4, false), (Totals{0, 0, 4032}));
+  EXPECT_EQ(totals("all_gather_v", 1008, 4, true), (Totals{0, 0, 3024}));
+  EXPECT_EQ(totals("scatter_v", 1008, 4, false), (Totals{0, 0, 1008}));
+  EXPECT_EQ(totals("reduce_scatter_v", 1008, 4, false), (Totals{4032, 1008, 0}));
+  EXPECT_EQ(totals("all_to_all_v", 1008, 4, false), (Totals{0, 0, 4032}));
   EXPECT_EQ(totals("barrier", 1008, 4, false), Totals{});
   EXPECT_EQ(totals("all_reduce", 0, 4, false), Totals{});
 }

@@ -58,7 +58,7 @@ TEST(BenchRun, OperationsAreCorrectInAndOutOfPlace) {
     BenchSpec plan = small_plan(3);
     plan.communicator_memory = communicator_memory;
     const std::vector<BenchRow> rows = rows_of(plan, -1);
-    ASSERT_EQ(rows.size(), 9U * 3 + 1);
+    ASSERT_EQ(rows.size(), 14U * 3 + 1);
     for (const BenchRow& row : rows) {
       const BenchOp& op = bench_op(row.out_of_place.op);
       EXPECT_EQ(row.in_place.has_value(), op.in_place) << op.name;
@@ -75,13 +75,31 @@ TEST(BenchRun, OperationsAreCorrectInAndOutOfPlace) {
   }
 }
 
+TEST(BenchRun, MisalignedBuffersBeginOneElementLater) {
+  BenchSpec plan = small_plan(2);
+  plan.misaligned = true;
+  for (const BenchRow& row : rows_of(plan, -1))
+    for (const BenchResult* r : {&row.out_of_place, row.in_place ? &*row.in_place : &row.out_of_place})
+      EXPECT_EQ(r->wrong, std::uint64_t{0}) << r->op << " " << r->bytes;
+  for (const bool misaligned : {true, false}) {
+    plan.ops = {&bench_op("all_reduce")};
+    plan.misaligned = misaligned;
+    comm::run_threads(2, {.backend = "shm"}, [&](comm::Communicator& world) {
+      const BenchCallbacks callbacks{.before_check = [&](comm::View out) {
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(out.data) % 64, misaligned ? sizeof(float) : 0);
+      }};
+      run_bench(plan, world, *base::open_device({}), callbacks);
+    });
+  }
+}
+
 TEST(BenchRun, DetectsWrongValueAndReturnsCode1) {
   BenchSpec plan = small_plan(2);
   const std::vector<BenchRow> rows = rows_of(plan, 1);  // rank 1 is the root too
   BenchReport report(plan, false);
   for (const BenchRow& row : rows) {
     const BenchResult& r = row.out_of_place;
-    const bool empty = bench_shape(bench_op(r.op), r.bytes, plan.dtype, 2).out_count == 0;
+    const bool empty = bench_shape(bench_op(r.op), r.bytes, plan.dtype, 2, 1).out_count == 0;
     EXPECT_EQ(r.wrong, std::uint64_t{empty ? 0U : 1U}) << r.op << " " << r.bytes;
     if (row.in_place) {
       EXPECT_EQ(row.in_place->wrong, r.wrong) << r.op << " " << r.bytes;
@@ -113,7 +131,7 @@ TEST(BenchRun, DetectsWrongValueOnDevice) {
   plan.ops = {&bench_op("all_gather"), &bench_op("reduce"), &bench_op("send_recv")};
   for (const BenchRow& row : rows_of(plan, 1, harness::make_guarded_device({.lazy = true}))) {
     const BenchResult& r = row.out_of_place;
-    const bool empty = bench_shape(bench_op(r.op), r.bytes, plan.dtype, 2).out_count == 0;
+    const bool empty = bench_shape(bench_op(r.op), r.bytes, plan.dtype, 2, 1).out_count == 0;
     EXPECT_EQ(r.wrong, std::uint64_t{empty ? 0U : 1U}) << r.op << " " << r.bytes;
   }
 }

@@ -53,7 +53,7 @@ class BenchTest(unittest.TestCase):
             self.assertEqual((code, err), (0, ""))
             found = json.loads(file.read_text())
             self.assertEqual(os.listdir(folder), ["out.json"])
-        self.assertEqual(set(found), {"ranks", "results", "fits", "cold", "memcpy_gbps", "environment", "verdicts"})
+        self.assertEqual(set(found), {"ranks", "results", "fits", "cold", "memcpy_gbps", "environment", "verdicts", "timing", "misaligned"})
         self.assertEqual(found["ranks"], 2)
         self.assertEqual(set(found["memcpy_gbps"]), {"one_core", "all_ranks"})
         self.assertGreater(min(found["memcpy_gbps"].values()), 0.1)
@@ -180,6 +180,30 @@ class BenchTest(unittest.TestCase):
             self.assertLess(time, 28e3)
         for time in times["window"]:  # many on the way at once
             self.assertLess(time, 5e3)
+
+    def test_back_to_back_shows_the_mean_of_calls(self):
+        """Each call takes the link's latency, however calls are timed: a batch is divided by its calls."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "out.json"
+            for arguments, timing, words in (((), "per_call", "median over iterations of"), (("--per-call",), "per_call", "median over iterations of"),
+                                             (("--aggregate",), "aggregate", "mean of calls back to back,")):
+                code, out, err = bench("ping_pong", "--ranks", "2", "-b", "8", "-e", "8", "-n", "60", "--link", "2ms,1GB/s", "--json", str(file), *arguments)
+                self.assertEqual((code, err), (0, ""), out)
+                self.assertIn(f"time is the {words} the slowest rank's", out)
+                found = json.loads(file.read_text())
+                (row,) = found["results"]
+                self.assertEqual((found["timing"], found["misaligned"]), (timing, False))
+                self.assertGreater(row["time_us"]["median"], 1990)
+                self.assertLess(row["time_us"]["median"], 4000)
+                self.assertTrue(row["time_us"]["min"] <= row["time_us"]["median"] <= row["time_us"]["max"])
+
+    def test_unequal_parts_and_misaligned_buffers_are_checked(self):
+        ops = "all_gather_v,reduce_scatter_v,gather_v,scatter_v,all_to_all_v"
+        for backend in ("shm", "tcp"):
+            code, out, err = bench(ops, "--ranks", "3", "-b", "4", "-e", "100K", "-f", "160", "-n", "5", "--dtype", "f32,u8", "--check", "--misaligned", "--backend", backend)
+            self.assertEqual((code, err), (0, ""), out)
+            self.assertEqual(out.count("Out of bounds values : 0 OK"), 10)
+            self.assertIn("memory communicator, misaligned", out)
 
     def test_csv_has_one_line_per_result(self):
         code, out, err = bench("all_gather", "--ranks", "2", "--max-bytes", "64", "--iterations", "2", "--csv")
@@ -344,6 +368,13 @@ class BenchTest(unittest.TestCase):
             (("--tune", "x", "--plot", "x.svg"), "leave --plot out"),
             (("--tune", "x", "--overlap"), "leave --overlap out"),
             (("--tune", "x", "--csv"), "leave --csv out"),
+            (("--tune", "x", "--report", "x.html"), "leave --report out"),
+            (("all_gather_v", "--tune", "x"), "all_gather_v takes the algorithms of all_gather; tune that"),
+            (("--aggregate", "--per-call"), "--aggregate excludes --per-call"),
+            (("--aggregate", "--cold"), "--aggregate excludes --cold"),
+            (("--aggregate", "--duration", "5s"), "--aggregate excludes --duration"),
+            (("--aggregate", "--pattern", "pairs"), "--aggregate has no effect with --pattern"),
+            (("--report", "/no/such/folder/x.html"), "--report"),
             (("--backends", "shm,shm"), "'shm' is given twice"),
             (("all_reduce,all_reduce",), "'all_reduce' is given twice"),
         ):

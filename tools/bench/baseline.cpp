@@ -48,7 +48,11 @@ void check_bench_file(const base::JsonReader& file) {
 
 /// Throws nlohmann's errors if a field is missing or has another type.
 BenchFile bench_file(const ordered_json& json) {
-  BenchFile file{.ranks = json.at("ranks"), .cold = json.at("cold"), .device = json.value("device", "cpu")};
+  BenchFile file{.ranks = json.at("ranks"),
+                 .cold = json.at("cold"),
+                 .aggregate = json.value("timing", "per_call") == "aggregate",
+                 .misaligned = json.value("misaligned", false),
+                 .device = json.value("device", "cpu")};
   for (const ordered_json& result : json.at("results")) file.results.push_back(bench_result_from_json(result));
   file.environment = json.value("environment", ordered_json::object());
   return file;
@@ -56,14 +60,16 @@ BenchFile bench_file(const ordered_json& json) {
 
 }  // namespace
 
-BenchFile read_bench_file(std::string_view option, const std::string& path) {
-  const auto refuse = [&](const std::string& problem) {
-    throw base::InvalidUsage(fmt::format("{} '{}': {}", option, path, problem));
-  };
+void refuse_bench_file(std::string_view option, const std::string& path, const std::string& problem) {
+  throw base::InvalidUsage(fmt::format("{} '{}': {}", option, path, problem));
+}
+
+BenchFile read_bench_file(std::string_view option, const std::string& path, bool rows) {
+  const auto refuse = [&](const std::string& problem) { refuse_bench_file(option, path, problem); };
   const base::FileText read = base::read_regular(path);
   if (!read.problem.empty()) refuse(read.problem + "; give a file that `tessera bench --json` wrote");
   const std::string origin = fmt::format("{} '{}'", option, path);
-  const auto json = base::parse_json<ordered_json>(read.text, origin);
+  auto json = base::parse_json<ordered_json>(read.text, origin);
   BenchFile file;
   try {
     file = bench_file(json);
@@ -73,6 +79,8 @@ BenchFile read_bench_file(std::string_view option, const std::string& path) {
     refuse("is not what `tessera bench --json` writes; give such a file");
   }
   file.path = path;
+  file.json = std::move(json);
+  if (!rows) return file;
   for (const BenchResult& r : file.results)
     if (r.rounds_us.size() < kFewestRounds)
       refuse(
@@ -125,8 +133,12 @@ BenchFile read_baseline(const BenchOptions& options, const BenchSpec& plan) {
   };
   if (file.ranks != plan.ranks)
     refuse(fmt::format("is of {} ranks, not of {}; use --ranks {}", file.ranks, plan.ranks, file.ranks));
-  if (file.cold != plan.cold)
-    refuse(file.cold ? "was measured with --cold; give it here too" : "was measured without --cold; leave it out");
+  for (const auto& [then, now, name] : {std::tuple(file.cold, plan.cold, "--cold"),
+                                        {file.aggregate, plan.aggregate, "--aggregate"},
+                                        {file.misaligned, plan.misaligned, "--misaligned"}})
+    if (then != now)
+      refuse(then ? fmt::format("was measured with {}; give it here too", name)
+                  : fmt::format("was measured without {}; leave it out", name));
   if (file.device != plan.device) refuse(fmt::format("was measured with --device {0}; give it here too", file.device));
   const auto measured_here = [&](const BenchResult& r) {
     if (std::ranges::none_of(plan.combinations, [&](const auto& one) {
@@ -178,7 +190,8 @@ constexpr double kSmallestChange = 0.05;
 
 void refuse_other_setting(const BenchFile& before, const BenchFile& after) {
   const auto setting = [](const BenchFile& file) {
-    return fmt::format("{} ranks, device {}, caches {}", file.ranks, file.device, file.cold ? "cold" : "warm");
+    return fmt::format("{} ranks, device {}, caches {}{}{}", file.ranks, file.device, file.cold ? "cold" : "warm",
+                       file.aggregate ? ", --aggregate" : "", file.misaligned ? ", --misaligned" : "");
   };
   if (setting(before) != setting(after))
     throw base::InvalidUsage(fmt::format("--compare: '{}' has {}, '{}' has {}; measure both alike", before.path,

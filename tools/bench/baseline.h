@@ -19,13 +19,20 @@ struct BenchFile {
   std::string path;
   int ranks = 0;
   bool cold = false;
+  bool aggregate = false;
+  bool misaligned = false;
   std::string device;
   std::vector<BenchResult> results;
   nlohmann::ordered_json environment;  ///< an empty object if the file has none
+  nlohmann::ordered_json json;         ///< all of it
 };
 
-/// Throws InvalidUsage that names `option` if the file can't be read, or has a row without kFewestRounds rounds.
-BenchFile read_bench_file(std::string_view option, const std::string& path);
+/// Throws InvalidUsage that names `option` if the file can't be read; with `rows` also if it has none, or one without
+/// kFewestRounds rounds.
+BenchFile read_bench_file(std::string_view option, const std::string& path, bool rows = true);
+
+/// Throws InvalidUsage.
+[[noreturn]] void refuse_bench_file(std::string_view option, const std::string& path, const std::string& problem);
 
 /// One row of both: the same backend, operation, size, dtype, memory and place.
 struct RowChange {

@@ -12,6 +12,7 @@
 #include "tools/bench/baseline.h"
 #include "tools/bench/options.h"
 #include "tools/bench/output.h"
+#include "tools/bench/page.h"
 #include "tools/bench/tuner.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/machine.h"
@@ -48,9 +49,9 @@ int run_as_child(const BenchOptions& options, const BenchSpec& plan) {
 }
 
 void print_message(BenchReport& report, const std::string& backend, const ordered_json& message,
-                   const std::string& json) {
+                   const BenchOptions& options) {
   print_now(report.add(backend, message));
-  if (message.contains("interval")) write_json(json, report.json(false));
+  if (message.contains("interval")) write_results(options, report, false);
 }
 
 /// What ranks of another launcher, each of which has a command line of its own, must have alike.
@@ -70,6 +71,8 @@ std::vector<comm::SharedSetting> shared_settings_of(const BenchOptions& o, const
           {"--warmup", std::to_string(plan.warmup)},
           {"--check", flag(plan.check)},
           {"--cold", flag(plan.cold)},
+          {"--aggregate", flag(plan.aggregate)},
+          {"--misaligned", flag(plan.misaligned)},
           {"--overlap", flag(plan.overlap)},
           {"--pattern", o.pattern},
           {"--duration", o.endless ? "endless" : o.duration},
@@ -98,7 +101,7 @@ int run_here(const BenchOptions& options, const BenchSpec& plan, const std::opti
   BenchReport report(plan, options.csv);
   if (first) print_now(report.begin());
   run_bench(plan, *world, *device, {.on_message = [&](const ordered_json& message) {
-              print_message(report, plan.backends.front(), message, options.json);
+              print_message(report, plan.backends.front(), message, options);
             }});
   if (!first) return 0;
   print_now(report.end());
@@ -116,12 +119,12 @@ int run_all(const CommandLine& commands, const BenchOptions& options, const Benc
     const int code = run_ranks(commands, plan, backend, {}, [&](ordered_json message) {
       for (const char* part : {"row", "in_place", "pattern"})
         if (message.contains(part) && (plan.backends.size() > 1 || plan.pattern)) message[part]["backend"] = backend;
-      print_message(report, backend, message, options.json);
+      print_message(report, backend, message, options);
     });
     if (code == 0) continue;
     if (report.empty()) return code;
     print_now(report.end());
-    write_json(options.json, report.json(false));
+    write_results(options, report, false);
     return code;
   }
   print_now(report.end());
@@ -183,9 +186,9 @@ BenchOptions with_pattern_defaults(const CLI::App& command, BenchOptions options
   if (options.only.empty())
     refuse_other_options(
         command, "--pattern",
-        {"--pattern", "--outlier",    "ops",      "--ranks", "--backends",   "--min-bytes",  "--max-bytes",
-         "--factor",  "--dtype",      "--device", "--op",    "--memory",     "--iterations", "--warmup",
-         "--check",   "--time-limit", "--json",   "--link",  "--link-intra", "--hosts"});
+        {"--pattern", "--outlier",    "ops",      "--ranks",  "--backends", "--min-bytes",  "--max-bytes",
+         "--factor",  "--dtype",      "--device", "--op",     "--memory",   "--iterations", "--warmup",
+         "--check",   "--time-limit", "--json",   "--report", "--link",     "--link-intra", "--hosts"});
   if (command.count("--max-bytes") == 0 && command.count("--min-bytes") == 0) options.max_bytes = "4M";
   if (command.count("--min-bytes") == 0) options.min_bytes = options.max_bytes;
   const std::string& pattern = options.pattern;
@@ -203,6 +206,12 @@ int bench(const CLI::App& command, const CommandLine& commands, BenchOptions opt
   if (!options.compare.empty()) {
     refuse_other_options(command, "--compare", {"--compare", "--json"});
     return bench_compare(options);
+  }
+  if (std::ranges::any_of(options.ops, [](const std::string& op) { return op.ends_with(".json"); })) {
+    if (options.report.empty())
+      throw base::InvalidUsage("bench measures operations, not files; add --report FILE.html to draw results");
+    refuse_other_options(command, "--report with files", {"ops", "--report"});
+    return bench_report(options);
   }
   if (!options.pattern.empty())
     options = with_pattern_defaults(command, options);
@@ -231,7 +240,9 @@ int bench(const CLI::App& command, const CommandLine& commands, BenchOptions opt
   std::optional<BenchFile> baseline;
   if (launched.rank == 0) {
     const std::vector<std::string> inputs(options.baseline.empty() ? 0 : 1, options.baseline);
-    check_outputs({{"--json", options.json}, {"--plot", options.plot}, {"--tune", options.tune}}, inputs);
+    check_outputs(
+        {{"--json", options.json}, {"--plot", options.plot}, {"--report", options.report}, {"--tune", options.tune}},
+        inputs);
     if (!inputs.empty()) baseline = read_baseline(options, plan);
   }
   if (launched.size > 1) return run_here(options, plan, baseline);

@@ -81,19 +81,19 @@ comm::Work BenchCall::start(comm::Communicator& world) const {
     case OpKind::all_reduce:
       return world.all_reduce(in, out, op);
     case OpKind::all_gather:
-      return world.all_gather(in, out);
+      return counts.empty() ? world.all_gather(in, out) : world.all_gather_v(in, out, counts);
     case OpKind::reduce_scatter:
-      return world.reduce_scatter(in, out, op);
+      return counts.empty() ? world.reduce_scatter(in, out, op) : world.reduce_scatter_v(in, out, counts, op);
     case OpKind::broadcast:
       return world.broadcast(in, out, root);
     case OpKind::reduce:
       return world.reduce(in, out, op, root);
     case OpKind::gather:
-      return world.gather(in, out, root);
+      return counts.empty() ? world.gather(in, out, root) : world.gather_v(in, out, counts, root);
     case OpKind::scatter:
-      return world.scatter(in, out, root);
+      return counts.empty() ? world.scatter(in, out, root) : world.scatter_v(in, out, counts, root);
     case OpKind::all_to_all:
-      return world.all_to_all(in, out);
+      return counts.empty() ? world.all_to_all(in, out) : world.all_to_all_v(in, counts, out, out_counts);
     case OpKind::send: {
       const int n = world.size();
       const std::array parts = {comm::P2POp::send(in, (world.rank() + 1) % n),
@@ -146,49 +146,53 @@ void BenchCall::evict() const {
   tools::evict({static_cast<const std::byte*>(out.data), out.bytes()});
 }
 
-BenchBuffers::BenchBuffers(BenchMemory& memory, int rank, const BenchData& data, const BenchShape& largest)
+BenchBuffers::BenchBuffers(BenchMemory& memory, int rank, const BenchData& data, const BenchShape& largest,
+                           bool misaligned)
     : memory_(memory),
       data_(data),
       rank_(rank),
-      in_(memory.allocate(largest.in_count * base::size_of(data.dtype))),
-      out_(memory.allocate(largest.out_count * base::size_of(data.dtype))) {}
+      begin_(misaligned ? base::size_of(data.dtype) : 0),
+      in_(memory.allocate(begin_ + largest.in_count * base::size_of(data.dtype))),
+      out_(memory.allocate(begin_ + largest.out_count * base::size_of(data.dtype))) {}
 
 BenchBuffers::Pointers BenchBuffers::pointers(const BenchShape& shape, bool in_place, Pointers begin) const {
   const auto [in, out] = begin;
   const OpKind kind = data_.op->kind;
   const bool roots = comm::writes_root(kind) || kind == OpKind::scatter;  // only the root has both buffers
   if (!in_place || (roots && rank_ != data_.root)) return begin;
-  const std::size_t part = static_cast<std::size_t>(rank_) * shape.count * base::size_of(data_.dtype);
+  const std::size_t part = shape.begin(rank_) * base::size_of(data_.dtype);
   if (comm::parts_of_out(kind)) return {out + part, out};
   if (comm::parts_of_in(kind)) return {in, in + part};
   return {out, out};
 }
 
 void BenchBuffers::fill(const BenchShape& shape, bool in_place) {
-  const Pointers at = pointers(shape, in_place, {in_.host(), out_.host()});
+  const Pointers begin = {in_.host() + begin_, out_.host() + begin_}, at = pointers(shape, in_place, begin);
   const std::size_t element = base::size_of(data_.dtype);
-  poison(in_.host(), shape.in_count * element);
-  poison(out_.host(), shape.out_count * element);
+  poison(begin.in, shape.in_count * element);
+  poison(begin.out, shape.out_count * element);
   if (!comm::reads_root(data_.op->kind) || rank_ == data_.root) fill_bench_input(data_, rank_, at.in, shape.in_count);
-  memory_.copy(in_, shape.in_count * element, CopyDirection::host_to_device);
-  memory_.copy(out_, shape.out_count * element, CopyDirection::host_to_device);
+  memory_.copy(in_, begin_ + shape.in_count * element, CopyDirection::host_to_device);
+  memory_.copy(out_, begin_ + shape.out_count * element, CopyDirection::host_to_device);
 }
 
 comm::View BenchBuffers::output(const BenchShape& shape, bool in_place) {
   const std::size_t element = base::size_of(data_.dtype);
-  memory_.copy(in_, shape.in_count * element, CopyDirection::device_to_host);
-  memory_.copy(out_, shape.out_count * element, CopyDirection::device_to_host);
-  return {pointers(shape, in_place, {in_.host(), out_.host()}).out, shape.out_count, data_.dtype, {}};
+  memory_.copy(in_, begin_ + shape.in_count * element, CopyDirection::device_to_host);
+  memory_.copy(out_, begin_ + shape.out_count * element, CopyDirection::device_to_host);
+  return {pointers(shape, in_place, {in_.host() + begin_, out_.host() + begin_}).out, shape.out_count, data_.dtype, {}};
 }
 
 BenchCall BenchBuffers::call(const BenchShape& shape, bool in_place) const {
-  const Pointers at = pointers(shape, in_place, {in_.memory.bytes_at(0), out_.memory.bytes_at(0)});
+  const Pointers at = pointers(shape, in_place, {in_.memory.bytes_at(begin_), out_.memory.bytes_at(begin_)});
   return {data_.op->kind,
           {at.in, shape.in_count, data_.dtype, memory_.device()},
           {at.out, shape.out_count, data_.dtype, memory_.device()},
           bench_reduce_op(data_.redop, rank_),
           data_.root,
-          data_.op->exchange};
+          data_.op->exchange,
+          shape.counts,
+          std::vector(shape.counts.size(), shape.part(rank_))};
 }
 
 }  // namespace tessera::tools

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/memory_pool.h"
@@ -58,6 +59,8 @@ struct BenchCall {
   comm::ReduceOp op = {};
   int root = 0;
   Exchange exchange = Exchange::ring;
+  std::vector<std::size_t> counts = {};      ///< of unequal parts; empty: they are equal
+  std::vector<std::size_t> out_counts = {};  ///< of all_to_all_v: what each rank sends here
   comm::Work start(comm::Communicator& world) const;
   /// Calls once and waits; with pairs of ranks, all messages of their exchange.
   void run(comm::Communicator& world) const;
@@ -71,8 +74,9 @@ struct BenchCall {
 /// In place, one of the two buffers is both input and output: the larger one.
 class BenchBuffers {
  public:
-  /// `memory` outlives it.
-  BenchBuffers(BenchMemory& memory, int rank, const BenchData& data, const BenchShape& largest);
+  /// `memory` outlives it. `misaligned`: both begin one element after an aligned address.
+  BenchBuffers(BenchMemory& memory, int rank, const BenchData& data, const BenchShape& largest,
+               bool misaligned = false);
 
   /// Writes fresh inputs and poisons all other memory that the call accesses.
   void fill(const BenchShape& shape, bool in_place);
@@ -90,6 +94,7 @@ class BenchBuffers {
   BenchMemory& memory_;
   const BenchData data_;
   const int rank_;
+  const std::size_t begin_;  ///< of both
   BenchMemory::Block in_;
   BenchMemory::Block out_;
 };

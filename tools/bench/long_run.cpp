@@ -35,11 +35,11 @@ std::string point_text(const ordered_json& point) {
 
 void LongRun::add(const BenchOp& op, const BenchData& data) {
   const std::vector<std::uint64_t> sizes = plan_.sizes(op);
-  const BenchShape largest = bench_shape(op, sizes.back(), data.dtype, data.ranks);
-  buffers_.push_back(std::make_unique<BenchBuffers>(memory_, control_.rank(), data, largest));
+  const BenchShape largest = bench_shape(op, sizes.back(), data.dtype, data.ranks, control_.rank());
+  buffers_.push_back(std::make_unique<BenchBuffers>(memory_, control_.rank(), data, largest, plan_.misaligned));
   buffers_.back()->fill(largest, false);
   for (const std::uint64_t bytes : sizes) {
-    const BenchShape shape = bench_shape(op, bytes, data.dtype, data.ranks);
+    const BenchShape shape = bench_shape(op, bytes, data.dtype, data.ranks, control_.rank());
     Point point{.name = {{"op", op.name},
                          {"bytes", shape.bytes},
                          {"dtype", base::name_of(data.dtype)},

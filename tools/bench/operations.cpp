@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <type_traits>
 
 #include "tessera/base/error.h"
@@ -15,7 +16,7 @@ using base::DType;
 using comm::OpKind;
 using Kind = comm::ReduceOp::Kind;
 
-constexpr std::array<BenchOp, 13> kOps = {{{"all_reduce", OpKind::all_reduce},
+constexpr std::array<BenchOp, 18> kOps = {{{"all_reduce", OpKind::all_reduce},
                                            {"all_gather", OpKind::all_gather},
                                            {"reduce_scatter", OpKind::reduce_scatter},
                                            {"broadcast", OpKind::broadcast},
@@ -27,7 +28,12 @@ constexpr std::array<BenchOp, 13> kOps = {{{"all_reduce", OpKind::all_reduce},
                                            {"ping_pong", OpKind::send, Exchange::ping_pong},
                                            {"window", OpKind::send, Exchange::window},
                                            {"bidirectional", OpKind::send, Exchange::bidirectional},
-                                           {"barrier", OpKind::barrier}}};
+                                           {"barrier", OpKind::barrier},
+                                           {"all_gather_v", OpKind::all_gather, Exchange::ring, true},
+                                           {"reduce_scatter_v", OpKind::reduce_scatter, Exchange::ring, true},
+                                           {"gather_v", OpKind::gather, Exchange::ring, true},
+                                           {"scatter_v", OpKind::scatter, Exchange::ring, true},
+                                           {"all_to_all_v", OpKind::all_to_all, Exchange::ring, true}}};
 
 /// The larger buffer, or both, consists of a part for each rank.
 bool has_parts(OpKind kind) { return comm::parts_of_in(kind) || comm::parts_of_out(kind); }
@@ -170,12 +176,30 @@ const BenchOp& bench_op(std::string_view name) {
   throw base::InvalidUsage("unknown operation '" + std::string(name) + "'; known:" + known);
 }
 
-BenchShape bench_shape(const BenchOp& op, std::uint64_t bytes, DType dtype, int ranks) {
+std::size_t BenchShape::begin(int rank) const {
+  if (counts.empty()) return static_cast<std::size_t>(rank) * count;
+  return std::accumulate(counts.begin(), counts.begin() + rank, std::size_t{0});
+}
+
+BenchShape bench_shape(const BenchOp& op, std::uint64_t bytes, DType dtype, int ranks, int rank) {
   if (op.kind == OpKind::barrier) return {};
   const std::size_t element = base::size_of(dtype);
   const std::size_t all = static_cast<std::size_t>(bytes) / element;
   if (!has_parts(op.kind)) return {all * element, all, all, all};
   const std::size_t part = all / static_cast<std::size_t>(ranks);
+  if (op.unequal) {
+    BenchShape shape{.bytes = all * element, .count = part};
+    const std::size_t n = static_cast<std::size_t>(ranks), shares = n * (n + 1) / 2;
+    const auto end = [&](std::size_t parts) {  // without products that overflow
+      const std::size_t share = parts * (parts + 1) / 2;
+      return all / shares * share + all % shares * share / shares;
+    };
+    for (std::size_t k = 0; k < n; ++k) shape.counts.push_back(end(k + 1) - end(k));
+    const std::size_t own = shape.part(rank), exchanged = op.kind == OpKind::all_to_all ? own * n : all;
+    shape.in_count = comm::parts_of_in(op.kind) ? all : own;
+    shape.out_count = comm::parts_of_out(op.kind) ? exchanged : own;
+    return shape;
+  }
   const std::size_t whole = part * static_cast<std::size_t>(ranks);
   return {whole * element, part, comm::parts_of_in(op.kind) ? whole : part, comm::parts_of_out(op.kind) ? whole : part};
 }
@@ -183,6 +207,10 @@ BenchShape bench_shape(const BenchOp& op, std::uint64_t bytes, DType dtype, int 
 double bus_factor(const BenchOp& op, int ranks) {
   if (op.exchange == Exchange::window) return ranks / 2;  // NOLINT(bugprone-integer-division): pairs
   if (op.exchange == Exchange::bidirectional) return ranks;
+  if (op.unequal) {
+    const double n = ranks;  // the first rank receives most, in all_to_all_v the last one
+    return op.kind == OpKind::all_to_all ? 2 * (n - 1) / (n + 1) : 1 - 2 / (n * (n + 1));
+  }
   const double others = static_cast<double>(ranks - 1) / ranks;
   return op.kind == OpKind::all_reduce ? 2 * others : has_parts(op.kind) ? others : 1;
 }
@@ -199,9 +227,9 @@ MemoryTraffic bench_traffic(const BenchData& data, const BenchShape& shape, int 
     const std::size_t slice = (shape.count / n + longer) * (shape.bytes / shape.count);
     return {data.ranks, slice, shape.bytes - slice};
   }
-  const std::size_t part = shape.bytes / n;
+  const std::size_t part = shape.part(rank) * base::size_of(data.dtype);
   if (data.op->reduces) return {data.ranks, kind == OpKind::reduce ? shape.bytes : part, 0};
-  const std::size_t result = kind == OpKind::scatter ? part : shape.bytes;
+  const std::size_t result = kind == OpKind::scatter ? part : kind == OpKind::all_to_all ? n * part : shape.bytes;
   const std::size_t there_in_place = !comm::reads_root(kind) ? part : root ? result : 0;
   return {0, 0, result - (in_place ? there_in_place : 0)};
 }
@@ -230,15 +258,17 @@ std::vector<ExpectedPart> expected_parts(const BenchData& data, const BenchShape
   const Exchange exchange = data.op->exchange;
   if (kind == OpKind::barrier || (comm::writes_root(kind) && rank != data.root)) return {};
   if (exchange == Exchange::window && rank < data.ranks / 2) return {};
-  const std::size_t begin = comm::parts_of_in(kind) ? static_cast<std::size_t>(rank) * shape.count : 0;
+  const std::size_t begin = comm::parts_of_in(kind) ? shape.begin(rank) : 0;
   if (!comm::parts_of_out(kind)) {
     const int sender = exchange == Exchange::ring ? (rank + data.ranks - 1) % data.ranks : partner_of(rank, data.ranks);
     const int source = data.op->reduces ? ExpectedPart::kAll : data.op->rooted ? data.root : sender;
-    return {{0, source, begin, shape.count}};
+    return {{0, source, begin, has_parts(kind) ? shape.part(rank) : shape.count}};
   }
   std::vector<ExpectedPart> parts;
   for (int k = 0; k < data.ranks; ++k)
-    parts.push_back({static_cast<std::size_t>(k) * shape.count, k, begin, shape.count});
+    parts.push_back(kind == OpKind::all_to_all
+                        ? ExpectedPart{static_cast<std::size_t>(k) * shape.part(rank), k, begin, shape.part(rank)}
+                        : ExpectedPart{shape.begin(k), k, begin, shape.part(k)});
   return parts;
 }
 

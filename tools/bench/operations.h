@@ -32,6 +32,7 @@ struct BenchOp {
   std::string_view name;
   comm::OpKind kind = comm::OpKind::all_reduce;
   Exchange exchange = Exchange::ring;
+  bool unequal = false;  ///< the parts grow in proportion to 1, 2, 3 .. over the ranks: the form with _v
   bool reduces = comm::reduces(kind);
   bool rooted = comm::has_root(kind);
   bool in_place = reduces || rooted || kind == comm::OpKind::all_gather;  ///< has a form with in and out in one memory
@@ -53,8 +54,14 @@ struct BenchShape {
   std::size_t count = 0;      ///< the column `count`: elements, per rank if the operation has a part for each rank
   std::size_t in_count = 0;   ///< elements of a rank's input, if it has one
   std::size_t out_count = 0;  ///< elements of a rank's output, if it has one
+  std::vector<std::size_t> counts = {};  ///< of each rank's part, if they are unequal; `count` is then their mean
+
+  std::size_t part(int rank) const { return counts.empty() ? count : counts[static_cast<std::size_t>(rank)]; }
+  /// Where a rank's part begins.
+  std::size_t begin(int rank) const;
 };
-BenchShape bench_shape(const BenchOp& op, std::uint64_t bytes, base::DType dtype, int ranks);
+/// Only parts that are unequal depend on the rank.
+BenchShape bench_shape(const BenchOp& op, std::uint64_t bytes, base::DType dtype, int ranks, int rank = 0);
 
 /// busbw / algbw as in nccl-tests' page on performance: the share of `bytes` that must cross the busiest link of an
 /// ideal machine.

@@ -86,8 +86,14 @@ void check_tuning(const BenchOptions& options, const BenchSpec& plan) {
     throw base::InvalidUsage("--tune: a table is for one backend, not for " + joined(plan.backends) +
                              "; give one --backend");
   if (plan.ranks == 1) throw base::InvalidUsage("--tune needs two ranks or more, not --ranks 1");
-  for (const auto& [given, name] :
-       {std::pair(!options.plot.empty(), "--plot"), {plan.overlap, "--overlap"}, {options.csv, "--csv"}})
+  for (const BenchOp* op : plan.ops)
+    if (op->unequal)
+      throw base::InvalidUsage(
+          fmt::format("--tune: {} takes the algorithms of {}; tune that", op->name, comm::name_of(op->kind)));
+  for (const auto& [given, name] : {std::pair(!options.plot.empty(), "--plot"),
+                                    {!options.report.empty(), "--report"},
+                                    {plan.overlap, "--overlap"},
+                                    {options.csv, "--csv"}})
     if (given) throw base::InvalidUsage(std::string("--tune prints times by algorithm; leave ") + name + " out");
 }
 
@@ -133,6 +139,10 @@ BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
       for (const auto& [given, name] : {std::pair(plan.overlap, "--overlap"), {plan.pattern.has_value(), "--pattern"}})
         if (given) throw base::InvalidUsage(fmt::format("{} has no {}; leave it out", op->name, name));
     }
+  for (const auto& [given, name] : {std::pair(plan.cold, "--cold, which flushes the caches between calls"),
+                                    {plan.long_run.has_value(), "--duration, whose calls are timed one by one"},
+                                    {options.per_call, "--per-call"}})
+    if (plan.aggregate && given) throw base::InvalidUsage(fmt::format("--aggregate excludes {}", name));
   plan.leave_out_refused = options.algorithms.has_value();
   if (plan.only_nccl_columns && options.csv)
     throw base::InvalidUsage("--nccl-columns is about the table's columns; leave it out with --csv");
@@ -199,6 +209,13 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
              whole_number(0, 10'000'000));
   command.add_flag("-c,--check", options.spec.check,
                    "compare the values of one more call with the expected ones; exit with 1 if one is wrong");
+  command.add_flag(
+      "--aggregate", options.spec.aggregate,
+      "time calls back to back, without a barrier before each, and show their mean, as nccl-tests and OSU's "
+      "tests between two ranks do");
+  command.add_flag("--per-call", options.per_call,
+                   "time each call after a barrier, and show the median (this is the default)");
+  command.add_flag("--misaligned", options.spec.misaligned, "buffers that begin one element after an aligned address");
   command.add_flag("--cold", options.spec.cold, "flush the buffers from the caches before each call (default: off)");
   command.add_flag("--overlap", options.spec.overlap,
                    "also measure the percentage of an operation's time that compute hides, as OSU benchmarks do");
@@ -207,6 +224,10 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
                    "print no columns beyond those of nccl-tests, for parsers that count from the right");
   add_option(command, "--json", options.json, "write the results as JSON", "FILE");
   add_option(command, "--plot", options.plot, "plot time and busbw over size as SVG, a curve per backend", "FILE.svg");
+  add_option(command, "--report", options.report,
+             "write a page with pictures of the results; with files of --json in place of operations measure nothing, "
+             "and lay these over each other",
+             "FILE.html");
   add_option(command, "--tune", options.tune,
              "measure all algorithms of the backend and write the best by size for TESSERA_ALGO=@FILE", "FILE");
   add_option(command, "--cluster", options.cluster,

@@ -26,8 +26,10 @@ struct BenchOptions : LinkOptions {
   std::string root;                 ///< "" for 0
   std::string memory = "communicator";
   bool csv = false;
+  bool per_call = false;  ///< the default, said
   std::string json;
   std::string plot;
+  std::string report;
   std::string pattern;                                ///< "": tables
   std::string duration, interval, stall, time_limit;  ///< "": not given
   bool endless = false;

@@ -9,6 +9,7 @@
 
 #include "tools/bench/environment.h"
 #include "tools/bench/long_run.h"
+#include "tools/bench/page.h"
 #include "tools/cli/machine.h"
 #include "tools/results/statistics.h"
 #include "tools/version.h"
@@ -148,13 +149,14 @@ std::string BenchReport::begin() {
     return "backend,op,ranks,bytes,count,dtype,redop,root,in_place,memory,algorithm,median_us,p99_us,min_us,max_us,"
            "algbw_gbps,"
            "busbw_gbps,wrong,bound_us,overlap_percent,messages_per_second\n";
-  return fmt::format("# {}, time is the median over iterations of the slowest rank's, GB = 1e9 bytes\n", setting());
+  return fmt::format("# {}, time is the {} the slowest rank's, GB = 1e9 bytes\n", setting(),
+                     plan_.aggregate ? "mean of calls back to back," : "median over iterations of");
 }
 
 std::string BenchReport::setting() const {
   return fmt::format("tessera {} bench: ranks {}, memory {}{}, caches {}", kVersion, plan_.ranks,
                      plan_.communicator_memory ? "communicator" : "ordinary",
-                     plan_.device == "cpu" ? "" : " of " + plan_.device,
+                     (plan_.misaligned ? ", misaligned" : "") + (plan_.device == "cpu" ? "" : " of " + plan_.device),
                      plan_.cold ? "cold (buffers flushed before each call)" : "warm");
 }
 
@@ -258,6 +260,8 @@ nlohmann::ordered_json BenchReport::json(bool complete) const {
                                 {"redop", v.redop},
                                 {"limit", v.limit},
                                 {"text", v.text}});
+  json["timing"] = plan_.aggregate ? "aggregate" : "per_call";
+  json["misaligned"] = plan_.misaligned;
   if (!complete) json["complete"] = false;
   if (!intervals_.is_null())
     json["long_run"] = {
@@ -321,8 +325,15 @@ std::optional<BenchVerdict> verdict_of(std::span<const BenchResult> results, int
                                                     : "so small that this run doesn't show what limits it"));
 }
 
+void write_results(const BenchOptions& options, const BenchReport& report, bool complete) {
+  if (options.json.empty() && options.report.empty()) return;
+  const BenchRun run{"", report.json(complete)};
+  write_json(options.json, run.json);
+  if (!options.report.empty()) write_file(options.report, bench_page(std::span(&run, 1)));
+}
+
 void finish_bench(const BenchOptions& options, const BenchReport& report) {
-  write_json(options.json, report.json());
+  write_results(options, report, true);
   if (!options.plot.empty()) write_file(options.plot, report.plot());
   if (const std::string failure = report.failure(); !failure.empty()) throw CheckFailed(failure);
 }

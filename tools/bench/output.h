@@ -73,7 +73,10 @@ std::string side_by_side(std::span<const BenchResult> results);
 /// and values of 0 can't be drawn. `caption` describes the measurement, `machine` the machine.
 std::string bench_plot(std::span<const BenchResult> results, const std::string& caption, const std::string& machine);
 
-/// Writes JSON and plot, and throws CheckFailed (exit code 1) if a value was wrong.
+/// Writes JSON and page; `complete`: the run came to its end.
+void write_results(const BenchOptions& options, const BenchReport& report, bool complete);
+
+/// Writes the results and the plot, and throws CheckFailed (exit code 1) if a value was wrong.
 void finish_bench(const BenchOptions& options, const BenchReport& report);
 
 }  // namespace tessera::tools

@@ -89,16 +89,6 @@ void take_slow(std::vector<UnitRate>& rates, double deviations, std::vector<Slow
   });
 }
 
-std::string name_of_units(const ordered_json& pattern, const ordered_json& units) {
-  const auto name = [&](const ordered_json& unit) {
-    return pattern.at("units").at(unit.get<std::size_t>()).at("name").get<std::string>();
-  };
-  if (units.size() == 1) return name(units[0]);
-  const bool one_way = pattern.at("one_way");
-  return fmt::format("the link {} {} {} {}", one_way ? "from" : "between", name(units[0]), one_way ? "to" : "and",
-                     name(units[1]));
-}
-
 std::string matrix_text(const ordered_json& pattern) {
   const ordered_json& matrix = pattern.at("matrix_gbps");
   if (matrix.size() > kMostShown) return fmt::format("# The matrix of {} rows is in the JSON only\n", matrix.size());
@@ -173,6 +163,16 @@ std::vector<SlowPart> slow_parts(std::span<const UnitRate> rates, double deviati
   });
   take_slow(links, deviations, found);
   return found;
+}
+
+std::string name_of_units(const ordered_json& pattern, const ordered_json& units) {
+  const auto name = [&](const ordered_json& unit) {
+    return pattern.at("units").at(unit.get<std::size_t>()).at("name").get<std::string>();
+  };
+  if (units.size() == 1) return name(units.at(0));
+  const bool one_way = pattern.at("one_way");
+  return fmt::format("the link {} {} {} {}", one_way ? "from" : "between", name(units.at(0)), one_way ? "to" : "and",
+                     name(units.at(1)));
 }
 
 std::string pattern_text(const ordered_json& pattern, const std::string& doubt) {

@@ -53,6 +53,9 @@ struct SlowPart {
 /// then the rates between units that are not slow. Fewer than four are not judged.
 std::vector<SlowPart> slow_parts(std::span<const UnitRate> rates, double deviations);
 
+/// "rank 1", "the link from rank 0 to rank 1": one unit or two of a pattern in the JSON, by index.
+std::string name_of_units(const nlohmann::ordered_json& pattern, const nlohmann::ordered_json& units);
+
 /// One measurement of a pattern, as in the JSON, for the terminal; lines begin with #. `doubt`: what disturbed the run.
 std::string pattern_text(const nlohmann::ordered_json& pattern, const std::string& doubt);
 

@@ -87,8 +87,8 @@ ordered_json PatternRunner::run(const BenchOp& op, std::uint64_t bytes) {
   return json;
 }
 
-BenchShape PatternRunner::shape_of(const BenchOp& op, std::size_t ranks) const {
-  return bench_shape(op, sends() ? bytes_ * ranks : bytes_, plan_.dtype, static_cast<int>(ranks));
+BenchShape PatternRunner::shape_of(const BenchOp& op, std::size_t ranks, int rank) const {
+  return bench_shape(op, sends() ? bytes_ * ranks : bytes_, plan_.dtype, static_cast<int>(ranks), rank);
 }
 
 PatternRunner::Part PatternRunner::part_of(const BenchOp& op, const std::vector<PatternGroup>& round) {
@@ -99,7 +99,7 @@ PatternRunner::Part PatternRunner::part_of(const BenchOp& op, const std::vector<
     if (found == round[g].ranks.end()) continue;
     part.group = &round[g];
     part.rank = static_cast<int>(found - round[g].ranks.begin());
-    part.shape = shape_of(op, round[g].ranks.size());
+    part.shape = shape_of(op, round[g].ranks.size(), part.rank);
     if (sends() && part.rank > 0) part.shape.out_count = 0;
     color = static_cast<int>(g);
   }

@@ -40,7 +40,7 @@ class PatternRunner {
   using Times = std::vector<std::vector<double>>;  ///< microseconds by round and rank, 0 for one that waits
 
   bool sends() const { return plan_.pattern->sends; }
-  BenchShape shape_of(const BenchOp& op, std::size_t ranks) const;
+  BenchShape shape_of(const BenchOp& op, std::size_t ranks, int rank = 0) const;
   Part part_of(const BenchOp& op, const std::vector<PatternGroup>& round);
   comm::Work start(const Part& part) const;
   std::vector<double> time_round(const BenchOp& op, const std::vector<PatternGroup>& round);

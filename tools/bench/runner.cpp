@@ -1,6 +1,7 @@
 #include "tools/bench/runner.h"
 
 #include <array>
+#include <numeric>
 
 #include "tessera/base/error.h"
 #include "tools/bench/buffers.h"
@@ -128,13 +129,13 @@ class BenchRunner {
 
   void run_op(const BenchOp& op) {
     const std::vector<std::uint64_t> sizes = plan_.sizes(op);
-    const BenchShape largest = bench_shape(op, sizes.back(), plan_.dtype, plan_.ranks);
-    BenchBuffers buffers(memory_, world_.rank(), data_of(op), largest);
+    const BenchShape largest = bench_shape(op, sizes.back(), plan_.dtype, plan_.ranks, world_.rank());
+    BenchBuffers buffers(memory_, world_.rank(), data_of(op), largest, plan_.misaligned);
     std::optional<PrivateMemory> of_host;
     if (memory_.on_host())
       of_host.emplace(memory_.host_pool(), bench_traffic(data_of(op), largest, world_.rank(), false));
     for (const std::uint64_t bytes : sizes) {
-      const BenchShape shape = bench_shape(op, bytes, plan_.dtype, plan_.ranks);
+      const BenchShape shape = bench_shape(op, bytes, plan_.dtype, plan_.ranks, world_.rank());
       const auto out_of_place = measure_call(op, shape, buffers, of_host, false);
       if (!out_of_place) continue;
       nlohmann::ordered_json message = {{"row", to_json(*out_of_place)}};
@@ -164,9 +165,13 @@ class BenchRunner {
                        .in_place = in_place,
                        .memory = plan_.communicator_memory ? "communicator" : "ordinary",
                        .algorithm = *algorithm};
+    const Repeats timed = plan_.aggregate ? batches_of(repeats) : repeats;
+    const int calls = std::max(1, repeats.iterations / timed.iterations);
     const auto run = [&] {
-      std::vector<double> samples = measure(control_, repeats, [&] { call.run(measured_); });
-      for (double& us : samples) us /= messages;
+      std::vector<double> samples = measure(control_, timed, [&] {
+        for (int i = 0; i < calls; ++i) call.run(measured_);
+      });
+      for (double& us : samples) us /= messages * calls;
       return samples;
     };
     std::vector<double> samples = run();
@@ -176,7 +181,9 @@ class BenchRunner {
       result.noisy = rounds_disagree(samples);
     }
     result.rounds_us = round_medians(samples);
-    result.time_us = bench_times(std::move(samples));
+    const double sum = std::accumulate(samples.begin(), samples.end(), 0.0);
+    result.time_us = bench_times(samples);
+    if (plan_.aggregate) result.time_us.median = sum / static_cast<double>(samples.size());
     result.algbw_gbps = gigabytes_per_second(static_cast<double>(shape.bytes), result.time_us.median);
     result.busbw_gbps = result.algbw_gbps * bus_factor(op, plan_.ranks);
     if (messages == kWindow && result.time_us.median > 0)
@@ -188,6 +195,12 @@ class BenchRunner {
           [&] { computation_->run(result.time_us.median); }));
     if (plan_.check) result.wrong = check(op, shape, buffers, in_place);
     return result;
+  }
+
+  /// As many calls, back to back in a few batches with a sample each.
+  static Repeats batches_of(const Repeats& calls) {
+    constexpr int kBatches = 20;
+    return {std::min(calls.warmup, 1), std::min(calls.iterations, kBatches), {}};
   }
 
   /// A point is measured twice at most, and its bound and overlap take less.

@@ -47,6 +47,8 @@ struct BenchSpec {
   bool communicator_memory = true;  ///< from Communicator::allocate; else the C library's, or the device's
   std::optional<int> iterations;    ///< per size; not set: many for small messages, few for large ones
   int warmup = 5;
+  bool aggregate = false;          ///< time calls back to back, and show their mean
+  bool misaligned = false;         ///< buffers begin one element after an aligned address
   bool cold = false;               ///< each timed call starts with its buffers evicted from the caches
   bool overlap = false;            ///< also measure the share of a call that computation hides
   bool only_nccl_columns = false;  ///< print those of nccl-tests alone

@@ -93,7 +93,8 @@ std::string page_of_step(const std::vector<StepStory>& stories, std::vector<RunR
 
 /// A place that the script fills from the section's data. A table with the numbers must follow it.
 std::string place_for(const std::string& picture);
-/// The same with data of its own. `kind`: "bars" or "lines"; charts.js says what is in `data`.
+/// The same with data of its own. `kind`: "bars", "lines", "curves" or "heat"; charts.js and curves.js say what is in
+/// `data`.
 std::string chart(const std::string& kind, const nlohmann::ordered_json& data);
 /// A table that opens.
 std::string details(const std::string& summary, const Table& table);

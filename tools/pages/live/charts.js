@@ -56,7 +56,7 @@ function drawLines({label, marks, lines}, slot) {
 }
 
 // Horizontal bars with one scale. A row: [name, values that are drawn end to end, place of its mark, number at its end].
-const UNITS = {bytes, ms: (v) => `${+v.toPrecision(4)} ms`};
+const UNITS = {bytes, ms: (v) => `${+v.toPrecision(4)} ms`, "GB/s": (v) => `${+v.toPrecision(4)} GB/s`};
 function drawBars({label, unit, keys, mark, rows}, slot) {
   const words = UNITS[unit], longest = d3.max(rows, ([, values, at]) => Math.max(d3.sum(values), at || 0)) || 1;
   const part = (value) => `${+(100 * value / longest).toPrecision(6)}%`;

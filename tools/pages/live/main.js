@@ -17,9 +17,9 @@ const redraw = () => redraws.forEach((build) => build());
 // Charts with data of their own. Bars follow the width of the page by themselves.
 document.querySelectorAll(".chart").forEach((place) => {
   const data = JSON.parse(place.querySelector("script").textContent), slot = d3.select(place).append("div").attr("class", "slot").node();
-  if (place.dataset.picture === "bars") return drawBars(data, slot);
-  drawLines(data, slot);
-  redraws.push(() => drawLines(data, slot));
+  const draw = {bars: drawBars, lines: drawLines, curves: drawCurves, heat: drawHeat}[place.dataset.picture];
+  draw(data, slot);
+  if (draw !== drawBars) redraws.push(() => draw(data, slot));
 });
 
 let closed = [];

@@ -1,6 +1,7 @@
 // The measuring loop on ranks that are threads, and its reaction to wrong values.
 #include "tools/bench/runner.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -197,6 +198,29 @@ TEST(BenchRun, VerdictNamesALimitOnlyIfTheRunShowsIt) {
   EXPECT_EQ(limit(rising), "unknown");
   EXPECT_FALSE(verdict_of(std::vector{result_of(0, 5, 0)}, 2, ""));
   EXPECT_FALSE(verdict_of(std::vector{result_of(mib, 5, 0)}, 1, ""));
+}
+
+TEST(BenchRun, LinkBetweenHostsIsTheLimitIfItsRateIsReached) {
+  const auto host = [](const char* name, const nlohmann::ordered_json& mbit) {
+    return nlohmann::ordered_json{
+        {"name", name}, {"nics", {{{"name", "a"}, {"speed_mbit", mbit}}, {{"name", "b"}, {"speed_mbit", 1000}}}}};
+  };
+  const auto link = [](std::vector<nlohmann::ordered_json> hosts) { return nominal_link({{"hosts", hosts}}); };
+  EXPECT_FALSE(link({host("x", 10000)})) << "one host";
+  EXPECT_FALSE(link({host("x", 10000), {{"name", "y"}, {"nics", nlohmann::ordered_json::array()}}}));
+  ASSERT_TRUE(link({host("x", 10000), host("y", 8000)}));
+  EXPECT_EQ(link({host("x", 10000), host("y", 8000)})->name, "a of y, 8000 Mbit/s");
+  EXPECT_EQ(link({host("x", 10000), host("y", nullptr)})->name, "b of y, 1000 Mbit/s");
+  const NominalLink one = *link({host("x", 10000), host("y", 8000)});
+  EXPECT_DOUBLE_EQ(one.gbps, 1);
+  BenchResult result = result_of(64 << 20, 1000, 900);  // memory could be the limit, if it were not for the link
+  for (const auto& [gbps, limit] : {std::pair(0.9, "link"), {0.5, "unknown"}}) {
+    result.busbw_gbps = gbps;
+    const auto verdict = verdict_of(std::vector{result}, 2, "", one);
+    EXPECT_EQ(verdict->limit, limit);
+    EXPECT_THAT(verdict->text, HasSubstr(fmt::format("{:.2f} of the 1 that the link", gbps)));
+  }
+  EXPECT_EQ(verdict_of(std::vector{result}, 2, "")->limit, "memory");
 }
 
 TEST(BenchRun, OneRankWorks) {

@@ -64,7 +64,7 @@ class BenchTest(unittest.TestCase):
         self.assertEqual(out.count("# Fit of the time       : "), len(OPS))
         self.assertEqual([(verdict["backend"], verdict["op"]) for verdict in found["verdicts"]], [("shm", op) for op in OPS])
         for verdict in found["verdicts"]:
-            self.assertIn(verdict["limit"], ("latency", "memory", "unknown"))
+            self.assertIn(verdict["limit"], ("latency", "memory", "link", "unknown"))
             self.assertIn("# Verdict               : " + verdict["text"] + "\n", out)
         sizes = [8 * 8**i for i in range(6)]
         cases = [(r["op"], r["bytes"], r["in_place"]) for r in found["results"]]

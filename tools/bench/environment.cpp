@@ -250,6 +250,23 @@ ordered_json gather_environment(comm::HostCollectives& world) {
   return ordered_json::object();
 }
 
+std::optional<NominalLink> nominal_link(const ordered_json& environment) {
+  const ordered_json hosts = environment.value("hosts", ordered_json::array());
+  std::optional<NominalLink> least;
+  for (const ordered_json& host : hosts) {
+    NominalLink best;
+    for (const ordered_json& nic : host.value("nics", ordered_json::array())) {
+      const double mbit = nic.at("speed_mbit").is_number() ? nic["speed_mbit"].get<double>() : 0;
+      if (mbit * 1e6 / 8 * 1e-9 > best.gbps)
+        best = {mbit * 1e6 / 8 * 1e-9, fmt::format("{} of {}, {:.0f} Mbit/s", nic.at("name").get<std::string>(),
+                                                   host.at("name").get<std::string>(), mbit)};
+    }
+    if (best.gbps == 0) return std::nullopt;
+    if (!least || best.gbps < least->gbps) least = best;
+  }
+  return hosts.size() > 1 ? least : std::nullopt;
+}
+
 std::vector<std::string> load_warnings(const ordered_json& environment) {
   std::vector<std::string> found;
   for (const ordered_json& host : environment.value("hosts", ordered_json::array())) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,14 @@ namespace tessera::tools {
 /// Collective: {"hosts": [..], "ranks": [..], "libraries": [..]}, the same on every rank. Each host is described by its
 /// lowest rank. An empty object if the algorithm that TESSERA_ALGO forces can't gather it.
 nlohmann::ordered_json gather_environment(comm::HostCollectives& world);
+
+/// The least nominal rate between the hosts.
+struct NominalLink {
+  double gbps = 0;   ///< GB = 1e9 bytes
+  std::string name;  ///< "eth0 of node1, 10000 Mbit/s"
+};
+/// Of each host the fastest interface counts. Nothing if all ranks share a host, or an interface's rate is not known.
+std::optional<NominalLink> nominal_link(const nlohmann::ordered_json& environment);
 
 /// A sentence for each host whose load average exceeds its cores: its times are doubtful.
 std::vector<std::string> load_warnings(const nlohmann::ordered_json& environment);

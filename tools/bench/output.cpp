@@ -179,7 +179,7 @@ std::string BenchReport::add(const std::string& backend, const nlohmann::ordered
 }
 
 std::string BenchReport::add_environment(const std::string& backend, const nlohmann::ordered_json& environment) {
-  const bool first = environment_.is_null();
+  const bool first = environment_.empty();
   if (first)
     environment_ = {{"version", kVersion},
                     {"command", plan_.command},
@@ -206,8 +206,7 @@ std::string BenchReport::begin_block(const BenchResult& first) {
 
 std::string BenchReport::doubt() const {
   if (plan_.links) return "--link slows down what is timed";
-  const std::vector<std::string> warnings =
-      load_warnings(environment_.is_null() ? nlohmann::ordered_json::object() : environment_);
+  const std::vector<std::string> warnings = load_warnings(environment_);
   return warnings.empty() ? "" : warnings.front();
 }
 
@@ -221,7 +220,7 @@ std::string BenchReport::end_block() {
   }
   const std::string checked = plan_.check ? fmt::format("{} {}", wrong, wrong == 0 ? "OK" : "FAILED") : "N/A";
   const auto block = std::span(results_).subspan(block_begin_);
-  const std::optional<BenchVerdict> verdict = verdict_of(block, plan_.ranks, doubt());
+  const std::optional<BenchVerdict> verdict = verdict_of(block, plan_.ranks, doubt(), nominal_link(environment_));
   if (verdict) verdicts_.push_back(*verdict);
   if (csv_) return "";
   return fmt::format("# Out of bounds values : {}\n# Avg bus bandwidth    : {:g}\n# Fit of the time       : {}\n{}",
@@ -251,7 +250,7 @@ nlohmann::ordered_json BenchReport::json(bool complete) const {
   nlohmann::ordered_json json = {
       {"ranks", plan_.ranks}, {"results", results}, {"fits", fits_of(results_)}, {"cold", plan_.cold}};
   if (!memcpy_.is_null()) json["memcpy_gbps"] = memcpy_;
-  if (!environment_.is_null()) json["environment"] = environment_;
+  if (!environment_.empty()) json["environment"] = environment_;
   json["verdicts"] = nlohmann::ordered_json::array();
   for (const BenchVerdict& v : verdicts_)
     json["verdicts"].push_back({{"backend", v.backend},
@@ -293,7 +292,8 @@ std::string BenchReport::failure() const {
                      first->bytes, first->in_place ? "in place" : "out of place", first->backend, *first->wrong);
 }
 
-std::optional<BenchVerdict> verdict_of(std::span<const BenchResult> results, int ranks, const std::string& doubt) {
+std::optional<BenchVerdict> verdict_of(std::span<const BenchResult> results, int ranks, const std::string& doubt,
+                                       const std::optional<NominalLink>& link) {
   const BenchResult* largest = nullptr;
   for (const BenchResult& r : results)
     if (!r.in_place && (largest == nullptr || r.bytes > largest->bytes)) largest = &r;
@@ -313,6 +313,16 @@ std::optional<BenchVerdict> verdict_of(std::span<const BenchResult> results, int
     return say("latency", fmt::format("latency limits all of these sizes: {} of the {} us at {} bytes don't "
                                       "depend on the size; join small messages to larger ones",
                                       time_text(std::min(us, fit->alpha_us)), time_text(us), largest->bytes));
+  if (link) {
+    const double used = largest->busbw_gbps / link->gbps;
+    const std::string rate = fmt::format(
+        "{} of {} bytes has a bus bandwidth of {:.3g} GB/s, {:.2f} of the {:.3g} that "
+        "the link between the hosts is said to have ({})",
+        largest->op, largest->bytes, largest->busbw_gbps, used, link->gbps, link->name);
+    return used >= kMostly
+               ? say("link", rate + ": the link limits it, and only fewer bytes or more interfaces make it much faster")
+               : say("unknown", rate + ": --pattern pairs shows what single links reach, and which is slow");
+  }
   const std::string moved = fmt::format(
       "{} of {} bytes takes {} us; its loads and stores alone, without waiting for "
       "other ranks, take {}",

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/bench/environment.h"
 #include "tools/bench/options.h"
 #include "tools/bench/runner.h"
 #include "tools/cli/output.h"
@@ -15,13 +16,15 @@ namespace tessera::tools {
 /// What limits an operation, told from measurements of the same run.
 struct BenchVerdict {
   std::string backend, op, dtype, redop;
-  std::string limit;  ///< "latency", "memory" or "unknown"
+  std::string limit;  ///< "latency", "memory", "link" or "unknown"
   std::string text;   ///< a sentence or two
 };
 
 /// Judges the times out of place of one backend and operation; nothing without a size. The limit is "unknown" where the
-/// run doesn't show one: `doubt` says what disturbed it, "" for nothing.
-std::optional<BenchVerdict> verdict_of(std::span<const BenchResult> results, int ranks, const std::string& doubt);
+/// run doesn't show one: `doubt` says what disturbed it, "" for nothing. `link`: between the ranks' hosts, if there are
+/// several.
+std::optional<BenchVerdict> verdict_of(std::span<const BenchResult> results, int ranks, const std::string& doubt,
+                                       const std::optional<NominalLink>& link = {});
 
 /// Collects results and renders them as nccl-tests' table or CSV. Each function returns the text to print immediately.
 class BenchReport {
@@ -55,7 +58,7 @@ class BenchReport {
   std::vector<BenchResult> results_;
   std::size_t block_begin_ = 0;    ///< index of the first result of the operation and backend being printed
   nlohmann::ordered_json memcpy_;  ///< of the first backend's run; the others' are the same
-  nlohmann::ordered_json environment_;
+  nlohmann::ordered_json environment_ = nlohmann::ordered_json::object();  ///< empty before the first is known
   std::vector<BenchVerdict> verdicts_;
   nlohmann::ordered_json intervals_;        ///< lists by backend; null without --duration
   nlohmann::ordered_json patterns_;         ///< null without --pattern

@@ -306,6 +306,7 @@ std::vector<Behaviour> behaviours() {
   for (const Behaviour& behaviour : callback_behaviours()) all.push_back(behaviour);
   for (const Behaviour& behaviour : tag_behaviours()) all.push_back(behaviour);
   for (const Behaviour& behaviour : group_behaviours()) all.push_back(behaviour);
+  for (const Behaviour& behaviour : window_behaviours()) all.push_back(behaviour);
   return all;
 }
 

@@ -63,6 +63,8 @@ std::vector<Behaviour> behaviours();
 std::vector<Behaviour> callback_behaviours();
 /// Those of messages with tags and from any rank.
 std::vector<Behaviour> tag_behaviours();
+/// Those of one-sided operations.
+std::vector<Behaviour> window_behaviours();
 /// Those of Communicator::create_group().
 std::vector<Behaviour> group_behaviours();
 

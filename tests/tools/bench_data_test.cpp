@@ -103,7 +103,9 @@ std::vector<T> brute_force(const BenchData& data, const BenchShape& shape, const
       const int half = data.ranks / 2;
       if (data.op->exchange == Exchange::ring)
         append(rank == 0 ? data.ranks - 1 : rank - 1, 0, shape.count);
-      else if (data.op->exchange != Exchange::window || rank >= half)  // only the upper half receives windows
+      else if (data.op->exchange == Exchange::window ? rank >= half  // only the upper half receives windows
+               : data.op->exchange == Exchange::get  ? rank < half
+                                                     : true)
         append(rank < half ? rank + half : rank - half, 0, shape.count);
       break;
     }

@@ -37,6 +37,8 @@ TEST(BenchOps, ShapesAndFactorsEqualNcclTests) {
                                  {"ping_pong", 1000, 250, 250, 250, 1},
                                  {"window", 1000, 250, 250, 250, 1},
                                  {"bidirectional", 1000, 250, 250, 250, 3},
+                                 {"put", 1000, 250, 250, 250, 1},
+                                 {"get", 1000, 250, 250, 250, 1},
                                  {"barrier", 0, 0, 0, 0, 1},
                                  // Parts in proportion to 1, 2, 3: they end at 250/6 = 41, 125 and 250.
                                  {"all_gather_v", 1000, 83, 41, 250, 5.0 / 6},

@@ -109,6 +109,7 @@ void BenchCall::run(comm::Communicator& world) const {
   if (exchange == Exchange::ring) return start(world).wait();
   const bool first = world.rank() < world.size() / 2;
   const int peer = partner_of(world.rank(), world.size());
+  if (exchange == Exchange::put || exchange == Exchange::get) return exchange_one_sided(world, peer, first);
   const auto pass = [&](bool sends) { (sends ? world.send(in, peer) : world.recv(out, peer)).wait(); };
   if (exchange == Exchange::ping_pong) {
     for (int i = 0; i < 2 * kRoundTrips; ++i) pass(first == (i % 2 == 0));
@@ -126,6 +127,25 @@ void BenchCall::run(comm::Communicator& world) const {
     for (int i = 0; i < kWindow; ++i)
       parts.insert(parts.end(), {comm::P2POp::recv(out, peer), comm::P2POp::send(in, peer)});
     world.batch(parts).wait();
+  }
+}
+
+void BenchCall::exchange_one_sided(comm::Communicator& world, int peer, bool first) const {
+  const bool puts = exchange == Exchange::put;
+  if (!window) {  // others read what is sent, or write what is received
+    const comm::View sent{const_cast<void*>(in.data), in.count, in.dtype, in.device};
+    window = std::make_shared<comm::Window>(world, puts ? out : sent);
+    world.barrier().wait();
+  }
+  for (int i = 0; i < (puts ? 2 : 1) * kRoundTrips; ++i) {
+    if (!puts) {
+      if (first) window->get(out, peer, 0).wait();
+    } else if (first == (i % 2 == 0)) {
+      window->put(in, peer, 0).wait();
+      window->signal(peer).wait();
+    } else {
+      window->wait_signal(peer);
+    }
   }
 }
 

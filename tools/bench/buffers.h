@@ -9,6 +9,7 @@
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/memory_pool.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/window.h"
 #include "tools/bench/operations.h"
 
 namespace tessera::tools {
@@ -59,14 +60,17 @@ struct BenchCall {
   comm::ReduceOp op = {};
   int root = 0;
   Exchange exchange = Exchange::ring;
-  std::vector<std::size_t> counts = {};      ///< of unequal parts; empty: they are equal
-  std::vector<std::size_t> out_counts = {};  ///< of all_to_all_v: what each rank sends here
+  std::vector<std::size_t> counts = {};               ///< of unequal parts; empty: they are equal
+  std::vector<std::size_t> out_counts = {};           ///< of all_to_all_v: what each rank sends here
+  mutable std::shared_ptr<comm::Window> window = {};  ///< of put and get, from the first call
   comm::Work start(comm::Communicator& world) const;
   /// Calls once and waits; with pairs of ranks, all messages of their exchange.
   void run(comm::Communicator& world) const;
   /// As run(). Returns the algorithm; nothing if `may_refuse` and it was refused, before anything was sent
   /// and equally on all ranks.
   std::optional<std::string> try_on(comm::Communicator& world, bool may_refuse) const;
+  /// Of puts and gets.
+  void exchange_one_sided(comm::Communicator& world, int peer, bool first) const;
   /// Evicts its buffers from the caches.
   void evict() const;
 };

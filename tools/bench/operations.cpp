@@ -16,7 +16,7 @@ using base::DType;
 using comm::OpKind;
 using Kind = comm::ReduceOp::Kind;
 
-constexpr std::array<BenchOp, 18> kOps = {{{"all_reduce", OpKind::all_reduce},
+constexpr std::array<BenchOp, 20> kOps = {{{"all_reduce", OpKind::all_reduce},
                                            {"all_gather", OpKind::all_gather},
                                            {"reduce_scatter", OpKind::reduce_scatter},
                                            {"broadcast", OpKind::broadcast},
@@ -28,6 +28,8 @@ constexpr std::array<BenchOp, 18> kOps = {{{"all_reduce", OpKind::all_reduce},
                                            {"ping_pong", OpKind::send, Exchange::ping_pong},
                                            {"window", OpKind::send, Exchange::window},
                                            {"bidirectional", OpKind::send, Exchange::bidirectional},
+                                           {"put", OpKind::send, Exchange::put},
+                                           {"get", OpKind::send, Exchange::get},
                                            {"barrier", OpKind::barrier},
                                            {"all_gather_v", OpKind::all_gather, Exchange::ring, true},
                                            {"reduce_scatter_v", OpKind::reduce_scatter, Exchange::ring, true},
@@ -160,7 +162,17 @@ std::uint64_t wrong_in(const BenchData& data, const ExpectedPart& part, const T*
 }  // namespace
 
 int messages_of(const BenchOp& op) {
-  return op.exchange == Exchange::ring ? 1 : op.exchange == Exchange::ping_pong ? 2 * kRoundTrips : kWindow;
+  switch (op.exchange) {
+    case Exchange::ring:
+      return 1;
+    case Exchange::ping_pong:
+    case Exchange::put:
+      return 2 * kRoundTrips;
+    case Exchange::get:
+      return kRoundTrips;
+    default:
+      return kWindow;
+  }
 }
 
 int partner_of(int rank, int ranks) { return (rank + ranks / 2) % ranks; }
@@ -258,6 +270,7 @@ std::vector<ExpectedPart> expected_parts(const BenchData& data, const BenchShape
   const Exchange exchange = data.op->exchange;
   if (kind == OpKind::barrier || (comm::writes_root(kind) && rank != data.root)) return {};
   if (exchange == Exchange::window && rank < data.ranks / 2) return {};
+  if (exchange == Exchange::get && rank >= data.ranks / 2) return {};
   const std::size_t begin = comm::parts_of_in(kind) ? shape.begin(rank) : 0;
   if (!comm::parts_of_out(kind)) {
     const int sender = exchange == Exchange::ring ? (rank + data.ranks - 1) % data.ranks : partner_of(rank, data.ranks);

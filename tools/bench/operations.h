@@ -24,6 +24,8 @@ enum class Exchange : std::uint8_t {
   ping_pong,      ///< kRoundTrips round trips
   window,         ///< kWindow messages at once from the lower rank, and an answer when all have arrived
   bidirectional,  ///< kWindow messages at once in each direction
+  put,            ///< as ping_pong, of puts and signals
+  get,            ///< kRoundTrips gets by the lower rank
 };
 inline constexpr int kRoundTrips = 10;
 inline constexpr int kWindow = 64;

@@ -69,7 +69,7 @@ Window::Window(Communicator& world, View memory) : memory_(bytes_of(memory)) {
 }
 
 Window::~Window() {
-  if (open_ && std::uncaught_exceptions() == exceptions_) {
+  if (open_ && !tried_to_close_ && std::uncaught_exceptions() == exceptions_) {
     try {
       close();
     } catch (const std::exception&) {  // the communicator has logged it
@@ -168,6 +168,7 @@ void Window::wait_signal(int peer, std::uint64_t count, OpOptions options) {
 
 void Window::close() {
   check("close", rank(), 0, 0);
+  tried_to_close_ = true;
   std::vector<Work> works;
   for (int peer = 0; peer < size(); ++peer)
     if (peer != rank()) works.push_back(send({.kind = Message::Kind::close}, peer, nullptr, {.label = "close"}));

@@ -36,7 +36,8 @@ class TESSERA_API Window {
   /// window has the communicator's timeout. Throws Unsupported, InvalidUsage for memory of a device, and what split()
   /// throws.
   Window(Communicator& world, View memory);
-  /// As close(), without its errors; not collective if an exception ends it.
+  /// As close(), without its errors. If an exception ends it, or close() has failed, it waits for nobody and fails the
+  /// window on the other ranks.
   ~Window();
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
@@ -88,6 +89,7 @@ class TESSERA_API Window {
   std::vector<Message*> unused_;  ///< of sent_
   std::exception_ptr failure_;
   bool open_ = true;
+  bool tried_to_close_ = false;
   std::unique_ptr<Communicator> channel_;
   std::vector<std::unique_ptr<Peer>> peers_;
 };

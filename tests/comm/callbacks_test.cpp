@@ -20,7 +20,9 @@ std::string one_of(std::vector<std::string> errors) {
 }
 
 void expect_conforming(const InitOptions& config) {
-  for (const conformance::Behaviour& behaviour : conformance::callback_behaviours()) {
+  std::vector<conformance::Behaviour> all = conformance::callback_behaviours();
+  for (const conformance::Behaviour& behaviour : conformance::window_behaviours()) all.push_back(behaviour);
+  for (const conformance::Behaviour& behaviour : all) {
     std::vector<std::string> errors(3);
     run_threads(3, config,
                 [&](Communicator& comm) { errors[static_cast<std::size_t>(comm.rank())] = behaviour.run(comm); });

@@ -246,7 +246,8 @@ std::string environments_of(std::span<const BenchRun> runs) {
     flatten("", environment(run), columns.emplace_back());
     columns.back()["ranks of the run"] = std::to_string(run.json.at("ranks").get<int>());
     columns.back()["caches"] = run.json.at("cold").get<bool>() ? "cold" : "warm";
-    for (const auto& [name, value] : run.json.value("memcpy_gbps", ordered_json::object()).items())
+    const ordered_json memcpy = run.json.value("memcpy_gbps", ordered_json::object());
+    for (const auto& [name, value] : memcpy.items())
       columns.back()["memcpy GB/s " + name] = significant(value.get<double>(), 4);
     for (const auto& [name, value] : columns.back()) names.insert(name);
     if (&run == &runs.front()) continue;

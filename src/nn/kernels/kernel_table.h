@@ -100,12 +100,8 @@ class KernelTable {
   virtual void dropout(Stream& stream, const kernels::DropoutArgs<T>& args) = 0;  ///< see kernels::dropout
   virtual void rope(Stream& stream, const kernels::RopeArgs<T>& args) = 0;        ///< see kernels::rope
 
-  /// See kernels::layer_norm_forward.
-  virtual void layer_norm_forward(Stream& stream, const kernels::LayerNormForward<T>& args) = 0;
-  virtual void layer_norm_backward(Stream& stream, const kernels::LayerNormBackward<T>& args) = 0;  ///< needs scratch
-  /// See kernels::rms_norm_forward.
-  virtual void rms_norm_forward(Stream& stream, const kernels::RmsNormForward<T>& args) = 0;
-  virtual void rms_norm_backward(Stream& stream, const kernels::RmsNormBackward<T>& args) = 0;  ///< needs scratch
+  virtual void norm_forward(Stream& stream, const kernels::NormForward<T>& args) = 0;    ///< see NormForward
+  virtual void norm_backward(Stream& stream, const kernels::NormBackward<T>& args) = 0;  ///< needs scratch
 
   /// Ids and targets out of range throw InvalidUsage if the host reads them; otherwise the values that they select are
   /// NaN.
@@ -134,8 +130,7 @@ class KernelTable {
 
  protected:
   /// Adds, for tables whose norms don't, and returns what is left to do.
-  template <class NormForward>
-  NormForward add_first(Stream& stream, NormForward args) {
+  kernels::NormForward<T> add_first(Stream& stream, kernels::NormForward<T> args) {
     if (args.added == nullptr) return args;
     add(stream, {args.x, args.added, args.sum, args.rows * args.width});
     args.x = args.sum;

@@ -82,18 +82,10 @@ class CpuKernels final : public KernelTable<T> {
   void dropout(Stream& s, const DropoutArgs<T>& args) override { launch(s, args, kernels::dropout<T>); }
   void rope(Stream& s, const RopeArgs<T>& args) override { launch(s, args, kernels::rope<T>); }
 
-  void layer_norm_forward(Stream& s, const LayerNormForward<T>& args) override {
-    launch(s, this->add_first(s, args), kernels::layer_norm_forward<T>);
+  void norm_forward(Stream& s, const NormForward<T>& args) override {
+    launch(s, this->add_first(s, args), kernels::norm_forward<T>);
   }
-  void layer_norm_backward(Stream& s, const LayerNormBackward<T>& args) override {
-    launch(s, args, kernels::layer_norm_backward<T>);
-  }
-  void rms_norm_forward(Stream& s, const RmsNormForward<T>& args) override {
-    launch(s, this->add_first(s, args), kernels::rms_norm_forward<T>);
-  }
-  void rms_norm_backward(Stream& s, const RmsNormBackward<T>& args) override {
-    launch(s, args, kernels::rms_norm_backward<T>);
-  }
+  void norm_backward(Stream& s, const NormBackward<T>& args) override { launch(s, args, kernels::norm_backward<T>); }
 
   void embedding_forward(Stream& s, const EmbeddingForward<T>& args) override {
     launch(s, args, kernels::embedding_forward<T>);

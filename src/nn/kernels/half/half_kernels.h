@@ -30,10 +30,8 @@ class HalfKernels : public KernelTable<T> {
   void dropout(Stream& stream, const kernels::DropoutArgs<T>& args) override;
   void rope(Stream& stream, const kernels::RopeArgs<T>& args) override;
 
-  void layer_norm_forward(Stream& stream, const kernels::LayerNormForward<T>& args) override;
-  void layer_norm_backward(Stream& stream, const kernels::LayerNormBackward<T>& args) override;
-  void rms_norm_forward(Stream& stream, const kernels::RmsNormForward<T>& args) override;
-  void rms_norm_backward(Stream& stream, const kernels::RmsNormBackward<T>& args) override;
+  void norm_forward(Stream& stream, const kernels::NormForward<T>& args) override;
+  void norm_backward(Stream& stream, const kernels::NormBackward<T>& args) override;
 
   void embedding_backward(Stream& stream, const kernels::EmbeddingBackward<T>& args) override;
   void cross_entropy_forward(Stream& stream, const kernels::MeanCrossEntropy<T>& args) override;

@@ -53,10 +53,8 @@ class MetaKernels final : public KernelTable<T> {
   void swiglu_backward(Stream&, const kernels::SwigluBackward<T>&) override {}
   void dropout(Stream&, const kernels::DropoutArgs<T>&) override {}
   void rope(Stream&, const kernels::RopeArgs<T>&) override {}
-  void layer_norm_forward(Stream&, const kernels::LayerNormForward<T>&) override {}
-  void layer_norm_backward(Stream&, const kernels::LayerNormBackward<T>&) override {}
-  void rms_norm_forward(Stream&, const kernels::RmsNormForward<T>&) override {}
-  void rms_norm_backward(Stream&, const kernels::RmsNormBackward<T>&) override {}
+  void norm_forward(Stream&, const kernels::NormForward<T>&) override {}
+  void norm_backward(Stream&, const kernels::NormBackward<T>&) override {}
   void embedding_forward(Stream&, const kernels::EmbeddingForward<T>&) override {}
   void embedding_backward(Stream&, const kernels::EmbeddingBackward<T>&) override {}
   void cross_entropy_forward(Stream&, const kernels::MeanCrossEntropy<T>&) override {}

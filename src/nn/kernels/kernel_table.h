@@ -33,6 +33,8 @@
 
 namespace tessera::nn {
 
+using kernels::ConvertArgs;
+
 /// out = mean + deviation * normal; out[0] is element range.begin.
 template <class T>
 struct NormalFill {
@@ -139,15 +141,6 @@ class KernelTable {
   }
 };
 
-/// Converts `count` elements between any two of f32, f16 and bf16, as in base/dtype.h. Ranges must not overlap.
-struct ConvertArgs {
-  const void* in = nullptr;  ///< [count]
-  DType from = DType::f32;   ///< type of `in`
-  void* out = nullptr;       ///< [count]
-  DType to = DType::f32;     ///< type of `out`
-  std::size_t count = 0;     ///< elements
-};
-
 /// Decodes an nf4.h encoding, aligned to 4 bytes, to its `count` values, computed in f32 and rounded to a floating
 /// type.
 struct DecodeArgs {
@@ -186,7 +179,7 @@ class TESSERA_API DeviceKernels {
   /// out[i] = i % period
   virtual void positions(Stream& stream, std::int32_t* out, std::size_t count, std::size_t period) = 0;
   virtual void clip_factor(Stream& stream, const ClipArgs& args) = 0;            ///< see ClipArgs
-  virtual void convert(Stream& stream, const ConvertArgs& args) = 0;             ///< see ConvertArgs
+  virtual void convert(Stream& stream, const ConvertArgs& args) = 0;             ///< see kernels::ConvertArgs
   virtual void compress(Stream& stream, const kernels::CompressArgs& args) = 0;  ///< see kernels::compress
   virtual void sum_compressed(Stream& stream,
                               const kernels::SumCompressedArgs& args) = 0;  ///< see kernels::sum_compressed

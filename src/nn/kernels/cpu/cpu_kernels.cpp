@@ -184,19 +184,6 @@ double whole_norm(const ClipArgs& a) {
   return a.norm == kernels::Norm::three ? base::portable::cube_root(total) : total;
 }
 
-void convert_on(ThreadPool& pool, const ConvertArgs& a) {
-  const auto from = [&](auto zero) { return static_cast<const decltype(zero)*>(a.in); };
-  const auto to = [&](auto zero) { return static_cast<decltype(zero)*>(a.out); };
-  if (a.from == DType::f32 && a.to == DType::f16) return kernels::convert(pool, from(float{}), to(f16{}), a.count);
-  if (a.from == DType::f32 && a.to == DType::bf16) return kernels::convert(pool, from(float{}), to(bf16{}), a.count);
-  if (a.from == DType::f16 && a.to == DType::f32) return kernels::convert(pool, from(f16{}), to(float{}), a.count);
-  if (a.from == DType::bf16 && a.to == DType::f32) return kernels::convert(pool, from(bf16{}), to(float{}), a.count);
-  if (a.from == DType::f16 && a.to == DType::bf16) return kernels::convert(pool, from(f16{}), to(bf16{}), a.count);
-  if (a.from == DType::bf16 && a.to == DType::f16) return kernels::convert(pool, from(bf16{}), to(f16{}), a.count);
-  throw Unsupported("convert: no kernel from " + std::string(name_of(a.from)) + " to " + std::string(name_of(a.to)) +
-                    " on the host");
-}
-
 class CpuDeviceKernels final : public DeviceKernels {
  public:
   explicit CpuDeviceKernels(const KernelResources& r)
@@ -223,7 +210,7 @@ class CpuDeviceKernels final : public DeviceKernels {
     });
   }
   void convert(Stream& s, const ConvertArgs& args) override {
-    s.run([args, &pool = pool_] { convert_on(pool, args); });
+    s.run([args, &pool = pool_] { kernels::convert(pool, args); });
   }
   void decode_nf4(Stream& s, const DecodeArgs& args) override {
     ops::for_floating("nf4", args.dtype,

@@ -150,22 +150,18 @@ template <class T>
 class CpuHalfKernels final : public HalfKernels<T> {
  public:
   CpuHalfKernels(DeviceKernels& all, const KernelResources& r)
-      : HalfKernels<T>(all, r.memory), pool_(r.threads), products_(r.products) {}
+      : HalfKernels<T>(all, r), pool_(r.threads), products_(r.products) {}
   void embedding_forward(Stream& s, const EmbeddingForward<T>& args) override {
     s.run([args, &pool = pool_] { kernels::embedding_forward<T>(pool, args); });
   }
-  void linear_forward(Stream& s, const LinearForward<T>& args) override {
-    if (!this->has_product(products_, args.shape)) return HalfKernels<T>::linear_forward(s, args);
-    s.run([args, &pool = pool_, products = products_] { kernels::linear_forward<T>(pool, args, products); });
-    if (args.activated != nullptr) this->activation_forward(s, activation_after(args));
-  }
-  void linear_backward(Stream& s, const LinearBackward<T>& args) override {
-    if (!this->has_product(products_, args.shape)) return HalfKernels<T>::linear_backward(s, args);
-    this->bias_backward(s, args);
-    s.run([args, &pool = pool_, products = products_] { kernels::linear_backward<T>(pool, args, products); });
-  }
 
  private:
+  void product_forward(Stream& s, const LinearForward<T>& args) override {
+    s.run([args, &pool = pool_, products = products_] { kernels::linear_forward<T>(pool, args, products); });
+  }
+  void product_backward(Stream& s, const LinearBackward<T>& args) override {
+    s.run([args, &pool = pool_, products = products_] { kernels::linear_backward<T>(pool, args, products); });
+  }
   ThreadPool& pool_;
   const Products products_;
 };

@@ -93,20 +93,12 @@ class MetaKernels final : public KernelTable<T> {
 template <class T>
 class MetaHalfKernels final : public HalfKernels<T> {
  public:
-  MetaHalfKernels(DeviceKernels& all, const KernelResources& r)
-      : HalfKernels<T>(all, r.memory), products_(r.products) {}
+  using HalfKernels<T>::HalfKernels;
   void embedding_forward(Stream&, const kernels::EmbeddingForward<T>&) override {}
-  void linear_forward(Stream& s, const kernels::LinearForward<T>& args) override {
-    if (!this->has_product(products_, args.shape)) return HalfKernels<T>::linear_forward(s, args);
-    if (args.activated != nullptr) this->activation_forward(s, kernels::activation_after(args));
-  }
-  void linear_backward(Stream& s, const kernels::LinearBackward<T>& args) override {
-    if (!this->has_product(products_, args.shape)) return HalfKernels<T>::linear_backward(s, args);
-    this->bias_backward(s, args);
-  }
 
  private:
-  const Products products_;
+  void product_forward(Stream&, const kernels::LinearForward<T>&) override {}
+  void product_backward(Stream&, const kernels::LinearBackward<T>&) override {}
 };
 
 /// A GPU computes with half-precision numbers as they are, the host also with f32 copies.

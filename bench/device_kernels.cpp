@@ -230,22 +230,22 @@ class Bench {
     auto* mean = static_cast<OpMath<T>*>(keep.emplace_back(room(s_.rows() * sizeof(OpMath<T>))).data());
     auto* rstd = static_cast<OpMath<T>*>(keep.emplace_back(room(s_.rows() * sizeof(OpMath<T>))).data());
     const auto layers = static_cast<double>(s_.layers);
-    kernels::LayerNormForward<T> norm{s_.rows(), s_.width, x, weight, weight, OpMath<T>(1e-5), y, mean, rstd};
-    add({"layer norm forward", layers + 1, [&] { k<T>().layer_norm_forward(stream(), norm); }});
+    kernels::NormForward<T> norm{s_.rows(), s_.width, x, weight, weight, OpMath<T>(1e-5), y, mean, rstd};
+    add({"layer norm forward", layers + 1, [&] { k<T>().norm_forward(stream(), norm); }});
     norm.added = dy, norm.sum = x + size;
-    add({"sum and layer norm", layers, [&] { k<T>().layer_norm_forward(stream(), norm); }});
+    add({"sum and layer norm", layers, [&] { k<T>().norm_forward(stream(), norm); }});
     add({"layer norm backward", 2 * layers + 1, [&] {
-           k<T>().layer_norm_backward(stream(), {.rows = s_.rows(),
-                                                 .width = s_.width,
-                                                 .x = x,
-                                                 .weight = weight,
-                                                 .mean = mean,
-                                                 .rstd = rstd,
-                                                 .dy = dy,
-                                                 .dx = y,
-                                                 .dweight = dw,
-                                                 .dbias = db,
-                                                 .accumulate_dx = true});
+           k<T>().norm_backward(stream(), {.rows = s_.rows(),
+                                           .width = s_.width,
+                                           .x = x,
+                                           .weight = weight,
+                                           .mean = mean,
+                                           .rstd = rstd,
+                                           .dy = dy,
+                                           .dx = y,
+                                           .dweight = dw,
+                                           .dbias = db,
+                                           .accumulate_dx = true});
          }});
     add({"gelu backward", layers, [&] {
            k<T>().activation_backward(stream(), kernels::Activation::gelu_tanh, {x, dy, y, 4 * size, false});

@@ -149,29 +149,29 @@ void layer_norm(State& state, bool backward) {
   ThreadPool pool;
   const auto x = numbers(kRows * kWidth), dy = x, weight = numbers(kWidth), bias = weight;
   std::vector<float> y(x.size()), mean(kRows), rstd(kRows), dw(kWidth), db(kWidth);
-  const LayerNormForward<float> forward{.rows = kRows,
-                                        .width = kWidth,
-                                        .x = x.data(),
-                                        .weight = weight.data(),
-                                        .bias = bias.data(),
-                                        .y = y.data(),
-                                        .mean = mean.data(),
-                                        .rstd = rstd.data()};
-  layer_norm_forward(pool, forward);
+  const NormForward<float> forward{.rows = kRows,
+                                   .width = kWidth,
+                                   .x = x.data(),
+                                   .weight = weight.data(),
+                                   .bias = bias.data(),
+                                   .y = y.data(),
+                                   .mean = mean.data(),
+                                   .rstd = rstd.data()};
+  norm_forward(pool, forward);
   for (auto _ : state) {
     if (backward)
-      layer_norm_backward<float>(pool, {.rows = kRows,
-                                        .width = kWidth,
-                                        .x = x.data(),
-                                        .weight = weight.data(),
-                                        .mean = mean.data(),
-                                        .rstd = rstd.data(),
-                                        .dy = dy.data(),
-                                        .dx = y.data(),
-                                        .dweight = dw.data(),
-                                        .dbias = db.data()});
+      norm_backward<float>(pool, {.rows = kRows,
+                                  .width = kWidth,
+                                  .x = x.data(),
+                                  .weight = weight.data(),
+                                  .mean = mean.data(),
+                                  .rstd = rstd.data(),
+                                  .dy = dy.data(),
+                                  .dx = y.data(),
+                                  .dweight = dw.data(),
+                                  .dbias = db.data()});
     else
-      layer_norm_forward(pool, forward);
+      norm_forward(pool, forward);
   }
   rate(state, "bytes", (backward ? 12.0 : 8.0) * static_cast<double>(x.size()));
 }

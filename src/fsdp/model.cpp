@@ -1,7 +1,8 @@
 #include "tessera/fsdp/model.h"
 
-#include <algorithm>
-#include <set>
+#include <cxxabi.h>
+
+#include <cstdlib>
 
 #include "tessera/base/error.h"
 
@@ -16,23 +17,19 @@ void Model::checkpoint_activations() {
   throw Unsupported("this model's library can't recompute activations here; models of tessera::nn and libtorch can");
 }
 
-std::vector<Module*> Module::modules() {
-  std::vector<Module*> all{this};
-  for (const auto& child : children_)
-    for (Module* below : child->modules()) all.push_back(below);
-  return all;
+std::string class_name(const std::type_info& type) {
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> whole(abi::__cxa_demangle(type.name(), nullptr, nullptr, &status),
+                                                     &std::free);
+  const std::string name = status == 0 ? whole.get() : type.name();
+  const std::size_t colon = name.rfind(':');
+  return colon == std::string::npos ? name : name.substr(colon + 1);
 }
 
+std::vector<Module*> Module::modules() { return base::modules_of(*this); }
+
 std::vector<std::shared_ptr<Parameter>> Module::parameters() const {
-  std::set<const Parameter*> seen;
-  std::vector<std::shared_ptr<Parameter>> all;
-  const auto add = [&](const std::vector<std::shared_ptr<Parameter>>& some) {
-    for (const auto& parameter : some)
-      if (seen.insert(parameter.get()).second) all.push_back(parameter);
-  };
-  add(parameters_);
-  for (const auto& child : children_) add(child->parameters());
-  return all;
+  return base::parameters_of(base::modules_of(*this));
 }
 
 std::vector<std::shared_ptr<ModuleBuffer>> Module::buffers() const {
@@ -42,23 +39,6 @@ std::vector<std::shared_ptr<ModuleBuffer>> Module::buffers() const {
   return all;
 }
 
-Module& Module::find(std::string_view path) {
-  const std::vector<Module*> all = modules();
-  const auto at = [&](std::string_view name) {
-    const auto found = std::find_if(all.begin(), all.end(), [&](const Module* m) { return m->path() == name; });
-    return found == all.end() ? nullptr : *found;
-  };
-  if (Module* const found = at(path)) return *found;
-  // Lists the names at the level of the first part of the path that doesn't exist.
-  const Module* parent = nullptr;
-  for (std::string_view level = path; parent == nullptr && !level.empty();) {
-    level = level.substr(0, level.rfind('.') == std::string_view::npos ? 0 : level.rfind('.'));
-    parent = at(level);
-  }
-  std::string known;
-  for (const auto& child : (parent != nullptr ? parent : this)->children_)
-    known += (known.empty() ? "" : " ") + child->path();
-  throw InvalidUsage("no module '" + std::string(path) + "'; known: " + known);
-}
+Module& Module::find(std::string_view path) { return base::module_at(*this, path); }
 
 }  // namespace tessera::fsdp

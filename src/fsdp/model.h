@@ -9,9 +9,11 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <typeinfo>
 #include <vector>
 
 #include "tessera/base/device_runtime.h"
+#include "tessera/base/module_tree.h"
 #include "tessera/base/optimizer.h"
 #include "tessera/base/shape.h"
 #include "tessera/fsdp/types.h"
@@ -54,21 +56,8 @@ class TESSERA_API ModuleBuffer : public ModelTensor {
   virtual bool persistent() const = 0;  ///< stored in checkpoints; false: it can be recomputed
 };
 
-/// The pass in which a hook is called.
-enum class Phase : std::uint8_t {
-  forward,    ///< the first computation of the activations
-  recompute,  ///< their recomputation in backward
-  backward    ///< the computation of gradients
-};
-
-/// Called at a module's boundaries; each may be empty. `post_backward` runs when all gradients that the module's
-/// operations in that call produce are written.
-struct ModuleHooks {
-  std::function<void(Phase)> pre_forward;   ///< before a forward or its recomputation; the argument says which
-  std::function<void(Phase)> post_forward;  ///< after a forward or its recomputation
-  std::function<void()> pre_backward;       ///< before the backward of a call
-  std::function<void()> post_backward;      ///< after the backward of a call
-};
+/// The name of a class without namespaces, for Module::type().
+TESSERA_API std::string class_name(const std::type_info& type);
 
 /// A module and what is below it. The tree does not change while an engine uses it.
 class TESSERA_API Module {

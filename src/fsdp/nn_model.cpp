@@ -1,8 +1,5 @@
 #include "tessera/fsdp/nn_model.h"
 
-#include <cxxabi.h>
-
-#include <cstdlib>
 #include <map>
 #include <typeinfo>
 
@@ -15,9 +12,6 @@
 
 namespace tessera::fsdp {
 namespace {
-
-static_assert(static_cast<int>(Phase::backward) == static_cast<int>(nn::Phase::backward) &&
-              static_cast<int>(Phase::recompute) == static_cast<int>(nn::Phase::recompute));
 
 /// What an nn::Parameter and an nn::ModuleBuffer have alike.
 template <class Interface, class Source>
@@ -74,27 +68,10 @@ class NnNode final : public Module {
     for (const auto& child : module.children()) children_.push_back(std::make_unique<NnNode>(*child, parameters));
   }
   const std::string& path() const override { return module_.path(); }
-  std::string type() const override {
-    int status = 0;
-    const char* const mangled = typeid(module_).name();
-    const std::unique_ptr<char, void (*)(void*)> whole(abi::__cxa_demangle(mangled, nullptr, nullptr, &status),
-                                                       &std::free);
-    const std::string name = status == 0 ? whole.get() : mangled;
-    const std::size_t colon = name.rfind(':');
-    return colon == std::string::npos ? name : name.substr(colon + 1);
-  }
+  std::string type() const override { return class_name(typeid(module_)); }
   DType dtype() const override { return module_.dtype(); }
   bool is_block() const override { return module_.is_block(); }
-  void set_hooks(ModuleHooks hooks) override {
-    const auto with_phase = [](std::function<void(Phase)> hook) -> std::function<void(nn::Phase)> {
-      if (!hook) return {};
-      return [hook = std::move(hook)](nn::Phase phase) { hook(static_cast<Phase>(phase)); };
-    };
-    module_.set_hooks({.pre_forward = with_phase(std::move(hooks.pre_forward)),
-                       .post_forward = with_phase(std::move(hooks.post_forward)),
-                       .pre_backward = std::move(hooks.pre_backward),
-                       .post_backward = std::move(hooks.post_backward)});
-  }
+  void set_hooks(ModuleHooks hooks) override { module_.set_hooks(std::move(hooks)); }
   nn::Module& module() const { return module_; }
 
  private:

@@ -1,6 +1,5 @@
 #include "tessera/libtorch/model.h"
 
-#include <cxxabi.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/version.h>
@@ -231,11 +230,7 @@ class TorchBuffer final : public TorchTensor<fsdp::ModuleBuffer> {
 };
 
 std::string class_name(const std::type_info& type) {
-  int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> whole(abi::__cxa_demangle(type.name(), nullptr, nullptr, &status),
-                                                     &std::free);
-  std::string name = status == 0 ? whole.get() : type.name();
-  if (const std::size_t colon = name.rfind(':'); colon != std::string::npos) name = name.substr(colon + 1);
+  std::string name = fsdp::class_name(type);
   if (name.ends_with("Impl")) name.resize(name.size() - 4);  // "Linear", as its holder is called
   return name;
 }

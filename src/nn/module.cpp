@@ -1,7 +1,6 @@
 #include "tessera/nn/module.h"
 
 #include <algorithm>
-#include <set>
 
 #include "tessera/nn/ops/cast.h"
 
@@ -15,59 +14,20 @@ Parameter::Parameter(Context& context, std::string name, Shape shape, Init init)
 
 Module::~Module() = default;
 
-namespace {
-
-/// Calls visit() with the module and all modules below it.
-template <class M, class Visit>
-void for_each_module(M& module, const Visit& visit) {
-  visit(module);
-  for (const auto& child : module.children()) for_each_module<M>(*child, visit);
-}
-
-}  // namespace
-
 std::vector<std::shared_ptr<Parameter>> Module::parameters() const {
-  std::set<const Parameter*> seen;
-  std::vector<std::shared_ptr<Parameter>> out;
-  for_each_module(*this, [&](const Module& module) {
-    for (const auto& parameter : module.own_parameters())
-      if (seen.insert(parameter.get()).second) out.push_back(parameter);
-  });
-  return out;
+  return base::parameters_of(base::modules_of(*this));
 }
 
 std::vector<std::shared_ptr<ModuleBuffer>> Module::buffers() const {
   std::vector<std::shared_ptr<ModuleBuffer>> out;
-  for_each_module(*this, [&](const Module& module) {
-    out.insert(out.end(), module.own_buffers().begin(), module.own_buffers().end());
-  });
+  for (const Module* module : base::modules_of(*this))
+    out.insert(out.end(), module->own_buffers().begin(), module->own_buffers().end());
   return out;
 }
 
-std::vector<Module*> Module::modules() {
-  std::vector<Module*> out;
-  for_each_module(*this, [&](Module& module) { out.push_back(&module); });
-  return out;
-}
+std::vector<Module*> Module::modules() { return base::modules_of(*this); }
 
-Module& Module::find(std::string_view path) {
-  const std::vector<Module*> all = modules();
-  for (Module* module : all)
-    if (module->path_ == path) return *module;
-  // List the names at the level of the first part of the path that doesn't exist.
-  std::string_view level = path;
-  const Module* parent = this;
-  while (!level.empty()) {
-    level = level.substr(0, level.rfind('.') == std::string_view::npos ? 0 : level.rfind('.'));
-    const auto found = std::find_if(all.begin(), all.end(), [&](const Module* m) { return m->path_ == level; });
-    if (found == all.end()) continue;
-    parent = *found;
-    break;
-  }
-  std::string known;
-  for (const auto& child : parent->children_) known += (known.empty() ? "" : " ") + child->path_;
-  throw InvalidUsage("no module '" + std::string(path) + "'; known: " + known);
-}
+Module& Module::find(std::string_view path) { return base::module_at(*this, path); }
 
 Parameter& Module::add_parameter(std::string name, Shape shape, Init init) {
   parameters_.push_back(std::make_shared<Parameter>(context_, name, std::move(shape), init));

@@ -73,15 +73,6 @@ class TESSERA_API ModuleBuffer {
   Tensor tensor_;
 };
 
-/// Called at a module's boundaries; each may be empty. `post_backward` runs when all gradients that the module's
-/// operations in that call produce are written.
-struct ModuleHooks {
-  std::function<void(Phase)> pre_forward;   ///< before a forward or its recomputation; the argument says which
-  std::function<void(Phase)> post_forward;  ///< after a forward or its recomputation
-  std::function<void()> pre_backward;       ///< before the backward of a call
-  std::function<void()> post_backward;      ///< after the backward of a call
-};
-
 /// Derive through Layer<Self>. Children and parameters are registered in construction order.
 class TESSERA_API Module {
  public:

@@ -12,56 +12,47 @@ std::vector<kernels::DecayPart> parts_of(const OptimizerConfig& config, const Op
   return parts;
 }
 
-void update_sgd(Context& context, const OptimizerConfig& config, const OptimizerStep& step,
-                const OptimizerRange& range) {
-  kernels::SgdStep<float> args;
+/// Arguments of Step's kernel, but for the optimizer's own.
+template <class Step>
+Step step_of(const OptimizerConfig& config, const OptimizerStep& step, const OptimizerRange& range,
+             std::span<const kernels::DecayPart> parts) {
+  Step args;
   args.parameter = range.values;
   args.gradient = range.gradients;
-  args.momentum_buffer = range.state[0];
   args.count = static_cast<std::size_t>(range.count);
   args.learning_rate = step.learning_rate;
-  args.momentum = config.momentum;
-  const std::vector<kernels::DecayPart> parts = parts_of(config, range);
   args.parts = parts;
   args.weight_decay = range.decay ? config.decay() : 0.0;
-  args.nesterov = config.nesterov;
-  args.maximize = config.maximize;
-  args.first_step = step.number == 1;
-  args.grad_scale_at = step.gradient_scale;
-  args.half = range.half;
-  context.kernels<float>("optimizer").sgd_step(context.stream(), args);
-}
-
-void update_adam(Context& context, const OptimizerConfig& config, const OptimizerStep& step,
-                 const OptimizerRange& range) {
-  kernels::AdamStep<float> args;
-  args.parameter = range.values;
-  args.gradient = range.gradients;
-  args.first_moment = range.state[0];
-  args.second_moment = range.state[1];
-  args.max_second_moment = config.amsgrad ? range.state[2] : nullptr;
-  args.count = static_cast<std::size_t>(range.count);
-  args.step = step.number;
-  args.learning_rate = step.learning_rate;
-  args.beta1 = config.beta1;
-  args.beta2 = config.beta2;
-  args.eps = config.eps;
-  const std::vector<kernels::DecayPart> parts = parts_of(config, range);
-  args.parts = parts;
-  args.weight_decay = range.decay ? config.decay() : 0.0;
-  args.decoupled = config.kind == Kind::adamw;
   args.maximize = config.maximize;
   args.grad_scale_at = step.gradient_scale;
   args.half = range.half;
-  context.kernels<float>("optimizer").adam_step(context.stream(), args);
+  return args;
 }
 
 }  // namespace
 
 void update(Context& context, const OptimizerConfig& config, const OptimizerStep& step, const OptimizerRange& range) {
   if (range.count == 0) return;
-  if (config.kind == Kind::sgd) return update_sgd(context, config, step, range);
-  update_adam(context, config, step, range);
+  const std::vector<kernels::DecayPart> parts = parts_of(config, range);
+  KernelTable<float>& table = context.kernels<float>("optimizer");
+  if (config.kind == Kind::sgd) {
+    auto args = step_of<kernels::SgdStep<float>>(config, step, range, parts);
+    args.momentum_buffer = range.state[0];
+    args.momentum = config.momentum;
+    args.nesterov = config.nesterov;
+    args.first_step = step.number == 1;
+    return table.sgd_step(context.stream(), args);
+  }
+  auto args = step_of<kernels::AdamStep<float>>(config, step, range, parts);
+  args.first_moment = range.state[0];
+  args.second_moment = range.state[1];
+  args.max_second_moment = config.amsgrad ? range.state[2] : nullptr;
+  args.step = step.number;
+  args.beta1 = config.beta1;
+  args.beta2 = config.beta2;
+  args.eps = config.eps;
+  args.decoupled = config.kind == Kind::adamw;
+  table.adam_step(context.stream(), args);
 }
 
 Optimizer::Optimizer(Module& model, OptimizerConfig config) : config_(config) {

@@ -12,19 +12,13 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/module_tree.h"
 #include "tessera/nn/gradient.h"
 #include "tessera/nn/tensor.h"
 
 namespace tessera::nn {
 
 class Module;
-
-/// The pass in which a hook is called.
-enum class Phase : std::uint8_t {
-  forward,    ///< the first computation of the activations
-  recompute,  ///< their recomputation in backward
-  backward    ///< the computation of gradients
-};
 
 /// Used by one thread. Tapes nest: a checkpointed region records its recomputation on its own tape.
 class TESSERA_API Tape {

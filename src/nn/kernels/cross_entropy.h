@@ -52,16 +52,10 @@ struct CrossEntropyBackward {
   bool accumulate = false;                   ///< true: dlogits += ...
   std::size_t stride = 0;  ///< elements between the starts of two rows of logits and of dlogits; 0: packed
 };
-/// CrossEntropyForward::stride, or the length of a packed row.
-template <class T>
-constexpr std::size_t row_stride(const CrossEntropyForward<T>& args) {
-  return args.stride != 0 ? args.stride : args.vocabulary;
-}
-/// CrossEntropyBackward::stride, or the length of a packed row.
-template <class T>
-constexpr std::size_t row_stride(const CrossEntropyBackward<T>& args) {
-  return args.stride != 0 ? args.stride : args.vocabulary;
-}
+/// The stride of a CrossEntropyForward or CrossEntropyBackward, or the length of a packed row.
+template <class Args>
+requires requires(Args args) { args.vocabulary; }
+constexpr std::size_t row_stride(const Args& args) { return args.stride != 0 ? args.stride : args.vocabulary; }
 /// The gradient of cross_entropy_forward().
 template <class T>
 TESSERA_API void cross_entropy_backward(ThreadPool& pool, const CrossEntropyBackward<T>& args);

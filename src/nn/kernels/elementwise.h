@@ -53,19 +53,6 @@ struct ScaleArgs {
 template <class T>
 TESSERA_API void scale(ThreadPool& pool, const ScaleArgs<T>& args);
 
-/// Arguments of multiply().
-template <class T>
-struct MultiplyArgs {
-  const T* a = nullptr;     ///< [count]
-  const T* b = nullptr;     ///< [count]
-  T* out = nullptr;         ///< [count]; may be a or b
-  std::size_t count = 0;    ///< elements
-  bool accumulate = false;  ///< true: out += a * b
-};
-/// out = a * b, or out += a * b (rounded twice) if `accumulate`
-template <class T>
-TESSERA_API void multiply(ThreadPool& pool, const MultiplyArgs<T>& args);
-
 /// y[rows, columns] += bias[columns] in every row
 template <class T>
 TESSERA_API void add_bias(ThreadPool& pool, const T* bias, T* y, std::size_t rows, std::size_t columns);
@@ -86,26 +73,21 @@ struct ColumnSumsArgs {
 template <class T>
 TESSERA_API void column_sums(ThreadPool& pool, const ColumnSumsArgs<T>& args);
 
-/// Sum of x in f64, in an order that depends only on `count`.
-template <class T>
-TESSERA_API double sum(ThreadPool& pool, const T* x, std::size_t count);
 using base::Norm;
 /// Partial result of a norm: the sum of |x|^p in f64, in an order that depends only on `count`; or the largest |x|, NaN
 /// if x contains one. Partial results combine by addition, or by their maximum.
 template <class T>
 TESSERA_API double norm_part(ThreadPool& pool, Norm norm, const T* x, std::size_t count);
 
-/// Element conversions as in base/dtype.h (to half precision: nearest even). Ranges must not overlap.
-TESSERA_API void convert(ThreadPool& pool, const float* in, base::f16* out, std::size_t count);
-/// Converts f32 to bf16.
-TESSERA_API void convert(ThreadPool& pool, const float* in, base::bf16* out, std::size_t count);
-/// Converts f16 to f32; exact.
-TESSERA_API void convert(ThreadPool& pool, const base::f16* in, float* out, std::size_t count);
-/// Converts bf16 to f32; exact.
-TESSERA_API void convert(ThreadPool& pool, const base::bf16* in, float* out, std::size_t count);
-/// Converts f16 to bf16.
-TESSERA_API void convert(ThreadPool& pool, const base::f16* in, base::bf16* out, std::size_t count);
-/// Converts bf16 to f16.
-TESSERA_API void convert(ThreadPool& pool, const base::bf16* in, base::f16* out, std::size_t count);
+/// Converts `count` elements between any two of f32, f16 and bf16, as in base/dtype.h. Ranges must not overlap.
+struct ConvertArgs {
+  const void* in = nullptr;             ///< [count]
+  base::DType from = base::DType::f32;  ///< type of `in`
+  void* out = nullptr;                  ///< [count]
+  base::DType to = base::DType::f32;    ///< type of `out`
+  std::size_t count = 0;                ///< elements
+};
+/// Converts as ConvertArgs says. Throws Unsupported for other types.
+TESSERA_API void convert(ThreadPool& pool, const ConvertArgs& args);
 
 }  // namespace tessera::nn::kernels

@@ -33,6 +33,8 @@
 
 namespace tessera::nn {
 
+using kernels::ConvertArgs;
+
 /// out = mean + deviation * normal; out[0] is element range.begin.
 template <class T>
 struct NormalFill {
@@ -100,12 +102,8 @@ class KernelTable {
   virtual void dropout(Stream& stream, const kernels::DropoutArgs<T>& args) = 0;  ///< see kernels::dropout
   virtual void rope(Stream& stream, const kernels::RopeArgs<T>& args) = 0;        ///< see kernels::rope
 
-  /// See kernels::layer_norm_forward.
-  virtual void layer_norm_forward(Stream& stream, const kernels::LayerNormForward<T>& args) = 0;
-  virtual void layer_norm_backward(Stream& stream, const kernels::LayerNormBackward<T>& args) = 0;  ///< needs scratch
-  /// See kernels::rms_norm_forward.
-  virtual void rms_norm_forward(Stream& stream, const kernels::RmsNormForward<T>& args) = 0;
-  virtual void rms_norm_backward(Stream& stream, const kernels::RmsNormBackward<T>& args) = 0;  ///< needs scratch
+  virtual void norm_forward(Stream& stream, const kernels::NormForward<T>& args) = 0;    ///< see NormForward
+  virtual void norm_backward(Stream& stream, const kernels::NormBackward<T>& args) = 0;  ///< needs scratch
 
   /// Ids and targets out of range throw InvalidUsage if the host reads them; otherwise the values that they select are
   /// NaN.
@@ -134,23 +132,13 @@ class KernelTable {
 
  protected:
   /// Adds, for tables whose norms don't, and returns what is left to do.
-  template <class NormForward>
-  NormForward add_first(Stream& stream, NormForward args) {
+  kernels::NormForward<T> add_first(Stream& stream, kernels::NormForward<T> args) {
     if (args.added == nullptr) return args;
     add(stream, {args.x, args.added, args.sum, args.rows * args.width});
     args.x = args.sum;
     args.added = nullptr;
     return args;
   }
-};
-
-/// Converts `count` elements between any two of f32, f16 and bf16, as in base/dtype.h. Ranges must not overlap.
-struct ConvertArgs {
-  const void* in = nullptr;  ///< [count]
-  DType from = DType::f32;   ///< type of `in`
-  void* out = nullptr;       ///< [count]
-  DType to = DType::f32;     ///< type of `out`
-  std::size_t count = 0;     ///< elements
 };
 
 /// Decodes an nf4.h encoding, aligned to 4 bytes, to its `count` values, computed in f32 and rounded to a floating
@@ -191,7 +179,7 @@ class TESSERA_API DeviceKernels {
   /// out[i] = i % period
   virtual void positions(Stream& stream, std::int32_t* out, std::size_t count, std::size_t period) = 0;
   virtual void clip_factor(Stream& stream, const ClipArgs& args) = 0;            ///< see ClipArgs
-  virtual void convert(Stream& stream, const ConvertArgs& args) = 0;             ///< see ConvertArgs
+  virtual void convert(Stream& stream, const ConvertArgs& args) = 0;             ///< see kernels::ConvertArgs
   virtual void compress(Stream& stream, const kernels::CompressArgs& args) = 0;  ///< see kernels::compress
   virtual void sum_compressed(Stream& stream,
                               const kernels::SumCompressedArgs& args) = 0;  ///< see kernels::sum_compressed

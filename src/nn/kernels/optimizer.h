@@ -67,12 +67,9 @@ struct AdamStep {
 template <class T>
 TESSERA_API void adam_step(ThreadPool& pool, const AdamStep<T>& args);
 
-/// Elements [begin, end) of a step, without its parts.
-template <class T>
-TESSERA_API SgdStep<T> elements_of(SgdStep<T> step, std::size_t begin, std::size_t end);
-/// The same for AdamStep.
-template <class T>
-TESSERA_API AdamStep<T> elements_of(AdamStep<T> step, std::size_t begin, std::size_t end);
+/// Elements [begin, end) of an SgdStep or AdamStep, without its parts.
+template <class Step>
+TESSERA_API Step elements_of(Step step, std::size_t begin, std::size_t end);
 /// Calls run(step) for each part, with its elements and weight decay; without parts once, with `step`.
 template <class Step, class Run>
 void for_each_part(const Step& step, const Run& run) {

@@ -50,7 +50,6 @@ class TESSERA_API Linear : public Layer<Linear> {
   /// weight and y's gradient. Call it before an engine uses the model. Throws InvalidUsage for a quantized() layer and
   /// for extents that aren't multiples of kFp8Multiple, and Unsupported if the device has no such products.
   void use_fp8(Fp8Scaling scaling);
-  bool uses_fp8() const { return fp8_.has_value(); }  ///< true after use_fp8()
 
   bool quantized() const { return quantized_; }                ///< true after quantize()
   const Shape& weight_shape() const { return weight_shape_; }  ///< also if the parameter is NF4-encoded

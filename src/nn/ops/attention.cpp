@@ -29,26 +29,29 @@ Tensor scratch(Context& context, std::size_t bytes) {
   return Tensor::empty(context, {static_cast<std::int64_t>(bytes)}, DType::u8);
 }
 
-/// Views of q, k and v (or their gradients), in one fused tensor or in three.
-template <class T>
-struct Views {
-  kernels::HeadsView<T> q, k, v;
+/// q, k and v, or their gradients; all three in the first if the others are empty.
+struct Heads {
+  Tensor q, k, v;
 };
 
+/// Views of q, k and v.
 template <class T>
-Views<T> fused(T* qkv, const AttentionShape& shape) {
-  const auto part = [&](std::size_t index) {
-    return kernels::fused_qkv_view(qkv, index, shape.positions, shape.heads, shape.dim);
-  };
-  return {part(0), part(1), part(2)};
-}
-
-template <class T>
-Views<T> separate(T* q, T* k, T* v, const AttentionShape& shape) {
-  return {kernels::heads_view(q, shape.positions, shape.heads, shape.dim),
-          kernels::heads_view(k, shape.positions, shape.kv_heads, shape.dim),
-          kernels::heads_view(v, shape.positions, shape.kv_heads, shape.dim)};
-}
+struct Views {
+  Views(const Heads& heads, const AttentionShape& shape) {
+    const auto data = [](const Tensor& tensor) { return tensor.data<std::remove_const_t<T>>(); };
+    const auto part = [&](std::size_t index) {
+      return kernels::fused_qkv_view<T>(data(heads.q), index, shape.positions, shape.heads, shape.dim);
+    };
+    const auto whole = [&](const Tensor& tensor, std::size_t count) {
+      return kernels::heads_view<T>(data(tensor), shape.positions, count, shape.dim);
+    };
+    const bool fused = !heads.k;
+    q = fused ? part(0) : whole(heads.q, shape.heads);
+    k = fused ? part(1) : whole(heads.k, shape.kv_heads);
+    v = fused ? part(2) : whole(heads.v, shape.kv_heads);
+  }
+  kernels::HeadsView<T> q, k, v;
+};
 
 template <class T>
 void forward(const Settings& settings, const Views<const T>& in, const Tensor& y, const Tensor& log_sum_exp) {
@@ -67,26 +70,40 @@ void forward(const Settings& settings, const Views<const T>& in, const Tensor& y
   device.attention_forward(context.stream(), args);
 }
 
+/// A tensor for the gradient of an input. The kernel computes all: those that are not required go to temporary memory.
+GradientTarget gradient_of(const Tensor& input) {
+  if (!input) return {};
+  if (input.requires_grad()) return input.gradient()->write();
+  return {Tensor::empty(input.context(), input.shape(), input.dtype())};
+}
+
 struct Result {
   Settings settings;
+  Heads in;
   Tensor y, log_sum_exp, dy;
 };
 
 template <class T>
-void backward(const Result& result, kernels::AttentionBackward<T> args) {
+void backward(const Result& result) {
   const AttentionShape& shape = result.settings.shape;
   Context& context = result.y.context();
   KernelTable<T>& device = context.kernels<T>("attention");
+  const GradientTarget dq = gradient_of(result.in.q), dk = gradient_of(result.in.k), dv = gradient_of(result.in.v);
+  const Views<const T> in(result.in, shape);
+  const Views<T> out({dq.tensor, dk.tensor, dv.tensor}, shape);
+  const bool fused = !result.in.k;
   const Tensor memory = scratch(context, device.attention_backward_scratch(shape));
   const auto rows = [&](const Tensor& t) {
     return kernels::heads_view<const T>(t.data<T>(), shape.positions, shape.heads, shape.dim);
   };
-  args.shape = shape;
-  args.dropout = result.settings.dropout;
-  args.out = rows(result.y);
-  args.dout = rows(result.dy);
+  kernels::AttentionBackward<T> args{shape, in.q, in.k, in.v, rows(result.y), rows(result.dy)};
   args.log_sum_exp = result.log_sum_exp.data<kernels::OpMath<T>>();
+  args.dq = out.q, args.dk = out.k, args.dv = out.v;
+  args.accumulate_dq = dq.accumulate;
+  args.accumulate_dk = (fused ? dq : dk).accumulate;
+  args.accumulate_dv = (fused ? dq : dv).accumulate;
   args.scratch = memory.raw();
+  args.dropout = result.settings.dropout;
   device.attention_backward(context.stream(), args);
 }
 
@@ -107,51 +124,26 @@ Settings settings_of(const Tensor& x, AttentionHeads groups, std::int64_t width,
           .dropout = drawn(x.context(), options)};
 }
 
-template <class T>
-void backward_fused(const Tensor& qkv, const Result& result) {
-  const AttentionShape& shape = result.settings.shape;
-  const Views<const T> in = fused<const T>(qkv.data<T>(), shape);
-  const GradientTarget target = qkv.gradient()->write();
-  const Views<T> out = fused<T>(target.tensor.data<T>(), shape);
-  kernels::AttentionBackward<T> args;
-  args.q = in.q, args.k = in.k, args.v = in.v;
-  args.dq = out.q, args.dk = out.k, args.dv = out.v;
-  args.accumulate_dq = args.accumulate_dk = args.accumulate_dv = target.accumulate;
-  backward(result, args);
-}
-
-/// The kernel computes all three gradients; gradients that are not required go to temporary memory.
-template <class T>
-struct Wanted {
-  explicit Wanted(const Tensor& input) {
-    if (input.requires_grad()) {
-      target = input.gradient()->write();
-    } else {
-      target.tensor = Tensor::empty(input.context(), input.shape(), input.dtype());
-    }
-  }
-  T* data() const { return target.tensor.data<T>(); }
-  GradientTarget target;
-};
-
-template <class T>
-void backward_separate(const Tensor& q, const Tensor& k, const Tensor& v, const Result& result) {
-  const AttentionShape& shape = result.settings.shape;
-  const Views<const T> in = separate<const T>(q.data<T>(), k.data<T>(), v.data<T>(), shape);
-  const Wanted<T> dq(q), dk(k), dv(v);
-  const Views<T> out = separate<T>(dq.data(), dk.data(), dv.data(), shape);
-  kernels::AttentionBackward<T> args;
-  args.q = in.q, args.k = in.k, args.v = in.v;
-  args.dq = out.q, args.dk = out.k, args.dv = out.v;
-  args.accumulate_dq = dq.target.accumulate;
-  args.accumulate_dk = dk.target.accumulate;
-  args.accumulate_dv = dv.target.accumulate;
-  backward(result, args);
-}
-
 Tensor row_statistics(const Tensor& y, const AttentionShape& shape) {
   return Tensor::empty(y.context(), {y.dim(0), static_cast<std::int64_t>(shape.heads), y.dim(1)},
                        kernels::opmath_dtype(y.dtype()));
+}
+
+Tensor run(const Settings& settings, const Heads& in, Shape shape) {
+  const DType dtype = in.q.dtype();
+  Tensor y = Tensor::empty(in.q.context(), std::move(shape), dtype);
+  Tape* tape = recording({in.q, in.k, in.v}, y);
+  const Tensor log_sum_exp = tape != nullptr ? row_statistics(y, settings.shape) : Tensor();
+  for_floating("attention", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    forward<T>(settings, Views<const T>(in, settings.shape), y, log_sum_exp);
+  });
+  if (tape != nullptr)
+    tape->record("attention", y, [settings, in, y, log_sum_exp, dy = y.gradient()] {
+      const Result result{settings, in, y, log_sum_exp, dy->value()};
+      for_floating("attention", y.dtype(), [&](auto zero) { backward<decltype(zero)>(result); });
+    });
+  return y;
 }
 
 }  // namespace
@@ -161,19 +153,7 @@ Tensor attention(const Tensor& qkv, std::int64_t heads, const AttentionOptions& 
   if (width * 3 != qkv.dim(-1))
     throw InvalidUsage("attention: qkv has shape " + to_string(qkv.shape()) + "; its last dimension must be 3 * width");
   const Settings settings = settings_of(qkv, {heads, heads}, width, options);
-  Tensor y = Tensor::empty(qkv.context(), {qkv.dim(0), qkv.dim(1), width}, qkv.dtype());
-  Tape* tape = recording({qkv}, y);
-  const Tensor log_sum_exp = tape != nullptr ? row_statistics(y, settings.shape) : Tensor();
-  for_floating("attention", qkv.dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    forward<T>(settings, fused<const T>(qkv.data<T>(), settings.shape), y, log_sum_exp);
-  });
-  if (tape != nullptr)
-    tape->record("attention", y, [settings, qkv, y, log_sum_exp, dy = y.gradient()] {
-      const Result result{settings, y, log_sum_exp, dy->value()};
-      for_floating("attention", qkv.dtype(), [&](auto zero) { backward_fused<decltype(zero)>(qkv, result); });
-    });
-  return y;
+  return run(settings, {qkv, {}, {}}, {qkv.dim(0), qkv.dim(1), width});
 }
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionHeads heads,
@@ -182,19 +162,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionHea
   const Shape kv_shape{q.dim(0), q.dim(1), q.dim(-1) / heads.heads * heads.kv_heads};
   require_shape("attention", "k", k, kv_shape);
   require_shape("attention", "v", v, kv_shape);
-  Tensor y = Tensor::empty(q.context(), q.shape(), q.dtype());
-  Tape* tape = recording({q, k, v}, y);
-  const Tensor log_sum_exp = tape != nullptr ? row_statistics(y, settings.shape) : Tensor();
-  for_floating("attention", q.dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    forward<T>(settings, separate<const T>(q.data<T>(), k.data<T>(), v.data<T>(), settings.shape), y, log_sum_exp);
-  });
-  if (tape != nullptr)
-    tape->record("attention", y, [settings, q, k, v, y, log_sum_exp, dy = y.gradient()] {
-      const Result result{settings, y, log_sum_exp, dy->value()};
-      for_floating("attention", q.dtype(), [&](auto zero) { backward_separate<decltype(zero)>(q, k, v, result); });
-    });
-  return y;
+  return run(settings, {q, k, v}, q.shape());
 }
 
 }  // namespace tessera::nn::ops

@@ -18,7 +18,7 @@ MISTAKES = [
     mistake("warmup-a-step-short", "src/nn/lr_schedule.cpp", "  if (step <= schedule.warmup) return schedule.peak * static_cast<double>(step) / static_cast<double>(schedule.warmup);",
             "  if (step < schedule.warmup) return schedule.peak * static_cast<double>(step + 1) / static_cast<double>(schedule.warmup);", r"^nn\.LrSchedules", "the warm-up is one step too short"),
     mistake("cosine-counts-warmup", "src/nn/lr_schedule.cpp", "static_cast<double>(step - schedule.warmup) / length", "static_cast<double>(step) / length", r"^nn\.LrSchedules", "the cosine schedule starts midway"),
-    mistake("biases-decay", "src/nn/optimizer.cpp", "  args.weight_decay = range.decay ? config.decay() : 0.0;\n  args.decoupled", "  args.weight_decay = config.decay();\n  args.decoupled",
+    mistake("biases-decay", "src/nn/optimizer.cpp", "  args.weight_decay = range.decay ? config.decay() : 0.0;", "  args.weight_decay = config.decay();",
             (r"^nn\.", r"^peers\.", r"^fsdp_requires_grad\."), "norms and biases get weight decay"),
     mistake("biases-of-units-decay", "src/nn/optimizer.cpp", "part.decay ? config.decay() : 0.0", "config.decay()", r"^fsdp_equality\.",
             "norms and biases of a unit get weight decay"),

@@ -19,7 +19,7 @@ MISTAKES = [
     # Options that are parsed but not applied.
     mistake("option-eps", "src/nn/optimizer.cpp", "  args.eps = config.eps;\n", "  args.eps = 1e-8;\n", OPTIMIZER, "--eps does nothing"),
     mistake("option-amsgrad", "tools/train/options.cpp", "c.amsgrad, \"use the largest", "c.maximize, \"use the largest", OPTIMIZER, "--amsgrad has another effect"),
-    mistake("option-maximize", "src/nn/optimizer.cpp", "  args.maximize = config.maximize;\n  args.first_step", "  args.first_step",
+    mistake("option-maximize", "src/nn/optimizer.cpp", "  args.maximize = config.maximize;\n", "",
             OPTIMIZER, "--maximize does nothing with sgd"),
     mistake("option-nesterov", "src/nn/optimizer.cpp", "  args.nesterov = config.nesterov;\n", "  args.nesterov = false;\n", OPTIMIZER, "--nesterov does nothing"),
     mistake("option-betas-swapped", "tools/train/options.cpp", "  optimizer.beta1 = o.betas.at(0);\n  optimizer.beta2 = o.betas.at(1);",

@@ -25,17 +25,17 @@ struct LayerNormCase {
     for (T& v : x) v += T(3);
   }
   void forward(ThreadPool& pool) {
-    layer_norm_forward<T>(pool, {.rows = rows,
-                                 .width = width,
-                                 .x = x.data(),
-                                 .weight = weight.data(),
-                                 .bias = bias.data(),
-                                 .eps = T(1e-2),
-                                 .y = y.data(),
-                                 .mean = mean.data(),
-                                 .rstd = rstd.data()});
+    norm_forward<T>(pool, {.rows = rows,
+                           .width = width,
+                           .x = x.data(),
+                           .weight = weight.data(),
+                           .bias = bias.data(),
+                           .eps = T(1e-2),
+                           .y = y.data(),
+                           .mean = mean.data(),
+                           .rstd = rstd.data()});
   }
-  LayerNormBackward<T> backward() {
+  NormBackward<T> backward() {
     return {.rows = rows,
             .width = width,
             .x = x.data(),
@@ -73,11 +73,11 @@ TEST(LayerNorm, GradientsEqualFiniteDifferences) {
       const auto ex = differences(c.x, loss), ew = differences(c.weight, loss), eb = differences(c.bias, loss);
       c.forward(pool);
       std::vector<double> dx(rows * width, NAN), dw(width, NAN), db(width, NAN);
-      LayerNormBackward<double> args = c.backward();
+      NormBackward<double> args = c.backward();
       args.dx = dx.data();
       args.dweight = dw.data();
       args.dbias = db.data();
-      layer_norm_backward(pool, args);
+      norm_backward(pool, args);
       if (width > 1) {
         EXPECT_LT(relative_difference(dx, ex), kGradientTolerance) << rows << "x" << width;
       } else {
@@ -90,7 +90,7 @@ TEST(LayerNorm, GradientsEqualFiniteDifferences) {
       args.dweight = mw.data();
       args.dbias = mb.data();
       args.accumulate_dx = args.accumulate_dweight = args.accumulate_dbias = true;
-      layer_norm_backward(pool, args);
+      norm_backward(pool, args);
       EXPECT_LT(relative_difference(mx, plus(std::vector<double>(rows * width, 1.5), dx)), 1e-15);
       EXPECT_LT(relative_difference(mw, plus(std::vector<double>(width, 2.5), dw)), 1e-15);
       EXPECT_LT(relative_difference(mb, plus(std::vector<double>(width, 3.5), db)), 1e-15);
@@ -103,11 +103,11 @@ std::vector<T> layer_norm_bits(std::size_t threads) {
   LayerNormCase<T> c(517, 100);
   c.forward(pool);
   std::vector<T> dx(c.x.size()), dw(c.width), db(c.width);
-  LayerNormBackward<T> args = c.backward();
+  NormBackward<T> args = c.backward();
   args.dx = dx.data();
   args.dweight = dw.data();
   args.dbias = db.data();
-  layer_norm_backward(pool, args);
+  norm_backward(pool, args);
   std::vector<T> all = c.y;
   for (const auto* v : {&c.mean, &c.rstd, &dx, &dw, &db}) all.insert(all.end(), v->begin(), v->end());
   return all;
@@ -142,13 +142,14 @@ TEST(RmsNorm, ForwardAndGradientsEqualFiniteDifferences) {
       const auto dy = random_vector<double>(rows * width, 3);
       std::vector<double> y(rows * width), rstd(rows);
       const auto loss = [&] {
-        rms_norm_forward<double>(pool, {.rows = rows,
-                                        .width = width,
-                                        .x = x.data(),
-                                        .weight = weight.data(),
-                                        .eps = 1e-2,
-                                        .y = y.data(),
-                                        .rstd = rstd.data()});
+        norm_forward<double>(pool, {.rows = rows,
+                                    .width = width,
+                                    .x = x.data(),
+                                    .weight = weight.data(),
+                                    .eps = 1e-2,
+                                    .y = y.data(),
+                                    .rstd = rstd.data(),
+                                    .norm = RowNorm::rms});
         return dot(y, dy);
       };
       loss();
@@ -160,34 +161,36 @@ TEST(RmsNorm, ForwardAndGradientsEqualFiniteDifferences) {
       const auto ex = differences(x, loss), ew = differences(weight, loss);
       loss();
       std::vector<double> dx(rows * width, NAN), dw(width, NAN), mx(rows * width, 1.0), mw(width, 2.0);
-      RmsNormBackward<double> args{.rows = rows,
-                                   .width = width,
-                                   .x = x.data(),
-                                   .weight = weight.data(),
-                                   .rstd = rstd.data(),
-                                   .dy = dy.data(),
-                                   .dx = dx.data(),
-                                   .dweight = dw.data()};
-      rms_norm_backward(pool, args);
+      NormBackward<double> args{.rows = rows,
+                                .width = width,
+                                .x = x.data(),
+                                .weight = weight.data(),
+                                .rstd = rstd.data(),
+                                .dy = dy.data(),
+                                .dx = dx.data(),
+                                .dweight = dw.data(),
+                                .norm = RowNorm::rms};
+      norm_backward(pool, args);
       EXPECT_LT(relative_difference(dx, ex), kGradientTolerance) << rows << "x" << width;
       EXPECT_LT(relative_difference(dw, ew), kGradientTolerance);
       args.dx = mx.data();
       args.dweight = mw.data();
       args.accumulate_dx = args.accumulate_dweight = true;
-      rms_norm_backward(pool, args);
+      norm_backward(pool, args);
       EXPECT_LT(relative_difference(mx, plus(std::vector<double>(rows * width, 1.0), dx)), 1e-15);
       EXPECT_LT(relative_difference(mw, plus(std::vector<double>(width, 2.0), dw)), 1e-15);
 
       const auto xf = cast<float>(x), wf = cast<float>(weight), dyf = cast<float>(dy), rf = cast<float>(rstd);
       std::vector<float> dxf(rows * width), dwf(width);
-      rms_norm_backward<float>(pool, {.rows = rows,
-                                      .width = width,
-                                      .x = xf.data(),
-                                      .weight = wf.data(),
-                                      .rstd = rf.data(),
-                                      .dy = dyf.data(),
-                                      .dx = dxf.data(),
-                                      .dweight = dwf.data()});
+      norm_backward<float>(pool, {.rows = rows,
+                                  .width = width,
+                                  .x = xf.data(),
+                                  .weight = wf.data(),
+                                  .rstd = rf.data(),
+                                  .dy = dyf.data(),
+                                  .dx = dxf.data(),
+                                  .dweight = dwf.data(),
+                                  .norm = RowNorm::rms});
       if (width > 1) {
         EXPECT_LT(relative_difference(dxf, dx), 1e-5);
       }

@@ -13,8 +13,8 @@
 namespace tessera::nn::kernels {
 template <class T>
 struct ActivationTable {
-  void (*forward)(Activation, const T*, T*, std::size_t);
-  void (*backward)(Activation, const ActivationBackward<T>&);
+  void (*forward[4])(const T*, T*, std::size_t);  // by Activation
+  void (*backward[4])(const ActivationBackward<T>&);
   void (*swiglu_forward)(const T*, const T*, T*, std::size_t);
   void (*swiglu_backward)(const SwigluBackward<T>&);
 };
@@ -66,44 +66,16 @@ struct Silu {
   }
 };
 
-template <class F, class T>
-HWY_INLINE void forward_with(const T* x, T* y, std::size_t count) {
+template <template <class> class F, class T>
+void forward(const T* x, T* y, std::size_t count) {
   map<T>(
-      y, count, [](Vec<T> v) HWY_ATTR { return F::value(v); }, x);
+      y, count, [](Vec<T> v) HWY_ATTR { return F<T>::value(v); }, x);
 }
 
-template <class F, class T>
-HWY_INLINE void backward_with(const ActivationBackward<T>& a) {
+template <template <class> class F, class T>
+void backward(const ActivationBackward<T>& a) {
   map_into<T>(
-      a.accumulate, a.dx, a.count, [](Vec<T> x, Vec<T> dy) HWY_ATTR { return hn::Mul(dy, F::slope(x)); }, a.x, a.dy);
-}
-
-template <class T>
-void forward(Activation kind, const T* x, T* y, std::size_t count) {
-  switch (kind) {
-    case Activation::relu:
-      return forward_with<Relu<T>>(x, y, count);
-    case Activation::gelu_tanh:
-      return forward_with<GeluTanh<T>>(x, y, count);
-    case Activation::gelu_erf:
-      return forward_with<GeluErf<T>>(x, y, count);
-    case Activation::silu:
-      return forward_with<Silu<T>>(x, y, count);
-  }
-}
-
-template <class T>
-void backward(Activation kind, const ActivationBackward<T>& a) {
-  switch (kind) {
-    case Activation::relu:
-      return backward_with<Relu<T>>(a);
-    case Activation::gelu_tanh:
-      return backward_with<GeluTanh<T>>(a);
-    case Activation::gelu_erf:
-      return backward_with<GeluErf<T>>(a);
-    case Activation::silu:
-      return backward_with<Silu<T>>(a);
-  }
+      a.accumulate, a.dx, a.count, [](Vec<T> x, Vec<T> dy) HWY_ATTR { return hn::Mul(dy, F<T>::slope(x)); }, a.x, a.dy);
 }
 
 template <class T>
@@ -133,7 +105,11 @@ void swiglu_backward(const SwigluBackward<T>& a) {
 }
 
 template <class T>
-constexpr ActivationTable<T> kTable{&forward<T>, &backward<T>, &swiglu_forward<T>, &swiglu_backward<T>};
+constexpr ActivationTable<T> kTable{
+    {&forward<Relu, T>, &forward<GeluTanh, T>, &forward<GeluErf, T>, &forward<Silu, T>},
+    {&backward<Relu, T>, &backward<GeluTanh, T>, &backward<GeluErf, T>, &backward<Silu, T>},
+    &swiglu_forward<T>,
+    &swiglu_backward<T>};
 TESSERA_KERNEL_TABLES(ActivationTable, activation_tables)
 
 }  // namespace
@@ -146,14 +122,16 @@ TESSERA_CHOSEN_KERNELS(ActivationTable, activation_tables)
 
 template <class T>
 void activation_forward(ThreadPool& pool, Activation kind, const T* x, T* y, std::size_t count) {
+  const auto forward = kernels<T>().forward[static_cast<std::size_t>(kind)];
   for_tiles(pool, count, kElementTile,
-            [&](std::size_t begin, std::size_t end) { kernels<T>().forward(kind, x + begin, y + begin, end - begin); });
+            [&](std::size_t begin, std::size_t end) { forward(x + begin, y + begin, end - begin); });
 }
 
 template <class T>
 void activation_backward(ThreadPool& pool, Activation kind, const ActivationBackward<T>& args) {
+  const auto backward = kernels<T>().backward[static_cast<std::size_t>(kind)];
   for_tiles(pool, args.count, kElementTile, [&](std::size_t begin, std::size_t end) {
-    kernels<T>().backward(kind, {args.x + begin, args.dy + begin, args.dx + begin, end - begin, args.accumulate});
+    backward({args.x + begin, args.dy + begin, args.dx + begin, end - begin, args.accumulate});
   });
 }
 

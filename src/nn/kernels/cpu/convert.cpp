@@ -1,5 +1,8 @@
 // The conversions of elementwise.h, compiled once per instruction set (see hwy/foreach_target.h): loops that the
 // compiler vectorizes.
+#include <string>
+
+#include "tessera/base/error.h"
 #include "tessera/base/half_loops-inl.h"
 #include "tessera/base/vectorize-inl.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
@@ -15,17 +18,29 @@ namespace tessera::nn::kernels::HWY_NAMESPACE {
 namespace {
 
 template <class In, class Out>
-void convert_loop(const In* in, Out* out, std::size_t count) {
+void convert_range(const void* in, void* out, std::size_t begin, std::size_t end) {
+  const In* const from = static_cast<const In*>(in);
+  Out* const to = static_cast<Out*>(out);
   TESSERA_INDEPENDENT_ITERATIONS
-  for (std::size_t i = 0; i < count; ++i) out[i] = base::from_float<Out>(base::to_float(in[i]));
+  for (std::size_t i = begin; i < end; ++i) to[i] = base::from_float<Out>(base::to_float(from[i]));
 }
 
-void f32_to_f16(const float* in, base::f16* out, std::size_t count) { convert_loop(in, out, count); }
-void f32_to_bf16(const float* in, base::bf16* out, std::size_t count) { convert_loop(in, out, count); }
-void f16_to_f32(const base::f16* in, float* out, std::size_t count) { convert_loop(in, out, count); }
-void bf16_to_f32(const base::bf16* in, float* out, std::size_t count) { convert_loop(in, out, count); }
-void f16_to_bf16(const base::f16* in, base::bf16* out, std::size_t count) { convert_loop(in, out, count); }
-void bf16_to_f16(const base::bf16* in, base::f16* out, std::size_t count) { convert_loop(in, out, count); }
+/// Converts elements [begin, end); null: no kernel.
+using Loop = void (*)(const void* in, void* out, std::size_t begin, std::size_t end);
+
+template <class In>
+Loop loop_to(base::DType to) {
+  if (to == base::DType::f32) return &convert_range<In, float>;
+  if (to == base::DType::f16) return &convert_range<In, base::f16>;
+  return to == base::DType::bf16 ? &convert_range<In, base::bf16> : nullptr;
+}
+
+Loop loop_of(base::DType from, base::DType to) {
+  if (from == to) return nullptr;
+  if (from == base::DType::f32) return loop_to<float>(to);
+  if (from == base::DType::f16) return loop_to<base::f16>(to);
+  return from == base::DType::bf16 ? loop_to<base::bf16>(to) : nullptr;
+}
 
 }  // namespace
 }  // namespace tessera::nn::kernels::HWY_NAMESPACE
@@ -33,47 +48,14 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera::nn::kernels {
-namespace {
+HWY_EXPORT(loop_of);
 
-HWY_EXPORT(f32_to_f16);
-HWY_EXPORT(f32_to_bf16);
-HWY_EXPORT(f16_to_f32);
-HWY_EXPORT(bf16_to_f32);
-HWY_EXPORT(f16_to_bf16);
-HWY_EXPORT(bf16_to_f16);
-
-template <class Loop>
-void in_tiles(ThreadPool& pool, std::size_t count, Loop&& loop) {
-  for_tiles(pool, count, kElementTile, [&](std::size_t begin, std::size_t end) { loop(begin, end - begin); });
-}
-
-}  // namespace
-
-void convert(ThreadPool& pool, const float* in, base::f16* out, std::size_t count) {
-  in_tiles(pool, count, [&](std::size_t at, std::size_t n) { HWY_DYNAMIC_DISPATCH(f32_to_f16)(in + at, out + at, n); });
-}
-void convert(ThreadPool& pool, const float* in, base::bf16* out, std::size_t count) {
-  in_tiles(pool, count, [&](std::size_t at, std::size_t n) {
-    HWY_DYNAMIC_DISPATCH(f32_to_bf16)(in + at, out + at, n);
-  });
-}
-void convert(ThreadPool& pool, const base::f16* in, float* out, std::size_t count) {
-  in_tiles(pool, count, [&](std::size_t at, std::size_t n) { HWY_DYNAMIC_DISPATCH(f16_to_f32)(in + at, out + at, n); });
-}
-void convert(ThreadPool& pool, const base::bf16* in, float* out, std::size_t count) {
-  in_tiles(pool, count, [&](std::size_t at, std::size_t n) {
-    HWY_DYNAMIC_DISPATCH(bf16_to_f32)(in + at, out + at, n);
-  });
-}
-void convert(ThreadPool& pool, const base::f16* in, base::bf16* out, std::size_t count) {
-  in_tiles(pool, count, [&](std::size_t at, std::size_t n) {
-    HWY_DYNAMIC_DISPATCH(f16_to_bf16)(in + at, out + at, n);
-  });
-}
-void convert(ThreadPool& pool, const base::bf16* in, base::f16* out, std::size_t count) {
-  in_tiles(pool, count, [&](std::size_t at, std::size_t n) {
-    HWY_DYNAMIC_DISPATCH(bf16_to_f16)(in + at, out + at, n);
-  });
+void convert(ThreadPool& pool, const ConvertArgs& a) {
+  const auto loop = HWY_DYNAMIC_DISPATCH(loop_of)(a.from, a.to);
+  if (loop == nullptr)
+    throw base::Unsupported("convert: no kernel from " + std::string(base::name_of(a.from)) + " to " +
+                            std::string(base::name_of(a.to)) + " on the host");
+  for_tiles(pool, a.count, kElementTile, [&](std::size_t begin, std::size_t end) { loop(a.in, a.out, begin, end); });
 }
 
 }  // namespace tessera::nn::kernels

@@ -82,18 +82,10 @@ class CpuKernels final : public KernelTable<T> {
   void dropout(Stream& s, const DropoutArgs<T>& args) override { launch(s, args, kernels::dropout<T>); }
   void rope(Stream& s, const RopeArgs<T>& args) override { launch(s, args, kernels::rope<T>); }
 
-  void layer_norm_forward(Stream& s, const LayerNormForward<T>& args) override {
-    launch(s, this->add_first(s, args), kernels::layer_norm_forward<T>);
+  void norm_forward(Stream& s, const NormForward<T>& args) override {
+    launch(s, this->add_first(s, args), kernels::norm_forward<T>);
   }
-  void layer_norm_backward(Stream& s, const LayerNormBackward<T>& args) override {
-    launch(s, args, kernels::layer_norm_backward<T>);
-  }
-  void rms_norm_forward(Stream& s, const RmsNormForward<T>& args) override {
-    launch(s, this->add_first(s, args), kernels::rms_norm_forward<T>);
-  }
-  void rms_norm_backward(Stream& s, const RmsNormBackward<T>& args) override {
-    launch(s, args, kernels::rms_norm_backward<T>);
-  }
+  void norm_backward(Stream& s, const NormBackward<T>& args) override { launch(s, args, kernels::norm_backward<T>); }
 
   void embedding_forward(Stream& s, const EmbeddingForward<T>& args) override {
     launch(s, args, kernels::embedding_forward<T>);
@@ -158,22 +150,18 @@ template <class T>
 class CpuHalfKernels final : public HalfKernels<T> {
  public:
   CpuHalfKernels(DeviceKernels& all, const KernelResources& r)
-      : HalfKernels<T>(all, r.memory), pool_(r.threads), products_(r.products) {}
+      : HalfKernels<T>(all, r), pool_(r.threads), products_(r.products) {}
   void embedding_forward(Stream& s, const EmbeddingForward<T>& args) override {
     s.run([args, &pool = pool_] { kernels::embedding_forward<T>(pool, args); });
   }
-  void linear_forward(Stream& s, const LinearForward<T>& args) override {
-    if (!this->has_product(products_, args.shape)) return HalfKernels<T>::linear_forward(s, args);
-    s.run([args, &pool = pool_, products = products_] { kernels::linear_forward<T>(pool, args, products); });
-    if (args.activated != nullptr) this->activation_forward(s, activation_after(args));
-  }
-  void linear_backward(Stream& s, const LinearBackward<T>& args) override {
-    if (!this->has_product(products_, args.shape)) return HalfKernels<T>::linear_backward(s, args);
-    this->bias_backward(s, args);
-    s.run([args, &pool = pool_, products = products_] { kernels::linear_backward<T>(pool, args, products); });
-  }
 
  private:
+  void product_forward(Stream& s, const LinearForward<T>& args) override {
+    s.run([args, &pool = pool_, products = products_] { kernels::linear_forward<T>(pool, args, products); });
+  }
+  void product_backward(Stream& s, const LinearBackward<T>& args) override {
+    s.run([args, &pool = pool_, products = products_] { kernels::linear_backward<T>(pool, args, products); });
+  }
   ThreadPool& pool_;
   const Products products_;
 };
@@ -190,19 +178,6 @@ double whole_norm(const ClipArgs& a) {
   }
   if (a.norm == kernels::Norm::two) return std::sqrt(total);
   return a.norm == kernels::Norm::three ? base::portable::cube_root(total) : total;
-}
-
-void convert_on(ThreadPool& pool, const ConvertArgs& a) {
-  const auto from = [&](auto zero) { return static_cast<const decltype(zero)*>(a.in); };
-  const auto to = [&](auto zero) { return static_cast<decltype(zero)*>(a.out); };
-  if (a.from == DType::f32 && a.to == DType::f16) return kernels::convert(pool, from(float{}), to(f16{}), a.count);
-  if (a.from == DType::f32 && a.to == DType::bf16) return kernels::convert(pool, from(float{}), to(bf16{}), a.count);
-  if (a.from == DType::f16 && a.to == DType::f32) return kernels::convert(pool, from(f16{}), to(float{}), a.count);
-  if (a.from == DType::bf16 && a.to == DType::f32) return kernels::convert(pool, from(bf16{}), to(float{}), a.count);
-  if (a.from == DType::f16 && a.to == DType::bf16) return kernels::convert(pool, from(f16{}), to(bf16{}), a.count);
-  if (a.from == DType::bf16 && a.to == DType::f16) return kernels::convert(pool, from(bf16{}), to(f16{}), a.count);
-  throw Unsupported("convert: no kernel from " + std::string(name_of(a.from)) + " to " + std::string(name_of(a.to)) +
-                    " on the host");
 }
 
 class CpuDeviceKernels final : public DeviceKernels {
@@ -231,7 +206,7 @@ class CpuDeviceKernels final : public DeviceKernels {
     });
   }
   void convert(Stream& s, const ConvertArgs& args) override {
-    s.run([args, &pool = pool_] { convert_on(pool, args); });
+    s.run([args, &pool = pool_] { kernels::convert(pool, args); });
   }
   void decode_nf4(Stream& s, const DecodeArgs& args) override {
     ops::for_floating("nf4", args.dtype,

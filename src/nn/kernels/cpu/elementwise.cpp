@@ -17,7 +17,6 @@ template <class T>
 struct ElementwiseTable {
   void (*add)(const T* a, const T* b, T* out, std::size_t count);
   void (*scale)(const ScaleArgs<T>&);
-  void (*multiply)(const MultiplyArgs<T>&);
   void (*column_sums)(const ColumnSumsArgs<T>&, std::size_t begin, std::size_t end);
 };
 inline constexpr std::size_t kColumnTile = 384;
@@ -41,12 +40,6 @@ void scale(const ScaleArgs<T>& a) {
       a.accumulate, a.out, a.count, [factor](Vec<T> x) HWY_ATTR { return hn::Mul(factor, x); }, a.x);
 }
 
-template <class T>
-void multiply(const MultiplyArgs<T>& m) {
-  map_into<T>(
-      m.accumulate, m.out, m.count, [](Vec<T> x, Vec<T> y) HWY_ATTR { return hn::Mul(x, y); }, m.a, m.b);
-}
-
 // Columns [begin, end), at most kColumnTile: sums 64 rows at a time, then adds these sums, which rounds less than one
 // long chain.
 template <class T>
@@ -67,7 +60,7 @@ void column_sums(const ColumnSumsArgs<T>& a, std::size_t begin, std::size_t end)
 }
 
 template <class T>
-constexpr ElementwiseTable<T> kTable{&add<T>, &scale<T>, &multiply<T>, &column_sums<T>};
+constexpr ElementwiseTable<T> kTable{&add<T>, &scale<T>, &column_sums<T>};
 TESSERA_KERNEL_TABLES(ElementwiseTable, elementwise_tables)
 
 }  // namespace
@@ -118,13 +111,6 @@ void scale(ThreadPool& pool, const ScaleArgs<T>& args) {
 }
 
 template <class T>
-void multiply(ThreadPool& pool, const MultiplyArgs<T>& args) {
-  for_tiles(pool, args.count, kElementTile, [&](std::size_t begin, std::size_t end) {
-    kernels<T>().multiply({args.a + begin, args.b + begin, args.out + begin, end - begin, args.accumulate});
-  });
-}
-
-template <class T>
 void add_bias(ThreadPool& pool, const T* bias, T* y, std::size_t rows, std::size_t columns) {
   for_rows<T>(pool, rows, columns,
               [&](std::size_t row) { kernels<T>().add(y + row * columns, bias, y + row * columns, columns); });
@@ -149,8 +135,6 @@ template void add<float>(ThreadPool&, const float*, const float*, float*, std::s
 template void add<double>(ThreadPool&, const double*, const double*, double*, std::size_t);
 template void scale<float>(ThreadPool&, const ScaleArgs<float>&);
 template void scale<double>(ThreadPool&, const ScaleArgs<double>&);
-template void multiply<float>(ThreadPool&, const MultiplyArgs<float>&);
-template void multiply<double>(ThreadPool&, const MultiplyArgs<double>&);
 template void add_bias<float>(ThreadPool&, const float*, float*, std::size_t, std::size_t);
 template void add_bias<double>(ThreadPool&, const double*, double*, std::size_t, std::size_t);
 template void broadcast_rows<float>(ThreadPool&, const float*, float*, std::size_t, std::size_t);

@@ -18,10 +18,8 @@ namespace tessera::nn::kernels {
 /// not required).
 template <class T>
 struct NormTable {
-  void (*layer_forward)(const LayerNormForward<T>&, std::size_t begin, std::size_t end);
-  void (*layer_backward)(const LayerNormBackward<T>&, std::size_t begin, std::size_t end);
-  void (*rms_forward)(const RmsNormForward<T>&, std::size_t begin, std::size_t end);
-  void (*rms_backward)(const RmsNormBackward<T>&, std::size_t begin, std::size_t end);
+  void (*forward[2])(const NormForward<T>&, std::size_t begin, std::size_t end);  // by RowNorm
+  void (*backward[2])(const NormBackward<T>&, std::size_t begin, std::size_t end);
 };
 }  // namespace tessera::nn::kernels
 #endif
@@ -30,22 +28,33 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::nn::kernels::HWY_NAMESPACE {
 namespace {
 
-template <class T>
-void layer_forward(const LayerNormForward<T>& a, std::size_t begin, std::size_t end) {
+template <class T, RowNorm norm>
+HWY_INLINE Vec<T> centered(Vec<T> x, Vec<T> mean) {
+  if constexpr (norm == RowNorm::rms)
+    return x;
+  else
+    return hn::Sub(x, mean);
+}
+
+template <class T, RowNorm norm>
+void forward(const NormForward<T>& a, std::size_t begin, std::size_t end) {
   const T width = static_cast<T>(a.width);
   for (std::size_t row = begin; row < end; ++row) {
     const T* x = a.x + row * a.width;
     T* y = a.y + row * a.width;
-    Sum<T> sum;
-    reduce<T>(
-        a.width, [&](std::size_t p, Vec<T> v) HWY_ATTR { sum.part[p] = hn::Add(sum.part[p], v); }, x);
-    const T mean = sum.total() / width;
+    T mean = 0;
+    if constexpr (norm == RowNorm::layer) {
+      Sum<T> sum;
+      reduce<T>(
+          a.width, [&](std::size_t p, Vec<T> v) HWY_ATTR { sum.part[p] = hn::Add(sum.part[p], v); }, x);
+      mean = sum.total() / width;
+    }
     // A second pass over the row, which is in L1, sums around the mean to avoid cancellation. Padding lanes would add
     // mean^2, so a separate pass processes the last part.
     const Vec<T> center = hn::Set(Tag<T>(), mean);
     Sum<T> squares;
     const auto square = [&](std::size_t p, Vec<T> v) HWY_ATTR {
-      const Vec<T> d = hn::Sub(v, center);
+      const Vec<T> d = centered<T, norm>(v, center);
       squares.part[p] = mul_add<T>(d, d, squares.part[p]);
     };
     const std::size_t whole = a.width / kLanes<T> * kLanes<T>;
@@ -57,7 +66,7 @@ void layer_forward(const LayerNormForward<T>& a, std::size_t begin, std::size_t 
     }
     const T rstd = T(1) / std::sqrt(squares.total() / width + a.eps);
     const Vec<T> factor = hn::Set(Tag<T>(), rstd);
-    const auto normalized = [&](Vec<T> v) HWY_ATTR { return hn::Mul(hn::Sub(v, center), factor); };
+    const auto normalized = [&](Vec<T> v) HWY_ATTR { return hn::Mul(centered<T, norm>(v, center), factor); };
     if (a.bias)
       map<T>(
           y, a.width, [&](Vec<T> v, Vec<T> w, Vec<T> b) HWY_ATTR { return mul_add<T>(normalized(v), w, b); }, x,
@@ -83,16 +92,17 @@ HWY_INLINE void add_weight_gradients(std::size_t width, const T* x, const T* dy,
         dbias, width, [](Vec<T> b, Vec<T> g) HWY_ATTR { return hn::Add(b, g); }, static_cast<const T*>(dbias), dy);
 }
 
-// With g = dy * weight and xhat the normalized row: dx = rstd (g - mean(g) - xhat mean(g xhat)).
-template <class T>
-void layer_backward(const LayerNormBackward<T>& a, std::size_t begin, std::size_t end) {
+// With g = dy * weight and xhat the normalized row: dx = rstd (g - mean(g) - xhat mean(g xhat)); RMS norm has no
+// mean(g).
+template <class T, RowNorm norm>
+void backward(const NormBackward<T>& a, std::size_t begin, std::size_t end) {
   const T width = static_cast<T>(a.width);
   for (std::size_t row = begin; row < end; ++row) {
     const T* x = a.x + row * a.width;
     const T* dy = a.dy + row * a.width;
-    const Vec<T> center = hn::Set(Tag<T>(), a.mean[row]);
+    const Vec<T> center = hn::Set(Tag<T>(), norm == RowNorm::layer ? a.mean[row] : T(0));
     const Vec<T> factor = hn::Set(Tag<T>(), a.rstd[row]);
-    const auto normalized = [&](Vec<T> v) HWY_ATTR { return hn::Mul(hn::Sub(v, center), factor); };
+    const auto normalized = [&](Vec<T> v) HWY_ATTR { return hn::Mul(centered<T, norm>(v, center), factor); };
     add_weight_gradients<T>(a.width, x, dy, normalized, a.dweight, a.dbias);
     if (!a.dx) continue;
     Sum<T> sum, product;
@@ -100,7 +110,7 @@ void layer_backward(const LayerNormBackward<T>& a, std::size_t begin, std::size_
         a.width,
         [&](std::size_t p, Vec<T> v, Vec<T> w, Vec<T> d) HWY_ATTR {
           const Vec<T> g = hn::Mul(d, w);
-          sum.part[p] = hn::Add(sum.part[p], g);
+          if constexpr (norm == RowNorm::layer) sum.part[p] = hn::Add(sum.part[p], g);
           product.part[p] = mul_add<T>(g, normalized(v), product.part[p]);
         },
         x, a.weight, dy);
@@ -109,7 +119,7 @@ void layer_backward(const LayerNormBackward<T>& a, std::size_t begin, std::size_
     map_into<T>(
         a.accumulate_dx, a.dx + row * a.width, a.width,
         [&](Vec<T> v, Vec<T> w, Vec<T> d) HWY_ATTR {
-          const Vec<T> rest = neg_mul_add<T>(normalized(v), mean_gx, hn::Sub(hn::Mul(d, w), mean_g));
+          const Vec<T> rest = neg_mul_add<T>(normalized(v), mean_gx, centered<T, norm>(hn::Mul(d, w), mean_g));
           return hn::Mul(factor, rest);
         },
         x, a.weight, dy);
@@ -117,47 +127,8 @@ void layer_backward(const LayerNormBackward<T>& a, std::size_t begin, std::size_
 }
 
 template <class T>
-void rms_forward(const RmsNormForward<T>& a, std::size_t begin, std::size_t end) {
-  for (std::size_t row = begin; row < end; ++row) {
-    const T* x = a.x + row * a.width;
-    Sum<T> squares;
-    reduce<T>(
-        a.width, [&](std::size_t p, Vec<T> v) HWY_ATTR { squares.part[p] = mul_add<T>(v, v, squares.part[p]); }, x);
-    const T rstd = T(1) / std::sqrt(squares.total() / static_cast<T>(a.width) + a.eps);
-    const Vec<T> factor = hn::Set(Tag<T>(), rstd);
-    map<T>(
-        a.y + row * a.width, a.width, [&](Vec<T> v, Vec<T> w) HWY_ATTR { return hn::Mul(hn::Mul(v, factor), w); }, x,
-        a.weight);
-    if (a.rstd) a.rstd[row] = rstd;
-  }
-}
-
-template <class T>
-void rms_backward(const RmsNormBackward<T>& a, std::size_t begin, std::size_t end) {
-  for (std::size_t row = begin; row < end; ++row) {
-    const T* x = a.x + row * a.width;
-    const T* dy = a.dy + row * a.width;
-    const Vec<T> factor = hn::Set(Tag<T>(), a.rstd[row]);
-    const auto normalized = [&](Vec<T> v) HWY_ATTR { return hn::Mul(v, factor); };
-    add_weight_gradients<T>(a.width, x, dy, normalized, a.dweight, static_cast<T*>(nullptr));
-    if (!a.dx) continue;
-    Sum<T> product;
-    reduce<T>(
-        a.width,
-        [&](std::size_t p, Vec<T> v, Vec<T> w, Vec<T> d)
-            HWY_ATTR { product.part[p] = mul_add<T>(hn::Mul(d, w), normalized(v), product.part[p]); },
-        x, a.weight, dy);
-    const Vec<T> mean_gx = hn::Set(Tag<T>(), product.total() / static_cast<T>(a.width));
-    map_into<T>(
-        a.accumulate_dx, a.dx + row * a.width, a.width,
-        [&](Vec<T> v, Vec<T> w, Vec<T> d)
-            HWY_ATTR { return hn::Mul(factor, neg_mul_add<T>(normalized(v), mean_gx, hn::Mul(d, w))); },
-        x, a.weight, dy);
-  }
-}
-
-template <class T>
-constexpr NormTable<T> kTable{&layer_forward<T>, &layer_backward<T>, &rms_forward<T>, &rms_backward<T>};
+constexpr NormTable<T> kTable{{&forward<T, RowNorm::layer>, &forward<T, RowNorm::rms>},
+                              {&backward<T, RowNorm::layer>, &backward<T, RowNorm::rms>}};
 TESSERA_KERNEL_TABLES(NormTable, norm_tables)
 
 }  // namespace
@@ -183,51 +154,31 @@ void combine(const std::vector<T>& partial, std::size_t width, bool accumulate, 
 }  // namespace
 
 template <class T>
-void layer_norm_forward(ThreadPool& pool, const LayerNormForward<T>& args) {
+void norm_forward(ThreadPool& pool, const NormForward<T>& args) {
+  const auto forward = kernels<T>().forward[static_cast<std::size_t>(args.norm)];
   for_tiles(pool, args.rows, row_tile(args.rows),
-            [&](std::size_t begin, std::size_t end) { kernels<T>().layer_forward(args, begin, end); });
+            [&](std::size_t begin, std::size_t end) { forward(args, begin, end); });
 }
 
 template <class T>
-void layer_norm_backward(ThreadPool& pool, const LayerNormBackward<T>& args) {
+void norm_backward(ThreadPool& pool, const NormBackward<T>& args) {
   const std::size_t tile = row_tile(args.rows), tiles = tiles_of(args.rows, tile);
   std::vector<T> dweight(args.dweight ? tiles * args.width : 0), dbias(args.dbias ? tiles * args.width : 0);
+  const auto backward = kernels<T>().backward[static_cast<std::size_t>(args.norm)];
   for_tiles(pool, args.rows, tile, [&](std::size_t begin, std::size_t end) {
-    LayerNormBackward<T> part = args;
+    NormBackward<T> part = args;
     part.dweight = args.dweight ? dweight.data() + begin / tile * args.width : nullptr;
     part.dbias = args.dbias ? dbias.data() + begin / tile * args.width : nullptr;
-    kernels<T>().layer_backward(part, begin, end);
+    backward(part, begin, end);
   });
   combine(dweight, args.width, args.accumulate_dweight, args.dweight);
   combine(dbias, args.width, args.accumulate_dbias, args.dbias);
 }
 
-template <class T>
-void rms_norm_forward(ThreadPool& pool, const RmsNormForward<T>& args) {
-  for_tiles(pool, args.rows, row_tile(args.rows),
-            [&](std::size_t begin, std::size_t end) { kernels<T>().rms_forward(args, begin, end); });
-}
-
-template <class T>
-void rms_norm_backward(ThreadPool& pool, const RmsNormBackward<T>& args) {
-  const std::size_t tile = row_tile(args.rows), tiles = tiles_of(args.rows, tile);
-  std::vector<T> dweight(args.dweight ? tiles * args.width : 0);
-  for_tiles(pool, args.rows, tile, [&](std::size_t begin, std::size_t end) {
-    RmsNormBackward<T> part = args;
-    part.dweight = args.dweight ? dweight.data() + begin / tile * args.width : nullptr;
-    kernels<T>().rms_backward(part, begin, end);
-  });
-  combine(dweight, args.width, args.accumulate_dweight, args.dweight);
-}
-
-template void layer_norm_forward<float>(ThreadPool&, const LayerNormForward<float>&);
-template void layer_norm_forward<double>(ThreadPool&, const LayerNormForward<double>&);
-template void layer_norm_backward<float>(ThreadPool&, const LayerNormBackward<float>&);
-template void layer_norm_backward<double>(ThreadPool&, const LayerNormBackward<double>&);
-template void rms_norm_forward<float>(ThreadPool&, const RmsNormForward<float>&);
-template void rms_norm_forward<double>(ThreadPool&, const RmsNormForward<double>&);
-template void rms_norm_backward<float>(ThreadPool&, const RmsNormBackward<float>&);
-template void rms_norm_backward<double>(ThreadPool&, const RmsNormBackward<double>&);
+template void norm_forward<float>(ThreadPool&, const NormForward<float>&);
+template void norm_forward<double>(ThreadPool&, const NormForward<double>&);
+template void norm_backward<float>(ThreadPool&, const NormBackward<float>&);
+template void norm_backward<double>(ThreadPool&, const NormBackward<double>&);
 
 }  // namespace tessera::nn::kernels
 #endif  // HWY_ONCE

@@ -154,40 +154,17 @@ void adam_step(ThreadPool& pool, const AdamStep<T>& args) {
   run_tiles<T>(pool, args, kernels<T>().adam);
 }
 
-namespace {
-
-template <class P>
-void move(P*& pointer, std::size_t by) {
-  if (pointer != nullptr) pointer += by;
-}
-
 template <class Step>
-void move_gradients(Step& step, std::size_t by) {
-  const std::size_t bytes = by * base::size_of(step.half.dtype);
-  move(step.gradient, by);
+Step elements_of(Step step, std::size_t begin, std::size_t end) {
+  const auto move = [begin](auto*&... pointers) { ((pointers += pointers != nullptr ? begin : 0), ...); };
+  const std::size_t bytes = begin * base::size_of(step.half.dtype);
   if (step.half.gradient != nullptr) step.half.gradient = static_cast<const std::byte*>(step.half.gradient) + bytes;
   if (step.half.copy != nullptr) step.half.copy = static_cast<std::byte*>(step.half.copy) + bytes;
-}
-
-}  // namespace
-
-template <class T>
-SgdStep<T> elements_of(SgdStep<T> step, std::size_t begin, std::size_t end) {
-  move_gradients(step, begin);
-  move(step.parameter, begin);
-  move(step.momentum_buffer, begin);
-  step.count = end - begin;
-  step.parts = {};
-  return step;
-}
-
-template <class T>
-AdamStep<T> elements_of(AdamStep<T> step, std::size_t begin, std::size_t end) {
-  move_gradients(step, begin);
-  move(step.parameter, begin);
-  move(step.first_moment, begin);
-  move(step.second_moment, begin);
-  move(step.max_second_moment, begin);
+  move(step.parameter, step.gradient);
+  if constexpr (requires { step.momentum_buffer; })
+    move(step.momentum_buffer);
+  else
+    move(step.first_moment, step.second_moment, step.max_second_moment);
   step.count = end - begin;
   step.parts = {};
   return step;

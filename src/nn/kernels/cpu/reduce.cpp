@@ -1,6 +1,7 @@
-// sum and norm_part of elementwise.h.
+// norm_part of elementwise.h.
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "tessera/nn/kernels/cpu/tiles.h"
@@ -17,7 +18,6 @@
 namespace tessera::nn::kernels {
 template <class T>
 struct ReduceTable {
-  double (*sum)(const T*, std::size_t);
   std::array<double (*)(const T*, std::size_t), 4> norms;  // indexed by Norm
 };
 }  // namespace tessera::nn::kernels
@@ -49,10 +49,6 @@ HWY_INLINE Sum<double> over_lanes(const T* x, std::size_t count, Step step) {
 }
 
 template <class T>
-double sum(const T* x, std::size_t count) {
-  return over_lanes<T>(x, count, [](Vec<double> s, Vec<double> v) HWY_ATTR { return hn::Add(s, v); }).total();
-}
-template <class T>
 double sum_of_magnitudes(const T* x, std::size_t count) {
   return over_lanes<T>(x, count, [](Vec<double> s, Vec<double> v) HWY_ATTR { return hn::Add(s, hn::Abs(v)); }).total();
 }
@@ -78,8 +74,7 @@ double largest_magnitude(const T* x, std::size_t count) {
 }
 
 template <class T>
-constexpr ReduceTable<T> kTable{&sum<T>,
-                                {&sum_of_magnitudes<T>, &sum_of_squares<T>, &sum_of_cubes<T>, &largest_magnitude<T>}};
+constexpr ReduceTable<T> kTable{{&sum_of_magnitudes<T>, &sum_of_squares<T>, &sum_of_cubes<T>, &largest_magnitude<T>}};
 TESSERA_KERNEL_TABLES(ReduceTable, reduce_tables)
 
 }  // namespace
@@ -100,12 +95,6 @@ std::vector<double> tile_parts(ThreadPool& pool, const T* x, std::size_t count,
   return part;
 }
 
-double total_of(const std::vector<double>& parts) {
-  double total = 0;
-  for (const double value : parts) total += value;
-  return total;
-}
-
 double largest_of(const std::vector<double>& parts) {
   double largest = 0;
   for (const double value : parts) largest = std::isnan(value) || value > largest ? value : largest;
@@ -115,17 +104,11 @@ double largest_of(const std::vector<double>& parts) {
 }  // namespace
 
 template <class T>
-double sum(ThreadPool& pool, const T* x, std::size_t count) {
-  return total_of(tile_parts<T>(pool, x, count, kernels<T>().sum));
-}
-template <class T>
 double norm_part(ThreadPool& pool, Norm norm, const T* x, std::size_t count) {
   const auto parts = tile_parts<T>(pool, x, count, kernels<T>().norms[static_cast<std::size_t>(norm)]);
-  return norm == Norm::infinity ? largest_of(parts) : total_of(parts);
+  return norm == Norm::infinity ? largest_of(parts) : std::accumulate(parts.begin(), parts.end(), 0.0);
 }
 
-template double sum<float>(ThreadPool&, const float*, std::size_t);
-template double sum<double>(ThreadPool&, const double*, std::size_t);
 template double norm_part<float>(ThreadPool&, Norm, const float*, std::size_t);
 template double norm_part<double>(ThreadPool&, Norm, const double*, std::size_t);
 

@@ -66,26 +66,15 @@ class CudaKernels final : public KernelTable<T> {
   void dropout(Stream& s, const kernels::DropoutArgs<T>& args) override { cuda::dropout(native_stream(s), args); }
   void rope(Stream& s, const kernels::RopeArgs<T>& args) override { cuda::rope(native_stream(s), args); }
 
-  void layer_norm_forward(Stream& s, const kernels::LayerNormForward<T>& a) override {
-    norm_forward<T, true>(native_stream(s),
-                          {a.rows, a.width, a.x, a.added, a.sum, a.weight, a.bias, a.eps, a.y, a.mean, a.rstd});
+  void norm_forward(Stream& s, const kernels::NormForward<T>& a) override {
+    a.norm == RowNorm::layer ? cuda::norm_forward<T, true>(native_stream(s), a)
+                             : cuda::norm_forward<T, false>(native_stream(s), a);
   }
-  void layer_norm_backward(Stream& s, const kernels::LayerNormBackward<T>& a) override {
+  void norm_backward(Stream& s, const kernels::NormBackward<T>& a) override {
     const Buffer scratch = get(norm_scratch<T>(a.rows, a.width));
-    norm_backward<T, true>(native_stream(s),
-                           {a.rows, a.width, a.x, a.weight, a.mean, a.rstd, a.dy, a.dx, a.accumulate_dx},
-                           {ColumnTarget<T>{a.dweight, a.accumulate_dweight}, {a.dbias, a.accumulate_dbias}},
-                           static_cast<OpMath<T>*>(scratch.data()));
-  }
-  void rms_norm_forward(Stream& s, const kernels::RmsNormForward<T>& a) override {
-    norm_forward<T, false>(native_stream(s),
-                           {a.rows, a.width, a.x, a.added, a.sum, a.weight, nullptr, a.eps, a.y, nullptr, a.rstd});
-  }
-  void rms_norm_backward(Stream& s, const kernels::RmsNormBackward<T>& a) override {
-    const Buffer scratch = get(norm_scratch<T>(a.rows, a.width));
-    norm_backward<T, false>(
-        native_stream(s), {a.rows, a.width, a.x, a.weight, nullptr, a.rstd, a.dy, a.dx, a.accumulate_dx},
-        {ColumnTarget<T>{a.dweight, a.accumulate_dweight}, {}}, static_cast<OpMath<T>*>(scratch.data()));
+    auto* const sums = static_cast<OpMath<T>*>(scratch.data());
+    a.norm == RowNorm::layer ? cuda::norm_backward<T, true>(native_stream(s), a, sums)
+                             : cuda::norm_backward<T, false>(native_stream(s), a, sums);
   }
 
   void embedding_forward(Stream& s, const kernels::EmbeddingForward<T>& args) override {

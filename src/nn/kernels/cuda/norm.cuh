@@ -6,8 +6,13 @@
 
 #include "tessera/nn/kernels/cuda/columns.cuh"
 #include "tessera/nn/kernels/cuda/reduce.cuh"
+#include "tessera/nn/kernels/norm.h"
 
 namespace tessera::nn::cuda {
+
+using kernels::NormBackward;
+using kernels::NormForward;
+using kernels::RowNorm;
 
 /// Vectors of a row that a thread holds, at most.
 inline constexpr int kNormPacks = 4;
@@ -117,21 +122,6 @@ class NormValues {
   const T* row_ = nullptr;
 };
 
-/// Arguments of both norms; RMS norm has no mean and no bias.
-template <class T>
-struct NormRows {
-  std::size_t rows, width;
-  const T* x;
-  const T* added;  // null: x is normalized; else x + added, which `sum` receives
-  T* sum;
-  const T* weight;
-  const T* bias;  // may be null
-  OpMath<T> eps;
-  T* y;
-  OpMath<T>* mean;  // null: not saved
-  OpMath<T>* rstd;
-};
-
 /// Stores x + added in `sum`, and makes it the row's values. All loads come first: none can pass a store.
 template <class T, int packs>
 TESSERA_DEVICE void add_rows(const NormShare<T, packs>& share, NormValues<T, packs>& x, const T* added, T* sum) {
@@ -149,7 +139,7 @@ TESSERA_DEVICE void add_rows(const NormShare<T, packs>& share, NormValues<T, pac
 
 template <class T, bool centered, int packs>
 TESSERA_BOUNDED_KERNEL(kNormThreads, 2)
-void norm_forward_kernel(NormRows<T> a, unsigned team, bool aligned) {
+void norm_forward_kernel(NormForward<T> a, unsigned team, bool aligned) {
   using W = OpMath<T>;
   W* room = shared_memory<W>();
   const std::size_t row = block_index() * (thread_count() / team) + thread_index() / team;
@@ -192,7 +182,7 @@ void norm_forward_kernel(NormRows<T> a, unsigned team, bool aligned) {
 }
 
 template <class T, bool centered>
-void norm_forward(NativeStream stream, const NormRows<T>& a) {
+void norm_forward(NativeStream stream, const NormForward<T>& a) {
   const NormTeams teams = norm_teams<T>(a.width);
   const bool is_aligned = teams.packs > 0 && aligned({a.x, a.added, a.sum, a.weight, a.bias, a.y});
   with_packs(teams.packs, [&](auto packs) {

@@ -5,18 +5,6 @@
 
 namespace tessera::nn::cuda {
 
-template <class T>
-struct NormGradient {
-  std::size_t rows, width;
-  const T* x;
-  const T* weight;
-  const OpMath<T>* mean;  // null for RMS norm
-  const OpMath<T>* rstd;
-  const T* dy;
-  T* dx;  // may be null
-  bool accumulate_dx;
-};
-
 /// The sums of one thread's columns.
 template <class T, int packs>
 struct NormSums {
@@ -57,7 +45,7 @@ TESSERA_DEVICE void store_sums(const NormShare<T, packs>& share, const NormSums<
 /// or another kernel computes them (packs == 0).
 template <class T, bool centered, int packs>
 TESSERA_BOUNDED_KERNEL(kNormThreads, centered&& packs == kNormPacks ? 1 : 2)
-void norm_backward_kernel(NormGradient<T> a, unsigned team, bool aligned, std::size_t each, OpMath<T>* parts) {
+void norm_backward_kernel(NormBackward<T> a, unsigned team, bool aligned, std::size_t each, OpMath<T>* parts) {
   using W = OpMath<T>;
   W* room = shared_memory<W>();
   const NormShare<T, packs> share(a.width, team, aligned);
@@ -133,13 +121,12 @@ std::size_t norm_scratch(std::size_t rows, std::size_t width) {
   return larger(2 * row_tiles(rows) * width * sizeof(OpMath<T>), column_scratch<T>(rows, width, 2));
 }
 
-/// `targets`: of the gradients of weight and bias. dx may be dy, so another kernel's column sums come first.
+/// dx may be dy, so another kernel's column sums come first.
 template <class T, bool centered>
-void norm_backward(NativeStream stream, const NormGradient<T>& a, const std::array<ColumnTarget<T>, 2>& targets,
-                   OpMath<T>* scratch) {
+void norm_backward(NativeStream stream, const NormBackward<T>& a, OpMath<T>* scratch) {
   using W = OpMath<T>;
   const NormTeams teams = norm_teams<T>(a.width);
-  const bool sums = targets[0].out != nullptr || targets[1].out != nullptr, held = teams.packs > 0;
+  const bool sums = a.dweight != nullptr || a.dbias != nullptr, held = teams.packs > 0;
   const bool is_aligned = held && aligned({a.x, a.weight, a.dy, a.dx});
   const std::size_t tiles = held ? row_tiles(a.rows) : column_tiles<T>(a.rows, a.width);
   if (sums && !held)
@@ -155,7 +142,9 @@ void norm_backward(NativeStream stream, const NormGradient<T>& a, const std::arr
              norm_backward_kernel<T, centered, packs>, a, teams.team, is_aligned, each,
              held && sums ? scratch : nullptr);
     });
-  if (sums) combine_columns<T>(stream, scratch, tiles, a.width, targets);
+  if (sums)
+    combine_columns<T>(stream, scratch, tiles, a.width,
+                       {ColumnTarget<T>{a.dweight, a.accumulate_dweight}, {a.dbias, a.accumulate_dbias}});
 }
 
 }  // namespace tessera::nn::cuda

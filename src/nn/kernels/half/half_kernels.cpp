@@ -216,6 +216,11 @@ void HalfKernels<T>::embedding_backward(Stream& s, const EmbeddingBackward<T>& a
 
 template <class T>
 void HalfKernels<T>::linear_forward(Stream& s, const LinearForward<T>& a) {
+  if (has_product(a.shape)) {
+    product_forward(s, a);
+    if (a.activated != nullptr) activation_forward(s, kernels::activation_after(a));
+    return;
+  }
   F32Scratch<T> scratch(all_, memory_, s);
   const LinearShape& shape = a.shape;
   const std::size_t width = std::max(shape.in, shape.out);
@@ -285,7 +290,10 @@ void linear_dweight(KernelTable<float>& f32, F32Scratch<T>& scratch, Stream& s, 
 }  // namespace
 
 template <class T>
-void HalfKernels<T>::linear_backward(Stream& s, const LinearBackward<T>& a) {
+void HalfKernels<T>::linear_backward(Stream& s, const LinearBackward<T>& args) {
+  LinearBackward<T> a = args;
+  const bool multiplies = has_product(a.shape);
+  if (multiplies) a.dweight = a.dx = nullptr;  // only dbias is left
   // Sequential, so that the two f32 forms of the weight never exist at once.
   if (a.dweight != nullptr || a.dbias != nullptr) {
     F32Scratch<T> scratch(all_, memory_, s);
@@ -295,6 +303,7 @@ void HalfKernels<T>::linear_backward(Stream& s, const LinearBackward<T>& a) {
     F32Scratch<T> scratch(all_, memory_, s);
     linear_dx(f32_kernels(), scratch, s, a);
   }
+  if (multiplies) product_backward(s, args);
 }
 
 template <class T>

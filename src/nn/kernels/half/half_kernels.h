@@ -11,8 +11,8 @@ namespace tessera::nn {
 template <class T>
 class HalfKernels : public KernelTable<T> {
  public:
-  /// `all` provides the f32 and f64 kernels and the conversions; `all` and `memory` must outlive this object.
-  HalfKernels(DeviceKernels& all, MemoryPool& memory) : all_(all), memory_(memory) {}
+  /// `all` provides the f32 and f64 kernels and the conversions; `all` and the resources must outlive this object.
+  HalfKernels(DeviceKernels& all, const KernelResources& r) : all_(all), memory_(r.memory), products_(r.products) {}
 
   void fill(Stream& stream, T value, T* out, std::size_t count) override;
   void fill_normal(Stream& stream, const NormalFill<T>& args) override;
@@ -30,10 +30,8 @@ class HalfKernels : public KernelTable<T> {
   void dropout(Stream& stream, const kernels::DropoutArgs<T>& args) override;
   void rope(Stream& stream, const kernels::RopeArgs<T>& args) override;
 
-  void layer_norm_forward(Stream& stream, const kernels::LayerNormForward<T>& args) override;
-  void layer_norm_backward(Stream& stream, const kernels::LayerNormBackward<T>& args) override;
-  void rms_norm_forward(Stream& stream, const kernels::RmsNormForward<T>& args) override;
-  void rms_norm_backward(Stream& stream, const kernels::RmsNormBackward<T>& args) override;
+  void norm_forward(Stream& stream, const kernels::NormForward<T>& args) override;
+  void norm_backward(Stream& stream, const kernels::NormBackward<T>& args) override;
 
   void embedding_backward(Stream& stream, const kernels::EmbeddingBackward<T>& args) override;
   void cross_entropy_forward(Stream& stream, const kernels::MeanCrossEntropy<T>& args) override;
@@ -52,20 +50,18 @@ class HalfKernels : public KernelTable<T> {
   void adam_step(Stream& stream, const kernels::AdamStep<T>& args) override;
 
  protected:
-  /// True if the host multiplies elements of T as they are; its linear layers then need no scratch.
-  static bool has_product(Products products, const kernels::LinearShape& shape) {
-    return kernels::has_product(products, dtype_of<T>) && shape.rows > 0 && shape.in > 0 && shape.out > 0;
-  }
-  /// Computes only the bias gradient of linear_backward.
-  void bias_backward(Stream& stream, kernels::LinearBackward<T> args) {
-    args.dweight = args.dx = nullptr;
-    if (args.dbias != nullptr) HalfKernels::linear_backward(stream, args);
-  }
+  /// Products of elements of T as they are, where the host has them: y, and dx and dweight. They need no scratch.
+  virtual void product_forward(Stream& stream, const kernels::LinearForward<T>& args) = 0;
+  virtual void product_backward(Stream& stream, const kernels::LinearBackward<T>& args) = 0;
 
  private:
+  bool has_product(const kernels::LinearShape& shape) const {
+    return kernels::has_product(products_, dtype_of<T>) && shape.rows > 0 && shape.in > 0 && shape.out > 0;
+  }
   KernelTable<float>& f32_kernels() const { return *all_.f32_kernels(); }
   DeviceKernels& all_;
   MemoryPool& memory_;
+  const Products products_;
 };
 
 extern template class HalfKernels<f16>;

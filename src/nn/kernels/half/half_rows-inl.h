@@ -8,8 +8,8 @@
 namespace tessera::nn {
 
 template <class T>
-void HalfKernels<T>::layer_norm_forward(Stream& s, const LayerNormForward<T>& args) {
-  const LayerNormForward<T> a = this->add_first(s, args);
+void HalfKernels<T>::norm_forward(Stream& s, const NormForward<T>& args) {
+  const NormForward<T> a = this->add_first(s, args);
   F32Scratch<T> scratch(all_, memory_, s);
   const float* weight = scratch.widened(a.weight, a.width);
   const float* bias = scratch.widened(a.bias, a.width);
@@ -17,31 +17,25 @@ void HalfKernels<T>::layer_norm_forward(Stream& s, const LayerNormForward<T>& ar
   float* y = scratch.room(chunk_elements(a.rows, a.width));
   in_chunks(a.rows, a.width, [&](std::size_t at, std::size_t rows) {
     scratch.load(a.x + at * a.width, x, rows * a.width);
-    f32_kernels().layer_norm_forward(
-        s, {rows, a.width, x, weight, bias, a.eps, y, shifted(a.mean, at), shifted(a.rstd, at)});
+    f32_kernels().norm_forward(s, {.rows = rows,
+                                   .width = a.width,
+                                   .x = x,
+                                   .weight = weight,
+                                   .bias = bias,
+                                   .eps = a.eps,
+                                   .y = y,
+                                   .mean = shifted(a.mean, at),
+                                   .rstd = shifted(a.rstd, at),
+                                   .norm = a.norm});
     scratch.store(y, a.y + at * a.width, rows * a.width);
   });
 }
 
 template <class T>
-void HalfKernels<T>::rms_norm_forward(Stream& s, const RmsNormForward<T>& args) {
-  const RmsNormForward<T> a = this->add_first(s, args);
-  F32Scratch<T> scratch(all_, memory_, s);
-  const float* weight = scratch.widened(a.weight, a.width);
-  float* x = scratch.room(chunk_elements(a.rows, a.width));
-  float* y = scratch.room(chunk_elements(a.rows, a.width));
-  in_chunks(a.rows, a.width, [&](std::size_t at, std::size_t rows) {
-    scratch.load(a.x + at * a.width, x, rows * a.width);
-    f32_kernels().rms_norm_forward(s, {rows, a.width, x, weight, a.eps, y, shifted(a.rstd, at)});
-    scratch.store(y, a.y + at * a.width, rows * a.width);
-  });
-}
-
-template <class T>
-void HalfKernels<T>::layer_norm_backward(Stream& s, const LayerNormBackward<T>& a) {
+void HalfKernels<T>::norm_backward(Stream& s, const NormBackward<T>& a) {
   F32Scratch<T> scratch(all_, memory_, s);
   const std::size_t count = a.rows * a.width;
-  LayerNormBackward<float> args{.rows = a.rows, .width = a.width};
+  NormBackward<float> args{.rows = a.rows, .width = a.width, .norm = a.norm};
   args.x = scratch.widened(a.x, count);
   args.weight = scratch.widened(a.weight, a.width);
   args.mean = a.mean, args.rstd = a.rstd;
@@ -52,28 +46,10 @@ void HalfKernels<T>::layer_norm_backward(Stream& s, const LayerNormBackward<T>& 
   args.accumulate_dx = a.accumulate_dx;
   args.accumulate_dweight = a.accumulate_dweight;
   args.accumulate_dbias = a.accumulate_dbias;
-  f32_kernels().layer_norm_backward(s, args);
+  f32_kernels().norm_backward(s, args);
   scratch.store(args.dx, a.dx, count);
   scratch.store(args.dweight, a.dweight, a.width);
   scratch.store(args.dbias, a.dbias, a.width);
-}
-
-template <class T>
-void HalfKernels<T>::rms_norm_backward(Stream& s, const RmsNormBackward<T>& a) {
-  F32Scratch<T> scratch(all_, memory_, s);
-  const std::size_t count = a.rows * a.width;
-  RmsNormBackward<float> args{.rows = a.rows, .width = a.width};
-  args.x = scratch.widened(a.x, count);
-  args.weight = scratch.widened(a.weight, a.width);
-  args.rstd = a.rstd;
-  args.dy = scratch.widened(a.dy, count);
-  args.dx = scratch.target(a.dx, count, a.accumulate_dx);
-  args.dweight = scratch.target(a.dweight, a.width, a.accumulate_dweight);
-  args.accumulate_dx = a.accumulate_dx;
-  args.accumulate_dweight = a.accumulate_dweight;
-  f32_kernels().rms_norm_backward(s, args);
-  scratch.store(args.dx, a.dx, count);
-  scratch.store(args.dweight, a.dweight, a.width);
 }
 
 template <class T>

@@ -68,27 +68,18 @@ class InstrumentedKernels final : public KernelTable<T> {
     show_as("rope", s, 2 * count, {count + if_any(a.accumulate, count), count}, [&] { inner_.rope(s, a); });
   }
 
-  void layer_norm_forward(Stream& s, const kernels::LayerNormForward<T>& args) override {
-    const kernels::LayerNormForward<T> a = observer_.splits_sums() ? this->add_first(s, args) : args;
+  void norm_forward(Stream& s, const kernels::NormForward<T>& args) override {
+    const kernels::NormForward<T> a = observer_.splits_sums() ? this->add_first(s, args) : args;
     const std::size_t count = a.rows * a.width, sums = if_any(a.added, count);
-    show(a.added ? "add_layer_norm_forward" : "layer_norm_forward", s, {count + sums, count + sums},
-         [&] { inner_.layer_norm_forward(s, a); });
+    const bool layer = a.norm == kernels::RowNorm::layer;
+    const std::string_view alone = layer ? "layer_norm_forward" : "rms_norm_forward",
+                           both = layer ? "add_layer_norm_forward" : "add_rms_norm_forward";
+    show(a.added ? both : alone, s, {count + sums, count + sums}, [&] { inner_.norm_forward(s, a); });
   }
-  void layer_norm_backward(Stream& s, const kernels::LayerNormBackward<T>& a) override {
+  void norm_backward(Stream& s, const kernels::NormBackward<T>& a) override {
     const std::size_t count = a.rows * a.width;
-    show_as("layer_norm_backward", s, 3 * count, {2 * count + if_any(a.accumulate_dx, count), if_any(a.dx, count)},
-            [&] { inner_.layer_norm_backward(s, a); });
-  }
-  void rms_norm_forward(Stream& s, const kernels::RmsNormForward<T>& args) override {
-    const kernels::RmsNormForward<T> a = observer_.splits_sums() ? this->add_first(s, args) : args;
-    const std::size_t count = a.rows * a.width, sums = if_any(a.added, count);
-    show(a.added ? "add_rms_norm_forward" : "rms_norm_forward", s, {count + sums, count + sums},
-         [&] { inner_.rms_norm_forward(s, a); });
-  }
-  void rms_norm_backward(Stream& s, const kernels::RmsNormBackward<T>& a) override {
-    const std::size_t count = a.rows * a.width;
-    show_as("rms_norm_backward", s, 3 * count, {2 * count + if_any(a.accumulate_dx, count), if_any(a.dx, count)},
-            [&] { inner_.rms_norm_backward(s, a); });
+    show_as(a.norm == kernels::RowNorm::layer ? "layer_norm_backward" : "rms_norm_backward", s, 3 * count,
+            {2 * count + if_any(a.accumulate_dx, count), if_any(a.dx, count)}, [&] { inner_.norm_backward(s, a); });
   }
 
   void embedding_forward(Stream& s, const kernels::EmbeddingForward<T>& a) override {

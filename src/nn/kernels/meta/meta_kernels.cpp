@@ -53,10 +53,8 @@ class MetaKernels final : public KernelTable<T> {
   void swiglu_backward(Stream&, const kernels::SwigluBackward<T>&) override {}
   void dropout(Stream&, const kernels::DropoutArgs<T>&) override {}
   void rope(Stream&, const kernels::RopeArgs<T>&) override {}
-  void layer_norm_forward(Stream&, const kernels::LayerNormForward<T>&) override {}
-  void layer_norm_backward(Stream&, const kernels::LayerNormBackward<T>&) override {}
-  void rms_norm_forward(Stream&, const kernels::RmsNormForward<T>&) override {}
-  void rms_norm_backward(Stream&, const kernels::RmsNormBackward<T>&) override {}
+  void norm_forward(Stream&, const kernels::NormForward<T>&) override {}
+  void norm_backward(Stream&, const kernels::NormBackward<T>&) override {}
   void embedding_forward(Stream&, const kernels::EmbeddingForward<T>&) override {}
   void embedding_backward(Stream&, const kernels::EmbeddingBackward<T>&) override {}
   void cross_entropy_forward(Stream&, const kernels::MeanCrossEntropy<T>&) override {}
@@ -95,20 +93,12 @@ class MetaKernels final : public KernelTable<T> {
 template <class T>
 class MetaHalfKernels final : public HalfKernels<T> {
  public:
-  MetaHalfKernels(DeviceKernels& all, const KernelResources& r)
-      : HalfKernels<T>(all, r.memory), products_(r.products) {}
+  using HalfKernels<T>::HalfKernels;
   void embedding_forward(Stream&, const kernels::EmbeddingForward<T>&) override {}
-  void linear_forward(Stream& s, const kernels::LinearForward<T>& args) override {
-    if (!this->has_product(products_, args.shape)) return HalfKernels<T>::linear_forward(s, args);
-    if (args.activated != nullptr) this->activation_forward(s, kernels::activation_after(args));
-  }
-  void linear_backward(Stream& s, const kernels::LinearBackward<T>& args) override {
-    if (!this->has_product(products_, args.shape)) return HalfKernels<T>::linear_backward(s, args);
-    this->bias_backward(s, args);
-  }
 
  private:
-  const Products products_;
+  void product_forward(Stream&, const kernels::LinearForward<T>&) override {}
+  void product_backward(Stream&, const kernels::LinearBackward<T>&) override {}
 };
 
 /// A GPU computes with half-precision numbers as they are, the host also with f32 copies.

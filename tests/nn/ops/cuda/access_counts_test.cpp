@@ -130,49 +130,51 @@ void expect_norms() {
   Array<W> mean(numbers<W>("m", kRows)), rstd(numbers<W>("r", kRows));
   for (const bool adds : {false, true}) {
     expect_equal(counted_rows<T>([&](auto& k, Stream& s, auto at) {
-                   k.template of<T>()->layer_norm_forward(s, {.rows = kRows,
-                                                              .width = kWidth,
-                                                              .x = at[0],
-                                                              .weight = weight.data(),
-                                                              .bias = bias.data(),
-                                                              .y = at[1],
-                                                              .added = adds ? at[2] : nullptr,
-                                                              .sum = adds ? at[3] : nullptr});
+                   k.template of<T>()->norm_forward(s, {.rows = kRows,
+                                                        .width = kWidth,
+                                                        .x = at[0],
+                                                        .weight = weight.data(),
+                                                        .bias = bias.data(),
+                                                        .y = at[1],
+                                                        .added = adds ? at[2] : nullptr,
+                                                        .sum = adds ? at[3] : nullptr});
                  }),
                  "layer_norm_forward");
     expect_equal(counted_rows<T>([&](auto& k, Stream& s, auto at) {
-                   k.template of<T>()->rms_norm_forward(s, {.rows = kRows,
-                                                            .width = kWidth,
-                                                            .x = at[0],
-                                                            .weight = weight.data(),
-                                                            .y = at[1],
-                                                            .added = adds ? at[2] : nullptr,
-                                                            .sum = adds ? at[3] : nullptr});
+                   k.template of<T>()->norm_forward(s, {.rows = kRows,
+                                                        .width = kWidth,
+                                                        .x = at[0],
+                                                        .weight = weight.data(),
+                                                        .y = at[1],
+                                                        .added = adds ? at[2] : nullptr,
+                                                        .sum = adds ? at[3] : nullptr,
+                                                        .norm = kernels::RowNorm::rms});
                  }),
                  "rms_norm_forward");
     expect_equal(counted_rows<T>([&](auto& k, Stream& s, auto at) {
-                   k.template of<T>()->layer_norm_backward(s, {.rows = kRows,
-                                                               .width = kWidth,
-                                                               .x = at[0],
-                                                               .weight = weight.data(),
-                                                               .mean = mean.data(),
-                                                               .rstd = rstd.data(),
-                                                               .dy = at[1],
-                                                               .dx = at[2],
-                                                               .dweight = weight.data(),
-                                                               .dbias = bias.data(),
-                                                               .accumulate_dx = adds});
+                   k.template of<T>()->norm_backward(s, {.rows = kRows,
+                                                         .width = kWidth,
+                                                         .x = at[0],
+                                                         .weight = weight.data(),
+                                                         .mean = mean.data(),
+                                                         .rstd = rstd.data(),
+                                                         .dy = at[1],
+                                                         .dx = at[2],
+                                                         .dweight = weight.data(),
+                                                         .dbias = bias.data(),
+                                                         .accumulate_dx = adds});
                  }),
                  "layer_norm_backward");
     expect_equal(counted_rows<T>([&](auto& k, Stream& s, auto at) {
-                   k.template of<T>()->rms_norm_backward(s, {.rows = kRows,
-                                                             .width = kWidth,
-                                                             .x = at[0],
-                                                             .weight = weight.data(),
-                                                             .rstd = rstd.data(),
-                                                             .dy = at[1],
-                                                             .dx = at[2],
-                                                             .accumulate_dx = adds});
+                   k.template of<T>()->norm_backward(s, {.rows = kRows,
+                                                         .width = kWidth,
+                                                         .x = at[0],
+                                                         .weight = weight.data(),
+                                                         .rstd = rstd.data(),
+                                                         .dy = at[1],
+                                                         .dx = at[2],
+                                                         .accumulate_dx = adds,
+                                                         .norm = kernels::RowNorm::rms});
                  }),
                  "rms_norm_backward");
   }
@@ -307,9 +309,12 @@ TEST(AccessCounts, ReadsOfAnElementCountOnce) {
 TEST(AccessCounts, ArraysOfRowsAreCounted) {
   const auto forward_with = [](float* weight, std::size_t array) {
     return counted_rows<float>([=](auto& k, Stream& s, auto at) {
-      k.template of<float>()->rms_norm_forward(
-          s,
-          {.rows = kRows, .width = kWidth, .x = at[0], .weight = weight != nullptr ? weight : at[array], .y = at[1]});
+      k.template of<float>()->norm_forward(s, {.rows = kRows,
+                                               .width = kWidth,
+                                               .x = at[0],
+                                               .weight = weight != nullptr ? weight : at[array],
+                                               .y = at[1],
+                                               .norm = kernels::RowNorm::rms});
     });
   };
   Array<float> weight(numbers<float>("w", kWidth));

@@ -34,36 +34,34 @@ struct NormArrays {
         mean(std::vector<double>(rows, NAN)),
         rstd(std::vector<double>(rows, NAN)) {}
 
-  kernels::LayerNormForward<U> layer_forward() {
-    return {rows, width, x.data(), weight.data(), bias.data(), OpMath<U>(1e-3), y.data(), mean.data(), rstd.data()};
-  }
-  kernels::RmsNormForward<U> rms_forward() {
-    return {rows, width, x.data(), weight.data(), OpMath<U>(1e-3), y.data(), rstd.data()};
+  kernels::NormForward<U> forward(kernels::RowNorm norm = kernels::RowNorm::layer) {
+    const bool layer = norm == kernels::RowNorm::layer;
+    return {.rows = rows,
+            .width = width,
+            .x = x.data(),
+            .weight = weight.data(),
+            .bias = layer ? bias.data() : nullptr,
+            .eps = OpMath<U>(1e-3),
+            .y = y.data(),
+            .mean = layer ? mean.data() : nullptr,
+            .rstd = rstd.data(),
+            .norm = norm};
   }
   /// After a forward.
-  kernels::LayerNormBackward<U> layer_backward() {
+  kernels::NormBackward<U> backward(kernels::RowNorm norm = kernels::RowNorm::layer) {
+    const bool layer = norm == kernels::RowNorm::layer;
     return {.rows = rows,
             .width = width,
             .x = x.data(),
             .weight = weight.data(),
-            .mean = mean.data(),
+            .mean = layer ? mean.data() : nullptr,
             .rstd = rstd.data(),
             .dy = dy.data(),
             .dx = dx.data(),
             .dweight = dweight.data(),
-            .dbias = dbias.data(),
-            .accumulate_dx = true};
-  }
-  kernels::RmsNormBackward<U> rms_backward() {
-    return {.rows = rows,
-            .width = width,
-            .x = x.data(),
-            .weight = weight.data(),
-            .rstd = rstd.data(),
-            .dy = dy.data(),
-            .dx = dx.data(),
-            .dweight = dweight.data(),
-            .accumulate_dx = true};
+            .dbias = layer ? dbias.data() : nullptr,
+            .accumulate_dx = true,
+            .norm = norm};
   }
   std::vector<double> outputs() {
     return y.values() + mean.values() + rstd.values() + dx.values() + dweight.values() + dbias.values();
@@ -76,41 +74,37 @@ struct NormArrays {
 
 /// Forward and backward of one norm. The RMS norm's outputs have no mean and no bias gradient.
 template <class U, class T>
-std::vector<double> norm_both_ways(KernelTable<U>& k, Stream& s, NormArrays<U, T>& a, bool centered) {
-  if (centered) {
-    k.layer_norm_forward(s, a.layer_forward());
-    k.layer_norm_backward(s, a.layer_backward());
-    return a.outputs();
-  }
-  k.rms_norm_forward(s, a.rms_forward());
-  k.rms_norm_backward(s, a.rms_backward());
+std::vector<double> norm_both_ways(KernelTable<U>& k, Stream& s, NormArrays<U, T>& a, kernels::RowNorm norm) {
+  k.norm_forward(s, a.forward(norm));
+  k.norm_backward(s, a.backward(norm));
+  if (norm == kernels::RowNorm::layer) return a.outputs();
   return a.y.values() + a.rstd.values() + a.dx.values() + a.dweight.values();
 }
 
 TYPED_TEST(CudaNorms, EveryWidthIsAsInDouble) {
   for (const std::size_t width : kWidths)
-    for (const bool centered : {true, false})
+    for (const kernels::RowNorm norm : {kernels::RowNorm::layer, kernels::RowNorm::rms})
       expect_as_in_double<TypeParam>(
           [&]<class U>(KernelTable<U>& k, Stream& s) {
             NormArrays<U, TypeParam> a(width < 1000 ? 37 : 3, width, 0);
-            return norm_both_ways(k, s, a, centered);
+            return norm_both_ways(k, s, a, norm);
           },
           100, 6.0);
 }
 
 #if !defined(TESSERA_TEST_HOST)
 template <class T>
-std::vector<double> norm_at(std::size_t width, std::size_t offset, bool centered) {
+std::vector<double> norm_at(std::size_t width, std::size_t offset, kernels::RowNorm norm) {
   return Devices().on_device([&](DeviceKernels& kernels, Stream& s) {
     NormArrays<T, T> a(19, width, offset);
-    return norm_both_ways(*kernels.of<T>(), s, a, centered);
+    return norm_both_ways(*kernels.of<T>(), s, a, norm);
   });
 }
 
 TYPED_TEST(CudaNorms, NoAddressShowsInTheBits) {
   for (const std::size_t width : {768U, 1600U, 4104U, 771U})
-    for (const bool centered : {true, false})
-      EXPECT_TRUE(same_bits(norm_at<TypeParam>(width, 0, centered), norm_at<TypeParam>(width, 1, centered))) << width;
+    for (const kernels::RowNorm norm : {kernels::RowNorm::layer, kernels::RowNorm::rms})
+      EXPECT_TRUE(same_bits(norm_at<TypeParam>(width, 0, norm), norm_at<TypeParam>(width, 1, norm))) << width;
 }
 
 /// The control of the two tests above: the bits show in which order a row's elements are added.
@@ -121,9 +115,9 @@ TEST(CudaNormsOnly, AnotherOrderOfSumsShows) {
       auto values = a.x.values();
       if (backwards) std::reverse(values.begin(), values.end());
       Array<float> x(values);
-      auto args = a.layer_forward();
+      auto args = a.forward();
       args.x = x.data();
-      kernels.f32_kernels()->layer_norm_forward(s, args);
+      kernels.f32_kernels()->norm_forward(s, args);
       auto result = a.mean.values();
       if (backwards) std::reverse(result.begin(), result.end());
       return result;
@@ -136,7 +130,7 @@ TEST(CudaNormsOnly, AnotherOrderOfSumsShows) {
 TYPED_TEST(CudaNorms, ASumAndItsNormAreOneCall) {
   using T = TypeParam;
   for (const std::size_t width : {std::size_t{5}, std::size_t{768}, std::size_t{1600}, std::size_t{5001}})
-    for (const bool centered : {true, false})
+    for (const kernels::RowNorm norm : {kernels::RowNorm::layer, kernels::RowNorm::rms})
       Devices().on_device([&](DeviceKernels& kernels, Stream& s) {
         KernelTable<T>& k = *kernels.of<T>();
         NormArrays<T, T> one(11, width, 0), two(11, width, 0);
@@ -149,13 +143,8 @@ TYPED_TEST(CudaNorms, ASumAndItsNormAreOneCall) {
           args.x = two.sum.data();
           return args;
         };
-        if (centered) {
-          k.layer_norm_forward(s, with_sum(one.layer_forward()));
-          k.layer_norm_forward(s, of_sum(two.layer_forward()));
-        } else {
-          k.rms_norm_forward(s, with_sum(one.rms_forward()));
-          k.rms_norm_forward(s, of_sum(two.rms_forward()));
-        }
+        k.norm_forward(s, with_sum(one.forward(norm)));
+        k.norm_forward(s, of_sum(two.forward(norm)));
         EXPECT_TRUE(same_bits(one.sum.values() + one.y.values() + one.rstd.values() + one.mean.values(),
                               two.sum.values() + two.y.values() + two.rstd.values() + two.mean.values()))
             << width;
@@ -171,12 +160,12 @@ TYPED_TEST(CudaNorms, GradientsAreIndependent) {
           std::vector<double> all;
           for (const int wanted : {1, 2, 4, 6}) {  // dx, dweight, dbias, both
             NormArrays<U, T> a(40, width, 0);
-            k.layer_norm_forward(s, a.layer_forward());
-            auto args = a.layer_backward();
+            k.norm_forward(s, a.forward());
+            auto args = a.backward();
             if ((wanted & 1) == 0) args.dx = nullptr;
             if ((wanted & 2) == 0) args.dweight = nullptr;
             if ((wanted & 4) == 0) args.dbias = nullptr;
-            k.layer_norm_backward(s, args);
+            k.norm_backward(s, args);
             if ((wanted & 1) != 0) all = all + a.dx.values();
             if ((wanted & 2) != 0) all = all + a.dweight.values();
             if ((wanted & 4) != 0) all = all + a.dbias.values();

@@ -26,9 +26,9 @@ TYPED_TEST(CudaRows, LayerNormForward) {
           Array<U> y = Array<U>::poisoned(x.size()), plain = Array<U>::poisoned(x.size());
           auto mean = std::make_unique<Array<OpMath<U>>>(std::vector<double>(r.rows, NAN));
           auto rstd = std::make_unique<Array<OpMath<U>>>(std::vector<double>(r.rows, NAN));
-          k.layer_norm_forward(s, {r.rows, r.width, in.data(), weight.data(), bias.data(), OpMath<U>(1e-3), y.data(),
-                                   mean->data(), rstd->data()});
-          k.layer_norm_forward(s, {r.rows, r.width, in.data(), weight.data(), nullptr, OpMath<U>(1e-3), plain.data()});
+          k.norm_forward(s, {r.rows, r.width, in.data(), weight.data(), bias.data(), OpMath<U>(1e-3), y.data(),
+                             mean->data(), rstd->data()});
+          k.norm_forward(s, {r.rows, r.width, in.data(), weight.data(), nullptr, OpMath<U>(1e-3), plain.data()});
           return y.values() + plain.values() + mean->values() + rstd->values();
         },
         60);
@@ -47,11 +47,20 @@ void check_norm_backward(Rows r, bool centered) {
         Array<OpMath<U>> m(mean), q(rstd);
         const auto run = [&](U* dx, U* dweight, U* dbias, bool accumulate) {
           if (centered) {
-            k.layer_norm_backward(s, {r.rows, r.width, in.data(), weight.data(), m.data(), q.data(), from.data(), dx,
-                                      dweight, dbias, accumulate, accumulate, accumulate});
+            k.norm_backward(s, {r.rows, r.width, in.data(), weight.data(), m.data(), q.data(), from.data(), dx, dweight,
+                                dbias, accumulate, accumulate, accumulate});
           } else {
-            k.rms_norm_backward(s, {r.rows, r.width, in.data(), weight.data(), q.data(), from.data(), dx, dweight,
-                                    accumulate, accumulate});
+            k.norm_backward(s, {.rows = r.rows,
+                                .width = r.width,
+                                .x = in.data(),
+                                .weight = weight.data(),
+                                .rstd = q.data(),
+                                .dy = from.data(),
+                                .dx = dx,
+                                .dweight = dweight,
+                                .accumulate_dx = accumulate,
+                                .accumulate_dweight = accumulate,
+                                .norm = kernels::RowNorm::rms});
           }
         };
         run(to.data(), dw.data(), db.data(), true);
@@ -75,7 +84,14 @@ TYPED_TEST(CudaRows, RmsNormForward) {
         Array<U> in(x), weight(w);
         Array<U> y = Array<U>::poisoned(x.size());
         auto rstd = std::make_unique<Array<OpMath<U>>>(std::vector<double>(r.rows, NAN));
-        k.rms_norm_forward(s, {r.rows, r.width, in.data(), weight.data(), OpMath<U>(1e-3), y.data(), rstd->data()});
+        k.norm_forward(s, {.rows = r.rows,
+                           .width = r.width,
+                           .x = in.data(),
+                           .weight = weight.data(),
+                           .eps = OpMath<U>(1e-3),
+                           .y = y.data(),
+                           .rstd = rstd->data(),
+                           .norm = kernels::RowNorm::rms});
         return y.values() + rstd->values();
       },
       30);

@@ -114,6 +114,6 @@ MISTAKES = [
     mistake("nccl-stream-freed-beside-a-gather", "backends/nccl/stream_group.cpp", "  if (runtime_->abandoned().any()) runtime_->abandoned().keep(std::move(stream_));\n", "", r"^nccl\.NcclAbandonedStreams", "a rank hangs in a free after a failure"),
     mistake("nccl-after-the-wrong-default-stream", "backends/nccl/communicator.cpp", "    const DeviceGuard guard(group_->runtime().api(), device->device().index);\n", "", r"^nccl\.NcclStreams", "an operation fails, or does not wait, for data on a program's default stream"),
     mistake("nccl-wrong-default-stream-waits", "backends/nccl/operation.cpp", "  const DeviceGuard guard(nccl_.runtime().api(), device->device().index);  // as in NcclCommunicator::do_after()\n", "", r"^nccl\.NcclStreams", "a program's default stream uses data before it has come"),
-    mistake("nccl-average-over-ranks", "backends/nccl/reduce_op.cpp", "      if (op.scalar == target.size) {", "      if (op.scalar != 1) {", NCCL, "averages over another number are wrong"),
+    mistake("nccl-average-over-ranks", "backends/nccl/reduce_op.cpp", "  if (op.kind == Kind::avg && op.scalar != target.size) {", "  if (op.kind == Kind::avg && op.scalar == 1) {", NCCL, "averages over another number are wrong"),
     mistake("nccl-wrong-device", "backends/nccl/nccl_group.cpp", "    if (view.count != 0 && view.device.index != runtime_->device())", "    if (view.count != 0 && view.device.index < 0)", NCCL, "memory of another device is accepted"),
 ]

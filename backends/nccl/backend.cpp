@@ -1,17 +1,76 @@
-// The entry of this backend in the registry; selects the ranks' devices and exchanges the world's id.
+// The Communicator of this backend, the public interface of an NcclGroup, and its entry in the registry; selects the
+// ranks' devices and exchanges the world's id.
 #include <algorithm>
 #include <array>
 #include <cstring>
 
-#include "backends/nccl/communicator.h"
+#include "backends/nccl/nccl_group.h"
 #include "backends/nccl/shared_gpu.h"
+#include "tessera/base/device_stream.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
+#include "tessera/comm/communicator.h"
 #include "tessera/comm/registry.h"
 
 namespace tessera::comm::nccl {
 namespace {
+
+void require_device(MemoryKind kind) {
+  if (kind != MemoryKind::device) throw Unsupported("nccl: allocate supports device memory only");
+}
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(std::shared_ptr<NcclGroup> group, CommunicatorOptions options)
+      : Communicator(group->rank(), group->size(), std::move(options)), group_(std::move(group)) {}
+  ~NcclCommunicator() override {
+    if (is_parents()) {
+      group_->keep_forever();
+      return;
+    }
+    group_->close();
+  }
+  const Capabilities& capabilities() const noexcept override { return group_->capabilities(); }
+
+ private:
+  Work do_start(const OpDesc& call) override { return group_->start(call); }
+  Work do_batch(std::span<const OpDesc> parts) override { return group_->start_batch(parts); }
+  void do_abort(std::string_view reason) noexcept override { group_->abort(reason); }
+  void do_traffic(TrafficStats& snapshot) const override { group_->read_traffic(snapshot); }
+
+  std::unique_ptr<Communicator> do_split(int color, int key, const SplitOptions& options) override {
+    std::shared_ptr<NcclGroup> child = group_->split(color, key, options);
+    return child == nullptr ? nullptr : std::make_unique<NcclCommunicator>(std::move(child), this->options());
+  }
+  std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options) override {
+    return std::make_unique<NcclCommunicator>(group_->create_group(plan_group(members, options, rank())),
+                                              this->options());
+  }
+
+  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
+    require_device(kind);
+    return group_->runtime().memory().allocate(bytes, use.value_or(MemoryCategory::other),
+                                               use ? memory_tracker() : nullptr);
+  }
+  Buffer do_allocate_symmetric(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
+    require_device(kind);
+    return group_->symmetric_memory().allocate(bytes, use.value_or(MemoryCategory::other),
+                                               use ? memory_tracker() : nullptr);
+  }
+
+  void do_after(Stream& stream) override {
+    if (auto* const device = dynamic_cast<DeviceStream*>(&stream)) {
+      // Handle 0, a program's default stream, is that of the current device.
+      const DeviceGuard guard(group_->runtime().api(), device->device().index);
+      group_->come_after(static_cast<cudaStream_t>(device->native()));
+    } else if (!stream.immediate()) {
+      stream.record().wait();
+    }
+  }
+
+  const std::shared_ptr<NcclGroup> group_;
+};
 
 constexpr EnvVariable kDevice{"TESSERA_NCCL_DEVICE", "", "CUDA device of this rank; default: its local rank"};
 

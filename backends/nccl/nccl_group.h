@@ -72,4 +72,9 @@ class NcclGroup final : public StreamGroup {
   std::map<std::pair<std::uint64_t, int>, std::uint64_t> groups_;  ///< created, by members and tag; guarded by mutex_
 };
 
+/// Creates the communicator of all ranks of `bootstrap` over the functions in `api`, which must outlive everything.
+/// Collective.
+std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options,
+                                         const NcclApi& api);
+
 }  // namespace tessera::comm::nccl

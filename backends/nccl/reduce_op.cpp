@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstring>
+#include <type_traits>
 
 namespace tessera::comm::nccl {
 
@@ -23,61 +24,30 @@ namespace {
 std::array<std::byte, 8> scalar_of(DType dtype, double factor) {
   std::array<std::byte, 8> bytes{};
   const auto put = [&](auto value) { std::memcpy(bytes.data(), &value, sizeof(value)); };
-  switch (dtype) {
-    case DType::f32:
-      put(static_cast<float>(factor));
-      break;
-    case DType::f64:
-      put(factor);
-      break;
-    case DType::f16:
-      put(f16(static_cast<float>(factor)));
-      break;
-    case DType::bf16:
-      put(bf16(static_cast<float>(factor)));
-      break;
-    default:  // little-endian: the low bytes are the element, as in the other backends' arithmetic
+  base::with_dtype(dtype, [&]<class T>(T) {
+    if constexpr (std::is_integral_v<T>)  // little-endian: the low bytes are the element, as in other backends' sums
       put(static_cast<std::int64_t>(factor));
-  }
+    else if constexpr (std::is_same_v<T, double>)
+      put(factor);
+    else
+      put(T(static_cast<float>(factor)));
+  });
   return bytes;
 }
 
 }  // namespace
 
 NcclReduceOp::NcclReduceOp(const LaunchTarget& target, const ReduceOp& op, DType dtype) : target_(target) {
-  switch (op.kind) {  // has_vendor_op(): bits are those of bool
-    case ReduceOp::Kind::sum:
-      op_ = dtype == DType::boolean ? ncclMax : ncclSum;
-      break;
-    case ReduceOp::Kind::prod:
-      op_ = ncclProd;
-      break;
-    case ReduceOp::Kind::min:
-      op_ = ncclMin;
-      break;
-    case ReduceOp::Kind::max:
-      op_ = ncclMax;
-      break;
-    case ReduceOp::Kind::avg:
-      if (op.scalar == target.size) {
-        op_ = ncclAvg;
-      } else if (op.scalar == 1) {
-        op_ = ncclSum;
-      } else {
-        create(1 / op.scalar, dtype);
-      }
-      break;
-    case ReduceOp::Kind::premul_sum:
-      create(op.scalar, dtype);
-      break;
-    case ReduceOp::Kind::bit_and:
-      op_ = ncclMin;
-      break;
-    case ReduceOp::Kind::bit_or:
-      op_ = ncclMax;
-      break;
-    case ReduceOp::Kind::bit_xor:
-      break;
+  using Kind = ReduceOp::Kind;
+  // By kind. Bits are those of bool; has_vendor_op() leaves out bit_xor.
+  constexpr std::array<ncclRedOp_t, kReduceKinds> kOps = {ncclSum, ncclAvg, ncclProd, ncclMin, ncclMax,
+                                                          ncclSum, ncclMin, ncclMax,  ncclSum};
+  op_ = op.kind == Kind::sum && dtype == DType::boolean ? ncclMax : kOps[static_cast<std::size_t>(op.kind)];
+  if (op.kind == Kind::avg && op.scalar != target.size) {
+    op_ = ncclSum;
+    if (op.scalar != 1) create(1 / op.scalar, dtype);
+  } else if (op.kind == Kind::premul_sum) {
+    create(op.scalar, dtype);
   }
 }
 

@@ -1,5 +1,6 @@
 // Branch-free versions of the conversions in dtype.h, so that loops over them vectorize in the instruction set for
-// which the caller is compiled. Equal to those of dtype.h on every input (tests run all of them).
+// which the caller is compiled, also that of a device. Equal to those of dtype.h on every input (tests run all of
+// them).
 #pragma once
 
 #include <bit>
@@ -8,7 +9,7 @@
 #include "tessera/base/dtype.h"
 
 // A function compiled for an instruction set can inline one that isn't, but a call to it would be costly.
-#define TESSERA_HALF_INLINE [[gnu::always_inline]] inline
+#define TESSERA_HALF_INLINE [[gnu::always_inline]] constexpr inline
 
 namespace tessera::base {
 

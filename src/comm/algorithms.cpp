@@ -44,15 +44,12 @@ std::string read_table(const std::string& path) {
 }  // namespace
 
 AlgorithmTable::AlgorithmTable(std::string_view text, std::span<const std::string> known) {
-  if (const std::string table = one_line(text); !table.empty()) parse(table, known);
+  if (const std::string table = one_line(text); !table.empty())
+    each_part(table, ',', [&](std::string_view part) { parse_operation(part, known); });
 }
 
 std::string AlgorithmTable::one_line(std::string_view text) {
   return text.starts_with('@') ? read_table(std::string(text.substr(1))) : std::string(text);
-}
-
-void AlgorithmTable::parse(std::string_view text, std::span<const std::string> known) {
-  each_part(text, ',', [&](std::string_view part) { parse_operation(part, known); });
 }
 
 void AlgorithmTable::parse_operation(std::string_view text, std::span<const std::string> known) {

@@ -39,7 +39,6 @@ class TESSERA_API AlgorithmTable {
   std::string_view choose(OpKind kind, std::uint64_t bytes) const;
 
  private:
-  void parse(std::string_view text, std::span<const std::string> known);
   void parse_operation(std::string_view text, std::span<const std::string> known);
   std::array<std::vector<AlgorithmRange>, kOpKinds> ranges_;
 };

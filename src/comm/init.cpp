@@ -17,7 +17,6 @@
 #include "tessera/comm/core/env_variables.h"
 #include "tessera/comm/core/worlds.h"
 #include "tessera/comm/flight_recorder.h"
-#include "tessera/comm/plugins/builtin.h"
 #include "tessera/comm/plugins/module_loader.h"
 #include "tessera/comm/registry.h"
 #include "tessera/comm/staging.h"

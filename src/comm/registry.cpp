@@ -4,7 +4,6 @@
 #include <map>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/plugins/builtin.h"
 #include "tessera/comm/plugins/module_loader.h"
 
 namespace tessera::comm {

@@ -1,5 +1,4 @@
-#include "tessera/base/device/builtin_devices.h"
-
+// The devices that need no module.
 #include <unistd.h>
 
 #include <atomic>
@@ -8,6 +7,7 @@
 #include <cstring>
 
 #include "tessera/base/cores.h"
+#include "tessera/base/device/module_loader.h"
 #include "tessera/base/error.h"
 #include "tessera/base/memory_pool.h"
 

@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <vector>
 
-#include "tessera/base/device/builtin_devices.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 

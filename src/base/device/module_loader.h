@@ -1,10 +1,14 @@
-// Finds and opens the project's loadable modules.
+// Finds and opens the project's loadable modules; the devices that need none.
 #pragma once
 
 #include <cstddef>
+#include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "tessera/base/device_module.h"
+#include "tessera/base/device_runtime.h"
 #include "tessera/base/export.h"
 
 namespace tessera::base {
@@ -35,6 +39,16 @@ const Table* open_module(const std::string& path, const ModuleDescriptor& table)
   check_module(path, table, found == nullptr ? nullptr : found->abi, found == nullptr ? nullptr : &found->size);
   return found;
 }
+
+std::shared_ptr<DeviceRuntime> cpu_runtime();
+std::shared_ptr<DeviceRuntime> meta_runtime();
+
+/// A device of the project whose module was not built. The build generates the list.
+struct DeviceNotBuilt {
+  std::string_view name;
+  std::string_view reason;
+};
+std::span<const DeviceNotBuilt> devices_not_built();
 
 /// Loads a device module and returns its table, never null.
 TESSERA_API const tessera_device* load_device_module(const std::string& path);

@@ -102,29 +102,17 @@ void ring_reduce_scatter(ScheduleBuilder& builder) {
     }
 }
 
-namespace {
-
-/// Every rank starts with its own part, which lies at `start`, and forwards what it receives; after n - 1 stops every
-/// rank has all parts.
-void pass_around(ScheduleBuilder& builder, const std::vector<std::size_t>& starts, BufferRegion start) {
-  const CollectiveSpec& spec = builder.spec();
-  const int left = builder.around(-1);
-  const int right = builder.around(1);
-  StepId here = kNoStep;
-  for (int stop = 0; stop < builder.ranks(); ++stop) {
-    const BufferRegion part = builder.out(part_of(spec, starts, builder.around(-stop)));
-    if (stop > 0) here = builder.receive(left, part);
-    if (stop < builder.ranks() - 1) builder.send(right, stop == 0 ? start : part, {here});
-  }
-}
-
-}  // namespace
-
+/// Every rank starts with its own part and forwards what it receives; after n - 1 stops every rank has all parts.
 void ring_all_gather(ScheduleBuilder& builder) {
   const CollectiveSpec& spec = builder.spec();
   const Slice own = part_of(spec, spec.out_starts, builder.rank());
   const BufferRegion in = builder.in({0, own.count});
-  pass_around(builder, spec.out_starts, in);
+  StepId here = kNoStep;
+  for (int stop = 0; stop < builder.ranks(); ++stop) {
+    const BufferRegion part = builder.out(part_of(spec, spec.out_starts, builder.around(-stop)));
+    if (stop > 0) here = builder.receive(builder.around(-1), part);
+    if (stop < builder.ranks() - 1) builder.send(builder.around(1), stop == 0 ? in : part, {here});
+  }
   builder.copy(in, builder.out(own), {}, spec.in_place);
 }
 

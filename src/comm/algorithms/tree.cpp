@@ -58,11 +58,6 @@ class SumUp {
   ScratchRing children_;
 };
 
-/// The part of this rank's subtree in a call whose parts start at `starts`.
-Slice subtree(const ScheduleBuilder& builder, const std::vector<std::size_t>& starts, int first, int last) {
-  return parts_of(builder.spec(), starts, first, last);
-}
-
 }  // namespace
 
 void tree_all_reduce(ScheduleBuilder& builder) {
@@ -124,14 +119,14 @@ void binomial_gather(ScheduleBuilder& builder) {
     return;
   }
   const bool root = place.parent < 0;
-  const Slice mine = subtree(builder, starts, place.first, place.last);
+  const Slice mine = parts_of(spec, starts, place.first, place.last);
   const BufferRegion all = root ? builder.out(mine) : builder.scratch(mine.count * builder.element_size());
   const auto at = [&](Slice slice) {
     return sub_region(all, (slice.offset - mine.offset) * builder.element_size(), slice.count * builder.element_size());
   };
   std::vector<StepId> here = {builder.copy(builder.in({0, own.count}), at(own), {}, root && spec.in_place)};
   for (const TreeChild& child : place.children)
-    here.push_back(builder.receive(child.rank, at(subtree(builder, starts, child.first, child.last))));
+    here.push_back(builder.receive(child.rank, at(parts_of(spec, starts, child.first, child.last))));
   if (root) return;
   const StepId sent = builder.send(place.parent, all);
   for (const StepId step : here) builder.wait(sent, step);
@@ -148,14 +143,14 @@ void binomial_scatter(ScheduleBuilder& builder) {
     return;
   }
   const bool root = place.parent < 0;
-  const Slice mine = subtree(builder, starts, place.first, place.last);
+  const Slice mine = parts_of(spec, starts, place.first, place.last);
   const BufferRegion all = root ? builder.in(mine) : builder.scratch(mine.count * builder.element_size());
   const StepId here = root ? kNoStep : builder.receive(place.parent, all);
   const auto at = [&](Slice slice) {
     return sub_region(all, (slice.offset - mine.offset) * builder.element_size(), slice.count * builder.element_size());
   };
   for (const TreeChild& child : place.children)
-    builder.send(child.rank, at(subtree(builder, starts, child.first, child.last)), {here});
+    builder.send(child.rank, at(parts_of(spec, starts, child.first, child.last)), {here});
   builder.copy(at(own), out, {here}, root && spec.in_place);
 }
 

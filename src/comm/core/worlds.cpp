@@ -11,7 +11,7 @@
 #include "tessera/comm/bootstrap/tls_context.h"
 #include "tessera/comm/core/decorator.h"
 #include "tessera/comm/core/env_variables.h"
-#include "tessera/comm/plugins/builtin.h"
+#include "tessera/comm/plugins/module_loader.h"
 
 namespace tessera::comm {
 namespace {

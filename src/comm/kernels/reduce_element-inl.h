@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "tessera/base/dtype.h"
+#include "tessera/base/half_loops-inl.h"
 #include "tessera/comm/types.h"
 
 #ifdef __CUDACC__
@@ -25,47 +25,17 @@ struct SumNumber {
   TESSERA_HD static T store(Sum x) { return x; }
 };
 
-template <>
-struct SumNumber<bf16> {
+/// Halves are reduced in f32.
+template <class Half>
+struct HalfSumNumber {
   using Sum = float;
-  TESSERA_HD static Sum load(bf16 x) { return __builtin_bit_cast(float, static_cast<std::uint32_t>(x.bits) << 16); }
-  TESSERA_HD static bf16 store(Sum value) {
-    const auto x = __builtin_bit_cast(std::uint32_t, value);
-    bf16 made;
-    made.bits = static_cast<std::uint16_t>((x & 0x7fffffffU) > 0x7f800000U ? (x >> 16) | 0x40U
-                                                                           : (x + 0x7fffU + ((x >> 16) & 1U)) >> 16);
-    return made;
-  }
+  TESSERA_HD static Sum load(Half x) { return base::to_float(x); }
+  TESSERA_HD static Half store(Sum x) { return base::from_float<Half>(x); }
 };
-
 template <>
-struct SumNumber<f16> {
-  using Sum = float;
-  TESSERA_HD static Sum load(f16 x) {
-    const std::uint32_t magnitude = static_cast<std::uint32_t>(x.bits & 0x7fffU) << 13;
-    // The exponent's bias differs by 112; the product renormalizes subnormals exactly.
-    const auto scaled = __builtin_bit_cast(std::uint32_t, __builtin_bit_cast(float, magnitude) * 0x1p112F);
-    const std::uint32_t special = magnitude >= 0x0f800000U ? 0x7f800000U : 0U;
-    return __builtin_bit_cast(float, scaled | special | (static_cast<std::uint32_t>(x.bits & 0x8000U) << 16));
-  }
-  TESSERA_HD static f16 store(Sum value) {
-    const auto x = __builtin_bit_cast(std::uint32_t, value);
-    const std::uint32_t magnitude = x & 0x7fffffffU;
-    std::uint32_t half = 0;
-    if (magnitude > 0x7f800000U) {
-      half = 0x7e00U | ((magnitude >> 13) & 0x3ffU);
-    } else if (magnitude >= 0x477ff000U) {
-      half = 0x7c00U;
-    } else if (magnitude < 0x38800000U) {  // the addition itself rounds a subnormal
-      half = __builtin_bit_cast(std::uint32_t, __builtin_bit_cast(float, magnitude) + 0.5F) - 0x3f000000U;
-    } else {
-      half = (magnitude + 0xfffU + ((magnitude >> 13) & 1U) - 0x38000000U) >> 13;
-    }
-    f16 made;
-    made.bits = static_cast<std::uint16_t>(((x >> 16) & 0x8000U) | half);
-    return made;
-  }
-};
+struct SumNumber<bf16> : HalfSumNumber<bf16> {};
+template <>
+struct SumNumber<f16> : HalfSumNumber<f16> {};
 
 template <class S>
 TESSERA_HD S sum_combine(ReduceOp::Kind kind, S a, S b) {

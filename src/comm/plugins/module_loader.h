@@ -1,4 +1,5 @@
-// Backends in loadable modules: finding, loading and describing them.
+// Backends: those that are part of the library, and those in loadable modules, which are found, loaded and described
+// here.
 #pragma once
 
 #include <span>
@@ -9,6 +10,17 @@
 #include "tessera/comm/registry.h"
 
 namespace tessera::comm {
+
+/// The backends that are part of the library. The build generates the list from the directories of backends/
+/// (add_backend).
+std::span<const Backend* const> builtin_backends();
+
+/// A module of the project that was not built.
+struct BackendNotBuilt {
+  std::string_view name;
+  std::string_view reason;
+};
+std::span<const BackendNotBuilt> backends_not_built();
 
 struct ModuleFile {
   std::string backend;  ///< from the file's name: BACKEND.so or BACKEND-VARIANT.so

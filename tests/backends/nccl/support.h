@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "backends/nccl/communicator.h"
+#include "backends/nccl/nccl_group.h"
 #include "tessera/base/device_stream.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/bootstrap/thread_bootstrap.h"

@@ -100,7 +100,7 @@ MISTAKES = [
     mistake("guardian-sleeps", "tools/launch/process.cpp", "  if (got == 1) ::_exit(0);", "  if (got >= 0) ::_exit(0);", LAUNCHER, "grandchildren outlive a killed launcher"),
     mistake("bound-to-one-core", "tools/launch/launcher.cpp", "  return {cores.begin() + rank * share, cores.begin() + (rank + 1) * share};", "  return {cores.begin(), cores.begin() + share};",
             (*LAUNCHER, COMPARE), "all ranks share the first cores"),
-    mistake("second-interrupt-ignored", "tools/launch/launcher.cpp", "    stage_ = Stage::killing;\n    return signal_running(SIGKILL);", "    return;",
+    mistake("second-interrupt-ignored", "tools/launch/launcher.cpp", "      stage_ = Stage::killing;\n      return signal_running(SIGKILL);", "      return;",
             "tools.launcher::LauncherTest.test_a_second_interrupt_ends_ranks_at_once", "a second Ctrl-C has no effect"),
 
     # Plans.

@@ -6,7 +6,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <utility>
 
 #include "tessera/base/env.h"
@@ -63,17 +62,6 @@ bool HostConnection::ended() {
     errors_.reset();
   }
   return !output_ && !errors_;
-}
-
-void HostConnection::read(base::UniqueFd& source, LineSplitter& lines,
-                          const std::function<void(std::string_view)>& line) {
-  char bytes[65536];
-  const ssize_t got = ::read(source.get(), bytes, sizeof bytes);
-  heard_ = std::chrono::steady_clock::now();
-  if (got > 0) return lines.feed({bytes, static_cast<std::size_t>(got)}, line);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  lines.finish(line);
-  source.reset();
 }
 
 namespace {

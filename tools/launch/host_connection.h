@@ -46,7 +46,10 @@ class HostConnection {
 
  private:
   static constexpr std::chrono::seconds kToDrain{2};
-  void read(base::UniqueFd& source, LineSplitter& lines, const std::function<void(std::string_view)>& line);
+  void read(base::UniqueFd& source, LineSplitter& lines, const std::function<void(std::string_view)>& line) {
+    heard_ = std::chrono::steady_clock::now();
+    read_lines(source, lines, line);
+  }
   HostConnection(std::string host, ProcessSpec command, Pipe input);
 
   const std::string host_;

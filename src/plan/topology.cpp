@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
-#include <string>
-#include <string_view>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/schedule.h"

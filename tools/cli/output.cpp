@@ -12,7 +12,6 @@
 #include <map>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
 #include "tessera/base/text.h"
 
 namespace tessera::tools {

@@ -15,10 +15,6 @@ namespace {
 using fsdp::ElementRange;
 using ParameterSet = std::set<const fsdp::Parameter*>;
 
-std::string joined(const std::vector<std::string>& names, const char* between = " ") {
-  return fmt::format("{}", fmt::join(names, between));
-}
-
 bool uses_any(const fsdp::Module& module, const ParameterSet& parameters) {
   const auto all = module.parameters();
   return std::ranges::any_of(all, [&](const auto& each) { return parameters.count(each.get()) > 0; });
@@ -50,9 +46,7 @@ void describe(WrappedUnit& unit, const fsdp::UnitSpec& spec, const std::vector<f
   ParameterSet own;
   for (const auto& parameter : spec.parameters) own.insert(parameter.get());
   if (spec.modules.size() != 1) {
-    std::vector<std::string> names;
-    for (const fsdp::Module* module : spec.modules) names.push_back(with_tie(*module, ""));
-    unit.contents = joined(names);
+    unit.contents = joined_by(each_of(spec.modules, [](const fsdp::Module* part) { return with_tie(*part, ""); }), " ");
     return;
   }
   const fsdp::Module& module = *spec.modules.front();
@@ -69,7 +63,7 @@ void describe(WrappedUnit& unit, const fsdp::UnitSpec& spec, const std::vector<f
     if (used) names.push_back(with_tie(*child, module.path()));
   }
   const std::string type = spec.is_root ? "" : module.type();
-  unit.contents = joined(names);
+  unit.contents = joined_by(names, " ");
   if (!type.empty()) unit.contents = names.empty() ? type : type + ": " + unit.contents;
 }
 

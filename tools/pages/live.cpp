@@ -1,7 +1,6 @@
 // The pictures of pages, with their tables.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <set>
 #include <utility>
 
@@ -36,10 +35,9 @@ ordered_json bytes_json(const Bytes& bytes) {
 ordered_json totals_of(const Comparison& c) {
   ordered_json totals = ordered_json::array();
   for (const RunResult& run : c.runs) {
-    ordered_json losses = ordered_json::array();
-    for (const double loss : run.losses) losses.push_back(std::isfinite(loss) ? ordered_json(loss) : nullptr);
+    const auto shown = [](double loss) { return std::isfinite(loss) ? ordered_json(loss) : nullptr; };
     totals.push_back({{"name", name_of(run)},
-                      {"losses", losses},
+                      {"losses", each_of(run.losses, shown)},
                       {"sent", bytes_json(run.wire_bytes_per_step)},
                       {"formula", bytes_json(run.formula_bytes_per_step)}});
   }

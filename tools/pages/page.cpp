@@ -33,8 +33,7 @@ std::string verdict(const Comparison& comparison) {
   std::string html;
   for (const auto& group : groups) {
     const RunResult& run = *group[0];
-    std::vector<std::string> names;
-    for (const RunResult* member : group) names.push_back(name_of(*member));
+    const auto names = each_of(group, [](const RunResult* member) { return name_of(*member); });
     const std::string ends = group.size() == 1 ? " ends" : " end bitwise equal";
     html += "<p class=\"verdict" + std::string(groups.size() > 1 ? " differs" : "") + "\">" +
             escape(joined_by_and(names) + ends) + ": parameters <code>" + escape(run.final_parameters_hash) +

@@ -328,9 +328,7 @@ int run_report(const ReportOptions& options) {
     return 0;
   }
   check_outputs({{"--output", options.output}}, options.files);
-  std::vector<Comparison> comparisons;
-  for (const std::string& file : options.files) comparisons.push_back(read_comparison(file));
-  write_file(options.output, pages::page(comparisons));
+  write_file(options.output, pages::page(each_of(options.files, read_comparison)));
   print_clean("wrote {}\n", options.output);
   return 0;
 }

@@ -1,6 +1,5 @@
 #include "tools/train/step_recorder.h"
 
-#include <algorithm>
 #include <numeric>
 
 #include "tessera/base/stream.h"
@@ -29,9 +28,8 @@ void StepRecorder::end_step(std::int64_t step, const std::vector<base::TraceEven
 }
 
 StepTimeline StepRecorder::gather(comm::HostCollectives& control) const {
-  std::vector<double> own;
-  for (const RecordedStep& step : steps_) own.push_back(static_cast<double>(step.end_ns - step.begin_ns));
-  return gather_step(control, steps_.at(median_round(largest(control, own))));
+  const auto length = [](const RecordedStep& step) { return static_cast<double>(step.end_ns - step.begin_ns); };
+  return gather_step(control, steps_.at(median_round(largest(control, each_of(steps_, length)))));
 }
 
 StepTimeline gather_step(comm::HostCollectives& control, const RecordedStep& own) {
@@ -83,8 +81,8 @@ void add_state(StepTimeline& timeline, const TrainPlan& plan, const fsdp::Strate
 std::vector<nlohmann::json> gather_json(comm::HostCollectives& control, const nlohmann::ordered_json& own_json) {
   const std::string own = json_text(own_json);
   const std::vector<std::uint64_t> length = {own.size()};
-  std::vector<std::size_t> counts;
-  for (const auto& rank : control.gather_all(length)) counts.push_back(rank[0]);
+  const std::vector<std::size_t> counts =
+      each_of(control.gather_all(length), [](const auto& rank) { return std::size_t{rank[0]}; });
   std::string all(std::accumulate(counts.begin(), counts.end(), std::size_t{0}), ' ');
   const comm::ConstView in{own.data(), own.size(), base::DType::u8, {}};
   const comm::View out{all.data(), all.size(), base::DType::u8, {}};

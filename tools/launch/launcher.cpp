@@ -186,8 +186,7 @@ class Launcher {
   /// may take their time.
   void read_rest() {
     const auto all_read = [&] {
-      return std::all_of(ranks_.begin(), ranks_.end(),
-                         [](const LaunchedProcess& rank) { return rank.output->ended(); });
+      return std::ranges::all_of(ranks_, [](const LaunchedProcess& rank) { return rank.output->ended(); });
     };
     auto deadline = Clock::now() + std::chrono::seconds(1);
     while (!all_read() && Clock::now() < deadline) {
@@ -283,8 +282,8 @@ class Launcher {
   /// They can detect and report nothing.
   bool rest_is_stopped() const {
     if (watch_) return watch_->rest_is_stopped();
-    return std::all_of(ranks_.begin(), ranks_.end(),
-                       [](const LaunchedProcess& rank) { return !rank.running || is_stopped(rank.pid); });
+    return std::ranges::none_of(ranks_,
+                                [](const LaunchedProcess& rank) { return rank.running && !is_stopped(rank.pid); });
   }
 
   void escalate() {
@@ -312,9 +311,7 @@ class Launcher {
     }
   }
 
-  bool any_running() const {
-    return std::any_of(ranks_.begin(), ranks_.end(), [](const LaunchedProcess& r) { return r.running; });
-  }
+  bool any_running() const { return std::ranges::any_of(ranks_, &LaunchedProcess::running); }
 
   /// Prints the held errors, then the first cause.
   int report() {

@@ -24,7 +24,7 @@ std::string place(const std::string& picture, const std::string& kind, const std
 }
 
 bool has_timelines(const Comparison& c) {
-  return std::any_of(c.runs.begin(), c.runs.end(), [](const RunResult& run) { return run.timeline.has_value(); });
+  return std::ranges::any_of(c.runs, [](const RunResult& run) { return run.timeline.has_value(); });
 }
 
 ordered_json bytes_json(const Bytes& bytes) {

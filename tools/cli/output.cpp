@@ -202,6 +202,12 @@ std::string with_commas(std::string digits) {
   return digits;
 }
 
+std::string replaced(std::string_view text, char what, std::string_view by) {
+  std::string result;
+  for (const char c : text) result += c == what ? by : std::string_view(&c, 1);
+  return result;
+}
+
 std::string joined_by_and(const std::vector<std::string>& words) {
   std::string text;
   for (std::size_t i = 0; i < words.size(); ++i)

@@ -87,6 +87,9 @@ std::string human_bytes(std::integral auto bytes) { return human_bytes(static_ca
 std::string with_commas(std::string digits);
 std::string with_commas(std::integral auto number) { return with_commas(std::to_string(number)); }
 
+/// The text with `by` in place of each `what`.
+std::string replaced(std::string_view text, char what, std::string_view by);
+
 /// "a", "a and b", "a, b and c".
 std::string joined_by_and(const std::vector<std::string>& words);
 

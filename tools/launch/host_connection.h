@@ -18,7 +18,7 @@ namespace tessera::tools {
 class HostConnection {
  public:
   /// Starts `command`, which ends with this process. Throws InvalidUsage, SystemError.
-  HostConnection(std::string host, const ProcessSpec& command);
+  HostConnection(std::string host, ProcessSpec command, Pipe input = make_pipe());
   ~HostConnection();
 
   const std::string& host() const { return host_; }
@@ -26,7 +26,7 @@ class HostConnection {
   void send(std::string_view line);
   void flush() { input_.flush(); }
   /// Ends the far side by the end of its input.
-  void hang_up();
+  void hang_up() { lifeline_.reset(); }
   void kill() const;
 
   /// Descriptors to poll; -1: none.
@@ -50,7 +50,6 @@ class HostConnection {
     heard_ = std::chrono::steady_clock::now();
     read_lines(source, lines, line);
   }
-  HostConnection(std::string host, ProcessSpec command, Pipe input);
 
   const std::string host_;
   base::UniqueFd lifeline_;

@@ -49,11 +49,6 @@ RankOutput::RankOutput(const LaunchSpec& plan, int rank, Outlet& output, Outlet&
   ::fcntl(output_pipe_.read_end.get(), F_SETFL, O_NONBLOCK);
 }
 
-void RankOutput::detach() {
-  output_pipe_.write_end.reset();
-  errors_pipe_.write_end.reset();
-}
-
 void RankOutput::on_line(std::string_view line, bool is_error) {
   if (!is_error && plan_.progress != nullptr && line.starts_with(kProgressMark))
     return plan_.progress->show(line.substr(kProgressMark.size()));
@@ -94,7 +89,5 @@ void RankOutput::pass_on(std::string_view line, bool is_error) const {
   if (plan_.progress != nullptr) plan_.progress->hide();
   (is_error ? errors_ : output_).write(text);
 }
-
-std::optional<std::string> RankOutput::release_error() { return std::exchange(held_, std::nullopt); }
 
 }  // namespace tessera::tools

@@ -65,7 +65,10 @@ class RankOutput {
   /// Write ends for the rank; detach() closes them in this process.
   int child_output() const { return output_pipe_.write_end.get(); }
   int child_errors() const { return errors_pipe_.write_end.get(); }
-  void detach();
+  void detach() {
+    output_pipe_.write_end.reset();
+    errors_pipe_.write_end.reset();
+  }
 
   /// Descriptors to poll; -1 if no (more) data can come, or if the forwarded output is not read.
   int output() const { return output_.full() ? -1 : output_pipe_.read_end.get(); }
@@ -80,7 +83,7 @@ class RankOutput {
   }
 
   /// Returns and clears the rank's held error line, without its "tessera: ".
-  std::optional<std::string> release_error();
+  std::optional<std::string> release_error() { return std::exchange(held_, std::nullopt); }
   /// Returns and clears the held lines of other programs, unchanged.
   std::string release_others() { return std::exchange(others_, {}); }
   const std::string& others() const { return others_; }

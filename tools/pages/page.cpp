@@ -293,12 +293,6 @@ std::string document(const std::string& title, const std::string& body) {
          style + "</style></head>\n<body>\n" + body + scripts + "</body></html>\n";
 }
 
-std::string replaced(std::string_view text, char what, std::string_view by) {
-  std::string result;
-  for (const char c : text) result += c == what ? by : std::string_view(&c, 1);
-  return result;
-}
-
 std::string escape(std::string_view text) {
   constexpr std::string_view kSpecial = "&<>\"'";
   constexpr std::array<std::string_view, 5> kEntities = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};

@@ -99,14 +99,6 @@ LanguageTask::LanguageTask(const TrainPlan& plan, nn::Context& context)
   if (plan.eval != nullptr) windows_.emplace(plan.eval, plan.eval->all(), plan.seq_len);
 }
 
-std::int64_t LanguageTask::evaluation_samples() const { return windows_ ? windows_->count() : 0; }
-
-nn::Tensor LanguageTask::evaluation(base::ElementRange samples) { return loss_of(windows_->batch(context(), samples)); }
-
-nn::Tensor LanguageTask::loss_of(const nn::TokenBatch& batch) {
-  return module_as<nn::CausalModel>().loss(batch.tokens, batch.targets);
-}
-
 nn::Tensor LanguageTask::loss(std::int64_t step, base::ElementRange samples) {
   batch_ = batches_->batch(context(), step + 1, samples);
   return loss_of(*batch_);

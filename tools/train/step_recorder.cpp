@@ -14,12 +14,6 @@ constexpr std::int64_t kWarmUpSteps = 2;
 
 }  // namespace
 
-StepRecorder::StepRecorder(base::MemoryTracker& memory_tracker) : memory_tracker_(memory_tracker) {
-  memory_tracker.keep_history(true);
-}
-
-StepRecorder::~StepRecorder() { memory_tracker_.keep_history(false); }
-
 void StepRecorder::begin_step() { begin_ns_ = base::host_time_ns(); }
 
 void StepRecorder::end_step(std::int64_t step, const std::vector<base::TraceEvent>& events) {

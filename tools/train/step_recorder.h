@@ -45,8 +45,10 @@ void add_state(StepTimeline& timeline, const TrainPlan& plan, const fsdp::Strate
 /// While it lives, the memory tracker keeps each change. One per rank; one thread at a time.
 class StepRecorder {
  public:
-  explicit StepRecorder(base::MemoryTracker& memory_tracker);
-  ~StepRecorder();
+  explicit StepRecorder(base::MemoryTracker& memory_tracker) : memory_tracker_(memory_tracker) {
+    memory_tracker.keep_history(true);
+  }
+  ~StepRecorder() { memory_tracker_.keep_history(false); }
   StepRecorder(const StepRecorder&) = delete;
   StepRecorder& operator=(const StepRecorder&) = delete;
 

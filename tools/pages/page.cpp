@@ -18,14 +18,6 @@ using nlohmann::ordered_json;
 
 namespace {
 
-constexpr std::array<const char*, 5> kCollectives = {"all_gather", "reduce_scatter", "all_reduce", "control", "send"};
-
-/// By kCollectives.
-template <class T>
-std::array<T, kCollectives.size()> values_of(const PerCollective<T>& p) {
-  return {p.all_gather, p.reduce_scatter, p.all_reduce, p.control, p.send};
-}
-
 std::string paragraph(const std::string& text) { return "<p>" + escape(text) + "</p>\n"; }
 
 std::string verdict(const Comparison& comparison) {
@@ -157,9 +149,9 @@ std::string communication_of(const Comparison& c) {
   Table table{"Per step: calls, bytes that one rank sent (highest), and the bytes of the formula",
               {"strategy", "collective", "calls", "sent", "formula", "difference"}};
   for (const RunResult& run : c.runs) {
-    const auto calls = values_of(run.calls_per_step);
-    const auto wire = values_of(run.wire_bytes_per_step);
-    const auto predicted = values_of(run.formula_bytes_per_step);
+    const auto calls = run.calls_per_step.values();
+    const auto wire = run.wire_bytes_per_step.values();
+    const auto predicted = run.formula_bytes_per_step.values();
     for (std::size_t i = 0; i < kCollectives.size(); ++i) {
       if (calls[i] == 0 && wire[i] == 0 && predicted[i] == 0) continue;
       std::vector<std::string>& row = table.rows.emplace_back(1, full_name(run));

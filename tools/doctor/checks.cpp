@@ -224,7 +224,6 @@ void check_clock(Findings& all) {
                    "are compared by time"});
 }
 
-/// Runs a world of two ranks on each backend that this program has.
 /// Those of ranks' own programs show in the worlds of check_backends().
 void check_environment(Findings& all) {
   try {
@@ -234,6 +233,7 @@ void check_environment(Findings& all) {
   }
 }
 
+/// Runs a world of two ranks on each backend that this program has.
 void check_backends(Findings& all) {
   const std::string self = fs::read_symlink("/proc/self/exe");
   for (const comm::BackendState& backend : comm::list_backends()) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <set>
-#include <stdexcept>
 
 #include "tools/cli/output.h"
 #include "tools/train/model_task.h"
@@ -100,13 +99,6 @@ const fsdp::FlatLayout& WrappedUnit::largest() const {
   return *std::ranges::max_element(flats, {}, &fsdp::FlatLayout::padded);
 }
 
-int parts_over(const fsdp::Axes& axes, const fsdp::MeshShape& mesh) {
-  int parts = 1;
-  for (const fsdp::MeshAxis& axis : mesh.axes)
-    if (axes.count(axis.name) > 0) parts *= axis.size;
-  return parts;
-}
-
 fsdp::ElementRange shard_of(int rank, std::int64_t padded, const fsdp::Axes& axes, const fsdp::MeshShape& mesh) {
   ElementRange range{0, padded};
   for (auto axis = mesh.axes.rbegin(); axis != mesh.axes.rend(); rank /= axis->size, ++axis) {
@@ -153,18 +145,6 @@ Wrapping::Wrapping(const TrainPlan& plan, const StepPlan& step) : task_(make_tas
         needlessly_held_.push_back(held.module->path());
     units_.push_back(std::move(unit));
   }
-}
-
-const WrappedUnit& Wrapping::unit(const std::string& name) const {
-  for (const WrappedUnit& unit : units_)
-    if (unit.name == name) return unit;
-  throw std::out_of_range("no unit " + name);
-}
-
-const WrappedUnit& Wrapping::example() const {
-  for (const WrappedUnit& unit : units_)
-    if (!unit.is_root) return unit;
-  return units_.front();
 }
 
 }  // namespace tessera::tools

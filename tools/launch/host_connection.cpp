@@ -32,10 +32,6 @@ HostConnection::~HostConnection() {
   ::waitpid(pid_, nullptr, 0);
 }
 
-void HostConnection::send(std::string_view line) {
-  if (lifeline_) input_.write(std::string(line) + "\n");
-}
-
 void HostConnection::kill() const {
   if (running_) ::kill(pid_, SIGKILL);
 }

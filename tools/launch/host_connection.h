@@ -23,7 +23,9 @@ class HostConnection {
 
   const std::string& host() const { return host_; }
   /// Sends a line as soon as the connection accepts it.
-  void send(std::string_view line);
+  void send(std::string_view line) {
+    if (lifeline_) input_.write(std::string(line) + "\n");
+  }
   void flush() { input_.flush(); }
   /// Ends the far side by the end of its input.
   void hang_up() { lifeline_.reset(); }

@@ -106,6 +106,13 @@ fsdp::StepShape step_shape_of(const StepOptions& o) {
           .reshard_after_backward = o.reshard_after_backward != "false"};
 }
 
+int parts_over(const fsdp::Axes& axes, const fsdp::MeshShape& mesh) {
+  int parts = 1;
+  for (const fsdp::MeshAxis& axis : mesh.axes)
+    if (axes.count(axis.name) > 0) parts *= axis.size;
+  return parts;
+}
+
 int sync_period(const fsdp::Strategy& strategy) {
   const fsdp::Axis axis = fsdp::periodic_axis(strategy);
   return axis.empty() ? 1 : strategy.sync.at(axis).period;

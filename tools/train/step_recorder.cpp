@@ -2,7 +2,6 @@
 
 #include <numeric>
 
-#include "tessera/base/stream.h"
 #include "tools/cli/output.h"
 #include "tools/results/rounds.h"
 
@@ -13,8 +12,6 @@ constexpr std::size_t kKeptSteps = 16;
 constexpr std::int64_t kWarmUpSteps = 2;
 
 }  // namespace
-
-void StepRecorder::begin_step() { begin_ns_ = base::host_time_ns(); }
 
 void StepRecorder::end_step(std::int64_t step, const std::vector<base::TraceEvent>& events) {
   steps_.push_back({step, begin_ns_, base::host_time_ns(), events, memory_tracker_.drain_history()});
@@ -55,12 +52,8 @@ StepTimeline gather_step(comm::HostCollectives& control, const RecordedStep& own
 
 void add_state(StepTimeline& timeline, const TrainPlan& plan, const fsdp::Strategy& strategy,
                const fsdp::MeshShape& mesh) {
-  const auto parts = [&](const fsdp::Axes& axes) {
-    int count = 1;
-    for (const fsdp::Axis& axis : axes) count *= mesh.size_of(axis);
-    return count;
-  };
-  timeline.pieces = {parts(strategy.param_at_rest), parts(strategy.gradient), parts(strategy.optimizer)};
+  timeline.pieces = {parts_over(strategy.param_at_rest, mesh), parts_over(strategy.gradient, mesh),
+                     parts_over(strategy.optimizer, mesh)};
   const TrainOptions& options = plan.options;
   if (options.optimizer != "adamw" || plan.lora || options.cpu_offload || !options.f32_modules.empty() ||
       !fsdp::periodic_axis(strategy).empty())

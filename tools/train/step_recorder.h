@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "tessera/base/stream.h"
 #include "tessera/comm/host_collectives.h"
 #include "tools/results/step_timeline.h"
 #include "tools/train/plan.h"
@@ -52,7 +53,7 @@ class StepRecorder {
   StepRecorder(const StepRecorder&) = delete;
   StepRecorder& operator=(const StepRecorder&) = delete;
 
-  void begin_step();
+  void begin_step() { begin_ns_ = base::host_time_ns(); }
   void end_step(std::int64_t step, const std::vector<base::TraceEvent>& events);
 
   /// Of the kept steps the one whose length, on its slowest rank, is the median; without the first two of the run,

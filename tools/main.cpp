@@ -36,9 +36,7 @@ void say(std::string text) {
 }
 
 std::string names_of(const CLI::App& app) {
-  std::string names;
-  for (const CLI::App* command : app.get_subcommands({})) names += (names.empty() ? "" : " ") + command->get_name();
-  return names;
+  return joined_by(each_of(app.get_subcommands({}), [](const CLI::App* command) { return command->get_name(); }), " ");
 }
 
 int usage_error(const CommandLine& commands, const std::string& text) {
@@ -60,8 +58,7 @@ int parse(CommandLine& commands) {
   if (commands.arguments.empty()) return usage_error(commands, "no subcommand given; known: " + names_of(app));
   const std::string& first = commands.arguments.front();
   const auto all = app.get_subcommands({});
-  const bool known =
-      std::any_of(all.begin(), all.end(), [&](const CLI::App* command) { return command->get_name() == first; });
+  const bool known = std::ranges::any_of(all, [&](const CLI::App* command) { return command->get_name() == first; });
   if (!first.starts_with('-') && !known)
     return usage_error(commands, "unknown subcommand '" + first + "'; known: " + names_of(app));
   try {

@@ -1,7 +1,6 @@
 #include "tessera/plan/simulation.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "tessera/base/error.h"

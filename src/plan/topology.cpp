@@ -1,10 +1,6 @@
 #include "tessera/plan/topology.h"
 
-#include <algorithm>
 #include <bit>
-#include <cmath>
-#include <string>
-#include <string_view>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/schedule.h"
@@ -175,18 +171,6 @@ Placement::Placement(const Topology& topology, int world, const RankSet& members
     inside_.push_back((last - std::max(start, members.first)) / members.stride + 1);
     in_domain_.push_back(std::min(start + domain.ranks, world) - start);
   }
-}
-
-int Placement::communicators(int level) const { return std::max(1, in_domain(level) / inside(level)); }
-
-double Placement::latency(int level) const {
-  return level == 0 ? topology_.latency_s : topology_.domains[static_cast<std::size_t>(level - 1)].latency_s;
-}
-
-double Placement::latency() const {
-  int outermost = 0;
-  while (outermost < levels() && spans(outermost + 1)) ++outermost;
-  return latency(outermost);
 }
 
 std::vector<std::string> simulated_algorithms() {

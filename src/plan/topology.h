@@ -2,6 +2,7 @@
 // cost on them.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <string_view>
@@ -46,13 +47,19 @@ class Placement {
   /// True if members are outside of the domain.
   bool spans(int level) const { return inside(level) < ranks_; }
   /// Communicators like this one that have members in the domain.
-  int communicators(int level) const;
+  int communicators(int level) const { return std::max(1, in_domain(level) / inside(level)); }
   /// Ranks of any communicator in the domain: they do the same at the same time.
   int in_domain(int level) const { return level == 0 ? 1 : in_domain_[static_cast<std::size_t>(level - 1)]; }
   /// Seconds of latency of a message that leaves the domains up to `level`.
-  double latency(int level) const;
+  double latency(int level) const {
+    return level == 0 ? topology_.latency_s : topology_.domains[static_cast<std::size_t>(level - 1)].latency_s;
+  }
   /// Seconds of latency of a message to any member.
-  double latency() const;
+  double latency() const {
+    int outermost = 0;
+    while (outermost < levels() && spans(outermost + 1)) ++outermost;
+    return latency(outermost);
+  }
 
  private:
   const Topology& topology_;

@@ -3,14 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/kernels/reduce.h"
-#include "tessera/plan/network.h"
 
 namespace tessera::plan {
 namespace {

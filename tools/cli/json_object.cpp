@@ -61,10 +61,6 @@ double JsonObject::number(const std::string& key, NumberRange range) {
   return value.get<double>();
 }
 
-double JsonObject::number_or(const std::string& key, double fallback, NumberRange range) {
-  return has(key) ? number(key, range) : fallback;
-}
-
 int JsonObject::integer(const std::string& key, int low) {
   constexpr int kMax = 1 << 20;
   const std::string expected = fmt::format("a whole number from {} to {}", low, kMax);
@@ -72,10 +68,6 @@ int JsonObject::integer(const std::string& key, int low) {
   if (!value.is_number_integer() || value.get<double>() < low || value.get<double>() > kMax)
     fail(key, "is " + base::brief(value) + "; expected " + expected);
   return value.get<int>();
-}
-
-int JsonObject::integer_or(const std::string& key, int fallback, int low) {
-  return has(key) ? integer(key, low) : fallback;
 }
 
 std::string JsonObject::text(const std::string& key) {
@@ -97,13 +89,6 @@ std::size_t JsonObject::choice(const std::string& key, const std::vector<std::st
     if (value == choices[i]) return i;
   fail(key, "is " + base::brief(value) + "; expected " + expected);
 }
-
-bool JsonObject::is_array(const std::string& key) const {
-  const auto found = value_.find(key);
-  return found != value_.end() && found->is_array();
-}
-
-JsonObject JsonObject::object(const std::string& key) { return {at(key, "an object"), file_, path_of(key)}; }
 
 std::vector<JsonObject> JsonObject::objects(const std::string& key) {
   const Json& value = at(key, "an array of objects");

@@ -28,16 +28,19 @@ class JsonObject {
   JsonObject(const nlohmann::json& value, std::string file, std::string path = "");
 
   bool has(const std::string& key);
-  bool is_array(const std::string& key) const;  ///< false also if the key is missing
+  /// False also if the key is missing.
+  bool is_array(const std::string& key) const { return value_.contains(key) && value_[key].is_array(); }
   double number(const std::string& key, NumberRange range);
-  double number_or(const std::string& key, double fallback, NumberRange range);
+  double number_or(const std::string& key, double fallback, NumberRange range) {
+    return has(key) ? number(key, range) : fallback;
+  }
   int integer(const std::string& key, int low);
-  int integer_or(const std::string& key, int fallback, int low);
+  int integer_or(const std::string& key, int fallback, int low) { return has(key) ? integer(key, low) : fallback; }
   std::string text(const std::string& key);
   std::string text_or(const std::string& key, const std::string& fallback);
   /// The index of the text in `choices`.
   std::size_t choice(const std::string& key, const std::vector<std::string>& choices);
-  JsonObject object(const std::string& key);
+  JsonObject object(const std::string& key) { return {at(key, "an object"), file_, path_of(key)}; }
   /// The elements of an array of objects.
   std::vector<JsonObject> objects(const std::string& key);
   /// Pairs of numbers, the first ones strictly increasing from 0, the second ones not negative; at least one.

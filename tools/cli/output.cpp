@@ -12,7 +12,6 @@
 #include <map>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
 #include "tessera/base/text.h"
 
 namespace tessera::tools {
@@ -201,6 +200,12 @@ std::string with_commas(std::string digits) {
     digits.insert(at, ",");
   }
   return digits;
+}
+
+std::string replaced(std::string_view text, char what, std::string_view by) {
+  std::string result;
+  for (const char c : text) result += c == what ? by : std::string_view(&c, 1);
+  return result;
 }
 
 std::string joined_by_and(const std::vector<std::string>& words) {

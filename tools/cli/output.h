@@ -5,10 +5,13 @@
 
 #include <concepts>
 #include <cstdio>
+#include <functional>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -84,8 +87,24 @@ std::string human_bytes(std::integral auto bytes) { return human_bytes(static_ca
 std::string with_commas(std::string digits);
 std::string with_commas(std::integral auto number) { return with_commas(std::to_string(number)); }
 
+/// The text with `by` in place of each `what`.
+std::string replaced(std::string_view text, char what, std::string_view by);
+
 /// "a", "a and b", "a, b and c".
 std::string joined_by_and(const std::vector<std::string>& words);
+
+/// "a, b, c" with `between` ", ".
+std::string joined_by(const auto& items, std::string_view between) {
+  return fmt::format("{}", fmt::join(items, between));
+}
+
+/// What `of`, a function or a member, gives for each item.
+template <class Items, class Of>
+auto each_of(const Items& items, Of&& of) {
+  std::vector<std::decay_t<std::invoke_result_t<Of&, decltype(*std::begin(items))>>> all;
+  for (const auto& item : items) all.push_back(std::invoke(of, item));
+  return all;
+}
 
 /// The rows in columns, each row as a line: the first column is left-aligned, all others right-aligned. All rows have
 /// the length of the first.

@@ -14,13 +14,11 @@
 #include "tools/cli/output.h"
 #include "tools/cli/validators.h"
 #include "tools/compare/compare.h"
-#include "tools/compare/programs.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
 #include "tools/pages/page.h"
 #include "tools/results/comparison.h"
 #include "tools/results/rounds.h"
-#include "tools/train/trainer.h"
 
 namespace tessera::tools {
 namespace {
@@ -131,9 +129,7 @@ std::vector<std::string> noise_of(int ranks, std::optional<double> others_percen
 std::vector<std::string> combine(const std::vector<std::vector<CompareRun>>& results, Comparison& comparison) {
   std::vector<std::string> traces;
   for (const std::vector<CompareRun>& rounds : results) {
-    std::vector<RunResult> of_run;
-    for (const CompareRun& run : rounds) of_run.push_back(run.result);
-    comparison.runs.push_back(combine_rounds(of_run));
+    comparison.runs.push_back(combine_rounds(each_of(rounds, &CompareRun::result)));
     RunResult& run = comparison.runs.back();
     const CompareRun& median = rounds[median_round(run.round_step_ms)];
     traces.push_back(median.trace);
@@ -145,22 +141,14 @@ std::vector<std::string> combine(const std::vector<std::vector<CompareRun>>& res
   return traces;
 }
 
-std::vector<std::string> names_of(const std::vector<PlannedRun>& contestants) {
-  std::vector<std::string> names;
-  for (const PlannedRun& contestant : contestants) names.push_back(contestant.name);
-  return names;
-}
-
 Why why_of(const CompareOptions& options, const std::vector<PlannedRun>& contestants,
            std::vector<std::vector<CompareRun>>& results) {
-  const auto [from, to] = find_runs(options.why, names_of(contestants));
+  const auto [from, to] = find_runs(options.why, each_of(contestants, &PlannedRun::name));
   const auto run_of = [&](std::size_t i, const std::string& name) {
     return PlannedRun{name_of(results[i].front().result), strategy_of_run(name), contestants[i].plan};
   };
   const auto parts_of = [&](std::size_t i) {
-    std::vector<StepParts> parts;
-    for (const CompareRun& run : results[i]) parts.push_back(run.result.parts.value());
-    return parts;
+    return each_of(results[i], [](const CompareRun& run) { return run.result.parts.value(); });
   };
   comm::SlowLinks links = *contestants[from].plan.links;
   const bool fitted = contestants[from].plan.fits_links;
@@ -205,8 +193,8 @@ int compare(const CommandLine& commands, const CompareOptions& asked) {
                         .machine = machine_line(),
                         .command = commands.arguments};
   for (TrainPlan& one : plans)
-    one.command = {{"--strategies", fmt::format("{}", fmt::join(strategies, ","))},
-                   {"--wraps", fmt::format("{}", fmt::join(options.wraps, ","))},
+    one.command = {{"--strategies", joined_by(strategies, ",")},
+                   {"--wraps", joined_by(options.wraps, ",")},
                    {"--repeat", std::to_string(options.rounds())}};
   std::vector<PlannedRun> contestants;
   for (const std::string& strategy : strategies)
@@ -214,7 +202,7 @@ int compare(const CommandLine& commands, const CompareOptions& asked) {
       contestants.push_back(
           {options.wraps.empty() ? strategy : strategy + " " + wrapped.options.wrap, strategy, wrapped});
   if (!options.why.empty()) {
-    const auto [from, to] = find_runs(options.why, names_of(contestants));
+    const auto [from, to] = find_runs(options.why, each_of(contestants, &PlannedRun::name));
     for (const std::size_t run : {from, to}) require_equal_steps(contestants[run]);
   }
   const std::optional<CoreTicks> before = core_ticks();

@@ -60,6 +60,12 @@ Why measured_why(const PlannedRun& from, const PlannedRun& to,
 /// from files that plan doesn't read. `app` has parsed compare.
 std::vector<std::string> plan_arguments(const CLI::App& app, const CompareOptions& options);
 
+/// compare --programs: programs that train the same model in their own ways, side by side. Runs each of
+/// options.programs ("NAME=PROGRAM ARGUMENTS") as ranks, which print their result as docs/programs.md describes, and
+/// compares them with the first. `command` has parsed compare. Returns the exit code. Throws InvalidUsage for options
+/// that are the trainings' of this tool, and for programs without a result.
+int compare_programs(const CLI::App& command, const CompareOptions& options);
+
 /// `runs` are those of `contestants`, with timelines. Nothing on devices, whose steps these schedules don't describe.
 std::optional<WhatIf> what_if_of(const std::vector<PlannedRun>& contestants, const std::vector<RunResult>& runs);
 

@@ -8,7 +8,6 @@
 #include "tools/cli/output.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
-#include "tools/results/comparison.h"
 #include "tools/results/rounds.h"
 #include "tools/train/step_progress.h"
 #include "tools/train/trainer.h"

@@ -1,4 +1,4 @@
-#include "tools/compare/programs.h"
+#include "tools/compare/compare.h"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,6 @@
 #include <cmath>
 #include <filesystem>
 #include <sstream>
-#include <utility>
 
 #include "tessera/base/error.h"
 #include "tools/cli/machine.h"

@@ -1,11 +1,9 @@
 #include "tools/doctor/checks.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <sys/timex.h>
@@ -14,7 +12,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
@@ -189,10 +186,10 @@ void check_network(Findings& all, bool several) {
     all.push_back({several ? "error" : "note", "interfaces", "no interface but loopback has an address",
                    "ranks reach this host alone; ip address add ADDRESS/BITS dev NAME"});
   else if (!bridges.empty() && bridges.size() < names.size())
-    all.push_back({"note", "interfaces", fmt::format("{}, with bridges of this host's own", fmt::join(names, ", ")),
-                   fmt::format("TESSERA_IFNAME=^{} if another host can't be reached", fmt::join(bridges, ","))});
+    all.push_back({"note", "interfaces", fmt::format("{}, with bridges of this host's own", joined_by(names, ", ")),
+                   fmt::format("TESSERA_IFNAME=^{} if another host can't be reached", joined_by(bridges, ","))});
   else
-    all.push_back({"ok", "interfaces", fmt::format("{}", fmt::join(names, ", "))});
+    all.push_back({"ok", "interfaces", joined_by(names, ", ")});
 }
 
 void check_name(Findings& all, bool several) {
@@ -227,7 +224,6 @@ void check_clock(Findings& all) {
                    "are compared by time"});
 }
 
-/// Runs a world of two ranks on each backend that this program has.
 /// Those of ranks' own programs show in the worlds of check_backends().
 void check_environment(Findings& all) {
   try {
@@ -237,6 +233,7 @@ void check_environment(Findings& all) {
   }
 }
 
+/// Runs a world of two ranks on each backend that this program has.
 void check_backends(Findings& all) {
   const std::string self = fs::read_symlink("/proc/self/exe");
   for (const comm::BackendState& backend : comm::list_backends()) {

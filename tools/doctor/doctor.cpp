@@ -245,18 +245,10 @@ bool connect_hosts(Examination& examination, std::deque<Patient>& hosts) {
 /// A world with a rank on each host, by tessera run.
 void run_world(Examination& examination, const HostLaunchSpec& spec) {
   const HostOptions& options = spec.options;
-  std::string names;
-  for (const HostSlots& host : spec.hosts) names += (names.empty() ? "" : ",") + host.name;
-  std::vector<std::string> command = {std::filesystem::read_symlink("/proc/self/exe"),
-                                      "run",
-                                      "--hosts",
-                                      names,
-                                      "--ssh",
-                                      options.ssh,
-                                      "--remote-tessera",
-                                      options.remote_tessera,
-                                      "--directory",
-                                      "/"};
+  const std::string names = joined_by(each_of(spec.hosts, &HostSlots::name), ",");
+  std::vector<std::string> command = {std::filesystem::read_symlink("/proc/self/exe"), "run"};
+  command.insert(command.end(), {"--hosts", names, "--ssh", options.ssh, "--remote-tessera", options.remote_tessera,
+                                 "--directory", "/"});
   for (const std::string& name : options.forward) command.insert(command.end(), {"--forward", name});
   if (!options.address.empty()) command.insert(command.end(), {"--address", options.address});
   command.insert(command.end(),

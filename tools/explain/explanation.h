@@ -3,6 +3,7 @@
 // and what they don't; and what the step costs.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -91,7 +92,7 @@ struct UnitGradient {
   std::string first;          ///< parameter, and its element, with which the range begins
   std::int64_t elements = 0;  ///< of parameters
   double sum_of_squares = 0;
-  double norm() const;
+  double norm() const { return std::sqrt(sum_of_squares); }
 };
 
 /// The values of one unit on one rank.

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 
 #include "tessera/base/error.h"
@@ -30,9 +29,7 @@ std::string milliseconds(std::int64_t ns) { return fmt::format("{:.3f} ms", stat
 std::string unit_names(const Explanation& step) {
   const std::vector<WrappedUnit>& units = step.wrapping->units();
   if (units.size() > 4) return fmt::format("{}, {} .. {}", units[0].name, units[1].name, units.back().name);
-  std::vector<std::string> names;
-  for (const WrappedUnit& unit : units) names.push_back(unit.name);
-  return fmt::format("{}", fmt::join(names, ", "));
+  return joined_by(each_of(units, &WrappedUnit::name), ", ");
 }
 
 int parts_at_rest_of(const Explanation& step) {
@@ -66,7 +63,7 @@ Told whose_unit(const Explanation& step) {
       {fmt::format("Does rank {} belong to a unit?", rank),
        fmt::format("No. Of every unit ({}) it keeps shard {} of {}: {}. A unit says what is used together, a shard who "
                    "keeps it.",
-                   unit_names(step), place, parts, fmt::join(kinds, ", "))}};
+                   unit_names(step), place, parts, joined_by(kinds, ", "))}};
 }
 
 Told whole_model(const Explanation& step) {
@@ -110,12 +107,12 @@ Told why_root(const Explanation& step) {
   if (root == nullptr || root->first.empty() || root->last.empty()) return {};
   std::string answer =
       fmt::format("It computes before all others ({}) and after them ({}): it is in use for the whole step.",
-                  fmt::join(root->first, " "), fmt::join(root->last, " "));
+                  joined_by(root->first, " "), joined_by(root->last, " "));
   const std::vector<std::string>& held = step.wrapping->needlessly_held();
   if (!held.empty())
-    answer += fmt::format(" {} could be {}: --wrap \"{};{}\".", fmt::join(held, " and "),
+    answer += fmt::format(" {} could be {}: --wrap \"{};{}\".", joined_by(held, " and "),
                           held.size() == 1 ? "a unit of its own" : "units of their own", step.plan.options.wrap,
-                          fmt::join(held, ";"));
+                          joined_by(held, ";"));
   return {{"Why does the root stay?", answer}};
 }
 

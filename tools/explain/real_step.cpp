@@ -1,7 +1,6 @@
 // One step on real ranks: run_real_step() of explanation.h.
 #include <fmt/format.h>
 
-#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -142,8 +141,6 @@ RankValues first_step_values(const TrainPlan& plan, comm::Communicator& world,
 }
 
 }  // namespace
-
-double UnitGradient::norm() const { return std::sqrt(sum_of_squares); }
 
 std::optional<double> whole_norm(const RealStep& step, std::size_t unit) {
   std::map<std::pair<std::string, std::int64_t>, double> seen;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cmath>
 #include <map>
 
 #include "tessera/base/error.h"
@@ -85,7 +84,7 @@ std::vector<std::pair<std::size_t, std::size_t>> alike(const Explanation& step) 
 std::string ranks_of_shard(const Shard& shard) {
   if (shard.ranks.size() == 1) return fmt::format("rank {}", shard.ranks[0]);
   if (shard.ranks.size() > 4) return fmt::format("ranks {}, {} ..", shard.ranks[0], shard.ranks[1]);
-  return fmt::format("ranks {}", fmt::join(shard.ranks, ", "));
+  return fmt::format("ranks {}", joined_by(shard.ranks, ", "));
 }
 
 std::string shards_text(const Explanation& step, std::size_t width) {
@@ -114,7 +113,7 @@ std::string shards_text(const Explanation& step, std::size_t width) {
     text += wrapped(width,
                     fmt::format("{}{:<{}}  {:>{}}..{:<{}}  ", kMargin, ranks_of_shard(shard), ranks, shard.range.begin,
                                 end, shard.range.end - 1, end),
-                    fmt::format("{}", fmt::join(shard.contents, ", ")));
+                    joined_by(shard.contents, ", "));
   }
   return text;
 }
@@ -259,7 +258,7 @@ std::string counted_units(const OperationCost& cost) {
     for (const auto& [count, units] : by_count)
       names.push_back(fmt::format("{} units{}", units, count == 1 ? "" : fmt::format(" {} times", count)));
   }
-  return fmt::format("{}", fmt::join(names, ", "));
+  return joined_by(names, ", ");
 }
 
 /// "3/4 x 682,240: root, 2 x h.0", if that is what was sent: another algorithm, or a plug-in, may send something else.

@@ -104,7 +104,7 @@ class StoryBuilder {
       notes.push_back(fmt::format("queued {:.3f}", static_cast<double>(sent.queued_ns) / 1e6));
     if (sent.rounds > 1)
       notes.push_back(fmt::format("{} rounds in {:.3f}", sent.rounds, static_cast<double>(event.duration_ns()) / 1e6));
-    added.note = fmt::format("{}", fmt::join(notes, ", "));
+    added.note = joined_by(notes, ", ");
     if (parts == 1) return;
     const WrappedUnit& unsharded_unit = unit(event);
     const int kept_parts = parts_over(unsharded_unit.strategy.param_after_forward, input_.mesh);
@@ -155,7 +155,7 @@ class StoryBuilder {
     in_backward_ = true;
     const WrappedUnit& begun = unit(event);
     const bool outer = !begun.first.empty() || !begun.last.empty();
-    std::string note = begun.is_root && outer && holds_others(event) ? "from the loss: " + joined_names(begun.last)
+    std::string note = begun.is_root && outer && holds_others(event) ? "from the loss: " + joined_by(begun.last, " ")
                                                                      : "gradients of its own data";
     if (std::exchange(gradients_explained_, true) && !begun.is_root) note.clear();
     if (begun.is_root) gradients_explained_ = !holds_others(event);
@@ -223,7 +223,7 @@ class StoryBuilder {
       return later.kind == event.kind && later.start_ns >= at_ns && later.start_ns < event.end_ns;
     });
     std::string note;
-    if (!more && goes_on.is_root) note = joined_names(forward ? goes_on.last : goes_on.first);
+    if (!more && goes_on.is_root) note = joined_by(forward ? goes_on.last : goes_on.first, " ");
     if (!more && forward && goes_on.is_root) note += note.empty() ? "the loss" : ", the loss";
     row(event, at_ns, (forward ? "forward " : "backward ") + event.unit + ", on", std::move(note));
   }
@@ -236,12 +236,8 @@ class StoryBuilder {
     });
   }
 
-  static std::string joined_names(const std::vector<std::string>& names) {
-    return fmt::format("{}", fmt::join(names, " "));
-  }
-
   std::string own_modules(const WrappedUnit& unit, const std::vector<std::string>& names) const {
-    return unit.is_root && !names.empty() ? joined_names(names) + ", of its own sequences" : "";
+    return unit.is_root && !names.empty() ? joined_by(names, " ") + ", of its own sequences" : "";
   }
 
   const StoryInput& input_;

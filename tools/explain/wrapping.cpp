@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <set>
-#include <stdexcept>
 
 #include "tools/cli/output.h"
 #include "tools/train/model_task.h"
@@ -14,10 +13,6 @@ namespace {
 
 using fsdp::ElementRange;
 using ParameterSet = std::set<const fsdp::Parameter*>;
-
-std::string joined(const std::vector<std::string>& names, const char* between = " ") {
-  return fmt::format("{}", fmt::join(names, between));
-}
 
 bool uses_any(const fsdp::Module& module, const ParameterSet& parameters) {
   const auto all = module.parameters();
@@ -50,9 +45,7 @@ void describe(WrappedUnit& unit, const fsdp::UnitSpec& spec, const std::vector<f
   ParameterSet own;
   for (const auto& parameter : spec.parameters) own.insert(parameter.get());
   if (spec.modules.size() != 1) {
-    std::vector<std::string> names;
-    for (const fsdp::Module* module : spec.modules) names.push_back(with_tie(*module, ""));
-    unit.contents = joined(names);
+    unit.contents = joined_by(each_of(spec.modules, [](const fsdp::Module* part) { return with_tie(*part, ""); }), " ");
     return;
   }
   const fsdp::Module& module = *spec.modules.front();
@@ -69,7 +62,7 @@ void describe(WrappedUnit& unit, const fsdp::UnitSpec& spec, const std::vector<f
     if (used) names.push_back(with_tie(*child, module.path()));
   }
   const std::string type = spec.is_root ? "" : module.type();
-  unit.contents = joined(names);
+  unit.contents = joined_by(names, " ");
   if (!type.empty()) unit.contents = names.empty() ? type : type + ": " + unit.contents;
 }
 
@@ -104,13 +97,6 @@ std::vector<std::string> contents_of(const WrappedUnit& unit, const fsdp::FlatLa
 
 const fsdp::FlatLayout& WrappedUnit::largest() const {
   return *std::ranges::max_element(flats, {}, &fsdp::FlatLayout::padded);
-}
-
-int parts_over(const fsdp::Axes& axes, const fsdp::MeshShape& mesh) {
-  int parts = 1;
-  for (const fsdp::MeshAxis& axis : mesh.axes)
-    if (axes.count(axis.name) > 0) parts *= axis.size;
-  return parts;
 }
 
 fsdp::ElementRange shard_of(int rank, std::int64_t padded, const fsdp::Axes& axes, const fsdp::MeshShape& mesh) {
@@ -159,18 +145,6 @@ Wrapping::Wrapping(const TrainPlan& plan, const StepPlan& step) : task_(make_tas
         needlessly_held_.push_back(held.module->path());
     units_.push_back(std::move(unit));
   }
-}
-
-const WrappedUnit& Wrapping::unit(const std::string& name) const {
-  for (const WrappedUnit& unit : units_)
-    if (unit.name == name) return unit;
-  throw std::out_of_range("no unit " + name);
-}
-
-const WrappedUnit& Wrapping::example() const {
-  for (const WrappedUnit& unit : units_)
-    if (!unit.is_root) return unit;
-  return units_.front();
 }
 
 }  // namespace tessera::tools

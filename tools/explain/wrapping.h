@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -43,9 +44,17 @@ class Wrapping {
 
   const std::vector<WrappedUnit>& units() const { return units_; }
   /// Throws std::out_of_range for an unknown name.
-  const WrappedUnit& unit(const std::string& name) const;
+  const WrappedUnit& unit(const std::string& name) const {
+    for (const WrappedUnit& unit : units_)
+      if (unit.name == name) return unit;
+    throw std::out_of_range("no unit " + name);
+  }
   /// The unit that examples show: the first one that is not the root, if there is one.
-  const WrappedUnit& example() const;
+  const WrappedUnit& example() const {
+    for (const WrappedUnit& unit : units_)
+      if (!unit.is_root) return unit;
+    return units_.front();
+  }
   std::int64_t padded() const { return padded_; }  ///< the sum over all units, as below
   std::uint64_t bytes() const { return bytes_; }
   bool encoded() const { return encoded_; }  ///< some elements encode parameters in 4 bits, two in each
@@ -61,9 +70,6 @@ class Wrapping {
   bool encoded_ = false;
   std::vector<std::string> needlessly_held_;
 };
-
-/// In how many parts these axes of the mesh divide a flat parameter.
-int parts_over(const fsdp::Axes& axes, const fsdp::MeshShape& mesh);
 
 /// The range of `padded` elements that a rank keeps of state that is sharded over `axes`.
 fsdp::ElementRange shard_of(int rank, std::int64_t padded, const fsdp::Axes& axes, const fsdp::MeshShape& mesh);

@@ -127,10 +127,10 @@ void print_all() {
     print_state("device", d.name, d.available, said);
     if (!d.libraries.empty()) print_clean("{:<12} {:<6} {}\n", "libraries", d.name, d.libraries);
   }
-  print_clean("strategies   {}\n", fmt::join(fsdp::strategy_names(), " "));
+  print_clean("strategies   {}\n", joined_by(fsdp::strategy_names(), " "));
   print_clean("communicators {} per rank, {} over a mesh of two axes\n", communicators(1, 2), communicators(2, 2));
-  print_clean("collectives  {}\n", fmt::join(fsdp::CollectiveRegistry::built_in().names(), " "));
-  print_clean("models       {}\n", fmt::join(nn::preset_names(), " "));
+  print_clean("collectives  {}\n", joined_by(fsdp::CollectiveRegistry::built_in().names(), " "));
+  print_clean("models       {}\n", joined_by(nn::preset_names(), " "));
   print_clean("More: tessera info --env, --models, --json\n");
 }
 

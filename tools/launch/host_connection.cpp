@@ -6,15 +6,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <utility>
 
 #include "tessera/base/env.h"
+#include "tools/cli/output.h"
 
 namespace tessera::tools {
-
-HostConnection::HostConnection(std::string host, const ProcessSpec& command)
-    : HostConnection(std::move(host), command, make_pipe()) {}
 
 HostConnection::HostConnection(std::string host, ProcessSpec command, Pipe input)
     : host_(std::move(host)), lifeline_(std::move(input.write_end)), input_(lifeline_.get()) {
@@ -34,12 +31,6 @@ HostConnection::~HostConnection() {
   kill();
   ::waitpid(pid_, nullptr, 0);
 }
-
-void HostConnection::send(std::string_view line) {
-  if (lifeline_) input_.write(std::string(line) + "\n");
-}
-
-void HostConnection::hang_up() { lifeline_.reset(); }
 
 void HostConnection::kill() const {
   if (running_) ::kill(pid_, SIGKILL);
@@ -65,27 +56,6 @@ bool HostConnection::ended() {
   return !output_ && !errors_;
 }
 
-void HostConnection::read(base::UniqueFd& source, LineSplitter& lines,
-                          const std::function<void(std::string_view)>& line) {
-  char bytes[65536];
-  const ssize_t got = ::read(source.get(), bytes, sizeof bytes);
-  heard_ = std::chrono::steady_clock::now();
-  if (got > 0) return lines.feed({bytes, static_cast<std::size_t>(got)}, line);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  lines.finish(line);
-  source.reset();
-}
-
-namespace {
-
-std::string quoted(const std::string& text) {
-  std::string result = "'";
-  for (const char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return result + "'";
-}
-
-}  // namespace
-
 /// The user's own options come first, and ssh uses the first value of each.
 std::vector<std::string> far_side_command(std::vector<std::string> ssh, const std::string& host,
                                           const std::string& tessera, const std::string& subcommand) {
@@ -93,7 +63,8 @@ std::vector<std::string> far_side_command(std::vector<std::string> ssh, const st
        {"BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3", "ControlMaster=no",
         "ControlPath=none", "ClearAllForwardings=yes", "ForwardX11=no", "ForwardAgent=no", "LogLevel=ERROR"})
     ssh.insert(ssh.end(), {"-o", option});
-  ssh.insert(ssh.end(), {"-T", "-e", "none", "--", host, "exec " + quoted(tessera) + " " + subcommand + " --as-host"});
+  ssh.insert(ssh.end(), {"-T", "-e", "none", "--", host,
+                         "exec '" + replaced(tessera, '\'', "'\\''") + "' " + subcommand + " --as-host"});
   return ssh;
 }
 

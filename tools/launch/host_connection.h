@@ -18,15 +18,17 @@ namespace tessera::tools {
 class HostConnection {
  public:
   /// Starts `command`, which ends with this process. Throws InvalidUsage, SystemError.
-  HostConnection(std::string host, const ProcessSpec& command);
+  HostConnection(std::string host, ProcessSpec command, Pipe input = make_pipe());
   ~HostConnection();
 
   const std::string& host() const { return host_; }
   /// Sends a line as soon as the connection accepts it.
-  void send(std::string_view line);
+  void send(std::string_view line) {
+    if (lifeline_) input_.write(std::string(line) + "\n");
+  }
   void flush() { input_.flush(); }
   /// Ends the far side by the end of its input.
-  void hang_up();
+  void hang_up() { lifeline_.reset(); }
   void kill() const;
 
   /// Descriptors to poll; -1: none.
@@ -46,8 +48,10 @@ class HostConnection {
 
  private:
   static constexpr std::chrono::seconds kToDrain{2};
-  void read(base::UniqueFd& source, LineSplitter& lines, const std::function<void(std::string_view)>& line);
-  HostConnection(std::string host, ProcessSpec command, Pipe input);
+  void read(base::UniqueFd& source, LineSplitter& lines, const std::function<void(std::string_view)>& line) {
+    heard_ = std::chrono::steady_clock::now();
+    read_lines(source, lines, line);
+  }
 
   const std::string host_;
   base::UniqueFd lifeline_;

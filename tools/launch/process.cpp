@@ -122,20 +122,6 @@ void remove_segments() {
   for (const std::string& path : unused) ::unlink(path.c_str());
 }
 
-}  // namespace
-
-bool is_stopped(pid_t pid) { return state_of("/proc/" + std::to_string(pid)) == 'T'; }
-
-void remove_leftovers() noexcept {
-  comm::remove_dead_rendezvous_files();
-  try {
-    remove_segments();
-  } catch (const std::exception&) {  // they remain until the next start
-  }
-}
-
-namespace {
-
 std::vector<char*> pointers(const std::vector<std::string>& strings) {
   std::vector<char*> result;
   for (const std::string& text : strings) result.push_back(const_cast<char*>(text.c_str()));
@@ -175,31 +161,6 @@ struct Prepared {  // all that the child needs, prepared before the fork: after 
   [[maybe_unused]] const ssize_t written = ::write(report, &error, sizeof error);
   ::_exit(127);
 }
-
-}  // namespace
-
-pid_t start_process(const ProcessSpec& plan) {
-  Prepared prepared{pointers(plan.command), pointers(plan.environment), {}, ::getpid()};
-  CPU_ZERO(&prepared.cores);
-  for (const int core : plan.cores) CPU_SET(core, &prepared.cores);
-  Pipe report = make_pipe();  // closes itself when exec succeeds
-  const pid_t pid = ::_Fork();
-  if (pid < 0) throw base::system_error("launcher: can't start '" + plan.command[0] + "'");
-  if (pid == 0) run_child(plan, prepared, report.write_end.get());
-  report.write_end.reset();
-  int error = 0;
-  ssize_t got = 0;
-  do got = ::read(report.read_end.get(), &error, sizeof error);
-  while (got < 0 && errno == EINTR);
-  if (got != sizeof error) return pid;
-  ::waitpid(pid, nullptr, 0);
-  const std::string text = "can't start '" + plan.command[0] + "': " + std::generic_category().message(error);
-  if (error == ENOENT || error == EACCES || error == ENOEXEC || error == ENOTDIR || error == EISDIR)
-    throw base::InvalidUsage(text + "; give a program's path or a name in PATH");
-  throw base::SystemError(text);
-}
-
-namespace {
 
 /// True if NAME=value is one of the process's initial variables.
 bool has_marker(pid_t pid, const char* marker, std::size_t length) {
@@ -254,6 +215,37 @@ int kill_marked(const char* marker, std::size_t length) {
 }
 
 }  // namespace
+
+bool is_stopped(pid_t pid) { return state_of("/proc/" + std::to_string(pid)) == 'T'; }
+
+void remove_leftovers() noexcept {
+  comm::remove_dead_rendezvous_files();
+  try {
+    remove_segments();
+  } catch (const std::exception&) {  // they remain until the next start
+  }
+}
+
+pid_t start_process(const ProcessSpec& plan) {
+  Prepared prepared{pointers(plan.command), pointers(plan.environment), {}, ::getpid()};
+  CPU_ZERO(&prepared.cores);
+  for (const int core : plan.cores) CPU_SET(core, &prepared.cores);
+  Pipe report = make_pipe();  // closes itself when exec succeeds
+  const pid_t pid = ::_Fork();
+  if (pid < 0) throw base::system_error("launcher: can't start '" + plan.command[0] + "'");
+  if (pid == 0) run_child(plan, prepared, report.write_end.get());
+  report.write_end.reset();
+  int error = 0;
+  ssize_t got = 0;
+  do got = ::read(report.read_end.get(), &error, sizeof error);
+  while (got < 0 && errno == EINTR);
+  if (got != sizeof error) return pid;
+  ::waitpid(pid, nullptr, 0);
+  const std::string text = "can't start '" + plan.command[0] + "': " + std::generic_category().message(error);
+  if (error == ENOENT || error == EACCES || error == ENOEXEC || error == ENOTDIR || error == EISDIR)
+    throw base::InvalidUsage(text + "; give a program's path or a name in PATH");
+  throw base::SystemError(text);
+}
 
 OrphanReaper::OrphanReaper(const std::string& marker) {
   Pipe pipe = make_pipe();

@@ -78,93 +78,6 @@ void remove(const Names& names) {
   ::rmdir(names.directory);  // if it is empty
 }
 
-class Guard {
- public:
-  explicit Guard(int listener) : listener_(listener) { watch(listener); }
-
-  /// Waits until a rank dies; returns its rank. -1: no rank died; all have ended, or one has failed and reported why.
-  int wait_for_death();
-  /// Waits for the remaining ranks, also for those of the `all` from `first` on that have yet to connect, then kills
-  /// them. A rank that comes after a failure was reported is no death: the launcher ends it before it can say anything.
-  void end_others(int first, int all);
-  bool came(int rank) const { return ranks_[rank].came; }
-
- private:
-  struct Rank {
-    bool came = false;
-    bool ends = false;    ///< by itself, or because the launcher ends it
-    bool aborts = false;  ///< perhaps because of another rank that died just before
-  };
-  struct Connection {
-    bool open = false;
-    int rank = -1;  ///< not received yet
-    pid_t pid = 0;  ///< alive while the connection is open
-  };
-  enum class Report { nothing, late, end, failure };
-  bool watch(int fd) const;
-  Report next(int patience, int& rank);
-  void accept_one();
-  int dying_rank() const;
-  void signal_all(int signal) const;
-  bool rest_is_stopped() const;
-  bool wait_until_gone(int patience);
-
-  const int listener_;
-  const int events_ = ::epoll_create1(EPOLL_CLOEXEC);
-  Rank ranks_[kMaxRanks];
-  Connection connections_[kMaxRanks];
-  int open_ = 0;
-  bool begun_ = false;
-};
-
-bool Guard::watch(int fd) const {
-  epoll_event wanted = {.events = EPOLLIN | EPOLLRDHUP, .data = {.fd = fd}};
-  return ::epoll_ctl(events_, EPOLL_CTL_ADD, fd, &wanted) == 0;
-}
-
-void Guard::accept_one() {
-  const int fd = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  if (fd < 0) return;
-  ucred peer = {};
-  socklen_t size = sizeof peer;
-  const bool known = ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == ::geteuid();
-  if (fd >= kMaxRanks || !known || !watch(fd)) return static_cast<void>(::close(fd));
-  connections_[fd] = {.open = true, .rank = -1, .pid = peer.pid};
-  ++open_;
-  begun_ = true;
-}
-
-/// Handles one event. Events are in the order in which they happened.
-Guard::Report Guard::next(int patience, int& rank) {
-  epoll_event event = {};
-  const int count = ::epoll_wait(events_, &event, 1, patience);
-  if (count == 0) return Report::late;
-  if (count < 0) return Report::nothing;
-  const int fd = event.data.fd;
-  if (fd == listener_) {
-    accept_one();
-    return Report::nothing;
-  }
-  char text[64] = {};
-  const ssize_t got = ::recv(fd, text, sizeof text - 1, 0);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return Report::nothing;
-  Connection& one = connections_[fd];
-  if (const int said = std::atoi(text); got > 0 && one.rank < 0 && said >= 0 && said < kMaxRanks) one.rank = said;
-  if (got <= 0) {
-    ::close(fd);
-    one.open = false;
-    --open_;
-  }
-  if (one.rank < 0) return Report::nothing;
-  rank = one.rank;
-  Rank& state = ranks_[rank];
-  state.came = true;
-  state.ends |= std::strpbrk(text, "eft") != nullptr;
-  state.aborts |= std::strchr(text, 'a') != nullptr;
-  if (std::strchr(text, 'f') != nullptr) return Report::failure;
-  return got > 0 || state.ends ? Report::nothing : Report::end;
-}
-
 struct ProcessState {
   bool dying = false;    ///< has begun to end, which takes it milliseconds if it has much memory, or has ended
   bool stopped = false;  ///< by a signal
@@ -188,81 +101,159 @@ ProcessState state_of(pid_t pid) {
   return {.dying = (flags & kExiting) != 0, .stopped = letter == 'T'};
 }
 
-/// A connected rank whose process is ending, but not because it aborts. -1: none.
-int Guard::dying_rank() const {
-  for (const Connection& one : connections_)
-    if (one.open && one.rank >= 0 && one.pid > 0 && !ranks_[one.rank].aborts && !ranks_[one.rank].ends &&
-        state_of(one.pid).dying)
-      return one.rank;
-  return -1;
-}
+class Guard {
+ public:
+  explicit Guard(int listener) : listener_(listener) { watch(listener); }
 
-int Guard::wait_for_death() {
-  int suspect = -1;
-  while (!begun_ || open_ > 0) {
-    int rank = -1;
-    switch (next(suspect >= 0 ? kTurn : begun_ ? kForEver : kFirstRank, rank)) {
-      case Report::late:
-        return suspect;
-      case Report::failure:
-        return -1;
-      case Report::end:
-        if (!ranks_[rank].aborts) return rank;
-        if (suspect < 0) suspect = rank;
-        break;
-      case Report::nothing:
-        // Reading the memory of a dead rank aborts the reader, often before the dead rank's connection is closed.
-        if (rank < 0 || !ranks_[rank].aborts) break;
-        if (const int cause = dying_rank(); cause >= 0) return cause;
-        break;
+  /// Waits until a rank dies; returns its rank. -1: no rank died; all have ended, or one has failed and reported why.
+  int wait_for_death() {
+    int suspect = -1;
+    while (!begun_ || open_ > 0) {
+      int rank = -1;
+      switch (next(suspect >= 0 ? kTurn : begun_ ? kForEver : kFirstRank, rank)) {
+        case Report::late:
+          return suspect;
+        case Report::failure:
+          return -1;
+        case Report::end:
+          if (!ranks_[rank].aborts) return rank;
+          if (suspect < 0) suspect = rank;
+          break;
+        case Report::nothing:
+          // Reading the memory of a dead rank aborts the reader, often before the dead rank's connection is closed.
+          if (rank < 0 || !ranks_[rank].aborts) break;
+          if (const int cause = dying_rank(); cause >= 0) return cause;
+          break;
+      }
+    }
+    return suspect;
+  }
+
+  /// Waits for the remaining ranks, also for those of the `all` from `first` on that have yet to connect, then kills
+  /// them. A rank that comes after a failure was reported is no death: the launcher ends it before it can say anything.
+  void end_others(int first, int all) {
+    const auto missing = [&] {
+      for (int rank = first; rank < first + all && rank < kMaxRanks; ++rank)
+        if (!came(rank)) return true;
+      return false;
+    };
+    for (int waited = 0; waited < kGrace && !(open_ > 0 && rest_is_stopped()); waited += kLook) {
+      if (open_ == 0 && !missing()) return;
+      int rank = -1;
+      open_ > 0 ? static_cast<void>(wait_until_gone(kLook)) : static_cast<void>(next(kLook, rank));
+    }
+    if (open_ == 0) return;
+    signal_all(SIGTERM);
+    if (!wait_until_gone(kTerminated)) signal_all(SIGKILL);
+  }
+
+  bool came(int rank) const { return ranks_[rank].came; }
+
+ private:
+  struct Rank {
+    bool came = false;
+    bool ends = false;    ///< by itself, or because the launcher ends it
+    bool aborts = false;  ///< perhaps because of another rank that died just before
+  };
+  struct Connection {
+    bool open = false;
+    int rank = -1;  ///< not received yet
+    pid_t pid = 0;  ///< alive while the connection is open
+  };
+  enum class Report { nothing, late, end, failure };
+
+  bool watch(int fd) const {
+    epoll_event wanted = {.events = EPOLLIN | EPOLLRDHUP, .data = {.fd = fd}};
+    return ::epoll_ctl(events_, EPOLL_CTL_ADD, fd, &wanted) == 0;
+  }
+
+  /// Handles one event. Events are in the order in which they happened.
+  Report next(int patience, int& rank) {
+    epoll_event event = {};
+    const int count = ::epoll_wait(events_, &event, 1, patience);
+    if (count == 0) return Report::late;
+    if (count < 0) return Report::nothing;
+    const int fd = event.data.fd;
+    if (fd == listener_) {
+      accept_one();
+      return Report::nothing;
+    }
+    char text[64] = {};
+    const ssize_t got = ::recv(fd, text, sizeof text - 1, 0);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return Report::nothing;
+    Connection& one = connections_[fd];
+    if (const int said = std::atoi(text); got > 0 && one.rank < 0 && said >= 0 && said < kMaxRanks) one.rank = said;
+    if (got <= 0) {
+      ::close(fd);
+      one.open = false;
+      --open_;
+    }
+    if (one.rank < 0) return Report::nothing;
+    rank = one.rank;
+    Rank& state = ranks_[rank];
+    state.came = true;
+    state.ends |= std::strpbrk(text, "eft") != nullptr;
+    state.aborts |= std::strchr(text, 'a') != nullptr;
+    if (std::strchr(text, 'f') != nullptr) return Report::failure;
+    return got > 0 || state.ends ? Report::nothing : Report::end;
+  }
+
+  void accept_one() {
+    const int fd = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) return;
+    ucred peer = {};
+    socklen_t size = sizeof peer;
+    const bool known = ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == ::geteuid();
+    if (fd >= kMaxRanks || !known || !watch(fd)) return static_cast<void>(::close(fd));
+    connections_[fd] = {.open = true, .rank = -1, .pid = peer.pid};
+    ++open_;
+    begun_ = true;
+  }
+
+  /// A connected rank whose process is ending, but not because it aborts. -1: none.
+  int dying_rank() const {
+    for (const Connection& one : connections_)
+      if (one.open && one.rank >= 0 && one.pid > 0 && !ranks_[one.rank].aborts && !ranks_[one.rank].ends &&
+          state_of(one.pid).dying)
+        return one.rank;
+    return -1;
+  }
+
+  void signal_all(int signal) const {
+    for (const Connection& one : connections_) {
+      if (!one.open) continue;
+      ::kill(one.pid, signal);
+      ::kill(one.pid, SIGCONT);
     }
   }
-  return suspect;
-}
 
-void Guard::signal_all(int signal) const {
-  for (const Connection& one : connections_) {
-    if (!one.open) continue;
-    ::kill(one.pid, signal);
-    ::kill(one.pid, SIGCONT);
+  /// They can detect and report nothing.
+  bool rest_is_stopped() const {
+    for (const Connection& one : connections_)
+      if (one.open && !state_of(one.pid).stopped) return false;
+    return true;
   }
-}
 
-/// They can detect and report nothing.
-bool Guard::rest_is_stopped() const {
-  for (const Connection& one : connections_)
-    if (one.open && !state_of(one.pid).stopped) return false;
-  return true;
-}
-
-bool Guard::wait_until_gone(int patience) {
-  timespec now = {};
-  const auto milliseconds = [&] {
-    ::clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
-  };
-  const auto until = milliseconds() + patience;
-  int rank = -1;
-  for (auto left = until - milliseconds(); open_ > 0 && left > 0; left = until - milliseconds())
-    next(static_cast<int>(left), rank);
-  return open_ == 0;
-}
-
-void Guard::end_others(int first, int all) {
-  const auto missing = [&] {
-    for (int rank = first; rank < first + all && rank < kMaxRanks; ++rank)
-      if (!came(rank)) return true;
-    return false;
-  };
-  for (int waited = 0; waited < kGrace && !(open_ > 0 && rest_is_stopped()); waited += kLook) {
-    if (open_ == 0 && !missing()) return;
+  bool wait_until_gone(int patience) {
+    timespec now = {};
+    const auto milliseconds = [&] {
+      ::clock_gettime(CLOCK_MONOTONIC, &now);
+      return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
+    };
+    const auto until = milliseconds() + patience;
     int rank = -1;
-    open_ > 0 ? static_cast<void>(wait_until_gone(kLook)) : static_cast<void>(next(kLook, rank));
+    for (auto left = until - milliseconds(); open_ > 0 && left > 0; left = until - milliseconds())
+      next(static_cast<int>(left), rank);
+    return open_ == 0;
   }
-  if (open_ == 0) return;
-  signal_all(SIGTERM);
-  if (!wait_until_gone(kTerminated)) signal_all(SIGKILL);
-}
+
+  const int listener_;
+  const int events_ = ::epoll_create1(EPOLL_CLOEXEC);
+  Rank ranks_[kMaxRanks];
+  Connection connections_[kMaxRanks];
+  int open_ = 0;
+  bool begun_ = false;
+};
 
 /// The launcher's standard error; -1: unknown.
 int errors_of(int process) {

@@ -18,6 +18,15 @@ bool is_final_error(std::string_view line) {
 }
 }  // namespace
 
+void read_lines(base::UniqueFd& source, LineSplitter& lines, const std::function<void(std::string_view line)>& line) {
+  char bytes[65536];
+  const ssize_t got = ::read(source.get(), bytes, sizeof bytes);
+  if (got > 0) return lines.feed({bytes, static_cast<std::size_t>(got)}, line);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  lines.finish(line);
+  source.reset();
+}
+
 RankOutput::RankOutput(const LaunchSpec& plan, int rank, Outlet& output, Outlet& errors)
     : plan_(plan),
       by_prefix_(!plan.prefix.empty()),
@@ -38,25 +47,6 @@ RankOutput::RankOutput(const LaunchSpec& plan, int rank, Outlet& output, Outlet&
   if (!plan.tag && !plan.on_output && !plan.log_dir && plan.progress == nullptr && !plan.host) return;
   output_pipe_ = make_pipe();
   ::fcntl(output_pipe_.read_end.get(), F_SETFL, O_NONBLOCK);
-}
-
-void RankOutput::detach() {
-  output_pipe_.write_end.reset();
-  errors_pipe_.write_end.reset();
-}
-
-bool RankOutput::read(base::UniqueFd& source, LineSplitter& lines, bool is_error) {
-  const auto on_each = [&](std::string_view line) { on_line(line, is_error); };
-  char bytes[65536];
-  const ssize_t got = ::read(source.get(), bytes, sizeof bytes);
-  if (got > 0) {
-    lines.feed({bytes, static_cast<std::size_t>(got)}, on_each);
-    return true;
-  }
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
-  lines.finish(on_each);
-  source.reset();
-  return false;
 }
 
 void RankOutput::on_line(std::string_view line, bool is_error) {
@@ -99,7 +89,5 @@ void RankOutput::pass_on(std::string_view line, bool is_error) const {
   if (plan_.progress != nullptr) plan_.progress->hide();
   (is_error ? errors_ : output_).write(text);
 }
-
-std::optional<std::string> RankOutput::release_error() { return std::exchange(held_, std::nullopt); }
 
 }  // namespace tessera::tools

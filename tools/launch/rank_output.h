@@ -1,6 +1,7 @@
 // The output of one rank: read from its pipes, divided into lines and forwarded.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -51,6 +52,10 @@ class LineSplitter {
   std::string rest_;
 };
 
+/// Reads what has arrived at a source that doesn't block, and calls `line` for each line. At its end, calls it for the
+/// last one too, and closes the source.
+void read_lines(base::UniqueFd& source, LineSplitter& lines, const std::function<void(std::string_view line)>& line);
+
 class RankOutput {
  public:
   /// Of a rank, or under a prefix (`rank` 0) of all ranks and the program that starts them. `plan` and the standard
@@ -60,18 +65,25 @@ class RankOutput {
   /// Write ends for the rank; detach() closes them in this process.
   int child_output() const { return output_pipe_.write_end.get(); }
   int child_errors() const { return errors_pipe_.write_end.get(); }
-  void detach();
+  void detach() {
+    output_pipe_.write_end.reset();
+    errors_pipe_.write_end.reset();
+  }
 
   /// Descriptors to poll; -1 if no (more) data can come, or if the forwarded output is not read.
   int output() const { return output_.full() ? -1 : output_pipe_.read_end.get(); }
   int errors() const { return errors_.full() ? -1 : errors_pipe_.read_end.get(); }
   bool ended() const { return !output_pipe_.read_end && !errors_pipe_.read_end; }
-  /// Reads the available data. False after the end of the source.
-  bool read_output() { return read(output_pipe_.read_end, output_lines_, false); }
-  bool read_errors() { return read(errors_pipe_.read_end, error_lines_, true); }
+  /// Read the available data.
+  void read_output() {
+    read_lines(output_pipe_.read_end, output_lines_, [this](std::string_view line) { on_line(line, false); });
+  }
+  void read_errors() {
+    read_lines(errors_pipe_.read_end, error_lines_, [this](std::string_view line) { on_line(line, true); });
+  }
 
   /// Returns and clears the rank's held error line, without its "tessera: ".
-  std::optional<std::string> release_error();
+  std::optional<std::string> release_error() { return std::exchange(held_, std::nullopt); }
   /// Returns and clears the held lines of other programs, unchanged.
   std::string release_others() { return std::exchange(others_, {}); }
   const std::string& others() const { return others_; }
@@ -81,7 +93,6 @@ class RankOutput {
   const std::string& last_error_line() const { return last_error_line_; }
 
  private:
-  bool read(base::UniqueFd& source, LineSplitter& lines, bool is_error);
   void on_line(std::string_view line, bool is_error);
   void pass_on(std::string_view line, bool is_error) const;
   void log(std::string_view line);

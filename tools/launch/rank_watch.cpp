@@ -8,9 +8,9 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
@@ -204,10 +204,6 @@ void RankWatch::on_end(pid_t pid) {
   if (process.status ? *process.status != 0 : own_program_) on_lost(process);
 }
 
-void RankWatch::on_lost(const Process& process) {
-  if (!lost_ && process.rank >= 0) lost_ = Lost{.rank = process.rank, .status = process.status};
-}
-
 std::optional<RankWatch::Lost> RankWatch::named_in(const std::string& text) const {
   for (const auto& [pid, process] : processes_)
     if (process.ended && process.rank >= 0 && text.find("(pid=" + std::to_string(pid) + " ") != std::string::npos)
@@ -216,7 +212,7 @@ std::optional<RankWatch::Lost> RankWatch::named_in(const std::string& text) cons
 }
 
 bool RankWatch::any_started() const {
-  return std::any_of(processes_.begin(), processes_.end(), [](const auto& one) { return one.second.rank >= 0; });
+  return std::ranges::any_of(processes_, [](const auto& one) { return one.second.rank >= 0; });
 }
 
 bool RankWatch::rest_is_stopped() const {

@@ -63,7 +63,9 @@ class RankWatch {
   void on_report(pid_t pid, const std::string& text);
   void on_hangup(int fd);
   void on_end(pid_t pid);
-  void on_lost(const Process& process);
+  void on_lost(const Process& process) {
+    if (!lost_ && process.rank >= 0) lost_ = Lost{.rank = process.rank, .status = process.status};
+  }
 
   const int ranks_;
   const bool own_program_;

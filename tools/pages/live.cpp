@@ -1,7 +1,6 @@
 // The pictures of pages, with their tables.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <set>
 #include <utility>
 
@@ -24,32 +23,17 @@ std::string place(const std::string& picture, const std::string& kind, const std
          "</div>\n";
 }
 
-bool has_timelines(const Comparison& c) {
-  return std::any_of(c.runs.begin(), c.runs.end(), [](const RunResult& run) { return run.timeline.has_value(); });
-}
-
-ordered_json bytes_json(const Bytes& bytes) {
-  return {bytes.all_gather, bytes.reduce_scatter, bytes.all_reduce, bytes.control, bytes.send};
-}
-
 /// Losses and bytes, which every comparison has.
 ordered_json totals_of(const Comparison& c) {
   ordered_json totals = ordered_json::array();
   for (const RunResult& run : c.runs) {
-    ordered_json losses = ordered_json::array();
-    for (const double loss : run.losses) losses.push_back(std::isfinite(loss) ? ordered_json(loss) : nullptr);
+    const auto shown = [](double loss) { return std::isfinite(loss) ? ordered_json(loss) : nullptr; };
     totals.push_back({{"name", name_of(run)},
-                      {"losses", losses},
-                      {"sent", bytes_json(run.wire_bytes_per_step)},
-                      {"formula", bytes_json(run.formula_bytes_per_step)}});
+                      {"losses", each_of(run.losses, shown)},
+                      {"sent", run.wire_bytes_per_step.values()},
+                      {"formula", run.formula_bytes_per_step.values()}});
   }
   return totals;
-}
-
-bool has_transfers(const Comparison& c) {
-  return std::any_of(c.runs.begin(), c.runs.end(), [](const RunResult& run) {
-    return run.timeline && !run.timeline->ranks.empty() && !run.timeline->ranks.front().transfers.empty();
-  });
 }
 
 ordered_json data_of(const Comparison& c, const std::vector<StepStory>& stories) {
@@ -141,7 +125,9 @@ std::string timelines_of(const Comparison& c, bool measured) {
       table.rows.push_back(std::move(row));
     }
   }
-  const bool carried = has_transfers(c);
+  const bool carried = std::ranges::any_of(c.runs, [](const RunResult& run) {
+    return run.timeline && !run.timeline->ranks.empty() && !run.timeline->ranks.front().transfers.empty();
+  });
   std::vector<std::pair<std::string, std::string>> keys = {{"forward", "forward"},
                                                            {"backward", "backward"},
                                                            {"opt", defined("optimizer")},
@@ -240,7 +226,7 @@ std::string picture_data(const Comparison& c, const std::vector<StepStory>& stor
 }
 
 std::string step_pictures(const Comparison& c, const std::vector<StepStory>& stories) {
-  if (!has_timelines(c)) return "";
+  if (std::ranges::none_of(c.runs, [](const RunResult& run) { return run.timeline.has_value(); })) return "";
   return "<div class=\"controls chips\" role=\"group\" aria-label=\"Strategies in the pictures, one or two\" "
          "data-picture=\"chips\"></div>\n" +
          (c.runs[0].units.empty() ? "" : map_of(c)) + timelines_of(c, stories.empty()) + memory_of(c);

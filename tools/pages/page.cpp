@@ -18,14 +18,6 @@ using nlohmann::ordered_json;
 
 namespace {
 
-constexpr std::array<const char*, 5> kCollectives = {"all_gather", "reduce_scatter", "all_reduce", "control", "send"};
-
-/// By kCollectives.
-template <class T>
-std::array<T, kCollectives.size()> values_of(const PerCollective<T>& p) {
-  return {p.all_gather, p.reduce_scatter, p.all_reduce, p.control, p.send};
-}
-
 std::string paragraph(const std::string& text) { return "<p>" + escape(text) + "</p>\n"; }
 
 std::string verdict(const Comparison& comparison) {
@@ -33,8 +25,7 @@ std::string verdict(const Comparison& comparison) {
   std::string html;
   for (const auto& group : groups) {
     const RunResult& run = *group[0];
-    std::vector<std::string> names;
-    for (const RunResult* member : group) names.push_back(name_of(*member));
+    const auto names = each_of(group, [](const RunResult* member) { return name_of(*member); });
     const std::string ends = group.size() == 1 ? " ends" : " end bitwise equal";
     html += "<p class=\"verdict" + std::string(groups.size() > 1 ? " differs" : "") + "\">" +
             escape(joined_by_and(names) + ends) + ": parameters <code>" + escape(run.final_parameters_hash) +
@@ -158,9 +149,9 @@ std::string communication_of(const Comparison& c) {
   Table table{"Per step: calls, bytes that one rank sent (highest), and the bytes of the formula",
               {"strategy", "collective", "calls", "sent", "formula", "difference"}};
   for (const RunResult& run : c.runs) {
-    const auto calls = values_of(run.calls_per_step);
-    const auto wire = values_of(run.wire_bytes_per_step);
-    const auto predicted = values_of(run.formula_bytes_per_step);
+    const auto calls = run.calls_per_step.values();
+    const auto wire = run.wire_bytes_per_step.values();
+    const auto predicted = run.formula_bytes_per_step.values();
     for (std::size_t i = 0; i < kCollectives.size(); ++i) {
       if (calls[i] == 0 && wire[i] == 0 && predicted[i] == 0) continue;
       std::vector<std::string>& row = table.rows.emplace_back(1, full_name(run));
@@ -292,12 +283,6 @@ std::string document(const std::string& title, const std::string& body) {
          "script-src" +
          hashes + "; style-src " + hash_source(style) + "\">\n<title>Tessera: " + escape(title) + "</title>\n<style>" +
          style + "</style></head>\n<body>\n" + body + scripts + "</body></html>\n";
-}
-
-std::string replaced(std::string_view text, char what, std::string_view by) {
-  std::string result;
-  for (const char c : text) result += c == what ? by : std::string_view(&c, 1);
-  return result;
 }
 
 std::string escape(std::string_view text) {

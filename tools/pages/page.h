@@ -15,9 +15,6 @@ namespace tessera::tools::pages {
 /// Text that is valid in an element or a quoted attribute, whatever it contains.
 std::string escape(std::string_view text);
 
-/// The text with `by` in place of each `what`.
-std::string replaced(std::string_view text, char what, std::string_view by);
-
 /// The shortest form with `digits` significant digits: "1.23", "0.5".
 std::string significant(double value, int digits);
 

@@ -297,15 +297,13 @@ ordered_json to_json(const Advice& advice) {
                         {"tokens_per_second", one.plan.result.tokens_per_second},
                         {"mfu", one.plan.mfu ? ordered_json(*one.plan.mfu) : ordered_json(nullptr)}};
   };
-  ordered_json pareto = ordered_json::array();
-  for (const Candidate& one : advice.pareto) pareto.push_back(json_of(one));
   return {{"model", advice.model},
           {"parameters", advice.parameters},
           {"ranks", advice.ranks},
           {"cluster", advice.cluster},
           {"memory_bytes", advice.memory_bytes > 0 ? ordered_json(advice.memory_bytes) : ordered_json(nullptr)},
           {"tried", advice.tried},
-          {"pareto", std::move(pareto)},
+          {"pareto", each_of(advice.pareto, json_of)},
           {"best", json_of(advice.pareto.back())},
           {"reasons", advice.reasons}};
 }

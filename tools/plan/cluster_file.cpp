@@ -47,13 +47,17 @@ void read_links(JsonObject json, ClusterSpec& cluster) {
   if (!cluster.rack && cluster.spine) json.fail("spine", "joins racks; expected links.rack too");
 }
 
-/// Throws for what is not the name of an operation.
+/// Throws that the key has this problem if `parse` throws InvalidUsage.
+template <class Parse>
+void check(const JsonObject& json, const std::string& key, const std::string& problem, Parse&& parse) try {
+  parse();
+} catch (const base::InvalidUsage&) {
+  json.fail(key, problem);
+}
+
 void check_operation(const JsonObject& json, const std::string& name) {
-  try {
-    comm::parse_op_kind(name);
-  } catch (const base::InvalidUsage&) {
-    json.fail(name, "is not an operation; expected all_reduce, all_gather, reduce_scatter or another");
-  }
+  check(json, name, "is not an operation; expected all_reduce, all_gather, reduce_scatter or another",
+        [&] { comm::parse_op_kind(name); });
 }
 
 std::map<std::string, std::string> algorithms_of(JsonObject json) {
@@ -69,11 +73,7 @@ std::map<std::string, std::string> algorithms_of(JsonObject json) {
     const std::string expected = "; expected nccl or, as in TESSERA_ALGO, ALGORITHM[:FROM-TO][;...] of" +
                                  (names.empty() ? " none" : names.substr(1));
     if (choice.find(',') != std::string::npos) json.fail(name, "is \"" + choice + "\"" + expected);
-    try {
-      const comm::AlgorithmTable table(name + "=" + choice, known);
-    } catch (const base::InvalidUsage&) {
-      json.fail(name, "is \"" + choice + "\"" + expected);
-    }
+    check(json, name, "is \"" + choice + "\"" + expected, [&] { comm::AlgorithmTable(name + "=" + choice, known); });
   }
   return all;
 }
@@ -118,11 +118,7 @@ std::vector<MeasuredCommunicator> communicators_of(JsonObject& json) {
 
 /// Throws for what is not the name of a dtype.
 std::string dtype_of(const JsonObject& json, const std::string& key, const std::string& name) {
-  try {
-    base::parse_dtype(name);
-  } catch (const base::InvalidUsage&) {
-    json.fail(key, "is not a dtype; expected f32, bf16, f16 or another");
-  }
+  check(json, key, "is not a dtype; expected f32, bf16, f16 or another", [&] { base::parse_dtype(name); });
   return name;
 }
 

@@ -214,8 +214,7 @@ PlanOptions with_planned_runs(const CLI::App& command, PlanOptions options) {
 }
 
 Why plan_gap(const PlanOptions& options, int ranks, const ClusterSpec& cluster, const ModelPlan& plan) {
-  std::vector<std::string> names;
-  for (const StepPlan& run : plan.runs) names.push_back(name_of(run.result));
+  const auto names = each_of(plan.runs, [](const StepPlan& run) { return name_of(run.result); });
   const auto [from, to] = find_runs(options.why, names);
   const auto plan_of = [&](const RunResult& run) {
     return train_plan(options, run.wrap.empty() ? options.wrap : run.wrap, ranks, cluster);

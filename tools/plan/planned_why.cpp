@@ -39,16 +39,14 @@ LinkCall call_of(const plan::TransferRecord& transfer, const LinkedMachine& mach
   return call;
 }
 
-/// All that a simulated rank waits for is a link.
-LinkWait wait_between(std::int64_t begin, std::int64_t end) { return {begin, begin, end, end}; }
-
-/// Without what the operation does after its bytes came, such as decoding them.
+/// All that a simulated rank waits for is a link. Without what the operation does after its bytes came, such as
+/// decoding them.
 LinkWait link_wait(const StepPlan& step, const TraceEvent& wait) {
   std::int64_t through = wait.start_ns;
   for (const auto* transfers : {&step.in_flight, &step.transfers})
     for (const plan::TransferRecord& transfer : *transfers)
       if (transfer.done_ns <= wait.end_ns) through = std::max(through, transfer.done_ns);
-  return wait_between(wait.start_ns, through);
+  return {wait.start_ns, wait.start_ns, through, through};
 }
 
 LinkRecord record_of(const StepPlan& step, const LinkedMachine& machine) {

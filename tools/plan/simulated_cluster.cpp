@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <utility>
-#include <vector>
 
 #include "tessera/base/dtype.h"
 #include "tessera/base/error.h"

@@ -1,9 +1,7 @@
 #include "tools/plan/step_plan.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdint>
 #include <numbers>
 #include <utility>
 

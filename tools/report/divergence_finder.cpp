@@ -40,8 +40,7 @@ class Finder {
     if (found.empty()) return std::nullopt;
     for (const auto& [group, calls] : groups_) find_hindered(group, calls);
     for (FirstDivergence& divergence : found) keep_causes(divergence);
-    return *std::min_element(found.begin(), found.end(),
-                             [&](const FirstDivergence& a, const FirstDivergence& b) { return weight(a) < weight(b); });
+    return *std::ranges::min_element(found, {}, [&](const FirstDivergence& one) { return weight(one); });
   }
 
  private:
@@ -74,15 +73,13 @@ class Finder {
   /// The members that have not made a call that others made.
   std::vector<int> absent_of(const FlightGroup& group, const GroupCalls& all, std::uint64_t sequence,
                              std::int64_t at_ns) const {
-    std::vector<int> absent;
-    for (const int rank : group.members)
-      if (made(all, rank, sequence, at_ns) == Made::no) absent.push_back(rank);
+    std::vector<int> absent = group.members;
+    std::erase_if(absent, [&](int rank) { return made(all, rank, sequence, at_ns) != Made::no; });
     return absent;
   }
   std::vector<int> without_file(const FlightGroup& group) const {
-    std::vector<int> missing;
-    for (const int rank : group.members)
-      if (logs_.count(rank) == 0) missing.push_back(rank);
+    std::vector<int> missing = group.members;
+    std::erase_if(missing, [&](int rank) { return logs_.contains(rank); });
     return missing;
   }
 
@@ -125,8 +122,7 @@ class Finder {
       found.kind = Kind::never_called;
       found.ranks = absent_of(group, all, sequence, found.at_ns);
       if (!found.ranks.empty()) return found;
-      const bool ended = std::all_of(found.calls.begin(), found.calls.end(),
-                                     [](const auto& made) { return made.second.ended_well(); });
+      const bool ended = std::ranges::all_of(found.calls, [](const auto& made) { return made.second.ended_well(); });
       found.kind = Kind::no_file;
       found.ranks = missing;
       if (!missing.empty() && !ended) return found;
@@ -149,16 +145,14 @@ class Finder {
 
   void keep_causes(FirstDivergence& divergence) const {
     if (divergence.kind != Kind::never_called) return;
-    std::vector<int> causes;
-    for (const int rank : divergence.ranks)
-      if (hindered_.count(rank) == 0) causes.push_back(rank);
+    std::vector<int> causes = divergence.ranks;
+    std::erase_if(causes, [&](int rank) { return hindered_.contains(rank); });
     if (!causes.empty()) divergence.ranks = causes;
   }
 
   /// The least is the first divergence.
   std::tuple<bool, bool, std::int64_t> weight(const FirstDivergence& divergence) const {
-    const bool all_hindered = std::all_of(divergence.ranks.begin(), divergence.ranks.end(),
-                                          [&](int rank) { return hindered_.count(rank) == 1; });
+    const bool all_hindered = std::ranges::all_of(divergence.ranks, [&](int rank) { return hindered_.contains(rank); });
     return {divergence.kind != Kind::differs, all_hindered, divergence.at_ns};
   }
 

@@ -120,18 +120,14 @@ class LogReader {
     std::istringstream line(text);
     std::string key, word;
     line >> key;
+    for (const auto& [name, value] : {std::pair("run", &log_.run), {"host", &log_.host}, {"backend", &log_.backend}})
+      if (key == name) line >> *value;
     if (key == "rank") {
       log_.rank = number_in<int>(line);
       line >> word;
       log_.ranks = number_in<int>(line);
       constexpr int kMost = 1 << 20;
       if (log_.rank < 0 || log_.rank >= log_.ranks || log_.ranks > kMost) throw std::invalid_argument(text);
-    } else if (key == "run") {
-      line >> log_.run;
-    } else if (key == "host") {
-      line >> log_.host;
-    } else if (key == "backend") {
-      line >> log_.backend;
     } else if (key == "process") {
       log_.process = number_in<int>(line);
     } else if (key == "clock") {

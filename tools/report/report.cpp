@@ -82,7 +82,7 @@ std::string step_text(const FlightCall& call) {
 std::string among_text(const FlightGroup& group, int ranks) {
   if (std::ssize(group.members) == ranks) return "";
   std::vector<int> members = group.members;
-  std::sort(members.begin(), members.end());
+  std::ranges::sort(members);
   return " among " + ranks_text(members);
 }
 
@@ -158,8 +158,7 @@ Postmortem postmortem_of(const std::string& directory) {
   result.logs = read_flight_logs(directory, result.ignored);
   const int ranks = result.logs.front().ranks;
   for (int rank = 0; rank < ranks; ++rank)
-    if (std::none_of(result.logs.begin(), result.logs.end(), [&](const FlightLog& log) { return log.rank == rank; }))
-      result.missing.push_back(rank);
+    if (std::ranges::find(result.logs, rank, &FlightLog::rank) == result.logs.end()) result.missing.push_back(rank);
   for (const FlightLog& log : result.logs)
     for (const FlightCall& call : log.calls) result.end_ns = std::max({result.end_ns, call.issued_ns, call.ended_ns});
   result.divergence = find_first_divergence(result.logs);
@@ -168,9 +167,8 @@ Postmortem postmortem_of(const std::string& directory) {
 }
 
 bool all_closed(const Postmortem& result) {
-  return result.missing.empty() && std::all_of(result.logs.begin(), result.logs.end(), [](const FlightLog& log) {
-           return log.end == FlightEnd::closed && log.failures.empty();
-         });
+  const auto closed = [](const FlightLog& log) { return log.end == FlightEnd::closed && log.failures.empty(); };
+  return result.missing.empty() && std::ranges::all_of(result.logs, closed);
 }
 
 /// The first line: the answer.
@@ -328,9 +326,7 @@ int run_report(const ReportOptions& options) {
     return 0;
   }
   check_outputs({{"--output", options.output}}, options.files);
-  std::vector<Comparison> comparisons;
-  for (const std::string& file : options.files) comparisons.push_back(read_comparison(file));
-  write_file(options.output, pages::page(comparisons));
+  write_file(options.output, pages::page(each_of(options.files, read_comparison)));
   print_clean("wrote {}\n", options.output);
   return 0;
 }

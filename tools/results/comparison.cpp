@@ -82,10 +82,10 @@ ordered_json to_json(const WhatIf& w) {
 }
 
 ordered_json to_json(const Comparison& c) {
-  ordered_json runs = ordered_json::array();
-  for (const RunResult& run : c.runs) runs.push_back(to_json(run));
-  ordered_json json = {{"model", c.model},     {"parameters", c.parameters}, {"ranks", c.ranks},
-                       {"backend", c.backend}, {"steps", c.steps},           {"runs", runs}};
+  ordered_json json = {
+      {"model", c.model}, {"parameters", c.parameters},
+      {"ranks", c.ranks}, {"backend", c.backend},
+      {"steps", c.steps}, {"runs", each_of(c.runs, [](const RunResult& run) { return to_json(run); })}};
   if (!c.products.empty()) json["products"] = c.products;
   if (c.rounds > 1) {
     json["rounds"] = c.rounds;

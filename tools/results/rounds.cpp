@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
+#include "tools/cli/output.h"
 #include "tools/results/statistics.h"
 
 namespace tessera::tools {
@@ -44,12 +45,6 @@ std::string verdict_of(const MedianInterval& ms) {
   const double far = slower ? ms.high : -ms.low;
   return fmt::format("{} by {:.{}f} ms ({:.{}f} to {:.{}f})", slower ? "slower" : "faster", std::abs(ms.median), digits,
                      near, digits, far, digits);
-}
-
-double median_of(const std::vector<RunResult>& rounds, double RunResult::*figure) {
-  std::vector<double> values;
-  for (const RunResult& round : rounds) values.push_back(round.*figure);
-  return median(std::move(values));
 }
 
 }  // namespace
@@ -126,7 +121,7 @@ RunResult combine_rounds(const std::vector<RunResult>& rounds) {
   if (rounds.size() == 1) return all;
   for (double RunResult::*figure : {&RunResult::step_ms_median, &RunResult::step_ms_p95, &RunResult::tokens_per_second,
                                     &RunResult::exposed_communication_ms})
-    all.*figure = median_of(rounds, figure);
+    all.*figure = median(each_of(rounds, figure));
   std::vector<StepParts> of_rounds;
   for (std::size_t i = 0; i < rounds.size(); ++i) {
     const RunResult& round = rounds[i];
@@ -152,7 +147,7 @@ std::string unequal_rounds_text(const std::vector<RunResult>& runs) {
   for (const RunResult& run : runs)
     if (!run.unequal_rounds.empty())
       text += fmt::format("{}: NOT REPEATABLE: round {} ended with other losses or parameters than round 1\n",
-                          name_of(run), fmt::join(run.unequal_rounds, ", "));
+                          name_of(run), joined_by(run.unequal_rounds, ", "));
   return text;
 }
 

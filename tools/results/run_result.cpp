@@ -25,11 +25,9 @@ ordered_json figure(std::uint64_t value) { return value; }
 
 template <class T>
 ordered_json to_json(const PerCollective<T>& p) {
-  ordered_json json = {{"all_gather", figure(p.all_gather)},
-                       {"reduce_scatter", figure(p.reduce_scatter)},
-                       {"all_reduce", figure(p.all_reduce)},
-                       {"control", figure(p.control)}};
-  if (p.send > 0) json["send"] = figure(p.send);
+  ordered_json json;
+  for (std::size_t i = 0; i + (p.send > 0 ? 0U : 1U) < kCollectives.size(); ++i)
+    json[kCollectives[i]] = figure(p.values()[i]);
   return json;
 }
 

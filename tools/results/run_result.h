@@ -20,6 +20,9 @@ namespace tessera::tools {
 /// Of a run: as for --ranks of plan.
 inline constexpr int kLargestWorld = 1 << 20;
 
+/// The names of PerCollective's values.
+inline constexpr std::array kCollectives = {"all_gather", "reduce_scatter", "all_reduce", "control", "send"};
+
 template <class T>
 struct PerCollective {
   T all_gather = 0;
@@ -28,6 +31,7 @@ struct PerCollective {
   T control = 0;
   T send = 0;  ///< of programs; the engine sends no messages
   T data() const { return all_gather + reduce_scatter + all_reduce + send; }  ///< without control
+  std::array<T, kCollectives.size()> values() const { return {all_gather, reduce_scatter, all_reduce, control, send}; }
 };
 using Calls = PerCollective<double>;  ///< in a step: a fraction where replicas synchronize in some steps only
 using Bytes = PerCollective<std::uint64_t>;

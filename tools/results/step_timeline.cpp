@@ -164,8 +164,8 @@ std::vector<MemorySample> samples_of(const base::MemoryHistory& history, std::in
   std::vector<MemorySample> kept;
   for (std::size_t i = 0; i < all.size(); i += group) {
     const auto end = all.begin() + static_cast<std::ptrdiff_t>(std::min(all.size(), i + group));
-    kept.push_back(*std::max_element(all.begin() + static_cast<std::ptrdiff_t>(i), end,
-                                     [](const auto& a, const auto& b) { return a.total() < b.total(); }));
+    kept.push_back(
+        *std::ranges::max_element(all.begin() + static_cast<std::ptrdiff_t>(i), end, {}, &MemorySample::total));
   }
   if (kept.back().at_ns != all.back().at_ns) kept.push_back(all.back());
   return kept;

@@ -42,9 +42,7 @@ std::vector<std::size_t> middle_half(const std::vector<double>& gaps) {
 }
 
 StepParts mean_of_rounds(std::span<const StepParts> rounds, const std::vector<std::size_t>& chosen) {
-  std::vector<StepParts> parts;
-  for (const std::size_t round : chosen) parts.push_back(rounds[round]);
-  return mean_of(parts);
+  return mean_of(each_of(chosen, [&](std::size_t round) { return rounds[round]; }));
 }
 
 std::string signed_ms(double ms) { return fmt::format("{:+.3f}", std::abs(ms) < 5e-4 ? 0.0 : ms); }
@@ -90,7 +88,7 @@ std::size_t find_run(const std::string& name, const std::vector<std::string>& ru
   const auto found = std::ranges::find(runs, known_as);
   if (found == runs.end())
     throw base::InvalidUsage(
-        fmt::format("--why: '{}' is not among the runs; use two of: {}", name, fmt::join(runs, ", ")));
+        fmt::format("--why: '{}' is not among the runs; use two of: {}", name, joined_by(runs, ", ")));
   return static_cast<std::size_t>(found - runs.begin());
 }
 

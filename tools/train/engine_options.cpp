@@ -1,6 +1,5 @@
 // The engine's options for one strategy of a plan.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -71,10 +70,10 @@ std::vector<comm::SharedSetting> shared_settings_of(const TrainPlan& plan) {
       {"--resume", plan.checkpoint.empty() ? "none" : fmt::format("step {}", plan.first_step)},
       {"--precision", o.precision},  // fp8 has bf16's parameters, which the engine compares
       {"--fp8-scaling", o.fp8_scaling},
-      {"--f32-modules", fmt::format("{}", fmt::join(o.f32_modules, ","))},
+      {"--f32-modules", joined_by(o.f32_modules, ",")},
       {"--quantize", plan.quantized ? kNf4 : "none"},
       {"--checkpoint-activations", given(o.checkpoint_activations)},
-      {"--recompute", fmt::format("{}", fmt::join(o.recompute, ","))},
+      {"--recompute", joined_by(o.recompute, ",")},
       {"--data", sample_of(plan.data)},
       {"--eval", sample_of(plan.eval)},
       {"--global-batch", std::to_string(o.global_batch)},
@@ -105,6 +104,13 @@ fsdp::StepShape step_shape_of(const StepOptions& o) {
   return {.prefetch = o.prefetch,
           .microbatches = static_cast<int>(o.accumulate),
           .reshard_after_backward = o.reshard_after_backward != "false"};
+}
+
+int parts_over(const fsdp::Axes& axes, const fsdp::MeshShape& mesh) {
+  int parts = 1;
+  for (const fsdp::MeshAxis& axis : mesh.axes)
+    if (axes.count(axis.name) > 0) parts *= axis.size;
+  return parts;
 }
 
 int sync_period(const fsdp::Strategy& strategy) {

@@ -11,6 +11,7 @@
 
 #include "tessera/base/device_runtime.h"
 #include "tools/cli/machine.h"
+#include "tools/cli/output.h"
 #include "tools/results/statistics.h"
 
 namespace tessera::tools {
@@ -81,8 +82,7 @@ std::string hash_parameters(fsdp::Engine& engine) {
 
 LinkSpec fit_link(comm::Communicator& world) {
   if (world.size() == 1) return {0, kNoLimit};
-  std::vector<double> times;
-  for (const std::size_t bytes : kBytes) times.push_back(gather_us(world, bytes));
+  std::vector<double> times = each_of(kBytes, [&](std::size_t bytes) { return gather_us(world, bytes); });
   const comm::View view = comm::view_of(times.data(), times.size());
   world.all_reduce(view, view, comm::ReduceOp::max(), {.label = "link fit"}).wait();
   std::vector<FitPoint> points;

@@ -1,14 +1,12 @@
 #include "tools/train/model_files.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 
 #include "tessera/base/error.h"
-#include "tessera/fsdp/checkpoint.h"
 #include "tessera/fsdp/nn_model.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/hf_checkpoint.h"
@@ -92,8 +90,7 @@ void check_given(const TrainOptions& o, const std::optional<nn::LoraOptions>& th
   std::vector<std::string> targets = o.lora_targets;
   std::ranges::sort(targets);
   if (!targets.empty() && targets != there->targets)
-    refuse("--lora-targets", fmt::format("{}", fmt::join(targets, ",")),
-           fmt::format("{}", fmt::join(there->targets, ",")));
+    refuse("--lora-targets", joined_by(targets, ","), joined_by(there->targets, ","));
 }
 
 struct Writers {

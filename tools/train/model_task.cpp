@@ -1,13 +1,13 @@
 #include "tools/train/model_task.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
 #include "tessera/fsdp/plugin.h"
 #include "tessera/nn/activation_checkpoint.h"
 #include "tessera/nn/layers/linear.h"
 #include "tessera/plan/simulation.h"
+#include "tools/cli/output.h"
 #include "tools/train/model_files.h"
 
 namespace tessera::tools {
@@ -57,7 +57,7 @@ std::optional<fsdp::ExportedTask> plugin_task_of(const TrainOptions& o) {
       throw InvalidUsage(
           fmt::format("{} with --model {}: only the tool's own models have it; leave it out", name, o.model));
   std::map<std::string, std::string> files;
-  if (!o.data.empty()) files["data"] = fmt::format("{}", fmt::join(o.data, ","));
+  if (!o.data.empty()) files["data"] = joined_by(o.data, ",");
   if (!o.eval.empty()) files["eval"] = o.eval;
   return fsdp::plugin_task(o.model, files);
 }
@@ -97,14 +97,6 @@ LanguageTask::LanguageTask(const TrainPlan& plan, nn::Context& context)
     batches_.emplace(
         plan.data, nn::BatchOptions{plan.data->training(), plan.seq_len, plan.options.global_batch, plan.options.seed});
   if (plan.eval != nullptr) windows_.emplace(plan.eval, plan.eval->all(), plan.seq_len);
-}
-
-std::int64_t LanguageTask::evaluation_samples() const { return windows_ ? windows_->count() : 0; }
-
-nn::Tensor LanguageTask::evaluation(base::ElementRange samples) { return loss_of(windows_->batch(context(), samples)); }
-
-nn::Tensor LanguageTask::loss_of(const nn::TokenBatch& batch) {
-  return module_as<nn::CausalModel>().loss(batch.tokens, batch.targets);
 }
 
 nn::Tensor LanguageTask::loss(std::int64_t step, base::ElementRange samples) {

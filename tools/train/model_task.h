@@ -30,15 +30,17 @@ class LanguageTask final : public fsdp::NnTask {
   /// Steps from now on are replays of this graph, as far as it can contain them; `graph` outlives their use.
   void replay_with(fsdp::GraphedStep& graph) { graph_ = &graph; }
   std::int64_t tokens_per_sample() const override { return plan_.seq_len; }
-  std::int64_t evaluation_samples() const override;
+  std::int64_t evaluation_samples() const override { return windows_ ? windows_->count() : 0; }
 
  protected:
-  nn::Tensor evaluation(base::ElementRange samples) override;
+  nn::Tensor evaluation(base::ElementRange samples) override { return loss_of(windows_->batch(context(), samples)); }
   nn::Tensor loss(std::int64_t step, base::ElementRange samples) override;
   nn::Tensor run_step(std::int64_t step, base::ElementRange samples, double scale) override;
 
  private:
-  nn::Tensor loss_of(const nn::TokenBatch& batch);
+  nn::Tensor loss_of(const nn::TokenBatch& batch) {
+    return module_as<nn::CausalModel>().loss(batch.tokens, batch.targets);
+  }
   const TrainPlan& plan_;
   std::optional<nn::BatchSampler> batches_;
   std::optional<nn::SequentialSampler> windows_;  // with --eval

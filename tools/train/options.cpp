@@ -1,7 +1,6 @@
 #include "tools/train/options.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -12,6 +11,7 @@
 #include "tessera/fsdp/collective_plugin.h"
 #include "tessera/nn/lora.h"
 #include "tools/cli/machine.h"
+#include "tools/cli/output.h"
 #include "tools/cli/validators.h"
 
 namespace tessera::tools {
@@ -174,7 +174,7 @@ void add_step_options(CLI::App& command, StepOptions& o) {
 void add_strategy_option(CLI::App& command, ShardingOptions& o) {
   add_option(command, "--strategy", o.strategy,
              fmt::format("sharding strategy: {}, PyTorch's name for one, or FILE.so:NAME of a plug-in",
-                         fmt::join(fsdp::strategy_names(), " ")));
+                         joined_by(fsdp::strategy_names(), " ")));
 }
 
 void add_world_options(CLI::App& command, WorldOptions& world, BatchOptions& batch) {

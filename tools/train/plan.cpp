@@ -1,7 +1,6 @@
 #include "tools/train/plan.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -257,7 +256,7 @@ void warn_ineffective_options(const StepOptions& o, const std::vector<std::strin
   const bool has_mesh = !none([](const fsdp::Strategy& s) { return s.two_axes; });
   const bool sgd = o.optimizer == "sgd";
   const nn::OptimizerConfig usual;
-  const std::string by = " with --strategy " + fmt::format("{}", fmt::join(strategies, ","));
+  const std::string by = " with --strategy " + joined_by(strategies, ",");
   const std::tuple<bool, std::string, std::string> ineffective[] = {
       {!o.mesh.empty() && !has_mesh, "--mesh", by + ", whose mesh has one axis"},
       {o.prefetch != 1 && !gathers, "--prefetch", by + ", which gathers nothing"},

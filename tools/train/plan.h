@@ -76,6 +76,9 @@ fsdp::StepShape step_shape_of(const StepOptions& o);
 /// The engine's options for one strategy of the plan. Throws InvalidUsage if it can't run on this world.
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy);
 
+/// In how many parts these axes of the mesh divide a flat parameter.
+int parts_over(const fsdp::Axes& axes, const fsdp::MeshShape& mesh);
+
 /// The steps from one synchronization of the replicas to the next: 1 where gradients are reduced in every step.
 int sync_period(const fsdp::Strategy& strategy);
 

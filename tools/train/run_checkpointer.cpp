@@ -1,7 +1,6 @@
 #include "tools/train/run_checkpointer.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -104,7 +103,7 @@ std::string checkpoint_to_resume(const RunOptions& o) {
 void restore_options(CLI::App& command, RunOptions& o) {
   for (const char* name : kContinued)
     if (const CLI::Option* option = command.get_option(std::string("--") + name); option->count() > 0)
-      o.given[name] = fmt::format("{}", fmt::join(option->results(), ","));
+      o.given[name] = joined_by(option->results(), ",");
   const std::string directory = checkpoint_to_resume(o);
   if (directory.empty()) return;
   const fsdp::Checkpoint checkpoint(directory);

@@ -1,9 +1,7 @@
 #include "tools/train/step_recorder.h"
 
-#include <algorithm>
 #include <numeric>
 
-#include "tessera/base/stream.h"
 #include "tools/cli/output.h"
 #include "tools/results/rounds.h"
 
@@ -15,23 +13,14 @@ constexpr std::int64_t kWarmUpSteps = 2;
 
 }  // namespace
 
-StepRecorder::StepRecorder(base::MemoryTracker& memory_tracker) : memory_tracker_(memory_tracker) {
-  memory_tracker.keep_history(true);
-}
-
-StepRecorder::~StepRecorder() { memory_tracker_.keep_history(false); }
-
-void StepRecorder::begin_step() { begin_ns_ = base::host_time_ns(); }
-
 void StepRecorder::end_step(std::int64_t step, const std::vector<base::TraceEvent>& events) {
   steps_.push_back({step, begin_ns_, base::host_time_ns(), events, memory_tracker_.drain_history()});
   if (steps_.size() > kKeptSteps || (steps_.size() > 1 && steps_.front().number <= kWarmUpSteps)) steps_.pop_front();
 }
 
 StepTimeline StepRecorder::gather(comm::HostCollectives& control) const {
-  std::vector<double> own;
-  for (const RecordedStep& step : steps_) own.push_back(static_cast<double>(step.end_ns - step.begin_ns));
-  return gather_step(control, steps_.at(median_round(largest(control, own))));
+  const auto length = [](const RecordedStep& step) { return static_cast<double>(step.end_ns - step.begin_ns); };
+  return gather_step(control, steps_.at(median_round(largest(control, each_of(steps_, length)))));
 }
 
 StepTimeline gather_step(comm::HostCollectives& control, const RecordedStep& own) {
@@ -63,12 +52,8 @@ StepTimeline gather_step(comm::HostCollectives& control, const RecordedStep& own
 
 void add_state(StepTimeline& timeline, const TrainPlan& plan, const fsdp::Strategy& strategy,
                const fsdp::MeshShape& mesh) {
-  const auto parts = [&](const fsdp::Axes& axes) {
-    int count = 1;
-    for (const fsdp::Axis& axis : axes) count *= mesh.size_of(axis);
-    return count;
-  };
-  timeline.pieces = {parts(strategy.param_at_rest), parts(strategy.gradient), parts(strategy.optimizer)};
+  timeline.pieces = {parts_over(strategy.param_at_rest, mesh), parts_over(strategy.gradient, mesh),
+                     parts_over(strategy.optimizer, mesh)};
   const TrainOptions& options = plan.options;
   if (options.optimizer != "adamw" || plan.lora || options.cpu_offload || !options.f32_modules.empty() ||
       !fsdp::periodic_axis(strategy).empty())
@@ -83,8 +68,8 @@ void add_state(StepTimeline& timeline, const TrainPlan& plan, const fsdp::Strate
 std::vector<nlohmann::json> gather_json(comm::HostCollectives& control, const nlohmann::ordered_json& own_json) {
   const std::string own = json_text(own_json);
   const std::vector<std::uint64_t> length = {own.size()};
-  std::vector<std::size_t> counts;
-  for (const auto& rank : control.gather_all(length)) counts.push_back(rank[0]);
+  const std::vector<std::size_t> counts =
+      each_of(control.gather_all(length), [](const auto& rank) { return std::size_t{rank[0]}; });
   std::string all(std::accumulate(counts.begin(), counts.end(), std::size_t{0}), ' ');
   const comm::ConstView in{own.data(), own.size(), base::DType::u8, {}};
   const comm::View out{all.data(), all.size(), base::DType::u8, {}};

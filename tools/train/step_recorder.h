@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "tessera/base/stream.h"
 #include "tessera/comm/host_collectives.h"
 #include "tools/results/step_timeline.h"
 #include "tools/train/plan.h"
@@ -45,12 +46,14 @@ void add_state(StepTimeline& timeline, const TrainPlan& plan, const fsdp::Strate
 /// While it lives, the memory tracker keeps each change. One per rank; one thread at a time.
 class StepRecorder {
  public:
-  explicit StepRecorder(base::MemoryTracker& memory_tracker);
-  ~StepRecorder();
+  explicit StepRecorder(base::MemoryTracker& memory_tracker) : memory_tracker_(memory_tracker) {
+    memory_tracker.keep_history(true);
+  }
+  ~StepRecorder() { memory_tracker_.keep_history(false); }
   StepRecorder(const StepRecorder&) = delete;
   StepRecorder& operator=(const StepRecorder&) = delete;
 
-  void begin_step();
+  void begin_step() { begin_ns_ = base::host_time_ns(); }
   void end_step(std::int64_t step, const std::vector<base::TraceEvent>& events);
 
   /// Of the kept steps the one whose length, on its slowest rank, is the median; without the first two of the run,

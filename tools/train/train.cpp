@@ -122,23 +122,15 @@ void check_csv_log(const std::string& path, std::int64_t first_step) {
   if (const auto text = text_to_continue(path, first_step)) kept_records(path, *text, first_step);
 }
 
-/// --log-csv: a table of the steps of a training, which spreadsheets and pandas read. RFC 4180: a header, then a record
-/// for each step, written when the step is done. A run that resumes continues its file; the records of steps that it
-/// will do again are dropped.
-class CsvLog {
- public:
-  /// `first_step`: number of steps that the run has done before. "" is no file. Throws InvalidUsage.
-  CsvLog(const std::string& path, std::int64_t first_step) : file_(open_log(path, first_step)) {}
-  void write(const StepReport& step) {
-    const auto skipped = step.loss_scale ? std::optional(step.skipped_steps) : std::nullopt;
-    file_.write(fmt::format("{},{},{},{},{},{},{},{},{},{}\r\n", step.step, step.loss, step.tokens_per_second,
-                            step.grad_norm, step.learning_rate, field(step.loss_scale), field(skipped), step.live_bytes,
-                            step.peak_bytes, field(step.mfu)));
-  }
-
- private:
-  LineFile file_;
-};
+/// A record of --log-csv: a table of the steps of a training, which spreadsheets and pandas read. RFC 4180: a header,
+/// then a record for each step, written when the step is done. A run that resumes continues its file; the records of
+/// steps that it will do again are dropped.
+void write_record(LineFile& file, const StepReport& step) {
+  const auto skipped = step.loss_scale ? std::optional(step.skipped_steps) : std::nullopt;
+  file.write(fmt::format("{},{},{},{},{},{},{},{},{},{}\r\n", step.step, step.loss, step.tokens_per_second,
+                         step.grad_norm, step.learning_rate, field(step.loss_scale), field(skipped), step.live_bytes,
+                         step.peak_bytes, field(step.mfu)));
+}
 
 void check_outputs(const TrainPlan& plan) {
   const TrainOptions& options = plan.options;
@@ -200,12 +192,12 @@ int train_as_rank(const TrainPlan& plan) {
     std::fflush(stdout);
   }
   LineFile json("--json", first ? options.json : "");
-  CsvLog csv(first ? options.log_csv : "", plan.first_step);
+  LineFile csv = open_log(first ? options.log_csv : "", plan.first_step);
   RankProgress progress(plan);
   const auto on_step = [&](const StepReport& step) {
     progress.hide();
     print_step(step, json);
-    csv.write(step);
+    write_record(csv, step);
     if (step.step < options.steps) progress.show(step);
   };
   const TrainingOutcome outcome =

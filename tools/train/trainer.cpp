@@ -5,10 +5,10 @@
 
 #include "tessera/comm/flight_recorder.h"
 #include "tessera/comm/host_collectives.h"
-#include "tessera/fsdp/engine.h"
 #include "tessera/fsdp/gradient_scaler.h"
 #include "tessera/fsdp/graphed_step.h"
 #include "tools/cli/machine.h"
+#include "tools/cli/output.h"
 #include "tools/results/statistics.h"
 #include "tools/train/divergence.h"
 #include "tools/train/measurements.h"
@@ -32,10 +32,8 @@ std::vector<T> without_warm_up(const std::vector<T>& values) {
 /// Of all ranks.
 StepParts mean_over(comm::HostCollectives& control, const std::vector<StepParts>& steps) {
   const StepParts own = mean_of(without_warm_up(steps));
-  std::vector<double> figures;
-  for (const auto& [name, part] : kStepParts) figures.push_back(own.*part);
   std::vector<StepParts> ranks;
-  for (const auto& rank : control.gather_all(figures)) {
+  for (const auto& rank : control.gather_all(each_of(kStepParts, [&](const auto& part) { return own.*part.second; }))) {
     StepParts& parts = ranks.emplace_back();
     for (std::size_t i = 0; i < rank.size(); ++i) parts.*kStepParts[i].second = rank[i];
   }
@@ -290,20 +288,13 @@ RunResult Trainer::summarize() {
   r.peak_bytes.peak = peak.peak;
   auto& [parameter, gradient, optimizer] = r.model_state_bytes;
   Bytes& sent = r.wire_bytes_per_step;
-  std::vector<std::uint64_t*> figures = {&sent.all_gather,
-                                         &sent.reduce_scatter,
-                                         &sent.all_reduce,
-                                         &sent.control,
-                                         &r.copied_bytes_per_step,
-                                         &parameter,
-                                         &gradient,
-                                         &optimizer,
-                                         &r.peak_bytes.total_peak,
-                                         &r.peak_bytes.reserved};
+  std::vector<std::uint64_t*> figures;
   for (std::uint64_t& bytes : r.peak_bytes.peak) figures.push_back(&bytes);
-  std::vector<std::uint64_t> own;
-  for (const std::uint64_t* figure : figures) own.push_back(*figure);
-  const std::vector<std::uint64_t> most = largest(control_, own);
+  for (std::uint64_t* const figure :
+       {&sent.all_gather, &sent.reduce_scatter, &sent.all_reduce, &sent.control, &r.copied_bytes_per_step, &parameter,
+        &gradient, &optimizer, &r.peak_bytes.total_peak, &r.peak_bytes.reserved})
+    figures.push_back(figure);
+  const auto most = largest(control_, each_of(figures, [](const std::uint64_t* figure) { return *figure; }));
   for (std::size_t i = 0; i < most.size(); ++i) *figures[i] = most[i];
 
   // The slowest rank of each step; exposed time by rank, because a fast rank's wait is another's compute.

@@ -100,7 +100,7 @@ MISTAKES = [
     mistake("guardian-sleeps", "tools/launch/process.cpp", "  if (got == 1) ::_exit(0);", "  if (got >= 0) ::_exit(0);", LAUNCHER, "grandchildren outlive a killed launcher"),
     mistake("bound-to-one-core", "tools/launch/launcher.cpp", "  return {cores.begin() + rank * share, cores.begin() + (rank + 1) * share};", "  return {cores.begin(), cores.begin() + share};",
             (*LAUNCHER, COMPARE), "all ranks share the first cores"),
-    mistake("second-interrupt-ignored", "tools/launch/launcher.cpp", "    stage_ = Stage::killing;\n    return signal_running(SIGKILL);", "    return;",
+    mistake("second-interrupt-ignored", "tools/launch/launcher.cpp", "      stage_ = Stage::killing;\n      return signal_running(SIGKILL);", "      return;",
             "tools.launcher::LauncherTest.test_a_second_interrupt_ends_ranks_at_once", "a second Ctrl-C has no effect"),
 
     # Plans.
@@ -153,7 +153,7 @@ MISTAKES = [
     mistake("why-term-dropped", "tools/results/why.cpp", "[](const StepParts& p) { return -p.hidden(); }", "[](const StepParts& p) { return 0 * p.step(); }", (r"^tools\.Why\.", r"^tools\.why$"), "the terms don't add up to the gap"),
     mistake("why-late-is-transport", "tools/results/step_timeline.cpp", "std::clamp(wait.all_called_ns, wait.begin_ns, wait.end_ns);", "wait.begin_ns;", (r"^tools\.StepParts\.", r"^tools\.Why\."), "a rank that sleeps counts as a slow link"),
     mistake("why-outer-counts-too", "tools/results/step_timeline.cpp", "    pass(begin);\n", "", r"^tools\.StepParts\.", "a wait inside a forward counts as the forward"),
-    mistake("why-decoding-is-link", "tools/plan/planned_why.cpp", "  return wait_between(wait.start_ns, through);", "  return wait_between(wait.start_ns, wait.end_ns);", r"^tools\.why$", "decoding after a gather counts as waiting for it"),
+    mistake("why-decoding-is-link", "tools/plan/planned_why.cpp", "  return {wait.start_ns, wait.start_ns, through, through};", "  return {wait.start_ns, wait.start_ns, wait.end_ns, wait.end_ns};", r"^tools\.why$", "decoding after a gather counts as waiting for it"),
     mistake("why-link-of-one-run", "tools/plan/planned_why.cpp", "ms - plan_step(from, machine).result.step_ms_median", "ms - 0 * plan_step(from, machine).result.step_ms_median", r"^tools\.why$", "the gap with another link is not that between two runs over it"),
     # What a run shows, writes and leaves behind.
     mistake("progress-in-a-pipe", "tools/cli/progress_line.cpp", "on_(::isatty(STDERR_FILENO) != 0)", "on_(::isatty(STDERR_FILENO) != 2)", r"^tools\.progress$", "a pipe gets the progress line"),

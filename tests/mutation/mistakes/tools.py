@@ -20,7 +20,7 @@ MISTAKES = [
     mistake("option-eps", "src/nn/optimizer.cpp", "  args.eps = config.eps;\n", "  args.eps = 1e-8;\n", OPTIMIZER, "--eps does nothing"),
     mistake("option-amsgrad", "tools/train/options.cpp", "c.amsgrad, \"use the largest", "c.maximize, \"use the largest", OPTIMIZER, "--amsgrad has another effect"),
     mistake("option-maximize", "src/nn/optimizer.cpp", "  args.maximize = config.maximize;\n", "",
-            OPTIMIZER, "--maximize does nothing with sgd"),
+            OPTIMIZER, "--maximize does nothing"),
     mistake("option-nesterov", "src/nn/optimizer.cpp", "  args.nesterov = config.nesterov;\n", "  args.nesterov = false;\n", OPTIMIZER, "--nesterov does nothing"),
     mistake("option-betas-swapped", "tools/train/options.cpp", "  optimizer.beta1 = o.betas.at(0);\n  optimizer.beta2 = o.betas.at(1);",
             "  optimizer.beta1 = o.betas.at(1);\n  optimizer.beta2 = o.betas.at(0);", OPTIMIZER, "--betas are swapped"),

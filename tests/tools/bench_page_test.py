@@ -83,8 +83,8 @@ class BenchPageTest(PageCase):
         page = "\n".join(self.texts("p.verdict"))
         for verdict in run["verdicts"]:
             self.assertIn(f"{verdict['backend']}: {verdict['text']}", page)
-        fits = self.browser.value("[...document.querySelectorAll('.curve.fit')].filter(p => p.getAttribute('d')).length")
-        self.assertEqual(fits, 2, "one for each backend, in the picture of times")
+        fits = self.browser.value("[...document.querySelectorAll('.curve.fit')].map(p => p.getAttribute('d')).filter(d => d)")
+        self.assertEqual((len(fits), len(set(fits))), (2, 2), "one for each backend, in the picture of times")
         table = self.texts("details table tbody tr")
         self.assertEqual(sum("shm" in row for row in table[:len(run["results"])]), len(run["results"]) // 2)
         self.pictures("run")

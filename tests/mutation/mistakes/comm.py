@@ -19,6 +19,12 @@ MISTAKES = [
     mistake("pool-frees-memory-in-use", "src/base/memory_pool.cpp", "    if (runtime_ != nullptr) runtime_->synchronize();\n", "", r"^base\.", "queued work uses memory that the pool has returned"),
     mistake("cuda-captures-globally", "src/base/cuda/runtime.cpp", "cudaStreamCaptureModeRelaxed", "cudaStreamCaptureModeGlobal", r"^base_cuda\.", "an allocation of any thread ends a capture"),
     mistake("ipc-handle-of-part", "src/comm/staging/ipc_windows.cpp", "device_->get_ipc_handle(found->first, window.bytes);", "device_->get_ipc_handle(static_cast<std::byte*>(found->first) + 256, window.bytes);", STAGING, "ranks read other memory than was sent"),
+    # One-sided operations.
+    mistake("window-signal-overtakes-put", "src/comm/window.cpp", "(from.arrivals.front().is_signal || from.arrivals.front().done)", "true", (r"^conformance\.All/Behaviours", r"^comm\.Backends/WindowOver"), "a signal is seen before what was put"),
+    mistake("window-bounds-overflow", "src/comm/window.cpp", "offset > there || bytes > there - offset", "offset + bytes > there", r"^conformance\.All/Behaviours", "a large offset passes"),
+    mistake("window-close-forgets-puts", "src/comm/window.cpp", "!(peer_of(peer).closed && peer_of(peer).arrivals.empty())", "!peer_of(peer).closed", r"^comm\.Backends/WindowOver", "what was put is not here after close()"),
+    mistake("window-takes-no-signals", "src/comm/window.cpp", "  from.signals -= count;\n", "", r"^conformance\.All/Behaviours", "a signal is waited for once and seen twice"),
+    mistake("window-left-in-silence", "src/comm/window.cpp", "  if (open_ || failure_) channel_->abort(", "  if (failure_) channel_->abort(", r"^comm\.Backends/WindowOver", "the others wait until their deadline"),
     # Calls.
     mistake("call-deadline-ignored", "src/comm/communicator.cpp", "  call.timeout = options.timeout ? checked_timeout(name_of(call.kind), *options.timeout) : options_.timeout;", "  call.timeout = options_.timeout;",
             (CALLS, r"^comm\.", r"^conformance\."), "OpOptions::timeout has no effect"),

@@ -16,6 +16,12 @@ LAUNCHER = (r"^tools\.launcher$", r"^tools\.Launcher\.", r"^tools\.LaunchPrefix\
 COMPARE = r"^tools\.training$"
 
 MISTAKES = [
+    mistake("bench-page-draws-in-place", "tools/bench/page.cpp", "      if (row.at(\"in_place\").get<bool>()) continue;\n", "", r"^tools\.bench_page$", "two points for each size"),
+    mistake("bench-page-fit-of-another", "tools/bench/page.cpp", "      if (!curve.points.empty() && one.at(\"backend\") == curve.points.front().backend &&\n", "      if (!curve.points.empty() &&\n", r"^tools\.bench_page$", "a curve has the fit of another backend"),
+    mistake("bench-page-bound-is-time", "tools/pages/live/curves.js", "bound: p.bound, fit:", "bound: p.us, fit:", r"^tools\.bench_page$", "the bound is drawn on the time"),
+    mistake("bench-aggregate-not-divided", "tools/bench/runner.cpp", "us /= messages * calls;", "us /= messages;", r"^tools\.bench$", "a batch counts as a call"),
+    mistake("bench-unequal-parts-are-equal", "tools/bench/operations.cpp", "const std::size_t share = parts * (parts + 1) / 2;", "const std::size_t share = parts * (n + 1) / 2;", r"^tools_bench\.BenchOps\.", "_v operations measure equal parts"),
+    mistake("bench-link-of-one-host", "tools/bench/environment.cpp", "return hosts.size() > 1 ? least : std::nullopt;", "return least;", r"^tools_bench\.BenchRun\.", "shared memory is judged by the network's rate"),
     # Options that are parsed but not applied.
     mistake("option-eps", "src/nn/optimizer.cpp", "  args.eps = config.eps;\n", "  args.eps = 1e-8;\n", OPTIMIZER, "--eps does nothing"),
     mistake("option-amsgrad", "tools/train/options.cpp", "c.amsgrad, \"use the largest", "c.maximize, \"use the largest", OPTIMIZER, "--amsgrad has another effect"),

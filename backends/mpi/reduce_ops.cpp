@@ -9,16 +9,13 @@ namespace {
 
 using Kind = ReduceOp::Kind;
 
-constexpr std::array kKindOf = {Kind::sum,     Kind::prod,   Kind::min,    Kind::max,
-                                Kind::bit_and, Kind::bit_or, Kind::bit_xor};
-
 template <std::size_t Type, std::size_t Which>
 void combine(void* in, void* both, int* count, MPI_Datatype* /*type*/) {
   const std::array<const void*, 2> sources = {in, both};
-  reduce_tree({kKindOf[Which], 0}, kDTypes[Type], sources, {}, both, static_cast<std::size_t>(*count));
+  reduce_tree({static_cast<Kind>(Which), 0}, kDTypes[Type], sources, {}, both, static_cast<std::size_t>(*count));
 }
 
-using Row = std::array<MPI_User_function*, kKindOf.size()>;
+using Row = std::array<MPI_User_function*, kReduceKinds>;
 
 template <std::size_t Type, std::size_t... Which>
 constexpr Row row_of(std::index_sequence<Which...> /*kinds*/) {
@@ -27,17 +24,10 @@ constexpr Row row_of(std::index_sequence<Which...> /*kinds*/) {
 
 template <std::size_t... Type>
 constexpr std::array<Row, sizeof...(Type)> table(std::index_sequence<Type...> /*types*/) {
-  return {row_of<Type>(std::make_index_sequence<kKindOf.size()>{})...};
+  return {row_of<Type>(std::make_index_sequence<kReduceKinds>{})...};
 }
 
 constexpr auto kFunctions = table(std::make_index_sequence<kDTypes.size()>{});
-
-template <std::size_t N, class T>
-std::size_t index_of(const std::array<T, N>& all, T one) {
-  std::size_t i = 0;
-  while (i < N && all[i] != one) ++i;
-  return i;
-}
 
 }  // namespace
 
@@ -52,7 +42,7 @@ MPI_Op MpiReduceOps::of(Kind kind, DType dtype) noexcept {
   const bool is_native = dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i32 || dtype == DType::i64;
   if (kind == Kind::sum && is_native) return MPI_SUM;
   const auto type = static_cast<std::size_t>(dtype);
-  const std::size_t which = index_of(kKindOf, kind);
+  const auto which = static_cast<std::size_t>(kind);
   MPI_Op& own = own_[type][which];
   constexpr int kCommutes = 1;
   if (own == MPI_OP_NULL) MPI_Op_create(kFunctions[type][which], kCommutes, &own);

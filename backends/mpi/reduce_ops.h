@@ -23,10 +23,8 @@ class MpiReduceOps {
   void free() noexcept;
 
  private:
-  static constexpr std::size_t kKinds = 7;
-  static constexpr std::size_t kTypes = kDTypes.size();
-  std::array<std::array<MPI_Op, kKinds>, kTypes> own_ = [] {
-    std::array<std::array<MPI_Op, kKinds>, kTypes> none;
+  std::array<std::array<MPI_Op, kReduceKinds>, kDTypes.size()> own_ = [] {  // by type and kind
+    decltype(own_) none;
     for (auto& row : none) row.fill(MPI_OP_NULL);
     return none;
   }();

@@ -44,7 +44,7 @@ using State = SecureStream::State;
 
 /// Waits until the stream can continue. False: it can't.
 asio::awaitable<bool> ready(Socket& socket, State state) {
-  if (state != State::wants_read && state != State::wants_write) co_return false;
+  if (!SecureStream::must_wait(state)) co_return false;
   Failure failure;
   co_await socket.async_wait(state == State::wants_read ? Socket::wait_read : Socket::wait_write,
                              asio::redirect_error(asio::use_awaitable, failure));

@@ -17,8 +17,6 @@ constexpr std::size_t kAtOnce = 256 << 10;
 
 using State = SecureStream::State;
 
-bool must_wait(State state) { return state == State::wants_read || state == State::wants_write; }
-
 FrameSeal seal_of(const Digest& key, FrameCodes codes) {
   return codes == FrameCodes::macs ? FrameSeal(key) : FrameSeal(codes == FrameCodes::checksums);
 }
@@ -74,7 +72,7 @@ bool PeerConnection::read(TcpStream& stream, std::size_t budget) {
   for (std::size_t done = 0; (done < budget || stream.bytes.has_pending()) && stream.socket.is_open();) {
     const FrameDecoder::Buffers buffers = stream.reader.buffers();
     const auto [bytes, state] = stream.bytes.read(buffers);
-    if (must_wait(state)) break;
+    if (SecureStream::must_wait(state)) break;
     if (state == State::damaged) {
       damaged_ = true;
       drop("the encrypted data");
@@ -109,7 +107,7 @@ bool PeerConnection::write_stream(TcpStream& stream, std::size_t budget) {
   SendQueue::Buffers buffers;
   for (std::size_t done = 0; done < budget && send_queue_.next(stream.number, buffers);) {
     const auto [bytes, state] = stream.bytes.write(buffers);
-    stream.full = must_wait(state);
+    stream.full = SecureStream::must_wait(state);
     if (stream.full) {
       watch_room(stream, true);
       return moved;

@@ -48,8 +48,7 @@ void ControlConnection::read() {
   do {
     if (!socket_.is_open()) return;
     const SecureStream::Moved got = stream_.read({std::as_writable_bytes(std::span(in_))});
-    if (got.state == SecureStream::State::wants_read || got.state == SecureStream::State::wants_write)
-      return when_ready(got.state, &ControlConnection::read);
+    if (SecureStream::must_wait(got.state)) return when_ready(got.state, &ControlConnection::read);
     if (got.state == SecureStream::State::damaged) return events_.damaged();
     if (got.state != SecureStream::State::done) return break_off();
     const SealedReader::Fed fed = reader_.feed({in_.data(), got.bytes}, events_.frame);
@@ -91,8 +90,7 @@ void ControlConnection::write_rest() {
     if (!socket_.is_open()) return;
     const SecureStream::Moved sent = stream_.write({std::as_bytes(std::span(out_)).subspan(out_at_)});
     out_at_ += sent.bytes;
-    if (sent.state == SecureStream::State::wants_read || sent.state == SecureStream::State::wants_write)
-      return when_ready(sent.state, &ControlConnection::write_rest);
+    if (SecureStream::must_wait(sent.state)) return when_ready(sent.state, &ControlConnection::write_rest);
     if (sent.state != SecureStream::State::done) return break_off();
   }
   {

@@ -169,8 +169,7 @@ void RendezvousServer::start_tls(const PeerPointer& peer) {
     enter_known(peer);
     return challenge(peer);
   }
-  if (state == SecureStream::State::wants_read || state == SecureStream::State::wants_write)
-    return when_ready(peer, state, [this, peer] { start_tls(peer); });
+  if (SecureStream::must_wait(state)) return when_ready(peer, state, [this, peer] { start_tls(peer); });
   if (const std::string error = peer->stream.tls_error(); !error.empty())
     note_refusal(false, "a process, since " + error +
                             (self_.tls->has_certificates() ? "" : "; use the same TESSERA_TOKEN on all ranks"));
@@ -195,7 +194,7 @@ void RendezvousServer::send(const PeerPointer& peer, std::function<void()> then)
   while (!peer->out.empty()) {
     const SecureStream::Moved sent = peer->stream.write({std::as_bytes(std::span(peer->out))});
     peer->out.erase(0, sent.bytes);
-    if (sent.state == SecureStream::State::wants_read || sent.state == SecureStream::State::wants_write)
+    if (SecureStream::must_wait(sent.state))
       return when_ready(peer, sent.state, [this, peer, then = std::move(then)] { send(peer, then); });
     if (sent.state != SecureStream::State::done) return reject(peer);
   }
@@ -208,8 +207,7 @@ void RendezvousServer::read(const PeerPointer& peer) {
   };
   while (peer->hellos < kHellos) {
     const SecureStream::Moved got = peer->stream.read({std::as_writable_bytes(std::span(peer->in))});
-    if (got.state == SecureStream::State::wants_read || got.state == SecureStream::State::wants_write)
-      return when_ready(peer, got.state, [this, peer] { read(peer); });
+    if (SecureStream::must_wait(got.state)) return when_ready(peer, got.state, [this, peer] { read(peer); });
     if (got.state != SecureStream::State::done || !peer->place ||
         !peer->reader.feed({peer->in.data(), got.bytes}, on_frame))
       return reject(peer);
@@ -258,8 +256,7 @@ bool RendezvousServer::on_hello(const PeerPointer& peer, std::string_view payloa
 /// Reads one byte, after which the connection belongs to the world: what follows is not read here.
 void RendezvousServer::await_belief(const PeerPointer& peer) {
   const SecureStream::Moved got = peer->stream.read({std::as_writable_bytes(std::span(peer->in)).first(1)});
-  if (got.state == SecureStream::State::wants_read || got.state == SecureStream::State::wants_write)
-    return when_ready(peer, got.state, [this, peer] { await_belief(peer); });
+  if (SecureStream::must_wait(got.state)) return when_ready(peer, got.state, [this, peer] { await_belief(peer); });
   if (got.state != SecureStream::State::done) return reject(peer);
   if (here_[static_cast<std::size_t>(peer->rank)] != peer) return;
   peer->joined = true;

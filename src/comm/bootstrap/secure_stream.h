@@ -25,6 +25,7 @@ class SecureStream {
     damaged,      ///< the bytes are not those of the other end
     failed,       ///< why()
   };
+  static constexpr bool must_wait(State state) { return state == State::wants_read || state == State::wants_write; }
   struct Moved {
     std::size_t bytes = 0;
     State state = State::done;

@@ -61,7 +61,7 @@ bool wait_ready(int fd, short events, Deadline deadline) {
 
 void Connection::await(SecureStream::State state, Deadline deadline) const {
   if (state == SecureStream::State::damaged) throw_damaged();
-  if (state != SecureStream::State::wants_read && state != SecureStream::State::wants_write) lost();
+  if (!SecureStream::must_wait(state)) lost();
   require_ready(fd_.get(), state == SecureStream::State::wants_read ? POLLIN : POLLOUT, deadline);
 }
 

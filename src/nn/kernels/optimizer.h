@@ -69,7 +69,20 @@ TESSERA_API void adam_step(ThreadPool& pool, const AdamStep<T>& args);
 
 /// Elements [begin, end) of an SgdStep or AdamStep, without its parts.
 template <class Step>
-TESSERA_API Step elements_of(Step step, std::size_t begin, std::size_t end);
+Step elements_of(Step step, std::size_t begin, std::size_t end) {
+  const auto move = [begin](auto*&... pointers) { ((pointers += pointers != nullptr ? begin : 0), ...); };
+  const std::size_t bytes = begin * base::size_of(step.half.dtype);
+  if (step.half.gradient != nullptr) step.half.gradient = static_cast<const std::byte*>(step.half.gradient) + bytes;
+  if (step.half.copy != nullptr) step.half.copy = static_cast<std::byte*>(step.half.copy) + bytes;
+  move(step.parameter, step.gradient);
+  if constexpr (requires { step.momentum_buffer; })
+    move(step.momentum_buffer);
+  else
+    move(step.first_moment, step.second_moment, step.max_second_moment);
+  step.count = end - begin;
+  step.parts = {};
+  return step;
+}
 /// Calls run(step) for each part, with its elements and weight decay; without parts once, with `step`.
 template <class Step, class Run>
 void for_each_part(const Step& step, const Run& run) {

@@ -154,26 +154,6 @@ void adam_step(ThreadPool& pool, const AdamStep<T>& args) {
   run_tiles<T>(pool, args, kernels<T>().adam);
 }
 
-template <class Step>
-Step elements_of(Step step, std::size_t begin, std::size_t end) {
-  const auto move = [begin](auto*&... pointers) { ((pointers += pointers != nullptr ? begin : 0), ...); };
-  const std::size_t bytes = begin * base::size_of(step.half.dtype);
-  if (step.half.gradient != nullptr) step.half.gradient = static_cast<const std::byte*>(step.half.gradient) + bytes;
-  if (step.half.copy != nullptr) step.half.copy = static_cast<std::byte*>(step.half.copy) + bytes;
-  move(step.parameter, step.gradient);
-  if constexpr (requires { step.momentum_buffer; })
-    move(step.momentum_buffer);
-  else
-    move(step.first_moment, step.second_moment, step.max_second_moment);
-  step.count = end - begin;
-  step.parts = {};
-  return step;
-}
-
-template SgdStep<float> elements_of(SgdStep<float>, std::size_t, std::size_t);
-template SgdStep<double> elements_of(SgdStep<double>, std::size_t, std::size_t);
-template AdamStep<float> elements_of(AdamStep<float>, std::size_t, std::size_t);
-template AdamStep<double> elements_of(AdamStep<double>, std::size_t, std::size_t);
 template void sgd_step<float>(ThreadPool&, const SgdStep<float>&);
 template void sgd_step<double>(ThreadPool&, const SgdStep<double>&);
 template void adam_step<float>(ThreadPool&, const AdamStep<float>&);

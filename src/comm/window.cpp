@@ -76,7 +76,15 @@ Window::~Window() {
     }
   }
   if (open_ || failure_) channel_->abort("a rank left a window without closing it");
-  for (const auto& peer : peers_) peer->receive = {};
+  std::vector<Work> receives;  // which end with the failure; callbacks that still come find nothing to do
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& peer : peers_) {
+      peer->closed = true;
+      receives.push_back(std::move(peer->receive));
+    }
+  }
+  receives.clear();
   channel_.reset();
 }
 
@@ -193,6 +201,7 @@ void Window::serve(int rank) noexcept {
   Peer& from = peer_of(rank);
   try {
     for (;;) {
+      if (from.closed) return;
       if (from.receiving) {
         if (!from.receive.done()) return;
         from.receiving = false;

@@ -122,7 +122,7 @@ class BenchPageTest(PageCase):
     def test_heat_map_has_the_rates_and_frames_what_is_slow(self):
         run = self.measure("--pattern", "pairs", "--ranks", "4", "-e", "64K", "-n", "3", "-w", "1")
         pattern = run["patterns"][0]
-        cells = lambda: self.browser.value("[...document.querySelectorAll('.heat rect:not(.none)')].map(c => [+c.dataset.from, +c.dataset.to, +c.dataset.value, c.classList.contains('slow')])")
+        cells = lambda: self.browser.value("[...document.querySelectorAll('.heat .row rect:not(.none)')].map(c => [+c.dataset.from, +c.dataset.to, +c.dataset.value, c.classList.contains('slow')])")
         rates = {(i, j): rate for i, row in enumerate(pattern["matrix_gbps"]) for j, rate in enumerate(row) if rate is not None}
         self.assertEqual({(i, j): rate for i, j, rate, _ in cells()}, rates)
         pattern["slow"] = [{"units": [1, 2], "gbps": 1.5, "median_gbps": 9}, {"units": [3], "gbps": 2, "median_gbps": 9}]

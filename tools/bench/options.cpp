@@ -139,10 +139,6 @@ BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
       for (const auto& [given, name] : {std::pair(plan.overlap, "--overlap"), {plan.pattern.has_value(), "--pattern"}})
         if (given) throw base::InvalidUsage(fmt::format("{} has no {}; leave it out", op->name, name));
     }
-  for (const auto& [given, name] : {std::pair(plan.cold, "--cold, which flushes the caches between calls"),
-                                    {plan.long_run.has_value(), "--duration, whose calls are timed one by one"},
-                                    {options.per_call, "--per-call"}})
-    if (plan.aggregate && given) throw base::InvalidUsage(fmt::format("--aggregate excludes {}", name));
   plan.leave_out_refused = options.algorithms.has_value();
   if (plan.only_nccl_columns && options.csv)
     throw base::InvalidUsage("--nccl-columns is about the table's columns; leave it out with --csv");
@@ -159,6 +155,10 @@ BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
   if (!options.tune.empty()) check_tuning(options, plan);
   check_baseline_options(options, plan);
   set_times(plan, options);
+  for (const auto& [given, name] : {std::pair(plan.cold, "--cold, which flushes the caches between calls"),
+                                    {plan.long_run.has_value(), "--duration, whose calls are timed one by one"},
+                                    {options.per_call, "--per-call"}})
+    if (plan.aggregate && given) throw base::InvalidUsage(fmt::format("--aggregate excludes {}", name));
   return plan;
 }
 

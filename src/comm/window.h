@@ -36,8 +36,8 @@ class TESSERA_API Window {
   /// window has the communicator's timeout. Throws Unsupported, InvalidUsage for memory of a device, and what split()
   /// throws.
   Window(Communicator& world, View memory);
-  /// As close(), without its errors. If an exception ends it, or close() has failed, it waits for nobody and fails the
-  /// window on the other ranks.
+  /// As close(), without its errors. If an exception ends it, or close() has failed, it doesn't wait for the others and
+  /// fails the window on the other ranks.
   ~Window();
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;

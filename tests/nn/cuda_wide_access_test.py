@@ -23,8 +23,8 @@ template <class T>
 void all(NativeStream stream) {
   norm_forward<T, true>(stream, {});
   norm_forward<T, false>(stream, {});
-  norm_backward<T, true>(stream, {}, {}, nullptr);
-  norm_backward<T, false>(stream, {}, {}, nullptr);
+  norm_backward<T, true>(stream, {}, nullptr);
+  norm_backward<T, false>(stream, {}, nullptr);
   column_sums<T>(stream, {}, nullptr);
   norm_parts<T>(stream, {}, nullptr);
 }

@@ -197,9 +197,8 @@ TEST(SlowLink, OperationsCostWhatSimulatedOnesDo) {
         std::vector<int> members;
         for (int i = 0; i < ranks; ++i) members.push_back(first + i * stride);
         OpDesc call{.kind = kind, .root = ranks - 1};
-        const std::size_t part = kBytes / static_cast<std::size_t>(ranks);
-        call.in = {nullptr, kind == OpKind::all_gather ? part : kBytes, DType::u8, {}};
-        call.out = {nullptr, kind == OpKind::reduce_scatter ? part : kBytes, DType::u8, {}};
+        call.in = {nullptr, kBytes, DType::u8, {}};
+        call.out = {nullptr, kBytes, DType::u8, {}};
         const PortUse use = port_use({links, kWorld, members, ranks - 1}, {&call, 1});
         EXPECT_EQ(use.latency, cost[0].latency);
         std::array<double, kPorts> seconds{};

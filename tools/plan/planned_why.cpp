@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/core/op_traits.h"
 #include "tessera/comm/slow_link/port_use.h"
 
 namespace tessera::tools {
@@ -27,12 +26,8 @@ LinkCall call_of(const plan::TransferRecord& transfer, const LinkedMachine& mach
   const plan::SimulatedOp& op = transfer.operation;
   std::vector<int> members;
   for (int i = 0; i < op.members.ranks; ++i) members.push_back(op.members.first + i * op.members.stride);
-  const std::size_t part = op.bytes / static_cast<std::size_t>(op.members.ranks);
-  const bool gathers = comm::parts_of_out(op.kind);
-  const bool scatters = comm::parts_of_in(op.kind);
-  const comm::OpDesc desc{.kind = op.kind,
-                          .in = {nullptr, gathers && !scatters ? part : op.bytes, base::DType::u8, {}},
-                          .out = {nullptr, scatters && !gathers ? part : op.bytes, base::DType::u8, {}}};
+  const comm::OpDesc desc{
+      .kind = op.kind, .in = {nullptr, op.bytes, base::DType::u8, {}}, .out = {nullptr, op.bytes, base::DType::u8, {}}};
   const comm::PortUse use = comm::port_use({machine.links, machine.ranks, members, op.members.ranks - 1}, {&desc, 1});
   LinkCall call{.called_ns = transfer.called_ns, .latency_ns = use.latency.count()};
   for (const std::chrono::nanoseconds port : use.occupied) call.occupied_ns += port.count();

@@ -69,13 +69,15 @@ Window::Window(Communicator& world, View memory) : memory_(bytes_of(memory)) {
 }
 
 Window::~Window() {
+  std::string reason = "a rank left a window without closing it";
   if (open_ && !tried_to_close_ && std::uncaught_exceptions() == exceptions_) {
     try {
       close();
-    } catch (const std::exception&) {  // the communicator has logged it
+    } catch (const std::exception& error) {
+      reason = error.what();
     }
   }
-  if (open_ || failure_) channel_->abort("a rank left a window without closing it");
+  if (open_ || failure_) channel_->abort(reason);  // which logs the first failure
   std::vector<Work> receives;  // which end with the failure; callbacks that still come find nothing to do
   {
     const std::lock_guard lock(mutex_);

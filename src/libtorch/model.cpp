@@ -314,6 +314,14 @@ class TorchModel::State {
     for (const auto& [impl, parameter] : shared.parameters) visit(parameter->memory());
     for (const auto& buffer : root.buffers()) visit(static_cast<TorchBuffer&>(*buffer).memory());
   }
+  /// Throws InvalidUsage if the program has registered or replaced a parameter, or a module that has one.
+  void require_same_tensors() const {
+    for (const auto& item : module.named_parameters())
+      if (!shared.parameters.contains(item.value().unsafeGetTensorImpl()))
+        throw InvalidUsage(item.key() +
+                           " was registered, or a module with it was replaced, after the engine was made, which does "
+                           "not train it: change a model before its engine is made");
+  }
 
   torch::nn::Module& module;
   TorchDevice device;
@@ -332,6 +340,7 @@ void TorchModel::release_initial_values() {
   state_->for_each_memory([](TensorMemory& memory) { memory.release_initial(); });
 }
 void TorchModel::on_update() {
+  state_->require_same_tensors();
   for (const auto& [impl, parameter] : state_->shared.parameters) {
     parameter->require_unchanged();
     parameter->tensor().unsafeGetTensorImpl()->bump_version();

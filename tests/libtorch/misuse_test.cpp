@@ -18,7 +18,7 @@ TEST(LibtorchMisuse, TensorsThatCannotBeShardedAreRefused) {
                 View model;
                 Engine engine(model, world, with("ddp", {.wrap = "none"}));
               }),
-              HasSubstr("part is a view"));
+              HasSubstr("part is not contiguous, or a part of another tensor"));
 }
 
 /// Otherwise the engine would train tensors that the model no longer uses.
@@ -46,6 +46,26 @@ TEST(LibtorchMisuse, ParametersReplacedAfterwardsAreRefused) {
                 engine.step(1e-2);
               }),
               HasSubstr("running_mean has other memory than when the engine was made"));
+}
+
+/// Otherwise the engine would leave them as they are, with gradients that only grow.
+TEST(LibtorchMisuse, ParametersRegisteredAfterwardsAreRefused) {
+  const auto train_after = [&](const std::function<void(Mlp&)>& change) {
+    return refused([&](comm::Communicator& world) {
+      Mlp model = make<Mlp>();
+      Engine engine(*model, world, with("fsdp"));
+      change(model);
+      model->loss(1, 0, 1).backward();
+      engine.step(1e-2);
+    });
+  };
+  EXPECT_THAT(train_after([](Mlp& model) {
+                model->head = torch::nn::Linear(11, 3);
+                model->replace_module("head", model->head);
+              }),
+              HasSubstr("head.weight was registered, or a module with it was replaced, after the engine was made"));
+  EXPECT_THAT(train_after([](Mlp& model) { model->register_parameter("scale", torch::ones({1})); }),
+              HasSubstr("scale was registered"));
 }
 
 /// A gradient that goes into the engine's memory has no graph of its own.

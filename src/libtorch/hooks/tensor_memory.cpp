@@ -23,8 +23,9 @@ void explain(Storage& storage, std::string_view why) {
 TensorMemory::TensorMemory(const std::string& name, const at::Tensor& tensor)
     : storage_(tensor.storage()), device_(tensor.device()) {
   if (tensor.layout() != at::kStrided || !tensor.is_contiguous() || tensor.storage_offset() != 0 ||
-      storage_.nbytes() != static_cast<std::size_t>(tensor.numel()) * tensor.element_size() || tensor.is_view())
-    throw base::InvalidUsage(name + " is a view or not contiguous; register tensor.detach().clone() instead");
+      storage_.nbytes() != static_cast<std::size_t>(tensor.numel()) * tensor.element_size())
+    throw base::InvalidUsage(
+        name + " is not contiguous, or a part of another tensor; register tensor.detach().clone() instead");
 }
 
 TensorMemory::~TensorMemory() {

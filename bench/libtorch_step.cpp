@@ -73,12 +73,20 @@ struct TransformerImpl : torch::nn::Module {
 };
 TESSERA_UNIT(Transformer);
 
+/// The largest that the process has been, in bytes.
+long long peak_resident() {
+  rusage used{};
+  getrusage(RUSAGE_SELF, &used);
+  return 1024LL * used.ru_maxrss;
+}
+
 void train(const Options& options) {
   const base::Device device = base::parse_device(options.device);
   const std::shared_ptr<comm::Communicator> world =
       comm::init({.device = device.type == base::DeviceType::cpu ? nullptr : base::open_device(device)});
   torch::manual_seed(1);
   torch::set_num_threads(options.threads);
+  const long long before = peak_resident();
   Transformer model(options);
   if (options.checkpointed) libtorch::checkpoint_activations(*model);
   model->to(torch::Device(options.device), options.precision == "bf16" ? torch::kBFloat16 : torch::kFloat);
@@ -112,15 +120,13 @@ void train(const Options& options) {
   if (engine)
     peak = engine->model().runtime().memory_tracker().snapshot().total_peak +
            world->memory_tracker()->snapshot().total_peak;
-  rusage used{};
-  getrusage(RUSAGE_SELF, &used);  // the process at its largest, in KiB
   if (world->rank() == 0)
     std::printf(
         "{\"strategy\":\"%s\",\"ranks\":%d,\"tokens_per_second\":%.1f,\"step_ms\":%.3f,\"loss\":%.4f,"
-        "\"peak_bytes\":%llu,\"resident_bytes\":%lld}\n",
+        "\"peak_bytes\":%llu,\"resident_bytes\":%lld,\"resident_before\":%lld}\n",
         options.strategy.c_str(), world->size(),
         static_cast<double>(world->size() * options.batch * options.positions) / step, step * 1e3, last,
-        static_cast<unsigned long long>(peak), 1024LL * used.ru_maxrss);
+        static_cast<unsigned long long>(peak), peak_resident(), before);
 }
 
 }  // namespace

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""A GPT under PyTorch's FSDP2 (or DDP) over Gloo, on CPUs: f32, AdamW, blocks as units. Needs PyTorch 2.6 or later.
+"""A GPT under PyTorch's FSDP2 (or DDP), on CPUs: f32, AdamW, blocks as units. Needs PyTorch 2.6 or later.
 
-    torch_fsdp2.py [--mode fsdp|ddp] [--batch 8] [--positions 256] [--steps 12] [--ranks 2]
+    torch_fsdp2.py [--mode fsdp|ddp] [--model gpt|transformer] [--backend gloo] [--batch 8] [--positions 256] [--steps 12] [--ranks 2]
 
-Starts its ranks itself, one thread each. Prints a line of JSON: step_ms (median without the first two steps), and for the
-largest rank peak_mb, its peak resident memory, and grown_mb, the same minus the memory from before the model.
+transformer is the model of bench_libtorch_step. Starts its ranks itself, one thread each. Prints a line of JSON: step_ms (median
+without the first two steps), and for the largest rank peak_mb, its peak resident memory, and grown_mb, the same minus the memory from
+before the model.
 """
 import argparse
 import json
@@ -17,6 +18,8 @@ import time
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--mode", choices=["fsdp", "ddp"], default="fsdp")
+parser.add_argument("--model", choices=["gpt", "transformer"], default="gpt")
+parser.add_argument("--backend", default="gloo", help="of torch.distributed")
 parser.add_argument("--batch", type=int, default=8)
 parser.add_argument("--positions", type=int, default=256)
 parser.add_argument("--steps", type=int, default=12)
@@ -37,10 +40,41 @@ if "RANK" not in os.environ:
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional as F
 from torch_gpt2 import Gpt2
 
+
+class Block(nn.Module):
+    """As in libtorch_step.cpp, with the same operations."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.inputs, self.outputs = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        batch, positions, width = x.shape
+        q, k, v = (part.view(batch, positions, self.heads, -1).transpose(1, 2) for part in self.inputs(self.norm_1(x)).chunk(3, -1))
+        mixed = torch.softmax(q @ k.transpose(-2, -1) / (width // self.heads) ** 0.5, -1) @ v
+        x = x + self.outputs(mixed.transpose(1, 2).reshape(x.shape))
+        return x + self.down(F.gelu(self.up(self.norm_2(x))))
+
+
+class Transformer(nn.Module):
+    def __init__(self, layers, width, heads, words):
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.head = nn.Linear(width, words)
+
+    def forward(self, tokens, targets):
+        return F.cross_entropy(self.head(self.blocks(self.words(tokens))).flatten(0, 1), targets.flatten())
+
+
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
+dist.init_process_group(options.backend)
 
 
 def resident_mb():
@@ -49,7 +83,10 @@ def resident_mb():
 
 before = resident_mb()
 torch.manual_seed(0)
-model = Gpt2(layers=6, width=384, heads=6, vocabulary=256, context=options.positions)
+if options.model == "transformer":
+    model = Transformer(layers=6, width=384, heads=6, words=256)
+else:
+    model = Gpt2(layers=6, width=384, heads=6, vocabulary=256, context=options.positions)
 if options.mode == "ddp":
     model = nn.parallel.DistributedDataParallel(model)
 else:

@@ -47,6 +47,7 @@ class TESSERA_API Parameter : public ModelTensor {
   /// it holds the gradient of earlier microbatches, and the backward adds to it.
   virtual void bind_gradient(void* data, bool keep) = 0;
   virtual bool gradient_written() const = 0;  ///< whether a backward has written it since it was bound
+  virtual const void* gradient() const = 0;   ///< the gradient, on the device, of dtype(); null if none is written
   virtual void unbind_gradient() = 0;         ///< drops the binding; no effect without one
 };
 
@@ -68,6 +69,7 @@ class TESSERA_API Module {
   virtual DType dtype() const = 0;                ///< dtype in which it computes
   virtual bool is_block() const = 0;              ///< true for a natural unit of sharding: a transformer block
   virtual void set_hooks(ModuleHooks hooks) = 0;  ///< replaces the earlier ones
+  virtual const ModuleHooks& hooks() const = 0;   ///< current hooks, which new ones may call
 
   /// The modules directly below this one, in order of registration; owned by it.
   const std::vector<std::unique_ptr<Module>>& children() const { return children_; }

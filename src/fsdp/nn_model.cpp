@@ -44,6 +44,7 @@ class NnParameter final : public NnTensor<Parameter, nn::Parameter> {
   bool decays() const override { return source().decays(); }
   void bind_gradient(void* data, bool keep) override { source().gradient().bind(data, keep); }
   bool gradient_written() const override { return source().gradient().written(); }
+  const void* gradient() const override { return gradient_written() ? source().gradient().value().raw() : nullptr; }
   void unbind_gradient() override { source().gradient().unbind(); }
 };
 
@@ -72,6 +73,7 @@ class NnNode final : public Module {
   DType dtype() const override { return module_.dtype(); }
   bool is_block() const override { return module_.is_block(); }
   void set_hooks(ModuleHooks hooks) override { module_.set_hooks(std::move(hooks)); }
+  const ModuleHooks& hooks() const override { return module_.hooks(); }
   nn::Module& module() const { return module_; }
 
  private:

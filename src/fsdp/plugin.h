@@ -23,7 +23,7 @@
 #include "tessera/fsdp/strategy.h"
 #include "tessera/fsdp/training_task.h"
 
-#define TESSERA_FSDP_ABI_NUMBER 10  // counts up whenever a class or struct in the headers of nn or fsdp changes
+#define TESSERA_FSDP_ABI_NUMBER 11  // counts up whenever a class or struct in the headers of nn or fsdp changes
 #define TESSERA_FSDP_PLUGIN_ABI "fsdp " TESSERA_ABI_TEXT(TESSERA_FSDP_ABI_NUMBER) ", " TESSERA_ABI
 
 namespace tessera::fsdp {

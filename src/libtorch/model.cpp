@@ -183,6 +183,7 @@ class TorchParameter final : public TorchTensor<fsdp::Parameter> {
     written_ = keep;
   }
   bool gradient_written() const override { return written_; }
+  const void* gradient() const override { return written_ ? target_.data_ptr() : nullptr; }
   void unbind_gradient() override {
     target_ = at::Tensor();
     written_ = false;
@@ -281,6 +282,7 @@ class Node final : public fsdp::Module {
     boundary_->set_hooks(std::move(hooks));
     if (hooked_ != nullptr && installs) hooked_->set_boundary(boundary_);
   }
+  const fsdp::ModuleHooks& hooks() const override { return boundary_->hooks(); }
   const std::shared_ptr<Boundary>& boundary() const { return boundary_; }
   bool calls_hooks() const { return hooked_ != nullptr; }
 
@@ -298,11 +300,12 @@ class Node final : public fsdp::Module {
 
 class TorchModel::State {
  public:
-  State(torch::nn::Module& model, Initializer initializer, std::shared_ptr<base::MemoryTracker> memory_tracker)
+  State(torch::nn::Module& model, Initializer initializer, std::shared_ptr<base::MemoryTracker> memory_tracker,
+        StreamMaker make_stream)
       : module(model),
         device(model),
         runtime(fsdp::make_runtime(
-            device.context_options(std::move(memory_tracker)),
+            device.context_options(std::move(memory_tracker), std::move(make_stream)),
             [this] { return at::GradMode::is_enabled() || shared.passes->checkpoints; }, "libtorch " TORCH_VERSION)),
         shared{.device = device,
                .stream = runtime->stream(),
@@ -331,8 +334,9 @@ class TorchModel::State {
 };
 
 TorchModel::TorchModel(torch::nn::Module& model, Initializer initializer,
-                       std::shared_ptr<base::MemoryTracker> memory_tracker)
-    : state_(std::make_unique<State>(model, std::move(initializer), std::move(memory_tracker))) {}
+                       std::shared_ptr<base::MemoryTracker> memory_tracker, StreamMaker make_stream)
+    : state_(
+          std::make_unique<State>(model, std::move(initializer), std::move(memory_tracker), std::move(make_stream))) {}
 TorchModel::~TorchModel() = default;
 fsdp::Module& TorchModel::root() { return state_->root; }
 fsdp::Runtime& TorchModel::runtime() { return *state_->runtime; }

@@ -17,6 +17,8 @@ class Boundary;
 /// with the whole tensor, perhaps several times, and alike on all ranks that keep their own values.
 using Initializer = std::function<void(const std::string& name, at::Tensor& values)>;
 
+using StreamMaker = std::function<std::unique_ptr<base::Stream>()>;
+
 /// Keeps the parameters and buffers of a model alive; the model itself outlives it. While it lives, an engine moves the
 /// data pointers of their storages. Used by the engine's thread.
 class TESSERA_API TorchModel : public fsdp::Model {
@@ -25,9 +27,9 @@ class TESSERA_API TorchModel : public fsdp::Model {
   /// computes on the stream that is Torch's current one now, under which the model must be called, too; that takes
   /// libtorch 2.11. Tensors of the meta device become tensors of the device of the others, or of the host if there are
   /// no others; they need an initializer. `memory_tracker`: counts the engine's memory; null: one of
-  /// the model's own.
+  /// the model's own. `make_stream`: makes the engine's streams on the host, such as those of a simulated step.
   explicit TorchModel(torch::nn::Module& model, Initializer initializer = {},
-                      std::shared_ptr<base::MemoryTracker> memory_tracker = nullptr);
+                      std::shared_ptr<base::MemoryTracker> memory_tracker = nullptr, StreamMaker make_stream = {});
   ~TorchModel() override;
   fsdp::Module& root() override;
   fsdp::Runtime& runtime() override;

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "tessera/base/error.h"
+#include "tessera/fsdp/nn_model.h"
 #include "tessera/libtorch/unit.h"
 
 namespace tessera::libtorch {
@@ -13,8 +13,6 @@ namespace {
 std::shared_ptr<torch::nn::Module> module_of(const fsdp::TaskSetup& setup,
                                              const std::function<std::shared_ptr<torch::nn::Module>()>& make) {
   const base::Device device = setup.runtime.device();
-  if (device.type == base::DeviceType::meta)
-    throw base::Unsupported("a libtorch model computes values; train or compare it with --device cpu or cuda");
   torch::manual_seed(setup.seed);
   std::shared_ptr<torch::nn::Module> module = make();
   if (setup.dtype != base::DType::f32) module->to(setup.dtype == base::DType::bf16 ? torch::kBFloat16 : torch::kHalf);
@@ -23,13 +21,19 @@ std::shared_ptr<torch::nn::Module> module_of(const fsdp::TaskSetup& setup,
   return module;
 }
 
+/// Those of a simulated step, whose model computes on the host all the same; empty for a step that runs.
+StreamMaker streams_of(const fsdp::TaskSetup& setup) {
+  if (setup.runtime.device().type != base::DeviceType::meta) return {};
+  return [&context = fsdp::nn_context(setup.runtime)] { return context.make_stream(); };
+}
+
 }  // namespace
 
 TorchTask::TorchTask(const fsdp::TaskSetup& setup, const std::function<std::shared_ptr<torch::nn::Module>()>& make,
                      Initializer initializer)
     : module_(module_of(setup, make)),
       seed_(setup.seed),
-      model_(*module_, std::move(initializer), setup.memory_tracker) {}
+      model_(*module_, std::move(initializer), setup.memory_tracker, streams_of(setup)) {}
 TorchTask::~TorchTask() = default;
 
 void TorchTask::forward_backward(std::int64_t step, base::ElementRange samples, double scale) {

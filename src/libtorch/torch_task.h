@@ -27,8 +27,8 @@ namespace tessera::libtorch {
 class TESSERA_API TorchTask : public fsdp::TrainingTask {
  public:
   /// Calls `make` after it has seeded Torch's generator with setup.seed, so that all ranks make the same values, and
-  /// converts the module to setup.dtype and moves it to the device of the setup. Throws Unsupported where that has no
-  /// data, since libtorch computes values; otherwise what `make` and TorchModel's constructor throw.
+  /// converts the module to setup.dtype and moves it to the device of the setup; to the host where that has no data,
+  /// since libtorch computes values. Throws what `make` and TorchModel's constructor throw.
   TorchTask(const fsdp::TaskSetup& setup, const std::function<std::shared_ptr<torch::nn::Module>()>& make,
             Initializer initializer = {});
   ~TorchTask() override;

@@ -90,12 +90,12 @@ void time_copies(nn::Context& context) {
 class MemoryRecording {
  public:
   /// `clock`: null for a step that is measured.
-  MemoryRecording(nn::Context& context, const VirtualClock* clock) : tracker_(context.memory_tracker()), clock_(clock) {
+  MemoryRecording(base::MemoryTracker& tracker, base::Stream& stream, const VirtualClock* clock)
+      : tracker_(tracker), clock_(clock) {
     if (clock == nullptr)
       tracker_.keep_history(true);
     else
-      tracker_.keep_history(true,
-                            [clock, &context] { return static_cast<std::int64_t>(clock->position(context.stream())); });
+      tracker_.keep_history(true, [clock, &stream] { return static_cast<std::int64_t>(clock->position(stream)); });
   }
   ~MemoryRecording() { tracker_.keep_history(false); }
   MemoryRecording(const MemoryRecording&) = delete;
@@ -130,9 +130,10 @@ StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context
   const std::unique_ptr<fsdp::TrainingTask> task = step.make_task(context);
   fsdp::Engine engine(task->model(), world, step.engine);
   engine.initialize(0);
+  base::Stream& stream = task->model().runtime().stream();
   std::optional<MemoryRecording> memory;
-  if (step.memory_history) memory.emplace(context, clock);
-  const auto position = [&] { return clock == nullptr ? 0 : clock->position(context.stream()); };
+  if (step.memory_history) memory.emplace(context.memory_tracker(), stream, clock);
+  const auto position = [&] { return clock == nullptr ? 0 : clock->position(stream); };
   const auto issued = [&] { return clock == nullptr ? 0 : static_cast<TaskId>(clock->graph().tasks().size()); };
   StepProfile profile;
   std::vector<StepMarks> marks;
@@ -143,7 +144,7 @@ StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context
     if (memory) memory->drain();
     StepMarks& mark = marks.emplace_back();
     mark.first_event = engine.trace().size();
-    mark.begin = context.stream().record_timed();
+    mark.begin = stream.record_timed();
     mark.times.begin_task = position();
     mark.times.first_issued = issued();
     run_microbatches(step, *task, engine, i);
@@ -151,7 +152,7 @@ StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context
     engine.step(1e-3);
     record(profile.model_state, context.memory_tracker().snapshot());
     if (!step.continuous) engine.wait();
-    mark.end = context.stream().record_timed();
+    mark.end = stream.record_timed();
     mark.times.end_task = position();
     mark.times.issued_end = issued();
     if (memory) mark.times.memory = memory->drain();

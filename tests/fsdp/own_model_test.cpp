@@ -44,6 +44,7 @@ class Weights final : public Parameter {
     written_ = keep;
   }
   bool gradient_written() const override { return written_; }
+  const void* gradient() const override { return written_ ? gradient_ : nullptr; }
   void unbind_gradient() override {
     gradient_ = nullptr;
     written_ = false;
@@ -72,7 +73,7 @@ class Node final : public Module {
   DType dtype() const override { return DType::f32; }
   bool is_block() const override { return !path_.empty(); }
   void set_hooks(ModuleHooks hooks) override { hooks_ = std::move(hooks); }
-  const ModuleHooks& hooks() const { return hooks_; }
+  const ModuleHooks& hooks() const override { return hooks_; }
   void add(std::unique_ptr<Node> child) { children_.push_back(std::move(child)); }
   void add(std::shared_ptr<Weights> weights) { parameters_.push_back(std::move(weights)); }
 

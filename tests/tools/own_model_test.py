@@ -153,11 +153,38 @@ class OwnModelTest(unittest.TestCase):
         self.run_tool("compare", "--model", TORCH + ":spiral", "--ranks", 2, "--global-batch", 8, "--steps", 3, "--why", "ddp,fsdp",
                       "--strategies", "ddp,fsdp", "--report", "r.html")
         for command in ("plan", "explain"):
-            self.assertIn("this command needs a model of tessera::nn", self.refusal(command, "--model", TORCH + ":spiral", "--ranks", 2))
+            self.assertIn("can only be measured: use train, compare", self.refusal(command, "--model", TORCH + ":spiral", "--ranks", 2))
         plain, again = (self.compare(TORCH + ":spiral", *more, strategies="fsdp")[0] for more in ((), ("--checkpoint-activations",)))
         self.assertEqual(again["final_parameters_hash"], plain["final_parameters_hash"])
         self.assertIn("--precision fp8 with --model", self.refusal("train", "--model", TORCH + ":spiral", "--ranks", 2, "--steps", 1,
                                                                    "--precision", "fp8"))
+
+    def test_libtorch_steps_are_told_and_their_calls_timed(self):
+        model = TORCH + ":spiral"
+        compared = {run["strategy"]: run for run in self.compare(model)}
+        norms = []
+        for strategy in ("ddp", "zero2", "fsdp", "hsdp"):
+            common = ("--model", model, "--ranks", 4, "--global-batch", 8, "--strategy", strategy)
+            self.run_tool("explain", "--run", *common, "--json", "e.json", "--html", "e.html")
+            told = json.loads((self.folder / "e.json").read_text())
+            run = compared[strategy]
+            moved = {name: bytes for name, bytes in run["wire_bytes_per_step"].items() if name != "control"}
+            self.assertEqual(told["cost"]["bytes_sent"], sum(moved.values()), strategy)
+            self.assertEqual(told["cost"]["formula_bytes"], sum(moved.values()), strategy)
+            self.assertEqual(told["model_state_bytes"], run["model_state_bytes"], strategy)
+            self.assertNotIn("link_ms", told["cost"])  # nobody knows how long it computes on the simulated machine
+            ranks = told["values"]["ranks"]
+            self.assertEqual(len({json.dumps([unit["weights_hash"] for unit in rank["units"]]) for rank in ranks}), 1)
+            self.assertGreater(len({json.dumps([unit["gradient_norm"] for unit in rank["units"]]) for rank in ranks}), 1)
+            self.assertAlmostEqual(sum(rank["loss"] for rank in ranks) / 4, run["losses"][0], delta=1e-6)
+            norms.append([f"{norm:.9f}" for norm in told["values"]["norms"].values()])
+            self.assertIn("blocks.0", (self.folder / "e.html").read_text())
+            self.run_tool("bench", "--of-step", *common, "--backends", "shm", "--json", "b.json")
+            calls = json.loads((self.folder / "b.json").read_text())["of_step"]["backends"][0]["calls"]
+            for operation in ("all_gather", "reduce_scatter"):
+                more = sum(call["op"] == operation for call in calls) - run["calls_per_step"][operation]
+                self.assertIn(more, (0, 1), (strategy, operation))  # one compares the order of the units
+        self.assertEqual(len({json.dumps(one) for one in norms}), 1, norms)
 
 
 if __name__ == "__main__":
@@ -166,4 +193,5 @@ if __name__ == "__main__":
         TORCH = os.path.abspath(sys.argv[4])
     else:  # a build without libtorch has none of its tests
         del OwnModelTest.test_libtorch_models_train_as_others
+        del OwnModelTest.test_libtorch_steps_are_told_and_their_calls_timed
     unittest.main(argv=sys.argv[:1])

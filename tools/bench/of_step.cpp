@@ -76,7 +76,7 @@ struct StepOnBackend {
 TrainPlan plan_of_step(const BenchOptions& options, int ranks) {
   TrainOptions step{options.step};
   step.steps = 0;  // opens no data
-  step.simulated = true;
+  step.simulated = step.untimed = true;
   return make_plan(step, ranks);
 }
 

@@ -61,12 +61,14 @@ StepCost cost_of(const TrainPlan& plan, const std::string& strategy, const StepP
   return cost;
 }
 
-std::string machine_of(const ExplainOptions& options) {
+/// `timed`: the simulation knows how long the model computes.
+std::string machine_of(const ExplainOptions& options, bool timed) {
   const std::string simulated =
       !options.cluster.empty() ? "cluster " + options.cluster
       : options.hosts == 1     ? fmt::format("{} a rank, link {}", options.machine, options.link)
                            : fmt::format("{} a rank, {} hosts, link {}{}", options.machine, options.hosts, options.link,
                                          options.link_intra.empty() ? "" : ", inside a host " + options.link_intra);
+  if (!timed) return "times are this machine's; COST counts the calls of a simulated step";
   return options.run ? "times in STEP are this machine's; COST is simulated: " + simulated
                      : "times are simulated: " + simulated + "; --run measures on this machine";
 }
@@ -101,7 +103,8 @@ bool same_structure(const std::vector<TraceEvent>& a, const std::vector<TraceEve
   });
 }
 
-ordered_json json_of(const StepCost& cost) {
+/// `timed`: with the times of the simulation.
+ordered_json json_of(const StepCost& cost, bool timed) {
   ordered_json operations = ordered_json::array();
   for (const OperationCost& each : cost.operations)
     operations.push_back({{"operation", comm::name_of(each.kind)},
@@ -109,12 +112,15 @@ ordered_json json_of(const StepCost& cost) {
                           {"calls", each.calls},
                           {"bytes_sent", each.bytes_sent},
                           {"bytes", each.bytes}});
-  return {{"operations", operations},
-          {"calls", cost.calls},
-          {"bytes_sent", cost.bytes_sent},
-          {"formula_bytes", cost.formula_bytes},
-          {"link_ms", static_cast<double>(cost.link_ns) / 1e6},
-          {"exposed_ms", static_cast<double>(cost.exposed_ns) / 1e6}};
+  ordered_json json = {{"operations", operations},
+                       {"calls", cost.calls},
+                       {"bytes_sent", cost.bytes_sent},
+                       {"formula_bytes", cost.formula_bytes}};
+  if (timed) {
+    json["link_ms"] = static_cast<double>(cost.link_ns) / 1e6;
+    json["exposed_ms"] = static_cast<double>(cost.exposed_ns) / 1e6;
+  }
+  return json;
 }
 
 ordered_json json_of(const Wrapping& wrapping, const fsdp::MeshShape& mesh) {
@@ -185,11 +191,11 @@ Explanation explain_step(const ExplainOptions& options, int ranks, std::optional
   Explanation result;
   const ClusterSpec cluster = cluster_of(options, ranks);
   const SimulatedCluster simulated = simulate(cluster, ranks);
-  result.plan = train_plan(options, options.wrap, ranks, cluster);
+  result.plan = train_plan(options, options.wrap, ranks, cluster, real.has_value());
   result.step = plan_step(result.plan, options.strategy, simulated, {}, {.isolated = true, .step_memory = true});
   const RunResult& run = result.step.result;
   result.title = step_title(result.plan, run.strategy, " (mesh " + mesh_text(run) + ")");
-  result.machine = machine_of(options);
+  result.machine = machine_of(options, result.plan.can_be_simulated);
   result.wrapping = std::make_unique<Wrapping>(result.plan, result.step);
   result.cost = cost_of(result.plan, options.strategy, result.step);
   result.reference_name = unsharded_strategy();
@@ -223,6 +229,7 @@ Explanation explain_step(const ExplainOptions& options, int ranks, std::optional
 
 ordered_json to_json(const Explanation& explanation) {
   const StepPlan& step = explanation.step;
+  const bool timed = explanation.plan.can_be_simulated;
   ordered_json json = {{"title", explanation.title},
                        {"strategy", step.result.strategy},
                        {"mesh", step.result.mesh},
@@ -233,12 +240,13 @@ ordered_json to_json(const Explanation& explanation) {
                        {"step_ms", static_cast<double>(explanation.story.step_ns) / 1e6},
                        {"rows", json_of(explanation.story)},
                        {"timeline", to_json(explanation.timeline)},
-                       {"cost", json_of(explanation.cost)}};
-  if (explanation.reference)
+                       {"cost", json_of(explanation.cost, timed)}};
+  if (explanation.reference) {
     json["reference"] = {{"strategy", explanation.reference_name},
                          {"model_state_bytes", to_json(explanation.reference->result.model_state_bytes)},
-                         {"step_ms", explanation.reference->result.step_ms_median},
-                         {"cost", json_of(explanation.reference_cost)}};
+                         {"cost", json_of(explanation.reference_cost, timed)}};
+    if (timed) json["reference"]["step_ms"] = explanation.reference->result.step_ms_median;
+  }
   if (explanation.real) json["values"] = json_of(*explanation.real);
   return json;
 }

@@ -201,9 +201,10 @@ Told less_memory(const Explanation& step) {
       step.step.result.peak_bytes.peak[static_cast<std::size_t>(base::MemoryCategory::activation)];
   return {
       {"What is saved, and what is not?",
-       fmt::format("Model state: {} B a rank instead of {} B. Activations are of its own sequences, up to {} B, under "
-                   "every strategy.",
-                   with_commas(own), with_commas(whole), with_commas(activations))}};
+       fmt::format(
+           "Model state: {} B a rank instead of {} B. Activations are of its own sequences{}, under every strategy.",
+           with_commas(own), with_commas(whole),
+           activations == 0 ? "" : fmt::format(", up to {} B", with_commas(activations)))}};
 }
 
 Told more_blocks(const Explanation& step) {

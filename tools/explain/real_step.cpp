@@ -5,9 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/checksum.h"
-#include "tessera/fsdp/nn_model.h"
 #include "tessera/fsdp/wrap.h"
-#include "tessera/nn/host_access.h"
 #include "tools/cli/output.h"
 #include "tools/explain/explanation.h"
 #include "tools/plan/step_plan.h"
@@ -34,9 +32,9 @@ double squares_of(const void* data, std::size_t count) {
   return sum;
 }
 
-double sum_of_squares(nn::Context& context, const void* data, base::DType dtype, std::size_t count) {
+double sum_of_squares(fsdp::Runtime& runtime, const void* data, base::DType dtype, std::size_t count) {
   double sum = 0;
-  nn::download(context, data, count * base::size_of(dtype), [&](const void* values) {
+  runtime.download(data, count * base::size_of(dtype), [&](const void* values) {
     sum = dtype == base::DType::bf16  ? squares_of<base::bf16>(values, count)
           : dtype == base::DType::f16 ? squares_of<base::f16>(values, count)
                                       : squares_of<float>(values, count);
@@ -50,13 +48,13 @@ class ValueProbe {
  public:
   void attach(fsdp::Engine& engine) {
     fsdp::Module& model = engine.model().root();
+    runtime_ = &engine.model().runtime();
     specs_ = fsdp::make_units(model, engine.options().wrap);
     for (std::size_t i = 0; i < specs_.size(); ++i) {
       values_.units.push_back({.name = specs_[i].name});
       for (fsdp::Module* part : specs_[i].modules) {
-        nn::Module& module = fsdp::nn_module(*part);
-        nn::ModuleHooks hooks = module.hooks();
-        hooks.pre_forward = [this, i, engine_hook = hooks.pre_forward](nn::Phase phase) {
+        fsdp::ModuleHooks hooks = part->hooks();
+        hooks.pre_forward = [this, i, engine_hook = hooks.pre_forward](fsdp::Phase phase) {
           if (engine_hook) engine_hook(phase);
           if (values_.units[i].weights_hash.empty()) hash_weights(i);
         };
@@ -64,7 +62,7 @@ class ValueProbe {
           measure_gradient(i, engine.loss_scale());
           if (engine_hook) engine_hook();
         };
-        module.set_hooks(std::move(hooks));
+        part->set_hooks(std::move(hooks));
       }
     }
   }
@@ -80,8 +78,7 @@ class ValueProbe {
       mine.elements += shard.range.count();
       const auto count = static_cast<std::size_t>(shard.range.count());
       mine.sum_of_squares +=
-          sum_of_squares(fsdp::nn_context(engine.model().runtime()), shard.data, shard.dtype, count) /
-          (engine.loss_scale() * engine.loss_scale());
+          sum_of_squares(*runtime_, shard.data, shard.dtype, count) / (engine.loss_scale() * engine.loss_scale());
     });
   }
 
@@ -91,9 +88,9 @@ class ValueProbe {
   void hash_weights(std::size_t unit) {
     base::RunningChecksum hash;
     for (const auto& parameter : specs_[unit].parameters) {
-      const nn::Tensor& tensor = fsdp::nn_parameter(*parameter).tensor();
-      nn::download(tensor.context(), tensor.raw(), tensor.bytes(), [&](const void* data) {
-        hash.add({static_cast<const std::byte*>(data), tensor.bytes()});
+      if (parameter->count() == 0) continue;
+      runtime_->download(parameter->data(), parameter->bytes(), [&](const void* data) {
+        hash.add({static_cast<const std::byte*>(data), parameter->bytes()});
       });
     }
     values_.units[unit].weights_hash = fmt::format("{:016x}", hash.value()).substr(0, 8);
@@ -102,14 +99,14 @@ class ValueProbe {
   void measure_gradient(std::size_t unit, double scale) {
     double sum = 0;
     for (const auto& parameter : specs_[unit].parameters) {
-      if (!parameter->requires_grad() || !parameter->gradient_written()) continue;
-      const nn::Tensor& gradient = fsdp::nn_parameter(*parameter).gradient().value();
-      sum += sum_of_squares(gradient.context(), gradient.raw(), gradient.dtype(),
-                            static_cast<std::size_t>(gradient.count()));
+      if (!parameter->requires_grad() || parameter->gradient() == nullptr) continue;
+      sum += sum_of_squares(*runtime_, parameter->gradient(), parameter->dtype(),
+                            static_cast<std::size_t>(parameter->count()));
     }
     values_.units[unit].gradient_norm = std::sqrt(sum) / scale;
   }
 
+  fsdp::Runtime* runtime_ = nullptr;
   std::vector<fsdp::UnitSpec> specs_;
   RankValues values_;
 };

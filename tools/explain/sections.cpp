@@ -299,6 +299,7 @@ std::string cost_text(const Explanation& step, std::size_t width) {
   const Calls& calls = step.step.result.calls_per_step;
   text += kMargin + fmt::format("and {} calls of {} B for order checks, norms and the loss\n",
                                 calls_text(calls.control), with_commas(step.step.result.wire_bytes_per_step.control));
+  if (!step.plan.can_be_simulated) return text;
   std::string link = fmt::format("link busy for {:.3f} ms = {:.3f} exposed + {:.3f} hidden; step {:.3f}",
                                  ms_of(step.cost.link_ns), ms_of(step.cost.exposed_ns),
                                  ms_of(step.cost.link_ns - step.cost.exposed_ns), step.step.result.step_ms_median);

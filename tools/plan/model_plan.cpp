@@ -95,11 +95,13 @@ ordered_json json_of(const std::vector<ModelPlan>& plans) {
 
 }  // namespace
 
-TrainPlan train_plan(const PlanOptions& options, const std::string& wrap, int ranks, const ClusterSpec& cluster) {
+TrainPlan train_plan(const PlanOptions& options, const std::string& wrap, int ranks, const ClusterSpec& cluster,
+                     bool untimed) {
   TrainOptions one{options};
   one.wrap = wrap;
   one.steps = 0;  // opens no data
   one.simulated = true;
+  one.untimed = untimed;
   one.products = nn::Products::own;  // the memory of kernels does not depend on the processor that plans
   TrainPlan plan = make_plan(one, ranks);
   plan.ranks_per_host = std::min(ranks, cluster.ranks_per_host);

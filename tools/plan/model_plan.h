@@ -26,8 +26,9 @@ struct ModelPlan {
 /// The cluster that the options name. Throws InvalidUsage if they contradict each other.
 ClusterSpec cluster_of(const PlanOptions& options, int ranks);
 
-/// The run of one wrapping on that cluster, without data. Throws InvalidUsage.
-TrainPlan train_plan(const PlanOptions& options, const std::string& wrap, int ranks, const ClusterSpec& cluster);
+/// The run of one wrapping on that cluster, without data. `untimed`: see StepOptions. Throws InvalidUsage.
+TrainPlan train_plan(const PlanOptions& options, const std::string& wrap, int ranks, const ClusterSpec& cluster,
+                     bool untimed = false);
 
 /// Simulates every strategy with every wrapping. From the default list, a strategy that can't run is left out, and
 /// `skipped` gets the reason. Throws InvalidUsage.

@@ -38,6 +38,7 @@ struct ModelOptions {
   bool checkpoint_activations = false;
   std::vector<std::string> recompute;
   bool simulated = false;  ///< the model gets no values
+  bool untimed = false;    ///< simulated, for calls and memory: the model may compute by another library
 };
 
 /// The data, and how an optimizer step divides them.

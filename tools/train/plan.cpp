@@ -136,9 +136,10 @@ void check_model(TrainPlan& plan) {
   nn::Context context;
   const auto task = make_task(plan, context);
   plan.can_be_simulated = dynamic_cast<fsdp::NnTask*>(task.get()) != nullptr;
-  if (o.simulated && !plan.can_be_simulated)
+  if (o.simulated && !o.untimed && !plan.can_be_simulated)
     throw InvalidUsage("--model " + o.model +
-                       " computes values: train and compare run it; this command needs a model of tessera::nn");
+                       " computes by another library, so the times of its step can only be measured: use train, "
+                       "compare, bench --of-step or explain --run");
   if (plan.task) plan.seq_len = task->tokens_per_sample();
   if (plan.task && !o.eval.empty() && task->evaluation_samples() == 0)
     throw InvalidUsage("--eval with --model " + o.model + ": it has no samples for an evaluation; leave --eval out");

@@ -47,6 +47,7 @@ class Boundary {
   std::string description() const;  ///< "blocks.0 (Block)"
   Passes& passes() { return *passes_; }
   void set_hooks(fsdp::ModuleHooks hooks);
+  const fsdp::ModuleHooks& hooks() const { return hooks_; }
   bool has_hooks() const { return static_cast<bool>(hooks_.pre_forward); }
 
   void pre_forward();

@@ -53,8 +53,11 @@ void* current_stream_of(const at::Device& device) {
 TorchDevice::TorchDevice(const torch::nn::Module& model)
     : device_(device_of(model)), stream_(current_stream_of(device_)) {}
 
-nn::ContextOptions TorchDevice::context_options(std::shared_ptr<base::MemoryTracker> memory_tracker) const {
-  nn::ContextOptions options{.threads = at::get_num_threads(), .memory_tracker = std::move(memory_tracker)};
+nn::ContextOptions TorchDevice::context_options(std::shared_ptr<base::MemoryTracker> memory_tracker,
+                                                std::function<std::unique_ptr<base::Stream>()> make_stream) const {
+  nn::ContextOptions options{.threads = at::get_num_threads(),
+                             .memory_tracker = std::move(memory_tracker),
+                             .make_stream = std::move(make_stream)};
   if (device_.is_cpu()) return options;
   options.runtime = base::open_device({base::DeviceType::cuda, device_.index()});
   options.make_stream = [runtime = options.runtime, stream = stream_, first = true]() mutable {

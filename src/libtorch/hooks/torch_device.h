@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 #include <torch/nn/module.h>
 
+#include <functional>
 #include <memory>
 
 #include "tessera/base/memory_tracker.h"
@@ -19,8 +20,10 @@ class TorchDevice {
   /// other. Throws Unsupported for a kind of device that the library or this Torch doesn't support.
   explicit TorchDevice(const torch::nn::Module& model);
   const at::Device& device() const { return device_; }
-  /// Resources of a context on this device: its first stream is Torch's.
-  nn::ContextOptions context_options(std::shared_ptr<base::MemoryTracker> memory_tracker) const;
+  /// Resources of a context on this device: on a GPU its first stream is Torch's. `make_stream` makes those of the
+  /// host; empty: the host's own.
+  nn::ContextOptions context_options(std::shared_ptr<base::MemoryTracker> memory_tracker,
+                                     std::function<std::unique_ptr<base::Stream>()> make_stream) const;
   /// Throws InvalidUsage if Torch's current stream of the calling thread is another one by now.
   void require_current_stream() const;
   /// Counts the memory that Torch's allocator of this device has given out since the last call as activations, at its

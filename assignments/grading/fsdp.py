@@ -72,6 +72,15 @@ def missing_shards(world: World, name: str, ranks: int) -> list[str]:
     return [] if sum(has_shards(fact, "initial") for fact in world.case(name)) == ranks else world.problems(name, ranks)
 
 
+def wrong_after_first_step(world: World, fact: dict) -> str:
+    """The first shard that is wrong after one step, in the order of the backward, or ""."""
+    for unit in reversed(range(len(names(fact)))) if has_shards(fact, "first") else ():
+        text = wrong_shard(fact, unit, world.floats(fact, f"first_expected{unit}"), world.floats(fact, f"first_shard{unit}"))
+        if text:
+            return text
+    return ""
+
+
 def losses_problems(world: World, name: str, ranks: int) -> list[str]:
     problems = case_problems(world, name, ranks)
     for fact in world.case(name) if not problems else []:
@@ -79,7 +88,8 @@ def losses_problems(world: World, name: str, ranks: int) -> list[str]:
             if got == want:
                 continue
             why = "no update has happened yet, so the gathered parameters are not those of the model" if step == 0 else (
-                f"step {step - 1} was right, so its gradients or its update are not")
+                f"step {step - 1} was right, so its gradients or its update are not" +
+                (f"; after step 0 {wrong}" if (wrong := wrong_after_first_step(world, fact)) else ""))
             if step > 0 and any(call[0] == "reduce_scatter" for call in fact["calls"]) and fact.get("sums") == 1:
                 why += "; your reduce_scatter sums, and " + (
                     "dividing before the sum rounds once for each rank: let it average" if abs(got - want) < 1e-5 * abs(want) else

@@ -87,7 +87,7 @@ void run_training(grading::Grading& grading, int ranks, std::size_t bucket_bytes
                          (skipped ? ", block1 unused in step 1, and on rank 1 in step 2" : "")};
   grading.run(part, [&](Recorder& world, Fact& fact) {
     const grading::Reference reference = grading::train_reference(world, skipped);
-    nn::Context context;
+    nn::Context context({.memory = {.poison = true}});
     Model model(context);
     model.materialize(/*seed=*/7);
     set_parameters(fact, model);
@@ -118,7 +118,7 @@ void run_training(grading::Grading& grading, int ranks, std::size_t bucket_bytes
 void run_slow(grading::Grading& grading, std::size_t bucket_bytes) {
   const Case part = {"slow", 2, "2 ranks over a link of 0.6 MB/s"};
   grading.run(part, [&](Recorder& world, Fact& fact) {
-    nn::Context context;
+    nn::Context context({.memory = {.poison = true}});
     Model model(context);
     model.materialize(/*seed=*/7);
     const auto ddp = make(model, world, bucket_bytes);
@@ -142,7 +142,7 @@ void run_slow(grading::Grading& grading, std::size_t bucket_bytes) {
 void run_fault(grading::Grading& grading, std::size_t bucket_bytes) {
   const Case part = {"fault", 3, "3 ranks, of which rank 2 fails in its first operation"};
   grading.run(part, [&](Recorder& world, Fact& fact) {
-    nn::Context context;
+    nn::Context context({.memory = {.poison = true}});
     Model model(context);
     model.materialize(/*seed=*/7);
     const auto ddp = make(model, world, bucket_bytes);

@@ -1,4 +1,5 @@
 // Trains a model under a student's fully_shard() and, for comparison, under the library's engine with ddp.
+#include <functional>
 #include <memory>
 #include <stdexcept>
 
@@ -93,8 +94,9 @@ std::span<const float> shard_of(const assignment::Fsdp& sharded, std::size_t uni
   }
 }
 
-/// Trains with the student's code, and reports everything but the memory before it.
-void train(Recorder& world, nn::Context& context, Model& model, assignment::Fsdp& sharded, Fact& fact) {
+/// Trains with the student's code, and reports everything but the memory before it. Calls `after_first` after a step.
+void train(Recorder& world, nn::Context& context, Model& model, assignment::Fsdp& sharded, Fact& fact,
+           const std::function<void()>& after_first) {
   Observer observer(model, world);
   const comm::TrafficStats earlier = world.traffic();
   std::vector<double> losses;
@@ -102,6 +104,7 @@ void train(Recorder& world, nn::Context& context, Model& model, assignment::Fsdp
   for (int step = 0; step < kSteps; ++step) {
     world.set_mark(step);
     losses.push_back(train_step(context, model, sharded, step, world.rank()));
+    if (step == 0) after_first();
   }
   fact.set("losses", losses).set_calls(world.calls(), {}).set_traffic(world.traffic() - earlier);
   fact.set("seen", observer.seen()).set("unsharded_at_end", static_cast<double>(observer.unsharded()));
@@ -114,7 +117,7 @@ void run_training(grading::Grading& grading, int ranks) {
     std::vector<double> elements;
     for (const auto& unit : reference.final) elements.push_back(static_cast<double>(unit.size()));
     fact.set("expected_losses", reference.losses).set("elements", elements);
-    nn::Context context;
+    nn::Context context({.memory = {.poison = true}});  // what is used after it was freed is NaN
     Model model(context);
     std::string units;
     for (const auto& child : model.children()) units += (units.empty() ? "" : ",") + child->path();
@@ -135,7 +138,7 @@ void run_training(grading::Grading& grading, int ranks) {
       }
     };
     write_shards("initial", reference.initial);
-    train(world, context, model, *sharded, fact);
+    train(world, context, model, *sharded, fact, [&] { write_shards("first", reference.first); });
     set_memory(fact, context, world, live_bytes(context, world) - before);
     write_shards("final", reference.final);
   });

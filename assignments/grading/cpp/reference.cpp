@@ -36,6 +36,9 @@ Reference train_reference(comm::Communicator& world, const Skipped& skipped) {
     loss.backward();
     engine.step(kLearningRate);
     result.losses.push_back(loss.item());
+    if (step > 0) continue;
+    engine.wait();
+    result.first = parameters_of(model);
   }
   engine.wait();
   result.final = parameters_of(model);

@@ -18,7 +18,7 @@ using Skipped = std::function<std::size_t(int step, int rank)>;
 /// What the library's engine computes under ddp.
 struct Reference {
   std::vector<double> losses;
-  std::vector<std::vector<float>> initial, final;  ///< the parameters of each unit, without padding
+  std::vector<std::vector<float>> initial, first, final;  ///< parameters of each unit at first, after one step, at last
 };
 
 std::vector<std::vector<float>> parameters_of(Model& model);

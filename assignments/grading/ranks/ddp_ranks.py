@@ -44,7 +44,7 @@ def run(grading, student, kind, ranks, size):
 
     def training(unused):
         def body(world, fact):
-            losses, _, after = reference(world.size, WIDTHS, skipped_unit if unused else None)
+            losses, _, _, after = reference(world.size, WIDTHS, skipped_unit if unused else None)
             model = new_model()
             rows = [(f"{unit.name}.{name}", index, math.prod(shape)) for index, unit in enumerate(model.units)
                     for name, shape in unit.shapes.items()]

@@ -41,7 +41,7 @@ def live_bytes():
 
 def run(grading, student, kind, ranks, _):
     def training(world, fact):
-        losses, before, after = reference(world.size)
+        losses, before, first, after = reference(world.size)
         model = Mlp()
         fact.update(units=",".join(unit.name for unit in model.units), elements=[len(unit) for unit in before],
                     slack=60_000, expected_losses=[step[world.rank] for step in losses])
@@ -66,6 +66,8 @@ def run(grading, student, kind, ranks, _):
             tracemalloc.reset_peak()
             fact["losses"].append(train_step(model, sharded, step, world.rank))
             peak = max(peak, tracemalloc.get_traced_memory()[1] - kept)
+            if step == 0:
+                write_shards("first", first)
         traffic = {kind: [calls, sent - earlier.get(kind, [0, 0])[1]] for kind, (calls, sent) in world.traffic().items()}
         sums = any(call["kind"] == "reduce_scatter" and call["sums"] for call in world.calls)
         fact.update(calls=calls_of(world), traffic=traffic, seen=observer.seen, unsharded_at_end=observer.unsharded(),

@@ -65,13 +65,13 @@ def leave_out(model, skipped):
 
 
 def reference(ranks, widths=Mlp.WIDTHS, skipped=None):
-    """(losses of each step and rank, the units' flat parameters before, and after the steps).
+    """(losses of each step and rank, the units' flat parameters before, after the first step, and after all).
 
     skipped(step, rank): the unit that a rank leaves out, or None.
     """
     model = with_memory(Mlp(widths))
     initial_values = [flat(unit.parameters) for unit in model.units]
-    losses = []
+    losses, first = [], []
     for step in range(STEPS):
         every = []
         for rank in range(ranks):
@@ -84,4 +84,5 @@ def reference(ranks, widths=Mlp.WIDTHS, skipped=None):
             for array in unit.parameters.values():
                 array -= np.float32(LEARNING_RATE) * gradient[offset : offset + array.size].reshape(array.shape)
                 offset += array.size
-    return losses, initial_values, [flat(unit.parameters) for unit in model.units]
+        first = first or [flat(unit.parameters) for unit in model.units]
+    return losses, initial_values, first, [flat(unit.parameters) for unit in model.units]

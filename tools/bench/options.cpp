@@ -175,6 +175,71 @@ void add_options_of_step(CLI::App& command, BenchOptions& options) {
     if (std::find(others.begin(), others.end(), option) == others.end()) option->group(kStepGroup);
 }
 
+/// How calls are timed and shown.
+void add_timing_options(CLI::App& command, BenchOptions& options) {
+  add_option(command, "-n,--iterations", options.spec.iterations,
+             "timed calls per size (default: 500 up to 64K, 100 up to 4M, then 20)", whole_number(1, 10'000'000));
+  add_option(command, "-w,--warmup", options.spec.warmup, "untimed calls before the timed ones",
+             whole_number(0, 10'000'000));
+  command.add_flag("-c,--check", options.spec.check,
+                   "compare the values of one more call with the expected ones; exit with 1 if one is wrong");
+  command.add_flag(
+      "--aggregate", options.spec.aggregate,
+      "time calls back to back, without a barrier before each, and show their mean, as nccl-tests and OSU's "
+      "tests between two ranks do");
+  command.add_flag("--per-call", options.per_call,
+                   "time each call after a barrier, and show the median (this is the default)");
+  command.add_flag("--misaligned", options.spec.misaligned, "buffers that begin one element after an aligned address");
+  command.add_flag("--cold", options.spec.cold, "flush the buffers from the caches before each call (default: off)");
+  command.add_flag("--overlap", options.spec.overlap,
+                   "also measure the percentage of an operation's time that compute hides, as OSU benchmarks do");
+  command.add_flag("--csv", options.csv, "print CSV instead of the table");
+  command.add_flag("--nccl-columns", options.spec.only_nccl_columns,
+                   "print no columns beyond those of nccl-tests, for parsers that count from the right");
+}
+
+void add_output_options(CLI::App& command, BenchOptions& options) {
+  add_option(command, "--json", options.json, "write the results as JSON", "FILE");
+  add_option(command, "--plot", options.plot, "plot time and busbw over size as SVG, a curve per backend", "FILE.svg");
+  add_option(command, "--report", options.report,
+             "write a page with pictures of the results; with files of --json in place of operations measure nothing, "
+             "and lay these over each other",
+             "FILE.html");
+  add_option(command, "--tune", options.tune,
+             "measure all algorithms of the backend and write the best by size for TESSERA_ALGO=@FILE", "FILE");
+  add_option(command, "--cluster", options.cluster,
+             "measure the collectives and kernels of this machine and write a cluster file for plan --cluster", "FILE");
+}
+
+/// Runs that are long, of other shapes, or compared with earlier ones.
+void add_other_runs(CLI::App& command, BenchOptions& options) {
+  add_option(command, "--duration", options.duration,
+             "after the tables go on measuring for so long: a line per minute, percentiles, drift and stalls", "TIME");
+  command.add_flag("--endless", options.endless, "the same until Ctrl-C");
+  add_option(command, "--interval", options.interval, "time between those lines (default: 1m)", "TIME");
+  add_option(command, "--stall", options.stall,
+             "record calls that take so much longer than their median (default: 100ms)", "TIME");
+  add_option(command, "--time-limit", options.time_limit,
+             "fail if a call takes longer, naming the rank that is behind; measure large sizes with fewer calls "
+             "(default: TESSERA_TIMEOUT)",
+             "TIME");
+  add_option(command, "--pattern", options.pattern,
+             "measure who talks to whom, and name what is slow: pairs: each pair of hosts, or with one host of ranks, "
+             "alone; bisection: disjoint pairs at once; groups=K: K equal groups at once; neighbors: a ring; incast: "
+             "all send to one",
+             "PATTERN");
+  add_option(command, "--outlier", options.spec.outlier,
+             "with --pattern: how many deviations below the median a rate is called slow", finite_number(1, 1e6));
+  add_option(command, "--compare", options.compare,
+             "measure nothing: say what got faster or slower from one file of --json to another, beyond the noise",
+             "BEFORE.json AFTER.json")
+      ->expected(2);
+  add_option(command, "--baseline", options.baseline,
+             "compare with a file of --json; exit with 1 if a row is slower than --max-slowdown allows", "FILE.json");
+  add_option(command, "--max-slowdown", options.max_slowdown, "what --baseline allows, such as 10% (default: 5%)",
+             "PERCENT");
+}
+
 }  // namespace
 
 void add_bench_options(CLI::App& command, BenchOptions& options) {
@@ -203,60 +268,9 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   add_option(command, "--memory", options.memory,
              "buffers: communicator: allocated by the backend; ordinary: by the caller",
              one_of({"communicator", "ordinary"}));
-  add_option(command, "-n,--iterations", options.spec.iterations,
-             "timed calls per size (default: 500 up to 64K, 100 up to 4M, then 20)", whole_number(1, 10'000'000));
-  add_option(command, "-w,--warmup", options.spec.warmup, "untimed calls before the timed ones",
-             whole_number(0, 10'000'000));
-  command.add_flag("-c,--check", options.spec.check,
-                   "compare the values of one more call with the expected ones; exit with 1 if one is wrong");
-  command.add_flag(
-      "--aggregate", options.spec.aggregate,
-      "time calls back to back, without a barrier before each, and show their mean, as nccl-tests and OSU's "
-      "tests between two ranks do");
-  command.add_flag("--per-call", options.per_call,
-                   "time each call after a barrier, and show the median (this is the default)");
-  command.add_flag("--misaligned", options.spec.misaligned, "buffers that begin one element after an aligned address");
-  command.add_flag("--cold", options.spec.cold, "flush the buffers from the caches before each call (default: off)");
-  command.add_flag("--overlap", options.spec.overlap,
-                   "also measure the percentage of an operation's time that compute hides, as OSU benchmarks do");
-  command.add_flag("--csv", options.csv, "print CSV instead of the table");
-  command.add_flag("--nccl-columns", options.spec.only_nccl_columns,
-                   "print no columns beyond those of nccl-tests, for parsers that count from the right");
-  add_option(command, "--json", options.json, "write the results as JSON", "FILE");
-  add_option(command, "--plot", options.plot, "plot time and busbw over size as SVG, a curve per backend", "FILE.svg");
-  add_option(command, "--report", options.report,
-             "write a page with pictures of the results; with files of --json in place of operations measure nothing, "
-             "and lay these over each other",
-             "FILE.html");
-  add_option(command, "--tune", options.tune,
-             "measure all algorithms of the backend and write the best by size for TESSERA_ALGO=@FILE", "FILE");
-  add_option(command, "--cluster", options.cluster,
-             "measure the collectives and kernels of this machine and write a cluster file for plan --cluster", "FILE");
-  add_option(command, "--duration", options.duration,
-             "after the tables go on measuring for so long: a line per minute, percentiles, drift and stalls", "TIME");
-  command.add_flag("--endless", options.endless, "the same until Ctrl-C");
-  add_option(command, "--interval", options.interval, "time between those lines (default: 1m)", "TIME");
-  add_option(command, "--stall", options.stall,
-             "record calls that take so much longer than their median (default: 100ms)", "TIME");
-  add_option(command, "--time-limit", options.time_limit,
-             "fail if a call takes longer, naming the rank that is behind; measure large sizes with fewer calls "
-             "(default: TESSERA_TIMEOUT)",
-             "TIME");
-  add_option(command, "--pattern", options.pattern,
-             "measure who talks to whom, and name what is slow: pairs: each pair of hosts, or with one host of ranks, "
-             "alone; bisection: disjoint pairs at once; groups=K: K equal groups at once; neighbors: a ring; incast: "
-             "all send to one",
-             "PATTERN");
-  add_option(command, "--outlier", options.spec.outlier,
-             "with --pattern: how many deviations below the median a rate is called slow", finite_number(1, 1e6));
-  add_option(command, "--compare", options.compare,
-             "measure nothing: say what got faster or slower from one file of --json to another, beyond the noise",
-             "BEFORE.json AFTER.json")
-      ->expected(2);
-  add_option(command, "--baseline", options.baseline,
-             "compare with a file of --json; exit with 1 if a row is slower than --max-slowdown allows", "FILE.json");
-  add_option(command, "--max-slowdown", options.max_slowdown, "what --baseline allows, such as 10% (default: 5%)",
-             "PERCENT");
+  add_timing_options(command, options);
+  add_output_options(command, options);
+  add_other_runs(command, options);
   add_link_options(command, options);
   add_options_of_step(command, options);
   command.add_option("--threads", options.threads)->group("");        // of the ranks that this command starts

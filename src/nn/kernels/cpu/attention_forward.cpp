@@ -74,6 +74,17 @@ void softmax_step(T* s, std::size_t keys, bool diagonal, const Running<T>& runni
   }
 }
 
+/// Multiplies each of `count` rows by a factor of its own.
+template <class T>
+void scale_rows(T* rows, std::size_t count, std::size_t width, const T* factors) {
+  for (std::size_t r = 0; r < count; ++r) {
+    const Vec<T> factor = hn::Set(Tag<T>(), factors[r]);
+    map<T>(
+        rows + r * width, width, [&](Vec<T> x) HWY_ATTR { return hn::Mul(x, factor); },
+        static_cast<const T*>(rows + r * width));
+  }
+}
+
 template <class T>
 void forward_block(const AttentionForward<T>& a, QueryBlock at, T* scratch) {
   const AttentionShape& shape = a.shape;
@@ -109,13 +120,7 @@ void forward_block(const AttentionForward<T>& a, QueryBlock at, T* scratch) {
                    .triangle = diagonal ? Triangle::c_upper : Triangle::none});
     softmax_step(s, keys, diagonal, running);
     drop_weights<T>(shape, a.dropout, {s, 1, kAttentionBlock, at.batch, at.head, first, queries, key, keys});
-    if (block > 0)
-      for (std::size_t r = 0; r < queries; ++r) {
-        const Vec<T> shrink = hn::Set(Tag<T>(), running.shrink[r]);
-        map<T>(
-            sum + r * padded_width, padded_width, [&](Vec<T> x) HWY_ATTR { return hn::Mul(x, shrink); },
-            static_cast<const T*>(sum + r * padded_width));
-      }
+    if (block > 0) scale_rows(sum, queries, padded_width, running.shrink);
     const Rows<const T> v = padded(rows_of(a.v, at.batch, kv_head, key), keys, dim, v_room);
     block_gemm<T>({.m = queries,
                    .n = padded_width,

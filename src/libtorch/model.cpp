@@ -317,10 +317,10 @@ class TorchModel::State {
     for (const auto& [impl, parameter] : shared.parameters) visit(parameter->memory());
     for (const auto& buffer : root.buffers()) visit(static_cast<TorchBuffer&>(*buffer).memory());
   }
-  /// Throws InvalidUsage if the program has registered or replaced a parameter, or a module that has one.
+  /// Throws InvalidUsage if the program has registered or replaced a trained parameter, or a module that has one.
   void require_same_tensors() const {
     for (const auto& item : module.named_parameters())
-      if (!shared.parameters.contains(item.value().unsafeGetTensorImpl()))
+      if (item.value().requires_grad() && !shared.parameters.contains(item.value().unsafeGetTensorImpl()))
         throw InvalidUsage(item.key() +
                            " was registered, or a module with it was replaced, after the engine was made, which does "
                            "not train it: change a model before its engine is made");

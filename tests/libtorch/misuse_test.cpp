@@ -66,6 +66,7 @@ TEST(LibtorchMisuse, ParametersRegisteredAfterwardsAreRefused) {
               HasSubstr("head.weight was registered, or a module with it was replaced, after the engine was made"));
   EXPECT_THAT(train_after([](Mlp& model) { model->register_parameter("scale", torch::ones({1})); }),
               HasSubstr("scale was registered"));
+  EXPECT_EQ(train_after([](Mlp& model) { model->register_parameter("frozen", torch::ones({1}), false); }), "");
 }
 
 /// A gradient that goes into the engine's memory has no graph of its own.

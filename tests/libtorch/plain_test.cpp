@@ -1,5 +1,6 @@
 // Models with tensors, modules and units as programs have them, beside plain libtorch.
 #include <gtest/gtest.h>
+#include <torch/nn/init.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
@@ -16,14 +17,17 @@ struct OddImpl : torch::nn::Module {
         table(register_buffer("table", torch::arange(3, torch::kDouble).view({1, 1, 3}))),
         weight(register_parameter("weight", torch::arange(9, torch::kFloat).div(9).view({3, 3}))),
         scale(register_parameter("scale", torch::full({}, 2.0))) {
+    mix = register_module("mix", torch::nn::Linear(torch::nn::LinearOptions(3, 3).bias(false)));
+    torch::nn::init::constant_(mix->weight, 0.5);
     register_parameter("none", torch::empty({0}));
     register_parameter("no_rows", torch::empty({0, 4}));
   }
   torch::Tensor forward(const torch::Tensor& x) {
-    const torch::Tensor mixed = (torch::matmul(x, weight) * scale).masked_fill(mask.logical_not(), -1.0);
+    const torch::Tensor mixed = (torch::matmul(mix->forward(x), weight) * scale).masked_fill(mask.logical_not(), -1.0);
     return (mixed.to(torch::kDouble) * table).to(torch::kFloat);
   }
   torch::Tensor mask, table, weight, scale;
+  torch::nn::Linear mix = nullptr;
 };
 TESSERA_UNIT(Odd);
 
@@ -46,7 +50,7 @@ TEST(LibtorchPlain, TensorsOfAllKindsTrainAsInPlainLibtorch) {
         engine.step(0.1);
       }
       const auto values = engine.state_dict();
-      EXPECT_EQ(values.size(), 6U);
+      EXPECT_EQ(values.size(), 7U);
       for (const auto& item : plain->named_parameters())
         EXPECT_TRUE(torch::allclose(values.at(item.key()), item.value(), 1e-5, 1e-7)) << item.key() << " " << strategy;
       for (const auto& item : plain->named_buffers())

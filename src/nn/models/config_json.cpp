@@ -46,7 +46,7 @@ void read_gpt2(const Fields& fields, ModelConfig& config) {
   config.width = integer(fields, "hidden_size", "n_embd", 768);
   config.heads = config.kv_heads = integer(fields, "num_attention_heads", "n_head", 12);
   config.head_dim = config.heads > 0 ? config.width / config.heads : 0;
-  config.hidden = fields.integer("n_inner", config.width < (1LL << 40) ? 4 * config.width : 0);
+  config.hidden = fields.integer("n_inner", 4 * config.width);
   config.vocabulary = fields.integer("vocab_size", 50257);
   config.context = integer(fields, "max_position_embeddings", "n_positions", 1024);
   config.activation = activation_of(fields, "activation_function", "gelu_new",

@@ -17,6 +17,7 @@ class Boundary;
 /// with the whole tensor, perhaps several times, and alike on all ranks that keep their own values.
 using Initializer = std::function<void(const std::string& name, at::Tensor& values)>;
 
+/// Makes a stream of the host; called several times.
 using StreamMaker = std::function<std::unique_ptr<base::Stream>()>;
 
 /// Keeps the parameters and buffers of a model alive; the model itself outlives it. While it lives, an engine moves the

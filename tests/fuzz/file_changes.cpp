@@ -90,7 +90,8 @@ void change_json(ordered_json& document, const Draw& draw) {
       }
       break;
     case 5:
-      if (at.is_number_integer()) at = at.get<std::int64_t>() + (draw(2) == 0 ? 1 : -1);
+      if (at.is_number_integer())  // the least and the greatest are neighbors
+        at = static_cast<std::int64_t>(at.get<std::uint64_t>() + (draw(2) == 0 ? 1 : ~std::uint64_t{0}));
       break;
     default:
       at = interesting_value(draw);

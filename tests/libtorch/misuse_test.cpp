@@ -21,6 +21,17 @@ TEST(LibtorchMisuse, TensorsThatCannotBeShardedAreRefused) {
               HasSubstr("part is not contiguous, or a part of another tensor"));
 }
 
+TEST(LibtorchMisuse, TensorsThatAutogradComputesAreRefused) {
+  struct Computed : torch::nn::Module {
+    Computed() { register_parameter("computed", torch::ones({4}, torch::requires_grad()).view({2, 2})); }
+  };
+  EXPECT_THAT(refused([](comm::Communicator& world) {
+                Computed model;
+                Engine engine(model, world, with("ddp", {.wrap = "none"}));
+              }),
+              HasSubstr("computed is computed from a tensor with gradients"));
+}
+
 /// Otherwise the engine would train tensors that the model no longer uses.
 TEST(LibtorchMisuse, ParametersReplacedAfterwardsAreRefused) {
   for (const char* const strategy : {"ddp", "fsdp"}) {

@@ -129,8 +129,9 @@ TEST(Config, NamesUnsupportedFields) {
   EXPECT_THAT(refused(gpt + R"("n_embd":-5})"), HasSubstr("needs 1 or more"));
   for (const char* const beyond :
        {"9223372036854775807", "-9223372036854775808", "4611686018427387904", "1099511627777"})
-    EXPECT_THAT(refused(gpt + R"("n_embd":)" + beyond + "}"),
-                AllOf(HasSubstr("config.json: 'n_embd' is "), HasSubstr("needs a whole number below 2^40")));
+    EXPECT_THAT(
+        refused(gpt + R"("n_embd":)" + beyond + "}"),
+        AllOf(HasSubstr("config.json: 'n_embd' is "), HasSubstr("needs a whole number between -2^40 and 2^40")));
   EXPECT_THAT(refused(gpt + R"("n_head":5})"), HasSubstr("5 heads"));
   EXPECT_THAT(refused(gpt + R"("resid_pdrop":1.5})"), HasSubstr("dropout"));
   EXPECT_THAT(refused(gpt + R"("activation_function":"mish"})"),

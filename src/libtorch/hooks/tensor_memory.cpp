@@ -22,6 +22,10 @@ void explain(Storage& storage, std::string_view why) {
 
 TensorMemory::TensorMemory(const std::string& name, const at::Tensor& tensor)
     : storage_(tensor.storage()), device_(tensor.device()) {
+  if (!tensor.is_leaf())
+    throw base::InvalidUsage(name +
+                             " is computed from a tensor with gradients, which autograd would train; register "
+                             "tensor.detach().clone() instead");
   if (tensor.layout() != at::kStrided || !tensor.is_contiguous() || tensor.storage_offset() != 0 ||
       storage_.nbytes() != static_cast<std::size_t>(tensor.numel()) * tensor.element_size())
     throw base::InvalidUsage(

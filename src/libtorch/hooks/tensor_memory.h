@@ -12,8 +12,8 @@ namespace tessera::libtorch {
 /// values from the tensor's construction until they are released.
 class TensorMemory {
  public:
-  /// Throws InvalidUsage by `name` for one that is not contiguous, or does not fill its storage. A view that does, such
-  /// as zeros(4).view({2, 2}), moves with the tensor that it is a view of.
+  /// Throws InvalidUsage by `name` for one that is not contiguous, no leaf of autograd, or does not fill its storage. A
+  /// view that does, such as zeros(4).view({2, 2}), moves with the tensor that it is a view of.
   TensorMemory(const std::string& name, const at::Tensor& tensor);
   /// Gives the values from the construction back, if they are still here: the engine has not been made.
   ~TensorMemory();

@@ -35,7 +35,8 @@ class Fields {
     constexpr std::int64_t kMost = std::int64_t{1} << 40;  // arithmetic with a few of them does not overflow
     const bool fits = value.is_number_unsigned() ? value.get<std::uint64_t>() <= kMost
                                                  : value.is_number_integer() && value.get<std::int64_t>() >= -kMost;
-    if (!fits) fail(std::string("'") + field + "' is " + shown(value) + ", needs a whole number below 2^40");
+    if (!fits)
+      fail(std::string("'") + field + "' is " + shown(value) + ", needs a whole number between -2^40 and 2^40");
     return value.get<std::int64_t>();
   }
   std::int64_t integer(const char* field, std::int64_t otherwise) const {

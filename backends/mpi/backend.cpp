@@ -77,7 +77,7 @@ std::vector<std::string_view> launch_prefix() {
 std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events,
                                           std::chrono::milliseconds timeout, std::size_t max_chunk) {
   return std::make_unique<TagMatchingTransport>(bootstrap, events, [&](LinkEvents& link_events) {
-    return std::make_unique<MpiLink>(bootstrap, link_events, timeout, max_chunk);
+    return std::make_unique<MpiLink>(bootstrap, events, link_events, timeout, max_chunk);
   });
 }
 

@@ -27,8 +27,8 @@ constexpr const char* kOther = "Open MPI";
 
 struct Process {
   std::mutex mutex;
-  bool ours = false;  ///< this library has started MPI, so it finalizes it
-  int open = 0;       ///< open communicators
+  bool ours = false;                        ///< this library has started MPI, so it finalizes it
+  std::vector<TransportEvents*> open = {};  ///< worlds whose communicators are open
   bool doubtful = false;
   std::string failure;  ///< the first
   std::chrono::milliseconds timeout{0};
@@ -63,9 +63,20 @@ std::string loaded_library() {
   return all.substr(0, all.find_first_of(",\n"));
 }
 
-ExitPlan exit_plan() {
+/// Communicators that static objects own, or nobody, are open when the program ends.
+void leave_worlds() {
+  std::vector<TransportEvents*> open;
+  {
+    const std::lock_guard lock(process().mutex);
+    open = process().open;
+  }
+  for (TransportEvents* const world : open) world->process_exits();
+}
+
+ExitPlan exit_plan(int code) {
+  if (code == 0) leave_worlds();
   const Process& the = process();
-  return {.wanted = the.ours && the.open == 0 && the.failure.empty() && !flag_of(MPI_Finalized),
+  return {.wanted = the.ours && the.open.empty() && the.failure.empty() && !flag_of(MPI_Finalized),
           .doubtful = the.doubtful,
           .patience = the.timeout,
           .logger = the.logger};
@@ -215,7 +226,7 @@ void log_end_to(std::shared_ptr<Logger> logger) {
   the.logger = std::move(logger);
 }
 
-Ranks open_ranks(Bootstrap& bootstrap, std::chrono::milliseconds timeout) {
+Ranks open_ranks(Bootstrap& bootstrap, TransportEvents& world, std::chrono::milliseconds timeout) {
   if (bootstrap.size() == 1) return {};
   if (bootstrap.in_process())
     throw InvalidUsage("mpi: its ranks must be processes, but these " + std::to_string(bootstrap.size()) +
@@ -236,7 +247,8 @@ Ranks open_ranks(Bootstrap& bootstrap, std::chrono::milliseconds timeout) {
   int found = 0;
   MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest, &found);
   ranks.largest_tag = found != 0 ? *largest : 32767;  // the minimum that the standard guarantees
-  ++the.open;
+  ranks.world = &world;
+  the.open.push_back(&world);
   return ranks;
 }
 
@@ -249,7 +261,7 @@ void close_ranks(Ranks& ranks, bool doubtful, const std::string& failed) {
   // MPI reuses a freed communicator with any messages left in it: it is freed only if all messages were received.
   if (!doubtful && !flag_of(MPI_Finalized)) MPI_Comm_free(&ranks.comm);
   ranks.comm = MPI_COMM_NULL;
-  --the.open;
+  std::erase(the.open, ranks.world);
 }
 
 }  // namespace tessera::comm::mpi

@@ -11,6 +11,7 @@
 
 #include "tessera/base/log.h"
 #include "tessera/comm/bootstrap.h"
+#include "tessera/comm/transport.h"
 
 namespace tessera::comm::mpi {
 
@@ -23,15 +24,16 @@ struct Ranks {
   MPI_Comm comm = MPI_COMM_NULL;  ///< null for a world of one rank, which needs no MPI
   std::vector<int> mpi_rank;      ///< by rank of the bootstrap
   int largest_tag = 0;
+  TransportEvents* world = nullptr;  ///< whose communicator it is
 };
 
 /// Sets the logger for a failure to finalize MPI in good order at process exit. May be null.
 void log_end_to(std::shared_ptr<Logger> logger);
 
 /// Starts MPI unless the program has started it; in that case, MPI is finalized when the process exits in good order.
-/// Collective. Throws InvalidUsage if MPI doesn't know these ranks, BackendError, Timeout, and what the bootstrap
-/// throws.
-Ranks open_ranks(Bootstrap& bootstrap, std::chrono::milliseconds timeout);
+/// If `world` is still open then, and the exit code is 0, it is told to leave first. Collective. Throws InvalidUsage if
+/// MPI doesn't know these ranks, BackendError, Timeout, and what the bootstrap throws.
+Ranks open_ranks(Bootstrap& bootstrap, TransportEvents& world, std::chrono::milliseconds timeout);
 
 /// Releases the communicator. `doubtful`: operations failed, so other ranks may not reach their end, and at exit MPI is
 /// finalized only if all of them do within seconds. If `failed` gives a reason, the communicator is left as it is, MPI

@@ -51,7 +51,7 @@ bool ends_within(milliseconds patience, std::function<void()> work) {
 }
 
 struct AtExit {
-  std::function<ExitPlan()> make_plan;
+  std::function<ExitPlan(int)> make_plan;
   const std::uint32_t made_in = base::count_forks();
 };
 
@@ -90,7 +90,7 @@ bool all_ranks_are_here(const ExitPlan& plan) {
 
 void end_library(int code, void* /*unused*/) {
   if (at_exit().made_in != base::forks_so_far()) return;  // MPI is the parent's
-  const ExitPlan plan = at_exit().make_plan();
+  const ExitPlan plan = at_exit().make_plan(code);
   if (!plan.wanted || !all_ranks_are_here(plan)) return;
   const milliseconds patience = std::min(plan.patience, kMaxEnding);
   if (ends_within(patience, [] { MPI_Finalize(); })) return;
@@ -101,7 +101,7 @@ void end_library(int code, void* /*unused*/) {
 
 }  // namespace
 
-int start_library(milliseconds patience, std::function<ExitPlan()> plan) {
+int start_library(milliseconds patience, std::function<ExitPlan(int)> plan) {
   struct Result {
     int code = MPI_SUCCESS;
     int level = MPI_THREAD_SINGLE;

@@ -19,9 +19,10 @@ struct ExitPlan {
   std::shared_ptr<Logger> logger;      ///< may be null
 };
 
-/// Calls MPI_Init_thread and registers an exit handler that calls `plan` and finalizes MPI accordingly. Returns MPI's
-/// thread level. Throws BackendError, and Timeout if MPI_Init_thread does not return within `patience`: then a thread
-/// of this process stays inside MPI, and the process ends without running the exit code of libraries.
-int start_library(std::chrono::milliseconds patience, std::function<ExitPlan()> plan);
+/// Calls MPI_Init_thread and registers an exit handler that calls `plan` with the exit code and finalizes MPI
+/// accordingly. Returns MPI's thread level. Throws BackendError, and Timeout if MPI_Init_thread does not return within
+/// `patience`: then a thread of this process stays inside MPI, and the process ends without running the exit code of
+/// libraries.
+int start_library(std::chrono::milliseconds patience, std::function<ExitPlan(int)> plan);
 
 }  // namespace tessera::comm::mpi

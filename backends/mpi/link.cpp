@@ -20,11 +20,12 @@ constexpr int kAmsPerPoll = 16;
 
 }  // namespace
 
-MpiLink::MpiLink(Bootstrap& bootstrap, LinkEvents& events, std::chrono::milliseconds timeout, std::size_t max_chunk)
+MpiLink::MpiLink(Bootstrap& bootstrap, TransportEvents& world, LinkEvents& events, std::chrono::milliseconds timeout,
+                 std::size_t max_chunk)
     : events_(events),
       rank_(bootstrap.rank()),
       max_chunk_(max_chunk),
-      ranks_(open_ranks(bootstrap, timeout)),
+      ranks_(open_ranks(bootstrap, world, timeout)),
       collectives_({.ranks = &ranks_,
                     .rank = rank_,
                     .max_chunk = max_chunk,

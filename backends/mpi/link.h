@@ -20,7 +20,8 @@ namespace tessera::comm::mpi {
 class MpiLink final : public Link {
  public:
   /// Collective; throws as open_ranks().
-  MpiLink(Bootstrap& bootstrap, LinkEvents& events, std::chrono::milliseconds timeout, std::size_t max_chunk);
+  MpiLink(Bootstrap& bootstrap, TransportEvents& world, LinkEvents& events, std::chrono::milliseconds timeout,
+          std::size_t max_chunk);
   ~MpiLink() override;
 
   std::size_t longest_payload() const noexcept override { return kMaxPayload; }

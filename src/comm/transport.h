@@ -68,6 +68,9 @@ class TESSERA_API TransportEvents {
   virtual void message_damaged(int peer, const std::string& what, bool authenticated) noexcept = 0;
   /// The transport can no longer be used.
   virtual void transport_failed(const std::string& why) noexcept = 0;
+  /// The process exits, and the library below is about to end. Unlike the others, called outside the engine's lock: a
+  /// world without operations in flight leaves, as its destructor would make it.
+  virtual void process_exits() noexcept {}
 
  protected:
   ~TransportEvents() = default;

@@ -154,8 +154,9 @@ class Runner:
         late = []
         for name in names:
             entry, _, case = name.partition("::")
+            # In random order, since CTest begins with the slowest tests, and the first failure is enough.
             command = [*self.tests.commands[entry], case] if case else [
-                "ctest", "--test-dir", BUILD, "-j", self.jobs, "--no-tests=error", "--stop-on-failure", "-R", name]
+                "ctest", "--test-dir", BUILD, "-j", self.jobs, "--no-tests=error", "--stop-on-failure", "--schedule-random", "-R", name]
             code, out = run(command, self.limit)
             LOG.write_text(out)
             if case:

@@ -298,6 +298,25 @@ class BenchTest(unittest.TestCase):
         for at, log in zip(drawn, logs):
             self.assertAlmostEqual(at - drawn[low], scale * (log - logs[low]), delta=0.02)
 
+    def algorithms_on(self, hosts, **environment):
+        """{bytes: algorithm} of all_reduce on four ranks, which believe that they are on this many hosts."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "out.json"
+            on_host = f'export TESSERA_HOST_ID=host$((TESSERA_RANK * {hosts} / 4)); exec "$@"'
+            clean = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
+            done = subprocess.run([TOOL, "run", "-n", "4", "--", "sh", "-c", on_host, "rank", TOOL, "bench", "all_reduce", "-b", "8", "-e", "256K",
+                                   "-f", "32768", "-n", "2", "-w", "1", "--check", "--json", str(file)],
+                                  text=True, capture_output=True, timeout=200, env={**clean, **environment})
+            self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+            return {r["bytes"]: r["algorithm"] for r in json.loads(file.read_text())["results"]}
+
+    def test_the_algorithm_is_the_one_that_ran_on_one_host_and_across_hosts(self):
+        self.assertEqual(self.algorithms_on(1, TESSERA_BACKEND="shm+tcp"), {8: "symmetric", 262144: "direct"})
+        for backend in ("tcp", "shm+tcp"):
+            self.assertEqual(self.algorithms_on(2, TESSERA_BACKEND=backend), {8: "recursive_doubling", 262144: "direct"}, backend)
+        self.assertEqual(self.algorithms_on(2, TESSERA_BACKEND="tcp", TESSERA_ALGO="all_reduce=ring", TESSERA_DETERMINISTIC="0"),
+                         {8: "ring", 262144: "ring"})
+
     def test_tuning_writes_a_table_that_the_next_run_uses(self):
         with tempfile.TemporaryDirectory() as folder:
             table, file = pathlib.Path(folder) / "algo.txt", pathlib.Path(folder) / "out.json"

@@ -86,6 +86,15 @@ void HostRuntime::leave() noexcept {
   update_transport_polling();
 }
 
+void HostRuntime::process_exits() noexcept {
+  const auto any_in_flight = [this] {
+    const std::lock_guard lock(engine_->mutex());
+    return std::ranges::any_of(groups_,
+                               [](const HostGroup* group) { return group->any_in_flight() || group->failed(); });
+  };
+  if (!any_in_flight()) leave();
+}
+
 HostRuntime::~HostRuntime() {
   leave();
   if (engine_ != nullptr) engine_->remove(*this);  // its thread sends on the channel when a connection is lost

@@ -71,6 +71,7 @@ class HostRuntime final : public Pollable, public TransportEvents {
   void connection_lost(int peer, const std::string& why) noexcept override;
   void message_damaged(int peer, const std::string& what, bool authenticated) noexcept override;
   void transport_failed(const std::string& why) noexcept override;
+  void process_exits() noexcept override;
   /// Handles the control messages received since the last call; any thread that holds the lock.
   void handle_messages() noexcept;
 

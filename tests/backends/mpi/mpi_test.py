@@ -71,8 +71,16 @@ def out_of_communicators():
         assert time.monotonic() - begin < 10, mode
 
 
+def programs_of_every_backend(program):
+    """The launcher takes a rank that exits without MPI_Finalize for a failed one, whoever owns its communicators."""
+    for mode in ("abandon", "fork", "signal"):
+        code, output = run([*MPIRUN, "-n", "2", program, mode])
+        assert (code, output.count("right")) == (0, 2), (mode, code, output)
+
+
 def main():
     out_of_communicators()
+    programs_of_every_backend(os.environ["TESSERA_RANK_PROGRAM"])
     expect(*under_mpirun("once"), 0, "all right")
     expect(*under_mpirun("twice"), 0, "all right")
     expect(*under_mpirun("recovers"), 0, "all right")

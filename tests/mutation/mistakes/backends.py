@@ -72,6 +72,7 @@ MISTAKES = [
     mistake("mpi-long-parts-misplaced", "backends/mpi/link.cpp", "  std::byte* const data = message.data + bulk.moved;", "  std::byte* const data = message.data;", MPI, "messages above MPI's counts overwrite their beginning"),
     mistake("mpi-given-up-collective-runs-on", "backends/mpi/collectives.cpp", "std::ranges::find(owners_, &collective) != owners_.end()) settings_.abandoned();", "owners_.empty()) settings_.abandoned();", MPI, "MPI writes memory that its owner has reused"),
     mistake("mpi-communicator-leaks", "backends/mpi/collectives.cpp", "    if (own_ && comm != MPI_COMM_NULL && !owner_.closed()) MPI_Comm_free(&comm);", "    if (own_ && comm == MPI_COMM_NULL) MPI_Comm_free(&comm);", MPI, "a program that splits often exhausts MPI's communicators"),
+    mistake("mpi-open-worlds-are-not-left", "backends/mpi/library.cpp", "  for (TransportEvents* const world : open) world->process_exits();\n", "", MPI, "a program with a global communicator ends with code 1 under Open MPI's launcher"),
     mistake("mpi-error-ends-the-process", "backends/mpi/collectives.cpp", "    MPI_Comm_set_errhandler(static_cast<const MpiNativeCommunicator&>(*copy).comm, MPI_ERRORS_RETURN);", "    static_cast<void>(copy);", MPI, "an MPI error in a sub-communicator ends the process"),
 
     # nccl, with the tests' replacement of the vendor's library

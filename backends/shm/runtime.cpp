@@ -137,7 +137,8 @@ bool ShmRuntime::poll(bool with_health_check) noexcept {
   bool moved = false;
   ActiveGroups& active = engine_->active_groups();
   active.update();
-  active.for_each<ShmGroup>([&](ShmGroup& group) { moved |= group.poll(with_health_check); });
+  for (ShmGroup* group = active.first<ShmGroup>(); group != nullptr; group = ActiveGroups::after(*group))
+    moved |= group->poll(with_health_check);
   return moved;
 }
 

@@ -363,3 +363,16 @@ def test_example_sum():
 def test_example_memory():
     done = subprocess.run([sys.executable, str(EXAMPLES / "02_memory.py")], stdout=subprocess.PIPE, text=True, check=True)
     assert "zero1    31.4 GB per rank" in done.stdout and done.stdout.endswith("equal\n")
+
+
+def test_no_library_is_searched_in_the_current_folder(tmp_path):
+    """An empty or relative entry of RUNPATH is the folder in which a program runs; a wheel may be unpacked by anybody."""
+    sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "install"))
+    from search_paths import bad_entries
+
+    count, bad = bad_entries(pathlib.Path(tessera.__file__).parent)
+    assert count >= 1 and bad == []
+    source, control = tmp_path / "nothing.c", tmp_path / "nothing.so"
+    source.write_text("")
+    subprocess.run(["cc", "-shared", "-o", control, source, "-Wl,-rpath,/usr/lib::lib"], check=True)
+    assert [entry for _, entry in bad_entries(tmp_path)[1]] == ["", "lib"]

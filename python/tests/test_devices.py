@@ -28,6 +28,9 @@ def fake(tmp_path_factory):
     package = folder / "site" / "tessera"
     shutil.copytree(pathlib.Path(tessera.__file__).parent, package)
     modules = package / "lib" / "tessera-modules"
+    ours = next((package / "lib").glob("libtessera-comm.so*"), None)
+    if ours is None:
+        pytest.skip("the package is linked to a build folder (TESSERA_BUILD) and carries no modules to replace")
     library = folder / "fake_cuda.so"
     (folder / "include").mkdir()
     (folder / "include" / "tessera").symlink_to(HERE.parent.parent / "src")
@@ -36,7 +39,7 @@ def fake(tmp_path_factory):
         ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", *map(str, sorted((HERE / "fake_cuda").glob("*.cpp"))), "-o", str(library),
          f"-I{folder / 'include'}", *(f"-isystem{path}" for path in cpp_extension.include_paths()),
          *(f"-L{path}" for path in torch_folders), *(f"-Wl,-rpath,{path}" for path in torch_folders),
-         "-ltorch_cpu", "-lc10", f"-L{package / 'lib'}", f"-Wl,-rpath,{package / 'lib'}", f"-l:{next((package / 'lib').glob('libtessera-comm.so*')).name}"],
+         "-ltorch_cpu", "-lc10", f"-L{package / 'lib'}", f"-Wl,-rpath,{package / 'lib'}", f"-l:{ours.name}"],
         check=True)
     (modules / "devices").mkdir(exist_ok=True)
     for module in (modules / "devices" / "cuda.so", modules / "nccl.so"):

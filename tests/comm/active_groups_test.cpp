@@ -23,10 +23,10 @@ struct Counted final : comm::ActiveGroup {
 int poll(ActiveGroups& groups) {
   int looks = 0;
   groups.update();
-  groups.for_each<Counted>([&](Counted& group) {
+  for (Counted* group = groups.first<Counted>(); group != nullptr; group = ActiveGroups::after(*group)) {
     ++looks;
-    ++group.looks;
-  });
+    ++group->looks;
+  }
   return looks;
 }
 
@@ -101,12 +101,12 @@ TEST(ActiveGroups, LoseNoOperationThatBeginsWhileItsGroupIsDropped) {
     });
   while (running.load() != 0) {
     for (std::uint32_t i = 0; i < ActiveGroups::kIdlePolls; ++i) groups.update();
-    groups.for_each<Group>([](Group& group) {
-      const int submitted = group.submitted.load();
-      if (group.completed.load() == submitted) return;
-      group.end();
-      group.completed.store(submitted);
-    });
+    for (Group* group = groups.first<Group>(); group != nullptr; group = ActiveGroups::after(*group)) {
+      const int submitted = group->submitted.load();
+      if (group->completed.load() == submitted) continue;
+      group->end();
+      group->completed.store(submitted);
+    }
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_FALSE(lost);

@@ -14,7 +14,7 @@ import table
 
 FOLDERS = ("src/base", "src/comm", "src/fsdp", "src/nn", "src/plan", "backends", "plugins", "tools")
 # What tests each part, the quick ones first. CUDA's kernels are not among the random mistakes.
-_COMM = ("^(comm|collectives|conformance)", "^(shm|tcp)\\.", "^launchers")
+_COMM = ("^(comm\\.|comm_schedules|comm_rendezvous|conformance\\.)", "^(comm_|collectives|shm\\.|tcp\\.)")
 _SUITES = {
     "src/base": ("^base", "^(comm|nn)\\.", "^fsdp_(engine|checkpoint|offload)\\.", "^tools\\.(files|options|durability|failure)"),
     "src/comm": (*_COMM, "^fsdp_(engine|equality)\\."),
@@ -23,7 +23,7 @@ _SUITES = {
     "src/nn": ("^nn(\\.|_[^c])", "^fsdp_(engine|lora|fp8|precision|activation_checkpoint)\\.",
                "^tools\\.(training|checkpoint|lora|files|foreign_files|options|command_line)"),
     "src/plan": ("^plan", "^tools\\.(plan|explain|chakra|why|link|report|bench)"),
-    "backends/mpi": ("^mpi", "^(conformance|launchers)"),
+    "backends/mpi": ("^mpi", "^conformance"),
     "backends/shm": ("^shm", *_COMM),
     "backends/tcp": ("^tcp", *_COMM),
     "backends/ucx": ("^ucx", "^conformance"),

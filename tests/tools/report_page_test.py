@@ -121,6 +121,25 @@ class ReportPageTest(PageCase):
         parameters = self.run_json["parameters"]
         self.assertEqual((formula["ddp"], formula["zero2"], formula["fsdp"]), (16 * parameters, 7 * parameters, 4 * parameters))
 
+    def test_sums_by_rank_lie_within_the_step(self):
+        self.show()
+        table = self.browser.value("[...[...document.querySelectorAll('details')].find(d => d.querySelector('summary').textContent === 'Sums by rank')"
+                                   ".querySelectorAll('tbody tr')].map(row => [...row.cells].map(cell => cell.textContent))")
+        runs = {run["strategy"]: run["timeline"] for run in self.run_json["runs"]}
+        self.assertEqual([row[:2] for row in table], [[name, str(rank["rank"])] for name, run in runs.items() for rank in run["ranks"]])
+        counted_twice = 0
+        for name, rank, *times, gathers, reductions in table:
+            step, *parts = map(float, times)  # forward, backward, optimizer, exposed
+            self.assertAlmostEqual(step, runs[name]["length_ns"] / 1e6, delta=1e-4 * step)
+            self.assertLessEqual(sum(parts), step * 1.0002, (name, rank, times))
+            events, kinds = runs[name]["ranks"][int(rank)]["events"], runs[name]["event_kinds"]
+            lengths = {kind: [e[3] for e in events if kinds[e[0]] == kind] for kind in kinds}
+            self.assertEqual((int(gathers), int(reductions)), (len(lengths["unshard_issue"]), len(lengths["reduce_issue"])))
+            self.assertAlmostEqual(parts[2], sum(lengths["optimizer_step"]) / 1e6, delta=1e-4 * step)
+            spans = sum(sum(lengths[kind]) for kind in ("forward", "backward", "optimizer_step", "unshard_wait", "reduce_wait"))
+            counted_twice += spans / 1e6 > step * 1.01
+        self.assertGreater(counted_twice, 0, "the control: spans that hold others add up to more than the step")
+
     def test_waterfall_adds_up(self):
         self.show(self.page_of(with_why(copy.deepcopy(self.run_json))))
         widths = "Object.fromEntries([...document.querySelectorAll('[data-term]')].map(e => [e.dataset.term, +e.getAttribute('width')]))"

@@ -47,13 +47,18 @@ class TESSERA_API ActiveGroups {
   }
 
   // Under the engine's lock:
-  /// Once in a poll, before for_each(): adds the activated groups, and drops those that are idle.
+  /// Once in a poll, before first(): adds the activated groups, and drops those that are idle.
   void update() noexcept;
   /// Drops a group that has nothing in flight, and will not have any more.
   void remove(ActiveGroup& group) noexcept;
-  template <class Group, class Visit>
-  void for_each(const Visit& visit) {
-    for (ActiveGroup* group = first_; group != nullptr; group = group->next_) visit(static_cast<Group&>(*group));
+  /// The groups, all of type Group, in no order; null: no more.
+  template <class Group>
+  Group* first() const noexcept {
+    return static_cast<Group*>(first_);
+  }
+  template <class Group>
+  static Group* after(const Group& group) noexcept {
+    return static_cast<Group*>(static_cast<const ActiveGroup&>(group).next_);
   }
 
  private:

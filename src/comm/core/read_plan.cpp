@@ -70,9 +70,4 @@ std::uint64_t ReadPlan::bytes_to(int peer) const {
   return (given(peer).count + (second_round() ? added_by(rank_).count : 0)) * size_of(call_.in.dtype);
 }
 
-std::uint64_t ReadPlan::bytes_from(int peer) const {
-  if (peer == rank_) return 0;
-  return (taken(peer).count + (second_round() ? added_by(peer).count : 0)) * size_of(call_.out.dtype);
-}
-
 }  // namespace tessera::comm

@@ -21,9 +21,8 @@ class TESSERA_API ReadPlan {
   bool second_round() const noexcept { return call_.kind == OpKind::all_reduce; }
   Slice added_by(int owner) const { return slice_of(call_.in.count, ranks_, owner); }
 
-  /// What a peer gets of this rank's data in the whole operation or message, and the other way round.
+  /// What a peer gets of this rank's data in the whole operation or message.
   std::uint64_t bytes_to(int peer) const;
-  std::uint64_t bytes_from(int peer) const;
 
   Slice part_of_in(int rank) const;   ///< of the ranks' parts of this rank's `in`, that of `rank`
   Slice part_of_out(int rank) const;  ///< ... of this rank's `out`

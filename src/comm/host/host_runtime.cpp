@@ -132,18 +132,21 @@ bool HostRuntime::poll(bool with_health_check) noexcept {
   bool moved = false;
   ActiveGroups& active = engine_->active_groups();
   active.update();
-  active.for_each<HostGroup>([&](HostGroup& group) { moved |= group.begin_submitted(); });
+  for (auto* group = active.first<HostGroup>(); group != nullptr; group = ActiveGroups::after(*group))
+    moved |= group->begin_submitted();
   moved |= run_ready();
   if (transport_->poll(with_health_check)) {
     moved = true;
     stirred_ = true;
   }
-  active.for_each<HostGroup>([&](HostGroup& group) { moved |= group.find_senders(); });
+  for (auto* group = active.first<HostGroup>(); group != nullptr; group = ActiveGroups::after(*group))
+    moved |= group->find_senders();
   moved |= run_ready();
   if (polls_for_transport_) update_transport_polling();
   if (!with_health_check) return moved;
   if (std::exchange(stirred_, false)) last_moved_ = Clock::now();
-  active.for_each<HostGroup>([](HostGroup& group) { group.check_health(); });
+  for (auto* group = active.first<HostGroup>(); group != nullptr; group = ActiveGroups::after(*group))
+    group->check_health();
   report_transport_failure();
   return moved;
 }

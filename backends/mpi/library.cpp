@@ -63,7 +63,7 @@ std::string loaded_library() {
   return all.substr(0, all.find_first_of(",\n"));
 }
 
-/// Communicators that static objects own, or nobody, are open when the program ends.
+/// Communicators of static objects, and those that were never destroyed, are still open when the program ends.
 void leave_worlds() {
   std::vector<TransportEvents*> open;
   {

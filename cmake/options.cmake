@@ -46,16 +46,22 @@ if(TESSERA_SANITIZE)
 endif()
 target_link_libraries(tessera_options INTERFACE Threads::Threads)
 
-# What distributions build with: checks of the C and the C++ library, which need optimization, protectors of the stack, and tables of
-# addresses that are read-only before the program starts. Sanitizers check more, and replace the same functions.
-if(TESSERA_HARDENING AND NOT TESSERA_SANITIZE)
+# What distributions build with. Protectors of the stack and checks of the C library, which need optimization, cost nothing that can be
+# measured (docs/security.md). Sanitizers check more, and replace the same functions.
+if(NOT TESSERA_SANITIZE)
   set(fortify 2)
   if(gcc AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 12)
     set(fortify 3)
   endif()
+  set(optimized "$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release,RelWithDebInfo,MinSizeRel>>")
   target_compile_options(tessera_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong>
-    "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<CONFIG:Debug>>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=${fortify};-D_GLIBCXX_ASSERTIONS>")
-  target_link_options(tessera_options INTERFACE -Wl,-z,relro -Wl,-z,now)
+    "$<${optimized}:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=${fortify}>")
+  target_link_options(tessera_options INTERFACE -Wl,-z,relro)
+  # Checks of the C++ library, and tables of addresses that are complete and read-only before the program starts.
+  if(TESSERA_HARDENING)
+    target_compile_options(tessera_options INTERFACE "$<${optimized}:-D_GLIBCXX_ASSERTIONS>")
+    target_link_options(tessera_options INTERFACE -Wl,-z,now)
+  endif()
 endif()
 
 # Boost.Asio with its coroutines. Boost 1.74 finds those of the standard library only for GCC.

@@ -61,10 +61,10 @@ int parse(CommandLine& commands) {
   const bool known = std::ranges::any_of(all, [&](const CLI::App* command) { return command->get_name() == first; });
   if (!first.starts_with('-') && !known)
     return usage_error(commands, "unknown subcommand '" + first + "'; known: " + names_of(app));
+  // Arguments after the first -- of `run` belong to the program and are not parsed.
+  const auto end = first == "run" ? std::find(commands.arguments.begin(), commands.arguments.end(), "--")
+                                  : commands.arguments.end();
   try {
-    // Arguments after the first -- of `run` belong to the program and are not parsed.
-    const auto end = first == "run" ? std::find(commands.arguments.begin(), commands.arguments.end(), "--")
-                                    : commands.arguments.end();
     if (end != commands.arguments.end()) commands.program.assign(end + 1, commands.arguments.end());
     std::vector<std::string> reversed(std::make_reverse_iterator(end),
                                       commands.arguments.rend());  // the order that CLI11 expects
@@ -73,7 +73,8 @@ int parse(CommandLine& commands) {
   } catch (const CLI::Success& done) {  // --help, --version
     return written(app.exit(done));
   } catch (const CLI::ParseError& error) {
-    return usage_error(commands, error.what());
+    const bool no_program = first == "run" && end == commands.arguments.end();
+    return usage_error(commands, error.what() + std::string(no_program ? "; write -- before the program" : ""));
   }
   return -1;
 }

@@ -119,6 +119,9 @@ def main():
             compared = run(tool, "compare", "--model", "gpt-nano", "--seq-len", "16", "--steps", "1", "--data", text,
                            "--strategies", f"fsdp,{lab}/lab.so:hfsdp,fsdp+{lab}/lab.so:f16")
             assert f"fsdp {lab}/lab.so:hfsdp end bitwise equal" in compared, compared
+            half = run(tool, "compare", "--model", "gpt-nano", "--seq-len", "16", "--steps", "1", "--data", text, "--precision", "bf16",
+                       "--strategies", f"fsdp,fsdp+{lab}/lab.so:f16")
+            assert f"fsdp fsdp+{lab}/lab.so:f16 end bitwise equal" in half, half  # what is half already is sent as it is
             compared = run(tool, "compare", "--model", f"{own}/model.so:counter,blocks=2", "--ranks", "2", "--steps", "2",
                            "--strategies", "ddp,fsdp")
             assert "ddp fsdp end bitwise equal" in compared, compared

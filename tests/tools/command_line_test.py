@@ -30,6 +30,9 @@ class CommandLineTest(unittest.TestCase):
         self.assertIn("--ranks", self.wrong("run", "-n", "many", "--", "true"))
         self.assertIn("--bind", self.wrong("run", "--bind", "sideways", "--", "true"))
         self.assertIn("write: tessera run", self.wrong("run"))
+        for program in (("./train",), ("-n", "2", "./train", "-n", "3"), ("./train", "--epochs", "3")):
+            self.assertIn("write -- before the program; see tessera run --help", self.wrong("run", *program))
+        self.assertNotIn("write --", self.wrong("run", "-n", "0", "--", "./train", "-n", "3"))
         self.assertIn("'/no/such'", self.wrong("run", "--", "/no/such"))
         self.assertIn("/proc/x", self.wrong("run", "--log-dir", "/proc/x", "--", "true"))
         self.assertIn("see tessera info --help", self.wrong("info", "--jsno"))

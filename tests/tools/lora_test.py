@@ -111,6 +111,19 @@ class LoraTest(unittest.TestCase):
         for hint, arguments in (("--quantize needs --init", ["--lora", "4", "--quantize", "nf4"]), ("train adapters with --lora", [*init, "--quantize", "nf4"])):
             self.wrong(hint, "train", "--model", "gpt-nano", "--data", self.text, *arguments)
 
+    def test_predictions_take_a_model_in_four_bits(self):
+        def parameter_bytes(command, *more):
+            code, _, err = tool(*command, "--model", "gpt-nano", "--lora", "4", "--json", self.folder / "p", *more)
+            self.assertEqual((code, err), (0, ""), command)
+            return json.loads((self.folder / "p").read_text())
+
+        plan = ("plan", "--cluster", "laptop", "--ranks", "2", "--strategies", "fsdp", "--seq-len", "16")
+        few, all_bits = (parameter_bytes(plan, *more)["runs"][0]["model_state_bytes"]["parameter"] for more in (("--quantize", "nf4"), ()))
+        self.assertLess(few, all_bits / 3)  # embeddings and norms stay as they are
+        self.assertGreater(few, all_bits / 8)
+        parameter_bytes(("explain", "--ranks", "2", "--seq-len", "16"), "--quantize", "nf4")
+        parameter_bytes(("bench", "--of-step", "--ranks", "2", "--seq-len", "16", "--iterations", "2"), "--quantize", "nf4")
+
     def test_compare_counts_formula_bytes(self):
         self.run_tool("compare", *self.base(), "--lora", "4", "--quantize", "nf4", "--steps", "3", "--json", self.folder / "q")
         for run in json.loads((self.folder / "q").read_text())["runs"]:

@@ -136,6 +136,12 @@ class OptionsTest(Training):
         with self.assertRaises(AssertionError):
             self.check_optimizer(adam(lr, eps=0.055, decay=0), "--lr", lr, "--eps", 0.05, "--weight-decay", 0)
 
+    def test_weight_decay_is_pytorchs_where_it_is_not_given(self):
+        for optimizer, default, other in (("sgd", 0, 0.01), ("adam", 0, 0.01), ("adamw", 0.01, 0)):
+            left_out = self.end("--optimizer", optimizer)
+            self.assertEqual(left_out, self.end("--optimizer", optimizer, "--weight-decay", default), optimizer)
+            self.assertNotEqual(left_out, self.end("--optimizer", optimizer, "--weight-decay", other), optimizer)  # the control
+
     def test_the_learning_rate_follows_its_schedule(self):
         for schedule in ("constant", "cosine"):
             lines, _ = self.train("--steps", 10, "--lr", 0.5e-2, "--warmup", 4, "--schedule", schedule)

@@ -1,7 +1,6 @@
 #include "tessera/base/dtype.h"
 
 #include <array>
-#include <cctype>
 #include <cstring>
 
 #include "tessera/base/parse.h"
@@ -29,7 +28,8 @@ std::string_view name_of(DType dtype) { return kNames[static_cast<std::size_t>(d
 
 std::string safetensors_name(DType dtype) {
   std::string name(name_of(dtype));
-  for (char& letter : name) letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+  for (char& letter : name)  // std::toupper depends on the locale: Turkish has another I
+    if (letter >= 'a' && letter <= 'z') letter = static_cast<char>(letter - 'a' + 'A');
   return name;
 }
 

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <locale>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -21,6 +22,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/init.h"
+#include "tessera/comm/launch.h"
 #include "tests/comm/mixed_memory.h"
 #include "tests/harness/guarded_device.h"
 
@@ -158,7 +160,20 @@ int fork_children() {
   return 0;
 }
 
-/// Ends with communicators that nobody destroys.
+/// Rank 1 has a locale that writes 1,234 for 1234, as those of many countries do.
+int use_other_locale(bool groups) {
+  struct Grouping final : std::numpunct<char> {
+    std::string do_grouping() const override { return "\3"; }
+  };
+  if (groups) std::locale::global(std::locale(std::locale::classic(), new Grouping));
+  const auto comm = init();
+  float x = 1;
+  comm->split(0, 0)->all_reduce(view_of(&x, 1), view_of(&x, 1), ReduceOp::sum()).wait();
+  say(x == static_cast<float>(comm->size()) ? "right" : "wrong");
+  return 0;
+}
+
+/// Ends with communicators that are never destroyed.
 [[noreturn]] void exit_in_use() {
   const auto comm = init();
   const auto part = comm->split(0, comm->rank());
@@ -273,6 +288,7 @@ int run(const std::string& mode) {
   if (mode == "closed") return run_with_closed_streams();
   if (mode == "fork") return fork_children();
   if (mode == "handler") return abort_in_handler();
+  if (mode == "locale") return use_other_locale(resolve_launch().rank == 1);
   if (mode == "signal") return take_signal();
   if (mode == "abandon") exit_in_use();
   if (mode.starts_with("limit ")) return run_below_limit(mode.substr(6));

@@ -125,7 +125,7 @@ struct Child {
     if (pid == 0) {
       ::close(ends[1]);
       char byte = 0;
-      if (!ended) static_cast<void>(::read(ends[0], &byte, 1));
+      if (!ended && ::read(ends[0], &byte, 1) < 0) ::_exit(1);
       ::_exit(0);
     }
     ::close(ends[0]);

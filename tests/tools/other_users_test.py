@@ -62,6 +62,7 @@ TAKEN = {
 
 class OtherUsersTest(unittest.TestCase):
     def setUp(self):
+        self.umask = -1  # as it is
         if os.geteuid() != 0:
             self.skipTest("needs root, which takes on two other users")
         try:
@@ -88,7 +89,7 @@ class OtherUsersTest(unittest.TestCase):
         """A rank that another program has started, so that it finds the others by the file."""
         return subprocess.Popen([TOOL, "train", "--model", "gpt-nano", "--steps", "1", "--global-batch", "2", "--backend", "shm", "--data", __file__],
                                 env=self.environment(TESSERA_RANK=str(rank), TESSERA_WORLD_SIZE="2", TESSERA_RUN_ID="other-users"), cwd="/",
-                                preexec_fn=be(VICTIM), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                                preexec_fn=be(VICTIM), umask=self.umask, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def world(self):
         """Starts the run, and returns the folders in which its file was seen."""
@@ -108,6 +109,11 @@ class OtherUsersTest(unittest.TestCase):
     def test_a_run_uses_the_usual_folder_if_nobody_has_taken_it(self):  # the control
         self.assertLessEqual(self.world(), {USUAL})
         self.assertEqual(glob.glob(USUAL + "*"), [])
+
+    def test_a_umask_that_takes_rights_from_the_owner_hinders_no_run(self):
+        for self.umask in (0o177, 0o777, 0o022):
+            self.assertLessEqual(self.world(), {USUAL}, oct(self.umask))
+            self.assertEqual(glob.glob(USUAL + "*"), [])
 
     def test_a_run_starts_though_another_user_has_taken_the_name(self):
         for what, take in TAKEN.items():

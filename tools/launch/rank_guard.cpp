@@ -279,6 +279,7 @@ int last_line(char* text, std::size_t size, int rank, const Guard& guard, int fi
 
 int main(int argc, char** argv) {
   if (argc != 5) return 2;
+  ::umask(077);  // the ranks' may take rights from the owner, too
   const Names names(argv[1]);
   const int listener = listen_at(names);
   if (listener < 0) return 0;

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <locale>
 #include <span>
 #include <sstream>
 
@@ -72,6 +73,7 @@ bool create_file(const std::string& path, const std::string& text) {
   const NewFile aside = create_beside(path, ".", O_WRONLY, 0600);
   if (aside.code == ENOENT) return false;  // another run has just removed the empty directory
   if (!aside.fd) throw system_error("init: can't create " + aside.path, aside.code);
+  ::fchmod(aside.fd.get(), 0600);  // whatever the umask
   const bool written = ::write(aside.fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
   const bool linked = written && ::link(aside.path.c_str(), path.c_str()) == 0;
   const int code = errno;
@@ -116,20 +118,23 @@ std::vector<std::string> private_directories() {
 std::string private_directory_in(const std::string& parent) {
   const std::string usual = usual_directory(parent);
   for (int attempt = 0; attempt < 1000; ++attempt) {
-    if (::mkdir(usual.c_str(), 0700) == 0) return usual;
-    if (errno != EEXIST) return {};
-    if (is_private_directory(usual) && ::access(usual.c_str(), W_OK) == 0) return usual;
+    if (::mkdir(usual.c_str(), 0700) != 0 && errno != EEXIST) return {};
+    if (is_private_directory(usual)) {
+      ::chmod(usual.c_str(), 0700);  // a umask may take rights from the owner, too
+      if (::access(usual.c_str(), W_OK | X_OK) == 0) return usual;
+    }
     if (errno == EROFS) return {};
     if (::access(usual.c_str(), F_OK) == 0) break;  // another user's, or a file; else another run has just removed it
   }
   if (const std::vector<std::string> others = private_directories(parent); !others.empty()) return others.front();
   std::string fresh = usual + "-XXXXXX";
-  return ::mkdtemp(fresh.data()) == nullptr ? std::string() : fresh;
+  return ::mkdtemp(fresh.data()) == nullptr || ::chmod(fresh.c_str(), 0700) != 0 ? std::string() : fresh;
 }
 
 /// "/job-HASH"
 std::string name_of(const std::string& job) {
   std::ostringstream name;
+  name.imbue(std::locale::classic());  // the program's may group digits
   name << "/job-" << std::hex << base::checksum(std::as_bytes(std::span(job)));
   return name.str();
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <locale>
 #include <map>
 #include <set>
 #include <sstream>
@@ -44,6 +45,7 @@ void set_group_size(EngineOptions& options) {
 template <class... Values>
 std::string spaced(const Values&... values) {
   std::ostringstream text;
+  text.imbue(std::locale::classic());  // the same text on all ranks, whatever their programs' locales
   text.precision(17);
   ((text << values << ' '), ...);
   return text.str().substr(0, text.str().size() - 1);

@@ -62,8 +62,8 @@ int parse(CommandLine& commands) {
   if (!first.starts_with('-') && !known)
     return usage_error(commands, "unknown subcommand '" + first + "'; known: " + names_of(app));
   // Arguments after the first -- of `run` belong to the program and are not parsed.
-  const auto end = first == "run" ? std::find(commands.arguments.begin(), commands.arguments.end(), "--")
-                                  : commands.arguments.end();
+  const auto end =
+      first == "run" ? std::find(commands.arguments.begin(), commands.arguments.end(), "--") : commands.arguments.end();
   try {
     if (end != commands.arguments.end()) commands.program.assign(end + 1, commands.arguments.end());
     std::vector<std::string> reversed(std::make_reverse_iterator(end),

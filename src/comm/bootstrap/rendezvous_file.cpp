@@ -87,10 +87,13 @@ constexpr std::array<const char*, 2> kParents = {"/tmp", "/dev/shm"};
 
 std::string usual_directory(const std::string& parent) { return parent + "/tessera-" + std::to_string(::geteuid()); }
 
+bool is_private_directory(const struct stat& status) {
+  return S_ISDIR(status.st_mode) && status.st_uid == ::geteuid() && (status.st_mode & 077) == 0;
+}
+
 bool is_private_directory(const std::string& path) {
   struct stat status = {};
-  return ::lstat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode) && status.st_uid == ::geteuid() &&
-         (status.st_mode & 077) == 0;
+  return ::lstat(path.c_str(), &status) == 0 && is_private_directory(status);
 }
 
 /// The usual one first.
@@ -119,16 +122,18 @@ std::string private_directory_in(const std::string& parent) {
   const std::string usual = usual_directory(parent);
   for (int attempt = 0; attempt < 1000; ++attempt) {
     if (::mkdir(usual.c_str(), 0700) != 0 && errno != EEXIST) return {};
-    if (is_private_directory(usual)) {
-      ::chmod(usual.c_str(), 0700);  // a umask may take rights from the owner, too
-      if (::access(usual.c_str(), W_OK | X_OK) == 0) return usual;
-    }
+    struct stat status = {};
+    if (::lstat(usual.c_str(), &status) != 0) continue;  // another run has just removed it
+    if (!is_private_directory(status)) break;            // another user's, or a file
+    ::chmod(usual.c_str(), 0700);                        // a umask may have taken rights from the owner, too
+    if (::access(usual.c_str(), W_OK | X_OK) == 0) return usual;
     if (errno == EROFS) return {};
-    if (::access(usual.c_str(), F_OK) == 0) break;  // another user's, or a file; else another run has just removed it
   }
   if (const std::vector<std::string> others = private_directories(parent); !others.empty()) return others.front();
   std::string fresh = usual + "-XXXXXX";
-  return ::mkdtemp(fresh.data()) == nullptr || ::chmod(fresh.c_str(), 0700) != 0 ? std::string() : fresh;
+  if (::mkdtemp(fresh.data()) == nullptr) return {};
+  ::chmod(fresh.c_str(), 0700);
+  return fresh;
 }
 
 /// "/job-HASH"

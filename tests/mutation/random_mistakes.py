@@ -19,7 +19,6 @@ _SUITES = {
     "src/base": ("^base", "^(comm|nn)\\.", "^fsdp_(engine|checkpoint|offload)\\.", "^tools\\.(files|options|durability|failure)"),
     "src/comm": (*_COMM, "^fsdp_(engine|equality)\\."),
     "src/fsdp": ("^fsdp_", "^plan", "^tools\\.(training|checkpoint|plan|explain|own_model)"),
-    "src/libtorch": ("^libtorch", "^tools\\.own_model"),
     "src/nn": ("^nn(\\.|_[^c])", "^fsdp_(engine|lora|fp8|precision|activation_checkpoint)\\.",
                "^tools\\.(training|checkpoint|lora|files|foreign_files|options|command_line)"),
     "src/plan": ("^plan", "^tools\\.(plan|explain|chakra|why|link|report|bench)"),

@@ -49,7 +49,8 @@ struct Content {
 
 std::optional<Content> read_content(const std::string& path) {
   const OpenedFile file = open_regular(path, O_NOFOLLOW);
-  if (!file.fd && file.code == ENOENT) return std::nullopt;
+  // EACCES: under such a umask, another rank has made the directory and is about to give it its mode.
+  if (!file.fd && (file.code == ENOENT || file.code == EACCES)) return std::nullopt;
   if (!file.fd && file.code != 0 && file.code != ELOOP) throw system_error("init: can't read " + path, file.code);
   struct stat status = {};
   if (!file.fd || ::fstat(file.fd.get(), &status) != 0 || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0)

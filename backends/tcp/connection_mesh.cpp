@@ -53,22 +53,31 @@ std::vector<Endpoint> read_lines(const std::vector<std::string>& lines, unsigned
 ConnectionMesh connect_mesh(Bootstrap& bootstrap, const TcpOptions& settings, std::chrono::milliseconds timeout,
                             const TlsContext* tls) {
   const int streams = streams_for(settings, bootstrap.hosts());
-  require_alike(bootstrap, [&] { return shared_settings(settings, streams); });
-  MeshConnector connector(bootstrap.rank(), streams, bootstrap.token(), tls);
+  const bool on_demand = connects_on_demand(settings, bootstrap.size(), streams);
+  require_alike(bootstrap, [&] { return shared_settings(settings, streams, on_demand); });
+  auto connector = std::make_unique<MeshConnector>(bootstrap.rank(), streams, bootstrap.token(), tls);
   const std::vector<std::string> lines =
-      exchange(bootstrap, [&] { return open_listener(connector, bootstrap, settings); });
+      exchange(bootstrap, [&] { return open_listener(*connector, bootstrap, settings); });
   const std::vector<Endpoint> endpoints =
       read_lines(lines, scope_of(boost::asio::ip::make_address(bootstrap.local_address())));
+  const auto limit = timeout / 4 * 3;  // a quarter of the timeout remains to report the unreachable ranks
+  ConnectionMesh mesh;
+  mesh.codes = tls != nullptr ? std::vector<FrameCodes>(lines.size(), FrameCodes::header_checksum)
+                              : codes_by_rank(settings, bootstrap.hosts(), bootstrap.rank());
+  mesh.address = endpoints[static_cast<std::size_t>(bootstrap.rank())].address().to_string();
+  if (on_demand) {
+    connector->serve(endpoints, limit);
+    mesh.connector = std::move(connector);
+    mesh.connections.resize(lines.size());
+    return mesh;
+  }
   exchange(bootstrap, [&] {
-    // A quarter of the timeout remains to report the unreachable ranks.
-    const std::string complaint = connector.run(endpoints, timeout / 4 * 3);
+    const std::string complaint = connector->run(endpoints, limit);
     if (!complaint.empty()) throw Timeout(complaint);
     return complaint;
   });
-  return {connector.release_streams(),
-          tls != nullptr ? std::vector<FrameCodes>(lines.size(), FrameCodes::header_checksum)
-                         : codes_by_rank(settings, bootstrap.hosts(), bootstrap.rank()),
-          endpoints[static_cast<std::size_t>(bootstrap.rank())].address().to_string()};
+  mesh.connections = connector->release_streams();
+  return mesh;
 }
 
 }  // namespace tessera::comm::tcp

@@ -4,6 +4,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
+#include <algorithm>
 #include <array>
 
 #include "tessera/base/error.h"
@@ -13,6 +14,8 @@ namespace {
 
 /// The value of wakes_ that arm() saw; the same thread then calls sleep().
 thread_local std::uint32_t t_seen = 0;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables): a thread's own
+
+constexpr std::chrono::nanoseconds kShort = std::chrono::milliseconds(1);
 
 }  // namespace
 
@@ -37,6 +40,7 @@ void EpollWaiter::signal() noexcept { ::eventfd_write(woken_.get(), 1); }
 void EpollWaiter::sleep(std::chrono::nanoseconds at_most) noexcept {
   sleeping_.fetch_add(1);
   if (wakes_.load() == t_seen) {
+    if (short_.load()) at_most = std::min(at_most, kShort);
     const timespec time{static_cast<time_t>(at_most.count() / 1'000'000'000),
                         static_cast<long>(at_most.count() % 1'000'000'000)};
     std::array<pollfd, 2> entries{{{epoll_.get(), POLLIN, 0}, {woken_.get(), POLLIN, 0}}};

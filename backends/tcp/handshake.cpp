@@ -83,14 +83,15 @@ asio::awaitable<bool> receive(Socket& socket, SecureStream& stream, T& value) {
 }  // namespace
 
 asio::awaitable<std::optional<Introduction>> welcome(Socket& socket, SecureStream& stream,
-                                                     const Bootstrap::Token& token) {
+                                                     const Bootstrap::Token& token, const Admission& admits) {
   if (!co_await start_session(socket, stream)) co_return std::nullopt;
   Challenge challenge;
   challenge.nonce = random_digest();
   if (!co_await send(socket, stream, challenge)) co_return std::nullopt;
   Reply reply;
   if (!co_await receive(socket, stream, reply) || reply.magic != kMagic) co_return std::nullopt;
-  if (!same(reply.proof, proof_of("from", token, challenge.nonce, reply))) co_return std::nullopt;
+  if (!same(reply.proof, proof_of("from", token, challenge.nonce, reply)) || !admits(reply.link))
+    co_return std::nullopt;
   const Digest proof = proof_of("to", token, challenge.nonce, reply);
   std::uint8_t believed = 0;
   if (!co_await send(socket, stream, proof) || !co_await receive(socket, stream, believed)) co_return std::nullopt;

@@ -7,6 +7,7 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -38,10 +39,14 @@ struct Introduction {
 
 // Both run in `stream`, the bytes of `socket`, which is non-blocking. A TLS session begins first.
 
+/// Whether this side wants the connection of a rank that has proven itself. From then on the other side may hold it for
+/// established.
+using Admission = std::function<bool(const ConnectionId& link)>;
+
 /// Runs on the accepting side. It requests the proof first, so that it discloses nothing to strangers. Returns nothing
-/// if the other side fails the proof, uses another protocol or closes the connection.
+/// if the other side fails the proof, is not admitted, uses another protocol or closes the connection.
 boost::asio::awaitable<std::optional<Introduction>> welcome(Socket& socket, SecureStream& stream,
-                                                            const Bootstrap::Token& token);
+                                                            const Bootstrap::Token& token, const Admission& admits);
 
 /// Runs on the connecting side as `own.link`, and sets `own.keys`. Returns "" or why the connection is not accepted.
 boost::asio::awaitable<std::string> introduce(Socket& socket, SecureStream& stream, const Bootstrap::Token& token,

@@ -1,4 +1,8 @@
-// Connects one rank to its world: accepts the lower ranks and connects to the higher ones, all concurrently.
+// Connects one rank to its world: accepts other ranks and connects to them, all concurrently. Either all connections
+// are made at once, when the world starts (run()), or each when the first message needs it (serve()).
+//
+// On demand either of two ranks may begin. If both do, the lower one connects: it refuses the higher one, which then
+// accepts. So both ends always agree on which connections they use.
 //
 // The kernel sizes the sockets' buffers and grows them with the connection; setting a size would disable that and be
 // limited to net.core.rmem_max, which is far smaller on most machines.
@@ -31,6 +35,7 @@ struct MeshConnection {
   ConnectionKeys keys;
 };
 
+/// One thread at a time uses it.
 class MeshConnector {
  public:
   /// `tls`: encrypts the connections; null: they are plain. Outlives this object.
@@ -38,11 +43,30 @@ class MeshConnector {
 
   /// Listens on a port that the system chooses. Throws SystemError.
   Endpoint listen(const Address& address);
+
   /// Runs until all ranks of `endpoints` are connected and returns "". At the limit, returns the missing ranks and the
   /// reasons.
   std::string run(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit);
   /// Returns the connections that run() made, by rank and stream.
   std::vector<std::vector<MeshConnection>> release_streams();
+
+  /// What has become of the connections to a rank: they, or why they can't be made.
+  struct Outcome {
+    std::size_t rank = 0;
+    std::vector<MeshConnection> streams;
+    std::string failure;
+  };
+  /// Accepts ranks from now on, whenever poll() is called. `limit`: for a connection to a rank that can't be reached; a
+  /// rank that can, and does not answer because it computes, is waited for.
+  void serve(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit);
+  /// A message waits for connections to `rank`. Only the first call for a rank has an effect.
+  void want(std::size_t rank);
+  /// Continues what can be continued without waiting. Returns each rank once.
+  std::vector<Outcome> poll();
+  /// True while poll() has more to do than to accept: it must be called again soon.
+  bool busy() const noexcept { return handshakes_ > 0 || accepts_later_; }
+  /// The listening socket, which is readable when poll() can accept.
+  int listener() noexcept { return acceptor_.native_handle(); }
 
  private:
   using SharedSocket = std::shared_ptr<Socket>;
@@ -51,33 +75,59 @@ class MeshConnector {
     SecureStream stream;
     ConnectionKeys keys;
   };
+  enum class Direction : std::uint8_t { none, out, in };
+  struct Peer {
+    Endpoint endpoint;
+    Direction direction = Direction::none;
+    bool wanted = false;
+    bool finished = false;             ///< its outcome is, or was, among the news
+    std::size_t admitted = 0;          ///< of its incoming connections, those whose handshake is not complete
+    std::list<SharedSocket> attempts;  ///< the outgoing ones ...
+    std::uint32_t round = 0;           ///< ... of this connect()
+    std::vector<Connected> done;       ///< by stream
+    std::string reason;                ///< why the last attempt failed
+    std::chrono::steady_clock::time_point since;
+
+    bool complete() const;
+    bool begun() const;
+  };
   template <class T>
   using Task = boost::asio::awaitable<T>;
 
+  void begin(const std::vector<Endpoint>& endpoints);
   void start(Task<void> task);
-  Task<void> accept_ranks(const std::vector<Endpoint>& endpoints);
+  void connect(std::size_t rank);
+  Task<void> accept_ranks();
   Task<void> accept_one(SharedSocket socket);
-  Task<void> connect_one(ConnectionId link, Endpoint endpoint);
-  Task<std::string> try_to_connect(ConnectionId link, Endpoint endpoint);
+  Task<void> connect_one(ConnectionId link, std::uint32_t round);
+  Task<std::string> try_to_connect(ConnectionId link);
   Task<void> pause(std::chrono::milliseconds time);
-  void drop_stranger(const std::vector<Endpoint>& endpoints);
-  bool belongs(const ConnectionId& link) const;
+  Task<void> pause_accepting(std::chrono::milliseconds time);
+  void drop_stranger();
+  bool admit(const ConnectionId& link);
+  void end_admission(std::size_t rank);
   SecureStream stream_of(Socket& socket, bool server) const;
-  void keep(std::size_t rank, Connected connected, std::size_t stream);
-  std::string missing(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit) const;
+  void keep(const ConnectionId& link, std::size_t rank, Connected connected);
+  void give_up(std::size_t rank);
+  std::vector<MeshConnection> release(Peer& peer) const;
+  std::string missing(std::chrono::milliseconds limit) const;
 
   const std::size_t rank_;
   const std::size_t streams_;
   const Bootstrap::Token token_;
   const TlsContext* const tls_;
-  const std::size_t most_strangers_;  // in addition to the ranks not yet connected
+  const std::size_t most_strangers_;  // in addition to the ranks that run() waits for
   boost::asio::io_context context_{1};
   boost::asio::ip::tcp::acceptor acceptor_{context_};
-  std::vector<std::vector<Connected>> done_;
-  std::vector<std::string> reasons_;   // by rank: why the last attempt failed
+  std::vector<Peer> peers_;
   std::list<SharedSocket> strangers_;  // accepted but not yet authenticated
   std::minstd_rand random_{std::random_device{}()};
-  std::size_t to_come_ = 0;
+  std::chrono::milliseconds limit_{};
+  bool serving_ = false;
+  bool accepts_later_ = false;
+  std::size_t handshakes_ = 0;  // under way
+  std::size_t to_come_ = 0;     // connections that run() waits for
+  std::vector<Outcome> news_;
   std::exception_ptr failure_;
 };
 

@@ -29,9 +29,8 @@ std::vector<FrameSeal> seals_to_send(const std::vector<MeshConnection>& connecti
 
 }  // namespace
 
-PeerConnection::PeerConnection(asio::io_context& context, std::vector<MeshConnection> connections, FrameCodes codes,
-                               int epoll)
-    : epoll_(epoll), codes_(codes), send_queue_(seals_to_send(connections, codes)) {
+void PeerConnection::connect(asio::io_context& context, std::vector<MeshConnection> connections) {
+  send_queue_.connect(seals_to_send(connections, codes_));
   for (std::size_t i = 0; i < connections.size(); ++i) {
     sockaddr_storage name = {};
     socklen_t length = sizeof(name);
@@ -42,7 +41,7 @@ PeerConnection::PeerConnection(asio::io_context& context, std::vector<MeshConnec
     fd.release();
     socket.non_blocking(true);
     socket.set_option(asio::ip::tcp::no_delay(true));
-    FrameDecoder reader(receive_queue_, seal_of(connections[i].keys.receiving, codes));
+    FrameDecoder reader(receive_queue_, seal_of(connections[i].keys.receiving, codes_));
     TcpStream& stream = *streams_.emplace_back(
         std::make_unique<TcpStream>(*this, std::move(reader), i, std::move(socket), std::move(connections[i].stream)));
     epoll_event event = {};

@@ -40,11 +40,14 @@ struct TcpStream {
 
 class PeerConnection {
  public:
-  /// Owns the connections. `epoll`: the set that watches them.
-  PeerConnection(boost::asio::io_context& context, std::vector<MeshConnection> connections, FrameCodes codes,
-                 int epoll);
+  /// Without connections: messages are queued. `epoll`: the set that will watch the connections.
+  PeerConnection(FrameCodes codes, int epoll) : epoll_(epoll), codes_(codes) {}
   PeerConnection(const PeerConnection&) = delete;
   PeerConnection& operator=(const PeerConnection&) = delete;
+
+  /// Once. Owns the connections.
+  void connect(boost::asio::io_context& context, std::vector<MeshConnection> connections);
+  bool connected() const noexcept { return !streams_.empty(); }
 
   void send(Message& message);
   void receive(Message& message);

@@ -39,8 +39,11 @@ class SendQueue {
  public:
   using Buffers = std::array<std::span<const std::byte>, 2>;
 
-  /// `seals`: of each connection, in the direction to the peer.
-  explicit SendQueue(std::vector<FrameSeal> seals) : seals_(std::move(seals)), slots_(seals_.size()), control_(64) {}
+  /// Before the first next(). `seals`: of each connection, in the direction to the peer.
+  void connect(std::vector<FrameSeal> seals) {
+    seals_ = std::move(seals);
+    slots_.resize(seals_.size());
+  }
 
   void send(Message& message);
   /// False: the message is partly sent, and there is no memory to complete it.
@@ -96,7 +99,7 @@ class SendQueue {
 
   std::vector<FrameSeal> seals_;
   std::vector<Slot> slots_;
-  boost::circular_buffer<Control> control_;
+  boost::circular_buffer<Control> control_{64};
   ObjectPool<OutboundMessage> pool_;
   TagTable<OutboundMessage> table_;  // expected and waiting messages
   DiscardedCommunicators discarded_;

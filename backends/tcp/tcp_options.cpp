@@ -9,18 +9,25 @@
 namespace tessera::comm::tcp {
 namespace {
 
+constexpr std::int64_t kFewConnections = 48;
+constexpr std::array<std::string_view, 2> kConnectNames{"start", "demand"};
+
 constexpr EnvVariable kInterfaces{
     "TESSERA_IFNAME", "",
     "network interfaces in order of preference: names or networks such as eth1,10.0.0.0/8; ^eth0 excludes"};
 constexpr EnvVariable kChecksum{
     "TESSERA_TCP_CHECKSUM", "",
     "checksums of payloads that have no MAC: 1: all, 0: none; default: between hosts, with TESSERA_CHECK=1 all"};
+constexpr EnvVariable kConnect{
+    "TESSERA_TCP_CONNECT", "",
+    "start: all ranks connect with all when the world starts; demand: two ranks connect when the first message is "
+    "sent; default: demand if a rank would have more than 48 connections"};
 constexpr EnvVariable kMac{"TESSERA_TCP_MAC", "on",
                            "off: messages between hosts have no keyed code, and a device on the way can change them"};
 constexpr EnvVariable kStreams{
     "TESSERA_TCP_STREAMS", "",
     "TCP connections between two ranks that share large messages: 1 to 16; default: 1 on one host, else 2"};
-constexpr std::array kVariables{kInterfaces, kChecksum, kMac, kStreams};
+constexpr std::array kVariables{kInterfaces, kChecksum, kConnect, kMac, kStreams};
 
 }  // namespace
 
@@ -31,9 +38,15 @@ int streams_for(const TcpOptions& settings, const std::vector<std::string>& host
   return std::ranges::all_of(hosts, [&](const std::string& host) { return host == hosts.front(); }) ? 1 : 2;
 }
 
-std::vector<SharedSetting> shared_settings(const TcpOptions& settings, int streams) {
+bool connects_on_demand(const TcpOptions& settings, int ranks, int streams) {
+  if (settings.connect != Connect::by_size) return settings.connect == Connect::on_demand;
+  return std::int64_t{ranks - 1} * streams > kFewConnections;
+}
+
+std::vector<SharedSetting> shared_settings(const TcpOptions& settings, int streams, bool on_demand) {
   const bool fixed = settings.checksum != Checksum::between_hosts;
   return {{std::string(kChecksum.name), fixed ? std::to_string(settings.checksum == Checksum::everywhere) : ""},
+          {std::string(kConnect.name), std::string(kConnectNames[on_demand ? 1 : 0])},
           {std::string(kMac.name), settings.mac ? "on" : "off"},
           {std::string(kStreams.name), std::to_string(streams)}};
 }
@@ -58,6 +71,8 @@ TcpOptions settings_from_environment() {
   if (!streams.empty()) settings.streams = static_cast<int>(parse_integer(streams, kStreams.name, 1, 16));
   if (const std::optional<std::string> checksum = read_env(kChecksum))
     settings.checksum = parse_flag(*checksum, kChecksum.name) ? Checksum::everywhere : Checksum::never;
+  if (const std::optional<std::string> connect = read_env(kConnect))
+    settings.connect = parse_name(*connect, kConnect.name, kConnectNames) == 0 ? Connect::at_start : Connect::on_demand;
   settings.mac = parse_flag(env_or_default(kMac), kMac.name);
   return settings;
 }

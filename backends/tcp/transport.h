@@ -1,5 +1,8 @@
 // The TCP transport: messages between ranks.
 //
+// Two ranks may connect when the first message between them is sent; until then it is queued. A rank accepts
+// connections while it polls, as it receives messages.
+//
 // poll(), send() and receive() read and write the sockets themselves: there is no transport thread, no hand-over
 // between threads, and no wake-up per message. frame.h describes the headers and the eager protocol.
 #pragma once
@@ -37,6 +40,8 @@ class TcpTransport final : public Transport {
   template <class F>
   void guarded(F&& call) noexcept;
   PeerConnection* peer_of(const Message& message) noexcept;
+  void connect(std::size_t rank, std::vector<MeshConnection> connections);
+  bool connect_more();
   bool read_ready();
   bool read_all();
   bool may_go() const noexcept;
@@ -46,7 +51,10 @@ class TcpTransport final : public Transport {
   TransportEvents& events_;
   boost::asio::io_context context_{1};  // never run: the sockets are only read and written directly
   EpollWaiter waiter_;
+  std::unique_ptr<MeshConnector> connector_;  // null: all ranks are connected
+  bool can_accept_ = true;
   std::vector<std::unique_ptr<PeerConnection>> peers_;
+  std::vector<std::size_t> connected_;  // of peers_, for loops that are run at each call
   std::vector<TcpStream*> streams_;
   std::vector<bool> reported_;
   bool first_poll_ = true;

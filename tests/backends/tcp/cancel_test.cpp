@@ -164,7 +164,8 @@ TEST(Cancel, EagerSendsThatWaitForCredit) {
 TEST(Cancel, QueuedEagerSendsReturnCredit) {
   std::vector<comm::tcp::FrameSeal> seals;
   seals.emplace_back(false);
-  comm::tcp::SendQueue queue(std::move(seals));
+  comm::tcp::SendQueue queue;
+  queue.connect(std::move(seals));
   std::vector<std::byte> data(kEagerLimit);
   for (std::uint32_t i = 0; i < 100; ++i) {  // more than six times the credit
     Message message;

@@ -67,7 +67,8 @@ struct Side {
     both.push_back(checksums());
     return both;
   }
-  explicit Side(FrameSeal seal = checksums()) : send_queue(seals()), reader(receive_queue, std::move(seal)) {
+  explicit Side(FrameSeal seal = checksums()) : reader(receive_queue, std::move(seal)) {
+    send_queue.connect(seals());
     for (std::uint32_t i = 0; i < 10; ++i) {
       in.push_back(node.test_message(0, {1, i, 0}, i % 2 == 0 ? 1000 * i : kEagerLimit + 1 + i * 20'000));
       receive_queue.receive(in.back()->message);

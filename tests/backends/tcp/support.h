@@ -127,6 +127,7 @@ struct WorldPlan {
   /// Wraps the bootstrap of a rank, for tests that manipulate it.
   std::function<std::shared_ptr<Bootstrap>(std::shared_ptr<Bootstrap>)> wrap = {};
   std::function<void(int rank, TcpOptions&)> change = {};
+  std::shared_ptr<const TlsContext> tls = nullptr;
 };
 
 /// Returns the error of each rank; "" if it was created.
@@ -144,6 +145,7 @@ inline std::vector<std::string> try_to_make(const WorldPlan& plan, World& world)
       if (plan.change) plan.change(static_cast<int>(r), settings);
       BackendOptions options;
       options.communicator.timeout = plan.timeout;
+      options.tls = plan.tls;
       world[r]->rank = static_cast<int>(r);
       errors[r] = error_of([&] { world[r]->transport = make_transport(*bootstrap, *world[r], options, settings); });
     });

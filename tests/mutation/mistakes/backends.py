@@ -63,6 +63,12 @@ MISTAKES = [
     mistake("tcp-sent-not-counted", "backends/tcp/send_queue.cpp", "      source->message->sent->fetch_add(payload, std::memory_order_relaxed);", "      source->message->sent->fetch_add(0 * payload, std::memory_order_relaxed);", (*TCP, r"^conformance\.", r"^comm\."), "traffic counts nothing"),
     mistake("tcp-eof-is-orderly", "backends/tcp/peer_connection.cpp", "  if (!stream.reader.close_received()) return drop(why);", "  if (!stream.reader.close_received() && why.empty()) return drop(why);", TCP, "a rank whose connection ends is not detected as lost"),
     mistake("tcp-closes-too-early", "backends/tcp/transport.cpp", "  while (!failed && !failed_ && !may_go() && Clock::now() < until) {", "  while (false && !failed && !may_go() && Clock::now() < until) {", TCP, "the last messages of an exiting rank are lost"),
+    mistake("tcp-both-directions-admitted", "backends/tcp/mesh_connector.cpp", "  if (peer.direction == Direction::out && link.from > rank_) return false;\n", "", TCP, "two ranks that connect to each other at once lose both connections"),
+    mistake("tcp-own-attempt-goes-on", "backends/tcp/mesh_connector.cpp", "  peer.direction = Direction::in;\n", "", TCP, "a rank that accepts a connection goes on making its own"),
+    mistake("tcp-unreachable-tried-for-ever", "backends/tcp/mesh_connector.cpp", "      co_return give_up(link.to);", "      peer.since = std::chrono::steady_clock::now();", TCP, "a rank that can't be reached is never named"),
+    mistake("tcp-listener-wakes-no-rank", "backends/tcp/transport.cpp", "  event.events = EPOLLIN | EPOLLET;", "  event.events = EPOLLET;", TCP, "a sleeping rank does not accept a connection"),
+    mistake("tcp-sleeps-through-handshake", "backends/tcp/epoll_waiter.cpp", "    if (short_.load()) at_most = std::min(at_most, kShort);\n", "", TCP, "a rank sleeps while a connection is being made"),
+    mistake("tcp-listens-after-close", "backends/tcp/transport.cpp", "  connector_.reset();  //", "  //", TCP, "a rank that has closed still takes connections"),
     mistake("tcp-loss-told-twice", "backends/tcp/transport.cpp", "    reported_[r] = true;\n", "", TCP, "every poll reports a lost peer again"),
 
     # ucx and mpi

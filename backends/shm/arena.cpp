@@ -26,6 +26,8 @@ namespace {
 
 constexpr std::size_t kStagingArena = std::size_t{1} << 30;
 constexpr std::size_t kSmallestArena = std::size_t{32} << 20;
+/// Of the 2^47 that a process has, for the windows of all ranks.
+constexpr std::size_t kAddresses = std::size_t{1} << 45;
 constexpr std::size_t kIdleBytes =
     8 * 1024 * 1024;  // free pages kept, beyond a part of the highest live total, as in MemoryPool
 constexpr std::size_t kIdlePart = 50;
@@ -41,24 +43,49 @@ std::size_t wanted_capacity() {
   return bytes;
 }
 
-/// `bytes`, or fewer under a limit on addresses: the windows and staging arenas of all ranks get half of those that are
-/// left now.
+/// `bytes`, or fewer: each rank maps the arenas of all. Under a limit on addresses, the windows and staging arenas of
+/// all ranks get half of those that are left now.
 std::size_t within_limit(std::size_t bytes, int ranks) {
+  std::size_t share = kAddresses / static_cast<std::size_t>(ranks);
   rlimit limit = {};
-  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return bytes;
-  std::size_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages;
-  const std::size_t used = std::min<std::size_t>(pages * base::page_bytes(), limit.rlim_cur);
-  const std::size_t share = (limit.rlim_cur - used) / 2 / (2 * static_cast<std::size_t>(ranks));
+  if (::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+    std::size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const std::size_t used = std::min<std::size_t>(pages * base::page_bytes(), limit.rlim_cur);
+    share = std::min<std::size_t>(share, (limit.rlim_cur - used) / 2 / (2 * static_cast<std::size_t>(ranks)));
+  }
   while (bytes > share && bytes > kSmallestArena) bytes /= 2;
   return bytes;
 }
 
+constexpr std::size_t kPeriod = kColors * kColorStep;  // of the colors
+
+std::size_t address_of(int color) { return static_cast<std::size_t>(color) % kColors * kColorStep; }
+
 /// From `begin` to the next address of that color.
 std::size_t bytes_to_color(const std::byte* begin, int color) {
-  const std::size_t period = kColors * kColorStep;
-  const std::size_t wanted = static_cast<std::size_t>(color) % kColors * kColorStep;
-  return (wanted + period - reinterpret_cast<std::uintptr_t>(begin) % period) % period;
+  return (address_of(color) + kPeriod - reinterpret_cast<std::uintptr_t>(begin) % kPeriod) % kPeriod;
+}
+
+/// Where this thread mapped the last segment of a color.
+thread_local std::uintptr_t t_last_mapped = 0;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
+
+/// Maps at the next address of `color` below the last segment, where there is room as a rule: a rank maps two segments
+/// of each other rank, and so needs one call for each. Null: there is none, or the kernel (before Linux 4.17) doesn't
+/// know the flag.
+void* map_below_last(int fd, std::size_t bytes, int protection, int color) {
+  if (t_last_mapped < bytes + 2 * kPeriod) return nullptr;
+  const std::uintptr_t highest = t_last_mapped - bytes;
+  const std::uintptr_t wanted = highest - (highest + kPeriod - address_of(color)) % kPeriod;
+  void* const place = reinterpret_cast<void*>(wanted);  // NOLINT(performance-no-int-to-ptr)
+  void* const data = ::mmap(place, bytes, protection, MAP_SHARED | MAP_NORESERVE | MAP_FIXED_NOREPLACE, fd, 0);
+  if (data == MAP_FAILED) return nullptr;
+  if (data != place) {
+    ::munmap(data, bytes);
+    return nullptr;
+  }
+  t_last_mapped = wanted;
+  return data;
 }
 
 }  // namespace
@@ -87,6 +114,8 @@ std::shared_ptr<Mapping> map_segment(int fd, bool writable, std::optional<int> c
   if (::fstat(fd, &status) != 0) throw system_error("shm: fstat of a segment");
   const auto bytes = static_cast<std::size_t>(status.st_size);
   const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  if (color)
+    if (void* const data = map_below_last(fd, bytes, protection, *color)) return std::make_shared<Mapping>(data, bytes);
   const auto refused = [&] { return system_error("shm: can't map a segment of " + std::to_string(bytes) + " bytes"); };
   // Addresses are reserved first, enough for the segment at any color; the excess is unmapped.
   const std::size_t taken = bytes + (color ? 2 * kColors * kColorStep : 0);
@@ -103,6 +132,7 @@ std::shared_ptr<Mapping> map_segment(int fd, bool writable, std::optional<int> c
   if (before > 0) ::munmap(begin, before);
   const std::size_t used = before + round_up(bytes, base::page_bytes());
   if (used < taken) ::munmap(begin + used, taken - used);
+  if (color) t_last_mapped = reinterpret_cast<std::uintptr_t>(data);
   return std::make_shared<Mapping>(data, bytes);
 }
 

@@ -1,6 +1,7 @@
 #include "backends/shm/arena.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -45,6 +46,37 @@ TEST(ShmArena, CapacityIsTwiceTheMemory) {
   const auto memory =
       static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   EXPECT_GE(arena->mapping()->bytes(), memory);
+}
+
+/// Each rank maps the windows of all into the 2^47 bytes of addresses that it has.
+TEST(ShmArena, WindowsOfManyRanksFitIntoAddresses) {
+  constexpr int kRanks = 1 << 14;
+  const auto arena = Arena::make_windows(true, 0, kRanks);
+  EXPECT_LE(arena->mapping()->bytes(), (std::size_t{1} << 45) / kRanks);
+  EXPECT_GE(arena->mapping()->bytes(), std::size_t{1} << 30);
+}
+
+/// One after the other, each has its color; so does one where the next place is taken.
+TEST(ShmArena, SegmentsHaveTheirColors) {
+  const UniqueFd fd = make_segment("test", std::size_t{3} << 20);
+  std::vector<std::shared_ptr<Mapping>> mapped;
+  std::vector<void*> taken;
+  for (int i = 0; i < 200; ++i) {
+    const int color = i * 37;
+    mapped.push_back(map_segment(fd.get(), i % 2 == 0, color));
+    const auto at = reinterpret_cast<std::uintptr_t>(mapped.back()->data());
+    EXPECT_EQ(at % (kColors * kColorStep), static_cast<std::size_t>(color) % kColors * kColorStep) << i;
+    if (i % 10 != 9) continue;
+    // Below it, so that the next segment doesn't fit there.
+    void* const below = reinterpret_cast<void*>(at - 2 * kColors * kColorStep);
+    taken.push_back(::mmap(below, 2 * kColors * kColorStep, PROT_NONE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0));
+    EXPECT_EQ(taken.back(), below);
+  }
+  for (const auto& one : mapped) EXPECT_EQ(one->bytes(), std::size_t{3} << 20);
+  mapped.front()->data()[7] = std::byte{42};
+  EXPECT_EQ(mapped.back()->data()[7], std::byte{42});
+  for (void* const one : taken) ::munmap(one, 2 * kColors * kColorStep);
 }
 
 /// A rank maps the arenas of all, and has other needs.

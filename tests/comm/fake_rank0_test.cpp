@@ -141,7 +141,7 @@ TEST(FakeRank0, AtOtherAddressIsPassed) {
 
 TEST(FakeRank0, OtherVersionIsNamed) {
   const FakeServer fake(says(other_version()));
-  EXPECT_NE(error_at(fake).find("it speaks version 99 of the protocol, rank 1 version 6; start all ranks with one"),
+  EXPECT_NE(error_at(fake).find("it speaks version 99 of the protocol, rank 1 version 7; start all ranks with one"),
             std::string::npos);
 }
 

@@ -1,4 +1,4 @@
-// The bytes of the handshake, in the format of protocol version 6.
+// The bytes of the handshake, in the format of protocol version 7.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ inline std::string checked(const std::string& content) {
 }
 inline std::string challenge() {
   return frame('c',
-               checked("tessera:" + std::string("\x06\x00\x00\x00", 4) + std::string(64, 'n') + std::string(1, '\0')));
+               checked("tessera:" + std::string("\x07\x00\x00\x00", 4) + std::string(64, 'n') + std::string(1, '\0')));
 }
 inline constexpr std::size_t kHelloBytes = 5 + 20 + 2 + 5 + 1 + 96 + 8;  // of a rank of 'run-1'
 inline constexpr std::size_t kChallengeBytes = 5 + 8 + 4 + 64 + 1 + 8;

@@ -7,6 +7,8 @@ namespace {
 
 using namespace comm::protocol;
 
+constexpr std::size_t kBlobs = 3;  // of a world of so many ranks
+
 struct Frames {
   std::vector<std::string> all;
   bool broken = false;
@@ -71,6 +73,11 @@ std::vector<Again> messages() {
             const std::optional<int> rank = decode_rank(payload);
             if (!rank) return std::nullopt;
             return *rank < 0 ? "a negative rank" : encode_rank(*rank);
+          },
+          [](std::string_view payload) -> std::optional<std::string> {
+            const std::optional<std::vector<std::string>> blobs = decode_blobs(payload, kBlobs);
+            if (!blobs) return std::nullopt;
+            return blobs->size() == kBlobs ? encode_blobs(*blobs) : "another number of blobs";
           }};
 }
 
@@ -97,6 +104,7 @@ std::vector<std::string> seeds() {
   Hello hello{.rank = 3, .size = 4, .restart = 2, .generation = 5, .run = "10.0.0.1.29500.abc.2"};
   hello.nonce.fill(0x5a);
   hello.proof.fill(0xa5);
+  const std::vector<std::string> blobs = {"+29400 10.0.0.1", "", std::string(300, 'b')};
   const std::vector<std::pair<Type, std::string>> sent = {
       {Type::challenge, encode(Challenge{})},
       {Type::hello, encode(hello)},
@@ -110,6 +118,7 @@ std::vector<std::string> seeds() {
       {Type::left, encode_rank(0)},
       {Type::probe, ""},
       {Type::data, std::string(2000, 'd')},
+      {Type::data, encode_blobs(blobs)},
       {Type::refusal, "Timeout\ninit: of 3 ranks, rank 1 did not connect"}};
   std::vector<std::string> all;
   std::string whole_talk;

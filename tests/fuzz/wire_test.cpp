@@ -70,6 +70,28 @@ TEST(Wire, AcceptsMessagesOfRanks) {
   EXPECT_GE(taken, 10u);
 }
 
+TEST(Wire, BlobsAreCountedAndWhole) {
+  using namespace comm::protocol;
+  const std::vector<std::string> blobs = {"first", "", std::string("with\0zero", 9)};
+  const std::string whole = encode_blobs(blobs);
+  EXPECT_EQ(whole.substr(0, 9), std::string("\x05\0\0\0first", 9));
+  EXPECT_EQ(decode_blobs(whole, 3), blobs);
+  EXPECT_EQ(decode_blobs("", 0), std::vector<std::string>());
+  EXPECT_EQ(decode_blobs(whole, 2), std::nullopt) << "one too many";
+  EXPECT_EQ(decode_blobs(whole, 4), std::nullopt) << "one is missing";
+  EXPECT_EQ(decode_blobs(whole + "x", 3), std::nullopt) << "too long";
+  for (std::size_t length = 0; length < whole.size(); ++length)
+    EXPECT_EQ(decode_blobs(whole.substr(0, length), 3), std::nullopt) << "only " << length << " bytes";
+  EXPECT_EQ(decode_blobs(std::string(4, '\xff'), 1), std::nullopt) << "a length beyond the end";
+}
+
+TEST(Wire, ManyBlobsFitTheLengthOfAFrame) {
+  using namespace comm::protocol;
+  EXPECT_EQ(max_blobs(1), kMaxExchange + 4);
+  EXPECT_EQ(max_blobs(512), 512 * (kMaxExchange + 4));
+  EXPECT_EQ(max_blobs(std::size_t{1} << 62), 0xFFFF'FFFFU);
+}
+
 /// The control: the same run detects readers with typical mistakes.
 TEST(Wire, DetectsPlantedMistake) {
   using namespace comm::protocol;

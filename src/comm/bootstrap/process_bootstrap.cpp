@@ -180,25 +180,24 @@ void ProcessBootstrap::each_peer(std::vector<Connection>& links, F&& call) {
 
 std::vector<std::string> ProcessBootstrap::all_gather(std::string_view blob) {
   if (switchboard_ != nullptr) throw InvalidUsage("bootstrap: exchanges must precede the first control channel");
+  if (rank() != 0) return exchange_with_first(blob);
   std::vector<std::string> all(index(size()));
-  if (rank() != 0) {
-    exchange_with_first(blob, all);
-    return all;
-  }
   all[0] = blob;
   each_peer(links_, [&](int r) { all[index(r)] = links_[index(r)].receive_frame(deadline_); });
-  each_peer(links_, [&](int r) {
-    for (const std::string& one : all) links_[index(r)].send_frame(one, deadline_);
-  });
+  const std::string blobs = protocol::encode_blobs(all);
+  each_peer(links_, [&](int r) { links_[index(r)].send_frame(blobs, deadline_); });
   return all;
 }
 
 /// Only rank 0 knows which ranks are missing, and its deadline may be slightly later than this rank's.
-void ProcessBootstrap::exchange_with_first(std::string_view blob, std::vector<std::string>& all) {
+std::vector<std::string> ProcessBootstrap::exchange_with_first(std::string_view blob) {
   const Deadline until = deadline_ + kVerdictTime;
   try {
     links_[0].send_frame(blob, until);
-    for (std::string& one : all) one = links_[0].receive_frame(until);
+    auto all = protocol::decode_blobs(
+        links_[0].receive_frame(until, protocol::Type::data, protocol::max_blobs(index(size()))), index(size()));
+    if (!all) throw SystemError("init: rank 0 sent an invalid message");
+    return std::move(*all);
   } catch (const Damaged&) {
     const BackendError damaged(damage(0, rank()));
     links_[0].send_refusal(damaged, steady_clock::now() + 1s);

@@ -48,7 +48,7 @@ class ProcessBootstrap final : public Bootstrap {
   std::string link_address() const;
   std::vector<Connection>& descriptor_links();
   std::vector<Connection> connect_local_ranks();
-  void exchange_with_first(std::string_view blob, std::vector<std::string>& all);
+  std::vector<std::string> exchange_with_first(std::string_view blob);
   template <class F>
   void each_peer(std::vector<Connection>& links, F&& call);
 

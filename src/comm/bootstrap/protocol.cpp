@@ -82,6 +82,7 @@ class Reader {
     if (!short_) text = raw(length);
   }
   void field(std::string_view& rest) { rest = raw(bytes_.size()); }
+  bool failed() const { return short_; }
   bool whole() const { return !short_ && bytes_.empty(); }
 
  private:
@@ -224,6 +225,29 @@ std::optional<int> decode_rank(std::string_view payload) {
   if (!reader.whole() || rank > static_cast<std::uint32_t>(std::numeric_limits<std::int32_t>::max()))
     return std::nullopt;
   return static_cast<int>(rank);
+}
+
+std::string encode_blobs(std::span<const std::string> blobs) {
+  Writer writer;
+  for (const std::string& blob : blobs) {
+    writer.field(static_cast<std::uint32_t>(blob.size()));
+    writer.field(std::string_view(blob));
+  }
+  return writer.finish();
+}
+
+std::size_t max_blobs(std::size_t count) noexcept {
+  constexpr std::size_t kOne = kMaxExchange + sizeof(std::uint32_t);
+  constexpr std::size_t kFrame = std::numeric_limits<std::uint32_t>::max();
+  return count < kFrame / kOne ? count * kOne : kFrame;
+}
+
+std::optional<std::vector<std::string>> decode_blobs(std::string_view payload, std::size_t count) {
+  Reader reader(payload);
+  std::vector<std::string> blobs;
+  for (std::size_t i = 0; i < count && !reader.failed(); ++i)
+    blobs.emplace_back(reader.raw(reader.number<std::uint32_t>()));
+  return reader.whole() ? std::optional(std::move(blobs)) : std::nullopt;
 }
 
 }  // namespace tessera::comm::protocol

@@ -6,15 +6,17 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tessera/comm/base_names.h"
 
 namespace tessera::comm::protocol {
 
 /// Version of everything in this file: ranks of different versions refuse each other.
-inline constexpr std::uint32_t kVersion = 6;
+inline constexpr std::uint32_t kVersion = 7;
 
 /// A frame is its type, the length of its payload (4 bytes, little-endian), and the payload. After the handshake frames
 /// are also sealed (seal.h).
@@ -32,11 +34,11 @@ enum class Type : char {
 };
 
 inline constexpr std::size_t kHeadBytes = 5;
-inline constexpr std::size_t kMaxHandshake = 1024;   ///< payload of a frame before the handshake is complete
-inline constexpr std::size_t kMaxControl = 1 << 16;  ///< ... of a frame on a channel
-inline constexpr std::size_t kMaxExchange = 1 << 20;
-inline constexpr std::size_t kMaxText = 400;  ///< names of runs and reasons; longer ones are truncated
-inline constexpr std::size_t kMaxName = 16;   ///< of a channel
+inline constexpr std::size_t kMaxHandshake = 1024;    ///< payload of a frame before the handshake is complete
+inline constexpr std::size_t kMaxControl = 1 << 16;   ///< ... of a frame on a channel
+inline constexpr std::size_t kMaxExchange = 1 << 20;  ///< of one rank's blob
+inline constexpr std::size_t kMaxText = 400;          ///< names of runs and reasons; longer ones are truncated
+inline constexpr std::size_t kMaxName = 16;           ///< of a channel
 
 struct Head {
   Type type{};
@@ -108,6 +110,10 @@ std::string encode(const HandshakeReply& reply);
 std::string encode(const ChannelOpened& opened);
 std::string encode(const ChannelMessage& sent);
 std::string encode_rank(int rank);
+/// The blobs of all ranks, each after its length.
+std::string encode_blobs(std::span<const std::string> blobs);
+/// The longest encode_blobs() of so many blobs that a frame can carry.
+std::size_t max_blobs(std::size_t count) noexcept;
 
 /// Empty unless the payload has exactly this format. The first three have a checksum, so damaged data isn't mistaken
 /// for a rank's statement. A challenge of another version has only its version.
@@ -117,5 +123,7 @@ std::optional<HandshakeReply> decode_reply(std::string_view payload);
 std::optional<ChannelOpened> decode_opened(std::string_view payload);
 std::optional<ChannelMessage> decode_message(std::string_view payload);
 std::optional<int> decode_rank(std::string_view payload);
+/// Empty also if there are not `count` blobs.
+std::optional<std::vector<std::string>> decode_blobs(std::string_view payload, std::size_t count);
 
 }  // namespace tessera::comm::protocol

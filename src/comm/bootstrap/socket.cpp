@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 
 #include "tessera/base/text.h"
 
@@ -81,17 +82,19 @@ void Connection::send_all(const void* data, std::size_t bytes, Deadline deadline
 }
 
 std::string Connection::receive_bytes(std::size_t count, Deadline deadline) {
-  std::string bytes(count, '\0');
-  std::span<std::byte> rest = std::as_writable_bytes(std::span(bytes));
-  while (!rest.empty()) {
-    const SecureStream::Moved received = stream_.read({rest});
+  std::string bytes;
+  for (std::size_t have = 0; have < count;) {
+    bytes.resize(std::min(count, have + protocol::kMaxExchange));  // a forged length takes no memory by itself
+    const SecureStream::Moved received = stream_.read({std::as_writable_bytes(std::span(bytes)).subspan(have)});
     if (received.state != SecureStream::State::done) await(received.state, deadline);
-    rest = rest.subspan(received.bytes);
+    have += received.bytes;
   }
   return bytes;
 }
 
 void Connection::send_frame(std::string_view payload, Deadline deadline, protocol::Type type) {
+  if (payload.size() > std::numeric_limits<std::uint32_t>::max())
+    throw SystemError("init: a message of " + std::to_string(payload.size()) + " bytes is too long");
   const std::string bytes = seal_ ? seal_.close(type, payload) : protocol::encode_frame(type, payload);
   send_all(bytes.data(), bytes.size(), deadline);
 }

@@ -59,6 +59,8 @@ std::size_t last_level_cache() {
   return std::size_t{32} << 20;
 }
 
+constexpr int kStagingColor = kColors / 2;
+
 std::size_t board_bytes(int ranks) { return sizeof(RankRecord) * static_cast<std::size_t>(ranks); }
 
 /// The cores that each rank may run on; ranks that are threads of one process share them.
@@ -112,19 +114,11 @@ bool ShmRuntime::enough_cores(std::span<const cpu_set_t> cores, int ranks) {
 void ShmRuntime::connect() {
   Bootstrap& others = *bootstrap_;
   const int ranks = others.size();
-  constexpr int kStagingColor = kColors / 2;
-  windows_ = exchange(Arena::make_windows(!others.in_process(), rank_, ranks), false, 0);
-  staging_ = exchange(Arena::make_staging(!others.in_process(), kStagingColor + rank_, ranks), true, kStagingColor);
-  if (others.in_process()) {
-    board_ =
-        std::static_pointer_cast<Mapping>(others.all_gather_objects(rank_ == 0 ? plain_board(ranks) : nullptr).front());
-  } else {
-    // Every rank creates a board; all use that of rank 0.
-    const UniqueFd segment = make_segment("tessera-board", board_bytes(ranks));
-    board_ = map_segment(others.all_gather_fds(segment.get()).front().get(), true);
-    const std::vector<int> processes = cma_processes(others);
-    uses_cma_ = std::ranges::count(processes, 0) == 1;  // this rank itself
-  }
+  const bool processes = !others.in_process();
+  windows_.own = Arena::make_windows(processes, rank_, ranks);
+  staging_.own = Arena::make_staging(processes, kStagingColor + rank_, ranks);
+  processes ? exchange_segments() : exchange_objects();
+  if (processes) uses_cma_ = std::ranges::count(cma_processes(others), 0) == 1;  // this rank itself
   board(rank_).pid.store(::getpid());
   has_own_cores_ = enough_cores(cores_of(others), ranks);
   engine_ = std::make_unique<ProgressEngine>(
@@ -142,19 +136,28 @@ bool ShmRuntime::poll(bool with_health_check) noexcept {
   return moved;
 }
 
-ShmRuntime::Arenas ShmRuntime::exchange(std::shared_ptr<Arena> own, bool writable, int first_color) {
-  std::vector<std::shared_ptr<Mapping>> mapped;
-  if (bootstrap_->in_process()) {
-    for (const auto& object : bootstrap_->all_gather_objects(own->mapping()))
-      mapped.push_back(std::static_pointer_cast<Mapping>(object));
-  } else {
-    const std::vector<UniqueFd> segments = bootstrap_->all_gather_fds(own->descriptor());
-    for (int r = 0; r < bootstrap_->size(); ++r)
-      mapped.push_back(r == rank_
-                           ? own->mapping()
-                           : map_segment(segments[static_cast<std::size_t>(r)].get(), writable, first_color + r));
-  }
-  return {std::move(own), std::move(mapped)};
+void ShmRuntime::exchange_objects() {
+  Bootstrap& others = *bootstrap_;
+  for (Arenas* arenas : {&windows_, &staging_})
+    for (const auto& object : others.all_gather_objects(arenas->own->mapping()))
+      arenas->mapped.push_back(std::static_pointer_cast<Mapping>(object));
+  const std::shared_ptr<Mapping> board = rank_ == 0 ? plain_board(others.size()) : nullptr;
+  board_ = std::static_pointer_cast<Mapping>(others.all_gather_objects(board).front());
+}
+
+/// All use the board of rank 0.
+void ShmRuntime::exchange_segments() {
+  std::vector<int> own = {windows_.own->descriptor(), staging_.own->descriptor()};
+  UniqueFd board;
+  if (rank_ == 0) board = make_segment("tessera-board", board_bytes(bootstrap_->size()));
+  if (board) own.push_back(board.get());
+  bootstrap_->all_gather_fds(own, [&](int r, std::span<UniqueFd> theirs) {
+    if (theirs.size() != (r == 0 ? 3 : 2)) throw SystemError("shm: another rank shares other segments than this one");
+    windows_.mapped.push_back(r == rank_ ? windows_.own->mapping() : map_segment(theirs[0].get(), false, r));
+    staging_.mapped.push_back(r == rank_ ? staging_.own->mapping()
+                                         : map_segment(theirs[1].get(), true, kStagingColor + r));
+    if (r == 0) board_ = map_segment(theirs[2].get(), true);
+  });
 }
 
 void ShmRuntime::watch() {

@@ -76,8 +76,8 @@ class ShmRuntime final : public Pollable {
   };
   ShmRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options);
   void connect();
-  /// Exchanges arenas of one kind; returns those of all ranks.
-  Arenas exchange(std::shared_ptr<Arena> own, bool writable, int first_color);
+  void exchange_objects();
+  void exchange_segments();
 
   const int rank_;
   const BackendOptions options_;

@@ -6,7 +6,7 @@
 #define TESSERA_ABI_TEXT_(x) #x
 #define TESSERA_ABI_TEXT(x) TESSERA_ABI_TEXT_(x)
 // Increment it whenever a class or struct in the headers of base, comm or a device's table changes.
-#define TESSERA_ABI_NUMBER 22
+#define TESSERA_ABI_NUMBER 23
 
 #if defined(__clang__)
 #define TESSERA_ABI_COMPILER "clang " TESSERA_ABI_TEXT(__clang_major__)

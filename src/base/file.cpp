@@ -108,4 +108,12 @@ std::size_t free_descriptors() {
   return limit.rlim_cur > open ? static_cast<std::size_t>(limit.rlim_cur) - open : 0;
 }
 
+void allow_descriptors(std::size_t count) {
+  rlimit limit = {};
+  const std::size_t free = free_descriptors();
+  if (free >= count || ::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, limit.rlim_cur + (count - free));
+  ::setrlimit(RLIMIT_NOFILE, &limit);  // if it fails, what can't be opened is the error
+}
+
 }  // namespace tessera::base

@@ -73,4 +73,8 @@ TESSERA_API void open_closed_streams() noexcept;
 /// How many more descriptors this process may open. Doesn't account for those that other threads open meanwhile.
 TESSERA_API std::size_t free_descriptors();
 
+/// Raises the soft limit of open files (ulimit -n), at most to the hard one, if this process could not open `count`
+/// more. The limit stays raised, since the descriptors may stay open, and processes that this one starts inherit it.
+TESSERA_API void allow_descriptors(std::size_t count);
+
 }  // namespace tessera::base

@@ -17,7 +17,7 @@ std::vector<std::shared_ptr<void>> Bootstrap::all_gather_objects(std::shared_ptr
   throw Unsupported("bootstrap: these ranks are not threads of one process");
 }
 
-std::vector<UniqueFd> Bootstrap::all_gather_fds(int) {
+void Bootstrap::all_gather_fds(std::span<const int>, const UseDescriptors&) {
   throw Unsupported("bootstrap: these ranks are not on one host");
 }
 

@@ -49,6 +49,8 @@ class TESSERA_API ControlChannel {
 class TESSERA_API Bootstrap {
  public:
   using Token = std::array<std::uint8_t, 32>;  ///< 32 secret bytes, which authenticate connections between the ranks
+  using UseDescriptors = std::function<void(int rank, std::span<UniqueFd> theirs)>;
+  static constexpr std::size_t kMaxDescriptors = 8;  ///< of one rank, for all_gather_fds()
 
   virtual ~Bootstrap();
   virtual int rank() const noexcept = 0;  ///< rank of this process or thread in the world, from 0
@@ -61,9 +63,10 @@ class TESSERA_API Bootstrap {
   virtual std::vector<std::string> all_gather(std::string_view blob) = 0;
   /// Returns the object of every rank, in rank order; in-process only.
   virtual std::vector<std::shared_ptr<void>> all_gather_objects(std::shared_ptr<void> object);
-  /// Only for processes on one host; throws Unsupported otherwise. Returns a duplicate of every rank's descriptor, in
-  /// rank order.
-  virtual std::vector<UniqueFd> all_gather_fds(int fd);
+  /// Passes descriptors, at most kMaxDescriptors of each rank, between processes on one host; throws Unsupported
+  /// otherwise. Calls `use` for each rank, in rank order, with duplicates of that rank's, which are closed afterwards
+  /// unless it moves them. Only those of a few ranks are open at once. All ranks throw an Error that `use` throws.
+  virtual void all_gather_fds(std::span<const int> fds, const UseDescriptors& use);
 
   /// Opens the channel `name` (at most 16 letters). Collective and blocking, after the exchanges: every rank opens the
   /// same names in the same order. Ranks that are processes can be reported lost; ranks that are threads don't die

@@ -122,6 +122,19 @@ TEST_F(File, DescriptorsAreCounted) {
   EXPECT_EQ(free_descriptors(), before - 2);
 }
 
+TEST_F(File, LimitOfDescriptorsRisesUpToTheHardOne) {
+  const auto limit_after = [](std::size_t wanted) {
+    rlimit limit{100, 200};
+    if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) ::_exit(255);
+    allow_descriptors(wanted);
+    const bool enough = free_descriptors() == wanted;
+    ::_exit(::getrlimit(RLIMIT_NOFILE, &limit) != 0 ? 254 : enough ? 1 : static_cast<int>(limit.rlim_cur));
+  };
+  EXPECT_EXIT(limit_after(120), testing::ExitedWithCode(1), "") << "120 are free, and no more";
+  EXPECT_EXIT(limit_after(10), testing::ExitedWithCode(100), "") << "enough were free";
+  EXPECT_EXIT(limit_after(1000), testing::ExitedWithCode(200), "") << "the hard limit";
+}
+
 TEST(Text, KeepsPrintableText) {
   for (const std::string text :
        {"", "plain, with 'marks' \\ and ~", "d\xc3\xa9j\xc3\xa0 vu", "\xe2\x9c\x93", "\xf0\x9f\x9a\x80"})

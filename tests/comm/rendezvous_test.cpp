@@ -3,7 +3,6 @@
 
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -111,36 +110,13 @@ TEST(Rendezvous, EachStartHasItsOwnToken) {
   EXPECT_EQ(tokens.size(), 2u);
 }
 
-ino_t inode_of(const UniqueFd& fd) {
-  struct stat status = {};
-  return ::fstat(fd.get(), &status) == 0 ? status.st_ino : 0;
-}
-
-TEST(Rendezvous, PassesDescriptorsWithinHost) {
-  const std::vector<Outcome> all = rendezvous_all(3, free_port());
-  ASSERT_NO_FATAL_FAILURE(assert_complete(all));
-  std::vector<UniqueFd> own;
-  for (int r = 0; r < 3; ++r) own.push_back(listen_on_port(0));
-  std::vector<std::future<std::vector<UniqueFd>>> given;
-  for (const Outcome& one : all)
-    given.push_back(std::async(std::launch::async, [&] {
-      Bootstrap& bootstrap = *one.bootstrap;
-      (void)bootstrap.all_gather_fds(own[0].get());
-      return bootstrap.all_gather_fds(own[static_cast<std::size_t>(bootstrap.rank())].get());
-    }));
-  for (auto& got : given) {
-    const std::vector<UniqueFd> fds = got.get();
-    for (std::size_t r = 0; r < 3; ++r) EXPECT_EQ(inode_of(fds[r]), inode_of(own[r]));
-  }
-}
-
 TEST(Rendezvous, DistinguishesHosts) {
   const auto name_hosts = [](RendezvousOptions& one) { one.host_id = one.launch.rank == 2 ? "island" : "main land"; };
   const std::vector<Outcome> all = rendezvous_all(3, free_port(), name_hosts);
   ASSERT_NO_FATAL_FAILURE(assert_complete(all));
   for (const Outcome& one : all) {
     EXPECT_EQ(one.bootstrap->hosts(), (std::vector<std::string>{"main land", "main land", "island"}));
-    EXPECT_EQ(error_of([&] { one.bootstrap->all_gather_fds(0); }),
+    EXPECT_EQ(error_of([&] { one.bootstrap->all_gather_fds({}, nullptr); }),
               "InvalidUsage: passing descriptors needs all ranks on one host: rank 2 is on host island, rank 0 on main "
               "land");
     EXPECT_EQ(one.bootstrap->local_address(), "127.0.0.1");

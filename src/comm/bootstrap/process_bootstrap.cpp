@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +21,8 @@ using std::chrono::steady_clock;
 constexpr auto kVerdictTime = 2s;
 constexpr auto kUnprovenTime = 1s;  // then answers without proof are logged
 constexpr std::size_t kMaxSeen = 3;
+constexpr int kRanksAtOnce = 16;  // whose descriptors are open
+static_assert(kRanksAtOnce * Bootstrap::kMaxDescriptors <= Connection::kMaxDescriptors);
 
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
@@ -209,21 +212,55 @@ std::vector<std::string> ProcessBootstrap::exchange_with_first(std::string_view 
   }
 }
 
-std::vector<UniqueFd> ProcessBootstrap::all_gather_fds(int fd) {
+/// A rank that can't use a descriptor still takes part to the end, so that the others learn why.
+void ProcessBootstrap::all_gather_fds(std::span<const int> fds, const UseDescriptors& use) {
   if (switchboard_ != nullptr) throw InvalidUsage("bootstrap: exchanges must precede the first control channel");
+  if (fds.size() > kMaxDescriptors) throw InvalidUsage("bootstrap: a rank passes at most 8 descriptors");
   require_one_host(*this, "passing descriptors");
-  std::vector<Connection>& links = descriptor_links();
-  std::vector<UniqueFd> all(index(size()));
-  if (rank() != 0) {
-    links[0].send_descriptor(fd, deadline_);
-    for (UniqueFd& one : all) one = links[0].receive_descriptor(deadline_);
-    return all;
+  std::exception_ptr failure;
+  for (int first = 0; first < size(); first += kRanksAtOnce) {
+    std::string counts(index(std::min(kRanksAtOnce, size() - first)), '\0');
+    std::vector<UniqueFd> batch = gather_batch(fds, first, counts);
+    std::span<UniqueFd> rest = batch;
+    for (std::size_t i = 0; i < counts.size() && failure == nullptr; ++i) {
+      const std::span<UniqueFd> theirs = rest.first(static_cast<std::uint8_t>(counts[i]));
+      rest = rest.subspan(theirs.size());
+      try {
+        use(first + static_cast<int>(i), theirs);
+      } catch (const Error&) {
+        failure = std::current_exception();
+      }
+      for (UniqueFd& fd : theirs) fd.reset();
+    }
   }
-  all[0] = UniqueFd(::dup(fd));
-  each_peer(links, [&](int r) { all[index(r)] = links[index(r)].receive_descriptor(deadline_); });
-  each_peer(links, [&](int r) {
-    for (const UniqueFd& one : all) links[index(r)].send_descriptor(one.get(), deadline_);
+  exchange(*this, [&] {
+    if (failure != nullptr) std::rethrow_exception(failure);
+    return std::string();
   });
+}
+
+/// Returns the descriptors of the ranks from `first` on, for each of which `counts` has a place.
+std::vector<UniqueFd> ProcessBootstrap::gather_batch(std::span<const int> own, int first, std::string& counts) {
+  std::vector<Connection>& links = descriptor_links();
+  const auto in_batch = [&](int r) { return r >= first && index(r - first) < counts.size(); };
+  const std::string own_count(1, static_cast<char>(own.size()));
+  if (rank() != 0) {
+    if (in_batch(rank())) links[0].send_descriptors(own, own_count, deadline_);
+    return links[0].receive_descriptors(counts, deadline_);
+  }
+  std::vector<UniqueFd> all;
+  if (first == 0) counts[0] = own_count[0];
+  for (std::size_t i = 0; first == 0 && i < own.size(); ++i)
+    if (!all.emplace_back(::fcntl(own[i], F_DUPFD_CLOEXEC, 0))) throw system_error("init: dup");
+  each_peer(links, [&](int r) {
+    if (!in_batch(r)) return;
+    std::string count(1, '\0');
+    for (UniqueFd& fd : links[index(r)].receive_descriptors(count, deadline_)) all.push_back(std::move(fd));
+    counts[index(r - first)] = count[0];
+  });
+  std::vector<int> numbers;
+  for (const UniqueFd& fd : all) numbers.push_back(fd.get());
+  each_peer(links, [&](int r) { links[index(r)].send_descriptors(numbers, counts, deadline_); });
   return all;
 }
 
@@ -254,10 +291,12 @@ std::vector<Connection> ProcessBootstrap::connect_local_ranks() {
 }
 
 std::unique_ptr<ControlChannel> ProcessBootstrap::open_channel(std::string_view name, ControlEvents events) {
-  if (switchboard_ == nullptr)
+  if (switchboard_ == nullptr) {
+    local_links_.clear();  // no descriptors pass any more
     switchboard_ = std::make_unique<ControlPlane>(
         *context_, ControlPlane::Members{
                        .rank = rank(), .size = size(), .links = std::move(links_), .pids = pids_, .timeout = timeout_});
+  }
   return switchboard_->open(name, std::move(events));
 }
 

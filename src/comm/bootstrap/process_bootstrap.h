@@ -35,7 +35,7 @@ class ProcessBootstrap final : public Bootstrap {
   int size() const noexcept override { return self_.size; }
   bool in_process() const noexcept override { return false; }
   std::vector<std::string> all_gather(std::string_view blob) override;
-  std::vector<UniqueFd> all_gather_fds(int fd) override;
+  void all_gather_fds(std::span<const int> fds, const UseDescriptors& use) override;
   std::unique_ptr<ControlChannel> open_channel(std::string_view name, ControlEvents events) override;
   const std::vector<std::string>& hosts() const noexcept override { return hosts_; }
   const Token& token() const noexcept override { return token_; }
@@ -47,6 +47,7 @@ class ProcessBootstrap final : public Bootstrap {
   void separate_hosts(std::vector<PeerLocation>& all, const std::function<std::string(int rank)>& socket_of);
   std::string link_address() const;
   std::vector<Connection>& descriptor_links();
+  std::vector<UniqueFd> gather_batch(std::span<const int> own, int first, std::string& counts);
   std::vector<Connection> connect_local_ranks();
   std::vector<std::string> exchange_with_first(std::string_view blob);
   template <class F>

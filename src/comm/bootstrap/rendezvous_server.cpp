@@ -38,6 +38,7 @@ constexpr std::size_t kLateOfSource = 2;
 /// Pending peers may use a part of the descriptors that remain when all ranks have theirs.
 std::size_t pending_at_most(int ranks) {
   const std::size_t needed = static_cast<std::size_t>(ranks) + kOwnFiles;
+  allow_descriptors(needed + 4 * kFewestPending);
   const std::size_t free = free_descriptors();
   return std::clamp(free > needed ? (free - needed) / 4 : 0, kFewestPending, kMaxPending);
 }

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include "tessera/base/export.h"
 #include "tessera/comm/bootstrap/hmac.h"
 #include "tessera/comm/bootstrap/tls_context.h"
 
@@ -15,7 +16,7 @@ namespace tessera::comm {
 
 /// Reads and writes a connected, non-blocking stream socket, which it doesn't own: plain, with one system call for both
 /// buffers, or in a TLS session. Used by one thread at a time. No function throws or waits.
-class SecureStream {
+class TESSERA_API SecureStream {
  public:
   enum class State : std::uint8_t {
     done,         ///< some bytes were moved

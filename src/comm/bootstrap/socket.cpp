@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <thread>
 
 #include "tessera/base/text.h"
 
@@ -30,9 +31,10 @@ UniqueFd make_socket() {
   return fd;
 }
 
-void require_ready(int fd, short events, Deadline deadline) {
-  if (!wait_ready(fd, events, deadline)) throw Timeout("init: another rank did not answer in time");
-}
+constexpr char kDescriptors = 'f';  ///< first byte of a message with descriptors; no protocol::Type
+using ControlData = std::array<char, CMSG_SPACE(sizeof(int) * Connection::kMaxDescriptors)>;
+
+[[noreturn]] void late() { throw Timeout("init: another rank did not answer in time"); }
 
 bool again() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
@@ -63,7 +65,7 @@ bool wait_ready(int fd, short events, Deadline deadline) {
 void Connection::await(SecureStream::State state, Deadline deadline) const {
   if (state == SecureStream::State::damaged) throw_damaged();
   if (!SecureStream::must_wait(state)) lost();
-  require_ready(fd_.get(), state == SecureStream::State::wants_read ? POLLIN : POLLOUT, deadline);
+  if (!wait_ready(fd_.get(), state == SecureStream::State::wants_read ? POLLIN : POLLOUT, deadline)) late();
 }
 
 void Connection::start_tls(const TlsContext& tls, const Digest& secret, Deadline deadline) {
@@ -132,30 +134,35 @@ std::string Connection::receive_frame(Deadline deadline, protocol::Type type, st
   return receive_rest("", deadline, type, longest);
 }
 
-void Connection::send_descriptor(int fd, Deadline deadline) {
-  char byte = 'f';
-  iovec data{&byte, 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+void Connection::send_descriptors(std::span<const int> fds, std::string_view counts, Deadline deadline) {
+  std::string bytes = kDescriptors + std::string(counts);
+  iovec data{bytes.data(), bytes.size()};
+  alignas(cmsghdr) ControlData control{};
   msghdr message = {};
   message.msg_iov = &data;
   message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(header), &fd, sizeof(int));
-  while (::sendmsg(fd_.get(), &message, MSG_NOSIGNAL) != 1) {
-    if (!again()) lost();
-    require_ready(fd_.get(), POLLOUT, deadline);
+  if (!fds.empty()) {
+    message.msg_control = control.data();
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
+  }
+  while (::sendmsg(fd_.get(), &message, MSG_NOSIGNAL) < 0) {  // so few bytes are sent whole
+    // Too many descriptors of this user are on their way: their receivers have yet to take them.
+    const bool crowded = errno == ETOOMANYREFS;
+    if (!crowded && !again()) lost();
+    if (crowded) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (crowded ? std::chrono::steady_clock::now() >= deadline : !wait_ready(fd_.get(), POLLOUT, deadline)) late();
   }
 }
 
-UniqueFd Connection::receive_descriptor(Deadline deadline) {
+std::vector<UniqueFd> Connection::receive_descriptors(std::string& counts, Deadline deadline) {
   char byte = 0;
   iovec data{&byte, 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  alignas(cmsghdr) ControlData control{};
   msghdr message = {};
   while (true) {
     message = {};
@@ -166,16 +173,23 @@ UniqueFd Connection::receive_descriptor(Deadline deadline) {
     const ssize_t n = ::recvmsg(fd_.get(), &message, MSG_CMSG_CLOEXEC);
     if (n == 1) break;
     if (n == 0 || !again()) lost();
-    require_ready(fd_.get(), POLLIN, deadline);
+    if (!wait_ready(fd_.get(), POLLIN, deadline)) late();
   }
-  if (byte == static_cast<char>(protocol::Type::refusal))
+  std::vector<UniqueFd> fds;
+  if (const cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr && header->cmsg_type == SCM_RIGHTS) {
+    std::vector<int> numbers((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+    std::memcpy(numbers.data(), CMSG_DATA(header), numbers.size() * sizeof(int));
+    for (const int fd : numbers) fds.emplace_back(fd);
+  }
+  if (byte != kDescriptors)
     receive_rest(std::string(1, byte), deadline, protocol::Type::refusal, protocol::kMaxExchange);
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (header == nullptr || header->cmsg_type != SCM_RIGHTS)
-    throw SystemError("init: no descriptor was received; raise the limit of open files (ulimit -n)");
-  int fd = -1;
-  std::memcpy(&fd, CMSG_DATA(header), sizeof(int));
-  return UniqueFd(fd);
+  counts = receive_bytes(counts.size(), deadline);
+  std::size_t announced = 0;
+  for (const char count : counts) announced += static_cast<std::uint8_t>(count);
+  if (fds.size() != announced)
+    throw SystemError("init: " + std::to_string(fds.size()) + " of " + std::to_string(announced) +
+                      " descriptors were received; raise the limit of open files (ulimit -n)");
+  return fds;
 }
 
 bool peer_is_this_user(int fd) {

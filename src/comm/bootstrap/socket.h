@@ -2,8 +2,10 @@
 #pragma once
 
 #include <chrono>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/bootstrap.h"
@@ -23,7 +25,7 @@ class Damaged : public BackendError {
 
 /// Every function throws Timeout at its deadline, PeerLost if the peer is gone, SystemError, Damaged if the connection
 /// is sealed, and the error with which the peer refused. Reads nothing beyond the requested frame.
-class Connection {
+class TESSERA_API Connection {
  public:
   Connection() = default;
   explicit Connection(UniqueFd fd) : fd_(std::move(fd)), stream_(fd_.get()) {}
@@ -50,9 +52,12 @@ class Connection {
   void send_refusal(const Error& error, Deadline deadline) noexcept;
   std::string receive_frame(Deadline deadline, protocol::Type type = protocol::Type::data,
                             std::size_t longest = protocol::kMaxExchange);
-  /// Unix sockets only.
-  void send_descriptor(int fd, Deadline deadline);
-  UniqueFd receive_descriptor(Deadline deadline);
+  /// Unix sockets only. Sends descriptors of several ranks in one message: `counts[i]` of the i-th of them, and not
+  /// more than kMaxDescriptors together.
+  void send_descriptors(std::span<const int> fds, std::string_view counts, Deadline deadline);
+  /// Receives those of as many ranks as `counts` has places, which become what was sent.
+  std::vector<UniqueFd> receive_descriptors(std::string& counts, Deadline deadline);
+  static constexpr std::size_t kMaxDescriptors = 253;  ///< of one message; the kernel's limit
 
  private:
   void send_all(const void* data, std::size_t bytes, Deadline deadline);

@@ -21,6 +21,8 @@ void Bootstrap::all_gather_fds(std::span<const int>, const UseDescriptors&) {
   throw Unsupported("bootstrap: these ranks are not on one host");
 }
 
+std::vector<int> Bootstrap::route(int) const { return {}; }
+
 std::vector<std::string> exchange(Bootstrap& bootstrap, const std::function<std::string()>& make) {
   std::string blob = "+";
   try {

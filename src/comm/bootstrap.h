@@ -36,7 +36,7 @@ class TESSERA_API ControlChannel {
  public:
   virtual ~ControlChannel();
   /// Sends to rank `to`, or to all others for kAll. Any thread may call it; returns at once. Messages arrive in order
-  /// per sender and receiver. A message is lost if the route (possibly through rank 0) is broken, or if megabytes are
+  /// per sender and receiver. A message is lost if the route (through other ranks) is broken, or if megabytes are
   /// queued for a receiver that doesn't read. Bytes beyond kMaxMessage are truncated.
   virtual void send(int to, std::string_view message) noexcept = 0;
   static constexpr int kAll = -1;                     ///< receiver of send(): all other ranks
@@ -70,8 +70,13 @@ class TESSERA_API Bootstrap {
 
   /// Opens the channel `name` (at most 16 letters). Collective and blocking, after the exchanges: every rank opens the
   /// same names in the same order. Ranks that are processes can be reported lost; ranks that are threads don't die
-  /// alone. Once rank 0 has closed normally, the loss of ranks on other hosts is no longer detected.
+  /// alone. Once rank 0 has closed normally, the loss of ranks on other hosts is no longer detected. In a large world
+  /// the channels form a tree, and a rank that has closed normally separates the ranks that it connected: neither
+  /// messages nor losses pass between them any more.
   virtual std::unique_ptr<ControlChannel> open_channel(std::string_view name, ControlEvents events) = 0;
+
+  /// The other ranks that forward a message of a channel from this rank to `to`, in order.
+  virtual std::vector<int> route(int to) const;
 
   /// The host name of each rank: equal names mean one host (boot id and network namespace, or TESSERA_HOST_ID). A
   /// claim, which sharing memory must verify.

@@ -19,6 +19,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
 #include "tessera/comm/bootstrap/rendezvous.h"
+#include "tessera/comm/registry.h"
 
 namespace {
 
@@ -49,12 +50,15 @@ void hang_up() {
     ::shutdown(std::stoi(entry.path().filename()), SHUT_RDWR);  // descriptors that are not sockets are unaffected
 }
 
-std::shared_ptr<Bootstrap> rendezvous_with_others() {
+/// `fan_out` of the tree of the control channels; 0: a star.
+std::shared_ptr<Bootstrap> rendezvous_with_others(int fan_out) {
   return rendezvous({.launch = resolve_launch(),
                      .timeout = tessera::base::parse_duration(setting("TESSERA_TIMEOUT"), "timeout"),
                      .master = setting("TESSERA_MASTER"),
                      .token = setting("TESSERA_TOKEN"),
-                     .host_id = setting("TESSERA_HOST_ID")});
+                     .host_id = setting("TESSERA_HOST_ID"),
+                     .largest_star = fan_out > 0 ? 1 : 1'000'000,
+                     .tree_fan_out = fan_out});
 }
 
 /// Sends numbered messages and prints the duration of the slowest call in milliseconds.
@@ -73,7 +77,9 @@ void flood(ControlChannel& channel, int to, int count, std::size_t bytes, std::c
 
 class Rank {
  public:
-  Rank() { channels_["test"] = open(*bootstrap_, "test"); }
+  explicit Rank(int fan_out) : bootstrap_(rendezvous_with_others(fan_out)) {
+    channels_["test"] = open(*bootstrap_, "test");
+  }
 
   void obey(std::istringstream words) {
     std::string verb;
@@ -104,6 +110,9 @@ class Rank {
     } else if (verb == "where") {
       const std::set<std::string> hosts(bootstrap_->hosts().begin(), bootstrap_->hosts().end());
       say("at " + bootstrap_->local_address() + " of " + std::to_string(hosts.size()) + " hosts");
+    } else if (verb == "count") {  // its descriptors
+      const std::filesystem::directory_iterator files("/proc/self/fd");
+      say("has " + std::to_string(std::distance(begin(files), end(files))));
     } else if (verb == "hang-up") {
       hang_up();
     } else if (verb == "fork") {  // the child keeps our connections open
@@ -116,12 +125,31 @@ class Rank {
   }
 
  private:
-  const std::shared_ptr<Bootstrap> bootstrap_ = rendezvous_with_others();
+  const std::shared_ptr<Bootstrap> bootstrap_;
   std::map<std::string, std::unique_ptr<ControlChannel>> channels_;
 };
 
-int run() {
-  Rank rank;
+/// Prints the result of an all_reduce for each line of standard input.
+int run_world(int fan_out, const std::string& backend) {
+  BackendOptions options;
+  options.communicator.timeout = std::chrono::seconds(3);
+  const auto world = find_backend(backend).create(rendezvous_with_others(fan_out), options);
+  say("ready");
+  for (std::string line; std::getline(std::cin, line);) {
+    float x = 1;
+    world->all_reduce(view_of(&x, 1), view_of(&x, 1), ReduceOp::sum()).wait();
+    say("sum " + std::to_string(static_cast<int>(x)));
+  }
+  return 0;
+}
+
+/// `mode`: FAN_OUT, or FAN_OUT BACKEND.
+int run(std::istringstream mode) {
+  int fan_out = 0;
+  std::string backend;
+  mode >> fan_out >> backend;
+  if (!backend.empty()) return run_world(fan_out, backend);
+  Rank rank(fan_out);
   say("ready");
   for (std::string line; std::getline(std::cin, line);) rank.obey(std::istringstream(line));
   return 0;
@@ -129,9 +157,9 @@ int run() {
 
 }  // namespace
 
-int main() {
+int main(int, char** arguments) {
   try {
-    return run();
+    return run(std::istringstream(arguments[1]));
   } catch (const tessera::base::Error& error) {
     say(std::string(error.kind()) + ": " + error.what());
   } catch (const std::exception& error) {

@@ -1,15 +1,15 @@
-// Control channels between real processes, which die, hang and leave. Each test runs over a Unix socket on one host,
-// and over TESSERA_MASTER between processes that claim to be on several hosts.
+// Control channels between real processes, which die, hang and leave. Each test runs over a Unix socket on one host and
+// over TESSERA_MASTER between processes that claim to be on several hosts, as a star and as a tree.
 #include <sys/socket.h>
 
+#include <array>
 #include <atomic>
 #include <fstream>
 #include <map>
 #include <sstream>
 #include <thread>
 
-#include "tests/comm/network.h"
-#include "tests/comm/process.h"
+#include "tests/comm/control_ranks.h"
 #include "tests/comm/support.h"
 
 namespace tessera::comm_test {
@@ -17,30 +17,24 @@ namespace {
 
 using std::chrono::steady_clock;
 
-class ControlPlane : public testing::TestWithParam<bool> {
+/// Worlds of 3 ranks form a chain, larger ones a tree in which a rank has 2 children.
+struct Over {
+  bool master = false;
+  bool tree = false;
+};
+
+class ControlPlane : public testing::TestWithParam<Over> {
  protected:
-  std::vector<Process> start(int size, const std::string& timeout = "20s") {
-    static int runs = 0;
-    const std::string run = "control-" + std::to_string(::getpid()) + "-" + std::to_string(runs++);
-    const std::string master = "TESSERA_MASTER=127.0.0.1:" + std::to_string(free_port());
-    std::vector<Process> ranks;
-    for (int r = 0; r < size; ++r) {
-      std::vector<std::string> settings = {
-          "TESSERA_RANK=" + std::to_string(r), "TESSERA_WORLD_SIZE=" + std::to_string(size), "TESSERA_RUN_ID=" + run,
-          "TESSERA_TIMEOUT=" + timeout, "ASAN_OPTIONS=quarantine_size_mb=4"};  // one test measures memory
-      if (GetParam()) {
-        settings.push_back(master);
-        settings.emplace_back("TESSERA_TOKEN=swordfish");
-        settings.push_back("TESSERA_HOST_ID=host" + std::to_string(r));
-      }
-      ranks.emplace_back(TESSERA_CONTROL_PROGRAM, settings, "");
-    }
-    for (Process& rank : ranks) EXPECT_EQ(rank.line(), "ready");
-    return ranks;
+  static std::vector<Process> start(int size, const std::string& timeout = "20s") {
+    const int fan_out = !GetParam().tree ? 0 : size > 3 ? 2 : 1;
+    return start_ranks({size, std::to_string(fan_out), GetParam().master, timeout});
   }
 };
-INSTANTIATE_TEST_SUITE_P(Over, ControlPlane, testing::Bool(),
-                         [](const auto& row) { return row.param ? "Master" : "UnixSocket"; });
+INSTANTIATE_TEST_SUITE_P(Over, ControlPlane, testing::Values(Over{}, Over{true}, Over{false, true}, Over{true, true}),
+                         [](const auto& row) {
+                           return std::string(row.param.master ? "Master" : "UnixSocket") +
+                                  (row.param.tree ? "Tree" : "");
+                         });
 
 TEST_P(ControlPlane, MessagesReachTheirReceivers) {
   std::vector<Process> ranks = start(3);
@@ -63,7 +57,7 @@ TEST_P(ControlPlane, RanksKnowTheirHosts) {
   std::vector<Process> ranks = start(2);
   for (Process& rank : ranks) {
     rank.say("where");
-    EXPECT_EQ(rank.line(), GetParam() ? "at 127.0.0.1 of 2 hosts" : "at 127.0.0.1 of 1 hosts");
+    EXPECT_EQ(rank.line(), GetParam().master ? "at 127.0.0.1 of 2 hosts" : "at 127.0.0.1 of 1 hosts");
   }
 }
 
@@ -140,12 +134,11 @@ TEST_P(ControlPlane, ReportsKilledRankWithinSecond) {
 
 TEST_P(ControlPlane, ReportsEachLostRankOnce) {
   std::vector<Process> ranks = start(4);
-  ranks[1].kill(SIGKILL);
-  EXPECT_EQ(ranks[3].line(), "lost 1 on test");
-  ranks[2].kill(SIGKILL);
-  EXPECT_EQ(ranks[3].line(), "lost 2 on test");
-  ranks[0].kill(SIGKILL);
-  EXPECT_EQ(ranks[3].line(), "lost 0 on test");
+  // In the tree rank 1 connects rank 3 with the others.
+  for (const int victim : GetParam().tree ? std::array{2, 0, 1} : std::array{1, 2, 0}) {
+    ranks[static_cast<std::size_t>(victim)].kill(SIGKILL);
+    EXPECT_EQ(ranks[3].line(), "lost " + std::to_string(victim) + " on test");
+  }
   EXPECT_EQ(ranks[3].line(500ms), "");
 }
 
@@ -174,7 +167,9 @@ TEST_P(ControlPlane, GracefulCloseIsNoLoss) {
     EXPECT_EQ(ranks[static_cast<std::size_t>(first)].exit_code(), 0);
     EXPECT_EQ(ranks[2].line(700ms), "") << "rank " << first << " said goodbye";
     ranks[static_cast<std::size_t>(1 - first)].kill(SIGKILL);  // control: this rank left without a farewell
-    EXPECT_EQ(ranks[2].line(), "lost " + std::to_string(1 - first) + " on test");
+    const std::string loss = "lost " + std::to_string(1 - first) + " on test";
+    // Rank 1 of the chain has separated the other two.
+    EXPECT_EQ(ranks[2].line(first == 1 && GetParam().tree ? 700ms : 20s), first == 1 && GetParam().tree ? "" : loss);
   }
 }
 

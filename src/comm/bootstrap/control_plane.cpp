@@ -58,9 +58,9 @@ class ControlPlane::Handle final : public ControlChannel {
 ControlPlane::ControlPlane(asio::io_context& context, Members members)
     : context_(context),
       rank_(members.rank),
-      size_(members.size),
+      tree_(members.tree),
       timeout_(members.timeout),
-      lines_(static_cast<std::size_t>(members.size)) {
+      lines_(static_cast<std::size_t>(members.tree.size)) {
   for (std::size_t r = 0; r < members.links.size(); ++r) {
     if (!members.links[r]) continue;
     const int rank = static_cast<int>(r);
@@ -73,8 +73,9 @@ ControlPlane::ControlPlane(asio::io_context& context, Members members)
             .damaged = [this, rank] { damaged(rank); }});
     lines_[r]->start();
   }
-  for (std::size_t r = 0; r < members.pids.size(); ++r)
-    if (static_cast<int>(r) != rank_ && members.pids[r] > 0) watch_process(static_cast<int>(r), members.pids[r]);
+  for (std::size_t r = 0; r < members.pids.size(); ++r)  // in a large world only neighbours, for want of descriptors
+    if (static_cast<int>(r) != rank_ && members.pids[r] > 0 && (tree_.is_star() || lines_[r] != nullptr))
+      watch_process(static_cast<int>(r), members.pids[r]);
   context_.restart();
   thread_ = base::start_thread([this] {
     const auto guard = asio::make_work_guard(context_);
@@ -98,10 +99,7 @@ std::unique_ptr<ControlChannel> ControlPlane::open(std::string_view name, Contro
   channel->number = next_channel_++;
   channels_.emplace(channel->number, channel);
   const protocol::ChannelOpened opened{channel->number, channel->name};
-  if (rank_ == 0)
-    asio::post(context_, [this, opened] { on_opened(0, opened); });
-  else
-    send(0, protocol::Type::opened, protocol::encode(opened));
+  asio::post(context_, [this, opened] { on_opened(rank_, opened); });
   const bool in_time =
       changed_.wait_until(lock, base::deadline_after(timeout_), [&] { return channel->complete || !broken_.empty(); });
   if (channel->complete) return std::make_unique<Handle>(*this, channel);
@@ -116,10 +114,9 @@ std::unique_ptr<ControlChannel> ControlPlane::open(std::string_view name, Contro
 }
 
 void ControlPlane::send_message(const Channel& channel, int to, std::string_view message) {
-  if (to == rank_ || to < ControlChannel::kAll || to >= size_) return;
+  if (to == rank_ || to < ControlChannel::kAll || to >= tree_.size) return;
   message = message.substr(0, ControlChannel::kMaxMessage);
-  send(rank_ == 0 ? to : 0, protocol::Type::message,
-       protocol::encode(protocol::ChannelMessage{channel.number, rank_, to, message}));
+  send(to, protocol::Type::message, protocol::encode(protocol::ChannelMessage{channel.number, rank_, to, message}));
 }
 
 void ControlPlane::close(const ChannelPointer& channel) {
@@ -131,13 +128,12 @@ void ControlPlane::close(const ChannelPointer& channel) {
   channel->closed = true;
 }
 
-/// To all other ranks for kAll.
+/// To the neighbour that leads to rank `to`; for kAll to all neighbours but `except`.
 void ControlPlane::send(int to, protocol::Type type, std::string_view payload, int except) {
   const ControlConnection::Frame frame = make_frame(type, std::string(payload));
-  for (int r = 0; r < size_; ++r) {
-    ControlConnection* const line = lines_[static_cast<std::size_t>(r)].get();
-    if (line != nullptr && r != except && (to == ControlChannel::kAll || to == r)) line->send(frame);
-  }
+  const int only = to == ControlChannel::kAll ? to : tree_.next_hop(rank_, to);
+  for (int r = 0; r < tree_.size; ++r)
+    if (line(r) != nullptr && (only == ControlChannel::kAll ? r != except : r == only)) line(r)->send(frame);
 }
 
 ControlPlane::ChannelPointer ControlPlane::find(std::uint16_t number) {
@@ -152,20 +148,22 @@ bool ControlPlane::on_frame(int from, protocol::Type type, std::string_view payl
   if (type == protocol::Type::probe) return on_probe(from);
   const std::optional<protocol::ChannelOpened> opened = protocol::decode_opened(payload);
   if (type != protocol::Type::opened || !opened) return false;
-  if (rank_ == 0) return on_opened(from, *opened);
-  opened_by_all(opened->channel);
+  if (from != tree_.parent(rank_)) return on_opened(from, *opened);
+  opened_by_all(*opened);
   return true;
+}
+
+bool ControlPlane::is_behind(int neighbour, int rank) const noexcept {
+  return rank >= 0 && rank < tree_.size && rank != rank_ && tree_.next_hop(rank_, rank) == neighbour;
 }
 
 bool ControlPlane::on_message(int from, std::string_view payload) {
   const std::optional<protocol::ChannelMessage> sent = protocol::decode_message(payload);
-  if (!sent || sent->from < 0 || sent->from >= size_ || sent->to < ControlChannel::kAll || sent->to >= size_)
+  if (!sent || !is_behind(from, sent->from) || sent->to < ControlChannel::kAll || sent->to >= tree_.size ||
+      is_behind(from, sent->to))
     return false;
-  if (rank_ == 0) {
-    if (sent->from != from) return false;
-    if (sent->to != 0) send(sent->to, protocol::Type::message, payload, from);
-    if (sent->to > 0) return true;
-  }
+  if (sent->to != rank_) send(sent->to, protocol::Type::message, payload, from);
+  if (sent->to != rank_ && sent->to != ControlChannel::kAll) return true;
   const ChannelPointer channel = find(sent->channel);
   if (channel == nullptr) return true;  // closed on this rank, still open on the sender
   const std::lock_guard running(channel->running);
@@ -178,16 +176,19 @@ bool ControlPlane::on_opened(int from, const protocol::ChannelOpened& opened) {
   if (opening.ranks.empty()) opening.name = opened.name;
   if (opening.name != opened.name) return false;
   opening.ranks.insert(from);
-  if (static_cast<int>(opening.ranks.size()) < size_) return true;
+  if (static_cast<int>(opening.ranks.size()) < 1 + tree_.first_child(rank_ + 1) - tree_.first_child(rank_)) return true;
   openings_.erase(opened.channel);
-  send(ControlChannel::kAll, protocol::Type::opened, protocol::encode(opened));
-  opened_by_all(opened.channel);
+  if (rank_ == 0)
+    opened_by_all(opened);
+  else
+    send(tree_.parent(rank_), protocol::Type::opened, protocol::encode(opened));
   return true;
 }
 
-void ControlPlane::opened_by_all(std::uint16_t number) {
+void ControlPlane::opened_by_all(const protocol::ChannelOpened& opened) {
+  send(ControlChannel::kAll, protocol::Type::opened, protocol::encode(opened), tree_.parent(rank_));
   const std::lock_guard lock(mutex_);
-  const auto found = channels_.find(number);
+  const auto found = channels_.find(opened.channel);
   if (found == channels_.end() || found->second->failed) return;
   found->second->complete = true;
   changed_.notify_all();
@@ -195,26 +196,24 @@ void ControlPlane::opened_by_all(std::uint16_t number) {
 
 bool ControlPlane::on_gone(int from, protocol::Type type, std::string_view payload) {
   const std::optional<int> rank = protocol::decode_rank(payload);
-  if (!rank || *rank >= size_ || *rank == rank_) return false;
-  if (rank_ == 0 && (*rank != from || type != protocol::Type::left)) return false;
+  if (!rank || !is_behind(from, *rank) || (*rank == from && type != protocol::Type::left)) return false;
   gone(*rank, type == protocol::Type::left);
   return true;
 }
 
 void ControlPlane::gone(int rank, bool in_good_order) {
   if (!gone_.insert(rank).second) return stop_when_alone();
-  if (ControlConnection* const line = lines_[static_cast<std::size_t>(rank)].get(); line != nullptr) line->close();
+  if (line(rank) != nullptr) line(rank)->close();
   if (leaving_) return stop_when_alone();
-  if (rank_ == 0)
-    send(ControlChannel::kAll, in_good_order ? protocol::Type::left : protocol::Type::lost,
-         protocol::encode_rank(rank));
+  send(ControlChannel::kAll, in_good_order ? protocol::Type::left : protocol::Type::lost, protocol::encode_rank(rank),
+       tree_.next_hop(rank_, rank));
   std::vector<ChannelPointer> open;
   {
     const std::lock_guard lock(mutex_);
     if (broken_.empty()) broken_ = name_of(rank) + (in_good_order ? " has left" : " died");
     open = break_channels();
   }
-  if (rank == 0) judge_ended();
+  if (rank == tree_.parent(rank_)) judge_ended();
   if (in_good_order) return;
   for (const ChannelPointer& channel : open) {
     const std::lock_guard running(channel->running);
@@ -257,12 +256,12 @@ void ControlPlane::damaged(int rank) {
   }
 }
 
-/// Rank 0 replies; the others learn that it is alive and has forwarded all it knew of ranks that ended.
+/// A parent replies; its child learns that it is alive and has forwarded all it knew of ranks that ended.
 bool ControlPlane::on_probe(int from) {
-  if (rank_ == 0)
-    send(from, protocol::Type::probe, {});
-  else
+  if (from == tree_.parent(rank_))
     judge_ended();
+  else
+    send(from, protocol::Type::probe, {});
   return true;
 }
 
@@ -270,13 +269,13 @@ void ControlPlane::judge_ended() {
   for (const int rank : std::exchange(ended_, {})) gone(rank, false);
 }
 
-/// A process has ended, and its goodbye had time to arrive through rank 0. A stopped rank 0 forwards nothing, and then
-/// it is unknown how the process ended.
+/// A process has ended, and its goodbye had time to arrive: a neighbour's on its own connection, another's, in a star,
+/// through rank 0. A stopped rank 0 forwards nothing, and then it is unknown how the process ended.
 void ControlPlane::on_end(int rank) {
-  const ControlConnection* const hub = lines_[0].get();
-  if (rank_ == 0 || rank == 0 || hub == nullptr || !hub->open()) return gone(rank, false);
+  const int hop = tree_.next_hop(rank_, rank);
+  if (hop == rank || line(hop) == nullptr || !line(hop)->open()) return gone(rank, false);
   ended_.insert(rank);
-  send(0, protocol::Type::probe, {});
+  send(hop, protocol::Type::probe, {});
 }
 
 /// A process descriptor becomes readable when the process ends for any reason, even if a child holds its connection

@@ -1,5 +1,5 @@
-// The control channels of one rank of a running world: one connection to rank 0, or rank 0's connections to all others,
-// served by one thread.
+// The control channels of one rank of a running world: its connections in the tree that the ranks form (in a small
+// world, a star around rank 0), served by one thread. A rank forwards what is not for it alone.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -19,6 +19,7 @@
 
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/bootstrap/control_connection.h"
+#include "tessera/comm/bootstrap/control_tree.h"
 
 namespace tessera::comm {
 
@@ -26,8 +27,8 @@ class ControlPlane {
  public:
   struct Members {
     int rank = 0;
-    int size = 1;
-    std::vector<Connection> links;  ///< rank 0: by rank, [0] empty; else only [0], to rank 0
+    ControlTree tree;
+    std::vector<Connection> links;  ///< by rank; empty, or missing at the end, for those that are no neighbours
     std::vector<int> pids;          ///< by rank; 0 if this rank can't see its process
     std::chrono::milliseconds timeout{};
   };
@@ -45,7 +46,7 @@ class ControlPlane {
   using ChannelPointer = std::shared_ptr<Channel>;
   struct ChannelOpening {
     std::string name;
-    std::set<int> ranks;
+    std::set<int> ranks;  ///< this one, and those children whose subtrees have opened it
   };
 
   // Any thread.
@@ -54,12 +55,16 @@ class ControlPlane {
   void send(int to, protocol::Type type, std::string_view payload, int except = -1);
   ChannelPointer find(std::uint16_t number);
 
+  ControlConnection* line(int rank) const noexcept { return lines_[static_cast<std::size_t>(rank)].get(); }
+  /// Whether what `neighbour` says of `rank` can come from there.
+  bool is_behind(int neighbour, int rank) const noexcept;
+
   // The context's thread.
   bool on_frame(int from, protocol::Type type, std::string_view payload);
   bool on_message(int from, std::string_view payload);
   bool on_opened(int from, const protocol::ChannelOpened& opened);
   bool on_gone(int from, protocol::Type type, std::string_view payload);
-  void opened_by_all(std::uint16_t number);
+  void opened_by_all(const protocol::ChannelOpened& opened);
   bool on_probe(int from);
   void gone(int rank, bool in_good_order);
   void damaged(int rank);
@@ -73,14 +78,14 @@ class ControlPlane {
 
   boost::asio::io_context& context_;
   const int rank_;
-  const int size_;
+  const ControlTree tree_;
   const std::chrono::milliseconds timeout_;
-  std::vector<std::unique_ptr<ControlConnection>> lines_;  // by rank; null without a connection
+  std::vector<std::unique_ptr<ControlConnection>> lines_;  // by rank; null for one that is no neighbour
   std::list<boost::asio::posix::stream_descriptor> processes_;
   std::list<boost::asio::steady_timer> timers_;
-  std::map<std::uint16_t, ChannelOpening> openings_;  // on rank 0
+  std::map<std::uint16_t, ChannelOpening> openings_;
   std::set<int> gone_;
-  std::set<int> ended_;  // ranks that ended; rank 0 may still have to report how
+  std::set<int> ended_;  // ranks that ended; in a star, rank 0 may still have to report how
   bool leaving_ = false;
 
   std::mutex mutex_;  // guards the members below

@@ -11,6 +11,7 @@
 #include "tessera/comm/bootstrap/address.h"
 #include "tessera/comm/bootstrap/host_id.h"
 #include "tessera/comm/bootstrap/process_bootstrap.h"
+#include "tessera/comm/bootstrap/tree_links.h"
 
 namespace tessera::comm {
 namespace {
@@ -37,6 +38,7 @@ JoinResult connect_to_rank0(const RankIdentity& self, const JoinPlan& plan,
                             const std::function<Connection(std::string& why, Digest& key)>& connect) {
   const Digest instance = random_digest();
   const std::string name = "init: rank " + std::to_string(self.rank) + " of " + std::to_string(self.size);
+  const std::string subject = plan.subject.empty() ? name + " found no rank 0" : plan.subject;
   std::string why = "no answer";
   std::vector<std::string> seen;  // the first reasons that answers gave
   bool tried = false;
@@ -65,7 +67,7 @@ JoinResult connect_to_rank0(const RankIdentity& self, const JoinPlan& plan,
   }
   std::erase(seen, why);
   for (const std::string& one : seen) why += (&one == seen.data() ? "; before: " : "; ") + one;
-  throw Timeout(name + " found no rank 0 " + plan.about + ": " + plan.place + ": " + why);
+  throw Timeout(subject + " " + plan.about + ": " + plan.place + ": " + why);
 }
 
 /// The first message that the ranks exchange.
@@ -93,12 +95,14 @@ struct ProcessBootstrap::PeerLocation {
 ProcessBootstrap::ProcessBootstrap(StarSockets parts)
     : self_(std::move(parts.self)),
       token_(world_token(self_, parts.session)),
+      tree_(parts.tree),
       deadline_(parts.deadline),
       timeout_(parts.timeout),
       context_(std::move(parts.context)),
       server_(std::move(parts.server)),
       links_(std::move(parts.links)) {
   introduce(parts.host_id);
+  if (!tree_.is_star()) tree_links_ = connect_tree(*this, self_, tree_, deadline_);
 }
 
 ProcessBootstrap::~ProcessBootstrap() = default;
@@ -293,9 +297,10 @@ std::vector<Connection> ProcessBootstrap::connect_local_ranks() {
 std::unique_ptr<ControlChannel> ProcessBootstrap::open_channel(std::string_view name, ControlEvents events) {
   if (switchboard_ == nullptr) {
     local_links_.clear();  // no descriptors pass any more
-    switchboard_ = std::make_unique<ControlPlane>(
-        *context_, ControlPlane::Members{
-                       .rank = rank(), .size = size(), .links = std::move(links_), .pids = pids_, .timeout = timeout_});
+    if (!tree_.is_star()) links_ = std::move(tree_links_);
+    ControlPlane::Members members{.rank = rank(), .tree = tree_, .links = std::move(links_), .pids = pids_};
+    members.timeout = timeout_;
+    switchboard_ = std::make_unique<ControlPlane>(*context_, std::move(members));
   }
   return switchboard_->open(name, std::move(events));
 }

@@ -23,6 +23,7 @@ class ProcessBootstrap final : public Bootstrap {
     std::unique_ptr<RendezvousServer> server;  ///< rank 0's; open as long as the bootstrap if late ranks can find it
     std::vector<Connection> links;             ///< rank 0: one per rank, its own empty; otherwise only [0]
     Digest session{};
+    ControlTree tree;
     std::string host_id;  ///< "": from the system
     Deadline deadline;
     std::chrono::milliseconds timeout{};
@@ -40,6 +41,7 @@ class ProcessBootstrap final : public Bootstrap {
   const std::vector<std::string>& hosts() const noexcept override { return hosts_; }
   const Token& token() const noexcept override { return token_; }
   std::string local_address() const override { return local_address_; }
+  std::vector<int> route(int to) const override { return tree_.route(rank(), to); }
 
  private:
   struct PeerLocation;
@@ -55,12 +57,14 @@ class ProcessBootstrap final : public Bootstrap {
 
   const RankIdentity self_;
   const Token token_;
+  const ControlTree tree_;
   const Deadline deadline_;
   const std::chrono::milliseconds timeout_;
   std::unique_ptr<boost::asio::io_context> context_;
   std::unique_ptr<RendezvousServer> server_;
   std::vector<Connection> links_;
   std::vector<Connection> local_links_;  // if links_ can't carry descriptors
+  std::vector<Connection> tree_links_;   // by rank; empty in a star
   std::vector<std::string> hosts_;
   std::vector<int> pids_;
   std::string local_address_;
@@ -73,6 +77,7 @@ struct JoinPlan {
   std::string about;
   Deadline deadline;
   std::shared_ptr<Logger> logger = nullptr;
+  std::string subject = "";  ///< of errors; "": "rank 2 of 4 found no rank 0"
 };
 struct JoinResult {
   Connection link;

@@ -26,11 +26,11 @@ enum class Type : char {
   reply = 'a',      ///< rank 0 admits the rank, or gives the reason why not
   data = 'd',       ///< an exchange during setup
   refusal = 'r',    ///< a text: the sender fails the start
-  opened = 'o',     ///< a rank has opened a channel; from rank 0: all have
+  opened = 'o',     ///< from a child: it and all behind it have opened a channel; from a parent: all ranks have
   message = 't',    ///< a message on a channel
-  lost = 'l',       ///< rank 0 reports that a rank died
+  lost = 'l',       ///< a rank died
   left = 'g',       ///< a rank closed normally
-  probe = 'p',      ///< to rank 0, and its reply: it is alive, and has forwarded all that was sent before
+  probe = 'p',      ///< to a parent, and its reply: it is alive, and has forwarded all that was sent before
 };
 
 inline constexpr std::size_t kHeadBytes = 5;

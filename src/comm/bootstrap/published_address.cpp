@@ -42,4 +42,11 @@ std::vector<UniqueFd> listen_for_all(const std::string& host, PublishedAddress& 
   return listeners;
 }
 
+Connection connect_at_place(const PublishedAddress& address, std::size_t attempt, Deadline deadline, std::string& why) {
+  const HostPort& place = address.places[attempt % address.places.size()];
+  Connection connection = connect_at(place, deadline, why);
+  why = place.text() + ": " + why;
+  return connection;
+}
+
 }  // namespace tessera::comm

@@ -25,4 +25,7 @@ struct TESSERA_API PublishedAddress {
 /// Throws SystemError.
 std::vector<UniqueFd> listen_for_all(const std::string& host, PublishedAddress& address);
 
+/// connect_at() one of the places, another one in each `attempt`: some may lead elsewhere. There must be one.
+Connection connect_at_place(const PublishedAddress& address, std::size_t attempt, Deadline deadline, std::string& why);
+
 }  // namespace tessera::comm

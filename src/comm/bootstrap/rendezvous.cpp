@@ -65,6 +65,8 @@ ProcessBootstrap::StarSockets parts_of(const RendezvousOptions& options, Deadlin
                 .generation = options.launch.generation,
                 .tls = options.tls};
   parts.context = std::make_unique<boost::asio::io_context>(1);
+  parts.tree = {options.launch.size,
+                options.launch.size > options.largest_star ? std::max(options.tree_fan_out, 1) : options.launch.size};
   parts.host_id = options.host_id;
   parts.deadline = deadline;
   parts.timeout = options.timeout;
@@ -167,10 +169,7 @@ void rendezvous_in_store(const RendezvousOptions& options, ProcessBootstrap::Sta
       if (address.places.empty()) return Connection();
     }
     if (address.places.empty()) throw SystemError("init: rank 0's host has no network address");
-    const HostPort& place = address.places[attempt++ % address.places.size()];  // some may lead elsewhere
-    Connection connection = connect_at(place, parts.deadline, why);
-    why = place.text() + ": " + why;
-    return connection;
+    return connect_at_place(address, attempt++, parts.deadline, why);
   };
   adopt(parts, connect_to_rank0(parts.self, plan_of(options, parts, "its published address"), connect));
 }

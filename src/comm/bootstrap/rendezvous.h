@@ -28,6 +28,9 @@ struct RendezvousOptions {
   /// namespace may see different files.
   std::optional<Bootstrap::Token> secret = std::nullopt;
   std::shared_ptr<Logger> logger = nullptr;  ///< null: no logging
+  /// With more ranks than this the control channels form a tree, in which a rank has at most so many children.
+  int largest_star = 128;
+  int tree_fan_out = 8;
 };
 
 /// Waits until all ranks of the launch are connected to rank 0.

@@ -335,12 +335,12 @@ void RendezvousServer::sweep() {
   }));
 }
 
-std::string RendezvousServer::missing() const {
+std::string RendezvousServer::missing(int shift) const {
   std::string text;
   std::size_t count = 0;
   for (std::size_t r = 1; r < here_.size(); ++r) {
     if (here_[r] != nullptr && here_[r]->joined) continue;
-    if (++count <= kMaxNamed) text += (text.empty() ? "" : ", ") + std::to_string(r);
+    if (++count <= kMaxNamed) text += (text.empty() ? "" : ", ") + std::to_string(static_cast<int>(r) + shift);
   }
   return count > kMaxNamed ? text + " and " + std::to_string(count - kMaxNamed) + " more" : text;
 }

@@ -36,6 +36,8 @@ class TESSERA_API RendezvousServer {
   /// that names the missing and the refused ranks, and InvalidUsage if the ranks don't match; ranks that have joined
   /// receive the same error. Afterwards late ranks are refused whenever the context runs.
   std::vector<Connection> accept_all(Deadline deadline);
+  /// "2, 5": the ranks that have not joined, also after accept_all() threw. `shift` is added to their numbers.
+  std::string missing(int shift = 0) const;
   void close();
   const Digest& session() const noexcept { return session_; }
 
@@ -78,7 +80,6 @@ class TESSERA_API RendezvousServer {
   void reject(PeerPointer peer);
   void drop_dead();
   void sweep();
-  std::string missing() const;
   std::vector<Connection> release_links();
   void refuse_all(const Error& error);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "tessera/comm/transport.h"
 
@@ -16,7 +17,8 @@ constexpr std::uint64_t kProbe = kMaxCommunicators;   ///< no communicator: the 
 ControlPeerMonitor::ControlPeerMonitor(Bootstrap& bootstrap)
     : bootstrap_(bootstrap),
       replies_(static_cast<std::size_t>(bootstrap.size())),
-      peers_(static_cast<std::size_t>(bootstrap.size()), Peer::responds) {
+      peers_(static_cast<std::size_t>(bootstrap.size()), Peer::responds),
+      probe_replies_(static_cast<std::size_t>(bootstrap.size())) {
   peers_[static_cast<std::size_t>(bootstrap.rank())] = Peer::gone;  // not asked
 }
 
@@ -80,8 +82,11 @@ void ControlPeerMonitor::on_query(const ControlMessage& query) noexcept {
 }
 
 void ControlPeerMonitor::on_reply(const ControlMessage& reply) noexcept {
-  if (reply.communicator == kProbe) return last_probe_reply_.store(reply.number);
   const std::lock_guard lock(mutex_);
+  if (reply.communicator == kProbe) {
+    probe_replies_[static_cast<std::size_t>(reply.from)] = reply.number;
+    return;
+  }
   if (Peer& peer = peers_[static_cast<std::size_t>(reply.from)]; peer == Peer::silent) peer = Peer::responds;
   if (reply.number == query_) replies_[static_cast<std::size_t>(reply.from)] = reply.value;
   replied_.notify_all();
@@ -100,16 +105,27 @@ std::vector<std::optional<std::uint64_t>> ControlPeerMonitor::query_progress(std
   const std::uint64_t query = ++query_;
   std::ranges::fill(replies_, std::nullopt);
   lock.unlock();
-  send(ranks, {.kind = ControlMessage::Kind::progress_query, .communicator = communicator, .number = query});
+  std::set<int> queried(ranks.begin(), ranks.end());
+  for (const int rank : ranks)
+    for (const int forwarder : bootstrap_.route(rank)) queried.insert(forwarder);
+  const std::vector<int> all(queried.begin(), queried.end());
+  send(all, {.kind = ControlMessage::Kind::progress_query, .communicator = communicator, .number = query});
   lock.lock();
   const auto awaited = [&](int rank) {
     const auto of = static_cast<std::size_t>(rank);
     return peers_[of] == Peer::responds && !replies_[of].has_value();
   };
-  replied_.wait_for(lock, kReplyTime, [&] { return std::ranges::none_of(ranks, awaited); });
-  for (const int rank : ranks)
+  replied_.wait_for(lock, kReplyTime, [&] { return std::ranges::none_of(all, awaited); });
+  for (const int rank : all)
     if (awaited(rank)) peers_[static_cast<std::size_t>(rank)] = Peer::silent;
   return replies_;
+}
+
+int ControlPeerMonitor::silent_forwarder(int rank, std::span<const std::optional<std::uint64_t>> replies) const {
+  const std::vector<int> route = bootstrap_.route(rank);
+  const auto silent =
+      std::ranges::find_if(route, [&](int forwarder) { return !replies[static_cast<std::size_t>(forwarder)]; });
+  return silent == route.end() ? -1 : *silent;
 }
 
 bool ControlPeerMonitor::all_respond() noexcept {
@@ -124,6 +140,11 @@ std::uint64_t ControlPeerMonitor::send_probe(int rank) noexcept {
   const std::uint64_t probe = ++probes_;
   send(rank, {.kind = ControlMessage::Kind::progress_query, .communicator = kProbe, .number = probe});
   return probe;
+}
+
+bool ControlPeerMonitor::replied_to_probe(int rank, std::uint64_t probe) const noexcept {
+  const std::lock_guard lock(mutex_);
+  return probe_replies_[static_cast<std::size_t>(rank)] >= probe;
 }
 
 }  // namespace tessera::comm

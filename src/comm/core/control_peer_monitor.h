@@ -41,15 +41,19 @@ class TESSERA_API ControlPeerMonitor {
   /// Sends to these ranks except this one.
   void send(std::span<const int> ranks, const ControlMessage& message) noexcept;
   /// The last collective that each of these ranks has called on `communicator`, by rank of the world; none for a rank
-  /// that does not reply in time. Does not wait for a rank that has left or died, nor again for one that has been
-  /// silent since an earlier query: operations of several communicators reach their deadline together.
+  /// that does not reply in time. Queries those that forward for them too. Does not wait for a rank that has left or
+  /// died, nor again for one that has been silent since an earlier query: operations of several communicators reach
+  /// their deadline together.
   std::vector<std::optional<std::uint64_t>> query_progress(std::uint64_t communicator,
                                                            std::span<const int> ranks) noexcept;
+  /// The first rank that forwards messages to `rank` and is not among these replies; -1: all are. Then it is unknown
+  /// whether `rank` would reply.
+  int silent_forwarder(int rank, std::span<const std::optional<std::uint64_t>> replies) const;
   /// Queries all ranks. False: one has neither left nor died, but does not reply in time.
   bool all_respond() noexcept;
   /// Sends a query without a question; returns its number, for replied_to_probe().
   std::uint64_t send_probe(int rank) noexcept;
-  bool replied_to_probe(std::uint64_t probe) const noexcept { return last_probe_reply_.load() >= probe; }
+  bool replied_to_probe(int rank, std::uint64_t probe) const noexcept;
 
  private:
   enum class Peer : std::uint8_t { responds, silent, gone };
@@ -62,14 +66,14 @@ class TESSERA_API ControlPeerMonitor {
   std::unique_ptr<ControlChannel> channel_;
   std::atomic<ControlChannel*> open_channel_{nullptr};  ///< the same, for threads that send
   std::mutex query_mutex_;                              ///< one query at a time
-  std::mutex mutex_;                                    ///< guards what follows; no lock is acquired while it is held
+  mutable std::mutex mutex_;                            ///< guards what follows; no lock is acquired while it is held
   std::condition_variable replied_;
   std::map<std::uint64_t, LastCall> called_;  ///< by communicator
   std::uint64_t query_ = 0;
   std::vector<std::optional<std::uint64_t>> replies_;  ///< by rank of the world
   std::vector<Peer> peers_;                            ///< likewise
+  std::vector<std::uint64_t> probe_replies_;           ///< likewise: the last probe to which each has replied
   std::atomic<std::uint64_t> probes_{0};
-  std::atomic<std::uint64_t> last_probe_reply_{0};
 };
 
 }  // namespace tessera::comm

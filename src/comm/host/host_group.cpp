@@ -238,7 +238,7 @@ std::string HostGroup::problem_of(const ScheduleExecutor& op) const {
     // while.
     const bool quiet = Clock::now() - std::max(peer.since, runtime_->last_moved()) > kVerdictTime;
     if (peer.left && (peer.disconnected || quiet)) return describe_leaving(rank_name(k), peer.why);
-    if (!peer.left && quiet && runtime_->would_know_departure(peer))
+    if (!peer.left && quiet && runtime_->would_know_departure(world_rank(k)))
       return "the connection to " + rank_name(k) + " is lost: " + peer.why;
   }
   return {};
@@ -262,30 +262,34 @@ void HostGroup::check_health() noexcept {
 }
 
 void HostGroup::fail_with_timeout(const ScheduleExecutor& op) noexcept {
-  std::vector<int> queried = members();
-  if (member_of(kHub) < 0) queried.push_back(kHub);
-  const std::vector<std::optional<std::uint64_t>> replies = runtime_->monitor().query_progress(id_, queried);
+  const std::vector<std::optional<std::uint64_t>> replies = runtime_->monitor().query_progress(id_, members());
   runtime_->handle_messages();  // the cause may have arrived meanwhile
   if (failed()) return;
   fail({FailureKind::timeout, timeout_message(op, describe_replies(op, replies))}, true);
 }
 
-/// The ranks that delay the operation.
+/// The ranks that delay the operation. Of a rank behind one that does not reply nothing is known: it is not named.
 std::string HostGroup::describe_replies(const ScheduleExecutor& op,
                                         std::span<const std::optional<std::uint64_t>> by_world_rank) const {
-  // Queries go through rank 0: if it doesn't reply, nothing is known of the others.
-  if (runtime_->rank() != kHub && !by_world_rank[kHub]) return runtime_->describe_hub(*this);
   std::vector<MemberProgress> replies;
   bool any = false;
+  int silent = -1;  // forwards for others, and does not reply
   for (int k = 0; k < size(); ++k) {
     if (k == rank()) continue;
     const auto& called = by_world_rank[static_cast<std::size_t>(world_rank(k))];
     any = any || called.has_value();
-    if (!op.is_message() || k == op.call.root || op.awaits_sender()) replies.push_back({k, called});
+    if (op.is_message() && k != op.call.root && !op.awaits_sender()) continue;
+    const int forwarder = called ? -1 : runtime_->monitor().silent_forwarder(world_rank(k), by_world_rank);
+    if (forwarder < 0) replies.push_back({k, called});
+    if (silent < 0) silent = forwarder;
   }
-  if (!any && size() > 2 && !op.is_message())
+  if (!any && silent < 0 && size() > 2 && !op.is_message())
     return "none of the other " + std::to_string(size() - 1) + " ranks is responding: this one may be cut off";
-  return describe_delay(op, op.sequence, replies, kUnderWay);
+  const std::string delay = describe_delay(op, op.sequence, replies, silent < 0 ? kUnderWay : "");
+  if (silent < 0) return delay;
+  const std::string forwarder = runtime_->describe_forwarder(silent, *this);
+  if (!any || delay.empty()) return forwarder;
+  return member_of(silent) < 0 ? delay + "; " + forwarder : delay;  // a member is among the replies
 }
 
 }  // namespace tessera::comm::host

@@ -182,7 +182,8 @@ void HostRuntime::connection_lost(int rank, const std::string& why) noexcept {
   peer.disconnected = true;
   peer.since = Clock::now();
   if (!peer.left) peer.why = why;
-  if (this->rank() != kHub && rank != kHub) peer.probe = monitor_.send_probe(kHub);
+  if (const std::vector<int> route = bootstrap_->route(rank); !route.empty())
+    peer.probe = monitor_.send_probe(route.back());
 }
 
 /// On the control thread.
@@ -233,20 +234,25 @@ void HostRuntime::handle(const ControlMessage& message) noexcept {
   if (message.kind == ControlMessage::Kind::op_signature) (*found)->on_op_signature(member, message);
 }
 
-std::string HostRuntime::describe_hub(const HostGroup& group) const {
-  const int member = group.member_of(kHub);
-  const PeerStatus& hub = peers_[kHub];
-  const char* const state = hub.died ? " died" : hub.left ? " has left" : " is not responding";
+std::string HostRuntime::describe_forwarder(int world_rank, const HostGroup& group) const {
+  const int member = group.member_of(world_rank);
+  const PeerStatus& status = peer(world_rank);
+  const char* const state = status.died ? " died" : status.left ? " has left" : " is not responding";
   if (member >= 0) return group.rank_name(member) + state + ", so the progress of the others is unknown";
-  return "rank " + std::to_string(options_.global_rank(kHub)) + state +
+  return "rank " + std::to_string(options_.global_rank(world_rank)) + state +
          ", which forwards the progress queries of this communicator";
 }
 
-/// A leaving rank's message goes through rank 0. While rank 0 doesn't reply, a connection that ended may have been
-/// closed normally.
-bool HostRuntime::would_know_departure(const PeerStatus& peer) const {
-  const PeerStatus& hub = peers_[kHub];
-  return rank() == kHub || hub.died || hub.left || hub.disconnected || monitor_.replied_to_probe(peer.probe);
+/// A leaving rank's message is forwarded by others. While the one next to it doesn't reply, a connection that ended may
+/// have been closed normally.
+bool HostRuntime::would_know_departure(int world_rank) const {
+  const std::vector<int> route = bootstrap_->route(world_rank);
+  const auto is_gone = [this](int forwarder) {
+    const PeerStatus& status = peer(forwarder);
+    return status.died || status.left || status.disconnected;
+  };
+  return route.empty() || std::ranges::any_of(route, is_gone) ||
+         monitor_.replied_to_probe(route.back(), peer(world_rank).probe);
 }
 
 /// A library may detect a dead rank first, with its own message: wait a while for the actual cause to be reported.

@@ -26,12 +26,9 @@ struct PeerStatus {
   bool died = false;
   bool disconnected = false;  ///< the transport has lost its connection
   Clock::time_point since;
-  std::uint64_t probe = 0;  ///< number of the one sent to rank 0 when it was disconnected
+  std::uint64_t probe = 0;  ///< number of the one sent, when it was disconnected, to the rank that forwards for it
   std::string why;          ///< why it is disconnected, or the first failure that it sent when it left
 };
-
-/// The world rank that forwards messages of the control channel.
-inline constexpr int kHub = 0;
 
 /// Time within which, after a transport failure, the control channel reports whether a dead rank caused it.
 inline constexpr std::chrono::milliseconds kVerdictTime{500};
@@ -75,10 +72,10 @@ class HostRuntime final : public Pollable, public TransportEvents {
   /// Handles the control messages received since the last call; any thread that holds the lock.
   void handle_messages() noexcept;
 
-  /// Whether this rank would know by now if `peer` had closed normally.
-  bool would_know_departure(const PeerStatus& peer) const;
-  /// Names rank 0, which did not reply.
-  std::string describe_hub(const HostGroup& group) const;
+  /// Whether this rank would know by now if a rank of the world had closed normally.
+  bool would_know_departure(int world_rank) const;
+  /// Names a rank of the world that forwards for others and did not reply.
+  std::string describe_forwarder(int world_rank, const HostGroup& group) const;
 
   /// Keeps polling while the transport needs it after messages were cancelled, even without operations in flight.
   void update_transport_polling() noexcept;

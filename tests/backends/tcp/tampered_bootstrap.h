@@ -40,6 +40,7 @@ class TamperedBootstrap : public Bootstrap {
   }
   const Token& token() const noexcept override { return token_; }
   std::string local_address() const override { return address; }
+  std::vector<int> route(int to) const override { return real_->route(to); }
 
   std::string address = "127.0.0.1";
   std::vector<std::string> own_hosts;  ///< replaces the real hosts

@@ -20,7 +20,10 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+#include "tessera/comm/bootstrap/rendezvous.h"
 #include "tessera/comm/init.h"
 #include "tessera/comm/launch.h"
 #include "tests/comm/mixed_memory.h"
@@ -285,6 +288,18 @@ int send_unreadable(Communicator& comm) {
   return 0;
 }
 
+/// TEST_FAN_OUT: in a tree in which the ranks forward each other's control messages, as in large worlds.
+std::unique_ptr<Communicator> start(const InitOptions& config) {
+  const std::string fan_out = tessera::base::read_foreign_env("TEST_FAN_OUT").value_or("");
+  if (fan_out.empty()) return init(config);
+  const std::string timeout = tessera::base::read_foreign_env("TESSERA_TIMEOUT").value_or("20s");
+  return make_world(rendezvous({.launch = resolve_launch(),
+                                .timeout = tessera::base::parse_duration(timeout, "TESSERA_TIMEOUT"),
+                                .largest_star = 1,
+                                .tree_fan_out = std::stoi(fan_out)}),
+                    config);
+}
+
 int run(const std::string& mode) {
   InitOptions config;
   if (mode == "closed") return run_with_closed_streams();
@@ -295,7 +310,7 @@ int run(const std::string& mode) {
   if (mode == "abandon") exit_in_use();
   if (mode.starts_with("limit ")) return run_below_limit(mode.substr(6));
   if (mode.starts_with("device ")) return run_on_a_device(std::move(config), mode.substr(7));
-  const auto comm = init(config);
+  const auto comm = start(config);
   if (mode == "mixed") {
     for (unsigned seed = 1; seed <= kMixedSeeds; ++seed) tessera::comm_test::move_mixed_memory(*comm, seed, 60);
     say("right");

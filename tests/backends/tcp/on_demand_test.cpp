@@ -230,7 +230,7 @@ TEST(OnDemand, RankWithoutConnectionsClosesAtOnce) {
   const auto begin = Clock::now();
   world[0]->transport->cancel(out->message);
   close(world);
-  EXPECT_LT(Clock::now() - begin, 1s);
+  EXPECT_LT(Clock::now() - begin, 1900ms) << "close() waits for 2 s at most";
 }
 
 }  // namespace

@@ -3,7 +3,13 @@
 
 #include <map>
 #include <set>
+#include <thread>
 
+#include "tessera/comm/bootstrap/address.h"
+#include "tessera/comm/bootstrap/published_address.h"
+#include "tessera/comm/bootstrap/thread_bootstrap.h"
+#include "tessera/comm/bootstrap/tls_context.h"
+#include "tessera/comm/bootstrap/tree_links.h"
 #include "tests/comm/control_ranks.h"
 #include "tests/comm/rendezvous.h"
 
@@ -160,6 +166,83 @@ TEST(ControlTree, AllRanksNameTheOneThatIsMissing) {
             std::vector<std::string>(6,
                                      "PeerLost: init: rank 3 of 7 was lost: init: another rank closed its "
                                      "connection while the world was set up"));
+}
+
+/// Ranks that are threads. Those that are `apart` claim different hosts and find no Unix socket of another rank.
+class TreeRank final : public Bootstrap {
+ public:
+  TreeRank(std::shared_ptr<Bootstrap> real, bool apart) : real_(std::move(real)), apart_(apart) {
+    for (int r = 0; r < size(); ++r) hosts_.push_back(apart ? std::to_string(r) : "one");
+  }
+  int rank() const noexcept override { return real_->rank(); }
+  int size() const noexcept override { return real_->size(); }
+  bool in_process() const noexcept override { return false; }
+  std::vector<std::string> all_gather(std::string_view blob) override {
+    std::vector<std::string> all = real_->all_gather(blob);
+    for (std::string& one : all) {
+      if (!apart_ || one.size() < 2 || one.starts_with('-')) continue;
+      PublishedAddress address = PublishedAddress::parse(one.substr(1));
+      address.socket = "tessera-nowhere";
+      one = "+" + address.text();
+    }
+    return all;
+  }
+  std::unique_ptr<ControlChannel> open_channel(std::string_view, ControlEvents) override { return nullptr; }
+  const std::vector<std::string>& hosts() const noexcept override { return hosts_; }
+  const Token& token() const noexcept override { return real_->token(); }
+  std::string local_address() const override { return "127.0.0.1"; }
+
+ private:
+  const std::shared_ptr<Bootstrap> real_;
+  const bool apart_;
+  std::vector<std::string> hosts_;
+};
+
+/// Connects a tree; changed(identity) may change the identity of each rank. Returns its connections, or its error.
+std::vector<std::pair<std::vector<Connection>, std::string>> connect_all(
+    const ControlTree& tree, bool apart, const std::function<void(RankIdentity&)>& changed) {
+  std::vector<std::pair<std::vector<Connection>, std::string>> all(static_cast<std::size_t>(tree.size));
+  std::vector<std::thread> threads;
+  for (const std::shared_ptr<ThreadBootstrap>& real : make_thread_bootstraps(tree.size, 20s))
+    threads.emplace_back([&, real] {
+      TreeRank rank(real, apart);
+      RankIdentity self{.rank = rank.rank(), .size = tree.size, .run = "a"};
+      changed(self);
+      auto& [links, error] = all[static_cast<std::size_t>(self.rank)];
+      error = error_of([&] { links = connect_tree(rank, self, tree, steady_clock::now() + 4s); });
+    });
+  for (std::thread& thread : threads) thread.join();
+  return all;
+}
+
+TEST(ControlTree, ConnectsNeighboursOnly) {
+  const ControlTree tree{7, 2};
+  const auto tls = std::make_shared<const TlsContext>(TlsContext::Files{});
+  for (const auto& [apart, context] : {std::pair{false, decltype(tls){}}, {true, decltype(tls){}}, {true, tls}}) {
+    auto all = connect_all(tree, apart, [&](RankIdentity& self) { self.tls = context; });
+    for (int from = 0; from < 7; ++from) {
+      auto& [links, error] = all[static_cast<std::size_t>(from)];
+      ASSERT_EQ(error, "");
+      for (int to = 0; to < 7; ++to) {
+        Connection& link = links[static_cast<std::size_t>(to)];
+        ASSERT_EQ(static_cast<bool>(link), tree.parent(from) == to || tree.parent(to) == from);
+        if (!link) continue;
+        EXPECT_EQ(own_address(link.fd()), apart ? "127.0.0.1" : "");
+        link.send_frame(std::to_string(from), steady_clock::now() + 5s);
+        Connection& other = all[static_cast<std::size_t>(to)].first[static_cast<std::size_t>(from)];
+        EXPECT_EQ(other.receive_frame(steady_clock::now() + 5s), std::to_string(from));
+      }
+    }
+  }
+}
+
+/// A rank that is there but does not reach its parent.
+TEST(ControlTree, AllRanksNameTheOneThatDoesNotConnect) {
+  for (const auto& [rank, error] : connect_all({7, 2}, false, [](RankIdentity& self) {
+         if (self.rank == 4) self.run = "b";
+       }))
+    EXPECT_EQ(error,
+              "Timeout: rank 1: init: rank 4 did not connect to this one, which forwards control messages, in time");
 }
 
 /// The ranks behind a stopped one can't reply either, and are not named.

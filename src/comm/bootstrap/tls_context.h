@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "tessera/base/export.h"
 #include "tessera/comm/base_names.h"
 
 struct ssl_ctx_st;
@@ -12,7 +13,7 @@ namespace tessera::comm {
 
 /// What all TLS sessions of a rank have in common. The ends of a session authenticate each other by a secret that both
 /// know, or by certificates.
-class TlsContext {
+class TESSERA_API TlsContext {
  public:
   /// PEM files; all empty: a secret.
   struct Files {

@@ -21,10 +21,16 @@ RankIdentity member_of(RankIdentity self, const Bootstrap::Token& token, const C
 
 std::vector<UniqueFd> listen(const Bootstrap& ranks, PublishedAddress& address) {
   const auto& hosts = ranks.hosts();
-  if (std::ranges::adjacent_find(hosts, std::not_equal_to<>()) != hosts.end()) return listen_for_all("", address);
-  address.socket = "tessera-" + to_hex(random_digest()).substr(0, 32);
   std::vector<UniqueFd> listeners;
-  listeners.push_back(listen_on(address.socket));
+  if (std::ranges::adjacent_find(hosts, std::not_equal_to<>()) == hosts.end()) {
+    address.socket = "tessera-" + to_hex(random_digest()).substr(0, 32);
+    listeners.push_back(listen_on(address.socket));
+  } else {
+    listeners = listen_for_all("", address);
+    // First the one by which rank 0's host is reached.
+    std::ranges::stable_partition(address.places,
+                                  [&](const HostPort& one) { return one.host == ranks.local_address(); });
+  }
   return listeners;
 }
 

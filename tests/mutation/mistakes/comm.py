@@ -59,8 +59,29 @@ MISTAKES = [
             (r"^comm_decorators\.Callbacks",), "a decorator's callback sees no failure"),
 
     # Rendezvous through a store.
-    mistake("one-published-address", "src/comm/bootstrap/rendezvous.cpp", "address.places[attempt++ % address.places.size()]", "address.places[attempt % address.places.size()]",
+    mistake("one-published-address", "src/comm/bootstrap/rendezvous.cpp", "connect_at_place(address, attempt++, ", "connect_at_place(address, attempt, ",
             (r"^comm_rendezvous\.StoreRendezvous",), "only the first published address is tried"),
+
+    # The start and the control channels of many ranks.
+    mistake("blobs-end-anywhere", "src/comm/bootstrap/protocol.cpp", "  return reader.whole() ? std::optional(std::move(blobs)) : std::nullopt;", "  return !reader.failed() ? std::optional(std::move(blobs)) : std::nullopt;",
+            r"^fuzz_wire\.", "an answer for another number of ranks is accepted"),
+    mistake("batch-keeps-its-descriptors", "src/comm/bootstrap/process_bootstrap.cpp", "    std::vector<UniqueFd> batch = gather_batch(fds, first, counts);\n    std::span<UniqueFd> rest = batch;",
+            "    static thread_local std::vector<std::vector<UniqueFd>> kept;\n    std::vector<UniqueFd> batch = gather_batch(fds, first, counts);\n    std::span<UniqueFd> rest = batch;\n    for (const UniqueFd& fd : batch) kept.emplace_back().emplace_back(::dup(fd.get()));",
+            r"^comm_rendezvous\.Descriptors", "512 ranks that share memory need thousands of descriptors each"),
+    mistake("descriptor-error-kept-secret", "src/comm/bootstrap/process_bootstrap.cpp", "    if (failure != nullptr) std::rethrow_exception(failure);\n    return std::string();\n  });",
+            "    return std::string();\n  });\n  if (failure != nullptr) std::rethrow_exception(failure);", r"^comm_rendezvous\.Descriptors", "a rank that can't map a segment fails alone, and the others wait for it"),
+    mistake("descriptors-in-flight-not-awaited", "src/comm/bootstrap/socket.cpp", "const bool crowded = errno == ETOOMANYREFS;", "const bool crowded = false;",
+            r"^comm_rendezvous\.Descriptors", "many ranks of an ordinary user can't share memory"),
+    mistake("next-hop-is-rank-0", "src/comm/bootstrap/control_tree.cpp", "  return to > from ? to : parent(from);", "  return to > from ? to : 0;", r"^comm_control$", "messages of a large world are lost"),
+    mistake("opened-before-its-children", "src/comm/bootstrap/control_plane.cpp", "1 + tree_.first_child(rank_ + 1) - tree_.first_child(rank_)", "1", r"^comm_control$", "a message reaches a rank before it has opened the channel"),
+    mistake("death-not-passed-on", "src/comm/bootstrap/control_plane.cpp", "  if (leaving_) return stop_when_alone();\n  send(ControlChannel::kAll,", "  if (leaving_) return stop_when_alone();\n  if (line(rank) != nullptr) send(ControlChannel::kAll,",
+            r"^comm_control$", "only the neighbours of a rank learn that it died"),
+    mistake("rank-behind-a-silent-one-accused", "src/comm/host/host_group.cpp", "    const int forwarder = called ? -1 :", "    const int forwarder = called || k >= 0 ? -1 :",
+            (r"^comm_control$", r"^tcp\.faults$"), "ranks behind a stopped one are named too"),
+    mistake("missing-child-by-its-number-among-children", "src/comm/bootstrap/tree_links.cpp", "server.missing(first - 1)", "server.missing(0)", r"^comm_control$", "an error names a rank that is not missing"),
+    mistake("any-reply-is-that-to-the-probe", "src/comm/core/control_peer_monitor.cpp", "    probe_replies_[static_cast<std::size_t>(reply.from)] = reply.number;", "    std::ranges::fill(probe_replies_, reply.number);",
+            r"^comm\.ControlPeerMonitor\.", "a rank that has left is called lost while the one that forwards its goodbye is stopped"),
+    mistake("limit-of-files-not-raised", "src/base/file.cpp", "  ::setrlimit(RLIMIT_NOFILE, &limit);  //", "  //", r"^base\.File", "rank 0 of 1100 ranks runs out of descriptors"),
 
     # Strangers.
     mistake("flood-reaches-ranks", "src/comm/bootstrap/rendezvous_server.cpp", "    if (knows_key(self_, *hello)) enter_known(peer);\n", "",
@@ -96,7 +117,7 @@ MISTAKES = [
             (r"^comm\.", "^conformance\\."), "checked mode needs more memory with every call"),
     mistake("behind-by-one", "src/comm/core/group_core.cpp", "} else if (*called < wanted) {", "} else if (*called <= wanted) {",
             FAILURE, "a timeout names ranks that have issued the call"),
-    mistake("deadline-blames-strangers", "src/comm/host/host_group.cpp", "    if (!op.is_message() || k == op.call.root || op.awaits_sender()) replies", "    replies",
+    mistake("deadline-blames-strangers", "src/comm/host/host_group.cpp", "    if (op.is_message() && k != op.call.root && !op.awaits_sender()) continue;\n", "",
             FAILURE, "a message's timeout names ranks that take no part in it"),
     mistake("tag-lost", "src/comm/host/schedule_executor.cpp", "kMessageStep - static_cast<std::uint32_t>(call.tag);", "kMessageStep;",
             (CALLBACKS,), "messages of different tags with equal numbers are one"),

@@ -293,9 +293,14 @@ void StreamGroup::fail_with_timeout(const Operation& op) noexcept {
   const std::vector<std::optional<std::uint64_t>> called = runtime_->monitor().query_progress(id_, members());
   if (ended()) return;  // another rank may have reported the cause meanwhile
   std::vector<MemberProgress> replies;
-  for (int k = 0; k < size(); ++k)
-    if (k != rank() && (!op.is_message() || k == op.call.root))
-      replies.push_back({k, called[static_cast<std::size_t>(world_rank(k))]});
+  for (int k = 0; k < size(); ++k) {
+    if (k == rank() || (op.is_message() && k != op.call.root)) continue;
+    MemberProgress one{k, called[static_cast<std::size_t>(world_rank(k))]};
+    // Of a rank behind one that does not reply nothing is known: the latter is named.
+    const int silent = one.called ? -1 : runtime_->monitor().silent_forwarder(world_rank(k), called);
+    if (silent >= 0 && member_of(silent) >= 0) one.member = member_of(silent);
+    if (std::ranges::find(replies, one.member, &MemberProgress::member) == replies.end()) replies.push_back(one);
+  }
   const std::string delay = describe_delay(op, op.sequence, replies, "all ranks respond, and it is still under way");
   fail({FailureKind::timeout, timeout_message(op, delay)}, true);
 }

@@ -49,6 +49,7 @@ class TESSERA_API ControlChannel {
 class TESSERA_API Bootstrap {
  public:
   using Token = std::array<std::uint8_t, 32>;  ///< 32 secret bytes, which authenticate connections between the ranks
+  /// Uses duplicates of the descriptors of a rank.
   using UseDescriptors = std::function<void(int rank, std::span<UniqueFd> theirs)>;
   static constexpr std::size_t kMaxDescriptors = 8;  ///< of one rank, for all_gather_fds()
 

@@ -122,11 +122,15 @@ std::vector<std::string> private_directories() {
 std::string private_directory_in(const std::string& parent) {
   const std::string usual = usual_directory(parent);
   for (int attempt = 0; attempt < 1000; ++attempt) {
-    if (::mkdir(usual.c_str(), 0700) != 0 && errno != EEXIST) return {};
+    if (::mkdir(usual.c_str(), 0700) == 0) {
+      ::chmod(usual.c_str(), 0700);  // a umask may have taken rights from the owner, too
+      return usual;                  // if another run has removed it by now, the caller makes it again
+    }
+    if (errno != EEXIST) return {};
     struct stat status = {};
     if (::lstat(usual.c_str(), &status) != 0) continue;  // another run has just removed it
     if (!is_private_directory(status)) break;            // another user's, or a file
-    ::chmod(usual.c_str(), 0700);                        // a umask may have taken rights from the owner, too
+    ::chmod(usual.c_str(), 0700);                        // its maker may be about to do so
     if (::access(usual.c_str(), W_OK | X_OK) == 0) return usual;
     if (errno == EROFS) return {};
   }

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/base/thread.h"
@@ -39,6 +40,7 @@ struct NcclComm::Shared {
   bool ended = false;     ///< destroyed, or being aborted: no more calls
   bool aborting = false;  ///< the thread that aborts has not returned
   bool leaked = false;    ///< not aborted, since a call has not returned
+  bool left = false;      ///< no call is inside any more, or none returns
   std::optional<Clock::time_point> suspect_since;
 
   ncclComm_t handle() const noexcept { return __atomic_load_n(&comm, __ATOMIC_ACQUIRE); }
@@ -166,45 +168,72 @@ std::string NcclComm::format(const NcclError& error) const {
 ///      return, and the creation is the one call that NCCL lets an abort overtake.
 ///   4. A call that is still inside a complete communicator after that never returns. Freeing the communicator would
 ///      be worse than keeping it: it is leaked, with one warning.
-///   5. ncclCommAbort; then the creation that it has released.
+///   5. ncclCommAbort, once all that share resources with the communicator have come so far: an abort of one of them
+///      ends all. Then the creation that it has released.
 ///
 /// Kernels on the device end during 5 only. What frees memory that they use waits for that by wait_stopped().
 void NcclComm::abort() noexcept {
-  {
-    const std::lock_guard lock(shared_->mutex);
-    if (shared_->ended || (shared_->handle() == nullptr && !shared_->calling)) {
-      shared_->ended = true;
-      return;
-    }
-    shared_->ended = shared_->aborting = true;
-    shared_->changed.notify_all();
+  NcclComm* const self = this;
+  abort({&self, 1});
+}
+
+void NcclComm::abort(std::span<NcclComm* const> family) noexcept {
+  std::vector<NcclComm*> ended;
+  std::vector<std::shared_ptr<Shared>> all;
+  for (NcclComm* const one : family) {
+    if (!one->end()) continue;
+    ended.push_back(one);
+    all.push_back(one->shared_);
   }
-  const auto run = [shared = shared_, &api = api_, device = device_] {
-    const DeviceGuard guard(api, device, std::nothrow);
-    std::unique_lock lock(shared->mutex);
-    const auto returned = [&](auto within) {
-      return shared->changed.wait_for(lock, within, [&] { return !shared->calling; });
+  for (NcclComm* const one : ended) {
+    const auto run = [shared = one->shared_, &api = one->api_, device = one->device_, all] {
+      run_abort(api, device, *shared, all);
     };
-    if (!returned(kCallTime) && shared->ready && api.ncclCommRevoke != nullptr) {
-      lock.unlock();
-      api.ncclCommRevoke(shared->handle(), 0);
-      lock.lock();
-      returned(kRevokeTime);
+    try {
+      base::start_thread(run).detach();
+    } catch (const SystemError&) {  // no thread available
+      run();
     }
-    shared->leaked = shared->calling && shared->ready;
-    lock.unlock();
-    // The results do not matter: nothing is left to do.
-    if (const ncclComm_t comm = shared->handle(); comm != nullptr && !shared->leaked) api.ncclCommAbort(comm);
-    lock.lock();
-    if (!shared->leaked) returned(kRevokeTime);
-    shared->aborting = false;
-    shared->changed.notify_all();
-  };
-  try {
-    base::start_thread(run).detach();
-  } catch (const SystemError&) {  // no thread available
-    run();
   }
+}
+
+bool NcclComm::end() noexcept {
+  const std::lock_guard lock(shared_->mutex);
+  const bool aborts = !shared_->ended && (shared_->handle() != nullptr || shared_->calling);
+  shared_->ended = true;
+  if (aborts) shared_->aborting = true;
+  shared_->changed.notify_all();
+  return aborts;
+}
+
+void NcclComm::run_abort(const NcclApi& api, int device, Shared& shared,
+                         std::span<const std::shared_ptr<Shared>> family) noexcept {
+  const DeviceGuard guard(api, device, std::nothrow);
+  std::unique_lock lock(shared.mutex);
+  const auto returned = [&](auto within) {
+    return shared.changed.wait_for(lock, within, [&] { return !shared.calling; });
+  };
+  if (!returned(kCallTime) && shared.ready && api.ncclCommRevoke != nullptr) {
+    lock.unlock();
+    api.ncclCommRevoke(shared.handle(), 0);
+    lock.lock();
+    returned(kRevokeTime);
+  }
+  shared.leaked = shared.calling && shared.ready;
+  shared.left = true;
+  shared.changed.notify_all();
+  lock.unlock();
+  const Clock::time_point until = Clock::now() + kCallTime + kRevokeTime;
+  for (const std::shared_ptr<Shared>& one : family) {
+    std::unique_lock of_one(one->mutex);
+    one->changed.wait_until(of_one, until, [&] { return one->left; });
+  }
+  // The results do not matter: nothing is left to do.
+  if (const ncclComm_t comm = shared.handle(); comm != nullptr && !shared.leaked) api.ncclCommAbort(comm);
+  lock.lock();
+  if (!shared.leaked) returned(kRevokeTime);
+  shared.aborting = false;
+  shared.changed.notify_all();
 }
 
 bool NcclComm::wait_aborted() {

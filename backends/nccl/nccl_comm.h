@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "backends/nccl/calls.h"
@@ -57,6 +58,8 @@ class NcclComm {
   /// Returns at once: a separate thread, which may never end, aborts the communicator. A call in progress is given a
   /// short time to end by itself. If it does not end, not even revoked, the communicator is leaked.
   void abort() noexcept;
+  /// The same for communicators that share resources: none is freed while a call is inside another one.
+  static void abort(std::span<NcclComm* const> family) noexcept;
   /// False: an abort has not completed in time, or the communicator is leaked.
   bool wait_aborted();
   /// After an abort: waits until the device can no longer write memory of the work before `event`. False: not in time.
@@ -77,6 +80,10 @@ class NcclComm {
     ncclComm_t handle_ = nullptr;
   };
 
+  /// Ends the use. False: nothing has to be aborted.
+  bool end() noexcept;
+  static void run_abort(const NcclApi& api, int device, Shared& shared,
+                        std::span<const std::shared_ptr<Shared>> family) noexcept;
   void wait_complete(const char* function);
   void set_ready();
   bool wait_aborted(Clock::time_point until);

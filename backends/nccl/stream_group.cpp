@@ -40,9 +40,12 @@ void Family::fail(StreamGroup& first, const Failure& failure, bool notify) noexc
   std::copy_if(groups_.begin(), groups_.end(), std::back_inserter(all), [&](auto* group) { return group != &first; });
   std::vector<std::vector<NcclOperation*>> ended(all.size());
   std::vector<bool> fails(all.size());
-  for (std::size_t i = 0; i < all.size(); ++i) fails[i] = all[i]->mark_failed(failure, ended[i]);
-  for (std::size_t i = 0; i < all.size(); ++i)
-    if (fails[i]) all[i]->comm_.abort();
+  std::vector<NcclComm*> comms;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    fails[i] = all[i]->mark_failed(failure, ended[i]);
+    if (fails[i]) comms.push_back(&all[i]->comm_);
+  }
+  NcclComm::abort(comms);
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (fails[i]) all[i]->publish_failure(notify || i > 0);
     all[i]->release_operations(ended[i]);

@@ -253,6 +253,24 @@ TEST(NcclFamilies, FailTogether) {
   EXPECT_TRUE(all_freed());
 }
 
+/// A call on one of them may begin while another rank's abort of another arrives: none is freed before it has returned.
+TEST(NcclFamilies, CallsReturnBeforeTheFirstAbort) {
+  for (int round = 0; round < 10; ++round) {
+    reset_fake({.delay_ms = 3});
+    std::latch before(2);
+    run_world(2, quick_options(), [&](Communicator& world) {
+      const auto half = world.split(0, -world.rank());
+      const auto copy = half->split(0, half->rank());
+      before.arrive_and_wait();
+      if (world.rank() == 0) half->abort("only us");
+      while (error_of([&] { all_reduce(*copy, world.rank()); }).empty()) {
+      }
+    });
+    ASSERT_EQ(fake_counts().complaint, "") << "in round " << round;
+    ASSERT_TRUE(all_freed());
+  }
+}
+
 TEST(NcclFamilies, OutliveTheirMembers) {
   reset_fake();
   run_ranks(2, [](Communicator& world) {

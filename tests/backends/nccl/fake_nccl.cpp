@@ -128,7 +128,13 @@ ncclResult_t launch() {
   return result;
 }
 
+int delay_of_calls() {
+  const auto lock = fake_lock();
+  return fake_state().options.delay_ms;
+}
+
 ncclResult_t enter(Pending call) {
+  if (const int delay = delay_of_calls(); delay > 0) std::this_thread::sleep_for(std::chrono::milliseconds(delay));
   {
     const auto lock = fake_lock();
     if (group_depth == 0 && call.comm->in_progress()) return refuse("a call on a communicator that is in progress");

@@ -22,6 +22,7 @@ namespace tessera::nccl_test {
 struct FakeOptions {
   int devices = 8;
   int polls = 3;              ///< number of polls for which a call stays in progress
+  int delay_ms = 0;           ///< between the begin of a call and its look at the communicator
   bool non_blocking = false;  ///< as with NCCL_COMM_BLOCKING=0
   bool connects = false;      ///< a rank's first call with another one lasts until that one makes its first call, too
   bool revokes = true;        ///< whether ncclCommRevoke does anything

@@ -108,6 +108,31 @@ TEST(OnDemand, BothRanksMayBeginAtOnce) {
   }
 }
 
+/// Both have begun before either accepts: the lower one's connection is made, so the other end of its socket listens.
+TEST(OnDemand, LowerRankConnectsIfBothBegin) {
+  for (int round = 0; round < 20; ++round) {
+    comm::tcp::MeshConnector lower(0, 1, Bootstrap::Token{}, nullptr), higher(1, 1, Bootstrap::Token{}, nullptr);
+    const auto here = boost::asio::ip::make_address("127.0.0.1");
+    const std::vector<comm::tcp::Endpoint> endpoints{lower.listen(here), higher.listen(here)};
+    lower.serve(endpoints, 20s);
+    higher.serve(endpoints, 20s);
+    lower.want(1);
+    higher.want(0);
+    std::vector<comm::tcp::MeshConnector::Outcome> of_lower, of_higher;
+    const auto end = Clock::now() + kPatience;
+    while ((of_lower.empty() || of_higher.empty()) && Clock::now() < end) {
+      for (auto& one : lower.poll()) of_lower.push_back(std::move(one));
+      for (auto& one : higher.poll()) of_higher.push_back(std::move(one));
+    }
+    ASSERT_EQ(of_lower.size(), 1U);
+    ASSERT_EQ(of_higher.size(), 1U);
+    sockaddr_in name = {};
+    socklen_t length = sizeof(name);
+    ASSERT_EQ(::getpeername(of_lower[0].streams.at(0).fd.get(), reinterpret_cast<sockaddr*>(&name), &length), 0);
+    ASSERT_EQ(ntohs(name.sin_port), endpoints[1].port()) << "in round " << round;
+  }
+}
+
 TEST(OnDemand, ConnectionsAreEncryptedToo) {
   for (int round = 0; round < 5; ++round) {
     WorldPlan plan = on_demand(3, 2);

@@ -39,11 +39,21 @@ if(TESSERA_SANITIZE OR CMAKE_CROSSCOMPILING)
   set(TESSERA_PATIENCE 3)
 endif()
 
-# tessera_test(NAME SOURCES ... [LABELS ...] [LINK ...] [TIMEOUT n] [WHOLE] [SERIAL] [SMOKE])
-# One executable of GoogleTest cases, registered case by case. WHOLE: one ctest entry for the whole executable.
+# tessera_compile_together(TARGET [FILE...]): a release build compiles several of its files at a time, since parsing the same headers
+# takes most of each one's time. Not so these FILEs: their helpers have the names of others.
+function(tessera_compile_together target)
+  if(TESSERA_PRECOMPILED)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  endif()
+endfunction()
+
+# tessera_test(NAME SOURCES ... [ALONE FILE...] [LABELS ...] [LINK ...] [TIMEOUT n] [WHOLE] [SERIAL] [SMOKE])
+# One executable of GoogleTest cases, registered case by case. WHOLE: one ctest entry for the whole executable. ALONE: those of the
+# SOURCES that are not compiled together with others, see tessera_compile_together().
 # SERIAL: no other test runs at the same time. SMOKE: all cases in one process are a part of scripts/test --smoke; they take seconds.
 function(tessera_test name)
-  cmake_parse_arguments(arg "WHOLE;SERIAL;SMOKE" "TIMEOUT" "SOURCES;LABELS;LINK" ${ARGN})
+  cmake_parse_arguments(arg "WHOLE;SERIAL;SMOKE" "TIMEOUT" "SOURCES;ALONE;LABELS;LINK" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
@@ -56,6 +66,7 @@ function(tessera_test name)
   target_include_directories(test_${name} PRIVATE ${PROJECT_SOURCE_DIR})
   set_target_properties(test_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   target_precompile_headers(test_${name} REUSE_FROM tests_precompiled)
+  tessera_compile_together(test_${name} ${arg_ALONE})
   if(arg_WHOLE)
     add_test(NAME ${name} COMMAND test_${name})
     set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})

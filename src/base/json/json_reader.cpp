@@ -5,6 +5,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/base/text.h"
 
 namespace tessera::base {
 namespace {
@@ -82,8 +83,8 @@ bool JsonReader::has(std::string_view key) const {
 JsonReader JsonReader::at(std::string_view key) const {
   expect_object();
   const auto found = value_->find(key);
-  if (found == value_->end()) fail("has no '" + std::string(key) + "'");
-  return {*found, origin_, (path_.empty() ? "" : path_ + ".") + std::string(key)};
+  if (found == value_->end()) fail("has no '" + printable(key) + "'");
+  return {*found, origin_, (path_.empty() ? "" : path_ + ".") + printable(key)};
 }
 
 JsonReader JsonReader::at(std::size_t index) const {
@@ -119,8 +120,14 @@ std::int64_t JsonReader::integer(std::int64_t low, std::int64_t high) const {
 double JsonReader::number(double low, double high) const {
   const double value = value_->is_number() ? value_->get<double>() : NAN;
   if (!(value >= low && value <= high)) {
-    const bool any = high == std::numeric_limits<double>::max();
-    refuse(any ? "a number" : "a number from " + nlohmann::json(low).dump() + " to " + nlohmann::json(high).dump());
+    using Limits = std::numeric_limits<double>;
+    const bool positive = low == Limits::min(), bounded = high < Limits::max();
+    const auto text = [](double bound) { return nlohmann::json(bound).dump(); };
+    std::string range = "a number";
+    if (positive) range += " above 0";
+    if (!positive && low > Limits::lowest()) range += (bounded ? " from " : " of at least ") + text(low);
+    if (bounded) range += (positive ? " and at most " : " to ") + text(high);
+    refuse(range);
   }
   return value;
 }

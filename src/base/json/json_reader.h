@@ -54,8 +54,8 @@ class TESSERA_API JsonReader {
   static constexpr std::int64_t kLargest = std::int64_t{1} << 53;  ///< up to it sums of a few don't overflow
   /// A whole number from `low` to `high`.
   std::int64_t integer(std::int64_t low, std::int64_t high = kLargest) const;
-  /// A number from `low` to `high`.
-  double number(double low, double high) const;
+  /// A number from `low`, where the smallest positive one stands for all above 0, to `high`.
+  double number(double low, double high = std::numeric_limits<double>::max()) const;
   /// As number(); null, which stands for NaN and infinity, is NaN.
   double number_or_nan() const;
   std::string text() const;

@@ -115,7 +115,7 @@ MISTAKES = [
     mistake("plan-mesh-of-one-host", "tools/plan/plan.cpp", "  spec.ranks_per_host = cluster.ranks_per_host;\n", "", r"^tools\.plan$", "hsdp ignores the hosts of --cluster"),
     mistake("plan-rounds-halves-down", "tools/plan/zero_table.cpp", " / 1e9 * (1 + 1e-12);", " / 1e9;", r"^tools\.plan$", "41.25 GB is shown as 41.2"),
     mistake("plan-pads-nothing", "tools/plan/zero_table.cpp", "  return (parameters + shards - 1) / shards * shards;", "  return parameters;", r"^tools\.ZeroTable\.", "shards that are too small for the last elements"),
-    mistake("cluster-ignores-unknown-keys", "tools/cli/json_object.cpp", "    if (std::find(known_.begin(), known_.end(), key) == known_.end())\n      fail(", "    if (false)\n      fail(", r"^tools\.ClusterFile\.", "a misspelled key of a cluster file has no effect"),
+    mistake("cluster-ignores-unknown-keys", "tools/plan/cluster_file.cpp", "      if (!known_.contains(key)) value.fail(", "      if (false) value.fail(", r"^tools\.ClusterFile\.", "a misspelled key of a cluster file has no effect"),
     mistake("cluster-loses-sharing", "tools/plan/cluster_file.cpp", "  if (json.has(\"sharing\")) cluster.sharing = static_cast<PortSharing>(json.choice(\"sharing\", kSharing));\n", "  json.has(\"sharing\");\n", r"^tools\.ClusterFile\.", "a cluster file's sharing has no effect"),
     mistake("chakra-forgets-joins", "src/plan/step_graph.cpp", "      nodes_of[id - tasks.first] = std::move(after);\n", "", r"^tools\.chakra$", "waits for streams are missing in Chakra traces"),
     mistake("chakra-prunes-too-much", "src/plan/step_graph.cpp", "reached_[later][place.chain] >= place.position;", "reached_[later][place.chain] > 0;", r"^tools\.chakra$",

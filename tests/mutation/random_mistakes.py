@@ -28,7 +28,7 @@ _SUITES = {
     "backends/ucx": ("^ucx", "^conformance"),
     "plugins": ("^(collectives|fsdp_(compression|plugin|replica|strateg))", "^tools\\.plugin", "^install"),
     "tools": ("^smoke", "^tools"),
-    "tools/bench": ("^(bench|tools\\.(bench|link|listening|products))", "^tools"),
+    "tools/bench": ("^(bench|tools_bench|tools\\.(bench|link|listening|products))", "^tools"),
     "tools/doctor": ("^launchers", "^tools"),
     "tools/explain": ("^tools\\.explain", "^docs", "^tools"),
     "tools/launch": ("^tools\\.(launch|failure|postmortem)", "^launchers", "^tools"),

@@ -38,6 +38,12 @@ struct Simulated {
   std::unique_ptr<Communicator> world;
 };
 
+TEST(Simulation, SaysThatItIsOne) {
+  Simulated s(4);
+  EXPECT_EQ(s.world->backend(), "sim");
+  EXPECT_TRUE(s.world->capabilities().moves_nothing);
+}
+
 TEST(Simulation, DetachesButHasNoCallbacks) {
   Simulated s(4);
   const View whole = shape_only(4000);

@@ -213,6 +213,7 @@ TEST(BenchRun, LinkBetweenHostsIsTheLimitIfItsRateIsReached) {
   ASSERT_TRUE(link({host("x", 10000), host("y", 8000)}));
   EXPECT_EQ(link({host("x", 10000), host("y", 8000)})->name, "a of y, 8000 Mbit/s");
   EXPECT_EQ(link({host("x", 10000), host("y", nullptr)})->name, "b of y, 1000 Mbit/s");
+  EXPECT_EQ(link({host("x", 10000), host("y", 100)})->name, "b of y, 1000 Mbit/s");
   const NominalLink one = *link({host("x", 10000), host("y", 8000)});
   EXPECT_DOUBLE_EQ(one.gbps, 1);
   BenchResult result = result_of(64 << 20, 1000, 900);  // memory could be the limit, if it were not for the link

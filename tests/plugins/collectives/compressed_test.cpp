@@ -178,6 +178,14 @@ TEST(CompressedCollective, SendsHalfPrecisionUnchangedAsBf16) {
   EXPECT_TRUE(same(base::DType::bf16));
   EXPECT_TRUE(same(base::DType::f16));
   EXPECT_FALSE(same(base::DType::f32));
+  on_ranks(
+      {.ranks = 2}, OpKind::all_gather, kShapes, [&] { return std::make_unique<CompressedCollective>(options); },
+      [](Bench& bench) {
+        const float value = 1 + 0x1p-10F;  // bf16 has no such value
+        EXPECT_EQ(static_cast<float>(bench.run(std::vector<base::f16>(8, base::f16(value))).back()), value);
+        EXPECT_EQ(bench.run(std::vector<float>(8, value)).back(), 1) << "the control";
+        return std::vector<float>();
+      });
 }
 
 TEST(CompressedCollective, NamesUnsupportedCalls) {

@@ -86,20 +86,22 @@ class Bench {
   std::uint64_t copied() const { return copier_.copied_bytes(); }
 
   /// Runs the collective on this rank's `in` and returns the result. all_reduce is in place.
-  std::vector<float> run(const std::vector<float>& in, ReduceOp op = ReduceOp::sum()) {
+  template <class T>
+  std::vector<T> run(const std::vector<T>& in, ReduceOp op = ReduceOp::sum()) {
     const auto ranks = static_cast<std::size_t>(channel_.size());
-    std::vector<float> out(in);
-    if (collective_ == OpKind::all_gather) out.assign(in.size() * ranks, NAN);
-    if (collective_ == OpKind::reduce_scatter) out.assign(in.size() / ranks, NAN);
+    const T unset(NAN);
+    std::vector<T> out(in);
+    if (collective_ == OpKind::all_gather) out.assign(in.size() * ranks, unset);
+    if (collective_ == OpKind::reduce_scatter) out.assign(in.size() / ranks, unset);
     const bool in_place = collective_ == OpKind::all_reduce;
     const std::unique_ptr<base::Stream, void (*)(base::Stream*)> drained(
         start_.get(), [](base::Stream* stream) { stream->synchronize(); });  // also if the call is refused
     if (in_place) {  // work before the call writes its input late
-      out.assign(in.size(), NAN);
+      out.assign(in.size(), unset);
       start_->run([&] { std::copy(in.begin(), in.end(), out.begin()); });
     }
     const std::vector<fsdp::FlatTransfer> transfers = {
-        {comm::view_of(in_place ? out.data() : const_cast<float*>(in.data()), in.size()),
+        {comm::view_of(in_place ? out.data() : const_cast<T*>(in.data()), in.size()),
          comm::view_of(out.data(), out.size()), &layout_}};
     fsdp::WorkChain works = plugin_->run({channel_, transfers, op, {.after = start_.get(), .label = "unit"}, copier_});
     works.wait_on(context_.stream());

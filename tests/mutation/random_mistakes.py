@@ -15,6 +15,7 @@ import table
 FOLDERS = ("src/base", "src/comm", "src/fsdp", "src/nn", "src/plan", "backends", "plugins", "tools")
 # What tests each part, the quick ones first. CUDA's kernels are not among the random mistakes.
 _COMM = ("^(comm\\.|comm_schedules|comm_rendezvous|conformance\\.)", "^(comm_|collectives|shm\\.|tcp\\.)")
+_UNIT = "^tools(_bench)?\\.[A-Z]"  # the tool's GoogleTest cases
 _SUITES = {
     "src/base": ("^base", "^(comm|nn)\\.", "^fsdp_(engine|checkpoint|offload)\\.", "^tools\\.(files|options|durability|failure)"),
     "src/comm": (*_COMM, "^fsdp_(engine|equality)\\."),
@@ -27,13 +28,13 @@ _SUITES = {
     "backends/tcp": ("^tcp", *_COMM),
     "backends/ucx": ("^ucx", "^conformance"),
     "plugins": ("^(collectives|fsdp_(compression|plugin|replica|strateg))", "^tools\\.plugin", "^install"),
-    "tools": ("^smoke", "^tools"),
-    "tools/bench": ("^(bench|tools_bench|tools\\.(bench|link|listening|products))", "^tools"),
-    "tools/doctor": ("^launchers", "^tools"),
-    "tools/explain": ("^tools\\.explain", "^docs", "^tools"),
-    "tools/launch": ("^tools\\.(launch|failure|postmortem)", "^launchers", "^tools"),
-    "tools/plan": ("^tools\\.(plan|chakra|why)", "^tools"),
-    "tools/report": ("^tools\\.(report|postmortem|divergence)", "^tools"),
+    "tools": (_UNIT, "^smoke", "^tools"),
+    "tools/bench": (_UNIT, "^(bench|tools\\.(bench|link|listening|products))", "^tools"),
+    "tools/doctor": (_UNIT, "^launchers", "^tools"),
+    "tools/explain": (_UNIT, "^tools\\.explain", "^docs", "^tools"),
+    "tools/launch": (_UNIT, "^tools\\.(launch|failure|postmortem)", "^launchers", "^tools"),
+    "tools/plan": (_UNIT, "^tools\\.(plan|chakra|why)", "^tools"),
+    "tools/report": (_UNIT, "^tools\\.(report|postmortem|divergence)", "^tools"),
 }
 _SWAPS = {" < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > ", " == ": " != ", " != ": " == ", " && ": " || ", " || ": " && ",
           " + ": " - ", " - ": " + ", " * ": " / ", "++": "--", "--": "++", "std::min(": "std::max(", "std::max(": "std::min(",

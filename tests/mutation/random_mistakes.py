@@ -33,7 +33,7 @@ _SUITES = {
     "tools/doctor": (_UNIT, "^launchers", "^tools"),
     "tools/explain": (_UNIT, "^tools\\.explain", "^docs", "^tools"),
     "tools/launch": (_UNIT, "^tools\\.(launch|failure|postmortem)", "^launchers", "^tools"),
-    "tools/plan": (_UNIT, "^tools\\.(plan|chakra|why)", "^tools"),
+    "tools/plan": (_UNIT, "^tools\\.(plan|chakra|why)", "^docs", "^tools"),
     "tools/report": (_UNIT, "^tools\\.(report|postmortem|divergence)", "^tools"),
 }
 _SWAPS = {" < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > ", " == ": " != ", " != ": " == ", " && ": " || ", " || ": " && ",

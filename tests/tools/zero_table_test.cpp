@@ -112,6 +112,12 @@ TEST(ZeroTable, OptimizerVariantsCount) {
   EXPECT_EQ(optimizer_bytes({}, {}), 8000u);
   EXPECT_EQ(optimizer_bytes({.amsgrad = true}, {}), 12000u);
   EXPECT_EQ(optimizer_bytes({.amsgrad = true}, kBf16), 16000u);
+  const auto named = [](const nn::OptimizerConfig& config) {
+    return ZeroTable({.parameters = 1000, .ranks = {1}, .optimizer = config}).text();
+  };
+  EXPECT_THAT(named({.kind = Kind::sgd, .momentum = 0.9}), HasSubstr(", sgd with momentum, 1 rank:"));
+  EXPECT_THAT(named({.kind = Kind::adam, .amsgrad = true}), HasSubstr(", adam with amsgrad, 1 rank:"));
+  EXPECT_THAT(named({}), HasSubstr(", adamw, 1 rank:"));
 }
 
 TEST(ZeroTable, RefusesWhatCannotRun) {

@@ -24,7 +24,7 @@
 #include "tests/nn/temporary_directory.h"
 #include "tools/pages/page.h"
 #include "tools/plan/cluster_file.h"
-#include "tools/report/divergence_finder.h"
+#include "tools/report/flight_log.h"
 #include "tools/results/comparison.h"
 #include "tools/train/model_files.h"
 #include "tools/train/run_checkpointer.h"

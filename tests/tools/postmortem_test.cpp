@@ -11,7 +11,7 @@
 #include "tessera/comm/flight_recorder.h"
 #include "tessera/comm/init.h"
 #include "tests/nn/temporary_directory.h"
-#include "tools/report/divergence_finder.h"
+#include "tools/report/flight_log.h"
 
 namespace tessera::tools {
 namespace {

@@ -12,7 +12,6 @@
 #include "tools/bench/baseline.h"
 #include "tools/bench/options.h"
 #include "tools/bench/output.h"
-#include "tools/bench/page.h"
 #include "tools/bench/tuner.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/machine.h"

@@ -9,7 +9,6 @@
 
 #include "tools/bench/environment.h"
 #include "tools/bench/long_run.h"
-#include "tools/bench/page.h"
 #include "tools/cli/machine.h"
 #include "tools/results/statistics.h"
 #include "tools/version.h"

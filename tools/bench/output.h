@@ -76,6 +76,21 @@ std::string side_by_side(std::span<const BenchResult> results);
 /// and values of 0 can't be drawn. `caption` describes the measurement, `machine` the machine.
 std::string bench_plot(std::span<const BenchResult> results, const std::string& caption, const std::string& machine);
 
+/// What `--json` writes, with a name where a page shows several.
+struct BenchRun {
+  std::string name;
+  nlohmann::ordered_json json;
+};
+
+/// A page with pictures of the runs, laid over each other: times and bus bandwidths over size with their bounds and
+/// fits, the rates of patterns, times over a long run, verdicts and environments. Throws nlohmann's errors if a field
+/// is missing or has another type.
+std::string bench_page(std::span<const BenchRun> runs);
+
+/// bench --report with files in place of operations: measures nothing. Throws InvalidUsage that names a file without
+/// results.
+int bench_report(const BenchOptions& options);
+
 /// Writes JSON and page; `complete`: the run came to its end.
 void write_results(const BenchOptions& options, const BenchReport& report, bool complete);
 

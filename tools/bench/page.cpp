@@ -1,4 +1,4 @@
-#include "tools/bench/page.h"
+// The pages of `tessera bench --report`.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -12,6 +12,7 @@
 #include "tessera/base/parse.h"
 #include "tools/bench/baseline.h"
 #include "tools/bench/environment.h"
+#include "tools/bench/output.h"
 #include "tools/bench/pattern.h"
 #include "tools/cli/output.h"
 #include "tools/pages/page.h"

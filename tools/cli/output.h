@@ -8,6 +8,7 @@
 #include <functional>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -109,5 +110,14 @@ auto each_of(const Items& items, Of&& of) {
 /// The rows in columns, each row as a line: the first column is left-aligned, all others right-aligned. All rows have
 /// the length of the first.
 std::string text_table(const std::vector<std::vector<std::string>>& rows);
+
+/// A word of the tables and pictures.
+struct Word {
+  std::string_view name;
+  std::string_view meaning;
+};
+
+/// Those of docs/glossary.md, from which the build makes this function; in alphabetical order.
+std::span<const Word> words();
 
 }  // namespace tessera::tools

@@ -32,7 +32,7 @@ foreach(line IN LISTS lines)
   string(APPEND entries "    {\"${word}\", \"${meaning}\"},\n")
 endforeach()
 string(REPLACE "<semicolon>" ";" entries "${entries}")
-file(WRITE ${OUT} "#include \"tools/cli/words.h\"
+file(WRITE ${OUT} "#include \"tools/cli/output.h\"
 
 namespace tessera::tools {
 

@@ -19,7 +19,6 @@
 #include "tools/cli/commands.h"
 #include "tools/cli/output.h"
 #include "tools/cli/validators.h"
-#include "tools/cli/words.h"
 #include "tools/launch/ranks.h"
 #include "tools/train/model_files.h"
 #include "tools/version.h"

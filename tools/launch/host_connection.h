@@ -9,7 +9,6 @@
 #include <string_view>
 #include <vector>
 
-#include "tools/cli/outlet.h"
 #include "tools/launch/process.h"
 #include "tools/launch/rank_output.h"
 

@@ -18,7 +18,6 @@
 #include "tessera/comm/bootstrap/hmac.h"
 #include "tessera/comm/launch.h"
 #include "tools/cli/machine.h"
-#include "tools/cli/outlet.h"
 #include "tools/launch/host_side.h"
 #include "tools/launch/process.h"
 #include "tools/launch/rank_output.h"

@@ -6,7 +6,6 @@
 
 #include "tessera/base/error.h"
 #include "tools/cli/output.h"
-#include "tools/cli/words.h"
 #include "tools/pages/page.h"
 
 namespace tessera::tools::pages {

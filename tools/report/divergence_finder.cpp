@@ -1,4 +1,4 @@
-#include "tools/report/divergence_finder.h"
+#include "tools/report/flight_log.h"
 
 #include <algorithm>
 #include <limits>

@@ -23,7 +23,6 @@
 #include "tools/cli/validators.h"
 #include "tools/launch/launcher.h"
 #include "tools/pages/page.h"
-#include "tools/report/divergence_finder.h"
 #include "tools/report/flight_log.h"
 
 namespace tessera::tools {

@@ -71,6 +71,8 @@ void expect_used_up(const std::string& error) {
   expect(error.starts_with("BackendError: mpi: ") && error.find("can't create another communicator: ") < 40 &&
              error.find('\n') == std::string::npos,
          error);
+  // Open MPI's "MPI_ERR_INTERN: internal error", MPICH's "Other MPI error, error stack: ..."
+  expect(error.find("MPI_ERR_") != std::string::npos || error.find("MPI error") != std::string::npos, error);
 }
 
 #if defined(OPEN_MPI)

@@ -56,11 +56,9 @@ list(GET CMAKE_CUDA_ARCHITECTURES 0 least)
 string(REGEX MATCH "^[0-9]+" least "${least}")
 set(sources
   ${PROJECT_SOURCE_DIR}/src/base/cuda/device_guard.cpp
-  ${PROJECT_SOURCE_DIR}/src/base/cuda/nvtx.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/ipc.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/module.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/runtime.cpp
-  ${PROJECT_SOURCE_DIR}/src/base/cuda/host_event.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/stream.cpp
   $<TARGET_OBJECTS:tessera_cuda_kernels>)
 if(TESSERA_COMM_ONLY)

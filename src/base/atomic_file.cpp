@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
 #include "tessera/base/mapped_file.h"
 
 namespace tessera::base {

@@ -1,12 +1,14 @@
 #include "tessera/base/dtype.h"
 
-#include <array>
 #include <cstring>
 
+#include "tessera/base/error.h"
 #include "tessera/base/parse.h"
+#include "tessera/base/shape.h"
 
 namespace tessera::base {
 namespace {
+
 constexpr std::array<std::string_view, kDTypes.size()> kNames = {"f32", "f64", "f16", "bf16", "i8",  "u8",
                                                                  "i32", "i64", "u32", "u64",  "i16", "bool"};
 
@@ -48,6 +50,23 @@ bool all_finite(DType dtype, std::span<const std::byte> elements) {
     default:
       return true;
   }
+}
+
+std::int64_t count_of(const Shape& shape) {
+  constexpr std::int64_t kMost = PTRDIFF_MAX / 8;  // of the widest type
+  std::int64_t count = 1;
+  for (const std::int64_t extent : shape)
+    if (extent < 0 || __builtin_mul_overflow(count, extent, &count) || count > kMost)
+      throw InvalidUsage("shape " + to_string(shape) +
+                         ": needs extents of 0 or more, and no more elements than memory can "
+                         "hold");
+  return count;
+}
+
+std::string to_string(const Shape& shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
 }
 
 }  // namespace tessera::base

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,6 +12,9 @@
 #include <cerrno>
 #include <cstring>
 #include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/mapped_file.h"
 
 namespace tessera::base {
 
@@ -115,5 +119,17 @@ void allow_descriptors(std::size_t count) {
   limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, limit.rlim_cur + (count - free));
   ::setrlimit(RLIMIT_NOFILE, &limit);  // if it fails, what can't be opened is the error
 }
+
+MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
+  const auto fail = [this](const char* reason) { throw base::InvalidUsage(path_ + ": " + reason); };
+  const base::OpenedFile file = base::open_regular(path_);
+  if (!file.fd) fail(file.problem.c_str());
+  if (file.bytes == 0) return;
+  void* const data = ::mmap(nullptr, file.bytes, PROT_READ, MAP_SHARED, file.fd.get(), 0);
+  if (data == MAP_FAILED) fail(std::strerror(errno));
+  data_ = {data, {file.bytes}};
+}
+
+void MappedFile::Unmap::operator()(void* data) const noexcept { ::munmap(data, bytes); }
 
 }  // namespace tessera::base

@@ -1,6 +1,7 @@
 #include "tessera/base/memory_pool.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -8,7 +9,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <list>
 #include <map>
 #include <mutex>
@@ -328,6 +328,11 @@ void MemoryPool::trim() { impl_->trim(); }
 MemoryTracker& MemoryPool::memory_tracker() const noexcept { return impl_->memory_tracker(); }
 std::shared_ptr<MemoryTracker> MemoryPool::shared_memory_tracker() const noexcept {
   return impl_->shared_memory_tracker();
+}
+
+std::size_t page_bytes() noexcept {
+  static const auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
 }
 
 }  // namespace tessera::base

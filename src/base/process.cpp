@@ -4,8 +4,6 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include <atomic>
-
 #include "tessera/base/error.h"
 
 namespace tessera::base {

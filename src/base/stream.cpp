@@ -4,7 +4,6 @@
 #include <deque>
 
 #include "tessera/base/device_stream.h"
-#include "tessera/base/fp_environment.h"
 
 namespace tessera::base {
 

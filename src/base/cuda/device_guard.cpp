@@ -1,9 +1,6 @@
 #include "tessera/base/cuda/device_guard.h"
 
 #include <cuda.h>
-#include <cuda_runtime_api.h>
-
-#include "tessera/base/cuda/driver.h"
 
 namespace tessera::base::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "tessera/base/cuda/ipc.h"
+#include "tessera/base/cuda/runtime.h"
 
 #include <cuda_runtime_api.h>
 

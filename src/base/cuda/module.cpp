@@ -1,7 +1,6 @@
 // The module's entry: base's device, with the tables of the layers above.
 #include <cstdlib>
 
-#include "tessera/base/cuda/layers.h"
 #include "tessera/base/cuda/runtime.h"
 
 namespace {

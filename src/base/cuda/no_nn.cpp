@@ -1,5 +1,5 @@
 // Replaces src/nn/kernels/cuda in builds of communication only.
-#include "tessera/base/cuda/layers.h"
+#include "tessera/base/cuda/runtime.h"
 
 namespace tessera::base::cuda {
 

@@ -3,18 +3,18 @@
 #include <cuda.h>
 
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include "tessera/base/cuda/device_guard.h"
-#include "tessera/base/cuda/driver.h"
-#include "tessera/base/cuda/host_event.h"
-#include "tessera/base/cuda/ipc.h"
-#include "tessera/base/cuda/nvtx.h"
 #include "tessera/base/cuda/stream.h"
 #include "tessera/base/error.h"
 #include "tessera/base/memory_pool.h"
 #include "tessera/base/thread.h"
+
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#define TESSERA_HAS_NVTX
+#endif
 
 namespace tessera::base::cuda {
 namespace {
@@ -35,6 +35,45 @@ DeviceProperties properties_of(int index) {
           .generation = prop.major * 10 + prop.minor,
           .shares_memory = has_ipc(index)};
 }
+
+#ifdef TESSERA_HAS_NVTX
+
+/// Null if no profiler is attached, which is determined at the first call.
+nvtxDomainHandle_t domain() noexcept {
+  static const nvtxDomainHandle_t made = nvtxDomainCreateA("tessera");
+  return made;
+}
+
+void push(const char* name) noexcept {
+  nvtxEventAttributes_t attributes = {};
+  attributes.version = NVTX_VERSION;
+  attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+  attributes.messageType = NVTX_MESSAGE_TYPE_ASCII;
+  attributes.message.ascii = name;
+  nvtxDomainRangePushEx(domain(), &attributes);
+}
+
+/// Begins a range of the calling thread in an attached profiler, named "WHAT UNIT"; ranges nest. Without a profiler
+/// each call is one comparison.
+void begin_range(std::string_view what, std::string_view unit) noexcept {
+  if (domain() == nullptr) return;
+  try {
+    push(std::string(what).append(" ").append(unit).c_str());
+  } catch (const std::exception&) {
+    push("?");  // no memory for a name; the range is ended all the same
+  }
+}
+
+void end_range() noexcept {
+  if (domain() != nullptr) nvtxDomainRangePop(domain());
+}
+
+#else  // a toolkit without these headers
+
+void begin_range(std::string_view, std::string_view) noexcept {}
+void end_range() noexcept {}
+
+#endif
 
 class CudaGraph final : public Graph {
  public:

@@ -10,7 +10,7 @@ CALLBACKS = r"^conformance\.All/Behaviours"
 MISTAKES = [
     mistake("host-collective-memory-freed-in-use", "src/comm/host_collectives.cpp", "    stream_->synchronize();", "    static_cast<void>(stream_);", r"^fsdp_devices\.HostCollectives", "the memory of an exchange is freed while the device writes it"),
     # The CUDA device, by a fake of its functions.
-    mistake("cuda-waits-for-one-number", "src/base/cuda/host_event.cpp", "CU_STREAM_WAIT_VALUE_GEQ", "CU_STREAM_WAIT_VALUE_EQ", r"^base_cuda\.", "a stream that comes late waits forever"),
+    mistake("cuda-waits-for-one-number", "src/base/cuda/stream.cpp", "CU_STREAM_WAIT_VALUE_GEQ", "CU_STREAM_WAIT_VALUE_EQ", r"^base_cuda\.", "a stream that comes late waits forever"),
     mistake("cuda-events-always-timed", "src/base/cuda/stream.cpp", "timed_ ? cudaEventDefault : cudaEventDisableTiming", "cudaEventDefault", r"^base_cuda\.", "each event costs its stream a time stamp"),
     mistake("cuda-chooses-the-first-device", "src/base/cuda/device_guard.cpp", "previous_ >= 0 && has_context(previous_)", "previous_ >= 0 && (has_context(previous_) || true)", r"^base_cuda\.", "every process has a context on the first device"),
     mistake("cuda-keeps-the-chosen-device", "src/base/cuda/device_guard.cpp", "if (previous_ >= 0 && has_context(previous_)) cudaSetDevice(previous_);", "static_cast<void>(has_context);", r"^base_cuda\.", "a program's current device changes below it"),

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "tessera/base/cuda/layers.h"
+#include "tessera/base/cuda/runtime.h"
 #include "tessera/base/device_stream.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/kernels/device_reduce.h"

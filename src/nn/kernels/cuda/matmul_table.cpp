@@ -1,6 +1,6 @@
 #include "tessera/nn/kernels/cuda/matmul_table.cuh"
 
-#include "tessera/base/cuda/layers.h"
+#include "tessera/base/cuda/runtime.h"
 #include "tessera/nn/kernels/cuda/matmul.h"
 #include "tessera/nn/variables.h"
 
